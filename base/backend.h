@@ -1,0 +1,81 @@
+/*
+ * The heavy mathematics of forward passes and calibration, behind one table of functions, so that
+ * the drivers are written once for CPU (OpenBLAS + OpenMP) and GPU (cuBLAS + kernels). Backends live
+ * in kernels/; callers receive a pointer and never ask which one it is.
+ *
+ * All tensors are FP32, row-major, in backend memory (`new`/`upload`). `m` counts tokens. Sequences
+ * of equal length are stacked: token i belongs to sequence i / seqlen at position i % seqlen.
+ * Results never depend on the number of threads.
+ */
+#ifndef QT_BASE_BACKEND_H
+#define QT_BASE_BACKEND_H
+
+#include "base/status.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum qt_norm_kind {
+    QT_NORM_RMS,   /* x / rms(x) * w          (Llama) */
+    QT_NORM_RMS1,  /* x / rms(x) * (1 + w)    (Gemma) */
+    QT_NORM_LAYER, /* (x - mean) / std * w + b (OPT)  */
+};
+
+enum qt_act_kind { QT_ACT_SILU, QT_ACT_GELU_TANH, QT_ACT_GELU, QT_ACT_RELU };
+
+struct qt_attention {
+    size_t seqlen, heads, kv_heads, head_dim;
+    float scale;    /* applied to q.k */
+    float softcap;  /* scores = cap * tanh(scores / cap); 0 = none */
+    size_t window;  /* a query sees itself and window-1 positions before it; 0 = all before it */
+};
+
+/* What eval needs to know about one position. */
+struct qt_score {
+    double nll;      /* -ln p(target), nats */
+    double ref_nll;  /* the same under the reference */
+    double kld;      /* KL(reference || this), nats */
+    double p_delta;  /* p(target) - p_ref(target) */
+    bool same_top;   /* argmax equal (ties: lowest index) */
+};
+
+struct qt_backend {
+    const char *name; /* "cpu", "cuda:0" */
+    void *ctx;
+
+    int (*new)(struct qt_backend *be, void **out, size_t bytes, struct qt_err *err);
+    void (*free)(struct qt_backend *be, void *p);
+    int (*upload)(struct qt_backend *be, void *dst, const void *src, size_t bytes,
+                  struct qt_err *err);
+    int (*download)(struct qt_backend *be, void *dst, const void *src, size_t bytes,
+                    struct qt_err *err);
+
+    /* y[m][n] = x[m][k] * w[n][k]^T + bias[n] (bias may be NULL). */
+    int (*linear)(struct qt_backend *be, float *y, const float *x, const float *w,
+                  const float *bias, size_t m, size_t n, size_t k, struct qt_err *err);
+    /* y[i] = norm of x[i], rows of width n; y may be x. bias only for QT_NORM_LAYER (may be NULL). */
+    int (*norm)(struct qt_backend *be, float *y, const float *x, const float *w, const float *bias,
+                enum qt_norm_kind kind, float eps, size_t m, size_t n, struct qt_err *err);
+    /* Rotates x[m][heads][dim] in place, half-split pairs (i, i + rot/2), i < rot/2, the rest of
+     * the head untouched. cos/sin are [seqlen][rot/2]. */
+    int (*rope)(struct qt_backend *be, float *x, const float *cos, const float *sin, size_t m,
+                size_t seqlen, size_t heads, size_t dim, size_t rot, struct qt_err *err);
+    /* Causal attention per sequence: y, q [m][heads*dim]; k, v [m][kv_heads*dim]. */
+    int (*attention)(struct qt_backend *be, float *y, const float *q, const float *k,
+                     const float *v, size_t m, const struct qt_attention *a, struct qt_err *err);
+    /* y = act(gate) * up elementwise; up = NULL: y = act(gate). y may be gate. */
+    int (*activate)(struct qt_backend *be, float *y, const float *gate, const float *up,
+                    enum qt_act_kind kind, size_t count, struct qt_err *err);
+    /* y += x */
+    int (*add)(struct qt_backend *be, float *y, const float *x, size_t count, struct qt_err *err);
+    /* y *= factor */
+    int (*scale)(struct qt_backend *be, float *y, float factor, size_t count, struct qt_err *err);
+    /* Per position: logits[m][vocab] (softcap applied first when > 0) against targets[m] (host
+     * memory) and, when ref is not NULL, against ref[m][vocab]. scores is host memory, [m]. */
+    int (*score)(struct qt_backend *be, struct qt_score *scores, const float *logits,
+                 const float *ref, const uint32_t *targets, float softcap, size_t m, size_t vocab,
+                 struct qt_err *err);
+    void (*close)(struct qt_backend *be);
+};
+
+#endif

@@ -1,0 +1,236 @@
+#include "base/io.h"
+#include "base/mem.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+static int io_fail(struct qt_err *err, const char *path, const char *what)
+{
+    int e = errno;
+    bool absent = e == ENOENT || e == ENOTDIR;
+    return qt_fail(err, absent ? QT_E_INPUT : QT_E_RESOURCE, path, NULL, "%s: %s", what,
+                   strerror(e));
+}
+
+static int open_regular(int *fd, size_t *size, const char *path, struct qt_err *err)
+{
+    struct stat st;
+    /* O_NONBLOCK: opening a FIFO must not hang before we can refuse it. */
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*fd < 0)
+        return io_fail(err, path, "cannot open");
+    if (fstat(*fd, &st) < 0) {
+        close(*fd);
+        return io_fail(err, path, "cannot stat");
+    }
+    if (!S_ISREG(st.st_mode)) {
+        close(*fd);
+        return qt_fail(err, QT_E_INPUT, path, NULL, "not a regular file");
+    }
+    *size = (size_t)st.st_size;
+    return QT_OK;
+}
+
+int qt_map_open(struct qt_map *out, const char *path, struct qt_err *err)
+{
+    int fd;
+    size_t size;
+    *out = (struct qt_map){0};
+    int rc = open_regular(&fd, &size, path, err);
+    if (rc < 0)
+        return rc;
+    if (size) {
+        void *p = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (p == MAP_FAILED)
+            rc = io_fail(err, path, "cannot map");
+        else
+            *out = (struct qt_map){p, size};
+    }
+    close(fd);
+    return rc;
+}
+
+void qt_map_close(struct qt_map *map)
+{
+    if (map->data)
+        munmap((void *)(uintptr_t)map->data, map->size);
+    *map = (struct qt_map){0};
+}
+
+void qt_map_drop(const struct qt_map *map, const void *data, size_t size)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t lo = ((uintptr_t)data + page - 1) & ~(page - 1);
+    uintptr_t hi = ((uintptr_t)data + size) & ~(page - 1);
+    if (map->data && lo < hi)
+        madvise((void *)lo, hi - lo, MADV_DONTNEED); /* advice only: failure changes nothing */
+}
+
+int qt_file_read(char **out, size_t *size, const char *path, size_t limit, struct qt_err *err)
+{
+    int fd;
+    size_t have = 0;
+    *out = NULL;
+    int rc = open_regular(&fd, size, path, err);
+    if (rc < 0)
+        return rc;
+    if (*size > limit) {
+        rc = qt_fail(err, QT_E_INPUT, path, NULL, "%zu bytes, at most %zu expected", *size, limit);
+        goto done;
+    }
+    *out = qt_malloc(*size + 1);
+    if (!*out) {
+        rc = qt_fail(err, QT_E_RESOURCE, path, NULL, "out of memory (%zu bytes)", *size + 1);
+        goto done;
+    }
+    while (have < *size) {
+        ssize_t n = read(fd, *out + have, *size - have);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0) {
+            rc = n < 0 ? io_fail(err, path, "cannot read")
+                       : qt_fail(err, QT_E_INPUT, path, NULL, "file shrank while being read");
+            break;
+        }
+        have += (size_t)n;
+    }
+    (*out)[have] = '\0';
+done:
+    close(fd);
+    if (rc < 0) {
+        qt_free(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
+bool qt_path_exists(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0;
+}
+
+bool qt_path_is_dir(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+int qt_path_join(char **out, const char *dir, const char *name, struct qt_err *err)
+{
+    size_t n = strlen(dir);
+    return qt_string_format(out, err, "%s%s%s", dir, n && dir[n - 1] == '/' ? "" : "/", name);
+}
+
+bool qt_name_is_plain(const char *name)
+{
+    if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strlen(name) > 255)
+        return false;
+    for (const unsigned char *p = (const unsigned char *)name; *p; p++)
+        if (*p == '/' || *p < 0x20 || *p == 0x7f)
+            return false;
+    return true;
+}
+
+int qt_dir_make(const char *path, struct qt_err *err)
+{
+    if (mkdir(path, 0777) == 0 || (errno == EEXIST && qt_path_is_dir(path)))
+        return QT_OK;
+    int e = errno;
+    return qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot create directory: %s", strerror(e));
+}
+
+int qt_dir_remove(const char *path, struct qt_err *err)
+{
+    DIR *dir = opendir(path);
+    struct dirent *entry;
+    int rc = QT_OK;
+    if (!dir)
+        return errno == ENOENT ? QT_OK : io_fail(err, path, "cannot open directory");
+    while (rc == QT_OK && (entry = readdir(dir)) != NULL) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+            continue;
+        if (unlinkat(dirfd(dir), entry->d_name, 0) < 0)
+            rc = io_fail(err, path, entry->d_name);
+    }
+    closedir(dir);
+    if (rc == QT_OK && rmdir(path) < 0)
+        rc = io_fail(err, path, "cannot remove directory");
+    return rc;
+}
+
+int qt_dir_sync(const char *path, struct qt_err *err)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return io_fail(err, path, "cannot open directory");
+    int rc = fsync(fd) < 0 ? io_fail(err, path, "cannot sync directory") : QT_OK;
+    close(fd);
+    return rc;
+}
+
+int qt_path_rename(const char *from, const char *to, struct qt_err *err)
+{
+    return rename(from, to) < 0 ? io_fail(err, to, "cannot rename into place") : QT_OK;
+}
+
+int qt_file_create(int *fd, const char *path, bool keep_existing, struct qt_err *err)
+{
+    int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | (keep_existing ? 0 : O_TRUNC);
+    *fd = open(path, flags, 0666);
+    if (*fd >= 0)
+        return QT_OK;
+    int e = errno;
+    return qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot create: %s", strerror(e));
+}
+
+int qt_file_write_at(int fd, const char *path, const void *data, size_t size, uint64_t offset,
+                     struct qt_err *err)
+{
+    const unsigned char *p = data;
+    while (size) {
+        ssize_t n = pwrite(fd, p, size, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return io_fail(err, path, "cannot write");
+        p += n;
+        size -= (size_t)n;
+        offset += (uint64_t)n;
+    }
+    return QT_OK;
+}
+
+int qt_file_finish(int *fd, const char *path, struct qt_err *err)
+{
+    int rc = QT_OK;
+    if (fsync(*fd) < 0)
+        rc = io_fail(err, path, "cannot sync");
+    if (close(*fd) < 0 && rc == QT_OK)
+        rc = io_fail(err, path, "cannot close");
+    *fd = -1;
+    return rc;
+}
+
+int qt_file_write(const char *path, const void *data, size_t size, struct qt_err *err)
+{
+    int fd;
+    int rc = qt_file_create(&fd, path, false, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_file_write_at(fd, path, data, size, 0, err);
+    int end = qt_file_finish(&fd, path, rc < 0 ? NULL : err);
+    return rc < 0 ? rc : end;
+}
+
+uint32_t qt_crc32(uint32_t crc, const void *data, size_t size)
+{
+    return (uint32_t)crc32_z(crc, data, size);
+}

@@ -1,0 +1,131 @@
+#include "base/num.h"
+
+static const struct {
+    const char *name;
+    unsigned char bits;
+} dtypes[QT_DTYPE_COUNT] = {
+    [QT_BOOL] = {"BOOL", 8},
+    [QT_F4] = {"F4", 4},
+    [QT_F6_E2M3] = {"F6_E2M3", 6},
+    [QT_F6_E3M2] = {"F6_E3M2", 6},
+    [QT_U8] = {"U8", 8},
+    [QT_I8] = {"I8", 8},
+    [QT_F8_E5M2] = {"F8_E5M2", 8},
+    [QT_F8_E4M3] = {"F8_E4M3", 8},
+    [QT_F8_E8M0] = {"F8_E8M0", 8},
+    [QT_F8_E4M3FNUZ] = {"F8_E4M3FNUZ", 8},
+    [QT_F8_E5M2FNUZ] = {"F8_E5M2FNUZ", 8},
+    [QT_I16] = {"I16", 16},
+    [QT_U16] = {"U16", 16},
+    [QT_F16] = {"F16", 16},
+    [QT_BF16] = {"BF16", 16},
+    [QT_I32] = {"I32", 32},
+    [QT_U32] = {"U32", 32},
+    [QT_F32] = {"F32", 32},
+    [QT_C64] = {"C64", 64},
+    [QT_F64] = {"F64", 64},
+    [QT_I64] = {"I64", 64},
+    [QT_U64] = {"U64", 64},
+};
+
+const char *qt_dtype_name(enum qt_dtype t)
+{
+    return (unsigned)t < QT_DTYPE_COUNT ? dtypes[t].name : "?";
+}
+
+bool qt_dtype_parse(enum qt_dtype *out, const char *name)
+{
+    for (unsigned i = 0; i < QT_DTYPE_COUNT; i++)
+        if (strcmp(dtypes[i].name, name) == 0) {
+            *out = (enum qt_dtype)i;
+            return true;
+        }
+    return false;
+}
+
+unsigned qt_dtype_bits(enum qt_dtype t)
+{
+    return (unsigned)t < QT_DTYPE_COUNT ? dtypes[t].bits : 0;
+}
+
+bool qt_dtype_is_weight(enum qt_dtype t)
+{
+    return t == QT_F16 || t == QT_BF16 || t == QT_F32 || t == QT_F64;
+}
+
+static void f16_to_f32(float *restrict dst, const uint16_t *restrict src, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = qt_f16_to_f32(src[i]);
+}
+
+static void bf16_to_f32(float *restrict dst, const uint16_t *restrict src, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = qt_bf16_to_f32(src[i]);
+}
+
+/* Checkpoint data may start at any byte offset: copy through an aligned buffer. */
+void qt_to_f32(float *dst, const void *src, enum qt_dtype t, size_t n)
+{
+    enum { CHUNK = 512 };
+    uint64_t buf[CHUNK];
+    const unsigned char *bytes = src;
+    size_t size = qt_dtype_bits(t) / 8;
+    if (t == QT_F32) {
+        memcpy(dst, src, n * sizeof *dst);
+        return;
+    }
+    for (size_t i = 0; i < n; i += CHUNK) {
+        size_t m = n - i < CHUNK ? n - i : CHUNK;
+        memcpy(buf, bytes + i * size, m * size);
+        if (t == QT_F16)
+            f16_to_f32(dst + i, (const uint16_t *)buf, m);
+        else if (t == QT_BF16)
+            bf16_to_f32(dst + i, (const uint16_t *)buf, m);
+        else
+            for (size_t j = 0; j < m; j++) {
+                double d;
+                memcpy(&d, &buf[j], sizeof d);
+                dst[i + j] = (float)d;
+            }
+    }
+}
+
+uint16_t qt_f32_to_f16(float f)
+{
+    uint32_t u = qt_f32_bits(f), sign = u >> 16 & 0x8000, mag = u & 0x7fffffff;
+    if (mag > 0x7f800000)
+        return (uint16_t)(sign | 0x7e00);
+    if (mag >= 0x477ff000) /* 65520 and above round to infinity */
+        return (uint16_t)(sign | 0x7c00);
+    if (mag < 0x38800000) { /* below 2^-14: let the FP32 adder round at 2^-24 */
+        float r = qt_bits_f32(mag) + 0.5f;
+        return (uint16_t)(sign | (qt_f32_bits(r) - 0x3f000000));
+    }
+    mag += 0xfff + (mag >> 13 & 1); /* half an ulp, ties to even */
+    return (uint16_t)(sign | ((mag - 0x38000000) >> 13));
+}
+
+uint16_t qt_f32_to_bf16(float f)
+{
+    uint32_t u = qt_f32_bits(f);
+    if ((u & 0x7fffffff) > 0x7f800000)
+        return (uint16_t)(u >> 16 | 0x40);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+size_t qt_find_nonfinite(const float *x, size_t n)
+{
+    enum { CHUNK = 256 };
+    for (size_t i = 0; i < n; i += CHUNK) {
+        size_t m = n - i < CHUNK ? n - i : CHUNK;
+        unsigned bad = 0;
+        for (size_t j = 0; j < m; j++) /* branch-free, so that it vectorises */
+            bad |= (qt_f32_bits(x[i + j]) & 0x7f800000u) == 0x7f800000u;
+        for (size_t j = 0; bad && j < m; j++)
+            if (!isfinite(x[i + j]))
+                return i + j;
+    }
+    return n;
+}

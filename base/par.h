@@ -1,0 +1,22 @@
+/* Parallel loops. Results never depend on the number of threads: work is cut by the caller into
+ * items of a fixed size, and whatever is reduced across items is reduced in item order. */
+#ifndef QT_BASE_PAR_H
+#define QT_BASE_PAR_H
+
+#include "base/status.h"
+#include <stddef.h>
+
+/* Worker threads for all later loops; 0 = one per available core. Sets OpenBLAS to one thread per
+ * call, since parallelism is ours (kernels/backend_cpu.c). */
+void qt_threads_set(int n);
+int qt_threads(void);
+
+/*
+ * Calls fn(ctx, item, thread, err) for item = 0..n-1 on the worker threads, thread < qt_threads().
+ * Items are handed out dynamically. After a failure no new items start; the error returned is that
+ * of the lowest failing item among those run.
+ */
+int qt_parallel(size_t n, int (*fn)(void *ctx, size_t item, int thread, struct qt_err *err),
+                void *ctx, struct qt_err *err);
+
+#endif

@@ -1,0 +1,44 @@
+#include "base/status.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void copy_text(char *dst, size_t size, const char *src)
+{
+    size_t n = src ? strlen(src) : 0;
+    if (n >= size)
+        n = size - 1;
+    if (n)
+        memcpy(dst, src, n);
+    dst[n] = '\0';
+}
+
+int qt_fail(struct qt_err *err, enum qt_status status, const char *file, const char *tensor,
+            const char *fmt, ...)
+{
+    if (!err)
+        return status;
+    err->status = status;
+    copy_text(err->file, sizeof err->file, file);
+    copy_text(err->tensor, sizeof err->tensor, tensor);
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(err->reason, sizeof err->reason, fmt, ap);
+    va_end(ap);
+    return status;
+}
+
+void qt_err_format(char *buf, unsigned long size, const struct qt_err *err)
+{
+    snprintf(buf, size, "%s%s%s%s%s%s", err->file, err->file[0] ? ": " : "",
+             err->tensor[0] ? "tensor " : "", err->tensor, err->tensor[0] ? ": " : "", err->reason);
+    /* Names come out of untrusted files: no control character may reach a terminal. */
+    for (unsigned char *p = (unsigned char *)buf; *p; p++)
+        if (*p < 0x20 || *p == 0x7f)
+            *p = '?';
+}
+
+int qt_exit_code(enum qt_status status)
+{
+    return status == QT_E_INTERRUPTED ? 75 : -(int)status;
+}

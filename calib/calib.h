@@ -1,0 +1,99 @@
+/*
+ * calib: the model as something that can be run. config.json -> decoder graph, tokenizer, forward
+ * pass block by block over struct qt_backend. Knows nothing of quantization: whoever wants the
+ * inputs of the linear layers hangs in a tap, whoever has other weights hands in another source.
+ *
+ *   tokenizer.c   tokenizer.json -> ids (byte-level and SentencePiece-style BPE)
+ *   arch.c        one table row per model family
+ *   model.c       config.json + tensor shapes -> struct qt_model
+ *   forward.c     embedding, blocks, head
+ */
+#ifndef QT_CALIB_H
+#define QT_CALIB_H
+
+#include "base/base.h"
+#include "formats/formats.h"
+
+/* ---- tokenizer -------------------------------------------------------------------------------- */
+
+struct qt_tokenizer;
+
+/* Reads DIR/tokenizer.json (and tokenizer_config.json for add_bos_token when present).
+ * QT_E_INPUT: broken file. QT_E_UNSUPPORTED: a component qtool does not implement, named. */
+int qt_tokenizer_open(struct qt_tokenizer **out, const char *dir, struct qt_err *err);
+void qt_tokenizer_close(struct qt_tokenizer *tok);
+size_t qt_tokenizer_vocab(const struct qt_tokenizer *tok);
+/* Ids of UTF-8 text. special = true also applies the post-processor's BOS/EOS template.
+ * *ids is owned (qt_free). Invalid UTF-8: QT_E_INPUT with the byte offset. */
+int qt_tokenizer_encode(uint32_t **ids, size_t *count, const struct qt_tokenizer *tok,
+                        const char *text, size_t size, bool special, struct qt_err *err);
+
+/* ---- weights ---------------------------------------------------------------------------------- */
+
+/* Where a model's tensors come from: a checkpoint (qt_weights_of_ckpt) or a container (pack/). */
+struct qt_weights {
+    const char *dir; /* holds config.json, tokenizer.json */
+    void *ctx;
+    /* Logical shape of a tensor; false when absent. */
+    bool (*shape)(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS]);
+    /* The whole tensor as FP32 in host memory, dst[count]. */
+    int (*load)(void *ctx, const char *name, float *dst, struct qt_err *err);
+};
+struct qt_weights qt_weights_of_ckpt(const struct qt_ckpt *ckpt);
+
+/* ---- model ------------------------------------------------------------------------------------ */
+
+struct qt_model; /* the decoder graph: sizes, per-layer tensor names, no weights */
+
+struct qt_model_info {
+    const char *family; /* "llama", "qwen2", ... the row of the table in arch.c */
+    size_t layers, hidden, vocab, heads, kv_heads, head_dim, max_positions;
+    float logit_softcap; /* 0 = none */
+};
+
+/* Parses config.json and checks every tensor's presence and shape against it.
+ * QT_E_UNSUPPORTED: unknown model_type or option (named); QT_E_INPUT: config contradicts tensors. */
+int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_err *err);
+void qt_model_close(struct qt_model *model);
+const struct qt_model_info *qt_model_info(const struct qt_model *model);
+/* NULL-terminated list of the supported families. */
+const char *const *qt_model_families(void);
+
+/* The linear layers of a block, in order of use. Those with equal `input` share their input. */
+struct qt_linear {
+    const char *weight; /* tensor name, e.g. "model.layers.3.self_attn.q_proj.weight" */
+    size_t n, k;
+    int input; /* 0 attention in, 1 attention out, 2 MLP in, 3 MLP down */
+};
+size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer);
+
+/* Called with the input x[m][k] (backend memory) of the linears whose `input` it names, before
+ * they run. */
+struct qt_tap {
+    void *ctx;
+    int (*fn)(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err);
+};
+
+/* One decoder block's weights in backend memory. */
+struct qt_block;
+int qt_block_open(struct qt_block **out, const struct qt_model *model, size_t layer,
+                  const struct qt_weights *w, struct qt_backend *be, struct qt_err *err);
+void qt_block_close(struct qt_block *block);
+/* hidden[m][hidden] in place, m a multiple of seqlen, seqlen <= max_positions. Runs sequences in
+ * chunks, so that working memory does not grow with m. tap may be NULL. */
+int qt_block_run(struct qt_block *block, float *hidden, size_t m, size_t seqlen,
+                 const struct qt_tap *tap, struct qt_err *err);
+
+/* Embedding and head. */
+struct qt_ends;
+int qt_ends_open(struct qt_ends **out, const struct qt_model *model, const struct qt_weights *w,
+                 struct qt_backend *be, struct qt_err *err);
+void qt_ends_close(struct qt_ends *ends);
+/* hidden[m][hidden] (backend memory) = embedding of ids[m] (host memory). */
+int qt_ends_embed(struct qt_ends *ends, float *hidden, const uint32_t *ids, size_t m,
+                  size_t seqlen, struct qt_err *err);
+/* logits[m][vocab] of hidden[m][hidden] after the final norm, before the final softcap. */
+int qt_ends_logits(struct qt_ends *ends, float *logits, const float *hidden, size_t m,
+                   struct qt_err *err);
+
+#endif
