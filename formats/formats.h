@@ -6,7 +6,8 @@
  *   torch.c        PyTorch .bin/.pt: zip + restricted unpickler
  *   npy.c          .npy arrays and raw .u16/.u32 token files
  *   checkpoint.c   a directory or file of any of the above as one list of tensors
- *   container.c    the qtool container: manifest, journal, planned writes
+ *   container.c    the qtool container: reading and checking
+ *   writer.c       the qtool container: planned writes, journal, finish
  *   json.c         strict JSON reading with errors that name the file
  */
 #ifndef QT_FORMATS_H
@@ -116,5 +117,84 @@ void qt_npy_close(struct qt_npy *npy);
  * (qt_free). Ids at or above `vocab` are refused with their position (vocab 0: no check). */
 int qt_token_ids_read(uint32_t **ids, size_t *count, const char *path, size_t vocab,
                       struct qt_err *err);
+
+/* ---- the qtool container (docs/format.md) ----------------------------------------------------- */
+
+enum { QT_MAX_SECTIONS = 16, QT_FORMAT_VERSION = 1 };
+
+/* One quantized tensor as the manifest describes it. Everything is owned by the container. */
+struct qt_entry {
+    const char *name;   /* of the tensor it replaces */
+    const char *spec;   /* canonical scheme text, e.g. "nf4:g=128,method=search" */
+    const char *layout; /* layout id, e.g. "frag16x64/pair" */
+    size_t n, k;        /* logical shape [n][k] */
+    int scale_exp2;     /* stored scales are to be multiplied by 2^scale_exp2 */
+    size_t nsections;
+    struct {
+        const char *name;               /* "plane0"; stored as tensor "NAME.q.plane0" */
+        const struct qt_tensor *tensor; /* in qt_container_ckpt */
+        uint32_t crc;                   /* CRC-32 of the data */
+    } section[QT_MAX_SECTIONS];
+    const json_t *json; /* the whole entry, for figures */
+};
+
+struct qt_container; /* opaque; immutable once open */
+
+/* True when `path` is a directory with a qtool.json. */
+bool qt_container_probe(const char *path);
+/*
+ * Opens a container and checks its structure: manifest well-formed and of a known version, every
+ * section present with the declared dtype and shape, no tensor unaccounted for. What sections must
+ * look like for a scheme is pack's to check (qt_packed_open). QT_E_INPUT naming file and tensor.
+ */
+int qt_container_open(struct qt_container **out, const char *path, struct qt_err *err);
+void qt_container_close(struct qt_container *c);
+const char *qt_container_dir(const struct qt_container *c);
+const struct qt_ckpt *qt_container_ckpt(const struct qt_container *c);
+const json_t *qt_container_manifest(const struct qt_container *c);
+size_t qt_container_count(const struct qt_container *c);
+const struct qt_entry *qt_container_entry(const struct qt_container *c, size_t i);
+const struct qt_entry *qt_container_find(const struct qt_container *c, const char *name);
+/* The CRC of stored tensor i of qt_container_ckpt against the manifest; QT_E_INPUT if different. */
+int qt_container_check_crc(const struct qt_container *c, size_t i, struct qt_err *err);
+
+/*
+ * Writing. A container is made in DIR.partial/ and renamed to DIR when everything has been written,
+ * synced, read back and compared. The caller declares all stored tensors beforehand (sizes are known
+ * from the plan), then writes them in any order, in units: a unit is one source tensor and what
+ * replaces it. Finished units are journalled, so that an interrupted run can go on.
+ */
+struct qt_writer;
+struct qt_writer_options {
+    bool force;  /* replace an existing DIR (only at the end, by rename) */
+    bool resume; /* continue DIR.partial if it is there; else start anew */
+    uint64_t max_shard_bytes; /* 0 = 4 GiB. A tensor is never split. */
+};
+/*
+ * identity: everything that determines the bytes (options, source fingerprint); a resume whose
+ * journal holds another identity is refused (QT_E_RESUME, naming the member that differs).
+ * DIR exists without force: QT_E_USAGE. DIR.partial in use by a live process: QT_E_RESOURCE.
+ * tensors: name, dtype, ndim, shape, nbytes are used; names are copied.
+ */
+int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tensor *tensors,
+                   size_t n, const json_t *identity, const struct qt_writer_options *opt,
+                   struct qt_err *err);
+/* The journalled record of a finished unit (borrowed), or NULL if it must be done. */
+const json_t *qt_writer_done(const struct qt_writer *w, const char *unit);
+/* Data [offset, offset+size) of declared tensor i. */
+int qt_writer_put(struct qt_writer *w, size_t i, const void *data, size_t size, uint64_t offset,
+                  struct qt_err *err);
+/* Declares a unit finished. record (borrowed) must hold what the manifest will need. */
+int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record,
+                     struct qt_err *err);
+/* Copies a side file (config.json, tokenizer.json) byte for byte under its own name. */
+int qt_writer_copy_file(struct qt_writer *w, const char *path, struct qt_err *err);
+/* Writes the index (when sharded) and qtool.json = manifest, syncs, reads everything back against
+ * the CRCs in manifest (members "tensors" / "copied"), removes the journal, renames into place. */
+int qt_writer_finish(struct qt_writer *w, const json_t *manifest, struct qt_err *err);
+/* Closes; a container not finished stays in DIR.partial for a resume. */
+void qt_writer_close(struct qt_writer *w);
+/* Removes DIR.partial of a run that failed for good (bad input): nothing half-written stays. */
+void qt_writer_discard(struct qt_writer *w);
 
 #endif

@@ -1,0 +1,205 @@
+/*
+ * pack: quantization SCHEMES - what codes mean, how their parameters are found, where bits go -
+ * and the driver that turns a checkpoint into a container.
+ *
+ *   schemes.c    the table of schemes; scheme text ("nf4:g=64,method=search") <-> struct qt_spec
+ *   fpx.c        minifloats ExMy with a scale per output row        (FP6-LLM)
+ *   lut.c        look-up tables in groups: NormalFloat and learned  (FLUTE)
+ *   codebook.c   what fpx and lut share: value = scale * table[code]; search, rounding, packing
+ *   frag.c       codes <-> packed planes in the layout of layout_frag.h
+ *   rowops.c     vector loops over rows, built per instruction set, bit-identical on all
+ *   packed.c     one matrix: quantize, decode, errors; strips of 16 rows in parallel
+ *   plan.c       which tensor gets which scheme; sizes; refusals
+ *   quantize.c   the driver: checkpoint -> plan -> container
+ *   weights.c    a container as a source of weights for calib's forward pass
+ */
+#ifndef QT_PACK_H
+#define QT_PACK_H
+
+#include "base/base.h"
+#include "calib/calib.h"
+#include "formats/formats.h"
+
+/* ---- schemes and specs ------------------------------------------------------------------------ */
+
+enum { QT_MAX_PARAMS = 12, QT_SPEC_TEXT = 160 };
+
+/* A parameter of a scheme: integer, real, or one of named choices (then its value is the index). */
+struct qt_param {
+    const char *key;
+    enum { QT_PARAM_INT, QT_PARAM_REAL, QT_PARAM_CHOICE } type;
+    double initial, min, max;
+    const char *const *choices; /* NULL-terminated, QT_PARAM_CHOICE only */
+    const char *help;
+};
+
+/* A name users type: a scheme with some parameters fixed. */
+struct qt_preset {
+    const char *name;   /* "nf4" */
+    const char *values; /* "bits=4,table=nf": parameters fixed or defaulted by the name */
+    const char *help;
+};
+
+struct qt_scheme;
+
+/* A scheme with all its parameters decided. */
+struct qt_spec {
+    const struct qt_scheme *scheme; /* NULL: "none", the tensor is copied */
+    const struct qt_preset *preset;
+    double value[QT_MAX_PARAMS]; /* by index into scheme->params */
+    char text[QT_SPEC_TEXT];     /* canonical: preset and every parameter that it leaves open */
+};
+
+/* QT_E_USAGE with a suggestion for unknown names, keys, choices; and for values out of range. */
+int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err);
+
+/* The table, for help and tests. NULL beyond the end. */
+const struct qt_scheme *qt_scheme_at(size_t i);
+const char *qt_scheme_name(const struct qt_scheme *s);
+const char *qt_scheme_help(const struct qt_scheme *s);
+/* NULL beyond the end. */
+const struct qt_preset *qt_scheme_preset(const struct qt_scheme *s, size_t i);
+const struct qt_param *qt_scheme_param(const struct qt_scheme *s, size_t i);
+
+/* The candidate nearest to `word` by edit distance, or NULL when none is near: "did you mean". */
+const char *qt_nearest_name(const char *word, const char *const *names, size_t n);
+
+/* ---- one packed matrix ------------------------------------------------------------------------ */
+
+/* A stored part of a packed matrix. */
+struct qt_section {
+    const char *name; /* static string: "plane0", "scale", ... */
+    enum qt_dtype dtype;
+    int ndim;
+    size_t shape[QT_MAX_DIMS];
+    size_t bytes;
+    unsigned char *data; /* 64-byte aligned */
+};
+
+/* W[n][k] in the packed form of a scheme. Sections' data belongs to it. */
+struct qt_packed {
+    struct qt_spec spec;
+    size_t n, k;        /* logical */
+    const char *layout; /* layout id, static */
+    int scale_exp2;     /* true scale = stored scale * 2^scale_exp2 */
+    size_t nsections;
+    struct qt_section section[QT_MAX_SECTIONS];
+};
+
+/* A matrix to be quantized, in its stored dtype: n rows of k, contiguous. */
+struct qt_matrix {
+    const void *data;
+    enum qt_dtype dtype; /* a weight dtype (qt_dtype_is_weight) */
+    size_t n, k;
+    const char *file, *name; /* for errors */
+};
+
+/* How far a decoded matrix is from its source. Sums over all elements. */
+struct qt_error {
+    double sum_w2;   /* w^2 */
+    double sum_q2;   /* q^2 */
+    double sum_wq;   /* w q */
+    double sum_e2;   /* (w - q)^2 */
+    double max_abs;  /* max |w - q| */
+    size_t count;
+};
+double qt_error_mse(const struct qt_error *e);
+double qt_error_sqnr_db(const struct qt_error *e); /* 10 log10(sum_w2 / sum_e2); inf when exact */
+double qt_error_cosine(const struct qt_error *e);
+
+/* Section table, sizes and layout for a shape, without data: what a plan needs.
+ * QT_E_UNSUPPORTED when the scheme cannot take the shape (reason says why). */
+int qt_packed_describe(struct qt_packed *out, const struct qt_spec *spec, size_t n, size_t k,
+                       struct qt_err *err);
+size_t qt_packed_bytes(const struct qt_packed *p);
+double qt_packed_bpw(const struct qt_packed *p);
+
+/*
+ * Quantizes and packs. importance[k] weights the squared error of each input channel (the diagonal
+ * of the Hessian); NULL = 1. error may be NULL. QT_E_INPUT for a non-finite weight (row, column).
+ * Results do not depend on the number of threads or the instruction set.
+ */
+int qt_packed_quantize(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
+                       const float *importance, struct qt_error *error, struct qt_err *err);
+void qt_packed_free(struct qt_packed *p);
+
+/* Rows [row0, row0 + rows) as FP32, w[rows][k]: the plain C truth of the stored form. */
+int qt_packed_decode(float *w, const struct qt_packed *p, size_t row0, size_t rows,
+                     struct qt_err *err);
+/* Error of the stored form against its source. */
+int qt_packed_compare(struct qt_error *out, const struct qt_packed *p, const struct qt_matrix *w,
+                      struct qt_err *err);
+/* Unpacks to codes and packs again: QT_E_INPUT when the bytes differ (padding or code abused). */
+int qt_packed_check_repack(const struct qt_packed *p, const char *file, const char *name,
+                           struct qt_err *err);
+
+/* Reads an entry of a container: sections checked against what the scheme requires for the shape,
+ * values against what it allows (finite scales, ...). QT_E_INPUT naming the tensor. */
+int qt_packed_open(struct qt_packed *out, const struct qt_container *c, const struct qt_entry *e,
+                   struct qt_err *err);
+
+/* ---- plan ------------------------------------------------------------------------------------- */
+
+/* One --tensor 'REGEX=SPEC'; the last one that matches a name decides. */
+struct qt_rule {
+    const char *regex;
+    const char *spec;
+};
+
+struct qt_plan_options {
+    const char *scheme; /* default scheme text */
+    const struct qt_rule *rules;
+    size_t nrules;
+};
+
+struct qt_plan_item {
+    const struct qt_tensor *tensor;
+    struct qt_packed packed; /* described, no data; spec.scheme NULL: copied */
+    const char *why;         /* why it is copied: "embedding", "1-D", ... ; NULL if quantized */
+};
+
+struct qt_plan {
+    struct qt_plan_item *items; /* one per source tensor, in source order */
+    size_t count;
+    size_t quantized;        /* items that are quantized */
+    uint64_t weights;        /* elements of those */
+    uint64_t packed_bytes;   /* stored bytes of those */
+    uint64_t source_bytes;   /* all tensors */
+    uint64_t output_bytes;   /* all tensors, packed and copied */
+    uint64_t working_bytes;  /* estimate of the memory a run needs beyond mapped files */
+};
+
+/* Decides every tensor and checks every shape before any work. QT_E_USAGE: bad spec or regex, or a
+ * regex that matches nothing; QT_E_UNSUPPORTED: a shape that the scheme refuses. */
+int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt_plan_options *opt,
+                struct qt_err *err);
+void qt_plan_free(struct qt_plan *plan);
+/* Bits per weight over all quantized tensors; 0 when there are none. */
+double qt_plan_bpw(const struct qt_plan *plan);
+
+/* ---- the driver ------------------------------------------------------------------------------- */
+
+struct qt_quantize_options {
+    struct qt_plan_options plan;
+    const char *out_dir;
+    bool force, resume;
+    const struct qt_log *log;
+    /* Polled between tensors; true stops with QT_E_INTERRUPTED and leaves a resumable state. */
+    bool (*interrupted)(void);
+};
+
+struct qt_quantize_report {
+    size_t quantized, copied;
+    double bpw;
+    uint64_t bytes; /* of all stored tensors */
+};
+
+int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
+                const struct qt_quantize_options *opt, struct qt_err *err);
+
+/* ---- weights ---------------------------------------------------------------------------------- */
+
+/* A container's tensors, decoded on load, for qt_model_open and friends. */
+struct qt_weights qt_weights_of_container(const struct qt_container *c);
+
+#endif
