@@ -1,7 +1,7 @@
 /*
  * The heavy mathematics of forward passes and calibration, behind one table of functions, so that
- * the drivers are written once for CPU (OpenBLAS + OpenMP) and GPU (cuBLAS + kernels). Backends live
- * in kernels/; callers receive a pointer and never ask which one it is.
+ * the drivers are written once for CPU (OpenBLAS + OpenMP) and GPU (cuBLAS + kernels). Backends
+ * live in kernels/; callers receive a pointer and never ask which one it is.
  *
  * All tensors are FP32, row-major, in backend memory (`new`/`upload`). `m` counts tokens. Sequences
  * of equal length are stacked: token i belongs to sequence i / seqlen at position i % seqlen.
@@ -25,18 +25,18 @@ enum qt_act_kind { QT_ACT_SILU, QT_ACT_GELU_TANH, QT_ACT_GELU, QT_ACT_RELU };
 
 struct qt_attention {
     size_t seqlen, heads, kv_heads, head_dim;
-    float scale;    /* applied to q.k */
-    float softcap;  /* scores = cap * tanh(scores / cap); 0 = none */
-    size_t window;  /* a query sees itself and window-1 positions before it; 0 = all before it */
+    float scale;   /* applied to q.k */
+    float softcap; /* scores = cap * tanh(scores / cap); 0 = none */
+    size_t window; /* a query sees itself and window-1 positions before it; 0 = all before it */
 };
 
 /* What eval needs to know about one position. */
 struct qt_score {
-    double nll;      /* -ln p(target), nats */
-    double ref_nll;  /* the same under the reference */
-    double kld;      /* KL(reference || this), nats */
-    double p_delta;  /* p(target) - p_ref(target) */
-    bool same_top;   /* argmax equal (ties: lowest index) */
+    double nll;     /* -ln p(target), nats */
+    double ref_nll; /* the same under the reference */
+    double kld;     /* KL(reference || this), nats */
+    double p_delta; /* p(target) - p_ref(target) */
+    bool same_top;  /* argmax equal (ties: lowest index) */
 };
 
 struct qt_backend {
@@ -53,7 +53,8 @@ struct qt_backend {
     /* y[m][n] = x[m][k] * w[n][k]^T + bias[n] (bias may be NULL). */
     int (*linear)(struct qt_backend *be, float *y, const float *x, const float *w,
                   const float *bias, size_t m, size_t n, size_t k, struct qt_err *err);
-    /* y[i] = norm of x[i], rows of width n; y may be x. bias only for QT_NORM_LAYER (may be NULL). */
+    /* y[i] = norm of x[i], rows of width n; y may be x. bias only for QT_NORM_LAYER (may be NULL).
+     */
     int (*norm)(struct qt_backend *be, float *y, const float *x, const float *w, const float *bias,
                 enum qt_norm_kind kind, float eps, size_t m, size_t n, struct qt_err *err);
     /* Rotates x[m][heads][dim] in place, half-split pairs (i, i + rot/2), i < rot/2, the rest of

@@ -53,7 +53,8 @@ int qt_array_new(void *out, size_t n, size_t size, struct qt_err *err)
     bytes &= ~(size_t)63;
     if (bytes == 0)
         bytes = 64;
-    /* calloc leaves large blocks to the kernel's zero pages; aligned_alloc + memset touches them. */
+    /* calloc leaves large blocks to the kernel's zero pages; aligned_alloc + memset touches them.
+     */
     p = must_fail() ? NULL : aligned_alloc(64, bytes);
     if (!p)
         return out_of_memory(err, bytes);

@@ -15,8 +15,8 @@
 /* Every dtype of the safetensors format. Names are the safetensors names ("BF16"). */
 enum qt_dtype {
     QT_BOOL,
-    QT_F4,       /* E2M1, two per byte */
-    QT_F6_E2M3,  /* four in three bytes */
+    QT_F4,      /* E2M1, two per byte */
+    QT_F6_E2M3, /* four in three bytes */
     QT_F6_E3M2,
     QT_U8,
     QT_I8,

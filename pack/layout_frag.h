@@ -2,11 +2,12 @@
  * The fragment layout: where the bits of packed weight codes are. Shared by the host packer, the
  * kernels and the tests; this is the only place that says it.
  *
- * Weights W[N][K] are the A operand of tensor-core products (rows = output features), so that packed
- * words go from global memory to the registers of mma.sync m16n8k16 (sm_80+) and of wgmma with A in
- * registers (sm_90a) without any exchange between lanes. The matrix is padded to whole BLOCKS of
- * 16 rows x 64 columns, four k-steps of 16 columns. In k-step s, lane l (g = l / 4, t = l % 4) of a
- * warp holds eight codes, in the four 32-bit operand registers i = 0..3 of two values h = 0..1:
+ * Weights W[N][K] are the A operand of tensor-core products (rows = output features), so that
+ * packed words go from global memory to the registers of mma.sync m16n8k16 (sm_80+) and of wgmma
+ * with A in registers (sm_90a) without any exchange between lanes. The matrix is padded to whole
+ * BLOCKS of 16 rows x 64 columns, four k-steps of 16 columns. In k-step s, lane l (g = l / 4, t = l
+ * % 4) of a warp holds eight codes, in the four 32-bit operand registers i = 0..3 of two values h =
+ * 0..1:
  *
  *                 columns 16 s + ...
  *               2t   2t+1  |  2t+8  2t+9
@@ -17,32 +18,33 @@
  *            +-------------+-------------+
  *
  * A b-bit code is cut from its top into PLANES of 4, 2 and 1 bits (8 = 4+4, 7 = 4+2+1, 6 = 4+2,
- * 5 = 4+1, 4 = 4, 3 = 2+1, 2 = 2). A plane of p bits gives a lane 32 p bits per block: p words. Plane
- * memory is U32 [N/16][K/64][32 lanes][p words]: a warp reads 128 p contiguous, aligned bytes per
- * block, a lane 4 p contiguous bytes (16 where p = 4); blocks of 16 rows are contiguous along K, so
- * a slice of N (16 rows) or of K (64 columns) is index arithmetic.
+ * 5 = 4+1, 4 = 4, 3 = 2+1, 2 = 2). A plane of p bits gives a lane 32 p bits per block: p words.
+ * Plane memory is U32 [N/16][K/64][32 lanes][p words]: a warp reads 128 p contiguous, aligned bytes
+ * per block, a lane 4 p contiguous bytes (16 where p = 4); blocks of 16 rows are contiguous along
+ * K, so a slice of N (16 rows) or of K (64 columns) is index arithmetic.
  *
  * Inside a lane's p words the order serves dequantization; there are two.
  *
  * QT_FRAG_PAIR: byte i of a word belongs to register i; the two codes of a register are adjacent
- * (h = 0 lower), so that one field of 2p bits indexes a table of pairs. Steps fill a byte from below:
+ * (h = 0 lower), so that one field of 2p bits indexes a table of pairs. Steps fill a byte from
+ * below:
  *
  *   p = 4  word s          byte i = [ h1 | h0 ]                          (4+4 bits)
  *   p = 2  word s / 2      byte i = [ step 2w+1: h1 h0 | step 2w: h1 h0 ]
  *   p = 1  word 0          byte i = [ step 3: h1 h0 | 2: h1 h0 | 1: h1 h0 | 0: h1 h0 ]
  *
- * QT_FRAG_HALF: half-word h of a word holds the codes of value h, in slots of p bits from below, slot
- * number 4 s + i counted through the words; a shift and a mask align one register's two values with
- * the fields of FP16x2:
+ * QT_FRAG_HALF: half-word h of a word holds the codes of value h, in slots of p bits from below,
+ * slot number 4 s + i counted through the words; a shift and a mask align one register's two values
+ * with the fields of FP16x2:
  *
  *   p = 4  word s          half h = [ i3 | i2 | i1 | i0 ]
  *   p = 2  word s / 2      half h = [ slot 7 | ... | slot 0 ], see below
  *   p = 1  word 0          half h = [ slot 15 | ... | slot 0 ]
  *
  * In the 2-bit plane of QT_FRAG_HALF, bit 0 of slot j is at 16 h + 2 j + 1, and bit 1 is 7 places
- * below it (modulo 32). Bit 0 is the sign of a minifloat and bit 1 its last mantissa bit: one rotation
- * by 14 - 2 j puts the sign on bit 15 and the mantissa bit on bit 8 of both halves, where FP16 wants
- * them for E3M2. 7 being odd and the slots 2 apart, the positions never collide.
+ * below it (modulo 32). Bit 0 is the sign of a minifloat and bit 1 its last mantissa bit: one
+ * rotation by 14 - 2 j puts the sign on bit 15 and the mantissa bit on bit 8 of both halves, where
+ * FP16 wants them for E3M2. 7 being odd and the slots 2 apart, the positions never collide.
  */
 #ifndef QT_PACK_LAYOUT_FRAG_H
 #define QT_PACK_LAYOUT_FRAG_H
@@ -73,7 +75,8 @@ QT_LAYOUT unsigned qt_frag_col(unsigned lane, unsigned s, unsigned i, unsigned h
     return 16 * s + 2 * (lane % 4) + 8 * (i / 2) + h;
 }
 
-/* Position of bit `bit` of the code (s, i, h) in the lane's p words: 32 * word + bit in the word. */
+/* Position of bit `bit` of the code (s, i, h) in the lane's p words: 32 * word + bit in the word.
+ */
 QT_LAYOUT unsigned qt_frag_bit(enum qt_frag_order order, unsigned p, unsigned s, unsigned i,
                                unsigned h, unsigned bit)
 {

@@ -20,7 +20,8 @@
 #include "calib/calib.h"
 #include "formats/formats.h"
 
-/* ---- schemes and specs ------------------------------------------------------------------------ */
+/* ---- schemes and specs ------------------------------------------------------------------------
+ */
 
 enum { QT_MAX_PARAMS = 12, QT_SPEC_TEXT = 160 };
 
@@ -64,7 +65,8 @@ const struct qt_param *qt_scheme_param(const struct qt_scheme *s, size_t i);
 /* The candidate nearest to `word` by edit distance, or NULL when none is near: "did you mean". */
 const char *qt_nearest_name(const char *word, const char *const *names, size_t n);
 
-/* ---- one packed matrix ------------------------------------------------------------------------ */
+/* ---- one packed matrix ------------------------------------------------------------------------
+ */
 
 /* A stored part of a packed matrix. */
 struct qt_section {
@@ -96,11 +98,11 @@ struct qt_matrix {
 
 /* How far a decoded matrix is from its source. Sums over all elements. */
 struct qt_error {
-    double sum_w2;   /* w^2 */
-    double sum_q2;   /* q^2 */
-    double sum_wq;   /* w q */
-    double sum_e2;   /* (w - q)^2 */
-    double max_abs;  /* max |w - q| */
+    double sum_w2;  /* w^2 */
+    double sum_q2;  /* q^2 */
+    double sum_wq;  /* w q */
+    double sum_e2;  /* (w - q)^2 */
+    double max_abs; /* max |w - q| */
     size_t count;
 };
 double qt_error_mse(const struct qt_error *e);
@@ -138,7 +140,8 @@ int qt_packed_check_repack(const struct qt_packed *p, const char *file, const ch
 int qt_packed_open(struct qt_packed *out, const struct qt_container *c, const struct qt_entry *e,
                    struct qt_err *err);
 
-/* ---- plan ------------------------------------------------------------------------------------- */
+/* ---- plan -------------------------------------------------------------------------------------
+ */
 
 /* One --tensor 'REGEX=SPEC'; the last one that matches a name decides. */
 struct qt_rule {
@@ -161,12 +164,12 @@ struct qt_plan_item {
 struct qt_plan {
     struct qt_plan_item *items; /* one per source tensor, in source order */
     size_t count;
-    size_t quantized;        /* items that are quantized */
-    uint64_t weights;        /* elements of those */
-    uint64_t packed_bytes;   /* stored bytes of those */
-    uint64_t source_bytes;   /* all tensors */
-    uint64_t output_bytes;   /* all tensors, packed and copied */
-    uint64_t working_bytes;  /* estimate of the memory a run needs beyond mapped files */
+    size_t quantized;       /* items that are quantized */
+    uint64_t weights;       /* elements of those */
+    uint64_t packed_bytes;  /* stored bytes of those */
+    uint64_t source_bytes;  /* all tensors */
+    uint64_t output_bytes;  /* all tensors, packed and copied */
+    uint64_t working_bytes; /* estimate of the memory a run needs beyond mapped files */
 };
 
 /* Decides every tensor and checks every shape before any work. QT_E_USAGE: bad spec or regex, or a
@@ -177,7 +180,8 @@ void qt_plan_free(struct qt_plan *plan);
 /* Bits per weight over all quantized tensors; 0 when there are none. */
 double qt_plan_bpw(const struct qt_plan *plan);
 
-/* ---- the driver ------------------------------------------------------------------------------- */
+/* ---- the driver -------------------------------------------------------------------------------
+ */
 
 struct qt_quantize_options {
     struct qt_plan_options plan;
@@ -197,7 +201,8 @@ struct qt_quantize_report {
 int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
                 const struct qt_quantize_options *opt, struct qt_err *err);
 
-/* ---- weights ---------------------------------------------------------------------------------- */
+/* ---- weights ----------------------------------------------------------------------------------
+ */
 
 /* A container's tensors, decoded on load, for qt_model_open and friends. */
 struct qt_weights qt_weights_of_container(const struct qt_container *c);

@@ -1,0 +1,43 @@
+/*
+ * What fpx and lut share (private to pack/): w = s * value[code], one scale s per row and group,
+ * codes in the fragment layout. A scheme that is a codebook provides a description, and takes its
+ * strip functions from here.
+ */
+#ifndef QT_PACK_CODEBOOK_H
+#define QT_PACK_CODEBOOK_H
+
+#include "pack/scheme.h"
+
+struct qt_codebook {
+    unsigned bits;
+    size_t group; /* channels per scale; k for one per row */
+    enum qt_frag_order order;
+    bool search;         /* scale by search instead of absmax */
+    float value[256];    /* by code */
+    uint8_t zero;        /* the code of zero, or of the value nearest to it: padding */
+    struct qt_grid grid; /* the same values for rowops */
+};
+
+/* Sets grid, midpoints and zero from an ascending table. */
+void qt_codebook_set_table(struct qt_codebook *cb, const float *table);
+
+/* Sections plane0.. and scale; the caller adds its own after them. */
+int qt_codebook_describe(struct qt_packed *p, unsigned bits, size_t group, enum qt_frag_order order,
+                         struct qt_err *err);
+
+/* Best scale for one group by cb->search or absmax: the FP16 bits to store. w[n] is divided by
+ * 2^scale_exp2 already, so that neither scales nor squared errors leave their range. */
+uint16_t qt_codebook_fit(const struct qt_codebook *cb, const struct qt_rowops *ops, const float *w,
+                         const float *h, size_t n);
+/* 1 / scale, or 0 where there is none: such a group decodes to (nearly) nothing. */
+float qt_codebook_inverse(uint16_t scale);
+
+/* The strip functions of struct qt_scheme. */
+size_t qt_codebook_scratch_bytes(const struct qt_packed *p);
+void qt_codebook_quantize(const struct qt_packed *p, const struct qt_strip *strip, const float *w,
+                          const float *importance);
+void qt_codebook_decode(float *w, const struct qt_packed *p, const struct qt_strip *strip);
+bool qt_codebook_repack_equal(const struct qt_packed *p, const struct qt_strip *strip);
+int qt_codebook_check_values(const struct qt_packed *p, struct qt_err *err);
+
+#endif

@@ -1,0 +1,108 @@
+/*
+ * fpx: minifloats ExMy with one FP16 scale per output row (FP6-LLM, section 5: TC-FPx).
+ *
+ * Bias 2^(E-1) - 1, subnormals, no infinities or NaN: E3M2 reaches 28, E2M3 7.5, E2M2 7, E2M1 6. A
+ * code is (magnitude bits << 1) | sign. With the sign last, the 4-bit plane of a 5- or 6-bit code
+ * holds magnitude bits only, which a shift and a mask put into the exponent and mantissa fields of
+ * FP16; the exponent bias becomes a power of two in the epilogue. Up to 4 bits codes index a table
+ * of pairs, as lut's do.
+ */
+#include "pack/codebook.h"
+
+#include <math.h>
+
+static const char *const methods[] = {"rtn", "search", NULL};
+
+static const struct qt_param params[] = {
+    {"bits", QT_PARAM_INT, 6, 3, 8, NULL,
+     "bits per weight: 1 sign + e exponent + the rest mantissa"},
+    {"e", QT_PARAM_INT, 3, 1, 7, NULL, "exponent bits"},
+    {"method", QT_PARAM_CHOICE, 1, 0, 1, methods,
+     "rtn: absmax scale; search: scale of least squared error"},
+    {0},
+};
+
+static const struct qt_preset presets[] = {
+    {"fp8", "bits=8,e=4", "E4M3 without NaN"},
+    {"fp7", "bits=7,e=3", "E3M3"},
+    {"fp6", "bits=6,e=3", "E3M2 as in the FP6-LLM paper; e=2 (E2M3) is better on dense weights"},
+    {"fp5", "bits=5,e=2", "E2M2"},
+    {"fp4", "bits=4,e=2", "E2M1"},
+    {"fpx", "", "any ExMy of 3 to 8 bits"},
+    {0},
+};
+
+static unsigned spec_bits(const struct qt_spec *spec)
+{
+    return (unsigned)qt_spec_value(spec, "bits");
+}
+
+static enum qt_frag_order order_of(unsigned bits)
+{
+    return bits <= 4 ? QT_FRAG_PAIR : QT_FRAG_HALF;
+}
+
+static int check_spec(const struct qt_spec *spec, struct qt_err *err)
+{
+    unsigned bits = spec_bits(spec), e = (unsigned)qt_spec_value(spec, "e");
+    if (e + 1 > bits)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "%u exponent bits do not fit into %u bits with a sign", e, bits);
+    return QT_OK;
+}
+
+static void codebook(struct qt_codebook *out, const struct qt_packed *p)
+{
+    unsigned bits = spec_bits(&p->spec), e = (unsigned)qt_spec_value(&p->spec, "e");
+    int m = (int)(bits - 1 - e), bias = (1 << (e - 1)) - 1;
+    *out = (struct qt_codebook){
+        .bits = bits,
+        .group = p->k,
+        .order = order_of(bits),
+        .search = qt_spec_value(&p->spec, "method") != 0,
+    };
+    for (unsigned code = 0; code < 1u << bits; code++) {
+        int mag = (int)(code >> 1), exponent = mag >> m, mantissa = mag & ((1 << m) - 1);
+        float v = exponent ? ldexpf((float)(mantissa + (1 << m)), exponent - bias - m)
+                           : ldexpf((float)mantissa, 1 - bias - m);
+        out->value[code] = code & 1 ? -v : v;
+    }
+    out->grid.exp_bits = (int)e;
+    out->grid.man_bits = m;
+    out->grid.max = out->value[(1u << bits) - 2];
+}
+
+static int describe(struct qt_packed *p, struct qt_err *err)
+{
+    unsigned bits = spec_bits(&p->spec);
+    return qt_codebook_describe(p, bits, p->k, order_of(bits), err);
+}
+
+static size_t group(const struct qt_packed *p)
+{
+    return p->k;
+}
+
+static double unit_scale(const struct qt_packed *p)
+{
+    struct qt_codebook cb;
+    codebook(&cb, p);
+    return 1 / (double)cb.grid.max;
+}
+
+const struct qt_scheme qt_scheme_fpx = {
+    .name = "fpx",
+    .help = "minifloat weights, one scale per output row (FP6-LLM)",
+    .presets = presets,
+    .params = params,
+    .check_spec = check_spec,
+    .describe = describe,
+    .codebook = codebook,
+    .group = group,
+    .unit_scale = unit_scale,
+    .scratch_bytes = qt_codebook_scratch_bytes,
+    .quantize = qt_codebook_quantize,
+    .decode = qt_codebook_decode,
+    .repack_equal = qt_codebook_repack_equal,
+    .check_values = qt_codebook_check_values,
+};

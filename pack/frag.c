@@ -1,0 +1,109 @@
+#include "pack/frag.h"
+
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+/*
+ * Order and p are constants in each copy, so that after unrolling every code becomes one shift and
+ * one OR; only the 2-bit plane of QT_FRAG_HALF has its bits apart.
+ */
+INLINE uint32_t place(uint32_t field, enum qt_frag_order order, unsigned p, unsigned s, unsigned i,
+                      unsigned h)
+{
+    unsigned at = qt_frag_bit(order, p, s, i, h, 0) & 31;
+    if (order == QT_FRAG_HALF && p == 2)
+        return (field & 1) << at | (field >> 1) << (qt_frag_bit(order, p, s, i, h, 1) & 31);
+    return field << at;
+}
+
+INLINE uint32_t take(uint32_t word, enum qt_frag_order order, unsigned p, unsigned s, unsigned i,
+                     unsigned h)
+{
+    unsigned at = qt_frag_bit(order, p, s, i, h, 0) & 31;
+    if (order == QT_FRAG_HALF && p == 2)
+        return (word >> at & 1) | (word >> (qt_frag_bit(order, p, s, i, h, 1) & 31) & 1) << 1;
+    return word >> at & ((1u << p) - 1);
+}
+
+INLINE void pack_as(uint32_t *words, const uint8_t *code, size_t stride, unsigned shift,
+                    enum qt_frag_order order, unsigned p)
+{
+    for (unsigned lane = 0; lane < QT_FRAG_LANES; lane++) {
+        uint32_t w[4] = {0};
+#pragma GCC unroll 4
+        for (unsigned s = 0; s < QT_FRAG_STEPS; s++)
+#pragma GCC unroll 4
+            for (unsigned i = 0; i < 4; i++) {
+                const uint8_t *c =
+                    code + qt_frag_row(lane, i) * stride + qt_frag_col(lane, s, i, 0);
+                unsigned word = qt_frag_bit(order, p, s, i, 0, 0) / 32;
+#pragma GCC unroll 2
+                for (unsigned h = 0; h < 2; h++)
+                    w[word] |= place(c[h] >> shift & ((1u << p) - 1), order, p, s, i, h);
+            }
+        memcpy(words + lane * p, w, p * sizeof *w);
+    }
+}
+
+INLINE void unpack_as(uint8_t *code, const uint32_t *words, size_t stride, unsigned shift,
+                      enum qt_frag_order order, unsigned p)
+{
+    for (unsigned lane = 0; lane < QT_FRAG_LANES; lane++) {
+        const uint32_t *w = words + lane * p;
+#pragma GCC unroll 4
+        for (unsigned s = 0; s < QT_FRAG_STEPS; s++)
+#pragma GCC unroll 4
+            for (unsigned i = 0; i < 4; i++) {
+                uint8_t *c = code + qt_frag_row(lane, i) * stride + qt_frag_col(lane, s, i, 0);
+                unsigned word = qt_frag_bit(order, p, s, i, 0, 0) / 32;
+#pragma GCC unroll 2
+                for (unsigned h = 0; h < 2; h++)
+                    c[h] |= (uint8_t)(take(w[word], order, p, s, i, h) << shift);
+            }
+    }
+}
+
+#define BY_LAYOUT(fn, ...)                                                                         \
+    do {                                                                                           \
+        if (order == QT_FRAG_PAIR && p == 4)                                                       \
+            fn(__VA_ARGS__, QT_FRAG_PAIR, 4);                                                      \
+        else if (order == QT_FRAG_PAIR && p == 2)                                                  \
+            fn(__VA_ARGS__, QT_FRAG_PAIR, 2);                                                      \
+        else if (order == QT_FRAG_PAIR)                                                            \
+            fn(__VA_ARGS__, QT_FRAG_PAIR, 1);                                                      \
+        else if (p == 4)                                                                           \
+            fn(__VA_ARGS__, QT_FRAG_HALF, 4);                                                      \
+        else if (p == 2)                                                                           \
+            fn(__VA_ARGS__, QT_FRAG_HALF, 2);                                                      \
+        else                                                                                       \
+            fn(__VA_ARGS__, QT_FRAG_HALF, 1);                                                      \
+    } while (0)
+
+void qt_frag_pack(uint32_t *words, const uint8_t *code, size_t stride, enum qt_frag_order order,
+                  unsigned p, unsigned shift)
+{
+    BY_LAYOUT(pack_as, words, code, stride, shift);
+}
+
+void qt_frag_unpack(uint8_t *code, const uint32_t *words, size_t stride, enum qt_frag_order order,
+                    unsigned p, unsigned shift)
+{
+    BY_LAYOUT(unpack_as, code, words, stride, shift);
+}
+
+void qt_frag_pack_reference(uint32_t *words, const uint8_t *code, size_t stride,
+                            enum qt_frag_order order, unsigned p, unsigned shift)
+{
+    memset(words, 0, QT_FRAG_LANES * p * sizeof *words);
+    for (unsigned lane = 0; lane < QT_FRAG_LANES; lane++)
+        for (unsigned s = 0; s < QT_FRAG_STEPS; s++)
+            for (unsigned i = 0; i < 4; i++)
+                for (unsigned h = 0; h < 2; h++)
+                    for (unsigned bit = 0; bit < p; bit++) {
+                        unsigned row = qt_frag_row(lane, i), col = qt_frag_col(lane, s, i, h);
+                        uint32_t value = code[row * stride + col] >> (shift + bit) & 1;
+                        unsigned at = qt_frag_bit(order, p, s, i, h, bit);
+                        words[lane * p + at / 32] |= value << at % 32;
+                    }
+}

@@ -1,0 +1,451 @@
+/* One packed matrix: whatever is the same for every scheme. */
+#include "pack/scheme.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- description -------------------------------------------------------------------------------
+ */
+
+int qt_packed_add_section(struct qt_packed *p, const char *name, enum qt_dtype dtype, int ndim,
+                          const size_t *shape, struct qt_err *err)
+{
+    if (p->nsections == QT_MAX_SECTIONS)
+        return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "too many sections");
+    struct qt_section *s = &p->section[p->nsections];
+    *s = (struct qt_section){.name = name, .dtype = dtype, .ndim = ndim};
+    size_t bytes = qt_dtype_bits(dtype) / 8;
+    for (int i = 0; i < ndim; i++) {
+        s->shape[i] = shape[i];
+        if (qt_mul_overflow(&bytes, bytes, shape[i]))
+            return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu x %zu is too large", p->n, p->k);
+    }
+    s->bytes = bytes;
+    p->nsections++;
+    return QT_OK;
+}
+
+const struct qt_section *qt_packed_section(const struct qt_packed *p, const char *name)
+{
+    for (size_t i = 0; i < p->nsections; i++)
+        if (strcmp(p->section[i].name, name) == 0)
+            return &p->section[i];
+    return NULL;
+}
+
+int qt_packed_describe(struct qt_packed *out, const struct qt_spec *spec, size_t n, size_t k,
+                       struct qt_err *err)
+{
+    *out = (struct qt_packed){.spec = *spec, .n = n, .k = k};
+    if (n == 0 || k == 0)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu x %zu has no elements", n, k);
+    if (n > SIZE_MAX / 2 || k > SIZE_MAX / 2)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu x %zu is too large", n, k);
+    return spec->scheme->describe(out, err);
+}
+
+size_t qt_packed_bytes(const struct qt_packed *p)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < p->nsections; i++)
+        bytes += p->section[i].bytes;
+    return bytes;
+}
+
+double qt_packed_bpw(const struct qt_packed *p)
+{
+    return 8 * (double)qt_packed_bytes(p) / ((double)p->n * (double)p->k);
+}
+
+/* ---- error figures -----------------------------------------------------------------------------
+ */
+
+double qt_error_mse(const struct qt_error *e)
+{
+    return e->count ? e->sum_e2 / (double)e->count : 0;
+}
+
+double qt_error_sqnr_db(const struct qt_error *e)
+{
+    return e->sum_e2 > 0 ? 10 * log10(e->sum_w2 / e->sum_e2) : INFINITY;
+}
+
+double qt_error_cosine(const struct qt_error *e)
+{
+    double norm = sqrt(e->sum_w2 * e->sum_q2);
+    return norm > 0 ? e->sum_wq / norm : 1;
+}
+
+/* Sums of one row in FP32 lanes, of rows in FP64: a row is short, a matrix is not. */
+static void error_add_row(struct qt_error *e, const float *w, const float *q, size_t n)
+{
+    enum { LANES = 16 };
+    float w2[LANES] = {0}, q2[LANES] = {0}, wq[LANES] = {0}, e2[LANES] = {0}, top[LANES] = {0};
+    for (size_t i = 0; i < n; i += LANES)
+        for (size_t l = 0; l < (n - i < LANES ? n - i : LANES); l++) {
+            float a = w[i + l], b = q[i + l], d = a - b;
+            w2[l] += a * a;
+            q2[l] += b * b;
+            wq[l] += a * b;
+            e2[l] += d * d;
+            top[l] = fabsf(d) > top[l] ? fabsf(d) : top[l];
+        }
+    for (size_t l = 0; l < LANES; l++) {
+        e->sum_w2 += (double)w2[l];
+        e->sum_q2 += (double)q2[l];
+        e->sum_wq += (double)wq[l];
+        e->sum_e2 += (double)e2[l];
+        e->max_abs = fmax(e->max_abs, (double)top[l]);
+    }
+    e->count += n;
+}
+
+static void error_add(struct qt_error *e, const struct qt_error *more)
+{
+    e->sum_w2 += more->sum_w2;
+    e->sum_q2 += more->sum_q2;
+    e->sum_wq += more->sum_wq;
+    e->sum_e2 += more->sum_e2;
+    e->max_abs = fmax(e->max_abs, more->max_abs);
+    e->count += more->count;
+}
+
+/* ---- walking a matrix strip by strip ------------------------------------------------------------
+ */
+
+void qt_matrix_rows(float *dst, const struct qt_matrix *w, size_t row0, size_t rows, int exp2)
+{
+    size_t row_bytes = w->k * (qt_dtype_bits(w->dtype) / 8), count = rows * w->k;
+    qt_to_f32(dst, (const unsigned char *)w->data + row0 * row_bytes, w->dtype, count);
+    double factor = ldexp(1, exp2);
+    for (size_t i = 0; exp2 != 0 && i < count; i++)
+        dst[i] = (float)((double)dst[i] * factor);
+}
+
+struct range {
+    float largest, smallest; /* absmax over groups, zero groups left out */
+};
+
+struct walk {
+    const struct qt_packed *p;
+    const struct qt_matrix *w; /* source, or NULL */
+    float *dst;                /* decode: rows [row0, row0 + rows) */
+    size_t row0, rows;
+    const float *importance;
+    struct qt_error *errors; /* per strip, or NULL */
+    struct range *ranges;    /* per strip */
+    unsigned char *scratch;  /* per thread: scheme's, then rows of w, then rows of q */
+    size_t scratch_stride, rows_offset;
+};
+
+static int walk_open(struct walk *walk, const struct qt_packed *p, struct qt_err *err)
+{
+    size_t rows_bytes, own = qt_round_up(p->spec.scheme->scratch_bytes(p), 64);
+    walk->p = p;
+    if (qt_mul_overflow(&rows_bytes, 2 * QT_FRAG_ROWS * sizeof(float), p->k) ||
+        qt_add_overflow(&walk->scratch_stride, own, qt_round_up(rows_bytes, 64)))
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "rows of %zu are too long", p->k);
+    walk->rows_offset = own;
+    return qt_array_new(&walk->scratch, (size_t)qt_threads(), walk->scratch_stride, err);
+}
+
+static struct qt_strip walk_strip(const struct walk *walk, size_t index, int thread, float **w,
+                                  float **q)
+{
+    unsigned char *scratch = walk->scratch + (size_t)thread * walk->scratch_stride;
+    *w = (float *)(void *)(scratch + walk->rows_offset);
+    *q = *w + QT_FRAG_ROWS * walk->p->k;
+    return (struct qt_strip){
+        .index = index,
+        .rows = qt_min_size(QT_FRAG_ROWS, walk->p->n - index * QT_FRAG_ROWS),
+        .scratch = scratch,
+    };
+}
+
+static size_t strip_count(const struct qt_packed *p)
+{
+    return qt_ceil_div(p->n, QT_FRAG_ROWS);
+}
+
+static void walk_errors(const struct walk *walk, const struct qt_strip *strip, const float *w,
+                        float *q)
+{
+    const struct qt_packed *p = walk->p;
+    p->spec.scheme->decode(q, p, strip);
+    for (size_t r = 0; r < strip->rows; r++)
+        error_add_row(&walk->errors[strip->index], w + r * p->k, q + r * p->k, p->k);
+}
+
+static void errors_total(struct qt_error *out, const struct walk *walk)
+{
+    *out = (struct qt_error){0};
+    for (size_t i = 0; i < strip_count(walk->p); i++)
+        error_add(out, &walk->errors[i]);
+}
+
+/* ---- quantize ----------------------------------------------------------------------------------
+ */
+
+static int scan_strip(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    struct walk *walk = ctx;
+    const struct qt_packed *p = walk->p;
+    const struct qt_rowops *ops = qt_rowops_best();
+    size_t group = p->spec.scheme->group(p);
+    struct range range = {0, INFINITY};
+    float *w, *q;
+    struct qt_strip strip = walk_strip(walk, item, thread, &w, &q);
+    for (size_t r = 0; r < strip.rows; r++) {
+        qt_matrix_rows(w, walk->w, item * QT_FRAG_ROWS + r, 1, 0);
+        for (size_t k0 = 0; k0 < p->k; k0 += group) {
+            float amax = ops->absmax(w + k0, qt_min_size(group, p->k - k0));
+            if (!isfinite(amax)) {
+                size_t bad = qt_find_nonfinite(w, p->k);
+                return qt_fail(err, QT_E_INPUT, walk->w->file, walk->w->name,
+                               "value at row %zu, column %zu is %s", item * QT_FRAG_ROWS + r, bad,
+                               isnan(w[bad]) ? "NaN" : "infinite");
+            }
+            range.largest = fmaxf(range.largest, amax);
+            range.smallest = amax > 0 ? fminf(range.smallest, amax) : range.smallest;
+        }
+    }
+    walk->ranges[item] = range;
+    return QT_OK;
+}
+
+/*
+ * 0 when all scales are comfortably inside FP16's normal range (a search moves them by a factor of
+ * two at most); else the power of two that puts the largest scale just below 2^14, which leaves 28
+ * binades of normal scales below it.
+ */
+static int choose_scale_exp2(const struct walk *walk)
+{
+    struct range all = {0, INFINITY};
+    for (size_t i = 0; i < strip_count(walk->p); i++) {
+        all.largest = fmaxf(all.largest, walk->ranges[i].largest);
+        all.smallest = fminf(all.smallest, walk->ranges[i].smallest);
+    }
+    double unit = walk->p->spec.scheme->unit_scale(walk->p);
+    double largest = (double)all.largest * unit, smallest = (double)all.smallest * unit;
+    if (largest == 0 || (largest <= 0x1p14 && smallest >= 0x1p-12))
+        return 0;
+    int exponent;
+    frexp(largest, &exponent);
+    return exponent - 14;
+}
+
+static int quantize_strip(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    struct walk *walk = ctx;
+    const struct qt_packed *p = walk->p;
+    float *w, *q;
+    struct qt_strip strip = walk_strip(walk, item, thread, &w, &q);
+    (void)err;
+    qt_matrix_rows(w, walk->w, item * QT_FRAG_ROWS, strip.rows, -p->scale_exp2);
+    p->spec.scheme->quantize(p, &strip, w, walk->importance);
+    if (walk->errors) {
+        if (p->scale_exp2)
+            qt_matrix_rows(w, walk->w, item * QT_FRAG_ROWS, strip.rows, 0);
+        walk_errors(walk, &strip, w, q);
+    }
+    return QT_OK;
+}
+
+static int sections_new(struct qt_packed *p, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; i < p->nsections && rc == QT_OK; i++)
+        rc = qt_array_new(&p->section[i].data, p->section[i].bytes, 1, err);
+    return rc;
+}
+
+int qt_packed_quantize(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
+                       const float *importance, struct qt_error *error, struct qt_err *err)
+{
+    struct walk walk = {.w = w, .importance = importance};
+    int rc = QT_OK;
+    QT_TRY(qt_packed_describe(out, spec, w->n, w->k, err));
+    size_t strips = strip_count(out);
+    QT_TRY(sections_new(out, err));
+    QT_TRY(walk_open(&walk, out, err));
+    QT_TRY(qt_array_new(&walk.ranges, strips, sizeof *walk.ranges, err));
+    QT_TRY(qt_parallel(strips, scan_strip, &walk, err));
+    out->scale_exp2 = choose_scale_exp2(&walk);
+    if (spec->scheme->prepare)
+        QT_TRY(spec->scheme->prepare(out, w, importance, err));
+    if (error)
+        QT_TRY(qt_array_new(&walk.errors, strips, sizeof *walk.errors, err));
+    QT_TRY(qt_parallel(strips, quantize_strip, &walk, err));
+    if (error)
+        errors_total(error, &walk);
+done:
+    qt_free(walk.scratch);
+    qt_free(walk.ranges);
+    qt_free(walk.errors);
+    if (rc < 0)
+        qt_packed_free(out);
+    return rc;
+}
+
+void qt_packed_free(struct qt_packed *p)
+{
+    for (size_t i = 0; i < p->nsections; i++)
+        qt_free(p->section[i].data);
+    *p = (struct qt_packed){0};
+}
+
+/* ---- reading -----------------------------------------------------------------------------------
+ */
+
+static int decode_strip(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    struct walk *walk = ctx;
+    const struct qt_packed *p = walk->p;
+    float *w, *q;
+    struct qt_strip strip = walk_strip(walk, walk->row0 / QT_FRAG_ROWS + item, thread, &w, &q);
+    size_t first = strip.index * QT_FRAG_ROWS, last = first + strip.rows;
+    (void)err;
+    p->spec.scheme->decode(q, p, &strip);
+    first = first < walk->row0 ? walk->row0 : first;
+    last = qt_min_size(last, walk->row0 + walk->rows);
+    memcpy(walk->dst + (first - walk->row0) * p->k, q + first % QT_FRAG_ROWS * p->k,
+           (last - first) * p->k * sizeof *q);
+    return QT_OK;
+}
+
+int qt_packed_decode(float *w, const struct qt_packed *p, size_t row0, size_t rows,
+                     struct qt_err *err)
+{
+    struct walk walk = {.dst = w, .row0 = row0, .rows = rows};
+    size_t strips = qt_ceil_div(row0 + rows, QT_FRAG_ROWS) - row0 / QT_FRAG_ROWS;
+    if (rows == 0)
+        return QT_OK;
+    int rc = walk_open(&walk, p, err);
+    if (rc == QT_OK)
+        rc = qt_parallel(strips, decode_strip, &walk, err);
+    qt_free(walk.scratch);
+    return rc;
+}
+
+static int compare_strip(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    struct walk *walk = ctx;
+    float *w, *q;
+    struct qt_strip strip = walk_strip(walk, item, thread, &w, &q);
+    (void)err;
+    qt_matrix_rows(w, walk->w, item * QT_FRAG_ROWS, strip.rows, 0);
+    walk_errors(walk, &strip, w, q);
+    return QT_OK;
+}
+
+int qt_packed_compare(struct qt_error *out, const struct qt_packed *p, const struct qt_matrix *w,
+                      struct qt_err *err)
+{
+    struct walk walk = {.w = w};
+    int rc = QT_OK;
+    QT_TRY(walk_open(&walk, p, err));
+    QT_TRY(qt_array_new(&walk.errors, strip_count(p), sizeof *walk.errors, err));
+    QT_TRY(qt_parallel(strip_count(p), compare_strip, &walk, err));
+    errors_total(out, &walk);
+done:
+    qt_free(walk.scratch);
+    qt_free(walk.errors);
+    return rc;
+}
+
+static int repack_strip(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    struct walk *walk = ctx;
+    float *w, *q;
+    struct qt_strip strip = walk_strip(walk, item, thread, &w, &q);
+    if (walk->p->spec.scheme->repack_equal(walk->p, &strip))
+        return QT_OK;
+    return qt_fail(err, QT_E_INPUT, NULL, NULL,
+                   "rows %zu to %zu are not what packing their codes gives", item * QT_FRAG_ROWS,
+                   item * QT_FRAG_ROWS + strip.rows - 1);
+}
+
+int qt_packed_check_repack(const struct qt_packed *p, const char *file, const char *name,
+                           struct qt_err *err)
+{
+    struct walk walk = {0};
+    struct qt_err inner = {0};
+    int rc = walk_open(&walk, p, err);
+    if (rc == QT_OK) {
+        rc = qt_parallel(strip_count(p), repack_strip, &walk, &inner);
+        if (rc < 0)
+            qt_fail(err, inner.status, file, name, "%s", inner.reason);
+    }
+    qt_free(walk.scratch);
+    return rc;
+}
+
+/* ---- containers --------------------------------------------------------------------------------
+ */
+
+static int section_read(struct qt_section *s, const struct qt_container *c,
+                        const struct qt_tensor *t, struct qt_err *err)
+{
+    struct qt_blob blob;
+    int rc = qt_array_new(&s->data, s->bytes, 1, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_ckpt_read(&blob, qt_container_ckpt(c), t, err);
+    if (rc < 0)
+        return rc;
+    memcpy(s->data, blob.data, s->bytes);
+    qt_blob_free(&blob);
+    return QT_OK;
+}
+
+static bool section_matches(const struct qt_section *s, const char *name, const struct qt_tensor *t)
+{
+    return strcmp(s->name, name) == 0 && s->dtype == t->dtype && s->ndim == t->ndim &&
+           memcmp(s->shape, t->shape, (size_t)s->ndim * sizeof *s->shape) == 0;
+}
+
+static int check_entry(struct qt_packed *out, const struct qt_entry *e, const char *file,
+                       struct qt_err *err)
+{
+    struct qt_spec spec;
+    struct qt_err inner = {0};
+    if (qt_spec_parse(&spec, e->spec, &inner) < 0)
+        return qt_fail(err, QT_E_INPUT, file, e->name, "scheme '%s': %s", e->spec, inner.reason);
+    if (!spec.scheme)
+        return qt_fail(err, QT_E_INPUT, file, e->name, "scheme 'none' has no sections");
+    if (qt_packed_describe(out, &spec, e->n, e->k, &inner) < 0)
+        return qt_fail(err, QT_E_INPUT, file, e->name, "%s", inner.reason);
+    out->scale_exp2 = e->scale_exp2;
+    if (strcmp(out->layout, e->layout) != 0)
+        return qt_fail(err, QT_E_UNSUPPORTED, file, e->name, "layout '%s', expected '%s'",
+                       e->layout, out->layout);
+    if (out->nsections != e->nsections)
+        return qt_fail(err, QT_E_INPUT, file, e->name, "%zu sections, expected %zu", e->nsections,
+                       out->nsections);
+    for (size_t i = 0; i < e->nsections; i++)
+        if (!section_matches(&out->section[i], e->section[i].name, e->section[i].tensor))
+            return qt_fail(err, QT_E_INPUT, file, e->name,
+                           "section '%s' is not as scheme '%s' requires for %zu x %zu",
+                           e->section[i].name, e->spec, e->n, e->k);
+    return QT_OK;
+}
+
+int qt_packed_open(struct qt_packed *out, const struct qt_container *c, const struct qt_entry *e,
+                   struct qt_err *err)
+{
+    struct qt_err inner = {0};
+    const char *file = qt_container_dir(c);
+    int rc = QT_OK;
+    *out = (struct qt_packed){0};
+    QT_TRY(check_entry(out, e, file, err));
+    for (size_t i = 0; i < out->nsections; i++)
+        QT_TRY(section_read(&out->section[i], c, e->section[i].tensor, err));
+    rc = out->spec.scheme->check_values(out, &inner);
+    if (rc < 0)
+        qt_fail(err, rc, file, e->name, "%s", inner.reason);
+done:
+    if (rc < 0)
+        qt_packed_free(out);
+    return rc;
+}

@@ -1,0 +1,205 @@
+/* Which tensor gets which scheme. Everything that can be refused is refused here, before any work.
+ */
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "pack/scheme.h"
+
+#include <pcre2.h>
+#include <string.h>
+
+enum { MIN_SIDE = 16 }; /* smaller matrices cost more in padding than they save */
+
+/* ---- which tensors are linear weights of decoder blocks
+ * ------------------------------------------ */
+
+/* True when a component of the dotted name is a number: "model.layers.3.mlp..." */
+static bool in_numbered_block(const char *name)
+{
+    for (const char *p = name; (p = strchr(p, '.')) != NULL;) {
+        size_t digits = strspn(++p, "0123456789");
+        if (digits && p[digits] == '.')
+            return true;
+    }
+    return false;
+}
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && strcmp(s + n - m, end) == 0;
+}
+
+/* Why a tensor is copied unless a rule names it; NULL if it is a linear weight to quantize. Goes by
+ * name and shape alone, so that it holds for architectures that qtool cannot run. */
+static const char *reason_to_copy(const struct qt_tensor *t)
+{
+    if (!qt_dtype_is_weight(t->dtype))
+        return "dtype";
+    if (t->ndim != 2)
+        return t->ndim < 2 ? "vector" : "more than 2 dimensions";
+    if (strstr(t->name, "embed") || strstr(t->name, ".wte.") || strstr(t->name, ".wpe."))
+        return "embedding";
+    if (strstr(t->name, "lm_head"))
+        return "head";
+    if (strstr(t->name, "norm") || strstr(t->name, "bias"))
+        return "not a linear weight";
+    if (strstr(t->name, "router") || ends_with(t->name, ".gate.weight"))
+        return "router";
+    if (!ends_with(t->name, ".weight") || !in_numbered_block(t->name))
+        return "not in a decoder block";
+    if (t->shape[0] < MIN_SIDE || t->shape[1] < MIN_SIDE)
+        return "small";
+    return NULL;
+}
+
+/* ---- rules
+ * --------------------------------------------------------------------------------------- */
+
+struct rule {
+    pcre2_code *code;
+    struct qt_spec spec;
+    bool used;
+};
+
+struct rules {
+    struct rule *list;
+    size_t count;
+    pcre2_match_data *match;
+};
+
+static void rules_close(struct rules *rules)
+{
+    for (size_t i = 0; i < rules->count; i++)
+        pcre2_code_free(rules->list[i].code);
+    pcre2_match_data_free(rules->match);
+    qt_free(rules->list);
+}
+
+static int rule_open(struct rule *out, const struct qt_rule *rule, struct qt_err *err)
+{
+    int error;
+    PCRE2_SIZE at;
+    unsigned char text[128];
+    out->code =
+        pcre2_compile((PCRE2_SPTR)rule->regex, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &error, &at, NULL);
+    if (!out->code) {
+        pcre2_get_error_message(error, text, sizeof text);
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--tensor '%s': %s at character %zu",
+                       rule->regex, (const char *)text, at);
+    }
+    return qt_spec_parse(&out->spec, rule->spec, err);
+}
+
+static int rules_open(struct rules *out, const struct qt_plan_options *opt, struct qt_err *err)
+{
+    *out = (struct rules){0};
+    int rc = qt_array_new(&out->list, opt->nrules, sizeof *out->list, err);
+    if (rc < 0)
+        return rc;
+    out->match = pcre2_match_data_create(1, NULL);
+    if (!out->match)
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    for (size_t i = 0; i < opt->nrules; i++) {
+        out->count++;
+        rc = rule_open(&out->list[i], &opt->rules[i], err);
+        if (rc < 0)
+            return rc;
+    }
+    return QT_OK;
+}
+
+/* The last rule whose regex matches anywhere in the name, or NULL. All that match count as used. */
+static const struct rule *rules_find(struct rules *rules, const char *name)
+{
+    const struct rule *found = NULL;
+    for (size_t i = 0; i < rules->count; i++)
+        if (pcre2_match(rules->list[i].code, (PCRE2_SPTR)name, PCRE2_ZERO_TERMINATED, 0, 0,
+                        rules->match, NULL) >= 0) {
+            rules->list[i].used = true;
+            found = &rules->list[i];
+        }
+    return found;
+}
+
+/* ---- the plan
+ * ------------------------------------------------------------------------------------ */
+
+static int plan_item(struct qt_plan_item *item, const struct qt_spec *def, struct rules *rules,
+                     struct qt_err *err)
+{
+    const struct qt_tensor *t = item->tensor;
+    const struct rule *rule = rules_find(rules, t->name);
+    const struct qt_spec *spec = rule ? &rule->spec : def;
+    struct qt_err inner = {0};
+    item->why = rule ? NULL : reason_to_copy(t);
+    if (!item->why && !spec->scheme)
+        item->why = "scheme none";
+    if (item->why)
+        return QT_OK;
+    if (t->ndim != 2 || !qt_dtype_is_weight(t->dtype))
+        return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
+                       "cannot be quantized: %d dimensions, %s; only matrices of F16, BF16, F32 or "
+                       "F64 can",
+                       t->ndim, qt_dtype_name(t->dtype));
+    int rc = qt_packed_describe(&item->packed, spec, t->shape[0], t->shape[1], &inner);
+    return rc < 0 ? qt_fail(err, inner.status, t->file, t->name, "%s: %s", spec->text, inner.reason)
+                  : QT_OK;
+}
+
+static void plan_add(struct qt_plan *plan, const struct qt_plan_item *item)
+{
+    plan->source_bytes += item->tensor->nbytes;
+    if (item->why) {
+        plan->output_bytes += item->tensor->nbytes;
+        return;
+    }
+    size_t bytes = qt_packed_bytes(&item->packed);
+    size_t rows = 2 * QT_FRAG_ROWS * item->packed.k * sizeof(float);
+    size_t scratch = item->packed.spec.scheme->scratch_bytes(&item->packed) + rows;
+    uint64_t working = bytes + scratch * (size_t)qt_threads();
+    plan->quantized++;
+    plan->weights += item->tensor->count;
+    plan->packed_bytes += bytes;
+    plan->output_bytes += bytes;
+    if (working > plan->working_bytes)
+        plan->working_bytes = working;
+}
+
+int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt_plan_options *opt,
+                struct qt_err *err)
+{
+    struct rules rules = {0};
+    struct qt_spec def;
+    int rc = QT_OK;
+    *out = (struct qt_plan){0};
+    QT_TRY(qt_spec_parse(&def, opt->scheme, err));
+    QT_TRY(rules_open(&rules, opt, err));
+    QT_TRY(qt_array_new(&out->items, qt_ckpt_count(ckpt), sizeof *out->items, err));
+    for (size_t i = 0; i < qt_ckpt_count(ckpt); i++) {
+        out->items[i].tensor = qt_ckpt_tensor(ckpt, i);
+        QT_TRY(plan_item(&out->items[i], &def, &rules, err));
+        plan_add(out, &out->items[i]);
+        out->count++;
+    }
+    for (size_t i = 0; i < rules.count; i++)
+        if (!rules.list[i].used) {
+            rc = qt_fail(err, QT_E_USAGE, NULL, NULL, "--tensor '%s' matches no tensor",
+                         opt->rules[i].regex);
+            goto done;
+        }
+done:
+    rules_close(&rules);
+    if (rc < 0)
+        qt_plan_free(out);
+    return rc;
+}
+
+void qt_plan_free(struct qt_plan *plan)
+{
+    qt_free(plan->items);
+    *plan = (struct qt_plan){0};
+}
+
+double qt_plan_bpw(const struct qt_plan *plan)
+{
+    return plan->weights ? 8 * (double)plan->packed_bytes / (double)plan->weights : 0;
+}

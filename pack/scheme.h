@@ -1,0 +1,65 @@
+/*
+ * What a scheme is (private to pack/). Matrices are worked on in strips of 16 rows, the unit of the
+ * packed layout, each by one thread; a strip's packed bytes depend on that strip alone.
+ */
+#ifndef QT_PACK_SCHEME_H
+#define QT_PACK_SCHEME_H
+
+#include "pack/frag.h"
+#include "pack/pack.h"
+#include "pack/rowops.h"
+
+struct qt_codebook;
+
+struct qt_strip {
+    size_t index;  /* rows 16 * index ... */
+    size_t rows;   /* 1..16 logical rows */
+    void *scratch; /* scheme->scratch_bytes(p), 64-byte aligned, one per thread */
+};
+
+struct qt_scheme {
+    const char *name, *help;
+    const struct qt_preset *presets; /* ends with name = NULL */
+    const struct qt_param *params;   /* ends with key = NULL */
+
+    /* Parameters that contradict each other: QT_E_USAGE. */
+    int (*check_spec)(const struct qt_spec *spec, struct qt_err *err);
+    /* Fills layout and section[] (no data) for p->spec, p->n, p->k. */
+    int (*describe)(struct qt_packed *p, struct qt_err *err);
+    size_t (*scratch_bytes)(const struct qt_packed *p);
+    /* The usual scale of a group with absmax 1: for choosing scale_exp2. */
+    double (*unit_scale)(const struct qt_packed *p);
+    /* Channels that share a scale (k for one scale per row). */
+    size_t (*group)(const struct qt_packed *p);
+    /* Whole-matrix preparation before strips: tables. NULL if there is none. */
+    int (*prepare)(struct qt_packed *p, const struct qt_matrix *w, const float *importance,
+                   struct qt_err *err);
+    /* w[rows][k], already divided by 2^scale_exp2, -> packed bytes of the strip (the sections'
+     * data; p itself does not change, as several threads work on it). */
+    void (*quantize)(const struct qt_packed *p, const struct qt_strip *strip, const float *w,
+                     const float *importance);
+    /* packed bytes -> w[rows][k]. */
+    void (*decode)(float *w, const struct qt_packed *p, const struct qt_strip *strip);
+    /* True when unpacking and packing gives the strip's bytes again. */
+    bool (*repack_equal)(const struct qt_packed *p, const struct qt_strip *strip);
+    /* Codebook schemes (codebook.h) describe their values here; NULL for others. */
+    void (*codebook)(struct qt_codebook *out, const struct qt_packed *p);
+    /* Stored values within what the scheme allows; reason into err. */
+    int (*check_values)(const struct qt_packed *p, struct qt_err *err);
+};
+
+/* Rows [row0, row0 + rows) of a source matrix as FP32, times 2^exp2: dst[rows][k]. */
+void qt_matrix_rows(float *dst, const struct qt_matrix *w, size_t row0, size_t rows, int exp2);
+
+/* Parameter value by key; the key must exist. */
+double qt_spec_value(const struct qt_spec *spec, const char *key);
+
+/* Appends a section; sizes checked. */
+int qt_packed_add_section(struct qt_packed *p, const char *name, enum qt_dtype dtype, int ndim,
+                          const size_t *shape, struct qt_err *err);
+/* NULL when the scheme has no such section. */
+const struct qt_section *qt_packed_section(const struct qt_packed *p, const char *name);
+
+extern const struct qt_scheme qt_scheme_fpx, qt_scheme_lut;
+
+#endif

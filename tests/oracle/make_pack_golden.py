@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Golden bytes of packed matrices, derived from the drawings in pack/layout_frag.h and from the
+scheme definitions alone: nothing here is shared with pack/. Writes tests/golden/pack/NAME.bin
+(sections one after the other, in manifest order) and NAME.w (the FP32 source, row-major);
+cases.txt lists NAME, scheme text, N, K, scale_exp2. Needs numpy only."""
+import pathlib
+import sys
+from statistics import NormalDist
+
+import numpy as np
+
+OUT = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "tests/golden/pack")
+
+
+def nf_table(bits):
+    nd, delta = NormalDist(), (1 / 30 + 1 / 32) / 2
+    low = [nd.inv_cdf(p) for p in np.linspace(delta, 0.5, 2 ** (bits - 1))]
+    high = [nd.inv_cdf(p) for p in np.linspace(0.5, 1 - delta, 2 ** (bits - 1) + 1)][1:]
+    return np.float16([v / high[-1] for v in low + high]).astype(np.float32)
+
+
+def mini_values(bits, e):
+    """Magnitudes of ExMy in code order."""
+    m = bits - 1 - e
+    bias = 2 ** (e - 1) - 1
+    out = []
+    for mag in range(2 ** (bits - 1)):
+        x, f = mag >> m, mag & (2**m - 1)
+        out.append((f / 2**m) * 2.0 ** (1 - bias) if x == 0 else (1 + f / 2**m) * 2.0 ** (x - bias))
+    return np.float32(out)
+
+
+def lut_codes(w, s, table):
+    y = w * (np.float32(1) / s)
+    mid = (table[:-1] + table[1:]) / np.float32(2)
+    return np.array([int(sum(v > mid)) for v in y], np.uint8)
+
+
+def mini_codes(w, s, bits, e):
+    mags = mini_values(bits, e)
+    out = []
+    for v in w * (np.float32(1) / s):
+        d = np.abs(mags.astype(np.float64) - abs(float(v)))
+        best = np.flatnonzero(d == d.min())
+        mag = int(best[0]) if len(best) == 1 else int([b for b in best if b % 2 == 0][0])
+        out.append(mag << 1 | int(np.signbit(v)))
+    return np.array(out, np.uint8)
+
+
+# Words of one lane, as drawn. `q[s][i][h]` is the plane's field of step s, register i, value h.
+def pair_words(q, p):
+    if p == 4:
+        return [sum((q[s][i][0] | q[s][i][1] << 4) << 8 * i for i in range(4)) for s in range(4)]
+    if p == 2:
+        return [
+            sum(
+                (q[2 * w][i][0] | q[2 * w][i][1] << 2 | q[2 * w + 1][i][0] << 4 | q[2 * w + 1][i][1] << 6)
+                << 8 * i
+                for i in range(4)
+            )
+            for w in range(2)
+        ]
+    return [sum(sum((q[s][i][0] | q[s][i][1] << 1) << 2 * s for s in range(4)) << 8 * i for i in range(4))]
+
+
+def half_words(q, p):
+    if p == 4:
+        return [sum(sum(q[s][i][h] << 4 * i for i in range(4)) << 16 * h for h in range(2)) for s in range(4)]
+    if p == 1:
+        return [sum(sum(q[s][i][h] << (4 * s + i) for s in range(4) for i in range(4)) << 16 * h for h in range(2))]
+    words = []
+    for w in range(2):
+        word = 0
+        for j in range(8):
+            for h in range(2):
+                field = q[2 * w + j // 4][j % 4][h]
+                sign_at = 16 * h + 2 * j + 1
+                word |= (field & 1) << sign_at
+                word |= (field >> 1) << ((sign_at - 7) % 32)
+        words.append(word)
+    return words
+
+
+def pack_plane(codes, shift, p, words_of):
+    n, k = codes.shape
+    out = []
+    for strip in range(n // 16):
+        for block in range(k // 64):
+            part = codes[16 * strip : 16 * strip + 16, 64 * block : 64 * block + 64] >> shift & (2**p - 1)
+            for lane in range(32):
+                g, t = divmod(lane, 4)
+                q = [
+                    [
+                        [int(part[g + 8 * (i & 1), 16 * s + 2 * t + 8 * (i >> 1) + h]) for h in range(2)]
+                        for i in range(4)
+                    ]
+                    for s in range(4)
+                ]
+                out += words_of(q, p)
+    return np.array(out, "<u4").tobytes()
+
+
+def pack(codes, bits, order):
+    planes, left, out = [], bits, b""
+    while left:
+        planes.append(4 if left >= 4 else 2 if left >= 2 else 1)
+        left -= planes[-1]
+    shift = bits
+    for p in planes:
+        shift -= p
+        out += pack_plane(codes, shift, p, pair_words if order == "pair" else half_words)
+    return out
+
+
+def pack_scales(scales):
+    n, groups = scales.shape
+    order = [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]
+    return b"".join(
+        scales[16 * t : 16 * t + 16, g][order].astype("<f2").tobytes() for t in range(n // 16) for g in range(groups)
+    )
+
+
+def case(name, text, w, bits, group=None, e=None):
+    n, k = w.shape
+    table = None if e is not None else nf_table(bits)
+    top = mini_values(bits, e)[-1] if e is not None else np.float32(1)
+    g = group or k
+    np_, kp = -(-n // 16) * 16, -(-k // 64) * 64
+    amax = [a for r in range(n) for j in range(0, k, g) if (a := np.abs(w[r, j : j + g]).max() / top) > 0]
+    inside = min(amax) >= 2**-12 and max(amax) <= 2**14
+    exp2 = 0 if inside else int(np.frexp(max(amax))[1]) - 14
+    zero = 0 if e is not None else int(np.argmin(np.abs(table)))
+    codes = np.full((np_, kp), zero, np.uint8)
+    scales = np.zeros((np_, -(-k // g)), np.float16)
+    for r in range(n):
+        for j in range(0, k, g):
+            x = w[r, j : j + g]
+            a = np.abs(x).max()
+            if a == 0:
+                scales[r, j // g] = 1
+                continue
+            stored = np.float16(np.ldexp(np.float32(a / top), -exp2))
+            s = np.ldexp(np.float32(stored), exp2).astype(np.float32)
+            scales[r, j // g] = stored
+            codes[r, j : j + len(x)] = mini_codes(x, s, bits, e) if e is not None else lut_codes(x, s, table)
+    data = pack(codes, bits, "half" if e is not None and bits > 4 else "pair") + pack_scales(scales)
+    if table is not None:
+        data += table.astype("<f2").tobytes()
+    (OUT / f"{name}.bin").write_bytes(data)
+    (OUT / f"{name}.w").write_bytes(w.astype("<f4").tobytes())
+    return f"{name} {text} {n} {k} {exp2}\n"
+
+
+def main():
+    OUT.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(20240611)
+
+    def w(n, k, zero_row=None):
+        x = rng.standard_normal((n, k)).astype(np.float32) * np.float32(0.05)
+        if zero_row is not None:
+            x[zero_row] = 0
+        return x
+
+    lines = [
+        case("fp6", "fp6:method=rtn", w(17, 70, 3), 6, e=3),
+        case("fp6e2", "fp6:e=2,method=rtn", w(16, 64), 6, e=2),
+        case("fp5", "fp5:method=rtn", w(3, 65), 5, e=2),
+        case("fp4", "fp4:method=rtn", w(16, 129), 4, e=2),
+        case("fp3", "fpx:bits=3,e=1,method=rtn", w(5, 64), 3, e=1),
+        case("fp7", "fp7:method=rtn", w(18, 64), 7, e=3),
+        case("fp8", "fp8:method=rtn", w(16, 66), 8, e=4),
+        case("nf4", "nf4:g=64,method=rtn", w(17, 130, 16), 4, group=64),
+        case("nf3", "nf3:g=32,method=rtn", w(16, 100), 3, group=32),
+        case("nf2", "nf2:g=128,method=rtn", w(9, 192), 2, group=128),
+        case("nf4_big", "nf4:g=32,method=rtn", w(2, 64) * np.float32(3e6), 4, group=32),
+    ]
+    (OUT / "cases.txt").write_text("".join(lines))
+
+
+main()
