@@ -16,7 +16,7 @@ static const char *const methods[] = {"rtn", "search", NULL};
 static const struct qt_param params[] = {
     {"bits", QT_PARAM_INT, 6, 3, 8, NULL,
      "bits per weight: 1 sign + e exponent + the rest mantissa"},
-    {"e", QT_PARAM_INT, 3, 1, 7, NULL, "exponent bits"},
+    {"e", QT_PARAM_INT, 3, 1, 6, NULL, "exponent bits"},
     {"method", QT_PARAM_CHOICE, 1, 0, 1, methods,
      "rtn: absmax scale; search: scale of least squared error"},
     {0},

@@ -179,7 +179,7 @@ static const char *const all_codebooks[] = {
     "fp4:e=3",
     "fpx:bits=3,e=1",
     "fpx:bits=3,e=2",
-    "fpx:bits=8,e=7",
+    "fpx:bits=8,e=6",
     "fpx:bits=8,e=1",
 };
 enum { CODEBOOKS = sizeof all_codebooks / sizeof *all_codebooks };
