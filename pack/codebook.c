@@ -86,19 +86,24 @@ static void fit_refine(struct fit *f)
     }
 }
 
+/*
+ * Shrinking the scale clips the largest weights and resolves the rest more finely. Tables: past a
+ * half it never pays, slightly above 1 helps ends that are not equally far out, and a negative
+ * scale mirrors an asymmetric table. Minifloats: a scale serves a whole row and its error is a
+ * rugged function of it, so the grid is finer (60 steps for 20: 2.6 % less squared error at E3M2,
+ * while tables gain 0.4 % from 12 to 60).
+ */
 static void fit_search(struct fit *f, float unit)
 {
-    /* Shrinking clips the largest weights and resolves the rest more finely; past about a half it
-     * never pays. Slightly above 1 helps tables whose ends are not equally far out. */
-    enum { STEPS = 20 };
-    const float from = 1.1f, to = 0.5f;
-    bool mirrored =
-        f->cb->grid.levels != 0; /* tables are asymmetric: a negative scale flips them */
-    for (int sign = 0; sign <= mirrored; sign++)
-        for (int i = 0; i <= STEPS; i++) {
-            float factor = from + (to - from) * (float)i / STEPS;
-            fit_try(f, (sign ? -unit : unit) * factor);
-        }
+    bool table = f->cb->grid.levels != 0;
+    const float from = table ? 1.05f : 1.3f, to = table ? 0.5f : 0.4f;
+    const int steps = table ? 12 : 60;
+    for (int i = 0; i <= steps; i++) {
+        float s = unit * (from + (to - from) * (float)i / (float)steps);
+        fit_try(f, s);
+        if (table)
+            fit_try(f, -s);
+    }
     fit_refine(f);
 }
 
@@ -110,10 +115,13 @@ uint16_t qt_codebook_fit(const struct qt_codebook *cb, const struct qt_rowops *o
     if (amax == 0)
         return nothing;
     float unit = amax / cb->grid.max;
+    if (!cb->search) {
+        uint16_t bits = qt_f32_to_f16(unit);
+        return (bits & 0x7fff) ? bits : nothing;
+    }
     struct fit f = {cb, ops, w, h, n, INFINITY, nothing};
     fit_try(&f, unit);
-    if (cb->search)
-        fit_search(&f, unit);
+    fit_search(&f, unit);
     return f.bits;
 }
 

@@ -105,8 +105,8 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
 
 enum {
     BINS = 2048,        /* of the histogram of w / s over [-SPAN, SPAN] */
-    SAMPLE_STRIPS = 64, /* at most; evenly spread over the matrix */
-    ROUNDS = 4,         /* scales, then table */
+    SAMPLE_STRIPS = 32, /* at most; evenly spread over the matrix */
+    ROUNDS = 3,         /* scales, then table */
 };
 static const float SPAN = 1.25f;
 
