@@ -13,8 +13,8 @@ static void copy_text(char *dst, size_t size, const char *src)
     dst[n] = '\0';
 }
 
-int qt_fail(struct qt_err *err, enum qt_status status, const char *file, const char *tensor,
-            const char *fmt, ...)
+int qt_fail_record(struct qt_err *err, enum qt_status status, const char *file, const char *tensor,
+                   const char *fmt, ...)
 {
     if (!err)
         return status;

@@ -30,8 +30,17 @@ struct qt_err {
  * Records an error and returns `status`, so that callers can write `return qt_fail(err, ...)`.
  * file and tensor may be NULL. err may be NULL (then only the status is returned).
  */
-int qt_fail(struct qt_err *err, enum qt_status status, const char *file, const char *tensor,
-            const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+#define qt_fail(...) qt_negative(qt_fail_record(__VA_ARGS__))
+int qt_fail_record(struct qt_err *err, enum qt_status status, const char *file, const char *tensor,
+                   const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+
+/* Tells the compiler that a failure is a failure, so that it does not follow impossible paths. */
+static inline int qt_negative(int status)
+{
+    if (status >= 0)
+        __builtin_unreachable();
+    return status;
+}
 
 /* "FILE: tensor T: reason" into buf; always terminated; non-printable bytes shown as '?'. */
 void qt_err_format(char *buf, unsigned long size, const struct qt_err *err);

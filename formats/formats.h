@@ -3,11 +3,13 @@
  * tensor means.
  *
  *   safetensors.c  one file: header, strict checks, mapped data
- *   torch.c        PyTorch .bin/.pt: zip + restricted unpickler
+ *   torch.c        PyTorch .bin/.pt: zip.c (the archive), pickle.c (a restricted unpickler),
+ *                  state_dict.c (the tensors in it)
+ *   shard.c        what is common to one file of any of these formats
  *   npy.c          .npy arrays and raw .u16/.u32 token files
  *   checkpoint.c   a directory or file of any of the above as one list of tensors
  *   container.c    the qtool container: reading and checking
- *   writer.c       the qtool container: planned writes, journal, finish
+ *   writer.c       the qtool container: planned writes, read back (outdir.c, journal.c)
  *   json.c         strict JSON reading with errors that name the file
  */
 #ifndef QT_FORMATS_H
@@ -162,39 +164,48 @@ int qt_container_check_crc(const struct qt_container *c, size_t i, struct qt_err
  * Writing. A container is made in DIR.partial/ and renamed to DIR when everything has been written,
  * synced, read back and compared. The caller declares all stored tensors beforehand (sizes are known
  * from the plan), then writes them in any order, in units: a unit is one source tensor and what
- * replaces it. Finished units are journalled, so that an interrupted run can go on.
+ * replaces it. Finished units are journalled, so that an interrupted run can go on: killed at any
+ * moment and resumed, it gives the same bytes.
+ *
+ * One thread at a time. After an error only qt_writer_discard and qt_writer_close may follow.
  */
 struct qt_writer;
 struct qt_writer_options {
-    bool force;  /* replace an existing DIR (only at the end, by rename) */
+    bool force;  /* replace an existing DIR (only at the end, by rename): a container or empty */
     bool resume; /* continue DIR.partial if it is there; else start anew */
     uint64_t max_shard_bytes; /* 0 = 4 GiB. A tensor is never split. */
 };
 /*
  * identity: everything that determines the bytes (options, source fingerprint); a resume whose
  * journal holds another identity is refused (QT_E_RESUME, naming the member that differs).
- * DIR exists without force: QT_E_USAGE. DIR.partial in use by a live process: QT_E_RESOURCE.
- * tensors: name, dtype, ndim, shape, nbytes are used; names are copied.
+ * DIR exists without force, or is no container: QT_E_USAGE. DIR.partial in use by a live process,
+ * or no room on the disk: QT_E_RESOURCE, and a DIR.partial made by this call is removed again.
+ * tensors: name, dtype, ndim, shape, nbytes are used (file, if set, in errors); names are copied.
  */
 int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tensor *tensors,
                    size_t n, const json_t *identity, const struct qt_writer_options *opt,
                    struct qt_err *err);
 /* The journalled record of a finished unit (borrowed), or NULL if it must be done. */
 const json_t *qt_writer_done(const struct qt_writer *w, const char *unit);
-/* Data [offset, offset+size) of declared tensor i. */
+/* Data [offset, offset+size) of declared tensor i; each byte once. */
 int qt_writer_put(struct qt_writer *w, size_t i, const void *data, size_t size, uint64_t offset,
                   struct qt_err *err);
-/* Declares a unit finished. record (borrowed) must hold what the manifest will need. */
+/* Declares a unit finished: all tensors put since the last commit, which must be complete
+ * (QT_E_INTERNAL if not). record (copied) must hold what the manifest will need of it. */
 int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record,
                      struct qt_err *err);
-/* Copies a side file (config.json, tokenizer.json) byte for byte under its own name. */
+/* Copies a side file (config.json, tokenizer.json) byte for byte under its own name. Not journalled:
+ * to be done in every run, resumed or not. */
 int qt_writer_copy_file(struct qt_writer *w, const char *path, struct qt_err *err);
-/* Writes the index (when sharded) and qtool.json = manifest, syncs, reads everything back against
- * the CRCs in manifest (members "tensors" / "copied"), removes the journal, renames into place. */
+/* Writes the index (when sharded) and qtool.json = manifest, reads everything back against the CRCs
+ * in manifest (members "tensors" / "copied"; QT_E_RESOURCE if different), removes the journal,
+ * renames into place. A tensor not written and committed, or a manifest that does not open as a
+ * container: QT_E_INTERNAL. */
 int qt_writer_finish(struct qt_writer *w, const json_t *manifest, struct qt_err *err);
-/* Closes; a container not finished stays in DIR.partial for a resume. */
+/* Closes and frees; a container not finished stays in DIR.partial for a resume. */
 void qt_writer_close(struct qt_writer *w);
-/* Removes DIR.partial of a run that failed for good (bad input): nothing half-written stays. */
+/* Removes DIR.partial of a run that failed for good (bad input): nothing half-written stays. To be
+ * followed by qt_writer_close. Nothing happens after a finish that succeeded. */
 void qt_writer_discard(struct qt_writer *w);
 
 #endif

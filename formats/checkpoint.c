@@ -1,0 +1,361 @@
+/* A checkpoint: one file, or the files of a directory, as one list of tensors with unique names. */
+#include "formats/formats_internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+
+enum { MAX_INDEX = QT_MAX_HEADER };
+
+struct qt_ckpt {
+    char *dir;
+    struct qt_shard *shards; /* in name order; fixed once allocated: slots point into it */
+    size_t shard_count;
+    const struct qt_slot **in_file_order;
+    const struct qt_slot **in_name_order;
+    size_t count;
+};
+
+/* File names inside the checkpoint's directory. */
+struct names {
+    char **items;
+    size_t count, capacity;
+};
+
+/* ---- which files ----------------------------------------------------------------------------- */
+
+static void names_free(struct names *names)
+{
+    for (size_t i = 0; i < names->count; i++)
+        qt_free(names->items[i]);
+    qt_free(names->items);
+}
+
+static int names_add(struct names *names, const char *name, struct qt_err *err)
+{
+    int rc =
+        qt_array_grow(&names->items, &names->capacity, names->count + 1, sizeof *names->items, err);
+    if (rc == QT_OK)
+        rc = qt_string_copy(&names->items[names->count], name, err);
+    if (rc == QT_OK)
+        names->count++;
+    return rc;
+}
+
+static int compare_strings(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static void names_sort_unique(struct names *names)
+{
+    size_t kept = 0;
+    if (names->count)
+        qsort(names->items, names->count, sizeof *names->items, compare_strings);
+    for (size_t i = 0; i < names->count; i++)
+        if (kept && strcmp(names->items[kept - 1], names->items[i]) == 0)
+            qt_free(names->items[i]);
+        else
+            names->items[kept++] = names->items[i];
+    names->count = kept;
+}
+
+/* All *.safetensors of the directory. */
+static int list_directory(struct names *names, const char *dir, struct qt_err *err)
+{
+    static const char ending[] = ".safetensors";
+    int rc = QT_OK;
+    struct dirent *entry;
+    DIR *d = opendir(dir);
+    if (!d)
+        return qt_fail(err, QT_E_RESOURCE, dir, NULL, "cannot list: %s", strerror(errno));
+    while (rc == QT_OK && (entry = readdir(d)) != NULL) {
+        size_t n = strlen(entry->d_name), m = sizeof ending - 1;
+        if (n > m && strcmp(entry->d_name + n - m, ending) == 0)
+            rc = names_add(names, entry->d_name, err);
+    }
+    closedir(d);
+    if (rc == QT_OK && names->count == 0)
+        rc = qt_fail(err, QT_E_INPUT, dir, NULL,
+                     "no checkpoint here: no *.safetensors, model.safetensors.index.json, "
+                     "pytorch_model.bin or pytorch_model.bin.index.json");
+    return rc;
+}
+
+/* The files an index names: {"metadata": ..., "weight_map": {tensor: file}}. */
+static int list_index(struct names *names, json_t *index, const char *path, struct qt_err *err)
+{
+    json_t *map = json_object_get(index, "weight_map"), *value;
+    const char *tensor;
+    if (!json_is_object(map))
+        return qt_fail(err, QT_E_INPUT, path, NULL, "'weight_map' must be an object");
+    json_object_foreach(map, tensor, value)
+    {
+        const char *name = json_string_value(value);
+        int rc = qt_tensor_check_name(tensor, strlen(tensor), path, err);
+        if (rc < 0)
+            return rc;
+        if (!name)
+            return qt_fail(err, QT_E_INPUT, path, tensor, "its file name must be a string");
+        if (!qt_name_is_plain(name) || !qt_shard_name_ok(name))
+            return qt_fail(err, QT_E_INPUT, path, tensor,
+                           "'%s' is not the name of a checkpoint file in this directory", name);
+        rc = names_add(names, name, err);
+        if (rc < 0)
+            return rc;
+    }
+    if (names->count == 0)
+        return qt_fail(err, QT_E_INPUT, path, NULL, "'weight_map' is empty");
+    return QT_OK;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static int missing_shard(const json_t *index, const char *index_path, const char *name,
+                         struct qt_err *err)
+{
+    const char *tensor;
+    json_t *value, *map = json_object_get(index, "weight_map");
+    json_object_foreach(map, tensor, value) if (strcmp(json_string_value(value), name) == 0) break;
+    return qt_fail(err, QT_E_INPUT, index_path, tensor, "its file '%s' does not exist", name);
+}
+
+/* index: NULL when there is none. */
+static int open_shards(struct qt_ckpt *ckpt, const struct names *names, const json_t *index,
+                       const char *index_path, struct qt_err *err)
+{
+    int rc = qt_array_new(&ckpt->shards, names->count, sizeof *ckpt->shards, err);
+    for (size_t i = 0; rc == QT_OK && i < names->count; i++) {
+        char *path;
+        rc = qt_path_join(&path, ckpt->dir, names->items[i], err);
+        if (rc == QT_OK && index && !qt_path_exists(path))
+            rc = missing_shard(index, index_path, names->items[i], err);
+        if (rc == QT_OK)
+            rc = qt_shard_open(&ckpt->shards[i], path, err);
+        if (rc == QT_OK)
+            ckpt->shard_count++;
+        qt_free(path);
+    }
+    return rc;
+}
+
+static int compare_slot_names(const void *a, const void *b)
+{
+    const struct qt_slot *x = *(const struct qt_slot *const *)a;
+    const struct qt_slot *y = *(const struct qt_slot *const *)b;
+    return strcmp(x->info.name, y->info.name);
+}
+
+static int list_tensors(struct qt_ckpt *ckpt, struct qt_err *err)
+{
+    int rc;
+    size_t n = 0, bytes = sizeof(struct qt_slot *);
+    for (size_t s = 0; s < ckpt->shard_count; s++)
+        n += ckpt->shards[s].count;
+    QT_TRY(qt_array_new(&ckpt->in_file_order, n, bytes, err));
+    QT_TRY(qt_array_new(&ckpt->in_name_order, n, bytes, err));
+    for (size_t s = 0; s < ckpt->shard_count; s++)
+        for (size_t i = 0; i < ckpt->shards[s].count; i++)
+            ckpt->in_file_order[ckpt->count++] = &ckpt->shards[s].slots[i];
+    memcpy(ckpt->in_name_order, ckpt->in_file_order, n * bytes);
+    qsort(ckpt->in_name_order, n, bytes, compare_slot_names);
+    for (size_t i = 1; i < n; i++) {
+        const struct qt_tensor *a = &ckpt->in_name_order[i - 1]->info;
+        const struct qt_tensor *b = &ckpt->in_name_order[i]->info;
+        if (strcmp(a->name, b->name) != 0)
+            continue;
+        /* qsort leaves open which of the two comes first. */
+        const char *low = strcmp(a->file, b->file) <= 0 ? a->file : b->file;
+        rc = qt_fail(err, QT_E_INPUT, low == a->file ? b->file : a->file, a->name,
+                     "is there twice: also in %s", low);
+        goto done;
+    }
+done:
+    return rc;
+}
+
+/* Index and files must name the same tensors in the same places. */
+static int check_index(const struct qt_ckpt *ckpt, const json_t *index, const char *path,
+                       struct qt_err *err)
+{
+    json_t *map = json_object_get(index, "weight_map"), *value;
+    const char *name;
+    json_object_foreach(map, name, value)
+    {
+        const struct qt_tensor *t = qt_ckpt_find(ckpt, name);
+        const char *file = json_string_value(value);
+        if (!t)
+            return qt_fail(err, QT_E_INPUT, path, name, "is not in '%s', where the index puts it",
+                           file);
+        if (strcmp(strrchr(t->file, '/') + 1, file) != 0)
+            return qt_fail(err, QT_E_INPUT, t->file, name, "is here, but the index puts it in '%s'",
+                           file);
+    }
+    for (size_t i = 0; i < ckpt->count; i++) {
+        const struct qt_tensor *t = &ckpt->in_file_order[i]->info;
+        if (!json_object_get(map, t->name))
+            return qt_fail(err, QT_E_INPUT, t->file, t->name, "is not listed in %s", path);
+    }
+    return QT_OK;
+}
+
+static int open_index(struct qt_ckpt *ckpt, const char *name, struct qt_err *err)
+{
+    int rc;
+    char *path = NULL;
+    json_t *index = NULL;
+    struct names names = {0};
+    QT_TRY(qt_path_join(&path, ckpt->dir, name, err));
+    QT_TRY(qt_json_load(&index, path, MAX_INDEX, err));
+    QT_TRY(list_index(&names, index, path, err));
+    names_sort_unique(&names);
+    QT_TRY(open_shards(ckpt, &names, index, path, err));
+    QT_TRY(list_tensors(ckpt, err));
+    QT_TRY(check_index(ckpt, index, path, err));
+done:
+    names_free(&names);
+    json_decref(index);
+    qt_free(path);
+    return rc;
+}
+
+/* name: one file of the directory; NULL: all *.safetensors. */
+static int open_files(struct qt_ckpt *ckpt, const char *name, struct qt_err *err)
+{
+    int rc;
+    struct names names = {0};
+    QT_TRY(name ? names_add(&names, name, err) : list_directory(&names, ckpt->dir, err));
+    names_sort_unique(&names);
+    QT_TRY(open_shards(ckpt, &names, NULL, NULL, err));
+    QT_TRY(list_tensors(ckpt, err));
+done:
+    names_free(&names);
+    return rc;
+}
+
+static int open_directory(struct qt_ckpt *ckpt, const char *dir, struct qt_err *err)
+{
+    static const struct {
+        const char *name;
+        int (*open)(struct qt_ckpt *ckpt, const char *name, struct qt_err *err);
+    } choices[] = {
+        {"model.safetensors", open_files},
+        {"model.safetensors.index.json", open_index},
+        {"pytorch_model.bin", open_files},
+        {"pytorch_model.bin.index.json", open_index},
+    };
+    int rc = qt_string_copy(&ckpt->dir, dir, err);
+    for (size_t i = 0; rc == QT_OK && i < sizeof choices / sizeof *choices; i++) {
+        char *path;
+        rc = qt_path_join(&path, dir, choices[i].name, err);
+        bool exists = rc == QT_OK && qt_path_exists(path);
+        qt_free(path);
+        if (exists)
+            return choices[i].open(ckpt, choices[i].name, err);
+    }
+    return rc < 0 ? rc : open_files(ckpt, NULL, err);
+}
+
+static int open_file(struct qt_ckpt *ckpt, const char *path, struct qt_err *err)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (!qt_shard_name_ok(name))
+        return qt_fail(err, QT_E_INPUT, path, NULL,
+                       "a directory or a .safetensors, .bin, .pt or .pth file is expected");
+    int rc = slash == path ? qt_string_copy(&ckpt->dir, "/", err)
+             : slash       ? qt_string_format(&ckpt->dir, err, "%.*s", (int)(slash - path), path)
+                           : qt_string_copy(&ckpt->dir, ".", err);
+    return rc < 0 ? rc : open_files(ckpt, name, err);
+}
+
+int qt_ckpt_open(struct qt_ckpt **out, const char *path, struct qt_err *err)
+{
+    int rc = qt_array_new(out, 1, sizeof **out, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_path_is_dir(path) ? open_directory(*out, path, err) : open_file(*out, path, err);
+    if (rc < 0) {
+        qt_ckpt_close(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
+void qt_ckpt_close(struct qt_ckpt *ckpt)
+{
+    if (!ckpt)
+        return;
+    for (size_t i = 0; i < ckpt->shard_count; i++)
+        qt_shard_close(&ckpt->shards[i]);
+    qt_free(ckpt->shards);
+    qt_free(ckpt->in_file_order);
+    qt_free(ckpt->in_name_order);
+    qt_free(ckpt->dir);
+    qt_free(ckpt);
+}
+
+/* ---- use ------------------------------------------------------------------------------------- */
+
+const char *qt_ckpt_dir(const struct qt_ckpt *ckpt)
+{
+    return ckpt->dir;
+}
+
+size_t qt_ckpt_count(const struct qt_ckpt *ckpt)
+{
+    return ckpt->count;
+}
+
+const struct qt_tensor *qt_ckpt_tensor(const struct qt_ckpt *ckpt, size_t i)
+{
+    return &ckpt->in_file_order[i]->info;
+}
+
+static const struct qt_slot *find_slot(const struct qt_ckpt *ckpt, const char *name)
+{
+    struct qt_slot key = {.info.name = name};
+    const struct qt_slot *p = &key;
+    const struct qt_slot *const *found =
+        bsearch(&p, ckpt->in_name_order, ckpt->count, sizeof p, compare_slot_names);
+    return found ? *found : NULL;
+}
+
+const struct qt_tensor *qt_ckpt_find(const struct qt_ckpt *ckpt, const char *name)
+{
+    const struct qt_slot *slot = find_slot(ckpt, name);
+    return slot ? &slot->info : NULL;
+}
+
+size_t qt_ckpt_file_count(const struct qt_ckpt *ckpt)
+{
+    return ckpt->shard_count;
+}
+
+const char *qt_ckpt_file(const struct qt_ckpt *ckpt, size_t i, size_t *size)
+{
+    *size = ckpt->shards[i].map.size;
+    return ckpt->shards[i].path;
+}
+
+int qt_ckpt_read(struct qt_blob *out, const struct qt_ckpt *ckpt, const struct qt_tensor *t,
+                 struct qt_err *err)
+{
+    const struct qt_slot *slot = find_slot(ckpt, t->name);
+    *out = (struct qt_blob){0};
+    if (!slot)
+        return qt_fail(err, QT_E_INTERNAL, t->file, t->name, "is not in this checkpoint");
+    if (slot->entry)
+        return qt_torch_read(out, slot, err);
+    const struct qt_map *map = &slot->shard->map;
+    *out =
+        (struct qt_blob){.data = map->data + slot->offset, .size = slot->info.nbytes, .map = map};
+    return QT_OK;
+}
+
+void qt_blob_free(struct qt_blob *blob)
+{
+    if (blob->map)
+        qt_map_drop(blob->map, blob->data, blob->size);
+    qt_free(blob->owned);
+    *blob = (struct qt_blob){0};
+}

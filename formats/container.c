@@ -1,0 +1,419 @@
+#include "formats/formats.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const size_t manifest_limit = (size_t)1 << 28;
+
+enum { SECTION_NAME_LIMIT = 32, SCALE_EXP2_LIMIT = 1000 };
+
+/* A tensor of the safetensors files and the manifest's claim on it. */
+struct stored {
+    const struct qt_tensor *tensor;
+    uint32_t crc;
+    bool claimed;
+};
+
+struct qt_container {
+    char *dir;
+    char *manifest_path;
+    json_t *manifest;
+    struct qt_ckpt *ckpt;
+    struct stored *stored; /* by name */
+    struct qt_entry *entries;
+    const struct qt_entry **by_name;
+    size_t count;
+};
+
+/* ---- small parts of the manifest ------------------------------------------------------------- */
+
+static int bad(struct qt_err *err, const struct qt_container *c, const char *tensor,
+               const char *reason)
+{
+    return qt_fail(err, QT_E_INPUT, c->manifest_path, tensor, "%s", reason);
+}
+
+/* The JSON helpers know the file but not the tensor. */
+static int need_string(const char **out, const struct qt_container *c, const json_t *obj,
+                       const char *key, const char *tensor, struct qt_err *err)
+{
+    struct qt_err local = {0};
+    int rc = qt_json_need_string(out, obj, key, c->manifest_path, &local);
+    return rc < 0 ? qt_fail(err, rc, c->manifest_path, tensor, "%s", local.reason) : QT_OK;
+}
+
+static int parse_shape(size_t *shape, int *ndim, const struct qt_container *c, const json_t *obj,
+                       const char *tensor, struct qt_err *err)
+{
+    const json_t *list = json_object_get(obj, "shape");
+    size_t n = json_array_size(list);
+    if (!json_is_array(list) || n > QT_MAX_DIMS)
+        return qt_fail(err, QT_E_INPUT, c->manifest_path, tensor,
+                       "'shape' must be an array of at most %d integers", QT_MAX_DIMS);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *dim = json_array_get(list, i);
+        if (!json_is_integer(dim) || json_integer_value(dim) < 0)
+            return bad(err, c, tensor, "'shape' must hold integers that are not negative");
+        shape[i] = (size_t)json_integer_value(dim);
+    }
+    *ndim = (int)n;
+    return QT_OK;
+}
+
+static int parse_crc(uint32_t *crc, const struct qt_container *c, const json_t *obj,
+                     const char *tensor, struct qt_err *err)
+{
+    const char *text;
+    int rc = need_string(&text, c, obj, "crc32", tensor, err);
+    if (rc < 0)
+        return rc;
+    if (strlen(text) != 8 || strspn(text, "0123456789abcdef") != 8)
+        return bad(err, c, tensor, "'crc32' must be 8 lower-case hexadecimal digits");
+    *crc = (uint32_t)strtoul(text, NULL, 16);
+    return QT_OK;
+}
+
+static bool section_name_ok(const char *name)
+{
+    size_t n = strlen(name);
+    return n >= 1 && n <= SECTION_NAME_LIMIT &&
+           strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") == n;
+}
+
+/* ---- stored tensors -------------------------------------------------------------------------- */
+
+static int compare_stored(const void *a, const void *b)
+{
+    return strcmp(((const struct stored *)a)->tensor->name,
+                  ((const struct stored *)b)->tensor->name);
+}
+
+static int compare_stored_name(const void *name, const void *item)
+{
+    return strcmp(name, ((const struct stored *)item)->tensor->name);
+}
+
+static struct stored *stored_find(const struct qt_container *c, const char *name)
+{
+    return bsearch(name, c->stored, qt_ckpt_count(c->ckpt), sizeof *c->stored, compare_stored_name);
+}
+
+/* Takes the stored tensor `name` for one line of the manifest: it must be there, look as `obj`
+ * (dtype, shape, crc32) declares, and be claimed once. */
+static int claim(const struct stored **out, struct qt_container *c, const char *name,
+                 const json_t *obj, struct qt_err *err)
+{
+    const char *dtype_name;
+    enum qt_dtype dtype;
+    size_t shape[QT_MAX_DIMS];
+    int ndim, rc;
+    uint32_t crc = 0;
+    if ((rc = need_string(&dtype_name, c, obj, "dtype", name, err)) < 0 ||
+        (rc = parse_shape(shape, &ndim, c, obj, name, err)) < 0 ||
+        (rc = parse_crc(&crc, c, obj, name, err)) < 0)
+        return rc;
+    if (!qt_dtype_parse(&dtype, dtype_name))
+        return bad(err, c, name, "'dtype' is not a known one");
+    struct stored *s = stored_find(c, name);
+    if (!s)
+        return bad(err, c, name, "is in the manifest but not in the safetensors files");
+    if (s->claimed)
+        return bad(err, c, name, "is in the manifest twice");
+    const struct qt_tensor *t = s->tensor;
+    if (t->dtype != dtype)
+        return qt_fail(err, QT_E_INPUT, t->file, name, "dtype is %s, %s in the manifest",
+                       qt_dtype_name(t->dtype), qt_dtype_name(dtype));
+    if (t->ndim != ndim || memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) != 0)
+        return qt_fail(err, QT_E_INPUT, t->file, name, "shape differs from the manifest's");
+    s->claimed = true;
+    s->crc = crc;
+    *out = s;
+    return QT_OK;
+}
+
+static int list_stored(struct qt_container *c, struct qt_err *err)
+{
+    size_t n = qt_ckpt_count(c->ckpt);
+    int rc = qt_array_new(&c->stored, n, sizeof *c->stored, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < n; i++)
+        c->stored[i].tensor = qt_ckpt_tensor(c->ckpt, i);
+    qsort(c->stored, n, sizeof *c->stored, compare_stored);
+    return QT_OK;
+}
+
+static int check_all_claimed(const struct qt_container *c, struct qt_err *err)
+{
+    for (size_t i = 0; i < qt_ckpt_count(c->ckpt); i++) {
+        const struct qt_tensor *t = c->stored[i].tensor;
+        if (!c->stored[i].claimed)
+            return qt_fail(err, QT_E_INPUT, t->file, t->name,
+                           "is in neither 'tensors' nor 'copied' of qtool.json");
+    }
+    return QT_OK;
+}
+
+/* ---- entries --------------------------------------------------------------------------------- */
+
+static int parse_section(struct qt_entry *e, struct qt_container *c, const json_t *obj,
+                         struct qt_err *err)
+{
+    const char *name;
+    const struct stored *s;
+    char *stored_name = NULL;
+    int rc = need_string(&name, c, obj, "name", e->name, err);
+    if (rc < 0)
+        return rc;
+    if (!section_name_ok(name))
+        return qt_fail(err, QT_E_INPUT, c->manifest_path, e->name,
+                       "section name '%s' is not 1 to %d of a-z 0-9 _", name, SECTION_NAME_LIMIT);
+    QT_TRY(qt_string_format(&stored_name, err, "%s.q.%s", e->name, name));
+    QT_TRY(claim(&s, c, stored_name, obj, err));
+    e->section[e->nsections].name = name;
+    e->section[e->nsections].tensor = s->tensor;
+    e->section[e->nsections].crc = s->crc;
+    e->nsections++;
+done:
+    qt_free(stored_name);
+    return rc;
+}
+
+static int parse_sections(struct qt_entry *e, struct qt_container *c, struct qt_err *err)
+{
+    const json_t *list = json_object_get(e->json, "sections");
+    size_t n = json_array_size(list);
+    if (n < 1 || n > QT_MAX_SECTIONS)
+        return qt_fail(err, QT_E_INPUT, c->manifest_path, e->name,
+                       "'sections' must be an array of 1 to %d sections", QT_MAX_SECTIONS);
+    for (size_t i = 0; i < n; i++) {
+        int rc = parse_section(e, c, json_array_get(list, i), err);
+        if (rc < 0)
+            return rc;
+    }
+    return QT_OK;
+}
+
+static int parse_entry(struct qt_entry *e, struct qt_container *c, struct qt_err *err)
+{
+    const json_t *exp2 = json_object_get(e->json, "scale_exp2");
+    size_t shape[QT_MAX_DIMS], count;
+    int ndim, rc;
+    if (!json_is_object(e->json) || !e->name[0])
+        return bad(err, c, e->name, "an entry of 'tensors' must be a named object");
+    if (json_object_get(json_object_get(c->manifest, "copied"), e->name))
+        return bad(err, c, e->name, "is in both 'tensors' and 'copied'");
+    if ((rc = need_string(&e->spec, c, e->json, "scheme", e->name, err)) < 0 ||
+        (rc = need_string(&e->layout, c, e->json, "layout", e->name, err)) < 0 ||
+        (rc = parse_shape(shape, &ndim, c, e->json, e->name, err)) < 0)
+        return rc;
+    if (ndim != 2 || shape[0] == 0 || shape[1] == 0 || qt_mul_overflow(&count, shape[0], shape[1]))
+        return bad(err, c, e->name, "'shape' must be two positive integers N, K");
+    e->n = shape[0];
+    e->k = shape[1];
+    if (!json_is_integer(exp2) || json_integer_value(exp2) < -SCALE_EXP2_LIMIT ||
+        json_integer_value(exp2) > SCALE_EXP2_LIMIT)
+        return qt_fail(err, QT_E_INPUT, c->manifest_path, e->name,
+                       "'scale_exp2' must be an integer from -%d to %d", SCALE_EXP2_LIMIT,
+                       SCALE_EXP2_LIMIT);
+    e->scale_exp2 = (int)json_integer_value(exp2);
+    return parse_sections(e, c, err);
+}
+
+static int compare_entries(const void *a, const void *b)
+{
+    return strcmp((*(const struct qt_entry *const *)a)->name,
+                  (*(const struct qt_entry *const *)b)->name);
+}
+
+static int compare_entry_name(const void *name, const void *item)
+{
+    return strcmp(name, (*(const struct qt_entry *const *)item)->name);
+}
+
+static int parse_entries(struct qt_container *c, json_t *tensors, struct qt_err *err)
+{
+    size_t n = json_object_size(tensors);
+    const char *name;
+    json_t *value;
+    int rc;
+    if ((rc = qt_array_new(&c->entries, n, sizeof *c->entries, err)) < 0 ||
+        (rc = qt_array_new(&c->by_name, n, sizeof *c->by_name, err)) < 0)
+        return rc;
+    json_object_foreach(tensors, name, value)
+    {
+        struct qt_entry *e = &c->entries[c->count];
+        e->name = name;
+        e->json = value;
+        if ((rc = parse_entry(e, c, err)) < 0)
+            return rc;
+        c->by_name[c->count++] = e;
+    }
+    qsort(c->by_name, n, sizeof *c->by_name, compare_entries);
+    return QT_OK;
+}
+
+static int parse_copied(struct qt_container *c, json_t *copied, struct qt_err *err)
+{
+    const struct stored *s;
+    const char *name;
+    json_t *value;
+    json_object_foreach(copied, name, value)
+    {
+        if (!json_is_object(value) || !name[0])
+            return bad(err, c, name, "an entry of 'copied' must be a named object");
+        int rc = claim(&s, c, name, value, err);
+        if (rc < 0)
+            return rc;
+    }
+    return QT_OK;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* Before anything else is looked at: another version may differ in all of it. */
+static int check_version(const struct qt_container *c, struct qt_err *err)
+{
+    const char *format;
+    size_t version;
+    int rc;
+    if (!json_is_object(c->manifest))
+        return bad(err, c, NULL, "the manifest must be a JSON object");
+    if ((rc = need_string(&format, c, c->manifest, "format", NULL, err)) < 0 ||
+        (rc = qt_json_need_size(&version, c->manifest, "format_version", c->manifest_path, err)) <
+            0)
+        return rc;
+    if (strcmp(format, "qtool") != 0)
+        return bad(err, c, NULL, "not a qtool manifest: 'format' is not \"qtool\"");
+    if (version != QT_FORMAT_VERSION)
+        return qt_fail(err, QT_E_UNSUPPORTED, c->manifest_path, NULL,
+                       "format version %zu, but this qtool (%s) reads version %d: use the qtool "
+                       "that wrote it, or quantize again",
+                       version, QT_VERSION, QT_FORMAT_VERSION);
+    return QT_OK;
+}
+
+static int check_files(const struct qt_container *c, struct qt_err *err)
+{
+    static const char suffix[] = ".safetensors";
+    for (size_t i = 0; i < qt_ckpt_file_count(c->ckpt); i++) {
+        size_t size;
+        const char *path = qt_ckpt_file(c->ckpt, i, &size), *dot = strrchr(path, '.');
+        if (!dot || strcmp(dot, suffix) != 0)
+            return qt_fail(err, QT_E_INPUT, path, NULL,
+                           "a container holds its tensors in safetensors files");
+    }
+    return QT_OK;
+}
+
+static int load(struct qt_container *c, const char *path, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(qt_string_copy(&c->dir, path, err));
+    QT_TRY(qt_path_join(&c->manifest_path, path, "qtool.json", err));
+    QT_TRY(qt_json_load(&c->manifest, c->manifest_path, manifest_limit, err));
+    QT_TRY(check_version(c, err));
+    json_t *tensors = json_object_get(c->manifest, "tensors");
+    json_t *copied = json_object_get(c->manifest, "copied");
+    if (!json_is_object(tensors))
+        return bad(err, c, NULL, "'tensors' must be an object");
+    if (!json_is_object(copied))
+        return bad(err, c, NULL, "'copied' must be an object");
+    QT_TRY(qt_ckpt_open(&c->ckpt, path, err));
+    QT_TRY(check_files(c, err));
+    QT_TRY(list_stored(c, err));
+    QT_TRY(parse_entries(c, tensors, err));
+    QT_TRY(parse_copied(c, copied, err));
+    QT_TRY(check_all_claimed(c, err));
+done:
+    return rc;
+}
+
+bool qt_container_probe(const char *path)
+{
+    char *manifest;
+    bool found = false;
+    if (qt_path_is_dir(path) && qt_path_join(&manifest, path, "qtool.json", NULL) == QT_OK) {
+        found = qt_path_exists(manifest);
+        qt_free(manifest);
+    }
+    return found;
+}
+
+int qt_container_open(struct qt_container **out, const char *path, struct qt_err *err)
+{
+    struct qt_container *c;
+    *out = NULL;
+    int rc = qt_array_new(&c, 1, sizeof *c, err);
+    if (rc < 0)
+        return rc;
+    rc = load(c, path, err);
+    if (rc < 0)
+        qt_container_close(c);
+    else
+        *out = c;
+    return rc;
+}
+
+void qt_container_close(struct qt_container *c)
+{
+    if (!c)
+        return;
+    qt_ckpt_close(c->ckpt);
+    json_decref(c->manifest);
+    qt_free(c->dir);
+    qt_free(c->manifest_path);
+    qt_free(c->stored);
+    qt_free(c->entries);
+    qt_free(c->by_name);
+    qt_free(c);
+}
+
+const char *qt_container_dir(const struct qt_container *c)
+{
+    return c->dir;
+}
+
+const struct qt_ckpt *qt_container_ckpt(const struct qt_container *c)
+{
+    return c->ckpt;
+}
+
+const json_t *qt_container_manifest(const struct qt_container *c)
+{
+    return c->manifest;
+}
+
+size_t qt_container_count(const struct qt_container *c)
+{
+    return c->count;
+}
+
+const struct qt_entry *qt_container_entry(const struct qt_container *c, size_t i)
+{
+    return &c->entries[i];
+}
+
+const struct qt_entry *qt_container_find(const struct qt_container *c, const char *name)
+{
+    const struct qt_entry **found =
+        bsearch(name, c->by_name, c->count, sizeof *c->by_name, compare_entry_name);
+    return found ? *found : NULL;
+}
+
+int qt_container_check_crc(const struct qt_container *c, size_t i, struct qt_err *err)
+{
+    const struct qt_tensor *t = qt_ckpt_tensor(c->ckpt, i);
+    const struct stored *s = stored_find(c, t->name);
+    struct qt_blob blob;
+    int rc = qt_ckpt_read(&blob, c->ckpt, t, err);
+    if (rc < 0)
+        return rc;
+    uint32_t crc = qt_crc32(0, blob.data, blob.size);
+    qt_blob_free(&blob);
+    if (crc != s->crc)
+        return qt_fail(err, QT_E_INPUT, t->file, t->name,
+                       "the data's CRC-32 is %08x, the manifest's %08x: the file is damaged", crc,
+                       s->crc);
+    return QT_OK;
+}

@@ -1,0 +1,285 @@
+#include "formats/writer_internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char journal_format[] = "qtool-journal";
+static const size_t journal_limit = (size_t)1 << 30;
+
+enum { JOURNAL_VERSION = 1, TRAILER = 18 /* ,"crc":"89abcdef"} */ };
+
+static int no_memory(struct qt_err *err, const char *file)
+{
+    return qt_fail(err, QT_E_RESOURCE, file, NULL, "out of memory");
+}
+
+/* Jansson counts references and iterates through pointers to non-const, also when only reading. */
+static json_t *unconst(const json_t *value)
+{
+    return (json_t *)(uintptr_t)value;
+}
+
+int qt_json_text(char **out, size_t *size, const json_t *value, size_t flags, struct qt_err *err)
+{
+    *out = NULL;
+    *size = json_dumpb(value, NULL, 0, flags);
+    if (*size == 0)
+        return no_memory(err, NULL);
+    int rc = qt_array_new(out, *size + 1, 1, err);
+    if (rc < 0)
+        return rc;
+    if (json_dumpb(value, *out, *size, flags) != *size) { /* it allocates, too */
+        qt_free(*out);
+        *out = NULL;
+        return no_memory(err, NULL);
+    }
+    return QT_OK;
+}
+
+int qt_journal_open(struct qt_journal *j, const char *dir, struct qt_err *err)
+{
+    int rc;
+    *j = (struct qt_journal){.fd = -1};
+    QT_TRY(qt_path_join(&j->path, dir, QT_JOURNAL_NAME, err));
+    j->units = json_object();
+    if (!j->units)
+        return no_memory(err, j->path);
+    QT_TRY(qt_file_create(&j->fd, j->path, true, err));
+done:
+    return rc;
+}
+
+void qt_journal_close(struct qt_journal *j)
+{
+    if (j->fd >= 0)
+        close(j->fd);
+    json_decref(j->units);
+    qt_free(j->path);
+    *j = (struct qt_journal){.fd = -1};
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+/* *out = the line's object, or NULL if the line does not check. */
+static int parse_line(json_t **out, const char *line, size_t size, const char *path,
+                      struct qt_err *err)
+{
+    char trailer[TRAILER + 1];
+    struct qt_err local = {0};
+    *out = NULL;
+    if (size <= TRAILER)
+        return QT_OK;
+    snprintf(trailer, sizeof trailer, ",\"crc\":\"%08x\"}", qt_crc32(0, line, size - TRAILER));
+    if (memcmp(line + size - TRAILER, trailer, TRAILER) != 0)
+        return QT_OK;
+    int rc = qt_json_parse(out, line, size, path, &local);
+    return rc == QT_E_RESOURCE ? qt_fail(err, rc, path, NULL, "%s", local.reason) : QT_OK;
+}
+
+static int differ(struct qt_err *err, const char *file, const char *member, const json_t *before,
+                  const json_t *now)
+{
+    const json_t *value[2] = {before, now};
+    char *text[2] = {NULL, NULL};
+    size_t size;
+    int rc;
+    for (int i = 0; i < 2; i++)
+        if (value[i])
+            QT_TRY(qt_json_text(&text[i], &size, value[i], JSON_ENCODE_ANY | JSON_COMPACT, err));
+    rc = qt_fail(err, QT_E_RESUME, file, NULL, "cannot resume: %s: %.200s before, %.200s now",
+                 member[0] ? member : "the identity", text[0] ? text[0] : "absent",
+                 text[1] ? text[1] : "absent");
+done:
+    qt_free(text[0]);
+    qt_free(text[1]);
+    return rc;
+}
+
+static int compare(const char *path, const json_t *before, const json_t *now, const char *file,
+                   struct qt_err *err);
+
+static int compare_objects(const char *path, const json_t *before, const json_t *now,
+                           const char *file, struct qt_err *err)
+{
+    const char *key, *dot = path[0] ? "." : "";
+    char member[256];
+    json_t *value;
+    int rc;
+    json_object_foreach(unconst(before), key, value)
+    {
+        snprintf(member, sizeof member, "%s%s%s", path, dot, key);
+        if ((rc = compare(member, value, json_object_get(now, key), file, err)) < 0)
+            return rc;
+    }
+    json_object_foreach(unconst(now), key, value)
+    {
+        snprintf(member, sizeof member, "%s%s%s", path, dot, key);
+        if ((rc = compare(member, json_object_get(before, key), value, file, err)) < 0)
+            return rc;
+    }
+    return QT_OK;
+}
+
+/* QT_OK when equal, else QT_E_RESUME with the path of the first member that is not. */
+static int compare(const char *path, const json_t *before, const json_t *now, const char *file,
+                   struct qt_err *err)
+{
+    char member[256];
+    size_t n = json_array_size(before);
+    if (before && now && json_equal(before, now))
+        return QT_OK;
+    if (json_is_object(before) && json_is_object(now))
+        return compare_objects(path, before, now, file, err);
+    if (n == 0 || json_array_size(now) != n)
+        return differ(err, file, path, before, now);
+    for (size_t i = 0; i < n; i++) {
+        snprintf(member, sizeof member, "%s[%zu]", path, i);
+        int rc = compare(member, json_array_get(before, i), json_array_get(now, i), file, err);
+        if (rc < 0)
+            return rc;
+    }
+    return QT_OK;
+}
+
+static int check_header(const struct qt_journal *j, const json_t *header, const char *plan,
+                        const json_t *identity, struct qt_err *err)
+{
+    const json_t *version = json_object_get(header, "version");
+    const char *format = json_string_value(json_object_get(header, "format"));
+    const char *old_plan = json_string_value(json_object_get(header, "plan"));
+    if (!format || strcmp(format, journal_format) != 0 ||
+        json_integer_value(version) != JOURNAL_VERSION)
+        return qt_fail(err, QT_E_RESUME, j->path, NULL,
+                       "cannot resume: written by another version of qtool");
+    int rc = compare("", json_object_get(header, "identity"), identity, j->path, err);
+    if (rc == QT_OK && (!old_plan || strcmp(old_plan, plan) != 0))
+        rc = qt_fail(err, QT_E_RESUME, j->path, NULL,
+                     "cannot resume: the tensors to be written, or the limit of a shard, differ");
+    return rc;
+}
+
+static int add_unit(struct qt_journal *j, json_t *line, struct qt_err *err)
+{
+    const char *unit = json_string_value(json_object_get(line, "unit"));
+    if (!unit || !json_object_get(line, "record") ||
+        !json_is_array(json_object_get(line, "tensors")))
+        return qt_fail(err, QT_E_RESUME, j->path, NULL, "cannot resume: the journal is damaged");
+    return json_object_set(j->units, unit, line) < 0 ? no_memory(err, j->path) : QT_OK;
+}
+
+/* All lines that check. j->end moves past each. */
+static int load_lines(bool *found, struct qt_journal *j, const char *text, size_t size,
+                      const char *plan, const json_t *identity, struct qt_err *err)
+{
+    const char *newline;
+    json_t *line = NULL;
+    int rc = QT_OK;
+    while ((newline = memchr(text + j->end, '\n', size - j->end)) != NULL) {
+        size_t length = (size_t)(newline - text) - j->end;
+        QT_TRY(parse_line(&line, text + j->end, length, j->path, err));
+        if (!line)
+            break;
+        QT_TRY(*found ? add_unit(j, line, err) : check_header(j, line, plan, identity, err));
+        json_decref(line);
+        line = NULL;
+        *found = true;
+        j->end += length + 1;
+    }
+done:
+    json_decref(line);
+    return rc;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+static int io_error(struct qt_err *err, const struct qt_journal *j, const char *what)
+{
+    return qt_fail(err, QT_E_RESOURCE, j->path, NULL, "%s: %s", what, strerror(errno));
+}
+
+/* Makes `end` the end of the file, on disk. */
+static int cut(struct qt_journal *j, uint64_t end, struct qt_err *err)
+{
+    j->end = end;
+    if (ftruncate(j->fd, (off_t)end) < 0)
+        return io_error(err, j, "cannot truncate");
+    return fdatasync(j->fd) < 0 ? io_error(err, j, "cannot sync") : QT_OK;
+}
+
+static int append(struct qt_journal *j, const json_t *line, struct qt_err *err)
+{
+    char *text = NULL, *full = NULL;
+    size_t size;
+    int rc;
+    QT_TRY(qt_json_text(&text, &size, line, JSON_COMPACT, err));
+    text[--size] = '\0'; /* the brace comes after the CRC */
+    QT_TRY(qt_string_format(&full, err, "%s,\"crc\":\"%08x\"}\n", text, qt_crc32(0, text, size)));
+    size = strlen(full);
+    QT_TRY(qt_file_write_at(j->fd, j->path, full, size, j->end, err));
+    if (fdatasync(j->fd) < 0)
+        rc = io_error(err, j, "cannot sync");
+    else
+        j->end += size;
+done:
+    qt_free(text);
+    qt_free(full);
+    return rc;
+}
+
+int qt_journal_load(bool *found, struct qt_journal *j, const char *plan, const json_t *identity,
+                    struct qt_err *err)
+{
+    char *text = NULL;
+    size_t size;
+    int rc;
+    *found = false;
+    QT_TRY(qt_file_read(&text, &size, j->path, journal_limit, err));
+    QT_TRY(load_lines(found, j, text, size, plan, identity, err));
+    if (*found)
+        QT_TRY(cut(j, j->end, err));
+done:
+    qt_free(text);
+    return rc;
+}
+
+int qt_journal_clear(struct qt_journal *j, struct qt_err *err)
+{
+    return cut(j, 0, err);
+}
+
+int qt_journal_start(struct qt_journal *j, const char *plan, const json_t *identity,
+                     struct qt_err *err)
+{
+    int rc;
+    json_t *line = json_object();
+    if (json_object_set_new(line, "format", json_string(journal_format)) < 0 ||
+        json_object_set_new(line, "version", json_integer(JOURNAL_VERSION)) < 0 ||
+        json_object_set_new(line, "plan", json_string(plan)) < 0 ||
+        json_object_set(line, "identity", unconst(identity)) < 0)
+        rc = no_memory(err, j->path);
+    else
+        rc = append(j, line, err);
+    json_decref(line);
+    return rc;
+}
+
+int qt_journal_add(struct qt_journal *j, const char *unit, const json_t *record, json_t *tensors,
+                   struct qt_err *err)
+{
+    int rc;
+    json_t *line = json_object();
+    /* A copy of the record, as a resume would see it: the caller may go on changing its own. */
+    if (json_object_set_new(line, "unit", json_string(unit)) < 0 ||
+        json_object_set_new(line, "record", json_deep_copy(record)) < 0 ||
+        json_object_set(line, "tensors", tensors) < 0)
+        rc = no_memory(err, j->path);
+    else
+        rc = append(j, line, err);
+    if (rc == QT_OK && json_object_set(j->units, unit, line) < 0)
+        rc = no_memory(err, j->path);
+    json_decref(line);
+    return rc;
+}

@@ -1,0 +1,216 @@
+#include "formats/writer_internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int io_error(struct qt_err *err, const char *path, const char *what)
+{
+    return qt_fail(err, QT_E_RESOURCE, path, NULL, "%s: %s", what, strerror(errno));
+}
+
+const char *qt_base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static bool is_dot(const char *name)
+{
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
+/* ---- what may be replaced -------------------------------------------------------------------- */
+
+static int set_paths(struct qt_outdir *o, const char *dir, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(qt_string_copy(&o->dir, dir, err));
+    for (size_t n = strlen(o->dir); n > 1 && o->dir[n - 1] == '/'; n--)
+        o->dir[n - 1] = '\0';
+    const char *name = qt_base_name(o->dir);
+    if (!qt_name_is_plain(name))
+        return qt_fail(err, QT_E_USAGE, dir, NULL, "not a name for a directory to be made");
+    QT_TRY(qt_string_format(&o->partial, err, "%s.partial", o->dir));
+    QT_TRY(qt_string_format(&o->old, err, "%s.old", o->dir));
+    int length = (int)(name - o->dir);
+    QT_TRY(length ? qt_string_format(&o->parent, err, "%.*s", length, o->dir)
+                  : qt_string_copy(&o->parent, ".", err));
+done:
+    return rc;
+}
+
+/*
+ * What is about to be deleted must be qtool's own: no directories, and either a manifest or journal
+ * among the files or nothing at all (*empty). Otherwise a mistyped output directory (the source
+ * checkpoint!) would cost its owner the contents.
+ */
+static int check_ours(bool *empty, const char *path, bool journal_too, struct qt_err *err)
+{
+    const struct dirent *item;
+    struct stat st;
+    bool marked = false;
+    int rc = QT_OK;
+    DIR *dir = opendir(path);
+    if (!dir)
+        return io_error(err, path, "cannot open directory");
+    *empty = true;
+    while (rc == QT_OK && (item = readdir(dir)) != NULL) {
+        if (is_dot(item->d_name))
+            continue;
+        *empty = false;
+        marked = marked || strcmp(item->d_name, QT_MANIFEST_NAME) == 0 ||
+                 (journal_too && strcmp(item->d_name, QT_JOURNAL_NAME) == 0);
+        if (fstatat(dirfd(dir), item->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode))
+            rc = qt_fail(err, QT_E_USAGE, path, NULL,
+                         "not replaced: it holds a directory '%s', which is not qtool's",
+                         item->d_name);
+    }
+    closedir(dir);
+    if (rc == QT_OK && !*empty && !marked)
+        rc = qt_fail(err, QT_E_USAGE, path, NULL,
+                     "not replaced: it has files but no " QT_MANIFEST_NAME ", so is not qtool's");
+    return rc;
+}
+
+/* DIR: absent, or a container that may be replaced. *exists tells which. */
+static int check_target(bool *exists, const struct qt_outdir *o, struct qt_err *err)
+{
+    struct stat st;
+    bool empty;
+    *exists = false;
+    if (lstat(o->dir, &st) < 0)
+        return errno == ENOENT ? QT_OK : io_error(err, o->dir, "cannot stat");
+    *exists = true;
+    if (!S_ISDIR(st.st_mode))
+        return qt_fail(err, QT_E_USAGE, o->dir, NULL, "exists and is not a directory");
+    if (!o->force)
+        return qt_fail(err, QT_E_USAGE, o->dir, NULL, "exists already; --force replaces it");
+    if (qt_path_exists(o->old))
+        return qt_fail(err, QT_E_USAGE, o->old, NULL,
+                       "is in the way: %s has to wait there until it is replaced",
+                       qt_base_name(o->dir));
+    return check_ours(&empty, o->dir, false, err);
+}
+
+int qt_outdir_open(struct qt_outdir *o, const char *dir, bool force, struct qt_err *err)
+{
+    bool exists;
+    *o = (struct qt_outdir){.force = force, .lock_fd = -1};
+    int rc = set_paths(o, dir, err);
+    return rc < 0 ? rc : check_target(&exists, o, err);
+}
+
+static void unlock(struct qt_outdir *o)
+{
+    if (o->lock_fd >= 0)
+        close(o->lock_fd);
+    o->lock_fd = -1;
+}
+
+void qt_outdir_close(struct qt_outdir *o)
+{
+    unlock(o);
+    qt_free(o->dir);
+    qt_free(o->parent);
+    qt_free(o->partial);
+    qt_free(o->old);
+}
+
+/* ---- DIR.partial ----------------------------------------------------------------------------- */
+
+/* Where the file system cannot lock, two runs on one output are the user's care. */
+int qt_outdir_lock(int fd, const char *path, struct qt_err *err)
+{
+    if (flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK)
+        return qt_fail(err, QT_E_RESOURCE, path, NULL, "in use by another process");
+    return QT_OK;
+}
+
+/* The directory is what stays the same file from the first moment to the rename; the journal, which
+ * is locked as well (network file systems share locks on files, not those on directories), goes
+ * before. */
+int qt_outdir_take(struct qt_outdir *o, struct qt_err *err)
+{
+    struct stat mine, now;
+    int rc;
+    QT_TRY(qt_dir_make(o->partial, err));
+    o->lock_fd = open(o->partial, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (o->lock_fd < 0)
+        return io_error(err, o->partial, "cannot open directory");
+    QT_TRY(qt_outdir_lock(o->lock_fd, o->partial, err));
+    /* Another process may have renamed or removed it between open and lock. */
+    if (fstat(o->lock_fd, &mine) < 0 || lstat(o->partial, &now) < 0 || mine.st_ino != now.st_ino ||
+        mine.st_dev != now.st_dev)
+        rc = qt_fail(err, QT_E_RESOURCE, o->partial, NULL, "in use by another process");
+    else
+        rc = check_ours(&o->empty, o->partial, true, err);
+done:
+    if (rc < 0)
+        unlock(o);
+    return rc;
+}
+
+int qt_outdir_clear(const struct qt_outdir *o, bool (*keep)(const void *ctx, const char *name),
+                    const void *ctx, struct qt_err *err)
+{
+    const struct dirent *item;
+    int rc = QT_OK;
+    DIR *dir = opendir(o->partial);
+    if (!dir)
+        return io_error(err, o->partial, "cannot open directory");
+    while (rc == QT_OK && (item = readdir(dir)) != NULL) {
+        if (is_dot(item->d_name) || keep(ctx, item->d_name))
+            continue;
+        if (unlinkat(dirfd(dir), item->d_name, 0) < 0)
+            rc = io_error(err, o->partial, "cannot remove files of an earlier run");
+    }
+    closedir(dir);
+    return rc;
+}
+
+void qt_outdir_discard(struct qt_outdir *o)
+{
+    if (o->lock_fd >= 0)
+        qt_dir_remove(o->partial, NULL);
+    unlock(o);
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+static int remove_journal(const struct qt_outdir *o, struct qt_err *err)
+{
+    if (unlinkat(o->lock_fd, QT_JOURNAL_NAME, 0) < 0)
+        return io_error(err, o->partial, "cannot remove the journal");
+    return qt_dir_sync(o->partial, err);
+}
+
+/*
+ * A container that is replaced waits under DIR.old until the new one is in place. A kill between
+ * any two steps loses neither: at worst DIR.old stays, or the run has to be done again.
+ */
+int qt_outdir_publish(struct qt_outdir *o, struct qt_err *err)
+{
+    bool exists;
+    int rc;
+    QT_TRY(check_target(&exists, o, err));
+    QT_TRY(remove_journal(o, err));
+    if (exists)
+        QT_TRY(qt_path_rename(o->dir, o->old, err));
+    rc = qt_path_rename(o->partial, o->dir, err);
+    if (rc < 0) {
+        if (exists)
+            qt_path_rename(o->old, o->dir, NULL);
+        return rc;
+    }
+    unlock(o);
+    QT_TRY(qt_dir_sync(o->parent, err));
+    if (exists)
+        QT_TRY(qt_dir_remove(o->old, err));
+done:
+    return rc;
+}

@@ -1,0 +1,225 @@
+/*
+ * safetensors: u64 length of the header, a JSON header, then the tensors' bytes.
+ *
+ *   {"__metadata__": {string: string}, NAME: {"dtype", "shape", "data_offsets": [begin, end)}}
+ *
+ * data_offsets count from the end of the header and must cover the rest of the file exactly.
+ */
+#include "formats/formats_internal.h"
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static int bad(const struct qt_tensor *t, struct qt_err *err, const char *what)
+{
+    return qt_fail(err, QT_E_INPUT, t->file, t->name, "%s", what);
+}
+
+static bool read_size(size_t *out, const json_t *v)
+{
+    if (!json_is_integer(v) || json_integer_value(v) < 0)
+        return false;
+    *out = (size_t)json_integer_value(v);
+    return true;
+}
+
+static int read_shape(struct qt_tensor *t, const json_t *shape, struct qt_err *err)
+{
+    if (!json_is_array(shape))
+        return bad(t, err, "'shape' must be an array");
+    if (json_array_size(shape) > QT_MAX_DIMS)
+        return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name, "%zu dimensions, at most %d",
+                       json_array_size(shape), QT_MAX_DIMS);
+    t->ndim = (int)json_array_size(shape);
+    for (int d = 0; d < t->ndim; d++)
+        if (!read_size(&t->shape[d], json_array_get(shape, (size_t)d)))
+            return bad(t, err, "'shape' must hold non-negative integers");
+    return qt_tensor_measure(t, err);
+}
+
+static int read_offsets(struct qt_slot *slot, const json_t *pair, size_t data, struct qt_err *err)
+{
+    const struct qt_tensor *t = &slot->info;
+    size_t begin, end, room = slot->shard->map.size - data;
+    if (json_array_size(pair) != 2 || !read_size(&begin, json_array_get(pair, 0)) ||
+        !read_size(&end, json_array_get(pair, 1)))
+        return bad(t, err, "'data_offsets' must be two non-negative integers");
+    if (begin > end)
+        return bad(t, err, "'data_offsets' run backwards");
+    if (end > room)
+        return qt_fail(err, QT_E_INPUT, t->file, t->name,
+                       "data ends at byte %zu, but the file has only %zu bytes of data", end, room);
+    if (end - begin != t->nbytes)
+        return qt_fail(err, QT_E_INPUT, t->file, t->name,
+                       "dtype and shape need %zu bytes, 'data_offsets' span %zu", t->nbytes,
+                       end - begin);
+    slot->offset = data + begin;
+    return QT_OK;
+}
+
+/* data: offset of the data section in the file. */
+static int read_entry(struct qt_slot *slot, const json_t *entry, size_t data, struct qt_err *err)
+{
+    struct qt_tensor *t = &slot->info;
+    const json_t *dtype = json_object_get(entry, "dtype");
+    const json_t *shape = json_object_get(entry, "shape");
+    const json_t *offsets = json_object_get(entry, "data_offsets");
+    if (!dtype || !shape || !offsets || json_object_size(entry) != 3)
+        return bad(t, err, "exactly 'dtype', 'shape' and 'data_offsets' are expected");
+    if (!json_is_string(dtype))
+        return bad(t, err, "'dtype' must be a string");
+    if (!qt_dtype_parse(&t->dtype, json_string_value(dtype)))
+        return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name, "unknown dtype '%s'",
+                       json_string_value(dtype));
+    int rc = read_shape(t, shape, err);
+    return rc < 0 ? rc : read_offsets(slot, offsets, data, err);
+}
+
+static int check_metadata(json_t *metadata, const char *file, struct qt_err *err)
+{
+    const char *key;
+    json_t *value;
+    if (!json_is_object(metadata))
+        return qt_fail(err, QT_E_INPUT, file, NULL, "'__metadata__' must be an object");
+    json_object_foreach(metadata, key, value) if (!json_is_string(value)) return qt_fail(
+        err, QT_E_INPUT, file, NULL, "'__metadata__': '%s' must be a string", key);
+    return QT_OK;
+}
+
+/* Sorted tensors must follow each other without holes: nothing hides in the file. */
+static int check_layout(const struct qt_shard *shard, size_t data, struct qt_err *err)
+{
+    size_t at = data;
+    for (size_t i = 0; i < shard->count; i++) {
+        const struct qt_slot *slot = &shard->slots[i];
+        const struct qt_tensor *t = &slot->info;
+        if (slot->offset > at)
+            return qt_fail(err, QT_E_INPUT, t->file, t->name,
+                           "%zu bytes before its data belong to no tensor", slot->offset - at);
+        if (slot->offset < at)
+            return qt_fail(err, QT_E_INPUT, t->file, t->name, "data overlaps that of '%s'",
+                           slot[-1].info.name);
+        at += t->nbytes;
+    }
+    if (at != shard->map.size)
+        return qt_fail(err, QT_E_INPUT, shard->path, NULL,
+                       "%zu bytes at the end belong to no tensor", shard->map.size - at);
+    return QT_OK;
+}
+
+static int header_size(size_t *out, const struct qt_map *map, const char *file, struct qt_err *err)
+{
+    uint64_t size;
+    if (map->size < sizeof size + 2)
+        return qt_fail(err, QT_E_INPUT, file, NULL, "%zu bytes are too few for safetensors",
+                       map->size);
+    memcpy(&size, map->data, sizeof size);
+    if (size < 2 || size > QT_MAX_HEADER)
+        return qt_fail(err, QT_E_INPUT, file, NULL,
+                       "a header of %llu bytes: not a safetensors file (2 to %d expected)",
+                       (unsigned long long)size, QT_MAX_HEADER);
+    if (size > map->size - sizeof size)
+        return qt_fail(err, QT_E_INPUT, file, NULL,
+                       "the header of %llu bytes goes beyond the end of the file (%zu bytes)",
+                       (unsigned long long)size, map->size);
+    if (map->data[sizeof size] != '{')
+        return qt_fail(err, QT_E_INPUT, file, NULL, "the header does not start with '{'");
+    *out = (size_t)size;
+    return QT_OK;
+}
+
+int qt_safetensors_open(struct qt_shard *shard, struct qt_err *err)
+{
+    int rc;
+    size_t size = 0, data;
+    json_t *header = NULL, *value;
+    const char *name;
+    struct qt_slot *slot;
+    QT_TRY(header_size(&size, &shard->map, shard->path, err));
+    QT_TRY(qt_json_parse(&header, (const char *)shard->map.data + 8, size, shard->path, err));
+    data = 8 + size;
+    json_object_foreach(header, name, value)
+    {
+        if (strcmp(name, "__metadata__") == 0) {
+            QT_TRY(check_metadata(value, shard->path, err));
+            continue;
+        }
+        QT_TRY(qt_shard_add(&slot, shard, name, strlen(name), err));
+        QT_TRY(read_entry(slot, value, data, err));
+    }
+    qt_shard_sort(shard);
+    QT_TRY(check_layout(shard, data, err));
+done:
+    json_decref(header);
+    return rc;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+static json_t *header_entry(const struct qt_tensor *t, uint64_t begin, uint64_t end)
+{
+    json_t *entry = json_pack("{s:s, s:[], s:[I, I]}", "dtype", qt_dtype_name(t->dtype), "shape",
+                              "data_offsets", (json_int_t)begin, (json_int_t)end);
+    json_t *shape = json_object_get(entry, "shape");
+    for (int d = 0; entry && d < t->ndim; d++)
+        if (json_array_append_new(shape, json_integer((json_int_t)t->shape[d])) < 0) {
+            json_decref(entry);
+            return NULL;
+        }
+    return entry;
+}
+
+/* Fills `header` and offsets (relative to the data section). */
+static int header_object(json_t *header, uint64_t *offsets, const struct qt_tensor *tensors,
+                         size_t n, struct qt_err *err)
+{
+    offsets[0] = 0;
+    for (size_t i = 0; i < n; i++) {
+        struct qt_tensor t = tensors[i];
+        int rc = qt_tensor_check_name(t.name, strlen(t.name), t.file, err);
+        if (rc == QT_OK)
+            rc = qt_tensor_measure(&t, err);
+        if (rc < 0)
+            return rc;
+        if (json_object_get(header, t.name))
+            return qt_fail(err, QT_E_INTERNAL, t.file, t.name, "written twice into one file");
+        if (t.nbytes > INT64_MAX - offsets[i])
+            return qt_fail(err, QT_E_UNSUPPORTED, t.file, t.name, "the file would be too large");
+        offsets[i + 1] = offsets[i] + t.nbytes;
+        json_t *entry = header_entry(&t, offsets[i], offsets[i + 1]);
+        if (json_object_set_new(header, t.name, entry) < 0)
+            return qt_fail(err, QT_E_RESOURCE, t.file, t.name, "out of memory");
+    }
+    return QT_OK;
+}
+
+int qt_safetensors_header(char **out, size_t *size, uint64_t *offsets,
+                          const struct qt_tensor *tensors, size_t n, const json_t *metadata,
+                          struct qt_err *err)
+{
+    int rc;
+    json_t *header = json_object();
+    *out = NULL;
+    if (!header ||
+        (metadata && json_object_set(header, "__metadata__", (json_t *)(uintptr_t)metadata) < 0)) {
+        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        goto done;
+    }
+    QT_TRY(header_object(header, offsets, tensors, n, err));
+    size_t text = json_dumpb(header, NULL, 0, JSON_COMPACT);
+    if (text == 0 || text > QT_MAX_HEADER) {
+        rc = qt_fail(err, text ? QT_E_UNSUPPORTED : QT_E_RESOURCE, NULL, NULL,
+                     text ? "the safetensors header is too large" : "out of memory");
+        goto done;
+    }
+    uint64_t padded = qt_round_up(text, 8);
+    *size = 8 + (size_t)padded;
+    QT_TRY(qt_array_new(out, *size, 1, err));
+    memcpy(*out, &padded, sizeof padded);
+    memset(*out + 8, ' ', (size_t)padded);
+    json_dumpb(header, *out + 8, text, JSON_COMPACT);
+    for (size_t i = 0; i <= n; i++)
+        offsets[i] += *size;
+done:
+    json_decref(header);
+    return rc;
+}

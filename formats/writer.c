@@ -1,0 +1,478 @@
+#include "formats/writer_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const uint64_t default_shard_bytes = (uint64_t)4 << 30;
+static const char index_name[] = "model.safetensors.index.json";
+
+/* One safetensors file of the plan. */
+struct shard {
+    char *path;
+    int fd; /* open while it has data that is not synced, else -1 */
+    uint64_t size;
+    char *header;
+    size_t header_size;
+};
+
+/* One tensor of the plan. */
+struct place {
+    char *name;
+    size_t shard;
+    uint64_t offset; /* of its data in the shard */
+    uint64_t size, written;
+    bool committed;
+};
+
+struct qt_writer {
+    struct qt_outdir out;
+    struct qt_journal journal;
+    bool scrap; /* nothing in DIR.partial is worth a resume (yet) */
+    struct shard *shards;
+    size_t nshards;
+    struct place *places;
+    size_t count;
+    size_t *touched; /* tensors written since the last commit */
+    size_t ntouched;
+};
+
+/* ---- the plan -------------------------------------------------------------------------------- */
+
+/* Tensors in order, a new shard where the next one would exceed the limit. */
+static int assign_shards(struct qt_writer *w, const struct qt_tensor *tensors, uint64_t limit,
+                         struct qt_err *err)
+{
+    uint64_t used = 0;
+    size_t shard = 0, first = 0;
+    for (size_t i = 0; i < w->count; i++) {
+        uint64_t size = tensors[i].nbytes;
+        if (i > first && (used > limit || size > limit - used)) {
+            shard++;
+            first = i;
+            used = 0;
+        }
+        used += size;
+        w->places[i].shard = shard;
+        w->places[i].size = size;
+        int rc = qt_string_copy(&w->places[i].name, tensors[i].name, err);
+        if (rc < 0)
+            return rc;
+    }
+    w->nshards = shard + 1;
+    return QT_OK;
+}
+
+static int name_shard(struct qt_writer *w, size_t i, struct qt_err *err)
+{
+    if (w->nshards == 1)
+        return qt_path_join(&w->shards[i].path, w->out.partial, "model.safetensors", err);
+    return qt_string_format(&w->shards[i].path, err, "%s/model-%05zu-of-%05zu.safetensors",
+                            w->out.partial, i + 1, w->nshards);
+}
+
+/* Header and offsets of shard i, which holds tensors [first, first + n). */
+static int plan_shard(struct qt_writer *w, size_t i, const struct qt_tensor *tensors, size_t first,
+                      size_t n, const json_t *metadata, struct qt_err *err)
+{
+    struct shard *s = &w->shards[i];
+    uint64_t *offsets = NULL;
+    int rc;
+    QT_TRY(name_shard(w, i, err));
+    QT_TRY(qt_array_new(&offsets, n + 1, sizeof *offsets, err));
+    QT_TRY(qt_safetensors_header(&s->header, &s->header_size, offsets, tensors + first, n, metadata,
+                                 err));
+    for (size_t k = 0; k < n; k++) {
+        struct place *p = &w->places[first + k];
+        p->offset = offsets[k];
+        if (offsets[k + 1] - offsets[k] != p->size) {
+            rc = qt_fail(err, QT_E_INTERNAL, NULL, p->name,
+                         "planned with a size that is not that of its dtype and shape");
+            goto done;
+        }
+    }
+    s->size = offsets[n];
+done:
+    qt_free(offsets);
+    return rc;
+}
+
+static int plan(struct qt_writer *w, const struct qt_tensor *tensors, size_t n, uint64_t limit,
+                struct qt_err *err)
+{
+    json_t *metadata = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&w->places, n, sizeof *w->places, err));
+    QT_TRY(qt_array_new(&w->touched, n, sizeof *w->touched, err));
+    w->count = n;
+    QT_TRY(assign_shards(w, tensors, limit ? limit : default_shard_bytes, err));
+    struct shard *shards;
+    QT_TRY(qt_array_new(&shards, w->nshards, sizeof *shards, err));
+    for (size_t i = 0; i < w->nshards; i++)
+        shards[i].fd = -1;
+    w->shards = shards;
+    /* Common loaders of safetensors files refuse one that does not name its framework. */
+    metadata = json_object();
+    if (json_object_set_new(metadata, "format", json_string("pt")) < 0) {
+        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        goto done;
+    }
+    for (size_t i = 0, first = 0; i < w->nshards; i++) {
+        size_t end = first;
+        while (end < n && w->places[end].shard == i)
+            end++;
+        QT_TRY(plan_shard(w, i, tensors, first, end - first, metadata, err));
+        first = end;
+    }
+done:
+    json_decref(metadata);
+    return rc;
+}
+
+/* The headers hold names, dtypes, shapes and offsets: their CRC stands for the plan. */
+static int plan_digest(char **out, const struct qt_writer *w, struct qt_err *err)
+{
+    uint32_t crc = 0;
+    for (size_t i = 0; i < w->nshards; i++)
+        crc = qt_crc32(crc, w->shards[i].header, w->shards[i].header_size);
+    return qt_string_format(out, err, "%08x", crc);
+}
+
+static bool is_shard(const struct qt_writer *w, const char *name)
+{
+    for (size_t i = 0; i < w->nshards; i++)
+        if (strcmp(qt_base_name(w->shards[i].path), name) == 0)
+            return true;
+    return false;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* Reserves the space now where the file system can: a full disk is best found before the work. */
+static int make_shard(const struct shard *s, struct qt_err *err)
+{
+    int fd, rc, lacking;
+    QT_TRY(qt_file_create(&fd, s->path, false, err));
+    do {
+        lacking = fallocate(fd, 0, 0, (off_t)s->size) < 0 ? errno : 0;
+    } while (lacking == EINTR);
+    if (lacking == EOPNOTSUPP || lacking == ENOSYS)
+        lacking = ftruncate(fd, (off_t)s->size) < 0 ? errno : 0;
+    if (lacking)
+        rc = qt_fail(err, QT_E_RESOURCE, s->path, NULL, "no room for the %llu bytes needed: %s",
+                     (unsigned long long)s->size, strerror(lacking));
+    else
+        rc = qt_file_write_at(fd, s->path, s->header, s->header_size, 0, err);
+    if (rc == QT_OK)
+        return qt_file_finish(&fd, s->path, err);
+    close(fd);
+done:
+    return rc;
+}
+
+static bool keep_journal(const void *writer, const char *name)
+{
+    (void)writer;
+    return strcmp(name, QT_JOURNAL_NAME) == 0;
+}
+
+/* Not the side files: they are always copied anew, so that none stays that is no longer wanted. */
+static bool keep_progress(const void *writer, const char *name)
+{
+    return strcmp(name, QT_JOURNAL_NAME) == 0 || is_shard(writer, name);
+}
+
+static int start_anew(struct qt_writer *w, const char *digest, const json_t *identity,
+                      struct qt_err *err)
+{
+    int rc;
+    w->scrap = true;
+    QT_TRY(qt_journal_clear(&w->journal, err));
+    QT_TRY(qt_outdir_clear(&w->out, keep_journal, w, err));
+    for (size_t i = 0; i < w->nshards; i++)
+        QT_TRY(make_shard(&w->shards[i], err));
+    QT_TRY(qt_dir_sync(w->out.partial, err));
+    QT_TRY(qt_journal_start(&w->journal, digest, identity, err));
+    w->scrap = false;
+done:
+    return rc;
+}
+
+static int mark_committed(struct qt_writer *w, const json_t *unit, struct qt_err *err)
+{
+    const json_t *list = json_object_get(unit, "tensors");
+    for (size_t k = 0; k < json_array_size(list); k++) {
+        const json_t *item = json_array_get(list, k);
+        json_int_t i = json_is_integer(item) ? json_integer_value(item) : -1;
+        if (i < 0 || (size_t)i >= w->count || w->places[i].committed)
+            return qt_fail(err, QT_E_RESUME, w->journal.path, NULL,
+                           "cannot resume: the journal is damaged");
+        w->places[i].committed = true;
+        w->places[i].written = w->places[i].size;
+    }
+    return QT_OK;
+}
+
+static int go_on(struct qt_writer *w, struct qt_err *err)
+{
+    const char *name;
+    json_t *unit;
+    struct stat st;
+    int rc;
+    for (size_t i = 0; i < w->nshards; i++) {
+        const struct shard *s = &w->shards[i];
+        if (lstat(s->path, &st) < 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != s->size)
+            return qt_fail(err, QT_E_RESUME, s->path, NULL,
+                           "cannot resume: the file is missing or not as it was left");
+    }
+    json_object_foreach(w->journal.units, name, unit)
+    {
+        if ((rc = mark_committed(w, unit, err)) < 0)
+            return rc;
+    }
+    return qt_outdir_clear(&w->out, keep_progress, w, err);
+}
+
+int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tensor *tensors,
+                   size_t n, const json_t *identity, const struct qt_writer_options *opt,
+                   struct qt_err *err)
+{
+    struct qt_writer *w;
+    char *digest = NULL;
+    bool found = false;
+    *out = NULL;
+    int rc = qt_array_new(&w, 1, sizeof *w, err);
+    if (rc < 0)
+        return rc;
+    w->journal.fd = -1;
+    QT_TRY(qt_outdir_open(&w->out, dir, opt->force, err));
+    QT_TRY(plan(w, tensors, n, opt->max_shard_bytes, err));
+    QT_TRY(plan_digest(&digest, w, err));
+    QT_TRY(qt_outdir_take(&w->out, err));
+    w->scrap = w->out.empty;
+    QT_TRY(qt_journal_open(&w->journal, w->out.partial, err));
+    QT_TRY(qt_outdir_lock(w->journal.fd, w->journal.path, err));
+    if (opt->resume)
+        QT_TRY(qt_journal_load(&found, &w->journal, digest, identity, err));
+    QT_TRY(found ? go_on(w, err) : start_anew(w, digest, identity, err));
+    *out = w;
+done:
+    qt_free(digest);
+    if (rc < 0) {
+        if (w->scrap)
+            qt_writer_discard(w);
+        qt_writer_close(w);
+    }
+    return rc;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+const json_t *qt_writer_done(const struct qt_writer *w, const char *unit)
+{
+    return json_object_get(json_object_get(w->journal.units, unit), "record");
+}
+
+int qt_writer_put(struct qt_writer *w, size_t i, const void *data, size_t size, uint64_t offset,
+                  struct qt_err *err)
+{
+    int rc;
+    if (i >= w->count)
+        return qt_fail(err, QT_E_INTERNAL, w->out.dir, NULL, "tensor %zu is not in the plan", i);
+    struct place *p = &w->places[i];
+    if (p->committed || offset > p->size || size > p->size - offset || size > p->size - p->written)
+        return qt_fail(err, QT_E_INTERNAL, w->out.dir, p->name,
+                       "data beyond its end, or written twice");
+    if (size == 0)
+        return QT_OK;
+    struct shard *s = &w->shards[p->shard];
+    if (s->fd < 0)
+        QT_TRY(qt_file_create(&s->fd, s->path, true, err));
+    if (p->written == 0)
+        w->touched[w->ntouched++] = i;
+    p->written += size;
+    QT_TRY(qt_file_write_at(s->fd, s->path, data, size, p->offset + offset, err));
+done:
+    return rc;
+}
+
+/* Data first, then the line that vouches for it. */
+int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record,
+                     struct qt_err *err)
+{
+    json_t *tensors = NULL;
+    int rc;
+    if (json_object_get(w->journal.units, unit))
+        return qt_fail(err, QT_E_INTERNAL, w->out.dir, unit, "finished twice");
+    for (size_t k = 0; k < w->ntouched; k++) {
+        const struct place *p = &w->places[w->touched[k]];
+        if (p->written != p->size)
+            return qt_fail(err, QT_E_INTERNAL, w->out.dir, p->name,
+                           "%llu of %llu bytes written when its unit was declared finished",
+                           (unsigned long long)p->written, (unsigned long long)p->size);
+    }
+    tensors = json_array();
+    for (size_t k = 0; k < w->ntouched; k++) {
+        struct shard *s = &w->shards[w->places[w->touched[k]].shard];
+        if (s->fd >= 0)
+            QT_TRY(qt_file_finish(&s->fd, s->path, err));
+        if (json_array_append_new(tensors, json_integer((json_int_t)w->touched[k])) < 0) {
+            rc = qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory");
+            goto done;
+        }
+    }
+    QT_TRY(qt_journal_add(&w->journal, unit, record, tensors, err));
+    for (size_t k = 0; k < w->ntouched; k++)
+        w->places[w->touched[k]].committed = true;
+    w->ntouched = 0;
+done:
+    json_decref(tensors);
+    return rc;
+}
+
+int qt_writer_copy_file(struct qt_writer *w, const char *path, struct qt_err *err)
+{
+    const char *name = qt_base_name(path);
+    struct qt_map map = {0};
+    char *copy = NULL;
+    int rc;
+    if (!qt_name_is_plain(name) || strcmp(name, QT_MANIFEST_NAME) == 0 ||
+        strcmp(name, QT_JOURNAL_NAME) == 0 || strcmp(name, index_name) == 0 || is_shard(w, name))
+        return qt_fail(err, QT_E_INTERNAL, path, NULL, "the container has its own file '%s'", name);
+    QT_TRY(qt_map_open(&map, path, err));
+    QT_TRY(qt_path_join(&copy, w->out.partial, name, err));
+    QT_TRY(qt_file_write(copy, map.data, map.size, err));
+done:
+    qt_free(copy);
+    qt_map_close(&map);
+    return rc;
+}
+
+/* ---- finishing ------------------------------------------------------------------------------- */
+
+static int check_complete(const struct qt_writer *w, struct qt_err *err)
+{
+    for (size_t i = 0; i < w->count; i++) {
+        const struct place *p = &w->places[i];
+        if (p->size != 0 && !p->committed)
+            return qt_fail(err, QT_E_INTERNAL, w->out.dir, p->name,
+                           "was never written and declared finished");
+    }
+    return QT_OK;
+}
+
+static int write_json(const struct qt_writer *w, const char *name, const json_t *value,
+                      struct qt_err *err)
+{
+    char *text = NULL, *path = NULL;
+    size_t size;
+    int rc;
+    /* 9 digits tell all FP32 figures apart; a fixed number keeps the text the same everywhere. */
+    QT_TRY(qt_json_text(&text, &size, value, JSON_INDENT(1) | JSON_REAL_PRECISION(9), err));
+    text[size++] = '\n'; /* over the NUL */
+    QT_TRY(qt_path_join(&path, w->out.partial, name, err));
+    QT_TRY(qt_file_write(path, text, size, err));
+done:
+    qt_free(text);
+    qt_free(path);
+    return rc;
+}
+
+static int write_index(const struct qt_writer *w, struct qt_err *err)
+{
+    json_t *index = json_object(), *metadata = json_object(), *map = json_object();
+    uint64_t total = 0;
+    int rc = QT_OK, failed = 0;
+    for (size_t i = 0; i < w->count; i++) {
+        const struct place *p = &w->places[i];
+        total += p->size;
+        failed |=
+            json_object_set_new(map, p->name, json_string(qt_base_name(w->shards[p->shard].path)));
+    }
+    failed |= json_object_set_new(metadata, "total_size", json_integer((json_int_t)total));
+    failed |= json_object_set(index, "metadata", metadata);
+    failed |= json_object_set(index, "weight_map", map);
+    rc = failed ? qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory")
+                : write_json(w, index_name, index, err);
+    json_decref(index);
+    json_decref(metadata);
+    json_decref(map);
+    return rc;
+}
+
+static int check_one(void *container, size_t i, int thread, struct qt_err *err)
+{
+    (void)thread;
+    return qt_container_check_crc(container, i, err);
+}
+
+/* Reads the container as any user would. All is synced, so the cached pages can go first: what is
+ * compared comes from the disk where the kernel takes the advice. */
+static int read_back(const struct qt_writer *w, struct qt_err *err)
+{
+    struct qt_container *c = NULL;
+    struct qt_err why = {0};
+    for (size_t i = 0; i < w->nshards; i++) {
+        int fd = open(w->shards[i].path, O_RDONLY | O_CLOEXEC);
+        if (fd >= 0) {
+            posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+            close(fd);
+        }
+    }
+    int rc = qt_container_open(&c, w->out.partial, &why);
+    if (rc == QT_OK)
+        rc = qt_parallel(qt_ckpt_count(qt_container_ckpt(c)), check_one, c, &why);
+    if (rc == QT_E_RESOURCE)
+        qt_fail(err, rc, why.file, why.tensor, "%s", why.reason);
+    else if (rc < 0 && c)
+        rc = qt_fail(err, QT_E_RESOURCE, why.file, why.tensor,
+                     "read back differs from what was written (%s); start anew, without --resume",
+                     why.reason);
+    else if (rc < 0)
+        rc = qt_fail(err, QT_E_INTERNAL, why.file, why.tensor,
+                     "what was written is not a container: %s", why.reason);
+    qt_container_close(c);
+    return rc;
+}
+
+int qt_writer_finish(struct qt_writer *w, const json_t *manifest, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(check_complete(w, err));
+    if (w->nshards > 1)
+        QT_TRY(write_index(w, err));
+    QT_TRY(write_json(w, QT_MANIFEST_NAME, manifest, err));
+    QT_TRY(qt_dir_sync(w->out.partial, err));
+    QT_TRY(read_back(w, err));
+    QT_TRY(qt_outdir_publish(&w->out, err));
+done:
+    return rc;
+}
+
+void qt_writer_discard(struct qt_writer *w)
+{
+    if (w)
+        qt_outdir_discard(&w->out);
+}
+
+void qt_writer_close(struct qt_writer *w)
+{
+    if (!w)
+        return;
+    for (size_t i = 0; w->shards && i < w->nshards; i++) {
+        if (w->shards[i].fd >= 0)
+            close(w->shards[i].fd);
+        qt_free(w->shards[i].path);
+        qt_free(w->shards[i].header);
+    }
+    for (size_t i = 0; i < w->count; i++)
+        qt_free(w->places[i].name);
+    qt_journal_close(&w->journal);
+    qt_outdir_close(&w->out);
+    qt_free(w->shards);
+    qt_free(w->places);
+    qt_free(w->touched);
+    qt_free(w);
+}

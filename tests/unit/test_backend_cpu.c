@@ -1,0 +1,587 @@
+/*
+ * The CPU backend against naive double-precision loops, on fresh random data over edge shapes, and
+ * its results for 1, 2 and 4 threads against each other, bit by bit. The seed is printed; set
+ * QT_SEED to repeat a run.
+ */
+#include "kernels/cpu_math.h"
+#include "kernels/kernels.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+static uint64_t rng;
+
+static double uniform(void)
+{
+    rng ^= rng << 13;
+    rng ^= rng >> 7;
+    rng ^= rng << 17;
+    return (double)(rng >> 11) * 0x1p-53;
+}
+
+static float *random_floats(size_t n, double scale)
+{
+    float *x;
+    assert_int_equal(qt_array_new(&x, n, sizeof *x, NULL), QT_OK);
+    for (size_t i = 0; i < n; i++)
+        x[i] = (float)((uniform() + uniform() + uniform() - 1.5) * scale);
+    return x;
+}
+
+static float *copy_floats(const float *x, size_t n)
+{
+    float *y = random_floats(n, 1);
+    memcpy(y, x, n * sizeof *y);
+    return y;
+}
+
+static struct qt_backend *open_cpu(void)
+{
+    struct qt_backend *be;
+    assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
+    assert_string_equal(be->name, "cpu");
+    return be;
+}
+
+static void expect_close(const float *got, const double *want, size_t n, double tolerance,
+                         const char *what)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!(fabs((double)got[i] - want[i]) <= tolerance))
+            fail_msg("%s: [%zu] is %.9g, expected %.9g", what, i, (double)got[i], want[i]);
+}
+
+/* ---- vector mathematics -----------------------------------------------------------------------
+ */
+
+/* Distance in units of the last place of the exact value. */
+static double ulps(float got, double want)
+{
+    int e;
+    frexp(want, &e);
+    double ulp = ldexp(1.0, (e < -125 ? -125 : e) - 24);
+    return fabs((double)got - want) / ulp;
+}
+
+static void test_exp_all_floats(void **state)
+{
+    double worst = 0;
+    (void)state;
+    for (uint64_t u = 0; u < 1ull << 32; u += 61) { /* 61 is odd: every exponent, all low bits */
+        float x = qt_bits_f32((uint32_t)u);
+        if (!(x > -103.0f && x < 88.72f))
+            continue;
+        double d = ulps(cpu_exp(x), exp((double)x));
+        worst = d > worst ? d : worst;
+    }
+    print_message("exp: at most %.3f ulp\n", worst);
+    assert_true(worst < 1.1);
+}
+
+static void test_exp_special(void **state)
+{
+    (void)state;
+    assert_true(cpu_exp(0.0f) == 1.0f && cpu_exp(-0.0f) == 1.0f);
+    assert_true(cpu_exp(-105.0f) == 0.0f && cpu_exp(-INFINITY) == 0.0f && cpu_exp(-1e30f) == 0.0f);
+    assert_true(isinf(cpu_exp(88.75f)) && isinf(cpu_exp(INFINITY)) && isinf(cpu_exp(1e30f)));
+    assert_true(isnan(cpu_exp(NAN)));
+}
+
+static void test_tanh_erf(void **state)
+{
+    double worst_tanh = 0, worst_erf = 0;
+    (void)state;
+    for (uint64_t u = 0; u < 1ull << 32; u += 127) {
+        float x = qt_bits_f32((uint32_t)u);
+        if (!(fabsf(x) < 100.0f && fabsf(x) > 1e-30f))
+            continue;
+        double t = ulps(cpu_tanh(x), tanh((double)x));
+        double e = fabs((double)cpu_erf(x) - erf((double)x));
+        worst_tanh = t > worst_tanh ? t : worst_tanh;
+        worst_erf = e > worst_erf ? e : worst_erf;
+    }
+    print_message("tanh: at most %.3f ulp; erf: at most %.2e\n", worst_tanh, worst_erf);
+    assert_true(worst_tanh < 2.0);
+    assert_true(worst_erf < 1.5e-7);
+    assert_true(cpu_tanh(INFINITY) == 1.0f && cpu_tanh(-INFINITY) == -1.0f && isnan(cpu_tanh(NAN)));
+    assert_true(cpu_erf(INFINITY) == 1.0f && cpu_erf(-INFINITY) == -1.0f && isnan(cpu_erf(NAN)));
+}
+
+/* ---- linear -----------------------------------------------------------------------------------
+ */
+
+static const size_t edges[] = {1, 2, 7, 63, 64, 65, 129, 513};
+enum { EDGES = sizeof edges / sizeof *edges };
+
+static void linear_case(struct qt_backend *be, size_t m, size_t n, size_t k, bool biased)
+{
+    float *x = random_floats(m * k, 1), *w = random_floats(n * k, 1), *b = random_floats(n, 1);
+    float *y = random_floats(m * n, 1);
+    double *want = calloc(m * n, sizeof *want);
+    assert_non_null(want);
+    for (size_t i = 0; i < m; i++)
+        for (size_t j = 0; j < n; j++) {
+            double sum = biased ? (double)b[j] : 0;
+            for (size_t l = 0; l < k; l++)
+                sum += (double)x[i * k + l] * (double)w[j * k + l];
+            want[i * n + j] = sum;
+        }
+    assert_int_equal(be->linear(be, y, x, w, biased ? b : NULL, m, n, k, NULL), QT_OK);
+    expect_close(y, want, m * n, 1e-6 * sqrt((double)k + 1) * 4, "linear");
+    free(want);
+    qt_free(x);
+    qt_free(w);
+    qt_free(b);
+    qt_free(y);
+}
+
+static void test_linear(void **state)
+{
+    struct qt_backend *be = open_cpu();
+    (void)state;
+    for (size_t i = 0; i < EDGES; i++)
+        for (size_t j = 0; j < EDGES; j++)
+            linear_case(be, edges[i], edges[j], edges[(i * 3 + j) % 7], (i + j) % 2);
+    linear_case(be, 1, 1, 1, true);
+    linear_case(be, 3, 5, 4000, false);
+    be->close(be);
+}
+
+static void test_linear_too_wide(void **state)
+{
+    struct qt_backend *be = open_cpu();
+    struct qt_err err = {0};
+    float x = 0;
+    (void)state;
+    assert_int_equal(be->linear(be, &x, &x, &x, NULL, 1, (size_t)1 << 31, 1, &err),
+                     QT_E_UNSUPPORTED);
+    assert_non_null(strstr(err.reason, "2147483648"));
+    be->close(be);
+}
+
+/* ---- norm, rope, elementwise -------------------------------------------------------------------
+ */
+
+static void norm_case(struct qt_backend *be, enum qt_norm_kind kind, size_t m, size_t n,
+                      bool biased)
+{
+    float *x = random_floats(m * n, 3), *w = random_floats(n, 1), *b = random_floats(n, 1);
+    double *want = calloc(m * n, sizeof *want);
+    assert_non_null(want);
+    for (size_t i = 0; i < m; i++) {
+        double mean = 0, var = 0;
+        for (size_t j = 0; kind == QT_NORM_LAYER && j < n; j++)
+            mean += (double)x[i * n + j] / (double)n;
+        for (size_t j = 0; j < n; j++)
+            var += ((double)x[i * n + j] - mean) * ((double)x[i * n + j] - mean) / (double)n;
+        for (size_t j = 0; j < n; j++)
+            want[i * n + j] = ((double)x[i * n + j] - mean) / sqrt(var + 1e-5) *
+                                  ((kind == QT_NORM_RMS1) + (double)w[j]) +
+                              (biased ? (double)b[j] : 0);
+    }
+    assert_int_equal(be->norm(be, x, x, w, biased ? b : NULL, kind, 1e-5f, m, n, NULL), QT_OK);
+    expect_close(x, want, m * n, 1e-5, "norm in place");
+    free(want);
+    qt_free(x);
+    qt_free(w);
+    qt_free(b);
+}
+
+static void test_norm(void **state)
+{
+    struct qt_backend *be = open_cpu();
+    (void)state;
+    for (size_t i = 0; i < EDGES; i++)
+        for (size_t j = 0; j < EDGES; j++) {
+            norm_case(be, QT_NORM_RMS, edges[i], edges[j], false);
+            norm_case(be, QT_NORM_RMS1, edges[i], edges[j], false);
+            norm_case(be, QT_NORM_LAYER, edges[i], edges[j], false);
+            norm_case(be, QT_NORM_LAYER, edges[i], edges[j], true);
+        }
+    norm_case(be, QT_NORM_RMS, 2, 40000, false); /* a row larger than an item */
+    be->close(be);
+}
+
+static void rope_case(struct qt_backend *be, size_t seqs, size_t seqlen, size_t heads, size_t dim,
+                      size_t rot)
+{
+    size_t m = seqs * seqlen, count = m * heads * dim, half = rot / 2;
+    float *x = random_floats(count, 1), *c = random_floats(seqlen * half, 1);
+    float *s = random_floats(seqlen * half, 1);
+    double *want = calloc(count, sizeof *want);
+    assert_non_null(want);
+    for (size_t i = 0; i < count; i++) {
+        size_t d = i % dim, pos = i / dim / heads % seqlen, p = pos * half + d % (half ? half : 1);
+        if (d >= rot)
+            want[i] = (double)x[i];
+        else if (d < half)
+            want[i] = (double)x[i] * (double)c[p] - (double)x[i + half] * (double)s[p];
+        else
+            want[i] = (double)x[i] * (double)c[p] + (double)x[i - half] * (double)s[p];
+    }
+    assert_int_equal(be->rope(be, x, c, s, m, seqlen, heads, dim, rot, NULL), QT_OK);
+    expect_close(x, want, count, 1e-6, "rope");
+    free(want);
+    qt_free(x);
+    qt_free(c);
+    qt_free(s);
+}
+
+static void test_rope(void **state)
+{
+    struct qt_backend *be = open_cpu();
+    (void)state;
+    rope_case(be, 1, 1, 1, 2, 2);
+    rope_case(be, 2, 7, 3, 10, 10);
+    rope_case(be, 3, 65, 2, 64, 64);
+    rope_case(be, 2, 33, 4, 20, 8);
+    rope_case(be, 300, 3, 2, 64, 64);
+    be->close(be);
+}
+
+static double act_reference(enum qt_act_kind kind, double x)
+{
+    switch (kind) {
+    case QT_ACT_SILU:
+        return x / (1 + exp(-x));
+    case QT_ACT_GELU_TANH:
+        return 0.5 * x * (1 + tanh(sqrt(2 / acos(-1)) * (x + 0.044715 * x * x * x)));
+    case QT_ACT_GELU:
+        return 0.5 * x * (1 + erf(x / sqrt(2)));
+    default:
+        return x < 0 ? 0 : x;
+    }
+}
+
+static void test_activate(void **state)
+{
+    static const size_t counts[] = {1, 7, 63, 64, 65, 32767, 32769, 100000};
+    struct qt_backend *be = open_cpu();
+    (void)state;
+    for (int kind = QT_ACT_SILU; kind <= QT_ACT_RELU; kind++)
+        for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+            size_t n = counts[c];
+            float *gate = random_floats(n, 12), *up = random_floats(n, 1);
+            float *y = copy_floats(gate, n);
+            double *want = calloc(n, sizeof *want);
+            assert_non_null(want);
+            for (size_t i = 0; i < n; i++)
+                want[i] = act_reference((enum qt_act_kind)kind, (double)gate[i]);
+            be->activate(be, y, y, NULL, (enum qt_act_kind)kind, n, NULL);
+            expect_close(y, want, n, 5e-6, "activation");
+            for (size_t i = 0; i < n; i++)
+                want[i] *= (double)up[i];
+            be->activate(be, y, gate, up, (enum qt_act_kind)kind, n, NULL);
+            expect_close(y, want, n, 1e-5, "gated activation");
+            free(want);
+            qt_free(gate);
+            qt_free(up);
+            qt_free(y);
+        }
+    be->close(be);
+}
+
+static void test_add_scale_copy(void **state)
+{
+    struct qt_backend *be = open_cpu();
+    size_t n = 70001;
+    float *x = random_floats(n, 1), *y = random_floats(n, 1), *z = copy_floats(y, n);
+    void *p;
+    (void)state;
+    be->add(be, z, x, n, NULL);
+    be->scale(be, z, 3.0f, n, NULL);
+    for (size_t i = 0; i < n; i++)
+        assert_true(z[i] == (y[i] + x[i]) * 3.0f);
+    assert_int_equal(be->new (be, &p, n * sizeof *x, NULL), QT_OK);
+    be->upload(be, p, z, n * sizeof *x, NULL);
+    be->download(be, x, p, n * sizeof *x, NULL);
+    assert_memory_equal(x, z, n * sizeof *x);
+    be->free(be, p);
+    be->free(be, NULL);
+    qt_free(x);
+    qt_free(y);
+    qt_free(z);
+    be->close(be);
+}
+
+/* ---- attention --------------------------------------------------------------------------------
+ */
+
+static void attend(double *y, const float *q, const float *k, const float *v, size_t i,
+                   const struct qt_attention *a)
+{
+    size_t ldk = a->kv_heads * a->head_dim;
+    double sum = 0, max = -INFINITY;
+    double *s = calloc(i + 1, sizeof *s);
+    assert_non_null(s);
+    for (size_t j = 0; j <= i; j++) {
+        for (size_t d = 0; d < a->head_dim; d++)
+            s[j] += (double)q[d] * (double)k[j * ldk + d] * (double)a->scale;
+        if (a->softcap > 0)
+            s[j] = (double)a->softcap * tanh(s[j] / (double)a->softcap);
+        if (a->window && i - j >= a->window)
+            s[j] = -INFINITY;
+        max = s[j] > max ? s[j] : max;
+    }
+    for (size_t j = 0; j <= i; j++)
+        sum += s[j] = exp(s[j] - max);
+    for (size_t d = 0; d < a->head_dim; d++) {
+        y[d] = 0;
+        for (size_t j = 0; j <= i; j++)
+            y[d] += s[j] / sum * (double)v[j * ldk + d];
+    }
+    free(s);
+}
+
+static void attention_case(struct qt_backend *be, size_t seqs, struct qt_attention a, double spread)
+{
+    size_t m = seqs * a.seqlen, ldq = a.heads * a.head_dim, ldk = a.kv_heads * a.head_dim;
+    float *q = random_floats(m * ldq, spread), *k = random_floats(m * ldk, spread);
+    float *v = random_floats(m * ldk, 1), *y = random_floats(m * ldq, 1);
+    double *want = calloc(m * ldq, sizeof *want);
+    assert_non_null(want);
+    for (size_t i = 0; i < m; i++)
+        for (size_t h = 0; h < a.heads; h++) {
+            size_t first = i / a.seqlen * a.seqlen, kv = h / (a.heads / a.kv_heads) * a.head_dim;
+            attend(want + i * ldq + h * a.head_dim, q + i * ldq + h * a.head_dim,
+                   k + first * ldk + kv, v + first * ldk + kv, i - first, &a);
+        }
+    assert_int_equal(be->attention(be, y, q, k, v, m, &a, NULL), QT_OK);
+    expect_close(y, want, m * ldq, 2e-5, "attention");
+    free(want);
+    qt_free(q);
+    qt_free(k);
+    qt_free(v);
+    qt_free(y);
+}
+
+static void test_attention(void **state)
+{
+    static const size_t lengths[] = {1, 2, 7, 63, 64, 65, 127, 130, 200};
+    struct qt_backend *be = open_cpu();
+    (void)state;
+    for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
+        size_t s = lengths[l];
+        attention_case(be, 2, (struct qt_attention){s, 4, 2, 16, 0.25f, 0, 0}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 3, 3, 7, 0.3f, 0, 1}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 6, 2, 64, 0.125f, 0, 64}, 1);
+        attention_case(be, 3, (struct qt_attention){s, 2, 1, 33, 0.2f, 5.0f, 65}, 2);
+        attention_case(be, 1, (struct qt_attention){s, 4, 1, 1, 1.0f, 50.0f, 10}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 1, 1, 8, 1.0f, 0, 1000}, 3);
+    }
+    be->close(be);
+}
+
+/* ---- score ------------------------------------------------------------------------------------
+ */
+
+static double capped(float x, float cap)
+{
+    return cap > 0 ? (double)cap * tanh((double)x / (double)cap) : (double)x;
+}
+
+static double log_sum_exp(const float *x, size_t n, float cap)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += exp(capped(x[i], cap) - 40);
+    return log(sum) + 40;
+}
+
+static void score_case(struct qt_backend *be, size_t vocab, float cap, double spread, double apart)
+{
+    enum { M = 9 };
+    float *a = random_floats(M * vocab, spread), *b = copy_floats(a, M * vocab);
+    float *noise = random_floats(M * vocab, apart);
+    uint32_t targets[M];
+    struct qt_score got[M];
+    for (size_t i = 0; i < M * vocab; i++)
+        b[i] += noise[i];
+    for (size_t i = 0; i < M; i++)
+        targets[i] = (uint32_t)(uniform() * (double)vocab);
+    assert_int_equal(be->score(be, got, a, b, targets, cap, M, vocab, NULL), QT_OK);
+    for (size_t i = 0; i < M; i++) {
+        const float *x = a + i * vocab, *r = b + i * vocab;
+        double lx = log_sum_exp(x, vocab, cap), lr = log_sum_exp(r, vocab, cap), kld = 0;
+        size_t top_x = 0, top_r = 0;
+        for (size_t j = 0; j < vocab; j++) {
+            double p = exp(capped(r[j], cap) - lr);
+            kld += p * ((capped(r[j], cap) - lr) - (capped(x[j], cap) - lx));
+            top_x = x[j] > x[top_x] ? j : top_x;
+            top_r = r[j] > r[top_r] ? j : top_r;
+        }
+        double nll = lx - capped(x[targets[i]], cap), ref = lr - capped(r[targets[i]], cap);
+        assert_true(fabs(got[i].nll - nll) < 3e-6);
+        assert_true(fabs(got[i].ref_nll - ref) < 3e-6);
+        /* e^x is float: its error of 1 ulp weighs with the spread of the log-ratios */
+        assert_true(fabs(got[i].kld - kld) < 2e-7 * (1 + 2 * apart));
+        assert_true(fabs(got[i].p_delta - (exp(-nll) - exp(-ref))) < 1e-6);
+        assert_int_equal(got[i].same_top, top_x == top_r);
+    }
+    qt_free(a);
+    qt_free(b);
+    qt_free(noise);
+}
+
+static void test_score(void **state)
+{
+    static const size_t vocabs[] = {1, 2, 15, 16, 17, 1000, 32001};
+    struct qt_backend *be = open_cpu();
+    (void)state;
+    for (size_t i = 0; i < sizeof vocabs / sizeof *vocabs; i++) {
+        score_case(be, vocabs[i], 0, 8, 0.5);
+        score_case(be, vocabs[i], 0, 8, 1e-3);
+        score_case(be, vocabs[i], 30.0f, 20, 1);
+    }
+    be->close(be);
+}
+
+static void test_score_equal_and_ties(void **state)
+{
+    struct qt_backend *be = open_cpu();
+    float *a = random_floats(4 * 999, 10), *b = copy_floats(a, 4 * 999);
+    uint32_t targets[4] = {0, 998, 5, 7};
+    struct qt_score s[4];
+    (void)state;
+    for (int cap = 0; cap <= 30; cap += 30) {
+        be->score(be, s, a, b, targets, (float)cap, 4, 999, NULL);
+        for (int i = 0; i < 4; i++)
+            assert_true(s[i].kld == 0 && s[i].p_delta == 0 && s[i].same_top &&
+                        s[i].nll == s[i].ref_nll);
+    }
+    a[3] = a[900] = 100; /* a tie goes to the lower index ... */
+    b[900] = 100;        /* ... so the reference's maximum at 900 differs from 3 */
+    be->score(be, s, a, b, targets, 0, 1, 999, NULL);
+    assert_false(s[0].same_top);
+    be->score(be, s, a, NULL, targets, 0, 1, 999, NULL);
+    assert_true(s[0].nll > 0 && s[0].kld == 0);
+    qt_free(a);
+    qt_free(b);
+    be->close(be);
+}
+
+static void test_score_bad(void **state)
+{
+    struct qt_backend *be = open_cpu();
+    struct qt_err err = {0};
+    struct qt_score s;
+    float nans[3] = {1, NAN, 2};
+    uint32_t target = 3;
+    (void)state;
+    assert_int_equal(be->score(be, &s, nans, NULL, &target, 0, 1, 3, &err), QT_E_INPUT);
+    assert_non_null(strstr(err.reason, "token 3"));
+    target = 0;
+    assert_int_equal(be->score(be, &s, nans, nans, &target, 0, 1, 3, &err), QT_OK);
+    assert_true(isnan(s.nll) && isnan(s.kld)); /* a broken model must not look perfect */
+    be->close(be);
+}
+
+/* ---- threads ----------------------------------------------------------------------------------
+ */
+
+/* One pass over every operation; out must hold the bytes of all results. */
+static size_t all_operations(struct qt_backend *be, unsigned char *out, float *const *in)
+{
+    enum { M = 600, N = 260, K = 192, SEQ = 150, V = 300 };
+    static float y[M * N], x[M * K], att[M * K];
+    struct qt_score scores[M];
+    uint32_t targets[M];
+    unsigned char *p = out;
+    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100};
+    for (size_t i = 0; i < M; i++)
+        targets[i] = (uint32_t)(i % N);
+    memset(scores, 0, sizeof scores);
+    memcpy(x, in[0], sizeof x);
+    be->norm(be, x, x, in[1], in[2], QT_NORM_LAYER, 1e-5f, M, K, NULL);
+    be->rope(be, x, in[1], in[2], M, SEQ, 6, 32, 32, NULL);
+    be->attention(be, att, x, in[3], in[3] + 100, M, &a, NULL);
+    be->activate(be, att, att, x, QT_ACT_GELU, M * K, NULL);
+    be->add(be, x, att, M * K, NULL);
+    be->scale(be, x, 1.7f, M * K, NULL);
+    be->linear(be, y, x, in[3], in[1], M, N, K, NULL);
+    be->score(be, scores, y, y + 3, targets, 15.0f, M - 1, N, NULL);
+    memcpy(p, x, sizeof x);
+    p += sizeof x;
+    memcpy(p, y, sizeof y);
+    p += sizeof y;
+    memcpy(p, scores, sizeof scores);
+    return sizeof x + sizeof y + sizeof scores;
+}
+
+static void test_threads(void **state)
+{
+    static const int threads[] = {1, 2, 4};
+    struct qt_backend *be = open_cpu();
+    float *in[4];
+    unsigned char *out[3];
+    (void)state;
+    for (size_t i = 0; i < 4; i++)
+        in[i] = random_floats(600 * 192, 1);
+    for (size_t t = 0; t < 3; t++) {
+        size_t size;
+        out[t] = calloc(1, 4 << 20);
+        assert_non_null(out[t]);
+        qt_threads_set(threads[t]);
+        size = all_operations(be, out[t], in);
+        assert_true(size <= 4 << 20);
+    }
+    assert_memory_equal(out[0], out[1], 4 << 20);
+    assert_memory_equal(out[0], out[2], 4 << 20);
+    qt_threads_set(0);
+    for (size_t i = 0; i < 4; i++)
+        qt_free(in[i]);
+    for (size_t t = 0; t < 3; t++)
+        free(out[t]);
+    be->close(be);
+}
+
+static void test_out_of_memory(void **state)
+{
+    struct qt_backend *be;
+    struct qt_attention a = {64, 1, 1, 8, 1, 0, 0};
+    float *x = random_floats(64 * 8, 1), *y = random_floats(64 * 8, 1);
+    void *p;
+    (void)state;
+    qt_mem_fail_after(0);
+    assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_E_RESOURCE);
+    qt_mem_fail_after(1);
+    assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
+    assert_int_equal(be->new (be, &p, 100, NULL), QT_E_RESOURCE);
+    assert_int_equal(be->attention(be, y, x, x, x, 64, &a, NULL), QT_E_RESOURCE);
+    qt_mem_fail_after(-1);
+    assert_int_equal(be->attention(be, y, x, x, x, 64, &a, NULL), QT_OK);
+    qt_free(x);
+    qt_free(y);
+    be->close(be);
+}
+
+int main(void)
+{
+    const char *seed = getenv("QT_SEED");
+    rng = seed ? strtoull(seed, NULL, 10) : (uint64_t)time(NULL);
+    printf("QT_SEED=%llu\n", (unsigned long long)rng);
+    rng = rng * 0x9e3779b97f4a7c15u + 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_exp_all_floats),
+        cmocka_unit_test(test_exp_special),
+        cmocka_unit_test(test_tanh_erf),
+        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_linear_too_wide),
+        cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_activate),
+        cmocka_unit_test(test_add_scale_copy),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_score),
+        cmocka_unit_test(test_score_equal_and_ties),
+        cmocka_unit_test(test_score_bad),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_out_of_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

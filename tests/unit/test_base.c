@@ -1,0 +1,531 @@
+/* base: number formats, checked sizes, errors, parallel loops, files. */
+#include "tests/unit/fixture.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+/* The definition of FP16, in double. */
+static double f16_value(unsigned h)
+{
+    int exponent = h >> 10 & 31, mantissa = h & 1023;
+    double mag = exponent == 31  ? (mantissa ? NAN : INFINITY)
+                 : exponent == 0 ? ldexp(mantissa, -24)
+                                 : ldexp(1024 + mantissa, exponent - 25);
+    return h & 0x8000 ? -mag : mag;
+}
+
+static void test_f16_all(void **state)
+{
+    (void)state;
+    for (unsigned h = 0; h < 65536; h++) {
+        double expected = f16_value(h);
+        float f = qt_f16_to_f32((uint16_t)h);
+        if (isnan(expected)) {
+            assert_true(isnan(f));
+            assert_int_equal(qt_f32_to_f16(f) & 0x7fff, 0x7e00);
+            assert_int_equal(qt_f32_to_f16(f) & 0x8000, h & 0x8000);
+            continue;
+        }
+        assert_true((double)f == expected);
+        assert_int_equal(signbit(f) != 0, h >> 15);
+        assert_int_equal(qt_f32_to_f16(f), h);
+    }
+}
+
+/* Nearest of all FP16 values by bisection over the codes, ties to the even code; 65536 stands for
+ * what would be the next value after the largest. */
+static unsigned f16_slow(float f)
+{
+    double mag = fabs((double)f);
+    unsigned sign = signbit(f) ? 0x8000 : 0, low = 0, high = 0x7c00;
+    if (mag >= 65536)
+        return sign | 0x7c00;
+    while (high - low > 1) {
+        unsigned mid = (low + high) / 2;
+        if (f16_value(mid) <= mag)
+            low = mid;
+        else
+            high = mid;
+    }
+    double below = mag - f16_value(low), next = high == 0x7c00 ? 65536 : f16_value(high);
+    double above = next - mag;
+    bool up = above < below || (above == below && low % 2 == 1);
+    return sign | (up ? high : low);
+}
+
+static void expect_f16(float f)
+{
+    if (qt_f32_to_f16(f) != f16_slow(f))
+        fail_msg("%a: %04x, expected %04x", (double)f, qt_f32_to_f16(f), f16_slow(f));
+}
+
+static uint64_t next_random(uint64_t *s)
+{
+    *s = *s * 6364136223846793005u + 1442695040888963407u;
+    return *s >> 32;
+}
+
+static void test_f16_rounding(void **state)
+{
+    (void)state;
+    uint64_t seed = 1;
+    /* Every value half-way between two neighbours, and its own neighbours. */
+    for (unsigned h = 0; h < 0x7c00; h++) {
+        double next = h + 1 == 0x7c00 ? 65536 : f16_value(h + 1);
+        float tie = (float)((f16_value(h) + next) / 2);
+        const float around[] = {tie, nextafterf(tie, 0), nextafterf(tie, INFINITY)};
+        for (int i = 0; i < 3; i++) {
+            expect_f16(around[i]);
+            expect_f16(-around[i]);
+        }
+    }
+    for (int i = 0; i < 1000000; i++) {
+        uint32_t u = (uint32_t)next_random(&seed);
+        if (i % 2) /* into FP16's range */
+            u = (u & 0x807fffff) | (95 + u % 50) << 23;
+        float f = qt_bits_f32(u);
+        if (!isnan(f))
+            expect_f16(f);
+    }
+    expect_f16(INFINITY);
+    expect_f16(-INFINITY);
+    expect_f16(qt_bits_f32(1));
+    expect_f16(qt_bits_f32(0x7f7fffff));
+}
+
+static void test_bf16(void **state)
+{
+    (void)state;
+    uint64_t seed = 2;
+    for (unsigned h = 0; h < 65536; h++) {
+        float f = qt_bf16_to_f32((uint16_t)h);
+        assert_int_equal(qt_f32_bits(f), h << 16);
+        if (isnan(f))
+            assert_true(isnan(qt_bf16_to_f32(qt_f32_to_bf16(f))));
+        else
+            assert_int_equal(qt_f32_to_bf16(f), h);
+    }
+    for (int i = 0; i < 1000000; i++) {
+        uint32_t u = (uint32_t)next_random(&seed);
+        if (i % 4 == 0)
+            u = (u & 0xffff0000) | 0x8000; /* ties */
+        float f = qt_bits_f32(u);
+        if (isnan(f)) {
+            assert_true(isnan(qt_bf16_to_f32(qt_f32_to_bf16(f))));
+            continue;
+        }
+        /* The bits of a sign-magnitude float order like integers: round those. */
+        uint32_t low = u >> 16, rest = u & 0xffff;
+        uint32_t expected = low + (rest > 0x8000 || (rest == 0x8000 && low % 2 == 1));
+        assert_int_equal(qt_f32_to_bf16(f), expected);
+    }
+}
+
+static void test_to_f32(void **state)
+{
+    (void)state;
+    enum { N = 1500 }; /* more than the conversion's own chunks */
+    static unsigned char bytes[N * 8 + 1];
+    static float out[N];
+    for (int i = 0; i < N; i++) {
+        double d = 1 + i * 0x1p-30;
+        memcpy(bytes + 1 + 8 * i, &d, 8);
+    }
+    qt_to_f32(out, bytes + 1, QT_F64, N);
+    for (int i = 0; i < N; i++)
+        assert_true(out[i] == (float)(1 + i * 0x1p-30));
+    for (int i = 0; i < N; i++) {
+        uint16_t h = (uint16_t)(i * 17);
+        memcpy(bytes + 1 + 2 * i, &h, 2);
+    }
+    qt_to_f32(out, bytes + 1, QT_F16, N);
+    for (int i = 0; i < N; i++)
+        assert_true(out[i] == qt_f16_to_f32((uint16_t)(i * 17)));
+    qt_to_f32(out, bytes + 1, QT_BF16, N);
+    for (int i = 0; i < N; i++)
+        assert_true(out[i] == qt_bf16_to_f32((uint16_t)(i * 17)));
+    for (int i = 0; i < N; i++)
+        out[i] = (float)i;
+    memcpy(bytes + 1, out, sizeof out);
+    memset(out, 0, sizeof out);
+    qt_to_f32(out, bytes + 1, QT_F32, N);
+    for (int i = 0; i < N; i++)
+        assert_true(out[i] == (float)i);
+}
+
+static void test_find_nonfinite(void **state)
+{
+    (void)state;
+    static float x[1000];
+    const float bad[] = {INFINITY, -INFINITY, NAN, qt_bits_f32(0xffffffff)};
+    for (size_t i = 0; i < 1000; i++)
+        x[i] = 3.4e38f;
+    assert_int_equal(qt_find_nonfinite(x, 1000), 1000);
+    assert_int_equal(qt_find_nonfinite(x, 0), 0);
+    for (size_t at = 0; at < 1000; at++) {
+        x[at] = bad[at % 4];
+        x[999] = NAN;
+        assert_int_equal(qt_find_nonfinite(x, 1000), at);
+        assert_int_equal(qt_find_nonfinite(x, at), at);
+        x[at] = x[999] = 0;
+    }
+}
+
+static void test_dtypes(void **state)
+{
+    (void)state;
+    enum qt_dtype t = QT_BOOL;
+    for (int i = 0; i < QT_DTYPE_COUNT; i++) {
+        assert_true(qt_dtype_parse(&t, qt_dtype_name((enum qt_dtype)i)));
+        assert_int_equal(t, i);
+        assert_true(qt_dtype_bits(t) >= 4 && qt_dtype_bits(t) <= 64);
+    }
+    assert_false(qt_dtype_parse(&t, "F15"));
+    assert_false(qt_dtype_parse(&t, ""));
+    assert_string_equal(qt_dtype_name(QT_DTYPE_COUNT), "?");
+    assert_int_equal(qt_dtype_bits(QT_DTYPE_COUNT), 0);
+    assert_true(qt_dtype_is_weight(QT_BF16));
+    assert_false(qt_dtype_is_weight(QT_I8));
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static void test_sizes(void **state)
+{
+    (void)state;
+    size_t n = 7;
+    assert_true(qt_mul_overflow(&n, SIZE_MAX / 2 + 1, 2));
+    assert_false(qt_mul_overflow(&n, SIZE_MAX / 2, 2));
+    assert_int_equal(n, SIZE_MAX - 1);
+    assert_true(qt_add_overflow(&n, SIZE_MAX, 1));
+    assert_false(qt_add_overflow(&n, SIZE_MAX - 1, 1));
+    assert_int_equal(n, SIZE_MAX);
+    assert_int_equal(qt_ceil_div(0, 8), 0);
+    assert_int_equal(qt_ceil_div(8, 8), 1);
+    assert_int_equal(qt_ceil_div(9, 8), 2);
+    assert_int_equal(qt_ceil_div(SIZE_MAX, 2), SIZE_MAX / 2 + 1);
+    assert_int_equal(qt_round_up(9, 8), 16);
+    assert_int_equal(qt_min_size(3, 4), 3);
+}
+
+static void test_arrays(void **state)
+{
+    (void)state;
+    struct qt_err err = {0};
+    unsigned char *p;
+    expect_ok("none", qt_array_new(&p, 0, 8, &err), &err);
+    assert_non_null(p);
+    qt_free(p);
+    expect_ok("odd", qt_array_new(&p, 13, 7, &err), &err);
+    assert_int_equal((uintptr_t)p % 64, 0);
+    for (int i = 0; i < 91; i++)
+        assert_int_equal(p[i], 0);
+    qt_free(p);
+    p = (unsigned char *)&err;
+    expect_error("overflow", qt_array_new(&p, SIZE_MAX / 4, 8, &err), QT_E_RESOURCE,
+                 "out of memory", &err);
+    assert_null(p);
+    expect_error("rounding", qt_array_new(&p, SIZE_MAX, 1, &err), QT_E_RESOURCE, "out of memory",
+                 &err);
+
+    uint32_t *grown = NULL;
+    size_t room = 0;
+    for (uint32_t i = 0; i < 1000; i++) {
+        expect_ok("grow", qt_array_grow(&grown, &room, i + 1, sizeof *grown, &err), &err);
+        assert_true(room > i);
+        grown[i] = i;
+    }
+    for (uint32_t i = 0; i < 1000; i++)
+        assert_int_equal(grown[i], i);
+    size_t before = room;
+    expect_error("grow too far", qt_array_grow(&grown, &room, SIZE_MAX / 2, sizeof *grown, &err),
+                 QT_E_RESOURCE, "out of memory", &err);
+    assert_int_equal(room, before);
+    assert_int_equal(grown[999], 999);
+    qt_free(grown);
+    qt_free(NULL);
+}
+
+static void test_fail_after(void **state)
+{
+    (void)state;
+    char *s = NULL;
+    qt_mem_fail_after(2);
+    void *a = qt_malloc(1), *b = qt_malloc(1), *c = qt_malloc(1);
+    int rc = qt_string_copy(&s, "x", NULL);
+    qt_mem_fail_after(-1);
+    assert_non_null(a);
+    assert_non_null(b);
+    assert_null(c);
+    assert_null(s);
+    assert_int_equal(rc, QT_E_RESOURCE);
+    assert_int_equal(qt_string_format(&s, NULL, "%d-%s", 12, "x"), QT_OK);
+    assert_string_equal(s, "12-x");
+    qt_free(a);
+    qt_free(b);
+    qt_free(s);
+}
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+static void test_errors(void **state)
+{
+    (void)state;
+    struct qt_err err = {0};
+    char text[64], name[2000];
+    assert_int_equal(qt_fail(&err, QT_E_INPUT, "dir/file", "a.b", "n is %d", 5), QT_E_INPUT);
+    assert_int_equal(err.status, QT_E_INPUT);
+    qt_err_format(text, sizeof text, &err);
+    assert_string_equal(text, "dir/file: tensor a.b: n is 5");
+    qt_fail(&err, QT_E_USAGE, NULL, NULL, "plain");
+    qt_err_format(text, sizeof text, &err);
+    assert_string_equal(text, "plain");
+    qt_fail(&err, QT_E_USAGE, NULL, "t", "plain");
+    qt_err_format(text, sizeof text, &err);
+    assert_string_equal(text, "tensor t: plain");
+    qt_fail(&err, QT_E_INPUT, "f\x1b[2J", "a\nb", "c\x7f\td");
+    qt_err_format(text, sizeof text, &err);
+    assert_string_equal(text, "f?[2J: tensor a?b: c??d");
+    memset(name, 'x', sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    qt_fail(&err, QT_E_INPUT, name, name, "%s", name);
+    assert_int_equal(strlen(err.file), sizeof err.file - 1);
+    assert_int_equal(strlen(err.tensor), sizeof err.tensor - 1);
+    assert_int_equal(strlen(err.reason), sizeof err.reason - 1);
+    qt_err_format(text, sizeof text, &err);
+    assert_int_equal(strlen(text), sizeof text - 1);
+    assert_int_equal(qt_fail(NULL, QT_E_GATE, "f", "t", "x"), QT_E_GATE);
+}
+
+static void test_exit_codes(void **state)
+{
+    (void)state;
+    static const int expected[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 75};
+    for (int i = 0; i < 10; i++)
+        assert_int_equal(qt_exit_code((enum qt_status) - i), expected[i]);
+}
+
+/* ---- parallel loops -------------------------------------------------------------------------- */
+
+enum { ITEMS = 1000 };
+
+struct work {
+    size_t fail_at, fail_also;
+    unsigned char runs[ITEMS];
+    bool bad_thread;
+};
+
+static int work_item(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    struct work *w = ctx;
+    w->runs[item]++;
+    if (thread < 0 || thread >= qt_threads())
+        w->bad_thread = true;
+    if (item == w->fail_at || item == w->fail_also)
+        return qt_fail(err, QT_E_INPUT, NULL, NULL, "item %zu", item);
+    return QT_OK;
+}
+
+static void test_parallel(void **state)
+{
+    (void)state;
+    for (int threads = 1; threads <= 4; threads++) {
+        struct work w = {.fail_at = ITEMS, .fail_also = ITEMS};
+        struct qt_err err = {0};
+        qt_threads_set(threads);
+        assert_int_equal(qt_threads(), threads);
+        expect_ok("all", qt_parallel(ITEMS, work_item, &w, &err), &err);
+        for (size_t i = 0; i < ITEMS; i++)
+            assert_int_equal(w.runs[i], 1);
+        assert_false(w.bad_thread);
+        assert_int_equal(qt_parallel(0, work_item, &w, &err), QT_OK);
+
+        w = (struct work){.fail_at = 100, .fail_also = 101};
+        int rc = qt_parallel(ITEMS, work_item, &w, &err);
+        expect_error("failure", rc, QT_E_INPUT, w.runs[100] ? "item 100" : "item 101", &err);
+        if (threads == 1) /* others may run on while the failing one is being recorded */
+            assert_int_equal(w.runs[101], 0);
+        for (size_t i = 0; i < ITEMS; i++)
+            assert_true(w.runs[i] <= 1);
+        w = (struct work){.fail_at = 5, .fail_also = 5};
+        assert_int_equal(qt_parallel(ITEMS, work_item, &w, NULL), QT_E_INPUT);
+    }
+    qt_threads_set(0);
+    assert_true(qt_threads() >= 1);
+}
+
+/* ---- files ----------------------------------------------------------------------------------- */
+
+static void test_reading(void **state)
+{
+    (void)state;
+    struct qt_err err = {0};
+    struct qt_map map;
+    char *dir = fixture_dir(), *text;
+    size_t size;
+    const char *fifo = fixture_path(dir, "fifo");
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    const struct {
+        const char *path, *fragment;
+    } refused[] = {
+        {fifo, "not a regular file"},
+        {dir, "not a regular file"},
+        {"/dev/zero", "not a regular file"},
+        {"/nonexistent/x", "cannot open: No such file"},
+    };
+    for (size_t i = 0; i < 4; i++) {
+        expect_error(refused[i].path, qt_map_open(&map, refused[i].path, &err), QT_E_INPUT,
+                     refused[i].fragment, &err);
+        assert_null(map.data);
+        expect_error(refused[i].path, qt_file_read(&text, &size, refused[i].path, 100, &err),
+                     QT_E_INPUT, refused[i].fragment, &err);
+        assert_null(text);
+    }
+    const char *path = fixture_write(dir, "f", "hello", 5);
+    expect_ok("map", qt_map_open(&map, path, &err), &err);
+    assert_int_equal(map.size, 5);
+    assert_memory_equal(map.data, "hello", 5);
+    qt_map_drop(&map, map.data, map.size);
+    assert_memory_equal(map.data, "hello", 5);
+    qt_map_close(&map);
+    assert_null(map.data);
+    expect_ok("read", qt_file_read(&text, &size, path, 5, &err), &err);
+    assert_string_equal(text, "hello");
+    qt_free(text);
+    expect_error("limit", qt_file_read(&text, &size, path, 4, &err), QT_E_INPUT,
+                 "5 bytes, at most 4", &err);
+    path = fixture_write(dir, "empty", "", 0);
+    expect_ok("map empty", qt_map_open(&map, path, &err), &err);
+    assert_null(map.data);
+    qt_map_close(&map);
+    expect_ok("read empty", qt_file_read(&text, &size, path, 0, &err), &err);
+    assert_string_equal(text, "");
+    qt_free(text);
+    fixture_remove(dir);
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    char longest[300], *joined;
+    memset(longest, 'x', 256);
+    longest[256] = '\0';
+    assert_false(qt_name_is_plain(longest));
+    longest[255] = '\0';
+    assert_true(qt_name_is_plain(longest));
+    static const char *const bad[] = {"", ".", "..", "a/b", "/a", "a/", "a\nb", "\x7f"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_false(qt_name_is_plain(bad[i]));
+    assert_true(qt_name_is_plain("..."));
+    assert_true(qt_name_is_plain(".hidden"));
+    assert_true(qt_name_is_plain("model-00001-of-00002.safetensors"));
+    assert_int_equal(qt_path_join(&joined, "dir", "name", NULL), QT_OK);
+    assert_string_equal(joined, "dir/name");
+    qt_free(joined);
+    assert_int_equal(qt_path_join(&joined, "dir/", "name", NULL), QT_OK);
+    assert_string_equal(joined, "dir/name");
+    qt_free(joined);
+}
+
+static void test_writing(void **state)
+{
+    (void)state;
+    struct qt_err err = {0};
+    char *dir = fixture_dir(), *text;
+    size_t size;
+    int fd;
+    const char *path = fixture_path(dir, "f"), *other = fixture_path(dir, "g");
+    expect_ok("create", qt_file_create(&fd, path, false, &err), &err);
+    expect_ok("write", qt_file_write_at(fd, path, "world", 5, 6, &err), &err);
+    expect_ok("write", qt_file_write_at(fd, path, "hello ", 6, 0, &err), &err);
+    expect_ok("finish", qt_file_finish(&fd, path, &err), &err);
+    assert_int_equal(fd, -1);
+    expect_ok("keep", qt_file_create(&fd, path, true, &err), &err);
+    expect_ok("write", qt_file_write_at(fd, path, "H", 1, 0, &err), &err);
+    expect_ok("finish", qt_file_finish(&fd, path, &err), &err);
+    expect_ok("rename", qt_path_rename(path, other, &err), &err);
+    assert_false(qt_path_exists(path));
+    expect_ok("read", qt_file_read(&text, &size, other, 100, &err), &err);
+    assert_string_equal(text, "Hello world");
+    qt_free(text);
+    expect_ok("sync", qt_dir_sync(dir, &err), &err);
+    expect_error("rename", qt_path_rename(path, other, &err), QT_E_INPUT, "cannot rename", &err);
+    expect_error("create", qt_file_create(&fd, "/nonexistent/x", false, &err), QT_E_RESOURCE,
+                 "/nonexistent/x: cannot create", &err);
+    assert_int_equal(symlink(other, path), 0);
+    expect_error("through a link", qt_file_create(&fd, path, false, &err), QT_E_RESOURCE,
+                 "cannot create", &err);
+    fixture_remove(dir);
+}
+
+/* A full disk, played by a limit on the size of files. */
+static void test_write_error(void **state)
+{
+    (void)state;
+    struct qt_err err = {0};
+    struct rlimit old, limit;
+    static const char data[8192];
+    char *dir = fixture_dir();
+    const char *path = fixture_path(dir, "f");
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    limit = old;
+    limit.rlim_cur = 4096;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    int rc = qt_file_write(path, data, sizeof data, &err);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    signal(SIGXFSZ, handler);
+    expect_error("limit", rc, QT_E_RESOURCE, "cannot write: File too large", &err);
+    expect_ok("afterwards", qt_file_write(path, data, sizeof data, &err), &err);
+    fixture_remove(dir);
+}
+
+static void test_directories(void **state)
+{
+    (void)state;
+    struct qt_err err = {0};
+    char *dir = fixture_dir(), sub[300];
+    snprintf(sub, sizeof sub, "%s/sub", dir);
+    assert_true(qt_path_is_dir(dir));
+    expect_ok("make", qt_dir_make(sub, &err), &err);
+    expect_ok("make again", qt_dir_make(sub, &err), &err);
+    fixture_write(sub, "a", "x", 1);
+    fixture_write(sub, "b", "y", 1);
+    expect_ok("remove", qt_dir_remove(sub, &err), &err);
+    assert_false(qt_path_exists(sub));
+    expect_ok("remove absent", qt_dir_remove(sub, &err), &err);
+    fixture_write(dir, "sub", "x", 1);
+    expect_error("make over a file", qt_dir_make(sub, &err), QT_E_RESOURCE,
+                 "cannot create directory", &err);
+    assert_false(qt_path_is_dir(sub));
+    fixture_remove(dir);
+}
+
+static void test_crc(void **state)
+{
+    (void)state;
+    assert_int_equal(qt_crc32(0, "123456789", 9), 0xcbf43926);
+    assert_int_equal(qt_crc32(qt_crc32(0, "1234", 4), "56789", 5), 0xcbf43926);
+    assert_int_equal(qt_crc32(0, "", 0), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_f16_all),        cmocka_unit_test(test_f16_rounding),
+        cmocka_unit_test(test_bf16),           cmocka_unit_test(test_to_f32),
+        cmocka_unit_test(test_find_nonfinite), cmocka_unit_test(test_dtypes),
+        cmocka_unit_test(test_sizes),          cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_fail_after),     cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_exit_codes),     cmocka_unit_test(test_parallel),
+        cmocka_unit_test(test_reading),        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_writing),        cmocka_unit_test(test_write_error),
+        cmocka_unit_test(test_directories),    cmocka_unit_test(test_crc),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,117 @@
+/* --gate expressions: relations, syntax, unknown names, what a failure says. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "verify/verify.h"
+
+#include <math.h>
+#include <string.h>
+
+static const struct qt_figure figures[] = {
+    {"ppl", 12.5}, {"kld_mean", 0.01}, {"bpw", 4.25}, {"sqnr", INFINITY}, {"broken", NAN},
+};
+enum { FIGURES = sizeof figures / sizeof *figures };
+
+static int check(const char *expr, struct qt_err *err)
+{
+    *err = (struct qt_err){0};
+    return qt_gate_check(expr, figures, FIGURES, err);
+}
+
+static void test_holds(void **state)
+{
+    static const char *const good[] = {
+        "ppl<=12.5",           "ppl>=12.5",  "ppl<12.6",      "ppl>12.4", " ppl <= 1.3e1 , bpw < 5",
+        "kld_mean<0.02,bpw<5", "sqnr>=1000", "bpw<=0x1.1p+2",
+    };
+    struct qt_err err;
+    (void)state;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++)
+        assert_int_equal(check(good[i], &err), QT_OK);
+}
+
+static void test_fails(void **state)
+{
+    static const char *const bad[] = {
+        "ppl<12.5",
+        "ppl>12.5",
+        "ppl<=12.4",
+        "ppl>=12.6",
+        "bpw<5,ppl<12",
+        "ppl<12,bpw<5",
+        "sqnr<=1000",
+        /* a figure that is no number meets nothing */
+        "broken<=1",
+        "broken>=1",
+        "broken<1",
+        "broken>1",
+    };
+    struct qt_err err;
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(check(bad[i], &err), QT_E_GATE);
+}
+
+static void test_failure_names_every_condition(void **state)
+{
+    struct qt_err err;
+    (void)state;
+    assert_int_equal(check("ppl<12,bpw<5,kld_mean<=0.005", &err), QT_E_GATE);
+    assert_string_equal(err.reason, "gate failed: ppl is 12.5, required < 12; "
+                                    "kld_mean is 0.01, required <= 0.005");
+}
+
+static void test_syntax(void **state)
+{
+    static const char *const bad[] = {
+        "",        " ",          "ppl",      "ppl=",
+        "ppl==12", "ppl<=",      "ppl<=x",   "<=3",
+        "ppl<=3,", "ppl<=3,,",   ",ppl<=3",  "ppl<=3 bpw<=4",
+        "ppl<=3x", "ppl<=nan",   "ppl<=inf", "ppl<=1e999",
+        "ppl!=3",  "ppl<=3,bpw", "p pl<=3",  "ppl<=3;bpw<4",
+    };
+    struct qt_err err;
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(check(bad[i], &err), QT_E_USAGE);
+        assert_non_null(strstr(err.reason, "gate"));
+    }
+}
+
+/* A mistake in the expression counts more than a failed condition before it. */
+static void test_unknown_name(void **state)
+{
+    struct qt_err err;
+    (void)state;
+    assert_int_equal(check("ppl<1,kld<=3", &err), QT_E_USAGE);
+    assert_non_null(strstr(err.reason, "no figure 'kld'"));
+    assert_non_null(strstr(err.reason, "ppl, kld_mean, bpw"));
+    assert_int_equal(check("ppl<1,bpw=3", &err), QT_E_USAGE);
+}
+
+static void test_long_name(void **state)
+{
+    char expr[300];
+    struct qt_err err;
+    (void)state;
+    memset(expr, 'a', sizeof expr);
+    strcpy(expr + sizeof expr - 5, "<=3");
+    assert_int_equal(check(expr, &err), QT_E_USAGE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_holds),
+        cmocka_unit_test(test_fails),
+        cmocka_unit_test(test_failure_names_every_condition),
+        cmocka_unit_test(test_syntax),
+        cmocka_unit_test(test_unknown_name),
+        cmocka_unit_test(test_long_name),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

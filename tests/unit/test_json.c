@@ -1,0 +1,176 @@
+#include "formats/formats.h"
+#include "tests/unit/fixture.h"
+
+static int parse(json_t **out, const char *text, struct qt_err *err)
+{
+    return qt_json_parse(out, text, strlen(text), "x.json", err);
+}
+
+static const struct {
+    const char *name, *text, *fragment;
+} hostile[] = {
+    {"empty", "", "line 1"},
+    {"not json", "hello", "line 1"},
+    {"bare value", "42", "'[' or '{' expected"},
+    {"unclosed", "{\"a\": 1", "line 1"},
+    {"second line", "{\n \"a\": 1,\n}", "line 3"},
+    {"column", "{\"a\" 1}", "line 1, column 6: ':' expected"},
+    {"duplicate key", "{\"a\": 1, \"a\": 2}", "duplicate object key"},
+    {"duplicate by escape", "{\"a\": 1, \"\\u0061\": 2}", "duplicate object key"},
+    {"nul in string", "{\"a\": \"\\u0000\"}", "NUL"},
+    {"nul in key", "{\"a\\u0000b\": 1}", "NUL"},
+    {"bad utf-8", "{\"a\": \"\xff\"}", "unable to decode byte 0xff"},
+    {"overlong utf-8", "{\"a\": \"\xc0\xaf\"}", "unable to decode byte 0xc0"},
+    {"surrogate in utf-8", "{\"a\": \"\xed\xa0\x80\"}", "unable to decode byte"},
+    {"lone surrogate", "{\"a\": \"\\ud800\"}", "invalid Unicode"},
+    {"control character", "{\"a\": \"\x01\"}", "control character"},
+    {"integer too big", "{\"a\": 99999999999999999999}", "too big integer"},
+    {"real too big", "{\"a\": 1e999}", "real number overflow"},
+    {"leading zero", "{\"a\": 01}", "line 1"},
+    {"trailing comma", "[1,]", "unexpected token"},
+    {"trailing garbage", "{} x", "end of file expected"},
+    {"two documents", "{}{}", "end of file expected"},
+    {"NaN", "{\"a\": NaN}", "invalid token"},
+    {"comment", "{/**/}", "line 1"},
+};
+
+static void test_hostile(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof hostile / sizeof *hostile; i++) {
+        struct qt_err err = {0};
+        json_t *root = (json_t *)&err;
+        int rc = parse(&root, hostile[i].text, &err);
+        expect_error(hostile[i].name, rc, QT_E_INPUT, hostile[i].fragment, &err);
+        expect_error(hostile[i].name, rc, QT_E_INPUT, "x.json: ", &err);
+        assert_null(root);
+    }
+}
+
+static void test_depth(void **state)
+{
+    (void)state;
+    struct qt_err err = {0};
+    json_t *root;
+    char text[256];
+    for (int depth = 63; depth <= 66; depth++) {
+        memset(text, '[', (size_t)depth);
+        memset(text + depth, ']', (size_t)depth);
+        text[2 * depth] = '\0';
+        int rc = parse(&root, text, &err);
+        expect_error("depth", rc, depth <= 64 ? QT_OK : QT_E_INPUT, "column 65: JSON nested", &err);
+        json_decref(root);
+    }
+    /* Brackets in strings do not nest, whatever is escaped before them. */
+    assert_int_equal(
+        parse(&root, "[\"\\\"[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[\"]",
+              &err),
+        QT_OK);
+    json_decref(root);
+    assert_int_equal(parse(&root, "[\"\\\\\", [], [], [], []]", &err), QT_OK);
+    json_decref(root);
+}
+
+static void test_getters(void **state)
+{
+    (void)state;
+    struct qt_err err = {0};
+    json_t *o;
+    const char *s = "default";
+    size_t n = 7;
+    double d = 0.5;
+    bool b = true;
+    expect_ok("parse",
+              parse(&o,
+                    "{\"s\": \"text\", \"n\": 12, \"d\": 1.5, \"b\": false, \"z\": null,"
+                    " \"neg\": -1, \"o\": {}, \"a\": []}",
+                    &err),
+              &err);
+    expect_ok("absent", qt_json_get_string(&s, o, "none", "f", &err), &err);
+    assert_string_equal(s, "default");
+    expect_ok("null", qt_json_get_size(&n, o, "z", "f", &err), &err);
+    assert_int_equal(n, 7);
+    expect_ok("absent real", qt_json_get_real(&d, o, "none", "f", &err), &err);
+    assert_true(d == 0.5);
+    expect_ok("absent bool", qt_json_get_bool(&b, o, "none", "f", &err), &err);
+    assert_true(b);
+    expect_ok("string", qt_json_need_string(&s, o, "s", "f", &err), &err);
+    assert_string_equal(s, "text");
+    expect_ok("size", qt_json_need_size(&n, o, "n", "f", &err), &err);
+    assert_int_equal(n, 12);
+    expect_ok("real", qt_json_get_real(&d, o, "d", "f", &err), &err);
+    assert_true(d == 1.5);
+    expect_ok("integer as real", qt_json_get_real(&d, o, "n", "f", &err), &err);
+    assert_true(d == 12);
+    expect_ok("bool", qt_json_get_bool(&b, o, "b", "f", &err), &err);
+    assert_false(b);
+
+    expect_error("need absent", qt_json_need_string(&s, o, "none", "f", &err), QT_E_INPUT,
+                 "f: 'none' is missing", &err);
+    expect_error("need null", qt_json_need_size(&n, o, "z", "f", &err), QT_E_INPUT,
+                 "'z' is missing", &err);
+    expect_error("negative", qt_json_need_size(&n, o, "neg", "f", &err), QT_E_INPUT,
+                 "'neg' is a negative integer, but a non-negative integer is expected", &err);
+    expect_error("real as size", qt_json_get_size(&n, o, "d", "f", &err), QT_E_INPUT,
+                 "'d' is a real number", &err);
+    expect_error("object as string", qt_json_get_string(&s, o, "o", "f", &err), QT_E_INPUT,
+                 "'o' is an object", &err);
+    expect_error("bool as real", qt_json_get_real(&d, o, "b", "f", &err), QT_E_INPUT,
+                 "'b' is a boolean", &err);
+    expect_error("array as bool", qt_json_get_bool(&b, o, "a", "f", &err), QT_E_INPUT,
+                 "'a' is an array", &err);
+    expect_error("no object", qt_json_need_size(&n, json_object_get(o, "a"), "n", "f", &err),
+                 QT_E_INPUT, "an object with 'n' is expected", &err);
+    expect_error("no value", qt_json_need_size(&n, NULL, "n", "f", &err), QT_E_INPUT,
+                 "an object with 'n' is expected", &err);
+    json_decref(o);
+}
+
+static void test_load(void **state)
+{
+    (void)state;
+    struct qt_err err = {0};
+    json_t *root;
+    char *dir = fixture_dir();
+    const char *path = fixture_write(dir, "a.json", "{\"k\": [1, 2]}", 13);
+    expect_ok("load", qt_json_load(&root, path, 13, &err), &err);
+    assert_int_equal(json_array_size(json_object_get(root, "k")), 2);
+    json_decref(root);
+    expect_error("limit", qt_json_load(&root, path, 12, &err), QT_E_INPUT, "13 bytes, at most 12",
+                 &err);
+    assert_null(root);
+    expect_error("absent", qt_json_load(&root, "/nonexistent/x", 100, &err), QT_E_INPUT,
+                 "/nonexistent/x: cannot open", &err);
+    fixture_remove(dir);
+}
+
+static void test_out_of_memory(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"name that is longer than a small buffer\": [1, 2.5, \"s\\u00e9\"], "
+        "\"other\": {\"a\": 12345678901234, \"b\": null}}";
+    struct qt_err err = {0};
+    json_t *root;
+    int rc = QT_E_RESOURCE;
+    long n = 0;
+    for (; rc != QT_OK; n++) {
+        qt_mem_fail_after(n);
+        rc = parse(&root, text, &err);
+        qt_mem_fail_after(-1);
+        if (rc != QT_OK)
+            expect_error("allocation", rc, QT_E_RESOURCE, "out of memory", &err);
+    }
+    assert_true(n > 10);
+    json_decref(root);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_hostile),       cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_getters),       cmocka_unit_test(test_load),
+        cmocka_unit_test(test_out_of_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,665 @@
+/*
+ * Models against logits that Hugging Face transformers computed (tests/oracle/make_model_golden.py;
+ * QT_MODELS names another directory of such models), and configurations that must be refused.
+ */
+#include "calib/model_internal.h"
+#include "kernels/kernels.h"
+
+#include <dirent.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define GOLDEN "tests/golden/models"
+
+static void must(int rc, const struct qt_err *err)
+{
+    char text[2048];
+    if (rc == QT_OK)
+        return;
+    qt_err_format(text, sizeof text, err);
+    fail_msg("%s", text);
+}
+
+static const char *shared_dir(void)
+{
+    const char *dir = getenv("QT_SHARED");
+    return dir ? dir : "../shared";
+}
+
+/* ---- running a model --------------------------------------------------------------------------
+ */
+
+struct fixture {
+    struct qt_ckpt *ckpt;
+    struct qt_weights weights;
+    struct qt_model *model;
+    struct qt_backend *be;
+    struct qt_err err;
+};
+
+static void open_fixture(struct fixture *f, const char *dir)
+{
+    *f = (struct fixture){0};
+    must(qt_ckpt_open(&f->ckpt, dir, &f->err), &f->err);
+    f->weights = qt_weights_of_ckpt(f->ckpt);
+    must(qt_model_open(&f->model, &f->weights, &f->err), &f->err);
+    must(qt_backend_cpu_open(&f->be, &f->err), &f->err);
+}
+
+static void close_fixture(struct fixture *f)
+{
+    f->be->close(f->be);
+    qt_model_close(f->model);
+    qt_ckpt_close(f->ckpt);
+}
+
+/* Logits [m][vocab] of ids in sequences of seqlen; the caller frees them. */
+static int run_model(float **out, struct fixture *f, const uint32_t *ids, size_t m, size_t seqlen,
+                     const struct qt_tap *tap)
+{
+    const struct qt_model_info *info = qt_model_info(f->model);
+    struct qt_ends *ends = NULL;
+    struct qt_block *block = NULL;
+    float *hidden = NULL;
+    int rc = QT_OK;
+    *out = NULL;
+    QT_TRY(qt_array_new(&hidden, m * info->hidden, sizeof *hidden, &f->err));
+    QT_TRY(qt_array_new(out, m * info->vocab, sizeof **out, &f->err));
+    QT_TRY(qt_ends_open(&ends, f->model, &f->weights, f->be, &f->err));
+    QT_TRY(qt_ends_embed(ends, hidden, ids, m, seqlen, &f->err));
+    for (size_t i = 0; i < info->layers; i++) {
+        QT_TRY(qt_block_open(&block, f->model, i, &f->weights, f->be, &f->err));
+        QT_TRY(qt_block_run(block, hidden, m, seqlen, tap, &f->err));
+        qt_block_close(block);
+        block = NULL;
+    }
+    QT_TRY(qt_ends_logits(ends, *out, hidden, m, &f->err));
+done:
+    qt_block_close(block);
+    qt_ends_close(ends);
+    qt_free(hidden);
+    if (rc < 0) {
+        qt_free(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
+/* Largest difference between logits (final softcap applied) and the array in `path`. *range is the
+ * array's maximum minus its minimum. */
+static double compare(const float *logits, const struct qt_model_info *info, size_t m,
+                      const char *path, double *range)
+{
+    struct qt_npy want;
+    struct qt_err err = {0};
+    double worst = 0, lo = INFINITY, hi = -INFINITY, cap = (double)info->logit_softcap;
+    must(qt_npy_open(&want, path, &err), &err);
+    assert_int_equal(want.dtype, QT_F32);
+    assert_int_equal(want.count, m * info->vocab);
+    for (size_t i = 0; i < want.count; i++) {
+        float w;
+        memcpy(&w, want.data + i * sizeof w, sizeof w);
+        double got = cap > 0 ? cap * tanh((double)logits[i] / cap) : (double)logits[i];
+        double d = fabs(got - (double)w);
+        worst = d <= worst ? worst : d; /* NaN counts */
+        lo = fmin(lo, (double)w);
+        hi = fmax(hi, (double)w);
+    }
+    *range = hi - lo;
+    qt_npy_close(&want);
+    return worst;
+}
+
+/* One golden model: alone, and as three sequences at once. */
+static double golden_case(const char *dir)
+{
+    struct fixture f;
+    char *ids_path, *logits_path;
+    uint32_t *ids, many[3 * 64];
+    size_t n;
+    float *one, *three;
+    double range, worst;
+    open_fixture(&f, dir);
+    const struct qt_model_info *info = qt_model_info(f.model);
+    must(qt_path_join(&ids_path, dir, "ids.u16", &f.err), &f.err);
+    must(qt_path_join(&logits_path, dir, "logits.npy", &f.err), &f.err);
+    must(qt_token_ids_read(&ids, &n, ids_path, info->vocab, &f.err), &f.err);
+    assert_true(n > 1 && n <= 64);
+    for (size_t i = 0; i < 3; i++)
+        memcpy(many + i * n, ids, n * sizeof *ids);
+    must(run_model(&one, &f, ids, n, n, NULL), &f.err);
+    must(run_model(&three, &f, many, 3 * n, n, NULL), &f.err);
+    worst = compare(one, info, n, logits_path, &range) / range;
+    for (size_t i = 0; i < 3; i++) {
+        double d = compare(three + i * n * info->vocab, info, n, logits_path, &range) / range;
+        worst = d <= worst ? worst : d;
+    }
+    qt_free(one);
+    qt_free(three);
+    qt_free(ids);
+    qt_free(ids_path);
+    qt_free(logits_path);
+    close_fixture(&f);
+    return worst;
+}
+
+static void test_golden_models(void **state)
+{
+    const char *root = getenv("QT_MODELS") ? getenv("QT_MODELS") : GOLDEN;
+    struct dirent **names;
+    int n = scandir(root, &names, NULL, alphasort), seen = 0;
+    (void)state;
+    assert_true(n > 0);
+    for (int i = 0; i < n; i++) {
+        char *dir;
+        struct qt_err err;
+        must(qt_path_join(&dir, root, names[i]->d_name, &err), &err);
+        if (names[i]->d_name[0] != '.') {
+            double worst = golden_case(dir);
+            print_message("  %-24s %.2e of the range\n", names[i]->d_name, worst);
+            assert_true(worst <= 1e-4);
+            seen++;
+        }
+        qt_free(dir);
+        free(names[i]);
+    }
+    free(names);
+    assert_true(seen >= 18);
+}
+
+static double reference_difference(struct fixture *f, const char *ids_file, const char *logits_file)
+{
+    uint32_t *ids;
+    size_t n;
+    float *logits;
+    double range;
+    must(qt_token_ids_read(&ids, &n, ids_file, qt_model_info(f->model)->vocab, &f->err), &f->err);
+    assert_true(n >= 64);
+    must(run_model(&logits, f, ids, 64, 64, NULL), &f->err);
+    double worst = compare(logits, qt_model_info(f->model), 64, logits_file, &range);
+    qt_free(logits);
+    qt_free(ids);
+    return worst;
+}
+
+/*
+ * The reference logits of these checkpoints were computed by a model that had once been FP16,
+ * rotary frequencies included: transformers in FP64 is as far from them as we are (3.7e-3
+ * and 6.1e-3), and comes within 2e-5 when the frequencies are rounded through FP16. So the
+ * comparison that counts rounds them; the unrounded one only must not be grossly off.
+ */
+static void reference_case(const char *name, const char *ids_path)
+{
+    struct fixture f;
+    char dir[512], ids_file[1024], logits_file[1024];
+    snprintf(dir, sizeof dir, "%s/checkpoints/%s", shared_dir(), name);
+    snprintf(logits_file, sizeof logits_file, "%s/ref_logits.npy", dir);
+    snprintf(ids_file, sizeof ids_file, "%s%s%s", ids_path ? "" : dir, ids_path ? "" : "/",
+             ids_path ? ids_path : "innocents.u16");
+    if (!qt_path_is_dir(dir)) {
+        print_message("SKIP: %s is not there (QT_SHARED)\n", dir);
+        skip();
+    }
+    open_fixture(&f, dir);
+    double plain = reference_difference(&f, ids_file, logits_file);
+    for (size_t i = 0; i < f.model->cfg.info.head_dim / 2; i++)
+        f.model->cfg.inv_freq[i] = qt_f16_to_f32(qt_f32_to_f16(f.model->cfg.inv_freq[i]));
+    double rounded = reference_difference(&f, ids_file, logits_file);
+    print_message("  %s: %.2e, with FP16 frequencies %.2e\n", name, plain, rounded);
+    assert_true(rounded <= 1e-4);
+    assert_true(plain <= 1e-2);
+    close_fixture(&f);
+}
+
+static void test_tiny_llama(void **state)
+{
+    (void)state;
+    reference_case("tiny-llama", NULL);
+}
+
+static void test_nano_llama(void **state)
+{
+    (void)state;
+    reference_case("nano-llama", "tests/golden/nano_ids.u16");
+}
+
+/* ---- threads, taps, chunks --------------------------------------------------------------------
+ */
+
+static void fill_ids(uint32_t *ids, size_t n, size_t vocab)
+{
+    for (size_t i = 0; i < n; i++)
+        ids[i] = (uint32_t)((i * 7919 + i / 13) % vocab);
+}
+
+static void test_threads(void **state)
+{
+    enum { M = 33 * 64 }; /* more than one chunk */
+    struct fixture f;
+    uint32_t ids[M];
+    float *first, *logits;
+    (void)state;
+    open_fixture(&f, GOLDEN "/gemma2");
+    size_t size = M * qt_model_info(f.model)->vocab * sizeof *first;
+    fill_ids(ids, M, 97);
+    qt_threads_set(1);
+    must(run_model(&first, &f, ids, M, 64, NULL), &f.err);
+    for (int threads = 2; threads <= 4; threads += 2) {
+        qt_threads_set(threads);
+        must(run_model(&logits, &f, ids, M, 64, NULL), &f.err);
+        assert_memory_equal(first, logits, size);
+        qt_free(logits);
+    }
+    qt_threads_set(0);
+    qt_free(first);
+    close_fixture(&f);
+}
+
+struct seen {
+    size_t calls, tokens[4];
+    const struct qt_model *model;
+};
+
+static int watch(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err)
+{
+    struct seen *seen = ctx;
+    const struct qt_linear *linears;
+    size_t n = qt_model_linears(&linears, seen->model, 0), readers = 0;
+    (void)err;
+    assert_int_equal(input, seen->calls++ % 4);
+    assert_true(isfinite(x[0]) && isfinite(x[m * k - 1]));
+    for (size_t i = 0; i < n; i++)
+        if (linears[i].input == input) {
+            assert_int_equal(linears[i].k, k);
+            readers++;
+        }
+    assert_true(readers > 0);
+    seen->tokens[input] += m;
+    return QT_OK;
+}
+
+static int refuse(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err)
+{
+    (void)ctx, (void)x, (void)m, (void)k;
+    return input < 2 ? QT_OK : qt_fail(err, QT_E_INTERRUPTED, NULL, NULL, "enough");
+}
+
+static void tap_case(const char *dir)
+{
+    enum { M = 70 * 33 };
+    struct fixture f;
+    uint32_t ids[M];
+    float *logits;
+    open_fixture(&f, dir);
+    struct seen seen = {.model = f.model};
+    fill_ids(ids, M, 97);
+    must(run_model(&logits, &f, ids, M, 33, &(struct qt_tap){&seen, watch}), &f.err);
+    qt_free(logits);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(seen.tokens[i], M * qt_model_info(f.model)->layers);
+    assert_int_equal(seen.calls, 4 * 2 * qt_model_info(f.model)->layers); /* two chunks */
+    assert_int_equal(run_model(&logits, &f, ids, 33, 33, &(struct qt_tap){NULL, refuse}),
+                     QT_E_INTERRUPTED);
+    close_fixture(&f);
+}
+
+static void test_taps(void **state)
+{
+    (void)state;
+    tap_case(GOLDEN "/llama");
+    tap_case(GOLDEN "/gemma2");
+    tap_case(GOLDEN "/opt");
+    tap_case(GOLDEN "/opt_norm_after");
+}
+
+/* Sequences do not see each other, and where a chunk ends changes nothing but rounding. */
+static void test_chunks(void **state)
+{
+    enum { SEQ = 7, M = 301 * SEQ };
+    struct fixture f;
+    uint32_t ids[M];
+    float *all, *last;
+    (void)state;
+    open_fixture(&f, GOLDEN "/mistral_window");
+    size_t vocab = qt_model_info(f.model)->vocab;
+    fill_ids(ids, M, vocab);
+    must(run_model(&all, &f, ids, M, SEQ, NULL), &f.err);
+    must(run_model(&last, &f, ids + M - SEQ, SEQ, SEQ, NULL), &f.err);
+    for (size_t i = 0; i < SEQ * vocab; i++)
+        assert_true(fabsf(all[(M - SEQ) * vocab + i] - last[i]) < 1e-3f);
+    qt_free(all);
+    qt_free(last);
+    close_fixture(&f);
+}
+
+static void test_linears(void **state)
+{
+    static const char *const want[] = {
+        "model.layers.1.self_attn.q_proj.weight", "model.layers.1.self_attn.k_proj.weight",
+        "model.layers.1.self_attn.v_proj.weight", "model.layers.1.self_attn.o_proj.weight",
+        "model.layers.1.mlp.gate_proj.weight",    "model.layers.1.mlp.up_proj.weight",
+        "model.layers.1.mlp.down_proj.weight"};
+    static const int inputs[] = {0, 0, 0, 1, 2, 2, 3};
+    const struct qt_linear *l;
+    struct fixture f;
+    (void)state;
+    open_fixture(&f, GOLDEN "/llama");
+    assert_int_equal(qt_model_linears(&l, f.model, 1), 7);
+    for (size_t i = 0; i < 7; i++) {
+        assert_string_equal(l[i].weight, want[i]);
+        assert_int_equal(l[i].input, inputs[i]);
+    }
+    assert_true(l[1].n == 16 && l[1].k == 32 && l[6].n == 32 && l[6].k == 48);
+    close_fixture(&f);
+    open_fixture(&f, GOLDEN "/opt_bare_unbiased");
+    assert_int_equal(qt_model_linears(&l, f.model, 0), 6);
+    assert_string_equal(l[4].weight, "decoder.layers.0.fc1.weight");
+    assert_true(l[4].input == 2 && l[5].input == 3);
+    close_fixture(&f);
+}
+
+static void test_families(void **state)
+{
+    const char *const *names = qt_model_families();
+    bool used[16] = {false};
+    struct dirent **entries;
+    int n = scandir(GOLDEN, &entries, NULL, alphasort);
+    (void)state;
+    for (int i = 0; i < n; i++) { /* every family has a golden model, and its name is in the list */
+        char dir[1024];
+        struct fixture f;
+        snprintf(dir, sizeof dir, GOLDEN "/%s", entries[i]->d_name);
+        if (entries[i]->d_name[0] != '.') {
+            size_t at = 0;
+            open_fixture(&f, dir);
+            while (names[at] && strcmp(names[at], qt_model_info(f.model)->family) != 0)
+                at++;
+            assert_non_null(names[at]);
+            used[at] = true;
+            close_fixture(&f);
+        }
+        free(entries[i]);
+    }
+    free(entries);
+    for (size_t i = 0; names[i]; i++)
+        assert_true(used[i]);
+}
+
+/* ---- refusals ---------------------------------------------------------------------------------
+ */
+
+struct refusal {
+    const char *model;  /* golden model whose config.json is edited ... */
+    const char *key;    /* ... here: a top-level key, ... */
+    const char *value;  /* ... its new JSON value, NULL: removed */
+    int status;         /* expected */
+    const char *reason; /* expected inside the message */
+};
+
+static const struct refusal refusals[] = {
+    {"llama", "model_type", "\"gpt2\"", QT_E_UNSUPPORTED, "gpt2"},
+    {"llama", "model_type", NULL, QT_E_INPUT, "model_type"},
+    {"llama", "model_type", "7", QT_E_INPUT, "model_type"},
+    {"llama", "hidden_size", "0", QT_E_INPUT, "hidden_size"},
+    {"llama", "hidden_size", "-32", QT_E_INPUT, "hidden_size"},
+    {"llama", "hidden_size", "32.5", QT_E_INPUT, "hidden_size"},
+    {"llama", "hidden_size", "9223372036854775807", QT_E_INPUT, "hidden_size"},
+    {"llama", "hidden_size", "64", QT_E_INPUT, "[97, 32], config.json implies [97, 64]"},
+    {"llama", "hidden_size", NULL, QT_E_INPUT, "hidden_size"},
+    {"llama", "num_hidden_layers", "0", QT_E_INPUT, "num_hidden_layers"},
+    {"llama", "num_hidden_layers", "4000000000", QT_E_INPUT, "num_hidden_layers"},
+    {"llama", "num_hidden_layers", "3", QT_E_INPUT, "model.layers.2."},
+    {"llama", "num_hidden_layers", "1", QT_E_INPUT, "'num_hidden_layers' in config.json is 1"},
+    {"llama", "num_attention_heads", "0", QT_E_INPUT, "num_attention_heads"},
+    {"llama", "num_attention_heads", "65536", QT_E_INPUT, "shape is"},
+    {"llama", "num_key_value_heads", "0", QT_E_INPUT, "num_key_value_heads"},
+    {"llama", "num_key_value_heads", "3", QT_E_INPUT, "not a multiple"},
+    {"llama", "num_key_value_heads", "8", QT_E_INPUT, "not a multiple"},
+    {"llama", "num_key_value_heads", "4", QT_E_INPUT, "self_attn.k_proj.weight"},
+    {"llama", "head_dim", "0", QT_E_INPUT, "head_dim"},
+    {"llama", "head_dim", "7", QT_E_INPUT, "odd"},
+    {"llama", "head_dim", "\"8\"", QT_E_INPUT, "head_dim"},
+    {"llama", "head_dim", "16", QT_E_INPUT, "self_attn.q_proj.weight"},
+    {"llama_old_keys", "num_attention_heads", "5", QT_E_INPUT, "not a multiple"},
+    {"llama", "intermediate_size", "0", QT_E_INPUT, "intermediate_size"},
+    {"llama", "intermediate_size", "47", QT_E_INPUT, "mlp.gate_proj.weight"},
+    {"llama", "vocab_size", "0", QT_E_INPUT, "vocab_size"},
+    {"llama", "vocab_size", "98", QT_E_INPUT, "model.embed_tokens.weight"},
+    {"llama", "max_position_embeddings", "0", QT_E_INPUT, "max_position_embeddings"},
+    {"llama", "max_position_embeddings", NULL, QT_E_INPUT, "max_position_embeddings"},
+    {"llama", "rms_norm_eps", "-1", QT_E_INPUT, "rms_norm_eps"},
+    {"llama", "rms_norm_eps", "\"1e-5\"", QT_E_INPUT, "rms_norm_eps"},
+    {"llama", "hidden_act", "\"mish\"", QT_E_UNSUPPORTED, "mish"},
+    {"llama", "hidden_act", "3", QT_E_INPUT, "hidden_act"},
+    {"llama", "attention_bias", "true", QT_E_INPUT, "self_attn.q_proj.bias"},
+    {"llama", "mlp_bias", "true", QT_E_INPUT, "mlp.gate_proj.bias"},
+    {"llama", "mlp_bias", "1", QT_E_INPUT, "mlp_bias"},
+    {"llama_linear_biased", "attention_bias", "false", QT_E_INPUT, "implies no bias"},
+    {"llama_old_keys", "tie_word_embeddings", "false", QT_E_INPUT, "lm_head.weight"},
+    {"llama", "quantization_config", "{}", QT_E_UNSUPPORTED, "quantization_config"},
+    {"llama", "rope_parameters", "{\"rope_type\": \"yarn\"}", QT_E_UNSUPPORTED, "yarn"},
+    {"llama", "rope_parameters", "{\"rope_theta\": 0}", QT_E_INPUT, "rope_theta"},
+    {"llama", "rope_parameters", "{\"rope_theta\": -5.0}", QT_E_INPUT, "rope_theta"},
+    {"llama", "rope_parameters", "3", QT_E_INPUT, "rope_parameters"},
+    {"llama", "rope_scaling", "{\"type\": \"dynamic\", \"factor\": 2}", QT_E_UNSUPPORTED,
+     "dynamic"},
+    {"llama", "rope_scaling", "{\"type\": \"linear\"}", QT_E_INPUT, "factor"},
+    {"llama", "rope_scaling", "{\"type\": \"linear\", \"factor\": 0}", QT_E_INPUT, "factor"},
+    {"llama", "rope_scaling",
+     "{\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4, \"high_freq_factor\": 4}",
+     QT_E_INPUT, "high_freq_factor"},
+    {"llama", "rope_scaling", "{\"rope_type\": \"llama3\", \"factor\": 8}", QT_E_INPUT,
+     "low_freq_factor"},
+    {"llama", "rope_parameters", "{\"full_attention\": {\"rope_theta\": 5}}", QT_E_UNSUPPORTED,
+     "per layer type"},
+    {"llama", "partial_rotary_factor", "0.5", QT_E_UNSUPPORTED, "partial_rotary_factor"},
+    {"llama", "layer_types", "[\"full_attention\", \"sliding_attention\"]", QT_E_UNSUPPORTED,
+     "sliding_attention"},
+    {"mistral_window", "sliding_window", "0", QT_E_INPUT, "sliding_window"},
+    {"mistral_window", "layer_types", "[\"full_attention\", \"sliding_attention\"]",
+     QT_E_UNSUPPORTED, "full_attention"},
+    {"qwen2_window", "layer_types", "[\"full_attention\"]", QT_E_INPUT, "layer_types"},
+    {"qwen2_window", "layer_types", "[\"full_attention\", 3]", QT_E_UNSUPPORTED, "layer_types"},
+    {"qwen2_window", "layer_types", "[\"full_attention\", \"linear_attention\"]", QT_E_UNSUPPORTED,
+     "linear_attention"},
+    {"qwen2_window", "use_sliding_window", "\"yes\"", QT_E_INPUT, "use_sliding_window"},
+    {"gemma2", "attn_logit_softcapping", "-1", QT_E_INPUT, "attn_logit_softcapping"},
+    {"gemma2", "query_pre_attn_scalar", "0", QT_E_INPUT, "query_pre_attn_scalar"},
+    {"gemma2", "use_bidirectional_attention", "true", QT_E_UNSUPPORTED, "bidirectional"},
+    {"opt", "word_embed_proj_dim", "16", QT_E_INPUT, "embed_tokens"},
+    {"opt_norm_after", "word_embed_proj_dim", "0", QT_E_INPUT, "word_embed_proj_dim"},
+    {"opt", "max_position_embeddings", "45", QT_E_INPUT, "embed_positions"},
+    {"opt", "layer_norm_elementwise_affine", "false", QT_E_UNSUPPORTED, "elementwise_affine"},
+    {"opt", "enable_bias", "false", QT_E_INPUT, "implies no bias"},
+    {"opt", "num_attention_heads", "5", QT_E_INPUT, "not a multiple"},
+};
+
+/* qt_model_open on MODEL's tensors with config.json edited. */
+static int open_edited(const struct refusal *r, struct qt_err *err)
+{
+    static char template[] = "/tmp/test_model_XXXXXX";
+    char dir[sizeof template], path[512];
+    struct qt_ckpt *ckpt;
+    struct qt_model *model;
+    json_t *config;
+    memcpy(dir, template, sizeof dir);
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, GOLDEN "/%s", r->model);
+    must(qt_ckpt_open(&ckpt, path, err), err);
+    snprintf(path, sizeof path, GOLDEN "/%s/config.json", r->model);
+    must(qt_json_load(&config, path, 1 << 20, err), err);
+    if (r->value)
+        json_object_set_new(config, r->key, json_loads(r->value, JSON_DECODE_ANY, NULL));
+    else
+        json_object_del(config, r->key);
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    assert_int_equal(json_dump_file(config, path, 0), 0);
+    struct qt_weights w = qt_weights_of_ckpt(ckpt);
+    w.dir = dir;
+    int rc = qt_model_open(&model, &w, err);
+    assert_true((rc == QT_OK) == (model != NULL));
+    qt_model_close(model);
+    json_decref(config);
+    qt_ckpt_close(ckpt);
+    must(qt_dir_remove(dir, NULL), err);
+    return rc;
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        const struct refusal *r = &refusals[i];
+        struct qt_err err = {0};
+        char text[2048];
+        int rc = open_edited(r, &err);
+        qt_err_format(text, sizeof text, &err);
+        if (rc != r->status || !strstr(text, r->reason))
+            fail_msg("%s, %s = %s: status %d, \"%s\"; expected %d, \"%s\"", r->model, r->key,
+                     r->value ? r->value : "(removed)", rc, text, r->status, r->reason);
+    }
+}
+
+/* Edits that change nothing: missing keys with the defaults of transformers. */
+static void test_defaults(void **state)
+{
+    static const struct refusal same[] = {
+        {"llama", "rms_norm_eps", NULL, QT_OK, ""},
+        {"llama", "hidden_act", "\"swish\"", QT_OK, ""},
+        {"llama", "tie_word_embeddings", NULL, QT_OK, ""},
+        {"llama", "rope_parameters", NULL, QT_OK, ""},
+        {"llama", "head_dim", "null", QT_OK, ""},
+        {"llama", "layer_types", "[\"full_attention\", \"full_attention\"]", QT_OK, ""},
+        {"gemma2", "tie_word_embeddings", NULL, QT_OK, ""},
+        {"mistral_window", "sliding_window", NULL, QT_OK, ""},
+        {"opt", "word_embed_proj_dim", NULL, QT_OK, ""},
+        {"opt", "tie_word_embeddings", NULL, QT_OK, ""},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        struct qt_err err = {0};
+        must(open_edited(&same[i], &err), &err);
+    }
+}
+
+static void test_no_config(void **state)
+{
+    struct qt_model *model;
+    struct qt_err err = {0};
+    struct qt_weights w = {.dir = "tests/unit"};
+    (void)state;
+    assert_int_equal(qt_model_open(&model, &w, &err), QT_E_INPUT);
+    assert_non_null(strstr(err.file, "config.json"));
+    assert_null(model);
+}
+
+static void test_bad_calls(void **state)
+{
+    struct fixture f;
+    struct qt_block *block;
+    struct qt_ends *ends;
+    uint32_t ids[65] = {0};
+    float *hidden;
+    (void)state;
+    open_fixture(&f, GOLDEN "/llama");
+    must(qt_block_open(&block, f.model, 0, &f.weights, f.be, &f.err), &f.err);
+    must(qt_ends_open(&ends, f.model, &f.weights, f.be, &f.err), &f.err);
+    must(qt_array_new(&hidden, 65 * 32, sizeof *hidden, &f.err), &f.err);
+    assert_int_equal(qt_block_run(block, hidden, 65, 65, NULL, &f.err), QT_E_USAGE);
+    assert_non_null(strstr(f.err.reason, "64"));
+    assert_int_equal(qt_block_run(block, hidden, 65, 64, NULL, &f.err), QT_E_INTERNAL);
+    assert_int_equal(qt_block_run(block, hidden, 0, 0, NULL, &f.err), QT_E_INTERNAL);
+    assert_int_equal(qt_block_run(block, hidden, 0, 4, NULL, &f.err), QT_OK);
+    ids[3] = 97;
+    assert_int_equal(qt_ends_embed(ends, hidden, ids, 4, 4, &f.err), QT_E_INPUT);
+    assert_non_null(strstr(f.err.reason, "97"));
+    qt_free(hidden);
+    qt_ends_close(ends);
+    qt_block_close(block);
+    close_fixture(&f);
+}
+
+/* ---- weights ----------------------------------------------------------------------------------
+ */
+
+/* A source that spoils what another one gives. */
+struct spoiled {
+    struct qt_weights real;
+    const char *victim;
+};
+
+static int spoiled_load(void *ctx, const char *name, float *dst, struct qt_err *err)
+{
+    struct spoiled *s = ctx;
+    if (strcmp(name, s->victim) == 0)
+        return qt_fail(err, QT_E_INPUT, "a file", name, "spoiled");
+    return s->real.load(s->real.ctx, name, dst, err);
+}
+
+static void test_load_fails(void **state)
+{
+    static const char *const victims[] = {
+        "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.0.mlp.down_proj.weight", "model.embed_tokens.weight"};
+    struct fixture f;
+    struct qt_block *block = NULL;
+    struct qt_ends *ends = NULL;
+    (void)state;
+    open_fixture(&f, GOLDEN "/qwen2");
+    for (size_t i = 0; i < 4; i++) {
+        struct spoiled s = {f.weights, victims[i]};
+        struct qt_weights w = {f.weights.dir, &s, f.weights.shape, spoiled_load};
+        int rc = i < 3 ? qt_block_open(&block, f.model, 0, &w, f.be, &f.err)
+                       : qt_ends_open(&ends, f.model, &w, f.be, &f.err);
+        assert_int_equal(rc, QT_E_INPUT);
+        assert_string_equal(f.err.tensor, victims[i]);
+        assert_true(block == NULL && ends == NULL);
+    }
+    close_fixture(&f);
+}
+
+/* The n-th allocation fails, for every n until all succeed: an error, no leak, no crash. */
+static void test_out_of_memory(void **state)
+{
+    struct fixture f = {0};
+    uint32_t ids[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+    float *logits = NULL;
+    int rc = QT_E_RESOURCE;
+    long n = 0;
+    (void)state;
+    must(qt_ckpt_open(&f.ckpt, GOLDEN "/opt_norm_after", &f.err), &f.err);
+    must(qt_backend_cpu_open(&f.be, &f.err), &f.err);
+    f.weights = qt_weights_of_ckpt(f.ckpt);
+    while (rc != QT_OK) {
+        assert_int_equal(rc, QT_E_RESOURCE);
+        qt_mem_fail_after(n++);
+        rc = qt_model_open(&f.model, &f.weights, &f.err);
+        if (rc == QT_OK)
+            rc = run_model(&logits, &f, ids, 12, 6, NULL);
+        qt_mem_fail_after(-1);
+        if (rc != QT_OK)
+            qt_model_close(f.model);
+    }
+    assert_true(n > 100);
+    qt_free(logits);
+    close_fixture(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden_models), cmocka_unit_test(test_tiny_llama),
+        cmocka_unit_test(test_nano_llama),    cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_taps),          cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_linears),       cmocka_unit_test(test_families),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_no_config),     cmocka_unit_test(test_bad_calls),
+        cmocka_unit_test(test_load_fails),    cmocka_unit_test(test_out_of_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

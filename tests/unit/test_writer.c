@@ -1,0 +1,642 @@
+/* Writing containers: whatever goes wrong, at whatever moment, a resume gives the same bytes and
+ * nothing of the user's is lost. */
+#include "container_fixture.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mount.h>
+#include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+/* What the fixture is written as when nothing goes wrong: "ref" (one shard), "refs" (three). */
+static int setup(void **state)
+{
+    if (fixture_setup(state) != 0)
+        return -1;
+    struct run one = {.dir = "ref", .side_file = "side.json", .kill_after = -1};
+    struct run many = {
+        .dir = "refs", .side_file = "side.json", .shard_bytes = MANY_SHARDS, .kill_after = -1};
+    return system("echo '{\"a\": 1}' > side.json") == 0 && fixture_write(&one) == QT_OK &&
+                   fixture_write(&many) == QT_OK
+               ? 0
+               : -1;
+}
+
+static int teardown(void **state)
+{
+    umount2("disk", MNT_DETACH); /* of test_full_disk, passed or not */
+    return fixture_teardown(state);
+}
+
+static struct run run_many(const char *dir)
+{
+    return (struct run){
+        .dir = dir, .side_file = "side.json", .shard_bytes = MANY_SHARDS, .kill_after = -1};
+}
+
+/* Resumes r and compares; removes what it made. */
+static void resume_and_compare(struct run *r)
+{
+    char command[256];
+    r->resume = true;
+    r->kill_after = -1;
+    assert_status(fixture_write(r), QT_OK, r->err);
+    assert_true(same_dirs(r->dir, r->shard_bytes ? "refs" : "ref"));
+    snprintf(command, sizeof command, "test ! -e %s.partial && rm -r %s", r->dir, r->dir);
+    shell(command);
+}
+
+/* Leaves DIR.partial with `units` finished and one more half written. */
+static void leave_partial(struct run *r, size_t units)
+{
+    struct qt_writer *w;
+    unsigned char junk[8] = "garbage";
+    assert_status(fixture_open(&w, r), QT_OK, r->err);
+    for (size_t u = 0; u < units; u++)
+        assert_status(fixture_unit(w, u, r), QT_OK, r->err);
+    if (units < UNITS)
+        assert_status(qt_writer_put(w, fixture_units[units].first, junk, sizeof junk, 2, &r->err),
+                      QT_OK, r->err);
+    assert_status(qt_writer_copy_file(w, "side.json", &r->err), QT_OK, r->err);
+    qt_writer_close(w);
+}
+
+/* ---- interruptions ----------------------------------------------------------------------------
+ */
+
+static void test_close_and_resume(void **state)
+{
+    (void)state;
+    for (size_t units = 0; units <= UNITS; units++) {
+        struct run r = run_many("closed");
+        struct qt_writer *w;
+        leave_partial(&r, units);
+        r.resume = true;
+        assert_status(fixture_open(&w, &r), QT_OK, r.err);
+        for (size_t u = 0; u < UNITS; u++) {
+            const json_t *record = qt_writer_done(w, fixture_units[u].name);
+            json_t *expected = fixture_record(u);
+            assert_int_equal(record != NULL, u < units);
+            assert_true(!record || json_equal(record, expected));
+            json_decref(expected);
+        }
+        qt_writer_close(w);
+        resume_and_compare(&r);
+    }
+}
+
+/* A side file that the first run copied and the second does not want must not stay. */
+static void test_stale_side_file(void **state)
+{
+    (void)state;
+    struct run r = run_many("stale");
+    struct qt_writer *w;
+    assert_status(fixture_open(&w, &r), QT_OK, r.err);
+    shell("cp side.json gone.json");
+    assert_status(qt_writer_copy_file(w, "gone.json", &r.err), QT_OK, r.err);
+    qt_writer_close(w);
+    resume_and_compare(&r);
+}
+
+/* Without resume, an earlier run's work is not looked at, and nothing of it stays. */
+static void test_start_anew(void **state)
+{
+    (void)state;
+    struct run r = run_many("anew");
+    r.shard_bytes = 40;
+    leave_partial(&r, UNITS);
+    r = run_many("anew");
+    r.kill_after = 100; /* counts the calls */
+    assert_status(fixture_write(&r), QT_OK, r.err);
+    assert_int_equal(r.kill_after, 100 - 24);
+    assert_true(same_dirs("anew", "refs"));
+}
+
+static void test_kill_after_every_call(void **state)
+{
+    (void)state;
+    for (long n = 0;; n++) {
+        struct run r = run_many("killed");
+        r.kill_after = n;
+        int status;
+        pid_t child = fork();
+        if (child == 0)
+            _exit(fixture_write(&r) == QT_OK ? 0 : 1);
+        assert_int_equal(waitpid(child, &status, 0), child);
+        if (WIFEXITED(status)) {
+            assert_int_equal(WEXITSTATUS(status), 0);
+            assert_int_equal(n, 24); /* open, 8 x 2 puts, 5 commits, copy, finish */
+            shell("rm -r killed");
+            break;
+        }
+        assert_int_equal(WTERMSIG(status), SIGKILL);
+        if (access("killed", F_OK) == 0) /* after finish: complete, and in the way */
+            shell("diff -r killed refs && rm -r killed && test ! -e killed.partial");
+        else
+            resume_and_compare(&r);
+    }
+}
+
+/* Runs fixture_write in a child and kills it before its nth system call. False: it got to its end.
+ * -1 in place of that when there is no tracing here. */
+static int killed_before_syscall(struct run *r, long n)
+{
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) < 0)
+            _exit(99);
+        raise(SIGSTOP);
+        _exit(fixture_write(r) == QT_OK ? 0 : 1);
+    }
+    waitpid(child, &status, 0);
+    if (WIFEXITED(status))
+        return -1;
+    for (long stops = 0; !WIFEXITED(status); stops++) {
+        if (stops == 2 * n + 1) { /* every call stops at entry and at exit */
+            kill(child, SIGKILL);
+            waitpid(child, &status, 0);
+            return 1;
+        }
+        ptrace(PTRACE_SYSCALL, child, NULL, NULL);
+        waitpid(child, &status, 0);
+    }
+    assert_int_equal(WEXITSTATUS(status), 0);
+    return 0;
+}
+
+static void test_kill_before_every_syscall(void **state)
+{
+    (void)state;
+    for (long n = 0;; n++) {
+        struct run r = {.dir = "traced", .side_file = "side.json", .kill_after = -1};
+        int killed = killed_before_syscall(&r, n);
+        if (killed < 0) {
+            print_message("SKIP: no process tracing here\n");
+            skip();
+        }
+        if (access("traced", F_OK) == 0)
+            shell("diff -r traced ref && rm -r traced && test ! -e traced.partial");
+        else
+            resume_and_compare(&r);
+        if (!killed) {
+            assert_true(n > 100); /* or nothing was traced */
+            break;
+        }
+    }
+}
+
+/* Replacing: the old container or the new one is there in full at every moment. */
+static void test_kill_while_replacing(void **state)
+{
+    (void)state;
+    for (long n = 0;; n++) {
+        struct run r = run_many("over");
+        r.force = true;
+        shell("cp -r ref over");
+        int killed = killed_before_syscall(&r, n);
+        if (killed < 0) {
+            print_message("SKIP: no process tracing here\n");
+            skip();
+        }
+        shell("diff -qr over refs >/dev/null 2>&1 || diff -r over ref >/dev/null 2>&1 || "
+              "diff -r over.old ref");
+        if (access("over.old", F_OK) == 0)
+            shell("rm -rf over.old");
+        resume_and_compare(&r);
+        if (!killed)
+            break;
+    }
+}
+
+/* ---- the journal ------------------------------------------------------------------------------
+ */
+
+static size_t journal_size(const char *path)
+{
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    return (size_t)st.st_size;
+}
+
+/* Cut anywhere, as by a crash: what is left of the last line must not count. */
+static void test_torn_journal(void **state)
+{
+    (void)state;
+    struct run r = run_many("torn");
+    leave_partial(&r, 4);
+    shell("mv torn.partial torn.saved");
+    size_t size = journal_size("torn.saved/journal");
+    assert_true(size > 1000);
+    for (size_t cut = 0; cut < size; cut += cut < 40 || cut > size - 40 ? 1 : 7) {
+        shell("cp -r torn.saved torn.partial");
+        assert_int_equal(truncate("torn.partial/journal", (off_t)cut), 0);
+        resume_and_compare(&r);
+    }
+    shell("rm -r torn.saved");
+}
+
+static void test_damaged_journal(void **state)
+{
+    (void)state;
+    struct run r = run_many("flipped");
+    leave_partial(&r, 4);
+    shell("mv flipped.partial flipped.saved");
+    size_t size = journal_size("flipped.saved/journal");
+    for (size_t at = 0; at < size; at += 5) {
+        unsigned char byte;
+        shell("cp -r flipped.saved flipped.partial");
+        int fd = open("flipped.partial/journal", O_RDWR | O_CLOEXEC);
+        assert_int_equal(pread(fd, &byte, 1, (off_t)at), 1);
+        byte ^= 0x11;
+        assert_int_equal(pwrite(fd, &byte, 1, (off_t)at), 1);
+        close(fd);
+        resume_and_compare(&r);
+    }
+    shell(
+        "cp -r flipped.saved flipped.partial && head -c 300 /dev/zero >> flipped.partial/journal");
+    resume_and_compare(&r);
+    shell("rm -r flipped.saved");
+}
+
+static void test_other_identity(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *object, *member, *json, *reason;
+    } cases[] = {
+        {"options", "scheme", "\"nf3:g=64\"",
+         "options.scheme: \"nf4:g=64\" before, \"nf3:g=64\" now"},
+        {"options", "damp", "0.010000000000000002", "options.damp: 0.01"},
+        {"options", "strict", "true", "options.strict: false before, true now"},
+        {"options", "extra", "7", "options.extra: absent before, 7 now"},
+        {"options", "strict", NULL, "options.strict: false before, absent now"},
+        {"source", "files", "[{\"name\":\"a\",\"size\":100},{\"name\":\"b\",\"size\":201}]",
+         "source.files[1].size: 200 before, 201 now"},
+        {"source", "files", "[{\"name\":\"a\",\"size\":100}]", "source.files: [{\"name\":\"a\""},
+        {"source", "files", "3", "source.files: ["},
+    };
+    struct run r = run_many("other");
+    leave_partial(&r, 3);
+    r.resume = true;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct qt_writer *w;
+        json_t *identity = fixture_identity();
+        json_t *object = json_object_get(identity, cases[i].object);
+        if (cases[i].json)
+            json_object_set_new(object, cases[i].member,
+                                json_loads(cases[i].json, JSON_DECODE_ANY, NULL));
+        else
+            json_object_del(object, cases[i].member);
+        r.identity = identity;
+        assert_status(fixture_open(&w, &r), QT_E_RESUME, r.err);
+        assert_reason(r.err, "cannot resume: ");
+        assert_reason(r.err, cases[i].reason);
+        assert_null(w);
+        json_decref(identity);
+    }
+    r.identity = NULL;
+    r.shard_bytes = 0;
+    struct qt_writer *w;
+    assert_status(fixture_open(&w, &r), QT_E_RESUME, r.err);
+    assert_reason(r.err, "the limit of a shard");
+    r.shard_bytes = MANY_SHARDS;
+    resume_and_compare(&r); /* nothing of all that has cost any progress */
+}
+
+static void test_lost_shard(void **state)
+{
+    (void)state;
+    struct run r = run_many("lost");
+    struct qt_writer *w;
+    leave_partial(&r, 3);
+    shell("rm lost.partial/model-00002-of-00003.safetensors");
+    r.resume = true;
+    assert_status(fixture_open(&w, &r), QT_E_RESUME, r.err);
+    assert_reason(r.err, "missing");
+    shell("rm -r lost.partial");
+}
+
+/* ---- whose directory it is --------------------------------------------------------------------
+ */
+
+static void test_two_writers(void **state)
+{
+    (void)state;
+    struct run r = run_many("shared");
+    struct qt_writer *w, *other;
+    int status;
+    assert_status(fixture_open(&w, &r), QT_OK, r.err);
+    assert_status(fixture_unit(w, 0, &r), QT_OK, r.err);
+    struct run second = run_many("shared/");
+    for (int resume = 0; resume < 2; resume++) {
+        second.resume = resume;
+        assert_status(fixture_open(&other, &second), QT_E_RESOURCE, second.err);
+        assert_reason(second.err, "in use by another process");
+        pid_t child = fork();
+        if (child == 0)
+            _exit(fixture_open(&other, &second) == QT_E_RESOURCE ? 0 : 1);
+        waitpid(child, &status, 0);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    qt_writer_close(w);
+    resume_and_compare(&second);
+}
+
+static void expect_refused(const char *dir, bool force, const char *reason)
+{
+    struct run r = run_many(dir);
+    struct qt_writer *w;
+    r.force = force;
+    assert_status(fixture_open(&w, &r), QT_E_USAGE, r.err);
+    assert_reason(r.err, reason);
+    assert_null(w);
+}
+
+static void test_existing_output(void **state)
+{
+    (void)state;
+    shell("cp -r ref have && mkdir empty full sub sub/x && touch file full/weights sub/qtool.json "
+          "&& ln -s have link && ln -s nowhere dangling");
+    expect_refused("have", false, "--force");
+    expect_refused("empty", false, "--force");
+    expect_refused("file", false, "not a directory");
+    expect_refused("file", true, "not a directory");
+    expect_refused("link", true, "not a directory");
+    expect_refused("dangling", true, "not a directory");
+    expect_refused("full", true, "no qtool.json");
+    expect_refused("sub", true, "directory 'x'");
+    expect_refused("", true, "not a name");
+    expect_refused(".", true, "not a name");
+    expect_refused("have/..", true, "not a name");
+    expect_refused("/", true, "not a name");
+    shell("test -z \"$(ls -d *.partial 2>/dev/null)\" && diff -r have ref && test -e full/weights");
+
+    struct run r = run_many("have");
+    r.force = true;
+    shell("mkdir have.old");
+    expect_refused("have", true, "in the way");
+    shell("rmdir have.old");
+    assert_status(fixture_write(&r), QT_OK, r.err);
+    assert_true(same_dirs("have", "refs"));
+    r.dir = "empty/";
+    assert_status(fixture_write(&r), QT_OK, r.err);
+    assert_true(same_dirs("empty", "refs"));
+    shell("test ! -e have.old && test ! -e have.partial && test ! -e empty.old");
+}
+
+/* DIR turns up while we work: nothing is overwritten, and the work is not lost. */
+static void test_output_appears(void **state)
+{
+    (void)state;
+    struct run r = run_many("late");
+    struct qt_writer *w;
+    assert_status(fixture_open(&w, &r), QT_OK, r.err);
+    for (size_t u = 0; u < UNITS; u++)
+        assert_status(fixture_unit(w, u, &r), QT_OK, r.err);
+    shell("mkdir late");
+    assert_status(fixture_finish(w, &r), QT_E_USAGE, r.err);
+    qt_writer_close(w);
+    shell("rmdir late");
+    resume_and_compare(&r);
+}
+
+static void test_foreign_partial(void **state)
+{
+    (void)state;
+    struct run r = run_many("mine");
+    struct qt_writer *w;
+    shell("mkdir mine.partial && touch mine.partial/novel.txt");
+    expect_refused("mine", true, "not qtool's");
+    shell("test -e mine.partial/novel.txt && test ! -e mine.partial/journal && rm -r mine.partial");
+    shell("mkdir elsewhere && ln -s elsewhere mine.partial");
+    assert_status(fixture_open(&w, &r), QT_E_RESOURCE, r.err);
+    shell("rm mine.partial && touch mine.partial");
+    assert_status(fixture_open(&w, &r), QT_E_RESOURCE, r.err);
+    shell("rm mine.partial");
+    r.dir = "no/such/parent";
+    assert_status(fixture_open(&w, &r), QT_E_RESOURCE, r.err);
+}
+
+static void test_discard(void **state)
+{
+    (void)state;
+    struct run r = run_many("dropped");
+    struct qt_writer *w;
+    leave_partial(&r, 2);
+    r.resume = true;
+    assert_status(fixture_open(&w, &r), QT_OK, r.err);
+    qt_writer_discard(w);
+    qt_writer_close(w);
+    qt_writer_discard(NULL);
+    qt_writer_close(NULL);
+    shell("test ! -e dropped.partial && test ! -e dropped");
+}
+
+/* ---- wrong use, wrong data --------------------------------------------------------------------
+ */
+
+static void test_wrong_use(void **state)
+{
+    (void)state;
+    static const unsigned char data[256];
+    struct run r = run_many("wrong");
+    struct qt_err err = {0};
+    struct qt_writer *w;
+    json_t *record = json_object();
+    assert_status(fixture_open(&w, &r), QT_OK, r.err);
+    assert_status(qt_writer_put(w, TENSORS, data, 1, 0, &err), QT_E_INTERNAL, err);
+    assert_status(qt_writer_put(w, 0, data, 49, 0, &err), QT_E_INTERNAL, err);
+    assert_status(qt_writer_put(w, 0, data, 1, 48, &err), QT_E_INTERNAL, err);
+    assert_status(qt_writer_put(w, 0, data, 2, UINT64_MAX, &err), QT_E_INTERNAL, err);
+    assert_status(qt_writer_put(w, 0, data, 47, 0, &err), QT_OK, err);
+    assert_status(qt_writer_commit(w, "embed.weight", record, &err), QT_E_INTERNAL, err);
+    assert_reason(err, "47 of 48 bytes");
+    assert_string_equal(err.tensor, "embed.weight");
+    assert_status(qt_writer_put(w, 0, data, 2, 0, &err), QT_E_INTERNAL, err);
+    assert_status(qt_writer_put(w, 0, data, 1, 47, &err), QT_OK, err);
+    assert_status(qt_writer_commit(w, "embed.weight", record, &err), QT_OK, err);
+    assert_status(qt_writer_commit(w, "embed.weight", record, &err), QT_E_INTERNAL, err);
+    assert_status(qt_writer_put(w, 0, data, 1, 0, &err), QT_E_INTERNAL, err);
+    assert_status(fixture_finish(w, &r), QT_E_INTERNAL, r.err);
+    assert_reason(r.err, "never written");
+    static const char *reserved[] = {"ref/qtool.json", "x/journal",
+                                     "refs/model.safetensors.index.json",
+                                     "refs/model-00001-of-00003.safetensors", "refs/.."};
+    for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
+        assert_status(qt_writer_copy_file(w, reserved[i], &err), QT_E_INTERNAL, err);
+    assert_status(qt_writer_copy_file(w, "absent.json", &err), QT_E_INPUT, err);
+    qt_writer_discard(w);
+    qt_writer_close(w);
+    json_decref(record);
+
+    struct qt_tensor t = fixture_tensors[0];
+    json_t *identity = json_object();
+    t.nbytes = 47;
+    assert_status(
+        qt_writer_open(&w, "wrong", &t, 1, identity, &(struct qt_writer_options){0}, &err),
+        QT_E_INTERNAL, err);
+    json_decref(identity);
+    shell("test ! -e wrong && test ! -e wrong.partial");
+}
+
+static void test_read_back(void **state)
+{
+    (void)state;
+    struct run r = {.dir = "bits", .kill_after = -1};
+    struct qt_writer *w;
+    assert_status(fixture_open(&w, &r), QT_OK, r.err);
+    for (size_t u = 0; u < UNITS; u++)
+        assert_status(fixture_unit(w, u, &r), QT_OK, r.err);
+    json_t *manifest = fixture_manifest(w);
+    json_object_del(json_object_get(manifest, "copied"), "lm_head");
+    assert_status(qt_writer_finish(w, manifest, &r.err), QT_E_INTERNAL, r.err);
+    assert_reason(r.err, "not a container");
+    json_decref(manifest);
+    shell("truncate -s -1 bits.partial/model.safetensors && "
+          "printf '\\252' >> bits.partial/model.safetensors"); /* a bit fallen over on the disk */
+    assert_status(fixture_finish(w, &r), QT_E_RESOURCE, r.err);
+    assert_reason(r.err, "read back differs");
+    assert_string_equal(r.err.tensor, "lm_head");
+    qt_writer_close(w);
+    shell("test ! -e bits && test -e bits.partial/journal && rm -r bits.partial");
+}
+
+/* ---- no disk, no memory -----------------------------------------------------------------------
+ */
+
+static void test_file_size_limit(void **state)
+{
+    (void)state;
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        struct rlimit limit = {512, 512};
+        struct run r = {.dir = "limited", .kill_after = -1};
+        signal(SIGXFSZ, SIG_IGN);
+        setrlimit(RLIMIT_FSIZE, &limit);
+        int rc = fixture_write(&r);
+        _exit(rc == QT_E_RESOURCE && strstr(r.err.reason, "no room for the ") ? 0 : 1);
+    }
+    waitpid(child, &status, 0);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    shell("test ! -e limited && test ! -e limited.partial");
+}
+
+static void check_full_disk(void)
+{
+    static const size_t large = 2 << 20;
+    struct qt_tensor t = {"big", NULL, QT_U8, 1, {large}, large, large};
+    struct qt_writer *w;
+    struct qt_err err = {0};
+    json_t *identity = json_object();
+    assert_status(
+        qt_writer_open(&w, "disk/big", &t, 1, identity, &(struct qt_writer_options){0}, &err),
+        QT_E_RESOURCE, err);
+    assert_reason(err, "No space left");
+    json_decref(identity);
+    shell("test -z \"$(ls disk)\"");
+
+    /* The tensors fit, a side file does not; then somebody makes room. */
+    struct run r = run_many("disk/out");
+    shell("head -c 2000000 /dev/zero > large.json");
+    r.side_file = "large.json";
+    assert_status(fixture_write(&r), QT_E_RESOURCE, r.err);
+    assert_reason(r.err, "No space left");
+    shell("test ! -e disk/out && rm large.json");
+    r.side_file = "side.json";
+    resume_and_compare(&r);
+}
+
+static void test_full_disk(void **state)
+{
+    (void)state;
+    shell("mkdir disk");
+    if (mount("tmpfs", "disk", "tmpfs", 0, "size=1m") < 0) {
+        print_message("SKIP: cannot mount a small file system: %s\n", strerror(errno));
+        skip();
+    }
+    check_full_disk();
+}
+
+static void test_read_only_parent(void **state)
+{
+    (void)state;
+    if (geteuid() == 0) {
+        print_message("SKIP: root may write anywhere\n");
+        skip();
+    }
+    struct run r = run_many("locked/out");
+    struct qt_writer *w;
+    shell("mkdir locked && chmod 555 locked");
+    assert_status(fixture_open(&w, &r), QT_E_RESOURCE, r.err);
+    shell("chmod 755 locked");
+}
+
+/* The nth allocation of the whole run fails, for every n: a clean error, nothing leaks, the output
+ * does not exist, and the next run makes it whole (which is tried for some n only, to save time).
+ */
+static void without_memory(bool resumed)
+{
+    long n;
+    for (n = 0;; n++) {
+        struct run r = run_many("starved");
+        if (resumed)
+            leave_partial(&r, 3);
+        r.resume = resumed;
+        qt_mem_fail_after(n);
+        int rc = fixture_write(&r);
+        qt_mem_fail_after(-1);
+        if (rc == QT_OK)
+            break;
+        assert_status(rc, QT_E_RESOURCE, r.err);
+        assert_int_not_equal(access("starved", F_OK), 0);
+        if (n % 16 == 0)
+            resume_and_compare(&r);
+    }
+    assert_true(n > 500);
+    assert_true(same_dirs("starved", "refs"));
+    shell("rm -r starved");
+}
+
+static void test_without_memory(void **state)
+{
+    (void)state;
+    without_memory(false);
+}
+
+static void test_resume_without_memory(void **state)
+{
+    (void)state;
+    without_memory(true);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_close_and_resume),
+        cmocka_unit_test(test_stale_side_file),
+        cmocka_unit_test(test_start_anew),
+        cmocka_unit_test(test_kill_after_every_call),
+        cmocka_unit_test(test_kill_before_every_syscall),
+        cmocka_unit_test(test_kill_while_replacing),
+        cmocka_unit_test(test_torn_journal),
+        cmocka_unit_test(test_damaged_journal),
+        cmocka_unit_test(test_other_identity),
+        cmocka_unit_test(test_lost_shard),
+        cmocka_unit_test(test_two_writers),
+        cmocka_unit_test(test_existing_output),
+        cmocka_unit_test(test_output_appears),
+        cmocka_unit_test(test_foreign_partial),
+        cmocka_unit_test(test_discard),
+        cmocka_unit_test(test_wrong_use),
+        cmocka_unit_test(test_read_back),
+        cmocka_unit_test(test_file_size_limit),
+        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_read_only_parent),
+        cmocka_unit_test(test_without_memory),
+        cmocka_unit_test(test_resume_without_memory),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
