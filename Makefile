@@ -1,6 +1,7 @@
 # qtool. Targets: all (default), deps, demo, test, check, bench, fmt, tidy, install, clean.
 # Everything built goes to $(B). CUDA parts are built when nvcc is found (NVCC= to leave them out).
 
+MAKEFLAGS += --no-builtin-rules
 B       ?= build
 PREFIX  ?= /usr/local
 CC      := $(if $(filter default,$(origin CC)),gcc,$(CC))

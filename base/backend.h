@@ -50,6 +50,9 @@ struct qt_backend {
     int (*download)(struct qt_backend *be, void *dst, const void *src, size_t bytes,
                     struct qt_err *err);
 
+    int (*copy)(struct qt_backend *be, void *dst, const void *src, size_t bytes,
+                struct qt_err *err); /* within backend memory */
+
     /* y[m][n] = x[m][k] * w[n][k]^T + bias[n] (bias may be NULL). */
     int (*linear)(struct qt_backend *be, float *y, const float *x, const float *w,
                   const float *bias, size_t m, size_t n, size_t k, struct qt_err *err);
@@ -76,6 +79,9 @@ struct qt_backend {
     int (*score)(struct qt_backend *be, struct qt_score *scores, const float *logits,
                  const float *ref, const uint32_t *targets, float softcap, size_t m, size_t vocab,
                  struct qt_err *err);
+    /* h[k][k] += x^T x of x[m][k], lower triangle only; FP64 sums of FP32 products. */
+    int (*gram)(struct qt_backend *be, double *h, const float *x, size_t m, size_t k,
+                struct qt_err *err);
     void (*close)(struct qt_backend *be);
 };
 

@@ -208,6 +208,25 @@ int qt_file_write_at(int fd, const char *path, const void *data, size_t size, ui
     return QT_OK;
 }
 
+int qt_file_read_at(int fd, const char *path, void *data, size_t size, uint64_t offset,
+                    struct qt_err *err)
+{
+    unsigned char *p = data;
+    while (size) {
+        ssize_t n = pread(fd, p, size, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return io_fail(err, path, "cannot read");
+        if (n == 0)
+            return qt_fail(err, QT_E_INPUT, path, NULL, "ends too early");
+        p += n;
+        size -= (size_t)n;
+        offset += (uint64_t)n;
+    }
+    return QT_OK;
+}
+
 int qt_file_finish(int *fd, const char *path, struct qt_err *err)
 {
     int rc = QT_OK;

@@ -39,6 +39,9 @@ int qt_path_rename(const char *from, const char *to, struct qt_err *err);
 int qt_file_create(int *fd, const char *path, bool keep_existing, struct qt_err *err);
 int qt_file_write_at(int fd, const char *path, const void *data, size_t size, uint64_t offset,
                      struct qt_err *err);
+/* Exactly size bytes; a file that ends before is QT_E_INPUT. */
+int qt_file_read_at(int fd, const char *path, void *data, size_t size, uint64_t offset,
+                    struct qt_err *err);
 /* fsync + close. *fd becomes -1. */
 int qt_file_finish(int *fd, const char *path, struct qt_err *err);
 /* create + write + fsync + close. */

@@ -4,6 +4,7 @@
  * inputs of the linear layers hangs in a tap, whoever has other weights hands in another source.
  *
  *   tokenizer.c   tokenizer.json -> ids (byte-level and SentencePiece-style BPE)
+ *   data.c        calibration and evaluation texts -> ids -> windows
  *   arch.c        one table row per model family
  *   model.c       config.json + tensor shapes -> struct qt_model
  *   forward.c     embedding, blocks, head
@@ -14,7 +15,7 @@
 #include "base/base.h"
 #include "formats/formats.h"
 
-/* ---- tokenizer -------------------------------------------------------------------------------- */
+/* ---- tokenizer ------------------------------------------------------------------------------ */
 
 struct qt_tokenizer;
 
@@ -28,7 +29,31 @@ size_t qt_tokenizer_vocab(const struct qt_tokenizer *tok);
 int qt_tokenizer_encode(uint32_t **ids, size_t *count, const struct qt_tokenizer *tok,
                         const char *text, size_t size, bool special, struct qt_err *err);
 
-/* ---- weights ---------------------------------------------------------------------------------- */
+/* ---- data ----------------------------------------------------------------------------------- */
+
+/* Token ids of files, one after the other. */
+struct qt_data {
+    uint32_t *ids; /* owned */
+    size_t count;
+};
+
+/*
+ * Reads text (.txt or anything else: UTF-8, through the tokenizer of `dir`), .jsonl (the "text" of
+ * every line, each a document), or token ids (.u16, .u32, .npy), each also with .gz behind. Every
+ * document gets what the tokenizer's post-processor adds (BOS). Ids at or above vocab are refused.
+ */
+int qt_data_read(struct qt_data *out, const char *const *paths, size_t n, const char *dir,
+                 size_t vocab, struct qt_err *err);
+void qt_data_free(struct qt_data *data);
+
+/*
+ * Keeps `samples` windows of seqlen tokens, out[samples * seqlen] in order. seed 0: evenly spread
+ * over the data; otherwise drawn without replacement. QT_E_INPUT when there are not that many.
+ */
+int qt_data_windows(uint32_t **out, const struct qt_data *data, size_t samples, size_t seqlen,
+                    uint64_t seed, struct qt_err *err);
+
+/* ---- weights -------------------------------------------------------------------------------- */
 
 /* Where a model's tensors come from: a checkpoint (qt_weights_of_ckpt) or a container (pack/). */
 struct qt_weights {
@@ -41,7 +66,7 @@ struct qt_weights {
 };
 struct qt_weights qt_weights_of_ckpt(const struct qt_ckpt *ckpt);
 
-/* ---- model ------------------------------------------------------------------------------------ */
+/* ---- model ---------------------------------------------------------------------------------- */
 
 struct qt_model; /* the decoder graph: sizes, per-layer tensor names, no weights */
 

@@ -22,7 +22,7 @@ struct names {
     size_t count, capacity;
 };
 
-/* ---- which files ----------------------------------------------------------------------------- */
+/* ---- which files ---------------------------------------------------------------------------- */
 
 static void names_free(struct names *names)
 {
@@ -109,7 +109,7 @@ static int list_index(struct names *names, json_t *index, const char *path, stru
     return QT_OK;
 }
 
-/* ---- opening --------------------------------------------------------------------------------- */
+/* ---- opening -------------------------------------------------------------------------------- */
 
 static int missing_shard(const json_t *index, const char *index_path, const char *name,
                          struct qt_err *err)
@@ -294,7 +294,7 @@ void qt_ckpt_close(struct qt_ckpt *ckpt)
     qt_free(ckpt);
 }
 
-/* ---- use ------------------------------------------------------------------------------------- */
+/* ---- use ------------------------------------------------------------------------------------ */
 
 const char *qt_ckpt_dir(const struct qt_ckpt *ckpt)
 {

@@ -25,7 +25,7 @@ struct qt_container {
     size_t count;
 };
 
-/* ---- small parts of the manifest ------------------------------------------------------------- */
+/* ---- small parts of the manifest ------------------------------------------------------------ */
 
 static int bad(struct qt_err *err, const struct qt_container *c, const char *tensor,
                const char *reason)
@@ -80,7 +80,7 @@ static bool section_name_ok(const char *name)
            strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") == n;
 }
 
-/* ---- stored tensors -------------------------------------------------------------------------- */
+/* ---- stored tensors ------------------------------------------------------------------------- */
 
 static int compare_stored(const void *a, const void *b)
 {
@@ -154,7 +154,7 @@ static int check_all_claimed(const struct qt_container *c, struct qt_err *err)
     return QT_OK;
 }
 
-/* ---- entries --------------------------------------------------------------------------------- */
+/* ---- entries -------------------------------------------------------------------------------- */
 
 static int parse_section(struct qt_entry *e, struct qt_container *c, const json_t *obj,
                          struct qt_err *err)
@@ -269,7 +269,7 @@ static int parse_copied(struct qt_container *c, json_t *copied, struct qt_err *e
     return QT_OK;
 }
 
-/* ---- opening --------------------------------------------------------------------------------- */
+/* ---- opening -------------------------------------------------------------------------------- */
 
 /* Before anything else is looked at: another version may differ in all of it. */
 static int check_version(const struct qt_container *c, struct qt_err *err)

@@ -20,7 +20,7 @@
 
 enum { QT_MAX_DIMS = 8 };
 
-/* ---- JSON ------------------------------------------------------------------------------------ */
+/* ---- JSON ----------------------------------------------------------------------------------- */
 
 /* Parses UTF-8 JSON: no duplicate keys, at most `limit` bytes, at most 64 levels deep.
  * `file` names the source in errors. *out is owned (json_decref). QT_E_INPUT on any flaw. */
@@ -43,7 +43,7 @@ int qt_json_get_real(double *out, const json_t *obj, const char *key, const char
 int qt_json_get_bool(bool *out, const json_t *obj, const char *key, const char *file,
                      struct qt_err *err);
 
-/* ---- tensors and checkpoints ------------------------------------------------------------------ */
+/* ---- tensors and checkpoints ---------------------------------------------------------------- */
 
 struct qt_tensor {
     const char *name; /* UTF-8, owned by the checkpoint */
@@ -92,7 +92,7 @@ int qt_ckpt_read(struct qt_blob *out, const struct qt_ckpt *ckpt, const struct q
  * memory can be streamed. */
 void qt_blob_free(struct qt_blob *blob);
 
-/* ---- safetensors writing ---------------------------------------------------------------------- */
+/* ---- safetensors writing -------------------------------------------------------------------- */
 
 /* The header of a safetensors file for `tensors` in this order, 8-byte aligned as the format
  * recommends. Data of tensor i starts at offsets[i] from the beginning of the file; the file's size
@@ -101,7 +101,7 @@ int qt_safetensors_header(char **out, size_t *size, uint64_t *offsets,
                           const struct qt_tensor *tensors, size_t n, const json_t *metadata,
                           struct qt_err *err);
 
-/* ---- arrays ----------------------------------------------------------------------------------- */
+/* ---- arrays --------------------------------------------------------------------------------- */
 
 /* A .npy file (format 1.0-3.0, C order, little-endian or byte arrays). */
 struct qt_npy {
@@ -120,7 +120,7 @@ void qt_npy_close(struct qt_npy *npy);
 int qt_token_ids_read(uint32_t **ids, size_t *count, const char *path, size_t vocab,
                       struct qt_err *err);
 
-/* ---- the qtool container (docs/format.md) ----------------------------------------------------- */
+/* ---- the qtool container (docs/format.md) --------------------------------------------------- */
 
 enum { QT_MAX_SECTIONS = 16, QT_FORMAT_VERSION = 1 };
 
@@ -190,6 +190,8 @@ const json_t *qt_writer_done(const struct qt_writer *w, const char *unit);
 /* Data [offset, offset+size) of declared tensor i; each byte once. */
 int qt_writer_put(struct qt_writer *w, size_t i, const void *data, size_t size, uint64_t offset,
                   struct qt_err *err);
+/* Reads tensor i of a finished unit back, all of it. */
+int qt_writer_get(const struct qt_writer *w, size_t i, void *data, size_t size, struct qt_err *err);
 /* Declares a unit finished: all tensors put since the last commit, which must be complete
  * (QT_E_INTERNAL if not). record (copied) must hold what the manifest will need of it. */
 int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record,

@@ -15,7 +15,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "little-endian hosts o
 /* Largest description of a file's tensors (safetensors' own limit, and ours for the rest). */
 enum { QT_MAX_HEADER = 100 * 1000 * 1000, QT_MAX_TENSORS = 1 << 20 };
 
-/* ---- zip.c ----------------------------------------------------------------------------------- */
+/* ---- zip.c ---------------------------------------------------------------------------------- */
 
 struct qt_zip_entry {
     const char *name; /* in the map, not terminated */
@@ -42,7 +42,7 @@ const struct qt_zip_entry *qt_zip_find(const struct qt_zip *zip, const char *nam
 int qt_zip_read(struct qt_blob *out, const struct qt_zip_entry *entry, const struct qt_map *map,
                 const char *file, struct qt_err *err);
 
-/* ---- state_dict.c ---------------------------------------------------------------------------- */
+/* ---- state_dict.c --------------------------------------------------------------------------- */
 
 /* A tensor as a torch pickle describes it. Nothing but the types has been checked. */
 struct qt_pickle_tensor {
@@ -59,7 +59,7 @@ struct qt_pickle_tensor {
 int qt_state_dict_read(struct qt_pickle_tensor **out, size_t *count, const unsigned char *data,
                        size_t size, const char *file, struct qt_err *err);
 
-/* ---- shard.c --------------------------------------------------------------------------------- */
+/* ---- shard.c -------------------------------------------------------------------------------- */
 
 /* A tensor and where its data lies. */
 struct qt_slot {

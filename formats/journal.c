@@ -61,7 +61,7 @@ void qt_journal_close(struct qt_journal *j)
     *j = (struct qt_journal){.fd = -1};
 }
 
-/* ---- reading --------------------------------------------------------------------------------- */
+/* ---- reading -------------------------------------------------------------------------------- */
 
 /* *out = the line's object, or NULL if the line does not check. */
 static int parse_line(json_t **out, const char *line, size_t size, const char *path,
@@ -193,7 +193,7 @@ done:
     return rc;
 }
 
-/* ---- writing --------------------------------------------------------------------------------- */
+/* ---- writing -------------------------------------------------------------------------------- */
 
 static int io_error(struct qt_err *err, const struct qt_journal *j, const char *what)
 {

@@ -15,7 +15,7 @@ struct text {
     const char *at, *end;
 };
 
-/* ---- the header's literal -------------------------------------------------------------------- */
+/* ---- the header's literal ------------------------------------------------------------------- */
 
 static void skip_space(struct text *s)
 {
@@ -158,7 +158,7 @@ static int read_literal(struct qt_npy *npy, struct text s, const char *file, str
     return QT_OK;
 }
 
-/* ---- files ----------------------------------------------------------------------------------- */
+/* ---- files ---------------------------------------------------------------------------------- */
 
 /* *data: offset of the data. */
 static int read_header(struct qt_npy *npy, size_t *data, const char *file, struct qt_err *err)
@@ -218,7 +218,7 @@ void qt_npy_close(struct qt_npy *npy)
     *npy = (struct qt_npy){0};
 }
 
-/* ---- token ids ------------------------------------------------------------------------------- */
+/* ---- token ids ------------------------------------------------------------------------------ */
 
 /* One integer of `size` bytes; negative ones become huge and are refused like all too large. */
 static uint64_t load_integer(const unsigned char *p, size_t size, bool is_signed)

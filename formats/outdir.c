@@ -24,7 +24,7 @@ static bool is_dot(const char *name)
     return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
 }
 
-/* ---- what may be replaced -------------------------------------------------------------------- */
+/* ---- what may be replaced ------------------------------------------------------------------- */
 
 static int set_paths(struct qt_outdir *o, const char *dir, struct qt_err *err)
 {
@@ -121,7 +121,7 @@ void qt_outdir_close(struct qt_outdir *o)
     qt_free(o->old);
 }
 
-/* ---- DIR.partial ----------------------------------------------------------------------------- */
+/* ---- DIR.partial ---------------------------------------------------------------------------- */
 
 /* Where the file system cannot lock, two runs on one output are the user's care. */
 int qt_outdir_lock(int fd, const char *path, struct qt_err *err)
@@ -180,7 +180,7 @@ void qt_outdir_discard(struct qt_outdir *o)
     unlock(o);
 }
 
-/* ---- the end --------------------------------------------------------------------------------- */
+/* ---- the end -------------------------------------------------------------------------------- */
 
 static int remove_journal(const struct qt_outdir *o, struct qt_err *err)
 {

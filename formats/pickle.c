@@ -55,7 +55,7 @@ static int underflow(const struct machine *m)
     return bad(m, "takes a value that is not on its stack");
 }
 
-/* ---- stack, nodes, members ------------------------------------------------------------------- */
+/* ---- stack, nodes, members ------------------------------------------------------------------ */
 
 static int push(struct machine *m, uint32_t node)
 {
@@ -148,7 +148,7 @@ static int push_container(struct machine *m, enum pickle_kind kind, size_t from)
     return rc < 0 ? rc : push(m, container);
 }
 
-/* ---- bytes of the program -------------------------------------------------------------------- */
+/* ---- bytes of the program ------------------------------------------------------------------- */
 
 static int take(struct machine *m, const unsigned char **out, uint64_t n)
 {
@@ -194,7 +194,7 @@ static int push_text(struct machine *m, enum pickle_kind kind, unsigned width)
                : push_new(m, (struct pickle_node){.kind = kind, .number = (int64_t)n, .text = p});
 }
 
-/* ---- instructions: values -------------------------------------------------------------------- */
+/* ---- instructions: values ------------------------------------------------------------------- */
 
 static int op_string(struct machine *m, unsigned width)
 {
@@ -248,7 +248,7 @@ static int op_frame(struct machine *m, unsigned width)
     return take_number(m, &n, width);
 }
 
-/* ---- instructions: stack, containers, memo --------------------------------------------------- */
+/* ---- instructions: stack, containers, memo -------------------------------------------------- */
 
 static int op_mark(struct machine *m, unsigned unused)
 {
@@ -361,7 +361,7 @@ static int op_get(struct machine *m, unsigned width)
     return i < m->memo_count ? push(m, m->memo[i]) : bad(m, "reads a memo entry that is not set");
 }
 
-/* ---- instructions: globals and calls --------------------------------------------------------- */
+/* ---- instructions: globals and calls -------------------------------------------------------- */
 
 static bool text_is(const char *s, const unsigned char *text, size_t size)
 {
@@ -471,7 +471,7 @@ static int op_build(struct machine *m, unsigned unused)
     return qt_pickle_is(top(m), DICT) ? QT_OK : bad(m, "sets the state of what is not a dict");
 }
 
-/* ---- the program ----------------------------------------------------------------------------- */
+/* ---- the program ---------------------------------------------------------------------------- */
 
 static const struct {
     int (*run)(struct machine *m, unsigned argument);

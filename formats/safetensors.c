@@ -7,7 +7,7 @@
  */
 #include "formats/formats_internal.h"
 
-/* ---- reading --------------------------------------------------------------------------------- */
+/* ---- reading -------------------------------------------------------------------------------- */
 
 static int bad(const struct qt_tensor *t, struct qt_err *err, const char *what)
 {
@@ -153,7 +153,7 @@ done:
     return rc;
 }
 
-/* ---- writing --------------------------------------------------------------------------------- */
+/* ---- writing -------------------------------------------------------------------------------- */
 
 static json_t *header_entry(const struct qt_tensor *t, uint64_t begin, uint64_t end)
 {

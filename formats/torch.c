@@ -14,7 +14,7 @@ static int bad(const struct qt_tensor *t, struct qt_err *err, const char *what)
     return qt_fail(err, QT_E_INPUT, t->file, t->name, "%s", what);
 }
 
-/* ---- opening --------------------------------------------------------------------------------- */
+/* ---- opening -------------------------------------------------------------------------------- */
 
 static int refuse_other_formats(const struct qt_shard *shard, struct qt_err *err)
 {
@@ -180,7 +180,7 @@ done:
     return rc;
 }
 
-/* ---- reading --------------------------------------------------------------------------------- */
+/* ---- reading -------------------------------------------------------------------------------- */
 
 /* Dimensions of size 1 may have any stride. */
 static bool is_contiguous(const struct qt_slot *slot)

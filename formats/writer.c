@@ -39,7 +39,7 @@ struct qt_writer {
     size_t ntouched;
 };
 
-/* ---- the plan -------------------------------------------------------------------------------- */
+/* ---- the plan ------------------------------------------------------------------------------- */
 
 /* Tensors in order, a new shard where the next one would exceed the limit. */
 static int assign_shards(struct qt_writer *w, const struct qt_tensor *tensors, uint64_t limit,
@@ -148,7 +148,7 @@ static bool is_shard(const struct qt_writer *w, const char *name)
     return false;
 }
 
-/* ---- opening --------------------------------------------------------------------------------- */
+/* ---- opening -------------------------------------------------------------------------------- */
 
 /* Reserves the space now where the file system can: a full disk is best found before the work. */
 static int make_shard(const struct shard *s, struct qt_err *err)
@@ -268,7 +268,7 @@ done:
     return rc;
 }
 
-/* ---- writing --------------------------------------------------------------------------------- */
+/* ---- writing -------------------------------------------------------------------------------- */
 
 const json_t *qt_writer_done(const struct qt_writer *w, const char *unit)
 {
@@ -296,6 +296,15 @@ int qt_writer_put(struct qt_writer *w, size_t i, const void *data, size_t size, 
     QT_TRY(qt_file_write_at(s->fd, s->path, data, size, p->offset + offset, err));
 done:
     return rc;
+}
+
+int qt_writer_get(const struct qt_writer *w, size_t i, void *data, size_t size, struct qt_err *err)
+{
+    if (i >= w->count || !w->places[i].committed || size != w->places[i].size)
+        return qt_fail(err, QT_E_INTERNAL, w->out.dir, NULL, "tensor %zu is not finished", i);
+    struct shard *s = &w->shards[w->places[i].shard];
+    int rc = s->fd < 0 ? qt_file_create(&s->fd, s->path, true, err) : QT_OK;
+    return rc < 0 ? rc : qt_file_read_at(s->fd, s->path, data, size, w->places[i].offset, err);
 }
 
 /* Data first, then the line that vouches for it. */
@@ -350,7 +359,7 @@ done:
     return rc;
 }
 
-/* ---- finishing ------------------------------------------------------------------------------- */
+/* ---- finishing ------------------------------------------------------------------------------ */
 
 static int check_complete(const struct qt_writer *w, struct qt_err *err)
 {

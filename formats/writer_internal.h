@@ -12,7 +12,7 @@
 #define QT_MANIFEST_NAME "qtool.json"
 #define QT_JOURNAL_NAME  "journal"
 
-/* ---- outdir.c -------------------------------------------------------------------------------- */
+/* ---- outdir.c ------------------------------------------------------------------------------- */
 
 struct qt_outdir {
     char *dir, *parent, *partial, *old;
@@ -40,7 +40,7 @@ void qt_outdir_discard(struct qt_outdir *o);
 /* "model.safetensors" of "a/model.safetensors". */
 const char *qt_base_name(const char *path);
 
-/* ---- journal.c ------------------------------------------------------------------------------- */
+/* ---- journal.c ------------------------------------------------------------------------------ */
 
 /*
  * A line is a JSON object in one line, whose last member is the CRC-32 of the text before it:

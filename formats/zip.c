@@ -253,7 +253,7 @@ const struct qt_zip_entry *qt_zip_find(const struct qt_zip *zip, const char *nam
     return bsearch(&key, zip->entries, zip->count, sizeof *zip->entries, compare_names);
 }
 
-/* ---- data ------------------------------------------------------------------------------------ */
+/* ---- data ----------------------------------------------------------------------------------- */
 
 static void *inflate_memory(void *ctx, unsigned n, unsigned size)
 {

@@ -21,8 +21,7 @@ void qt_codebook_set_table(struct qt_codebook *cb, const float *table)
     }
 }
 
-/* ---- sections ----------------------------------------------------------------------------------
- */
+/* ---- sections ------------------------------------------------------------------------------- */
 
 static const char *const plane_names[QT_FRAG_MAX_PLANES] = {"plane0", "plane1", "plane2"};
 
@@ -42,8 +41,7 @@ int qt_codebook_describe(struct qt_packed *p, unsigned bits, size_t group, enum 
     return rc;
 }
 
-/* ---- one group's scale -------------------------------------------------------------------------
- */
+/* ---- one group's scale ---------------------------------------------------------------------- */
 
 struct fit {
     const struct qt_codebook *cb;
@@ -125,8 +123,7 @@ uint16_t qt_codebook_fit(const struct qt_codebook *cb, const struct qt_rowops *o
     return f.bits;
 }
 
-/* ---- strips ------------------------------------------------------------------------------------
- */
+/* ---- strips --------------------------------------------------------------------------------- */
 
 /* A strip between weights and packed bytes: full blocks, padding included. */
 struct strip_codes {
@@ -218,6 +215,27 @@ static uint16_t *strip_scales(const struct qt_packed *p, const struct qt_strip *
     return (uint16_t *)(void *)(s->data + strip->index * strip_bytes(s));
 }
 
+static void store(const struct qt_packed *p, const struct qt_codebook *cb,
+                  const struct qt_strip *strip, const struct strip_codes *c)
+{
+    pack_planes(p, cb, strip, c, NULL);
+    memcpy(strip_scales(p, strip), c->scale, c->groups * QT_FRAG_ROWS * sizeof *c->scale);
+}
+
+void qt_codebook_store(const struct qt_packed *p, const struct qt_codebook *cb,
+                       const struct qt_strip *strip, const uint8_t *code, const uint16_t *scale,
+                       size_t stride)
+{
+    struct strip_codes c = strip_new(p, cb, strip);
+    for (size_t r = 0; r < strip->rows; r++) {
+        for (size_t i = 0; i < p->k; i++)
+            c.code[r * c.stride + i] = code[i * stride + r];
+        for (size_t g = 0; g < c.groups; g++)
+            c.scale[g * QT_FRAG_ROWS + qt_frag_scale_slot((unsigned)r)] = scale[g * stride + r];
+    }
+    store(p, cb, strip, &c);
+}
+
 void qt_codebook_quantize(const struct qt_packed *p, const struct qt_strip *strip, const float *w,
                           const float *importance)
 {
@@ -233,8 +251,7 @@ void qt_codebook_quantize(const struct qt_packed *p, const struct qt_strip *stri
             c.scale[g * QT_FRAG_ROWS + qt_frag_scale_slot((unsigned)r)] = bits;
             ops->round(c.code + r * c.stride + k0, x, n, qt_codebook_inverse(bits), &cb.grid);
         }
-    pack_planes(p, &cb, strip, &c, NULL);
-    memcpy(strip_scales(p, strip), c.scale, c.groups * QT_FRAG_ROWS * sizeof *c.scale);
+    store(p, &cb, strip, &c);
 }
 
 void qt_codebook_decode(float *w, const struct qt_packed *p, const struct qt_strip *strip)

@@ -32,6 +32,16 @@ uint16_t qt_codebook_fit(const struct qt_codebook *cb, const struct qt_rowops *o
 /* 1 / scale, or 0 where there is none: such a group decodes to (nearly) nothing. */
 float qt_codebook_inverse(uint16_t scale);
 
+/* Packs codes code[k][stride] and scales scale[groups][stride] that belong to the strip's rows. */
+void qt_codebook_store(const struct qt_packed *p, const struct qt_codebook *cb,
+                       const struct qt_strip *strip, const uint8_t *code, const uint16_t *scale,
+                       size_t stride);
+
+/* Codes and scales by qt_solve; w[n][k] divided by 2^scale_exp2. */
+int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const float *w,
+                      const struct qt_factor *f, const struct qt_solve_options *opt,
+                      struct qt_err *err);
+
 /* The strip functions of struct qt_scheme. */
 size_t qt_codebook_scratch_bytes(const struct qt_packed *p);
 void qt_codebook_quantize(const struct qt_packed *p, const struct qt_strip *strip, const float *w,

@@ -11,14 +11,11 @@
 
 #include <math.h>
 
-static const char *const methods[] = {"rtn", "search", NULL};
-
 static const struct qt_param params[] = {
     {"bits", QT_PARAM_INT, 6, 3, 8, NULL,
      "bits per weight: 1 sign + e exponent + the rest mantissa"},
     {"e", QT_PARAM_INT, 3, 1, 6, NULL, "exponent bits"},
-    {"method", QT_PARAM_CHOICE, 1, 0, 1, methods,
-     "rtn: absmax scale; search: scale of least squared error"},
+    QT_PARAM_METHOD,
     {0},
 };
 
@@ -59,7 +56,7 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
         .bits = bits,
         .group = p->k,
         .order = order_of(bits),
-        .search = qt_spec_value(&p->spec, "method") != 0,
+        .search = qt_spec_method(&p->spec) != QT_METHOD_RTN,
     };
     for (unsigned code = 0; code < 1u << bits; code++) {
         int mag = (int)(code >> 1), exponent = mag >> m, mantissa = mag & ((1 << m) - 1);
@@ -102,6 +99,7 @@ const struct qt_scheme qt_scheme_fpx = {
     .unit_scale = unit_scale,
     .scratch_bytes = qt_codebook_scratch_bytes,
     .quantize = qt_codebook_quantize,
+    .solve = qt_codebook_solve,
     .decode = qt_codebook_decode,
     .repack_equal = qt_codebook_repack_equal,
     .check_values = qt_codebook_check_values,

@@ -10,15 +10,13 @@
 #include <math.h>
 #include <string.h>
 
-static const char *const methods[] = {"rtn", "search", NULL};
 static const char *const tables[] = {"nf", "learned", NULL};
 
 static const struct qt_param params[] = {
     {"bits", QT_PARAM_INT, 4, 2, 4, NULL, "bits per weight"},
     {"table", QT_PARAM_CHOICE, 0, 0, 1, tables, "nf: NormalFloat; learned: per tensor"},
     {"g", QT_PARAM_INT, 128, 32, 256, NULL, "channels per scale: 32, 64, 128 or 256"},
-    {"method", QT_PARAM_CHOICE, 1, 0, 1, methods,
-     "rtn: absmax scales; search: scales of least squared error"},
+    QT_PARAM_METHOD,
     {0},
 };
 
@@ -45,8 +43,7 @@ static bool is_learned(const struct qt_packed *p)
     return qt_spec_value(&p->spec, "table") != 0;
 }
 
-/* ---- NormalFloat -------------------------------------------------------------------------------
- */
+/* ---- NormalFloat ---------------------------------------------------------------------------- */
 
 /* Inverse of the standard normal distribution function by Newton's method; 0 < p < 1. */
 static double normal_quantile(double p)
@@ -93,15 +90,14 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
         .bits = bits,
         .group = (size_t)qt_spec_value(&p->spec, "g"),
         .order = QT_FRAG_PAIR,
-        .search = qt_spec_value(&p->spec, "method") != 0,
+        .search = qt_spec_method(&p->spec) != QT_METHOD_RTN,
     };
     for (int i = 0; i < 1 << bits; i++)
         table[i] = qt_f16_to_f32(stored[i]);
     qt_codebook_set_table(out, table);
 }
 
-/* ---- learned tables ----------------------------------------------------------------------------
- */
+/* ---- learned tables ------------------------------------------------------------------------- */
 
 enum {
     BINS = 2048,        /* of the histogram of w / s over [-SPAN, SPAN] */
@@ -246,8 +242,7 @@ done:
     return rc;
 }
 
-/* ---- the scheme --------------------------------------------------------------------------------
- */
+/* ---- the scheme ----------------------------------------------------------------------------- */
 
 static int describe(struct qt_packed *p, struct qt_err *err)
 {
@@ -297,6 +292,7 @@ const struct qt_scheme qt_scheme_lut = {
     .prepare = prepare,
     .scratch_bytes = qt_codebook_scratch_bytes,
     .quantize = qt_codebook_quantize,
+    .solve = qt_codebook_solve,
     .decode = qt_codebook_decode,
     .repack_equal = qt_codebook_repack_equal,
     .check_values = check_values,

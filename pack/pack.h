@@ -11,6 +11,8 @@
  *   packed.c     one matrix: quantize, decode, errors; strips of 16 rows in parallel
  *   plan.c       which tensor gets which scheme; sizes; refusals
  *   quantize.c   the driver: checkpoint -> plan -> container
+ *   blocks.c     the calibrated part of it, decoder block by decoder block
+ *   sequential.c the hidden states of the calibration windows on their way through the decoder
  *   weights.c    a container as a source of weights for calib's forward pass
  */
 #ifndef QT_PACK_H
@@ -19,9 +21,9 @@
 #include "base/base.h"
 #include "calib/calib.h"
 #include "formats/formats.h"
+#include "hessian/hessian.h"
 
-/* ---- schemes and specs ------------------------------------------------------------------------
- */
+/* ---- schemes and specs ---------------------------------------------------------------------- */
 
 enum { QT_MAX_PARAMS = 12, QT_SPEC_TEXT = 160 };
 
@@ -48,11 +50,15 @@ struct qt_spec {
     const struct qt_scheme *scheme; /* NULL: "none", the tensor is copied */
     const struct qt_preset *preset;
     double value[QT_MAX_PARAMS]; /* by index into scheme->params */
+    unsigned fixed;              /* bit i: parameter i is decided by the preset */
     char text[QT_SPEC_TEXT];     /* canonical: preset and every parameter that it leaves open */
 };
 
 /* QT_E_USAGE with a suggestion for unknown names, keys, choices; and for values out of range. */
 int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err);
+
+/* Replaces method=auto by what it means here; method=gptq without calibration is QT_E_USAGE. */
+int qt_spec_resolve(struct qt_spec *spec, bool calibrated, struct qt_err *err);
 
 /* The table, for help and tests. NULL beyond the end. */
 const struct qt_scheme *qt_scheme_at(size_t i);
@@ -65,8 +71,7 @@ const struct qt_param *qt_scheme_param(const struct qt_scheme *s, size_t i);
 /* The candidate nearest to `word` by edit distance, or NULL when none is near: "did you mean". */
 const char *qt_nearest_name(const char *word, const char *const *names, size_t n);
 
-/* ---- one packed matrix ------------------------------------------------------------------------
- */
+/* ---- one packed matrix ---------------------------------------------------------------------- */
 
 /* A stored part of a packed matrix. */
 struct qt_section {
@@ -123,6 +128,12 @@ double qt_packed_bpw(const struct qt_packed *p);
  */
 int qt_packed_quantize(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
                        const float *importance, struct qt_error *error, struct qt_err *err);
+/* The same under the Hessian of calibration data, factored for qt_packed_group. */
+int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
+                    const struct qt_factor *factor, struct qt_error *error,
+                    struct qt_solve_report *report, struct qt_err *err);
+/* Channels that share a scale: k for one scale per row. */
+size_t qt_packed_group(const struct qt_packed *p);
 void qt_packed_free(struct qt_packed *p);
 
 /* Rows [row0, row0 + rows) as FP32, w[rows][k]: the plain C truth of the stored form. */
@@ -140,8 +151,7 @@ int qt_packed_check_repack(const struct qt_packed *p, const char *file, const ch
 int qt_packed_open(struct qt_packed *out, const struct qt_container *c, const struct qt_entry *e,
                    struct qt_err *err);
 
-/* ---- plan -------------------------------------------------------------------------------------
- */
+/* ---- plan ----------------------------------------------------------------------------------- */
 
 /* One --tensor 'REGEX=SPEC'; the last one that matches a name decides. */
 struct qt_rule {
@@ -153,6 +163,7 @@ struct qt_plan_options {
     const char *scheme; /* default scheme text */
     const struct qt_rule *rules;
     size_t nrules;
+    bool calibrated; /* calibration data will be there: what method=auto means */
 };
 
 struct qt_plan_item {
@@ -180,11 +191,18 @@ void qt_plan_free(struct qt_plan *plan);
 /* Bits per weight over all quantized tensors; 0 when there are none. */
 double qt_plan_bpw(const struct qt_plan *plan);
 
-/* ---- the driver -------------------------------------------------------------------------------
- */
+/* ---- the driver ----------------------------------------------------------------------------- */
+
+/* Calibration on data: token windows ids[samples * seqlen], and where to run the model. */
+struct qt_calibration {
+    const uint32_t *ids;
+    size_t samples, seqlen;
+    struct qt_backend *backend;
+};
 
 struct qt_quantize_options {
     struct qt_plan_options plan;
+    const struct qt_calibration *calibration; /* NULL: data-free */
     const char *out_dir;
     bool force, resume;
     const struct qt_log *log;
@@ -201,8 +219,7 @@ struct qt_quantize_report {
 int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
                 const struct qt_quantize_options *opt, struct qt_err *err);
 
-/* ---- weights ----------------------------------------------------------------------------------
- */
+/* ---- weights -------------------------------------------------------------------------------- */
 
 /* A container's tensors, decoded on load, for qt_model_open and friends. */
 struct qt_weights qt_weights_of_container(const struct qt_container *c);

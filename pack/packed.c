@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- description -------------------------------------------------------------------------------
- */
+/* ---- description ---------------------------------------------------------------------------- */
 
 int qt_packed_add_section(struct qt_packed *p, const char *name, enum qt_dtype dtype, int ndim,
                           const size_t *shape, struct qt_err *err)
@@ -58,8 +57,7 @@ double qt_packed_bpw(const struct qt_packed *p)
     return 8 * (double)qt_packed_bytes(p) / ((double)p->n * (double)p->k);
 }
 
-/* ---- error figures -----------------------------------------------------------------------------
- */
+/* ---- error figures -------------------------------------------------------------------------- */
 
 double qt_error_mse(const struct qt_error *e)
 {
@@ -111,8 +109,7 @@ static void error_add(struct qt_error *e, const struct qt_error *more)
     e->count += more->count;
 }
 
-/* ---- walking a matrix strip by strip ------------------------------------------------------------
- */
+/* ---- walking a matrix strip by strip -------------------------------------------------------- */
 
 void qt_matrix_rows(float *dst, const struct qt_matrix *w, size_t row0, size_t rows, int exp2)
 {
@@ -184,8 +181,7 @@ static void errors_total(struct qt_error *out, const struct walk *walk)
         error_add(out, &walk->errors[i]);
 }
 
-/* ---- quantize ----------------------------------------------------------------------------------
- */
+/* ---- quantize ------------------------------------------------------------------------------- */
 
 static int scan_strip(void *ctx, size_t item, int thread, struct qt_err *err)
 {
@@ -260,32 +256,85 @@ static int sections_new(struct qt_packed *p, struct qt_err *err)
     return rc;
 }
 
-int qt_packed_quantize(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
-                       const float *importance, struct qt_error *error, struct qt_err *err)
+/* Sections, exponent of the scales, tables: all that precedes codes. */
+static int quantize_begin(struct walk *walk, struct qt_packed *out, const struct qt_spec *spec,
+                          const struct qt_matrix *w, const float *importance, bool want_errors,
+                          struct qt_err *err)
 {
-    struct walk walk = {.w = w, .importance = importance};
     int rc = QT_OK;
+    *walk = (struct walk){.w = w, .importance = importance};
     QT_TRY(qt_packed_describe(out, spec, w->n, w->k, err));
     size_t strips = strip_count(out);
     QT_TRY(sections_new(out, err));
-    QT_TRY(walk_open(&walk, out, err));
-    QT_TRY(qt_array_new(&walk.ranges, strips, sizeof *walk.ranges, err));
-    QT_TRY(qt_parallel(strips, scan_strip, &walk, err));
-    out->scale_exp2 = choose_scale_exp2(&walk);
+    QT_TRY(walk_open(walk, out, err));
+    QT_TRY(qt_array_new(&walk->ranges, strips, sizeof *walk->ranges, err));
+    if (want_errors)
+        QT_TRY(qt_array_new(&walk->errors, strips, sizeof *walk->errors, err));
+    QT_TRY(qt_parallel(strips, scan_strip, walk, err));
+    out->scale_exp2 = choose_scale_exp2(walk);
     if (spec->scheme->prepare)
         QT_TRY(spec->scheme->prepare(out, w, importance, err));
-    if (error)
-        QT_TRY(qt_array_new(&walk.errors, strips, sizeof *walk.errors, err));
-    QT_TRY(qt_parallel(strips, quantize_strip, &walk, err));
-    if (error)
-        errors_total(error, &walk);
 done:
-    qt_free(walk.scratch);
-    qt_free(walk.ranges);
-    qt_free(walk.errors);
+    return rc;
+}
+
+static void quantize_end(struct walk *walk, struct qt_packed *out, int rc)
+{
+    qt_free(walk->scratch);
+    qt_free(walk->ranges);
+    qt_free(walk->errors);
     if (rc < 0)
         qt_packed_free(out);
+}
+
+int qt_packed_quantize(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
+                       const float *importance, struct qt_error *error, struct qt_err *err)
+{
+    struct walk walk;
+    int rc = quantize_begin(&walk, out, spec, w, importance, error != NULL, err);
+    if (rc == QT_OK)
+        rc = qt_parallel(strip_count(out), quantize_strip, &walk, err);
+    if (rc == QT_OK && error)
+        errors_total(error, &walk);
+    quantize_end(&walk, out, rc);
     return rc;
+}
+
+/* The diagonal of H in storage order. */
+static int importance_new(float **out, const struct qt_factor *f, struct qt_err *err)
+{
+    int rc = qt_array_new(out, f->k, sizeof **out, err);
+    for (size_t i = 0; rc == QT_OK && i < f->k; i++)
+        (*out)[f->order[i]] = f->h[i * f->k + i];
+    return rc;
+}
+
+int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
+                    const struct qt_factor *factor, struct qt_error *error,
+                    struct qt_solve_report *report, struct qt_err *err)
+{
+    const struct qt_solve_options opt = {.polish = 3};
+    struct walk walk = {0};
+    float *importance = NULL, *rows = NULL;
+    int rc = QT_OK;
+    *out = (struct qt_packed){0};
+    QT_TRY(importance_new(&importance, factor, err));
+    QT_TRY(quantize_begin(&walk, out, spec, w, importance, false, err));
+    QT_TRY(qt_array_new(&rows, w->n * w->k, sizeof *rows, err));
+    qt_matrix_rows(rows, w, 0, w->n, -out->scale_exp2);
+    QT_TRY(spec->scheme->solve(report, out, rows, factor, &opt, err));
+    if (error)
+        QT_TRY(qt_packed_compare(error, out, w, err));
+done:
+    qt_free(importance);
+    qt_free(rows);
+    quantize_end(&walk, out, rc);
+    return rc;
+}
+
+size_t qt_packed_group(const struct qt_packed *p)
+{
+    return p->spec.scheme->group(p);
 }
 
 void qt_packed_free(struct qt_packed *p)
@@ -295,8 +344,7 @@ void qt_packed_free(struct qt_packed *p)
     *p = (struct qt_packed){0};
 }
 
-/* ---- reading -----------------------------------------------------------------------------------
- */
+/* ---- reading -------------------------------------------------------------------------------- */
 
 static int decode_strip(void *ctx, size_t item, int thread, struct qt_err *err)
 {
@@ -381,8 +429,7 @@ int qt_packed_check_repack(const struct qt_packed *p, const char *file, const ch
     return rc;
 }
 
-/* ---- containers --------------------------------------------------------------------------------
- */
+/* ---- containers ----------------------------------------------------------------------------- */
 
 static int section_read(struct qt_section *s, const struct qt_container *c,
                         const struct qt_tensor *t, struct qt_err *err)

@@ -8,8 +8,7 @@
 
 enum { MIN_SIDE = 16 }; /* smaller matrices cost more in padding than they save */
 
-/* ---- which tensors are linear weights of decoder blocks
- * ------------------------------------------ */
+/* ---- which tensors are linear weights of decoder blocks ------------------------------------- */
 
 /* True when a component of the dotted name is a number: "model.layers.3.mlp..." */
 static bool in_numbered_block(const char *name)
@@ -51,8 +50,7 @@ static const char *reason_to_copy(const struct qt_tensor *t)
     return NULL;
 }
 
-/* ---- rules
- * --------------------------------------------------------------------------------------- */
+/* ---- rules ---------------------------------------------------------------------------------- */
 
 struct rule {
     pcre2_code *code;
@@ -74,7 +72,8 @@ static void rules_close(struct rules *rules)
     qt_free(rules->list);
 }
 
-static int rule_open(struct rule *out, const struct qt_rule *rule, struct qt_err *err)
+static int rule_open(struct rule *out, const struct qt_rule *rule, bool calibrated,
+                     struct qt_err *err)
 {
     int error;
     PCRE2_SIZE at;
@@ -86,7 +85,8 @@ static int rule_open(struct rule *out, const struct qt_rule *rule, struct qt_err
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "--tensor '%s': %s at character %zu",
                        rule->regex, (const char *)text, at);
     }
-    return qt_spec_parse(&out->spec, rule->spec, err);
+    int rc = qt_spec_parse(&out->spec, rule->spec, err);
+    return rc < 0 ? rc : qt_spec_resolve(&out->spec, calibrated, err);
 }
 
 static int rules_open(struct rules *out, const struct qt_plan_options *opt, struct qt_err *err)
@@ -100,7 +100,7 @@ static int rules_open(struct rules *out, const struct qt_plan_options *opt, stru
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     for (size_t i = 0; i < opt->nrules; i++) {
         out->count++;
-        rc = rule_open(&out->list[i], &opt->rules[i], err);
+        rc = rule_open(&out->list[i], &opt->rules[i], opt->calibrated, err);
         if (rc < 0)
             return rc;
     }
@@ -120,8 +120,7 @@ static const struct rule *rules_find(struct rules *rules, const char *name)
     return found;
 }
 
-/* ---- the plan
- * ------------------------------------------------------------------------------------ */
+/* ---- the plan ------------------------------------------------------------------------------- */
 
 static int plan_item(struct qt_plan_item *item, const struct qt_spec *def, struct rules *rules,
                      struct qt_err *err)
@@ -172,6 +171,7 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
     int rc = QT_OK;
     *out = (struct qt_plan){0};
     QT_TRY(qt_spec_parse(&def, opt->scheme, err));
+    QT_TRY(qt_spec_resolve(&def, opt->calibrated, err));
     QT_TRY(rules_open(&rules, opt, err));
     QT_TRY(qt_array_new(&out->items, qt_ckpt_count(ckpt), sizeof *out->items, err));
     for (size_t i = 0; i < qt_ckpt_count(ckpt); i++) {

@@ -1,24 +1,14 @@
 /*
- * The driver: checkpoint -> plan -> container. Tensor by tensor in source order, one packed matrix
- * in memory; the writer journals every finished tensor, so that an interrupted run can go on.
+ * The driver: checkpoint -> plan -> container. With calibration data the decoder blocks come first
+ * (blocks.c); everything else goes tensor by tensor in source order, one in memory at a time. The
+ * writer journals every finished tensor, so that an interrupted run can go on.
  */
-#include "pack/scheme.h"
+#include "pack/run.h"
 
 #include <math.h>
 #include <string.h>
 
-struct run {
-    const struct qt_ckpt *ckpt;
-    const struct qt_quantize_options *opt;
-    struct qt_plan plan;
-    struct qt_tensor *stored; /* what the container will hold */
-    size_t nstored;
-    char **names; /* of sections, owned; parallel to stored, NULL for copied tensors */
-    struct qt_writer *writer;
-};
-
-/* ---- identity
- * ------------------------------------------------------------------------------------ */
+/* ---- identity ------------------------------------------------------------------------------- */
 
 /* Names, types, shapes and the ends of the data of all tensors: cheap, and changes with the source.
  */
@@ -55,7 +45,7 @@ static const char *base_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
-static int identity_new(json_t **out, const struct run *run, struct qt_err *err)
+static int identity_new(json_t **out, const struct qt_run *run, struct qt_err *err)
 {
     uint32_t crc;
     json_t *files = json_array(), *rules = json_array();
@@ -85,10 +75,9 @@ static int identity_new(json_t **out, const struct run *run, struct qt_err *err)
     return rc;
 }
 
-/* ---- what will be stored
- * ------------------------------------------------------------------------- */
+/* ---- what will be stored -------------------------------------------------------------------- */
 
-static int stored_add_section(struct run *run, const struct qt_plan_item *item,
+static int stored_add_section(struct qt_run *run, const struct qt_plan_item *item,
                               const struct qt_section *s, struct qt_err *err)
 {
     struct qt_tensor *t = &run->stored[run->nstored];
@@ -103,7 +92,7 @@ static int stored_add_section(struct run *run, const struct qt_plan_item *item,
     return QT_OK;
 }
 
-static int stored_new(struct run *run, struct qt_err *err)
+static int stored_new(struct qt_run *run, struct qt_err *err)
 {
     size_t n = 0;
     int rc = QT_OK;
@@ -111,8 +100,11 @@ static int stored_new(struct run *run, struct qt_err *err)
         n += run->plan.items[i].why ? 1 : run->plan.items[i].packed.nsections;
     QT_TRY(qt_array_new(&run->stored, n, sizeof *run->stored, err));
     QT_TRY(qt_array_new(&run->names, n, sizeof *run->names, err));
+    QT_TRY(qt_array_new(&run->first, run->plan.count, sizeof *run->first, err));
+    QT_TRY(qt_array_new(&run->entries, run->plan.count, sizeof *run->entries, err));
     for (size_t i = 0; i < run->plan.count; i++) {
         const struct qt_plan_item *item = &run->plan.items[i];
+        run->first[i] = run->nstored;
         if (item->why)
             run->stored[run->nstored++] = *item->tensor;
         for (size_t s = 0; s < item->packed.nsections; s++)
@@ -122,8 +114,7 @@ done:
     return rc;
 }
 
-/* ---- tensors
- * --------------------------------------------------------------------------------------- */
+/* ---- tensors -------------------------------------------------------------------------------- */
 
 static json_t *shape_json(const size_t *shape, int ndim)
 {
@@ -164,33 +155,73 @@ static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
                      sections, "error", error_json(error));
 }
 
-static int quantize_tensor(json_t **entry, struct run *run, const struct qt_plan_item *item,
-                           size_t first, struct qt_err *err)
+int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err)
 {
+    const struct qt_quantize_options *opt = run->opt;
+    if (opt->interrupted && opt->interrupted())
+        return qt_fail(err, QT_E_INTERRUPTED, opt->out_dir, NULL,
+                       "interrupted after %zu of %zu tensors", run->finished, run->plan.count);
+    return QT_OK;
+}
+
+/* The entry becomes the run's. */
+static void count_item(struct qt_run *run, size_t i, json_t *entry)
+{
+    run->entries[i] = entry;
+    run->finished++;
+    run->done_bytes += (double)run->plan.items[i].tensor->nbytes;
+    qt_log_progress(run->opt->log, "quantize", run->done_bytes, (double)run->plan.source_bytes);
+}
+
+bool qt_run_resume_item(struct qt_run *run, size_t i)
+{
+    const json_t *record = qt_writer_done(run->writer, run->plan.items[i].tensor->name);
+    json_t *entry = record ? json_deep_copy(record) : NULL;
+    if (entry)
+        count_item(run, i, entry);
+    return entry != NULL;
+}
+
+/* Takes the entry over in any case. */
+static int commit_item(struct qt_run *run, size_t i, json_t *entry, struct qt_err *err)
+{
+    if (!entry)
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    count_item(run, i, entry);
+    return qt_writer_commit(run->writer, run->plan.items[i].tensor->name, entry, err);
+}
+
+int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
+                         const struct qt_factor *factor, struct qt_err *err)
+{
+    const struct qt_plan_item *item = &run->plan.items[i];
     const struct qt_tensor *t = item->tensor;
-    struct qt_packed packed = {0};
+    const struct qt_spec *spec = &item->packed.spec;
     struct qt_error error;
+    struct qt_solve_report report;
     struct qt_blob blob = {0};
     int rc = QT_OK;
     QT_TRY(qt_ckpt_read(&blob, run->ckpt, t, err));
     struct qt_matrix w = {blob.data, t->dtype, t->shape[0], t->shape[1], t->file, t->name};
-    QT_TRY(qt_packed_quantize(&packed, &item->packed.spec, &w, NULL, &error, err));
-    *entry = entry_json(t, &packed, &error, qt_crc32(0, blob.data, blob.size));
-    for (size_t s = 0; s < packed.nsections; s++)
-        QT_TRY(qt_writer_put(run->writer, first + s, packed.section[s].data,
-                             packed.section[s].bytes, 0, err));
+    if (factor)
+        QT_TRY(qt_packed_solve(packed, spec, &w, factor, &error, &report, err));
+    else
+        QT_TRY(qt_packed_quantize(packed, spec, &w, NULL, &error, err));
+    for (size_t s = 0; s < packed->nsections; s++)
+        QT_TRY(qt_writer_put(run->writer, run->first[i] + s, packed->section[s].data,
+                             packed->section[s].bytes, 0, err));
+    QT_TRY(
+        commit_item(run, i, entry_json(t, packed, &error, qt_crc32(0, blob.data, blob.size)), err));
 done:
     qt_blob_free(&blob);
-    qt_packed_free(&packed);
     return rc;
 }
 
 /* In pieces that are given back to the kernel, so that large embeddings do not stay resident. */
-static int copy_tensor(json_t **entry, struct run *run, const struct qt_plan_item *item,
-                       size_t index, struct qt_err *err)
+static int copy_item(struct qt_run *run, size_t i, struct qt_err *err)
 {
     enum { PIECE = 1 << 24 };
-    const struct qt_tensor *t = item->tensor;
+    const struct qt_tensor *t = run->plan.items[i].tensor;
     struct qt_blob blob;
     uint32_t crc = 0;
     int rc = qt_ckpt_read(&blob, run->ckpt, t, err);
@@ -199,67 +230,40 @@ static int copy_tensor(json_t **entry, struct run *run, const struct qt_plan_ite
     for (size_t at = 0; at < blob.size; at += PIECE) {
         size_t n = qt_min_size(PIECE, blob.size - at);
         crc = qt_crc32(crc, blob.data + at, n);
-        QT_TRY(qt_writer_put(run->writer, index, blob.data + at, n, at, err));
+        QT_TRY(qt_writer_put(run->writer, run->first[i], blob.data + at, n, at, err));
         if (blob.map)
             qt_map_drop(blob.map, blob.data + at, n);
     }
-    *entry = json_pack("{s:s, s:o, s:o}", "dtype", qt_dtype_name(t->dtype), "shape",
-                       shape_json(t->shape, t->ndim), "crc32", crc_json(crc));
+    QT_TRY(commit_item(run, i,
+                       json_pack("{s:s, s:o, s:o}", "dtype", qt_dtype_name(t->dtype), "shape",
+                                 shape_json(t->shape, t->ndim), "crc32", crc_json(crc)),
+                       err));
 done:
     qt_blob_free(&blob);
     return rc;
 }
 
-/* Makes, stores and journals one tensor, or takes its record from the journal. */
-static int run_item(json_t *manifest, struct run *run, const struct qt_plan_item *item,
-                    size_t first, struct qt_err *err)
+/* Everything that the blocks have left: copied, or quantized without calibration. */
+static int run_items(struct qt_run *run, struct qt_err *err)
 {
-    const char *group = item->why ? "copied" : "tensors", *name = item->tensor->name;
-    const json_t *record = qt_writer_done(run->writer, name);
-    json_t *entry = NULL;
     int rc = QT_OK;
-    if (record) {
-        entry = json_deep_copy(record);
-    } else if (item->why) {
-        rc = copy_tensor(&entry, run, item, first, err);
-    } else {
-        rc = quantize_tensor(&entry, run, item, first, err);
+    for (size_t i = 0; i < run->plan.count && rc == QT_OK; i++) {
+        struct qt_packed packed = {0};
+        if (run->entries[i] || qt_run_resume_item(run, i))
+            continue;
+        rc = qt_run_check_interrupted(run, err);
+        if (rc < 0)
+            break;
+        rc = run->plan.items[i].why ? copy_item(run, i, err)
+                                    : qt_run_quantize_item(&packed, run, i, NULL, err);
+        qt_packed_free(&packed);
     }
-    if (rc == QT_OK && !entry)
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-    if (rc == QT_OK && !record)
-        rc = qt_writer_commit(run->writer, name, entry, err);
-    if (rc < 0)
-        json_decref(entry);
-    else
-        json_object_set_new(json_object_get(manifest, group), name, entry);
     return rc;
 }
 
-static int run_items(json_t *manifest, struct run *run, struct qt_err *err)
-{
-    const struct qt_quantize_options *opt = run->opt;
-    double done = 0, total = (double)run->plan.source_bytes;
-    size_t first = 0;
-    for (size_t i = 0; i < run->plan.count; i++) {
-        const struct qt_plan_item *item = &run->plan.items[i];
-        if (opt->interrupted && opt->interrupted())
-            return qt_fail(err, QT_E_INTERRUPTED, opt->out_dir, NULL,
-                           "interrupted after %zu of %zu tensors", i, run->plan.count);
-        int rc = run_item(manifest, run, item, first, err);
-        if (rc < 0)
-            return rc;
-        first += item->why ? 1 : item->packed.nsections;
-        done += (double)item->tensor->nbytes;
-        qt_log_progress(opt->log, "quantize", done, total);
-    }
-    return QT_OK;
-}
+/* ---- the run -------------------------------------------------------------------------------- */
 
-/* ---- the run
- * --------------------------------------------------------------------------------------- */
-
-static int copy_side_files(struct run *run, struct qt_err *err)
+static int copy_side_files(struct qt_run *run, struct qt_err *err)
 {
     static const char *const names[] = {
         "config.json",
@@ -286,20 +290,29 @@ static int copy_side_files(struct run *run, struct qt_err *err)
     return QT_OK;
 }
 
-static json_t *manifest_new(const struct run *run, json_t *identity)
+/* In source order, in whichever order the items were made. */
+static json_t *manifest_new(const struct qt_run *run, json_t *identity)
 {
     const struct qt_plan *plan = &run->plan;
-    return json_pack("{s:s, s:i, s:O, s:{s:f, s:I, s:I}, s:{}, s:{}}", "format", "qtool",
+    json_t *tensors = json_object(), *copied = json_object();
+    for (size_t i = 0; i < plan->count; i++)
+        json_object_set(plan->items[i].why ? copied : tensors, plan->items[i].tensor->name,
+                        run->entries[i]);
+    return json_pack("{s:s, s:i, s:O, s:{s:f, s:I, s:I}, s:o, s:o}", "format", "qtool",
                      "format_version", QT_FORMAT_VERSION, "identity", identity, "totals", "bpw",
                      qt_plan_bpw(plan), "quantized_weights", (json_int_t)plan->weights, "bytes",
-                     (json_int_t)plan->output_bytes, "tensors", "copied");
+                     (json_int_t)plan->output_bytes, "tensors", tensors, "copied", copied);
 }
 
-static void run_close(struct run *run)
+static void run_close(struct qt_run *run)
 {
     qt_writer_close(run->writer);
     for (size_t i = 0; run->names && i < run->nstored; i++)
         qt_free(run->names[i]);
+    for (size_t i = 0; run->entries && i < run->plan.count; i++)
+        json_decref(run->entries[i]);
+    qt_free(run->entries);
+    qt_free(run->first);
     qt_free(run->names);
     qt_free(run->stored);
     qt_plan_free(&run->plan);
@@ -308,7 +321,7 @@ static void run_close(struct run *run)
 int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
                 const struct qt_quantize_options *opt, struct qt_err *err)
 {
-    struct run run = {.ckpt = ckpt, .opt = opt};
+    struct qt_run run = {.ckpt = ckpt, .opt = opt};
     struct qt_writer_options wopt = {.force = opt->force, .resume = opt->resume};
     json_t *identity = NULL, *manifest = NULL;
     int rc = QT_OK;
@@ -317,13 +330,15 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(stored_new(&run, err));
     QT_TRY(
         qt_writer_open(&run.writer, opt->out_dir, run.stored, run.nstored, identity, &wopt, err));
+    QT_TRY(copy_side_files(&run, err));
+    if (opt->calibration)
+        QT_TRY(qt_run_blocks(&run, err));
+    QT_TRY(run_items(&run, err));
     manifest = manifest_new(&run, identity);
     if (!manifest) {
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
         goto done;
     }
-    QT_TRY(copy_side_files(&run, err));
-    QT_TRY(run_items(manifest, &run, err));
     QT_TRY(qt_writer_finish(run.writer, manifest, err));
     *out = (struct qt_quantize_report){
         .quantized = run.plan.quantized,

@@ -77,7 +77,7 @@ INLINE void chunk_at(struct chunk *c, const float *x, const float *h, size_t i, 
     }
 }
 
-/* ---- nearest value: tables ---- */
+/* ---- nearest value: tables ------------------------------------------------------------------ */
 
 INLINE vf table_value(vf y, const struct qt_grid *g, int levels)
 {
@@ -135,7 +135,7 @@ INLINE vi mini_code(vf y, const struct qt_grid *g)
     return (mag << 1) | (((vi)y >> 31) & 1);
 }
 
-/* ---- the loops, one copy per kind of grid ---- */
+/* ---- the loops, one copy per kind of grid --------------------------------------------------- */
 
 enum kind { TABLE4, TABLE8, TABLE16, MINIFLOAT };
 

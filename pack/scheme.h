@@ -5,9 +5,21 @@
 #ifndef QT_PACK_SCHEME_H
 #define QT_PACK_SCHEME_H
 
+#include "hessian/hessian.h"
 #include "pack/frag.h"
 #include "pack/pack.h"
 #include "pack/rowops.h"
+
+/* How codes are found; the parameter that every scheme has. */
+enum qt_method { QT_METHOD_AUTO, QT_METHOD_RTN, QT_METHOD_SEARCH, QT_METHOD_GPTQ };
+extern const char *const qt_method_names[];
+#define QT_PARAM_METHOD                                                                            \
+    {                                                                                              \
+        "method", QT_PARAM_CHOICE, QT_METHOD_AUTO, 0, 0, qt_method_names,                          \
+            "rtn: absmax scales; search: scales of least squared error; gptq: error feedback "     \
+            "under the Hessian of calibration data; auto: gptq with data, search without"          \
+    }
+enum qt_method qt_spec_method(const struct qt_spec *spec);
 
 struct qt_codebook;
 
@@ -38,6 +50,9 @@ struct qt_scheme {
      * data; p itself does not change, as several threads work on it). */
     void (*quantize)(const struct qt_packed *p, const struct qt_strip *strip, const float *w,
                      const float *importance);
+    /* w[n][k], divided likewise, under a Hessian -> packed bytes of the whole matrix. */
+    int (*solve)(struct qt_solve_report *out, struct qt_packed *p, const float *w,
+                 const struct qt_factor *f, const struct qt_solve_options *opt, struct qt_err *err);
     /* packed bytes -> w[rows][k]. */
     void (*decode)(float *w, const struct qt_packed *p, const struct qt_strip *strip);
     /* True when unpacking and packing gives the strip's bytes again. */

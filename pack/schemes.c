@@ -52,8 +52,14 @@ double qt_spec_value(const struct qt_spec *spec, const char *key)
     return spec->value[i];
 }
 
-/* ---- did you mean ------------------------------------------------------------------------------
- */
+const char *const qt_method_names[] = {"auto", "rtn", "search", "gptq", NULL};
+
+enum qt_method qt_spec_method(const struct qt_spec *spec)
+{
+    return (enum qt_method)qt_spec_value(spec, "method");
+}
+
+/* ---- did you mean --------------------------------------------------------------------------- */
 
 /* Levenshtein distance of short words; long ones count as far apart. */
 static size_t edit_distance(const char *a, const char *b)
@@ -105,8 +111,7 @@ static int fail_unknown(struct qt_err *err, const char *kind, const char *word,
     return qt_fail(err, QT_E_USAGE, NULL, NULL, "unknown %s '%s'; there are: %s", kind, word, list);
 }
 
-/* ---- parsing -----------------------------------------------------------------------------------
- */
+/* ---- parsing -------------------------------------------------------------------------------- */
 
 static int find_preset(struct qt_spec *out, const char *name, struct qt_err *err)
 {
@@ -189,10 +194,22 @@ static int parse_pairs(struct qt_spec *out, const char *text, unsigned *set, uns
     return rc;
 }
 
+/* Parameters that identify the preset and are not the user's to change: the first that it sets
+ * (bits), and choices; others that it sets are its defaults. by_preset: those it sets. */
+static unsigned fixed_params(const struct qt_param *params, unsigned by_preset)
+{
+    unsigned fixed = 0;
+    for (size_t i = 0; params[i].key; i++)
+        if (by_preset >> i & 1 && (i == 0 || params[i].type == QT_PARAM_CHOICE))
+            fixed |= 1u << i;
+    return fixed;
+}
+
 /* Canonical text: the preset's name, and every parameter it leaves open, in table order. */
-static void write_text(struct qt_spec *spec, unsigned fixed)
+static void write_text(struct qt_spec *spec)
 {
     const struct qt_param *params = spec->scheme->params;
+    unsigned fixed = spec->fixed;
     size_t at = (size_t)snprintf(spec->text, sizeof spec->text, "%s", spec->preset->name);
     char separator = ':';
     for (size_t i = 0; params[i].key && at < sizeof spec->text; i++) {
@@ -213,7 +230,7 @@ int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err)
 {
     char name[32];
     size_t len = strcspn(text, ":");
-    unsigned by_preset = 0, by_user = 0, fixed;
+    unsigned by_preset = 0, by_user = 0;
     *out = (struct qt_spec){0};
     if (strlen(text) >= QT_SPEC_TEXT || len >= sizeof name)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "scheme text '%.40s...' is too long", text);
@@ -232,16 +249,26 @@ int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err)
         rc = parse_pairs(out, out->preset->values, &by_preset, 0, err);
     if (rc < 0)
         return rc;
-    /* What identifies the preset is not the user's to change: the first parameter it sets (bits),
-     * and choices; others are its defaults. */
-    fixed = 0;
-    for (size_t i = 0; params[i].key; i++)
-        if (by_preset >> i & 1 && (i == 0 || params[i].type == QT_PARAM_CHOICE))
-            fixed |= 1u << i;
+    out->fixed = fixed_params(params, by_preset);
     if (text[len])
-        rc = parse_pairs(out, text + len + 1, &by_user, fixed, err);
+        rc = parse_pairs(out, text + len + 1, &by_user, out->fixed, err);
     if (rc == QT_OK)
         rc = out->scheme->check_spec(out, err);
-    write_text(out, fixed);
+    write_text(out);
     return rc;
+}
+
+int qt_spec_resolve(struct qt_spec *spec, bool calibrated, struct qt_err *err)
+{
+    if (!spec->scheme)
+        return QT_OK;
+    if (qt_spec_method(spec) == QT_METHOD_GPTQ && !calibrated)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "%s: method=gptq needs calibration data",
+                       spec->text);
+    if (qt_spec_method(spec) == QT_METHOD_AUTO)
+        for (size_t i = 0; spec->scheme->params[i].key; i++)
+            if (strcmp(spec->scheme->params[i].key, "method") == 0)
+                spec->value[i] = calibrated ? QT_METHOD_GPTQ : QT_METHOD_SEARCH;
+    write_text(spec);
+    return QT_OK;
 }

@@ -13,7 +13,7 @@
 #include "formats/formats.h"
 #include "pack/pack.h"
 
-/* ---- container against itself and its source --------------------------------------------------- */
+/* ---- container against itself and its source ------------------------------------------------ */
 
 struct qt_verify_tensor {
     const char *name, *spec; /* owned by the container */
@@ -26,9 +26,9 @@ struct qt_verify_tensor {
 struct qt_verify_report {
     struct qt_verify_tensor *tensors;
     size_t count;
-    size_t copied;        /* tensors kept as they were */
-    double bpw;           /* over all quantized tensors */
-    uint64_t bytes;       /* of all stored tensors */
+    size_t copied;  /* tensors kept as they were */
+    double bpw;     /* over all quantized tensors */
+    uint64_t bytes; /* of all stored tensors */
 };
 
 /* CRC of every stored tensor, section shapes and values, finiteness of the decoded weights, repack
@@ -38,11 +38,11 @@ int qt_verify(struct qt_verify_report *out, const struct qt_container *c,
               const struct qt_ckpt *source, const struct qt_log *log, struct qt_err *err);
 void qt_verify_free(struct qt_verify_report *report);
 
-/* ---- eval ------------------------------------------------------------------------------------- */
+/* ---- eval ----------------------------------------------------------------------------------- */
 
 struct qt_eval_options {
-    size_t seqlen;  /* window length, tokens */
-    size_t windows; /* at most this many; 0 = all whole windows of the file */
+    size_t seqlen;      /* window length, tokens */
+    size_t windows;     /* at most this many; 0 = all whole windows of the file */
     size_t batch_bytes; /* hidden states held at once; 0 = 1 GiB */
     const struct qt_log *log;
 };
@@ -68,7 +68,7 @@ int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct
             const uint32_t *ids, size_t count, const struct qt_eval_options *opt,
             struct qt_backend *be, struct qt_err *err);
 
-/* ---- gates ------------------------------------------------------------------------------------ */
+/* ---- gates ---------------------------------------------------------------------------------- */
 
 struct qt_figure {
     const char *name; /* "ppl", "kld_mean", "bpw", ... */

@@ -179,8 +179,7 @@ static inline int fixture_write(struct run *r)
     return rc;
 }
 
-/* ---- a place for files ------------------------------------------------------------------------
- */
+/* ---- a place for files ---------------------------------------------------------------------- */
 
 /* mkdtemp where fsync is cheap, if there is such a place. The tests chdir there. */
 static inline int fixture_setup(void **state)

@@ -56,8 +56,7 @@ static void expect_close(const float *got, const double *want, size_t n, double 
             fail_msg("%s: [%zu] is %.9g, expected %.9g", what, i, (double)got[i], want[i]);
 }
 
-/* ---- vector mathematics -----------------------------------------------------------------------
- */
+/* ---- vector mathematics --------------------------------------------------------------------- */
 
 /* Distance in units of the last place of the exact value. */
 static double ulps(float got, double want)
@@ -112,8 +111,7 @@ static void test_tanh_erf(void **state)
     assert_true(cpu_erf(INFINITY) == 1.0f && cpu_erf(-INFINITY) == -1.0f && isnan(cpu_erf(NAN)));
 }
 
-/* ---- linear -----------------------------------------------------------------------------------
- */
+/* ---- linear --------------------------------------------------------------------------------- */
 
 static const size_t edges[] = {1, 2, 7, 63, 64, 65, 129, 513};
 enum { EDGES = sizeof edges / sizeof *edges };
@@ -164,8 +162,7 @@ static void test_linear_too_wide(void **state)
     be->close(be);
 }
 
-/* ---- norm, rope, elementwise -------------------------------------------------------------------
- */
+/* ---- norm, rope, elementwise ---------------------------------------------------------------- */
 
 static void norm_case(struct qt_backend *be, enum qt_norm_kind kind, size_t m, size_t n,
                       bool biased)
@@ -309,8 +306,7 @@ static void test_add_scale_copy(void **state)
     be->close(be);
 }
 
-/* ---- attention --------------------------------------------------------------------------------
- */
+/* ---- attention ------------------------------------------------------------------------------ */
 
 static void attend(double *y, const float *q, const float *k, const float *v, size_t i,
                    const struct qt_attention *a)
@@ -377,8 +373,7 @@ static void test_attention(void **state)
     be->close(be);
 }
 
-/* ---- score ------------------------------------------------------------------------------------
- */
+/* ---- score ---------------------------------------------------------------------------------- */
 
 static double capped(float x, float cap)
 {
@@ -481,8 +476,7 @@ static void test_score_bad(void **state)
     be->close(be);
 }
 
-/* ---- threads ----------------------------------------------------------------------------------
- */
+/* ---- threads -------------------------------------------------------------------------------- */
 
 /* One pass over every operation; out must hold the bytes of all results. */
 static size_t all_operations(struct qt_backend *be, unsigned char *out, float *const *in)

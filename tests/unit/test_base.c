@@ -7,7 +7,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-/* ---- numbers --------------------------------------------------------------------------------- */
+/* ---- numbers -------------------------------------------------------------------------------- */
 
 /* The definition of FP16, in double. */
 static double f16_value(unsigned h)
@@ -193,7 +193,7 @@ static void test_dtypes(void **state)
     assert_false(qt_dtype_is_weight(QT_I8));
 }
 
-/* ---- memory ---------------------------------------------------------------------------------- */
+/* ---- memory --------------------------------------------------------------------------------- */
 
 static void test_sizes(void **state)
 {
@@ -271,7 +271,7 @@ static void test_fail_after(void **state)
     qt_free(s);
 }
 
-/* ---- errors ---------------------------------------------------------------------------------- */
+/* ---- errors --------------------------------------------------------------------------------- */
 
 static void test_errors(void **state)
 {
@@ -310,7 +310,7 @@ static void test_exit_codes(void **state)
         assert_int_equal(qt_exit_code((enum qt_status) - i), expected[i]);
 }
 
-/* ---- parallel loops -------------------------------------------------------------------------- */
+/* ---- parallel loops ------------------------------------------------------------------------- */
 
 enum { ITEMS = 1000 };
 
@@ -359,7 +359,7 @@ static void test_parallel(void **state)
     assert_true(qt_threads() >= 1);
 }
 
-/* ---- files ----------------------------------------------------------------------------------- */
+/* ---- files ---------------------------------------------------------------------------------- */
 
 static void test_reading(void **state)
 {

@@ -109,8 +109,7 @@ static void test_no_tensors(void **state)
     json_decref(empty);
 }
 
-/* ---- hostile manifests ------------------------------------------------------------------------
- */
+/* ---- hostile manifests ---------------------------------------------------------------------- */
 
 static const char long_name[] =
     "{\"name\": \"abcdefghijklmnopqrstuvwxyz0123456\", \"dtype\": \"F16\", "

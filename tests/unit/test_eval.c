@@ -20,8 +20,7 @@ struct world {
 };
 static struct world world;
 
-/* ---- another model with the same tokenizer ------------------------------------------------------
- */
+/* ---- another model with the same tokenizer -------------------------------------------------- */
 
 static float poison; /* added to every weight of o_proj */
 
@@ -99,8 +98,7 @@ static struct qt_eval_report must_eval(const struct qt_weights *w, const struct 
     return r;
 }
 
-/* ---- against what others computed ---------------------------------------------------------------
- */
+/* ---- against what others computed ----------------------------------------------------------- */
 
 static void test_published_perplexity(void **state)
 {
@@ -119,8 +117,7 @@ static void test_published_perplexity(void **state)
     json_decref(root);
 }
 
-/* ---- against the definition ---------------------------------------------------------------------
- */
+/* ---- against the definition ----------------------------------------------------------------- */
 
 enum { SEQLEN = 48, WINDOWS = 5, POSITIONS = SEQLEN * WINDOWS, VOCAB = 1024 };
 
@@ -252,8 +249,7 @@ static void test_definition(void **state)
     qt_free(ref_logits);
 }
 
-/* ---- against itself -----------------------------------------------------------------------------
- */
+/* ---- against itself ------------------------------------------------------------------------- */
 
 static void test_a_model_does_not_differ_from_itself(void **state)
 {
@@ -314,8 +310,7 @@ static void test_progress_ends_at_the_total(void **state)
     assert_true(last_done == last_total && last_done > 0);
 }
 
-/* ---- refusals -----------------------------------------------------------------------------------
- */
+/* ---- refusals ------------------------------------------------------------------------------- */
 
 static void test_refusals(void **state)
 {

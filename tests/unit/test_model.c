@@ -31,8 +31,7 @@ static const char *shared_dir(void)
     return dir ? dir : "../shared";
 }
 
-/* ---- running a model --------------------------------------------------------------------------
- */
+/* ---- running a model ------------------------------------------------------------------------ */
 
 struct fixture {
     struct qt_ckpt *ckpt;
@@ -162,7 +161,7 @@ static void test_golden_models(void **state)
         if (names[i]->d_name[0] != '.') {
             double worst = golden_case(dir);
             print_message("  %-24s %.2e of the range\n", names[i]->d_name, worst);
-            assert_true(worst <= 1e-4);
+            assert_true(worst <= 1e-5);
             seen++;
         }
         qt_free(dir);
@@ -228,8 +227,7 @@ static void test_nano_llama(void **state)
     reference_case("nano-llama", "tests/golden/nano_ids.u16");
 }
 
-/* ---- threads, taps, chunks --------------------------------------------------------------------
- */
+/* ---- threads, taps, chunks ------------------------------------------------------------------ */
 
 static void fill_ids(uint32_t *ids, size_t n, size_t vocab)
 {
@@ -390,8 +388,7 @@ static void test_families(void **state)
         assert_true(used[i]);
 }
 
-/* ---- refusals ---------------------------------------------------------------------------------
- */
+/* ---- refusals ------------------------------------------------------------------------------- */
 
 struct refusal {
     const char *model;  /* golden model whose config.json is edited ... */
@@ -584,8 +581,7 @@ static void test_bad_calls(void **state)
     close_fixture(&f);
 }
 
-/* ---- weights ----------------------------------------------------------------------------------
- */
+/* ---- weights -------------------------------------------------------------------------------- */
 
 /* A source that spoils what another one gives. */
 struct spoiled {

@@ -14,8 +14,7 @@
 
 #include <cmocka.h>
 
-/* ---- random data -------------------------------------------------------------------------------
- */
+/* ---- random data ---------------------------------------------------------------------------- */
 
 static uint64_t seed;
 
@@ -68,8 +67,7 @@ static struct qt_packed quantize(const char *text, const float *w, size_t n, siz
     return p;
 }
 
-/* ---- layout ------------------------------------------------------------------------------------
- */
+/* ---- layout --------------------------------------------------------------------------------- */
 
 static const unsigned plane_bits[] = {1, 2, 4};
 
@@ -126,8 +124,7 @@ static void fast_packer_equals_reference(void **state)
                 }
 }
 
-/* ---- nearest values ----------------------------------------------------------------------------
- */
+/* ---- nearest values ------------------------------------------------------------------------- */
 
 static struct qt_codebook codebook_of(const char *text, float *w, size_t k)
 {
@@ -259,8 +256,7 @@ static void rowops_are_bit_identical(void **state)
     }
 }
 
-/* ---- values that the literature gives
- * ------------------------------------------------------------ */
+/* ---- values that the literature gives ------------------------------------------------------- */
 
 static void tables_are_the_published_ones(void **state)
 {
@@ -297,8 +293,7 @@ static void tables_are_the_published_ones(void **state)
         assert_true(codebook_of(formats[i].text, w, 64).grid.max == formats[i].max);
 }
 
-/* ---- golden bytes ------------------------------------------------------------------------------
- */
+/* ---- golden bytes --------------------------------------------------------------------------- */
 
 static void *read_all(const char *name, const char *ext, size_t *size)
 {
@@ -340,8 +335,7 @@ static void golden_bytes(void **state)
     assert_int_equal(cases, 11);
 }
 
-/* ---- matrices ----------------------------------------------------------------------------------
- */
+/* ---- matrices ------------------------------------------------------------------------------- */
 
 static const size_t edge_sizes[] = {1, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 200};
 enum { EDGES = sizeof edge_sizes / sizeof *edge_sizes };
@@ -532,8 +526,7 @@ static void weights_of_every_dtype(void **state)
     qt_packed_free(&first);
 }
 
-/* ---- scheme text -------------------------------------------------------------------------------
- */
+/* ---- scheme text ---------------------------------------------------------------------------- */
 
 static void spec_text(void **state)
 {

@@ -47,7 +47,7 @@ static void expect_ramp(const struct qt_ckpt *ckpt, const char *name, enum qt_dt
     qt_free(x);
 }
 
-/* ---- files by torch.save --------------------------------------------------------------------- */
+/* ---- files by torch.save -------------------------------------------------------------------- */
 
 static void test_plain(void **state)
 {
@@ -169,7 +169,7 @@ static void test_refused(void **state)
     }
 }
 
-/* ---- archives made here ---------------------------------------------------------------------- */
+/* ---- archives made here --------------------------------------------------------------------- */
 
 struct archive {
     unsigned char bytes[4096];

@@ -24,7 +24,8 @@ static int open_world(void **state)
     (void)state;
     world.dir = fixture_dir();
     snprintf(world.out, sizeof world.out, "%s/out", world.dir);
-    const struct qt_quantize_options opt = {.plan = {"nf4:g=64", &rule, 1}, .out_dir = world.out};
+    const struct qt_quantize_options opt = {
+        .plan = {.scheme = "nf4:g=64", .rules = &rule, .nrules = 1}, .out_dir = world.out};
     if (qt_ckpt_open(&world.ckpt, model_dir, &err) < 0 ||
         qt_quantize(&report, world.ckpt, &opt, &err) < 0) {
         print_error("%s: %s\n", err.file, err.reason);
@@ -61,8 +62,7 @@ static int verify(struct qt_verify_report *out, const struct qt_ckpt *source, st
     return rc;
 }
 
-/* ---- sound --------------------------------------------------------------------------------------
- */
+/* ---- sound ---------------------------------------------------------------------------------- */
 
 static void test_sound_alone(void **state)
 {
@@ -116,8 +116,7 @@ static void test_recorded_errors(void **state)
     qt_container_close(c);
 }
 
-/* ---- damaged ------------------------------------------------------------------------------------
- */
+/* ---- damaged -------------------------------------------------------------------------------- */
 
 /* The place of a tensor's first data byte in the container's one file. */
 static size_t data_offset(const char *name)
@@ -174,8 +173,7 @@ static void test_every_tensor_is_checksummed(void **state)
     expect_ok("restored", verify(NULL, NULL, &err), &err);
 }
 
-/* ---- another source -----------------------------------------------------------------------------
- */
+/* ---- another source ------------------------------------------------------------------------- */
 
 /* What makes a copy of the model's tensors different from it. */
 struct change {
@@ -263,8 +261,7 @@ static void test_other_sources(void **state)
     expect_ok("unchanged", verify_changed(&(struct change){.name = "none"}, &err), &err);
 }
 
-/* ---- resources ----------------------------------------------------------------------------------
- */
+/* ---- resources ------------------------------------------------------------------------------ */
 
 static void test_threads_change_nothing(void **state)
 {

@@ -62,8 +62,7 @@ static void leave_partial(struct run *r, size_t units)
     qt_writer_close(w);
 }
 
-/* ---- interruptions ----------------------------------------------------------------------------
- */
+/* ---- interruptions -------------------------------------------------------------------------- */
 
 static void test_close_and_resume(void **state)
 {
@@ -210,8 +209,7 @@ static void test_kill_while_replacing(void **state)
     }
 }
 
-/* ---- the journal ------------------------------------------------------------------------------
- */
+/* ---- the journal ---------------------------------------------------------------------------- */
 
 static size_t journal_size(const char *path)
 {
@@ -318,8 +316,7 @@ static void test_lost_shard(void **state)
     shell("rm -r lost.partial");
 }
 
-/* ---- whose directory it is --------------------------------------------------------------------
- */
+/* ---- whose directory it is ------------------------------------------------------------------ */
 
 static void test_two_writers(void **state)
 {
@@ -434,8 +431,7 @@ static void test_discard(void **state)
     shell("test ! -e dropped.partial && test ! -e dropped");
 }
 
-/* ---- wrong use, wrong data --------------------------------------------------------------------
- */
+/* ---- wrong use, wrong data ------------------------------------------------------------------ */
 
 static void test_wrong_use(void **state)
 {
@@ -503,8 +499,7 @@ static void test_read_back(void **state)
     shell("test ! -e bits && test -e bits.partial/journal && rm -r bits.partial");
 }
 
-/* ---- no disk, no memory -----------------------------------------------------------------------
- */
+/* ---- no disk, no memory --------------------------------------------------------------------- */
 
 static void test_file_size_limit(void **state)
 {

@@ -1,0 +1,122 @@
+/* The table of model families. Sources: the published checkpoints' config.json files and tensor
+ * names, and the behaviour of Hugging Face transformers, against which tests compare. */
+#include "calib/model_internal.h"
+
+#define LLAMA_NAMES                                                                                \
+    .layers = "model.layers.", .embed = "model.embed_tokens", .final_norm = "model.norm",          \
+    .intermediate_key = "intermediate_size", .eps_key = "rms_norm_eps", .rope = true
+
+#define LLAMA_PARTS                                                                                \
+    [ROLE_ATTN_IN] = "input_layernorm", [ROLE_Q] = "self_attn.q_proj",                             \
+    [ROLE_K] = "self_attn.k_proj", [ROLE_V] = "self_attn.v_proj", [ROLE_O] = "self_attn.o_proj",   \
+    [ROLE_GATE] = "mlp.gate_proj", [ROLE_UP] = "mlp.up_proj", [ROLE_DOWN] = "mlp.down_proj"
+
+static const struct arch table[] = {
+    {
+        .family = "llama",
+        LLAMA_NAMES,
+        .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
+        .act_key = "hidden_act",
+        .act = "silu",
+        .norm = QT_NORM_RMS,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+        .tied = {"tie_word_embeddings", false},
+    },
+    {
+        .family = "mistral",
+        LLAMA_NAMES,
+        .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
+        .act_key = "hidden_act",
+        .act = "silu",
+        .norm = QT_NORM_RMS,
+        .tied = {"tie_word_embeddings", false},
+        .window = WINDOW_ALL,
+    },
+    {
+        .family = "qwen2",
+        LLAMA_NAMES,
+        .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
+        .act_key = "hidden_act",
+        .act = "silu",
+        .norm = QT_NORM_RMS,
+        .qkv_bias = {NULL, true},
+        .tied = {"tie_word_embeddings", false},
+        .window = WINDOW_FROM_LAYER,
+    },
+    {
+        .family = "qwen3",
+        LLAMA_NAMES,
+        .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"},
+        .act_key = "hidden_act",
+        .act = "silu",
+        .norm = QT_NORM_RMS,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .tied = {"tie_word_embeddings", false},
+        .window = WINDOW_FROM_LAYER,
+    },
+    {
+        .family = "gemma2",
+        LLAMA_NAMES,
+        .parts = {LLAMA_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",
+                  [ROLE_MLP_IN] = "pre_feedforward_layernorm",
+                  [ROLE_MLP_OUT] = "post_feedforward_layernorm"},
+        .act_key = "hidden_activation",
+        .act = "gelu_pytorch_tanh",
+        .norm = QT_NORM_RMS1,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .tied = {"tie_word_embeddings", true},
+        .window = WINDOW_EVEN,
+        .gemma_scales = true,
+    },
+    {
+        .family = "opt",
+        .layers = "model.decoder.layers.",
+        .embed = "model.decoder.embed_tokens",
+        .positions = "model.decoder.embed_positions",
+        .position_offset = 2,
+        .final_norm = "model.decoder.final_layer_norm",
+        .project_in = "model.decoder.project_in",
+        .project_out = "model.decoder.project_out",
+        .parts = {[ROLE_ATTN_IN] = "self_attn_layer_norm",
+                  [ROLE_Q] = "self_attn.q_proj",
+                  [ROLE_K] = "self_attn.k_proj",
+                  [ROLE_V] = "self_attn.v_proj",
+                  [ROLE_O] = "self_attn.out_proj",
+                  [ROLE_MLP_IN] = "final_layer_norm",
+                  [ROLE_UP] = "fc1",
+                  [ROLE_DOWN] = "fc2"},
+        .intermediate_key = "ffn_dim",
+        .act_key = "activation_function",
+        .act = "relu",
+        .norm = QT_NORM_LAYER,
+        .qkv_bias = {"enable_bias", true},
+        .o_bias = {"enable_bias", true},
+        .mlp_bias = {"enable_bias", true},
+        .tied = {"tie_word_embeddings", true},
+        .opt_layout = true,
+    },
+};
+
+enum { FAMILIES = sizeof table / sizeof *table };
+
+/* In the order of the table; a test compares the two. */
+static const char *const families[FAMILIES + 1] = {"llama",  "mistral", "qwen2", "qwen3",
+                                                   "gemma2", "opt",     NULL};
+
+const struct arch *arch_find(const char *family)
+{
+    for (size_t i = 0; i < FAMILIES; i++)
+        if (strcmp(table[i].family, family) == 0)
+            return &table[i];
+    return NULL;
+}
+
+const char *const *qt_model_families(void)
+{
+    return families;
+}

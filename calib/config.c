@@ -1,0 +1,399 @@
+/*
+ * config.json -> struct config. Nothing in the file is trusted: every number has a range, and an
+ * option that would change the result but is not implemented is refused by name.
+ */
+#include "calib/model_internal.h"
+
+enum {
+    LIMIT_FILE = 16 << 20,
+    LIMIT_LAYERS = 4096,
+    LIMIT_HEADS = 1 << 16,
+    LIMIT_WIDTH = 1 << 24,
+    LIMIT_POSITIONS = 1 << 30,
+};
+
+/* config.json while it is being read. */
+struct source {
+    const json_t *json;
+    const char *path;
+};
+
+/* Has a value that is not null. */
+static bool given(const json_t *obj, const char *key)
+{
+    const json_t *v = json_object_get(obj, key);
+    return v && !json_is_null(v);
+}
+
+/* A size in 1..limit; missing or null: *out is left as it is, 0 means that it is needed. */
+static int read_size(size_t *out, const struct source *src, const char *key, size_t limit,
+                     struct qt_err *err)
+{
+    int rc = *out ? qt_json_get_size(out, src->json, key, src->path, err)
+                  : qt_json_need_size(out, src->json, key, src->path, err);
+    if (rc == QT_OK && (*out == 0 || *out > limit))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is %zu, outside 1 .. %zu", key, *out,
+                       limit);
+    return rc;
+}
+
+/* A positive finite number; missing or null: *out is left as it is. */
+static int read_positive(double *out, const json_t *obj, const char *key, const char *path,
+                         struct qt_err *err)
+{
+    int rc = qt_json_get_real(out, obj, key, path, err);
+    if (rc == QT_OK && !(*out > 1e-30 && *out < 1e30))
+        return qt_fail(err, QT_E_INPUT, path, NULL, "'%s' is %g, not a positive number", key, *out);
+    return rc;
+}
+
+/* As read_positive; an explicit null switches the feature off (*out = 0). */
+static int read_softcap(float *out, const struct source *src, const char *key, double missing,
+                        struct qt_err *err)
+{
+    double value = missing;
+    int rc = QT_OK;
+    if (json_is_null(json_object_get(src->json, key)))
+        value = 0;
+    else
+        rc = read_positive(&value, src->json, key, src->path, err);
+    *out = (float)value;
+    return rc;
+}
+
+static int read_flag(bool *out, const struct source *src, const struct arch_flag *flag,
+                     struct qt_err *err)
+{
+    *out = flag->value;
+    return flag->key ? qt_json_get_bool(out, src->json, flag->key, src->path, err) : QT_OK;
+}
+
+static int unsupported(const struct source *src, const char *key, const char *value,
+                       struct qt_err *err)
+{
+    return qt_fail(err, QT_E_UNSUPPORTED, src->path, NULL, "'%s': %s is not supported", key, value);
+}
+
+/* ---- sizes ---------------------------------------------------------------------------------- */
+
+static int read_heads(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    struct qt_model_info *info = &cfg->info;
+    int rc = QT_OK;
+    QT_TRY(read_size(&info->heads, src, "num_attention_heads", LIMIT_HEADS, err));
+    info->kv_heads = info->heads;
+    QT_TRY(read_size(&info->kv_heads, src, "num_key_value_heads", LIMIT_HEADS, err));
+    if (info->heads % info->kv_heads)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'num_attention_heads' %zu is not a multiple of 'num_key_value_heads' %zu",
+                       info->heads, info->kv_heads);
+    if (given(src->json, "head_dim"))
+        QT_TRY(read_size(&info->head_dim, src, "head_dim", LIMIT_HEADS, err));
+    else if (info->hidden % info->heads)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'hidden_size' %zu is not a multiple of 'num_attention_heads' %zu",
+                       info->hidden, info->heads);
+    else
+        info->head_dim = info->hidden / info->heads;
+done:
+    return rc;
+}
+
+static int read_sizes(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    struct qt_model_info *info = &cfg->info;
+    int rc = QT_OK;
+    QT_TRY(read_size(&info->layers, src, "num_hidden_layers", LIMIT_LAYERS, err));
+    QT_TRY(read_size(&info->hidden, src, "hidden_size", LIMIT_WIDTH, err));
+    QT_TRY(read_size(&info->vocab, src, "vocab_size", LIMIT_WIDTH, err));
+    QT_TRY(read_size(&info->max_positions, src, "max_position_embeddings", LIMIT_POSITIONS, err));
+    QT_TRY(read_size(&cfg->intermediate, src, cfg->arch->intermediate_key, LIMIT_WIDTH, err));
+    QT_TRY(read_heads(cfg, src, err));
+    cfg->embed_dim = info->hidden;
+    if (cfg->arch->project_in)
+        QT_TRY(read_size(&cfg->embed_dim, src, "word_embed_proj_dim", LIMIT_WIDTH, err));
+done:
+    return rc;
+}
+
+/* ---- options -------------------------------------------------------------------------------- */
+
+static int read_act(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const struct {
+        const char *name;
+        enum qt_act_kind kind;
+    } acts[] = {
+        {"silu", QT_ACT_SILU},          {"swish", QT_ACT_SILU},
+        {"gelu", QT_ACT_GELU},          {"gelu_pytorch_tanh", QT_ACT_GELU_TANH},
+        {"gelu_new", QT_ACT_GELU_TANH}, {"relu", QT_ACT_RELU},
+    };
+    const char *name = cfg->arch->act;
+    int rc = qt_json_get_string(&name, src->json, cfg->arch->act_key, src->path, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
+        if (strcmp(acts[i].name, name) == 0) {
+            cfg->act = acts[i].kind;
+            return QT_OK;
+        }
+    return unsupported(src, cfg->arch->act_key, name, err);
+}
+
+static int read_flags(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const struct arch *arch = cfg->arch;
+    double eps = arch->eps_key ? 1e-6 : 1e-5;
+    int rc = QT_OK;
+    QT_TRY(read_flag(&cfg->qkv_bias, src, &arch->qkv_bias, err));
+    QT_TRY(read_flag(&cfg->o_bias, src, &arch->o_bias, err));
+    QT_TRY(read_flag(&cfg->mlp_bias, src, &arch->mlp_bias, err));
+    QT_TRY(read_flag(&cfg->tied, src, &arch->tied, err));
+    if (arch->eps_key)
+        QT_TRY(read_positive(&eps, src->json, arch->eps_key, src->path, err));
+    cfg->eps = (float)eps;
+    cfg->final_norm = true;
+    cfg->embed_scale = 1.0f;
+    cfg->attn_scale = (float)(1.0 / sqrt((double)cfg->info.head_dim));
+    if (given(src->json, "quantization_config"))
+        rc = unsupported(src, "quantization_config", "an already quantized checkpoint", err);
+done:
+    return rc;
+}
+
+static int read_opt(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    bool before = true, affine = true, no_final = false;
+    int rc = QT_OK;
+    QT_TRY(qt_json_get_bool(&before, src->json, "do_layer_norm_before", src->path, err));
+    QT_TRY(qt_json_get_bool(&affine, src->json, "layer_norm_elementwise_affine", src->path, err));
+    QT_TRY(qt_json_get_bool(&no_final, src->json, "_remove_final_layer_norm", src->path, err));
+    if (!affine)
+        QT_TRY(unsupported(src, "layer_norm_elementwise_affine", "false", err));
+    cfg->norm_after = !before;
+    cfg->final_norm = before && !no_final;
+done:
+    return rc;
+}
+
+static int read_gemma(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    double scalar = 256;
+    bool both_ways = false;
+    int rc = QT_OK;
+    QT_TRY(read_softcap(&cfg->attn_softcap, src, "attn_logit_softcapping", 50.0, err));
+    QT_TRY(read_softcap(&cfg->info.logit_softcap, src, "final_logit_softcapping", 30.0, err));
+    QT_TRY(read_positive(&scalar, src->json, "query_pre_attn_scalar", src->path, err));
+    QT_TRY(qt_json_get_bool(&both_ways, src->json, "use_bidirectional_attention", src->path, err));
+    if (both_ways)
+        QT_TRY(unsupported(src, "use_bidirectional_attention", "true", err));
+    cfg->attn_scale = (float)(1.0 / sqrt(scalar));
+    cfg->embed_scale = (float)sqrt((double)cfg->info.hidden);
+done:
+    return rc;
+}
+
+/* ---- sliding windows ------------------------------------------------------------------------ */
+
+/* Does `layer` have the window? By the family's rule, or as layer_types spells out. */
+static int layer_slides(bool *out, const struct config *cfg, const struct source *src, size_t layer,
+                        size_t from, struct qt_err *err)
+{
+    const json_t *types = json_object_get(src->json, "layer_types");
+    enum window_rule rule = cfg->arch->window;
+    *out = rule == WINDOW_ALL || (rule == WINDOW_EVEN && layer % 2 == 0) ||
+           (rule == WINDOW_FROM_LAYER && layer >= from);
+    if (!given(src->json, "layer_types"))
+        return QT_OK;
+    if (!json_is_array(types) || json_array_size(types) != cfg->info.layers)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'layer_types' is not a list of %zu names",
+                       cfg->info.layers);
+    const char *type = json_string_value(json_array_get(types, layer));
+    bool slides = type && strcmp(type, "sliding_attention") == 0;
+    if (!type || (!slides && strcmp(type, "full_attention") != 0))
+        return unsupported(src, "layer_types", type ? type : "an entry that is no string", err);
+    if ((rule == WINDOW_NONE || rule == WINDOW_ALL) && slides != *out)
+        return unsupported(src, "layer_types", type, err);
+    *out = slides;
+    return QT_OK;
+}
+
+static int read_windows(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    enum window_rule rule = cfg->arch->window;
+    size_t window = 4096, from = 28; /* the defaults of transformers */
+    bool use = true;
+    int rc = QT_OK;
+    QT_TRY(qt_array_new(&cfg->windows, cfg->info.layers, sizeof *cfg->windows, err));
+    if (rule == WINDOW_FROM_LAYER) {
+        use = false;
+        QT_TRY(qt_json_get_bool(&use, src->json, "use_sliding_window", src->path, err));
+        QT_TRY(qt_json_get_size(&from, src->json, "max_window_layers", src->path, err));
+    }
+    if (json_is_null(json_object_get(src->json, "sliding_window")) || !use)
+        window = 0;
+    else if (rule != WINDOW_NONE)
+        QT_TRY(read_size(&window, src, "sliding_window", LIMIT_POSITIONS, err));
+    for (size_t i = 0; i < cfg->info.layers; i++) {
+        bool slides;
+        QT_TRY(layer_slides(&slides, cfg, src, i, from, err));
+        cfg->windows[i] = slides ? window : 0;
+    }
+done:
+    return rc;
+}
+
+/* ---- rotary embedding ----------------------------------------------------------------------- */
+
+/* Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, between them a blend. In
+ * float, in the order of the reference implementation, because models were trained with those. */
+static int scale_llama3(struct config *cfg, const json_t *rope, const struct source *src,
+                        struct qt_err *err)
+{
+    double factor = 0, low = 0, high = 0, old = (double)cfg->info.max_positions;
+    int rc = QT_OK;
+    QT_TRY(read_positive(&factor, rope, "factor", src->path, err));
+    QT_TRY(read_positive(&low, rope, "low_freq_factor", src->path, err));
+    QT_TRY(read_positive(&high, rope, "high_freq_factor", src->path, err));
+    QT_TRY(read_positive(&old, rope, "original_max_position_embeddings", src->path, err));
+    QT_TRY(read_positive(&old, src->json, "original_max_position_embeddings", src->path, err));
+    if (high <= low)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'high_freq_factor' %g is not above 'low_freq_factor' %g", high, low);
+    for (size_t i = 0; i < cfg->info.head_dim / 2; i++) {
+        float f = cfg->inv_freq[i], wavelength = (float)(2 * M_PI) / f;
+        float blend = ((float)old / wavelength - (float)low) / (float)(high - low);
+        if (wavelength > (float)(old / low))
+            cfg->inv_freq[i] = f / (float)factor;
+        else if (wavelength >= (float)(old / high))
+            cfg->inv_freq[i] = (1 - blend) * f / (float)factor + blend * f;
+    }
+done:
+    return rc;
+}
+
+static int scale_linear(struct config *cfg, const json_t *rope, const struct source *src,
+                        struct qt_err *err)
+{
+    double factor = 0;
+    int rc = read_positive(&factor, rope, "factor", src->path, err);
+    for (size_t i = 0; rc == QT_OK && i < cfg->info.head_dim / 2; i++)
+        cfg->inv_freq[i] /= (float)factor;
+    return rc;
+}
+
+/* The object with the rope options: "rope_scaling" (old, beside a top-level rope_theta) goes before
+ * "rope_parameters" (new, rope_theta inside). An empty object when there is none. */
+static int find_rope(const json_t **out, const struct source *src, const json_t *empty,
+                     struct qt_err *err)
+{
+    static const char *const keys[] = {"rope_scaling", "rope_parameters"};
+    *out = empty;
+    for (size_t i = 0; i < 2 && json_object_size(*out) == 0; i++) {
+        const json_t *v = json_object_get(src->json, keys[i]);
+        if (given(src->json, keys[i]) && !json_is_object(v))
+            return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not an object", keys[i]);
+        if (json_is_object(v))
+            *out = v;
+    }
+    if (given(*out, "full_attention") || given(*out, "sliding_attention"))
+        return unsupported(src, "rope_parameters", "a rotary embedding per layer type", err);
+    return QT_OK;
+}
+
+static int read_rope_from(struct config *cfg, const json_t *rope, const struct source *src,
+                          struct qt_err *err)
+{
+    size_t half = cfg->info.head_dim / 2;
+    double theta = 10000, partial = 1;
+    const char *type = "default";
+    int rc = QT_OK;
+    QT_TRY(read_positive(&theta, src->json, "rope_theta", src->path, err));
+    QT_TRY(read_positive(&theta, rope, "rope_theta", src->path, err));
+    QT_TRY(read_positive(&partial, src->json, "partial_rotary_factor", src->path, err));
+    QT_TRY(read_positive(&partial, rope, "partial_rotary_factor", src->path, err));
+    if (partial != 1)
+        QT_TRY(unsupported(src, "partial_rotary_factor", "a value other than 1", err));
+    QT_TRY(qt_json_get_string(&type, rope, "type", src->path, err));
+    QT_TRY(qt_json_get_string(&type, rope, "rope_type", src->path, err));
+    QT_TRY(qt_array_new(&cfg->inv_freq, half, sizeof *cfg->inv_freq, err));
+    for (size_t i = 0; i < half; i++) {
+        float exponent = (float)(2 * i) / (float)cfg->info.head_dim;
+        cfg->inv_freq[i] = 1.0f / (float)pow(theta, (double)exponent);
+    }
+    if (strcmp(type, "linear") == 0)
+        QT_TRY(scale_linear(cfg, rope, src, err));
+    else if (strcmp(type, "llama3") == 0)
+        QT_TRY(scale_llama3(cfg, rope, src, err));
+    else if (strcmp(type, "default") != 0)
+        QT_TRY(unsupported(src, "rope_type", type, err));
+done:
+    return rc;
+}
+
+static int read_rope(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    json_t *empty = json_object();
+    const json_t *rope;
+    int rc = QT_OK;
+    if (!empty)
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    if (cfg->info.head_dim % 2) {
+        rc = qt_fail(err, QT_E_INPUT, src->path, NULL, "'head_dim' %zu is odd", cfg->info.head_dim);
+        goto done;
+    }
+    QT_TRY(find_rope(&rope, src, empty, err));
+    QT_TRY(read_rope_from(cfg, rope, src, err));
+done:
+    json_decref(empty);
+    return rc;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------ */
+
+static int read_all(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const char *type;
+    int rc = QT_OK;
+    QT_TRY(qt_json_need_string(&type, src->json, "model_type", src->path, err));
+    cfg->arch = arch_find(type);
+    if (!cfg->arch)
+        QT_TRY(unsupported(src, "model_type", type, err));
+    cfg->info.family = cfg->arch->family;
+    QT_TRY(read_sizes(cfg, src, err));
+    QT_TRY(read_flags(cfg, src, err));
+    QT_TRY(read_act(cfg, src, err));
+    QT_TRY(read_windows(cfg, src, err));
+    if (cfg->arch->rope)
+        QT_TRY(read_rope(cfg, src, err));
+    if (cfg->arch->opt_layout)
+        QT_TRY(read_opt(cfg, src, err));
+    if (cfg->arch->gemma_scales)
+        QT_TRY(read_gemma(cfg, src, err));
+done:
+    return rc;
+}
+
+int config_read(struct config *out, const char *dir, struct qt_err *err)
+{
+    char *path = NULL;
+    json_t *json = NULL;
+    int rc = QT_OK;
+    *out = (struct config){0};
+    QT_TRY(qt_path_join(&path, dir, "config.json", err));
+    QT_TRY(qt_json_load(&json, path, LIMIT_FILE, err));
+    QT_TRY(read_all(out, &(struct source){json, path}, err));
+done:
+    json_decref(json);
+    qt_free(path);
+    if (rc < 0)
+        config_free(out);
+    return rc;
+}
+
+void config_free(struct config *cfg)
+{
+    qt_free(cfg->windows);
+    qt_free(cfg->inv_freq);
+    *cfg = (struct config){0};
+}

@@ -1,0 +1,247 @@
+/* Texts and token ids for calibration and evaluation. */
+#include "calib/calib.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <zlib.h>
+
+static const size_t MAX_TEXT = (size_t)1 << 32;
+
+static bool has_suffix(const char *path, const char *suffix)
+{
+    size_t n = strlen(path), m = strlen(suffix);
+    return n > m && strcmp(path + n - m, suffix) == 0;
+}
+
+/* ---- .gz ------------------------------------------------------------------------------------ */
+
+static int inflate_into(int fd, gzFile in, const char *path, struct qt_err *err)
+{
+    char buf[1 << 16];
+    size_t at = 0;
+    for (;;) {
+        int n = gzread(in, buf, sizeof buf), code;
+        const char *reason = gzerror(in, &code);
+        if (n < 0 || code != Z_OK)
+            return qt_fail(err, QT_E_INPUT, path, NULL, "gzip: %s", reason);
+        if (n == 0)
+            return QT_OK;
+        if (at + (size_t)n > MAX_TEXT)
+            return qt_fail(err, QT_E_INPUT, path, NULL, "unpacks to more than %zu bytes", MAX_TEXT);
+        int rc = qt_file_write_at(fd, path, buf, (size_t)n, at, err);
+        if (rc < 0)
+            return rc;
+        at += (size_t)n;
+    }
+}
+
+/* Unpacks into a temporary file that keeps the inner suffix; *out is its path, to be unlinked. */
+static int gunzip(char **out, const char *path, struct qt_err *err)
+{
+    const char *tmp = getenv("TMPDIR"), *inner = strrchr(path, '/');
+    inner = inner ? inner + 1 : path;
+    int rc = qt_string_format(out, err, "%s/qtoolXXXXXX%s", tmp ? tmp : "/tmp", inner), fd;
+    if (rc < 0)
+        return rc;
+    (*out)[strlen(*out) - strlen(".gz")] = '\0';
+    gzFile in = gzopen(path, "rb");
+    if (!in) {
+        qt_free(*out);
+        *out = NULL;
+        return qt_fail(err, QT_E_INPUT, path, NULL, "cannot open");
+    }
+    fd = mkstemps(*out, (int)(strlen(inner) - strlen(".gz")));
+    if (fd < 0) {
+        rc = qt_fail(err, QT_E_RESOURCE, *out, NULL, "cannot create a temporary file");
+        qt_free(*out);
+        *out = NULL;
+    } else {
+        rc = inflate_into(fd, in, path, err);
+        close(fd);
+    }
+    gzclose(in);
+    return rc;
+}
+
+/* ---- one file ------------------------------------------------------------------------------- */
+
+static int append_ids(struct qt_data *data, size_t *capacity, const uint32_t *ids, size_t count,
+                      struct qt_err *err)
+{
+    int rc = qt_array_grow(&data->ids, capacity, data->count + count, sizeof *ids, err);
+    if (rc < 0)
+        return rc;
+    if (count)
+        memcpy(data->ids + data->count, ids, count * sizeof *ids);
+    data->count += count;
+    return QT_OK;
+}
+
+struct reader {
+    struct qt_data *data;
+    size_t capacity, vocab;
+    const char *dir;
+    struct qt_tokenizer *tok; /* opened when the first text comes */
+};
+
+static int append_text(struct reader *r, const char *text, size_t size, const char *path,
+                       struct qt_err *err)
+{
+    uint32_t *ids = NULL;
+    size_t count;
+    int rc = QT_OK;
+    if (!r->tok)
+        QT_TRY(qt_tokenizer_open(&r->tok, r->dir, err));
+    rc = qt_tokenizer_encode(&ids, &count, r->tok, text, size, true, err);
+    if (rc < 0 && err && !err->file[0])
+        snprintf(err->file, sizeof err->file, "%s", path);
+    for (size_t i = 0; rc == QT_OK && i < count; i++)
+        if (r->vocab && ids[i] >= r->vocab)
+            rc = qt_fail(err, QT_E_INPUT, path, NULL,
+                         "the tokenizer gives id %u, the model's vocabulary has %zu", ids[i],
+                         r->vocab);
+    if (rc == QT_OK)
+        rc = append_ids(r->data, &r->capacity, ids, count, err);
+done:
+    qt_free(ids);
+    return rc;
+}
+
+static int append_json_line(struct reader *r, const char *line, size_t size, const char *path,
+                            size_t number, struct qt_err *err)
+{
+    json_t *root = NULL;
+    const json_t *text;
+    struct qt_err inner = {0};
+    int rc = qt_json_parse(&root, line, size, path, &inner);
+    if (rc < 0)
+        return qt_fail(err, rc, path, NULL, "line %zu: %s", number, inner.reason);
+    text = json_object_get(root, "text");
+    if (json_is_string(text))
+        rc = append_text(r, json_string_value(text), json_string_length(text), path, err);
+    else
+        rc = qt_fail(err, QT_E_INPUT, path, NULL, "line %zu has no string \"text\"", number);
+    json_decref(root);
+    return rc;
+}
+
+static int append_jsonl(struct reader *r, const char *text, size_t size, const char *path,
+                        struct qt_err *err)
+{
+    size_t number = 0;
+    for (size_t at = 0, len; at < size; at += len + 1) {
+        const char *end = memchr(text + at, '\n', size - at);
+        len = end ? (size_t)(end - (text + at)) : size - at;
+        number++;
+        if (strspn(text + at, " \t\r") >= len)
+            continue;
+        int rc = append_json_line(r, text + at, len, path, number, err);
+        if (rc < 0)
+            return rc;
+    }
+    return QT_OK;
+}
+
+static int read_plain(struct reader *r, const char *path, struct qt_err *err)
+{
+    char *text = NULL;
+    uint32_t *ids = NULL;
+    size_t size;
+    int rc;
+    if (has_suffix(path, ".u16") || has_suffix(path, ".u32") || has_suffix(path, ".npy")) {
+        QT_TRY(qt_token_ids_read(&ids, &size, path, r->vocab, err));
+        QT_TRY(append_ids(r->data, &r->capacity, ids, size, err));
+    } else {
+        QT_TRY(qt_file_read(&text, &size, path, MAX_TEXT, err));
+        rc = has_suffix(path, ".jsonl") ? append_jsonl(r, text, size, path, err)
+                                        : append_text(r, text, size, path, err);
+    }
+done:
+    qt_free(text);
+    qt_free(ids);
+    return rc;
+}
+
+static int read_file(struct reader *r, const char *path, struct qt_err *err)
+{
+    char *unpacked = NULL;
+    if (!has_suffix(path, ".gz"))
+        return read_plain(r, path, err);
+    int rc = gunzip(&unpacked, path, err);
+    if (rc == QT_OK)
+        rc = read_plain(r, unpacked, err);
+    if (rc < 0 && err && unpacked && strcmp(err->file, unpacked) == 0)
+        snprintf(err->file, sizeof err->file, "%s", path);
+    if (unpacked)
+        unlink(unpacked);
+    qt_free(unpacked);
+    return rc;
+}
+
+int qt_data_read(struct qt_data *out, const char *const *paths, size_t n, const char *dir,
+                 size_t vocab, struct qt_err *err)
+{
+    struct reader r = {.data = out, .vocab = vocab, .dir = dir};
+    int rc = QT_OK;
+    *out = (struct qt_data){0};
+    for (size_t i = 0; i < n && rc == QT_OK; i++)
+        rc = read_file(&r, paths[i], err);
+    qt_tokenizer_close(r.tok);
+    if (rc < 0)
+        qt_data_free(out);
+    return rc;
+}
+
+void qt_data_free(struct qt_data *data)
+{
+    qt_free(data->ids);
+    *data = (struct qt_data){0};
+}
+
+/* ---- windows -------------------------------------------------------------------------------- */
+
+static uint64_t splitmix64(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Chosen windows, ascending: selection sampling (Knuth 3.4.2 S) for a seed, even spacing without.
+ */
+static void choose(size_t *chosen, size_t samples, size_t windows, uint64_t seed)
+{
+    for (size_t i = 0, taken = 0; i < windows && taken < samples; i++) {
+        bool take = seed ? splitmix64(&seed) % (windows - i) < samples - taken
+                         : i == taken * windows / samples;
+        if (take)
+            chosen[taken++] = i;
+    }
+}
+
+int qt_data_windows(uint32_t **out, const struct qt_data *data, size_t samples, size_t seqlen,
+                    uint64_t seed, struct qt_err *err)
+{
+    size_t windows = seqlen ? data->count / seqlen : 0, *chosen = NULL, total;
+    int rc = QT_OK;
+    *out = NULL;
+    if (samples == 0 || samples > windows)
+        return qt_fail(err, QT_E_INPUT, NULL, NULL,
+                       "%zu tokens make %zu windows of %zu, but %zu are wanted; lower --samples or "
+                       "--seqlen, or give more data",
+                       data->count, windows, seqlen, samples);
+    if (qt_mul_overflow(&total, samples, seqlen))
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "%zu windows of %zu are too many", samples,
+                       seqlen);
+    QT_TRY(qt_array_new(&chosen, samples, sizeof *chosen, err));
+    QT_TRY(qt_array_new(out, total, sizeof **out, err));
+    choose(chosen, samples, windows, seed);
+    for (size_t i = 0; i < samples; i++)
+        memcpy(*out + i * seqlen, data->ids + chosen[i] * seqlen, seqlen * sizeof **out);
+done:
+    qt_free(chosen);
+    return rc;
+}

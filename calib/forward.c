@@ -1,0 +1,461 @@
+/*
+ * The forward pass of every family, over struct qt_backend: see the drawing in model_internal.h.
+ * Callers loop over blocks outside and over windows of text inside, so that one block's weights are
+ * in memory at a time.
+ */
+#include "calib/model_internal.h"
+
+/* Tokens that go through a block (or the head) at a time, about. Enough that the products are
+ * large; fixed, so that results do not depend on the machine. */
+enum { BLOCK_TOKENS = 2048, ENDS_TOKENS = 512 };
+
+/* ---- backend memory ------------------------------------------------------------------------- */
+
+static int new_floats(float **out, struct qt_backend *be, size_t rows, size_t width,
+                      struct qt_err *err)
+{
+    size_t bytes;
+    void *p = NULL;
+    *out = NULL;
+    if (qt_mul_overflow(&bytes, rows, width) || qt_mul_overflow(&bytes, bytes, sizeof(float)))
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory (%zu x %zu floats)", rows,
+                       width);
+    int rc = be->new (be, &p, bytes, err);
+    *out = p;
+    return rc;
+}
+
+/* A part's weights in backend memory. */
+struct loaded {
+    float *weight, *bias;
+};
+
+/* `staging` holds the largest tensor: the one copy beside the backend's. */
+static int load_tensor(float **out, const char *name, size_t count, float *staging,
+                       const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
+{
+    int rc = QT_OK;
+    QT_TRY(new_floats(out, be, count, 1, err));
+    QT_TRY(w->load(w->ctx, name, staging, err));
+    QT_TRY(be->upload(be, *out, staging, count * sizeof **out, err));
+done:
+    return rc;
+}
+
+static int load_part(struct loaded *out, const struct part *part, float *staging,
+                     const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
+{
+    int rc = QT_OK;
+    if (part->weight)
+        QT_TRY(load_tensor(&out->weight, part->weight, part_count(part), staging, w, be, err));
+    if (part->bias)
+        QT_TRY(load_tensor(&out->bias, part->bias, part->n, staging, w, be, err));
+done:
+    return rc;
+}
+
+static void free_loaded(struct loaded *l, struct qt_backend *be)
+{
+    be->free(be, l->weight);
+    be->free(be, l->bias);
+}
+
+/* ---- block ---------------------------------------------------------------------------------- */
+
+struct qt_block {
+    const struct qt_model *model;
+    const struct layer *layer;
+    struct qt_backend *be;
+    size_t window;
+    struct loaded parts[ROLE_COUNT];
+    /* Working memory for chunks of `rows` tokens in sequences of `seqlen`, made by the first run:
+     * x [rows][hidden]; wide: q, k, v and the attention's output, later gate and up. */
+    size_t rows, seqlen;
+    float *x, *wide, *cos, *sin;
+};
+
+int qt_block_open(struct qt_block **out, const struct qt_model *model, size_t layer,
+                  const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
+{
+    const struct layer *l = &model->layers[layer];
+    struct qt_block *b = NULL;
+    float *staging = NULL;
+    size_t largest = 0;
+    int rc = QT_OK;
+    *out = NULL;
+    for (int role = 0; role < ROLE_COUNT; role++)
+        if (part_count(&l->parts[role]) > largest)
+            largest = part_count(&l->parts[role]);
+    QT_TRY(qt_array_new(&staging, largest, sizeof *staging, err));
+    QT_TRY(qt_array_new(&b, 1, sizeof *b, err));
+    *b = (struct qt_block){.model = model, .layer = l, .be = be};
+    b->window = model->cfg.windows[layer];
+    for (int role = 0; role < ROLE_COUNT; role++)
+        QT_TRY(load_part(&b->parts[role], &l->parts[role], staging, w, be, err));
+    *out = b;
+done:
+    qt_free(staging);
+    if (rc < 0)
+        qt_block_close(b);
+    return rc;
+}
+
+static void free_work(struct qt_block *b)
+{
+    struct qt_backend *be = b->be;
+    be->free(be, b->x);
+    be->free(be, b->wide);
+    be->free(be, b->cos);
+    be->free(be, b->sin);
+    b->x = b->wide = b->cos = b->sin = NULL;
+    b->rows = b->seqlen = 0;
+}
+
+void qt_block_close(struct qt_block *block)
+{
+    if (!block)
+        return;
+    free_work(block);
+    for (int role = 0; role < ROLE_COUNT; role++)
+        free_loaded(&block->parts[role], block->be);
+    qt_free(block);
+}
+
+/* cos, sin [seqlen][head_dim/2] of position * inv_freq. The angle is rounded to float first, as in
+ * the reference implementation. */
+static int make_rope(struct qt_block *b, size_t seqlen, struct qt_err *err)
+{
+    const struct config *cfg = &b->model->cfg;
+    size_t half = cfg->info.head_dim / 2, bytes;
+    float *cos_host = NULL, *sin_host = NULL;
+    int rc = QT_OK;
+    QT_TRY(new_floats(&b->cos, b->be, seqlen, half, err));
+    QT_TRY(new_floats(&b->sin, b->be, seqlen, half, err));
+    bytes = seqlen * half * sizeof(float); /* fits: new_floats has checked it */
+    QT_TRY(qt_array_new(&cos_host, seqlen * half, sizeof *cos_host, err));
+    QT_TRY(qt_array_new(&sin_host, seqlen * half, sizeof *sin_host, err));
+    for (size_t pos = 0; pos < seqlen; pos++)
+        for (size_t i = 0; i < half; i++) {
+            float angle = (float)pos * cfg->inv_freq[i];
+            cos_host[pos * half + i] = (float)cos((double)angle);
+            sin_host[pos * half + i] = (float)sin((double)angle);
+        }
+    QT_TRY(b->be->upload(b->be, b->cos, cos_host, bytes, err));
+    QT_TRY(b->be->upload(b->be, b->sin, sin_host, bytes, err));
+done:
+    qt_free(cos_host);
+    qt_free(sin_host);
+    return rc;
+}
+
+static int make_work(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err *err)
+{
+    const struct config *cfg = &b->model->cfg;
+    const struct qt_model_info *info = &cfg->info;
+    size_t attention = 2 * (info->heads + info->kv_heads) * info->head_dim;
+    size_t mlp = (b->layer->parts[ROLE_GATE].weight ? 2 : 1) * cfg->intermediate;
+    int rc = QT_OK;
+    if (rows <= b->rows && seqlen == b->seqlen)
+        return QT_OK;
+    free_work(b);
+    QT_TRY(new_floats(&b->x, b->be, rows, info->hidden, err));
+    QT_TRY(new_floats(&b->wide, b->be, rows, attention > mlp ? attention : mlp, err));
+    if (cfg->arch->rope)
+        QT_TRY(make_rope(b, seqlen, err));
+    b->rows = rows;
+    b->seqlen = seqlen;
+done:
+    return rc;
+}
+
+/* One chunk on its way through a block. */
+struct run {
+    struct qt_block *b;
+    float *hidden;
+    size_t m, seqlen;
+    const struct qt_tap *tap;
+};
+
+static int run_linear(const struct run *r, enum role role, float *y, const float *x,
+                      struct qt_err *err)
+{
+    const struct part *part = &r->b->layer->parts[role];
+    const struct loaded *l = &r->b->parts[role];
+    return r->b->be->linear(r->b->be, y, x, l->weight, l->bias, r->m, part->n, part->k, err);
+}
+
+static int run_norm(const struct run *r, enum role role, float *y, const float *x, size_t m,
+                    struct qt_err *err)
+{
+    const struct config *cfg = &r->b->model->cfg;
+    const struct loaded *l = &r->b->parts[role];
+    if (!l->weight)
+        return QT_OK;
+    return r->b->be->norm(r->b->be, y, x, l->weight, l->bias, cfg->arch->norm, cfg->eps, m,
+                          r->b->layer->parts[role].n, err);
+}
+
+static int run_tap(const struct run *r, int input, const float *x, size_t k, struct qt_err *err)
+{
+    return r->tap ? r->tap->fn(r->tap->ctx, input, x, r->m, k, err) : QT_OK;
+}
+
+/* The input of a sublayer: the hidden states, normed in front unless the norm comes behind. */
+static int sublayer_input(const float **out, const struct run *r, enum role norm,
+                          struct qt_err *err)
+{
+    *out = r->b->model->cfg.norm_after ? r->hidden : r->b->x;
+    return *out == r->hidden ? QT_OK : run_norm(r, norm, r->b->x, r->hidden, r->m, err);
+}
+
+/* hidden += x, the output of a sublayer. */
+static int sublayer_output(const struct run *r, enum role norm_in, enum role norm_out,
+                           struct qt_err *err)
+{
+    const struct config *cfg = &r->b->model->cfg;
+    struct qt_backend *be = r->b->be;
+    int rc = QT_OK;
+    QT_TRY(run_norm(r, norm_out, r->b->x, r->b->x, r->m, err));
+    QT_TRY(be->add(be, r->hidden, r->b->x, r->m * cfg->info.hidden, err));
+    if (cfg->norm_after)
+        QT_TRY(run_norm(r, norm_in, r->hidden, r->hidden, r->m, err));
+done:
+    return rc;
+}
+
+/* Norms and rotates queries or keys, [m][heads][head_dim]. */
+static int run_heads(const struct run *r, enum role norm, float *x, size_t heads,
+                     struct qt_err *err)
+{
+    const struct qt_block *b = r->b;
+    size_t dim = b->model->cfg.info.head_dim;
+    int rc = QT_OK;
+    QT_TRY(run_norm(r, norm, x, x, r->m * heads, err));
+    if (b->cos)
+        QT_TRY(b->be->rope(b->be, x, b->cos, b->sin, r->m, r->seqlen, heads, dim, dim, err));
+done:
+    return rc;
+}
+
+static int run_attention(const struct run *r, struct qt_err *err)
+{
+    struct qt_block *b = r->b;
+    const struct config *cfg = &b->model->cfg;
+    const struct qt_model_info *info = &cfg->info;
+    struct qt_attention a = {r->seqlen,       info->heads,       info->kv_heads, info->head_dim,
+                             cfg->attn_scale, cfg->attn_softcap, b->window};
+    size_t width = info->heads * info->head_dim, kv_width = info->kv_heads * info->head_dim;
+    float *q = b->wide, *k = q + r->m * width, *v = k + r->m * kv_width, *y = v + r->m * kv_width;
+    const float *x;
+    int rc = QT_OK;
+    QT_TRY(sublayer_input(&x, r, ROLE_ATTN_IN, err));
+    QT_TRY(run_tap(r, 0, x, info->hidden, err));
+    QT_TRY(run_linear(r, ROLE_Q, q, x, err));
+    QT_TRY(run_linear(r, ROLE_K, k, x, err));
+    QT_TRY(run_linear(r, ROLE_V, v, x, err));
+    QT_TRY(run_heads(r, ROLE_Q_NORM, q, info->heads, err));
+    QT_TRY(run_heads(r, ROLE_K_NORM, k, info->kv_heads, err));
+    QT_TRY(b->be->attention(b->be, y, q, k, v, r->m, &a, err));
+    QT_TRY(run_tap(r, 1, y, width, err));
+    QT_TRY(run_linear(r, ROLE_O, b->x, y, err));
+    QT_TRY(sublayer_output(r, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
+done:
+    return rc;
+}
+
+static int run_mlp(const struct run *r, struct qt_err *err)
+{
+    struct qt_block *b = r->b;
+    const struct config *cfg = &b->model->cfg;
+    bool gated = b->parts[ROLE_GATE].weight != NULL;
+    size_t count = r->m * cfg->intermediate;
+    float *up = b->wide, *gate = gated ? up + count : up; /* ungated: act(up) */
+    const float *x;
+    int rc = QT_OK;
+    QT_TRY(sublayer_input(&x, r, ROLE_MLP_IN, err));
+    QT_TRY(run_tap(r, 2, x, cfg->info.hidden, err));
+    if (gated)
+        QT_TRY(run_linear(r, ROLE_GATE, gate, x, err));
+    QT_TRY(run_linear(r, ROLE_UP, up, x, err));
+    QT_TRY(b->be->activate(b->be, gate, gate, gated ? up : NULL, cfg->act, count, err));
+    QT_TRY(run_tap(r, 3, gate, cfg->intermediate, err));
+    QT_TRY(run_linear(r, ROLE_DOWN, b->x, gate, err));
+    QT_TRY(sublayer_output(r, ROLE_MLP_IN, ROLE_MLP_OUT, err));
+done:
+    return rc;
+}
+
+static int check_length(const struct qt_model *model, size_t m, size_t seqlen, struct qt_err *err)
+{
+    if (seqlen == 0 || m % seqlen)
+        return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "%zu tokens in sequences of %zu", m, seqlen);
+    if (seqlen > model->cfg.info.max_positions)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "sequence length %zu, the model has %zu positions", seqlen,
+                       model->cfg.info.max_positions);
+    return QT_OK;
+}
+
+int qt_block_run(struct qt_block *block, float *hidden, size_t m, size_t seqlen,
+                 const struct qt_tap *tap, struct qt_err *err)
+{
+    size_t width = block->model->cfg.info.hidden, rows;
+    int rc = QT_OK;
+    QT_TRY(check_length(block->model, m, seqlen, err));
+    rows = qt_min_size(m, seqlen < BLOCK_TOKENS ? BLOCK_TOKENS / seqlen * seqlen : seqlen);
+    QT_TRY(make_work(block, rows, seqlen, err));
+    for (size_t at = 0; at < m; at += rows) {
+        struct run r = {block, hidden + at * width, qt_min_size(rows, m - at), seqlen, tap};
+        QT_TRY(run_attention(&r, err));
+        QT_TRY(run_mlp(&r, err));
+    }
+done:
+    return rc;
+}
+
+/* ---- embedding and head --------------------------------------------------------------------- */
+
+struct qt_ends {
+    const struct qt_model *model;
+    struct qt_backend *be;
+    struct loaded embed, positions, project_in, project_out, final_norm, head;
+    /* Working memory for ENDS_TOKENS rows: gathered on the host; [hidden] and [embed_dim]. */
+    float *gathered, *normed, *narrow;
+};
+
+static int load_ends(struct qt_ends *e, float *staging, const struct qt_weights *w,
+                     struct qt_err *err)
+{
+    const struct qt_model *m = e->model;
+    struct qt_backend *be = e->be;
+    int rc = QT_OK;
+    QT_TRY(load_part(&e->embed, &m->embed, staging, w, be, err));
+    QT_TRY(load_part(&e->positions, &m->positions, staging, w, be, err));
+    QT_TRY(load_part(&e->project_in, &m->project_in, staging, w, be, err));
+    QT_TRY(load_part(&e->project_out, &m->project_out, staging, w, be, err));
+    QT_TRY(load_part(&e->final_norm, &m->final_norm, staging, w, be, err));
+    QT_TRY(load_part(&e->head, &m->head, staging, w, be, err));
+    QT_TRY(new_floats(&e->normed, be, ENDS_TOKENS, m->cfg.info.hidden, err));
+    QT_TRY(new_floats(&e->narrow, be, ENDS_TOKENS, m->cfg.embed_dim, err));
+    QT_TRY(qt_array_new(&e->gathered, ENDS_TOKENS * m->cfg.embed_dim, sizeof *e->gathered, err));
+done:
+    return rc;
+}
+
+int qt_ends_open(struct qt_ends **out, const struct qt_model *model, const struct qt_weights *w,
+                 struct qt_backend *be, struct qt_err *err)
+{
+    const struct part *parts[] = {&model->embed, &model->positions, &model->project_in};
+    struct qt_ends *e = NULL;
+    float *staging = NULL;
+    size_t largest = 0;
+    int rc = QT_OK;
+    *out = NULL;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) /* the others are no larger */
+        if (part_count(parts[i]) > largest)
+            largest = part_count(parts[i]);
+    QT_TRY(qt_array_new(&staging, largest, sizeof *staging, err));
+    QT_TRY(qt_array_new(&e, 1, sizeof *e, err));
+    *e = (struct qt_ends){.model = model, .be = be};
+    QT_TRY(load_ends(e, staging, w, err));
+    *out = e;
+done:
+    qt_free(staging);
+    if (rc < 0)
+        qt_ends_close(e);
+    return rc;
+}
+
+void qt_ends_close(struct qt_ends *ends)
+{
+    if (!ends)
+        return;
+    struct qt_backend *be = ends->be;
+    free_loaded(&ends->embed, be);
+    free_loaded(&ends->positions, be);
+    free_loaded(&ends->project_in, be);
+    free_loaded(&ends->project_out, be);
+    free_loaded(&ends->final_norm, be);
+    free_loaded(&ends->head, be);
+    be->free(be, ends->normed);
+    be->free(be, ends->narrow);
+    qt_free(ends->gathered);
+    qt_free(ends);
+}
+
+/* Rows of the table -> hidden[m][hidden], m <= ENDS_TOKENS. The table is only in backend memory (a
+ * tied head needs it there), so rows come by download: on the CPU that is a copy. */
+static int embed_chunk(struct qt_ends *e, float *hidden, const uint32_t *ids, size_t m,
+                       struct qt_err *err)
+{
+    const struct config *cfg = &e->model->cfg;
+    struct qt_backend *be = e->be;
+    size_t width = cfg->embed_dim, row = width * sizeof(float), n = cfg->info.hidden;
+    bool project = e->project_in.weight != NULL;
+    int rc = QT_OK;
+    for (size_t i = 0; i < m; i++) {
+        if (ids[i] >= cfg->info.vocab)
+            return qt_fail(err, QT_E_INPUT, NULL, NULL, "token %u, vocabulary is %zu",
+                           (unsigned)ids[i], cfg->info.vocab);
+        QT_TRY(
+            be->download(be, e->gathered + i * width, e->embed.weight + ids[i] * width, row, err));
+    }
+    QT_TRY(be->upload(be, project ? e->narrow : hidden, e->gathered, m * row, err));
+    if (project)
+        QT_TRY(be->linear(be, hidden, e->narrow, e->project_in.weight, NULL, m, n, width, err));
+    if (cfg->embed_scale != 1.0f)
+        QT_TRY(be->scale(be, hidden, cfg->embed_scale, m * n, err));
+done:
+    return rc;
+}
+
+int qt_ends_embed(struct qt_ends *ends, float *hidden, const uint32_t *ids, size_t m, size_t seqlen,
+                  struct qt_err *err)
+{
+    const struct config *cfg = &ends->model->cfg;
+    struct qt_backend *be = ends->be;
+    size_t n = cfg->info.hidden;
+    int rc = QT_OK;
+    QT_TRY(check_length(ends->model, m, seqlen, err));
+    for (size_t at = 0; at < m; at += ENDS_TOKENS)
+        QT_TRY(embed_chunk(ends, hidden + at * n, ids + at, qt_min_size(ENDS_TOKENS, m - at), err));
+    for (size_t at = 0; ends->positions.weight && at < m; at += seqlen)
+        QT_TRY(be->add(be, hidden + at * n, ends->positions.weight + cfg->arch->position_offset * n,
+                       seqlen * n, err));
+done:
+    return rc;
+}
+
+static int logits_chunk(struct qt_ends *e, float *logits, const float *hidden, size_t m,
+                        struct qt_err *err)
+{
+    const struct config *cfg = &e->model->cfg;
+    struct qt_backend *be = e->be;
+    const float *x = hidden, *head = e->head.weight ? e->head.weight : e->embed.weight;
+    int rc = QT_OK;
+    if (e->final_norm.weight) {
+        QT_TRY(be->norm(be, e->normed, x, e->final_norm.weight, e->final_norm.bias, cfg->arch->norm,
+                        cfg->eps, m, cfg->info.hidden, err));
+        x = e->normed;
+    }
+    if (e->project_out.weight) {
+        QT_TRY(be->linear(be, e->narrow, x, e->project_out.weight, NULL, m, cfg->embed_dim,
+                          cfg->info.hidden, err));
+        x = e->narrow;
+    }
+    QT_TRY(be->linear(be, logits, x, head, NULL, m, cfg->info.vocab, cfg->embed_dim, err));
+done:
+    return rc;
+}
+
+int qt_ends_logits(struct qt_ends *ends, float *logits, const float *hidden, size_t m,
+                   struct qt_err *err)
+{
+    const struct config *cfg = &ends->model->cfg;
+    int rc = QT_OK;
+    for (size_t at = 0; at < m; at += ENDS_TOKENS)
+        QT_TRY(logits_chunk(ends, logits + at * cfg->info.vocab, hidden + at * cfg->info.hidden,
+                            qt_min_size(ENDS_TOKENS, m - at), err));
+done:
+    return rc;
+}

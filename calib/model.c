@@ -1,0 +1,225 @@
+/* The decoder graph: names every tensor the configuration implies and checks that it is there, with
+ * the implied shape. */
+#include "calib/model_internal.h"
+
+#include <stdio.h>
+
+/* ---- parts ---------------------------------------------------------------------------------- */
+
+static void shape_text(char *buf, size_t size, const size_t *shape, int ndim)
+{
+    size_t at = 0;
+    buf[0] = '\0';
+    for (int i = 0; i < ndim && at < size; i++)
+        at += (size_t)snprintf(buf + at, size - at, "%s%zu", i ? ", " : "", shape[i]);
+}
+
+/* The tensor must exist with shape [n] (k = 0) or [n, k]. */
+static int check_tensor(const struct qt_weights *w, const char *name, size_t n, size_t k,
+                        struct qt_err *err)
+{
+    size_t want[2] = {n, k}, got[QT_MAX_DIMS];
+    int ndim = k ? 2 : 1, got_ndim;
+    char want_text[64], got_text[256];
+    shape_text(want_text, sizeof want_text, want, ndim);
+    if (!w->shape(w->ctx, name, &got_ndim, got))
+        return qt_fail(err, QT_E_INPUT, w->dir, name, "missing; config.json implies shape [%s]",
+                       want_text);
+    if (got_ndim == ndim && memcmp(got, want, (size_t)ndim * sizeof *got) == 0)
+        return QT_OK;
+    shape_text(got_text, sizeof got_text, got, got_ndim);
+    return qt_fail(err, QT_E_INPUT, w->dir, name, "shape is [%s], config.json implies [%s]",
+                   got_text, want_text);
+}
+
+/* Takes ownership of `stem`, the name without ".weight"; NULL (out of memory) fails. */
+static int part_set(struct part *out, const char *stem, size_t n, size_t k, bool biased,
+                    const struct qt_weights *w, struct qt_err *err)
+{
+    char *bias = NULL;
+    size_t shape[QT_MAX_DIMS];
+    int ndim, rc = QT_OK;
+    out->n = n;
+    out->k = k;
+    QT_TRY(qt_string_format(&out->weight, err, "%s.weight", stem));
+    QT_TRY(qt_string_format(&bias, err, "%s.bias", stem));
+    QT_TRY(check_tensor(w, out->weight, n, k, err));
+    if (biased) {
+        QT_TRY(check_tensor(w, bias, n, 0, err));
+        out->bias = bias;
+        bias = NULL;
+    } else if (w->shape(w->ctx, bias, &ndim, shape)) {
+        rc =
+            qt_fail(err, QT_E_INPUT, w->dir, bias, "present, but config.json implies no bias here");
+    }
+done:
+    qt_free(bias);
+    return rc;
+}
+
+static void part_free(struct part *p)
+{
+    qt_free(p->weight);
+    qt_free(p->bias);
+}
+
+/* ---- layers --------------------------------------------------------------------------------- */
+
+/* What a role's tensors look like. linear_input is struct qt_linear's `input`, -1 for a norm. */
+struct role_shape {
+    size_t n, k;
+    bool biased;
+    int linear_input;
+};
+
+static struct role_shape role_shape(const struct config *cfg, enum role role)
+{
+    const struct qt_model_info *info = &cfg->info;
+    size_t h = info->hidden, q = info->heads * info->head_dim, kv = info->kv_heads * info->head_dim;
+    switch (role) {
+    case ROLE_Q:
+        return (struct role_shape){q, h, cfg->qkv_bias, 0};
+    case ROLE_K:
+    case ROLE_V:
+        return (struct role_shape){kv, h, cfg->qkv_bias, 0};
+    case ROLE_O:
+        return (struct role_shape){h, q, cfg->o_bias, 1};
+    case ROLE_GATE:
+    case ROLE_UP:
+        return (struct role_shape){cfg->intermediate, h, cfg->mlp_bias, 2};
+    case ROLE_DOWN:
+        return (struct role_shape){h, cfg->intermediate, cfg->mlp_bias, 3};
+    case ROLE_Q_NORM:
+    case ROLE_K_NORM:
+        return (struct role_shape){info->head_dim, 0, false, -1};
+    default:
+        return (struct role_shape){h, 0, cfg->arch->norm == QT_NORM_LAYER, -1};
+    }
+}
+
+/* prefix: the family's "model.layers.", without "model." when the checkpoint leaves that out. */
+static int layer_set(struct layer *layer, const struct config *cfg, const char *prefix,
+                     size_t index, const struct qt_weights *w, struct qt_err *err)
+{
+    for (int role = 0; role < ROLE_COUNT; role++) {
+        const char *name = cfg->arch->parts[role];
+        struct role_shape s = role_shape(cfg, (enum role)role);
+        struct part *part = &layer->parts[role];
+        char *stem;
+        if (!name)
+            continue;
+        int rc = qt_string_format(&stem, err, "%s%zu.%s", prefix, index, name);
+        if (rc == QT_OK)
+            rc = part_set(part, stem, s.n, s.k, s.biased, w, err);
+        qt_free(stem);
+        if (rc < 0)
+            return rc;
+        if (s.linear_input >= 0)
+            layer->linears[layer->linear_count++] =
+                (struct qt_linear){part->weight, s.n, s.k, s.linear_input};
+    }
+    return QT_OK;
+}
+
+/* A checkpoint with more layers than the configuration counts is not this model. */
+static int check_no_more_layers(const struct config *cfg, const char *prefix,
+                                const struct qt_weights *w, struct qt_err *err)
+{
+    size_t shape[QT_MAX_DIMS];
+    char *name;
+    int ndim, rc = qt_string_format(&name, err, "%s%zu.%s.weight", prefix, cfg->info.layers,
+                                    cfg->arch->parts[ROLE_DOWN]);
+    if (rc == QT_OK && w->shape(w->ctx, name, &ndim, shape))
+        rc = qt_fail(err, QT_E_INPUT, w->dir, name,
+                     "present, but 'num_hidden_layers' in config.json is %zu", cfg->info.layers);
+    qt_free(name);
+    return rc;
+}
+
+/* ---- model ---------------------------------------------------------------------------------- */
+
+/* Checkpoints of the bare decoder leave the leading "model." out. */
+static size_t prefix_skip(const struct arch *arch, const struct qt_weights *w)
+{
+    static const char prefix[] = "model.";
+    char name[128];
+    size_t shape[QT_MAX_DIMS], skip = sizeof prefix - 1;
+    int ndim;
+    snprintf(name, sizeof name, "%s.weight", arch->embed);
+    return !w->shape(w->ctx, name, &ndim, shape) && w->shape(w->ctx, name + skip, &ndim, shape)
+               ? skip
+               : 0;
+}
+
+static int set_ends(struct qt_model *m, size_t skip, const struct qt_weights *w, struct qt_err *err)
+{
+    const struct config *cfg = &m->cfg;
+    const struct arch *arch = cfg->arch;
+    size_t hidden = cfg->info.hidden, vocab = cfg->info.vocab, embed = cfg->embed_dim;
+    int rc = QT_OK;
+    QT_TRY(part_set(&m->embed, arch->embed + skip, vocab, embed, false, w, err));
+    if (arch->positions)
+        QT_TRY(part_set(&m->positions, arch->positions + skip,
+                        cfg->info.max_positions + arch->position_offset, hidden, false, w, err));
+    if (embed != hidden) {
+        QT_TRY(part_set(&m->project_in, arch->project_in + skip, hidden, embed, false, w, err));
+        QT_TRY(part_set(&m->project_out, arch->project_out + skip, embed, hidden, false, w, err));
+    }
+    if (cfg->final_norm)
+        QT_TRY(part_set(&m->final_norm, arch->final_norm + skip, hidden, 0,
+                        arch->norm == QT_NORM_LAYER, w, err));
+    if (!cfg->tied)
+        QT_TRY(part_set(&m->head, "lm_head", vocab, embed, false, w, err));
+done:
+    return rc;
+}
+
+int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_err *err)
+{
+    struct qt_model *m = NULL;
+    int rc = QT_OK;
+    *out = NULL;
+    QT_TRY(qt_array_new(&m, 1, sizeof *m, err));
+    QT_TRY(config_read(&m->cfg, w->dir, err));
+    QT_TRY(qt_array_new(&m->layers, m->cfg.info.layers, sizeof *m->layers, err));
+    size_t skip = prefix_skip(m->cfg.arch, w);
+    const char *prefix = m->cfg.arch->layers + skip;
+    QT_TRY(set_ends(m, skip, w, err));
+    for (size_t i = 0; i < m->cfg.info.layers; i++)
+        QT_TRY(layer_set(&m->layers[i], &m->cfg, prefix, i, w, err));
+    QT_TRY(check_no_more_layers(&m->cfg, prefix, w, err));
+    *out = m;
+done:
+    if (rc < 0)
+        qt_model_close(m);
+    return rc;
+}
+
+void qt_model_close(struct qt_model *model)
+{
+    if (!model)
+        return;
+    for (size_t i = 0; model->layers && i < model->cfg.info.layers; i++)
+        for (int role = 0; role < ROLE_COUNT; role++)
+            part_free(&model->layers[i].parts[role]);
+    part_free(&model->embed);
+    part_free(&model->positions);
+    part_free(&model->project_in);
+    part_free(&model->project_out);
+    part_free(&model->final_norm);
+    part_free(&model->head);
+    qt_free(model->layers);
+    config_free(&model->cfg);
+    qt_free(model);
+}
+
+const struct qt_model_info *qt_model_info(const struct qt_model *model)
+{
+    return &model->cfg.info;
+}
+
+size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer)
+{
+    *out = model->layers[layer].linears;
+    return model->layers[layer].linear_count;
+}

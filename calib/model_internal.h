@@ -1,0 +1,107 @@
+/*
+ * The decoder graph, shared by arch.c, config.c, model.c and forward.c.
+ *
+ * Every supported decoder block is an instance of one drawing; a family leaves parts out:
+ *
+ *   hidden -+- ATTN_IN -- Q K V -- (Q_NORM K_NORM) -- (rope) -- attention -- O -- (ATTN_OUT) -(+)-
+ *           +---------------------------------------------------------------------------------+
+ *          -+- MLP_IN -- (GATE) UP -- act -- DOWN -- (MLP_OUT) -(+)-
+ *           +----------------------------------------------------+
+ *
+ * With `norm_after` (early OPT) ATTN_IN and MLP_IN are applied behind the additions instead.
+ */
+#ifndef QT_CALIB_MODEL_INTERNAL_H
+#define QT_CALIB_MODEL_INTERNAL_H
+
+#include "calib/calib.h"
+
+enum role {
+    ROLE_ATTN_IN,
+    ROLE_Q,
+    ROLE_K,
+    ROLE_V,
+    ROLE_Q_NORM,
+    ROLE_K_NORM,
+    ROLE_O,
+    ROLE_ATTN_OUT,
+    ROLE_MLP_IN,
+    ROLE_GATE,
+    ROLE_UP,
+    ROLE_DOWN,
+    ROLE_MLP_OUT,
+    ROLE_COUNT
+};
+
+/* A yes/no that is fixed for a family (key NULL) or read from config.json (value: when missing). */
+struct arch_flag {
+    const char *key;
+    bool value;
+};
+
+enum window_rule {
+    WINDOW_NONE,
+    WINDOW_ALL,       /* every layer has the sliding window */
+    WINDOW_EVEN,      /* layers 0, 2, 4, ... */
+    WINDOW_FROM_LAYER /* layers from max_window_layers on, if use_sliding_window */
+};
+
+/* A model family: what config.json calls things, and which parts the graph has. */
+struct arch {
+    const char *family; /* model_type */
+    /* Tensor names without ".weight"/".bias"; of a layer: behind `layers` and its number. */
+    const char *layers, *embed, *positions, *final_norm, *project_in, *project_out;
+    const char *parts[ROLE_COUNT]; /* NULL: the family has no such part */
+    const char *intermediate_key, *act_key, *act;
+    const char *eps_key; /* NULL: 1e-5 */
+    enum qt_norm_kind norm;
+    struct arch_flag qkv_bias, o_bias, mlp_bias, tied;
+    enum window_rule window;
+    bool rope;         /* else learned positions, `position_offset` rows into their table */
+    bool opt_layout;   /* do_layer_norm_before, word_embed_proj_dim and their like */
+    bool gemma_scales; /* softcaps, query_pre_attn_scalar, embedding times sqrt(hidden) */
+    size_t position_offset;
+};
+/* NULL when unknown. */
+const struct arch *arch_find(const char *family);
+
+/* config.json in numbers. All sizes are at least 1 and small enough that a product of any two fits
+ * easily; heads is a multiple of kv_heads. */
+struct config {
+    const struct arch *arch;
+    struct qt_model_info info;
+    size_t intermediate, embed_dim; /* embed_dim: width of the embedding table */
+    size_t *windows;                /* [layers], 0 = none */
+    float *inv_freq;                /* [head_dim / 2], NULL without rope */
+    float eps, attn_scale, attn_softcap, embed_scale;
+    enum qt_act_kind act;
+    bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm;
+};
+int config_read(struct config *out, const char *dir, struct qt_err *err);
+void config_free(struct config *cfg);
+
+/* A linear layer, norm or table: y[n] = W[n][k] x[k] + b[n]; k = 0: the weight is a vector [n].
+ * weight NULL: absent. */
+struct part {
+    char *weight, *bias;
+    size_t n, k;
+};
+
+struct layer {
+    struct part parts[ROLE_COUNT];
+    struct qt_linear linears[7];
+    size_t linear_count;
+};
+
+struct qt_model {
+    struct config cfg;
+    struct layer *layers;
+    struct part embed, positions, project_in, project_out, final_norm;
+    struct part head; /* absent when tied to embed */
+};
+
+static inline size_t part_count(const struct part *p)
+{
+    return p->n * (p->k ? p->k : 1);
+}
+
+#endif

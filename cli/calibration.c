@@ -1,0 +1,46 @@
+#include "cli/cli.h"
+
+#include "kernels/kernels.h"
+
+static int read_windows(struct calibration *out, const struct calibration_options *o,
+                        const struct qt_weights *w, struct qt_err *err)
+{
+    struct qt_model *model = NULL;
+    struct qt_data data = {0};
+    size_t seqlen = o->seqlen;
+    int rc;
+    QT_TRY(qt_model_open(&model, w, err));
+    const struct qt_model_info *info = qt_model_info(model);
+    if (seqlen == 0)
+        seqlen = qt_min_size(CALIBRATION_SEQLEN, info->max_positions);
+    QT_TRY(qt_data_read(&data, o->data.items, o->data.count, w->dir, info->vocab, err));
+    QT_TRY(qt_data_windows(&out->ids, &data, o->samples, seqlen, o->seed, err));
+    out->data = (struct qt_calibration){
+        .ids = out->ids,
+        .samples = o->samples,
+        .seqlen = seqlen,
+        .backend = out->backend,
+    };
+done:
+    qt_data_free(&data);
+    qt_model_close(model);
+    return rc;
+}
+
+int calibration_open(struct calibration *out, const struct calibration_options *o,
+                     const struct qt_ckpt *ckpt, struct qt_err *err)
+{
+    struct qt_weights w = qt_weights_of_ckpt(ckpt);
+    *out = (struct calibration){0};
+    if (o->data.count == 0)
+        return QT_OK;
+    int rc = qt_backend_cpu_open(&out->backend, err);
+    return rc < 0 ? rc : read_windows(out, o, &w, err);
+}
+
+void calibration_close(struct calibration *c)
+{
+    if (c->backend)
+        c->backend->close(c->backend);
+    qt_free(c->ids);
+}

@@ -1,0 +1,265 @@
+#include "cli/cli.h"
+
+#include <math.h>
+
+/* What the whole of it comes to. */
+struct totals {
+    size_t quantized, copied;
+    uint64_t weights, packed_bytes; /* of quantized tensors */
+    uint64_t elements, bytes;       /* stored tensors */
+};
+
+static double totals_bpw(const struct totals *t)
+{
+    return t->weights ? 8 * (double)t->packed_bytes / (double)t->weights : 0;
+}
+
+static uint64_t entry_bytes(const struct qt_entry *e)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < e->nsections; i++)
+        bytes += e->section[i].tensor->nbytes;
+    return bytes;
+}
+
+/* Tensors of a container that are not sections: the keys of the manifest's "copied". */
+static bool is_copied(const struct source *s, const struct qt_tensor *t)
+{
+    return !s->container ||
+           json_object_get(json_object_get(qt_container_manifest(s->container), "copied"), t->name);
+}
+
+static struct totals count_totals(const struct source *s)
+{
+    struct totals sum = {0};
+    if (s->container)
+        sum.quantized = qt_container_count(s->container);
+    for (size_t i = 0; i < sum.quantized; i++) {
+        const struct qt_entry *e = qt_container_entry(s->container, i);
+        sum.weights += (uint64_t)e->n * e->k;
+        sum.packed_bytes += entry_bytes(e);
+    }
+    for (size_t i = 0; i < qt_ckpt_count(s->ckpt); i++) {
+        const struct qt_tensor *t = qt_ckpt_tensor(s->ckpt, i);
+        sum.bytes += t->nbytes;
+        if (!is_copied(s, t))
+            continue;
+        sum.copied++;
+        sum.elements += t->count;
+    }
+    sum.elements += sum.weights;
+    return sum;
+}
+
+/* A figure of the manifest's "error", NaN when it is not there. */
+static double error_figure(const struct qt_entry *e, const char *key)
+{
+    const json_t *value = json_object_get(json_object_get(e->json, "error"), key);
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+/* ---- text ----------------------------------------------------------------------------------- */
+
+static int print_entries(const struct source *s, struct qt_err *err)
+{
+    struct table t = {.align = "lllrrrr"};
+    char shape[TEXT_SIZE], bytes[TEXT_SIZE];
+    table_row(&t, "QUANTIZED\tSCHEME\tSHAPE\tSIZE\tBPW\tSQNR dB\tCOSINE");
+    for (size_t i = 0; i < qt_container_count(s->container); i++) {
+        const struct qt_entry *e = qt_container_entry(s->container, i);
+        uint64_t size = entry_bytes(e);
+        table_row(&t, "%s\t%s\t%s\t%s\t%.4f\t%.2f\t%.6f", e->name, e->spec,
+                  text_shape(shape, 2, (const size_t[]){e->n, e->k}), text_bytes(bytes, size),
+                  8 * (double)size / ((double)e->n * (double)e->k), error_figure(e, "sqnr_db"),
+                  error_figure(e, "cosine"));
+    }
+    return table_print(&t, err);
+}
+
+static int print_tensors(const struct source *s, struct qt_err *err)
+{
+    struct table t = {.align = "lllr"};
+    char shape[TEXT_SIZE], bytes[TEXT_SIZE];
+    table_row(&t, "%s\tDTYPE\tSHAPE\tSIZE", s->container ? "COPIED" : "TENSOR");
+    for (size_t i = 0; i < qt_ckpt_count(s->ckpt); i++) {
+        const struct qt_tensor *tensor = qt_ckpt_tensor(s->ckpt, i);
+        if (is_copied(s, tensor))
+            table_row(&t, "%s\t%s\t%s\t%s", tensor->name, qt_dtype_name(tensor->dtype),
+                      text_shape(shape, tensor->ndim, tensor->shape),
+                      text_bytes(bytes, tensor->nbytes));
+    }
+    return table_print(&t, err);
+}
+
+static void model_rows(struct table *t, const struct qt_model_info *m, const char *unsupported)
+{
+    if (m)
+        table_row(t, "model\t%s: %zu layers, hidden %zu, vocabulary %zu, heads %zu (%zu key/value)",
+                  m->family, m->layers, m->hidden, m->vocab, m->heads, m->kv_heads);
+    else if (unsupported)
+        table_row(t, "model\tcannot be run by eval: %s", unsupported);
+}
+
+static int print_totals(const struct source *s, const struct qt_model_info *model,
+                        const char *unsupported, struct qt_err *err)
+{
+    struct table t = {.align = "ll"};
+    struct totals sum = count_totals(s);
+    char bytes[TEXT_SIZE];
+    model_rows(&t, model, unsupported);
+    if (s->container)
+        table_row(&t, "tensors\t%zu quantized, %zu copied", sum.quantized, sum.copied);
+    else
+        table_row(&t, "tensors\t%zu in %zu files", sum.copied, qt_ckpt_file_count(s->ckpt));
+    table_row(&t, "parameters\t%llu", (unsigned long long)sum.elements);
+    table_row(&t, "size\t%s (%llu bytes)", text_bytes(bytes, sum.bytes),
+              (unsigned long long)sum.bytes);
+    if (s->container)
+        table_row(&t, "bpw\t%.4f bits per quantized weight", totals_bpw(&sum));
+    return table_print(&t, err);
+}
+
+static int print_all(const struct source *s, const struct qt_model_info *model,
+                     const char *unsupported, struct qt_err *err)
+{
+    int rc = QT_OK;
+    if (s->container) {
+        QT_TRY(print_entries(s, err));
+        putchar('\n');
+    }
+    QT_TRY(print_tensors(s, err));
+    putchar('\n');
+    QT_TRY(print_totals(s, model, unsupported, err));
+done:
+    return rc;
+}
+
+/* ---- JSON ----------------------------------------------------------------------------------- */
+
+static json_t *entry_doc(struct cli *cli, const struct qt_entry *e)
+{
+    static const char *const figures[] = {"mse", "sqnr_db", "cosine", "max_abs"};
+    json_t *o = json_object();
+    uint64_t size = entry_bytes(e);
+    doc_set(cli, o, "name", doc_text(e->name));
+    doc_set(cli, o, "scheme", doc_text(e->spec));
+    doc_set(cli, o, "layout", doc_text(e->layout));
+    doc_set(cli, o, "shape", doc_shape(2, (const size_t[]){e->n, e->k}));
+    doc_set(cli, o, "bytes", doc_size(size));
+    doc_set(cli, o, "bpw", doc_real(8 * (double)size / ((double)e->n * (double)e->k)));
+    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
+        doc_set(cli, o, figures[i], doc_real(error_figure(e, figures[i])));
+    return o;
+}
+
+static json_t *tensor_doc(struct cli *cli, const struct qt_tensor *t)
+{
+    json_t *o = json_object();
+    doc_set(cli, o, "name", doc_text(t->name));
+    doc_set(cli, o, "dtype", doc_text(qt_dtype_name(t->dtype)));
+    doc_set(cli, o, "shape", doc_shape(t->ndim, t->shape));
+    doc_set(cli, o, "bytes", doc_size(t->nbytes));
+    return o;
+}
+
+static json_t *model_doc(struct cli *cli, const struct qt_model_info *m)
+{
+    if (!m)
+        return json_null();
+    json_t *o = json_object();
+    doc_set(cli, o, "family", doc_text(m->family));
+    doc_set(cli, o, "layers", doc_size(m->layers));
+    doc_set(cli, o, "hidden", doc_size(m->hidden));
+    doc_set(cli, o, "vocab", doc_size(m->vocab));
+    doc_set(cli, o, "heads", doc_size(m->heads));
+    doc_set(cli, o, "kv_heads", doc_size(m->kv_heads));
+    doc_set(cli, o, "head_dim", doc_size(m->head_dim));
+    doc_set(cli, o, "max_positions", doc_size(m->max_positions));
+    return o;
+}
+
+static void fill_doc(struct cli *cli, const struct source *s, const struct qt_model_info *model)
+{
+    json_t *quantized = json_array(), *tensors = json_array();
+    struct totals sum = count_totals(s);
+    for (size_t i = 0; i < sum.quantized; i++)
+        doc_append(cli, quantized, entry_doc(cli, qt_container_entry(s->container, i)));
+    for (size_t i = 0; i < qt_ckpt_count(s->ckpt); i++)
+        if (is_copied(s, qt_ckpt_tensor(s->ckpt, i)))
+            doc_append(cli, tensors, tensor_doc(cli, qt_ckpt_tensor(s->ckpt, i)));
+    doc_set(cli, cli->doc, "kind", doc_text(s->container ? "container" : "checkpoint"));
+    doc_set(cli, cli->doc, "model", model_doc(cli, model));
+    doc_set(cli, cli->doc, "parameters", doc_size(sum.elements));
+    doc_set(cli, cli->doc, "bytes", doc_size(sum.bytes));
+    if (s->container) {
+        doc_set(cli, cli->doc, "bpw", doc_real(totals_bpw(&sum)));
+        doc_set(cli, cli->doc, "quantized", quantized);
+        doc_set(cli, cli->doc, "copied", tensors);
+    } else {
+        json_decref(quantized);
+        doc_set(cli, cli->doc, "tensors", tensors);
+    }
+}
+
+/* ---- the command ---------------------------------------------------------------------------- */
+
+/* Files without a model that eval could run are worth looking at, too: *out stays NULL, and reason
+ * says why when there is a config.json. */
+static void try_model(struct qt_model **out, const char **reason, const struct source *s,
+                      struct qt_err *why)
+{
+    char *config = NULL;
+    *out = NULL;
+    *reason = NULL;
+    if (qt_path_join(&config, s->weights.dir, "config.json", NULL) == QT_OK &&
+        qt_path_exists(config) && qt_model_open(out, &s->weights, why) < 0)
+        *reason = why->reason;
+    qt_free(config);
+}
+
+static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
+{
+    struct source s;
+    struct qt_model *model = NULL;
+    struct qt_err why;
+    const char *unsupported;
+    int rc;
+    (void)options;
+    QT_TRY(source_open(&s, args[0], err));
+    try_model(&model, &unsupported, &s, &why);
+    const struct qt_model_info *info = model ? qt_model_info(model) : NULL;
+    if (cli->doc)
+        fill_doc(cli, &s, info);
+    else
+        QT_TRY(print_all(&s, info, unsupported, err));
+done:
+    qt_model_close(model);
+    source_close(&s);
+    return rc;
+}
+
+static const struct common_options defaults = COMMON_DEFAULTS;
+static const struct opt opts[] = {{0}};
+static const struct opt_positional positionals[] = {
+    {"PATH", "checkpoint (file or directory) or container"},
+    {0},
+};
+
+const struct command cmd_inspect = {
+    .name = "inspect",
+    .summary = "what is in a checkpoint or container",
+    .description =
+        "Lists the tensors of a checkpoint (safetensors, or PyTorch .bin/.pt) with dtype, shape "
+        "and size. For a container also scheme, true bits per weight and the recorded error of "
+        "every quantized tensor. Headers and the manifest are checked, the data is not read: "
+        "'verify' does that.\n\n"
+        "SQNR is the ratio of the energy of the weights to that of the error; cosine is the "
+        "cosine of the angle between stored and original weights.",
+    .examples = "  qtool inspect examples/nano-llama\n"
+                "  qtool inspect nano-fp6 --json\n",
+    .opts = opts,
+    .positionals = positionals,
+    .defaults = &defaults,
+    .options_size = sizeof defaults,
+    .run = run,
+};

@@ -1,0 +1,187 @@
+#include "cli/cli.h"
+
+#include <string.h>
+
+/* ---- schemes -------------------------------------------------------------------------------- */
+
+/* "32..256" or "rtn|search" */
+static const char *param_range(char *buf, size_t size, const struct qt_param *p)
+{
+    size_t n = 0;
+    if (p->type != QT_PARAM_CHOICE) {
+        snprintf(buf, size, "%g..%g", p->min, p->max);
+        return buf;
+    }
+    buf[0] = '\0';
+    for (size_t i = 0; p->choices[i] && n < size; i++)
+        n += (size_t)snprintf(buf + n, size - n, "%s%s", i ? "|" : "", p->choices[i]);
+    return buf;
+}
+
+static const char *param_initial(char buf[TEXT_SIZE], const struct qt_param *p)
+{
+    if (p->type == QT_PARAM_CHOICE)
+        return p->choices[(size_t)p->initial];
+    snprintf(buf, TEXT_SIZE, "%g", p->initial);
+    return buf;
+}
+
+static int print_scheme(const struct qt_scheme *s, struct qt_err *err)
+{
+    struct table names = {.align = "ll"}, params = {.align = "llll"};
+    const struct qt_preset *preset;
+    const struct qt_param *p;
+    char range[256], initial[TEXT_SIZE];
+    for (size_t i = 0; (preset = qt_scheme_preset(s, i)) != NULL; i++)
+        table_row(&names, "  %s\t%s", preset->name, preset->help);
+    table_row(&params, "  parameter\tvalues\tdefault\tmeaning");
+    for (size_t i = 0; (p = qt_scheme_param(s, i)) != NULL; i++)
+        table_row(&params, "  %s\t%s\t%s\t%s", p->key, param_range(range, sizeof range, p),
+                  param_initial(initial, p), p->help);
+    printf("%s: %s\n\n", qt_scheme_name(s), qt_scheme_help(s));
+    int rc = table_print(&names, err);
+    putchar('\n');
+    int second = table_print(&params, rc < 0 ? NULL : err);
+    putchar('\n');
+    return rc < 0 ? rc : second;
+}
+
+static int print_schemes(struct qt_err *err)
+{
+    const struct qt_scheme *s;
+    int rc = QT_OK;
+    for (size_t i = 0; rc == QT_OK && (s = qt_scheme_at(i)) != NULL; i++)
+        rc = print_scheme(s, err);
+    printf("none: the tensor is copied\n\n"
+           "A scheme is written NAME[:KEY=VALUE,...], for example nf4:g=128. A name may fix or\n"
+           "default some of its family's parameters.\n");
+    return rc;
+}
+
+static json_t *param_doc(struct cli *cli, const struct qt_param *p)
+{
+    json_t *o = json_object();
+    doc_set(cli, o, "key", doc_text(p->key));
+    doc_set(cli, o, "help", doc_text(p->help));
+    if (p->type == QT_PARAM_CHOICE) {
+        json_t *choices = json_array();
+        for (size_t i = 0; p->choices[i]; i++)
+            doc_append(cli, choices, doc_text(p->choices[i]));
+        doc_set(cli, o, "default", doc_text(p->choices[(size_t)p->initial]));
+        doc_set(cli, o, "choices", choices);
+    } else {
+        doc_set(cli, o, "default", doc_real(p->initial));
+        doc_set(cli, o, "min", doc_real(p->min));
+        doc_set(cli, o, "max", doc_real(p->max));
+    }
+    return o;
+}
+
+static json_t *scheme_doc(struct cli *cli, const struct qt_scheme *s)
+{
+    json_t *o = json_object(), *presets = json_array(), *params = json_array();
+    const struct qt_preset *preset;
+    const struct qt_param *p;
+    for (size_t i = 0; (preset = qt_scheme_preset(s, i)) != NULL; i++) {
+        json_t *row = json_object();
+        doc_set(cli, row, "name", doc_text(preset->name));
+        doc_set(cli, row, "values", doc_text(preset->values));
+        doc_set(cli, row, "help", doc_text(preset->help));
+        doc_append(cli, presets, row);
+    }
+    for (size_t i = 0; (p = qt_scheme_param(s, i)) != NULL; i++)
+        doc_append(cli, params, param_doc(cli, p));
+    doc_set(cli, o, "scheme", doc_text(qt_scheme_name(s)));
+    doc_set(cli, o, "help", doc_text(qt_scheme_help(s)));
+    doc_set(cli, o, "presets", presets);
+    doc_set(cli, o, "parameters", params);
+    return o;
+}
+
+static int list_schemes(struct cli *cli, struct qt_err *err)
+{
+    const struct qt_scheme *s;
+    if (!cli->doc)
+        return print_schemes(err);
+    json_t *schemes = json_array();
+    for (size_t i = 0; (s = qt_scheme_at(i)) != NULL; i++)
+        doc_append(cli, schemes, scheme_doc(cli, s));
+    doc_set(cli, cli->doc, "schemes", schemes);
+    return QT_OK;
+}
+
+/* ---- kernels and architectures -------------------------------------------------------------- */
+
+static const struct {
+    const char *name, *help;
+} backends[] = {
+    {"cpu", "OpenBLAS and OpenMP, on decoded weights"},
+};
+
+static int list_kernels(struct cli *cli, struct qt_err *err)
+{
+    struct table t = {.align = "ll"};
+    json_t *array = cli->doc ? json_array() : NULL;
+    for (size_t i = 0; i < sizeof backends / sizeof *backends; i++) {
+        if (array)
+            doc_append(cli, array, doc_text(backends[i].name));
+        else
+            table_row(&t, "%s\t%s", backends[i].name, backends[i].help);
+    }
+    if (array)
+        doc_set(cli, cli->doc, "kernels", array);
+    return table_print(&t, err);
+}
+
+static int list_archs(struct cli *cli, struct qt_err *err)
+{
+    const char *const *families = qt_model_families();
+    json_t *array = cli->doc ? json_array() : NULL;
+    (void)err;
+    for (size_t i = 0; families[i]; i++) {
+        if (array)
+            doc_append(cli, array, doc_text(families[i]));
+        else
+            printf("%s\n", families[i]);
+    }
+    if (array)
+        doc_set(cli, cli->doc, "archs", array);
+    return QT_OK;
+}
+
+/* ---- the command ---------------------------------------------------------------------------- */
+
+static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
+{
+    static const char *const topics[] = {"schemes", "kernels", "archs"};
+    static int (*const lists[])(struct cli *, struct qt_err *) = {list_schemes, list_kernels,
+                                                                  list_archs};
+    (void)options;
+    for (size_t i = 0; i < sizeof topics / sizeof *topics; i++)
+        if (strcmp(args[0], topics[i]) == 0)
+            return lists[i](cli, err);
+    return opts_unknown("list", args[0], topics, sizeof topics / sizeof *topics, err);
+}
+
+static const struct common_options defaults = COMMON_DEFAULTS;
+static const struct opt opts[] = {{0}};
+static const struct opt_positional positionals[] = {
+    {"WHAT", "schemes, kernels or archs"},
+    {0},
+};
+
+const struct command cmd_list = {
+    .name = "list",
+    .summary = "schemes with their parameters, kernels, model architectures",
+    .description =
+        "Lists what this build of qtool can do: quantization schemes with their parameters and "
+        "defaults, the backends that run models, and the model architectures that 'eval' can "
+        "run. Checkpoints of other architectures can still be quantized.",
+    .examples = "  qtool list schemes\n"
+                "  qtool list archs --json\n",
+    .opts = opts,
+    .positionals = positionals,
+    .defaults = &defaults,
+    .options_size = sizeof defaults,
+    .run = run,
+};

@@ -1,0 +1,231 @@
+#include "cli/cli.h"
+
+#include <stddef.h>
+
+struct plan_options {
+    struct common_options common;
+    const char *scheme;
+    struct opt_list tensor;
+};
+
+/* ---- one plan ------------------------------------------------------------------------------- */
+
+static void item_row(struct table *t, const struct qt_plan_item *item)
+{
+    const struct qt_tensor *tensor = item->tensor;
+    char shape[TEXT_SIZE], before[TEXT_SIZE], after[TEXT_SIZE];
+    text_shape(shape, tensor->ndim, tensor->shape);
+    text_bytes(before, tensor->nbytes);
+    if (item->packed.spec.scheme)
+        table_row(t, "%s\t%s\t%s\t%s\t%.4f\t%s\t%s", tensor->name, qt_dtype_name(tensor->dtype),
+                  shape, item->packed.spec.text, qt_packed_bpw(&item->packed), before,
+                  text_bytes(after, qt_packed_bytes(&item->packed)));
+    else
+        table_row(t, "%s\t%s\t%s\tcopied: %s\t\t%s\t%s", tensor->name, qt_dtype_name(tensor->dtype),
+                  shape, item->why, before, before);
+}
+
+static int print_plan(const struct qt_plan *plan, struct qt_err *err)
+{
+    struct table t = {.align = "llllrrr"}, sum = {.align = "ll"};
+    char before[TEXT_SIZE], after[TEXT_SIZE], memory[TEXT_SIZE];
+    table_row(&t, "TENSOR\tDTYPE\tSHAPE\tSCHEME\tBPW\tBEFORE\tAFTER");
+    for (size_t i = 0; i < plan->count; i++)
+        item_row(&t, &plan->items[i]);
+    table_row(&sum, "tensors\t%zu quantized, %zu copied", plan->quantized,
+              plan->count - plan->quantized);
+    table_row(&sum, "bpw\t%.4f bits per quantized weight", qt_plan_bpw(plan));
+    table_row(&sum, "size\t%s before, %s after (%.1f %%)", text_bytes(before, plan->source_bytes),
+              text_bytes(after, plan->output_bytes),
+              plan->source_bytes ? 100 * (double)plan->output_bytes / (double)plan->source_bytes
+                                 : 100);
+    table_row(&sum, "memory\t%s beyond mapped files", text_bytes(memory, plan->working_bytes));
+    int rc = table_print(&t, err);
+    putchar('\n');
+    int second = table_print(&sum, rc < 0 ? NULL : err);
+    return rc < 0 ? rc : second;
+}
+
+static json_t *item_doc(struct cli *cli, const struct qt_plan_item *item)
+{
+    const struct qt_tensor *t = item->tensor;
+    json_t *o = json_object();
+    doc_set(cli, o, "name", doc_text(t->name));
+    doc_set(cli, o, "dtype", doc_text(qt_dtype_name(t->dtype)));
+    doc_set(cli, o, "shape", doc_shape(t->ndim, t->shape));
+    doc_set(cli, o, "source_bytes", doc_size(t->nbytes));
+    if (item->packed.spec.scheme) {
+        doc_set(cli, o, "scheme", doc_text(item->packed.spec.text));
+        doc_set(cli, o, "bpw", doc_real(qt_packed_bpw(&item->packed)));
+        doc_set(cli, o, "bytes", doc_size(qt_packed_bytes(&item->packed)));
+    } else {
+        doc_set(cli, o, "copied", doc_text(item->why));
+        doc_set(cli, o, "bytes", doc_size(t->nbytes));
+    }
+    return o;
+}
+
+static void fill_doc(struct cli *cli, const struct qt_plan *plan)
+{
+    json_t *items = json_array();
+    for (size_t i = 0; i < plan->count; i++)
+        doc_append(cli, items, item_doc(cli, &plan->items[i]));
+    doc_set(cli, cli->doc, "quantized", doc_size(plan->quantized));
+    doc_set(cli, cli->doc, "copied", doc_size(plan->count - plan->quantized));
+    doc_set(cli, cli->doc, "bpw", doc_real(qt_plan_bpw(plan)));
+    doc_set(cli, cli->doc, "source_bytes", doc_size(plan->source_bytes));
+    doc_set(cli, cli->doc, "bytes", doc_size(plan->output_bytes));
+    doc_set(cli, cli->doc, "working_bytes", doc_size(plan->working_bytes));
+    doc_set(cli, cli->doc, "tensors", items);
+}
+
+static int show_plan(struct cli *cli, const struct qt_ckpt *ckpt, const struct qt_plan_options *opt,
+                     struct qt_err *err)
+{
+    struct qt_plan plan = {0};
+    int rc;
+    QT_TRY(qt_plan_new(&plan, ckpt, opt, err));
+    if (cli->doc)
+        fill_doc(cli, &plan);
+    else
+        QT_TRY(print_plan(&plan, err));
+done:
+    qt_plan_free(&plan);
+    return rc;
+}
+
+/* ---- all schemes side by side --------------------------------------------------------------- */
+
+struct overview {
+    struct table table;
+    json_t *array; /* instead of the table with --json */
+};
+
+static void overview_add(struct cli *cli, struct overview *o, const char *name,
+                         const struct qt_plan *plan)
+{
+    char bytes[TEXT_SIZE];
+    if (!o->array) {
+        table_row(&o->table, "%s\t%.4f\t%s\t%zu", name, qt_plan_bpw(plan),
+                  text_bytes(bytes, plan->output_bytes), plan->quantized);
+        return;
+    }
+    json_t *row = json_object();
+    doc_set(cli, row, "scheme", doc_text(name));
+    doc_set(cli, row, "bpw", doc_real(qt_plan_bpw(plan)));
+    doc_set(cli, row, "bytes", doc_size(plan->output_bytes));
+    doc_set(cli, row, "quantized", doc_size(plan->quantized));
+    doc_append(cli, o->array, row);
+}
+
+static void overview_refuse(struct cli *cli, struct overview *o, const char *name,
+                            const struct qt_err *why)
+{
+    char text[2048];
+    qt_err_format(text, sizeof text, why);
+    if (!o->array) {
+        table_row(&o->table, "%s\t\t\t\trefused: %s", name, text);
+        return;
+    }
+    json_t *row = json_object();
+    doc_set(cli, row, "scheme", doc_text(name));
+    doc_set(cli, row, "refused", doc_text(text));
+    doc_append(cli, o->array, row);
+}
+
+static int compare_scheme(struct cli *cli, struct overview *o, const struct qt_ckpt *ckpt,
+                          const char *name, struct qt_err *err)
+{
+    const struct qt_plan_options opt = {.scheme = name};
+    struct qt_plan plan = {0};
+    int rc = qt_plan_new(&plan, ckpt, &opt, err);
+    if (rc == QT_OK)
+        overview_add(cli, o, name, &plan);
+    else if (rc == QT_E_UNSUPPORTED)
+        overview_refuse(cli, o, name, err);
+    qt_plan_free(&plan);
+    return rc == QT_E_UNSUPPORTED ? QT_OK : rc;
+}
+
+static int compare_schemes(struct cli *cli, const struct qt_ckpt *ckpt, struct qt_err *err)
+{
+    struct overview o = {.table = {.align = "lrrrl"}, .array = cli->doc ? json_array() : NULL};
+    const struct qt_scheme *s;
+    const struct qt_preset *preset;
+    int rc = QT_OK;
+    table_row(&o.table, "SCHEME\tBPW\tSIZE\tTENSORS QUANTIZED\t");
+    for (size_t i = 0; (s = qt_scheme_at(i)) != NULL; i++)
+        for (size_t j = 0; (preset = qt_scheme_preset(s, j)) != NULL; j++)
+            QT_TRY(compare_scheme(cli, &o, ckpt, preset->name, err));
+    if (!cli->doc)
+        QT_TRY(table_print(&o.table, err));
+done:
+    if (cli->doc)
+        doc_set(cli, cli->doc, "schemes", o.array);
+    table_free(&o.table);
+    return rc;
+}
+
+/* ---- the command ---------------------------------------------------------------------------- */
+
+static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
+{
+    const struct plan_options *o = options;
+    struct qt_ckpt *ckpt = NULL;
+    struct rules rules;
+    int rc;
+    QT_TRY(rules_parse(&rules, &o->tensor, err));
+    QT_TRY(qt_ckpt_open(&ckpt, args[0], err));
+    const struct qt_plan_options opt = {
+        .scheme = o->scheme ? o->scheme : "none", .rules = rules.rule, .nrules = rules.count};
+    if (o->scheme || rules.count)
+        QT_TRY(show_plan(cli, ckpt, &opt, err));
+    else
+        QT_TRY(compare_schemes(cli, ckpt, err));
+done:
+    qt_ckpt_close(ckpt);
+    rules_free(&rules);
+    return rc;
+}
+
+static const struct plan_options defaults = {.common = COMMON_DEFAULTS};
+
+static const struct opt opts[] = {
+    {.name = "scheme",
+     .kind = OPT_STRING,
+     .offset = offsetof(struct plan_options, scheme),
+     .metavar = "S",
+     .help = "scheme of all linear weights, for example fp6 or nf4:g=128; 'qtool list schemes' "
+             "shows all"},
+    {.name = "tensor",
+     .kind = OPT_LIST,
+     .offset = offsetof(struct plan_options, tensor),
+     .metavar = "'REGEX=S'",
+     .help = "scheme of the tensors whose name matches; the last match decides"},
+    {0},
+};
+
+static const struct opt_positional positionals[] = {
+    {"CKPT", "checkpoint: a directory, or a .safetensors, .bin, .pt or .pth file"},
+    {0},
+};
+
+const struct command cmd_plan = {
+    .name = "plan",
+    .summary = "what quantize would do: schemes, true sizes, refusals",
+    .description =
+        "Decides for every tensor what 'quantize' with the same options would do, checks all "
+        "shapes, and shows true bits per weight and sizes (codes, scales, tables and padding "
+        "counted). Nothing is written. Without --scheme and --tensor all schemes are compared, a "
+        "line for each.\n\n"
+        "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
+        "found anywhere in the name). A regular expression that matches no tensor is an error. "
+        "The scheme 'none' copies.",
+    .examples = "  qtool plan examples/nano-llama\n"
+                "  qtool plan examples/nano-llama --scheme nf4:g=128 --tensor 'down_proj=fp6'\n",
+    .opts = opts,
+    .positionals = positionals,
+    .defaults = &defaults,
+    .options_size = sizeof defaults,
+    .run = run,
+};

@@ -1,0 +1,228 @@
+#include "cli/cli.h"
+
+#include <signal.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct quantize_options {
+    struct common_options common;
+    const char *out, *scheme;
+    struct opt_list tensor;
+    struct calibration_options calibration;
+    bool force, resume;
+};
+
+/* ---- signals -------------------------------------------------------------------------------- */
+
+/* A signal handler can only reach a global. */
+static volatile sig_atomic_t stop_requested;
+
+static void request_stop(int sig)
+{
+    (void)sig;
+    stop_requested = 1;
+}
+
+static bool is_interrupted(void)
+{
+    return stop_requested != 0;
+}
+
+/* The first signal stops at the next tensor; a second one ends the process at once. A signal that
+ * is ignored from the start (nohup, a background job) stays ignored. */
+static void catch_signal(int sig)
+{
+    struct sigaction action = {.sa_handler = request_stop, .sa_flags = (int)SA_RESETHAND}, before;
+    sigemptyset(&action.sa_mask);
+    if (sigaction(sig, NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+        sigaction(sig, &action, NULL);
+}
+
+/* ---- resuming ------------------------------------------------------------------------------- */
+
+/* Appends a word as a shell reads it back. */
+static void append_quoted(char *buf, size_t size, const char *word)
+{
+    static const char safe[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                               "@%+=:,./_-";
+    size_t n = strlen(buf);
+    if (*word && word[strspn(word, safe)] == '\0') {
+        snprintf(buf + n, size - n, " %s", word);
+        return;
+    }
+    n += (size_t)snprintf(buf + n, size - n, " '");
+    for (; *word && n + 5 < size; word++)
+        n += (size_t)snprintf(buf + n, size - n, *word == '\'' ? "'\\''" : "%c", *word);
+    snprintf(buf + n, size - n, "'");
+}
+
+/* The command line of this run with --resume: what to type to go on. */
+static void resume_command(char *buf, size_t size, const struct cli *cli, bool has_resume)
+{
+    snprintf(buf, size, "qtool quantize%s", has_resume ? "" : " --resume");
+    for (int i = 2; i < cli->argc; i++)
+        append_quoted(buf, size, cli->argv[i]);
+}
+
+static void tell_resume(struct cli *cli, const struct quantize_options *o)
+{
+    char text[4096];
+    resume_command(text, sizeof text, cli, o->resume);
+    ui_clear(&cli->ui);
+    fprintf(stderr, "qtool quantize: to go on: %s\n", text);
+    if (cli->doc)
+        doc_set(cli, cli->doc, "resume", doc_text(text));
+}
+
+/* ---- the command ---------------------------------------------------------------------------- */
+
+/* --force replaces OUT: it must not be what is read. */
+static int check_out(const char *out, const struct qt_ckpt *ckpt, const char *path,
+                     struct qt_err *err)
+{
+    char *to = realpath(out, NULL), *from = realpath(path, NULL),
+         *dir = realpath(qt_ckpt_dir(ckpt), NULL);
+    bool same = to && ((from && strcmp(to, from) == 0) || (dir && strcmp(to, dir) == 0));
+    free(to);
+    free(from);
+    free(dir);
+    if (same)
+        return qt_fail(err, QT_E_USAGE, out, NULL, "the output would replace the checkpoint");
+    return QT_OK;
+}
+
+static int print_report(struct cli *cli, const struct quantize_options *o,
+                        const struct qt_ckpt *ckpt, const struct qt_quantize_report *r,
+                        struct qt_err *err)
+{
+    struct table t = {.align = "ll"};
+    char before[TEXT_SIZE], after[TEXT_SIZE];
+    uint64_t source_bytes = 0;
+    for (size_t i = 0; i < qt_ckpt_count(ckpt); i++)
+        source_bytes += qt_ckpt_tensor(ckpt, i)->nbytes;
+    if (cli->doc) {
+        doc_set(cli, cli->doc, "out", doc_text(o->out));
+        doc_set(cli, cli->doc, "quantized", doc_size(r->quantized));
+        doc_set(cli, cli->doc, "copied", doc_size(r->copied));
+        doc_set(cli, cli->doc, "bpw", doc_real(r->bpw));
+        doc_set(cli, cli->doc, "bytes", doc_size(r->bytes));
+        doc_set(cli, cli->doc, "source_bytes", doc_size(source_bytes));
+        return QT_OK;
+    }
+    table_row(&t, "container\t%s", o->out);
+    table_row(&t, "tensors\t%zu quantized, %zu copied", r->quantized, r->copied);
+    table_row(&t, "bpw\t%.4f bits per quantized weight", r->bpw);
+    table_row(&t, "size\t%s (%llu bytes), source %s", text_bytes(after, r->bytes),
+              (unsigned long long)r->bytes, text_bytes(before, source_bytes));
+    return table_print(&t, err);
+}
+
+static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
+{
+    const struct quantize_options *o = options;
+    struct qt_quantize_report report;
+    struct qt_ckpt *ckpt = NULL;
+    struct rules rules;
+    struct calibration calibration = {0};
+    int rc;
+    catch_signal(SIGINT);
+    catch_signal(SIGTERM);
+    QT_TRY(rules_parse(&rules, &o->tensor, err));
+    QT_TRY(qt_ckpt_open(&ckpt, args[0], err));
+    QT_TRY(check_out(o->out, ckpt, args[0], err));
+    struct qt_quantize_options opt = {
+        .plan = {.scheme = o->scheme, .rules = rules.rule, .nrules = rules.count},
+        .out_dir = o->out,
+        .force = o->force,
+        .resume = o->resume,
+        .log = &cli->log,
+        .interrupted = is_interrupted,
+    };
+    QT_TRY(calibration_open(&calibration, &o->calibration, ckpt, err));
+    if (calibration.data.samples)
+        opt.calibration = &calibration.data;
+    opt.plan.calibrated = opt.calibration != NULL;
+    QT_TRY(qt_quantize(&report, ckpt, &opt, err));
+    QT_TRY(print_report(cli, o, ckpt, &report, err));
+done:
+    if (rc == QT_E_INTERRUPTED)
+        tell_resume(cli, o);
+    calibration_close(&calibration);
+    qt_ckpt_close(ckpt);
+    rules_free(&rules);
+    return rc;
+}
+
+static const struct quantize_options defaults = {
+    .common = COMMON_DEFAULTS,
+    .calibration = CALIBRATION_DEFAULTS,
+};
+
+static const struct opt opts[] = {
+    {.name = "out",
+     .letter = 'o',
+     .kind = OPT_STRING,
+     .offset = offsetof(struct quantize_options, out),
+     .required = true,
+     .metavar = "OUT",
+     .help = "directory of the container"},
+    {.name = "scheme",
+     .kind = OPT_STRING,
+     .offset = offsetof(struct quantize_options, scheme),
+     .required = true,
+     .metavar = "S",
+     .help = "scheme of all linear weights, for example fp6 or nf4:g=128; 'qtool list schemes' "
+             "shows all"},
+    {.name = "tensor",
+     .kind = OPT_LIST,
+     .offset = offsetof(struct quantize_options, tensor),
+     .metavar = "'REGEX=S'",
+     .help = "scheme of the tensors whose name matches; the last match decides"},
+    CALIBRATION_OPTS(struct quantize_options, calibration),
+    {.name = "force",
+     .kind = OPT_FLAG,
+     .offset = offsetof(struct quantize_options, force),
+     .help = "replace OUT if it exists (at the end, when the new container is complete)"},
+    {.name = "resume",
+     .kind = OPT_FLAG,
+     .offset = offsetof(struct quantize_options, resume),
+     .help = "go on where an interrupted run with the same options stopped"},
+    {0},
+};
+
+static const struct opt_positional positionals[] = {
+    {"CKPT", "checkpoint: a directory, or a .safetensors, .bin, .pt or .pth file"},
+    {0},
+};
+
+const struct command cmd_quantize = {
+    .name = "quantize",
+    .summary = "make a container of packed weights from a checkpoint",
+    .description =
+        "Quantizes the linear weights of a checkpoint and writes a container: a directory with "
+        "packed tensors, all other tensors as they were, and the side files of the model. The "
+        "work is done in OUT.partial, which becomes OUT once everything has been written and "
+        "read back. The same input and options give the same bytes, for any number of threads.\n\n"
+        "With --data the linear weights of the decoder blocks are quantized by error feedback "
+        "under "
+        "the Hessian of their inputs (method=gptq), block by block, each calibrated on the output "
+        "of "
+        "the blocks quantized before it. This needs a model that qtool can run ('qtool list "
+        "archs'); without --data any checkpoint will do.\n\n"
+        "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
+        "found anywhere in the name). A regular expression that matches no tensor is an error. "
+        "The scheme 'none' copies.\n\n"
+        "Ctrl-C or SIGTERM stops after the current tensor (exit status 75); the same command "
+        "with --resume goes on.",
+    .examples = "  qtool quantize examples/nano-llama -o nano-fp6 --scheme fp6:e=2\n"
+                "  qtool quantize examples/nano-llama -o nano-nf3 --scheme nf3:g=64 \\\n"
+                "      --data examples/nano-llama/calib.txt\n"
+                "  qtool quantize examples/nano-llama -o nano-mix --scheme nf4 \\\n"
+                "      --tensor 'down_proj=fp6'\n",
+    .opts = opts,
+    .positionals = positionals,
+    .defaults = &defaults,
+    .options_size = sizeof defaults,
+    .run = run,
+};

@@ -1,0 +1,237 @@
+#include "cli/cli.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stddef.h>
+#include <string.h>
+#include <unistd.h>
+
+const struct command *const commands[] = {
+    &cmd_inspect, &cmd_plan, &cmd_quantize, &cmd_verify, &cmd_eval, &cmd_list, &cmd_version, NULL,
+};
+
+static const char *const progress_modes[] = {"auto", "plain", "none", NULL};
+
+const struct opt common_opts[] = {
+    {.name = "threads",
+     .kind = OPT_SIZE,
+     .offset = offsetof(struct common_options, threads),
+     .metavar = "N",
+     .max = 4096,
+     .help = "worker threads; 0, the default, is one per available core. Results do not depend on "
+             "it"},
+    {.name = "device",
+     .kind = OPT_STRING,
+     .offset = offsetof(struct common_options, device),
+     .metavar = "DEV",
+     .help = "cpu (the default), cuda or cuda:N"},
+    {.name = "json",
+     .kind = OPT_FLAG,
+     .offset = offsetof(struct common_options, json),
+     .help = "one JSON document on stdout instead of text, also on failure"},
+    {.name = "progress",
+     .kind = OPT_CHOICE,
+     .offset = offsetof(struct common_options, progress),
+     .choices = progress_modes,
+     .metavar = "MODE",
+     .help = "auto (a bar on a terminal, else plain lines), plain or none"},
+    {.name = "quiet",
+     .letter = 'q',
+     .kind = OPT_FLAG,
+     .offset = offsetof(struct common_options, quiet),
+     .help = "no messages and no progress on stderr; errors are still shown"},
+    {.name = "help",
+     .letter = 'h',
+     .kind = OPT_FLAG,
+     .offset = offsetof(struct common_options, help),
+     .help = "this text"},
+    {0},
+};
+
+/* ---- the process ---------------------------------------------------------------------------- */
+
+/* With a standard descriptor closed, the next file opened would take its number, and results or
+ * messages would be written into it. A descriptor of the wrong direction fails cleanly instead. */
+static void occupy_standard_descriptors(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd)
+            _exit(qt_exit_code(QT_E_RESOURCE));
+}
+
+/* A closed pipe or a file size limit shall be an error of the write, not the end of the process. */
+static void ignore_write_signals(void)
+{
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+}
+
+/* Results that did not reach their reader are no success. */
+static int close_stdout(const char *command, int rc)
+{
+    bool failed = ferror(stdout);
+    errno = 0;
+    failed |= fclose(stdout) != 0;
+    if (!failed)
+        return rc;
+    fprintf(stderr, "qtool %s: cannot write results to standard output%s%s\n", command,
+            errno ? ": " : "", errno ? strerror(errno) : "");
+    return rc == QT_OK || rc == QT_E_GATE ? QT_E_RESOURCE : rc;
+}
+
+/* ---- running a command ---------------------------------------------------------------------- */
+
+/* Whether an option that changes how errors are reported, or that makes them moot, is given: it
+ * must be known even when the command line is wrong. */
+static bool has_flag(int argc, char **argv, const char *name, const char *letter)
+{
+    for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strcmp(argv[i], name) == 0 || (letter && strcmp(argv[i], letter) == 0))
+            return true;
+    return false;
+}
+
+static int check_device(const char *device, struct qt_err *err)
+{
+    static const char *const names[] = {"cpu", "cuda"};
+    size_t index;
+    if (strcmp(device, "cpu") == 0)
+        return QT_OK;
+    if (strncmp(device, "cuda:", 5) == 0) {
+        int rc = opts_size(&index, "--device cuda:N", device + 5, 0, 1023, err);
+        if (rc < 0)
+            return rc;
+    } else if (strcmp(device, "cuda") != 0) {
+        return opts_unknown("device", device, names, 2, err);
+    }
+    return qt_fail(err, QT_E_NO_GPU, NULL, NULL, "--device %s: built without GPU support", device);
+}
+
+/* command is NULL when there is none of that name. */
+static void print_error(const char *command, const struct qt_err *err)
+{
+    char text[2048];
+    qt_err_format(text, sizeof text, err);
+    fprintf(stderr, "qtool%s%s: %s\n", command ? " " : "", command ? command : "", text);
+    if (err->status == QT_E_USAGE)
+        fprintf(stderr, "'qtool %s%s--help' tells more.\n", command ? command : "",
+                command ? " " : "");
+}
+
+/* cmd's options struct is parsed into options, which holds the defaults. */
+static int parse_and_run(struct cli *cli, const struct command *cmd, void *options,
+                         struct qt_err *err)
+{
+    const struct opt_syntax syntax = {{cmd->opts, common_opts}, cmd->positionals};
+    const struct common_options *common = options;
+    const char *args[OPTS_MAX_ARGS] = {0};
+    int rc;
+    QT_TRY(opts_parse(options, args, &syntax, cli->argc - 2, cli->argv + 2, err));
+    ui_init(&cli->ui, cmd->name, common->quiet, (enum ui_progress)common->progress);
+    cli->log = ui_log(&cli->ui);
+    QT_TRY(check_device(common->device, err));
+    qt_threads_set((int)common->threads);
+    QT_TRY(cmd->run(cli, options, args, err));
+    if (cli->doc_failed)
+        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory for the JSON document");
+done:
+    ui_clear(&cli->ui);
+    opts_free(options, &syntax);
+    return rc;
+}
+
+/* Reports how a command ended: the error on stderr, with --json the document on stdout. */
+static int report(struct cli *cli, const char *command, int rc, const struct qt_err *err)
+{
+    if (rc < 0) {
+        fflush(stdout); /* results before the error, where both go to one place */
+        print_error(command, err);
+    }
+    if (cli->doc)
+        rc = doc_print(cli, command, rc, err);
+    json_decref(cli->doc);
+    return rc;
+}
+
+static struct cli cli_new(int argc, char **argv)
+{
+    bool json = has_flag(argc - 2, argv + 2, "--json", NULL);
+    return (struct cli){.argc = argc, .argv = argv, .doc = json ? json_object() : NULL};
+}
+
+static int run_command(const struct command *cmd, int argc, char **argv)
+{
+    struct qt_err err = {0};
+    void *options = NULL;
+    if (has_flag(argc - 2, argv + 2, "--help", "-h")) {
+        help_command(stdout, cmd);
+        return QT_OK;
+    }
+    struct cli cli = cli_new(argc, argv);
+    int rc = qt_array_new(&options, 1, cmd->options_size, &err);
+    if (rc == QT_OK) {
+        memcpy(options, cmd->defaults, cmd->options_size);
+        rc = parse_and_run(&cli, cmd, options, &err);
+    }
+    qt_free(options);
+    return report(&cli, cmd->name, rc, &err);
+}
+
+/* ---- dispatch ------------------------------------------------------------------------------- */
+
+static const struct command *find_command(const char *name)
+{
+    for (size_t i = 0; commands[i]; i++)
+        if (strcmp(commands[i]->name, name) == 0)
+            return commands[i];
+    return NULL;
+}
+
+static int unknown_command(int argc, char **argv, const char *name)
+{
+    const char *names[16];
+    struct cli cli = cli_new(argc, argv);
+    struct qt_err err = {0};
+    size_t n = 0;
+    for (; commands[n] && n < sizeof names / sizeof *names; n++)
+        names[n] = commands[n]->name;
+    int rc = opts_unknown("command", name, names, n, &err);
+    return report(&cli, NULL, rc, &err);
+}
+
+/* "help [COMMAND]", "--help", "-h" */
+static int show_help(int argc, char **argv)
+{
+    if (argc < 3) {
+        help_overview(stdout);
+        return QT_OK;
+    }
+    const struct command *cmd = find_command(argv[2]);
+    if (!cmd)
+        return unknown_command(argc, argv, argv[2]);
+    help_command(stdout, cmd);
+    return QT_OK;
+}
+
+static int dispatch(int argc, char **argv)
+{
+    if (argc < 2) {
+        help_overview(stderr);
+        return QT_E_USAGE;
+    }
+    const char *name = argv[1];
+    if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h"))
+        return show_help(argc, argv);
+    const struct command *cmd = find_command(strcmp(name, "--version") ? name : "version");
+    return cmd ? run_command(cmd, argc, argv) : unknown_command(argc, argv, name);
+}
+
+int main(int argc, char **argv)
+{
+    occupy_standard_descriptors();
+    ignore_write_signals();
+    int rc = dispatch(argc, argv);
+    rc = close_stdout(argc > 1 ? argv[1] : "", rc);
+    return qt_exit_code((enum qt_status)rc);
+}

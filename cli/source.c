@@ -1,0 +1,64 @@
+#include "cli/cli.h"
+
+#include <string.h>
+
+int source_open(struct source *out, const char *path, struct qt_err *err)
+{
+    int rc;
+    *out = (struct source){0};
+    if (qt_container_probe(path)) {
+        QT_TRY(qt_container_open(&out->container, path, err));
+        out->ckpt = qt_container_ckpt(out->container);
+        out->weights = qt_weights_of_container(out->container);
+    } else {
+        QT_TRY(qt_ckpt_open(&out->opened, path, err));
+        out->ckpt = out->opened;
+        out->weights = qt_weights_of_ckpt(out->ckpt);
+    }
+done:
+    return rc;
+}
+
+void source_close(struct source *s)
+{
+    qt_container_close(s->container);
+    qt_ckpt_close(s->opened);
+    *s = (struct source){0};
+}
+
+int rules_parse(struct rules *out, const struct opt_list *list, struct qt_err *err)
+{
+    int rc;
+    *out = (struct rules){0};
+    QT_TRY(qt_array_new(&out->rule, list->count, sizeof *out->rule, err));
+    QT_TRY(qt_array_new(&out->text, list->count, sizeof *out->text, err));
+    for (size_t i = 0; i < list->count; i++) {
+        QT_TRY(qt_string_copy(&out->text[i], list->items[i], err));
+        out->count = i + 1;
+        char *cut = strchr(out->text[i], '=');
+        if (!cut || cut == out->text[i] || !cut[1]) {
+            rc = qt_fail(err, QT_E_USAGE, NULL, NULL, "--tensor '%s' is not of the form REGEX=SPEC",
+                         list->items[i]);
+            goto done;
+        }
+        *cut = '\0';
+        out->rule[i] = (struct qt_rule){.regex = out->text[i], .spec = cut + 1};
+    }
+done:
+    return rc;
+}
+
+void rules_free(struct rules *rules)
+{
+    for (size_t i = 0; i < rules->count; i++)
+        qt_free(rules->text[i]);
+    qt_free(rules->text);
+    qt_free(rules->rule);
+    *rules = (struct rules){0};
+}
+
+int gate_validate(const char *expr, const struct qt_figure *figures, size_t n, struct qt_err *err)
+{
+    int rc = expr ? qt_gate_check(expr, figures, n, err) : QT_OK;
+    return rc == QT_E_GATE ? QT_OK : rc; /* the values are not known yet */
+}

@@ -1,0 +1,129 @@
+#include "cli/cli.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+static const double bar_interval = 0.1, line_interval = 10; /* seconds between outputs */
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static bool stderr_is_terminal(void)
+{
+    const char *term = getenv("TERM");
+    return isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0;
+}
+
+void ui_init(struct ui *ui, const char *command, bool quiet, enum ui_progress progress)
+{
+    bool show = !quiet && progress != UI_NONE;
+    *ui = (struct ui){.command = command, .quiet = quiet};
+    ui->bar = show && progress == UI_AUTO && stderr_is_terminal();
+    ui->plain = show && !ui->bar;
+}
+
+void ui_clear(struct ui *ui)
+{
+    if (ui->drawn)
+        fputs("\r\033[K", stderr);
+    ui->drawn = false;
+}
+
+/* Names come out of untrusted files: no control character may reach a terminal. */
+static void print_clean(const char *text)
+{
+    for (const unsigned char *p = (const unsigned char *)text; *p; p++)
+        fputc(*p < 0x20 || *p == 0x7f ? '?' : *p, stderr);
+}
+
+static void message(void *ctx, enum qt_log_level level, const char *text)
+{
+    struct ui *ui = ctx;
+    if (ui->quiet)
+        return;
+    ui_clear(ui);
+    fprintf(stderr, "qtool %s: %s", ui->command, level == QT_LOG_WARNING ? "warning: " : "");
+    print_clean(text);
+    fputc('\n', stderr);
+}
+
+/* ---- progress ------------------------------------------------------------------------------- */
+
+/* "1:02:03", "2:03" */
+static const char *text_time(char buf[TEXT_SIZE], double seconds)
+{
+    unsigned long s = seconds < 1e9 ? (unsigned long)(seconds + 0.5) : 1000000000;
+    if (s >= 3600)
+        snprintf(buf, TEXT_SIZE, "%lu:%02lu:%02lu", s / 3600, s / 60 % 60, s % 60);
+    else
+        snprintf(buf, TEXT_SIZE, "%lu:%02lu", s / 60, s % 60);
+    return buf;
+}
+
+static void draw_bar(struct ui *ui, double share, const char *left)
+{
+    static const char full[] = "########################################";
+    struct winsize size = {0};
+    int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
+    int width = columns - 40;
+    width = width > 40 ? 40 : width;
+    width = width < 0 ? 0 : width;
+    int filled = (int)(share * width);
+    fprintf(stderr, "\r%-10s [%.*s%*s] %3d%%  ETA %s\033[K", ui->stage, filled, full,
+            width - filled, "", (int)(share * 100), left);
+    fflush(stderr);
+    ui->drawn = true;
+}
+
+static void show_progress(struct ui *ui, double share, double elapsed)
+{
+    char buf[TEXT_SIZE];
+    const char *left = share > 0 ? text_time(buf, elapsed * (1 - share) / share) : "?";
+    if (ui->bar)
+        draw_bar(ui, share, left);
+    else
+        fprintf(stderr, "qtool %s: %s %d%%, %s left\n", ui->command, ui->stage, (int)(share * 100),
+                left);
+}
+
+static void finish_progress(struct ui *ui, double elapsed)
+{
+    char buf[TEXT_SIZE];
+    ui_clear(ui);
+    if (ui->plain)
+        fprintf(stderr, "qtool %s: %s done in %s\n", ui->command, ui->stage,
+                text_time(buf, elapsed));
+    ui->stage[0] = '\0';
+}
+
+static void progress(void *ctx, const char *stage, double done, double total)
+{
+    struct ui *ui = ctx;
+    double time = now();
+    if (!ui->bar && !ui->plain)
+        return;
+    if (strcmp(ui->stage, stage) != 0) {
+        if (done >= total)
+            return; /* the end of a stage that has been reported already, or of an empty one */
+        snprintf(ui->stage, sizeof ui->stage, "%s", stage);
+        ui->started = ui->shown = time;
+    }
+    if (done >= total) {
+        finish_progress(ui, time - ui->started);
+    } else if (time - ui->shown >= (ui->bar ? bar_interval : line_interval)) {
+        show_progress(ui, done / total, time - ui->started);
+        ui->shown = time;
+    }
+}
+
+struct qt_log ui_log(struct ui *ui)
+{
+    return (struct qt_log){ui, message, progress};
+}

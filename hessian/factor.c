@@ -1,0 +1,166 @@
+#include "hessian/hessian.h"
+
+#include <lapacke.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- order ---------------------------------------------------------------------------------- */
+
+struct rank {
+    double key;
+    size_t index;
+};
+
+/* Larger first; ties by index, so that the order does not depend on the sort. */
+static int by_rank(const void *a, const void *b)
+{
+    const struct rank *x = a, *y = b;
+    if (x->key != y->key)
+        return x->key < y->key ? 1 : -1;
+    return (x->index > y->index) - (x->index < y->index);
+}
+
+static int order_new(struct qt_factor *f, const double *diag, const struct qt_factor_options *opt,
+                     struct qt_err *err)
+{
+    size_t k = f->k, g = opt->group, groups = qt_ceil_div(k, g), at = 0;
+    struct rank *outer = NULL, *inner = NULL;
+    int rc = QT_OK;
+    QT_TRY(qt_array_new(&outer, groups, sizeof *outer, err));
+    QT_TRY(qt_array_new(&inner, qt_min_size(g, k), sizeof *inner, err));
+    for (size_t i = 0; i < groups; i++) {
+        size_t n = qt_min_size(g, k - i * g);
+        outer[i] = (struct rank){0, i};
+        for (size_t j = 0; j < n && !opt->natural; j++)
+            outer[i].key += diag[i * g + j] / (double)n;
+    }
+    qsort(outer, groups, sizeof *outer, by_rank);
+    for (size_t i = 0; i < groups; i++) {
+        size_t first = outer[i].index * g, n = qt_min_size(g, k - first);
+        for (size_t j = 0; j < n; j++)
+            inner[j] = (struct rank){opt->natural ? 0 : diag[first + j], first + j};
+        qsort(inner, n, sizeof *inner, by_rank);
+        for (size_t j = 0; j < n; j++, at++) {
+            f->order[at] = inner[j].index;
+            f->group[at] = outer[i].index;
+        }
+    }
+done:
+    qt_free(outer);
+    qt_free(inner);
+    return rc;
+}
+
+/* ---- factor --------------------------------------------------------------------------------- */
+
+static double entry(const double *h, size_t k, size_t i, size_t j)
+{
+    return i >= j ? h[i * k + j] : h[j * k + i];
+}
+
+/* diag[j] of the scaled matrix, dead channels lifted; returns the factor that makes its mean 1, or
+ * 0 if h is unusable. */
+static double diagonal(double *diag, size_t *dead, const double *h, size_t k)
+{
+    double sum = 0;
+    for (size_t j = 0; j < k; j++) {
+        diag[j] = h[j * k + j];
+        if (!isfinite(diag[j]) || diag[j] < 0)
+            return 0;
+        *dead += diag[j] == 0;
+        sum += diag[j];
+    }
+    double scale = sum > 0 ? (double)k / sum : 1;
+    if (!isfinite(scale) || !isfinite(sum))
+        return 0;
+    for (size_t j = 0; j < k; j++)
+        diag[j] *= scale;
+    return scale;
+}
+
+/*
+ * H = V V^T with V upper triangular is the Cholesky factorization of H with rows and columns
+ * reversed, reversed back. (GPTQ factors H^-1 = U^T U instead; U = V^-1, so V spares the inverse.)
+ */
+static int factor_reversed(double *a, const struct qt_factor *f, double damp)
+{
+    size_t k = f->k;
+    for (size_t i = 0; i < k; i++)
+        for (size_t j = 0; j <= i; j++)
+            a[i * k + j] = (double)f->h[(k - 1 - i) * k + (k - 1 - j)];
+    for (size_t i = 0; i < k; i++)
+        a[i * k + i] += damp;
+    /* The lower triangle by rows is the upper one by columns: no transposed copy. */
+    return (int)LAPACKE_dpotrf_work(LAPACK_COL_MAJOR, 'U', (lapack_int)k, a, (lapack_int)k);
+}
+
+static int factor_ladder(struct qt_factor *f, double *a, double first, struct qt_err *err)
+{
+    size_t k = f->k;
+    for (double damp = first; damp <= 1.0001; damp = damp > 0 ? damp * 10 : 1e-6) {
+        int info = factor_reversed(a, f, damp);
+        if (info == 0) {
+            f->damp = damp;
+            f->damping = damp == first ? QT_DAMP_PLAIN : QT_DAMP_RAISED;
+            for (size_t i = 0; i < k; i++) {
+                f->h[i * k + i] += (float)damp;
+                for (size_t j = i; j < k; j++)
+                    f->v[i * k + j] = (float)a[(k - 1 - i) * k + (k - 1 - j)];
+            }
+            return QT_OK;
+        }
+    }
+    f->damping = QT_DAMP_FAILED;
+    return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                   "the Hessian cannot be factored, even damped by its mean diagonal");
+}
+
+int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
+                  const struct qt_factor_options *opt, struct qt_err *err)
+{
+    double *diag = NULL, *a = NULL;
+    size_t cells;
+    int rc = QT_OK;
+    *out = (struct qt_factor){.k = k, .group_size = opt->group};
+    if (qt_mul_overflow(&cells, k, k) || k > INT32_MAX)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu channels are too many", k);
+    QT_TRY(qt_array_new(&diag, k, sizeof *diag, err));
+    QT_TRY(qt_array_new(&out->order, k, sizeof *out->order, err));
+    QT_TRY(qt_array_new(&out->group, k, sizeof *out->group, err));
+    QT_TRY(qt_array_new(&out->h, cells, sizeof *out->h, err));
+    QT_TRY(qt_array_new(&out->v, cells, sizeof *out->v, err));
+    QT_TRY(qt_array_new(&a, cells, sizeof *a, err));
+    double scale = diagonal(diag, &out->dead, h, k);
+    if (scale == 0) {
+        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "the Hessian is not finite");
+        goto done;
+    }
+    QT_TRY(order_new(out, diag, opt, err));
+    for (size_t i = 0; i < k; i++)
+        for (size_t j = 0; j < k; j++) {
+            double value = entry(h, k, out->order[i], out->order[j]) * scale;
+            if (!isfinite(value)) {
+                rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "the Hessian is not finite");
+                goto done;
+            }
+            out->h[i * k + j] = (float)value;
+        }
+    QT_TRY(factor_ladder(out, a, opt->damp, err));
+done:
+    qt_free(diag);
+    qt_free(a);
+    if (rc < 0)
+        qt_factor_free(out);
+    return rc;
+}
+
+void qt_factor_free(struct qt_factor *f)
+{
+    qt_free(f->order);
+    qt_free(f->group);
+    qt_free(f->h);
+    qt_free(f->v);
+    f->order = f->group = NULL;
+    f->h = f->v = NULL;
+}

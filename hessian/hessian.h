@@ -1,0 +1,92 @@
+/*
+ * hessian: second-order rounding of a weight matrix. Scheme-agnostic: what a column rounds to is a
+ * callback's business.
+ *
+ *   factor.c   H = X^T X -> damped, ordered, factored
+ *   solve.c    error feedback (GPTQ, Frantar et al. 2022, in the form of Babai's nearest plane)
+ *   polish.c   afterwards: coordinate descent on the codes, least squares on the scales, under H
+ *
+ * The objective of all three is, per row w of W[n][k], with q its rounded form,
+ *     E(q) = (w - q) H (w - q)^T.
+ */
+#ifndef QT_HESSIAN_H
+#define QT_HESSIAN_H
+
+#include "base/base.h"
+
+/* Why a factorization is not the plain one. */
+enum qt_damping { QT_DAMP_PLAIN, QT_DAMP_RAISED, QT_DAMP_FAILED };
+
+/* H in processing order, ready for solving. Position p stands for column order[p]. */
+struct qt_factor {
+    size_t k, group_size;
+    size_t *order; /* [k]; a group of columns is contiguous in it */
+    size_t *group; /* [k] group number at position p */
+    float *h;      /* [k][k] damped H, symmetric, mean diagonal 1 */
+    float *v;      /* [k][k] upper triangular, h = v v^T */
+    double damp;   /* added to the diagonal, as a share of its mean */
+    size_t dead;   /* channels that were never active */
+    enum qt_damping damping;
+};
+
+struct qt_factor_options {
+    double damp;  /* share of the mean diagonal; 0.01 is usual */
+    size_t group; /* columns that share a scale (the last group may be short); k: one group */
+    bool natural; /* columns in storage order instead of by activity */
+};
+
+/*
+ * h[k][k]: sum of x^T x, both triangles or the lower one only is read; any positive scaling.
+ * Columns are processed from the most to the least active (largest diagonal first): groups by their
+ * mean, and within their group; the scales stay where they are stored, so that nothing has to be
+ * gathered at run time. Channels with h_jj = 0 get the smallest diagonal that counts as nothing.
+ * QT_E_UNSUPPORTED when h has a non-finite entry or cannot be factored with any damping up to 1:
+ * the caller then rounds without it and says so.
+ */
+int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
+                  const struct qt_factor_options *opt, struct qt_err *err);
+void qt_factor_free(struct qt_factor *f);
+
+/*
+ * How a scheme rounds. Rows come in panels [row0, row0 + rows), rows <= QT_PANEL_ROWS, each panel
+ * on one thread. Columns are numbered as in storage. Matrices are transposed,
+ * [column][QT_PANEL_ROWS].
+ */
+enum { QT_PANEL_ROWS = 128 };
+
+struct qt_rounder {
+    void *ctx;
+    /* A group begins: choose its parameters for targets t[n][QT_PANEL_ROWS] of columns col[n],
+     * whose errors weigh weight[n]. */
+    void (*begin)(void *ctx, size_t group, const size_t *col, size_t n, const float *t,
+                  const float *weight, size_t row0, size_t rows);
+    /* q[r] = stored value nearest to x[r] in column col; unit[r] = q[r] / scale. The code is kept.
+     */
+    void (*round)(void *ctx, size_t col, const float *x, float *q, float *unit, size_t row0,
+                  size_t rows);
+    /* scale[r] of a group as stored. */
+    void (*scale)(void *ctx, size_t group, float *scale, size_t row0, size_t rows);
+    /* Replaces the scale of a group by the storable one nearest to scale[r], which is updated. */
+    void (*rescale)(void *ctx, size_t group, float *scale, size_t row0, size_t rows);
+};
+
+struct qt_solve_options {
+    int polish; /* rounds of coordinate descent and refit after the feedback pass; 0 = none */
+};
+
+/* Sums of E over all rows, in units of the normalised H. */
+struct qt_solve_report {
+    double feedback; /* after the error feedback pass */
+    double polished; /* after polishing; equals feedback without */
+};
+
+/* w[n][k] row-major FP32 -> codes and scales in the rounder. Deterministic for any thread count. */
+int qt_solve(struct qt_solve_report *out, const struct qt_factor *f, const float *w, size_t n,
+             const struct qt_rounder *rounder, const struct qt_solve_options *opt,
+             struct qt_err *err);
+
+/* E of a given q[n][k] against w[n][k], summed over rows: for reports ("before"). */
+int qt_solve_error(double *out, const struct qt_factor *f, const float *w, const float *q, size_t n,
+                   struct qt_err *err);
+
+#endif

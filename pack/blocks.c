@@ -1,0 +1,160 @@
+/*
+ * Calibrated quantization, block by block: observe the inputs of a block's linears with the hidden
+ * states that the quantized blocks before it give, quantize them, move the hidden states on through
+ * the decoded weights.
+ */
+#include "pack/run.h"
+#include "pack/sequential.h"
+
+#include <string.h>
+
+/* The linears of one block while they are being quantized. */
+struct block {
+    struct qt_run *run;
+    const struct qt_linear *linear;
+    size_t count;
+    size_t *item;             /* plan item of each */
+    struct qt_packed *packed; /* of those that are quantized */
+    struct qt_weights source;
+};
+
+/* ---- the block's weights as they now are ---------------------------------------------------- */
+
+static bool block_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
+{
+    const struct block *b = ctx;
+    return b->source.shape(b->source.ctx, name, ndim, shape);
+}
+
+/* Decoded where quantized, the source elsewhere. */
+static int block_load(void *ctx, const char *name, float *dst, struct qt_err *err)
+{
+    const struct block *b = ctx;
+    for (size_t i = 0; i < b->count; i++)
+        if (b->packed[i].nsections && strcmp(b->linear[i].weight, name) == 0)
+            return qt_packed_decode(dst, &b->packed[i], 0, b->packed[i].n, err);
+    return b->source.load(b->source.ctx, name, dst, err);
+}
+
+/* ---- resuming ------------------------------------------------------------------------------- */
+
+static int find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err)
+{
+    for (size_t i = 0; i < run->plan.count; i++)
+        if (strcmp(run->plan.items[i].tensor->name, name) == 0) {
+            *out = i;
+            return QT_OK;
+        }
+    return qt_fail(err, QT_E_INTERNAL, NULL, name, "not in the plan");
+}
+
+/* A finished matrix of an interrupted run, read back: the next block is calibrated on it. */
+static int read_back(struct qt_packed *out, const struct qt_run *run, size_t i, struct qt_err *err)
+{
+    int rc = QT_OK;
+    *out = run->plan.items[i].packed;
+    out->scale_exp2 = (int)json_integer_value(json_object_get(run->entries[i], "scale_exp2"));
+    for (size_t s = 0; s < out->nsections; s++) {
+        struct qt_section *section = &out->section[s];
+        QT_TRY(qt_array_new(&section->data, section->bytes, 1, err));
+        QT_TRY(qt_writer_get(run->writer, run->first[i] + s, section->data, section->bytes, err));
+    }
+done:
+    return rc;
+}
+
+/* Finds the block's items, and those among them that are finished; *left counts the others. */
+static int find_items(struct block *b, size_t *left, struct qt_err *err)
+{
+    int rc = QT_OK;
+    *left = 0;
+    for (size_t i = 0; i < b->count; i++) {
+        QT_TRY(find_item(&b->item[i], b->run, b->linear[i].weight, err));
+        if (b->run->plan.items[b->item[i]].why)
+            continue;
+        if (qt_run_resume_item(b->run, b->item[i]))
+            QT_TRY(read_back(&b->packed[i], b->run, b->item[i], err));
+        else
+            ++*left;
+    }
+done:
+    return rc;
+}
+
+/* ---- quantizing ----------------------------------------------------------------------------- */
+
+/* The factor in use, for linears that share an input and a group size. */
+struct shared_factor {
+    struct qt_factor factor;
+    int input;
+};
+
+static int factor_for(struct shared_factor *f, const struct qt_linear *linear,
+                      const struct qt_packed *p, const double *const *h, struct qt_err *err)
+{
+    struct qt_factor_options opt = {.damp = 0.01, .group = qt_packed_group(p)};
+    if (f->factor.k && f->input == linear->input && f->factor.group_size == opt.group)
+        return QT_OK;
+    qt_factor_free(&f->factor);
+    f->input = linear->input;
+    return qt_factor_new(&f->factor, h[linear->input], linear->k, &opt, err);
+}
+
+static int quantize_linears(struct block *b, const double *const *h, struct qt_err *err)
+{
+    struct shared_factor f = {0};
+    int rc = QT_OK;
+    for (size_t i = 0; i < b->count; i++) {
+        const struct qt_plan_item *item = &b->run->plan.items[b->item[i]];
+        if (item->why || b->run->entries[b->item[i]])
+            continue;
+        QT_TRY(qt_run_check_interrupted(b->run, err));
+        bool solve = qt_spec_method(&item->packed.spec) == QT_METHOD_GPTQ;
+        if (solve)
+            QT_TRY(factor_for(&f, &b->linear[i], &item->packed, h, err));
+        QT_TRY(
+            qt_run_quantize_item(&b->packed[i], b->run, b->item[i], solve ? &f.factor : NULL, err));
+    }
+done:
+    qt_factor_free(&f.factor);
+    return rc;
+}
+
+static int run_layer(struct qt_run *run, struct qt_sequential *seq, size_t layer,
+                     struct qt_err *err)
+{
+    struct block b = {.run = run, .source = qt_weights_of_ckpt(run->ckpt)};
+    struct qt_weights quantized = {b.source.dir, &b, block_shape, block_load};
+    const double *const *h;
+    size_t left;
+    int rc;
+    b.count = qt_model_linears(&b.linear, qt_sequential_model(seq), layer);
+    QT_TRY(qt_array_new(&b.item, b.count, sizeof *b.item, err));
+    QT_TRY(qt_array_new(&b.packed, b.count, sizeof *b.packed, err));
+    QT_TRY(find_items(&b, &left, err));
+    if (left) {
+        QT_TRY(qt_sequential_observe(&h, seq, layer, err));
+        QT_TRY(quantize_linears(&b, h, err));
+    }
+    QT_TRY(qt_sequential_advance(seq, layer, &quantized, err));
+done:
+    for (size_t i = 0; b.packed && i < b.count; i++)
+        qt_packed_free(&b.packed[i]);
+    qt_free(b.packed);
+    qt_free(b.item);
+    return rc;
+}
+
+int qt_run_blocks(struct qt_run *run, struct qt_err *err)
+{
+    struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
+    struct qt_sequential *seq;
+    int rc = qt_sequential_open(&seq, &source, run->opt->calibration, err);
+    if (rc < 0)
+        return rc;
+    size_t layers = qt_model_info(qt_sequential_model(seq))->layers;
+    for (size_t layer = 0; layer < layers && rc == QT_OK; layer++)
+        rc = run_layer(run, seq, layer, err);
+    qt_sequential_close(seq);
+    return rc;
+}

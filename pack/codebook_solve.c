@@ -1,0 +1,106 @@
+/* Codebook schemes under a Hessian: how a column rounds and what a group's scale is, for qt_solve.
+ */
+#include "pack/codebook.h"
+
+#include <string.h>
+
+enum { R = QT_PANEL_ROWS };
+
+/* Matrices are [column or group][stride], stride = n rounded up to whole panels. */
+struct solver {
+    const struct qt_packed *p;
+    struct qt_codebook cb;
+    const struct qt_rowops *ops;
+    size_t stride, groups, longest;
+    uint8_t *code;   /* [k][stride] */
+    uint16_t *scale; /* [groups][stride] */
+    float
+        *scratch; /* per panel: a row's targets and their weights in storage order, [2][longest] */
+};
+
+/* A row's targets lie R apart; the search wants them in a line. */
+static void begin(void *ctx, size_t group, const size_t *col, size_t n, const float *t,
+                  const float *weight, size_t row0, size_t rows)
+{
+    struct solver *s = ctx;
+    float *x = s->scratch + row0 / R * 2 * s->longest, *h = x + s->longest;
+    size_t first = group * s->cb.group;
+    for (size_t i = 0; i < n; i++)
+        h[col[i] - first] = weight[i];
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t i = 0; i < n; i++)
+            x[col[i] - first] = t[i * R + r];
+        s->scale[group * s->stride + row0 + r] = qt_codebook_fit(&s->cb, s->ops, x, h, n);
+    }
+}
+
+static void round_column(void *ctx, size_t col, const float *x, float *q, float *unit, size_t row0,
+                         size_t rows)
+{
+    struct solver *s = ctx;
+    const uint16_t *scale = s->scale + col / s->cb.group * s->stride + row0;
+    uint8_t *code = s->code + col * s->stride + row0;
+    float y[R] = {0};
+    for (size_t r = 0; r < rows; r++)
+        y[r] = x[r] * qt_codebook_inverse(scale[r]);
+    s->ops->round(code, y, rows, 1, &s->cb.grid);
+    for (size_t r = 0; r < rows; r++) {
+        unit[r] = s->cb.value[code[r]];
+        q[r] = qt_f16_to_f32(scale[r]) * unit[r];
+    }
+}
+
+static void get_scale(void *ctx, size_t group, float *scale, size_t row0, size_t rows)
+{
+    struct solver *s = ctx;
+    for (size_t r = 0; r < rows; r++)
+        scale[r] = qt_f16_to_f32(s->scale[group * s->stride + row0 + r]);
+}
+
+static void set_scale(void *ctx, size_t group, float *scale, size_t row0, size_t rows)
+{
+    struct solver *s = ctx;
+    for (size_t r = 0; r < rows; r++) {
+        uint16_t bits = qt_f32_to_f16(scale[r]), *stored = &s->scale[group * s->stride + row0 + r];
+        if ((bits & 0x7fff) < 0x7c00)
+            *stored = bits;
+        scale[r] = qt_f16_to_f32(*stored);
+    }
+}
+
+static int store_strip(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct solver *s = ctx;
+    size_t row0 = item * QT_FRAG_ROWS, rows = qt_min_size(QT_FRAG_ROWS, s->p->n - row0);
+    struct qt_strip strip = {.index = item, .rows = rows};
+    (void)thread;
+    int rc = qt_array_new(&strip.scratch, 1, qt_codebook_scratch_bytes(s->p), err);
+    if (rc < 0)
+        return rc;
+    qt_codebook_store(s->p, &s->cb, &strip, s->code + row0, s->scale + row0, s->stride);
+    qt_free(strip.scratch);
+    return QT_OK;
+}
+
+int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const float *w,
+                      const struct qt_factor *f, const struct qt_solve_options *opt,
+                      struct qt_err *err)
+{
+    struct solver s = {.p = p, .ops = qt_rowops_best()};
+    struct qt_rounder rounder = {&s, begin, round_column, get_scale, set_scale};
+    int rc = QT_OK;
+    p->spec.scheme->codebook(&s.cb, p);
+    s.stride = qt_round_up(p->n, R);
+    s.groups = qt_ceil_div(p->k, s.cb.group);
+    s.longest = qt_min_size(s.cb.group, p->k);
+    QT_TRY(qt_array_new(&s.code, p->k, s.stride, err));
+    QT_TRY(qt_array_new(&s.scale, s.groups, s.stride * sizeof *s.scale, err));
+    QT_TRY(qt_array_new(&s.scratch, s.stride / R, 2 * s.longest * sizeof *s.scratch, err));
+    QT_TRY(qt_solve(out, f, w, p->n, &rounder, opt, err));
+    QT_TRY(qt_parallel(qt_ceil_div(p->n, QT_FRAG_ROWS), store_strip, &s, err));
+done:
+    qt_free(s.code);
+    qt_free(s.scale);
+    qt_free(s.scratch);
+    return rc;
+}

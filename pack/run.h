@@ -1,0 +1,33 @@
+/* A quantization run (private to pack/): what quantize.c and blocks.c share. */
+#ifndef QT_PACK_RUN_H
+#define QT_PACK_RUN_H
+
+#include "pack/scheme.h"
+
+struct qt_run {
+    const struct qt_ckpt *ckpt;
+    const struct qt_quantize_options *opt;
+    struct qt_plan plan;
+    struct qt_tensor *stored; /* what the container will hold */
+    size_t nstored;
+    char **names;     /* of sections, owned; parallel to stored, NULL for copied tensors */
+    size_t *first;    /* per plan item: its first stored tensor */
+    json_t **entries; /* per plan item: its part of the manifest, once it is finished */
+    struct qt_writer *writer;
+    size_t finished;   /* items */
+    double done_bytes; /* of the source, for progress */
+};
+
+/* QT_E_INTERRUPTED when the caller has asked to stop. */
+int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err);
+/* True when an interrupted run has finished item i: its entry is taken from the journal. */
+bool qt_run_resume_item(struct qt_run *run, size_t i);
+/* Quantizes item i, under a Hessian if factor is not NULL; stores and journals it. *packed is the
+ * caller's to free, also on failure. */
+int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
+                         const struct qt_factor *factor, struct qt_err *err);
+
+/* blocks.c: all linears of the model's decoder blocks, calibrated block by block. */
+int qt_run_blocks(struct qt_run *run, struct qt_err *err);
+
+#endif

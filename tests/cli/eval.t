@@ -1,0 +1,65 @@
+$ qtool eval "$NANO" --data "$NANO/eval.txt" --windows 4 --progress plain
+> ^data +4 windows of 512 tokens, 2044 scored$
+> ^perplexity +1[0-9]\.[0-9]{4}$
+>! reference
+2 ^qtool eval: eval done in
+
+$ qtool quantize "$NANO" -o nf4 --scheme nf4:g=64 -q
+$ qtool eval nf4 --ref "$NANO" --data "$NANO/eval.txt" --windows 4 -q --gate 'ppl_ratio<1.5,same_top>0.5'
+> ^perplexity +1[0-9]\.
+> ^reference +1[0-9]\.[0-9]{4} \([+-][0-9.]+ %\)$
+> ^KL divergence +0\.[0-9]{6} mean, 0\.[0-9]{6} median, [0-9.]+ 99\.9 % \(nats\)$
+> ^same top token +[0-9.]+ %$
+2-
+
+$ qtool eval nf4 --ref "$NANO" --data "$NANO/eval.txt" --windows 4 -q --gate 'kld_mean<1e-9'
+? 5
+> ^perplexity
+2 ^qtool eval: gate failed: kld_mean is 0\.[0-9]+, required < 1e-09$
+
+$ qtool eval "$NANO" --ref "$NANO" --data "$NANO/eval.txt" --windows 2 -q --gate 'kld_p999<=0,same_top>=1,rms_dp<=0,ppl_ratio<=1,ppl_ratio>=1'
+
+# A container stands on its own.
+$ cp nf4/tokenizer.json nf4/config.json . && qtool eval nf4 --data "$NANO/eval.txt" --windows 1 -q
+> ^perplexity
+
+# Token ids: the first 12 of a file, little-endian.
+$ printf '\001\000\002\000\003\000\004\000\005\000\006\000\007\000\010\000\011\000\012\000\013\000\014\000' >ids.u16
+$ qtool eval "$NANO" --data ids.u16 --seqlen 4 -q
+> ^data +3 windows of 4 tokens, 9 scored$
+
+$ printf '\001\000\377\377\003\000\004\000' >big.u16 && qtool eval "$NANO" --data big.u16 --seqlen 4 -q
+? 3
+>-
+2 big\.u16.*65535
+
+$ qtool eval "$NANO" --data ids.u16 -q
+? 3
+2 ids\.u16: the data has 12 tokens, less than one window of 512
+
+$ printf 'ab\377cd' >bad.txt && qtool eval "$NANO" --data bad.txt -q
+? 3
+2 bad\.txt: .*UTF-8
+
+$ : >empty.txt && qtool eval "$NANO" --data empty.txt -q
+? 3
+2 empty\.txt: the data has
+
+$ qtool eval "$NANO" --data nowhere.txt -q
+? 3
+2 nowhere\.txt: 
+
+# Models that cannot be run.
+$ cp -r "$NANO" odd && chmod -R u+w odd && sed 's/"llama"/"alpaca"/' "$NANO/config.json" >odd/config.json && qtool eval odd --data ids.u16
+? 4
+2 alpaca
+
+$ cp "$NANO/config.json" odd && rm odd/tokenizer.json && qtool eval odd --data "$NANO/eval.txt"
+? 3
+2 tokenizer\.json
+
+$ qtool eval odd --data ids.u16 --seqlen 4 -q
+> ^perplexity
+
+# The same text in other clothes.
+$ head -c 3000 "$NANO/eval.txt" >part.txt && gzip -k part.txt && qtool eval "$NANO" --data part.txt --seqlen 64 -q --json >a && qtool eval "$NANO" --data part.txt.gz --seqlen 64 -q --json >b && cmp a b

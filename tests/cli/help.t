@@ -1,0 +1,98 @@
+# Every command's help is enough to work from: usage, options, examples, exit status.
+
+$ qtool inspect --help
+> ^usage: qtool inspect
+> ^Common options:
+>       --threads N
+>       --json
+>   -h, --help
+> ^Examples:
+> ^  qtool inspect
+> ^Exit status:
+>!  .{81}
+2-
+
+$ qtool plan --help
+> ^usage: qtool plan
+> ^Common options:
+>       --threads N
+>       --json
+>   -h, --help
+> ^Examples:
+> ^  qtool plan
+> ^Exit status:
+>!  .{81}
+2-
+
+$ qtool quantize --help
+> ^usage: qtool quantize
+> ^Common options:
+>       --threads N
+>       --json
+>   -h, --help
+> ^Examples:
+> ^  qtool quantize
+> ^Exit status:
+>!  .{81}
+2-
+
+$ qtool verify --help
+> ^usage: qtool verify
+> ^Common options:
+>       --threads N
+>       --json
+>   -h, --help
+> ^Examples:
+> ^  qtool verify
+> ^Exit status:
+>!  .{81}
+2-
+
+$ qtool eval --help
+> ^usage: qtool eval
+> ^Common options:
+>       --threads N
+>       --json
+>   -h, --help
+> ^Examples:
+> ^  qtool eval
+> ^Exit status:
+>!  .{81}
+2-
+
+$ qtool list --help
+> ^usage: qtool list
+> ^Common options:
+>       --threads N
+>       --json
+>   -h, --help
+> ^Examples:
+> ^  qtool list
+> ^Exit status:
+>!  .{81}
+2-
+
+$ qtool version --help
+> ^usage: qtool version
+> ^Common options:
+>       --threads N
+>       --json
+>   -h, --help
+> ^Examples:
+> ^  qtool version
+> ^Exit status:
+>!  .{81}
+2-
+
+# Help wins over whatever else is wrong, and -- ends options.
+$ qtool eval -h --nonsense
+> ^usage: qtool eval
+
+$ qtool eval -- --help
+? 2
+2 --data FILE is missing
+
+$ qtool quantize --help
+> ^usage: qtool quantize CKPT -o OUT --scheme S
+>   -o, --out OUT +directory of the container \(required\)
+> may be repeated

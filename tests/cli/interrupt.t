@@ -1,0 +1,19 @@
+# A signal stops at the next tensor; --resume completes the run to the same bytes.
+# The checkpoint is a sparse file of 24 zero matrices of 1024 x 1024, so that there is time to stop.
+$ i=0 end=0; h='{'; while [ $i -lt 24 ]; do next=$((end + 2097152)); h="$h\"m.$i.w.weight\":{\"dtype\":\"F16\",\"shape\":[1024,1024],\"data_offsets\":[$end,$next]},"; end=$next; i=$((i + 1)); done; h="${h%,}}"; n=${#h}; printf "\\$(printf %03o $((n % 256)))\\$(printf %03o $((n / 256)))\\0\\0\\0\\0\\0\\0%s" "$h" >zeros.safetensors; truncate -s $((8 + n + end)) zeros.safetensors
+$ qtool quantize zeros.safetensors -o whole --scheme lut3 -q
+> ^tensors +24 quantized, 0 copied$
+
+# Stopped, signalled and continued once the journal shows that work has begun.
+$ qtool quantize zeros.safetensors -o 'a part' --scheme lut3 -q --json >doc & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -d 'a part.partial' ]; do sleep 0.01; done; kill -STOP $pid; kill -TERM $pid; kill -CONT $pid; wait $pid
+? 75
+2 ^qtool quantize: to go on: qtool quantize --resume zeros\.safetensors -o 'a part' --scheme lut3 -q --json$
+$ grep -q '"status": "interrupted"' doc && grep -q '"exit_code": 75' doc && grep -q "\"resume\": \"qtool quantize --resume" doc
+$ test ! -e 'a part' && test -d 'a part.partial'
+
+# Going on with other options is refused, with the same ones it works.
+$ qtool quantize --resume zeros.safetensors -o 'a part' --scheme fp6 -q
+? 8
+>-
+$ qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
+$ test ! -e 'a part.partial' && cmp whole/model.safetensors 'a part/model.safetensors' && cmp whole/qtool.json 'a part/qtool.json'

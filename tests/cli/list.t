@@ -1,0 +1,17 @@
+$ qtool list schemes
+> ^fpx: minifloat
+> ^lut: 
+> ^  nf4 +NormalFloat
+> ^  fp6 +E3M2
+> ^  parameter +values +default +meaning$
+> ^  method +[a-z|]*rtn\|search
+> ^none: the tensor is copied
+2-
+
+$ qtool list archs
+> ^llama$
+2-
+
+$ qtool list kernels
+> ^cpu +OpenBLAS
+2-

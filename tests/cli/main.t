@@ -1,0 +1,51 @@
+# Before any command.
+$ qtool
+? 2
+>-
+2 ^usage: qtool COMMAND
+
+$ qtool --help
+> ^usage: qtool COMMAND
+> ^  quantize +make a container
+> ^  75  interrupted
+2-
+
+$ qtool help
+> ^usage: qtool COMMAND
+
+$ qtool -h
+> ^usage: qtool COMMAND
+
+$ qtool help eval
+> ^usage: qtool eval PATH --data FILE
+
+$ qtool help evall
+? 2
+2 unknown command 'evall'; did you mean 'eval'\?
+
+$ qtool version
+> ^qtool [0-9]+\.[0-9]+\.[0-9]+$
+> ^container format 1$
+
+$ qtool --version
+> ^qtool [0-9]
+
+$ qtool quantise
+? 2
+>-
+2 ^qtool: unknown command 'quantise'; did you mean 'quantize'\?$
+2 'qtool --help' tells more
+
+$ qtool xyzzyxyzzy
+? 2
+2 ^qtool: unknown command 'xyzzyxyzzy'$
+
+$ qtool --json
+? 2
+2 unknown command '--json'
+
+$ qtool vresion --json
+? 2
+> "command": null
+> "ok": false
+> "message": "unknown command 'vresion'; did you mean 'version'\?"

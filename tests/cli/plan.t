@@ -1,0 +1,32 @@
+# All schemes side by side.
+$ qtool plan "$NANO"
+> ^SCHEME +BPW +SIZE +TENSORS QUANTIZED$
+> ^nf4 +4\.[0-9]+ +1\.[0-9]+ MiB +21$
+> ^fp6 +6\.0556 +1\.78 MiB +21$
+2-
+
+$ qtool plan "$NANO" --scheme nf4:g=64 --tensor 'down_proj=fp6' --tensor 'layers\.2\..*down_proj=none'
+> ^TENSOR +DTYPE +SHAPE +SCHEME +BPW +BEFORE +AFTER$
+> ^model\.layers\.1\.mlp\.down_proj\.weight +F16 +256x512 +fp6:.* +6\.0312 +256\.0 KiB +96\.5 KiB$
+> ^model\.layers\.2\.mlp\.down_proj\.weight +F16 +256x512 +copied: scheme none +256\.0 KiB +256\.0 KiB$
+> ^model\.layers\.2\.mlp\.up_proj\.weight +F16 +512x256 +nf4:g=64
+> ^model\.embed_tokens\.weight +F16 +1024x256 +copied: embedding
+> ^model\.norm\.weight .*copied: vector
+> ^tensors +20 quantized, 9 copied$
+> ^memory +[0-9.]+ [KM]iB beyond mapped files$
+2-
+
+# What plan promises, quantize does.
+$ qtool plan "$NANO" --scheme fp5 --json >plan.json && qtool quantize "$NANO" -o fp5 --scheme fp5 --json -q >made.json
+$ grep '"bpw"' made.json >a && grep '^  "bpw"' plan.json >b && cmp a b
+$ grep '"bytes"' made.json >a && grep '^  "bytes"' plan.json >b && cmp a b
+
+# With rules alone everything else is copied.
+$ qtool plan "$NANO" --tensor 'q_proj=nf3'
+> ^tensors +3 quantized, 26 copied$
+
+# A shape that no scheme takes.
+$ qtool plan "$NANO" --scheme nf4 --tensor '^model\.norm=fp6'
+? 4
+>-
+2 tensor model\.norm\.weight: cannot be quantized

@@ -1,0 +1,52 @@
+$ qtool quantize "$NANO" -o fp6 --scheme fp6 --progress plain
+> ^container +fp6$
+> ^tensors +21 quantized, 8 copied$
+> ^bpw +6\.0556 bits per quantized weight$
+> ^size +1\.78 MiB \([0-9]+ bytes\), source 3\.88 MiB$
+2 ^qtool quantize: quantize done in 0:0
+
+$ test ! -e fp6.partial && cmp fp6/tokenizer.json "$NANO/tokenizer.json" && cmp fp6/config.json "$NANO/config.json"
+
+# An existing output is only replaced on request.
+$ cp fp6/qtool.json before && qtool quantize "$NANO" -o fp6 --scheme fp5 -q
+? 2
+>-
+2 fp6: exists already; --force
+
+$ cmp before fp6/qtool.json
+$ qtool quantize "$NANO" -o fp6 --scheme fp5 --force -q
+> ^bpw +5\.
+
+$ qtool inspect fp6
+> fp5:
+
+# The same input and options give the same bytes, whatever the number of threads.
+$ qtool quantize "$NANO" -o t1 --scheme nf4 --threads 1 -q && qtool quantize "$NANO" -o t3 --scheme nf4 --threads 3 -q
+$ cmp t1/model.safetensors t3/model.safetensors && cmp t1/qtool.json t3/qtool.json
+
+# The checkpoint itself is never replaced.
+$ cp -r "$NANO" copy && chmod -R u+w copy && qtool quantize copy -o copy --scheme fp6 --force
+? 2
+2 the output would replace the checkpoint
+
+$ qtool quantize copy/model.safetensors -o ./copy/ --scheme fp6 --force
+? 2
+2 the output would replace the checkpoint
+
+$ cmp copy/model.safetensors "$NANO/model.safetensors"
+
+# Nothing is written when the plan fails.
+$ qtool quantize "$NANO" -o bad --scheme fp6 --tensor 'norm=fp6'
+? 4
+>-
+2 tensor model\.layers\.0\.input_layernorm\.weight
+
+$ test ! -e bad && test ! -e bad.partial
+
+$ qtool quantize nowhere -o bad --scheme fp6
+? 3
+2 ^qtool quantize: nowhere: 
+
+$ qtool quantize "$NANO" -o no/such/place --scheme fp6
+? 6
+2 no/such/place

@@ -1,0 +1,142 @@
+# Mistakes on the command line: exit status 2, nothing on stdout, and a way on.
+$ qtool inspect
+? 2
+>-
+2 ^qtool inspect: PATH is missing
+2 'qtool inspect --help' tells more
+
+$ qtool inspect a b
+? 2
+2 ^qtool inspect: unexpected argument 'b'
+
+$ qtool eval "$NANO" --dta x
+? 2
+2 unknown option '--dta'; did you mean '--data'\?
+
+$ qtool eval "$NANO"
+? 2
+2 --data FILE is missing
+
+$ qtool eval "$NANO" --data
+? 2
+2 --data needs a value \(FILE\)
+
+$ qtool eval "$NANO" --data a --data b
+? 2
+2 --data is given more than once
+
+$ qtool eval "$NANO" --data a --seqlen 1
+? 2
+2 --seqlen: '1' is not a number from 2 to
+
+$ qtool eval "$NANO" --data a --seqlen 5x
+? 2
+2 --seqlen: '5x' is not a number
+
+$ qtool eval "$NANO" --data a --windows=-3
+? 2
+2 --windows: '-3' is not a number from 1 to
+
+$ qtool eval "$NANO" --data a --windows 99999999999999999999
+? 2
+2 --windows: '99999999999999999999' is not a number
+
+$ qtool inspect "$NANO" --quiet=yes
+? 2
+2 --quiet takes no value
+
+$ qtool inspect "$NANO" --progress plan
+? 2
+2 unknown value of --progress 'plan'; did you mean 'plain'\?
+
+$ qtool inspect "$NANO" --threads 5000
+? 2
+2 --threads: '5000' is not a number from 0 to 4096
+
+$ qtool list scheems
+? 2
+2 unknown list 'scheems'; did you mean 'schemes'\?
+
+$ qtool plan "$NANO" --scheme nf44
+? 2
+2 unknown scheme 'nf44'; did you mean 'nf4'\?
+
+$ qtool plan "$NANO" --scheme fp6:f=2
+? 2
+
+$ qtool plan "$NANO" --scheme nf4:g=33
+? 2
+
+$ qtool plan "$NANO" --scheme nf4:g=
+? 2
+
+$ qtool plan "$NANO" --scheme nf4:method=serch
+? 2
+2 did you mean 'search'
+
+$ qtool plan "$NANO" --scheme nf4 --tensor down_proj
+? 2
+2 --tensor 'down_proj' is not of the form REGEX=SPEC
+
+$ qtool plan "$NANO" --scheme nf4 --tensor '(=fp6'
+? 2
+2 --tensor '\('
+
+$ qtool plan "$NANO" --scheme nf4 --tensor 'dwon_proj=fp6'
+? 2
+2 --tensor 'dwon_proj' matches no tensor
+
+$ qtool quantize "$NANO" --scheme nf4
+? 2
+2 --out OUT is missing
+
+$ qtool quantize "$NANO" -o out
+? 2
+2 --scheme S is missing
+
+# Errors in a gate are found before the work; figures that need another option say so.
+$ qtool eval "$NANO" --data "$NANO/eval.txt" --gate 'ppl<=' --progress plain
+? 2
+2 gate 'ppl<=': expected a number
+2! done in
+
+$ qtool eval "$NANO" --data "$NANO/eval.txt" --gate 'pppl<=3'
+? 2
+2 no figure 'pppl' here; there are: ppl, ref_ppl
+
+$ qtool eval "$NANO" --data "$NANO/eval.txt" --gate 'kld_mean<=3'
+? 2
+2 --gate 'kld_mean<=3' needs --ref
+
+$ qtool verify nowhere --gate 'sqnr_min>=3'
+? 2
+2 --gate 'sqnr_min>=3' needs --source
+
+$ qtool eval "$NANO" --data "$NANO/eval.txt" --seqlen 4096
+? 2
+2 windows of 4096 tokens, but the model has 2048 positions
+
+# Devices.
+$ qtool inspect "$NANO" --device cuda
+? 7
+2 --device cuda: built without GPU support
+
+$ qtool inspect "$NANO" --device cuda:1
+? 7
+
+$ qtool inspect "$NANO" --device cuda:x
+? 2
+2 --device cuda:N: 'x' is not a number
+
+$ qtool inspect "$NANO" --device cdua
+? 2
+2 unknown device 'cdua'; did you mean
+
+# Options and arguments in any order, in every spelling.
+$ qtool inspect --threads=1 "$NANO" -q
+> ^tensors +29 in 1 files
+2-
+
+$ qtool eval --data="$NANO/eval.txt" --windows 1 --seqlen=16 -q -- "$NANO"
+> ^data +1 windows of 16 tokens, 15 scored$
+2-

@@ -1,0 +1,38 @@
+$ qtool quantize "$NANO" -o nf4 --scheme nf4:g=64 -q
+
+$ qtool verify nf4 -q
+> ^TENSOR +SCHEME +SHAPE +BPW
+> ^container +sound
+> ^tensors +21 quantized, 8 copied$
+>! sqnr_min
+2-
+
+$ qtool verify nf4 --source "$NANO" --gate 'bpw<=4.3,sqnr_min>=18,cosine_min>0.9,bytes<2e6' -q
+> ^container +sound.*equal to its source
+> ^sqnr_min +2[0-9]
+> ^mse_max +
+
+$ qtool verify nf4 --source "$NANO" --gate 'bpw<=4,sqnr_min>=18,cosine_min>=0.9999' -q
+? 5
+> ^container +sound
+2 ^qtool verify: gate failed: bpw is 4\.[0-9]+, required <= 4; cosine_min is 0\.99[0-9]+, required >= 0\.9999$
+
+$ qtool verify "$NANO"
+? 3
+2 qtool\.json
+
+# One byte of the last tensor.
+$ cp -r nf4 bad && size=$(wc -c <bad/model.safetensors) && printf 'x' | dd of=bad/model.safetensors bs=1 seek=$((size - 1)) conv=notrunc 2>dd.log
+$ qtool verify bad
+? 3
+>-
+2 ^qtool verify: bad.*: tensor model\.norm\.weight: .*CRC
+
+$ head -c 100000 nf4/model.safetensors >bad/model.safetensors && qtool verify bad
+? 3
+
+# Another source: the checkpoint with one byte changed.
+$ cp -r "$NANO" other && chmod -R u+w other && size=$(wc -c <other/model.safetensors) && printf 'x' | dd of=other/model.safetensors bs=1 seek=$((size - 1)) conv=notrunc 2>dd.log
+$ qtool verify nf4 --source other -q
+? 3
+2 tensor model\.norm\.weight: is not a copy of the source's tensor

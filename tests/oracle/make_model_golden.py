@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Small random models of every family and variant, with the logits that Hugging Face transformers
+computes for them in float32: an oracle that shares no code with calib/.
+
+  make_model_golden.py            writes tests/golden/models/NAME/{config.json, model.safetensors,
+                                  ids.u16, logits.npy}, always the same ones
+  make_model_golden.py --nano DIR writes tests/golden/nano_ids.u16: the first 64 tokens of
+                                  DIR/data/prose.eval.txt by DIR/checkpoints/nano-llama/tokenizer.json
+  make_model_golden.py --check T  fresh random models in a temporary directory, then runs the test
+                                  binary T over them; exit 77 when torch or transformers is missing
+
+Weights are stored as FP16 and read back, so that both sides start from the same numbers.
+"""
+import argparse
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+try:
+    import numpy as np
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+except ImportError as e:
+    print(f"SKIP make_model_golden.py: {e}", file=sys.stderr)
+    sys.exit(77)
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TOKENS = 40  # longer than every window below
+
+LLAMA = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, vocab_size=97, max_position_embeddings=64)
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}
+OPT = dict(hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=101,
+           max_position_embeddings=44)
+
+# name: (model_type, config, edits of the written config.json: None removes a key)
+MODELS = {
+    "llama": ("llama", LLAMA, {}),
+    "llama_old_keys": ("llama", LLAMA | dict(tie_word_embeddings=True, num_key_value_heads=4),
+                       {"rope_parameters": None, "rope_theta": 500.0, "rope_scaling": "null",
+                        "head_dim": None, "num_key_value_heads": None, "rms_norm_eps": None}),
+    "llama_linear_biased": ("llama", LLAMA | dict(
+        attention_bias=True, mlp_bias=True, head_dim=12, hidden_act="gelu", rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 1000.0}), {}),
+    "llama_linear_old_keys": ("llama", LLAMA, {
+        "rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.5}}),
+    "llama3": ("llama", LLAMA | dict(head_dim=16, rope_parameters=LLAMA3 | {"rope_theta": 500.0}),
+               {}),
+    "llama3_old_keys": ("llama", LLAMA | dict(num_key_value_heads=1), {
+        "rope_parameters": None, "rope_theta": 5000.0, "rope_scaling": LLAMA3}),
+    "mistral_window": ("mistral", LLAMA | dict(sliding_window=7), {}),
+    "mistral_full": ("mistral", LLAMA | dict(sliding_window=None, head_dim=6), {}),
+    "qwen2": ("qwen2", LLAMA | dict(tie_word_embeddings=True), {}),
+    "qwen2_window": ("qwen2", LLAMA | dict(use_sliding_window=True, sliding_window=5,
+                                           max_window_layers=1), {}),
+    "qwen2_window_old_keys": ("qwen2", LLAMA | dict(use_sliding_window=True, sliding_window=5,
+                                                    max_window_layers=1), {"layer_types": None}),
+    "qwen3": ("qwen3", LLAMA | dict(head_dim=16), {}),
+    "qwen3_biased": ("qwen3", LLAMA | dict(head_dim=8, attention_bias=True,
+                                           tie_word_embeddings=True), {}),
+    "gemma2": ("gemma2", LLAMA | dict(head_dim=8, sliding_window=6, query_pre_attn_scalar=5,
+                                      attn_logit_softcapping=2.0, final_logit_softcapping=20.0),
+               {"layer_types": None}),
+    "gemma2_uncapped": ("gemma2", LLAMA | dict(
+        head_dim=10, sliding_window=9, query_pre_attn_scalar=16, attn_logit_softcapping=None,
+        final_logit_softcapping=None, attention_bias=True,
+        layer_types=["full_attention", "sliding_attention"]), {}),
+    "opt": ("opt", OPT, {}),
+    "opt_norm_after": ("opt", OPT | dict(do_layer_norm_before=False, word_embed_proj_dim=20), {}),
+    "opt_bare_unbiased": ("opt", OPT | dict(enable_bias=False, activation_function="gelu",
+                                            _remove_final_layer_norm=True), {}),
+}
+
+
+def fill(model, rng, embed_std):
+    """Weights large enough that attention is far from uniform and softcaps bend."""
+    for name, p in model.named_parameters():
+        std = 0.2
+        if p.dim() == 2:
+            std = embed_std if "embed" in name or "lm_head" in name else 1.5 / p.shape[1] ** 0.5
+        p.data.normal_(0, std, generator=rng)
+        if p.dim() == 1 and name.endswith("norm.weight") and "Gemma" not in type(model).__name__:
+            p.data += 1
+    for p in model.parameters():
+        p.data = p.data.half().float()
+
+
+def write_config(directory, edits):
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    for key, value in edits.items():
+        if value is None:
+            config.pop(key, None)
+        else:
+            config[key] = None if value == "null" else value
+    config.pop("transformers_version", None)
+    config["dtype"] = "float16"
+    path.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
+
+
+def write_model(directory, kind, options, edits, seed):
+    directory.mkdir(parents=True, exist_ok=True)
+    rng = torch.Generator().manual_seed(seed)
+    config = transformers.AutoConfig.for_model(kind, pad_token_id=None, **options)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    # Small embeddings where the norms' epsilon is a default: then its value shows.
+    fill(model, rng, 0.02 if kind == "opt" or edits.get("rms_norm_eps", 1) is None else 1.0)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(directory)
+    write_config(directory, edits)
+    tied = model.config.tie_word_embeddings
+    tensors = {n: p.half().contiguous() for n, p in model.state_dict().items()
+               if not (tied and n == "lm_head.weight")}
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    # The truth is what transformers makes of the files, not of the objects they came from.
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager").eval()
+    if "bare" in directory.name:  # the base model's own names lack "model."
+        save_file({n.removeprefix("model."): t for n, t in tensors.items()},
+                  directory / "model.safetensors", {"format": "pt"})
+    ids = torch.randint(0, config.vocab_size, (1, TOKENS), generator=rng)
+    with torch.no_grad():
+        logits = model(ids).logits[0]
+    np.save(directory / "logits.npy", logits.numpy().astype("<f4"))
+    ids[0].numpy().astype("<u2").tofile(directory / "ids.u16")
+
+
+def write_models(root, seed):
+    for i, (name, (kind, options, edits)) in enumerate(MODELS.items()):
+        write_model(root / name, kind, options, edits, seed + i)
+
+
+def write_nano(shared):
+    from tokenizers import Tokenizer
+    tok = Tokenizer.from_file(str(shared / "checkpoints/nano-llama/tokenizer.json"))
+    text = (shared / "data/prose.eval.txt").read_text()[:4000]
+    ids = tok.encode(text, add_special_tokens=False).ids[:64]
+    np.array(ids, dtype="<u2").tofile(ROOT / "tests/golden/nano_ids.u16")
+
+
+def check(binary):
+    seed = random.SystemRandom().randrange(1 << 31)
+    print(f"make_model_golden.py --check: seed {seed}")
+    with tempfile.TemporaryDirectory() as tmp:
+        write_models(pathlib.Path(tmp), seed)
+        return subprocess.run([binary], env=os.environ | {"QT_MODELS": tmp}, cwd=ROOT).returncode
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nano", type=pathlib.Path, metavar="DIR")
+    parser.add_argument("--check", metavar="TEST")
+    args = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if args.check:
+        sys.exit(check(args.check))
+    if args.nano:
+        write_nano(args.nano)
+    else:
+        write_models(ROOT / "tests/golden/models", 1)
+
+
+if __name__ == "__main__":
+    main()

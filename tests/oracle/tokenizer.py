@@ -1,0 +1,373 @@
+#!/usr/bin/env python3
+"""Ids of qtool's tokenizer against those of the `tokenizers` package.
+
+usage: tokenizer.py [PROGRAM]     PROGRAM: build/tests/tokenize (tests/oracle/tokenize.c)
+
+Tokenizers are trained here, on text made here (and ../shared/data where present), and changed into
+every kind that qtool reads; then two kinds of text are encoded by both: more than 1 MB at once, and
+thousands of short strings put together from awkward characters. Every id must be equal.
+
+Only characters of Unicode 3.2 and some blocks of emoji occur: the libraries involved know different
+later versions of Unicode. Exit status: 0 equal, 1 different, 77 skipped.
+"""
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import unicodedata
+
+try:
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+except ImportError:
+    print("SKIP tests/oracle/tokenizer.py: the Python package `tokenizers` is missing")
+    sys.exit(77)
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SHARED = os.environ.get("QT_SHARED", os.path.join(ROOT, "..", "shared"))
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+          r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN2 = LLAMA3.replace("{1,3}", "")
+O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+         r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}|"
+         r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+CL100K = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}|"
+          r" ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+")
+DEEPSEEK = [r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+",
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+            r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"]
+
+# ---- texts ---------------------------------------------------------------------------------------
+
+SPACES = [chr(c) for c in (9, 10, 11, 12, 13, 0x20, 0x85, 0xA0, 0x1680, 0x180E, 0x2000, 0x2003,
+                           0x200A, 0x200B, 0x2028, 0x2029, 0x202F, 0x205F, 0x2060, 0x3000, 0xFEFF)]
+MARKS = [chr(c) for c in (0x300, 0x301, 0x308, 0x30A, 0x323, 0x327, 0x338, 0x345, 0x5B0, 0x5BC,
+                          0x64B, 0x651, 0x93C, 0x94D, 0x3099, 0x309A, 0x1D165, 0x20DD)]
+ODD = list("ſKİıßŉǰﬁﬀﬆΣςŒẞǅ½²³¹¼Ⅷ①Ⓐⓐ𝟘𝔸٣३๓〇ªºµ_‿'’") + ["\u200c", "\u200d"]
+EMOJI = [chr(c) for c in (*range(0x1F600, 0x1F640), *range(0x1F300, 0x1F320), 0x2764, 0xFE0F,
+                          0x1F468, 0x1F469, 0x1F466, 0x1F1E9, 0x1F1EA, 0x1F3FD, 0x200D)]
+CJK = "的一是不了人我在有他这为之大来以个中上们到说国和地也子时道出而要于就下得可你年生自会那后能对着事其里所去行过家十用发天如然作方成者多日都三小军二无同么经法当起与好看学进种将还分此心前面又定见只主没公从知全工实使情明性力理美给今かなカタひらがな한국어조선글"
+WORDS = ("the of and to in a is that it was for on as with his he be at by this had not are but "
+         "from or have an they which one you were her all she there would their we him been has "
+         "when who will more no if out so said what up its about into than them can only other "
+         "time new some could these two may then do first any my now such like our over man me "
+         "even most made after also did many off before must well back through years where much "
+         "don't isn't we're I've you'll he'd I'm O'Neil DON'T WE'LL naïve façade Größe ").split()
+CODE = """static int f%d(const char *s, size_t n)\r\n{\n\tfor (size_t i = 0; i < n; i++)\n\t\tif (s[i] == '\\n' && x%d->y[%d] != 0x%x)
+            return -1; /* %d%% */\n    return printf("%%s: %%d\\n", s, %d);\n}\n\n\n"""
+
+
+def unicode32():
+    old = unicodedata.ucd_3_2_0
+    return [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000 and c != 0x1E
+            and old.category(chr(c)) not in ("Cn", "Cs")]
+
+
+def words(rng, n):
+    out = []
+    for _ in range(n):
+        w = rng.choice(WORDS)
+        if rng.random() < 0.1:
+            w = w.capitalize()
+        if rng.random() < 0.03:
+            w = str(rng.randrange(10 ** rng.randrange(1, 9)))
+        out.append(w + rng.choice(["", "", "", "", ",", ".", ";", "!?", "\n", "\n\n", "  "]))
+    return " ".join(out)
+
+
+def mixed_text(everything):
+    rng = random.Random(1)
+    parts = []
+    for i in range(700):
+        parts.append(words(rng, 120))
+        parts.append(CODE % tuple(rng.randrange(10 ** 6) for _ in range(6)))
+        parts.append("".join(rng.choice(CJK) for _ in range(60)) + "。")
+        parts.append("".join(rng.choice(EMOJI + [" "]) for _ in range(12)))
+        parts.append("".join(rng.choice(SPACES) for _ in range(rng.randrange(8))))
+        parts.append("".join(rng.choice("aeoucsy가각ば") + rng.choice(MARKS) * rng.randrange(2)
+                             + rng.choice(MARKS) for _ in range(8)))
+        parts.append("".join(chr(rng.randrange(1, 0x1E)) for _ in range(6)) + "\x7f\x9f")
+        parts.append("".join(rng.choice(everything) for _ in range(40)))
+        parts.append("".join(rng.choice(ODD + ["'s", "'ſ", "'LL", " "]) for _ in range(8)))
+        parts.append(rng.choice(["", " ", "\n"]))
+    text = "".join(parts)
+    for name in ("prose.eval.txt", "wikitext2.test.txt"):
+        path = os.path.join(SHARED, "data", name)
+        if os.path.exists(path):
+            with open(path, encoding="utf-8", newline="") as f:
+                text += f.read()[:250000]
+        else:
+            print("note: without", path)
+    text += "x" * 30000 + " " * 30000 + "x" + "\n" * 20000 + "é" * 10000 + "\u0301\u0323" * 1000
+    assert len(text.encode()) > 1 << 20 and "\x1e" not in text
+    return text
+
+
+def short_texts(everything, extra, seed, count=1500):
+    rng = random.Random(seed)
+    pool = (SPACES + [" "] * 8 + ["\n"] * 3 + MARKS[:6] + ODD + EMOJI[:4] + list(CJK[:6]) +
+            list("abeist'\"-.,!#12 9AZ_▁") + ["'s", "'re", " the", "an", "ing", "</s>", "▁▁"])
+    texts = [""]
+    while len(texts) < count:
+        n = rng.choice([1, 2, 3, 5, 8, 13, 30])
+        kinds = [pool, pool, extra or pool, everything]
+        texts.append("".join(rng.choice(rng.choices(kinds, [6, 4, 6, 1])[0]) for _ in range(n)))
+    return texts
+
+
+# ---- tokenizers ----------------------------------------------------------------------------------
+
+def trained(pre, text, vocab, byte_level=True):
+    tok = Tokenizer(models.BPE())
+    tok.pre_tokenizer = pre
+    tok.train_from_iterator(
+        [text], trainers.BpeTrainer(vocab_size=vocab, show_progress=False, special_tokens=["<unk>"],
+                                    initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+                                    if byte_level else []))
+    return json.loads(tok.to_str())
+
+
+def split_json(pattern, behavior="Isolated", invert=False, kind="Regex"):
+    return {"type": "Split", "pattern": {kind: pattern}, "behavior": behavior, "invert": invert}
+
+
+def sequence_json(*items):
+    return {"type": "Sequence", "pretokenizers": list(items)}
+
+
+def bytes_json(prefix=False, regex=False):
+    return {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True,
+            "use_regex": regex}
+
+
+def changed(base, **sections):
+    out = json.loads(json.dumps(base))
+    for key, value in sections.items():
+        if key.startswith("model_"):
+            out["model"][key[6:]] = value
+        else:
+            out[key] = value
+    return out
+
+
+def with_added(base, tokens):
+    """tokens: (content, flags); ids as the library gives them."""
+    out = json.loads(json.dumps(base))
+    vocab = out["model"]["vocab"]
+    next_id = len(vocab)
+    out["added_tokens"] = []
+    for content, flags in tokens:
+        if content in vocab:
+            number = vocab[content]
+        else:
+            number, next_id = next_id, next_id + 1
+        out["added_tokens"].append({"id": number, "content": content, "single_word": False,
+                                    "lstrip": False, "rstrip": False, "normalized": False,
+                                    "special": False, **flags})
+    return out
+
+
+def flag_tokens():
+    """One token for every combination of flags, and some that overlap or share prefixes."""
+    names = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    out = []
+    for i, flags in enumerate(itertools.product((False, True), repeat=5)):
+        out.append(("<t%d>" % i if i % 3 else "tok%d" % i, dict(zip(names, flags))))
+    out += [("<t1>x", {}), ("<t1>xyz", {"normalized": True}), ("an", {"single_word": True}),
+            ("\n\n", {}), ("   ", {"normalized": True}), ("é", {"normalized": True}),
+            ("ſ", {"single_word": True, "lstrip": True, "normalized": True}), ("的一", {})]
+    return out
+
+
+def sentencepiece(base, full_bytes=True):
+    """A model in the manner of Llama 2 from one trained with Metaspace."""
+    out = json.loads(json.dumps(base))
+    vocab = {"<unk>": 0}
+    for b in range(256):
+        if full_bytes or b < 0x80 or b % 3:
+            vocab["<0x%02X>" % b] = len(vocab)
+    for token in sorted(out["model"]["vocab"], key=out["model"]["vocab"].get):
+        vocab.setdefault(token, len(vocab))
+    vocab.setdefault("▁", len(vocab))
+    out["model"].update(vocab=vocab, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    out["added_tokens"] = []
+    out["pre_tokenizer"] = None
+    out["normalizer"] = {"type": "Sequence", "normalizers": [
+        {"type": "Prepend", "prepend": "▁"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]}
+    return out
+
+
+def template(*items):
+    pieces = [{"Sequence": {"id": "A", "type_id": 0}} if i == "A" else
+              {"SpecialToken": {"id": i, "type_id": 0}} for i in items]
+    specials = {i: {"id": i, "ids": [3, 4] if i == "two" else [5], "tokens": ["x", "y"][:2 if i == "two" else 1]}
+                for i in items if i != "A"}
+    return {"type": "TemplateProcessing", "single": pieces,
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": specials}
+
+
+def norm(kind, **options):
+    return {"type": kind, **options}
+
+
+def byte_level_cases(text):
+    flags = flag_tokens()
+    visible = [f for f in flags if f[0].strip()]  # Strip leaves nothing of the others
+    gpt2 = trained(pre_tokenizers.ByteLevel(add_prefix_space=False), text, 6000)
+    llama3 = trained(pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]), text, 9000)
+    yield "gpt2", gpt2
+    yield "gpt2-prefix-space", changed(gpt2, pre_tokenizer=bytes_json(True, True))
+    yield "gpt2-string-merges", changed(gpt2, model_merges=[" ".join(m) for m in gpt2["model"]["merges"]])
+    yield "gpt2-flags", with_added(gpt2, flags)
+    yield "llama3", changed(llama3, model_ignore_merges=True, post_processor={
+        "type": "Sequence", "processors": [bytes_json(True, True), template("<s>", "A")]})
+    # Words of the vocabulary whose merges are gone: only ignore_merges still finds them.
+    yield "llama3-ignore-merges", changed(llama3, model_ignore_merges=True,
+                                          model_merges=llama3["model"]["merges"][::2][:500])
+    yield "llama3-flags", with_added(llama3, flags)
+    qwen2 = changed(llama3, normalizer=norm("NFC"),
+                    pre_tokenizer=sequence_json(split_json(QWEN2), bytes_json()))
+    yield "qwen2", qwen2
+    yield "qwen2-flags", with_added(qwen2, flags)
+    yield "o200k", changed(llama3, pre_tokenizer=sequence_json(split_json(O200K), bytes_json()))
+    yield "cl100k", changed(llama3, pre_tokenizer=sequence_json(
+        split_json(CL100K, "Removed", True), bytes_json()))
+    yield "deepseek", changed(llama3, pre_tokenizer=sequence_json(
+        *[split_json(p) for p in DEEPSEEK], bytes_json()))
+    yield "starcoder", changed(gpt2, pre_tokenizer=sequence_json(
+        {"type": "Digits", "individual_digits": True}, bytes_json(False, True)))
+    yield "digits-in-runs", changed(gpt2, pre_tokenizer=sequence_json(
+        {"type": "Digits", "individual_digits": False}, bytes_json(True, True)))
+    yield "falcon-order", changed(gpt2, pre_tokenizer=sequence_json(
+        bytes_json(False, True), {"type": "Digits", "individual_digits": False},
+        split_json("[0-9][0-9][0-9]")))
+    yield "whitespace", changed(gpt2, pre_tokenizer=sequence_json({"type": "Whitespace"}, bytes_json()))
+    yield "whitespace-split", changed(gpt2, pre_tokenizer=sequence_json(
+        {"type": "WhitespaceSplit"}, bytes_json()))
+    for form in ("NFD", "NFKC", "NFKD", "Lowercase"):
+        yield form, with_added(changed(gpt2, normalizer=norm(form)), flags)
+    for left, right in ((True, False), (False, True), (True, True)):
+        yield "strip-%d%d" % (left, right), with_added(changed(gpt2, normalizer=norm(
+            "Strip", strip_left=left, strip_right=right)), visible)
+    yield "replace-regex", changed(gpt2, normalizer={"type": "Sequence", "normalizers": [
+        norm("Replace", pattern={"Regex": r"\s+|^'|\w$|[\u0041-\x43]"}, content="~"),
+        norm("Replace", pattern={"String": ".."}, content="")]})
+    for behavior in ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"):
+        for invert in (False, True):
+            for pattern, kind in ((r"\w", "Regex"), (r"[^\S\n]|\d*", "Regex"), (" ", "String")):
+                name = "split-%s-%d-%s" % (behavior, invert, pattern)
+                yield name, changed(gpt2, pre_tokenizer=sequence_json(
+                    split_json(pattern, behavior, invert, kind), bytes_json()))
+    yield "template", changed(gpt2, post_processor=template("two", "<s>", "A", "</s>"))
+
+
+def sentencepiece_cases(text):
+    flags = flag_tokens()
+    visible = [f for f in flags if f[0].strip()]
+    base = trained(pre_tokenizers.Metaspace(), text, 6000, byte_level=False)
+    llama2 = sentencepiece(base)
+    yield "llama2", llama2
+    yield "llama2-template", changed(llama2, post_processor=template("<s>", "A"))
+    yield "llama2-flags", with_added(llama2, flags)
+    yield "llama2-some-bytes", sentencepiece(base, full_bytes=False)
+    yield "llama2-no-fuse", changed(llama2, model_byte_fallback=False, model_fuse_unk=False)
+    yield "llama2-fuse", changed(llama2, model_byte_fallback=False)
+    yield "llama2-some-bytes-no-fuse", changed(sentencepiece(base, False), model_fuse_unk=False)
+    yield "llama2-no-unk", changed(llama2, model_byte_fallback=False, model_unk_token=None)
+    # A merge across the mark: the text may no longer be cut there.
+    crossed = sentencepiece(base)
+    crossed["model"]["vocab"]["e▁"] = len(crossed["model"]["vocab"])
+    crossed["model"]["merges"].insert(0, ["e", "▁"])
+    yield "llama2-crossed", crossed
+    for scheme in ("always", "first", "never"):
+        for split in (False, True):
+            mistral = changed(llama2, normalizer=None, pre_tokenizer={
+                "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split})
+            yield "metaspace-%s-%d" % (scheme, split), mistral
+            yield "metaspace-%s-%d-flags" % (scheme, split), with_added(mistral, flags)
+            yield "metaspace-%s-%d-strip" % (scheme, split), with_added(changed(
+                mistral, normalizer=norm("Strip", strip_left=True, strip_right=False)), visible)
+    yield "metaspace-old", changed(llama2, normalizer=None, pre_tokenizer={
+        "type": "Metaspace", "replacement": "▁", "add_prefix_space": True})
+    yield "gemma", changed(llama2, normalizer=norm("Replace", pattern={"String": " "}, content="▁"),
+                           pre_tokenizer=split_json(" ", "MergedWithPrevious", False, "String"))
+
+
+# These encode the whole text, the others its beginning: the package is not fast.
+WHOLE = ("gpt2", "gpt2-flags", "llama3", "llama3-flags", "qwen2", "qwen2-flags", "deepseek", "NFKC",
+         "llama2", "llama2-flags", "llama2-some-bytes", "metaspace-always-1",
+         "metaspace-first-0-flags")
+
+
+# ---- comparing -----------------------------------------------------------------------------------
+
+def parse(output):
+    records, current = [], []
+    for line in output.split("\n")[:-1]:
+        if line:
+            current.append(int(line))
+        else:
+            records.append(current)
+            current = []
+    return records
+
+
+def compare(program, directory, name, tokenizer, texts):
+    with open(os.path.join(directory, "tokenizer.json"), "w", encoding="utf-8") as f:
+        json.dump(tokenizer, f, ensure_ascii=False)
+    reference = Tokenizer.from_str(json.dumps(tokenizer))
+    special = tokenizer["post_processor"] is not None
+    want = [e.ids for e in reference.encode_batch(texts, add_special_tokens=special)]
+    path = os.path.join(directory, "text")
+    with open(path, "w", encoding="utf-8", newline="") as f:
+        f.write("\x1e".join(texts))
+    run = subprocess.run([program, directory, path] + ["special"] * special, capture_output=True,
+                         text=True)
+    if run.returncode != 0:
+        print("FAIL %s: %s" % (name, run.stderr.strip()))
+        return False
+    got = parse(run.stdout)
+    bad = [i for i in range(len(texts)) if i >= len(got) or got[i] != want[i]]
+    if not bad:
+        return True
+    i = min(bad, key=lambda k: len(texts[k]))
+    have = got[i] if i < len(got) else []
+    at = next((k for k, (a, b) in enumerate(zip(have, want[i])) if a != b), min(len(have), len(want[i])))
+    print("FAIL %s: %d of %d texts differ; %s: at id %d of %d, want %s, got %s" % (
+        name, len(bad), len(texts), ascii(texts[i][:60]), at, len(want[i]),
+        [reference.id_to_token(k) for k in want[i][at:at + 8]],
+        [reference.id_to_token(k) for k in have[at:at + 8]]))
+    return False
+
+
+def main():
+    program = sys.argv[1] if len(sys.argv) > 1 else os.path.join(ROOT, "build", "tests", "tokenize")
+    everything = unicode32()
+    text = mixed_text(everything)
+    extra = [content for content, _ in flag_tokens()] + [" "]
+    failed = count = 0
+    with tempfile.TemporaryDirectory() as directory:
+        for number, (name, tokenizer) in enumerate(itertools.chain(byte_level_cases(text),
+                                                                   sentencepiece_cases(text))):
+            added = extra if tokenizer["added_tokens"] else None
+            whole = [text if name in WHOLE else text[:60000]]
+            ok = compare(program, directory, name, tokenizer,
+                         whole + short_texts(everything, added, number))
+            failed += not ok
+            count += 1
+    print("%s: %d tokenizers, %d bytes at once, %d with differences" % (
+        "FAIL" if failed else "ok", count, len(text.encode()), failed))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+#include "verify/verify.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { STRIP_ROWS = 16 };
+
+/* What one run of the check needs everywhere. */
+struct check {
+    const struct qt_container *container;
+    const struct qt_ckpt *stored; /* the container's tensors */
+    const struct qt_ckpt *source; /* may be NULL */
+    const struct qt_log *log;
+    size_t done, total; /* bytes, for progress */
+};
+
+static void advance(struct check *check, size_t bytes)
+{
+    check->done += bytes;
+    qt_log_progress(check->log, "verify", (double)check->done, (double)check->total);
+}
+
+static int bad_tensor(const struct qt_container *c, const char *name, const char *reason,
+                      struct qt_err *err)
+{
+    return qt_fail(err, QT_E_INPUT, qt_container_dir(c), name, "%s", reason);
+}
+
+static int check_crcs(struct check *check, struct qt_err *err)
+{
+    for (size_t i = 0; i < qt_ckpt_count(check->stored); i++) {
+        int rc = qt_container_check_crc(check->container, i, err);
+        if (rc < 0)
+            return rc;
+        advance(check, qt_ckpt_tensor(check->stored, i)->nbytes);
+    }
+    return QT_OK;
+}
+
+/* ---- decoded weights are numbers ------------------------------------------------------------ */
+
+struct finite_job {
+    const struct qt_container *container;
+    const struct qt_packed *packed;
+    const char *name;
+};
+
+static int strip_is_finite(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct finite_job *job = ctx;
+    const struct qt_packed *p = job->packed;
+    size_t row0 = item * STRIP_ROWS, rows = qt_min_size(STRIP_ROWS, p->n - row0);
+    float *w = NULL;
+    int rc;
+    (void)thread;
+    QT_TRY(qt_array_new(&w, rows * p->k, sizeof *w, err));
+    QT_TRY(qt_packed_decode(w, p, row0, rows, err));
+    size_t at = qt_find_nonfinite(w, rows * p->k);
+    if (at < rows * p->k)
+        rc = qt_fail(err, QT_E_INPUT, qt_container_dir(job->container), job->name,
+                     "decodes to a non-finite weight at row %zu, column %zu", row0 + at / p->k,
+                     at % p->k);
+done:
+    qt_free(w);
+    return rc;
+}
+
+/* ---- against the source --------------------------------------------------------------------- */
+
+static const struct qt_tensor *find_source(const struct check *check, const char *name,
+                                           struct qt_err *err)
+{
+    const struct qt_tensor *t = qt_ckpt_find(check->source, name);
+    if (!t)
+        bad_tensor(check->container, name, "is not in the source checkpoint", err);
+    return t;
+}
+
+/* The manifest remembers the CRC of what was quantized: a different source would only show as a
+ * large error otherwise. */
+static int check_source_crc(const struct check *check, const struct qt_entry *e,
+                            const struct qt_blob *blob, struct qt_err *err)
+{
+    const char *dir = qt_container_dir(check->container), *recorded = NULL;
+    char measured[9];
+    int rc = qt_json_get_string(&recorded, e->json, "source_crc32", dir, err);
+    if (rc < 0)
+        return rc;
+    snprintf(measured, sizeof measured, "%08x", (unsigned)qt_crc32(0, blob->data, blob->size));
+    if (recorded && strcmp(recorded, measured) != 0)
+        return bad_tensor(check->container, e->name,
+                          "was made from other data than the source holds (CRC differs)", err);
+    return QT_OK;
+}
+
+static int compare_entry(struct qt_error *out, const struct check *check, const struct qt_entry *e,
+                         const struct qt_packed *p, struct qt_err *err)
+{
+    struct qt_blob blob = {0};
+    const struct qt_tensor *t = find_source(check, e->name, err);
+    int rc = QT_OK;
+    if (!t)
+        return QT_E_INPUT;
+    if (t->ndim != 2 || t->shape[0] != e->n || t->shape[1] != e->k)
+        return bad_tensor(check->container, e->name, "has another shape in the source", err);
+    if (!qt_dtype_is_weight(t->dtype))
+        return bad_tensor(check->container, e->name, "has no weight dtype in the source", err);
+    QT_TRY(qt_ckpt_read(&blob, check->source, t, err));
+    QT_TRY(check_source_crc(check, e, &blob, err));
+    struct qt_matrix w = {blob.data, t->dtype, e->n, e->k, t->file, t->name};
+    QT_TRY(qt_packed_compare(out, p, &w, err));
+done:
+    qt_blob_free(&blob);
+    return rc;
+}
+
+static int compare_copy(const struct check *check, const struct qt_tensor *copy, struct qt_err *err)
+{
+    struct qt_blob a = {0}, b = {0};
+    const struct qt_tensor *t = find_source(check, copy->name, err);
+    int rc = QT_OK;
+    if (!t)
+        return QT_E_INPUT;
+    if (t->dtype != copy->dtype || t->ndim != copy->ndim ||
+        memcmp(t->shape, copy->shape, (size_t)t->ndim * sizeof t->shape[0]) != 0)
+        return bad_tensor(check->container, copy->name, "has another dtype or shape in the source",
+                          err);
+    QT_TRY(qt_ckpt_read(&a, check->stored, copy, err));
+    QT_TRY(qt_ckpt_read(&b, check->source, t, err));
+    if (a.size != b.size || (a.size && memcmp(a.data, b.data, a.size) != 0))
+        rc = bad_tensor(check->container, copy->name, "is not a copy of the source's tensor", err);
+done:
+    qt_blob_free(&a);
+    qt_blob_free(&b);
+    return rc;
+}
+
+/* ---- the whole ------------------------------------------------------------------------------ */
+
+static bool is_copied(const struct qt_container *c, const char *name)
+{
+    return json_object_get(json_object_get(qt_container_manifest(c), "copied"), name) != NULL;
+}
+
+static int check_entry(struct qt_verify_tensor *out, const struct check *check,
+                       const struct qt_entry *e, struct qt_err *err)
+{
+    struct qt_packed p = {0};
+    int rc;
+    QT_TRY(qt_packed_open(&p, check->container, e, err));
+    QT_TRY(qt_packed_check_repack(&p, qt_container_dir(check->container), e->name, err));
+    struct finite_job job = {check->container, &p, e->name};
+    QT_TRY(qt_parallel(qt_ceil_div(p.n, STRIP_ROWS), strip_is_finite, &job, err));
+    out->name = e->name;
+    out->spec = e->spec;
+    out->n = e->n;
+    out->k = e->k;
+    out->bpw = qt_packed_bpw(&p);
+    out->compared = check->source != NULL;
+    if (out->compared)
+        QT_TRY(compare_entry(&out->error, check, e, &p, err));
+done:
+    qt_packed_free(&p);
+    return rc;
+}
+
+static int check_entries(struct qt_verify_report *out, struct check *check, struct qt_err *err)
+{
+    double bits = 0, weights = 0;
+    for (size_t i = 0; i < out->count; i++) {
+        const struct qt_entry *e = qt_container_entry(check->container, i);
+        size_t bytes = 0;
+        int rc = check_entry(&out->tensors[i], check, e, err);
+        if (rc < 0)
+            return rc;
+        for (size_t s = 0; s < e->nsections; s++)
+            bytes += e->section[s].tensor->nbytes;
+        bits += 8 * (double)bytes;
+        weights += (double)e->n * (double)e->k;
+        advance(check, bytes);
+    }
+    out->bpw = weights > 0 ? bits / weights : 0;
+    return QT_OK;
+}
+
+static int check_copies(struct qt_verify_report *out, struct check *check, struct qt_err *err)
+{
+    for (size_t i = 0; i < qt_ckpt_count(check->stored); i++) {
+        const struct qt_tensor *t = qt_ckpt_tensor(check->stored, i);
+        if (!is_copied(check->container, t->name))
+            continue;
+        int rc = check->source ? compare_copy(check, t, err) : QT_OK;
+        if (rc < 0)
+            return rc;
+        out->copied++;
+        advance(check, t->nbytes);
+    }
+    return QT_OK;
+}
+
+/* Nothing of the source may have been lost. */
+static int check_complete(const struct check *check, struct qt_err *err)
+{
+    for (size_t i = 0; check->source && i < qt_ckpt_count(check->source); i++) {
+        const char *name = qt_ckpt_tensor(check->source, i)->name;
+        if (!qt_container_find(check->container, name) && !is_copied(check->container, name))
+            return bad_tensor(check->container, name, "of the source is missing", err);
+    }
+    return QT_OK;
+}
+
+int qt_verify(struct qt_verify_report *out, const struct qt_container *c,
+              const struct qt_ckpt *source, const struct qt_log *log, struct qt_err *err)
+{
+    struct check check = {
+        .container = c, .stored = qt_container_ckpt(c), .source = source, .log = log};
+    int rc;
+    *out = (struct qt_verify_report){.count = qt_container_count(c)};
+    for (size_t i = 0; i < qt_ckpt_count(check.stored); i++)
+        out->bytes += qt_ckpt_tensor(check.stored, i)->nbytes;
+    check.total = 2 * out->bytes; /* every byte is read for its CRC, then for what it means */
+    QT_TRY(qt_array_new(&out->tensors, out->count, sizeof *out->tensors, err));
+    QT_TRY(check_crcs(&check, err));
+    QT_TRY(check_entries(out, &check, err));
+    QT_TRY(check_copies(out, &check, err));
+    QT_TRY(check_complete(&check, err));
+done:
+    if (rc < 0)
+        qt_verify_free(out);
+    return rc;
+}
+
+void qt_verify_free(struct qt_verify_report *report)
+{
+    qt_free(report->tensors);
+    *report = (struct qt_verify_report){0};
+}
