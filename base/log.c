@@ -2,6 +2,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <time.h>
 
 void qt_log_message(const struct qt_log *log, enum qt_log_level level, const char *fmt, ...)
 {
@@ -19,4 +20,11 @@ void qt_log_progress(const struct qt_log *log, const char *stage, double done, d
 {
     if (log && log->progress)
         log->progress(log->ctx, stage, done, total);
+}
+
+double qt_clock(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }

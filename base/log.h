@@ -19,4 +19,7 @@ void qt_log_message(const struct qt_log *log, enum qt_log_level level, const cha
     __attribute__((format(printf, 3, 4)));
 void qt_log_progress(const struct qt_log *log, const char *stage, double done, double total);
 
+/* Monotonic seconds. */
+double qt_clock(void);
+
 #endif

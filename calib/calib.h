@@ -6,7 +6,9 @@
  *   tokenizer.c   tokenizer.json -> ids (byte-level and SentencePiece-style BPE)
  *   data.c        calibration and evaluation texts -> ids -> windows
  *   arch.c        one table row per model family
- *   model.c       config.json + tensor shapes -> struct qt_model
+ *   config.c      config.json -> sizes and options
+ *   model.c       the tensors these imply, checked against what is there -> struct qt_model
+ *   weights.c     a checkpoint as a source of weights
  *   forward.c     embedding, blocks, head
  */
 #ifndef QT_CALIB_H

@@ -97,8 +97,9 @@ struct table {
 
 /* Adds a row: a format whose cells are separated by tabs. */
 void table_row(struct table *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Prints to stdout and frees the rows. */
+/* Prints to stdout (or f) and frees the rows. */
 int table_print(struct table *t, struct qt_err *err);
+int table_print_to(FILE *f, struct table *t, struct qt_err *err);
 void table_free(struct table *t);
 
 /* Each writes into buf and returns it. */

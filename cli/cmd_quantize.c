@@ -10,7 +10,7 @@ struct quantize_options {
     const char *out, *scheme;
     struct opt_list tensor;
     struct calibration_options calibration;
-    bool force, resume;
+    bool force, resume, strict;
 };
 
 /* ---- signals -------------------------------------------------------------------------------- */
@@ -92,11 +92,54 @@ static int check_out(const char *out, const struct qt_ckpt *ckpt, const char *pa
     return QT_OK;
 }
 
+static const char *text_real(char buf[TEXT_SIZE], const char *format, const json_t *value)
+{
+    if (json_is_number(value))
+        snprintf(buf, TEXT_SIZE, format, json_number_value(value));
+    else
+        snprintf(buf, TEXT_SIZE, "-");
+    return buf;
+}
+
+/* The table of tensors, on stderr: what went on, not the result. */
+static int print_tensors(const json_t *document, struct qt_err *err)
+{
+    struct table t = {.align = "lrlrrrrrrl"};
+    size_t i;
+    json_t *tensor;
+    table_row(&t, "TENSOR\tSHAPE\tSCHEME\tBPW\tMSE\tSQNR dB\tH BEFORE\tH AFTER\tMS\tNOTE");
+    json_array_foreach(json_object_get(document, "tensors"), i, tensor)
+    {
+        const json_t *error = json_object_get(tensor, "error");
+        const json_t *hessian = json_object_get(tensor, "hessian");
+        const json_t *shape = json_object_get(tensor, "shape");
+        const char *fallback = json_string_value(json_object_get(hessian, "fallback"));
+        char text[6][TEXT_SIZE];
+        bool raised = json_is_true(json_object_get(hessian, "damp_raised"));
+        table_row(&t, "%s\t%lldx%lld\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s",
+                  json_string_value(json_object_get(tensor, "name")),
+                  (long long)json_integer_value(json_array_get(shape, 0)),
+                  (long long)json_integer_value(json_array_get(shape, 1)),
+                  json_string_value(json_object_get(tensor, "scheme")),
+                  text_real(text[0], "%.4f", json_object_get(tensor, "bpw")),
+                  text_real(text[1], "%.3e", json_object_get(error, "mse")),
+                  text_real(text[2], "%.2f", json_object_get(error, "sqnr_db")),
+                  text_real(text[3], "%.4g", json_object_get(hessian, "error_before")),
+                  text_real(text[4], "%.4g", json_object_get(hessian, "error_after")),
+                  text_real(text[5], "%.0f", json_object_get(tensor, "ms")),
+                  fallback ? fallback
+                  : raised ? "damping raised"
+                           : "");
+    }
+    return table_print_to(stderr, &t, err);
+}
+
 static int print_report(struct cli *cli, const struct quantize_options *o,
                         const struct qt_ckpt *ckpt, const struct qt_quantize_report *r,
                         struct qt_err *err)
 {
     struct table t = {.align = "ll"};
+    int rc = QT_OK;
     char before[TEXT_SIZE], after[TEXT_SIZE];
     uint64_t source_bytes = 0;
     for (size_t i = 0; i < qt_ckpt_count(ckpt); i++)
@@ -108,8 +151,13 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
         doc_set(cli, cli->doc, "bpw", doc_real(r->bpw));
         doc_set(cli, cli->doc, "bytes", doc_size(r->bytes));
         doc_set(cli, cli->doc, "source_bytes", doc_size(source_bytes));
+        doc_set(cli, cli->doc, "report", json_incref(r->document));
         return QT_OK;
     }
+    if (!o->common.quiet)
+        rc = print_tensors(r->document, err);
+    if (rc < 0)
+        return rc;
     table_row(&t, "container\t%s", o->out);
     table_row(&t, "tensors\t%zu quantized, %zu copied", r->quantized, r->copied);
     table_row(&t, "bpw\t%.4f bits per quantized weight", r->bpw);
@@ -121,7 +169,7 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
 static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
 {
     const struct quantize_options *o = options;
-    struct qt_quantize_report report;
+    struct qt_quantize_report report = {0};
     struct qt_ckpt *ckpt = NULL;
     struct rules rules;
     struct calibration calibration = {0};
@@ -136,6 +184,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         .out_dir = o->out,
         .force = o->force,
         .resume = o->resume,
+        .strict = o->strict,
         .log = &cli->log,
         .interrupted = is_interrupted,
     };
@@ -148,6 +197,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
 done:
     if (rc == QT_E_INTERRUPTED)
         tell_resume(cli, o);
+    json_decref(report.document);
     calibration_close(&calibration);
     qt_ckpt_close(ckpt);
     rules_free(&rules);
@@ -188,6 +238,10 @@ static const struct opt opts[] = {
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, resume),
      .help = "go on where an interrupted run with the same options stopped"},
+    {.name = "strict",
+     .kind = OPT_FLAG,
+     .offset = offsetof(struct quantize_options, strict),
+     .help = "fail where a tensor could only be quantized without its Hessian"},
     {0},
 };
 

@@ -77,13 +77,13 @@ static void measure(size_t width[MAX_COLUMNS], const struct table *t, size_t col
 }
 
 /* Names come out of untrusted files: no control character may reach a terminal. */
-static void print_clean(const char *p, size_t len)
+static void print_clean(FILE *f, const char *p, size_t len)
 {
     for (size_t i = 0; i < len; i++)
-        putchar((unsigned char)p[i] < 0x20 || p[i] == 0x7f ? '?' : p[i]);
+        putc((unsigned char)p[i] < 0x20 || p[i] == 0x7f ? '?' : p[i], f);
 }
 
-static void print_row(const char *p, const char *align, size_t columns,
+static void print_row(FILE *f, const char *p, const char *align, size_t columns,
                       const size_t width[MAX_COLUMNS])
 {
     size_t gap = 0; /* blanks due before the next text: none are left at the end of a line */
@@ -91,18 +91,18 @@ static void print_row(const char *p, const char *align, size_t columns,
         size_t len = cell_length(p, c + 1 == columns);
         size_t pad = width[c] - text_width(p, len);
         if (len) {
-            printf("%*s", (int)(gap + (align[c] == 'r' ? pad : 0)), "");
-            print_clean(p, len);
+            fprintf(f, "%*s", (int)(gap + (align[c] == 'r' ? pad : 0)), "");
+            print_clean(f, p, len);
             gap = 2 + (align[c] == 'r' ? 0 : pad);
         } else {
             gap += 2 + width[c];
         }
         p += len + (p[len] != '\0');
     }
-    putchar('\n');
+    putc('\n', f);
 }
 
-int table_print(struct table *t, struct qt_err *err)
+int table_print_to(FILE *f, struct table *t, struct qt_err *err)
 {
     size_t columns = strlen(t->align), width[MAX_COLUMNS] = {0};
     int rc = QT_OK;
@@ -111,10 +111,15 @@ int table_print(struct table *t, struct qt_err *err)
     } else {
         measure(width, t, columns);
         for (size_t r = 0; r < t->count; r++)
-            print_row(t->rows[r], t->align, columns, width);
+            print_row(f, t->rows[r], t->align, columns, width);
     }
     table_free(t);
     return rc;
+}
+
+int table_print(struct table *t, struct qt_err *err)
+{
+    return table_print_to(stdout, t, err);
 }
 
 void table_free(struct table *t)

@@ -3,17 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 static const double bar_interval = 0.1, line_interval = 10; /* seconds between outputs */
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static bool stderr_is_terminal(void)
 {
@@ -106,7 +98,7 @@ static void finish_progress(struct ui *ui, double elapsed)
 static void progress(void *ctx, const char *stage, double done, double total)
 {
     struct ui *ui = ctx;
-    double time = now();
+    double time = qt_clock();
     if (!ui->bar && !ui->plain)
         return;
     if (strcmp(ui->stage, stage) != 0) {

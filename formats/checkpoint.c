@@ -258,14 +258,22 @@ static int open_directory(struct qt_ckpt *ckpt, const char *dir, struct qt_err *
 
 static int open_file(struct qt_ckpt *ckpt, const char *path, struct qt_err *err)
 {
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    if (!qt_shard_name_ok(name))
+    int rc;
+    const char *slash = strrchr(path, '/');
+    if (!qt_path_exists(path))
+        return qt_fail(err, QT_E_INPUT, path, NULL, "cannot open: %s", strerror(errno));
+    if (!qt_shard_name_ok(slash ? slash + 1 : path))
         return qt_fail(err, QT_E_INPUT, path, NULL,
                        "a directory or a .safetensors, .bin, .pt or .pth file is expected");
-    int rc = slash == path ? qt_string_copy(&ckpt->dir, "/", err)
-             : slash       ? qt_string_format(&ckpt->dir, err, "%.*s", (int)(slash - path), path)
-                           : qt_string_copy(&ckpt->dir, ".", err);
-    return rc < 0 ? rc : open_files(ckpt, name, err);
+    QT_TRY(slash == path ? qt_string_copy(&ckpt->dir, "/", err)
+           : slash       ? qt_string_format(&ckpt->dir, err, "%.*s", (int)(slash - path), path)
+                         : qt_string_copy(&ckpt->dir, ".", err));
+    QT_TRY(qt_array_new(&ckpt->shards, 1, sizeof *ckpt->shards, err));
+    QT_TRY(qt_shard_open(&ckpt->shards[0], path, err));
+    ckpt->shard_count = 1;
+    QT_TRY(list_tensors(ckpt, err));
+done:
+    return rc;
 }
 
 int qt_ckpt_open(struct qt_ckpt **out, const char *path, struct qt_err *err)

@@ -67,7 +67,8 @@ struct qt_ckpt; /* opaque; immutable once open, safe to read from several thread
 int qt_ckpt_open(struct qt_ckpt **out, const char *path, struct qt_err *err);
 void qt_ckpt_close(struct qt_ckpt *ckpt);
 
-/* The directory that holds config.json and tokenizer files: the path itself or the file's parent. */
+/* The directory that holds config.json and tokenizer files: the path itself or the file's parent.
+ */
 const char *qt_ckpt_dir(const struct qt_ckpt *ckpt);
 /* Tensors in file order (shards in name order, then by data offset). */
 size_t qt_ckpt_count(const struct qt_ckpt *ckpt);
@@ -115,8 +116,8 @@ struct qt_npy {
 int qt_npy_open(struct qt_npy *out, const char *path, struct qt_err *err);
 void qt_npy_close(struct qt_npy *npy);
 
-/* Token ids from .u16, .u32 (raw little-endian) or .npy (1-D unsigned/signed integers). *ids is owned
- * (qt_free). Ids at or above `vocab` are refused with their position (vocab 0: no check). */
+/* Token ids from .u16, .u32 (raw little-endian) or .npy (1-D unsigned/signed integers). *ids is
+ * owned (qt_free). Ids at or above `vocab` are refused with their position (vocab 0: no check). */
 int qt_token_ids_read(uint32_t **ids, size_t *count, const char *path, size_t vocab,
                       struct qt_err *err);
 
@@ -162,10 +163,10 @@ int qt_container_check_crc(const struct qt_container *c, size_t i, struct qt_err
 
 /*
  * Writing. A container is made in DIR.partial/ and renamed to DIR when everything has been written,
- * synced, read back and compared. The caller declares all stored tensors beforehand (sizes are known
- * from the plan), then writes them in any order, in units: a unit is one source tensor and what
- * replaces it. Finished units are journalled, so that an interrupted run can go on: killed at any
- * moment and resumed, it gives the same bytes.
+ * synced, read back and compared. The caller declares all stored tensors beforehand (sizes are
+ * known from the plan), then writes them in any order, in units: a unit is one source tensor and
+ * what replaces it. Finished units are journalled, so that an interrupted run can go on: killed at
+ * any moment and resumed, it gives the same bytes.
  *
  * One thread at a time. After an error only qt_writer_discard and qt_writer_close may follow.
  */
@@ -196,9 +197,12 @@ int qt_writer_get(const struct qt_writer *w, size_t i, void *data, size_t size, 
  * (QT_E_INTERNAL if not). record (copied) must hold what the manifest will need of it. */
 int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record,
                      struct qt_err *err);
-/* Copies a side file (config.json, tokenizer.json) byte for byte under its own name. Not journalled:
- * to be done in every run, resumed or not. */
+/* Copies a side file (config.json, tokenizer.json) byte for byte under its own name. Not
+ * journalled: to be done in every run, resumed or not. */
 int qt_writer_copy_file(struct qt_writer *w, const char *path, struct qt_err *err);
+/* Adds a side file with this JSON. */
+int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *value,
+                       struct qt_err *err);
 /* Writes the index (when sharded) and qtool.json = manifest, reads everything back against the CRCs
  * in manifest (members "tensors" / "copied"; QT_E_RESOURCE if different), removes the journal,
  * renames into place. A tensor not written and committed, or a manifest that does not open as a

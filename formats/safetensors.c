@@ -216,10 +216,17 @@ int qt_safetensors_header(char **out, size_t *size, uint64_t *offsets,
     QT_TRY(qt_array_new(out, *size, 1, err));
     memcpy(*out, &padded, sizeof padded);
     memset(*out + 8, ' ', (size_t)padded);
-    json_dumpb(header, *out + 8, text, JSON_COMPACT);
+    if (json_dumpb(header, *out + 8, text, JSON_COMPACT) != text) {
+        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        goto done;
+    }
     for (size_t i = 0; i <= n; i++)
         offsets[i] += *size;
 done:
     json_decref(header);
+    if (rc < 0) {
+        qt_free(*out);
+        *out = NULL;
+    }
     return rc;
 }

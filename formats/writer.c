@@ -341,15 +341,22 @@ done:
     return rc;
 }
 
+/* Files that the container makes itself are not side files. */
+static int check_side_name(const struct qt_writer *w, const char *name, struct qt_err *err)
+{
+    if (!qt_name_is_plain(name) || strcmp(name, QT_MANIFEST_NAME) == 0 ||
+        strcmp(name, QT_JOURNAL_NAME) == 0 || strcmp(name, index_name) == 0 || is_shard(w, name))
+        return qt_fail(err, QT_E_INTERNAL, name, NULL, "the container has its own file '%s'", name);
+    return QT_OK;
+}
+
 int qt_writer_copy_file(struct qt_writer *w, const char *path, struct qt_err *err)
 {
     const char *name = qt_base_name(path);
     struct qt_map map = {0};
     char *copy = NULL;
     int rc;
-    if (!qt_name_is_plain(name) || strcmp(name, QT_MANIFEST_NAME) == 0 ||
-        strcmp(name, QT_JOURNAL_NAME) == 0 || strcmp(name, index_name) == 0 || is_shard(w, name))
-        return qt_fail(err, QT_E_INTERNAL, path, NULL, "the container has its own file '%s'", name);
+    QT_TRY(check_side_name(w, name, err));
     QT_TRY(qt_map_open(&map, path, err));
     QT_TRY(qt_path_join(&copy, w->out.partial, name, err));
     QT_TRY(qt_file_write(copy, map.data, map.size, err));
@@ -357,19 +364,6 @@ done:
     qt_free(copy);
     qt_map_close(&map);
     return rc;
-}
-
-/* ---- finishing ------------------------------------------------------------------------------ */
-
-static int check_complete(const struct qt_writer *w, struct qt_err *err)
-{
-    for (size_t i = 0; i < w->count; i++) {
-        const struct place *p = &w->places[i];
-        if (p->size != 0 && !p->committed)
-            return qt_fail(err, QT_E_INTERNAL, w->out.dir, p->name,
-                           "was never written and declared finished");
-    }
-    return QT_OK;
 }
 
 static int write_json(const struct qt_writer *w, const char *name, const json_t *value,
@@ -387,6 +381,26 @@ done:
     qt_free(text);
     qt_free(path);
     return rc;
+}
+
+int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *value,
+                       struct qt_err *err)
+{
+    int rc = check_side_name(w, name, err);
+    return rc < 0 ? rc : write_json(w, name, value, err);
+}
+
+/* ---- finishing ------------------------------------------------------------------------------ */
+
+static int check_complete(const struct qt_writer *w, struct qt_err *err)
+{
+    for (size_t i = 0; i < w->count; i++) {
+        const struct place *p = &w->places[i];
+        if (p->size != 0 && !p->committed)
+            return qt_fail(err, QT_E_INTERNAL, w->out.dir, p->name,
+                           "was never written and declared finished");
+    }
+    return QT_OK;
 }
 
 static int write_index(const struct qt_writer *w, struct qt_err *err)

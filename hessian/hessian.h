@@ -76,6 +76,7 @@ struct qt_solve_options {
 
 /* Sums of E over all rows, in units of the normalised H. */
 struct qt_solve_report {
+    double before;   /* rounded to nearest without feedback; filled by who knows how (pack) */
     double feedback; /* after the error feedback pass */
     double polished; /* after polishing; equals feedback without */
 };

@@ -6,6 +6,7 @@
 #include "pack/run.h"
 #include "pack/sequential.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* The linears of one block while they are being quantized. */
@@ -100,22 +101,52 @@ static int factor_for(struct shared_factor *f, const struct qt_linear *linear,
     return qt_factor_new(&f->factor, h[linear->input], linear->k, &opt, err);
 }
 
+/* Without a usable Hessian a tensor is quantized by search, and the report says so; --strict: an
+ * error. */
+static int fall_back(char *why, size_t size, const struct qt_run *run, const struct qt_tensor *t,
+                     const struct qt_err *inner, struct qt_err *err)
+{
+    if (run->opt->strict)
+        return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
+                       "%s; without --strict it would be quantized by search", inner->reason);
+    snprintf(why, size, "%s; quantized by search", inner->reason);
+    qt_log_message(run->opt->log, QT_LOG_WARNING, "%s: %s", t->name, why);
+    return QT_OK;
+}
+
+static int quantize_linear(struct block *b, struct shared_factor *f, size_t i,
+                           const double *const *h, struct qt_err *err)
+{
+    const struct qt_plan_item *item = &b->run->plan.items[b->item[i]];
+    const struct qt_factor *factor = NULL;
+    struct qt_err inner = {0};
+    char why[sizeof inner.reason + 32] = "";
+    int rc = QT_OK;
+    if (qt_spec_method(&item->packed.spec) == QT_METHOD_GPTQ) {
+        rc = factor_for(f, &b->linear[i], &item->packed, h, &inner);
+        if (rc == QT_OK)
+            factor = &f->factor;
+        else if (rc == QT_E_UNSUPPORTED)
+            QT_TRY(fall_back(why, sizeof why, b->run, item->tensor, &inner, err));
+        else
+            return qt_fail(err, inner.status, NULL, NULL, "%s", inner.reason);
+    }
+    rc = qt_run_quantize_item(&b->packed[i], b->run, b->item[i], factor, *why ? why : NULL, err);
+done:
+    return rc;
+}
+
 static int quantize_linears(struct block *b, const double *const *h, struct qt_err *err)
 {
     struct shared_factor f = {0};
     int rc = QT_OK;
-    for (size_t i = 0; i < b->count; i++) {
-        const struct qt_plan_item *item = &b->run->plan.items[b->item[i]];
-        if (item->why || b->run->entries[b->item[i]])
+    for (size_t i = 0; i < b->count && rc == QT_OK; i++) {
+        if (b->run->plan.items[b->item[i]].why || b->run->entries[b->item[i]])
             continue;
-        QT_TRY(qt_run_check_interrupted(b->run, err));
-        bool solve = qt_spec_method(&item->packed.spec) == QT_METHOD_GPTQ;
-        if (solve)
-            QT_TRY(factor_for(&f, &b->linear[i], &item->packed, h, err));
-        QT_TRY(
-            qt_run_quantize_item(&b->packed[i], b->run, b->item[i], solve ? &f.factor : NULL, err));
+        rc = qt_run_check_interrupted(b->run, err);
+        if (rc == QT_OK)
+            rc = quantize_linear(b, &f, i, h, err);
     }
-done:
     qt_factor_free(&f.factor);
     return rc;
 }

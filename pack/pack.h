@@ -13,6 +13,7 @@
  *   quantize.c   the driver: checkpoint -> plan -> container
  *   blocks.c     the calibrated part of it, decoder block by decoder block
  *   sequential.c the hidden states of the calibration windows on their way through the decoder
+ *   report.c     qtool-report.json
  *   weights.c    a container as a source of weights for calib's forward pass
  */
 #ifndef QT_PACK_H
@@ -205,12 +206,14 @@ struct qt_quantize_options {
     const struct qt_calibration *calibration; /* NULL: data-free */
     const char *out_dir;
     bool force, resume;
+    bool strict; /* what would be a fallback is an error */
     const struct qt_log *log;
     /* Polled between tensors; true stops with QT_E_INTERRUPTED and leaves a resumable state. */
     bool (*interrupted)(void);
 };
 
 struct qt_quantize_report {
+    json_t *document; /* what qtool-report.json holds; owned (json_decref) */
     size_t quantized, copied;
     double bpw;
     uint64_t bytes; /* of all stored tensors */

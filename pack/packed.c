@@ -309,6 +309,26 @@ static int importance_new(float **out, const struct qt_factor *f, struct qt_err 
     return rc;
 }
 
+/* E of the same scheme without feedback, for comparison: scales by search, codes to nearest. */
+static int error_before(double *out, const struct qt_spec *spec, const struct qt_matrix *w,
+                        const struct qt_factor *factor, const float *importance, const float *rows,
+                        struct qt_err *err)
+{
+    struct qt_packed p;
+    float *q = NULL;
+    int rc = qt_packed_quantize(&p, spec, w, importance, NULL, err);
+    if (rc < 0)
+        return rc;
+    QT_TRY(qt_array_new(&q, w->n * w->k, sizeof *q, err));
+    p.scale_exp2 = 0; /* as rows are */
+    QT_TRY(qt_packed_decode(q, &p, 0, w->n, err));
+    QT_TRY(qt_solve_error(out, factor, rows, q, w->n, err));
+done:
+    qt_free(q);
+    qt_packed_free(&p);
+    return rc;
+}
+
 int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
                     const struct qt_factor *factor, struct qt_error *error,
                     struct qt_solve_report *report, struct qt_err *err)
@@ -323,6 +343,7 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
     QT_TRY(qt_array_new(&rows, w->n * w->k, sizeof *rows, err));
     qt_matrix_rows(rows, w, 0, w->n, -out->scale_exp2);
     QT_TRY(spec->scheme->solve(report, out, rows, factor, &opt, err));
+    QT_TRY(error_before(&report->before, spec, w, factor, importance, rows, err));
     if (error)
         QT_TRY(qt_packed_compare(error, out, w, err));
 done:

@@ -102,6 +102,7 @@ static int stored_new(struct qt_run *run, struct qt_err *err)
     QT_TRY(qt_array_new(&run->names, n, sizeof *run->names, err));
     QT_TRY(qt_array_new(&run->first, run->plan.count, sizeof *run->first, err));
     QT_TRY(qt_array_new(&run->entries, run->plan.count, sizeof *run->entries, err));
+    QT_TRY(qt_array_new(&run->seconds, run->plan.count, sizeof *run->seconds, err));
     for (size_t i = 0; i < run->plan.count; i++) {
         const struct qt_plan_item *item = &run->plan.items[i];
         run->first[i] = run->nstored;
@@ -137,8 +138,21 @@ static json_t *error_json(const struct qt_error *e)
                      "max_abs", real_json(e->max_abs));
 }
 
+/* What calibration did for the tensor; null without. */
+static json_t *hessian_json(const struct qt_factor *f, const struct qt_solve_report *r,
+                            const char *fallback)
+{
+    if (fallback)
+        return json_pack("{s:s}", "fallback", fallback);
+    if (!f)
+        return json_null();
+    return json_pack("{s:o, s:b, s:I, s:o, s:o}", "damp", real_json(f->damp), "damp_raised",
+                     f->damping == QT_DAMP_RAISED, "dead_channels", (json_int_t)f->dead,
+                     "error_before", real_json(r->before), "error_after", real_json(r->polished));
+}
+
 static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
-                          const struct qt_error *error, uint32_t source_crc)
+                          const struct qt_error *error, json_t *hessian, uint32_t source_crc)
 {
     json_t *sections = json_array();
     for (size_t i = 0; i < p->nsections; i++) {
@@ -148,11 +162,11 @@ static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
                                                   shape_json(s->shape, s->ndim), "crc32",
                                                   crc_json(qt_crc32(0, s->data, s->bytes))));
     }
-    return json_pack("{s:s, s:s, s:o, s:i, s:f, s:s, s:o, s:o, s:o}", "scheme", p->spec.text,
+    return json_pack("{s:s, s:s, s:o, s:i, s:f, s:s, s:o, s:o, s:o, s:o}", "scheme", p->spec.text,
                      "layout", p->layout, "shape", shape_json(t->shape, 2), "scale_exp2",
                      p->scale_exp2, "bpw", qt_packed_bpw(p), "source_dtype",
                      qt_dtype_name(t->dtype), "source_crc32", crc_json(source_crc), "sections",
-                     sections, "error", error_json(error));
+                     sections, "error", error_json(error), "hessian", hessian);
 }
 
 int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err)
@@ -192,7 +206,7 @@ static int commit_item(struct qt_run *run, size_t i, json_t *entry, struct qt_er
 }
 
 int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
-                         const struct qt_factor *factor, struct qt_err *err)
+                         const struct qt_factor *factor, const char *fallback, struct qt_err *err)
 {
     const struct qt_plan_item *item = &run->plan.items[i];
     const struct qt_tensor *t = item->tensor;
@@ -200,6 +214,7 @@ int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
     struct qt_error error;
     struct qt_solve_report report;
     struct qt_blob blob = {0};
+    double start = qt_clock();
     int rc = QT_OK;
     QT_TRY(qt_ckpt_read(&blob, run->ckpt, t, err));
     struct qt_matrix w = {blob.data, t->dtype, t->shape[0], t->shape[1], t->file, t->name};
@@ -210,8 +225,11 @@ int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
     for (size_t s = 0; s < packed->nsections; s++)
         QT_TRY(qt_writer_put(run->writer, run->first[i] + s, packed->section[s].data,
                              packed->section[s].bytes, 0, err));
-    QT_TRY(
-        commit_item(run, i, entry_json(t, packed, &error, qt_crc32(0, blob.data, blob.size)), err));
+    QT_TRY(commit_item(run, i,
+                       entry_json(t, packed, &error, hessian_json(factor, &report, fallback),
+                                  qt_crc32(0, blob.data, blob.size)),
+                       err));
+    run->seconds[i] = qt_clock() - start;
 done:
     qt_blob_free(&blob);
     return rc;
@@ -255,7 +273,7 @@ static int run_items(struct qt_run *run, struct qt_err *err)
         if (rc < 0)
             break;
         rc = run->plan.items[i].why ? copy_item(run, i, err)
-                                    : qt_run_quantize_item(&packed, run, i, NULL, err);
+                                    : qt_run_quantize_item(&packed, run, i, NULL, NULL, err);
         qt_packed_free(&packed);
     }
     return rc;
@@ -312,6 +330,7 @@ static void run_close(struct qt_run *run)
     for (size_t i = 0; run->entries && i < run->plan.count; i++)
         json_decref(run->entries[i]);
     qt_free(run->entries);
+    qt_free(run->seconds);
     qt_free(run->first);
     qt_free(run->names);
     qt_free(run->stored);
@@ -323,8 +342,10 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
 {
     struct qt_run run = {.ckpt = ckpt, .opt = opt};
     struct qt_writer_options wopt = {.force = opt->force, .resume = opt->resume};
-    json_t *identity = NULL, *manifest = NULL;
+    json_t *identity = NULL, *manifest = NULL, *report = NULL;
+    double start = qt_clock();
     int rc = QT_OK;
+    *out = (struct qt_quantize_report){0};
     QT_TRY(qt_plan_new(&run.plan, ckpt, &opt->plan, err));
     QT_TRY(identity_new(&identity, &run, err));
     QT_TRY(stored_new(&run, err));
@@ -339,8 +360,11 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
         goto done;
     }
+    QT_TRY(qt_run_report(&report, &run, start, err));
+    QT_TRY(qt_writer_add_json(run.writer, "qtool-report.json", report, err));
     QT_TRY(qt_writer_finish(run.writer, manifest, err));
     *out = (struct qt_quantize_report){
+        .document = json_incref(report),
         .quantized = run.plan.quantized,
         .copied = run.plan.count - run.plan.quantized,
         .bpw = qt_plan_bpw(&run.plan),
@@ -352,6 +376,7 @@ done:
         qt_writer_discard(run.writer);
     json_decref(identity);
     json_decref(manifest);
+    json_decref(report);
     run_close(&run);
     return rc;
 }

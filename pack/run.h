@@ -13,6 +13,7 @@ struct qt_run {
     char **names;     /* of sections, owned; parallel to stored, NULL for copied tensors */
     size_t *first;    /* per plan item: its first stored tensor */
     json_t **entries; /* per plan item: its part of the manifest, once it is finished */
+    double *seconds;  /* per plan item; 0 where an earlier run made it */
     struct qt_writer *writer;
     size_t finished;   /* items */
     double done_bytes; /* of the source, for progress */
@@ -22,10 +23,14 @@ struct qt_run {
 int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err);
 /* True when an interrupted run has finished item i: its entry is taken from the journal. */
 bool qt_run_resume_item(struct qt_run *run, size_t i);
-/* Quantizes item i, under a Hessian if factor is not NULL; stores and journals it. *packed is the
- * caller's to free, also on failure. */
+/* Quantizes item i, under a Hessian if factor is not NULL; stores and journals it. fallback: why
+ * there is none although there should be (goes into the report). *packed is the caller's to free,
+ * also on failure. */
 int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
-                         const struct qt_factor *factor, struct qt_err *err);
+                         const struct qt_factor *factor, const char *fallback, struct qt_err *err);
+
+/* report.c: what was done to each tensor, with totals, times, peak memory. *out is owned. */
+int qt_run_report(json_t **out, const struct qt_run *run, double start, struct qt_err *err);
 
 /* blocks.c: all linears of the model's decoder blocks, calibrated block by block. */
 int qt_run_blocks(struct qt_run *run, struct qt_err *err);

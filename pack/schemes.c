@@ -234,7 +234,8 @@ int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err)
     *out = (struct qt_spec){0};
     if (strlen(text) >= QT_SPEC_TEXT || len >= sizeof name)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "scheme text '%.40s...' is too long", text);
-    snprintf(name, sizeof name, "%.*s", (int)len, text);
+    memcpy(name, text, len);
+    name[len] = '\0';
     if (strcmp(text, "none") == 0) {
         snprintf(out->text, sizeof out->text, "none");
         return QT_OK;

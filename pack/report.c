@@ -1,0 +1,48 @@
+/* qtool-report.json: the manifest's figures per tensor, with what may differ from run to run. */
+#include "pack/run.h"
+
+#include <sys/resource.h>
+
+static const char *const copied_members[] = {"scheme", "shape", "bpw", "error", "hessian"};
+
+static json_t *tensor_json(const struct qt_run *run, size_t i)
+{
+    const struct qt_plan_item *item = &run->plan.items[i];
+    json_t *t = json_pack("{s:s}", "name", item->tensor->name);
+    for (size_t m = 0; m < sizeof copied_members / sizeof *copied_members; m++)
+        json_object_set(t, copied_members[m], json_object_get(run->entries[i], copied_members[m]));
+    json_object_set_new(t, "ms",
+                        run->seconds[i] > 0 ? json_real(1e3 * run->seconds[i]) : json_null());
+    return t;
+}
+
+static size_t count_fallbacks(const json_t *tensors)
+{
+    size_t i, n = 0;
+    json_t *t;
+    json_array_foreach(tensors, i, t)
+    {
+        n += json_object_get(json_object_get(t, "hessian"), "fallback") != NULL;
+    }
+    return n;
+}
+
+int qt_run_report(json_t **out, const struct qt_run *run, double start, struct qt_err *err)
+{
+    const struct qt_calibration *c = run->opt->calibration;
+    struct rusage usage;
+    json_t *tensors = json_array();
+    for (size_t i = 0; i < run->plan.count; i++)
+        if (!run->plan.items[i].why)
+            json_array_append_new(tensors, tensor_json(run, i));
+    getrusage(RUSAGE_SELF, &usage);
+    size_t fallbacks = count_fallbacks(tensors);
+    *out = json_pack(
+        "{s:s, s:o, s:{s:I, s:I, s:f, s:I, s:I, s:I, s:f, s:I}}", "format", "qtool-report",
+        "tensors", tensors, "totals", "quantized", (json_int_t)run->plan.quantized, "copied",
+        (json_int_t)(run->plan.count - run->plan.quantized), "bpw", qt_plan_bpw(&run->plan),
+        "bytes", (json_int_t)run->plan.output_bytes, "calibration_tokens",
+        (json_int_t)(c ? c->samples * c->seqlen : 0), "fallbacks", (json_int_t)fallbacks, "seconds",
+        qt_clock() - start, "peak_rss_bytes", (json_int_t)usage.ru_maxrss * 1024);
+    return *out ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+}
