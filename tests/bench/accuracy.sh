@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The tables of docs/accuracy.md: perplexity over a whole file of ids, and KL divergence from the
+# unquantized model over its first 256 windows.
+#   accuracy.sh CKPT IDS [--data TEXT] SPEC...
+# Output: tab-separated spec, true bits per weight, perplexity, its rise in %, mean KL divergence.
+set -eu
+qtool=${QTOOL:-build/qtool}
+ckpt=$1 ids=$2
+shift 2
+data=()
+if [ "$1" = --data ]; then
+    data=(--data "$2" --samples 128 --seqlen 512)
+    shift 2
+fi
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+figure() { # NAME: a number of the plain eval or quantize output on stdin
+    awk -v name="$1" 'index($0, name) == 1 { print $(split(name, words, " ") + 1); exit }'
+}
+
+reference=$("$qtool" eval "$ckpt" --data "$ids" --quiet | figure perplexity)
+printf 'spec\tbpw\tppl\trise %%\tKLD\n'
+printf 'unquantized\t-\t%s\t-\t-\n' "$reference"
+for spec in "$@"; do
+    bpw=$("$qtool" quantize "$ckpt" -o "$dir/q" --scheme "$spec" "${data[@]}" --force --quiet |
+          figure bpw)
+    ppl=$("$qtool" eval "$dir/q" --data "$ids" --quiet | figure perplexity)
+    kld=$("$qtool" eval "$dir/q" --data "$ids" --ref "$ckpt" --windows 256 --quiet |
+          figure 'KL divergence')
+    rise=$(awk -v a="$ppl" -v b="$reference" 'BEGIN { printf "%+.3f", 100 * (a / b - 1) }')
+    printf '%s\t%s\t%s\t%s\t%s\n' "$spec" "$bpw" "$ppl" "$rise" "$kld"
+done
