@@ -1,0 +1,378 @@
+/* Calibrated quantization end to end on a two-block model: results, fallbacks, odd activations. */
+#include "fixture.h"
+
+#include "kernels/kernels.h"
+#include "pack/pack.h"
+
+#include <math.h>
+
+enum { SEQLEN = 32, SAMPLES = 12, VOCAB = 97 };
+
+struct fixture {
+    char *dir;
+    char model[256], out[2][256]; /* "a", "b" */
+    struct qt_backend *be;
+    uint32_t ids[SAMPLES * SEQLEN];
+    struct qt_calibration calibration;
+    struct qt_err err;
+};
+
+static int set_up(void **state)
+{
+    struct fixture *f = calloc(1, sizeof *f);
+    uint32_t x = 12345;
+    f->dir = fixture_dir();
+    snprintf(f->model, sizeof f->model, "%s/model", f->dir);
+    for (int i = 0; i < 2; i++)
+        snprintf(f->out[i], sizeof f->out[i], "%s/%c", f->dir, 'a' + i);
+    expect_ok("backend", qt_backend_cpu_open(&f->be, &f->err), &f->err);
+    for (size_t i = 0; i < SAMPLES * SEQLEN; i++) {
+        x = x * 1664525 + 1013904223;
+        f->ids[i] = (x >> 16) % VOCAB;
+    }
+    f->calibration = (struct qt_calibration){
+        .ids = f->ids, .samples = SAMPLES, .seqlen = SEQLEN, .backend = f->be};
+    *state = f;
+    return 0;
+}
+
+static void remove_tree(const char *dir, const char *name)
+{
+    qt_dir_remove(fixture_path(dir, name), NULL);
+}
+
+static int tear_down(void **state)
+{
+    struct fixture *f = *state;
+    static const char *const dirs[] = {"model", "a", "b", "a.partial", "b.partial"};
+    for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++)
+        remove_tree(f->dir, dirs[i]);
+    fixture_remove(f->dir);
+    f->be->close(f->be);
+    free(f);
+    return 0;
+}
+
+/* ---- models --------------------------------------------------------------------------------- */
+
+typedef void edit_fn(const char *name, float *w, size_t count);
+
+/* The golden llama as FP32, every tensor passed through `edit`. */
+static struct qt_ckpt *make_model(struct fixture *f, edit_fn *edit)
+{
+    struct qt_ckpt *source, *out;
+    struct qt_tensor tensors[64];
+    uint64_t offsets[65];
+    char *header, *text;
+    size_t n, size;
+    struct qt_err *err = &f->err;
+    expect_ok("golden", qt_ckpt_open(&source, "tests/golden/models/llama", err), err);
+    n = qt_ckpt_count(source);
+    assert_in_range(n, 1, 64);
+    for (size_t i = 0; i < n; i++) {
+        tensors[i] = *qt_ckpt_tensor(source, i);
+        tensors[i].dtype = QT_F32;
+        tensors[i].nbytes = tensors[i].count * sizeof(float);
+    }
+    expect_ok("header", qt_safetensors_header(&header, &size, offsets, tensors, n, NULL, err), err);
+    unsigned char *data = calloc(1, offsets[n]);
+    memcpy(data, header, size);
+    for (size_t i = 0; i < n; i++) {
+        const struct qt_tensor *t = qt_ckpt_tensor(source, i);
+        struct qt_blob blob;
+        float *w = (float *)(void *)(data + offsets[i]);
+        expect_ok("read", qt_ckpt_read(&blob, source, t, err), err);
+        qt_to_f32(w, blob.data, t->dtype, t->count);
+        qt_blob_free(&blob);
+        if (edit)
+            edit(t->name, w, t->count);
+    }
+    remove_tree(f->dir, "model");
+    expect_ok("mkdir", qt_dir_make(f->model, err), err);
+    fixture_write(f->model, "model.safetensors", data, offsets[n]);
+    expect_ok("config",
+              qt_file_read(&text, &size, "tests/golden/models/llama/config.json", 1 << 16, err),
+              err);
+    fixture_write(f->model, "config.json", text, size);
+    expect_ok("open", qt_ckpt_open(&out, f->model, err), err);
+    qt_free(text);
+    qt_free(header);
+    free(data);
+    qt_ckpt_close(source);
+    return out;
+}
+
+static struct qt_quantize_options options(struct fixture *f, const char *out, const char *scheme)
+{
+    return (struct qt_quantize_options){
+        .plan = {.scheme = scheme, .calibrated = true},
+        .calibration = &f->calibration,
+        .out_dir = f->out[strcmp(out, "b") == 0],
+        .force = true,
+    };
+}
+
+static json_t *quantize(struct fixture *f, const struct qt_ckpt *ckpt,
+                        const struct qt_quantize_options *opt)
+{
+    struct qt_quantize_report report;
+    expect_ok("quantize", qt_quantize(&report, ckpt, opt, &f->err), &f->err);
+    return report.document;
+}
+
+static double total(const json_t *document, const char *name)
+{
+    return json_number_value(json_object_get(json_object_get(document, "totals"), name));
+}
+
+static bool same_files(struct fixture *f, const char *name)
+{
+    char *text[2];
+    size_t size[2];
+    for (int i = 0; i < 2; i++) {
+        const char *path = fixture_path(f->out[i], name);
+        expect_ok(path, qt_file_read(&text[i], &size[i], path, 1 << 24, &f->err), &f->err);
+    }
+    bool same = size[0] == size[1] && memcmp(text[0], text[1], size[0]) == 0;
+    qt_free(text[0]);
+    qt_free(text[1]);
+    return same;
+}
+
+/* ---- the usual ------------------------------------------------------------------------------ */
+
+static void feedback_lowers_the_weighted_error(void **state)
+{
+    struct fixture *f = *state;
+    static const char *const schemes[] = {"nf4:g=32",  "nf3:g=32", "nf2:g=64",
+                                          "lut3:g=32", "fp6",      "fp4"};
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    for (size_t s = 0; s < sizeof schemes / sizeof *schemes; s++) {
+        struct qt_quantize_options opt = options(f, "a", schemes[s]);
+        json_t *doc = quantize(f, ckpt, &opt), *t;
+        size_t i;
+        assert_int_equal(total(doc, "fallbacks"), 0);
+        assert_int_equal(total(doc, "quantized"), 14);
+        assert_int_equal(total(doc, "calibration_tokens"), SAMPLES * SEQLEN);
+        json_array_foreach(json_object_get(doc, "tensors"), i, t)
+        {
+            const json_t *h = json_object_get(t, "hessian");
+            double before = json_number_value(json_object_get(h, "error_before"));
+            double after = json_number_value(json_object_get(h, "error_after"));
+            if (!(after > 0 && after < before))
+                fail_msg("%s: %g before, %g after", schemes[s], before, after);
+        }
+        json_decref(doc);
+    }
+    qt_ckpt_close(ckpt);
+}
+
+static void same_bytes_for_any_threads(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    struct qt_quantize_options a = options(f, "a", "lut3:g=32"), b = options(f, "b", "lut3:g=32");
+    qt_threads_set(1);
+    json_decref(quantize(f, ckpt, &a));
+    for (int threads = 2; threads <= 4; threads *= 2) {
+        qt_threads_set(threads);
+        json_decref(quantize(f, ckpt, &b));
+        assert_true(same_files(f, "model.safetensors"));
+        assert_true(same_files(f, "qtool.json"));
+    }
+    qt_threads_set(0);
+    qt_ckpt_close(ckpt);
+}
+
+static int stops_left;
+static bool stop_soon(void)
+{
+    return stops_left-- <= 0;
+}
+
+/* Stopped before every tensor in turn, and resumed. */
+static void interrupted_runs_resume(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    struct qt_quantize_options a = options(f, "a", "nf3:g=32"), b = options(f, "b", "nf3:g=32");
+    json_decref(quantize(f, ckpt, &a));
+    for (int after = 0; after < 20; after += 3) {
+        struct qt_quantize_report report;
+        remove_tree(f->dir, "b");
+        b.resume = false;
+        b.interrupted = stop_soon;
+        stops_left = after;
+        expect_error("stopped", qt_quantize(&report, ckpt, &b, &f->err), QT_E_INTERRUPTED,
+                     "interrupted after", &f->err);
+        b.resume = true;
+        b.interrupted = NULL;
+        json_decref(quantize(f, ckpt, &b));
+        assert_true(same_files(f, "model.safetensors"));
+        assert_true(same_files(f, "qtool.json"));
+    }
+    b.plan.scheme = "nf4:g=32";
+    stops_left = 5;
+    b.interrupted = stop_soon;
+    b.resume = false;
+    remove_tree(f->dir, "b");
+    struct qt_quantize_report report;
+    assert_int_equal(qt_quantize(&report, ckpt, &b, &f->err), QT_E_INTERRUPTED);
+    b.resume = true;
+    b.plan.scheme = "nf3:g=32";
+    expect_error("other scheme", qt_quantize(&report, ckpt, &b, &f->err), QT_E_RESUME,
+                 "options.scheme", &f->err);
+    qt_ckpt_close(ckpt);
+}
+
+/* ---- odd activations ------------------------------------------------------------------------ */
+
+static void kill_channels(const char *name, float *w, size_t count)
+{
+    if (strstr(name, "layers.0.input_layernorm"))
+        memset(w, 0, count / 2 * sizeof *w);
+}
+
+static void dead_channels_are_counted(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, kill_channels);
+    struct qt_quantize_options opt = options(f, "a", "nf4:g=32");
+    json_t *doc = quantize(f, ckpt, &opt), *t;
+    size_t i, found = 0;
+    opt.strict = true;
+    assert_int_equal(total(doc, "fallbacks"), 0);
+    json_array_foreach(json_object_get(doc, "tensors"), i, t)
+    {
+        const char *name = json_string_value(json_object_get(t, "name"));
+        if (!strstr(name, "layers.0.self_attn.q_proj"))
+            continue;
+        json_t *dead = json_object_get(json_object_get(t, "hessian"), "dead_channels");
+        assert_int_equal(json_integer_value(dead), 16);
+        found++;
+    }
+    assert_int_equal(found, 1);
+    json_decref(doc);
+    json_decref(quantize(f, ckpt, &opt)); /* nothing that --strict minds */
+    qt_ckpt_close(ckpt);
+}
+
+static void fewer_tokens_than_channels(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    struct qt_quantize_options opt = options(f, "a", "nf3:g=32");
+    f->calibration.samples = 1;
+    f->calibration.seqlen = 8;
+    json_t *doc = quantize(f, ckpt, &opt);
+    assert_int_equal(total(doc, "fallbacks"), 0);
+    assert_int_equal(total(doc, "calibration_tokens"), 8);
+    json_decref(doc);
+    f->calibration.samples = SAMPLES;
+    f->calibration.seqlen = SEQLEN;
+    qt_ckpt_close(ckpt);
+}
+
+/* Far beyond FP16's range, but finite: nothing special may happen. */
+static void huge_weights(const char *name, float *w, size_t count)
+{
+    bool before = strstr(name, "layers.1.post_attention_layernorm") != NULL;
+    for (size_t i = 0; before && i < count; i++)
+        w[i] *= 1e6f;
+}
+
+static void huge_activations_are_no_problem(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, huge_weights);
+    struct qt_quantize_options opt = options(f, "a", "nf4:g=32");
+    opt.strict = true;
+    json_t *doc = quantize(f, ckpt, &opt);
+    assert_int_equal(total(doc, "fallbacks"), 0);
+    json_decref(doc);
+    qt_ckpt_close(ckpt);
+}
+
+/* Infinite gate times up: the input of down_proj has infinities, the blocks after it NaN. */
+static void endless_weights(const char *name, float *w, size_t count)
+{
+    if (strstr(name, "layers.0.post_attention_layernorm"))
+        for (size_t i = 0; i < count; i++)
+            w[i] = 3e38f;
+}
+
+static void infinite_activations_fall_back(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, endless_weights);
+    struct qt_quantize_options opt = options(f, "a", "nf4:g=32");
+    struct qt_quantize_report report;
+    json_t *doc = quantize(f, ckpt, &opt), *t;
+    size_t i, with_reason = 0;
+    json_array_foreach(json_object_get(doc, "tensors"), i, t)
+    {
+        json_t *why = json_object_get(json_object_get(t, "hessian"), "fallback");
+        with_reason += why && strstr(json_string_value(why), "not finite");
+    }
+    assert_true(with_reason > 0);
+    assert_int_equal(with_reason, total(doc, "fallbacks"));
+    json_decref(doc);
+    opt.strict = true;
+    expect_error("strict", qt_quantize(&report, ckpt, &opt, &f->err), QT_E_UNSUPPORTED,
+                 "not finite", &f->err);
+    assert_false(qt_path_exists(fixture_path(f->dir, "a.partial")));
+    qt_ckpt_close(ckpt);
+}
+
+static void windows_longer_than_the_model(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    struct qt_quantize_options opt = options(f, "a", "nf4:g=32");
+    struct qt_quantize_report report;
+    f->calibration.samples = 1;
+    f->calibration.seqlen = SAMPLES * SEQLEN;
+    expect_error("seqlen", qt_quantize(&report, ckpt, &opt, &f->err), QT_E_USAGE,
+                 "the model takes 64", &f->err);
+    f->calibration.samples = SAMPLES;
+    f->calibration.seqlen = SEQLEN;
+    qt_ckpt_close(ckpt);
+}
+
+static void allocation_failures(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    struct qt_quantize_options opt = options(f, "b", "nf3:g=32");
+    bool failed = true;
+    qt_threads_set(1);
+    for (long n = 0; failed; n += 1 + n / 8) {
+        struct qt_quantize_report report = {0};
+        qt_mem_fail_after(n);
+        int rc = qt_quantize(&report, ckpt, &opt, &f->err);
+        qt_mem_fail_after(-1);
+        failed = rc < 0;
+        if (failed && rc != QT_E_RESOURCE)
+            fail_msg("allocation %ld: status %d, %s", n, rc, f->err.reason);
+        json_decref(report.document);
+        assert_true(n < 10000000);
+    }
+    qt_threads_set(0);
+    qt_ckpt_close(ckpt);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(feedback_lowers_the_weighted_error),
+        cmocka_unit_test(same_bytes_for_any_threads),
+        cmocka_unit_test(interrupted_runs_resume),
+        cmocka_unit_test(dead_channels_are_counted),
+        cmocka_unit_test(fewer_tokens_than_channels),
+        cmocka_unit_test(huge_activations_are_no_problem),
+        cmocka_unit_test(infinite_activations_fall_back),
+        cmocka_unit_test(windows_longer_than_the_model),
+        cmocka_unit_test(allocation_failures),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
