@@ -10,6 +10,7 @@
 #ifndef QT_BASE_BACKEND_H
 #define QT_BASE_BACKEND_H
 
+#include "base/num.h"
 #include "base/status.h"
 #include <stdbool.h>
 #include <stddef.h>
@@ -37,6 +38,29 @@ struct qt_score {
     double kld;     /* KL(reference || this), nats */
     double p_delta; /* p(target) - p_ref(target) */
     bool same_top;  /* argmax equal (ties: lowest index) */
+};
+
+/*
+ * Magnitudes in half octaves: bin 0 is [0, 2^-16), bin b = 1..62 is [2^((b-33)/2), 2^((b-32)/2)),
+ * bin 63 is [2^15, inf]. NaN is in bin 63.
+ */
+enum { QT_HIST_BINS = 64 };
+
+static inline uint32_t qt_hist_bin(float x)
+{
+    /* Half octaves above 2^-127: the exponent counts once, and once more with the mantissa carried
+     * into it from sqrt(2) on. 0x3504f4 is the mantissa of the first float above sqrt(2). */
+    uint32_t u = qt_f32_bits(x) & 0x7fffffff;
+    int32_t b = (int32_t)((u >> 23) + ((u + (0x800000 - 0x3504f4)) >> 23)) - 221;
+    b = b < 0 ? 0 : b;
+    return (uint32_t)(b > QT_HIST_BINS - 1 ? QT_HIST_BINS - 1 : b);
+}
+
+/* Statistics of the channels of x[tokens][k], over all tokens so far. Zero to begin with. */
+struct qt_channels {
+    float *absmax;  /* [k] largest |x| */
+    double *sum2;   /* [k] sum of x^2; not finite when some x was not */
+    uint32_t *hist; /* [k][QT_HIST_BINS] tokens with |x| in a bin */
 };
 
 struct qt_backend {
@@ -82,6 +106,9 @@ struct qt_backend {
     /* h[k][k] += x^T x of x[m][k], lower triangle only; FP64 sums of FP32 products. */
     int (*gram)(struct qt_backend *be, double *h, const float *x, size_t m, size_t k,
                 struct qt_err *err);
+    /* Adds x[m][k] to c (pointers to backend memory). The sums run over the tokens in order. */
+    int (*channels)(struct qt_backend *be, const struct qt_channels *c, const float *x, size_t m,
+                    size_t k, struct qt_err *err);
     void (*close)(struct qt_backend *be);
 };
 

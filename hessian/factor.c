@@ -1,5 +1,6 @@
 #include "hessian/hessian.h"
 
+#include <cblas.h>
 #include <lapacke.h>
 #include <math.h>
 #include <stdlib.h>
@@ -59,14 +60,13 @@ static double entry(const double *h, size_t k, size_t i, size_t j)
     return i >= j ? h[i * k + j] : h[j * k + i];
 }
 
-/* diag[j] of the scaled matrix, dead channels lifted; returns the factor that makes its mean 1, or
- * 0 if h is unusable. */
+/* diag[j] of the scaled matrix; returns the factor that makes its mean 1, or 0 if h is unusable. */
 static double diagonal(double *diag, size_t *dead, const double *h, size_t k)
 {
     double sum = 0;
     for (size_t j = 0; j < k; j++) {
         diag[j] = h[j * k + j];
-        if (!isfinite(diag[j]) || diag[j] < 0)
+        if (!(diag[j] >= 0)) /* negative or NaN */
             return 0;
         *dead += diag[j] == 0;
         sum += diag[j];
@@ -98,8 +98,10 @@ static int factor_reversed(double *a, const struct qt_factor *f, double damp)
 static int factor_ladder(struct qt_factor *f, double *a, double first, struct qt_err *err)
 {
     size_t k = f->k;
-    for (double damp = first; damp <= 1.0001; damp = damp > 0 ? damp * 10 : 1e-6) {
+    for (double damp = first;; damp = fmin(damp > 0 ? damp * 10 : 1e-6, 1)) {
         int info = factor_reversed(a, f, damp);
+        if (info != 0 && damp >= 1)
+            break;
         if (info == 0) {
             f->damp = damp;
             f->damping = damp == first ? QT_DAMP_PLAIN : QT_DAMP_RAISED;
@@ -122,9 +124,12 @@ int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
     double *diag = NULL, *a = NULL;
     size_t cells;
     int rc = QT_OK;
-    *out = (struct qt_factor){.k = k, .group_size = opt->group};
+    *out = (struct qt_factor){0};
     if (qt_mul_overflow(&cells, k, k) || k > INT32_MAX)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu channels are too many", k);
+    *out = (struct qt_factor){.k = k, .group_size = opt->group};
+    /* Parallelism is not OpenBLAS's: what it computes depends on how many threads it finds. */
+    openblas_set_num_threads(1);
     QT_TRY(qt_array_new(&diag, k, sizeof *diag, err));
     QT_TRY(qt_array_new(&out->order, k, sizeof *out->order, err));
     QT_TRY(qt_array_new(&out->group, k, sizeof *out->group, err));
@@ -133,18 +138,19 @@ int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
     QT_TRY(qt_array_new(&a, cells, sizeof *a, err));
     double scale = diagonal(diag, &out->dead, h, k);
     if (scale == 0) {
-        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "the Hessian is not finite");
+        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                     "the Hessian's diagonal is not finite or negative");
         goto done;
     }
     QT_TRY(order_new(out, diag, opt, err));
     for (size_t i = 0; i < k; i++)
         for (size_t j = 0; j < k; j++) {
-            double value = entry(h, k, out->order[i], out->order[j]) * scale;
+            float value = (float)(entry(h, k, out->order[i], out->order[j]) * scale);
             if (!isfinite(value)) {
                 rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "the Hessian is not finite");
                 goto done;
             }
-            out->h[i * k + j] = (float)value;
+            out->h[i * k + j] = value;
         }
     QT_TRY(factor_ladder(out, a, opt->damp, err));
 done:
@@ -163,4 +169,5 @@ void qt_factor_free(struct qt_factor *f)
     qt_free(f->v);
     f->order = f->group = NULL;
     f->h = f->v = NULL;
+    f->k = 0;
 }

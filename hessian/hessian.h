@@ -39,7 +39,7 @@ struct qt_factor_options {
  * h[k][k]: sum of x^T x, both triangles or the lower one only is read; any positive scaling.
  * Columns are processed from the most to the least active (largest diagonal first): groups by their
  * mean, and within their group; the scales stay where they are stored, so that nothing has to be
- * gathered at run time. Channels with h_jj = 0 get the smallest diagonal that counts as nothing.
+ * gathered at run time. Channels with h_jj = 0 are left with the damping alone.
  * QT_E_UNSUPPORTED when h has a non-finite entry or cannot be factored with any damping up to 1:
  * the caller then rounds without it and says so.
  */

@@ -141,7 +141,7 @@ struct solve {
     const struct qt_rounder *rounder;
     const struct qt_solve_options *opt;
     float *work; /* per thread */
-    size_t work_stride, block;
+    size_t work_stride;
     struct qt_solve_report *panels;
 };
 
@@ -203,8 +203,8 @@ static int solve_run(struct qt_solve_report *out, struct solve *s,
     size_t panels = qt_ceil_div(s->n, R);
     int rc = QT_OK;
     *out = (struct qt_solve_report){0};
-    s->block = longest_block(s->f);
-    s->work_stride = qt_round_up(5 * s->f->k * R + s->f->k + 2 * s->block * R, 16);
+    openblas_set_num_threads(1); /* panels are the threads */
+    s->work_stride = qt_round_up(5 * s->f->k * R + s->f->k + 2 * longest_block(s->f) * R, 16);
     QT_TRY(qt_array_new(&s->work, (size_t)qt_threads(), s->work_stride * sizeof *s->work, err));
     QT_TRY(qt_array_new(&s->panels, panels, sizeof *s->panels, err));
     QT_TRY(qt_parallel(panels, fn, s, err));

@@ -333,7 +333,7 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
                     const struct qt_factor *factor, struct qt_error *error,
                     struct qt_solve_report *report, struct qt_err *err)
 {
-    const struct qt_solve_options opt = {.polish = 3};
+    const struct qt_solve_options opt = {.polish = 6};
     struct walk walk = {0};
     float *importance = NULL, *rows = NULL;
     int rc = QT_OK;

@@ -1,0 +1,138 @@
+/* What the tests of the solver share: correlated random data and E computed the slow way. */
+#ifndef QT_TESTS_HESSIAN_FIXTURE_H
+#define QT_TESTS_HESSIAN_FIXTURE_H
+
+#include "hessian/hessian.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+static uint64_t seed;
+
+static inline void seed_init(void)
+{
+    const char *text = getenv("QT_SEED");
+    seed = text ? strtoull(text, NULL, 10) : (uint64_t)time(NULL);
+    printf("QT_SEED=%llu\n", (unsigned long long)seed);
+}
+
+static inline double uniform(void)
+{
+    seed += 0x9e3779b97f4a7c15u; /* splitmix64 */
+    uint64_t z = seed;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
+}
+
+static inline double normal(void)
+{
+    return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform());
+}
+
+static inline void *must_alloc(size_t n, size_t size)
+{
+    void *p = calloc(n ? n : 1, size);
+    assert_non_null(p);
+    return p;
+}
+
+static inline float *random_weights(size_t n, size_t k)
+{
+    float *w = must_alloc(n * k, sizeof *w);
+    for (size_t i = 0; i < n * k; i++)
+        w[i] = (float)(0.05 * normal());
+    return w;
+}
+
+/* X^T X of tokens whose neighbouring channels correlate and whose channels differ in size. */
+static inline double *random_hessian(size_t k, size_t tokens)
+{
+    double *h = must_alloc(k * k, sizeof *h), *x = must_alloc(k, sizeof *x);
+    double *size = must_alloc(k, sizeof *size);
+    for (size_t j = 0; j < k; j++)
+        size[j] = exp(0.7 * normal());
+    for (size_t t = 0; t < tokens; t++) {
+        for (size_t j = 0; j < k; j++)
+            x[j] = 0.5 * normal() + (j ? 0.85 * x[j - 1] : 0);
+        for (size_t j = 0; j < k; j++)
+            x[j] *= size[j];
+        for (size_t i = 0; i < k; i++)
+            for (size_t j = 0; j < k; j++)
+                h[i * k + j] += x[i] * x[j];
+    }
+    free(x);
+    free(size);
+    return h;
+}
+
+/* As if the channel had never been active. */
+static inline void kill_channel(double *h, size_t k, size_t channel)
+{
+    for (size_t i = 0; i < k; i++)
+        h[channel * k + i] = h[i * k + channel] = 0;
+}
+
+/* h as qt_factor_new means it, in storage order: mean diagonal 1, then damped. */
+static inline double *damped(const double *h, size_t k, double damp)
+{
+    double *out = must_alloc(k * k, sizeof *out), sum = 0;
+    for (size_t j = 0; j < k; j++)
+        sum += h[j * k + j];
+    for (size_t i = 0; i < k; i++)
+        for (size_t j = 0; j < k; j++)
+            out[i * k + j] = (sum > 0 ? h[i * k + j] * (double)k / sum : 0) + (i == j ? damp : 0);
+    return out;
+}
+
+/* The sum over rows of (w - q) h (w - q)^T. */
+static inline double naive_error(const double *h, const float *w, const float *q, size_t n,
+                                 size_t k)
+{
+    double sum = 0, *e = must_alloc(k, sizeof *e);
+    for (size_t r = 0; r < n; r++) {
+        for (size_t j = 0; j < k; j++)
+            e[j] = (double)w[r * k + j] - (double)q[r * k + j];
+        for (size_t i = 0; i < k; i++) {
+            double he = 0;
+            for (size_t j = 0; j < k; j++)
+                he += h[i * k + j] * e[j];
+            sum += e[i] * he;
+        }
+    }
+    free(e);
+    return sum;
+}
+
+static inline void expect_near(const char *what, double got, double want, double relative)
+{
+    if (!(fabs(got - want) <= relative * fabs(want)))
+        fail_msg("%s: %.9g, expected %.9g", what, got, want);
+}
+
+/* An objective kept in FP32 while it fell from `from`. */
+static inline void expect_close(const char *what, double got, double want, double from)
+{
+    if (!(fabs(got - want) <= 1e-3 * want + 1e-6 * from))
+        fail_msg("%s: %.9g, expected %.9g", what, got, want);
+}
+
+static inline struct qt_factor factor_of(const double *h, size_t k, size_t group, bool natural,
+                                         double damp)
+{
+    struct qt_factor f;
+    struct qt_err err = {0};
+    struct qt_factor_options opt = {.damp = damp, .group = group, .natural = natural};
+    if (qt_factor_new(&f, h, k, &opt, &err) < 0)
+        fail_msg("factor of %zu channels, groups of %zu: %s", k, group, err.reason);
+    return f;
+}
+
+#endif

@@ -1,0 +1,257 @@
+/* Codebook schemes under a Hessian, from weights to packed bytes and back. */
+#include "hessian_fixture.h"
+#include "pack/scheme.h"
+
+static const char *const specs[] = {"nf4:g=64", "nf3:g=128", "nf2:g=32", "lut3:g=64", "fp6", "fp4"};
+enum { SPECS = sizeof specs / sizeof *specs };
+
+static struct qt_spec spec_of(const char *text)
+{
+    struct qt_spec spec;
+    struct qt_err err = {0};
+    if (qt_spec_parse(&spec, text, &err) < 0)
+        fail_msg("%s: %s", text, err.reason);
+    return spec;
+}
+
+/* The factor for a spec's groups, from damping 0.01. */
+static struct qt_factor factor_for(const struct qt_spec *spec, const double *h, size_t n, size_t k)
+{
+    struct qt_packed p;
+    assert_int_equal(qt_packed_describe(&p, spec, n, k, NULL), QT_OK);
+    return factor_of(h, k, qt_packed_group(&p), false, 0.01);
+}
+
+struct solved {
+    struct qt_factor f;
+    struct qt_packed p;
+    struct qt_error error;
+    struct qt_solve_report report;
+};
+
+static struct solved solve(const char *text, const float *w, const double *h, size_t n, size_t k)
+{
+    struct qt_spec spec = spec_of(text);
+    struct solved s = {.f = factor_for(&spec, h, n, k)};
+    struct qt_matrix m = {w, QT_F32, n, k, "file", "tensor"};
+    struct qt_err err = {0};
+    if (qt_packed_solve(&s.p, &spec, &m, &s.f, &s.error, &s.report, &err) < 0)
+        fail_msg("%s, %zu x %zu: %s", text, n, k, err.reason);
+    return s;
+}
+
+static void solved_free(struct solved *s)
+{
+    qt_factor_free(&s->f);
+    qt_packed_free(&s->p);
+}
+
+static float *decode(const struct qt_packed *p)
+{
+    float *q = must_alloc(p->n * p->k, sizeof *q);
+    assert_int_equal(qt_packed_decode(q, p, 0, p->n, NULL), QT_OK);
+    return q;
+}
+
+/* E of search with the diagonal of H as weights; d: damped H in storage order. */
+static double searched_error(const char *text, const float *w, const struct qt_factor *f,
+                             const double *d, size_t n)
+{
+    size_t k = f->k;
+    float *importance = must_alloc(k, sizeof *importance);
+    struct qt_spec spec = spec_of(text);
+    struct qt_matrix m = {w, QT_F32, n, k, "file", "tensor"};
+    struct qt_packed p;
+    for (size_t i = 0; i < k; i++)
+        importance[f->order[i]] = f->h[i * k + i];
+    assert_int_equal(qt_packed_quantize(&p, &spec, &m, importance, NULL, NULL), QT_OK);
+    float *q = decode(&p);
+    double e = naive_error(d, w, q, n, k);
+    free(q);
+    free(importance);
+    qt_packed_free(&p);
+    return e;
+}
+
+/* One case: the report says what the bytes hold, and the bytes are in order. Returns the error as a
+ * share of that of search. */
+static double check_case(const char *text, const float *w, const double *h, size_t n, size_t k)
+{
+    struct solved s = solve(text, w, h, n, k);
+    struct qt_error again;
+    struct qt_err err = {0};
+    double *d = damped(h, k, 0.01), unit = ldexp(1, 2 * s.p.scale_exp2);
+    float *q = decode(&s.p);
+    double e = naive_error(d, w, q, n, k), before = searched_error(text, w, &s.f, d, n);
+    expect_close(text, s.report.polished * unit, e, before);
+    expect_close("before", s.report.before * unit, before, before);
+    assert_true(s.report.polished <= s.report.feedback + 1e-6 * s.report.before);
+    assert_int_equal(
+        qt_packed_compare(&again, &s.p, &(struct qt_matrix){w, QT_F32, n, k, "", ""}, NULL), QT_OK);
+    assert_memory_equal(&again, &s.error, sizeof again);
+    if (qt_packed_check_repack(&s.p, "f", "t", &err) < 0)
+        fail_msg("%s, %zu x %zu: %s", text, n, k, err.reason);
+    assert_int_equal(s.p.spec.scheme->check_values(&s.p, &err), QT_OK);
+    solved_free(&s);
+    free(d);
+    free(q);
+    return before > 0 ? e / before : 0;
+}
+
+static void clearly_better_than_search(void **state)
+{
+    enum { N = 150, K = 288 }; /* two panels; a short last group with g = 64 and g = 128 */
+    (void)state;
+    double *h = random_hessian(K, 600);
+    float *w = random_weights(N, K);
+    for (int i = 0; i < SPECS; i++) {
+        double share = check_case(specs[i], w, h, N, K);
+        print_message("%-10s %.3f of the error of search\n", specs[i], share);
+        assert_true(share < 0.6);
+    }
+    free(h);
+    free(w);
+}
+
+/* Without correlations there is nothing to feed back: bytes as of search with those weights. The
+ * diagonal is normalised and has exact roots. */
+static void diagonal_hessian_is_search(void **state)
+{
+    enum { N = 130, K = 320 };
+    const struct qt_solve_options opt = {.polish = 0};
+    double *h = must_alloc((size_t)K * K, sizeof *h);
+    float *w = random_weights(N, K), importance[K];
+    (void)state;
+    for (size_t j = 0; j < K; j++) {
+        importance[j] = j % 5 == 2 ? 4 : 0.25f;
+        h[j * K + j] = (double)importance[j];
+    }
+    for (int i = 0; i < SPECS; i++) {
+        struct qt_spec spec = spec_of(specs[i]);
+        struct qt_matrix m = {w, QT_F32, N, K, "file", "tensor"};
+        struct qt_packed search, p;
+        struct qt_solve_report report;
+        assert_int_equal(qt_packed_quantize(&search, &spec, &m, importance, NULL, NULL), QT_OK);
+        assert_int_equal(qt_packed_quantize(&p, &spec, &m, importance, NULL, NULL), QT_OK);
+        struct qt_factor f = factor_of(h, K, qt_packed_group(&p), false, 0);
+        for (size_t s = 0; s < p.nsections; s++)
+            if (strcmp(p.section[s].name, "table") != 0) /* it is solved with, not for */
+                memset(p.section[s].data, 0x55, p.section[s].bytes);
+        assert_int_equal(spec.scheme->solve(&report, &p, w, &f, &opt, NULL), QT_OK);
+        for (size_t s = 0; s < p.nsections; s++)
+            assert_memory_equal(p.section[s].data, search.section[s].data, p.section[s].bytes);
+        qt_factor_free(&f);
+        qt_packed_free(&search);
+        qt_packed_free(&p);
+    }
+    free(h);
+    free(w);
+}
+
+static void edge_shapes(void **state)
+{
+    static const size_t shapes[][2] = {{1, 1},    {1, 200},  {17, 31},  {127, 33},
+                                       {128, 64}, {129, 65}, {16, 129}, {33, 320}};
+    (void)state;
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        size_t n = shapes[s][0], k = shapes[s][1];
+        double *h = random_hessian(k, k + 10);
+        float *w = random_weights(n, k);
+        for (int i = 0; i < SPECS; i++)
+            check_case(specs[i], w, h, n, k);
+        free(h);
+        free(w);
+    }
+}
+
+/* Zero rows and groups, dead channels, few tokens; weights whose scales leave FP16. */
+static void awkward_data(void **state)
+{
+    enum { N = 40, K = 160 };
+    static const float factors[] = {1, 1e-9f, 1e9f};
+    (void)state;
+    double *h = random_hessian(K, 30);
+    for (size_t j = 64; j < 130; j++)
+        for (size_t i = 0; i < K; i++)
+            h[j * K + i] = h[i * K + j] = 0;
+    for (int f = 0; f < 3; f++) {
+        float *w = random_weights(N, K);
+        for (size_t i = 0; i < N * K; i++)
+            w[i] *= i / K == 3 || (i / K == 7 && i % K < 64) ? 0 : factors[f];
+        for (int i = 0; i < SPECS; i++)
+            check_case(specs[i], w, h, N, K);
+        free(w);
+    }
+    free(h);
+}
+
+static void same_bytes_for_any_threads(void **state)
+{
+    enum { N = 300, K = 224 };
+    (void)state;
+    double *h = random_hessian(K, 300);
+    float *w = random_weights(N, K);
+    for (int i = 0; i < SPECS; i++) {
+        struct solved first = {0};
+        for (int threads = 1; threads <= 4; threads *= 2) {
+            qt_threads_set(threads);
+            struct solved s = solve(specs[i], w, h, N, K);
+            if (threads == 1) {
+                first = s;
+                continue;
+            }
+            for (size_t j = 0; j < s.p.nsections; j++)
+                assert_memory_equal(s.p.section[j].data, first.p.section[j].data,
+                                    s.p.section[j].bytes);
+            assert_memory_equal(&s.report, &first.report, sizeof s.report);
+            assert_memory_equal(&s.error, &first.error, sizeof s.error);
+            solved_free(&s);
+        }
+        solved_free(&first);
+    }
+    qt_threads_set(0);
+    free(h);
+    free(w);
+}
+
+static void allocation_failures(void **state)
+{
+    enum { N = 40, K = 96 };
+    (void)state;
+    double *h = random_hessian(K, 100);
+    float *w = random_weights(N, K);
+    struct qt_matrix m = {w, QT_F32, N, K, "file", "tensor"};
+    for (int i = 0; i < SPECS; i += 3) { /* nf4, lut3 */
+        struct qt_spec spec = spec_of(specs[i]);
+        struct qt_factor f = factor_for(&spec, h, N, K);
+        bool failed = true;
+        for (long n = 0; failed; n++) {
+            struct solved s;
+            qt_mem_fail_after(n);
+            int rc = qt_packed_solve(&s.p, &spec, &m, &f, &s.error, &s.report, NULL);
+            qt_mem_fail_after(-1);
+            failed = rc < 0;
+            assert_int_equal(rc, failed ? QT_E_RESOURCE : QT_OK);
+            if (!failed)
+                qt_packed_free(&s.p);
+            assert_true(n < 1000);
+        }
+        qt_factor_free(&f);
+    }
+    free(h);
+    free(w);
+}
+
+int main(void)
+{
+    seed_init();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(clearly_better_than_search),
+        cmocka_unit_test(diagonal_hessian_is_search),
+        cmocka_unit_test(edge_shapes),
+        cmocka_unit_test(awkward_data),
+        cmocka_unit_test(same_bytes_for_any_threads),
+        cmocka_unit_test(allocation_failures),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

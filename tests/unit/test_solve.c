@@ -1,0 +1,519 @@
+/*
+ * Error feedback and polishing against slow truths: above all a plain double-precision GPTQ with
+ * the Cholesky factor of the inverse, which the solver never forms.
+ */
+#include "hessian_fixture.h"
+
+static const size_t widths[] = {1, 31, 64, 100, 128, 129, 300};
+enum { WIDTHS = sizeof widths / sizeof *widths };
+
+/* ---- a rounder ------------------------------------------------------------------------------ */
+
+/* Integers -8..7 times a scale per row and group; remembers what it was asked. */
+struct grid {
+    size_t n, k, group;
+    bool keep_scales, keep_codes; /* polishing may change only the other */
+    bool half;                    /* scales are FP16 */
+    float *scale, *first_scale;   /* [groups][n] */
+    float *target, *weight;       /* [k][n], [k] */
+    int *code;                    /* [k][n] */
+    int *first_code;              /* the same before polishing; one panel only, as what follows */
+    size_t calls, last_change;
+};
+
+static void grid_begin(void *ctx, size_t group, const size_t *col, size_t n, const float *t,
+                       const float *weight, size_t row0, size_t rows)
+{
+    struct grid *g = ctx;
+    for (size_t r = 0; r < rows; r++) {
+        float top = 0;
+        for (size_t i = 0; i < n; i++) {
+            assert_int_equal(col[i] / g->group, group);
+            g->target[col[i] * g->n + row0 + r] = t[i * QT_PANEL_ROWS + r];
+            if (row0 + r == 0)
+                g->weight[col[i]] = weight[i];
+            top = fmaxf(top, fabsf(t[i * QT_PANEL_ROWS + r]));
+        }
+        float scale = qt_f16_to_f32(qt_f32_to_f16(top / 7.5f));
+        g->scale[group * g->n + row0 + r] = g->first_scale[group * g->n + row0 + r] = scale;
+    }
+}
+
+static int nearest(double y)
+{
+    return (int)fmin(fmax(rint(y), -8), 7);
+}
+
+static void grid_round(void *ctx, size_t col, const float *x, float *q, float *unit, size_t row0,
+                       size_t rows)
+{
+    struct grid *g = ctx;
+    bool one_panel = g->n <= QT_PANEL_ROWS, polishing = one_panel && g->calls >= g->k;
+    if (one_panel && g->calls == g->k)
+        memcpy(g->first_code, g->code, g->k * g->n * sizeof *g->code);
+    for (size_t r = 0; r < rows; r++) {
+        float scale = g->scale[col / g->group * g->n + row0 + r];
+        int *code = &g->code[col * g->n + row0 + r];
+        int now = scale != 0 ? nearest((double)x[r] / (double)scale) : 0;
+        if (polishing && g->keep_codes)
+            now = *code;
+        if (one_panel && now != *code)
+            g->last_change = g->calls;
+        *code = now;
+        unit[r] = (float)now;
+        q[r] = scale * (float)now;
+    }
+    if (one_panel)
+        g->calls++;
+}
+
+static void grid_scale(void *ctx, size_t group, float *scale, size_t row0, size_t rows)
+{
+    const struct grid *g = ctx;
+    memcpy(scale, g->scale + group * g->n + row0, rows * sizeof *scale);
+}
+
+static void grid_rescale(void *ctx, size_t group, float *scale, size_t row0, size_t rows)
+{
+    struct grid *g = ctx;
+    float *stored = g->scale + group * g->n + row0;
+    for (size_t r = 0; r < rows && !g->keep_scales; r++)
+        stored[r] = g->half ? qt_f16_to_f32(qt_f32_to_f16(scale[r])) : scale[r];
+    memcpy(scale, stored, rows * sizeof *scale);
+}
+
+static struct grid grid_new(size_t n, size_t k, size_t group)
+{
+    size_t groups = qt_ceil_div(k, group);
+    return (struct grid){
+        .n = n,
+        .k = k,
+        .group = group,
+        .scale = must_alloc(groups * n, sizeof(float)),
+        .first_scale = must_alloc(groups * n, sizeof(float)),
+        .target = must_alloc(k * n, sizeof(float)),
+        .weight = must_alloc(k, sizeof(float)),
+        .code = must_alloc(k * n, sizeof(int)),
+        .first_code = must_alloc(k * n, sizeof(int)),
+    };
+}
+
+static void grid_free(struct grid *g)
+{
+    free(g->scale);
+    free(g->first_scale);
+    free(g->target);
+    free(g->weight);
+    free(g->code);
+    free(g->first_code);
+}
+
+static struct qt_solve_report grid_solve(struct grid *g, const struct qt_factor *f, const float *w,
+                                         int polish)
+{
+    struct qt_rounder rounder = {g, grid_begin, grid_round, grid_scale, grid_rescale};
+    struct qt_solve_options opt = {.polish = polish};
+    struct qt_solve_report report;
+    struct qt_err err = {0};
+    if (qt_solve(&report, f, w, g->n, &rounder, &opt, &err) < 0)
+        fail_msg("%s", err.reason);
+    return report;
+}
+
+/* q[n][k] that the codes stand for. */
+static float *grid_values(const struct grid *g)
+{
+    float *q = must_alloc(g->n * g->k, sizeof *q);
+    for (size_t r = 0; r < g->n; r++)
+        for (size_t j = 0; j < g->k; j++)
+            q[r * g->k + j] = g->scale[j / g->group * g->n + r] * (float)g->code[j * g->n + r];
+    return q;
+}
+
+/* ---- the slow truth ------------------------------------------------------------------------- */
+
+/* u upper triangular with a^-1 = u^T u: Gauss-Jordan, then Cholesky, without pivots as a is
+ * positive definite. Destroys a. */
+static void inverse_factor(double *u, double *a, size_t k)
+{
+    double *inv = must_alloc(k * k, sizeof *inv);
+    for (size_t i = 0; i < k; i++)
+        inv[i * k + i] = 1;
+    for (size_t p = 0; p < k; p++) {
+        double d = a[p * k + p];
+        for (size_t j = 0; j < k; j++) {
+            a[p * k + j] /= d;
+            inv[p * k + j] /= d;
+        }
+        for (size_t i = 0; i < k; i++) {
+            double c = a[i * k + p];
+            for (size_t j = 0; i != p && c != 0 && j < k; j++) {
+                a[i * k + j] -= c * a[p * k + j];
+                inv[i * k + j] -= c * inv[p * k + j];
+            }
+        }
+    }
+    for (size_t i = 0; i < k; i++)
+        for (size_t j = i; j < k; j++) {
+            double sum = inv[i * k + j];
+            for (size_t l = 0; l < i; l++)
+                sum -= u[l * k + i] * u[l * k + j];
+            u[i * k + j] = i == j ? sqrt(sum) : sum / u[i * k + i];
+        }
+    free(inv);
+}
+
+/*
+ * One row by the book: round a column, spread its error over the later ones by the row of u. The
+ * solver's code counts as equal when the value lies within FP32 noise of the midpoint between it
+ * and the nearest one; the row then goes on from the solver's.
+ */
+static size_t gptq_row(const struct grid *g, const struct qt_factor *f, const double *u,
+                       const float *w, size_t r)
+{
+    size_t k = f->k, ties = 0;
+    double *x = must_alloc(k, sizeof *x);
+    for (size_t p = 0; p < k; p++)
+        x[p] = (double)w[r * k + f->order[p]];
+    for (size_t p = 0; p < k; p++) {
+        size_t j = f->order[p];
+        double scale = (double)g->first_scale[f->group[p] * g->n + r];
+        for (size_t i = p;
+             (p == 0 || f->group[p] != f->group[p - 1]) && i < k && f->group[i] == f->group[p];
+             i++) { /* a group begins */
+            double t = (double)g->target[f->order[i] * g->n + r];
+            if (!(fabs(t - x[i]) <= 2e-3 * scale + 1e-7))
+                fail_msg("target of row %zu, column %zu: %g, expected %g", r, f->order[i], t, x[i]);
+        }
+        double y = x[p] / scale;
+        int code = g->code[j * g->n + r];
+        if (code != nearest(y)) {
+            if (!(fabs(fabs(y - code) - 0.5) <= 2e-3 + 1e-7 / scale))
+                fail_msg("row %zu, column %zu (n %zu, k %zu, group %zu): code %d for %.6f", r, j,
+                         g->n, k, g->group, code, y);
+            ties++;
+        }
+        double e = (x[p] - scale * code) / u[p * k + p];
+        for (size_t i = p; i < k; i++)
+            x[i] -= e * u[p * k + i];
+    }
+    free(x);
+    return ties;
+}
+
+static void gptq_case(size_t n, size_t k, size_t group, bool natural)
+{
+    double *h = random_hessian(k, k + 20), *u = must_alloc(k * k, sizeof *u);
+    double *plain = damped(h, k, 0.01), *ordered = must_alloc(k * k, sizeof *ordered);
+    float *w = random_weights(n, k);
+    struct qt_factor f = factor_of(h, k, group, natural, 0.01);
+    struct grid g = grid_new(n, k, group);
+    struct qt_solve_report report = grid_solve(&g, &f, w, 0);
+    size_t ties = 0;
+    for (size_t i = 0; i < k; i++)
+        for (size_t j = 0; j < k; j++)
+            ordered[i * k + j] = plain[f.order[i] * k + f.order[j]];
+    inverse_factor(u, ordered, k);
+    for (size_t p = 0; p < k; p++)
+        expect_near("weight", (double)g.weight[f.order[p]], 1 / (u[p * k + p] * u[p * k + p]),
+                    1e-4);
+    for (size_t r = 0; r < n; r++)
+        ties += gptq_row(&g, &f, u, w, r);
+    if (ties > 3 + n * k / 500)
+        fail_msg("%zu ties of %zu", ties, n * k);
+    float *q = grid_values(&g);
+    double error, want = naive_error(plain, w, q, n, k);
+    expect_near("objective", report.feedback, want, 1e-4);
+    assert_true(report.polished == report.feedback);
+    assert_int_equal(qt_solve_error(&error, &f, w, q, n, NULL), QT_OK);
+    expect_near("qt_solve_error", error, want, 1e-4);
+    qt_factor_free(&f);
+    grid_free(&g);
+    free(h);
+    free(u);
+    free(plain);
+    free(ordered);
+    free(w);
+    free(q);
+}
+
+static void feedback_is_gptq(void **state)
+{
+    static const size_t heights[] = {1, 127, 128, 129, 257};
+    size_t turn = 0;
+    (void)state;
+    for (size_t i = 0; i < WIDTHS; i++)
+        for (int natural = 0; natural < 2; natural++)
+            for (size_t g = 0; g < 3; g++) {
+                size_t k = widths[i], group = g == 2 ? k : (size_t)32 << g;
+                if (k <= 100)
+                    for (size_t n = 0; n < 5; n++)
+                        gptq_case(heights[n], k, group, natural);
+                else
+                    gptq_case(heights[turn++ % 5], k, group, natural);
+            }
+    gptq_case(3, 400, 256, false); /* blocks of 256 and 144 columns */
+}
+
+/* ---- what it is good for -------------------------------------------------------------------- */
+
+struct problem {
+    size_t n, k;
+    double *h, *damped;
+    float *w;
+    struct qt_factor f;
+    struct grid g;
+};
+
+static struct problem problem_new(size_t n, size_t k, size_t group)
+{
+    struct problem p = {.n = n, .k = k, .h = random_hessian(k, 2 * k)};
+    p.damped = damped(p.h, k, 0.01);
+    p.w = random_weights(n, k);
+    p.f = factor_of(p.h, k, group, false, 0.01);
+    p.g = grid_new(n, k, group);
+    return p;
+}
+
+static void problem_free(struct problem *p)
+{
+    qt_factor_free(&p->f);
+    grid_free(&p->g);
+    free(p->h);
+    free(p->damped);
+    free(p->w);
+}
+
+static double problem_error(const struct problem *p)
+{
+    float *q = grid_values(&p->g);
+    double e = naive_error(p->damped, p->w, q, p->n, p->k);
+    free(q);
+    return e;
+}
+
+static void feedback_beats_plain_rounding(void **state)
+{
+    (void)state;
+    struct problem p = problem_new(40, 128, 32);
+    struct grid plain = grid_new(40, 128, 32);
+    for (size_t g = 0; g < 4; g++)
+        for (size_t r = 0; r < 40; r++) {
+            float top = 0, *scale = &plain.scale[g * 40 + r];
+            for (size_t j = g * 32; j < g * 32 + 32; j++)
+                top = fmaxf(top, fabsf(p.w[r * 128 + j]));
+            *scale = qt_f16_to_f32(qt_f32_to_f16(top / 7.5f));
+            for (size_t j = g * 32; j < g * 32 + 32; j++)
+                plain.code[j * 40 + r] = nearest((double)(p.w[r * 128 + j] / *scale));
+        }
+    float *q = grid_values(&plain);
+    double before = naive_error(p.damped, p.w, q, 40, 128);
+    struct qt_solve_report report = grid_solve(&p.g, &p.f, p.w, 0);
+    print_message("plain rounding %.4g, with feedback %.4g\n", before, report.feedback);
+    assert_true(report.feedback < 0.7 * before);
+    free(q);
+    grid_free(&plain);
+    problem_free(&p);
+}
+
+static void polishing_never_raises_the_objective(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < WIDTHS; i++)
+        for (int polish = 1; polish <= 4; polish += 3)
+            for (size_t g = 0; g < 2; g++) {
+                struct problem p = problem_new(i % 2 ? 130 : 20, widths[i], g ? widths[i] : 32);
+                p.g.half = true;
+                struct qt_solve_report report = grid_solve(&p.g, &p.f, p.w, polish);
+                expect_close("polished", report.polished, problem_error(&p), report.feedback);
+                assert_true(report.polished < report.feedback);
+                problem_free(&p);
+            }
+}
+
+/* No code alone can be changed for the better. */
+static void polished_is_a_local_optimum(void **state)
+{
+    enum { K = 24, CASES = 60 };
+    int settled = 0;
+    (void)state;
+    for (int c = 0; c < CASES; c++) {
+        struct problem p = problem_new(1, K, 8);
+        p.g.keep_scales = true;
+        grid_solve(&p.g, &p.f, p.w, 100);
+        /* It stops when a round gains little: only after one that changed nothing is it sure. */
+        if (p.g.calls - p.g.last_change > K) {
+            double best = problem_error(&p);
+            settled++;
+            for (size_t j = 0; j < K; j++) {
+                int code = p.g.code[j];
+                for (p.g.code[j] = -8; p.g.code[j] <= 7; p.g.code[j]++)
+                    if (!(problem_error(&p) >= best * (1 - 1e-4)))
+                        fail_msg("column %zu: %d is better than %d", j, p.g.code[j], code);
+                p.g.code[j] = code;
+            }
+        }
+        problem_free(&p);
+    }
+    print_message("%d of %d settled\n", settled, CASES);
+    assert_true(settled > CASES / 2);
+}
+
+/* With scales held, a round of polishing rounds every column to its best value, in order. */
+static void polishing_is_coordinate_descent(void **state)
+{
+    enum { N = 100, K = 150 };
+    size_t ties = 0, changes = 0;
+    (void)state;
+    struct problem p = problem_new(N, K, 32);
+    qt_factor_free(&p.f); /* natural order: the strongest correlations are the next in turn */
+    p.f = factor_of(p.h, K, 32, true, 0.01);
+    p.g.keep_scales = true;
+    grid_solve(&p.g, &p.f, p.w, 1);
+    for (size_t r = 0; r < N; r++) {
+        double e[K];
+        for (size_t j = 0; j < K; j++)
+            e[j] = (double)p.w[r * K + j] -
+                   (double)p.g.scale[j / 32 * N + r] * p.g.first_code[j * N + r];
+        for (size_t at = 0; at < K; at++) {
+            size_t j = p.f.order[at];
+            double scale = (double)p.g.scale[j / 32 * N + r], he = 0;
+            int before = p.g.first_code[j * N + r], code = p.g.code[j * N + r];
+            for (size_t i = 0; i < K; i++)
+                he += p.damped[j * K + i] * e[i];
+            double y = before + he / p.damped[j * K + j] / scale;
+            if (code != nearest(y)) {
+                if (!(fabs(fabs(y - code) - 0.5) <= 2e-3))
+                    fail_msg("row %zu, column %zu: code %d for %.6f", r, j, code, y);
+                ties++;
+            }
+            e[j] -= scale * (code - before);
+            changes += code != before;
+        }
+    }
+    assert_true(ties <= 10 && changes > N);
+    problem_free(&p);
+}
+
+/* With codes held, a round of polishing is one least squares step per group, in order. */
+static void refit_is_least_squares(void **state)
+{
+    enum { N = 5, K = 100 };
+    (void)state;
+    struct problem p = problem_new(N, K, 32);
+    p.g.keep_codes = true;
+    struct qt_solve_report report = grid_solve(&p.g, &p.f, p.w, 1);
+    assert_true(report.polished < report.feedback);
+    for (size_t r = 0; r < N; r++) {
+        double e[K], scale[4];
+        for (size_t g = 0; g < 4; g++)
+            scale[g] = (double)p.g.first_scale[g * N + r];
+        for (size_t at = 0; at < K; at++) {
+            size_t g = p.f.group[at];
+            double ug = 0, uhu = 0;
+            if (at && p.f.group[at - 1] == g)
+                continue;
+            for (size_t j = 0; j < K; j++)
+                e[j] = (double)p.w[r * K + j] - scale[j / 32] * p.g.code[j * N + r];
+            for (size_t i = g * 32; i < K && i / 32 == g; i++)
+                for (size_t j = 0; j < K; j++) {
+                    ug += p.g.code[i * N + r] * p.damped[i * K + j] * e[j];
+                    if (j / 32 == g)
+                        uhu += p.g.code[i * N + r] * p.damped[i * K + j] * p.g.code[j * N + r];
+                }
+            scale[g] += ug / uhu;
+            expect_near("scale", (double)p.g.scale[g * N + r], scale[g], 1e-4);
+        }
+    }
+    problem_free(&p);
+}
+
+static void dead_channels_are_solved(void **state)
+{
+    enum { N = 9, K = 96 };
+    (void)state;
+    double *h = random_hessian(K, 50);
+    for (size_t j = 0; j < 40; j++) /* a whole group among them */
+        kill_channel(h, K, j);
+    float *w = random_weights(N, K);
+    struct qt_factor f = factor_of(h, K, 32, false, 0.01);
+    struct grid g = grid_new(N, K, 32);
+    struct qt_solve_report report = grid_solve(&g, &f, w, 3);
+    float *q = grid_values(&g);
+    assert_true(isfinite(report.polished));
+    for (size_t i = 0; i < N * K; i++)
+        assert_true(fabsf(q[i] - w[i]) < 0.1f);
+    qt_factor_free(&f);
+    grid_free(&g);
+    free(h);
+    free(w);
+    free(q);
+}
+
+/* ---- threads and memory --------------------------------------------------------------------- */
+
+static void same_for_any_threads(void **state)
+{
+    enum { N = 300, K = 200 };
+    (void)state;
+    struct problem p = problem_new(N, K, 64);
+    struct grid first = p.g;
+    struct qt_solve_report reports[3];
+    for (int i = 0; i < 3; i++) {
+        qt_threads_set(1 << i);
+        struct qt_factor f = factor_of(p.h, K, 64, false, 0.01);
+        struct grid g = grid_new(N, K, 64);
+        assert_memory_equal(f.v, p.f.v, K * K * sizeof *f.v);
+        g.half = true;
+        reports[i] = grid_solve(&g, &f, p.w, 2);
+        assert_memory_equal(&reports[i], &reports[0], sizeof reports[0]);
+        if (i) {
+            assert_memory_equal(g.code, first.code, N * K * sizeof *g.code);
+            assert_memory_equal(g.scale, first.scale, 4 * N * sizeof *g.scale);
+            grid_free(&g);
+        } else {
+            grid_free(&first);
+            first = p.g = g;
+        }
+        qt_factor_free(&f);
+    }
+    qt_threads_set(0);
+    problem_free(&p);
+}
+
+static void allocation_failures(void **state)
+{
+    enum { N = 200, K = 70 };
+    bool failed = true;
+    (void)state;
+    struct problem p = problem_new(N, K, 32);
+    for (long n = 0; failed; n++) {
+        struct qt_rounder rounder = {&p.g, grid_begin, grid_round, grid_scale, grid_rescale};
+        struct qt_solve_options solve = {.polish = 1};
+        struct qt_solve_report report;
+        qt_mem_fail_after(n);
+        int rc = qt_solve(&report, &p.f, p.w, N, &rounder, &solve, NULL);
+        qt_mem_fail_after(-1);
+        failed = rc < 0;
+        assert_int_equal(rc, failed ? QT_E_RESOURCE : QT_OK);
+        assert_true(n < 100);
+    }
+    problem_free(&p);
+}
+
+int main(void)
+{
+    seed_init();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(feedback_is_gptq),
+        cmocka_unit_test(feedback_beats_plain_rounding),
+        cmocka_unit_test(polishing_never_raises_the_objective),
+        cmocka_unit_test(polished_is_a_local_optimum),
+        cmocka_unit_test(polishing_is_coordinate_descent),
+        cmocka_unit_test(refit_is_least_squares),
+        cmocka_unit_test(dead_channels_are_solved),
+        cmocka_unit_test(same_for_any_threads),
+        cmocka_unit_test(allocation_failures),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
