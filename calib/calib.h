@@ -10,6 +10,7 @@
  *   model.c       the tensors these imply, checked against what is there -> struct qt_model
  *   weights.c     a checkpoint as a source of weights
  *   forward.c     embedding, blocks, head
+ *   calibrate.c   statistics of the linears' inputs -> a calibration file; merge.c adds such files
  */
 #ifndef QT_CALIB_H
 #define QT_CALIB_H
@@ -26,6 +27,8 @@ struct qt_tokenizer;
 int qt_tokenizer_open(struct qt_tokenizer **out, const char *dir, struct qt_err *err);
 void qt_tokenizer_close(struct qt_tokenizer *tok);
 size_t qt_tokenizer_vocab(const struct qt_tokenizer *tok);
+/* Whether the post-processor puts something (BOS) before the text. */
+bool qt_tokenizer_adds_bos(const struct qt_tokenizer *tok);
 /* Ids of UTF-8 text. special = true also applies the post-processor's BOS/EOS template.
  * *ids is owned (qt_free). Invalid UTF-8: QT_E_INPUT with the byte offset. */
 int qt_tokenizer_encode(uint32_t **ids, size_t *count, const struct qt_tokenizer *tok,
@@ -37,6 +40,7 @@ int qt_tokenizer_encode(uint32_t **ids, size_t *count, const struct qt_tokenizer
 struct qt_data {
     uint32_t *ids; /* owned */
     size_t count;
+    bool bos; /* there was text, and the tokenizer puts a BOS before every document */
 };
 
 /*
@@ -79,7 +83,8 @@ struct qt_model_info {
 };
 
 /* Parses config.json and checks every tensor's presence and shape against it.
- * QT_E_UNSUPPORTED: unknown model_type or option (named); QT_E_INPUT: config contradicts tensors. */
+ * QT_E_UNSUPPORTED: unknown model_type or option (named); QT_E_INPUT: config contradicts tensors.
+ */
 int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_err *err);
 void qt_model_close(struct qt_model *model);
 const struct qt_model_info *qt_model_info(const struct qt_model *model);
@@ -117,10 +122,41 @@ int qt_ends_open(struct qt_ends **out, const struct qt_model *model, const struc
                  struct qt_backend *be, struct qt_err *err);
 void qt_ends_close(struct qt_ends *ends);
 /* hidden[m][hidden] (backend memory) = embedding of ids[m] (host memory). */
-int qt_ends_embed(struct qt_ends *ends, float *hidden, const uint32_t *ids, size_t m,
-                  size_t seqlen, struct qt_err *err);
+int qt_ends_embed(struct qt_ends *ends, float *hidden, const uint32_t *ids, size_t m, size_t seqlen,
+                  struct qt_err *err);
 /* logits[m][vocab] of hidden[m][hidden] after the final norm, before the final softcap. */
 int qt_ends_logits(struct qt_ends *ends, float *logits, const float *hidden, size_t m,
                    struct qt_err *err);
+
+/* ---- calibration files ---------------------------------------------------------------------- */
+
+struct qt_calibrate_options {
+    struct qt_backend *backend; /* qt_calibrate_merge needs none */
+    bool force;                 /* replace an existing file */
+    const struct qt_log *log;
+};
+
+/*
+ * Runs the windows ids[samples * seqlen] through the model, block by block, and writes the
+ * statistics of all linear inputs to the calibration file `path`. part says where the ids come from
+ * (its ids_crc is computed here). One block's weights and Hessians are in memory at a time.
+ * QT_E_INPUT when activations are not finite.
+ */
+int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *ids,
+                 const struct qt_qcal_part *part, const struct qt_calibrate_options *opt,
+                 struct qt_err *err);
+/*
+ * Adds calibration files of one model (QT_E_INPUT otherwise), as if calibrated on the data of all.
+ * The order of paths makes no difference. QT_E_USAGE when the same windows come in twice.
+ */
+int qt_calibrate_merge(const char *path, const char *const *paths, size_t n,
+                       const struct qt_calibrate_options *opt, struct qt_err *err);
+/* QT_E_INPUT naming what differs when q was not made of this checkpoint. */
+int qt_calibrate_check(const struct qt_qcal *q, const struct qt_ckpt *ckpt,
+                       const struct qt_model *model, struct qt_err *err);
+
+/* |x| that a share `q` of a channel's tokens does not exceed, from its histogram: in the right half
+ * octave, interpolated in it. */
+double qt_hist_quantile(const uint32_t hist[QT_HIST_BINS], float absmax, double q);
 
 #endif

@@ -94,6 +94,7 @@ static int append_text(struct reader *r, const char *text, size_t size, const ch
     int rc = QT_OK;
     if (!r->tok)
         QT_TRY(qt_tokenizer_open(&r->tok, r->dir, err));
+    r->data->bos = qt_tokenizer_adds_bos(r->tok);
     rc = qt_tokenizer_encode(&ids, &count, r->tok, text, size, true, err);
     if (rc < 0 && err && !err->file[0])
         snprintf(err->file, sizeof err->file, "%s", path);

@@ -381,6 +381,11 @@ done:
     return rc;
 }
 
+bool qt_tokenizer_adds_bos(const struct qt_tokenizer *tok)
+{
+    return tok->prefix.count > 0;
+}
+
 int qt_tokenizer_encode(uint32_t **ids, size_t *count, const struct qt_tokenizer *tok,
                         const char *text, size_t size, bool special, struct qt_err *err)
 {

@@ -19,7 +19,16 @@ static int read_windows(struct calibration *out, const struct calibration_option
         .ids = out->ids,
         .samples = o->samples,
         .seqlen = seqlen,
+        .seed = o->seed,
         .backend = out->backend,
+    };
+    out->part = (struct qt_qcal_part){
+        .samples = o->samples,
+        .seqlen = seqlen,
+        .seed = o->seed,
+        .bos = data.bos,
+        .data = o->data.items,
+        .ndata = o->data.count,
     };
 done:
     qt_data_free(&data);
@@ -32,6 +41,13 @@ int calibration_open(struct calibration *out, const struct calibration_options *
 {
     struct qt_weights w = qt_weights_of_ckpt(ckpt);
     *out = (struct calibration){0};
+    if (o->file && o->data.count)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--data and --calib exclude each other");
+    if (o->file) {
+        int opened = qt_qcal_open(&out->file, o->file, err);
+        out->data.file = out->file;
+        return opened;
+    }
     if (o->data.count == 0)
         return QT_OK;
     int rc = qt_backend_cpu_open(&out->backend, err);
@@ -42,5 +58,6 @@ void calibration_close(struct calibration *c)
 {
     if (c->backend)
         c->backend->close(c->backend);
+    qt_qcal_close(c->file);
     qt_free(c->ids);
 }

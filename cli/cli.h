@@ -8,7 +8,8 @@
  *   table.c      aligned columns on stdout, numbers for people
  *   doc.c        the --json document
  *   source.c     PATH arguments: checkpoint or container; --tensor rules; gates
- *   cmd_*.c      one subcommand each
+ *   calibration.c  --data and --calib
+ *   cmd_*.c      one subcommand each; inspect_qcal.c: inspect of calibration files
  */
 #ifndef CLI_H
 #define CLI_H
@@ -66,8 +67,8 @@ struct command {
     int (*run)(struct cli *cli, const void *options, const char *const *args, struct qt_err *err);
 };
 
-extern const struct command cmd_inspect, cmd_plan, cmd_quantize, cmd_verify, cmd_eval, cmd_list,
-    cmd_version;
+extern const struct command cmd_inspect, cmd_plan, cmd_calibrate, cmd_quantize, cmd_verify,
+    cmd_eval, cmd_list, cmd_version;
 /* All of them, NULL-terminated (main.c). */
 extern const struct command *const commands[];
 extern const struct opt common_opts[];
@@ -150,6 +151,7 @@ int gate_validate(const char *expr, const struct qt_figure *figures, size_t n, s
 struct calibration_options {
     struct opt_list data;
     size_t samples, seqlen, seed;
+    const char *file; /* --calib, of commands that have it */
 };
 
 enum { CALIBRATION_SAMPLES = 128, CALIBRATION_SEQLEN = 2048 };
@@ -183,19 +185,27 @@ enum { CALIBRATION_SAMPLES = 128, CALIBRATION_SEQLEN = 2048 };
          .help = "tokens of a window (default 2048 or what the model takes)"},                     \
     {                                                                                              \
         .name = "seed", .kind = OPT_SIZE, .offset = offsetof(type, member.seed), .metavar = "N",   \
-        .max = SIZE_MAX,                                                                           \
+        .max = INT64_MAX,                                                                          \
         .help = "0 (default): windows spread evenly over the data; else drawn by this seed"        \
     }
 
 struct calibration {
-    struct qt_calibration data; /* samples = 0 without --data */
+    struct qt_calibration data; /* all zero without --data and --calib */
+    struct qt_qcal_part part;   /* where data came from; points into the options */
     uint32_t *ids;
     struct qt_backend *backend;
+    struct qt_qcal *file;
 };
 
-/* Reads the windows and opens the backend; does nothing without --data. */
+/* Reads the windows and opens the backend, or opens the file; does nothing without --data and
+ * --calib. */
 int calibration_open(struct calibration *out, const struct calibration_options *o,
                      const struct qt_ckpt *ckpt, struct qt_err *err);
 void calibration_close(struct calibration *c);
+
+/* ---- inspect (inspect_qcal.c) --------------------------------------------------------------- */
+
+/* What inspect says of a calibration file. */
+int inspect_qcal(struct cli *cli, const char *path, struct qt_err *err);
 
 #endif

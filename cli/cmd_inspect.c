@@ -225,6 +225,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     const char *unsupported;
     int rc;
     (void)options;
+    if (qt_qcal_probe(args[0]))
+        return inspect_qcal(cli, args[0], err);
     QT_TRY(source_open(&s, args[0], err));
     try_model(&model, &unsupported, &s, &why);
     const struct qt_model_info *info = model ? qt_model_info(model) : NULL;
@@ -241,20 +243,24 @@ done:
 static const struct common_options defaults = COMMON_DEFAULTS;
 static const struct opt opts[] = {{0}};
 static const struct opt_positional positionals[] = {
-    {"PATH", "checkpoint (file or directory) or container"},
+    {"PATH", "checkpoint (file or directory), container or calibration file"},
     {0},
 };
 
 const struct command cmd_inspect = {
     .name = "inspect",
-    .summary = "what is in a checkpoint or container",
+    .summary = "what is in a checkpoint, container or calibration file",
     .description =
         "Lists the tensors of a checkpoint (safetensors, or PyTorch .bin/.pt) with dtype, shape "
         "and size. For a container also scheme, true bits per weight and the recorded error of "
         "every quantized tensor. Headers and the manifest are checked, the data is not read: "
         "'verify' does that.\n\n"
         "SQNR is the ratio of the energy of the weights to that of the error; cosine is the "
-        "cosine of the angle between stored and original weights.",
+        "cosine of the angle between stored and original weights.\n\n"
+        "For a calibration file (.qcal): the model and the data it was made of, and for the "
+        "inputs of every block's linear layers the number of channels, the root of their mean "
+        "square, the largest 99.9 % quantile and the largest value of a channel, and the channels "
+        "that were always 0. All statistics but the Hessians are read and checked.",
     .examples = "  qtool inspect examples/nano-llama\n"
                 "  qtool inspect nano-fp6 --json\n",
     .opts = opts,

@@ -189,7 +189,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         .interrupted = is_interrupted,
     };
     QT_TRY(calibration_open(&calibration, &o->calibration, ckpt, err));
-    if (calibration.data.samples)
+    if (calibration.data.samples || calibration.file)
         opt.calibration = &calibration.data;
     opt.plan.calibrated = opt.calibration != NULL;
     QT_TRY(qt_quantize(&report, ckpt, &opt, err));
@@ -230,6 +230,11 @@ static const struct opt opts[] = {
      .metavar = "'REGEX=S'",
      .help = "scheme of the tensors whose name matches; the last match decides"},
     CALIBRATION_OPTS(struct quantize_options, calibration),
+    {.name = "calib",
+     .kind = OPT_STRING,
+     .offset = offsetof(struct quantize_options, calibration.file),
+     .metavar = "X.qcal",
+     .help = "instead of --data: statistics of the unquantized model, from 'qtool calibrate'"},
     {.name = "force",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, force),
@@ -263,7 +268,9 @@ const struct command cmd_quantize = {
         "the Hessian of their inputs (method=gptq), block by block, each calibrated on the output "
         "of "
         "the blocks quantized before it. This needs a model that qtool can run ('qtool list "
-        "archs'); without --data any checkpoint will do.\n\n"
+        "archs'); without --data any checkpoint will do. --calib takes the Hessians from a file "
+        "that 'qtool calibrate' made of the same checkpoint: the model is not run, but no block "
+        "sees the errors of those before it.\n\n"
         "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
         "found anywhere in the name). A regular expression that matches no tensor is an error. "
         "The scheme 'none' copies.\n\n"

@@ -8,7 +8,8 @@
 #include <unistd.h>
 
 const struct command *const commands[] = {
-    &cmd_inspect, &cmd_plan, &cmd_quantize, &cmd_verify, &cmd_eval, &cmd_list, &cmd_version, NULL,
+    &cmd_inspect, &cmd_plan, &cmd_calibrate, &cmd_quantize, &cmd_verify,
+    &cmd_eval,    &cmd_list, &cmd_version,   NULL,
 };
 
 static const char *const progress_modes[] = {"auto", "plain", "none", NULL};

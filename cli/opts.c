@@ -161,18 +161,34 @@ static int parse_option(struct parse *p, const char *arg, struct qt_err *err)
     return unknown_option(p, word, err);
 }
 
+static size_t count_positionals(const struct opt_positional *table)
+{
+    size_t n = 0;
+    while (table[n].metavar)
+        n++;
+    return n;
+}
+
+/* Whether there is room for a positional after n of them. */
+static bool takes_argument(const struct opt_positional *table, size_t n)
+{
+    size_t rows = count_positionals(table);
+    const char *more = rows ? strstr(table[rows - 1].metavar, "...") : NULL;
+    return n < rows || (more && n + 1 < OPTS_MAX_ARGS);
+}
+
 static int check_complete(struct parse *p, size_t nargs, struct qt_err *err)
 {
-    const struct opt_positional *missing = &p->syntax->positionals[nargs];
-    if (missing->metavar)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "%s is missing (%s)", missing->metavar,
-                       missing->help);
+    const struct opt_positional *table = p->syntax->positionals;
+    if (nargs < count_positionals(table))
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "%s is missing (%s)", table[nargs].metavar,
+                       table[nargs].help);
     for (int t = 0; t < OPTS_MAX_TABLES; t++) {
-        const struct opt *table = p->syntax->tables[t];
-        for (int i = 0; table && table[i].name; i++)
-            if (table[i].required && !p->given[t][i])
-                return qt_fail(err, QT_E_USAGE, NULL, NULL, "--%s %s is missing (%s)",
-                               table[i].name, table[i].metavar, table[i].help);
+        const struct opt *rows = p->syntax->tables[t];
+        for (int i = 0; rows && rows[i].name; i++)
+            if (rows[i].required && !p->given[t][i])
+                return qt_fail(err, QT_E_USAGE, NULL, NULL, "--%s %s is missing (%s)", rows[i].name,
+                               rows[i].metavar, rows[i].help);
     }
     return QT_OK;
 }
@@ -190,13 +206,14 @@ int opts_parse(void *options, const char *args[OPTS_MAX_ARGS], const struct opt_
             options_over = true;
         else if (!options_over && arg[0] == '-' && arg[1])
             rc = parse_option(&p, arg, err);
-        else if (syntax->positionals[nargs].metavar)
+        else if (takes_argument(syntax->positionals, nargs))
             args[nargs++] = arg;
         else
             rc = qt_fail(err, QT_E_USAGE, NULL, NULL, "unexpected argument '%s'", arg);
         if (rc < 0)
             return rc;
     }
+    args[nargs] = NULL;
     return check_complete(&p, nargs, err);
 }
 

@@ -37,11 +37,11 @@ struct opt {
 };
 
 struct opt_positional {
-    const char *metavar; /* NULL ends the table */
+    const char *metavar; /* NULL ends the table; the last one may end in "...": one or more */
     const char *help;
 };
 
-enum { OPTS_MAX_TABLES = 2, OPTS_MAX_ROWS = 64, OPTS_MAX_ARGS = 4 };
+enum { OPTS_MAX_TABLES = 2, OPTS_MAX_ROWS = 64, OPTS_MAX_ARGS = 65 };
 
 /* What a command accepts: the rows of all tables write into one options struct. */
 struct opt_syntax {
@@ -51,8 +51,8 @@ struct opt_syntax {
 
 /*
  * Parses argv[0..argc) (after the command's name) into *options, which holds the defaults, and
- * args[OPTS_MAX_ARGS], one per positional. QT_E_USAGE with "did you mean". On failure the lists
- * filled so far are kept: opts_free in any case.
+ * args[OPTS_MAX_ARGS], the positionals, ended by NULL. QT_E_USAGE with "did you mean". On failure
+ * the lists filled so far are kept: opts_free in any case.
  */
 int opts_parse(void *options, const char *args[OPTS_MAX_ARGS], const struct opt_syntax *syntax,
                int argc, char **argv, struct qt_err *err);

@@ -360,6 +360,28 @@ int qt_ckpt_read(struct qt_blob *out, const struct qt_ckpt *ckpt, const struct q
     return QT_OK;
 }
 
+int qt_ckpt_sample_crc(uint32_t *out, const struct qt_ckpt *ckpt, struct qt_err *err)
+{
+    enum { SAMPLE = 4096 };
+    uint32_t crc = 0;
+    for (size_t i = 0; i < qt_ckpt_count(ckpt); i++) {
+        const struct qt_tensor *t = qt_ckpt_tensor(ckpt, i);
+        struct qt_blob blob;
+        int rc = qt_ckpt_read(&blob, ckpt, t, err);
+        if (rc < 0)
+            return rc;
+        size_t n = qt_min_size(SAMPLE, blob.size);
+        crc = qt_crc32(crc, t->name, strlen(t->name) + 1);
+        crc = qt_crc32(crc, &t->dtype, sizeof t->dtype);
+        crc = qt_crc32(crc, t->shape, (size_t)t->ndim * sizeof *t->shape);
+        crc = qt_crc32(crc, blob.data, n);
+        crc = qt_crc32(crc, blob.data + blob.size - n, n);
+        qt_blob_free(&blob);
+    }
+    *out = crc;
+    return QT_OK;
+}
+
 void qt_blob_free(struct qt_blob *blob)
 {
     if (blob->map)

@@ -10,6 +10,7 @@
  *   checkpoint.c   a directory or file of any of the above as one list of tensors
  *   container.c    the qtool container: reading and checking
  *   writer.c       the qtool container: planned writes, read back (outdir.c, journal.c)
+ *   qcal.c         the calibration file: reading and checking (qcal_writer.c writes it)
  *   json.c         strict JSON reading with errors that name the file
  */
 #ifndef QT_FORMATS_H
@@ -92,6 +93,10 @@ int qt_ckpt_read(struct qt_blob *out, const struct qt_ckpt *ckpt, const struct q
 /* Frees owned memory; gives mapped pages back to the kernel, so that a checkpoint larger than
  * memory can be streamed. */
 void qt_blob_free(struct qt_blob *blob);
+
+/* CRC-32 over names, types, shapes and the ends of the data of all tensors: cheap, and changes with
+ * the checkpoint. */
+int qt_ckpt_sample_crc(uint32_t *out, const struct qt_ckpt *ckpt, struct qt_err *err);
 
 /* ---- safetensors writing -------------------------------------------------------------------- */
 
@@ -213,5 +218,77 @@ void qt_writer_close(struct qt_writer *w);
 /* Removes DIR.partial of a run that failed for good (bad input): nothing half-written stays. To be
  * followed by qt_writer_close. Nothing happens after a finish that succeeded. */
 void qt_writer_discard(struct qt_writer *w);
+
+/* ---- calibration files (docs/format.md) ----------------------------------------------------- */
+
+/* Inputs that the linears of a block share (qt_linear.input in calib). */
+enum { QT_INPUTS = 4 };
+enum { QT_QCAL_VERSION = 1 };
+
+/* One run of a model over data. */
+struct qt_qcal_part {
+    size_t samples, seqlen; /* windows, and tokens of each */
+    uint64_t seed;          /* that chose the windows */
+    bool bos;               /* the tokenizer puts a BOS before every document */
+    uint32_t ids_crc;       /* CRC-32 of all ids, u32 little-endian */
+    const char *const *data;
+    size_t ndata; /* files; only their base names are stored */
+};
+
+/* What a calibration was made of: model and data. */
+struct qt_qcal_info {
+    const char *family;
+    size_t layers, hidden;
+    uint32_t sample_crc;          /* qt_ckpt_sample_crc of the checkpoint */
+    const size_t (*k)[QT_INPUTS]; /* [layers] channels of the inputs of a block's linears */
+    const struct qt_qcal_part *parts;
+    size_t nparts;
+    size_t tokens; /* of all parts; derived, ignored in writing */
+};
+
+struct qt_qcal; /* opaque; immutable once open */
+
+/* True for a name that ends in ".qcal", as those of all calibration files must. */
+bool qt_qcal_probe(const char *path);
+/* Opens a calibration file and checks everything but the tensors' values. QT_E_INPUT naming file
+ * and tensor; QT_E_UNSUPPORTED for another version. */
+int qt_qcal_open(struct qt_qcal **out, const char *path, struct qt_err *err);
+void qt_qcal_close(struct qt_qcal *q);
+const char *qt_qcal_path(const struct qt_qcal *q);
+const struct qt_qcal_info *qt_qcal_info(const struct qt_qcal *q);
+/* QT_E_INPUT naming what differs when q was made of another model than `model` (family to k) says,
+ * which is that of `whose`. */
+int qt_qcal_check_model(const struct qt_qcal *q, const struct qt_qcal_info *model,
+                        const char *whose, struct qt_err *err);
+/* CRC-32 of the metadata, which has those of all tensors: identifies the contents. */
+uint32_t qt_qcal_crc(const struct qt_qcal *q);
+
+/* The channel statistics of an input, checked: CRC, finite, in agreement with each other. Free with
+ * qt_channels_free. */
+int qt_qcal_channels(struct qt_channels *out, const struct qt_qcal *q, size_t layer, size_t input,
+                     struct qt_err *err);
+/* H = X^T X into the lower triangle of h[k][k] (the rest is left as it is), checked: CRC, finite,
+ * diagonal in agreement with the channels' sum2[k]. */
+int qt_qcal_hessian(double *h, const struct qt_qcal *q, size_t layer, size_t input,
+                    const double *sum2, struct qt_err *err);
+
+/* In host memory, zero. */
+int qt_channels_new(struct qt_channels *out, size_t k, struct qt_err *err);
+void qt_channels_free(struct qt_channels *c);
+
+/*
+ * Writing: into PATH.partial, renamed to PATH when complete. PATH exists without force, is no file,
+ * or does not end in ".qcal": QT_E_USAGE. The same statistics give the same bytes.
+ */
+struct qt_qcal_writer;
+int qt_qcal_create(struct qt_qcal_writer **out, const char *path, const struct qt_qcal_info *info,
+                   bool force, struct qt_err *err);
+/* Each input once, in any order. h[k][k]: the lower triangle is read and rounded to FP32.
+ * QT_E_INPUT when a value is not finite (in FP32). */
+int qt_qcal_put(struct qt_qcal_writer *w, size_t layer, size_t input, const double *h,
+                const struct qt_channels *c, struct qt_err *err);
+int qt_qcal_finish(struct qt_qcal_writer *w, struct qt_err *err);
+/* Removes PATH.partial unless finished. */
+void qt_qcal_abandon(struct qt_qcal_writer *w);
 
 #endif

@@ -75,6 +75,7 @@ struct qt_shard {
     char *path;
     struct qt_map map;
     struct qt_zip zip; /* torch */
+    json_t *metadata;  /* safetensors: __metadata__, strings by name, or NULL */
     struct qt_slot *slots;
     size_t count, capacity;
 };

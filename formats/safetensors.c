@@ -141,6 +141,7 @@ int qt_safetensors_open(struct qt_shard *shard, struct qt_err *err)
     {
         if (strcmp(name, "__metadata__") == 0) {
             QT_TRY(check_metadata(value, shard->path, err));
+            shard->metadata = json_incref(value);
             continue;
         }
         QT_TRY(qt_shard_add(&slot, shard, name, strlen(name), err));

@@ -128,6 +128,7 @@ void qt_shard_close(struct qt_shard *shard)
         qt_free((char *)(uintptr_t)shard->slots[i].info.name);
     qt_free(shard->slots);
     qt_zip_close(&shard->zip);
+    json_decref(shard->metadata);
     qt_map_close(&shard->map);
     qt_free(shard->path);
     *shard = (struct qt_shard){0};

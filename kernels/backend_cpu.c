@@ -313,6 +313,13 @@ static int cpu_gram_op(struct qt_backend *be, double *h, const float *x, size_t 
     return cpu_gram(&cpu->scratch, h, x, m, k, err);
 }
 
+static int cpu_channels_op(struct qt_backend *be, const struct qt_channels *c, const float *x,
+                           size_t m, size_t k, struct qt_err *err)
+{
+    (void)be;
+    return cpu_channels(c, x, m, k, err);
+}
+
 /* ---- open and close ------------------------------------------------------------------------- */
 
 static void cpu_close(struct qt_backend *be)
@@ -351,6 +358,7 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
         .scale = cpu_scale_op,
         .score = cpu_score,
         .gram = cpu_gram_op,
+        .channels = cpu_channels_op,
         .close = cpu_close,
     };
     *out = &cpu->be;

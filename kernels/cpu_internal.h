@@ -24,4 +24,7 @@ int cpu_attention(struct cpu_scratch *scratch, float *y, const float *q, const f
 int cpu_gram(struct cpu_scratch *scratch, double *h, const float *x, size_t m, size_t k,
              struct qt_err *err);
 
+int cpu_channels(const struct qt_channels *c, const float *x, size_t m, size_t k,
+                 struct qt_err *err);
+
 #endif

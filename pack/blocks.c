@@ -1,7 +1,7 @@
 /*
  * Calibrated quantization, block by block: observe the inputs of a block's linears with the hidden
  * states that the quantized blocks before it give, quantize them, move the hidden states on through
- * the decoded weights.
+ * the decoded weights. Or, where the statistics come from a calibration file, just quantize them.
  */
 #include "pack/run.h"
 #include "pack/sequential.h"
@@ -151,23 +151,67 @@ static int quantize_linears(struct block *b, const double *const *h, struct qt_e
     return rc;
 }
 
-static int run_layer(struct qt_run *run, struct qt_sequential *seq, size_t layer,
-                     struct qt_err *err)
+/* ---- one block ------------------------------------------------------------------------------ */
+
+/* H of a block's inputs from a calibration file. */
+static int load_hessians(double *h[QT_INPUTS], const struct qt_qcal *file, size_t layer,
+                         struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; i < QT_INPUTS && rc == QT_OK; i++) {
+        size_t k = qt_qcal_info(file)->k[layer][i];
+        struct qt_channels c;
+        QT_TRY(qt_array_new(&h[i], k, k * sizeof **h, err));
+        QT_TRY(qt_qcal_channels(&c, file, layer, i, err));
+        rc = qt_qcal_hessian(h[i], file, layer, i, c.sum2, err);
+        qt_channels_free(&c);
+    }
+done:
+    return rc;
+}
+
+static int quantize_from_file(struct block *b, size_t layer, struct qt_err *err)
+{
+    double *h[QT_INPUTS] = {NULL};
+    int rc = load_hessians(h, b->run->opt->calibration->file, layer, err);
+    if (rc == QT_OK)
+        rc = quantize_linears(b, (const double *const *)h, err);
+    for (size_t i = 0; i < QT_INPUTS; i++)
+        qt_free(h[i]);
+    return rc;
+}
+
+static int quantize_and_advance(struct block *b, struct qt_sequential *seq, size_t layer,
+                                size_t left, struct qt_err *err)
+{
+    struct qt_weights quantized = {b->source.dir, b, block_shape, block_load};
+    const double *const *h;
+    int rc = QT_OK;
+    if (left) {
+        QT_TRY(qt_sequential_observe(&h, seq, layer, err));
+        QT_TRY(quantize_linears(b, h, err));
+    }
+    if (layer + 1 < qt_model_info(qt_sequential_model(seq))->layers)
+        QT_TRY(qt_sequential_advance(seq, layer, &quantized, err));
+done:
+    return rc;
+}
+
+/* seq is NULL when the statistics come from a file. */
+static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt_sequential *seq,
+                     size_t layer, struct qt_err *err)
 {
     struct block b = {.run = run, .source = qt_weights_of_ckpt(run->ckpt)};
-    struct qt_weights quantized = {b.source.dir, &b, block_shape, block_load};
-    const double *const *h;
     size_t left;
     int rc;
-    b.count = qt_model_linears(&b.linear, qt_sequential_model(seq), layer);
+    b.count = qt_model_linears(&b.linear, model, layer);
     QT_TRY(qt_array_new(&b.item, b.count, sizeof *b.item, err));
     QT_TRY(qt_array_new(&b.packed, b.count, sizeof *b.packed, err));
     QT_TRY(find_items(&b, &left, err));
-    if (left) {
-        QT_TRY(qt_sequential_observe(&h, seq, layer, err));
-        QT_TRY(quantize_linears(&b, h, err));
-    }
-    QT_TRY(qt_sequential_advance(seq, layer, &quantized, err));
+    if (seq)
+        QT_TRY(quantize_and_advance(&b, seq, layer, left, err));
+    else if (left)
+        QT_TRY(quantize_from_file(&b, layer, err));
 done:
     for (size_t i = 0; b.packed && i < b.count; i++)
         qt_packed_free(&b.packed[i]);
@@ -176,16 +220,35 @@ done:
     return rc;
 }
 
-int qt_run_blocks(struct qt_run *run, struct qt_err *err)
+static int run_data(struct qt_run *run, struct qt_err *err)
 {
     struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
     struct qt_sequential *seq;
     int rc = qt_sequential_open(&seq, &source, run->opt->calibration, err);
     if (rc < 0)
         return rc;
-    size_t layers = qt_model_info(qt_sequential_model(seq))->layers;
-    for (size_t layer = 0; layer < layers && rc == QT_OK; layer++)
-        rc = run_layer(run, seq, layer, err);
+    const struct qt_model *model = qt_sequential_model(seq);
+    for (size_t layer = 0; layer < qt_model_info(model)->layers && rc == QT_OK; layer++)
+        rc = run_layer(run, model, seq, layer, err);
     qt_sequential_close(seq);
     return rc;
+}
+
+static int run_file(struct qt_run *run, struct qt_err *err)
+{
+    struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
+    struct qt_model *model;
+    int rc = qt_model_open(&model, &source, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_calibrate_check(run->opt->calibration->file, run->ckpt, model, err);
+    for (size_t layer = 0; rc == QT_OK && layer < qt_model_info(model)->layers; layer++)
+        rc = run_layer(run, model, NULL, layer, err);
+    qt_model_close(model);
+    return rc;
+}
+
+int qt_run_blocks(struct qt_run *run, struct qt_err *err)
+{
+    return run->opt->calibration->file ? run_file(run, err) : run_data(run, err);
 }

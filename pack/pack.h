@@ -194,11 +194,15 @@ double qt_plan_bpw(const struct qt_plan *plan);
 
 /* ---- the driver ----------------------------------------------------------------------------- */
 
-/* Calibration on data: token windows ids[samples * seqlen], and where to run the model. */
+/* Calibration on data: token windows ids[samples * seqlen], and where to run the model; each block
+ * sees what the quantized blocks before it give. Or on the statistics of a file, without running
+ * the model. */
 struct qt_calibration {
     const uint32_t *ids;
     size_t samples, seqlen;
+    uint64_t seed; /* that chose the windows; only recorded */
     struct qt_backend *backend;
+    const struct qt_qcal *file; /* if not NULL, the only member that counts */
 };
 
 struct qt_quantize_options {

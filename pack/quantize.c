@@ -10,30 +10,6 @@
 
 /* ---- identity ------------------------------------------------------------------------------- */
 
-/* Names, types, shapes and the ends of the data of all tensors: cheap, and changes with the source.
- */
-static int source_sample_crc(uint32_t *out, const struct qt_ckpt *ckpt, struct qt_err *err)
-{
-    enum { SAMPLE = 4096 };
-    uint32_t crc = 0;
-    for (size_t i = 0; i < qt_ckpt_count(ckpt); i++) {
-        const struct qt_tensor *t = qt_ckpt_tensor(ckpt, i);
-        struct qt_blob blob;
-        int rc = qt_ckpt_read(&blob, ckpt, t, err);
-        if (rc < 0)
-            return rc;
-        size_t n = qt_min_size(SAMPLE, blob.size);
-        crc = qt_crc32(crc, t->name, strlen(t->name) + 1);
-        crc = qt_crc32(crc, &t->dtype, sizeof t->dtype);
-        crc = qt_crc32(crc, t->shape, (size_t)t->ndim * sizeof *t->shape);
-        crc = qt_crc32(crc, blob.data, n);
-        crc = qt_crc32(crc, blob.data + blob.size - n, n);
-        qt_blob_free(&blob);
-    }
-    *out = crc;
-    return QT_OK;
-}
-
 static json_t *crc_json(uint32_t crc)
 {
     return json_sprintf("%08x", crc);
@@ -45,6 +21,18 @@ static const char *base_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
+/* What determines the Hessians; null without any. */
+static json_t *calibration_json(const struct qt_calibration *c)
+{
+    if (!c)
+        return json_null();
+    if (c->file)
+        return json_pack("{s:o}", "file_crc32", crc_json(qt_qcal_crc(c->file)));
+    return json_pack("{s:I, s:I, s:I, s:o}", "samples", (json_int_t)c->samples, "seqlen",
+                     (json_int_t)c->seqlen, "seed", (json_int_t)c->seed, "ids_crc32",
+                     crc_json(qt_crc32(0, c->ids, c->samples * c->seqlen * sizeof *c->ids)));
+}
+
 static int identity_new(json_t **out, const struct qt_run *run, struct qt_err *err)
 {
     uint32_t crc;
@@ -52,7 +40,7 @@ static int identity_new(json_t **out, const struct qt_run *run, struct qt_err *e
     const struct qt_plan_options *opt = &run->opt->plan;
     struct qt_spec def;
     *out = NULL;
-    int rc = source_sample_crc(&crc, run->ckpt, err);
+    int rc = qt_ckpt_sample_crc(&crc, run->ckpt, err);
     if (rc == QT_OK)
         rc = qt_spec_parse(&def, opt->scheme, err);
     for (size_t i = 0; rc == QT_OK && i < qt_ckpt_file_count(run->ckpt); i++) {
@@ -65,9 +53,10 @@ static int identity_new(json_t **out, const struct qt_run *run, struct qt_err *e
         json_array_append_new(rules,
                               json_sprintf("%s=%s", opt->rules[i].regex, opt->rules[i].spec));
     if (rc == QT_OK)
-        *out = json_pack("{s:{s:s, s:s}, s:{s:O, s:o}, s:{s:s, s:O}}", "tool", "name", "qtool",
+        *out = json_pack("{s:{s:s, s:s}, s:{s:O, s:o}, s:{s:s, s:O}, s:o}", "tool", "name", "qtool",
                          "version", QT_VERSION, "source", "files", files, "sample_crc32",
-                         crc_json(crc), "options", "scheme", def.text, "tensor", rules);
+                         crc_json(crc), "options", "scheme", def.text, "tensor", rules,
+                         "calibration", calibration_json(run->opt->calibration));
     json_decref(files);
     json_decref(rules);
     if (rc == QT_OK && !*out)

@@ -27,9 +27,15 @@ static size_t count_fallbacks(const json_t *tensors)
     return n;
 }
 
+static size_t calibration_tokens(const struct qt_calibration *c)
+{
+    if (!c)
+        return 0;
+    return c->file ? qt_qcal_info(c->file)->tokens : c->samples * c->seqlen;
+}
+
 int qt_run_report(json_t **out, const struct qt_run *run, double start, struct qt_err *err)
 {
-    const struct qt_calibration *c = run->opt->calibration;
     struct rusage usage;
     json_t *tensors = json_array();
     for (size_t i = 0; i < run->plan.count; i++)
@@ -42,7 +48,7 @@ int qt_run_report(json_t **out, const struct qt_run *run, double start, struct q
         "tensors", tensors, "totals", "quantized", (json_int_t)run->plan.quantized, "copied",
         (json_int_t)(run->plan.count - run->plan.quantized), "bpw", qt_plan_bpw(&run->plan),
         "bytes", (json_int_t)run->plan.output_bytes, "calibration_tokens",
-        (json_int_t)(c ? c->samples * c->seqlen : 0), "fallbacks", (json_int_t)fallbacks, "seconds",
-        qt_clock() - start, "peak_rss_bytes", (json_int_t)usage.ru_maxrss * 1024);
+        (json_int_t)calibration_tokens(run->opt->calibration), "fallbacks", (json_int_t)fallbacks,
+        "seconds", qt_clock() - start, "peak_rss_bytes", (json_int_t)usage.ru_maxrss * 1024);
     return *out ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
 }

@@ -106,9 +106,12 @@ static int grams_new(struct qt_sequential *s, size_t layer, struct qt_err *err)
     grams_free(s);
     for (size_t i = 0; i < n; i++) {
         int input = linear[i].input;
-        size_t bytes = linear[i].k * linear[i].k * sizeof **s->h;
+        size_t bytes;
         if (s->h[input])
             continue;
+        if (qt_mul_overflow(&bytes, linear[i].k, linear[i].k) ||
+            qt_mul_overflow(&bytes, bytes, sizeof **s->h))
+            return qt_fail(err, QT_E_RESOURCE, NULL, linear[i].weight, "out of memory");
         QT_TRY(qt_array_new(&s->h[input], bytes, 1, err)); /* zero */
         QT_TRY(s->be->new (s->be, (void **)&s->gram[input], bytes, err));
         QT_TRY(s->be->upload(s->be, s->gram[input], s->h[input], bytes, err));

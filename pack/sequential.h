@@ -7,8 +7,6 @@
 
 #include "pack/pack.h"
 
-enum { QT_INPUTS = 4 }; /* distinct inputs of the linears of a block: qt_linear.input */
-
 struct qt_sequential;
 
 /* Embeds the windows. `source`: the unquantized weights. */

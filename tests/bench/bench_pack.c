@@ -1,7 +1,7 @@
 /*
  * Speed of quantizing and packing one BF16 matrix, per core, as ratios within this run: weights per
- * second, and bytes read per second against memcpy on the same core. Processor time of one thread, so
- * that a busy machine does not blur the ratios.
+ * second, and bytes read per second against memcpy on the same core. Processor time of one thread,
+ * so that a busy machine does not blur the ratios.
  */
 #include "pack/pack.h"
 
@@ -68,9 +68,17 @@ static void bench(const char *text, const uint16_t *w, double copy)
 int main(void)
 {
     static const char *const specs[] = {
-        "nf4:g=64,method=rtn", "nf3:g=128,method=rtn", "fp6:method=rtn", "fp5:method=rtn",
-        "nf4:g=64",            "nf3:g=128",            "nf2:g=64",       "fp6",
-        "fp5",                 "lut4:g=64",            "lut3:g=128",
+        "nf4:g=64,method=rtn",
+        "nf3:g=128,method=rtn",
+        "fp6:method=rtn",
+        "fp5:method=rtn",
+        "nf4:g=64",
+        "nf3:g=128",
+        "nf2:g=64",
+        "fp6",
+        "fp5",
+        "lut4:g=64",
+        "lut3:g=128",
     };
     size_t bytes = (size_t)N * K * sizeof(uint16_t);
     uint16_t *w = malloc(bytes), *copy = malloc(bytes);

@@ -24,6 +24,18 @@ $ qtool plan --help
 >!  .{81}
 2-
 
+$ qtool calibrate --help
+> ^usage: qtool calibrate
+> ^Common options:
+>       --threads N
+>       --json
+>   -h, --help
+> ^Examples:
+> ^  qtool calibrate
+> ^Exit status:
+>!  .{81}
+2-
+
 $ qtool quantize --help
 > ^usage: qtool quantize
 > ^Common options:

@@ -18,8 +18,8 @@ $ qtool plan "$NANO" --scheme nf4:g=64 --tensor 'down_proj=fp6' --tensor 'layers
 
 # What plan promises, quantize does.
 $ qtool plan "$NANO" --scheme fp5 --json >plan.json && qtool quantize "$NANO" -o fp5 --scheme fp5 --json -q >made.json
-$ grep '"bpw"' made.json >a && grep '^  "bpw"' plan.json >b && cmp a b
-$ grep '"bytes"' made.json >a && grep '^  "bytes"' plan.json >b && cmp a b
+$ grep '^  "bpw"' made.json >a && grep '^  "bpw"' plan.json >b && cmp a b
+$ grep '^  "bytes"' made.json >a && grep '^  "bytes"' plan.json >b && cmp a b
 
 # With rules alone everything else is copied.
 $ qtool plan "$NANO" --tensor 'q_proj=nf3'

@@ -164,6 +164,7 @@ static void test_preference(void **state)
 {
     (void)state;
     char *dir = fixture_dir(), slash[512];
+    size_t size;
     struct qt_err err = {0};
     struct qt_ckpt *ckpt;
     expect_error("nothing", qt_ckpt_open(&ckpt, dir, &err), QT_E_INPUT, "no checkpoint here", &err);
@@ -189,6 +190,7 @@ static void test_preference(void **state)
     assert_int_equal(chdir(dir), 0);
     expect_ok("relative", qt_ckpt_open(&ckpt, "part.safetensors", &err), &err);
     assert_string_equal(qt_ckpt_dir(ckpt), ".");
+    assert_string_equal(qt_ckpt_file(ckpt, 0, &size), "part.safetensors");
     qt_ckpt_close(ckpt);
     assert_int_equal(chdir(cwd), 0);
     free(cwd);
@@ -196,6 +198,8 @@ static void test_preference(void **state)
                  "config.json: a directory or a .safetensors", &err);
     expect_error("absent", qt_ckpt_open(&ckpt, fixture_path(dir, "no.safetensors"), &err),
                  QT_E_INPUT, "no.safetensors: cannot open", &err);
+    expect_error("absent directory", qt_ckpt_open(&ckpt, fixture_path(dir, "no"), &err), QT_E_INPUT,
+                 "no: cannot open: No such file", &err);
     assert_int_equal(symlink("nowhere", fixture_path(dir, "loose.safetensors")), 0);
     expect_error("dangling", qt_ckpt_open(&ckpt, fixture_path(dir, "loose.safetensors"), &err),
                  QT_E_INPUT, "cannot open", &err);

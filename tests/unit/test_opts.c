@@ -251,6 +251,28 @@ static void test_out_of_memory(void **state)
     opts_free(&o, &syntax);
 }
 
+static void test_list_of_arguments(void **state)
+{
+    static const struct opt_positional many[] = {{"SRC", "source"}, {"PATH...", "more"}, {0}};
+    static const struct opt_syntax list = {{opts, more_opts}, many};
+    struct options o = {0};
+    const char *args[OPTS_MAX_ARGS];
+    char *argv[OPTS_MAX_ARGS + 1];
+    struct qt_err err;
+    (void)state;
+    for (size_t i = 0; i < OPTS_MAX_ARGS; i++)
+        argv[i] = (char *)(uintptr_t) "x";
+    assert_int_equal(opts_parse(&o, args, &list, 1, argv, &err), QT_E_USAGE);
+    assert_string_equal(err.reason, "PATH... is missing (more)");
+    assert_int_equal(opts_parse(&o, args, &list, 3, argv, &err), QT_OK);
+    assert_string_equal(args[2], "x");
+    assert_null(args[3]);
+    assert_int_equal(opts_parse(&o, args, &list, OPTS_MAX_ARGS - 1, argv, &err), QT_OK);
+    assert_null(args[OPTS_MAX_ARGS - 1]);
+    assert_int_equal(opts_parse(&o, args, &list, OPTS_MAX_ARGS, argv, &err), QT_E_USAGE);
+    assert_string_equal(err.reason, "unexpected argument 'x'");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -258,7 +280,7 @@ int main(void)
         cmocka_unit_test(test_short_options),      cmocka_unit_test(test_end_of_options),
         cmocka_unit_test(test_many_list_items),    cmocka_unit_test(test_mistakes),
         cmocka_unit_test(test_numbers_are_strict), cmocka_unit_test(test_required),
-        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_out_of_memory),      cmocka_unit_test(test_list_of_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -76,7 +76,7 @@ static const unsigned plane_bits[] = {1, 2, 4};
 static void layout_is_a_bijection(void **state)
 {
     (void)state;
-    for (int order = 0; order < 2; order++)
+    for (unsigned order = 0; order < 2; order++)
         for (int w = 0; w < 3; w++) {
             unsigned p = plane_bits[w];
             uint32_t used[4] = {0};
@@ -106,7 +106,7 @@ static void fast_packer_equals_reference(void **state)
     uint8_t code[QT_FRAG_ROWS * 80], back[QT_FRAG_ROWS * 80];
     uint32_t fast[32 * 4], slow[32 * 4];
     for (int round = 0; round < 50; round++)
-        for (int order = 0; order < 2; order++)
+        for (unsigned order = 0; order < 2; order++)
             for (int w = 0; w < 3; w++)
                 for (unsigned shift = 0; shift + plane_bits[w] <= 8; shift++) {
                     unsigned p = plane_bits[w];
@@ -534,12 +534,12 @@ static void spec_text(void **state)
     static const struct {
         const char *text, *canonical;
     } good[] = {
-        {"nf4", "nf4:g=128,method=search"},
-        {"nf3:g=64", "nf3:g=64,method=search"},
-        {"fp6", "fp6:e=3,method=search"},
+        {"nf4", "nf4:g=128,method=auto"},
+        {"nf3:g=64", "nf3:g=64,method=auto"},
+        {"fp6", "fp6:e=3,method=auto"},
         {"fp6:method=rtn,e=2", "fp6:e=2,method=rtn"},
-        {"fpx:bits=7,e=4", "fpx:bits=7,e=4,method=search"},
-        {"lut2:g=32", "lut2:g=32,method=search"},
+        {"fpx:bits=7,e=4", "fpx:bits=7,e=4,method=auto"},
+        {"lut2:g=32", "lut2:g=32,method=auto"},
         {"none", "none"},
     };
     static const struct {
@@ -570,6 +570,13 @@ static void spec_text(void **state)
         assert_string_equal(spec_of(good[i].text).text, good[i].canonical);
         assert_string_equal(spec_of(good[i].canonical).text, good[i].canonical);
     }
+    spec = spec_of("nf4");
+    assert_int_equal(qt_spec_resolve(&spec, false, &err), QT_OK);
+    assert_string_equal(spec.text, "nf4:g=128,method=search");
+    spec = spec_of("nf4");
+    assert_int_equal(qt_spec_resolve(&spec, true, &err), QT_OK);
+    assert_string_equal(spec.text, "nf4:g=128,method=gptq");
+    assert_int_equal(qt_spec_resolve(&spec, false, &err), QT_E_USAGE);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         if (qt_spec_parse(&spec, bad[i].text, &err) != QT_E_USAGE)
             fail_msg("'%s' was accepted", bad[i].text);

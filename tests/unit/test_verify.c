@@ -31,6 +31,7 @@ static int open_world(void **state)
         print_error("%s: %s\n", err.file, err.reason);
         return -1;
     }
+    json_decref(report.document);
     return 0;
 }
 

@@ -1,0 +1,227 @@
+/*
+ * Calibration on the unquantized model: one pass over the decoder blocks, in which the hidden
+ * states of all windows move on while a tap gathers the statistics of the linears' inputs.
+ */
+#include "calib/calib.h"
+
+#include <string.h>
+
+/* ---- the model ------------------------------------------------------------------------------ */
+
+/* Everything of out but the parts; *k is what out->k points to. */
+static int describe_model(struct qt_qcal_info *out, size_t (**k)[QT_INPUTS],
+                          const struct qt_ckpt *ckpt, const struct qt_model *model,
+                          struct qt_err *err)
+{
+    const struct qt_model_info *info = qt_model_info(model);
+    int rc;
+    *out = (struct qt_qcal_info){
+        .family = info->family, .layers = info->layers, .hidden = info->hidden};
+    QT_TRY(qt_ckpt_sample_crc(&out->sample_crc, ckpt, err));
+    QT_TRY(qt_array_new(k, info->layers, sizeof **k, err));
+    for (size_t l = 0; l < info->layers; l++) {
+        const struct qt_linear *linear;
+        size_t n = qt_model_linears(&linear, model, l);
+        for (size_t i = 0; i < n; i++)
+            (*k)[l][linear[i].input] = linear[i].k;
+    }
+    out->k = (const size_t(*)[QT_INPUTS]) * k;
+done:
+    return rc;
+}
+
+int qt_calibrate_check(const struct qt_qcal *q, const struct qt_ckpt *ckpt,
+                       const struct qt_model *model, struct qt_err *err)
+{
+    struct qt_qcal_info info;
+    size_t(*k)[QT_INPUTS] = NULL;
+    int rc = describe_model(&info, &k, ckpt, model, err);
+    if (rc == QT_OK)
+        rc = qt_qcal_check_model(q, &info, qt_ckpt_dir(ckpt), err);
+    qt_free(k);
+    return rc;
+}
+
+/* ---- gathering ------------------------------------------------------------------------------ */
+
+struct run {
+    struct qt_backend *be;
+    struct qt_weights weights;
+    struct qt_model *model;
+    struct qt_qcal_info info;
+    size_t (*k)[QT_INPUTS];
+    struct qt_qcal_writer *writer;
+    size_t tokens, seqlen;
+    float *hidden; /* backend, [tokens][hidden] */
+    /* Of the block that runs, in backend memory. */
+    double *gram[QT_INPUTS];
+    struct qt_channels channels[QT_INPUTS];
+};
+
+static int tap_input(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err)
+{
+    struct run *r = ctx;
+    int rc = r->be->gram(r->be, r->gram[input], x, m, k, err);
+    return rc < 0 ? rc : r->be->channels(r->be, &r->channels[input], x, m, k, err);
+}
+
+/* Zeros in backend memory. */
+static int new_zeros(void *out, struct run *r, size_t bytes, struct qt_err *err)
+{
+    void *zeros = NULL, *p = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&zeros, bytes, 1, err));
+    QT_TRY(r->be->new (r->be, &p, bytes, err));
+    memcpy(out, &p, sizeof p);
+    QT_TRY(r->be->upload(r->be, p, zeros, bytes, err));
+done:
+    qt_free(zeros);
+    return rc;
+}
+
+static void free_input(struct run *r, size_t i)
+{
+    struct qt_channels *c = &r->channels[i];
+    r->be->free(r->be, r->gram[i]);
+    r->be->free(r->be, c->absmax);
+    r->be->free(r->be, c->sum2);
+    r->be->free(r->be, c->hist);
+    r->gram[i] = NULL;
+    *c = (struct qt_channels){0};
+}
+
+static int new_input(struct run *r, size_t i, size_t k, struct qt_err *err)
+{
+    struct qt_channels *c = &r->channels[i];
+    size_t bytes;
+    int rc;
+    if (qt_mul_overflow(&bytes, k, k) || qt_mul_overflow(&bytes, bytes, sizeof **r->gram))
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory (%zu x %zu doubles)", k, k);
+    QT_TRY(new_zeros(&r->gram[i], r, bytes, err));
+    QT_TRY(new_zeros(&c->absmax, r, k * sizeof *c->absmax, err));
+    QT_TRY(new_zeros(&c->sum2, r, k * sizeof *c->sum2, err));
+    QT_TRY(new_zeros(&c->hist, r, k * QT_HIST_BINS * sizeof *c->hist, err));
+done:
+    return rc;
+}
+
+/* Brings the statistics of an input to the host and into the file. */
+static int store_input(struct run *r, size_t layer, size_t i, struct qt_err *err)
+{
+    size_t k = r->k[layer][i];
+    struct qt_backend *be = r->be;
+    const struct qt_channels *from = &r->channels[i];
+    struct qt_channels c = {0};
+    double *h = NULL;
+    int rc;
+    QT_TRY(qt_channels_new(&c, k, err));
+    QT_TRY(be->download(be, c.absmax, from->absmax, k * sizeof *c.absmax, err));
+    QT_TRY(be->download(be, c.sum2, from->sum2, k * sizeof *c.sum2, err));
+    QT_TRY(be->download(be, c.hist, from->hist, k * QT_HIST_BINS * sizeof *c.hist, err));
+    QT_TRY(qt_array_new(&h, k * k, sizeof *h, err));
+    QT_TRY(be->download(be, h, r->gram[i], k * k * sizeof *h, err));
+    QT_TRY(qt_qcal_put(r->writer, layer, i, h, &c, err));
+done:
+    qt_channels_free(&c);
+    qt_free(h);
+    return rc;
+}
+
+static int run_layer(struct run *r, size_t layer, struct qt_err *err)
+{
+    struct qt_tap tap = {r, tap_input};
+    struct qt_block *block = NULL;
+    int rc;
+    for (size_t i = 0; i < QT_INPUTS; i++)
+        QT_TRY(new_input(r, i, r->k[layer][i], err));
+    QT_TRY(qt_block_open(&block, r->model, layer, &r->weights, r->be, err));
+    QT_TRY(qt_block_run(block, r->hidden, r->tokens, r->seqlen, &tap, err));
+    qt_block_close(block);
+    block = NULL;
+    for (size_t i = 0; i < QT_INPUTS; i++) {
+        QT_TRY(store_input(r, layer, i, err));
+        free_input(r, i);
+    }
+done:
+    qt_block_close(block);
+    return rc;
+}
+
+/* ---- the run -------------------------------------------------------------------------------- */
+
+static int check_windows(struct run *r, const struct qt_qcal_part *part, struct qt_err *err)
+{
+    size_t limit = qt_model_info(r->model)->max_positions;
+    r->seqlen = part->seqlen;
+    if (r->seqlen > limit)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "windows of %zu tokens; the model takes %zu",
+                       r->seqlen, limit);
+    if (qt_mul_overflow(&r->tokens, part->samples, part->seqlen) || r->tokens > UINT32_MAX)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "%zu windows of %zu tokens are too many",
+                       part->samples, part->seqlen);
+    return QT_OK;
+}
+
+static int embed(struct run *r, const uint32_t *ids, struct qt_err *err)
+{
+    struct qt_ends *ends = NULL;
+    size_t bytes;
+    int rc;
+    if (qt_mul_overflow(&bytes, r->tokens, r->info.hidden * sizeof *r->hidden))
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    QT_TRY(r->be->new (r->be, (void **)&r->hidden, bytes, err));
+    QT_TRY(qt_ends_open(&ends, r->model, &r->weights, r->be, err));
+    QT_TRY(qt_ends_embed(ends, r->hidden, ids, r->tokens, r->seqlen, err));
+done:
+    qt_ends_close(ends);
+    return rc;
+}
+
+int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *ids,
+                 const struct qt_qcal_part *part, const struct qt_calibrate_options *opt,
+                 struct qt_err *err)
+{
+    struct run r = {.be = opt->backend, .weights = qt_weights_of_ckpt(ckpt)};
+    struct qt_qcal_part stored = *part;
+    int rc;
+    QT_TRY(qt_model_open(&r.model, &r.weights, err));
+    QT_TRY(check_windows(&r, part, err));
+    QT_TRY(describe_model(&r.info, &r.k, ckpt, r.model, err));
+    stored.ids_crc = qt_crc32(0, ids, r.tokens * sizeof *ids);
+    r.info.parts = &stored;
+    r.info.nparts = 1;
+    QT_TRY(qt_qcal_create(&r.writer, path, &r.info, opt->force, err));
+    QT_TRY(embed(&r, ids, err));
+    for (size_t l = 0; l < r.info.layers; l++) {
+        QT_TRY(run_layer(&r, l, err));
+        qt_log_progress(opt->log, "calibrate", (double)(l + 1), (double)r.info.layers);
+    }
+    QT_TRY(qt_qcal_finish(r.writer, err));
+done:
+    for (size_t i = 0; i < QT_INPUTS; i++)
+        free_input(&r, i);
+    r.be->free(r.be, r.hidden);
+    qt_qcal_abandon(r.writer);
+    qt_free(r.k);
+    qt_model_close(r.model);
+    return rc;
+}
+
+/* ---- histograms ----------------------------------------------------------------------------- */
+
+double qt_hist_quantile(const uint32_t hist[QT_HIST_BINS], float absmax, double q)
+{
+    double total = 0, below = 0, lo, hi;
+    uint32_t b = 0;
+    for (size_t i = 0; i < QT_HIST_BINS; i++)
+        total += hist[i];
+    double rank = q * total;
+    while (b + 1 < QT_HIST_BINS && below + hist[b] < rank)
+        below += hist[b++];
+    if (hist[b] == 0)
+        return (double)absmax; /* no tokens */
+    lo = b ? exp2(((double)b - 33) / 2) : 0;
+    hi = exp2(((double)b - 32) / 2);
+    hi = b + 1 < QT_HIST_BINS && hi < (double)absmax ? hi : (double)absmax;
+    return lo + (hi - lo) * (rank - below) / hist[b];
+}

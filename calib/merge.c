@@ -1,0 +1,142 @@
+/*
+ * Calibration files are sums over tokens, so that those of one model can be added. Files are taken
+ * in the order of their fingerprints, whatever order they are named in: the sums are FP64 and
+ * round.
+ */
+#include "calib/calib.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct merge {
+    struct qt_qcal **files;
+    size_t count;
+    struct qt_qcal_part *parts; /* of all */
+    size_t nparts;
+};
+
+static int compare_files(const void *a, const void *b)
+{
+    uint32_t x = qt_qcal_crc(*(struct qt_qcal *const *)a);
+    uint32_t y = qt_qcal_crc(*(struct qt_qcal *const *)b);
+    return (x > y) - (x < y);
+}
+
+static int open_files(struct merge *m, const char *const *paths, size_t n, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(qt_array_new(&m->files, n, sizeof(struct qt_qcal *), err));
+    for (; m->count < n; m->count++) {
+        QT_TRY(qt_qcal_open(&m->files[m->count], paths[m->count], err));
+        QT_TRY(qt_qcal_check_model(m->files[m->count], qt_qcal_info(m->files[0]), paths[0], err));
+    }
+    qsort(m->files, n, sizeof(struct qt_qcal *), compare_files);
+done:
+    return rc;
+}
+
+/* Neither the settings nor the names of files matter, but what the model saw. */
+static bool same_windows(const struct qt_qcal_part *a, const struct qt_qcal_part *b)
+{
+    return a->ids_crc == b->ids_crc && a->samples == b->samples && a->seqlen == b->seqlen;
+}
+
+static int add_part(struct merge *m, const struct qt_qcal *file, const struct qt_qcal_part *part,
+                    struct qt_err *err)
+{
+    for (size_t i = 0; i < m->nparts; i++)
+        if (same_windows(&m->parts[i], part))
+            return qt_fail(err, QT_E_USAGE, qt_qcal_path(file), NULL,
+                           "its windows of %s are in another of the files, too: they would count "
+                           "twice",
+                           part->data[0]);
+    m->parts[m->nparts++] = *part;
+    return QT_OK;
+}
+
+static int collect_parts(struct merge *m, struct qt_err *err)
+{
+    size_t n = 0;
+    int rc;
+    for (size_t f = 0; f < m->count; f++)
+        n += qt_qcal_info(m->files[f])->nparts;
+    QT_TRY(qt_array_new(&m->parts, n, sizeof *m->parts, err));
+    for (size_t f = 0; f < m->count; f++) {
+        const struct qt_qcal_info *info = qt_qcal_info(m->files[f]);
+        for (size_t i = 0; i < info->nparts; i++)
+            QT_TRY(add_part(m, m->files[f], &info->parts[i], err));
+    }
+done:
+    return rc;
+}
+
+static void add_channels(struct qt_channels *sum, const struct qt_channels *c, size_t k)
+{
+    for (size_t j = 0; j < k; j++) {
+        sum->absmax[j] = c->absmax[j] > sum->absmax[j] ? c->absmax[j] : sum->absmax[j];
+        sum->sum2[j] += c->sum2[j];
+    }
+    for (size_t j = 0; j < k * QT_HIST_BINS; j++)
+        sum->hist[j] += c->hist[j]; /* the tokens of all files are fewer than 2^32 */
+}
+
+static void add_lower(double *sum, const double *h, size_t k)
+{
+    for (size_t i = 0; i < k; i++)
+        for (size_t j = 0; j <= i; j++)
+            sum[i * k + j] += h[i * k + j];
+}
+
+static int merge_input(struct qt_qcal_writer *w, const struct merge *m, size_t layer, size_t input,
+                       struct qt_err *err)
+{
+    size_t k = qt_qcal_info(m->files[0])->k[layer][input];
+    struct qt_channels sum = {0}, c = {0};
+    double *h_sum = NULL, *h = NULL;
+    int rc;
+    QT_TRY(qt_channels_new(&sum, k, err));
+    QT_TRY(qt_array_new(&h_sum, k, k * sizeof *h_sum, err));
+    QT_TRY(qt_array_new(&h, k, k * sizeof *h, err));
+    for (size_t f = 0; f < m->count; f++) {
+        QT_TRY(qt_qcal_channels(&c, m->files[f], layer, input, err));
+        QT_TRY(qt_qcal_hessian(h, m->files[f], layer, input, c.sum2, err));
+        add_channels(&sum, &c, k);
+        add_lower(h_sum, h, k);
+        qt_channels_free(&c);
+    }
+    QT_TRY(qt_qcal_put(w, layer, input, h_sum, &sum, err));
+done:
+    qt_channels_free(&c);
+    qt_channels_free(&sum);
+    qt_free(h_sum);
+    qt_free(h);
+    return rc;
+}
+
+int qt_calibrate_merge(const char *path, const char *const *paths, size_t n,
+                       const struct qt_calibrate_options *opt, struct qt_err *err)
+{
+    struct merge m = {0};
+    struct qt_qcal_writer *w = NULL;
+    struct qt_qcal_info info;
+    int rc;
+    QT_TRY(open_files(&m, paths, n, err));
+    QT_TRY(collect_parts(&m, err));
+    info = *qt_qcal_info(m.files[0]);
+    info.parts = m.parts;
+    info.nparts = m.nparts;
+    QT_TRY(qt_qcal_create(&w, path, &info, opt->force, err));
+    for (size_t l = 0; l < info.layers; l++) {
+        for (size_t i = 0; i < QT_INPUTS; i++)
+            QT_TRY(merge_input(w, &m, l, i, err));
+        qt_log_progress(opt->log, "merge", (double)(l + 1), (double)info.layers);
+    }
+    QT_TRY(qt_qcal_finish(w, err));
+done:
+    qt_qcal_abandon(w);
+    for (size_t f = 0; m.files && f < n; f++)
+        qt_qcal_close(m.files[f]);
+    qt_free(m.files);
+    qt_free(m.parts);
+    return rc;
+}

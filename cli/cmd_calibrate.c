@@ -1,0 +1,139 @@
+#include "cli/cli.h"
+
+#include <stddef.h>
+#include <string.h>
+
+struct calibrate_options {
+    struct common_options common;
+    const char *out;
+    struct calibration_options calibration;
+    bool merge, force;
+};
+
+/* Says what the file now holds. */
+static int print_result(struct cli *cli, const char *path, struct qt_err *err)
+{
+    struct qt_qcal *q;
+    struct table t = {.align = "ll"};
+    int rc = qt_qcal_open(&q, path, err);
+    if (rc < 0)
+        return rc;
+    const struct qt_qcal_info *info = qt_qcal_info(q);
+    if (cli->doc) {
+        doc_set(cli, cli->doc, "out", doc_text(path));
+        doc_set(cli, cli->doc, "layers", doc_size(info->layers));
+        doc_set(cli, cli->doc, "tokens", doc_size(info->tokens));
+        doc_set(cli, cli->doc, "parts", doc_size(info->nparts));
+    } else {
+        table_row(&t, "calibration\t%s", path);
+        table_row(&t, "model\t%s: %zu layers, hidden %zu", info->family, info->layers,
+                  info->hidden);
+        table_row(&t, "tokens\t%zu", info->tokens);
+        rc = table_print(&t, err);
+    }
+    qt_qcal_close(q);
+    return rc;
+}
+
+static int check_arguments(const struct calibrate_options *o, const char *const *args,
+                           struct qt_err *err)
+{
+    const char *what = NULL;
+    if (o->merge && o->calibration.data.count)
+        what = "--merge and --data exclude each other";
+    else if (o->merge && !args[1])
+        what = "--merge needs two calibration files or more";
+    else if (!o->merge && !o->calibration.data.count)
+        what = "--data FILE is missing (or --merge, to add calibration files)";
+    if (what)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "%s", what);
+    if (!o->merge && args[1])
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "unexpected argument '%s'", args[1]);
+    return QT_OK;
+}
+
+static int calibrate(struct cli *cli, const struct calibrate_options *o, const char *path,
+                     struct qt_err *err)
+{
+    struct qt_calibrate_options opt = {.force = o->force, .log = &cli->log};
+    struct calibration calibration = {0};
+    struct qt_ckpt *ckpt = NULL;
+    int rc;
+    QT_TRY(qt_ckpt_open(&ckpt, path, err));
+    QT_TRY(calibration_open(&calibration, &o->calibration, ckpt, err));
+    opt.backend = calibration.backend;
+    QT_TRY(qt_calibrate(o->out, ckpt, calibration.ids, &calibration.part, &opt, err));
+done:
+    calibration_close(&calibration);
+    qt_ckpt_close(ckpt);
+    return rc;
+}
+
+static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
+{
+    const struct calibrate_options *o = options;
+    struct qt_calibrate_options opt = {.force = o->force, .log = &cli->log};
+    size_t n = 0;
+    int rc;
+    QT_TRY(check_arguments(o, args, err));
+    while (args[n])
+        n++;
+    QT_TRY(o->merge ? qt_calibrate_merge(o->out, args, n, &opt, err)
+                    : calibrate(cli, o, args[0], err));
+    QT_TRY(print_result(cli, o->out, err));
+done:
+    return rc;
+}
+
+static const struct calibrate_options defaults = {
+    .common = COMMON_DEFAULTS,
+    .calibration = CALIBRATION_DEFAULTS,
+};
+
+static const struct opt opts[] = {
+    {.name = "out",
+     .letter = 'o',
+     .kind = OPT_STRING,
+     .offset = offsetof(struct calibrate_options, out),
+     .required = true,
+     .metavar = "X.qcal",
+     .help = "the calibration file to be made"},
+    CALIBRATION_OPTS(struct calibrate_options, calibration),
+    {.name = "merge",
+     .kind = OPT_FLAG,
+     .offset = offsetof(struct calibrate_options, merge),
+     .help = "add calibration files of one checkpoint, made of different data"},
+    {.name = "force",
+     .kind = OPT_FLAG,
+     .offset = offsetof(struct calibrate_options, force),
+     .help = "replace X.qcal if it exists (at the end, when the new one is complete)"},
+    {0},
+};
+
+static const struct opt_positional positionals[] = {
+    {"PATH...", "a checkpoint; with --merge two calibration files or more"},
+    {0},
+};
+
+const struct command cmd_calibrate = {
+    .name = "calibrate",
+    .summary = "gather statistics of a model's activations for quantize --calib",
+    .description =
+        "Runs calibration data through the unquantized model, block by block, and writes what "
+        "quantizing needs to know about the inputs of its linear layers: the Hessian X^T X, and "
+        "for every channel the largest value, the sum of squares and a histogram. The file can "
+        "be used again and again ('qtool quantize --calib'), looked at ('qtool inspect') and "
+        "added to others with --merge, as if calibrated on the data of all; the order of the "
+        "files makes no difference. docs/format.md describes it.\n\n"
+        "The same checkpoint and data give the same bytes, for any number of threads. The work is "
+        "done in X.qcal.partial, which becomes X.qcal at the end; an interrupted run starts anew.",
+    .examples = "  qtool calibrate examples/nano-llama -o nano.qcal \\\n"
+                "      --data examples/nano-llama/calib.txt\n"
+                "  qtool calibrate --merge prose.qcal code.qcal -o both.qcal\n"
+                "  qtool inspect nano.qcal\n",
+    .opts = opts,
+    .positionals = positionals,
+    .defaults = &defaults,
+    .options_size = sizeof defaults,
+    .run = run,
+};

@@ -1,0 +1,438 @@
+/*
+ * Calibration files: safetensors with a JSON document in their metadata. The document is checked
+ * against the tensors when the file is opened, values when they are read: a file can be larger than
+ * memory.
+ */
+#include "formats/qcal_internal.h"
+#include "formats/writer_internal.h"
+
+#include <stdlib.h>
+
+struct qt_qcal {
+    struct qt_shard shard;
+    json_t *doc; /* what strings below point into */
+    uint32_t crc;
+    struct qt_qcal_info info;
+    size_t (*k)[QT_INPUTS];
+    struct qt_qcal_part *parts;
+    const char **names; /* data files of all parts */
+    uint32_t *crcs;     /* of all tensors */
+};
+
+bool qt_qcal_probe(const char *path)
+{
+    static const char suffix[] = ".qcal";
+    size_t n = strlen(path), m = sizeof suffix - 1;
+    return n > m && path[n - m - 1] != '/' && strcmp(path + n - m, suffix) == 0;
+}
+
+int qt_channels_new(struct qt_channels *out, size_t k, struct qt_err *err)
+{
+    int rc;
+    *out = (struct qt_channels){0};
+    QT_TRY(qt_array_new(&out->absmax, k, sizeof *out->absmax, err));
+    QT_TRY(qt_array_new(&out->sum2, k, sizeof *out->sum2, err));
+    QT_TRY(qt_array_new(&out->hist, k, QT_HIST_BINS * sizeof *out->hist, err));
+done:
+    if (rc < 0)
+        qt_channels_free(out);
+    return rc;
+}
+
+void qt_channels_free(struct qt_channels *c)
+{
+    qt_free(c->absmax);
+    qt_free(c->sum2);
+    qt_free(c->hist);
+    *c = (struct qt_channels){0};
+}
+
+int qt_qcal_describe(struct qt_tensor *out, char name[QT_QCAL_NAME], size_t i,
+                     const size_t (*k)[QT_INPUTS], const char *file, struct qt_err *err)
+{
+    static const char *const names[] = {"sum2", "hist", "absmax", "h"};
+    static const enum qt_dtype dtypes[] = {QT_F64, QT_U32, QT_F32, QT_F32};
+    size_t kind = i % QT_QCAL_KINDS, input = i / QT_QCAL_KINDS % QT_INPUTS;
+    size_t layer = i / QT_QCAL_KINDS / QT_INPUTS, width = k[layer][input];
+    snprintf(name, QT_QCAL_NAME, "layers.%zu.input.%zu.%s", layer, input, names[kind]);
+    *out = (struct qt_tensor){.name = name, .file = file, .dtype = dtypes[kind], .ndim = 1};
+    out->shape[0] = kind == QT_QCAL_H ? width * (width + 1) / 2 : width;
+    if (kind == QT_QCAL_HIST)
+        out->shape[out->ndim++] = QT_HIST_BINS;
+    return qt_tensor_measure(out, err);
+}
+
+/* ---- the document --------------------------------------------------------------------------- */
+
+static int bad(const struct qt_qcal *q, struct qt_err *err, const char *what)
+{
+    return qt_fail(err, QT_E_INPUT, q->shard.path, NULL, "%s", what);
+}
+
+/* The hexadecimal digits of a CRC-32; `member` names it in errors. */
+static int parse_crc(uint32_t *out, const struct qt_qcal *q, const json_t *value,
+                     const char *member, struct qt_err *err)
+{
+    const char *text = json_string_value(value);
+    if (!text || strlen(text) != 8 || strspn(text, "0123456789abcdef") != 8)
+        return qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
+                       "'%s' must be 8 lower-case hexadecimal digits", member);
+    *out = (uint32_t)strtoul(text, NULL, 16);
+    return QT_OK;
+}
+
+static int check_version(const struct qt_qcal *q, struct qt_err *err)
+{
+    const char *format = json_string_value(json_object_get(q->doc, "format"));
+    size_t version;
+    if (!format || strcmp(format, QT_QCAL_FORMAT) != 0)
+        return bad(q, err, "not a calibration file: its metadata has another 'format'");
+    int rc = qt_json_need_size(&version, q->doc, "version", q->shard.path, err);
+    if (rc == QT_OK && version != QT_QCAL_VERSION)
+        rc = qt_fail(err, QT_E_UNSUPPORTED, q->shard.path, NULL,
+                     "calibration format %zu; this qtool reads %d", version, QT_QCAL_VERSION);
+    return rc;
+}
+
+/* [[k0, k1, k2, k3], ...], one row per layer. */
+static int parse_widths(struct qt_qcal *q, const json_t *widths, struct qt_err *err)
+{
+    if (json_array_size(widths) != q->info.layers)
+        return bad(q, err, "'k' must be an array with an element for each layer");
+    int rc = qt_array_new(&q->k, q->info.layers, sizeof *q->k, err);
+    for (size_t l = 0; rc == QT_OK && l < q->info.layers; l++) {
+        const json_t *row = json_array_get(widths, l);
+        for (size_t i = 0; i < QT_INPUTS; i++) {
+            json_int_t k = json_integer_value(json_array_get(row, i));
+            if (json_array_size(row) != QT_INPUTS || k < 1 || k > INT32_MAX)
+                return qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
+                               "'k' of layer %zu must be %d positive integers", l, QT_INPUTS);
+            q->k[l][i] = (size_t)k;
+        }
+    }
+    q->info.k = (const size_t(*)[QT_INPUTS])q->k;
+    return rc;
+}
+
+static int parse_model(struct qt_qcal *q, struct qt_err *err)
+{
+    const json_t *model = json_object_get(q->doc, "model");
+    const char *file = q->shard.path;
+    struct qt_qcal_info *info = &q->info;
+    size_t per_layer = QT_INPUTS * QT_QCAL_KINDS;
+    int rc;
+    QT_TRY(qt_json_need_string(&info->family, model, "family", file, err));
+    QT_TRY(qt_json_need_size(&info->layers, model, "layers", file, err));
+    QT_TRY(qt_json_need_size(&info->hidden, model, "hidden", file, err));
+    QT_TRY(parse_crc(&info->sample_crc, q, json_object_get(model, "sample_crc32"), "sample_crc32",
+                     err));
+    /* Before anything is allocated by it. */
+    if (info->layers == 0 || info->hidden == 0 || q->shard.count % per_layer != 0 ||
+        info->layers != q->shard.count / per_layer)
+        return qt_fail(err, QT_E_INPUT, file, NULL,
+                       "%zu tensors and %zu layers; there must be %zu for each layer",
+                       q->shard.count, info->layers, per_layer);
+    QT_TRY(parse_widths(q, json_object_get(model, "k"), err));
+done:
+    return rc;
+}
+
+/* The names go to *at, which moves on. */
+static int parse_part(struct qt_qcal_part *part, const char ***at, const struct qt_qcal *q,
+                      const json_t *json, struct qt_err *err)
+{
+    const char *file = q->shard.path;
+    const json_t *data = json_object_get(json, "data");
+    size_t tokens, seed = 0;
+    int rc;
+    QT_TRY(qt_json_need_size(&part->samples, json, "samples", file, err));
+    QT_TRY(qt_json_need_size(&part->seqlen, json, "seqlen", file, err));
+    QT_TRY(qt_json_need_size(&seed, json, "seed", file, err));
+    QT_TRY(parse_crc(&part->ids_crc, q, json_object_get(json, "ids_crc32"), "ids_crc32", err));
+    if (!json_is_boolean(json_object_get(json, "bos")))
+        return bad(q, err, "'bos' must be true or false");
+    part->bos = json_is_true(json_object_get(json, "bos"));
+    part->seed = seed;
+    part->data = *at;
+    part->ndata = json_array_size(data);
+    for (size_t i = 0; i < part->ndata; i++)
+        if (!(*(*at)++ = json_string_value(json_array_get(data, i))))
+            return bad(q, err, "'data' must be an array of strings");
+    if (part->ndata == 0)
+        return bad(q, err, "'data' must be an array of strings");
+    if (part->samples == 0 || part->seqlen == 0 ||
+        qt_mul_overflow(&tokens, part->samples, part->seqlen))
+        return bad(q, err, "'samples' and 'seqlen' must be positive, and their product small");
+done:
+    return rc;
+}
+
+/* Every count of tokens must fit into a histogram. */
+static int check_tokens(struct qt_qcal *q, struct qt_err *err)
+{
+    size_t sum = 0, stated;
+    for (size_t i = 0; i < q->info.nparts; i++) {
+        const struct qt_qcal_part *p = &q->parts[i];
+        if (qt_add_overflow(&sum, sum, p->samples * p->seqlen) || sum > UINT32_MAX)
+            return bad(q, err, "more than 2^32 - 1 tokens");
+    }
+    int rc = qt_json_need_size(&stated, q->doc, "tokens", q->shard.path, err);
+    if (rc == QT_OK && stated != sum)
+        rc = qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
+                     "'tokens' is %zu, but the parts have %zu", stated, sum);
+    q->info.tokens = sum;
+    return rc;
+}
+
+static int parse_parts(struct qt_qcal *q, struct qt_err *err)
+{
+    const json_t *parts = json_object_get(q->doc, "parts");
+    const char **at;
+    size_t n = json_array_size(parts), names = 0;
+    int rc;
+    if (n == 0)
+        return bad(q, err, "'parts' must be an array that is not empty");
+    for (size_t i = 0; i < n; i++)
+        names += json_array_size(json_object_get(json_array_get(parts, i), "data"));
+    QT_TRY(qt_array_new(&q->parts, n, sizeof *q->parts, err));
+    QT_TRY(qt_array_new(&q->names, names, sizeof *q->names, err));
+    at = q->names;
+    for (size_t i = 0; i < n; i++)
+        QT_TRY(parse_part(&q->parts[i], &at, q, json_array_get(parts, i), err));
+    q->info.parts = q->parts;
+    q->info.nparts = n;
+    QT_TRY(check_tokens(q, err));
+done:
+    return rc;
+}
+
+/* Tensor i must be what the document makes it. */
+static int check_tensor(struct qt_qcal *q, size_t i, const json_t *crcs, struct qt_err *err)
+{
+    const struct qt_tensor *have = &q->shard.slots[i].info;
+    struct qt_tensor want;
+    char name[QT_QCAL_NAME];
+    int rc = qt_qcal_describe(&want, name, i, q->info.k, q->shard.path, err);
+    if (rc < 0)
+        return rc;
+    if (strcmp(have->name, want.name) != 0)
+        return qt_fail(err, QT_E_INPUT, q->shard.path, have->name, "stands where '%s' is expected",
+                       want.name);
+    if (have->dtype != want.dtype || have->ndim != want.ndim ||
+        memcmp(have->shape, want.shape, (size_t)want.ndim * sizeof *want.shape) != 0)
+        return qt_fail(err, QT_E_INPUT, q->shard.path, have->name,
+                       "%s of %zu elements; %s of %zu are expected", qt_dtype_name(have->dtype),
+                       have->count, qt_dtype_name(want.dtype), want.count);
+    return parse_crc(&q->crcs[i], q, json_object_get(crcs, want.name), want.name, err);
+}
+
+static int check_tensors(struct qt_qcal *q, struct qt_err *err)
+{
+    const json_t *crcs = json_object_get(q->doc, "crc32");
+    int rc;
+    if (json_object_size(crcs) != q->shard.count)
+        return bad(q, err, "'crc32' must be an object with a member for each tensor");
+    QT_TRY(qt_array_new(&q->crcs, q->shard.count, sizeof *q->crcs, err));
+    for (size_t i = 0; i < q->shard.count; i++)
+        QT_TRY(check_tensor(q, i, crcs, err));
+done:
+    return rc;
+}
+
+int qt_qcal_open(struct qt_qcal **out, const char *path, struct qt_err *err)
+{
+    struct qt_qcal *q;
+    int rc;
+    *out = NULL;
+    if (!qt_qcal_probe(path))
+        return qt_fail(err, QT_E_INPUT, path, NULL, "the name of a calibration file ends in .qcal");
+    rc = qt_array_new(&q, 1, sizeof *q, err);
+    if (rc < 0)
+        return rc;
+    QT_TRY(qt_shard_open(&q->shard, path, err));
+    const json_t *text = json_object_get(q->shard.metadata, QT_QCAL_KEY);
+    if (!text) {
+        rc = bad(q, err, "not a calibration file: its metadata has no '" QT_QCAL_KEY "'");
+        goto done;
+    }
+    q->crc = qt_crc32(0, json_string_value(text), json_string_length(text));
+    QT_TRY(qt_json_parse(&q->doc, json_string_value(text), json_string_length(text), path, err));
+    QT_TRY(check_version(q, err));
+    QT_TRY(parse_model(q, err));
+    QT_TRY(parse_parts(q, err));
+    QT_TRY(check_tensors(q, err));
+    *out = q;
+done:
+    if (rc < 0)
+        qt_qcal_close(q);
+    return rc;
+}
+
+void qt_qcal_close(struct qt_qcal *q)
+{
+    if (!q)
+        return;
+    qt_free(q->crcs);
+    qt_free(q->names);
+    qt_free(q->parts);
+    qt_free(q->k);
+    json_decref(q->doc);
+    qt_shard_close(&q->shard);
+    qt_free(q);
+}
+
+const char *qt_qcal_path(const struct qt_qcal *q)
+{
+    return q->shard.path;
+}
+
+const struct qt_qcal_info *qt_qcal_info(const struct qt_qcal *q)
+{
+    return &q->info;
+}
+
+uint32_t qt_qcal_crc(const struct qt_qcal *q)
+{
+    return q->crc;
+}
+
+static int other_model(const struct qt_qcal *q, const char *whose, struct qt_err *err,
+                       const char *what, size_t here, size_t there)
+{
+    return qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
+                   "made of another model than %s: %s is %zu, not %zu", whose, what, here, there);
+}
+
+int qt_qcal_check_model(const struct qt_qcal *q, const struct qt_qcal_info *model,
+                        const char *whose, struct qt_err *err)
+{
+    const struct qt_qcal_info *info = &q->info;
+    if (strcmp(info->family, model->family) != 0)
+        return qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
+                       "made of another model than %s: the family is %s, not %s", whose,
+                       info->family, model->family);
+    if (info->layers != model->layers)
+        return other_model(q, whose, err, "the number of layers", info->layers, model->layers);
+    if (info->hidden != model->hidden)
+        return other_model(q, whose, err, "the hidden size", info->hidden, model->hidden);
+    for (size_t l = 0; l < info->layers; l++)
+        for (size_t i = 0; i < QT_INPUTS; i++)
+            if (info->k[l][i] != model->k[l][i])
+                return other_model(q, whose, err, "the width of a linear layer", info->k[l][i],
+                                   model->k[l][i]);
+    if (info->sample_crc != model->sample_crc)
+        return qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
+                       "made of another model than %s: the weights differ (fingerprint %08x, not "
+                       "%08x)",
+                       whose, info->sample_crc, model->sample_crc);
+    return QT_OK;
+}
+
+/* ---- values --------------------------------------------------------------------------------- */
+
+/* The data of tensor i, CRC-checked. It need not be aligned. */
+static int tensor_data(const unsigned char **out, const struct qt_qcal *q, size_t i,
+                       struct qt_err *err)
+{
+    const struct qt_slot *slot = &q->shard.slots[i];
+    *out = q->shard.map.data + slot->offset;
+    uint32_t crc = qt_crc32(0, *out, slot->info.nbytes);
+    if (crc == q->crcs[i])
+        return QT_OK;
+    return qt_fail(err, QT_E_INPUT, q->shard.path, slot->info.name,
+                   "the data's CRC-32 is %08x, the metadata's %08x: the file is damaged", crc,
+                   q->crcs[i]);
+}
+
+/* Copies tensor i to dst. */
+static int read_tensor(void *dst, const struct qt_qcal *q, size_t i, struct qt_err *err)
+{
+    const unsigned char *data;
+    size_t size = q->shard.slots[i].info.nbytes;
+    int rc = tensor_data(&data, q, i, err);
+    if (rc < 0)
+        return rc;
+    memcpy(dst, data, size);
+    qt_map_drop(&q->shard.map, data, size);
+    return QT_OK;
+}
+
+static int bad_channel(const struct qt_qcal *q, size_t i, size_t channel, struct qt_err *err,
+                       const char *what)
+{
+    return qt_fail(err, QT_E_INPUT, q->shard.path, q->shard.slots[i].info.name, "channel %zu: %s",
+                   channel, what);
+}
+
+/* `first`: number of the input's first tensor. */
+static int check_channel(const struct qt_qcal *q, size_t first, const struct qt_channels *c,
+                         size_t j, struct qt_err *err)
+{
+    const uint32_t *hist = c->hist + j * QT_HIST_BINS;
+    const double tokens = (double)q->info.tokens, slack = 1e-6;
+    double sum2 = c->sum2[j], largest = (double)c->absmax[j] * (double)c->absmax[j];
+    uint64_t total = 0;
+    uint32_t top = 0;
+    for (uint32_t b = 0; b < QT_HIST_BINS; b++) {
+        total += hist[b];
+        top = hist[b] ? b : top;
+    }
+    if (!(c->absmax[j] >= 0 && isfinite(c->absmax[j])))
+        return bad_channel(q, first + QT_QCAL_ABSMAX, j, err, "negative or not finite");
+    if (!(sum2 >= 0 && isfinite(sum2)))
+        return bad_channel(q, first + QT_QCAL_SUM2, j, err, "negative or not finite");
+    if (total != q->info.tokens)
+        return bad_channel(q, first + QT_QCAL_HIST, j, err,
+                           "the counts do not add up to the number of tokens");
+    if (top != qt_hist_bin(c->absmax[j]))
+        return bad_channel(q, first + QT_QCAL_HIST, j, err,
+                           "the largest value is not in the bin of absmax");
+    if (sum2 < largest * (1 - slack) || sum2 > tokens * largest * (1 + slack))
+        return bad_channel(q, first + QT_QCAL_SUM2, j, err, "contradicts absmax");
+    return QT_OK;
+}
+
+int qt_qcal_channels(struct qt_channels *out, const struct qt_qcal *q, size_t layer, size_t input,
+                     struct qt_err *err)
+{
+    size_t first = qt_qcal_index(layer, input, 0), k = q->info.k[layer][input];
+    int rc = qt_channels_new(out, k, err);
+    if (rc < 0)
+        return rc;
+    QT_TRY(read_tensor(out->sum2, q, first + QT_QCAL_SUM2, err));
+    QT_TRY(read_tensor(out->hist, q, first + QT_QCAL_HIST, err));
+    QT_TRY(read_tensor(out->absmax, q, first + QT_QCAL_ABSMAX, err));
+    for (size_t j = 0; j < k; j++)
+        QT_TRY(check_channel(q, first, out, j, err));
+done:
+    if (rc < 0)
+        qt_channels_free(out);
+    return rc;
+}
+
+int qt_qcal_hessian(double *h, const struct qt_qcal *q, size_t layer, size_t input,
+                    const double *sum2, struct qt_err *err)
+{
+    /* H is made of FP32 products, summed in FP32 over some tokens and rounded to FP32 at the end.
+     */
+    const double relative = 1e-3, absolute = 1e-30;
+    size_t number = qt_qcal_index(layer, input, QT_QCAL_H), k = q->info.k[layer][input];
+    const unsigned char *data, *at;
+    int rc = tensor_data(&data, q, number, err);
+    if (rc < 0)
+        return rc;
+    at = data;
+    for (size_t i = 0; i < k; i++) {
+        for (size_t j = 0; j <= i; j++, at += sizeof(float)) {
+            float v;
+            memcpy(&v, at, sizeof v);
+            if (!isfinite(v))
+                return bad_channel(q, number, i, err, "not finite");
+            h[i * k + j] = (double)v;
+        }
+        if (fabs(h[i * k + i] - sum2[i]) > relative * sum2[i] + absolute)
+            return bad_channel(q, number, i, err, "the diagonal is not the channel's sum2");
+    }
+    qt_map_drop(&q->shard.map, data, (size_t)(at - data));
+    return QT_OK;
+}

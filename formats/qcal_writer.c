@@ -1,0 +1,325 @@
+/*
+ * Writing calibration files. The header is planned first, with zeros for the CRCs; tensors are
+ * written at their offsets as they come; the header is written last, when the CRCs are known. They
+ * are digits of a fixed number, so that its size does not change.
+ */
+#include "formats/qcal_internal.h"
+#include "formats/writer_internal.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct qt_qcal_writer {
+    char *path, *partial;
+    int fd; /* -1 when not open; locked while it is */
+    json_t *doc;
+    struct qt_tensor *tensors;
+    char (*names)[QT_QCAL_NAME];
+    size_t count;
+    uint64_t *offsets; /* [count + 1] */
+    uint32_t *crcs;
+    bool *written;
+    size_t (*k)[QT_INPUTS];
+};
+
+static int no_memory(struct qt_err *err)
+{
+    return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+}
+
+/* ---- the document --------------------------------------------------------------------------- */
+
+/* A file name can be any bytes, JSON cannot: then its ASCII part. */
+static json_t *name_json(const char *name)
+{
+    char ascii[256];
+    size_t n = 0;
+    json_t *text = json_string(name);
+    if (text)
+        return text;
+    for (; name[n] && n + 1 < sizeof ascii; n++)
+        ascii[n] = (unsigned char)name[n] < 0x80 ? name[n] : '?';
+    ascii[n] = '\0';
+    return json_string(ascii);
+}
+
+static json_t *crc_json(uint32_t crc)
+{
+    return json_sprintf("%08x", crc);
+}
+
+static json_t *part_json(const struct qt_qcal_part *p)
+{
+    json_t *data = json_array();
+    for (size_t i = 0; i < p->ndata; i++)
+        if (json_array_append_new(data, name_json(qt_base_name(p->data[i]))) < 0) {
+            json_decref(data);
+            return NULL;
+        }
+    return json_pack("{s:I, s:I, s:I, s:b, s:o, s:o}", "samples", (json_int_t)p->samples, "seqlen",
+                     (json_int_t)p->seqlen, "seed", (json_int_t)p->seed, "bos", p->bos, "ids_crc32",
+                     crc_json(p->ids_crc), "data", data);
+}
+
+static json_t *widths_json(const struct qt_qcal_info *info)
+{
+    json_t *rows = json_array();
+    int failed = 0;
+    for (size_t l = 0; l < info->layers; l++) {
+        json_t *row = json_array();
+        for (size_t i = 0; i < QT_INPUTS; i++)
+            failed |= json_array_append_new(row, json_integer((json_int_t)info->k[l][i]));
+        failed |= json_array_append_new(rows, row);
+    }
+    if (!failed)
+        return rows;
+    json_decref(rows);
+    return NULL;
+}
+
+/* All but the CRCs. */
+static int doc_new(json_t **out, const struct qt_qcal_info *info, struct qt_err *err)
+{
+    json_t *parts = json_array();
+    size_t tokens = 0;
+    int failed = 0;
+    for (size_t i = 0; i < info->nparts; i++) {
+        const struct qt_qcal_part *p = &info->parts[i];
+        size_t n;
+        if (qt_mul_overflow(&n, p->samples, p->seqlen) || qt_add_overflow(&tokens, tokens, n) ||
+            tokens > UINT32_MAX) {
+            json_decref(parts);
+            return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                           "calibration on more than 2^32 - 1 tokens");
+        }
+        failed |= json_array_append_new(parts, part_json(p));
+    }
+    *out =
+        json_pack("{s:s, s:i, s:{s:s, s:s}, s:{s:s, s:I, s:I, s:o, s:o}, s:I, s:O}", "format",
+                  QT_QCAL_FORMAT, "version", QT_QCAL_VERSION, "tool", "name", "qtool", "version",
+                  QT_VERSION, "model", "family", info->family, "layers", (json_int_t)info->layers,
+                  "hidden", (json_int_t)info->hidden, "sample_crc32", crc_json(info->sample_crc),
+                  "k", widths_json(info), "tokens", (json_int_t)tokens, "parts", parts);
+    json_decref(parts);
+    return failed || !*out ? no_memory(err) : QT_OK;
+}
+
+/* The file's header with the CRCs as they now are. */
+static int header_new(char **out, size_t *size, struct qt_qcal_writer *w, struct qt_err *err)
+{
+    json_t *metadata = json_object(), *crcs = json_object();
+    char *text = NULL;
+    size_t length;
+    int rc, failed = 0;
+    *out = NULL;
+    for (size_t i = 0; i < w->count; i++)
+        failed |= json_object_set_new(crcs, w->tensors[i].name, crc_json(w->crcs[i]));
+    failed |= json_object_set(w->doc, "crc32", crcs);
+    QT_TRY(failed ? no_memory(err) : qt_json_text(&text, &length, w->doc, JSON_COMPACT, err));
+    if (json_object_set_new(metadata, QT_QCAL_KEY, json_string(text)) < 0) {
+        rc = no_memory(err);
+        goto done;
+    }
+    QT_TRY(qt_safetensors_header(out, size, w->offsets, w->tensors, w->count, metadata, err));
+done:
+    qt_free(text);
+    json_decref(crcs);
+    json_decref(metadata);
+    return rc;
+}
+
+/* ---- the file ------------------------------------------------------------------------------- */
+
+static int check_target(const char *path, bool force, struct qt_err *err)
+{
+    struct stat st;
+    if (!qt_qcal_probe(path) || !qt_name_is_plain(qt_base_name(path)))
+        return qt_fail(err, QT_E_USAGE, path, NULL, "the name of a calibration file ends in .qcal");
+    if (lstat(path, &st) < 0)
+        return QT_OK;
+    if (!S_ISREG(st.st_mode))
+        return qt_fail(err, QT_E_USAGE, path, NULL, "exists and is not a file");
+    return force ? QT_OK
+                 : qt_fail(err, QT_E_USAGE, path, NULL, "exists already; --force replaces it");
+}
+
+/* Locked, and only then emptied: it may be another process's. What was locked can have been renamed
+ * by that process in the meantime. */
+static int open_partial(struct qt_qcal_writer *w, struct qt_err *err)
+{
+    struct stat mine, now;
+    int rc;
+    QT_TRY(qt_file_create(&w->fd, w->partial, true, err));
+    QT_TRY(qt_outdir_lock(w->fd, w->partial, err));
+    if (fstat(w->fd, &mine) < 0 || lstat(w->partial, &now) < 0 || mine.st_ino != now.st_ino ||
+        mine.st_dev != now.st_dev)
+        rc = qt_fail(err, QT_E_RESOURCE, w->partial, NULL, "in use by another process");
+    else if (ftruncate(w->fd, 0) < 0)
+        rc = qt_fail(err, QT_E_RESOURCE, w->partial, NULL, "cannot truncate");
+done:
+    if (rc < 0 && w->fd >= 0) { /* not ours to remove */
+        close(w->fd);
+        w->fd = -1;
+    }
+    return rc;
+}
+
+static int plan(struct qt_qcal_writer *w, const struct qt_qcal_info *info, struct qt_err *err)
+{
+    char *header = NULL;
+    size_t size;
+    int rc;
+    w->count = info->layers * QT_INPUTS * QT_QCAL_KINDS;
+    QT_TRY(qt_array_new(&w->k, info->layers, sizeof *w->k, err));
+    memcpy(w->k, info->k, info->layers * sizeof *w->k);
+    QT_TRY(qt_array_new(&w->tensors, w->count, sizeof *w->tensors, err));
+    QT_TRY(qt_array_new(&w->names, w->count, sizeof *w->names, err));
+    QT_TRY(qt_array_new(&w->offsets, w->count + 1, sizeof *w->offsets, err));
+    QT_TRY(qt_array_new(&w->crcs, w->count, sizeof *w->crcs, err));
+    QT_TRY(qt_array_new(&w->written, w->count, sizeof *w->written, err));
+    for (size_t i = 0; i < w->count; i++)
+        QT_TRY(qt_qcal_describe(&w->tensors[i], w->names[i], i, info->k, w->path, err));
+    QT_TRY(doc_new(&w->doc, info, err));
+    QT_TRY(header_new(&header, &size, w, err));
+done:
+    qt_free(header);
+    return rc;
+}
+
+int qt_qcal_create(struct qt_qcal_writer **out, const char *path, const struct qt_qcal_info *info,
+                   bool force, struct qt_err *err)
+{
+    struct qt_qcal_writer *w = NULL;
+    int rc;
+    *out = NULL;
+    QT_TRY(check_target(path, force, err));
+    QT_TRY(qt_array_new(&w, 1, sizeof *w, err));
+    w->fd = -1;
+    QT_TRY(qt_string_copy(&w->path, path, err));
+    QT_TRY(qt_string_format(&w->partial, err, "%s.partial", path));
+    QT_TRY(plan(w, info, err));
+    QT_TRY(open_partial(w, err));
+    *out = w;
+done:
+    if (rc < 0)
+        qt_qcal_abandon(w);
+    return rc;
+}
+
+void qt_qcal_abandon(struct qt_qcal_writer *w)
+{
+    if (!w)
+        return;
+    if (w->fd >= 0) {
+        unlink(w->partial); /* before the lock is given up */
+        close(w->fd);
+    }
+    json_decref(w->doc);
+    qt_free(w->k);
+    qt_free(w->written);
+    qt_free(w->crcs);
+    qt_free(w->offsets);
+    qt_free(w->names);
+    qt_free(w->tensors);
+    qt_free(w->partial);
+    qt_free(w->path);
+    qt_free(w);
+}
+
+/* ---- tensors -------------------------------------------------------------------------------- */
+
+/* The next piece of tensor i, at *offset, which moves on. */
+static int put_piece(struct qt_qcal_writer *w, size_t i, const void *data, size_t size,
+                     uint64_t *offset, struct qt_err *err)
+{
+    w->crcs[i] = qt_crc32(w->crcs[i], data, size);
+    int rc = qt_file_write_at(w->fd, w->partial, data, size, *offset, err);
+    *offset += size;
+    return rc;
+}
+
+static int put_tensor(struct qt_qcal_writer *w, size_t i, const void *data, struct qt_err *err)
+{
+    uint64_t at = w->offsets[i];
+    return put_piece(w, i, data, (size_t)(w->offsets[i + 1] - at), &at, err);
+}
+
+static int not_finite(const struct qt_qcal_writer *w, size_t i, size_t channel, struct qt_err *err)
+{
+    return qt_fail(err, QT_E_INPUT, w->path, w->tensors[i].name,
+                   "channel %zu is not finite: the model's activations are NaN or too large",
+                   channel);
+}
+
+/* The lower triangle row by row, in FP32. */
+static int put_hessian(struct qt_qcal_writer *w, size_t i, const double *h, size_t k,
+                       struct qt_err *err)
+{
+    uint64_t at = w->offsets[i];
+    float *row;
+    int rc = qt_array_new(&row, k, sizeof *row, err);
+    for (size_t r = 0; rc == QT_OK && r < k; r++) {
+        for (size_t c = 0; c <= r; c++)
+            row[c] = (float)h[r * k + c];
+        rc = qt_find_nonfinite(row, r + 1) <= r
+                 ? not_finite(w, i, r, err)
+                 : put_piece(w, i, row, (r + 1) * sizeof *row, &at, err);
+    }
+    qt_free(row);
+    return rc;
+}
+
+int qt_qcal_put(struct qt_qcal_writer *w, size_t layer, size_t input, const double *h,
+                const struct qt_channels *c, struct qt_err *err)
+{
+    size_t first = qt_qcal_index(layer, input, 0), k;
+    int rc;
+    if (first >= w->count || input >= QT_INPUTS || w->written[first])
+        return qt_fail(err, QT_E_INTERNAL, w->path, NULL, "input %zu of layer %zu: %s", input,
+                       layer, first < w->count ? "written twice" : "not planned");
+    k = w->k[layer][input];
+    for (size_t j = 0; j < k; j++)
+        if (!isfinite(c->sum2[j]))
+            return not_finite(w, first + QT_QCAL_SUM2, j, err);
+    QT_TRY(put_tensor(w, first + QT_QCAL_SUM2, c->sum2, err));
+    QT_TRY(put_tensor(w, first + QT_QCAL_HIST, c->hist, err));
+    QT_TRY(put_tensor(w, first + QT_QCAL_ABSMAX, c->absmax, err));
+    QT_TRY(put_hessian(w, first + QT_QCAL_H, h, k, err));
+    w->written[first] = true;
+done:
+    return rc;
+}
+
+int qt_qcal_finish(struct qt_qcal_writer *w, struct qt_err *err)
+{
+    char *header = NULL, *parent = NULL;
+    size_t size = 0;
+    const char *name = qt_base_name(w->path);
+    int rc;
+    for (size_t i = 0; i < w->count; i += QT_QCAL_KINDS)
+        if (!w->written[i])
+            return qt_fail(err, QT_E_INTERNAL, w->path, w->tensors[i].name, "was never written");
+    uint64_t data = w->offsets[0];
+    QT_TRY(header_new(&header, &size, w, err));
+    if (size != data)
+        rc = qt_fail(err, QT_E_INTERNAL, w->path, NULL, "the header has changed its size");
+    if (rc < 0)
+        goto done;
+    QT_TRY(qt_file_write_at(w->fd, w->partial, header, size, 0, err));
+    QT_TRY(name == w->path
+               ? qt_string_copy(&parent, ".", err)
+               : qt_string_format(&parent, err, "%.*s", (int)(name - w->path), w->path));
+    if (fsync(w->fd) < 0) {
+        rc = qt_fail(err, QT_E_RESOURCE, w->partial, NULL, "cannot sync: %s", strerror(errno));
+        goto done;
+    }
+    QT_TRY(qt_path_rename(w->partial, w->path, err));
+    close(w->fd); /* synced; unlocks what now is PATH */
+    w->fd = -1;
+    QT_TRY(qt_dir_sync(parent, err));
+done:
+    qt_free(header);
+    qt_free(parent);
+    return rc;
+}

@@ -1,0 +1,167 @@
+# Calibration files: made, added, looked at, used.
+$ qtool calibrate "$NANO" --data "$NANO/calib.txt" --samples 8 --seqlen 128 -o a.qcal --progress plain
+> ^calibration +a\.qcal$
+> ^model +llama: 3 layers, hidden 256$
+> ^tokens +1024$
+2 ^qtool calibrate: calibrate done in 0:0
+
+$ test ! -e a.qcal.partial && qtool inspect a.qcal
+> ^LAYER +INPUT +K +RMS +P99\.9 MAX +ABSMAX +DEAD$
+> ^ +0 +attention in +256 +[0-9.]+ +[0-9.]+ +[0-9.]+ +0$
+> ^ +2 +MLP down +512 +[0-9.]+ +[0-9.]+ +[0-9.]+ +0$
+> ^model +llama: 3 layers, hidden 256 \(fingerprint [0-9a-f]{8}\)$
+> ^data +8 windows of 128 tokens, seed 0, of calib\.txt$
+> ^tokens +1024$
+2-
+
+$ qtool inspect a.qcal --json
+> "kind": "calibration"
+> "sample_crc32": "[0-9a-f]{8}"
+> "tokens": 1024
+> "bos": false
+> "p999_max": [0-9.]+
+> "input": "attention out"
+
+# The same bytes for any number of threads; other data, other bytes.
+$ qtool calibrate "$NANO" --data "$NANO/calib.txt" --samples 8 --seqlen 128 -o t1.qcal --threads 1 -q && qtool calibrate "$NANO" --data "$NANO/calib.txt" --samples 8 --seqlen 128 -o t4.qcal --threads 4 -q
+$ cmp a.qcal t1.qcal && cmp a.qcal t4.qcal
+$ qtool calibrate "$NANO" --data "$NANO/calib.txt" --samples 8 --seqlen 128 --seed 5 -o s5.qcal -q && ! cmp -s a.qcal s5.qcal
+
+# An existing file is only replaced on request.
+$ qtool calibrate "$NANO" --data "$NANO/eval.txt" --samples 4 --seqlen 128 -o t1.qcal -q
+? 2
+>-
+2 ^qtool calibrate: t1\.qcal: exists already; --force replaces it
+$ cmp a.qcal t1.qcal
+$ qtool calibrate "$NANO" --data "$NANO/eval.txt" --samples 4 --seqlen 128 -o t1.qcal -q --force --json
+> "tokens": 512
+> "parts": 1
+
+# Merging: what order the files are named in makes no difference.
+$ mv t1.qcal b.qcal && qtool calibrate --merge a.qcal b.qcal s5.qcal -o m.qcal -q
+> ^tokens +2560$
+$ qtool calibrate s5.qcal --merge -o n.qcal a.qcal b.qcal -q && cmp m.qcal n.qcal
+$ qtool inspect m.qcal
+> ^data +8 windows of 128 tokens, seed 5, of calib\.txt$
+> ^data +4 windows of 128 tokens, seed 0, of eval\.txt$
+> ^tokens +2560$
+$ qtool calibrate --merge a.qcal t4.qcal -o twice.qcal -q
+? 2
+2 its windows of calib\.txt are in another of the files, too: they would count twice
+$ test ! -e twice.qcal && test ! -e twice.qcal.partial
+
+# Used: better than without, the same bytes for any number of threads.
+$ qtool quantize "$NANO" -o q --scheme nf3:g=64 --calib m.qcal -q
+> ^tensors +21 quantized, 8 copied$
+$ qtool quantize "$NANO" -o r --scheme nf3:g=64 -q && qtool eval r --ref "$NANO" --data "$NANO/eval.txt" --windows 4 -q --gate 'kld_mean>=0.5'
+$ qtool eval q --ref "$NANO" --data "$NANO/eval.txt" --windows 4 -q --gate 'kld_mean<0.45'
+$ qtool quantize "$NANO" -o q1 --scheme nf3:g=64 --calib m.qcal -q --threads 1 && cmp q/model.safetensors q1/model.safetensors && cmp q/qtool.json q1/qtool.json
+$ grep -c '"file_crc32"' q/qtool.json
+> ^1$
+$ qtool verify q -q
+
+# A stopped run goes on with the same calibration only, and then gives the same bytes.
+$ qtool quantize "$NANO" -o p --scheme nf3:g=64 --calib m.qcal -q --threads 1 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ "$(wc -l <p.partial/journal)" -ge 2 ]; do sleep 0.01; done 2>/dev/null; kill -TERM $pid; wait $pid
+? 75
+$ qtool quantize --resume "$NANO" -o p --scheme nf3:g=64 --calib a.qcal -q
+? 8
+2 cannot resume: calibration\.file_crc32: "[0-9a-f]{8}" before, "[0-9a-f]{8}" now
+$ qtool quantize --resume "$NANO" -o p --scheme nf3:g=64 -q
+? 8
+2 cannot resume: calibration
+$ qtool quantize --resume "$NANO" -o p --scheme nf3:g=64 --data "$NANO/calib.txt" --samples 4 --seqlen 64 -q
+? 8
+2 cannot resume: calibration
+$ qtool quantize --resume "$NANO" -o p --scheme nf3:g=64 --calib m.qcal -q && cmp q/model.safetensors p/model.safetensors && cmp q/qtool.json p/qtool.json
+
+# With --data, windows count as well.
+$ qtool quantize "$NANO" -o d --scheme nf3:g=64 --data "$NANO/calib.txt" --samples 4 --seqlen 64 -q --threads 1 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ "$(wc -l <d.partial/journal)" -ge 2 ]; do sleep 0.01; done 2>/dev/null; kill -TERM $pid; wait $pid
+? 75
+$ qtool quantize --resume "$NANO" -o d --scheme nf3:g=64 --data "$NANO/calib.txt" --samples 5 --seqlen 64 -q
+? 8
+2 cannot resume: calibration\.samples: 4 before, 5 now
+$ qtool quantize --resume "$NANO" -o d --scheme nf3:g=64 --data "$NANO/eval.txt" --samples 4 --seqlen 64 -q
+? 8
+2 cannot resume: calibration\.ids_crc32
+
+# Of another checkpoint, of none, or both kinds of calibration: refused.
+$ cp -r "$NANO" other && chmod -R u+w other && printf '\0\1' | dd of=other/model.safetensors bs=1 seek=4069902 conv=notrunc 2>err && qtool quantize other -o x --scheme nf3 --calib a.qcal -q
+? 3
+>-
+2 a\.qcal: made of another model than other: the weights differ \(fingerprint
+$ test ! -e x && test ! -e x.partial
+
+$ qtool quantize "$NANO" -o x --scheme nf3 --calib a.qcal --data "$NANO/calib.txt"
+? 2
+2 --data and --calib exclude each other
+
+$ qtool quantize "$NANO" -o x --scheme nf3 --calib nowhere.qcal
+? 3
+2 nowhere\.qcal: 
+
+$ qtool quantize "$NANO" -o x --scheme nf3 --calib "$NANO/model.safetensors"
+? 3
+2 the name of a calibration file ends in \.qcal
+
+$ cp "$NANO/model.safetensors" fake.qcal && qtool inspect fake.qcal
+? 3
+2 fake\.qcal: not a calibration file
+
+$ cp a.qcal bad.qcal && printf '\1' | dd of=bad.qcal bs=1 seek=50000 conv=notrunc 2>err && qtool inspect bad.qcal
+? 3
+2 bad\.qcal: tensor layers\.0\.input\.0\.hist: the data's CRC-32 is
+
+$ cp a.qcal bad.qcal && printf '\377\377' | dd of=bad.qcal bs=1 seek=100000 conv=notrunc 2>err && qtool quantize "$NANO" -o x --scheme nf3 --calib bad.qcal -q
+? 3
+2 bad\.qcal: tensor layers\.0\.input\.0\.h: the data's CRC-32 is
+$ test ! -e x && test ! -e x.partial
+
+$ head -c 500000 a.qcal >cut.qcal && qtool inspect cut.qcal
+? 3
+2 cut\.qcal: tensor layers
+
+# A full disk leaves nothing, and what was there stays.
+$ cp a.qcal full.qcal && (ulimit -f 500; qtool calibrate "$NANO" --data "$NANO/calib.txt" --samples 1 --seqlen 16 -o full.qcal -q --force)
+? 6
+2 full\.qcal\.partial: cannot write
+$ cmp a.qcal full.qcal && test ! -e full.qcal.partial
+
+# Usage.
+$ qtool calibrate "$NANO" -o x.qcal
+? 2
+2 --data FILE is missing
+
+$ qtool calibrate "$NANO" --data "$NANO/calib.txt"
+? 2
+2 --out X\.qcal is missing
+
+$ qtool calibrate --data "$NANO/calib.txt" -o x.qcal
+? 2
+2 PATH\.\.\. is missing
+
+$ qtool calibrate "$NANO" --data "$NANO/calib.txt" -o x.safetensors --samples 8 --seqlen 64
+? 2
+2 x\.safetensors: the name of a calibration file ends in \.qcal
+
+$ qtool calibrate "$NANO" "$NANO" --data "$NANO/calib.txt" -o x.qcal
+? 2
+2 unexpected argument
+
+$ qtool calibrate --merge a.qcal -o x.qcal
+? 2
+2 --merge needs two calibration files or more
+
+$ qtool calibrate --merge a.qcal b.qcal --data "$NANO/calib.txt" -o x.qcal
+? 2
+2 --merge and --data exclude each other
+
+$ qtool calibrate "$NANO" --data "$NANO/calib.txt" -o x.qcal --samples 100000
+? 3
+2 --samples
+$ qtool calibrate "$NANO" --data "$NANO/calib.txt" -o x.qcal --samples 1 --seqlen 4096
+? 2
+2 windows of 4096 tokens; the model takes 2048
+
+$ ls | grep -c '^x'
+? 1
+> ^0$

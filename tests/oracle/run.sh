@@ -1,0 +1,61 @@
+#!/bin/sh
+# Checks against other people's implementations, in Python.
+#
+#   usage: tests/oracle/run.sh BUILD NAME...      PYTHON: the interpreter, default python3
+#
+#   tokenizer   ids of many kinds of tokenizers, by `tokenizers`
+#   pack        the golden bytes of packed matrices, made again; needs numpy
+#   model       logits of random models of every family, by transformers and torch (2 GB)
+#
+# Packages that PYTHON lacks are installed into BUILD/venv; what cannot be had is skipped, loudly.
+# Exit status 1 if anything differed.
+
+cd "$(dirname "$0")/../.." || exit 1
+build=${1:?usage: tests/oracle/run.sh BUILD NAME...}
+shift
+system=${PYTHON:-python3}
+passed=0 failed=0 skipped=0
+
+# provide MODULE...: sets $python to an interpreter that has them.
+provide() {
+    for python in "$system" "$build/venv/bin/python"; do
+        "$python" -c "import $(echo "$*" | tr ' ' ,)" 2>/dev/null && return
+    done
+    [ -x "$python" ] || "$system" -m venv "$build/venv" || return
+    echo "installing $* into $build/venv"
+    "$python" -m pip install --quiet --disable-pip-version-check "$@"
+}
+
+check() {
+    case $1 in
+    tokenizer)
+        provide tokenizers || return 77
+        "$python" tests/oracle/tokenizer.py "$build/tests/tokenize"
+        ;;
+    pack)
+        provide numpy || return 77
+        rm -rf "$build/golden" && "$python" tests/oracle/make_pack_golden.py "$build/golden" &&
+            diff -r "$build/golden" tests/golden/pack
+        ;;
+    model)
+        provide numpy tokenizers safetensors transformers torch || return 77
+        "$python" tests/oracle/make_model_golden.py --check "$build/tests/test_model"
+        ;;
+    *)
+        echo "unknown check '$1'" >&2
+        return 1
+        ;;
+    esac
+}
+
+for name; do
+    echo "== $name"
+    check "$name"
+    case $? in
+    0) passed=$((passed + 1)) ;;
+    77) skipped=$((skipped + 1)) && echo "SKIP $name: Python or its packages cannot be had here" ;;
+    *) failed=$((failed + 1)) && echo "FAIL $name" ;;
+    esac
+done
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,764 @@
+/*
+ * Calibration files: what is written is read back, hostile files are refused for the right reason,
+ * and a failed write leaves nothing.
+ */
+#include "formats/formats.h"
+#include "tests/unit/fixture.h"
+
+#include <math.h>
+#include <sys/stat.h>
+
+enum { LAYERS = 2, WIDEST = 7 };
+
+/* Odd widths: nothing is aligned. */
+static const size_t widths[LAYERS][QT_INPUTS] = {{3, 5, 4, 7}, {1, 2, 3, 6}};
+static const char *const data_files[] = {"some/where/prose.txt", "b\xff.txt"};
+static const struct qt_qcal_part parts[] = {
+    {.samples = 3, .seqlen = 4, .seed = 9, .bos = true, .ids_crc = 0x1234, .data = data_files, 2},
+    {.samples = 1, .seqlen = 8, .ids_crc = 0xfedcba98, .data = data_files, 1},
+};
+static const struct qt_qcal_info info = {
+    .family = "llama",
+    .layers = LAYERS,
+    .hidden = 3,
+    .sample_crc = 0xabcdef01,
+    .k = widths,
+    .parts = parts,
+    .nparts = 2,
+};
+enum { TOKENS = 3 * 4 + 8 };
+
+static char *dir;
+
+static int setup(void **state)
+{
+    (void)state;
+    dir = fixture_dir();
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    fixture_remove(dir);
+    return 0;
+}
+
+/* ---- a file --------------------------------------------------------------------------------- */
+
+/* Statistics of made-up activations of an input. */
+static void make(double *h, struct qt_channels *c, size_t layer, size_t input)
+{
+    size_t k = widths[layer][input];
+    assert_int_equal(qt_channels_new(c, k, NULL), QT_OK);
+    for (size_t i = 0; i < k * k; i++)
+        h[i] = i % k <= i / k ? 0 : NAN; /* the upper triangle is nobody's business */
+    for (size_t t = 0; t < TOKENS; t++) {
+        float x[WIDEST];
+        for (size_t j = 0; j < k; j++) {
+            x[j] = (float)sin((double)(1 + t + 31 * j + 7 * input + 3 * layer)) *
+                   exp2f((float)j * 3 - 8);
+            x[j] = j == 2 ? 0 : x[j]; /* a dead channel */
+            c->absmax[j] = fmaxf(c->absmax[j], fabsf(x[j]));
+            c->sum2[j] += (double)x[j] * (double)x[j];
+            c->hist[j * QT_HIST_BINS + qt_hist_bin(x[j])]++;
+        }
+        for (size_t i = 0; i < k; i++)
+            for (size_t j = 0; j <= i; j++)
+                h[i * k + j] += (double)x[i] * (double)x[j];
+    }
+}
+
+static int put_all(struct qt_qcal_writer *w, struct qt_err *err)
+{
+    double h[WIDEST * WIDEST];
+    int rc = QT_OK;
+    /* The last input first: order must not matter. */
+    for (size_t n = LAYERS * QT_INPUTS; n-- > 0 && rc == QT_OK;) {
+        struct qt_channels c;
+        make(h, &c, n / QT_INPUTS, n % QT_INPUTS);
+        rc = qt_qcal_put(w, n / QT_INPUTS, n % QT_INPUTS, h, &c, err);
+        qt_channels_free(&c);
+    }
+    return rc;
+}
+
+static int write_file(const char *path, bool force, struct qt_err *err)
+{
+    struct qt_qcal_writer *w = NULL;
+    int rc = qt_qcal_create(&w, path, &info, force, err);
+    if (rc == QT_OK)
+        rc = put_all(w, err);
+    if (rc == QT_OK)
+        rc = qt_qcal_finish(w, err);
+    qt_qcal_abandon(w);
+    return rc;
+}
+
+/* All values of a file. */
+static int read_all(const char *path, struct qt_err *err)
+{
+    struct qt_qcal *q = NULL;
+    double h[WIDEST * WIDEST];
+    int rc = qt_qcal_open(&q, path, err);
+    for (size_t n = 0; n < LAYERS * QT_INPUTS && rc == QT_OK; n++) {
+        struct qt_channels c;
+        rc = qt_qcal_channels(&c, q, n / QT_INPUTS, n % QT_INPUTS, err);
+        if (rc == QT_OK)
+            rc = qt_qcal_hessian(h, q, n / QT_INPUTS, n % QT_INPUTS, c.sum2, err);
+        qt_channels_free(&c);
+    }
+    qt_qcal_close(q);
+    return rc;
+}
+
+static void test_round_trip(void **state)
+{
+    struct qt_err err = {0};
+    struct qt_qcal *q;
+    (void)state;
+    const char *path = fixture_path(dir, "a.qcal");
+    expect_ok("write", write_file(path, false, &err), &err);
+    expect_ok("open", qt_qcal_open(&q, path, &err), &err);
+    const struct qt_qcal_info *got = qt_qcal_info(q);
+    assert_string_equal(qt_qcal_path(q), path);
+    assert_string_equal(got->family, "llama");
+    assert_int_equal(got->layers, LAYERS);
+    assert_int_equal(got->hidden, 3);
+    assert_int_equal(got->sample_crc, 0xabcdef01);
+    assert_memory_equal(got->k, widths, sizeof widths);
+    assert_int_equal(got->tokens, TOKENS);
+    assert_int_equal(got->nparts, 2);
+    assert_int_equal(got->parts[0].samples, 3);
+    assert_int_equal(got->parts[0].seqlen, 4);
+    assert_int_equal(got->parts[0].seed, 9);
+    assert_true(got->parts[0].bos);
+    assert_false(got->parts[1].bos);
+    assert_int_equal(got->parts[1].ids_crc, 0xfedcba98);
+    assert_int_equal(got->parts[0].ndata, 2);
+    assert_string_equal(got->parts[0].data[0], "prose.txt");
+    assert_string_equal(got->parts[0].data[1], "b?.txt");
+    for (size_t n = 0; n < LAYERS * QT_INPUTS; n++) {
+        size_t layer = n / QT_INPUTS, input = n % QT_INPUTS, k = widths[layer][input];
+        double want[WIDEST * WIDEST], h[WIDEST * WIDEST];
+        struct qt_channels c, d;
+        make(want, &c, layer, input);
+        expect_ok("channels", qt_qcal_channels(&d, q, layer, input, &err), &err);
+        expect_ok("hessian", qt_qcal_hessian(h, q, layer, input, d.sum2, &err), &err);
+        assert_memory_equal(c.absmax, d.absmax, k * sizeof *c.absmax);
+        assert_memory_equal(c.sum2, d.sum2, k * sizeof *c.sum2);
+        assert_memory_equal(c.hist, d.hist, k * QT_HIST_BINS * sizeof *c.hist);
+        for (size_t i = 0; i < k; i++)
+            for (size_t j = 0; j <= i; j++)
+                assert_true(h[i * k + j] == (double)(float)want[i * k + j]);
+        qt_channels_free(&c);
+        qt_channels_free(&d);
+    }
+    qt_qcal_close(q);
+}
+
+static void test_same_bytes(void **state)
+{
+    struct qt_err err = {0};
+    struct qt_map a, b;
+    (void)state;
+    expect_ok("write", write_file(fixture_path(dir, "a.qcal"), false, &err), &err);
+    expect_ok("write", write_file(fixture_path(dir, "b.qcal"), false, &err), &err);
+    assert_int_equal(qt_map_open(&a, fixture_path(dir, "a.qcal"), NULL), QT_OK);
+    assert_int_equal(qt_map_open(&b, fixture_path(dir, "b.qcal"), NULL), QT_OK);
+    assert_int_equal(a.size, b.size);
+    assert_memory_equal(a.data, b.data, a.size);
+    qt_map_close(&a);
+    qt_map_close(&b);
+}
+
+/* ---- hostile files -------------------------------------------------------------------------- */
+
+/* A file taken apart. */
+struct parts {
+    json_t *header, *doc; /* doc: what is in the metadata */
+    unsigned char *data;
+    size_t size;
+    const char *text; /* instead of doc */
+};
+
+static void take_apart(struct parts *p, const char *path)
+{
+    char *file;
+    size_t size;
+    uint64_t n;
+    assert_int_equal(qt_file_read(&file, &size, path, 1 << 20, NULL), QT_OK);
+    memcpy(&n, file, sizeof n);
+    *p = (struct parts){.header = json_loadb(file + 8, n, 0, NULL), .size = size - 8 - n};
+    json_t *metadata = json_object_get(p->header, "__metadata__");
+    p->doc = json_loads(json_string_value(json_object_get(metadata, "qtool")), 0, NULL);
+    p->data = malloc(p->size + 64);
+    memcpy(p->data, file + 8 + n, p->size);
+    qt_free(file);
+    assert_non_null(p->doc);
+}
+
+static void put_together(const char *path, struct parts *p)
+{
+    char *text = p->text ? strdup(p->text) : json_dumps(p->doc, JSON_COMPACT);
+    json_t *metadata = json_object_get(p->header, "__metadata__");
+    if (json_object_get(metadata, "qtool"))
+        json_object_set_new(metadata, "qtool", json_string(text));
+    char *header = json_dumps(p->header, JSON_COMPACT);
+    uint64_t n = strlen(header);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(&n, sizeof n, 1, f), 1);
+    assert_int_equal(fwrite(header, n, 1, f), 1);
+    assert_int_equal(fwrite(p->data, 1, p->size, f), p->size);
+    fclose(f);
+    if (p->text)
+        free(text);
+    else
+        qt_free(text); /* Jansson's allocator is ours by now */
+    qt_free(header);
+    json_decref(p->header);
+    json_decref(p->doc);
+    free(p->data);
+}
+
+static json_t *model_of(struct parts *p)
+{
+    return json_object_get(p->doc, "model");
+}
+
+static json_t *part_of(struct parts *p)
+{
+    return json_array_get(json_object_get(p->doc, "parts"), 0);
+}
+
+static void set(json_t *object, const char *key, json_t *value)
+{
+    assert_int_equal(json_object_set_new(object, key, value), 0);
+}
+
+/* Overwrites a value of a tensor and makes its CRC right. */
+static void patch(struct parts *p, const char *tensor, size_t offset, const void *value,
+                  size_t size)
+{
+    const json_t *range = json_object_get(json_object_get(p->header, tensor), "data_offsets");
+    size_t begin = (size_t)json_integer_value(json_array_get(range, 0));
+    size_t end = (size_t)json_integer_value(json_array_get(range, 1));
+    assert_true(begin + offset + size <= end);
+    memcpy(p->data + begin + offset, value, size);
+    set(json_object_get(p->doc, "crc32"), tensor,
+        json_sprintf("%08x", qt_crc32(0, p->data + begin, end - begin)));
+}
+
+static void patch_float(struct parts *p, const char *tensor, size_t i, float v)
+{
+    patch(p, tensor, i * sizeof v, &v, sizeof v);
+}
+
+static void patch_double(struct parts *p, const char *tensor, size_t i, double v)
+{
+    patch(p, tensor, i * sizeof v, &v, sizeof v);
+}
+
+static void patch_count(struct parts *p, const char *tensor, size_t i, uint32_t v)
+{
+    patch(p, tensor, i * sizeof v, &v, sizeof v);
+}
+
+#define MUTATION(name) static void name(struct parts *p)
+
+MUTATION(no_metadata)
+{
+    json_object_del(p->header, "__metadata__");
+}
+MUTATION(foreign_metadata)
+{
+    json_object_clear(json_object_get(p->header, "__metadata__"));
+    set(json_object_get(p->header, "__metadata__"), "format", json_string("pt"));
+}
+MUTATION(not_json)
+{
+    p->text = "{\"format\"";
+}
+MUTATION(an_array)
+{
+    p->text = "[1]";
+}
+MUTATION(twice)
+{
+    p->text = "{\"format\":\"qtool-calibration\",\"format\":\"qtool-calibration\"}";
+}
+MUTATION(other_format)
+{
+    set(p->doc, "format", json_string("qtool"));
+}
+MUTATION(newer)
+{
+    set(p->doc, "version", json_integer(2));
+}
+MUTATION(no_version)
+{
+    json_object_del(p->doc, "version");
+}
+MUTATION(no_model)
+{
+    json_object_del(p->doc, "model");
+}
+MUTATION(family_number)
+{
+    set(model_of(p), "family", json_integer(1));
+}
+MUTATION(more_layers)
+{
+    set(model_of(p), "layers", json_integer(3));
+}
+MUTATION(no_layers)
+{
+    set(model_of(p), "layers", json_integer(0));
+}
+MUTATION(many_layers)
+{
+    set(model_of(p), "layers", json_integer(INT64_MAX));
+}
+MUTATION(no_hidden)
+{
+    set(model_of(p), "hidden", json_integer(0));
+}
+MUTATION(fingerprint)
+{
+    set(model_of(p), "sample_crc32", json_string("ABCDEF01"));
+}
+MUTATION(k_rows)
+{
+    json_array_remove(json_object_get(model_of(p), "k"), 0);
+}
+MUTATION(k_columns)
+{
+    json_array_remove(json_array_get(json_object_get(model_of(p), "k"), 1), 0);
+}
+MUTATION(k_zero)
+{
+    json_array_set_new(json_array_get(json_object_get(model_of(p), "k"), 1), 0, json_integer(0));
+}
+MUTATION(k_huge)
+{
+    json_array_set_new(json_array_get(json_object_get(model_of(p), "k"), 1), 0,
+                       json_integer((json_int_t)1 << 31));
+}
+MUTATION(k_large)
+{
+    json_array_set_new(json_array_get(json_object_get(model_of(p), "k"), 1), 0,
+                       json_integer(INT32_MAX));
+}
+MUTATION(k_other)
+{
+    json_array_set_new(json_array_get(json_object_get(model_of(p), "k"), 0), 1, json_integer(6));
+}
+MUTATION(no_parts)
+{
+    json_array_clear(json_object_get(p->doc, "parts"));
+}
+MUTATION(part_number)
+{
+    json_array_set_new(json_object_get(p->doc, "parts"), 0, json_integer(1));
+}
+MUTATION(no_data)
+{
+    json_object_del(part_of(p), "data");
+}
+MUTATION(data_numbers)
+{
+    json_array_set_new(json_object_get(part_of(p), "data"), 1, json_integer(7));
+}
+MUTATION(bos_number)
+{
+    set(part_of(p), "bos", json_integer(1));
+}
+MUTATION(seed_negative)
+{
+    set(part_of(p), "seed", json_integer(-1));
+}
+MUTATION(no_samples)
+{
+    set(part_of(p), "samples", json_integer(0));
+}
+MUTATION(samples_overflow)
+{
+    set(part_of(p), "samples", json_integer(INT64_MAX));
+}
+MUTATION(many_tokens)
+{
+    set(part_of(p), "samples", json_integer(1 << 30));
+}
+MUTATION(other_tokens)
+{
+    set(p->doc, "tokens", json_integer(TOKENS + 1));
+}
+MUTATION(crc_missing)
+{
+    json_object_del(json_object_get(p->doc, "crc32"), "layers.1.input.2.h");
+}
+MUTATION(crc_other_name)
+{
+    crc_missing(p);
+    set(json_object_get(p->doc, "crc32"), "layers.1.input.2.g", json_string("00000000"));
+}
+MUTATION(crc_digits)
+{
+    set(json_object_get(p->doc, "crc32"), "layers.1.input.2.h", json_string("0123456g"));
+}
+MUTATION(renamed)
+{
+    json_t *t = json_incref(json_object_get(p->header, "layers.0.input.1.hist"));
+    json_object_del(p->header, "layers.0.input.1.hist");
+    set(p->header, "layers.0.input.1.host", t);
+}
+MUTATION(other_dtype)
+{
+    set(json_object_get(p->header, "layers.0.input.1.absmax"), "dtype", json_string("U32"));
+}
+MUTATION(transposed)
+{
+    set(json_object_get(p->header, "layers.0.input.1.hist"), "shape",
+        json_pack("[i, i]", QT_HIST_BINS, 5));
+}
+MUTATION(flattened)
+{
+    set(json_object_get(p->header, "layers.0.input.1.hist"), "shape",
+        json_pack("[i]", QT_HIST_BINS * 5));
+}
+MUTATION(missing_tensor)
+{
+    json_object_del(p->header, "layers.1.input.3.h");
+    p->size -= 6 * 7 / 2 * sizeof(float);
+}
+MUTATION(cut_short)
+{
+    p->size--;
+}
+MUTATION(trailing)
+{
+    p->data[p->size++] = 0;
+}
+MUTATION(damaged)
+{
+    p->data[p->size - 1] ^= 1;
+}
+MUTATION(absmax_nan)
+{
+    patch_float(p, "layers.0.input.1.absmax", 4, NAN);
+}
+MUTATION(absmax_negative)
+{
+    patch_float(p, "layers.0.input.1.absmax", 4, -1);
+}
+MUTATION(sum2_infinite)
+{
+    patch_double(p, "layers.0.input.1.sum2", 3, INFINITY);
+}
+MUTATION(sum2_small)
+{
+    patch_double(p, "layers.0.input.1.sum2", 3, 1e-12);
+}
+MUTATION(sum2_large)
+{
+    patch_double(p, "layers.0.input.1.sum2", 3, 1e12);
+}
+MUTATION(sum2_of_dead)
+{
+    patch_double(p, "layers.0.input.1.sum2", 2, 1e-3);
+}
+MUTATION(hist_sum)
+{
+    patch_count(p, "layers.0.input.1.hist", 4 * QT_HIST_BINS, 5);
+}
+MUTATION(hist_wraps)
+{
+    /* 2^32 more in all */
+    patch_count(p, "layers.0.input.1.hist", 4 * QT_HIST_BINS + 1, 1u << 31);
+    patch_count(p, "layers.0.input.1.hist", 4 * QT_HIST_BINS + 2, 1u << 31);
+}
+MUTATION(hist_top)
+{
+    patch_count(p, "layers.0.input.1.hist", 2 * QT_HIST_BINS, 0);
+    patch_count(p, "layers.0.input.1.hist", 2 * QT_HIST_BINS + 63, TOKENS);
+}
+MUTATION(h_infinite)
+{
+    patch_float(p, "layers.0.input.1.h", 3, -INFINITY);
+}
+MUTATION(h_nan)
+{
+    patch_float(p, "layers.0.input.1.h", 14, NAN);
+}
+MUTATION(h_diagonal)
+{
+    patch_float(p, "layers.0.input.1.h", 5, 1); /* (2, 2), a dead channel */
+}
+
+static const struct {
+    const char *name;
+    void (*mutate)(struct parts *p);
+    enum qt_status status;
+    const char *says;
+} hostile[] = {
+    {"no metadata", no_metadata, QT_E_INPUT, "its metadata has no 'qtool'"},
+    {"metadata of others", foreign_metadata, QT_E_INPUT, "its metadata has no 'qtool'"},
+    {"not JSON", not_json, QT_E_INPUT, "line 1, column 9"},
+    {"an array", an_array, QT_E_INPUT, "another 'format'"},
+    {"a key twice", twice, QT_E_INPUT, "duplicate"},
+    {"another format", other_format, QT_E_INPUT, "another 'format'"},
+    {"a newer version", newer, QT_E_UNSUPPORTED, "calibration format 2; this qtool reads 1"},
+    {"no version", no_version, QT_E_INPUT, "'version' is missing"},
+    {"no model", no_model, QT_E_INPUT, "'family'"},
+    {"family is a number", family_number, QT_E_INPUT, "'family' is an integer"},
+    {"more layers", more_layers, QT_E_INPUT, "32 tensors and 3 layers; there must be 16"},
+    {"no layers", no_layers, QT_E_INPUT, "32 tensors and 0 layers"},
+    {"too many layers", many_layers, QT_E_INPUT, "32 tensors and 9223372036854775807 layers"},
+    {"hidden 0", no_hidden, QT_E_INPUT, "32 tensors and 2 layers"},
+    {"fingerprint", fingerprint, QT_E_INPUT, "'sample_crc32' must be 8 lower-case"},
+    {"a row of k is missing", k_rows, QT_E_INPUT, "'k' must be an array"},
+    {"three inputs", k_columns, QT_E_INPUT, "'k' of layer 1 must be 4 positive"},
+    {"k = 0", k_zero, QT_E_INPUT, "'k' of layer 1 must be 4 positive"},
+    {"k = 2^31", k_huge, QT_E_INPUT, "'k' of layer 1 must be 4 positive"},
+    {"k = 2^31 - 1", k_large, QT_E_INPUT, "tensor layers.1.input.0.sum2: F64 of 1 elements"},
+    {"another k", k_other, QT_E_INPUT, "layers.0.input.1.sum2: F64 of 5 elements; F64 of 6"},
+    {"no parts", no_parts, QT_E_INPUT, "'parts' must be an array that is not empty"},
+    {"a part is a number", part_number, QT_E_INPUT, "'samples'"},
+    {"no data", no_data, QT_E_INPUT, "'data' must be an array of strings"},
+    {"data is numbers", data_numbers, QT_E_INPUT, "'data' must be an array of strings"},
+    {"bos is a number", bos_number, QT_E_INPUT, "'bos' must be true or false"},
+    {"seed is negative", seed_negative, QT_E_INPUT, "'seed' is a negative integer"},
+    {"no samples", no_samples, QT_E_INPUT, "'samples' and 'seqlen' must be positive"},
+    {"tokens overflow", samples_overflow, QT_E_INPUT, "their product small"},
+    {"too many tokens", many_tokens, QT_E_INPUT, "more than 2^32 - 1 tokens"},
+    {"other tokens", other_tokens, QT_E_INPUT, "'tokens' is 21, but the parts have 20"},
+    {"a CRC is missing", crc_missing, QT_E_INPUT, "'crc32' must be an object with a member"},
+    {"CRC of another", crc_other_name, QT_E_INPUT, "'layers.1.input.2.h' must be 8 lower-case"},
+    {"CRC without digits", crc_digits, QT_E_INPUT, "'layers.1.input.2.h' must be 8 lower-case"},
+    {"a tensor renamed", renamed, QT_E_INPUT, "'layers.0.input.1.hist' is expected"},
+    {"another dtype", other_dtype, QT_E_INPUT, "input.1.absmax: U32 of 5 elements; F32 of 5"},
+    {"transposed", transposed, QT_E_INPUT, "tensor layers.0.input.1.hist: U32"},
+    {"flattened", flattened, QT_E_INPUT, "tensor layers.0.input.1.hist: U32"},
+    {"a tensor is missing", missing_tensor, QT_E_INPUT, "31 tensors and 2 layers"},
+    {"cut short", cut_short, QT_E_INPUT, "layers.1.input.3.h: data ends at byte"},
+    {"bytes behind", trailing, QT_E_INPUT, "1 bytes at the end belong to no tensor"},
+    {"damaged", damaged, QT_E_INPUT, "tensor layers.1.input.3.h: the data's CRC-32 is"},
+    {"absmax NaN", absmax_nan, QT_E_INPUT, "input.1.absmax: channel 4: negative or not finite"},
+    {"absmax < 0", absmax_negative, QT_E_INPUT, "input.1.absmax: channel 4: negative or not"},
+    {"sum2 infinite", sum2_infinite, QT_E_INPUT, "input.1.sum2: channel 3: negative or not fin"},
+    {"sum2 too small", sum2_small, QT_E_INPUT, "input.1.sum2: channel 3: contradicts absmax"},
+    {"sum2 too large", sum2_large, QT_E_INPUT, "input.1.sum2: channel 3: contradicts absmax"},
+    {"sum2, dead channel", sum2_of_dead, QT_E_INPUT, "sum2: channel 2: contradicts absmax"},
+    {"hist sum", hist_sum, QT_E_INPUT, "input.1.hist: channel 4: the counts do not add up"},
+    {"hist wraps", hist_wraps, QT_E_INPUT, "input.1.hist: channel 4: the counts do not add up"},
+    {"hist top", hist_top, QT_E_INPUT, "channel 2: the largest value is not in the bin of absmax"},
+    {"H infinite", h_infinite, QT_E_INPUT, "tensor layers.0.input.1.h: channel 2: not finite"},
+    {"H NaN", h_nan, QT_E_INPUT, "tensor layers.0.input.1.h: channel 4: not finite"},
+    {"H diagonal", h_diagonal, QT_E_INPUT, "h: channel 2: the diagonal is not the channel's sum2"},
+};
+
+static void test_hostile(void **state)
+{
+    struct qt_err err = {0};
+    (void)state;
+    expect_ok("write", write_file(fixture_path(dir, "good.qcal"), false, &err), &err);
+    for (size_t i = 0; i < sizeof hostile / sizeof *hostile; i++) {
+        struct parts p;
+        const char *path = fixture_path(dir, "bad.qcal");
+        take_apart(&p, fixture_path(dir, "good.qcal"));
+        hostile[i].mutate(&p);
+        put_together(path, &p);
+        err = (struct qt_err){0};
+        int rc = read_all(path, &err);
+        expect_error(hostile[i].name, rc, hostile[i].status, hostile[i].says, &err);
+        expect_error(hostile[i].name, rc, hostile[i].status, path, &err);
+    }
+}
+
+/* What is not even safetensors. */
+static void test_other_files(void **state)
+{
+    struct qt_err err;
+    (void)state;
+    expect_error("empty", read_all(fixture_write(dir, "e.qcal", "", 0), &err), QT_E_INPUT,
+                 "the file is empty", &err);
+    expect_error("text", read_all(fixture_write(dir, "t.qcal", "just some text", 14), &err),
+                 QT_E_INPUT, "not a safetensors file", &err);
+    expect_error("absent", read_all(fixture_path(dir, "no.qcal"), &err), QT_E_INPUT, "cannot open",
+                 &err);
+    expect_error("name", read_all(fixture_write(dir, "a.bin", "x", 1), &err), QT_E_INPUT,
+                 "ends in .qcal", &err);
+    assert_false(qt_qcal_probe(".qcal"));
+    assert_false(qt_qcal_probe("a/.qcal"));
+    assert_false(qt_qcal_probe("a.qcal/"));
+    assert_true(qt_qcal_probe("a/b.qcal"));
+}
+
+/* Every part of the fingerprint counts. */
+static void test_check_model(void **state)
+{
+    struct qt_err err = {0};
+    struct qt_qcal *q;
+    size_t k[LAYERS][QT_INPUTS];
+    (void)state;
+    expect_ok("write", write_file(fixture_path(dir, "a.qcal"), false, &err), &err);
+    expect_ok("open", qt_qcal_open(&q, fixture_path(dir, "a.qcal"), &err), &err);
+    expect_ok("same", qt_qcal_check_model(q, &info, "M", &err), &err);
+    struct qt_qcal_info other = info;
+    other.family = "opt";
+    expect_error("family", qt_qcal_check_model(q, &other, "M", &err), QT_E_INPUT,
+                 "another model than M: the family is llama, not opt", &err);
+    other = info;
+    other.layers = 3;
+    expect_error("layers", qt_qcal_check_model(q, &other, "M", &err), QT_E_INPUT,
+                 "the number of layers is 2, not 3", &err);
+    other = info;
+    other.hidden = 4;
+    expect_error("hidden", qt_qcal_check_model(q, &other, "M", &err), QT_E_INPUT,
+                 "the hidden size is 3, not 4", &err);
+    other = info;
+    memcpy(k, widths, sizeof k);
+    k[1][3] = 8;
+    other.k = (const size_t(*)[QT_INPUTS])k;
+    expect_error("k", qt_qcal_check_model(q, &other, "M", &err), QT_E_INPUT,
+                 "the width of a linear layer is 6, not 8", &err);
+    other = info;
+    other.sample_crc++;
+    expect_error("weights", qt_qcal_check_model(q, &other, "M", &err), QT_E_INPUT,
+                 "the weights differ (fingerprint abcdef01, not abcdef02)", &err);
+    qt_qcal_close(q);
+}
+
+/* ---- writing -------------------------------------------------------------------------------- */
+
+static void expect_absent(const char *name)
+{
+    assert_false(qt_path_exists(fixture_path(dir, name)));
+}
+
+static void test_existing(void **state)
+{
+    struct qt_err err = {0};
+    struct qt_qcal_writer *w, *second;
+    (void)state;
+    const char *path = fixture_write(dir, "a.qcal", "precious", 8);
+    expect_error("exists", write_file(path, false, &err), QT_E_USAGE, "--force replaces it", &err);
+    expect_absent("a.qcal.partial");
+    expect_ok("force", write_file(path, true, &err), &err);
+    expect_ok("read", read_all(path, &err), &err);
+    expect_error("name", write_file(fixture_path(dir, "a.bin"), true, &err), QT_E_USAGE,
+                 "ends in .qcal", &err);
+    assert_int_equal(mkdir(fixture_path(dir, "d.qcal"), 0777), 0);
+    expect_error("directory", write_file(fixture_path(dir, "d.qcal"), true, &err), QT_E_USAGE,
+                 "is not a file", &err);
+    assert_int_equal(rmdir(fixture_path(dir, "d.qcal")), 0);
+    expect_error("no such place", write_file(fixture_path(dir, "no/a.qcal"), false, &err),
+                 QT_E_RESOURCE, "cannot create", &err);
+
+    /* What a killed process left behind is no obstacle, a live one is. */
+    fixture_write(dir, "b.qcal.partial", "left", 4);
+    path = fixture_path(dir, "b.qcal");
+    expect_ok("create", qt_qcal_create(&w, path, &info, false, &err), &err);
+    expect_error("in use", qt_qcal_create(&second, path, &info, false, &err), QT_E_RESOURCE,
+                 "in use by another process", &err);
+    expect_ok("put", put_all(w, &err), &err);
+    expect_ok("finish", qt_qcal_finish(w, &err), &err);
+    qt_qcal_abandon(w);
+    expect_ok("read", read_all(path, &err), &err);
+    expect_absent("b.qcal.partial");
+}
+
+static void test_misuse(void **state)
+{
+    struct qt_err err = {0};
+    struct qt_qcal_writer *w;
+    struct qt_channels c;
+    double h[WIDEST * WIDEST];
+    (void)state;
+    const char *path = fixture_path(dir, "a.qcal");
+    expect_ok("create", qt_qcal_create(&w, path, &info, false, &err), &err);
+    make(h, &c, 0, 1);
+    c.sum2[3] = NAN;
+    expect_error("NaN", qt_qcal_put(w, 0, 1, h, &c, &err), QT_E_INPUT,
+                 "tensor layers.0.input.1.sum2: channel 3 is not finite", &err);
+    c.sum2[3] = 1;
+    h[4 * 5 + 1] = 1e39;
+    expect_error("1e39", qt_qcal_put(w, 0, 1, h, &c, &err), QT_E_INPUT,
+                 "tensor layers.0.input.1.h: channel 4 is not finite", &err);
+    qt_channels_free(&c);
+    qt_qcal_abandon(w);
+    expect_absent("a.qcal");
+    expect_absent("a.qcal.partial");
+
+    expect_ok("create", qt_qcal_create(&w, path, &info, false, &err), &err);
+    make(h, &c, 0, 1);
+    expect_ok("put", qt_qcal_put(w, 0, 1, h, &c, &err), &err);
+    expect_error("twice", qt_qcal_put(w, 0, 1, h, &c, &err), QT_E_INTERNAL, "written twice", &err);
+    expect_error("beyond", qt_qcal_put(w, LAYERS, 0, h, &c, &err), QT_E_INTERNAL, "not planned",
+                 &err);
+    expect_error("unfinished", qt_qcal_finish(w, &err), QT_E_INTERNAL,
+                 "layers.0.input.0.sum2: was never written", &err);
+    qt_channels_free(&c);
+    qt_qcal_abandon(w);
+    expect_absent("a.qcal");
+    qt_qcal_abandon(NULL);
+    qt_qcal_close(NULL);
+}
+
+/* The nth allocation fails, for every n. */
+static void test_no_memory(void **state)
+{
+    struct qt_err err = {0};
+    struct qt_qcal_writer *w;
+    int rc = QT_E_RESOURCE;
+    (void)state;
+    long n = 0;
+    char path[512];
+    snprintf(path, sizeof path, "%s", fixture_path(dir, "a.qcal"));
+    for (; rc != QT_OK; n++) {
+        /* Statistics are made by the test, so only what surrounds them. */
+        err = (struct qt_err){0};
+        qt_mem_fail_after(n);
+        rc = qt_qcal_create(&w, path, &info, true, &err);
+        qt_mem_fail_after(-1);
+        if (rc == QT_OK) {
+            assert_int_equal(put_all(w, &err), QT_OK);
+            qt_mem_fail_after(n / 2);
+            rc = qt_qcal_finish(w, &err);
+            qt_mem_fail_after(-1);
+            qt_qcal_abandon(w);
+        }
+        if (rc != QT_OK) {
+            assert_int_equal(rc, QT_E_RESOURCE);
+            expect_absent("a.qcal");
+            expect_absent("a.qcal.partial");
+        }
+        assert_true(n < 100000);
+    }
+    assert_true(n > 50);
+    rc = QT_E_RESOURCE;
+    for (n = 0; rc != QT_OK; n++) {
+        qt_mem_fail_after(n);
+        rc = read_all(path, &err);
+        qt_mem_fail_after(-1);
+        assert_true(rc == QT_OK || rc == QT_E_RESOURCE);
+        assert_true(n < 100000);
+    }
+    assert_true(n > 50);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_same_bytes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_hostile, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_other_files, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_check_model, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_existing, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_misuse, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
