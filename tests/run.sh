@@ -54,5 +54,6 @@ for source in tests/unit/test_*.c; do
     run "$name" "$build/tests/$name"
 done
 run cli env QTOOL="$build/qtool" tests/cli/run.sh
+run kill_resume env QTOOL="$build/qtool" tests/cli/kill_resume.sh 2
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

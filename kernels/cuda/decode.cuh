@@ -1,0 +1,308 @@
+/*
+ * Packed codes -> A operand of mma.sync m16n8k16: one struct per code format. The layout is drawn
+ * in pack/layout_frag.h; here is what each format does with the words of a lane.
+ *
+ *     WIDTH0..2     bits of its planes, 0 where there is none
+ *     TABLE_BYTES   of shared memory for its look-up table, 0 if none
+ *     GROUPED       a scale per group; else per row
+ *     fill_table    by the whole block, before a barrier; each lane brings qt_lane_value
+ *     load          the words of one 16 x 64 block from global memory: src[i] is the lane's part of
+ *                   plane i
+ *     prepare       when they have come and before the first fragment
+ *     fragment      operand registers of k-step s as FP16x2
+ *
+ * Values come out as 2^-value_exp2 times the true ones (struct qt_decode_args).
+ */
+#ifndef QT_CUDA_DECODE_CUH
+#define QT_CUDA_DECODE_CUH
+
+#include "kernels/cuda/ptx.cuh"
+
+/* What a format has to know besides the codes. */
+struct qt_decode_args {
+    const __half *table; /* LUT: [2^bits] */
+    unsigned bits, exp_bits;
+};
+
+/*
+ * 16-bit magnitudes of minifloats: with the exponent field at the low end of FP16's, a code reads
+ * as its value times 2^(bias - 15), subnormals included. Five exponent bits would reach FP16's
+ * infinities; those values are halved instead.
+ */
+static __host__ __device__ inline int qt_minifloat_exp2(unsigned exp_bits)
+{
+    return 15 - ((1 << (exp_bits - 1)) - 1) + (exp_bits == 5);
+}
+
+/* The same for one code, by arithmetic: for tables. */
+static __device__ inline __half qt_minifloat_half(unsigned code, unsigned bits, unsigned exp_bits)
+{
+    int m = (int)(bits - 1 - exp_bits), mag = (int)(code >> 1), e = mag >> m;
+    int mantissa = (mag & ((1 << m) - 1)) + (e ? 1 << m : 0);
+    int exp2 = (e ? e : 1) - m - 15 - (exp_bits == 5);
+    float v = ldexpf((float)mantissa, exp2);
+    return __float2half(code & 1 ? -v : v);
+}
+
+/* The value of code `lane`, of those with up to 4 bits: from the table section, or a minifloat. */
+static __device__ __forceinline__ __half qt_lane_value(const struct qt_decode_args *d)
+{
+    unsigned code = threadIdx.x % 32 & ((1u << d->bits) - 1);
+    return d->table ? d->table[code] : qt_minifloat_half(code, d->bits, d->exp_bits);
+}
+
+/* The table is at the start of dynamic shared memory: loads then need no base register. */
+extern __shared__ __align__(1024) unsigned char qt_smem[];
+
+/* ---- tables of pairs ---------------------------------------------------------------------------
+ *
+ * Two neighbouring codes index a table of FP16x2 of which every lane has its own copy: entry e is
+ * the 128-byte line e, lane l reads word l of a line, so that no look-up conflicts with another.
+ * The address of byte field i of a word is one shift and one (x & mask) | lane.
+ */
+static __device__ __forceinline__ uint32_t pair_look_up(uint32_t entry_at_bit_7, uint32_t mask,
+                                                        uint32_t lane_bytes)
+{
+    return *(const uint32_t *)(qt_smem + ((entry_at_bit_7 & mask) | lane_bytes));
+}
+
+/* The four byte fields of a word, low bits first, `mask` selecting the field at bit 7. */
+static __device__ __forceinline__ void pair_fragment(uint32_t a[4], uint32_t w, uint32_t mask,
+                                                     uint32_t lane_bytes)
+{
+    a[0] = pair_look_up(w << 7, mask, lane_bytes);
+    a[1] = pair_look_up(w >> 1, mask, lane_bytes);
+    a[2] = pair_look_up(w >> 9, mask, lane_bytes);
+    a[3] = pair_look_up(w >> 17, mask, lane_bytes);
+}
+
+/* Fills the table from the values of all codes, lane l holding that of code l; Format::code maps
+ * (entry, h) to a code. Two threads an entry, 16 copies each in wide stores, rotated against bank
+ * conflicts. */
+template <class Format> static __device__ __forceinline__ void pair_fill(__half value)
+{
+    uint32_t *table = (uint32_t *)qt_smem;
+    for (int i = (int)threadIdx.x; i < Format::TABLE_BYTES / 64; i += (int)blockDim.x) {
+        unsigned entry = (unsigned)i / 2;
+        __half2 v = __halves2half2(__shfl_sync(~0u, value, Format::code(entry, 0)),
+                                   __shfl_sync(~0u, value, Format::code(entry, 1)));
+        uint32_t u = *(uint32_t *)&v;
+        uint4 *dst = (uint4 *)(table + entry * 32 + (i & 1) * 16);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            dst[(j + i / 2) & 3] = make_uint4(u, u, u, u);
+    }
+}
+
+/* 4 bits: a byte is an entry [h1 | h0]. */
+struct qt_decode_pair4 {
+    enum { WIDTH0 = 4, WIDTH1 = 0, WIDTH2 = 0, TABLE_BYTES = 256 * 128, GROUPED = 1 };
+    uint32_t w[4];
+
+    static __device__ unsigned code(unsigned entry, int h)
+    {
+        return entry >> 4 * h & 15;
+    }
+    static __device__ void fill_table(const struct qt_decode_args *, __half value)
+    {
+        pair_fill<qt_decode_pair4>(value);
+    }
+    __device__ __forceinline__ void load(const unsigned char *const src[3],
+                                         const struct qt_decode_args &)
+    {
+        *(uint4 *)w = *(const uint4 *)src[0];
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
+    {
+        pair_fragment(a, w[s], 0x7f80, lane_bytes);
+    }
+};
+
+/* 3 bits = 2 + 1: entry [h1 h0 of the 1-bit plane | h1 h0 of the 2-bit plane], six bits; the four
+ * entries of a step are first put together in the four bytes of one word. */
+struct qt_decode_pair3 {
+    enum { WIDTH0 = 2, WIDTH1 = 1, WIDTH2 = 0, TABLE_BYTES = 64 * 128, GROUPED = 1 };
+    uint32_t w2[2], w1;
+
+    static __device__ unsigned code(unsigned entry, int h)
+    {
+        return (entry >> 2 * h & 3) << 1 | (entry >> (4 + h) & 1);
+    }
+    static __device__ void fill_table(const struct qt_decode_args *, __half value)
+    {
+        pair_fill<qt_decode_pair3>(value);
+    }
+    __device__ __forceinline__ void load(const unsigned char *const src[3],
+                                         const struct qt_decode_args &)
+    {
+        *(uint2 *)w2 = *(const uint2 *)src[0];
+        w1 = *(const uint32_t *)src[1];
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
+    {
+        uint32_t two = w2[s / 2] >> 4 * (s & 1);
+        uint32_t one = s < 2 ? w1 << (4 - 2 * s) : w1 >> (2 * s - 4);
+        uint32_t w = (two & 0x0f0f0f0f) | (one & ~0x0f0f0f0fu);
+        pair_fragment(a, w, 0x1f80, lane_bytes);
+    }
+};
+
+/* 2 bits: entry [h1 h0], four bits. */
+struct qt_decode_pair2 {
+    enum { WIDTH0 = 2, WIDTH1 = 0, WIDTH2 = 0, TABLE_BYTES = 16 * 128, GROUPED = 1 };
+    uint32_t w2[2];
+
+    static __device__ unsigned code(unsigned entry, int h)
+    {
+        return entry >> 2 * h & 3;
+    }
+    static __device__ void fill_table(const struct qt_decode_args *, __half value)
+    {
+        pair_fill<qt_decode_pair2>(value);
+    }
+    __device__ __forceinline__ void load(const unsigned char *const src[3],
+                                         const struct qt_decode_args &)
+    {
+        *(uint2 *)w2 = *(const uint2 *)src[0];
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
+    {
+        uint32_t w = w2[s / 2];
+        if (s & 1) /* the odd step's nibbles: all shifts four further */
+            a[0] = pair_look_up(w << 3, 0x780, lane_bytes),
+            a[1] = pair_look_up(w >> 5, 0x780, lane_bytes),
+            a[2] = pair_look_up(w >> 13, 0x780, lane_bytes),
+            a[3] = pair_look_up(w >> 21, 0x780, lane_bytes);
+        else
+            pair_fragment(a, w, 0x780, lane_bytes);
+    }
+};
+
+/* ---- bit fields of FP16 ------------------------------------------------------------------------
+ *
+ * The 4-bit plane holds the top four magnitude bits, the small plane what is left and the sign.
+ * Both halves of a register move together: a shift puts the magnitude under FP16's exponent and
+ * mantissa, a rotation the sign on bit 15, and two LOP3 take what is wanted of each.
+ */
+template <int E> static __device__ __forceinline__ uint32_t shift_nibble(uint32_t w, int i)
+{
+    int left = 6 + E - 4 * i; /* lowest bit of the nibble in FP16: 6 + E */
+    return left >= 0 ? w << left : w >> -left;
+}
+
+/* 6 bits, E3M2 and E2M3. */
+template <int E> struct qt_decode_fp6 {
+    enum { WIDTH0 = 4, WIDTH1 = 2, WIDTH2 = 0, TABLE_BYTES = 0, GROUPED = 0 };
+    uint32_t w4[4], w2[4];
+
+    static __device__ void fill_table(const struct qt_decode_args *, __half)
+    {
+    }
+
+    __device__ __forceinline__ void load(const unsigned char *const src[3],
+                                         const struct qt_decode_args &)
+    {
+        *(uint4 *)w4 = *(const uint4 *)src[0];
+        uint2 v = *(const uint2 *)src[1];
+        split_small(v.x, &w2[0]);
+        split_small(v.y, &w2[2]);
+    }
+    /*
+     * The plane keeps the mantissa bit 7 below the sign, as E3M2 wants it: bits 8 and 15. E2M3
+     * wants 8 below. Moved by one it would land on other slots' signs, so slots 0..3 and 4..7 of a
+     * word go into words of their own: a rotation and two LOP3 for eight registers.
+     */
+    static __device__ __forceinline__ void split_small(uint32_t v, uint32_t out[2])
+    {
+        uint32_t moved = __funnelshift_r(v, v, 1);
+        out[0] = E == 3 ? v : (v & 0x00ff00ff) | (moved & 0xff00ff00);
+        out[1] = E == 3 ? v : (v & 0xff00ff00) | (moved & 0x00ff00ff);
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    {
+        const uint32_t high = 0x000f000fu << (6 + E), low = E == 3 ? 0x81008100 : 0x80808080;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int j = 4 * (s & 1) + i;
+            uint32_t sign = __funnelshift_l(w2[s], w2[s], 14 - 2 * j) & low;
+            a[i] = (shift_nibble<E>(w4[s], i) & high) | sign;
+        }
+    }
+};
+
+/* 5 bits, E2M2: the small plane is the sign. */
+struct qt_decode_fp5 {
+    enum { WIDTH0 = 4, WIDTH1 = 1, WIDTH2 = 0, TABLE_BYTES = 0, GROUPED = 0 };
+    uint32_t w4[4], w1;
+
+    static __device__ void fill_table(const struct qt_decode_args *, __half)
+    {
+    }
+    __device__ __forceinline__ void load(const unsigned char *const src[3],
+                                         const struct qt_decode_args &)
+    {
+        *(uint4 *)w4 = *(const uint4 *)src[0];
+        w1 = *(const uint32_t *)src[1];
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t sign = __funnelshift_l(w1, w1, 15 - (4 * s + i)) & 0x80008000;
+            a[i] = (shift_nibble<2>(w4[s], i) & 0x0f000f00) | sign;
+        }
+    }
+};
+
+/* ---- any minifloat of 5 to 8 bits --------------------------------------------------------------
+ *
+ * Bit by bit from the planes, values from a table of single FP16s: correct, not fast.
+ */
+struct qt_decode_any {
+    enum { WIDTH0 = 4, WIDTH1 = -1, WIDTH2 = -1, TABLE_BYTES = 512, GROUPED = 0 };
+    uint32_t w4[4], second[4], third;
+    unsigned bits;
+
+    static __device__ void fill_table(const struct qt_decode_args *d, __half)
+    {
+        for (unsigned c = threadIdx.x; c < 1u << d->bits; c += blockDim.x)
+            ((__half *)qt_smem)[c] = qt_minifloat_half(c, d->bits, d->exp_bits);
+    }
+    __device__ __forceinline__ void load(const unsigned char *const src[3],
+                                         const struct qt_decode_args &d)
+    {
+        bits = d.bits;
+        third = 0;
+        *(uint4 *)w4 = *(const uint4 *)src[0];
+        if (bits == 8) {
+            *(uint4 *)second = *(const uint4 *)src[1];
+        } else if (bits >= 6) {
+            *(uint2 *)second = *(const uint2 *)src[1];
+            third = bits == 7 ? *(const uint32_t *)src[2] : 0;
+        } else {
+            third = *(const uint32_t *)src[1];
+        }
+    }
+    __device__ __forceinline__ unsigned code(int s, int i, int h) const
+    {
+        int slot = 4 * s + i, j = slot % 8;
+        unsigned c = w4[s] >> (16 * h + 4 * i) & 15;
+        if (bits == 8)
+            return c << 4 | (second[s] >> (16 * h + 4 * i) & 15);
+        if (bits >= 6) {
+            uint32_t w = second[slot / 8];
+            c = c << 2 | (w >> ((16 * h + 2 * j + 26) & 31) & 1) << 1 |
+                (w >> (16 * h + 2 * j + 1) & 1);
+        }
+        return bits & 1 ? c << 1 | (third >> (16 * h + slot) & 1) : c;
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    {
+        const uint16_t *table = (const uint16_t *)qt_smem;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[i] = table[code(s, i, 0)] | (uint32_t)table[code(s, i, 1)] << 16;
+    }
+};
+
+#endif

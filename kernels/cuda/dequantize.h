@@ -1,0 +1,20 @@
+/* Arguments of the dequantize kernel. */
+#ifndef QT_CUDA_DEQUANTIZE_H
+#define QT_CUDA_DEQUANTIZE_H
+
+#include "kernels/cuda/decode.cuh"
+
+struct qt_dequantize_args {
+    struct qt_decode_args decode;
+    const unsigned char *plane[3]; /* U32 [strips][pitch_blocks][32][width] */
+    const __half *scale;           /* F16 [strips][pitch_groups][16] */
+    void *out;                     /* F16 or BF16 [n][k] */
+    size_t pitch_blocks, pitch_groups;
+    int width[3];
+    int n, k;
+    int group_shift; /* 30: one scale per row */
+    float factor;
+    int bf16;
+};
+
+#endif

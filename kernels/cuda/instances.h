@@ -1,0 +1,24 @@
+/* Kernel instances by code format, as host addresses for cudaLaunchKernelExC. */
+#ifndef QT_CUDA_INSTANCES_H
+#define QT_CUDA_INSTANCES_H
+
+/* How codes are decoded (decode.cuh). */
+enum qt_format {
+    QT_FORMAT_PAIR2, /* tables of pairs: lut, and minifloats of up to 4 bits */
+    QT_FORMAT_PAIR3,
+    QT_FORMAT_PAIR4,
+    QT_FORMAT_FP5_E2, /* bit fields */
+    QT_FORMAT_FP6_E2,
+    QT_FORMAT_FP6_E3,
+    QT_FORMAT_ANY, /* other minifloats of 5 to 8 bits */
+};
+
+/* token_tiles 1, 2 or 4; strips 1 or 2, 1 with 4 token tiles. */
+const void *qt_stream_instance(enum qt_format format, int token_tiles, int strips);
+const void *qt_dequantize_instance(enum qt_format format);
+
+/* Parts of qt_stream_instance, compiled apart. */
+const void *qt_stream_pair_instance(enum qt_format format, int token_tiles, int strips);
+const void *qt_stream_fpx_instance(enum qt_format format, int token_tiles, int strips);
+
+#endif

@@ -1,0 +1,74 @@
+/* One wrapper per PTX instruction that has no C++ spelling. Shared-memory addresses are 32-bit
+ * offsets in the shared window (ptx_shared). */
+#ifndef QT_CUDA_PTX_CUH
+#define QT_CUDA_PTX_CUH
+
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#define PTX static __device__ __forceinline__
+
+PTX uint32_t ptx_shared(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* d[16x8] += a[16x16] b[16x8], FP16 in, FP32 sums. */
+PTX void ptx_mma_f16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Four 8x8 matrices of 16-bit values; lane l gives the address of row l % 8 of matrix l / 8. */
+PTX void ptx_ldmatrix_x4(uint32_t r[4], uint32_t addr)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr));
+}
+
+/* 16 bytes, global -> shared, past L1. */
+PTX void ptx_copy_16(uint32_t dst, const void *src)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
+
+/* The same, of which only the first `bytes` are read and the others become zero. */
+PTX void ptx_copy_16_zero(uint32_t dst, const void *src, uint32_t bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes)
+                 : "memory");
+}
+
+/* Ends a group of copies of this thread. */
+PTX void ptx_copy_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits until at most the PENDING youngest groups of this thread are under way. */
+template <int PENDING> PTX void ptx_copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Programmatic dependent launch: lets the next kernel of the stream start ... */
+PTX void ptx_launch_dependents()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/* ... and waits until the previous one has ended and its writes are visible. */
+PTX void ptx_wait_previous()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+#endif

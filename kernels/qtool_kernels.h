@@ -1,0 +1,127 @@
+/*
+ * Fused matrix products on packed weights, Y[m][n] = X[m][k] * W[n][k]^T, for CUDA devices of
+ * compute capability 8.0 and up. Plain C; stands alone: neither this header nor libqtool_kernels
+ * needs another part of qtool.
+ *
+ * A matrix is described by the device addresses of its sections as they stand in a container
+ * (docs/format.md, pack/layout_frag.h); sections are uploaded by plain copies. The use:
+ *
+ *     qt_matmul_plan(&plan, &weight, m, &options)      once per matrix shape and m; may be slow
+ *     qt_matmul_run(&plan, &weight, y, x, workspace, stream)           as often as needed
+ *
+ * run only enqueues kernels: it does not allocate, synchronise or touch the host state, and it can
+ * be captured into a CUDA graph. Results are bitwise repeatable: partial sums are FP32 and added
+ * in an order that depends on the plan alone.
+ */
+#ifndef QTOOL_KERNELS_H
+#define QTOOL_KERNELS_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum qt_matmul_status {
+    QT_MATMUL_OK = 0,
+    QT_MATMUL_UNSUPPORTED = -4, /* shape, type or alignment: plan->reason says which */
+    QT_MATMUL_NO_GPU = -7,      /* no usable device */
+    QT_MATMUL_FAILED = -1,      /* a CUDA call failed: plan->reason or the CUDA error state */
+};
+
+enum qt_matmul_kind {
+    QT_MATMUL_LUT, /* table[code] * scale; table F16 [2^bits] */
+    QT_MATMUL_FPX, /* minifloats: code = magnitude << 1 | sign; no table */
+};
+
+enum qt_matmul_dtype { QT_MATMUL_F16, QT_MATMUL_BF16 };
+
+/*
+ * W[n][k] in the fragment layout. LUT codes and FPX codes of up to 4 bits are in the order
+ * "frag16x64/pair", FPX codes of more bits in "frag16x64/half".
+ */
+struct qt_matmul_weight {
+    enum qt_matmul_kind kind;
+    unsigned bits;     /* LUT 2..4, FPX 3..8 */
+    unsigned exp_bits; /* FPX: 1..5 exponent bits */
+    size_t n, k;       /* logical */
+    size_t group;      /* channels per scale: 32, 64, 128, 256; 0 = one scale per row */
+    int scale_exp2;    /* true scale = stored scale * 2^scale_exp2 */
+    /* U32 [n/16][pitch_blocks][32][p], 16-byte aligned; as many as the bits have planes */
+    const void *plane[3];
+    const void *scale; /* F16 [n/16][pitch_groups][16], 16-byte aligned */
+    const void *table; /* LUT: F16 [2^bits] */
+    /* Blocks of 64 columns, and scales, from one strip of 16 rows to the next; 0 = as many as k
+     * has. More than that in a slice of k. */
+    size_t pitch_blocks, pitch_groups;
+};
+
+/*
+ * Rows [n0, n0 + n) and channels [k0, k0 + k) of a matrix, for tensor parallelism: index arithmetic
+ * on the same memory. n0 must be a multiple of 16, k0 of 64 and of the group. UNSUPPORTED if not,
+ * or if the slice is not inside.
+ */
+int qt_matmul_slice(struct qt_matmul_weight *out, const struct qt_matmul_weight *w, size_t n0,
+                    size_t n, size_t k0, size_t k);
+
+struct qt_matmul_options {
+    enum qt_matmul_dtype dtype; /* of X and Y */
+    int device;                 /* CUDA ordinal; must be the current device */
+    /* Programmatic dependent launch: the kernel may begin to load weights while the previous kernel
+     * of the stream ends. Weights must then not be written by that kernel. */
+    int dependent_launch;
+};
+
+/* How a kernel is laid over a matrix. Chosen by plan; a test or a tuner may change it between plan
+ * and qt_matmul_plan_check. */
+struct qt_matmul_config {
+    int token_tiles; /* of 8 tokens, per pass */
+    int strips;      /* of 16 rows, per warp and pass */
+    int warps;       /* per block */
+    int warps_k;     /* of those, side by side along k */
+    int strips_cta;  /* strips per block */
+    int splits;      /* blocks along k */
+};
+
+struct qt_matmul_plan {
+    size_t m, n, k;
+    size_t workspace_bytes; /* 0, or what run needs */
+    struct qt_matmul_config config;
+    char reason[160]; /* why not, when the status is not OK */
+
+    struct qt_matmul_options options;
+    int sms, smem_limit, cc; /* of the device */
+    int grid_x, grid_y;
+    size_t smem_bytes;
+    const void *kernel; /* host address of the kernel */
+};
+
+/*
+ * Chooses a configuration for m tokens.
+ *
+ * The workspace is 256-byte aligned device memory of workspace_bytes. Its first
+ * QT_MATMUL_WORKSPACE_ZEROED bytes are to be zero before its first use, and every run leaves them
+ * so. One workspace, large enough for the largest, serves all runs of a stream.
+ */
+enum { QT_MATMUL_WORKSPACE_ZEROED = 256 << 10 };
+int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w, size_t m,
+                   const struct qt_matmul_options *opt);
+/* Takes over a changed config: checks it and sets what follows from it. */
+int qt_matmul_plan_check(struct qt_matmul_plan *plan, const struct qt_matmul_weight *w);
+
+/*
+ * Y[m][n] and X[m][k] of the plan's dtype, dense, row-major, on the device; x and y 2-byte aligned
+ * (16 bytes are faster). stream is a cudaStream_t.
+ */
+int qt_matmul_run(const struct qt_matmul_plan *plan, const struct qt_matmul_weight *w, void *y,
+                  const void *x, void *workspace, void *stream);
+
+/* out[n][k] = the weights rounded to `dtype`. */
+int qt_matmul_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_matmul_dtype dtype,
+                         void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,70 @@
+/* Plain products in FP64 and a comparison, for test_kernels.c. */
+#include "tests/gpu/gpu.cuh"
+#include "tests/gpu/reference.h"
+
+#include <math.h>
+
+static __device__ double to_double(const void *x, size_t i, int bf16)
+{
+    return bf16 ? (double)__bfloat162float(((const __nv_bfloat16 *)x)[i])
+                : (double)__half2float(((const __half *)x)[i]);
+}
+
+static __global__ void reference_kernel(double *y, const void *x, const float *w, int n, int k,
+                                        size_t pitch, int bf16)
+{
+    int row = (int)(blockIdx.x * blockDim.x + threadIdx.x), token = (int)blockIdx.y;
+    if (row >= n)
+        return;
+    double sum = 0;
+    for (int i = 0; i < k; i++)
+        sum += to_double(x, (size_t)token * k + i, bf16) * (double)w[row * pitch + i];
+    y[(size_t)token * n + row] = sum;
+}
+
+/* |a - reference| / |reference|; infinite for a NaN. */
+static __global__ void compare_kernel(double *sums, const void *a, const double *reference,
+                                      size_t count, int bf16)
+{
+    double d2 = 0, r2 = 0;
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count;
+         i += (size_t)gridDim.x * blockDim.x) {
+        double d = to_double(a, i, bf16) - reference[i];
+        d2 += d * d;
+        r2 += reference[i] * reference[i];
+    }
+    atomicAdd(&sums[0], d2);
+    atomicAdd(&sums[1], r2);
+}
+
+void *gpu_new(size_t bytes)
+{
+    void *p = NULL;
+    CHECK(cudaMalloc(&p, bytes ? bytes : 1));
+    return p;
+}
+
+uint32_t gpu_hash(uint64_t x)
+{
+    return hash32(x);
+}
+
+void gpu_reference(double *y, const void *x, const float *w, size_t m, size_t n, size_t k,
+                   size_t pitch, int bf16)
+{
+    dim3 grid((unsigned)((n + 63) / 64), (unsigned)m);
+    reference_kernel<<<grid, 64>>>(y, x, w, (int)n, (int)k, pitch, bf16);
+    CHECK(cudaGetLastError());
+}
+
+double gpu_error(const void *y, const double *reference, size_t count, int bf16)
+{
+    static double *device = NULL;
+    double sums[2] = {0, 0};
+    if (!device)
+        device = (double *)gpu_new(sizeof sums);
+    CHECK(cudaMemcpy(device, sums, sizeof sums, cudaMemcpyHostToDevice));
+    compare_kernel<<<64, 256>>>(device, y, reference, count, bf16);
+    CHECK(cudaMemcpy(sums, device, sizeof sums, cudaMemcpyDeviceToHost));
+    return sqrt(sums[0] / sums[1]);
+}

@@ -1,0 +1,35 @@
+/* What the GPU tests compare with (reference.cu). Pointers are device pointers. */
+#ifndef QT_TESTS_GPU_REFERENCE_H
+#define QT_TESTS_GPU_REFERENCE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Ends the program when a CUDA call failed. */
+#define CHECK(call)                                                                                \
+    do {                                                                                           \
+        cudaError_t e_ = (call);                                                                   \
+        if (e_ != cudaSuccess) {                                                                   \
+            printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(e_));          \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+void *gpu_new(size_t bytes);
+uint32_t gpu_hash(uint64_t x);
+
+/* y[m][n] = x[m][k] w[n][pitch]^T in FP64; x FP16 or BF16. */
+void gpu_reference(double *y, const void *x, const float *w, size_t m, size_t n, size_t k,
+                   size_t pitch, int bf16);
+/* |y - reference| / |reference| */
+double gpu_error(const void *y, const double *reference, size_t count, int bf16);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
