@@ -7,23 +7,25 @@ static int read_windows(struct calibration *out, const struct calibration_option
 {
     struct qt_model *model = NULL;
     struct qt_data data = {0};
-    size_t seqlen = o->seqlen;
+    size_t seqlen = o->seqlen, samples = o->samples;
     int rc;
     QT_TRY(qt_model_open(&model, w, err));
     const struct qt_model_info *info = qt_model_info(model);
     if (seqlen == 0)
         seqlen = qt_min_size(CALIBRATION_SEQLEN, info->max_positions);
     QT_TRY(qt_data_read(&data, o->data.items, o->data.count, w->dir, info->vocab, err));
-    QT_TRY(qt_data_windows(&out->ids, &data, o->samples, seqlen, o->seed, err));
+    if (samples == 0) /* short data: what there is; less than one window is an error below */
+        samples = qt_min_size(CALIBRATION_SAMPLES, data.count / seqlen ? data.count / seqlen : 1);
+    QT_TRY(qt_data_windows(&out->ids, &data, samples, seqlen, o->seed, err));
     out->data = (struct qt_calibration){
         .ids = out->ids,
-        .samples = o->samples,
+        .samples = samples,
         .seqlen = seqlen,
         .seed = o->seed,
         .backend = out->backend,
     };
     out->part = (struct qt_qcal_part){
-        .samples = o->samples,
+        .samples = samples,
         .seqlen = seqlen,
         .seed = o->seed,
         .bos = data.bos,

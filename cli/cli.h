@@ -156,11 +156,6 @@ struct calibration_options {
 
 enum { CALIBRATION_SAMPLES = 128, CALIBRATION_SEQLEN = 2048 };
 
-#define CALIBRATION_DEFAULTS                                                                       \
-    {                                                                                              \
-        .samples = CALIBRATION_SAMPLES                                                             \
-    }
-
 /* Option rows; member is the struct calibration_options in the command's options. */
 #define CALIBRATION_OPTS(type, member)                                                             \
     {.name = "data",                                                                               \
@@ -175,7 +170,7 @@ enum { CALIBRATION_SAMPLES = 128, CALIBRATION_SEQLEN = 2048 };
          .metavar = "N",                                                                           \
          .min = 1,                                                                                 \
          .max = (size_t)1 << 24,                                                                   \
-         .help = "windows of calibration data (default 128)"},                                     \
+         .help = "windows of calibration data (default 128, or what there is)"},                   \
         {.name = "seqlen",                                                                         \
          .kind = OPT_SIZE,                                                                         \
          .offset = offsetof(type, member.seqlen),                                                  \

@@ -87,7 +87,6 @@ done:
 
 static const struct calibrate_options defaults = {
     .common = COMMON_DEFAULTS,
-    .calibration = CALIBRATION_DEFAULTS,
 };
 
 static const struct opt opts[] = {

@@ -206,7 +206,6 @@ done:
 
 static const struct quantize_options defaults = {
     .common = COMMON_DEFAULTS,
-    .calibration = CALIBRATION_DEFAULTS,
 };
 
 static const struct opt opts[] = {
@@ -266,8 +265,7 @@ const struct command cmd_quantize = {
         "With --data the linear weights of the decoder blocks are quantized by error feedback "
         "under "
         "the Hessian of their inputs (method=gptq), block by block, each calibrated on the output "
-        "of "
-        "the blocks quantized before it. This needs a model that qtool can run ('qtool list "
+        "of the blocks quantized before it. This needs a model that qtool can run ('qtool list "
         "archs'); without --data any checkpoint will do. --calib takes the Hessians from a file "
         "that 'qtool calibrate' made of the same checkpoint: the model is not run, but no block "
         "sees the errors of those before it.\n\n"

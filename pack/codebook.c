@@ -91,7 +91,7 @@ static void fit_refine(struct fit *f)
  *
  * Minifloats: a scale serves a whole row and its error is a rugged function of it, so the grid is
  * finer (60 steps for 20: 2.6 % less squared error at E3M2; tables gain 0.4 % from 12 to 60).
- * Without importance they do not clip: squared error would (fp4: a tenth less), but a row's few
+ * Without importance they do not clip: squared error would (6 % less of it at fp4), but a row's few
  * largest weights matter more than it knows. Perplexity of the model of docs/accuracy.md, clipping
  * / not: fp4 45.67 / 44.92, fp6 43.18 / 43.11, rtn 45.21 and 43.28.
  */
