@@ -6,56 +6,24 @@
  */
 #include "calib/calib.h"
 #include "kernels/kernels.h"
+#include "tests/bench/bench.h"
 
 #include <cblas.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
 
 /* Many short rounds, the best of which counts: on a shared machine some are undisturbed. */
 enum { SEQLEN = 512, WINDOWS = 8, ROUNDS = 10 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void must(int rc, const struct qt_err *err)
-{
-    char text[2048];
-    if (rc == QT_OK)
-        return;
-    qt_err_format(text, sizeof text, err);
-    fprintf(stderr, "bench_forward: %s\n", text);
-    exit(qt_exit_code((enum qt_status)rc));
-}
-
-static float *new_random(size_t n, float scale)
-{
-    struct qt_err err;
-    float *x;
-    uint32_t r = 1;
-    must(qt_array_new(&x, n, sizeof *x, &err), &err);
-    for (size_t i = 0; i < n; i++) {
-        r = r * 1664525 + 1013904223;
-        x[i] = ((float)(r >> 8) * 0x1p-23f - 1) * scale;
-    }
-    return x;
-}
 
 /* FLOP/s of OpenBLAS itself on n x n x n with all threads: the yardstick. */
 static double sgemm_rate(int n)
 {
     size_t count = (size_t)n * (size_t)n;
-    float *a = new_random(count, 1), *b = new_random(count, 1), *c = new_random(count, 1);
+    float *a = bench_random(count, 1), *b = bench_random(count, 1), *c = bench_random(count, 1);
     double best = INFINITY;
     openblas_set_num_threads(qt_threads());
     for (int i = 0; i < ROUNDS; i++) {
-        double t = now();
+        double t = bench_wall_seconds();
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, n, n, n, 1, a, n, b, n, 0, c, n);
-        best = fmin(best, now() - t);
+        best = fmin(best, bench_wall_seconds() - t);
     }
     openblas_set_num_threads(1);
     qt_free(a);
@@ -132,7 +100,7 @@ static bool random_shape(void *ctx, const char *name, int *ndim, size_t shape[QT
 static int random_load(void *ctx, const char *name, float *dst, struct qt_err *err)
 {
     size_t i = find(name), n = tensors[i].n * (tensors[i].k ? tensors[i].k : 1);
-    float *x = new_random(n, 0.03f);
+    float *x = bench_random(n, 0.03f);
     (void)ctx;
     (void)err;
     memcpy(dst, x, n * sizeof *x);
@@ -148,19 +116,19 @@ static void bench_block(struct qt_backend *be, double yardstick)
     struct qt_model *model;
     struct qt_block *block;
     struct qt_err err;
-    float *hidden = new_random((size_t)M * 2048, 1);
+    float *hidden = bench_random((size_t)M * 2048, 1);
     double best = INFINITY;
     if (!mkdtemp(dir))
         exit(1);
     snprintf(path, sizeof path, "%s/config.json", dir);
-    must(qt_file_write(path, config, sizeof config - 1, &err), &err);
-    must(qt_model_open(&model, &w, &err), &err);
-    must(qt_dir_remove(dir, &err), &err);
-    must(qt_block_open(&block, model, 0, &w, be, &err), &err);
+    bench_must(qt_file_write(path, config, sizeof config - 1, &err), &err);
+    bench_must(qt_model_open(&model, &w, &err), &err);
+    bench_must(qt_dir_remove(dir, &err), &err);
+    bench_must(qt_block_open(&block, model, 0, &w, be, &err), &err);
     for (int i = 0; i < ROUNDS; i++) {
-        double t = now();
-        must(qt_block_run(block, hidden, M, SEQLEN, NULL, &err), &err);
-        best = fmin(best, now() - t);
+        double t = bench_wall_seconds();
+        bench_must(qt_block_run(block, hidden, M, SEQLEN, NULL, &err), &err);
+        best = fmin(best, bench_wall_seconds() - t);
     }
     report("block 2048/5632, 4 x 512 tokens", block_flops(model, M), best, yardstick);
     qt_block_close(block);
@@ -188,19 +156,21 @@ static void run_eval(struct eval *e, bool kld)
     struct qt_err err;
     struct qt_ends *ends;
     struct qt_block *block;
-    must(qt_ends_open(&ends, e->model, &e->weights, e->be, &err), &err);
-    must(qt_ends_embed(ends, e->hidden, e->ids, e->m, SEQLEN, &err), &err);
+    bench_must(qt_ends_open(&ends, e->model, &e->weights, e->be, &err), &err);
+    bench_must(qt_ends_embed(ends, e->hidden, e->ids, e->m, SEQLEN, &err), &err);
     for (size_t i = 0; i < info->layers; i++) {
-        must(qt_block_open(&block, e->model, i, &e->weights, e->be, &err), &err);
-        must(qt_block_run(block, e->hidden, e->m, SEQLEN, NULL, &err), &err);
+        bench_must(qt_block_open(&block, e->model, i, &e->weights, e->be, &err), &err);
+        bench_must(qt_block_run(block, e->hidden, e->m, SEQLEN, NULL, &err), &err);
         qt_block_close(block);
     }
     e->nll = 0;
     for (size_t at = 0; at < e->m; at += SEQLEN) {
-        must(qt_ends_logits(ends, e->logits, e->hidden + at * info->hidden, SEQLEN, &err), &err);
-        must(e->be->score(e->be, e->scores, e->logits, kld ? e->logits : NULL, e->ids + at + 1,
-                          info->logit_softcap, SEQLEN - 1, info->vocab, &err),
-             &err);
+        bench_must(qt_ends_logits(ends, e->logits, e->hidden + at * info->hidden, SEQLEN, &err),
+                   &err);
+        bench_must(e->be->score(e->be, e->scores, e->logits, kld ? e->logits : NULL,
+                                e->ids + at + 1, info->logit_softcap, SEQLEN - 1, info->vocab,
+                                &err),
+                   &err);
         for (size_t i = 0; i < SEQLEN - 1; i++)
             e->nll += e->scores[i].nll;
     }
@@ -213,9 +183,9 @@ static void time_eval(struct eval *e, bool kld, double yardstick)
     double best = INFINITY, flops = block_flops(e->model, e->m) * (double)info->layers +
                                     2.0 * (double)e->m * (double)(info->vocab * info->hidden);
     for (int i = 0; i < ROUNDS; i++) {
-        double t = now();
+        double t = bench_wall_seconds();
         run_eval(e, kld);
-        best = fmin(best, now() - t);
+        best = fmin(best, bench_wall_seconds() - t);
     }
     report(kld ? "tiny-llama, 8 x 512 tokens, score with KL" : "tiny-llama, 8 x 512 tokens, score",
            flops, best, yardstick);
@@ -235,12 +205,12 @@ static void bench_tiny(struct qt_backend *be, double yardstick)
         return;
     }
     snprintf(path, sizeof path, "%s/innocents.u16", dir);
-    must(qt_ckpt_open(&ckpt, dir, &err), &err);
+    bench_must(qt_ckpt_open(&ckpt, dir, &err), &err);
     e.weights = qt_weights_of_ckpt(ckpt);
-    must(qt_model_open(&e.model, &e.weights, &err), &err);
-    must(qt_token_ids_read(&e.ids, &n, path, qt_model_info(e.model)->vocab, &err), &err);
-    e.hidden = new_random(e.m * qt_model_info(e.model)->hidden, 1);
-    e.logits = new_random(SEQLEN * qt_model_info(e.model)->vocab, 1);
+    bench_must(qt_model_open(&e.model, &e.weights, &err), &err);
+    bench_must(qt_token_ids_read(&e.ids, &n, path, qt_model_info(e.model)->vocab, &err), &err);
+    e.hidden = bench_random(e.m * qt_model_info(e.model)->hidden, 1);
+    e.logits = bench_random(SEQLEN * qt_model_info(e.model)->vocab, 1);
     time_eval(&e, false, yardstick);
     time_eval(&e, true, yardstick);
     printf("perplexity of these windows: %.4f\n", exp(e.nll / (WINDOWS * (SEQLEN - 1))));
@@ -255,7 +225,7 @@ int main(void)
 {
     struct qt_backend *be;
     struct qt_err err;
-    must(qt_backend_cpu_open(&be, &err), &err);
+    bench_must(qt_backend_cpu_open(&be, &err), &err);
     double yardstick = sgemm_rate(3072);
     printf("%-44s %7.1f GFLOP/s  (%d threads)\n", "OpenBLAS sgemm 3072^3", yardstick * 1e-9,
            qt_threads());

@@ -4,20 +4,11 @@
  * so that a busy machine does not blur the ratios.
  */
 #include "pack/pack.h"
+#include "tests/bench/bench.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { N = 4096, K = 4096, RUNS = 5 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static int by_value(const void *a, const void *b)
 {
@@ -35,9 +26,9 @@ static double copy_rate(void *dst, const void *src, size_t bytes)
 {
     double t[RUNS];
     for (int i = 0; i < RUNS; i++) {
-        double start = now();
+        double start = bench_cpu_seconds();
         memcpy(dst, src, bytes);
-        t[i] = now() - start;
+        t[i] = bench_cpu_seconds() - start;
     }
     return (double)bytes / median(t);
 }
@@ -54,10 +45,10 @@ static void bench(const char *text, const uint16_t *w, double copy)
     }
     for (int i = 0; i < RUNS; i++) {
         struct qt_packed p;
-        double start = now();
+        double start = bench_cpu_seconds();
         if (qt_packed_quantize(&p, &spec, &m, NULL, NULL, &err) < 0)
             exit(1);
-        t[i] = now() - start;
+        t[i] = bench_cpu_seconds() - start;
         qt_packed_free(&p);
     }
     double rate = (double)N * K / median(t) / qt_threads();

@@ -6,46 +6,12 @@
  */
 #include "kernels/kernels.h"
 #include "pack/scheme.h"
+#include "tests/bench/bench.h"
 
 #include <cblas.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { N = 4096, K = 4096, TOKENS = 4096, RUNS = 3 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void must(int rc, const struct qt_err *err)
-{
-    char text[2048];
-    if (rc == QT_OK)
-        return;
-    qt_err_format(text, sizeof text, err);
-    fprintf(stderr, "bench_solver: %s\n", text);
-    exit(qt_exit_code((enum qt_status)rc));
-}
-
-/* rows x cols; three uniform numbers make one that is near enough to normal. */
-static float *new_random(size_t rows, size_t cols)
-{
-    struct qt_err err;
-    float *x;
-    uint32_t r = 1;
-    must(qt_array_new(&x, rows * cols, sizeof *x, &err), &err);
-    for (size_t i = 0; i < rows * cols; i++)
-        for (int j = 0; j < 3; j++) {
-            r = r * 1664525 + 1013904223;
-            x[i] += (float)(r >> 8) * 0x1p-24f - 0.5f;
-        }
-    return x;
-}
 
 /* ---- yardsticks ----------------------------------------------------------------------------- */
 
@@ -53,9 +19,9 @@ static double sgemm_seconds(const float *a, const float *b, float *c)
 {
     double best = INFINITY;
     for (int i = 0; i < RUNS; i++) {
-        double t = now();
+        double t = bench_cpu_seconds();
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, N, N, N, 1, a, N, b, N, 0, c, N);
-        best = fmin(best, now() - t);
+        best = fmin(best, bench_cpu_seconds() - t);
     }
     return best;
 }
@@ -64,9 +30,9 @@ static double ssyrk_seconds(const float *x, float *c)
 {
     double best = INFINITY;
     for (int i = 0; i < RUNS; i++) {
-        double t = now();
+        double t = bench_cpu_seconds();
         cblas_ssyrk(CblasRowMajor, CblasLower, CblasTrans, K, TOKENS, 1, x, K, 0, c, K);
-        best = fmin(best, now() - t);
+        best = fmin(best, bench_cpu_seconds() - t);
     }
     return best;
 }
@@ -77,9 +43,9 @@ static double gram_seconds(double *h, const float *x, struct qt_backend *be)
     double best = INFINITY;
     for (int i = 0; i < RUNS; i++) {
         memset(h, 0, sizeof *h * K * K);
-        double t = now();
-        must(be->gram(be, h, x, TOKENS, K, &err), &err);
-        best = fmin(best, now() - t);
+        double t = bench_cpu_seconds();
+        bench_must(be->gram(be, h, x, TOKENS, K, &err), &err);
+        best = fmin(best, bench_cpu_seconds() - t);
     }
     return best;
 }
@@ -93,9 +59,9 @@ static double solve_seconds(struct qt_packed *p, const float *w, const struct qt
     const struct qt_solve_options opt = {.polish = polish};
     struct qt_solve_report report;
     struct qt_err err;
-    double t = now();
-    must(p->spec.scheme->solve(&report, p, w, f, &opt, &err), &err);
-    t = now() - t;
+    double t = bench_cpu_seconds();
+    bench_must(p->spec.scheme->solve(&report, p, w, f, &opt, &err), &err);
+    t = bench_cpu_seconds() - t;
     printf("    objective %.6g after feedback, %.6g after %d rounds of polishing\n",
            report.feedback, report.polished, polish);
     return t;
@@ -109,12 +75,12 @@ static void bench_scheme(const char *text, const float *w, const double *h, doub
     struct qt_factor f;
     struct qt_err err;
     printf("%s\n", text);
-    must(qt_spec_parse(&spec, text, &err), &err);
-    must(qt_packed_quantize(&p, &spec, &m, NULL, NULL, &err), &err);
+    bench_must(qt_spec_parse(&spec, text, &err), &err);
+    bench_must(qt_packed_quantize(&p, &spec, &m, NULL, NULL, &err), &err);
     struct qt_factor_options opt = {.damp = 0.01, .group = qt_packed_group(&p)};
-    double t = now();
-    must(qt_factor_new(&f, h, K, &opt, &err), &err);
-    double factor = now() - t;
+    double t = bench_cpu_seconds();
+    bench_must(qt_factor_new(&f, h, K, &opt, &err), &err);
+    double factor = bench_cpu_seconds() - t;
     double pass = solve_seconds(&p, w, &f, 0), polished = solve_seconds(&p, w, &f, 1);
     printf("    factorization       %5.2f sgemm\n"
            "    feedback pass       %5.2f sgemm\n"
@@ -130,10 +96,11 @@ int main(void)
     struct qt_backend *be;
     struct qt_err err;
     double *h;
-    float *x = new_random(TOKENS, K), *w = new_random(N, K), *c = new_random(N, K);
+    float *x = bench_random((size_t)TOKENS * K, 1), *w = bench_random((size_t)N * K, 1),
+          *c = bench_random((size_t)N * K, 1);
     qt_threads_set(1);
-    must(qt_backend_cpu_open(&be, &err), &err); /* sets OpenBLAS to one thread */
-    must(qt_array_new(&h, (size_t)K * K, sizeof *h, &err), &err);
+    bench_must(qt_backend_cpu_open(&be, &err), &err); /* sets OpenBLAS to one thread */
+    bench_must(qt_array_new(&h, (size_t)K * K, sizeof *h, &err), &err);
     double sgemm = sgemm_seconds(x, w, c), ssyrk = ssyrk_seconds(x, c);
     double gram = gram_seconds(h, x, be);
     printf("processor time of one thread\n");
