@@ -1,7 +1,8 @@
 /*
- * What fpx and lut share (private to pack/): w = s * value[code], one scale s per row and group,
- * codes in the fragment layout. A scheme that is a codebook provides a description, and takes its
- * strip functions from here.
+ * What fpx, lut and int share (private to pack/): w = s * value[code], one scale s per row and
+ * group, codes in the fragment layout; or, asymmetric, w = s * (code - z) with a zero z per row and
+ * group as well. A scheme that is a codebook provides a description, and takes its strip functions
+ * from here.
  */
 #ifndef QT_PACK_CODEBOOK_H
 #define QT_PACK_CODEBOOK_H
@@ -13,29 +14,44 @@ struct qt_codebook {
     size_t group; /* channels per scale; k for one per row */
     enum qt_frag_order order;
     bool search;         /* scale by search instead of absmax */
+    bool asymmetric;     /* value[code] = code; each group has its own zero, a code */
     float value[256];    /* by code */
     uint8_t zero;        /* the code of zero, or of the value nearest to it: padding */
-    struct qt_grid grid; /* the same values for rowops */
+    struct qt_grid grid; /* the same values for rowops; asymmetric: as with zero 0 */
+};
+
+/* The parameters of one group of a row, as stored. */
+struct qt_codebook_group {
+    uint16_t scale; /* FP16 bits */
+    uint8_t zero;   /* 0 unless asymmetric */
+};
+
+/* Codes and parameters of some rows, a row in a column of its own. */
+struct qt_codebook_codes {
+    uint8_t *code;   /* [k][stride] */
+    uint16_t *scale; /* [groups][stride] */
+    uint8_t *zero;   /* [groups][stride] */
+    size_t stride;
 };
 
 /* Sets grid, midpoints and zero from an ascending table. */
 void qt_codebook_set_table(struct qt_codebook *cb, const float *table);
 
-/* Sections plane0.. and scale; the caller adds its own after them. */
-int qt_codebook_describe(struct qt_packed *p, unsigned bits, size_t group, enum qt_frag_order order,
-                         struct qt_err *err);
+/* Sections plane0.., scale and, if asymmetric, zero; the caller adds its own after them. */
+int qt_codebook_describe(struct qt_packed *p, const struct qt_codebook *cb, struct qt_err *err);
 
-/* Best scale for one group by cb->search or absmax: the FP16 bits to store. w[n] is divided by
- * 2^scale_exp2 already, so that neither scales nor squared errors leave their range. */
-uint16_t qt_codebook_fit(const struct qt_codebook *cb, const struct qt_rowops *ops, const float *w,
-                         const float *h, size_t n);
+/* Best parameters for one group by cb->search or absmax. w[n] is divided by 2^scale_exp2 already,
+ * so that neither scales nor squared errors leave their range. */
+struct qt_codebook_group qt_codebook_fit(const struct qt_codebook *cb, const struct qt_rowops *ops,
+                                         const float *w, const float *h, size_t n);
 /* 1 / scale, or 0 where there is none: such a group decodes to (nearly) nothing. */
 float qt_codebook_inverse(uint16_t scale);
+/* The grid of a group with this zero. */
+struct qt_grid qt_codebook_grid(const struct qt_codebook *cb, uint8_t zero);
 
-/* Packs codes code[k][stride] and scales scale[groups][stride] that belong to the strip's rows. */
+/* Packs codes and parameters of the strip's rows. */
 void qt_codebook_store(const struct qt_packed *p, const struct qt_codebook *cb,
-                       const struct qt_strip *strip, const uint8_t *code, const uint16_t *scale,
-                       size_t stride);
+                       const struct qt_strip *strip, const struct qt_codebook_codes *codes);
 
 /* Codes and scales by qt_solve; w[n][k] divided by 2^scale_exp2. */
 int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const float *w,

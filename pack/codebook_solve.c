@@ -2,6 +2,7 @@
  */
 #include "pack/codebook.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { R = QT_PANEL_ROWS };
@@ -11,9 +12,8 @@ struct solver {
     const struct qt_packed *p;
     struct qt_codebook cb;
     const struct qt_rowops *ops;
-    size_t stride, groups, longest;
-    uint8_t *code;   /* [k][stride] */
-    uint16_t *scale; /* [groups][stride] */
+    size_t groups, longest;
+    struct qt_codebook_codes codes;
     float
         *scratch; /* per panel: a row's targets and their weights in storage order, [2][longest] */
 };
@@ -30,22 +30,44 @@ static void begin(void *ctx, size_t group, const size_t *col, size_t n, const fl
     for (size_t r = 0; r < rows; r++) {
         for (size_t i = 0; i < n; i++)
             x[col[i] - first] = t[i * R + r];
-        s->scale[group * s->stride + row0 + r] = qt_codebook_fit(&s->cb, s->ops, x, h, n);
+        struct qt_codebook_group best = qt_codebook_fit(&s->cb, s->ops, x, h, n);
+        s->codes.scale[group * s->codes.stride + row0 + r] = best.scale;
+        s->codes.zero[group * s->codes.stride + row0 + r] = best.zero;
     }
+}
+
+/* The rows of a column have zeros of their own, and a grid has one: clamped by hand, rounded to
+ * whole numbers of any size (modulo 256), shifted. */
+static void round_asymmetric(uint8_t *code, const struct solver *s, float *y, const uint8_t *zero,
+                             size_t rows)
+{
+    struct qt_grid whole = {.low = -256, .high = 256};
+    for (size_t r = 0; r < rows; r++) {
+        float low = s->cb.grid.low - (float)zero[r], high = s->cb.grid.high - (float)zero[r];
+        y[r] = fminf(fmaxf(y[r], low), high);
+    }
+    s->ops->round(code, y, rows, 1, &whole);
+    for (size_t r = 0; r < rows; r++)
+        code[r] = (uint8_t)(code[r] + zero[r]);
 }
 
 static void round_column(void *ctx, size_t col, const float *x, float *q, float *unit, size_t row0,
                          size_t rows)
 {
     struct solver *s = ctx;
-    const uint16_t *scale = s->scale + col / s->cb.group * s->stride + row0;
-    uint8_t *code = s->code + col * s->stride + row0;
+    size_t stride = s->codes.stride, params = col / s->cb.group * stride + row0;
+    const uint16_t *scale = s->codes.scale + params;
+    const uint8_t *zero = s->codes.zero + params;
+    uint8_t *code = s->codes.code + col * stride + row0;
     float y[R] = {0};
     for (size_t r = 0; r < rows; r++)
         y[r] = x[r] * qt_codebook_inverse(scale[r]);
-    s->ops->round(code, y, rows, 1, &s->cb.grid);
+    if (s->cb.asymmetric)
+        round_asymmetric(code, s, y, zero, rows);
+    else
+        s->ops->round(code, y, rows, 1, &s->cb.grid);
     for (size_t r = 0; r < rows; r++) {
-        unit[r] = s->cb.value[code[r]];
+        unit[r] = s->cb.value[code[r]] - (float)zero[r];
         q[r] = qt_f16_to_f32(scale[r]) * unit[r];
     }
 }
@@ -54,14 +76,15 @@ static void get_scale(void *ctx, size_t group, float *scale, size_t row0, size_t
 {
     struct solver *s = ctx;
     for (size_t r = 0; r < rows; r++)
-        scale[r] = qt_f16_to_f32(s->scale[group * s->stride + row0 + r]);
+        scale[r] = qt_f16_to_f32(s->codes.scale[group * s->codes.stride + row0 + r]);
 }
 
 static void set_scale(void *ctx, size_t group, float *scale, size_t row0, size_t rows)
 {
     struct solver *s = ctx;
     for (size_t r = 0; r < rows; r++) {
-        uint16_t bits = qt_f32_to_f16(scale[r]), *stored = &s->scale[group * s->stride + row0 + r];
+        uint16_t bits = qt_f32_to_f16(scale[r]);
+        uint16_t *stored = &s->codes.scale[group * s->codes.stride + row0 + r];
         if ((bits & 0x7fff) < 0x7c00)
             *stored = bits;
         scale[r] = qt_f16_to_f32(*stored);
@@ -77,7 +100,9 @@ static int store_strip(void *ctx, size_t item, int thread, struct qt_err *err)
     int rc = qt_array_new(&strip.scratch, 1, qt_codebook_scratch_bytes(s->p), err);
     if (rc < 0)
         return rc;
-    qt_codebook_store(s->p, &s->cb, &strip, s->code + row0, s->scale + row0, s->stride);
+    struct qt_codebook_codes rows_of = {s->codes.code + row0, s->codes.scale + row0,
+                                        s->codes.zero + row0, s->codes.stride};
+    qt_codebook_store(s->p, &s->cb, &strip, &rows_of);
     qt_free(strip.scratch);
     return QT_OK;
 }
@@ -87,20 +112,23 @@ int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const fl
                       struct qt_err *err)
 {
     struct solver s = {.p = p, .ops = qt_rowops_best()};
+    size_t stride = qt_round_up(p->n, R);
     struct qt_rounder rounder = {&s, begin, round_column, get_scale, set_scale};
     int rc = QT_OK;
     p->spec.scheme->codebook(&s.cb, p);
-    s.stride = qt_round_up(p->n, R);
+    s.codes.stride = stride;
     s.groups = qt_ceil_div(p->k, s.cb.group);
     s.longest = qt_min_size(s.cb.group, p->k);
-    QT_TRY(qt_array_new(&s.code, p->k, s.stride, err));
-    QT_TRY(qt_array_new(&s.scale, s.groups, s.stride * sizeof *s.scale, err));
-    QT_TRY(qt_array_new(&s.scratch, s.stride / R, 2 * s.longest * sizeof *s.scratch, err));
+    QT_TRY(qt_array_new(&s.codes.code, p->k, stride, err));
+    QT_TRY(qt_array_new(&s.codes.scale, s.groups, stride * sizeof *s.codes.scale, err));
+    QT_TRY(qt_array_new(&s.codes.zero, s.groups, stride, err));
+    QT_TRY(qt_array_new(&s.scratch, stride / R, 2 * s.longest * sizeof *s.scratch, err));
     QT_TRY(qt_solve(out, f, w, p->n, &rounder, opt, err));
     QT_TRY(qt_parallel(qt_ceil_div(p->n, QT_FRAG_ROWS), store_strip, &s, err));
 done:
-    qt_free(s.code);
-    qt_free(s.scale);
+    qt_free(s.codes.code);
+    qt_free(s.codes.scale);
+    qt_free(s.codes.zero);
     qt_free(s.scratch);
     return rc;
 }

@@ -71,8 +71,9 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
 
 static int describe(struct qt_packed *p, struct qt_err *err)
 {
-    unsigned bits = spec_bits(&p->spec);
-    return qt_codebook_describe(p, bits, p->k, order_of(bits), err);
+    struct qt_codebook cb;
+    codebook(&cb, p);
+    return qt_codebook_describe(p, &cb, err);
 }
 
 static size_t group(const struct qt_packed *p)

@@ -125,7 +125,7 @@ static void histogram_add(struct histogram *hist, const struct learner *l, const
                           const float *h, size_t n)
 {
     const struct qt_rowops *ops = qt_rowops_best();
-    uint16_t bits = qt_codebook_fit(&l->cb, ops, w, h, n);
+    uint16_t bits = qt_codebook_fit(&l->cb, ops, w, h, n).scale;
     float s = qt_f16_to_f32(bits), inv = qt_codebook_inverse(bits);
     if (ops->absmax(w, n) == 0)
         return;
@@ -246,12 +246,15 @@ done:
 
 static int describe(struct qt_packed *p, struct qt_err *err)
 {
-    unsigned bits = (unsigned)qt_spec_value(&p->spec, "bits");
-    size_t g = (size_t)qt_spec_value(&p->spec, "g");
-    int rc = qt_codebook_describe(p, bits, g, QT_FRAG_PAIR, err);
+    const struct qt_codebook cb = {
+        .bits = (unsigned)qt_spec_value(&p->spec, "bits"),
+        .group = (size_t)qt_spec_value(&p->spec, "g"),
+        .order = QT_FRAG_PAIR,
+    };
+    int rc = qt_codebook_describe(p, &cb, err);
     if (rc < 0)
         return rc;
-    return qt_packed_add_section(p, "table", QT_F16, 1, (size_t[]){(size_t)1 << bits}, err);
+    return qt_packed_add_section(p, "table", QT_F16, 1, (size_t[]){(size_t)1 << cb.bits}, err);
 }
 
 static size_t group(const struct qt_packed *p)

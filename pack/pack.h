@@ -5,7 +5,8 @@
  *   schemes.c    the table of schemes; scheme text ("nf4:g=64,method=search") <-> struct qt_spec
  *   fpx.c        minifloats ExMy with a scale per output row        (FP6-LLM)
  *   lut.c        look-up tables in groups: NormalFloat and learned  (FLUTE)
- *   codebook.c   what fpx and lut share: value = scale * table[code]; search, rounding, packing
+ *   int.c        whole numbers in groups or rows, symmetric or with zero points
+ *   codebook.c   what these three share: value = scale * table[code]; search, rounding, packing
  *   frag.c       codes <-> packed planes in the layout of layout_frag.h
  *   rowops.c     vector loops over rows, built per instruction set, bit-identical on all
  *   packed.c     one matrix: quantize, decode, errors; strips of 16 rows in parallel

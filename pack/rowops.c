@@ -135,31 +135,59 @@ INLINE vi mini_code(vf y, const struct qt_grid *g)
     return (mag << 1) | (((vi)y >> 31) & 1);
 }
 
+/* ---- nearest value: integers ----
+ * Adding 1.5 * 2^23 makes the FP32 adder round to whole numbers, ties to even. */
+
+INLINE vf whole_sum(vf y, const struct qt_grid *g)
+{
+    y = select(y < splat(g->low), splat(g->low), y);
+    y = select(y > splat(g->high), splat(g->high), y);
+    return y + splat(0x1.8p23f);
+}
+
+INLINE vf whole_value(vf y, const struct qt_grid *g)
+{
+    return whole_sum(y, g) - splat(0x1.8p23f);
+}
+
+INLINE vi whole_code(vf y, const struct qt_grid *g)
+{
+    return (vi)whole_sum(y, g) - (vi)splat(0x1.8p23f) - (int32_t)g->low;
+}
+
 /* ---- the loops, one copy per kind of grid --------------------------------------------------- */
 
-enum kind { TABLE4, TABLE8, TABLE16, MINIFLOAT };
+enum kind { TABLE4, TABLE8, TABLE16, MINIFLOAT, WHOLE };
 
 INLINE enum kind kind_of(const struct qt_grid *g)
 {
-    return g->levels == 4 ? TABLE4 : g->levels == 8 ? TABLE8 : g->levels ? TABLE16 : MINIFLOAT;
+    if (g->levels)
+        return g->levels == 4 ? TABLE4 : g->levels == 8 ? TABLE8 : TABLE16;
+    return g->exp_bits ? MINIFLOAT : WHOLE;
 }
 
 INLINE vf nearest_value(vf y, const struct qt_grid *g, enum kind kind)
 {
-    return kind == MINIFLOAT ? mini_value(y, g)
-                             : table_value(y, g,
-                                           kind == TABLE4   ? 4
-                                           : kind == TABLE8 ? 8
-                                                            : 16);
+    switch (kind) {
+    case MINIFLOAT:
+        return mini_value(y, g);
+    case WHOLE:
+        return whole_value(y, g);
+    default:
+        return table_value(y, g, kind == TABLE4 ? 4 : kind == TABLE8 ? 8 : 16);
+    }
 }
 
 INLINE vi nearest_code(vf y, const struct qt_grid *g, enum kind kind)
 {
-    return kind == MINIFLOAT ? mini_code(y, g)
-                             : table_code(y, g,
-                                          kind == TABLE4   ? 4
-                                          : kind == TABLE8 ? 8
-                                                           : 16);
+    switch (kind) {
+    case MINIFLOAT:
+        return mini_code(y, g);
+    case WHOLE:
+        return whole_code(y, g);
+    default:
+        return table_code(y, g, kind == TABLE4 ? 4 : kind == TABLE8 ? 8 : 16);
+    }
 }
 
 INLINE void round_as(uint8_t *code, const float *x, size_t n, float inv, const struct qt_grid *g,
@@ -248,6 +276,9 @@ static float absmax(const float *x, size_t n)
         break;                                                                                     \
     case MINIFLOAT:                                                                                \
         call(MINIFLOAT);                                                                           \
+        break;                                                                                     \
+    case WHOLE:                                                                                    \
+        call(WHOLE);                                                                               \
         break;                                                                                     \
     }
 

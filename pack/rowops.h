@@ -11,12 +11,13 @@
 
 enum { QT_GRID_MAX = 16 }; /* entries of a table */
 
-/* The values that codes stand for, before scaling: a table, or a minifloat. */
+/* The values that codes stand for, before scaling: a table, a minifloat, or whole numbers. */
 struct qt_grid {
-    int levels;                 /* 4, 8 or 16 table entries; 0: minifloat */
+    int levels;                 /* 4, 8 or 16 table entries; 0: no table */
     float value[QT_GRID_MAX];   /* ascending */
     float mid[QT_GRID_MAX - 1]; /* (value[i] + value[i+1]) / 2: x > mid[i] goes to i + 1 or above */
-    int exp_bits, man_bits;     /* minifloat ExMy; code = magnitude bits << 1 | sign */
+    int exp_bits, man_bits;     /* minifloat ExMy; code = magnitude bits << 1 | sign; 0, 0: none */
+    float low, high;            /* else integers low..high; code = (value - low) mod 256 */
     float max;                  /* largest magnitude */
 };
 
@@ -24,7 +25,7 @@ struct qt_rowops {
     const char *isa;
     /* max |x[i]|; 0 for n = 0. NaN and infinities give NaN or infinity. */
     float (*absmax)(const float *x, size_t n);
-    /* code[i] = nearest(x[i] * inv). Table ties go to the lower index, minifloat ties to even. */
+    /* code[i] = nearest(x[i] * inv). Table ties go to the lower index, others to even. */
     void (*round)(uint8_t *code, const float *x, size_t n, float inv, const struct qt_grid *g);
     /* sum of h[i] (x[i] - s * nearest(x[i] * inv))^2; h = NULL: 1. */
     float (*error)(const float *x, const float *h, size_t n, float inv, float s,

@@ -75,6 +75,6 @@ int qt_packed_add_section(struct qt_packed *p, const char *name, enum qt_dtype d
 /* NULL when the scheme has no such section. */
 const struct qt_section *qt_packed_section(const struct qt_packed *p, const char *name);
 
-extern const struct qt_scheme qt_scheme_fpx, qt_scheme_lut;
+extern const struct qt_scheme qt_scheme_fpx, qt_scheme_lut, qt_scheme_int;
 
 #endif

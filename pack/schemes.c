@@ -8,6 +8,7 @@
 static const struct qt_scheme *const schemes[] = {
     &qt_scheme_fpx,
     &qt_scheme_lut,
+    &qt_scheme_int,
 };
 
 enum { SCHEMES = sizeof schemes / sizeof *schemes, MAX_NAMES = 64 };

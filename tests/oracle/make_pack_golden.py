@@ -120,6 +120,45 @@ def pack_scales(scales):
     )
 
 
+def int_case(name, text, w, bits, group=None, asymmetric=False):
+    n, k = w.shape
+    g, top = group or k, 2**bits - 1
+    half = 2 ** (bits - 1)
+    np_, kp = -(-n // 16) * 16, -(-k // 64) * 64
+    groups = -(-k // g)
+    codes = np.full((np_, kp), 0 if asymmetric else half, np.uint8)
+    scales, zeros = np.zeros((np_, groups), np.float16), np.zeros((np_, groups), np.uint8)
+    for r in range(n):
+        for j in range(0, k, g):
+            x = w[r, j : j + g]
+            low, high = min(x.min(), np.float32(0)), max(x.max(), np.float32(0))
+            zero = half
+            if not np.any(x):
+                scales[r, j // g] = 1
+                zero = 0 if asymmetric else half
+            elif asymmetric:
+                scales[r, j // g] = (high - low) / np.float32(top)
+                zero = int(np.rint(-low / (high - low) * np.float32(top)))
+            else:
+                scales[r, j // g] = np.abs(x).max() / np.float32(half - 1)
+            inverse = np.float32(1) / np.float32(scales[r, j // g])
+            q = np.clip(np.rint(x * inverse), -zero, top - zero)
+            codes[r, j : j + len(x)] = (q + zero).astype(np.uint8)
+            if asymmetric:
+                zeros[r, j // g] = zero
+        codes[r, k:] = zeros[r, -1] if asymmetric else half
+    data = pack(codes, bits, "pair") + pack_scales(scales)
+    if asymmetric:
+        order = [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]
+        for t in range(np_ // 16):
+            for j in range(groups):
+                z = [int(v) for v in zeros[16 * t : 16 * t + 16, j][order]]
+                data += bytes(z if bits == 8 else [a | b << 4 for a, b in zip(z[::2], z[1::2])])
+    (OUT / f"{name}.bin").write_bytes(data)
+    (OUT / f"{name}.w").write_bytes(w.astype("<f4").tobytes())
+    return f"{name} {text} {n} {k} 0\n"
+
+
 def case(name, text, w, bits, group=None, e=None):
     n, k = w.shape
     table = None if e is not None else nf_table(bits)
@@ -173,6 +212,10 @@ def main():
         case("nf3", "nf3:g=32,method=rtn", w(16, 100), 3, group=32),
         case("nf2", "nf2:g=128,method=rtn", w(9, 192), 2, group=128),
         case("nf4_big", "nf4:g=32,method=rtn", w(2, 64) * np.float32(3e6), 4, group=32),
+        int_case("int4", "int4:g=64,method=rtn", w(17, 130, 3), 4, group=64),
+        int_case("int4z", "int4:g=32,zero=group,method=rtn", w(18, 100, 5), 4, group=32, asymmetric=True),
+        int_case("int8", "int8:method=rtn", w(16, 66) * np.float32(8), 8),
+        int_case("int8z", "int8:g=128,zero=group,method=rtn", w(3, 140) * np.float32(8), 8, group=128, asymmetric=True),
     ]
     (OUT / "cases.txt").write_text("".join(lines))
 

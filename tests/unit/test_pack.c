@@ -139,14 +139,16 @@ static struct qt_codebook codebook_of(const char *text, float *w, size_t k)
 static unsigned nearest_code(const struct qt_codebook *cb, float y)
 {
     unsigned best = 0;
-    bool table = cb->grid.levels != 0;
-    unsigned step = table ? 1 : 2, first = !table && signbit(y);
+    bool table = cb->grid.levels != 0, whole = !table && cb->grid.exp_bits == 0;
+    unsigned step = table || whole ? 1 : 2, first = step == 2 && signbit(y);
     double least = INFINITY;
     for (unsigned c = first; c < 1u << cb->bits; c += step) {
         double d = fabs((double)cb->value[c] - (double)y);
         /* Even: as a multiple of the spacing at y, which is the code's last bit if there is a
          * mantissa; without one the spacing is the lower neighbour itself, unless that is zero. */
-        bool even = cb->grid.man_bits ? (c >> 1) % 2 == 0 : cb->value[best] != 0;
+        bool even = whole               ? fmod((double)cb->value[c], 2) == 0
+                    : cb->grid.man_bits ? (c >> 1) % 2 == 0
+                                        : cb->value[best] != 0;
         if (d < least || (!table && d == least && even)) {
             least = d;
             best = c;
@@ -178,6 +180,12 @@ static const char *const all_codebooks[] = {
     "fpx:bits=3,e=2",
     "fpx:bits=8,e=6",
     "fpx:bits=8,e=1",
+    "int4:g=64",
+    "int4:g=0",
+    "int4:zero=group",
+    "int4:g=32,zero=group",
+    "int8",
+    "int8:g=32,zero=group",
 };
 enum { CODEBOOKS = sizeof all_codebooks / sizeof *all_codebooks };
 
@@ -332,7 +340,7 @@ static void golden_bytes(void **state)
         cases++;
     }
     fclose(f);
-    assert_int_equal(cases, 11);
+    assert_int_equal(cases, 15);
 }
 
 /* ---- matrices ------------------------------------------------------------------------------- */
@@ -384,8 +392,9 @@ static void edge_shapes(void **state)
 static void search_beats_rtn(void **state)
 {
     (void)state;
-    static const char *const names[] = {"nf4:g=64", "nf3:g=128", "nf2:g=32",
-                                        "fp6:e=3",  "fp4:e=2",   "lut3:g=64"};
+    static const char *const names[] = {"nf4:g=64", "nf3:g=128", "nf2:g=32",  "fp6:e=3",
+                                        "fp4:e=2",  "lut3:g=64", "int4:g=64", "int4:g=0,zero=group",
+                                        "int8:g=32"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char rtn[64], search[64];
         struct qt_error a, b;
@@ -431,8 +440,8 @@ static void extreme_magnitudes(void **state)
 {
     (void)state;
     static const float factors[] = {1e-30f, 1e-8f, 1, 1e8f, 1e30f};
-    static const char *const names[] = {"nf4", "fp6", "fpx:bits=8,e=5"};
-    for (int t = 0; t < 3; t++) {
+    static const char *const names[] = {"nf4", "fp6", "fpx:bits=8,e=5", "int4:zero=group"};
+    for (int t = 0; t < 4; t++) {
         double reference = 0;
         for (int f = 0; f < 5; f++) {
             struct qt_error e;
@@ -540,6 +549,9 @@ static void spec_text(void **state)
         {"fp6:method=rtn,e=2", "fp6:e=2,method=rtn"},
         {"fpx:bits=7,e=4", "fpx:bits=7,e=4,method=auto"},
         {"lut2:g=32", "lut2:g=32,method=auto"},
+        {"int4", "int4:g=128,zero=none,method=auto"},
+        {"int8", "int8:g=0,zero=none,method=auto"},
+        {"int4:g=0,zero=group", "int4:g=0,zero=group,method=auto"},
         {"none", "none"},
     };
     static const struct {
@@ -553,6 +565,7 @@ static void spec_text(void **state)
         {"nf4:g=", "expected a whole number"},
         {"nf4:g=48", "must be 32, 64, 128 or 256"},
         {"nf4:g=64.5", "whole number"},
+        {"int4:g=16", "must be 0, 32, 64, 128 or 256"},
         {"nf4:g=1e9", "from 32 to 256"},
         {"nf4:g=0x40", "whole number"},
         {"nf4:g=nan", "whole number"},

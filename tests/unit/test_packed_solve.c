@@ -2,7 +2,9 @@
 #include "hessian_fixture.h"
 #include "pack/scheme.h"
 
-static const char *const specs[] = {"nf4:g=64", "nf3:g=128", "nf2:g=32", "lut3:g=64", "fp6", "fp4"};
+static const char *const specs[] = {"nf4:g=64", "nf3:g=128", "nf2:g=32",  "lut3:g=64",
+                                    "fp6",      "fp4",       "int4:g=64", "int4:g=128,zero=group",
+                                    "int8:g=0"};
 enum { SPECS = sizeof specs / sizeof *specs };
 
 static struct qt_spec spec_of(const char *text)
