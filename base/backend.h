@@ -40,6 +40,8 @@ struct qt_score {
     bool same_top;  /* argmax equal (ties: lowest index) */
 };
 
+#define QT_NO_TARGET UINT32_MAX
+
 /*
  * Magnitudes in half octaves: bin 0 is [0, 2^-16), bin b = 1..62 is [2^((b-33)/2), 2^((b-32)/2)),
  * bin 63 is [2^15, inf]. NaN is in bin 63.
@@ -109,6 +111,34 @@ struct qt_backend {
     /* Adds x[m][k] to c (pointers to backend memory). The sums run over the tokens in order. */
     int (*channels)(struct qt_backend *be, const struct qt_channels *c, const float *x, size_t m,
                     size_t k, struct qt_err *err);
+
+    /* ---- gradients: dX stands for dL/dX, L being what is minimised ---- */
+
+    /* Of linear: dx[m][k] = dy[m][n] w[n][k], added to what dx holds if `add`. */
+    int (*linear_grad_x)(struct qt_backend *be, float *dx, const float *dy, const float *w,
+                         bool add, size_t m, size_t n, size_t k, struct qt_err *err);
+    /* dw[n][k] += dy[m][n]^T x[m][k] */
+    int (*linear_grad_w)(struct qt_backend *be, float *dw, const float *dy, const float *x,
+                         size_t m, size_t n, size_t k, struct qt_err *err);
+    /* Of norm, x being its input: dx (may be dy), and dw[n] += unless dw is NULL. */
+    int (*norm_grad)(struct qt_backend *be, float *dx, float *dw, const float *dy, const float *x,
+                     const float *w, enum qt_norm_kind kind, float eps, size_t m, size_t n,
+                     struct qt_err *err);
+    /* (Rotations: the gradient of rope is rope with -sin.) Of attention: dq, dk, dv. */
+    int (*attention_grad)(struct qt_backend *be, float *dq, float *dk, float *dv, const float *dy,
+                          const float *q, const float *k, const float *v, size_t m,
+                          const struct qt_attention *a, struct qt_err *err);
+    /* Of activate, gate and up being its inputs; any of dgate, dup may be any of dy, gate, up at
+     * the same place. up = dup = NULL: as there. */
+    int (*activate_grad)(struct qt_backend *be, float *dgate, float *dup, const float *dy,
+                         const float *gate, const float *up, enum qt_act_kind kind, size_t count,
+                         struct qt_err *err);
+    /* Loss of each position (nats; host memory, [m]) and weight * its gradient with respect to
+     * logits[m][vocab]; dlogits may be logits. ref = NULL: -ln p(target), 0 where the target is
+     * QT_NO_TARGET; else KL(ref || this), targets not read. softcap as in score. */
+    int (*loss_grad)(struct qt_backend *be, double *losses, float *dlogits, const float *logits,
+                     const float *ref, const uint32_t *targets, float softcap, float weight,
+                     size_t m, size_t vocab, struct qt_err *err);
     void (*close)(struct qt_backend *be);
 };
 

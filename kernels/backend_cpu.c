@@ -18,9 +18,6 @@
  */
 enum { TILE_M = 512, TILE_N = 128 };
 
-/* Elements per item of the operations that are not products. */
-enum { ITEM = 1 << 15 };
-
 struct cpu {
     struct qt_backend be;
     struct cpu_scratch scratch;
@@ -114,12 +111,6 @@ done:
 
 /* ---- rows and elements ---------------------------------------------------------------------- */
 
-/* Items of whole rows of width n, about ITEM elements each. */
-static size_t rows_per_item(size_t n)
-{
-    return n < ITEM ? ITEM / (n ? n : 1) : 1;
-}
-
 struct norm_job {
     float *y;
     const float *x, *w, *bias;
@@ -131,7 +122,7 @@ struct norm_job {
 static int norm_item(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct norm_job *job = ctx;
-    size_t step = rows_per_item(job->n), end = qt_min_size((item + 1) * step, job->m);
+    size_t step = cpu_rows_per_item(job->n), end = qt_min_size((item + 1) * step, job->m);
     (void)thread;
     (void)err;
     for (size_t i = item * step; i < end; i++)
@@ -146,7 +137,7 @@ static int cpu_norm_rows(struct qt_backend *be, float *y, const float *x, const 
 {
     struct norm_job job = {y, x, w, bias, kind, eps, m, n};
     (void)be;
-    return qt_parallel(qt_ceil_div(m, rows_per_item(n)), norm_item, &job, err);
+    return qt_parallel(qt_ceil_div(m, cpu_rows_per_item(n)), norm_item, &job, err);
 }
 
 struct rope_job {
@@ -158,7 +149,7 @@ struct rope_job {
 static int rope_item(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct rope_job *job = ctx;
-    size_t width = job->heads * job->dim, step = rows_per_item(width);
+    size_t width = job->heads * job->dim, step = cpu_rows_per_item(width);
     size_t end = qt_min_size((item + 1) * step, job->m);
     (void)thread;
     (void)err;
@@ -175,7 +166,7 @@ static int cpu_rope_rows(struct qt_backend *be, float *x, const float *cos, cons
 {
     struct rope_job job = {x, cos, sin, m, seqlen, heads, dim, rot / 2};
     (void)be;
-    return qt_parallel(qt_ceil_div(m, rows_per_item(heads * dim)), rope_item, &job, err);
+    return qt_parallel(qt_ceil_div(m, cpu_rows_per_item(heads * dim)), rope_item, &job, err);
 }
 
 static int cpu_attention_op(struct qt_backend *be, float *y, const float *q, const float *k,
@@ -200,7 +191,7 @@ struct element_job {
 static int element_item(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct element_job *job = ctx;
-    size_t at = item * ITEM, n = qt_min_size(ITEM, job->count - at);
+    size_t at = item * CPU_ITEM, n = qt_min_size(CPU_ITEM, job->count - at);
     (void)thread;
     (void)err;
     switch (job->op) {
@@ -219,7 +210,7 @@ static int element_item(void *ctx, size_t item, int thread, struct qt_err *err)
 
 static int run_elements(struct element_job *job, struct qt_err *err)
 {
-    return qt_parallel(qt_ceil_div(job->count, ITEM), element_item, job, err);
+    return qt_parallel(qt_ceil_div(job->count, CPU_ITEM), element_item, job, err);
 }
 
 static int cpu_activate_op(struct qt_backend *be, float *y, const float *gate, const float *up,
@@ -320,6 +311,23 @@ static int cpu_channels_op(struct qt_backend *be, const struct qt_channels *c, c
     return cpu_channels(c, x, m, k, err);
 }
 
+static int cpu_attention_grad_op(struct qt_backend *be, float *dq, float *dk, float *dv,
+                                 const float *dy, const float *q, const float *k, const float *v,
+                                 size_t m, const struct qt_attention *a, struct qt_err *err)
+{
+    struct cpu *cpu = be->ctx;
+    return cpu_attention_grad(&cpu->scratch, dq, dk, dv, dy, q, k, v, m, a, err);
+}
+
+static int cpu_loss_grad_op(struct qt_backend *be, double *losses, float *dlogits,
+                            const float *logits, const float *ref, const uint32_t *targets,
+                            float softcap, float weight, size_t m, size_t vocab, struct qt_err *err)
+{
+    struct cpu *cpu = be->ctx;
+    return cpu_loss_grad(&cpu->scratch, losses, dlogits, logits, ref, targets, softcap, weight, m,
+                         vocab, err);
+}
+
 /* ---- open and close ------------------------------------------------------------------------- */
 
 static void cpu_close(struct qt_backend *be)
@@ -359,6 +367,12 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
         .score = cpu_score,
         .gram = cpu_gram_op,
         .channels = cpu_channels_op,
+        .linear_grad_x = cpu_linear_grad_x,
+        .linear_grad_w = cpu_linear_grad_w,
+        .norm_grad = cpu_norm_grad_rows,
+        .attention_grad = cpu_attention_grad_op,
+        .activate_grad = cpu_activate_grad_op,
+        .loss_grad = cpu_loss_grad_op,
         .close = cpu_close,
     };
     *out = &cpu->be;

@@ -15,11 +15,38 @@ static inline float *cpu_scratch_of(const struct cpu_scratch *s, int thread)
     return s->data + (size_t)thread * s->per_thread;
 }
 
+/* Elements per item of the operations that are not products; items of whole rows of width n. */
+enum { CPU_ITEM = 1 << 15 };
+static inline size_t cpu_rows_per_item(size_t n)
+{
+    return n < CPU_ITEM ? CPU_ITEM / (n ? n : 1) : 1;
+}
+
 /* QT_E_UNSUPPORTED when a matrix is wider than OpenBLAS can index. */
 int cpu_check_width(size_t n, struct qt_err *err);
 
 int cpu_attention(struct cpu_scratch *scratch, float *y, const float *q, const float *k,
                   const float *v, size_t m, const struct qt_attention *a, struct qt_err *err);
+
+/* Scratch per thread as attention's, two or three times. */
+int cpu_attention_grad(struct cpu_scratch *scratch, float *dq, float *dk, float *dv,
+                       const float *dy, const float *q, const float *k, const float *v, size_t m,
+                       const struct qt_attention *a, struct qt_err *err);
+
+/* The functions of struct qt_backend; loss_grad needs scratch. */
+int cpu_linear_grad_x(struct qt_backend *be, float *dx, const float *dy, const float *w, bool add,
+                      size_t m, size_t n, size_t k, struct qt_err *err);
+int cpu_linear_grad_w(struct qt_backend *be, float *dw, const float *dy, const float *x, size_t m,
+                      size_t n, size_t k, struct qt_err *err);
+int cpu_norm_grad_rows(struct qt_backend *be, float *dx, float *dw, const float *dy, const float *x,
+                       const float *w, enum qt_norm_kind kind, float eps, size_t m, size_t n,
+                       struct qt_err *err);
+int cpu_activate_grad_op(struct qt_backend *be, float *dgate, float *dup, const float *dy,
+                         const float *gate, const float *up, enum qt_act_kind kind, size_t count,
+                         struct qt_err *err);
+int cpu_loss_grad(struct cpu_scratch *scratch, double *losses, float *dlogits, const float *logits,
+                  const float *ref, const uint32_t *targets, float softcap, float weight, size_t m,
+                  size_t vocab, struct qt_err *err);
 
 int cpu_gram(struct cpu_scratch *scratch, double *h, const float *x, size_t m, size_t k,
              struct qt_err *err);

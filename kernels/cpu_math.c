@@ -76,6 +76,17 @@ static inline void lanes_add_cross(double acc[LANES], const float *e, const floa
         acc[l] += (double)e[i + l] * ((double)r[i + l] - (double)x[i + l]);
 }
 
+/* acc += a * b */
+static inline void lanes_add_products(double acc[LANES], const float *a, const float *b, size_t n)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (size_t l = 0; l < LANES; l++)
+            acc[l] += (double)a[i + l] * (double)b[i + l];
+    for (size_t l = 0; i + l < n; l++)
+        acc[l] += (double)a[i + l] * (double)b[i + l];
+}
+
 /* ---- elementwise ---------------------------------------------------------------------------- */
 
 static inline float silu(float x)
@@ -124,6 +135,57 @@ void cpu_activate(float *y, const float *gate, const float *up, enum qt_act_kind
     }
 }
 
+static inline float silu_slope(float x)
+{
+    float s = 1.0f / (1.0f + cpu_exp(-x));
+    return s * (1.0f + x * (1.0f - s));
+}
+
+static inline float gelu_tanh_slope(float x)
+{
+    float t = cpu_tanh(0.79788456f * (x + 0.044715f * x * x * x));
+    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.79788456f * (1.0f + 0.134145f * x * x);
+}
+
+static inline float gelu_slope(float x)
+{
+    /* the normal distribution function, and x times its density */
+    return 0.5f * (1.0f + cpu_erf(x * 0.70710678f)) + x * 0.39894228f * cpu_exp(-0.5f * x * x);
+}
+
+static inline float relu_slope(float x)
+{
+    return x > 0.0f ? 1.0f : 0.0f;
+}
+
+#define ACTIVATE_GRAD(act, slope)                                                                  \
+    if (up)                                                                                        \
+        for (size_t i = 0; i < n; i++) {                                                           \
+            float d = dy[i], g = gate[i], u = up[i];                                               \
+            dgate[i] = d * u * slope(g);                                                           \
+            dup[i] = d * act(g);                                                                   \
+        }                                                                                          \
+    else                                                                                           \
+        for (size_t i = 0; i < n; i++)                                                             \
+            dgate[i] = dy[i] * slope(gate[i]);                                                     \
+    break
+
+CLONES
+void cpu_activate_grad(float *dgate, float *dup, const float *dy, const float *gate,
+                       const float *up, enum qt_act_kind kind, size_t n)
+{
+    switch (kind) {
+    case QT_ACT_SILU:
+        ACTIVATE_GRAD(silu, silu_slope);
+    case QT_ACT_GELU_TANH:
+        ACTIVATE_GRAD(gelu_tanh, gelu_tanh_slope);
+    case QT_ACT_GELU:
+        ACTIVATE_GRAD(gelu, gelu_slope);
+    case QT_ACT_RELU:
+        ACTIVATE_GRAD(relu, relu_slope);
+    }
+}
+
 CLONES
 void cpu_add(float *y, const float *x, size_t n)
 {
@@ -146,6 +208,15 @@ void cpu_softcap(float *y, const float *x, float cap, size_t n)
 }
 
 CLONES
+void cpu_softcap_grad(float *d, const float *y, float cap, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float t = y[i] / cap;
+        d[i] *= 1.0f - t * t;
+    }
+}
+
+CLONES
 void cpu_rope(float *x, const float *cos, const float *sin, size_t heads, size_t dim, size_t half)
 {
     for (size_t h = 0; h < heads; h++) {
@@ -160,17 +231,26 @@ void cpu_rope(float *x, const float *cos, const float *sin, size_t heads, size_t
 
 /* ---- rows ----------------------------------------------------------------------------------- */
 
+/* 1 / sqrt(mean square + eps) of a row, and the mean that is taken off first. */
+static inline float norm_factor(double *mean, const float *x, enum qt_norm_kind kind, float eps,
+                                size_t n)
+{
+    double sum[LANES] = {0}, squares[LANES] = {0};
+    *mean = 0.0;
+    if (kind == QT_NORM_LAYER) {
+        lanes_add(sum, x, n);
+        *mean = lanes_total(sum) / (double)n;
+    }
+    lanes_add_squares(squares, x, *mean, n);
+    return (float)(1.0 / sqrt(lanes_total(squares) / (double)n + (double)eps));
+}
+
 CLONES
 void cpu_norm(float *y, const float *x, const float *w, const float *bias, enum qt_norm_kind kind,
               float eps, size_t n)
 {
-    double sum[LANES] = {0}, squares[LANES] = {0}, mean = 0.0;
-    if (kind == QT_NORM_LAYER) {
-        lanes_add(sum, x, n);
-        mean = lanes_total(sum) / (double)n;
-    }
-    lanes_add_squares(squares, x, mean, n);
-    float inv = (float)(1.0 / sqrt(lanes_total(squares) / (double)n + (double)eps));
+    double mean;
+    float inv = norm_factor(&mean, x, kind, eps, n);
     switch (kind) {
     case QT_NORM_RMS:
         for (size_t i = 0; i < n; i++)
@@ -190,6 +270,30 @@ void cpu_norm(float *y, const float *x, const float *w, const float *bias, enum 
     }
 }
 
+/* With z = (x - mean) * inv and t = dy * w: dx = inv * (t - mean(t) - z * mean(t z)), where mean(t)
+ * is there only if the mean is taken off. */
+CLONES
+void cpu_norm_grad(float *dx, double *dw, const float *dy, const float *x, const float *w,
+                   enum qt_norm_kind kind, float eps, size_t n)
+{
+    double mean, tz[LANES] = {0}, ts[LANES] = {0};
+    float inv = norm_factor(&mean, x, kind, eps, n), one = kind == QT_NORM_RMS1 ? 1.0f : 0.0f;
+    for (size_t i = 0; i < n; i += LANES)
+        for (size_t l = 0; l < qt_min_size(LANES, n - i); l++) {
+            double t = (double)dy[i + l] * (double)(one + w[i + l]);
+            ts[l] += t;
+            tz[l] += t * ((double)x[i + l] - mean);
+        }
+    float mean_t = kind == QT_NORM_LAYER ? (float)(lanes_total(ts) / (double)n) : 0.0f;
+    float mean_tz = (float)(lanes_total(tz) * (double)inv / (double)n);
+    for (size_t i = 0; i < n; i++) {
+        float d = dy[i], z = (float)((double)x[i] - mean) * inv;
+        if (dw)
+            dw[i] += (double)(d * z);
+        dx[i] = inv * (d * (one + w[i]) - mean_t - z * mean_tz);
+    }
+}
+
 static inline void exp_row(float *y, const float *x, float max, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -203,6 +307,30 @@ double cpu_softmax(float *x, size_t n)
     exp_row(x, x, lanes_max(x, n), n);
     lanes_add(acc, x, n);
     return lanes_total(acc);
+}
+
+CLONES
+void cpu_softmax_grad(float *d, const float *p, size_t n)
+{
+    double acc[LANES] = {0};
+    lanes_add_products(acc, d, p, n);
+    float mean = (float)lanes_total(acc);
+    for (size_t i = 0; i < n; i++)
+        d[i] = p[i] * (d[i] - mean);
+}
+
+CLONES
+void cpu_exp_scaled(float *y, const float *x, float max, float factor, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = cpu_exp(x[i] - max) * factor;
+}
+
+CLONES
+void cpu_exp_subtract(float *y, const float *x, float max, float factor, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] -= cpu_exp(x[i] - max) * factor;
 }
 
 /* Pieces of a row of logits whose e^x are kept in the first-level cache. A multiple of LANES, so

@@ -88,15 +88,28 @@ void cpu_scale(float *y, float factor, size_t n);
 /* x = cap * tanh(x / cap); y may be x. */
 void cpu_softcap(float *y, const float *x, float cap, size_t n);
 
+/* dgate and dup (NULL where up is) of dy; each may be any of the inputs. */
+void cpu_activate_grad(float *dgate, float *dup, const float *dy, const float *gate,
+                       const float *up, enum qt_act_kind kind, size_t n);
+/* d *= slope of cpu_softcap where its result is y. */
+void cpu_softcap_grad(float *d, const float *y, float cap, size_t n);
+
 /* One row of width n; y may be x. */
 void cpu_norm(float *y, const float *x, const float *w, const float *bias, enum qt_norm_kind kind,
               float eps, size_t n);
+
+/* dx (may be dy) of a row; dw[n] += dy * normed x unless dw is NULL. */
+void cpu_norm_grad(float *dx, double *dw, const float *dy, const float *x, const float *w,
+                   enum qt_norm_kind kind, float eps, size_t n);
 
 /* One token: heads of width dim, pairs (i, i + half). */
 void cpu_rope(float *x, const float *cos, const float *sin, size_t heads, size_t dim, size_t half);
 
 /* x[i] = e^(x[i] - max x), returns the sum, which is at least 1 (n > 0, x finite). */
 double cpu_softmax(float *x, size_t n);
+
+/* Gradient through a softmax with result p: d = p * (d - sum p d). */
+void cpu_softmax_grad(float *d, const float *p, size_t n);
 
 /* What one row of logits contributes to a score. */
 struct cpu_row_stats {
@@ -107,5 +120,9 @@ struct cpu_row_stats {
 struct cpu_row_stats cpu_row_stats(const float *x, size_t n);
 /* sum over i of e^(r[i] - max) * (r[i] - x[i]). */
 double cpu_cross_sum(const float *r, const float *x, float max, size_t n);
+/* y = e^(x - max) * factor; y may be x. */
+void cpu_exp_scaled(float *y, const float *x, float max, float factor, size_t n);
+/* y -= e^(x - max) * factor */
+void cpu_exp_subtract(float *y, const float *x, float max, float factor, size_t n);
 
 #endif
