@@ -70,6 +70,9 @@ struct qt_matmul_options {
     /* Programmatic dependent launch: the kernel may begin to load weights while the previous kernel
      * of the stream ends. Weights must then not be written by that kernel. */
     int dependent_launch;
+    /* A row of Y is the same to the last bit whatever m is (on one model of GPU): k is cut in one
+     * way for all m, which costs time where another m would want another. */
+    int batch_invariant;
 };
 
 /* How a kernel is laid over a matrix. Chosen by plan; a test or a tuner may change it between plan
@@ -85,6 +88,9 @@ struct qt_matmul_config {
 
 struct qt_matmul_plan {
     size_t m, n, k;
+    enum qt_matmul_kind kind; /* of the weight; run refuses another */
+    unsigned bits, exp_bits;
+    size_t group;
     size_t workspace_bytes; /* 0, or what run needs */
     struct qt_matmul_config config;
     char reason[160]; /* why not, when the status is not OK */

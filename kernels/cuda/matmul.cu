@@ -145,7 +145,7 @@ int qt_matmul_slice(struct qt_matmul_weight *out, const struct qt_matmul_weight 
 {
     struct shape s;
     if (shape_of(&s, w) || n0 % STRIP_ROWS || k0 % BLOCK_COLS || (w->group && k0 % w->group) ||
-        n == 0 || k == 0 || n0 + n > w->n || k0 + k > w->k)
+        n == 0 || k == 0 || n0 > w->n || n > w->n - n0 || k0 > w->k || k > w->k - k0)
         return QT_MATMUL_UNSUPPORTED;
     size_t block = n0 / STRIP_ROWS * s.pitch_blocks + k0 / BLOCK_COLS;
     size_t group = n0 / STRIP_ROWS * s.pitch_groups + (w->group ? k0 / w->group : 0);
@@ -251,10 +251,11 @@ static double stream_cost(const struct qt_matmul_config *c, const struct shape *
     return work * (c->warps_k == 16 ? 1.05 : 1) + sums + x + fix_up;
 }
 
-static bool choose_stream(struct qt_matmul_plan *p, const struct shape *s)
+/* The fastest configuration for m tokens; how k is cut is taken from `cut` unless it is NULL. */
+static bool choose_stream_for(struct qt_matmul_config *out, const struct qt_matmul_plan *p,
+                              const struct shape *s, size_t m, const struct qt_matmul_config *cut)
 {
     double best = 1e300;
-    size_t m = chunk_tokens(p->m);
     struct qt_matmul_config c = {};
     c.token_tiles = m <= 8 ? 1 : m <= 16 ? 2 : 4;
     c.warps = 16;
@@ -262,16 +263,28 @@ static bool choose_stream(struct qt_matmul_plan *p, const struct shape *s)
         int groups = p->sms / c.splits > 0 ? p->sms / c.splits : 1;
         for (c.strips = 1; c.strips <= 2; c.strips++)
             for (c.warps_k = 4; c.warps_k <= 16; c.warps_k *= 2) {
+                if (cut && (c.splits != cut->splits || c.warps_k != cut->warps_k))
+                    continue;
                 c.strips_cta =
                     (int)round_up(ceil_div((size_t)s->strips, (size_t)groups), (size_t)c.strips);
                 double cost = stream_cost(&c, s, m);
                 if (cost < best && !config_fault(&c, s) && stream_fits(s, &c, m, p->smem_limit)) {
                     best = cost;
-                    p->config = c;
+                    *out = c;
                 }
             }
     }
     return best < 1e300;
+}
+
+/* The order in which products are added follows from splits and warps_k alone. */
+static bool choose_stream(struct qt_matmul_plan *p, const struct shape *s)
+{
+    struct qt_matmul_config cut;
+    if (!p->options.batch_invariant)
+        return choose_stream_for(&p->config, p, s, chunk_tokens(p->m), NULL);
+    return choose_stream_for(&cut, p, s, STREAM_MAX_TOKENS, NULL) &&
+           choose_stream_for(&p->config, p, s, chunk_tokens(p->m), &cut);
 }
 
 /* ---- plan --------------------------------------------------------------------------------------
@@ -279,9 +292,11 @@ static bool choose_stream(struct qt_matmul_plan *p, const struct shape *s)
 
 static int device_facts(struct qt_matmul_plan *p)
 {
-    int major = 0, minor = 0, device = p->options.device, count = 0;
+    int major = 0, minor = 0, device = p->options.device, count = 0, current = -1;
     if (cudaGetDeviceCount(&count) != cudaSuccess || device < 0 || device >= count)
         return refuse(p, QT_MATMUL_NO_GPU, "no CUDA device %d", device);
+    if (cudaGetDevice(&current) != cudaSuccess || current != device)
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "device %d is not the current one", device);
     cudaDeviceGetAttribute(&p->sms, cudaDevAttrMultiProcessorCount, device);
     cudaDeviceGetAttribute(&p->smem_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
@@ -338,6 +353,10 @@ int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w,
     out->m = m;
     out->n = w->n;
     out->k = w->k;
+    out->kind = w->kind;
+    out->bits = w->bits;
+    out->exp_bits = w->exp_bits;
+    out->group = w->group;
     out->options = *opt;
     if (opt->dtype != QT_MATMUL_F16 && opt->dtype != QT_MATMUL_BF16)
         return refuse(out, QT_MATMUL_UNSUPPORTED, "X and Y must be FP16 or BF16");
@@ -416,12 +435,17 @@ static cudaError_t launch(const struct qt_matmul_plan *p, struct qt_stream_args 
     return cudaLaunchKernelExC(&config, p->kernel, args);
 }
 
+static bool is_planned(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+{
+    return p->kernel && w->n == p->n && w->k == p->k && w->kind == p->kind && w->bits == p->bits &&
+           (w->kind != QT_MATMUL_FPX || w->exp_bits == p->exp_bits) && w->group == p->group;
+}
+
 int qt_matmul_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
                   const void *x, void *workspace, void *stream)
 {
     struct shape s;
-    if (shape_of(&s, w) || w->n != p->n || w->k != p->k || !p->kernel ||
-        (p->workspace_bytes && !workspace))
+    if (shape_of(&s, w) || !is_planned(p, w) || (p->workspace_bytes && !workspace))
         return QT_MATMUL_UNSUPPORTED;
     struct qt_stream_args a = stream_args(p, w, &s, workspace);
     for (size_t t = 0; t < p->m; t += STREAM_MAX_TOKENS) {
