@@ -44,8 +44,7 @@ int qt_codebook_describe(struct qt_packed *p, const struct qt_codebook *cb, stru
     return rc;
 }
 
-/* ---- one group's parameters
- * ---------------------------------------------------------------------- */
+/* ---- one group's parameters ----------------------------------------------------------------- */
 
 struct fit {
     const struct qt_codebook *cb;
