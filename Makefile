@@ -1,6 +1,6 @@
 # qtool. Targets:
 #   all (default)  deps  demo  test  check  test-gpu  test-large  oracle  oracle-tokenizer
-#   bench  bench-gpu
+#   bench  kernels
 #   fmt  fmt-check  tidy  install  clean
 # Everything built goes to $(B). CUDA parts are built when nvcc is found (NVCC= to leave them out).
 
@@ -32,8 +32,11 @@ ISA_avx512  := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=
 ISAS    := generic $(if $(filter x86_64,$(shell uname -m)),avx2 avx512)
 
 FOLDERS := base formats calib hessian pack kernels verify
-LIB_SRC := $(filter-out pack/rowops.c,$(wildcard $(FOLDERS:%=%/*.c)))
+LIB_SRC := $(filter-out pack/rowops.c kernels/gpu_%,$(wildcard $(FOLDERS:%=%/*.c)))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o) $(ISAS:%=$(B)/pack/rowops.%.o)
+# qt_gpu_open: linked beside the library, which is the same with and without nvcc.
+GPU_OBJ := $(patsubst %,$(B)/kernels/gpu_%.o,$(if $(NVCC),cuda cublas read,none)) \
+           $(if $(NVCC),$(B)/libqtool_kernels.a)
 CLI_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard cli/*.c))
 UNIT    := $(patsubst tests/unit/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c))
 BENCH   := $(patsubst tests/bench/%.c,$(B)/tests/%,$(wildcard tests/bench/bench_*.c))
@@ -48,7 +51,7 @@ all: $(B)/qtool
 FIRST   := $(if $(filter deps,$(MAKECMDGOALS)),deps)
 
 ifeq ($(NVCC),)
-NO_NVCC := $(if $(wildcard kernels/cuda/*.cu),@echo "nvcc not found: building without GPU parts")
+NO_NVCC := @echo "nvcc not found: building without GPU parts"
 endif
 
 # Commands are long: shown with V=1.
@@ -56,9 +59,9 @@ Q        = $(if $(V),,@echo "  $(1) $@"; )
 COMPILE  = $(call Q,CC)$(CC) $(QFLAGS) $(CFLAGS) -c -o $@ $<
 LINK     = $(call Q,LINK)$(CC) $(CFLAGS) -fopenmp -o $@ $^ $(LIBS)
 
-$(B)/qtool: $(CLI_OBJ) $(B)/libqtool.a
+$(B)/qtool: $(CLI_OBJ) $(GPU_OBJ) $(B)/libqtool.a
 	$(NO_NVCC)
-	$(LINK)
+	$(LINK) $(CUDA_RT)
 
 $(B)/libqtool.a: $(LIB_OBJ)
 	@rm -f $@
@@ -95,44 +98,39 @@ CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] \
              -gencode arch=compute_90a,code=sm_90a
 CUDA_OBJ  := $(patsubst %.cu,$(B)/%.o,$(wildcard kernels/cuda/*.cu))
 CUDA_LIBS := $(B)/libqtool_kernels.a $(B)/libqtool_kernels.so
-CUDA_RT   := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lpthread -lstdc++
-NVCOMPILE  = $(call Q,NVCC)$(NVCC) -O3 -std=c++17 -I. $(CUDA_ARCH) -Xcompiler -fPIC -MMD -MP -c \
-             -o $@ $<
+CUDA_RT   := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lpthread
+SONAME    := libqtool_kernels.so.0
 
-all: $(CUDA_LIBS)
+all: kernels
+kernels: $(CUDA_LIBS)
 
 $(B)/libqtool_kernels.a: $(CUDA_OBJ)
 	@rm -f $@
 	$(call Q,AR)$(AR) rcs $@ $^
 
-$(B)/libqtool_kernels.so: $(CUDA_OBJ)
-	$(call Q,LINK)$(NVCC) -shared -cudart static -o $@ $^
+# Only what qtool_kernels.h declares is visible.
+$(B)/libqtool_kernels.so: $(CUDA_OBJ) kernels/cuda/exports.map
+	$(call Q,LINK)$(CC) -shared -o $@ $(CUDA_OBJ) -Wl,-soname,$(SONAME) \
+	    -Wl,--version-script=kernels/cuda/exports.map $(CUDA_RT)
 
-$(B)/kernels/cuda/%.o: kernels/cuda/%.cu
+# C++ here is for templates: nothing of its run time is wanted by what links the library. (The
+# statics are those of nvcc's launch stubs, and constant.)
+$(B)/%.o: %.cu
 	@mkdir -p $(@D)
-	$(NVCOMPILE)
+	$(call Q,NVCC)$(NVCC) -O3 -std=c++17 -I. $(CUDA_ARCH) \
+	    -Xcompiler -fPIC,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics -MMD -MP -c -o $@ $<
 
-$(B)/tests/gpu/%.o: tests/gpu/%.cu
-	@mkdir -p $(@D)
-	$(NVCOMPILE)
-
-$(B)/tests/gpu/%.o: QFLAGS += -isystem $(CUDA_HOME)/include
-$(B)/tests/gpu/test_kernels: $(B)/tests/gpu/test_kernels.o $(B)/tests/gpu/reference.o \
-        $(B)/libqtool_kernels.a $(B)/libqtool.a
+$(B)/kernels/gpu_cuda.o $(B)/tests/gpu/%.o: QFLAGS += -isystem $(CUDA_HOME)/include
+$(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(GPU_OBJ) $(B)/libqtool.a
 	$(LINK) $(CUDA_RT)
-
-$(B)/tests/gpu/bench_kernels: $(B)/tests/gpu/bench_kernels.o $(B)/tests/gpu/reference.o \
-        $(B)/libqtool_kernels.a
-	$(call Q,LINK)$(NVCC) -o $@ $^ -lcublas
+$(B)/tests/gpu/test_kernels: $(B)/tests/gpu/reference.o
 
 # Says SKIP where there is no GPU.
 test-gpu: $(B)/tests/gpu/test_kernels
 	$<
-bench-gpu: $(B)/tests/gpu/bench_kernels
-	$<
 else
-test-gpu bench-gpu:
-	@echo "SKIP: nvcc not found, the GPU programs are not built"
+kernels test-gpu:
+	@echo "SKIP: nvcc not found, nothing of the GPU is built"
 endif
 
 # ---- what is needed ----------------------------------------------------------------------------
@@ -163,9 +161,9 @@ tests: $(B)/qtool $(UNIT) $(BENCH)
 test: $(B)/qtool $(UNIT)
 	@tests/run.sh $(B)
 
-# The same tests under AddressSanitizer and UndefinedBehaviorSanitizer.
+# The same tests under AddressSanitizer and UndefinedBehaviorSanitizer, without GPU parts.
 check:
-	@$(MAKE) B=$(B)/check CFLAGS="$(SAN)" test
+	@$(MAKE) B=$(B)/check NVCC= CFLAGS="$(SAN)" test
 
 # Quantizes a checkpoint of 6 GB; takes 10 GB of disk and some minutes.
 test-large: $(B)/qtool $(B)/tests/make_checkpoint $(B)/tests/peak
@@ -199,7 +197,7 @@ install: $(B)/qtool
 clean:
 	rm -rf $(B)
 
-.PHONY: all deps deps-dev demo tests test check test-gpu bench-gpu test-large bench oracle oracle-tokenizer fmt fmt-check \
+.PHONY: all kernels deps deps-dev demo tests test check test-gpu test-large bench oracle oracle-tokenizer fmt fmt-check \
         tidy install clean
 .SECONDARY:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

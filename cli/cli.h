@@ -64,14 +64,17 @@ struct command {
     const struct opt_positional *positionals;
     const void *defaults; /* options struct, begins with struct common_options */
     size_t options_size;
+    bool gpu; /* takes --device cuda */
     int (*run)(struct cli *cli, const void *options, const char *const *args, struct qt_err *err);
 };
 
 extern const struct command cmd_inspect, cmd_plan, cmd_calibrate, cmd_quantize, cmd_verify,
-    cmd_eval, cmd_list, cmd_version;
+    cmd_eval, cmd_bench, cmd_list, cmd_version;
 /* All of them, NULL-terminated (main.c). */
 extern const struct command *const commands[];
 extern const struct opt common_opts[];
+/* Of a checked --device: the GPU's number, -1 for cpu (main.c). */
+int device_number(const char *device);
 
 /* The initialiser of the common part of a command's defaults. */
 #define COMMON_DEFAULTS                                                                            \
@@ -116,6 +119,7 @@ json_t *doc_text(const char *s); /* any bytes; NULL gives null */
 json_t *doc_real(double value);  /* null when not finite */
 json_t *doc_size(uint64_t value);
 json_t *doc_shape(int ndim, const size_t *shape);
+json_t *doc_gpu(struct cli *cli, const struct qt_gpu *gpu);
 void doc_figures(struct cli *cli, const struct qt_figure *figures, size_t n);
 /* Completes the document with the command's result rc and prints it on stdout. Returns rc, or
  * QT_E_RESOURCE when memory did not suffice. */

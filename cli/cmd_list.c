@@ -112,22 +112,30 @@ static int list_schemes(struct cli *cli, struct qt_err *err)
 
 /* ---- kernels and architectures -------------------------------------------------------------- */
 
-static const struct {
-    const char *name, *help;
-} backends[] = {
-    {"cpu", "OpenBLAS and OpenMP, on decoded weights"},
-};
+static void list_kernel(struct cli *cli, struct table *t, json_t *array, const char *name,
+                        const char *layout, const char *help)
+{
+    if (!array) {
+        table_row(t, "%s\t%s\t%s", name, layout, help);
+        return;
+    }
+    json_t *o = json_object();
+    doc_set(cli, o, "name", doc_text(name));
+    doc_set(cli, o, "layout", doc_text(layout[0] ? layout : NULL));
+    doc_set(cli, o, "help", doc_text(help));
+    doc_append(cli, array, o);
+}
 
 static int list_kernels(struct cli *cli, struct qt_err *err)
 {
-    struct table t = {.align = "ll"};
+    struct table t = {.align = "lll"};
     json_t *array = cli->doc ? json_array() : NULL;
-    for (size_t i = 0; i < sizeof backends / sizeof *backends; i++) {
-        if (array)
-            doc_append(cli, array, doc_text(backends[i].name));
-        else
-            table_row(&t, "%s\t%s", backends[i].name, backends[i].help);
-    }
+    const struct qt_gpu_kernel *k;
+    list_kernel(cli, &t, array, "cpu", "", "OpenBLAS and OpenMP, on decoded weights");
+    for (size_t i = 0; (k = qt_gpu_kernel_at(i)) != NULL; i++)
+        list_kernel(cli, &t, array, k->scheme, k->layout,
+                    qt_gpu_built() ? "CUDA, fused products on packed weights"
+                                   : "CUDA: not in this build");
     if (array)
         doc_set(cli, cli->doc, "kernels", array);
     return table_print(&t, err);
@@ -175,8 +183,9 @@ const struct command cmd_list = {
     .summary = "schemes with their parameters, kernels, model architectures",
     .description =
         "Lists what this build of qtool can do: quantization schemes with their parameters and "
-        "defaults, the backends that run models, and the model architectures that 'eval' can "
-        "run. Checkpoints of other architectures can still be quantized.",
+        "defaults, the backend that runs models, fused GPU kernels by the layout of packed weights "
+        "they take, and the model architectures that 'eval' can run. "
+        "Checkpoints of other architectures can still be quantized.",
     .examples = "  qtool list schemes\n"
                 "  qtool list archs --json\n",
     .opts = opts,

@@ -6,9 +6,11 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     if (cli->doc) {
         doc_set(cli, cli->doc, "version", doc_text(QT_VERSION));
         doc_set(cli, cli->doc, "format_version", json_integer(QT_FORMAT_VERSION));
+        doc_set(cli, cli->doc, "cuda", json_boolean(qt_gpu_built()));
     } else {
         printf("qtool %s\n", QT_VERSION);
         printf("container format %d\n", QT_FORMAT_VERSION);
+        printf("GPU kernels %s\n", qt_gpu_built() ? "built in" : "not built in");
     }
     return QT_OK;
 }

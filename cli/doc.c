@@ -81,6 +81,17 @@ json_t *doc_shape(int ndim, const size_t *shape)
     return array;
 }
 
+json_t *doc_gpu(struct cli *cli, const struct qt_gpu *gpu)
+{
+    json_t *o = json_object();
+    doc_set(cli, o, "name", doc_text(gpu->name));
+    doc_set(cli, o, "cuda", doc_text(gpu->cuda));
+    doc_set(cli, o, "cublas", doc_text(gpu->cublas));
+    doc_set(cli, o, "sms", json_integer(gpu->sms));
+    doc_set(cli, o, "l2_bytes", doc_size(gpu->l2_bytes));
+    return o;
+}
+
 void doc_figures(struct cli *cli, const struct qt_figure *figures, size_t n)
 {
     for (size_t i = 0; i < n; i++)

@@ -4,12 +4,13 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 const struct command *const commands[] = {
-    &cmd_inspect, &cmd_plan, &cmd_calibrate, &cmd_quantize, &cmd_verify,
-    &cmd_eval,    &cmd_list, &cmd_version,   NULL,
+    &cmd_inspect, &cmd_plan,  &cmd_calibrate, &cmd_quantize, &cmd_verify,
+    &cmd_eval,    &cmd_bench, &cmd_list,      &cmd_version,  NULL,
 };
 
 static const char *const progress_modes[] = {"auto", "plain", "none", NULL};
@@ -93,7 +94,12 @@ static bool has_flag(int argc, char **argv, const char *name, const char *letter
     return false;
 }
 
-static int check_device(const char *device, struct qt_err *err)
+int device_number(const char *device)
+{
+    return strncmp(device, "cuda", 4) ? -1 : device[4] == ':' ? atoi(device + 5) : 0;
+}
+
+static int check_device(const struct command *cmd, const char *device, struct qt_err *err)
 {
     static const char *const names[] = {"cpu", "cuda"};
     size_t index;
@@ -106,7 +112,9 @@ static int check_device(const char *device, struct qt_err *err)
     } else if (strcmp(device, "cuda") != 0) {
         return opts_unknown("device", device, names, 2, err);
     }
-    return qt_fail(err, QT_E_NO_GPU, NULL, NULL, "--device %s: built without GPU support", device);
+    return cmd->gpu ? QT_OK
+                    : qt_fail(err, QT_E_NO_GPU, NULL, NULL,
+                              "--device %s: '%s' runs on the CPU only", device, cmd->name);
 }
 
 /* command is NULL when there is none of that name. */
@@ -131,7 +139,7 @@ static int parse_and_run(struct cli *cli, const struct command *cmd, void *optio
     QT_TRY(opts_parse(options, args, &syntax, cli->argc - 2, cli->argv + 2, err));
     ui_init(&cli->ui, cmd->name, common->quiet, (enum ui_progress)common->progress);
     cli->log = ui_log(&cli->ui);
-    QT_TRY(check_device(common->device, err));
+    QT_TRY(check_device(cmd, common->device, err));
     qt_threads_set((int)common->threads);
     QT_TRY(cmd->run(cli, options, args, err));
     if (cli->doc_failed)

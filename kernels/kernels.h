@@ -1,12 +1,82 @@
 /*
- * kernels: the backends behind struct qt_backend.
+ * kernels: the backends behind struct qt_backend, and the GPU as verify and bench see it.
+ *
+ *   backend_cpu.c, cpu_*   the CPU backend
+ *   qtool_kernels.h, cuda/ libqtool_kernels: fused products on packed weights
+ *   gpu_cuda.c             struct qt_gpu over libqtool_kernels and the CUDA run time
+ *   gpu_cublas.c           cuBLAS, loaded at run time
+ *   gpu_read.cu            a kernel that only reads: the floor that others are measured against
+ *   gpu_none.c             instead of these in builds without nvcc
  */
 #ifndef QT_KERNELS_H
 #define QT_KERNELS_H
 
 #include "base/base.h"
+#include "kernels/qtool_kernels.h"
 
 /* OpenBLAS + OpenMP. Uses the threads of qt_threads_set. Close with be->close(be). */
 int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err);
+
+/* ---- a GPU ---------------------------------------------------------------------------------- */
+
+enum { QT_GPU_READS = 12 }; /* launch shapes of struct qt_gpu.read */
+
+/*
+ * One GPU: memory, fused products, time. A table of functions, so that what is built on it builds
+ * without CUDA and can be tested against a stand-in. Work goes to one stream, in order; upload,
+ * download and time return when it is done, everything else only enqueues. Failed CUDA calls are
+ * QT_E_INTERNAL, memory that is not there QT_E_RESOURCE.
+ */
+struct qt_gpu {
+    char name[128];   /* "NVIDIA H200" */
+    char cuda[64];    /* "driver 580.159.04, CUDA 13.0" */
+    char cublas[160]; /* "13.0.2", or why there is none */
+    bool has_cublas;
+    int device, sms, cc;
+    size_t l2_bytes, memory_bytes;
+    void *ctx;
+
+    /* 256-byte aligned. */
+    int (*new)(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err);
+    void (*free)(struct qt_gpu *gpu, void *p);
+    int (*upload)(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, struct qt_err *err);
+    int (*download)(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
+                    struct qt_err *err);
+    int (*copy)(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, struct qt_err *err);
+    int (*fill)(struct qt_gpu *gpu, void *dst, int byte, size_t bytes, struct qt_err *err);
+
+    /* qt_matmul_*; QT_E_UNSUPPORTED with the reason when plan refuses. */
+    int (*plan)(struct qt_gpu *gpu, struct qt_matmul_plan *out, const struct qt_matmul_weight *w,
+                size_t m, const struct qt_matmul_options *opt, struct qt_err *err);
+    int (*replan)(struct qt_gpu *gpu, struct qt_matmul_plan *plan, const struct qt_matmul_weight *w,
+                  struct qt_err *err);
+    int (*run)(struct qt_gpu *gpu, const struct qt_matmul_plan *plan,
+               const struct qt_matmul_weight *w, void *y, const void *x, void *workspace,
+               struct qt_err *err);
+    int (*dequantize)(struct qt_gpu *gpu, const struct qt_matmul_weight *w, void *out,
+                      enum qt_matmul_dtype dtype, struct qt_err *err);
+
+    /* Reads bytes (a multiple of 16) and does nothing with them; shape < QT_GPU_READS. */
+    int (*read)(struct qt_gpu *gpu, const void *src, size_t bytes, int shape, struct qt_err *err);
+    /* FP16 y[m][n] = x[m][k] w[n][k]^T by cuBLAS with FP32 sums; only if has_cublas. */
+    int (*gemm)(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t m, size_t n,
+                size_t k, struct qt_err *err);
+
+    /*
+     * Microseconds of one launch: launch(ctx, i, err), which enqueues one kernel, is called for
+     * i = 0..count-1 (again from 0 until there are 8) and captured into one CUDA graph; the median
+     * of its replays, divided by the launches in it. With count copies of what a kernel reads,
+     * together several times the L2, all reads are cold.
+     */
+    int (*time)(struct qt_gpu *gpu, double *us,
+                int (*launch)(void *ctx, size_t i, struct qt_err *err), void *ctx, size_t count,
+                struct qt_err *err);
+    void (*close)(struct qt_gpu *gpu);
+};
+
+/* Whether this is a build with CUDA. */
+bool qt_gpu_built(void);
+/* QT_E_NO_GPU in one clear line: built without CUDA, no driver, no such device, too old. */
+int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err);
 
 #endif

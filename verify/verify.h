@@ -4,6 +4,9 @@
  *   structure.c  container check: CRCs, sections, finiteness, repacking, error against the source
  *   eval.c       perplexity and divergence from a reference, block by block
  *   gate.c       --gate expressions over named figures
+ *   device.c     the fused GPU kernels on a container's tensors, against truth.c: the CPU's
+ * products bench.c      the speed of the fused kernels gpu_weight.c which packed matrix which
+ * kernel takes; gpu_time.c: copies in GPU memory, times
  */
 #ifndef QT_VERIFY_H
 #define QT_VERIFY_H
@@ -11,6 +14,7 @@
 #include "base/base.h"
 #include "calib/calib.h"
 #include "formats/formats.h"
+#include "kernels/kernels.h"
 #include "pack/pack.h"
 
 /* ---- container against itself and its source ------------------------------------------------ */
@@ -67,6 +71,95 @@ struct qt_eval_report {
 int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct qt_weights *ref,
             const uint32_t *ids, size_t count, const struct qt_eval_options *opt,
             struct qt_backend *be, struct qt_err *err);
+
+/* ---- fused kernels -------------------------------------------------------------------------- */
+
+/* A scheme in a layout that there is a fused kernel for. */
+struct qt_gpu_kernel {
+    const char *scheme, *layout;
+    enum qt_matmul_kind kind;
+};
+/* NULL beyond the end. */
+const struct qt_gpu_kernel *qt_gpu_kernel_at(size_t i);
+
+/* The descriptor of p (which needs no data) for the device addresses section[p->nsections] of its
+ * sections. QT_E_UNSUPPORTED: no kernel for this scheme and layout. */
+int qt_gpu_weight(struct qt_matmul_weight *out, const struct qt_packed *p,
+                  const void *const *section, struct qt_err *err);
+
+/* Tokens of the products that are timed. */
+enum { QT_DEVICE_TIMES = 3 };
+extern const size_t qt_device_times[QT_DEVICE_TIMES];
+
+struct qt_device_tensor {
+    const char *name, *spec; /* owned by the container */
+    size_t n, k;
+    char missing[200];   /* why no kernel takes it; "" when one does, then the rest is filled */
+    size_t runs, faults; /* products, and those of them (and other checks) that were wrong */
+    char fault[200];     /* the first */
+    double error[2];     /* worst |y - truth| / |truth| of FP16 and BF16 products */
+    double us[QT_DEVICE_TIMES], cublas_us[QT_DEVICE_TIMES]; /* FP16; NaN without cuBLAS */
+};
+
+struct qt_device_report {
+    struct qt_device_tensor *tensors;
+    size_t count, missing, faults; /* faults of all tensors */
+};
+
+/*
+ * Every quantized tensor of a container through its fused kernel: several numbers of tokens,
+ * random and heavy-tailed activations in FP16 and BF16, against products of the decoded weights on
+ * the CPU (FP32; some rows in FP64). A product is at fault when its error is more than 2.3e-5
+ * (BF16: 8 times that) above what rounding the true values to its type costs, when a single value
+ * is off, when a second run or, with batch_invariant, another number of tokens gives other bits, or
+ * when memory beside the output or the workspace was touched; outputs and workspace are filled with
+ * NaN before. Also: dequantized weights equal the decoded ones bit for bit. Faults are reported,
+ * not errors. cpu: the CPU backend. log may be NULL.
+ */
+int qt_verify_device(struct qt_device_report *out, const struct qt_container *c, struct qt_gpu *gpu,
+                     struct qt_backend *cpu, const struct qt_log *log, struct qt_err *err);
+void qt_device_free(struct qt_device_report *report);
+
+/* ---- bench ---------------------------------------------------------------------------------- */
+
+struct qt_bench_shape {
+    const char *name; /* "llama3-8b o", or NULL */
+    size_t n, k;
+};
+
+struct qt_bench_options {
+    const struct qt_spec *specs;
+    const struct qt_bench_shape *shapes;
+    const size_t *m; /* tokens */
+    size_t nspecs, nshapes, nm;
+    struct qt_matmul_options matmul;
+    const struct qt_log *log;
+};
+
+struct qt_bench_row {
+    const struct qt_bench_shape *shape; /* of the options */
+    const struct qt_spec *spec;         /* NULL: cuBLAS FP16 */
+    size_t m, bytes;                    /* packed bytes of the weights */
+    double us, floor_us, cublas_us;     /* NaN where not measured */
+    struct qt_matmul_config config;     /* of fused kernels */
+    char why[200];                      /* refused: the reason */
+};
+
+struct qt_bench_report {
+    double copy_gbs; /* device to device, bytes read + bytes written */
+    double read_gbs; /* bare reads of 1 GiB */
+    struct qt_bench_row *rows;
+    size_t count;
+};
+
+/*
+ * Times the fused kernels on random weights, shape by shape: first cuBLAS for each m, then each
+ * scheme with its read floor. Weights are cold in the L2, X and Y are not; launches are in CUDA
+ * graphs; medians.
+ */
+int qt_bench(struct qt_bench_report *out, struct qt_gpu *gpu, const struct qt_bench_options *opt,
+             struct qt_err *err);
+void qt_bench_free(struct qt_bench_report *report);
 
 /* ---- gates ---------------------------------------------------------------------------------- */
 

@@ -1,0 +1,349 @@
+#include "cli/cli.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+enum { MAX_TOKENS = 1 << 16, MAX_SIDE = 1 << 20 };
+
+struct bench_options {
+    struct common_options common;
+    struct opt_list scheme, shape;
+    const char *m;
+    int dtype; /* enum qt_matmul_dtype */
+    bool dependent, invariant;
+};
+
+/* ---- what to measure ------------------------------------------------------------------------ */
+
+static const struct qt_bench_shape named[] = {
+    {"llama3-8b:qkv", 6144, 4096},       {"llama3-8b:o", 4096, 4096},
+    {"llama3-8b:gate+up", 28672, 4096},  {"llama3-8b:down", 4096, 14336},
+    {"llama3-70b:qkv", 10240, 8192},     {"llama3-70b:o", 8192, 8192},
+    {"llama3-70b:gate+up", 57344, 8192}, {"llama3-70b:down", 8192, 28672},
+};
+enum { NAMED = sizeof named / sizeof *named };
+
+static const char *const default_schemes[] = {"nf4", "nf3", "nf2", "fp6", "fp5"};
+static const char *const default_shapes[] = {"llama3-8b:o", "llama3-70b:o", "llama3-70b:gate+up"};
+static const char default_m[] = "1,16,64,256";
+
+struct request {
+    struct qt_spec *specs;
+    const char *const *names; /* of the specs, as given */
+    struct qt_bench_shape *shapes;
+    size_t *m;
+    size_t nspecs, nshapes, nm, shapes_capacity, m_capacity;
+};
+
+static int add_shape(struct request *r, const struct qt_bench_shape *shape, struct qt_err *err)
+{
+    int rc = qt_array_grow(&r->shapes, &r->shapes_capacity, r->nshapes + 1, sizeof *shape, err);
+    if (rc == QT_OK)
+        r->shapes[r->nshapes++] = *shape;
+    return rc;
+}
+
+/* Whether a name is `word` or begins with it and a colon. */
+static bool is_named(const char *name, const char *word)
+{
+    size_t n = strlen(word);
+    return strncmp(name, word, n) == 0 && (name[n] == '\0' || name[n] == ':');
+}
+
+/* A model, one of its shapes, or NxK. */
+static int parse_shape(struct request *r, const char *text, struct qt_err *err)
+{
+    const char *names[NAMED + 2] = {"llama3-8b", "llama3-70b"};
+    struct qt_bench_shape shape = {0};
+    size_t before = r->nshapes;
+    char n[24], k[24];
+    int rc = QT_OK, end = 0;
+    if (sscanf(text, "%23[0-9]x%23[0-9]%n", n, k, &end) == 2 && text[end] == '\0') {
+        QT_TRY(opts_size(&shape.n, "--shape", n, 1, MAX_SIDE, err));
+        QT_TRY(opts_size(&shape.k, "--shape", k, 1, MAX_SIDE, err));
+        return add_shape(r, &shape, err);
+    }
+    for (size_t i = 0; i < NAMED; i++) {
+        names[i + 2] = named[i].name;
+        if (is_named(named[i].name, text))
+            QT_TRY(add_shape(r, &named[i], err));
+    }
+    if (r->nshapes == before)
+        rc = opts_unknown("shape", text, names, NAMED + 2, err);
+done:
+    return rc;
+}
+
+static int parse_tokens(struct request *r, const char *text, struct qt_err *err)
+{
+    char word[24];
+    int rc = QT_OK;
+    for (const char *at = text; rc == QT_OK && at;
+         at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        snprintf(word, sizeof word, "%.*s", (int)qt_min_size(strcspn(at, ","), sizeof word - 1),
+                 at);
+        QT_TRY(qt_array_grow(&r->m, &r->m_capacity, r->nm + 1, sizeof *r->m, err));
+        QT_TRY(opts_size(&r->m[r->nm], "--m", word, 1, MAX_TOKENS, err));
+        r->nm++;
+    }
+done:
+    return rc;
+}
+
+static int parse_schemes(struct request *r, const char *const *names, size_t n, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(qt_array_new(&r->specs, n, sizeof *r->specs, err));
+    r->names = names;
+    for (; r->nspecs < n; r->nspecs++) {
+        QT_TRY(qt_spec_parse(&r->specs[r->nspecs], names[r->nspecs], err));
+        if (!r->specs[r->nspecs].scheme)
+            QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL, "--scheme none: nothing to measure"));
+    }
+done:
+    return rc;
+}
+
+static int parse_request(struct request *r, const struct bench_options *o, struct qt_err *err)
+{
+    const char *const *shapes = default_shapes, *const *schemes = default_schemes;
+    size_t nshapes = sizeof default_shapes / sizeof *default_shapes;
+    size_t nschemes = sizeof default_schemes / sizeof *default_schemes;
+    int rc;
+    if (o->shape.count)
+        shapes = o->shape.items, nshapes = o->shape.count;
+    if (o->scheme.count)
+        schemes = o->scheme.items, nschemes = o->scheme.count;
+    QT_TRY(parse_schemes(r, schemes, nschemes, err));
+    for (size_t i = 0; i < nshapes; i++)
+        QT_TRY(parse_shape(r, shapes[i], err));
+    QT_TRY(parse_tokens(r, o->m, err));
+done:
+    return rc;
+}
+
+static void free_request(struct request *r)
+{
+    qt_free(r->specs);
+    qt_free(r->shapes);
+    qt_free(r->m);
+}
+
+/* ---- results -------------------------------------------------------------------------------- */
+
+static const char *row_name(const struct request *r, const struct qt_bench_row *row)
+{
+    return row->spec ? r->names[row->spec - r->specs] : "cublas-f16";
+}
+
+static double row_gbs(const struct qt_bench_row *row)
+{
+    return (double)row->bytes / row->us / 1e3;
+}
+
+static double row_tflops(const struct qt_bench_row *row)
+{
+    return 2e-6 * (double)row->shape->n * (double)row->shape->k * (double)row->m / row->us;
+}
+
+static const char *row_config(char buf[TEXT_SIZE], const struct qt_bench_row *row)
+{
+    const struct qt_matmul_config *c = &row->config;
+    buf[0] = '\0';
+    if (row->spec && !row->why[0])
+        snprintf(buf, TEXT_SIZE, "t%d s%d w%d/%d c%d x%d", c->token_tiles, c->strips, c->warps,
+                 c->warps_k, c->strips_cta, c->splits);
+    return buf;
+}
+
+/* "" for what was not measured */
+static const char *number(char buf[TEXT_SIZE], const char *format, double value)
+{
+    buf[0] = '\0';
+    if (isfinite(value))
+        snprintf(buf, TEXT_SIZE, format, value);
+    return buf;
+}
+
+static void add_table_row(struct table *t, const struct request *r, const struct qt_bench_row *row)
+{
+    char shape[TEXT_SIZE], floor[TEXT_SIZE], share[TEXT_SIZE], speed[TEXT_SIZE], config[TEXT_SIZE];
+    text_shape(shape, 2, (const size_t[]){row->shape->n, row->shape->k});
+    if (row->why[0]) {
+        table_row(t, "%s\t%s\t%zu\t\t\t\t\t\t\trefused: %s", shape, row_name(r, row), row->m,
+                  row->why);
+        return;
+    }
+    table_row(t, "%s\t%s\t%zu\t%.2f\t%.0f\t%s\t%s\t%.1f\t%s\t%s", shape, row_name(r, row), row->m,
+              row->us, row_gbs(row), number(floor, "%.2f", row->floor_us),
+              number(share, "%.1f", 100 * row->floor_us / row->us), row_tflops(row),
+              number(speed, "%.2f", row->cublas_us / row->us), row_config(config, row));
+}
+
+static int print_report(const struct qt_bench_report *report, const struct request *r,
+                        const struct bench_options *o, const struct qt_gpu *gpu, struct qt_err *err)
+{
+    struct table t = {.align = "llrrrrrrrl"};
+    printf("%s, %d SMs, %s, %s\n", gpu->name, gpu->sms, gpu->cuda, gpu->cublas);
+    printf("copy %.0f GB/s (read + written), read %.0f GB/s\n", report->copy_gbs, report->read_gbs);
+    printf("%s, %s launches%s; weights cold in L2, CUDA graphs, medians; floor: bare read of the "
+           "same bytes, plain launches\n\n",
+           o->dtype == QT_MATMUL_BF16 ? "BF16" : "FP16", o->dependent ? "dependent" : "plain",
+           o->invariant ? ", batch-invariant" : "");
+    table_row(&t, "SHAPE\tSCHEME\tM\tUS\tGB/S\tFLOOR\t%%FLOOR\tTFLOP/S\tX CUBLAS\tCONFIG");
+    for (size_t i = 0; i < report->count; i++)
+        add_table_row(&t, r, &report->rows[i]);
+    return table_print(&t, err);
+}
+
+static json_t *row_doc(struct cli *cli, const struct request *r, const struct qt_bench_row *row)
+{
+    json_t *o = json_object();
+    char config[TEXT_SIZE];
+    doc_set(cli, o, "scheme", doc_text(row_name(r, row)));
+    doc_set(cli, o, "shape_name", doc_text(row->shape->name));
+    doc_set(cli, o, "n", doc_size(row->shape->n));
+    doc_set(cli, o, "k", doc_size(row->shape->k));
+    doc_set(cli, o, "m", doc_size(row->m));
+    doc_set(cli, o, "refused", doc_text(row->why[0] ? row->why : NULL));
+    doc_set(cli, o, "bytes", doc_size(row->bytes));
+    doc_set(cli, o, "us", doc_real(row->us));
+    doc_set(cli, o, "gb_per_s", doc_real(row_gbs(row)));
+    doc_set(cli, o, "floor_us", doc_real(row->floor_us));
+    doc_set(cli, o, "floor_share", doc_real(row->floor_us / row->us));
+    doc_set(cli, o, "tflop_per_s", doc_real(row_tflops(row)));
+    doc_set(cli, o, "cublas_speedup", doc_real(row->cublas_us / row->us));
+    doc_set(cli, o, "config", doc_text(row_config(config, row)));
+    return o;
+}
+
+static void fill_doc(struct cli *cli, const struct qt_bench_report *report, const struct request *r,
+                     const struct bench_options *o, const struct qt_gpu *gpu)
+{
+    json_t *rows = json_array();
+    for (size_t i = 0; i < report->count; i++)
+        doc_append(cli, rows, row_doc(cli, r, &report->rows[i]));
+    doc_set(cli, cli->doc, "gpu", doc_gpu(cli, gpu));
+    doc_set(cli, cli->doc, "dtype", doc_text(o->dtype == QT_MATMUL_BF16 ? "BF16" : "FP16"));
+    doc_set(cli, cli->doc, "dependent_launches", json_boolean(o->dependent));
+    doc_set(cli, cli->doc, "batch_invariant", json_boolean(o->invariant));
+    doc_set(cli, cli->doc, "copy_gb_per_s", doc_real(report->copy_gbs));
+    doc_set(cli, cli->doc, "read_gb_per_s", doc_real(report->read_gbs));
+    doc_set(cli, cli->doc, "rows", rows);
+}
+
+/* ---- the command ---------------------------------------------------------------------------- */
+
+static int measure(struct cli *cli, const struct request *r, const struct bench_options *o,
+                   struct qt_gpu *gpu, struct qt_err *err)
+{
+    const struct qt_bench_options opt = {
+        .specs = r->specs,
+        .shapes = r->shapes,
+        .m = r->m,
+        .nspecs = r->nspecs,
+        .nshapes = r->nshapes,
+        .nm = r->nm,
+        .matmul = {.dtype = (enum qt_matmul_dtype)o->dtype,
+                   .device = gpu->device,
+                   .dependent_launch = o->dependent,
+                   .batch_invariant = o->invariant},
+        .log = &cli->log,
+    };
+    struct qt_bench_report report = {0};
+    int rc;
+    QT_TRY(qt_bench(&report, gpu, &opt, err));
+    ui_clear(&cli->ui);
+    if (cli->doc)
+        fill_doc(cli, &report, r, o, gpu);
+    else
+        QT_TRY(print_report(&report, r, o, gpu, err));
+done:
+    qt_bench_free(&report);
+    return rc;
+}
+
+static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
+{
+    const struct bench_options *o = options;
+    struct request request = {0};
+    struct qt_gpu *gpu = NULL;
+    int rc;
+    (void)args;
+    QT_TRY(parse_request(&request, o, err));
+    if (device_number(o->common.device) < 0)
+        QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL, "bench measures a GPU: --device cuda[:N]"));
+    QT_TRY(qt_gpu_open(&gpu, device_number(o->common.device), err));
+    QT_TRY(measure(cli, &request, o, gpu, err));
+done:
+    if (gpu)
+        gpu->close(gpu);
+    free_request(&request);
+    return rc;
+}
+
+static const struct bench_options defaults = {.common = {.device = "cuda"}, .m = default_m};
+
+static const char *const dtypes[] = {"f16", "bf16", NULL};
+
+static const struct opt opts[] = {
+    {.name = "scheme",
+     .kind = OPT_LIST,
+     .offset = offsetof(struct bench_options, scheme),
+     .metavar = "S",
+     .help = "scheme, for example nf4:g=64; may be given several times (default nf4, nf3, nf2, "
+             "fp6, fp5)"},
+    {.name = "shape",
+     .kind = OPT_LIST,
+     .offset = offsetof(struct bench_options, shape),
+     .metavar = "SHAPE",
+     .help = "NxK (output x input features), llama3-8b or llama3-70b, or one of their linears: "
+             "llama3-8b:qkv, :o, :gate+up, :down; may be given several times (default "
+             "llama3-8b:o, llama3-70b:o, llama3-70b:gate+up)"},
+    {.name = "m",
+     .kind = OPT_STRING,
+     .offset = offsetof(struct bench_options, m),
+     .metavar = "LIST",
+     .help = "tokens, separated by commas (default 1,16,64,256)"},
+    {.name = "dtype",
+     .kind = OPT_CHOICE,
+     .offset = offsetof(struct bench_options, dtype),
+     .choices = dtypes,
+     .metavar = "TYPE",
+     .help = "activations and outputs of the fused kernels: f16 (the default) or bf16"},
+    {.name = "dependent",
+     .kind = OPT_FLAG,
+     .offset = offsetof(struct bench_options, dependent),
+     .help = "programmatic dependent launches: a kernel begins to load weights while the one "
+             "before it ends"},
+    {.name = "invariant",
+     .kind = OPT_FLAG,
+     .offset = offsetof(struct bench_options, invariant),
+     .help = "batch-invariant products: a token's result does not depend on the others"},
+    {0},
+};
+
+static const struct opt_positional positionals[] = {{0}};
+
+const struct command cmd_bench = {
+    .name = "bench",
+    .summary = "speed of the fused GPU kernels",
+    .description =
+        "Times the fused matrix products on random weights, packed by the scheme's own quantizer. "
+        "Launches rotate over copies of five times the L2's size, so that weights come from "
+        "memory, and are captured in CUDA graphs; times are medians.\n\n"
+        "Measured in the same run: the floor, a bare cold read of exactly the packed bytes; "
+        "cuBLAS in FP16, if it is installed (it is loaded at run time); and the GPU's copy and "
+        "read bandwidth. GB/s are packed bytes by time, %FLOOR is the floor's time by the "
+        "kernel's.",
+    .examples =
+        "  qtool bench\n"
+        "  qtool bench --scheme nf4:g=64 --scheme fp6:e=2 --shape llama3-8b --m 1,8 --json\n",
+    .opts = opts,
+    .positionals = positionals,
+    .defaults = &defaults,
+    .options_size = sizeof defaults,
+    .gpu = true,
+    .run = run,
+};

@@ -1,0 +1,111 @@
+/*
+ * cuBLAS, loaded when it is first wanted, so that qtool runs where it is not installed. Types and
+ * numbers are those of its C interface, which has been the same since CUDA 11.
+ */
+#include "base/base.h"
+#include "kernels/gpu_internal.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { OP_N = 0, OP_T = 1, R_16F = 2, COMPUTE_32F = 68, ALGO_DEFAULT = -1 };
+
+typedef int create_fn(void **handle);
+typedef int destroy_fn(void *handle);
+typedef int set_stream_fn(void *handle, void *stream);
+typedef int set_workspace_fn(void *handle, void *workspace, size_t bytes);
+typedef int version_fn(void *handle, int *version);
+typedef int gemm_fn(void *handle, int op_a, int op_b, int m, int n, int k, const void *alpha,
+                    const void *a, int type_a, int lda, const void *b, int type_b, int ldb,
+                    const void *beta, void *c, int type_c, int ldc, int compute, int algo);
+
+struct gpu_cublas {
+    void *library, *handle;
+    destroy_fn *destroy;
+    gemm_fn *gemm;
+};
+
+static void *open_library(void)
+{
+    static const char *const names[] = {
+        "libcublas.so.13",
+        "libcublas.so.12",
+        "libcublas.so.11",
+        "libcublas.so",
+        "/usr/local/cuda/lib64/libcublas.so", /* where installers leave it, unknown to ld.so */
+    };
+    void *library = NULL;
+    for (size_t i = 0; !library && i < sizeof names / sizeof *names; i++)
+        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    return library;
+}
+
+/* POSIX defines the conversion of dlsym's result; ISO C does not, hence the copy. */
+static bool find(void *out, void *library, const char *name)
+{
+    void *symbol = dlsym(library, name);
+    memcpy(out, &symbol, sizeof symbol);
+    return symbol != NULL;
+}
+
+/* The workspace is set, as cuBLAS would otherwise allocate one while a graph is captured. */
+static const char *connect(struct gpu_cublas *c, int *version, void *stream, void *workspace,
+                           size_t bytes)
+{
+    create_fn *create;
+    set_stream_fn *set_stream;
+    set_workspace_fn *set_workspace;
+    version_fn *get_version;
+    if (!find(&create, c->library, "cublasCreate_v2") ||
+        !find(&c->destroy, c->library, "cublasDestroy_v2") ||
+        !find(&set_stream, c->library, "cublasSetStream_v2") ||
+        !find(&set_workspace, c->library, "cublasSetWorkspace_v2") ||
+        !find(&get_version, c->library, "cublasGetVersion_v2") ||
+        !find(&c->gemm, c->library, "cublasGemmEx"))
+        return "its library lacks a function";
+    if (create(&c->handle) != 0)
+        return "it cannot be initialised";
+    if (set_stream(c->handle, stream) != 0 || set_workspace(c->handle, workspace, bytes) != 0 ||
+        get_version(c->handle, version) != 0)
+        return "it does not answer";
+    return NULL;
+}
+
+struct gpu_cublas *gpu_cublas_open(char *text, size_t size, void *stream, void *workspace,
+                                   size_t bytes)
+{
+    struct gpu_cublas *c = NULL;
+    const char *fault = "out of memory";
+    int version = 0;
+    if (qt_array_new(&c, 1, sizeof *c, NULL) == QT_OK) {
+        c->library = open_library();
+        fault = c->library ? connect(c, &version, stream, workspace, bytes)
+                           : "libcublas.so is not installed";
+    }
+    if (fault) {
+        snprintf(text, size, "no cuBLAS: %s", fault);
+        gpu_cublas_close(c);
+        return NULL;
+    }
+    snprintf(text, size, "cuBLAS %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    return c;
+}
+
+void gpu_cublas_close(struct gpu_cublas *c)
+{
+    if (c && c->handle)
+        c->destroy(c->handle);
+    if (c && c->library)
+        dlclose(c->library);
+    qt_free(c);
+}
+
+/* Column-major: Y^T[n][m] = W[n][k] X^T[k][m]. */
+int gpu_cublas_gemm(struct gpu_cublas *c, void *y, const void *x, const void *w, int m, int n,
+                    int k)
+{
+    const float one = 1, zero = 0;
+    return c->gemm(c->handle, OP_T, OP_N, n, m, k, &one, w, R_16F, k, x, R_16F, k, &zero, y, R_16F,
+                   n, COMPUTE_32F, ALGO_DEFAULT);
+}

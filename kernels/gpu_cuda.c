@@ -1,0 +1,345 @@
+/* struct qt_gpu over the CUDA run time and libqtool_kernels. */
+#include "kernels/gpu_internal.h"
+#include "kernels/kernels.h"
+
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    CUBLAS_WORKSPACE = 64 << 20,
+    MIN_LAUNCHES = 8, /* in a graph, so that its own launch does not count */
+    WARM_UP = 2,
+    REPLAYS = 15,
+};
+
+struct gpu {
+    struct qt_gpu gpu;
+    cudaStream_t stream;
+    void *sink, *workspace;
+    struct gpu_cublas *cublas;
+};
+
+static struct gpu *self(struct qt_gpu *gpu)
+{
+    return gpu->ctx;
+}
+
+static int check(cudaError_t e, const char *what, struct qt_err *err)
+{
+    if (e == cudaSuccess)
+        return QT_OK;
+    return qt_fail(err, e == cudaErrorMemoryAllocation ? QT_E_RESOURCE : QT_E_INTERNAL, NULL, NULL,
+                   "GPU: %s: %s", what, cudaGetErrorString(e));
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static int gpu_new(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err)
+{
+    (void)gpu;
+    *out = NULL;
+    cudaError_t e = cudaMalloc(out, bytes ? bytes : 1);
+    if (e == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); /* or the next launch would report it */
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory (%zu bytes)", bytes);
+    }
+    return check(e, "allocation", err);
+}
+
+static void gpu_free(struct qt_gpu *gpu, void *p)
+{
+    (void)gpu;
+    cudaFree(p);
+}
+
+static int copy_and_wait(struct gpu *g, void *dst, const void *src, size_t bytes,
+                         enum cudaMemcpyKind kind, struct qt_err *err)
+{
+    cudaError_t e = cudaMemcpyAsync(dst, src, bytes, kind, g->stream);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(g->stream);
+    return check(e, kind == cudaMemcpyHostToDevice ? "upload" : "download", err);
+}
+
+static int gpu_upload(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
+                      struct qt_err *err)
+{
+    return copy_and_wait(self(gpu), dst, src, bytes, cudaMemcpyHostToDevice, err);
+}
+
+/* Also where a kernel that failed since is noticed. */
+static int gpu_download(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
+                        struct qt_err *err)
+{
+    return copy_and_wait(self(gpu), dst, src, bytes, cudaMemcpyDeviceToHost, err);
+}
+
+static int gpu_copy(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
+                    struct qt_err *err)
+{
+    return check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, self(gpu)->stream),
+                 "copy", err);
+}
+
+static int gpu_fill(struct qt_gpu *gpu, void *dst, int byte, size_t bytes, struct qt_err *err)
+{
+    return check(cudaMemsetAsync(dst, byte, bytes, self(gpu)->stream), "fill", err);
+}
+
+/* ---- products ------------------------------------------------------------------------------- */
+
+static int planned(int status, const struct qt_matmul_plan *plan, struct qt_err *err)
+{
+    switch (status) {
+    case QT_MATMUL_OK:
+        return QT_OK;
+    case QT_MATMUL_UNSUPPORTED:
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%s", plan->reason);
+    case QT_MATMUL_NO_GPU:
+        return qt_fail(err, QT_E_NO_GPU, NULL, NULL, "%s", plan->reason);
+    default:
+        return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: %s", plan->reason);
+    }
+}
+
+static int gpu_plan(struct qt_gpu *gpu, struct qt_matmul_plan *out,
+                    const struct qt_matmul_weight *w, size_t m, const struct qt_matmul_options *opt,
+                    struct qt_err *err)
+{
+    (void)gpu;
+    return planned(qt_matmul_plan(out, w, m, opt), out, err);
+}
+
+static int gpu_replan(struct qt_gpu *gpu, struct qt_matmul_plan *plan,
+                      const struct qt_matmul_weight *w, struct qt_err *err)
+{
+    (void)gpu;
+    return planned(qt_matmul_plan_check(plan, w), plan, err);
+}
+
+static int launched(int status, const char *what, struct qt_err *err)
+{
+    if (status == QT_MATMUL_OK)
+        return QT_OK;
+    return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: %s: status %d, %s", what, status,
+                   cudaGetErrorString(cudaGetLastError()));
+}
+
+static int gpu_run(struct qt_gpu *gpu, const struct qt_matmul_plan *plan,
+                   const struct qt_matmul_weight *w, void *y, const void *x, void *workspace,
+                   struct qt_err *err)
+{
+    return launched(qt_matmul_run(plan, w, y, x, workspace, self(gpu)->stream), "fused product",
+                    err);
+}
+
+static int gpu_dequantize(struct qt_gpu *gpu, const struct qt_matmul_weight *w, void *out,
+                          enum qt_matmul_dtype dtype, struct qt_err *err)
+{
+    return launched(qt_matmul_dequantize(w, out, dtype, self(gpu)->stream), "dequantize", err);
+}
+
+static int gpu_read(struct qt_gpu *gpu, const void *src, size_t bytes, int shape,
+                    struct qt_err *err)
+{
+    struct gpu *g = self(gpu);
+    return check((cudaError_t)gpu_read_launch(g->sink, src, bytes, shape, gpu->sms, g->stream),
+                 "read", err);
+}
+
+static int gpu_gemm(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t m, size_t n,
+                    size_t k, struct qt_err *err)
+{
+    int status = gpu_cublas_gemm(self(gpu)->cublas, y, x, w, (int)m, (int)n, (int)k);
+    if (status != 0)
+        return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "cuBLAS: status %d", status);
+    return QT_OK;
+}
+
+/* ---- time ----------------------------------------------------------------------------------- */
+
+static int capture(struct gpu *g, cudaGraph_t *out, size_t launches,
+                   int (*launch)(void *ctx, size_t i, struct qt_err *err), void *ctx, size_t count,
+                   struct qt_err *err)
+{
+    int rc = check(cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal),
+                   "graph capture", err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; rc == QT_OK && i < launches; i++)
+        rc = launch(ctx, i % count, err);
+    /* Always ended, or the stream could not be used again. */
+    cudaError_t e = cudaStreamEndCapture(g->stream, out);
+    return rc < 0 ? rc : check(e, "graph capture", err);
+}
+
+static int replay(float *ms, struct gpu *g, cudaGraphExec_t exec, cudaEvent_t begin,
+                  cudaEvent_t end, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(check(cudaEventRecord(begin, g->stream), "event", err));
+    QT_TRY(check(cudaGraphLaunch(exec, g->stream), "graph launch", err));
+    QT_TRY(check(cudaEventRecord(end, g->stream), "event", err));
+    QT_TRY(check(cudaEventSynchronize(end), "graph", err));
+    QT_TRY(check(cudaEventElapsedTime(ms, begin, end), "event", err));
+done:
+    return rc;
+}
+
+static int compare_float(const void *a, const void *b)
+{
+    const float *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
+}
+
+static int gpu_time(struct qt_gpu *gpu, double *us,
+                    int (*launch)(void *ctx, size_t i, struct qt_err *err), void *ctx, size_t count,
+                    struct qt_err *err)
+{
+    struct gpu *g = self(gpu);
+    size_t launches = count < MIN_LAUNCHES ? qt_round_up(MIN_LAUNCHES, count) : count;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    cudaEvent_t begin = NULL, end = NULL;
+    float ms[WARM_UP + REPLAYS];
+    int rc;
+    QT_TRY(capture(g, &graph, launches, launch, ctx, count, err));
+    QT_TRY(check(cudaGraphInstantiate(&exec, graph, 0), "graph", err));
+    QT_TRY(check(cudaEventCreate(&begin), "event", err));
+    QT_TRY(check(cudaEventCreate(&end), "event", err));
+    for (int i = 0; i < WARM_UP + REPLAYS; i++)
+        QT_TRY(replay(&ms[i], g, exec, begin, end, err));
+    qsort(ms + WARM_UP, REPLAYS, sizeof *ms, compare_float);
+    *us = 1000 * (double)ms[WARM_UP + REPLAYS / 2] / (double)launches;
+done:
+    if (begin)
+        cudaEventDestroy(begin);
+    if (end)
+        cudaEventDestroy(end);
+    if (exec)
+        cudaGraphExecDestroy(exec);
+    if (graph)
+        cudaGraphDestroy(graph);
+    return rc;
+}
+
+/* ---- opening -------------------------------------------------------------------------------- */
+
+static int no_gpu(int device, const char *why, struct qt_err *err)
+{
+    return qt_fail(err, QT_E_NO_GPU, NULL, NULL, "no GPU %d: %s", device, why);
+}
+
+static int find_device(int device, struct qt_err *err)
+{
+    int driver = 0, count = 0, rc = QT_OK;
+    /* Version 0 is what the run time says without a driver; its error then speaks of a driver that
+     * is too old. */
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+        return no_gpu(device, "no NVIDIA driver on this machine", err);
+    cudaError_t e = cudaGetDeviceCount(&count);
+    if (e != cudaSuccess)
+        return no_gpu(device, cudaGetErrorString(e), err);
+    if (device >= count)
+        rc = qt_fail(err, QT_E_NO_GPU, NULL, NULL, "no GPU %d: there are %d, counted from 0",
+                     device, count);
+    return rc;
+}
+
+/* "driver 580.159.04, CUDA 13.0"; the driver's number is the first word with a dot of a line like
+ * "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build". */
+static void describe_cuda(char *text, size_t size)
+{
+    char line[256] = "", *rest = line, *word = NULL;
+    int version = 0;
+    FILE *f = fopen("/proc/driver/nvidia/version", "r");
+    if (f && fgets(line, sizeof line, f))
+        while ((word = strtok_r(rest, " \t\n", &rest)) && !strchr(word, '.'))
+            ;
+    if (f)
+        fclose(f);
+    cudaDriverGetVersion(&version);
+    snprintf(text, size, "driver %.30s, CUDA %d.%d", word ? word : "?", version / 1000,
+             version % 1000 / 10);
+}
+
+static int fill_facts(struct qt_gpu *gpu, struct qt_err *err)
+{
+    struct cudaDeviceProp p;
+    int rc = check(cudaGetDeviceProperties(&p, gpu->device), "device properties", err);
+    if (rc < 0)
+        return rc;
+    snprintf(gpu->name, sizeof gpu->name, "%.100s", p.name);
+    describe_cuda(gpu->cuda, sizeof gpu->cuda);
+    gpu->sms = p.multiProcessorCount;
+    gpu->cc = 10 * p.major + p.minor;
+    gpu->l2_bytes = (size_t)p.l2CacheSize;
+    gpu->memory_bytes = p.totalGlobalMem;
+    if (gpu->cc < 80)
+        return qt_fail(err, QT_E_NO_GPU, NULL, NULL,
+                       "no GPU %d: %s has compute capability %d.%d, the kernels need 8.0",
+                       gpu->device, gpu->name, p.major, p.minor);
+    return QT_OK;
+}
+
+static void gpu_close(struct qt_gpu *gpu)
+{
+    struct gpu *g = gpu ? self(gpu) : NULL;
+    if (!g)
+        return;
+    gpu_cublas_close(g->cublas);
+    cudaFree(g->workspace);
+    cudaFree(g->sink);
+    if (g->stream)
+        cudaStreamDestroy(g->stream);
+    qt_free(g);
+}
+
+static const struct qt_gpu functions = {
+    .new = gpu_new,
+    .free = gpu_free,
+    .upload = gpu_upload,
+    .download = gpu_download,
+    .copy = gpu_copy,
+    .fill = gpu_fill,
+    .plan = gpu_plan,
+    .replan = gpu_replan,
+    .run = gpu_run,
+    .dequantize = gpu_dequantize,
+    .read = gpu_read,
+    .gemm = gpu_gemm,
+    .time = gpu_time,
+    .close = gpu_close,
+};
+
+bool qt_gpu_built(void)
+{
+    return true;
+}
+
+int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
+{
+    struct gpu *g = NULL;
+    int rc;
+    *out = NULL;
+    QT_TRY(find_device(device, err));
+    QT_TRY(qt_array_new(&g, 1, sizeof *g, err));
+    g->gpu = functions;
+    g->gpu.ctx = g;
+    g->gpu.device = device;
+    QT_TRY(check(cudaSetDevice(device), "device", err));
+    QT_TRY(fill_facts(&g->gpu, err));
+    QT_TRY(check(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), "stream", err));
+    QT_TRY(gpu_new(&g->gpu, &g->sink, 256, err));
+    QT_TRY(gpu_new(&g->gpu, &g->workspace, CUBLAS_WORKSPACE, err));
+    g->cublas = gpu_cublas_open(g->gpu.cublas, sizeof g->gpu.cublas, g->stream, g->workspace,
+                                CUBLAS_WORKSPACE);
+    g->gpu.has_cublas = g->cublas != NULL;
+    *out = &g->gpu;
+done:
+    if (rc < 0 && g)
+        gpu_close(&g->gpu);
+    return rc;
+}

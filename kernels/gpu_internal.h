@@ -1,0 +1,28 @@
+/* Parts of struct qt_gpu that are compiled apart. */
+#ifndef QT_GPU_INTERNAL_H
+#define QT_GPU_INTERNAL_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Enqueues the reading of bytes on `stream` (a cudaStream_t); a cudaError_t. sink: 4 bytes. */
+int gpu_read_launch(void *sink, const void *src, size_t bytes, int shape, int sms, void *stream);
+
+struct gpu_cublas;
+/* NULL when cuBLAS cannot be used; text[size] tells its version, or why not. Products go to
+ * `stream` and use the workspace, device memory of `bytes`. */
+struct gpu_cublas *gpu_cublas_open(char *text, size_t size, void *stream, void *workspace,
+                                   size_t bytes);
+void gpu_cublas_close(struct gpu_cublas *c);
+/* FP16 y[m][n] = x[m][k] w[n][k]^T; a cublasStatus_t, 0 for success. */
+int gpu_cublas_gemm(struct gpu_cublas *c, void *y, const void *x, const void *w, int m, int n,
+                    int k);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

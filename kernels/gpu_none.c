@@ -1,0 +1,13 @@
+#include "kernels/kernels.h"
+
+bool qt_gpu_built(void)
+{
+    return false;
+}
+
+int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
+{
+    *out = NULL;
+    return qt_fail(err, QT_E_NO_GPU, NULL, NULL,
+                   "no GPU %d: built without GPU support (nvcc was not found)", device);
+}

@@ -1,0 +1,280 @@
+/*
+ * How fast the fused kernels are on a GPU, beside three things measured in the same run: a bare
+ * cold read of the same bytes (nothing that reads its weights can be faster), cuBLAS in FP16, and
+ * the bandwidth of the machine.
+ */
+#include "verify/gpu.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    STRIP_ROWS = 16,
+    SAMPLE_ROWS = 256, /* quantized anew; a larger matrix repeats them */
+};
+static const size_t machine_bytes = (size_t)1 << 30;
+
+struct bench {
+    struct qt_gpu *gpu;
+    const struct qt_bench_options *opt;
+    struct qt_bench_report *report;
+    struct gpu_operands operands;
+    double done, total; /* rows, for progress */
+};
+
+/* ---- the machine ---------------------------------------------------------------------------- */
+
+struct machine_work {
+    struct qt_gpu *gpu;
+    char *data;
+    int shape;
+};
+
+static int launch_copy(void *ctx, size_t i, struct qt_err *err)
+{
+    const struct machine_work *w = ctx;
+    (void)i;
+    return w->gpu->copy(w->gpu, w->data, w->data + machine_bytes / 2, machine_bytes / 2, err);
+}
+
+static int launch_read(void *ctx, size_t i, struct qt_err *err)
+{
+    const struct machine_work *w = ctx;
+    (void)i;
+    return w->gpu->read(w->gpu, w->data, machine_bytes, w->shape, err);
+}
+
+static int measure_machine(struct qt_bench_report *out, struct qt_gpu *gpu, struct qt_err *err)
+{
+    struct machine_work work = {.gpu = gpu};
+    void *data = NULL;
+    double us;
+    int rc;
+    QT_TRY(gpu->new (gpu, &data, machine_bytes, err));
+    work.data = data;
+    QT_TRY(gpu_fill_random(gpu, data, machine_bytes, 1, err));
+    QT_TRY(gpu->time(gpu, &us, launch_copy, &work, 1, err));
+    out->copy_gbs = (double)machine_bytes / us / 1e3; /* half of it read, half of it written */
+    for (; work.shape < QT_GPU_READS; work.shape++) {
+        QT_TRY(gpu->time(gpu, &us, launch_read, &work, 1, err));
+        out->read_gbs = fmax(out->read_gbs, (double)machine_bytes / us / 1e3);
+    }
+done:
+    if (data)
+        gpu->free(gpu, data);
+    return rc;
+}
+
+/* ---- weights -------------------------------------------------------------------------------- */
+
+/* The cheapest way to codes: what they are makes no difference to the time. */
+static void choose_rtn(struct qt_spec *spec)
+{
+    const struct qt_param *p;
+    for (size_t i = 0; (p = qt_scheme_param(spec->scheme, i)) != NULL; i++)
+        for (size_t c = 0; strcmp(p->key, "method") == 0 && p->choices[c]; c++)
+            if (strcmp(p->choices[c], "rtn") == 0)
+                spec->value[i] = (double)c;
+}
+
+static int quantize_random(struct qt_packed *out, const struct qt_spec *spec, size_t n, size_t k,
+                           struct qt_err *err)
+{
+    uint16_t *data = NULL;
+    size_t count;
+    int rc = QT_OK;
+    if (qt_mul_overflow(&count, n, k))
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu x %zu is too large", n, k);
+    QT_TRY(qt_array_new(&data, count, sizeof *data, err));
+    for (size_t i = 0; i < count; i++)
+        data[i] = qt_f32_to_f16(0.02f * (gpu_random_unit(1, i) + gpu_random_unit(2, i)));
+    const struct qt_matrix w = {data, QT_F16, n, k, "random", "weights"};
+    QT_TRY(qt_packed_quantize(out, spec, &w, NULL, NULL, err));
+done:
+    qt_free(data);
+    return rc;
+}
+
+/* A section of a larger matrix out of that of a sample: strips repeat, what belongs to the whole
+ * matrix stays. False when it is neither. */
+static bool repeat_section(struct qt_section *out, const struct qt_section *sample, size_t strips,
+                           size_t sample_strips)
+{
+    size_t rest = (size_t)(out->ndim > 1 ? out->ndim - 1 : 0) * sizeof out->shape[0];
+    if (out->ndim != sample->ndim || memcmp(out->shape + 1, sample->shape + 1, rest) != 0)
+        return false;
+    bool whole = out->shape[0] == sample->shape[0];
+    if (!whole && (out->shape[0] != strips || sample->shape[0] != sample_strips))
+        return false;
+    for (size_t at = 0; at < out->bytes; at += sample->bytes)
+        memcpy(out->data + at, sample->data, qt_min_size(sample->bytes, out->bytes - at));
+    return true;
+}
+
+static bool repeat_sample(struct qt_packed *out, const struct qt_packed *sample)
+{
+    size_t strips = qt_ceil_div(out->n, STRIP_ROWS), sample_strips = sample->n / STRIP_ROWS;
+    bool good = out->nsections == sample->nsections;
+    for (size_t s = 0; good && s < out->nsections; s++) {
+        struct qt_section *to = &out->section[s];
+        good = qt_array_new(&to->data, to->bytes, 1, NULL) == QT_OK &&
+               repeat_section(to, &sample->section[s], strips, sample_strips);
+    }
+    out->scale_exp2 = sample->scale_exp2;
+    return good;
+}
+
+/* Random weights, through the scheme's own quantizer: a sample of rows where strips of rows can be
+ * repeated, else the whole matrix. */
+static int make_weights(struct qt_packed *out, const struct qt_spec *spec, size_t n, size_t k,
+                        struct qt_err *err)
+{
+    struct qt_spec rtn = *spec;
+    struct qt_packed sample = {0};
+    int rc;
+    choose_rtn(&rtn);
+    QT_TRY(qt_packed_describe(out, &rtn, n, k, err));
+    if (n > SAMPLE_ROWS) {
+        QT_TRY(quantize_random(&sample, &rtn, SAMPLE_ROWS, k, err));
+        if (repeat_sample(out, &sample))
+            goto done;
+        qt_packed_free(out);
+    }
+    QT_TRY(quantize_random(out, &rtn, n, k, err));
+done:
+    qt_packed_free(&sample);
+    return rc;
+}
+
+/* ---- rows ----------------------------------------------------------------------------------- */
+
+static struct qt_bench_row *add_row(struct bench *b, const struct qt_bench_row *row)
+{
+    struct qt_bench_row *out = &b->report->rows[b->report->count++];
+    *out = *row;
+    qt_log_progress(b->opt->log, "bench", ++b->done, b->total);
+    return out;
+}
+
+/* A product that a kernel refuses is a row that says so; everything else that fails ends the run.
+ */
+static int refused(struct qt_bench_row *row, int rc, const struct qt_err *err)
+{
+    if (rc != QT_E_UNSUPPORTED)
+        return rc;
+    snprintf(row->why, sizeof row->why, "%.*s", (int)sizeof row->why - 1, err->reason);
+    return QT_OK;
+}
+
+static int bench_product(struct bench *b, const struct qt_bench_row *like,
+                         const struct gpu_copies *copies, struct qt_err *err)
+{
+    struct qt_bench_row *row = add_row(b, like);
+    struct qt_matmul_plan plan;
+    int rc = b->gpu->plan(b->gpu, &plan, &copies->weight[0], row->m, &b->opt->matmul, err);
+    if (rc < 0)
+        return refused(row, rc, err);
+    row->config = plan.config;
+    return gpu_time_plan(&row->us, b->gpu, copies, &plan, &b->operands, err);
+}
+
+static int bench_scheme(struct bench *b, const struct qt_bench_shape *shape,
+                        const struct qt_spec *spec, const double *cublas_us, struct qt_err *err)
+{
+    struct qt_bench_row row = {.shape = shape, .spec = spec, .us = NAN, .floor_us = NAN};
+    struct qt_packed packed = {0};
+    struct gpu_copies copies = {0};
+    int rc;
+    QT_TRY(make_weights(&packed, spec, shape->n, shape->k, err));
+    QT_TRY(gpu_copies_new(&copies, b->gpu, &packed, err));
+    row.bytes = copies.bytes;
+    QT_TRY(gpu_time_floor(&row.floor_us, b->gpu, &copies, err));
+    for (size_t i = 0; i < b->opt->nm; i++) {
+        row.m = b->opt->m[i];
+        row.cublas_us = cublas_us[i];
+        QT_TRY(bench_product(b, &row, &copies, err));
+    }
+done:
+    if (rc == QT_E_UNSUPPORTED && b->opt->nm) {
+        row.m = b->opt->m[0];
+        rc = refused(add_row(b, &row), rc, err);
+    }
+    gpu_copies_free(&copies, b->gpu);
+    qt_packed_free(&packed);
+    return rc;
+}
+
+static int bench_cublas(struct bench *b, const struct qt_bench_shape *shape, double *us,
+                        struct qt_err *err)
+{
+    const struct qt_bench_options *o = b->opt;
+    for (size_t i = 0; i < o->nm; i++)
+        us[i] = NAN;
+    if (!b->gpu->has_cublas)
+        return QT_OK;
+    int rc = gpu_time_cublas(us, b->gpu, shape->n, shape->k, o->m, o->nm, &b->operands, err);
+    for (size_t i = 0; rc == QT_OK && i < o->nm; i++)
+        add_row(b, &(struct qt_bench_row){.shape = shape,
+                                          .m = o->m[i],
+                                          .bytes = 2 * shape->n * shape->k,
+                                          .us = us[i],
+                                          .floor_us = NAN,
+                                          .cublas_us = us[i]});
+    return rc;
+}
+
+static int operand_room(struct bench *b, const struct qt_bench_shape *shape, struct qt_err *err)
+{
+    size_t m = 0, x, y;
+    int rc;
+    for (size_t i = 0; i < b->opt->nm; i++)
+        m = b->opt->m[i] > m ? b->opt->m[i] : m;
+    if (qt_mul_overflow(&x, 2 * m, shape->k) || qt_mul_overflow(&y, 2 * m, shape->n))
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory");
+    QT_TRY(gpu_buffer_need(&b->operands.x, b->gpu, x, err));
+    QT_TRY(gpu_buffer_need(&b->operands.y, b->gpu, y, err));
+    QT_TRY(gpu_fill_random(b->gpu, b->operands.x.data, x, 1, err));
+done:
+    return rc;
+}
+
+static int bench_shape(struct bench *b, const struct qt_bench_shape *shape, struct qt_err *err)
+{
+    double *cublas_us = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&cublas_us, b->opt->nm, sizeof *cublas_us, err));
+    QT_TRY(operand_room(b, shape, err));
+    QT_TRY(bench_cublas(b, shape, cublas_us, err));
+    for (size_t i = 0; i < b->opt->nspecs; i++)
+        QT_TRY(bench_scheme(b, shape, &b->opt->specs[i], cublas_us, err));
+done:
+    qt_free(cublas_us);
+    return rc;
+}
+
+/* ---- the whole ------------------------------------------------------------------------------ */
+
+int qt_bench(struct qt_bench_report *out, struct qt_gpu *gpu, const struct qt_bench_options *opt,
+             struct qt_err *err)
+{
+    struct bench b = {.gpu = gpu, .opt = opt, .report = out};
+    size_t rows = opt->nshapes * (opt->nspecs + 1) * opt->nm;
+    int rc;
+    *out = (struct qt_bench_report){0};
+    b.total = (double)(opt->nshapes * (opt->nspecs + gpu->has_cublas) * opt->nm);
+    QT_TRY(qt_array_new(&out->rows, rows, sizeof *out->rows, err));
+    QT_TRY(measure_machine(out, gpu, err));
+    for (size_t i = 0; i < opt->nshapes; i++)
+        QT_TRY(bench_shape(&b, &opt->shapes[i], err));
+done:
+    gpu_operands_free(&b.operands, gpu);
+    if (rc < 0)
+        qt_bench_free(out);
+    return rc;
+}
+
+void qt_bench_free(struct qt_bench_report *report)
+{
+    qt_free(report->rows);
+    *report = (struct qt_bench_report){0};
+}

@@ -1,0 +1,107 @@
+/* What device.c and bench.c share: packed matrices in GPU memory, times. Private to verify/. */
+#ifndef QT_VERIFY_GPU_H
+#define QT_VERIFY_GPU_H
+
+#include "verify/verify.h"
+
+/* splitmix64: the i-th value of a sequence. */
+static inline uint64_t gpu_random(uint64_t seed, uint64_t i)
+{
+    uint64_t z = seed + (i + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* Uniform in [-1, 1). */
+static inline float gpu_random_unit(uint64_t seed, uint64_t i)
+{
+    return (float)((double)(gpu_random(seed, i) >> 11) * 0x1p-52 - 1);
+}
+
+/* FP16 numbers from [-size, size) into dst. */
+int gpu_fill_random(struct qt_gpu *gpu, void *dst, size_t bytes, float size, struct qt_err *err);
+
+/* Device memory that grows; its contents are lost when it does. All zero: empty. */
+struct gpu_buffer {
+    void *data;
+    size_t bytes;
+};
+int gpu_buffer_need(struct gpu_buffer *b, struct qt_gpu *gpu, size_t bytes, struct qt_err *err);
+void gpu_buffer_free(struct gpu_buffer *b, struct qt_gpu *gpu);
+
+/* From the beginning of a section to that of the next, in a copy of a packed matrix. */
+static inline size_t gpu_section_stride(size_t bytes)
+{
+    return qt_round_up(bytes, 256);
+}
+
+/* Copies of one packed matrix. */
+struct gpu_copies {
+    char *base;
+    size_t bytes;  /* packed, of one copy */
+    size_t stride; /* from one copy to the next */
+    size_t count;
+    struct qt_matmul_weight *weight; /* [count] */
+};
+/* So many that a round over all of them finds none of its bytes in the L2: at least four, five
+ * times its size. p with data. */
+int gpu_copies_new(struct gpu_copies *out, struct qt_gpu *gpu, const struct qt_packed *p,
+                   struct qt_err *err);
+void gpu_copies_free(struct gpu_copies *c, struct qt_gpu *gpu);
+
+/* X and Y of any element type, and workspace of the fused kernels. */
+struct gpu_operands {
+    struct gpu_buffer x, y, workspace;
+};
+void gpu_operands_free(struct gpu_operands *o, struct qt_gpu *gpu);
+/* Room for the plan's workspace, zeroed as far as runs want it. */
+int gpu_workspace_need(struct gpu_operands *o, struct qt_gpu *gpu, size_t bytes,
+                       struct qt_err *err);
+
+/* ---- truth.c -------------------------------------------------------------------------------- */
+
+enum {
+    TRUTH_TOKENS = 128,
+    TRUTH_SETS = 3, /* random FP16, heavy-tailed FP16, heavy-tailed BF16 */
+};
+
+/* Activations, and the products that are to come out. */
+struct truth_set {
+    const char *name;
+    enum qt_matmul_dtype dtype;
+    uint16_t *x;              /* [TRUTH_TOKENS][k] */
+    float *y;                 /* [TRUTH_TOKENS][n] */
+    double rms[TRUTH_TOKENS]; /* of a token's outputs */
+};
+struct truth {
+    size_t n, k;
+    struct truth_set set[TRUTH_SETS];
+    size_t wrong[2]; /* weights that are not, rounded to FP16 and BF16, what `dequantized` says */
+};
+/* dequantized: what a kernel gave, [n][k] of FP16 and of BF16 in GPU memory. */
+int truth_new(struct truth *out, const struct qt_packed *p, uint64_t seed, struct qt_backend *cpu,
+              struct qt_gpu *gpu, void *const dequantized[2], struct qt_err *err);
+void truth_free(struct truth *t);
+
+static inline float truth_value(uint16_t bits, enum qt_matmul_dtype dtype)
+{
+    return dtype == QT_MATMUL_F16 ? qt_f16_to_f32(bits) : qt_bf16_to_f32(bits);
+}
+
+static inline uint16_t truth_round(float v, enum qt_matmul_dtype dtype)
+{
+    return dtype == QT_MATMUL_F16 ? qt_f32_to_f16(v) : qt_f32_to_bf16(v);
+}
+
+/* ---- times ---------------------------------------------------------------------------------- */
+
+/* Microseconds a launch, cold. x and y must have room. */
+int gpu_time_floor(double *us, struct qt_gpu *gpu, const struct gpu_copies *c, struct qt_err *err);
+int gpu_time_plan(double *us, struct qt_gpu *gpu, const struct gpu_copies *c,
+                  const struct qt_matmul_plan *plan, struct gpu_operands *o, struct qt_err *err);
+/* cuBLAS FP16 with weights [n][k] for each of m[count] tokens. */
+int gpu_time_cublas(double *us, struct qt_gpu *gpu, size_t n, size_t k, const size_t *m,
+                    size_t count, struct gpu_operands *o, struct qt_err *err);
+
+#endif

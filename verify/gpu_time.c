@@ -1,0 +1,223 @@
+/* Packed matrices in GPU memory and times of kernels over them. */
+#include "verify/gpu.h"
+
+#include <string.h>
+
+enum {
+    COLD = 5,       /* times the L2: more than the 4 that were seen to matter */
+    MIN_COPIES = 4, /* so that a matrix larger than the L2 finds nothing of itself either */
+    RANDOM_COUNT = 1 << 20,
+};
+
+static int mul(size_t *out, size_t a, size_t b, struct qt_err *err)
+{
+    return qt_mul_overflow(out, a, b) ? qt_fail(err, QT_E_RESOURCE, NULL, NULL,
+                                                "out of GPU memory (%zu x %zu bytes)", a, b)
+                                      : QT_OK;
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+int gpu_buffer_need(struct gpu_buffer *b, struct qt_gpu *gpu, size_t bytes, struct qt_err *err)
+{
+    if (bytes <= b->bytes)
+        return QT_OK;
+    gpu_buffer_free(b, gpu);
+    int rc = gpu->new (gpu, &b->data, bytes, err);
+    b->bytes = rc < 0 ? 0 : bytes;
+    return rc;
+}
+
+void gpu_buffer_free(struct gpu_buffer *b, struct qt_gpu *gpu)
+{
+    if (b->data)
+        gpu->free(gpu, b->data);
+    *b = (struct gpu_buffer){0};
+}
+
+void gpu_operands_free(struct gpu_operands *o, struct qt_gpu *gpu)
+{
+    gpu_buffer_free(&o->x, gpu);
+    gpu_buffer_free(&o->y, gpu);
+    gpu_buffer_free(&o->workspace, gpu);
+}
+
+int gpu_workspace_need(struct gpu_operands *o, struct qt_gpu *gpu, size_t bytes, struct qt_err *err)
+{
+    if (bytes <= o->workspace.bytes)
+        return QT_OK;
+    int rc = gpu_buffer_need(&o->workspace, gpu, bytes, err);
+    if (rc == QT_OK)
+        rc = gpu->fill(gpu, o->workspace.data, 0, qt_min_size(bytes, QT_MATMUL_WORKSPACE_ZEROED),
+                       err);
+    return rc;
+}
+
+/* One upload, then copies of what is there already. */
+int gpu_fill_random(struct qt_gpu *gpu, void *dst, size_t bytes, float size, struct qt_err *err)
+{
+    size_t count = qt_min_size(bytes / 2, RANDOM_COUNT), done = count * 2;
+    uint16_t *values = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&values, count, sizeof *values, err));
+    for (size_t i = 0; i < count; i++)
+        values[i] = qt_f32_to_f16(size * gpu_random_unit(bytes, i));
+    QT_TRY(gpu->upload(gpu, dst, values, done, err));
+    for (; done < bytes / 2 * 2; done += qt_min_size(done, bytes / 2 * 2 - done))
+        QT_TRY(
+            gpu->copy(gpu, (char *)dst + done, dst, qt_min_size(done, bytes / 2 * 2 - done), err));
+done:
+    qt_free(values);
+    return rc;
+}
+
+/* ---- copies --------------------------------------------------------------------------------- */
+
+static size_t cold_count(const struct qt_gpu *gpu, size_t bytes)
+{
+    size_t count = qt_ceil_div(COLD * gpu->l2_bytes, bytes);
+    return count < MIN_COPIES ? MIN_COPIES : count;
+}
+
+/* Copy i's descriptor; the addresses are computed, nothing is read. */
+static int describe_copy(struct gpu_copies *c, size_t i, const struct qt_packed *p,
+                         struct qt_err *err)
+{
+    const void *section[QT_MAX_SECTIONS];
+    char *at = c->base + i * c->stride;
+    for (size_t s = 0; s < p->nsections; s++) {
+        section[s] = at;
+        at += gpu_section_stride(p->section[s].bytes);
+    }
+    return qt_gpu_weight(&c->weight[i], p, section, err);
+}
+
+int gpu_copies_new(struct gpu_copies *out, struct qt_gpu *gpu, const struct qt_packed *p,
+                   struct qt_err *err)
+{
+    size_t total, at = 0;
+    void *base = NULL;
+    int rc;
+    *out = (struct gpu_copies){.bytes = qt_packed_bytes(p)};
+    for (size_t s = 0; s < p->nsections; s++)
+        out->stride += gpu_section_stride(p->section[s].bytes);
+    out->count = cold_count(gpu, out->bytes);
+    QT_TRY(mul(&total, out->stride, out->count, err));
+    QT_TRY(qt_array_new(&out->weight, out->count, sizeof *out->weight, err));
+    QT_TRY(gpu->new (gpu, &base, total, err));
+    out->base = base;
+    for (size_t i = 0; i < out->count; i++)
+        QT_TRY(describe_copy(out, i, p, err));
+    for (size_t s = 0; s < p->nsections; s++) {
+        QT_TRY(gpu->upload(gpu, out->base + at, p->section[s].data, p->section[s].bytes, err));
+        at += gpu_section_stride(p->section[s].bytes);
+    }
+    for (size_t i = 1; i < out->count; i++)
+        QT_TRY(gpu->copy(gpu, out->base + i * out->stride, out->base, out->stride, err));
+done:
+    if (rc < 0)
+        gpu_copies_free(out, gpu);
+    return rc;
+}
+
+void gpu_copies_free(struct gpu_copies *c, struct qt_gpu *gpu)
+{
+    if (c->base)
+        gpu->free(gpu, c->base);
+    qt_free(c->weight);
+    *c = (struct gpu_copies){0};
+}
+
+/* ---- times ---------------------------------------------------------------------------------- */
+
+struct read_work {
+    struct qt_gpu *gpu;
+    const struct gpu_copies *copies;
+    int shape;
+};
+
+static int launch_read(void *ctx, size_t i, struct qt_err *err)
+{
+    const struct read_work *w = ctx;
+    return w->gpu->read(w->gpu, w->copies->base + i * w->copies->stride,
+                        qt_round_up(w->copies->bytes, 16), w->shape, err);
+}
+
+int gpu_time_floor(double *us, struct qt_gpu *gpu, const struct gpu_copies *c, struct qt_err *err)
+{
+    struct read_work work = {gpu, c, 0};
+    *us = INFINITY;
+    for (; work.shape < QT_GPU_READS; work.shape++) {
+        double t;
+        int rc = gpu->time(gpu, &t, launch_read, &work, c->count, err);
+        if (rc < 0)
+            return rc;
+        *us = fmin(*us, t);
+    }
+    return QT_OK;
+}
+
+struct plan_work {
+    struct qt_gpu *gpu;
+    const struct gpu_copies *copies;
+    const struct qt_matmul_plan *plan;
+    const struct gpu_operands *operands;
+};
+
+static int launch_plan(void *ctx, size_t i, struct qt_err *err)
+{
+    const struct plan_work *w = ctx;
+    return w->gpu->run(w->gpu, w->plan, &w->copies->weight[i], w->operands->y.data,
+                       w->operands->x.data, w->operands->workspace.data, err);
+}
+
+int gpu_time_plan(double *us, struct qt_gpu *gpu, const struct gpu_copies *c,
+                  const struct qt_matmul_plan *plan, struct gpu_operands *o, struct qt_err *err)
+{
+    struct plan_work work = {gpu, c, plan, o};
+    int rc;
+    QT_TRY(gpu_workspace_need(o, gpu, plan->workspace_bytes, err));
+    /* The first launch of a kernel loads its code, which a graph must not capture. */
+    QT_TRY(launch_plan(&work, 0, err));
+    QT_TRY(gpu->time(gpu, us, launch_plan, &work, c->count, err));
+done:
+    return rc;
+}
+
+struct gemm_work {
+    struct qt_gpu *gpu;
+    char *weights;
+    size_t m, n, k;
+    const struct gpu_operands *operands;
+};
+
+static int launch_gemm(void *ctx, size_t i, struct qt_err *err)
+{
+    const struct gemm_work *w = ctx;
+    return w->gpu->gemm(w->gpu, w->operands->y.data, w->operands->x.data,
+                        w->weights + i * w->n * w->k * 2, w->m, w->n, w->k, err);
+}
+
+int gpu_time_cublas(double *us, struct qt_gpu *gpu, size_t n, size_t k, const size_t *m,
+                    size_t count, struct gpu_operands *o, struct qt_err *err)
+{
+    struct gemm_work work = {.gpu = gpu, .n = n, .k = k, .operands = o};
+    size_t bytes, total, copies;
+    void *weights = NULL;
+    int rc;
+    QT_TRY(mul(&bytes, n, 2 * k, err));
+    copies = cold_count(gpu, bytes);
+    QT_TRY(mul(&total, bytes, copies, err));
+    QT_TRY(gpu->new (gpu, &weights, total, err));
+    QT_TRY(gpu_fill_random(gpu, weights, total, 0.02f, err));
+    work.weights = weights;
+    for (size_t i = 0; i < count; i++) {
+        work.m = m[i];
+        QT_TRY(launch_gemm(&work, 0, err));
+        QT_TRY(gpu->time(gpu, &us[i], launch_gemm, &work, copies, err));
+    }
+done:
+    if (weights)
+        gpu->free(gpu, weights);
+    return rc;
+}
