@@ -177,10 +177,13 @@ static void compare(struct check *c, const struct product *p, const uint16_t *y)
     double norm = diff.truth2 > 0 ? sqrt(diff.truth2) : 1;
     double error = sqrt(diff.error2) / norm, rounding = sqrt(diff.rounding2) / norm;
     size_t at = diff.token * c->truth.n + diff.row;
+    double got = (double)truth_value(y[at], set->dtype);
+    char text[32] = "NaN"; /* printf may give its sign */
+    if (!isnan(got))
+        snprintf(text, sizeof text, "%g", got);
     if (diff.wrong)
-        fault(c, "%s: %zu of %zu values off; token %zu, row %zu is %g, not %g", p->name, diff.wrong,
-              p->m * c->truth.n, diff.token, diff.row, (double)truth_value(y[at], set->dtype),
-              (double)set->y[at]);
+        fault(c, "%s: %zu of %zu values off; token %zu, row %zu is %s, not %g", p->name, diff.wrong,
+              p->m * c->truth.n, diff.token, diff.row, text, (double)set->y[at]);
     else if (!(error <= rounding + SLACK[set->dtype]))
         fault(c, "%s: relative error %.3g, rounding alone is %.3g", p->name, error, rounding);
     if (!(error <= c->out->error[set->dtype])) /* NaN stays */

@@ -1,0 +1,624 @@
+/*
+ * verify --device and bench, on a stand-in for a GPU: host memory and a plain product, computed
+ * from the descriptor that a fused kernel gets. It can be made to do everything that a kernel might
+ * do wrong; each must be found.
+ */
+#include "fixture.h"
+
+#include "pack/layout_frag.h"
+#include "verify/verify.h"
+
+/* ---- the stand-in --------------------------------------------------------------------------- */
+
+enum wrong {
+    NOTHING,
+    ONE_VALUE,     /* one output of the last token */
+    UNWRITTEN,     /* one output is left as it was */
+    NOISY,         /* all outputs a little off */
+    BESIDE_OUTPUT, /* one element after Y */
+    BEFORE_OUTPUT,
+    BESIDE_WORKSPACE,
+    COUNTER_LEFT,   /* workspace not zero again */
+    NOT_REPEATABLE, /* every other run */
+    BATCH,          /* batch-invariant products depend on m */
+    READS_BEYOND_X,
+    STALE_WORKSPACE, /* takes partial sums from workspace that nothing wrote */
+    CHANGES_WEIGHTS,
+    DEQUANTIZE,
+    REFUSES,
+    CUDA_FAILS,
+};
+
+enum { WORKSPACE = QT_MATMUL_WORKSPACE_ZEROED + 1024 };
+
+struct fake {
+    struct qt_gpu gpu;
+    enum wrong wrong;
+    unsigned runs;
+    bool timing;            /* launches are only looked at */
+    const char *low, *high; /* weights that timed launches read */
+    size_t bytes_read;
+};
+
+static unsigned plane_bits(const struct qt_matmul_weight *w, enum qt_frag_order order, size_t row,
+                           size_t col)
+{
+    unsigned y = row % 16, x = col % 64, s = x / 16, i = y / 8 + 2 * (x % 16 / 8), h = x % 2;
+    unsigned lane = 4 * (y % 8) + x % 8 / 2, width[QT_FRAG_MAX_PLANES], code = 0;
+    size_t pitch = w->pitch_blocks ? w->pitch_blocks : qt_ceil_div(w->k, 64);
+    int planes = qt_frag_planes(width, w->bits);
+    for (int p = 0; p < planes; p++) {
+        const uint32_t *words = w->plane[p];
+        words += ((row / 16 * pitch + col / 64) * 32 + lane) * width[p];
+        code <<= width[p];
+        for (unsigned bit = 0; bit < width[p]; bit++) {
+            unsigned at = qt_frag_bit(order, width[p], s, i, h, bit);
+            code |= (words[at / 32] >> at % 32 & 1) << bit;
+        }
+    }
+    return code;
+}
+
+static float minifloat(unsigned code, unsigned bits, unsigned e)
+{
+    int m = (int)(bits - 1 - e), bias = (1 << (e - 1)) - 1, mag = (int)(code >> 1);
+    int exponent = mag >> m, mantissa = mag & ((1 << m) - 1);
+    float v = exponent ? ldexpf((float)(mantissa + (1 << m)), exponent - bias - m)
+                       : ldexpf((float)mantissa, 1 - bias - m);
+    return code & 1 ? -v : v;
+}
+
+static float weight_at(const struct qt_matmul_weight *w, size_t row, size_t col)
+{
+    bool lut = w->kind == QT_MATMUL_LUT;
+    unsigned code = plane_bits(w, lut || w->bits <= 4 ? QT_FRAG_PAIR : QT_FRAG_HALF, row, col);
+    size_t group = w->group ? col / w->group : 0;
+    size_t pitch = w->pitch_groups ? w->pitch_groups : w->group ? qt_ceil_div(w->k, w->group) : 1;
+    const uint16_t *scales = w->scale, *table = w->table;
+    float value = lut ? qt_f16_to_f32(table[code]) : minifloat(code, w->bits, w->exp_bits);
+    float scale = qt_f16_to_f32(
+        scales[(row / 16 * pitch + group) * 16 + qt_frag_scale_slot((unsigned)row % 16)]);
+    return ldexpf(scale, w->scale_exp2) * value;
+}
+
+static float *decode(const struct qt_matmul_weight *w)
+{
+    float *out = malloc(w->n * w->k * sizeof *out);
+    assert_non_null(out);
+    for (size_t i = 0; i < w->n * w->k; i++)
+        out[i] = weight_at(w, i / w->k, i % w->k);
+    return out;
+}
+
+static float from_bits(uint16_t v, enum qt_matmul_dtype dtype)
+{
+    return dtype == QT_MATMUL_F16 ? qt_f16_to_f32(v) : qt_bf16_to_f32(v);
+}
+
+static uint16_t to_bits(float v, enum qt_matmul_dtype dtype)
+{
+    return dtype == QT_MATMUL_F16 ? qt_f32_to_f16(v) : qt_f32_to_bf16(v);
+}
+
+static struct fake *self(struct qt_gpu *gpu)
+{
+    return gpu->ctx;
+}
+
+static int fake_new(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err)
+{
+    (void)gpu;
+    return qt_array_new(out, bytes, 1, err);
+}
+
+static void fake_free(struct qt_gpu *gpu, void *p)
+{
+    (void)gpu;
+    qt_free(p);
+}
+
+static int fake_move(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
+                     struct qt_err *err)
+{
+    (void)gpu, (void)err;
+    memmove(dst, src, bytes);
+    return QT_OK;
+}
+
+static int fake_fill(struct qt_gpu *gpu, void *dst, int byte, size_t bytes, struct qt_err *err)
+{
+    (void)gpu, (void)err;
+    memset(dst, byte, bytes);
+    return QT_OK;
+}
+
+static int fake_plan(struct qt_gpu *gpu, struct qt_matmul_plan *out,
+                     const struct qt_matmul_weight *w, size_t m,
+                     const struct qt_matmul_options *opt, struct qt_err *err)
+{
+    *out = (struct qt_matmul_plan){
+        .m = m, .n = w->n, .k = w->k, .workspace_bytes = WORKSPACE, .options = *opt};
+    if (self(gpu)->wrong == REFUSES && w->bits == 8)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "eight bits are too many");
+    return QT_OK;
+}
+
+static void misbehave(struct fake *f, const struct qt_matmul_plan *plan, uint16_t *y,
+                      const uint16_t *x, unsigned char *workspace)
+{
+    size_t count = plan->m * plan->n;
+    float stale;
+    switch (f->wrong) {
+    case ONE_VALUE:
+        y[count - 1] = (uint16_t)(y[count - 1] ^ 0x8000);
+        break;
+    case UNWRITTEN:
+        y[count / 2] = 0xffff;
+        break;
+    case BESIDE_OUTPUT:
+        y[count] = 0;
+        break;
+    case BEFORE_OUTPUT:
+        y[-1] = 0;
+        break;
+    case BESIDE_WORKSPACE:
+        workspace[WORKSPACE] = 1;
+        break;
+    case COUNTER_LEFT:
+        workspace[100] = 1;
+        break;
+    case NOT_REPEATABLE:
+        y[0] = (uint16_t)(y[0] ^ (f->runs & 1));
+        break;
+    case READS_BEYOND_X:
+        y[0] = to_bits(from_bits(y[0], plan->options.dtype) +
+                           0 * from_bits(x[plan->m * plan->k], plan->options.dtype),
+                       plan->options.dtype);
+        break;
+    case STALE_WORKSPACE:
+        memcpy(&stale, workspace + QT_MATMUL_WORKSPACE_ZEROED, sizeof stale);
+        y[0] = to_bits(from_bits(y[0], plan->options.dtype) + 0 * stale, plan->options.dtype);
+        break;
+    default:
+        break;
+    }
+}
+
+static void fake_token(const struct fake *f, uint16_t *y, const uint16_t *x, const float *w,
+                       const struct qt_matmul_plan *plan)
+{
+    enum qt_matmul_dtype dtype = plan->options.dtype;
+    double sum2 = 0, sum[1024];
+    assert_true(plan->n <= 1024);
+    for (size_t row = 0; row < plan->n; row++) {
+        sum[row] = 0;
+        for (size_t i = 0; i < plan->k; i++)
+            sum[row] += (double)from_bits(x[i], dtype) * (double)w[row * plan->k + i];
+        sum2 += sum[row] * sum[row];
+    }
+    /* Below what a single value may be off; the first too much for all of them. */
+    double noise = f->wrong == NOISY ? 1.8e-4 * sqrt(sum2 / (double)plan->n) : 0;
+    double factor =
+        f->wrong == BATCH && plan->options.batch_invariant && plan->m == 8 ? 1 + 5e-5 : 1;
+    for (size_t row = 0; row < plan->n; row++)
+        y[row] = to_bits((float)(sum[row] * factor + (row % 2 ? noise : -noise)), dtype);
+}
+
+static int fake_run(struct qt_gpu *gpu, const struct qt_matmul_plan *plan,
+                    const struct qt_matmul_weight *w, void *y, const void *x, void *workspace,
+                    struct qt_err *err)
+{
+    struct fake *f = self(gpu);
+    const char *read = w->plane[0];
+    const uint16_t *tokens = x;
+    uint16_t *out = y;
+    if (f->wrong == CUDA_FAILS)
+        return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: illegal address");
+    if (f->timing) {
+        f->low = !f->low || read < f->low ? read : f->low;
+        f->high = read > f->high ? read : f->high;
+        if (f->wrong == CHANGES_WEIGHTS) /* late: the checks before would stumble over it */
+            ((unsigned char *)(uintptr_t)w->scale)[0] = 0x55;
+        return QT_OK;
+    }
+    float *decoded = decode(w);
+    for (size_t t = 0; t < plan->m; t++)
+        fake_token(f, out + t * w->n, tokens + t * w->k, decoded, plan);
+    free(decoded);
+    f->runs++;
+    misbehave(f, plan, out, tokens, workspace);
+    return QT_OK;
+}
+
+static int fake_dequantize(struct qt_gpu *gpu, const struct qt_matmul_weight *w, void *out,
+                           enum qt_matmul_dtype dtype, struct qt_err *err)
+{
+    float *decoded = decode(w);
+    uint16_t *to = out;
+    (void)err;
+    for (size_t i = 0; i < w->n * w->k; i++)
+        to[i] = to_bits(decoded[i], dtype);
+    free(decoded);
+    if (self(gpu)->wrong == DEQUANTIZE)
+        to[w->n * w->k - 1] ^= 1;
+    return QT_OK;
+}
+
+static int fake_read(struct qt_gpu *gpu, const void *src, size_t bytes, int shape,
+                     struct qt_err *err)
+{
+    (void)src, (void)err;
+    assert_true(shape >= 0 && shape < QT_GPU_READS && bytes % 16 == 0);
+    self(gpu)->bytes_read = bytes;
+    return QT_OK;
+}
+
+static int fake_gemm(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t m, size_t n,
+                     size_t k, struct qt_err *err)
+{
+    (void)y, (void)x, (void)w, (void)m, (void)n, (void)k, (void)err;
+    assert_true(gpu->has_cublas);
+    return QT_OK;
+}
+
+/* Reads: 2 us; fused products: 4 us; cuBLAS, which reads nothing of a packed matrix: 8 us. */
+static int fake_time(struct qt_gpu *gpu, double *us,
+                     int (*launch)(void *ctx, size_t i, struct qt_err *err), void *ctx,
+                     size_t count, struct qt_err *err)
+{
+    struct fake *f = self(gpu);
+    int rc = QT_OK;
+    f->timing = true;
+    f->low = f->high = NULL;
+    f->bytes_read = 0;
+    for (size_t i = 0; rc == QT_OK && i < count; i++)
+        rc = launch(ctx, i, err);
+    f->timing = false;
+    *us = f->bytes_read ? 2 : f->low ? 4 : 8;
+    return rc;
+}
+
+static void fake_init(struct fake *f, enum wrong wrong)
+{
+    *f = (struct fake){.wrong = wrong};
+    f->gpu = (struct qt_gpu){
+        .name = "stand-in",
+        .has_cublas = true,
+        .sms = 1,
+        .cc = 90,
+        .l2_bytes = 100000,
+        .ctx = f,
+        .new = fake_new,
+        .free = fake_free,
+        .upload = fake_move,
+        .download = fake_move,
+        .copy = fake_move,
+        .fill = fake_fill,
+        .plan = fake_plan,
+        .run = fake_run,
+        .dequantize = fake_dequantize,
+        .read = fake_read,
+        .gemm = fake_gemm,
+        .time = fake_time,
+    };
+}
+
+/* ---- a container ---------------------------------------------------------------------------- */
+
+static const struct qt_tensor tensors[] = {
+    {.name = "a.weight", .dtype = QT_F32, .ndim = 2, .shape = {33, 200}, .nbytes = 33 * 200 * 4},
+    {.name = "b.weight", .dtype = QT_F32, .ndim = 2, .shape = {48, 129}, .nbytes = 48 * 129 * 4},
+    {.name = "c.weight", .dtype = QT_F32, .ndim = 2, .shape = {17, 64}, .nbytes = 17 * 64 * 4},
+};
+enum { TENSORS = sizeof tensors / sizeof *tensors };
+
+struct world {
+    char *dir;
+    char out[256];
+    struct qt_backend *cpu;
+    struct qt_container *container;
+};
+static struct world world;
+
+static void write_checkpoint(const char *dir)
+{
+    uint64_t offsets[TENSORS + 1];
+    char *header = NULL;
+    size_t size = 0;
+    assert_int_equal(qt_safetensors_header(&header, &size, offsets, tensors, TENSORS, NULL, NULL),
+                     QT_OK);
+    unsigned char *file = calloc(1, offsets[TENSORS]);
+    memcpy(file, header, size);
+    srand(1);
+    for (size_t at = offsets[0]; at < offsets[TENSORS]; at += 4) {
+        float v = 0.05f * ((float)rand() / (float)RAND_MAX + (float)rand() / (float)RAND_MAX - 1);
+        memcpy(file + at, &v, 4);
+    }
+    fixture_write(dir, "model.safetensors", file, offsets[TENSORS]);
+    free(file);
+    qt_free(header);
+}
+
+static int open_world(void **state)
+{
+    const struct qt_rule rules[] = {{"^a", "nf3:g=64"}, {"^b", "fp6:e=2"}, {"^c", "fp8"}};
+    struct qt_quantize_report report;
+    struct qt_ckpt *ckpt = NULL;
+    struct qt_err err = {0};
+    (void)state;
+    world.dir = fixture_dir();
+    snprintf(world.out, sizeof world.out, "%s/out", world.dir);
+    write_checkpoint(world.dir);
+    const struct qt_quantize_options opt = {.plan = {.scheme = "none", .rules = rules, .nrules = 3},
+                                            .out_dir = world.out};
+    if (qt_ckpt_open(&ckpt, world.dir, &err) < 0 || qt_quantize(&report, ckpt, &opt, &err) < 0 ||
+        qt_container_open(&world.container, world.out, &err) < 0 ||
+        qt_backend_cpu_open(&world.cpu, &err) < 0) {
+        print_error("%s: %s\n", err.file, err.reason);
+        return -1;
+    }
+    json_decref(report.document);
+    qt_ckpt_close(ckpt);
+    return 0;
+}
+
+static int close_world(void **state)
+{
+    (void)state;
+    world.cpu->close(world.cpu);
+    qt_container_close(world.container);
+    assert_int_equal(qt_dir_remove(world.out, NULL), 0);
+    fixture_remove(world.dir);
+    return 0;
+}
+
+static int verify(struct qt_device_report *out, struct fake *f, enum wrong wrong,
+                  struct qt_err *err)
+{
+    *err = (struct qt_err){0};
+    fake_init(f, wrong);
+    return qt_verify_device(out, world.container, &f->gpu, world.cpu, NULL, err);
+}
+
+/* ---- descriptors ---------------------------------------------------------------------------- */
+
+/* Every preset: what the descriptor says decodes to what pack says. */
+static void test_descriptors(void **state)
+{
+    const struct qt_scheme *s;
+    const struct qt_preset *preset;
+    size_t seen = 0;
+    (void)state;
+    for (size_t i = 0; (s = qt_scheme_at(i)) != NULL; i++)
+        for (size_t j = 0; (preset = qt_scheme_preset(s, j)) != NULL; j++) {
+            enum { N = 35, K = 150 };
+            static float w[N * K], expected[N * K];
+            const void *section[QT_MAX_SECTIONS];
+            struct qt_matmul_weight weight;
+            struct qt_packed p = {0};
+            struct qt_spec spec;
+            struct qt_err err = {0};
+            for (size_t e = 0; e < N * K; e++)
+                w[e] = 1e-9f * ((float)rand() / (float)RAND_MAX - 0.5f);
+            const struct qt_matrix source = {w, QT_F32, N, K, "test", preset->name};
+            expect_ok("spec", qt_spec_parse(&spec, preset->name, &err), &err);
+            expect_ok("quantize", qt_packed_quantize(&p, &spec, &source, NULL, NULL, &err), &err);
+            expect_ok("decode", qt_packed_decode(expected, &p, 0, N, &err), &err);
+            for (size_t k = 0; k < p.nsections; k++)
+                section[k] = p.section[k].data;
+            int rc = qt_gpu_weight(&weight, &p, section, &err);
+            if (rc == QT_E_UNSUPPORTED) { /* said in so many words */
+                assert_non_null(strstr(err.reason, "no fused kernel for"));
+            } else {
+                expect_ok(preset->name, rc, &err);
+                assert_int_not_equal(weight.scale_exp2, 0);
+                float *decoded = decode(&weight);
+                assert_memory_equal(decoded, expected, sizeof expected);
+                free(decoded);
+                seen++;
+            }
+            qt_packed_free(&p);
+        }
+    assert_true(seen >= 12);
+}
+
+/* ---- verify --------------------------------------------------------------------------------- */
+
+static void test_right(void **state)
+{
+    struct qt_device_report r;
+    struct qt_err err;
+    struct fake f;
+    (void)state;
+    expect_ok("verify", verify(&r, &f, NOTHING, &err), &err);
+    assert_int_equal(r.count, TENSORS);
+    assert_int_equal(r.faults, 0);
+    assert_int_equal(r.missing, 0);
+    for (size_t i = 0; i < r.count; i++) {
+        const struct qt_device_tensor *t = &r.tensors[i];
+        assert_string_equal(t->fault, "");
+        assert_string_equal(t->missing, "");
+        assert_int_equal(t->runs, 20); /* 5 numbers of tokens, 3 sets and batch-invariant */
+        /* One token of 17 outputs may be lucky or not; rounding costs about 2.07e-4. */
+        assert_true(t->error[QT_MATMUL_F16] > 1e-4 && t->error[QT_MATMUL_F16] < 4e-4);
+        assert_true(t->error[QT_MATMUL_BF16] > 8e-4 && t->error[QT_MATMUL_BF16] < 32e-4);
+        for (size_t j = 0; j < QT_DEVICE_TIMES; j++) {
+            assert_true(t->us[j] == 4);
+            assert_true(t->cublas_us[j] == 8);
+        }
+    }
+    qt_device_free(&r);
+}
+
+/* Every fault is found, in every tensor, and named. */
+static void test_faults(void **state)
+{
+    static const struct {
+        enum wrong wrong;
+        const char *says;
+    } cases[] = {
+        {ONE_VALUE, "1 of "},
+        {UNWRITTEN, " is NaN, not "},
+        {NOISY, "relative error "},
+        {BESIDE_OUTPUT, "wrote beside the output"},
+        {BEFORE_OUTPUT, "wrote beside the output"},
+        {BESIDE_WORKSPACE, "wrote beside the workspace"},
+        {COUNTER_LEFT, "counters other than zero"},
+        {NOT_REPEATABLE, "two runs differ"},
+        {BATCH, "M=8 random f16 batch-invariant: other bits than with M=128"},
+        {READS_BEYOND_X, "token 0, row 0 is "},
+        {STALE_WORKSPACE, "token 0, row 0 is "},
+        {CHANGES_WEIGHTS, "section scale was written to"},
+        {DEQUANTIZE, "dequantized to FP16: 1 of "},
+    };
+    (void)state;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct qt_device_report r;
+        struct qt_err err;
+        struct fake f;
+        expect_ok("verify", verify(&r, &f, cases[c].wrong, &err), &err);
+        assert_true(r.faults >= TENSORS);
+        for (size_t i = 0; i < r.count; i++)
+            if (!r.tensors[i].faults || !strstr(r.tensors[i].fault, cases[c].says))
+                fail_msg("fault %d, %s: \"%s\" does not say \"%s\"", (int)cases[c].wrong,
+                         r.tensors[i].name, r.tensors[i].fault, cases[c].says);
+        qt_device_free(&r);
+    }
+}
+
+static void test_refused(void **state)
+{
+    struct qt_device_report r;
+    struct qt_err err;
+    struct fake f;
+    (void)state;
+    expect_ok("verify", verify(&r, &f, REFUSES, &err), &err);
+    assert_int_equal(r.missing, 1);
+    assert_int_equal(r.faults, 0);
+    assert_string_equal(r.tensors[2].missing, "eight bits are too many");
+    assert_string_equal(r.tensors[0].missing, "");
+    qt_device_free(&r);
+}
+
+/* A GPU that fails ends the run, with the tensor's name. */
+static void test_fails(void **state)
+{
+    struct qt_device_report r;
+    struct qt_err err;
+    struct fake f;
+    (void)state;
+    expect_error("verify", verify(&r, &f, CUDA_FAILS, &err), QT_E_INTERNAL,
+                 "tensor a.weight: GPU: illegal address", &err);
+    assert_null(r.tensors);
+}
+
+static void test_without_cublas(void **state)
+{
+    struct qt_device_report r;
+    struct qt_err err = {0};
+    struct fake f;
+    (void)state;
+    fake_init(&f, NOTHING);
+    f.gpu.has_cublas = false;
+    expect_ok("verify", qt_verify_device(&r, world.container, &f.gpu, world.cpu, NULL, &err), &err);
+    assert_true(isnan(r.tensors[0].cublas_us[0]));
+    assert_true(r.tensors[0].us[0] == 4);
+    qt_device_free(&r);
+}
+
+/* The nth allocation fails, in host memory or the stand-in's: an error, and nothing is lost (which
+ * the sanitizers see). */
+static void test_no_memory(void **state)
+{
+    int rc = QT_E_RESOURCE;
+    (void)state;
+    for (long n = 0; rc != QT_OK; n += 1 + n / 8) {
+        struct qt_device_report r;
+        struct qt_err err;
+        struct fake f;
+        qt_mem_fail_after(n);
+        rc = verify(&r, &f, NOTHING, &err);
+        qt_mem_fail_after(-1);
+        if (rc == QT_OK)
+            qt_device_free(&r);
+        else
+            expect_error("no memory", rc, QT_E_RESOURCE, "memory", &err);
+    }
+}
+
+/* ---- bench ---------------------------------------------------------------------------------- */
+
+static int bench(struct qt_bench_report *out, struct fake *f, const char *const *schemes,
+                 size_t nschemes, struct qt_err *err)
+{
+    static const struct qt_bench_shape shapes[] = {{"small", 40, 100}, {NULL, 1000, 320}};
+    static const size_t m[] = {1, 20};
+    static struct qt_spec specs[4];
+    static struct qt_bench_options opt;
+    opt = (struct qt_bench_options){
+        .specs = specs, .shapes = shapes, .m = m, .nspecs = nschemes, .nshapes = 2, .nm = 2};
+    for (size_t i = 0; i < nschemes; i++)
+        expect_ok("spec", qt_spec_parse(&specs[i], schemes[i], err), err);
+    return qt_bench(out, &f->gpu, &opt, err);
+}
+
+static void test_bench(void **state)
+{
+    static const char *const schemes[] = {"nf4:g=64", "fp8"};
+    struct qt_bench_report r;
+    struct qt_err err = {0};
+    struct fake f;
+    (void)state;
+    fake_init(&f, REFUSES);
+    expect_ok("bench", bench(&r, &f, schemes, 2, &err), &err);
+    assert_int_equal(r.count, 2 * (2 + 2 * 2));
+    assert_true(r.copy_gbs > 0 && r.read_gbs > 0);
+    for (size_t i = 0; i < r.count; i++) {
+        const struct qt_bench_row *row = &r.rows[i];
+        size_t at = i % 6, n = i < 6 ? 40 : 1000, k = i < 6 ? 100 : 320;
+        assert_int_equal(row->shape->n, n);
+        assert_int_equal(row->m, at % 2 ? 20 : 1);
+        if (at < 2) {
+            assert_null(row->spec);
+            assert_int_equal(row->bytes, 2 * n * k);
+            assert_true(row->us == 8);
+        } else if (at < 4) { /* 4 bits and a scale of 16 for 64 channels, padded, and the table */
+            size_t strips = qt_ceil_div(n, 16), blocks = qt_ceil_div(k, 64);
+            assert_int_equal(row->bytes, strips * blocks * (512 + 32) + 32);
+            assert_true(row->us == 4 && row->floor_us == 2 && row->cublas_us == 8);
+        } else {
+            assert_string_equal(row->why, "eight bits are too many");
+        }
+    }
+    qt_bench_free(&r);
+}
+
+/* Rows that repeat a sample are as good as quantized ones, and launches go round more than four
+ * times the L2. */
+static void test_bench_weights(void **state)
+{
+    static const char *const schemes[] = {"lut3:g=32"};
+    struct qt_bench_report r;
+    struct qt_err err = {0};
+    struct fake f;
+    (void)state;
+    fake_init(&f, NOTHING);
+    f.gpu.has_cublas = false;
+    expect_ok("bench", bench(&r, &f, schemes, 1, &err), &err);
+    assert_int_equal(r.count, 4);
+    assert_true((size_t)(f.high - f.low) + r.rows[3].bytes >= 4 * f.gpu.l2_bytes);
+    assert_true(isnan(r.rows[3].cublas_us));
+    qt_bench_free(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_descriptors),   cmocka_unit_test(test_right),
+        cmocka_unit_test(test_faults),        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_fails),         cmocka_unit_test(test_without_cublas),
+        cmocka_unit_test(test_no_memory),     cmocka_unit_test(test_bench),
+        cmocka_unit_test(test_bench_weights),
+    };
+    return cmocka_run_group_tests(tests, open_world, close_world);
+}
