@@ -125,9 +125,10 @@ $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(GPU_OBJ) $(B)/libqtool.a
 	$(LINK) $(CUDA_RT)
 $(B)/tests/gpu/test_kernels: $(B)/tests/gpu/reference.o
 
-# Says SKIP where there is no GPU.
-test-gpu: $(B)/tests/gpu/test_kernels
-	$<
+# test_plan needs no GPU; test_kernels says SKIP where there is none.
+test-gpu: $(B)/tests/gpu/test_plan $(B)/tests/gpu/test_kernels $(B)/tests/gpu/sweep
+	$(B)/tests/gpu/test_plan
+	$(B)/tests/gpu/test_kernels
 else
 kernels test-gpu:
 	@echo "SKIP: nvcc not found, nothing of the GPU is built"

@@ -124,10 +124,9 @@ static bool repeat_sample(struct qt_packed *out, const struct qt_packed *sample)
     return good;
 }
 
-/* Random weights, through the scheme's own quantizer: a sample of rows where strips of rows can be
- * repeated, else the whole matrix. */
-static int make_weights(struct qt_packed *out, const struct qt_spec *spec, size_t n, size_t k,
-                        struct qt_err *err)
+/* A sample of rows where strips of rows can be repeated, else the whole matrix. */
+int qt_bench_weights(struct qt_packed *out, const struct qt_spec *spec, size_t n, size_t k,
+                     struct qt_err *err)
 {
     struct qt_spec rtn = *spec;
     struct qt_packed sample = {0};
@@ -185,7 +184,7 @@ static int bench_scheme(struct bench *b, const struct qt_bench_shape *shape,
     struct qt_packed packed = {0};
     struct gpu_copies copies = {0};
     int rc;
-    QT_TRY(make_weights(&packed, spec, shape->n, shape->k, err));
+    QT_TRY(qt_bench_weights(&packed, spec, shape->n, shape->k, err));
     QT_TRY(gpu_copies_new(&copies, b->gpu, &packed, err));
     row.bytes = copies.bytes;
     QT_TRY(gpu_time_floor(&row.floor_us, b->gpu, &copies, err));

@@ -152,6 +152,10 @@ struct qt_bench_report {
     size_t count;
 };
 
+/* Random weights [n][k] packed by the scheme's own quantizer, in the cheapest way. */
+int qt_bench_weights(struct qt_packed *out, const struct qt_spec *spec, size_t n, size_t k,
+                     struct qt_err *err);
+
 /*
  * Times the fused kernels on random weights, shape by shape: first cuBLAS for each m, then each
  * scheme with its read floor. Weights are cold in the L2, X and Y are not; launches are in CUDA

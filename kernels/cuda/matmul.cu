@@ -114,8 +114,8 @@ static const char *shape_of(struct shape *s, const struct qt_matmul_weight *w)
     s->table_bytes = (size_t)table_bytes[s->format];
     if (s->pitch_blocks < (size_t)s->blocks || s->pitch_groups < s->groups)
         return "pitch smaller than the matrix";
-    if ((size_t)s->strips * s->pitch_blocks >= 1u << 31 ||
-        (size_t)s->strips * s->pitch_groups >= 1u << 27)
+    if (s->pitch_blocks >= (1u << 31) / (size_t)s->strips ||
+        s->pitch_groups >= (1u << 27) / (size_t)s->strips)
         return "matrix too large";
     return NULL;
 }

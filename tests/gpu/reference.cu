@@ -1,8 +1,12 @@
 /* Plain products in FP64 and a comparison, for test_kernels.c. */
-#include "tests/gpu/gpu.cuh"
 #include "tests/gpu/reference.h"
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 static __device__ double to_double(const void *x, size_t i, int bf16)
 {
@@ -46,7 +50,12 @@ void *gpu_new(size_t bytes)
 
 uint32_t gpu_hash(uint64_t x)
 {
-    return hash32(x);
+    x ^= x >> 33;
+    x *= 0xff51afd7ed558ccdULL;
+    x ^= x >> 33;
+    x *= 0xc4ceb9fe1a85ec53ULL;
+    x ^= x >> 33;
+    return (uint32_t)x;
 }
 
 void gpu_reference(double *y, const void *x, const float *w, size_t m, size_t n, size_t k,

@@ -8,8 +8,8 @@
  * quick: few cases, for compute-sanitizer.
  */
 #include "kernels/qtool_kernels.h"
-#include "pack/pack.h"
 #include "tests/gpu/reference.h"
+#include "verify/verify.h"
 
 #include <cuda_runtime_api.h>
 #include <math.h>
@@ -19,6 +19,7 @@
 #include <time.h>
 
 enum { GUARD = 64 }; /* elements before and after an output */
+#define COUNT(a) (sizeof(a) / sizeof *(a))
 
 static int passed, failed, skipped;
 static uint64_t seed;
@@ -49,32 +50,17 @@ struct matrix {
 
 static struct qt_matmul_weight upload(const struct qt_packed *p)
 {
-    struct qt_matmul_weight w = {0};
-    bool lut = strcmp(qt_scheme_name(p->spec.scheme), "lut") == 0;
-    const struct qt_param *param;
-    w.kind = lut ? QT_MATMUL_LUT : QT_MATMUL_FPX;
-    for (size_t i = 0; (param = qt_scheme_param(p->spec.scheme, i)); i++) {
-        unsigned v = (unsigned)p->spec.value[i];
-        if (strcmp(param->key, "bits") == 0)
-            w.bits = v;
-        if (strcmp(param->key, "e") == 0)
-            w.exp_bits = v;
-        if (strcmp(param->key, "g") == 0)
-            w.group = v;
-    }
-    w.n = p->n;
-    w.k = p->k;
-    w.scale_exp2 = p->scale_exp2;
+    const void *section[QT_MAX_SECTIONS];
+    struct qt_matmul_weight w;
+    struct qt_err err = {0};
     for (size_t i = 0; i < p->nsections; i++) {
-        const struct qt_section *s = &p->section[i];
-        void *d = gpu_new(s->bytes);
-        CHECK(cudaMemcpy(d, s->data, s->bytes, cudaMemcpyHostToDevice));
-        if (strncmp(s->name, "plane", 5) == 0)
-            w.plane[s->name[5] - '0'] = d;
-        else if (strcmp(s->name, "scale") == 0)
-            w.scale = d;
-        else
-            w.table = d;
+        void *d = gpu_new(p->section[i].bytes);
+        CHECK(cudaMemcpy(d, p->section[i].data, p->section[i].bytes, cudaMemcpyHostToDevice));
+        section[i] = d;
+    }
+    if (qt_gpu_weight(&w, p, section, &err) < 0) {
+        printf("%s: %s\n", p->spec.text, err.reason);
+        exit(1);
     }
     return w;
 }
@@ -217,8 +203,8 @@ static void check_plan(const struct qt_matmul_plan *p, const struct qt_matmul_we
 static void check_matmul(const struct qt_matmul_weight *w, const float *decoded, size_t pitch,
                          size_t m, int bf16, const char *name)
 {
-    struct qt_matmul_options opt = {bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16, 0,
-                                    (int)(gpu_hash(seed++) & 1)};
+    const struct qt_matmul_options opt = {.dtype = bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16,
+                                          .dependent_launch = gpu_hash(seed++) & 1};
     struct qt_matmul_plan plan;
     random_x(m * w->k, bf16);
     gpu_reference(pool.reference, pool.x, decoded, m, w->n, w->k, pitch, bf16);
@@ -261,16 +247,45 @@ static void check_dequantize(const struct matrix *m, int bf16, const char *name)
     free(got);
 }
 
+/* Slices as tensor parallelism cuts them, at random multiples of 16 rows and of 64 channels and the
+ * group; a slice of a slice. */
 static void check_slices(const struct matrix *m, const char *name)
 {
-    struct qt_matmul_weight slice;
-    size_t n0 = 32, k0 = 256, n = m->weight.n - n0 - 3, k = m->weight.k - k0 - 1;
-    result(qt_matmul_slice(&slice, &m->weight, n0, n, k0, k) == QT_MATMUL_OK, "slice");
-    check_matmul(&slice, m->device_decoded + n0 * m->weight.k + k0, m->weight.k, 5, 0, name);
-    result(qt_matmul_slice(&slice, &m->weight, 8, 16, 0, 64) == QT_MATMUL_UNSUPPORTED,
-           "slice of rows 8...");
-    result(qt_matmul_slice(&slice, &m->weight, 0, 16, 32, 64) == QT_MATMUL_UNSUPPORTED,
-           "slice of columns 32...");
+    const struct qt_matmul_weight *w = &m->weight;
+    struct qt_matmul_weight slice, part;
+    size_t unit = w->group > 64 ? w->group : 64;
+    for (int i = 0; i < 4; i++) {
+        size_t n0 = gpu_hash(seed++) % (w->n / 16) * 16, n = 1 + gpu_hash(seed++) % (w->n - n0);
+        size_t k0 = gpu_hash(seed++) % (w->k / unit) * unit, k = 1 + gpu_hash(seed++) % (w->k - k0);
+        size_t n1 = gpu_hash(seed++) % ((n + 15) / 16) * 16;
+        size_t k1 = gpu_hash(seed++) % ((k + unit - 1) / unit) * unit;
+        const float *decoded = m->device_decoded + n0 * w->k + k0;
+        result(qt_matmul_slice(&slice, w, n0, n, k0, k) == QT_MATMUL_OK, "slice");
+        check_matmul(&slice, decoded, w->k, 1 + gpu_hash(seed++) % 40, i & 1, name);
+        result(qt_matmul_slice(&part, &slice, n1, n - n1, k1, k - k1) == QT_MATMUL_OK,
+               "slice of a slice");
+        check_matmul(&part, decoded + n1 * w->k + k1, w->k, 1 + gpu_hash(seed++) % 40, i & 1, name);
+    }
+}
+
+/* In batch-invariant mode the rows of a product have the same bits for every number of tokens. */
+static void check_invariance(const struct matrix *m, int bf16, const char *name)
+{
+    static const size_t counts[] = {2048, 257, 128, 65, 64, 33, 32, 17, 16, 9, 8, 7, 1};
+    struct qt_matmul_options opt = {.dtype = bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16,
+                                    .batch_invariant = 1};
+    const struct qt_matmul_weight *w = &m->weight;
+    struct qt_matmul_plan plan;
+    char what[200];
+    random_x(counts[0] * w->k, bf16);
+    for (size_t i = 0; i < COUNT(counts); i++) {
+        bool good = qt_matmul_plan(&plan, w, counts[i], &opt) == QT_MATMUL_OK &&
+                    plan.workspace_bytes <= pool.workspace_bytes &&
+                    guarded_run(&plan, w, i ? 1 : 0) && (i == 0 || outputs_equal(counts[i] * w->n));
+        snprintf(what, sizeof what, "%s n=%zu k=%zu %s batch-invariant: m=%zu %s", name, w->n, w->k,
+                 bf16 ? "bf16" : "f16", counts[i], plan.reason);
+        result(good, what);
+    }
 }
 
 /* ---- cases ---------------------------------------------------------------------------------- */
@@ -305,8 +320,6 @@ static const size_t shapes[][2] = {{1, 1},    {15, 63},  {16, 64},    {17, 65}, 
 static const size_t tokens[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11,  12,  13,
                                 14, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129};
 
-#define COUNT(a) (sizeof(a) / sizeof *(a))
-
 static void test_scheme(const char *scheme, size_t shape_step, size_t token_step)
 {
     for (size_t i = shape_step - 1; i < COUNT(shapes); i += shape_step) {
@@ -317,8 +330,11 @@ static void test_scheme(const char *scheme, size_t shape_step, size_t token_step
         for (size_t j = 0; j < COUNT(tokens); j += token_step)
             check_matmul(&m.weight, m.device_decoded, m.weight.k, tokens[j], (int)(j % 4 == 1),
                          scheme);
-        if (i == COUNT(shapes) - 1)
+        if (i == COUNT(shapes) - 1) {
             check_slices(&m, scheme);
+            check_invariance(&m, 0, scheme);
+            check_invariance(&m, 1, scheme);
+        }
         matrix_free(&m);
     }
 }
@@ -332,6 +348,7 @@ static void test_large(const char *scheme)
         matrix_new(&m, scheme, large[i][0], large[i][1], 0.02f);
         for (size_t j = 0; j < COUNT(counts); j++)
             check_matmul(&m.weight, m.device_decoded, m.weight.k, counts[j], (int)(j & 1), scheme);
+        check_invariance(&m, (int)(i & 1), scheme);
         matrix_free(&m);
     }
 }
@@ -346,24 +363,23 @@ static void test_scale_exp2(const char *scheme)
     matrix_free(&m);
 }
 
+/* What only shows with a device; the other refusals are in test_plan.c. */
 static void test_refusals(void)
 {
     struct matrix m;
     struct qt_matmul_plan plan;
     struct qt_matmul_options opt = {0};
     matrix_new(&m, "nf4:g=128,method=rtn", 64, 256, 0.02f);
-    struct qt_matmul_weight w = m.weight;
-    w.group = 48;
-    result(qt_matmul_plan(&plan, &w, 1, &opt) == QT_MATMUL_UNSUPPORTED && plan.reason[0], "group");
-    w = m.weight;
-    w.plane[0] = (const char *)w.plane[0] + 4;
-    result(qt_matmul_plan(&plan, &w, 1, &opt) == QT_MATMUL_UNSUPPORTED && plan.reason[0], "align");
-    w = m.weight;
-    w.bits = 9;
-    result(qt_matmul_plan(&plan, &w, 1, &opt) == QT_MATMUL_UNSUPPORTED && plan.reason[0], "bits");
-    result(qt_matmul_plan(&plan, &m.weight, 0, &opt) == QT_MATMUL_UNSUPPORTED, "m = 0");
-    opt.device = 1000;
-    result(qt_matmul_plan(&plan, &m.weight, 1, &opt) == QT_MATMUL_NO_GPU, "device 1000");
+    struct qt_matmul_weight other = m.weight;
+    result(qt_matmul_plan(&plan, &m.weight, 1, &opt) == QT_MATMUL_OK, "plan");
+    other.bits = 3;
+    other.plane[1] = other.plane[0];
+    result(qt_matmul_run(&plan, &other, pool.y[0], pool.x, pool.workspace, NULL) ==
+               QT_MATMUL_UNSUPPORTED,
+           "run of another weight than planned");
+    plan.config.splits = 1000;
+    result(qt_matmul_plan_check(&plan, &m.weight) == QT_MATMUL_UNSUPPORTED && plan.reason[0],
+           "too many splits");
     matrix_free(&m);
 }
 
