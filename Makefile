@@ -1,6 +1,6 @@
 # qtool. Targets:
 #   all (default)  deps  demo  test  check  test-gpu  test-large  oracle  oracle-tokenizer
-#   bench  kernels
+#   fuzz  bench  kernels
 #   fmt  fmt-check  tidy  install  clean
 # Everything built goes to $(B). CUDA parts are built when nvcc is found (NVCC= to leave them out).
 
@@ -39,9 +39,10 @@ GPU_OBJ := $(patsubst %,$(B)/kernels/gpu_%.o,$(if $(NVCC),cuda cublas read,none)
            $(if $(NVCC),$(B)/libqtool_kernels.a)
 CLI_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard cli/*.c))
 UNIT    := $(patsubst tests/unit/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c))
+FUZZ    := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 BENCH   := $(patsubst tests/bench/%.c,$(B)/tests/%,$(wildcard tests/bench/bench_*.c))
 SOURCES := $(wildcard $(FOLDERS:%=%/*.[ch]) cli/*.[ch] tests/unit/*.[ch] tests/bench/*.[ch] \
-           tests/oracle/*.c tests/large/*.c)
+           tests/fuzz/*.[ch] tests/oracle/*.c tests/large/*.c)
 
 all: $(B)/qtool
 
@@ -86,6 +87,17 @@ $(B)/tests/%: $(B)/tests/oracle/%.o $(B)/libqtool.a
 
 $(B)/tests/%: $(B)/tests/large/%.o $(B)/libqtool.a
 	$(LINK)
+
+# A fuzz target with libFuzzer's main (make fuzz), and with one that runs the files it is given.
+FUZZ_COMMON := $(B)/tests/fuzz/fuzz.o $(B)/tests/fuzz/quantized.o
+# Targets whose inputs carry checksums: a checksum that is always right lets changes get past it.
+$(addprefix $(B)/tests/,$(foreach t,qcal journal,fuzz_$t replay_$t)): WRAP := -Wl,--wrap=qt_crc32
+
+$(B)/tests/fuzz_%: $(B)/tests/fuzz/fuzz_%.o $(FUZZ_COMMON) $(B)/libqtool.a
+	$(LINK) -fsanitize=fuzzer $(WRAP)
+
+$(B)/tests/replay_%: $(B)/tests/fuzz/fuzz_%.o $(B)/tests/fuzz/replay.o $(FUZZ_COMMON) $(B)/libqtool.a
+	$(LINK) $(WRAP)
 
 # ---- CUDA --------------------------------------------------------------------------------------
 #
@@ -158,13 +170,23 @@ deps deps-dev:
 demo: $(B)/qtool
 	examples/demo.sh $(B)/qtool $(B)/demo
 
-tests: $(B)/qtool $(UNIT) $(BENCH)
-test: $(B)/qtool $(UNIT)
+REPLAY  := $(FUZZ:%=$(B)/tests/replay_%)
+tests: $(B)/qtool $(UNIT) $(REPLAY) $(BENCH)
+test: $(B)/qtool $(UNIT) $(REPLAY)
 	@tests/run.sh $(B)
 
 # The same tests under AddressSanitizer and UndefinedBehaviorSanitizer, without GPU parts.
 check:
 	@$(MAKE) B=$(B)/check NVCC= CFLAGS="$(SAN)" test
+
+# All fuzz targets, or TARGETS="torch npy", for SECONDS each, from tests/fuzz/corpus and tests/bad.
+# What they find is left in $(B)/fuzz/found; new inputs that reach new code in $(B)/fuzz/corpus.
+TARGETS ?= $(FUZZ)
+SECONDS ?= 60
+fuzz:
+	@$(MAKE) B=$(B)/fuzz CC=clang NVCC= CFLAGS="$(SAN) -fsanitize=fuzzer-no-link" \
+	    $(TARGETS:%=$(B)/fuzz/tests/fuzz_%)
+	@tests/fuzz/run.sh $(B)/fuzz $(SECONDS) $(TARGETS)
 
 # Quantizes a checkpoint of 6 GB; takes 10 GB of disk and some minutes.
 test-large: $(B)/qtool $(B)/tests/make_checkpoint $(B)/tests/peak
@@ -198,7 +220,7 @@ install: $(B)/qtool
 clean:
 	rm -rf $(B)
 
-.PHONY: all kernels deps deps-dev demo tests test check test-gpu test-large bench oracle oracle-tokenizer fmt fmt-check \
-        tidy install clean
+.PHONY: all kernels deps deps-dev demo tests test check fuzz test-gpu test-large bench oracle \
+        oracle-tokenizer fmt fmt-check tidy install clean
 .SECONDARY:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs all tests that need no special machine: unit tests, transcripts of the command line, the
-# order of the folders.
+# Runs all tests that need no special machine: unit tests, the inputs of the fuzz targets,
+# transcripts of the command line, the order of the folders.
 #
 #   usage: tests/run.sh BUILD      BUILD: the directory with qtool and tests/test_*
 #
@@ -52,6 +52,10 @@ run includes tests/includes.sh --test
 for source in tests/unit/test_*.c; do
     name=$(basename "$source" .c)
     run "$name" "$build/tests/$name"
+done
+for source in tests/fuzz/fuzz_*.c; do
+    target=$(basename "$source" .c) target=${target#fuzz_}
+    run "replay_$target" "$build/tests/replay_$target" $(tests/fuzz/inputs.sh "$target")
 done
 run cli env QTOOL="$build/qtool" tests/cli/run.sh
 run kill_resume env QTOOL="$build/qtool" tests/cli/kill_resume.sh 2

@@ -1,0 +1,24 @@
+/* Gate expressions: understood or refused as the caller's mistake, and failing says why. */
+#include "tests/fuzz/fuzz.h"
+#include "verify/verify.h"
+
+#include <string.h>
+
+void fuzz_init(void)
+{
+}
+
+void fuzz_one(const uint8_t *data, size_t size)
+{
+    static const struct qt_figure figures[] = {{"ppl", 9.5}, {"bpw", 4.25}, {"same_top", NAN}};
+    char text[512];
+    struct qt_err err = {0};
+    if (size >= sizeof text)
+        return;
+    memcpy(text, data, size);
+    text[size] = '\0';
+    int rc = qt_gate_check(text, figures, 3, &err);
+    FUZZ_CHECK(rc == QT_OK || rc == QT_E_USAGE || rc == QT_E_GATE);
+    FUZZ_CHECK(rc == QT_OK || err.reason[0]);
+    FUZZ_CHECK(rc != QT_OK || !strstr(text, "same_top")); /* NaN meets no condition */
+}

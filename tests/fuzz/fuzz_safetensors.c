@@ -1,0 +1,27 @@
+/* A .safetensors file. What is accepted fills the file without gaps and can be written again. */
+#include "tests/fuzz/fuzz.h"
+
+void fuzz_init(void)
+{
+}
+
+void fuzz_one(const uint8_t *data, size_t size)
+{
+    const char *path = fuzz_write("model.safetensors", data, size);
+    struct qt_ckpt *ckpt;
+    struct qt_err err = {0};
+    uint64_t header = 0;
+    size_t sum = 0;
+    if (!fuzz_accepted(qt_ckpt_open(&ckpt, path, &err), &err))
+        return;
+    memcpy(&header, data, sizeof header);
+    for (size_t i = 0; i < qt_ckpt_count(ckpt); i++) {
+        const struct qt_tensor *t = qt_ckpt_tensor(ckpt, i);
+        FUZZ_CHECK(qt_ckpt_find(ckpt, t->name) == t);
+        FUZZ_CHECK(t->nbytes * 8 == t->count * qt_dtype_bits(t->dtype));
+        sum += t->nbytes;
+    }
+    FUZZ_CHECK(8 + header + sum == size);
+    fuzz_round_trip(ckpt, "again.safetensors");
+    qt_ckpt_close(ckpt);
+}

@@ -1,0 +1,48 @@
+/* tokenizer.json (the first line of the input: tokenizer_config.json). What is accepted encodes any
+ * text, twice to the same ids, and to ids of its vocabulary. */
+#include "calib/calib.h"
+#include "tests/fuzz/fuzz.h"
+
+#include <string.h>
+
+void fuzz_init(void)
+{
+}
+
+static void encode(const struct qt_tokenizer *tok, const char *text, bool special)
+{
+    uint32_t *a, *b;
+    size_t n, m;
+    struct qt_err err = {0};
+    int rc = qt_tokenizer_encode(&a, &n, tok, text, strlen(text), special, &err);
+    if (!fuzz_accepted(rc, &err))
+        return;
+    fuzz_ok(qt_tokenizer_encode(&b, &m, tok, text, strlen(text), special, &err), &err);
+    FUZZ_CHECK(n == m && (n == 0 || memcmp(a, b, n * sizeof *a) == 0));
+    for (size_t i = 0; i < n; i++)
+        FUZZ_CHECK(a[i] < qt_tokenizer_vocab(tok));
+    qt_free(a);
+    qt_free(b);
+}
+
+void fuzz_one(const uint8_t *data, size_t size)
+{
+    static const char *const texts[] = {
+        "",
+        "a",
+        "The quick  brown fox\n\tjumps.",
+        "na\xc3\xafve caf\xc3\xa9 \xe2\x82\xac 123456",
+        "\xf0\x9f\x98\x80\xe4\xb8\xad\xe6\x96\x87 <s></s> e\xcc\x81 \xef\xac\x81",
+    };
+    struct qt_tokenizer *tok;
+    struct qt_err err = {0};
+    const uint8_t *line = size ? memchr(data, '\n', size) : NULL;
+    size_t first = line ? (size_t)(line - data) : 0;
+    fuzz_write("tokenizer_config.json", first ? data : (const uint8_t *)"{}", first ? first : 2);
+    fuzz_write("tokenizer.json", data + first, size - first);
+    if (!fuzz_accepted(qt_tokenizer_open(&tok, fuzz_dir(), &err), &err))
+        return;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        encode(tok, texts[i], i % 2);
+    qt_tokenizer_close(tok);
+}
