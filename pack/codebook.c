@@ -23,6 +23,11 @@ void qt_codebook_set_table(struct qt_codebook *cb, const float *table)
 
 /* ---- sections ------------------------------------------------------------------------------- */
 
+static const char *const layouts[] = {
+    [QT_FRAG_PAIR] = "frag16x64/pair",
+    [QT_FRAG_HALF] = "frag16x64/half",
+    [QT_FRAG_BYTE] = "frag16x64/byte",
+};
 static const char *const plane_names[QT_FRAG_MAX_PLANES] = {"plane0", "plane1", "plane2"};
 
 int qt_codebook_describe(struct qt_packed *p, const struct qt_codebook *cb, struct qt_err *err)
@@ -40,7 +45,7 @@ int qt_codebook_describe(struct qt_packed *p, const struct qt_codebook *cb, stru
     if (rc == QT_OK && cb->asymmetric)
         rc = qt_packed_add_section(p, "zero", QT_U8, 3,
                                    (size_t[]){strips, groups, QT_FRAG_ROWS * cb->bits / 8}, err);
-    p->layout = cb->order == QT_FRAG_PAIR ? "frag16x64/pair" : "frag16x64/half";
+    p->layout = layouts[cb->order];
     return rc;
 }
 

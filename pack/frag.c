@@ -64,6 +64,36 @@ INLINE void unpack_as(uint8_t *code, const uint32_t *words, size_t stride, unsig
     }
 }
 
+/* Each row of a lane's word is two runs of four codes, 16 columns apart. */
+static void pack_byte(uint32_t *words, const uint8_t *code, size_t stride, unsigned shift)
+{
+    for (unsigned lane = 0; lane < QT_FRAG_LANES; lane++)
+        for (unsigned s = 0; s < QT_FRAG8_STEPS; s++)
+            for (unsigned r = 0; r < 2; r++) {
+                const uint8_t *c = code + qt_frag8_row(lane, r) * stride;
+                uint32_t word = 0;
+                for (unsigned h = 0; h < 2; h++)
+                    for (unsigned b = 0; b < 4; b++)
+                        word |= (uint32_t)(c[qt_frag8_col(lane, s, h, b)] >> shift & 15)
+                                << qt_frag8_shift(h, b);
+                words[4 * lane + qt_frag8_word(s, r)] = word;
+            }
+}
+
+static void unpack_byte(uint8_t *code, const uint32_t *words, size_t stride, unsigned shift)
+{
+    for (unsigned lane = 0; lane < QT_FRAG_LANES; lane++)
+        for (unsigned s = 0; s < QT_FRAG8_STEPS; s++)
+            for (unsigned r = 0; r < 2; r++) {
+                uint8_t *c = code + qt_frag8_row(lane, r) * stride;
+                uint32_t word = words[4 * lane + qt_frag8_word(s, r)];
+                for (unsigned h = 0; h < 2; h++)
+                    for (unsigned b = 0; b < 4; b++)
+                        c[qt_frag8_col(lane, s, h, b)] |=
+                            (uint8_t)((word >> qt_frag8_shift(h, b) & 15) << shift);
+            }
+}
+
 #define BY_LAYOUT(fn, ...)                                                                         \
     do {                                                                                           \
         if (order == QT_FRAG_PAIR && p == 4)                                                       \
@@ -83,13 +113,19 @@ INLINE void unpack_as(uint8_t *code, const uint32_t *words, size_t stride, unsig
 void qt_frag_pack(uint32_t *words, const uint8_t *code, size_t stride, enum qt_frag_order order,
                   unsigned p, unsigned shift)
 {
-    BY_LAYOUT(pack_as, words, code, stride, shift);
+    if (order == QT_FRAG_BYTE)
+        pack_byte(words, code, stride, shift);
+    else
+        BY_LAYOUT(pack_as, words, code, stride, shift);
 }
 
 void qt_frag_unpack(uint8_t *code, const uint32_t *words, size_t stride, enum qt_frag_order order,
                     unsigned p, unsigned shift)
 {
-    BY_LAYOUT(unpack_as, code, words, stride, shift);
+    if (order == QT_FRAG_BYTE)
+        unpack_byte(code, words, stride, shift);
+    else
+        BY_LAYOUT(unpack_as, code, words, stride, shift);
 }
 
 void qt_frag_pack_reference(uint32_t *words, const uint8_t *code, size_t stride,

@@ -63,7 +63,8 @@ enum {
     QT_FRAG_MAX_PLANES = 3, /* 7 = 4+2+1 */
 };
 
-enum qt_frag_order { QT_FRAG_PAIR, QT_FRAG_HALF };
+/* QT_FRAG_BYTE is drawn in layout_frag8.h; the functions below are for the other two. */
+enum qt_frag_order { QT_FRAG_PAIR, QT_FRAG_HALF, QT_FRAG_BYTE };
 
 QT_LAYOUT unsigned qt_frag_row(unsigned lane, unsigned i)
 {

@@ -124,6 +124,36 @@ static void fast_packer_equals_reference(void **state)
                 }
 }
 
+/* Unpacking by the operations that layout_frag8.h names gives the A fragments of m16n8k32, signed
+ * and unsigned; and those of m16n8k64, with columns in the order it says. */
+static void byte_order_is_made_of_fragments(void **state)
+{
+    (void)state;
+    enum { STRIDE = 70 };
+    uint8_t code[QT_FRAG_ROWS * STRIDE], back[QT_FRAG_ROWS * STRIDE] = {0};
+    uint32_t words[32 * 4];
+    for (size_t i = 0; i < sizeof code; i++)
+        code[i] = (uint8_t)(random_u32() % 16);
+    qt_frag_pack(words, code, STRIDE, QT_FRAG_BYTE, 4, 0);
+    for (unsigned lane = 0; lane < 32; lane++)
+        for (unsigned e = 0; e < 32; e++) {
+            unsigned s = e / 16, reg = e / 4 % 4, b = e % 4, g = lane / 4, t = lane % 4;
+            uint32_t x = words[4 * lane + 2 * s + reg % 2];
+            uint32_t s8 = ((reg < 2 ? x << 4 : x) & 0xf0f0f0f0) ^ 0x80808080;
+            uint32_t u8 = (reg < 2 ? x : x >> 4) & 0x0f0f0f0f;
+            unsigned want =
+                code[(g + 8 * (reg % 2)) * STRIDE + 32 * s + 16 * (reg / 2) + 4 * t + b];
+            assert_int_equal(u8 >> 8 * b & 255, want);
+            assert_int_equal((int8_t)(s8 >> 8 * b & 255), 16 * ((int)want - 8));
+            unsigned c = e / 16, place = e % 8, r = e / 8 % 2; /* m16n8k64: register r + 2 c */
+            want = code[(g + 8 * r) * STRIDE + 32 * c + 16 * (place % 2) + 4 * t + place / 2];
+            assert_int_equal(words[4 * lane + 2 * c + r] >> 4 * place & 15, want);
+        }
+    qt_frag_unpack(back, words, STRIDE, QT_FRAG_BYTE, 4, 0);
+    for (size_t i = 0; i < sizeof code; i++)
+        assert_int_equal(back[i], i % STRIDE < QT_FRAG_COLS ? code[i] : 0);
+}
+
 /* ---- nearest values ------------------------------------------------------------------------- */
 
 static struct qt_codebook codebook_of(const char *text, float *w, size_t k)
@@ -648,6 +678,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layout_is_a_bijection),
         cmocka_unit_test(fast_packer_equals_reference),
+        cmocka_unit_test(byte_order_is_made_of_fragments),
         cmocka_unit_test(rounding_is_to_nearest_on_every_isa),
         cmocka_unit_test(rowops_are_bit_identical),
         cmocka_unit_test(tables_are_the_published_ones),
