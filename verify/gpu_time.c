@@ -4,8 +4,9 @@
 #include <string.h>
 
 enum {
-    COLD = 5,       /* times the L2: more than the 4 that were seen to matter */
-    MIN_COPIES = 4, /* so that a matrix larger than the L2 finds nothing of itself either */
+    COLD = 5,         /* times the L2: more than the 4 that were seen to matter */
+    MIN_COPIES = 4,   /* so that a matrix larger than the L2 finds nothing of itself either */
+    MAX_COPIES = 256, /* graphs of thousands of launches take their time; only toys need more */
     RANDOM_COUNT = 1 << 20,
 };
 
@@ -76,7 +77,7 @@ done:
 static size_t cold_count(const struct qt_gpu *gpu, size_t bytes)
 {
     size_t count = qt_ceil_div(COLD * gpu->l2_bytes, bytes);
-    return count < MIN_COPIES ? MIN_COPIES : count;
+    return count < MIN_COPIES ? MIN_COPIES : qt_min_size(count, MAX_COPIES);
 }
 
 /* Copy i's descriptor; the addresses are computed, nothing is read. */
