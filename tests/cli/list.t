@@ -15,4 +15,6 @@ $ qtool list archs
 
 $ qtool list kernels
 > ^cpu +OpenBLAS
+> ^lut +frag16x64/pair +CUDA
+> ^fpx +frag16x64/half +CUDA
 2-

@@ -112,6 +112,10 @@ $ qtool verify nowhere --gate 'sqnr_min>=3'
 ? 2
 2 --gate 'sqnr_min>=3' needs --source
 
+$ qtool verify nowhere --gate 'kernel_error<=3e-4'
+? 2
+2 --gate 'kernel_error<=3e-4' needs --device cuda
+
 $ qtool eval "$NANO" --data "$NANO/eval.txt" --seqlen 4096
 ? 2
 2 windows of 4096 tokens, but the model has 2048 positions
@@ -119,7 +123,7 @@ $ qtool eval "$NANO" --data "$NANO/eval.txt" --seqlen 4096
 # Devices.
 $ qtool inspect "$NANO" --device cuda
 ? 7
-2 --device cuda: built without GPU support
+2 --device cuda: 'inspect' runs on the CPU only
 
 $ qtool inspect "$NANO" --device cuda:1
 ? 7
