@@ -198,7 +198,7 @@ bench: $(BENCH)
 # Other people's implementations as the judge; Python packages go to $(B)/venv.
 oracle-tokenizer: $(B)/tests/tokenize
 	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) tokenizer
-oracle: $(B)/tests/tokenize $(B)/tests/test_model
+oracle: $(B)/tests/tokenize $(B)/tests/test_model $(B)/tests/test_backward
 	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) tokenizer pack model
 
 # ---- tidiness ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@
  *   model.c       the tensors these imply, checked against what is there -> struct qt_model
  *   weights.c     a checkpoint as a source of weights
  *   forward.c     embedding, blocks, head
+ *   backward.c    gradients of a loss through head and blocks
  *   calibrate.c   statistics of the linears' inputs -> a calibration file; merge.c adds such files
  */
 #ifndef QT_CALIB_H
@@ -99,6 +100,15 @@ struct qt_linear {
 };
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer);
 
+/* The norms of a block, in order of use; of layer number `layers`: the final norm, if any. */
+struct qt_norm {
+    const char *weight; /* tensor name */
+    size_t n;
+};
+size_t qt_model_norms(const struct qt_norm **out, const struct qt_model *model, size_t layer);
+
+enum { QT_BLOCK_LINEARS = 7, QT_BLOCK_NORMS = 6 }; /* at most */
+
 /* Called with the input x[m][k] (backend memory) of the linears whose `input` it names, before
  * they run. */
 struct qt_tap {
@@ -127,6 +137,35 @@ int qt_ends_embed(struct qt_ends *ends, float *hidden, const uint32_t *ids, size
 /* logits[m][vocab] of hidden[m][hidden] after the final norm, before the final softcap. */
 int qt_ends_logits(struct qt_ends *ends, float *logits, const float *hidden, size_t m,
                    struct qt_err *err);
+
+/* ---- backward ------------------------------------------------------------------------------- */
+
+/* Where dL/dW of a block's parameters are added (backend memory, shaped as the parameters), in the
+ * order of qt_model_linears and qt_model_norms. NULL: not wanted. */
+struct qt_block_grads {
+    float *linear[QT_BLOCK_LINEARS], *norm[QT_BLOCK_NORMS];
+};
+/* grad[m][hidden]: dL/d output in, dL/d input out, for the block's input hidden[m][hidden] (kept).
+ * The forward pass of each chunk is done again, so that between blocks only hidden states need be
+ * stored. Norms' and linears' biases have no gradient. */
+int qt_block_grad(struct qt_block *block, float *grad, const struct qt_block_grads *add,
+                  const float *hidden, size_t m, size_t seqlen, struct qt_err *err);
+
+/* What is minimised: KL(reference || this) over all positions, the reference's logits being those
+ * of ref for ref_hidden[m][hidden]; or, with ref = NULL, -ln p(target) over the positions whose
+ * target (host memory) is not QT_NO_TARGET. L is `weight` times the sum. */
+struct qt_objective {
+    struct qt_ends *ref;
+    const float *ref_hidden;
+    const uint32_t *targets;
+    float weight;
+};
+/* Of hidden[m][hidden], the last block's output: the loss of each position without the weight
+ * (host memory), grad[m][hidden] = dL/d hidden, and dL/dw of the final norm added to norm. grad,
+ * norm: NULL when not wanted. */
+int qt_ends_grad(struct qt_ends *ends, double *losses, float *grad, float *norm,
+                 const float *hidden, const struct qt_objective *objective, size_t m,
+                 struct qt_err *err);
 
 /* ---- calibration files ---------------------------------------------------------------------- */
 

@@ -3,16 +3,11 @@
  * Callers loop over blocks outside and over windows of text inside, so that one block's weights are
  * in memory at a time.
  */
-#include "calib/model_internal.h"
-
-/* Tokens that go through a block (or the head) at a time, about. Enough that the products are
- * large; fixed, so that results do not depend on the machine. */
-enum { BLOCK_TOKENS = 2048, ENDS_TOKENS = 512 };
+#include "calib/block.h"
 
 /* ---- backend memory ------------------------------------------------------------------------- */
 
-static int new_floats(float **out, struct qt_backend *be, size_t rows, size_t width,
-                      struct qt_err *err)
+int block_floats(float **out, struct qt_backend *be, size_t rows, size_t width, struct qt_err *err)
 {
     size_t bytes;
     void *p = NULL;
@@ -25,17 +20,12 @@ static int new_floats(float **out, struct qt_backend *be, size_t rows, size_t wi
     return rc;
 }
 
-/* A part's weights in backend memory. */
-struct loaded {
-    float *weight, *bias;
-};
-
 /* `staging` holds the largest tensor: the one copy beside the backend's. */
 static int load_tensor(float **out, const char *name, size_t count, float *staging,
                        const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
 {
     int rc = QT_OK;
-    QT_TRY(new_floats(out, be, count, 1, err));
+    QT_TRY(block_floats(out, be, count, 1, err));
     QT_TRY(w->load(w->ctx, name, staging, err));
     QT_TRY(be->upload(be, *out, staging, count * sizeof **out, err));
 done:
@@ -61,18 +51,6 @@ static void free_loaded(struct loaded *l, struct qt_backend *be)
 }
 
 /* ---- block ---------------------------------------------------------------------------------- */
-
-struct qt_block {
-    const struct qt_model *model;
-    const struct layer *layer;
-    struct qt_backend *be;
-    size_t window;
-    struct loaded parts[ROLE_COUNT];
-    /* Working memory for chunks of `rows` tokens in sequences of `seqlen`, made by the first run:
-     * x [rows][hidden]; wide: q, k, v and the attention's output, later gate and up. */
-    size_t rows, seqlen;
-    float *x, *wide, *cos, *sin;
-};
 
 int qt_block_open(struct qt_block **out, const struct qt_model *model, size_t layer,
                   const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
@@ -116,6 +94,7 @@ void qt_block_close(struct qt_block *block)
     if (!block)
         return;
     free_work(block);
+    block->be->free(block->be, block->grad.memory);
     for (int role = 0; role < ROLE_COUNT; role++)
         free_loaded(&block->parts[role], block->be);
     qt_free(block);
@@ -129,8 +108,8 @@ static int make_rope(struct qt_block *b, size_t seqlen, struct qt_err *err)
     size_t half = cfg->info.head_dim / 2, bytes;
     float *cos_host = NULL, *sin_host = NULL;
     int rc = QT_OK;
-    QT_TRY(new_floats(&b->cos, b->be, seqlen, half, err));
-    QT_TRY(new_floats(&b->sin, b->be, seqlen, half, err));
+    QT_TRY(block_floats(&b->cos, b->be, seqlen, half, err));
+    QT_TRY(block_floats(&b->sin, b->be, seqlen, half, err));
     bytes = seqlen * half * sizeof(float); /* fits: new_floats has checked it */
     QT_TRY(qt_array_new(&cos_host, seqlen * half, sizeof *cos_host, err));
     QT_TRY(qt_array_new(&sin_host, seqlen * half, sizeof *sin_host, err));
@@ -148,7 +127,7 @@ done:
     return rc;
 }
 
-static int make_work(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err *err)
+int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err *err)
 {
     const struct config *cfg = &b->model->cfg;
     const struct qt_model_info *info = &cfg->info;
@@ -158,8 +137,8 @@ static int make_work(struct qt_block *b, size_t rows, size_t seqlen, struct qt_e
     if (rows <= b->rows && seqlen == b->seqlen)
         return QT_OK;
     free_work(b);
-    QT_TRY(new_floats(&b->x, b->be, rows, info->hidden, err));
-    QT_TRY(new_floats(&b->wide, b->be, rows, attention > mlp ? attention : mlp, err));
+    QT_TRY(block_floats(&b->x, b->be, rows, info->hidden, err));
+    QT_TRY(block_floats(&b->wide, b->be, rows, attention > mlp ? attention : mlp, err));
     if (cfg->arch->rope)
         QT_TRY(make_rope(b, seqlen, err));
     b->rows = rows;
@@ -168,24 +147,16 @@ done:
     return rc;
 }
 
-/* One chunk on its way through a block. */
-struct run {
-    struct qt_block *b;
-    float *hidden;
-    size_t m, seqlen;
-    const struct qt_tap *tap;
-};
-
-static int run_linear(const struct run *r, enum role role, float *y, const float *x,
-                      struct qt_err *err)
+int block_linear(const struct block_run *r, enum role role, float *y, const float *x,
+                 struct qt_err *err)
 {
     const struct part *part = &r->b->layer->parts[role];
     const struct loaded *l = &r->b->parts[role];
     return r->b->be->linear(r->b->be, y, x, l->weight, l->bias, r->m, part->n, part->k, err);
 }
 
-static int run_norm(const struct run *r, enum role role, float *y, const float *x, size_t m,
-                    struct qt_err *err)
+int block_norm(const struct block_run *r, enum role role, float *y, const float *x, size_t m,
+               struct qt_err *err)
 {
     const struct config *cfg = &r->b->model->cfg;
     const struct loaded *l = &r->b->parts[role];
@@ -195,75 +166,83 @@ static int run_norm(const struct run *r, enum role role, float *y, const float *
                           r->b->layer->parts[role].n, err);
 }
 
-static int run_tap(const struct run *r, int input, const float *x, size_t k, struct qt_err *err)
+static int run_tap(const struct block_run *r, int input, const float *x, size_t k,
+                   struct qt_err *err)
 {
     return r->tap ? r->tap->fn(r->tap->ctx, input, x, r->m, k, err) : QT_OK;
 }
 
 /* The input of a sublayer: the hidden states, normed in front unless the norm comes behind. */
-static int sublayer_input(const float **out, const struct run *r, enum role norm,
+static int sublayer_input(const float **out, const struct block_run *r, enum role norm,
                           struct qt_err *err)
 {
     *out = r->b->model->cfg.norm_after ? r->hidden : r->b->x;
-    return *out == r->hidden ? QT_OK : run_norm(r, norm, r->b->x, r->hidden, r->m, err);
+    return *out == r->hidden ? QT_OK : block_norm(r, norm, r->b->x, r->hidden, r->m, err);
 }
 
 /* hidden += x, the output of a sublayer. */
-static int sublayer_output(const struct run *r, enum role norm_in, enum role norm_out,
+static int sublayer_output(const struct block_run *r, enum role norm_in, enum role norm_out,
                            struct qt_err *err)
 {
     const struct config *cfg = &r->b->model->cfg;
     struct qt_backend *be = r->b->be;
     int rc = QT_OK;
-    QT_TRY(run_norm(r, norm_out, r->b->x, r->b->x, r->m, err));
+    QT_TRY(block_norm(r, norm_out, r->b->x, r->b->x, r->m, err));
     QT_TRY(be->add(be, r->hidden, r->b->x, r->m * cfg->info.hidden, err));
     if (cfg->norm_after)
-        QT_TRY(run_norm(r, norm_in, r->hidden, r->hidden, r->m, err));
+        QT_TRY(block_norm(r, norm_in, r->hidden, r->hidden, r->m, err));
 done:
     return rc;
 }
 
 /* Norms and rotates queries or keys, [m][heads][head_dim]. */
-static int run_heads(const struct run *r, enum role norm, float *x, size_t heads,
-                     struct qt_err *err)
+int block_heads(const struct block_run *r, enum role norm, float *x, size_t heads,
+                struct qt_err *err)
 {
     const struct qt_block *b = r->b;
     size_t dim = b->model->cfg.info.head_dim;
     int rc = QT_OK;
-    QT_TRY(run_norm(r, norm, x, x, r->m * heads, err));
+    QT_TRY(block_norm(r, norm, x, x, r->m * heads, err));
     if (b->cos)
         QT_TRY(b->be->rope(b->be, x, b->cos, b->sin, r->m, r->seqlen, heads, dim, dim, err));
 done:
     return rc;
 }
 
-static int run_attention(const struct run *r, struct qt_err *err)
+struct qt_attention block_attention(const struct block_run *r)
+{
+    const struct config *cfg = &r->b->model->cfg;
+    const struct qt_model_info *info = &cfg->info;
+    return (struct qt_attention){r->seqlen,       info->heads,       info->kv_heads, info->head_dim,
+                                 cfg->attn_scale, cfg->attn_softcap, r->b->window};
+}
+
+static int run_attention(const struct block_run *r, struct qt_err *err)
 {
     struct qt_block *b = r->b;
     const struct config *cfg = &b->model->cfg;
     const struct qt_model_info *info = &cfg->info;
-    struct qt_attention a = {r->seqlen,       info->heads,       info->kv_heads, info->head_dim,
-                             cfg->attn_scale, cfg->attn_softcap, b->window};
+    struct qt_attention a = block_attention(r);
     size_t width = info->heads * info->head_dim, kv_width = info->kv_heads * info->head_dim;
     float *q = b->wide, *k = q + r->m * width, *v = k + r->m * kv_width, *y = v + r->m * kv_width;
     const float *x;
     int rc = QT_OK;
     QT_TRY(sublayer_input(&x, r, ROLE_ATTN_IN, err));
     QT_TRY(run_tap(r, 0, x, info->hidden, err));
-    QT_TRY(run_linear(r, ROLE_Q, q, x, err));
-    QT_TRY(run_linear(r, ROLE_K, k, x, err));
-    QT_TRY(run_linear(r, ROLE_V, v, x, err));
-    QT_TRY(run_heads(r, ROLE_Q_NORM, q, info->heads, err));
-    QT_TRY(run_heads(r, ROLE_K_NORM, k, info->kv_heads, err));
+    QT_TRY(block_linear(r, ROLE_Q, q, x, err));
+    QT_TRY(block_linear(r, ROLE_K, k, x, err));
+    QT_TRY(block_linear(r, ROLE_V, v, x, err));
+    QT_TRY(block_heads(r, ROLE_Q_NORM, q, info->heads, err));
+    QT_TRY(block_heads(r, ROLE_K_NORM, k, info->kv_heads, err));
     QT_TRY(b->be->attention(b->be, y, q, k, v, r->m, &a, err));
     QT_TRY(run_tap(r, 1, y, width, err));
-    QT_TRY(run_linear(r, ROLE_O, b->x, y, err));
+    QT_TRY(block_linear(r, ROLE_O, b->x, y, err));
     QT_TRY(sublayer_output(r, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
 done:
     return rc;
 }
 
-static int run_mlp(const struct run *r, struct qt_err *err)
+static int run_mlp(const struct block_run *r, struct qt_err *err)
 {
     struct qt_block *b = r->b;
     const struct config *cfg = &b->model->cfg;
@@ -275,17 +254,17 @@ static int run_mlp(const struct run *r, struct qt_err *err)
     QT_TRY(sublayer_input(&x, r, ROLE_MLP_IN, err));
     QT_TRY(run_tap(r, 2, x, cfg->info.hidden, err));
     if (gated)
-        QT_TRY(run_linear(r, ROLE_GATE, gate, x, err));
-    QT_TRY(run_linear(r, ROLE_UP, up, x, err));
+        QT_TRY(block_linear(r, ROLE_GATE, gate, x, err));
+    QT_TRY(block_linear(r, ROLE_UP, up, x, err));
     QT_TRY(b->be->activate(b->be, gate, gate, gated ? up : NULL, cfg->act, count, err));
     QT_TRY(run_tap(r, 3, gate, cfg->intermediate, err));
-    QT_TRY(run_linear(r, ROLE_DOWN, b->x, gate, err));
+    QT_TRY(block_linear(r, ROLE_DOWN, b->x, gate, err));
     QT_TRY(sublayer_output(r, ROLE_MLP_IN, ROLE_MLP_OUT, err));
 done:
     return rc;
 }
 
-static int check_length(const struct qt_model *model, size_t m, size_t seqlen, struct qt_err *err)
+int block_check_length(const struct qt_model *model, size_t m, size_t seqlen, struct qt_err *err)
 {
     if (seqlen == 0 || m % seqlen)
         return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "%zu tokens in sequences of %zu", m, seqlen);
@@ -301,11 +280,11 @@ int qt_block_run(struct qt_block *block, float *hidden, size_t m, size_t seqlen,
 {
     size_t width = block->model->cfg.info.hidden, rows;
     int rc = QT_OK;
-    QT_TRY(check_length(block->model, m, seqlen, err));
-    rows = qt_min_size(m, seqlen < BLOCK_TOKENS ? BLOCK_TOKENS / seqlen * seqlen : seqlen);
-    QT_TRY(make_work(block, rows, seqlen, err));
+    QT_TRY(block_check_length(block->model, m, seqlen, err));
+    rows = block_chunk(m, seqlen);
+    QT_TRY(block_prepare(block, rows, seqlen, err));
     for (size_t at = 0; at < m; at += rows) {
-        struct run r = {block, hidden + at * width, qt_min_size(rows, m - at), seqlen, tap};
+        struct block_run r = {block, hidden + at * width, qt_min_size(rows, m - at), seqlen, tap};
         QT_TRY(run_attention(&r, err));
         QT_TRY(run_mlp(&r, err));
     }
@@ -314,14 +293,6 @@ done:
 }
 
 /* ---- embedding and head --------------------------------------------------------------------- */
-
-struct qt_ends {
-    const struct qt_model *model;
-    struct qt_backend *be;
-    struct loaded embed, positions, project_in, project_out, final_norm, head;
-    /* Working memory for ENDS_TOKENS rows: gathered on the host; [hidden] and [embed_dim]. */
-    float *gathered, *normed, *narrow;
-};
 
 static int load_ends(struct qt_ends *e, float *staging, const struct qt_weights *w,
                      struct qt_err *err)
@@ -335,8 +306,8 @@ static int load_ends(struct qt_ends *e, float *staging, const struct qt_weights 
     QT_TRY(load_part(&e->project_out, &m->project_out, staging, w, be, err));
     QT_TRY(load_part(&e->final_norm, &m->final_norm, staging, w, be, err));
     QT_TRY(load_part(&e->head, &m->head, staging, w, be, err));
-    QT_TRY(new_floats(&e->normed, be, ENDS_TOKENS, m->cfg.info.hidden, err));
-    QT_TRY(new_floats(&e->narrow, be, ENDS_TOKENS, m->cfg.embed_dim, err));
+    QT_TRY(block_floats(&e->normed, be, ENDS_TOKENS, m->cfg.info.hidden, err));
+    QT_TRY(block_floats(&e->narrow, be, ENDS_TOKENS, m->cfg.embed_dim, err));
     QT_TRY(qt_array_new(&e->gathered, ENDS_TOKENS * m->cfg.embed_dim, sizeof *e->gathered, err));
 done:
     return rc;
@@ -379,6 +350,8 @@ void qt_ends_close(struct qt_ends *ends)
     free_loaded(&ends->head, be);
     be->free(be, ends->normed);
     be->free(be, ends->narrow);
+    be->free(be, ends->logits);
+    be->free(be, ends->ref_logits);
     qt_free(ends->gathered);
     qt_free(ends);
 }
@@ -416,7 +389,7 @@ int qt_ends_embed(struct qt_ends *ends, float *hidden, const uint32_t *ids, size
     struct qt_backend *be = ends->be;
     size_t n = cfg->info.hidden;
     int rc = QT_OK;
-    QT_TRY(check_length(ends->model, m, seqlen, err));
+    QT_TRY(block_check_length(ends->model, m, seqlen, err));
     for (size_t at = 0; at < m; at += ENDS_TOKENS)
         QT_TRY(embed_chunk(ends, hidden + at * n, ids + at, qt_min_size(ENDS_TOKENS, m - at), err));
     for (size_t at = 0; ends->positions.weight && at < m; at += seqlen)

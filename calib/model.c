@@ -114,9 +114,12 @@ static int layer_set(struct layer *layer, const struct config *cfg, const char *
         qt_free(stem);
         if (rc < 0)
             return rc;
+        layer->index[role] = s.linear_input >= 0 ? layer->linear_count : layer->norm_count;
         if (s.linear_input >= 0)
             layer->linears[layer->linear_count++] =
                 (struct qt_linear){part->weight, s.n, s.k, s.linear_input};
+        else
+            layer->norms[layer->norm_count++] = (struct qt_norm){part->weight, s.n};
     }
     return QT_OK;
 }
@@ -188,6 +191,7 @@ int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_e
     for (size_t i = 0; i < m->cfg.info.layers; i++)
         QT_TRY(layer_set(&m->layers[i], &m->cfg, prefix, i, w, err));
     QT_TRY(check_no_more_layers(&m->cfg, prefix, w, err));
+    m->last = (struct qt_norm){m->final_norm.weight, m->final_norm.n};
     *out = m;
 done:
     if (rc < 0)
@@ -222,4 +226,14 @@ size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *mod
 {
     *out = model->layers[layer].linears;
     return model->layers[layer].linear_count;
+}
+
+size_t qt_model_norms(const struct qt_norm **out, const struct qt_model *model, size_t layer)
+{
+    if (layer == model->cfg.info.layers) {
+        *out = &model->last;
+        return model->last.weight ? 1 : 0;
+    }
+    *out = model->layers[layer].norms;
+    return model->layers[layer].norm_count;
 }

@@ -88,15 +88,18 @@ struct part {
 
 struct layer {
     struct part parts[ROLE_COUNT];
-    struct qt_linear linears[7];
-    size_t linear_count;
+    size_t index[ROLE_COUNT]; /* of a part among the linears or among the norms */
+    struct qt_linear linears[QT_BLOCK_LINEARS];
+    struct qt_norm norms[QT_BLOCK_NORMS];
+    size_t linear_count, norm_count;
 };
 
 struct qt_model {
     struct config cfg;
     struct layer *layers;
     struct part embed, positions, project_in, project_out, final_norm;
-    struct part head; /* absent when tied to embed */
+    struct part head;    /* absent when tied to embed */
+    struct qt_norm last; /* final_norm */
 };
 
 static inline size_t part_count(const struct part *p)

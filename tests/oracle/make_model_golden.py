@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Small random models of every family and variant, with the logits that Hugging Face transformers
-computes for them in float32: an oracle that shares no code with calib/.
+"""Small random models of every family and variant, with the logits and gradients that Hugging Face
+transformers computes for them in float32: an oracle that shares no code with calib/.
 
   make_model_golden.py            writes tests/golden/models/NAME/{config.json, model.safetensors,
-                                  ids.u16, logits.npy}, always the same ones
+                                  ids.u16, logits.npy, grads.json}, always the same ones
   make_model_golden.py --nano DIR writes tests/golden/nano_ids.u16: the first 64 tokens of
                                   DIR/data/prose.eval.txt by DIR/checkpoints/nano-llama/tokenizer.json
-  make_model_golden.py --check T  fresh random models in a temporary directory, then runs the test
-                                  binary T over them; exit 77 when torch or transformers is missing
+  make_model_golden.py --grads    only tests/golden/models/NAME/grads.json and
+                                  tests/golden/nano_grads.json, of what is there
+  make_model_golden.py --check T...
+                                  fresh random models in a temporary directory, then runs the test
+                                  binaries T over them; exit 77 when torch or transformers is missing
 
 Weights are stored as FP16 and read back, so that both sides start from the same numbers.
 """
@@ -104,6 +107,24 @@ def write_config(directory, edits):
     path.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
 
 
+def load(directory):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def write_grads(path, model, ids):
+    """Gradients of the sum of -ln p(next token): of each, its norm and two projections."""
+    logits = model(ids).logits[0, :-1].float()
+    torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum").backward()
+    grads = {}
+    for name, p in model.named_parameters():
+        g = p.grad.double().flatten()
+        i = torch.arange(g.numel(), dtype=torch.float64)
+        projections = [g.norm(), (g * torch.cos(i)).sum(), (g * torch.cos(i * i % 1009)).sum()]
+        grads[name] = [float(v) for v in projections]
+    path.write_text(json.dumps(grads, indent=1) + "\n")
+
+
 def write_model(directory, kind, options, edits, seed):
     directory.mkdir(parents=True, exist_ok=True)
     rng = torch.Generator().manual_seed(seed)
@@ -119,8 +140,7 @@ def write_model(directory, kind, options, edits, seed):
                if not (tied and n == "lm_head.weight")}
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     # The truth is what transformers makes of the files, not of the objects they came from.
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager").eval()
+    model = load(directory)
     if "bare" in directory.name:  # the base model's own names lack "model."
         save_file({n.removeprefix("model."): t for n, t in tensors.items()},
                   directory / "model.safetensors", {"format": "pt"})
@@ -129,11 +149,22 @@ def write_model(directory, kind, options, edits, seed):
         logits = model(ids).logits[0]
     np.save(directory / "logits.npy", logits.numpy().astype("<f4"))
     ids[0].numpy().astype("<u2").tofile(directory / "ids.u16")
+    write_grads(directory / "grads.json", model, ids)
 
 
 def write_models(root, seed):
     for i, (name, (kind, options, edits)) in enumerate(MODELS.items()):
         write_model(root / name, kind, options, edits, seed + i)
+
+
+def write_all_grads():
+    golden = ROOT / "tests/golden"
+    places = [(d, d / "ids.u16", d / "grads.json") for d in sorted((golden / "models").iterdir())]
+    places.append((ROOT / "examples/nano-llama", golden / "nano_ids.u16",
+                   golden / "nano_grads.json"))
+    for directory, ids, grads in places:
+        ids = torch.from_numpy(np.fromfile(ids, dtype="<u2").astype(np.int64))[None]
+        write_grads(grads, load(directory), ids)
 
 
 def write_nano(shared):
@@ -144,18 +175,20 @@ def write_nano(shared):
     np.array(ids, dtype="<u2").tofile(ROOT / "tests/golden/nano_ids.u16")
 
 
-def check(binary):
+def check(binaries):
     seed = random.SystemRandom().randrange(1 << 31)
     print(f"make_model_golden.py --check: seed {seed}")
     with tempfile.TemporaryDirectory() as tmp:
         write_models(pathlib.Path(tmp), seed)
-        return subprocess.run([binary], env=os.environ | {"QT_MODELS": tmp}, cwd=ROOT).returncode
+        env = os.environ | {"QT_MODELS": tmp}
+        return max(subprocess.run([b], env=env, cwd=ROOT).returncode for b in binaries)
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--nano", type=pathlib.Path, metavar="DIR")
-    parser.add_argument("--check", metavar="TEST")
+    parser.add_argument("--grads", action="store_true")
+    parser.add_argument("--check", metavar="TEST", nargs="+")
     args = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -163,6 +196,8 @@ def main():
         sys.exit(check(args.check))
     if args.nano:
         write_nano(args.nano)
+    elif args.grads:
+        write_all_grads()
     else:
         write_models(ROOT / "tests/golden/models", 1)
 

@@ -5,7 +5,7 @@
 #
 #   tokenizer   ids of many kinds of tokenizers, by `tokenizers`
 #   pack        the golden bytes of packed matrices, made again; needs numpy
-#   model       logits of random models of every family, by transformers and torch (2 GB)
+#   model       logits and gradients of random models of every family, by transformers and torch (2 GB)
 #
 # Packages that PYTHON lacks are installed into BUILD/venv; what cannot be had is skipped, loudly.
 # Exit status 1 if anything differed.
@@ -39,7 +39,8 @@ check() {
         ;;
     model)
         provide numpy tokenizers safetensors transformers torch || return 77
-        "$python" tests/oracle/make_model_golden.py --check "$build/tests/test_model"
+        "$python" tests/oracle/make_model_golden.py --check "$build/tests/test_model" \
+            "$build/tests/test_backward"
         ;;
     *)
         echo "unknown check '$1'" >&2

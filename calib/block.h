@@ -1,0 +1,80 @@
+/* What the forward and the backward pass share: a block and the ends in backend memory, and the
+ * steps of the forward pass that the backward pass does again. */
+#ifndef QT_CALIB_BLOCK_H
+#define QT_CALIB_BLOCK_H
+
+#include "calib/model_internal.h"
+
+/* Tokens that go through a block (or the head) at a time, about. Enough that the products are
+ * large; fixed, so that results do not depend on the machine. */
+enum { BLOCK_TOKENS = 2048, ENDS_TOKENS = 512 };
+
+/* A part's weights in backend memory. */
+struct loaded {
+    float *weight, *bias;
+};
+
+struct block_grad_work {
+    size_t rows, seqlen;
+    float *memory; /* holds all that follow */
+    /* Forward: [rows][hidden] but q, k, v, y, gate, up, act. The raw ones are in front of a norm.
+     */
+    float *attn_in, *q_raw, *k_raw, *q, *k, *v, *y, *o_raw, *attn_sum, *mid;
+    float *mlp_in, *gate, *up, *act, *down_raw, *mlp_sum;
+    float *dx, *dwide; /* gradients: [rows][hidden]; q, k, v, y or gate, up side by side */
+    float *minus_sin;
+};
+
+struct qt_block {
+    const struct qt_model *model;
+    const struct layer *layer;
+    struct qt_backend *be;
+    size_t window;
+    struct loaded parts[ROLE_COUNT];
+    /* Working memory for chunks of `rows` tokens in sequences of `seqlen`, made by the first run:
+     * x [rows][hidden]; wide: q, k, v and the attention's output, later gate and up. */
+    size_t rows, seqlen;
+    float *x, *wide, *cos, *sin;
+    struct block_grad_work grad; /* of backward.c, made by its first run */
+};
+
+struct qt_ends {
+    const struct qt_model *model;
+    struct qt_backend *be;
+    struct loaded embed, positions, project_in, project_out, final_norm, head;
+    /* Working memory for ENDS_TOKENS rows: gathered on the host; [hidden] and [embed_dim]. */
+    float *gathered, *normed, *narrow;
+    float *logits, *ref_logits; /* of backward.c, [ENDS_TOKENS][vocab], made by its first run */
+};
+
+/* One chunk on its way through a block. */
+struct block_run {
+    struct qt_block *b;
+    float *hidden;
+    size_t m, seqlen;
+    const struct qt_tap *tap;
+};
+
+int block_floats(float **out, struct qt_backend *be, size_t rows, size_t width, struct qt_err *err);
+/* QT_E_USAGE, QT_E_INTERNAL: m tokens in sequences of seqlen are not for this model. */
+int block_check_length(const struct qt_model *model, size_t m, size_t seqlen, struct qt_err *err);
+/* Working memory for chunks of up to `rows` tokens and the tables of rope; rows = 0: only those. */
+int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err *err);
+
+/* Tokens of a chunk: whole sequences, about BLOCK_TOKENS. */
+static inline size_t block_chunk(size_t m, size_t seqlen)
+{
+    return qt_min_size(m, seqlen < BLOCK_TOKENS ? BLOCK_TOKENS / seqlen * seqlen : seqlen);
+}
+
+int block_linear(const struct block_run *r, enum role role, float *y, const float *x,
+                 struct qt_err *err);
+/* Nothing happens where the family has no such norm. */
+int block_norm(const struct block_run *r, enum role role, float *y, const float *x, size_t m,
+               struct qt_err *err);
+/* Norms and rotates queries or keys, [m][heads][head_dim]. */
+int block_heads(const struct block_run *r, enum role norm, float *x, size_t heads,
+                struct qt_err *err);
+struct qt_attention block_attention(const struct block_run *r);
+
+#endif
