@@ -77,7 +77,12 @@ $(B)/pack/rowops.%.o: pack/rowops.c | $(FIRST)
 	$(COMPILE) $(ISA_$*) -DQT_ISA=$*
 
 $(B)/tests/%: $(B)/tests/unit/%.o $(B)/libqtool.a
-	$(LINK) -lcmocka
+	$(LINK) -lcmocka $(WRAP)
+
+comma := ,
+$(B)/tests/test_faults: WRAP := $(addprefix -Wl$(comma)--wrap=,open read pread pwrite fsync fdatasync \
+    rename ftruncate fallocate mkdir unlinkat fstat lstat opendir mmap \
+    malloc realloc aligned_alloc)
 
 $(B)/tests/%: $(B)/tests/bench/%.o $(B)/libqtool.a
 	$(LINK)

@@ -19,39 +19,40 @@ static int io_fail(struct qt_err *err, const char *path, const char *what)
                    strerror(e));
 }
 
-static int open_regular(int *fd, size_t *size, const char *path, struct qt_err *err)
+static int open_regular(int *fd, struct stat *st, const char *path, struct qt_err *err)
 {
-    struct stat st;
     /* O_NONBLOCK: opening a FIFO must not hang before we can refuse it. */
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*fd < 0)
         return io_fail(err, path, "cannot open");
-    if (fstat(*fd, &st) < 0) {
+    if (fstat(*fd, st) < 0) {
+        int rc = io_fail(err, path, "cannot stat");
         close(*fd);
-        return io_fail(err, path, "cannot stat");
+        return rc;
     }
-    if (!S_ISREG(st.st_mode)) {
+    if (!S_ISREG(st->st_mode)) {
         close(*fd);
         return qt_fail(err, QT_E_INPUT, path, NULL, "not a regular file");
     }
-    *size = (size_t)st.st_size;
     return QT_OK;
 }
 
 int qt_map_open(struct qt_map *out, const char *path, struct qt_err *err)
 {
     int fd;
-    size_t size;
+    struct stat st;
     *out = (struct qt_map){0};
-    int rc = open_regular(&fd, &size, path, err);
+    int rc = open_regular(&fd, &st, path, err);
     if (rc < 0)
         return rc;
-    if (size) {
+    out->modified = st.st_mtim;
+    if (st.st_size) {
+        size_t size = (size_t)st.st_size;
         void *p = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (p == MAP_FAILED)
             rc = io_fail(err, path, "cannot map");
         else
-            *out = (struct qt_map){p, size};
+            *out = (struct qt_map){p, size, st.st_mtim};
     }
     close(fd);
     return rc;
@@ -62,6 +63,17 @@ void qt_map_close(struct qt_map *map)
     if (map->data)
         munmap((void *)(uintptr_t)map->data, map->size);
     *map = (struct qt_map){0};
+}
+
+int qt_map_check_unchanged(const struct qt_map *map, const char *path, struct qt_err *err)
+{
+    struct stat st;
+    if (stat(path, &st) < 0)
+        return io_fail(err, path, "cannot stat");
+    if ((size_t)st.st_size == map->size && st.st_mtim.tv_sec == map->modified.tv_sec &&
+        st.st_mtim.tv_nsec == map->modified.tv_nsec)
+        return QT_OK;
+    return qt_fail(err, QT_E_INPUT, path, NULL, "changed while it was being read");
 }
 
 void qt_map_drop(const struct qt_map *map, const void *data, size_t size)
@@ -77,10 +89,12 @@ int qt_file_read(char **out, size_t *size, const char *path, size_t limit, struc
 {
     int fd;
     size_t have = 0;
+    struct stat st;
     *out = NULL;
-    int rc = open_regular(&fd, size, path, err);
+    int rc = open_regular(&fd, &st, path, err);
     if (rc < 0)
         return rc;
+    *size = (size_t)st.st_size;
     if (*size > limit) {
         rc = qt_fail(err, QT_E_INPUT, path, NULL, "%zu bytes, at most %zu expected", *size, limit);
         goto done;
@@ -114,7 +128,7 @@ done:
 bool qt_path_exists(const char *path)
 {
     struct stat st;
-    return lstat(path, &st) == 0;
+    return lstat(path, &st) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
 bool qt_path_is_dir(const char *path)

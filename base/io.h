@@ -6,21 +6,27 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 struct qt_map {
     const unsigned char *data; /* NULL when size is 0 */
     size_t size;
+    struct timespec modified; /* as it was when mapped */
 };
 
 /* Maps a regular file read-only. Refuses directories, devices, pipes (QT_E_INPUT). */
 int qt_map_open(struct qt_map *out, const char *path, struct qt_err *err);
 void qt_map_close(struct qt_map *map);
+/* QT_E_INPUT when the file at `path` is no longer as it was when it was mapped from there: what has
+ * been read of it may be neither the old nor the new contents. */
+int qt_map_check_unchanged(const struct qt_map *map, const char *path, struct qt_err *err);
 /* Lets the kernel drop the pages of [data, data+size) from our resident set; data stays valid. */
 void qt_map_drop(const struct qt_map *map, const void *data, size_t size);
 
 /* Whole file into *out (qt_free), NUL-terminated beyond *size; QT_E_INPUT above `limit` bytes. */
 int qt_file_read(char **out, size_t *size, const char *path, size_t limit, struct qt_err *err);
 
+/* True also when it cannot be told (no permission, I/O error): opening it then says why. */
 bool qt_path_exists(const char *path);
 bool qt_path_is_dir(const char *path);
 /* "dir/name"; free with qt_free. */

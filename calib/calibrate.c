@@ -196,6 +196,7 @@ int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *i
         QT_TRY(run_layer(&r, l, err));
         qt_log_progress(opt->log, "calibrate", (double)(l + 1), (double)r.info.layers);
     }
+    QT_TRY(qt_ckpt_check_unchanged(ckpt, err));
     QT_TRY(qt_qcal_finish(r.writer, err));
 done:
     for (size_t i = 0; i < QT_INPUTS; i++)

@@ -37,6 +37,14 @@ static int inflate_into(int fd, gzFile in, const char *path, struct qt_err *err)
     }
 }
 
+static int check_regular(const char *path, struct qt_err *err)
+{
+    struct qt_map map;
+    int rc = qt_map_open(&map, path, err);
+    qt_map_close(&map);
+    return rc;
+}
+
 /* Unpacks into a temporary file that keeps the inner suffix; *out is its path, to be unlinked. */
 static int gunzip(char **out, const char *path, struct qt_err *err)
 {
@@ -46,11 +54,14 @@ static int gunzip(char **out, const char *path, struct qt_err *err)
     if (rc < 0)
         return rc;
     (*out)[strlen(*out) - strlen(".gz")] = '\0';
-    gzFile in = gzopen(path, "rb");
-    if (!in) {
+    gzFile in = NULL;
+    rc = check_regular(path, err); /* opening a pipe would wait for a writer */
+    if (rc == QT_OK && !(in = gzopen(path, "rb")))
+        rc = qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot open");
+    if (rc < 0) {
         qt_free(*out);
         *out = NULL;
-        return qt_fail(err, QT_E_INPUT, path, NULL, "cannot open");
+        return rc;
     }
     fd = mkstemps(*out, (int)(strlen(inner) - strlen(".gz")));
     if (fd < 0) {

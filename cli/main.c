@@ -69,6 +69,38 @@ static void ignore_write_signals(void)
     signal(SIGXFSZ, SIG_IGN);
 }
 
+static volatile sig_atomic_t json_wanted;
+
+static void write_text(int fd, const char *text)
+{
+    if (write(fd, text, strlen(text)) < 0)
+        return; /* there is nobody left to tell */
+}
+
+/* Files are read through mappings: when one becomes shorter, or its disk fails, there is no read
+ * that could return an error, and nothing to go on with. OUT.partial stays as it would after a
+ * kill. */
+static void mapping_lost(int sig)
+{
+    (void)sig;
+    if (json_wanted)
+        write_text(STDOUT_FILENO, "{\n  \"qtool\": \"" QT_VERSION "\",\n  \"schema\": 1,\n"
+                                  "  \"command\": null,\n  \"ok\": false,\n  \"error\": {\n"
+                                  "    \"status\": \"resource\",\n    \"exit_code\": 6,\n"
+                                  "    \"file\": null,\n    \"tensor\": null,\n"
+                                  "    \"message\": \"a file could not be read on\"\n  }\n}\n");
+    write_text(STDERR_FILENO,
+               "qtool: a file that is being read became shorter, or its disk failed\n");
+    _exit(qt_exit_code(QT_E_RESOURCE));
+}
+
+static void catch_lost_mappings(void)
+{
+    struct sigaction action = {.sa_handler = mapping_lost};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGBUS, &action, NULL);
+}
+
 /* Results that did not reach their reader are no success. */
 static int close_stdout(const char *command, int rc)
 {
@@ -166,6 +198,7 @@ static int report(struct cli *cli, const char *command, int rc, const struct qt_
 static struct cli cli_new(int argc, char **argv)
 {
     bool json = has_flag(argc - 2, argv + 2, "--json", NULL);
+    json_wanted = json;
     return (struct cli){.argc = argc, .argv = argv, .doc = json ? json_object() : NULL};
 }
 
@@ -240,6 +273,7 @@ int main(int argc, char **argv)
 {
     occupy_standard_descriptors();
     ignore_write_signals();
+    catch_lost_mappings();
     int rc = dispatch(argc, argv);
     rc = close_stdout(argc > 1 ? argv[1] : "", rc);
     return qt_exit_code((enum qt_status)rc);

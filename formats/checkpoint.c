@@ -360,6 +360,14 @@ int qt_ckpt_read(struct qt_blob *out, const struct qt_ckpt *ckpt, const struct q
     return QT_OK;
 }
 
+int qt_ckpt_check_unchanged(const struct qt_ckpt *ckpt, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; rc == QT_OK && i < ckpt->shard_count; i++)
+        rc = qt_map_check_unchanged(&ckpt->shards[i].map, ckpt->shards[i].path, err);
+    return rc;
+}
+
 int qt_ckpt_sample_crc(uint32_t *out, const struct qt_ckpt *ckpt, struct qt_err *err)
 {
     enum { SAMPLE = 4096 };

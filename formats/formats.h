@@ -90,6 +90,8 @@ struct qt_blob {
 };
 int qt_ckpt_read(struct qt_blob *out, const struct qt_ckpt *ckpt, const struct qt_tensor *t,
                  struct qt_err *err);
+/* QT_E_INPUT when a file is no longer as it was at qt_ckpt_open. */
+int qt_ckpt_check_unchanged(const struct qt_ckpt *ckpt, struct qt_err *err);
 /* Frees owned memory; gives mapped pages back to the kernel, so that a checkpoint larger than
  * memory can be streamed. */
 void qt_blob_free(struct qt_blob *blob);

@@ -6,6 +6,7 @@
 #include "pack/run.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* ---- identity ------------------------------------------------------------------------------- */
@@ -39,6 +40,7 @@ static int identity_new(json_t **out, const struct qt_run *run, struct qt_err *e
     json_t *files = json_array(), *rules = json_array();
     const struct qt_plan_options *opt = &run->opt->plan;
     struct qt_spec def;
+    int failed = 0;
     *out = NULL;
     int rc = qt_ckpt_sample_crc(&crc, run->ckpt, err);
     if (rc == QT_OK)
@@ -46,13 +48,13 @@ static int identity_new(json_t **out, const struct qt_run *run, struct qt_err *e
     for (size_t i = 0; rc == QT_OK && i < qt_ckpt_file_count(run->ckpt); i++) {
         size_t size;
         const char *path = qt_ckpt_file(run->ckpt, i, &size);
-        json_array_append_new(
+        failed |= json_array_append_new(
             files, json_pack("{s:s, s:I}", "name", base_name(path), "bytes", (json_int_t)size));
     }
     for (size_t i = 0; rc == QT_OK && i < opt->nrules; i++)
-        json_array_append_new(rules,
-                              json_sprintf("%s=%s", opt->rules[i].regex, opt->rules[i].spec));
-    if (rc == QT_OK)
+        failed |= json_array_append_new(
+            rules, json_sprintf("%s=%s", opt->rules[i].regex, opt->rules[i].spec));
+    if (rc == QT_OK && !failed)
         *out = json_pack("{s:{s:s, s:s}, s:{s:O, s:o}, s:{s:s, s:O}, s:o}", "tool", "name", "qtool",
                          "version", QT_VERSION, "source", "files", files, "sample_crc32",
                          crc_json(crc), "options", "scheme", def.text, "tensor", rules,
@@ -110,7 +112,10 @@ static json_t *shape_json(const size_t *shape, int ndim)
 {
     json_t *a = json_array();
     for (int i = 0; i < ndim; i++)
-        json_array_append_new(a, json_integer((json_int_t)shape[i]));
+        if (json_array_append_new(a, json_integer((json_int_t)shape[i])) < 0) {
+            json_decref(a);
+            return NULL;
+        }
     return a;
 }
 
@@ -146,10 +151,14 @@ static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
     json_t *sections = json_array();
     for (size_t i = 0; i < p->nsections; i++) {
         const struct qt_section *s = &p->section[i];
-        json_array_append_new(sections, json_pack("{s:s, s:s, s:o, s:o}", "name", s->name, "dtype",
-                                                  qt_dtype_name(s->dtype), "shape",
-                                                  shape_json(s->shape, s->ndim), "crc32",
-                                                  crc_json(qt_crc32(0, s->data, s->bytes))));
+        json_t *section = json_pack("{s:s, s:s, s:o, s:o}", "name", s->name, "dtype",
+                                    qt_dtype_name(s->dtype), "shape", shape_json(s->shape, s->ndim),
+                                    "crc32", crc_json(qt_crc32(0, s->data, s->bytes)));
+        if (json_array_append_new(sections, section) < 0) {
+            json_decref(sections);
+            sections = NULL; /* fails what follows */
+            break;
+        }
     }
     return json_pack("{s:s, s:s, s:o, s:i, s:f, s:s, s:o, s:o, s:o, s:o}", "scheme", p->spec.text,
                      "layout", p->layout, "shape", shape_json(t->shape, 2), "scale_exp2",
@@ -179,10 +188,9 @@ static void count_item(struct qt_run *run, size_t i, json_t *entry)
 bool qt_run_resume_item(struct qt_run *run, size_t i)
 {
     const json_t *record = qt_writer_done(run->writer, run->plan.items[i].tensor->name);
-    json_t *entry = record ? json_deep_copy(record) : NULL;
-    if (entry)
-        count_item(run, i, entry);
-    return entry != NULL;
+    if (record)
+        count_item(run, i, json_incref((json_t *)(uintptr_t)record)); /* nobody changes an entry */
+    return record != NULL;
 }
 
 /* Takes the entry over in any case. */
@@ -250,6 +258,31 @@ done:
     return rc;
 }
 
+/* The checkpoint's fingerprint looks at a part of each tensor: what the interrupted run has made is
+ * of use only if all of its source is still the same. */
+static int check_resumed_sources(const struct qt_run *run, struct qt_err *err)
+{
+    for (size_t i = 0; i < run->plan.count; i++) {
+        const struct qt_tensor *t = run->plan.items[i].tensor;
+        const json_t *record = qt_writer_done(run->writer, t->name);
+        const char *member = run->plan.items[i].why ? "crc32" : "source_crc32";
+        const char *before = json_string_value(json_object_get(record, member));
+        struct qt_blob blob;
+        char now[9];
+        if (!record)
+            continue;
+        int rc = qt_ckpt_read(&blob, run->ckpt, t, err);
+        if (rc < 0)
+            return rc;
+        snprintf(now, sizeof now, "%08x", qt_crc32(0, blob.data, blob.size));
+        qt_blob_free(&blob);
+        if (!before || strcmp(before, now) != 0)
+            return qt_fail(err, QT_E_RESUME, t->file, t->name,
+                           "cannot resume: its data is not what it was");
+    }
+    return QT_OK;
+}
+
 /* Everything that the blocks have left: copied, or quantized without calibration. */
 static int run_items(struct qt_run *run, struct qt_err *err)
 {
@@ -303,8 +336,12 @@ static json_t *manifest_new(const struct qt_run *run, json_t *identity)
     const struct qt_plan *plan = &run->plan;
     json_t *tensors = json_object(), *copied = json_object();
     for (size_t i = 0; i < plan->count; i++)
-        json_object_set(plan->items[i].why ? copied : tensors, plan->items[i].tensor->name,
-                        run->entries[i]);
+        if (json_object_set(plan->items[i].why ? copied : tensors, plan->items[i].tensor->name,
+                            run->entries[i]) < 0) {
+            json_decref(tensors);
+            json_decref(copied);
+            return NULL;
+        }
     return json_pack("{s:s, s:i, s:O, s:{s:f, s:I, s:I}, s:o, s:o}", "format", "qtool",
                      "format_version", QT_FORMAT_VERSION, "identity", identity, "totals", "bpw",
                      qt_plan_bpw(plan), "quantized_weights", (json_int_t)plan->weights, "bytes",
@@ -340,10 +377,12 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(stored_new(&run, err));
     QT_TRY(
         qt_writer_open(&run.writer, opt->out_dir, run.stored, run.nstored, identity, &wopt, err));
+    QT_TRY(check_resumed_sources(&run, err));
     QT_TRY(copy_side_files(&run, err));
     if (opt->calibration)
         QT_TRY(qt_run_blocks(&run, err));
     QT_TRY(run_items(&run, err));
+    QT_TRY(qt_ckpt_check_unchanged(ckpt, err));
     manifest = manifest_new(&run, identity);
     if (!manifest) {
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");

@@ -9,11 +9,16 @@ static json_t *tensor_json(const struct qt_run *run, size_t i)
 {
     const struct qt_plan_item *item = &run->plan.items[i];
     json_t *t = json_pack("{s:s}", "name", item->tensor->name);
+    int failed = 0;
     for (size_t m = 0; m < sizeof copied_members / sizeof *copied_members; m++)
-        json_object_set(t, copied_members[m], json_object_get(run->entries[i], copied_members[m]));
-    json_object_set_new(t, "ms",
-                        run->seconds[i] > 0 ? json_real(1e3 * run->seconds[i]) : json_null());
-    return t;
+        failed |= json_object_set(t, copied_members[m],
+                                  json_object_get(run->entries[i], copied_members[m]));
+    failed |= json_object_set_new(
+        t, "ms", run->seconds[i] > 0 ? json_real(1e3 * run->seconds[i]) : json_null());
+    if (!failed)
+        return t;
+    json_decref(t);
+    return NULL;
 }
 
 static size_t count_fallbacks(const json_t *tensors)
@@ -38,11 +43,17 @@ int qt_run_report(json_t **out, const struct qt_run *run, double start, struct q
 {
     struct rusage usage;
     json_t *tensors = json_array();
+    int failed = 0;
+    *out = NULL;
     for (size_t i = 0; i < run->plan.count; i++)
         if (!run->plan.items[i].why)
-            json_array_append_new(tensors, tensor_json(run, i));
+            failed |= json_array_append_new(tensors, tensor_json(run, i));
     getrusage(RUSAGE_SELF, &usage);
     size_t fallbacks = count_fallbacks(tensors);
+    if (failed) {
+        json_decref(tensors);
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    }
     *out = json_pack(
         "{s:s, s:o, s:{s:I, s:I, s:f, s:I, s:I, s:I, s:f, s:I}}", "format", "qtool-report",
         "tensors", tensors, "totals", "quantized", (json_int_t)run->plan.quantized, "copied",

@@ -31,3 +31,23 @@ $ ulimit -f 200; qtool quantize "$NANO" -o big --scheme fp6 -q
 >-
 2 ^qtool quantize: big.*: .*(File too large|cannot write)
 $ test ! -e big
+
+# The source is cut while it is read: a clean end, nothing under the output's name.
+$ h='{"w.weight":{"dtype":"F16","shape":[65536,1024],"data_offsets":[0,134217728]}}'; n=${#h}; printf "\\$(printf %03o $n)\\0\\0\\0\\0\\0\\0\\0%s" "$h" >zeros.safetensors; truncate -s $((8 + n + 134217728)) zeros.safetensors
+$ qtool quantize zeros.safetensors -o cut --scheme nf4 -q --json >doc & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -e cut.partial/journal ]; do sleep 0.01; done; truncate -s 200 zeros.safetensors; wait $pid
+? 6
+2 ^qtool: a file that is being read became shorter, or its disk failed$
+$ grep -q '"exit_code": 6' doc && test ! -e cut
+
+# A second process on the same output is refused, and does no harm to the first.
+need command -v flock
+$ mkdir busy.partial && flock busy.partial qtool quantize "$NANO" -o busy --scheme fp6 -q
+? 6
+2 busy\.partial: in use by another process$
+$ test -d busy.partial && qtool quantize "$NANO" -o busy --scheme fp6 -q && test ! -e busy.partial
+
+# A place where nothing can be made, not even by root.
+need test -d /proc/self
+$ qtool quantize "$NANO" -o /proc/out --scheme fp6 -q
+? 6
+2 /proc/out\.partial: cannot create directory: 

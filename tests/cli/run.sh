@@ -7,7 +7,8 @@
 #
 #   # comment
 #   need COMMAND      skip the rest of the file unless COMMAND succeeds
-#   $ COMMAND         a step: run by sh -c, with qtool in PATH, NANO = the example checkpoint
+#   $ COMMAND         a step: run by sh -c, with qtool in PATH, NANO = the example checkpoint,
+#                     BAD = tests/bad
 #   ? N               its exit status (0 when there is no such line)
 #   > ERE             some line of stdout matches          >! ERE   none does
 #   2 ERE             some line of stderr matches          2! ERE   none does
@@ -22,13 +23,14 @@ QTOOL=${QTOOL:-build/qtool}
 case $QTOOL in /*) ;; *) QTOOL=$root/$QTOOL ;; esac
 [ -x "$QTOOL" ] || { echo "$0: no executable $QTOOL" >&2; exit 1; }
 NANO=$root/examples/nano-llama
+BAD=$root/tests/bad
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 1' INT TERM
 mkdir "$tmp/bin" && ln -s "$QTOOL" "$tmp/bin/qtool" || exit 1
 PATH=$tmp/bin:$PATH
 LC_ALL=C
-export PATH NANO LC_ALL
+export PATH NANO BAD LC_ALL
 
 passed=0 failed=0 skipped=0
 
