@@ -78,10 +78,12 @@ int qt_map_check_unchanged(const struct qt_map *map, const char *path, struct qt
 
 void qt_map_drop(const struct qt_map *map, const void *data, size_t size)
 {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)map->data;
     uintptr_t lo = ((uintptr_t)data + page - 1) & ~(page - 1);
-    uintptr_t hi = ((uintptr_t)data + size) & ~(page - 1);
-    if (map->data && lo < hi)
+    /* Private pages outside would lose their contents: never beyond the map, whatever is asked. */
+    size_t room = map->size - qt_min_size(map->size, (uintptr_t)data - start);
+    uintptr_t hi = ((uintptr_t)data + qt_min_size(size, room)) & ~(page - 1);
+    if (map->data && lo >= start && lo < hi)
         madvise((void *)lo, hi - lo, MADV_DONTNEED); /* advice only: failure changes nothing */
 }
 

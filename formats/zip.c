@@ -299,13 +299,14 @@ int qt_zip_read(struct qt_blob *out, const struct qt_zip_entry *entry, const str
 {
     int rc = QT_OK;
     struct reader r = {map->data, map->size, file, err};
-    *out = (struct qt_blob){.data = map->data + entry->data, .size = entry->size, .map = map};
+    *out = (struct qt_blob){.data = map->data + entry->data, .size = entry->size};
     if (entry->deflated) {
         QT_TRY(qt_array_new(&out->owned, entry->size, 1, err));
         QT_TRY(inflate_entry(out->owned, entry, &r));
         qt_map_drop(map, out->data, entry->packed);
         out->data = out->owned;
-        out->map = NULL;
+    } else {
+        out->map = map;
     }
     QT_TRY(qt_crc32(0, out->data, out->size) == entry->crc
                ? QT_OK

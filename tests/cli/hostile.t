@@ -125,6 +125,9 @@ $ qtool inspect $BAD/torch/crc.bin
 $ qtool inspect $BAD/torch/cut.bin
 ? 3
 2 zip: no end of central directory: truncated, or not a zip archive
+$ qtool inspect $BAD/torch/deflated_damaged.bin
+? 3
+2 zip entry 'm/data\.pkl': deflated data is damaged or of another size than stated
 $ qtool inspect $BAD/torch/empty_pickle.bin
 ? 3
 2 pickle: does not start like one

@@ -190,6 +190,7 @@ def make_torch():
     write("torch", "method.bin", patch_central(good, 10, struct.pack("<H", 14)))
     write("torch", "bomb.bin", patch_central(patch_central(good, 10, struct.pack("<H", 8)), 24,
                                              struct.pack("<I", 2**31)))
+    write("torch", "deflated_damaged.bin", deflated_damaged())
     write("torch", "overlap.bin", overlapping(good))
 
 
@@ -198,6 +199,18 @@ def archive_without_pickle():
     with zipfile.ZipFile(out, "w") as z:
         z.writestr(zipfile.ZipInfo("m/data/0"), b"\0" * 16)
     return out.getvalue()
+
+
+def deflated_damaged():
+    """16 KB that claim to inflate to 16 MB, and do not: found by fuzz_torch. Giving up on them gave as
+    many bytes back to the kernel, most of them beyond the mapped file."""
+    out, body = io.BytesIO(), b"\xff" * 16000
+    with zipfile.ZipFile(out, "w") as z:
+        z.writestr(zipfile.ZipInfo("m/data.pkl"), body)
+    data = out.getvalue()
+    for field, value in (10, struct.pack("<H", 8)), (24, struct.pack("<I", 1000 * len(body))):
+        data = patch_central(data, field, value)
+    return data
 
 
 def patch_central(data, offset, value):

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -409,6 +410,27 @@ static void test_reading(void **state)
     fixture_remove(dir);
 }
 
+/* Anonymous memory shows what was given back: it reads as zeros afterwards. */
+static void test_drop(void **state)
+{
+    (void)state;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *p =
+        mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(p != MAP_FAILED);
+    memset(p, 'x', 4 * page);
+    const struct qt_map map = {.data = p + page, .size = 2 * page};
+    qt_map_drop(&map, p + page + 1, page);            /* no whole page */
+    qt_map_drop(&map, p, page);                       /* before the map */
+    qt_map_drop(&map, p + 3 * page, page);            /* behind it */
+    qt_map_drop(&map, p + 2 * page, SIZE_MAX - page); /* from inside to beyond its end */
+    assert_int_equal(p[0], 'x');
+    assert_int_equal(p[page], 'x');
+    assert_int_equal(p[2 * page], 0);
+    assert_int_equal(p[3 * page], 'x');
+    munmap(p, 4 * page);
+}
+
 static void test_names(void **state)
 {
     (void)state;
@@ -517,15 +539,25 @@ static void test_crc(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_f16_all),        cmocka_unit_test(test_f16_rounding),
-        cmocka_unit_test(test_bf16),           cmocka_unit_test(test_to_f32),
-        cmocka_unit_test(test_find_nonfinite), cmocka_unit_test(test_dtypes),
-        cmocka_unit_test(test_sizes),          cmocka_unit_test(test_arrays),
-        cmocka_unit_test(test_fail_after),     cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_exit_codes),     cmocka_unit_test(test_parallel),
-        cmocka_unit_test(test_reading),        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_writing),        cmocka_unit_test(test_write_error),
-        cmocka_unit_test(test_directories),    cmocka_unit_test(test_crc),
+        cmocka_unit_test(test_f16_all),
+        cmocka_unit_test(test_f16_rounding),
+        cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_to_f32),
+        cmocka_unit_test(test_find_nonfinite),
+        cmocka_unit_test(test_dtypes),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_fail_after),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_exit_codes),
+        cmocka_unit_test(test_parallel),
+        cmocka_unit_test(test_reading),
+        cmocka_unit_test(test_drop),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_writing),
+        cmocka_unit_test(test_write_error),
+        cmocka_unit_test(test_directories),
+        cmocka_unit_test(test_crc),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

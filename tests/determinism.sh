@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# One container for one input and one set of options: every scheme and method, by every build that is
+# given, with 1, 2 and 4 threads, on every instruction set path, twice.
+#
+#   usage: tests/determinism.sh QTOOL...       QTOOL: executables, say of two compilers
+#
+# Prints one line per scheme and method with the SHA-256 of the container's files, qtool-report.json
+# (times) left out. Exit status 1 if any two differ.
+
+cd "$(dirname "$0")/.." || exit 1
+[ $# -gt 0 ] || { echo "usage: tests/determinism.sh QTOOL..." >&2; exit 2; }
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+model=tests/golden/models/llama
+data=(--data tests/golden/models/llama/ids.u16 --samples 2 --seqlen 16)
+passed=0 failed=0
+
+# The instruction set paths of this machine, and the choice by itself.
+isas="generic"
+! grep -qw avx2 /proc/cpuinfo || isas="$isas avx2"
+! grep -qw avx512bw /proc/cpuinfo || isas="$isas avx512"
+
+# "NAME METHOD METHOD..." per preset, from the table of schemes.
+presets() {
+    "$1" list schemes --json | python3 -c '
+import json, sys
+for scheme in json.load(sys.stdin)["schemes"]:
+    methods = [c for p in scheme["parameters"] if p["key"] == "method" for c in p.get("choices", [])]
+    for preset in scheme["presets"]:
+        print(preset["name"], *(methods or ["-"]))'
+}
+
+# hash QTOOL THREADS ISA SPEC: of one run's container, or of its refusal.
+hash() {
+    rm -rf "$dir/out"
+    if ! QTOOL_ISA=$3 "$1" quantize $model -o "$dir/out" --scheme "$4" --threads "$2" "${data[@]}" \
+        --quiet >/dev/null 2>"$dir/err"; then
+        echo "refused: $(head -n 1 "$dir/err")"
+        return
+    fi
+    rm -f "$dir/out/qtool-report.json"
+    (cd "$dir/out" && sha256sum -- *) | sha256sum | cut -d' ' -f1
+}
+
+# check SPEC QTOOL...
+check() {
+    local spec=$1 first= runs=0 got qtool threads isa again
+    shift
+    for qtool; do
+        for threads in 1 2 4; do
+            for isa in $isas ''; do
+                for again in 1 2; do
+                    [ "$again" -eq 1 ] || [ -z "$isa" ] || continue
+                    got=$(hash "$qtool" $threads "$isa" "$spec")
+                    first=${first:-$got} runs=$((runs + 1))
+                    [ "$got" = "$first" ] && continue
+                    echo "FAIL $spec: $qtool, $threads threads, path '${isa:-best}': $got, not $first"
+                    failed=$((failed + 1))
+                    return
+                done
+            done
+        done
+    done
+    case $first in
+    refused*) echo "FAIL $spec: $first" && failed=$((failed + 1)) ;;
+    *) printf '%-26s %.16s  %d runs\n' "$spec" "$first" "$runs" && passed=$((passed + 1)) ;;
+    esac
+}
+
+while read -r name methods; do
+    for method in $methods; do
+        [ "$method" != auto ] || continue
+        spec=$name
+        [ "$method" = - ] || spec=$name:method=$method
+        check "$spec" "$@"
+    done
+done < <(presets "$1")
+echo "$passed passed, $failed failed, 0 skipped"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
