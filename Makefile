@@ -1,12 +1,13 @@
 # qtool. Targets:
-#   all (default)  deps  demo  test  check  test-gpu  test-large  oracle  oracle-tokenizer
-#   fuzz  bench  kernels
+#   all (default)  deps  demo  test  check  test-gpu  test-install  test-large
+#   oracle  oracle-tokenizer  fuzz  bench  kernels
 #   fmt  fmt-check  tidy  install  clean
 # Everything built goes to $(B). CUDA parts are built when nvcc is found (NVCC= to leave them out).
 
 MAKEFLAGS += --no-builtin-rules
 B       ?= build
 PREFIX  ?= /usr/local
+LIBDIR  ?= $(PREFIX)/lib
 CC      := $(if $(filter default,$(origin CC)),gcc,$(CC))
 CFLAGS  ?= -O3 -g
 NVCC    ?= $(shell command -v nvcc 2>/dev/null)
@@ -147,7 +148,7 @@ test-gpu: $(B)/tests/gpu/test_plan $(B)/tests/gpu/test_kernels $(B)/tests/gpu/sw
 	$(B)/tests/gpu/test_plan
 	$(B)/tests/gpu/test_kernels
 else
-kernels test-gpu:
+kernels test-gpu install-kernels:
 	@echo "SKIP: nvcc not found, nothing of the GPU is built"
 endif
 
@@ -216,16 +217,32 @@ tidy:
 	@echo $(filter-out tests/unit/%,$(filter %.c,$(SOURCES))) | xargs -n 8 -P 2 sh -c \
 	    'clang-tidy --quiet "$$@" -- $(QFLAGS) -DQT_ISA=generic' tidy
 
-install: $(B)/qtool
+install: all
 	install -D -m 755 $(B)/qtool $(DESTDIR)$(PREFIX)/bin/qtool
 	install -d $(DESTDIR)$(PREFIX)/share/doc/qtool/docs
 	install -m 644 README.md LICENSE $(DESTDIR)$(PREFIX)/share/doc/qtool
 	install -m 644 docs/*.md $(DESTDIR)$(PREFIX)/share/doc/qtool/docs
+	$(if $(NVCC),@$(MAKE) --no-print-directory install-kernels)
+
+# What programs need that launch the kernels: the library, its header, and
+# `pkg-config [--static] qtool-kernels`.
+install-kernels: kernels
+	install -D -m 644 kernels/qtool_kernels.h $(DESTDIR)$(PREFIX)/include/qtool_kernels.h
+	install -D -m 644 $(B)/libqtool_kernels.a $(DESTDIR)$(LIBDIR)/libqtool_kernels.a
+	install -D -m 755 $(B)/libqtool_kernels.so $(DESTDIR)$(LIBDIR)/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libqtool_kernels.so
+	install -d $(DESTDIR)$(LIBDIR)/pkgconfig
+	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' -e 's|@cuda@|$(CUDA_HOME)|' \
+	    kernels/cuda/qtool-kernels.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/qtool-kernels.pc
+
+# Installs into $(B) and builds a C and a C++ program against it.
+test-install:
+	tests/gpu/install.sh $(B)
 
 clean:
 	rm -rf $(B)
 
-.PHONY: all kernels deps deps-dev demo tests test check fuzz test-gpu test-large bench oracle \
-        oracle-tokenizer fmt fmt-check tidy install clean
+.PHONY: all kernels deps deps-dev demo tests test check fuzz test-gpu test-install test-large bench \
+        oracle oracle-tokenizer fmt fmt-check tidy install install-kernels clean
 .SECONDARY:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
