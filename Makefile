@@ -43,7 +43,7 @@ UNIT    := $(patsubst tests/unit/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c
 FUZZ    := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 BENCH   := $(patsubst tests/bench/%.c,$(B)/tests/%,$(wildcard tests/bench/bench_*.c))
 SOURCES := $(wildcard $(FOLDERS:%=%/*.[ch]) cli/*.[ch] tests/unit/*.[ch] tests/bench/*.[ch] \
-           tests/fuzz/*.[ch] tests/oracle/*.c tests/large/*.c)
+           tests/fuzz/*.[ch] tests/oracle/*.c tests/large/*.c tests/gpu/*.[ch])
 
 all: $(B)/qtool
 
@@ -143,6 +143,17 @@ $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(GPU_OBJ) $(B)/libqtool.a
 	$(LINK) $(CUDA_RT)
 $(B)/tests/gpu/test_kernels: $(B)/tests/gpu/reference.o
 
+# What programs need that launch the kernels: the library, its header, and
+# `pkg-config [--static] qtool-kernels`.
+install-kernels: kernels
+	install -D -m 644 kernels/qtool_kernels.h $(DESTDIR)$(PREFIX)/include/qtool_kernels.h
+	install -D -m 644 $(B)/libqtool_kernels.a $(DESTDIR)$(LIBDIR)/libqtool_kernels.a
+	install -D -m 755 $(B)/libqtool_kernels.so $(DESTDIR)$(LIBDIR)/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libqtool_kernels.so
+	install -d $(DESTDIR)$(LIBDIR)/pkgconfig
+	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' -e 's|@cuda@|$(CUDA_HOME)|' \
+	    kernels/cuda/qtool-kernels.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/qtool-kernels.pc
+
 # test_plan needs no GPU; test_kernels says SKIP where there is none.
 test-gpu: $(B)/tests/gpu/test_plan $(B)/tests/gpu/test_kernels $(B)/tests/gpu/sweep
 	$(B)/tests/gpu/test_plan
@@ -223,17 +234,6 @@ install: all
 	install -m 644 README.md LICENSE $(DESTDIR)$(PREFIX)/share/doc/qtool
 	install -m 644 docs/*.md $(DESTDIR)$(PREFIX)/share/doc/qtool/docs
 	$(if $(NVCC),@$(MAKE) --no-print-directory install-kernels)
-
-# What programs need that launch the kernels: the library, its header, and
-# `pkg-config [--static] qtool-kernels`.
-install-kernels: kernels
-	install -D -m 644 kernels/qtool_kernels.h $(DESTDIR)$(PREFIX)/include/qtool_kernels.h
-	install -D -m 644 $(B)/libqtool_kernels.a $(DESTDIR)$(LIBDIR)/libqtool_kernels.a
-	install -D -m 755 $(B)/libqtool_kernels.so $(DESTDIR)$(LIBDIR)/$(SONAME)
-	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libqtool_kernels.so
-	install -d $(DESTDIR)$(LIBDIR)/pkgconfig
-	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' -e 's|@cuda@|$(CUDA_HOME)|' \
-	    kernels/cuda/qtool-kernels.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/qtool-kernels.pc
 
 # Installs into $(B) and builds a C and a C++ program against it.
 test-install:

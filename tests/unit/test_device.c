@@ -29,7 +29,7 @@ enum wrong {
     CUDA_FAILS,
 };
 
-enum { WORKSPACE = QT_MATMUL_WORKSPACE_ZEROED + 1024 };
+enum { WORKSPACE = QT_MATMUL_WORKSPACE_ZEROED + 1024, ROOM = 256 };
 
 struct fake {
     struct qt_gpu gpu;
@@ -105,16 +105,20 @@ static struct fake *self(struct qt_gpu *gpu)
     return gpu->ctx;
 }
 
+/* With room around, for the faults that write there. */
 static int fake_new(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err)
 {
+    char *p = NULL;
     (void)gpu;
-    return qt_array_new(out, bytes, 1, err);
+    int rc = qt_array_new(&p, bytes + 2 * ROOM, 1, err);
+    *out = rc == QT_OK ? p + ROOM : NULL;
+    return rc;
 }
 
 static void fake_free(struct qt_gpu *gpu, void *p)
 {
     (void)gpu;
-    qt_free(p);
+    qt_free((char *)p - ROOM);
 }
 
 static int fake_move(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
