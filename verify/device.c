@@ -151,7 +151,7 @@ struct difference {
 static void compare_token(struct difference *out, const struct truth_set *set, const uint16_t *y,
                           size_t token, size_t n)
 {
-    int d = set->dtype;
+    unsigned d = set->dtype;
     for (size_t row = 0; row < n; row++) {
         float truth = set->y[token * n + row];
         double got = (double)truth_value(y[token * n + row], set->dtype),
