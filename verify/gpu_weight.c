@@ -76,7 +76,8 @@ int qt_gpu_weight(struct qt_matmul_weight *out, const struct qt_packed *p,
     set_parameters(out, &p->spec);
     for (size_t i = 0; i < p->nsections; i++)
         if (!set_address(out, p->section[i].name, section[i]))
-            return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "no place for section %s",
-                           p->section[i].name);
+            return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                           "no fused kernel for %s with a section %s",
+                           qt_scheme_name(p->spec.scheme), p->section[i].name);
     return QT_OK;
 }
