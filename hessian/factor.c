@@ -9,14 +9,18 @@
 /* ---- order ---------------------------------------------------------------------------------- */
 
 struct rank {
+    unsigned class;
     double key;
     size_t index;
 };
 
-/* Larger first; ties by index, so that the order does not depend on the sort. */
+/* Lower class, then larger key first; ties by index, so that the order does not depend on the sort.
+ */
 static int by_rank(const void *a, const void *b)
 {
     const struct rank *x = a, *y = b;
+    if (x->class != y->class)
+        return x->class < y->class ? -1 : 1;
     if (x->key != y->key)
         return x->key < y->key ? 1 : -1;
     return (x->index > y->index) - (x->index < y->index);
@@ -32,7 +36,7 @@ static int order_new(struct qt_factor *f, const double *diag, const struct qt_fa
     QT_TRY(qt_array_new(&inner, qt_min_size(g, k), sizeof *inner, err));
     for (size_t i = 0; i < groups; i++) {
         size_t n = qt_min_size(g, k - i * g);
-        outer[i] = (struct rank){0, i};
+        outer[i] = (struct rank){opt->class ? opt->class[i] : 0, 0, i};
         for (size_t j = 0; j < n && !opt->natural; j++)
             outer[i].key += diag[i * g + j] / (double)n;
     }
@@ -40,7 +44,7 @@ static int order_new(struct qt_factor *f, const double *diag, const struct qt_fa
     for (size_t i = 0; i < groups; i++) {
         size_t first = outer[i].index * g, n = qt_min_size(g, k - first);
         for (size_t j = 0; j < n; j++)
-            inner[j] = (struct rank){opt->natural ? 0 : diag[first + j], first + j};
+            inner[j] = (struct rank){0, opt->natural ? 0 : diag[first + j], first + j};
         qsort(inner, n, sizeof *inner, by_rank);
         for (size_t j = 0; j < n; j++, at++) {
             f->order[at] = inner[j].index;
@@ -158,6 +162,50 @@ done:
     qt_free(a);
     if (rc < 0)
         qt_factor_free(out);
+    return rc;
+}
+
+int qt_factor_reorder(struct qt_factor *out, const struct qt_factor *f,
+                      const struct qt_factor_options *opt, struct qt_err *err)
+{
+    struct qt_factor_options all = *opt;
+    size_t k = f->k;
+    double *h;
+    int rc = qt_array_new(&h, k, k * sizeof *h, err);
+    if (rc < 0)
+        return rc;
+    all.damp = f->damp;
+    all.group = f->group_size;
+    for (size_t i = 0; i < k; i++)
+        for (size_t j = 0; j < k; j++)
+            h[f->order[i] * k + f->order[j]] =
+                (double)f->h[i * k + j] - (i == j ? (double)(float)f->damp : 0);
+    rc = qt_factor_new(out, h, k, &all, err);
+    qt_free(h);
+    return rc;
+}
+
+/* H^-1 = (V^-1)^T V^-1: sums of squares down the columns of V^-1. */
+int qt_factor_inverse_diagonal(float *out, const struct qt_factor *f, struct qt_err *err)
+{
+    size_t k = f->k;
+    float *u;
+    double *sum = NULL;
+    int rc = QT_OK;
+    QT_TRY(qt_array_new(&u, k, k * sizeof *u, err));
+    QT_TRY(qt_array_new(&sum, k, sizeof *sum, err));
+    memcpy(u, f->v, k * k * sizeof *u);
+    openblas_set_num_threads(1);
+    /* Upper by rows is lower by columns. V is not singular: its diagonal was found positive. */
+    LAPACKE_strtri_work(LAPACK_COL_MAJOR, 'L', 'N', (lapack_int)k, u, (lapack_int)k);
+    for (size_t i = 0; i < k; i++)
+        for (size_t j = i; j < k; j++)
+            sum[j] += (double)u[i * k + j] * (double)u[i * k + j];
+    for (size_t j = 0; j < k; j++)
+        out[f->order[j]] = (float)sum[j];
+done:
+    qt_free(u);
+    qt_free(sum);
     return rc;
 }
 

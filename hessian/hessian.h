@@ -33,6 +33,7 @@ struct qt_factor_options {
     double damp;  /* share of the mean diagonal; 0.01 is usual */
     size_t group; /* columns that share a scale (the last group may be short); k: one group */
     bool natural; /* columns in storage order instead of by activity */
+    const uint8_t *class; /* [groups] lower classes are processed first; NULL: all the same */
 };
 
 /*
@@ -46,6 +47,11 @@ struct qt_factor_options {
 int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
                   const struct qt_factor_options *opt, struct qt_err *err);
 void qt_factor_free(struct qt_factor *f);
+/* f in another order: opt->natural and opt->class count, damping and groups stay. */
+int qt_factor_reorder(struct qt_factor *out, const struct qt_factor *f,
+                      const struct qt_factor_options *opt, struct qt_err *err);
+/* [H^-1]_jj of each column, in storage order: out[k]. */
+int qt_factor_inverse_diagonal(float *out, const struct qt_factor *f, struct qt_err *err);
 
 /*
  * How a scheme rounds. Rows come in panels [row0, row0 + rows), rows <= QT_PANEL_ROWS, each panel
@@ -54,19 +60,36 @@ void qt_factor_free(struct qt_factor *f);
  */
 enum { QT_PANEL_ROWS = 128 };
 
+/*
+ * A group of columns about to be rounded. With its targets t, values q cost
+ *     sum over j < n of ( sum over i <= j of v[i * stride + j] (t_i - q_i) )^2,
+ * in that order of columns: in the feedback pass the part of E that only this group decides, in
+ * polishing all of E but a constant.
+ */
+struct qt_column_group {
+    size_t index;      /* number of the group */
+    const size_t *col; /* [n] */
+    size_t n;
+    const float *v; /* upper triangular */
+    size_t stride;
+};
+
 struct qt_rounder {
     void *ctx;
-    /* A group begins: choose its parameters for targets t[n][QT_PANEL_ROWS] of columns col[n],
-     * whose errors weigh weight[n]. */
-    void (*begin)(void *ctx, size_t group, const size_t *col, size_t n, const float *t,
-                  const float *weight, size_t row0, size_t rows);
+    /* A group begins: choose its parameters for targets t[n][QT_PANEL_ROWS]. */
+    void (*begin)(void *ctx, const struct qt_column_group *group, const float *t, size_t row0,
+                  size_t rows);
     /* q[r] = stored value nearest to x[r] in column col; unit[r] = q[r] / scale. The code is kept.
      */
     void (*round)(void *ctx, size_t col, const float *x, float *q, float *unit, size_t row0,
                   size_t rows);
-    /* scale[r] of a group as stored. */
+    /* How polishing moves a group's parameters: either as a whole, parameters and codes for targets
+     * t, where that is better than the values q[n][QT_PANEL_ROWS] it has, which are updated; */
+    void (*refit)(void *ctx, const struct qt_column_group *group, const float *t, float *q,
+                  size_t row0, size_t rows);
+    /* or (refit = NULL) by its scale, codes fixed: scale[r] of a group as stored; */
     void (*scale)(void *ctx, size_t group, float *scale, size_t row0, size_t rows);
-    /* Replaces the scale of a group by the storable one nearest to scale[r], which is updated. */
+    /* and the storable one nearest to scale[r] takes its place, and is returned in it. */
     void (*rescale)(void *ctx, size_t group, float *scale, size_t row0, size_t rows);
 };
 

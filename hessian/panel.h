@@ -14,7 +14,7 @@ struct panel {
     float *q;     /* [k][R] rounded */
     float *unit;  /* [k][R] q / scale */
     float *g;     /* [k][R] feedback: sum of V_ij e_i over finished i; polish: H (w - q)^T */
-    float *tmp;   /* [k][R] + [k]: a group's weights, then its targets */
+    float *tmp;   /* [k][R] a group's targets */
     float *block; /* [2 * longest block][R]: a group's errors, then the block's */
 };
 

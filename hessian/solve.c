@@ -69,11 +69,11 @@ static void begin_group(struct panel *p, size_t from, size_t to)
 {
     const struct qt_factor *f = p->f;
     size_t n = to - from, k = f->k;
-    float *t = p->w, *e = p->block, *weight = p->tmp;
-    for (size_t i = 0; i < n; i++)
-        weight[i] = f->v[(from + i) * k + from + i] * f->v[(from + i) * k + from + i];
+    float *t = p->w, *e = p->block;
+    const struct qt_column_group group = {f->group[from], f->order + from, n,
+                                          f->v + from * k + from, k};
     if (from > 0) { /* the first group's targets are the weights themselves */
-        t = weight + n;
+        t = p->tmp;
         memcpy(e, p->g + from * R, n * R * sizeof *e);
         for (size_t i = 0; i < n; i++) {
             float vii = f->v[(from + i) * k + from + i];
@@ -85,8 +85,7 @@ static void begin_group(struct panel *p, size_t from, size_t to)
                 axpy_rows(e + j * R, f->v[(from + i) * k + from + j], e + i * R);
         }
     }
-    p->rounder->begin(p->rounder->ctx, f->group[from], f->order + from, n, t, weight, p->row0,
-                      p->rows);
+    p->rounder->begin(p->rounder->ctx, &group, t, p->row0, p->rows);
 }
 
 /* Rounds the column at position j; its error goes to the columns up to `end`. */
@@ -167,8 +166,8 @@ static struct panel panel_of(const struct solve *s, size_t item, int thread)
         .q = work + cells,
         .unit = work + 2 * cells,
         .g = work + 3 * cells,
-        .tmp = work + 4 * cells, /* [k][R] and [k] more: weights before targets */
-        .block = work + 5 * cells + s->f->k,
+        .tmp = work + 4 * cells,
+        .block = work + 5 * cells,
     };
     load_rows(p.w, s->w, s->f, p.row0, p.rows);
     memset(p.q, 0, cells * sizeof *p.q);
@@ -204,7 +203,7 @@ static int solve_run(struct qt_solve_report *out, struct solve *s,
     int rc = QT_OK;
     *out = (struct qt_solve_report){0};
     openblas_set_num_threads(1); /* panels are the threads */
-    s->work_stride = qt_round_up(5 * s->f->k * R + s->f->k + 2 * longest_block(s->f) * R, 16);
+    s->work_stride = qt_round_up(5 * s->f->k * R + 2 * longest_block(s->f) * R, 16);
     QT_TRY(qt_array_new(&s->work, (size_t)qt_threads(), s->work_stride * sizeof *s->work, err));
     QT_TRY(qt_array_new(&s->panels, panels, sizeof *s->panels, err));
     QT_TRY(qt_parallel(panels, fn, s, err));

@@ -19,20 +19,23 @@ struct solver {
 };
 
 /* A row's targets lie R apart; the search wants them in a line. */
-static void begin(void *ctx, size_t group, const size_t *col, size_t n, const float *t,
-                  const float *weight, size_t row0, size_t rows)
+static void begin(void *ctx, const struct qt_column_group *group, const float *t, size_t row0,
+                  size_t rows)
 {
     struct solver *s = ctx;
     float *x = s->scratch + row0 / R * 2 * s->longest, *h = x + s->longest;
-    size_t first = group * s->cb.group;
-    for (size_t i = 0; i < n; i++)
-        h[col[i] - first] = weight[i];
+    size_t first = group->index * s->cb.group;
+    for (size_t i = 0; i < group->n; i++) {
+        float v = group->v[i * group->stride + i];
+        h[group->col[i] - first] = v * v; /* the rest of V is left out: a search is many trials */
+    }
     for (size_t r = 0; r < rows; r++) {
-        for (size_t i = 0; i < n; i++)
-            x[col[i] - first] = t[i * R + r];
-        struct qt_codebook_group best = qt_codebook_fit(&s->cb, s->ops, x, h, n);
-        s->codes.scale[group * s->codes.stride + row0 + r] = best.scale;
-        s->codes.zero[group * s->codes.stride + row0 + r] = best.zero;
+        for (size_t i = 0; i < group->n; i++)
+            x[group->col[i] - first] = t[i * R + r];
+        struct qt_codebook_group best = qt_codebook_fit(&s->cb, s->ops, x, h, group->n);
+        size_t at = group->index * s->codes.stride + row0 + r;
+        s->codes.scale[at] = best.scale;
+        s->codes.zero[at] = best.zero;
     }
 }
 
@@ -113,7 +116,8 @@ int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const fl
 {
     struct solver s = {.p = p, .ops = qt_rowops_best()};
     size_t stride = qt_round_up(p->n, R);
-    struct qt_rounder rounder = {&s, begin, round_column, get_scale, set_scale};
+    struct qt_rounder rounder = {
+        .ctx = &s, .begin = begin, .round = round_column, .scale = get_scale, .rescale = set_scale};
     int rc = QT_OK;
     p->spec.scheme->codebook(&s.cb, p);
     s.codes.stride = stride;

@@ -7,6 +7,7 @@
  *   lut.c        look-up tables in groups: NormalFloat and learned  (FLUTE)
  *   int.c        whole numbers in groups or rows, symmetric or with zero points
  *   codebook.c   what these three share: value = scale * table[code]; search, rounding, packing
+ *   mix24*.c     2 and 4 bits in one matrix, 16-bit outliers apart   (mix24.h lists them)
  *   frag.c       codes <-> packed planes in the layout of layout_frag.h
  *   rowops.c     vector loops over rows, built per instruction set, bit-identical on all
  *   packed.c     one matrix: quantize, decode, errors; strips of 16 rows in parallel

@@ -300,12 +300,18 @@ int qt_packed_quantize(struct qt_packed *out, const struct qt_spec *spec, const 
     return rc;
 }
 
-/* The diagonal of H in storage order. */
-static int importance_new(float **out, const struct qt_factor *f, struct qt_err *err)
+/* In storage order: the diagonal of H, or the inverses of that of H^-1. */
+static int importance_new(float **out, const struct qt_factor *f, bool conditional,
+                          struct qt_err *err)
 {
     int rc = qt_array_new(out, f->k, sizeof **out, err);
+    if (rc == QT_OK && conditional)
+        rc = qt_factor_inverse_diagonal(*out, f, err);
     for (size_t i = 0; rc == QT_OK && i < f->k; i++)
-        (*out)[f->order[i]] = f->h[i * f->k + i];
+        if (conditional)
+            (*out)[i] = 1 / (*out)[i];
+        else
+            (*out)[f->order[i]] = f->h[i * f->k + i];
     return rc;
 }
 
@@ -333,12 +339,14 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
                     const struct qt_factor *factor, struct qt_error *error,
                     struct qt_solve_report *report, struct qt_err *err)
 {
-    const struct qt_solve_options opt = {.polish = 6};
+    const struct qt_solve_options opt = {
+        .polish = spec->scheme->polish ? spec->scheme->polish(spec) : 6,
+    };
     struct walk walk = {0};
     float *importance = NULL, *rows = NULL;
     int rc = QT_OK;
     *out = (struct qt_packed){0};
-    QT_TRY(importance_new(&importance, factor, err));
+    QT_TRY(importance_new(&importance, factor, spec->scheme->conditional, err));
     QT_TRY(quantize_begin(&walk, out, spec, w, importance, false, err));
     QT_TRY(qt_array_new(&rows, w->n * w->k, sizeof *rows, err));
     qt_matrix_rows(rows, w, 0, w->n, -out->scale_exp2);

@@ -43,7 +43,12 @@ struct qt_scheme {
     double (*unit_scale)(const struct qt_packed *p);
     /* Channels that share a scale (k for one scale per row). */
     size_t (*group)(const struct qt_packed *p);
-    /* Whole-matrix preparation before strips: tables. NULL if there is none. */
+    /* Importance under a Hessian is 1 / [H^-1]_jj, what an error costs when the channels after it
+     * may make up for it, instead of H_jj. */
+    bool conditional;
+    /* Rounds of polishing that the spec asks for; NULL: 6. */
+    int (*polish)(const struct qt_spec *spec);
+    /* Whole-matrix preparation before strips: tables, what is global. NULL if there is none. */
     int (*prepare)(struct qt_packed *p, const struct qt_matrix *w, const float *importance,
                    struct qt_err *err);
     /* w[rows][k], already divided by 2^scale_exp2, -> packed bytes of the strip (the sections'
@@ -75,6 +80,6 @@ int qt_packed_add_section(struct qt_packed *p, const char *name, enum qt_dtype d
 /* NULL when the scheme has no such section. */
 const struct qt_section *qt_packed_section(const struct qt_packed *p, const char *name);
 
-extern const struct qt_scheme qt_scheme_fpx, qt_scheme_lut, qt_scheme_int;
+extern const struct qt_scheme qt_scheme_fpx, qt_scheme_lut, qt_scheme_int, qt_scheme_mix24;
 
 #endif

@@ -9,6 +9,7 @@ static const struct qt_scheme *const schemes[] = {
     &qt_scheme_fpx,
     &qt_scheme_lut,
     &qt_scheme_int,
+    &qt_scheme_mix24,
 };
 
 enum { SCHEMES = sizeof schemes / sizeof *schemes, MAX_NAMES = 64 };

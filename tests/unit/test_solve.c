@@ -21,21 +21,23 @@ struct grid {
     size_t calls, last_change;
 };
 
-static void grid_begin(void *ctx, size_t group, const size_t *col, size_t n, const float *t,
-                       const float *weight, size_t row0, size_t rows)
+static void grid_begin(void *ctx, const struct qt_column_group *group, const float *t, size_t row0,
+                       size_t rows)
 {
     struct grid *g = ctx;
     for (size_t r = 0; r < rows; r++) {
         float top = 0;
-        for (size_t i = 0; i < n; i++) {
-            assert_int_equal(col[i] / g->group, group);
+        for (size_t i = 0; i < group->n; i++) {
+            const size_t *col = group->col;
+            assert_int_equal(col[i] / g->group, group->index);
             g->target[col[i] * g->n + row0 + r] = t[i * QT_PANEL_ROWS + r];
             if (row0 + r == 0)
-                g->weight[col[i]] = weight[i];
+                g->weight[col[i]] = powf(group->v[i * group->stride + i], 2);
             top = fmaxf(top, fabsf(t[i * QT_PANEL_ROWS + r]));
         }
         float scale = qt_f16_to_f32(qt_f32_to_f16(top / 7.5f));
-        g->scale[group * g->n + row0 + r] = g->first_scale[group * g->n + row0 + r] = scale;
+        g->scale[group->index * g->n + row0 + r] = scale;
+        g->first_scale[group->index * g->n + row0 + r] = scale;
     }
 }
 
@@ -111,7 +113,11 @@ static void grid_free(struct grid *g)
 static struct qt_solve_report grid_solve(struct grid *g, const struct qt_factor *f, const float *w,
                                          int polish)
 {
-    struct qt_rounder rounder = {g, grid_begin, grid_round, grid_scale, grid_rescale};
+    struct qt_rounder rounder = {.ctx = g,
+                                 .begin = grid_begin,
+                                 .round = grid_round,
+                                 .scale = grid_scale,
+                                 .rescale = grid_rescale};
     struct qt_solve_options opt = {.polish = polish};
     struct qt_solve_report report;
     struct qt_err err = {0};
@@ -488,7 +494,11 @@ static void allocation_failures(void **state)
     (void)state;
     struct problem p = problem_new(N, K, 32);
     for (long n = 0; failed; n++) {
-        struct qt_rounder rounder = {&p.g, grid_begin, grid_round, grid_scale, grid_rescale};
+        struct qt_rounder rounder = {.ctx = &p.g,
+                                     .begin = grid_begin,
+                                     .round = grid_round,
+                                     .scale = grid_scale,
+                                     .rescale = grid_rescale};
         struct qt_solve_options solve = {.polish = 1};
         struct qt_solve_report report;
         qt_mem_fail_after(n);

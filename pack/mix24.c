@@ -1,0 +1,259 @@
+/*
+ * mix24: 2 and 4 bits inside one weight matrix, a few weights apart as FP16 ("2/4/16-bit in a
+ * weight matrix with asynchronous dequantization", Li et al. 2024; here "the paper").
+ *
+ * Groups of 16 channels have 2-bit codes, a quarter of them 4-bit ones: those where 4 bits gain
+ * most. Scale and zero per row and group; scales are quantized themselves, 16 rows together.
+ */
+#include "pack/mix24.h"
+
+#include <math.h>
+#include <string.h>
+
+static const char *const senses[] = {"gain", "obs", "paper", NULL};
+static const char *const orders[] = {"twos", "activity", "natural", NULL};
+static const char *const criteria[] = {"gain", "abs", NULL};
+static const char *const fits[] = {"search", "minmax", NULL};
+
+static const struct qt_param params[] = {
+    {"four", QT_PARAM_REAL, 0.25, 0, 1, NULL, "share of the groups that get 4 bits"},
+    {"g", QT_PARAM_INT, 16, 8, 16, NULL, "channels per group: 8 or 16"},
+    {"g2", QT_PARAM_INT, 16, 8, 16, NULL, "rows that share a second-order scale: 8 or 16"},
+    {"sens", QT_PARAM_CHOICE, 0, 0, 2, senses,
+     "which groups get 4 bits: those where they gain most; where 2 bits lose most (obs); by the "
+     "paper's equation 9"},
+    {"order", QT_PARAM_CHOICE, 0, 0, 2, orders,
+     "error feedback goes through 2-bit groups first; or by activity; or as stored"},
+    {"local", QT_PARAM_INT, 0, 0, 1, NULL, "1: one 4-bit group in every four neighbours"},
+    {"outliers", QT_PARAM_REAL, 0.002, 0, 0.03, NULL, "share of the weights that stay 16 bit"},
+    {"ocrit", QT_PARAM_CHOICE, 0, 0, 1, criteria,
+     "outliers are the weights whose group gains most without them; or the largest (abs)"},
+    {"fit", QT_PARAM_CHOICE, 0, 0, 1, fits, "scales and zeros of least error; or by min-max"},
+    {"polish", QT_PARAM_INT, 6, 0, 100, NULL, "rounds of refitting after error feedback"},
+    {"paper", QT_PARAM_INT, 0, 0, 1, NULL,
+     "1: the paper's recipe: sens=paper, order=natural, ocrit=abs, fit=minmax, polish=0"},
+    QT_PARAM_METHOD,
+    {0},
+};
+
+static const struct qt_preset presets[] = {
+    {"mix24", "", "2 and 4 bits in groups of 16, outliers apart"},
+    {0},
+};
+
+static int check_spec(const struct qt_spec *spec, struct qt_err *err)
+{
+    int g = (int)qt_spec_value(spec, "g"), g2 = (int)qt_spec_value(spec, "g2");
+    if ((g != 8 && g != 16) || (g2 != 8 && g2 != 16))
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "%s=%d: must be 8 or 16",
+                       g != 8 && g != 16 ? "g" : "g2", g != 8 && g != 16 ? g : g2);
+    if (qt_spec_value(spec, "local") != 0 && qt_spec_value(spec, "four") != 0.25)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "local=1 needs four=0.25");
+    return QT_OK;
+}
+
+struct qt_mix24_recipe qt_mix24_recipe(const struct qt_spec *spec)
+{
+    bool local = qt_spec_value(spec, "local") != 0;
+    if (qt_spec_value(spec, "paper") != 0)
+        return (struct qt_mix24_recipe){
+            .sens = QT_MIX24_SENS_PAPER,
+            .order = QT_MIX24_NATURAL,
+            .local = local,
+            .outliers_by_abs = true,
+        };
+    return (struct qt_mix24_recipe){
+        .sens = (enum qt_mix24_sens)qt_spec_value(spec, "sens"),
+        .order = (enum qt_mix24_order)qt_spec_value(spec, "order"),
+        .local = local,
+        .outliers_by_abs = qt_spec_value(spec, "ocrit") != 0,
+        .search = qt_spec_value(spec, "fit") == 0 && qt_spec_method(spec) != QT_METHOD_RTN,
+        .polish = (int)qt_spec_value(spec, "polish"),
+    };
+}
+
+static int polish(const struct qt_spec *spec)
+{
+    return qt_mix24_recipe(spec).polish;
+}
+
+/* ---- sections ------------------------------------------------------------------------------- */
+
+/* Exactly this many weights are outliers. 2-bit groups must be able to give so many; one in 16 of
+ * the channels that are surely in them is always there. */
+static size_t outlier_count(const struct qt_mix24 *m, double share)
+{
+    size_t in_fours = m->slots.fours * m->g, in_twos = m->k > in_fours ? m->k - in_fours : 0;
+    double wanted = floor(share * (double)m->n * (double)m->k);
+    double most = floor((double)m->n * (double)in_twos / 16);
+    return (size_t)fmin(wanted, most);
+}
+
+/* p->n and p->k are set; sections need not be. */
+static void sizes(struct qt_mix24 *m, const struct qt_packed *p)
+{
+    const struct qt_spec *spec = &p->spec;
+    *m = (struct qt_mix24){.n = p->n, .k = p->k, .g = (size_t)qt_spec_value(spec, "g")};
+    m->strips = qt_ceil_div(p->n, QT_FRAG_ROWS);
+    m->groups = qt_ceil_div(p->k, m->g);
+    m->units = qt_ceil_div(p->k, QT_MIX24_UNIT);
+    m->slots.slots = (uint32_t)(m->units * (QT_MIX24_UNIT / m->g));
+    m->slots.fours = (uint32_t)lround(qt_spec_value(spec, "four") * m->slots.slots);
+    m->halves = QT_FRAG_ROWS / (size_t)qt_spec_value(spec, "g2");
+    m->b_words = qt_mix24_b_words(m->slots, (unsigned)m->g);
+    m->triples = qt_ceil_div(m->slots.slots - m->slots.fours, QT_MIX24_META);
+    m->pairs = qt_ceil_div(m->slots.fours, QT_MIX24_META4);
+    m->panels = qt_ceil_div(p->k, QT_MIX24_PANEL);
+    m->outliers = outlier_count(m, qt_spec_value(spec, "outliers"));
+}
+
+static void *section_data(const struct qt_packed *p, const char *name)
+{
+    const struct qt_section *s = qt_packed_section(p, name);
+    return s ? s->data : NULL;
+}
+
+void qt_mix24_open(struct qt_mix24 *out, const struct qt_packed *p)
+{
+    sizes(out, p);
+    out->a = section_data(p, "a");
+    out->b = section_data(p, "b");
+    out->meta = section_data(p, "meta");
+    out->meta4 = section_data(p, "meta4");
+    out->s2 = section_data(p, "s2");
+    out->z2 = section_data(p, "z2");
+    out->perm = section_data(p, "perm");
+    out->csr_ptr = section_data(p, "csr_ptr");
+    out->csr_col = section_data(p, "csr_col");
+    out->csr_val = section_data(p, "csr_val");
+}
+
+/* A section that has elements. */
+static int add(struct qt_packed *p, const char *name, enum qt_dtype dtype, int ndim,
+               const size_t *shape, struct qt_err *err)
+{
+    for (int i = 0; i < ndim; i++)
+        if (shape[i] == 0)
+            return QT_OK;
+    return qt_packed_add_section(p, name, dtype, ndim, shape, err);
+}
+
+enum { MAX_K = 65536 * 8 }; /* perm numbers groups of 8 or 16 in 16 bits */
+
+static int describe(struct qt_packed *p, struct qt_err *err)
+{
+    struct qt_mix24 m;
+    const size_t rows = QT_FRAG_ROWS, lanes = QT_FRAG_LANES;
+    int rc = QT_OK;
+    if (p->k > MAX_K || p->n > UINT32_MAX / 2)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu x %zu is too large for mix24", p->n,
+                       p->k);
+    sizes(&m, p);
+    if (m.outliers > UINT32_MAX)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu outliers are too many", m.outliers);
+    const size_t slots = m.slots.slots, entries = m.outliers ? m.panels : 0;
+#define ADD(name, dtype, ...)                                                                      \
+    QT_TRY(add(p, name, dtype, (int)(sizeof((size_t[]){__VA_ARGS__}) / sizeof(size_t)),            \
+               (size_t[]){__VA_ARGS__}, err))
+    ADD("a", QT_U32, m.strips, m.units, lanes, QT_MIX24_A_WORDS);
+    ADD("b", QT_U32, m.strips, m.b_words, lanes);
+    ADD("meta", QT_U16, m.strips, m.triples, rows);
+    ADD("meta4", QT_U16, m.strips, m.pairs, rows);
+    ADD("s2", QT_F16, m.strips, slots, m.halves);
+    ADD("z2", QT_U16, m.strips, slots / QT_MIX24_Z2_SLOTS, m.halves);
+    ADD("perm", QT_U16, slots);
+    ADD("csr_ptr", QT_U32, entries, m.n + 1);
+    ADD("csr_col", QT_U16, m.outliers);
+    ADD("csr_val", QT_F16, m.outliers);
+#undef ADD
+    p->layout = "mix16x128";
+done:
+    return rc;
+}
+
+static size_t group(const struct qt_packed *p)
+{
+    return (size_t)qt_spec_value(&p->spec, "g");
+}
+
+/* Outliers are stored as they are, so it is weights that must fit FP16; scales are a factor of 1.5
+ * to 15 below their group's largest weight, second-order ones another 30. */
+static double unit_scale(const struct qt_packed *p)
+{
+    (void)p;
+    return 1;
+}
+
+unsigned qt_mix24_bits(const struct qt_mix24 *m, size_t slot)
+{
+    return qt_mix24_is_four(m->slots, (uint32_t)slot) ? 4 : 2;
+}
+
+unsigned qt_mix24_q_max(const struct qt_mix24 *m, size_t slot)
+{
+    if (qt_mix24_is_four(m->slots, (uint32_t)slot))
+        return 15;
+    uint32_t field = qt_mix24_two(m->slots, (uint32_t)slot) % QT_MIX24_META;
+    return (1u << qt_mix24_q_bits(field)) - 1;
+}
+
+/* ---- decoding ------------------------------------------------------------------------------- */
+
+static void decode_outliers(float *w, const struct qt_mix24 *m, const struct qt_strip *strip,
+                            int exp2)
+{
+    for (size_t panel = 0; panel < m->panels; panel++)
+        for (size_t r = 0; r < strip->rows; r++) {
+            size_t first, end;
+            qt_mix24_row(&first, &end, m, panel, strip->index * QT_FRAG_ROWS + r);
+            for (size_t i = first; i < end; i++)
+                w[r * m->k + panel * QT_MIX24_PANEL + m->csr_col[i]] =
+                    ldexpf(qt_f16_to_f32(m->csr_val[i]), exp2);
+        }
+}
+
+static void decode(float *w, const struct qt_packed *p, const struct qt_strip *strip)
+{
+    struct qt_mix24_group *groups = strip->scratch;
+    struct qt_mix24 m;
+    qt_mix24_open(&m, p);
+    qt_mix24_unpack(groups, &m, strip->index);
+    for (size_t slot = 0; slot < m.slots.slots; slot++) {
+        const struct qt_mix24_group *group = &groups[slot];
+        size_t first = m.perm[slot] * m.g;
+        for (size_t r = 0; r < strip->rows && first < m.k; r++) {
+            float s = ldexpf(qt_mix24_scale(group, r), p->scale_exp2);
+            for (size_t c = 0; c < qt_min_size(m.g, m.k - first); c++)
+                w[r * m.k + first + c] = s * (float)(group->code[c][r] - group->zero[r]);
+        }
+    }
+    if (m.csr_ptr)
+        decode_outliers(w, &m, strip, p->scale_exp2);
+}
+
+size_t qt_mix24_scratch_bytes(const struct qt_packed *p)
+{
+    struct qt_mix24 m;
+    sizes(&m, p);
+    return 2 * m.slots.slots * sizeof(struct qt_mix24_group);
+}
+
+const struct qt_scheme qt_scheme_mix24 = {
+    .name = "mix24",
+    .help = "2 and 4 bits in one matrix, by sensitivity; second-order scales; 16-bit outliers",
+    .presets = presets,
+    .params = params,
+    .check_spec = check_spec,
+    .describe = describe,
+    .group = group,
+    .unit_scale = unit_scale,
+    .conditional = true,
+    .polish = polish,
+    .prepare = qt_mix24_prepare,
+    .scratch_bytes = qt_mix24_scratch_bytes,
+    .quantize = qt_mix24_quantize,
+    .solve = qt_mix24_solve,
+    .decode = decode,
+    .repack_equal = qt_mix24_repack_equal,
+    .check_values = qt_mix24_check_values,
+};

@@ -1,0 +1,678 @@
+/* mix24: its layout, what is chosen, data-free and under a Hessian, and stored bytes that lie. */
+#include "hessian_fixture.h"
+#include "pack/mix24.h"
+
+static const char *const specs[] = {
+    "mix24",
+    "mix24:g=8",
+    "mix24:g2=8",
+    "mix24:four=0",
+    "mix24:four=1",
+    "mix24:four=0.1,outliers=0.03",
+    "mix24:four=0.6,g=8,g2=8",
+    "mix24:local=1",
+    "mix24:paper=1",
+    "mix24:fit=minmax,ocrit=abs,outliers=0",
+    "mix24:sens=obs,order=activity,polish=1",
+};
+enum { SPECS = sizeof specs / sizeof *specs };
+
+static struct qt_spec spec_of(const char *text)
+{
+    struct qt_spec spec;
+    struct qt_err err = {0};
+    if (qt_spec_parse(&spec, text, &err) < 0)
+        fail_msg("%s: %s", text, err.reason);
+    return spec;
+}
+
+static struct qt_packed quantize(const char *text, const float *w, size_t n, size_t k,
+                                 const float *importance)
+{
+    struct qt_packed p;
+    struct qt_err err = {0};
+    struct qt_spec spec = spec_of(text);
+    struct qt_matrix m = {w, QT_F32, n, k, "file", "tensor"};
+    if (qt_packed_quantize(&p, &spec, &m, importance, NULL, &err) < 0)
+        fail_msg("%s, %zu x %zu: %s", text, n, k, err.reason);
+    return p;
+}
+
+static float *decode(const struct qt_packed *p)
+{
+    float *q = must_alloc(p->n * p->k, sizeof *q);
+    assert_int_equal(qt_packed_decode(q, p, 0, p->n, NULL), QT_OK);
+    return q;
+}
+
+static void expect_sound(const struct qt_packed *p)
+{
+    struct qt_err err = {0};
+    if (p->spec.scheme->check_values(p, &err) < 0 || qt_packed_check_repack(p, "f", "t", &err) < 0)
+        fail_msg("%s, %zu x %zu: %s", p->spec.text, p->n, p->k, err.reason);
+}
+
+/* ---- layout --------------------------------------------------------------------------------- */
+
+/* No two codes share a bit; stream A is filled, stream B but for its last word. */
+static void codes_do_not_overlap(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 60; round++) {
+        unsigned g = round % 2 ? 8 : 16;
+        uint32_t units = 1 + (uint32_t)(uniform() * 5), slots = units * (128 / g);
+        struct qt_mix24_slots s = {slots, (uint32_t)(uniform() * (slots + 1))};
+        uint32_t b_words = qt_mix24_b_words(s, g), a_words = units * 4;
+        uint32_t *a = must_alloc(32 * a_words, 4), *b = must_alloc(32 * b_words, 4);
+        size_t fours = 0, bits = 0;
+        for (uint32_t p = 0; p < slots; p++) {
+            unsigned width = qt_mix24_is_four(s, p) ? 4 : 2;
+            fours += width == 4;
+            for (unsigned row = 0; row < 16; row++)
+                for (unsigned c = 0; c < g; c++) {
+                    struct qt_mix24_place at = qt_mix24_place(s, g, p, row, c);
+                    assert_true(at.lane < 32 && at.word < (at.in_b ? b_words : a_words));
+                    assert_true(at.shift % 16 + width <= 16 && at.shift < 32);
+                    uint32_t *word =
+                        at.in_b ? &b[at.word * 32 + at.lane] : &a[at.word * 32 + at.lane];
+                    uint32_t mask = ((1u << width) - 1) << at.shift;
+                    assert_int_equal(*word & mask, 0);
+                    *word |= mask;
+                    bits += width;
+                }
+        }
+        assert_int_equal(fours, s.fours);
+        assert_int_equal(bits, (size_t)slots * g * 32 + (size_t)s.fours * g * 32);
+        for (uint32_t i = 0; i < 32 * a_words; i++)
+            assert_int_equal(a[i], UINT32_MAX);
+        free(a);
+        free(b);
+    }
+}
+
+static void a_quarter_is_the_last_of_each_block(void **state)
+{
+    (void)state;
+    struct qt_mix24_slots s = {40, 10};
+    for (uint32_t p = 0; p < 40; p++) {
+        assert_int_equal(qt_mix24_is_four(s, p), p % 4 == 3);
+        assert_int_equal(qt_mix24_four(s, p), p / 4);
+        assert_int_equal(qt_mix24_two(s, p), p / 4 * 3 + p % 4);
+    }
+}
+
+/* What 4096 x 4096 takes: codes 2.5, meta words 0.25 + 0.125, second order 0.078125, and the rest.
+ */
+static void true_bits_per_weight(void **state)
+{
+    (void)state;
+    struct qt_packed p;
+    struct qt_spec spec = spec_of("mix24");
+    assert_int_equal(qt_packed_describe(&p, &spec, 4096, 4096, NULL), QT_OK);
+    size_t entries = 4096 * 4096 * 2 / 1000;
+    double rest = 32.0 * (double)entries + 32.0 * 4097 + 16.0 * 256;
+    expect_near("bpw", qt_packed_bpw(&p), 2.953125 + rest / (4096.0 * 4096.0), 1e-12);
+}
+
+/* ---- data-free ------------------------------------------------------------------------------ */
+
+static size_t outliers_of(const struct qt_packed *p)
+{
+    const struct qt_section *s = qt_packed_section(p, "csr_col");
+    return s ? s->shape[0] : 0;
+}
+
+/* Odd shapes decode to something near, zero rows to zero, and their bytes are in order. */
+static void edge_shapes(void **state)
+{
+    static const size_t sizes[] = {1, 7, 15, 16, 17, 40, 63, 64, 65, 127, 128, 129, 200, 300};
+    enum { SIZES = sizeof sizes / sizeof *sizes };
+    (void)state;
+    for (int round = 0; round < 120; round++) {
+        size_t n = sizes[(size_t)(uniform() * SIZES)], k = sizes[(size_t)(uniform() * SIZES)];
+        float *w = random_weights(n, k);
+        double e2 = 0, w2 = 0;
+        if (round % 3 == 0)
+            memset(w, 0, k * sizeof *w);
+        struct qt_packed p = quantize(specs[round % SPECS], w, n, k, NULL);
+        float *q = decode(&p);
+        expect_sound(&p);
+        for (size_t i = 0; i < n * k; i++) {
+            e2 += pow((double)w[i] - (double)q[i], 2);
+            w2 += pow((double)w[i], 2);
+            if (round % 3 == 0 && i < k)
+                assert_true(q[i] == 0);
+        }
+        if (!(e2 <= 0.5 * w2))
+            fail_msg("%s, %zu x %zu: error %.3f", specs[round % SPECS], n, k, e2 / w2);
+        qt_packed_free(&p);
+        free(w);
+        free(q);
+    }
+}
+
+static int larger_first(const void *a, const void *b)
+{
+    const float *x = a, *y = b;
+    return x[0] != y[0] ? (x[0] < y[0] ? 1 : -1) : (x[1] > y[1]) - (x[1] < y[1]);
+}
+
+/* Exactly the largest weights of 2-bit groups, ties by index, and stored as they are. */
+static void outliers_are_the_top(void **state)
+{
+    enum { N = 37, K = 300 };
+    (void)state;
+    float *w = random_weights(N, K), (*list)[2] = must_alloc(N * K, sizeof *list);
+    for (size_t i = 0; i < N * K; i++)
+        w[i] = ldexpf(rintf(w[i] * 64), -6); /* many ties */
+    struct qt_packed p = quantize("mix24:ocrit=abs,outliers=0.01", w, N, K, NULL);
+    struct qt_mix24 m;
+    float *q = decode(&p);
+    size_t count = 0, taken = outliers_of(&p);
+    unsigned char *apart = must_alloc(N * K, 1), *two = must_alloc(K / 8, 1);
+    qt_mix24_open(&m, &p);
+    for (size_t slot = 0; slot < m.slots.slots; slot++)
+        if (m.perm[slot] < m.groups)
+            two[m.perm[slot]] = qt_mix24_bits(&m, slot) == 2;
+    for (size_t i = 0; i < N * K; i++)
+        if (two[i % K / 16]) {
+            list[count][0] = fabsf(w[i]);
+            list[count++][1] = (float)i;
+        }
+    qsort(list, count, sizeof *list, larger_first);
+    assert_int_equal(taken, N * K / 100);
+    for (size_t i = 0; i < taken; i++)
+        apart[(size_t)list[i][1]] = 1;
+    for (size_t r = 0; r < N; r++) {
+        size_t first, end;
+        qt_mix24_row(&first, &end, &m, 0, r);
+        for (size_t i = first; i < end; i++) {
+            size_t at = r * K + m.csr_col[i];
+            assert_true(apart[at]);
+            assert_true(q[at] == w[at]);
+        }
+    }
+    qt_packed_free(&p);
+    free(w);
+    free(q);
+    free(list);
+    free(apart);
+    free(two);
+}
+
+/* Columns beyond 65536: a CSR per panel. */
+static void wide_matrices_have_panels(void **state)
+{
+    enum { N = 3, K = 65536 + 1000 };
+    (void)state;
+    float *w = random_weights(N, K);
+    for (size_t r = 0; r < N; r++)
+        w[r * K + 65536 + 10 * r + 5] = 3, w[r * K + 100 * r] = -2;
+    struct qt_packed p = quantize("mix24:four=0", w, N, K, NULL);
+    float *q = decode(&p);
+    assert_int_equal(qt_packed_section(&p, "csr_ptr")->shape[0], 2);
+    expect_sound(&p);
+    for (size_t r = 0; r < N; r++) {
+        assert_true(q[r * K + 65536 + 10 * r + 5] == 3);
+        assert_true(q[r * K + 100 * r] == -2);
+    }
+    qt_packed_free(&p);
+    free(w);
+    free(q);
+}
+
+static double total_error(const char *text, const float *w, size_t n, size_t k)
+{
+    struct qt_packed p = quantize(text, w, n, k, NULL);
+    struct qt_matrix m = {w, QT_F32, n, k, "file", "tensor"};
+    struct qt_error e;
+    assert_int_equal(qt_packed_compare(&e, &p, &m, NULL), QT_OK);
+    qt_packed_free(&p);
+    return e.sum_e2;
+}
+
+/* Each part of the method lowers the squared error where it is what is asked for. */
+static void each_part_helps(void **state)
+{
+    static const char *const ladder[] = {
+        "mix24:paper=1,outliers=0",
+        "mix24:sens=obs,outliers=0,fit=minmax",
+        "mix24:sens=obs,outliers=0",
+        "mix24:outliers=0",
+        "mix24:ocrit=abs",
+        "mix24",
+        "mix24:four=0.5",
+        "mix24:four=1",
+    };
+    enum { N = 96, K = 512 };
+    (void)state;
+    float *w = random_weights(N, K);
+    for (size_t i = 0; i < N * K; i++)
+        w[i] *= (float)exp(0.5 * sin((double)(i % K / 16) * 7)); /* groups differ */
+    double before = INFINITY;
+    for (size_t i = 0; i < sizeof ladder / sizeof *ladder; i++) {
+        double e = total_error(ladder[i], w, N, K);
+        print_message("%-40s %.4f\n", ladder[i], e);
+        /* Without importance two criteria can choose the same groups. */
+        if (!(e < before * (i == 1 || i == 3 ? 1.001 : 1)))
+            fail_msg("%s is no better than what is before it", ladder[i]);
+        before = e;
+    }
+    free(w);
+}
+
+/* ---- under a Hessian ------------------------------------------------------------------------ */
+
+struct solved {
+    struct qt_packed p;
+    struct qt_factor f;
+    struct qt_solve_report report;
+};
+
+static struct solved solve(const char *text, const float *w, const double *h, size_t n, size_t k)
+{
+    struct qt_spec spec = spec_of(text);
+    struct qt_matrix m = {w, QT_F32, n, k, "file", "tensor"};
+    struct qt_err err = {0};
+    struct solved s = {.f = factor_of(h, k, (size_t)qt_spec_value(&spec, "g"), false, 0.01)};
+    if (qt_packed_solve(&s.p, &spec, &m, &s.f, NULL, &s.report, &err) < 0)
+        fail_msg("%s, %zu x %zu: %s", text, n, k, err.reason);
+    return s;
+}
+
+static void solved_free(struct solved *s)
+{
+    qt_factor_free(&s->f);
+    qt_packed_free(&s->p);
+}
+
+/* The reported objective is that of the stored bytes, for all parameters and odd shapes. */
+static void reports_what_is_stored(void **state)
+{
+    static const size_t shapes[][2] = {{150, 288}, {1, 1}, {129, 65}, {16, 129}, {33, 7}};
+    (void)state;
+    for (size_t i = 0; i < 5; i++) {
+        size_t n = shapes[i][0], k = shapes[i][1];
+        double *h = random_hessian(k, k + 20), *d = damped(h, k, 0.01);
+        float *w = random_weights(n, k);
+        for (size_t j = 0; j < SPECS; j++) {
+            struct solved s = solve(specs[j], w, h, n, k);
+            float *q = decode(&s.p);
+            double unit = ldexp(1, 2 * s.p.scale_exp2);
+            expect_sound(&s.p);
+            expect_close(specs[j], s.report.polished * unit, naive_error(d, w, q, n, k),
+                         s.report.before * unit);
+            assert_true(s.report.polished <= s.report.feedback + 1e-6 * s.report.before);
+            if (i == 0)
+                assert_true(s.report.feedback < s.report.before);
+            solved_free(&s);
+            free(q);
+        }
+        free(h);
+        free(d);
+        free(w);
+    }
+}
+
+/* The inverse's diagonal against the inverse computed column by column. */
+static void inverse_diagonal(void **state)
+{
+    enum { K = 70 };
+    (void)state;
+    double *h = random_hessian(K, 100), *d = damped(h, K, 0.01), *x = must_alloc(K, sizeof *x);
+    struct qt_factor f = factor_of(h, K, 16, false, 0.01);
+    float out[K];
+    assert_int_equal(qt_factor_inverse_diagonal(out, &f, NULL), QT_OK);
+    for (size_t j = 0; j < K; j += 23) {
+        for (size_t i = 0; i < K; i++)
+            x[i] = 0;
+        for (int sweep = 0; sweep < 20000; sweep++) /* Gauss-Seidel for d x = e_j */
+            for (size_t i = 0; i < K; i++) {
+                double sum = i == j;
+                for (size_t l = 0; l < K; l++)
+                    sum -= l == i ? 0 : d[i * K + l] * x[l];
+                x[i] = sum / d[i * K + i];
+            }
+        expect_near("[H^-1]_jj", (double)out[j], x[j], 1e-3);
+    }
+    qt_factor_free(&f);
+    free(h);
+    free(d);
+    free(x);
+}
+
+/* Classes come first, the rest as before; the matrix is the same. */
+static void reordered_factor(void **state)
+{
+    enum { K = 100, G = 16, GROUPS = 7 };
+    (void)state;
+    double *h = random_hessian(K, 300);
+    struct qt_factor f = factor_of(h, K, G, false, 0.01), g;
+    uint8_t class[GROUPS] = {1, 0, 1, 0, 0, 1, 0};
+    const struct qt_factor_options opt = {.class = class};
+    size_t at[K];
+    assert_int_equal(qt_factor_reorder(&g, &f, &opt, NULL), QT_OK);
+    for (size_t i = 0; i < K; i++)
+        at[f.order[i]] = i;
+    for (size_t i = 0; i < K; i++) {
+        assert_int_equal(g.group[i], g.order[i] / G);
+        if (i) {
+            unsigned here = class[g.group[i]], before = class[g.group[i - 1]];
+            assert_true(before <= here);
+            assert_true(before < here || at[g.order[i - 1]] < at[g.order[i]]);
+        }
+        for (size_t j = 0; j < K; j++)
+            assert_true(fabsf(g.h[i * K + j] - f.h[at[g.order[i]] * K + at[g.order[j]]]) < 1e-6f);
+    }
+    qt_factor_free(&f);
+    qt_factor_free(&g);
+    free(h);
+}
+
+static void same_bytes_for_any_threads_and_isa(void **state)
+{
+    static const char *const isas[] = {"generic", "avx2", "avx512"};
+    enum { N = 200, K = 224 };
+    (void)state;
+    double *h = random_hessian(K, 300);
+    float *w = random_weights(N, K);
+    for (int j = 0; j < SPECS; j += 3) {
+        uint32_t first[2] = {0};
+        for (int i = 0; i < 6; i++) {
+            qt_threads_set(1 + i % 2 * 3);
+            setenv("QTOOL_ISA", isas[i / 2], 1);
+            struct qt_packed p = quantize(specs[j], w, N, K, NULL);
+            struct solved s = solve(specs[j], w, h, N, K);
+            uint32_t crc[2] = {0};
+            for (size_t c = 0; c < p.nsections; c++) {
+                crc[0] = qt_crc32(crc[0], p.section[c].data, p.section[c].bytes);
+                crc[1] = qt_crc32(crc[1], s.p.section[c].data, s.p.section[c].bytes);
+            }
+            if (i == 0)
+                memcpy(first, crc, sizeof first);
+            assert_memory_equal(first, crc, sizeof first);
+            qt_packed_free(&p);
+            solved_free(&s);
+        }
+    }
+    unsetenv("QTOOL_ISA");
+    qt_threads_set(0);
+    free(h);
+    free(w);
+}
+
+static void allocation_failures(void **state)
+{
+    enum { N = 20, K = 96 };
+    (void)state;
+    double *h = random_hessian(K, 100);
+    float *w = random_weights(N, K);
+    struct qt_matrix m = {w, QT_F32, N, K, "file", "tensor"};
+    struct qt_spec spec = spec_of("mix24");
+    struct qt_factor f = factor_of(h, K, 16, false, 0.01);
+    bool failed = true;
+    for (long n = 0; failed; n++) {
+        struct qt_packed p;
+        struct qt_solve_report report;
+        qt_mem_fail_after(n);
+        int rc = qt_packed_solve(&p, &spec, &m, &f, NULL, &report, NULL);
+        qt_mem_fail_after(-1);
+        failed = rc < 0;
+        assert_int_equal(rc, failed ? QT_E_RESOURCE : QT_OK);
+        if (!failed)
+            qt_packed_free(&p);
+        assert_true(n < 1000);
+    }
+    qt_factor_free(&f);
+    free(h);
+    free(w);
+}
+
+/* ---- bytes that lie ------------------------------------------------------------------------- */
+
+enum { LIE_N = 40, LIE_K = 200 }; /* 16 slots, 3 of them padding */
+
+/* The first row with two outliers. */
+static size_t crowded_row(const struct qt_mix24 *m)
+{
+    size_t row = 0;
+    while (m->csr_ptr[row + 1] - m->csr_ptr[row] < 2)
+        row++;
+    return row;
+}
+
+static size_t slot_with(const struct qt_mix24 *m, bool padding)
+{
+    size_t slot = 0;
+    while ((m->perm[slot] >= m->groups) != padding)
+        slot++;
+    return slot;
+}
+
+static void lie_perm_range(struct qt_mix24 *m)
+{
+    m->perm[3] = (uint16_t)m->slots.slots;
+}
+static void lie_perm_twice(struct qt_mix24 *m)
+{
+    m->perm[3] = m->perm[5];
+}
+static void lie_s2_infinite(struct qt_mix24 *m)
+{
+    m->s2[slot_with(m, false)] = 0x7c00;
+}
+static void lie_s2_negative(struct qt_mix24 *m)
+{
+    m->s2[slot_with(m, false)] |= 0x8000;
+}
+static void lie_s2_zero(struct qt_mix24 *m)
+{
+    m->s2[slot_with(m, false)] = 0;
+}
+static void lie_padding_scale(struct qt_mix24 *m)
+{
+    m->s2[slot_with(m, true)] = 0x3c00;
+}
+static void lie_meta(struct qt_mix24 *m)
+{
+    m->z2[0] &= 0xfff0; /* slot 0 is a two, field 0 of word 0 */
+    m->meta[0] &= 0xfff0;
+}
+static void lie_meta4(struct qt_mix24 *m)
+{
+    m->z2[0] &= 0x0fff; /* slot 3 is a four, the lower half of word 0 */
+    m->meta4[0] &= 0xfff0;
+}
+static void lie_ptr_first(struct qt_mix24 *m)
+{
+    m->csr_ptr[0] = 1;
+}
+static void lie_ptr_falls(struct qt_mix24 *m)
+{
+    m->csr_ptr[5] = (uint32_t)m->outliers;
+}
+static void lie_ptr_far(struct qt_mix24 *m)
+{
+    m->csr_ptr[m->n] = UINT32_MAX;
+}
+static void lie_col_range(struct qt_mix24 *m)
+{
+    m->csr_col[m->csr_ptr[crowded_row(m) + 1] - 1] = LIE_K;
+}
+static void lie_col_order(struct qt_mix24 *m)
+{
+    size_t at = m->csr_ptr[crowded_row(m)];
+    uint16_t first = m->csr_col[at];
+    m->csr_col[at] = m->csr_col[at + 1];
+    m->csr_col[at + 1] = first;
+}
+static void lie_col_twice(struct qt_mix24 *m)
+{
+    size_t at = m->csr_ptr[crowded_row(m)];
+    m->csr_col[at + 1] = m->csr_col[at];
+}
+static void lie_col_four(struct qt_mix24 *m)
+{
+    size_t row = 0;
+    while (m->csr_ptr[row + 1] - m->csr_ptr[row] != 1)
+        row++;
+    m->csr_col[m->csr_ptr[row]] = (uint16_t)(m->perm[3] * m->g);
+}
+static void lie_val_nan(struct qt_mix24 *m)
+{
+    m->csr_val[0] = 0x7e00;
+}
+static void lie_code(struct qt_mix24 *m)
+{
+    struct qt_mix24_group *groups = must_alloc(m->slots.slots, sizeof *groups);
+    size_t row = 0, slot = 0;
+    while (m->csr_ptr[row + 1] == 0)
+        row++;
+    qt_mix24_unpack(groups, m, row / 16);
+    while (m->perm[slot] != m->csr_col[0] / m->g)
+        slot++;
+    groups[slot].code[m->csr_col[0] % m->g][row % 16] ^= 1;
+    qt_mix24_pack(m, row / 16, groups);
+    free(groups);
+}
+
+static const struct lie {
+    const char *name;
+    void (*tell)(struct qt_mix24 *m);
+    const char *reason;
+} lies[] = {
+    {"a group of perm that is not there", lie_perm_range, "perm: slot 3 has group 16 of 16"},
+    {"a group twice in perm", lie_perm_twice, "is in two slots"},
+    {"an infinite second-order scale", lie_s2_infinite, "is not positive and finite"},
+    {"a negative second-order scale", lie_s2_negative, "is not positive and finite"},
+    {"a second-order scale of zero", lie_s2_zero, "is not positive and finite"},
+    {"a scale of padding", lie_padding_scale, "is padding but has a scale"},
+    {"a metadata word out of range", lie_meta, "metadata word of row 0, slot 0"},
+    {"a metadata word of 4 bits out of range", lie_meta4, "metadata word of row 0, slot 3"},
+    {"row pointers that begin late", lie_ptr_first, "csr_ptr: the first is 1"},
+    {"row pointers that fall", lie_ptr_falls, "is less than the one before it"},
+    {"row pointers beyond the entries", lie_ptr_far, "csr_ptr: the last is 4294967295"},
+    {"a column that is not there", lie_col_range, "is column 200 of 200"},
+    {"columns out of order", lie_col_order, "is out of order in row"},
+    {"a column twice", lie_col_twice, "is out of order in row"},
+    {"an outlier of a 4-bit group", lie_col_four, "is in a 4-bit group"},
+    {"an outlier that is not a number", lie_val_nan, "is not finite"},
+    {"an outlier whose code is not zero", lie_code, "is not zero"},
+};
+
+static void lies_are_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+        float *w = random_weights(LIE_N, LIE_K);
+        struct qt_packed p = quantize("mix24:outliers=0.005", w, LIE_N, LIE_K, NULL);
+        struct qt_mix24 m;
+        struct qt_err err = {0};
+        expect_sound(&p);
+        qt_mix24_open(&m, &p);
+        lies[i].tell(&m);
+        int rc = p.spec.scheme->check_values(&p, &err);
+        if (rc != QT_E_INPUT || !strstr(err.reason, lies[i].reason))
+            fail_msg("%s: status %d, '%s'", lies[i].name, rc, err.reason);
+        qt_packed_free(&p);
+        free(w);
+    }
+}
+
+/* A local permutation keeps groups within their blocks. */
+static void local_lies_are_refused(void **state)
+{
+    (void)state;
+    float *w = random_weights(LIE_N, LIE_K);
+    struct qt_packed p = quantize("mix24:local=1", w, LIE_N, LIE_K, NULL);
+    struct qt_mix24 m;
+    struct qt_err err = {0};
+    qt_mix24_open(&m, &p);
+    for (size_t slot = 0; slot < m.slots.slots; slot++)
+        assert_int_equal(m.perm[slot] / 4, slot / 4);
+    uint16_t first = m.perm[0];
+    m.perm[0] = m.perm[4];
+    m.perm[4] = first;
+    assert_int_equal(p.spec.scheme->check_values(&p, &err), QT_E_INPUT);
+    assert_non_null(strstr(err.reason, "local=1 does not allow"));
+    qt_packed_free(&p);
+    free(w);
+}
+
+/* Any bit of padding. */
+static void padding_is_checked(void **state)
+{
+    (void)state;
+    float *w = random_weights(LIE_N, LIE_K);
+    struct qt_packed p = quantize("mix24", w, LIE_N, LIE_K, NULL);
+    struct qt_mix24 m;
+    struct qt_err err = {0};
+    qt_mix24_open(&m, &p);
+    size_t slot = slot_with(&m, true);
+    struct qt_mix24_group *groups = must_alloc(m.slots.slots, sizeof *groups);
+    qt_mix24_unpack(groups, &m, 1);
+    groups[slot].code[3][2] = 1;
+    qt_mix24_pack(&m, 1, groups);
+    assert_int_equal(qt_packed_check_repack(&p, "f", "t", &err), QT_E_INPUT);
+    groups[slot].code[3][2] = 0;
+    qt_mix24_pack(&m, 1, groups);
+    assert_int_equal(qt_packed_check_repack(&p, "f", "t", &err), QT_OK);
+    qt_mix24_unpack(groups, &m, 2); /* rows 32 to 47, of which 8 are there */
+    groups[0].q[9] = 1;
+    qt_mix24_pack(&m, 2, groups);
+    assert_int_equal(qt_packed_check_repack(&p, "f", "t", &err), QT_E_INPUT);
+    free(groups);
+    qt_packed_free(&p);
+    free(w);
+}
+
+static void shapes_and_texts_that_cannot_be(void **state)
+{
+    static const struct {
+        const char *text, *reason;
+    } bad[] = {
+        {"mix24:g=12", "g=12: must be 8 or 16"},
+        {"mix24:g2=9", "g2=9: must be 8 or 16"},
+        {"mix24:local=1,four=0.5", "local=1 needs four=0.25"},
+        {"mix24:four=1.5", "from 0 to 1"},
+        {"mix24:sens=gian", "did you mean 'gain'"},
+    };
+    static const size_t absurd[][2] = {{16, 524289}, {SIZE_MAX, 1}, {1ul << 40, 64}};
+    struct qt_spec spec;
+    struct qt_packed p;
+    struct qt_err err;
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(qt_spec_parse(&spec, bad[i].text, &err), QT_E_USAGE);
+        if (!strstr(err.reason, bad[i].reason))
+            fail_msg("%s: %s", bad[i].text, err.reason);
+    }
+    spec = spec_of("mix24");
+    for (size_t i = 0; i < sizeof absurd / sizeof *absurd; i++)
+        assert_int_equal(qt_packed_describe(&p, &spec, absurd[i][0], absurd[i][1], &err),
+                         QT_E_UNSUPPORTED);
+}
+
+int main(void)
+{
+    seed_init();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(codes_do_not_overlap),
+        cmocka_unit_test(a_quarter_is_the_last_of_each_block),
+        cmocka_unit_test(true_bits_per_weight),
+        cmocka_unit_test(edge_shapes),
+        cmocka_unit_test(outliers_are_the_top),
+        cmocka_unit_test(wide_matrices_have_panels),
+        cmocka_unit_test(each_part_helps),
+        cmocka_unit_test(reports_what_is_stored),
+        cmocka_unit_test(inverse_diagonal),
+        cmocka_unit_test(reordered_factor),
+        cmocka_unit_test(same_bytes_for_any_threads_and_isa),
+        cmocka_unit_test(allocation_failures),
+        cmocka_unit_test(lies_are_refused),
+        cmocka_unit_test(local_lies_are_refused),
+        cmocka_unit_test(padding_is_checked),
+        cmocka_unit_test(shapes_and_texts_that_cannot_be),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
