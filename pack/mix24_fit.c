@@ -423,6 +423,7 @@ static struct choice minmax(const struct work *w, vi rows)
 {
     vf s = minmax_scale(w);
     const float q_max = (float)w->p->q_max;
+    rows &= s > splat(0);
     float most = max_rows(s, rows), least = most - max_rows(splat(most) - s, rows);
     struct choice c = {0};
     float s2 = (most - least) / q_max;

@@ -9,6 +9,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+from mix24_golden import mix24
+
 OUT = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "tests/golden/pack")
 
 
@@ -190,6 +192,13 @@ def case(name, text, w, bits, group=None, e=None):
     return f"{name} {text} {n} {k} {exp2}\n"
 
 
+def mix_case(name, options, w):
+    keys = ",".join(f"{k}={v}" for k, v in options.items())
+    (OUT / f"{name}.bin").write_bytes(mix24(w, **options))
+    (OUT / f"{name}.w").write_bytes(w.astype("<f4").tobytes())
+    return f"{name} mix24:{keys + ',' if keys else ''}method=rtn {w.shape[0]} {w.shape[1]} 0\n"
+
+
 def main():
     OUT.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(20240611)
@@ -216,6 +225,10 @@ def main():
         int_case("int4z", "int4:g=32,zero=group,method=rtn", w(18, 100, 5), 4, group=32, asymmetric=True),
         int_case("int8", "int8:method=rtn", w(16, 66) * np.float32(8), 8),
         int_case("int8z", "int8:g=128,zero=group,method=rtn", w(3, 140) * np.float32(8), 8, group=128, asymmetric=True),
+        mix_case("mix24", {}, w(35, 200)),
+        mix_case("mix24_g8", {"g": 8, "four": 0.4, "outliers": 0.01}, w(17, 130)),
+        mix_case("mix24_g2", {"g2": 8, "four": 1}, w(24, 150)),
+        mix_case("mix24_none", {"four": 0, "outliers": 0.02}, w(16, 128)),
     ]
     (OUT / "cases.txt").write_text("".join(lines))
 
