@@ -6,12 +6,20 @@
 struct totals {
     size_t quantized, copied;
     uint64_t weights, packed_bytes; /* of quantized tensors */
+    double paper_bits;              /* of those, by their publications' count; NaN: no other */
     uint64_t elements, bytes;       /* stored tensors */
 };
 
 static double totals_bpw(const struct totals *t)
 {
     return t->weights ? 8 * (double)t->packed_bytes / (double)t->weights : 0;
+}
+
+/* As the scheme's publication counts; NaN when it counts the same. */
+static double entry_paper_bpw(const struct qt_entry *e)
+{
+    const json_t *value = json_object_get(e->json, "paper_bpw");
+    return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
 static uint64_t entry_bytes(const struct qt_entry *e)
@@ -32,13 +40,19 @@ static bool is_copied(const struct source *s, const struct qt_tensor *t)
 static struct totals count_totals(const struct source *s)
 {
     struct totals sum = {0};
+    bool other = false;
     if (s->container)
         sum.quantized = qt_container_count(s->container);
     for (size_t i = 0; i < sum.quantized; i++) {
         const struct qt_entry *e = qt_container_entry(s->container, i);
         sum.weights += (uint64_t)e->n * e->k;
         sum.packed_bytes += entry_bytes(e);
+        double paper = entry_paper_bpw(e), own = 8 * (double)entry_bytes(e);
+        other |= !isnan(paper);
+        sum.paper_bits += isnan(paper) ? own : paper * (double)e->n * (double)e->k;
     }
+    if (!other)
+        sum.paper_bits = NAN;
     for (size_t i = 0; i < qt_ckpt_count(s->ckpt); i++) {
         const struct qt_tensor *t = qt_ckpt_tensor(s->ckpt, i);
         sum.bytes += t->nbytes;
@@ -116,6 +130,9 @@ static int print_totals(const struct source *s, const struct qt_model_info *mode
               (unsigned long long)sum.bytes);
     if (s->container)
         table_row(&t, "bpw\t%.4f bits per quantized weight", totals_bpw(&sum));
+    if (s->container && !isnan(sum.paper_bits))
+        table_row(&t, "paper\t%.4f as the scheme's publication counts, which leaves things out",
+                  sum.paper_bits / (double)sum.weights);
     return table_print(&t, err);
 }
 
@@ -147,6 +164,8 @@ static json_t *entry_doc(struct cli *cli, const struct qt_entry *e)
     doc_set(cli, o, "shape", doc_shape(2, (const size_t[]){e->n, e->k}));
     doc_set(cli, o, "bytes", doc_size(size));
     doc_set(cli, o, "bpw", doc_real(8 * (double)size / ((double)e->n * (double)e->k)));
+    if (!isnan(entry_paper_bpw(e)))
+        doc_set(cli, o, "paper_bpw", doc_real(entry_paper_bpw(e)));
     for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
         doc_set(cli, o, figures[i], doc_real(error_figure(e, figures[i])));
     return o;
@@ -193,6 +212,8 @@ static void fill_doc(struct cli *cli, const struct source *s, const struct qt_mo
     doc_set(cli, cli->doc, "bytes", doc_size(sum.bytes));
     if (s->container) {
         doc_set(cli, cli->doc, "bpw", doc_real(totals_bpw(&sum)));
+        if (!isnan(sum.paper_bits))
+            doc_set(cli, cli->doc, "paper_bpw", doc_real(sum.paper_bits / (double)sum.weights));
         doc_set(cli, cli->doc, "quantized", quantized);
         doc_set(cli, cli->doc, "copied", tensors);
     } else {

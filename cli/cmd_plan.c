@@ -1,5 +1,6 @@
 #include "cli/cli.h"
 
+#include <math.h>
 #include <stddef.h>
 
 struct plan_options {
@@ -35,6 +36,9 @@ static int print_plan(const struct qt_plan *plan, struct qt_err *err)
     table_row(&sum, "tensors\t%zu quantized, %zu copied", plan->quantized,
               plan->count - plan->quantized);
     table_row(&sum, "bpw\t%.4f bits per quantized weight", qt_plan_bpw(plan));
+    if (!isnan(qt_plan_paper_bpw(plan)))
+        table_row(&sum, "paper\t%.4f as the scheme's publication counts, which leaves things out",
+                  qt_plan_paper_bpw(plan));
     table_row(&sum, "size\t%s before, %s after (%.1f %%)", text_bytes(before, plan->source_bytes),
               text_bytes(after, plan->output_bytes),
               plan->source_bytes ? 100 * (double)plan->output_bytes / (double)plan->source_bytes
@@ -57,6 +61,8 @@ static json_t *item_doc(struct cli *cli, const struct qt_plan_item *item)
     if (item->packed.spec.scheme) {
         doc_set(cli, o, "scheme", doc_text(item->packed.spec.text));
         doc_set(cli, o, "bpw", doc_real(qt_packed_bpw(&item->packed)));
+        if (!isnan(qt_packed_paper_bpw(&item->packed)))
+            doc_set(cli, o, "paper_bpw", doc_real(qt_packed_paper_bpw(&item->packed)));
         doc_set(cli, o, "bytes", doc_size(qt_packed_bytes(&item->packed)));
     } else {
         doc_set(cli, o, "copied", doc_text(item->why));
@@ -73,6 +79,8 @@ static void fill_doc(struct cli *cli, const struct qt_plan *plan)
     doc_set(cli, cli->doc, "quantized", doc_size(plan->quantized));
     doc_set(cli, cli->doc, "copied", doc_size(plan->count - plan->quantized));
     doc_set(cli, cli->doc, "bpw", doc_real(qt_plan_bpw(plan)));
+    if (!isnan(qt_plan_paper_bpw(plan)))
+        doc_set(cli, cli->doc, "paper_bpw", doc_real(qt_plan_paper_bpw(plan)));
     doc_set(cli, cli->doc, "source_bytes", doc_size(plan->source_bytes));
     doc_set(cli, cli->doc, "bytes", doc_size(plan->output_bytes));
     doc_set(cli, cli->doc, "working_bytes", doc_size(plan->working_bytes));

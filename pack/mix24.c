@@ -197,6 +197,15 @@ unsigned qt_mix24_q_max(const struct qt_mix24 *m, size_t slot)
     return (1u << qt_mix24_q_bits(field)) - 1;
 }
 
+/* Equation 10 of the paper, plus 16 bits each for the value and the column of an outlier. It counts
+ * no scales and zeros of 4-bit groups, row pointers, permutation or padding. */
+static double paper_bpw(const struct qt_spec *spec)
+{
+    double four = qt_spec_value(spec, "four"), g = qt_spec_value(spec, "g");
+    double two_bits = 2 + (2 + 4) / g + (16 + 4) / (g * qt_spec_value(spec, "g2"));
+    return (1 - four) * two_bits + 4 * four + 32 * qt_spec_value(spec, "outliers");
+}
+
 /* ---- decoding ------------------------------------------------------------------------------- */
 
 static void decode_outliers(float *w, const struct qt_mix24 *m, const struct qt_strip *strip,
@@ -251,6 +260,7 @@ const struct qt_scheme qt_scheme_mix24 = {
     .polish = polish,
     .prepare = qt_mix24_prepare,
     .scratch_bytes = qt_mix24_scratch_bytes,
+    .paper_bpw = paper_bpw,
     .quantize = qt_mix24_quantize,
     .solve = qt_mix24_solve,
     .decode = decode,

@@ -123,6 +123,8 @@ int qt_packed_describe(struct qt_packed *out, const struct qt_spec *spec, size_t
                        struct qt_err *err);
 size_t qt_packed_bytes(const struct qt_packed *p);
 double qt_packed_bpw(const struct qt_packed *p);
+/* What the scheme's publication would call it, where that leaves things out; else NaN. */
+double qt_packed_paper_bpw(const struct qt_packed *p);
 
 /*
  * Quantizes and packs. importance[k] weights the squared error of each input channel (the diagonal
@@ -193,6 +195,8 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
 void qt_plan_free(struct qt_plan *plan);
 /* Bits per weight over all quantized tensors; 0 when there are none. */
 double qt_plan_bpw(const struct qt_plan *plan);
+/* The same by the count of publications where they have another; NaN when none has. */
+double qt_plan_paper_bpw(const struct qt_plan *plan);
 
 /* ---- the driver ----------------------------------------------------------------------------- */
 

@@ -57,6 +57,11 @@ double qt_packed_bpw(const struct qt_packed *p)
     return 8 * (double)qt_packed_bytes(p) / ((double)p->n * (double)p->k);
 }
 
+double qt_packed_paper_bpw(const struct qt_packed *p)
+{
+    return p->spec.scheme->paper_bpw ? p->spec.scheme->paper_bpw(&p->spec) : NAN;
+}
+
 /* ---- error figures -------------------------------------------------------------------------- */
 
 double qt_error_mse(const struct qt_error *e)

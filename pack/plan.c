@@ -203,3 +203,18 @@ double qt_plan_bpw(const struct qt_plan *plan)
 {
     return plan->weights ? 8 * (double)plan->packed_bytes / (double)plan->weights : 0;
 }
+
+double qt_plan_paper_bpw(const struct qt_plan *plan)
+{
+    double bits = 0;
+    bool other = false;
+    for (size_t i = 0; i < plan->count; i++) {
+        const struct qt_plan_item *item = &plan->items[i];
+        if (item->why)
+            continue;
+        double paper = qt_packed_paper_bpw(&item->packed);
+        other |= !isnan(paper);
+        bits += (double)item->tensor->count * (isnan(paper) ? qt_packed_bpw(&item->packed) : paper);
+    }
+    return other ? bits / (double)plan->weights : NAN;
+}

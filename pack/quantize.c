@@ -160,11 +160,14 @@ static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
             break;
         }
     }
-    return json_pack("{s:s, s:s, s:o, s:i, s:f, s:s, s:o, s:o, s:o, s:o}", "scheme", p->spec.text,
-                     "layout", p->layout, "shape", shape_json(t->shape, 2), "scale_exp2",
-                     p->scale_exp2, "bpw", qt_packed_bpw(p), "source_dtype",
-                     qt_dtype_name(t->dtype), "source_crc32", crc_json(source_crc), "sections",
-                     sections, "error", error_json(error), "hessian", hessian);
+    json_t *entry = json_pack("{s:s, s:s, s:o, s:i, s:f, s:s, s:o, s:o, s:o, s:o}", "scheme",
+                              p->spec.text, "layout", p->layout, "shape", shape_json(t->shape, 2),
+                              "scale_exp2", p->scale_exp2, "bpw", qt_packed_bpw(p), "source_dtype",
+                              qt_dtype_name(t->dtype), "source_crc32", crc_json(source_crc),
+                              "sections", sections, "error", error_json(error), "hessian", hessian);
+    if (!isnan(qt_packed_paper_bpw(p)))
+        json_object_set_new(entry, "paper_bpw", json_real(qt_packed_paper_bpw(p)));
+    return entry;
 }
 
 int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err)

@@ -3,7 +3,8 @@
 
 #include <sys/resource.h>
 
-static const char *const copied_members[] = {"scheme", "shape", "bpw", "error", "hessian"};
+static const char *const copied_members[] = {"scheme",    "shape", "bpw",
+                                             "paper_bpw", "error", "hessian"};
 
 static json_t *tensor_json(const struct qt_run *run, size_t i)
 {

@@ -39,6 +39,8 @@ struct qt_scheme {
     /* Fills layout and section[] (no data) for p->spec, p->n, p->k. */
     int (*describe)(struct qt_packed *p, struct qt_err *err);
     size_t (*scratch_bytes)(const struct qt_packed *p);
+    /* Bits per weight as the scheme's publication counts them; NULL: as they are. */
+    double (*paper_bpw)(const struct qt_spec *spec);
     /* The usual scale of a group with absmax 1: for choosing scale_exp2. */
     double (*unit_scale)(const struct qt_packed *p);
     /* Channels that share a scale (k for one scale per row). */
