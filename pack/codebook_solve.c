@@ -14,8 +14,8 @@ struct solver {
     const struct qt_rowops *ops;
     size_t groups, longest;
     struct qt_codebook_codes codes;
-    float
-        *scratch; /* per panel: a row's targets and their weights in storage order, [2][longest] */
+    float *scratch; /* per panel: targets of a row and their weights, in storage order,
+                       [2][longest] */
 };
 
 /* A row's targets lie R apart; the search wants them in a line. */
