@@ -13,7 +13,7 @@ CFLAGS  ?= -O3 -g
 NVCC    ?= $(shell command -v nvcc 2>/dev/null)
 PYTHON  ?= python3
 
-PKGS    := openblas lapacke jansson libpcre2-8 libutf8proc zlib
+PKGS    := openblas lapacke jansson libpcre2-8 libutf8proc zlib nettle
 # Asked once, when first needed: `make deps all` installs the packages first.
 PKG_INC  = $(eval PKG_INC := $$(shell pkg-config --cflags $(PKGS)))$(PKG_INC)
 LIBS     = $(eval LIBS := $$(shell pkg-config --libs $(PKGS)) -lm)$(LIBS)
@@ -172,7 +172,7 @@ endif
 # ---- what is needed ----------------------------------------------------------------------------
 
 DEBS    := gcc libc6-dev make pkg-config libopenblas-dev liblapacke-dev zlib1g-dev libjansson-dev \
-           libpcre2-dev libutf8proc-dev libcmocka-dev
+           libpcre2-dev libutf8proc-dev nettle-dev libcmocka-dev
 # For fmt, tidy and builds with clang (libomp: its OpenMP); not needed to build or test.
 DEV_DEBS := clang libomp-dev clang-format clang-tidy
 

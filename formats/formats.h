@@ -9,7 +9,8 @@
  *   npy.c          .npy arrays and raw .u16/.u32 token files
  *   checkpoint.c   a directory or file of any of the above as one list of tensors
  *   container.c    the qtool container: reading and checking
- *   writer.c       the qtool container: planned writes, read back (outdir.c, journal.c)
+ *   writer.c       the qtool container: planned writes, read back (outdir.c, journal.c,
+ *                  checksums.c)
  *   qcal.c         the calibration file: reading and checking (qcal_writer.c writes it)
  *   json.c         strict JSON reading with errors that name the file
  */
@@ -207,13 +208,13 @@ int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record
 /* Copies a side file (config.json, tokenizer.json) byte for byte under its own name. Not
  * journalled: to be done in every run, resumed or not. */
 int qt_writer_copy_file(struct qt_writer *w, const char *path, struct qt_err *err);
-/* Adds a side file with this JSON. */
+/* Adds a side file with this JSON, which may differ from run to run: SHA256SUMS leaves it out. */
 int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *value,
                        struct qt_err *err);
 /* Writes the index (when sharded) and qtool.json = manifest, reads everything back against the CRCs
- * in manifest (members "tensors" / "copied"; QT_E_RESOURCE if different), removes the journal,
- * renames into place. A tensor not written and committed, or a manifest that does not open as a
- * container: QT_E_INTERNAL. */
+ * in manifest (members "tensors" / "copied"; QT_E_RESOURCE if different), writes SHA256SUMS,
+ * removes the journal, renames into place. A tensor not written and committed, or a manifest that
+ * does not open as a container: QT_E_INTERNAL. */
 int qt_writer_finish(struct qt_writer *w, const json_t *manifest, struct qt_err *err);
 /* Closes and frees; a container not finished stays in DIR.partial for a resume. */
 void qt_writer_close(struct qt_writer *w);

@@ -30,7 +30,8 @@ struct place {
 struct qt_writer {
     struct qt_outdir out;
     struct qt_journal journal;
-    bool scrap; /* nothing in DIR.partial is worth a resume (yet) */
+    json_t *unsummed; /* names of files that SHA256SUMS leaves out */
+    bool scrap;       /* nothing in DIR.partial is worth a resume (yet) */
     struct shard *shards;
     size_t nshards;
     struct place *places;
@@ -247,6 +248,11 @@ int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tens
     if (rc < 0)
         return rc;
     w->journal.fd = -1;
+    w->unsummed = json_pack("{s:b, s:b}", QT_JOURNAL_NAME, true, QT_CHECKSUMS_NAME, true);
+    if (!w->unsummed) {
+        qt_free(w);
+        return qt_fail(err, QT_E_RESOURCE, dir, NULL, "out of memory");
+    }
     QT_TRY(qt_outdir_open(&w->out, dir, opt->force, err));
     QT_TRY(plan(w, tensors, n, opt->max_shard_bytes, err));
     QT_TRY(plan_digest(&digest, w, err));
@@ -345,7 +351,8 @@ done:
 static int check_side_name(const struct qt_writer *w, const char *name, struct qt_err *err)
 {
     if (!qt_name_is_plain(name) || strcmp(name, QT_MANIFEST_NAME) == 0 ||
-        strcmp(name, QT_JOURNAL_NAME) == 0 || strcmp(name, index_name) == 0 || is_shard(w, name))
+        strcmp(name, QT_JOURNAL_NAME) == 0 || strcmp(name, QT_CHECKSUMS_NAME) == 0 ||
+        strcmp(name, index_name) == 0 || is_shard(w, name))
         return qt_fail(err, QT_E_INTERNAL, name, NULL, "the container has its own file '%s'", name);
     return QT_OK;
 }
@@ -387,6 +394,8 @@ int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *valu
                        struct qt_err *err)
 {
     int rc = check_side_name(w, name, err);
+    if (rc == QT_OK && json_object_set_new(w->unsummed, name, json_true()) < 0)
+        rc = qt_fail(err, QT_E_RESOURCE, name, NULL, "out of memory");
     return rc < 0 ? rc : write_json(w, name, value, err);
 }
 
@@ -467,8 +476,9 @@ int qt_writer_finish(struct qt_writer *w, const json_t *manifest, struct qt_err 
     if (w->nshards > 1)
         QT_TRY(write_index(w, err));
     QT_TRY(write_json(w, QT_MANIFEST_NAME, manifest, err));
-    QT_TRY(qt_dir_sync(w->out.partial, err));
     QT_TRY(read_back(w, err));
+    QT_TRY(qt_checksums_write(w->out.partial, w->unsummed, err));
+    QT_TRY(qt_dir_sync(w->out.partial, err));
     QT_TRY(qt_outdir_publish(&w->out, err));
 done:
     return rc;
@@ -492,6 +502,7 @@ void qt_writer_close(struct qt_writer *w)
     }
     for (size_t i = 0; i < w->count; i++)
         qt_free(w->places[i].name);
+    json_decref(w->unsummed);
     qt_journal_close(&w->journal);
     qt_outdir_close(&w->out);
     qt_free(w->shards);

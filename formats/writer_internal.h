@@ -1,16 +1,18 @@
 /*
- * Private to the writer: the two things writer.c stands on.
+ * Private to the writer: what writer.c stands on.
  *
  *   outdir.c   DIR.partial and DIR: whose they are, what may be removed, the rename
  *   journal.c  which units are finished and safe on disk
+ *   checksums.c  SHA256SUMS
  */
 #ifndef QT_FORMATS_WRITER_INTERNAL_H
 #define QT_FORMATS_WRITER_INTERNAL_H
 
 #include "formats/formats.h"
 
-#define QT_MANIFEST_NAME "qtool.json"
-#define QT_JOURNAL_NAME  "journal"
+#define QT_MANIFEST_NAME  "qtool.json"
+#define QT_JOURNAL_NAME   "journal"
+#define QT_CHECKSUMS_NAME "SHA256SUMS"
 
 /* ---- outdir.c ------------------------------------------------------------------------------- */
 
@@ -36,6 +38,11 @@ int qt_outdir_clear(const struct qt_outdir *o, bool (*keep)(const void *ctx, con
 int qt_outdir_publish(struct qt_outdir *o, struct qt_err *err);
 /* Removes DIR.partial, if it is ours, as far as that is possible. */
 void qt_outdir_discard(struct qt_outdir *o);
+
+/* ---- checksums.c ---------------------------------------------------------------------------- */
+
+/* Writes DIR/SHA256SUMS over the files of `dir`, but for those that are members of `omit`. */
+int qt_checksums_write(const char *dir, const json_t *omit, struct qt_err *err);
 
 /* "model.safetensors" of "a/model.safetensors". */
 const char *qt_base_name(const char *path);

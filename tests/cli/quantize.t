@@ -50,3 +50,15 @@ $ qtool quantize nowhere -o bad --scheme fp6
 $ qtool quantize "$NANO" -o no/such/place --scheme fp6
 ? 6
 2 no/such/place
+
+# Checksums of all files but the report, as sha256sum has them.
+$ qtool quantize "$NANO" -o summed --scheme fp6 -q && cd summed && sha256sum --strict --quiet -c SHA256SUMS && ls | grep -vx -e SHA256SUMS -e qtool-report.json | xargs sha256sum | cmp - SHA256SUMS
+
+# Where it comes from is in the manifest.
+$ qtool quantize "$NANO" -o traced --scheme nf3:g=64 --data "$NANO/calib.txt" --samples 2 --seqlen 64 -q && cat traced/qtool.json
+> "name": "qtool"
+> "sample_crc32": "[0-9a-f]{8}"
+> "bytes": [0-9]+
+> "scheme": "nf3:g=64
+> "ids_crc32": "[0-9a-f]{8}"
+> "source_crc32": "[0-9a-f]{8}"

@@ -60,8 +60,10 @@ static void test_round_trip(void **state)
     check_contents("one");
     check_contents("many");
     /* 48 | 128 | 16+20+21+6+0+32: no shard above 100 bytes unless it holds one tensor. */
-    shell("test \"$(ls one | tr '\\n' ' ')\" = 'model.safetensors qtool.json '");
-    shell("test \"$(ls many | tr '\\n' ' ')\" = 'model-00001-of-00003.safetensors "
+    shell(
+        "test \"$(LC_ALL=C ls one | tr '\\n' ' ')\" = 'SHA256SUMS model.safetensors qtool.json '");
+    shell("test \"$(LC_ALL=C ls many | tr '\\n' ' ')\" = 'SHA256SUMS "
+          "model-00001-of-00003.safetensors "
           "model-00002-of-00003.safetensors model-00003-of-00003.safetensors "
           "model.safetensors.index.json qtool.json '");
     shell("test ! -e one.partial && test ! -e many.partial && test ! -e many.old");

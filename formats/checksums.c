@@ -1,0 +1,117 @@
+/*
+ * SHA256SUMS, as sha256sum writes and checks it: what people verify downloads with, and sign. The
+ * CRCs of the manifest find damage, but not a forgery.
+ */
+#include "formats/writer_internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <nettle/sha2.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { HEX = 2 * SHA256_DIGEST_SIZE };
+
+struct sum {
+    char *path;
+    const char *name; /* in path */
+    char hex[HEX + 1];
+};
+
+struct sums {
+    struct sum *items;
+    size_t count, capacity;
+};
+
+static int sum_file(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    enum { PIECE = 1 << 24 };
+    struct sum *sum = &((struct sums *)ctx)->items[item];
+    struct sha256_ctx sha;
+    struct qt_map map;
+    uint8_t digest[SHA256_DIGEST_SIZE];
+    (void)thread;
+    int rc = qt_map_open(&map, sum->path, err);
+    if (rc < 0)
+        return rc;
+    sha256_init(&sha);
+    for (size_t at = 0; at < map.size; at += PIECE) {
+        size_t n = qt_min_size(PIECE, map.size - at);
+        sha256_update(&sha, n, map.data + at);
+        qt_map_drop(&map, map.data + at, n);
+    }
+    sha256_digest(&sha, sizeof digest, digest);
+    for (size_t i = 0; i < sizeof digest; i++)
+        snprintf(sum->hex + 2 * i, 3, "%02x", digest[i]);
+    qt_map_close(&map);
+    return QT_OK;
+}
+
+static int add_file(struct sums *s, const char *dir, const char *name, struct qt_err *err)
+{
+    int rc = qt_array_grow(&s->items, &s->capacity, s->count + 1, sizeof *s->items, err);
+    if (rc < 0)
+        return rc;
+    s->items[s->count] = (struct sum){0};
+    rc = qt_path_join(&s->items[s->count].path, dir, name, err);
+    if (rc == QT_OK) {
+        s->items[s->count].name = qt_base_name(s->items[s->count].path);
+        s->count++;
+    }
+    return rc;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(((const struct sum *)a)->name, ((const struct sum *)b)->name);
+}
+
+static int list_files(struct sums *s, const char *dir, const json_t *omit, struct qt_err *err)
+{
+    const struct dirent *item;
+    int rc = QT_OK;
+    DIR *d = opendir(dir);
+    if (!d)
+        return qt_fail(err, QT_E_RESOURCE, dir, NULL, "cannot list: %s", strerror(errno));
+    while (rc == QT_OK && (item = readdir(d)) != NULL)
+        if (item->d_name[0] != '.' && !json_object_get(omit, item->d_name))
+            rc = add_file(s, dir, item->d_name, err);
+    closedir(d);
+    if (s->count)
+        qsort(s->items, s->count, sizeof *s->items, compare_names);
+    return rc;
+}
+
+static int write_sums(const struct sums *s, const char *path, struct qt_err *err)
+{
+    size_t room = 1, used = 0;
+    char *text;
+    for (size_t i = 0; i < s->count; i++)
+        room += HEX + strlen(s->items[i].name) + 3;
+    int rc = qt_array_new(&text, room, 1, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < s->count; i++)
+        used += (size_t)snprintf(text + used, room - used, "%s  %s\n", s->items[i].hex,
+                                 s->items[i].name);
+    rc = qt_file_write(path, text, used, err);
+    qt_free(text);
+    return rc;
+}
+
+int qt_checksums_write(const char *dir, const json_t *omit, struct qt_err *err)
+{
+    struct sums s = {0};
+    char *path = NULL;
+    int rc;
+    QT_TRY(qt_path_join(&path, dir, QT_CHECKSUMS_NAME, err));
+    QT_TRY(list_files(&s, dir, omit, err));
+    QT_TRY(qt_parallel(s.count, sum_file, &s, err));
+    QT_TRY(write_sums(&s, path, err));
+done:
+    for (size_t i = 0; i < s.count; i++)
+        qt_free(s.items[i].path);
+    qt_free(s.items);
+    qt_free(path);
+    return rc;
+}
