@@ -148,7 +148,8 @@ void rules_free(struct rules *rules);
 
 /* Whether a --gate expression (or NULL) is well-formed and names only these figures: to be called
  * before the work that measures them. */
-int gate_validate(const char *expr, const struct qt_figure *figures, size_t n, struct qt_err *err);
+int gate_validate(const char *expr, const struct qt_figure *figures, size_t n,
+                  const struct qt_tensor_figures *tensors, struct qt_err *err);
 
 /* ---- calibration data (calibration.c) ------------------------------------------------------- */
 

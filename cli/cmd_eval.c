@@ -37,6 +37,7 @@ static size_t make_figures(struct qt_figure out[MAX_FIGURES], const struct qt_ev
         return n;
     out[n++] = (struct qt_figure){"ref_ppl", r->ref_ppl};
     out[n++] = (struct qt_figure){"ppl_ratio", r->ppl / r->ref_ppl};
+    out[n++] = (struct qt_figure){"kld", r->kld_mean};
     out[n++] = (struct qt_figure){"kld_mean", r->kld_mean};
     out[n++] = (struct qt_figure){"kld_median", r->kld_median};
     out[n++] = (struct qt_figure){"kld_p999", r->kld_p999};
@@ -77,9 +78,9 @@ static int check_gate(const char *gate, bool has_ref, struct qt_err *err)
 {
     const struct qt_eval_report with_ref = {.has_ref = true}, without = {0};
     struct qt_figure figures[MAX_FIGURES];
-    int rc = gate_validate(gate, figures, make_figures(figures, &with_ref), err);
+    int rc = gate_validate(gate, figures, make_figures(figures, &with_ref), NULL, err);
     if (rc == QT_OK && !has_ref &&
-        gate_validate(gate, figures, make_figures(figures, &without), NULL) < 0)
+        gate_validate(gate, figures, make_figures(figures, &without), NULL, NULL) < 0)
         rc = qt_fail(err, QT_E_USAGE, NULL, NULL, "--gate '%s' needs --ref", gate);
     return rc;
 }
@@ -123,7 +124,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     else
         QT_TRY(print_report(&report, err));
     if (o->gate)
-        QT_TRY(qt_gate_check(o->gate, figures, n, err));
+        QT_TRY(qt_gate_check(o->gate, figures, n, NULL, err));
 done:
     source_close(&ref);
     source_close(&model);
@@ -183,7 +184,8 @@ const struct command cmd_eval = {
         "are compared: KL(reference || model) in nats, whether the most probable token is the "
         "same, and the root mean square of the change in the probability of the actual next "
         "token.\n\n"
-        "Figures for --gate: ppl; with --ref also ref_ppl, ppl_ratio, kld_mean, kld_median, "
+        "Figures for --gate: ppl; with --ref also ref_ppl, ppl_ratio, kld (the mean), kld_mean, "
+        "kld_median, "
         "kld_p999, same_top, rms_dp. Relations: <=, >=, <, >; several conditions are separated "
         "by commas.",
     .examples = "  qtool eval examples/nano-llama --data examples/nano-llama/eval.txt\n"

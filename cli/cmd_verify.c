@@ -19,8 +19,21 @@ struct results {
 
 enum { MAX_FIGURES = 16 };
 
+/* The error of all quantized weights together. */
+static struct qt_error sum_errors(const struct qt_verify_report *r)
+{
+    struct qt_error sum = {0};
+    for (size_t i = 0; i < r->count; i++) {
+        const struct qt_error *e = &r->tensors[i].error;
+        sum.sum_w2 += e->sum_w2;
+        sum.sum_e2 += e->sum_e2;
+    }
+    return sum;
+}
+
 static size_t source_figures(struct qt_figure *out, const struct qt_verify_report *r)
 {
+    const struct qt_error sum = sum_errors(r);
     double sqnr_min = INFINITY, sqnr_sum = 0, cosine_min = 1, mse_max = 0, max_abs = 0;
     size_t n = 0;
     for (size_t i = 0; i < r->count; i++) {
@@ -31,11 +44,29 @@ static size_t source_figures(struct qt_figure *out, const struct qt_verify_repor
         mse_max = fmax(mse_max, qt_error_mse(e));
         max_abs = fmax(max_abs, e->max_abs);
     }
+    out[n++] = (struct qt_figure){"sqnr", qt_error_sqnr_db(&sum)};
     out[n++] = (struct qt_figure){"sqnr_min", sqnr_min};
     out[n++] = (struct qt_figure){"sqnr_mean", r->count ? sqnr_sum / (double)r->count : INFINITY};
     out[n++] = (struct qt_figure){"cosine_min", cosine_min};
     out[n++] = (struct qt_figure){"mse_max", mse_max};
     out[n++] = (struct qt_figure){"max_abs", max_abs};
+    return n;
+}
+
+/* What NAME[REGEX] can ask of every tensor; returns how many. */
+enum { TENSOR_FIGURES = 5 };
+
+static size_t tensor_figures(struct qt_figure out[TENSOR_FIGURES], const struct qt_verify_tensor *t,
+                             const struct results *r)
+{
+    size_t n = 0;
+    out[n++] = (struct qt_figure){"bpw", t->bpw};
+    if (!r->compared)
+        return n;
+    out[n++] = (struct qt_figure){"sqnr", qt_error_sqnr_db(&t->error)};
+    out[n++] = (struct qt_figure){"cosine", qt_error_cosine(&t->error)};
+    out[n++] = (struct qt_figure){"mse", qt_error_mse(&t->error)};
+    out[n++] = (struct qt_figure){"max_abs", t->error.max_abs};
     return n;
 }
 
@@ -216,10 +247,18 @@ static void fill_doc(struct cli *cli, const struct results *r, const struct qt_g
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
+/* Whether the gate can be understood when what r says has been measured. */
+static int understand(const char *gate, struct results r, struct qt_err *err)
+{
+    const struct qt_verify_tensor none = {0};
+    struct qt_figure figures[MAX_FIGURES], each[TENSOR_FIGURES];
+    const struct qt_tensor_figures tensors = {NULL, 1, each, tensor_figures(each, &none, &r)};
+    return gate_validate(gate, figures, make_figures(figures, &r), &tensors, err);
+}
+
 static int needs(const char *gate, struct results r, const char *option, struct qt_err *err)
 {
-    struct qt_figure figures[MAX_FIGURES];
-    if (gate_validate(gate, figures, make_figures(figures, &r), NULL) < 0)
+    if (understand(gate, r, NULL) < 0)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "--gate '%s' needs %s", gate, option);
     return QT_OK;
 }
@@ -227,14 +266,36 @@ static int needs(const char *gate, struct results r, const char *option, struct 
 /* Before the work: an expression that will not be understood afterwards is refused now. */
 static int check_gate(const char *gate, const struct results *r, struct qt_err *err)
 {
-    const struct results all = {.compared = true, .on_gpu = true};
-    struct qt_figure figures[MAX_FIGURES];
     int rc;
-    QT_TRY(gate_validate(gate, figures, make_figures(figures, &all), err));
+    QT_TRY(understand(gate, (struct results){.compared = true, .on_gpu = true}, err));
     QT_TRY(needs(gate, (struct results){.compared = r->compared, .on_gpu = true}, "--source", err));
     QT_TRY(
         needs(gate, (struct results){.compared = true, .on_gpu = r->on_gpu}, "--device cuda", err));
 done:
+    return rc;
+}
+
+static int check_figures(const char *gate, const struct results *r, const struct qt_figure *figures,
+                         size_t n, struct qt_err *err)
+{
+    const struct qt_verify_tensor none = {0};
+    struct qt_tensor_figures t = {.count = r->report.count};
+    struct qt_figure *each = NULL;
+    const char **names = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&each, (t.count + 1) * TENSOR_FIGURES, sizeof *each, err));
+    QT_TRY(qt_array_new(&names, t.count, sizeof *names, err));
+    t.per_tensor = tensor_figures(each, &none, r); /* names, also without tensors */
+    for (size_t i = 0; i < t.count; i++) {
+        names[i] = r->report.tensors[i].name;
+        tensor_figures(each + i * t.per_tensor, &r->report.tensors[i], r);
+    }
+    t.tensors = names;
+    t.figures = each;
+    QT_TRY(qt_gate_check(gate, figures, n, &t, err));
+done:
+    qt_free(each);
+    qt_free(names);
     return rc;
 }
 
@@ -250,7 +311,7 @@ static int apply_gates(const char *gate, const struct results *r, const struct q
     if (r->on_gpu)
         QT_TRY(qt_string_format(&text, err, "%s%s%s", own, gate ? "," : "", gate ? gate : ""));
     if (text || gate)
-        QT_TRY(qt_gate_check(text ? text : gate, figures, n, err));
+        QT_TRY(check_figures(text ? text : gate, r, figures, n, err));
 done:
     qt_free(text);
     return rc;
@@ -341,16 +402,21 @@ const struct command cmd_verify = {
         "the number of tokens, and weights dequantized bit for bit. The table shows relative "
         "errors (rounding to FP16 alone is about 2.07e-4, to BF16 1.66e-3), microseconds with "
         "weights cold in the L2, and the speed-up over cuBLAS in FP16.\n\n"
-        "Figures for --gate: bpw, bytes; with --source also sqnr_min, sqnr_mean (dB, over "
-        "tensors), cosine_min, mse_max, max_abs; with --device cuda kernel_faults (products and "
+        "Figures for --gate: bpw, bytes; with --source also sqnr (dB, of all quantized weights), "
+        "sqnr_min, sqnr_mean (over tensors), cosine_min, mse_max, max_abs; with --device cuda "
+        "kernel_faults (products and "
         "other checks that were wrong), kernels_missing (tensors that no fused kernel takes), "
         "kernel_error, kernel_error_bf16 (the largest), kernel_speedup_min (over cuBLAS, one "
         "token). On a GPU 'kernel_faults<=0,kernels_missing<=0' is always required, unless --gate "
         "names kernels_missing itself. Relations: <=, >=, <, >; several conditions are separated "
-        "by commas.",
-    .examples = "  qtool verify nano-fp6\n"
-                "  qtool verify nano-fp6 --source examples/nano-llama --gate 'sqnr_min>=30'\n"
-                "  qtool verify nano-fp6 --device cuda --gate 'kernel_speedup_min>=1.2'\n",
+        "by commas. NAME[REGEX] asks each tensor whose name matches: bpw[REGEX]; with --source "
+        "also "
+        "sqnr, cosine, mse, max_abs.",
+    .examples =
+        "  qtool verify nano-fp6\n"
+        "  qtool verify nano-fp6 --source examples/nano-llama --gate 'sqnr_min>=30'\n"
+        "  qtool verify nano-fp6 --source examples/nano-llama --gate 'sqnr[down_proj]>=32'\n"
+        "  qtool verify nano-fp6 --device cuda --gate 'kernel_speedup_min>=1.2'\n",
     .opts = opts,
     .positionals = positionals,
     .defaults = &defaults,

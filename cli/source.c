@@ -57,8 +57,9 @@ void rules_free(struct rules *rules)
     *rules = (struct rules){0};
 }
 
-int gate_validate(const char *expr, const struct qt_figure *figures, size_t n, struct qt_err *err)
+int gate_validate(const char *expr, const struct qt_figure *figures, size_t n,
+                  const struct qt_tensor_figures *tensors, struct qt_err *err)
 {
-    int rc = expr ? qt_gate_check(expr, figures, n, err) : QT_OK;
+    int rc = expr ? qt_gate_check(expr, figures, n, tensors, err) : QT_OK;
     return rc == QT_E_GATE ? QT_OK : rc; /* the values are not known yet */
 }

@@ -11,6 +11,7 @@
  *   frag.c       codes <-> packed planes in the layout of layout_frag.h
  *   rowops.c     vector loops over rows, built per instruction set, bit-identical on all
  *   packed.c     one matrix: quantize, decode, errors; strips of 16 rows in parallel
+ *   name_regex.c regular expressions over tensor names
  *   plan.c       which tensor gets which scheme; sizes; refusals
  *   quantize.c   the driver: checkpoint -> plan -> container
  *   blocks.c     the calibrated part of it, decoder block by decoder block
@@ -155,6 +156,17 @@ int qt_packed_check_repack(const struct qt_packed *p, const char *file, const ch
  * values against what it allows (finite scales, ...). QT_E_INPUT naming the tensor. */
 int qt_packed_open(struct qt_packed *out, const struct qt_container *c, const struct qt_entry *e,
                    struct qt_err *err);
+
+/* ---- tensor names --------------------------------------------------------------------------- */
+
+/* A regular expression (PCRE2, UTF-8) that is looked for anywhere in a name; one thread at a time.
+ * QT_E_USAGE with `what` ("--tensor") when it is none, or takes too long to match. */
+struct qt_name_regex;
+int qt_name_regex_new(struct qt_name_regex **out, const char *text, size_t size, const char *what,
+                      struct qt_err *err);
+void qt_name_regex_free(struct qt_name_regex *re);
+int qt_name_regex_match(bool *found, const struct qt_name_regex *re, const char *name,
+                        struct qt_err *err);
 
 /* ---- plan ----------------------------------------------------------------------------------- */
 

@@ -1,9 +1,7 @@
 /* Which tensor gets which scheme. Everything that can be refused is refused here, before any work.
  */
-#define PCRE2_CODE_UNIT_WIDTH 8
 #include "pack/scheme.h"
 
-#include <pcre2.h>
 #include <string.h>
 
 enum { MIN_SIDE = 16 }; /* smaller matrices cost more in padding than they save */
@@ -53,7 +51,7 @@ static const char *reason_to_copy(const struct qt_tensor *t)
 /* ---- rules ---------------------------------------------------------------------------------- */
 
 struct rule {
-    pcre2_code *code;
+    struct qt_name_regex *regex;
     struct qt_spec spec;
     bool used;
 };
@@ -61,63 +59,47 @@ struct rule {
 struct rules {
     struct rule *list;
     size_t count;
-    pcre2_match_data *match;
 };
 
 static void rules_close(struct rules *rules)
 {
     for (size_t i = 0; i < rules->count; i++)
-        pcre2_code_free(rules->list[i].code);
-    pcre2_match_data_free(rules->match);
+        qt_name_regex_free(rules->list[i].regex);
     qt_free(rules->list);
-}
-
-static int rule_open(struct rule *out, const struct qt_rule *rule, bool calibrated,
-                     struct qt_err *err)
-{
-    int error;
-    PCRE2_SIZE at;
-    unsigned char text[128];
-    out->code =
-        pcre2_compile((PCRE2_SPTR)rule->regex, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &error, &at, NULL);
-    if (!out->code) {
-        pcre2_get_error_message(error, text, sizeof text);
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--tensor '%s': %s at character %zu",
-                       rule->regex, (const char *)text, at);
-    }
-    int rc = qt_spec_parse(&out->spec, rule->spec, err);
-    return rc < 0 ? rc : qt_spec_resolve(&out->spec, calibrated, err);
 }
 
 static int rules_open(struct rules *out, const struct qt_plan_options *opt, struct qt_err *err)
 {
+    int rc;
     *out = (struct rules){0};
-    int rc = qt_array_new(&out->list, opt->nrules, sizeof *out->list, err);
-    if (rc < 0)
-        return rc;
-    out->match = pcre2_match_data_create(1, NULL);
-    if (!out->match)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    QT_TRY(qt_array_new(&out->list, opt->nrules, sizeof *out->list, err));
     for (size_t i = 0; i < opt->nrules; i++) {
-        out->count++;
-        rc = rule_open(&out->list[i], &opt->rules[i], opt->calibrated, err);
-        if (rc < 0)
-            return rc;
+        const char *regex = opt->rules[i].regex;
+        struct rule *rule = &out->list[out->count++];
+        QT_TRY(qt_name_regex_new(&rule->regex, regex, strlen(regex), "--tensor", err));
+        QT_TRY(qt_spec_parse(&rule->spec, opt->rules[i].spec, err));
+        QT_TRY(qt_spec_resolve(&rule->spec, opt->calibrated, err));
     }
-    return QT_OK;
+done:
+    return rc;
 }
 
 /* The last rule whose regex matches anywhere in the name, or NULL. All that match count as used. */
-static const struct rule *rules_find(struct rules *rules, const char *name)
+static int rules_find(const struct rule **out, struct rules *rules, const char *name,
+                      struct qt_err *err)
 {
-    const struct rule *found = NULL;
-    for (size_t i = 0; i < rules->count; i++)
-        if (pcre2_match(rules->list[i].code, (PCRE2_SPTR)name, PCRE2_ZERO_TERMINATED, 0, 0,
-                        rules->match, NULL) >= 0) {
+    *out = NULL;
+    for (size_t i = 0; i < rules->count; i++) {
+        bool found;
+        int rc = qt_name_regex_match(&found, rules->list[i].regex, name, err);
+        if (rc < 0)
+            return rc;
+        if (found) {
             rules->list[i].used = true;
-            found = &rules->list[i];
+            *out = &rules->list[i];
         }
-    return found;
+    }
+    return QT_OK;
 }
 
 /* ---- the plan ------------------------------------------------------------------------------- */
@@ -126,9 +108,12 @@ static int plan_item(struct qt_plan_item *item, const struct qt_spec *def, struc
                      struct qt_err *err)
 {
     const struct qt_tensor *t = item->tensor;
-    const struct rule *rule = rules_find(rules, t->name);
-    const struct qt_spec *spec = rule ? &rule->spec : def;
+    const struct rule *rule;
     struct qt_err inner = {0};
+    int rc = rules_find(&rule, rules, t->name, err);
+    if (rc < 0)
+        return rc;
+    const struct qt_spec *spec = rule ? &rule->spec : def;
     item->why = rule ? NULL : reason_to_copy(t);
     if (!item->why && !spec->scheme)
         item->why = "scheme none";
@@ -139,7 +124,7 @@ static int plan_item(struct qt_plan_item *item, const struct qt_spec *def, struc
                        "cannot be quantized: %d dimensions, %s; only matrices of F16, BF16, F32 or "
                        "F64 can",
                        t->ndim, qt_dtype_name(t->dtype));
-    int rc = qt_packed_describe(&item->packed, spec, t->shape[0], t->shape[1], &inner);
+    rc = qt_packed_describe(&item->packed, spec, t->shape[0], t->shape[1], &inner);
     return rc < 0 ? qt_fail(err, inner.status, t->file, t->name, "%s: %s", spec->text, inner.reason)
                   : QT_OK;
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_NAME = 64 };
+enum { MAX_NAME = 64, MAX_NAMED = 3 /* tensors that a failure names */ };
 
 enum relation { AT_MOST, AT_LEAST, BELOW, ABOVE };
 
@@ -14,6 +14,8 @@ static const char *const relation_text[] = {"<=", ">=", "<", ">"};
 
 struct condition {
     char name[MAX_NAME];
+    const char *regex; /* of NAME[REGEX], in the expression; NULL: the figure of the whole */
+    size_t regex_size;
     enum relation relation;
     double limit;
 };
@@ -56,6 +58,24 @@ static const char *parse_relation(enum relation *out, const char *p)
     return NULL;
 }
 
+/* "[REGEX]", up to the bracket that closes it: brackets inside are counted, an escaped one is not.
+ */
+static const char *parse_regex(struct condition *out, const char *p)
+{
+    int depth = 1;
+    out->regex = ++p;
+    for (; *p; p++) {
+        if (*p == '\\' && p[1])
+            p++;
+        else if (*p == '[')
+            depth++;
+        else if (*p == ']' && --depth == 0)
+            break;
+    }
+    out->regex_size = (size_t)(p - out->regex);
+    return *p && out->regex_size ? p + 1 : NULL;
+}
+
 /* One condition at *cursor, which moves past it and the comma that follows. */
 static int parse_condition(struct condition *out, const char **cursor, const char *expr,
                            struct qt_err *err)
@@ -64,6 +84,13 @@ static int parse_condition(struct condition *out, const char **cursor, const cha
     char *end;
     if (!next)
         return syntax_error(expr, p, "the name of a figure", err);
+    out->regex = NULL;
+    if (*next == '[') {
+        p = next;
+        next = parse_regex(out, p);
+        if (!next)
+            return syntax_error(expr, p, "[REGEX]", err);
+    }
     p = skip_space(next);
     next = parse_relation(&out->relation, p);
     if (!next)
@@ -87,7 +114,7 @@ static void append(char *buf, size_t size, const char *text)
     snprintf(buf + n, size - n, "%s", text);
 }
 
-static int unknown_figure(const char *name, const struct qt_figure *figures, size_t n,
+static int unknown_figure(const struct condition *c, const struct qt_figure *figures, size_t n,
                           struct qt_err *err)
 {
     char known[512] = "";
@@ -95,8 +122,8 @@ static int unknown_figure(const char *name, const struct qt_figure *figures, siz
         append(known, sizeof known, i ? ", " : "");
         append(known, sizeof known, figures[i].name);
     }
-    return qt_fail(err, QT_E_USAGE, NULL, NULL, "gate: no figure '%s' here; there are: %s", name,
-                   known);
+    return qt_fail(err, QT_E_USAGE, NULL, NULL, "gate: no figure '%s' %shere; there are: %s",
+                   c->name, c->regex ? "of tensors " : "", n ? known : "none");
 }
 
 static const struct qt_figure *find_figure(const char *name, const struct qt_figure *figures,
@@ -123,28 +150,95 @@ static bool holds(const struct condition *c, double value)
     }
 }
 
-int qt_gate_check(const char *expr, const struct qt_figure *figures, size_t n, struct qt_err *err)
+/* ---- the conditions ------------------------------------------------------------------------- */
+
+/* What a failed gate says. */
+struct verdict {
+    char failed[1000];
+};
+
+static void fail_condition(struct verdict *v, const struct condition *c, const char *tensor,
+                           double value)
 {
-    char failed[1000] = "";
+    char text[400];
+    snprintf(text, sizeof text, "%s%s%s%.240s is %.9g, required %s %.9g", v->failed[0] ? "; " : "",
+             c->name, tensor ? " of " : "", tensor ? tensor : "", value, relation_text[c->relation],
+             c->limit);
+    append(v->failed, sizeof v->failed, text);
+}
+
+static int check_whole(struct verdict *v, const struct condition *c,
+                       const struct qt_figure *figures, size_t n, struct qt_err *err)
+{
+    const struct qt_figure *figure = find_figure(c->name, figures, n);
+    if (!figure)
+        return unknown_figure(c, figures, n, err);
+    if (!holds(c, figure->value))
+        fail_condition(v, c, NULL, figure->value);
+    return QT_OK;
+}
+
+/* figure: number of the figure in a tensor's row. */
+static int check_each(struct verdict *v, const struct condition *c, size_t figure,
+                      const struct qt_name_regex *regex, const struct qt_tensor_figures *t,
+                      struct qt_err *err)
+{
+    size_t matched = 0, failed = 0;
+    char more[64];
+    for (size_t i = 0; i < t->count; i++) {
+        double value = t->figures[i * t->per_tensor + figure].value;
+        bool found;
+        int rc = qt_name_regex_match(&found, regex, t->tensors[i], err);
+        if (rc < 0)
+            return rc;
+        matched += found;
+        if (!found || holds(c, value))
+            continue;
+        if (failed++ < MAX_NAMED)
+            fail_condition(v, c, t->tensors[i], value);
+    }
+    if (matched == 0)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "gate: '%.*s' matches no quantized tensor",
+                       (int)c->regex_size, c->regex);
+    if (failed > MAX_NAMED) {
+        snprintf(more, sizeof more, "; and of %zu more tensors", failed - MAX_NAMED);
+        append(v->failed, sizeof v->failed, more);
+    }
+    return QT_OK;
+}
+
+static int check_tensors(struct verdict *v, const struct condition *c,
+                         const struct qt_tensor_figures *t, struct qt_err *err)
+{
+    struct qt_name_regex *regex;
+    size_t n = t ? t->per_tensor : 0;
+    const struct qt_figure *figure = t ? find_figure(c->name, t->figures, n) : NULL;
+    if (!figure)
+        return unknown_figure(c, t ? t->figures : NULL, n, err);
+    int rc = qt_name_regex_new(&regex, c->regex, c->regex_size, "gate:", err);
+    if (rc == QT_OK && t->tensors)
+        rc = check_each(v, c, (size_t)(figure - t->figures), regex, t, err);
+    qt_name_regex_free(regex);
+    return rc;
+}
+
+int qt_gate_check(const char *expr, const struct qt_figure *figures, size_t n,
+                  const struct qt_tensor_figures *tensors, struct qt_err *err)
+{
+    struct verdict v = {0};
     const char *cursor = expr;
     /* The whole expression is read even after a failed condition: a mistake in it is a mistake of
      * the caller's whatever was measured. */
     do {
         struct condition c;
-        char text[160];
         int rc = parse_condition(&c, &cursor, expr, err);
+        if (rc == QT_OK)
+            rc = c.regex ? check_tensors(&v, &c, tensors, err)
+                         : check_whole(&v, &c, figures, n, err);
         if (rc < 0)
             return rc;
-        const struct qt_figure *figure = find_figure(c.name, figures, n);
-        if (!figure)
-            return unknown_figure(c.name, figures, n, err);
-        if (holds(&c, figure->value))
-            continue;
-        snprintf(text, sizeof text, "%s%s is %.9g, required %s %.9g", failed[0] ? "; " : "", c.name,
-                 figure->value, relation_text[c.relation], c.limit);
-        append(failed, sizeof failed, text);
     } while (*cursor);
-    if (failed[0])
-        return qt_fail(err, QT_E_GATE, NULL, NULL, "gate failed: %s", failed);
+    if (v.failed[0])
+        return qt_fail(err, QT_E_GATE, NULL, NULL, "gate failed: %s", v.failed);
     return QT_OK;
 }

@@ -172,8 +172,21 @@ struct qt_figure {
     double value;
 };
 
-/* expr: comma-separated NAME<=X, NAME>=X, NAME<X, NAME>X. QT_E_USAGE: syntax or unknown name;
- * QT_E_GATE naming every condition that fails with the measured value. */
-int qt_gate_check(const char *expr, const struct qt_figure *figures, size_t n, struct qt_err *err);
+/* Figures that every tensor has. */
+struct qt_tensor_figures {
+    const char *const *tensors; /* names; NULL when they are not known yet: figures is one row */
+    size_t count;
+    const struct qt_figure *figures; /* [count][per_tensor] */
+    size_t per_tensor;
+};
+
+/*
+ * expr: comma-separated NAME<=X, NAME>=X, NAME<X, NAME>X over figures[n], or NAME[REGEX]<=X over
+ * the figures of all tensors whose name the regular expression matches (tensors may be NULL).
+ * QT_E_USAGE: syntax, unknown name, or no tensor matches; QT_E_GATE naming every condition that
+ * fails with the measured value, and the tensors for which it does.
+ */
+int qt_gate_check(const char *expr, const struct qt_figure *figures, size_t n,
+                  const struct qt_tensor_figures *tensors, struct qt_err *err);
 
 #endif

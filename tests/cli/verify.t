@@ -17,6 +17,19 @@ $ qtool verify nf4 --source "$NANO" --gate 'bpw<=4,sqnr_min>=18,cosine_min>=0.99
 > ^container +sound
 2 ^qtool verify: gate failed: bpw is 4\.[0-9]+, required <= 4; cosine_min is 0\.99[0-9]+, required >= 0\.9999$
 
+# Per tensor, and what failed by name.
+$ qtool verify nf4 --source "$NANO" --gate 'sqnr>=18,sqnr[.]>=18,bpw[mlp\.]<=4.3' -q
+$ qtool verify nf4 --source "$NANO" --gate 'sqnr[layers\.1\.mlp\.up]>=90,bpw<=5' -q
+? 5
+2 gate failed: sqnr of model\.layers\.1\.mlp\.up_proj\.weight is 2[0-9.]+, required >= 90$
+$ qtool verify nf4 --source "$NANO" --gate 'sqnr[lm_head]>=1' -q
+? 2
+2 gate: 'lm_head' matches no quantized tensor
+$ qtool verify nf4 --gate 'sqnr[.]>=1'
+? 2
+2 --gate 'sqnr\[\.\]>=1' needs --source
+$ qtool verify nf4 --gate 'bpw[.]<=5' -q
+
 $ qtool verify "$NANO"
 ? 3
 2 qtool\.json

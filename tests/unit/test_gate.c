@@ -14,12 +14,19 @@
 static const struct qt_figure figures[] = {
     {"ppl", 12.5}, {"kld_mean", 0.01}, {"bpw", 4.25}, {"sqnr", INFINITY}, {"broken", NAN},
 };
+/* sqnr and bpw of five tensors. */
+static const char *const names[] = {"l.0.up", "l.0.down", "l.1.up", "l.1.down", "head[x]"};
+static const struct qt_figure each[] = {
+    {"sqnr", 20}, {"bpw", 4},  {"sqnr", 10}, {"bpw", 6},    {"sqnr", 21},
+    {"bpw", 4},   {"sqnr", 9}, {"bpw", 6},   {"sqnr", NAN}, {"bpw", 16},
+};
+static const struct qt_tensor_figures tensors = {names, 5, each, 2};
 enum { FIGURES = sizeof figures / sizeof *figures };
 
 static int check(const char *expr, struct qt_err *err)
 {
     *err = (struct qt_err){0};
-    return qt_gate_check(expr, figures, FIGURES, err);
+    return qt_gate_check(expr, figures, FIGURES, &tensors, err);
 }
 
 static void test_holds(void **state)
@@ -103,6 +110,39 @@ static void test_long_name(void **state)
     assert_int_equal(check(expr, &err), QT_E_USAGE);
 }
 
+static void test_tensors(void **state)
+{
+    struct qt_err err;
+    (void)state;
+    assert_int_equal(check("sqnr[up$]>=20,bpw[.]<=16,ppl<13", &err), QT_OK);
+    assert_int_equal(check("bpw[^l[.][01]]<=6 , bpw[head\\[x\\]] >= 16", &err), QT_OK);
+    assert_int_equal(check("sqnr[down]>=10", &err), QT_E_GATE);
+    assert_string_equal(err.reason, "gate failed: sqnr of l.1.down is 9, required >= 10");
+    assert_int_equal(check("bpw[.]<1,ppl<1", &err), QT_E_GATE);
+    assert_string_equal(err.reason,
+                        "gate failed: bpw of l.0.up is 4, required < 1; bpw of l.0.down is 6, "
+                        "required < 1; bpw of l.1.up is 4, required < 1; and of 2 more tensors; "
+                        "ppl is 12.5, required < 1");
+    assert_int_equal(check("sqnr[head]>0", &err), QT_E_GATE);
+    static const struct {
+        const char *expr, *reason;
+    } bad[] = {
+        {"sqnr[lm_head]>=1", "gate: 'lm_head' matches no quantized tensor"},
+        {"kld_mean[up]<=1", "no figure 'kld_mean' of tensors here; there are: sqnr, bpw"},
+        {"sqnr[up>=1", "expected [REGEX] at '[up>=1'"},
+        {"sqnr[]>=1", "expected [REGEX]"},
+        {"sqnr[(]>=1", "gate: '(': missing closing parenthesis"},
+        {"sqnr[up]", "expected <=, >=, < or >"},
+        {"[up]>=1", "expected the name of a figure"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(check(bad[i].expr, &err), QT_E_USAGE);
+        if (!strstr(err.reason, bad[i].reason))
+            fail_msg("%s: %s", bad[i].expr, err.reason);
+    }
+    assert_int_equal(qt_gate_check("sqnr[up]>1", figures, FIGURES, NULL, &err), QT_E_USAGE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -112,6 +152,7 @@ int main(void)
         cmocka_unit_test(test_syntax),
         cmocka_unit_test(test_unknown_name),
         cmocka_unit_test(test_long_name),
+        cmocka_unit_test(test_tensors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
