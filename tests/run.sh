@@ -58,6 +58,7 @@ for source in tests/fuzz/fuzz_*.c; do
     run "replay_$target" "$build/tests/replay_$target" $(tests/fuzz/inputs.sh "$target")
 done
 run cli env QTOOL="$build/qtool" tests/cli/run.sh
+run schema env QTOOL="$build/qtool" tests/cli/schema.sh
 run kill_resume env QTOOL="$build/qtool" tests/cli/kill_resume.sh 2
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -1,0 +1,60 @@
+#!/bin/sh
+# From a checkpoint to a container that may be shipped: plan, quantize, verify, eval, checksums. Made to
+# be copied into a pipeline: nothing is asked, results are JSON documents, and the exit status is
+# qtool's (see below) of the step that failed.
+#
+#   usage: examples/ci/release.sh CKPT OUT        environment, with defaults:
+#     QTOOL=qtool  SCHEME=fp6:e=2  CALIB=CKPT/calib.txt  DATA=CKPT/eval.txt
+#     BPW=6.2 SQNR=25 RATIO=1.05 KLD=0.05           what the container has to keep
+#     WINDOWS=              of DATA to evaluate; empty: all
+#     LOGS=OUT.logs                                 documents and messages of every step
+#
+# Exit status: 0 shipped; 2 usage; 3 bad input; 4 unsupported; 5 a gate failed; 6 out of memory, disk,
+# or I/O; 7 no GPU; 8 another run's OUT.partial; 75 interrupted: start it again with the same arguments.
+
+set -u
+ckpt=${1:?usage: release.sh CKPT OUT} out=${2:?usage: release.sh CKPT OUT}
+qtool=${QTOOL:-qtool} scheme=${SCHEME:-fp6:e=2}
+calib=${CALIB:-$ckpt/calib.txt} data=${DATA:-$ckpt/eval.txt}
+bpw=${BPW:-6.2} sqnr=${SQNR:-25} ratio=${RATIO:-1.05} kld=${KLD:-0.05}
+logs=${LOGS:-$out.logs}
+mkdir -p "$logs" || exit 6
+
+# step NAME ARGUMENT...: one qtool command; ends the script with its status when it fails.
+step() {
+    name=$1
+    shift
+    echo "$name: qtool $*"
+    "$qtool" "$@" --json --progress plain >"$logs/$name.json" 2>"$logs/$name.log" && return
+    status=$?
+    echo "$name: exit status $status" >&2
+    tail -n 5 "$logs/$name.log" >&2
+    exit $status
+}
+
+# number KEY FILE: a number at the top level of a document.
+number() { sed -n 's/^  "'"$1"'": \([-0-9.e+]*\),*$/\1/p' "$2"; }
+
+# Sizes and refusals first: they cost nothing.
+step plan plan "$ckpt" --scheme "$scheme"
+awk -v bpw="$(number bpw "$logs/plan.json")" -v most="$bpw" 'BEGIN { exit !(bpw <= most) }' || {
+    echo "plan: more than $bpw bits per weight" >&2
+    exit 5
+}
+# --resume: a run that was interrupted goes on; --strict: no tensor may lose its calibration silently.
+step quantize quantize "$ckpt" -o "$out" --scheme "$scheme" --data "$calib" --resume --strict
+step verify verify "$out" --source "$ckpt" --gate "bpw<=$bpw,sqnr>=$sqnr,sqnr[.]>=$sqnr"
+step eval eval "$out" --data "$data" --ref "$ckpt" ${WINDOWS:+--windows "$WINDOWS"} \
+    --gate "ppl_ratio<=$ratio,kld<=$kld"
+
+# What is shipped is what was tested, and says where it comes from.
+(cd "$out" && sha256sum --strict --quiet -c SHA256SUMS) || exit 3
+for member in '"tool"' '"sample_crc32"' '"scheme"' '"ids_crc32"'; do
+    grep -q "$member" "$out/qtool.json" || {
+        echo "manifest: no $member in $out/qtool.json" >&2
+        exit 3
+    }
+done
+echo "$out: $(number bpw "$logs/verify.json") bits per weight, perplexity x" \
+    "$(number ppl_ratio "$logs/eval.json"), sha256 of SHA256SUMS" \
+    "$(sha256sum <"$out/SHA256SUMS" | cut -c1-64)"
