@@ -238,7 +238,13 @@ install: all
 	install -D -m 755 $(B)/qtool $(DESTDIR)$(PREFIX)/bin/qtool
 	install -d $(DESTDIR)$(PREFIX)/share/doc/qtool/docs
 	install -m 644 README.md LICENSE $(DESTDIR)$(PREFIX)/share/doc/qtool
-	install -m 644 docs/*.md $(DESTDIR)$(PREFIX)/share/doc/qtool/docs
+	install -m 644 docs/*.md docs/json.schema.json $(DESTDIR)$(PREFIX)/share/doc/qtool/docs
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1 \
+	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
+	    $(DESTDIR)$(PREFIX)/share/zsh/site-functions
+	$(B)/qtool manual >$(DESTDIR)$(PREFIX)/share/man/man1/qtool.1
+	$(B)/qtool completion bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/qtool
+	$(B)/qtool completion zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_qtool
 	$(if $(NVCC),@$(MAKE) --no-print-directory install-kernels)
 
 # Installs into $(B) and builds a C and a C++ program against it.

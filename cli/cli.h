@@ -69,7 +69,7 @@ struct command {
 };
 
 extern const struct command cmd_inspect, cmd_plan, cmd_calibrate, cmd_quantize, cmd_verify,
-    cmd_eval, cmd_bench, cmd_list, cmd_version;
+    cmd_eval, cmd_bench, cmd_list, cmd_version, cmd_completion, cmd_manual;
 /* All of them, NULL-terminated (main.c). */
 extern const struct command *const commands[];
 extern const struct opt common_opts[];
@@ -81,6 +81,13 @@ int device_number(const char *device);
     {                                                                                              \
         .device = "cpu"                                                                            \
     }
+
+/* What the exit status means; ends with meaning = NULL (help.c). */
+struct exit_code {
+    int code;
+    const char *meaning;
+};
+extern const struct exit_code exit_codes[];
 
 /* ---- help (help.c) -------------------------------------------------------------------------- */
 

@@ -4,10 +4,7 @@
 
 enum { WIDTH = 80, COMMAND_COLUMN = 12, OPTION_COLUMN = 26 };
 
-static const struct {
-    int code;
-    const char *meaning;
-} exit_codes[] = {
+const struct exit_code exit_codes[] = {
     {0, "success"},
     {1, "internal error: a bug in qtool"},
     {2, "usage: options or arguments"},
@@ -18,6 +15,7 @@ static const struct {
     {7, "no usable GPU"},
     {8, "--resume with other options or inputs than the interrupted run"},
     {75, "interrupted; --resume goes on"},
+    {0},
 };
 
 /* Prints words from column `*at`, breaking lines at WIDTH and indenting them. */
@@ -141,8 +139,8 @@ static void opt_entries(FILE *f, const char *title, const struct opt *opts)
 static void print_exit_codes(FILE *f)
 {
     fputs("Exit status:\n", f);
-    for (size_t i = 0; i < sizeof exit_codes / sizeof *exit_codes; i++)
-        fprintf(f, "  %2d  %s\n", exit_codes[i].code, exit_codes[i].meaning);
+    for (const struct exit_code *c = exit_codes; c->meaning; c++)
+        fprintf(f, "  %2d  %s\n", c->code, c->meaning);
 }
 
 /* ---- the two pages -------------------------------------------------------------------------- */

@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 const struct command *const commands[] = {
-    &cmd_inspect, &cmd_plan,  &cmd_calibrate, &cmd_quantize, &cmd_verify,
-    &cmd_eval,    &cmd_bench, &cmd_list,      &cmd_version,  NULL,
+    &cmd_inspect, &cmd_plan, &cmd_calibrate, &cmd_quantize,   &cmd_verify, &cmd_eval,
+    &cmd_bench,   &cmd_list, &cmd_version,   &cmd_completion, &cmd_manual, NULL,
 };
 
 static const char *const progress_modes[] = {"auto", "plain", "none", NULL};

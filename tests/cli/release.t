@@ -1,5 +1,6 @@
 # The pipeline of examples/ci: ships what keeps its promises, stops with qtool's exit status otherwise.
-$ QTOOL=qtool WINDOWS=4 SCHEME=fp6:e=2 "$RELEASE" "$NANO" ship
+$ head -c 10000 "$NANO/calib.txt" >calib.txt
+$ QTOOL=qtool CALIB=calib.txt WINDOWS=2 SCHEME=fp6:e=2 "$RELEASE" "$NANO" ship
 > ^quantize: qtool quantize 
 > ^ship: 6\.[0-9]+ bits per weight, perplexity x [01]\.[0-9]+, sha256 of SHA256SUMS [0-9a-f]{64}$
 $ grep -q '"ok": true' ship.logs/verify.json && grep -q '"kld": ' ship.logs/eval.json
@@ -7,7 +8,7 @@ $ QTOOL=qtool WINDOWS=4 BPW=4 "$RELEASE" "$NANO" wide
 ? 5
 2 plan: more than 4 bits per weight
 $ test ! -e wide
-$ QTOOL=qtool WINDOWS=4 SCHEME=nf2 BPW=9 SQNR=20 "$RELEASE" "$NANO" coarse
+$ QTOOL=qtool CALIB=calib.txt SCHEME=nf2 BPW=9 SQNR=20 "$RELEASE" "$NANO" coarse
 ? 5
 2 gate failed: sqnr is [0-9.]+, required >= 20; sqnr of model\.layers\.
 $ QTOOL=qtool SCHEME=fp99 "$RELEASE" "$NANO" none

@@ -1,0 +1,172 @@
+/* Completion for shells, made of the tables that the options are parsed by. */
+#include "cli/cli.h"
+
+#include <string.h>
+
+/* The words that an option takes, if they are known: choices, or the names of schemes. */
+static bool has_values(const struct opt *o)
+{
+    return o->kind == OPT_CHOICE || strcmp(o->name, "scheme") == 0;
+}
+
+static void print_values(const struct opt *o)
+{
+    const struct qt_preset *preset;
+    const struct qt_scheme *s;
+    const char *gap = "";
+    for (size_t i = 0; o->kind == OPT_CHOICE && o->choices[i]; i++, gap = " ")
+        printf("%s%s", gap, o->choices[i]);
+    for (size_t i = 0; o->kind != OPT_CHOICE && (s = qt_scheme_at(i)) != NULL; i++)
+        for (size_t p = 0; (preset = qt_scheme_preset(s, p)) != NULL; p++, gap = " ")
+            printf("%s%s", gap, preset->name);
+}
+
+/* ---- bash ----------------------------------------------------------------------------------- */
+
+static void bash_values(const char *command, const struct opt *opts)
+{
+    for (const struct opt *o = opts; o->name; o++) {
+        if (!has_values(o))
+            continue;
+        printf("    %s,--%s) values='", command, o->name);
+        print_values(o);
+        fputs("' ;;\n", stdout);
+    }
+}
+
+static void bash_options(const struct opt *opts)
+{
+    for (const struct opt *o = opts; o->name; o++)
+        printf(" --%s", o->name);
+}
+
+static void print_bash(void)
+{
+    fputs("# bash completion of qtool, made by qtool completion bash\n"
+          "_qtool()\n{\n"
+          "    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} options= "
+          "values=\n"
+          "    if [ \"$COMP_CWORD\" -eq 1 ]; then\n        values='",
+          stdout);
+    for (size_t i = 0; commands[i]; i++)
+        printf("%s ", commands[i]->name);
+    fputs("help'\n    fi\n    case ${COMP_WORDS[1]},$prev in\n", stdout);
+    for (size_t i = 0; commands[i]; i++)
+        bash_values(commands[i]->name, commands[i]->opts);
+    bash_values("*", common_opts);
+    fputs("    esac\n    case ${COMP_WORDS[1]} in\n", stdout);
+    for (size_t i = 0; commands[i]; i++) {
+        printf("    %s) options='", commands[i]->name);
+        bash_options(commands[i]->opts);
+        bash_options(common_opts);
+        fputs("' ;;\n", stdout);
+    }
+    fputs("    esac\n"
+          "    if [ -n \"$values\" ]; then\n"
+          "        COMPREPLY=($(compgen -W \"$values\" -- \"$cur\"))\n"
+          "    elif [[ $cur == -* ]]; then\n"
+          "        COMPREPLY=($(compgen -W \"$options\" -- \"$cur\"))\n"
+          "    else\n"
+          "        COMPREPLY=($(compgen -f -- \"$cur\"))\n"
+          "    fi\n}\ncomplete -o filenames -F _qtool qtool\n",
+          stdout);
+}
+
+/* ---- zsh ------------------------------------------------------------------------------------ */
+
+/* Inside single quotes, and inside the brackets and colons of _arguments. */
+static void zsh_text(const char *text)
+{
+    for (; *text; text++) {
+        if (*text == '\'')
+            fputs("'\\''", stdout);
+        else if (strchr("[]:\\", *text))
+            printf("\\%c", *text);
+        else
+            putchar(*text);
+    }
+}
+
+static void zsh_option(const struct opt *o)
+{
+    printf("            '%s--%s%s[", o->kind == OPT_LIST ? "*" : "", o->name,
+           o->kind == OPT_FLAG ? "" : "=");
+    zsh_text(o->help);
+    putchar(']');
+    if (o->kind != OPT_FLAG) {
+        putchar(':');
+        zsh_text(o->metavar);
+        putchar(':');
+        if (has_values(o)) {
+            putchar('(');
+            print_values(o);
+            putchar(')');
+        } else if (o->kind != OPT_SIZE) {
+            fputs("_files", stdout);
+        }
+    }
+    fputs("' \\\n", stdout);
+}
+
+static void print_zsh(void)
+{
+    fputs("#compdef qtool\n# zsh completion of qtool, made by qtool completion zsh\n"
+          "_qtool() {\n    local -a commands\n    commands=(\n",
+          stdout);
+    for (size_t i = 0; commands[i]; i++) {
+        printf("        '%s:", commands[i]->name);
+        zsh_text(commands[i]->summary);
+        fputs("'\n", stdout);
+    }
+    fputs("    )\n    if (( CURRENT == 2 )); then\n        _describe command commands\n"
+          "        return\n    fi\n    local command=$words[2]\n    shift words\n"
+          "    (( CURRENT-- ))\n    case $command in\n",
+          stdout);
+    for (size_t i = 0; commands[i]; i++) {
+        printf("    %s)\n        _arguments \\\n", commands[i]->name);
+        for (const struct opt *o = commands[i]->opts; o->name; o++)
+            zsh_option(o);
+        for (const struct opt *o = common_opts; o->name; o++)
+            zsh_option(o);
+        fputs("            '*:file:_files'\n        ;;\n", stdout);
+    }
+    fputs("    esac\n}\n_qtool \"$@\"\n", stdout);
+}
+
+/* ---- the command ---------------------------------------------------------------------------- */
+
+static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
+{
+    static const char *const shells[] = {"bash", "zsh"};
+    static void (*const print[])(void) = {print_bash, print_zsh};
+    (void)options;
+    if (cli->doc)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "a completion is no JSON document");
+    for (size_t i = 0; i < sizeof shells / sizeof *shells; i++)
+        if (strcmp(args[0], shells[i]) == 0) {
+            print[i]();
+            return QT_OK;
+        }
+    return opts_unknown("shell", args[0], shells, sizeof shells / sizeof *shells, err);
+}
+
+static const struct common_options defaults = COMMON_DEFAULTS;
+static const struct opt opts[] = {{0}};
+static const struct opt_positional positionals[] = {
+    {"SHELL", "bash or zsh"},
+    {0},
+};
+
+const struct command cmd_completion = {
+    .name = "completion",
+    .summary = "completion of commands and options for a shell",
+    .description = "Prints what a shell needs to complete qtool's commands, options and schemes. "
+                   "'make install' puts it where bash and zsh look.",
+    .examples = "  . <(qtool completion bash)\n"
+                "  qtool completion zsh >~/.zfunc/_qtool\n",
+    .opts = opts,
+    .positionals = positionals,
+    .defaults = &defaults,
+    .options_size = sizeof defaults,
+    .run = run,
+};

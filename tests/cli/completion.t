@@ -1,0 +1,29 @@
+# The manual page: all commands and options, without a complaint of the formatter.
+$ qtool manual
+> ^\.TH QTOOL 1 
+> ^\.SS qtool quantize CKPT
+> ^\.B \\-\-tensor|^\.B \\-\\-tensor
+> ^interrupted
+2-
+need command -v groff
+$ qtool manual >qtool.1 && groff -man -Tutf8 -ww qtool.1 >/dev/null
+2-
+$ qtool manual --json
+? 2
+
+# Completion is what the tables have.
+$ qtool completion fish
+? 2
+2 unknown shell 'fish'
+$ qtool completion bash >rc && bash -c '. ./rc; COMP_WORDS=(qtool quantize --sch); COMP_CWORD=2; _qtool; echo "${COMPREPLY[@]}"'
+> ^--scheme$
+$ bash -c '. ./rc; COMP_WORDS=(qtool plan --scheme nf); COMP_CWORD=3; _qtool; echo "${COMPREPLY[@]}"'
+> ^nf4 nf3 nf2$
+$ bash -c '. ./rc; COMP_WORDS=(qtool eval --progress p); COMP_CWORD=3; _qtool; echo "${COMPREPLY[@]}"'
+> ^plain$
+$ bash -c '. ./rc; COMP_WORDS=(qtool ver); COMP_CWORD=1; _qtool; echo "${COMPREPLY[@]}"'
+> ^verify version$
+$ for o in $(qtool calibrate --help | grep -o -e '--[a-z]*' | sort -u); do grep -q -e " $o[ ']" rc || echo "$o"; done
+>-
+need command -v zsh
+$ qtool completion zsh >_qtool && zsh -n _qtool
