@@ -139,6 +139,9 @@ struct qt_backend {
     int (*loss_grad)(struct qt_backend *be, double *losses, float *dlogits, const float *logits,
                      const float *ref, const uint32_t *targets, float softcap, float weight,
                      size_t m, size_t vocab, struct qt_err *err);
+    /* *sum = sum of (y - target)^2, grad = 2 * weight * (y - target); grad may be y. */
+    int (*square_grad)(struct qt_backend *be, double *sum, float *grad, const float *y,
+                       const float *target, float weight, size_t count, struct qt_err *err);
     void (*close)(struct qt_backend *be);
 };
 

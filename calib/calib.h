@@ -131,6 +131,8 @@ struct qt_ends;
 int qt_ends_open(struct qt_ends **out, const struct qt_model *model, const struct qt_weights *w,
                  struct qt_backend *be, struct qt_err *err);
 void qt_ends_close(struct qt_ends *ends);
+/* Other weights (host memory) for the final norm, which must be there. */
+int qt_ends_set_norm(struct qt_ends *ends, const float *w, struct qt_err *err);
 /* hidden[m][hidden] (backend memory) = embedding of ids[m] (host memory). */
 int qt_ends_embed(struct qt_ends *ends, float *hidden, const uint32_t *ids, size_t m, size_t seqlen,
                   struct qt_err *err);

@@ -356,6 +356,12 @@ void qt_ends_close(struct qt_ends *ends)
     qt_free(ends);
 }
 
+int qt_ends_set_norm(struct qt_ends *ends, const float *w, struct qt_err *err)
+{
+    return ends->be->upload(ends->be, ends->final_norm.weight, w,
+                            ends->model->final_norm.n * sizeof *w, err);
+}
+
 /* Rows of the table -> hidden[m][hidden], m <= ENDS_TOKENS. The table is only in backend memory (a
  * tied head needs it there), so rows come by download: on the CPU that is a copy. */
 static int embed_chunk(struct qt_ends *e, float *hidden, const uint32_t *ids, size_t m,

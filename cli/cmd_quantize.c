@@ -7,10 +7,10 @@
 
 struct quantize_options {
     struct common_options common;
-    const char *out, *scheme;
+    const char *out, *scheme, *learn;
     struct opt_list tensor;
     struct calibration_options calibration;
-    bool force, resume, strict;
+    bool tune_norms, force, resume, strict;
 };
 
 /* ---- signals -------------------------------------------------------------------------------- */
@@ -173,14 +173,18 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     struct qt_ckpt *ckpt = NULL;
     struct rules rules;
     struct calibration calibration = {0};
+    struct qt_learn_options learn;
     int rc;
     catch_signal(SIGINT);
     catch_signal(SIGTERM);
     QT_TRY(rules_parse(&rules, &o->tensor, err));
+    QT_TRY(qt_learn_parse(&learn, o->learn, err));
+    learn.norms = o->tune_norms;
     QT_TRY(qt_ckpt_open(&ckpt, args[0], err));
     QT_TRY(check_out(o->out, ckpt, args[0], err));
     struct qt_quantize_options opt = {
         .plan = {.scheme = o->scheme, .rules = rules.rule, .nrules = rules.count},
+        .learn = &learn,
         .out_dir = o->out,
         .force = o->force,
         .resume = o->resume,
@@ -206,6 +210,7 @@ done:
 
 static const struct quantize_options defaults = {
     .common = COMMON_DEFAULTS,
+    .learn = "",
 };
 
 static const struct opt opts[] = {
@@ -234,6 +239,16 @@ static const struct opt opts[] = {
      .offset = offsetof(struct quantize_options, calibration.file),
      .metavar = "X.qcal",
      .help = "instead of --data: statistics of the unquantized model, from 'qtool calibrate'"},
+    {.name = "learn",
+     .kind = OPT_STRING,
+     .offset = offsetof(struct quantize_options, learn),
+     .metavar = "KEY=VALUE,...",
+     .help = "how tensors whose scheme says learn=1 are tuned: objective=kl|nll, "
+             "mode=frozen|ste, scope=model|block, lr, passes, batch (windows), held-out (share)"},
+    {.name = "tune-norms",
+     .kind = OPT_FLAG,
+     .offset = offsetof(struct quantize_options, tune_norms),
+     .help = "tune the weights of norms in the same way"},
     {.name = "force",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, force),

@@ -205,6 +205,15 @@ int qt_writer_get(const struct qt_writer *w, size_t i, void *data, size_t size, 
  * (QT_E_INTERNAL if not). record (copied) must hold what the manifest will need of it. */
 int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record,
                      struct qt_err *err);
+/* Declares a finished unit unfinished, so that all its tensors can be put again. Until it is
+ * committed again the journal vouches for what was there before: whoever writes over that must be
+ * able to do it again after a crash, from what qt_writer_save has kept. */
+int qt_writer_reopen(struct qt_writer *w, const char *unit, struct qt_err *err);
+/* Keeps the caller's own progress beside the journal, in place of what was kept before: on disk
+ * when it returns, and there until qt_writer_finish. Load: *data is owned, NULL when there is none;
+ * QT_E_RESUME when it is damaged. */
+int qt_writer_save(struct qt_writer *w, const void *data, size_t size, struct qt_err *err);
+int qt_writer_load(void **data, size_t *size, const struct qt_writer *w, struct qt_err *err);
 /* Copies a side file (config.json, tokenizer.json) byte for byte under its own name. Not
  * journalled: to be done in every run, resumed or not. */
 int qt_writer_copy_file(struct qt_writer *w, const char *path, struct qt_err *err);

@@ -182,7 +182,8 @@ static bool keep_journal(const void *writer, const char *name)
 /* Not the side files: they are always copied anew, so that none stays that is no longer wanted. */
 static bool keep_progress(const void *writer, const char *name)
 {
-    return strcmp(name, QT_JOURNAL_NAME) == 0 || is_shard(writer, name);
+    return strcmp(name, QT_JOURNAL_NAME) == 0 || strcmp(name, QT_PROGRESS_NAME) == 0 ||
+           is_shard(writer, name);
 }
 
 static int start_anew(struct qt_writer *w, const char *digest, const json_t *identity,
@@ -347,12 +348,88 @@ done:
     return rc;
 }
 
+int qt_writer_reopen(struct qt_writer *w, const char *unit, struct qt_err *err)
+{
+    const json_t *list = json_object_get(json_object_get(w->journal.units, unit), "tensors");
+    if (!list || w->ntouched)
+        return qt_fail(err, QT_E_INTERNAL, w->out.dir, unit, "is not finished, or another is open");
+    for (size_t k = 0; k < json_array_size(list); k++) {
+        struct place *p = &w->places[json_integer_value(json_array_get(list, k))];
+        p->committed = false;
+        p->written = 0;
+    }
+    json_object_del(w->journal.units, unit);
+    return QT_OK;
+}
+
+/* ---- the caller's progress ------------------------------------------------------------------ */
+
+static const size_t progress_limit = (size_t)1 << 40;
+
+/* The data, then its CRC-32. Written beside the old one, which the rename replaces. */
+int qt_writer_save(struct qt_writer *w, const void *data, size_t size, struct qt_err *err)
+{
+    char *path = NULL, *fresh = NULL;
+    uint32_t crc = qt_crc32(0, data, size);
+    int fd = -1, rc;
+    QT_TRY(qt_path_join(&path, w->out.partial, QT_PROGRESS_NAME, err));
+    QT_TRY(qt_string_format(&fresh, err, "%s.new", path));
+    QT_TRY(qt_file_create(&fd, fresh, false, err));
+    QT_TRY(qt_file_write_at(fd, fresh, data, size, 0, err));
+    QT_TRY(qt_file_write_at(fd, fresh, &crc, sizeof crc, size, err));
+    QT_TRY(qt_file_finish(&fd, fresh, err));
+    QT_TRY(qt_path_rename(fresh, path, err));
+    QT_TRY(qt_dir_sync(w->out.partial, err));
+done:
+    if (fd >= 0)
+        close(fd);
+    qt_free(path);
+    qt_free(fresh);
+    return rc;
+}
+
+int qt_writer_load(void **data, size_t *size, const struct qt_writer *w, struct qt_err *err)
+{
+    char *path = NULL, *text = NULL;
+    uint32_t crc;
+    int rc;
+    *data = NULL;
+    *size = 0;
+    QT_TRY(qt_path_join(&path, w->out.partial, QT_PROGRESS_NAME, err));
+    if (!qt_path_exists(path))
+        goto done;
+    QT_TRY(qt_file_read(&text, size, path, progress_limit, err));
+    if (*size >= sizeof crc)
+        memcpy(&crc, text + *size - sizeof crc, sizeof crc);
+    if (*size < sizeof crc || crc != qt_crc32(0, text, *size - sizeof crc)) {
+        rc = qt_fail(err, QT_E_RESUME, path, NULL, "cannot resume: the file is damaged");
+        goto done;
+    }
+    *size -= sizeof crc;
+    *data = text;
+    text = NULL;
+done:
+    qt_free(text);
+    qt_free(path);
+    return rc;
+}
+
+static int drop_progress(const struct qt_writer *w, struct qt_err *err)
+{
+    char *path;
+    int rc = qt_path_join(&path, w->out.partial, QT_PROGRESS_NAME, err);
+    if (rc == QT_OK && unlink(path) < 0 && errno != ENOENT)
+        rc = qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot remove: %s", strerror(errno));
+    qt_free(path);
+    return rc;
+}
+
 /* Files that the container makes itself are not side files. */
 static int check_side_name(const struct qt_writer *w, const char *name, struct qt_err *err)
 {
     if (!qt_name_is_plain(name) || strcmp(name, QT_MANIFEST_NAME) == 0 ||
         strcmp(name, QT_JOURNAL_NAME) == 0 || strcmp(name, QT_CHECKSUMS_NAME) == 0 ||
-        strcmp(name, index_name) == 0 || is_shard(w, name))
+        strcmp(name, QT_PROGRESS_NAME) == 0 || strcmp(name, index_name) == 0 || is_shard(w, name))
         return qt_fail(err, QT_E_INTERNAL, name, NULL, "the container has its own file '%s'", name);
     return QT_OK;
 }
@@ -473,6 +550,7 @@ int qt_writer_finish(struct qt_writer *w, const json_t *manifest, struct qt_err 
 {
     int rc;
     QT_TRY(check_complete(w, err));
+    QT_TRY(drop_progress(w, err));
     if (w->nshards > 1)
         QT_TRY(write_index(w, err));
     QT_TRY(write_json(w, QT_MANIFEST_NAME, manifest, err));

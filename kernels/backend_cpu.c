@@ -373,6 +373,7 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
         .attention_grad = cpu_attention_grad_op,
         .activate_grad = cpu_activate_grad_op,
         .loss_grad = cpu_loss_grad_op,
+        .square_grad = cpu_square_grad,
         .close = cpu_close,
     };
     *out = &cpu->be;

@@ -150,6 +150,43 @@ int cpu_activate_grad_op(struct qt_backend *be, float *dgate, float *dup, const 
     return qt_parallel(qt_ceil_div(count, CPU_ITEM), activate_item, &job, err);
 }
 
+/* ---- squared error -------------------------------------------------------------------------- */
+
+struct square_job {
+    double *sums; /* per item */
+    float *d;
+    const float *y, *target;
+    float factor;
+    size_t count;
+};
+
+static int square_item(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct square_job *job = ctx;
+    size_t at = item * CPU_ITEM, n = qt_min_size(CPU_ITEM, job->count - at);
+    (void)thread;
+    (void)err;
+    job->sums[item] = cpu_square_error(job->d + at, job->y + at, job->target + at, job->factor, n);
+    return QT_OK;
+}
+
+int cpu_square_grad(struct qt_backend *be, double *sum, float *grad, const float *y,
+                    const float *target, float weight, size_t count, struct qt_err *err)
+{
+    struct square_job job = {NULL, grad, y, target, 2 * weight, count};
+    size_t items = qt_ceil_div(count, CPU_ITEM);
+    int rc = QT_OK;
+    (void)be;
+    QT_TRY(qt_array_new(&job.sums, items, sizeof *job.sums, err));
+    QT_TRY(qt_parallel(items, square_item, &job, err));
+    *sum = 0;
+    for (size_t i = 0; i < items; i++)
+        *sum += job.sums[i];
+done:
+    qt_free(job.sums);
+    return rc;
+}
+
 /* ---- loss ----------------------------------------------------------------------------------- */
 
 struct loss_job {

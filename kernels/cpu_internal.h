@@ -44,6 +44,8 @@ int cpu_norm_grad_rows(struct qt_backend *be, float *dx, float *dw, const float 
 int cpu_activate_grad_op(struct qt_backend *be, float *dgate, float *dup, const float *dy,
                          const float *gate, const float *up, enum qt_act_kind kind, size_t count,
                          struct qt_err *err);
+int cpu_square_grad(struct qt_backend *be, double *sum, float *grad, const float *y,
+                    const float *target, float weight, size_t count, struct qt_err *err);
 int cpu_loss_grad(struct cpu_scratch *scratch, double *losses, float *dlogits, const float *logits,
                   const float *ref, const uint32_t *targets, float softcap, float weight, size_t m,
                   size_t vocab, struct qt_err *err);

@@ -208,6 +208,19 @@ void cpu_softcap(float *y, const float *x, float cap, size_t n)
 }
 
 CLONES
+double cpu_square_error(float *d, const float *y, const float *target, float factor, size_t n)
+{
+    double acc[LANES] = {0};
+    for (size_t i = 0; i < n; i += LANES)
+        for (size_t l = 0; l < qt_min_size(LANES, n - i); l++) {
+            float e = y[i + l] - target[i + l];
+            acc[l] += (double)e * (double)e;
+            d[i + l] = factor * e;
+        }
+    return lanes_total(acc);
+}
+
+CLONES
 void cpu_softcap_grad(float *d, const float *y, float cap, size_t n)
 {
     for (size_t i = 0; i < n; i++) {

@@ -91,6 +91,8 @@ void cpu_softcap(float *y, const float *x, float cap, size_t n);
 /* dgate and dup (NULL where up is) of dy; each may be any of the inputs. */
 void cpu_activate_grad(float *dgate, float *dup, const float *dy, const float *gate,
                        const float *up, enum qt_act_kind kind, size_t n);
+/* Returns the sum of (y - target)^2; d = factor * (y - target), may be y. */
+double cpu_square_error(float *d, const float *y, const float *target, float factor, size_t n);
 /* d *= slope of cpu_softcap where its result is y. */
 void cpu_softcap_grad(float *d, const float *y, float cap, size_t n);
 

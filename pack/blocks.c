@@ -39,7 +39,7 @@ static int block_load(void *ctx, const char *name, float *dst, struct qt_err *er
 
 /* ---- resuming ------------------------------------------------------------------------------- */
 
-static int find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err)
+int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err)
 {
     for (size_t i = 0; i < run->plan.count; i++)
         if (strcmp(run->plan.items[i].tensor->name, name) == 0) {
@@ -50,7 +50,7 @@ static int find_item(size_t *out, const struct qt_run *run, const char *name, st
 }
 
 /* A finished matrix of an interrupted run, read back: the next block is calibrated on it. */
-static int read_back(struct qt_packed *out, const struct qt_run *run, size_t i, struct qt_err *err)
+int qt_run_read_back(struct qt_packed *out, const struct qt_run *run, size_t i, struct qt_err *err)
 {
     int rc = QT_OK;
     *out = run->plan.items[i].packed;
@@ -70,11 +70,11 @@ static int find_items(struct block *b, size_t *left, struct qt_err *err)
     int rc = QT_OK;
     *left = 0;
     for (size_t i = 0; i < b->count; i++) {
-        QT_TRY(find_item(&b->item[i], b->run, b->linear[i].weight, err));
+        QT_TRY(qt_run_find_item(&b->item[i], b->run, b->linear[i].weight, err));
         if (b->run->plan.items[b->item[i]].why)
             continue;
         if (qt_run_resume_item(b->run, b->item[i]))
-            QT_TRY(read_back(&b->packed[i], b->run, b->item[i], err));
+            QT_TRY(qt_run_read_back(&b->packed[i], b->run, b->item[i], err));
         else
             ++*left;
     }

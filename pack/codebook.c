@@ -423,3 +423,82 @@ int qt_codebook_check_values(const struct qt_packed *p, struct qt_err *err)
             return qt_fail(err, QT_E_INPUT, NULL, NULL, "scale %zu is not finite", i);
     return QT_OK;
 }
+
+/* ---- learning ------------------------------------------------------------------------------- */
+
+static size_t learn_count(const struct qt_packed *p)
+{
+    return qt_packed_section(p, "scale")->shape[1] * QT_FRAG_ROWS;
+}
+
+static void learn_get(float *value, float *unit, const struct qt_packed *p,
+                      const struct qt_strip *strip)
+{
+    const uint16_t *scale = (const uint16_t *)(const void *)strip_data(p, strip, "scale");
+    for (size_t i = 0; i < learn_count(p); i++) {
+        value[i] = qt_f16_to_f32(scale[i]);
+        unit[i] = fabsf(value[i]);
+    }
+}
+
+static void learn_put(const struct qt_packed *p, const struct qt_strip *strip, const float *value)
+{
+    uint16_t *scale = (uint16_t *)(void *)strip_data(p, strip, "scale");
+    for (size_t i = 0; i < learn_count(p); i++) {
+        uint16_t bits = qt_f32_to_f16(value[i]);
+        bool same_sign = !((bits ^ scale[i]) & 0x8000);
+        if (same_sign && (bits & 0x7fff) < 0x7c00 && (bits & 0x7fff) != 0)
+            scale[i] = bits;
+    }
+}
+
+/* dL/ds = sum over the group of dL/dw * value. */
+static void learn_grad(float *grad, const struct qt_packed *p, const struct qt_strip *strip,
+                       const float *dw)
+{
+    struct qt_codebook cb;
+    p->spec.scheme->codebook(&cb, p);
+    struct strip_codes c = strip_new(p, &cb, strip);
+    unpack_params(&c, p, &cb, strip);
+    unpack_planes(&c, p, &cb, strip);
+    memset(grad, 0, learn_count(p) * sizeof *grad);
+    for (size_t r = 0; r < strip->rows; r++)
+        for (size_t g = 0; g < c.groups; g++) {
+            const uint8_t *code = c.code + r * c.stride + g * cb.group;
+            const float *d = dw + r * p->k + g * cb.group;
+            float zero = (float)get_group(&c, r, g).zero;
+            double sum = 0;
+            for (size_t i = 0, n = group_size(p, &cb, g); i < n; i++)
+                sum += (double)(d[i] * (cb.value[code[i]] - zero));
+            grad[g * QT_FRAG_ROWS + qt_frag_scale_slot((unsigned)r)] =
+                (float)ldexp(sum, p->scale_exp2);
+        }
+}
+
+static void learn_recode(const struct qt_packed *p, const struct qt_strip *strip, const float *w)
+{
+    struct qt_codebook cb;
+    const struct qt_rowops *ops = qt_rowops_best();
+    p->spec.scheme->codebook(&cb, p);
+    struct strip_codes c = strip_new(p, &cb, strip);
+    unpack_params(&c, p, &cb, strip);
+    for (size_t r = 0; r < strip->rows; r++) {
+        for (size_t g = 0; g < c.groups; g++) {
+            struct qt_codebook_group group = get_group(&c, r, g);
+            struct qt_grid grid = qt_codebook_grid(&cb, group.zero);
+            size_t k0 = g * cb.group;
+            ops->round(c.code + r * c.stride + k0, w + r * p->k + k0, group_size(p, &cb, g),
+                       qt_codebook_inverse(group.scale), &grid);
+        }
+        pad_row(&c, p, &cb, r);
+    }
+    store(p, &cb, strip, &c);
+}
+
+const struct qt_learnable qt_codebook_learnable = {
+    .count = learn_count,
+    .get = learn_get,
+    .put = learn_put,
+    .grad = learn_grad,
+    .recode = learn_recode,
+};

@@ -65,5 +65,7 @@ void qt_codebook_quantize(const struct qt_packed *p, const struct qt_strip *stri
 void qt_codebook_decode(float *w, const struct qt_packed *p, const struct qt_strip *strip);
 bool qt_codebook_repack_equal(const struct qt_packed *p, const struct qt_strip *strip);
 int qt_codebook_check_values(const struct qt_packed *p, struct qt_err *err);
+/* The scales, in stored order; zeros stay. */
+extern const struct qt_learnable qt_codebook_learnable;
 
 #endif

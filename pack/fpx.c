@@ -16,6 +16,7 @@ static const struct qt_param params[] = {
      "bits per weight: 1 sign + e exponent + the rest mantissa"},
     {"e", QT_PARAM_INT, 3, 1, 6, NULL, "exponent bits"},
     QT_PARAM_METHOD,
+    QT_PARAM_LEARN,
     {0},
 };
 
@@ -104,4 +105,5 @@ const struct qt_scheme qt_scheme_fpx = {
     .decode = qt_codebook_decode,
     .repack_equal = qt_codebook_repack_equal,
     .check_values = qt_codebook_check_values,
+    .learnable = &qt_codebook_learnable,
 };

@@ -15,6 +15,7 @@ static const struct qt_param params[] = {
     {"zero", QT_PARAM_CHOICE, 0, 0, 1, zeros,
      "none: symmetric; group: a zero point beside every scale"},
     QT_PARAM_METHOD,
+    QT_PARAM_LEARN,
     {0},
 };
 
@@ -87,4 +88,5 @@ const struct qt_scheme qt_scheme_int = {
     .decode = qt_codebook_decode,
     .repack_equal = qt_codebook_repack_equal,
     .check_values = qt_codebook_check_values,
+    .learnable = &qt_codebook_learnable,
 };

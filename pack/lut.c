@@ -17,6 +17,7 @@ static const struct qt_param params[] = {
     {"table", QT_PARAM_CHOICE, 0, 0, 1, tables, "nf: NormalFloat; learned: per tensor"},
     {"g", QT_PARAM_INT, 128, 32, 256, NULL, "channels per scale: 32, 64, 128 or 256"},
     QT_PARAM_METHOD,
+    QT_PARAM_LEARN,
     {0},
 };
 
@@ -299,4 +300,5 @@ const struct qt_scheme qt_scheme_lut = {
     .decode = qt_codebook_decode,
     .repack_equal = qt_codebook_repack_equal,
     .check_values = check_values,
+    .learnable = &qt_codebook_learnable,
 };

@@ -16,6 +16,7 @@
  *   quantize.c   the driver: checkpoint -> plan -> container
  *   blocks.c     the calibrated part of it, decoder block by decoder block
  *   sequential.c the hidden states of the calibration windows on their way through the decoder
+ *   learn.c      scales and norms tuned by gradient descent through the model, after blocks.c
  *   report.c     qtool-report.json
  *   weights.c    a container as a source of weights for calib's forward pass
  */
@@ -31,10 +32,11 @@
 
 enum { QT_MAX_PARAMS = 12, QT_SPEC_TEXT = 160 };
 
-/* A parameter of a scheme: integer, real, or one of named choices (then its value is the index). */
+/* A parameter of a scheme: integer, real, one of named choices (then its value is the index), or a
+ * flag, 0 or 1, which is left out of the canonical text while it is 0. */
 struct qt_param {
     const char *key;
-    enum { QT_PARAM_INT, QT_PARAM_REAL, QT_PARAM_CHOICE } type;
+    enum { QT_PARAM_INT, QT_PARAM_REAL, QT_PARAM_CHOICE, QT_PARAM_FLAG } type;
     double initial, min, max;
     const char *const *choices; /* NULL-terminated, QT_PARAM_CHOICE only */
     const char *help;
@@ -223,9 +225,38 @@ struct qt_calibration {
     const struct qt_qcal *file; /* if not NULL, the only member that counts */
 };
 
+/*
+ * How the continuous parameters of tensors whose spec says learn=1 are tuned, by Adam on the
+ * calibration windows. Some windows are held out; what is kept is what is best on them, which can
+ * be what there was to begin with.
+ */
+enum qt_learn_objective { QT_LEARN_KL, QT_LEARN_NLL };
+enum qt_learn_mode {
+    QT_LEARN_FROZEN, /* codes stay as they were found */
+    QT_LEARN_STE,    /* codes are the nearest to the weights, chosen anew after every step */
+};
+enum qt_learn_scope {
+    QT_LEARN_MODEL, /* the objective at the head, all blocks at once */
+    QT_LEARN_BLOCK, /* every block by itself: squared error of its output; no objective */
+};
+struct qt_learn_options {
+    enum qt_learn_objective objective;
+    enum qt_learn_mode mode;
+    enum qt_learn_scope scope;
+    double lr;               /* of Adam; parameters are in units of their own size */
+    size_t passes;           /* over the windows that are not held out */
+    size_t batch;            /* windows per step */
+    double held_out;         /* share of the windows */
+    bool norms;              /* tune norm weights as well (--tune-norms) */
+    char text[QT_SPEC_TEXT]; /* canonical, without norms */
+};
+/* key=value,... on top of the defaults ("": those). QT_E_USAGE as for specs. */
+int qt_learn_parse(struct qt_learn_options *out, const char *text, struct qt_err *err);
+
 struct qt_quantize_options {
     struct qt_plan_options plan;
     const struct qt_calibration *calibration; /* NULL: data-free */
+    const struct qt_learn_options *learn;     /* NULL: the defaults */
     const char *out_dir;
     bool force, resume;
     bool strict; /* what would be a fallback is an error */

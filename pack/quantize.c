@@ -1,9 +1,10 @@
 /*
  * The driver: checkpoint -> plan -> container. With calibration data the decoder blocks come first
- * (blocks.c); everything else goes tensor by tensor in source order, one in memory at a time. The
+ * (blocks.c); everything else goes tensor by tensor in source order, one in memory at a time; at
+ * last the parameters that are to be learned are tuned through the whole model (learn.c). The
  * writer journals every finished tensor, so that an interrupted run can go on.
  */
-#include "pack/run.h"
+#include "pack/learn.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -34,7 +35,8 @@ static json_t *calibration_json(const struct qt_calibration *c)
                      crc_json(qt_crc32(0, c->ids, c->samples * c->seqlen * sizeof *c->ids)));
 }
 
-static int identity_new(json_t **out, const struct qt_run *run, struct qt_err *err)
+static int identity_new(json_t **out, const struct qt_run *run, const struct qt_learner *learner,
+                        struct qt_err *err)
 {
     uint32_t crc;
     json_t *files = json_array(), *rules = json_array();
@@ -59,6 +61,8 @@ static int identity_new(json_t **out, const struct qt_run *run, struct qt_err *e
                          "version", QT_VERSION, "source", "files", files, "sample_crc32",
                          crc_json(crc), "options", "scheme", def.text, "tensor", rules,
                          "calibration", calibration_json(run->opt->calibration));
+    if (*out && learner)
+        json_object_set_new(*out, "learning", qt_learn_identity(learner));
     json_decref(files);
     json_decref(rules);
     if (rc == QT_OK && !*out)
@@ -125,7 +129,7 @@ static json_t *real_json(double v)
     return isfinite(v) ? json_real(v) : json_null();
 }
 
-static json_t *error_json(const struct qt_error *e)
+json_t *qt_run_error_json(const struct qt_error *e)
 {
     return json_pack("{s:o, s:o, s:o, s:o}", "mse", real_json(qt_error_mse(e)), "sqnr_db",
                      real_json(qt_error_sqnr_db(e)), "cosine", real_json(qt_error_cosine(e)),
@@ -145,8 +149,7 @@ static json_t *hessian_json(const struct qt_factor *f, const struct qt_solve_rep
                      "error_before", real_json(r->before), "error_after", real_json(r->polished));
 }
 
-static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
-                          const struct qt_error *error, json_t *hessian, uint32_t source_crc)
+json_t *qt_run_sections_json(const struct qt_packed *p)
 {
     json_t *sections = json_array();
     for (size_t i = 0; i < p->nsections; i++) {
@@ -156,15 +159,21 @@ static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
                                     "crc32", crc_json(qt_crc32(0, s->data, s->bytes)));
         if (json_array_append_new(sections, section) < 0) {
             json_decref(sections);
-            sections = NULL; /* fails what follows */
-            break;
+            return NULL; /* fails what packs it */
         }
     }
-    json_t *entry = json_pack("{s:s, s:s, s:o, s:i, s:f, s:s, s:o, s:o, s:o, s:o}", "scheme",
-                              p->spec.text, "layout", p->layout, "shape", shape_json(t->shape, 2),
-                              "scale_exp2", p->scale_exp2, "bpw", qt_packed_bpw(p), "source_dtype",
-                              qt_dtype_name(t->dtype), "source_crc32", crc_json(source_crc),
-                              "sections", sections, "error", error_json(error), "hessian", hessian);
+    return sections;
+}
+
+static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
+                          const struct qt_error *error, json_t *hessian, uint32_t source_crc)
+{
+    json_t *entry =
+        json_pack("{s:s, s:s, s:o, s:i, s:f, s:s, s:o, s:o, s:o, s:o}", "scheme", p->spec.text,
+                  "layout", p->layout, "shape", shape_json(t->shape, 2), "scale_exp2",
+                  p->scale_exp2, "bpw", qt_packed_bpw(p), "source_dtype", qt_dtype_name(t->dtype),
+                  "source_crc32", crc_json(source_crc), "sections", qt_run_sections_json(p),
+                  "error", qt_run_error_json(error), "hessian", hessian);
     if (!isnan(qt_packed_paper_bpw(p)))
         json_object_set_new(entry, "paper_bpw", json_real(qt_packed_paper_bpw(p)));
     return entry;
@@ -202,6 +211,15 @@ static int commit_item(struct qt_run *run, size_t i, json_t *entry, struct qt_er
     if (!entry)
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     count_item(run, i, entry);
+    return qt_writer_commit(run->writer, run->plan.items[i].tensor->name, entry, err);
+}
+
+int qt_run_replace_item(struct qt_run *run, size_t i, json_t *entry, struct qt_err *err)
+{
+    if (!entry)
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    json_decref(run->entries[i]);
+    run->entries[i] = entry;
     return qt_writer_commit(run->writer, run->plan.items[i].tensor->name, entry, err);
 }
 
@@ -358,6 +376,7 @@ static void run_close(struct qt_run *run)
         qt_free(run->names[i]);
     for (size_t i = 0; run->entries && i < run->plan.count; i++)
         json_decref(run->entries[i]);
+    json_decref(run->learning);
     qt_free(run->entries);
     qt_free(run->seconds);
     qt_free(run->first);
@@ -371,12 +390,14 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
 {
     struct qt_run run = {.ckpt = ckpt, .opt = opt};
     struct qt_writer_options wopt = {.force = opt->force, .resume = opt->resume};
+    struct qt_learner *learner = NULL;
     json_t *identity = NULL, *manifest = NULL, *report = NULL;
     double start = qt_clock();
     int rc = QT_OK;
     *out = (struct qt_quantize_report){0};
     QT_TRY(qt_plan_new(&run.plan, ckpt, &opt->plan, err));
-    QT_TRY(identity_new(&identity, &run, err));
+    QT_TRY(qt_learn_open(&learner, &run, err));
+    QT_TRY(identity_new(&identity, &run, learner, err));
     QT_TRY(stored_new(&run, err));
     QT_TRY(
         qt_writer_open(&run.writer, opt->out_dir, run.stored, run.nstored, identity, &wopt, err));
@@ -385,6 +406,8 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     if (opt->calibration)
         QT_TRY(qt_run_blocks(&run, err));
     QT_TRY(run_items(&run, err));
+    if (learner)
+        QT_TRY(qt_learn_run(learner, err));
     QT_TRY(qt_ckpt_check_unchanged(ckpt, err));
     manifest = manifest_new(&run, identity);
     if (!manifest) {
@@ -408,6 +431,7 @@ done:
     json_decref(identity);
     json_decref(manifest);
     json_decref(report);
+    qt_learn_close(learner);
     run_close(&run);
     return rc;
 }

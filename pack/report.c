@@ -62,5 +62,7 @@ int qt_run_report(json_t **out, const struct qt_run *run, double start, struct q
         "bytes", (json_int_t)run->plan.output_bytes, "calibration_tokens",
         (json_int_t)calibration_tokens(run->opt->calibration), "fallbacks", (json_int_t)fallbacks,
         "seconds", qt_clock() - start, "peak_rss_bytes", (json_int_t)usage.ru_maxrss * 1024);
+    if (*out && run->learning)
+        json_object_set(*out, "learning", run->learning);
     return *out ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
 }

@@ -15,6 +15,7 @@ struct qt_run {
     json_t **entries; /* per plan item: its part of the manifest, once it is finished */
     double *seconds;  /* per plan item; 0 where an earlier run made it */
     struct qt_writer *writer;
+    json_t *learning;  /* what learning has done, for the report; NULL: nothing */
     size_t finished;   /* items */
     double done_bytes; /* of the source, for progress */
 };
@@ -29,8 +30,20 @@ bool qt_run_resume_item(struct qt_run *run, size_t i);
 int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
                          const struct qt_factor *factor, const char *fallback, struct qt_err *err);
 
+/* Replaces the entry of item i, whose stored data has been put anew after qt_writer_reopen, and
+ * journals it. Takes the entry over in any case. */
+int qt_run_replace_item(struct qt_run *run, size_t i, json_t *entry, struct qt_err *err);
+/* The sections of a packed matrix as the manifest lists them. */
+json_t *qt_run_sections_json(const struct qt_packed *p);
+json_t *qt_run_error_json(const struct qt_error *e);
+
 /* report.c: what was done to each tensor, with totals, times, peak memory. *out is owned. */
 int qt_run_report(json_t **out, const struct qt_run *run, double start, struct qt_err *err);
+
+/* blocks.c: the plan item of a tensor; a finished matrix read back from what was written. *out is
+ * the caller's to free, also on failure. */
+int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err);
+int qt_run_read_back(struct qt_packed *out, const struct qt_run *run, size_t i, struct qt_err *err);
 
 /* blocks.c: all linears of the model's decoder blocks, calibrated block by block. */
 int qt_run_blocks(struct qt_run *run, struct qt_err *err);

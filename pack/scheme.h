@@ -21,12 +21,38 @@ extern const char *const qt_method_names[];
     }
 enum qt_method qt_spec_method(const struct qt_spec *spec);
 
+/* Whether the continuous parameters are tuned afterwards; of every scheme that has a
+ * struct qt_learnable. */
+#define QT_PARAM_LEARN                                                                             \
+    {                                                                                              \
+        "learn", QT_PARAM_FLAG, 0, 0, 1, NULL,                                                     \
+            "1: tune the scales through the model on calibration data (--learn)"                   \
+    }
+bool qt_spec_learns(const struct qt_spec *spec);
+
 struct qt_codebook;
 
 struct qt_strip {
     size_t index;  /* rows 16 * index ... */
     size_t rows;   /* 1..16 logical rows */
     void *scratch; /* scheme->scratch_bytes(p), 64-byte aligned, one per thread */
+};
+
+/*
+ * The continuous parameters of a packed matrix (scales), for learning: `count` of them per strip,
+ * in an order of the scheme's own. What padding has no use for may be anything with unit 0.
+ */
+struct qt_learnable {
+    size_t (*count)(const struct qt_packed *p);
+    /* Stored values, and the size of each: steps are in these units. */
+    void (*get)(float *value, float *unit, const struct qt_packed *p, const struct qt_strip *strip);
+    /* Stores values, rounded; codes stay. A value that cannot be stored leaves the old one. */
+    void (*put)(const struct qt_packed *p, const struct qt_strip *strip, const float *value);
+    /* grad[count] = dL/dvalue of dw[rows][k] = dL/dW. */
+    void (*grad)(float *grad, const struct qt_packed *p, const struct qt_strip *strip,
+                 const float *dw);
+    /* Codes nearest to w[rows][k] (divided by 2^scale_exp2) under the stored parameters. */
+    void (*recode)(const struct qt_packed *p, const struct qt_strip *strip, const float *w);
 };
 
 struct qt_scheme {
@@ -68,10 +94,19 @@ struct qt_scheme {
     void (*codebook)(struct qt_codebook *out, const struct qt_packed *p);
     /* Stored values within what the scheme allows; reason into err. */
     int (*check_values)(const struct qt_packed *p, struct qt_err *err);
+    const struct qt_learnable *learnable; /* NULL: nothing to learn */
 };
 
 /* Rows [row0, row0 + rows) of a source matrix as FP32, times 2^exp2: dst[rows][k]. */
 void qt_matrix_rows(float *dst, const struct qt_matrix *w, size_t row0, size_t rows, int exp2);
+
+/* key=value,... into value[] by index into params; *set: those given, each once and none that is in
+ * `fixed`. QT_E_USAGE. */
+int qt_params_parse(double *value, unsigned *set, const struct qt_param *params, unsigned fixed,
+                    const char *text, struct qt_err *err);
+/* Appends "key=value,..." of all parameters not in `fixed`, `separator` in front of the first. */
+void qt_params_text(char *buf, size_t size, char separator, const struct qt_param *params,
+                    const double *value, unsigned fixed);
 
 /* Parameter value by key; the key must exist. */
 double qt_spec_value(const struct qt_spec *spec, const char *key);

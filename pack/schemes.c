@@ -61,6 +61,11 @@ enum qt_method qt_spec_method(const struct qt_spec *spec)
     return (enum qt_method)qt_spec_value(spec, "method");
 }
 
+bool qt_spec_learns(const struct qt_spec *spec)
+{
+    return spec->scheme && spec->scheme->learnable && qt_spec_value(spec, "learn") != 0;
+}
+
 /* ---- did you mean --------------------------------------------------------------------------- */
 
 /* Levenshtein distance of short words; long ones count as far apart. */
@@ -136,7 +141,7 @@ static int find_preset(struct qt_spec *out, const char *name, struct qt_err *err
 static int fail_value(struct qt_err *err, const struct qt_param *p, const char *value)
 {
     return qt_fail(err, QT_E_USAGE, NULL, NULL, "%s=%s: expected %s from %g to %g", p->key, value,
-                   p->type == QT_PARAM_INT ? "a whole number" : "a number", p->min, p->max);
+                   p->type == QT_PARAM_REAL ? "a number" : "a whole number", p->min, p->max);
 }
 
 static int parse_value(double *out, const struct qt_param *p, const char *value, struct qt_err *err)
@@ -155,17 +160,16 @@ static int parse_value(double *out, const struct qt_param *p, const char *value,
     bool digits = value[0] && strspn(value, "0123456789.eE+-") == strlen(value);
     if (!digits || *end || !(v >= p->min && v <= p->max))
         return fail_value(err, p, value);
-    if (p->type == QT_PARAM_INT && v != (double)(long)v)
+    if (p->type != QT_PARAM_REAL && v != (double)(long)v)
         return fail_value(err, p, value);
     *out = v;
     return QT_OK;
 }
 
 /* One key=value. fixed: parameters that the preset has decided, which the user cannot change. */
-static int parse_pair(struct qt_spec *out, char *pair, unsigned *set, unsigned fixed,
-                      struct qt_err *err)
+static int parse_pair(double *out, unsigned *set, const struct qt_param *params, unsigned fixed,
+                      char *pair, struct qt_err *err)
 {
-    const struct qt_param *params = out->scheme->params;
     const char *keys[QT_MAX_PARAMS];
     size_t n = 0;
     char *value = strchr(pair, '=');
@@ -177,7 +181,7 @@ static int parse_pair(struct qt_spec *out, char *pair, unsigned *set, unsigned f
             if (*set >> i & 1)
                 return qt_fail(err, QT_E_USAGE, NULL, NULL, "'%s' is given twice", pair);
             *set |= 1u << i;
-            return parse_value(&out->value[i], &params[i], value, err);
+            return parse_value(&out[i], &params[i], value, err);
         }
         if (!(fixed >> i & 1))
             keys[n++] = params[i].key;
@@ -185,14 +189,14 @@ static int parse_pair(struct qt_spec *out, char *pair, unsigned *set, unsigned f
     return fail_unknown(err, "parameter", pair, keys, n);
 }
 
-static int parse_pairs(struct qt_spec *out, const char *text, unsigned *set, unsigned fixed,
-                       struct qt_err *err)
+int qt_params_parse(double *value, unsigned *set, const struct qt_param *params, unsigned fixed,
+                    const char *text, struct qt_err *err)
 {
     char copy[QT_SPEC_TEXT], *rest = copy, *pair;
     int rc = QT_OK;
     snprintf(copy, sizeof copy, "%s", text);
     while (rc == QT_OK && (pair = strsep(&rest, ",")) != NULL)
-        rc = parse_pair(out, pair, set, fixed, err);
+        rc = parse_pair(value, set, params, fixed, pair, err);
     return rc;
 }
 
@@ -207,25 +211,29 @@ static unsigned fixed_params(const struct qt_param *params, unsigned by_preset)
     return fixed;
 }
 
+void qt_params_text(char *buf, size_t size, char separator, const struct qt_param *params,
+                    const double *value, unsigned fixed)
+{
+    size_t at = strlen(buf);
+    for (size_t i = 0; params[i].key && at < size; i++) {
+        if (fixed >> i & 1 || (params[i].type == QT_PARAM_FLAG && value[i] == 0))
+            continue;
+        if (params[i].type == QT_PARAM_CHOICE)
+            at += (size_t)snprintf(buf + at, size - at, "%c%s=%s", separator, params[i].key,
+                                   params[i].choices[(size_t)value[i]]);
+        else
+            at += (size_t)snprintf(buf + at, size - at, "%c%s=%.9g", separator, params[i].key,
+                                   value[i]);
+        separator = ',';
+    }
+}
+
 /* Canonical text: the preset's name, and every parameter it leaves open, in table order. */
 static void write_text(struct qt_spec *spec)
 {
-    const struct qt_param *params = spec->scheme->params;
-    unsigned fixed = spec->fixed;
-    size_t at = (size_t)snprintf(spec->text, sizeof spec->text, "%s", spec->preset->name);
-    char separator = ':';
-    for (size_t i = 0; params[i].key && at < sizeof spec->text; i++) {
-        if (fixed >> i & 1)
-            continue;
-        double v = spec->value[i];
-        if (params[i].type == QT_PARAM_CHOICE)
-            at += (size_t)snprintf(spec->text + at, sizeof spec->text - at, "%c%s=%s", separator,
-                                   params[i].key, params[i].choices[(size_t)v]);
-        else
-            at += (size_t)snprintf(spec->text + at, sizeof spec->text - at, "%c%s=%.9g", separator,
-                                   params[i].key, v);
-        separator = ',';
-    }
+    snprintf(spec->text, sizeof spec->text, "%s", spec->preset->name);
+    qt_params_text(spec->text, sizeof spec->text, ':', spec->scheme->params, spec->value,
+                   spec->fixed);
 }
 
 int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err)
@@ -249,12 +257,12 @@ int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err)
     for (size_t i = 0; params[i].key; i++)
         out->value[i] = params[i].initial;
     if (out->preset->values[0])
-        rc = parse_pairs(out, out->preset->values, &by_preset, 0, err);
+        rc = qt_params_parse(out->value, &by_preset, params, 0, out->preset->values, err);
     if (rc < 0)
         return rc;
     out->fixed = fixed_params(params, by_preset);
     if (text[len])
-        rc = parse_pairs(out, text + len + 1, &by_user, out->fixed, err);
+        rc = qt_params_parse(out->value, &by_user, params, out->fixed, text + len + 1, err);
     if (rc == QT_OK)
         rc = out->scheme->check_spec(out, err);
     write_text(out);

@@ -1,0 +1,370 @@
+/*
+ * Learning: gradients of stored parameters, curves that fall, results that do not depend on threads
+ * or on interruptions, and refusals.
+ */
+#include "fixture.h"
+
+#include "kernels/kernels.h"
+#include "pack/scheme.h"
+#include "verify/verify.h"
+
+#include <math.h>
+
+#define MODEL "tests/golden/models/llama"
+
+enum { SEQLEN = 32, SAMPLES = 12, VOCAB = 97 };
+
+struct fixture {
+    char *dir;
+    char out[2][256]; /* "a", "b" */
+    struct qt_backend *be;
+    struct qt_ckpt *ckpt;
+    uint32_t ids[SAMPLES * SEQLEN];
+    struct qt_calibration calibration;
+    struct qt_learn_options learn;
+    struct qt_err err;
+};
+
+static int set_up(void **state)
+{
+    struct fixture *f = calloc(1, sizeof *f);
+    uint32_t x = 777;
+    f->dir = fixture_dir();
+    for (int i = 0; i < 2; i++)
+        snprintf(f->out[i], sizeof f->out[i], "%s/%c", f->dir, 'a' + i);
+    expect_ok("backend", qt_backend_cpu_open(&f->be, &f->err), &f->err);
+    expect_ok("model", qt_ckpt_open(&f->ckpt, MODEL, &f->err), &f->err);
+    for (size_t i = 0; i < SAMPLES * SEQLEN; i++) {
+        x = x * 1664525 + 1013904223;
+        f->ids[i] = (x >> 16) % VOCAB;
+    }
+    f->calibration = (struct qt_calibration){
+        .ids = f->ids, .samples = SAMPLES, .seqlen = SEQLEN, .backend = f->be};
+    *state = f;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    struct fixture *f = *state;
+    static const char *const dirs[] = {"a", "b", "a.partial", "b.partial"};
+    for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++)
+        qt_dir_remove(fixture_path(f->dir, dirs[i]), NULL);
+    fixture_remove(f->dir);
+    qt_ckpt_close(f->ckpt);
+    f->be->close(f->be);
+    free(f);
+    return 0;
+}
+
+static struct qt_quantize_options options(struct fixture *f, const char *out, const char *scheme,
+                                          const char *learn)
+{
+    expect_ok(learn, qt_learn_parse(&f->learn, learn, &f->err), &f->err);
+    return (struct qt_quantize_options){
+        .plan = {.scheme = scheme, .calibrated = true},
+        .calibration = &f->calibration,
+        .learn = &f->learn,
+        .out_dir = f->out[strcmp(out, "b") == 0],
+        .force = true,
+    };
+}
+
+static json_t *quantize(struct fixture *f, const struct qt_quantize_options *opt)
+{
+    struct qt_quantize_report report;
+    expect_ok("quantize", qt_quantize(&report, f->ckpt, opt, &f->err), &f->err);
+    return report.document;
+}
+
+static bool same_files(struct fixture *f, const char *name)
+{
+    char *text[2];
+    size_t size[2];
+    for (int i = 0; i < 2; i++) {
+        const char *path = fixture_path(f->out[i], name);
+        expect_ok(path, qt_file_read(&text[i], &size[i], path, 1 << 24, &f->err), &f->err);
+    }
+    bool same = size[0] == size[1] && memcmp(text[0], text[1], size[0]) == 0;
+    qt_free(text[0]);
+    qt_free(text[1]);
+    return same;
+}
+
+/* Held-out loss before, and the best of the rows of `block` (-1: rows have none). */
+static void curve_ends(double *before, double *best, const json_t *document, json_int_t block)
+{
+    const json_t *row, *curve = json_object_get(json_object_get(document, "learning"), "curve");
+    size_t i;
+    *best = INFINITY;
+    json_array_foreach(curve, i, row)
+    {
+        double loss = json_number_value(json_object_get(row, "held_out"));
+        if (block >= 0 && json_integer_value(json_object_get(row, "block")) != block)
+            continue;
+        if (json_integer_value(json_object_get(row, "step")) == 0)
+            *before = loss;
+        *best = fmin(*best, loss);
+    }
+}
+
+/* ---- parameters of a matrix ----------------------------------------------------------------- */
+
+/* W is linear in each parameter: the slope of sum dw * W is exact, up to FP16 rounding of steps
+ * that are made as powers of two. */
+static void check_gradient(const char *text)
+{
+    enum { N = 19, K = 100 };
+    float *w, *dw, *decoded;
+    struct qt_spec spec;
+    struct qt_packed p;
+    struct qt_err err;
+    expect_ok(text, qt_spec_parse(&spec, text, &err), &err);
+    qt_array_new(&w, N * K, sizeof *w, NULL);
+    qt_array_new(&dw, 2 * QT_FRAG_ROWS * K, sizeof *dw, NULL);
+    qt_array_new(&decoded, N * K, sizeof *decoded, NULL);
+    for (size_t i = 0; i < N * K; i++) {
+        w[i] = (float)sin((double)i * 1.7) * 1e-3f;
+        dw[i] = (float)cos((double)i * 0.9);
+    }
+    struct qt_matrix m = {w, QT_F32, N, K, "file", "name"};
+    expect_ok(text, qt_packed_quantize(&p, &spec, &m, NULL, NULL, &err), &err);
+    const struct qt_learnable *learnable = spec.scheme->learnable;
+    size_t count = learnable->count(&p), nonzero = 0;
+    float *value, *unit, *grad;
+    void *scratch;
+    qt_array_new(&value, count, sizeof *value, NULL);
+    qt_array_new(&unit, count, sizeof *unit, NULL);
+    qt_array_new(&grad, count, sizeof *grad, NULL);
+    qt_array_new(&scratch, 1, spec.scheme->scratch_bytes(&p), NULL);
+    for (size_t s = 0; s < 2; s++) {
+        struct qt_strip strip = {s, s ? N - QT_FRAG_ROWS : QT_FRAG_ROWS, scratch};
+        learnable->get(value, unit, &p, &strip);
+        learnable->grad(grad, &p, &strip, dw + s * QT_FRAG_ROWS * K);
+        for (size_t i = 0; i < count; i++) {
+            double sum[2] = {0};
+            float was = value[i];
+            for (int side = 0; side < 2; side++) {
+                value[i] = side ? was : 2 * was;
+                learnable->put(&p, &strip, value);
+                expect_ok("decode", qt_packed_decode(decoded, &p, 0, N, &err), &err);
+                for (size_t j = 0; j < N * K; j++)
+                    sum[side] += (double)dw[j] * (double)decoded[j];
+            }
+            double want = was != 0 ? (sum[0] - sum[1]) / (double)was : 0;
+            if (!(fabs((double)grad[i] - want) <= 1e-3 * (fabs(want) + ldexp(1, p.scale_exp2))))
+                fail_msg("%s: parameter %zu of strip %zu: %g, expected %g", text, i, s,
+                         (double)grad[i], want);
+            nonzero += want != 0;
+            assert_true(unit[i] == fabsf(was));
+        }
+    }
+    assert_true(nonzero >= N);
+    qt_packed_free(&p);
+    void *const all[] = {w, dw, decoded, value, unit, grad, scratch};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        qt_free(all[i]);
+}
+
+static void gradients_of_parameters(void **state)
+{
+    static const char *const specs[] = {"nf4:g=32", "nf3:g=64", "lut2:g=32",           "fp6",
+                                        "fp4",      "int4",     "int4:g=32,zero=group"};
+    (void)state;
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
+        check_gradient(specs[i]);
+}
+
+/* ---- end to end ----------------------------------------------------------------------------- */
+
+static void the_curve_falls(void **state)
+{
+    struct fixture *f = *state;
+    static const struct {
+        const char *scheme, *learn;
+        bool norms;
+    } cases[] = {
+        {"nf3:g=32,learn=1", "lr=3e-3,batch=2,passes=4", false},
+        {"nf3:g=32,learn=1", "lr=3e-3,batch=2,passes=4", true},
+        {"fp4:learn=1", "lr=3e-3,batch=2,passes=4", false},
+        {"nf3:g=32", "lr=3e-3,batch=2,passes=4", true},
+        {"nf3:g=32,method=search,learn=1", "mode=ste,lr=3e-3,batch=2,passes=4", false},
+        {"int4:g=32,learn=1", "objective=nll,lr=1e-2,batch=3,passes=2", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct qt_quantize_options opt = options(f, "a", cases[i].scheme, cases[i].learn);
+        double before = 0, best;
+        f->learn.norms = cases[i].norms;
+        json_t *doc = quantize(f, &opt);
+        curve_ends(&before, &best, doc, -1);
+        if (!(best < before))
+            fail_msg("%s, %s: %g before, %g after", cases[i].scheme, cases[i].learn, before, best);
+        json_decref(doc);
+    }
+}
+
+static void every_block_improves(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_quantize_options opt =
+        options(f, "a", "nf2:g=32,learn=1", "scope=block,lr=1e-2,batch=2,passes=4");
+    f->learn.norms = true;
+    json_t *doc = quantize(f, &opt);
+    for (json_int_t block = 0; block < 2; block++) {
+        double before = 0, best;
+        curve_ends(&before, &best, doc, block);
+        assert_true(best < before);
+    }
+    json_decref(doc);
+}
+
+/* Steps that can only do harm leave the weights as they were. */
+static void harm_is_not_kept(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_quantize_options a = options(f, "a", "nf4:g=32", "");
+    json_decref(quantize(f, &a));
+    struct qt_quantize_options b = options(f, "b", "nf4:g=32,learn=1", "lr=0.5,batch=2");
+    json_t *doc = quantize(f, &b);
+    assert_int_equal(
+        json_integer_value(json_object_get(json_object_get(doc, "learning"), "best_step")), 0);
+    assert_true(same_files(f, "model.safetensors"));
+    json_decref(doc);
+}
+
+static const struct {
+    const char *scheme, *learn;
+} modes[] = {
+    {"nf3:g=32,learn=1", "lr=3e-3,batch=3,passes=1"},
+    {"nf3:g=32,method=search,learn=1", "mode=ste,lr=3e-3,batch=3,passes=1"},
+    {"nf3:g=32,learn=1", "scope=block,lr=3e-3,batch=4,passes=1"},
+};
+enum { MODES = sizeof modes / sizeof *modes };
+
+static void same_bytes_for_any_threads(void **state)
+{
+    struct fixture *f = *state;
+    for (size_t i = 0; i < MODES; i++) {
+        struct qt_quantize_options a = options(f, "a", modes[i].scheme, modes[i].learn);
+        struct qt_quantize_options b = options(f, "b", modes[i].scheme, modes[i].learn);
+        f->learn.norms = true;
+        qt_threads_set(1);
+        json_decref(quantize(f, &a));
+        qt_threads_set(4);
+        json_decref(quantize(f, &b));
+        qt_threads_set(0);
+        assert_true(same_files(f, "model.safetensors"));
+        assert_true(same_files(f, "qtool.json"));
+    }
+}
+
+static int stops_left;
+static bool stop_soon(void)
+{
+    return stops_left-- <= 0;
+}
+
+/* Stopped at every third opportunity, before every step and every tensor that is rewritten. */
+static void interrupted_runs_resume(void **state)
+{
+    struct fixture *f = *state;
+    for (size_t i = 0; i < MODES; i++) {
+        struct qt_quantize_options a = options(f, "a", modes[i].scheme, modes[i].learn);
+        struct qt_quantize_options b = options(f, "b", modes[i].scheme, modes[i].learn);
+        struct qt_quantize_report report;
+        int rc, stops = 0;
+        f->learn.norms = true;
+        json_decref(quantize(f, &a));
+        b.resume = true;
+        b.interrupted = stop_soon;
+        do {
+            stops_left = 5;
+            rc = qt_quantize(&report, f->ckpt, &b, &f->err);
+            stops++;
+        } while (rc == QT_E_INTERRUPTED);
+        expect_ok(modes[i].learn, rc, &f->err);
+        json_decref(report.document);
+        assert_true(stops > 5);
+        assert_true(same_files(f, "model.safetensors"));
+        assert_true(same_files(f, "qtool.json"));
+        assert_false(qt_path_exists(fixture_path(f->out[1], "progress")));
+    }
+}
+
+static void other_options_do_not_resume(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_quantize_options a = options(f, "a", "nf3:g=32,learn=1", "lr=1e-3");
+    struct qt_quantize_report report;
+    a.interrupted = stop_soon;
+    stops_left = 17; /* after 14 tensors */
+    assert_int_equal(qt_quantize(&report, f->ckpt, &a, &f->err), QT_E_INTERRUPTED);
+    a = options(f, "a", "nf3:g=32,learn=1", "lr=2e-3");
+    a.resume = true;
+    expect_error("other lr", qt_quantize(&report, f->ckpt, &a, &f->err), QT_E_RESUME, "learning",
+                 &f->err);
+}
+
+/* Tuned norms are not the source's: verify must know, and still find everything else. */
+static void tuned_containers_verify(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_quantize_options opt = options(f, "a", "nf3:g=32,learn=1", "lr=3e-3,batch=2");
+    struct qt_container *c;
+    struct qt_verify_report report;
+    f->learn.norms = true;
+    json_decref(quantize(f, &opt));
+    expect_ok("open", qt_container_open(&c, f->out[0], &f->err), &f->err);
+    expect_ok("verify", qt_verify(&report, c, f->ckpt, NULL, &f->err), &f->err);
+    const json_t *norm = json_object_get(json_object_get(qt_container_manifest(c), "copied"),
+                                         "model.layers.0.input_layernorm.weight");
+    assert_true(json_is_true(json_object_get(norm, "tuned")));
+    qt_verify_free(&report);
+    qt_container_close(c);
+}
+
+/* ---- refusals ------------------------------------------------------------------------------- */
+
+static void what_cannot_learn_is_refused(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_quantize_options opt = options(f, "a", "nf4:learn=1", "");
+    struct qt_quantize_report report;
+    struct qt_learn_options learn;
+    opt.calibration = NULL;
+    opt.plan.calibrated = false;
+    expect_error("no data", qt_quantize(&report, f->ckpt, &opt, &f->err), QT_E_USAGE,
+                 "needs calibration data", &f->err);
+    opt = options(f, "a", "nf4", "");
+    const struct qt_rule rule = {"lm_head", "nf4:learn=1"};
+    opt.plan.rules = &rule;
+    opt.plan.nrules = 1;
+    expect_error("head", qt_quantize(&report, f->ckpt, &opt, &f->err), QT_E_UNSUPPORTED, "lm_head",
+                 &f->err);
+    opt = options(f, "a", "nf4:learn=1", "");
+    f->calibration.samples = 1;
+    expect_error("one window", qt_quantize(&report, f->ckpt, &opt, &f->err), QT_E_USAGE,
+                 "2 windows", &f->err);
+    expect_error("key", qt_learn_parse(&learn, "rate=1", &f->err), QT_E_USAGE, "rate", &f->err);
+    expect_error("value", qt_learn_parse(&learn, "mode=frozn", &f->err), QT_E_USAGE,
+                 "did you mean 'frozen'", &f->err);
+    expect_error("range", qt_learn_parse(&learn, "passes=0", &f->err), QT_E_USAGE, "from 1",
+                 &f->err);
+    assert_false(qt_path_exists(fixture_path(f->dir, "a.partial")));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gradients_of_parameters),
+        cmocka_unit_test_setup_teardown(the_curve_falls, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(every_block_improves, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(harm_is_not_kept, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(same_bytes_for_any_threads, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(interrupted_runs_resume, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(other_options_do_not_resume, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(tuned_containers_verify, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(what_cannot_learn_is_refused, set_up, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
