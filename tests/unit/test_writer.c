@@ -85,6 +85,76 @@ static void test_close_and_resume(void **state)
     }
 }
 
+/* Units that are finished can be done again, now or by a later run, also when that run dies between
+ * writing and journalling; the caller's progress is there until the container is. */
+static void test_reopen(void **state)
+{
+    (void)state;
+    for (size_t dies = 0; dies < 2; dies++) {
+        struct run r = run_many("again");
+        struct qt_writer *w;
+        unsigned char junk[8] = "garbage";
+        void *data;
+        size_t size;
+        leave_partial(&r, UNITS);
+        r.resume = true;
+        assert_status(fixture_open(&w, &r), QT_OK, r.err);
+        assert_status(qt_writer_load(&data, &size, w, &r.err), QT_OK, r.err);
+        assert_null(data);
+        assert_status(qt_writer_save(w, "first", 5, &r.err), QT_OK, r.err);
+        assert_status(qt_writer_save(w, "progress!", 9, &r.err), QT_OK, r.err);
+        assert_status(qt_writer_reopen(w, "no such unit", &r.err), QT_E_INTERNAL, r.err);
+        for (size_t u = 0; u + dies < UNITS; u++) {
+            assert_status(qt_writer_reopen(w, fixture_units[u].name, &r.err), QT_OK, r.err);
+            assert_null(qt_writer_done(w, fixture_units[u].name));
+            assert_status(fixture_unit(w, u, &r), QT_OK, r.err);
+        }
+        if (dies) {
+            const size_t u = UNITS - 1;
+            assert_status(qt_writer_reopen(w, fixture_units[u].name, &r.err), QT_OK, r.err);
+            assert_status(qt_writer_put(w, fixture_units[u].first, junk, sizeof junk, 0, &r.err),
+                          QT_OK, r.err);
+        }
+        qt_writer_close(w);
+        assert_status(fixture_open(&w, &r), QT_OK, r.err);
+        assert_status(qt_writer_load(&data, &size, w, &r.err), QT_OK, r.err);
+        assert_int_equal(size, 9);
+        assert_memory_equal(data, "progress!", 9);
+        qt_free(data);
+        for (size_t u = 0; u < UNITS; u++)
+            assert_non_null(qt_writer_done(w, fixture_units[u].name));
+        if (dies) {
+            assert_status(qt_writer_reopen(w, fixture_units[UNITS - 1].name, &r.err), QT_OK, r.err);
+            assert_status(fixture_unit(w, UNITS - 1, &r), QT_OK, r.err);
+        }
+        qt_writer_close(w);
+        resume_and_compare(&r);
+    }
+}
+
+static void test_damaged_progress(void **state)
+{
+    (void)state;
+    struct run r = run_many("progress");
+    struct qt_writer *w;
+    void *data;
+    size_t size;
+    assert_status(fixture_open(&w, &r), QT_OK, r.err);
+    assert_status(qt_writer_save(w, "0123456789", 10, &r.err), QT_OK, r.err);
+    shell("printf x | dd of=progress.partial/progress bs=1 seek=3 conv=notrunc 2>/dev/null");
+    assert_status(qt_writer_load(&data, &size, w, &r.err), QT_E_RESUME, r.err);
+    assert_null(data);
+    shell("printf xy > progress.partial/progress");
+    assert_status(qt_writer_load(&data, &size, w, &r.err), QT_E_RESUME, r.err);
+    qt_writer_close(w);
+    r.resume = false; /* anew: nothing of it stays */
+    assert_status(fixture_open(&w, &r), QT_OK, r.err);
+    assert_status(qt_writer_load(&data, &size, w, &r.err), QT_OK, r.err);
+    assert_null(data);
+    qt_writer_discard(w);
+    qt_writer_close(w);
+}
+
 /* A side file that the first run copied and the second does not want must not stay. */
 static void test_stale_side_file(void **state)
 {
@@ -611,6 +681,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_close_and_resume),
+        cmocka_unit_test(test_reopen),
+        cmocka_unit_test(test_damaged_progress),
         cmocka_unit_test(test_stale_side_file),
         cmocka_unit_test(test_start_anew),
         cmocka_unit_test(test_kill_after_every_call),
