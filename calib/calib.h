@@ -121,6 +121,11 @@ struct qt_block;
 int qt_block_open(struct qt_block **out, const struct qt_model *model, size_t layer,
                   const struct qt_weights *w, struct qt_backend *be, struct qt_err *err);
 void qt_block_close(struct qt_block *block);
+/* Another layer (or other weights) in the same memory. After a failure the block may only be
+ * closed.
+ */
+int qt_block_load(struct qt_block *block, size_t layer, const struct qt_weights *w,
+                  struct qt_err *err);
 /* hidden[m][hidden] in place, m a multiple of seqlen, seqlen <= max_positions. Runs sequences in
  * chunks, so that working memory does not grow with m. tap may be NULL. */
 int qt_block_run(struct qt_block *block, float *hidden, size_t m, size_t seqlen,

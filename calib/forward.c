@@ -20,12 +20,14 @@ int block_floats(float **out, struct qt_backend *be, size_t rows, size_t width, 
     return rc;
 }
 
-/* `staging` holds the largest tensor: the one copy beside the backend's. */
+/* `staging` holds the largest tensor: the one copy beside the backend's. Memory that *out has from
+ * another layer is used again. */
 static int load_tensor(float **out, const char *name, size_t count, float *staging,
                        const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
 {
     int rc = QT_OK;
-    QT_TRY(block_floats(out, be, count, 1, err));
+    if (!*out)
+        QT_TRY(block_floats(out, be, count, 1, err));
     QT_TRY(w->load(w->ctx, name, staging, err));
     QT_TRY(be->upload(be, *out, staging, count * sizeof **out, err));
 done:
@@ -55,26 +57,37 @@ static void free_loaded(struct loaded *l, struct qt_backend *be)
 int qt_block_open(struct qt_block **out, const struct qt_model *model, size_t layer,
                   const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
 {
-    const struct layer *l = &model->layers[layer];
-    struct qt_block *b = NULL;
+    struct qt_block *b;
+    *out = NULL;
+    int rc = qt_array_new(&b, 1, sizeof *b, err);
+    if (rc < 0)
+        return rc;
+    *b = (struct qt_block){.model = model, .be = be};
+    rc = qt_block_load(b, layer, w, err);
+    if (rc < 0)
+        qt_block_close(b);
+    else
+        *out = b;
+    return rc;
+}
+
+/* The parts of all layers have the same shapes (role_shape). */
+int qt_block_load(struct qt_block *b, size_t layer, const struct qt_weights *w, struct qt_err *err)
+{
+    const struct layer *l = &b->model->layers[layer];
     float *staging = NULL;
     size_t largest = 0;
     int rc = QT_OK;
-    *out = NULL;
     for (int role = 0; role < ROLE_COUNT; role++)
         if (part_count(&l->parts[role]) > largest)
             largest = part_count(&l->parts[role]);
+    b->layer = l;
+    b->window = b->model->cfg.windows[layer];
     QT_TRY(qt_array_new(&staging, largest, sizeof *staging, err));
-    QT_TRY(qt_array_new(&b, 1, sizeof *b, err));
-    *b = (struct qt_block){.model = model, .layer = l, .be = be};
-    b->window = model->cfg.windows[layer];
     for (int role = 0; role < ROLE_COUNT; role++)
-        QT_TRY(load_part(&b->parts[role], &l->parts[role], staging, w, be, err));
-    *out = b;
+        QT_TRY(load_part(&b->parts[role], &l->parts[role], staging, w, b->be, err));
 done:
     qt_free(staging);
-    if (rc < 0)
-        qt_block_close(b);
     return rc;
 }
 

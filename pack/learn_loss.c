@@ -2,6 +2,7 @@
 
 struct learn_work {
     struct qt_ends *ends, *ref_ends;
+    struct qt_block *block;  /* one for all layers: its working memory is large */
     uint32_t *ids, *targets; /* of a batch */
     double *losses;
     float **hidden; /* backend: inputs of the blocks and the last output, of a batch */
@@ -82,6 +83,7 @@ void learn_work_close(struct qt_learner *l)
         return;
     qt_ends_close(work->ends);
     qt_ends_close(work->ref_ends);
+    qt_block_close(work->block);
     for (size_t i = 0; work->hidden && i < work->nhidden; i++)
         be->free(be, work->hidden[i]);
     for (size_t i = 0; i < QT_BLOCK_LINEARS; i++)
@@ -103,15 +105,19 @@ void learn_work_close(struct qt_learner *l)
 
 /* ---- forward -------------------------------------------------------------------------------- */
 
+static int load_block(struct qt_learner *l, const struct qt_weights *weights, size_t layer,
+                      struct qt_err *err)
+{
+    struct learn_work *work = l->work;
+    return work->block ? qt_block_load(work->block, layer, weights, err)
+                       : qt_block_open(&work->block, l->model, layer, weights, l->be, err);
+}
+
 static int run_block(struct qt_learner *l, const struct qt_weights *weights, size_t layer,
                      float *hidden, size_t tokens, struct qt_err *err)
 {
-    struct qt_block *block;
-    int rc = qt_block_open(&block, l->model, layer, weights, l->be, err);
-    if (rc == QT_OK)
-        rc = qt_block_run(block, hidden, tokens, l->data->seqlen, NULL, err);
-    qt_block_close(block);
-    return rc;
+    int rc = load_block(l, weights, layer, err);
+    return rc < 0 ? rc : qt_block_run(l->work->block, hidden, tokens, l->data->seqlen, NULL, err);
 }
 
 static int embed_all(float **out, struct qt_learner *l, struct qt_ends *ends, struct qt_err *err)
@@ -242,14 +248,13 @@ static int block_back(struct qt_learner *l, size_t layer, const float *hidden, s
                       struct qt_err *err)
 {
     struct qt_block_grads wanted;
-    struct qt_block *block = NULL;
     int rc;
     QT_TRY(begin_gradients(&wanted, l, layer, err));
-    QT_TRY(qt_block_open(&block, l->model, layer, &l->student, l->be, err));
-    QT_TRY(qt_block_grad(block, l->work->grad, &wanted, hidden, tokens, l->data->seqlen, err));
+    QT_TRY(load_block(l, &l->student, layer, err));
+    QT_TRY(qt_block_grad(l->work->block, l->work->grad, &wanted, hidden, tokens, l->data->seqlen,
+                         err));
     QT_TRY(end_gradients(&wanted, l, layer, err));
 done:
-    qt_block_close(block);
     return rc;
 }
 

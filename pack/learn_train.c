@@ -1,6 +1,6 @@
 #include "pack/learn.h"
 
-enum { EVALUATIONS = 4 /* per pass */, PATIENCE = 4 /* evaluations without a new best */ };
+enum { EVALUATIONS = 2 /* per pass */, PATIENCE = 2 /* evaluations without a new best */ };
 
 /* ---- what a step does ----------------------------------------------------------------------- */
 
