@@ -29,12 +29,14 @@ struct qt_block {
     const struct qt_model *model;
     const struct layer *layer;
     struct qt_backend *be;
+    struct qt_runtime runtime;
     size_t window;
     struct loaded parts[ROLE_COUNT];
     /* Working memory for chunks of `rows` tokens in sequences of `seqlen`, made by the first run:
-     * x [rows][hidden]; wide: q, k, v and the attention's output, later gate and up. */
+     * x [rows][hidden]; wide: q, k, v and the attention's output, later gate and up; staged: an
+     * input of linears behind the runtime. */
     size_t rows, seqlen;
-    float *x, *wide, *cos, *sin;
+    float *x, *wide, *staged, *cos, *sin;
     struct block_grad_work grad; /* of backward.c, made by its first run */
 };
 

@@ -62,6 +62,32 @@ int qt_data_windows(uint32_t **out, const struct qt_data *data, size_t samples, 
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
+/* The linear layers of a block, in order of use. Those with equal `input` share their input. */
+struct qt_linear {
+    const char *weight; /* tensor name, e.g. "model.layers.3.self_attn.q_proj.weight" */
+    size_t n, k, layer;
+    int input; /* 0 attention in, 1 attention out, 2 MLP in, 3 MLP down */
+    /* The input whose channels this one's rows become (through attention, or elementwise), so that
+     * they may change places together: channel c is row qt_model_feed_row(c). -1: none. */
+    int feeds;
+    bool feeds_scale; /* a row that is multiplied by a positive number multiplies its channel */
+};
+
+/*
+ * What a runtime does to activations between the operations, for example rounding them to few bits.
+ * Buffers are in backend memory; either function may be NULL, which leaves things as they are.
+ */
+struct qt_runtime {
+    void *ctx;
+    /* y[m][k] = what the linears that share the input of `linear` get for x[m][k]. */
+    int (*input)(void *ctx, struct qt_backend *be, float *y, const float *x,
+                 const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err);
+    /* Keys (after rope) and values of whole sequences, [m][kv_heads * head_dim], in place. key: the
+     * linear that makes the keys. */
+    int (*cache)(void *ctx, struct qt_backend *be, float *k, float *v, const struct qt_linear *key,
+                 size_t m, const struct qt_attention *a, struct qt_err *err);
+};
+
 /* Where a model's tensors come from: a checkpoint (qt_weights_of_ckpt) or a container (pack/). */
 struct qt_weights {
     const char *dir; /* holds config.json, tokenizer.json */
@@ -70,6 +96,7 @@ struct qt_weights {
     bool (*shape)(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS]);
     /* The whole tensor as FP32 in host memory, dst[count]. */
     int (*load)(void *ctx, const char *name, float *dst, struct qt_err *err);
+    struct qt_runtime runtime; /* what goes with these weights; all NULL: nothing */
 };
 struct qt_weights qt_weights_of_ckpt(const struct qt_ckpt *ckpt);
 
@@ -92,12 +119,6 @@ const struct qt_model_info *qt_model_info(const struct qt_model *model);
 /* NULL-terminated list of the supported families. */
 const char *const *qt_model_families(void);
 
-/* The linear layers of a block, in order of use. Those with equal `input` share their input. */
-struct qt_linear {
-    const char *weight; /* tensor name, e.g. "model.layers.3.self_attn.q_proj.weight" */
-    size_t n, k;
-    int input; /* 0 attention in, 1 attention out, 2 MLP in, 3 MLP down */
-};
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer);
 
 /* The norms of a block, in order of use; of layer number `layers`: the final norm, if any. */
@@ -109,8 +130,15 @@ size_t qt_model_norms(const struct qt_norm **out, const struct qt_model *model, 
 
 enum { QT_BLOCK_LINEARS = 7, QT_BLOCK_NORMS = 6 }; /* at most */
 
-/* Called with the input x[m][k] (backend memory) of the linears whose `input` it names, before
- * they run. */
+/* The row of a linear that makes channel c of the input it feeds: itself, but for values, one head
+ * of which serves several heads of queries. */
+size_t qt_model_feed_row(const struct qt_model *model, int input, size_t c);
+/* Whether what comes before an input can divide its channels by numbers of its own: norms in front
+ * of sublayers, whose weights those become. */
+bool qt_model_input_is_norm(const struct qt_model *model, int input);
+
+/* Called with the input x[m][k] (backend memory) of the linears whose `input` it names, as its
+ * runtime leaves it, before they run. */
 struct qt_tap {
     void *ctx;
     int (*fn)(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err);

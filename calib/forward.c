@@ -82,6 +82,7 @@ int qt_block_load(struct qt_block *b, size_t layer, const struct qt_weights *w, 
         if (part_count(&l->parts[role]) > largest)
             largest = part_count(&l->parts[role]);
     b->layer = l;
+    b->runtime = w->runtime;
     b->window = b->model->cfg.windows[layer];
     QT_TRY(qt_array_new(&staging, largest, sizeof *staging, err));
     for (int role = 0; role < ROLE_COUNT; role++)
@@ -96,9 +97,10 @@ static void free_work(struct qt_block *b)
     struct qt_backend *be = b->be;
     be->free(be, b->x);
     be->free(be, b->wide);
+    be->free(be, b->staged);
     be->free(be, b->cos);
     be->free(be, b->sin);
-    b->x = b->wide = b->cos = b->sin = NULL;
+    b->x = b->wide = b->staged = b->cos = b->sin = NULL;
     b->rows = b->seqlen = 0;
 }
 
@@ -140,6 +142,14 @@ done:
     return rc;
 }
 
+static size_t widest_input(const struct layer *l)
+{
+    size_t widest = 0;
+    for (size_t i = 0; i < l->linear_count; i++)
+        widest = l->linears[i].k > widest ? l->linears[i].k : widest;
+    return widest;
+}
+
 int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err *err)
 {
     const struct config *cfg = &b->model->cfg;
@@ -152,6 +162,8 @@ int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err 
     free_work(b);
     QT_TRY(block_floats(&b->x, b->be, rows, info->hidden, err));
     QT_TRY(block_floats(&b->wide, b->be, rows, attention > mlp ? attention : mlp, err));
+    if (b->runtime.input)
+        QT_TRY(block_floats(&b->staged, b->be, rows, widest_input(b->layer), err));
     if (cfg->arch->rope)
         QT_TRY(make_rope(b, seqlen, err));
     b->rows = rows;
@@ -179,10 +191,27 @@ int block_norm(const struct block_run *r, enum role role, float *y, const float 
                           r->b->layer->parts[role].n, err);
 }
 
-static int run_tap(const struct block_run *r, int input, const float *x, size_t k,
-                   struct qt_err *err)
+static const struct qt_linear *linear_of(const struct layer *l, enum role role)
 {
-    return r->tap ? r->tap->fn(r->tap->ctx, input, x, r->m, k, err) : QT_OK;
+    return &l->linears[l->index[role]];
+}
+
+/* The input of the linear `role` and of those beside it, x[m][k], is complete: through the runtime,
+ * past the tap. */
+static int run_input(const float **x, const struct block_run *r, enum role role, struct qt_err *err)
+{
+    struct qt_block *b = r->b;
+    const struct qt_linear *linear = linear_of(b->layer, role);
+    int rc = QT_OK;
+    if (b->runtime.input) {
+        QT_TRY(
+            b->runtime.input(b->runtime.ctx, b->be, b->staged, *x, linear, r->m, linear->k, err));
+        *x = b->staged;
+    }
+    if (r->tap)
+        QT_TRY(r->tap->fn(r->tap->ctx, linear->input, *x, r->m, linear->k, err));
+done:
+    return rc;
 }
 
 /* The input of a sublayer: the hidden states, normed in front unless the norm comes behind. */
@@ -238,18 +267,21 @@ static int run_attention(const struct block_run *r, struct qt_err *err)
     struct qt_attention a = block_attention(r);
     size_t width = info->heads * info->head_dim, kv_width = info->kv_heads * info->head_dim;
     float *q = b->wide, *k = q + r->m * width, *v = k + r->m * kv_width, *y = v + r->m * kv_width;
-    const float *x;
+    const float *x, *attended = y;
     int rc = QT_OK;
     QT_TRY(sublayer_input(&x, r, ROLE_ATTN_IN, err));
-    QT_TRY(run_tap(r, 0, x, info->hidden, err));
+    QT_TRY(run_input(&x, r, ROLE_Q, err));
     QT_TRY(block_linear(r, ROLE_Q, q, x, err));
     QT_TRY(block_linear(r, ROLE_K, k, x, err));
     QT_TRY(block_linear(r, ROLE_V, v, x, err));
     QT_TRY(block_heads(r, ROLE_Q_NORM, q, info->heads, err));
     QT_TRY(block_heads(r, ROLE_K_NORM, k, info->kv_heads, err));
+    if (b->runtime.cache)
+        QT_TRY(b->runtime.cache(b->runtime.ctx, b->be, k, v, linear_of(b->layer, ROLE_K), r->m, &a,
+                                err));
     QT_TRY(b->be->attention(b->be, y, q, k, v, r->m, &a, err));
-    QT_TRY(run_tap(r, 1, y, width, err));
-    QT_TRY(block_linear(r, ROLE_O, b->x, y, err));
+    QT_TRY(run_input(&attended, r, ROLE_O, err));
+    QT_TRY(block_linear(r, ROLE_O, b->x, attended, err));
     QT_TRY(sublayer_output(r, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
 done:
     return rc;
@@ -262,16 +294,16 @@ static int run_mlp(const struct block_run *r, struct qt_err *err)
     bool gated = b->parts[ROLE_GATE].weight != NULL;
     size_t count = r->m * cfg->intermediate;
     float *up = b->wide, *gate = gated ? up + count : up; /* ungated: act(up) */
-    const float *x;
+    const float *x, *product = gate;
     int rc = QT_OK;
     QT_TRY(sublayer_input(&x, r, ROLE_MLP_IN, err));
-    QT_TRY(run_tap(r, 2, x, cfg->info.hidden, err));
+    QT_TRY(run_input(&x, r, ROLE_UP, err));
     if (gated)
         QT_TRY(block_linear(r, ROLE_GATE, gate, x, err));
     QT_TRY(block_linear(r, ROLE_UP, up, x, err));
     QT_TRY(b->be->activate(b->be, gate, gate, gated ? up : NULL, cfg->act, count, err));
-    QT_TRY(run_tap(r, 3, gate, cfg->intermediate, err));
-    QT_TRY(block_linear(r, ROLE_DOWN, b->x, gate, err));
+    QT_TRY(run_input(&product, r, ROLE_DOWN, err));
+    QT_TRY(block_linear(r, ROLE_DOWN, b->x, product, err));
     QT_TRY(sublayer_output(r, ROLE_MLP_IN, ROLE_MLP_OUT, err));
 done:
     return rc;

@@ -65,11 +65,11 @@ static void part_free(struct part *p)
 
 /* ---- layers --------------------------------------------------------------------------------- */
 
-/* What a role's tensors look like. linear_input is struct qt_linear's `input`, -1 for a norm. */
+/* What a role's tensors look like. linear_input: -1 for a norm. */
 struct role_shape {
     size_t n, k;
     bool biased;
-    int linear_input;
+    int linear_input, feeds; /* struct qt_linear */
 };
 
 static struct role_shape role_shape(const struct config *cfg, enum role role)
@@ -78,22 +78,23 @@ static struct role_shape role_shape(const struct config *cfg, enum role role)
     size_t h = info->hidden, q = info->heads * info->head_dim, kv = info->kv_heads * info->head_dim;
     switch (role) {
     case ROLE_Q:
-        return (struct role_shape){q, h, cfg->qkv_bias, 0};
+        return (struct role_shape){q, h, cfg->qkv_bias, 0, -1};
     case ROLE_K:
+        return (struct role_shape){kv, h, cfg->qkv_bias, 0, -1};
     case ROLE_V:
-        return (struct role_shape){kv, h, cfg->qkv_bias, 0};
+        return (struct role_shape){kv, h, cfg->qkv_bias, 0, 1};
     case ROLE_O:
-        return (struct role_shape){h, q, cfg->o_bias, 1};
+        return (struct role_shape){h, q, cfg->o_bias, 1, -1};
     case ROLE_GATE:
     case ROLE_UP:
-        return (struct role_shape){cfg->intermediate, h, cfg->mlp_bias, 2};
+        return (struct role_shape){cfg->intermediate, h, cfg->mlp_bias, 2, 3};
     case ROLE_DOWN:
-        return (struct role_shape){h, cfg->intermediate, cfg->mlp_bias, 3};
+        return (struct role_shape){h, cfg->intermediate, cfg->mlp_bias, 3, -1};
     case ROLE_Q_NORM:
     case ROLE_K_NORM:
-        return (struct role_shape){info->head_dim, 0, false, -1};
+        return (struct role_shape){info->head_dim, 0, false, -1, -1};
     default:
-        return (struct role_shape){h, 0, cfg->arch->norm == QT_NORM_LAYER, -1};
+        return (struct role_shape){h, 0, cfg->arch->norm == QT_NORM_LAYER, -1, -1};
     }
 }
 
@@ -101,6 +102,7 @@ static struct role_shape role_shape(const struct config *cfg, enum role role)
 static int layer_set(struct layer *layer, const struct config *cfg, const char *prefix,
                      size_t index, const struct qt_weights *w, struct qt_err *err)
 {
+    bool gated = cfg->arch->parts[ROLE_GATE] != NULL;
     for (int role = 0; role < ROLE_COUNT; role++) {
         const char *name = cfg->arch->parts[role];
         struct role_shape s = role_shape(cfg, (enum role)role);
@@ -117,7 +119,13 @@ static int layer_set(struct layer *layer, const struct config *cfg, const char *
         layer->index[role] = s.linear_input >= 0 ? layer->linear_count : layer->norm_count;
         if (s.linear_input >= 0)
             layer->linears[layer->linear_count++] =
-                (struct qt_linear){part->weight, s.n, s.k, s.linear_input};
+                (struct qt_linear){.weight = part->weight,
+                                   .n = s.n,
+                                   .k = s.k,
+                                   .layer = index,
+                                   .input = s.linear_input,
+                                   .feeds = s.feeds,
+                                   .feeds_scale = role == ROLE_V || (role == ROLE_UP && gated)};
         else
             layer->norms[layer->norm_count++] = (struct qt_norm){part->weight, s.n};
     }
@@ -220,6 +228,20 @@ void qt_model_close(struct qt_model *model)
 const struct qt_model_info *qt_model_info(const struct qt_model *model)
 {
     return &model->cfg.info;
+}
+
+size_t qt_model_feed_row(const struct qt_model *model, int input, size_t c)
+{
+    const struct qt_model_info *info = &model->cfg.info;
+    if (input != 1)
+        return c;
+    size_t head = c / info->head_dim, kv_head = head / (info->heads / info->kv_heads);
+    return kv_head * info->head_dim + c % info->head_dim;
+}
+
+bool qt_model_input_is_norm(const struct qt_model *model, int input)
+{
+    return input % 2 == 0 && !model->cfg.norm_after;
 }
 
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer)

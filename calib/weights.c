@@ -41,5 +41,6 @@ struct qt_weights qt_weights_of_ckpt(const struct qt_ckpt *ckpt)
 {
     /* The callbacks take their context back as const: nothing is changed through this pointer. */
     void *ctx = (void *)(uintptr_t)ckpt;
-    return (struct qt_weights){qt_ckpt_dir(ckpt), ctx, ckpt_shape, ckpt_load};
+    return (struct qt_weights){
+        .dir = qt_ckpt_dir(ckpt), .ctx = ctx, .shape = ckpt_shape, .load = ckpt_load};
 }

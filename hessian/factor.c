@@ -146,6 +146,7 @@ int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
                      "the Hessian's diagonal is not finite or negative");
         goto done;
     }
+    out->scale = scale;
     QT_TRY(order_new(out, diag, opt, err));
     for (size_t i = 0; i < k; i++)
         for (size_t j = 0; j < k; j++) {
@@ -215,7 +216,8 @@ void qt_factor_free(struct qt_factor *f)
     qt_free(f->group);
     qt_free(f->h);
     qt_free(f->v);
+    qt_free(f->shift);
     f->order = f->group = NULL;
-    f->h = f->v = NULL;
+    f->h = f->v = f->shift = NULL;
     f->k = 0;
 }

@@ -3,6 +3,7 @@
  * callback's business.
  *
  *   factor.c   H = X^T X -> damped, ordered, factored
+ *   shift.c    targets that make up for errors of the inputs
  *   solve.c    error feedback (GPTQ, Frantar et al. 2022, in the form of Babai's nearest plane)
  *   polish.c   afterwards: coordinate descent on the codes, least squares on the scales, under H
  *
@@ -24,6 +25,8 @@ struct qt_factor {
     size_t *group; /* [k] group number at position p */
     float *h;      /* [k][k] damped H, symmetric, mean diagonal 1 */
     float *v;      /* [k][k] upper triangular, h = v v^T */
+    float *shift;  /* [k][k] in storage order, or NULL: see qt_factor_shift */
+    double scale;  /* that has made the mean diagonal 1 */
     double damp;   /* added to the diagonal, as a share of its mean */
     size_t dead;   /* channels that were never active */
     enum qt_damping damping;
@@ -52,6 +55,17 @@ int qt_factor_reorder(struct qt_factor *out, const struct qt_factor *f,
                       const struct qt_factor_options *opt, struct qt_err *err);
 /* [H^-1]_jj of each column, in storage order: out[k]. */
 int qt_factor_inverse_diagonal(float *out, const struct qt_factor *f, struct qt_err *err);
+
+/*
+ * Targets for inputs that are not what they should be. If x are the inputs that the rounded matrix
+ * will see and z those of the unrounded model, then of all matrices W + W S has the outputs on x
+ * that are nearest to W z, with S = C H^-1, C = sum of (z - x)^T x; and
+ *     sum |W z - Q x|^2 = (W + W S - Q) H (W + W S - Q)^T + what Q cannot change.
+ * cross[k][k]: C in storage order, scaled as the h that f was made of.
+ */
+int qt_factor_shift(struct qt_factor *f, const float *cross, struct qt_err *err);
+/* w[n][k] += w S */
+int qt_factor_targets(float *w, size_t n, const struct qt_factor *f, struct qt_err *err);
 
 /*
  * How a scheme rounds. Rows come in panels [row0, row0 + rows), rows <= QT_PANEL_ROWS, each panel

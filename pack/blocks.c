@@ -12,12 +12,20 @@
 /* The linears of one block while they are being quantized. */
 struct block {
     struct qt_run *run;
+    const struct qt_model *model;
     const struct qt_linear *linear;
     size_t count;
     size_t *item;             /* plan item of each */
     struct qt_packed *packed; /* of those that are quantized */
     struct qt_weights source;
 };
+
+/* What the quantized model does to activations. */
+static struct qt_runtime runtime_of(struct qt_run *run)
+{
+    return (struct qt_runtime){.ctx = &run->acts,
+                               .input = run->acts.act ? qt_act_plan_input : NULL};
+}
 
 /* ---- the block's weights as they now are ---------------------------------------------------- */
 
@@ -33,7 +41,7 @@ static int block_load(void *ctx, const char *name, float *dst, struct qt_err *er
     const struct block *b = ctx;
     for (size_t i = 0; i < b->count; i++)
         if (b->packed[i].nsections && strcmp(b->linear[i].weight, name) == 0)
-            return qt_packed_decode(dst, &b->packed[i], 0, b->packed[i].n, err);
+            return qt_packed_weights(dst, &b->packed[i], err);
     return b->source.load(b->source.ctx, name, dst, err);
 }
 
@@ -90,15 +98,46 @@ struct shared_factor {
     int input;
 };
 
+/* Of stored channels, where they are not the source's. */
+static int arranged_factor(struct qt_factor *out, const struct qt_observed *seen, int input,
+                           const struct qt_act *act, const struct qt_factor_options *opt,
+                           struct qt_err *err)
+{
+    size_t k = act->k;
+    double *h = NULL;
+    float *cross = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&h, k, k * sizeof *h, err));
+    qt_arrange_gram(h, seen->h[input], act);
+    QT_TRY(qt_factor_new(out, h, k, opt, err));
+    if (seen->cross[input]) {
+        QT_TRY(qt_array_new(&cross, k, k * sizeof *cross, err));
+        qt_arrange_cross(cross, seen->cross[input], act);
+        QT_TRY(qt_factor_shift(out, cross, err));
+    }
+done:
+    qt_free(h);
+    qt_free(cross);
+    return rc;
+}
+
 static int factor_for(struct shared_factor *f, const struct qt_linear *linear,
-                      const struct qt_packed *p, const double *const *h, struct qt_err *err)
+                      const struct qt_packed *p, const struct qt_observed *seen,
+                      const struct qt_act *act, struct qt_err *err)
 {
     struct qt_factor_options opt = {.damp = 0.01, .group = qt_packed_group(p)};
-    if (f->factor.k && f->input == linear->input && f->factor.group_size == opt.group)
+    int input = linear->input, rc;
+    if (f->factor.k && f->input == input && f->factor.group_size == opt.group)
         return QT_OK;
     qt_factor_free(&f->factor);
-    f->input = linear->input;
-    return qt_factor_new(&f->factor, h[linear->input], linear->k, &opt, err);
+    f->input = input;
+    if (act)
+        return arranged_factor(&f->factor, seen, input, act, &opt, err);
+    QT_TRY(qt_factor_new(&f->factor, seen->h[input], linear->k, &opt, err));
+    if (seen->cross[input])
+        QT_TRY(qt_factor_shift(&f->factor, seen->cross[input], err));
+done:
+    return rc;
 }
 
 /* Without a usable Hessian a tensor is quantized by search, and the report says so; --strict: an
@@ -115,28 +154,34 @@ static int fall_back(char *why, size_t size, const struct qt_run *run, const str
 }
 
 static int quantize_linear(struct block *b, struct shared_factor *f, size_t i,
-                           const double *const *h, struct qt_err *err)
+                           const struct qt_observed *seen, struct qt_err *err)
 {
     const struct qt_plan_item *item = &b->run->plan.items[b->item[i]];
     const struct qt_factor *factor = NULL;
+    struct qt_arrange arrange;
     struct qt_err inner = {0};
     char why[sizeof inner.reason + 32] = "";
     int rc = QT_OK;
+    QT_TRY(qt_act_plan_arrange(&arrange, &b->run->acts, b->model, &b->linear[i], err));
     if (qt_spec_method(&item->packed.spec) == QT_METHOD_GPTQ) {
-        rc = factor_for(f, &b->linear[i], &item->packed, h, &inner);
+        rc = factor_for(f, &b->linear[i], &item->packed, seen, arrange.input, &inner);
         if (rc == QT_OK)
             factor = &f->factor;
         else if (rc == QT_E_UNSUPPORTED)
             QT_TRY(fall_back(why, sizeof why, b->run, item->tensor, &inner, err));
         else
-            return qt_fail(err, inner.status, NULL, NULL, "%s", inner.reason);
+            rc = qt_fail(err, inner.status, NULL, NULL, "%s", inner.reason);
+        if (rc < 0)
+            goto done;
     }
-    rc = qt_run_quantize_item(&b->packed[i], b->run, b->item[i], factor, *why ? why : NULL, err);
+    rc = qt_run_quantize_item(&b->packed[i], b->run, b->item[i], factor, *why ? why : NULL,
+                              arrange.input ? &arrange : NULL, err);
 done:
+    qt_act_plan_arrange_free(&arrange);
     return rc;
 }
 
-static int quantize_linears(struct block *b, const double *const *h, struct qt_err *err)
+static int quantize_linears(struct block *b, const struct qt_observed *seen, struct qt_err *err)
 {
     struct shared_factor f = {0};
     int rc = QT_OK;
@@ -145,7 +190,7 @@ static int quantize_linears(struct block *b, const double *const *h, struct qt_e
             continue;
         rc = qt_run_check_interrupted(b->run, err);
         if (rc == QT_OK)
-            rc = quantize_linear(b, &f, i, h, err);
+            rc = quantize_linear(b, &f, i, seen, err);
     }
     qt_factor_free(&f.factor);
     return rc;
@@ -173,9 +218,11 @@ done:
 static int quantize_from_file(struct block *b, size_t layer, struct qt_err *err)
 {
     double *h[QT_INPUTS] = {NULL};
+    struct qt_observed seen = {{NULL}, {NULL}};
     int rc = load_hessians(h, b->run->opt->calibration->file, layer, err);
+    memcpy(seen.h, h, sizeof seen.h);
     if (rc == QT_OK)
-        rc = quantize_linears(b, (const double *const *)h, err);
+        rc = quantize_linears(b, &seen, err);
     for (size_t i = 0; i < QT_INPUTS; i++)
         qt_free(h[i]);
     return rc;
@@ -184,12 +231,16 @@ static int quantize_from_file(struct block *b, size_t layer, struct qt_err *err)
 static int quantize_and_advance(struct block *b, struct qt_sequential *seq, size_t layer,
                                 size_t left, struct qt_err *err)
 {
-    struct qt_weights quantized = {b->source.dir, b, block_shape, block_load};
-    const double *const *h;
+    struct qt_weights quantized = {.dir = b->source.dir,
+                                   .ctx = b,
+                                   .shape = block_shape,
+                                   .load = block_load,
+                                   .runtime = runtime_of(b->run)};
+    struct qt_observed seen;
     int rc = QT_OK;
     if (left) {
-        QT_TRY(qt_sequential_observe(&h, seq, layer, err));
-        QT_TRY(quantize_linears(b, h, err));
+        QT_TRY(qt_sequential_observe(&seen, seq, layer, err));
+        QT_TRY(quantize_linears(b, &seen, err));
     }
     if (layer + 1 < qt_model_info(qt_sequential_model(seq))->layers)
         QT_TRY(qt_sequential_advance(seq, layer, &quantized, err));
@@ -201,7 +252,7 @@ done:
 static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt_sequential *seq,
                      size_t layer, struct qt_err *err)
 {
-    struct block b = {.run = run, .source = qt_weights_of_ckpt(run->ckpt)};
+    struct block b = {.run = run, .model = model, .source = qt_weights_of_ckpt(run->ckpt)};
     size_t left;
     int rc;
     b.count = qt_model_linears(&b.linear, model, layer);
@@ -223,14 +274,19 @@ done:
 static int run_data(struct qt_run *run, struct qt_err *err)
 {
     struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
-    struct qt_sequential *seq;
-    int rc = qt_sequential_open(&seq, &source, run->opt->calibration, err);
-    if (rc < 0)
-        return rc;
-    const struct qt_model *model = qt_sequential_model(seq);
-    for (size_t layer = 0; layer < qt_model_info(model)->layers && rc == QT_OK; layer++)
-        rc = run_layer(run, model, seq, layer, err);
+    struct qt_sequential *seq = NULL;
+    struct qt_model *model = NULL;
+    int rc;
+    QT_TRY(qt_model_open(&model, &source, err));
+    QT_TRY(qt_act_plan_new(&run->acts, &run->plan, model, &source, run->opt->calibration,
+                           run->opt->log, err));
+    source.runtime = runtime_of(run);
+    QT_TRY(qt_sequential_open(&seq, &source, run->opt->calibration, err));
+    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
+        QT_TRY(run_layer(run, model, seq, layer, err));
+done:
     qt_sequential_close(seq);
+    qt_model_close(model);
     return rc;
 }
 

@@ -28,13 +28,20 @@ static const char *const layouts[] = {
     [QT_FRAG_HALF] = "frag16x64/half",
     [QT_FRAG_BYTE] = "frag16x64/byte",
 };
+/* K is padded to whole blocks, or pairs of them. */
+static size_t padding(enum qt_frag_order order)
+{
+    return order == QT_FRAG_BYTE ? 2 * QT_FRAG_COLS : QT_FRAG_COLS;
+}
+
 static const char *const plane_names[QT_FRAG_MAX_PLANES] = {"plane0", "plane1", "plane2"};
 
 int qt_codebook_describe(struct qt_packed *p, const struct qt_codebook *cb, struct qt_err *err)
 {
     unsigned width[QT_FRAG_MAX_PLANES];
     int planes = qt_frag_planes(width, cb->bits), rc = QT_OK;
-    size_t strips = qt_ceil_div(p->n, QT_FRAG_ROWS), blocks = qt_ceil_div(p->k, QT_FRAG_COLS);
+    size_t strips = qt_ceil_div(p->n, QT_FRAG_ROWS);
+    size_t blocks = qt_round_up(p->k, padding(cb->order)) / QT_FRAG_COLS;
     size_t groups = qt_ceil_div(p->k, cb->group);
     for (int i = 0; i < planes && rc == QT_OK; i++)
         rc = qt_packed_add_section(p, plane_names[i], QT_U32, 4,
@@ -184,15 +191,20 @@ struct qt_codebook_group qt_codebook_fit(const struct qt_codebook *cb, const str
 /* A strip between weights and packed bytes: full blocks, padding included. */
 struct strip_codes {
     uint8_t *code;   /* [16][stride] */
-    size_t stride;   /* k rounded up to blocks */
+    size_t stride;   /* k with its padding */
     uint16_t *scale; /* [groups][16], in stored order */
     uint8_t *zero;   /* likewise; all 0 unless asymmetric */
     size_t groups;
 };
 
+static size_t padded_k(const struct qt_packed *p)
+{
+    return qt_packed_section(p, plane_names[0])->shape[1] * QT_FRAG_COLS;
+}
+
 static size_t codes_bytes(const struct qt_packed *p)
 {
-    return QT_FRAG_ROWS * qt_round_up(p->k, QT_FRAG_COLS);
+    return QT_FRAG_ROWS * padded_k(p);
 }
 
 static size_t strip_bytes(const struct qt_section *s)
@@ -222,7 +234,7 @@ static struct strip_codes strip_new(const struct qt_packed *p, const struct qt_c
 {
     struct strip_codes c;
     c.code = strip->scratch;
-    c.stride = qt_round_up(p->k, QT_FRAG_COLS);
+    c.stride = padded_k(p);
     c.groups = qt_ceil_div(p->k, cb->group);
     c.scale = (uint16_t *)(void *)(c.code + codes_bytes(p));
     c.zero = (uint8_t *)c.scale + qt_round_up(strip_bytes(qt_packed_section(p, "scale")), 64);

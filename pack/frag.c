@@ -64,7 +64,10 @@ INLINE void unpack_as(uint8_t *code, const uint32_t *words, size_t stride, unsig
     }
 }
 
-/* Each row of a lane's word is two runs of four codes, 16 columns apart. */
+/* A lane's word is two runs of four codes of a row, 16 columns apart. Codes count from -8, the bits
+ * are two's complement: the sign is the other way round. */
+static const uint32_t SIGNS = 0x88888888;
+
 static void pack_byte(uint32_t *words, const uint8_t *code, size_t stride, unsigned shift)
 {
     for (unsigned lane = 0; lane < QT_FRAG_LANES; lane++)
@@ -76,7 +79,7 @@ static void pack_byte(uint32_t *words, const uint8_t *code, size_t stride, unsig
                     for (unsigned b = 0; b < 4; b++)
                         word |= (uint32_t)(c[qt_frag8_col(lane, s, h, b)] >> shift & 15)
                                 << qt_frag8_shift(h, b);
-                words[4 * lane + qt_frag8_word(s, r)] = word;
+                words[4 * lane + qt_frag8_word(s, r)] = word ^ SIGNS;
             }
 }
 
@@ -86,7 +89,7 @@ static void unpack_byte(uint8_t *code, const uint32_t *words, size_t stride, uns
         for (unsigned s = 0; s < QT_FRAG8_STEPS; s++)
             for (unsigned r = 0; r < 2; r++) {
                 uint8_t *c = code + qt_frag8_row(lane, r) * stride;
-                uint32_t word = words[4 * lane + qt_frag8_word(s, r)];
+                uint32_t word = words[4 * lane + qt_frag8_word(s, r)] ^ SIGNS;
                 for (unsigned h = 0; h < 2; h++)
                     for (unsigned b = 0; b < 4; b++)
                         c[qt_frag8_col(lane, s, h, b)] |=

@@ -9,7 +9,7 @@
 
 /* One block: codes code[r * stride + c], r < 16, c < 64, of which bits [shift, shift + p) go into
  * (come from) the plane of p bits; words[32 lanes][p]. Unpacking ORs into the codes. QT_FRAG_BYTE
- * has planes of 4 bits only. */
+ * has planes of 4 bits only, and takes codes u for values u - 8. */
 void qt_frag_pack(uint32_t *words, const uint8_t *code, size_t stride, enum qt_frag_order order,
                   unsigned p, unsigned shift);
 void qt_frag_unpack(uint8_t *code, const uint32_t *words, size_t stride, enum qt_frag_order order,

@@ -5,7 +5,8 @@
  *
  * As in layout_frag.h weights are the A operand, in blocks of 16 rows x 64 columns, and a lane of a
  * warp (g = lane / 4, t = lane % 4) finds its codes of a block in four words: U32 [N/16][K/64][32
- * lanes][4], one load of 16 bytes, 512 contiguous bytes a warp. A block is two k-steps s of 32
+ * lanes][4], one load of 16 bytes, 512 contiguous bytes a warp. K is padded to an even number of
+ * blocks, 128 columns, which share the scale of an activation. A block is two k-steps s of 32
  * columns. In a k-step the A fragment of mma.sync m16n8k32 (s8 or u8; wgmma with A in registers has
  * the same one per warp) is four registers of four bytes b = 0..3:
  *
@@ -24,13 +25,9 @@
  *
  * so that one word unpacks into two registers, of one row and therefore of one scale:
  *
- *   - signed, 16 times the value, for s8 (codes are u = q + 8, and a flipped top bit makes them
- * two's complement): register r = ((x << 4) & 0xf0f0f0f0) ^ 0x80808080, register r + 2 = (x &
- *     0xf0f0f0f0) ^ 0x80808080: a shift and two three-input logic operations. The 1/16 belongs to
- *     the scale.
- *   - unsigned, for u8, to be multiplied by a small integer in all bytes at once: register r =
- *     x & 0x0f0f0f0f, register r + 2 = (x >> 4) & 0x0f0f0f0f. The 8 of all codes is taken off by
- *     8 times the sum of the activations.
+ *   register r = (x << 4) & 0xf0f0f0f0,   register r + 2 = x & 0xf0f0f0f0
+ *
+ * are 16 times the values, signed: codes are two's complement. The 1/16 belongs to the scale.
  *
  * mma.sync m16n8k64 (s4, u4) needs no other order. Its registers hold eight columns of one row,
  * register r + 2 c columns 32 c + 8 t .. 32 c + 8 t + 7 of row g + 8 r; word 2 c + r has the eight

@@ -201,7 +201,8 @@ static int open_model(struct qt_learner *l, struct qt_err *err)
 {
     int rc = QT_OK;
     l->source = qt_weights_of_ckpt(l->run->ckpt);
-    l->student = (struct qt_weights){l->source.dir, l, student_shape, student_load};
+    l->student = (struct qt_weights){
+        .dir = l->source.dir, .ctx = l, .shape = student_shape, .load = student_load};
     QT_TRY(qt_model_open(&l->model, &l->source, err));
     l->info = *qt_model_info(l->model);
     if (l->data->seqlen < 2 || l->data->seqlen > l->info.max_positions)
@@ -403,7 +404,8 @@ static int rewrite_norm(struct qt_learner *l, const struct learn_norm *norm, str
                   json_sprintf("%08x", (unsigned)qt_crc32(0, stored, t->nbytes))))
         goto done;
     QT_TRY(qt_run_check_interrupted(run, err));
-    json_object_set_new(entry, "tuned", json_true());
+    if (!json_object_get(entry, "source_crc32"))
+        json_object_set(entry, "source_crc32", json_object_get(run->entries[norm->item], "crc32"));
     QT_TRY(qt_writer_reopen(run->writer, t->name, err));
     QT_TRY(qt_writer_put(run->writer, run->first[norm->item], stored, t->nbytes, 0, err));
     QT_TRY(qt_run_replace_item(run, norm->item, json_incref(entry), err));

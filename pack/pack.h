@@ -10,6 +10,10 @@
  *   mix24*.c     2 and 4 bits in one matrix, 16-bit outliers apart   (mix24.h lists them)
  *   frag.c       codes <-> packed planes in the layout of layout_frag.h
  *   rowops.c     vector loops over rows, built per instruction set, bit-identical on all
+ *   w4ax.c       INT4 weights for activations of 4 and 8 bits in blocks   (COMET)
+ *   act.c        the activations of w4ax: order, precision, rounding; KV caches
+ *   act_plan.c   which channels go together, which blocks get 8 bits
+ *   arrange.c    matrices whose rows and columns are stored in another order
  *   packed.c     one matrix: quantize, decode, errors; strips of 16 rows in parallel
  *   name_regex.c regular expressions over tensor names
  *   plan.c       which tensor gets which scheme; sizes; refusals
@@ -50,6 +54,7 @@ struct qt_preset {
 };
 
 struct qt_scheme;
+struct qt_arrange;
 
 /* A scheme with all its parameters decided. */
 struct qt_spec {
@@ -58,6 +63,9 @@ struct qt_spec {
     double value[QT_MAX_PARAMS]; /* by index into scheme->params */
     unsigned fixed;              /* bit i: parameter i is decided by the preset */
     char text[QT_SPEC_TEXT];     /* canonical: preset and every parameter that it leaves open */
+    /* What calibration has decided for the matrix at hand, beside the text (w4ax); NULL: nothing.
+     */
+    const struct qt_arrange *arrange;
 };
 
 /* QT_E_USAGE with a suggestion for unknown names, keys, choices; and for values out of range. */
@@ -76,6 +84,63 @@ const struct qt_param *qt_scheme_param(const struct qt_scheme *s, size_t i);
 
 /* The candidate nearest to `word` by edit distance, or NULL when none is near: "did you mean". */
 const char *qt_nearest_name(const char *word, const char *const *names, size_t n);
+
+/* ---- quantized activations ------------------------------------------------------------------ */
+
+enum { QT_ACT_BLOCK = 128 }; /* channels that share a scale and a precision */
+
+/* A token's blocks have scales of their own; or small multiples of one of the token; or all that of
+ * the token. */
+enum qt_act_scales { QT_ACT_SCALES_BLOCK, QT_ACT_SCALES_INT, QT_ACT_SCALES_ROW };
+
+/*
+ * How an input of linears is quantized at run time. Packed channel p is source channel order[p],
+ * multiplied by factor[p], a power of two. Blocks of QT_ACT_BLOCK packed channels (the last may be
+ * short) have bits[b] = 4 or 8. With a the absmax of a token's block and t that of the token,
+ * everything in FP32:
+ *     q = round(x * (1 / s)), ties to even, limited to -7..7 or -127..127
+ *     block:  s = a * (clip / 7) or a * (1 / 127)
+ *     int:    s = f * u, u = t * (1 / 127), f = 1 or round(a clip / (7 u)) limited to 1..18, so
+ * that f q fits 8 bits row:    s = u, all blocks have 8 bits s < 2^-120: all q are 0.
+ */
+struct qt_act {
+    size_t k;
+    uint32_t *order; /* [k] */
+    float *factor;   /* [k] */
+    uint8_t *bits;   /* [ceil(k / QT_ACT_BLOCK)] */
+    float clip;
+    enum qt_act_scales scales;
+};
+
+/* Source order, factors 1, all blocks of `bits`, no clipping. */
+int qt_act_new(struct qt_act *out, size_t k, unsigned bits, struct qt_err *err);
+void qt_act_free(struct qt_act *a);
+/* y[m][k] = x[m][k] quantized, in source order and scale (host memory; y may be x): the plain C
+ * truth. */
+int qt_act_apply(float *y, const float *x, size_t m, const struct qt_act *a, struct qt_err *err);
+/* The same on backend memory. */
+int qt_act_apply_on(struct qt_backend *be, float *y, const float *x, size_t m,
+                    const struct qt_act *a, struct qt_err *err);
+
+/* Which rows and columns of a matrix stand where: packed row r is source row row_order[r] times
+ * row_factor[r], packed column p the input's packed channel p (divided by its factor). */
+struct qt_arrange {
+    const struct qt_act *input;
+    const uint32_t *row_order; /* [n]; NULL: source order */
+    const float *row_factor;   /* [n]; NULL: 1 */
+};
+
+/* KV cache of 4 bits, asymmetric: x = s * q + low, q = round((x - low) / s) in 0..15, s = (high -
+ * low) / 15, s and low as FP16. Keys: one scale per channel and QT_KV_TOKENS tokens of a sequence
+ * (the last of them fewer), or per token and head; values: per token and head. */
+enum { QT_KV_TOKENS = 64 };
+enum qt_kv_keys { QT_KV_KEYS_CHANNEL, QT_KV_KEYS_TOKEN };
+struct qt_kv {
+    enum qt_kv_keys keys;
+};
+/* For struct qt_runtime; ctx is a struct qt_kv. */
+int qt_kv_apply(void *ctx, struct qt_backend *be, float *k, float *v, const struct qt_linear *key,
+                size_t m, const struct qt_attention *a, struct qt_err *err);
 
 /* ---- one packed matrix ---------------------------------------------------------------------- */
 
@@ -130,7 +195,7 @@ double qt_packed_bpw(const struct qt_packed *p);
 double qt_packed_paper_bpw(const struct qt_packed *p);
 
 /*
- * Quantizes and packs. importance[k] weights the squared error of each input channel (the diagonal
+ * Quantizes and packs. importance[k] weights the squared error of each stored channel (the diagonal
  * of the Hessian); NULL = 1. error may be NULL. QT_E_INPUT for a non-finite weight (row, column).
  * Results do not depend on the number of threads or the instruction set.
  */
@@ -144,9 +209,14 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
 size_t qt_packed_group(const struct qt_packed *p);
 void qt_packed_free(struct qt_packed *p);
 
-/* Rows [row0, row0 + rows) as FP32, w[rows][k]: the plain C truth of the stored form. */
+/* Rows [row0, row0 + rows) as FP32, w[rows][k]: the plain C truth of the stored form. Rows are
+ * counted as stored; columns and values are those of the source. */
 int qt_packed_decode(float *w, const struct qt_packed *p, size_t row0, size_t rows,
                      struct qt_err *err);
+/* All of it, w[n][k], rows in the order of the source as well. */
+int qt_packed_weights(float *w, const struct qt_packed *p, struct qt_err *err);
+/* The row of the source that is stored as row r. */
+size_t qt_packed_source_row(const struct qt_packed *p, size_t r);
 /* Error of the stored form against its source. */
 int qt_packed_compare(struct qt_error *out, const struct qt_packed *p, const struct qt_matrix *w,
                       struct qt_err *err);

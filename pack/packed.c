@@ -137,7 +137,7 @@ struct walk {
     const float *importance;
     struct qt_error *errors; /* per strip, or NULL */
     struct range *ranges;    /* per strip */
-    unsigned char *scratch;  /* per thread: scheme's, then rows of w, then rows of q */
+    unsigned char *scratch;  /* per thread: scheme's, then rows of w, rows of q, one more row */
     size_t scratch_stride, rows_offset;
 };
 
@@ -145,7 +145,7 @@ static int walk_open(struct walk *walk, const struct qt_packed *p, struct qt_err
 {
     size_t rows_bytes, own = qt_round_up(p->spec.scheme->scratch_bytes(p), 64);
     walk->p = p;
-    if (qt_mul_overflow(&rows_bytes, 2 * QT_FRAG_ROWS * sizeof(float), p->k) ||
+    if (qt_mul_overflow(&rows_bytes, (2 * QT_FRAG_ROWS + 1) * sizeof(float), p->k) ||
         qt_add_overflow(&walk->scratch_stride, own, qt_round_up(rows_bytes, 64)))
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "rows of %zu are too long", p->k);
     walk->rows_offset = own;
@@ -170,13 +170,42 @@ static size_t strip_count(const struct qt_packed *p)
     return qt_ceil_div(p->n, QT_FRAG_ROWS);
 }
 
-static void walk_errors(const struct walk *walk, const struct qt_strip *strip, const float *w,
-                        float *q)
+/* The strip's rows of the source, times 2^exp2, as they are stored: w[rows][k]. spare: one row. */
+static void arranged_rows(float *w, const struct qt_packed *p, const struct qt_matrix *source,
+                          size_t row0, size_t rows, int exp2, float *spare)
+{
+    if (!qt_arrange_is_there(p)) {
+        qt_matrix_rows(w, source, row0, rows, exp2);
+        return;
+    }
+    for (size_t r = row0; r < row0 + rows; r++, w += p->k) {
+        qt_matrix_rows(spare, source, qt_packed_source_row(p, r), 1, exp2);
+        qt_arrange_row(w, p, spare, r);
+    }
+}
+
+/* The strip's rows in source columns: q[rows][k]. */
+static void decode_rows(float *q, const struct qt_packed *p, const struct qt_strip *strip,
+                        float *spare)
+{
+    p->spec.scheme->decode(q, p, strip);
+    if (!qt_arrange_is_there(p))
+        return;
+    for (size_t r = 0; r < strip->rows; r++, q += p->k) {
+        memcpy(spare, q, p->k * sizeof *q);
+        qt_arrange_restore_row(q, p, spare, strip->index * QT_FRAG_ROWS + r);
+    }
+}
+
+static void walk_errors(const struct walk *walk, const struct qt_strip *strip, float *w, float *q)
 {
     const struct qt_packed *p = walk->p;
-    p->spec.scheme->decode(q, p, strip);
-    for (size_t r = 0; r < strip->rows; r++)
-        error_add_row(&walk->errors[strip->index], w + r * p->k, q + r * p->k, p->k);
+    decode_rows(q, p, strip, q + QT_FRAG_ROWS * p->k);
+    for (size_t r = 0; r < strip->rows; r++) {
+        size_t row = qt_packed_source_row(p, strip->index * QT_FRAG_ROWS + r);
+        qt_matrix_rows(w, walk->w, row, 1, 0);
+        error_add_row(&walk->errors[strip->index], w, q + r * p->k, p->k);
+    }
 }
 
 static void errors_total(struct qt_error *out, const struct walk *walk)
@@ -198,13 +227,16 @@ static int scan_strip(void *ctx, size_t item, int thread, struct qt_err *err)
     float *w, *q;
     struct qt_strip strip = walk_strip(walk, item, thread, &w, &q);
     for (size_t r = 0; r < strip.rows; r++) {
-        qt_matrix_rows(w, walk->w, item * QT_FRAG_ROWS + r, 1, 0);
+        size_t row = item * QT_FRAG_ROWS + r;
+        arranged_rows(w, p, walk->w, row, 1, 0, q);
         for (size_t k0 = 0; k0 < p->k; k0 += group) {
             float amax = ops->absmax(w + k0, qt_min_size(group, p->k - k0));
             if (!isfinite(amax)) {
+                row = qt_packed_source_row(p, row);
+                qt_matrix_rows(w, walk->w, row, 1, 0);
                 size_t bad = qt_find_nonfinite(w, p->k);
                 return qt_fail(err, QT_E_INPUT, walk->w->file, walk->w->name,
-                               "value at row %zu, column %zu is %s", item * QT_FRAG_ROWS + r, bad,
+                               "value at row %zu, column %zu is %s", row, bad,
                                isnan(w[bad]) ? "NaN" : "infinite");
             }
             range.largest = fmaxf(range.largest, amax);
@@ -243,13 +275,10 @@ static int quantize_strip(void *ctx, size_t item, int thread, struct qt_err *err
     float *w, *q;
     struct qt_strip strip = walk_strip(walk, item, thread, &w, &q);
     (void)err;
-    qt_matrix_rows(w, walk->w, item * QT_FRAG_ROWS, strip.rows, -p->scale_exp2);
+    arranged_rows(w, p, walk->w, item * QT_FRAG_ROWS, strip.rows, -p->scale_exp2, q);
     p->spec.scheme->quantize(p, &strip, w, walk->importance);
-    if (walk->errors) {
-        if (p->scale_exp2)
-            qt_matrix_rows(w, walk->w, item * QT_FRAG_ROWS, strip.rows, 0);
+    if (walk->errors)
         walk_errors(walk, &strip, w, q);
-    }
     return QT_OK;
 }
 
@@ -271,6 +300,8 @@ static int quantize_begin(struct walk *walk, struct qt_packed *out, const struct
     QT_TRY(qt_packed_describe(out, spec, w->n, w->k, err));
     size_t strips = strip_count(out);
     QT_TRY(sections_new(out, err));
+    if (qt_arrange_is_there(out))
+        qt_arrange_store(out, spec->arrange);
     QT_TRY(walk_open(walk, out, err));
     QT_TRY(qt_array_new(&walk->ranges, strips, sizeof *walk->ranges, err));
     if (want_errors)
@@ -288,6 +319,7 @@ static void quantize_end(struct walk *walk, struct qt_packed *out, int rc)
     qt_free(walk->scratch);
     qt_free(walk->ranges);
     qt_free(walk->errors);
+    out->spec.arrange = NULL; /* the caller's; all of it is in sections now */
     if (rc < 0)
         qt_packed_free(out);
 }
@@ -320,20 +352,22 @@ static int importance_new(float **out, const struct qt_factor *f, bool condition
     return rc;
 }
 
-/* E of the same scheme without feedback, for comparison: scales by search, codes to nearest. */
-static int error_before(double *out, const struct qt_spec *spec, const struct qt_matrix *w,
-                        const struct qt_factor *factor, const float *importance, const float *rows,
-                        struct qt_err *err)
+/* E of the same scheme without feedback, for comparison: scales by search, codes to nearest.
+ * rows[n][k]: the targets, as they are stored. */
+static int error_before(double *out, const struct qt_spec *spec, const float *rows, size_t n,
+                        const struct qt_factor *factor, const float *importance, struct qt_err *err)
 {
+    const struct qt_matrix w = {.data = rows, .dtype = QT_F32, .n = n, .k = factor->k};
+    struct qt_spec plain = *spec;
     struct qt_packed p;
     float *q = NULL;
-    int rc = qt_packed_quantize(&p, spec, w, importance, NULL, err);
+    plain.arrange = NULL;
+    int rc = qt_packed_quantize(&p, &plain, &w, importance, NULL, err);
     if (rc < 0)
         return rc;
-    QT_TRY(qt_array_new(&q, w->n * w->k, sizeof *q, err));
-    p.scale_exp2 = 0; /* as rows are */
-    QT_TRY(qt_packed_decode(q, &p, 0, w->n, err));
-    QT_TRY(qt_solve_error(out, factor, rows, q, w->n, err));
+    QT_TRY(qt_array_new(&q, n * w.k, sizeof *q, err));
+    QT_TRY(qt_packed_decode(q, &p, 0, n, err));
+    QT_TRY(qt_solve_error(out, factor, rows, q, n, err));
 done:
     qt_free(q);
     qt_packed_free(&p);
@@ -354,9 +388,11 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
     QT_TRY(importance_new(&importance, factor, spec->scheme->conditional, err));
     QT_TRY(quantize_begin(&walk, out, spec, w, importance, false, err));
     QT_TRY(qt_array_new(&rows, w->n * w->k, sizeof *rows, err));
-    qt_matrix_rows(rows, w, 0, w->n, -out->scale_exp2);
+    arranged_rows(rows, out, w, 0, w->n, -out->scale_exp2,
+                  (float *)(void *)(walk.scratch + walk.rows_offset));
+    QT_TRY(qt_factor_targets(rows, w->n, factor, err));
     QT_TRY(spec->scheme->solve(report, out, rows, factor, &opt, err));
-    QT_TRY(error_before(&report->before, spec, w, factor, importance, rows, err));
+    QT_TRY(error_before(&report->before, spec, rows, w->n, factor, importance, err));
     if (error)
         QT_TRY(qt_packed_compare(error, out, w, err));
 done:
@@ -388,7 +424,7 @@ static int decode_strip(void *ctx, size_t item, int thread, struct qt_err *err)
     struct qt_strip strip = walk_strip(walk, walk->row0 / QT_FRAG_ROWS + item, thread, &w, &q);
     size_t first = strip.index * QT_FRAG_ROWS, last = first + strip.rows;
     (void)err;
-    p->spec.scheme->decode(q, p, &strip);
+    decode_rows(q, p, &strip, w);
     first = first < walk->row0 ? walk->row0 : first;
     last = qt_min_size(last, walk->row0 + walk->rows);
     memcpy(walk->dst + (first - walk->row0) * p->k, q + first % QT_FRAG_ROWS * p->k,
@@ -410,13 +446,28 @@ int qt_packed_decode(float *w, const struct qt_packed *p, size_t row0, size_t ro
     return rc;
 }
 
+int qt_packed_weights(float *w, const struct qt_packed *p, struct qt_err *err)
+{
+    size_t row_bytes = p->k * sizeof *w;
+    float *stored = NULL;
+    int rc = QT_OK;
+    if (!qt_arrange_is_there(p))
+        return qt_packed_decode(w, p, 0, p->n, err);
+    QT_TRY(qt_array_new(&stored, p->n, row_bytes, err));
+    QT_TRY(qt_packed_decode(stored, p, 0, p->n, err));
+    for (size_t r = 0; r < p->n; r++)
+        memcpy(w + qt_packed_source_row(p, r) * p->k, stored + r * p->k, row_bytes);
+done:
+    qt_free(stored);
+    return rc;
+}
+
 static int compare_strip(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     struct walk *walk = ctx;
     float *w, *q;
     struct qt_strip strip = walk_strip(walk, item, thread, &w, &q);
     (void)err;
-    qt_matrix_rows(w, walk->w, item * QT_FRAG_ROWS, strip.rows, 0);
     walk_errors(walk, &strip, w, q);
     return QT_OK;
 }

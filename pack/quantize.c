@@ -174,9 +174,11 @@ static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
                   p->scale_exp2, "bpw", qt_packed_bpw(p), "source_dtype", qt_dtype_name(t->dtype),
                   "source_crc32", crc_json(source_crc), "sections", qt_run_sections_json(p),
                   "error", qt_run_error_json(error), "hessian", hessian);
-    if (!isnan(qt_packed_paper_bpw(p)))
-        json_object_set_new(entry, "paper_bpw", json_real(qt_packed_paper_bpw(p)));
-    return entry;
+    if (isnan(qt_packed_paper_bpw(p)) ||
+        json_object_set_new(entry, "paper_bpw", json_real(qt_packed_paper_bpw(p))) == 0)
+        return entry;
+    json_decref(entry);
+    return NULL;
 }
 
 int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err)
@@ -224,22 +226,29 @@ int qt_run_replace_item(struct qt_run *run, size_t i, json_t *entry, struct qt_e
 }
 
 int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
-                         const struct qt_factor *factor, const char *fallback, struct qt_err *err)
+                         const struct qt_factor *factor, const char *fallback,
+                         const struct qt_arrange *arrange, struct qt_err *err)
 {
     const struct qt_plan_item *item = &run->plan.items[i];
     const struct qt_tensor *t = item->tensor;
-    const struct qt_spec *spec = &item->packed.spec;
+    struct qt_spec spec = item->packed.spec;
     struct qt_error error;
     struct qt_solve_report report;
     struct qt_blob blob = {0};
     double start = qt_clock();
     int rc = QT_OK;
+    spec.arrange = arrange;
     QT_TRY(qt_ckpt_read(&blob, run->ckpt, t, err));
-    struct qt_matrix w = {blob.data, t->dtype, t->shape[0], t->shape[1], t->file, t->name};
+    struct qt_matrix w = {.data = blob.data,
+                          .dtype = t->dtype,
+                          .n = t->shape[0],
+                          .k = t->shape[1],
+                          .file = t->file,
+                          .name = t->name};
     if (factor)
-        QT_TRY(qt_packed_solve(packed, spec, &w, factor, &error, &report, err));
+        QT_TRY(qt_packed_solve(packed, &spec, &w, factor, &error, &report, err));
     else
-        QT_TRY(qt_packed_quantize(packed, spec, &w, NULL, &error, err));
+        QT_TRY(qt_packed_quantize(packed, &spec, &w, NULL, &error, err));
     for (size_t s = 0; s < packed->nsections; s++)
         QT_TRY(qt_writer_put(run->writer, run->first[i] + s, packed->section[s].data,
                              packed->section[s].bytes, 0, err));
@@ -286,8 +295,10 @@ static int check_resumed_sources(const struct qt_run *run, struct qt_err *err)
     for (size_t i = 0; i < run->plan.count; i++) {
         const struct qt_tensor *t = run->plan.items[i].tensor;
         const json_t *record = qt_writer_done(run->writer, t->name);
-        const char *member = run->plan.items[i].why ? "crc32" : "source_crc32";
-        const char *before = json_string_value(json_object_get(record, member));
+        const json_t *source = json_object_get(record, "source_crc32");
+        if (!source) /* an untouched copy */
+            source = json_object_get(record, "crc32");
+        const char *before = json_string_value(source);
         struct qt_blob blob;
         char now[9];
         if (!record)
@@ -316,7 +327,7 @@ static int run_items(struct qt_run *run, struct qt_err *err)
         if (rc < 0)
             break;
         rc = run->plan.items[i].why ? copy_item(run, i, err)
-                                    : qt_run_quantize_item(&packed, run, i, NULL, NULL, err);
+                                    : qt_run_quantize_item(&packed, run, i, NULL, NULL, NULL, err);
         qt_packed_free(&packed);
     }
     return rc;
@@ -363,10 +374,17 @@ static json_t *manifest_new(const struct qt_run *run, json_t *identity)
             json_decref(copied);
             return NULL;
         }
-    return json_pack("{s:s, s:i, s:O, s:{s:f, s:I, s:I}, s:o, s:o}", "format", "qtool",
-                     "format_version", QT_FORMAT_VERSION, "identity", identity, "totals", "bpw",
-                     qt_plan_bpw(plan), "quantized_weights", (json_int_t)plan->weights, "bytes",
-                     (json_int_t)plan->output_bytes, "tensors", tensors, "copied", copied);
+    json_t *manifest =
+        json_pack("{s:s, s:i, s:O, s:{s:f, s:I, s:I}, s:o, s:o}", "format", "qtool",
+                  "format_version", QT_FORMAT_VERSION, "identity", identity, "totals", "bpw",
+                  qt_plan_bpw(plan), "quantized_weights", (json_int_t)plan->weights, "bytes",
+                  (json_int_t)plan->output_bytes, "tensors", tensors, "copied", copied);
+    if (manifest && run->acts.report &&
+        json_object_set(manifest, "activations", run->acts.report) < 0) {
+        json_decref(manifest);
+        return NULL;
+    }
+    return manifest;
 }
 
 static void run_close(struct qt_run *run)
@@ -383,6 +401,7 @@ static void run_close(struct qt_run *run)
     qt_free(run->names);
     qt_free(run->stored);
     qt_plan_free(&run->plan);
+    qt_act_plan_free(&run->acts);
 }
 
 int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,

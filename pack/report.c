@@ -11,9 +11,11 @@ static json_t *tensor_json(const struct qt_run *run, size_t i)
     const struct qt_plan_item *item = &run->plan.items[i];
     json_t *t = json_pack("{s:s}", "name", item->tensor->name);
     int failed = 0;
-    for (size_t m = 0; m < sizeof copied_members / sizeof *copied_members; m++)
-        failed |= json_object_set(t, copied_members[m],
-                                  json_object_get(run->entries[i], copied_members[m]));
+    for (size_t m = 0; m < sizeof copied_members / sizeof *copied_members; m++) {
+        json_t *value = json_object_get(run->entries[i], copied_members[m]);
+        if (value) /* not every scheme has them all */
+            failed |= json_object_set(t, copied_members[m], value);
+    }
     failed |= json_object_set_new(
         t, "ms", run->seconds[i] > 0 ? json_real(1e3 * run->seconds[i]) : json_null());
     if (!failed)
@@ -63,6 +65,8 @@ int qt_run_report(json_t **out, const struct qt_run *run, double start, struct q
         (json_int_t)calibration_tokens(run->opt->calibration), "fallbacks", (json_int_t)fallbacks,
         "seconds", qt_clock() - start, "peak_rss_bytes", (json_int_t)usage.ru_maxrss * 1024);
     if (*out && run->learning)
-        json_object_set(*out, "learning", run->learning);
-    return *out ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        failed |= json_object_set(*out, "learning", run->learning);
+    if (*out && run->acts.report)
+        failed |= json_object_set(*out, "activations", run->acts.report);
+    return *out && !failed ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
 }

@@ -2,12 +2,14 @@
 #ifndef QT_PACK_RUN_H
 #define QT_PACK_RUN_H
 
+#include "pack/act_plan.h"
 #include "pack/scheme.h"
 
 struct qt_run {
     const struct qt_ckpt *ckpt;
     const struct qt_quantize_options *opt;
     struct qt_plan plan;
+    struct qt_act_plan acts;  /* of w4ax linears */
     struct qt_tensor *stored; /* what the container will hold */
     size_t nstored;
     char **names;     /* of sections, owned; parallel to stored, NULL for copied tensors */
@@ -25,10 +27,11 @@ int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err);
 /* True when an interrupted run has finished item i: its entry is taken from the journal. */
 bool qt_run_resume_item(struct qt_run *run, size_t i);
 /* Quantizes item i, under a Hessian if factor is not NULL; stores and journals it. fallback: why
- * there is none although there should be (goes into the report). *packed is the caller's to free,
- * also on failure. */
+ * there is none although there should be (goes into the report). arrange: NULL, or how a w4ax
+ * matrix is stored. *packed is the caller's to free, also on failure. */
 int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
-                         const struct qt_factor *factor, const char *fallback, struct qt_err *err);
+                         const struct qt_factor *factor, const char *fallback,
+                         const struct qt_arrange *arrange, struct qt_err *err);
 
 /* Replaces the entry of item i, whose stored data has been put anew after qt_writer_reopen, and
  * journals it. Takes the entry over in any case. */

@@ -117,6 +117,24 @@ int qt_packed_add_section(struct qt_packed *p, const char *name, enum qt_dtype d
 /* NULL when the scheme has no such section. */
 const struct qt_section *qt_packed_section(const struct qt_packed *p, const char *name);
 
-extern const struct qt_scheme qt_scheme_fpx, qt_scheme_lut, qt_scheme_int, qt_scheme_mix24;
+/* arrange.c: sections col_order, col_exp2, row_order, row_exp2, which a scheme may have. */
+int qt_arrange_describe(struct qt_packed *p, struct qt_err *err);
+void qt_arrange_store(struct qt_packed *p, const struct qt_arrange *a);
+int qt_arrange_check(const struct qt_packed *p, struct qt_err *err);
+bool qt_arrange_is_there(const struct qt_packed *p);
+/* Between row r in source columns and as stored; dst is not src. */
+void qt_arrange_row(float *dst, const struct qt_packed *p, const float *src, size_t r);
+void qt_arrange_restore_row(float *dst, const struct qt_packed *p, const float *src, size_t r);
+/* Sums over tokens of products of channels, to stored channels: dst[k][k] full from the lower
+ * triangle of h, or from all of a matrix that is not symmetric. */
+void qt_arrange_gram(double *dst, const double *h, const struct qt_act *a);
+void qt_arrange_cross(float *dst, const float *c, const struct qt_act *a);
+
+/* act.c: the input of an entry of a container. */
+int qt_act_open(struct qt_act *out, const struct qt_container *c, const struct qt_entry *e,
+                struct qt_err *err);
+
+extern const struct qt_scheme qt_scheme_fpx, qt_scheme_lut, qt_scheme_int, qt_scheme_mix24,
+    qt_scheme_w4ax;
 
 #endif

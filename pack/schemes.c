@@ -6,10 +6,7 @@
 #include <string.h>
 
 static const struct qt_scheme *const schemes[] = {
-    &qt_scheme_fpx,
-    &qt_scheme_lut,
-    &qt_scheme_int,
-    &qt_scheme_mix24,
+    &qt_scheme_fpx, &qt_scheme_lut, &qt_scheme_int, &qt_scheme_mix24, &qt_scheme_w4ax,
 };
 
 enum { SCHEMES = sizeof schemes / sizeof *schemes, MAX_NAMES = 64 };

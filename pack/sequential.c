@@ -10,10 +10,17 @@ struct qt_sequential {
     struct qt_weights source;
     struct qt_model *model;
     size_t tokens, width;
-    float *hidden;           /* backend, [tokens][width] */
-    float *chunk;            /* backend, a copy of some windows */
-    double *gram[QT_INPUTS]; /* backend */
-    double *h[QT_INPUTS];    /* host */
+    float *hidden;    /* backend, [tokens][width] */
+    float *reference; /* the same of the unquantized model, of block `reference_layer` */
+    size_t reference_layer;
+    float *chunk; /* backend, a copy of some windows */
+    struct sums {
+        size_t k;
+        double *gram, *h;         /* backend, host */
+        float *shift, *cross;     /* backend (negative), host */
+        float *exact;             /* backend, [chunk][k]: z of the chunk */
+        size_t exact_at, seen_at; /* tokens of it */
+    } sums[QT_INPUTS];
 };
 
 static int embed(struct qt_sequential *s, struct qt_err *err)
@@ -22,6 +29,8 @@ static int embed(struct qt_sequential *s, struct qt_err *err)
     int rc;
     QT_TRY(qt_ends_open(&ends, s->model, &s->source, s->be, err));
     QT_TRY(qt_ends_embed(ends, s->hidden, s->data->ids, s->tokens, s->data->seqlen, err));
+    QT_TRY(
+        s->be->copy(s->be, s->reference, s->hidden, s->tokens * s->width * sizeof *s->hidden, err));
 done:
     qt_ends_close(ends);
     return rc;
@@ -57,6 +66,7 @@ int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *sour
         goto done;
     }
     QT_TRY(s->be->new (s->be, (void **)&s->hidden, bytes, err));
+    QT_TRY(s->be->new (s->be, (void **)&s->reference, bytes, err));
     QT_TRY(
         s->be->new (s->be, (void **)&s->chunk, chunk_tokens(s) * s->width * sizeof *s->chunk, err));
     QT_TRY(embed(s, err));
@@ -67,12 +77,16 @@ done:
     return rc;
 }
 
-static void grams_free(struct qt_sequential *s)
+static void sums_free(struct qt_sequential *s)
 {
     for (int i = 0; i < QT_INPUTS; i++) {
-        s->be->free(s->be, s->gram[i]);
-        qt_free(s->h[i]);
-        s->gram[i] = s->h[i] = NULL;
+        struct sums *u = &s->sums[i];
+        s->be->free(s->be, u->gram);
+        s->be->free(s->be, u->shift);
+        s->be->free(s->be, u->exact);
+        qt_free(u->h);
+        qt_free(u->cross);
+        *u = (struct sums){0};
     }
 }
 
@@ -80,8 +94,9 @@ void qt_sequential_close(struct qt_sequential *s)
 {
     if (!s)
         return;
-    grams_free(s);
+    sums_free(s);
     s->be->free(s->be, s->hidden);
+    s->be->free(s->be, s->reference);
     s->be->free(s->be, s->chunk);
     qt_model_close(s->model);
     qt_free(s);
@@ -92,82 +107,138 @@ const struct qt_model *qt_sequential_model(const struct qt_sequential *s)
     return s->model;
 }
 
+/* ---- one block ------------------------------------------------------------------------------ */
+
+/* The chunk on its way through the unquantized block: z is kept until x comes. */
+static int tap_exact(void *ctx, int input, const float *z, size_t m, size_t k, struct qt_err *err)
+{
+    struct qt_sequential *s = ctx;
+    struct sums *u = &s->sums[input];
+    float *dst = u->exact + u->exact_at * k;
+    u->exact_at += m;
+    return s->be->copy(s->be, dst, z, m * k * sizeof *z, err);
+}
+
+/* The same chunk with the inputs that the linears will get: x - z takes the place of z. */
 static int tap_input(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err)
 {
     struct qt_sequential *s = ctx;
-    return s->be->gram(s->be, s->gram[input], x, m, k, err);
+    struct sums *u = &s->sums[input];
+    float *z = u->exact + u->seen_at * k;
+    int rc;
+    u->seen_at += m;
+    QT_TRY(s->be->gram(s->be, u->gram, x, m, k, err));
+    QT_TRY(s->be->scale(s->be, z, -1, m * k, err));
+    QT_TRY(s->be->add(s->be, z, x, m * k, err));
+    QT_TRY(s->be->linear_grad_w(s->be, u->shift, z, x, m, k, k, err));
+done:
+    return rc;
 }
 
-static int grams_new(struct qt_sequential *s, size_t layer, struct qt_err *err)
+static int sums_new(struct qt_sequential *s, size_t layer, struct qt_err *err)
 {
     const struct qt_linear *linear;
     size_t n = qt_model_linears(&linear, s->model, layer);
     int rc = QT_OK;
-    grams_free(s);
+    sums_free(s);
     for (size_t i = 0; i < n; i++) {
-        int input = linear[i].input;
-        size_t bytes;
-        if (s->h[input])
+        struct sums *u = &s->sums[linear[i].input];
+        size_t k = linear[i].k, cells, bytes;
+        if (u->k)
             continue;
-        if (qt_mul_overflow(&bytes, linear[i].k, linear[i].k) ||
-            qt_mul_overflow(&bytes, bytes, sizeof **s->h))
+        if (qt_mul_overflow(&cells, k, k) || qt_mul_overflow(&bytes, cells, sizeof *u->h))
             return qt_fail(err, QT_E_RESOURCE, NULL, linear[i].weight, "out of memory");
-        QT_TRY(qt_array_new(&s->h[input], bytes, 1, err)); /* zero */
-        QT_TRY(s->be->new (s->be, (void **)&s->gram[input], bytes, err));
-        QT_TRY(s->be->upload(s->be, s->gram[input], s->h[input], bytes, err));
+        u->k = k;
+        QT_TRY(qt_array_new(&u->h, cells, sizeof *u->h, err)); /* zero */
+        QT_TRY(qt_array_new(&u->cross, cells, sizeof *u->cross, err));
+        QT_TRY(s->be->new (s->be, (void **)&u->gram, bytes, err));
+        QT_TRY(s->be->new (s->be, (void **)&u->shift, cells * sizeof *u->shift, err));
+        QT_TRY(s->be->new (s->be, (void **)&u->exact, chunk_tokens(s) * k * sizeof *u->exact, err));
+        QT_TRY(s->be->upload(s->be, u->gram, u->h, bytes, err));
+        QT_TRY(s->be->upload(s->be, u->shift, u->cross, cells * sizeof *u->shift, err));
     }
 done:
     return rc;
 }
 
-static int grams_download(struct qt_sequential *s, size_t layer, struct qt_err *err)
+static int sums_download(struct qt_observed *out, struct qt_sequential *s, struct qt_err *err)
 {
-    const struct qt_linear *linear;
-    size_t n = qt_model_linears(&linear, s->model, layer);
     int rc = QT_OK;
-    for (size_t i = 0; i < n; i++) {
-        int input = linear[i].input;
-        if (!s->gram[input])
+    *out = (struct qt_observed){{NULL}, {NULL}};
+    for (int i = 0; i < QT_INPUTS; i++) {
+        struct sums *u = &s->sums[i];
+        size_t cells = u->k * u->k;
+        if (!u->k)
             continue;
-        QT_TRY(s->be->download(s->be, s->h[input], s->gram[input],
-                               linear[i].k * linear[i].k * sizeof **s->h, err));
-        s->be->free(s->be, s->gram[input]);
-        s->gram[input] = NULL;
+        QT_TRY(s->be->download(s->be, u->h, u->gram, cells * sizeof *u->h, err));
+        QT_TRY(s->be->download(s->be, u->cross, u->shift, cells * sizeof *u->cross, err));
+        for (size_t c = 0; c < cells; c++)
+            u->cross[c] = -u->cross[c];
+        out->h[i] = u->h;
+        out->cross[i] = u->cross;
     }
 done:
     return rc;
 }
 
-int qt_sequential_observe(const double *const **h, struct qt_sequential *s, size_t layer,
+/* Tokens [at, at + m): the reference moves on, the quantized model's states stay. */
+static int observe_chunk(struct qt_sequential *s, struct qt_block *exact, struct qt_block *block,
+                         size_t at, size_t m, struct qt_err *err)
+{
+    const struct qt_tap keep = {s, tap_exact}, sum = {s, tap_input};
+    int rc;
+    for (int i = 0; i < QT_INPUTS; i++)
+        s->sums[i].exact_at = s->sums[i].seen_at = 0;
+    QT_TRY(qt_block_run(exact, s->reference + at * s->width, m, s->data->seqlen, &keep, err));
+    QT_TRY(s->be->copy(s->be, s->chunk, s->hidden + at * s->width, m * s->width * sizeof *s->chunk,
+                       err));
+    QT_TRY(qt_block_run(block, s->chunk, m, s->data->seqlen, &sum, err));
+done:
+    return rc;
+}
+
+/* The unquantized block without a runtime. */
+static int open_exact(struct qt_block **out, struct qt_sequential *s, size_t layer,
+                      struct qt_err *err)
+{
+    struct qt_weights w = s->source;
+    w.runtime = (struct qt_runtime){0};
+    return qt_block_open(out, s->model, layer, &w, s->be, err);
+}
+
+int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, size_t layer,
                           struct qt_err *err)
 {
-    struct qt_tap tap = {s, tap_input};
-    struct qt_block *block = NULL;
+    struct qt_block *block = NULL, *exact = NULL;
     size_t step = chunk_tokens(s);
     int rc;
-    QT_TRY(grams_new(s, layer, err));
+    QT_TRY(sums_new(s, layer, err));
+    QT_TRY(open_exact(&exact, s, layer, err));
     QT_TRY(qt_block_open(&block, s->model, layer, &s->source, s->be, err));
-    for (size_t at = 0; at < s->tokens; at += step) {
-        size_t m = qt_min_size(step, s->tokens - at);
-        QT_TRY(s->be->copy(s->be, s->chunk, s->hidden + at * s->width,
-                           m * s->width * sizeof *s->chunk, err));
-        QT_TRY(qt_block_run(block, s->chunk, m, s->data->seqlen, &tap, err));
-    }
-    QT_TRY(grams_download(s, layer, err));
-    *h = (const double *const *)s->h;
+    for (size_t at = 0; at < s->tokens; at += step)
+        QT_TRY(observe_chunk(s, exact, block, at, qt_min_size(step, s->tokens - at), err));
+    s->reference_layer = layer + 1;
+    QT_TRY(sums_download(out, s, err));
 done:
     qt_block_close(block);
+    qt_block_close(exact);
     return rc;
 }
 
 int qt_sequential_advance(struct qt_sequential *s, size_t layer, const struct qt_weights *quantized,
                           struct qt_err *err)
 {
-    struct qt_block *block = NULL;
+    struct qt_block *block = NULL, *exact = NULL;
     int rc;
     QT_TRY(qt_block_open(&block, s->model, layer, quantized, s->be, err));
     QT_TRY(qt_block_run(block, s->hidden, s->tokens, s->data->seqlen, NULL, err));
+    if (s->reference_layer == layer) { /* a block that an interrupted run has finished */
+        QT_TRY(open_exact(&exact, s, layer, err));
+        QT_TRY(qt_block_run(exact, s->reference, s->tokens, s->data->seqlen, NULL, err));
+        s->reference_layer = layer + 1;
+    }
 done:
     qt_block_close(block);
+    qt_block_close(exact);
     return rc;
 }

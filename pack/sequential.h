@@ -9,15 +9,21 @@
 
 struct qt_sequential;
 
-/* Embeds the windows. `source`: the unquantized weights. */
+/* Embeds the windows. `source`: the unquantized weights, with the runtime that the quantized model
+ * will have. */
 int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *source,
                        const struct qt_calibration *data, struct qt_err *err);
 void qt_sequential_close(struct qt_sequential *s);
 const struct qt_model *qt_sequential_model(const struct qt_sequential *s);
 
-/* H = X^T X (lower triangle, host memory) of a block's linear inputs: input i of h[QT_INPUTS], NULL
- * where no linear has it. Valid until the next call. The hidden states stay where they are. */
-int qt_sequential_observe(const double *const **h, struct qt_sequential *s, size_t layer,
+/* Sums over all tokens of a block's linear inputs, in host memory: input i, NULL where no linear
+ * has it. x is what the linears will get, z what the unquantized model gives them. */
+struct qt_observed {
+    const double *h[QT_INPUTS];    /* x^T x, lower triangle */
+    const float *cross[QT_INPUTS]; /* (z - x)^T x */
+};
+/* Valid until the next call. The hidden states stay where they are. */
+int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, size_t layer,
                           struct qt_err *err);
 /* Moves the hidden states through the block with the given weights. */
 int qt_sequential_advance(struct qt_sequential *s, size_t layer, const struct qt_weights *quantized,

@@ -1,7 +1,12 @@
 /* A container as a source of weights: quantized tensors decoded, the others as they are. */
-#include "pack/pack.h"
+#include "pack/scheme.h"
 
 #include <string.h>
+
+static bool is_w4ax(const struct qt_entry *e)
+{
+    return strncmp(e->spec, "w4ax", 4) == 0 && (e->spec[4] == ':' || e->spec[4] == '\0');
+}
 
 static bool weights_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
 {
@@ -27,16 +32,37 @@ static int weights_load(void *ctx, const char *name, float *dst, struct qt_err *
     int rc = qt_packed_open(&packed, c, e, err);
     if (rc < 0)
         return rc;
-    rc = qt_packed_decode(dst, &packed, 0, packed.n, err);
+    rc = qt_packed_weights(dst, &packed, err);
     qt_packed_free(&packed);
+    return rc;
+}
+
+/* The inputs of w4ax linears as a runtime rounds them; others as they are. */
+static int runtime_input(void *ctx, struct qt_backend *be, float *y, const float *x,
+                         const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err)
+{
+    const struct qt_container *c = ctx;
+    const struct qt_entry *e = qt_container_find(c, linear->weight);
+    struct qt_act act;
+    if (!e || !is_w4ax(e))
+        return be->copy(be, y, x, m * k * sizeof *x, err);
+    int rc = qt_act_open(&act, c, e, err);
+    if (rc == QT_OK)
+        rc = qt_act_apply_on(be, y, x, m, &act, err);
+    qt_act_free(&act);
     return rc;
 }
 
 struct qt_weights qt_weights_of_container(const struct qt_container *c)
 {
+    void *ctx = (void *)(uintptr_t)c;
+    bool quantized_inputs = false;
+    for (size_t i = 0; i < qt_container_count(c); i++)
+        quantized_inputs |= is_w4ax(qt_container_entry(c, i));
     return (struct qt_weights){
         .dir = qt_container_dir(c),
-        .ctx = (void *)(uintptr_t)c,
+        .ctx = ctx,
+        .runtime = {.ctx = ctx, .input = quantized_inputs ? runtime_input : NULL},
         .shape = weights_shape,
         .load = weights_load,
     };

@@ -78,17 +78,17 @@ static const struct qt_tensor *find_source(const struct check *check, const char
 
 /* The manifest remembers the CRC of what was quantized: a different source would only show as a
  * large error otherwise. */
-static int check_source_crc(const struct check *check, const struct qt_entry *e,
+static int check_source_crc(const struct check *check, const char *name, const json_t *entry,
                             const struct qt_blob *blob, struct qt_err *err)
 {
     const char *dir = qt_container_dir(check->container), *recorded = NULL;
     char measured[9];
-    int rc = qt_json_get_string(&recorded, e->json, "source_crc32", dir, err);
+    int rc = qt_json_get_string(&recorded, entry, "source_crc32", dir, err);
     if (rc < 0)
         return rc;
     snprintf(measured, sizeof measured, "%08x", (unsigned)qt_crc32(0, blob->data, blob->size));
     if (recorded && strcmp(recorded, measured) != 0)
-        return bad_tensor(check->container, e->name,
+        return bad_tensor(check->container, name,
                           "was made from other data than the source holds (CRC differs)", err);
     return QT_OK;
 }
@@ -106,19 +106,22 @@ static int compare_entry(struct qt_error *out, const struct check *check, const 
     if (!qt_dtype_is_weight(t->dtype))
         return bad_tensor(check->container, e->name, "has no weight dtype in the source", err);
     QT_TRY(qt_ckpt_read(&blob, check->source, t, err));
-    QT_TRY(check_source_crc(check, e, &blob, err));
-    struct qt_matrix w = {blob.data, t->dtype, e->n, e->k, t->file, t->name};
+    QT_TRY(check_source_crc(check, e->name, e->json, &blob, err));
+    struct qt_matrix w = {.data = blob.data,
+                          .dtype = t->dtype,
+                          .n = e->n,
+                          .k = e->k,
+                          .file = t->file,
+                          .name = t->name};
     QT_TRY(qt_packed_compare(out, p, &w, err));
 done:
     qt_blob_free(&blob);
     return rc;
 }
 
-/* Norms that were tuned are copies in dtype and shape only. */
-static bool is_tuned(const struct qt_container *c, const char *name)
+static const json_t *copied_entry(const struct qt_container *c, const char *name)
 {
-    const json_t *copied = json_object_get(qt_container_manifest(c), "copied");
-    return json_is_true(json_object_get(json_object_get(copied, name), "tuned"));
+    return json_object_get(json_object_get(qt_container_manifest(c), "copied"), name);
 }
 
 static int compare_copy(const struct check *check, const struct qt_tensor *copy, struct qt_err *err)
@@ -134,8 +137,11 @@ static int compare_copy(const struct check *check, const struct qt_tensor *copy,
                           err);
     QT_TRY(qt_ckpt_read(&a, check->stored, copy, err));
     QT_TRY(qt_ckpt_read(&b, check->source, t, err));
+    const json_t *entry = copied_entry(check->container, copy->name);
     bool same = a.size == b.size && (a.size == 0 || memcmp(a.data, b.data, a.size) == 0);
-    if (!same && !is_tuned(check->container, copy->name))
+    if (json_object_get(entry, "source_crc32")) /* tuned: a copy in dtype and shape only */
+        QT_TRY(check_source_crc(check, copy->name, entry, &b, err));
+    else if (!same)
         rc = bad_tensor(check->container, copy->name, "is not a copy of the source's tensor", err);
 done:
     qt_blob_free(&a);
@@ -144,11 +150,6 @@ done:
 }
 
 /* ---- the whole ------------------------------------------------------------------------------ */
-
-static bool is_copied(const struct qt_container *c, const char *name)
-{
-    return json_object_get(json_object_get(qt_container_manifest(c), "copied"), name) != NULL;
-}
 
 static int check_entry(struct qt_verify_tensor *out, const struct check *check,
                        const struct qt_entry *e, struct qt_err *err)
@@ -195,7 +196,7 @@ static int check_copies(struct qt_verify_report *out, struct check *check, struc
 {
     for (size_t i = 0; i < qt_ckpt_count(check->stored); i++) {
         const struct qt_tensor *t = qt_ckpt_tensor(check->stored, i);
-        if (!is_copied(check->container, t->name))
+        if (!copied_entry(check->container, t->name))
             continue;
         int rc = check->source ? compare_copy(check, t, err) : QT_OK;
         if (rc < 0)
@@ -211,7 +212,7 @@ static int check_complete(const struct check *check, struct qt_err *err)
 {
     for (size_t i = 0; check->source && i < qt_ckpt_count(check->source); i++) {
         const char *name = qt_ckpt_tensor(check->source, i)->name;
-        if (!qt_container_find(check->container, name) && !is_copied(check->container, name))
+        if (!qt_container_find(check->container, name) && !copied_entry(check->container, name))
             return bad_tensor(check->container, name, "of the source is missing", err);
     }
     return QT_OK;

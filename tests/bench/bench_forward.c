@@ -112,7 +112,7 @@ static void bench_block(struct qt_backend *be, double yardstick)
 {
     enum { M = 4 * SEQLEN };
     char dir[] = "/tmp/bench_forward_XXXXXX", path[64];
-    struct qt_weights w = {dir, NULL, random_shape, random_load};
+    struct qt_weights w = {.dir = dir, .shape = random_shape, .load = random_load};
     struct qt_model *model;
     struct qt_block *block;
     struct qt_err err;

@@ -65,8 +65,10 @@ static int open_world(void **state)
         return -1;
     }
     world.exact = qt_weights_of_ckpt(world.ckpt);
-    world.perturbed =
-        (struct qt_weights){world.exact.dir, &world.exact, perturbed_shape, perturbed_load};
+    world.perturbed = (struct qt_weights){.dir = world.exact.dir,
+                                          .ctx = &world.exact,
+                                          .shape = perturbed_shape,
+                                          .load = perturbed_load};
     qt_free(text);
     qt_tokenizer_close(tok);
     return 0;

@@ -609,7 +609,8 @@ static void test_load_fails(void **state)
     open_fixture(&f, GOLDEN "/qwen2");
     for (size_t i = 0; i < 4; i++) {
         struct spoiled s = {f.weights, victims[i]};
-        struct qt_weights w = {f.weights.dir, &s, f.weights.shape, spoiled_load};
+        struct qt_weights w = {
+            .dir = f.weights.dir, .ctx = &s, .shape = f.weights.shape, .load = spoiled_load};
         int rc = i < 3 ? qt_block_open(&block, f.model, 0, &w, f.be, &f.err)
                        : qt_ends_open(&ends, f.model, &w, f.be, &f.err);
         assert_int_equal(rc, QT_E_INPUT);

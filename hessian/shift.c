@@ -1,0 +1,72 @@
+#include "hessian/hessian.h"
+
+#include <cblas.h>
+#include <string.h>
+
+enum { ROWS = 128 }; /* of a panel, on one thread */
+
+struct shift {
+    const struct qt_factor *f;
+    const float *cross;
+    float *w; /* qt_factor_targets only */
+    size_t n;
+    float *work; /* [threads][ROWS][k] */
+};
+
+/* Rows of S: x h = c, that is (x V) V^T = c, columns in processing order on the way. */
+static int shift_panel(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct shift *s = ctx;
+    const struct qt_factor *f = s->f;
+    size_t k = f->k, row0 = item * ROWS, rows = qt_min_size(ROWS, k - row0);
+    float *x = s->work + (size_t)thread * ROWS * k;
+    (void)err;
+    for (size_t r = 0; r < rows; r++)
+        for (size_t j = 0; j < k; j++)
+            x[r * k + j] = (float)((double)s->cross[(row0 + r) * k + f->order[j]] * f->scale);
+    cblas_strsm(CblasRowMajor, CblasRight, CblasUpper, CblasTrans, CblasNonUnit, (int)rows, (int)k,
+                1, f->v, (int)k, x, (int)k);
+    cblas_strsm(CblasRowMajor, CblasRight, CblasUpper, CblasNoTrans, CblasNonUnit, (int)rows,
+                (int)k, 1, f->v, (int)k, x, (int)k);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t j = 0; j < k; j++)
+            f->shift[(row0 + r) * k + f->order[j]] = x[r * k + j];
+    return QT_OK;
+}
+
+static int target_panel(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct shift *s = ctx;
+    size_t k = s->f->k, row0 = item * ROWS, rows = qt_min_size(ROWS, s->n - row0);
+    float *copy = s->work + (size_t)thread * ROWS * k, *w = s->w + row0 * k;
+    (void)err;
+    memcpy(copy, w, rows * k * sizeof *copy);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)rows, (int)k, (int)k, 1, copy,
+                (int)k, s->f->shift, (int)k, 1, w, (int)k);
+    return QT_OK;
+}
+
+static int run(struct shift *s, size_t rows, int (*fn)(void *, size_t, int, struct qt_err *),
+               struct qt_err *err)
+{
+    int rc = QT_OK;
+    openblas_set_num_threads(1); /* panels are the threads */
+    QT_TRY(qt_array_new(&s->work, (size_t)qt_threads() * ROWS, s->f->k * sizeof *s->work, err));
+    QT_TRY(qt_parallel(qt_ceil_div(rows, ROWS), fn, s, err));
+done:
+    qt_free(s->work);
+    return rc;
+}
+
+int qt_factor_shift(struct qt_factor *f, const float *cross, struct qt_err *err)
+{
+    struct shift s = {.f = f, .cross = cross};
+    int rc = qt_array_new(&f->shift, f->k * f->k, sizeof *f->shift, err);
+    return rc < 0 ? rc : run(&s, f->k, shift_panel, err);
+}
+
+int qt_factor_targets(float *w, size_t n, const struct qt_factor *f, struct qt_err *err)
+{
+    struct shift s = {.f = f, .w = w, .n = n};
+    return f->shift ? run(&s, n, target_panel, err) : QT_OK;
+}

@@ -1,0 +1,35 @@
+/*
+ * How the inputs of w4ax linears will be quantized (private to pack/), decided for the whole model
+ * before any weight is: which channels share blocks, which are scaled down, how 4-bit blocks are
+ * clipped, and which blocks get 8 bits.
+ */
+#ifndef QT_PACK_ACT_PLAN_H
+#define QT_PACK_ACT_PLAN_H
+
+#include "pack/pack.h"
+
+struct qt_act_plan {
+    size_t layers;
+    struct qt_act *act; /* [layers][QT_INPUTS]; k = 0: as they are */
+    json_t *report;     /* shares of blocks and multiply-accumulates at 8 bits; NULL: no w4ax */
+};
+
+/* Empty when the plan has no w4ax linear. QT_E_UNSUPPORTED: linears that share an input do not all
+ * have the same w4ax scheme, or a w4ax tensor is no linear of the decoder's blocks. */
+int qt_act_plan_new(struct qt_act_plan *out, const struct qt_plan *plan,
+                    const struct qt_model *model, const struct qt_weights *source,
+                    const struct qt_calibration *data, const struct qt_log *log,
+                    struct qt_err *err);
+void qt_act_plan_free(struct qt_act_plan *p);
+/* For struct qt_runtime; ctx is a struct qt_act_plan. */
+int qt_act_plan_input(void *ctx, struct qt_backend *be, float *y, const float *x,
+                      const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err);
+const struct qt_act *qt_act_plan_find(const struct qt_act_plan *p, size_t layer, int input);
+
+/* How a linear is stored under the plan; input NULL: as it stands. */
+int qt_act_plan_arrange(struct qt_arrange *out, const struct qt_act_plan *p,
+                        const struct qt_model *model, const struct qt_linear *linear,
+                        struct qt_err *err);
+void qt_act_plan_arrange_free(struct qt_arrange *a);
+
+#endif
