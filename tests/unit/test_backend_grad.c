@@ -438,6 +438,33 @@ static void test_loss(void **state)
     be->close(be);
 }
 
+/* ---- squared error -------------------------------------------------------------------------- */
+
+static void test_square(void **state)
+{
+    static const size_t counts[] = {1, 15, 17, 300, (1 << 15) + 5};
+    struct qt_backend *be = open_cpu();
+    (void)state;
+    for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+        size_t n = counts[c];
+        float *y = random_floats(n, 1), *t = random_floats(n, 1), *d = random_floats(n, 1);
+        double sum, want = 0;
+        assert_int_equal(be->square_grad(be, &sum, d, y, t, 0.25f, n, NULL), QT_OK);
+        for (size_t i = 0; i < n; i++) {
+            double e = (double)y[i] - (double)t[i];
+            want += e * e;
+            assert_true(fabs((double)d[i] - 0.5 * e) < 1e-6);
+        }
+        assert_true(fabs(sum - want) <= 1e-6 * want);
+        assert_int_equal(be->square_grad(be, &sum, y, y, t, 0.25f, n, NULL), QT_OK);
+        assert_memory_equal(y, d, n * sizeof *y);
+        qt_free(y);
+        qt_free(t);
+        qt_free(d);
+    }
+    be->close(be);
+}
+
 /* ---- threads, memory ------------------------------------------------------------------------ */
 
 enum { M = 600, N = 260, K = 192, SEQ = 150 };
@@ -447,7 +474,7 @@ static void all_operations(struct qt_backend *be, float *out, float *const *in)
     struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100};
     float *dx = out, *dw = dx + M * K, *dn = dw + N * K, *dq = dn + K, *dk = dq + M * K;
     float *dv = dk + M * 64, *dl = dv + M * 64;
-    double losses[M];
+    double losses[M], sum;
     uint32_t targets[M];
     for (size_t i = 0; i < M; i++)
         targets[i] = (uint32_t)(i % N);
@@ -457,6 +484,8 @@ static void all_operations(struct qt_backend *be, float *out, float *const *in)
     be->attention_grad(be, dq, dk, dv, dx, in[2], in[0], in[1], M, &a, NULL);
     be->activate_grad(be, dx, dq, dx, in[2], dq, QT_ACT_SILU, M * K, NULL);
     be->loss_grad(be, losses, dl, in[0], NULL, targets, 15.0f, 1, M, N, NULL);
+    be->square_grad(be, &sum, dx, dx, in[2], 1, M * K, NULL);
+    dl[0] = (float)(sum + losses[M - 1]);
 }
 
 static void test_threads(void **state)
@@ -505,10 +534,11 @@ int main(void)
     printf("QT_SEED=%llu\n", (unsigned long long)rng);
     rng = rng * 0x9e3779b97f4a7c15u + 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear),    cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_rope),      cmocka_unit_test(test_activate),
-        cmocka_unit_test(test_attention), cmocka_unit_test(test_loss),
-        cmocka_unit_test(test_threads),   cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_linear),        cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_rope),          cmocka_unit_test(test_activate),
+        cmocka_unit_test(test_attention),     cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_square),        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

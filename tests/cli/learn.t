@@ -1,0 +1,28 @@
+# Learning needs data to run the model on.
+$ qtool quantize "$NANO" -o l --scheme nf3:learn=1 -q
+? 2
+2 learning runs the model: it needs calibration data
+
+$ qtool quantize "$NANO" -o l --scheme nf3 --tune-norms -q
+? 2
+2 it needs calibration data
+
+$ qtool quantize "$NANO" -o l --scheme nf3:learn=1 --learn mode=frosen -q
+? 2
+2 did you mean 'frozen'
+
+$ qtool quantize "$NANO" -o l --scheme nf3:learn=1 --learn lr=0 -q
+? 2
+2 lr=0: expected a number from
+
+$ test ! -e l && test ! -e l.partial
+
+# The spec and the report say that it was done; the norms are no copies any more, and verify knows.
+$ qtool quantize "$NANO" -o l --scheme nf3:learn=1,method=search --data "$NANO/calib.txt" --samples 4 --seqlen 64 --learn lr=1e-3,batch=1,passes=1 --tune-norms -q
+> ^tensors +21 quantized, 8 copied$
+$ grep -c '"held_out": 0' l/qtool-report.json
+> ^[3-9]$
+$ grep -q '"options": "objective=kl,mode=frozen,scope=model,lr=0.001,passes=1,batch=1,held-out=0.125"' l/qtool-report.json
+$ grep -q '"tuned": true' l/qtool.json && grep -q 'nf3:g=128,method=search,learn=1' l/qtool.json && test ! -e l/progress
+$ qtool verify l --source "$NANO" -q
+> ^tensors +21 quantized, 8 copied$
