@@ -76,9 +76,11 @@ static double worse(double a, double b)
     return isnan(a) || a > b ? a : b;
 }
 
+/* Without a kernel there is no error and no speed: NaN. */
 static size_t device_figures(struct qt_figure *out, const struct qt_device_report *r)
 {
-    double error[2] = {0, 0}, speedup = INFINITY;
+    bool none = r->missing == r->count;
+    double error[2] = {none ? NAN : 0, none ? NAN : 0}, speedup = none ? NAN : INFINITY;
     size_t n = 0;
     for (size_t i = 0; i < r->count; i++) {
         const struct qt_device_tensor *t = &r->tensors[i];

@@ -141,12 +141,13 @@ static int gpu_dequantize(struct qt_gpu *gpu, const struct qt_matmul_weight *w, 
     return launched(qt_matmul_dequantize(w, out, dtype, self(gpu)->stream), "dequantize", err);
 }
 
-static int gpu_read(struct qt_gpu *gpu, const void *src, size_t bytes, int shape,
-                    struct qt_err *err)
+static int gpu_transfer(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, int shape,
+                        struct qt_err *err)
 {
     struct gpu *g = self(gpu);
-    return check((cudaError_t)gpu_read_launch(g->sink, src, bytes, shape, gpu->sms, g->stream),
-                 "read", err);
+    return check((cudaError_t)gpu_transfer_launch(dst ? dst : g->sink, src, bytes, dst != NULL,
+                                                  shape, gpu->sms, g->stream),
+                 "transfer", err);
 }
 
 static int gpu_gemm(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t m, size_t n,
@@ -308,7 +309,7 @@ static const struct qt_gpu functions = {
     .replan = gpu_replan,
     .run = gpu_run,
     .dequantize = gpu_dequantize,
-    .read = gpu_read,
+    .transfer = gpu_transfer,
     .gemm = gpu_gemm,
     .time = gpu_time,
     .close = gpu_close,

@@ -2,14 +2,17 @@
 #ifndef QT_GPU_INTERNAL_H
 #define QT_GPU_INTERNAL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Enqueues the reading of bytes on `stream` (a cudaStream_t); a cudaError_t. sink: 4 bytes. */
-int gpu_read_launch(void *sink, const void *src, size_t bytes, int shape, int sms, void *stream);
+/* Enqueues on `stream` (a cudaStream_t) a copy of bytes to dst, or only their reading: then dst is
+ * 4 bytes that are not used. A cudaError_t. */
+int gpu_transfer_launch(void *dst, const void *src, size_t bytes, bool copy, int shape, int sms,
+                        void *stream);
 
 struct gpu_cublas;
 /* NULL when cuBLAS cannot be used; text[size] tells its version, or why not. Products go to

@@ -5,7 +5,7 @@
  *   qtool_kernels.h, cuda/ libqtool_kernels: fused products on packed weights
  *   gpu_cuda.c             struct qt_gpu over libqtool_kernels and the CUDA run time
  *   gpu_cublas.c           cuBLAS, loaded at run time
- *   gpu_read.cu            a kernel that only reads: the floor that others are measured against
+ *   gpu_transfer.cu        kernels that only read or copy: what others are measured against
  *   gpu_none.c             instead of these in builds without nvcc
  */
 #ifndef QT_KERNELS_H
@@ -19,7 +19,7 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err);
 
 /* ---- a GPU ---------------------------------------------------------------------------------- */
 
-enum { QT_GPU_READS = 12 }; /* launch shapes of struct qt_gpu.read */
+enum { QT_GPU_TRANSFERS = 12 }; /* launch shapes of struct qt_gpu.transfer */
 
 /*
  * One GPU: memory, fused products, time. A table of functions, so that what is built on it builds
@@ -56,8 +56,10 @@ struct qt_gpu {
     int (*dequantize)(struct qt_gpu *gpu, const struct qt_matmul_weight *w, void *out,
                       enum qt_matmul_dtype dtype, struct qt_err *err);
 
-    /* Reads bytes (a multiple of 16) and does nothing with them; shape < QT_GPU_READS. */
-    int (*read)(struct qt_gpu *gpu, const void *src, size_t bytes, int shape, struct qt_err *err);
+    /* Copies bytes (a multiple of 16) by a kernel of plain loads and stores; dst NULL: only reads
+     * them. shape < QT_GPU_TRANSFERS. */
+    int (*transfer)(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, int shape,
+                    struct qt_err *err);
     /* FP16 y[m][n] = x[m][k] w[n][k]^T by cuBLAS with FP32 sums; only if has_cublas. */
     int (*gemm)(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t m, size_t n,
                 size_t k, struct qt_err *err);

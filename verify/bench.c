@@ -12,7 +12,7 @@ enum {
     STRIP_ROWS = 16,
     SAMPLE_ROWS = 256, /* quantized anew; a larger matrix repeats them */
 };
-static const size_t machine_bytes = (size_t)1 << 30;
+static const size_t most_bytes = (size_t)1 << 30; /* for the machine's bandwidth */
 
 struct bench {
     struct qt_gpu *gpu;
@@ -26,39 +26,43 @@ struct bench {
 
 struct machine_work {
     struct qt_gpu *gpu;
-    char *data;
+    char *dst, *src; /* dst NULL: only read */
+    size_t bytes;
     int shape;
 };
 
-static int launch_copy(void *ctx, size_t i, struct qt_err *err)
+static int launch_transfer(void *ctx, size_t i, struct qt_err *err)
 {
     const struct machine_work *w = ctx;
     (void)i;
-    return w->gpu->copy(w->gpu, w->data, w->data + machine_bytes / 2, machine_bytes / 2, err);
+    return w->gpu->transfer(w->gpu, w->dst, w->src, w->bytes, w->shape, err);
 }
 
-static int launch_read(void *ctx, size_t i, struct qt_err *err)
+/* The best of all launch shapes; what is read and what is written counts. */
+static int measure_transfer(double *gbs, struct machine_work *work, struct qt_err *err)
 {
-    const struct machine_work *w = ctx;
-    (void)i;
-    return w->gpu->read(w->gpu, w->data, machine_bytes, w->shape, err);
+    double moved = (double)work->bytes * (work->dst ? 2 : 1), us;
+    for (work->shape = 0; work->shape < QT_GPU_TRANSFERS; work->shape++) {
+        int rc = work->gpu->time(work->gpu, &us, launch_transfer, work, 1, err);
+        if (rc < 0)
+            return rc;
+        *gbs = fmax(*gbs, moved / us / 1e3);
+    }
+    return QT_OK;
 }
 
 static int measure_machine(struct qt_bench_report *out, struct qt_gpu *gpu, struct qt_err *err)
 {
-    struct machine_work work = {.gpu = gpu};
+    size_t machine_bytes = qt_min_size(most_bytes, gpu->memory_bytes / 8 / 32 * 32);
     void *data = NULL;
-    double us;
     int rc;
     QT_TRY(gpu->new (gpu, &data, machine_bytes, err));
-    work.data = data;
     QT_TRY(gpu_fill_random(gpu, data, machine_bytes, 1, err));
-    QT_TRY(gpu->time(gpu, &us, launch_copy, &work, 1, err));
-    out->copy_gbs = (double)machine_bytes / us / 1e3; /* half of it read, half of it written */
-    for (; work.shape < QT_GPU_READS; work.shape++) {
-        QT_TRY(gpu->time(gpu, &us, launch_read, &work, 1, err));
-        out->read_gbs = fmax(out->read_gbs, (double)machine_bytes / us / 1e3);
-    }
+    struct machine_work read = {.gpu = gpu, .src = data, .bytes = machine_bytes};
+    QT_TRY(measure_transfer(&out->read_gbs, &read, err));
+    struct machine_work copy = {.gpu = gpu, .src = data, .bytes = machine_bytes / 2};
+    copy.dst = copy.src + copy.bytes;
+    QT_TRY(measure_transfer(&out->copy_gbs, &copy, err));
 done:
     if (data)
         gpu->free(gpu, data);

@@ -140,15 +140,15 @@ struct read_work {
 static int launch_read(void *ctx, size_t i, struct qt_err *err)
 {
     const struct read_work *w = ctx;
-    return w->gpu->read(w->gpu, w->copies->base + i * w->copies->stride,
-                        qt_round_up(w->copies->bytes, 16), w->shape, err);
+    return w->gpu->transfer(w->gpu, NULL, w->copies->base + i * w->copies->stride,
+                            qt_round_up(w->copies->bytes, 16), w->shape, err);
 }
 
 int gpu_time_floor(double *us, struct qt_gpu *gpu, const struct gpu_copies *c, struct qt_err *err)
 {
     struct read_work work = {gpu, c, 0};
     *us = INFINITY;
-    for (; work.shape < QT_GPU_READS; work.shape++) {
+    for (; work.shape < QT_GPU_TRANSFERS; work.shape++) {
         double t;
         int rc = gpu->time(gpu, &t, launch_read, &work, c->count, err);
         if (rc < 0)

@@ -146,7 +146,7 @@ struct qt_bench_row {
 };
 
 struct qt_bench_report {
-    double copy_gbs; /* device to device, bytes read + bytes written */
+    double copy_gbs; /* copies of 512 MiB, if there is room: bytes read + bytes written */
     double read_gbs; /* bare reads of 1 GiB */
     struct qt_bench_row *rows;
     size_t count;

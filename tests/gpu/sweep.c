@@ -59,6 +59,8 @@ static size_t try_all(struct tried *tried, struct qt_gpu *gpu, const struct gpu_
                         plan.config.strips_cta = (cta + strips - 1) / strips * strips;
                         struct tried *t = &tried[count];
                         t->config = plan.config;
+                        if (count && memcmp(&t->config, &t[-1].config, sizeof t->config) == 0)
+                            continue; /* more blocks than strips */
                         if (gpu->replan(gpu, &plan, &copies->weight[0], NULL) == QT_OK &&
                             gpu_time_plan(&t->us, gpu, copies, &plan, o, NULL) == QT_OK)
                             count++;
