@@ -1,6 +1,7 @@
 # qtool. Targets:
 #   all (default)  deps  demo  test  check  test-gpu  test-install  test-large
-#   oracle  oracle-tokenizer  fuzz  bench  kernels
+#   check-threads  check-valgrind  coverage  determinism  fuzz
+#   oracle  oracle-tokenizer  bench  kernels
 #   fmt  fmt-check  tidy  install  clean
 # Everything built goes to $(B). CUDA parts are built when nvcc is found (NVCC= to leave them out).
 
@@ -174,7 +175,7 @@ endif
 DEBS    := gcc libc6-dev make pkg-config libopenblas-dev liblapacke-dev zlib1g-dev libjansson-dev \
            libpcre2-dev libutf8proc-dev nettle-dev libcmocka-dev
 # For fmt, tidy and builds with clang (libomp: its OpenMP); not needed to build or test.
-DEV_DEBS := clang libomp-dev clang-format clang-tidy
+DEV_DEBS := clang libomp-dev clang-format clang-tidy valgrind python3-jsonschema
 
 deps: NEEDED = $(DEBS)
 deps-dev: NEEDED = $(DEV_DEBS)
@@ -201,6 +202,31 @@ test: $(B)/qtool $(UNIT) $(REPLAY)
 # The same tests under AddressSanitizer and UndefinedBehaviorSanitizer, without GPU parts.
 check:
 	@$(MAKE) B=$(B)/check NVCC= CFLAGS="$(SAN)" test
+
+# Under ThreadSanitizer, with LLVM's OpenMP: archer tells it about the barriers of parallel loops, which
+# it cannot see in any other OpenMP.
+ARCHER = $(shell clang -print-resource-dir 2>/dev/null)/../../libarcher.so
+check-threads:
+	@[ -e $(ARCHER) ] || { echo "SKIP: no clang with libarcher.so (Debian: clang, libomp-dev)"; exit 77; }
+	@OMP_TOOL_LIBRARIES=$(abspath $(ARCHER)) \
+	    TSAN_OPTIONS="ignore_noninstrumented_modules=1 die_after_fork=0" $(MAKE) B=$(B)/threads \
+	    CC=clang NVCC= CFLAGS="-O1 -g -fno-omit-frame-pointer -fsanitize=thread" test
+
+# Unit tests and fuzz inputs under valgrind: reads of what was never written, and leaks.
+check-valgrind: $(UNIT) $(REPLAY)
+	@command -v valgrind >/dev/null || { echo "SKIP: no valgrind"; exit 77; }
+	@RUNNER="valgrind -q --error-exitcode=9 --leak-check=full --show-leak-kinds=definite \
+	    --errors-for-leak-kinds=definite" tests/run.sh $(B)
+
+# Lines that the tests run, by file, into $(B)/coverage/report.
+coverage:
+	@$(MAKE) B=$(B)/coverage NVCC= CFLAGS="-O0 -g --coverage -fprofile-update=atomic" test
+	@tests/coverage.sh $(B)/coverage
+
+# The same container from both compilers, any number of threads, every instruction set path.
+determinism: $(B)/qtool
+	@$(MAKE) B=$(B)/clang CC=clang NVCC= CFLAGS="$(CFLAGS)" $(B)/clang/qtool
+	@tests/determinism.sh $(B)/qtool $(B)/clang/qtool
 
 # All fuzz targets, or TARGETS="torch npy", for SECONDS each, from tests/fuzz/corpus and tests/bad.
 # What they find is left in $(B)/fuzz/found; new inputs that reach new code in $(B)/fuzz/corpus.
@@ -254,7 +280,7 @@ test-install:
 clean:
 	rm -rf $(B)
 
-.PHONY: all kernels deps deps-dev demo tests test check fuzz test-gpu test-install test-large bench \
-        oracle oracle-tokenizer fmt fmt-check tidy install install-kernels clean
+.PHONY: all kernels deps deps-dev demo tests test check check-threads check-valgrind coverage \
+        determinism fuzz test-gpu test-install test-large bench oracle oracle-tokenizer fmt fmt-check tidy install install-kernels clean
 .SECONDARY:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -3,6 +3,7 @@
 # transcripts of the command line, the order of the folders.
 #
 #   usage: tests/run.sh BUILD      BUILD: the directory with qtool and tests/test_*
+#          RUNNER="valgrind ..." tests/run.sh BUILD     unit tests and fuzz inputs only, under RUNNER
 #
 # The output of each goes to BUILD/tests/NAME.log, and is shown when something failed. The last line
 # is "N passed, M failed, K skipped"; the exit status is 1 if anything failed or nothing ran.
@@ -51,14 +52,16 @@ mkdir -p "$build/tests"
 run includes tests/includes.sh --test
 for source in tests/unit/test_*.c; do
     name=$(basename "$source" .c)
-    run "$name" "$build/tests/$name"
+    run "$name" ${RUNNER-} "$build/tests/$name"
 done
 for source in tests/fuzz/fuzz_*.c; do
     target=$(basename "$source" .c) target=${target#fuzz_}
-    run "replay_$target" "$build/tests/replay_$target" $(tests/fuzz/inputs.sh "$target")
+    run "replay_$target" ${RUNNER-} "$build/tests/replay_$target" $(tests/fuzz/inputs.sh "$target")
 done
-run cli env QTOOL="$build/qtool" tests/cli/run.sh
-run schema env QTOOL="$build/qtool" tests/cli/schema.sh
-run kill_resume env QTOOL="$build/qtool" tests/cli/kill_resume.sh 2
+if [ -z "${RUNNER-}" ]; then
+    run cli env QTOOL="$build/qtool" tests/cli/run.sh
+    run schema env QTOOL="$build/qtool" tests/cli/schema.sh
+    run kill_resume env QTOOL="$build/qtool" tests/cli/kill_resume.sh 2
+fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
