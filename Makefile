@@ -138,6 +138,10 @@ $(B)/libqtool_kernels.so: $(CUDA_OBJ) kernels/cuda/exports.map
 	$(call Q,LINK)$(CC) -shared -o $@ $(CUDA_OBJ) -Wl,-soname,$(SONAME) \
 	    -Wl,--version-script=kernels/cuda/exports.map $(CUDA_RT)
 
+# Instructions of Hopper alone; other devices get the other kernels.
+$(B)/kernels/cuda/tile_group.o $(B)/kernels/cuda/tile_fpx.o: CUDA_ARCH := \
+    -gencode arch=compute_90a,code=sm_90a
+
 # C++ here is for templates: nothing of its run time is wanted by what links the library. (The
 # statics are those of nvcc's launch stubs, and constant.)
 $(B)/%.o: %.cu

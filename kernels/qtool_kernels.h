@@ -32,17 +32,18 @@ enum qt_matmul_status {
 enum qt_matmul_kind {
     QT_MATMUL_LUT, /* table[code] * scale; table F16 [2^bits] */
     QT_MATMUL_FPX, /* minifloats: code = magnitude << 1 | sign; no table */
+    QT_MATMUL_INT, /* (code - 2^(bits-1)) * scale; no table */
 };
 
 enum qt_matmul_dtype { QT_MATMUL_F16, QT_MATMUL_BF16 };
 
 /*
- * W[n][k] in the fragment layout. LUT codes and FPX codes of up to 4 bits are in the order
+ * W[n][k] in the fragment layout. LUT and INT codes and FPX codes of up to 4 bits are in the order
  * "frag16x64/pair", FPX codes of more bits in "frag16x64/half".
  */
 struct qt_matmul_weight {
     enum qt_matmul_kind kind;
-    unsigned bits;     /* LUT 2..4, FPX 3..8 */
+    unsigned bits;     /* LUT 2..4, FPX 3..8, INT 4 */
     unsigned exp_bits; /* FPX: 1..5 exponent bits */
     size_t n, k;       /* logical */
     size_t group;      /* channels per scale: 32, 64, 128, 256; 0 = one scale per row */
@@ -77,13 +78,19 @@ struct qt_matmul_options {
 
 /* How a kernel is laid over a matrix. Chosen by plan; a test or a tuner may change it between plan
  * and qt_matmul_plan_check. */
+enum qt_matmul_path {
+    QT_MATMUL_STREAM, /* one pass over the weights for up to 32 tokens */
+    QT_MATMUL_TILE,   /* tiles of rows and tokens; compute capability 9.0 */
+};
+
 struct qt_matmul_config {
-    int token_tiles; /* of 8 tokens, per pass */
-    int strips;      /* of 16 rows, per warp and pass */
-    int warps;       /* per block */
-    int warps_k;     /* of those, side by side along k */
-    int strips_cta;  /* strips per block */
-    int splits;      /* blocks along k */
+    enum qt_matmul_path path; /* TILE uses token_tiles, warps and splits alone */
+    int token_tiles;          /* of 8 tokens, per pass or tile */
+    int strips;               /* of 16 rows, per warp and pass */
+    int warps;                /* per block */
+    int warps_k;              /* of those, side by side along k */
+    int strips_cta;           /* strips per block */
+    int splits;               /* blocks along k */
 };
 
 struct qt_matmul_plan {
@@ -99,7 +106,8 @@ struct qt_matmul_plan {
     int sms, smem_limit, cc; /* of the device */
     int grid_x, grid_y;
     size_t smem_bytes;
-    const void *kernel; /* host address of the kernel */
+    const void *kernel;       /* host address of the kernel */
+    void (*encode_map)(void); /* TILE: the driver's cuTensorMapEncodeTiled */
 };
 
 /*
@@ -116,8 +124,8 @@ int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w,
 int qt_matmul_plan_check(struct qt_matmul_plan *plan, const struct qt_matmul_weight *w);
 
 /*
- * Y[m][n] and X[m][k] of the plan's dtype, dense, row-major, on the device; x and y 2-byte aligned
- * (16 bytes are faster). stream is a cudaStream_t.
+ * Y[m][n] and X[m][k] of the plan's dtype, dense, row-major, on the device; x 16-byte aligned, y
+ * 2-byte aligned (4 bytes are faster). stream is a cudaStream_t.
  */
 int qt_matmul_run(const struct qt_matmul_plan *plan, const struct qt_matmul_weight *w, void *y,
                   const void *x, void *workspace, void *stream);

@@ -5,7 +5,8 @@
  *     WIDTH0..2     bits of its planes, 0 where there is none
  *     TABLE_BYTES   of shared memory for its look-up table, 0 if none
  *     GROUPED       a scale per group; else per row
- *     fill_table    by the whole block, before a barrier; each lane brings qt_lane_value
+ *     fill_table    by the first `threads` threads, before a barrier; each lane brings
+ *                   qt_lane_value
  *     load          the words of one 16 x 64 block from global memory: src[i] is the lane's part of
  *                   plane i
  *     prepare       when they have come and before the first fragment
@@ -79,10 +80,10 @@ static __device__ __forceinline__ void pair_fragment(uint32_t a[4], uint32_t w, 
 /* Fills the table from the values of all codes, lane l holding that of code l; Format::code maps
  * (entry, h) to a code. Two threads an entry, 16 copies each in wide stores, rotated against bank
  * conflicts. */
-template <class Format> static __device__ __forceinline__ void pair_fill(__half value)
+template <class Format> static __device__ __forceinline__ void pair_fill(__half value, int threads)
 {
     uint32_t *table = (uint32_t *)qt_smem;
-    for (int i = (int)threadIdx.x; i < Format::TABLE_BYTES / 64; i += (int)blockDim.x) {
+    for (int i = (int)threadIdx.x; i < Format::TABLE_BYTES / 64; i += threads) {
         unsigned entry = (unsigned)i / 2;
         __half2 v = __halves2half2(__shfl_sync(~0u, value, Format::code(entry, 0)),
                                    __shfl_sync(~0u, value, Format::code(entry, 1)));
@@ -103,9 +104,9 @@ struct qt_decode_pair4 {
     {
         return entry >> 4 * h & 15;
     }
-    static __device__ void fill_table(const struct qt_decode_args *, __half value)
+    static __device__ void fill_table(const struct qt_decode_args *, __half value, int threads)
     {
-        pair_fill<qt_decode_pair4>(value);
+        pair_fill<qt_decode_pair4>(value, threads);
     }
     __device__ __forceinline__ void load(const unsigned char *const src[3],
                                          const struct qt_decode_args &)
@@ -128,9 +129,9 @@ struct qt_decode_pair3 {
     {
         return (entry >> 2 * h & 3) << 1 | (entry >> (4 + h) & 1);
     }
-    static __device__ void fill_table(const struct qt_decode_args *, __half value)
+    static __device__ void fill_table(const struct qt_decode_args *, __half value, int threads)
     {
-        pair_fill<qt_decode_pair3>(value);
+        pair_fill<qt_decode_pair3>(value, threads);
     }
     __device__ __forceinline__ void load(const unsigned char *const src[3],
                                          const struct qt_decode_args &)
@@ -156,9 +157,9 @@ struct qt_decode_pair2 {
     {
         return entry >> 2 * h & 3;
     }
-    static __device__ void fill_table(const struct qt_decode_args *, __half value)
+    static __device__ void fill_table(const struct qt_decode_args *, __half value, int threads)
     {
-        pair_fill<qt_decode_pair2>(value);
+        pair_fill<qt_decode_pair2>(value, threads);
     }
     __device__ __forceinline__ void load(const unsigned char *const src[3],
                                          const struct qt_decode_args &)
@@ -175,6 +176,35 @@ struct qt_decode_pair2 {
             a[3] = pair_look_up(w >> 21, 0x780, lane_bytes);
         else
             pair_fragment(a, w, 0x780, lane_bytes);
+    }
+};
+
+/* ---- integers ----------------------------------------------------------------------------------
+ *
+ * FP16 1024 + v is 0x6400 | v. A byte [h1 | h0] goes to the low byte of both halves, under 0x64,
+ * and a mask leaves 1024 + h0 below and 1024 + 16 h1 above; one fused multiplication takes the 1024
+ * and the 16 off, exactly.
+ */
+struct qt_decode_int4 {
+    enum { WIDTH0 = 4, WIDTH1 = 0, WIDTH2 = 0, TABLE_BYTES = 0, GROUPED = 1 };
+    uint32_t w[4];
+
+    static __device__ void fill_table(const struct qt_decode_args *, __half, int)
+    {
+    }
+    __device__ __forceinline__ void load(const unsigned char *const src[3],
+                                         const struct qt_decode_args &)
+    {
+        *(uint4 *)w = *(const uint4 *)src[0];
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    {
+        const uint32_t factor = 0x2c003c00, offset = 0xd480e408; /* 1/16 | 1, -72 | -1032 */
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t v = __byte_perm(w[s], 0x64646464, 0x4040 | 0x0101 * i) & 0xfff0ff0f;
+            a[i] = ptx_fma_half2(v, factor, offset);
+        }
     }
 };
 
@@ -195,7 +225,7 @@ template <int E> struct qt_decode_fp6 {
     enum { WIDTH0 = 4, WIDTH1 = 2, WIDTH2 = 0, TABLE_BYTES = 0, GROUPED = 0 };
     uint32_t w4[4], w2[4];
 
-    static __device__ void fill_table(const struct qt_decode_args *, __half)
+    static __device__ void fill_table(const struct qt_decode_args *, __half, int)
     {
     }
 
@@ -235,7 +265,7 @@ struct qt_decode_fp5 {
     enum { WIDTH0 = 4, WIDTH1 = 1, WIDTH2 = 0, TABLE_BYTES = 0, GROUPED = 0 };
     uint32_t w4[4], w1;
 
-    static __device__ void fill_table(const struct qt_decode_args *, __half)
+    static __device__ void fill_table(const struct qt_decode_args *, __half, int)
     {
     }
     __device__ __forceinline__ void load(const unsigned char *const src[3],
@@ -263,9 +293,9 @@ struct qt_decode_any {
     uint32_t w4[4], second[4], third;
     unsigned bits;
 
-    static __device__ void fill_table(const struct qt_decode_args *d, __half)
+    static __device__ void fill_table(const struct qt_decode_args *d, __half, int threads)
     {
-        for (unsigned c = threadIdx.x; c < 1u << d->bits; c += blockDim.x)
+        for (unsigned c = threadIdx.x; c < 1u << d->bits; c += (unsigned)threads)
             ((__half *)qt_smem)[c] = qt_minifloat_half(c, d->bits, d->exp_bits);
     }
     __device__ __forceinline__ void load(const unsigned char *const src[3],

@@ -34,7 +34,7 @@ template <class Format>
 __global__ void __launch_bounds__(128)
     dequantize_kernel(const __grid_constant__ qt_dequantize_args a)
 {
-    Format::fill_table(&a.decode, qt_lane_value(&a.decode));
+    Format::fill_table(&a.decode, qt_lane_value(&a.decode), (int)blockDim.x);
     __syncthreads();
     const int lane = (int)threadIdx.x % 32, blocks = (a.k + 63) / 64;
     const size_t total = (size_t)((a.n + 15) / 16) * blocks;
@@ -69,6 +69,7 @@ const void *qt_dequantize_instance(enum qt_format format)
         (const void *)dequantize_kernel<qt_decode_pair2>,
         (const void *)dequantize_kernel<qt_decode_pair3>,
         (const void *)dequantize_kernel<qt_decode_pair4>,
+        (const void *)dequantize_kernel<qt_decode_int4>,
         (const void *)dequantize_kernel<qt_decode_fp5>,
         (const void *)dequantize_kernel<qt_decode_fp6<2>>,
         (const void *)dequantize_kernel<qt_decode_fp6<3>>,

@@ -7,6 +7,7 @@ enum qt_format {
     QT_FORMAT_PAIR2, /* tables of pairs: lut, and minifloats of up to 4 bits */
     QT_FORMAT_PAIR3,
     QT_FORMAT_PAIR4,
+    QT_FORMAT_INT4,   /* the last with a scale per group */
     QT_FORMAT_FP5_E2, /* bit fields */
     QT_FORMAT_FP6_E2,
     QT_FORMAT_FP6_E3,
@@ -15,10 +16,15 @@ enum qt_format {
 
 /* token_tiles 1, 2 or 4; strips 1 or 2, 1 with 4 token tiles. */
 const void *qt_stream_instance(enum qt_format format, int token_tiles, int strips);
+/* Kernel number `kind` of QT_TILE_TABLE; sm_90a. */
+const void *qt_tile_instance(enum qt_format format, int kind);
 const void *qt_dequantize_instance(enum qt_format format);
 
-/* Parts of qt_stream_instance, compiled apart. */
-const void *qt_stream_pair_instance(enum qt_format format, int token_tiles, int strips);
+/* Parts of these, compiled apart. */
+const void *qt_stream_group_instance(enum qt_format format, int token_tiles, int strips);
 const void *qt_stream_fpx_instance(enum qt_format format, int token_tiles, int strips);
+
+const void *qt_tile_group_instance(enum qt_format format, int kind);
+const void *qt_tile_fpx_instance(enum qt_format format, int kind);
 
 #endif

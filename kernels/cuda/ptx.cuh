@@ -22,6 +22,13 @@ PTX void ptx_mma_f16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+PTX uint32_t ptx_fma_half2(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
 /* Four 8x8 matrices of 16-bit values; lane l gives the address of row l % 8 of matrix l / 8. */
 PTX void ptx_ldmatrix_x4(uint32_t r[4], uint32_t addr)
 {

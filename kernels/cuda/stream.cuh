@@ -24,6 +24,7 @@
 #define QT_CUDA_STREAM_CUH
 
 #include "kernels/cuda/decode.cuh"
+#include "kernels/cuda/token_scale.cuh"
 
 #include <cuda_bf16.h>
 
@@ -198,11 +199,6 @@ stream_copy_ahead(const qt_stream_args &a, const stream_warp &w, stream_cursor<S
  * range than FP16: each token is scaled by the power of two that brings its largest value to 2^14,
  * which is exact but for values 2^-38 of the largest, and its sums are scaled back.
  */
-static __device__ __forceinline__ float pow2(int e)
-{
-    return __int_as_float((e + 127) << 23);
-}
-
 static __device__ __forceinline__ void stream_x_aligned(const qt_stream_args &a,
                                                         const stream_warp &w)
 {
@@ -254,11 +250,9 @@ static __device__ __noinline__ void stream_bf16_to_f16(unsigned char *x, int pit
     __syncthreads();
     for (int i = (int)threadIdx.x; i < m * chunks; i += (int)blockDim.x) {
         uint16_t *v = (uint16_t *)(x + i / chunks * pitch) + i % chunks * 8;
-        int e = (top[i / chunks] >> 7) - 127, up = e == 128 ? 0 : min(14 - e, 127);
-        for (int j = 0; j < 8; j++) {
-            float f = __int_as_float((int)v[j] << 16) * pow2(up / 2) * pow2(up - up / 2);
-            v[j] = __half_as_ushort(__float2half(f));
-        }
+        int up = qt_token_shift(top[i / chunks]);
+        for (int j = 0; j < 8; j++)
+            v[j] = __half_as_ushort(qt_token_half(v[j], up));
     }
     __syncthreads();
 }
@@ -268,9 +262,8 @@ static __device__ __forceinline__ float stream_token_factor(const qt_stream_args
 {
     if (!a.bf16)
         return a.factor;
-    int e = (((const int *)(qt_smem + a.token_at))[token] >> 7) - 127;
-    int up = e == 128 ? 0 : min(14 - e, 127);
-    return a.factor * pow2(-(up / 2)) * pow2(-(up - up / 2));
+    int up = qt_token_shift(((const int *)(qt_smem + a.token_at))[token]);
+    return a.factor * qt_pow2(-(up / 2)) * qt_pow2(-(up - up / 2));
 }
 
 /* Row scales of the block's strips, in stored order. */
@@ -499,7 +492,7 @@ __global__ void __launch_bounds__(512, 1) qt_stream_kernel(const __grid_constant
     ptx_copy_commit();
     if (!a.dependent) /* after X, which everybody waits for */
         stream_copy_ahead<Format, STRIPS, DEPTH>(a, w, &c);
-    Format::fill_table(&a.decode, value);
+    Format::fill_table(&a.decode, value, (int)blockDim.x);
     if (!Format::GROUPED)
         stream_load_row_scales(a, w);
     if (a.dependent)

@@ -25,6 +25,11 @@ static int by_time(const void *a, const void *b)
 
 static void show(const char *name, const struct qt_matmul_config *c, double us)
 {
+    if (c->path == QT_MATMUL_TILE) {
+        printf("%-8s %8.2f us  tile of %d rows x %d tokens\n", name, us, 16 * c->warps,
+               8 * c->token_tiles);
+        return;
+    }
     printf("%-8s %8.2f us  tiles %d strips %d warps %d/%d cta %d splits %d\n", name, us,
            c->token_tiles, c->strips, c->warps, c->warps_k, c->strips_cta, c->splits);
 }
@@ -37,35 +42,52 @@ static void fail_on(int rc, const struct qt_err *err)
     exit(rc == QT_E_NO_GPU ? 0 : 1);
 }
 
-/* Times every configuration of the neighbourhood that the plan takes. */
-static size_t try_all(struct tried *tried, struct qt_gpu *gpu, const struct gpu_copies *copies,
-                      struct qt_matmul_plan plan, struct gpu_operands *o)
+/* Times plan->config if the plan takes it. */
+static void try_one(struct tried *tried, size_t *count, struct qt_gpu *gpu,
+                    const struct gpu_copies *copies, struct qt_matmul_plan *plan,
+                    struct gpu_operands *o)
 {
-    const struct qt_matmul_config base = plan.config;
+    struct tried *t = &tried[*count];
+    if (*count == MAX_TRIED)
+        return;
+    t->config = plan->config;
+    if (gpu->replan(gpu, plan, &copies->weight[0], NULL) == QT_OK &&
+        gpu_time_plan(&t->us, gpu, copies, plan, o, NULL) == QT_OK)
+        ++*count;
+}
+
+static void try_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
+                      const struct gpu_copies *copies, struct qt_matmul_plan plan,
+                      struct gpu_operands *o)
+{
+    plan.config.path = QT_MATMUL_TILE;
+    for (int warps = 8; warps <= 16; warps += 4)
+        for (int token_tiles = 2; token_tiles <= 32; token_tiles *= 2) {
+            plan.config.warps = warps;
+            plan.config.token_tiles = token_tiles;
+            try_one(tried, count, gpu, copies, &plan, o);
+        }
+}
+
+static void try_streams(struct tried *tried, size_t *count, struct qt_gpu *gpu,
+                        const struct gpu_copies *copies, struct qt_matmul_plan plan,
+                        struct gpu_operands *o)
+{
+    struct qt_matmul_config c = plan.config;
     int strips_total = (int)((plan.n + 15) / 16);
-    size_t count = 0;
-    for (int strips = 1; strips <= 2; strips++)
-        for (int splits = 1; splits <= 8; splits++)
-            for (int warps = 8; warps <= 16; warps *= 2)
-                for (int warps_k = warps / 4; warps_k <= warps; warps_k *= 2)
-                    for (int per_sm = 1; per_sm <= 16 / warps && count < MAX_TRIED; per_sm++) {
-                        int groups = gpu->sms * per_sm / splits;
+    c.path = QT_MATMUL_STREAM;
+    c.token_tiles = plan.m <= 8 ? 1 : plan.m <= 16 ? 2 : 4;
+    for (c.strips = 1; c.strips <= 2; c.strips++)
+        for (c.splits = 1; c.splits <= 8; c.splits++)
+            for (c.warps = 8; c.warps <= 16; c.warps *= 2)
+                for (c.warps_k = c.warps / 4; c.warps_k <= c.warps; c.warps_k *= 2)
+                    for (int per_sm = 1; per_sm <= 16 / c.warps; per_sm++) {
+                        int groups = gpu->sms * per_sm / c.splits;
                         int cta = (strips_total + groups - 1) / groups;
-                        plan.config = base;
-                        plan.config.strips = strips;
-                        plan.config.splits = splits;
-                        plan.config.warps = warps;
-                        plan.config.warps_k = warps_k;
-                        plan.config.strips_cta = (cta + strips - 1) / strips * strips;
-                        struct tried *t = &tried[count];
-                        t->config = plan.config;
-                        if (count && memcmp(&t->config, &t[-1].config, sizeof t->config) == 0)
-                            continue; /* more blocks than strips */
-                        if (gpu->replan(gpu, &plan, &copies->weight[0], NULL) == QT_OK &&
-                            gpu_time_plan(&t->us, gpu, copies, &plan, o, NULL) == QT_OK)
-                            count++;
+                        c.strips_cta = (cta + c.strips - 1) / c.strips * c.strips;
+                        plan.config = c;
+                        try_one(tried, count, gpu, copies, &plan, o);
                     }
-    return count;
 }
 
 int main(int argc, char **argv)
@@ -97,7 +119,9 @@ int main(int argc, char **argv)
     show("planned", &plan.config, us);
     fail_on(gpu_time_floor(&us, gpu, &copies, &err), &err);
     printf("%-8s %8.2f us\n", "floor", us);
-    size_t count = try_all(tried, gpu, &copies, plan, &o);
+    size_t count = 0;
+    try_tiles(tried, &count, gpu, &copies, plan, &o);
+    try_streams(tried, &count, gpu, &copies, plan, &o);
     qsort(tried, count, sizeof *tried, by_time);
     for (size_t i = 0; i < count && i < SHOWN; i++)
         show("", &tried[i].config, tried[i].us);

@@ -190,14 +190,33 @@ static void check_plan(const struct qt_matmul_plan *p, const struct qt_matmul_we
     bool equal = outputs_equal(count);
     double e = output_error(count, bf16);
     snprintf(what, sizeof what,
-             "%s n=%zu k=%zu m=%zu %s tiles %d strips %d warps %d/%d cta %d splits %d: "
+             "%s n=%zu k=%zu m=%zu %s %s: tiles %d strips %d warps %d/%d cta %d splits %d: "
              "error %.3g%s%s",
-             name, p->n, p->k, p->m, bf16 ? "bf16" : "f16", c->token_tiles, c->strips, c->warps,
+             name, p->n, p->k, p->m, bf16 ? "bf16" : "f16",
+             c->path == QT_MATMUL_TILE ? "tile" : "stream", c->token_tiles, c->strips, c->warps,
              c->warps_k, c->strips_cta, c->splits, e, guards ? "" : " GUARDS",
              equal ? "" : " NOT REPEATABLE");
     if (count >= 1000)
         worst_error[bf16] = fmax(worst_error[bf16], e);
     result(guards && equal && e <= tolerance(count, bf16), what);
+}
+
+/* Another configuration than plan would choose. */
+static void other_config(struct qt_matmul_config *c, enum qt_matmul_path path)
+{
+    bool tile = path == QT_MATMUL_TILE;
+    c->path = path;
+    c->splits = 1 + (int)(gpu_hash(seed++) % 4);
+    c->warps = tile ? 8 + 4 * (int)(gpu_hash(seed++) % 3) : 1 << gpu_hash(seed++) % 5;
+    c->warps_k = 1 << gpu_hash(seed++) % 5;
+    c->warps_k = c->warps_k > c->warps ? c->warps : c->warps_k;
+    c->strips_cta = 1 + (int)(gpu_hash(seed++) % 9);
+    if (tile)
+        c->token_tiles = 2 << gpu_hash(seed++) % 5;
+    else if (c->token_tiles > 4)
+        c->token_tiles = 4;
+    if (c->token_tiles == 4)
+        c->strips = 1;
 }
 
 static void check_matmul(const struct qt_matmul_weight *w, const float *decoded, size_t pitch,
@@ -213,15 +232,9 @@ static void check_matmul(const struct qt_matmul_weight *w, const float *decoded,
         return;
     }
     check_plan(&plan, w, name);
-    /* Other configurations than plan would choose. */
-    for (int variant = 0; variant < 2; variant++) {
+    for (int variant = 0; variant < 4; variant++) {
         struct qt_matmul_plan other = plan;
-        struct qt_matmul_config *c = &other.config;
-        c->splits = 1 + (int)(gpu_hash(seed++) % 4);
-        c->warps = 1 << gpu_hash(seed++) % 5;
-        c->warps_k = 1 << gpu_hash(seed++) % 5;
-        c->warps_k = c->warps_k > c->warps ? c->warps : c->warps_k;
-        c->strips_cta = 1 + (int)(gpu_hash(seed++) % 9);
+        other_config(&other.config, variant < 2 ? QT_MATMUL_STREAM : QT_MATMUL_TILE);
         if (qt_matmul_plan_check(&other, w) == QT_MATMUL_OK)
             check_plan(&other, w, name);
     }
@@ -299,6 +312,8 @@ static const char *const schemes[] = {
     "nf3:g=32,method=rtn",
     "nf2:g=64,method=rtn",
     "lut2:g=256",
+    "int4:g=128,method=rtn",
+    "int4:g=32,method=rtn",
     "fp6:e=3,method=rtn",
     "fp6:e=2,method=rtn",
     "fp5:e=2,method=rtn",
@@ -312,13 +327,13 @@ static const char *const schemes[] = {
 };
 /* Also at larger shapes. */
 static const char *const main_schemes[] = {
-    "nf4:g=128,method=rtn", "nf3:g=128,method=rtn", "nf2:g=128,method=rtn",
+    "nf4:g=128,method=rtn", "nf3:g=128,method=rtn", "nf2:g=128,method=rtn", "int4:g=128,method=rtn",
     "fp6:e=3,method=rtn",   "fp6:e=2,method=rtn",   "fp5:e=2,method=rtn",
 };
 static const size_t shapes[][2] = {{1, 1},    {15, 63},  {16, 64},    {17, 65},   {31, 127},
                                    {33, 129}, {48, 257}, {100, 1000}, {272, 320}, {1040, 2048}};
-static const size_t tokens[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11,  12,  13,
-                                14, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129};
+static const size_t tokens[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,   10,  11,  12,  13,  14, 15,
+                                16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257};
 
 static void test_scheme(const char *scheme, size_t shape_step, size_t token_step)
 {
@@ -342,7 +357,7 @@ static void test_scheme(const char *scheme, size_t shape_step, size_t token_step
 static void test_large(const char *scheme)
 {
     static const size_t large[][2] = {{4096, 4096}, {512, 14336}, {4112, 1024}};
-    static const size_t counts[] = {1, 8, 16, 32, 64, 200};
+    static const size_t counts[] = {1, 8, 16, 32, 64, 200, 511, 2048};
     for (size_t i = 0; i < COUNT(large); i++) {
         struct matrix m;
         matrix_new(&m, scheme, large[i][0], large[i][1], 0.02f);
@@ -397,7 +412,7 @@ int main(int argc, char **argv)
     pool_new();
     test_refusals();
     for (size_t i = 0; i < COUNT(schemes); i++)
-        test_scheme(schemes[i], quick ? 5 : i < 12 ? 1 : 3, quick ? 8 : 1);
+        test_scheme(schemes[i], quick ? 5 : i < 14 ? 1 : 3, quick ? 8 : 1);
     for (size_t i = 0; i < COUNT(main_schemes) && !quick; i++) {
         test_large(main_schemes[i]);
         test_scale_exp2(main_schemes[i]);

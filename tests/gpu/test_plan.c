@@ -44,6 +44,16 @@ static const struct qt_matmul_weight fpx = {
     .scale = (void *)0x20000,
 };
 
+static const struct qt_matmul_weight integer = {
+    .kind = QT_MATMUL_INT,
+    .bits = 4,
+    .n = 64,
+    .k = 256,
+    .group = 128,
+    .plane = {(void *)0x10000},
+    .scale = (void *)0x20000,
+};
+
 /* ---- refusals ------------------------------------------------------------------------------- */
 
 #define FIELD(name)                                                                                \
@@ -58,6 +68,7 @@ static const struct {
     {&lut, FIELD(kind), 77, "unknown kind"},
     {&lut, FIELD(bits), 1, "bits out of range"},
     {&lut, FIELD(bits), 5, "bits out of range"},
+    {&integer, FIELD(bits), 8, "integers must have 4 bits"},
     {&fpx, FIELD(bits), 9, "bits out of range"},
     {&fpx, FIELD(exp_bits), 0, "exponent bits"},
     {&fpx, FIELD(exp_bits), 6, "exponent bits"},

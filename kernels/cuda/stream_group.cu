@@ -1,4 +1,4 @@
-/* Stream kernels for tables of pairs. */
+/* Stream kernels for formats with a scale per group: tables of pairs, integers. */
 #include "kernels/cuda/instances.h"
 #include "kernels/cuda/stream.cuh"
 
@@ -13,9 +13,10 @@
         }                                                                                          \
     }
 
-const void *qt_stream_pair_instance(enum qt_format format, int token_tiles, int strips)
+const void *qt_stream_group_instance(enum qt_format format, int token_tiles, int strips)
 {
-    static const void *const kernels[3][3][2] = {
-        FORMAT(qt_decode_pair2, 2), FORMAT(qt_decode_pair3, 3), FORMAT(qt_decode_pair4, 4)};
+    static const void *const kernels[4][3][2] = {
+        FORMAT(qt_decode_pair2, 2), FORMAT(qt_decode_pair3, 3), FORMAT(qt_decode_pair4, 4),
+        FORMAT(qt_decode_int4, 4)};
     return kernels[format - QT_FORMAT_PAIR2][token_tiles / 2][strips - 1];
 }

@@ -1,0 +1,216 @@
+/* Wrappers as in ptx.cuh, of instructions of compute capability 9.0a. */
+#ifndef QT_CUDA_PTX_SM90_CUH
+#define QT_CUDA_PTX_SM90_CUH
+
+#include "kernels/cuda/ptx.cuh"
+
+/* ---- mbarriers and the copy engine -------------------------------------------------------------
+ *
+ * A phase of a barrier ends when `count` arrivals and the announced bytes have come.
+ */
+PTX void ptx_barrier_init(uint32_t bar, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+
+/* Makes initialised barriers visible to the copy engine. */
+PTX void ptx_barrier_init_fence()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+PTX void ptx_barrier_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+/* Arrives and announces bytes that the copy engine will bring. */
+PTX void ptx_barrier_expect(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
+}
+
+/* Until the phase of the given parity has ended. */
+PTX void ptx_barrier_wait(uint32_t bar, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "WAIT:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra WAIT;\n"
+                 "}" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* A box of a tensor, global -> shared; coordinates in elements, fastest first. */
+PTX void ptx_copy_box(uint32_t dst, const void *map, int c0, int c1, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(dst),
+                 "l"(map), "r"(c0), "r"(c1), "r"(bar)
+                 : "memory");
+}
+
+/* ---- products ----------------------------------------------------------------------------------
+ */
+
+/* Between writes of registers and the wgmma that use them. */
+PTX void ptx_wgmma_fence()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+PTX void ptx_wgmma_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int PENDING> PTX void ptx_wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/*
+ * d[64 x N] += a[64 x 16] b[16 x N], FP16 in, FP32 sums, asynchronous. A in registers, 16 rows a
+ * warp as in ptx_mma_f16; d[4 j + i] as there for the j-th 8 columns. B is described by
+ * ptx_wgmma_b.
+ */
+template <int N> struct ptx_wgmma;
+
+/* B[16 x N] in shared memory as N lines of 128 bytes (64 values along k), with the copy engine's
+ * 128-byte swizzle, 1024-byte aligned; 16 k further is `+ 2`. */
+PTX uint64_t ptx_wgmma_b(uint32_t addr)
+{
+    return (uint64_t)(addr >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+#define D4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
+#define D64(i) D16(i), D16(i + 16), D16(i + 32), D16(i + 48)
+
+template <> struct ptx_wgmma<16> {
+    PTX void run(float d[8], const uint32_t a[4], uint64_t b)
+    {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+                     "%0,%1,%2,%3,%4,%5,%6,%7"
+                     "}, {%8,%9,%10,%11}, %12, 1, 1, 1, 0;"
+                     : D4(0), D4(4)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    }
+};
+
+template <> struct ptx_wgmma<32> {
+    PTX void run(float d[16], const uint32_t a[4], uint64_t b)
+    {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+                     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+                     "}, {%16,%17,%18,%19}, %20, 1, 1, 1, 0;"
+                     : D16(0)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    }
+};
+
+template <> struct ptx_wgmma<64> {
+    PTX void run(float d[32], const uint32_t a[4], uint64_t b)
+    {
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+            "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
+            "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+            "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
+            : D16(0), D16(16)
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    }
+};
+
+template <> struct ptx_wgmma<128> {
+    PTX void run(float d[64], const uint32_t a[4], uint64_t b)
+    {
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+            "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
+            "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,"
+            "%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,"
+            "%62,%63"
+            "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 0;"
+            : D64(0)
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    }
+};
+
+template <> struct ptx_wgmma<256> {
+    PTX void run(float d[128], const uint32_t a[4], uint64_t b)
+    {
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+            "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
+            "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,"
+            "%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,"
+            "%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,"
+            "%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,"
+            "%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,"
+            "%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+            "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 0;"
+            : D64(0), D64(64)
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    }
+};
+
+#undef D4
+#undef D16
+#undef D64
+
+/* 8x8 matrix of 16-bit values, two of a row a lane as in a fragment, transposed. */
+PTX uint32_t ptx_transpose_8x8(uint32_t a)
+{
+    uint32_t d;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
+    return d;
+}
+
+/* Registers of a thread of this warpgroup from now on: gives some back, or takes some. */
+template <int N> PTX void ptx_registers_fewer()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <int N> PTX void ptx_registers_more()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* Barrier number `id` of `threads` threads of the block. */
+PTX void ptx_named_barrier(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Counts as having come to it, without waiting. */
+PTX void ptx_named_barrier_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* A flag between blocks: what was written before the store is seen after the load. */
+PTX void ptx_store_release(unsigned *p, unsigned v)
+{
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+PTX unsigned ptx_load_acquire(const unsigned *p)
+{
+    unsigned v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+PTX float ptx_reciprocal(float a)
+{
+    float d;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a));
+    return d;
+}
+
+#endif

@@ -1,0 +1,522 @@
+/*
+ * The tile kernel: Y = X W^T for more tokens than the stream kernel is for, sm_90a.
+ *
+ *   grid      one block a multiprocessor; the blocks share out (tile, stage of k) evenly, a tile
+ * being 64 WGS rows x BM tokens block     WGS warpgroups that multiply, 64 rows each, and one of
+ * which a warp keeps the copy engine busy smem      [ look-up table | ring of stages | barriers ]
+ *
+ *   copy engine:  packed planes, group scales, X (128-byte swizzle)  --> a stage of C blocks of k
+ *   warpgroup:    packed words -> registers -> A fragments (registers) --+
+ *                 X (shared memory) --------------------------- B -------+--> wgmma --> FP32 sums
+ *
+ * A warp of a warpgroup owns 16 rows, so the fragments of mma.sync are those of wgmma: the packed
+ * words of a lane become its own operands, as in the stream kernel.
+ *
+ * Group scales: sums are kept in units of the scale of the current group. At a new group they are
+ * multiplied by old scale / new scale, at the end by the last: one multiplication per sum and
+ * group, and no second set of sums in registers. (Scales on the weights themselves would round
+ * them: 2.7e-4.)
+ *
+ * Stream-K: a block takes a range of (tile, stage) pairs, which begins and ends inside a tile. The
+ * sums of its first tile go to the workspace if the tile began in another block; the block that
+ * began it adds them to its own, in order, so that results do not depend on timing. Ranges are
+ * given out from the last block to the first: a block only waits for blocks of lower numbers, which
+ * were started before it, and for what they do first. If there are more than twice as many tiles as
+ * blocks, the others are taken whole.
+ *
+ * Requires    compute capability 9.0; X FP16, 16-byte aligned rows (prepare.cu makes such)
+ * Moves       packed bytes once per BM tokens, X once per 64 WGS rows (through L2), Y once; 8 bytes
+ *             of sums through L2 for each output of a shared tile and block
+ * Oracle      qt_packed_decode and an FP64 product; relative error <= 2.3e-4 with FP16 output
+ */
+#ifndef QT_CUDA_TILE_CUH
+#define QT_CUDA_TILE_CUH
+
+#include "kernels/cuda/decode.cuh"
+#include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/tile.h"
+
+#include <cuda_bf16.h>
+
+/* ---- who does what -----------------------------------------------------------------------------
+ */
+
+struct tile_ring {
+    uint32_t full, empty; /* shared addresses of the first barriers; 8 bytes each */
+    int stage;
+    uint32_t parity;
+};
+
+static __device__ __forceinline__ void tile_ring_next(tile_ring *r, int stages)
+{
+    if (++r->stage == stages) {
+        r->stage = 0;
+        r->parity ^= 1;
+    }
+}
+
+/* Consecutive stages [k0, k1) of a tile. */
+struct tile_segment {
+    int row_tile, token0, k0, k1;
+};
+
+/* What a block has to do: a range of (shared tile, stage) pairs, then whole tiles. */
+struct tile_work {
+    int pair, end; /* the range */
+    int tile;      /* next whole tile */
+};
+
+/* Where range number `i` of the shared tiles begins. */
+static __device__ __forceinline__ int tile_range(const qt_tile_args &a, int i)
+{
+    return i * a.range + min(i, a.ranges_longer);
+}
+
+static __device__ __forceinline__ tile_work tile_work_open(const qt_tile_args &a)
+{
+    int i = (int)(gridDim.x - 1 - blockIdx.x);
+    tile_work w;
+    w.pair = tile_range(a, i);
+    w.end = tile_range(a, i + 1);
+    w.tile = a.shared_tiles + (int)blockIdx.x;
+    return w;
+}
+
+/*
+ * Tile number t is in bands of row tiles, in a band all row tiles of a token tile, then the next
+ * token tile: what runs at the same time shares both weights and activations in L2.
+ */
+static __device__ __forceinline__ bool tile_next(const qt_tile_args &a, tile_work *w, int tokens,
+                                                 tile_segment *s)
+{
+    int t = w->tile;
+    s->k0 = 0;
+    s->k1 = a.k_stages;
+    if (w->pair < w->end) {
+        t = w->pair / a.k_stages;
+        s->k0 = w->pair - t * a.k_stages;
+        s->k1 = min(a.k_stages, s->k0 + w->end - w->pair);
+        w->pair += s->k1 - s->k0;
+    } else {
+        w->tile += (int)gridDim.x;
+    }
+    int per_band = a.band * a.token_tiles, band = t / per_band, in_band = t - band * per_band;
+    int rows = min(a.band, a.row_tiles - band * a.band);
+    s->row_tile = band * a.band + in_band % rows;
+    s->token0 = in_band / rows * tokens;
+    return t < a.row_tiles * a.token_tiles;
+}
+
+/* ---- copies ------------------------------------------------------------------------------------
+ */
+
+template <int WGS, int BM, int C>
+static __device__ __forceinline__ void tile_copy_weights(const qt_tile_args &a, uint32_t dst,
+                                                         uint32_t bar, int k_stage, int strip)
+{
+    dst += BM * 128 * C;
+#pragma unroll
+    for (int i = 0; i < 3; i++)
+        if (a.width[i]) {
+            ptx_copy_box(dst, &a.plane[i], k_stage * C * 16 * a.width[i], strip, bar);
+            dst += (uint32_t)(WGS * 4 * C * 128 * a.width[i]);
+        }
+    if (a.grouped)
+        ptx_copy_box(dst, &a.scales, (k_stage * C * 64 >> a.group_shift) * 4, strip, bar);
+}
+
+template <int BM, int C>
+static __device__ __forceinline__ void tile_copy_x(const qt_tile_args &a, uint32_t dst,
+                                                   uint32_t bar, int k_stage, int token0)
+{
+#pragma unroll
+    for (int c = 0; c < C; c++)
+        ptx_copy_box(dst + c * BM * 128, &a.x, (k_stage * C + c) * 64, token0, bar);
+}
+
+/*
+ * The lane that copies: all stages of all segments. What the first stages hold of weights does not
+ * depend on the previous kernel and is copied before that has ended.
+ */
+template <int WGS, int BM, int C>
+static __device__ __forceinline__ int tile_copy_ahead(const qt_tile_args &a, const tile_ring &r,
+                                                      tile_work w)
+{
+    tile_segment s;
+    int ahead = tile_next(a, &w, BM, &s) ? min(a.stages, s.k1 - s.k0) : 0;
+#pragma unroll 1
+    for (int i = 0; i < ahead; i++) {
+        uint32_t bar = r.full + 8 * i, dst = ptx_shared(qt_smem) + a.ring_at + i * a.stage_bytes;
+        ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
+        tile_copy_weights<WGS, BM, C>(a, dst, bar, s.k0 + i, s.row_tile * 4 * WGS);
+    }
+    return ahead;
+}
+
+template <int WGS, int BM, int C>
+static __device__ __forceinline__ void tile_copy_all(const qt_tile_args &a, tile_ring r,
+                                                     tile_work w)
+{
+    tile_segment s;
+    int ahead = 0;
+    if (a.dependent) {
+        ahead = tile_copy_ahead<WGS, BM, C>(a, r, w);
+        ptx_wait_previous();
+    }
+#pragma unroll 1
+    while (tile_next(a, &w, BM, &s)) {
+#pragma unroll 1
+        for (int i = s.k0; i < s.k1; i++) {
+            uint32_t bar = r.full + 8 * r.stage;
+            uint32_t dst = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes;
+            if (ahead > 0) {
+                ahead--;
+            } else {
+                ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
+                ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
+                tile_copy_weights<WGS, BM, C>(a, dst, bar, i, s.row_tile * 4 * WGS);
+            }
+            tile_copy_x<BM, C>(a, dst, bar, i, s.token0);
+            tile_ring_next(&r, a.stages);
+        }
+    }
+}
+
+/* ---- products ----------------------------------------------------------------------------------
+ */
+
+/* Bits of plane p. */
+template <class Format>
+static __device__ __forceinline__ int tile_width(const qt_tile_args &a, int p)
+{
+    const int width = p == 0 ? Format::WIDTH0 : p == 1 ? Format::WIDTH1 : Format::WIDTH2;
+    return width >= 0 ? width : a.width[p];
+}
+
+template <int BM> struct tile_sums {
+    float v[BM / 2]; /* [tokens / 8][4]: rows g, g + 8 x tokens 2t, 2t + 1 */
+};
+
+/* Keeps the registers of products that may still be under way. */
+template <int STEPS> static __device__ __forceinline__ void tile_keep(const uint32_t f[STEPS][4])
+{
+#pragma unroll
+    for (int i = 0; i < 4 * STEPS; i++)
+        asm volatile("" ::"r"(f[i / 4][i % 4]));
+}
+
+/* Outstanding products have been added, and the compiler may not have moved a use before this. */
+template <int BM> static __device__ __forceinline__ void tile_settle(tile_sums<BM> *d)
+{
+    ptx_wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < BM / 2; i++)
+        asm volatile("" : "+f"(d->v[i])::"memory");
+}
+
+/* The scales of a lane's two rows. A scale of 0 counts as 2^-60, which is 0 to FP16 and can be
+ * divided by. */
+static __device__ __forceinline__ float2 tile_scales(const unsigned char *at)
+{
+    float2 s = __half22float2(*(const __half2 *)at);
+    s.x = s.x == 0 ? 0x1p-60f : s.x;
+    s.y = s.y == 0 ? 0x1p-60f : s.y;
+    return s;
+}
+
+/* Sums in units of *unit -> in units of a new scale. */
+template <int BM>
+static __device__ __forceinline__ void tile_change_unit(tile_sums<BM> *d, float2 *unit, float2 s)
+{
+    float2 f = make_float2(unit->x * ptx_reciprocal(s.x), unit->y * ptx_reciprocal(s.y));
+    tile_settle(d);
+#pragma unroll
+    for (int i = 0; i < BM / 2; i++)
+        d->v[i] *= i & 2 ? f.y : f.x;
+    *unit = s;
+}
+
+/* What a warp reads of a stage. */
+template <class Format, int WGS, int BM, int C> struct tile_source {
+    const unsigned char *plane[3]; /* the lane's words of the stage's first block */
+    const unsigned char *scale;    /* of its two rows, first group */
+
+    __device__ __forceinline__ tile_source(const qt_tile_args &a, int stage)
+    {
+        const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+        const unsigned char *at = qt_smem + a.ring_at + stage * a.stage_bytes + BM * 128 * C;
+#pragma unroll
+        for (int p = 0; p < 3; p++) {
+            const int width = tile_width<Format>(a, p);
+            plane[p] = at + warp * (C * 128 * width) + lane * 4 * width;
+            at += WGS * 4 * C * 128 * width;
+        }
+        scale = at + warp * a.stage_groups * 32 + lane / 4 * 4;
+    }
+    __device__ __forceinline__ void load(Format *words, const qt_tile_args &a, int block) const
+    {
+        const unsigned char *src[3];
+#pragma unroll
+        for (int p = 0; p < 3; p++)
+            src[p] = plane[p] + block * 128 * tile_width<Format>(a, p);
+        words->load(src, a.decode);
+    }
+};
+
+/*
+ * The products of a tile over this block's part of k, in batches of STEPS k-steps: the fragments of
+ * a batch are looked up while the batch before is multiplied, and packed words are read one block
+ * of k ahead of their use.
+ */
+template <class Format, int WGS, int BM, int C>
+static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const qt_tile_args &a,
+                                                         tile_ring *r, int begin, int end)
+{
+    typedef tile_source<Format, WGS, BM, C> source;
+    const int STEPS = qt_tile_steps(WGS, BM, C), BATCHES = 4 / STEPS;
+    const int lane = (int)threadIdx.x % 32;
+    const uint32_t lane_bytes = (uint32_t)lane * 4;
+    const int group_mask = (1 << a.group_shift) - 1;
+    uint32_t frag[2][STEPS][4] = {}, release = 0;
+    Format words;
+    ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
+    source(a, r->stage).load(&words, a, 0);
+    float2 unit = make_float2(1, 1), next_unit = unit;
+    if (Format::GROUPED)
+        unit = next_unit = tile_scales(source(a, r->stage).scale);
+#pragma unroll 1
+    for (int i = begin; i < end; i++) {
+        const source now(a, r->stage);
+        const unsigned char *scale = now.scale;
+        uint64_t b = ptx_wgmma_b(ptx_shared(qt_smem) + a.ring_at + r->stage * a.stage_bytes);
+        uint32_t used = r->empty + 8 * r->stage;
+        tile_ring_next(r, a.stages);
+        float2 later_unit = next_unit;
+#pragma unroll
+        for (int c = 0; c < C; c++) {
+#pragma unroll
+            for (int batch = 0; batch < BATCHES; batch++) {
+                uint32_t(&f)[STEPS][4] = frag[(c * BATCHES + batch) & 1];
+#pragma unroll
+                for (int s = 0; s < STEPS; s++)
+                    words.fragment(f[s], batch * STEPS + s, lane_bytes);
+                if (batch == BATCHES - 1) {
+                    if (c < C - 1) {
+                        now.load(&words, a, c + 1);
+                    } else if (i + 1 < end) {
+                        ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
+                        source(a, r->stage).load(&words, a, 0);
+                        later_unit =
+                            Format::GROUPED ? tile_scales(source(a, r->stage).scale) : later_unit;
+                    }
+                }
+                int k = (i * C + c) * 64 + batch * STEPS * 16;
+                if (Format::GROUPED && (k & group_mask) == 0) {
+                    bool fresh = c == 0 && batch == 0;
+                    scale += fresh ? 0 : 32;
+                    tile_change_unit(d, &unit, fresh ? next_unit : tile_scales(scale));
+                }
+                ptx_wgmma_fence();
+#pragma unroll
+                for (int s = 0; s < STEPS; s++)
+                    ptx_wgmma<BM>::run(d->v, f[s], b + c * (BM * 8) + (batch * STEPS + s) * 2);
+                ptx_wgmma_commit();
+                ptx_wgmma_wait<1>();
+                tile_keep<STEPS>(frag[(c * BATCHES + batch + 1) & 1]);
+                if (c == 0 && batch == 0 && release && lane == 0)
+                    ptx_barrier_arrive(release);
+            }
+        }
+        release = used;
+        next_unit = later_unit;
+    }
+    tile_settle(d);
+    tile_keep<STEPS>(frag[1]);
+    if (release && lane == 0)
+        ptx_barrier_arrive(release);
+    return unit;
+}
+
+/* ---- results -----------------------------------------------------------------------------------
+ */
+
+/* 16 rows x 8 tokens of Y: v as an accumulator fragment holds them. */
+static __device__ __forceinline__ void tile_store(const qt_tile_args &a, float4 v, int row0,
+                                                  int token0)
+{
+    const int lane = (int)threadIdx.x % 32;
+    float fx = a.factor, fy = a.factor;
+    if (a.token_factor) {
+        int token = token0 + lane % 4 * 2;
+        fx *= token < a.m ? a.token_factor[token] : 0;
+        fy *= token + 1 < a.m ? a.token_factor[token + 1] : 0;
+    }
+    uint32_t out[2];
+    if (a.bf16) {
+        __nv_bfloat162 low = __floats2bfloat162_rn(v.x * fx, v.y * fy);
+        __nv_bfloat162 high = __floats2bfloat162_rn(v.z * fx, v.w * fy);
+        out[0] = *(uint32_t *)&low;
+        out[1] = *(uint32_t *)&high;
+    } else {
+        __half2 low = __floats2half2_rn(v.x * fx, v.y * fy);
+        __half2 high = __floats2half2_rn(v.z * fx, v.w * fy);
+        out[0] = *(uint32_t *)&low;
+        out[1] = *(uint32_t *)&high;
+    }
+    int token = token0 + lane / 4;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint32_t two = ptx_transpose_8x8(out[h]);
+        int row = row0 + 8 * h + lane % 4 * 2;
+        uint16_t *y = (uint16_t *)a.y + (size_t)token * a.n + row;
+        if (token >= a.m || row >= a.n)
+            continue;
+        if (a.wide_stores) {
+            *(uint32_t *)y = two;
+        } else {
+            y[0] = (uint16_t)two;
+            if (row + 1 < a.n)
+                y[1] = (uint16_t)(two >> 16);
+        }
+    }
+}
+
+/* Sums of a shared tile in the workspace: of each block, F32 [tokens / 8][warpgroups * 128][4]. */
+template <int WGS, int BM>
+static __device__ __forceinline__ float4 *tile_partial(const qt_tile_args &a, int block)
+{
+    return (float4 *)a.partial + (size_t)block * (BM / 8 * WGS * 128) + threadIdx.x;
+}
+
+template <int WGS, int BM>
+static __device__ __forceinline__ void tile_give(const qt_tile_args &a, const tile_sums<BM> &d)
+{
+    const int group = (int)threadIdx.x / 128;
+    float4 *out = tile_partial<WGS, BM>(a, (int)blockIdx.x);
+#pragma unroll
+    for (int j = 0; j < BM / 8; j++)
+        __stcg(out + j * (WGS * 128),
+               make_float4(d.v[4 * j], d.v[4 * j + 1], d.v[4 * j + 2], d.v[4 * j + 3]));
+    ptx_named_barrier(1 + group, 128);
+    if (threadIdx.x % 128 == 0)
+        ptx_store_release(a.ready + blockIdx.x * WGS + group, 1);
+}
+
+/* Adds what the blocks below have of the tile that this one began; `left` stages are missing. */
+template <int WGS, int BM>
+static __device__ __forceinline__ void tile_collect(const qt_tile_args &a, tile_sums<BM> *d,
+                                                    int left)
+{
+    const int group = (int)threadIdx.x / 128, range = (int)(gridDim.x - 1 - blockIdx.x);
+    int others = 0;
+    for (; left > 0; others++)
+        left -= tile_range(a, range + others + 2) - tile_range(a, range + others + 1);
+    for (int i = (int)threadIdx.x % 128; i < others; i += 128) {
+        unsigned *ready = a.ready + ((int)blockIdx.x - 1 - i) * WGS + group;
+        while (ptx_load_acquire(ready) == 0)
+            ;
+        *ready = 0; /* for the next launch */
+    }
+    ptx_named_barrier(1 + group, 128);
+#pragma unroll 1
+    for (int i = 0; i < others; i++) {
+        const float4 *in = tile_partial<WGS, BM>(a, (int)blockIdx.x - 1 - i);
+        const int CHUNK = BM < 128 ? BM / 8 : 8; /* of loads under way */
+#pragma unroll
+        for (int j0 = 0; j0 < BM / 8; j0 += CHUNK) {
+            float4 v[CHUNK];
+#pragma unroll
+            for (int j = 0; j < CHUNK; j++)
+                v[j] = __ldcg(in + (j0 + j) * (WGS * 128));
+#pragma unroll
+            for (int j = 0; j < CHUNK; j++) {
+                float *sums = d->v + 4 * (j0 + j);
+                sums[0] += v[j].x;
+                sums[1] += v[j].y;
+                sums[2] += v[j].z;
+                sums[3] += v[j].w;
+            }
+        }
+    }
+}
+
+template <class Format, int WGS, int BM, int C>
+static __device__ __forceinline__ void tile_multiply_all(const qt_tile_args &a, tile_ring r,
+                                                         tile_work w)
+{
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    tile_segment s;
+#pragma unroll 1
+    while (tile_next(a, &w, BM, &s)) {
+        tile_sums<BM> d = {};
+        float2 unit = tile_accumulate<Format, WGS, BM, C>(&d, a, &r, s.k0, s.k1);
+        int strip = s.row_tile * 4 * WGS + warp;
+        if (!Format::GROUPED)
+            unit = __half22float2(*(
+                const __half2 *)(a.scale + (size_t)min(strip, a.strips - 1) * a.pitch_groups * 16 +
+                                 lane / 4 * 2));
+#pragma unroll
+        for (int i = 0; i < BM / 2; i++)
+            d.v[i] *= i & 2 ? unit.y : unit.x;
+        if (s.k0 > 0) {
+            tile_give<WGS, BM>(a, d);
+            continue;
+        }
+        if (s.k1 < a.k_stages)
+            tile_collect<WGS, BM>(a, &d, a.k_stages - s.k1);
+#pragma unroll
+        for (int j = 0; j < BM / 8; j++)
+            tile_store(a, make_float4(d.v[4 * j], d.v[4 * j + 1], d.v[4 * j + 2], d.v[4 * j + 3]),
+                       strip * 16, s.token0 + j * 8);
+    }
+}
+
+/* Registers of a multiplying thread, when a copying one keeps 24: what the launch bounds give the
+ * block is shared out anew. More than there are would wait for ever. */
+static __host__ __device__ constexpr int tile_registers(int wgs)
+{
+    int all = 65536 / (128 * (wgs + 1)) / 8 * 8 * (wgs + 1);
+    return (all - 24) / wgs / 8 * 8;
+}
+
+/* ---- the kernel --------------------------------------------------------------------------------
+ */
+
+template <class Format, int WGS, int BM, int C>
+__global__ void __launch_bounds__(WGS * 128 + 128, 1)
+    qt_tile_kernel(const __grid_constant__ qt_tile_args a)
+{
+    const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
+    const tile_work w = tile_work_open(a);
+    tile_ring r;
+    r.full = ptx_shared(qt_smem) + a.barriers_at;
+    r.empty = r.full + 8 * a.stages;
+    r.stage = 0;
+    r.parity = 0;
+    if (warp >= WGS * 4) {
+        ptx_registers_fewer<24>();
+        if (warp > WGS * 4)
+            return;
+        if (threadIdx.x == WGS * 128) {
+            for (int i = 0; i < a.stages; i++) {
+                ptx_barrier_init(r.full + 8 * i, 1);
+                ptx_barrier_init(r.empty + 8 * i, WGS * 4);
+            }
+            ptx_barrier_init_fence();
+        }
+        __syncwarp();
+        ptx_named_barrier_arrive(5, WGS * 128 + 32);
+        ptx_launch_dependents();
+        if (threadIdx.x == WGS * 128)
+            tile_copy_all<WGS, BM, C>(a, r, w);
+    } else {
+        ptx_registers_more<tile_registers(WGS)>();
+        Format::fill_table(&a.decode, Format::TABLE_BYTES ? qt_lane_value(&a.decode) : __half(),
+                           WGS * 128);
+        ptx_launch_dependents();
+        ptx_named_barrier(5, WGS * 128 + 32);
+        tile_multiply_all<Format, WGS, BM, C>(a, r, w);
+    }
+}
+
+#endif

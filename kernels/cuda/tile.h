@@ -1,0 +1,72 @@
+/* Arguments of the tile kernel and of the kernel that prepares X for it. */
+#ifndef QT_CUDA_TILE_H
+#define QT_CUDA_TILE_H
+
+#include "kernels/cuda/decode.cuh"
+
+#include <cuda.h>
+
+/* The kernels there are: X(warpgroups, tokens, blocks of k in a stage). */
+#define QT_TILE_TABLE(X)                                                                           \
+    X(2, 16, 2)                                                                                    \
+    X(4, 16, 2)                                                                                    \
+    X(2, 32, 2)                                                                                    \
+    X(4, 32, 2)                                                                                    \
+    X(2, 64, 2)                                                                                    \
+    X(3, 64, 2)                                                                                    \
+    X(4, 64, 2)                                                                                    \
+    X(2, 128, 2)                                                                                   \
+    X(3, 128, 2)                                                                                   \
+    X(4, 128, 2)                                                                                   \
+    X(2, 256, 1)
+enum { QT_TILE_KINDS = 11 };
+
+/*
+ * K-steps whose products are started at a time: 4 if there are registers for the fragments of two
+ * such batches, and an even number of batches in a stage. A group of channels is a whole number of
+ * batches.
+ */
+static __host__ __device__ constexpr int qt_tile_steps(int warpgroups, int tokens, int blocks)
+{
+    return blocks == 1 || (warpgroups == 4 && tokens == 128) ? 2 : 4;
+}
+
+struct qt_tile_args {
+    CUtensorMap x;        /* F16 [m][k], boxes of 64 x tokens */
+    CUtensorMap plane[3]; /* U64 [strips][blocks * 16 * width] */
+    CUtensorMap scales;   /* U64 [strips][groups * 4]; grouped formats */
+    struct qt_decode_args decode;
+    const __half *scale;       /* F16 [strips][pitch_groups][16]: for row scales */
+    const float *token_factor; /* [m], or NULL: on every result of a token */
+    void *y;                   /* F16 or BF16 [m][n] */
+    float *partial;            /* [blocks][tile rows * tile tokens] */
+    unsigned *ready;           /* [blocks][warpgroups]: of partial; 0 between launches */
+    size_t pitch_groups;
+    int m, n, strips;
+    int row_tiles, token_tiles, band; /* band: row tiles of a band, see tile_next */
+    int k_stages;                     /* of a tile */
+    int shared_tiles;                 /* the first ones, shared among all blocks */
+    int range, ranges_longer; /* of shared (tile, stage) pairs, a block's; so many have 1 more */
+    int width[3];             /* bits of the planes */
+    int grouped;              /* a scale per group */
+    int group_shift;          /* log2(channels per scale) */
+    int stage_groups;         /* scales of a row in a stage */
+    float factor;             /* power of two on every result */
+    int bf16;                 /* y is BF16 */
+    int wide_stores;          /* rows of y are 4-byte aligned */
+    int dependent;            /* launched before the previous kernel has ended */
+    int stages, stage_bytes, stage_tx, ring_at, barriers_at;
+};
+
+/* BF16 or ragged X to what the tile kernel wants. */
+struct qt_prepare_args {
+    const void *x;       /* F16 or BF16 [m][k] */
+    __half *out;         /* [m][pitch], zero beyond k */
+    float *token_factor; /* [m], BF16 only */
+    int m, k, pitch;
+    int bf16;
+};
+
+const void *qt_prepare_instance(void);
+
+#endif
