@@ -84,8 +84,10 @@ struct qt_runtime {
                  const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err);
     /* Keys (after rope) and values of whole sequences, [m][kv_heads * head_dim], in place. key: the
      * linear that makes the keys. */
-    int (*cache)(void *ctx, struct qt_backend *be, float *k, float *v, const struct qt_linear *key,
-                 size_t m, const struct qt_attention *a, struct qt_err *err);
+    void *cache_ctx;
+    int (*cache)(void *cache_ctx, struct qt_backend *be, float *k, float *v,
+                 const struct qt_linear *key, size_t m, const struct qt_attention *a,
+                 struct qt_err *err);
 };
 
 /* Where a model's tensors come from: a checkpoint (qt_weights_of_ckpt) or a container (pack/). */

@@ -277,8 +277,8 @@ static int run_attention(const struct block_run *r, struct qt_err *err)
     QT_TRY(block_heads(r, ROLE_Q_NORM, q, info->heads, err));
     QT_TRY(block_heads(r, ROLE_K_NORM, k, info->kv_heads, err));
     if (b->runtime.cache)
-        QT_TRY(b->runtime.cache(b->runtime.ctx, b->be, k, v, linear_of(b->layer, ROLE_K), r->m, &a,
-                                err));
+        QT_TRY(b->runtime.cache(b->runtime.cache_ctx, b->be, k, v, linear_of(b->layer, ROLE_K),
+                                r->m, &a, err));
     QT_TRY(b->be->attention(b->be, y, q, k, v, r->m, &a, err));
     QT_TRY(run_input(&attended, r, ROLE_O, err));
     QT_TRY(block_linear(r, ROLE_O, b->x, attended, err));

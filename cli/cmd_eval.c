@@ -7,7 +7,8 @@
 struct eval_options {
     struct common_options common;
     const char *data, *ref, *gate;
-    size_t seqlen, windows;
+    size_t seqlen, windows, kv;
+    int kv_keys;
 };
 
 /* ---- data ----------------------------------------------------------------------------------- */
@@ -93,10 +94,15 @@ static int evaluate(struct qt_eval_report *out, struct cli *cli, const struct ev
     struct qt_backend *be = NULL;
     struct qt_data data = {0};
     int rc;
-    QT_TRY(read_data(&data, o->data, &model->weights, err));
+    struct qt_weights w = model->weights;
+    struct qt_kv kv = {.keys = (enum qt_kv_keys)o->kv_keys};
+    if (o->kv) {
+        w.runtime.cache = qt_kv_apply;
+        w.runtime.cache_ctx = &kv;
+    }
+    QT_TRY(read_data(&data, o->data, &w, err));
     QT_TRY(qt_backend_cpu_open(&be, err));
-    QT_TRY(qt_eval(out, &model->weights, o->ref ? &ref->weights : NULL, data.ids, data.count, &opt,
-                   be, err));
+    QT_TRY(qt_eval(out, &w, o->ref ? &ref->weights : NULL, data.ids, data.count, &opt, be, err));
 done:
     if (rc == QT_E_INPUT && err->file[0] == '\0') /* about the ids or the text, not a model */
         snprintf(err->file, sizeof err->file, "%s", o->data);
@@ -133,6 +139,8 @@ done:
 
 static const struct eval_options defaults = {.common = COMMON_DEFAULTS, .seqlen = 512};
 
+static const char *const kv_keys[] = {"channel", "token", NULL}; /* enum qt_kv_keys */
+
 static const struct opt opts[] = {
     {.name = "data",
      .kind = OPT_STRING,
@@ -160,6 +168,21 @@ static const struct opt opts[] = {
      .min = 1,
      .max = (size_t)1 << 40,
      .help = "stop after N windows; default: all of the data"},
+    {.name = "kv",
+     .kind = OPT_SIZE,
+     .offset = offsetof(struct eval_options, kv),
+     .metavar = "4",
+     .min = 4,
+     .max = 4,
+     .help = "keys and values of the model pass through a cache of so many bits; the reference's "
+             "do not. Default: no rounding"},
+    {.name = "kv-keys",
+     .kind = OPT_CHOICE,
+     .offset = offsetof(struct eval_options, kv_keys),
+     .metavar = "HOW",
+     .choices = kv_keys,
+     .help = "with --kv, scales of keys: channel (default), one per channel and 64 tokens; token, "
+             "one per token and head, as those of values always are"},
     {.name = "gate",
      .kind = OPT_STRING,
      .offset = offsetof(struct eval_options, gate),

@@ -177,10 +177,11 @@ static int kv_item(void *ctx, size_t item, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-int qt_kv_apply(void *ctx, struct qt_backend *be, float *k, float *v, const struct qt_linear *key,
-                size_t m, const struct qt_attention *a, struct qt_err *err)
+int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v,
+                const struct qt_linear *key, size_t m, const struct qt_attention *a,
+                struct qt_err *err)
 {
-    const struct qt_kv *kv = ctx;
+    const struct qt_kv *kv = cache_ctx;
     struct kv_job job = {.a = a, .keys_by_channel = kv->keys == QT_KV_KEYS_CHANNEL};
     size_t bytes = m * a->kv_heads * a->head_dim * sizeof *k;
     int rc = QT_OK;
