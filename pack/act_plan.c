@@ -321,6 +321,7 @@ static int block_grams(double *g, const struct planner *p, size_t layer, int i, 
             continue;
         qt_free(w);
         qt_free(part);
+        w = part = NULL;
         QT_TRY(qt_array_new(&w, n, k * sizeof *w, err));
         QT_TRY(qt_array_new(&part, n, QT_ACT_BLOCK * sizeof *part, err));
         QT_TRY(p->source.load(p->source.ctx, linear[l].weight, w, err));

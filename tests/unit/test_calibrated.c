@@ -144,8 +144,8 @@ static bool same_files(struct fixture *f, const char *name)
 static void feedback_lowers_the_weighted_error(void **state)
 {
     struct fixture *f = *state;
-    static const char *const schemes[] = {"nf4:g=32",  "nf3:g=32", "nf2:g=64",
-                                          "lut3:g=32", "fp6",      "fp4"};
+    static const char *const schemes[] = {"nf4:g=32", "nf3:g=32", "nf2:g=64", "lut3:g=32",
+                                          "fp6",      "fp4",      "w4ax"};
     struct qt_ckpt *ckpt = make_model(f, NULL);
     for (size_t s = 0; s < sizeof schemes / sizeof *schemes; s++) {
         struct qt_quantize_options opt = options(f, "a", schemes[s]);
@@ -171,14 +171,17 @@ static void same_bytes_for_any_threads(void **state)
 {
     struct fixture *f = *state;
     struct qt_ckpt *ckpt = make_model(f, NULL);
-    struct qt_quantize_options a = options(f, "a", "lut3:g=32"), b = options(f, "b", "lut3:g=32");
-    qt_threads_set(1);
-    json_decref(quantize(f, ckpt, &a));
-    for (int threads = 2; threads <= 4; threads *= 2) {
-        qt_threads_set(threads);
-        json_decref(quantize(f, ckpt, &b));
-        assert_true(same_files(f, "model.safetensors"));
-        assert_true(same_files(f, "qtool.json"));
+    static const char *const schemes[] = {"lut3:g=32", "w4ax:a8max=0.5"};
+    for (size_t s = 0; s < sizeof schemes / sizeof *schemes; s++) {
+        struct qt_quantize_options a = options(f, "a", schemes[s]), b = options(f, "b", schemes[s]);
+        qt_threads_set(1);
+        json_decref(quantize(f, ckpt, &a));
+        for (int threads = 2; threads <= 4; threads *= 2) {
+            qt_threads_set(threads);
+            json_decref(quantize(f, ckpt, &b));
+            assert_true(same_files(f, "model.safetensors"));
+            assert_true(same_files(f, "qtool.json"));
+        }
     }
     qt_threads_set(0);
     qt_ckpt_close(ckpt);
@@ -191,11 +194,9 @@ static bool stop_soon(void)
 }
 
 /* Stopped before every tensor in turn, and resumed. */
-static void interrupted_runs_resume(void **state)
+static void check_resume(struct fixture *f, const struct qt_ckpt *ckpt, const char *scheme)
 {
-    struct fixture *f = *state;
-    struct qt_ckpt *ckpt = make_model(f, NULL);
-    struct qt_quantize_options a = options(f, "a", "nf3:g=32"), b = options(f, "b", "nf3:g=32");
+    struct qt_quantize_options a = options(f, "a", scheme), b = options(f, "b", scheme);
     json_decref(quantize(f, ckpt, &a));
     for (int after = 0; after < 20; after += 3) {
         struct qt_quantize_report report;
@@ -211,7 +212,15 @@ static void interrupted_runs_resume(void **state)
         assert_true(same_files(f, "model.safetensors"));
         assert_true(same_files(f, "qtool.json"));
     }
-    b.plan.scheme = "nf4:g=32";
+}
+
+static void interrupted_runs_resume(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    struct qt_quantize_options b = options(f, "b", "nf4:g=32");
+    check_resume(f, ckpt, "nf3:g=32");
+    check_resume(f, ckpt, "w4ax:a8max=0.5");
     stops_left = 5;
     b.interrupted = stop_soon;
     b.resume = false;

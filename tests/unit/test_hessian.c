@@ -244,6 +244,47 @@ static void allocation_failures(void **state)
     free(h);
 }
 
+/* S (H + damping) = C, and targets are W + W S. */
+static void targets_make_up_for_inputs(void **state)
+{
+    enum { N = 140, K = 150 };
+    (void)state;
+    double *h = random_hessian(K, 400), *d = damped(h, K, 0.01), worst = 0, size = 0;
+    struct qt_factor f = factor_of(h, K, 64, false, 0.01);
+    float *cross = random_weights(K, K), *w = random_weights(N, K);
+    float *t = must_alloc((size_t)N * K, sizeof *t);
+    for (size_t i = 0; i < (size_t)K * K; i++)
+        cross[i] *= (float)h[0];
+    memcpy(t, w, (size_t)N * K * sizeof *t);
+    assert_int_equal(qt_factor_targets(t, N, &f, NULL), QT_OK);
+    assert_memory_equal(t, w, (size_t)N * K * sizeof *t); /* nothing to make up for */
+    assert_int_equal(qt_factor_shift(&f, cross, NULL), QT_OK);
+    for (size_t i = 0; i < K; i++)
+        for (size_t j = 0; j < K; j++) {
+            double sum = 0;
+            for (size_t l = 0; l < K; l++)
+                sum += (double)f.shift[i * K + l] * d[l * K + j];
+            double want = (double)cross[i * K + j] * f.scale; /* as d is */
+            worst = fmax(worst, fabs(sum - want));
+            size = fmax(size, fabs(want));
+        }
+    assert_true(worst < 1e-3 * size);
+    assert_int_equal(qt_factor_targets(t, N, &f, NULL), QT_OK);
+    for (size_t r = 0; r < N; r += 13)
+        for (size_t j = 0; j < K; j++) {
+            double sum = (double)w[r * K + j];
+            for (size_t l = 0; l < K; l++)
+                sum += (double)w[r * K + l] * (double)f.shift[l * K + j];
+            assert_true(fabs(sum - (double)t[r * K + j]) < 1e-4 * (1 + fabs(sum)));
+        }
+    qt_factor_free(&f);
+    free(h);
+    free(d);
+    free(cross);
+    free(w);
+    free(t);
+}
+
 int main(void)
 {
     seed_init();
@@ -255,6 +296,7 @@ int main(void)
         cmocka_unit_test(fewer_tokens_than_channels),
         cmocka_unit_test(damping_is_raised),
         cmocka_unit_test(hopeless_hessians),
+        cmocka_unit_test(targets_make_up_for_inputs),
         cmocka_unit_test(allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

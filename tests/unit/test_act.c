@@ -1,0 +1,523 @@
+/* Quantized activations: rounding against slow truths, the plan that orders channels and chooses
+ * precisions, and that a model in the stored order computes what the source computes. */
+#include "fixture.h"
+
+#include "kernels/kernels.h"
+#include "pack/act_plan.h"
+#include "pack/scheme.h"
+
+#include <math.h>
+#include <time.h>
+
+static uint64_t seed;
+
+static uint32_t random_u32(void)
+{
+    seed += 0x9e3779b97f4a7c15u; /* splitmix64 */
+    uint64_t z = seed;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return (uint32_t)(z >> 32);
+}
+
+static float random_float(void) /* heavy tails */
+{
+    float u = (float)random_u32() / 4294967296.0f * 2 - 1;
+    return u * u * u * 8;
+}
+
+/* ---- rounding ------------------------------------------------------------------------------- */
+
+static struct qt_act random_act(size_t k, enum qt_act_scales scales)
+{
+    struct qt_act a;
+    assert_int_equal(qt_act_new(&a, k, 8, NULL), QT_OK);
+    a.scales = scales;
+    a.clip = 0.7f + 0.05f * (float)(random_u32() % 7);
+    for (size_t i = k - 1; i > 0; i--) {
+        size_t j = random_u32() % (i + 1);
+        uint32_t t = a.order[i];
+        a.order[i] = a.order[j];
+        a.order[j] = t;
+    }
+    for (size_t i = 0; i < k; i++)
+        a.factor[i] = ldexpf(1, -(int)(random_u32() % 4));
+    for (size_t b = 0; b < qt_ceil_div(k, QT_ACT_BLOCK) && scales != QT_ACT_SCALES_ROW; b++)
+        a.bits[b] = random_u32() % 2 ? 4 : 8;
+    return a;
+}
+
+/* One value, from the definition in pack.h. x[k]: the token. */
+static float rounded(const struct qt_act *a, const float *x, size_t p)
+{
+    size_t first = p / QT_ACT_BLOCK * QT_ACT_BLOCK, end = qt_min_size(first + QT_ACT_BLOCK, a->k);
+    unsigned bits = a->bits[p / QT_ACT_BLOCK];
+    float top = 0, all = 0, limit = bits == 4 ? 7 : 127, s;
+    for (size_t i = 0; i < a->k; i++) {
+        float v = fabsf(x[a->order[i]] * a->factor[i]);
+        all = fmaxf(all, v);
+        top = i >= first && i < end ? fmaxf(top, v) : top;
+    }
+    float unit = all * (float)(1.0 / 127);
+    if (a->scales == QT_ACT_SCALES_BLOCK)
+        s = top * (bits == 4 ? (float)((double)a->clip / 7) : (float)(1.0 / 127));
+    else if (a->scales == QT_ACT_SCALES_ROW || bits == 8 || unit == 0)
+        s = unit;
+    else
+        s = unit * fminf(fmaxf(rintf(top * a->clip / (7 * unit)), 1), 18);
+    if (s < 0x1p-120f)
+        return 0;
+    float inverse = 1 / s, q = rintf(x[a->order[p]] * a->factor[p] * inverse);
+    return s * fminf(fmaxf(q, -limit), limit) / a->factor[p];
+}
+
+static void rounding_is_as_defined(void **state)
+{
+    static const size_t sizes[] = {1, 5, 127, 128, 129, 256, 300};
+    (void)state;
+    for (int round = 0; round < 60; round++) {
+        size_t k = sizes[random_u32() % 7], m = 1 + random_u32() % 130;
+        struct qt_act a = random_act(k, (enum qt_act_scales)(round % 3));
+        float *x = calloc(m * k, sizeof *x), *y = calloc(m * k, sizeof *y);
+        for (size_t i = 0; i < m * k; i++)
+            x[i] = i / k % 11 == 3 ? 0 : random_float();
+        for (size_t i = 0; i < k && m > 2; i++) { /* far below and above what FP16 holds */
+            x[i] *= 1e-38f;
+            x[k + i] *= 1e30f;
+        }
+        assert_int_equal(qt_act_apply(y, x, m, &a, NULL), QT_OK);
+        for (size_t t = 0; t < m; t++)
+            for (size_t p = 0; p < k; p++) {
+                float want = rounded(&a, x + t * k, p), got = y[t * k + a.order[p]];
+                if (want != got)
+                    fail_msg("k %zu, token %zu, channel %zu: %a, expected %a", k, t, p, (double)got,
+                             (double)want);
+            }
+        assert_int_equal(qt_act_apply(x, x, m, &a, NULL), QT_OK); /* in place */
+        assert_memory_equal(x, y, m * k * sizeof *x);
+        qt_act_free(&a);
+        free(x);
+        free(y);
+    }
+}
+
+/* ---- caches --------------------------------------------------------------------------------- */
+
+static float f16(float x)
+{
+    return qt_f16_to_f32(qt_f32_to_f16(x));
+}
+
+/* x[n] with these values, rounded alone. */
+static float cached(float x, const float *group, size_t n)
+{
+    float low = group[0], high = group[0];
+    for (size_t i = 0; i < n; i++) {
+        low = fminf(low, group[i]);
+        high = fmaxf(high, group[i]);
+    }
+    low = f16(low);
+    float s = f16((high - low) / 15);
+    return s > 0 ? s * fminf(fmaxf(rintf((x - low) * (1 / s)), 0), 15) + low : low;
+}
+
+static void caches_round_by_channel_and_by_token(void **state)
+{
+    enum { SEQ = 2, LEN = 100, HEADS = 3, DIM = 8, WIDTH = HEADS * DIM, M = SEQ * LEN };
+    const struct qt_attention a = {.seqlen = LEN, .heads = 6, .kv_heads = HEADS, .head_dim = DIM};
+    float k[M * WIDTH], v[M * WIDTH], rk[M * WIDTH], rv[M * WIDTH], group[LEN];
+    struct qt_backend *be;
+    (void)state;
+    assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
+    for (int keys = QT_KV_KEYS_CHANNEL; keys <= QT_KV_KEYS_TOKEN; keys++) {
+        struct qt_kv kv = {.keys = (enum qt_kv_keys)keys};
+        for (size_t i = 0; i < M * WIDTH; i++) {
+            k[i] = rk[i] = random_float();
+            v[i] = rv[i] = random_float();
+        }
+        assert_int_equal(qt_kv_apply(&kv, be, rk, rv, NULL, M, &a, NULL), QT_OK);
+        for (size_t i = 0; i < M * WIDTH; i++) {
+            size_t t = i / WIDTH % LEN, head = i % WIDTH / DIM * DIM, row = i / WIDTH * WIDTH;
+            assert_true(rv[i] == cached(v[i], v + row + head, DIM));
+            if (keys == QT_KV_KEYS_TOKEN) {
+                assert_true(rk[i] == cached(k[i], k + row + head, DIM));
+                continue;
+            }
+            size_t first = t / QT_KV_TOKENS * QT_KV_TOKENS, n = 0;
+            for (size_t u = first; u < qt_min_size(first + QT_KV_TOKENS, LEN); u++)
+                group[n++] = k[i - (t - u) * WIDTH];
+            assert_true(rk[i] == cached(k[i], group, n));
+        }
+    }
+    be->close(be);
+}
+
+/* ---- plans ---------------------------------------------------------------------------------- */
+
+enum { SEQLEN = 32, SAMPLES = 6 };
+
+struct world {
+    struct qt_ckpt *ckpt;
+    struct qt_weights source; /* with outliers put in */
+    struct qt_model *model;
+    struct qt_backend *be;
+    struct qt_plan plan;
+    uint32_t ids[SEQLEN * SAMPLES];
+    struct qt_calibration data;
+    struct qt_act_plan acts;
+    struct qt_err err;
+};
+
+static const struct qt_linear *find_linear(const struct world *w, const char *name, bool bias)
+{
+    for (size_t l = 0; l < qt_model_info(w->model)->layers; l++) {
+        const struct qt_linear *linear;
+        size_t n = qt_model_linears(&linear, w->model, l);
+        for (size_t i = 0; i < n; i++) {
+            size_t stem = strlen(linear[i].weight) - strlen("weight");
+            if (strncmp(linear[i].weight, name, stem) == 0 &&
+                strcmp(name + stem, bias ? "bias" : "weight") == 0)
+                return &linear[i];
+        }
+    }
+    return NULL;
+}
+
+/* Every seventh weight of the norms in front of sublayers times 64, the columns that read it by
+ * that: outliers that change nothing. */
+static int outlier_load(void *ctx, const char *name, float *dst, struct qt_err *err)
+{
+    const struct world *w = ctx;
+    struct qt_weights plain = qt_weights_of_ckpt(w->ckpt);
+    const struct qt_linear *linear = w->model ? find_linear(w, name, false) : NULL;
+    int rc = plain.load(plain.ctx, name, dst, err), ndim;
+    size_t shape[QT_MAX_DIMS];
+    plain.shape(plain.ctx, name, &ndim, shape);
+    if (rc == QT_OK && strstr(name, "layernorm.weight"))
+        for (size_t i = 3; i < shape[0]; i += 7)
+            dst[i] *= 64;
+    if (rc == QT_OK && linear && linear->input % 2 == 0)
+        for (size_t i = 3; i < shape[0] * shape[1]; i++)
+            dst[i] /= i % shape[1] % 7 == 3 ? 64 : 1;
+    return rc;
+}
+
+static bool outlier_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
+{
+    struct qt_weights plain = qt_weights_of_ckpt(((struct world *)ctx)->ckpt);
+    return plain.shape(plain.ctx, name, ndim, shape);
+}
+
+static void world_open(struct world *w, const char *dir, const char *scheme)
+{
+    struct qt_plan_options opt = {.scheme = scheme, .calibrated = true};
+    *w = (struct world){0};
+    expect_ok(dir, qt_ckpt_open(&w->ckpt, dir, &w->err), &w->err);
+    w->source = (struct qt_weights){
+        .dir = qt_ckpt_dir(w->ckpt), .ctx = w, .shape = outlier_shape, .load = outlier_load};
+    expect_ok(dir, qt_model_open(&w->model, &w->source, &w->err), &w->err);
+    expect_ok(dir, qt_backend_cpu_open(&w->be, &w->err), &w->err);
+    expect_ok(dir, qt_plan_new(&w->plan, w->ckpt, &opt, &w->err), &w->err);
+    for (size_t i = 0; i < SEQLEN * SAMPLES; i++)
+        w->ids[i] = random_u32() % (uint32_t)qt_model_info(w->model)->vocab;
+    w->data = (struct qt_calibration){
+        .ids = w->ids, .samples = SAMPLES, .seqlen = SEQLEN, .backend = w->be};
+    expect_ok(dir,
+              qt_act_plan_new(&w->acts, &w->plan, w->model, &w->source, &w->data, NULL, &w->err),
+              &w->err);
+}
+
+static void world_close(struct world *w)
+{
+    qt_act_plan_free(&w->acts);
+    qt_plan_free(&w->plan);
+    qt_model_close(w->model);
+    w->be->close(w->be);
+    qt_ckpt_close(w->ckpt);
+}
+
+/* The hidden states behind the last block. */
+static float *run_model(struct world *w, const struct qt_weights *weights)
+{
+    size_t width = qt_model_info(w->model)->hidden, m = SEQLEN * SAMPLES;
+    float *hidden = calloc(m * width, sizeof *hidden);
+    struct qt_ends *ends;
+    expect_ok("ends", qt_ends_open(&ends, w->model, &w->source, w->be, &w->err), &w->err);
+    expect_ok("embed", qt_ends_embed(ends, hidden, w->ids, m, SEQLEN, &w->err), &w->err);
+    for (size_t l = 0; l < qt_model_info(w->model)->layers; l++) {
+        struct qt_block *block;
+        expect_ok("open", qt_block_open(&block, w->model, l, weights, w->be, &w->err), &w->err);
+        expect_ok("run", qt_block_run(block, hidden, m, SEQLEN, NULL, &w->err), &w->err);
+        qt_block_close(block);
+    }
+    size_t vocab = qt_model_info(w->model)->vocab;
+    float *logits = calloc(m * vocab, sizeof *logits);
+    expect_ok("head", qt_ends_logits(ends, logits, hidden, m, &w->err), &w->err);
+    qt_ends_close(ends);
+    free(hidden);
+    return logits;
+}
+
+/* Matrices and biases with rows and columns where they are stored. */
+static int arranged_load(void *ctx, const char *name, float *dst, struct qt_err *err)
+{
+    struct world *w = ctx;
+    const struct qt_linear *linear = find_linear(w, name, false);
+    bool bias = !linear && (linear = find_linear(w, name, true)) != NULL;
+    struct qt_arrange a;
+    int rc = w->source.load(w->source.ctx, name, dst, err);
+    if (rc < 0 || !linear)
+        return rc;
+    expect_ok(name, qt_act_plan_arrange(&a, &w->acts, w->model, linear, err), err);
+    size_t k = bias ? 1 : linear->k;
+    float *copy = calloc(linear->n * k, sizeof *copy);
+    memcpy(copy, dst, linear->n * k * sizeof *copy);
+    for (size_t r = 0; r < linear->n; r++)
+        for (size_t p = 0; p < k; p++) {
+            size_t row = a.row_order ? a.row_order[r] : r, col = bias ? 0 : a.input->order[p];
+            dst[r * k + p] = copy[row * k + col] * (a.row_factor ? a.row_factor[r] : 1) /
+                             (bias ? 1 : a.input->factor[p]);
+        }
+    free(copy);
+    qt_act_plan_arrange_free(&a);
+    return QT_OK;
+}
+
+/* A norm's output is gathered; other inputs are in stored order already. */
+static int gather_input(void *ctx, struct qt_backend *be, float *y, const float *x,
+                        const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err)
+{
+    const struct world *w = ctx;
+    const struct qt_act *a = qt_act_plan_find(&w->acts, linear->layer, linear->input);
+    (void)be; /* the CPU's memory is ours */
+    (void)err;
+    for (size_t t = 0; t < m; t++)
+        for (size_t p = 0; p < k; p++)
+            y[t * k + p] = linear->input % 2 ? x[t * k + p] : x[t * k + a->order[p]] * a->factor[p];
+    return QT_OK;
+}
+
+static bool is_moved(const struct qt_act *a)
+{
+    for (size_t i = 0; i < a->k; i++)
+        if (a->order[i] != i)
+            return true;
+    return false;
+}
+
+static void stored_order_computes_the_same(void **state)
+{
+    static const char *const models[] = {
+        "llama", "qwen2", "qwen3_biased", "opt", "llama_linear_biased", "llama3"};
+    (void)state;
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        const char *dir = fixture_path("tests/golden/models", models[i]);
+        struct world w;
+        world_open(&w, dir, "w4ax:smooth=2");
+        struct qt_weights arranged = w.source;
+        arranged.load = arranged_load;
+        arranged.runtime = (struct qt_runtime){.ctx = &w, .input = gather_input};
+        for (int input = 0; input < QT_INPUTS; input++)
+            assert_true(is_moved(qt_act_plan_find(&w.acts, 0, input)));
+        float *a = run_model(&w, &w.source), *b = run_model(&w, &arranged);
+        size_t count = SEQLEN * SAMPLES * qt_model_info(w.model)->vocab;
+        for (size_t j = 0; j < count; j++)
+            if (fabsf(a[j] - b[j]) > 1e-4f * fmaxf(1, fabsf(a[j])))
+                fail_msg("%s: logit %zu: %g, not %g", models[i], j, (double)b[j], (double)a[j]);
+        free(a);
+        free(b);
+        world_close(&w);
+    }
+}
+
+static double share(const struct world *w, unsigned bits)
+{
+    const struct qt_linear *linear;
+    double all = 0, some = 0;
+    for (size_t l = 0; l < qt_model_info(w->model)->layers; l++)
+        for (size_t i = 0, n = qt_model_linears(&linear, w->model, l); i < n; i++) {
+            const struct qt_act *a = qt_act_plan_find(&w->acts, l, linear[i].input);
+            for (size_t b = 0; b < qt_ceil_div(a->k, QT_ACT_BLOCK); b++, all++)
+                some += a->bits[b] == bits;
+        }
+    return some / all;
+}
+
+static void budget_is_kept(void **state)
+{
+    static const struct {
+        const char *scheme;
+        double least, most;
+    } cases[] = {{"w4ax:a8max=0", 0, 0},
+                 {"w4ax:a8max=0.3", 0.1, 0.3},
+                 {"w4ax:a8max=0.6", 0.4, 0.6},
+                 {"w4ax:a8max=1", 1, 1},
+                 {"w4ax:a8max=1,bound=1000", 0, 0},
+                 {"w4ax:a8max=0,scales=row", 1, 1}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct world w;
+        world_open(&w, "tests/golden/models/llama", cases[i].scheme);
+        double s = share(&w, 8);
+        assert_true(s >= cases[i].least && s <= cases[i].most + 1e-9);
+        json_t *told = json_object_get(w.acts.report, "a8_blocks");
+        assert_true(fabs(json_real_value(told) - s) < 1e-9);
+        world_close(&w);
+    }
+}
+
+/* Outliers are in front and no longer outliers. */
+static void outliers_share_blocks(void **state)
+{
+    struct world w;
+    (void)state;
+    world_open(&w, "tests/golden/models/llama", "w4ax:smooth=4");
+    const struct qt_act *a = qt_act_plan_find(&w.acts, 0, 0);
+    size_t scaled = 0;
+    for (size_t i = 0; i < a->k; i++) {
+        bool outlier = a->order[i] % 7 == 3;
+        assert_true(!outlier || i < 8);
+        scaled += a->factor[i] < 1;
+        assert_true(a->factor[i] >= 1.0f / 64 && a->factor[i] <= 1);
+    }
+    assert_in_range(scaled, 4, 8);
+    world_close(&w);
+}
+
+static void mixtures_are_refused(void **state)
+{
+    static const struct {
+        const char *regex, *spec, *message;
+    } cases[] = {{"k_proj", "nf4", "all or none"},
+                 {"down_proj", "w4ax:smooth=8", "the same parameters"},
+                 {"embed_tokens", "w4ax", "no linears"}};
+    struct world w;
+    (void)state;
+    world_open(&w, "tests/golden/models/llama", "w4ax");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct qt_rule rule = {cases[i].regex, cases[i].spec};
+        struct qt_plan_options opt = {
+            .scheme = "w4ax", .rules = &rule, .nrules = 1, .calibrated = true};
+        struct qt_act_plan acts;
+        struct qt_plan plan;
+        expect_ok("plan", qt_plan_new(&plan, w.ckpt, &opt, &w.err), &w.err);
+        expect_error(cases[i].regex,
+                     qt_act_plan_new(&acts, &plan, w.model, &w.source, &w.data, NULL, &w.err),
+                     QT_E_UNSUPPORTED, cases[i].message, &w.err);
+        qt_plan_free(&plan);
+    }
+    world_close(&w);
+}
+
+static void allocation_failures(void **state)
+{
+    struct world w;
+    bool failed = true;
+    (void)state;
+    world_open(&w, "tests/golden/models/llama", "w4ax");
+    for (long n = 0; failed; n += 1 + n / 16) {
+        struct qt_act_plan acts;
+        qt_mem_fail_after(n);
+        int rc = qt_act_plan_new(&acts, &w.plan, w.model, &w.source, &w.data, NULL, NULL);
+        qt_mem_fail_after(-1);
+        failed = rc < 0;
+        assert_int_equal(rc, failed ? QT_E_RESOURCE : QT_OK);
+        if (!failed)
+            qt_act_plan_free(&acts);
+        assert_true(n < 100000);
+    }
+    world_close(&w);
+}
+
+/* ---- the packed form ------------------------------------------------------------------------ */
+
+static void hostile_sections_are_refused(void **state)
+{
+    enum { N = 20, K = 150 };
+    float w[N * K];
+    struct qt_spec spec;
+    struct qt_packed p;
+    struct qt_err err = {0};
+    struct qt_matrix m = {w, QT_F32, N, K, "f", "t"};
+    (void)state;
+    for (size_t i = 0; i < N * K; i++)
+        w[i] = random_float();
+    expect_ok("spec", qt_spec_parse(&spec, "w4ax", &err), &err);
+    expect_ok("quantize", qt_packed_quantize(&p, &spec, &m, NULL, NULL, &err), &err);
+    expect_ok("values", spec.scheme->check_values(&p, &err), &err);
+    static const struct {
+        const char *section;
+        size_t at;
+        unsigned char value;
+        const char *message;
+    } cases[] = {{"bits", 1, 5, "not 4 or 8"},         {"clip", 3, 0xbf, "clip ratio"},
+                 {"col_order", 0, 7, "permutation"},   {"col_order", 3, 1, "permutation"},
+                 {"row_order", 76, 18, "permutation"}, {"col_exp2", 9, 100, "beyond"},
+                 {"row_exp2", 0, 0x80, "beyond"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        unsigned char *byte = qt_packed_section(&p, cases[i].section)->data + cases[i].at;
+        unsigned char kept = *byte;
+        *byte = cases[i].value;
+        expect_error(cases[i].section, spec.scheme->check_values(&p, &err), QT_E_INPUT,
+                     cases[i].message, &err);
+        *byte = kept;
+    }
+    qt_packed_free(&p);
+}
+
+/* Decoding undoes any arrangement: the error is that of rounding. */
+static void decoding_restores_the_source(void **state)
+{
+    enum { N = 37, K = 300 };
+    float w[N * K], q[N * K], factor[N];
+    uint32_t order[N];
+    struct qt_act in = random_act(K, QT_ACT_SCALES_BLOCK);
+    struct qt_arrange arrange = {&in, order, factor};
+    struct qt_spec spec;
+    struct qt_packed p;
+    struct qt_error error, again;
+    struct qt_err err = {0};
+    struct qt_matrix m = {w, QT_F32, N, K, "f", "t"};
+    (void)state;
+    for (size_t i = 0; i < N; i++) {
+        order[i] = (uint32_t)((i * 5 + 3) % N);
+        factor[i] = ldexpf(1, (int)(random_u32() % 7) - 3);
+    }
+    for (size_t i = 0; i < N * K; i++)
+        w[i] = 1 + random_float() / 16;
+    expect_ok("spec", qt_spec_parse(&spec, "w4ax", &err), &err);
+    spec.arrange = &arrange;
+    expect_ok("quantize", qt_packed_quantize(&p, &spec, &m, NULL, &error, &err), &err);
+    expect_ok("weights", qt_packed_weights(q, &p, &err), &err);
+    for (size_t i = 0; i < N * K; i++)
+        assert_true(fabsf(q[i] - w[i]) < 1.5f);
+    double e2 = 0;
+    for (size_t i = 0; i < N * K; i++)
+        e2 += pow((double)(q[i] - w[i]), 2);
+    assert_true(fabs(e2 - error.sum_e2) <= 1e-4 * e2);
+    expect_ok("compare", qt_packed_compare(&again, &p, &m, &err), &err);
+    assert_memory_equal(&again, &error, sizeof again);
+    expect_ok("repack", qt_packed_check_repack(&p, "f", "t", &err), &err);
+    for (size_t r = 0; r < N; r++)
+        assert_int_equal(qt_packed_source_row(&p, r), order[r]);
+    qt_packed_free(&p);
+    qt_act_free(&in);
+}
+
+int main(void)
+{
+    seed = (uint64_t)time(NULL);
+    printf("seed %llu\n", (unsigned long long)seed);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rounding_is_as_defined),
+        cmocka_unit_test(caches_round_by_channel_and_by_token),
+        cmocka_unit_test(stored_order_computes_the_same),
+        cmocka_unit_test(budget_is_kept),
+        cmocka_unit_test(outliers_share_blocks),
+        cmocka_unit_test(mixtures_are_refused),
+        cmocka_unit_test(allocation_failures),
+        cmocka_unit_test(hostile_sections_are_refused),
+        cmocka_unit_test(decoding_restores_the_source),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
