@@ -139,8 +139,9 @@ struct qt_kv {
     enum qt_kv_keys keys;
 };
 /* For struct qt_runtime; cache_ctx is a struct qt_kv. */
-int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v, const struct qt_linear *key,
-                size_t m, const struct qt_attention *a, struct qt_err *err);
+int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v,
+                const struct qt_linear *key, size_t m, const struct qt_attention *a,
+                struct qt_err *err);
 
 /* ---- one packed matrix ---------------------------------------------------------------------- */
 
