@@ -2,6 +2,7 @@
 # The tables of docs/accuracy.md: perplexity over a whole file of ids, and KL divergence from the
 # unquantized model over its first 256 windows.
 #   accuracy.sh CKPT IDS [--data TEXT] SPEC...
+# OPTIONS: further options of quantize, for example "--learn lr=3e-3 --tune-norms".
 # Output: tab-separated spec, true bits per weight, perplexity, its rise in %, mean KL divergence.
 set -eu
 qtool=${QTOOL:-build/qtool}
@@ -23,7 +24,7 @@ reference=$("$qtool" eval "$ckpt" --data "$ids" --quiet | figure perplexity)
 printf 'spec\tbpw\tppl\trise %%\tKLD\n'
 printf 'unquantized\t-\t%s\t-\t-\n' "$reference"
 for spec in "$@"; do
-    bpw=$("$qtool" quantize "$ckpt" -o "$dir/q" --scheme "$spec" "${data[@]}" --force --quiet |
+    bpw=$("$qtool" quantize "$ckpt" -o "$dir/q" --scheme "$spec" "${data[@]}" ${OPTIONS:-} --force --quiet |
           figure bpw)
     ppl=$("$qtool" eval "$dir/q" --data "$ids" --quiet | figure perplexity)
     kld=$("$qtool" eval "$dir/q" --data "$ids" --ref "$ckpt" --windows 256 --quiet |
