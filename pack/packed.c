@@ -39,9 +39,15 @@ int qt_packed_describe(struct qt_packed *out, const struct qt_spec *spec, size_t
     *out = (struct qt_packed){.spec = *spec, .n = n, .k = k};
     if (n == 0 || k == 0)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu x %zu has no elements", n, k);
-    if (n > SIZE_MAX / 2 || k > SIZE_MAX / 2)
+    /* Whoever has such a matrix may multiply n and k, and add up its sections, without a check. */
+    size_t product, sum = 0;
+    bool overflow = n > SIZE_MAX / 2 || k > SIZE_MAX / 2 || qt_mul_overflow(&product, n, k);
+    int rc = overflow ? QT_OK : spec->scheme->describe(out, err);
+    for (size_t i = 0; rc == QT_OK && i < out->nsections; i++)
+        overflow |= qt_add_overflow(&sum, sum, out->section[i].bytes);
+    if (overflow)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu x %zu is too large", n, k);
-    return spec->scheme->describe(out, err);
+    return rc;
 }
 
 size_t qt_packed_bytes(const struct qt_packed *p)
