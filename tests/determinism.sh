@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # One container for one input and one set of options: every scheme and method, by every build that is
-# given, with 1, 2 and 4 threads, on every instruction set path, twice.
+# given, with 1, 2 and 4 threads, on every instruction set path, twice; on a model of odd little shapes,
+# and one preset of each scheme, calibrated, on examples/nano-llama.
 #
 #   usage: tests/determinism.sh QTOOL...       QTOOL: executables, say of two compilers
 #
@@ -11,8 +12,6 @@ cd "$(dirname "$0")/.." || exit 1
 [ $# -gt 0 ] || { echo "usage: tests/determinism.sh QTOOL..." >&2; exit 2; }
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
-model=tests/golden/models/llama
-data=(--data tests/golden/models/llama/ids.u16 --samples 2 --seqlen 16)
 passed=0 failed=0
 
 # The instruction set paths of this machine, and the choice by itself.
@@ -20,14 +19,24 @@ isas="generic"
 ! grep -qw avx2 /proc/cpuinfo || isas="$isas avx2"
 ! grep -qw avx512bw /proc/cpuinfo || isas="$isas avx512"
 
+small() {
+    model=tests/golden/models/llama threads="1 2 4"
+    data=(--data tests/golden/models/llama/ids.u16 --samples 2 --seqlen 16)
+}
+large() {
+    model=examples/nano-llama threads="1 4" isas=${isas%% *}
+    data=(--data examples/nano-llama/calib.txt --samples 4 --seqlen 128)
+}
+
 # "NAME METHOD METHOD..." per preset, from the table of schemes.
+# With "first", one preset of each scheme.
 presets() {
     "$1" list schemes --json | python3 -c '
 import json, sys
 for scheme in json.load(sys.stdin)["schemes"]:
     methods = [c for p in scheme["parameters"] if p["key"] == "method" for c in p.get("choices", [])]
-    for preset in scheme["presets"]:
-        print(preset["name"], *(methods or ["-"]))'
+    for preset in scheme["presets"][:1 if sys.argv[1:] == ["first"] else None]:
+        print(preset["name"], *(methods or ["-"]))' "${@:2}"
 }
 
 # hash QTOOL THREADS ISA SPEC: of one run's container, or of its refusal.
@@ -44,17 +53,17 @@ hash() {
 
 # check SPEC QTOOL...
 check() {
-    local spec=$1 first= runs=0 got qtool threads isa again
+    local spec=$1 first= runs=0 got qtool count isa again
     shift
     for qtool; do
-        for threads in 1 2 4; do
+        for count in $threads; do
             for isa in $isas ''; do
                 for again in 1 2; do
                     [ "$again" -eq 1 ] || [ -z "$isa" ] || continue
-                    got=$(hash "$qtool" $threads "$isa" "$spec")
+                    got=$(hash "$qtool" "$count" "$isa" "$spec")
                     first=${first:-$got} runs=$((runs + 1))
                     [ "$got" = "$first" ] && continue
-                    echo "FAIL $spec: $qtool, $threads threads, path '${isa:-best}': $got, not $first"
+                    echo "FAIL $spec: $qtool, $count threads, path '${isa:-best}': $got, not $first"
                     failed=$((failed + 1))
                     return
                 done
@@ -67,6 +76,7 @@ check() {
     esac
 }
 
+small
 while read -r name methods; do
     for method in $methods; do
         [ "$method" != auto ] || continue
@@ -75,5 +85,9 @@ while read -r name methods; do
         check "$spec" "$@"
     done
 done < <(presets "$1")
+large
+while read -r name _; do
+    check "$name" "$@"
+done < <(presets "$1" first)
 echo "$passed passed, $failed failed, 0 skipped"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
