@@ -43,7 +43,7 @@ static void set_parameters(struct qt_matmul_weight *out, const struct qt_spec *s
 {
     const struct qt_param *param;
     for (size_t i = 0; (param = qt_scheme_param(spec->scheme, i)) != NULL; i++) {
-        if (strcmp(param->key, "bits") == 0 || strcmp(param->key, "b") == 0)
+        if (strcmp(param->key, "bits") == 0)
             out->bits = (unsigned)spec->value[i];
         else if (strcmp(param->key, "e") == 0)
             out->exp_bits = (unsigned)spec->value[i];

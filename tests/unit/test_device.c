@@ -71,11 +71,14 @@ static float minifloat(unsigned code, unsigned bits, unsigned e)
 static float weight_at(const struct qt_matmul_weight *w, size_t row, size_t col)
 {
     bool lut = w->kind == QT_MATMUL_LUT;
-    unsigned code = plane_bits(w, lut || w->bits <= 4 ? QT_FRAG_PAIR : QT_FRAG_HALF, row, col);
+    bool half = w->kind == QT_MATMUL_FPX && w->bits > 4;
+    unsigned code = plane_bits(w, half ? QT_FRAG_HALF : QT_FRAG_PAIR, row, col);
     size_t group = w->group ? col / w->group : 0;
     size_t pitch = w->pitch_groups ? w->pitch_groups : w->group ? qt_ceil_div(w->k, w->group) : 1;
     const uint16_t *scales = w->scale, *table = w->table;
-    float value = lut ? qt_f16_to_f32(table[code]) : minifloat(code, w->bits, w->exp_bits);
+    float value = lut                        ? qt_f16_to_f32(table[code])
+                  : w->kind == QT_MATMUL_FPX ? minifloat(code, w->bits, w->exp_bits)
+                                             : (float)((int)code - (1 << (w->bits - 1)));
     float scale = qt_f16_to_f32(
         scales[(row / 16 * pitch + group) * 16 + qt_frag_scale_slot((unsigned)row % 16)]);
     return ldexpf(scale, w->scale_exp2) * value;
