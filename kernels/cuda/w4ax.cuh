@@ -1,0 +1,168 @@
+/* Shared by the kernels of 4-bit integer weights: arguments, unpacking, partial sums. */
+#ifndef QT_CUDA_W4AX_CUH
+#define QT_CUDA_W4AX_CUH
+
+#include "kernels/cuda/ptx_int.cuh"
+#include "kernels/qtool_w4ax.h"
+
+#include <cuda_bf16.h>
+
+struct w4ax_args {
+    const unsigned char *plane; /* [strips][blocks64][512 bytes] */
+    const unsigned char *scale; /* [strips][kblocks] of 32 (BLOCK) or 16 (INT) bytes */
+    const __half *row_scale;    /* [strips][16] */
+    const uint32_t *blocks;     /* [kblocks] */
+    const unsigned char *x;     /* codes */
+    const float *x_scale;       /* BLOCK: [kblocks][x_pitch], else [m] */
+    const int *x_sum;           /* INT: [m] */
+    void *y;                    /* [m][n] of `output` */
+    uint32_t *partial;          /* [grid][2][m][rows of a group], float (BLOCK) or int */
+    unsigned *arrivals;         /* [row groups], 0 between launches */
+    int m, n, strips, kblocks, x_pitch;
+    int token0, x_tokens; /* first token of these m, and how many X has */
+    int blocks64;         /* blocks of 64 channels from strip to strip */
+    int odd;              /* the last k-block is half a one */
+    int cta_units, groups;
+    float factor; /* power of two on every result */
+    int output;   /* enum qt_w4ax_output */
+};
+
+/* ---- weights -----------------------------------------------------------------------------------
+ *
+ * Word 2 s + h of a lane: row g + 8 h, k-step s. Its low nibbles are the first 16 channels of the
+ * k-step, register h of the A operand, its high ones the others, register 2 + h. Stored is code
+ * + 8.
+ */
+
+/* First byte of a k-block of a strip. */
+static __device__ __forceinline__ const unsigned char *w4ax_codes(const w4ax_args &a, int strip,
+                                                                  int kb)
+{
+    return a.plane + ((size_t)strip * a.blocks64 + 2 * kb) * 512;
+}
+
+/* Of which the second half, 512 bytes, is missing: it would meet zeros of X. */
+static __device__ __forceinline__ bool w4ax_half_block(const w4ax_args &a, int kb)
+{
+    return a.odd && kb == a.kblocks - 1;
+}
+
+/* Sixteen times the codes, as signed bytes. */
+static __device__ __forceinline__ void w4ax_unpack(uint32_t a[4], uint32_t w0, uint32_t w1)
+{
+    a[0] = (w0 << 4 & 0xf0f0f0f0) ^ 0x80808080;
+    a[1] = (w1 << 4 & 0xf0f0f0f0) ^ 0x80808080;
+    a[2] = (w0 & 0xf0f0f0f0) ^ 0x80808080;
+    a[3] = (w1 & 0xf0f0f0f0) ^ 0x80808080;
+}
+
+/* Integer block scale q of the two rows of a lane; bytes code * q + 128 = (code + 8) * q + offset,
+ * which are 0..255 for all four together, so that nothing carries from byte to byte. */
+struct w4ax_int_scale {
+    uint32_t q[2], offset[2];
+};
+
+static __device__ __forceinline__ w4ax_int_scale w4ax_int_scale_of(uint32_t two_bytes)
+{
+    w4ax_int_scale s;
+    s.q[0] = two_bytes & 255;
+    s.q[1] = two_bytes >> 8;
+    s.offset[0] = (128 - 8 * s.q[0]) * 0x01010101u;
+    s.offset[1] = (128 - 8 * s.q[1]) * 0x01010101u;
+    return s;
+}
+
+static __device__ __forceinline__ void w4ax_unpack_int(uint32_t a[4], uint32_t w0, uint32_t w1,
+                                                       const w4ax_int_scale &s)
+{
+    const uint32_t w[2] = {w0, w1};
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        a[h] = (w[h] & 0x0f0f0f0f) * s.q[h] + s.offset[h];
+        a[2 + h] = (w[h] >> 4 & 0x0f0f0f0f) * s.q[h] + s.offset[h];
+    }
+}
+
+/* ---- results -----------------------------------------------------------------------------------
+ *
+ * Sums travel as 32-bit words: float for BLOCK, int for the others.
+ */
+template <int SCALES> struct w4ax_sum {
+    typedef int type;
+};
+template <> struct w4ax_sum<QT_W4AX_BLOCK> {
+    typedef float type;
+};
+
+template <int SCALES>
+static __device__ __forceinline__ void w4ax_store(const w4ax_args &a, int token, int row,
+                                                  typename w4ax_sum<SCALES>::type sum)
+{
+    float v = (float)sum;
+    if (SCALES == QT_W4AX_INT)
+        v = (float)((int)sum - 128 * a.x_sum[token]);
+    if (SCALES != QT_W4AX_BLOCK) {
+        int slot = row / 16 * 16 + 2 * (row % 8) + row / 8 % 2;
+        v *= a.x_scale[token] * __half2float(a.row_scale[slot]);
+    }
+    v *= a.factor;
+    size_t at = (size_t)token * a.n + row;
+    if (a.output == QT_W4AX_F32)
+        ((float *)a.y)[at] = v;
+    else if (a.output == QT_W4AX_BF16)
+        ((__nv_bfloat16 *)a.y)[at] = __float2bfloat16(v);
+    else
+        ((__half *)a.y)[at] = __float2half(v);
+}
+
+/* Where a block of threads leaves its sums of a group that it does not do alone: its first group,
+ * or its last. */
+static __device__ __forceinline__ uint32_t *w4ax_partial(const w4ax_args &a, int cta, int group,
+                                                         int rows)
+{
+    bool first = (long long)cta * a.cta_units / a.kblocks == group;
+    return a.partial + ((size_t)cta * 2 + !first) * a.m * rows;
+}
+
+static __device__ __forceinline__ bool w4ax_last_to_arrive(const w4ax_args &a, int group,
+                                                           int contributors)
+{
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(&a.arrivals[group], 1) + 1 == (unsigned)contributors;
+        if (last)
+            a.arrivals[group] = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return last;
+}
+
+/* The last block to arrive adds the sums of the others to its own, in the order of k. */
+template <int SCALES>
+static __device__ __forceinline__ void w4ax_fix_up(const w4ax_args &a, int group, int rows,
+                                                   int cta0, int cta1)
+{
+    typedef typename w4ax_sum<SCALES>::type sum_t;
+    if (!w4ax_last_to_arrive(a, group, cta1 - cta0 + 1))
+        return;
+    for (int o = (int)threadIdx.x; o < a.m * rows / 4; o += (int)blockDim.x) {
+        sum_t sum[4] = {0, 0, 0, 0};
+        for (int c = cta0; c <= cta1; c++) {
+            uint4 v = __ldcg((const uint4 *)w4ax_partial(a, c, group, rows) + o);
+            const sum_t *more = (const sum_t *)&v;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sum[i] += more[i];
+        }
+        int token = o / (rows / 4), row = group * rows + o % (rows / 4) * 4;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (row + i < a.n)
+                w4ax_store<SCALES>(a, token, row + i, sum[i]);
+    }
+}
+
+#endif

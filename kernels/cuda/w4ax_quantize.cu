@@ -1,0 +1,420 @@
+/*
+ * Norm, gather and quantize of activations in one launch.
+ *
+ *   grid     tokens; a block of 256 threads each, of up to 512 when there are few tokens
+ *   smem     the token's row as it came, [k] F16 or BF16; its blocks' largest values. Without norm
+ * and gather a block of channels is read where it is used half a warp per block of 128 channels, 8
+ * channels a lane: 32 (i / 4) + 4 (i % 4) + 0..3 and 16 more, which is one word of packed codes, or
+ * two of bytes
+ *
+ * Moves     the row once in, its codes and scales once out
+ * Oracle    the same arithmetic in plain C (tests/gpu/test_w4ax.c): codes bit for bit without norm;
+ * with it, where the order of a sum moves a last bit, codes may differ by one
+ */
+#include "kernels/qtool_w4ax.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <math.h>
+
+enum { COLS = QT_W4AX_BLOCK_COLS, MAX_K = 65536 };
+
+struct quantize_args {
+    const uint16_t *x;
+    const uint16_t *weight, *bias; /* bias NULL: zeros */
+    const uint32_t *perm, *blocks;
+    unsigned char *codes;
+    float *scale;
+    int *sum;
+    int m, k, blocks_n, scale_pitch, scales;
+    float eps, per7, per127, clip4; /* clip / 7, clip / 127 */
+};
+
+extern __shared__ __align__(16) unsigned char quantize_smem[];
+
+template <bool BF16>
+static __device__ __forceinline__ void to_floats(float *v, const uint32_t *words, int count)
+{
+#pragma unroll
+    for (int i = 0; i < count / 2; i++) {
+        if (BF16) {
+            v[2 * i] = __uint_as_float(words[i] << 16);
+            v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000);
+        } else {
+            float2 f = __half22float2(*(const __half2 *)&words[i]);
+            v[2 * i] = f.x;
+            v[2 * i + 1] = f.y;
+        }
+    }
+}
+
+/* ---- the row into shared memory, and its norm --------------------------------------------------
+ */
+
+struct row_norm {
+    float mean, factor;
+};
+
+static __device__ __forceinline__ float block_sum(float v, float *scratch)
+{
+    const int lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
+#pragma unroll
+    for (int d = 16; d; d /= 2)
+        v += __shfl_xor_sync(~0u, v, d);
+    __syncthreads();
+    if (lane == 0)
+        scratch[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = lane < warps ? scratch[lane] : 0;
+#pragma unroll
+    for (int d = 16; d; d /= 2)
+        v += __shfl_xor_sync(~0u, v, d);
+    return v;
+}
+
+/*
+ * The variance of a layer norm is the mean of squared differences, in a second pass over shared
+ * memory: E[x^2] - E[x]^2 cancels.
+ */
+template <bool BF16, int NORM>
+static __device__ __forceinline__ row_norm load_row(const quantize_args &a, float *scratch)
+{
+    const uint4 *src = (const uint4 *)(a.x + (size_t)blockIdx.x * a.k);
+    uint4 *row = (uint4 *)quantize_smem;
+    row_norm n = {0, 1};
+    float sum = 0;
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < a.k / 8; i += (int)blockDim.x) {
+        uint4 v = __ldg(src + i);
+        float f[8];
+        row[i] = v;
+        to_floats<BF16>(f, (const uint32_t *)&v, 8);
+#pragma unroll
+        for (int j = 0; j < 8 && NORM; j++)
+            sum += NORM == QT_W4AX_RMS_NORM ? f[j] * f[j] : f[j];
+    }
+    if (NORM == QT_W4AX_LAYER_NORM) {
+        n.mean = block_sum(sum, scratch) / (float)a.k;
+        sum = 0;
+#pragma unroll 2
+        for (int i = (int)threadIdx.x; i < a.k / 8; i += (int)blockDim.x) {
+            uint4 v = row[i];
+            float f[8];
+            to_floats<BF16>(f, (const uint32_t *)&v, 8);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                sum += (f[j] - n.mean) * (f[j] - n.mean);
+        }
+    }
+    if (NORM)
+        n.factor = __frsqrt_rn(block_sum(sum, scratch) / (float)a.k + a.eps);
+    else
+        __syncthreads();
+    return n;
+}
+
+/* ---- values and codes of a lane ----------------------------------------------------------------
+ */
+
+struct lane_values {
+    float v[8];
+    float most; /* of the block */
+};
+
+/* Four neighbouring positions. DIRECT: from the row in memory. */
+template <bool BF16, int NORM, bool DIRECT>
+static __device__ __forceinline__ void load_four(float *v, const quantize_args &a,
+                                                 const row_norm &n, int at)
+{
+    const uint16_t *row = (const uint16_t *)quantize_smem;
+    uint32_t e[2];
+    if (at >= a.k) {
+        v[0] = v[1] = v[2] = v[3] = 0;
+        return;
+    }
+    if (DIRECT) {
+        *(uint2 *)e = __ldg((const uint2 *)(a.x + (size_t)blockIdx.x * a.k + at));
+    } else if (a.perm) {
+        uint4 p = __ldg((const uint4 *)(a.perm + at));
+        e[0] = row[p.x] | (uint32_t)row[p.y] << 16;
+        e[1] = row[p.z] | (uint32_t)row[p.w] << 16;
+    } else {
+        *(uint2 *)e = *(const uint2 *)(row + at);
+    }
+    to_floats<BF16>(v, e, 4);
+    if (NORM) {
+        uint2 words = __ldg((const uint2 *)(a.weight + at));
+        float w[4], b[4] = {0, 0, 0, 0};
+        to_floats<BF16>(w, (const uint32_t *)&words, 4);
+        if (NORM == QT_W4AX_LAYER_NORM && a.bias) {
+            words = __ldg((const uint2 *)(a.bias + at));
+            to_floats<BF16>(b, (const uint32_t *)&words, 4);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            v[j] = NORM == QT_W4AX_RMS_NORM ? v[j] * n.factor * w[j]
+                                            : __fmaf_rn((v[j] - n.mean) * n.factor, w[j], b[j]);
+    }
+}
+
+template <bool BF16, int NORM, bool DIRECT>
+static __device__ __forceinline__ lane_values load_block(const quantize_args &a, const row_norm &n,
+                                                         int block)
+{
+    const int i = (int)threadIdx.x % 16, at = block * COLS + i / 4 * 32 + i % 4 * 4;
+    lane_values l;
+    load_four<BF16, NORM, DIRECT>(l.v, a, n, at);
+    load_four<BF16, NORM, DIRECT>(l.v + 4, a, n, at + 16);
+    l.most = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        l.most = fmaxf(l.most, fabsf(l.v[j]));
+#pragma unroll
+    for (int d = 1; d < 16; d *= 2)
+        l.most = fmaxf(l.most, __shfl_xor_sync(~0u, l.most, d));
+    return l;
+}
+
+/*
+ * Codes least..most, times `factor`; `inverse` 0 for a block of zeros. 1.5 * 2^23 + c rounds c to
+ * the nearest whole number, ties to even, and has it in its low bits: conversions run at an eighth
+ * of the speed of additions.
+ */
+static __device__ __forceinline__ uint2 encode(const lane_values &l, float inverse, float least,
+                                               float most, float factor)
+{
+    const float magic = 12582912;
+    uint32_t c[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float v = __fadd_rn(__fmul_rn(l.v[j], inverse), magic);
+        v = fminf(fmaxf(v, magic + least), magic + most);
+        if (factor != 1)
+            v = __fmaf_rn(v - magic, factor, magic);
+        c[j] = __float_as_uint(v);
+    }
+    uint32_t word[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        word[h] = __byte_perm(__byte_perm(c[4 * h], c[4 * h + 1], 0x0040),
+                              __byte_perm(c[4 * h + 2], c[4 * h + 3], 0x0040), 0x5410);
+    return make_uint2(word[0], word[1]);
+}
+
+static __device__ __forceinline__ void store_codes(const quantize_args &a, uint32_t word,
+                                                   uint2 code)
+{
+    const int i = (int)threadIdx.x % 16, token = (int)blockIdx.x;
+    unsigned char *rows =
+        a.codes + (size_t)((word & ~QT_W4AX_NARROW_VALUES) >> 1) * 64 * (size_t)a.m;
+    if (word & QT_W4AX_WIDE_ROWS) {
+        unsigned char *row = rows + (size_t)token * 128;
+        int chunk = i / 4 * 2;
+        *(uint32_t *)(row + (chunk ^ (token & 7)) * 16 + i % 4 * 4) = code.x;
+        *(uint32_t *)(row + ((chunk + 1) ^ (token & 7)) * 16 + i % 4 * 4) = code.y;
+    } else {
+        unsigned char *row = rows + (size_t)token * 64;
+        *(uint32_t *)(row + (i / 4 ^ (token >> 1 & 3)) * 16 + i % 4 * 4) =
+            (code.x & 0x0f0f0f0f) | (code.y & 0x0f0f0f0f) << 4;
+    }
+}
+
+static __device__ __forceinline__ bool narrow(uint32_t word)
+{
+    return !(word & QT_W4AX_WIDE_ROWS) || (word & QT_W4AX_NARROW_VALUES);
+}
+
+/* Rounded to F16; where that is 0, codes are 0 and the scale 1. */
+static __device__ __forceinline__ float stored_scale(float most, float per, float *inverse)
+{
+    float s = __half2float(__float2half(fminf(__fmul_rn(most, per), 65504)));
+    *inverse = s == 0 ? 0 : __frcp_rn(s);
+    return s == 0 ? 1 : s;
+}
+
+/* ---- the kernel --------------------------------------------------------------------------------
+ */
+
+/* Two blocks a warp at a time; the last may be one, whose half warp then does it twice. */
+struct block_loop {
+    int pair, block;
+    bool mine; /* block is to be written */
+};
+
+static __device__ __forceinline__ block_loop loop_open()
+{
+    return {(int)threadIdx.x / 32 * 2, 0, false};
+}
+
+static __device__ __forceinline__ bool loop_next(block_loop *l, const quantize_args &a)
+{
+    if (l->pair >= a.blocks_n)
+        return false;
+    l->block = l->pair + (int)threadIdx.x / 16 % 2;
+    l->mine = l->block < a.blocks_n;
+    l->block = min(l->block, a.blocks_n - 1);
+    l->pair += (int)blockDim.x / 16;
+    return true;
+}
+
+template <bool BF16, int NORM, bool DIRECT>
+static __device__ __forceinline__ void quantize_by_block(const quantize_args &a, const row_norm &n)
+{
+    block_loop at = loop_open();
+#pragma unroll 4
+    while (loop_next(&at, a)) {
+        lane_values l = load_block<BF16, NORM, DIRECT>(a, n, at.block);
+        uint32_t word = __ldg(a.blocks + at.block);
+        float inverse, scale = stored_scale(l.most, narrow(word) ? a.per7 : a.per127, &inverse);
+        uint2 code = encode(l, inverse, narrow(word) ? -8 : -127, narrow(word) ? 7 : 127, 1);
+        if (at.mine) {
+            store_codes(a, word, code);
+            if (threadIdx.x % 16 == 0)
+                a.scale[(size_t)at.block * a.scale_pitch + blockIdx.x] = scale;
+        }
+    }
+}
+
+/* One scale per token: the blocks' maxima first, then the codes. */
+template <bool BF16, int NORM>
+static __device__ __forceinline__ void quantize_by_token(const quantize_args &a, const row_norm &n,
+                                                         float *scratch)
+{
+    float *most = (float *)(quantize_smem + a.k * 2), all = 0;
+    for (block_loop at = loop_open(); loop_next(&at, a);) {
+        lane_values l = load_block<BF16, NORM, false>(a, n, at.block);
+        if (threadIdx.x % 16 == 0)
+            most[at.block] = l.most;
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x % 32; i < a.blocks_n; i += 32)
+        all = fmaxf(all, most[i]);
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2)
+        all = fmaxf(all, __shfl_xor_sync(~0u, all, d));
+    float none, scale = stored_scale(all, a.per127, &none);
+    int sum = 0;
+    for (block_loop at = loop_open(); loop_next(&at, a);) {
+        lane_values l = load_block<BF16, NORM, false>(a, n, at.block);
+        uint32_t word = __ldg(a.blocks + at.block);
+        float factor = 1, limit = 127;
+        if (a.scales == QT_W4AX_INT && narrow(word)) {
+            factor = rintf(__fdiv_rn(__fmul_rn(l.most, a.clip4), __fmul_rn(7, scale)));
+            factor = fminf(fmaxf(factor, 1), 18);
+            limit = 7;
+        }
+        float inverse = none == 0 ? 0 : __frcp_rn(__fmul_rn(scale, factor));
+        uint2 code = encode(l, inverse, -limit, limit, factor);
+        if (at.mine) {
+            store_codes(a, word | QT_W4AX_WIDE_ROWS, code);
+            sum = __dp4a((int)code.x, 0x01010101, __dp4a((int)code.y, 0x01010101, sum));
+        }
+    }
+    /* Whole numbers below 2^24: exact as floats. */
+    float total = block_sum((float)sum, scratch);
+    if (threadIdx.x == 0) {
+        a.scale[blockIdx.x] = scale;
+        if (a.sum)
+            a.sum[blockIdx.x] = (int)total;
+    }
+}
+
+template <bool BF16, int NORM, bool DIRECT>
+__global__ void __launch_bounds__(512)
+    qt_w4ax_quantize_kernel(const __grid_constant__ quantize_args a)
+{
+    __shared__ float scratch[32];
+    row_norm n = {0, 1};
+    if (!DIRECT)
+        n = load_row<BF16, NORM>(a, scratch);
+    if (DIRECT || a.scales == QT_W4AX_BLOCK)
+        quantize_by_block<BF16, NORM, DIRECT>(a, n);
+    else
+        quantize_by_token<BF16, NORM>(a, n, scratch);
+}
+
+/* ---- host --------------------------------------------------------------------------------------
+ */
+
+size_t qt_w4ax_blocks(uint32_t *words, const uint8_t *bits, size_t count, int packed)
+{
+    uint32_t at = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (bits[i] != 4 && bits[i] != 8)
+            return 0;
+        bool wide = bits[i] == 8 || !packed;
+        words[i] = at << 1 | wide | (wide && bits[i] == 4 ? QT_W4AX_NARROW_VALUES : 0);
+        at += wide ? 2 : 1;
+    }
+    return (size_t)at * 64;
+}
+
+static bool aligned(const void *p, size_t to)
+{
+    return ((size_t)p & (to - 1)) == 0;
+}
+
+template <bool BF16> static const void *kernel_of(int norm, bool direct)
+{
+    return direct ? (const void *)qt_w4ax_quantize_kernel<BF16, QT_W4AX_NO_NORM, true>
+           : norm == QT_W4AX_RMS_NORM
+               ? (const void *)qt_w4ax_quantize_kernel<BF16, QT_W4AX_RMS_NORM, false>
+           : norm == QT_W4AX_LAYER_NORM
+               ? (const void *)qt_w4ax_quantize_kernel<BF16, QT_W4AX_LAYER_NORM, false>
+               : (const void *)qt_w4ax_quantize_kernel<BF16, QT_W4AX_NO_NORM, false>;
+}
+
+/* A thread has at least 8 channels. */
+static unsigned threads_of(size_t k, size_t m)
+{
+    size_t most = (k / 8 + 31) / 32 * 32;
+    return (unsigned)(m > 256 ? 256 : most > 512 ? 512 : most);
+}
+
+int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input *in,
+                     const struct qt_w4ax_norm *norm, const void *x, size_t m,
+                     enum qt_matmul_dtype dtype, void *stream)
+{
+    quantize_args a = {};
+    if (in->k == 0 || in->k % 8 || in->k > MAX_K || m > 1u << 24 || !aligned(x, 16) ||
+        !aligned(out->codes, 128) || !aligned(out->scale, 16) || !aligned(in->perm, 16) ||
+        !in->blocks || (in->packed && in->scales != QT_W4AX_BLOCK) ||
+        (in->scales == QT_W4AX_INT && !out->sum))
+        return QT_MATMUL_UNSUPPORTED;
+    if (norm && norm->kind != QT_W4AX_NO_NORM) {
+        if (!norm->weight || !aligned(norm->weight, 8) || !aligned(norm->bias, 8))
+            return QT_MATMUL_UNSUPPORTED;
+        a.weight = (const uint16_t *)norm->weight;
+        a.bias = (const uint16_t *)norm->bias;
+        a.eps = norm->eps;
+    }
+    if (m == 0)
+        return QT_MATMUL_OK;
+    a.x = (const uint16_t *)x;
+    a.perm = in->perm;
+    a.blocks = in->blocks;
+    a.codes = (unsigned char *)out->codes;
+    a.scale = out->scale;
+    a.sum = in->scales == QT_W4AX_INT ? out->sum : NULL;
+    a.m = (int)m;
+    a.k = (int)in->k;
+    a.blocks_n = (a.k + COLS - 1) / COLS;
+    a.scale_pitch = (int)((m + 3) / 4 * 4);
+    a.scales = in->scales;
+    a.per7 = in->clip4 / 7;
+    a.per127 = in->clip8 / 127;
+    a.clip4 = in->clip4;
+    const int kind = norm ? (int)norm->kind : QT_W4AX_NO_NORM;
+    const bool direct = kind == QT_W4AX_NO_NORM && !in->perm && in->scales == QT_W4AX_BLOCK;
+    size_t smem = direct ? 0 : in->k * 2 + (size_t)a.blocks_n * 4;
+    const void *kernel =
+        dtype == QT_MATMUL_BF16 ? kernel_of<true>(kind, direct) : kernel_of<false>(kind, direct);
+    void *args[] = {&a};
+    if (smem > 48 << 10 && cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                (int)smem) != cudaSuccess)
+        return QT_MATMUL_FAILED;
+    return cudaLaunchKernel(kernel, dim3((unsigned)m), dim3(threads_of(in->k, m)), args, smem,
+                            (cudaStream_t)stream) == cudaSuccess
+               ? QT_MATMUL_OK
+               : QT_MATMUL_FAILED;
+}

@@ -1,0 +1,167 @@
+/*
+ * Products of 4-bit integer weights with activations of 4 and 8 bits, for CUDA devices of compute
+ * capability 8.0 and up. Plain C; part of libqtool_kernels and as self-contained as
+ * qtool_kernels.h, whose status codes it uses.
+ *
+ * Channels are permuted and cut into blocks of 128, each of which carries activations of 4 or of 8
+ * bits. The use, per linear layer (or layers that share an input):
+ *
+ *     qt_w4ax_blocks(words, bits, ...)                  once: what the kernels want to know of
+ * blocks qt_w4ax_quantize(&acts, &input, &norm, x, ...)    norm + gather + quantize, one launch
+ *     qt_w4ax_plan(&plan, &weight, m, ...)              once per shape and m
+ *     qt_w4ax_run(&plan, &weight, &acts, y, workspace, stream)
+ *
+ * quantize and run only enqueue kernels. Integer sums are exact; results are bitwise repeatable.
+ *
+ * Scales (DESIGN of the scheme): w, x the codes, sums over the channels of block b
+ *   BLOCK  y = sum_b  scale_w[row][b] * scale_x[token][b] * sum w x
+ *   INT    y = scale_w[row] * scale_x[token] * sum_b  int_w[row][b] * sum w x,   x a byte that has
+ * its block's integer factor multiplied in ROW    y = scale_w[row] * scale_x[token] * sum w x
+ */
+#ifndef QTOOL_W4AX_H
+#define QTOOL_W4AX_H
+
+#include "kernels/qtool_kernels.h"
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { QT_W4AX_BLOCK_COLS = 128 };
+
+enum qt_w4ax_scales { QT_W4AX_BLOCK, QT_W4AX_INT, QT_W4AX_ROW };
+
+/* ---- activations -------------------------------------------------------------------------------
+ *
+ * As they lie in memory, for m tokens: block after block; of a block, rows of 128 bytes (8 bits) or
+ * of 64 (4 bits, packed), one a token, in 16-byte chunks that are exchanged so that eight
+ * neighbouring rows lie in different banks: chunk c of token i is at place
+ *
+ *     128-byte rows: c ^ (i & 7)        64-byte rows: c ^ (i >> 1 & 3)
+ *
+ * A packed chunk holds 32 channels: byte j = channel j in the low half, channel 16 + j in the high.
+ */
+
+/* What the quantizer and the kernels know of a block: where its rows begin, in units of 64 bytes a
+ * token, times 2, plus 1 when it has 8 bits; bit 31: 8-bit rows that hold 4-bit values. */
+enum { QT_W4AX_WIDE_ROWS = 1 };
+#define QT_W4AX_NARROW_VALUES 0x80000000u
+
+/*
+ * words[count] for blocks of bits[i] = 4 or 8, to be uploaded. packed: blocks of 4 bits take 64
+ * bytes a token, otherwise 128, one byte a value. Returns the bytes a token takes over all blocks,
+ * 0 when bits holds another value.
+ */
+size_t qt_w4ax_blocks(uint32_t *words, const uint8_t *bits, size_t count, int packed);
+
+struct qt_w4ax_acts {
+    void *codes;  /* m * bytes of a token; 128-byte aligned */
+    float *scale; /* BLOCK: [k/128][pitch], pitch = m rounded up to 4; else [m]; 16-byte aligned */
+    int *sum;     /* INT: [m], sums of a token's bytes */
+};
+
+/* How a layer's input is quantized. k a multiple of 8; the last block may be short. */
+struct qt_w4ax_input {
+    enum qt_w4ax_scales scales;
+    size_t k;
+    const uint32_t *blocks; /* device [k/128 rounded up] */
+    const uint32_t *perm;   /* device [k]: input channel of position i; NULL: position i */
+    float clip4, clip8;     /* of the largest value; 1: none */
+    int packed;             /* as in qt_w4ax_blocks; BLOCK only */
+};
+
+enum qt_w4ax_norm_kind { QT_W4AX_NO_NORM, QT_W4AX_RMS_NORM, QT_W4AX_LAYER_NORM };
+
+/* weight and bias are in the order of positions (after the gather), of x's dtype. */
+struct qt_w4ax_norm {
+    enum qt_w4ax_norm_kind kind;
+    float eps;
+    const void *weight; /* device [k] */
+    const void *bias;   /* device [k], or NULL */
+};
+
+/*
+ * x [m][k] of `dtype`, 16-byte aligned. Per token and block, in FP32, v the normalised values:
+ *   s = F16(max |v| * (clip / 7 or 127)), at most 65504; s = 0: codes 0, scale 1
+ *   codes = clamp(rint(v * (1 / s)), -8..7 or +-127), ties to even
+ * INT: s per token, of clip8 / 127; a block of 4 bits has the factor
+ *   f = clamp(rint(max |v| of the block * clip4 / (7 s)), 1, 18)
+ *   and the bytes f * clamp(rint(v * (1 / (s f))), +-7).
+ * ROW: s per token, of clip8 / 127, every block 8 bits.
+ */
+int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input *in,
+                     const struct qt_w4ax_norm *norm, const void *x, size_t m,
+                     enum qt_matmul_dtype dtype, void *stream);
+
+/* ---- products ----------------------------------------------------------------------------------
+ */
+
+/*
+ * W[n][k] in the order "frag16x64/byte" of pack/layout_frag8.h, padded to 16 rows and 64 columns.
+ * Codes -7..7 (-8 too, but not with INT scales above 16). Scales in the slot order of
+ * layout_frag.h.
+ */
+struct qt_w4ax_weight {
+    enum qt_w4ax_scales scales;
+    size_t n, k;       /* logical */
+    const void *plane; /* U32 [n/16][k/64][32][4], 16-byte aligned */
+    const void *scale; /* BLOCK: F16 [n/16][ceil(k/128)][16], INT: U8, the same, 0..17; aligned */
+    const void *row_scale;  /* INT, ROW: F16 [n/16][16] */
+    int scale_exp2;         /* true scale = stored scale * 2^scale_exp2 */
+    const uint32_t *blocks; /* of the layer's input, see qt_w4ax_blocks */
+    size_t pitch_blocks; /* blocks of 64 columns from a strip of 16 rows to the next; 0: k's own */
+};
+
+enum qt_w4ax_kernel {
+    QT_W4AX_ANY,    /* plan's choice */
+    QT_W4AX_STREAM, /* one pass over the weights for every 32 tokens; any compute capability */
+    QT_W4AX_TILE,   /* compute capability 9.0; blocks not packed */
+};
+
+enum qt_w4ax_output { QT_W4AX_F16, QT_W4AX_BF16, QT_W4AX_F32 };
+
+struct qt_w4ax_options {
+    enum qt_w4ax_output output; /* type of y */
+    int device;                 /* CUDA ordinal; must be the current device */
+    int packed;                 /* some blocks of the activations are packed */
+    enum qt_w4ax_kernel kernel;
+};
+
+/* How the kernel is laid over the matrix. A test or a tuner may change it between plan and
+ * qt_w4ax_plan_check. */
+struct qt_w4ax_config {
+    enum qt_w4ax_kernel kernel;
+    int tokens;    /* per pass: 8, 16, 32 (STREAM), 16, 32, 64, 128 (TILE) */
+    int strips;    /* STREAM: of 16 rows, at once: 2, 4, 8 */
+    int warps;     /* STREAM: 4 or 8 */
+    int cta_units; /* k-blocks of a row group that a block of threads does, one after another */
+};
+
+struct qt_w4ax_plan {
+    size_t m, n, k;
+    enum qt_w4ax_scales scales;
+    size_t workspace_bytes; /* 0, or what run needs */
+    struct qt_w4ax_options options;
+    struct qt_w4ax_config config;
+    int grid, smem_bytes;
+    int sms, smem_limit, cc; /* of the device */
+    char reason[160];        /* why not, when the status is not OK */
+};
+
+/* The workspace is 256-byte aligned; its first QT_MATMUL_WORKSPACE_ZEROED bytes are to be zero
+ * before its first use, and runs leave them so. */
+int qt_w4ax_plan(struct qt_w4ax_plan *out, const struct qt_w4ax_weight *w, size_t m,
+                 const struct qt_w4ax_options *opt);
+int qt_w4ax_plan_check(struct qt_w4ax_plan *plan);
+
+/* y[m][n] of the plan's output type, 2-byte aligned (F32: 4; 16 are faster). */
+int qt_w4ax_run(const struct qt_w4ax_plan *plan, const struct qt_w4ax_weight *w,
+                const struct qt_w4ax_acts *acts, void *y, void *workspace, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,339 @@
+/*
+ * Speed of the products of 4-bit integer weights and of the quantize kernel, with cuBLAS FP16 and
+ * the read floor in the same run. Weights are cold in L2 (see timing.cuh).
+ *
+ * usage: bench_w4ax [-s NxK[,NxK]] [-m M[,M]] [-g block,int,row] [-t] [-p] [-q]
+ *   -t tries many configurations; -p packed activations for the stream kernel; -q the quantize
+ * kernel
+ */
+#include "kernels/qtool_w4ax.h"
+#include "tests/gpu/timing.cuh"
+
+#include <cublas_v2.h>
+#include <string>
+
+static const char *const scale_names[] = {"block", "int", "row"};
+
+static struct timing timer;
+static void *x, *y, *workspace;
+static const size_t workspace_bytes = 256 << 20, x_bytes = (size_t)4096 * 32768 * 2;
+static bool packed_wanted, tuning;
+
+static std::vector<std::string> split(const char *text)
+{
+    std::vector<std::string> out;
+    for (const char *at = text; *at;) {
+        size_t n = strcspn(at, ",");
+        out.push_back(std::string(at, n));
+        at += n + (at[n] == ',');
+    }
+    return out;
+}
+
+/* One block in five has 8 bits. */
+static uint32_t *make_blocks(size_t k, int packed, size_t *token_bytes)
+{
+    size_t count = (k + 127) / 128;
+    std::vector<uint8_t> bits(count);
+    std::vector<uint32_t> words(count);
+    for (size_t i = 0; i < count; i++)
+        bits[i] = i % 5 ? 4 : 8;
+    *token_bytes = qt_w4ax_blocks(words.data(), bits.data(), count, packed);
+    uint32_t *d = (uint32_t *)gpu_new(count * 4);
+    CHECK(cudaMemcpy(d, words.data(), count * 4, cudaMemcpyHostToDevice));
+    return d;
+}
+
+/* ---- products -----------------------------------------------------------------------------------
+ */
+
+struct copies {
+    char *base;
+    size_t bytes;
+    int count;
+    double floor_us;
+    std::vector<struct qt_w4ax_weight> weight;
+};
+
+static void copies_new(struct copies *c, enum qt_w4ax_scales scales, size_t n, size_t k,
+                       const uint32_t *blocks)
+{
+    size_t strips = (n + 15) / 16, kblocks = (k + 127) / 128, plane = strips * kblocks * 1024;
+    size_t scale = scales == QT_W4AX_BLOCK ? strips * kblocks * 32 : strips * kblocks * 16;
+    c->bytes = (plane + scale + strips * 32) / 256 * 256 + 256;
+    c->count = copies_of(timer, c->bytes);
+    c->base = (char *)gpu_new(c->bytes * (size_t)c->count);
+    fill_bits(c->base, c->bytes * (size_t)c->count, 1);
+    c->floor_us = read_floor(timer, c->base, c->bytes, c->count);
+    for (int i = 0; i < c->count; i++) {
+        struct qt_w4ax_weight w = {};
+        char *at = c->base + (size_t)i * c->bytes;
+        fill_half((__half *)(at + plane + scale), strips * 16, 3, 0.01f, 0.02f);
+        if (scales == QT_W4AX_BLOCK)
+            fill_half((__half *)(at + plane), scale / 2, 3, 0.01f, 0.02f);
+        else
+            CHECK(cudaMemset(at + plane, 7, scale));
+        w.scales = scales;
+        w.n = n;
+        w.k = k;
+        w.plane = at;
+        w.scale = at + plane;
+        w.row_scale = at + plane + scale;
+        w.blocks = blocks;
+        c->weight.push_back(w);
+    }
+    CHECK(cudaDeviceSynchronize());
+}
+
+static double time_plan(const struct qt_w4ax_plan *p, const struct copies *c,
+                        const struct qt_w4ax_acts *acts)
+{
+    if (p->workspace_bytes > workspace_bytes)
+        return 1e30;
+    return time_us(timer, c->count, [&](int i) {
+        if (qt_w4ax_run(p, &c->weight[(size_t)i], acts, y, workspace, timer.stream) != QT_MATMUL_OK)
+            CHECK(cudaErrorUnknown);
+    });
+}
+
+static void report(const struct qt_w4ax_plan *p, double us, const struct copies *c, double blas,
+                   const char *mark)
+{
+    const struct qt_w4ax_config *f = &p->config;
+    printf("%s%s%s\t%zu\t%zu\t%zu\t%.2f\t%.2f\t%.0f\t%.2f\t%.0f\t%s t%d s%d w%d u%d\n",
+           scale_names[p->scales], p->options.packed ? " packed" : "", mark, p->n, p->k, p->m, us,
+           c->floor_us, 100 * c->floor_us / us, blas / us,
+           2e-6 * (double)p->m * (double)p->n * (double)p->k / us,
+           f->kernel == QT_W4AX_TILE ? "tile" : "stream", f->tokens, f->strips, f->warps,
+           f->cta_units);
+    fflush(stdout);
+}
+
+struct tried {
+    double us;
+    struct qt_w4ax_plan plan;
+};
+
+/* Units of a block of threads: even shares of 1 to 4 rounds, or whole groups. */
+static void try_units(std::vector<tried> *all, struct qt_w4ax_plan p, const struct copies *c,
+                      const struct qt_w4ax_acts *acts, size_t group_rows, size_t token_tiles)
+{
+    size_t kblocks = (p.k + 127) / 128, groups = (p.n + group_rows - 1) / group_rows * token_tiles;
+    std::vector<size_t> units;
+    for (size_t per_sm = 1; per_sm <= 2; per_sm++)
+        units.push_back((groups * kblocks + (size_t)p.sms * per_sm - 1) / ((size_t)p.sms * per_sm));
+    for (size_t parts = 1; parts <= 4; parts++)
+        units.push_back((kblocks + parts - 1) / parts);
+    units.push_back((groups + (size_t)p.sms - 1) / (size_t)p.sms * kblocks);
+    for (size_t u : units) {
+        p.config.cta_units = (int)u;
+        if (u * (size_t)p.sms * 4 >= groups * kblocks && qt_w4ax_plan_check(&p) == QT_MATMUL_OK)
+            all->push_back({time_plan(&p, c, acts), p});
+    }
+}
+
+static void tune(struct qt_w4ax_plan p, const struct copies *c, const struct qt_w4ax_acts *acts,
+                 double blas)
+{
+    std::vector<tried> all;
+    int keep = timer.replays;
+    timer.replays = 3;
+    if (!p.options.packed) {
+        p.config.kernel = QT_W4AX_TILE;
+        for (int tokens = 16; tokens <= 128; tokens *= 2) {
+            if (p.m > 2 * (size_t)tokens && tokens < 128)
+                continue;
+            p.config.tokens = tokens;
+            try_units(&all, p, c, acts, tokens == 128 && p.scales == QT_W4AX_BLOCK ? 128 : 256,
+                      (p.m + (size_t)tokens - 1) / (size_t)tokens);
+        }
+    }
+    if (p.m <= 32) {
+        p.config.kernel = QT_W4AX_STREAM;
+        p.config.tokens = p.m <= 8 ? 8 : p.m <= 16 ? 16 : 32;
+        for (int strips = 2; strips <= 8; strips *= 2)
+            for (int warps = 4; warps <= 8; warps *= 2) {
+                p.config.strips = strips;
+                p.config.warps = warps;
+                try_units(&all, p, c, acts, (size_t)strips * 16, 1);
+            }
+    }
+    timer.replays = keep;
+    std::sort(all.begin(), all.end(), [](const tried &a, const tried &b) { return a.us < b.us; });
+    for (size_t i = 0; i < all.size() && i < 4; i++)
+        report(&all[i].plan, all[i].us, c, blas, "*");
+}
+
+static double cublas_time(cublasHandle_t handle, size_t n, size_t k, size_t m)
+{
+    size_t bytes = n * k * 2;
+    int count = copies_of(timer, bytes);
+    char *w = (char *)gpu_new(bytes * (size_t)count);
+    fill_half((__half *)w, n * k * (size_t)count, 7, -0.02f, 0.02f);
+    float one = 1, zero = 0;
+    double us = time_us(timer, count, [&](int i) {
+        cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, (int)n, (int)m, (int)k, &one,
+                     w + (size_t)i * bytes, CUDA_R_16F, (int)k, x, CUDA_R_16F, (int)k, &zero, y,
+                     CUDA_R_16F, (int)n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    });
+    CHECK(cudaFree(w));
+    return us;
+}
+
+static void bench_products(size_t n, size_t k, const std::vector<std::string> &ms,
+                           const std::string &grains, cublasHandle_t handle)
+{
+    std::vector<double> blas;
+    for (const std::string &m : ms)
+        blas.push_back(cublas_time(handle, n, k, strtoull(m.c_str(), NULL, 10)));
+    for (size_t j = 0; j < ms.size(); j++)
+        printf("cublas fp16\t%zu\t%zu\t%s\t%.2f\n", n, k, ms[j].c_str(), blas[j]);
+    for (int g = 0; g < 3; g++) {
+        if (grains.find(scale_names[g]) == std::string::npos)
+            continue;
+        struct copies c;
+        size_t token_bytes;
+        uint32_t *wide = make_blocks(k, 0, &token_bytes), *packed = make_blocks(k, 1, &token_bytes);
+        copies_new(&c, (enum qt_w4ax_scales)g, n, k, wide);
+        size_t j = 0;
+        for (const std::string &text : ms) {
+            struct qt_w4ax_plan plan;
+            struct qt_w4ax_options opt = {};
+            size_t m = strtoull(text.c_str(), NULL, 10);
+            opt.packed = packed_wanted && g == 0 && m <= 32;
+            for (struct qt_w4ax_weight &w : c.weight)
+                w.blocks = opt.packed ? packed : wide;
+            size_t scales_at = m * ((k + 127) / 128) * 128;
+            struct qt_w4ax_acts acts = {x, (float *)((char *)x + scales_at), (int *)x};
+            CHECK(cudaMemset(acts.scale, 0x3c, m * ((k + 127) / 128 + 4) * 4));
+            if (qt_w4ax_plan(&plan, &c.weight[0], m, &opt) != QT_MATMUL_OK) {
+                printf("%s\n", plan.reason);
+                continue;
+            }
+            report(&plan, time_plan(&plan, &c, &acts), &c, blas[j], "");
+            if (tuning)
+                tune(plan, &c, &acts, blas[j]);
+            fill_half((__half *)x, x_bytes / 2, 5, -1, 1);
+            j++;
+        }
+        CHECK(cudaFree(c.base));
+        CHECK(cudaFree(wide));
+        CHECK(cudaFree(packed));
+    }
+}
+
+/* ---- quantize -----------------------------------------------------------------------------------
+ */
+
+static __global__ void move_kernel(const uint4 *from, size_t in, uint4 *to, size_t out)
+{
+    size_t stride = (size_t)gridDim.x * blockDim.x,
+           at = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    uint4 v = {};
+    for (size_t i = at; i < in; i += stride) {
+        uint4 w = __ldcs(from + i);
+        v.x ^= w.x, v.y += w.y, v.z ^= w.z, v.w += w.w;
+        if (i < out)
+            to[i] = v;
+    }
+}
+
+static void bench_quantize(size_t k, size_t m)
+{
+    size_t token_bytes, in_bytes = m * k * 2, out_bytes = m * k + m * (k / 128) * 4 + 4096;
+    char *base = (char *)gpu_new((size_t)4 << 30);
+    int copies = copies_of(timer, in_bytes + out_bytes);
+    if ((in_bytes + out_bytes) * (size_t)copies > (size_t)4 << 30)
+        return;
+    std::vector<uint32_t> perm(k);
+    for (size_t i = 0; i < k; i++) {
+        size_t j = hash32(i) % (i + 1);
+        perm[i] = perm[j];
+        perm[j] = (uint32_t)i;
+    }
+    uint32_t *device_perm = (uint32_t *)gpu_new(k * 4);
+    CHECK(cudaMemcpy(device_perm, perm.data(), k * 4, cudaMemcpyHostToDevice));
+    void *weight = gpu_new(k * 2);
+    fill_half((__half *)weight, k, 3, 0.5f, 1);
+    for (int i = 0; i < copies; i++)
+        fill_half((__half *)(base + (in_bytes + out_bytes) * (size_t)i), m * k, (uint64_t)i, -1, 1);
+    for (int packed = 0; packed < 2; packed++) {
+        uint32_t *blocks = make_blocks(k, packed, &token_bytes);
+        double floor_us = 1e30;
+        for (int per_sm = 1; per_sm <= 8; per_sm *= 2)
+            floor_us = std::min(floor_us, time_us(timer, copies, [&](int c) {
+                                    char *at = base + (in_bytes + out_bytes) * (size_t)c;
+                                    move_kernel<<<timer.sms * per_sm, 512, 0, timer.stream>>>(
+                                        (uint4 *)at, in_bytes / 16, (uint4 *)(at + in_bytes),
+                                        (m * token_bytes + m * (k / 128) * 4) / 16);
+                                }));
+        for (int what = 0; what < 4; what++) {
+            static const char *const names[] = {"plain", "rms", "rms gather", "layer gather"};
+            struct qt_w4ax_input in = {
+                QT_W4AX_BLOCK, k, blocks, what > 1 ? device_perm : NULL, 1, 1, packed};
+            struct qt_w4ax_norm norm = {what == 3 ? QT_W4AX_LAYER_NORM
+                                        : what    ? QT_W4AX_RMS_NORM
+                                                  : QT_W4AX_NO_NORM,
+                                        1e-5f, weight, what == 3 ? weight : NULL};
+            double us = time_us(timer, copies, [&](int c) {
+                char *at = base + (in_bytes + out_bytes) * (size_t)c;
+                struct qt_w4ax_acts acts = {at + in_bytes,
+                                            (float *)(at + in_bytes + m * token_bytes), NULL};
+                if (qt_w4ax_quantize(&acts, &in, &norm, at, m, QT_MATMUL_F16, timer.stream) !=
+                    QT_MATMUL_OK)
+                    CHECK(cudaErrorUnknown);
+            });
+            printf("quantize %s%s\t%zu\t%zu\t%.2f\t%.2f\t%.2fx\n", names[what],
+                   packed ? " packed" : "", k, m, us, floor_us, us / floor_us);
+        }
+        CHECK(cudaFree(blocks));
+    }
+    CHECK(cudaFree(base));
+    CHECK(cudaFree(device_perm));
+    CHECK(cudaFree(weight));
+}
+
+int main(int argc, char **argv)
+{
+    const char *shapes = "4096x4096,8192x8192,57344x8192", *ms = "1,8,16,32,64,128,256,512,4096";
+    std::string grains = "block,int,row";
+    bool quantize = false;
+    for (int i = 1; i < argc; i++) {
+        char o = argv[i][0] == '-' ? argv[i][1] : 0;
+        tuning |= o == 't';
+        packed_wanted |= o == 'p';
+        quantize |= o == 'q';
+        if (o == 's' && i + 1 < argc)
+            shapes = argv[++i];
+        else if (o == 'm' && i + 1 < argc)
+            ms = argv[++i];
+        else if (o == 'g' && i + 1 < argc)
+            grains = argv[++i];
+    }
+    cudaDeviceProp device;
+    if (cudaGetDeviceProperties(&device, 0) != cudaSuccess) {
+        printf("SKIP: no CUDA device\n");
+        return 0;
+    }
+    timer = timing_new(device);
+    cublasHandle_t handle;
+    cublasCreate(&handle);
+    cublasSetStream(handle, timer.stream);
+    void *blas_workspace = gpu_new(64 << 20);
+    cublasSetWorkspace(handle, blas_workspace, 64 << 20);
+    x = gpu_new(x_bytes);
+    y = gpu_new((size_t)4096 * 65536 * 2);
+    workspace = gpu_new(workspace_bytes);
+    fill_half((__half *)x, x_bytes / 2, 5, -1, 1);
+    CHECK(cudaMemset(workspace, 0, workspace_bytes));
+    printf("# %s\nscales\tN\tK\tM\tus\tfloor\t%%\tx cublas\tTOP/s\tconfig\n", device.name);
+    for (const std::string &shape : split(shapes)) {
+        size_t n = strtoull(shape.c_str(), NULL, 10);
+        size_t k = strtoull(strchr(shape.c_str(), 'x') + 1, NULL, 10);
+        if (!quantize)
+            bench_products(n, k, split(ms), grains, handle);
+        for (const std::string &m : split(quantize ? ms : ""))
+            bench_quantize(k, strtoull(m.c_str(), NULL, 10));
+    }
+    return 0;
+}

@@ -1,0 +1,466 @@
+/*
+ * The 4-bit cache against plain C: what append writes, bit for bit, and attention against FP64 over
+ * the decoded cache. Paged and contiguous, ragged lengths, all tile and split edges; the memory
+ * around is NaN, every run is made twice and must repeat bit for bit.
+ *
+ * usage: test_kv4 [SEED [quick]]     prints "N passed, M failed, K skipped"
+ */
+#include "base/num.h"
+#include "kernels/qtool_kv4.h"
+#include "tests/gpu/reference.h"
+
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { GUARD = 64 };
+
+static int passed, failed;
+static uint64_t seed;
+
+static void result(bool ok, const char *what)
+{
+    passed += ok;
+    failed += !ok;
+    if (!ok)
+        printf("FAILED %s\n", what);
+}
+
+static float random_float(void)
+{
+    return (float)gpu_hash(seed++) * 0x1p-31f - 1;
+}
+
+static size_t random_below(size_t n)
+{
+    return gpu_hash(seed++) % n;
+}
+
+static void *upload(const void *host, size_t bytes)
+{
+    void *d = gpu_new(bytes);
+    CHECK(cudaMemcpy(d, host, bytes, cudaMemcpyHostToDevice));
+    return d;
+}
+
+static void *download(const void *device, size_t bytes)
+{
+    void *h = malloc(bytes);
+    CHECK(cudaMemcpy(h, device, bytes, cudaMemcpyDeviceToHost));
+    return h;
+}
+
+static float to_float(uint16_t x, int bf16)
+{
+    return bf16 ? qt_bf16_to_f32(x) : qt_f16_to_f32(x);
+}
+
+static uint16_t from_float(float x, int bf16)
+{
+    return bf16 ? qt_f32_to_bf16(x) : qt_f32_to_f16(x);
+}
+
+/* ---- a cache and what was appended to it ---------------------------------------------------- */
+
+struct test_case {
+    enum qt_kv_format format;
+    size_t dim, heads, group, batch, max_length;
+    size_t page; /* tokens; 0: contiguous */
+    int bf16;
+};
+
+struct cache {
+    struct qt_kv_cache c; /* device */
+    size_t pages, tokens;
+    int *table, *length, *sequence, *position; /* host; the latter two [tokens] */
+    float *k_scale, *k_zero;
+    uint16_t *k, *v;        /* what was appended, [tokens][heads][dim] */
+    uint8_t *got_k, *got_v; /* the arrays as they stand on the device */
+    uint16_t *got_param;
+};
+
+static size_t place(const struct cache *c, size_t sequence, size_t token, size_t head)
+{
+    size_t page = sequence, inside = token;
+    if (c->table) {
+        page = (size_t)c->table[sequence * c->c.table_pitch + token / c->c.page_tokens];
+        inside = token % c->c.page_tokens;
+    }
+    return (page * c->c.heads + head) * c->c.page_tokens + inside;
+}
+
+/* Pages of all sequences in random order. */
+static void make_table(struct cache *c, const struct test_case *t)
+{
+    size_t per = (t->max_length + t->page - 1) / t->page;
+    c->pages = per * t->batch + 3;
+    c->c.table_pitch = per + 1;
+    c->table = calloc(t->batch * c->c.table_pitch, sizeof(int));
+    int *order = malloc(c->pages * sizeof(int));
+    for (size_t i = 0; i < c->pages; i++) {
+        size_t j = random_below(i + 1);
+        order[i] = order[j];
+        order[j] = (int)i;
+    }
+    for (size_t b = 0; b < t->batch; b++)
+        for (size_t i = 0; i < per; i++)
+            c->table[b * c->c.table_pitch + i] = order[b * per + i];
+    free(order);
+    c->c.table = upload(c->table, t->batch * c->c.table_pitch * sizeof(int));
+}
+
+static void make_tokens(struct cache *c, const struct test_case *t)
+{
+    c->length = malloc(t->batch * sizeof(int));
+    for (size_t b = 0; b < t->batch; b++) {
+        c->length[b] = b == 0 ? (int)t->max_length : (int)random_below(t->max_length + 1);
+        c->tokens += (size_t)c->length[b];
+    }
+    c->sequence = malloc(c->tokens * sizeof(int));
+    c->position = malloc(c->tokens * sizeof(int));
+    for (size_t b = 0, i = 0; b < t->batch; b++)
+        for (int j = 0; j < c->length[b]; j++, i++) {
+            c->sequence[i] = (int)b;
+            c->position[i] = j;
+        }
+}
+
+/* Keys have channels of different sizes and offsets, values are of different size per token. */
+static void make_values(struct cache *c, const struct test_case *t)
+{
+    size_t width = t->heads * t->dim;
+    c->k_scale = malloc(width * sizeof(float));
+    c->k_zero = malloc(width * sizeof(float));
+    for (size_t i = 0; i < width; i++) {
+        c->k_scale[i] = 0.2f + 0.15f * random_float();
+        c->k_zero[i] = 7.5f + 4 * random_float();
+    }
+    c->k = malloc(c->tokens * width * 2);
+    c->v = malloc(c->tokens * width * 2);
+    for (size_t i = 0; i < c->tokens; i++) {
+        float size = exp2f(4 * random_float()), constant = random_below(50) == 0;
+        for (size_t j = 0; j < width; j++) {
+            float k = c->k_scale[j] * (8 * (random_float() + 1) - c->k_zero[j]);
+            c->k[i * width + j] = from_float(k, t->bf16);
+            c->v[i * width + j] = from_float(constant ? size : size * random_float(), t->bf16);
+        }
+    }
+}
+
+static int append(struct cache *c, const struct test_case *t)
+{
+    size_t bytes = c->tokens * t->heads * t->dim * 2;
+    void *k = upload(c->k, bytes), *v = upload(c->v, bytes);
+    void *sequence = upload(c->sequence, c->tokens * sizeof(int));
+    void *position = upload(c->position, c->tokens * sizeof(int));
+    int rc = qt_kv_append(&c->c, k, v, sequence, position, c->tokens,
+                          t->bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16, NULL);
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaFree(k));
+    CHECK(cudaFree(v));
+    CHECK(cudaFree(sequence));
+    CHECK(cudaFree(position));
+    return rc;
+}
+
+static void cache_new(struct cache *c, const struct test_case *t)
+{
+    memset(c, 0, sizeof *c);
+    c->c = (struct qt_kv_cache){.format = t->format, .heads = t->heads, .head_dim = t->dim};
+    c->pages = t->batch;
+    c->c.page_tokens = t->page ? t->page : (t->max_length + 15) / 16 * 16;
+    if (t->page)
+        make_table(c, t);
+    make_tokens(c, t);
+    make_values(c, t);
+    size_t rows = c->pages * t->heads * c->c.page_tokens;
+    size_t bytes = rows * t->dim * 2 / (t->format == QT_KV_INT4 ? 4 : 1);
+    c->c.k = gpu_new(bytes);
+    c->c.v = gpu_new(bytes);
+    c->c.v_param = gpu_new(rows * 4);
+    CHECK(cudaMemset(c->c.k, 0xff, bytes));
+    CHECK(cudaMemset(c->c.v, 0xff, bytes));
+    CHECK(cudaMemset(c->c.v_param, 0xff, rows * 4));
+    c->c.k_scale = upload(c->k_scale, t->heads * t->dim * sizeof(float));
+    c->c.k_zero = upload(c->k_zero, t->heads * t->dim * sizeof(float));
+    result(append(c, t) == QT_MATMUL_OK, "append");
+    c->got_k = download(c->c.k, bytes);
+    c->got_v = download(c->c.v, bytes);
+    c->got_param = download(c->c.v_param, rows * 4);
+}
+
+static void cache_free(struct cache *c)
+{
+    CHECK(cudaFree(c->c.k));
+    CHECK(cudaFree(c->c.v));
+    CHECK(cudaFree(c->c.v_param));
+    CHECK(cudaFree((void *)c->c.k_scale));
+    CHECK(cudaFree((void *)c->c.k_zero));
+    CHECK(cudaFree((void *)c->c.table));
+    void *host[] = {c->table, c->length, c->sequence, c->position, c->k_scale,  c->k_zero,
+                    c->k,     c->v,      c->got_k,    c->got_v,    c->got_param};
+    for (size_t i = 0; i < sizeof host / sizeof *host; i++)
+        free(host[i]);
+}
+
+/* ---- the truth ------------------------------------------------------------------------------ */
+
+static unsigned code_of(float v)
+{
+    return (unsigned)fminf(fmaxf(rintf(v), 0), 15);
+}
+
+static unsigned nibble(const uint8_t *codes, size_t i)
+{
+    return codes[i / 2] >> i % 2 * 4 & 15;
+}
+
+static void value_param(uint16_t param[2], const uint16_t *v, size_t dim, int bf16)
+{
+    float low = INFINITY, high = -INFINITY;
+    for (size_t d = 0; d < dim; d++) {
+        float x = fminf(fmaxf(to_float(v[d], bf16), -65504), 65504);
+        low = fminf(low, x);
+        high = fmaxf(high, x);
+    }
+    param[0] = qt_f32_to_f16((high - low) / 15);
+    if (qt_f16_to_f32(param[0]) == 0)
+        param[0] = qt_f32_to_f16(1);
+    param[1] = qt_f32_to_f16(low);
+}
+
+/* Values of the cache that differ from the truth. */
+static size_t count_wrong(const struct cache *c, const struct test_case *t)
+{
+    size_t wrong = 0;
+    for (size_t i = 0; i < c->tokens; i++)
+        for (size_t h = 0; h < t->heads; h++) {
+            size_t at = place(c, (size_t)c->sequence[i], (size_t)c->position[i], h);
+            const uint16_t *k = c->k + (i * t->heads + h) * t->dim, *p = c->got_param + at * 2;
+            const uint16_t *v = c->v + (i * t->heads + h) * t->dim;
+            uint16_t param[2];
+            if (t->format == QT_KV_F16) {
+                for (size_t d = 0; d < t->dim; d++) {
+                    uint16_t want_k = qt_f32_to_f16(to_float(k[d], t->bf16));
+                    uint16_t want_v = qt_f32_to_f16(to_float(v[d], t->bf16));
+                    wrong += ((const uint16_t *)c->got_k)[at * t->dim + d] != want_k;
+                    wrong += ((const uint16_t *)c->got_v)[at * t->dim + d] != want_v;
+                }
+                continue;
+            }
+            value_param(param, v, t->dim, t->bf16);
+            wrong += memcmp(param, p, sizeof param) != 0;
+            float least = qt_f16_to_f32(param[1]), per = 1 / qt_f16_to_f32(param[0]);
+            for (size_t d = 0; d < t->dim; d++) {
+                size_t j = h * t->dim + d;
+                float x = fmaf(to_float(k[d], t->bf16), 1 / c->k_scale[j], c->k_zero[j]);
+                wrong += nibble(c->got_k, at * t->dim + d) != code_of(x);
+                wrong += nibble(c->got_v, at * t->dim + d) !=
+                         code_of((to_float(v[d], t->bf16) - least) * per);
+            }
+        }
+    return wrong;
+}
+
+static double decoded(const struct cache *c, const struct test_case *t, bool key, size_t at,
+                      size_t head, size_t d)
+{
+    if (t->format == QT_KV_F16)
+        return qt_f16_to_f32(((const uint16_t *)(key ? c->got_k : c->got_v))[at * t->dim + d]);
+    size_t j = head * t->dim + d;
+    if (key)
+        return (nibble(c->got_k, at * t->dim + d) - (double)c->k_zero[j]) * c->k_scale[j];
+    return nibble(c->got_v, at * t->dim + d) * (double)qt_f16_to_f32(c->got_param[at * 2]) +
+           qt_f16_to_f32(c->got_param[at * 2 + 1]);
+}
+
+/* out[dim] of one sequence and query head. */
+static void truth(double *out, const struct cache *c, const struct test_case *t, size_t sequence,
+                  size_t head, const double *q, double scale)
+{
+    size_t length = (size_t)c->length[sequence], kv = head / t->group;
+    double *s = malloc((length + 1) * sizeof *s), most = -INFINITY, sum = 0;
+    for (size_t i = 0; i < length; i++) {
+        size_t at = place(c, sequence, i, kv);
+        s[i] = 0;
+        for (size_t d = 0; d < t->dim; d++)
+            s[i] += q[d] * decoded(c, t, true, at, kv, d) * scale;
+        most = fmax(most, s[i]);
+    }
+    memset(out, 0, t->dim * sizeof *out);
+    for (size_t i = 0; i < length; i++) {
+        double p = exp(s[i] - most);
+        size_t at = place(c, sequence, i, kv);
+        sum += p;
+        for (size_t d = 0; d < t->dim; d++)
+            out[d] += p * decoded(c, t, false, at, kv, d);
+    }
+    for (size_t d = 0; d < t->dim && length; d++)
+        out[d] /= sum;
+    free(s);
+}
+
+static double worst[2];
+
+static double relative_error(const struct cache *c, const struct test_case *t, const uint16_t *out,
+                             const uint16_t *q, double scale)
+{
+    size_t rows = t->batch * t->heads * t->group;
+    double difference = 0, size = 0;
+#pragma omp parallel for reduction(+ : difference, size)
+    for (size_t r = 0; r < rows; r++) {
+        double want[128], query[128];
+        for (size_t d = 0; d < t->dim; d++)
+            query[d] = to_float(q[r * t->dim + d], t->bf16);
+        truth(want, c, t, r / (t->heads * t->group), r % (t->heads * t->group), query, scale);
+        for (size_t d = 0; d < t->dim; d++) {
+            double e = to_float(out[r * t->dim + d], t->bf16) - want[d];
+            difference += e * e;
+            size += want[d] * want[d];
+        }
+    }
+    double e = sqrt(difference / size);
+    return isnan(e) ? INFINITY : e;
+}
+
+/* ---- cases ---------------------------------------------------------------------------------- */
+
+static void *workspace;
+static const size_t workspace_bytes = 64 << 20;
+
+static bool guarded_run(uint16_t *out, const struct qt_kv_plan *p, const struct qt_kv_cache *c,
+                        const void *q, const int *length, size_t count)
+{
+    uint16_t *d = gpu_new((count + 2 * GUARD) * 2), guards[2 * GUARD];
+    CHECK(cudaMemset(d, 0xff, (count + 2 * GUARD) * 2));
+    int rc = qt_kv_attention_run(p, c, d + GUARD, q, length, workspace, NULL);
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaMemcpy(guards, d, GUARD * 2, cudaMemcpyDeviceToHost));
+    CHECK(cudaMemcpy(guards + GUARD, d + GUARD + count, GUARD * 2, cudaMemcpyDeviceToHost));
+    CHECK(cudaMemcpy(out, d + GUARD, count * 2, cudaMemcpyDeviceToHost));
+    CHECK(cudaFree(d));
+    for (int i = 0; i < 2 * GUARD; i++)
+        if (guards[i] != 0xffff)
+            return false;
+    return rc == QT_MATMUL_OK;
+}
+
+/* q_size large: a softmax with one sharp peak; small: all tokens alike. */
+static void check_attention(const struct cache *c, const struct test_case *t, size_t split_tokens,
+                            float q_size)
+{
+    size_t count = t->batch * t->heads * t->group * t->dim;
+    uint16_t *q = malloc(count * 2), *out[2] = {malloc(count * 2), malloc(count * 2)};
+    for (size_t i = 0; i < count; i++)
+        q[i] = from_float(q_size * random_float(), t->bf16);
+    void *device_q = upload(q, count * 2), *length = upload(c->length, t->batch * sizeof(int));
+    struct qt_kv_options opt = {.batch = t->batch,
+                                .heads = t->heads * t->group,
+                                .max_length = t->max_length,
+                                .scale = 1 / sqrtf((float)t->dim),
+                                .dtype = t->bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16};
+    struct qt_kv_plan plan;
+    char what[320];
+    int rc = qt_kv_attention_plan(&plan, &c->c, &opt, split_tokens);
+    bool ran = rc == QT_MATMUL_OK && plan.workspace_bytes <= workspace_bytes;
+    for (int i = 0; i < 2 && ran; i++)
+        ran = guarded_run(out[i], &plan, &c->c, device_q, length, count);
+    bool equal = memcmp(out[0], out[1], count * 2) == 0;
+    double e = ran ? relative_error(c, t, out[0], q, (double)opt.scale) : INFINITY;
+    snprintf(what, sizeof what,
+             "%s dim %zu heads %zu x %zu batch %zu length %zu page %zu %s split %zu q %g: "
+             "error %.3g%s%s %s",
+             t->format == QT_KV_INT4 ? "int4" : "f16", t->dim, t->heads, t->group, t->batch,
+             t->max_length, t->page, t->bf16 ? "bf16" : "f16", plan.split_tokens, q_size, e,
+             ran ? "" : " DID NOT RUN OR GUARDS", equal ? "" : " NOT REPEATABLE", plan.reason);
+    if (ran)
+        worst[t->bf16] = fmax(worst[t->bf16], e);
+    result(ran && equal && e <= (t->bf16 ? 3e-3 : 1.5e-3), what);
+    CHECK(cudaFree(device_q));
+    CHECK(cudaFree(length));
+    free(q);
+    free(out[0]);
+    free(out[1]);
+}
+
+static void check_case(const struct test_case *t)
+{
+    struct cache c;
+    char what[160];
+    cache_new(&c, t);
+    size_t wrong = count_wrong(&c, t);
+    snprintf(what, sizeof what,
+             "append dim %zu heads %zu batch %zu length %zu page %zu %s: %zu wrong", t->dim,
+             t->heads, t->batch, t->max_length, t->page, t->bf16 ? "bf16" : "f16", wrong);
+    result(wrong == 0, what);
+    check_attention(&c, t, 0, 1);
+    check_attention(&c, t, 128, 20);
+    check_attention(&c, t, 128 * (1 + random_below(8)), 0.02f);
+    cache_free(&c);
+}
+
+static void test_refusals(void)
+{
+    struct test_case t = {QT_KV_INT4, 64, 2, 4, 1, 40, 0, 0};
+    struct cache c;
+    struct qt_kv_plan p;
+    struct qt_kv_options o = {.batch = 1, .heads = 8, .max_length = 40, .scale = 1};
+    cache_new(&c, &t);
+    result(qt_kv_attention_plan(&p, &c.c, &o, 0) == QT_MATMUL_OK, "plan");
+    result(qt_kv_attention_plan(&p, &c.c, &o, 100) == QT_MATMUL_UNSUPPORTED, "split of 100");
+    o.heads = 7;
+    result(qt_kv_attention_plan(&p, &c.c, &o, 0) == QT_MATMUL_UNSUPPORTED && p.reason[0], "heads");
+    o.heads = 8;
+    o.max_length = 49;
+    result(qt_kv_attention_plan(&p, &c.c, &o, 0) == QT_MATMUL_UNSUPPORTED && p.reason[0], "length");
+    o.max_length = 40;
+    struct qt_kv_cache bad = c.c;
+    bad.head_dim = 96;
+    result(qt_kv_attention_plan(&p, &bad, &o, 0) == QT_MATMUL_UNSUPPORTED && p.reason[0], "dim");
+    bad = c.c;
+    bad.page_tokens = 24;
+    result(qt_kv_attention_plan(&p, &bad, &o, 0) == QT_MATMUL_UNSUPPORTED && p.reason[0], "page");
+    cache_free(&c);
+}
+
+int main(int argc, char **argv)
+{
+    static const size_t lengths[] = {1, 15, 16, 17, 31, 32, 33, 127, 128, 129, 500, 1031, 3000};
+    static const size_t groups[] = {1, 4, 8, 7, 16, 11, 32};
+    static const size_t pages[] = {0, 16, 0, 64, 32, 256};
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        printf("SKIP: no CUDA device, the GPU tests did not run\n"
+               "0 passed, 0 failed, 1 skipped\n");
+        return 0;
+    }
+    seed = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL) << 20;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    bool quick = argc > 2 && strcmp(argv[2], "quick") == 0;
+    printf("seed %llu\n", (unsigned long long)seed);
+    workspace = gpu_new(workspace_bytes);
+    CHECK(cudaMemset(workspace, 0, workspace_bytes));
+    test_refusals();
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+        for (int format = 0; format < 2; format++)
+            for (size_t dim = 64; dim <= 128; dim += 64) {
+                struct test_case t = {format ? QT_KV_F16 : QT_KV_INT4,
+                                      dim,
+                                      1 + random_below(3),
+                                      groups[random_below(7)],
+                                      1 + random_below(4),
+                                      lengths[i],
+                                      pages[random_below(6)],
+                                      (int)random_below(2)};
+                if (!quick || (lengths[i] > 30 && lengths[i] < 200 && lengths[i] % 2))
+                    check_case(&t);
+            }
+    printf("worst relative error: f16 %.3g, bf16 %.3g\n", worst[0], worst[1]);
+    printf("%d passed, %d failed, 0 skipped\n", passed, failed);
+    return failed != 0;
+}

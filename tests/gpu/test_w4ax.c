@@ -1,0 +1,674 @@
+/*
+ * 4-bit integer weights against plain C: what the quantize kernel writes, bit for bit where no norm
+ * comes before; products with exact integers (scales of one, F32 output) and with random scales to
+ * 1e-6; both kernels, random configurations, all granularities, FP16, BF16 and F32 outputs with
+ * guard bands, each run made twice and compared bit for bit.
+ *
+ * usage: test_w4ax [SEED [quick]]     prints "N passed, M failed, K skipped"
+ */
+#include "base/num.h"
+#include "kernels/qtool_w4ax.h"
+#include "tests/gpu/reference.h"
+
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { GUARD = 256, COLS = QT_W4AX_BLOCK_COLS };
+
+static int passed, failed, skipped;
+static uint64_t seed;
+
+static void result(bool ok, const char *what)
+{
+    passed += ok;
+    failed += !ok;
+    if (!ok)
+        printf("FAILED %s\n", what);
+}
+
+static float random_float(void)
+{
+    return (float)gpu_hash(seed++) * 0x1p-31f - 1;
+}
+
+static size_t random_below(size_t n)
+{
+    return gpu_hash(seed++) % n;
+}
+
+static void *upload(const void *host, size_t bytes)
+{
+    void *d = gpu_new(bytes);
+    CHECK(cudaMemcpy(d, host, bytes, cudaMemcpyHostToDevice));
+    return d;
+}
+
+static void *download(const void *device, size_t bytes)
+{
+    void *h = malloc(bytes);
+    CHECK(cudaMemcpy(h, device, bytes, cudaMemcpyDeviceToHost));
+    return h;
+}
+
+static float to_float(uint16_t x, int bf16)
+{
+    return bf16 ? qt_bf16_to_f32(x) : qt_f16_to_f32(x);
+}
+
+static uint16_t from_float(float x, int bf16)
+{
+    return bf16 ? qt_f32_to_bf16(x) : qt_f32_to_f16(x);
+}
+
+/* ---- a layer's input ------------------------------------------------------------------------ */
+
+struct layer {
+    enum qt_w4ax_scales scales;
+    size_t k, kblocks, token_bytes;
+    int packed;
+    uint8_t *bits;
+    uint32_t *words, *perm;
+    struct qt_w4ax_input in; /* device */
+};
+
+static void layer_new(struct layer *l, enum qt_w4ax_scales scales, size_t k, int packed)
+{
+    memset(l, 0, sizeof *l);
+    l->scales = scales;
+    l->k = k;
+    l->packed = packed && scales == QT_W4AX_BLOCK;
+    l->kblocks = (k + COLS - 1) / COLS;
+    l->bits = malloc(l->kblocks);
+    l->words = malloc(l->kblocks * 4);
+    for (size_t i = 0; i < l->kblocks; i++)
+        l->bits[i] = random_below(3) ? 4 : 8;
+    l->token_bytes = qt_w4ax_blocks(l->words, l->bits, l->kblocks, l->packed);
+    if (random_below(2)) {
+        l->perm = malloc(k * 4);
+        for (size_t i = 0; i < k; i++) {
+            size_t j = random_below(i + 1);
+            l->perm[i] = l->perm[j];
+            l->perm[j] = (uint32_t)i;
+        }
+    }
+    l->in = (struct qt_w4ax_input){.scales = scales,
+                                   .k = k,
+                                   .blocks = upload(l->words, l->kblocks * 4),
+                                   .perm = l->perm ? upload(l->perm, k * 4) : NULL,
+                                   .clip4 = 0.9f,
+                                   .clip8 = 1,
+                                   .packed = l->packed};
+}
+
+static void layer_free(struct layer *l)
+{
+    CHECK(cudaFree((void *)l->in.blocks));
+    CHECK(cudaFree((void *)l->in.perm));
+    free(l->bits);
+    free(l->words);
+    free(l->perm);
+}
+
+/* ---- activations: the truth ----------------------------------------------------------------- */
+
+struct acts {
+    struct qt_w4ax_acts device;
+    size_t m, bytes, scales_n;
+    uint8_t *codes; /* as on the device */
+    float *scale;
+    int *sum;
+};
+
+static void acts_new(struct acts *a, const struct layer *l, size_t m)
+{
+    a->m = m;
+    a->bytes = m * l->token_bytes;
+    a->scales_n = l->scales == QT_W4AX_BLOCK ? l->kblocks * ((m + 3) / 4 * 4) : (m + 3) / 4 * 4;
+    a->device.codes = gpu_new(a->bytes);
+    a->device.scale = gpu_new(a->scales_n * 4);
+    a->device.sum = gpu_new(m * 4);
+    CHECK(cudaMemset(a->device.codes, 0x55, a->bytes));
+    CHECK(cudaMemset(a->device.scale, 0xff, a->scales_n * 4));
+    CHECK(cudaMemset(a->device.sum, 0xff, m * 4));
+}
+
+static void acts_fetch(struct acts *a)
+{
+    a->codes = download(a->device.codes, a->bytes);
+    a->scale = download(a->device.scale, a->scales_n * 4);
+    a->sum = download(a->device.sum, a->m * 4);
+}
+
+static void acts_free(struct acts *a)
+{
+    CHECK(cudaFree(a->device.codes));
+    CHECK(cudaFree(a->device.scale));
+    CHECK(cudaFree(a->device.sum));
+    free(a->codes);
+    free(a->scale);
+    free(a->sum);
+}
+
+/* Where channel j of block b of a token is: byte, and shift of its nibble (-1: a whole byte). */
+static size_t code_at(int *shift, const struct layer *l, size_t m, size_t token, size_t b, size_t j)
+{
+    size_t rows = (size_t)((l->words[b] & ~QT_W4AX_NARROW_VALUES) >> 1) * 64 * m;
+    if (l->words[b] & QT_W4AX_WIDE_ROWS) {
+        *shift = -1;
+        return rows + token * 128 + (j / 16 ^ (token & 7)) * 16 + j % 16;
+    }
+    *shift = j % 32 < 16 ? 0 : 4;
+    return rows + token * 64 + (j / 32 ^ (token >> 1 & 3)) * 16 + j % 16;
+}
+
+static int get_code(const struct acts *a, const struct layer *l, size_t token, size_t b, size_t j)
+{
+    int shift;
+    size_t at = code_at(&shift, l, a->m, token, b, j);
+    if (shift < 0)
+        return (int8_t)a->codes[at];
+    int v = a->codes[at] >> shift & 15;
+    return v >= 8 ? v - 16 : v;
+}
+
+static void put_code(struct acts *a, const struct layer *l, size_t token, size_t b, size_t j, int v)
+{
+    int shift;
+    size_t at = code_at(&shift, l, a->m, token, b, j);
+    if (shift < 0)
+        a->codes[at] = (uint8_t)v;
+    else
+        a->codes[at] = (uint8_t)((a->codes[at] & 0xf0 >> shift) | (v & 15) << shift);
+}
+
+static float scale_of(const struct acts *a, const struct layer *l, size_t token, size_t b)
+{
+    return l->scales == QT_W4AX_BLOCK ? a->scale[b * ((a->m + 3) / 4 * 4) + token]
+                                      : a->scale[token];
+}
+
+static float stored_scale(float most, float per, float *inverse)
+{
+    float s = qt_f16_to_f32(qt_f32_to_f16(fminf(most * per, 65504)));
+    *inverse = s == 0 ? 0 : 1 / s;
+    return s == 0 ? 1 : s;
+}
+
+static int encode(float v, float inverse, float least, float most)
+{
+    return (int)fminf(fmaxf(rintf(v * inverse), least), most);
+}
+
+/* Codes [kblocks * 128], scales [kblocks] of one token's normalised values [kblocks * 128]. */
+static void quantize_truth(int *codes, float *scale, const float *v, const struct layer *l)
+{
+    float all = 0, none, token = 0;
+    for (size_t i = 0; i < l->kblocks * COLS; i++)
+        all = fmaxf(all, fabsf(v[i]));
+    token = stored_scale(all, l->in.clip8 / 127, &none);
+    for (size_t b = 0; b < l->kblocks; b++, v += COLS, codes += COLS) {
+        float most = 0, inverse, limit = l->bits[b] == 4 ? 7 : 127, factor = 1, least;
+        for (size_t j = 0; j < COLS; j++)
+            most = fmaxf(most, fabsf(v[j]));
+        if (l->scales == QT_W4AX_BLOCK) {
+            float per = l->bits[b] == 4 ? l->in.clip4 / 7 : l->in.clip8 / 127;
+            scale[b] = stored_scale(most, per, &inverse);
+            least = limit == 7 ? -8 : -127;
+        } else {
+            scale[b] = token;
+            if (l->scales == QT_W4AX_ROW)
+                limit = 127;
+            else if (l->bits[b] == 4)
+                factor = fminf(fmaxf(rintf(most * l->in.clip4 / (7 * token)), 1), 18);
+            inverse = none == 0 ? 0 : 1 / (token * factor);
+            least = -limit;
+        }
+        for (size_t j = 0; j < COLS; j++)
+            codes[j] = encode(v[j], inverse, least, limit) * (int)factor;
+    }
+}
+
+struct norm_case {
+    enum qt_w4ax_norm_kind kind;
+    int bias;
+};
+
+/* A token's values after norm and gather, zeros behind k. */
+static void norm_truth(float *v, const uint16_t *x, const uint16_t *weight, const uint16_t *bias,
+                       const struct layer *l, enum qt_w4ax_norm_kind kind, float eps, int bf16)
+{
+    double mean = 0, squares = 0;
+    for (size_t i = 0; i < l->k && kind == QT_W4AX_LAYER_NORM; i++)
+        mean += to_float(x[i], bf16) / (double)l->k;
+    for (size_t i = 0; i < l->k; i++) {
+        double d = to_float(x[i], bf16) - mean;
+        squares += d * d / (double)l->k;
+    }
+    double factor = kind ? 1 / sqrt(squares + (double)eps) : 1;
+    memset(v, 0, l->kblocks * COLS * sizeof *v);
+    for (size_t i = 0; i < l->k; i++) {
+        v[i] = (float)((to_float(x[l->perm ? l->perm[i] : i], bf16) - mean) * factor);
+        if (kind)
+            v[i] = (float)((double)v[i] * (double)to_float(weight[i], bf16) +
+                           (double)(bias ? to_float(bias[i], bf16) : 0));
+    }
+}
+
+/* Number of codes that differ by more than `slack`; *off: of those that differ at all. */
+static size_t compare_token(size_t *off, const struct acts *a, const struct layer *l, size_t token,
+                            const int *codes, const float *scale, int slack)
+{
+    size_t wrong = 0;
+    int sum = 0;
+    for (size_t b = 0; b < l->kblocks; b++) {
+        float got = scale_of(a, l, token, b);
+        bool same = slack ? fabsf(got - scale[b]) <= 1e-5f * scale[b] : got == scale[b];
+        wrong += !same;
+        for (size_t j = 0; j < COLS; j++) {
+            int d = get_code(a, l, token, b, j) - codes[b * COLS + j];
+            sum += get_code(a, l, token, b, j);
+            *off += d != 0;
+            wrong += abs(d) > slack;
+        }
+    }
+    return wrong + (l->scales == QT_W4AX_INT && a->sum[token] != sum);
+}
+
+static void check_quantize(const struct layer *l, size_t m, int bf16, enum qt_w4ax_norm_kind kind)
+{
+    struct acts a = {0};
+    char what[200];
+    size_t off = 0, wrong = 0;
+    uint16_t *x = malloc(m * l->k * 2), *weight = malloc(l->k * 2), *bias = malloc(l->k * 2);
+    for (size_t i = 0; i < m * l->k; i++)
+        x[i] = from_float(random_float() * (random_below(40) ? 1 : 20), bf16);
+    if (m > 1)
+        memset(x + l->k, 0, l->k * 2); /* a token of zeros */
+    for (size_t i = 0; i < l->k; i++) {
+        weight[i] = from_float(1 + 0.5f * random_float(), bf16);
+        bias[i] = from_float(random_float(), bf16);
+    }
+    bool biased = kind == QT_W4AX_LAYER_NORM && random_below(2);
+    void *dx = upload(x, m * l->k * 2), *dw = upload(weight, l->k * 2),
+         *db = upload(bias, l->k * 2);
+    struct qt_w4ax_norm norm = {kind, 1e-5f, dw, biased ? db : NULL};
+    acts_new(&a, l, m);
+    int rc = qt_w4ax_quantize(&a.device, &l->in, &norm, dx, m,
+                              bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16, NULL);
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+    acts_fetch(&a);
+    float *v = malloc(l->kblocks * COLS * sizeof *v), *scale = malloc(l->kblocks * sizeof *scale);
+    int *codes = malloc(l->kblocks * COLS * sizeof *codes);
+    for (size_t t = 0; t < m; t++) {
+        norm_truth(v, x + t * l->k, weight, biased ? bias : NULL, l, kind, 1e-5f, bf16);
+        quantize_truth(codes, scale, v, l);
+        int slack = !kind ? 0 : l->scales == QT_W4AX_INT ? 18 : 1;
+        wrong += compare_token(&off, &a, l, t, codes, scale, slack);
+    }
+    snprintf(what, sizeof what,
+             "quantize scales %d m=%zu k=%zu %s norm %d packed %d perm %d: %zu wrong, %zu off",
+             (int)l->scales, m, l->k, bf16 ? "bf16" : "f16", (int)kind, l->packed, l->perm != NULL,
+             wrong, off);
+    result(rc == QT_MATMUL_OK && wrong == 0 && off <= 2 + m * l->k / 1000, what);
+    acts_free(&a);
+    CHECK(cudaFree(dx));
+    CHECK(cudaFree(dw));
+    CHECK(cudaFree(db));
+    free(x), free(weight), free(bias), free(v), free(scale), free(codes);
+}
+
+/* ---- weights -------------------------------------------------------------------------------- */
+
+struct weight {
+    struct qt_w4ax_weight device;
+    size_t n, k, strips, kblocks;
+    int8_t *code;             /* [strips * 16][kblocks * 128] */
+    float *scale, *row_scale; /* [strips * 16][kblocks], [strips * 16] */
+};
+
+static size_t slot_of(size_t row)
+{
+    return 2 * (row % 8) + row / 8 % 2;
+}
+
+/* The drawing: lane (g, t), word 2 s + h, byte j, half of the byte. */
+static void *pack_codes(const struct weight *w)
+{
+    size_t cols = w->kblocks * COLS;
+    size_t blocks = (w->k + 63) / 64;
+    uint8_t *out = calloc(w->strips * blocks, 512);
+    for (size_t strip = 0; strip < w->strips; strip++)
+        for (size_t block = 0; block < blocks; block++)
+            for (size_t lane = 0; lane < 32; lane++)
+                for (size_t word = 0; word < 4; word++)
+                    for (size_t j = 0; j < 4; j++) {
+                        size_t row = strip * 16 + lane / 4 + word % 2 * 8;
+                        size_t col = block * 64 + word / 2 * 32 + lane % 4 * 4 + j;
+                        const int8_t *c = w->code + row * cols + col;
+                        out[((strip * blocks + block) * 32 + lane) * 16 + word * 4 + j] =
+                            (uint8_t)((c[0] + 8) | (c[16] + 8) << 4);
+                    }
+    void *d = upload(out, w->strips * blocks * 512);
+    free(out);
+    return d;
+}
+
+static void upload_scales(struct weight *w)
+{
+    size_t count = w->strips * w->kblocks * 16;
+    uint16_t *f16 = calloc(count, 2), *row = calloc(w->strips * 16, 2);
+    uint8_t *u8 = calloc(count, 1);
+    for (size_t r = 0; r < w->strips * 16; r++) {
+        row[r / 16 * 16 + slot_of(r)] = qt_f32_to_f16(w->row_scale[r]);
+        for (size_t b = 0; b < w->kblocks; b++) {
+            size_t at = (r / 16 * w->kblocks + b) * 16 + slot_of(r);
+            f16[at] = qt_f32_to_f16(w->scale[r * w->kblocks + b]);
+            u8[at] = (uint8_t)w->scale[r * w->kblocks + b];
+        }
+    }
+    w->device.row_scale = upload(row, w->strips * 32);
+    w->device.scale = w->device.scales == QT_W4AX_INT ? upload(u8, count) : upload(f16, count * 2);
+    free(f16), free(u8), free(row);
+}
+
+/* ones: all scales one, block scales of INT still random. */
+static void weight_new(struct weight *w, const struct layer *l, size_t n, bool ones)
+{
+    w->n = n;
+    w->k = l->k;
+    w->strips = (n + 15) / 16;
+    w->kblocks = l->kblocks;
+    size_t rows = w->strips * 16, cols = w->kblocks * COLS;
+    w->code = calloc(rows, cols);
+    w->scale = calloc(rows * w->kblocks, sizeof(float));
+    w->row_scale = calloc(rows, sizeof(float));
+    for (size_t r = 0; r < n; r++) {
+        for (size_t j = 0; j < l->k; j++)
+            w->code[r * cols + j] = (int8_t)((int)random_below(15) - 7);
+        w->row_scale[r] = ones ? 1 : qt_f16_to_f32(qt_f32_to_f16(0.01f + 0.005f * random_float()));
+        for (size_t b = 0; b < w->kblocks; b++)
+            w->scale[r * w->kblocks + b] =
+                l->scales == QT_W4AX_INT ? (float)random_below(18)
+                : ones                   ? 1
+                       : qt_f16_to_f32(qt_f32_to_f16(0.01f + 0.005f * random_float()));
+    }
+    w->device = (struct qt_w4ax_weight){
+        .scales = l->scales, .n = n, .k = l->k, .scale_exp2 = 0, .blocks = l->in.blocks};
+    w->device.plane = pack_codes(w);
+    upload_scales(w);
+}
+
+static void weight_free(struct weight *w)
+{
+    CHECK(cudaFree((void *)w->device.plane));
+    CHECK(cudaFree((void *)w->device.scale));
+    CHECK(cudaFree((void *)w->device.row_scale));
+    free(w->code), free(w->scale), free(w->row_scale);
+}
+
+/* ---- products ------------------------------------------------------------------------------- */
+
+/* y and the sum of the sizes of its terms, both [m][n]. */
+static void product_truth(double *y, double *size, const struct acts *a, const struct weight *w,
+                          const struct layer *l)
+{
+    size_t cols = w->kblocks * COLS;
+    int *x = malloc(a->m * cols * sizeof *x);
+    for (size_t t = 0; t < a->m; t++)
+        for (size_t j = 0; j < cols; j++)
+            x[t * cols + j] = get_code(a, l, t, j / COLS, j % COLS);
+#pragma omp parallel for
+    for (size_t o = 0; o < a->m * w->n; o++) {
+        size_t t = o / w->n, r = o % w->n;
+        double sum = 0, sizes = 0;
+        for (size_t b = 0; b < w->kblocks; b++) {
+            int s = 0;
+            for (size_t j = b * COLS; j < (b + 1) * COLS; j++)
+                s += x[t * cols + j] * w->code[r * cols + j];
+            double v = s;
+            if (l->scales == QT_W4AX_BLOCK)
+                v *= (double)w->scale[r * w->kblocks + b] * (double)scale_of(a, l, t, b);
+            else if (l->scales == QT_W4AX_INT)
+                v *= (double)w->scale[r * w->kblocks + b];
+            sum += v;
+            sizes += fabs(v);
+        }
+        double row =
+            l->scales == QT_W4AX_BLOCK ? 1 : (double)w->row_scale[r] * (double)scale_of(a, l, t, 0);
+        y[o] = sum * row;
+        size[o] = l->scales == QT_W4AX_BLOCK ? sizes : fabs(y[o]);
+    }
+    free(x);
+}
+
+/* Random codes and scales on both sides, as the quantizer could have written them. */
+static void acts_random(struct acts *a, const struct layer *l, size_t m, bool ones)
+{
+    acts_new(a, l, m);
+    acts_fetch(a);
+    for (size_t t = 0; t < m; t++) {
+        a->sum[t] = 0;
+        for (size_t j = 0; j < l->kblocks * COLS; j++) {
+            int narrow = l->bits[j / COLS] == 4 && l->scales != QT_W4AX_ROW;
+            int v = j < l->k ? (int)random_below(narrow ? 15 : 255) - (narrow ? 7 : 127) : 0;
+            put_code(a, l, t, j / COLS, j % COLS, v);
+            a->sum[t] += v;
+        }
+    }
+    for (size_t i = 0; i < a->scales_n; i++)
+        a->scale[i] = ones ? 1 : 0.02f + 0.01f * random_float();
+    CHECK(cudaMemcpy(a->device.codes, a->codes, a->bytes, cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(a->device.scale, a->scale, a->scales_n * 4, cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(a->device.sum, a->sum, m * 4, cudaMemcpyHostToDevice));
+}
+
+static void *workspace;
+static const size_t workspace_bytes = 256 << 20;
+
+static bool guarded_run(uint8_t *y, const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w,
+                        const struct acts *a, size_t bytes)
+{
+    uint8_t *d = gpu_new(bytes + 2 * GUARD), guards[2 * GUARD];
+    CHECK(cudaMemset(d, 0xff, bytes + 2 * GUARD));
+    int rc = qt_w4ax_run(p, w, &a->device, d + GUARD, workspace, NULL);
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaMemcpy(guards, d, GUARD, cudaMemcpyDeviceToHost));
+    CHECK(cudaMemcpy(guards + GUARD, d + GUARD + bytes, GUARD, cudaMemcpyDeviceToHost));
+    CHECK(cudaMemcpy(y, d + GUARD, bytes, cudaMemcpyDeviceToHost));
+    CHECK(cudaFree(d));
+    for (int i = 0; i < 2 * GUARD; i++)
+        if (guards[i] != 0xff)
+            return false;
+    return rc == QT_MATMUL_OK;
+}
+
+static double worst;
+
+/* Outputs that are off: exact F32 when `ones`, else within 1e-6 of the terms; 16 bits: rounding. */
+static size_t count_wrong(const uint8_t *y, const double *want, const double *size, size_t count,
+                          enum qt_w4ax_output output, bool ones)
+{
+    size_t wrong = 0;
+    for (size_t i = 0; i < count; i++) {
+        double got = output == QT_W4AX_F32
+                         ? (double)((const float *)y)[i]
+                         : (double)to_float(((const uint16_t *)y)[i], output == QT_W4AX_BF16);
+        double slack = output == QT_W4AX_F32 ? (ones ? 0 : 1e-6 * size[i])
+                       : output == QT_W4AX_BF16
+                           ? fabs(want[i]) * 0x1.01p-8 + 1e-6 * size[i]
+                           : fabs(want[i]) * 0x1.01p-11 + 1e-6 * size[i] + 3e-8;
+        if (output == QT_W4AX_F32 && !ones && size[i] > 0)
+            worst = fmax(worst, fabs(got - want[i]) / size[i]);
+        bool close = fabs(got - want[i]) <= slack;
+        wrong += !close;
+    }
+    return wrong;
+}
+
+static void check_plan(const struct qt_w4ax_plan *p, const struct weight *w, const struct acts *a,
+                       const double *want, const double *size, bool ones)
+{
+    const struct qt_w4ax_config *c = &p->config;
+    size_t count = p->m * p->n, bytes = count * (p->options.output == QT_W4AX_F32 ? 4 : 2);
+    uint8_t *y[2] = {malloc(bytes), malloc(bytes)};
+    char what[320];
+    if (p->workspace_bytes > workspace_bytes) {
+        printf("SKIPPED %zu bytes of workspace\n", p->workspace_bytes);
+        skipped++;
+        return;
+    }
+    bool ran =
+        guarded_run(y[0], p, &w->device, a, bytes) && guarded_run(y[1], p, &w->device, a, bytes);
+    bool equal = memcmp(y[0], y[1], bytes) == 0;
+    size_t wrong = count_wrong(y[0], want, size, count, p->options.output, ones);
+    snprintf(
+        what, sizeof what,
+        "product scales %d m=%zu n=%zu k=%zu output %d %s%s tokens %d strips %d warps %d units "
+        "%d: %zu of %zu wrong%s%s",
+        (int)p->scales, p->m, p->n, p->k, (int)p->options.output,
+        c->kernel == QT_W4AX_TILE ? "tile" : "stream", p->options.packed ? " packed" : "",
+        c->tokens, c->strips, c->warps, c->cta_units, wrong, count, ran ? "" : " GUARDS",
+        equal ? "" : " NOT REPEATABLE");
+    result(ran && equal && wrong == 0, what);
+    free(y[0]);
+    free(y[1]);
+}
+
+static void check_product(enum qt_w4ax_scales scales, size_t m, size_t n, size_t k, bool ones,
+                          enum qt_w4ax_kernel kernel)
+{
+    struct layer l;
+    struct weight w;
+    struct acts a = {0};
+    struct qt_w4ax_plan plan;
+    layer_new(&l, scales, k, kernel == QT_W4AX_STREAM && random_below(2));
+    weight_new(&w, &l, n, ones);
+    acts_random(&a, &l, m, ones);
+    double *want = malloc(m * n * sizeof *want), *size = malloc(m * n * sizeof *size);
+    product_truth(want, size, &a, &w, &l);
+    struct qt_w4ax_options opt = {.output =
+                                      ones ? QT_W4AX_F32 : (enum qt_w4ax_output)random_below(3),
+                                  .packed = l.packed,
+                                  .kernel = kernel};
+    int rc = qt_w4ax_plan(&plan, &w.device, m, &opt);
+    if (rc == QT_MATMUL_OK)
+        check_plan(&plan, &w, &a, want, size, ones);
+    else if (kernel == QT_W4AX_TILE && plan.cc != 90)
+        skipped++;
+    else
+        result(false, plan.reason);
+    for (int i = 0; i < 2 && rc == QT_MATMUL_OK; i++) {
+        struct qt_w4ax_plan other = plan;
+        other.config.cta_units = 1 + (int)random_below(3 * l.kblocks);
+        if (kernel == QT_W4AX_STREAM) {
+            other.config.strips = 2 << random_below(3);
+            other.config.warps = 4 << random_below(2);
+        } else {
+            other.config.tokens = 16 << random_below(4);
+        }
+        if (qt_w4ax_plan_check(&other) == QT_MATMUL_OK)
+            check_plan(&other, &w, &a, want, size, ones);
+    }
+    free(want);
+    free(size);
+    acts_free(&a);
+    weight_free(&w);
+    layer_free(&l);
+}
+
+/* ---- cases ---------------------------------------------------------------------------------- */
+
+static void test_quantize(bool quick)
+{
+    static const size_t ks[] = {8, 120, 128, 136, 256, 1000, 4096, 11008};
+    for (int scales = 0; scales < 3; scales++)
+        for (size_t i = 0; i < sizeof ks / sizeof *ks; i++)
+            for (int kind = 0; kind < 3; kind++) {
+                struct layer l;
+                if (quick && (i != 3 && i != 5))
+                    continue;
+                layer_new(&l, (enum qt_w4ax_scales)scales, ks[i], (int)random_below(2));
+                check_quantize(&l, 1 + random_below(11), (int)random_below(2),
+                               (enum qt_w4ax_norm_kind)kind);
+                layer_free(&l);
+            }
+}
+
+static void test_products(bool quick)
+{
+    static const size_t shapes[][2] = {{1, 8},     {16, 128},   {17, 136},  {100, 256},
+                                       {129, 520}, {272, 640},  {513, 384}, {1024, 2048},
+                                       {40, 4096}, {1040, 1032}};
+    static const size_t few[] = {1, 2, 7, 8, 9, 15, 16, 17, 25, 32};
+    static const size_t many[] = {1, 33, 63, 64, 65, 127, 128, 129, 200, 300};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int scales = 0; scales < 3; scales++)
+            for (int ones = 0; ones < 2; ones++)
+                for (size_t j = 0; j < 10; j++) {
+                    if (quick ? i != 2 && i != 4 : i >= 4 && (i + j) % 3)
+                        continue;
+                    if (quick && j % 4 != 1)
+                        continue;
+                    enum qt_w4ax_scales s = (enum qt_w4ax_scales)scales;
+                    check_product(s, few[j], shapes[i][0], shapes[i][1], ones, QT_W4AX_STREAM);
+                    check_product(s, many[j], shapes[i][0], shapes[i][1], ones, QT_W4AX_TILE);
+                    if (j % 4 == 1)
+                        check_product(s, many[j], shapes[i][0], shapes[i][1], ones, QT_W4AX_STREAM);
+                }
+}
+
+static void test_refusals(void)
+{
+    struct layer l;
+    struct weight w;
+    struct qt_w4ax_plan p;
+    struct qt_w4ax_options o = {.kernel = QT_W4AX_ANY};
+    uint8_t bad_bits[2] = {4, 5};
+    uint32_t words[2];
+    result(qt_w4ax_blocks(words, bad_bits, 2, 0) == 0, "blocks of 5 bits");
+    layer_new(&l, QT_W4AX_BLOCK, 256, 0);
+    weight_new(&w, &l, 64, true);
+    result(qt_w4ax_plan(&p, &w.device, 1, &o) == QT_MATMUL_OK, "plan");
+    result(qt_w4ax_plan(&p, &w.device, 0, &o) == QT_MATMUL_UNSUPPORTED && p.reason[0], "m = 0");
+    o.kernel = QT_W4AX_TILE;
+    o.packed = 1;
+    result(qt_w4ax_plan(&p, &w.device, 64, &o) != QT_MATMUL_OK && p.reason[0], "packed tiles");
+    struct qt_w4ax_weight bad = w.device;
+    o = (struct qt_w4ax_options){.device = 1000};
+    result(qt_w4ax_plan(&p, &bad, 1, &o) == QT_MATMUL_NO_GPU, "device 1000");
+    o.device = 0;
+    bad.plane = (const char *)bad.plane + 4;
+    result(qt_w4ax_plan(&p, &bad, 1, &o) == QT_MATMUL_UNSUPPORTED && p.reason[0], "align");
+    weight_free(&w);
+    layer_free(&l);
+}
+
+int main(int argc, char **argv)
+{
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        printf("SKIP: no CUDA device, the GPU tests did not run\n"
+               "0 passed, 0 failed, 1 skipped\n");
+        return 0;
+    }
+    seed = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL) << 20;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    bool quick = argc > 2 && strcmp(argv[2], "quick") == 0;
+    printf("seed %llu\n", (unsigned long long)seed);
+    workspace = gpu_new(workspace_bytes);
+    CHECK(cudaMemset(workspace, 0, workspace_bytes));
+    test_refusals();
+    cudaGetLastError();
+    test_quantize(quick);
+    test_products(quick);
+    printf("worst difference of F32 outputs: %.3g of the sum of sizes\n", worst);
+    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
+    return failed != 0;
+}

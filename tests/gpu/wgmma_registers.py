@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Do wgmma products with A in registers keep their registers until they have ended?
+
+The assembler (13.0) takes the A registers of a product under way for free, whatever the source says,
+and may write the next operand into them: wrong results that come and go. This reads the machine
+code: between a product and the wait behind it, nothing may write its A or sum registers.
+
+usage: wgmma_registers.py FILE...      objects or libraries; CUOBJDUMP=path
+prints "N passed, M failed, K skipped"; a kernel is a test
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+PRODUCT = re.compile(r"[HIQ]GMMA\.64x(\d+)x\d+\S* R(\d+), (R(\d+)|gdesc)")
+INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+\s+)?(.*?);")
+# Write no register; a copy of a predicate or an address may still be named first.
+NO_RESULT = ("ST", "STS", "STG", "STL", "RED", "BRA", "BSSY", "BSYNC", "SYNCS", "NOP", "WARPSYNC",
+             "LDGSTS", "BAR", "UBLKCP", "EXIT")
+
+
+def kernels(text):
+    name, code = None, []
+    for line in text.splitlines():
+        start = re.search(r"Function : (\S+)", line)
+        if start:
+            if name:
+                yield name, code
+            name, code = start.group(1), []
+        found = INSTRUCTION.match(line)
+        if found:
+            code.append(found.group(1))
+    if name:
+        yield name, code
+
+
+def written(instruction):
+    op = instruction.split()[0]
+    first = re.match(r"\S+\s+(?:U?P\d+,\s*)*R(\d+)", instruction)
+    if not first or op.split(".")[0] in NO_RESULT:
+        return set()
+    wide = 4 if ".128" in op else 2 if ".64" in op or ".WIDE" in op or op.startswith("CS2R") else 1
+    return set(range(int(first.group(1)), int(first.group(1)) + wide))
+
+
+def check(code):
+    """Number of products with A in registers, and the instructions that disturb them."""
+    busy, products, bad = set(), 0, []
+    for instruction in code:
+        product = PRODUCT.match(instruction)
+        if product:
+            sums = int(product.group(2))
+            busy |= set(range(sums, sums + int(product.group(1)) // 2))
+            if product.group(4):
+                products += 1
+                busy |= set(range(int(product.group(4)), int(product.group(4)) + 4))
+        elif instruction.startswith("WARPGROUP.DEPBAR"):
+            busy = set()
+        elif written(instruction) & busy:
+            bad.append(instruction)
+    return products, bad
+
+
+def main():
+    tool = os.environ.get("CUOBJDUMP") or shutil.which("cuobjdump")
+    if not tool:
+        print("SKIP: no cuobjdump, machine code not checked\n0 passed, 0 failed, 1 skipped")
+        return 0
+    passed = failed = 0
+    for path in sys.argv[1:]:
+        dump = subprocess.run([tool, "-sass", path], capture_output=True, text=True, check=True)
+        for name, code in kernels(dump.stdout):
+            products, bad = check(code)
+            passed += products > 0 and not bad
+            failed += bool(bad)
+            for instruction in bad[:3]:
+                print(f"FAILED {name}: {instruction}")
+    print(f"{passed} passed, {failed} failed, 0 skipped")
+    return failed != 0
+
+
+sys.exit(main())
