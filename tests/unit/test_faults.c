@@ -359,7 +359,7 @@ static int quantize_large(bool resume)
     static const struct qt_rule rule = {"w", "nf4:method=rtn"};
     struct qt_tensor t[MATRICES];
     uint64_t offsets[MATRICES + 1];
-    char *header, names[MATRICES][8];
+    char *header, names[MATRICES][16];
     size_t size;
     struct qt_quantize_report report = {0};
     struct qt_ckpt *ckpt;
