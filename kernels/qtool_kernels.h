@@ -90,7 +90,7 @@ struct qt_matmul_config {
     int warps;                /* per block */
     int warps_k;              /* of those, side by side along k */
     int strips_cta;           /* strips per block */
-    int splits;               /* blocks along k */
+    int splits;               /* blocks along k; TILE: 1 whole tiles, 2 shared among blocks */
 };
 
 struct qt_matmul_plan {

@@ -72,48 +72,57 @@ static int tiles_of(const struct qt_shape *s, const struct tile_kind *t, size_t 
     return tiles < MAX_TILES ? (int)tiles : MAX_TILES;
 }
 
+/* config.splits */
+enum { WHOLE_TILES = 1, SHARED_TILES = 2 };
+
+/* Thread blocks for that many tiles: one a multiprocessor, if there is work for them. */
+static int grid_of(int tiles, int k_stages, int splits, int sms)
+{
+    if (tiles >= sms || (splits == SHARED_TILES && tiles * k_stages >= sms))
+        return sms;
+    return splits == SHARED_TILES ? tiles * k_stages : tiles;
+}
+
 /*
  * Tiles whose stages of k are shared among all blocks: all if there are fewer than two a block,
  * else what remains when the others are dealt out whole, and one for each block more, so that no
  * tile is shared by many.
  */
-static int shared_tiles(int tiles, int blocks)
+static int shared_tiles(int tiles, int splits, int blocks)
 {
-    if (tiles % blocks == 0)
+    if (splits == WHOLE_TILES || tiles % blocks == 0)
         return 0;
     return tiles < 2 * blocks ? tiles : tiles % blocks + blocks;
 }
 
-/* Thread blocks for that many tiles: one a multiprocessor, if there is work for them. */
-static int grid_of(int tiles, int k_stages, int sms)
-{
-    return tiles < sms && tiles * k_stages < sms ? tiles * k_stages : sms;
-}
-
-/* Microseconds on an H200 for 64 columns of k of a tile, in the order of QT_TILE_TABLE: formats
- * with a scale per group, and per row. Fitted to 2900 measurements (8 formats, 8 shapes, m
- * = 16..4096); of the 400 cases it takes a kernel 0.4 % slower than the fastest on average, 11 % at
- * worst. */
+/*
+ * Microseconds on an H200 for 64 columns of k of a shared tile, in the order of QT_TILE_TABLE:
+ * formats with a scale per group, and per row. Fitted to 2900 measurements (8 formats, 8 shapes, m
+ * = 16..4096): of 400 cases, a kernel 0.4 % slower than the fastest on average, 11 % at worst.
+ * Blocks with whole tiles go through k in step and find X in the L2: whole_factor, from 96
+ * measurements with nf4 and fp6.
+ */
 static const float column_us[QT_TILE_KINDS][2] = {
     {.280f, .242f}, {.448f, .481f}, {.300f, .269f}, {.481f, .514f}, {.345f, .320f}, {.469f, .470f},
     {.528f, .593f}, {.474f, .425f}, {.697f, .679f}, {.916f, .837f}, {.884f, .795f}};
+static const float whole_factor = .87f;
 
-/* Start; hand-over of shared tiles: start, and each KB of sums that a block collects. */
+/* Start and end; hand-over of shared tiles: start, and each KB of sums that a block collects. */
 static const float start_us = 3, share_us = 3, collect_us = .0104f;
 
-static double tile_us(const struct qt_shape *s, int kind, size_t m, int sms)
+static double tile_us(const struct qt_shape *s, int kind, int splits, size_t m, int sms)
 {
     const struct tile_kind *t = &kinds[kind];
     int tiles = tiles_of(s, t, m), k_stages = (int)ceil_div((size_t)s->blocks, (size_t)t->blocks);
-    int grid = grid_of(tiles, k_stages, sms), shared = shared_tiles(tiles, grid);
-    double stages =
-        ceil((double)shared * k_stages / grid) + (double)(tiles - shared) / grid * k_stages;
-    double us = start_us + stages * t->blocks * column_us[kind][!s->grouped];
-    if (shared) {
-        int others = shared < grid ? (int)ceil_div((size_t)grid, (size_t)shared) : 1;
-        us += share_us + collect_us * others * (t->warpgroups * 64 * t->tokens * 4 / 1024);
-    }
-    return us;
+    int grid = grid_of(tiles, k_stages, splits, sms), shared = shared_tiles(tiles, splits, grid);
+    double block_us = t->blocks * column_us[kind][!s->grouped];
+    double whole = (double)ceil_div((size_t)(tiles - shared), (size_t)grid) * k_stages;
+    if (shared == 0)
+        return start_us + whole * block_us * whole_factor;
+    int others = shared < grid ? (int)ceil_div((size_t)grid, (size_t)shared) : 1;
+    int kilobytes = t->warpgroups * 64 * t->tokens * 4 / 1024;
+    return start_us + share_us + collect_us * others * kilobytes +
+           (whole + ceil((double)shared * k_stages / grid)) * block_us;
 }
 
 bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
@@ -121,15 +130,18 @@ bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
     double best = 1e300;
     if (p->cc != 90 || s->format == QT_FORMAT_ANY)
         return false;
-    for (int i = 0; i < QT_TILE_KINDS; i++) {
-        double us = tile_us(s, i, p->m, p->sms);
-        if (us >= best || !takes_groups(&kinds[i], s))
+    for (int i = 0; i < 2 * QT_TILE_KINDS; i++) {
+        const struct tile_kind *t = &kinds[i / 2];
+        int splits = i % 2 ? SHARED_TILES : WHOLE_TILES;
+        double us = tile_us(s, i / 2, splits, p->m, p->sms);
+        if (us >= best || !takes_groups(t, s))
             continue;
         best = us;
         p->config.path = QT_MATMUL_TILE;
-        p->config.token_tiles = kinds[i].tokens / 8;
-        p->config.warps = p->config.strips_cta = kinds[i].warpgroups * 4;
-        p->config.warps_k = p->config.strips = p->config.splits = 1;
+        p->config.token_tiles = t->tokens / 8;
+        p->config.warps = p->config.strips_cta = t->warpgroups * 4;
+        p->config.splits = splits;
+        p->config.warps_k = p->config.strips = 1;
     }
     return best < 1e300;
 }
@@ -180,15 +192,18 @@ int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "no tile kernel for this format or group");
     p->smem_bytes = tile_layout(&a, s, t, p->smem_limit);
     int tiles = tiles_of(s, t, p->m);
+    if (c->splits != WHOLE_TILES && c->splits != SHARED_TILES)
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "splits must be 1 (whole tiles) or 2 (shared)");
     if (a.stages < 2)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "too little shared memory");
     if (tiles == MAX_TILES)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "too many tiles of %d x %d", t->warpgroups * 64,
                          t->tokens);
-    p->grid_x = grid_of(tiles, (int)ceil_div((size_t)s->blocks, (size_t)t->blocks), p->sms);
+    p->grid_x =
+        grid_of(tiles, (int)ceil_div((size_t)s->blocks, (size_t)t->blocks), c->splits, p->sms);
     p->grid_y = 1;
     p->workspace_bytes = 0;
-    if (needs_prepare(p) || shared_tiles(tiles, p->grid_x))
+    if (needs_prepare(p) || shared_tiles(tiles, c->splits, p->grid_x))
         p->workspace_bytes = QT_MATMUL_WORKSPACE_ZEROED + partial_bytes(p, t) +
                              (needs_prepare(p) ? prepared_x_bytes(p) + p->m * 4 : 0);
     p->encode_map = (void (*)(void))map_encoder();
@@ -269,7 +284,7 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
     a.token_tiles = (int)ceil_div(p->m, (size_t)t->tokens);
     a.band = 16;
     a.k_stages = (int)ceil_div((size_t)s->blocks, (size_t)t->blocks);
-    a.shared_tiles = shared_tiles(a.row_tiles * a.token_tiles, p->grid_x);
+    a.shared_tiles = shared_tiles(a.row_tiles * a.token_tiles, p->config.splits, p->grid_x);
     a.range = a.shared_tiles * a.k_stages / p->grid_x;
     a.ranges_longer = a.shared_tiles * a.k_stages % p->grid_x;
     a.ready = (unsigned *)workspace;

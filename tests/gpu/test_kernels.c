@@ -206,7 +206,7 @@ static void other_config(struct qt_matmul_config *c, enum qt_matmul_path path)
 {
     bool tile = path == QT_MATMUL_TILE;
     c->path = path;
-    c->splits = 1 + (int)(gpu_hash(seed++) % 4);
+    c->splits = 1 + (int)(gpu_hash(seed++) % (tile ? 2 : 4));
     c->warps = tile ? 8 + 4 * (int)(gpu_hash(seed++) % 3) : 1 << gpu_hash(seed++) % 5;
     c->warps_k = 1 << gpu_hash(seed++) % 5;
     c->warps_k = c->warps_k > c->warps ? c->warps : c->warps_k;
