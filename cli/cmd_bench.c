@@ -24,7 +24,7 @@ static const struct qt_bench_shape named[] = {
 };
 enum { NAMED = sizeof named / sizeof *named };
 
-static const char *const default_schemes[] = {"nf4", "nf3", "nf2", "fp6", "fp5"};
+static const char *const default_schemes[] = {"int4", "nf4", "nf3", "nf2", "fp6", "fp5"};
 static const char *const default_shapes[] = {"llama3-8b:o", "llama3-70b:o", "llama3-70b:gate+up"};
 static const char default_m[] = "1,16,64,256";
 
@@ -151,9 +151,13 @@ static const char *row_config(char buf[TEXT_SIZE], const struct qt_bench_row *ro
 {
     const struct qt_matmul_config *c = &row->config;
     buf[0] = '\0';
-    if (row->spec && !row->why[0])
-        snprintf(buf, TEXT_SIZE, "t%d s%d w%d/%d c%d x%d", c->token_tiles, c->strips, c->warps,
-                 c->warps_k, c->strips_cta, c->splits);
+    if (!row->spec || row->why[0])
+        return buf;
+    if (c->path == QT_MATMUL_TILE)
+        snprintf(buf, TEXT_SIZE, "tile t%d w%d x%d", c->token_tiles, c->warps, c->splits);
+    else
+        snprintf(buf, TEXT_SIZE, "stream t%d s%d w%d/%d c%d x%d", c->token_tiles, c->strips,
+                 c->warps, c->warps_k, c->strips_cta, c->splits);
     return buf;
 }
 
@@ -292,8 +296,8 @@ static const struct opt opts[] = {
      .kind = OPT_LIST,
      .offset = offsetof(struct bench_options, scheme),
      .metavar = "S",
-     .help = "scheme, for example nf4:g=64; may be given several times (default nf4, nf3, nf2, "
-             "fp6, fp5)"},
+     .help = "scheme, for example nf4:g=64; may be given several times (default int4, nf4, "
+             "nf3, nf2, fp6, fp5)"},
     {.name = "shape",
      .kind = OPT_LIST,
      .offset = offsetof(struct bench_options, shape),

@@ -47,6 +47,8 @@ doc bad-input 3 inspect "$tmp/none"
 doc unsupported 4 quantize $nano -o "$tmp/no" --scheme fp6 --tensor norm=fp6
 doc io 6 quantize $nano -o /proc/no --scheme fp6
 doc unknown 2 nonsense
+export CUDA_VISIBLE_DEVICES= # hides a GPU, if there is one
+doc bench-no-gpu 7 bench
 
 "$PYTHON" - docs/json.schema.json "$tmp" <<'PYTHON'
 import glob, json, os, sys

@@ -429,7 +429,7 @@ static void test_descriptors(void **state)
             }
             qt_packed_free(&p);
         }
-    assert_true(seen >= 12);
+    assert_true(seen >= 14);
 }
 
 /* ---- verify --------------------------------------------------------------------------------- */
