@@ -157,7 +157,7 @@ int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err 
     size_t attention = 2 * (info->heads + info->kv_heads) * info->head_dim;
     size_t mlp = (b->layer->parts[ROLE_GATE].weight ? 2 : 1) * cfg->intermediate;
     int rc = QT_OK;
-    if (rows <= b->rows && seqlen == b->seqlen)
+    if (rows <= b->rows && seqlen == b->seqlen && (!b->runtime.input || b->staged))
         return QT_OK;
     free_work(b);
     QT_TRY(block_floats(&b->x, b->be, rows, info->hidden, err));

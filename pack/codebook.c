@@ -47,7 +47,11 @@ int qt_codebook_describe(struct qt_packed *p, const struct qt_codebook *cb, stru
         rc = qt_packed_add_section(p, plane_names[i], QT_U32, 4,
                                    (size_t[]){strips, blocks, QT_FRAG_LANES, width[i]}, err);
     if (rc == QT_OK)
-        rc = qt_packed_add_section(p, "scale", QT_F16, 3, (size_t[]){strips, groups, QT_FRAG_ROWS},
+        rc = qt_packed_add_section(p, "scale", QT_F16, 3,
+                                   (size_t[]){strips, cb->multiples ? 1 : groups, QT_FRAG_ROWS},
+                                   err);
+    if (rc == QT_OK && cb->multiples)
+        rc = qt_packed_add_section(p, "sub", QT_U8, 3, (size_t[]){strips, groups, QT_FRAG_ROWS},
                                    err);
     if (rc == QT_OK && cb->asymmetric)
         rc = qt_packed_add_section(p, "zero", QT_U8, 3,
@@ -63,6 +67,7 @@ struct fit {
     const struct qt_rowops *ops;
     const float *w, *h;
     size_t n;
+    uint16_t unit;
     struct qt_grid grid;
     float error;                   /* of the best so far */
     struct qt_codebook_group best; /* with the zero of grid, when that is asymmetric */
@@ -76,20 +81,42 @@ struct qt_grid qt_codebook_grid(const struct qt_codebook *cb, uint8_t zero)
     return grid;
 }
 
-float qt_codebook_inverse(uint16_t scale)
+float qt_codebook_inverse(float scale)
 {
-    float s = qt_f16_to_f32(scale);
-    return s != 0 ? 1 / s : 0;
+    return scale != 0 ? 1 / scale : 0;
 }
 
-/* Judges the scale as it will be stored, that is, after rounding to FP16. */
+float qt_codebook_scale(const struct qt_codebook *cb, uint16_t scale, uint16_t unit)
+{
+    return cb->multiples ? (float)scale * qt_f16_to_f32(unit) : qt_f16_to_f32(scale);
+}
+
+uint16_t qt_codebook_nearest_scale(const struct qt_codebook *cb, float s, uint16_t unit,
+                                   uint16_t instead)
+{
+    if (cb->multiples)
+        return (uint16_t)fminf(fmaxf(rintf(s * qt_codebook_inverse(qt_f16_to_f32(unit))), 1),
+                               (float)cb->multiples);
+    uint16_t bits = qt_f32_to_f16(s);
+    return (bits & 0x7fff) < 0x7c00 ? bits : instead;
+}
+
+uint16_t qt_codebook_unit(const struct qt_codebook *cb, const struct qt_rowops *ops, const float *w,
+                          size_t k)
+{
+    float top = cb->multiples ? ops->absmax(w, k) : 0;
+    uint16_t bits = qt_f32_to_f16(top / cb->grid.max / (float)(cb->multiples ? cb->multiples : 1));
+    return bits ? bits : F16_ONE;
+}
+
+/* Judges the scale as it will be stored, that is, after rounding. */
 static bool fit_try(struct fit *f, float s)
 {
-    uint16_t bits = qt_f32_to_f16(s);
-    if (bits == f->best.scale || (bits & 0x7fff) >= 0x7c00 || (bits & 0x7fff) == 0)
+    uint16_t bits = qt_codebook_nearest_scale(f->cb, s, f->unit, 0);
+    if (bits == f->best.scale || (bits & 0x7fff) == 0)
         return false;
-    float error =
-        f->ops->error(f->w, f->h, f->n, qt_codebook_inverse(bits), qt_f16_to_f32(bits), &f->grid);
+    float stored = qt_codebook_scale(f->cb, bits, f->unit);
+    float error = f->ops->error(f->w, f->h, f->n, qt_codebook_inverse(stored), stored, &f->grid);
     if (!(error < f->error))
         return false;
     f->error = error;
@@ -101,7 +128,8 @@ static bool fit_try(struct fit *f, float s)
 static void fit_refine(struct fit *f)
 {
     for (int round = 0; round < 4; round++) {
-        float xq, qq, inv = qt_codebook_inverse(f->best.scale);
+        float xq, qq;
+        float inv = qt_codebook_inverse(qt_codebook_scale(f->cb, f->best.scale, f->unit));
         f->ops->moments(&xq, &qq, f->w, f->h, f->n, inv, &f->grid);
         if (!(qq > 0) || !fit_try(f, xq / qq))
             return;
@@ -129,7 +157,7 @@ static void fit_search(struct fit *f, float unit)
     for (int i = 0; i <= steps; i++) {
         float s = unit * (from + (to - from) * (float)i / (float)steps);
         fit_try(f, s);
-        if (table && !f->cb->asymmetric)
+        if (table && !f->cb->asymmetric && !f->cb->multiples)
             fit_try(f, -s);
     }
     fit_refine(f);
@@ -139,7 +167,7 @@ static void fit_search(struct fit *f, float unit)
 static void fit_scale(struct fit *f, float unit)
 {
     if (!f->cb->search) {
-        uint16_t bits = qt_f32_to_f16(unit);
+        uint16_t bits = qt_codebook_nearest_scale(f->cb, unit, f->unit, 0);
         f->best.scale = (bits & 0x7fff) ? bits : f->best.scale;
         return;
     }
@@ -174,15 +202,18 @@ static void fit_zero(struct fit *f)
 }
 
 struct qt_codebook_group qt_codebook_fit(const struct qt_codebook *cb, const struct qt_rowops *ops,
-                                         const float *w, const float *h, size_t n)
+                                         const float *w, const float *h, size_t n, uint16_t unit)
 {
     float amax = ops->absmax(w, n);
-    struct fit f = {cb, ops, w, h, n, cb->grid, INFINITY, {0, 0}};
-    f.best.scale = cb->value[cb->zero] == 0 ? F16_ONE : 0;
+    struct fit f = {cb, ops, w, h, n, unit, cb->grid, INFINITY, {0, 0}};
+    if (!cb->multiples) /* of those any may be the best, the first too */
+        f.best.scale = cb->value[cb->zero] == 0 ? F16_ONE : 0;
     if (amax > 0 && cb->asymmetric)
         fit_zero(&f);
     else if (amax > 0)
         fit_scale(&f, amax / cb->grid.max);
+    if (cb->multiples && f.best.scale == 0)
+        f.best.scale = 1;
     return f.best;
 }
 
@@ -194,6 +225,7 @@ struct strip_codes {
     size_t stride;   /* k with its padding */
     uint16_t *scale; /* [groups][16], in stored order */
     uint8_t *zero;   /* likewise; all 0 unless asymmetric */
+    uint16_t *unit;  /* [16], in stored order; of multiples */
     size_t groups;
 };
 
@@ -212,11 +244,17 @@ static size_t strip_bytes(const struct qt_section *s)
     return s->bytes / s->shape[0];
 }
 
-/* Of scales and zeros. */
+static size_t group_count(const struct qt_packed *p)
+{
+    const struct qt_section *sub = qt_packed_section(p, "sub");
+    return (sub ? sub : qt_packed_section(p, "scale"))->shape[1];
+}
+
+/* Of scales, zeros and units, each from a multiple of 64 on. */
 static size_t params_bytes(const struct qt_packed *p)
 {
-    size_t scales = strip_bytes(qt_packed_section(p, "scale"));
-    return qt_round_up(scales, 64) + qt_round_up(scales / sizeof(uint16_t), 64);
+    size_t count = group_count(p) * QT_FRAG_ROWS;
+    return qt_round_up(count * sizeof(uint16_t), 64) + qt_round_up(count, 64) + 64;
 }
 
 size_t qt_codebook_scratch_bytes(const struct qt_packed *p)
@@ -237,7 +275,8 @@ static struct strip_codes strip_new(const struct qt_packed *p, const struct qt_c
     c.stride = padded_k(p);
     c.groups = qt_ceil_div(p->k, cb->group);
     c.scale = (uint16_t *)(void *)(c.code + codes_bytes(p));
-    c.zero = (uint8_t *)c.scale + qt_round_up(strip_bytes(qt_packed_section(p, "scale")), 64);
+    c.zero = (uint8_t *)c.scale + qt_round_up(c.groups * QT_FRAG_ROWS * sizeof *c.scale, 64);
+    c.unit = (uint16_t *)(void *)((uint8_t *)c.scale + params_bytes(p) - 64);
     memset(c.code, cb->zero, codes_bytes(p));
     memset(c.scale, 0, params_bytes(p));
     return c;
@@ -329,7 +368,12 @@ static void unpack_params(struct strip_codes *c, const struct qt_packed *p,
                           const struct qt_codebook *cb, const struct qt_strip *strip)
 {
     size_t count = c->groups * QT_FRAG_ROWS, per_byte = 8 / cb->bits;
-    memcpy(c->scale, strip_data(p, strip, "scale"), count * sizeof *c->scale);
+    if (cb->multiples)
+        memcpy(c->unit, strip_data(p, strip, "scale"), QT_FRAG_ROWS * sizeof *c->unit);
+    else
+        memcpy(c->scale, strip_data(p, strip, "scale"), count * sizeof *c->scale);
+    for (size_t i = 0; cb->multiples && i < count; i++)
+        c->scale[i] = strip_data(p, strip, "sub")[i];
     for (size_t i = 0; cb->asymmetric && i < count; i++)
         c->zero[i] =
             (uint8_t)(strip_data(p, strip, "zero")[i / per_byte] >> i % per_byte * cb->bits &
@@ -340,7 +384,13 @@ static void store(const struct qt_packed *p, const struct qt_codebook *cb,
                   const struct qt_strip *strip, const struct strip_codes *c)
 {
     pack_planes(p, cb, strip, c, NULL);
-    memcpy(strip_data(p, strip, "scale"), c->scale, c->groups * QT_FRAG_ROWS * sizeof *c->scale);
+    size_t count = c->groups * QT_FRAG_ROWS;
+    if (cb->multiples)
+        memcpy(strip_data(p, strip, "scale"), c->unit, QT_FRAG_ROWS * sizeof *c->unit);
+    else
+        memcpy(strip_data(p, strip, "scale"), c->scale, count * sizeof *c->scale);
+    for (size_t i = 0; cb->multiples && i < count; i++)
+        strip_data(p, strip, "sub")[i] = (unsigned char)c->scale[i];
     if (cb->asymmetric)
         pack_zeros(p, cb, strip, c);
 }
@@ -356,6 +406,7 @@ void qt_codebook_store(const struct qt_packed *p, const struct qt_codebook *cb,
             size_t at = g * codes->stride + r;
             set_group(&c, r, g, (struct qt_codebook_group){codes->scale[at], codes->zero[at]});
         }
+        c.unit[qt_frag_scale_slot((unsigned)r)] = cb->multiples ? codes->unit[r] : 0;
         pad_row(&c, p, cb, r);
     }
     store(p, cb, strip, &c);
@@ -369,13 +420,16 @@ void qt_codebook_quantize(const struct qt_packed *p, const struct qt_strip *stri
     p->spec.scheme->codebook(&cb, p);
     struct strip_codes c = strip_new(p, &cb, strip);
     for (size_t r = 0; r < strip->rows; r++) {
+        uint16_t unit = qt_codebook_unit(&cb, ops, w + r * p->k, p->k);
+        c.unit[qt_frag_scale_slot((unsigned)r)] = unit;
         for (size_t g = 0; g < c.groups; g++) {
             size_t k0 = g * cb.group, n = group_size(p, &cb, g);
             const float *x = w + r * p->k + k0, *h = importance ? importance + k0 : NULL;
-            struct qt_codebook_group best = qt_codebook_fit(&cb, ops, x, h, n);
+            struct qt_codebook_group best = qt_codebook_fit(&cb, ops, x, h, n, unit);
             struct qt_grid grid = qt_codebook_grid(&cb, best.zero);
             set_group(&c, r, g, best);
-            ops->round(c.code + r * c.stride + k0, x, n, qt_codebook_inverse(best.scale), &grid);
+            float s = qt_codebook_scale(&cb, best.scale, unit);
+            ops->round(c.code + r * c.stride + k0, x, n, qt_codebook_inverse(s), &grid);
         }
         pad_row(&c, p, &cb, r);
     }
@@ -392,7 +446,8 @@ void qt_codebook_decode(float *w, const struct qt_packed *p, const struct qt_str
     for (size_t r = 0; r < strip->rows; r++)
         for (size_t g = 0; g < c.groups; g++) {
             struct qt_codebook_group group = get_group(&c, r, g);
-            float s = ldexpf(qt_f16_to_f32(group.scale), p->scale_exp2);
+            uint16_t unit = c.unit[qt_frag_scale_slot((unsigned)r)];
+            float s = ldexpf(qt_codebook_scale(&cb, group.scale, unit), p->scale_exp2);
             const uint8_t *code = c.code + r * c.stride + g * cb.group;
             float *dst = w + r * p->k + g * cb.group;
             for (size_t i = 0, n = group_size(p, &cb, g); i < n; i++)

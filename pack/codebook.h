@@ -14,6 +14,7 @@ struct qt_codebook {
     size_t group; /* channels per scale; k for one per row */
     enum qt_frag_order order;
     bool search;         /* scale by search instead of absmax */
+    unsigned multiples;  /* 0; or scales are 1..multiples times one of the row */
     bool asymmetric;     /* value[code] = code; each group has its own zero, a code */
     float value[256];    /* by code */
     uint8_t zero;        /* the code of zero, or of the value nearest to it: padding */
@@ -22,7 +23,7 @@ struct qt_codebook {
 
 /* The parameters of one group of a row, as stored. */
 struct qt_codebook_group {
-    uint16_t scale; /* FP16 bits */
+    uint16_t scale; /* FP16 bits, or the multiple of the row's */
     uint8_t zero;   /* 0 unless asymmetric */
 };
 
@@ -31,21 +32,32 @@ struct qt_codebook_codes {
     uint8_t *code;   /* [k][stride] */
     uint16_t *scale; /* [groups][stride] */
     uint8_t *zero;   /* [groups][stride] */
+    uint16_t *unit;  /* [stride] FP16 bits of the rows' scales, for multiples */
     size_t stride;
 };
 
 /* Sets grid, midpoints and zero from an ascending table. */
 void qt_codebook_set_table(struct qt_codebook *cb, const float *table);
 
-/* Sections plane0.., scale and, if asymmetric, zero; the caller adds its own after them. */
+/* Sections plane0.., scale, sub if there are multiples, and zero if asymmetric; the caller adds its
+ * own after them. */
 int qt_codebook_describe(struct qt_packed *p, const struct qt_codebook *cb, struct qt_err *err);
+
+/* The scale of a row of which groups have multiples: FP16 bits; 1 without. */
+uint16_t qt_codebook_unit(const struct qt_codebook *cb, const struct qt_rowops *ops, const float *w,
+                          size_t k);
+/* A group's scale. unit: of its row. */
+float qt_codebook_scale(const struct qt_codebook *cb, uint16_t scale, uint16_t unit);
+/* The storable scale nearest to s; `instead` where it would be infinite. */
+uint16_t qt_codebook_nearest_scale(const struct qt_codebook *cb, float s, uint16_t unit,
+                                   uint16_t instead);
 
 /* Best parameters for one group by cb->search or absmax. w[n] is divided by 2^scale_exp2 already,
  * so that neither scales nor squared errors leave their range. */
 struct qt_codebook_group qt_codebook_fit(const struct qt_codebook *cb, const struct qt_rowops *ops,
-                                         const float *w, const float *h, size_t n);
+                                         const float *w, const float *h, size_t n, uint16_t unit);
 /* 1 / scale, or 0 where there is none: such a group decodes to (nearly) nothing. */
-float qt_codebook_inverse(uint16_t scale);
+float qt_codebook_inverse(float scale);
 /* The grid of a group with this zero. */
 struct qt_grid qt_codebook_grid(const struct qt_codebook *cb, uint8_t zero);
 

@@ -32,7 +32,8 @@ static void begin(void *ctx, const struct qt_column_group *group, const float *t
     for (size_t r = 0; r < rows; r++) {
         for (size_t i = 0; i < group->n; i++)
             x[group->col[i] - first] = t[i * R + r];
-        struct qt_codebook_group best = qt_codebook_fit(&s->cb, s->ops, x, h, group->n);
+        struct qt_codebook_group best =
+            qt_codebook_fit(&s->cb, s->ops, x, h, group->n, s->codes.unit[row0 + r]);
         size_t at = group->index * s->codes.stride + row0 + r;
         s->codes.scale[at] = best.scale;
         s->codes.zero[at] = best.zero;
@@ -60,18 +61,19 @@ static void round_column(void *ctx, size_t col, const float *x, float *q, float 
     struct solver *s = ctx;
     size_t stride = s->codes.stride, params = col / s->cb.group * stride + row0;
     const uint16_t *scale = s->codes.scale + params;
+    const uint16_t *unit_of = s->codes.unit + row0;
     const uint8_t *zero = s->codes.zero + params;
     uint8_t *code = s->codes.code + col * stride + row0;
     float y[R] = {0};
     for (size_t r = 0; r < rows; r++)
-        y[r] = x[r] * qt_codebook_inverse(scale[r]);
+        y[r] = x[r] * qt_codebook_inverse(qt_codebook_scale(&s->cb, scale[r], unit_of[r]));
     if (s->cb.asymmetric)
         round_asymmetric(code, s, y, zero, rows);
     else
         s->ops->round(code, y, rows, 1, &s->cb.grid);
     for (size_t r = 0; r < rows; r++) {
         unit[r] = s->cb.value[code[r]] - (float)zero[r];
-        q[r] = qt_f16_to_f32(scale[r]) * unit[r];
+        q[r] = qt_codebook_scale(&s->cb, scale[r], unit_of[r]) * unit[r];
     }
 }
 
@@ -79,18 +81,18 @@ static void get_scale(void *ctx, size_t group, float *scale, size_t row0, size_t
 {
     struct solver *s = ctx;
     for (size_t r = 0; r < rows; r++)
-        scale[r] = qt_f16_to_f32(s->codes.scale[group * s->codes.stride + row0 + r]);
+        scale[r] = qt_codebook_scale(&s->cb, s->codes.scale[group * s->codes.stride + row0 + r],
+                                     s->codes.unit[row0 + r]);
 }
 
 static void set_scale(void *ctx, size_t group, float *scale, size_t row0, size_t rows)
 {
     struct solver *s = ctx;
     for (size_t r = 0; r < rows; r++) {
-        uint16_t bits = qt_f32_to_f16(scale[r]);
         uint16_t *stored = &s->codes.scale[group * s->codes.stride + row0 + r];
-        if ((bits & 0x7fff) < 0x7c00)
-            *stored = bits;
-        scale[r] = qt_f16_to_f32(*stored);
+        uint16_t unit = s->codes.unit[row0 + r];
+        *stored = qt_codebook_nearest_scale(&s->cb, scale[r], unit, *stored);
+        scale[r] = qt_codebook_scale(&s->cb, *stored, unit);
     }
 }
 
@@ -104,7 +106,8 @@ static int store_strip(void *ctx, size_t item, int thread, struct qt_err *err)
     if (rc < 0)
         return rc;
     struct qt_codebook_codes rows_of = {s->codes.code + row0, s->codes.scale + row0,
-                                        s->codes.zero + row0, s->codes.stride};
+                                        s->codes.zero + row0, s->codes.unit + row0,
+                                        s->codes.stride};
     qt_codebook_store(s->p, &s->cb, &strip, &rows_of);
     qt_free(strip.scratch);
     return QT_OK;
@@ -126,6 +129,9 @@ int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const fl
     QT_TRY(qt_array_new(&s.codes.code, p->k, stride, err));
     QT_TRY(qt_array_new(&s.codes.scale, s.groups, stride * sizeof *s.codes.scale, err));
     QT_TRY(qt_array_new(&s.codes.zero, s.groups, stride, err));
+    QT_TRY(qt_array_new(&s.codes.unit, stride, sizeof *s.codes.unit, err));
+    for (size_t i = 0; i < p->n; i++)
+        s.codes.unit[i] = qt_codebook_unit(&s.cb, s.ops, w + i * p->k, p->k);
     QT_TRY(qt_array_new(&s.scratch, stride / R, 2 * s.longest * sizeof *s.scratch, err));
     QT_TRY(qt_solve(out, f, w, p->n, &rounder, opt, err));
     QT_TRY(qt_parallel(qt_ceil_div(p->n, QT_FRAG_ROWS), store_strip, &s, err));
@@ -133,6 +139,7 @@ done:
     qt_free(s.codes.code);
     qt_free(s.codes.scale);
     qt_free(s.codes.zero);
+    qt_free(s.codes.unit);
     qt_free(s.scratch);
     return rc;
 }

@@ -126,8 +126,8 @@ static void histogram_add(struct histogram *hist, const struct learner *l, const
                           const float *h, size_t n)
 {
     const struct qt_rowops *ops = qt_rowops_best();
-    uint16_t bits = qt_codebook_fit(&l->cb, ops, w, h, n).scale;
-    float s = qt_f16_to_f32(bits), inv = qt_codebook_inverse(bits);
+    uint16_t bits = qt_codebook_fit(&l->cb, ops, w, h, n, 0).scale;
+    float s = qt_f16_to_f32(bits), inv = qt_codebook_inverse(s);
     if (ops->absmax(w, n) == 0)
         return;
     hist->error += (double)ops->error(w, h, n, inv, s, &l->cb.grid);

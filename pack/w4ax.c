@@ -43,6 +43,8 @@ static int check_spec(const struct qt_spec *spec, struct qt_err *err)
     return QT_OK;
 }
 
+enum { MULTIPLES = 15 }; /* of a row's scale: times a code, they fit 8 bits */
+
 static enum qt_act_scales scales_of(const struct qt_packed *p)
 {
     return (enum qt_act_scales)qt_spec_value(&p->spec, "scales");
@@ -58,6 +60,7 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
     *out = (struct qt_codebook){
         .bits = 4,
         .group = group(p),
+        .multiples = scales_of(p) == QT_ACT_SCALES_INT ? MULTIPLES : 0,
         .order = QT_FRAG_BYTE,
         .search = qt_spec_method(&p->spec) != QT_METHOD_RTN,
         .zero = 8,
@@ -100,8 +103,7 @@ static int prepare(struct qt_packed *p, const struct qt_matrix *w, const float *
 
 static double unit_scale(const struct qt_packed *p)
 {
-    (void)p;
-    return 1.0 / 7;
+    return 1.0 / (7 * (scales_of(p) == QT_ACT_SCALES_INT ? MULTIPLES : 1));
 }
 
 static int check_values(const struct qt_packed *p, struct qt_err *err)
@@ -116,6 +118,11 @@ static int check_values(const struct qt_packed *p, struct qt_err *err)
     if (!(clip > 0 && clip <= 1))
         return qt_fail(err, QT_E_INPUT, NULL, NULL, "the clip ratio %g is not in (0, 1]",
                        (double)clip);
+    const struct qt_section *sub = qt_packed_section(p, "sub");
+    for (size_t i = 0; sub && i < sub->bytes; i++)
+        if (sub->data[i] > MULTIPLES)
+            return qt_fail(err, QT_E_INPUT, NULL, NULL, "multiple %zu is %u, above %d", i,
+                           sub->data[i], MULTIPLES);
     int rc = qt_arrange_check(p, err);
     return rc < 0 ? rc : qt_codebook_check_values(p, err);
 }

@@ -214,6 +214,9 @@ static const char *const all_codebooks[] = {
     "int4:g=32,zero=group",
     "int8",
     "int8:g=32,zero=group",
+    "w4ax",
+    "w4ax:scales=int",
+    "w4ax:scales=row",
 };
 enum { CODEBOOKS = sizeof all_codebooks / sizeof *all_codebooks };
 
