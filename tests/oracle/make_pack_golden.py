@@ -122,6 +122,51 @@ def pack_scales(scales):
     )
 
 
+def w4ax_case(name, text, w, per_row=False, multiples=0):
+    """As int4, but padded to 128 columns, two's complement, in the order of pack/layout_frag8.h."""
+    n, k = w.shape
+    g = k if per_row else 128
+    np_, kp, groups = -(-n // 16) * 16, -(-k // 128) * 128, -(-k // g)
+    codes = np.zeros((np_, kp), np.int64)
+    scales, subs, units = np.zeros((np_, groups), np.float16), np.zeros((np_, groups), np.uint8), np.zeros(np_, np.float16)
+    for r in range(n):
+        top = np.abs(w[r]).max()
+        units[r] = top / np.float32(7) / np.float32(multiples) if multiples else 0
+        for j in range(groups):
+            x = w[r, j * g : j * g + g]
+            s = np.abs(x).max() / np.float32(7)
+            if multiples:
+                m = np.clip(np.rint(s * (np.float32(1) / np.float32(units[r]))), 1, multiples)
+                subs[r, j], s = int(m), np.float32(m) * np.float32(units[r])
+            else:
+                scales[r, j] = s
+                s = np.float32(scales[r, j])
+            codes[r, j * g : j * g + len(x)] = np.clip(np.rint(x * (np.float32(1) / s)), -8, 7)
+    words = []
+    for strip in range(np_ // 16):
+        for block in range(kp // 64):
+            part = codes[16 * strip : 16 * strip + 16, 64 * block : 64 * block + 64] & 15
+            for lane in range(32):
+                row, t = divmod(lane, 4)
+                for word in range(4):
+                    base, r = 32 * (word // 2) + 4 * t, row + 8 * (word % 2)
+                    words.append(
+                        sum(int(part[r, base + b]) << 8 * b | int(part[r, base + 16 + b]) << 8 * b + 4 for b in range(4))
+                    )
+    data = np.array(words, "<u4").tobytes()
+    order = [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]
+    if multiples:
+        data += pack_scales(units[:, None])
+        data += b"".join(bytes(subs[16 * t : 16 * t + 16, j][order]) for t in range(np_ // 16) for j in range(groups))
+    else:
+        data += pack_scales(scales)
+    data += bytes([8] * (-(-k // 128))) + np.float32(1).tobytes()
+    data += np.arange(k, dtype="<u4").tobytes() + bytes(k) + np.arange(n, dtype="<u4").tobytes() + bytes(n)
+    (OUT / f"{name}.bin").write_bytes(data)
+    (OUT / f"{name}.w").write_bytes(w.astype("<f4").tobytes())
+    return f"{name} {text} {n} {k} 0\n"
+
+
 def int_case(name, text, w, bits, group=None, asymmetric=False):
     n, k = w.shape
     g, top = group or k, 2**bits - 1
@@ -202,6 +247,10 @@ def mix_case(name, options, w):
 def main():
     OUT.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(20240611)
+    rng4 = np.random.default_rng(20261121)
+
+    def w4(n, k):
+        return rng4.standard_normal((n, k)).astype(np.float32) * np.float32(0.05)
 
     def w(n, k, zero_row=None):
         x = rng.standard_normal((n, k)).astype(np.float32) * np.float32(0.05)
@@ -229,6 +278,9 @@ def main():
         mix_case("mix24_g8", {"g": 8, "four": 0.4, "outliers": 0.01}, w(17, 130)),
         mix_case("mix24_g2", {"g2": 8, "four": 1}, w(24, 150)),
         mix_case("mix24_none", {"four": 0, "outliers": 0.02}, w(16, 128)),
+        w4ax_case("w4ax", "w4ax:method=rtn", w4(17, 200)),
+        w4ax_case("w4ax_int", "w4ax:scales=int,method=rtn", w4(19, 300) * np.float32(8), multiples=15),
+        w4ax_case("w4ax_row", "w4ax:scales=row,method=rtn", w4(16, 130), per_row=True),
     ]
     (OUT / "cases.txt").write_text("".join(lines))
 
