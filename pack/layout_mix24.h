@@ -1,71 +1,70 @@
 /*
  * The packed form of mix24: where the bits of a matrix of 2- and 4-bit groups are. Shared by the
- * host packer, the kernels and the tests; this is the only place that says it.
+ * host packer, the kernels and the tests; this is the only place that draws it.
  *
- * A GROUP is g = 16 (or 8) input channels that are neighbours in storage. The groups stand in
- * SLOTS 0..P-1, P g being K rounded up to 128; section perm says which group is in which slot, so
- * that a kernel reads its activations in chunks of g channels (32 bytes). F of the slots hold 4-bit
- * groups, spread evenly; the others hold 2-bit groups:
+ * A GROUP is g = 16 (or 8) input channels that are neighbours in storage. Groups stand in SLOTS;
+ * section perm says which group is in which slot (0xffff: none), so that a kernel reads its
+ * activations in chunks of g channels (32 bytes). A UNIT is 128 packed columns: 8 slots (16 for
+ * g = 8), all of 2-bit groups (a TWO) or all of 4-bit groups (a FOUR). The two kinds are spread
+ * evenly: with U units, F of them FOURs,
  *
- *   slot p holds a 4-bit group ("four")  iff  floor((p + 1) F / P) > floor(p F / P)
- *   it is four number floor(p F / P), or else two number p - floor(p F / P)
+ *     unit u is a FOUR  iff  floor((u + 1) F / U) > floor(u F / U)
  *
- * With F = P/4 that is 2 2 2 4 2 2 2 4 ...: every BLOCK of four slots is alike, two number j is in
- * block j / 3, four number j in block j, and all of the following has fixed offsets per block.
+ * Section stream: U8 [N/16 strips][bytes]. A strip of 16 rows is a RECORD per unit, in their order,
+ * one after the other. For g = 16, g2 = 16:
  *
- * The matrix is the A operand of mma m16n8k16 (m16n8k8 for g = 8), fragments as drawn in
- * layout_frag.h: STEP s is 16 columns in slot order, lane l (G = l / 4, t = l % 4) holds rows G and
- * G + 8 of columns 16 s + 2 t + 8 half + h, half and h = 0..1. One group is one step (g = 16), or
- * one half of a step (g = 8), so that each mma's FP32 sums belong to one group, and take its scale.
+ *     TWO,  624 bytes   codes 32 lanes x U32[4]       | q 32 x U16 | z 32 x U8  | u 4 x U32
+ *     FOUR, 1168 bytes  codes 2 x (32 lanes x U32[4]) | q 32 x U16 | z 32 x U16 | u 4 x U32
  *
- * Stream A, section a: U32 [N/16][K/128][32 lanes][4 words]. A UNIT of 16 rows x 8 steps gives each
- * lane 16 bytes. Word 2 (s / 4) + half, its half-word h, of step s (i = s % 4):
+ * A record has two BLOCKS b of 64 columns. Lane l, with G = l / 4 and t = l % 4, holds all of the
+ * 16 columns 64 b + 16 t to 64 b + 16 t + 15 in rows G and G + 8 of the strip: so it needs one
+ * scale and one zero for each row of a block, and nothing of other lanes. Step s = 0..3 of a block
+ * is an mma m16n8k16 with the lane's columns 4 s to 4 s + 3 as its part of the A operand (the
+ * order of columns within a product is free, as long as activations follow it): register i = 0..3,
+ * half h = 0..1 is
  *
- *     bit   15      12 11       8 7        4 3        0
- *          +----------+----------+----------+----------+     in each nibble
- *          |  i = 3   |  i = 2   |  i = 1   |  i = 0   |     of a two:  [ row G+8 | row G ]
- *          +----------+----------+----------+----------+     of a four: [     row G       ]
+ *     row G + 8 (i % 2), column j = 4 s + 2 (i / 2) + h of the 16
  *
- * Stream B, section b: U32 [N/16][words][32 lanes], the row G + 8 of the fours. Nibbles are counted
- * through the fours: number e = 2 j + half for g = 16, e = j for g = 8 (j the number of the four).
- * Nibble e is in word e / 4, in its half-word h, again:
+ * and its code is the field that begins at bit F0 and goes up, modulo 32, of
  *
- *     bit   15      12 11       8 7        4 3        0
- *          +----------+----------+----------+----------+     so that the two halves of a four are
- *          | e%4 = 3  | e%4 = 1  | e%4 = 2  | e%4 = 0  |     one shift by 8 apart
- *          +----------+----------+----------+----------+
+ *     TWO   word 2 b + s / 2 of the lane   F0 = (16 h + 2 + 2 (4 (s % 2) + i)) % 32,  2 bits
+ *     FOUR  word s of the lane, block b    F0 = (16 h + 2 + 4 i) % 32,                4 bits
  *
- * Thus a lane's h = 0 and h = 1 are 16 bits apart everywhere: (word & mask) is a pair of FP16
- * subnormals, code * 2^(bit - 24), exact, and ready to be an operand register. Bits 10 to 15 need
- * one shift (by 10, shared by all of a word) to stay below FP16's exponent. The power of two that
- * depends on the bit goes into the scale, with which the kernel multiplies FP32 sums anyway. Both
- * halves of a row are at the same bit, as one sum has one scale.
+ *     TWO, r = 4 (s % 2) + i      F0   30 28 26 24 22 20 18 | 16 14 12 10  8  6  4  2 |  0
+ *                                  r    6  5  4  3  2  1  0 |  7  6  5  4  3  2  1  0 |  7
+ *                                  h            1           |            0            |  1
  *
- * Parameters of a group and row: w = s (code - zero), s = (q + z2) s2. Per row
+ *     FOUR                        F0   30 (and 0, 1)  26  22  18 | 14  10   6   2
+ *                                  i         3         2   1   0 |  3   2   1   0
+ *                                  h               1             |       0
  *
- *   twos    section meta: U16 [N/16][triples][16 rows], a word for twos 3 i, 3 i + 1, 3 i + 2:
+ * As it is or rotated right by 8, a word has every field in bits 2 to 9 of its half: under a mask
+ * that is a pair of FP16 subnormals, code * 2^(bit - 24), exact factors of fused multiply-adds.
  *
- *     bit   15 14 13 12 11 10 9   7 6   4 3     0
- *          +-----+-----+-----+-----+-----+-------+    q0 has 4 bits, q1 and q2 have 3:
- *          |zero2|zero1|zero0| q2  | q1  |  q0   |    the 4-bit field goes to the group
- *          +-----+-----+-----+-----+-----+-------+    that gains most from it
+ * Parameters, for lane l's group in block b (t, G as above):
  *
- *   fours   section meta4: U16 [N/16][pairs][16 rows], a word for fours 2 i and 2 i + 1:
+ *     q  U16 of lane l    bit 15     12 11      8 7       4 3       0
+ *                            +---------+---------+---------+---------+
+ *                            | b=1,G+8 | b=0,G+8 |  b=1,G  |  b=0,G  |
+ *                            +---------+---------+---------+---------+
+ *     z  TWO: U8          bit 7     6 5     4 3     2 1     0     FOUR: U16, the same in fields of
+ *                            +-------+-------+-------+-------+    four bits
+ *                            |b=1,G+8| b=1,G |b=0,G+8| b=0,G |
+ *                            +-------+-------+-------+-------+
+ *     u  U32 number t     bit 31 30          23 22 20 19  16 15 14           7 6   4 3    0
+ *                            +--+--------------+-----+------+--+--------------+-----+------+
+ *                            |0 |     s2       |  0  |  z2  |0 |     s2       |  0  |  z2  |
+ *                            +--+--------------+-----+------+--+--------------+-----+------+
+ *                             `----------- block 1 ---------´ `----------- block 0 --------´
  *
- *     bit   15     12 11      8 7       4 3       0
- *          +---------+---------+---------+---------+
- *          |  zero1  |   q1    |  zero0  |   q0    |
- *          +---------+---------+---------+---------+
+ * u & 0x7f80 is s2 as FP16: 8 bits of it are stored; in FOURs the lowest two of them are 0.
  *
- * and per slot and g2 = 16 (or 8) rows, shared by them
+ * g = 8: lane l's 16 columns are two groups, j < 8 and j >= 8, in slots 2 (4 b + t) and the one
+ * after it; the record has q, z and u of the first ones, then q, z and u of the others. g2 = 8: u
+ * is there twice, for rows G and for rows G + 8.
  *
- *   section s2: F16 [N/16][P][16/g2],   section z2: U16 [N/16][P/4][16/g2], slot p in nibble p % 4.
- *
- * The 16 rows of a meta word's row index are in the order 0 8 1 9 2 10 ... (qt_frag_scale_slot): a
- * lane reads the words of its rows G and G + 8 as one of 32 bits.
- *
- * Sections without elements (b and meta4 for F = 0, meta for F = P) are left out. Padding: rows
- * beyond N and channels beyond K decode to 0 (code = zero); groups beyond K have s2 = z2 = 0.
+ * Padding decodes to 0: slots without a group have all bits 0; rows beyond N have q, z and codes 0;
+ * channels beyond K of a group that has others have the code of its zero.
  */
 #ifndef QT_PACK_LAYOUT_MIX24_H
 #define QT_PACK_LAYOUT_MIX24_H
@@ -74,84 +73,80 @@
 #include <stdint.h>
 
 enum {
-    QT_MIX24_UNIT = 128,   /* columns of a unit of stream A */
-    QT_MIX24_A_WORDS = 4,  /* of a lane in a unit */
-    QT_MIX24_META = 3,     /* twos per meta word */
-    QT_MIX24_META4 = 2,    /* fours per meta4 word */
-    QT_MIX24_Z2_SLOTS = 4, /* slots per z2 word */
+    QT_MIX24_UNIT = 128, /* columns of a unit */
+    QT_MIX24_CHUNK = 16, /* columns of a lane in a block */
+    QT_MIX24_LANES = 32,
+    QT_MIX24_TWO_CODES = 512, /* bytes of a record */
+    QT_MIX24_FOUR_CODES = 1024,
+    QT_MIX24_Q_BYTES = 64,
+    QT_MIX24_U_BYTES = 16,
+    QT_MIX24_NO_GROUP = 0xffff, /* in perm */
 };
 
-/* Slots, and how many of them hold 4-bit groups. */
-struct qt_mix24_slots {
-    uint32_t slots, fours;
+/* Units of a matrix and their records. */
+struct qt_mix24_units {
+    uint32_t units, fours;
+    uint32_t parts, halves; /* 16 / g, 16 / g2 */
 };
 
-/* Fours before slot p: the number of the four in it, if there is one. */
-QT_LAYOUT uint32_t qt_mix24_four(struct qt_mix24_slots s, uint32_t p)
+/* FOURs before unit u. */
+QT_LAYOUT uint32_t qt_mix24_fours_before(const struct qt_mix24_units *x, uint32_t u)
 {
-    return (uint32_t)((uint64_t)p * s.fours / s.slots);
+    return (uint32_t)((uint64_t)u * x->fours / x->units);
 }
 
-QT_LAYOUT int qt_mix24_is_four(struct qt_mix24_slots s, uint32_t p)
+QT_LAYOUT int qt_mix24_is_four(const struct qt_mix24_units *x, uint32_t u)
 {
-    return qt_mix24_four(s, p + 1) > qt_mix24_four(s, p);
+    return qt_mix24_fours_before(x, u + 1) > qt_mix24_fours_before(x, u);
 }
 
-/* Twos before slot p: the number of the two in it, if there is one. */
-QT_LAYOUT uint32_t qt_mix24_two(struct qt_mix24_slots s, uint32_t p)
+/* Bytes of q, z and u of one part (all of them for g = 16). */
+QT_LAYOUT uint32_t qt_mix24_param_bytes(const struct qt_mix24_units *x, int four)
 {
-    return p - qt_mix24_four(s, p);
+    uint32_t z_bytes = four ? 2 * QT_MIX24_LANES : QT_MIX24_LANES;
+    return QT_MIX24_Q_BYTES + z_bytes + x->halves * QT_MIX24_U_BYTES;
 }
 
-/* Where a code is, in the words of one lane of one strip of 16 rows. */
+QT_LAYOUT uint32_t qt_mix24_record_bytes(const struct qt_mix24_units *x, int four)
+{
+    return (four ? QT_MIX24_FOUR_CODES : QT_MIX24_TWO_CODES) +
+           x->parts * qt_mix24_param_bytes(x, four);
+}
+
+/* Where the record of unit u begins in a strip; of unit U: the bytes of a strip. */
+QT_LAYOUT uint64_t qt_mix24_record(const struct qt_mix24_units *x, uint32_t u)
+{
+    uint64_t fours = qt_mix24_fours_before(x, u);
+    return fours * qt_mix24_record_bytes(x, 1) + (u - fours) * qt_mix24_record_bytes(x, 0);
+}
+
+/* A code in a record: word, and lowest bit of the field, which goes on modulo 32. */
 struct qt_mix24_place {
-    unsigned lane;
-    int in_b;      /* stream B instead of A */
-    uint32_t word; /* A: unit * 4 + word of the lane in it; B: word */
-    unsigned shift;
+    unsigned word, bit;
 };
 
-/* The code of row `row` (0..15) and channel `c` (0..g-1) of the group in slot p. */
-QT_LAYOUT struct qt_mix24_place qt_mix24_place(struct qt_mix24_slots s, unsigned g, uint32_t p,
-                                               unsigned row, unsigned c)
+/* Row 0..15, column 0..127 of a record. Rows 0..7 are QT_MIX24_ROW_WORDS apart at the same bit, and
+ * so are rows 8..15. */
+enum { QT_MIX24_ROW_WORDS = 16 };
+QT_LAYOUT struct qt_mix24_place qt_mix24_place(int four, unsigned row, unsigned col)
 {
     struct qt_mix24_place at;
-    uint32_t col = p * g + c, step = col / 16;
-    unsigned half = col % 16 / 8, h = col % 2, upper = row / 8;
-    at.lane = 4 * (row % 8) + col % 8 / 2;
-    at.in_b = qt_mix24_is_four(s, p) && upper;
-    if (at.in_b) {
-        uint32_t e = g == 16 ? 2 * qt_mix24_four(s, p) + half : qt_mix24_four(s, p);
-        at.word = e / 4;
-        at.shift = 16 * h + 4 * (e % 4 / 2 + 2 * (e % 2));
-    } else {
-        at.word = QT_MIX24_A_WORDS * (step / 8) + 2 * (step % 8 / 4) + half;
-        at.shift = 16 * h + 4 * (step % 4) + 2 * upper;
-    }
+    unsigned b = col / 64, lane = 4 * (row % 8) + col % 64 / QT_MIX24_CHUNK;
+    unsigned j = col % QT_MIX24_CHUNK, s = j / 4, i = 2 * (j % 4 / 2) + row / 8, h = j % 2;
+    at.word = four ? QT_MIX24_LANES * 4 * b + 4 * lane + s : 4 * lane + 2 * b + s / 2;
+    at.bit = (16 * h + 2 + (four ? 4 * i : 2 * (4 * (s % 2) + i))) % 32;
     return at;
 }
 
-/* Words of stream B per lane and strip. */
-QT_LAYOUT uint32_t qt_mix24_b_words(struct qt_mix24_slots s, unsigned g)
+/* Lowest bit of q in its lane's U16, of the zero in its lane's U16 (FOUR) or U8. */
+QT_LAYOUT unsigned qt_mix24_q_bit(unsigned row, unsigned b)
 {
-    uint32_t nibbles = g == 16 ? 2 * s.fours : s.fours;
-    return (nibbles + 3) / 4;
+    return 8 * (row / 8) + 4 * b;
 }
 
-/* Fields of a meta word: scale code q and zero of its two number f = 0..2. */
-QT_LAYOUT unsigned qt_mix24_q_bits(unsigned f)
+QT_LAYOUT unsigned qt_mix24_z_bit(int four, unsigned row, unsigned b)
 {
-    return f == 0 ? 4 : 3;
-}
-
-QT_LAYOUT unsigned qt_mix24_q_shift(unsigned f)
-{
-    return f == 0 ? 0 : 1 + 3 * f;
-}
-
-QT_LAYOUT unsigned qt_mix24_zero_shift(unsigned f)
-{
-    return 10 + 2 * f;
+    return (four ? 4 : 2) * (2 * b + row / 8);
 }
 
 #endif

@@ -11,19 +11,20 @@
 #include <string.h>
 
 static const char *const senses[] = {"gain", "obs", "paper", NULL};
-static const char *const orders[] = {"twos", "activity", "natural", NULL};
+static const char *const orders[] = {"twos", "activity", "natural", "none", NULL};
 static const char *const criteria[] = {"gain", "abs", NULL};
 static const char *const fits[] = {"search", "minmax", NULL};
 
 static const struct qt_param params[] = {
-    {"four", QT_PARAM_REAL, 0.25, 0, 1, NULL, "share of the groups that get 4 bits"},
+    {"four", QT_PARAM_REAL, 0.25, 0, 1, NULL,
+     "share of the groups that get 4 bits, in units of 128 channels"},
     {"g", QT_PARAM_INT, 16, 8, 16, NULL, "channels per group: 8 or 16"},
     {"g2", QT_PARAM_INT, 16, 8, 16, NULL, "rows that share a second-order scale: 8 or 16"},
     {"sens", QT_PARAM_CHOICE, 0, 0, 2, senses,
      "which groups get 4 bits: those where they gain most; where 2 bits lose most (obs); by the "
      "paper's equation 9"},
-    {"order", QT_PARAM_CHOICE, 0, 0, 2, orders,
-     "error feedback goes through 2-bit groups first; or by activity; or as stored"},
+    {"order", QT_PARAM_CHOICE, 0, 0, 3, orders,
+     "error feedback goes through 2-bit groups first; or by activity; or as stored; or not at all"},
     {"local", QT_PARAM_INT, 0, 0, 1, NULL, "1: one 4-bit group in every four neighbours"},
     {"outliers", QT_PARAM_REAL, 0.002, 0, 0.03, NULL, "share of the weights that stay 16 bit"},
     {"ocrit", QT_PARAM_CHOICE, 0, 0, 1, criteria,
@@ -80,10 +81,11 @@ static int polish(const struct qt_spec *spec)
 /* ---- sections ------------------------------------------------------------------------------- */
 
 /* Exactly this many weights are outliers. 2-bit groups must be able to give so many; one in 16 of
- * the channels that are surely in them is always there. */
+ * their weights at most. */
 static size_t outlier_count(const struct qt_mix24 *m, double share)
 {
-    size_t in_fours = m->slots.fours * m->g, in_twos = m->k > in_fours ? m->k - in_fours : 0;
+    size_t in_fours = (size_t)m->units.fours * QT_MIX24_UNIT;
+    size_t in_twos = m->k > in_fours ? m->k - in_fours : 0;
     double wanted = floor(share * (double)m->n * (double)m->k);
     double most = floor((double)m->n * (double)in_twos / 16);
     return (size_t)fmin(wanted, most);
@@ -96,14 +98,13 @@ static void sizes(struct qt_mix24 *m, const struct qt_packed *p)
     *m = (struct qt_mix24){.n = p->n, .k = p->k, .g = (size_t)qt_spec_value(spec, "g")};
     m->strips = qt_ceil_div(p->n, QT_FRAG_ROWS);
     m->groups = qt_ceil_div(p->k, m->g);
-    m->units = qt_ceil_div(p->k, QT_MIX24_UNIT);
-    m->slots.slots = (uint32_t)(m->units * (QT_MIX24_UNIT / m->g));
-    m->slots.fours = (uint32_t)lround(qt_spec_value(spec, "four") * m->slots.slots);
-    m->halves = QT_FRAG_ROWS / (size_t)qt_spec_value(spec, "g2");
-    m->b_words = qt_mix24_b_words(m->slots, (unsigned)m->g);
-    m->triples = qt_ceil_div(m->slots.slots - m->slots.fours, QT_MIX24_META);
-    m->pairs = qt_ceil_div(m->slots.fours, QT_MIX24_META4);
-    m->panels = qt_ceil_div(p->k, QT_MIX24_PANEL);
+    m->units.units = (uint32_t)qt_ceil_div(p->k, QT_MIX24_UNIT);
+    m->units.fours = (uint32_t)lround(qt_spec_value(spec, "four") * m->units.units);
+    m->units.parts = (uint32_t)(16 / m->g);
+    m->units.halves = QT_FRAG_ROWS / (uint32_t)qt_spec_value(spec, "g2");
+    m->slots = m->units.units * (QT_MIX24_UNIT / m->g);
+    m->strip_bytes = qt_mix24_record(&m->units, m->units.units);
+    m->panels = qt_ceil_div((size_t)m->units.units * QT_MIX24_UNIT, QT_MIX24_PANEL);
     m->outliers = outlier_count(m, qt_spec_value(spec, "outliers"));
 }
 
@@ -116,57 +117,36 @@ static void *section_data(const struct qt_packed *p, const char *name)
 void qt_mix24_open(struct qt_mix24 *out, const struct qt_packed *p)
 {
     sizes(out, p);
-    out->a = section_data(p, "a");
-    out->b = section_data(p, "b");
-    out->meta = section_data(p, "meta");
-    out->meta4 = section_data(p, "meta4");
-    out->s2 = section_data(p, "s2");
-    out->z2 = section_data(p, "z2");
+    out->stream = section_data(p, "stream");
     out->perm = section_data(p, "perm");
     out->csr_ptr = section_data(p, "csr_ptr");
     out->csr_col = section_data(p, "csr_col");
     out->csr_val = section_data(p, "csr_val");
 }
 
-/* A section that has elements. */
-static int add(struct qt_packed *p, const char *name, enum qt_dtype dtype, int ndim,
-               const size_t *shape, struct qt_err *err)
-{
-    for (int i = 0; i < ndim; i++)
-        if (shape[i] == 0)
-            return QT_OK;
-    return qt_packed_add_section(p, name, dtype, ndim, shape, err);
-}
-
-enum { MAX_K = 65536 * 8 }; /* perm numbers groups of 8 or 16 in 16 bits */
-
 static int describe(struct qt_packed *p, struct qt_err *err)
 {
     struct qt_mix24 m;
-    const size_t rows = QT_FRAG_ROWS, lanes = QT_FRAG_LANES;
     int rc = QT_OK;
-    if (p->k > MAX_K || p->n > UINT32_MAX / 2)
+    p->layout = "mix16x128";
+    if (p->k / (size_t)qt_spec_value(&p->spec, "g") >= QT_MIX24_NO_GROUP || p->n > UINT32_MAX / 2)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu x %zu is too large for mix24", p->n,
                        p->k);
     sizes(&m, p);
     if (m.outliers > UINT32_MAX)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu outliers are too many", m.outliers);
-    const size_t slots = m.slots.slots, entries = m.outliers ? m.panels : 0;
 #define ADD(name, dtype, ...)                                                                      \
-    QT_TRY(add(p, name, dtype, (int)(sizeof((size_t[]){__VA_ARGS__}) / sizeof(size_t)),            \
-               (size_t[]){__VA_ARGS__}, err))
-    ADD("a", QT_U32, m.strips, m.units, lanes, QT_MIX24_A_WORDS);
-    ADD("b", QT_U32, m.strips, m.b_words, lanes);
-    ADD("meta", QT_U16, m.strips, m.triples, rows);
-    ADD("meta4", QT_U16, m.strips, m.pairs, rows);
-    ADD("s2", QT_F16, m.strips, slots, m.halves);
-    ADD("z2", QT_U16, m.strips, slots / QT_MIX24_Z2_SLOTS, m.halves);
-    ADD("perm", QT_U16, slots);
-    ADD("csr_ptr", QT_U32, entries, m.n + 1);
-    ADD("csr_col", QT_U16, m.outliers);
-    ADD("csr_val", QT_F16, m.outliers);
+    QT_TRY(qt_packed_add_section(p, name, dtype,                                                   \
+                                 (int)(sizeof((size_t[]){__VA_ARGS__}) / sizeof(size_t)),          \
+                                 (size_t[]){__VA_ARGS__}, err))
+    ADD("stream", QT_U8, m.strips, m.strip_bytes);
+    ADD("perm", QT_U16, m.slots);
+    if (m.outliers) {
+        ADD("csr_ptr", QT_U32, m.panels, m.n + 1);
+        ADD("csr_col", QT_U16, m.outliers);
+        ADD("csr_val", QT_F16, m.outliers);
+    }
 #undef ADD
-    p->layout = "mix16x128";
 done:
     return rc;
 }
@@ -176,8 +156,7 @@ static size_t group(const struct qt_packed *p)
     return (size_t)qt_spec_value(&p->spec, "g");
 }
 
-/* Outliers are stored as they are, so it is weights that must fit FP16; scales are a factor of 1.5
- * to 15 below their group's largest weight, second-order ones another 30. */
+/* Until prepare knows better. */
 static double unit_scale(const struct qt_packed *p)
 {
     (void)p;
@@ -186,24 +165,18 @@ static double unit_scale(const struct qt_packed *p)
 
 unsigned qt_mix24_bits(const struct qt_mix24 *m, size_t slot)
 {
-    return qt_mix24_is_four(m->slots, (uint32_t)slot) ? 4 : 2;
-}
-
-unsigned qt_mix24_q_max(const struct qt_mix24 *m, size_t slot)
-{
-    if (qt_mix24_is_four(m->slots, (uint32_t)slot))
-        return 15;
-    uint32_t field = qt_mix24_two(m->slots, (uint32_t)slot) % QT_MIX24_META;
-    return (1u << qt_mix24_q_bits(field)) - 1;
+    return qt_mix24_is_four(&m->units, (uint32_t)(slot / (QT_MIX24_UNIT / m->g))) ? 4 : 2;
 }
 
 /* Equation 10 of the paper, plus 16 bits each for the value and the column of an outlier. It counts
  * no scales and zeros of 4-bit groups, row pointers, permutation or padding. */
-static double paper_bpw(const struct qt_spec *spec)
+static double paper_bpw(const struct qt_packed *p)
 {
-    double four = qt_spec_value(spec, "four"), g = qt_spec_value(spec, "g");
-    double two_bits = 2 + (2 + 4) / g + (16 + 4) / (g * qt_spec_value(spec, "g2"));
-    return (1 - four) * two_bits + 4 * four + 32 * qt_spec_value(spec, "outliers");
+    struct qt_mix24 m;
+    sizes(&m, p);
+    double four = (double)m.units.fours / m.units.units, g = (double)m.g;
+    double two_bits = 2 + (2 + 4) / g + (16 + 4) / (g * QT_FRAG_ROWS / m.units.halves);
+    return (1 - four) * two_bits + 4 * four + 32 * qt_spec_value(&p->spec, "outliers");
 }
 
 /* ---- decoding ------------------------------------------------------------------------------- */
@@ -215,9 +188,10 @@ static void decode_outliers(float *w, const struct qt_mix24 *m, const struct qt_
         for (size_t r = 0; r < strip->rows; r++) {
             size_t first, end;
             qt_mix24_row(&first, &end, m, panel, strip->index * QT_FRAG_ROWS + r);
-            for (size_t i = first; i < end; i++)
-                w[r * m->k + panel * QT_MIX24_PANEL + m->csr_col[i]] =
-                    ldexpf(qt_f16_to_f32(m->csr_val[i]), exp2);
+            for (size_t i = first; i < end; i++) {
+                size_t channel = qt_mix24_channel(m, panel * QT_MIX24_PANEL + m->csr_col[i]);
+                w[r * m->k + channel] = ldexpf(qt_f16_to_f32(m->csr_val[i]), exp2);
+            }
         }
 }
 
@@ -226,14 +200,18 @@ static void decode(float *w, const struct qt_packed *p, const struct qt_strip *s
     struct qt_mix24_group *groups = strip->scratch;
     struct qt_mix24 m;
     qt_mix24_open(&m, p);
-    qt_mix24_unpack(groups, &m, strip->index);
-    for (size_t slot = 0; slot < m.slots.slots; slot++) {
+    qt_mix24_unpack(groups, &m, qt_mix24_strip(&m, strip->index));
+    for (size_t slot = 0; slot < m.slots; slot++) {
         const struct qt_mix24_group *group = &groups[slot];
-        size_t first = m.perm[slot] * m.g;
-        for (size_t r = 0; r < strip->rows && first < m.k; r++) {
-            float s = ldexpf(qt_mix24_scale(group, r), p->scale_exp2);
-            for (size_t c = 0; c < qt_min_size(m.g, m.k - first); c++)
-                w[r * m.k + first + c] = s * (float)(group->code[c][r] - group->zero[r]);
+        if (m.perm[slot] == QT_MIX24_NO_GROUP)
+            continue;
+        size_t first = m.perm[slot] * m.g, channels = qt_min_size(m.g, m.k - first);
+        for (size_t r = 0; r < strip->rows; r++) {
+            float s = qt_mix24_scale(group, r), zero = (float)group->zero[r], value[16];
+            for (int c = 0; c < 16; c++)
+                value[c] = ldexpf(qt_mix24_value((float)c, zero, s), p->scale_exp2);
+            for (size_t c = 0; c < channels; c++)
+                w[r * m.k + first + c] = value[group->code[c][r]];
         }
     }
     if (m.csr_ptr)
@@ -244,7 +222,7 @@ size_t qt_mix24_scratch_bytes(const struct qt_packed *p)
 {
     struct qt_mix24 m;
     sizes(&m, p);
-    return 2 * m.slots.slots * sizeof(struct qt_mix24_group);
+    return 2 * m.slots * sizeof(struct qt_mix24_group);
 }
 
 const struct qt_scheme qt_scheme_mix24 = {

@@ -9,18 +9,25 @@
 
 enum { ROWS = QT_FRAG_ROWS, MAX_G = 16 };
 
+/* The largest scale that min-max would give a group of a strip, and the largest outlier; of true
+ * weights. */
+struct extent {
+    float scale, outlier;
+};
+
 struct chooser {
     const struct qt_packed *p;
     struct qt_mix24 m;
     struct qt_mix24_recipe recipe;
     const struct qt_mix24_fitops *ops;
     const struct qt_matrix *w;
-    float *root;    /* [k] square root of what a squared error of the channel costs */
-    double *strips; /* [strips][groups] sensitivities */
-    double *sens;   /* [groups] their sums */
-    bool *is_four;  /* [groups] */
-    float *score;   /* [n][k] gain of an outlier; 0 where there is none */
-    float *rows;    /* [threads][16][k] */
+    float *root;            /* [k] square root of what a squared error of the channel costs */
+    double *strips;         /* [strips][groups] sensitivities */
+    double *sens;           /* [groups] their sums */
+    bool *is_four;          /* [groups] */
+    float *score;           /* [n][k] gain of an outlier; 0 where there is none */
+    float *rows;            /* [threads][16][k] */
+    struct extent *extents; /* [strips] */
 };
 
 /* ---- one group ------------------------------------------------------------------------------ */
@@ -42,7 +49,7 @@ static void part_new(struct part *x, const struct chooser *c, const float *rows,
     x->p = (struct qt_mix24_problem){
         .n = n,
         .bits = 2,
-        .halves = c->m.halves,
+        .halves = c->m.units.halves,
         .search = c->recipe.search,
         .channel = x->channel,
         .t = x->t,
@@ -96,14 +103,17 @@ static int sens_strip(void *ctx, size_t strip, int thread, struct qt_err *err)
 }
 
 struct rank {
+    bool first;
     double key;
     size_t index;
 };
 
-/* Larger first, ties by index. */
+/* Those marked first, then larger ones; ties by index. */
 static int by_rank(const void *a, const void *b)
 {
     const struct rank *x = a, *y = b;
+    if (x->first != y->first)
+        return x->first ? -1 : 1;
     if (x->key != y->key)
         return x->key < y->key ? 1 : -1;
     return (x->index > y->index) - (x->index < y->index);
@@ -117,42 +127,45 @@ static int by_index(const void *a, const void *b)
 
 /* ---- slots ---------------------------------------------------------------------------------- */
 
-/* Groups rank[count], the most sensitive first: the leading ones go to the slots of the 4-bit
- * groups, the next to those of 4-bit scale codes; storage order within each. */
-static void assign(uint16_t *perm, const struct qt_mix24 *m, struct rank *rank, size_t first,
-                   size_t count)
-{
-    size_t left[3] = {0}, at[3];
-    for (size_t slot = first; slot < first + count; slot++)
-        left[qt_mix24_bits(m, slot) == 4 ? 0 : qt_mix24_q_max(m, slot) == 15 ? 1 : 2]++;
-    qsort(rank, count, sizeof *rank, by_rank);
-    at[0] = 0;
-    for (int kind = 1; kind < 3; kind++)
-        at[kind] = at[kind - 1] + left[kind - 1];
-    for (int kind = 0; kind < 3; kind++)
-        qsort(rank + at[kind], left[kind], sizeof *rank, by_index);
-    for (size_t slot = first; slot < first + count; slot++) {
-        int kind = qt_mix24_bits(m, slot) == 4 ? 0 : qt_mix24_q_max(m, slot) == 15 ? 1 : 2;
-        perm[slot] = (uint16_t)rank[at[kind]++].index;
-    }
-}
-
-/* Padding groups are the least sensitive. */
-static int choose_slots(struct chooser *c, struct qt_err *err)
+/* With local=1: whether a group is the most sensitive of its four neighbours. */
+static bool leads_neighbours(const struct chooser *c, size_t group)
 {
     enum { NEIGHBOURS = 4 };
-    size_t slots = c->m.slots.slots, block = c->recipe.local ? NEIGHBOURS : slots;
+    size_t first = group - group % NEIGHBOURS;
+    size_t end = qt_min_size(first + NEIGHBOURS, c->m.groups);
+    bool leads = c->recipe.local;
+    for (size_t i = first; i < end && leads; i++)
+        leads = i == group || c->sens[i] < c->sens[group] ||
+                (c->sens[i] == c->sens[group] && i > group);
+    return leads;
+}
+
+/* The most sensitive groups go to the slots of 4-bit ones, the others to the rest; each in storage
+ * order. */
+static int choose_slots(struct chooser *c, struct qt_err *err)
+{
+    const struct qt_mix24 *m = &c->m;
     struct rank *rank = NULL;
-    int rc = qt_array_new(&rank, slots, sizeof *rank, err);
+    size_t fours = m->units.fours * (QT_MIX24_UNIT / m->g), at[2];
+    int rc = qt_array_new(&rank, m->groups, sizeof *rank, err);
     if (rc < 0)
         return rc;
-    for (size_t i = 0; i < slots; i++)
-        rank[i] = (struct rank){i < c->m.groups ? c->sens[i] : -INFINITY, i};
-    for (size_t first = 0; first < slots; first += block)
-        assign(c->m.perm, &c->m, rank + first, first, block);
-    for (size_t slot = 0; slot < slots; slot++)
-        if (c->m.perm[slot] < c->m.groups)
-            c->is_four[c->m.perm[slot]] = qt_mix24_bits(&c->m, slot) == 4;
+    fours = qt_min_size(fours, m->groups);
+    for (size_t i = 0; i < m->groups; i++)
+        rank[i] = (struct rank){leads_neighbours(c, i), c->sens[i], i};
+    qsort(rank, m->groups, sizeof *rank, by_rank);
+    qsort(rank, fours, sizeof *rank, by_index);
+    qsort(rank + fours, m->groups - fours, sizeof *rank, by_index);
+    for (size_t i = 0; i < fours; i++)
+        c->is_four[rank[i].index] = true;
+    at[0] = 0, at[1] = fours;
+    const size_t end[2] = {fours, m->groups};
+    for (size_t slot = 0; slot < m->slots; slot++) {
+        int kind = qt_mix24_bits(m, slot) == 2;
+        m->perm[slot] = QT_MIX24_NO_GROUP;
+        if (at[kind] < end[kind])
+            m->perm[slot] = (uint16_t)rank[at[kind]++].index;
+    }
     qt_free(rank);
     return QT_OK;
 }
@@ -249,6 +262,19 @@ static int threshold(uint32_t *out, size_t *above, const float *score, size_t n,
     return rc;
 }
 
+/* Columns of the marked weights of a row in one panel, from entry `at` on; returns the next. */
+static size_t row_outliers(const struct chooser *c, size_t panel, size_t row, size_t at)
+{
+    size_t first = panel * QT_MIX24_PANEL;
+    size_t end = qt_min_size(first + QT_MIX24_PANEL, c->m.slots * c->m.g);
+    for (size_t col = first; col < end; col++) {
+        size_t channel = qt_mix24_channel(&c->m, col);
+        if (channel < c->m.k && c->score[row * c->m.k + channel] > 0)
+            c->m.csr_col[at++] = (uint16_t)(col - first);
+    }
+    return at;
+}
+
 /* Marks the m.outliers largest scores, ties by index, and writes rows and columns of the CSR. Where
  * too few gain anything, the first weights of 2-bit groups fill up. */
 static int choose_outliers(struct chooser *c, struct qt_err *err)
@@ -268,18 +294,78 @@ static int choose_outliers(struct chooser *c, struct qt_err *err)
         c->score[i] = bits > limit || tie;
     }
     for (size_t panel = 0; panel < m->panels; panel++) {
-        size_t first = panel * QT_MIX24_PANEL, end = qt_min_size(first + QT_MIX24_PANEL, m->k);
         uint32_t *ptr = m->csr_ptr + panel * (m->n + 1);
         for (size_t row = 0; row < m->n; row++) {
             ptr[row] = (uint32_t)at;
-            for (size_t col = first; col < end; col++)
-                if (c->score[row * m->k + col] > 0)
-                    m->csr_col[at++] = (uint16_t)(col - first);
+            at = row_outliers(c, panel, row, at);
         }
         ptr[m->n] = (uint32_t)at;
     }
 done:
     return rc;
+}
+
+/* ---- the exponent --------------------------------------------------------------------------- */
+
+static struct extent row_extent(const struct chooser *c, const float *w, const float *marks)
+{
+    struct extent x = {0};
+    for (size_t group = 0; group < c->m.groups; group++) {
+        size_t first = group * c->m.g, end = qt_min_size(first + c->m.g, c->m.k);
+        float low = 0, high = 0;
+        for (size_t i = first; i < end; i++) {
+            if (marks && marks[i] > 0) {
+                x.outlier = fmaxf(x.outlier, fabsf(w[i]));
+                continue;
+            }
+            low = fminf(low, w[i]);
+            high = fmaxf(high, w[i]);
+        }
+        x.scale = fmaxf(x.scale, (high - low) / (c->is_four[group] ? 15 : 3));
+    }
+    return x;
+}
+
+static int extent_strip(void *ctx, size_t strip, int thread, struct qt_err *err)
+{
+    struct chooser *c = ctx;
+    size_t count;
+    const float *rows = rows_of(c, strip, thread, &count);
+    (void)err;
+    for (size_t r = 0; r < count; r++) {
+        const float *marks = c->score ? c->score + (strip * ROWS + r) * c->m.k : NULL;
+        struct extent x = row_extent(c, rows + r * c->m.k, marks);
+        c->extents[strip].scale = fmaxf(c->extents[strip].scale, x.scale);
+        c->extents[strip].outlier = fmaxf(c->extents[strip].outlier, x.outlier);
+    }
+    return QT_OK;
+}
+
+/*
+ * Brings the largest (q + z2) s2 that min-max would give into (24576, 49152]: a search and error
+ * feedback find room above it, and 65504 is a limit to all. Outliers are to be finite, too.
+ */
+static int choose_exponent(struct qt_packed *p, struct chooser *c, struct qt_err *err)
+{
+    const float scale_goal = 49152 * QT_MIX24_S2_UNIT, outlier_goal = 32768;
+    struct extent all = {0};
+    int for_scales, for_outliers;
+    int rc = qt_parallel(c->m.strips, extent_strip, c, err);
+    if (rc < 0)
+        return rc;
+    for (size_t strip = 0; strip < c->m.strips; strip++) {
+        all.scale = fmaxf(all.scale, c->extents[strip].scale);
+        all.outlier = fmaxf(all.outlier, c->extents[strip].outlier);
+    }
+    frexpf(all.scale / scale_goal, &for_scales);
+    frexpf(all.outlier / outlier_goal, &for_outliers);
+    if (all.scale == 0 && all.outlier == 0)
+        p->scale_exp2 = 0;
+    else if (all.scale == 0 || (all.outlier > 0 && for_outliers > for_scales))
+        p->scale_exp2 += for_outliers;
+    else
+        p->scale_exp2 += for_scales;
+    return QT_OK;
 }
 
 /* ---- all of it ------------------------------------------------------------------------------ */
@@ -303,6 +389,7 @@ int qt_mix24_prepare(struct qt_packed *p, const struct qt_matrix *w, const float
     QT_TRY(qt_array_new(&c.root, p->k, sizeof *c.root, err));
     QT_TRY(qt_array_new(&c.strips, c.m.strips, c.m.groups * sizeof *c.strips, err));
     QT_TRY(qt_array_new(&c.sens, c.m.groups, sizeof *c.sens, err));
+    QT_TRY(qt_array_new(&c.extents, c.m.strips, sizeof *c.extents, err));
     QT_TRY(qt_array_new(&c.is_four, c.m.groups, sizeof *c.is_four, err));
     QT_TRY(qt_array_new(&c.rows, (size_t)qt_threads() * ROWS, p->k * sizeof *c.rows, err));
     set_costs(&c, importance, c.recipe.sens == QT_MIX24_SENS_PAPER);
@@ -310,7 +397,9 @@ int qt_mix24_prepare(struct qt_packed *p, const struct qt_matrix *w, const float
     set_costs(&c, importance, false);
     if (c.m.csr_ptr)
         QT_TRY(choose_outliers(&c, err));
+    QT_TRY(choose_exponent(p, &c, err));
 done:
+    qt_free(c.extents);
     qt_free(c.root);
     qt_free(c.strips);
     qt_free(c.sens);

@@ -234,11 +234,8 @@ static void cost(float out[ROWS], const struct qt_mix24_problem *p)
 enum {
     POINTS = 44, /* of the curve: scales 2^(1/8) apart */
     PER_OCTAVE = 8,
-    Z2_COUNT = 10,
-    TOPS = 9, /* largest scales tried */
     FINALISTS = 3,
 };
-static const unsigned char z2_tried[Z2_COUNT] = {0, 1, 2, 3, 4, 5, 7, 9, 12, 15};
 
 /* Second-order parameters, and for them the best of each row. */
 struct choice {
@@ -256,53 +253,76 @@ static float fall(int i)
     return ldexpf(eighth[i % PER_OCTAVE], -(i / PER_OCTAVE));
 }
 
-/* Least cost over zeros of each row at scales falling from `largest`. */
-static void curve_new(vf curve[POINTS], const struct work *w, float largest)
+/* What scales cost each row, zero chosen for them. */
+struct curve {
+    vf cost[POINTS];
+    float edge[POINTS]; /* below this scale the next point is nearer */
+};
+
+/* At scales falling from `largest`. */
+static void curve_new(struct curve *curve, const struct work *w, float largest)
 {
     for (int i = 0; i < POINTS; i++) {
         struct trial x;
         x.s = splat(largest * fall(i));
         x.inv = inverse(x.s);
-        curve[i] = splat(INFINITY);
+        curve->edge[i] = 0.5f * largest * (fall(i) + fall(i + 1));
+        curve->cost[i] = splat(INFINITY);
         for (int z = 0; z < zeros_of(w); z++) {
             x.zero = zero_at(w, x.inv, z);
-            curve[i] = vmin(curve[i], cost_plain(w, &x));
+            curve->cost[i] = vmin(curve->cost[i], cost_plain(w, &x));
         }
     }
 }
 
-/* How far below the point of the largest scale, (q_max + z2) s2, those of the others are. */
-static void points_of(int down[16], unsigned q_max, unsigned z2)
-{
-    int i = 0;
-    for (unsigned q = q_max + 1; q-- > 0;) {
-        float ratio = (float)(q + z2) / (float)(q_max + z2);
-        while (i < POINTS && fall(i + 1) + fall(i) > 2 * ratio)
-            i++;
-        down[q] = i;
-    }
-}
-
-/* Best scale code of each row by the curve, with the largest scale at point `top`. */
-static vf codes_by_curve(vf *code, const vf curve[POINTS], const int down[16], int top,
-                         unsigned q_min, unsigned q_max)
+/* Best scale code of each row by the curve; returns what that costs all rows. */
+static float codes_by_curve(vf *code, const struct curve *curve, unsigned z2, float s2, vi rows)
 {
     vf best = splat(INFINITY);
-    for (unsigned q = q_min; q <= q_max; q++) {
-        int at = top + down[q];
-        vf c = curve[at < POINTS ? at : POINTS - 1];
-        vi better = c < best;
-        best = pick(better, c, best);
+    int at = 0;
+    for (unsigned q = QT_MIX24_Q_MAX; q + z2 > 0; q--) {
+        float s = (float)(q + z2) * s2;
+        while (at < POINTS - 1 && s < curve->edge[at])
+            at++;
+        vi better = curve->cost[at] < best;
+        best = pick(better, curve->cost[at], best);
         *code = pick(better, splat((float)q), *code);
+        if (q == 0)
+            break;
     }
-    return best;
+    return sum_rows(best, rows);
+}
+
+/* s2 as a number. */
+static float s2_of(uint16_t bits)
+{
+    return qt_f16_to_f32(bits) * QT_MIX24_S2_UNIT;
+}
+
+/* Bits of FP16 between neighbouring s2. */
+static unsigned s2_step(const struct work *w)
+{
+    return w->top == 3 ? QT_MIX24_S2_FINE : QT_MIX24_S2_COARSE;
+}
+
+/* The s2 near x, and so that no scale with z2 is beyond FP16: the next one up, the nearest (half a
+ * step up first), or the next one down (a step less one up). */
+static uint16_t storable(const struct work *w, float x, unsigned z2, unsigned up)
+{
+    const unsigned step = s2_step(w);
+    const float most = (float)QT_MIX24_SIGMA_MAX / (float)(QT_MIX24_Q_MAX + z2);
+    unsigned top = qt_f32_to_f16(most), bits;
+    top -= qt_f16_to_f32((uint16_t)top) > most;
+    bits = qt_f32_to_f16(x * (1 / QT_MIX24_S2_UNIT)) + up;
+    bits = bits < top ? bits : top;
+    bits -= bits % step;
+    return (uint16_t)(bits < step ? step : bits);
 }
 
 /* Judges s2 and z2 by true costs: scale codes next to `guess`, all zeros. */
 static void choice_judge(struct choice *c, const struct work *w, vf guess, vi rows)
 {
-    const float s2 = qt_f16_to_f32(c->s2);
-    const float q_min = c->z2 == 0, q_max = (float)w->p->q_max;
+    const float s2 = s2_of(c->s2), q_min = c->z2 == 0, q_max = QT_MIX24_Q_MAX;
     c->cost = splat(INFINITY);
     c->q = c->zero = splat(0);
     for (int d = -1; d <= 1; d++) {
@@ -322,17 +342,11 @@ static void choice_judge(struct choice *c, const struct work *w, vf guess, vi ro
     c->total = sum_rows(c->cost, rows);
 }
 
-static uint16_t storable(float s2)
-{
-    uint16_t bits = qt_f32_to_f16(s2);
-    return bits == 0 ? 1 : bits > 0x7bff ? 0x7bff : bits;
-}
-
 /* The values that a choice gives. */
 static struct trial trial_of(const struct choice *c)
 {
     struct trial x;
-    x.s = (c->q + splat((float)c->z2)) * splat(qt_f16_to_f32(c->s2));
+    x.s = (c->q + splat((float)c->z2)) * splat(s2_of(c->s2));
     x.inv = inverse(x.s);
     x.zero = c->zero;
     return x;
@@ -342,7 +356,6 @@ static struct trial trial_of(const struct choice *c)
 static void choice_refine(struct choice *c, const struct work *w, vi rows)
 {
     vf q[MAX_N], tv = splat(0), vv = splat(0);
-    float s2 = qt_f16_to_f32(c->s2);
     struct trial x = trial_of(c);
     cost_coupled(q, w, &x);
     for (size_t j = 0; j < w->n; j++) {
@@ -358,7 +371,7 @@ static void choice_refine(struct choice *c, const struct work *w, vi rows)
     struct choice next = *c;
     if (!(up > 0 && down > 0))
         return;
-    next.s2 = storable(s2 * (up / down));
+    next.s2 = storable(w, s2_of(c->s2) * (up / down), c->z2, s2_step(w) / 2);
     if (next.s2 == c->s2)
         return;
     choice_judge(&next, w, c->q, rows);
@@ -369,7 +382,7 @@ static void choice_refine(struct choice *c, const struct work *w, vi rows)
 /* Second-order parameters by the curve alone. */
 struct finalist {
     float total;
-    int top;
+    uint16_t s2;
     unsigned z2;
 };
 
@@ -385,31 +398,44 @@ static void list_add(struct finalist list[FINALISTS], struct finalist f)
     list[at] = f;
 }
 
-/* All s2 and z2 by the curve; the best few by true cost. */
-static struct choice search(const struct work *w, vi rows)
+/* Of all z2, and all s2 that make the largest scale at most `largest` and more than half of it,
+ * those that cost least by the curve. */
+static void list_new(struct finalist list[FINALISTS], const struct work *w,
+                     const struct curve *curve, float largest, vi rows)
 {
-    vf curve[POINTS], code = splat(0);
-    const unsigned q_max = w->p->q_max;
-    const float largest = 1.25f * max_rows(minmax_scale(w), rows);
-    struct finalist list[FINALISTS];
-    struct choice best = {.total = INFINITY};
-    int down[16];
+    const unsigned step = s2_step(w), octave = 0x400;
+    vf code = splat(0);
     for (int i = 0; i < FINALISTS; i++)
         list[i].total = INFINITY;
-    curve_new(curve, w, largest);
-    for (int z = 0; z < Z2_COUNT; z++) {
-        unsigned z2 = z2_tried[z];
-        points_of(down, q_max, z2);
-        for (int top = 0; top < TOPS; top++) {
-            vf cost = codes_by_curve(&code, curve, down, top, z2 == 0, q_max);
-            list_add(list, (struct finalist){sum_rows(cost, rows), top, z2});
+    for (unsigned z2 = 0; z2 < 16; z2++) {
+        unsigned top = storable(w, largest / (float)(QT_MIX24_Q_MAX + z2), z2, 0);
+        for (unsigned s2 = top; s2 >= step && s2 + octave > top; s2 -= step) {
+            float total = codes_by_curve(&code, curve, z2, s2_of((uint16_t)s2), rows);
+            list_add(list, (struct finalist){total, (uint16_t)s2, z2});
         }
     }
+}
+
+/* Nothing but zeros: scale 1. */
+static struct choice nothing(void)
+{
+    return (struct choice){.s2 = 0x3c00, .z2 = 1};
+}
+
+/* The best few by true cost. */
+static struct choice search(const struct work *w, vi rows)
+{
+    const float largest = 1.25f * max_rows(minmax_scale(w), rows);
+    struct finalist list[FINALISTS];
+    struct choice best = nothing();
+    struct curve curve;
+    vf code = splat(0);
+    best.total = INFINITY;
+    curve_new(&curve, w, largest);
+    list_new(list, w, &curve, largest, rows);
     for (int i = 0; i < FINALISTS && list[i].total < INFINITY; i++) {
-        struct choice c = {.z2 = list[i].z2};
-        c.s2 = storable(largest * fall(list[i].top) / (float)(q_max + c.z2));
-        points_of(down, q_max, c.z2);
-        codes_by_curve(&code, curve, down, list[i].top, c.z2 == 0, q_max);
+        struct choice c = {.s2 = list[i].s2, .z2 = list[i].z2};
+        codes_by_curve(&code, &curve, c.z2, s2_of(c.s2), rows);
         choice_judge(&c, w, code, rows);
         if (c.total < best.total)
             best = c;
@@ -422,19 +448,16 @@ static struct choice search(const struct work *w, vi rows)
 static struct choice minmax(const struct work *w, vi rows)
 {
     vf s = minmax_scale(w);
-    const float q_max = (float)w->p->q_max;
+    const float q_max = QT_MIX24_Q_MAX;
+    const unsigned up = s2_step(w) - 1;
     rows &= s > splat(0);
     float most = max_rows(s, rows), least = most - max_rows(splat(most) - s, rows);
-    struct choice c = {0};
-    float s2 = (most - least) / q_max;
-    if (s2 > 0 && rintf(least / s2) <= 15) {
-        c.z2 = (unsigned)rintf(least / s2);
-    } else {
-        s2 = most / (q_max + 15);
-        c.z2 = 15;
-    }
-    c.s2 = storable(s2);
-    s2 = qt_f16_to_f32(c.s2);
+    struct choice c = {.s2 = storable(w, (most - least) / q_max, 0, up)};
+    if (rintf(least / s2_of(c.s2)) > 15)
+        c.s2 = storable(w, most / (q_max + 15), 15, up);
+    c.z2 = (unsigned)fminf(rintf(least / s2_of(c.s2)), 15);
+    c.s2 = storable(w, s2_of(c.s2), c.z2, 0);
+    const float s2 = s2_of(c.s2);
     c.q = vrint(vmin(s * splat(1 / s2), splat(64))) - splat((float)c.z2);
     c.q = vmin(vmax(c.q, splat(c.z2 == 0)), splat(q_max));
     struct trial x = trial_of(&c);
@@ -443,6 +466,14 @@ static struct choice minmax(const struct work *w, vi rows)
 }
 
 /* ---- results -------------------------------------------------------------------------------- */
+
+/* qt_mix24_value. */
+INLINE vf stored_value(vf code, const struct trial *x)
+{
+    const vf magic = splat(0.75f);
+    vf offset = (x->zero * x->s + magic) - magic;
+    return (code * x->s - offset + magic) - magic;
+}
 
 /* Parameters, codes and values of the rows in `rows`. */
 static void store(struct qt_mix24_group *out, float *q, const struct work *w,
@@ -465,6 +496,7 @@ static void store(struct qt_mix24_group *out, float *q, const struct work *w,
     for (size_t j = 0; j < w->n; j++) {
         vf level = vrint(value[j] * x.inv) + c->zero;
         level = pick(w->live[j], level, c->zero);
+        value[j] = pick(w->live[j], stored_value(level, &x), value[j]);
         memcpy(lane, &level, sizeof lane);
         for (int r = 0; r < ROWS; r++)
             if (rows[r]) {
@@ -477,12 +509,6 @@ static void store(struct qt_mix24_group *out, float *q, const struct work *w,
 static vi rows_of_half(const struct qt_mix24_problem *p, size_t half)
 {
     return row_mask(p->halves == 1 ? 0xffff : 0xffu << 8 * half);
-}
-
-/* Nothing but zeros: scale 1. */
-static struct choice nothing(void)
-{
-    return (struct choice){.s2 = 0x3c00, .z2 = 1};
 }
 
 static void fit(struct qt_mix24_group *out, float *q, const struct qt_mix24_problem *p)

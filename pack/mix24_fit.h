@@ -16,7 +16,7 @@
 
 struct qt_mix24_problem {
     size_t n;               /* columns, 1..16, in the order in which they are rounded */
-    unsigned bits, q_max;   /* of codes; largest scale code */
+    unsigned bits;          /* of codes */
     size_t halves;          /* 16 / g2 */
     bool search;            /* else min-max */
     bool coupled;           /* V has entries beside the diagonal */

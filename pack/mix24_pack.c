@@ -3,162 +3,138 @@
 
 #include <string.h>
 
-enum { HALF_ROWS = 8 };
+enum { HALF_ROWS = 8, BLOCKS = 2, CHUNKS = QT_MIX24_UNIT / QT_MIX24_CHUNK };
 
-/* ---- codes ---------------------------------------------------------------------------------- */
+/* ---- where a slot is ------------------------------------------------------------------------ */
 
-/* The words that hold the codes of one channel in the 8 rows of a half strip: word of row r at
- * first[r * stride]. */
-struct column {
-    uint32_t *first;
-    size_t stride;
-    unsigned shift;
+/* A slot's bits in a strip: codes in `codes`, for its columns from `col` of the unit on;
+ * parameters in its part of them, by block and t. */
+struct place {
+    uint32_t *codes;
+    uint16_t *q;
+    unsigned char *z; /* U16 in a FOUR */
+    uint16_t *u;      /* halves are 2 * 4 of them apart */
+    unsigned col, block, t;
+    bool four;
 };
 
-static struct column column_at(const struct qt_mix24 *m, size_t strip, size_t slot, size_t c,
-                               unsigned half)
+static struct place place_of(unsigned char *strip, const struct qt_mix24 *m, size_t slot)
 {
-    enum { LANES_PER_ROW = 4 };
-    struct qt_mix24_place at =
-        qt_mix24_place(m->slots, (unsigned)m->g, (uint32_t)slot, HALF_ROWS * half, (unsigned)c);
-    if (at.in_b)
-        return (struct column){m->b + (strip * m->b_words + at.word) * QT_FRAG_LANES + at.lane,
-                               LANES_PER_ROW, at.shift};
-    size_t unit = strip * m->units + at.word / QT_MIX24_A_WORDS;
-    return (struct column){m->a + (unit * QT_FRAG_LANES + at.lane) * QT_MIX24_A_WORDS +
-                               at.word % QT_MIX24_A_WORDS,
-                           LANES_PER_ROW * QT_MIX24_A_WORDS, at.shift};
+    const size_t per_unit = QT_MIX24_UNIT / m->g;
+    uint32_t unit = (uint32_t)(slot / per_unit);
+    unsigned char *record = strip + qt_mix24_record(&m->units, unit);
+    struct place at = {.four = qt_mix24_is_four(&m->units, unit)};
+    size_t chunk = slot % per_unit / m->units.parts, part = slot % m->units.parts;
+    unsigned char *params = record + (at.four ? QT_MIX24_FOUR_CODES : QT_MIX24_TWO_CODES) +
+                            part * qt_mix24_param_bytes(&m->units, at.four);
+    at.codes = (uint32_t *)(void *)record;
+    at.q = (uint16_t *)(void *)params;
+    at.z = params + QT_MIX24_Q_BYTES;
+    at.u = (uint16_t *)(void *)(at.z + (at.four ? 2 : 1) * QT_MIX24_LANES);
+    at.col = (unsigned)(chunk * QT_MIX24_CHUNK + part * HALF_ROWS);
+    at.block = (unsigned)(chunk / (CHUNKS / BLOCKS));
+    at.t = (unsigned)(chunk % (CHUNKS / BLOCKS));
+    return at;
 }
 
-static void pack_codes(const struct qt_mix24 *m, size_t strip, size_t slot,
+static unsigned lane_of(const struct place *at, unsigned row)
+{
+    return 4 * (row % HALF_ROWS) + at->t;
+}
+
+static uint16_t *u_of(const struct place *at, size_t half)
+{
+    return &at->u[half * (QT_MIX24_U_BYTES / sizeof *at->u) + BLOCKS * at->t + at->block];
+}
+
+/* ---- packing -------------------------------------------------------------------------------- */
+
+static uint32_t rotate_left(uint32_t x, unsigned by)
+{
+    return x << by | x >> (32 - by) % 32;
+}
+
+static void pack_group(const struct place *at, const struct qt_mix24 *m,
                        const struct qt_mix24_group *group)
 {
-    for (size_t c = 0; c < m->g; c++)
-        for (unsigned half = 0; half < 2; half++) {
-            struct column col = column_at(m, strip, slot, c, half);
-            for (size_t r = 0; r < HALF_ROWS; r++)
-                col.first[r * col.stride] |= (uint32_t)group->code[c][HALF_ROWS * half + r]
-                                             << col.shift;
+    for (unsigned c = 0; c < m->g; c++)
+        for (unsigned first = 0; first < QT_FRAG_ROWS; first += HALF_ROWS) {
+            struct qt_mix24_place p = qt_mix24_place(at->four, first, at->col + c);
+            for (unsigned r = 0; r < HALF_ROWS; r++)
+                at->codes[p.word + r * QT_MIX24_ROW_WORDS] |=
+                    rotate_left(group->code[c][first + r], p.bit);
         }
-}
-
-static void unpack_codes(struct qt_mix24_group *group, const struct qt_mix24 *m, size_t strip,
-                         size_t slot)
-{
-    uint32_t mask = (1u << qt_mix24_bits(m, slot)) - 1;
-    for (size_t c = 0; c < m->g; c++)
-        for (unsigned half = 0; half < 2; half++) {
-            struct column col = column_at(m, strip, slot, c, half);
-            for (size_t r = 0; r < HALF_ROWS; r++)
-                group->code[c][HALF_ROWS * half + r] =
-                    (uint8_t)(col.first[r * col.stride] >> col.shift & mask);
-        }
-}
-
-/* ---- parameters ----------------------------------------------------------------------------- */
-
-/* Where q and zero of a slot are: in the words word[16], stored in the order of the lanes. */
-struct fields {
-    uint16_t *word;
-    unsigned q_shift, q_bits, zero_shift, zero_bits;
-};
-
-static struct fields fields_at(const struct qt_mix24 *m, size_t strip, size_t slot)
-{
-    if (qt_mix24_bits(m, slot) == 4) {
-        size_t j = qt_mix24_four(m->slots, (uint32_t)slot);
-        unsigned shift = 8 * (unsigned)(j % QT_MIX24_META4);
-        return (struct fields){m->meta4 + (strip * m->pairs + j / QT_MIX24_META4) * QT_FRAG_ROWS,
-                               shift, 4, shift + 4, 4};
-    }
-    size_t j = qt_mix24_two(m->slots, (uint32_t)slot);
-    unsigned f = (unsigned)(j % QT_MIX24_META);
-    return (struct fields){m->meta + (strip * m->triples + j / QT_MIX24_META) * QT_FRAG_ROWS,
-                           qt_mix24_q_shift(f), qt_mix24_q_bits(f), qt_mix24_zero_shift(f), 2};
-}
-
-static unsigned take(uint16_t word, unsigned shift, unsigned bits)
-{
-    return word >> shift & ((1u << bits) - 1);
-}
-
-static void pack_parameters(const struct qt_mix24 *m, size_t strip, size_t slot,
-                            const struct qt_mix24_group *group)
-{
-    struct fields at = fields_at(m, strip, slot);
-    size_t index = strip * m->slots.slots + slot;
-    for (unsigned r = 0; r < QT_FRAG_ROWS; r++)
-        at.word[qt_frag_scale_slot(r)] |=
-            (uint16_t)(group->q[r] << at.q_shift | group->zero[r] << at.zero_shift);
-    for (size_t h = 0; h < m->halves; h++) {
-        m->s2[index * m->halves + h] = group->s2[h];
-        m->z2[index / QT_MIX24_Z2_SLOTS * m->halves + h] |=
-            (uint16_t)(group->z2[h] << 4 * (slot % QT_MIX24_Z2_SLOTS));
-    }
-}
-
-static void unpack_parameters(struct qt_mix24_group *group, const struct qt_mix24 *m, size_t strip,
-                              size_t slot)
-{
-    struct fields at = fields_at(m, strip, slot);
-    size_t index = strip * m->slots.slots + slot;
     for (unsigned r = 0; r < QT_FRAG_ROWS; r++) {
-        uint16_t word = at.word[qt_frag_scale_slot(r)];
-        group->q[r] = (uint8_t)take(word, at.q_shift, at.q_bits);
-        group->zero[r] = (uint8_t)take(word, at.zero_shift, at.zero_bits);
+        unsigned lane = lane_of(at, r), z_bit = qt_mix24_z_bit(at->four, r, at->block);
+        at->q[lane] |= (uint16_t)(group->q[r] << qt_mix24_q_bit(r, at->block));
+        if (at->four)
+            ((uint16_t *)(void *)at->z)[lane] |= (uint16_t)(group->zero[r] << z_bit);
+        else
+            at->z[lane] |= (unsigned char)(group->zero[r] << z_bit);
+    }
+    for (size_t half = 0; half < m->units.halves; half++)
+        *u_of(at, half) = (uint16_t)(group->s2[half] | group->z2[half]);
+}
+
+void qt_mix24_pack(unsigned char *strip, const struct qt_mix24 *m,
+                   const struct qt_mix24_group *groups)
+{
+    memset(strip, 0, m->strip_bytes);
+    for (size_t slot = 0; slot < m->slots; slot++) {
+        struct place at = place_of(strip, m, slot);
+        pack_group(&at, m, &groups[slot]);
+    }
+}
+
+/* ---- unpacking ------------------------------------------------------------------------------ */
+
+/* u words but for what is never set. */
+static void unpack_parameters(struct qt_mix24_group *group, const struct place *at,
+                              const struct qt_mix24 *m)
+{
+    for (unsigned r = 0; r < QT_FRAG_ROWS; r++) {
+        unsigned lane = lane_of(at, r);
+        unsigned zeros = at->four ? ((uint16_t *)(void *)at->z)[lane] : at->z[lane];
+        group->q[r] = at->q[lane] >> qt_mix24_q_bit(r, at->block) & 15;
+        group->zero[r] =
+            (uint8_t)(zeros >> qt_mix24_z_bit(at->four, r, at->block) & (at->four ? 15 : 3));
     }
     for (size_t half = 0; half < 2; half++) {
-        size_t h = half % m->halves; /* one value for both halves, or two */
-        group->s2[half] = m->s2[index * m->halves + h];
-        group->z2[half] = (uint8_t)take(m->z2[index / QT_MIX24_Z2_SLOTS * m->halves + h],
-                                        4 * (unsigned)(slot % QT_MIX24_Z2_SLOTS), 4);
+        uint16_t u = *u_of(at, half % m->units.halves); /* one for both halves, or two */
+        group->s2[half] = u & QT_MIX24_S2_MASK;
+        group->z2[half] = u & 15;
     }
 }
 
-/* ---- strips --------------------------------------------------------------------------------- */
-
-/* The sections that have a part per strip. */
-enum { STRIP_PARTS = 6 };
-struct part {
-    void *data;
-    size_t bytes; /* of one strip */
-};
-
-static void parts_of(struct part part[STRIP_PARTS], const struct qt_mix24 *m)
+static void unpack_group(struct qt_mix24_group *group, const struct place *at,
+                         const struct qt_mix24 *m)
 {
-    size_t slots = m->slots.slots;
-    part[0] = (struct part){m->a, m->units * QT_FRAG_LANES * QT_MIX24_A_WORDS * sizeof *m->a};
-    part[1] = (struct part){m->b, m->b_words * QT_FRAG_LANES * sizeof *m->b};
-    part[2] = (struct part){m->meta, m->triples * QT_FRAG_ROWS * sizeof *m->meta};
-    part[3] = (struct part){m->meta4, m->pairs * QT_FRAG_ROWS * sizeof *m->meta4};
-    part[4] = (struct part){m->s2, slots * m->halves * sizeof *m->s2};
-    part[5] = (struct part){m->z2, slots / QT_MIX24_Z2_SLOTS * m->halves * sizeof *m->z2};
+    const uint32_t mask = at->four ? 15 : 3;
+    for (unsigned c = 0; c < m->g; c++)
+        for (unsigned first = 0; first < QT_FRAG_ROWS; first += HALF_ROWS) {
+            struct qt_mix24_place p = qt_mix24_place(at->four, first, at->col + c);
+            for (unsigned r = 0; r < HALF_ROWS; r++)
+                group->code[c][first + r] =
+                    (uint8_t)(rotate_left(at->codes[p.word + r * QT_MIX24_ROW_WORDS],
+                                          (32 - p.bit) % 32) &
+                              mask);
+        }
+    unpack_parameters(group, at, m);
 }
 
-void qt_mix24_pack(const struct qt_mix24 *m, size_t strip, const struct qt_mix24_group *groups)
+/* Nothing is written to the strip. */
+static struct place place_in(const unsigned char *strip, const struct qt_mix24 *m, size_t slot)
 {
-    struct part part[STRIP_PARTS];
-    parts_of(part, m);
-    for (int i = 0; i < STRIP_PARTS; i++)
-        if (part[i].bytes)
-            memset((unsigned char *)part[i].data + strip * part[i].bytes, 0, part[i].bytes);
-    for (size_t slot = 0; slot < m->slots.slots; slot++) {
-        pack_codes(m, strip, slot, &groups[slot]);
-        pack_parameters(m, strip, slot, &groups[slot]);
+    return place_of((unsigned char *)(uintptr_t)strip, m, slot);
+}
+
+void qt_mix24_unpack(struct qt_mix24_group *groups, const struct qt_mix24 *m,
+                     const unsigned char *strip)
+{
+    for (size_t slot = 0; slot < m->slots; slot++) {
+        struct place at = place_in(strip, m, slot);
+        unpack_group(&groups[slot], &at, m);
     }
-}
-
-static void unpack_group(struct qt_mix24_group *group, const struct qt_mix24 *m, size_t strip,
-                         size_t slot)
-{
-    unpack_codes(group, m, strip, slot);
-    unpack_parameters(group, m, strip, slot);
-}
-
-void qt_mix24_unpack(struct qt_mix24_group *groups, const struct qt_mix24 *m, size_t strip)
-{
-    for (size_t slot = 0; slot < m->slots.slots; slot++)
-        unpack_group(&groups[slot], m, strip, slot);
 }
 
 /* ---- checks --------------------------------------------------------------------------------- */
@@ -166,10 +142,9 @@ void qt_mix24_unpack(struct qt_mix24_group *groups, const struct qt_mix24 *m, si
 /* Sets what is padding to what it must be. */
 static void clear_padding(struct qt_mix24_group *groups, const struct qt_mix24 *m, size_t rows)
 {
-    for (size_t slot = 0; slot < m->slots.slots; slot++) {
+    for (size_t slot = 0; slot < m->slots; slot++) {
         struct qt_mix24_group *group = &groups[slot];
-        size_t first = m->perm[slot] * m->g;
-        if (first >= m->k) {
+        if (m->perm[slot] == QT_MIX24_NO_GROUP) {
             memset(group, 0, sizeof *group);
             continue;
         }
@@ -177,78 +152,88 @@ static void clear_padding(struct qt_mix24_group *groups, const struct qt_mix24 *
             group->q[r] = group->zero[r] = 0;
         for (size_t c = 0; c < m->g; c++)
             for (size_t r = 0; r < QT_FRAG_ROWS; r++)
-                if (r >= rows || first + c >= m->k)
+                if (r >= rows || m->perm[slot] * m->g + c >= m->k)
                     group->code[c][r] = group->zero[r];
     }
 }
 
 bool qt_mix24_repack_equal(const struct qt_packed *p, const struct qt_strip *strip)
 {
-    struct qt_mix24 m, copy;
-    struct part here[STRIP_PARTS], there[STRIP_PARTS];
+    struct qt_mix24 m;
     qt_mix24_open(&m, p);
-    copy = m;
     struct qt_mix24_group *groups = strip->scratch;
-    unsigned char *at = (unsigned char *)(groups + m.slots.slots);
-    parts_of(here, &m);
-    /* Packed, a group takes less than half of struct qt_mix24_group: it fits the scratch. */
-    copy.a = (uint32_t *)(void *)at;
-    copy.b = (uint32_t *)(void *)(at += here[0].bytes);
-    copy.meta = (uint16_t *)(void *)(at += here[1].bytes);
-    copy.meta4 = (uint16_t *)(void *)(at += here[2].bytes);
-    copy.s2 = (uint16_t *)(void *)(at += here[3].bytes);
-    copy.z2 = (uint16_t *)(void *)(at + here[4].bytes);
-    parts_of(there, &copy);
-    qt_mix24_unpack(groups, &m, strip->index);
+    /* Packed, a group takes less than struct qt_mix24_group: it fits the scratch. */
+    unsigned char *copy = (unsigned char *)(groups + m.slots);
+    copy += (16 - (uintptr_t)copy % 16) % 16;
+    qt_mix24_unpack(groups, &m, qt_mix24_strip(&m, strip->index));
     clear_padding(groups, &m, strip->rows);
-    qt_mix24_pack(&copy, 0, groups);
-    for (int i = 0; i < STRIP_PARTS; i++)
-        if (here[i].bytes && memcmp((unsigned char *)here[i].data + strip->index * here[i].bytes,
-                                    there[i].data, here[i].bytes) != 0)
-            return false;
-    return true;
+    qt_mix24_pack(copy, &m, groups);
+    return memcmp(qt_mix24_strip(&m, strip->index), copy, m.strip_bytes) == 0;
 }
 
 #define FAIL(...) qt_fail(err, QT_E_INPUT, NULL, NULL, __VA_ARGS__)
 
-/* slot_of[group] of a permutation: each group once, with local=1 in its own block. */
-static int check_perm(uint16_t *slot_of, const struct qt_mix24 *m, bool local, struct qt_err *err)
+/* Each group is in one slot. */
+static int check_perm(const struct qt_mix24 *m, struct qt_err *err)
 {
-    enum { NEIGHBOURS = 4 };
     unsigned char *seen = NULL;
-    size_t slots = m->slots.slots;
-    int rc = qt_array_new(&seen, slots, 1, err);
-    for (size_t slot = 0; rc == QT_OK && slot < slots; slot++) {
+    size_t count = 0;
+    int rc = qt_array_new(&seen, m->groups, 1, err);
+    for (size_t slot = 0; rc == QT_OK && slot < m->slots; slot++) {
         size_t group = m->perm[slot];
-        if (group >= slots)
-            rc = FAIL("perm: slot %zu has group %zu of %zu", slot, group, slots);
+        if (group == QT_MIX24_NO_GROUP)
+            continue;
+        if (group >= m->groups)
+            rc = FAIL("perm: slot %zu has group %zu of %zu", slot, group, m->groups);
         else if (seen[group])
             rc = FAIL("perm: group %zu is in two slots", group);
-        else if (local && group / NEIGHBOURS != slot / NEIGHBOURS)
-            rc = FAIL("perm: group %zu is in slot %zu, which local=1 does not allow", group, slot);
         else
-            seen[group] = 1, slot_of[group] = (uint16_t)slot;
+            seen[group] = 1, count++;
     }
+    if (rc == QT_OK && count != m->groups)
+        rc = FAIL("perm: %zu of %zu groups are in no slot", m->groups - count, m->groups);
     qt_free(seen);
     return rc;
+}
+
+/* What is in u: reserved bits, a scale where there is a group, and only there. */
+static int check_second_order(const struct qt_mix24 *m, const struct place *at, size_t strip,
+                              size_t slot, struct qt_err *err)
+{
+    const bool padding = m->perm[slot] == QT_MIX24_NO_GROUP;
+    const unsigned step = at->four ? QT_MIX24_S2_COARSE : QT_MIX24_S2_FINE;
+    for (size_t half = 0; half < m->units.halves; half++) {
+        unsigned u = *u_of(at, half), s2 = u & QT_MIX24_S2_MASK;
+        if (u & ~(QT_MIX24_S2_MASK | 15u))
+            return FAIL("slot %zu of strip %zu: reserved bits are set", slot, strip);
+        if (padding ? u != 0 : s2 == 0 || s2 >= 0x7c00)
+            return FAIL("slot %zu of strip %zu: %s", slot, strip,
+                        padding ? "padding has a scale" : "s2 is not positive and finite");
+        if (s2 % step)
+            return FAIL("slot %zu of strip %zu: s2 has more than two significant bits", slot,
+                        strip);
+    }
+    return QT_OK;
 }
 
 static int check_scales(const struct qt_mix24 *m, size_t strip, size_t slot, struct qt_err *err)
 {
     struct qt_mix24_group group;
+    struct place at = place_in(qt_mix24_strip(m, strip), m, slot);
     size_t rows = qt_min_size(QT_FRAG_ROWS, m->n - strip * QT_FRAG_ROWS);
-    bool padding = m->perm[slot] >= m->groups;
-    unpack_parameters(&group, m, strip, slot);
-    for (size_t half = 0; half < 2; half++) {
-        if (padding && (group.s2[half] || group.z2[half]))
-            return FAIL("slot %zu of strip %zu is padding but has a scale", slot, strip);
-        if (!padding && (group.s2[half] == 0 || group.s2[half] >= 0x7c00))
-            return FAIL("s2: of slot %zu, strip %zu, is not positive and finite", slot, strip);
+    int rc = check_second_order(m, &at, strip, slot, err);
+    if (rc < 0 || m->perm[slot] == QT_MIX24_NO_GROUP)
+        return rc;
+    unpack_parameters(&group, &at, m);
+    for (size_t r = 0; r < rows; r++) {
+        float s = qt_mix24_scale(&group, r);
+        if (s == 0)
+            return FAIL("row %zu, slot %zu: scale code 0 with z2 = 0", strip * QT_FRAG_ROWS + r,
+                        slot);
+        if (s > QT_MIX24_SIGMA_MAX * QT_MIX24_S2_UNIT)
+            return FAIL("row %zu, slot %zu: the scale is beyond FP16", strip * QT_FRAG_ROWS + r,
+                        slot);
     }
-    for (size_t r = 0; r < rows && !padding; r++)
-        if (group.q[r] + group.z2[r / HALF_ROWS] == 0)
-            return FAIL("metadata word of row %zu, slot %zu: scale code 0 with z2 = 0",
-                        strip * QT_FRAG_ROWS + r, slot);
     return QT_OK;
 }
 
@@ -269,25 +254,25 @@ static int check_pointers(const struct qt_mix24 *m, struct qt_err *err)
 }
 
 /* An outlier's code must decode to 0, as kernels add to it. */
-static int check_entry(const struct qt_mix24 *m, const uint16_t *slot_of, size_t i, size_t row,
-                       size_t col, struct qt_err *err)
+static int check_entry(const struct qt_mix24 *m, size_t i, size_t row, size_t col,
+                       struct qt_err *err)
 {
     struct qt_mix24_group group;
-    size_t strip = row / QT_FRAG_ROWS, r = row % QT_FRAG_ROWS;
-    if (col >= m->k)
-        return FAIL("csr_col: entry %zu is column %zu of %zu", i, col, m->k);
-    size_t slot = slot_of[col / m->g];
+    size_t slot = col / m->g, r = row % QT_FRAG_ROWS;
+    if (slot >= m->slots || qt_mix24_channel(m, col) >= m->k)
+        return FAIL("csr_col: entry %zu, column %zu, has no weight", i, col);
     if (qt_mix24_bits(m, slot) != 2)
         return FAIL("csr_col: entry %zu, column %zu, is in a 4-bit group", i, col);
     if ((m->csr_val[i] & 0x7c00) == 0x7c00)
         return FAIL("csr_val: entry %zu is not finite", i);
-    unpack_group(&group, m, strip, slot);
+    struct place at = place_in(qt_mix24_strip(m, row / QT_FRAG_ROWS), m, slot);
+    unpack_group(&group, &at, m);
     if (group.code[col % m->g][r] != group.zero[r])
         return FAIL("the code of outlier %zu (row %zu, column %zu) is not zero", i, row, col);
     return QT_OK;
 }
 
-static int check_csr(const struct qt_mix24 *m, const uint16_t *slot_of, struct qt_err *err)
+static int check_csr(const struct qt_mix24 *m, struct qt_err *err)
 {
     int rc = check_pointers(m, err);
     for (size_t panel = 0; panel < m->panels; panel++)
@@ -297,7 +282,7 @@ static int check_csr(const struct qt_mix24 *m, const uint16_t *slot_of, struct q
             for (size_t i = first; i < end && rc == QT_OK; i++) {
                 if (i > first && m->csr_col[i] <= m->csr_col[i - 1])
                     return FAIL("csr_col: entry %zu is out of order in row %zu", i, row);
-                rc = check_entry(m, slot_of, i, row, panel * QT_MIX24_PANEL + m->csr_col[i], err);
+                rc = check_entry(m, i, row, panel * QT_MIX24_PANEL + m->csr_col[i], err);
             }
         }
     return rc;
@@ -306,17 +291,12 @@ static int check_csr(const struct qt_mix24 *m, const uint16_t *slot_of, struct q
 int qt_mix24_check_values(const struct qt_packed *p, struct qt_err *err)
 {
     struct qt_mix24 m;
-    uint16_t *slot_of = NULL;
-    int rc = QT_OK;
     qt_mix24_open(&m, p);
-    QT_TRY(qt_array_new(&slot_of, m.slots.slots, sizeof *slot_of, err));
-    QT_TRY(check_perm(slot_of, &m, qt_mix24_recipe(&p->spec).local, err));
-    for (size_t strip = 0; strip < m.strips; strip++)
-        for (size_t slot = 0; slot < m.slots.slots; slot++)
-            QT_TRY(check_scales(&m, strip, slot, err));
-    if (m.csr_ptr)
-        QT_TRY(check_csr(&m, slot_of, err));
-done:
-    qt_free(slot_of);
+    int rc = check_perm(&m, err);
+    for (size_t strip = 0; strip < m.strips && rc == QT_OK; strip++)
+        for (size_t slot = 0; slot < m.slots && rc == QT_OK; slot++)
+            rc = check_scales(&m, strip, slot, err);
+    if (m.csr_ptr && rc == QT_OK)
+        rc = check_csr(&m, err);
     return rc;
 }

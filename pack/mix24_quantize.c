@@ -24,12 +24,7 @@ enum { ROWS = QT_FRAG_ROWS, MAX_G = 16, R = QT_PANEL_ROWS };
 
 /* ---- outliers ------------------------------------------------------------------------------- */
 
-static size_t panel_of(size_t col)
-{
-    return col / QT_MIX24_PANEL;
-}
-
-/* Sets bit r of apart[col] for every outlier of the strip's row r: apart[k]. */
+/* Sets bit r of apart[channel] for every outlier of the strip's row r: apart[k]. */
 static void mark_outliers(uint16_t *apart, const struct qt_mix24 *m, size_t strip)
 {
     size_t count = qt_min_size(ROWS, m->n - strip * ROWS);
@@ -39,16 +34,17 @@ static void mark_outliers(uint16_t *apart, const struct qt_mix24 *m, size_t stri
             size_t first, end;
             qt_mix24_row(&first, &end, m, panel, strip * ROWS + r);
             for (size_t i = first; i < end; i++)
-                apart[panel * QT_MIX24_PANEL + m->csr_col[i]] |= (uint16_t)(1u << r);
+                apart[qt_mix24_channel(m, panel * QT_MIX24_PANEL + m->csr_col[i])] |=
+                    (uint16_t)(1u << r);
         }
 }
 
-/* Stores the value of the outlier at (row, col); returns it as stored. */
+/* Stores the value of the outlier at (row, packed column); returns it as stored. */
 static float store_outlier(const struct qt_mix24 *m, size_t row, size_t col, float value)
 {
     uint16_t local = (uint16_t)(col % QT_MIX24_PANEL), bits = qt_f32_to_f16(value);
     size_t low, high;
-    qt_mix24_row(&low, &high, m, panel_of(col), row);
+    qt_mix24_row(&low, &high, m, col / QT_MIX24_PANEL, row);
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
         if (m->csr_col[middle] <= local)
@@ -78,8 +74,7 @@ static void part_new(struct part *x, const struct qt_mix24 *m, bool search, size
     x->p = (struct qt_mix24_problem){
         .n = n,
         .bits = qt_mix24_bits(m, slot),
-        .q_max = qt_mix24_q_max(m, slot),
-        .halves = m->halves,
+        .halves = m->units.halves,
         .search = search,
         .channel = x->channel,
         .t = x->t,
@@ -115,15 +110,14 @@ void qt_mix24_quantize(const struct qt_packed *p, const struct qt_strip *strip, 
     const bool search = qt_mix24_recipe(&p->spec).search;
     float v[MAX_G * MAX_G];
     qt_mix24_open(&m, p);
-    uint16_t *apart = (uint16_t *)(void *)(groups + m.slots.slots);
-    memset(groups, 0, m.slots.slots * sizeof *groups);
+    uint16_t *apart = (uint16_t *)(void *)(groups + m.slots);
+    memset(groups, 0, m.slots * sizeof *groups);
     mark_outliers(apart, &m, strip->index);
-    for (size_t slot = 0; slot < m.slots.slots; slot++) {
+    for (size_t slot = 0; slot < m.slots; slot++) {
         struct part x;
-        size_t first = m.perm[slot] * m.g, n;
-        if (first >= m.k)
+        if (m.perm[slot] == QT_MIX24_NO_GROUP)
             continue;
-        n = qt_min_size(m.g, m.k - first);
+        size_t first = m.perm[slot] * m.g, n = qt_min_size(m.g, m.k - first);
         part_new(&x, &m, search, slot, n);
         x.p.v = v;
         x.p.stride = MAX_G;
@@ -140,9 +134,9 @@ void qt_mix24_quantize(const struct qt_packed *p, const struct qt_strip *strip, 
         for (size_t j = 0; j < n; j++)
             for (size_t r = 0; r < strip->rows; r++)
                 if (x.apart[j] >> r & 1)
-                    store_outlier(&m, strip->index * ROWS + r, first + j, x.t[j * ROWS + r]);
+                    store_outlier(&m, strip->index * ROWS + r, slot * m.g + j, x.t[j * ROWS + r]);
     }
-    qt_mix24_pack(&m, strip->index, groups);
+    qt_mix24_pack(qt_mix24_strip(&m, strip->index), &m, groups);
 }
 
 /* ---- under a Hessian ------------------------------------------------------------------------ */
@@ -152,7 +146,7 @@ void qt_mix24_quantize(const struct qt_packed *p, const struct qt_strip *strip, 
 struct rows_cache {
     size_t group; /* SIZE_MAX: none */
     float scale[R], inverse[R], low[R], high[R];
-    uint8_t zero[R];
+    float zero[R];
 };
 
 struct solver {
@@ -165,9 +159,14 @@ struct solver {
     struct rows_cache *cache;      /* [panels of rows] */
 };
 
+static size_t packed_column(const struct solver *s, size_t channel)
+{
+    return s->slot_of[channel / s->m.g] * s->m.g + channel % s->m.g;
+}
+
 static struct qt_mix24_group *group_at(const struct solver *s, size_t row, size_t group)
 {
-    return &s->groups[row / ROWS * s->m.slots.slots + s->slot_of[group]];
+    return &s->groups[row / ROWS * s->m.slots + s->slot_of[group]];
 }
 
 /* Fits or refits a group in all strips of a panel. */
@@ -197,7 +196,8 @@ static void fit_panel(struct solver *s, const struct qt_column_group *g, const f
         for (size_t j = 0; j < g->n && q; j++)
             for (size_t i = 0; i < ROWS && r + i < rows; i++)
                 q[j * R + r + i] = x.apart[j] >> i & 1 ? store_outlier(&s->m, row0 + r + i,
-                                                                       g->col[j], x.q[j * ROWS + i])
+                                                                       packed_column(s, g->col[j]),
+                                                                       x.q[j * ROWS + i])
                                                        : x.q[j * ROWS + i];
     }
     s->cache[row0 / R].group = SIZE_MAX;
@@ -227,8 +227,8 @@ static const struct rows_cache *cache_for(struct solver *s, size_t group, size_t
         cache->scale[r] = qt_mix24_scale(g, r % ROWS);
         cache->inverse[r] = 1 / cache->scale[r];
         cache->zero[r] = g->zero[r % ROWS];
-        cache->low[r] = -(float)cache->zero[r];
-        cache->high[r] = top - (float)cache->zero[r];
+        cache->low[r] = -cache->zero[r];
+        cache->high[r] = top - cache->zero[r];
     }
     return cache;
 }
@@ -243,16 +243,16 @@ static void round_column(void *ctx, size_t col, const float *x, float *q, float 
         float y = x[r] * cache->inverse[r];
         y = y < cache->low[r] ? cache->low[r] : y > cache->high[r] ? cache->high[r] : y;
         unit[r] = (y + 12582912.0f) - 12582912.0f; /* to the nearest integer, ties to even */
-        q[r] = cache->scale[r] * unit[r];
+        q[r] = qt_mix24_value(cache->zero[r] + unit[r], cache->zero[r], cache->scale[r]);
     }
     for (size_t r = 0; r < rows; r += ROWS) {
         uint8_t *code = group_at(s, row0 + r, group)->code[c];
         uint16_t apart = s->apart[(row0 + r) / ROWS * s->m.k + col];
         for (size_t i = 0; i < ROWS && r + i < rows; i++) {
-            code[i] = (uint8_t)(cache->zero[r + i] + (int)unit[r + i]);
+            code[i] = (uint8_t)(cache->zero[r + i] + unit[r + i]);
             if (apart >> i & 1) {
-                code[i] = cache->zero[r + i];
-                q[r + i] = store_outlier(&s->m, row0 + r + i, col, x[r + i]);
+                code[i] = (uint8_t)cache->zero[r + i];
+                q[r + i] = store_outlier(&s->m, row0 + r + i, packed_column(s, col), x[r + i]);
             }
         }
     }
@@ -261,12 +261,12 @@ static void round_column(void *ctx, size_t col, const float *x, float *q, float 
 static int store_strip(void *ctx, size_t strip, int thread, struct qt_err *err)
 {
     struct solver *s = ctx;
-    struct qt_mix24_group *groups = s->groups + strip * s->m.slots.slots;
+    struct qt_mix24_group *groups = s->groups + strip * s->m.slots;
     (void)thread;
     (void)err;
-    for (size_t slot = 0; slot < s->m.slots.slots; slot++)
+    for (size_t slot = 0; slot < s->m.slots; slot++)
         finish_group(&groups[slot], qt_min_size(ROWS, s->m.n - strip * ROWS));
-    qt_mix24_pack(&s->m, strip, groups);
+    qt_mix24_pack(qt_mix24_strip(&s->m, strip), &s->m, groups);
     return QT_OK;
 }
 
@@ -287,6 +287,51 @@ static int order_new(struct qt_factor *out, const struct solver *s, enum qt_mix2
     return rc;
 }
 
+/* Strip by strip, with the diagonal of H as importance: where nothing makes up for an error, that
+ * is what it costs. */
+struct weighing {
+    struct qt_packed *p;
+    const float *w;
+    float *importance;
+    unsigned char *scratch; /* per thread */
+    size_t scratch_stride;
+};
+
+static int weigh_strip(void *ctx, size_t strip, int thread, struct qt_err *err)
+{
+    struct weighing *x = ctx;
+    struct qt_strip s = {strip, qt_min_size(ROWS, x->p->n - strip * ROWS),
+                         x->scratch + (size_t)thread * x->scratch_stride};
+    (void)err;
+    qt_mix24_quantize(x->p, &s, x->w + strip * ROWS * x->p->k, x->importance);
+    return QT_OK;
+}
+
+static int solve_without_feedback(struct qt_solve_report *out, struct qt_packed *p, const float *w,
+                                  const struct qt_factor *f, struct qt_err *err)
+{
+    struct weighing x = {.p = p, .w = w};
+    struct qt_packed plain = *p; /* the same data, read as w is scaled */
+    float *q = NULL;
+    int rc = QT_OK;
+    plain.scale_exp2 = 0;
+    x.scratch_stride = qt_round_up(qt_mix24_scratch_bytes(p), 64);
+    QT_TRY(qt_array_new(&x.importance, p->k, sizeof *x.importance, err));
+    QT_TRY(qt_array_new(&x.scratch, (size_t)qt_threads(), x.scratch_stride, err));
+    QT_TRY(qt_array_new(&q, p->n, p->k * sizeof *q, err));
+    for (size_t i = 0; i < p->k; i++)
+        x.importance[f->order[i]] = f->h[i * p->k + i];
+    QT_TRY(qt_parallel(qt_ceil_div(p->n, ROWS), weigh_strip, &x, err));
+    QT_TRY(qt_packed_decode(q, &plain, 0, p->n, err));
+    QT_TRY(qt_solve_error(&out->feedback, f, w, q, p->n, err));
+    out->polished = out->feedback;
+done:
+    qt_free(x.importance);
+    qt_free(x.scratch);
+    qt_free(q);
+    return rc;
+}
+
 int qt_mix24_solve(struct qt_solve_report *out, struct qt_packed *p, const float *w,
                    const struct qt_factor *f, const struct qt_solve_options *opt,
                    struct qt_err *err)
@@ -297,16 +342,19 @@ int qt_mix24_solve(struct qt_solve_report *out, struct qt_packed *p, const float
     struct qt_factor ordered = {0};
     size_t panels = qt_ceil_div(p->n, R);
     int rc = QT_OK;
+    if (recipe.order == QT_MIX24_NO_FEEDBACK)
+        return solve_without_feedback(out, p, w, f, err);
     qt_mix24_open(&s.m, p);
     s.search = recipe.search;
-    QT_TRY(qt_array_new(&s.groups, s.m.strips, s.m.slots.slots * sizeof *s.groups, err));
+    QT_TRY(qt_array_new(&s.groups, s.m.strips, s.m.slots * sizeof *s.groups, err));
     QT_TRY(qt_array_new(&s.apart, s.m.strips, s.m.k * sizeof *s.apart, err));
-    QT_TRY(qt_array_new(&s.slot_of, s.m.slots.slots, sizeof *s.slot_of, err));
+    QT_TRY(qt_array_new(&s.slot_of, s.m.groups, sizeof *s.slot_of, err));
     QT_TRY(qt_array_new(&s.cache, panels, sizeof *s.cache, err));
     for (size_t i = 0; i < panels; i++)
         s.cache[i].group = SIZE_MAX;
-    for (size_t slot = 0; slot < s.m.slots.slots; slot++)
-        s.slot_of[s.m.perm[slot]] = (uint16_t)slot;
+    for (size_t slot = 0; slot < s.m.slots; slot++)
+        if (s.m.perm[slot] != QT_MIX24_NO_GROUP)
+            s.slot_of[s.m.perm[slot]] = (uint16_t)slot;
     for (size_t strip = 0; strip < s.m.strips; strip++)
         mark_outliers(s.apart + strip * s.m.k, &s.m, strip);
     QT_TRY(order_new(&ordered, &s, recipe.order, f, err));

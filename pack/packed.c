@@ -65,7 +65,7 @@ double qt_packed_bpw(const struct qt_packed *p)
 
 double qt_packed_paper_bpw(const struct qt_packed *p)
 {
-    return p->spec.scheme->paper_bpw ? p->spec.scheme->paper_bpw(&p->spec) : NAN;
+    return p->spec.scheme->paper_bpw ? p->spec.scheme->paper_bpw(p) : NAN;
 }
 
 /* ---- error figures -------------------------------------------------------------------------- */
@@ -380,6 +380,14 @@ done:
     return rc;
 }
 
+/* From squares of what was divided by 2^exp2 to squares of weights. */
+static void report_unscale(struct qt_solve_report *report, int exp2)
+{
+    report->before = ldexp(report->before, 2 * exp2);
+    report->feedback = ldexp(report->feedback, 2 * exp2);
+    report->polished = ldexp(report->polished, 2 * exp2);
+}
+
 int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
                     const struct qt_factor *factor, struct qt_error *error,
                     struct qt_solve_report *report, struct qt_err *err)
@@ -399,6 +407,7 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
     QT_TRY(qt_factor_targets(rows, w->n, factor, err));
     QT_TRY(spec->scheme->solve(report, out, rows, factor, &opt, err));
     QT_TRY(error_before(&report->before, spec, rows, w->n, factor, importance, err));
+    report_unscale(report, out->scale_exp2);
     if (error)
         QT_TRY(qt_packed_compare(error, out, w, err));
 done:

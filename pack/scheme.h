@@ -66,7 +66,7 @@ struct qt_scheme {
     int (*describe)(struct qt_packed *p, struct qt_err *err);
     size_t (*scratch_bytes)(const struct qt_packed *p);
     /* Bits per weight as the scheme's publication counts them; NULL: as they are. */
-    double (*paper_bpw)(const struct qt_spec *spec);
+    double (*paper_bpw)(const struct qt_packed *p);
     /* The usual scale of a group with absmax 1: for choosing scale_exp2. */
     double (*unit_scale)(const struct qt_packed *p);
     /* Channels that share a scale (k for one scale per row). */

@@ -239,9 +239,10 @@ def case(name, text, w, bits, group=None, e=None):
 
 def mix_case(name, options, w):
     keys = ",".join(f"{k}={v}" for k, v in options.items())
-    (OUT / f"{name}.bin").write_bytes(mix24(w, **options))
+    data, exp2 = mix24(w, **options)
+    (OUT / f"{name}.bin").write_bytes(data)
     (OUT / f"{name}.w").write_bytes(w.astype("<f4").tobytes())
-    return f"{name} mix24:{keys + ',' if keys else ''}method=rtn {w.shape[0]} {w.shape[1]} 0\n"
+    return f"{name} mix24:{keys + ',' if keys else ''}method=rtn {w.shape[0]} {w.shape[1]} {exp2}\n"
 
 
 def main():

@@ -29,35 +29,32 @@ def cost(t, apart, bits):
     return total
 
 
-def choose_fours(w, g, slots, fours):
-    """perm: group of each slot."""
+def choose_fours(w, g, units, fours):
+    """Group of each slot (None: no group), and whether a unit is of 4 bits."""
     n, k = w.shape
-    gain = np.full(slots, -np.inf)
-    for j in range(-(-k // g)):
+    groups, per_unit = -(-k // g), 128 // g
+    gain = []
+    for j in range(groups):
         part = w[:, j * g : j * g + g]
         none = [False] * part.shape[1]
-        gain[j] = sum(float(cost(r, none, 2)) - float(cost(r, none, 4)) for r in part)
-    kinds = []
-    for p in range(slots):
-        four = (p + 1) * fours // slots > p * fours // slots
-        two = p - p * fours // slots
-        kinds.append(0 if four else 1 if two % 3 == 0 else 2)
-    order = sorted(range(slots), key=lambda i: (-gain[i], i))
-    perm = [0] * slots
-    for kind in range(3):
-        count = kinds.count(kind)
-        for p, j in zip([p for p in range(slots) if kinds[p] == kind], sorted(order[:count])):
-            perm[p] = j
-        order = order[count:]
-    return perm, kinds
+        gain.append(sum(float(cost(r, none, 2)) - float(cost(r, none, 4)) for r in part))
+    order = sorted(range(groups), key=lambda i: (-gain[i], i))
+    four_groups = sorted(order[: fours * per_unit])
+    two_groups = sorted(order[fours * per_unit :])
+    is_four = [(u + 1) * fours // units > u * fours // units for u in range(units)]
+    perm = []
+    for four in is_four:
+        source = four_groups if four else two_groups
+        perm += [source.pop(0) if source else None for _ in range(per_unit)]
+    return perm, is_four
 
 
-def choose_outliers(w, g, perm, kinds, count):
+def choose_outliers(w, g, perm, is_four, count):
     n, k = w.shape
     score = np.zeros((n, k), np.float32)
     twos = np.zeros(k, bool)
-    for j, kind in zip(perm, kinds):
-        if kind == 0 or j * g >= k:
+    for slot, j in enumerate(perm):
+        if j is None or is_four[slot * g // 128]:
             continue
         twos[j * g : j * g + g] = True
         for r in range(n):
@@ -74,80 +71,123 @@ def choose_outliers(w, g, perm, kinds, count):
     return apart
 
 
-def second_order(scales, q_max):
-    """s2, z2 and q of rows that share them; scales of rows with a range."""
+def storable(x, z2, step, up):
+    """The second-order scale near x, as bits of FP16."""
+    most = F(65504) / F(15 + z2)
+    top = int(np.float16(most).view(np.uint16))
+    if np.float16(most) > most:
+        top -= 1
+    bits = min(int(np.float16(x * F(2**22)).view(np.uint16)) + up, top)
+    return max(bits - bits % step, step)
+
+
+def number(bits):
+    return F(np.uint16(bits).view(np.float16)) * F(2.0**-22)
+
+
+def second_order(scales, step):
+    """s2, z2 and q of rows that share them; of the scales of rows with a range."""
     some = [s for s in scales if s > 0]
     if not some:
-        return np.float16(1), 1, [0] * len(scales)
+        return 0x3C00, 1, [0] * len(scales)
     most, least = max(some), max(some) - max(max(some) - s for s in some)
-    s2 = (most - least) / F(q_max)
-    if s2 > 0 and np.rint(least / s2) <= 15:
-        z2 = int(np.rint(least / s2))
-    else:
-        s2, z2 = most / F(q_max + 15), 15
-    s2 = np.float16(s2)
-    inv = F(1) / F(s2)
-    q = [int(min(max(np.rint(min(s * inv, F(64))) - z2, z2 == 0), q_max)) for s in scales]
-    return s2, z2, q
+    s2 = storable((most - least) / F(15), 0, step, step - 1)
+    if np.rint(least / number(s2)) > 15:
+        s2 = storable(most / F(30), 15, step, step - 1)
+    z2 = int(min(np.rint(least / number(s2)), 15))
+    s2 = storable(number(s2), z2, step, 0)
+    inv = F(1) / number(s2)
+    return s2, z2, [int(min(max(np.rint(min(s * inv, F(64))) - z2, z2 == 0), 15)) for s in scales]
+
+
+def exponent(w, apart, g, perm, is_four):
+    """What brings the largest (q + z2) s2 of min-max into [24576, 49152)."""
+    largest = F(0)
+    for slot, j in enumerate(perm):
+        for r in range(len(w)) if j is not None else ():
+            part, out = w[r, j * g : j * g + g], apart[r, j * g : j * g + g]
+            largest = max(largest, minmax(part, out, 15 if is_four[slot * g // 128] else 3)[1])
+    by_outliers = np.frexp(np.abs(w[apart]).max() / F(32768))[1] if apart.any() else -999
+    return int(max(np.frexp(largest / F(49152 * 2.0**-22))[1], by_outliers))
+
+
+class Record:
+    """The record of a unit, one bit after the other."""
+
+    def __init__(self, four, parts, halves):
+        self.four, self.codes = four, 1024 if four else 512
+        self.z, self.u = 64, 128 if four else 96
+        self.part = self.u + 16 * halves
+        self.bytes = bytearray(self.codes + parts * self.part)
+
+    def put(self, at, bit, width, value):
+        for i in range(width):
+            self.bytes[at + (bit + i) // 8] |= (value >> i & 1) << (bit + i) % 8
+
+    def code(self, row, col, value):
+        b, t, j = col // 64, col % 64 // 16, col % 16
+        s, i, h, lane = j // 4, 2 * (j % 4 // 2) + row // 8, j % 2, 4 * (row % 8) + t
+        if self.four:
+            word, first = 128 * b + 4 * lane + s, 16 * h + 2 + 4 * i
+        else:
+            word, first = 4 * lane + 2 * b + s // 2, 16 * h + 2 + 2 * (4 * (s % 2) + i)
+        for bit in range(4 if self.four else 2):
+            self.put(4 * word, (first + bit) % 32, 1, value >> bit & 1)
+
+    def params(self, row, col, part, q, zero):
+        b, lane, upper = col // 64, 4 * (row % 8) + col % 64 // 16, row // 8
+        base = self.codes + part * self.part
+        self.put(base + 2 * lane, 8 * upper + 4 * b, 4, q)
+        if self.four:
+            self.put(base + self.z + 2 * lane, 8 * b + 4 * upper, 4, zero)
+        else:
+            self.put(base + self.z + lane, 4 * b + 2 * upper, 2, zero)
+
+    def second(self, col, part, half, s2, z2):
+        at = self.codes + part * self.part + self.u + 16 * half + 4 * (col % 64 // 16)
+        self.put(at, 16 * (col // 64), 16, s2 | z2)
+
+
+def put_group(record, rows, out, col, part, g, g2, k_left):
+    """rows[<= 16][<= g] of a group, from column col of the record on."""
+    top = 15 if record.four else 3
+    ranges = [minmax(t, o, top) for t, o in zip(rows, out)]
+    for h in range(16 // g2):
+        here = range(g2 * h, min(g2 * h + g2, len(rows)))
+        s2, z2, q = second_order([ranges[y][1] for y in here], 0x200 if record.four else 0x80)
+        record.second(col, part, h, s2, z2)
+        for y, qy in zip(here, q):
+            zero, code, _ = codes(rows[y], F(qy + z2) * number(s2), ranges[y][0], top)
+            record.params(y, col, part, qy, zero)
+            for c in range(g):
+                record.code(y, col + c, zero if c >= k_left or out[y, c] else code[c])
 
 
 def mix24(w, g=16, four=0.25, outliers=0.002, g2=16):
-    """Sections one after the other."""
+    """Sections one after the other, and the exponent."""
     n, k = w.shape
-    strips, units = -(-n // 16), -(-k // 128)
-    slots = 128 // g * units
-    fours = int(np.floor(four * slots + 0.5))
-    perm, kinds = choose_fours(w, g, slots, fours)
-    count = min(int(outliers * n * k), n * max(0, k - fours * g) // 16)
-    apart = choose_outliers(w, g, perm, kinds, count)
-    e_count = 2 * fours if g == 16 else fours
-    a = np.zeros((strips, units, 32, 4), np.uint32)
-    b = np.zeros((strips, -(-e_count // 4), 32), np.uint32)
-    meta = np.zeros((strips, -(-(slots - fours) // 3), 16), np.uint16)
-    meta4 = np.zeros((strips, -(-fours // 2), 16), np.uint16)
-    s2s = np.zeros((strips, slots, 16 // g2), np.float16)
-    z2s = np.zeros((strips, slots // 4, 16 // g2), np.uint16)
-    for strip in range(strips):
-        rows = w[16 * strip : 16 * strip + 16]
-        for p, j in enumerate(perm):
-            if j * g >= k:
-                continue
-            top = 15 if kinds[p] == 0 else 3
-            q_max = 7 if kinds[p] == 2 else 15
-            number = p * fours // slots if kinds[p] == 0 else p - p * fours // slots
-            part = rows[:, j * g : j * g + g]
-            out = apart[16 * strip : 16 * strip + 16, j * g : j * g + g]
-            ranges = [minmax(t, o, top) for t, o in zip(part, out)]
-            for h in range(16 // g2):
-                here = range(g2 * h, min(g2 * h + g2, len(part)))
-                s2, z2, q = second_order([ranges[y][1] for y in here], q_max)
-                s2s[strip, p, h] = s2
-                z2s[strip, p // 4, h] |= z2 << 4 * (p % 4)
-                for y, qy in zip(here, q):
-                    zero, code, _ = codes(part[y], F(qy + z2) * F(s2), ranges[y][0], top)
-                    at = 2 * (y % 8) + y // 8
-                    if kinds[p] == 0:
-                        meta4[strip, number // 2, at] |= (qy | zero << 4) << 8 * (number % 2)
-                    else:
-                        f = number % 3
-                        meta[strip, number // 3, at] |= qy << (0, 4, 7)[f] | zero << (10, 12, 14)[f]
-                    for c in range(g):
-                        if c >= len(code) or out[y, c]:
-                            value = zero
-                        else:
-                            value = code[c]
-                        x = p * g + c
-                        half, pair, lane, step = x % 16 // 8, x % 2, 4 * (y % 8) + x % 8 // 2, x // 16
-                        if kinds[p] == 0 and y >= 8:
-                            e = 2 * number + half if g == 16 else number
-                            b[strip, e // 4, lane] |= value << 16 * pair + 4 * (e % 4 // 2 + 2 * (e % 2))
-                        else:
-                            bit = 16 * pair + 4 * (step % 4) + (2 * (y // 8) if kinds[p] else 0)
-                            a[strip, step // 8, lane, 2 * (step % 8 // 4) + half] |= value << bit
-    ptr = np.concatenate([[0], np.cumsum(apart.sum(1))]).astype("<u4")
-    r, c = np.nonzero(apart)
-    parts = [a.astype("<u4"), b.astype("<u4"), meta.astype("<u2"), meta4.astype("<u2"), s2s.astype("<f2")]
-    parts += [z2s.astype("<u2"), np.array(perm, "<u2")]
+    units, parts = -(-k // 128), 16 // g
+    fours = int(np.floor(four * units + 0.5))
+    perm, is_four = choose_fours(w, g, units, fours)
+    count = min(int(outliers * n * k), n * max(0, k - 128 * fours) // 16)
+    apart = choose_outliers(w, g, perm, is_four, count)
+    exp2 = exponent(w, apart, g, perm, is_four)
+    w = np.ldexp(w, -exp2).astype(np.float32)
+    stream = b""
+    for first in range(0, n, 16):
+        for u in range(units):
+            record = Record(is_four[u], parts, 16 // g2)
+            for slot in range(128 // g):
+                j = perm[u * 128 // g + slot]
+                if j is not None:
+                    part, out = (x[first : first + 16, j * g : j * g + g] for x in (w, apart))
+                    put_group(record, part, out, slot * g, slot % parts, g, g2, k - j * g)
+            stream += bytes(record.bytes)
+    source = [None if j is None or j * g + c >= k else j * g + c for j in perm for c in range(g)]
+    cols = [[p for p, s in enumerate(source) if s is not None and apart[r, s]] for r in range(n)]
+    parts = [np.array([0xFFFF if j is None else j for j in perm], "<u2")]
     if count:
-        parts += [ptr, c.astype("<u2"), w[r, c].astype("<f2")]
-    return b"".join(x.tobytes() for x in parts)
+        parts.append(np.cumsum([0] + [len(c) for c in cols]).astype("<u4"))
+        parts.append(np.array([p for c in cols for p in c], "<u2"))
+        parts.append(np.array([w[r, source[p]] for r, c in enumerate(cols) for p in c]).astype("<f2"))
+    return stream + b"".join(x.tobytes() for x in parts), exp2
