@@ -153,6 +153,7 @@ $(B)/kernels/gpu_cuda.o $(B)/tests/gpu/%.o: QFLAGS += -isystem $(CUDA_HOME)/incl
 $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(GPU_OBJ) $(B)/libqtool.a
 	$(LINK) $(CUDA_RT)
 $(B)/tests/gpu/test_kernels: $(B)/tests/gpu/reference.o
+$(B)/tests/gpu/test_mix24: $(B)/tests/gpu/reference.o $(B)/tests/gpu/mix24_matrix.o
 
 # What programs need that launch the kernels: the library, its header, and
 # `pkg-config [--static] qtool-kernels`.
@@ -165,10 +166,12 @@ install-kernels: kernels
 	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' -e 's|@cuda@|$(CUDA_HOME)|' \
 	    kernels/cuda/qtool-kernels.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/qtool-kernels.pc
 
-# test_plan needs no GPU; test_kernels says SKIP where there is none.
-test-gpu: $(B)/tests/gpu/test_plan $(B)/tests/gpu/test_kernels $(B)/tests/gpu/sweep
+# test_plan needs no GPU; the others say SKIP where there is none.
+test-gpu: $(B)/tests/gpu/test_plan $(B)/tests/gpu/test_kernels $(B)/tests/gpu/test_mix24 \
+          $(B)/tests/gpu/sweep
 	$(B)/tests/gpu/test_plan
 	$(B)/tests/gpu/test_kernels
+	$(B)/tests/gpu/test_mix24
 else
 kernels test-gpu install-kernels:
 	@echo "SKIP: nvcc not found, nothing of the GPU is built"

@@ -30,12 +30,28 @@ enum qt_matmul_status {
 };
 
 enum qt_matmul_kind {
-    QT_MATMUL_LUT, /* table[code] * scale; table F16 [2^bits] */
-    QT_MATMUL_FPX, /* minifloats: code = magnitude << 1 | sign; no table */
-    QT_MATMUL_INT, /* (code - 2^(bits-1)) * scale; no table */
+    QT_MATMUL_LUT,   /* table[code] * scale; table F16 [2^bits] */
+    QT_MATMUL_FPX,   /* minifloats: code = magnitude << 1 | sign; no table */
+    QT_MATMUL_INT,   /* (code - 2^(bits-1)) * scale; no table */
+    QT_MATMUL_MIX24, /* groups of 16 of 2 or 4 bits, outliers apart: struct qt_matmul_mix24 */
 };
 
 enum qt_matmul_dtype { QT_MATMUL_F16, QT_MATMUL_BF16 };
+
+/*
+ * What only MIX24 has (pack/layout_mix24.h). A unit is 128 packed columns of groups of one kind;
+ * columns of outliers are packed ones.
+ */
+struct qt_matmul_mix24 {
+    size_t twos, fours; /* units of 2-bit and of 4-bit groups */
+    const void *stream; /* U8 [n/16][624 twos + 1168 fours], 16-byte aligned */
+    const void *perm; /* U16 [8 (twos + fours)]: which 16 channels; 0xffff: none; 4-byte aligned */
+    const void *csr_ptr; /* U32 [panels of 64 Ki columns][csr_rows + 1]; NULL without outliers */
+    const void *csr_col; /* U16, 16-byte aligned and readable to the next multiple of 16 bytes */
+    const void *csr_val; /* F16, the same */
+    size_t csr_rows;     /* rows of the sections; 0 = n. More than that in a slice. */
+    size_t outliers;     /* in all of them, for planning */
+};
 
 /*
  * W[n][k] in the fragment layout. LUT and INT codes and FPX codes of up to 4 bits are in the order
@@ -55,12 +71,13 @@ struct qt_matmul_weight {
     /* Blocks of 64 columns, and scales, from one strip of 16 rows to the next; 0 = as many as k
      * has. More than that in a slice of k. */
     size_t pitch_blocks, pitch_groups;
+    struct qt_matmul_mix24 mix24; /* MIX24: instead of bits to pitch_groups but n, k, scale_exp2 */
 };
 
 /*
  * Rows [n0, n0 + n) and channels [k0, k0 + k) of a matrix, for tensor parallelism: index arithmetic
  * on the same memory. n0 must be a multiple of 16, k0 of 64 and of the group. UNSUPPORTED if not,
- * or if the slice is not inside.
+ * or if the slice is not inside. MIX24: only all channels, as they are permuted.
  */
 int qt_matmul_slice(struct qt_matmul_weight *out, const struct qt_matmul_weight *w, size_t n0,
                     size_t n, size_t k0, size_t k);
@@ -90,7 +107,9 @@ struct qt_matmul_config {
     int warps;                /* per block */
     int warps_k;              /* of those, side by side along k */
     int strips_cta;           /* strips per block */
-    int splits;               /* blocks along k; TILE: 1 whole tiles, 2 shared among blocks */
+    int splits;               /* blocks along k; TILE: 1 whole tiles, 2 shared among blocks;
+                               * MIX24: a cluster */
+    int depth;                /* MIX24: slots of a warp's ring */
 };
 
 struct qt_matmul_plan {

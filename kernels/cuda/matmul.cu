@@ -1,5 +1,6 @@
 /* qtool_kernels.h: checks, the choice of a kernel, launches. */
 #include "kernels/cuda/dequantize.h"
+#include "kernels/cuda/mix24.h"
 #include "kernels/cuda/plan.h"
 
 #include <math.h>
@@ -116,6 +117,8 @@ int qt_matmul_slice(struct qt_matmul_weight *out, const struct qt_matmul_weight 
                     size_t n, size_t k0, size_t k)
 {
     struct qt_shape s;
+    if (w->kind == QT_MATMUL_MIX24)
+        return qt_mix24_slice(out, w, n0, n, k0, k);
     if (qt_shape_of(&s, w) || n0 % QT_STRIP_ROWS || k0 % QT_BLOCK_COLS ||
         (w->group && k0 % w->group) || n == 0 || k == 0 || n0 > w->n || n > w->n - n0 ||
         k0 > w->k || k > w->k - k0)
@@ -157,6 +160,8 @@ static int device_facts(struct qt_matmul_plan *p)
 int qt_matmul_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
     struct qt_shape s;
+    if (w->kind == QT_MATMUL_MIX24)
+        return qt_mix24_plan_check(p, w);
     const char *fault = qt_shape_of(&s, w);
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
@@ -197,12 +202,15 @@ int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w,
         return qt_refuse(out, QT_MATMUL_UNSUPPORTED, "X and Y must be FP16 or BF16");
     if (m == 0 || m > 1 << 24)
         return qt_refuse(out, QT_MATMUL_UNSUPPORTED, "m must be 1..2^24");
-    const char *fault = qt_shape_of(&s, w);
+    bool mix24 = w->kind == QT_MATMUL_MIX24;
+    const char *fault = mix24 ? qt_mix24_fault(w) : qt_shape_of(&s, w);
     if (fault)
         return qt_refuse(out, QT_MATMUL_UNSUPPORTED, "%s", fault);
     int rc = device_facts(out);
     if (rc != QT_MATMUL_OK)
         return rc;
+    if (mix24)
+        return qt_mix24_choose(out, w);
     if (!choose(out, &s))
         return qt_refuse(out, QT_MATMUL_UNSUPPORTED, "k = %zu is too long for shared memory", w->k);
     return qt_matmul_plan_check(out, w);
@@ -237,6 +245,8 @@ int qt_matmul_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight 
                   const void *x, void *workspace, void *stream)
 {
     struct qt_shape s;
+    if (w->kind == QT_MATMUL_MIX24)
+        return qt_mix24_run(p, w, y, x, workspace, stream);
     if (qt_shape_of(&s, w) || !is_planned(p, w) || (p->workspace_bytes && !workspace))
         return QT_MATMUL_UNSUPPORTED;
     return p->config.path == QT_MATMUL_TILE ? qt_tile_run(p, &s, w, y, x, workspace, stream)
@@ -247,6 +257,8 @@ int qt_matmul_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_ma
                          void *stream)
 {
     struct qt_shape s;
+    if (w->kind == QT_MATMUL_MIX24)
+        return qt_mix24_dequantize(w, out, dtype, stream);
     if (qt_shape_of(&s, w))
         return QT_MATMUL_UNSUPPORTED;
     struct qt_dequantize_args a = {};

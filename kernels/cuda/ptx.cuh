@@ -50,6 +50,24 @@ PTX void ptx_copy_16_zero(uint32_t dst, const void *src, uint32_t bytes)
                  : "memory");
 }
 
+/* 16 bytes, if so. Without a branch, as copies in a block of their own cost more. */
+PTX void ptx_copy_16_if(uint32_t dst, const void *src, bool wanted)
+{
+    asm volatile("{\n"
+                 ".reg .pred wanted;\n"
+                 "setp.ne.u32 wanted, %2, 0;\n"
+                 "@wanted cp.async.cg.shared.global [%0], [%1], 16;\n"
+                 "}" ::"r"(dst),
+                 "l"(src), "r"((uint32_t)wanted)
+                 : "memory");
+}
+
+/* 4 bytes. */
+PTX void ptx_copy_4(uint32_t dst, const void *src)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
+}
+
 /* Ends a group of copies of this thread. */
 PTX void ptx_copy_commit()
 {
@@ -60,6 +78,12 @@ PTX void ptx_copy_commit()
 template <int PENDING> PTX void ptx_copy_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Of `threads` threads of the block; barrier 0 is __syncthreads'. */
+PTX void ptx_barrier_sync(int barrier, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 /* Programmatic dependent launch: lets the next kernel of the stream start ... */

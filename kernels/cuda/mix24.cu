@@ -1,0 +1,352 @@
+/* mix24, host side: checks, configurations, launches. */
+#include "kernels/cuda/mix24.cuh"
+#include "kernels/cuda/mix24.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    MAX_TOKENS = 32, /* per pass over the weights */
+    MAX_CLUSTER = 8,
+    MAX_DEPTH = 4,
+    STRIP_ROWS = 16,
+    RECORD_TWO = mix24_record<false>::BYTES,
+    RECORD_FOUR = mix24_record<true>::BYTES,
+    PANEL_UNITS = 65536 / MIX24_UNIT_COLS,
+};
+
+static size_t ceil_div(size_t a, size_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+static size_t round_up(size_t a, size_t b)
+{
+    return ceil_div(a, b) * b;
+}
+
+static int refuse(struct qt_matmul_plan *p, int status, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(p->reason, sizeof p->reason, fmt, ap);
+    va_end(ap);
+    return status;
+}
+
+/* ---- what a matrix is --------------------------------------------------------------------------
+ */
+
+static int units_of(const struct qt_matmul_weight *w)
+{
+    return (int)(w->mix24.twos + w->mix24.fours);
+}
+
+static int strips_of(const struct qt_matmul_weight *w)
+{
+    return (int)ceil_div(w->n, STRIP_ROWS);
+}
+
+static size_t strip_bytes(const struct qt_matmul_weight *w)
+{
+    return w->mix24.twos * RECORD_TWO + w->mix24.fours * RECORD_FOUR;
+}
+
+static size_t csr_rows(const struct qt_matmul_weight *w)
+{
+    return w->mix24.csr_rows ? w->mix24.csr_rows : w->n;
+}
+
+const char *qt_mix24_fault(const struct qt_matmul_weight *w)
+{
+    const struct qt_matmul_mix24 *m = &w->mix24;
+    if (w->n == 0 || w->k == 0 || w->n > 1 << 26 || w->k > 1048544)
+        return "n must be 1..2^26, k 1..1048544";
+    if (m->twos > 8192 || m->fours > 8192 || (m->twos + m->fours) * MIX24_UNIT_COLS < w->k ||
+        m->twos + m->fours > ceil_div(w->k, MIX24_UNIT_COLS) + 1)
+        return "twos + fours must be what k takes";
+    if (w->scale_exp2 < -100 || w->scale_exp2 > 100)
+        return "scale_exp2 must be -100..100";
+    if (!m->stream || (size_t)m->stream % 16 || !m->perm || (size_t)m->perm % 4)
+        return "sections stream and perm must be there, 16- and 4-byte aligned";
+    if (m->csr_ptr && (!m->csr_col || !m->csr_val || (size_t)m->csr_ptr % 4 ||
+                       (size_t)m->csr_col % 16 || (size_t)m->csr_val % 16))
+        return "sections csr_col and csr_val must be there, 16-byte aligned";
+    if (csr_rows(w) < w->n)
+        return "csr_rows smaller than n";
+    return NULL;
+}
+
+int qt_mix24_slice(struct qt_matmul_weight *out, const struct qt_matmul_weight *w, size_t n0,
+                   size_t n, size_t k0, size_t k)
+{
+    if (qt_mix24_fault(w) || n0 % STRIP_ROWS || n == 0 || n > w->n || n0 > w->n - n || k0 ||
+        k != w->k)
+        return QT_MATMUL_UNSUPPORTED;
+    *out = *w;
+    out->n = n;
+    out->mix24.stream = (const char *)w->mix24.stream + n0 / STRIP_ROWS * strip_bytes(w);
+    if (w->mix24.csr_ptr)
+        out->mix24.csr_ptr = (const uint32_t *)w->mix24.csr_ptr + n0;
+    out->mix24.csr_rows = csr_rows(w);
+    return QT_MATMUL_OK;
+}
+
+/* ---- shared memory -----------------------------------------------------------------------------
+ */
+
+/* Tokens per pass, as many as plan found room for. */
+static size_t chunk_tokens(const struct qt_matmul_plan *p)
+{
+    size_t most = (size_t)p->config.token_tiles * 8;
+    return p->m < most ? p->m : most;
+}
+
+static size_t pass_rows(const struct qt_matmul_config *c)
+{
+    return (size_t)(c->warps / c->warps_k * c->strips) * STRIP_ROWS;
+}
+
+/* Outliers of a pass to have room for: half as many again as there are on average. */
+static size_t window_of(const struct qt_matmul_weight *w, const struct qt_matmul_config *c)
+{
+    size_t average = w->mix24.outliers / csr_rows(w) * pass_rows(c);
+    return w->mix24.csr_ptr ? round_up(average + average / 2 + 64, 64) : 0;
+}
+
+/* Offsets into the kernel's shared memory; returns its size. */
+static size_t layout(struct qt_mix24_args *a, const struct qt_matmul_weight *w,
+                     const struct qt_matmul_config *c, size_t m)
+{
+    size_t at, rows = pass_rows(c);
+    a->units = units_of(w);
+    a->panels = (int)ceil_div((size_t)a->units, PANEL_UNITS);
+    a->split_units = (int)ceil_div((size_t)a->units, (size_t)c->splits);
+    a->x_pitch = a->split_units * MIX24_UNIT_BYTES + 16;
+    at = (size_t)a->x_pitch * m;
+    a->top_at = (int)at;
+    at = round_up(at + 4 * m, 8);
+    a->barrier_at = (int)at;
+    at += 16;
+    a->ptr_at = (int)at;
+    a->ptr_rows = (int)(round_up((size_t)c->strips_cta * STRIP_ROWS, rows) + 1);
+    if (w->mix24.csr_ptr)
+        at += (size_t)a->panels * (size_t)a->ptr_rows * 4;
+    a->sums_at = (int)round_up(at, 16);
+    at = (size_t)a->sums_at + (size_t)c->warps_k * m * (rows + 4) * 4;
+    a->inbox_at = (int)at;
+    at += c->splits > 1 ? 2 * m * rows * 4 : 0;
+    a->window_at = (int)round_up(at, 16);
+    a->window = (int)window_of(w, c);
+    at = (size_t)a->window_at + 2 * (size_t)a->window * 4;
+    a->ring_at = (int)round_up(at, 128);
+    a->ring_bytes = (uint32_t)(c->depth * c->strips * RECORD_FOUR);
+    return (size_t)a->ring_at + (size_t)c->warps * a->ring_bytes;
+}
+
+/* ---- choosing ----------------------------------------------------------------------------------
+ */
+
+static bool power_of_2(int v)
+{
+    return v > 0 && (v & (v - 1)) == 0;
+}
+
+static const char *config_fault(const struct qt_matmul_config *c, const struct qt_matmul_plan *p,
+                                const struct qt_matmul_weight *w)
+{
+    if (c->token_tiles != 1 && c->token_tiles != 2 && c->token_tiles != 4)
+        return "token_tiles must be 1, 2 or 4";
+    if (c->strips < 1 || c->strips > (c->token_tiles == 4 ? 1 : 2))
+        return "strips must be 1 or 2 (1 with 4 token tiles)";
+    if (!power_of_2(c->warps) || c->warps > 16 || !power_of_2(c->warps_k) || c->warps_k > c->warps)
+        return "warps must be a power of two, at most 16, and warps_k a divisor";
+    if (c->strips_cta < 1 || c->depth < 2 || c->depth > MAX_DEPTH)
+        return "strips_cta must be positive, depth 2..4";
+    if (!power_of_2(c->splits) || c->splits > (p->cc >= 90 ? MAX_CLUSTER : 1))
+        return "splits must be 1, 2, 4 or 8 (1 before compute capability 9.0)";
+    if (ceil_div(ceil_div((size_t)units_of(w), (size_t)c->splits), (size_t)c->warps_k) >
+        MIX24_MAX_UNITS)
+        return "too many channels for a warp";
+    return NULL;
+}
+
+/* Relative time of a configuration: slots of the busiest warp, with what measurement says of the
+ * rest. */
+static double cost(const struct qt_matmul_config *c, const struct qt_matmul_weight *w, size_t m)
+{
+    size_t passes = ceil_div((size_t)c->strips_cta * STRIP_ROWS, pass_rows(c));
+    size_t split_units = ceil_div((size_t)units_of(w), (size_t)c->splits);
+    double slots = (double)ceil_div(split_units, (size_t)c->warps_k) * (c->strips == 1 ? 0.62 : 1);
+    double x = (double)m * (double)split_units / 100;
+    /* Clusters of four and more do not all run at a time: twice the time. */
+    double cluster = c->splits == 1 ? 0 : c->splits == 2 ? 2 : 1000 * c->splits;
+    return (double)passes * (slots + 0.5) + x + cluster + (c->depth == 2 ? 2 : 0) +
+           (c->warps < 16 ? 1 : 0);
+}
+
+/* Of `most` tokens a pass, or fewer where k is too long for so many. cut: if given, k is to be cut
+ * as there. */
+static bool choose_for(struct qt_matmul_config *out, const struct qt_matmul_plan *p,
+                       const struct qt_matmul_weight *w, size_t most,
+                       const struct qt_matmul_config *cut)
+{
+    double best = 1e300;
+    struct qt_matmul_config c = {};
+    struct qt_mix24_args a;
+    c.warps = 16;
+    for (c.token_tiles = most > 16  ? 4
+                         : most > 8 ? 2
+                                    : 1;
+         c.token_tiles && best == 1e300; c.token_tiles /= 2)
+        for (c.splits = 1; c.splits <= MAX_CLUSTER; c.splits *= 2)
+            for (c.strips = 1; c.strips <= 2; c.strips++)
+                for (c.warps_k = 4; c.warps_k <= 16; c.warps_k *= 2)
+                    for (c.depth = 2; c.depth <= MAX_DEPTH; c.depth++) {
+                        size_t groups = (size_t)(p->sms > c.splits ? p->sms / c.splits : 1);
+                        size_t tile = (size_t)c.token_tiles * 8, m = most < tile ? most : tile;
+                        c.strips_cta =
+                            (int)round_up(ceil_div((size_t)strips_of(w), groups), (size_t)c.strips);
+                        if (config_fault(&c, p, w) || layout(&a, w, &c, m) > (size_t)p->smem_limit)
+                            continue;
+                        if (cut && (c.splits != cut->splits || c.warps_k != cut->warps_k))
+                            continue;
+                        double t = cost(&c, w, m) - 0.01 * c.depth;
+                        if (t < best) {
+                            best = t;
+                            *out = c;
+                        }
+                    }
+    return best < 1e300;
+}
+
+int qt_mix24_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+{
+    struct qt_matmul_config cut;
+    const size_t most = p->m < MAX_TOKENS ? p->m : MAX_TOKENS;
+    const bool invariant = p->options.batch_invariant;
+    if ((invariant && !choose_for(&cut, p, w, MAX_TOKENS, NULL)) ||
+        !choose_for(&p->config, p, w, most, invariant ? &cut : NULL))
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "k = %zu is too long for shared memory", w->k);
+    return qt_mix24_plan_check(p, w);
+}
+
+int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+{
+    struct qt_mix24_args a;
+    const struct qt_matmul_config *c = &p->config;
+    const char *fault = qt_mix24_fault(w);
+    if (!fault)
+        fault = config_fault(c, p, w);
+    if (fault)
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
+    p->smem_bytes = layout(&a, w, c, chunk_tokens(p));
+    /* see qt_matmul_plan_check */
+    if (p->options.dependent_launch && p->smem_bytes <= (size_t)p->smem_limit / 2)
+        p->smem_bytes = (size_t)p->smem_limit / 2 + 1024;
+    if (p->smem_bytes > (size_t)p->smem_limit)
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "%zu bytes of shared memory, the device has %d",
+                      p->smem_bytes, p->smem_limit);
+    p->kernel = qt_mix24_instance(c->token_tiles, c->strips, c->depth);
+    p->grid_x = c->splits;
+    p->grid_y = (int)ceil_div((size_t)strips_of(w), (size_t)c->strips_cta);
+    p->workspace_bytes = 0;
+    if (p->grid_y > 65535)
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "too many row groups");
+    cudaError_t e =
+        cudaFuncSetAttribute(p->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p->smem_limit);
+    if (e != cudaSuccess)
+        return refuse(p, QT_MATMUL_FAILED, "%s", cudaGetErrorString(e));
+    return QT_MATMUL_OK;
+}
+
+/* ---- run ---------------------------------------------------------------------------------------
+ */
+
+static struct qt_mix24_args matmul_args(const struct qt_matmul_plan *p,
+                                        const struct qt_matmul_weight *w)
+{
+    const struct qt_matmul_config *c = &p->config;
+    struct qt_mix24_args a = {};
+    layout(&a, w, c, chunk_tokens(p));
+    a.stream = (const unsigned char *)w->mix24.stream;
+    a.perm = (const uint16_t *)w->mix24.perm;
+    a.csr_ptr = (const uint32_t *)w->mix24.csr_ptr;
+    a.csr_col = (const uint16_t *)w->mix24.csr_col;
+    a.csr_val = (const uint16_t *)w->mix24.csr_val;
+    a.csr_pitch = csr_rows(w) + 1;
+    a.n = (int)w->n;
+    a.k = (int)w->k;
+    a.strips = strips_of(w);
+    a.fours = (int)w->mix24.fours;
+    a.pitch = (uint32_t)strip_bytes(w);
+    a.factor = ldexpf(1, w->scale_exp2);
+    a.bf16 = p->options.dtype == QT_MATMUL_BF16;
+    a.dependent = p->options.dependent_launch && p->cc >= 90;
+    a.strips_cta = c->strips_cta;
+    a.passes = (int)ceil_div((size_t)c->strips_cta * STRIP_ROWS, pass_rows(c));
+    a.warps_k = c->warps_k;
+    a.long_parts = 1;
+    a.cluster = c->splits;
+    return a;
+}
+
+/* log2 of the threads that share an output of a pass. */
+static int row_threads(const struct qt_matmul_config *c, size_t m)
+{
+    int log2 = 0;
+    while (log2 < 4 && pass_rows(c) * m * 2 << log2 <= (size_t)c->warps * 32)
+        log2++;
+    return log2;
+}
+
+static cudaError_t launch(const struct qt_matmul_plan *p, struct qt_mix24_args *a,
+                          cudaStream_t stream)
+{
+    cudaLaunchAttribute attribute[2] = {};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)p->grid_x, (unsigned)p->grid_y);
+    config.blockDim = dim3((unsigned)p->config.warps * 32);
+    config.dynamicSmemBytes = p->smem_bytes;
+    config.stream = stream;
+    config.attrs = attribute;
+    if (a->cluster > 1) {
+        attribute[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attribute[config.numAttrs].val.clusterDim.x = (unsigned)a->cluster;
+        attribute[config.numAttrs].val.clusterDim.y = 1;
+        attribute[config.numAttrs++].val.clusterDim.z = 1;
+    }
+    if (a->dependent) {
+        attribute[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    void *args[] = {a};
+    return cudaLaunchKernelExC(&config, p->kernel, args);
+}
+
+int qt_mix24_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
+                 const void *x, void *workspace, void *stream)
+{
+    (void)workspace;
+    if (qt_mix24_fault(w) || w->n != p->n || w->k != p->k || !p->kernel)
+        return QT_MATMUL_UNSUPPORTED;
+    struct qt_mix24_args a = matmul_args(p, w);
+    const struct qt_matmul_config *c = &p->config;
+    const size_t chunk = chunk_tokens(p);
+    for (size_t t = 0; t < p->m; t += chunk) {
+        size_t left = p->m - t;
+        a.m = (int)(left < chunk ? left : chunk);
+        a.x = (const char *)x + t * p->k * 2;
+        a.y = (char *)y + t * p->n * 2;
+        a.x_aligned = p->k % 8 == 0 && ((size_t)a.x & 15) == 0;
+        if (!p->options.batch_invariant) {
+            a.row_threads = row_threads(c, (size_t)a.m);
+            a.long_parts = a.m < c->warps ? c->warps / a.m : 1;
+        }
+        if (launch(p, &a, (cudaStream_t)stream) != cudaSuccess)
+            return QT_MATMUL_FAILED;
+    }
+    return QT_MATMUL_OK;
+}

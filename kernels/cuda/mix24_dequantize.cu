@@ -1,0 +1,128 @@
+/*
+ * mix24: weights to FP16 or BF16, out[n][k] in the order of the channels.
+ *
+ *   grid      blocks of 4 warps; a warp turns one record into 16 rows x 128 columns. Then, in a
+ *             launch of its own, a warp a row of outliers.
+ *   Moves     packed bytes once, 2 n k bytes out
+ *   Oracle    the weights' exact values, rounded once: equal bit for bit
+ */
+#include "kernels/cuda/mix24.h"
+#include "kernels/cuda/mix24_decode.cuh"
+
+#include <cuda_bf16.h>
+#include <math.h>
+
+struct dequantize_args {
+    const unsigned char *stream;
+    const uint16_t *perm;
+    const uint32_t *csr_ptr;
+    const uint16_t *csr_col, *csr_val;
+    void *out;
+    int n, k, units, fours, panels;
+    size_t pitch, csr_pitch;
+    float factor;
+    int bf16;
+};
+
+static __device__ __forceinline__ void put(const dequantize_args &a, int row, int col, __half w)
+{
+    if (row >= a.n || col >= a.k)
+        return;
+    size_t at = (size_t)row * a.k + col;
+    float v = __half2float(w) * a.factor;
+    if (a.bf16)
+        ((__nv_bfloat16 *)a.out)[at] = __float2bfloat16(v);
+    else
+        ((__half *)a.out)[at] = __float2half(v);
+}
+
+template <bool FOUR>
+static __device__ __forceinline__ void put_record(const dequantize_args &a, int strip, int unit,
+                                                  const unsigned char *record)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const mix24_meta meta = mix24_load_meta<FOUR>(record, lane);
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+        mix24_group group = b ? mix24_open_group<FOUR, 1>(meta) : mix24_open_group<FOUR, 0>(meta);
+        const uint32_t *words = (const uint32_t *)(record + lane * 16) + (FOUR ? 128 * b : 2 * b);
+        const int channel = a.perm[unit * 8 + b * 4 + lane % 4] * 16;
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            uint32_t frag[4];
+            mix24_fragment<FOUR>(frag, words, s, group);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int row = strip * 16 + lane / 4 + 8 * (i % 2), col = channel + 4 * s + 2 * (i / 2);
+                put(a, row, col, __low2half(as_half2(frag[i])));
+                put(a, row, col + 1, __high2half(as_half2(frag[i])));
+            }
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(128)
+    dense_kernel(const __grid_constant__ dequantize_args a)
+{
+    const size_t total = (size_t)((a.n + 15) / 16) * a.units;
+    for (size_t item = blockIdx.x * 4 + threadIdx.x / 32; item < total; item += gridDim.x * 4) {
+        int strip = (int)(item / a.units), unit = (int)(item % a.units);
+        int fours = (int)((unsigned)(unit * a.fours) / (unsigned)a.units);
+        bool four = (unsigned)((unit + 1) * a.fours) / (unsigned)a.units > (unsigned)fours;
+        const unsigned char *record =
+            a.stream + strip * a.pitch + (size_t)unit * mix24_record<false>::BYTES +
+            (size_t)fours * (mix24_record<true>::BYTES - mix24_record<false>::BYTES);
+        if (four)
+            put_record<true>(a, strip, unit, record);
+        else
+            put_record<false>(a, strip, unit, record);
+    }
+}
+
+static __global__ void __launch_bounds__(128)
+    outlier_kernel(const __grid_constant__ dequantize_args a)
+{
+    for (int row = (int)(blockIdx.x * 4 + threadIdx.x / 32); row < a.n; row += (int)gridDim.x * 4)
+        for (int p = 0; p < a.panels; p++) {
+            const uint32_t *ptr = a.csr_ptr + p * a.csr_pitch + row;
+            for (uint32_t e = ptr[0] + threadIdx.x % 32; e < ptr[1]; e += 32) {
+                int col = p * 65536 + a.csr_col[e];
+                put(a, row, a.perm[col / 16] * 16 + col % 16, __ushort_as_half(a.csr_val[e]));
+            }
+        }
+}
+
+static int grid_of(size_t warps)
+{
+    size_t blocks = (warps + 15) / 16;
+    return (int)(blocks < 65536 ? blocks : 65536);
+}
+
+int qt_mix24_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_matmul_dtype dtype,
+                        void *stream)
+{
+    if (qt_mix24_fault(w))
+        return QT_MATMUL_UNSUPPORTED;
+    struct dequantize_args a = {};
+    const struct qt_matmul_mix24 *m = &w->mix24;
+    a.stream = (const unsigned char *)m->stream;
+    a.perm = (const uint16_t *)m->perm;
+    a.csr_ptr = (const uint32_t *)m->csr_ptr;
+    a.csr_col = (const uint16_t *)m->csr_col;
+    a.csr_val = (const uint16_t *)m->csr_val;
+    a.out = out;
+    a.n = (int)w->n;
+    a.k = (int)w->k;
+    a.units = (int)(m->twos + m->fours);
+    a.fours = (int)m->fours;
+    a.panels = (a.units + 511) / 512;
+    a.pitch = m->twos * mix24_record<false>::BYTES + m->fours * mix24_record<true>::BYTES;
+    a.csr_pitch = (m->csr_rows ? m->csr_rows : w->n) + 1;
+    a.factor = ldexpf(1, w->scale_exp2);
+    a.bf16 = dtype == QT_MATMUL_BF16;
+    cudaStream_t s = (cudaStream_t)stream;
+    dense_kernel<<<grid_of((w->n + 15) / 16 * (size_t)a.units), 128, 0, s>>>(a);
+    if (a.csr_ptr)
+        outlier_kernel<<<grid_of(w->n), 128, 0, s>>>(a);
+    return cudaGetLastError() == cudaSuccess ? QT_MATMUL_OK : QT_MATMUL_FAILED;
+}

@@ -1,0 +1,80 @@
+/* Thread block clusters (compute capability 9.0): one wrapper per PTX instruction. On older devices
+ * a cluster is one block, and nothing here is called. Addresses are 32-bit ones of shared memory.
+ */
+#ifndef QT_CUDA_PTX_CLUSTER_CUH
+#define QT_CUDA_PTX_CLUSTER_CUH
+
+#include "kernels/cuda/ptx.cuh"
+
+/* The same place in the shared memory of block `rank` of the cluster. */
+PTX uint32_t ptx_cluster_map(uint32_t addr, uint32_t rank)
+{
+    uint32_t r = addr;
+#if __CUDA_ARCH__ >= 900
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(addr), "r"(rank));
+#endif
+    return r;
+}
+
+/* All threads of the cluster. Orders nothing but the initialisation of barriers before it. */
+PTX void ptx_cluster_arrive()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;\n"
+                 "barrier.cluster.arrive.relaxed.aligned;" ::
+                     : "memory");
+#endif
+}
+
+PTX void ptx_cluster_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/* Writes to the block that `addr` and `barrier` are mapped to, and counts 4 bytes there. */
+PTX void ptx_cluster_send(uint32_t addr, float v, uint32_t barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+            addr),
+        "r"(__float_as_uint(v)), "r"(barrier)
+        : "memory");
+#endif
+}
+
+PTX void ptx_barrier_init(uint32_t barrier, uint32_t arrivals)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
+                 : "memory");
+#endif
+}
+
+/* One arrival, and so many bytes to come in this phase. */
+PTX void ptx_barrier_expect(uint32_t barrier, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+#endif
+}
+
+/* Until the phase of that parity is complete; what was sent to it is then seen. */
+PTX void ptx_barrier_wait(uint32_t barrier, uint32_t parity)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+#endif
+}
+
+#endif
