@@ -677,9 +677,9 @@ static void add_input(struct shares *s, const struct input *in, const struct qt_
 
 static json_t *shares_json(const struct shares *s)
 {
-    double none = s->blocks > 0 ? 1 : 0;
-    return json_pack("{s:f, s:f}", "a8_blocks", none ? s->blocks8 / s->blocks : 0, "a8_macs",
-                     none ? s->macs8 / s->macs : 0);
+    bool any = s->blocks > 0;
+    return json_pack("{s:f, s:f}", "a8_blocks", any ? s->blocks8 / s->blocks : 0.0, "a8_macs",
+                     any ? s->macs8 / s->macs : 0.0);
 }
 
 static int make_report(struct planner *p, double left, struct qt_err *err)

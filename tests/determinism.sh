@@ -14,6 +14,15 @@ dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 passed=0 failed=0
 
+# Copies, so that nothing changes under way.
+copies=()
+for qtool; do
+    cp "$qtool" "$dir/qtool-${#copies[@]}" || exit 1
+    copies+=("$dir/qtool-${#copies[@]}")
+    echo "${copies[-1]##*/}: $qtool"
+done
+set -- "${copies[@]}"
+
 # The instruction set paths of this machine, and the choice by itself.
 isas="generic"
 ! grep -qw avx2 /proc/cpuinfo || isas="$isas avx2"
@@ -63,7 +72,7 @@ check() {
                     got=$(hash "$qtool" "$count" "$isa" "$spec")
                     first=${first:-$got} runs=$((runs + 1))
                     [ "$got" = "$first" ] && continue
-                    echo "FAIL $spec: $qtool, $count threads, path '${isa:-best}': $got, not $first"
+                    echo "FAIL $spec: ${qtool##*/}, $count threads, path '${isa:-best}': $got, not $first"
                     failed=$((failed + 1))
                     return
                 done
