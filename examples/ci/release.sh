@@ -5,7 +5,7 @@
 #
 #   usage: examples/ci/release.sh CKPT OUT        environment, with defaults:
 #     QTOOL=qtool  SCHEME=fp6:e=2  CALIB=CKPT/calib.txt  DATA=CKPT/eval.txt
-#     BPW=6.2 SQNR=25 RATIO=1.05 KLD=0.05           what the container has to keep
+#     BPW=6.2 SQNR=20 RATIO=1.05 KLD=0.05           what the container has to keep
 #     WINDOWS=              of DATA to evaluate; empty: all
 #     LOGS=OUT.logs                                 documents and messages of every step
 #
@@ -16,7 +16,7 @@ set -u
 ckpt=${1:?usage: release.sh CKPT OUT} out=${2:?usage: release.sh CKPT OUT}
 qtool=${QTOOL:-qtool} scheme=${SCHEME:-fp6:e=2}
 calib=${CALIB:-$ckpt/calib.txt} data=${DATA:-$ckpt/eval.txt}
-bpw=${BPW:-6.2} sqnr=${SQNR:-25} ratio=${RATIO:-1.05} kld=${KLD:-0.05}
+bpw=${BPW:-6.2} sqnr=${SQNR:-20} ratio=${RATIO:-1.05} kld=${KLD:-0.05}
 logs=${LOGS:-$out.logs}
 mkdir -p "$logs" || exit 6
 
