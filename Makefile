@@ -133,13 +133,13 @@ $(B)/libqtool_kernels.a: $(CUDA_OBJ)
 	@rm -f $@
 	$(call Q,AR)$(AR) rcs $@ $^
 
-# Only what qtool_kernels.h declares is visible.
+# Only what the public headers declare is visible.
 $(B)/libqtool_kernels.so: $(CUDA_OBJ) kernels/cuda/exports.map
 	$(call Q,LINK)$(CC) -shared -o $@ $(CUDA_OBJ) -Wl,-soname,$(SONAME) \
 	    -Wl,--version-script=kernels/cuda/exports.map $(CUDA_RT)
 
 # Instructions of Hopper alone; other devices get the other kernels.
-$(B)/kernels/cuda/tile_group.o $(B)/kernels/cuda/tile_fpx.o: CUDA_ARCH := \
+$(patsubst %,$(B)/kernels/cuda/%.o,tile_group tile_fpx w4ax_tile): CUDA_ARCH := \
     -gencode arch=compute_90a,code=sm_90a
 
 # C++ here is for templates: nothing of its run time is wanted by what links the library. (The
@@ -152,13 +152,17 @@ $(B)/%.o: %.cu
 $(B)/kernels/gpu_cuda.o $(B)/tests/gpu/%.o: QFLAGS += -isystem $(CUDA_HOME)/include
 $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(GPU_OBJ) $(B)/libqtool.a
 	$(LINK) $(CUDA_RT)
-$(B)/tests/gpu/test_kernels: $(B)/tests/gpu/reference.o
-$(B)/tests/gpu/test_mix24: $(B)/tests/gpu/reference.o $(B)/tests/gpu/mix24_matrix.o
+$(B)/tests/gpu/test_mix24: $(B)/tests/gpu/mix24_matrix.o
+$(B)/tests/gpu/test_kernels $(B)/tests/gpu/test_mix24 $(B)/tests/gpu/test_kv4 $(B)/tests/gpu/test_w4ax \
+    $(B)/tests/gpu/bench_kv4 $(B)/tests/gpu/bench_w4ax: $(B)/tests/gpu/reference.o
+$(B)/tests/gpu/bench_kv4 $(B)/tests/gpu/bench_w4ax: CUDA_RT += -lcublas -lstdc++
 
 # What programs need that launch the kernels: the library, its header, and
 # `pkg-config [--static] qtool-kernels`.
 install-kernels: kernels
-	install -D -m 644 kernels/qtool_kernels.h $(DESTDIR)$(PREFIX)/include/qtool_kernels.h
+	install -d $(DESTDIR)$(PREFIX)/include
+	for h in qtool_kernels.h qtool_kv4.h qtool_w4ax.h; do \
+	    sed 's|"kernels/|"|' kernels/$$h >$(DESTDIR)$(PREFIX)/include/$$h || exit 1; done
 	install -D -m 644 $(B)/libqtool_kernels.a $(DESTDIR)$(LIBDIR)/libqtool_kernels.a
 	install -D -m 755 $(B)/libqtool_kernels.so $(DESTDIR)$(LIBDIR)/$(SONAME)
 	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libqtool_kernels.so
@@ -166,12 +170,16 @@ install-kernels: kernels
 	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' -e 's|@cuda@|$(CUDA_HOME)|' \
 	    kernels/cuda/qtool-kernels.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/qtool-kernels.pc
 
-# test_plan needs no GPU; the others say SKIP where there is none.
-test-gpu: $(B)/tests/gpu/test_plan $(B)/tests/gpu/test_kernels $(B)/tests/gpu/test_mix24 \
-          $(B)/tests/gpu/sweep
+# test_plan needs no GPU, and wgmma_registers reads machine code; the others say SKIP where there
+# is no GPU.
+test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_kernels test_mix24 test_kv4 test_w4ax sweep) \
+          $(B)/libqtool_kernels.a
 	$(B)/tests/gpu/test_plan
+	$(PYTHON) tests/gpu/wgmma_registers.py $(B)/libqtool_kernels.a
 	$(B)/tests/gpu/test_kernels
 	$(B)/tests/gpu/test_mix24
+	$(B)/tests/gpu/test_kv4
+	$(B)/tests/gpu/test_w4ax
 else
 kernels test-gpu install-kernels:
 	@echo "SKIP: nvcc not found, nothing of the GPU is built"

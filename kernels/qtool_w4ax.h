@@ -13,7 +13,7 @@
  *
  * quantize and run only enqueue kernels. Integer sums are exact; results are bitwise repeatable.
  *
- * Scales (DESIGN of the scheme): w, x the codes, sums over the channels of block b
+ * Granularities of scales; w, x the codes, sums over the channels of block b:
  *   BLOCK  y = sum_b  scale_w[row][b] * scale_x[token][b] * sum w x
  *   INT    y = scale_w[row] * scale_x[token] * sum_b  int_w[row][b] * sum w x,   x a byte that has
  * its block's integer factor multiplied in ROW    y = scale_w[row] * scale_x[token] * sum w x
@@ -84,12 +84,11 @@ struct qt_w4ax_norm {
 
 /*
  * x [m][k] of `dtype`, 16-byte aligned. Per token and block, in FP32, v the normalised values:
- *   s = F16(max |v| * (clip / 7 or 127)), at most 65504; s = 0: codes 0, scale 1
- *   codes = clamp(rint(v * (1 / s)), -8..7 or +-127), ties to even
- * INT: s per token, of clip8 / 127; a block of 4 bits has the factor
- *   f = clamp(rint(max |v| of the block * clip4 / (7 s)), 1, 18)
- *   and the bytes f * clamp(rint(v * (1 / (s f))), +-7).
- * ROW: s per token, of clip8 / 127, every block 8 bits.
+ *   s = max |v| * (clip / 7 or 127), codes = clamp(rint(v * (1 / s)), +-7 or +-127), ties to even
+ *   s < 2^-120: codes 0, scale 1
+ * INT: per token u = max |v| * (clip8 / 127), the scale that is stored; a block of 4 bits has the
+ * factor f = clamp(rint(max |v| of the block * clip4 / (7 u)), 1, 18), s = f u, and bytes f * code.
+ * ROW: s = u, every block 8 bits.
  */
 int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input *in,
                      const struct qt_w4ax_norm *norm, const void *x, size_t m,
@@ -99,15 +98,15 @@ int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input 
  */
 
 /*
- * W[n][k] in the order "frag16x64/byte" of pack/layout_frag8.h, padded to 16 rows and 64 columns.
+ * W[n][k] in the order "frag16x64/byte" of pack/layout_frag8.h, padded to 16 rows and 128 columns.
  * Codes -7..7 (-8 too, but not with INT scales above 16). Scales in the slot order of
  * layout_frag.h.
  */
 struct qt_w4ax_weight {
     enum qt_w4ax_scales scales;
     size_t n, k;       /* logical */
-    const void *plane; /* U32 [n/16][k/64][32][4], 16-byte aligned */
-    const void *scale; /* BLOCK: F16 [n/16][ceil(k/128)][16], INT: U8, the same, 0..17; aligned */
+    const void *plane; /* U32 [n/16][2 ceil(k/128)][32][4], 16-byte aligned */
+    const void *scale; /* BLOCK: F16 [n/16][ceil(k/128)][16], INT: U8, the same, 0..16; aligned */
     const void *row_scale;  /* INT, ROW: F16 [n/16][16] */
     int scale_exp2;         /* true scale = stored scale * 2^scale_exp2 */
     const uint32_t *blocks; /* of the layer's input, see qt_w4ax_blocks */

@@ -1,8 +1,8 @@
-/* PTX of the integer products and of the cache attention; see ptx.cuh. */
+/* Wrappers as in ptx.cuh, of the integer products and of the cache attention. */
 #ifndef QT_CUDA_PTX_INT_CUH
 #define QT_CUDA_PTX_INT_CUH
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/ptx_sm90.cuh"
 
 /* ptx_ldmatrix_x4, each matrix transposed. */
 PTX void ptx_ldmatrix_x4_trans(uint32_t r[4], uint32_t addr)
@@ -10,15 +10,6 @@ PTX void ptx_ldmatrix_x4_trans(uint32_t r[4], uint32_t addr)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(addr));
-}
-
-/* Transposes an 8x8 matrix of 16-bit values held as a fragment: lane l has row l / 4, columns
- * 2 (l % 4) and the next. */
-PTX uint32_t ptx_transpose_8x8(uint32_t v)
-{
-    uint32_t r;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
-    return r;
 }
 
 /* 2^x, to 2 units in the last place; 2^-inf = 0. */
@@ -57,49 +48,8 @@ PTX void ptx_mma_s4(int d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* ---- compute capability 9.0 --------------------------------------------------------------------
+/* ---- compute capability 9.0a -------------------------------------------------------------------
  */
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define QT_HOPPER 1
-#endif
-
-PTX void ptx_barrier_init(uint32_t bar, int arrivals)
-{
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
-}
-
-/* Makes initialised barriers visible to the copy engine. */
-PTX void ptx_barrier_fence()
-{
-#if QT_HOPPER
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
-PTX void ptx_barrier_arrive(uint32_t bar)
-{
-    asm volatile("{.reg .b64 s; mbarrier.arrive.shared.b64 s, [%0];}" ::"r"(bar) : "memory");
-}
-
-#if QT_HOPPER
-/* One arrival, and `bytes` more to come by copies. */
-PTX void ptx_barrier_expect(uint32_t bar, uint32_t bytes)
-{
-    asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}" ::"r"(bar),
-                 "r"(bytes)
-                 : "memory");
-}
-
-/* Until the phase of this parity has ended. */
-PTX void ptx_barrier_wait(uint32_t bar, uint32_t parity)
-{
-    asm volatile("{.reg .pred p;\n"
-                 "again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
-                 "@!p bra again;}" ::"r"(bar),
-                 "r"(parity)
-                 : "memory");
-}
 
 /* Copy engine: contiguous bytes, multiples of 16, global -> shared; counted by the barrier. */
 PTX void ptx_copy_bulk(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
@@ -117,60 +67,76 @@ PTX void ptx_barrier_arrive_copied(uint32_t bar)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
 }
 
+/* Four 8x8 matrices of 16-bit values, transposed; lane l gives the address of row l % 8 of matrix
+ * l / 8. */
+PTX void ptx_stmatrix_x4_trans(uint32_t addr, const uint32_t r[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(addr),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+/* Keeps uses of v behind the wait before, of which the compiler does not know that it writes v. */
+PTX void ptx_keep_behind(int &v)
+{
+    asm volatile("" : "+r"(v)::"memory");
+}
+
 /* d[64xN] (+)= a[64x32] b[32xN], a in registers, signed bytes or (U8) unsigned times signed ones; b
  * a descriptor of rows of 128 bytes in shared memory. N / 2 words of d. Asynchronous. */
-template <int N, bool U8> struct ptx_wgmma;
-template <> struct ptx_wgmma<16, false> {
+template <int N, bool U8> struct ptx_wgmma_s8;
+template <> struct ptx_wgmma_s8<16, false> {
     static __device__ __forceinline__ void run(int *d, const uint32_t *a, uint64_t b, int add)
     {
-        asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %13, 0;"
-        "wgmma.mma_async.sync.aligned.m64n16k32.s32.s8.s8 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7}, "
-        "{%8, %9, %10, %11}, %12, p;}"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %13, 0;"
+                     "wgmma.mma_async.sync.aligned.m64n16k32.s32.s8.s8 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7}, "
+                     "{%8, %9, %10, %11}, %12, p;}"
+                     : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]),
+                       "+r"(d[6]), "+r"(d[7])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
     }
 };
-template <> struct ptx_wgmma<16, true> {
+template <> struct ptx_wgmma_s8<16, true> {
     static __device__ __forceinline__ void run(int *d, const uint32_t *a, uint64_t b, int add)
     {
-        asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %13, 0;"
-        "wgmma.mma_async.sync.aligned.m64n16k32.s32.u8.s8 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7}, "
-        "{%8, %9, %10, %11}, %12, p;}"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %13, 0;"
+                     "wgmma.mma_async.sync.aligned.m64n16k32.s32.u8.s8 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7}, "
+                     "{%8, %9, %10, %11}, %12, p;}"
+                     : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]),
+                       "+r"(d[6]), "+r"(d[7])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
     }
 };
-template <> struct ptx_wgmma<32, false> {
+template <> struct ptx_wgmma_s8<32, false> {
     static __device__ __forceinline__ void run(int *d, const uint32_t *a, uint64_t b, int add)
     {
-        asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %21, 0;"
-        "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, "
-        "%8, %9, %10, %11, %12, %13, %14, %15}, "
-        "{%16, %17, %18, %19}, %20, p;}"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0;"
+                     "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7, "
+                     "%8, %9, %10, %11, %12, %13, %14, %15}, "
+                     "{%16, %17, %18, %19}, %20, p;}"
+                     : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]),
+                       "+r"(d[6]), "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]),
+                       "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
     }
 };
-template <> struct ptx_wgmma<32, true> {
+template <> struct ptx_wgmma_s8<32, true> {
     static __device__ __forceinline__ void run(int *d, const uint32_t *a, uint64_t b, int add)
     {
-        asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %21, 0;"
-        "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, "
-        "%8, %9, %10, %11, %12, %13, %14, %15}, "
-        "{%16, %17, %18, %19}, %20, p;}"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0;"
+                     "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7, "
+                     "%8, %9, %10, %11, %12, %13, %14, %15}, "
+                     "{%16, %17, %18, %19}, %20, p;}"
+                     : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]),
+                       "+r"(d[6]), "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]),
+                       "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
     }
 };
-template <> struct ptx_wgmma<64, false> {
+template <> struct ptx_wgmma_s8<64, false> {
     static __device__ __forceinline__ void run(int *d, const uint32_t *a, uint64_t b, int add)
     {
         asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;"
@@ -189,7 +155,7 @@ template <> struct ptx_wgmma<64, false> {
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
     }
 };
-template <> struct ptx_wgmma<64, true> {
+template <> struct ptx_wgmma_s8<64, true> {
     static __device__ __forceinline__ void run(int *d, const uint32_t *a, uint64_t b, int add)
     {
         asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;"
@@ -208,7 +174,7 @@ template <> struct ptx_wgmma<64, true> {
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
     }
 };
-template <> struct ptx_wgmma<128, false> {
+template <> struct ptx_wgmma_s8<128, false> {
     static __device__ __forceinline__ void run(int *d, const uint32_t *a, uint64_t b, int add)
     {
         asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0;"
@@ -236,7 +202,7 @@ template <> struct ptx_wgmma<128, false> {
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
     }
 };
-template <> struct ptx_wgmma<128, true> {
+template <> struct ptx_wgmma_s8<128, true> {
     static __device__ __forceinline__ void run(int *d, const uint32_t *a, uint64_t b, int add)
     {
         asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0;"
@@ -264,60 +230,5 @@ template <> struct ptx_wgmma<128, true> {
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
     }
 };
-
-PTX void ptx_wgmma_fence()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-PTX void ptx_wgmma_commit()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-template <int PENDING> PTX void ptx_wgmma_wait()
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-template <int REGS> PTX void ptx_registers_up()
-{
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGS));
-}
-
-template <int REGS> PTX void ptx_registers_down()
-{
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGS));
-}
-
-/* After a wait: v stays in its register until here, and its uses stay behind. The compiler does not
- * know that products under way still read their operands and write their sums. */
-template <class T> PTX void ptx_keep(T &v)
-{
-    asm volatile("" : "+r"(v)::"memory");
-}
-
-/* Rows of 128 bytes, their 16-byte chunks exchanged by row & 7, 1024-byte aligned. */
-PTX uint64_t ptx_wgmma_rows_128(uint32_t addr)
-{
-    return (uint64_t)(addr >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 |
-           (uint64_t)1 << 62;
-}
-
-/* Four 8x8 matrices of 16-bit values, transposed; lane l gives the address of row l % 8 of matrix
- * l / 8. */
-PTX void ptx_stmatrix_x4_trans(uint32_t addr, const uint32_t r[4])
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(addr),
-                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
-}
-#endif
-
-/* Barrier `id` among `threads` threads. */
-PTX void ptx_named_barrier(int id, int threads)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 
 #endif

@@ -21,7 +21,6 @@ struct w4ax_args {
     int m, n, strips, kblocks, x_pitch;
     int token0, x_tokens; /* first token of these m, and how many X has */
     int blocks64;         /* blocks of 64 channels from strip to strip */
-    int odd;              /* the last k-block is half a one */
     int cta_units, groups;
     float factor; /* power of two on every result */
     int output;   /* enum qt_w4ax_output */
@@ -30,30 +29,23 @@ struct w4ax_args {
 /* ---- weights -----------------------------------------------------------------------------------
  *
  * Word 2 s + h of a lane: row g + 8 h, k-step s. Its low nibbles are the first 16 channels of the
- * k-step, register h of the A operand, its high ones the others, register 2 + h. Stored is code
- * + 8.
- */
+ * k-step, register h of the A operand, its high ones the others, register 2 + h
+ * (pack/layout_frag8.h). */
 
-/* First byte of a k-block of a strip. */
+/* The 1024 bytes of a k-block of a strip. */
 static __device__ __forceinline__ const unsigned char *w4ax_codes(const w4ax_args &a, int strip,
                                                                   int kb)
 {
     return a.plane + ((size_t)strip * a.blocks64 + 2 * kb) * 512;
 }
 
-/* Of which the second half, 512 bytes, is missing: it would meet zeros of X. */
-static __device__ __forceinline__ bool w4ax_half_block(const w4ax_args &a, int kb)
-{
-    return a.odd && kb == a.kblocks - 1;
-}
-
 /* Sixteen times the codes, as signed bytes. */
 static __device__ __forceinline__ void w4ax_unpack(uint32_t a[4], uint32_t w0, uint32_t w1)
 {
-    a[0] = (w0 << 4 & 0xf0f0f0f0) ^ 0x80808080;
-    a[1] = (w1 << 4 & 0xf0f0f0f0) ^ 0x80808080;
-    a[2] = (w0 & 0xf0f0f0f0) ^ 0x80808080;
-    a[3] = (w1 & 0xf0f0f0f0) ^ 0x80808080;
+    a[0] = w0 << 4 & 0xf0f0f0f0;
+    a[1] = w1 << 4 & 0xf0f0f0f0;
+    a[2] = w0 & 0xf0f0f0f0;
+    a[3] = w1 & 0xf0f0f0f0;
 }
 
 /* Integer block scale q of the two rows of a lane; bytes code * q + 128 = (code + 8) * q + offset,
@@ -78,8 +70,8 @@ static __device__ __forceinline__ void w4ax_unpack_int(uint32_t a[4], uint32_t w
     const uint32_t w[2] = {w0, w1};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        a[h] = (w[h] & 0x0f0f0f0f) * s.q[h] + s.offset[h];
-        a[2 + h] = (w[h] >> 4 & 0x0f0f0f0f) * s.q[h] + s.offset[h];
+        a[h] = ((w[h] & 0x0f0f0f0f) ^ 0x08080808) * s.q[h] + s.offset[h];
+        a[2 + h] = ((w[h] >> 4 & 0x0f0f0f0f) ^ 0x08080808) * s.q[h] + s.offset[h];
     }
 }
 

@@ -193,8 +193,7 @@ static w4ax_args args_of(const struct qt_w4ax_plan *p, const struct qt_w4ax_weig
     a.n = (int)p->n;
     a.strips = (int)divide_up(p->n, STRIP_ROWS);
     a.kblocks = (int)kblocks_of(p);
-    a.blocks64 = (int)(w->pitch_blocks ? w->pitch_blocks : divide_up(p->k, 64));
-    a.odd = divide_up(p->k, 64) % 2 != 0;
+    a.blocks64 = (int)(w->pitch_blocks ? w->pitch_blocks : 2 * kblocks_of(p));
     a.x_pitch = (int)((p->m + 3) / 4 * 4);
     a.cta_units = p->config.cta_units;
     a.groups = (int)groups_of(p);

@@ -175,20 +175,19 @@ static __device__ __forceinline__ lane_values load_block(const quantize_args &a,
     return l;
 }
 
-/*
- * Codes least..most, times `factor`; `inverse` 0 for a block of zeros. 1.5 * 2^23 + c rounds c to
+/* Codes of +-limit, times `factor`; `inverse` 0 for a block of zeros. 1.5 * 2^23 + c rounds c to
  * the nearest whole number, ties to even, and has it in its low bits: conversions run at an eighth
  * of the speed of additions.
  */
-static __device__ __forceinline__ uint2 encode(const lane_values &l, float inverse, float least,
-                                               float most, float factor)
+static __device__ __forceinline__ uint2 encode(const lane_values &l, float inverse, float limit,
+                                               float factor)
 {
     const float magic = 12582912;
     uint32_t c[8];
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         float v = __fadd_rn(__fmul_rn(l.v[j], inverse), magic);
-        v = fminf(fmaxf(v, magic + least), magic + most);
+        v = fminf(fmaxf(v, magic - limit), magic + limit);
         if (factor != 1)
             v = __fmaf_rn(v - magic, factor, magic);
         c[j] = __float_as_uint(v);
@@ -224,12 +223,10 @@ static __device__ __forceinline__ bool narrow(uint32_t word)
     return !(word & QT_W4AX_WIDE_ROWS) || (word & QT_W4AX_NARROW_VALUES);
 }
 
-/* Rounded to F16; where that is 0, codes are 0 and the scale 1. */
-static __device__ __forceinline__ float stored_scale(float most, float per, float *inverse)
+/* Below 2^-120, where 1 / s is near the end of FP32, codes are 0. */
+static __device__ __forceinline__ float inverse_of(float s)
 {
-    float s = __half2float(__float2half(fminf(__fmul_rn(most, per), 65504)));
-    *inverse = s == 0 ? 0 : __frcp_rn(s);
-    return s == 0 ? 1 : s;
+    return s >= 0x1p-120f ? __frcp_rn(s) : 0;
 }
 
 /* ---- the kernel --------------------------------------------------------------------------------
@@ -265,12 +262,13 @@ static __device__ __forceinline__ void quantize_by_block(const quantize_args &a,
     while (loop_next(&at, a)) {
         lane_values l = load_block<BF16, NORM, DIRECT>(a, n, at.block);
         uint32_t word = __ldg(a.blocks + at.block);
-        float inverse, scale = stored_scale(l.most, narrow(word) ? a.per7 : a.per127, &inverse);
-        uint2 code = encode(l, inverse, narrow(word) ? -8 : -127, narrow(word) ? 7 : 127, 1);
+        const float scale = __fmul_rn(l.most, narrow(word) ? a.per7 : a.per127);
+        const float inverse = inverse_of(scale);
+        uint2 code = encode(l, inverse, narrow(word) ? 7 : 127, 1);
         if (at.mine) {
             store_codes(a, word, code);
             if (threadIdx.x % 16 == 0)
-                a.scale[(size_t)at.block * a.scale_pitch + blockIdx.x] = scale;
+                a.scale[(size_t)at.block * a.scale_pitch + blockIdx.x] = inverse == 0 ? 1 : scale;
         }
     }
 }
@@ -292,19 +290,18 @@ static __device__ __forceinline__ void quantize_by_token(const quantize_args &a,
 #pragma unroll
     for (int d = 1; d < 32; d *= 2)
         all = fmaxf(all, __shfl_xor_sync(~0u, all, d));
-    float none, scale = stored_scale(all, a.per127, &none);
+    const float scale = __fmul_rn(all, a.per127);
     int sum = 0;
     for (block_loop at = loop_open(); loop_next(&at, a);) {
         lane_values l = load_block<BF16, NORM, false>(a, n, at.block);
         uint32_t word = __ldg(a.blocks + at.block);
         float factor = 1, limit = 127;
-        if (a.scales == QT_W4AX_INT && narrow(word)) {
+        if (a.scales == QT_W4AX_INT && narrow(word)) { /* of a token of zeros: NaN, then 1 */
             factor = rintf(__fdiv_rn(__fmul_rn(l.most, a.clip4), __fmul_rn(7, scale)));
             factor = fminf(fmaxf(factor, 1), 18);
             limit = 7;
         }
-        float inverse = none == 0 ? 0 : __frcp_rn(__fmul_rn(scale, factor));
-        uint2 code = encode(l, inverse, -limit, limit, factor);
+        uint2 code = encode(l, inverse_of(__fmul_rn(scale, factor)), limit, factor);
         if (at.mine) {
             store_codes(a, word | QT_W4AX_WIDE_ROWS, code);
             sum = __dp4a((int)code.x, 0x01010101, __dp4a((int)code.y, 0x01010101, sum));

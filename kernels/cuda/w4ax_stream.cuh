@@ -69,14 +69,13 @@ static __device__ __forceinline__ void w4ax_copy_next(const w4ax_args &a, stream
     typedef w4ax_slot<MT, S> L;
     if (c->unit < end) {
         const int strip0 = c->group * S;
-        const bool half_block = w4ax_half_block(a, c->kb);
+
         uint32_t word = __shfl_sync(~0u, c->words, c->seen & 31);
 #pragma unroll
         for (int s = 0; s < S; s++) {
             const unsigned char *codes = w4ax_codes(a, min(strip0 + s, a.strips - 1), c->kb);
             ptx_copy_16(slot + s * 1024 + lane * 16, codes + lane * 16);
-            if (!half_block)
-                ptx_copy_16(slot + s * 1024 + 512 + lane * 16, codes + 512 + lane * 16);
+            ptx_copy_16(slot + s * 1024 + 512 + lane * 16, codes + 512 + lane * 16);
         }
         enum { SCALE_CHUNKS = SCALES == QT_W4AX_BLOCK ? 2 : SCALES == QT_W4AX_INT ? 1 : 0 };
         if (SCALE_CHUNKS && lane < S * SCALE_CHUNKS) {
@@ -190,12 +189,8 @@ static __device__ __forceinline__ void w4ax_step(typename w4ax_sum<SCALES>::type
 #pragma unroll
             for (int t = 0; t < MT; t++)
 #pragma unroll
-                for (int p = 0; p < 2; p++) {
-                    uint32_t frag[4];
-                    for (int i = 0; i < 4; i++)
-                        frag[i] = w[4 * p + i] ^ 0x88888888;
-                    ptx_mma_s4(block[t], frag, x[t][p][0], x[t][p][1]);
-                }
+                for (int p = 0; p < 2; p++)
+                    ptx_mma_s4(block[t], w + 4 * p, x[t][p][0], x[t][p][1]);
         } else
 #endif
 #pragma unroll

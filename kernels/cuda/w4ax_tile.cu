@@ -52,8 +52,6 @@ template <int SCALES, int TOKENS, int RT> struct w4ax_tile {
 
 enum { COPIERS = 128, CONSUMERS = 256 };
 
-#if QT_HOPPER
-
 struct tile_place {
     int strip0, token0, tokens; /* tokens below m */
 };
@@ -115,13 +113,10 @@ static __device__ __forceinline__ void tile_copy(const w4ax_args &a, const tile_
             ptx_copy_bulk(stage + T::X_SCALE_AT,
                           a.x_scale + (size_t)c.kb * a.x_pitch + c.place.token0, scale_bytes, bar);
     }
-    if (c.chunk < 32 || !w4ax_half_block(a, c.kb)) {
-        const unsigned char *codes = a.plane + c.kb * 1024 + c.chunk * 16;
+    const unsigned char *codes = a.plane + c.kb * 1024 + c.chunk * 16;
 #pragma unroll
-        for (int i = 0; i < T::STRIPS / 2; i++)
-            ptx_copy_16(stage + T::CODES_AT + i * 2048 + thread * 16,
-                        codes + (size_t)c.at[i] * 512);
-    }
+    for (int i = 0; i < T::STRIPS / 2; i++)
+        ptx_copy_16(stage + T::CODES_AT + i * 2048 + thread * 16, codes + (size_t)c.at[i] * 512);
     if (T::SCALE_BYTES && thread < 2 * T::STRIPS && thread % 2 * 16 < T::SCALE_BYTES)
         ptx_copy_16(stage + T::SCALES_AT + thread * 16,
                     a.scale + (size_t)(c.scale_at + c.kb) * T::SCALE_BYTES + thread % 2 * 16);
@@ -388,13 +383,13 @@ static __device__ __forceinline__ void tile_consumer(const w4ax_args &a, const t
 #pragma unroll 1
         for (; unit < last; unit++) {
             unsigned char *now = smem + stage * T::BYTES;
-            const uint64_t x = ptx_wgmma_rows_128(ptx_shared(now));
+            const uint64_t x = ptx_wgmma_b(ptx_shared(now));
             ptx_wgmma_fence();
 #pragma unroll
             for (int r = 0; r < RT; r++)
 #pragma unroll
                 for (int k = 0; k < 4; k++)
-                    ptx_wgmma<TOKENS, SCALES == QT_W4AX_INT>::run(
+                    ptx_wgmma_s8<TOKENS, SCALES == QT_W4AX_INT>::run(
                         sums[r], frag[r] + 4 * k, x + 2 * k, SCALES != QT_W4AX_BLOCK || k > 0);
             ptx_wgmma_commit();
             ptx_wgmma_wait<0>();
@@ -402,7 +397,7 @@ static __device__ __forceinline__ void tile_consumer(const w4ax_args &a, const t
             for (int r = 0; r < RT; r++)
 #pragma unroll
                 for (int i = 0; i < T::SUMS; i++)
-                    ptx_keep(sums[r][i]);
+                    ptx_keep_behind(sums[r][i]);
             const int next = stage + 1 == T::STAGES ? 0 : stage + 1;
             const uint32_t next_parity = next ? parity : parity ^ 1;
             /*
@@ -431,13 +426,11 @@ static __device__ __forceinline__ void tile_consumer(const w4ax_args &a, const t
                                            smem + T::OUT_AT + wg * T::OUT_BYTES, wg);
     }
 }
-#endif
 
 template <int SCALES, int TOKENS, int RT>
 __global__ void __launch_bounds__(QT_W4AX_TILE_THREADS, 1)
     qt_w4ax_tile_kernel(const __grid_constant__ w4ax_args a)
 {
-#if QT_HOPPER
     typedef w4ax_tile<SCALES, TOKENS, RT> T;
     unsigned char *smem = tile_smem + (1024 - ptx_shared(tile_smem) % 1024) % 1024;
     tile_pipe q;
@@ -451,17 +444,16 @@ __global__ void __launch_bounds__(QT_W4AX_TILE_THREADS, 1)
             ptx_barrier_init(q.full + i * 16, COPIERS + 1);
             ptx_barrier_init(q.empty + i * 16, CONSUMERS / 32);
         }
-        ptx_barrier_fence();
+        ptx_barrier_init_fence();
     }
     __syncthreads();
     if (threadIdx.x < COPIERS) {
-        ptx_registers_down<40>();
+        ptx_registers_fewer<40>();
         tile_copier<T>(a, q);
     } else {
-        ptx_registers_up<232>();
+        ptx_registers_more<232>();
         tile_consumer<SCALES, TOKENS, RT>(a, q, smem, (int)threadIdx.x / 128 - 1);
     }
-#endif
 }
 
 /* ---- host --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@
  */
 #include "base/num.h"
 #include "kernels/qtool_w4ax.h"
+#include "pack/layout_frag8.h"
 #include "tests/gpu/reference.h"
 
 #include <cuda_runtime_api.h>
@@ -192,51 +193,32 @@ static float scale_of(const struct acts *a, const struct layer *l, size_t token,
                                       : a->scale[token];
 }
 
-static float stored_scale(float most, float per, float *inverse)
+static int encode(float v, float s, float limit)
 {
-    float s = qt_f16_to_f32(qt_f32_to_f16(fminf(most * per, 65504)));
-    *inverse = s == 0 ? 0 : 1 / s;
-    return s == 0 ? 1 : s;
-}
-
-static int encode(float v, float inverse, float least, float most)
-{
-    return (int)fminf(fmaxf(rintf(v * inverse), least), most);
+    return s >= 0x1p-120f ? (int)fminf(fmaxf(rintf(v * (1 / s)), -limit), limit) : 0;
 }
 
 /* Codes [kblocks * 128], scales [kblocks] of one token's normalised values [kblocks * 128]. */
 static void quantize_truth(int *codes, float *scale, const float *v, const struct layer *l)
 {
-    float all = 0, none, token = 0;
+    float all = 0;
     for (size_t i = 0; i < l->kblocks * COLS; i++)
         all = fmaxf(all, fabsf(v[i]));
-    token = stored_scale(all, l->in.clip8 / 127, &none);
+    const float token = all * (l->in.clip8 / 127);
     for (size_t b = 0; b < l->kblocks; b++, v += COLS, codes += COLS) {
-        float most = 0, inverse, limit = l->bits[b] == 4 ? 7 : 127, factor = 1, least;
+        bool narrow = l->bits[b] == 4 && l->scales != QT_W4AX_ROW;
+        float most = 0, factor = 1, s = token;
         for (size_t j = 0; j < COLS; j++)
             most = fmaxf(most, fabsf(v[j]));
-        if (l->scales == QT_W4AX_BLOCK) {
-            float per = l->bits[b] == 4 ? l->in.clip4 / 7 : l->in.clip8 / 127;
-            scale[b] = stored_scale(most, per, &inverse);
-            least = limit == 7 ? -8 : -127;
-        } else {
-            scale[b] = token;
-            if (l->scales == QT_W4AX_ROW)
-                limit = 127;
-            else if (l->bits[b] == 4)
-                factor = fminf(fmaxf(rintf(most * l->in.clip4 / (7 * token)), 1), 18);
-            inverse = none == 0 ? 0 : 1 / (token * factor);
-            least = -limit;
-        }
+        if (l->scales == QT_W4AX_BLOCK)
+            s = most * (narrow ? l->in.clip4 / 7 : l->in.clip8 / 127);
+        else if (narrow && token > 0)
+            factor = fminf(fmaxf(rintf(most * l->in.clip4 / (7 * token)), 1), 18);
+        scale[b] = l->scales == QT_W4AX_BLOCK && s < 0x1p-120f ? 1 : s;
         for (size_t j = 0; j < COLS; j++)
-            codes[j] = encode(v[j], inverse, least, limit) * (int)factor;
+            codes[j] = encode(v[j], s * factor, narrow ? 7 : 127) * (int)factor;
     }
 }
-
-struct norm_case {
-    enum qt_w4ax_norm_kind kind;
-    int bias;
-};
 
 /* A token's values after norm and gather, zeros behind k. */
 static void norm_truth(float *v, const uint16_t *x, const uint16_t *weight, const uint16_t *bias,
@@ -332,28 +314,18 @@ struct weight {
     float *scale, *row_scale; /* [strips * 16][kblocks], [strips * 16] */
 };
 
-static size_t slot_of(size_t row)
-{
-    return 2 * (row % 8) + row / 8 % 2;
-}
-
-/* The drawing: lane (g, t), word 2 s + h, byte j, half of the byte. */
 static void *pack_codes(const struct weight *w)
 {
-    size_t cols = w->kblocks * COLS;
-    size_t blocks = (w->k + 63) / 64;
-    uint8_t *out = calloc(w->strips * blocks, 512);
-    for (size_t strip = 0; strip < w->strips; strip++)
-        for (size_t block = 0; block < blocks; block++)
-            for (size_t lane = 0; lane < 32; lane++)
-                for (size_t word = 0; word < 4; word++)
-                    for (size_t j = 0; j < 4; j++) {
-                        size_t row = strip * 16 + lane / 4 + word % 2 * 8;
-                        size_t col = block * 64 + word / 2 * 32 + lane % 4 * 4 + j;
-                        const int8_t *c = w->code + row * cols + col;
-                        out[((strip * blocks + block) * 32 + lane) * 16 + word * 4 + j] =
-                            (uint8_t)((c[0] + 8) | (c[16] + 8) << 4);
-                    }
+    size_t cols = w->kblocks * COLS, blocks = 2 * w->kblocks;
+    uint32_t *out = calloc(w->strips * blocks * 128, 4);
+    for (size_t block = 0; block < w->strips * blocks; block++)
+        for (unsigned i = 0; i < 32 * 32; i++) {
+            unsigned lane = i / 32, s = i / 16 % 2, r = i / 8 % 2, h = i / 4 % 2, b = i % 4;
+            size_t row = block / blocks * 16 + qt_frag8_row(lane, r);
+            size_t col = block % blocks * 64 + qt_frag8_col(lane, s, h, b);
+            uint32_t code = (uint32_t)w->code[row * cols + col] & 15;
+            out[block * 128 + lane * 4 + qt_frag8_word(s, r)] |= code << qt_frag8_shift(h, b);
+        }
     void *d = upload(out, w->strips * blocks * 512);
     free(out);
     return d;
@@ -365,9 +337,9 @@ static void upload_scales(struct weight *w)
     uint16_t *f16 = calloc(count, 2), *row = calloc(w->strips * 16, 2);
     uint8_t *u8 = calloc(count, 1);
     for (size_t r = 0; r < w->strips * 16; r++) {
-        row[r / 16 * 16 + slot_of(r)] = qt_f32_to_f16(w->row_scale[r]);
+        row[r / 16 * 16 + qt_frag_scale_slot((unsigned)(r % 16))] = qt_f32_to_f16(w->row_scale[r]);
         for (size_t b = 0; b < w->kblocks; b++) {
-            size_t at = (r / 16 * w->kblocks + b) * 16 + slot_of(r);
+            size_t at = (r / 16 * w->kblocks + b) * 16 + qt_frag_scale_slot((unsigned)(r % 16));
             f16[at] = qt_f32_to_f16(w->scale[r * w->kblocks + b]);
             u8[at] = (uint8_t)w->scale[r * w->kblocks + b];
         }
@@ -390,11 +362,11 @@ static void weight_new(struct weight *w, const struct layer *l, size_t n, bool o
     w->row_scale = calloc(rows, sizeof(float));
     for (size_t r = 0; r < n; r++) {
         for (size_t j = 0; j < l->k; j++)
-            w->code[r * cols + j] = (int8_t)((int)random_below(15) - 7);
+            w->code[r * cols + j] = (int8_t)((int)random_below(16) - 8);
         w->row_scale[r] = ones ? 1 : qt_f16_to_f32(qt_f32_to_f16(0.01f + 0.005f * random_float()));
         for (size_t b = 0; b < w->kblocks; b++)
             w->scale[r * w->kblocks + b] =
-                l->scales == QT_W4AX_INT ? (float)random_below(18)
+                l->scales == QT_W4AX_INT ? (float)random_below(17)
                 : ones                   ? 1
                        : qt_f16_to_f32(qt_f32_to_f16(0.01f + 0.005f * random_float()));
     }
