@@ -231,7 +231,7 @@ static const struct kind kinds[] = {
     {"twos", 0, 0.005, false, false, false, -2},
     {"fours", 1, 0, false, false, true, 0},
 };
-static const size_t shapes[][2] = {{1, 1},     {15, 63},    {16, 64},   {17, 65},
+static const size_t shapes[][2] = {{15, 1},    {15, 63},    {16, 64},   {17, 65},
                                    {31, 127},  {33, 129},   {48, 257},  {100, 1000},
                                    {96, 1024}, {272, 2080}, {112, 2056}};
 static const size_t tokens[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11,
