@@ -1,5 +1,6 @@
 #include "cli/cli.h"
 
+#include <math.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -149,6 +150,8 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
         doc_set(cli, cli->doc, "quantized", doc_size(r->quantized));
         doc_set(cli, cli->doc, "copied", doc_size(r->copied));
         doc_set(cli, cli->doc, "bpw", doc_real(r->bpw));
+        if (!isnan(r->paper_bpw))
+            doc_set(cli, cli->doc, "paper_bpw", doc_real(r->paper_bpw));
         doc_set(cli, cli->doc, "bytes", doc_size(r->bytes));
         doc_set(cli, cli->doc, "source_bytes", doc_size(source_bytes));
         doc_set(cli, cli->doc, "report", json_incref(r->document));
@@ -161,6 +164,9 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
     table_row(&t, "container\t%s", o->out);
     table_row(&t, "tensors\t%zu quantized, %zu copied", r->quantized, r->copied);
     table_row(&t, "bpw\t%.4f bits per quantized weight", r->bpw);
+    if (!isnan(r->paper_bpw))
+        table_row(&t, "paper\t%.4f as the scheme's publication counts, which leaves things out",
+                  r->paper_bpw);
     table_row(&t, "size\t%s (%llu bytes), source %s", text_bytes(after, r->bytes),
               (unsigned long long)r->bytes, text_bytes(before, source_bytes));
     return table_print(&t, err);

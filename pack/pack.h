@@ -339,8 +339,8 @@ struct qt_quantize_options {
 struct qt_quantize_report {
     json_t *document; /* what qtool-report.json holds; owned (json_decref) */
     size_t quantized, copied;
-    double bpw;
-    uint64_t bytes; /* of all stored tensors */
+    double bpw, paper_bpw; /* of qt_plan_bpw, qt_plan_paper_bpw */
+    uint64_t bytes;        /* of all stored tensors */
 };
 
 int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,

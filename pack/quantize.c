@@ -441,6 +441,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
         .quantized = run.plan.quantized,
         .copied = run.plan.count - run.plan.quantized,
         .bpw = qt_plan_bpw(&run.plan),
+        .paper_bpw = qt_plan_paper_bpw(&run.plan),
         .bytes = run.plan.output_bytes,
     };
 done:

@@ -91,8 +91,10 @@ static void bench_scheme(const char *text, const float *w, const double *h, doub
     qt_packed_free(&p);
 }
 
-int main(void)
+/* bench_solver [SPEC...] */
+int main(int argc, char **argv)
 {
+    static const char *const usual[] = {"nf4:g=64", "nf3:g=128", "fp6", "mix24"};
     struct qt_backend *be;
     struct qt_err err;
     double *h;
@@ -107,9 +109,10 @@ int main(void)
     printf("sgemm %d^3: %.2f s, %.1f GFLOP/s\n", N, sgemm, 2e-9 * N * N * N / sgemm);
     printf("Hessian of %d tokens, %d channels: %.0f %% of the rate of ssyrk (target: 70)\n", TOKENS,
            K, 100 * ssyrk / gram);
-    bench_scheme("nf4:g=64", w, h, sgemm);
-    bench_scheme("nf3:g=128", w, h, sgemm);
-    bench_scheme("fp6", w, h, sgemm);
+    for (int i = 1; i < argc; i++)
+        bench_scheme(argv[i], w, h, sgemm);
+    for (size_t i = 0; argc == 1 && i < sizeof usual / sizeof *usual; i++)
+        bench_scheme(usual[i], w, h, sgemm);
     be->close(be);
     qt_free(x);
     qt_free(w);
