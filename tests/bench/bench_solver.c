@@ -63,7 +63,8 @@ static double solve_seconds(struct qt_packed *p, const float *w, const struct qt
     bench_must(p->spec.scheme->solve(&report, p, w, f, &opt, &err), &err);
     t = bench_cpu_seconds() - t;
     printf("    objective %.6g after feedback, %.6g after %d rounds of polishing\n",
-           report.feedback, report.polished, polish);
+           ldexp(report.feedback, 2 * p->scale_exp2), ldexp(report.polished, 2 * p->scale_exp2),
+           polish);
     return t;
 }
 
@@ -81,12 +82,16 @@ static void bench_scheme(const char *text, const float *w, const double *h, doub
     double t = bench_cpu_seconds();
     bench_must(qt_factor_new(&f, h, K, &opt, &err), &err);
     double factor = bench_cpu_seconds() - t;
-    double pass = solve_seconds(&p, w, &f, 0), polished = solve_seconds(&p, w, &f, 1);
+    float *rows; /* as solving wants them */
+    bench_must(qt_array_new(&rows, (size_t)N * K, sizeof *rows, &err), &err);
+    qt_matrix_rows(rows, &m, 0, N, -p.scale_exp2);
+    double pass = solve_seconds(&p, rows, &f, 0), polished = solve_seconds(&p, rows, &f, 1);
     printf("    factorization       %5.2f sgemm\n"
            "    feedback pass       %5.2f sgemm\n"
            "    both                %5.2f sgemm (target: 4 at most)\n"
            "    polishing, 1 round  %5.2f sgemm\n",
            factor / sgemm, pass / sgemm, (factor + pass) / sgemm, (polished - pass) / sgemm);
+    qt_free(rows);
     qt_factor_free(&f);
     qt_packed_free(&p);
 }
