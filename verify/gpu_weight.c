@@ -6,10 +6,9 @@
 #include <string.h>
 
 static const struct qt_gpu_kernel kernels[] = {
-    {"lut", "frag16x64/pair", QT_MATMUL_LUT},
-    {"fpx", "frag16x64/pair", QT_MATMUL_FPX},
-    {"fpx", "frag16x64/half", QT_MATMUL_FPX},
-    {"int", "frag16x64/pair", QT_MATMUL_INT},
+    {"lut", "frag16x64/pair", QT_MATMUL_LUT}, {"fpx", "frag16x64/pair", QT_MATMUL_FPX},
+    {"fpx", "frag16x64/half", QT_MATMUL_FPX}, {"int", "frag16x64/pair", QT_MATMUL_INT},
+    {"mix24", "mix16x128", QT_MATMUL_MIX24},
 };
 
 /* Where a section's address goes. */
@@ -22,6 +21,11 @@ static const struct {
     {"plane2", offsetof(struct qt_matmul_weight, plane[2])},
     {"scale", offsetof(struct qt_matmul_weight, scale)},
     {"table", offsetof(struct qt_matmul_weight, table)},
+    {"stream", offsetof(struct qt_matmul_weight, mix24.stream)},
+    {"perm", offsetof(struct qt_matmul_weight, mix24.perm)},
+    {"csr_ptr", offsetof(struct qt_matmul_weight, mix24.csr_ptr)},
+    {"csr_col", offsetof(struct qt_matmul_weight, mix24.csr_col)},
+    {"csr_val", offsetof(struct qt_matmul_weight, mix24.csr_val)},
 };
 
 const struct qt_gpu_kernel *qt_gpu_kernel_at(size_t i)
@@ -52,6 +56,28 @@ static void set_parameters(struct qt_matmul_weight *out, const struct qt_spec *s
     }
 }
 
+/* The units of a mix24 matrix, from the sizes of its sections: records of groups of 16 and of 16
+ * rows, which the kernel is for, have these two sizes (pack/layout_mix24.h). False for others. */
+static bool set_units(struct qt_matmul_weight *out, const struct qt_packed *p)
+{
+    enum { SLOTS = 8, TWO = 624, FOUR = 1168 };
+    size_t units = 0, bytes = 0;
+    for (size_t i = 0; i < p->nsections; i++) {
+        const struct qt_section *s = &p->section[i];
+        if (strcmp(s->name, "perm") == 0)
+            units = s->shape[0] / SLOTS;
+        else if (strcmp(s->name, "stream") == 0)
+            bytes = s->shape[1];
+        else if (strcmp(s->name, "csr_col") == 0)
+            out->mix24.outliers = s->shape[0];
+    }
+    if (units != qt_ceil_div(p->k, SLOTS * 16) || bytes < units * TWO)
+        return false;
+    out->mix24.fours = (bytes - units * TWO) / (FOUR - TWO);
+    out->mix24.twos = units - out->mix24.fours;
+    return out->mix24.fours <= units && bytes == out->mix24.twos * TWO + out->mix24.fours * FOUR;
+}
+
 static bool set_address(struct qt_matmul_weight *out, const char *section, const void *address)
 {
     for (size_t i = 0; i < sizeof addresses / sizeof *addresses; i++)
@@ -74,7 +100,11 @@ int qt_gpu_weight(struct qt_matmul_weight *out, const struct qt_packed *p,
     out->n = p->n;
     out->k = p->k;
     out->scale_exp2 = p->scale_exp2;
-    set_parameters(out, &p->spec);
+    if (kernel->kind != QT_MATMUL_MIX24)
+        set_parameters(out, &p->spec);
+    else if (!set_units(out, p))
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "no fused kernel for mix24 with groups of 8 channels or rows");
     for (size_t i = 0; i < p->nsections; i++)
         if (!set_address(out, p->section[i].name, section[i]))
             return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,

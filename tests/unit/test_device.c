@@ -6,6 +6,7 @@
 #include "fixture.h"
 
 #include "pack/layout_frag.h"
+#include "pack/layout_mix24.h"
 #include "verify/verify.h"
 
 /* ---- the stand-in --------------------------------------------------------------------------- */
@@ -84,10 +85,63 @@ static float weight_at(const struct qt_matmul_weight *w, size_t row, size_t col)
     return ldexpf(scale, w->scale_exp2) * value;
 }
 
+/* The stored weight at a packed column, without outliers, in units of 2^scale_exp2. */
+static float mix24_dense(const struct qt_matmul_weight *w, size_t row, size_t col)
+{
+    const struct qt_mix24_units x = {(uint32_t)(w->mix24.twos + w->mix24.fours),
+                                     (uint32_t)w->mix24.fours, 1, 1};
+    uint32_t unit = (uint32_t)(col / QT_MIX24_UNIT);
+    bool four = qt_mix24_is_four(&x, unit);
+    unsigned y = row % 16, b = col % QT_MIX24_UNIT / 64, t = col % 64 / QT_MIX24_CHUNK;
+    unsigned lane = 4 * (y % 8) + t, bits = four ? 4 : 2;
+    const unsigned char *record = w->mix24.stream;
+    record += row / 16 * qt_mix24_record(&x, x.units) + qt_mix24_record(&x, unit);
+    const unsigned char *q = record + (four ? QT_MIX24_FOUR_CODES : QT_MIX24_TWO_CODES);
+    const unsigned char *z = q + QT_MIX24_Q_BYTES;
+    const unsigned char *u = z + (four ? 64 : 32);
+    struct qt_mix24_place at = qt_mix24_place(four, y, (unsigned)(col % QT_MIX24_UNIT));
+    uint32_t word, pair;
+    uint16_t scales, zeros = z[lane], shared;
+    memcpy(&word, record + 4 * at.word, 4);
+    memcpy(&scales, q + 2 * lane, 2);
+    if (four)
+        memcpy(&zeros, z + 2 * lane, 2);
+    memcpy(&pair, u + 4 * t, 4);
+    shared = (uint16_t)(pair >> 16 * b);
+    word = at.bit ? word >> at.bit | word << (32 - at.bit) : word;
+    int code = (int)(word & ((1u << bits) - 1));
+    int zero = zeros >> qt_mix24_z_bit(four, y, b) & ((1 << bits) - 1);
+    int scale = (scales >> qt_mix24_q_bit(y, b) & 15) + (shared & 15);
+    return (float)((code - zero) * scale) * qt_f16_to_f32(shared & 0x7f80);
+}
+
+/* Source channels of what is stored in packed columns, outliers added. */
+static void mix24_row(float *out, const struct qt_matmul_weight *w, size_t row)
+{
+    size_t columns = (w->mix24.twos + w->mix24.fours) * QT_MIX24_UNIT;
+    const uint16_t *perm = w->mix24.perm, *cols = w->mix24.csr_col, *vals = w->mix24.csr_val;
+    const uint32_t *ptr = w->mix24.csr_ptr;
+    uint32_t next = ptr ? ptr[row] : 0, end = ptr ? ptr[row + 1] : 0;
+    for (size_t col = 0; col < columns; col++) {
+        size_t channel = perm[col / 16] * (size_t)16 + col % 16;
+        float v = mix24_dense(w, row, col) * 0x1p-22f;
+        if (next < end && cols[next] == col)
+            v += qt_f16_to_f32(vals[next++]);
+        if (perm[col / 16] != QT_MIX24_NO_GROUP && channel < w->k)
+            out[channel] = ldexpf(v, w->scale_exp2);
+    }
+    assert_int_equal(next, end);
+}
+
 static float *decode(const struct qt_matmul_weight *w)
 {
     float *out = malloc(w->n * w->k * sizeof *out);
     assert_non_null(out);
+    if (w->kind == QT_MATMUL_MIX24) {
+        for (size_t row = 0; row < w->n; row++)
+            mix24_row(out + row * w->k, w, row);
+        return out;
+    }
     for (size_t i = 0; i < w->n * w->k; i++)
         out[i] = weight_at(w, i / w->k, i % w->k);
     return out;
@@ -429,7 +483,7 @@ static void test_descriptors(void **state)
             }
             qt_packed_free(&p);
         }
-    assert_true(seen >= 14);
+    assert_true(seen >= 15);
 }
 
 /* ---- verify --------------------------------------------------------------------------------- */
