@@ -230,7 +230,7 @@ check-threads:
 # Unit tests and fuzz inputs under valgrind: reads of what was never written, and leaks.
 check-valgrind: $(UNIT) $(REPLAY)
 	@command -v valgrind >/dev/null || { echo "SKIP: no valgrind"; exit 77; }
-	@RUNNER="valgrind -q --error-exitcode=9 --leak-check=full --show-leak-kinds=definite \
+	@RUNNER="valgrind -q --error-exitcode=9 --suppressions=tests/valgrind.supp --leak-check=full --show-leak-kinds=definite \
 	    --errors-for-leak-kinds=definite" tests/run.sh $(B)
 
 # Lines that the tests run, by file, into $(B)/coverage/report. Threads may lose counts of each other,
