@@ -1,6 +1,7 @@
 #include "hessian/hessian.h"
 
 #include <cblas.h>
+#include <math.h>
 #include <string.h>
 
 enum { ROWS = 128 }; /* of a panel, on one thread */
@@ -58,11 +59,29 @@ done:
     return rc;
 }
 
-int qt_factor_shift(struct qt_factor *f, const float *cross, struct qt_err *err)
+static double shrinkage(const struct qt_factor *f, const float *cross, double strayed,
+                        size_t tokens)
+{
+    double explained = 0, k = (double)f->k, t = (double)tokens;
+    for (size_t i = 0; i < f->k * f->k; i++)
+        explained += (double)cross[i] * (double)f->shift[i];
+    if (!(explained > 0) || t <= k)
+        return 0;
+    return fmax(0, 1 - 2 * k / (t - k) * fmax(strayed - explained, 0) / explained);
+}
+
+int qt_factor_shift(struct qt_factor *f, const float *cross, double strayed, size_t tokens,
+                    struct qt_err *err)
 {
     struct shift s = {.f = f, .cross = cross};
-    int rc = qt_array_new(&f->shift, f->k * f->k, sizeof *f->shift, err);
-    return rc < 0 ? rc : run(&s, f->k, shift_panel, err);
+    int rc = QT_OK;
+    QT_TRY(qt_array_new(&f->shift, f->k * f->k, sizeof *f->shift, err));
+    QT_TRY(run(&s, f->k, shift_panel, err));
+    f->shrink = shrinkage(f, cross, strayed, tokens);
+    for (size_t i = 0; i < f->k * f->k; i++)
+        f->shift[i] *= (float)f->shrink;
+done:
+    return rc;
 }
 
 int qt_factor_targets(float *w, size_t n, const struct qt_factor *f, struct qt_err *err)

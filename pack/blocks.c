@@ -98,6 +98,17 @@ struct shared_factor {
     int input;
 };
 
+/* |z - x|^2, of stored channels where act is not NULL. */
+static double strayed(const struct qt_observed *seen, int input, size_t k, const struct qt_act *act)
+{
+    double sum = 0;
+    for (size_t p = 0; p < k; p++) {
+        double factor = act ? (double)act->factor[p] : 1;
+        sum += seen->strayed[input][act ? act->order[p] : p] * factor * factor;
+    }
+    return sum;
+}
+
 /* Of stored channels, where they are not the source's. */
 static int arranged_factor(struct qt_factor *out, const struct qt_observed *seen, int input,
                            const struct qt_act *act, const struct qt_factor_options *opt,
@@ -113,7 +124,7 @@ static int arranged_factor(struct qt_factor *out, const struct qt_observed *seen
     if (seen->cross[input]) {
         QT_TRY(qt_array_new(&cross, k, k * sizeof *cross, err));
         qt_arrange_cross(cross, seen->cross[input], act);
-        QT_TRY(qt_factor_shift(out, cross, err));
+        QT_TRY(qt_factor_shift(out, cross, strayed(seen, input, k, act), seen->tokens, err));
     }
 done:
     qt_free(h);
@@ -135,7 +146,8 @@ static int factor_for(struct shared_factor *f, const struct qt_linear *linear,
         return arranged_factor(&f->factor, seen, input, act, &opt, err);
     QT_TRY(qt_factor_new(&f->factor, seen->h[input], linear->k, &opt, err));
     if (seen->cross[input])
-        QT_TRY(qt_factor_shift(&f->factor, seen->cross[input], err));
+        QT_TRY(qt_factor_shift(&f->factor, seen->cross[input],
+                               strayed(seen, input, linear->k, NULL), seen->tokens, err));
 done:
     return rc;
 }
@@ -218,7 +230,7 @@ done:
 static int quantize_from_file(struct block *b, size_t layer, struct qt_err *err)
 {
     double *h[QT_INPUTS] = {NULL};
-    struct qt_observed seen = {{NULL}, {NULL}};
+    struct qt_observed seen = {.tokens = 0};
     int rc = load_hessians(h, b->run->opt->calibration->file, layer, err);
     memcpy(seen.h, h, sizeof seen.h);
     if (rc == QT_OK)

@@ -333,6 +333,21 @@ static int run_items(struct qt_run *run, struct qt_err *err)
     return rc;
 }
 
+/* w4ax decides about activations: it needs some. */
+static int check_data(const struct qt_run *run, struct qt_err *err)
+{
+    const struct qt_calibration *c = run->opt->calibration;
+    for (size_t i = 0; i < run->plan.count && (!c || c->file); i++) {
+        const struct qt_plan_item *item = &run->plan.items[i];
+        if (!item->why && item->packed.spec.scheme == &qt_scheme_w4ax)
+            return qt_fail(
+                err, QT_E_USAGE, NULL, item->tensor->name,
+                "w4ax chooses the precision of activations on calibration data (--data)%s",
+                c ? ": a calibration file does not hold any" : "");
+    }
+    return QT_OK;
+}
+
 /* ---- the run -------------------------------------------------------------------------------- */
 
 static int copy_side_files(struct qt_run *run, struct qt_err *err)
@@ -415,6 +430,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     int rc = QT_OK;
     *out = (struct qt_quantize_report){0};
     QT_TRY(qt_plan_new(&run.plan, ckpt, &opt->plan, err));
+    QT_TRY(check_data(&run, err));
     QT_TRY(qt_learn_open(&learner, &run, err));
     QT_TRY(identity_new(&identity, &run, learner, err));
     QT_TRY(stored_new(&run, err));

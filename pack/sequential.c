@@ -20,6 +20,8 @@ struct qt_sequential {
         float *shift, *cross;     /* backend (negative), host */
         float *exact;             /* backend, [chunk][k]: z of the chunk */
         size_t exact_at, seen_at; /* tokens of it */
+        float *host;              /* [chunk][k] */
+        double *strayed;          /* host, [k] */
     } sums[QT_INPUTS];
 };
 
@@ -86,6 +88,8 @@ static void sums_free(struct qt_sequential *s)
         s->be->free(s->be, u->exact);
         qt_free(u->h);
         qt_free(u->cross);
+        qt_free(u->host);
+        qt_free(u->strayed);
         *u = (struct sums){0};
     }
 }
@@ -131,6 +135,9 @@ static int tap_input(void *ctx, int input, const float *x, size_t m, size_t k, s
     QT_TRY(s->be->scale(s->be, z, -1, m * k, err));
     QT_TRY(s->be->add(s->be, z, x, m * k, err));
     QT_TRY(s->be->linear_grad_w(s->be, u->shift, z, x, m, k, k, err));
+    QT_TRY(s->be->download(s->be, u->host, z, m * k * sizeof *z, err));
+    for (size_t i = 0; i < m * k; i++)
+        u->strayed[i % k] += (double)u->host[i] * (double)u->host[i];
 done:
     return rc;
 }
@@ -151,6 +158,8 @@ static int sums_new(struct qt_sequential *s, size_t layer, struct qt_err *err)
         u->k = k;
         QT_TRY(qt_array_new(&u->h, cells, sizeof *u->h, err)); /* zero */
         QT_TRY(qt_array_new(&u->cross, cells, sizeof *u->cross, err));
+        QT_TRY(qt_array_new(&u->host, chunk_tokens(s), k * sizeof *u->host, err));
+        QT_TRY(qt_array_new(&u->strayed, k, sizeof *u->strayed, err));
         QT_TRY(s->be->new (s->be, (void **)&u->gram, bytes, err));
         QT_TRY(s->be->new (s->be, (void **)&u->shift, cells * sizeof *u->shift, err));
         QT_TRY(s->be->new (s->be, (void **)&u->exact, chunk_tokens(s) * k * sizeof *u->exact, err));
@@ -164,7 +173,7 @@ done:
 static int sums_download(struct qt_observed *out, struct qt_sequential *s, struct qt_err *err)
 {
     int rc = QT_OK;
-    *out = (struct qt_observed){{NULL}, {NULL}};
+    *out = (struct qt_observed){.tokens = s->tokens};
     for (int i = 0; i < QT_INPUTS; i++) {
         struct sums *u = &s->sums[i];
         size_t cells = u->k * u->k;
@@ -176,6 +185,7 @@ static int sums_download(struct qt_observed *out, struct qt_sequential *s, struc
             u->cross[c] = -u->cross[c];
         out->h[i] = u->h;
         out->cross[i] = u->cross;
+        out->strayed[i] = u->strayed;
     }
 done:
     return rc;

@@ -19,8 +19,10 @@ const struct qt_model *qt_sequential_model(const struct qt_sequential *s);
 /* Sums over all tokens of a block's linear inputs, in host memory: input i, NULL where no linear
  * has it. x is what the linears will get, z what the unquantized model gives them. */
 struct qt_observed {
-    const double *h[QT_INPUTS];    /* x^T x, lower triangle */
-    const float *cross[QT_INPUTS]; /* (z - x)^T x */
+    const double *h[QT_INPUTS];       /* x^T x, lower triangle */
+    const float *cross[QT_INPUTS];    /* (z - x)^T x */
+    const double *strayed[QT_INPUTS]; /* (z - x)^2 by channel */
+    size_t tokens;
 };
 /* Valid until the next call. The hidden states stay where they are. */
 int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, size_t layer,

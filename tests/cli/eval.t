@@ -63,3 +63,16 @@ $ qtool eval odd --data ids.u16 --seqlen 4 -q
 
 # The same text in other clothes.
 $ head -c 3000 "$NANO/eval.txt" >part.txt && gzip -k part.txt && qtool eval "$NANO" --data part.txt --seqlen 64 -q --json >a && qtool eval "$NANO" --data part.txt.gz --seqlen 64 -q --json >b && cmp a b
+
+# Rounded activations, rounded keys and values.
+$ qtool quantize "$NANO" -o w4ax --scheme w4ax -q
+? 2
+2 calibration data \(--data\)
+
+$ qtool quantize "$NANO" -o w4ax --scheme w4ax --data "$NANO/calib.txt" --samples 2 --seqlen 64 -q && qtool eval w4ax --data "$NANO/eval.txt" --windows 1 --kv 4 -q
+> ^bpw
+> ^perplexity
+
+$ qtool eval "$NANO" --data ids.u16 --kv 5 -q
+? 2
+2 kv

@@ -258,7 +258,7 @@ static void targets_make_up_for_inputs(void **state)
     memcpy(t, w, (size_t)N * K * sizeof *t);
     assert_int_equal(qt_factor_targets(t, N, &f, NULL), QT_OK);
     assert_memory_equal(t, w, (size_t)N * K * sizeof *t); /* nothing to make up for */
-    assert_int_equal(qt_factor_shift(&f, cross, NULL), QT_OK);
+    assert_int_equal(qt_factor_shift(&f, cross, 0, 1000, NULL), QT_OK);
     for (size_t i = 0; i < K; i++)
         for (size_t j = 0; j < K; j++) {
             double sum = 0;
