@@ -555,7 +555,7 @@ static void learn_recode(const struct qt_packed *p, const struct qt_strip *strip
             struct qt_grid grid = qt_codebook_grid(&cb, group.zero);
             size_t k0 = g * cb.group;
             ops->round(c.code + r * c.stride + k0, w + r * p->k + k0, group_size(p, &cb, g),
-                       qt_codebook_inverse(group.scale), &grid);
+                       qt_codebook_inverse(qt_f16_to_f32(group.scale)), &grid);
         }
         pad_row(&c, p, &cb, r);
     }

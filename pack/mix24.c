@@ -33,6 +33,7 @@ static const struct qt_param params[] = {
     {"polish", QT_PARAM_INT, 6, 0, 100, NULL, "rounds of refitting after error feedback"},
     {"paper", QT_PARAM_INT, 0, 0, 1, NULL,
      "1: the paper's recipe: sens=paper, order=natural, ocrit=abs, fit=minmax, polish=0"},
+    QT_PARAM_LEARN,
     QT_PARAM_METHOD,
     {0},
 };
@@ -244,4 +245,5 @@ const struct qt_scheme qt_scheme_mix24 = {
     .decode = decode,
     .repack_equal = qt_mix24_repack_equal,
     .check_values = qt_mix24_check_values,
+    .learnable = &qt_mix24_learnable,
 };

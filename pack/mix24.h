@@ -6,6 +6,7 @@
  *   mix24_choose.c    before any code: which groups get 4 bits, which weights are outliers
  *   mix24_fit.c       parameters and codes of one group of 16 rows; built per instruction set
  *   mix24_quantize.c  all groups of a matrix: under a Hessian, or strip by strip without
+ *   mix24_learn.c     scales, zeros and outliers as parameters that can be tuned
  */
 #ifndef QT_PACK_MIX24_H
 #define QT_PACK_MIX24_H
@@ -136,5 +137,7 @@ void qt_mix24_quantize(const struct qt_packed *p, const struct qt_strip *strip, 
 int qt_mix24_solve(struct qt_solve_report *out, struct qt_packed *p, const float *w,
                    const struct qt_factor *f, const struct qt_solve_options *opt,
                    struct qt_err *err);
+
+extern const struct qt_learnable qt_mix24_learnable;
 
 #endif

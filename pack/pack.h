@@ -34,7 +34,7 @@
 
 /* ---- schemes and specs ---------------------------------------------------------------------- */
 
-enum { QT_MAX_PARAMS = 12, QT_SPEC_TEXT = 160 };
+enum { QT_MAX_PARAMS = 16, QT_SPEC_TEXT = 160 };
 
 /* A parameter of a scheme: integer, real, one of named choices (then its value is the index), or a
  * flag, 0 or 1, which is left out of the canonical text while it is 0. */

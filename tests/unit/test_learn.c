@@ -166,6 +166,69 @@ static void check_gradient(const char *text)
         qt_free(all[i]);
 }
 
+/*
+ * Scales and zeros of mix24 are whole numbers of something, in which the weights are linear: a step
+ * up, or down where there is no room. Differences of what is decoded are the exact gradients.
+ */
+static void check_mix24_gradient(const char *text)
+{
+    enum { N = 19, K = 170 };
+    struct qt_spec spec;
+    struct qt_packed p;
+    struct qt_err err;
+    float w[N * K], dw[N * K], before[N * K], after[N * K];
+    for (size_t i = 0; i < N * K; i++) {
+        w[i] = (float)sin((double)i * 1.7) * 1e-3f;
+        dw[i] = (float)cos((double)i * 0.9);
+    }
+    struct qt_matrix m = {w, QT_F32, N, K, "file", "name"};
+    expect_ok(text, qt_spec_parse(&spec, text, &err), &err);
+    expect_ok(text, qt_packed_quantize(&p, &spec, &m, NULL, NULL, &err), &err);
+    expect_ok("decode", qt_packed_decode(before, &p, 0, N, &err), &err);
+    const struct qt_learnable *learnable = spec.scheme->learnable;
+    size_t count = learnable->count(&p), moved = 0;
+    float *value, *unit, *grad, *again;
+    void *scratch;
+    qt_array_new(&value, count, sizeof *value, NULL);
+    qt_array_new(&unit, count, sizeof *unit, NULL);
+    qt_array_new(&grad, count, sizeof *grad, NULL);
+    qt_array_new(&again, count, sizeof *again, NULL);
+    qt_array_new(&scratch, 1, spec.scheme->scratch_bytes(&p), NULL);
+    for (size_t s = 0; s < 2; s++) {
+        struct qt_strip strip = {s, s ? N - QT_FRAG_ROWS : QT_FRAG_ROWS, scratch};
+        learnable->get(value, unit, &p, &strip);
+        learnable->grad(grad, &p, &strip, dw + s * QT_FRAG_ROWS * K);
+        for (size_t i = 0; i < count; i++)
+            for (int up = 0; up < 2 && unit[i] > 0; up++) {
+                float was = value[i], step = unit[i] == 1 ? 1 : 0.04f * unit[i];
+                double sum = 0;
+                value[i] += up ? step : -step;
+                learnable->put(&p, &strip, value);
+                learnable->get(again, unit, &p, &strip);
+                expect_ok("decode", qt_packed_decode(after, &p, 0, N, &err), &err);
+                for (size_t j = 0; j < N * K; j++)
+                    sum += (double)dw[j] * ((double)after[j] - (double)before[j]);
+                double want = (double)grad[i] * ((double)again[i] - (double)was);
+                if (!(fabs(sum - want) <= 1e-3 * fabs(want) + 1e-9))
+                    fail_msg("%s: parameter %zu of strip %zu: %g, expected %g", text, i, s, want,
+                             sum);
+                moved += again[i] != was;
+                value[i] = was;
+                learnable->put(&p, &strip, value);
+                learnable->get(again, unit, &p, &strip);
+                assert_memory_equal(again, value, count * sizeof *value);
+            }
+    }
+    expect_ok("decode", qt_packed_decode(after, &p, 0, N, &err), &err);
+    assert_memory_equal(before, after, sizeof before);
+    expect_ok("valid", spec.scheme->check_values(&p, &err), &err);
+    assert_true(moved > N * K / 16);
+    qt_packed_free(&p);
+    void *const all[] = {value, unit, grad, again, scratch};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        qt_free(all[i]);
+}
+
 static void gradients_of_parameters(void **state)
 {
     static const char *const specs[] = {"nf4:g=32", "nf3:g=64", "lut2:g=32",           "fp6",
@@ -173,6 +236,8 @@ static void gradients_of_parameters(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
         check_gradient(specs[i]);
+    check_mix24_gradient("mix24:outliers=0.02");
+    check_mix24_gradient("mix24:g=8,g2=8,four=0.5");
 }
 
 /* ---- end to end ----------------------------------------------------------------------------- */
@@ -190,6 +255,7 @@ static void the_curve_falls(void **state)
         {"nf3:g=32", "lr=3e-3,batch=2,passes=4", true},
         {"nf3:g=32,method=search,learn=1", "mode=ste,lr=3e-3,batch=2,passes=4", false},
         {"int4:g=32,learn=1", "objective=nll,lr=1e-2,batch=3,passes=2", false},
+        {"mix24:learn=1", "lr=3e-3,batch=2,passes=4", true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct qt_quantize_options opt = options(f, "a", cases[i].scheme, cases[i].learn);
