@@ -234,7 +234,6 @@ static void cost(float out[ROWS], const struct qt_mix24_problem *p)
 enum {
     POINTS = 44, /* of the curve: scales 2^(1/8) apart */
     PER_OCTAVE = 8,
-    FINALISTS = 3,
 };
 
 /* Second-order parameters, and for them the best of each row. */
@@ -305,8 +304,8 @@ static unsigned s2_step(const struct work *w)
     return w->top == 3 ? QT_MIX24_S2_FINE : QT_MIX24_S2_COARSE;
 }
 
-/* The s2 near x, and so that no scale with z2 is beyond FP16: the next one up, the nearest (half a
- * step up first), or the next one down (a step less one up). */
+/* The s2 near x, and so small that no scale with z2 is beyond FP16. up: 0 for the next one
+ * down, a step less one for the next one up. */
 static uint16_t storable(const struct work *w, float x, unsigned z2, unsigned up)
 {
     const unsigned step = s2_step(w);
@@ -352,95 +351,65 @@ static struct trial trial_of(const struct choice *c)
     return x;
 }
 
-/* s2 by least squares for the codes that it now gives; kept if that is better. */
-static void choice_refine(struct choice *c, const struct work *w, vi rows)
-{
-    vf q[MAX_N], tv = splat(0), vv = splat(0);
-    struct trial x = trial_of(c);
-    cost_coupled(q, w, &x);
-    for (size_t j = 0; j < w->n; j++) {
-        vf a = pick(w->live[j], w->t[j], splat(0)), b = pick(w->live[j], q[j], splat(0));
-        for (size_t i = 0; i < j && w->coupled; i++) {
-            a += splat(w->u[j][i]) * pick(w->live[i], w->t[i], splat(0));
-            b += splat(w->u[j][i]) * pick(w->live[i], q[i], splat(0));
-        }
-        tv += splat(w->weight[j]) * a * b;
-        vv += splat(w->weight[j]) * b * b;
-    }
-    float up = sum_rows(tv, rows), down = sum_rows(vv, rows);
-    struct choice next = *c;
-    if (!(up > 0 && down > 0))
-        return;
-    next.s2 = storable(w, s2_of(c->s2) * (up / down), c->z2, s2_step(w) / 2);
-    if (next.s2 == c->s2)
-        return;
-    choice_judge(&next, w, c->q, rows);
-    if (next.total < c->total)
-        *c = next;
-}
-
-/* Second-order parameters by the curve alone. */
-struct finalist {
-    float total;
-    uint16_t s2;
-    unsigned z2;
-};
-
-/* Into the ascending list, its last one out. */
-static void list_add(struct finalist list[FINALISTS], struct finalist f)
-{
-    int at = FINALISTS;
-    while (at > 0 && f.total < list[at - 1].total)
-        at--;
-    if (at == FINALISTS)
-        return;
-    memmove(list + at + 1, list + at, (size_t)(FINALISTS - 1 - at) * sizeof *list);
-    list[at] = f;
-}
-
-/* Of all z2, and all s2 that make the largest scale at most `largest` and more than half of it,
- * those that cost least by the curve. */
-static void list_new(struct finalist list[FINALISTS], const struct work *w,
-                     const struct curve *curve, float largest, vi rows)
-{
-    const unsigned step = s2_step(w), octave = 0x400;
-    vf code = splat(0);
-    for (int i = 0; i < FINALISTS; i++)
-        list[i].total = INFINITY;
-    for (unsigned z2 = 0; z2 < 16; z2++) {
-        unsigned top = storable(w, largest / (float)(QT_MIX24_Q_MAX + z2), z2, 0);
-        for (unsigned s2 = top; s2 >= step && s2 + octave > top; s2 -= step) {
-            float total = codes_by_curve(&code, curve, z2, s2_of((uint16_t)s2), rows);
-            list_add(list, (struct finalist){total, (uint16_t)s2, z2});
-        }
-    }
-}
-
 /* Nothing but zeros: scale 1. */
 static struct choice nothing(void)
 {
     return (struct choice){.s2 = 0x3c00, .z2 = 1};
 }
 
-/* The best few by true cost. */
-static struct choice search(const struct work *w, vi rows)
+/* The best by the curve of all z2, and of s2 that make the largest scale at most `largest` and more
+ * than half of it; every second one of the fine ones, as climbing follows. */
+static struct choice start(const struct work *w, vi rows)
 {
     const float largest = 1.25f * max_rows(minmax_scale(w), rows);
-    struct finalist list[FINALISTS];
+    const unsigned step = s2_step(w), octave = 0x400;
     struct choice best = nothing();
     struct curve curve;
     vf code = splat(0);
-    best.total = INFINITY;
     curve_new(&curve, w, largest);
-    list_new(list, w, &curve, largest, rows);
-    for (int i = 0; i < FINALISTS && list[i].total < INFINITY; i++) {
-        struct choice c = {.s2 = list[i].s2, .z2 = list[i].z2};
-        codes_by_curve(&code, &curve, c.z2, s2_of(c.s2), rows);
-        choice_judge(&c, w, code, rows);
-        if (c.total < best.total)
-            best = c;
+    best.total = INFINITY;
+    for (unsigned z2 = 0; z2 < 16; z2++) {
+        unsigned top = storable(w, largest / (float)(QT_MIX24_Q_MAX + z2), z2, 0);
+        for (unsigned s2 = top; s2 >= step && s2 + octave > top;
+             s2 -= step == QT_MIX24_S2_FINE ? 2 * step : step) {
+            float total = codes_by_curve(&code, &curve, z2, s2_of((uint16_t)s2), rows);
+            if (total < best.total)
+                best = (struct choice){.s2 = (uint16_t)s2, .z2 = z2, .q = code, .total = total};
+        }
     }
-    choice_refine(&best, w, rows);
+    choice_judge(&best, w, best.q, rows);
+    return best;
+}
+
+/* To the better of the four neighbours, as long as there is one, but not far. */
+static void climb(struct choice *best, const struct work *w, vi rows)
+{
+    enum { ROUNDS = 4, NEIGHBOURS = 4 };
+    static const int ds[NEIGHBOURS] = {1, -1, 0, 0}, dz[NEIGHBOURS] = {0, 0, 1, -1};
+    const int step = (int)s2_step(w);
+    float before = INFINITY;
+    for (int round = 0; round < ROUNDS && best->total < before; round++) {
+        const struct choice from = *best;
+        const vf scale = (from.q + splat((float)from.z2)) * splat(s2_of(from.s2));
+        before = from.total;
+        for (int i = 0; i < NEIGHBOURS; i++) {
+            int s2 = from.s2 + ds[i] * step, z2 = (int)from.z2 + dz[i];
+            if (s2 < step || z2 < 0 || z2 > 15)
+                continue;
+            struct choice c = {.s2 = (uint16_t)s2, .z2 = (unsigned)z2};
+            if (c.s2 > storable(w, INFINITY, c.z2, 0))
+                continue;
+            choice_judge(&c, w, vrint(scale * splat(1 / s2_of(c.s2))) - splat((float)z2), rows);
+            if (c.total < best->total)
+                *best = c;
+        }
+    }
+}
+
+static struct choice search(const struct work *w, vi rows)
+{
+    struct choice best = start(w, rows);
+    climb(&best, w, rows);
     return best;
 }
 
