@@ -2,7 +2,8 @@
 # The tables of docs/accuracy.md: perplexity over a whole file of ids, and KL divergence from the
 # unquantized model over its first 256 windows.
 #   accuracy.sh CKPT IDS [--data TEXT] SPEC...
-# A SPEC may be followed, after blanks and in the same argument, by rules for --tensor.
+# TEXT may be a calibration file, .qcal, instead. A SPEC may be followed, after blanks and in the
+# same argument, by rules for --tensor.
 # WINDOWS: both figures over so many windows instead.
 # OPTIONS: further options of quantize, for example "--learn lr=3e-3 --tune-norms".
 # Output: tab-separated spec, true bits per weight, perplexity, its rise in %, mean KL divergence.
@@ -12,7 +13,10 @@ ckpt=$1 ids=$2
 shift 2
 data=()
 if [ "$1" = --data ]; then
-    data=(--data "$2" --samples 128 --seqlen 512)
+    case $2 in
+    *.qcal) data=(--calib "$2") ;;
+    *) data=(--data "$2" --samples 128 --seqlen 512) ;;
+    esac
     shift 2
 fi
 limit=(${WINDOWS:+--windows "$WINDOWS"})
