@@ -2,6 +2,7 @@
 #include "tests/gpu/mix24_matrix.h"
 #include "base/base.h"
 #include "tests/gpu/reference.h"
+#include "tests/unit/mix24_bits.h"
 
 #include <cuda_runtime_api.h>
 #include <math.h>
@@ -79,35 +80,6 @@ static void lay_out(struct builder *b)
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
-static void put_bits(uint8_t *at, unsigned bit, unsigned width, unsigned v)
-{
-    for (unsigned i = 0; i < width; i++)
-        at[(bit + i) / 8] |= (uint8_t)((v >> i & 1) << (bit + i) % 8);
-}
-
-/* One code of block `blk` of a record. */
-static void put_code(uint8_t *record, bool four, unsigned blk, unsigned t, unsigned row, unsigned j,
-                     unsigned c)
-{
-    unsigned lane = row % 8 * 4 + t, s = j / 4, i = j % 4 / 2 * 2 + row / 8, h = j % 2;
-    unsigned width = four ? 4 : 2;
-    unsigned word = four ? blk * 128 + lane * 4 + s : lane * 4 + blk * 2 + s / 2;
-    unsigned low = four ? 16 * h + 2 + 4 * i : 16 * h + 2 + 2 * (4 * (s % 2) + i);
-    for (unsigned k = 0; k < width; k++)
-        put_bits(record + 4 * word, (low + k) % 32, 1, c >> k & 1);
-}
-
-static void put_params(uint8_t *record, bool four, unsigned blk, unsigned t, unsigned row,
-                       unsigned q, unsigned z)
-{
-    unsigned lane = row % 8 * 4 + t, upper = row / 8, codes = four ? 1024 : 512;
-    put_bits(record + codes + 2 * lane, 8 * upper + 4 * blk, 4, q);
-    if (four)
-        put_bits(record + codes + 64 + 2 * lane, 8 * blk + 4 * upper, 4, z);
-    else
-        put_bits(record + codes + 64 + lane, 4 * blk + 2 * upper, 2, z);
-}
-
 static float weight_of(unsigned c, unsigned z, double sigma)
 {
     float zero = qt_f16_to_f32(qt_f32_to_f16((float)(z * sigma * 0x1p-22)));
@@ -126,18 +98,18 @@ static void put_group(struct builder *b, size_t strip, size_t u, unsigned g)
     uint16_t s2 = (uint16_t)(exponent << 10 | mantissa << 7);
     if (source == 0xffff)
         return;
-    put_bits(record + (four ? 1152 : 608) + 4 * t, 16 * blk, 16, (unsigned)s2 | z2);
+    mix24_put_u(record, four, blk, t, (unsigned)s2 | z2);
     for (unsigned row = 0; row < 16; row++) {
         size_t n = strip * 16 + row;
         unsigned q = next(b) % 16, z = next(b) % (four ? 16 : 4);
         q = q + z2 == 0 ? 1 : q;
         double sigma = (double)(q + z2) * (double)qt_f16_to_f32(s2);
-        put_params(record, four, blk, t, row, q, z);
+        mix24_put_params(record, four, blk, t, row, q, z);
         for (unsigned j = 0; j < 16; j++) {
             size_t k = (size_t)source * 16 + j;
             bool out = n < r->n && b->outlier[n * b->units * COLS + u * COLS + g * 16 + j];
             unsigned c = n >= r->n || k >= r->k || out ? z : next(b) % (four ? 16 : 4);
-            put_code(record, four, blk, t, row, j, c);
+            mix24_put_code(record, four, blk, t, row, j, c);
             if (n < r->n && k < r->k && !out)
                 b->decoded[n * r->k + k] = ldexpf(weight_of(c, z, sigma), r->scale_exp2);
         }
