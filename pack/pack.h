@@ -78,6 +78,8 @@ int qt_spec_resolve(struct qt_spec *spec, bool calibrated, struct qt_err *err);
 const struct qt_scheme *qt_scheme_at(size_t i);
 const char *qt_scheme_name(const struct qt_scheme *s);
 const char *qt_scheme_help(const struct qt_scheme *s);
+/* Decides about activations, so that it cannot do without running the model on some text. */
+bool qt_scheme_needs_data(const struct qt_scheme *s);
 /* NULL beyond the end. */
 const struct qt_preset *qt_scheme_preset(const struct qt_scheme *s, size_t i);
 const struct qt_param *qt_scheme_param(const struct qt_scheme *s, size_t i);

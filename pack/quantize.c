@@ -333,17 +333,16 @@ static int run_items(struct qt_run *run, struct qt_err *err)
     return rc;
 }
 
-/* w4ax decides about activations: it needs some. */
 static int check_data(const struct qt_run *run, struct qt_err *err)
 {
     const struct qt_calibration *c = run->opt->calibration;
     for (size_t i = 0; i < run->plan.count && (!c || c->file); i++) {
         const struct qt_plan_item *item = &run->plan.items[i];
-        if (!item->why && item->packed.spec.scheme == &qt_scheme_w4ax)
-            return qt_fail(
-                err, QT_E_USAGE, NULL, item->tensor->name,
-                "w4ax chooses the precision of activations on calibration data (--data)%s",
-                c ? ": a calibration file does not hold any" : "");
+        if (!item->why && qt_scheme_needs_data(item->packed.spec.scheme))
+            return qt_fail(err, QT_E_USAGE, NULL, item->tensor->name,
+                           "%s chooses the precision of activations on calibration data (--data)%s",
+                           item->packed.spec.scheme->name,
+                           c ? ": a calibration file does not hold any" : "");
     }
     return QT_OK;
 }

@@ -60,6 +60,7 @@ struct qt_scheme {
     const struct qt_preset *presets; /* ends with name = NULL */
     const struct qt_param *params;   /* ends with key = NULL */
 
+    bool needs_data; /* qt_scheme_needs_data */
     /* Parameters that contradict each other: QT_E_USAGE. */
     int (*check_spec)(const struct qt_spec *spec, struct qt_err *err);
     /* Fills layout and section[] (no data) for p->spec, p->n, p->k. */

@@ -26,6 +26,11 @@ const char *qt_scheme_help(const struct qt_scheme *s)
     return s->help;
 }
 
+bool qt_scheme_needs_data(const struct qt_scheme *s)
+{
+    return s->needs_data;
+}
+
 const struct qt_preset *qt_scheme_preset(const struct qt_scheme *s, size_t i)
 {
     for (size_t j = 0; j < i; j++)

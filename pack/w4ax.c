@@ -132,6 +132,7 @@ const struct qt_scheme qt_scheme_w4ax = {
     .help = "INT4 weights, activations of 4 and 8 bits in blocks of channels (COMET)",
     .presets = presets,
     .params = params,
+    .needs_data = true,
     .check_spec = check_spec,
     .describe = describe,
     .codebook = codebook,

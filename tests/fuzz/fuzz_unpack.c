@@ -1,7 +1,8 @@
 /*
- * The sections of every scheme, by the table of schemes. The first byte of the input chooses the
- * preset; the rest is laid over the data of a container that holds one matrix of it. What is
- * accepted decodes, and what also passes the repacking check is the only packing of its codes.
+ * The sections of every scheme that needs no data, by the table of schemes. The first byte of the
+ * input chooses the preset; the rest is laid over the data of a container that holds one matrix of
+ * it. What is accepted decodes, and what also passes the repacking check is the only packing of its
+ * codes.
  */
 #include "tests/fuzz/quantized.h"
 
@@ -50,7 +51,8 @@ void fuzz_init(void)
     const struct qt_scheme *s;
     for (size_t i = 0; (s = qt_scheme_at(i)) != NULL; i++)
         for (size_t p = 0; count < MAX_PRESETS && (preset = qt_scheme_preset(s, p)) != NULL; p++)
-            make(&presets[count], preset->name);
+            if (!qt_scheme_needs_data(s))
+                make(&presets[count], preset->name);
 }
 
 void fuzz_one(const uint8_t *data, size_t size)
