@@ -374,10 +374,10 @@ static void unpack_params(struct strip_codes *c, const struct qt_packed *p,
         memcpy(c->scale, strip_data(p, strip, "scale"), count * sizeof *c->scale);
     for (size_t i = 0; cb->multiples && i < count; i++)
         c->scale[i] = strip_data(p, strip, "sub")[i];
-    for (size_t i = 0; cb->asymmetric && i < count; i++)
-        c->zero[i] =
-            (uint8_t)(strip_data(p, strip, "zero")[i / per_byte] >> i % per_byte * cb->bits &
-                      ((1u << cb->bits) - 1));
+    for (size_t i = 0; cb->asymmetric && i < count; i++) {
+        unsigned byte = strip_data(p, strip, "zero")[i / per_byte];
+        c->zero[i] = (uint8_t)(byte >> i % per_byte * cb->bits & ((1u << cb->bits) - 1));
+    }
 }
 
 static void store(const struct qt_packed *p, const struct qt_codebook *cb,
