@@ -123,7 +123,7 @@ CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] \
              -gencode arch=compute_90a,code=sm_90a
 CUDA_OBJ  := $(patsubst %.cu,$(B)/%.o,$(wildcard kernels/cuda/*.cu))
 CUDA_LIBS := $(B)/libqtool_kernels.a $(B)/libqtool_kernels.so
-CUDA_RT   := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lpthread
+CUDA_RT   := -L$(CUDA_HOME)/lib64 -lcudart_static -lm -ldl -lrt -lpthread
 SONAME    := libqtool_kernels.so.0
 
 all: kernels
