@@ -60,6 +60,20 @@ int qt_codebook_describe(struct qt_packed *p, const struct qt_codebook *cb, stru
     return rc;
 }
 
+int qt_codebook_describe_all(struct qt_packed *p, struct qt_err *err)
+{
+    struct qt_codebook cb;
+    p->spec.scheme->codebook(&cb, p);
+    return qt_codebook_describe(p, &cb, err);
+}
+
+double qt_codebook_unit_scale(const struct qt_packed *p)
+{
+    struct qt_codebook cb;
+    p->spec.scheme->codebook(&cb, p);
+    return 1 / (double)cb.grid.max;
+}
+
 /* ---- one group's parameters ----------------------------------------------------------------- */
 
 struct fit {

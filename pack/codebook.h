@@ -42,6 +42,10 @@ void qt_codebook_set_table(struct qt_codebook *cb, const float *table);
 /* Sections plane0.., scale, sub if there are multiples, and zero if asymmetric; the caller adds its
  * own after them. */
 int qt_codebook_describe(struct qt_packed *p, const struct qt_codebook *cb, struct qt_err *err);
+/* scheme->describe of a scheme that has no others. */
+int qt_codebook_describe_all(struct qt_packed *p, struct qt_err *err);
+/* scheme->unit_scale: the largest weight has the largest value. */
+double qt_codebook_unit_scale(const struct qt_packed *p);
 
 /* The scale of a row of which groups have multiples: FP16 bits; 1 without. */
 uint16_t qt_codebook_unit(const struct qt_codebook *cb, const struct qt_rowops *ops, const float *w,
@@ -76,6 +80,10 @@ void qt_codebook_quantize(const struct qt_packed *p, const struct qt_strip *stri
                           const float *importance);
 void qt_codebook_decode(float *w, const struct qt_packed *p, const struct qt_strip *strip);
 bool qt_codebook_repack_equal(const struct qt_packed *p, const struct qt_strip *strip);
+#define QT_CODEBOOK_STRIPS                                                                         \
+    .scratch_bytes = qt_codebook_scratch_bytes, .quantize = qt_codebook_quantize,                  \
+    .solve = qt_codebook_solve, .decode = qt_codebook_decode,                                      \
+    .repack_equal = qt_codebook_repack_equal
 int qt_codebook_check_values(const struct qt_packed *p, struct qt_err *err);
 /* The scales, in stored order; zeros stay. */
 extern const struct qt_learnable qt_codebook_learnable;

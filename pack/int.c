@@ -58,35 +58,17 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
         out->value[code] = (float)(code - zero);
 }
 
-static int describe(struct qt_packed *p, struct qt_err *err)
-{
-    struct qt_codebook cb;
-    codebook(&cb, p);
-    return qt_codebook_describe(p, &cb, err);
-}
-
-static double unit_scale(const struct qt_packed *p)
-{
-    struct qt_codebook cb;
-    codebook(&cb, p);
-    return 1 / (double)cb.grid.max;
-}
-
 const struct qt_scheme qt_scheme_int = {
     .name = "int",
     .help = "whole numbers in groups or rows, symmetric or with zero points",
     .presets = presets,
     .params = params,
     .check_spec = check_spec,
-    .describe = describe,
+    .describe = qt_codebook_describe_all,
     .codebook = codebook,
     .group = group,
-    .unit_scale = unit_scale,
-    .scratch_bytes = qt_codebook_scratch_bytes,
-    .quantize = qt_codebook_quantize,
-    .solve = qt_codebook_solve,
-    .decode = qt_codebook_decode,
-    .repack_equal = qt_codebook_repack_equal,
+    .unit_scale = qt_codebook_unit_scale,
+    QT_CODEBOOK_STRIPS,
     .check_values = qt_codebook_check_values,
     .learnable = &qt_codebook_learnable,
 };

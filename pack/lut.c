@@ -294,11 +294,7 @@ const struct qt_scheme qt_scheme_lut = {
     .group = group,
     .unit_scale = unit_scale,
     .prepare = prepare,
-    .scratch_bytes = qt_codebook_scratch_bytes,
-    .quantize = qt_codebook_quantize,
-    .solve = qt_codebook_solve,
-    .decode = qt_codebook_decode,
-    .repack_equal = qt_codebook_repack_equal,
+    QT_CODEBOOK_STRIPS,
     .check_values = check_values,
     .learnable = &qt_codebook_learnable,
 };

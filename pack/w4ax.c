@@ -139,10 +139,6 @@ const struct qt_scheme qt_scheme_w4ax = {
     .group = group,
     .unit_scale = unit_scale,
     .prepare = prepare,
-    .scratch_bytes = qt_codebook_scratch_bytes,
-    .quantize = qt_codebook_quantize,
-    .solve = qt_codebook_solve,
-    .decode = qt_codebook_decode,
-    .repack_equal = qt_codebook_repack_equal,
+    QT_CODEBOOK_STRIPS,
     .check_values = check_values,
 };
