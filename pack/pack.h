@@ -12,7 +12,8 @@
  *   rowops.c     vector loops over rows, built per instruction set, bit-identical on all
  *   w4ax.c       INT4 weights for activations of 4 and 8 bits in blocks   (COMET)
  *   act.c        the activations of w4ax: order, precision, rounding; KV caches
- *   act_plan.c   which channels go together, which blocks get 8 bits
+ *   act_plan.c   the plan for all of them, by act_order.c (which channels go together), act_error.c
+ *                (what rounding costs) and act_budget.c (which blocks get 8 bits)
  *   arrange.c    matrices whose rows and columns are stored in another order
  *   packed.c     one matrix: quantize, decode, errors; strips of 16 rows in parallel
  *   name_regex.c regular expressions over tensor names
