@@ -5,63 +5,12 @@
  *
  * usage: test_kv4 [SEED [quick]]     prints "N passed, M failed, K skipped"
  */
-#include "base/num.h"
 #include "kernels/qtool_kv4.h"
-#include "tests/gpu/reference.h"
+#include "tests/gpu/check.h"
 
-#include <cuda_runtime_api.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 enum { GUARD = 64 };
-
-static int passed, failed;
-static uint64_t seed;
-
-static void result(bool ok, const char *what)
-{
-    passed += ok;
-    failed += !ok;
-    if (!ok)
-        printf("FAILED %s\n", what);
-}
-
-static float random_float(void)
-{
-    return (float)gpu_hash(seed++) * 0x1p-31f - 1;
-}
-
-static size_t random_below(size_t n)
-{
-    return gpu_hash(seed++) % n;
-}
-
-static void *upload(const void *host, size_t bytes)
-{
-    void *d = gpu_new(bytes);
-    CHECK(cudaMemcpy(d, host, bytes, cudaMemcpyHostToDevice));
-    return d;
-}
-
-static void *download(const void *device, size_t bytes)
-{
-    void *h = malloc(bytes);
-    CHECK(cudaMemcpy(h, device, bytes, cudaMemcpyDeviceToHost));
-    return h;
-}
-
-static float to_float(uint16_t x, int bf16)
-{
-    return bf16 ? qt_bf16_to_f32(x) : qt_f16_to_f32(x);
-}
-
-static uint16_t from_float(float x, int bf16)
-{
-    return bf16 ? qt_f32_to_bf16(x) : qt_f32_to_f16(x);
-}
 
 /* ---- a cache and what was appended to it ---------------------------------------------------- */
 
@@ -433,16 +382,7 @@ int main(int argc, char **argv)
     static const size_t lengths[] = {1, 15, 16, 17, 31, 32, 33, 127, 128, 129, 500, 1031, 3000};
     static const size_t groups[] = {1, 4, 8, 7, 16, 11, 32};
     static const size_t pages[] = {0, 16, 0, 64, 32, 256};
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-        printf("SKIP: no CUDA device, the GPU tests did not run\n"
-               "0 passed, 0 failed, 1 skipped\n");
-        return 0;
-    }
-    seed = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL) << 20;
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    bool quick = argc > 2 && strcmp(argv[2], "quick") == 0;
-    printf("seed %llu\n", (unsigned long long)seed);
+    bool quick = check_begin(argc, argv);
     workspace = gpu_new(workspace_bytes);
     CHECK(cudaMemset(workspace, 0, workspace_bytes));
     test_refusals();
@@ -461,6 +401,5 @@ int main(int argc, char **argv)
                     check_case(&t);
             }
     printf("worst relative error: f16 %.3g, bf16 %.3g\n", worst[0], worst[1]);
-    printf("%d passed, %d failed, 0 skipped\n", passed, failed);
-    return failed != 0;
+    return check_end();
 }

@@ -6,65 +6,13 @@
  *
  * usage: test_w4ax [SEED [quick]]     prints "N passed, M failed, K skipped"
  */
-#include "base/num.h"
 #include "kernels/qtool_w4ax.h"
 #include "pack/layout_frag8.h"
-#include "tests/gpu/reference.h"
+#include "tests/gpu/check.h"
 
-#include <cuda_runtime_api.h>
 #include <math.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 enum { GUARD = 256, COLS = QT_W4AX_BLOCK_COLS };
-
-static int passed, failed, skipped;
-static uint64_t seed;
-
-static void result(bool ok, const char *what)
-{
-    passed += ok;
-    failed += !ok;
-    if (!ok)
-        printf("FAILED %s\n", what);
-}
-
-static float random_float(void)
-{
-    return (float)gpu_hash(seed++) * 0x1p-31f - 1;
-}
-
-static size_t random_below(size_t n)
-{
-    return gpu_hash(seed++) % n;
-}
-
-static void *upload(const void *host, size_t bytes)
-{
-    void *d = gpu_new(bytes);
-    CHECK(cudaMemcpy(d, host, bytes, cudaMemcpyHostToDevice));
-    return d;
-}
-
-static void *download(const void *device, size_t bytes)
-{
-    void *h = malloc(bytes);
-    CHECK(cudaMemcpy(h, device, bytes, cudaMemcpyDeviceToHost));
-    return h;
-}
-
-static float to_float(uint16_t x, int bf16)
-{
-    return bf16 ? qt_bf16_to_f32(x) : qt_f16_to_f32(x);
-}
-
-static uint16_t from_float(float x, int bf16)
-{
-    return bf16 ? qt_f32_to_bf16(x) : qt_f32_to_f16(x);
-}
 
 /* ---- a layer's input ------------------------------------------------------------------------ */
 
@@ -624,16 +572,7 @@ static void test_refusals(void)
 
 int main(int argc, char **argv)
 {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-        printf("SKIP: no CUDA device, the GPU tests did not run\n"
-               "0 passed, 0 failed, 1 skipped\n");
-        return 0;
-    }
-    seed = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL) << 20;
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    bool quick = argc > 2 && strcmp(argv[2], "quick") == 0;
-    printf("seed %llu\n", (unsigned long long)seed);
+    bool quick = check_begin(argc, argv);
     workspace = gpu_new(workspace_bytes);
     CHECK(cudaMemset(workspace, 0, workspace_bytes));
     test_refusals();
@@ -641,6 +580,5 @@ int main(int argc, char **argv)
     test_quantize(quick);
     test_products(quick);
     printf("worst difference of F32 outputs: %.3g of the sum of sizes\n", worst);
-    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
-    return failed != 0;
+    return check_end();
 }

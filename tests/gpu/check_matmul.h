@@ -1,0 +1,181 @@
+/* Products of qt_matmul kernels, checked: outputs are poisoned with NaN and have guard bands, every
+ * run is made twice and must repeat bit for bit. */
+#ifndef QT_TESTS_GPU_CHECK_MATMUL_H
+#define QT_TESTS_GPU_CHECK_MATMUL_H
+
+#include "kernels/qtool_kernels.h"
+#include "tests/gpu/check.h"
+
+#include <math.h>
+
+enum { GUARD = 64 }; /* elements before and after an output */
+
+/* Device buffers reused by all cases. */
+static struct {
+    uint16_t *x, *y[2];
+    void *workspace;
+    double *reference;
+    size_t workspace_bytes;
+} pool;
+
+static double worst_error[2]; /* FP16, BF16 */
+/* Whether a few rows make up most of the output, so that its rounding does not average out. */
+static bool uneven;
+
+static inline void pool_new(void)
+{
+    enum { OUTPUT = 64 << 20 };
+    pool.workspace_bytes = 256 << 20;
+    pool.x = gpu_new(OUTPUT);
+    pool.y[0] = gpu_new(OUTPUT);
+    pool.y[1] = gpu_new(OUTPUT);
+    pool.workspace = gpu_new(pool.workspace_bytes);
+    CHECK(cudaMemset(pool.workspace, 0, pool.workspace_bytes));
+    pool.reference = gpu_new((size_t)OUTPUT * 4);
+}
+
+static inline void random_x(uint16_t *to, size_t count, int bf16)
+{
+    uint16_t *x = malloc(count * 2);
+    for (size_t i = 0; i < count; i++)
+        x[i] = from_float(random_float(), bf16);
+    CHECK(cudaMemcpy(to, x, count * 2, cudaMemcpyHostToDevice));
+    free(x);
+}
+
+/* Runs into y[which]; false when memory beside the output was touched. */
+static inline bool guarded_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
+                               const uint16_t *x, int which)
+{
+    size_t count = p->m * p->n;
+    uint16_t *y = pool.y[which], guards[2 * GUARD];
+    CHECK(cudaMemset(y, 0xff, (count + 2 * GUARD) * 2));
+    int rc = qt_matmul_run(p, w, y + GUARD, x, pool.workspace, NULL);
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaMemcpy(guards, y, GUARD * 2, cudaMemcpyDeviceToHost));
+    CHECK(cudaMemcpy(guards + GUARD, y + GUARD + count, GUARD * 2, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < 2 * GUARD; i++)
+        if (guards[i] != 0xffff)
+            return false;
+    return rc == QT_MATMUL_OK;
+}
+
+static inline bool outputs_equal(size_t count)
+{
+    void *y[2];
+    for (int i = 0; i < 2; i++)
+        y[i] = download(pool.y[i] + GUARD, count * 2);
+    bool equal = memcmp(y[0], y[1], count * 2) == 0;
+    free(y[0]);
+    free(y[1]);
+    return equal;
+}
+
+/* Output rounding alone is 2.07e-4 on average (FP16), up to 4.9e-4 of a single value. */
+static inline double tolerance(size_t count, int bf16)
+{
+    return (count >= 1000 && !uneven ? 2.3e-4 : 5.2e-4) * (bf16 ? 8 : 1);
+}
+
+/* Everything about one plan; the reference is in the pool. */
+static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
+                              const uint16_t *x, const char *name)
+{
+    char what[320];
+    size_t count = p->m * p->n;
+    int bf16 = p->options.dtype == QT_MATMUL_BF16;
+    const struct qt_matmul_config *c = &p->config;
+    if (p->workspace_bytes > pool.workspace_bytes) {
+        printf("SKIPPED %s: %zu bytes of workspace\n", name, p->workspace_bytes);
+        skipped++;
+        return;
+    }
+    bool guards = guarded_run(p, w, x, 0) && guarded_run(p, w, x, 1);
+    bool equal = outputs_equal(count);
+    double e = gpu_error(pool.y[0] + GUARD, pool.reference, count, bf16);
+    e = isnan(e) ? INFINITY : e;
+    snprintf(what, sizeof what,
+             "%s n=%zu k=%zu m=%zu %s %s: tiles %d strips %d warps %d/%d cta %d splits %d "
+             "depth %d: error %.3g%s%s",
+             name, p->n, p->k, p->m, bf16 ? "bf16" : "f16",
+             c->path == QT_MATMUL_TILE ? "tile" : "stream", c->token_tiles, c->strips, c->warps,
+             c->warps_k, c->strips_cta, c->splits, c->depth, e, guards ? "" : " GUARDS",
+             equal ? "" : " NOT REPEATABLE");
+    if (count >= 1000 && !uneven)
+        worst_error[bf16] = fmax(worst_error[bf16], e);
+    result(guards && equal && e <= tolerance(count, bf16), what);
+}
+
+/* The configuration that plan chooses, and `others` made by `vary` where plan_check takes them.
+ * x: in the pool; decoded: device, [n][pitch]. */
+static inline void check_product(const struct qt_matmul_weight *w, const float *decoded,
+                                 size_t pitch, uint16_t *x, size_t m, int bf16, int others,
+                                 void (*vary)(struct qt_matmul_config *c, int variant),
+                                 const char *name)
+{
+    const struct qt_matmul_options opt = {.dtype = bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16,
+                                          .dependent_launch = (int)(random_bits() & 1)};
+    struct qt_matmul_plan plan;
+    random_x(x, m * w->k, bf16);
+    gpu_reference(pool.reference, x, decoded, m, w->n, w->k, pitch, bf16);
+    if (qt_matmul_plan(&plan, w, m, &opt) != QT_MATMUL_OK) {
+        result(false, plan.reason);
+        return;
+    }
+    check_plan(&plan, w, x, name);
+    for (int i = 0; i < others; i++) {
+        struct qt_matmul_plan other = plan;
+        vary(&other.config, i);
+        if (qt_matmul_plan_check(&other, w) == QT_MATMUL_OK)
+            check_plan(&other, w, x, name);
+    }
+}
+
+/* In batch-invariant mode the rows of a product have the same bits for every number of tokens;
+ * count[0] is the largest. */
+static inline void check_invariance(const struct qt_matmul_weight *w, const size_t *count,
+                                    size_t counts, int bf16, const char *name)
+{
+    struct qt_matmul_options opt = {.dtype = bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16,
+                                    .batch_invariant = 1};
+    struct qt_matmul_plan plan;
+    char what[320];
+    random_x(pool.x, count[0] * w->k, bf16);
+    for (size_t i = 0; i < counts; i++) {
+        bool good = qt_matmul_plan(&plan, w, count[i], &opt) == QT_MATMUL_OK &&
+                    plan.workspace_bytes <= pool.workspace_bytes &&
+                    guarded_run(&plan, w, pool.x, i > 0) &&
+                    (i == 0 || outputs_equal(count[i] * w->n));
+        snprintf(what, sizeof what, "%s n=%zu k=%zu %s batch-invariant: m=%zu %s", name, w->n, w->k,
+                 bf16 ? "bf16" : "f16", count[i], plan.reason);
+        result(good, what);
+    }
+}
+
+/* decoded: host. */
+static inline void check_dequantize(const struct qt_matmul_weight *w, const float *decoded,
+                                    int bf16, const char *name)
+{
+    size_t count = w->n * w->k, bad = 0;
+    char what[160];
+    CHECK(cudaMemset(pool.y[0], 0xff, count * 2));
+    int rc = qt_matmul_dequantize(w, pool.y[0], bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16, NULL);
+    uint16_t *got = download(pool.y[0], count * 2);
+    for (size_t i = 0; i < count; i++) {
+        uint16_t expected = from_float(decoded[i], bf16);
+        bad += got[i] != expected && !((got[i] | expected) == 0x8000); /* -0 is 0 */
+    }
+    snprintf(what, sizeof what, "%s n=%zu k=%zu dequantize %s: %zu of %zu differ", name, w->n, w->k,
+             bf16 ? "bf16" : "f16", bad, count);
+    result(rc == QT_MATMUL_OK && bad == 0, what);
+    free(got);
+}
+
+static inline int check_matmul_end(void)
+{
+    printf("worst relative error: f16 %.3g, bf16 %.3g\n", worst_error[0], worst_error[1]);
+    return check_end();
+}
+
+#endif
