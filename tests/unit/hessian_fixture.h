@@ -3,39 +3,13 @@
 #define QT_TESTS_HESSIAN_FIXTURE_H
 
 #include "hessian/hessian.h"
+#include "random.h"
 
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <cmocka.h>
-
-static uint64_t seed;
-
-static inline void seed_init(void)
-{
-    const char *text = getenv("QT_SEED");
-    seed = text ? strtoull(text, NULL, 10) : (uint64_t)time(NULL);
-    printf("QT_SEED=%llu\n", (unsigned long long)seed);
-}
-
-static inline double uniform(void)
-{
-    seed += 0x9e3779b97f4a7c15u; /* splitmix64 */
-    uint64_t z = seed;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
-}
-
-static inline double normal(void)
-{
-    return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform());
-}
 
 static inline void *must_alloc(size_t n, size_t size)
 {

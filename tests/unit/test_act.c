@@ -5,20 +5,7 @@
 #include "kernels/kernels.h"
 #include "pack/act_plan.h"
 #include "pack/scheme.h"
-
-#include <math.h>
-#include <time.h>
-
-static uint64_t seed;
-
-static uint32_t random_u32(void)
-{
-    seed += 0x9e3779b97f4a7c15u; /* splitmix64 */
-    uint64_t z = seed;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (uint32_t)(z >> 32);
-}
+#include "random.h"
 
 static float random_float(void) /* heavy tails */
 {
@@ -506,8 +493,7 @@ static void decoding_restores_the_source(void **state)
 
 int main(void)
 {
-    seed = (uint64_t)time(NULL);
-    printf("seed %llu\n", (unsigned long long)seed);
+    seed_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rounding_is_as_defined),
         cmocka_unit_test(caches_round_by_channel_and_by_token),

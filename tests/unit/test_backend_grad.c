@@ -3,42 +3,7 @@
  * operations, on fresh random data over edge shapes; and for 1, 2 and 4 threads against each other,
  * bit by bit. The seed is printed; set QT_SEED to repeat a run.
  */
-#include "kernels/kernels.h"
-
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-
-#include <cmocka.h>
-
-static uint64_t rng;
-
-static double uniform(void)
-{
-    rng ^= rng << 13;
-    rng ^= rng >> 7;
-    rng ^= rng << 17;
-    return (double)(rng >> 11) * 0x1p-53;
-}
-
-static float *random_floats(size_t n, double scale)
-{
-    float *x;
-    assert_int_equal(qt_array_new(&x, n, sizeof *x, NULL), QT_OK);
-    for (size_t i = 0; i < n; i++)
-        x[i] = (float)((uniform() + uniform() + uniform() - 1.5) * scale);
-    return x;
-}
-
-static struct qt_backend *open_cpu(void)
-{
-    struct qt_backend *be;
-    assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
-    return be;
-}
+#include "backend_fixture.h"
 
 /* ---- central differences -------------------------------------------------------------------- */
 
@@ -529,10 +494,7 @@ static void test_out_of_memory(void **state)
 
 int main(void)
 {
-    const char *seed = getenv("QT_SEED");
-    rng = seed ? strtoull(seed, NULL, 10) : (uint64_t)time(NULL);
-    printf("QT_SEED=%llu\n", (unsigned long long)rng);
-    rng = rng * 0x9e3779b97f4a7c15u + 1;
+    seed_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_linear),        cmocka_unit_test(test_norm),
         cmocka_unit_test(test_rope),          cmocka_unit_test(test_activate),

@@ -2,6 +2,7 @@
 #include "hessian_fixture.h"
 #include "mix24_bits.h"
 #include "pack/mix24.h"
+#include "pack_fixture.h"
 
 static const char *const specs[] = {
     "mix24",
@@ -19,22 +20,13 @@ static const char *const specs[] = {
 };
 enum { SPECS = sizeof specs / sizeof *specs };
 
-static struct qt_spec spec_of(const char *text)
-{
-    struct qt_spec spec;
-    struct qt_err err = {0};
-    if (qt_spec_parse(&spec, text, &err) < 0)
-        fail_msg("%s: %s", text, err.reason);
-    return spec;
-}
-
 static struct qt_packed quantize(const char *text, const float *w, size_t n, size_t k,
                                  const float *importance)
 {
     struct qt_packed p;
     struct qt_err err = {0};
     struct qt_spec spec = spec_of(text);
-    struct qt_matrix m = {w, QT_F32, n, k, "file", "tensor"};
+    struct qt_matrix m = matrix_of(w, n, k);
     if (qt_packed_quantize(&p, &spec, &m, importance, NULL, &err) < 0)
         fail_msg("%s, %zu x %zu: %s", text, n, k, err.reason);
     return p;
@@ -304,7 +296,7 @@ static void wide_matrices_have_panels(void **state)
 static double total_error(const char *text, const float *w, size_t n, size_t k)
 {
     struct qt_packed p = quantize(text, w, n, k, NULL);
-    struct qt_matrix m = {w, QT_F32, n, k, "file", "tensor"};
+    struct qt_matrix m = matrix_of(w, n, k);
     struct qt_error e;
     assert_int_equal(qt_packed_compare(&e, &p, &m, NULL), QT_OK);
     qt_packed_free(&p);
@@ -352,7 +344,7 @@ struct solved {
 static struct solved solve(const char *text, const float *w, const double *h, size_t n, size_t k)
 {
     struct qt_spec spec = spec_of(text);
-    struct qt_matrix m = {w, QT_F32, n, k, "file", "tensor"};
+    struct qt_matrix m = matrix_of(w, n, k);
     struct qt_err err = {0};
     struct solved s = {.f = factor_of(h, k, (size_t)qt_spec_value(&spec, "g"), false, 0.01)};
     if (qt_packed_solve(&s.p, &spec, &m, &s.f, NULL, &s.report, &err) < 0)
@@ -485,7 +477,7 @@ static void allocation_failures(void **state)
     (void)state;
     double *h = random_hessian(K, 100);
     float *w = random_weights(N, K);
-    struct qt_matrix m = {w, QT_F32, N, K, "file", "tensor"};
+    struct qt_matrix m = matrix_of(w, N, K);
     struct qt_spec spec = spec_of("mix24");
     struct qt_factor f = factor_of(h, K, 16, false, 0.01);
     bool failed = true;

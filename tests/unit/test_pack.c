@@ -2,57 +2,15 @@
  * bytes. */
 #include "pack/codebook.h"
 #include "pack/frag.h"
-#include "pack/pack.h"
 #include "pack/rowops.h"
-
-#include <math.h>
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-#include <cmocka.h>
-
-/* ---- random data ---------------------------------------------------------------------------- */
-
-static uint64_t seed;
-
-static uint32_t random_u32(void)
-{
-    seed += 0x9e3779b97f4a7c15u; /* splitmix64 */
-    uint64_t z = seed;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (uint32_t)(z >> 32);
-}
-
-static float random_normal(void)
-{
-    double u = (random_u32() + 0.5) / 4294967296.0, v = random_u32() / 4294967296.0;
-    return (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
-}
+#include "pack_fixture.h"
 
 static float *random_matrix(size_t n, size_t k)
 {
     float *w = malloc(n * k * sizeof *w);
     for (size_t i = 0; i < n * k; i++)
-        w[i] = 0.05f * random_normal();
+        w[i] = (float)(0.05 * normal());
     return w;
-}
-
-static struct qt_matrix matrix_of(const float *w, size_t n, size_t k)
-{
-    return (struct qt_matrix){w, QT_F32, n, k, "file", "tensor"};
-}
-
-static struct qt_spec spec_of(const char *text)
-{
-    struct qt_spec spec;
-    struct qt_err err = {0};
-    if (qt_spec_parse(&spec, text, &err) < 0)
-        fail_msg("%s: %s", text, err.reason);
-    return spec;
 }
 
 static struct qt_packed quantize(const char *text, const float *w, size_t n, size_t k,
@@ -241,7 +199,7 @@ static void rounding_is_to_nearest_on_every_isa(void **state)
             }
         }
         while (n < 4096 - 5) /* an odd count: tails */
-            x[n++] = cb.grid.max * random_normal();
+            x[n++] = cb.grid.max * (float)normal();
         const struct qt_rowops *ops;
         for (size_t i = 0; (ops = qt_rowops_at(i)) != NULL; i++) {
             uint8_t code[4096];
@@ -268,7 +226,7 @@ static void rowops_are_bit_identical(void **state)
         for (size_t i = 0; i < n; i++)
             h[i] = fabsf(h[i]);
         struct qt_codebook cb = codebook_of(all_codebooks[round % CODEBOOKS], x, n);
-        float s = 0.01f + fabsf(random_normal()), inv = 1 / s;
+        float s = 0.01f + (float)fabs(normal()), inv = 1 / s;
         const float *weights = round % 3 ? h : NULL;
         for (size_t i = 1; (ops = qt_rowops_at(i)) != NULL; i++) {
             float a[2], b[2];
@@ -674,8 +632,7 @@ static void allocation_failures(void **state)
 
 int main(void)
 {
-    seed = (uint64_t)time(NULL);
-    printf("seed %llu\n", (unsigned long long)seed);
+    seed_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layout_is_a_bijection),
         cmocka_unit_test(fast_packer_equals_reference),

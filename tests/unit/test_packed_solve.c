@@ -1,21 +1,13 @@
 /* Codebook schemes under a Hessian, from weights to packed bytes and back. */
 #include "hessian_fixture.h"
 #include "pack/scheme.h"
+#include "pack_fixture.h"
 
 static const char *const specs[] = {
     "nf4:g=64", "nf3:g=128", "nf2:g=32",       "lut3:g=64",
     "fp6",      "fp4",       "int4:g=64",      "int4:g=128,zero=group",
     "int8:g=0", "w4ax",      "w4ax:scales=int"};
 enum { SPECS = sizeof specs / sizeof *specs };
-
-static struct qt_spec spec_of(const char *text)
-{
-    struct qt_spec spec;
-    struct qt_err err = {0};
-    if (qt_spec_parse(&spec, text, &err) < 0)
-        fail_msg("%s: %s", text, err.reason);
-    return spec;
-}
 
 /* The factor for a spec's groups, from damping 0.01. */
 static struct qt_factor factor_for(const struct qt_spec *spec, const double *h, size_t n, size_t k)
@@ -36,7 +28,7 @@ static struct solved solve(const char *text, const float *w, const double *h, si
 {
     struct qt_spec spec = spec_of(text);
     struct solved s = {.f = factor_for(&spec, h, n, k)};
-    struct qt_matrix m = {w, QT_F32, n, k, "file", "tensor"};
+    struct qt_matrix m = matrix_of(w, n, k);
     struct qt_err err = {0};
     if (qt_packed_solve(&s.p, &spec, &m, &s.f, &s.error, &s.report, &err) < 0)
         fail_msg("%s, %zu x %zu: %s", text, n, k, err.reason);
@@ -63,7 +55,7 @@ static double searched_error(const char *text, const float *w, const struct qt_f
     size_t k = f->k;
     float *importance = must_alloc(k, sizeof *importance);
     struct qt_spec spec = spec_of(text);
-    struct qt_matrix m = {w, QT_F32, n, k, "file", "tensor"};
+    struct qt_matrix m = matrix_of(w, n, k);
     struct qt_packed p;
     for (size_t i = 0; i < k; i++)
         importance[f->order[i]] = f->h[i * k + i];
@@ -141,7 +133,7 @@ static void diagonal_hessian_is_search(void **state)
     }
     for (int i = 0; i < SPECS; i++) {
         struct qt_spec spec = spec_of(specs[i]);
-        struct qt_matrix m = {w, QT_F32, N, K, "file", "tensor"};
+        struct qt_matrix m = matrix_of(w, N, K);
         struct qt_packed search, p;
         struct qt_solve_report report;
         assert_int_equal(qt_packed_quantize(&search, &spec, &m, importance, NULL, NULL), QT_OK);
@@ -233,7 +225,7 @@ static void allocation_failures(void **state)
     (void)state;
     double *h = random_hessian(K, 100);
     float *w = random_weights(N, K);
-    struct qt_matrix m = {w, QT_F32, N, K, "file", "tensor"};
+    struct qt_matrix m = matrix_of(w, N, K);
     for (int i = 0; i < SPECS; i += 3) { /* nf4, lut3 */
         struct qt_spec spec = spec_of(specs[i]);
         struct qt_factor f = factor_for(&spec, h, N, K);
