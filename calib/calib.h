@@ -171,6 +171,10 @@ int qt_ends_set_norm(struct qt_ends *ends, const float *w, struct qt_err *err);
 /* hidden[m][hidden] (backend memory) = embedding of ids[m] (host memory). */
 int qt_ends_embed(struct qt_ends *ends, float *hidden, const uint32_t *ids, size_t m, size_t seqlen,
                   struct qt_err *err);
+/* The same for once, without ends that stay open. */
+int qt_model_embed(float *hidden, const struct qt_model *model, const struct qt_weights *w,
+                   struct qt_backend *be, const uint32_t *ids, size_t m, size_t seqlen,
+                   struct qt_err *err);
 /* logits[m][vocab] of hidden[m][hidden] after the final norm, before the final softcap. */
 int qt_ends_logits(struct qt_ends *ends, float *logits, const float *hidden, size_t m,
                    struct qt_err *err);

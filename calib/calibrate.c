@@ -164,16 +164,13 @@ static int check_windows(struct run *r, const struct qt_qcal_part *part, struct 
 
 static int embed(struct run *r, const uint32_t *ids, struct qt_err *err)
 {
-    struct qt_ends *ends = NULL;
     size_t bytes;
     int rc;
     if (qt_mul_overflow(&bytes, r->tokens, r->info.hidden * sizeof *r->hidden))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     QT_TRY(r->be->new (r->be, (void **)&r->hidden, bytes, err));
-    QT_TRY(qt_ends_open(&ends, r->model, &r->weights, r->be, err));
-    QT_TRY(qt_ends_embed(ends, r->hidden, ids, r->tokens, r->seqlen, err));
+    QT_TRY(qt_model_embed(r->hidden, r->model, &r->weights, r->be, ids, r->tokens, r->seqlen, err));
 done:
-    qt_ends_close(ends);
     return rc;
 }
 

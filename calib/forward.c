@@ -450,6 +450,19 @@ done:
     return rc;
 }
 
+int qt_model_embed(float *hidden, const struct qt_model *model, const struct qt_weights *w,
+                   struct qt_backend *be, const uint32_t *ids, size_t m, size_t seqlen,
+                   struct qt_err *err)
+{
+    struct qt_ends *ends = NULL;
+    int rc;
+    QT_TRY(qt_ends_open(&ends, model, w, be, err));
+    QT_TRY(qt_ends_embed(ends, hidden, ids, m, seqlen, err));
+done:
+    qt_ends_close(ends);
+    return rc;
+}
+
 static int logits_chunk(struct qt_ends *e, float *logits, const float *hidden, size_t m,
                         struct qt_err *err)
 {

@@ -389,11 +389,3 @@ int qt_ckpt_sample_crc(uint32_t *out, const struct qt_ckpt *ckpt, struct qt_err 
     *out = crc;
     return QT_OK;
 }
-
-void qt_blob_free(struct qt_blob *blob)
-{
-    if (blob->map)
-        qt_map_drop(blob->map, blob->data, blob->size);
-    qt_free(blob->owned);
-    *blob = (struct qt_blob){0};
-}

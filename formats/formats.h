@@ -5,7 +5,8 @@
  *   safetensors.c  one file: header, strict checks, mapped data
  *   torch.c        PyTorch .bin/.pt: zip.c (the archive), pickle.c (a restricted unpickler),
  *                  state_dict.c (the tensors in it)
- *   shard.c        what is common to one file of any of these formats
+ *   shard.c        one file of any of these formats
+ *   tensors.c      the list of its tensors, and the checks that hold for all of them
  *   npy.c          .npy arrays and raw .u16/.u32 token files
  *   checkpoint.c   a directory or file of any of the above as one list of tensors
  *   container.c    the qtool container: reading and checking

@@ -1,8 +1,8 @@
 /*
  * Private to formats: a checkpoint's files once they are open, and what the readers share.
  *
- *   safetensors.c -----------------------------.
- *   pickle.c -> state_dict.c, zip.c -> torch.c +-> shard.c (one file) -> checkpoint.c (all)
+ *                safetensors.c -----------------------------.
+ *   tensors.c -> pickle.c -> state_dict.c, zip.c -> torch.c +-> shard.c (one file) -> checkpoint.c
  */
 #ifndef QT_FORMATS_INTERNAL_H
 #define QT_FORMATS_INTERNAL_H
@@ -59,7 +59,7 @@ struct qt_pickle_tensor {
 int qt_state_dict_read(struct qt_pickle_tensor **out, size_t *count, const unsigned char *data,
                        size_t size, const char *file, struct qt_err *err);
 
-/* ---- shard.c -------------------------------------------------------------------------------- */
+/* ---- tensors.c ------------------------------------------------------------------------------ */
 
 /* A tensor and where its data lies. */
 struct qt_slot {
@@ -80,12 +80,6 @@ struct qt_shard {
     size_t count, capacity;
 };
 
-/* True for a file name with an ending that qt_shard_open knows. */
-bool qt_shard_name_ok(const char *name);
-/* Maps the file and lists its tensors in the order of their data. *out must stay where it is. */
-int qt_shard_open(struct qt_shard *out, const char *path, struct qt_err *err);
-void qt_shard_close(struct qt_shard *shard);
-
 /* A new slot (valid until the next call) with a copy of the name, which is checked: UTF-8, 1 to 512
  * bytes, no control characters. */
 int qt_shard_add(struct qt_slot **out, struct qt_shard *shard, const char *name, size_t name_size,
@@ -95,6 +89,14 @@ void qt_shard_sort(struct qt_shard *shard);
 int qt_tensor_check_name(const char *name, size_t size, const char *file, struct qt_err *err);
 /* Sets count and nbytes from dtype and shape, all products checked. */
 int qt_tensor_measure(struct qt_tensor *t, struct qt_err *err);
+
+/* ---- shard.c -------------------------------------------------------------------------------- */
+
+/* True for a file name with an ending that qt_shard_open knows. */
+bool qt_shard_name_ok(const char *name);
+/* Maps the file and lists its tensors in the order of their data. *out must stay where it is. */
+int qt_shard_open(struct qt_shard *out, const char *path, struct qt_err *err);
+void qt_shard_close(struct qt_shard *shard);
 
 int qt_safetensors_open(struct qt_shard *shard, struct qt_err *err);
 int qt_torch_open(struct qt_shard *shard, struct qt_err *err);

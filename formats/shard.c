@@ -1,10 +1,5 @@
-/* One file of a checkpoint, whatever its format, and the checks that hold for tensors of all. */
+/* One file of a checkpoint, whatever its format. */
 #include "formats/formats_internal.h"
-
-#include <stdlib.h>
-#include <utf8proc.h>
-
-enum { MAX_NAME = 512 };
 
 static bool ends_with(const char *s, const char *ending)
 {
@@ -20,89 +15,6 @@ static bool is_torch_name(const char *name)
 bool qt_shard_name_ok(const char *name)
 {
     return ends_with(name, ".safetensors") || is_torch_name(name);
-}
-
-int qt_tensor_check_name(const char *name, size_t size, const char *file, struct qt_err *err)
-{
-    if (size == 0)
-        return qt_fail(err, QT_E_INPUT, file, NULL, "a tensor has an empty name");
-    if (size > MAX_NAME)
-        return qt_fail(err, QT_E_INPUT, file, NULL, "a tensor's name has %zu bytes, at most %d",
-                       size, MAX_NAME);
-    for (size_t at = 0; at < size;) {
-        utf8proc_int32_t c;
-        utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)name + at,
-                                              (utf8proc_ssize_t)(size - at), &c);
-        if (n < 1)
-            return qt_fail(err, QT_E_INPUT, file, NULL, "a tensor's name is not UTF-8");
-        if (c < 0x20 || (c >= 0x7f && c < 0xa0))
-            return qt_fail(err, QT_E_INPUT, file, NULL,
-                           "a tensor's name has a control character: '%.*s'", (int)size, name);
-        at += (size_t)n;
-    }
-    return QT_OK;
-}
-
-int qt_tensor_measure(struct qt_tensor *t, struct qt_err *err)
-{
-    size_t span = 1, bits; /* product with empty dimensions as 1: strides must be computable too */
-    bool empty = false, overflow = false;
-    for (int d = 0; d < t->ndim; d++) {
-        empty |= t->shape[d] == 0;
-        overflow |= qt_mul_overflow(&span, span, t->shape[d] ? t->shape[d] : 1);
-    }
-    if (overflow || qt_mul_overflow(&bits, span, qt_dtype_bits(t->dtype)))
-        return qt_fail(err, QT_E_INPUT, t->file, t->name, "shape is too large");
-    if (empty)
-        bits = 0;
-    if (bits % 8)
-        return qt_fail(err, QT_E_INPUT, t->file, t->name, "%zu elements of %s end inside a byte",
-                       span, qt_dtype_name(t->dtype));
-    t->count = empty ? 0 : span;
-    t->nbytes = bits / 8;
-    return QT_OK;
-}
-
-int qt_shard_add(struct qt_slot **out, struct qt_shard *shard, const char *name, size_t name_size,
-                 struct qt_err *err)
-{
-    char *copy;
-    int rc = qt_tensor_check_name(name, name_size, shard->path, err);
-    if (rc < 0)
-        return rc;
-    if (shard->count == QT_MAX_TENSORS)
-        return qt_fail(err, QT_E_UNSUPPORTED, shard->path, NULL, "more than %d tensors",
-                       QT_MAX_TENSORS);
-    rc =
-        qt_array_grow(&shard->slots, &shard->capacity, shard->count + 1, sizeof *shard->slots, err);
-    if (rc < 0)
-        return rc;
-    rc = qt_string_format(&copy, err, "%.*s", (int)name_size, name);
-    if (rc < 0)
-        return rc;
-    *out = &shard->slots[shard->count++];
-    **out = (struct qt_slot){.info = {.name = copy, .file = shard->path}, .shard = shard};
-    return QT_OK;
-}
-
-/* By position of the data; empty tensors first where they meet others, then by name. */
-static int compare_slots(const void *a, const void *b)
-{
-    const struct qt_slot *x = a, *y = b;
-    size_t hx = x->entry ? x->entry->header : 0, hy = y->entry ? y->entry->header : 0;
-    if (hx != hy)
-        return hx < hy ? -1 : 1;
-    if (x->offset != y->offset)
-        return x->offset < y->offset ? -1 : 1;
-    if (x->info.nbytes != y->info.nbytes)
-        return x->info.nbytes < y->info.nbytes ? -1 : 1;
-    return strcmp(x->info.name, y->info.name);
-}
-
-void qt_shard_sort(struct qt_shard *shard)
-{
-    if (shard->count)
-        qsort(shard->slots, shard->count, sizeof *shard->slots, compare_slots);
 }
 
 int qt_shard_open(struct qt_shard *out, const char *path, struct qt_err *err)

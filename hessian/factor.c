@@ -1,4 +1,4 @@
-#include "hessian/hessian.h"
+#include "hessian/panel.h"
 
 #include <cblas.h>
 #include <lapacke.h>
@@ -220,4 +220,12 @@ void qt_factor_free(struct qt_factor *f)
     f->order = f->group = NULL;
     f->h = f->v = f->shift = NULL;
     f->k = 0;
+}
+
+size_t qt_factor_group_end(const struct qt_factor *f, size_t at)
+{
+    size_t end = at + 1;
+    while (end < f->k && f->group[end] == f->group[at])
+        end++;
+    return end;
 }

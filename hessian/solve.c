@@ -18,14 +18,6 @@ enum {
 
 /* ---- blocks --------------------------------------------------------------------------------- */
 
-size_t qt_factor_group_end(const struct qt_factor *f, size_t at)
-{
-    size_t end = at + 1;
-    while (end < f->k && f->group[end] == f->group[at])
-        end++;
-    return end;
-}
-
 static bool is_one_group(const struct qt_factor *f)
 {
     return f->group[0] == f->group[f->k - 1];

@@ -10,7 +10,6 @@
 #include "kernels/kernels.h"
 
 #include <cblas.h>
-#include <limits.h>
 
 /* Output tile of `linear`. Every tile packs its operands anew, so tiles must not be small: measured
  * on 2048 tokens, k = 384..5632, against one large sgemm on the same two cores: 512x128 88 % and
@@ -24,23 +23,6 @@ struct cpu {
 };
 
 /* ---- memory --------------------------------------------------------------------------------- */
-
-int cpu_scratch_need(struct cpu_scratch *s, size_t per_thread, struct qt_err *err)
-{
-    size_t threads = (size_t)qt_threads(), count;
-    per_thread = qt_round_up(per_thread, 16); /* a cache line belongs to one thread */
-    if (qt_mul_overflow(&count, per_thread, threads))
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-    s->per_thread = per_thread;
-    if (count <= s->count)
-        return QT_OK;
-    qt_free(s->data);
-    s->count = 0;
-    int rc = qt_array_new(&s->data, count, sizeof *s->data, err);
-    if (rc == QT_OK)
-        s->count = count;
-    return rc;
-}
 
 static int cpu_new(struct qt_backend *be, void **out, size_t bytes, struct qt_err *err)
 {
@@ -71,14 +53,6 @@ struct linear_job {
     const float *x, *w, *bias;
     size_t m, n, k, tiles_n;
 };
-
-int cpu_check_width(size_t n, struct qt_err *err)
-{
-    if (n <= INT_MAX)
-        return QT_OK;
-    return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "a matrix of width %zu (at most %d)", n,
-                   INT_MAX);
-}
 
 static int linear_tile(void *ctx, size_t item, int thread, struct qt_err *err)
 {

@@ -111,7 +111,8 @@ int qt_act_sense(struct qt_act_planner *p, struct qt_err *err)
     if (qt_mul_overflow(&bytes, count * tokens, qt_model_info(p->model)->hidden * sizeof *variants))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     QT_TRY(p->be->new (p->be, (void **)&variants, bytes, err));
-    QT_TRY(qt_act_embed(p, variants, tokens, err));
+    QT_TRY(qt_model_embed(variants, p->model, &p->source, p->be, p->data->ids, tokens,
+                          p->data->seqlen, err));
     for (size_t v = 0; v < p->out->layers * QT_INPUTS; v++)
         if (p->out->act[v].k)
             memset(p->out->act[v].bits, 4, qt_ceil_div(p->out->act[v].k, QT_ACT_BLOCK));

@@ -184,17 +184,6 @@ done:
     return rc;
 }
 
-int qt_act_embed(struct qt_act_planner *p, float *hidden, size_t tokens, struct qt_err *err)
-{
-    struct qt_ends *ends = NULL;
-    int rc;
-    QT_TRY(qt_ends_open(&ends, p->model, &p->source, p->be, err));
-    QT_TRY(qt_ends_embed(ends, hidden, p->data->ids, tokens, p->data->seqlen, err));
-done:
-    qt_ends_close(ends);
-    return rc;
-}
-
 static int plan_layers(struct qt_act_planner *p, struct qt_err *err)
 {
     size_t tokens = qt_min_size(p->data->samples, STAT_WINDOWS) * p->data->seqlen, bytes;
@@ -204,7 +193,8 @@ static int plan_layers(struct qt_act_planner *p, struct qt_err *err)
     if (qt_mul_overflow(&bytes, tokens, qt_model_info(p->model)->hidden * sizeof *hidden))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     QT_TRY(p->be->new (p->be, (void **)&hidden, bytes, err));
-    QT_TRY(qt_act_embed(p, hidden, tokens, err));
+    QT_TRY(qt_model_embed(hidden, p->model, &p->source, p->be, p->data->ids, tokens,
+                          p->data->seqlen, err));
     for (size_t l = 0; l < p->out->layers; l++)
         QT_TRY(plan_layer(p, l, hidden, tokens, err));
 done:

@@ -42,9 +42,6 @@ static inline struct qt_act *qt_act_planned(const struct qt_act_planner *p, size
     return &p->out->act[layer * QT_INPUTS + (size_t)i];
 }
 
-/* hidden[tokens][hidden]: the first `tokens` calibration tokens, embedded. */
-int qt_act_embed(struct qt_act_planner *p, float *hidden, size_t tokens, struct qt_err *err);
-
 /* act_order.c: order and factors of an input's channels, from the statistics of the block. */
 int qt_act_order(struct qt_act_planner *p, size_t layer, int i, struct qt_err *err);
 

@@ -15,6 +15,7 @@
  *   act_plan.c   the plan for all of them, by act_order.c (which channels go together), act_error.c
  *                (what rounding costs) and act_budget.c (which blocks get 8 bits)
  *   arrange.c    matrices whose rows and columns are stored in another order
+ *   sections.c   the parts of a packed matrix
  *   packed.c     one matrix: quantize, decode, errors; strips of 16 rows in parallel
  *   name_regex.c regular expressions over tensor names
  *   plan.c       which tensor gets which scheme; sizes; refusals

@@ -27,15 +27,12 @@ struct qt_sequential {
 
 static int embed(struct qt_sequential *s, struct qt_err *err)
 {
-    struct qt_ends *ends = NULL;
-    int rc;
-    QT_TRY(qt_ends_open(&ends, s->model, &s->source, s->be, err));
-    QT_TRY(qt_ends_embed(ends, s->hidden, s->data->ids, s->tokens, s->data->seqlen, err));
-    QT_TRY(
-        s->be->copy(s->be, s->reference, s->hidden, s->tokens * s->width * sizeof *s->hidden, err));
-done:
-    qt_ends_close(ends);
-    return rc;
+    int rc = qt_model_embed(s->hidden, s->model, &s->source, s->be, s->data->ids, s->tokens,
+                            s->data->seqlen, err);
+    if (rc < 0)
+        return rc;
+    return s->be->copy(s->be, s->reference, s->hidden, s->tokens * s->width * sizeof *s->hidden,
+                       err);
 }
 
 static size_t chunk_tokens(const struct qt_sequential *s)
