@@ -102,7 +102,7 @@ $(B)/tests/%: $(B)/tests/large/%.o $(B)/libqtool.a
 	$(LINK)
 
 # A fuzz target with libFuzzer's main (make fuzz), and with one that runs the files it is given.
-FUZZ_COMMON := $(B)/tests/fuzz/fuzz.o $(B)/tests/fuzz/quantized.o
+FUZZ_COMMON := $(patsubst %,$(B)/tests/fuzz/%.o,fuzz quantized invariants)
 # Targets whose inputs carry checksums: a checksum that is always right lets changes get past it.
 $(addprefix $(B)/tests/,$(foreach t,qcal journal,fuzz_$t replay_$t)): WRAP := -Wl,--wrap=qt_crc32
 

@@ -481,6 +481,8 @@ bool qt_codebook_repack_equal(const struct qt_packed *p, const struct qt_strip *
         pad_row(&c, p, &cb, r);
     for (size_t r = strip->rows; r < QT_FRAG_ROWS; r++) {
         memset(c.code + r * c.stride, cb.zero, c.stride);
+        if (c.unit[qt_frag_scale_slot((unsigned)r)] != 0)
+            return false;
         for (size_t g = 0; g < c.groups; g++)
             if (get_group(&c, r, g).scale != 0 || get_group(&c, r, g).zero != 0)
                 return false;

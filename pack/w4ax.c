@@ -106,6 +106,22 @@ static double unit_scale(const struct qt_packed *p)
     return 1.0 / (7 * (scales_of(p) == QT_ACT_SCALES_INT ? MULTIPLES : 1));
 }
 
+/* 1 to MULTIPLES, but for rows beyond N. */
+static int check_multiples(const struct qt_packed *p, struct qt_err *err)
+{
+    const struct qt_section *sub = qt_packed_section(p, "sub");
+    for (size_t r = 0; sub && r < p->n; r++)
+        for (size_t b = 0; b < sub->shape[1]; b++) {
+            size_t at = (r / QT_FRAG_ROWS * sub->shape[1] + b) * QT_FRAG_ROWS;
+            unsigned multiple = sub->data[at + qt_frag_scale_slot((unsigned)(r % QT_FRAG_ROWS))];
+            if (multiple < 1 || multiple > MULTIPLES)
+                return qt_fail(err, QT_E_INPUT, NULL, NULL,
+                               "the multiple of row %zu, block %zu is %u, not 1 to %d", r, b,
+                               multiple, MULTIPLES);
+        }
+    return QT_OK;
+}
+
 static int check_values(const struct qt_packed *p, struct qt_err *err)
 {
     const struct qt_section *bits = qt_packed_section(p, "bits");
@@ -118,12 +134,9 @@ static int check_values(const struct qt_packed *p, struct qt_err *err)
     if (!(clip > 0 && clip <= 1))
         return qt_fail(err, QT_E_INPUT, NULL, NULL, "the clip ratio %g is not in (0, 1]",
                        (double)clip);
-    const struct qt_section *sub = qt_packed_section(p, "sub");
-    for (size_t i = 0; sub && i < sub->bytes; i++)
-        if (sub->data[i] > MULTIPLES)
-            return qt_fail(err, QT_E_INPUT, NULL, NULL, "multiple %zu is %u, above %d", i,
-                           sub->data[i], MULTIPLES);
-    int rc = qt_arrange_check(p, err);
+    int rc = check_multiples(p, err);
+    if (rc == QT_OK)
+        rc = qt_arrange_check(p, err);
     return rc < 0 ? rc : qt_codebook_check_values(p, err);
 }
 

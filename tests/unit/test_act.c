@@ -1,5 +1,6 @@
 /* Quantized activations: rounding against slow truths, the plan that orders channels and chooses
- * precisions, and that a model in the stored order computes what the source computes. */
+ * precisions, and that a model in the stored order computes what the source computes. The seed is
+ * printed; set QT_SEED to repeat a run. */
 #include "fixture.h"
 
 #include "kernels/kernels.h"
@@ -422,34 +423,45 @@ static void hostile_sections_are_refused(void **state)
 {
     enum { N = 20, K = 150 };
     float w[N * K];
-    struct qt_spec spec;
-    struct qt_packed p;
     struct qt_err err = {0};
     struct qt_matrix m = {w, QT_F32, N, K, "f", "t"};
     (void)state;
     for (size_t i = 0; i < N * K; i++)
         w[i] = random_float();
-    expect_ok("spec", qt_spec_parse(&spec, "w4ax", &err), &err);
-    expect_ok("quantize", qt_packed_quantize(&p, &spec, &m, NULL, NULL, &err), &err);
-    expect_ok("values", spec.scheme->check_values(&p, &err), &err);
     static const struct {
-        const char *section;
+        const char *spec, *section;
         size_t at;
         unsigned char value;
-        const char *message;
-    } cases[] = {{"bits", 1, 5, "not 4 or 8"},         {"clip", 3, 0xbf, "clip ratio"},
-                 {"col_order", 0, 7, "permutation"},   {"col_order", 3, 1, "permutation"},
-                 {"row_order", 76, 18, "permutation"}, {"col_exp2", 9, 100, "beyond"},
-                 {"row_exp2", 0, 0x80, "beyond"}};
+        const char *message; /* of the values; or of packing the codes again */
+    } cases[] = {{"w4ax", "bits", 1, 5, "not 4 or 8"},
+                 {"w4ax", "clip", 3, 0xbf, "clip ratio"},
+                 {"w4ax", "clip", 3, 0x7f, "clip ratio"},
+                 {"w4ax", "col_order", 0, 7, "permutation"},
+                 {"w4ax", "col_order", 3, 1, "permutation"},
+                 {"w4ax", "row_order", 76, 18, "permutation"},
+                 {"w4ax", "col_exp2", 9, 100, "beyond"},
+                 {"w4ax", "row_exp2", 0, 0x80, "beyond"},
+                 {"w4ax", "scale", 1, 0x7c, "not finite"},
+                 {"w4ax:scales=int", "sub", 0, 0, "row 0, block 0 is 0, not 1 to 15"},
+                 {"w4ax:scales=int", "sub", 54, 16, "row 19, block 1 is 16, not 1 to 15"},
+                 {"w4ax:scales=int", "sub", 56, 1, "not what packing"},
+                 {"w4ax:scales=int", "scale", 63, 0x3c, "not what packing"},
+                 {"w4ax:scales=row", "scale", 63, 0x3c, "not what packing"},
+                 {"w4ax", "plane0", 4095, 0x77, "not what packing"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        unsigned char *byte = qt_packed_section(&p, cases[i].section)->data + cases[i].at;
-        unsigned char kept = *byte;
-        *byte = cases[i].value;
-        expect_error(cases[i].section, spec.scheme->check_values(&p, &err), QT_E_INPUT,
-                     cases[i].message, &err);
-        *byte = kept;
+        struct qt_spec spec;
+        struct qt_packed p;
+        expect_ok("spec", qt_spec_parse(&spec, cases[i].spec, &err), &err);
+        expect_ok("quantize", qt_packed_quantize(&p, &spec, &m, NULL, NULL, &err), &err);
+        expect_ok("values", spec.scheme->check_values(&p, &err), &err);
+        expect_ok("repack", qt_packed_check_repack(&p, "f", "t", &err), &err);
+        qt_packed_section(&p, cases[i].section)->data[cases[i].at] = cases[i].value;
+        int rc = spec.scheme->check_values(&p, &err);
+        if (rc == QT_OK)
+            rc = qt_packed_check_repack(&p, "f", "t", &err);
+        expect_error(cases[i].section, rc, QT_E_INPUT, cases[i].message, &err);
+        qt_packed_free(&p);
     }
-    qt_packed_free(&p);
 }
 
 /* Decoding undoes any arrangement: the error is that of rounding. */
