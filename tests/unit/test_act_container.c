@@ -1,0 +1,290 @@
+/* Containers of w4ax as models run them: the inputs of linears are rounded as the sections say, and
+ * sections that do not say it are refused. The seed is printed; set QT_SEED to repeat a run. */
+#include "fixture.h"
+
+#include "kernels/kernels.h"
+#include "pack/scheme.h"
+
+#include <math.h>
+#include <time.h>
+
+enum { SEQLEN = 24, SAMPLES = 4, TOKENS = SEQLEN * SAMPLES };
+
+static uint64_t seed;
+static uint32_t ids[TOKENS];
+
+static void random_ids(size_t vocab)
+{
+    for (size_t i = 0; i < TOKENS; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        ids[i] = (uint32_t)(seed >> 33) % (uint32_t)vocab;
+    }
+}
+
+/* A container DIR/out of the golden model, and what is needed to run it. */
+struct world {
+    char *dir;
+    struct qt_backend *be;
+    struct qt_container *c;
+    struct qt_model *model;
+    struct qt_err err;
+};
+
+static void quantize(struct world *w, const char *scheme)
+{
+    const char *source = "tests/golden/models/llama", *out = fixture_path(w->dir, "out");
+    struct qt_quantize_report report;
+    struct qt_ckpt *ckpt;
+    expect_ok(source, qt_ckpt_open(&ckpt, source, &w->err), &w->err);
+    struct qt_weights weights = qt_weights_of_ckpt(ckpt);
+    expect_ok(source, qt_model_open(&w->model, &weights, &w->err), &w->err);
+    random_ids(qt_model_info(w->model)->vocab);
+    qt_model_close(w->model);
+    struct qt_calibration data = {
+        .ids = ids, .samples = SAMPLES, .seqlen = SEQLEN, .backend = w->be};
+    struct qt_quantize_options opt = {
+        .plan = {.scheme = scheme, .calibrated = true}, .calibration = &data, .out_dir = out};
+    expect_ok(scheme, qt_quantize(&report, ckpt, &opt, &w->err), &w->err);
+    json_decref(report.document);
+    qt_ckpt_close(ckpt);
+}
+
+static void world_open(struct world *w, const char *scheme)
+{
+    *w = (struct world){.dir = fixture_dir()};
+    expect_ok("backend", qt_backend_cpu_open(&w->be, &w->err), &w->err);
+    quantize(w, scheme);
+    expect_ok("open", qt_container_open(&w->c, fixture_path(w->dir, "out"), &w->err), &w->err);
+    struct qt_weights weights = qt_weights_of_container(w->c);
+    expect_ok("model", qt_model_open(&w->model, &weights, &w->err), &w->err);
+}
+
+static void world_close(struct world *w)
+{
+    qt_model_close(w->model);
+    qt_container_close(w->c);
+    w->be->close(w->be);
+    assert_int_equal(qt_dir_remove(fixture_path(w->dir, "out"), NULL), QT_OK);
+    fixture_remove(w->dir);
+}
+
+/* ---- running -------------------------------------------------------------------------------- */
+
+static const void *data_of(const struct qt_packed *p, const char *section)
+{
+    return qt_packed_section(p, section)->data;
+}
+
+/* One token's inputs of a block, from the definition in docs/schemes.md; x'[n], t: absmax of all.
+ */
+static void round_block(float *x, size_t n, unsigned bits, float clip, float t, double scales)
+{
+    float a = 0, unit = t * (float)(1.0 / 127), s, top = bits == 4 ? 7 : 127;
+    for (size_t i = 0; i < n; i++)
+        a = fmaxf(a, fabsf(x[i]));
+    if (scales == QT_ACT_SCALES_BLOCK)
+        s = a * (bits == 4 ? (float)((double)clip / 7) : (float)(1.0 / 127));
+    else
+        s = bits == 8 ? unit : unit * fminf(fmaxf(rintf(a * clip / (7 * unit)), 1), 18);
+    for (size_t i = 0; i < n; i++)
+        x[i] = s < 0x1p-120f ? 0 : s * fminf(fmaxf(rintf(x[i] * (1 / s)), -top), top);
+}
+
+static int slow_input(void *ctx, struct qt_backend *be, float *y, const float *x,
+                      const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err)
+{
+    struct world *w = ctx;
+    const struct qt_entry *e = qt_container_find(w->c, linear->weight);
+    struct qt_packed p;
+    float stored[512], clip;
+    (void)be; /* the CPU's memory is ours */
+    assert_true(k <= 512);
+    expect_ok(linear->weight, qt_packed_open(&p, w->c, e, err), err);
+    const uint32_t *order = data_of(&p, "col_order");
+    const int8_t *exp2 = data_of(&p, "col_exp2");
+    const uint8_t *bits = data_of(&p, "bits");
+    memcpy(&clip, data_of(&p, "clip"), sizeof clip);
+    for (size_t t = 0; t < m; t++) {
+        float all = 0;
+        for (size_t i = 0; i < k; i++) {
+            stored[i] = ldexpf(x[t * k + order[i]], -exp2[i]);
+            all = fmaxf(all, fabsf(stored[i]));
+        }
+        for (size_t at = 0; at < k; at += QT_ACT_BLOCK)
+            round_block(stored + at, qt_min_size(QT_ACT_BLOCK, k - at), bits[at / QT_ACT_BLOCK],
+                        clip, all, qt_spec_value(&p.spec, "scales"));
+        for (size_t i = 0; i < k; i++)
+            y[t * k + order[i]] = ldexpf(stored[i], exp2[i]);
+    }
+    qt_packed_free(&p);
+    return QT_OK;
+}
+
+/* The hidden states behind the last block. */
+static float *run_model(struct world *w, const struct qt_weights *weights)
+{
+    float *hidden = calloc(TOKENS * qt_model_info(w->model)->hidden, sizeof *hidden);
+    struct qt_ends *ends;
+    expect_ok("ends", qt_ends_open(&ends, w->model, weights, w->be, &w->err), &w->err);
+    expect_ok("embed", qt_ends_embed(ends, hidden, ids, TOKENS, SEQLEN, &w->err), &w->err);
+    for (size_t l = 0; l < qt_model_info(w->model)->layers; l++) {
+        struct qt_block *block;
+        expect_ok("open", qt_block_open(&block, w->model, l, weights, w->be, &w->err), &w->err);
+        expect_ok("run", qt_block_run(block, hidden, TOKENS, SEQLEN, NULL, &w->err), &w->err);
+        qt_block_close(block);
+    }
+    qt_ends_close(ends);
+    return hidden;
+}
+
+static void models_round_as_documented(void **state)
+{
+    static const char *const schemes[] = {"w4ax:a8max=0.5", "w4ax:scales=int", "w4ax:scales=row"};
+    (void)state;
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
+        struct world w;
+        world_open(&w, schemes[i]);
+        struct qt_weights own = qt_weights_of_container(w.c), slow = own, plain = own;
+        slow.runtime = (struct qt_runtime){.ctx = &w, .input = slow_input};
+        plain.runtime = (struct qt_runtime){0};
+        float *a = run_model(&w, &own), *b = run_model(&w, &slow), *c = run_model(&w, &plain);
+        size_t bytes = TOKENS * qt_model_info(w.model)->hidden * sizeof *a;
+        assert_memory_equal(a, b, bytes);
+        assert_true(memcmp(a, c, bytes) != 0);
+        free(a);
+        free(b);
+        free(c);
+        world_close(&w);
+    }
+}
+
+/* Linears of another scheme beside them get their input as it is. */
+static void other_schemes_are_left_alone(void **state)
+{
+    struct world w;
+    (void)state;
+    world_open(&w, "nf4:g=32");
+    assert_null(qt_weights_of_container(w.c).runtime.input);
+    world_close(&w);
+}
+
+/* ---- entries -------------------------------------------------------------------------------- */
+
+static size_t find_section(const struct qt_entry *e, const char *name)
+{
+    for (size_t i = 0; i < e->nsections; i++)
+        if (strcmp(e->section[i].name, name) == 0)
+            return i;
+    fail_msg("%s has no section %s", e->name, name);
+    return 0;
+}
+
+/* Where the section's data is in the container's file. */
+static size_t offset_of(const struct world *w, const struct qt_entry *e, const char *section)
+{
+    struct qt_blob blob;
+    struct qt_err err = {0};
+    const struct qt_tensor *t = e->section[find_section(e, section)].tensor;
+    expect_ok(section, qt_ckpt_read(&blob, qt_container_ckpt(w->c), t, &err), &err);
+    size_t at = (size_t)(blob.data - blob.map->data);
+    qt_blob_free(&blob);
+    return at;
+}
+
+static void poke(struct world *w, size_t at, unsigned char value)
+{
+    const char *path = fixture_path(w->dir, "out/model.safetensors");
+    int fd;
+    expect_ok(path, qt_file_create(&fd, path, true, &w->err), &w->err);
+    expect_ok(path, qt_file_write_at(fd, path, &value, 1, at, &w->err), &w->err);
+    expect_ok(path, qt_file_finish(&fd, path, &w->err), &w->err);
+}
+
+static const char down[] = "model.layers.0.mlp.down_proj.weight";
+
+static void hostile_inputs_are_refused(void **state)
+{
+    static const struct {
+        const char *section;
+        size_t at;
+        unsigned char value;
+        const char *message;
+    } cases[] = {{"col_order", 3, 0x7f, "col_order: entry 0"},
+                 {"col_order", 5, 0xff, "col_order: entry 1"},
+                 {"bits", 0, 6, "block 0 has 6 bits"}};
+    struct world w;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct qt_act act;
+        world_open(&w, "w4ax");
+        const struct qt_entry *e = qt_container_find(w.c, down);
+        poke(&w, offset_of(&w, e, cases[i].section) + cases[i].at, cases[i].value);
+        qt_container_close(w.c);
+        expect_ok("open", qt_container_open(&w.c, fixture_path(w.dir, "out"), &w.err), &w.err);
+        e = qt_container_find(w.c, down);
+        expect_error(cases[i].section, qt_act_open(&act, w.c, e, &w.err), QT_E_INPUT,
+                     cases[i].message, &w.err);
+        assert_null(act.order);
+        world_close(&w);
+    }
+}
+
+static void sections_must_be_there_and_fit(void **state)
+{
+    static const char *const names[] = {"col_order", "col_exp2", "bits", "clip"};
+    struct world w;
+    struct qt_act act;
+    (void)state;
+    world_open(&w, "w4ax");
+    const struct qt_entry *e = qt_container_find(w.c, down);
+    expect_ok("open", qt_act_open(&act, w.c, e, &w.err), &w.err);
+    qt_act_free(&act);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct qt_entry bad = *e;
+        size_t at = find_section(e, names[i]);
+        bad.section[at].tensor = e->section[find_section(e, "plane0")].tensor;
+        expect_error(names[i], qt_act_open(&act, w.c, &bad, &w.err), QT_E_INPUT, "bytes, expected",
+                     &w.err);
+        bad.section[at].name = "other";
+        expect_error(names[i], qt_act_open(&act, w.c, &bad, &w.err), QT_E_INPUT, "has no section",
+                     &w.err);
+    }
+    struct qt_entry bad = *e;
+    bad.spec = "w4ax:nonsense=1";
+    assert_true(qt_act_open(&act, w.c, &bad, &w.err) < 0);
+    world_close(&w);
+}
+
+static void allocation_failures(void **state)
+{
+    struct world w;
+    (void)state;
+    world_open(&w, "w4ax");
+    bool failed = true;
+    for (long n = 0; failed; n++) {
+        struct qt_act act;
+        qt_mem_fail_after(n);
+        int rc = qt_act_open(&act, w.c, qt_container_find(w.c, down), NULL);
+        qt_mem_fail_after(-1);
+        failed = rc < 0;
+        assert_int_equal(rc, failed ? QT_E_RESOURCE : QT_OK);
+        qt_act_free(&act);
+        assert_true(n < 1000);
+    }
+    world_close(&w);
+}
+
+int main(void)
+{
+    const char *text = getenv("QT_SEED");
+    seed = text ? strtoull(text, NULL, 10) : (uint64_t)time(NULL);
+    printf("QT_SEED=%llu\n", (unsigned long long)seed);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(models_round_as_documented),
+        cmocka_unit_test(other_schemes_are_left_alone),
+        cmocka_unit_test(hostile_inputs_are_refused),
+        cmocka_unit_test(sections_must_be_there_and_fit),
+        cmocka_unit_test(allocation_failures),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
