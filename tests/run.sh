@@ -4,6 +4,7 @@
 #
 #   usage: tests/run.sh BUILD      BUILD: the directory with qtool and tests/test_*
 #          RUNNER="valgrind ..." tests/run.sh BUILD     unit tests and fuzz inputs only, under RUNNER
+#          ONLY="test_pack cli" tests/run.sh BUILD      these alone
 #
 # The output of each goes to BUILD/tests/NAME.log, and is shown when something failed. The last line
 # is "N passed, M failed, K skipped"; the exit status is 1 if anything failed or nothing ran.
@@ -32,6 +33,7 @@ count() {
 
 # run NAME COMMAND...
 run() {
+    case " ${ONLY:-$1} " in *" $1 "*) ;; *) return ;; esac
     name=$1 log=$build/tests/$1.log
     shift
     start=$(date +%s)

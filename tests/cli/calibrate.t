@@ -121,7 +121,7 @@ $ head -c 500000 a.qcal >cut.qcal && qtool inspect cut.qcal
 2 cut\.qcal: tensor layers
 
 # A full disk leaves nothing, and what was there stays.
-$ cp a.qcal full.qcal && (ulimit -f 500; qtool calibrate "$NANO" --data "$NANO/calib.txt" --samples 1 --seqlen 16 -o full.qcal -q --force)
+$ cp a.qcal full.qcal && (ulimit -f 2000; qtool calibrate "$NANO" --data "$NANO/calib.txt" --samples 1 --seqlen 16 -o full.qcal -q --force)
 ? 6
 2 full\.qcal\.partial: cannot write
 $ cmp a.qcal full.qcal && test ! -e full.qcal.partial

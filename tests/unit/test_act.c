@@ -172,7 +172,7 @@ static const struct qt_linear *find_linear(const struct world *w, const char *na
 }
 
 /* Every seventh weight of the norms in front of sublayers times 64, the columns that read it by
- * that: outliers that change nothing. */
+ * that: outliers that change nothing. Some others 0: channels that are all alike. */
 static int outlier_load(void *ctx, const char *name, float *dst, struct qt_err *err)
 {
     const struct world *w = ctx;
@@ -182,8 +182,8 @@ static int outlier_load(void *ctx, const char *name, float *dst, struct qt_err *
     size_t shape[QT_MAX_DIMS];
     plain.shape(plain.ctx, name, &ndim, shape);
     if (rc == QT_OK && strstr(name, "layernorm.weight"))
-        for (size_t i = 3; i < shape[0]; i += 7)
-            dst[i] *= 64;
+        for (size_t i = 0; i < shape[0]; i++)
+            dst[i] *= i % 7 == 3 ? 64 : i % 14 != 5;
     if (rc == QT_OK && linear && linear->input % 2 == 0)
         for (size_t i = 3; i < shape[0] * shape[1]; i++)
             dst[i] /= i % shape[1] % 7 == 3 ? 64 : 1;

@@ -240,6 +240,65 @@ static void gradients_of_parameters(void **state)
     check_mix24_gradient("mix24:g=8,g2=8,four=0.5");
 }
 
+/*
+ * Codes chosen anew are at least as near to the weights as those that were there. What a code is
+ * compared by is off by an ulp or so, and mix24's values are rounded to 2^-24 in units of the
+ * scales.
+ */
+static void check_recode(const char *text)
+{
+    enum { N = 19, K = 170 };
+    struct qt_spec spec;
+    struct qt_packed p;
+    struct qt_err err;
+    float w[N * K], before[N * K], after[N * K], stored[N * K];
+    size_t moved = 0;
+    void *scratch;
+    for (size_t i = 0; i < N * K; i++)
+        w[i] = (float)sin((double)i * 1.7) * 1e-3f;
+    struct qt_matrix m = {w, QT_F32, N, K, "file", "name"};
+    expect_ok(text, qt_spec_parse(&spec, text, &err), &err);
+    expect_ok(text, qt_packed_quantize(&p, &spec, &m, NULL, NULL, &err), &err);
+    expect_ok("decode", qt_packed_decode(before, &p, 0, N, &err), &err);
+    qt_array_new(&scratch, 1, spec.scheme->scratch_bytes(&p), NULL);
+    for (int round = 0; round < 2; round++) { /* what they are already; other weights */
+        for (size_t i = 0; i < N * K; i++) {
+            w[i] = round ? w[i] + (float)cos((double)i * 0.9) * 5e-4f : before[i];
+            stored[i] = ldexpf(w[i], -p.scale_exp2);
+        }
+        for (size_t s = 0; s < 2; s++) {
+            struct qt_strip strip = {s, s ? N - QT_FRAG_ROWS : QT_FRAG_ROWS, scratch};
+            spec.scheme->learnable->recode(&p, &strip, stored + s * QT_FRAG_ROWS * K);
+        }
+        expect_ok("valid", spec.scheme->check_values(&p, &err), &err);
+        expect_ok("repack", qt_packed_check_repack(&p, "file", "name", &err), &err);
+        expect_ok("decode", qt_packed_decode(after, &p, 0, N, &err), &err);
+        for (size_t i = 0; i < N * K; i++) {
+            float tolerance = 0x1p-22f * fabsf(w[i]) + ldexpf(0x1p-23f, p.scale_exp2);
+            if (!(fabsf(after[i] - w[i]) <= fabsf(before[i] - w[i]) + tolerance))
+                fail_msg("%s: %zu: %g became %g for %g", text, i, (double)before[i],
+                         (double)after[i], (double)w[i]);
+            moved += after[i] != before[i];
+        }
+        assert_true(round ? moved > N * K / 4 : moved == 0);
+    }
+    qt_packed_free(&p);
+    qt_free(scratch);
+}
+
+static void codes_follow_weights(void **state)
+{
+    static const char *const specs[] = {"nf4:g=32",
+                                        "lut2:g=32",
+                                        "fp6",
+                                        "int4:g=32,zero=group",
+                                        "mix24:outliers=0.02",
+                                        "mix24:g=8,g2=8,four=0.5"};
+    (void)state;
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
+        check_recode(specs[i]);
+}
+
 /* ---- end to end ----------------------------------------------------------------------------- */
 
 static void the_curve_falls(void **state)
@@ -423,6 +482,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_of_parameters),
+        cmocka_unit_test(codes_follow_weights),
         cmocka_unit_test_setup_teardown(the_curve_falls, set_up, tear_down),
         cmocka_unit_test_setup_teardown(every_block_improves, set_up, tear_down),
         cmocka_unit_test_setup_teardown(harm_is_not_kept, set_up, tear_down),

@@ -288,9 +288,36 @@ static void wide_matrices_have_panels(void **state)
         assert_true(q[r * K + 65536 + 10 * r + 5] == 3);
         assert_true(q[r * K + 100 * r] == -2);
     }
+    struct qt_err err = {0};
+    ((uint32_t *)(void *)qt_packed_section(&p, "csr_ptr")->data)[N + 1]++;
+    assert_int_equal(p.spec.scheme->check_values(&p, &err), QT_E_INPUT);
+    assert_non_null(strstr(err.reason, "panel 1 does not begin where the one before it ends"));
     qt_packed_free(&p);
     free(w);
     free(q);
+}
+
+/* Nothing but zeros, and nothing but zeros and outliers: no group has a range to take a scale from,
+ * no group is more sensitive than another. */
+static void zeros_and_outliers_are_exact(void **state)
+{
+    enum { N = 20, K = 1024, COUNT = 40 /* floor(0.002 N K) */ };
+    static const char *const texts[] = {"mix24:local=1", "mix24:four=0"};
+    (void)state;
+    for (size_t t = 0; t < 2; t++)
+        for (size_t outliers = 0; outliers <= t * COUNT; outliers += COUNT) {
+            float *w = must_alloc(N * K, sizeof *w);
+            for (size_t i = 0; i < outliers; i++)
+                w[i % N * K + i * 24] = i % 2 ? 1000 : -0.75f;
+            struct qt_packed p = quantize(texts[t], w, N, K, NULL);
+            float *q = decode(&p);
+            expect_sound(&p);
+            for (size_t i = 0; i < N * K; i++)
+                assert_true(q[i] == w[i]);
+            qt_packed_free(&p);
+            free(w);
+            free(q);
+        }
 }
 
 static double total_error(const char *text, const float *w, size_t n, size_t k)
@@ -763,6 +790,7 @@ int main(void)
         cmocka_unit_test(edge_shapes),
         cmocka_unit_test(outliers_are_the_top),
         cmocka_unit_test(wide_matrices_have_panels),
+        cmocka_unit_test(zeros_and_outliers_are_exact),
         cmocka_unit_test(each_part_helps),
         cmocka_unit_test(reports_what_is_stored),
         cmocka_unit_test(inverse_diagonal),

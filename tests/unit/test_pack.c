@@ -475,7 +475,8 @@ static void nonfinite_weights_are_named(void **state)
     }
 }
 
-/* Any flipped bit in the padding, or a scale that is not finite, is noticed. */
+/* Any flipped bit in the padding, a scale that is not finite, or a table that is none is noticed.
+ */
 static void abused_bytes_are_refused(void **state)
 {
     (void)state;
@@ -491,6 +492,17 @@ static void abused_bytes_are_refused(void **state)
     assert_int_equal(qt_packed_check_repack(&p, "f", "t", &err), QT_E_INPUT);
     ((uint16_t *)(void *)p.section[2].data)[3] = 0x7c00;
     assert_int_equal(p.spec.scheme->check_values(&p, &err), QT_E_INPUT);
+    qt_packed_free(&p);
+    p = quantize("lut3", w, 17, 70, NULL);
+    uint16_t *table = (uint16_t *)(void *)qt_packed_section(&p, "table")->data, kept = table[3];
+    table[3] = table[5];
+    assert_int_equal(p.spec.scheme->check_values(&p, &err), QT_E_INPUT);
+    assert_non_null(strstr(err.reason, "table entry 4 is out of order"));
+    table[3] = kept;
+    assert_int_equal(p.spec.scheme->check_values(&p, &err), QT_OK);
+    table[7] = 0x3c01; /* just above 1 */
+    assert_int_equal(p.spec.scheme->check_values(&p, &err), QT_E_INPUT);
+    assert_non_null(strstr(err.reason, "table entry 7 is outside [-1, 1]"));
     qt_packed_free(&p);
     free(w);
 }
