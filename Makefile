@@ -180,8 +180,13 @@ test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_kernels test_mix24 test_kv4
 	$(B)/tests/gpu/test_mix24
 	$(B)/tests/gpu/test_kv4
 	$(B)/tests/gpu/test_w4ax
+
+# Needs a GPU, and some minutes.
+sanitize-gpu: $(addprefix $(B)/tests/gpu/,test_kernels test_mix24 test_kv4 test_w4ax)
+	for tool in memcheck synccheck initcheck racecheck; do for t in $^; do \
+	    compute-sanitizer --tool $$tool --error-exitcode 1 $$t 7 quick || exit 1; done; done
 else
-kernels test-gpu install-kernels:
+kernels test-gpu sanitize-gpu install-kernels:
 	@echo "SKIP: nvcc not found, nothing of the GPU is built"
 endif
 
@@ -296,7 +301,7 @@ test-install:
 clean:
 	rm -rf $(B)
 
-.PHONY: all kernels deps deps-dev demo tests test check check-threads check-valgrind coverage \
+.PHONY: all kernels sanitize-gpu deps deps-dev demo tests test check check-threads check-valgrind coverage \
         determinism fuzz test-gpu test-install test-large bench oracle oracle-tokenizer fmt fmt-check tidy install install-kernels clean
 .SECONDARY:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
