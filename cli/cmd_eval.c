@@ -8,8 +8,10 @@ struct eval_options {
     struct common_options common;
     const char *data, *ref, *gate;
     size_t seqlen, windows, kv;
-    int kv_keys;
+    int kv_keys; /* enum qt_kv_keys; KV_KEYS_BEST: static where there are such scales */
 };
+
+enum { KV_KEYS_BEST = -1 };
 
 /* ---- data ----------------------------------------------------------------------------------- */
 
@@ -86,6 +88,28 @@ static int check_gate(const char *gate, bool has_ref, struct qt_err *err)
     return rc;
 }
 
+static int kv_open(struct qt_kv *out, int keys, const struct source *s, struct qt_err *err)
+{
+    bool has_scales = s->container && qt_kv_entry(s->container);
+    struct qt_model *model;
+    *out = (struct qt_kv){0};
+    if (keys == KV_KEYS_BEST)
+        keys = has_scales ? QT_KV_KEYS_STATIC : QT_KV_KEYS_CHANNEL;
+    *out = (struct qt_kv){.keys = (enum qt_kv_keys)keys};
+    if (keys != QT_KV_KEYS_STATIC)
+        return QT_OK;
+    if (!has_scales)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--kv-keys static needs scales of keys in a container: 'qtool quantize' "
+                       "with --data and --kv 4 finds them");
+    int rc = qt_model_open(&model, &s->weights, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_kv_open(out, s->container, qt_model_info(model), err);
+    qt_model_close(model);
+    return rc;
+}
+
 static int evaluate(struct qt_eval_report *out, struct cli *cli, const struct eval_options *o,
                     const struct source *model, const struct source *ref, struct qt_err *err)
 {
@@ -95,8 +119,9 @@ static int evaluate(struct qt_eval_report *out, struct cli *cli, const struct ev
     struct qt_data data = {0};
     int rc;
     struct qt_weights w = model->weights;
-    struct qt_kv kv = {.keys = (enum qt_kv_keys)o->kv_keys};
+    struct qt_kv kv = {0};
     if (o->kv) {
+        QT_TRY(kv_open(&kv, o->kv_keys, model, err));
         w.runtime.cache = qt_kv_apply;
         w.runtime.cache_ctx = &kv;
     }
@@ -109,6 +134,7 @@ done:
     if (be)
         be->close(be);
     qt_data_free(&data);
+    qt_kv_free(&kv);
     return rc;
 }
 
@@ -120,6 +146,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     struct qt_figure figures[MAX_FIGURES];
     int rc;
     QT_TRY(check_gate(o->gate, o->ref != NULL, err));
+    if (o->kv_keys != KV_KEYS_BEST && !o->kv)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--kv-keys needs --kv 4");
     QT_TRY(source_open(&model, args[0], err));
     if (o->ref)
         QT_TRY(source_open(&ref, o->ref, err));
@@ -137,9 +165,10 @@ done:
     return rc;
 }
 
-static const struct eval_options defaults = {.common = COMMON_DEFAULTS, .seqlen = 512};
+static const struct eval_options defaults = {
+    .common = COMMON_DEFAULTS, .seqlen = 512, .kv_keys = KV_KEYS_BEST};
 
-static const char *const kv_keys[] = {"channel", "token", NULL}; /* enum qt_kv_keys */
+static const char *const kv_keys[] = {"static", "channel", "token", NULL}; /* enum qt_kv_keys */
 
 static const struct opt opts[] = {
     {.name = "data",
@@ -181,8 +210,10 @@ static const struct opt opts[] = {
      .offset = offsetof(struct eval_options, kv_keys),
      .metavar = "HOW",
      .choices = kv_keys,
-     .help = "with --kv, scales of keys: channel (default), one per channel and 64 tokens; token, "
-             "one per token and head, as those of values always are"},
+     .help =
+         "with --kv, scales of keys: static, the container's, one per channel; channel, one per "
+         "channel and 64 tokens; token, one per token and head, as those of values always are. "
+         "Default: static where the container has them, else channel"},
     {.name = "gate",
      .kind = OPT_STRING,
      .offset = offsetof(struct eval_options, gate),

@@ -105,6 +105,29 @@ static int print_tensors(const struct source *s, struct qt_err *err)
     return table_print(&t, err);
 }
 
+/* The lowest signal-to-noise ratio of a layer's keys; NaN when it is not told. */
+static double kv_sqnr(const json_t *kv)
+{
+    const json_t *list = json_object_get(kv, "sqnr_db"), *value;
+    double least = NAN;
+    size_t i;
+    json_array_foreach(list, i, value)
+    {
+        if (json_is_number(value))
+            least = fmin(least, json_number_value(value)); /* of a NaN: the other */
+    }
+    return least;
+}
+
+static const char *text_sqnr(char buf[TEXT_SIZE], double db)
+{
+    if (isnan(db))
+        snprintf(buf, TEXT_SIZE, "unknown");
+    else
+        snprintf(buf, TEXT_SIZE, "%.2f dB or more", db);
+    return buf;
+}
+
 static void model_rows(struct table *t, const struct qt_model_info *m, const char *unsupported)
 {
     if (m)
@@ -119,7 +142,7 @@ static int print_totals(const struct source *s, const struct qt_model_info *mode
 {
     struct table t = {.align = "ll"};
     struct totals sum = count_totals(s);
-    char bytes[TEXT_SIZE];
+    char bytes[TEXT_SIZE], sqnr[TEXT_SIZE];
     model_rows(&t, model, unsupported);
     if (s->container)
         table_row(&t, "tensors\t%zu quantized, %zu copied", sum.quantized, sum.copied);
@@ -133,6 +156,9 @@ static int print_totals(const struct source *s, const struct qt_model_info *mode
     if (s->container && !isnan(sum.paper_bits))
         table_row(&t, "paper\t%.4f as the scheme's publication counts, which leaves things out",
                   sum.paper_bits / (double)sum.weights);
+    if (s->container && qt_kv_entry(s->container))
+        table_row(&t, "kv cache\t4 bits: static scales of keys (SQNR %s), values by token",
+                  text_sqnr(sqnr, kv_sqnr(qt_kv_entry(s->container))));
     return table_print(&t, err);
 }
 
@@ -181,6 +207,16 @@ static json_t *tensor_doc(struct cli *cli, const struct qt_tensor *t)
     return o;
 }
 
+static json_t *kv_doc(struct cli *cli, const json_t *kv)
+{
+    json_t *o = json_object();
+    doc_set(cli, o, "bits", doc_size(4));
+    doc_set(cli, o, "keys", doc_text("static"));
+    doc_set(cli, o, "values", doc_text("token"));
+    doc_set(cli, o, "sqnr_db", doc_real(kv_sqnr(kv)));
+    return o;
+}
+
 static json_t *model_doc(struct cli *cli, const struct qt_model_info *m)
 {
     if (!m)
@@ -214,6 +250,8 @@ static void fill_doc(struct cli *cli, const struct source *s, const struct qt_mo
         doc_set(cli, cli->doc, "bpw", doc_real(totals_bpw(&sum)));
         if (!isnan(sum.paper_bits))
             doc_set(cli, cli->doc, "paper_bpw", doc_real(sum.paper_bits / (double)sum.weights));
+        if (qt_kv_entry(s->container))
+            doc_set(cli, cli->doc, "kv", kv_doc(cli, qt_kv_entry(s->container)));
         doc_set(cli, cli->doc, "quantized", quantized);
         doc_set(cli, cli->doc, "copied", tensors);
     } else {
@@ -249,6 +287,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     if (qt_qcal_probe(args[0]))
         return inspect_qcal(cli, args[0], err);
     QT_TRY(source_open(&s, args[0], err));
+    if (s.container && qt_kv_entry(s.container))
+        QT_TRY(qt_kv_check(s.container, err));
     try_model(&model, &unsupported, &s, &why);
     const struct qt_model_info *info = model ? qt_model_info(model) : NULL;
     if (cli->doc)
@@ -274,7 +314,8 @@ const struct command cmd_inspect = {
     .description =
         "Lists the tensors of a checkpoint (safetensors, or PyTorch .bin/.pt) with dtype, shape "
         "and size. For a container also scheme, true bits per weight and the recorded error of "
-        "every quantized tensor. Headers and the manifest are checked, the data is not read: "
+        "every quantized tensor, and whether it has scales for a KV cache. Headers and the "
+        "manifest are checked, the data is not read: "
         "'verify' does that.\n\n"
         "SQNR is the ratio of the energy of the weights to that of the error; cosine is the "
         "cosine of the angle between stored and original weights.\n\n"

@@ -11,6 +11,7 @@ struct quantize_options {
     const char *out, *scheme, *learn;
     struct opt_list tensor;
     struct calibration_options calibration;
+    size_t kv;
     bool tune_norms, force, resume, strict;
 };
 
@@ -191,6 +192,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     struct qt_quantize_options opt = {
         .plan = {.scheme = o->scheme, .rules = rules.rule, .nrules = rules.count},
         .learn = &learn,
+        .kv = o->kv != 0,
         .out_dir = o->out,
         .force = o->force,
         .resume = o->resume,
@@ -245,6 +247,13 @@ static const struct opt opts[] = {
      .offset = offsetof(struct quantize_options, calibration.file),
      .metavar = "X.qcal",
      .help = "instead of --data: statistics of the unquantized model, from 'qtool calibrate'"},
+    {.name = "kv",
+     .kind = OPT_SIZE,
+     .offset = offsetof(struct quantize_options, kv),
+     .metavar = "4",
+     .min = 4,
+     .max = 4,
+     .help = "also find the scales of keys for a KV cache of so many bits, on --data"},
     {.name = "learn",
      .kind = OPT_STRING,
      .offset = offsetof(struct quantize_options, learn),
@@ -290,6 +299,10 @@ const struct command cmd_quantize = {
         "archs'); without --data any checkpoint will do. --calib takes the Hessians from a file "
         "that 'qtool calibrate' made of the same checkpoint: the model is not run, but no block "
         "sees the errors of those before it.\n\n"
+        "--kv 4 runs the finished model over some of --data once more and stores, for every "
+        "channel "
+        "of the keys, the scale and zero of a static 4-bit code: what 'qtool eval --kv 4' and the "
+        "attention kernels use. Weights are not changed by it.\n\n"
         "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
         "found anywhere in the name). A regular expression that matches no tensor is an error. "
         "The scheme 'none' copies.\n\n"

@@ -149,7 +149,7 @@ static int check_all_claimed(const struct qt_container *c, struct qt_err *err)
         const struct qt_tensor *t = c->stored[i].tensor;
         if (!c->stored[i].claimed)
             return qt_fail(err, QT_E_INPUT, t->file, t->name,
-                           "is in neither 'tensors' nor 'copied' of qtool.json");
+                           "is in none of 'tensors', 'copied' and 'kv' of qtool.json");
     }
     return QT_OK;
 }
@@ -253,15 +253,19 @@ static int parse_entries(struct qt_container *c, json_t *tensors, struct qt_err 
     return QT_OK;
 }
 
-static int parse_copied(struct qt_container *c, json_t *copied, struct qt_err *err)
+/* Stored tensors that are no sections: `what` is "copied" or "kv.tensors". */
+static int parse_list(struct qt_container *c, json_t *list, const char *what, struct qt_err *err)
 {
     const struct stored *s;
     const char *name;
     json_t *value;
-    json_object_foreach(copied, name, value)
+    if (!json_is_object(list))
+        return qt_fail(err, QT_E_INPUT, c->manifest_path, NULL, "'%s' must be an object", what);
+    json_object_foreach(list, name, value)
     {
         if (!json_is_object(value) || !name[0])
-            return bad(err, c, name, "an entry of 'copied' must be a named object");
+            return qt_fail(err, QT_E_INPUT, c->manifest_path, name,
+                           "an entry of '%s' must be a named object", what);
         int rc = claim(&s, c, name, value, err);
         if (rc < 0)
             return rc;
@@ -315,6 +319,7 @@ static int load(struct qt_container *c, const char *path, struct qt_err *err)
     QT_TRY(check_version(c, err));
     json_t *tensors = json_object_get(c->manifest, "tensors");
     json_t *copied = json_object_get(c->manifest, "copied");
+    json_t *kv = json_object_get(c->manifest, "kv");
     if (!json_is_object(tensors))
         return bad(err, c, NULL, "'tensors' must be an object");
     if (!json_is_object(copied))
@@ -323,7 +328,9 @@ static int load(struct qt_container *c, const char *path, struct qt_err *err)
     QT_TRY(check_files(c, err));
     QT_TRY(list_stored(c, err));
     QT_TRY(parse_entries(c, tensors, err));
-    QT_TRY(parse_copied(c, copied, err));
+    QT_TRY(parse_list(c, copied, "copied", err));
+    if (kv)
+        QT_TRY(parse_list(c, json_object_get(kv, "tensors"), "kv.tensors", err));
     QT_TRY(check_all_claimed(c, err));
 done:
     return rc;

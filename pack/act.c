@@ -1,4 +1,4 @@
-/* The inputs of w4ax linears, and KV caches: rounding as a runtime does it, in plain C. */
+/* The inputs of w4ax linears: rounding as a runtime does it, in plain C. */
 #include "pack/scheme.h"
 
 #include <math.h>
@@ -126,76 +126,6 @@ int qt_act_apply_on(struct qt_backend *be, float *y, const float *x, size_t m,
     QT_TRY(be->upload(be, y, host, bytes, err));
 done:
     qt_free(host);
-    return rc;
-}
-
-/* ---- KV caches ------------------------------------------------------------------------------ */
-
-struct kv_job {
-    float *k, *v;
-    const struct qt_attention *a;
-    bool keys_by_channel;
-};
-
-static float stored(float x)
-{
-    return qt_f16_to_f32(qt_f32_to_f16(fminf(fmaxf(x, -65504), 65504)));
-}
-
-/* n values, `stride` apart. */
-static void round_asymmetric(float *x, size_t n, size_t stride)
-{
-    float low = x[0], high = x[0];
-    for (size_t i = 0; i < n; i++) {
-        low = fminf(low, x[i * stride]);
-        high = fmaxf(high, x[i * stride]);
-    }
-    low = stored(low);
-    float s = stored((high - low) / 15), inverse = s > 0 ? 1 / s : 0;
-    for (size_t i = 0; i < n; i++)
-        x[i * stride] = s * fminf(fmaxf(rintf((x[i * stride] - low) * inverse), 0), 15) + low;
-}
-
-/* One head of one sequence. */
-static int kv_item(void *ctx, size_t item, int thread, struct qt_err *err)
-{
-    const struct kv_job *job = ctx;
-    const struct qt_attention *a = job->a;
-    size_t dim = a->head_dim, width = a->kv_heads * dim;
-    size_t at = item / a->kv_heads * a->seqlen * width + item % a->kv_heads * dim;
-    (void)thread;
-    (void)err;
-    for (size_t t = 0; t < a->seqlen; t++) {
-        round_asymmetric(job->v + at + t * width, dim, 1);
-        if (!job->keys_by_channel)
-            round_asymmetric(job->k + at + t * width, dim, 1);
-    }
-    for (size_t t = 0; job->keys_by_channel && t < a->seqlen; t += QT_KV_TOKENS)
-        for (size_t c = 0; c < dim; c++)
-            round_asymmetric(job->k + at + t * width + c, qt_min_size(QT_KV_TOKENS, a->seqlen - t),
-                             width);
-    return QT_OK;
-}
-
-int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v,
-                const struct qt_linear *key, size_t m, const struct qt_attention *a,
-                struct qt_err *err)
-{
-    const struct qt_kv *kv = cache_ctx;
-    struct kv_job job = {.a = a, .keys_by_channel = kv->keys == QT_KV_KEYS_CHANNEL};
-    size_t bytes = m * a->kv_heads * a->head_dim * sizeof *k;
-    int rc = QT_OK;
-    (void)key;
-    QT_TRY(qt_array_new(&job.k, bytes, 1, err));
-    QT_TRY(qt_array_new(&job.v, bytes, 1, err));
-    QT_TRY(be->download(be, job.k, k, bytes, err));
-    QT_TRY(be->download(be, job.v, v, bytes, err));
-    QT_TRY(qt_parallel(m / a->seqlen * a->kv_heads, kv_item, &job, err));
-    QT_TRY(be->upload(be, k, job.k, bytes, err));
-    QT_TRY(be->upload(be, v, job.v, bytes, err));
-done:
-    qt_free(job.k);
-    qt_free(job.v);
     return rc;
 }
 

@@ -20,8 +20,7 @@ struct block {
     struct qt_weights source;
 };
 
-/* What the quantized model does to activations. */
-static struct qt_runtime runtime_of(struct qt_run *run)
+struct qt_runtime qt_run_runtime(struct qt_run *run)
 {
     return (struct qt_runtime){.ctx = &run->acts,
                                .input = run->acts.act ? qt_act_plan_input : NULL};
@@ -247,7 +246,7 @@ static int quantize_and_advance(struct block *b, struct qt_sequential *seq, size
                                    .ctx = b,
                                    .shape = block_shape,
                                    .load = block_load,
-                                   .runtime = runtime_of(b->run)};
+                                   .runtime = qt_run_runtime(b->run)};
     struct qt_observed seen;
     int rc = QT_OK;
     if (left) {
@@ -292,7 +291,7 @@ static int run_data(struct qt_run *run, struct qt_err *err)
     QT_TRY(qt_model_open(&model, &source, err));
     QT_TRY(qt_act_plan_new(&run->acts, &run->plan, model, &source, run->opt->calibration,
                            run->opt->log, err));
-    source.runtime = runtime_of(run);
+    source.runtime = qt_run_runtime(run);
     QT_TRY(qt_sequential_open(&seq, &source, run->opt->calibration, err));
     for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
         QT_TRY(run_layer(run, model, seq, layer, err));

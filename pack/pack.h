@@ -11,9 +11,12 @@
  *   frag.c       codes <-> packed planes in the layout of layout_frag.h
  *   rowops.c     vector loops over rows, built per instruction set, bit-identical on all
  *   w4ax.c       INT4 weights for activations of 4 and 8 bits in blocks   (COMET)
- *   act.c        the activations of w4ax: order, precision, rounding; KV caches
+ *   act.c        the activations of w4ax: order, precision, rounding
  *   act_plan.c   the plan for all of them, by act_order.c (which channels go together), act_error.c
  *                (what rounding costs) and act_budget.c (which blocks get 8 bits)
+ *   kv.c         KV caches of 4 bits: rounding, and what a container holds for them
+ *   kv_calibrate.c  the scales of their keys, from a run of the quantized model; kv_fit.c: of one
+ *                channel
  *   arrange.c    matrices whose rows and columns are stored in another order
  *   sections.c   the parts of a packed matrix
  *   packed.c     one matrix: quantize, decode, errors; strips of 16 rows in parallel
@@ -134,14 +137,36 @@ struct qt_arrange {
     const float *row_factor;   /* [n]; NULL: 1 */
 };
 
-/* KV cache of 4 bits, asymmetric: x = s * q + low, q = round((x - low) / s) in 0..15, s = (high -
- * low) / 15, s and low as FP16. Keys: one scale per channel and QT_KV_TOKENS tokens of a sequence
- * (the last of them fewer), or per token and head; values: per token and head. */
+/* ---- KV caches of 4 bits -------------------------------------------------------------------- */
+
+/*
+ * Codes are 0..15, ties to even; everything in FP32, as kernels/qtool_kv4.h does it.
+ *     values, per token and head: x = q s + low, q = round((x - low) * (1 / s)), where x is limited
+ * to the range of FP16, s = (high - low) / 15 and low are stored as FP16, and s = 1 where that is 0
+ *     keys, static: x = (q - zero) * scale, q = round(fma(x, 1 / scale, zero)); fixed numbers per
+ * layer, head and channel, from calibration
+ *     keys, channel: as values, but a scale per channel and QT_KV_TOKENS tokens of a sequence (the
+ * last of them fewer); keys, token: as values
+ */
 enum { QT_KV_TOKENS = 64 };
-enum qt_kv_keys { QT_KV_KEYS_CHANNEL, QT_KV_KEYS_TOKEN };
+enum qt_kv_keys { QT_KV_KEYS_STATIC, QT_KV_KEYS_CHANNEL, QT_KV_KEYS_TOKEN };
 struct qt_kv {
     enum qt_kv_keys keys;
+    float *scale, *zero; /* static keys: [layers][kv_heads][head_dim], owned */
 };
+/* The static keys of a container for its model. QT_E_INPUT naming file and tensor when what it
+ * holds cannot be that, or is of another model; QT_E_USAGE when it holds none. */
+int qt_kv_open(struct qt_kv *out, const struct qt_container *c, const struct qt_model_info *model,
+               struct qt_err *err);
+void qt_kv_free(struct qt_kv *kv);
+/* The container's "kv", NULL when it has none; and whether it is of a kind that qtool knows: needs
+ * no model and reads no tensor, statuses as above. */
+const json_t *qt_kv_entry(const struct qt_container *c);
+int qt_kv_check(const struct qt_container *c, struct qt_err *err);
+/* A static key as it comes out of the cache. */
+float qt_kv_static(float x, float scale, float zero);
+/* "kv.layers.L.k_scale" or "..._zero": where a container holds them. *out is owned. */
+int qt_kv_tensor_name(char **out, size_t layer, const char *what, struct qt_err *err);
 /* For struct qt_runtime; cache_ctx is a struct qt_kv. */
 int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v,
                 const struct qt_linear *key, size_t m, const struct qt_attention *a,
@@ -332,6 +357,7 @@ struct qt_quantize_options {
     struct qt_plan_options plan;
     const struct qt_calibration *calibration; /* NULL: data-free */
     const struct qt_learn_options *learn;     /* NULL: the defaults */
+    bool kv; /* also scales for the keys of a 4-bit KV cache, found on calibration data */
     const char *out_dir;
     bool force, resume;
     bool strict; /* what would be a fallback is an error */

@@ -62,10 +62,12 @@ static int identity_new(json_t **out, const struct qt_run *run, const struct qt_
                          crc_json(crc), "options", "scheme", def.text, "tensor", rules,
                          "calibration", calibration_json(run->opt->calibration));
     if (*out && learner)
-        json_object_set_new(*out, "learning", qt_learn_identity(learner));
+        failed |= json_object_set_new(*out, "learning", qt_learn_identity(learner));
+    if (*out && run->opt->kv)
+        failed |= json_object_set_new(json_object_get(*out, "options"), "kv", json_integer(4));
     json_decref(files);
     json_decref(rules);
-    if (rc == QT_OK && !*out)
+    if (rc == QT_OK && (!*out || failed))
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     return rc;
 }
@@ -87,9 +89,33 @@ static int stored_add_section(struct qt_run *run, const struct qt_plan_item *ite
     return QT_OK;
 }
 
+static int stored_add_kv(struct qt_run *run, struct qt_err *err)
+{
+    run->kv.first = run->nstored;
+    for (size_t i = 0; i < 2 * run->kv.layers; i++) {
+        struct qt_tensor *t = &run->stored[run->nstored];
+        char **name = &run->names[run->nstored];
+        int rc = qt_kv_tensor_name(name, i / 2, i % 2 ? "zero" : "scale", err);
+        if (rc < 0)
+            return rc;
+        run->nstored++;
+        if (qt_ckpt_find(run->ckpt, *name))
+            return qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_dir(run->ckpt), *name,
+                           "has the name of scales that --kv would store");
+        *t = (struct qt_tensor){.name = *name,
+                                .dtype = QT_F32,
+                                .ndim = 2,
+                                .shape = {run->kv.heads, run->kv.head_dim},
+                                .count = run->kv.heads * run->kv.head_dim};
+        t->nbytes = t->count * sizeof(float);
+        run->plan.output_bytes += t->nbytes;
+    }
+    return QT_OK;
+}
+
 static int stored_new(struct qt_run *run, struct qt_err *err)
 {
-    size_t n = 0;
+    size_t n = 2 * run->kv.layers;
     int rc = QT_OK;
     for (size_t i = 0; i < run->plan.count; i++)
         n += run->plan.items[i].why ? 1 : run->plan.items[i].packed.nsections;
@@ -106,6 +132,7 @@ static int stored_new(struct qt_run *run, struct qt_err *err)
         for (size_t s = 0; s < item->packed.nsections; s++)
             QT_TRY(stored_add_section(run, item, &item->packed.section[s], err));
     }
+    QT_TRY(stored_add_kv(run, err));
 done:
     return rc;
 }
@@ -393,12 +420,15 @@ static json_t *manifest_new(const struct qt_run *run, json_t *identity)
                   "format_version", QT_FORMAT_VERSION, "identity", identity, "totals", "bpw",
                   qt_plan_bpw(plan), "quantized_weights", (json_int_t)plan->weights, "bytes",
                   (json_int_t)plan->output_bytes, "tensors", tensors, "copied", copied);
-    if (manifest && run->acts.report &&
-        json_object_set(manifest, "activations", run->acts.report) < 0) {
-        json_decref(manifest);
-        return NULL;
-    }
-    return manifest;
+    int failed = 0;
+    if (manifest && run->acts.report)
+        failed |= json_object_set(manifest, "activations", run->acts.report);
+    if (manifest && run->kv.entry)
+        failed |= json_object_set(manifest, "kv", run->kv.entry);
+    if (!failed)
+        return manifest;
+    json_decref(manifest);
+    return NULL;
 }
 
 static void run_close(struct qt_run *run)
@@ -409,6 +439,7 @@ static void run_close(struct qt_run *run)
     for (size_t i = 0; run->entries && i < run->plan.count; i++)
         json_decref(run->entries[i]);
     json_decref(run->learning);
+    json_decref(run->kv.entry);
     qt_free(run->entries);
     qt_free(run->seconds);
     qt_free(run->first);
@@ -430,6 +461,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     *out = (struct qt_quantize_report){0};
     QT_TRY(qt_plan_new(&run.plan, ckpt, &opt->plan, err));
     QT_TRY(check_data(&run, err));
+    QT_TRY(qt_run_kv_open(&run, err));
     QT_TRY(qt_learn_open(&learner, &run, err));
     QT_TRY(identity_new(&identity, &run, learner, err));
     QT_TRY(stored_new(&run, err));
@@ -442,6 +474,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(run_items(&run, err));
     if (learner)
         QT_TRY(qt_learn_run(learner, err));
+    QT_TRY(qt_run_kv(&run, err));
     QT_TRY(qt_ckpt_check_unchanged(ckpt, err));
     manifest = manifest_new(&run, identity);
     if (!manifest) {

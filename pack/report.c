@@ -68,5 +68,7 @@ int qt_run_report(json_t **out, const struct qt_run *run, double start, struct q
         failed |= json_object_set(*out, "learning", run->learning);
     if (*out && run->acts.report)
         failed |= json_object_set(*out, "activations", run->acts.report);
+    if (*out && run->kv.entry)
+        failed |= json_object_set(*out, "kv", run->kv.entry);
     return *out && !failed ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
 }

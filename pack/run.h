@@ -16,6 +16,11 @@ struct qt_run {
     size_t *first;    /* per plan item: its first stored tensor */
     json_t **entries; /* per plan item: its part of the manifest, once it is finished */
     double *seconds;  /* per plan item; 0 where an earlier run made it */
+    struct {
+        size_t layers, heads, head_dim; /* layers = 0: no scales for a cache */
+        size_t first;                   /* stored tensor: scale and zero, layer by layer */
+        json_t *entry;                  /* of the manifest, once it is finished */
+    } kv;
     struct qt_writer *writer;
     json_t *learning;  /* what learning has done, for the report; NULL: nothing */
     size_t finished;   /* items */
@@ -50,5 +55,13 @@ int qt_run_read_back(struct qt_packed *out, const struct qt_run *run, size_t i, 
 
 /* blocks.c: all linears of the model's decoder blocks, calibrated block by block. */
 int qt_run_blocks(struct qt_run *run, struct qt_err *err);
+
+/* What the quantized model does to activations. */
+struct qt_runtime qt_run_runtime(struct qt_run *run);
+
+/* kv_calibrate.c: with the option kv, sizes and names of what will be stored for a cache (*name is
+ * owned); then, when all tensors are final, the scales. */
+int qt_run_kv_open(struct qt_run *run, struct qt_err *err);
+int qt_run_kv(struct qt_run *run, struct qt_err *err);
 
 #endif

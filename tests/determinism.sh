@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One container for one input and one set of options: every scheme and method, by every build that is
 # given, with 1, 2 and 4 threads, on every instruction set path, twice; on a model of odd little shapes,
-# and one preset of each scheme, calibrated, on examples/nano-llama.
+# and one preset of each scheme, calibrated and with a KV cache, on examples/nano-llama.
 #
 #   usage: tests/determinism.sh QTOOL...       QTOOL: executables, say of two compilers
 #
@@ -34,7 +34,7 @@ small() {
 }
 large() {
     model=examples/nano-llama threads="1 4" isas=${isas%% *}
-    data=(--data examples/nano-llama/calib.txt --samples 4 --seqlen 128)
+    data=(--data examples/nano-llama/calib.txt --samples 4 --seqlen 128 --kv 4)
 }
 
 # "NAME METHOD METHOD..." per preset, from the table of schemes.

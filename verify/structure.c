@@ -207,6 +207,25 @@ static int check_copies(struct qt_verify_report *out, struct check *check, struc
     return QT_OK;
 }
 
+/* Scales of keys fit the model, and are scales. */
+static int check_kv(struct check *check, struct qt_err *err)
+{
+    struct qt_weights w = qt_weights_of_container(check->container);
+    struct qt_model *model;
+    struct qt_kv kv;
+    if (!qt_kv_entry(check->container))
+        return QT_OK;
+    int rc = qt_model_open(&model, &w, err);
+    if (rc < 0)
+        return rc;
+    const struct qt_model_info *info = qt_model_info(model);
+    rc = qt_kv_open(&kv, check->container, info, err);
+    qt_kv_free(&kv);
+    advance(check, 2 * info->layers * info->kv_heads * info->head_dim * sizeof *kv.scale);
+    qt_model_close(model);
+    return rc;
+}
+
 /* Nothing of the source may have been lost. */
 static int check_complete(const struct check *check, struct qt_err *err)
 {
@@ -232,6 +251,7 @@ int qt_verify(struct qt_verify_report *out, const struct qt_container *c,
     QT_TRY(check_crcs(&check, err));
     QT_TRY(check_entries(out, &check, err));
     QT_TRY(check_copies(out, &check, err));
+    QT_TRY(check_kv(&check, err));
     QT_TRY(check_complete(&check, err));
 done:
     if (rc < 0)

@@ -13,7 +13,7 @@ trap 'rm -rf "$dir"' EXIT
 
 measure() { # MODEL NAME SPEC [eval options]: quantizes unless it is the spec of the last call
     if [ "$1 $3" != "${last:-}" ]; then
-        "$qtool" quantize "$1" -o "$dir/q" --scheme "$3" --data "$text" \
+        "$qtool" quantize "$1" -o "$dir/q" --scheme "$3" --kv 4 --data "$text" \
             --samples "${SAMPLES:-128}" --seqlen 512 --force --quiet >/dev/null
         last="$1 $3"
     fi
@@ -27,8 +27,11 @@ measure() { # MODEL NAME SPEC [eval options]: quantizes unless it is the spec of
 for a8max in 0 0.05 0.1 0.2 0.4 1; do
     measure "$ckpt" plain "w4ax:a8max=$a8max"
 done
-measure "$ckpt" plain w4ax --kv 4
-measure "$ckpt" plain w4ax --kv 4 --kv-keys token
+for scheme in none w4ax; do
+    for keys in static channel token; do
+        measure "$ckpt" plain "$scheme" --kv 4 --kv-keys "$keys"
+    done
+done
 for option in scales=int scales=row smooth=0 smooth=0,order=none; do
     measure "$ckpt" plain "w4ax:$option"
 done

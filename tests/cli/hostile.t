@@ -446,6 +446,27 @@ $ rm c/model.safetensors && ln -s /etc/passwd c/model.safetensors && qtool verif
 2 c/model\.safetensors: .*: not a safetensors file
 $ rm -r c good.json
 
+# ---- scales of a KV cache
+$ qtool quantize "$NANO" -o k --scheme none --kv 4 --data "$NANO/calib.txt" --samples 1 --seqlen 64 -q && cp k/qtool.json good.json
+$ sed 's/"bits": 4/"bits": 8/' good.json >k/qtool.json && ! cmp -s good.json k/qtool.json && for x in inspect verify "eval --data $NANO/eval.txt --windows 1 --kv 4"; do qtool $x k; echo $?; done
+> ^3$
+>! ^[01245678]
+2 k: 'kv\.bits' must be 4
+$ sed 's/"scales": "static"/"scales": "other"/' good.json >k/qtool.json && ! cmp -s good.json k/qtool.json && qtool verify k
+? 3
+2 k: 'kv' must have "static" scales of keys
+$ sed 's/"kv": {/"lv": {/' good.json >k/qtool.json && ! cmp -s good.json k/qtool.json && qtool inspect k
+? 3
+2 tensor kv\.layers\.0\.k_scale: is in none of 'tensors', 'copied' and 'kv'
+$ sed '/"kv.layers.2.k_zero"/,/"shape"/s/"F32"/"F16"/' good.json >k/qtool.json && ! cmp -s good.json k/qtool.json && qtool inspect k
+? 3
+2 tensor kv\.layers\.2\.k_zero: dtype is F32, F16 in the manifest
+$ cp good.json k/qtool.json && qtool verify k -q && sed 's/_attention_heads": 4/_attention_heads": 2/; s/_value_heads": 2/_value_heads": 1/; s/"head_dim": 64/"head_dim": 128/' "$NANO/config.json" >k/config.json && for x in verify "eval --data $NANO/eval.txt --windows 1 --kv 4"; do qtool $x k; echo $?; done
+> ^3$
+>! ^[01245678]
+2 k/model\.safetensors: tensor kv\.layers\.0\.k_scale: must be F32 \[1, 128\], as the model's keys
+$ rm -r k good.json
+
 # ---- what is no file
 $ mkdir s && mkfifo s/model.safetensors && qtool inspect s
 ? 3

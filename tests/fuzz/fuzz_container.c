@@ -24,6 +24,16 @@ void fuzz_init(void)
     qt_free(text);
 }
 
+/* For a model of these sizes. */
+static void check_kv(const struct qt_container *c)
+{
+    const struct qt_model_info model = {.layers = 1, .kv_heads = 2, .head_dim = 8};
+    struct qt_kv kv;
+    struct qt_err err = {0};
+    (void)fuzz_accepted(qt_kv_open(&kv, c, &model, &err), &err);
+    qt_kv_free(&kv);
+}
+
 void fuzz_one(const uint8_t *data, size_t size)
 {
     struct qt_container *c;
@@ -38,7 +48,11 @@ void fuzz_one(const uint8_t *data, size_t size)
         sections += e->nsections;
     }
     const json_t *copied = json_object_get(qt_container_manifest(c), "copied");
-    FUZZ_CHECK(sections + json_object_size(copied) == qt_ckpt_count(qt_container_ckpt(c)));
+    const json_t *kv = json_object_get(qt_kv_entry(c), "tensors");
+    FUZZ_CHECK(sections + json_object_size(copied) + json_object_size(kv) ==
+               qt_ckpt_count(qt_container_ckpt(c)));
+    if (qt_kv_entry(c))
+        check_kv(c);
     (void)fuzz_check_entries(c);
     for (size_t i = 0; i < qt_ckpt_count(qt_container_ckpt(c)); i++)
         (void)fuzz_accepted(qt_container_check_crc(c, i, &err), &err);

@@ -89,57 +89,6 @@ static void rounding_is_as_defined(void **state)
     }
 }
 
-/* ---- caches --------------------------------------------------------------------------------- */
-
-static float f16(float x)
-{
-    return qt_f16_to_f32(qt_f32_to_f16(x));
-}
-
-/* x[n] with these values, rounded alone. */
-static float cached(float x, const float *group, size_t n)
-{
-    float low = group[0], high = group[0];
-    for (size_t i = 0; i < n; i++) {
-        low = fminf(low, group[i]);
-        high = fmaxf(high, group[i]);
-    }
-    low = f16(low);
-    float s = f16((high - low) / 15);
-    return s > 0 ? s * fminf(fmaxf(rintf((x - low) * (1 / s)), 0), 15) + low : low;
-}
-
-static void caches_round_by_channel_and_by_token(void **state)
-{
-    enum { SEQ = 2, LEN = 100, HEADS = 3, DIM = 8, WIDTH = HEADS * DIM, M = SEQ * LEN };
-    const struct qt_attention a = {.seqlen = LEN, .heads = 6, .kv_heads = HEADS, .head_dim = DIM};
-    float k[M * WIDTH], v[M * WIDTH], rk[M * WIDTH], rv[M * WIDTH], group[LEN];
-    struct qt_backend *be;
-    (void)state;
-    assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
-    for (int keys = QT_KV_KEYS_CHANNEL; keys <= QT_KV_KEYS_TOKEN; keys++) {
-        struct qt_kv kv = {.keys = (enum qt_kv_keys)keys};
-        for (size_t i = 0; i < M * WIDTH; i++) {
-            k[i] = rk[i] = random_float();
-            v[i] = rv[i] = random_float();
-        }
-        assert_int_equal(qt_kv_apply(&kv, be, rk, rv, NULL, M, &a, NULL), QT_OK);
-        for (size_t i = 0; i < M * WIDTH; i++) {
-            size_t t = i / WIDTH % LEN, head = i % WIDTH / DIM * DIM, row = i / WIDTH * WIDTH;
-            assert_true(rv[i] == cached(v[i], v + row + head, DIM));
-            if (keys == QT_KV_KEYS_TOKEN) {
-                assert_true(rk[i] == cached(k[i], k + row + head, DIM));
-                continue;
-            }
-            size_t first = t / QT_KV_TOKENS * QT_KV_TOKENS, n = 0;
-            for (size_t u = first; u < qt_min_size(first + QT_KV_TOKENS, LEN); u++)
-                group[n++] = k[i - (t - u) * WIDTH];
-            assert_true(rk[i] == cached(k[i], group, n));
-        }
-    }
-    be->close(be);
-}
-
 /* ---- plans ---------------------------------------------------------------------------------- */
 
 enum { SEQLEN = 32, SAMPLES = 6 };
@@ -508,7 +457,6 @@ int main(void)
     seed_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rounding_is_as_defined),
-        cmocka_unit_test(caches_round_by_channel_and_by_token),
         cmocka_unit_test(stored_order_computes_the_same),
         cmocka_unit_test(budget_is_kept),
         cmocka_unit_test(outliers_share_blocks),

@@ -1,0 +1,55 @@
+# 4-bit KV caches: scales of keys found, stored, shown, used; and what is refused.
+$ qtool quantize "$NANO" -o q --scheme fp6 --kv 4 -q
+? 2
+>-
+2 the scales of 4-bit keys come from calibration data \(--data\)
+$ qtool quantize "$NANO" -o q --scheme fp6 --kv 8 -q
+? 2
+2 --kv: '8' is not a number from 4 to 4
+$ qtool calibrate "$NANO" -o x.qcal --data "$NANO/calib.txt" --samples 1 --seqlen 16 -q && qtool quantize "$NANO" -o q --scheme fp6 --kv 4 --calib x.qcal -q
+? 2
+2 \(--data\): a calibration file does not hold them
+$ test ! -e q && test ! -e q.partial
+
+$ qtool quantize "$NANO" -o q --scheme fp6 --kv 4 --data "$NANO/calib.txt" --samples 4 --seqlen 128 --progress plain
+2 ^qtool quantize: keys done
+$ qtool inspect q
+> ^tensors +21 quantized, 8 copied$
+> ^kv cache +4 bits: static scales of keys \(SQNR [12][0-9]\.[0-9]+ dB or more\), values by token$
+>! kv\.layers
+$ qtool inspect q --json
+> "keys": "static",
+> "sqnr_db": [12][0-9]\.
+$ qtool verify q --source "$NANO" -q
+$ grep -c '"kv.layers.[0-2].k_\(scale\|zero\)"' q/qtool.json
+> ^6$
+
+# With static scales by default, each way its own.
+$ for k in static channel token; do qtool eval q --data "$NANO/eval.txt" --windows 2 --kv 4 --kv-keys $k -q >$k; done; qtool eval q --data "$NANO/eval.txt" --windows 2 --kv 4 -q | cmp - static
+$ sort -u static channel token | grep -c perplexity
+> ^3$
+$ qtool eval q --data "$NANO/eval.txt" --windows 2 -q | grep perplexity | grep -qFf - static
+? 1
+
+# A container without them, a checkpoint.
+$ qtool quantize "$NANO" -o plain --scheme fp6 -q && qtool eval plain --data "$NANO/eval.txt" --windows 1 --kv 4 -q >default && qtool eval plain --data "$NANO/eval.txt" --windows 1 --kv 4 --kv-keys channel -q | cmp - default
+$ qtool inspect plain
+>! kv cache
+$ qtool eval plain --data "$NANO/eval.txt" --windows 1 --kv 4 --kv-keys static -q
+? 2
+>-
+2 --kv-keys static needs scales of keys in a container: 'qtool quantize' with --data and --kv 4 finds them
+$ qtool eval "$NANO" --data "$NANO/eval.txt" --windows 1 --kv 4 --kv-keys static -q
+? 2
+2 needs scales of keys
+$ qtool eval "$NANO" --data "$NANO/eval.txt" --kv 4 --kv-keys chanel -q
+? 2
+2 did you mean 'channel'
+$ qtool eval "$NANO" --data "$NANO/eval.txt" --kv-keys token -q
+? 2
+2 --kv-keys needs --kv 4
+
+# Nothing is quantized but the cache.
+$ qtool quantize "$NANO" -o none --scheme none --kv 4 --data "$NANO/calib.txt" --samples 2 --seqlen 64 -q && qtool eval none --data "$NANO/eval.txt" --windows 1 --kv 4 -q
+> ^tensors +0 quantized, 29 copied$
+> ^perplexity

@@ -1,0 +1,745 @@
+/* KV caches of 4 bits: rounding against slow truths, the choice of static scales, and the scales
+ * that a container holds: found on what it will run, the same on every way there, refused when
+ * broken. */
+#include "fixture.h"
+
+#include "kernels/kernels.h"
+#include "pack/kv_fit.h"
+#include "pack/pack.h"
+
+#include <float.h>
+#include <math.h>
+#include <time.h>
+
+static uint64_t seed;
+
+static uint32_t random_u32(void)
+{
+    seed += 0x9e3779b97f4a7c15u; /* splitmix64 */
+    uint64_t z = seed;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return (uint32_t)(z >> 32);
+}
+
+static float random_float(void) /* heavy tails */
+{
+    float u = (float)random_u32() / 4294967296.0f * 2 - 1;
+    return u * u * u * 8;
+}
+
+/* ---- rounding ------------------------------------------------------------------------------- */
+
+static float f16(float x)
+{
+    return qt_f16_to_f32(qt_f32_to_f16(x));
+}
+
+static float limited(float x)
+{
+    return fminf(fmaxf(x, -65504), 65504);
+}
+
+static float code(float q)
+{
+    return fminf(fmaxf(rintf(q), 0), 15);
+}
+
+/* x, one of a group that shares a scale. */
+static float cached(float x, const float *group, size_t n)
+{
+    float low = limited(group[0]), high = low;
+    for (size_t i = 0; i < n; i++) {
+        low = fminf(low, limited(group[i]));
+        high = fmaxf(high, limited(group[i]));
+    }
+    float s = f16((high - low) / 15), per;
+    s = s == 0 ? 1 : s;
+    per = 1 / s;
+    return code((limited(x) - f16(low)) * per) * s + f16(low);
+}
+
+static float cached_static(float x, float scale, float zero)
+{
+    float per = 1 / scale;
+    return (code(fmaf(x, per, zero)) - zero) * scale;
+}
+
+enum { SEQS = 2, KV_HEADS = 3, DIM = 8, WIDTH = KV_HEADS * DIM, LAYERS = 2, MOST = 130 };
+
+/* Tokens of all sizes, some constant, some beyond FP16. */
+static void random_tokens(float *x, size_t m)
+{
+    for (size_t t = 0; t < m; t++) {
+        float size = ldexpf(1, (int)(random_u32() % 40) - 22);
+        bool constant = random_u32() % 10 == 0;
+        for (size_t c = 0; c < WIDTH; c++)
+            x[t * WIDTH + c] = size * (constant ? 1.001f : random_float());
+    }
+}
+
+static void check_caches(struct qt_backend *be, const struct qt_kv *kv, size_t seqlen)
+{
+    size_t m = SEQS * seqlen, layer = 1;
+    const struct qt_attention a = {
+        .seqlen = seqlen, .heads = 6, .kv_heads = KV_HEADS, .head_dim = DIM};
+    const struct qt_linear key = {.layer = layer};
+    static float k[SEQS * MOST * WIDTH], v[SEQS * MOST * WIDTH];
+    static float rk[SEQS * MOST * WIDTH], rv[SEQS * MOST * WIDTH];
+    float group[QT_KV_TOKENS];
+    random_tokens(k, m);
+    random_tokens(v, m);
+    memcpy(rk, k, m * WIDTH * sizeof *k);
+    memcpy(rv, v, m * WIDTH * sizeof *v);
+    assert_int_equal(qt_kv_apply((void *)(uintptr_t)kv, be, rk, rv, &key, m, &a, NULL), QT_OK);
+    for (size_t i = 0; i < m * WIDTH; i++) {
+        size_t t = i / WIDTH % seqlen, c = i % WIDTH, head = i - c % DIM;
+        assert_true(rv[i] == cached(v[i], v + head, DIM));
+        if (kv->keys == QT_KV_KEYS_TOKEN)
+            assert_true(rk[i] == cached(k[i], k + head, DIM));
+        if (kv->keys == QT_KV_KEYS_STATIC)
+            assert_true(rk[i] == cached_static(k[i], kv->scale[layer * WIDTH + c],
+                                               kv->zero[layer * WIDTH + c]));
+        size_t first = t / QT_KV_TOKENS * QT_KV_TOKENS, n = 0;
+        for (size_t u = first; u < qt_min_size(first + QT_KV_TOKENS, seqlen); u++)
+            group[n++] = k[i + u * WIDTH - t * WIDTH];
+        if (kv->keys == QT_KV_KEYS_CHANNEL)
+            assert_true(rk[i] == cached(k[i], group, n));
+    }
+}
+
+static void caches_round_as_defined(void **state)
+{
+    static const size_t lengths[] = {1, 2, 63, 64, 65, 128, MOST};
+    float scale[LAYERS * WIDTH], zero[LAYERS * WIDTH];
+    struct qt_backend *be;
+    (void)state;
+    assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
+    for (int round = 0; round < 30; round++) {
+        struct qt_kv kv = {.keys = (enum qt_kv_keys)(round % 3), .scale = scale, .zero = zero};
+        for (size_t i = 0; i < LAYERS * WIDTH; i++) {
+            scale[i] = ldexpf(1 + fabsf(random_float()), (int)(random_u32() % 30) - 20);
+            zero[i] = 8 * random_float();
+        }
+        check_caches(be, &kv, lengths[(size_t)round / 3 % 7]);
+    }
+    be->close(be);
+}
+
+/* By hand: ties go to the even code, what is beyond the ends to the ends. */
+static void static_keys_by_hand(void **state)
+{
+    static const struct {
+        float x, scale, zero, rounded;
+    } cases[] = {{0, 1, 0, 0},          {0.5f, 1, 0, 0},    {1.5f, 1, 0, 2},
+                 {2.5f, 1, 0, 2},       {15.4f, 1, 0, 15},  {1e30f, 1, 0, 15},
+                 {-3, 1, 0, 0},         {-3, 0.5f, 8, -3},  {-4.25f, 0.5f, 8, -4},
+                 {3.5f, 0.5f, 8, 3.5f}, {9, 0.5f, 8, 3.5f}, {0, 0.25f, 7.5f, 0.125f}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_true(qt_kv_static(cases[i].x, cases[i].scale, cases[i].zero) == cases[i].rounded);
+}
+
+/* ---- the scale of a channel ----------------------------------------------------------------- */
+
+enum { SAMPLE = 700 };
+
+static double error_of(const struct qt_kv_key *key, size_t n, float scale, float zero)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += (double)key[i].weight *
+               pow((double)(cached_static(key[i].x, scale, zero) - key[i].x), 2);
+    return sum;
+}
+
+/* Of 60 x 60 ranges, both ends tried apart. */
+static double least_error(const struct qt_kv_key *key, size_t n)
+{
+    float low = key[0].x, high = key[0].x;
+    double best = INFINITY;
+    for (size_t i = 0; i < n; i++) {
+        low = fminf(low, key[i].x);
+        high = fmaxf(high, key[i].x);
+    }
+    for (int a = 0; a < 60; a++)
+        for (int b = 0; a + b < 60; b++) {
+            float width = high - low, from = low + width * (float)a / 60;
+            float scale = (high - width * (float)b / 60 - from) / 15;
+            best = fmin(best, error_of(key, n, scale, -from / scale));
+        }
+    return best;
+}
+
+static void fit(float *scale, float *zero, const struct qt_kv_key *key, size_t n)
+{
+    static struct qt_kv_key sorted[SAMPLE];
+    static double sums[3 * (SAMPLE + 1)];
+    memcpy(sorted, key, n * sizeof *key);
+    qt_kv_fit(scale, zero, sorted, n, sums);
+    assert_true(*scale >= FLT_MIN && isfinite(*scale) && isfinite(*zero));
+}
+
+/* Bells, heavy tails on one side, single outliers, few values: not much above the best of all
+ * ranges; on average 2 %, 11 % in the worst of 600. */
+static void scales_are_near_the_best(void **state)
+{
+    struct qt_kv_key key[SAMPLE];
+    float scale, zero;
+    (void)state;
+    for (int round = 0; round < 12; round++) {
+        size_t n = round % 6 == 5 ? 20 : SAMPLE;
+        float shift = 20 * random_float();
+        for (size_t i = 0; i < n; i++) {
+            float bell = 0;
+            for (int j = 0; j < 4; j++)
+                bell += (float)random_u32() * 0x1p-32f - 0.5f;
+            float tail = random_float();
+            float x = round % 3 == 0 ? bell : round % 3 == 1 ? tail : fabsf(tail) + bell;
+            key[i] = (struct qt_kv_key){shift + x, round % 4 < 2 ? 1 : 1 / (1 + (float)i)};
+        }
+        if (round % 2)
+            key[n / 2].x += 30;
+        fit(&scale, &zero, key, n);
+        double got = error_of(key, n, scale, zero), least = least_error(key, n);
+        if (got > 1.2 * least + 1e-9)
+            fail_msg("round %d: %g, but %g can be had", round, got, least);
+    }
+}
+
+static void degenerate_samples_have_scales(void **state)
+{
+    static const struct {
+        float x[4];
+        size_t n;
+        double error; /* at most, relative to the largest */
+    } cases[] = {{{0}, 1, 0},
+                 {{-3.25f}, 1, 0},
+                 {{1e30f, 1e30f, 1e30f}, 3, 0},
+                 {{0, 0, 1e-42f}, 3, 1e-3},
+                 {{-1, 2}, 2, 1e-6},
+                 {{-3e38f, 3e38f}, 2, 1e-6},
+                 {{1000, 1000.0001f, 1000}, 3, 1e-6},
+                 {{-0.0f, 0, -0.0f, 0}, 4, 0}};
+    float scale, zero;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct qt_kv_key key[4];
+        float top = FLT_MIN;
+        for (size_t j = 0; j < cases[i].n; j++)
+            key[j] = (struct qt_kv_key){cases[i].x[j], 1};
+        fit(&scale, &zero, key, cases[i].n);
+        for (size_t j = 0; j < cases[i].n; j++)
+            top = fmaxf(top, fabsf(cases[i].x[j]));
+        for (size_t j = 0; j < cases[i].n; j++) {
+            float e = fabsf(qt_kv_static(cases[i].x[j], scale, zero) - cases[i].x[j]);
+            if (!((double)e <= cases[i].error * (double)top))
+                fail_msg("sample %zu, value %zu: off by %g", i, j, (double)e);
+        }
+    }
+}
+
+/* ---- containers ----------------------------------------------------------------------------- */
+
+static const char *const model_dir = "tests/golden/models/llama";
+enum { SEQLEN = 20, SAMPLES = 7, VOCAB = 97 };
+
+struct world {
+    char *dir;
+    char out[2][256]; /* "a", "b" */
+    struct qt_ckpt *ckpt;
+    struct qt_backend *be;
+    uint32_t ids[SEQLEN * SAMPLES];
+    struct qt_calibration data;
+    struct qt_learn_options learn;
+    struct qt_err err;
+};
+
+static int set_up(void **state)
+{
+    struct world *w = calloc(1, sizeof *w);
+    qt_threads_set(1); /* small loops: waking threads takes longer */
+    w->dir = fixture_dir();
+    for (int i = 0; i < 2; i++)
+        snprintf(w->out[i], sizeof w->out[i], "%s/%c", w->dir, 'a' + i);
+    expect_ok("model", qt_ckpt_open(&w->ckpt, model_dir, &w->err), &w->err);
+    expect_ok("backend", qt_backend_cpu_open(&w->be, &w->err), &w->err);
+    for (size_t i = 0; i < SEQLEN * SAMPLES; i++)
+        w->ids[i] = random_u32() % VOCAB;
+    w->data = (struct qt_calibration){
+        .ids = w->ids, .samples = SAMPLES, .seqlen = SEQLEN, .backend = w->be};
+    expect_ok("learn", qt_learn_parse(&w->learn, "passes=1,lr=0.01", &w->err), &w->err);
+    w->learn.norms = true;
+    *state = w;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    struct world *w = *state;
+    static const char *const dirs[] = {"a", "b", "b.partial"};
+    for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++)
+        qt_dir_remove(fixture_path(w->dir, dirs[i]), NULL);
+    fixture_remove(w->dir);
+    w->be->close(w->be);
+    qt_ckpt_close(w->ckpt);
+    qt_threads_set(0);
+    free(w);
+    return 0;
+}
+
+static struct qt_quantize_options options(struct world *w, const char *out, const char *scheme)
+{
+    return (struct qt_quantize_options){
+        .plan = {.scheme = scheme, .calibrated = true},
+        .calibration = &w->data,
+        .learn = strstr(scheme, "learn") ? &w->learn : NULL,
+        .kv = true,
+        .out_dir = w->out[strcmp(out, "b") == 0],
+        .force = true,
+    };
+}
+
+static int quantize(struct world *w, const struct qt_quantize_options *opt)
+{
+    struct qt_quantize_report report = {0};
+    int rc = qt_quantize(&report, w->ckpt, opt, &w->err);
+    json_decref(report.document);
+    return rc;
+}
+
+static struct qt_container *open_container(struct world *w, const char *name)
+{
+    struct qt_container *c;
+    expect_ok("container", qt_container_open(&c, fixture_path(w->dir, name), &w->err), &w->err);
+    return c;
+}
+
+/* All keys of the container's model, [LAYERS][tokens][width], by a run of its own. */
+struct keys {
+    float *k;
+    size_t width, layer, at;
+};
+
+static int keep_keys(void *ctx, struct qt_backend *be, float *k, float *v,
+                     const struct qt_linear *key, size_t m, const struct qt_attention *a,
+                     struct qt_err *err)
+{
+    struct keys *keys = ctx;
+    (void)v;
+    assert_int_equal(a->kv_heads * a->head_dim, keys->width);
+    keys->at = key->layer == keys->layer ? keys->at : 0;
+    keys->layer = key->layer;
+    float *dst = keys->k + (key->layer * SAMPLES * SEQLEN + keys->at) * keys->width;
+    keys->at += m;
+    return be->download(be, dst, k, m * keys->width * sizeof *k, err);
+}
+
+static void run_model(struct keys *keys, struct world *w, const struct qt_container *c,
+                      struct qt_model *model)
+{
+    enum { M = SAMPLES * SEQLEN };
+    struct qt_weights weights = qt_weights_of_container(c);
+    struct qt_ends *ends;
+    float *hidden;
+    size_t width = qt_model_info(model)->hidden;
+    weights.runtime.cache = keep_keys;
+    weights.runtime.cache_ctx = keys;
+    expect_ok("new", w->be->new (w->be, (void **)&hidden, M * width * sizeof *hidden, &w->err),
+              &w->err);
+    expect_ok("ends", qt_ends_open(&ends, model, &weights, w->be, &w->err), &w->err);
+    expect_ok("embed", qt_ends_embed(ends, hidden, w->ids, M, SEQLEN, &w->err), &w->err);
+    for (size_t l = 0; l < qt_model_info(model)->layers; l++) {
+        struct qt_block *block;
+        expect_ok("block", qt_block_open(&block, model, l, &weights, w->be, &w->err), &w->err);
+        expect_ok("run", qt_block_run(block, hidden, M, SEQLEN, NULL, &w->err), &w->err);
+        qt_block_close(block);
+    }
+    qt_ends_close(ends);
+    w->be->free(w->be, hidden);
+}
+
+/* Of the error of a key: queries q see it with probability 1 / (q + 1). */
+static float weight_at(size_t position)
+{
+    double sum = 0;
+    for (size_t q = SEQLEN; q-- > position;)
+        sum += 1 / (double)((q + 1) * (q + 1));
+    return (float)sum;
+}
+
+/* Whatever was done to the weights, the scales are those of the model that the container holds. */
+static void scales_are_of_the_stored_model(void **state)
+{
+    static const char *const schemes[] = {"none", "fp6", "w4ax:a8max=0.5", "nf4:g=32,learn=1"};
+    enum { M = SAMPLES * SEQLEN };
+    struct world *w = *state;
+    for (size_t s = 0; s < sizeof schemes / sizeof *schemes; s++) {
+        struct qt_quantize_options opt = options(w, "a", schemes[s]);
+        struct qt_model *model;
+        struct qt_kv kv;
+        struct qt_kv_key x[M];
+        float scale, zero;
+        double sums[3 * (M + 1)];
+        expect_ok(schemes[s], quantize(w, &opt), &w->err);
+        struct qt_container *c = open_container(w, "a");
+        struct qt_weights weights = qt_weights_of_container(c);
+        expect_ok("model", qt_model_open(&model, &weights, &w->err), &w->err);
+        const struct qt_model_info *info = qt_model_info(model);
+        struct keys keys = {.width = info->kv_heads * info->head_dim, .layer = info->layers};
+        keys.k = calloc(info->layers * M * keys.width, sizeof *keys.k);
+        expect_ok("kv", qt_kv_open(&kv, c, info, &w->err), &w->err);
+        run_model(&keys, w, c, model);
+        for (size_t i = 0; i < info->layers * keys.width; i++) {
+            size_t layer = i / keys.width;
+            for (size_t t = 0; t < M; t++)
+                x[t] = (struct qt_kv_key){keys.k[(layer * M + t) * keys.width + i % keys.width],
+                                          weight_at(t % SEQLEN)};
+            qt_kv_fit(&scale, &zero, x, M, sums);
+            assert_true(kv.scale[i] == scale && kv.zero[i] == zero);
+        }
+        free(keys.k);
+        qt_kv_free(&kv);
+        qt_model_close(model);
+        qt_container_close(c);
+    }
+}
+
+static bool same_files(struct world *w)
+{
+    static const char *const names[] = {"model.safetensors", "qtool.json", "SHA256SUMS"};
+    bool same = true;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char *text[2], name[64];
+        size_t size[2];
+        for (int j = 0; j < 2; j++) {
+            snprintf(name, sizeof name, "%c/%s", 'a' + j, names[i]);
+            const char *path = fixture_path(w->dir, name);
+            expect_ok(path, qt_file_read(&text[j], &size[j], path, 1 << 24, &w->err), &w->err);
+        }
+        same = same && size[0] == size[1] && memcmp(text[0], text[1], size[0]) == 0;
+        qt_free(text[0]);
+        qt_free(text[1]);
+    }
+    return same;
+}
+
+static void same_bytes_for_any_threads(void **state)
+{
+    struct world *w = *state;
+    struct qt_quantize_options a = options(w, "a", "none"), b = options(w, "b", "none");
+    qt_threads_set(1);
+    expect_ok("1 thread", quantize(w, &a), &w->err);
+    for (int threads = 2; threads <= 4; threads++) {
+        qt_threads_set(threads);
+        expect_ok("more threads", quantize(w, &b), &w->err);
+        assert_true(same_files(w));
+    }
+}
+
+static int stops_left;
+static bool stop_soon(void)
+{
+    return stops_left-- <= 0;
+}
+
+/* Stopped `stops` times, at first between the layers of the run for keys, then ever earlier. */
+static void check_resume(struct world *w, const char *scheme, int stops)
+{
+    struct qt_quantize_options a = options(w, "a", scheme), b = options(w, "b", scheme);
+    b.interrupted = stop_soon;
+    stops_left = 1000;
+    expect_ok("uninterrupted", quantize(w, &b), &w->err);
+    int polls = 1000 - stops_left;
+    a.kv = false; /* other options: another identity */
+    expect_ok("without", quantize(w, &a), &w->err);
+    assert_false(same_files(w));
+    a.kv = true;
+    expect_ok("with", quantize(w, &a), &w->err);
+    for (int i = 0, after = polls - 1; i < stops; i++, after -= i < 3 ? 1 : 5) {
+        assert_true(after >= 0);
+        qt_dir_remove(fixture_path(w->dir, "b"), NULL);
+        b.resume = false;
+        stops_left = after;
+        expect_error("stopped", quantize(w, &b), QT_E_INTERRUPTED, "interrupted", &w->err);
+        b.resume = true;
+        stops_left = 1000;
+        b.kv = false;
+        expect_error("other options", quantize(w, &b), QT_E_RESUME, "options", &w->err);
+        b.kv = true;
+        expect_ok("resumed", quantize(w, &b), &w->err);
+        assert_true(same_files(w));
+    }
+}
+
+static void interrupted_runs_resume(void **state)
+{
+    check_resume(*state, "none", 5);
+    check_resume(*state, "nf4:g=32,learn=1", 1);
+}
+
+static void needs_data(void **state)
+{
+    struct world *w = *state;
+    struct qt_quantize_options opt = options(w, "a", "fp6");
+    opt.calibration = NULL;
+    opt.plan.calibrated = false;
+    expect_error("no data", quantize(w, &opt), QT_E_USAGE, "calibration data (--data)", &w->err);
+    assert_false(qt_path_exists(fixture_path(w->dir, "a")));
+}
+
+/* ---- hostile containers --------------------------------------------------------------------- */
+
+static json_t *kv_of(json_t *manifest)
+{
+    return json_object_get(manifest, "kv");
+}
+
+static json_t *tensors_of(json_t *manifest)
+{
+    return json_object_get(kv_of(manifest), "tensors");
+}
+
+static void bits_8(json_t *m)
+{
+    json_object_set_new(kv_of(m), "bits", json_integer(8));
+}
+static void bits_text(json_t *m)
+{
+    json_object_set_new(kv_of(m), "bits", json_string("4"));
+}
+static void keys_by_token(json_t *m)
+{
+    json_object_set_new(json_object_get(kv_of(m), "keys"), "scales", json_string("token"));
+}
+static void keys_gone(json_t *m)
+{
+    json_object_del(kv_of(m), "keys");
+}
+static void values_number(json_t *m)
+{
+    json_object_set_new(kv_of(m), "values", json_integer(1));
+}
+static void section_gone(json_t *m)
+{
+    json_object_del(m, "kv");
+}
+static void section_null(json_t *m)
+{
+    json_object_set_new(m, "kv", json_null());
+}
+static void tensors_array(json_t *m)
+{
+    json_object_set_new(kv_of(m), "tensors", json_array());
+}
+static void tensor_gone(json_t *m)
+{
+    json_object_del(tensors_of(m), "kv.layers.1.k_zero");
+}
+static void tensor_no_object(json_t *m)
+{
+    json_object_set_new(tensors_of(m), "kv.layers.1.k_zero", json_true());
+}
+static void tensor_more(json_t *m)
+{
+    json_object_set_new(tensors_of(m), "kv.layers.2.k_zero",
+                        json_deep_copy(json_object_get(tensors_of(m), "kv.layers.1.k_zero")));
+}
+static void tensor_twice(json_t *m)
+{
+    json_object_set(json_object_get(m, "copied"), "kv.layers.1.k_zero",
+                    json_object_get(tensors_of(m), "kv.layers.1.k_zero"));
+}
+static void tensor_shape(json_t *m)
+{
+    json_t *shape = json_object_get(json_object_get(tensors_of(m), "kv.layers.0.k_scale"), "shape");
+    json_array_set_new(shape, 0, json_integer(4));
+}
+static void tensor_copied(json_t *m)
+{
+    tensor_twice(m);
+    tensor_gone(m);
+}
+static void tensor_other(json_t *m)
+{
+    json_t *copied = json_object_get(m, "copied");
+    tensor_copied(m);
+    json_object_set(tensors_of(m), "model.norm.weight",
+                    json_object_get(copied, "model.norm.weight"));
+    json_object_del(copied, "model.norm.weight");
+}
+
+/* Opens the container and its scales, whichever fails first. */
+static int open_scales(struct world *w, const struct qt_model_info *info)
+{
+    struct qt_container *c;
+    struct qt_kv kv;
+    int rc = qt_container_open(&c, fixture_path(w->dir, "a"), &w->err);
+    if (rc < 0)
+        return rc;
+    rc = qt_kv_open(&kv, c, info, &w->err);
+    qt_kv_free(&kv);
+    qt_container_close(c);
+    return rc;
+}
+
+static struct qt_model_info info_of(struct world *w)
+{
+    struct qt_weights weights = qt_weights_of_ckpt(w->ckpt);
+    struct qt_model *model;
+    expect_ok("model", qt_model_open(&model, &weights, &w->err), &w->err);
+    struct qt_model_info info = *qt_model_info(model);
+    qt_model_close(model);
+    return info;
+}
+
+static void hostile_manifests_are_refused(void **state)
+{
+    static const struct {
+        const char *name;
+        void (*edit)(json_t *manifest);
+        enum qt_status status;
+        const char *message;
+    } cases[] = {
+        {"bits 8", bits_8, QT_E_INPUT, "'kv.bits' must be 4"},
+        {"bits text", bits_text, QT_E_INPUT, "'kv.bits' must be 4"},
+        {"keys by token", keys_by_token, QT_E_INPUT, "\"static\" scales of keys"},
+        {"keys gone", keys_gone, QT_E_INPUT, "\"static\" scales of keys"},
+        {"values number", values_number, QT_E_INPUT, "\"token\" of values"},
+        {"section gone", section_gone, QT_E_INPUT,
+         "kv.layers.0.k_scale: is in none of 'tensors', 'copied' and 'kv'"},
+        {"section null", section_null, QT_E_INPUT, "'kv.tensors' must be an object"},
+        {"tensors array", tensors_array, QT_E_INPUT, "'kv.tensors' must be an object"},
+        {"tensor gone", tensor_gone, QT_E_INPUT, "kv.layers.1.k_zero: is in none of"},
+        {"tensor no object", tensor_no_object, QT_E_INPUT,
+         "kv.layers.1.k_zero: an entry of 'kv.tensors' must be a named object"},
+        {"tensor more", tensor_more, QT_E_INPUT,
+         "kv.layers.2.k_zero: is in the manifest but not in the safetensors files"},
+        {"tensor twice", tensor_twice, QT_E_INPUT, "kv.layers.1.k_zero: is in the manifest twice"},
+        {"tensor shape", tensor_shape, QT_E_INPUT,
+         "kv.layers.0.k_scale: shape differs from the manifest's"},
+        {"tensor copied", tensor_copied, QT_E_INPUT, "'kv.tensors' has 3 tensors"},
+        {"tensor other", tensor_other, QT_E_INPUT, "kv.layers.1.k_zero: is missing in 'kv'"},
+    };
+    struct world *w = *state;
+    struct qt_quantize_options opt = options(w, "a", "fp6");
+    struct qt_model_info info = info_of(w);
+    json_t *good;
+    expect_ok("quantize", quantize(w, &opt), &w->err);
+    expect_ok("good", open_scales(w, &info), &w->err);
+    const char *path = fixture_path(w->dir, "a/qtool.json");
+    expect_ok("manifest", qt_json_load(&good, path, 1 << 24, &w->err), &w->err);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *broken = json_deep_copy(good);
+        cases[i].edit(broken);
+        assert_int_equal(json_dump_file(broken, fixture_path(w->dir, "a/qtool.json"), 0), 0);
+        expect_error(cases[i].name, open_scales(w, &info), cases[i].status, cases[i].message,
+                     &w->err);
+        json_decref(broken);
+    }
+    json_decref(good);
+}
+
+static void other_models_are_refused(void **state)
+{
+    struct world *w = *state;
+    struct qt_quantize_options opt = options(w, "a", "none");
+    struct qt_model_info info = info_of(w), other;
+    expect_ok("quantize", quantize(w, &opt), &w->err);
+    for (int i = 0; i < 4; i++) {
+        other = info;
+        other.layers += i == 0 ? 1 : 0;
+        other.layers -= i == 1 ? 1 : 0;
+        other.kv_heads *= i == 2 ? 2 : 1;
+        other.head_dim /= i == 3 ? 2 : 1;
+        expect_error("other model", open_scales(w, &other), QT_E_INPUT,
+                     i < 2 ? "the model needs" : "kv.layers.0.k_scale: must be F32", &w->err);
+    }
+    opt.kv = false;
+    expect_ok("quantize", quantize(w, &opt), &w->err);
+    expect_error("no scales", open_scales(w, &info), QT_E_USAGE, "quantize with --kv 4", &w->err);
+}
+
+/* Scales are the last tensors of the file. */
+static void hostile_values_are_refused(void **state)
+{
+    static const struct {
+        float value;
+        size_t tensor; /* scale, zero of layer 0, of layer 1 */
+        const char *message;
+    } cases[] = {{NAN, 0, "kv.layers.0.k_scale: element 5 is not finite"},
+                 {INFINITY, 1, "kv.layers.0.k_zero: element 5 is not finite"},
+                 {-INFINITY, 3, "kv.layers.1.k_zero: element 5 is not finite"},
+                 {0, 2, "kv.layers.1.k_scale: element 5 is 0, not a positive scale"},
+                 {-1, 0, "kv.layers.0.k_scale: element 5 is -1, not a positive scale"},
+                 {1e-40f, 2, "not a positive scale"},
+                 {-1, 1, NULL},
+                 {FLT_MIN, 0, NULL}};
+    struct world *w = *state;
+    struct qt_quantize_options opt = options(w, "a", "fp6");
+    struct qt_model_info info = info_of(w);
+    size_t bytes = info.kv_heads * info.head_dim * sizeof(float), size;
+    char *data;
+    expect_ok("quantize", quantize(w, &opt), &w->err);
+    const char *path = fixture_path(w->dir, "a/model.safetensors");
+    expect_ok("read", qt_file_read(&data, &size, path, 1 << 24, &w->err), &w->err);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *at = data + size - (4 - cases[i].tensor) * bytes + 5 * sizeof(float);
+        char kept[sizeof(float)];
+        memcpy(kept, at, sizeof kept);
+        memcpy(at, &cases[i].value, sizeof kept);
+        fixture_write(w->dir, "a/model.safetensors", data, size);
+        if (cases[i].message)
+            expect_error("value", open_scales(w, &info), QT_E_INPUT, cases[i].message, &w->err);
+        else
+            expect_ok("value", open_scales(w, &info), &w->err);
+        memcpy(at, kept, sizeof kept);
+    }
+    qt_free(data);
+}
+
+static void allocation_failures(void **state)
+{
+    struct world *w = *state;
+    struct qt_quantize_options opt = options(w, "a", "none");
+    struct qt_model_info info = info_of(w);
+    bool failed = true;
+    for (long n = 0; failed; n += 1 + n / 4) {
+        qt_mem_fail_after(n);
+        int rc = quantize(w, &opt);
+        qt_mem_fail_after(-1);
+        failed = rc < 0;
+        assert_int_equal(rc, failed ? QT_E_RESOURCE : QT_OK);
+        assert_true(n < 100000);
+    }
+    failed = true;
+    for (long n = 0; failed; n++) {
+        qt_mem_fail_after(n);
+        int rc = open_scales(w, &info);
+        qt_mem_fail_after(-1);
+        failed = rc < 0;
+        assert_int_equal(rc, failed ? QT_E_RESOURCE : QT_OK);
+        assert_true(n < 100000);
+    }
+}
+
+int main(void)
+{
+    seed = (uint64_t)time(NULL);
+    printf("seed %llu\n", (unsigned long long)seed);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(caches_round_as_defined),
+        cmocka_unit_test(static_keys_by_hand),
+        cmocka_unit_test(scales_are_near_the_best),
+        cmocka_unit_test(degenerate_samples_have_scales),
+        cmocka_unit_test_setup_teardown(scales_are_of_the_stored_model, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(same_bytes_for_any_threads, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(interrupted_runs_resume, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(needs_data, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(hostile_manifests_are_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(other_models_are_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(hostile_values_are_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(allocation_failures, set_up, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
