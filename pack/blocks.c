@@ -20,12 +20,6 @@ struct block {
     struct qt_weights source;
 };
 
-struct qt_runtime qt_run_runtime(struct qt_run *run)
-{
-    return (struct qt_runtime){.ctx = &run->acts,
-                               .input = run->acts.act ? qt_act_plan_input : NULL};
-}
-
 /* ---- the block's weights as they now are ---------------------------------------------------- */
 
 static bool block_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
@@ -45,31 +39,6 @@ static int block_load(void *ctx, const char *name, float *dst, struct qt_err *er
 }
 
 /* ---- resuming ------------------------------------------------------------------------------- */
-
-int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err)
-{
-    for (size_t i = 0; i < run->plan.count; i++)
-        if (strcmp(run->plan.items[i].tensor->name, name) == 0) {
-            *out = i;
-            return QT_OK;
-        }
-    return qt_fail(err, QT_E_INTERNAL, NULL, name, "not in the plan");
-}
-
-/* A finished matrix of an interrupted run, read back: the next block is calibrated on it. */
-int qt_run_read_back(struct qt_packed *out, const struct qt_run *run, size_t i, struct qt_err *err)
-{
-    int rc = QT_OK;
-    *out = run->plan.items[i].packed;
-    out->scale_exp2 = (int)json_integer_value(json_object_get(run->entries[i], "scale_exp2"));
-    for (size_t s = 0; s < out->nsections; s++) {
-        struct qt_section *section = &out->section[s];
-        QT_TRY(qt_array_new(&section->data, section->bytes, 1, err));
-        QT_TRY(qt_writer_get(run->writer, run->first[i] + s, section->data, section->bytes, err));
-    }
-done:
-    return rc;
-}
 
 /* Finds the block's items, and those among them that are finished; *left counts the others. */
 static int find_items(struct block *b, size_t *left, struct qt_err *err)

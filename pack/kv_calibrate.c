@@ -137,7 +137,7 @@ static int put(struct pass *p, size_t layer, size_t which, const char *what, con
     QT_TRY(qt_writer_put(run->writer, run->kv.first + 2 * layer + which, data, bytes, 0, err));
     json_t *stored = json_pack("{s:s, s:[I,I], s:o}", "dtype", qt_dtype_name(QT_F32), "shape",
                                (json_int_t)run->kv.heads, (json_int_t)run->kv.head_dim, "crc32",
-                               json_sprintf("%08x", qt_crc32(0, data, bytes)));
+                               qt_crc_json(qt_crc32(0, data, bytes)));
     if (json_object_set_new(json_object_get(run->kv.entry, "tensors"), name, stored) < 0)
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
 done:

@@ -400,8 +400,7 @@ static int rewrite_norm(struct qt_learner *l, const struct learn_norm *norm, str
     int rc;
     QT_TRY(qt_array_new(&w, t->count, sizeof *w, err));
     QT_TRY(learn_norm_stored(&stored, w, l, norm, err));
-    if (!replaces(&entry, run, norm->item, "crc32",
-                  json_sprintf("%08x", (unsigned)qt_crc32(0, stored, t->nbytes))))
+    if (!replaces(&entry, run, norm->item, "crc32", qt_crc_json(qt_crc32(0, stored, t->nbytes))))
         goto done;
     QT_TRY(qt_run_check_interrupted(run, err));
     if (!json_object_get(entry, "source_crc32"))

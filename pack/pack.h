@@ -23,6 +23,7 @@
  *   name_regex.c regular expressions over tensor names
  *   plan.c       which tensor gets which scheme; sizes; refusals
  *   quantize.c   the driver: checkpoint -> plan -> container
+ *   items.c      its tensors: quantized or copied, stored, journaled, read back
  *   blocks.c     the calibrated part of it, decoder block by decoder block
  *   sequential.c the hidden states of the calibration windows on their way through the decoder
  *   learn.c      scales and norms tuned by gradient descent through the model, after blocks.c

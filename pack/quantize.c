@@ -12,11 +12,6 @@
 
 /* ---- identity ------------------------------------------------------------------------------- */
 
-static json_t *crc_json(uint32_t crc)
-{
-    return json_sprintf("%08x", crc);
-}
-
 static const char *base_name(const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -29,10 +24,10 @@ static json_t *calibration_json(const struct qt_calibration *c)
     if (!c)
         return json_null();
     if (c->file)
-        return json_pack("{s:o}", "file_crc32", crc_json(qt_qcal_crc(c->file)));
+        return json_pack("{s:o}", "file_crc32", qt_crc_json(qt_qcal_crc(c->file)));
     return json_pack("{s:I, s:I, s:I, s:o}", "samples", (json_int_t)c->samples, "seqlen",
                      (json_int_t)c->seqlen, "seed", (json_int_t)c->seed, "ids_crc32",
-                     crc_json(qt_crc32(0, c->ids, c->samples * c->seqlen * sizeof *c->ids)));
+                     qt_crc_json(qt_crc32(0, c->ids, c->samples * c->seqlen * sizeof *c->ids)));
 }
 
 static int identity_new(json_t **out, const struct qt_run *run, const struct qt_learner *learner,
@@ -59,7 +54,7 @@ static int identity_new(json_t **out, const struct qt_run *run, const struct qt_
     if (rc == QT_OK && !failed)
         *out = json_pack("{s:{s:s, s:s}, s:{s:O, s:o}, s:{s:s, s:O}, s:o}", "tool", "name", "qtool",
                          "version", QT_VERSION, "source", "files", files, "sample_crc32",
-                         crc_json(crc), "options", "scheme", def.text, "tensor", rules,
+                         qt_crc_json(crc), "options", "scheme", def.text, "tensor", rules,
                          "calibration", calibration_json(run->opt->calibration));
     if (*out && learner)
         failed |= json_object_set_new(*out, "learning", qt_learn_identity(learner));
@@ -139,182 +134,6 @@ done:
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-static json_t *shape_json(const size_t *shape, int ndim)
-{
-    json_t *a = json_array();
-    for (int i = 0; i < ndim; i++)
-        if (json_array_append_new(a, json_integer((json_int_t)shape[i])) < 0) {
-            json_decref(a);
-            return NULL;
-        }
-    return a;
-}
-
-/* Infinity (an exact result) has no JSON number. */
-static json_t *real_json(double v)
-{
-    return isfinite(v) ? json_real(v) : json_null();
-}
-
-json_t *qt_run_error_json(const struct qt_error *e)
-{
-    return json_pack("{s:o, s:o, s:o, s:o}", "mse", real_json(qt_error_mse(e)), "sqnr_db",
-                     real_json(qt_error_sqnr_db(e)), "cosine", real_json(qt_error_cosine(e)),
-                     "max_abs", real_json(e->max_abs));
-}
-
-/* What calibration did for the tensor; null without. */
-static json_t *hessian_json(const struct qt_factor *f, const struct qt_solve_report *r,
-                            const char *fallback)
-{
-    if (fallback)
-        return json_pack("{s:s}", "fallback", fallback);
-    if (!f)
-        return json_null();
-    return json_pack("{s:o, s:b, s:I, s:o, s:o}", "damp", real_json(f->damp), "damp_raised",
-                     f->damping == QT_DAMP_RAISED, "dead_channels", (json_int_t)f->dead,
-                     "error_before", real_json(r->before), "error_after", real_json(r->polished));
-}
-
-json_t *qt_run_sections_json(const struct qt_packed *p)
-{
-    json_t *sections = json_array();
-    for (size_t i = 0; i < p->nsections; i++) {
-        const struct qt_section *s = &p->section[i];
-        json_t *section = json_pack("{s:s, s:s, s:o, s:o}", "name", s->name, "dtype",
-                                    qt_dtype_name(s->dtype), "shape", shape_json(s->shape, s->ndim),
-                                    "crc32", crc_json(qt_crc32(0, s->data, s->bytes)));
-        if (json_array_append_new(sections, section) < 0) {
-            json_decref(sections);
-            return NULL; /* fails what packs it */
-        }
-    }
-    return sections;
-}
-
-static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
-                          const struct qt_error *error, json_t *hessian, uint32_t source_crc)
-{
-    json_t *entry =
-        json_pack("{s:s, s:s, s:o, s:i, s:f, s:s, s:o, s:o, s:o, s:o}", "scheme", p->spec.text,
-                  "layout", p->layout, "shape", shape_json(t->shape, 2), "scale_exp2",
-                  p->scale_exp2, "bpw", qt_packed_bpw(p), "source_dtype", qt_dtype_name(t->dtype),
-                  "source_crc32", crc_json(source_crc), "sections", qt_run_sections_json(p),
-                  "error", qt_run_error_json(error), "hessian", hessian);
-    if (isnan(qt_packed_paper_bpw(p)) ||
-        json_object_set_new(entry, "paper_bpw", json_real(qt_packed_paper_bpw(p))) == 0)
-        return entry;
-    json_decref(entry);
-    return NULL;
-}
-
-int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err)
-{
-    const struct qt_quantize_options *opt = run->opt;
-    if (opt->interrupted && opt->interrupted())
-        return qt_fail(err, QT_E_INTERRUPTED, opt->out_dir, NULL,
-                       "interrupted after %zu of %zu tensors", run->finished, run->plan.count);
-    return QT_OK;
-}
-
-/* The entry becomes the run's. */
-static void count_item(struct qt_run *run, size_t i, json_t *entry)
-{
-    run->entries[i] = entry;
-    run->finished++;
-    run->done_bytes += (double)run->plan.items[i].tensor->nbytes;
-    qt_log_progress(run->opt->log, "quantize", run->done_bytes, (double)run->plan.source_bytes);
-}
-
-bool qt_run_resume_item(struct qt_run *run, size_t i)
-{
-    const json_t *record = qt_writer_done(run->writer, run->plan.items[i].tensor->name);
-    if (record)
-        count_item(run, i, json_incref((json_t *)(uintptr_t)record)); /* nobody changes an entry */
-    return record != NULL;
-}
-
-/* Takes the entry over in any case. */
-static int commit_item(struct qt_run *run, size_t i, json_t *entry, struct qt_err *err)
-{
-    if (!entry)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-    count_item(run, i, entry);
-    return qt_writer_commit(run->writer, run->plan.items[i].tensor->name, entry, err);
-}
-
-int qt_run_replace_item(struct qt_run *run, size_t i, json_t *entry, struct qt_err *err)
-{
-    if (!entry)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-    json_decref(run->entries[i]);
-    run->entries[i] = entry;
-    return qt_writer_commit(run->writer, run->plan.items[i].tensor->name, entry, err);
-}
-
-int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
-                         const struct qt_factor *factor, const char *fallback,
-                         const struct qt_arrange *arrange, struct qt_err *err)
-{
-    const struct qt_plan_item *item = &run->plan.items[i];
-    const struct qt_tensor *t = item->tensor;
-    struct qt_spec spec = item->packed.spec;
-    struct qt_error error;
-    struct qt_solve_report report;
-    struct qt_blob blob = {0};
-    double start = qt_clock();
-    int rc = QT_OK;
-    spec.arrange = arrange;
-    QT_TRY(qt_ckpt_read(&blob, run->ckpt, t, err));
-    struct qt_matrix w = {.data = blob.data,
-                          .dtype = t->dtype,
-                          .n = t->shape[0],
-                          .k = t->shape[1],
-                          .file = t->file,
-                          .name = t->name};
-    if (factor)
-        QT_TRY(qt_packed_solve(packed, &spec, &w, factor, &error, &report, err));
-    else
-        QT_TRY(qt_packed_quantize(packed, &spec, &w, NULL, &error, err));
-    for (size_t s = 0; s < packed->nsections; s++)
-        QT_TRY(qt_writer_put(run->writer, run->first[i] + s, packed->section[s].data,
-                             packed->section[s].bytes, 0, err));
-    QT_TRY(commit_item(run, i,
-                       entry_json(t, packed, &error, hessian_json(factor, &report, fallback),
-                                  qt_crc32(0, blob.data, blob.size)),
-                       err));
-    run->seconds[i] = qt_clock() - start;
-done:
-    qt_blob_free(&blob);
-    return rc;
-}
-
-/* In pieces that are given back to the kernel, so that large embeddings do not stay resident. */
-static int copy_item(struct qt_run *run, size_t i, struct qt_err *err)
-{
-    enum { PIECE = 1 << 24 };
-    const struct qt_tensor *t = run->plan.items[i].tensor;
-    struct qt_blob blob;
-    uint32_t crc = 0;
-    int rc = qt_ckpt_read(&blob, run->ckpt, t, err);
-    if (rc < 0)
-        return rc;
-    for (size_t at = 0; at < blob.size; at += PIECE) {
-        size_t n = qt_min_size(PIECE, blob.size - at);
-        crc = qt_crc32(crc, blob.data + at, n);
-        QT_TRY(qt_writer_put(run->writer, run->first[i], blob.data + at, n, at, err));
-        if (blob.map)
-            qt_map_drop(blob.map, blob.data + at, n);
-    }
-    QT_TRY(commit_item(run, i,
-                       json_pack("{s:s, s:o, s:o}", "dtype", qt_dtype_name(t->dtype), "shape",
-                                 shape_json(t->shape, t->ndim), "crc32", crc_json(crc)),
-                       err));
-done:
-    qt_blob_free(&blob);
-    return rc;
-}
-
 /* The checkpoint's fingerprint looks at a part of each tensor: what the interrupted run has made is
  * of use only if all of its source is still the same. */
 static int check_resumed_sources(const struct qt_run *run, struct qt_err *err)
@@ -353,7 +172,7 @@ static int run_items(struct qt_run *run, struct qt_err *err)
         rc = qt_run_check_interrupted(run, err);
         if (rc < 0)
             break;
-        rc = run->plan.items[i].why ? copy_item(run, i, err)
+        rc = run->plan.items[i].why ? qt_run_copy_item(run, i, err)
                                     : qt_run_quantize_item(&packed, run, i, NULL, NULL, NULL, err);
         qt_packed_free(&packed);
     }

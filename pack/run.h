@@ -1,4 +1,7 @@
-/* A quantization run (private to pack/): what quantize.c and blocks.c share. */
+/*
+ * A quantization run (private to pack/): items.c makes what is stored, blocks.c, learn.c and
+ * kv_calibrate.c decide how, quantize.c drives them.
+ */
 #ifndef QT_PACK_RUN_H
 #define QT_PACK_RUN_H
 
@@ -27,6 +30,13 @@ struct qt_run {
     double done_bytes; /* of the source, for progress */
 };
 
+static inline json_t *qt_crc_json(uint32_t crc)
+{
+    return json_sprintf("%08x", crc);
+}
+
+/* ---- items.c -------------------------------------------------------------------------------- */
+
 /* QT_E_INTERRUPTED when the caller has asked to stop. */
 int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err);
 /* True when an interrupted run has finished item i: its entry is taken from the journal. */
@@ -37,7 +47,8 @@ bool qt_run_resume_item(struct qt_run *run, size_t i);
 int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
                          const struct qt_factor *factor, const char *fallback,
                          const struct qt_arrange *arrange, struct qt_err *err);
-
+/* Copies item i as it is. */
+int qt_run_copy_item(struct qt_run *run, size_t i, struct qt_err *err);
 /* Replaces the entry of item i, whose stored data has been put anew after qt_writer_reopen, and
  * journals it. Takes the entry over in any case. */
 int qt_run_replace_item(struct qt_run *run, size_t i, json_t *entry, struct qt_err *err);
@@ -45,23 +56,25 @@ int qt_run_replace_item(struct qt_run *run, size_t i, json_t *entry, struct qt_e
 json_t *qt_run_sections_json(const struct qt_packed *p);
 json_t *qt_run_error_json(const struct qt_error *e);
 
-/* report.c: what was done to each tensor, with totals, times, peak memory. *out is owned. */
-int qt_run_report(json_t **out, const struct qt_run *run, double start, struct qt_err *err);
-
-/* blocks.c: the plan item of a tensor; a finished matrix read back from what was written. *out is
+/* The plan item of a tensor; a finished matrix read back from what was written. *out is
  * the caller's to free, also on failure. */
 int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err);
 int qt_run_read_back(struct qt_packed *out, const struct qt_run *run, size_t i, struct qt_err *err);
 
-/* blocks.c: all linears of the model's decoder blocks, calibrated block by block. */
-int qt_run_blocks(struct qt_run *run, struct qt_err *err);
-
 /* What the quantized model does to activations. */
 struct qt_runtime qt_run_runtime(struct qt_run *run);
+
+/* ---- the parts of a run --------------------------------------------------------------------- */
+
+/* blocks.c: all linears of the model's decoder blocks, calibrated block by block. */
+int qt_run_blocks(struct qt_run *run, struct qt_err *err);
 
 /* kv_calibrate.c: with the option kv, sizes and names of what will be stored for a cache (*name is
  * owned); then, when all tensors are final, the scales. */
 int qt_run_kv_open(struct qt_run *run, struct qt_err *err);
 int qt_run_kv(struct qt_run *run, struct qt_err *err);
+
+/* report.c: what was done to each tensor, with totals, times, peak memory. *out is owned. */
+int qt_run_report(json_t **out, const struct qt_run *run, double start, struct qt_err *err);
 
 #endif
