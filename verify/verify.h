@@ -36,8 +36,9 @@ struct qt_verify_report {
 };
 
 /* CRC of every stored tensor, section shapes and values, finiteness of the decoded weights, repack
- * round trip, scales of a KV cache; with a source also the error per tensor, and that copied tensors equal it byte for
- * byte. QT_E_INPUT at the first violation, naming the tensor. source and log may be NULL. */
+ * round trip, scales of a KV cache; with a source also the error per tensor, and that copied
+ * tensors equal it byte for byte. QT_E_INPUT at the first violation, naming the tensor. source and
+ * log may be NULL. */
 int qt_verify(struct qt_verify_report *out, const struct qt_container *c,
               const struct qt_ckpt *source, const struct qt_log *log, struct qt_err *err);
 void qt_verify_free(struct qt_verify_report *report);
