@@ -81,50 +81,6 @@ static int polish(const struct qt_spec *spec)
 
 /* ---- sections ------------------------------------------------------------------------------- */
 
-/* Exactly this many weights are outliers. 2-bit groups must be able to give so many; one in 16 of
- * their weights at most. */
-static size_t outlier_count(const struct qt_mix24 *m, double share)
-{
-    size_t in_fours = (size_t)m->units.fours * QT_MIX24_UNIT;
-    size_t in_twos = m->k > in_fours ? m->k - in_fours : 0;
-    double wanted = floor(share * (double)m->n * (double)m->k);
-    double most = floor((double)m->n * (double)in_twos / 16);
-    return (size_t)fmin(wanted, most);
-}
-
-/* p->n and p->k are set; sections need not be. */
-static void sizes(struct qt_mix24 *m, const struct qt_packed *p)
-{
-    const struct qt_spec *spec = &p->spec;
-    *m = (struct qt_mix24){.n = p->n, .k = p->k, .g = (size_t)qt_spec_value(spec, "g")};
-    m->strips = qt_ceil_div(p->n, QT_FRAG_ROWS);
-    m->groups = qt_ceil_div(p->k, m->g);
-    m->units.units = (uint32_t)qt_ceil_div(p->k, QT_MIX24_UNIT);
-    m->units.fours = (uint32_t)lround(qt_spec_value(spec, "four") * m->units.units);
-    m->units.parts = (uint32_t)(16 / m->g);
-    m->units.halves = QT_FRAG_ROWS / (uint32_t)qt_spec_value(spec, "g2");
-    m->slots = m->units.units * (QT_MIX24_UNIT / m->g);
-    m->strip_bytes = qt_mix24_record(&m->units, m->units.units);
-    m->panels = qt_ceil_div((size_t)m->units.units * QT_MIX24_UNIT, QT_MIX24_PANEL);
-    m->outliers = outlier_count(m, qt_spec_value(spec, "outliers"));
-}
-
-static void *section_data(const struct qt_packed *p, const char *name)
-{
-    const struct qt_section *s = qt_packed_section(p, name);
-    return s ? s->data : NULL;
-}
-
-void qt_mix24_open(struct qt_mix24 *out, const struct qt_packed *p)
-{
-    sizes(out, p);
-    out->stream = section_data(p, "stream");
-    out->perm = section_data(p, "perm");
-    out->csr_ptr = section_data(p, "csr_ptr");
-    out->csr_col = section_data(p, "csr_col");
-    out->csr_val = section_data(p, "csr_val");
-}
-
 static int describe(struct qt_packed *p, struct qt_err *err)
 {
     struct qt_mix24 m;
@@ -133,7 +89,7 @@ static int describe(struct qt_packed *p, struct qt_err *err)
     if (p->k / (size_t)qt_spec_value(&p->spec, "g") >= QT_MIX24_NO_GROUP || p->n > UINT32_MAX / 2)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu x %zu is too large for mix24", p->n,
                        p->k);
-    sizes(&m, p);
+    qt_mix24_open(&m, p);
     if (m.outliers > UINT32_MAX)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu outliers are too many", m.outliers);
 #define ADD(name, dtype, ...)                                                                      \
@@ -164,17 +120,12 @@ static double unit_scale(const struct qt_packed *p)
     return 1;
 }
 
-unsigned qt_mix24_bits(const struct qt_mix24 *m, size_t slot)
-{
-    return qt_mix24_is_four(&m->units, (uint32_t)(slot / (QT_MIX24_UNIT / m->g))) ? 4 : 2;
-}
-
 /* Equation 10 of the paper, plus 16 bits each for the value and the column of an outlier. It counts
  * no scales and zeros of 4-bit groups, row pointers, permutation or padding. */
 static double paper_bpw(const struct qt_packed *p)
 {
     struct qt_mix24 m;
-    sizes(&m, p);
+    qt_mix24_open(&m, p);
     double four = (double)m.units.fours / m.units.units, g = (double)m.g;
     double two_bits = 2 + (2 + 4) / g + (16 + 4) / (g * QT_FRAG_ROWS / m.units.halves);
     return (1 - four) * two_bits + 4 * four + 32 * qt_spec_value(&p->spec, "outliers");
@@ -222,7 +173,7 @@ static void decode(float *w, const struct qt_packed *p, const struct qt_strip *s
 size_t qt_mix24_scratch_bytes(const struct qt_packed *p)
 {
     struct qt_mix24 m;
-    sizes(&m, p);
+    qt_mix24_open(&m, p);
     return 2 * m.slots * sizeof(struct qt_mix24_group);
 }
 

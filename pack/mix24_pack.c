@@ -1,9 +1,56 @@
-/* Groups of mix24 <-> packed bytes, and what stored bytes must satisfy before they are used. */
+/* Sizes of mix24, groups <-> packed bytes, and what stored bytes must satisfy before they are used.
+ */
 #include "pack/mix24.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { HALF_ROWS = 8, BLOCKS = 2, CHUNKS = QT_MIX24_UNIT / QT_MIX24_CHUNK };
+
+/* ---- sizes and sections --------------------------------------------------------------------- */
+
+/* Exactly this many weights are outliers. 2-bit groups must be able to give so many; one in 16 of
+ * their weights at most. */
+static size_t outlier_count(const struct qt_mix24 *m, double share)
+{
+    size_t in_fours = (size_t)m->units.fours * QT_MIX24_UNIT;
+    size_t in_twos = m->k > in_fours ? m->k - in_fours : 0;
+    double wanted = floor(share * (double)m->n * (double)m->k);
+    double most = floor((double)m->n * (double)in_twos / 16);
+    return (size_t)fmin(wanted, most);
+}
+
+static void *section_data(const struct qt_packed *p, const char *name)
+{
+    const struct qt_section *s = qt_packed_section(p, name);
+    return s ? s->data : NULL;
+}
+
+void qt_mix24_open(struct qt_mix24 *out, const struct qt_packed *p)
+{
+    const struct qt_spec *spec = &p->spec;
+    *out = (struct qt_mix24){.n = p->n, .k = p->k, .g = (size_t)qt_spec_value(spec, "g")};
+    out->strips = qt_ceil_div(p->n, QT_FRAG_ROWS);
+    out->groups = qt_ceil_div(p->k, out->g);
+    out->units.units = (uint32_t)qt_ceil_div(p->k, QT_MIX24_UNIT);
+    out->units.fours = (uint32_t)lround(qt_spec_value(spec, "four") * out->units.units);
+    out->units.parts = (uint32_t)(16 / out->g);
+    out->units.halves = QT_FRAG_ROWS / (uint32_t)qt_spec_value(spec, "g2");
+    out->slots = out->units.units * (QT_MIX24_UNIT / out->g);
+    out->strip_bytes = qt_mix24_record(&out->units, out->units.units);
+    out->panels = qt_ceil_div((size_t)out->units.units * QT_MIX24_UNIT, QT_MIX24_PANEL);
+    out->outliers = outlier_count(out, qt_spec_value(spec, "outliers"));
+    out->stream = section_data(p, "stream");
+    out->perm = section_data(p, "perm");
+    out->csr_ptr = section_data(p, "csr_ptr");
+    out->csr_col = section_data(p, "csr_col");
+    out->csr_val = section_data(p, "csr_val");
+}
+
+unsigned qt_mix24_bits(const struct qt_mix24 *m, size_t slot)
+{
+    return qt_mix24_is_four(&m->units, (uint32_t)(slot / (QT_MIX24_UNIT / m->g))) ? 4 : 2;
+}
 
 /* ---- where a slot is ------------------------------------------------------------------------ */
 
