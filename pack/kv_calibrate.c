@@ -20,15 +20,14 @@ struct pass {
     struct qt_weights written;
     uint32_t *ids;
     size_t tokens, seqlen;
-    size_t width;             /* all KV heads */
-    float *hidden;            /* backend, [tokens][hidden] */
-    float *keys;              /* [tokens][width] of the layer at hand */
-    size_t seen;              /* tokens of it */
-    float *scale, *zero;      /* [width] */
-    double *energy, *error;   /* [width]: sums over the tokens of key^2, of squared errors */
-    float *weight;            /* [seqlen]: of a key's error, by its position */
-    struct qt_kv_key *sample; /* [threads][tokens] */
-    double *sums;             /* [threads][3 * (tokens + 1)] */
+    size_t width;           /* all KV heads */
+    float *hidden;          /* backend, [tokens][hidden] */
+    float *keys;            /* [tokens][width] of the layer at hand */
+    size_t seen;            /* tokens of it */
+    float *scale, *zero;    /* [width] */
+    double *energy, *error; /* [width]: sums over the tokens of key^2, of squared errors */
+    float *sample;          /* [threads][tokens] */
+    double *sums;           /* [threads][2 * (tokens + 1)] */
 };
 
 /* ---- what will be stored -------------------------------------------------------------------- */
@@ -110,16 +109,16 @@ static int collect(void *ctx, struct qt_backend *be, float *k, float *v,
 static int fit_channel(void *ctx, size_t c, int thread, struct qt_err *err)
 {
     const struct pass *p = ctx;
-    struct qt_kv_key *sample = p->sample + (size_t)thread * p->tokens;
-    double *sums = p->sums + (size_t)thread * 3 * (p->tokens + 1);
+    float *sample = p->sample + (size_t)thread * p->tokens;
+    double *sums = p->sums + (size_t)thread * 2 * (p->tokens + 1);
     (void)err;
     for (size_t t = 0; t < p->tokens; t++)
-        sample[t] = (struct qt_kv_key){p->keys[t * p->width + c], p->weight[t % p->seqlen]};
+        sample[t] = p->keys[t * p->width + c];
     qt_kv_fit(&p->scale[c], &p->zero[c], sample, p->tokens, sums);
     p->energy[c] = p->error[c] = 0;
     for (size_t t = 0; t < p->tokens; t++) {
-        double x = (double)sample[t].x;
-        double e = (double)qt_kv_static(sample[t].x, p->scale[c], p->zero[c]) - x;
+        double x = (double)sample[t];
+        double e = (double)qt_kv_static(sample[t], p->scale[c], p->zero[c]) - x;
         p->energy[c] += x * x;
         p->error[c] += e * e;
     }
@@ -188,26 +187,6 @@ static int choose_windows(struct pass *p, const struct qt_calibration *data, str
     return QT_OK;
 }
 
-/*
- * What an error of the key at position t costs. It moves the logits of queries q >= t, and the
- * output of each by p_t times as much, p_t being the query's probability for t. For attention that
- * is spread evenly over what a query sees, p_t = 1 / (q + 1), the squares add up to
- *     w_t = sum over q = t .. seqlen - 1 of 1 / (q + 1)^2
- * The keys of the first tokens, which all others see, count most.
- */
-static int weigh_positions(struct pass *p, struct qt_err *err)
-{
-    double sum = 0;
-    int rc = qt_array_new(&p->weight, p->seqlen, sizeof *p->weight, err);
-    if (rc < 0)
-        return rc;
-    for (size_t t = p->seqlen; t-- > 0;) {
-        sum += 1 / ((double)(t + 1) * (double)(t + 1));
-        p->weight[t] = (float)sum;
-    }
-    return QT_OK;
-}
-
 static int pass_open(struct pass *p, struct qt_run *run, struct qt_err *err)
 {
     const struct qt_calibration *data = run->opt->calibration;
@@ -223,7 +202,6 @@ static int pass_open(struct pass *p, struct qt_run *run, struct qt_err *err)
     p->written.runtime.cache = collect;
     p->written.runtime.cache_ctx = p;
     QT_TRY(choose_windows(p, data, err));
-    QT_TRY(weigh_positions(p, err));
     QT_TRY(qt_model_open(&p->model, &p->written, err));
     QT_TRY(qt_array_new(&p->keys, p->tokens, width * sizeof *p->keys, err));
     QT_TRY(qt_array_new(&p->scale, width, sizeof *p->scale, err));
@@ -231,7 +209,7 @@ static int pass_open(struct pass *p, struct qt_run *run, struct qt_err *err)
     QT_TRY(qt_array_new(&p->energy, width, sizeof *p->energy, err));
     QT_TRY(qt_array_new(&p->error, width, sizeof *p->error, err));
     QT_TRY(qt_array_new(&p->sample, threads, p->tokens * sizeof *p->sample, err));
-    QT_TRY(qt_array_new(&p->sums, threads, 3 * (p->tokens + 1) * sizeof *p->sums, err));
+    QT_TRY(qt_array_new(&p->sums, threads, 2 * (p->tokens + 1) * sizeof *p->sums, err));
     size_t bytes = p->tokens * qt_model_info(p->model)->hidden * sizeof *p->hidden;
     QT_TRY(p->be->new (p->be, (void **)&p->hidden, bytes, err));
     QT_TRY(qt_ends_open(&ends, p->model, &p->written, p->be, err));
@@ -251,7 +229,6 @@ static void pass_close(struct pass *p)
     qt_free(p->zero);
     qt_free(p->energy);
     qt_free(p->error);
-    qt_free(p->weight);
     qt_free(p->sample);
     qt_free(p->sums);
 }

@@ -4,11 +4,8 @@
 
 #include <stddef.h>
 
-struct qt_kv_key {
-    float x, weight; /* finite; the weight is positive */
-};
-/* scale and zero (of qt_kv_static) for keys like key[n], n > 0, which are sorted in passing.
- * sums[3 * (n + 1)]: working memory. */
-void qt_kv_fit(float *scale, float *zero, struct qt_kv_key *key, size_t n, double *sums);
+/* scale and zero (of qt_kv_static) for keys like the finite x[n], n > 0, which is sorted in
+ * passing. sums[2 * (n + 1)]: working memory. */
+void qt_kv_fit(float *scale, float *zero, float *x, size_t n, double *sums);
 
 #endif

@@ -144,38 +144,37 @@ static void static_keys_by_hand(void **state)
 
 enum { SAMPLE = 700 };
 
-static double error_of(const struct qt_kv_key *key, size_t n, float scale, float zero)
+static double error_of(const float *x, size_t n, float scale, float zero)
 {
     double sum = 0;
     for (size_t i = 0; i < n; i++)
-        sum += (double)key[i].weight *
-               pow((double)(cached_static(key[i].x, scale, zero) - key[i].x), 2);
+        sum += pow((double)(cached_static(x[i], scale, zero) - x[i]), 2);
     return sum;
 }
 
 /* Of 60 x 60 ranges, both ends tried apart. */
-static double least_error(const struct qt_kv_key *key, size_t n)
+static double least_error(const float *x, size_t n)
 {
-    float low = key[0].x, high = key[0].x;
+    float low = x[0], high = x[0];
     double best = INFINITY;
     for (size_t i = 0; i < n; i++) {
-        low = fminf(low, key[i].x);
-        high = fmaxf(high, key[i].x);
+        low = fminf(low, x[i]);
+        high = fmaxf(high, x[i]);
     }
     for (int a = 0; a < 60; a++)
         for (int b = 0; a + b < 60; b++) {
             float width = high - low, from = low + width * (float)a / 60;
             float scale = (high - width * (float)b / 60 - from) / 15;
-            best = fmin(best, error_of(key, n, scale, -from / scale));
+            best = fmin(best, error_of(x, n, scale, -from / scale));
         }
     return best;
 }
 
-static void fit(float *scale, float *zero, const struct qt_kv_key *key, size_t n)
+static void fit(float *scale, float *zero, const float *x, size_t n)
 {
-    static struct qt_kv_key sorted[SAMPLE];
-    static double sums[3 * (SAMPLE + 1)];
-    memcpy(sorted, key, n * sizeof *key);
+    static float sorted[SAMPLE];
+    static double sums[2 * (SAMPLE + 1)];
+    memcpy(sorted, x, n * sizeof *x);
     qt_kv_fit(scale, zero, sorted, n, sums);
     assert_true(*scale >= FLT_MIN && isfinite(*scale) && isfinite(*zero));
 }
@@ -184,8 +183,7 @@ static void fit(float *scale, float *zero, const struct qt_kv_key *key, size_t n
  * ranges; on average 2 %, 11 % in the worst of 600. */
 static void scales_are_near_the_best(void **state)
 {
-    struct qt_kv_key key[SAMPLE];
-    float scale, zero;
+    float x[SAMPLE], scale, zero;
     (void)state;
     for (int round = 0; round < 12; round++) {
         size_t n = round % 6 == 5 ? 20 : SAMPLE;
@@ -195,13 +193,13 @@ static void scales_are_near_the_best(void **state)
             for (int j = 0; j < 4; j++)
                 bell += (float)random_u32() * 0x1p-32f - 0.5f;
             float tail = random_float();
-            float x = round % 3 == 0 ? bell : round % 3 == 1 ? tail : fabsf(tail) + bell;
-            key[i] = (struct qt_kv_key){shift + x, round % 4 < 2 ? 1 : 1 / (1 + (float)i)};
+            float v = round % 3 == 0 ? bell : round % 3 == 1 ? tail : fabsf(tail) + bell;
+            x[i] = shift + v;
         }
         if (round % 2)
-            key[n / 2].x += 30;
-        fit(&scale, &zero, key, n);
-        double got = error_of(key, n, scale, zero), least = least_error(key, n);
+            x[n / 2] += 30;
+        fit(&scale, &zero, x, n);
+        double got = error_of(x, n, scale, zero), least = least_error(x, n);
         if (got > 1.2 * least + 1e-9)
             fail_msg("round %d: %g, but %g can be had", round, got, least);
     }
@@ -224,11 +222,8 @@ static void degenerate_samples_have_scales(void **state)
     float scale, zero;
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct qt_kv_key key[4];
         float top = FLT_MIN;
-        for (size_t j = 0; j < cases[i].n; j++)
-            key[j] = (struct qt_kv_key){cases[i].x[j], 1};
-        fit(&scale, &zero, key, cases[i].n);
+        fit(&scale, &zero, cases[i].x, cases[i].n);
         for (size_t j = 0; j < cases[i].n; j++)
             top = fmaxf(top, fabsf(cases[i].x[j]));
         for (size_t j = 0; j < cases[i].n; j++) {
@@ -359,15 +354,6 @@ static void run_model(struct keys *keys, struct world *w, const struct qt_contai
     w->be->free(w->be, hidden);
 }
 
-/* Of the error of a key: queries q see it with probability 1 / (q + 1). */
-static float weight_at(size_t position)
-{
-    double sum = 0;
-    for (size_t q = SEQLEN; q-- > position;)
-        sum += 1 / (double)((q + 1) * (q + 1));
-    return (float)sum;
-}
-
 /* Whatever was done to the weights, the scales are those of the model that the container holds. */
 static void scales_are_of_the_stored_model(void **state)
 {
@@ -378,9 +364,8 @@ static void scales_are_of_the_stored_model(void **state)
         struct qt_quantize_options opt = options(w, "a", schemes[s]);
         struct qt_model *model;
         struct qt_kv kv;
-        struct qt_kv_key x[M];
-        float scale, zero;
-        double sums[3 * (M + 1)];
+        float x[M], scale, zero;
+        double sums[2 * (M + 1)];
         expect_ok(schemes[s], quantize(w, &opt), &w->err);
         struct qt_container *c = open_container(w, "a");
         struct qt_weights weights = qt_weights_of_container(c);
@@ -393,8 +378,7 @@ static void scales_are_of_the_stored_model(void **state)
         for (size_t i = 0; i < info->layers * keys.width; i++) {
             size_t layer = i / keys.width;
             for (size_t t = 0; t < M; t++)
-                x[t] = (struct qt_kv_key){keys.k[(layer * M + t) * keys.width + i % keys.width],
-                                          weight_at(t % SEQLEN)};
+                x[t] = keys.k[(layer * M + t) * keys.width + i % keys.width];
             qt_kv_fit(&scale, &zero, x, M, sums);
             assert_true(kv.scale[i] == scale && kv.zero[i] == zero);
         }
