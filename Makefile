@@ -224,11 +224,12 @@ check:
 	@$(MAKE) B=$(B)/check NVCC= CFLAGS="$(SAN)" test
 
 # Under ThreadSanitizer, with LLVM's OpenMP: archer tells it about the barriers of parallel loops, which
-# it cannot see in any other OpenMP.
+# it cannot see in any other OpenMP. Threads that wait sleep: some tests have more than there are cores.
+# This and check-valgrind: all tests, or ONLY="test_pack cli".
 ARCHER = $(shell clang -print-resource-dir 2>/dev/null)/../../libarcher.so
 check-threads:
 	@[ -e $(ARCHER) ] || { echo "SKIP: no clang with libarcher.so (Debian: clang, libomp-dev)"; exit 77; }
-	@OMP_TOOL_LIBRARIES=$(abspath $(ARCHER)) \
+	@OMP_TOOL_LIBRARIES=$(abspath $(ARCHER)) OMP_WAIT_POLICY=passive \
 	    TSAN_OPTIONS="ignore_noninstrumented_modules=1 die_after_fork=0" $(MAKE) B=$(B)/threads \
 	    CC=clang NVCC= CFLAGS="-O1 -g -fno-omit-frame-pointer -fsanitize=thread" test
 

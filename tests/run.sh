@@ -11,7 +11,7 @@
 
 cd "$(dirname "$0")/.." || exit 1
 build=${1:?usage: tests/run.sh BUILD}
-passed=0 failed=0 skipped=0
+passed=0 failed=0 skipped=0 ran=
 
 # Files come and go by the thousand, each with fsync: in memory, if there is half a gigabyte.
 if [ -z "$TMPDIR" ]; then
@@ -34,7 +34,7 @@ count() {
 # run NAME COMMAND...
 run() {
     case " ${ONLY:-$1} " in *" $1 "*) ;; *) return ;; esac
-    name=$1 log=$build/tests/$1.log
+    name=$1 log=$build/tests/$1.log ran="$ran $1"
     shift
     start=$(date +%s)
     "$@" >"$log" 2>&1
@@ -65,5 +65,8 @@ if [ -z "${RUNNER-}" ]; then
     run schema env QTOOL="$build/qtool" tests/cli/schema.sh
     run kill_resume env QTOOL="$build/qtool" tests/cli/kill_resume.sh 2
 fi
+for name in ${ONLY-}; do
+    case "$ran " in *" $name "*) ;; *) echo "there is no test $name" && failed=$((failed + 1)) ;; esac
+done
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -363,6 +363,18 @@ static void allocation_failures(void **state)
             qt_act_plan_free(&acts);
         assert_true(n < 100000);
     }
+    const struct qt_linear *v = find_linear(&w, "model.layers.0.self_attn.v_proj.weight", false);
+    failed = true;
+    for (long n = 0; failed; n++) {
+        struct qt_arrange arrange;
+        qt_mem_fail_after(n);
+        int rc = qt_act_plan_arrange(&arrange, &w.acts, w.model, v, NULL);
+        qt_mem_fail_after(-1);
+        failed = rc < 0;
+        assert_int_equal(rc, failed ? QT_E_RESOURCE : QT_OK);
+        qt_act_plan_arrange_free(&arrange);
+        assert_true(n < 100);
+    }
     world_close(&w);
 }
 

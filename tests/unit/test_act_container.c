@@ -10,6 +10,8 @@
 
 enum { SEQLEN = 24, SAMPLES = 4, TOKENS = SEQLEN * SAMPLES };
 
+static const char down[] = "model.layers.0.mlp.down_proj.weight";
+
 static uint64_t seed;
 static uint32_t ids[TOKENS];
 
@@ -167,9 +169,12 @@ static void models_round_as_documented(void **state)
 
 static void other_schemes_are_left_alone(void **state)
 {
+    static const struct qt_rule rule = {"v_proj", "none"};
     struct world w;
     (void)state;
-    world_open(&w, "nf4:g=32", NULL);
+    world_open(&w, "nf4:g=32", &rule);
+    assert_null(qt_container_find(w.c, "model.layers.0.self_attn.v_proj.weight"));
+    assert_non_null(qt_container_find(w.c, down));
     assert_null(qt_weights_of_container(w.c).runtime.input);
     world_close(&w);
 }
@@ -205,8 +210,6 @@ static void poke(struct world *w, size_t at, unsigned char value)
     expect_ok(path, qt_file_write_at(fd, path, &value, 1, at, &w->err), &w->err);
     expect_ok(path, qt_file_finish(&fd, path, &w->err), &w->err);
 }
-
-static const char down[] = "model.layers.0.mlp.down_proj.weight";
 
 static void hostile_inputs_are_refused(void **state)
 {
@@ -256,6 +259,13 @@ static void sections_must_be_there_and_fit(void **state)
                      &w.err);
     }
     struct qt_entry bad = *e;
+    struct qt_packed p;
+    bad.nsections--;
+    expect_error("one less", qt_packed_open(&p, w.c, &bad, &w.err), QT_E_INPUT,
+                 "7 sections, expected 8", &w.err);
+    bad = *e;
+    bad.n = SIZE_MAX / 4;
+    expect_error("rows", qt_packed_open(&p, w.c, &bad, &w.err), QT_E_INPUT, "too large", &w.err);
     bad.spec = "w4ax:nonsense=1";
     assert_true(qt_act_open(&act, w.c, &bad, &w.err) < 0);
     world_close(&w);
