@@ -190,7 +190,6 @@ static int choose_windows(struct pass *p, const struct qt_calibration *data, str
 static int pass_open(struct pass *p, struct qt_run *run, struct qt_err *err)
 {
     const struct qt_calibration *data = run->opt->calibration;
-    struct qt_ends *ends = NULL;
     size_t threads = (size_t)qt_threads(), width = run->kv.heads * run->kv.head_dim;
     int rc;
     *p = (struct pass){.run = run, .be = data->backend, .seqlen = data->seqlen, .width = width};
@@ -212,10 +211,9 @@ static int pass_open(struct pass *p, struct qt_run *run, struct qt_err *err)
     QT_TRY(qt_array_new(&p->sums, threads, 2 * (p->tokens + 1) * sizeof *p->sums, err));
     size_t bytes = p->tokens * qt_model_info(p->model)->hidden * sizeof *p->hidden;
     QT_TRY(p->be->new (p->be, (void **)&p->hidden, bytes, err));
-    QT_TRY(qt_ends_open(&ends, p->model, &p->written, p->be, err));
-    QT_TRY(qt_ends_embed(ends, p->hidden, p->ids, p->tokens, data->seqlen, err));
+    QT_TRY(qt_model_embed(p->hidden, p->model, &p->written, p->be, p->ids, p->tokens, data->seqlen,
+                          err));
 done:
-    qt_ends_close(ends);
     return rc;
 }
 
