@@ -151,11 +151,10 @@ static int print_totals(const struct source *s, const struct qt_model_info *mode
     table_row(&t, "parameters\t%llu", (unsigned long long)sum.elements);
     table_row(&t, "size\t%s (%llu bytes)", text_bytes(bytes, sum.bytes),
               (unsigned long long)sum.bytes);
-    if (s->container)
+    if (s->container) {
         table_row(&t, "bpw\t%.4f bits per quantized weight", totals_bpw(&sum));
-    if (s->container && !isnan(sum.paper_bits))
-        table_row(&t, "paper\t%.4f as the scheme's publication counts, which leaves things out",
-                  sum.paper_bits / (double)sum.weights);
+        table_paper_bpw(&t, sum.paper_bits / (double)sum.weights);
+    }
     if (s->container && qt_kv_entry(s->container))
         table_row(&t, "kv cache\t4 bits: static scales of keys (SQNR %s), values by token",
                   text_sqnr(sqnr, kv_sqnr(qt_kv_entry(s->container))));

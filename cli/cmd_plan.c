@@ -36,9 +36,7 @@ static int print_plan(const struct qt_plan *plan, struct qt_err *err)
     table_row(&sum, "tensors\t%zu quantized, %zu copied", plan->quantized,
               plan->count - plan->quantized);
     table_row(&sum, "bpw\t%.4f bits per quantized weight", qt_plan_bpw(plan));
-    if (!isnan(qt_plan_paper_bpw(plan)))
-        table_row(&sum, "paper\t%.4f as the scheme's publication counts, which leaves things out",
-                  qt_plan_paper_bpw(plan));
+    table_paper_bpw(&sum, qt_plan_paper_bpw(plan));
     table_row(&sum, "size\t%s before, %s after (%.1f %%)", text_bytes(before, plan->source_bytes),
               text_bytes(after, plan->output_bytes),
               plan->source_bytes ? 100 * (double)plan->output_bytes / (double)plan->source_bytes

@@ -165,9 +165,7 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
     table_row(&t, "container\t%s", o->out);
     table_row(&t, "tensors\t%zu quantized, %zu copied", r->quantized, r->copied);
     table_row(&t, "bpw\t%.4f bits per quantized weight", r->bpw);
-    if (!isnan(r->paper_bpw))
-        table_row(&t, "paper\t%.4f as the scheme's publication counts, which leaves things out",
-                  r->paper_bpw);
+    table_paper_bpw(&t, r->paper_bpw);
     table_row(&t, "size\t%s (%llu bytes), source %s", text_bytes(after, r->bytes),
               (unsigned long long)r->bytes, text_bytes(before, source_bytes));
     return table_print(&t, err);
@@ -300,8 +298,8 @@ const struct command cmd_quantize = {
         "that 'qtool calibrate' made of the same checkpoint: the model is not run, but no block "
         "sees the errors of those before it.\n\n"
         "--kv 4 runs the finished model over some of --data once more and stores, for every "
-        "channel "
-        "of the keys, the scale and zero of a static 4-bit code: what 'qtool eval --kv 4' and the "
+        "channel of the keys, the scale and zero of a static 4-bit code: what 'qtool eval --kv 4' "
+        "and the "
         "attention kernels use. Weights are not changed by it.\n\n"
         "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
         "found anywhere in the name). A regular expression that matches no tensor is an error. "

@@ -49,6 +49,13 @@ void table_row(struct table *t, const char *fmt, ...)
     }
 }
 
+void table_paper_bpw(struct table *t, double bpw)
+{
+    if (!isnan(bpw))
+        table_row(t, "paper\t%.4f as the scheme's publication counts, which leaves things out",
+                  bpw);
+}
+
 /* Bytes of the cell at p. The last column takes all that is left. */
 static size_t cell_length(const char *p, bool last)
 {
