@@ -114,7 +114,7 @@ int main(int argc, char **argv)
         s.length = shape[1];
         std::vector<int> order(s.batch * s.length / 64), all(s.batch, (int)s.length);
         for (size_t i = 0; i < order.size(); i++) {
-            size_t j = hash32(i) % (i + 1);
+            size_t j = gpu_hash(i) % (i + 1);
             order[i] = order[j];
             order[j] = (int)i;
         }

@@ -247,7 +247,7 @@ static void bench_quantize(size_t k, size_t m)
         return;
     std::vector<uint32_t> perm(k);
     for (size_t i = 0; i < k; i++) {
-        size_t j = hash32(i) % (i + 1);
+        size_t j = gpu_hash(i) % (i + 1);
         perm[i] = perm[j];
         perm[j] = (uint32_t)i;
     }

@@ -5,6 +5,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __CUDACC__
+#define GPU_AND_HOST __host__ __device__
+#else
+#define GPU_AND_HOST
+#endif
+
+/* A number that looks random (the finalizer of MurmurHash3). */
+static inline GPU_AND_HOST uint32_t gpu_hash(uint64_t x)
+{
+    x ^= x >> 33;
+    x *= 0xff51afd7ed558ccdULL;
+    x ^= x >> 33;
+    x *= 0xc4ceb9fe1a85ec53ULL;
+    x ^= x >> 33;
+    return (uint32_t)x;
+}
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -20,7 +37,6 @@ extern "C" {
     } while (0)
 
 void *gpu_new(size_t bytes);
-uint32_t gpu_hash(uint64_t x);
 
 /* y[m][n] = x[m][k] w[n][pitch]^T in FP64; x FP16 or BF16. */
 void gpu_reference(double *y, const void *x, const float *w, size_t m, size_t n, size_t k,

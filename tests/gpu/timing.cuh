@@ -12,28 +12,18 @@
 #include <string.h>
 #include <vector>
 
-static __host__ __device__ inline uint32_t hash32(uint64_t x)
-{
-    x ^= x >> 33;
-    x *= 0xff51afd7ed558ccdULL;
-    x ^= x >> 33;
-    x *= 0xc4ceb9fe1a85ec53ULL;
-    x ^= x >> 33;
-    return (uint32_t)x;
-}
-
 static __global__ void fill_bits_kernel(uint32_t *p, size_t n, uint64_t seed)
 {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
          i += (size_t)gridDim.x * blockDim.x)
-        p[i] = hash32(i * 2654435761u + seed);
+        p[i] = gpu_hash(i * 2654435761u + seed);
 }
 
 static __global__ void fill_half_kernel(__half *p, size_t n, uint64_t seed, float lo, float hi)
 {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
          i += (size_t)gridDim.x * blockDim.x)
-        p[i] = __float2half(lo + (hi - lo) * (hash32(i * 2654435761u + seed) * 0x1p-32f));
+        p[i] = __float2half(lo + (hi - lo) * (gpu_hash(i * 2654435761u + seed) * 0x1p-32f));
 }
 
 static inline void fill_bits(void *p, size_t bytes, uint64_t seed)
