@@ -92,7 +92,6 @@ static int kv_open(struct qt_kv *out, int keys, const struct source *s, struct q
 {
     bool has_scales = s->container && qt_kv_entry(s->container);
     struct qt_model *model;
-    *out = (struct qt_kv){0};
     if (keys == KV_KEYS_BEST)
         keys = has_scales ? QT_KV_KEYS_STATIC : QT_KV_KEYS_CHANNEL;
     *out = (struct qt_kv){.keys = (enum qt_kv_keys)keys};
