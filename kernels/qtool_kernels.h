@@ -97,6 +97,7 @@ struct qt_matmul_options {
  * and qt_matmul_plan_check. */
 enum qt_matmul_path {
     QT_MATMUL_STREAM, /* one pass over the weights for up to 32 tokens */
+    QT_MATMUL_SKINNY, /* whole rows a block, up to 16 tokens; compute capability 9.0 */
     QT_MATMUL_TILE,   /* tiles of rows and tokens; compute capability 9.0 */
 };
 
@@ -107,9 +108,9 @@ struct qt_matmul_config {
     int warps;                /* per block */
     int warps_k;              /* of those, side by side along k */
     int strips_cta;           /* strips per block */
-    int splits;               /* blocks along k; TILE: 1 whole tiles, 2 shared among blocks;
-                               * MIX24: a cluster */
-    int depth;                /* MIX24: slots of a warp's ring */
+    int splits;               /* blocks along k; SKINNY: 1; TILE: 1 whole tiles, 2 shared among
+                               * blocks; MIX24: a cluster */
+    int depth;                /* SKINNY: stages; MIX24: slots of a warp's ring */
 };
 
 struct qt_matmul_plan {

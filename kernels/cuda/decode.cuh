@@ -83,12 +83,12 @@ static __device__ __forceinline__ void pair_fragment(uint32_t a[4], uint32_t w, 
 template <class Format> static __device__ __forceinline__ void pair_fill(__half value, int threads)
 {
     uint32_t *table = (uint32_t *)qt_smem;
-    for (int i = (int)threadIdx.x; i < Format::TABLE_BYTES / 64; i += threads) {
+    for (int i = (int)threadIdx.x; i < 2 * Format::TABLE_BYTES / Format::LINE_BYTES; i += threads) {
         unsigned entry = (unsigned)i / 2;
         __half2 v = __halves2half2(__shfl_sync(~0u, value, Format::code(entry, 0)),
                                    __shfl_sync(~0u, value, Format::code(entry, 1)));
         uint32_t u = *(uint32_t *)&v;
-        uint4 *dst = (uint4 *)(table + entry * 32 + (i & 1) * 16);
+        uint4 *dst = (uint4 *)(table + entry * (Format::LINE_BYTES / 4) + (i & 1) * 16);
 #pragma unroll
         for (int j = 0; j < 4; j++)
             dst[(j + i / 2) & 3] = make_uint4(u, u, u, u);
@@ -97,7 +97,14 @@ template <class Format> static __device__ __forceinline__ void pair_fill(__half 
 
 /* 4 bits: a byte is an entry [h1 | h0]. */
 struct qt_decode_pair4 {
-    enum { WIDTH0 = 4, WIDTH1 = 0, WIDTH2 = 0, TABLE_BYTES = 256 * 128, GROUPED = 1 };
+    enum {
+        WIDTH0 = 4,
+        WIDTH1 = 0,
+        WIDTH2 = 0,
+        TABLE_BYTES = 256 * 128,
+        LINE_BYTES = 128,
+        GROUPED = 1
+    };
     uint32_t w[4];
 
     static __device__ unsigned code(unsigned entry, int h)
@@ -119,10 +126,36 @@ struct qt_decode_pair4 {
     }
 };
 
+/*
+ * The same with lines 256 bytes apart, for devices with that much shared memory: a byte of the word
+ * over the lane's is then the address, which takes one permutation of bytes.
+ */
+struct qt_decode_pair4_wide : qt_decode_pair4 {
+    enum { TABLE_BYTES = 256 * 256, LINE_BYTES = 256 };
+
+    static __device__ void fill_table(const struct qt_decode_args *, __half value, int threads)
+    {
+        pair_fill<qt_decode_pair4_wide>(value, threads);
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++) /* bytes 0, 0, byte i of the word, lane_bytes */
+            a[i] = *(const uint32_t *)(qt_smem + __byte_perm(w[s], lane_bytes, 0x5504 | i << 4));
+    }
+};
+
 /* 3 bits = 2 + 1: entry [h1 h0 of the 1-bit plane | h1 h0 of the 2-bit plane], six bits; the four
  * entries of a step are first put together in the four bytes of one word. */
 struct qt_decode_pair3 {
-    enum { WIDTH0 = 2, WIDTH1 = 1, WIDTH2 = 0, TABLE_BYTES = 64 * 128, GROUPED = 1 };
+    enum {
+        WIDTH0 = 2,
+        WIDTH1 = 1,
+        WIDTH2 = 0,
+        GROUPED = 1,
+        LINE_BYTES = 128,
+        TABLE_BYTES = 64 * 128
+    };
     uint32_t w2[2], w1;
 
     static __device__ unsigned code(unsigned entry, int h)
@@ -150,7 +183,14 @@ struct qt_decode_pair3 {
 
 /* 2 bits: entry [h1 h0], four bits. */
 struct qt_decode_pair2 {
-    enum { WIDTH0 = 2, WIDTH1 = 0, WIDTH2 = 0, TABLE_BYTES = 16 * 128, GROUPED = 1 };
+    enum {
+        WIDTH0 = 2,
+        WIDTH1 = 0,
+        WIDTH2 = 0,
+        GROUPED = 1,
+        LINE_BYTES = 128,
+        TABLE_BYTES = 16 * 128
+    };
     uint32_t w2[2];
 
     static __device__ unsigned code(unsigned entry, int h)

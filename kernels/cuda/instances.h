@@ -16,6 +16,8 @@ enum qt_format {
 
 /* token_tiles 1, 2 or 4; strips 1 or 2, 1 with 4 token tiles. */
 const void *qt_stream_instance(enum qt_format format, int token_tiles, int strips);
+/* token_tiles 1 or 2; strips 1, 2 or 4; sm_90a. NULL: none. */
+const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strips);
 /* Kernel number `kind` of QT_TILE_TABLE; sm_90a. */
 const void *qt_tile_instance(enum qt_format format, int kind);
 const void *qt_dequantize_instance(enum qt_format format);
@@ -26,5 +28,8 @@ const void *qt_stream_fpx_instance(enum qt_format format, int token_tiles, int s
 
 const void *qt_tile_group_instance(enum qt_format format, int kind);
 const void *qt_tile_fpx_instance(enum qt_format format, int kind);
+
+const void *qt_skinny_group_instance(enum qt_format format, int token_tiles, int strips);
+const void *qt_skinny_fpx_instance(enum qt_format format, int token_tiles, int strips);
 
 #endif

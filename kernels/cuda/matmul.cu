@@ -165,7 +165,10 @@ int qt_matmul_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight
     const char *fault = qt_shape_of(&s, w);
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
-    int rc = p->config.path == QT_MATMUL_TILE ? qt_tile_check(p, &s) : qt_stream_check(p, &s);
+    enum qt_matmul_path path = p->config.path;
+    int rc = path == QT_MATMUL_TILE     ? qt_tile_check(p, &s)
+             : path == QT_MATMUL_SKINNY ? qt_skinny_check(p, &s)
+                                        : qt_stream_check(p, &s);
     if (rc != QT_MATMUL_OK)
         return rc;
     cudaError_t e =
@@ -181,8 +184,9 @@ int qt_matmul_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight
  */
 static bool choose(struct qt_matmul_plan *p, const struct qt_shape *s)
 {
-    return (p->m > 8 && !p->options.batch_invariant && qt_tile_choose(p, s)) ||
-           qt_stream_choose(p, s);
+    if (p->options.batch_invariant)
+        return qt_stream_choose(p, s);
+    return qt_skinny_choose(p, s) || (p->m > 8 && qt_tile_choose(p, s)) || qt_stream_choose(p, s);
 }
 
 int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w, size_t m,
@@ -249,8 +253,14 @@ int qt_matmul_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight 
         return qt_mix24_run(p, w, y, x, workspace, stream);
     if (qt_shape_of(&s, w) || !is_planned(p, w) || (p->workspace_bytes && !workspace))
         return QT_MATMUL_UNSUPPORTED;
-    return p->config.path == QT_MATMUL_TILE ? qt_tile_run(p, &s, w, y, x, workspace, stream)
-                                            : qt_stream_run(p, &s, w, y, x, workspace, stream);
+    switch (p->config.path) {
+    case QT_MATMUL_TILE:
+        return qt_tile_run(p, &s, w, y, x, workspace, stream);
+    case QT_MATMUL_SKINNY:
+        return qt_skinny_run(p, &s, w, y, x, workspace, stream);
+    default:
+        return qt_stream_run(p, &s, w, y, x, workspace, stream);
+    }
 }
 
 int qt_matmul_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_matmul_dtype dtype,

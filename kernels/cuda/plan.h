@@ -6,9 +6,14 @@
 #include "kernels/cuda/instances.h"
 #include "kernels/qtool_kernels.h"
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 enum { QT_BLOCK_COLS = 64, QT_STRIP_ROWS = 16 };
+
+/* Bytes of weights that a multiprocessor should have under way. With twice as many memory is slower
+ * (docs/kernels.md). */
+enum { QT_WEIGHTS_AHEAD = 72 << 10 };
 
 /* A checked struct qt_matmul_weight. */
 struct qt_shape {
@@ -44,6 +49,42 @@ struct qt_decode_args qt_decode_args_of(const struct qt_matmul_weight *w);
 int qt_launch(const struct qt_matmul_plan *p, void *args, int threads, bool dependent,
               void *stream);
 
+/* ---- tensor_map.cu -----------------------------------------------------------------------------
+ */
+
+/* cuTensorMapEncodeTiled, for plan->encode_map; NULL: the driver has none. */
+void *qt_tensor_map_encoder(void);
+
+/* What is copied in boxes. Fastest dimension first. */
+struct qt_tensor {
+    const void *base;
+    int rank;
+    size_t dims[3], strides[2]; /* in elements; in bytes, from the second dimension on */
+    int box[3];
+    bool halves; /* FP16 in lines of 64 with the 128-byte swizzle, else U64 */
+};
+bool qt_tensor_map(const struct qt_matmul_plan *p, CUtensorMap *map, const struct qt_tensor *t);
+/* Prepared X as [k / 64][m][64], in boxes of `blocks` x `tokens` x 64. */
+bool qt_x_map(const struct qt_matmul_plan *p, CUtensorMap *map, const void *x, int tokens,
+              int blocks);
+/* Planes, and group scales if there are any, in boxes of so many strips. */
+bool qt_weight_maps(const struct qt_matmul_plan *p, CUtensorMap plane[3], CUtensorMap *scales,
+                    const struct qt_shape *s, const struct qt_matmul_weight *w, int box_strips,
+                    int box_blocks, int box_groups);
+
+/* ---- prepare.cu --------------------------------------------------------------------------------
+ *
+ * X as kernels of compute capability 9.0 want it: FP16, k a multiple of QT_BLOCK_COLS.
+ */
+bool qt_prepare_needed(const struct qt_matmul_plan *p);
+size_t qt_prepare_bytes(const struct qt_matmul_plan *p); /* of workspace, or 0 */
+/* *x becomes the prepared one in `workspace`; token_factor: [m] there, or NULL. */
+int qt_prepare_run(const struct qt_matmul_plan *p, const void **x, const float **token_factor,
+                   void *workspace, void *stream);
+
+/* ---- the kernels -------------------------------------------------------------------------------
+ */
+
 /*
  * choose sets plan->config, or returns false when there is no configuration; cost is in
  * microseconds, about. check sets what follows from the config. run enqueues.
@@ -51,6 +92,12 @@ int qt_launch(const struct qt_matmul_plan *p, void *args, int threads, bool depe
 bool qt_stream_choose(struct qt_matmul_plan *p, const struct qt_shape *s);
 int qt_stream_check(struct qt_matmul_plan *p, const struct qt_shape *s);
 int qt_stream_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
+                  const struct qt_matmul_weight *w, void *y, const void *x, void *workspace,
+                  void *stream);
+
+bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s);
+int qt_skinny_check(struct qt_matmul_plan *p, const struct qt_shape *s);
+int qt_skinny_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
                   const struct qt_matmul_weight *w, void *y, const void *x, void *workspace,
                   void *stream);
 

@@ -1,5 +1,5 @@
 /*
- * Prepares X for the tile kernel: BF16 to FP16, rows padded to whole 16 bytes.
+ * Prepares X for the kernels of compute capability 9.0: BF16 to FP16, rows padded.
  *
  * BF16 has less precision and more range than FP16: each token is scaled by the power of two that
  * brings its largest value to 2^14, which is exact but for values 2^-38 of the largest;
@@ -8,8 +8,17 @@
  *   grid      one block of 256 threads a token
  *   Moves     X once or twice (BF16; from L1 or L2 the second time), 2 m k bytes out
  */
-#include "kernels/cuda/tile.h"
+#include "kernels/cuda/plan.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/token_scale.cuh"
+
+struct prepare_args {
+    const void *x;       /* F16 or BF16 [m][k] */
+    __half *out;         /* [m][pitch], zero beyond k */
+    float *token_factor; /* [m], BF16 only */
+    int m, k, pitch;
+    int bf16;
+};
 
 static __device__ __forceinline__ int block_max(int v)
 {
@@ -23,7 +32,7 @@ static __device__ __forceinline__ int block_max(int v)
     return v;
 }
 
-static __global__ void __launch_bounds__(256) prepare_kernel(qt_prepare_args a)
+static __global__ void __launch_bounds__(256) prepare_kernel(prepare_args a)
 {
     const uint16_t *x = (const uint16_t *)a.x + (size_t)blockIdx.x * a.k;
     __half *out = a.out + (size_t)blockIdx.x * a.pitch;
@@ -43,7 +52,41 @@ static __global__ void __launch_bounds__(256) prepare_kernel(qt_prepare_args a)
         a.token_factor[blockIdx.x] = qt_pow2(-(up / 2)) * qt_pow2(-(up - up / 2));
 }
 
-const void *qt_prepare_instance(void)
+bool qt_prepare_needed(const struct qt_matmul_plan *p)
 {
-    return (const void *)prepare_kernel;
+    return p->options.dtype == QT_MATMUL_BF16 || p->k % QT_BLOCK_COLS;
+}
+
+static size_t x_bytes(const struct qt_matmul_plan *p)
+{
+    return round_up(p->m * round_up(p->k, QT_BLOCK_COLS) * 2, 256);
+}
+
+size_t qt_prepare_bytes(const struct qt_matmul_plan *p)
+{
+    return qt_prepare_needed(p) ? x_bytes(p) + p->m * 4 : 0;
+}
+
+int qt_prepare_run(const struct qt_matmul_plan *p, const void **x, const float **token_factor,
+                   void *workspace, void *stream)
+{
+    struct prepare_args a = {};
+    struct qt_matmul_plan launch = *p;
+    *token_factor = NULL;
+    if (!qt_prepare_needed(p))
+        return QT_MATMUL_OK;
+    a.x = *x;
+    a.out = (__half *)workspace;
+    a.token_factor = (float *)((char *)workspace + x_bytes(p));
+    a.m = (int)p->m;
+    a.k = (int)p->k;
+    a.pitch = (int)round_up(p->k, QT_BLOCK_COLS);
+    a.bf16 = p->options.dtype == QT_MATMUL_BF16;
+    launch.kernel = (const void *)prepare_kernel;
+    launch.grid_x = (int)p->m;
+    launch.grid_y = 1;
+    launch.smem_bytes = 0;
+    *x = workspace;
+    *token_factor = a.bf16 ? a.token_factor : NULL;
+    return qt_launch(&launch, &a, 256, p->options.dependent_launch, stream);
 }

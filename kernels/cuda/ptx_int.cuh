@@ -51,16 +51,6 @@ PTX void ptx_mma_s4(int d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 /* ---- compute capability 9.0a -------------------------------------------------------------------
  */
 
-/* Copy engine: contiguous bytes, multiples of 16, global -> shared; counted by the barrier. */
-PTX void ptx_copy_bulk(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
-{
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-        "[%3];" ::"r"(dst),
-        "l"(src), "r"(bytes), "r"(bar)
-        : "memory");
-}
-
 /* One of the barrier's arrivals, once all cp.async copies of this thread so far have landed. */
 PTX void ptx_barrier_arrive_copied(uint32_t bar)
 {

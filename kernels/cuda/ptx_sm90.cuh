@@ -4,6 +4,20 @@
 
 #include "kernels/cuda/ptx.cuh"
 
+/* One thread of the warp. Unlike a test of the lane's number, it tells the compiler that copies
+ * behind it are issued once, and spares a loop over lanes around each. */
+PTX bool ptx_elect()
+{
+    uint32_t elected;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "elect.sync _|p, 0xffffffff;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}"
+                 : "=r"(elected));
+    return elected;
+}
+
 /* ---- mbarriers and the copy engine -------------------------------------------------------------
  *
  * A phase of a barrier ends when `count` arrivals and the announced bytes have come.
@@ -44,12 +58,35 @@ PTX void ptx_barrier_wait(uint32_t bar, uint32_t parity)
                  : "memory");
 }
 
+/* Contiguous bytes, a multiple of 16, global -> shared. */
+PTX void ptx_copy_bulk(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(dst),
+                 "l"(src), "r"(bytes), "r"(bar)
+                 : "memory");
+}
+
+/* The copy engine will soon need this description. */
+PTX void ptx_prefetch_map(const void *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 /* A box of a tensor, global -> shared; coordinates in elements, fastest first. */
 PTX void ptx_copy_box(uint32_t dst, const void *map, int c0, int c1, uint32_t bar)
 {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3}], [%4];" ::"r"(dst),
                  "l"(map), "r"(c0), "r"(c1), "r"(bar)
+                 : "memory");
+}
+
+PTX void ptx_copy_box_3d(uint32_t dst, const void *map, int c0, int c1, int c2, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(dst),
+                 "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(bar)
                  : "memory");
 }
 

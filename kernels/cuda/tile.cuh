@@ -125,15 +125,6 @@ static __device__ __forceinline__ void tile_copy_weights(const qt_tile_args &a, 
         ptx_copy_box(dst, &a.scales, (k_stage * C * 64 >> a.group_shift) * 4, strip, bar);
 }
 
-template <int BM, int C>
-static __device__ __forceinline__ void tile_copy_x(const qt_tile_args &a, uint32_t dst,
-                                                   uint32_t bar, int k_stage, int token0)
-{
-#pragma unroll
-    for (int c = 0; c < C; c++)
-        ptx_copy_box(dst + c * BM * 128, &a.x, (k_stage * C + c) * 64, token0, bar);
-}
-
 /*
  * The lane that copies: all stages of all segments. What the first stages hold of weights does not
  * depend on the previous kernel and is copied before that has ended.
@@ -176,7 +167,7 @@ static __device__ __forceinline__ void tile_copy_all(const qt_tile_args &a, tile
                 ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
                 tile_copy_weights<WGS, BM, C>(a, dst, bar, i, s.row_tile * 4 * WGS);
             }
-            tile_copy_x<BM, C>(a, dst, bar, i, s.token0);
+            ptx_copy_box_3d(dst, &a.x, 0, s.token0, i * C, bar);
             tile_ring_next(&r, a.stages);
         }
     }
@@ -418,26 +409,32 @@ static __device__ __forceinline__ void tile_collect(const qt_tile_args &a, tile_
         *ready = 0; /* for the next launch */
     }
     ptx_named_barrier(1 + group, 128);
+    const int CHUNK = BM < 128 ? BM / 8 : 8;       /* of loads of one block under way ... */
+    const int BLOCKS = CHUNK > 8 ? 1 : 16 / CHUNK; /* ... and of so many */
 #pragma unroll 1
-    for (int i = 0; i < others; i++) {
-        const float4 *in = tile_partial<WGS, BM>(a, (int)blockIdx.x - 1 - i);
-        const int CHUNK = BM < 128 ? BM / 8 : 8; /* of loads under way */
+    for (int i = 0; i < others; i += BLOCKS)
 #pragma unroll
         for (int j0 = 0; j0 < BM / 8; j0 += CHUNK) {
-            float4 v[CHUNK];
+            float4 v[BLOCKS][CHUNK];
 #pragma unroll
-            for (int j = 0; j < CHUNK; j++)
-                v[j] = __ldcg(in + (j0 + j) * (WGS * 128));
+            for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
-            for (int j = 0; j < CHUNK; j++) {
-                float *sums = d->v + 4 * (j0 + j);
-                sums[0] += v[j].x;
-                sums[1] += v[j].y;
-                sums[2] += v[j].z;
-                sums[3] += v[j].w;
-            }
+                for (int j = 0; j < CHUNK; j++)
+                    v[b][j] = i + b < others
+                                  ? __ldcg(tile_partial<WGS, BM>(a, (int)blockIdx.x - 1 - i - b) +
+                                           (j0 + j) * (WGS * 128))
+                                  : make_float4(0, 0, 0, 0);
+#pragma unroll
+            for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+                for (int j = 0; j < CHUNK; j++) {
+                    float *sums = d->v + 4 * (j0 + j);
+                    sums[0] += v[b][j].x;
+                    sums[1] += v[b][j].y;
+                    sums[2] += v[b][j].z;
+                    sums[3] += v[b][j].w;
+                }
         }
-    }
 }
 
 template <class Format, int WGS, int BM, int C>
@@ -497,7 +494,7 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
         ptx_registers_fewer<24>();
         if (warp > WGS * 4)
             return;
-        if (threadIdx.x == WGS * 128) {
+        if (ptx_elect()) {
             for (int i = 0; i < a.stages; i++) {
                 ptx_barrier_init(r.full + 8 * i, 1);
                 ptx_barrier_init(r.empty + 8 * i, WGS * 4);
@@ -507,7 +504,7 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
         __syncwarp();
         ptx_named_barrier_arrive(5, WGS * 128 + 32);
         ptx_launch_dependents();
-        if (threadIdx.x == WGS * 128)
+        if (ptx_elect())
             tile_copy_all<WGS, BM, C>(a, r, w);
     } else {
         ptx_registers_more<tile_registers(WGS)>();

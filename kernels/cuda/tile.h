@@ -1,4 +1,4 @@
-/* Arguments of the tile kernel and of the kernel that prepares X for it. */
+/* Arguments of the tile kernel. */
 #ifndef QT_CUDA_TILE_H
 #define QT_CUDA_TILE_H
 
@@ -32,7 +32,7 @@ static __host__ __device__ constexpr int qt_tile_steps(int warpgroups, int token
 }
 
 struct qt_tile_args {
-    CUtensorMap x;        /* F16 [m][k], boxes of 64 x tokens */
+    CUtensorMap x;        /* F16 [k / 64][m][64], boxes of a stage's blocks x tokens x 64 */
     CUtensorMap plane[3]; /* U64 [strips][blocks * 16 * width] */
     CUtensorMap scales;   /* U64 [strips][groups * 4]; grouped formats */
     struct qt_decode_args decode;
@@ -57,16 +57,5 @@ struct qt_tile_args {
     int dependent;            /* launched before the previous kernel has ended */
     int stages, stage_bytes, stage_tx, ring_at, barriers_at;
 };
-
-/* BF16 or ragged X to what the tile kernel wants. */
-struct qt_prepare_args {
-    const void *x;       /* F16 or BF16 [m][k] */
-    __half *out;         /* [m][pitch], zero beyond k */
-    float *token_factor; /* [m], BF16 only */
-    int m, k, pitch;
-    int bf16;
-};
-
-const void *qt_prepare_instance(void);
 
 #endif

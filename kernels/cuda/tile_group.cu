@@ -12,7 +12,7 @@ const void *qt_tile_group_instance(enum qt_format format, int kind)
 #define QT_TILE_FORMAT qt_decode_pair3
         {QT_TILE_TABLE(KIND)},
 #undef QT_TILE_FORMAT
-#define QT_TILE_FORMAT qt_decode_pair4
+#define QT_TILE_FORMAT qt_decode_pair4_wide
         {QT_TILE_TABLE(KIND)},
 #undef QT_TILE_FORMAT
 #define QT_TILE_FORMAT qt_decode_int4

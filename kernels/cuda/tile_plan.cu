@@ -2,8 +2,8 @@
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/tile.h"
 
-#include <cudaTypedefs.h>
 #include <math.h>
+#include <stdlib.h>
 
 /* ---- the kernels there are ---------------------------------------------------------------------
  */
@@ -55,9 +55,13 @@ static size_t tile_layout(struct qt_tile_args *a, const struct qt_shape *s,
     a->stage_tx =
         t->blocks * (t->tokens * 128 + strips * 128 * s->bits) + strips * a->stage_groups * 32;
     a->stage_bytes = (int)round_up((size_t)a->stage_tx, 1024);
-    a->ring_at = (int)round_up(s->table_bytes, 1024);
+    a->ring_at = (int)round_up(s->table_bytes * (s->format == QT_FORMAT_PAIR4 ? 2 : 1), 1024);
     a->stages = (smem_limit - a->ring_at - 16 * MAX_STAGES) / a->stage_bytes;
-    a->stages = a->stages < MAX_STAGES ? a->stages : MAX_STAGES;
+    int ahead = QT_WEIGHTS_AHEAD / (t->blocks * strips * 128 * s->bits);
+    ahead = getenv("QT_CAP") ? atoi(getenv("QT_CAP")) * 1024 / (t->blocks * strips * 128 * s->bits)
+                             : ahead;
+    ahead = ahead < 3 ? 3 : ahead < MAX_STAGES ? ahead : MAX_STAGES;
+    a->stages = a->stages < ahead ? a->stages : ahead;
     a->barriers_at = a->ring_at + a->stages * a->stage_bytes;
     return (size_t)a->barriers_at + 16 * MAX_STAGES;
 }
@@ -149,31 +153,9 @@ bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
 /* ---- plan --------------------------------------------------------------------------------------
  */
 
-/* X has to be converted or padded first. */
-static bool needs_prepare(const struct qt_matmul_plan *p)
-{
-    return p->options.dtype == QT_MATMUL_BF16 || p->k % 8;
-}
-
-static size_t prepared_x_bytes(const struct qt_matmul_plan *p)
-{
-    return round_up(p->m * round_up(p->k, 8) * 2, 256);
-}
-
 static size_t partial_bytes(const struct qt_matmul_plan *p, const struct tile_kind *t)
 {
     return (size_t)p->grid_x * (size_t)t->warpgroups * 64 * (size_t)t->tokens * 4;
-}
-
-static void *map_encoder(void)
-{
-    void *f = NULL;
-    cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault,
-                                         &found) != cudaSuccess ||
-        found != cudaDriverEntryPointSuccess)
-        return NULL;
-    return f;
 }
 
 int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
@@ -203,10 +185,9 @@ int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
         grid_of(tiles, (int)ceil_div((size_t)s->blocks, (size_t)t->blocks), c->splits, p->sms);
     p->grid_y = 1;
     p->workspace_bytes = 0;
-    if (needs_prepare(p) || shared_tiles(tiles, c->splits, p->grid_x))
-        p->workspace_bytes = QT_MATMUL_WORKSPACE_ZEROED + partial_bytes(p, t) +
-                             (needs_prepare(p) ? prepared_x_bytes(p) + p->m * 4 : 0);
-    p->encode_map = (void (*)(void))map_encoder();
+    if (qt_prepare_needed(p) || shared_tiles(tiles, c->splits, p->grid_x))
+        p->workspace_bytes = QT_MATMUL_WORKSPACE_ZEROED + partial_bytes(p, t) + qt_prepare_bytes(p);
+    p->encode_map = (void (*)(void))qt_tensor_map_encoder();
     if (!p->encode_map)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "the driver has no cuTensorMapEncodeTiled");
     return QT_MATMUL_OK;
@@ -215,55 +196,13 @@ int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
 /* ---- run ---------------------------------------------------------------------------------------
  */
 
-/* rows lines of `cols` elements, `pitch` bytes apart, taken in boxes. */
-static bool encode(const struct qt_matmul_plan *p, CUtensorMap *map, CUtensorMapDataType type,
-                   const void *base, size_t cols, size_t rows, size_t pitch, int box_cols,
-                   int box_rows, CUtensorMapSwizzle swizzle)
-{
-    cuuint64_t dims[2] = {cols, rows}, strides[1] = {pitch};
-    cuuint32_t box[2] = {(cuuint32_t)box_cols, (cuuint32_t)box_rows}, steps[2] = {1, 1};
-    return ((PFN_cuTensorMapEncodeTiled_v12000)p->encode_map)(
-               map, type, 2, (void *)base, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 static bool encode_all(const struct qt_matmul_plan *p, struct qt_tile_args *a,
                        const struct qt_shape *s, const struct qt_matmul_weight *w,
-                       const struct tile_kind *t, const void *x, size_t x_pitch)
+                       const struct tile_kind *t, const void *x)
 {
-    const CUtensorMapDataType u64 = CU_TENSOR_MAP_DATA_TYPE_UINT64;
-    const int strips = 4 * t->warpgroups;
-    bool ok = encode(p, &a->x, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, x, p->k, p->m, x_pitch * 2, 64,
-                     t->tokens, CU_TENSOR_MAP_SWIZZLE_128B);
-    for (int i = 0; i < 3 && s->width[i] && ok; i++) {
-        size_t block = 16 * (size_t)s->width[i];
-        ok = encode(p, &a->plane[i], u64, w->plane[i], (size_t)s->blocks * block, (size_t)s->strips,
-                    s->pitch_blocks * block * 8, t->blocks * (int)block, strips,
-                    CU_TENSOR_MAP_SWIZZLE_NONE);
-    }
-    if (ok && s->grouped)
-        ok = encode(p, &a->scales, u64, w->scale, s->groups * 4, (size_t)s->strips,
-                    s->pitch_groups * 32, a->stage_groups * 4, strips, CU_TENSOR_MAP_SWIZZLE_NONE);
-    return ok;
-}
-
-static int prepare(const struct qt_matmul_plan *p, void *out, float *token_factor, const void *x,
-                   void *stream)
-{
-    struct qt_prepare_args a = {};
-    struct qt_matmul_plan launch = *p;
-    a.x = x;
-    a.out = (__half *)out;
-    a.token_factor = token_factor;
-    a.m = (int)p->m;
-    a.k = (int)p->k;
-    a.pitch = (int)round_up(p->k, 8);
-    a.bf16 = p->options.dtype == QT_MATMUL_BF16;
-    launch.kernel = qt_prepare_instance();
-    launch.grid_x = (int)p->m;
-    launch.smem_bytes = 0;
-    return qt_launch(&launch, &a, 256, p->options.dependent_launch, stream);
+    return qt_x_map(p, &a->x, x, t->tokens, t->blocks) &&
+           qt_weight_maps(p, a->plane, &a->scales, s, w, 4 * t->warpgroups, t->blocks,
+                          a->stage_groups);
 }
 
 int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
@@ -296,17 +235,12 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
     a.factor = qt_result_factor(w);
     a.bf16 = p->options.dtype == QT_MATMUL_BF16;
     a.wide_stores = p->n % 2 == 0 && (size_t)y % 4 == 0;
-    a.dependent = p->options.dependent_launch || needs_prepare(p);
-    if (needs_prepare(p)) {
-        char *prepared = (char *)a.partial + partial_bytes(p, t);
-        float *factor = (float *)(prepared + prepared_x_bytes(p));
-        int rc = prepare(p, prepared, factor, x, stream);
-        if (rc != QT_MATMUL_OK)
-            return rc;
-        x = prepared;
-        a.token_factor = a.bf16 ? factor : NULL;
-    }
-    if ((size_t)x % 16 || !encode_all(p, &a, s, w, t, x, round_up(p->k, 8)))
+    a.dependent = p->options.dependent_launch || qt_prepare_needed(p);
+    int rc =
+        qt_prepare_run(p, &x, &a.token_factor, (char *)a.partial + partial_bytes(p, t), stream);
+    if (rc != QT_MATMUL_OK)
+        return rc;
+    if ((size_t)x % 16 || !encode_all(p, &a, s, w, t, x))
         return QT_MATMUL_UNSUPPORTED;
     return qt_launch(p, &a, t->warpgroups * 128 + 128, a.dependent, stream);
 }

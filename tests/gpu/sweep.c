@@ -30,8 +30,9 @@ static void show(const char *name, const struct qt_matmul_config *c, double us)
                8 * c->token_tiles, c->splits == 1 ? "whole" : "shared");
         return;
     }
-    printf("%-8s %8.2f us  tiles %d strips %d warps %d/%d cta %d splits %d\n", name, us,
-           c->token_tiles, c->strips, c->warps, c->warps_k, c->strips_cta, c->splits);
+    printf("%-8s %8.2f us  %s tiles %d strips %d warps %d/%d cta %d splits %d depth %d\n", name, us,
+           c->path == QT_MATMUL_SKINNY ? "skinny" : "stream", c->token_tiles, c->strips, c->warps,
+           c->warps_k, c->strips_cta, c->splits, c->depth);
 }
 
 static void fail_on(int rc, const struct qt_err *err)
@@ -71,6 +72,32 @@ static void try_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
             }
 }
 
+static void try_skinny(struct tried *tried, size_t *count, struct qt_gpu *gpu,
+                       const struct gpu_copies *copies, struct qt_matmul_plan plan,
+                       struct gpu_operands *o)
+{
+    struct qt_matmul_config c = plan.config;
+    int strips_total = (int)((plan.n + 15) / 16);
+    c.path = QT_MATMUL_SKINNY;
+    c.token_tiles = plan.m <= 8 ? 1 : 2;
+    c.splits = 1;
+    {
+        for (c.strips = 1; c.strips <= 4; c.strips *= 2)
+            for (int tiles = 1; tiles <= 8; tiles++) {
+                int cta = (strips_total + gpu->sms - 1) / gpu->sms;
+                int tile = (cta + tiles - 1) / tiles, warps_n = (tile + c.strips - 1) / c.strips;
+                c.strips_cta = tile * tiles;
+                for (c.warps_k = 1; c.warps_k * warps_n <= 16; c.warps_k *= 2)
+                    for (c.depth = 2; c.depth <= 16; c.depth += 2) {
+                        c.warps = c.warps_k * warps_n;
+                        plan.config = c;
+                        if (c.warps >= 7)
+                            try_one(tried, count, gpu, copies, &plan, o);
+                    }
+            }
+    }
+}
+
 static void try_streams(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                         const struct gpu_copies *copies, struct qt_matmul_plan plan,
                         struct gpu_operands *o)
@@ -108,7 +135,7 @@ int main(int argc, char **argv)
         printf("usage: sweep SCHEME NxK M [dependent]\n");
         return 2;
     }
-    const struct qt_matmul_options opt = {.dependent_launch = argc > 4};
+    const struct qt_matmul_options opt = {.dependent_launch = argc > 4 && argv[4][0] == 'd'};
     fail_on(qt_gpu_open(&gpu, 0, &err), &err);
     fail_on(qt_spec_parse(&spec, argv[1], &err), &err);
     fail_on(qt_bench_weights(&packed, &spec, n, k, &err), &err);
@@ -122,10 +149,15 @@ int main(int argc, char **argv)
     fail_on(gpu_time_floor(&us, gpu, &copies, &err), &err);
     printf("%-8s %8.2f us\n", "floor", us);
     size_t count = 0;
-    try_tiles(tried, &count, gpu, &copies, plan, &o);
-    try_streams(tried, &count, gpu, &copies, plan, &o);
+    if (argc > 5)
+        try_tiles(tried, &count, gpu, &copies, plan, &o);
+    if (m <= 16)
+        try_skinny(tried, &count, gpu, &copies, plan, &o);
+    if (argc > 5)
+        try_streams(tried, &count, gpu, &copies, plan, &o);
     qsort(tried, count, sizeof *tried, by_time);
-    for (size_t i = 0; i < count && i < SHOWN; i++)
+    for (size_t i = 0;
+         i < count && i < (getenv("QT_SHOWN") ? (size_t)atoi(getenv("QT_SHOWN")) : SHOWN); i++)
         show("", &tried[i].config, tried[i].us);
     gpu_copies_free(&copies, gpu);
     gpu_operands_free(&o, gpu);

@@ -69,7 +69,20 @@ static void matrix_free(struct matrix *m)
 /* Other configurations than plan would choose. */
 static void vary(struct qt_matmul_config *c, int variant)
 {
-    bool tile = variant >= 2;
+    bool tile = variant == 2 || variant == 3;
+    if (variant >= 4) {
+        int warps_n = 1 << random_below(4), step;
+        c->path = QT_MATMUL_SKINNY;
+        c->strips = 1 << random_below(3);
+        c->warps_k = 16 / warps_n >> random_below(2);
+        c->warps_k = c->warps_k ? c->warps_k : 1;
+        c->warps = c->warps_k * warps_n;
+        c->splits = 1;
+        c->strips_cta = 1 + (int)random_below((size_t)(3 * warps_n * c->strips));
+        step = c->warps_k > 2 ? c->warps_k / 2 : 1;
+        c->depth = step * (1 + (int)random_below((size_t)(12 / step)));
+        return;
+    }
     c->path = tile ? QT_MATMUL_TILE : QT_MATMUL_STREAM;
     c->splits = 1 + (int)random_below(tile ? 2 : 4);
     c->warps = tile ? 8 + 4 * (int)random_below(3) : 1 << random_below(5);
@@ -87,7 +100,7 @@ static void vary(struct qt_matmul_config *c, int variant)
 static void check_matmul(const struct qt_matmul_weight *w, const float *decoded, size_t pitch,
                          size_t m, int bf16, const char *name)
 {
-    check_product(w, decoded, pitch, pool.x, m, bf16, 4, vary, name);
+    check_product(w, decoded, pitch, pool.x, m, bf16, m <= 16 ? 7 : 4, vary, name);
 }
 
 /* Slices as tensor parallelism cuts them, at random multiples of 16 rows and of 64 channels and the

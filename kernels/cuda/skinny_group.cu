@@ -1,0 +1,20 @@
+/* Skinny kernels for formats with a scale per group: tables of pairs, integers. */
+#include "kernels/cuda/instances.h"
+#include "kernels/cuda/skinny.cuh"
+
+#define KERNEL(Format, mt, strips) (const void *)qt_skinny_kernel<Format, mt, strips>
+#define FORMAT(Format)                                                                             \
+    {                                                                                              \
+        {KERNEL(Format, 1, 1), KERNEL(Format, 1, 2), KERNEL(Format, 1, 4)},                        \
+        {                                                                                          \
+            KERNEL(Format, 2, 1), KERNEL(Format, 2, 2), KERNEL(Format, 2, 4)                       \
+        }                                                                                          \
+    }
+
+const void *qt_skinny_group_instance(enum qt_format format, int token_tiles, int strips)
+{
+    static const void *const kernels[4][2][3] = {FORMAT(qt_decode_pair2), FORMAT(qt_decode_pair3),
+                                                 FORMAT(qt_decode_pair4_wide),
+                                                 FORMAT(qt_decode_int4)};
+    return kernels[format - QT_FORMAT_PAIR2][token_tiles - 1][strips / 2];
+}

@@ -1,0 +1,31 @@
+/* FP32 sums of mma.sync m16n8k16: of STRIPS strips of 16 rows and MT token tiles of 8. */
+#ifndef QT_CUDA_SUMS_CUH
+#define QT_CUDA_SUMS_CUH
+
+#include <cuda_fp16.h>
+
+template <int MT, int STRIPS> struct qt_sums {
+    float v[STRIPS][MT][4]; /* rows g, g + 8 x tokens 2t, 2t + 1 */
+};
+
+/* total += sums * scale; sums = 0. scales: the lane's words of the group for the first strip, those
+ * of the next `pitch` bytes further. */
+template <int MT, int STRIPS>
+static __device__ __forceinline__ void
+qt_sums_flush(qt_sums<MT, STRIPS> *total, qt_sums<MT, STRIPS> *sums,
+              const unsigned char *const scales[STRIPS], int at)
+{
+#pragma unroll
+    for (int u = 0; u < STRIPS; u++) {
+        float2 s = __half22float2(*(const __half2 *)(scales[u] + at));
+#pragma unroll
+        for (int t = 0; t < MT; t++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                total->v[u][t][i] += sums->v[u][t][i] * (i < 2 ? s.x : s.y);
+                sums->v[u][t][i] = 0;
+            }
+    }
+}
+
+#endif
