@@ -41,7 +41,8 @@ void *gpu_new(size_t bytes);
 /* y[m][n] = x[m][k] w[n][pitch]^T in FP64; x FP16 or BF16. */
 void gpu_reference(double *y, const void *x, const float *w, size_t m, size_t n, size_t k,
                    size_t pitch, int bf16);
-/* |y - reference| / |reference| */
+/* |y - reference| / |reference|, without what the rounding of subnormal FP16 outputs explains. NaN
+ * or infinite if y has one. */
 double gpu_error(const void *y, const double *reference, size_t count, int bf16);
 
 #ifdef __cplusplus
