@@ -111,6 +111,7 @@ struct qt_matmul_config {
     int splits;               /* blocks along k; SKINNY: 1; TILE: 1 whole tiles, 2 shared among
                                * blocks; MIX24: a cluster */
     int depth;                /* SKINNY: stages; MIX24: slots of a warp's ring */
+    int parts;                /* MIX24: launches that share k, one after the other */
 };
 
 struct qt_matmul_plan {

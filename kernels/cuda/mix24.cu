@@ -97,7 +97,7 @@ int qt_mix24_slice(struct qt_matmul_weight *out, const struct qt_matmul_weight *
 /* ---- shared memory -----------------------------------------------------------------------------
  */
 
-/* Tokens per pass, as many as plan found room for. */
+/* Tokens per pass over the weights. */
 static size_t chunk_tokens(const struct qt_matmul_plan *p)
 {
     size_t most = (size_t)p->config.token_tiles * 8;
@@ -109,27 +109,38 @@ static size_t pass_rows(const struct qt_matmul_config *c)
     return (size_t)(c->warps / c->warps_k * c->strips) * STRIP_ROWS;
 }
 
-/* Outliers of a pass to have room for: half as many again as there are on average. */
-static size_t window_of(const struct qt_matmul_weight *w, const struct qt_matmul_config *c)
+/* Outliers of a pass to have room for, if there is room: half as many again as there are on
+ * average.
+ */
+static size_t window_wanted(const struct qt_matmul_weight *w, const struct qt_matmul_config *c)
 {
     size_t average = w->mix24.outliers / csr_rows(w) * pass_rows(c);
     return w->mix24.csr_ptr ? round_up(average + average / 2 + 64, 64) : 0;
 }
 
-/* Offsets into the kernel's shared memory; returns its size. */
-static size_t layout(struct qt_mix24_args *a, const struct qt_matmul_weight *w,
-                     const struct qt_matmul_config *c, size_t m)
+static size_t part_units(const struct qt_matmul_weight *w, const struct qt_matmul_config *c)
 {
-    size_t at, rows = pass_rows(c);
+    return ceil_div((size_t)units_of(w), (size_t)c->parts);
+}
+
+/* Offsets into the kernel's shared memory, of which there are `limit` bytes; returns how many are
+ * wanted. */
+static size_t layout(struct qt_mix24_args *a, const struct qt_matmul_weight *w,
+                     const struct qt_matmul_config *c, size_t m, size_t limit)
+{
+    enum { OUTLIER = 2 * 4 }; /* bytes, of two passes */
+    size_t at, rows = pass_rows(c), window = window_wanted(w, c);
     a->units = units_of(w);
     a->panels = (int)ceil_div((size_t)a->units, PANEL_UNITS);
-    a->split_units = (int)ceil_div((size_t)a->units, (size_t)c->splits);
+    a->split_units = (int)ceil_div(part_units(w, c), (size_t)c->splits);
     a->x_pitch = a->split_units * MIX24_UNIT_BYTES + 16;
     at = (size_t)a->x_pitch * m;
     a->top_at = (int)at;
     at = round_up(at + 4 * m, 8);
     a->barrier_at = (int)at;
     at += 16;
+    a->long_at = (int)at;
+    at += 4;
     a->ptr_at = (int)at;
     a->ptr_rows = (int)(round_up((size_t)c->strips_cta * STRIP_ROWS, rows) + 1);
     if (w->mix24.csr_ptr)
@@ -138,12 +149,14 @@ static size_t layout(struct qt_mix24_args *a, const struct qt_matmul_weight *w,
     at = (size_t)a->sums_at + (size_t)c->warps_k * m * (rows + 4) * 4;
     a->inbox_at = (int)at;
     at += c->splits > 1 ? 2 * m * rows * 4 : 0;
-    a->window_at = (int)round_up(at, 16);
-    a->window = (int)window_of(w, c);
-    at = (size_t)a->window_at + 2 * (size_t)a->window * 4;
     a->ring_at = (int)round_up(at, 128);
     a->ring_bytes = (uint32_t)(c->depth * c->strips * RECORD_FOUR);
-    return (size_t)a->ring_at + (size_t)c->warps * a->ring_bytes;
+    at = (size_t)a->ring_at + (size_t)c->warps * a->ring_bytes;
+    a->window_at = (int)at;
+    if (at + window * OUTLIER > limit)
+        window = at < limit ? (limit - at) / OUTLIER / 64 * 64 : 0;
+    a->window = (int)window;
+    return at + window * OUTLIER;
 }
 
 /* ---- choosing ----------------------------------------------------------------------------------
@@ -167,28 +180,50 @@ static const char *config_fault(const struct qt_matmul_config *c, const struct q
         return "strips_cta must be positive, depth 2..4";
     if (!power_of_2(c->splits) || c->splits > (p->cc >= 90 ? MAX_CLUSTER : 1))
         return "splits must be 1, 2, 4 or 8 (1 before compute capability 9.0)";
-    if (ceil_div(ceil_div((size_t)units_of(w), (size_t)c->splits), (size_t)c->warps_k) >
+    if (c->parts < 1 || c->parts > units_of(w))
+        return "parts must be positive, and not more than k has units of 128 channels";
+    if (ceil_div(ceil_div(part_units(w, c), (size_t)c->splits), (size_t)c->warps_k) >
         MIX24_MAX_UNITS)
         return "too many channels for a warp";
     return NULL;
 }
 
-/* Relative time of a configuration: slots of the busiest warp, with what measurement says of the
- * rest. */
-static double cost(const struct qt_matmul_config *c, const struct qt_matmul_weight *w, size_t m)
+static bool fits(struct qt_mix24_args *a, const struct qt_matmul_config *c,
+                 const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, size_t m)
 {
-    size_t passes = ceil_div((size_t)c->strips_cta * STRIP_ROWS, pass_rows(c));
-    size_t split_units = ceil_div((size_t)units_of(w), (size_t)c->splits);
-    double slots = (double)ceil_div(split_units, (size_t)c->warps_k) * (c->strips == 1 ? 0.62 : 1);
-    double x = (double)m * (double)split_units / 100;
-    /* Clusters of four and more do not all run at a time: twice the time. */
-    double cluster = c->splits == 1 ? 0 : c->splits == 2 ? 2 : 1000 * c->splits;
-    return (double)passes * (slots + 0.5) + x + cluster + (c->depth == 2 ? 2 : 0) +
-           (c->warps < 16 ? 1 : 0);
+    const size_t limit = (size_t)p->smem_limit;
+    return !config_fault(c, p, w) && layout(a, w, c, m, limit) <= limit;
 }
 
-/* Of `most` tokens a pass, or fewer where k is too long for so many. cut: if given, k is to be cut
- * as there. */
+/* Cuts k into as few parts as there is room for, `least` or more. */
+static bool cut_parts(struct qt_mix24_args *a, struct qt_matmul_config *c,
+                      const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, size_t m,
+                      int least)
+{
+    for (c->parts = least; c->parts <= units_of(w); c->parts++)
+        if (fits(a, c, p, w, m))
+            return true;
+    return false;
+}
+
+/* Relative time of a configuration: slots of the busiest warp, with what measurement says of the
+ * rest. A launch more, and a pass whose outliers come out of global memory, are guesses. */
+static double cost(const struct qt_matmul_config *c, const struct qt_mix24_args *a,
+                   const struct qt_matmul_weight *w, size_t m)
+{
+    size_t passes = ceil_div((size_t)c->strips_cta * STRIP_ROWS, pass_rows(c));
+    double slots =
+        (double)ceil_div((size_t)a->split_units, (size_t)c->warps_k) * (c->strips == 1 ? 0.62 : 1);
+    double x = (double)m * a->split_units / 100;
+    double outliers = (size_t)a->window < window_wanted(w, c) ? 1 : 0;
+    /* Clusters of four and more do not all run at a time: twice the time. */
+    double cluster = c->splits == 1 ? 0 : c->splits == 2 ? 2 : 1000 * c->splits;
+    return c->parts * ((double)passes * (slots + 0.5 + outliers) + x + cluster +
+                       (c->depth == 2 ? 2 : 0) + (c->warps < 16 ? 1 : 0)) +
+           2 * (c->parts - 1) - 0.01 * c->depth;
+}
+
+/* Of `most` tokens a pass. cut: if given, k is to be cut as there. */
 static bool choose_for(struct qt_matmul_config *out, const struct qt_matmul_plan *p,
                        const struct qt_matmul_weight *w, size_t most,
                        const struct qt_matmul_config *cut)
@@ -197,28 +232,22 @@ static bool choose_for(struct qt_matmul_config *out, const struct qt_matmul_plan
     struct qt_matmul_config c = {};
     struct qt_mix24_args a;
     c.warps = 16;
-    for (c.token_tiles = most > 16  ? 4
-                         : most > 8 ? 2
-                                    : 1;
-         c.token_tiles && best == 1e300; c.token_tiles /= 2)
-        for (c.splits = 1; c.splits <= MAX_CLUSTER; c.splits *= 2)
-            for (c.strips = 1; c.strips <= 2; c.strips++)
-                for (c.warps_k = 4; c.warps_k <= 16; c.warps_k *= 2)
-                    for (c.depth = 2; c.depth <= MAX_DEPTH; c.depth++) {
-                        size_t groups = (size_t)(p->sms > c.splits ? p->sms / c.splits : 1);
-                        size_t tile = (size_t)c.token_tiles * 8, m = most < tile ? most : tile;
-                        c.strips_cta =
-                            (int)round_up(ceil_div((size_t)strips_of(w), groups), (size_t)c.strips);
-                        if (config_fault(&c, p, w) || layout(&a, w, &c, m) > (size_t)p->smem_limit)
-                            continue;
-                        if (cut && (c.splits != cut->splits || c.warps_k != cut->warps_k))
-                            continue;
-                        double t = cost(&c, w, m) - 0.01 * c.depth;
-                        if (t < best) {
-                            best = t;
-                            *out = c;
-                        }
+    c.token_tiles = most > 16 ? 4 : most > 8 ? 2 : 1;
+    for (c.splits = 1; c.splits <= MAX_CLUSTER; c.splits *= 2)
+        for (c.strips = 1; c.strips <= 2; c.strips++)
+            for (c.warps_k = 4; c.warps_k <= 16; c.warps_k *= 2)
+                for (c.depth = 2; c.depth <= MAX_DEPTH; c.depth++) {
+                    size_t groups = (size_t)(p->sms > c.splits ? p->sms / c.splits : 1);
+                    c.strips_cta =
+                        (int)round_up(ceil_div((size_t)strips_of(w), groups), (size_t)c.strips);
+                    if (cut && (c.splits != cut->splits || c.warps_k != cut->warps_k))
+                        continue;
+                    if (cut_parts(&a, &c, p, w, most, cut ? cut->parts : 1) &&
+                        (!cut || c.parts == cut->parts) && cost(&c, &a, w, most) < best) {
+                        best = cost(&c, &a, w, most);
+                        *out = c;
                     }
+                }
     return best < 1e300;
 }
 
@@ -229,7 +258,7 @@ int qt_mix24_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
     const bool invariant = p->options.batch_invariant;
     if ((invariant && !choose_for(&cut, p, w, MAX_TOKENS, NULL)) ||
         !choose_for(&p->config, p, w, most, invariant ? &cut : NULL))
-        return refuse(p, QT_MATMUL_UNSUPPORTED, "k = %zu is too long for shared memory", w->k);
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "n = %zu is too long for shared memory", w->n);
     return qt_mix24_plan_check(p, w);
 }
 
@@ -242,7 +271,7 @@ int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight 
         fault = config_fault(c, p, w);
     if (fault)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
-    p->smem_bytes = layout(&a, w, c, chunk_tokens(p));
+    p->smem_bytes = layout(&a, w, c, chunk_tokens(p), (size_t)p->smem_limit);
     /* see qt_matmul_plan_check */
     if (p->options.dependent_launch && p->smem_bytes <= (size_t)p->smem_limit / 2)
         p->smem_bytes = (size_t)p->smem_limit / 2 + 1024;
@@ -252,7 +281,8 @@ int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight 
     p->kernel = qt_mix24_instance(c->token_tiles, c->strips, c->depth);
     p->grid_x = c->splits;
     p->grid_y = (int)ceil_div((size_t)strips_of(w), (size_t)c->strips_cta);
-    p->workspace_bytes = 0;
+    p->workspace_bytes =
+        c->parts > 1 ? QT_MATMUL_WORKSPACE_ZEROED + chunk_tokens(p) * p->n * sizeof(float) : 0;
     if (p->grid_y > 65535)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "too many row groups");
     cudaError_t e =
@@ -265,12 +295,15 @@ int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight 
 /* ---- run ---------------------------------------------------------------------------------------
  */
 
-static struct qt_mix24_args matmul_args(const struct qt_matmul_plan *p,
-                                        const struct qt_matmul_weight *w)
+/* False if the weight is not of the kind that was planned for. */
+static bool matmul_args(struct qt_mix24_args *out, const struct qt_matmul_plan *p,
+                        const struct qt_matmul_weight *w)
 {
     const struct qt_matmul_config *c = &p->config;
     struct qt_mix24_args a = {};
-    layout(&a, w, c, chunk_tokens(p));
+    if (qt_mix24_fault(w) || w->n != p->n || w->k != p->k || !p->kernel || config_fault(c, p, w) ||
+        layout(&a, w, c, chunk_tokens(p), p->smem_bytes) > p->smem_bytes)
+        return false;
     a.stream = (const unsigned char *)w->mix24.stream;
     a.perm = (const uint16_t *)w->mix24.perm;
     a.csr_ptr = (const uint32_t *)w->mix24.csr_ptr;
@@ -290,7 +323,8 @@ static struct qt_mix24_args matmul_args(const struct qt_matmul_plan *p,
     a.warps_k = c->warps_k;
     a.long_parts = 1;
     a.cluster = c->splits;
-    return a;
+    *out = a;
+    return true;
 }
 
 /* log2 of the threads that share an output of a pass. */
@@ -326,15 +360,31 @@ static cudaError_t launch(const struct qt_matmul_plan *p, struct qt_mix24_args *
     return cudaLaunchKernelExC(&config, p->kernel, args);
 }
 
+/* The parts of k one after the other; sums: of a.m tokens. */
+static cudaError_t launch_parts(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
+                                struct qt_mix24_args *a, float *sums, cudaStream_t stream)
+{
+    cudaError_t e = cudaSuccess;
+    const int step = (int)part_units(w, &p->config);
+    for (int unit = 0; unit < a->units && e == cudaSuccess; unit += step) {
+        a->first_unit = unit;
+        a->end_unit = unit + step < a->units ? unit + step : a->units;
+        a->before = unit ? sums : NULL;
+        a->after = a->end_unit < a->units ? sums : NULL;
+        e = launch(p, a, stream);
+    }
+    return e;
+}
+
 int qt_mix24_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
                  const void *x, void *workspace, void *stream)
 {
-    (void)workspace;
-    if (qt_mix24_fault(w) || w->n != p->n || w->k != p->k || !p->kernel)
+    struct qt_mix24_args a;
+    if (!matmul_args(&a, p, w) || (p->workspace_bytes && !workspace))
         return QT_MATMUL_UNSUPPORTED;
-    struct qt_mix24_args a = matmul_args(p, w);
     const struct qt_matmul_config *c = &p->config;
     const size_t chunk = chunk_tokens(p);
+    float *sums = workspace ? (float *)((char *)workspace + QT_MATMUL_WORKSPACE_ZEROED) : NULL;
     for (size_t t = 0; t < p->m; t += chunk) {
         size_t left = p->m - t;
         a.m = (int)(left < chunk ? left : chunk);
@@ -345,7 +395,7 @@ int qt_mix24_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *
             a.row_threads = row_threads(c, (size_t)a.m);
             a.long_parts = a.m < c->warps ? c->warps / a.m : 1;
         }
-        if (launch(p, &a, (cudaStream_t)stream) != cudaSuccess)
+        if (launch_parts(p, w, &a, sums, (cudaStream_t)stream) != cudaSuccess)
             return QT_MATMUL_FAILED;
     }
     return QT_MATMUL_OK;

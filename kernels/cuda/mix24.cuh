@@ -18,11 +18,14 @@
  * which adds them in order one pass later, when they have long been there. So results do not depend
  * on timing.
  *
+ * Where X has no room in shared memory, k is cut into parts of a launch each, which pass on FP32
+ * sums.
+ *
  * The template: MT token tiles of 8 (m <= 8 MT); STRIPS; DEPTH.
  *
  * Requires    compute capability 8.0 (clusters of more than one block: 9.0); stream, csr_col and
  *             csr_val 16-byte aligned; at most 64 units a warp
- * Moves       packed bytes once; X once per row group; Y once
+ * Moves       packed bytes once; X once per row group; Y once, and FP32 sums between parts of k
  * Oracle      the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
  */
 #ifndef QT_CUDA_MIX24_CUH
@@ -47,8 +50,11 @@ struct qt_mix24_args {
     const uint16_t *csr_val;     /* FP16 */
     const void *x;               /* F16 or BF16 [m][k] */
     void *y;                     /* F16 or BF16 [m][n] */
+    const float *before;         /* [m][n]: sums of the units before first_unit; NULL if none */
+    float *after; /* [m][n]: where sums go instead of y, when there are units after */
     int m, n, k;
     int strips, units, fours; /* strips of 16 rows; units of 128 columns, of which fours are FOUR */
+    int first_unit, end_unit; /* of this launch */
     int panels;               /* of 64 Ki columns */
     size_t csr_pitch;         /* row pointers of a panel */
     uint32_t pitch;           /* bytes of a strip */
@@ -64,7 +70,8 @@ struct qt_mix24_args {
     int window;          /* outliers of a pass that have room in shared memory */
     int x_pitch;         /* bytes of a row of X in shared memory */
     uint32_t ring_bytes; /* of a warp */
-    int top_at, barrier_at, ptr_at, sums_at, inbox_at, window_at, ring_at; /* in shared memory */
+    int top_at, barrier_at, long_at, ptr_at, sums_at, inbox_at, window_at,
+        ring_at; /* in shared memory */
 };
 
 /* X is at the start of dynamic shared memory. */
@@ -106,8 +113,8 @@ static __device__ __forceinline__ mix24_warp mix24_warp_open(const qt_mix24_args
     w.pass_strips = w.warps_n * STRIPS;
     w.first_strip = (int)blockIdx.y * a.strips_cta;
     w.last_strip = min(w.first_strip + a.strips_cta, a.strips) - 1;
-    w.cta_unit0 = min((int)blockIdx.x * a.split_units, a.units);
-    w.cta_unit1 = min(w.cta_unit0 + a.split_units, a.units);
+    w.cta_unit0 = min(a.first_unit + (int)blockIdx.x * a.split_units, a.end_unit);
+    w.cta_unit1 = min(w.cta_unit0 + a.split_units, a.end_unit);
     int count = w.cta_unit1 - w.cta_unit0, log2_k = 31 - __clz(a.warps_k);
     w.unit0 = w.cta_unit0 + (count * w.wk >> log2_k);
     w.count = w.cta_unit0 + (count * (w.wk + 1) >> log2_k) - w.unit0;
@@ -512,7 +519,11 @@ static __device__ __forceinline__ void mix24_store_y(const qt_mix24_args &a, con
     size_t at = (size_t)token * a.n + row;
     if (row >= min((w.last_strip + 1) * 16, a.n))
         return;
-    if (a.bf16)
+    if (a.before) /* past L1, which may have it from before the launch that wrote it */
+        v += __ldcg(a.before + at);
+    if (a.after)
+        a.after[at] = v;
+    else if (a.bf16)
         ((__nv_bfloat16 *)a.y)[at] = __float2bfloat16(v);
     else
         ((__half *)a.y)[at] = __float2half(v);
@@ -605,6 +616,16 @@ static __device__ __forceinline__ void mix24_add_blocks(const qt_mix24_args &a, 
     }
 }
 
+/* Whether one of the thread's share of the block's rows is long. */
+static __device__ __forceinline__ bool mix24_has_long(const qt_mix24_args &a, const mix24_warp &w)
+{
+    const int rows = a.ptr_rows - 1;
+    bool any = false;
+    for (int i = (int)threadIdx.x; i < rows * a.panels; i += (int)blockDim.x)
+        any |= mix24_is_long(a, mix24_row_ptr(a, w, i / rows, w.first_strip * 16 + i % rows));
+    return any;
+}
+
 /* The sums of a pass, from the warps' registers to Y or to the cluster. */
 template <int MT, int STRIPS>
 static __device__ __forceinline__ void
@@ -623,14 +644,11 @@ mix24_finish_pass(const qt_mix24_args &a, const mix24_warp &w, const mix24_sums<
             ptx_barrier_expect(ptx_shared(qt_smem) + (uint32_t)(a.barrier_at + (pass & 1) * 8),
                                (uint32_t)(a.m * rows * 4));
     }
-    bool many = false;
-    if (a.csr_ptr) {
-        const int row0 = (w.first_strip + pass * w.pass_strips) * 16;
-        for (int i = (int)threadIdx.x; i < w.pass_strips * 16 * a.panels; i += (int)blockDim.x)
-            many |= mix24_is_long(
-                a, mix24_row_ptr(a, w, i / (w.pass_strips * 16), row0 + i % (w.pass_strips * 16)));
-    }
-    if (__syncthreads_or(many)) {
+    int *long_rows = (int *)(qt_smem + a.long_at);
+    if (pass == 0 && a.csr_ptr && mix24_has_long(a, w))
+        atomicOr(long_rows, 1);
+    __syncthreads();
+    if (*long_rows) {
         mix24_long_rows(a, w, pass);
         __syncthreads();
     }
@@ -724,9 +742,13 @@ __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant_
     const unsigned char *ring = qt_smem + a.ring_at + (int)(threadIdx.x / 32) * a.ring_bytes;
     mix24_cursor c;
     mix24_gather x;
+    if (threadIdx.x == 0)
+        *(int *)(qt_smem + a.long_at) = 0;
     if (a.cluster > 1) {
-        if (threadIdx.x < 2)
-            ptx_barrier_init(ptx_shared(qt_smem) + (uint32_t)a.barrier_at + threadIdx.x * 8, 1);
+        if (threadIdx.x == 0) {
+            ptx_barrier_init(ptx_shared(qt_smem) + (uint32_t)a.barrier_at, 1);
+            ptx_barrier_init(ptx_shared(qt_smem) + (uint32_t)a.barrier_at + 8, 1);
+        }
         ptx_cluster_arrive();
     }
     mix24_begin<STRIPS, DEPTH>(a, w, &c, &x, ptx_shared(ring));

@@ -97,13 +97,13 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
     e = isnan(e) ? INFINITY : e;
     snprintf(what, sizeof what,
              "%s n=%zu k=%zu m=%zu %s %s: tiles %d strips %d warps %d/%d cta %d splits %d "
-             "depth %d: error %.3g%s%s",
+             "depth %d parts %d: error %.3g%s%s",
              name, p->n, p->k, p->m, bf16 ? "bf16" : "f16",
              c->path == QT_MATMUL_TILE     ? "tile"
              : c->path == QT_MATMUL_SKINNY ? "skinny"
                                            : "stream",
-             c->token_tiles, c->strips, c->warps, c->warps_k, c->strips_cta, c->splits, c->depth, e,
-             guards ? "" : " GUARDS", equal ? "" : " NOT REPEATABLE");
+             c->token_tiles, c->strips, c->warps, c->warps_k, c->strips_cta, c->splits, c->depth,
+             c->parts, e, guards ? "" : " GUARDS", equal ? "" : " NOT REPEATABLE");
     if (count >= 1000 && !uneven)
         worst_error[bf16] = fmax(worst_error[bf16], e);
     result(guards && equal && e <= tolerance(count, bf16), what);

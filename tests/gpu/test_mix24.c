@@ -22,6 +22,7 @@ static void vary(struct qt_matmul_config *c, int variant)
     c->warps_k = c->warps >> random_below(3);
     c->depth = 2 + (int)random_below(3);
     c->strips_cta = 1 + (int)random_below(9);
+    c->parts = 1 + (int)random_below(3);
 }
 
 /* shift: elements by which the activations are off their alignment. */
