@@ -172,12 +172,14 @@ static const char *config_fault(const struct qt_matmul_config *c, const struct q
 {
     if (c->token_tiles != 1 && c->token_tiles != 2 && c->token_tiles != 4)
         return "token_tiles must be 1, 2 or 4";
-    if (c->strips < 1 || c->strips > (c->token_tiles == 4 ? 1 : 2))
-        return "strips must be 1 or 2 (1 with 4 token tiles)";
+    if (c->strips != 1 && c->strips != 2 && c->strips != 4)
+        return "strips must be 1, 2 or 4";
     if (!power_of_2(c->warps) || c->warps > 16 || !power_of_2(c->warps_k) || c->warps_k > c->warps)
         return "warps must be a power of two, at most 16, and warps_k a divisor";
     if (c->strips_cta < 1 || c->depth < 2 || c->depth > MAX_DEPTH)
         return "strips_cta must be positive, depth 2..4";
+    if (!qt_mix24_instance(c->token_tiles, c->strips, c->depth))
+        return "no kernel with so many strips and that depth";
     if (!power_of_2(c->splits) || c->splits > (p->cc >= 90 ? MAX_CLUSTER : 1))
         return "splits must be 1, 2, 4 or 8 (1 before compute capability 9.0)";
     if (c->parts < 1 || c->parts > units_of(w))
@@ -188,11 +190,49 @@ static const char *config_fault(const struct qt_matmul_config *c, const struct q
     return NULL;
 }
 
-static bool fits(struct qt_mix24_args *a, const struct qt_matmul_config *c,
-                 const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, size_t m)
+static void cluster_attribute(cudaLaunchAttribute *to, int blocks)
+{
+    to->id = cudaLaunchAttributeClusterDimension;
+    to->val.clusterDim.x = (unsigned)blocks;
+    to->val.clusterDim.y = 1;
+    to->val.clusterDim.z = 1;
+}
+
+/* Row groups that run at a time. Of larger clusters that is less than the multiprocessors have room
+ * for, as the blocks of a cluster have to be neighbours. */
+static size_t groups_at_a_time(const struct qt_matmul_plan *p, const struct qt_matmul_config *c,
+                               size_t smem)
+{
+    int count = 0;
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+    if (c->splits == 1)
+        return (size_t)p->sms;
+    const void *kernel = qt_mix24_instance(c->token_tiles, c->strips, c->depth);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p->smem_limit);
+    config.gridDim = dim3((unsigned)c->splits, 1024);
+    config.blockDim = dim3((unsigned)c->warps * 32);
+    config.dynamicSmemBytes = smem;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    cluster_attribute(&attribute, c->splits);
+    if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess || count < 1)
+        return 1;
+    return (size_t)count;
+}
+
+/* Completes one shape of a configuration for m tokens a pass; false if there is no room for it. */
+static bool complete_config(struct qt_mix24_args *a, struct qt_matmul_config *c,
+                            const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
+                            size_t m)
 {
     const size_t limit = (size_t)p->smem_limit;
-    return !config_fault(c, p, w) && layout(a, w, c, m, limit) <= limit;
+    c->strips_cta = 1;
+    if (config_fault(c, p, w) || layout(a, w, c, m, limit) > limit)
+        return false;
+    size_t groups = groups_at_a_time(p, c, layout(a, w, c, m, limit));
+    c->strips_cta = (int)ceil_div((size_t)strips_of(w), groups);
+    return layout(a, w, c, m, limit) <= limit;
 }
 
 /* Cuts k into as few parts as there is room for, `least` or more. */
@@ -201,26 +241,27 @@ static bool cut_parts(struct qt_mix24_args *a, struct qt_matmul_config *c,
                       int least)
 {
     for (c->parts = least; c->parts <= units_of(w); c->parts++)
-        if (fits(a, c, p, w, m))
+        if (complete_config(a, c, p, w, m))
             return true;
     return false;
 }
 
-/* Relative time of a configuration: slots of the busiest warp, with what measurement says of the
- * rest. A launch more, and a pass whose outliers come out of global memory, are guesses. */
+/*
+ * Relative time of a configuration: what a warp does, in slots of two strips. A slot has a part
+ * that does not depend on the strips (0.25), a pass one that does not depend on the slots. A launch
+ * more, and a pass whose outliers come out of global memory, are guesses.
+ */
 static double cost(const struct qt_matmul_config *c, const struct qt_mix24_args *a,
                    const struct qt_matmul_weight *w, size_t m)
 {
     size_t passes = ceil_div((size_t)c->strips_cta * STRIP_ROWS, pass_rows(c));
-    double slots =
-        (double)ceil_div((size_t)a->split_units, (size_t)c->warps_k) * (c->strips == 1 ? 0.62 : 1);
-    double x = (double)m * a->split_units / 100;
+    double slots = (double)ceil_div((size_t)a->split_units, (size_t)c->warps_k);
+    double slot = 0.25 + 0.375 * c->strips;
     double outliers = (size_t)a->window < window_wanted(w, c) ? 1 : 0;
-    /* Clusters of four and more do not all run at a time: twice the time. */
-    double cluster = c->splits == 1 ? 0 : c->splits == 2 ? 2 : 1000 * c->splits;
-    return c->parts * ((double)passes * (slots + 0.5 + outliers) + x + cluster +
-                       (c->depth == 2 ? 2 : 0) + (c->warps < 16 ? 1 : 0)) +
-           2 * (c->parts - 1) - 0.01 * c->depth;
+    double x = (double)m * a->split_units / 100;
+    double part = (double)passes * (slots * slot + 0.6 + outliers) + x + (c->splits > 1 ? 2 : 0) +
+                  0.3 * (double)(MAX_DEPTH - c->depth);
+    return c->parts * part + 2 * (c->parts - 1);
 }
 
 /* Of `most` tokens a pass. cut: if given, k is to be cut as there. */
@@ -230,16 +271,14 @@ static bool choose_for(struct qt_matmul_config *out, const struct qt_matmul_plan
 {
     double best = 1e300;
     struct qt_matmul_config c = {};
+    c.warps = 16;
     struct qt_mix24_args a;
     c.warps = 16;
     c.token_tiles = most > 16 ? 4 : most > 8 ? 2 : 1;
     for (c.splits = 1; c.splits <= MAX_CLUSTER; c.splits *= 2)
-        for (c.strips = 1; c.strips <= 2; c.strips++)
+        for (c.strips = 1; c.strips <= 4; c.strips *= 2)
             for (c.warps_k = 4; c.warps_k <= 16; c.warps_k *= 2)
-                for (c.depth = 2; c.depth <= MAX_DEPTH; c.depth++) {
-                    size_t groups = (size_t)(p->sms > c.splits ? p->sms / c.splits : 1);
-                    c.strips_cta =
-                        (int)round_up(ceil_div((size_t)strips_of(w), groups), (size_t)c.strips);
+                for (c.depth = MAX_DEPTH; c.depth >= 2; c.depth--) {
                     if (cut && (c.splits != cut->splits || c.warps_k != cut->warps_k))
                         continue;
                     if (cut_parts(&a, &c, p, w, most, cut ? cut->parts : 1) &&
@@ -327,11 +366,12 @@ static bool matmul_args(struct qt_mix24_args *out, const struct qt_matmul_plan *
     return true;
 }
 
-/* log2 of the threads that share an output of a pass. */
-static int row_threads(const struct qt_matmul_config *c, size_t m)
+/* log2 of the threads that share an output of a pass: all of the block's if there is one pass,
+ * where nobody has anything else to do; else two, as it is all the same work. */
+static int row_threads(const struct qt_matmul_config *c, int passes, size_t m)
 {
-    int log2 = 0;
-    while (log2 < 4 && pass_rows(c) * m * 2 << log2 <= (size_t)c->warps * 32)
+    int log2 = 0, most = passes == 1 ? 4 : 1;
+    while (log2 < most && pass_rows(c) * m * 2 << log2 <= (size_t)c->warps * 32)
         log2++;
     return log2;
 }
@@ -346,12 +386,8 @@ static cudaError_t launch(const struct qt_matmul_plan *p, struct qt_mix24_args *
     config.dynamicSmemBytes = p->smem_bytes;
     config.stream = stream;
     config.attrs = attribute;
-    if (a->cluster > 1) {
-        attribute[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-        attribute[config.numAttrs].val.clusterDim.x = (unsigned)a->cluster;
-        attribute[config.numAttrs].val.clusterDim.y = 1;
-        attribute[config.numAttrs++].val.clusterDim.z = 1;
-    }
+    if (a->cluster > 1)
+        cluster_attribute(&attribute[config.numAttrs++], a->cluster);
     if (a->dependent) {
         attribute[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attribute[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
@@ -392,7 +428,7 @@ int qt_mix24_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *
         a.y = (char *)y + t * p->n * 2;
         a.x_aligned = p->k % 8 == 0 && ((size_t)a.x & 15) == 0;
         if (!p->options.batch_invariant) {
-            a.row_threads = row_threads(c, (size_t)a.m);
+            a.row_threads = row_threads(c, a.passes, (size_t)a.m);
             a.long_parts = a.m < c->warps ? c->warps / a.m : 1;
         }
         if (launch_parts(p, w, &a, sums, (cudaStream_t)stream) != cudaSuccess)

@@ -24,7 +24,7 @@
  * The template: MT token tiles of 8 (m <= 8 MT); STRIPS; DEPTH.
  *
  * Requires    compute capability 8.0 (clusters of more than one block: 9.0); stream, csr_col and
- *             csr_val 16-byte aligned; at most 64 units a warp
+ *             csr_val 16-byte aligned; at most 32 units a warp
  * Moves       packed bytes once; X once per row group; Y once, and FP32 sums between parts of k
  * Oracle      the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
  */
@@ -39,7 +39,7 @@
 enum {
     MIX24_UNIT_COLS = 128,
     MIX24_UNIT_BYTES = MIX24_UNIT_COLS * 2, /* of X */
-    MIX24_MAX_UNITS = 64,                   /* of a warp */
+    MIX24_MAX_UNITS = 32,                   /* of a warp */
 };
 
 struct qt_mix24_args {
@@ -86,8 +86,9 @@ struct mix24_warp {
     int pass_strips;             /* strips of a pass, over all warps */
     int cta_unit0, cta_unit1;    /* the block's units */
     int unit0, count;            /* the warp's */
-    uint64_t fours;              /* bit i: its unit i is a FOUR */
+    uint32_t fours;              /* bit i: its unit i is a FOUR */
     uint32_t offset;             /* of its first unit in a strip */
+    uint32_t ring;               /* shared address of its ring */
 };
 
 /* Fours before unit u: they are spread evenly. */
@@ -119,11 +120,12 @@ static __device__ __forceinline__ mix24_warp mix24_warp_open(const qt_mix24_args
     w.unit0 = w.cta_unit0 + (count * w.wk >> log2_k);
     w.count = w.cta_unit0 + (count * (w.wk + 1) >> log2_k) - w.unit0;
     w.fours = __ballot_sync(~0u, mix24_is_four(a, w.unit0 + w.lane));
-    if (w.count > 32)
-        w.fours |= (uint64_t)__ballot_sync(~0u, mix24_is_four(a, w.unit0 + 32 + w.lane)) << 32;
     w.offset = (uint32_t)(w.unit0 * mix24_record<false>::BYTES +
                           mix24_fours_before(a, w.unit0) *
                               (mix24_record<true>::BYTES - mix24_record<false>::BYTES));
+    w.ring = ptx_shared(qt_smem) + (uint32_t)a.ring_at + (uint32_t)warp * a.ring_bytes;
+    /* Computed once: the compiler would do it again for each use in the main loop. */
+    asm volatile("" : "+r"(w.count), "+r"(w.ring), "+r"(w.fours));
     return w;
 }
 
@@ -132,69 +134,91 @@ static __device__ __forceinline__ mix24_warp mix24_warp_open(const qt_mix24_args
  * A warp's records go through its own ring of slots in the order in which it uses them: its units
  * for pass 0, 1, ... A slot holds the records of STRIPS strips, one after the other.
  */
-struct mix24_cursor {
-    int unit, pass;                       /* of the warp, to copy next; pass = passes: none left */
-    uint32_t slot;                        /* where to: byte offset in the ring */
-    const unsigned char *strip0, *strip1; /* the lane's 16 bytes of the first and second strip */
+template <int STRIPS> struct mix24_cursor {
+    int slots;                        /* left to copy */
+    int units;                        /* of these, in this pass */
+    int strip;                        /* the first */
+    uint32_t fours;                   /* bit i: the i-th from here is a FOUR */
+    const unsigned char *src[STRIPS]; /* the lane's first 16 bytes, by strip */
 };
 
 template <int STRIPS>
-static __device__ __forceinline__ void mix24_cursor_pass(const qt_mix24_args &a,
-                                                         const mix24_warp &w, mix24_cursor *c)
+static __device__ __forceinline__ void
+mix24_cursor_pass(const qt_mix24_args &a, const mix24_warp &w, mix24_cursor<STRIPS> *c)
 {
-    int strip = w.first_strip + c->pass * w.pass_strips + w.wn * STRIPS;
-    const unsigned char *src = a.stream + w.offset + w.lane * 16;
-    c->unit = 0;
-    c->strip0 = src + (size_t)min(strip, w.last_strip) * a.pitch;
-    c->strip1 = src + (size_t)min(strip + 1, w.last_strip) * a.pitch;
+#pragma unroll
+    for (int u = 0; u < STRIPS; u++)
+        c->src[u] =
+            a.stream + (size_t)min(c->strip + u, w.last_strip) * a.pitch + w.offset + w.lane * 16;
+    c->units = w.count;
+    c->fours = w.fours;
+}
+
+template <int STRIPS>
+static __device__ __forceinline__ void
+mix24_cursor_open(const qt_mix24_args &a, const mix24_warp &w, mix24_cursor<STRIPS> *c)
+{
+    c->slots = a.passes * w.count;
+    c->strip = w.first_strip + w.wn * STRIPS;
+    mix24_cursor_pass(a, w, c);
+}
+
+template <int STRIPS> static constexpr __device__ uint32_t mix24_slot_bytes()
+{
+    return STRIPS * mix24_record<true>::BYTES;
 }
 
 /* A unit, BYTES of each strip: contiguous in the slot, 16 bytes a lane at a time. */
 template <int BYTES, int STRIPS>
-static __device__ __forceinline__ void mix24_copy_records(uint32_t dst, mix24_cursor *c, int lane)
+static __device__ __forceinline__ void mix24_copy_records(uint32_t slot, mix24_cursor<STRIPS> *c,
+                                                          int lane)
 {
-    const int chunks = STRIPS * BYTES / 16, turn = BYTES / 16;
+    const int chunks = STRIPS * BYTES / 16;
+    const uint32_t dst = slot + lane * 16;
 #pragma unroll
-    for (int i = 0; i < (chunks + 31) / 32; i++) {
-        const bool second = STRIPS == 2 && i * 32 + lane >= turn; /* mostly known for all lanes */
-        const unsigned char *src = second ? c->strip1 - BYTES : c->strip0;
-        ptx_copy_16_if(dst + i * 512, src + i * 512, i * 32 + lane < chunks);
+    for (int i = 0; i < chunks; i += 32) {
+        /* Of one strip or, by lane, of two. */
+        const int strip = i * 16 / BYTES, next = (strip + 1) * BYTES / 16;
+        const unsigned char *src = c->src[strip] + i * 16 - strip * BYTES;
+        if (next < i + 32 && strip + 1 < STRIPS && i + lane >= next)
+            src = c->src[strip + 1 < STRIPS ? strip + 1 : strip] + i * 16 - (strip + 1) * BYTES;
+        if (i + 32 <= chunks)
+            ptx_copy_16(dst + i * 16, src);
+        else
+            ptx_copy_16_if(dst + i * 16, src, i + lane < chunks);
     }
-    c->strip0 += BYTES;
-    c->strip1 += BYTES;
+#pragma unroll
+    for (int u = 0; u < STRIPS; u++)
+        c->src[u] += BYTES;
 }
 
-/* Starts copying the next slot, if there is one. */
-template <int STRIPS, int DEPTH>
-static __device__ __forceinline__ void
-mix24_copy_weights(const qt_mix24_args &a, const mix24_warp &w, mix24_cursor *c, uint32_t ring)
+/* Starts copying the next unit into a slot, if there is one. */
+template <int STRIPS>
+static __device__ __forceinline__ void mix24_copy_weights(const qt_mix24_args &a,
+                                                          const mix24_warp &w,
+                                                          mix24_cursor<STRIPS> *c, uint32_t slot)
 {
-    if (c->pass >= a.passes)
+    if (c->slots == 0)
         return;
-    const uint32_t dst = ring + c->slot + w.lane * 16;
-    if (w.fours >> c->unit & 1)
-        mix24_copy_records<mix24_record<true>::BYTES, STRIPS>(dst, c, w.lane);
+    c->slots--;
+    if (c->fours & 1)
+        mix24_copy_records<mix24_record<true>::BYTES>(slot, c, w.lane);
     else
-        mix24_copy_records<mix24_record<false>::BYTES, STRIPS>(dst, c, w.lane);
-    const uint32_t slot_bytes = STRIPS * mix24_record<true>::BYTES;
-    c->slot = c->slot == (DEPTH - 1) * slot_bytes ? 0 : c->slot + slot_bytes;
-    if (++c->unit == w.count) {
-        c->pass++;
-        mix24_cursor_pass<STRIPS>(a, w, c);
+        mix24_copy_records<mix24_record<false>::BYTES>(slot, c, w.lane);
+    c->fours >>= 1;
+    if (--c->units == 0) {
+        c->strip += w.pass_strips;
+        mix24_cursor_pass(a, w, c);
     }
 }
 
 /* ---- activations -------------------------------------------------------------------------------
  *
  * The WN warps of the same units bring their columns in turn, in packed order: chunks of 16
- * channels from where perm says. One unit at a time, with the weights of the first pass, so that
- * the first product waits for the first unit only.
+ * channels from where perm says.
  */
-struct mix24_gather {
-    int unit;               /* of the warp, to copy next */
-    uint32_t perm, further; /* of 8 units from the last multiple of 8 on: the lane's two groups */
-};
 
+/* Of 8 units, from `unit` of the warp on: the lane's two groups. */
 static __device__ __forceinline__ uint32_t mix24_perm_word(const qt_mix24_args &a,
                                                            const mix24_warp &w, int unit)
 {
@@ -202,53 +226,47 @@ static __device__ __forceinline__ uint32_t mix24_perm_word(const qt_mix24_args &
     return at < w.count * 4 ? __ldg((const uint32_t *)a.perm + w.unit0 * 4 + at) : 0;
 }
 
-static __device__ __forceinline__ void mix24_gather_open(const qt_mix24_args &a,
-                                                         const mix24_warp &w, mix24_gather *x)
-{
-    x->unit = 0;
-    x->perm = mix24_perm_word(a, w, 0);
-    x->further = mix24_perm_word(a, w, 8);
-}
-
-/* The chunk of 8 channels of the next unit that the lane brings: its first channel. */
-static __device__ __forceinline__ int mix24_gather_next(const qt_mix24_args &a, const mix24_warp &w,
-                                                        mix24_gather *x)
-{
-    if (x->unit % 8 == 0 && x->unit) {
-        x->perm = x->further;
-        x->further = mix24_perm_word(a, w, x->unit + 8);
-    }
-    uint32_t pair = __shfl_sync(~0u, x->perm, x->unit % 8 * 4 + w.lane % 16 / 4);
-    x->unit++;
-    return (int)(pair >> (w.lane & 2 ? 16 : 0) & 0xffff) * 16 + w.lane % 2 * 8;
-}
-
 static __device__ __forceinline__ bool mix24_brings(const mix24_warp &w, int unit)
 {
     return (unit & (w.warps_n - 1)) == w.wn;
 }
 
-/* Padding groups (0xffff) and channels beyond k become zero. */
-static __device__ __forceinline__ void mix24_copy_x(const qt_mix24_args &a, const mix24_warp &w,
-                                                    mix24_gather *x)
+/* Of one unit, the lane's chunk of 8 channels of every other token. Padding groups (0xffff) and
+ * channels beyond k become zero. */
+static __device__ __forceinline__ void mix24_copy_unit_x(const qt_mix24_args &a, uint32_t dst,
+                                                         int channel, int lane)
 {
-    if (x->unit == w.count)
-        return;
-    const bool mine = mix24_brings(w, x->unit);
-    const uint32_t dst = ptx_shared(qt_smem) +
-                         (uint32_t)(w.unit0 - w.cta_unit0 + x->unit) * MIX24_UNIT_BYTES +
-                         w.lane % 16 * 16;
-    const int channel = mix24_gather_next(a, w, x);
     const bool inside = channel < a.k;
     const uint16_t *src = (const uint16_t *)a.x + (inside ? channel : 0);
     /* All blocks read the same X: each begins elsewhere, or all would ask one L2 slice at a time.
      */
-    int token = mine ? w.lane / 16 : a.m, turn = (int)(blockIdx.y % (unsigned)a.m);
+    const int turn = a.m > 1 ? (int)(blockIdx.y % (unsigned)a.m) : 0;
 #pragma unroll 2
-    for (; token < a.m; token += 2) {
+    for (int token = lane / 16; token < a.m; token += 2) {
         int t = token + turn < a.m ? token + turn : token + turn - a.m;
         ptx_copy_16_zero(dst + (uint32_t)(t * a.x_pitch), src + (inside ? (size_t)t * a.k : 0),
                          inside ? 16 : 0);
+    }
+}
+
+/* All that the warp brings. perm: mix24_perm_word of unit 0, loaded early. */
+static __device__ __forceinline__ void mix24_copy_x(const qt_mix24_args &a, const mix24_warp &w,
+                                                    uint32_t perm)
+{
+    const uint32_t dst = ptx_shared(qt_smem) +
+                         (uint32_t)(w.unit0 - w.cta_unit0) * MIX24_UNIT_BYTES + w.lane % 16 * 16;
+    uint32_t further = mix24_perm_word(a, w, 8);
+#pragma unroll 1
+    for (int unit = 0; unit < w.count; unit++) {
+        if (unit && unit % 8 == 0) {
+            perm = further;
+            further = mix24_perm_word(a, w, unit + 8);
+        }
+        uint32_t pair = __shfl_sync(~0u, perm, unit % 8 * 4 + w.lane % 16 / 4);
+        int group = (int)(pair >> (w.lane & 2 ? 16 : 0) & 0xffff);
+        if (mix24_brings(w, unit))
+            mix24_copy_unit_x(a, dst + (uint32_t)unit * MIX24_UNIT_BYTES,
+                              group * 16 + w.lane % 2 * 8, w.lane);
     }
 }
 
@@ -330,18 +348,17 @@ template <int MT, int STRIPS> struct mix24_sums {
 
 /* One slot. x_row: token g of each tile, chunk t of a block; x_at: the slot's columns. */
 template <bool FOUR, int MT, int STRIPS>
-static __device__ __forceinline__ void
-mix24_slot(mix24_sums<MT, STRIPS> *sums, const unsigned char *slot,
-           const unsigned char *const x_row[MT], uint32_t x_at, int lane)
+static __device__ __forceinline__ void mix24_slot(mix24_sums<MT, STRIPS> *sums, uint32_t slot,
+                                                  const uint32_t x_row[MT], uint32_t x_at, int lane)
 {
     using R = mix24_record<FOUR>;
     mix24_meta meta[STRIPS];
     uint4 two[STRIPS];
 #pragma unroll
     for (int u = 0; u < STRIPS; u++) {
-        meta[u] = mix24_load_meta<FOUR>(slot + u * R::BYTES, lane);
+        meta[u] = mix24_shared_meta<FOUR>(slot + u * R::BYTES, lane);
         if (!FOUR)
-            two[u] = *(const uint4 *)(slot + u * R::BYTES + lane * 16);
+            two[u] = ptx_load_16(slot + u * R::BYTES + lane * 16);
     }
 #pragma unroll
     for (int b = 0; b < 2; b++) {
@@ -350,7 +367,7 @@ mix24_slot(mix24_sums<MT, STRIPS> *sums, const unsigned char *slot,
 #pragma unroll
         for (int u = 0; u < STRIPS; u++) {
             group[u] = b ? mix24_open_group<FOUR, 1>(meta[u]) : mix24_open_group<FOUR, 0>(meta[u]);
-            uint4 v = FOUR ? *(const uint4 *)(slot + u * R::BYTES + b * 512 + lane * 16)
+            uint4 v = FOUR ? ptx_load_16(slot + u * R::BYTES + b * 512 + lane * 16)
                       : b  ? make_uint4(two[u].z, two[u].w, 0, 0)
                            : two[u];
             words[u][0] = v.x;
@@ -363,7 +380,7 @@ mix24_slot(mix24_sums<MT, STRIPS> *sums, const unsigned char *slot,
             uint4 x[MT];
 #pragma unroll
             for (int t = 0; t < MT; t++)
-                x[t] = *(const uint4 *)(x_row[t] + x_at + b * 128 + half * 16);
+                x[t] = ptx_load_16(x_row[t] + x_at + b * 128 + half * 16);
 #pragma unroll
             for (int s = 0; s < 2; s++)
 #pragma unroll
@@ -470,7 +487,7 @@ static __device__ __noinline__ void mix24_long_rows(const qt_mix24_args &a, mix2
     for (int panel = 0; panel < a.panels; panel++)
         for (int row = 0; row < rows; row++) {
             const uint32_t *ptr = mix24_row_ptr(a, w, panel, row0 + row);
-            if (!mix24_is_long(a, ptr))
+            if (row0 + row >= (w.last_strip + 1) * 16 || !mix24_is_long(a, ptr))
                 continue;
             mix24_run r = {a.csr_col, a.csr_val};
             for (int i = warp; i < a.m * parts; i += warps) {
@@ -658,52 +675,46 @@ mix24_finish_pass(const qt_mix24_args &a, const mix24_warp &w, const mix24_sums<
 /* ---- the kernel --------------------------------------------------------------------------------
  */
 
-/* Weights, outliers and X on their way: DEPTH - 1 groups of copies. */
+/* Weights, X and outliers on their way: DEPTH - 1 groups of copies, X in the first. */
 template <int STRIPS, int DEPTH>
 static __device__ __forceinline__ void mix24_begin(const qt_mix24_args &a, const mix24_warp &w,
-                                                   mix24_cursor *c, mix24_gather *x, uint32_t ring)
+                                                   mix24_cursor<STRIPS> *c)
 {
-    uint32_t run[2] = {0, 0};
-    mix24_gather_open(a, w, x);
+    uint32_t run[2] = {0, 0}, perm = mix24_perm_word(a, w, 0);
     if (a.csr_ptr) {
         const int row0 = w.first_strip * 16, row1 = row0 + min(w.pass_strips, a.strips_cta) * 16;
         run[0] = __ldg(a.csr_ptr + row0);
         run[1] = __ldg(a.csr_ptr + min(row1, a.n));
     }
-    c->slot = 0;
-    c->pass = w.count ? 0 : a.passes;
-    mix24_cursor_pass<STRIPS>(a, w, c);
+    mix24_cursor_open(a, w, c);
 #pragma unroll 1
     for (int i = 0; i < DEPTH - 1; i++)
-        mix24_copy_weights<STRIPS, DEPTH>(a, w, c, ring);
+        mix24_copy_weights(a, w, c, w.ring + i * mix24_slot_bytes<STRIPS>());
     if (a.dependent) {
         ptx_launch_dependents();
         ptx_wait_previous();
     }
-    const bool at_once = a.bf16 || !a.x_aligned;
-    if (!a.x_aligned) {
+    if (a.x_aligned)
+        mix24_copy_x(a, w, perm);
+    else
         mix24_x_ragged(a, w);
-        x->unit = w.count;
-    }
-#pragma unroll 1
-    for (int i = 0; i < DEPTH - 1; i++) {
-        do
-            mix24_copy_x(a, w, x);
-        while (at_once && x->unit < w.count);
-        if (a.csr_ptr && i == DEPTH - 2) {
-            mix24_stage_ptr(a, w);
-            mix24_copy_run(a, 0, run[0], run[1]);
-        }
+    if (DEPTH > 2)
         ptx_copy_commit();
+    if (a.csr_ptr) {
+        mix24_stage_ptr(a, w);
+        mix24_copy_run(a, 0, run[0], run[1]);
     }
-    if (at_once) {
-        ptx_copy_wait<0>();
+#pragma unroll
+    for (int i = DEPTH > 2 ? 1 : 0; i < DEPTH - 1; i++)
+        ptx_copy_commit();
+    if (w.warps_n > 1 || a.bf16) {
+        ptx_copy_wait<DEPTH - 2>();
         __syncthreads();
-        if (a.bf16) {
-            mix24_bf16_to_f16(a, (w.cta_unit1 - w.cta_unit0) * MIX24_UNIT_COLS,
-                              (int *)(qt_smem + a.top_at));
-            __syncthreads();
-        }
+    }
+    if (a.bf16) {
+        mix24_bf16_to_f16(a, (w.cta_unit1 - w.cta_unit0) * MIX24_UNIT_COLS,
+                          (int *)(qt_smem + a.top_at));
+        __syncthreads();
     }
 }
 
@@ -738,10 +749,7 @@ template <int MT, int STRIPS, int DEPTH>
 __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant__ qt_mix24_args a)
 {
     const mix24_warp w = mix24_warp_open<STRIPS>(a);
-    const uint32_t slot_bytes = STRIPS * mix24_record<true>::BYTES;
-    const unsigned char *ring = qt_smem + a.ring_at + (int)(threadIdx.x / 32) * a.ring_bytes;
-    mix24_cursor c;
-    mix24_gather x;
+    mix24_cursor<STRIPS> c;
     if (threadIdx.x == 0)
         *(int *)(qt_smem + a.long_at) = 0;
     if (a.cluster > 1) {
@@ -751,36 +759,37 @@ __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant_
         }
         ptx_cluster_arrive();
     }
-    mix24_begin<STRIPS, DEPTH>(a, w, &c, &x, ptx_shared(ring));
+    mix24_begin<STRIPS, DEPTH>(a, w, &c);
 
-    const unsigned char *x_row[MT]; /* columns of tokens >= m are never stored */
+    uint32_t x_row[MT]; /* columns of tokens >= m are never stored */
 #pragma unroll
-    for (int t = 0; t < MT; t++)
-        x_row[t] = qt_smem + min(t * 8 + w.lane / 4, a.m - 1) * a.x_pitch + w.lane % 4 * 32 +
-                   (w.unit0 - w.cta_unit0) * MIX24_UNIT_BYTES;
-    uint32_t slot = 0;
+    for (int t = 0; t < MT; t++) {
+        x_row[t] = ptx_shared(qt_smem) +
+                   (uint32_t)(min(t * 8 + w.lane / 4, a.m - 1) * a.x_pitch + w.lane % 4 * 32 +
+                              (w.unit0 - w.cta_unit0) * MIX24_UNIT_BYTES);
+        asm volatile("" : "+r"(x_row[t]));
+    }
+    uint32_t slot = 0, unused = (DEPTH - 1) * mix24_slot_bytes<STRIPS>(); /* offsets in the ring */
 #pragma unroll 1
     for (int pass = 0; pass < a.passes; pass++) {
         mix24_sums<MT, STRIPS> sums = {};
+        uint32_t fours = w.fours;
 #pragma unroll 1
         for (int unit = 0; unit < w.count; unit++) {
             ptx_copy_wait<DEPTH - 2>();
-            /* Lanes read what others copied, and have read the slot before; X comes from the other
-             * warps of the same units as well. */
-            if (pass == 0 && w.warps_n > 1)
-                ptx_barrier_sync(1 + w.wk, w.warps_n * 32);
-            else
-                __syncwarp();
-            mix24_copy_weights<STRIPS, DEPTH>(a, w, &c, ptx_shared(ring));
-            mix24_copy_x(a, w, &x);
+            __syncwarp(); /* lanes read what others copied, and have read the slot before */
+            mix24_copy_weights(a, w, &c, w.ring + unused);
             ptx_copy_commit();
-            if (w.fours >> unit & 1)
-                mix24_slot<true, MT, STRIPS>(&sums, ring + slot, x_row,
-                                             (uint32_t)unit * MIX24_UNIT_BYTES, w.lane);
+            const uint32_t x_at = (uint32_t)unit * MIX24_UNIT_BYTES;
+            if (fours & 1)
+                mix24_slot<true, MT, STRIPS>(&sums, w.ring + slot, x_row, x_at, w.lane);
             else
-                mix24_slot<false, MT, STRIPS>(&sums, ring + slot, x_row,
-                                              (uint32_t)unit * MIX24_UNIT_BYTES, w.lane);
-            slot = slot == (DEPTH - 1) * slot_bytes ? 0 : slot + slot_bytes;
+                mix24_slot<false, MT, STRIPS>(&sums, w.ring + slot, x_row, x_at, w.lane);
+            fours >>= 1;
+            unused = slot;
+            slot = slot == (DEPTH - 1) * mix24_slot_bytes<STRIPS>()
+                       ? 0
+                       : slot + mix24_slot_bytes<STRIPS>();
         }
         if (a.csr_ptr)
             mix24_wait_run<DEPTH>(w.count);

@@ -16,9 +16,8 @@ int qt_mix24_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *
 int qt_mix24_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_matmul_dtype dtype,
                         void *stream);
 
-/* Kernel instances as host addresses: token_tiles 1, 2, 4; strips 1, 2 (1 with 4 tiles);
- * depth 2..4.
- */
+/* Kernel instances as host addresses: token_tiles 1, 2, 4; strips 1, 2, 4; depth 2..4. NULL if
+ * there is none. */
 const void *qt_mix24_instance(int token_tiles, int strips, int depth);
 
 #endif

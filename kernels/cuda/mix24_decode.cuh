@@ -52,11 +52,19 @@ struct mix24_meta {
     __half2 z2; /* z2 - 1024 of block 0, z2 - 64 of block 1 */
 };
 
-/* A constant that is kept in a register: (x & mask) | constant is then one instruction, not two. */
-static __device__ __forceinline__ uint32_t in_register(uint32_t constant)
+/* (x & MASK) | bits as one instruction: with two constants the compiler makes two of it. */
+template <uint32_t MASK>
+static __device__ __forceinline__ uint32_t masked_or(uint32_t x, uint32_t bits)
 {
-    asm("" : "+r"(constant));
-    return constant;
+    uint32_t r;
+    asm("{\n"
+        ".reg .b32 c;\n"
+        "mov.b32 c, %2;\n"
+        "lop3.b32 %0, %1, %3, c, 0xea;\n"
+        "}"
+        : "=r"(r)
+        : "r"(x), "r"(bits), "n"(MASK));
+    return r;
 }
 
 static __device__ __forceinline__ __half2 half2_const(float low, float high)
@@ -64,20 +72,28 @@ static __device__ __forceinline__ __half2 half2_const(float low, float high)
     return __floats2half2_rn(low, high);
 }
 
+/* From a lane's stored words: q U16; z U16 (FOUR) or U8 (TWO); u U32. */
 template <bool FOUR>
-static __device__ __forceinline__ mix24_meta mix24_load_meta(const unsigned char *record, int lane)
+static __device__ __forceinline__ mix24_meta mix24_meta_of(uint32_t q, uint32_t z, uint32_t u)
+{
+    mix24_meta m;
+    m.q = __byte_perm(q, 0, 0x4140); /* [0 | row g + 8: q1 q0 | 0 | row g: q1 q0] */
+    m.z = FOUR ? z : z * 0x00040004;
+    m.s2 = as_half2(u & 0x7f807f80);
+    m.z2 = __hadd2(as_half2(masked_or<0x000f000f>(u, 0x64006400)), half2_const(-2048, -1024 - 64));
+    return m;
+}
+
+/* Of a record in shared memory. */
+template <bool FOUR>
+static __device__ __forceinline__ mix24_meta mix24_shared_meta(uint32_t record, int lane)
 {
     using R = mix24_record<FOUR>;
-    mix24_meta m;
-    uint32_t q = *(const uint16_t *)(record + R::Q + lane * 2);
-    m.q = __byte_perm(q, 0, 0x4140); /* [0 | row g + 8: q1 q0 | 0 | row g: q1 q0] */
-    uint32_t z = FOUR ? *(const uint16_t *)(record + R::Z + lane * 2) : record[R::Z + lane];
-    m.z = FOUR ? z : z * 0x00040004;
-    uint32_t u = *(const uint32_t *)(record + R::U + lane % 4 * 4);
-    m.s2 = as_half2(u & 0x7f807f80);
-    m.z2 = __hadd2(as_half2((u & 0x000f000f) | in_register(0x64006400)),
-                   half2_const(-2048, -1024 - 64));
-    return m;
+    const uint32_t by_2 = record + (uint32_t)lane * 2;
+    return mix24_meta_of<FOUR>(ptx_load_2(by_2 + R::Q),
+                               FOUR ? ptx_load_2(by_2 + R::Z)
+                                    : ptx_load_1(record + R::Z + (uint32_t)lane),
+                               ptx_load_4(record + R::U + (uint32_t)lane % 4 * 4));
 }
 
 /*
@@ -91,7 +107,7 @@ static __device__ __forceinline__ mix24_group mix24_open_group(const mix24_meta 
     mix24_group out;
     const uint32_t exponents = (b ? 0x54005400 : 0x64006400) - (FOUR ? 0x10000000 : 0x08000000);
     const float up = FOUR ? 1.0f / 16 : 1.0f / 4;
-    __half2 q = as_half2((m.q & (b ? 0x00f000f0 : 0x000f000f)) | in_register(exponents));
+    __half2 q = as_half2(masked_or < b ? 0x00f000f0 : 0x000f000f > (m.q, exponents));
     __half2 n = __hfma2(b ? __high2half2(m.z2) : __low2half2(m.z2), half2_const(1, up), q);
     out.scale = __hmul2(n, b ? __high2half2(m.s2) : __low2half2(m.s2)); /* n = q + z2 */
     out.scale_16 = __hmul2(out.scale, half2_const(1.0f / 16, 1.0f / 16));

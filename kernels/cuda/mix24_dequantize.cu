@@ -41,7 +41,11 @@ static __device__ __forceinline__ void put_record(const dequantize_args &a, int 
                                                   const unsigned char *record)
 {
     const int lane = (int)threadIdx.x % 32;
-    const mix24_meta meta = mix24_load_meta<FOUR>(record, lane);
+    using R = mix24_record<FOUR>;
+    const mix24_meta meta = mix24_meta_of<FOUR>(*(const uint16_t *)(record + R::Q + lane * 2),
+                                                FOUR ? *(const uint16_t *)(record + R::Z + lane * 2)
+                                                     : record[R::Z + lane],
+                                                *(const uint32_t *)(record + R::U + lane % 4 * 4));
 #pragma unroll
     for (int b = 0; b < 2; b++) {
         mix24_group group = b ? mix24_open_group<FOUR, 1>(meta) : mix24_open_group<FOUR, 0>(meta);

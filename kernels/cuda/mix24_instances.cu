@@ -2,16 +2,19 @@
 #include "kernels/cuda/mix24.cuh"
 #include "kernels/cuda/mix24.h"
 
+#define KERNEL(mt, strips, depth) (const void *)qt_mix24_kernel<mt, strips, depth>
 #define DEPTHS(mt, strips)                                                                         \
     {                                                                                              \
-        (const void *)qt_mix24_kernel<mt, strips, 2>,                                              \
-            (const void *)qt_mix24_kernel<mt, strips, 3>,                                          \
-            (const void *)qt_mix24_kernel<mt, strips, 4>                                           \
+        KERNEL(mt, strips, 2), KERNEL(mt, strips, 3), KERNEL(mt, strips, 4)                        \
     }
 
 const void *qt_mix24_instance(int token_tiles, int strips, int depth)
 {
-    static const void *const kernels[3][2][3] = {
-        {DEPTHS(1, 1), DEPTHS(1, 2)}, {DEPTHS(2, 1), DEPTHS(2, 2)}, {DEPTHS(4, 1)}};
-    return kernels[token_tiles / 2][strips - 1][depth - 2];
+    /* Four strips have no room for more than two or three slots, and, like four token tiles, for
+     * no more sums in registers. */
+    static const void *const kernels[3][3][3] = {
+        {DEPTHS(1, 1), DEPTHS(1, 2), {KERNEL(1, 4, 2), KERNEL(1, 4, 3)}},
+        {DEPTHS(2, 1), DEPTHS(2, 2), {KERNEL(2, 4, 2)}},
+        {DEPTHS(4, 1), {KERNEL(4, 2, 2)}}};
+    return kernels[token_tiles / 2][strips / 2][depth - 2];
 }

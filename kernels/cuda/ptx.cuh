@@ -37,6 +37,38 @@ PTX void ptx_ldmatrix_x4(uint32_t r[4], uint32_t addr)
                  : "r"(addr));
 }
 
+/* From shared memory. */
+PTX uint4 ptx_load_16(uint32_t addr)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(addr)
+                 : "memory");
+    return v;
+}
+
+PTX uint32_t ptx_load_4(uint32_t addr)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");
+    return v;
+}
+
+PTX uint32_t ptx_load_2(uint32_t addr)
+{
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(addr) : "memory");
+    return v;
+}
+
+PTX uint32_t ptx_load_1(uint32_t addr)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");
+    return v;
+}
+
 /* 16 bytes, global -> shared, past L1. */
 PTX void ptx_copy_16(uint32_t dst, const void *src)
 {

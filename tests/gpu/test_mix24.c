@@ -17,7 +17,7 @@ static void vary(struct qt_matmul_config *c, int variant)
 {
     (void)variant;
     c->splits = 1 << random_below(4);
-    c->strips = 1 + (int)random_below(2);
+    c->strips = 1 << random_below(3);
     c->warps = 1 << random_below(5);
     c->warps_k = c->warps >> random_below(3);
     c->depth = 2 + (int)random_below(3);
