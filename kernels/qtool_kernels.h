@@ -42,9 +42,10 @@ enum qt_matmul_dtype { QT_MATMUL_F16, QT_MATMUL_BF16 };
  * What only MIX24 has (pack/layout_mix24.h). A unit is 128 packed columns of groups of one kind;
  * columns of outliers are packed ones.
  */
+enum { QT_MATMUL_MIX24_TWO = 624, QT_MATMUL_MIX24_FOUR = 1168 }; /* bytes of a unit in 16 rows */
 struct qt_matmul_mix24 {
     size_t twos, fours; /* units of 2-bit and of 4-bit groups */
-    const void *stream; /* U8 [n/16][624 twos + 1168 fours], 16-byte aligned */
+    const void *stream; /* U8 [n/16][TWO twos + FOUR fours bytes], 16-byte aligned */
     const void *perm; /* U16 [8 (twos + fours)]: which 16 channels; 0xffff: none; 4-byte aligned */
     const void *csr_ptr; /* U32 [panels of 64 Ki columns][csr_rows + 1]; NULL without outliers */
     const void *csr_col; /* U16, 16-byte aligned and readable to the next multiple of 16 bytes */

@@ -56,11 +56,11 @@ static void set_parameters(struct qt_matmul_weight *out, const struct qt_spec *s
     }
 }
 
-/* The units of a mix24 matrix, from the sizes of its sections: records of groups of 16 and of 16
- * rows, which the kernel is for, have these two sizes (pack/layout_mix24.h). False for others. */
+/* The units of a mix24 matrix, from the sizes of its sections. False for groups of 8 channels or
+ * rows, whose records have other sizes than the kernel's. */
 static bool set_units(struct qt_matmul_weight *out, const struct qt_packed *p)
 {
-    enum { SLOTS = 8, TWO = 624, FOUR = 1168 };
+    enum { SLOTS = 8, TWO = QT_MATMUL_MIX24_TWO, FOUR = QT_MATMUL_MIX24_FOUR };
     size_t units = 0, bytes = 0;
     for (size_t i = 0; i < p->nsections; i++) {
         const struct qt_section *s = &p->section[i];

@@ -12,8 +12,6 @@ enum {
     MAX_CLUSTER = 8,
     MAX_DEPTH = 4,
     STRIP_ROWS = 16,
-    RECORD_TWO = mix24_record<false>::BYTES,
-    RECORD_FOUR = mix24_record<true>::BYTES,
     PANEL_UNITS = 65536 / MIX24_UNIT_COLS,
 };
 
@@ -51,7 +49,7 @@ static int strips_of(const struct qt_matmul_weight *w)
 
 static size_t strip_bytes(const struct qt_matmul_weight *w)
 {
-    return w->mix24.twos * RECORD_TWO + w->mix24.fours * RECORD_FOUR;
+    return w->mix24.twos * QT_MATMUL_MIX24_TWO + w->mix24.fours * QT_MATMUL_MIX24_FOUR;
 }
 
 static size_t csr_rows(const struct qt_matmul_weight *w)
@@ -150,7 +148,7 @@ static size_t layout(struct qt_mix24_args *a, const struct qt_matmul_weight *w,
     a->inbox_at = (int)at;
     at += c->splits > 1 ? 2 * m * rows * 4 : 0;
     a->ring_at = (int)round_up(at, 128);
-    a->ring_bytes = (uint32_t)(c->depth * c->strips * RECORD_FOUR);
+    a->ring_bytes = (uint32_t)(c->depth * c->strips * QT_MATMUL_MIX24_FOUR);
     at = (size_t)a->ring_at + (size_t)c->warps * a->ring_bytes;
     a->window_at = (int)at;
     if (at + window * OUTLIER > limit)

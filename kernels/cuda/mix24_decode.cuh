@@ -16,6 +16,7 @@
 #define QT_CUDA_MIX24_DECODE_CUH
 
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/qtool_kernels.h"
 
 /* Sizes and offsets in a record, by kind. */
 template <bool FOUR> struct mix24_record {
@@ -27,6 +28,8 @@ template <bool FOUR> struct mix24_record {
         BYTES = U + 16,
     };
 };
+static_assert((int)mix24_record<false>::BYTES == QT_MATMUL_MIX24_TWO, "the public header's");
+static_assert((int)mix24_record<true>::BYTES == QT_MATMUL_MIX24_FOUR, "the public header's");
 
 static __device__ __forceinline__ uint32_t half2_bits(__half2 v)
 {
