@@ -1,6 +1,6 @@
 /* mix24, host side: checks, configurations, launches. */
-#include "kernels/cuda/mix24.cuh"
 #include "kernels/cuda/mix24.h"
+#include "kernels/cuda/mix24_load.cuh"
 
 #include <math.h>
 #include <stdarg.h>

@@ -1,0 +1,312 @@
+/* The mix24 kernel (mix24.cuh): its arguments, which warp does what, and how weights and
+ * activations come into shared memory. */
+#ifndef QT_CUDA_MIX24_LOAD_CUH
+#define QT_CUDA_MIX24_LOAD_CUH
+
+#include "kernels/cuda/mix24_decode.cuh"
+#include "kernels/cuda/ptx_cluster.cuh"
+
+enum {
+    MIX24_UNIT_COLS = 128,
+    MIX24_UNIT_BYTES = MIX24_UNIT_COLS * 2, /* of X */
+    MIX24_MAX_UNITS = 32,                   /* of a warp */
+};
+
+struct qt_mix24_args {
+    const unsigned char *stream; /* [strips][pitch] */
+    const uint16_t *perm;        /* [units * 8] */
+    const uint32_t *csr_ptr;     /* [panels][csr_pitch]; NULL without outliers */
+    const uint16_t *csr_col;     /* packed column in the panel of 64 Ki */
+    const uint16_t *csr_val;     /* FP16 */
+    const void *x;               /* F16 or BF16 [m][k] */
+    void *y;                     /* F16 or BF16 [m][n] */
+    const float *before;         /* [m][n]: sums of the units before first_unit; NULL if none */
+    float *after; /* [m][n]: where sums go instead of y, when there are units after */
+    int m, n, k;
+    int strips, units, fours; /* strips of 16 rows; units of 128 columns, of which fours are FOUR */
+    int first_unit, end_unit; /* of this launch */
+    int panels;               /* of 64 Ki columns */
+    size_t csr_pitch;         /* row pointers of a panel */
+    uint32_t pitch;           /* bytes of a strip */
+    float factor;             /* power of two on every result */
+    int bf16;                 /* x and y are BF16 */
+    int x_aligned;            /* rows of x are 16-byte aligned */
+    int dependent;            /* launched before the previous kernel has ended */
+    int warps_k, strips_cta, passes, cluster;
+    int split_units;     /* units of a block */
+    int row_threads;     /* log2 of the threads that add up an output */
+    int long_parts;      /* warps that share an output of a row with many outliers */
+    int ptr_rows;        /* row pointers of a block: of whole passes, and one */
+    int window;          /* outliers of a pass that have room in shared memory */
+    int x_pitch;         /* bytes of a row of X in shared memory */
+    uint32_t ring_bytes; /* of a warp */
+    int top_at, barrier_at, long_at, ptr_at, sums_at, inbox_at, window_at,
+        ring_at; /* in shared memory */
+};
+
+/* X is at the start of dynamic shared memory. */
+extern __shared__ __align__(1024) unsigned char qt_smem[];
+
+/* ---- who does what -----------------------------------------------------------------------------
+ */
+
+struct mix24_warp {
+    int lane, wk, wn, warps_n;
+    int first_strip, last_strip; /* of the block */
+    int pass_strips;             /* strips of a pass, over all warps */
+    int cta_unit0, cta_unit1;    /* the block's units */
+    int unit0, count;            /* the warp's */
+    uint32_t fours;              /* bit i: its unit i is a FOUR */
+    uint32_t offset;             /* of its first unit in a strip */
+    uint32_t ring;               /* shared address of its ring */
+};
+
+/* Fours before unit u: they are spread evenly. */
+static __device__ __forceinline__ int mix24_fours_before(const qt_mix24_args &a, int u)
+{
+    return (int)((unsigned)(u * a.fours) / (unsigned)a.units);
+}
+
+static __device__ __forceinline__ bool mix24_is_four(const qt_mix24_args &a, int u)
+{
+    return mix24_fours_before(a, u + 1) > mix24_fours_before(a, u);
+}
+
+template <int STRIPS>
+static __device__ __forceinline__ mix24_warp mix24_warp_open(const qt_mix24_args &a)
+{
+    mix24_warp w;
+    const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* tell the compiler: uniform */
+    w.lane = (int)threadIdx.x % 32;
+    w.wk = warp & (a.warps_k - 1);
+    w.wn = warp >> (31 - __clz(a.warps_k));
+    w.warps_n = (int)blockDim.x / 32 >> (31 - __clz(a.warps_k));
+    w.pass_strips = w.warps_n * STRIPS;
+    w.first_strip = (int)blockIdx.y * a.strips_cta;
+    w.last_strip = min(w.first_strip + a.strips_cta, a.strips) - 1;
+    w.cta_unit0 = min(a.first_unit + (int)blockIdx.x * a.split_units, a.end_unit);
+    w.cta_unit1 = min(w.cta_unit0 + a.split_units, a.end_unit);
+    int count = w.cta_unit1 - w.cta_unit0, log2_k = 31 - __clz(a.warps_k);
+    w.unit0 = w.cta_unit0 + (count * w.wk >> log2_k);
+    w.count = w.cta_unit0 + (count * (w.wk + 1) >> log2_k) - w.unit0;
+    w.fours = __ballot_sync(~0u, mix24_is_four(a, w.unit0 + w.lane));
+    w.offset = (uint32_t)(w.unit0 * mix24_record<false>::BYTES +
+                          mix24_fours_before(a, w.unit0) *
+                              (mix24_record<true>::BYTES - mix24_record<false>::BYTES));
+    w.ring = ptx_shared(qt_smem) + (uint32_t)a.ring_at + (uint32_t)warp * a.ring_bytes;
+    /* Computed once: the compiler would do it again for each use in the main loop. */
+    asm volatile("" : "+r"(w.count), "+r"(w.ring), "+r"(w.fours));
+    return w;
+}
+
+/* ---- weights into shared memory ----------------------------------------------------------------
+ *
+ * A warp's records go through its own ring of slots in the order in which it uses them: its units
+ * for pass 0, 1, ... A slot holds the records of STRIPS strips, one after the other.
+ */
+template <int STRIPS> struct mix24_cursor {
+    int slots;                        /* left to copy */
+    int units;                        /* of these, in this pass */
+    int strip;                        /* the first */
+    uint32_t fours;                   /* bit i: the i-th from here is a FOUR */
+    const unsigned char *src[STRIPS]; /* the lane's first 16 bytes, by strip */
+};
+
+template <int STRIPS>
+static __device__ __forceinline__ void
+mix24_cursor_pass(const qt_mix24_args &a, const mix24_warp &w, mix24_cursor<STRIPS> *c)
+{
+#pragma unroll
+    for (int u = 0; u < STRIPS; u++)
+        c->src[u] =
+            a.stream + (size_t)min(c->strip + u, w.last_strip) * a.pitch + w.offset + w.lane * 16;
+    c->units = w.count;
+    c->fours = w.fours;
+}
+
+template <int STRIPS>
+static __device__ __forceinline__ void
+mix24_cursor_open(const qt_mix24_args &a, const mix24_warp &w, mix24_cursor<STRIPS> *c)
+{
+    c->slots = a.passes * w.count;
+    c->strip = w.first_strip + w.wn * STRIPS;
+    mix24_cursor_pass(a, w, c);
+}
+
+template <int STRIPS> static constexpr __device__ uint32_t mix24_slot_bytes()
+{
+    return STRIPS * mix24_record<true>::BYTES;
+}
+
+/* A unit, BYTES of each strip: contiguous in the slot, 16 bytes a lane at a time. */
+template <int BYTES, int STRIPS>
+static __device__ __forceinline__ void mix24_copy_records(uint32_t slot, mix24_cursor<STRIPS> *c,
+                                                          int lane)
+{
+    const int chunks = STRIPS * BYTES / 16;
+    const uint32_t dst = slot + lane * 16;
+#pragma unroll
+    for (int i = 0; i < chunks; i += 32) {
+        /* Of one strip or, by lane, of two. */
+        const int strip = i * 16 / BYTES, next = (strip + 1) * BYTES / 16;
+        const unsigned char *src = c->src[strip] + i * 16 - strip * BYTES;
+        if (next < i + 32 && strip + 1 < STRIPS && i + lane >= next)
+            src = c->src[strip + 1 < STRIPS ? strip + 1 : strip] + i * 16 - (strip + 1) * BYTES;
+        if (i + 32 <= chunks)
+            ptx_copy_16(dst + i * 16, src);
+        else
+            ptx_copy_16_if(dst + i * 16, src, i + lane < chunks);
+    }
+#pragma unroll
+    for (int u = 0; u < STRIPS; u++)
+        c->src[u] += BYTES;
+}
+
+/* Starts copying the next unit into a slot, if there is one. */
+template <int STRIPS>
+static __device__ __forceinline__ void mix24_copy_weights(const qt_mix24_args &a,
+                                                          const mix24_warp &w,
+                                                          mix24_cursor<STRIPS> *c, uint32_t slot)
+{
+    if (c->slots == 0)
+        return;
+    c->slots--;
+    if (c->fours & 1)
+        mix24_copy_records<mix24_record<true>::BYTES>(slot, c, w.lane);
+    else
+        mix24_copy_records<mix24_record<false>::BYTES>(slot, c, w.lane);
+    c->fours >>= 1;
+    if (--c->units == 0) {
+        c->strip += w.pass_strips;
+        mix24_cursor_pass(a, w, c);
+    }
+}
+
+/* ---- activations -------------------------------------------------------------------------------
+ *
+ * The WN warps of the same units bring their columns in turn, in packed order: chunks of 16
+ * channels from where perm says.
+ */
+
+/* Of 8 units, from `unit` of the warp on: the lane's two groups. */
+static __device__ __forceinline__ uint32_t mix24_perm_word(const qt_mix24_args &a,
+                                                           const mix24_warp &w, int unit)
+{
+    int at = unit * 4 + w.lane; /* in pairs of groups */
+    return at < w.count * 4 ? __ldg((const uint32_t *)a.perm + w.unit0 * 4 + at) : 0;
+}
+
+static __device__ __forceinline__ bool mix24_brings(const mix24_warp &w, int unit)
+{
+    return (unit & (w.warps_n - 1)) == w.wn;
+}
+
+/* Of one unit, the lane's chunk of 8 channels of every other token. Padding groups (0xffff) and
+ * channels beyond k become zero. */
+static __device__ __forceinline__ void mix24_copy_unit_x(const qt_mix24_args &a, uint32_t dst,
+                                                         int channel, int lane)
+{
+    const bool inside = channel < a.k;
+    const uint16_t *src = (const uint16_t *)a.x + (inside ? channel : 0);
+    /* All blocks read the same X: each begins elsewhere, or all would ask one L2 slice at a time.
+     */
+    const int turn = a.m > 1 ? (int)(blockIdx.y % (unsigned)a.m) : 0;
+#pragma unroll 2
+    for (int token = lane / 16; token < a.m; token += 2) {
+        int t = token + turn < a.m ? token + turn : token + turn - a.m;
+        ptx_copy_16_zero(dst + (uint32_t)(t * a.x_pitch), src + (inside ? (size_t)t * a.k : 0),
+                         inside ? 16 : 0);
+    }
+}
+
+/* All that the warp brings. perm: mix24_perm_word of unit 0, loaded early. */
+static __device__ __forceinline__ void mix24_copy_x(const qt_mix24_args &a, const mix24_warp &w,
+                                                    uint32_t perm)
+{
+    const uint32_t dst = ptx_shared(qt_smem) +
+                         (uint32_t)(w.unit0 - w.cta_unit0) * MIX24_UNIT_BYTES + w.lane % 16 * 16;
+    uint32_t further = mix24_perm_word(a, w, 8);
+#pragma unroll 1
+    for (int unit = 0; unit < w.count; unit++) {
+        if (unit && unit % 8 == 0) {
+            perm = further;
+            further = mix24_perm_word(a, w, unit + 8);
+        }
+        uint32_t pair = __shfl_sync(~0u, perm, unit % 8 * 4 + w.lane % 16 / 4);
+        int group = (int)(pair >> (w.lane & 2 ? 16 : 0) & 0xffff);
+        if (mix24_brings(w, unit))
+            mix24_copy_unit_x(a, dst + (uint32_t)unit * MIX24_UNIT_BYTES,
+                              group * 16 + w.lane % 2 * 8, w.lane);
+    }
+}
+
+/* Rows whose elements are not 16-byte aligned: all that the warp brings. */
+static __device__ __noinline__ void mix24_x_ragged(const qt_mix24_args &a, mix24_warp w)
+{
+    const uint16_t *x = (const uint16_t *)a.x;
+#pragma unroll 1
+    for (int i = w.lane; i < w.count * MIX24_UNIT_COLS; i += 32) {
+        int col = w.unit0 * MIX24_UNIT_COLS + i;
+        if (!mix24_brings(w, i / MIX24_UNIT_COLS))
+            continue;
+        int channel = a.perm[col / 16] * 16 + col % 16;
+        for (int t = 0; t < a.m; t++)
+            ((uint16_t *)(qt_smem + t * a.x_pitch))[col - w.cta_unit0 * MIX24_UNIT_COLS] =
+                channel < a.k ? x[(size_t)t * a.k + channel] : (uint16_t)0;
+    }
+}
+
+static __device__ __forceinline__ float mix24_pow2(int e)
+{
+    return __int_as_float((e + 127) << 23);
+}
+
+/* Exponent of the power of two that brings the largest BF16 magnitude to 2^14. */
+static __device__ __forceinline__ int mix24_up(int top)
+{
+    int e = (top >> 7) - 127;
+    return e == 128 ? 0 : min(14 - e, 127);
+}
+
+/*
+ * BF16 has less precision and more range than FP16: each token is scaled by the power of two that
+ * brings its largest value to 2^14 and converted; that is exact but for values 2^-38 of the
+ * largest. Its sums are scaled back. top: the largest magnitudes of the tokens. By the whole block.
+ */
+static __device__ __noinline__ void mix24_bf16_to_f16(const qt_mix24_args &a, int cols, int *top)
+{
+    if ((int)threadIdx.x < a.m)
+        top[threadIdx.x] = 0;
+    __syncthreads();
+    for (int t = 0; t < a.m; t++) {
+        const uint32_t *v = (const uint32_t *)(qt_smem + t * a.x_pitch);
+        uint32_t most = 0;
+        for (int i = (int)threadIdx.x; i < cols / 2; i += (int)blockDim.x)
+            most = max(most, max(v[i] & 0x7fff, v[i] >> 16 & 0x7fff));
+        most = __reduce_max_sync(~0u, most);
+        if (threadIdx.x % 32 == 0)
+            atomicMax(&top[t], (int)most);
+    }
+    __syncthreads();
+    for (int t = 0; t < a.m; t++) {
+        uint32_t *v = (uint32_t *)(qt_smem + t * a.x_pitch);
+        int up = mix24_up(top[t]);
+        float f0 = mix24_pow2(up / 2), f1 = mix24_pow2(up - up / 2);
+        for (int i = (int)threadIdx.x; i < cols / 2; i += (int)blockDim.x) {
+            float low = __int_as_float((int)(v[i] << 16)) * f0 * f1;
+            v[i] = half2_bits(
+                __floats2half2_rn(low, __int_as_float((int)(v[i] & 0xffff0000)) * f0 * f1));
+        }
+    }
+}
+
+/* What the sums of a token are to be multiplied by. */
+static __device__ __forceinline__ float mix24_token_factor(const qt_mix24_args &a, int token)
+{
+    if (!a.bf16)
+        return a.factor;
+    int up = mix24_up(((const int *)(qt_smem + a.top_at))[token]);
+    return a.factor * mix24_pow2(-(up / 2)) * mix24_pow2(-(up - up / 2));
+}
+
+#endif
