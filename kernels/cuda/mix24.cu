@@ -1,10 +1,9 @@
 /* mix24, host side: checks, configurations, launches. */
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/mix24_load.cuh"
+#include "kernels/cuda/plan.h"
 
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -14,25 +13,6 @@ enum {
     STRIP_ROWS = 16,
     PANEL_UNITS = 65536 / MIX24_UNIT_COLS,
 };
-
-static size_t ceil_div(size_t a, size_t b)
-{
-    return a / b + (a % b != 0);
-}
-
-static size_t round_up(size_t a, size_t b)
-{
-    return ceil_div(a, b) * b;
-}
-
-static int refuse(struct qt_matmul_plan *p, int status, const char *fmt, ...)
-{
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(p->reason, sizeof p->reason, fmt, ap);
-    va_end(ap);
-    return status;
-}
 
 /* ---- what a matrix is --------------------------------------------------------------------------
  */
@@ -148,7 +128,7 @@ static size_t layout(struct qt_mix24_args *a, const struct qt_matmul_weight *w,
     a->inbox_at = (int)at;
     at += c->splits > 1 ? 2 * m * rows * 4 : 0;
     a->ring_at = (int)round_up(at, 128);
-    a->ring_bytes = (uint32_t)(c->depth * c->strips * QT_MATMUL_MIX24_FOUR);
+    a->ring_bytes = (uint32_t)c->depth * mix24_slot_bytes(c->strips);
     at = (size_t)a->ring_at + (size_t)c->warps * a->ring_bytes;
     a->window_at = (int)at;
     if (at + window * OUTLIER > limit)
@@ -165,6 +145,13 @@ static bool power_of_2(int v)
     return v > 0 && (v & (v - 1)) == 0;
 }
 
+/* Whether the kernel for compute capability 9.0 will run: with the copy engine, clusters and
+ * dependent launches. Later devices run the one for 8.0. */
+static bool has_engine(const struct qt_matmul_plan *p)
+{
+    return p->cc == 90;
+}
+
 static const char *config_fault(const struct qt_matmul_config *c, const struct qt_matmul_plan *p,
                                 const struct qt_matmul_weight *w)
 {
@@ -178,8 +165,8 @@ static const char *config_fault(const struct qt_matmul_config *c, const struct q
         return "strips_cta must be positive, depth 2..4";
     if (!qt_mix24_instance(c->token_tiles, c->strips, c->depth))
         return "no kernel with so many strips and that depth";
-    if (!power_of_2(c->splits) || c->splits > (p->cc >= 90 ? MAX_CLUSTER : 1))
-        return "splits must be 1, 2, 4 or 8 (1 before compute capability 9.0)";
+    if (!power_of_2(c->splits) || c->splits > (has_engine(p) ? MAX_CLUSTER : 1))
+        return "splits must be 1, 2, 4 or 8 (1 but on compute capability 9.0)";
     if (c->parts < 1 || c->parts > units_of(w))
         return "parts must be positive, and not more than k has units of 128 channels";
     if (ceil_div(ceil_div(part_units(w, c), (size_t)c->splits), (size_t)c->warps_k) >
@@ -295,7 +282,7 @@ int qt_mix24_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
     const bool invariant = p->options.batch_invariant;
     if ((invariant && !choose_for(&cut, p, w, MAX_TOKENS, NULL)) ||
         !choose_for(&p->config, p, w, most, invariant ? &cut : NULL))
-        return refuse(p, QT_MATMUL_UNSUPPORTED, "n = %zu is too long for shared memory", w->n);
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "n = %zu is too long for shared memory", w->n);
     return qt_mix24_plan_check(p, w);
 }
 
@@ -307,30 +294,49 @@ int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight 
     if (!fault)
         fault = config_fault(c, p, w);
     if (fault)
-        return refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
     p->smem_bytes = layout(&a, w, c, chunk_tokens(p), (size_t)p->smem_limit);
     /* see qt_matmul_plan_check */
     if (p->options.dependent_launch && p->smem_bytes <= (size_t)p->smem_limit / 2)
         p->smem_bytes = (size_t)p->smem_limit / 2 + 1024;
     if (p->smem_bytes > (size_t)p->smem_limit)
-        return refuse(p, QT_MATMUL_UNSUPPORTED, "%zu bytes of shared memory, the device has %d",
-                      p->smem_bytes, p->smem_limit);
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%zu bytes of shared memory, the device has %d",
+                         p->smem_bytes, p->smem_limit);
     p->kernel = qt_mix24_instance(c->token_tiles, c->strips, c->depth);
+    p->encode_map = has_engine(p) ? (void (*)(void))qt_tensor_map_encoder() : NULL;
+    if (has_engine(p) && !p->encode_map)
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "the driver has no cuTensorMapEncodeTiled");
     p->grid_x = c->splits;
     p->grid_y = (int)ceil_div((size_t)strips_of(w), (size_t)c->strips_cta);
     p->workspace_bytes =
         c->parts > 1 ? QT_MATMUL_WORKSPACE_ZEROED + chunk_tokens(p) * p->n * sizeof(float) : 0;
     if (p->grid_y > 65535)
-        return refuse(p, QT_MATMUL_UNSUPPORTED, "too many row groups");
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "too many row groups");
     cudaError_t e =
         cudaFuncSetAttribute(p->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p->smem_limit);
     if (e != cudaSuccess)
-        return refuse(p, QT_MATMUL_FAILED, "%s", cudaGetErrorString(e));
+        return qt_refuse(p, QT_MATMUL_FAILED, "%s", cudaGetErrorString(e));
     return QT_MATMUL_OK;
 }
 
 /* ---- run ---------------------------------------------------------------------------------------
  */
+
+/* Describes the stream to the copy engine, for records of both kinds. */
+static bool encode_records(struct qt_mix24_args *a, const struct qt_matmul_plan *p,
+                           const struct qt_matmul_weight *w)
+{
+    static const int bytes[] = {QT_MATMUL_MIX24_TWO, QT_MATMUL_MIX24_FOUR};
+    struct qt_tensor t = {
+        w->mix24.stream,       2,    {strip_bytes(w) / 8, (size_t)strips_of(w)}, {strip_bytes(w)},
+        {0, p->config.strips}, false};
+    for (int i = 0; i < 2; i++) {
+        t.box[0] = bytes[i] / 8;
+        if (!qt_tensor_map(p, &a->records[i], &t))
+            return false;
+    }
+    return true;
+}
 
 /* False if the weight is not of the kind that was planned for. */
 static bool matmul_args(struct qt_mix24_args *out, const struct qt_matmul_plan *p,
@@ -354,14 +360,14 @@ static bool matmul_args(struct qt_mix24_args *out, const struct qt_matmul_plan *
     a.pitch = (uint32_t)strip_bytes(w);
     a.factor = ldexpf(1, w->scale_exp2);
     a.bf16 = p->options.dtype == QT_MATMUL_BF16;
-    a.dependent = p->options.dependent_launch && p->cc >= 90;
+    a.dependent = p->options.dependent_launch && has_engine(p);
     a.strips_cta = c->strips_cta;
     a.passes = (int)ceil_div((size_t)c->strips_cta * STRIP_ROWS, pass_rows(c));
     a.warps_k = c->warps_k;
     a.long_parts = 1;
     a.cluster = c->splits;
     *out = a;
-    return true;
+    return !has_engine(p) || encode_records(out, p, w);
 }
 
 /* log2 of the threads that share an output of a pass: all of the block's if there is one pass,

@@ -8,8 +8,8 @@
  *             WN * STRIPS strips, and a warp's share of it its units of STRIPS strips
  *   smem      [ X: m rows of the block's columns | row pointers | sums | outliers | rings ]
  *
- *   warp:     records -- cp.async --> ring of DEPTH slots, a unit of STRIPS strips each
- *                 slot u + DEPTH - 1   its copy is started      (and in the first pass that of X)
+ *   warp:     records -- copies --> ring of DEPTH slots, a unit of STRIPS strips each
+ *                 slot u + DEPTH - 1   its copy is started
  *                 slot u + 1, ...      on their way
  *                 slot u               scales, zeros -> codes -> FP16 fragments -> mma.sync
  *
@@ -88,11 +88,13 @@ static __device__ __forceinline__ void mix24_slot(mix24_sums<MT, STRIPS> *sums, 
 /* ---- the kernel --------------------------------------------------------------------------------
  */
 
-/* Weights, X and outliers on their way: DEPTH - 1 groups of copies, X in the first. */
+/* Weights, X and outliers on their way; X has come. Weights that the lanes copy are in the first of
+ * DEPTH - 1 groups, with X. */
 template <int STRIPS, int DEPTH>
 static __device__ __forceinline__ void mix24_begin(const qt_mix24_args &a, const mix24_warp &w,
                                                    mix24_cursor<STRIPS> *c)
 {
+    constexpr int groups = MIX24_ENGINE ? 2 : DEPTH - 1;
     uint32_t run[2] = {0, 0}, perm = mix24_perm_word(a, w, 0);
     if (a.csr_ptr) {
         const int row0 = w.first_strip * 16, row1 = row0 + min(w.pass_strips, a.strips_cta) * 16;
@@ -102,7 +104,7 @@ static __device__ __forceinline__ void mix24_begin(const qt_mix24_args &a, const
     mix24_cursor_open(a, w, c);
 #pragma unroll 1
     for (int i = 0; i < DEPTH - 1; i++)
-        mix24_copy_weights(a, w, c, w.ring + i * mix24_slot_bytes<STRIPS>());
+        mix24_copy_weights(a, w, c, w.ring + i * mix24_slot_bytes(STRIPS));
     if (a.dependent) {
         ptx_launch_dependents();
         ptx_wait_previous();
@@ -111,19 +113,20 @@ static __device__ __forceinline__ void mix24_begin(const qt_mix24_args &a, const
         mix24_copy_x(a, w, perm);
     else
         mix24_x_ragged(a, w);
-    if (DEPTH > 2)
+    if (groups > 1)
         ptx_copy_commit();
     if (a.csr_ptr) {
         mix24_stage_ptr(a, w);
         mix24_copy_run(a, 0, run[0], run[1]);
     }
 #pragma unroll
-    for (int i = DEPTH > 2 ? 1 : 0; i < DEPTH - 1; i++)
+    for (int i = groups > 1 ? 1 : 0; i < groups; i++)
         ptx_copy_commit();
-    if (w.warps_n > 1 || a.bf16) {
-        ptx_copy_wait<DEPTH - 2>();
+    ptx_copy_wait<groups - 1>();
+    if (w.warps_n > 1 || a.bf16)
         __syncthreads();
-    }
+    else
+        __syncwarp();
     if (a.bf16) {
         mix24_bf16_to_f16(a, (w.cta_unit1 - w.cta_unit0) * MIX24_UNIT_COLS,
                           (int *)(qt_smem + a.top_at));
@@ -131,12 +134,15 @@ static __device__ __forceinline__ void mix24_begin(const qt_mix24_args &a, const
     }
 }
 
-/* Outliers were copied in the first of a pass's groups, or in the last before the first pass. */
+/* Outliers were copied in the first of a pass's groups, or in the last before the first pass. With
+ * a copy engine there are no others. */
 template <int DEPTH> static __device__ __forceinline__ void mix24_wait_run(int units)
 {
-    if (units >= DEPTH)
+    if (!MIX24_ENGINE && units >= DEPTH)
         return;
-    if (units >= 3)
+    if (MIX24_ENGINE)
+        ptx_copy_wait<0>();
+    else if (units >= 3)
         ptx_copy_wait<2>();
     else if (units == 2)
         ptx_copy_wait<1>();
@@ -154,7 +160,7 @@ static __device__ __forceinline__ void mix24_next_run(const qt_mix24_args &a, co
     mix24_copy_run(
         a, pass + 1, *mix24_row_ptr(a, w, 0, row0),
         *mix24_row_ptr(a, w, 0, min(row0 + w.pass_strips * 16, (w.last_strip + 1) * 16)));
-    if (w.count == 0) /* nothing else of this warp will */
+    if (MIX24_ENGINE || w.count == 0) /* nothing else of this warp will */
         ptx_copy_commit();
 }
 
@@ -165,13 +171,15 @@ __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant_
     mix24_cursor<STRIPS> c;
     if (threadIdx.x == 0)
         *(int *)(qt_smem + a.long_at) = 0;
-    if (a.cluster > 1) {
-        if (threadIdx.x == 0) {
-            ptx_barrier_init(ptx_shared(qt_smem) + (uint32_t)a.barrier_at, 1);
-            ptx_barrier_init(ptx_shared(qt_smem) + (uint32_t)a.barrier_at + 8, 1);
-        }
-        ptx_cluster_arrive();
+    if (a.cluster > 1 && threadIdx.x == 0) {
+        ptx_barrier_init(ptx_shared(qt_smem) + (uint32_t)a.barrier_at, 1);
+        ptx_barrier_init(ptx_shared(qt_smem) + (uint32_t)a.barrier_at + 8, 1);
     }
+    mix24_ring_open<STRIPS, DEPTH>(w);
+    ptx_barrier_init_fence();
+    __syncwarp();
+    if (a.cluster > 1)
+        ptx_cluster_arrive();
     mix24_begin<STRIPS, DEPTH>(a, w, &c);
 
     uint32_t x_row[MT]; /* columns of tokens >= m are never stored */
@@ -182,27 +190,28 @@ __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant_
                               (w.unit0 - w.cta_unit0) * MIX24_UNIT_BYTES);
         asm volatile("" : "+r"(x_row[t]));
     }
-    uint32_t slot = 0, unused = (DEPTH - 1) * mix24_slot_bytes<STRIPS>(); /* offsets in the ring */
+    const uint32_t last = w.ring + (DEPTH - 1) * mix24_slot_bytes(STRIPS);
+    uint32_t slot = w.ring, unused = last, rounds = 0;
 #pragma unroll 1
     for (int pass = 0; pass < a.passes; pass++) {
         mix24_sums<MT, STRIPS> sums = {};
         uint32_t fours = w.fours;
 #pragma unroll 1
         for (int unit = 0; unit < w.count; unit++) {
-            ptx_copy_wait<DEPTH - 2>();
+            mix24_wait_slot<STRIPS, DEPTH>(slot, rounds & 1);
             __syncwarp(); /* lanes read what others copied, and have read the slot before */
-            mix24_copy_weights(a, w, &c, w.ring + unused);
-            ptx_copy_commit();
+            mix24_copy_weights(a, w, &c, unused);
+            if (!MIX24_ENGINE)
+                ptx_copy_commit();
             const uint32_t x_at = (uint32_t)unit * MIX24_UNIT_BYTES;
             if (fours & 1)
-                mix24_slot<true, MT, STRIPS>(&sums, w.ring + slot, x_row, x_at, w.lane);
+                mix24_slot<true, MT, STRIPS>(&sums, slot, x_row, x_at, w.lane);
             else
-                mix24_slot<false, MT, STRIPS>(&sums, w.ring + slot, x_row, x_at, w.lane);
+                mix24_slot<false, MT, STRIPS>(&sums, slot, x_row, x_at, w.lane);
             fours >>= 1;
             unused = slot;
-            slot = slot == (DEPTH - 1) * mix24_slot_bytes<STRIPS>()
-                       ? 0
-                       : slot + mix24_slot_bytes<STRIPS>();
+            rounds += slot == last;
+            slot = slot == last ? w.ring : slot + mix24_slot_bytes(STRIPS);
         }
         if (a.csr_ptr)
             mix24_wait_run<DEPTH>(w.count);

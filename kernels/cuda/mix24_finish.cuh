@@ -238,8 +238,8 @@ static __device__ __forceinline__ void mix24_add_blocks(const qt_mix24_args &a, 
               outputs = a.m * rows;
     const int row0 = (w.first_strip + pass * w.pass_strips) * 16 + (int)blockIdx.x * rows;
     const float *inbox = (const float *)(qt_smem + a.inbox_at) + (pass & 1) * a.cluster * outputs;
-    ptx_barrier_wait(ptx_shared(qt_smem) + (uint32_t)(a.barrier_at + (pass & 1) * 8),
-                     (uint32_t)(pass >> 1 & 1));
+    ptx_barrier_wait_cluster(ptx_shared(qt_smem) + (uint32_t)(a.barrier_at + (pass & 1) * 8),
+                             (uint32_t)(pass >> 1 & 1));
 #pragma unroll 1
     for (int o = (int)threadIdx.x; o < outputs; o += (int)blockDim.x) {
         float v = 0;

@@ -6,6 +6,8 @@
 #include "kernels/cuda/mix24_decode.cuh"
 #include "kernels/cuda/ptx_cluster.cuh"
 
+#include <cuda.h>
+
 enum {
     MIX24_UNIT_COLS = 128,
     MIX24_UNIT_BYTES = MIX24_UNIT_COLS * 2, /* of X */
@@ -13,6 +15,7 @@ enum {
 };
 
 struct qt_mix24_args {
+    CUtensorMap records[2];      /* of TWOs and FOURs: the stream as U64 [strips][pitch / 8] */
     const unsigned char *stream; /* [strips][pitch] */
     const uint16_t *perm;        /* [units * 8] */
     const uint32_t *csr_ptr;     /* [panels][csr_pitch]; NULL without outliers */
@@ -43,6 +46,13 @@ struct qt_mix24_args {
     int top_at, barrier_at, long_at, ptr_at, sums_at, inbox_at, window_at,
         ring_at; /* in shared memory */
 };
+
+/* Whether the copy engine brings the weights. */
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+enum { MIX24_ENGINE = 1 };
+#else
+enum { MIX24_ENGINE = 0 };
+#endif
 
 /* X is at the start of dynamic shared memory. */
 extern __shared__ __align__(1024) unsigned char qt_smem[];
@@ -102,22 +112,26 @@ static __device__ __forceinline__ mix24_warp mix24_warp_open(const qt_mix24_args
 /* ---- weights into shared memory ----------------------------------------------------------------
  *
  * A warp's records go through its own ring of slots in the order in which it uses them: its units
- * for pass 0, 1, ... A slot holds the records of STRIPS strips, one after the other.
+ * for pass 0, 1, ... A slot holds the records of STRIPS strips, one after the other, and at its
+ * end a barrier. The copy engine fills it with one copy, which counts on the barrier; without one
+ * the lanes do, 16 bytes a lane at a time, a group of copies to a slot.
  */
 template <int STRIPS> struct mix24_cursor {
     int slots;                        /* left to copy */
     int units;                        /* of these, in this pass */
     int strip;                        /* the first */
     uint32_t fours;                   /* bit i: the i-th from here is a FOUR */
-    const unsigned char *src[STRIPS]; /* the lane's first 16 bytes, by strip */
+    int at;                           /* for the copy engine: U64 of a strip before the record */
+    const unsigned char *src[STRIPS]; /* for the lanes: the lane's first 16 bytes, by strip */
 };
 
 template <int STRIPS>
 static __device__ __forceinline__ void
 mix24_cursor_pass(const qt_mix24_args &a, const mix24_warp &w, mix24_cursor<STRIPS> *c)
 {
+    c->at = (int)(w.offset / 8);
 #pragma unroll
-    for (int u = 0; u < STRIPS; u++)
+    for (int u = 0; u < STRIPS && !MIX24_ENGINE; u++)
         c->src[u] =
             a.stream + (size_t)min(c->strip + u, w.last_strip) * a.pitch + w.offset + w.lane * 16;
     c->units = w.count;
@@ -133,12 +147,18 @@ mix24_cursor_open(const qt_mix24_args &a, const mix24_warp &w, mix24_cursor<STRI
     mix24_cursor_pass(a, w, c);
 }
 
-template <int STRIPS> static constexpr __device__ uint32_t mix24_slot_bytes()
+/* The copy engine wants multiples of 128; the last of them have room for the barrier. */
+static constexpr __host__ __device__ uint32_t mix24_slot_bytes(int strips)
 {
-    return STRIPS * mix24_record<true>::BYTES;
+    return ((uint32_t)strips * mix24_record<true>::BYTES + 8 + 127) / 128 * 128;
 }
 
-/* A unit, BYTES of each strip: contiguous in the slot, 16 bytes a lane at a time. */
+template <int STRIPS> static __device__ __forceinline__ uint32_t mix24_slot_barrier(uint32_t slot)
+{
+    return slot + mix24_slot_bytes(STRIPS) - 8;
+}
+
+/* A unit, BYTES of each strip, by the lanes. */
 template <int BYTES, int STRIPS>
 static __device__ __forceinline__ void mix24_copy_records(uint32_t slot, mix24_cursor<STRIPS> *c,
                                                           int lane)
@@ -162,6 +182,22 @@ static __device__ __forceinline__ void mix24_copy_records(uint32_t slot, mix24_c
         c->src[u] += BYTES;
 }
 
+/* A unit of each strip. Behind the last strip of the matrix the copy engine finds zeros. */
+template <bool FOUR, int STRIPS>
+static __device__ __forceinline__ void mix24_copy_unit(const qt_mix24_args &a, uint32_t slot,
+                                                       mix24_cursor<STRIPS> *c, int lane)
+{
+    constexpr int bytes = mix24_record<FOUR>::BYTES;
+    if (!MIX24_ENGINE) {
+        mix24_copy_records<bytes>(slot, c, lane);
+    } else if (ptx_elect()) {
+        const uint32_t barrier = mix24_slot_barrier<STRIPS>(slot);
+        ptx_barrier_expect(barrier, STRIPS * bytes);
+        ptx_copy_box(slot, &a.records[FOUR], c->at, c->strip, barrier);
+    }
+    c->at += bytes / 8;
+}
+
 /* Starts copying the next unit into a slot, if there is one. */
 template <int STRIPS>
 static __device__ __forceinline__ void mix24_copy_weights(const qt_mix24_args &a,
@@ -172,14 +208,34 @@ static __device__ __forceinline__ void mix24_copy_weights(const qt_mix24_args &a
         return;
     c->slots--;
     if (c->fours & 1)
-        mix24_copy_records<mix24_record<true>::BYTES>(slot, c, w.lane);
+        mix24_copy_unit<true>(a, slot, c, w.lane);
     else
-        mix24_copy_records<mix24_record<false>::BYTES>(slot, c, w.lane);
+        mix24_copy_unit<false>(a, slot, c, w.lane);
     c->fours >>= 1;
     if (--c->units == 0) {
         c->strip += w.pass_strips;
         mix24_cursor_pass(a, w, c);
     }
+}
+
+/* Prepares the barriers of the ring; by the warp. */
+template <int STRIPS, int DEPTH>
+static __device__ __forceinline__ void mix24_ring_open(const mix24_warp &w)
+{
+    if (MIX24_ENGINE && w.lane == 0)
+#pragma unroll
+        for (int i = 0; i < DEPTH; i++)
+            ptx_barrier_init(mix24_slot_barrier<STRIPS>(w.ring + i * mix24_slot_bytes(STRIPS)), 1);
+}
+
+/* Until a slot is full. parity: of how often the ring has been gone round. */
+template <int STRIPS, int DEPTH>
+static __device__ __forceinline__ void mix24_wait_slot(uint32_t slot, uint32_t parity)
+{
+    if (MIX24_ENGINE)
+        ptx_barrier_wait(mix24_slot_barrier<STRIPS>(slot), parity);
+    else
+        ptx_copy_wait<DEPTH - 2>();
 }
 
 /* ---- activations -------------------------------------------------------------------------------

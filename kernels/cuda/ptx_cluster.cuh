@@ -4,7 +4,7 @@
 #ifndef QT_CUDA_PTX_CLUSTER_CUH
 #define QT_CUDA_PTX_CLUSTER_CUH
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/ptx_barrier.cuh"
 
 /* The same place in the shared memory of block `rank` of the cluster. */
 PTX uint32_t ptx_cluster_map(uint32_t addr, uint32_t rank)
@@ -16,13 +16,11 @@ PTX uint32_t ptx_cluster_map(uint32_t addr, uint32_t rank)
     return r;
 }
 
-/* All threads of the cluster. Orders nothing but the initialisation of barriers before it. */
+/* All threads of the cluster. Orders nothing but what ptx_barrier_init_fence does. */
 PTX void ptx_cluster_arrive()
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;\n"
-                 "barrier.cluster.arrive.relaxed.aligned;" ::
-                     : "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 
@@ -45,25 +43,8 @@ PTX void ptx_cluster_send(uint32_t addr, float v, uint32_t barrier)
 #endif
 }
 
-PTX void ptx_barrier_init(uint32_t barrier, uint32_t arrivals)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
-                 : "memory");
-#endif
-}
-
-/* One arrival, and so many bytes to come in this phase. */
-PTX void ptx_barrier_expect(uint32_t barrier, uint32_t bytes)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-#endif
-}
-
 /* Until the phase of that parity is complete; what was sent to it is then seen. */
-PTX void ptx_barrier_wait(uint32_t barrier, uint32_t parity)
+PTX void ptx_barrier_wait_cluster(uint32_t barrier, uint32_t parity)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("{\n"
