@@ -30,9 +30,9 @@ static void show(const char *name, const struct qt_matmul_config *c, double us)
                8 * c->token_tiles, c->splits == 1 ? "whole" : "shared");
         return;
     }
-    printf("%-8s %8.2f us  %s tiles %d strips %d warps %d/%d cta %d splits %d depth %d\n", name, us,
-           c->path == QT_MATMUL_SKINNY ? "skinny" : "stream", c->token_tiles, c->strips, c->warps,
-           c->warps_k, c->strips_cta, c->splits, c->depth);
+    printf("%-8s %8.2f us  %s tiles %d strips %d warps %d/%d cta %d splits %d depth %d parts %d\n",
+           name, us, c->path == QT_MATMUL_SKINNY ? "skinny" : "stream", c->token_tiles, c->strips,
+           c->warps, c->warps_k, c->strips_cta, c->splits, c->depth, c->parts);
 }
 
 static void fail_on(int rc, const struct qt_err *err)
@@ -119,6 +119,26 @@ static void try_streams(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                     }
 }
 
+/* k in as many launches as planned. Fewer groups of rows too, as not all large clusters that would
+ * fill the device run at a time. */
+static void try_mix24(struct tried *tried, size_t *count, struct qt_gpu *gpu,
+                      const struct gpu_copies *copies, struct qt_matmul_plan plan,
+                      struct gpu_operands *o)
+{
+    struct qt_matmul_config c = plan.config;
+    int strips_total = (int)((plan.n + 15) / 16);
+    for (c.strips = 1; c.strips <= 4; c.strips *= 2)
+        for (c.splits = 1; c.splits <= 8; c.splits *= 2)
+            for (c.warps_k = c.warps / 8; c.warps_k <= c.warps; c.warps_k *= 2)
+                for (c.depth = 2; c.depth <= 4; c.depth++)
+                    for (int idle = 0; idle <= (c.splits > 2 ? 20 : 0); idle += 10) {
+                        int groups = (gpu->sms - idle) / c.splits;
+                        c.strips_cta = (strips_total + groups - 1) / groups;
+                        plan.config = c;
+                        try_one(tried, count, gpu, copies, &plan, o);
+                    }
+}
+
 int main(int argc, char **argv)
 {
     static struct tried tried[MAX_TRIED];
@@ -149,11 +169,13 @@ int main(int argc, char **argv)
     fail_on(gpu_time_floor(&us, gpu, &copies, &err), &err);
     printf("%-8s %8.2f us\n", "floor", us);
     size_t count = 0;
-    if (argc > 5)
+    if (plan.kind == QT_MATMUL_MIX24)
+        try_mix24(tried, &count, gpu, &copies, plan, &o);
+    if (plan.kind != QT_MATMUL_MIX24 && argc > 5)
         try_tiles(tried, &count, gpu, &copies, plan, &o);
-    if (m <= 16)
+    if (plan.kind != QT_MATMUL_MIX24 && m <= 16)
         try_skinny(tried, &count, gpu, &copies, plan, &o);
-    if (argc > 5)
+    if (plan.kind != QT_MATMUL_MIX24 && argc > 5)
         try_streams(tried, &count, gpu, &copies, plan, &o);
     qsort(tried, count, sizeof *tried, by_time);
     for (size_t i = 0;
