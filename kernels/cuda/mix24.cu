@@ -358,6 +358,7 @@ static bool matmul_args(struct qt_mix24_args *out, const struct qt_matmul_plan *
     a.strips = strips_of(w);
     a.fours = (int)w->mix24.fours;
     a.pitch = (uint32_t)strip_bytes(w);
+    a.turn = MIX24_TURN;
     a.factor = ldexpf(1, w->scale_exp2);
     a.bf16 = p->options.dtype == QT_MATMUL_BF16;
     a.dependent = p->options.dependent_launch && has_engine(p);

@@ -39,7 +39,8 @@
 /* One slot. x_row: token g of each tile, chunk t of a block; x_at: the slot's columns. */
 template <bool FOUR, int MT, int STRIPS>
 static __device__ __forceinline__ void mix24_slot(mix24_sums<MT, STRIPS> *sums, uint32_t slot,
-                                                  const uint32_t x_row[MT], uint32_t x_at, int lane)
+                                                  const uint32_t x_row[MT], uint32_t x_at, int lane,
+                                                  uint32_t turn)
 {
     using R = mix24_record<FOUR>;
     mix24_meta meta[STRIPS];
@@ -76,7 +77,7 @@ static __device__ __forceinline__ void mix24_slot(mix24_sums<MT, STRIPS> *sums, 
 #pragma unroll
                 for (int u = 0; u < STRIPS; u++) {
                     uint32_t frag[4];
-                    mix24_fragment<FOUR>(frag, words[u], 2 * half + s, group[u]);
+                    mix24_fragment<FOUR>(frag, words[u], 2 * half + s, group[u], turn);
 #pragma unroll
                     for (int t = 0; t < MT; t++)
                         ptx_mma_f16(sums->v[u][t], frag, s ? x[t].z : x[t].x, s ? x[t].w : x[t].y);
@@ -205,9 +206,9 @@ __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant_
                 ptx_copy_commit();
             const uint32_t x_at = (uint32_t)unit * MIX24_UNIT_BYTES;
             if (fours & 1)
-                mix24_slot<true, MT, STRIPS>(&sums, slot, x_row, x_at, w.lane);
+                mix24_slot<true, MT, STRIPS>(&sums, slot, x_row, x_at, w.lane, a.turn);
             else
-                mix24_slot<false, MT, STRIPS>(&sums, slot, x_row, x_at, w.lane);
+                mix24_slot<false, MT, STRIPS>(&sums, slot, x_row, x_at, w.lane, a.turn);
             fours >>= 1;
             unused = slot;
             rounds += slot == last;

@@ -54,7 +54,7 @@ static __device__ __forceinline__ void put_record(const dequantize_args &a, int 
 #pragma unroll
         for (int s = 0; s < 4; s++) {
             uint32_t frag[4];
-            mix24_fragment<FOUR>(frag, words, s, group);
+            mix24_fragment<FOUR>(frag, words, s, group, MIX24_TURN);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int row = strip * 16 + lane / 4 + 8 * (i % 2), col = channel + 4 * s + 2 * (i / 2);
