@@ -112,12 +112,6 @@ template <int PENDING> PTX void ptx_copy_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Of `threads` threads of the block; barrier 0 is __syncthreads'. */
-PTX void ptx_barrier_sync(int barrier, int threads)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 /* Programmatic dependent launch: lets the next kernel of the stream start ... */
 PTX void ptx_launch_dependents()
 {
