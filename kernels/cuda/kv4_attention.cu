@@ -1,4 +1,5 @@
 /* Host side of attention over the cache: checks, the split of sequences, launches. */
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/kv4_attention.cuh"
 #include "kernels/cuda/kv4_view.h"
 #include "kernels/qtool_kv4.h"
@@ -90,7 +91,8 @@ static size_t best_split(size_t length, size_t items, size_t resident)
 int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
                          const struct qt_kv_options *opt, size_t split_tokens)
 {
-    int rc, sms = 0, per_sm = 0;
+    int rc, per_sm = 0;
+    struct qt_device device;
     *p = {};
     p->options = *opt;
     if ((rc = check(p, c)) != QT_MATMUL_OK)
@@ -101,16 +103,19 @@ int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
     size_t items = opt->batch * c->heads * tiles;
     if (c->heads * tiles > 65535 || items > QT_MATMUL_WORKSPACE_ZEROED / sizeof(unsigned))
         return refuse(p, QT_MATMUL_UNSUPPORTED, "too many heads and sequences");
-    if (cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, opt->device) != cudaSuccess ||
-        cudaFuncSetAttribute((const void *)in->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    if ((rc = qt_device_facts(&device, opt->device, p->reason)) != QT_MATMUL_OK)
+        return rc;
+    if (smem_bytes(in) > (size_t)device.smem_limit)
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "not enough shared memory");
+    if (cudaFuncSetAttribute((const void *)in->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)smem_bytes(in)) != cudaSuccess ||
         cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, in->kernel, THREADS,
                                                       smem_bytes(in)) != cudaSuccess)
-        return refuse(p, QT_MATMUL_NO_GPU, cudaGetErrorString(cudaGetLastError()));
+        return refuse(p, QT_MATMUL_FAILED, cudaGetErrorString(cudaGetLastError()));
     if (per_sm == 0)
-        return refuse(p, QT_MATMUL_UNSUPPORTED, "not enough shared memory");
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "not enough registers");
     p->split_tokens =
-        split_tokens ? split_tokens : best_split(opt->max_length, items, (size_t)(sms * per_sm));
+        split_tokens ? split_tokens : best_split(opt->max_length, items, (size_t)(device.sms * per_sm));
     p->splits = (opt->max_length + p->split_tokens - 1) / p->split_tokens;
     if (p->split_tokens % SPLIT_UNIT || p->splits > MAX_SPLITS)
         return refuse(p, QT_MATMUL_UNSUPPORTED,

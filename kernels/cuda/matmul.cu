@@ -1,5 +1,6 @@
 /* qtool_kernels.h: checks, the choice of a kernel, launches. */
 #include "kernels/cuda/dequantize.h"
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/plan.h"
 
@@ -141,20 +142,12 @@ int qt_matmul_slice(struct qt_matmul_weight *out, const struct qt_matmul_weight 
 
 static int device_facts(struct qt_matmul_plan *p)
 {
-    int major = 0, minor = 0, device = p->options.device, count = 0, current = -1;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || device < 0 || device >= count)
-        return qt_refuse(p, QT_MATMUL_NO_GPU, "no CUDA device %d", device);
-    if (cudaGetDevice(&current) != cudaSuccess || current != device)
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "device %d is not the current one", device);
-    cudaDeviceGetAttribute(&p->sms, cudaDevAttrMultiProcessorCount, device);
-    cudaDeviceGetAttribute(&p->smem_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    p->cc = major * 10 + minor;
-    if (p->cc < 80)
-        return qt_refuse(p, QT_MATMUL_NO_GPU, "device %d has compute capability %d.%d, needs 8.0",
-                         device, major, minor);
-    return QT_MATMUL_OK;
+    struct qt_device d;
+    int rc = qt_device_facts(&d, p->options.device, p->reason);
+    p->sms = d.sms;
+    p->smem_limit = d.smem_limit;
+    p->cc = d.cc;
+    return rc;
 }
 
 int qt_matmul_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)

@@ -1,4 +1,5 @@
 /* Host side of the products of qtool_w4ax.h: checks, configurations, launches. */
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/w4ax_kernels.h"
 
 #include <math.h>
@@ -34,15 +35,12 @@ static const char *weight_fault(const struct qt_w4ax_weight *w)
 
 static int device_facts(struct qt_w4ax_plan *p)
 {
-    int major = 0, minor = 0, dev = p->options.device;
-    if (cudaDeviceGetAttribute(&p->sms, cudaDevAttrMultiProcessorCount, dev) != cudaSuccess ||
-        cudaDeviceGetAttribute(&p->smem_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, dev) !=
-            cudaSuccess ||
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, dev) != cudaSuccess ||
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, dev) != cudaSuccess)
-        return refuse(p, QT_MATMUL_NO_GPU, cudaGetErrorString(cudaGetLastError()));
-    p->cc = major * 10 + minor;
-    return p->cc >= 80 ? QT_MATMUL_OK : refuse(p, QT_MATMUL_NO_GPU, "needs compute capability 8.0");
+    struct qt_device d;
+    int rc = qt_device_facts(&d, p->options.device, p->reason);
+    p->sms = d.sms;
+    p->smem_limit = d.smem_limit;
+    p->cc = d.cc;
+    return rc;
 }
 
 /* ---- shapes -------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@
  *
  * usage: test_plan     prints "N passed, M failed, K skipped"
  */
-#include "kernels/qtool_kernels.h"
+#include "kernels/qtool_kv4.h"
+#include "kernels/qtool_w4ax.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -127,6 +128,36 @@ static void test_refusals(void)
            "run without a plan");
 }
 
+/* A device that is not there, with everything else as it should be. */
+static void test_devices(void)
+{
+    static const uint32_t blocks[2];
+    const struct qt_w4ax_weight weight = {
+        .n = 64, .k = 256, .plane = (void *)0x10000, .scale = (void *)0x20000, .blocks = blocks};
+    const struct qt_kv_cache cache = {.heads = 2,
+                                      .head_dim = 64,
+                                      .page_tokens = 64,
+                                      .k = (void *)0x10000,
+                                      .v = (void *)0x20000,
+                                      .v_param = (void *)0x30000,
+                                      .k_scale = (void *)0x40000,
+                                      .k_zero = (void *)0x50000};
+    const int ordinals[] = {-1, 1000};
+    for (int i = 0; i < 2; i++) {
+        const struct qt_w4ax_options far = {.device = ordinals[i]};
+        const struct qt_kv_options far_too = {
+            .batch = 1, .heads = 4, .max_length = 40, .device = ordinals[i]};
+        struct qt_w4ax_plan plan;
+        struct qt_kv_plan attention;
+        result(qt_w4ax_plan(&plan, &weight, 1, &far) == QT_MATMUL_NO_GPU &&
+                   strstr(plan.reason, "no CUDA device"),
+               "w4ax on a device that is not there");
+        result(qt_kv_attention_plan(&attention, &cache, &far_too, 0) == QT_MATMUL_NO_GPU &&
+                   strstr(attention.reason, "no CUDA device"),
+               "attention on a device that is not there");
+    }
+}
+
 /* ---- slices --------------------------------------------------------------------------------- */
 
 static size_t ceil_div(size_t a, size_t b)
@@ -196,6 +227,7 @@ static void test_slices(void)
 int main(void)
 {
     test_refusals();
+    test_devices();
     test_slices();
     printf("%d passed, %d failed, 0 skipped\n", passed, failed);
     return failed != 0;

@@ -1,0 +1,13 @@
+/* What the plans of all kernels ask of a device. */
+#ifndef QT_CUDA_DEVICE_H
+#define QT_CUDA_DEVICE_H
+
+struct qt_device {
+    int sms, smem_limit, cc; /* cc: 90 for compute capability 9.0 */
+};
+
+/* QT_MATMUL_OK for the current device if it is `ordinal` and has compute capability 8.0; else a
+ * status, with why in reason. */
+int qt_device_facts(struct qt_device *out, int ordinal, char reason[160]);
+
+#endif
