@@ -4,12 +4,12 @@
 #include <stddef.h>
 #include <string.h>
 
-enum { MAX_TOKENS = 1 << 16, MAX_SIDE = 1 << 20 };
+enum { MAX_TOKENS = 1 << 16, MAX_SIDE = 1 << 20, MAX_HEADS = 1 << 12, MAX_LENGTH = 1 << 24 };
 
 struct bench_options {
     struct common_options common;
     struct opt_list scheme, shape;
-    const char *m;
+    const char *m, *length;
     int dtype; /* enum qt_matmul_dtype */
     bool dependent, invariant;
 };
@@ -22,18 +22,32 @@ static const struct qt_bench_shape named[] = {
     {"llama3-70b:qkv", 10240, 8192},     {"llama3-70b:o", 8192, 8192},
     {"llama3-70b:gate+up", 57344, 8192}, {"llama3-70b:down", 8192, 28672},
 };
-enum { NAMED = sizeof named / sizeof *named };
+static const struct qt_bench_cache named_caches[] = {
+    {"llama3-8b:attention", 32, 8, 128},
+    {"llama3-70b:attention", 64, 8, 128},
+};
+enum {
+    NAMED = sizeof named / sizeof *named,
+    NAMED_CACHES = sizeof named_caches / sizeof *named_caches,
+};
 
 static const char *const default_schemes[] = {"int4", "nf4", "nf3", "nf2", "fp6", "fp5"};
 static const char *const default_shapes[] = {"llama3-8b:o", "llama3-70b:o", "llama3-70b:gate+up"};
-static const char default_m[] = "1,16,64,256";
+static const char *const default_caches[] = {"llama3-8b:attention"};
+static const char default_m[] = "1,16,64,256", default_length[] = "2048,8192,32768";
+
+/* Stands among schemes, but is attention over a 4-bit cache. */
+static const char cache_scheme[] = "kv4";
 
 struct request {
     struct qt_spec *specs;
-    const char *const *names; /* of the specs, as given */
+    const char **names; /* of the specs, as given */
     struct qt_bench_shape *shapes;
-    size_t *m;
-    size_t nspecs, nshapes, nm, shapes_capacity, m_capacity;
+    struct qt_bench_cache *caches;
+    size_t *m, *lengths;
+    size_t nspecs, nshapes, ncaches, nm, nlengths;
+    size_t shapes_capacity, caches_capacity;
+    bool kv4;
 };
 
 static int add_shape(struct request *r, const struct qt_bench_shape *shape, struct qt_err *err)
@@ -51,41 +65,71 @@ static bool is_named(const char *name, const char *word)
     return strncmp(name, word, n) == 0 && (name[n] == '\0' || name[n] == ':');
 }
 
-/* A model, one of its shapes, or NxK. */
-static int parse_shape(struct request *r, const char *text, struct qt_err *err)
+static int add_cache(struct request *r, const struct qt_bench_cache *shape, struct qt_err *err)
 {
-    const char *names[NAMED + 2] = {"llama3-8b", "llama3-70b"};
-    struct qt_bench_shape shape = {0};
-    size_t before = r->nshapes;
-    char n[24], k[24];
-    int rc = QT_OK, end = 0;
-    if (sscanf(text, "%23[0-9]x%23[0-9]%n", n, k, &end) == 2 && text[end] == '\0') {
-        QT_TRY(opts_size(&shape.n, "--shape", n, 1, MAX_SIDE, err));
-        QT_TRY(opts_size(&shape.k, "--shape", k, 1, MAX_SIDE, err));
-        return add_shape(r, &shape, err);
-    }
+    int rc = qt_array_grow(&r->caches, &r->caches_capacity, r->ncaches + 1, sizeof *shape, err);
+    if (rc == QT_OK)
+        r->caches[r->ncaches++] = *shape;
+    return rc;
+}
+
+/* One of the names, or a model: all of its. */
+static int add_named(struct request *r, const char *text, struct qt_err *err)
+{
+    const char *names[NAMED + NAMED_CACHES + 2] = {"llama3-8b", "llama3-70b"};
+    size_t before = r->nshapes + r->ncaches, n = 2;
+    int rc = QT_OK;
     for (size_t i = 0; i < NAMED; i++) {
-        names[i + 2] = named[i].name;
+        names[n++] = named[i].name;
         if (is_named(named[i].name, text))
             QT_TRY(add_shape(r, &named[i], err));
     }
-    if (r->nshapes == before)
-        rc = opts_unknown("shape", text, names, NAMED + 2, err);
+    for (size_t i = 0; i < NAMED_CACHES; i++) {
+        names[n++] = named_caches[i].name;
+        if (is_named(named_caches[i].name, text))
+            QT_TRY(add_cache(r, &named_caches[i], err));
+    }
+    if (r->nshapes + r->ncaches == before)
+        rc = opts_unknown("shape", text, names, n, err);
 done:
     return rc;
 }
 
-static int parse_tokens(struct request *r, const char *text, struct qt_err *err)
+/* A name, NxK, or HEADSxKV_HEADSxDIM. */
+static int parse_shape(struct request *r, const char *text, struct qt_err *err)
 {
+    size_t side[3];
+    char word[3][24];
+    int rc = QT_OK, end = 0, middle = 0;
+    int words =
+        sscanf(text, "%23[0-9]x%23[0-9]%nx%23[0-9]%n", word[0], word[1], &middle, word[2], &end);
+    if (words < 2 || text[words == 3 ? end : middle] != '\0')
+        return add_named(r, text, err);
+    for (int i = 0; i < words; i++)
+        QT_TRY(opts_size(&side[i], "--shape", word[i], 1, words == 2 ? MAX_SIDE : MAX_HEADS, err));
+    if (words == 2)
+        return add_shape(r, &(struct qt_bench_shape){.n = side[0], .k = side[1]}, err);
+    if (side[0] % side[1])
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--shape %s: %zu heads are no multiple of %zu",
+                       text, side[0], side[1]);
+    rc = add_cache(r, &(struct qt_bench_cache){NULL, side[0], side[1], side[2]}, err);
+done:
+    return rc;
+}
+
+static int parse_sizes(size_t **out, size_t *count, const char *option, const char *text,
+                       size_t most, struct qt_err *err)
+{
+    size_t capacity = 0;
     char word[24];
     int rc = QT_OK;
     for (const char *at = text; rc == QT_OK && at;
          at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
         snprintf(word, sizeof word, "%.*s", (int)qt_min_size(strcspn(at, ","), sizeof word - 1),
                  at);
-        QT_TRY(qt_array_grow(&r->m, &r->m_capacity, r->nm + 1, sizeof *r->m, err));
-        QT_TRY(opts_size(&r->m[r->nm], "--m", word, 1, MAX_TOKENS, err));
-        r->nm++;
+        QT_TRY(qt_array_grow(out, &capacity, *count + 1, sizeof **out, err));
+        QT_TRY(opts_size(&(*out)[*count], option, word, 1, most, err));
+        ++*count;
     }
 done:
     return rc;
@@ -95,30 +139,64 @@ static int parse_schemes(struct request *r, const char *const *names, size_t n, 
 {
     int rc;
     QT_TRY(qt_array_new(&r->specs, n, sizeof *r->specs, err));
-    r->names = names;
-    for (; r->nspecs < n; r->nspecs++) {
-        QT_TRY(qt_spec_parse(&r->specs[r->nspecs], names[r->nspecs], err));
-        if (!r->specs[r->nspecs].scheme)
+    QT_TRY(qt_array_new(&r->names, n, sizeof *r->names, err));
+    for (size_t i = 0; i < n; i++) {
+        if (strcmp(names[i], cache_scheme) == 0) {
+            r->kv4 = true;
+            continue;
+        }
+        r->names[r->nspecs] = names[i];
+        QT_TRY(qt_spec_parse(&r->specs[r->nspecs], names[i], err));
+        if (!r->specs[r->nspecs++].scheme)
             QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL, "--scheme none: nothing to measure"));
     }
 done:
     return rc;
 }
 
+static int parse_shapes(struct request *r, const char *const *texts, size_t n, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; rc == QT_OK && i < n; i++)
+        rc = parse_shape(r, texts[i], err);
+    return rc;
+}
+
+/* A model has shapes of both kinds; those that no scheme asks for are left out. */
+static int match_shapes(struct request *r, struct qt_err *err)
+{
+    if (r->kv4 && r->ncaches == 0)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--scheme %s: no --shape is one of attention (HEADSxKV_HEADSxDIM)",
+                       cache_scheme);
+    if (r->nspecs && r->nshapes == 0)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--scheme %s: no --shape is one of a matrix",
+                       r->names[0]);
+    if (!r->kv4)
+        r->ncaches = 0;
+    if (!r->nspecs)
+        r->nshapes = 0;
+    return QT_OK;
+}
+
 static int parse_request(struct request *r, const struct bench_options *o, struct qt_err *err)
 {
-    const char *const *shapes = default_shapes, *const *schemes = default_schemes;
-    size_t nshapes = sizeof default_shapes / sizeof *default_shapes;
+    const char *const *schemes = default_schemes;
     size_t nschemes = sizeof default_schemes / sizeof *default_schemes;
     int rc;
-    if (o->shape.count)
-        shapes = o->shape.items, nshapes = o->shape.count;
     if (o->scheme.count)
         schemes = o->scheme.items, nschemes = o->scheme.count;
     QT_TRY(parse_schemes(r, schemes, nschemes, err));
-    for (size_t i = 0; i < nshapes; i++)
-        QT_TRY(parse_shape(r, shapes[i], err));
-    QT_TRY(parse_tokens(r, o->m, err));
+    QT_TRY(parse_shapes(r, o->shape.items, o->shape.count, err));
+    if (!o->shape.count && r->nspecs)
+        QT_TRY(
+            parse_shapes(r, default_shapes, sizeof default_shapes / sizeof *default_shapes, err));
+    if (!o->shape.count && r->kv4)
+        QT_TRY(
+            parse_shapes(r, default_caches, sizeof default_caches / sizeof *default_caches, err));
+    QT_TRY(match_shapes(r, err));
+    QT_TRY(parse_sizes(&r->m, &r->nm, "--m", o->m, MAX_TOKENS, err));
+    QT_TRY(parse_sizes(&r->lengths, &r->nlengths, "--length", o->length, MAX_LENGTH, err));
 done:
     return rc;
 }
@@ -126,8 +204,11 @@ done:
 static void free_request(struct request *r)
 {
     qt_free(r->specs);
+    qt_free(r->names);
     qt_free(r->shapes);
+    qt_free(r->caches);
     qt_free(r->m);
+    qt_free(r->lengths);
 }
 
 /* ---- results -------------------------------------------------------------------------------- */
@@ -153,7 +234,12 @@ static const char *row_config(char buf[TEXT_SIZE], const struct qt_bench_row *ro
     buf[0] = '\0';
     if (!row->spec || row->why[0])
         return buf;
-    if (c->path == QT_MATMUL_TILE)
+    if (row->w4ax.tokens && row->w4ax.kernel == QT_W4AX_TILE)
+        snprintf(buf, TEXT_SIZE, "tile t%d u%d", row->w4ax.tokens, row->w4ax.cta_units);
+    else if (row->w4ax.tokens)
+        snprintf(buf, TEXT_SIZE, "stream t%d s%d w%d u%d", row->w4ax.tokens, row->w4ax.strips,
+                 row->w4ax.warps, row->w4ax.cta_units);
+    else if (c->path == QT_MATMUL_TILE)
         snprintf(buf, TEXT_SIZE, "tile t%d w%d x%d", c->token_tiles, c->warps, c->splits);
     else
         snprintf(buf, TEXT_SIZE, "stream t%d s%d w%d/%d c%d x%d", c->token_tiles, c->strips,
@@ -172,33 +258,83 @@ static const char *number(char buf[TEXT_SIZE], const char *format, double value)
 
 static void add_table_row(struct table *t, const struct request *r, const struct qt_bench_row *row)
 {
-    char shape[TEXT_SIZE], floor[TEXT_SIZE], share[TEXT_SIZE], speed[TEXT_SIZE], config[TEXT_SIZE];
+    char shape[TEXT_SIZE], floor[TEXT_SIZE], share[TEXT_SIZE], with[TEXT_SIZE], speed[TEXT_SIZE];
+    char config[TEXT_SIZE];
     text_shape(shape, 2, (const size_t[]){row->shape->n, row->shape->k});
     if (row->why[0]) {
-        table_row(t, "%s\t%s\t%zu\t\t\t\t\t\t\trefused: %s", shape, row_name(r, row), row->m,
+        table_row(t, "%s\t%s\t%zu\t\t\t\t\t\t\t\trefused: %s", shape, row_name(r, row), row->m,
                   row->why);
         return;
     }
-    table_row(t, "%s\t%s\t%zu\t%.2f\t%.0f\t%s\t%s\t%.1f\t%s\t%s", shape, row_name(r, row), row->m,
-              row->us, row_gbs(row), number(floor, "%.2f", row->floor_us),
-              number(share, "%.1f", 100 * row->floor_us / row->us), row_tflops(row),
+    table_row(t, "%s\t%s\t%zu\t%.2f\t%.0f\t%s\t%s\t%s\t%.1f\t%s\t%s", shape, row_name(r, row),
+              row->m, row->us, row_gbs(row), number(floor, "%.2f", row->floor_us),
+              number(share, "%.1f", 100 * row->floor_us / row->us),
+              number(with, "%.2f", row->with_us), row_tflops(row),
               number(speed, "%.2f", row->cublas_us / row->us), row_config(config, row));
+}
+
+static const char *cache_name(const struct qt_bench_cache_row *row)
+{
+    return row->format == QT_KV_F16 ? "kv-f16" : row->paged ? "kv4 paged" : "kv4";
+}
+
+static double cache_gbs(const struct qt_bench_cache_row *row)
+{
+    return (double)row->bytes / row->us / 1e3;
+}
+
+static void add_cache_row(struct table *t, const struct qt_bench_cache_row *row)
+{
+    char shape[TEXT_SIZE], speed[TEXT_SIZE];
+    text_shape(shape, 3,
+               (const size_t[]){row->shape->heads, row->shape->kv_heads, row->shape->head_dim});
+    if (row->why[0])
+        table_row(t, "%s\t%s\t%zu\t%zu\t\t\t\t\t\trefused: %s", shape, cache_name(row), row->batch,
+                  row->length, row->why);
+    else
+        table_row(t, "%s\t%s\t%zu\t%zu\t%.2f\t%.0f\t%.2f\t%.1f\t%s\tsplit %zu", shape,
+                  cache_name(row), row->batch, row->length, row->us, cache_gbs(row), row->floor_us,
+                  100 * row->floor_us / row->us, number(speed, "%.2f", row->f16_us / row->us),
+                  row->split_tokens);
+}
+
+static int print_caches(const struct qt_bench_report *report, struct qt_err *err)
+{
+    struct table t = {.align = "llrrrrrrrl"};
+    if (report->count)
+        putchar('\n');
+    table_row(&t, "SHAPE\tCACHE\tM\tLENGTH\tUS\tGB/S\tFLOOR\t%%FLOOR\tX FP16\tCONFIG");
+    for (size_t i = 0; i < report->ncaches; i++)
+        add_cache_row(&t, &report->caches[i]);
+    return table_print(&t, err);
+}
+
+static int print_rows(const struct qt_bench_report *report, const struct request *r,
+                      struct qt_err *err)
+{
+    struct table t = {.align = "llrrrrrrrrl"};
+    table_row(&t, "SHAPE\tSCHEME\tM\tUS\tGB/S\tFLOOR\t%%FLOOR\t+ACT US\tTFLOP/S\tX CUBLAS\tCONFIG");
+    for (size_t i = 0; i < report->count; i++)
+        add_table_row(&t, r, &report->rows[i]);
+    return table_print(&t, err);
 }
 
 static int print_report(const struct qt_bench_report *report, const struct request *r,
                         const struct bench_options *o, const struct qt_gpu *gpu, struct qt_err *err)
 {
-    struct table t = {.align = "llrrrrrrrl"};
+    int rc = QT_OK;
     printf("%s, %d SMs, %s, %s\n", gpu->name, gpu->sms, gpu->cuda, gpu->cublas);
     printf("copy %.0f GB/s (read + written), read %.0f GB/s\n", report->copy_gbs, report->read_gbs);
     printf("%s, %s launches%s; weights cold in L2, CUDA graphs, medians; floor: bare read of the "
            "same bytes, plain launches\n\n",
            o->dtype == QT_MATMUL_BF16 ? "BF16" : "FP16", o->dependent ? "dependent" : "plain",
            o->invariant ? ", batch-invariant" : "");
-    table_row(&t, "SHAPE\tSCHEME\tM\tUS\tGB/S\tFLOOR\t%%FLOOR\tTFLOP/S\tX CUBLAS\tCONFIG");
-    for (size_t i = 0; i < report->count; i++)
-        add_table_row(&t, r, &report->rows[i]);
-    return table_print(&t, err);
+    if (report->count)
+        QT_TRY(print_rows(report, r, err));
+    if (report->ncaches)
+        QT_TRY(print_caches(report, err));
+done:
+    return rc;
 }
 
 static json_t *row_doc(struct cli *cli, const struct request *r, const struct qt_bench_row *row)
@@ -216,18 +352,43 @@ static json_t *row_doc(struct cli *cli, const struct request *r, const struct qt
     doc_set(cli, o, "gb_per_s", doc_real(row_gbs(row)));
     doc_set(cli, o, "floor_us", doc_real(row->floor_us));
     doc_set(cli, o, "floor_share", doc_real(row->floor_us / row->us));
+    doc_set(cli, o, "with_activations_us", doc_real(row->with_us));
     doc_set(cli, o, "tflop_per_s", doc_real(row_tflops(row)));
     doc_set(cli, o, "cublas_speedup", doc_real(row->cublas_us / row->us));
     doc_set(cli, o, "config", doc_text(row_config(config, row)));
     return o;
 }
 
+static json_t *cache_doc(struct cli *cli, const struct qt_bench_cache_row *row)
+{
+    json_t *o = json_object();
+    doc_set(cli, o, "format", doc_text(row->format == QT_KV_F16 ? "FP16" : "INT4"));
+    doc_set(cli, o, "paged", json_boolean(row->paged));
+    doc_set(cli, o, "shape_name", doc_text(row->shape->name));
+    doc_set(cli, o, "heads", doc_size(row->shape->heads));
+    doc_set(cli, o, "kv_heads", doc_size(row->shape->kv_heads));
+    doc_set(cli, o, "head_dim", doc_size(row->shape->head_dim));
+    doc_set(cli, o, "m", doc_size(row->batch));
+    doc_set(cli, o, "length", doc_size(row->length));
+    doc_set(cli, o, "refused", doc_text(row->why[0] ? row->why : NULL));
+    doc_set(cli, o, "bytes", doc_size(row->bytes));
+    doc_set(cli, o, "us", doc_real(row->us));
+    doc_set(cli, o, "gb_per_s", doc_real(cache_gbs(row)));
+    doc_set(cli, o, "floor_us", doc_real(row->floor_us));
+    doc_set(cli, o, "floor_share", doc_real(row->floor_us / row->us));
+    doc_set(cli, o, "f16_speedup", doc_real(row->f16_us / row->us));
+    doc_set(cli, o, "split_tokens", doc_size(row->split_tokens));
+    return o;
+}
+
 static void fill_doc(struct cli *cli, const struct qt_bench_report *report, const struct request *r,
                      const struct bench_options *o, const struct qt_gpu *gpu)
 {
-    json_t *rows = json_array();
+    json_t *rows = json_array(), *caches = json_array();
     for (size_t i = 0; i < report->count; i++)
         doc_append(cli, rows, row_doc(cli, r, &report->rows[i]));
+    for (size_t i = 0; i < report->ncaches; i++)
+        doc_append(cli, caches, cache_doc(cli, &report->caches[i]));
     doc_set(cli, cli->doc, "gpu", doc_gpu(cli, gpu));
     doc_set(cli, cli->doc, "dtype", doc_text(o->dtype == QT_MATMUL_BF16 ? "BF16" : "FP16"));
     doc_set(cli, cli->doc, "dependent_launches", json_boolean(o->dependent));
@@ -235,6 +396,7 @@ static void fill_doc(struct cli *cli, const struct qt_bench_report *report, cons
     doc_set(cli, cli->doc, "copy_gb_per_s", doc_real(report->copy_gbs));
     doc_set(cli, cli->doc, "read_gb_per_s", doc_real(report->read_gbs));
     doc_set(cli, cli->doc, "rows", rows);
+    doc_set(cli, cli->doc, "caches", caches);
 }
 
 /* ---- the command ---------------------------------------------------------------------------- */
@@ -245,10 +407,14 @@ static int measure(struct cli *cli, const struct request *r, const struct bench_
     const struct qt_bench_options opt = {
         .specs = r->specs,
         .shapes = r->shapes,
+        .caches = r->caches,
         .m = r->m,
+        .lengths = r->lengths,
         .nspecs = r->nspecs,
         .nshapes = r->nshapes,
+        .ncaches = r->ncaches,
         .nm = r->nm,
+        .nlengths = r->nlengths,
         .matmul = {.dtype = (enum qt_matmul_dtype)o->dtype,
                    .device = gpu->device,
                    .dependent_launch = o->dependent,
@@ -287,7 +453,8 @@ done:
     return rc;
 }
 
-static const struct bench_options defaults = {.common = {.device = "cuda"}, .m = default_m};
+static const struct bench_options defaults = {
+    .common = {.device = "cuda"}, .m = default_m, .length = default_length};
 
 static const char *const dtypes[] = {"f16", "bf16", NULL};
 
@@ -296,20 +463,27 @@ static const struct opt opts[] = {
      .kind = OPT_LIST,
      .offset = offsetof(struct bench_options, scheme),
      .metavar = "S",
-     .help = "scheme, for example nf4:g=64; may be given several times (default int4, nf4, "
-             "nf3, nf2, fp6, fp5)"},
+     .help = "scheme, for example nf4:g=64 or w4ax:scales=int, or kv4: attention over a 4-bit KV "
+             "cache; may be given several times (default int4, nf4, nf3, nf2, fp6, fp5)"},
     {.name = "shape",
      .kind = OPT_LIST,
      .offset = offsetof(struct bench_options, shape),
      .metavar = "SHAPE",
      .help = "NxK (output x input features), llama3-8b or llama3-70b, or one of their linears: "
-             "llama3-8b:qkv, :o, :gate+up, :down; may be given several times (default "
-             "llama3-8b:o, llama3-70b:o, llama3-70b:gate+up)"},
+             "llama3-8b:qkv, :o, :gate+up, :down; of kv4 HEADSxKV_HEADSxDIM, or "
+             "llama3-8b:attention; may be given several times (default llama3-8b:o, llama3-70b:o, "
+             "llama3-70b:gate+up; llama3-8b:attention)"},
     {.name = "m",
      .kind = OPT_STRING,
      .offset = offsetof(struct bench_options, m),
      .metavar = "LIST",
-     .help = "tokens, separated by commas (default 1,16,64,256)"},
+     .help = "tokens, separated by commas (default 1,16,64,256); of kv4 sequences, each with one "
+             "new token"},
+    {.name = "length",
+     .kind = OPT_STRING,
+     .offset = offsetof(struct bench_options, length),
+     .metavar = "LIST",
+     .help = "kv4: tokens of a sequence, separated by commas (default 2048,8192,32768)"},
     {.name = "dtype",
      .kind = OPT_CHOICE,
      .offset = offsetof(struct bench_options, dtype),
@@ -340,10 +514,16 @@ const struct command cmd_bench = {
         "Measured in the same run: the floor, a bare cold read of exactly the packed bytes; "
         "cuBLAS in FP16, if it is installed (it is loaded at run time); and the GPU's copy and "
         "read bandwidth. GB/s are packed bytes by time, %FLOOR is the floor's time by the "
-        "kernel's.",
+        "kernel's.\n\n"
+        "w4ax: US is the product of activations that are quantized already, +ACT US both, from "
+        "activations in FP16 or BF16. One block of activations in five has 8 bits.\n\n"
+        "kv4: attention of one query token a sequence over its cache, in FP16, in 4 bits, and in 4 "
+        "bits and random pages of 64 tokens.",
     .examples =
         "  qtool bench\n"
-        "  qtool bench --scheme nf4:g=64 --scheme fp6:e=2 --shape llama3-8b --m 1,8 --json\n",
+        "  qtool bench --scheme nf4:g=64 --scheme fp6:e=2 --shape llama3-8b --m 1,8 --json\n"
+        "  qtool bench --scheme w4ax --scheme w4ax:scales=row --m 1,128,1024\n"
+        "  qtool bench --scheme kv4 --shape 32x8x128 --m 1,8 --length 8192\n",
     .opts = opts,
     .positionals = positionals,
     .defaults = &defaults,

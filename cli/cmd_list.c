@@ -131,11 +131,13 @@ static int list_kernels(struct cli *cli, struct qt_err *err)
     struct table t = {.align = "lll"};
     json_t *array = cli->doc ? json_array() : NULL;
     const struct qt_gpu_kernel *k;
+    bool built = qt_gpu_built();
     list_kernel(cli, &t, array, "cpu", "", "OpenBLAS and OpenMP, on decoded weights");
     for (size_t i = 0; (k = qt_gpu_kernel_at(i)) != NULL; i++)
         list_kernel(cli, &t, array, k->scheme, k->layout,
-                    qt_gpu_built() ? "CUDA, fused products on packed weights"
-                                   : "CUDA: not in this build");
+                    built ? "CUDA, fused products on packed weights" : "CUDA: not in this build");
+    list_kernel(cli, &t, array, "kv4", "",
+                built ? "CUDA, attention over 4-bit KV caches" : "CUDA: not in this build");
     if (array)
         doc_set(cli, cli->doc, "kernels", array);
     return table_print(&t, err);

@@ -76,11 +76,16 @@ static double worse(double a, double b)
     return isnan(a) || a > b ? a : b;
 }
 
-/* Without a kernel there is no error and no speed: NaN. */
+static bool is_timed(const struct qt_device_tensor *t)
+{
+    return !t->missing[0] && isfinite(t->us[0]);
+}
+
+/* Without a kernel there is no error, without a time (of a cache) no speed: NaN. */
 static size_t device_figures(struct qt_figure *out, const struct qt_device_report *r)
 {
-    bool none = r->missing == r->count;
-    double error[2] = {none ? NAN : 0, none ? NAN : 0}, speedup = none ? NAN : INFINITY;
+    bool none = r->missing == r->count, timed = false;
+    double error[2] = {none ? NAN : 0, none ? NAN : 0}, speedup = INFINITY;
     size_t n = 0;
     for (size_t i = 0; i < r->count; i++) {
         const struct qt_device_tensor *t = &r->tensors[i];
@@ -88,13 +93,15 @@ static size_t device_figures(struct qt_figure *out, const struct qt_device_repor
             continue;
         error[0] = worse(error[0], t->error[0]);
         error[1] = worse(error[1], t->error[1]);
-        speedup = -worse(-speedup, -t->cublas_us[0] / t->us[0]);
+        timed = timed || is_timed(t);
+        if (is_timed(t))
+            speedup = -worse(-speedup, -t->cublas_us[0] / t->us[0]);
     }
     out[n++] = (struct qt_figure){"kernel_faults", (double)r->faults};
     out[n++] = (struct qt_figure){"kernels_missing", (double)r->missing};
     out[n++] = (struct qt_figure){"kernel_error", error[QT_MATMUL_F16]};
     out[n++] = (struct qt_figure){"kernel_error_bf16", error[QT_MATMUL_BF16]};
-    out[n++] = (struct qt_figure){"kernel_speedup_min", speedup};
+    out[n++] = (struct qt_figure){"kernel_speedup_min", timed ? speedup : NAN};
     return n;
 }
 
@@ -131,12 +138,13 @@ static int print_tensors(const struct qt_verify_report *r, struct qt_err *err)
     return table_print(&t, err);
 }
 
-/* "12.3 us 3.21x", the speed-up where there is cuBLAS to compare with */
+/* "12.3 3.21x", the speed-up where there is cuBLAS to compare with; "" where there is no time */
 static const char *text_time(char buf[TEXT_SIZE], double us, double cublas_us)
 {
+    buf[0] = '\0';
     if (isfinite(cublas_us))
         snprintf(buf, TEXT_SIZE, "%.2f %.2fx", us, cublas_us / us);
-    else
+    else if (isfinite(us))
         snprintf(buf, TEXT_SIZE, "%.2f", us);
     return buf;
 }
@@ -210,7 +218,7 @@ static json_t *device_tensor_doc(struct cli *cli, const struct qt_device_tensor 
     json_t *o = json_object(), *times = json_array();
     doc_set(cli, o, "name", doc_text(t->name));
     doc_set(cli, o, "no_kernel", doc_text(t->missing[0] ? t->missing : NULL));
-    for (size_t i = 0; !t->missing[0] && i < QT_DEVICE_TIMES; i++) {
+    for (size_t i = 0; is_timed(t) && i < QT_DEVICE_TIMES; i++) {
         json_t *row = json_object();
         doc_set(cli, row, "m", doc_size(qt_device_times[i]));
         doc_set(cli, row, "us", doc_real(t->us[i]));
@@ -401,13 +409,16 @@ const struct command cmd_verify = {
         "128 tokens, random and heavy-tailed activations, FP16 and BF16, against the CPU's "
         "products of the decoded weights (FP32, some rows in FP64), each run twice, with NaN in "
         "outputs and workspace and guards around them, batch-invariant products bit for bit over "
-        "the number of tokens, and weights dequantized bit for bit. The table shows relative "
-        "errors (rounding to FP16 alone is about 2.07e-4, to BF16 1.66e-3), microseconds with "
-        "weights cold in the L2, and the speed-up over cuBLAS in FP16.\n\n"
+        "the number of tokens, and weights dequantized bit for bit. Of w4ax, activations are "
+        "quantized bit for bit to what the CPU makes of them, and products of those are to be "
+        "exact but for FP32 sums and rounding. A 4-bit KV cache ('quantize --kv 4') has a row per "
+        "layer: tokens appended bit for bit, attention over them against FP64. The table shows "
+        "relative errors (rounding to FP16 alone is about 2.07e-4, to BF16 1.66e-3), microseconds "
+        "with weights cold in the L2, and the speed-up over cuBLAS in FP16.\n\n"
         "Figures for --gate: bpw, bytes; with --source also sqnr (dB, of all quantized weights), "
         "sqnr_min, sqnr_mean (over tensors), cosine_min, mse_max, max_abs; with --device cuda "
         "kernel_faults (products and "
-        "other checks that were wrong), kernels_missing (tensors that no fused kernel takes), "
+        "other checks that were wrong), kernels_missing (tensors and caches that no kernel takes), "
         "kernel_error, kernel_error_bf16 (the largest), kernel_speedup_min (over cuBLAS, one "
         "token). On a GPU 'kernel_faults<=0,kernels_missing<=0' is always required, unless --gate "
         "names kernels_missing itself. Relations: <=, >=, <, >; several conditions are separated "

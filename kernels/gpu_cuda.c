@@ -90,17 +90,17 @@ static int gpu_fill(struct qt_gpu *gpu, void *dst, int byte, size_t bytes, struc
 
 /* ---- products ------------------------------------------------------------------------------- */
 
-static int planned(int status, const struct qt_matmul_plan *plan, struct qt_err *err)
+static int planned(int status, const char *reason, struct qt_err *err)
 {
     switch (status) {
     case QT_MATMUL_OK:
         return QT_OK;
     case QT_MATMUL_UNSUPPORTED:
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%s", plan->reason);
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%s", reason);
     case QT_MATMUL_NO_GPU:
-        return qt_fail(err, QT_E_NO_GPU, NULL, NULL, "%s", plan->reason);
+        return qt_fail(err, QT_E_NO_GPU, NULL, NULL, "%s", reason);
     default:
-        return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: %s", plan->reason);
+        return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: %s", reason);
     }
 }
 
@@ -109,14 +109,14 @@ static int gpu_plan(struct qt_gpu *gpu, struct qt_matmul_plan *out,
                     struct qt_err *err)
 {
     (void)gpu;
-    return planned(qt_matmul_plan(out, w, m, opt), out, err);
+    return planned(qt_matmul_plan(out, w, m, opt), out->reason, err);
 }
 
 static int gpu_replan(struct qt_gpu *gpu, struct qt_matmul_plan *plan,
                       const struct qt_matmul_weight *w, struct qt_err *err)
 {
     (void)gpu;
-    return planned(qt_matmul_plan_check(plan, w), plan, err);
+    return planned(qt_matmul_plan_check(plan, w), plan->reason, err);
 }
 
 static int launched(int status, const char *what, struct qt_err *err)
@@ -140,6 +140,61 @@ static int gpu_dequantize(struct qt_gpu *gpu, const struct qt_matmul_weight *w, 
 {
     return launched(qt_matmul_dequantize(w, out, dtype, self(gpu)->stream), "dequantize", err);
 }
+
+/* ---- w4ax and caches ------------------------------------------------------------------------ */
+
+static int gpu_w4ax_quantize(struct qt_gpu *gpu, const struct qt_w4ax_acts *out,
+                             const struct qt_w4ax_input *in, const void *x, size_t m,
+                             enum qt_matmul_dtype dtype, struct qt_err *err)
+{
+    const struct qt_w4ax_norm none = {.kind = QT_W4AX_NO_NORM};
+    int status = qt_w4ax_quantize(out, in, &none, x, m, dtype, self(gpu)->stream);
+    if (status == QT_MATMUL_UNSUPPORTED)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "activations: %zu channels are no multiple of 8, or too many", in->k);
+    return launched(status, "activations", err);
+}
+
+static int gpu_w4ax_plan(struct qt_gpu *gpu, struct qt_w4ax_plan *out,
+                         const struct qt_w4ax_weight *w, size_t m,
+                         const struct qt_w4ax_options *opt, struct qt_err *err)
+{
+    (void)gpu;
+    return planned(qt_w4ax_plan(out, w, m, opt), out->reason, err);
+}
+
+static int gpu_w4ax_run(struct qt_gpu *gpu, const struct qt_w4ax_plan *plan,
+                        const struct qt_w4ax_weight *w, const struct qt_w4ax_acts *acts, void *y,
+                        void *workspace, struct qt_err *err)
+{
+    return launched(qt_w4ax_run(plan, w, acts, y, workspace, self(gpu)->stream), "w4ax product",
+                    err);
+}
+
+static int gpu_kv_append(struct qt_gpu *gpu, const struct qt_kv_cache *cache, const void *k,
+                         const void *v, const int *sequence, const int *position, size_t tokens,
+                         enum qt_matmul_dtype dtype, struct qt_err *err)
+{
+    int status = qt_kv_append(cache, k, v, sequence, position, tokens, dtype, self(gpu)->stream);
+    return launched(status, "append to a cache", err);
+}
+
+static int gpu_kv_plan(struct qt_gpu *gpu, struct qt_kv_plan *out, const struct qt_kv_cache *cache,
+                       const struct qt_kv_options *opt, struct qt_err *err)
+{
+    (void)gpu;
+    return planned(qt_kv_attention_plan(out, cache, opt, 0), out->reason, err);
+}
+
+static int gpu_kv_run(struct qt_gpu *gpu, const struct qt_kv_plan *plan,
+                      const struct qt_kv_cache *cache, void *out, const void *q, const int *length,
+                      void *workspace, struct qt_err *err)
+{
+    return launched(qt_kv_attention_run(plan, cache, out, q, length, workspace, self(gpu)->stream),
+                    "attention", err);
+}
+
+/* ---- what others are compared with ---------------------------------------------------------- */
 
 static int gpu_transfer(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, int shape,
                         struct qt_err *err)
@@ -309,6 +364,13 @@ static const struct qt_gpu functions = {
     .replan = gpu_replan,
     .run = gpu_run,
     .dequantize = gpu_dequantize,
+    .w4ax_blocks = qt_w4ax_blocks,
+    .w4ax_quantize = gpu_w4ax_quantize,
+    .w4ax_plan = gpu_w4ax_plan,
+    .w4ax_run = gpu_w4ax_run,
+    .kv_append = gpu_kv_append,
+    .kv_plan = gpu_kv_plan,
+    .kv_run = gpu_kv_run,
     .transfer = gpu_transfer,
     .gemm = gpu_gemm,
     .time = gpu_time,

@@ -2,7 +2,8 @@
  * kernels: the backends behind struct qt_backend, and the GPU as verify and bench see it.
  *
  *   backend_cpu.c, cpu_*   the CPU backend
- *   qtool_kernels.h, cuda/ libqtool_kernels: fused products on packed weights
+ *   qtool_kernels.h, cuda/ libqtool_kernels: fused products on packed weights; qtool_w4ax.h,
+ *                          qtool_kv4.h: those of w4ax and attention over 4-bit caches
  *   gpu_cuda.c             struct qt_gpu over libqtool_kernels and the CUDA run time
  *   gpu_cublas.c           cuBLAS, loaded at run time
  *   gpu_transfer.cu        kernels that only read or copy: what others are measured against
@@ -13,6 +14,8 @@
 
 #include "base/base.h"
 #include "kernels/qtool_kernels.h"
+#include "kernels/qtool_kv4.h"
+#include "kernels/qtool_w4ax.h"
 
 /* OpenBLAS + OpenMP. Uses the threads of qt_threads_set. Close with be->close(be). */
 int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err);
@@ -56,6 +59,28 @@ struct qt_gpu {
     int (*dequantize)(struct qt_gpu *gpu, const struct qt_matmul_weight *w, void *out,
                       enum qt_matmul_dtype dtype, struct qt_err *err);
 
+    /* qt_w4ax_*; QT_E_UNSUPPORTED with the reason when plan refuses, or what quantize cannot take.
+     */
+    size_t (*w4ax_blocks)(uint32_t *words, const uint8_t *bits, size_t count, int packed);
+    int (*w4ax_quantize)(struct qt_gpu *gpu, const struct qt_w4ax_acts *out,
+                         const struct qt_w4ax_input *in, const void *x, size_t m,
+                         enum qt_matmul_dtype dtype, struct qt_err *err);
+    int (*w4ax_plan)(struct qt_gpu *gpu, struct qt_w4ax_plan *out, const struct qt_w4ax_weight *w,
+                     size_t m, const struct qt_w4ax_options *opt, struct qt_err *err);
+    int (*w4ax_run)(struct qt_gpu *gpu, const struct qt_w4ax_plan *plan,
+                    const struct qt_w4ax_weight *w, const struct qt_w4ax_acts *acts, void *y,
+                    void *workspace, struct qt_err *err);
+
+    /* qt_kv_*; QT_E_UNSUPPORTED with the reason when plan refuses. */
+    int (*kv_append)(struct qt_gpu *gpu, const struct qt_kv_cache *cache, const void *k,
+                     const void *v, const int *sequence, const int *position, size_t tokens,
+                     enum qt_matmul_dtype dtype, struct qt_err *err);
+    int (*kv_plan)(struct qt_gpu *gpu, struct qt_kv_plan *out, const struct qt_kv_cache *cache,
+                   const struct qt_kv_options *opt, struct qt_err *err);
+    int (*kv_run)(struct qt_gpu *gpu, const struct qt_kv_plan *plan,
+                  const struct qt_kv_cache *cache, void *out, const void *q, const int *length,
+                  void *workspace, struct qt_err *err);
+
     /* Copies bytes (a multiple of 16) by a kernel of plain loads and stores; dst NULL: only reads
      * them. shape < QT_GPU_TRANSFERS. */
     int (*transfer)(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, int shape,
@@ -65,10 +90,10 @@ struct qt_gpu {
                 size_t k, struct qt_err *err);
 
     /*
-     * Microseconds of one launch: launch(ctx, i, err), which enqueues one kernel, is called for
-     * i = 0..count-1 (again from 0 until there are 8) and captured into one CUDA graph; the median
-     * of its replays, divided by the launches in it. With count copies of what a kernel reads,
-     * together several times the L2, all reads are cold.
+     * Microseconds of one launch: launch(ctx, i, err), which enqueues a kernel or some, is called
+     * for i = 0..count-1 (again from 0 until there are 8) and captured into one CUDA graph; the
+     * median of its replays, divided by the launches in it. With count copies of what a kernel
+     * reads, together several times the L2, all reads are cold.
      */
     int (*time)(struct qt_gpu *gpu, double *us,
                 int (*launch)(void *ctx, size_t i, struct qt_err *err), void *ctx, size_t count,

@@ -3,7 +3,7 @@
  * cold read of the same bytes (nothing that reads its weights can be faster), cuBLAS in FP16, and
  * the bandwidth of the machine.
  */
-#include "verify/gpu.h"
+#include "verify/bench.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -13,14 +13,6 @@ enum {
     SAMPLE_ROWS = 256, /* quantized anew; a larger matrix repeats them */
 };
 static const size_t most_bytes = (size_t)1 << 30; /* for the machine's bandwidth */
-
-struct bench {
-    struct qt_gpu *gpu;
-    const struct qt_bench_options *opt;
-    struct qt_bench_report *report;
-    struct gpu_operands operands;
-    double done, total; /* rows, for progress */
-};
 
 /* ---- the machine ---------------------------------------------------------------------------- */
 
@@ -119,7 +111,7 @@ static bool repeat_sample(struct qt_packed *out, const struct qt_packed *sample)
 {
     size_t strips = qt_ceil_div(out->n, STRIP_ROWS), sample_strips = sample->n / STRIP_ROWS;
     bool good = out->nsections == sample->nsections;
-    for (size_t s = 0; good && s < out->nsections; s++) {
+    for (size_t s = 0; good && s < gpu_sections(out); s++) {
         struct qt_section *to = &out->section[s];
         good = qt_array_new(&to->data, to->bytes, 1, NULL) == QT_OK &&
                repeat_section(to, &sample->section[s], strips, sample_strips);
@@ -159,13 +151,11 @@ static struct qt_bench_row *add_row(struct bench *b, const struct qt_bench_row *
     return out;
 }
 
-/* A product that a kernel refuses is a row that says so; everything else that fails ends the run.
- */
-static int refused(struct qt_bench_row *row, int rc, const struct qt_err *err)
+int bench_refused(char why[200], int rc, const struct qt_err *err)
 {
     if (rc != QT_E_UNSUPPORTED)
         return rc;
-    snprintf(row->why, sizeof row->why, "%.*s", (int)sizeof row->why - 1, err->reason);
+    snprintf(why, 200, "%.199s", err->reason);
     return QT_OK;
 }
 
@@ -176,15 +166,78 @@ static int bench_product(struct bench *b, const struct qt_bench_row *like,
     struct qt_matmul_plan plan;
     int rc = b->gpu->plan(b->gpu, &plan, &copies->weight[0], row->m, &b->opt->matmul, err);
     if (rc < 0)
-        return refused(row, rc, err);
+        return bench_refused(row->why, rc, err);
     row->config = plan.config;
     return gpu_time_plan(&row->us, b->gpu, copies, &plan, &b->operands, err);
+}
+
+/* One block of activations in five has 8 bits; channels come from anywhere. */
+static int make_act(struct qt_act *out, const struct qt_spec *spec, size_t k, struct qt_err *err)
+{
+    int rc = qt_act_new(out, k, 8, err);
+    if (rc < 0)
+        return rc;
+    out->scales = (enum qt_act_scales)gpu_w4ax_scales_of(spec);
+    for (size_t i = 0; i < qt_ceil_div(k, QT_ACT_BLOCK); i++)
+        if (i % 5 && out->scales != QT_ACT_SCALES_ROW)
+            out->bits[i] = 4;
+    for (size_t i = 0; i < k; i++) {
+        size_t j = gpu_random(3, i) % (i + 1);
+        out->order[i] = out->order[j];
+        out->order[j] = (uint32_t)i;
+    }
+    return rc;
+}
+
+static int bench_w4ax_product(struct bench *b, const struct qt_bench_row *like,
+                              const struct gpu_copies *copies, const struct gpu_w4ax_input *in,
+                              struct qt_err *err)
+{
+    const struct qt_matmul_options *o = &b->opt->matmul;
+    const struct qt_w4ax_options opt = {
+        .output = o->dtype == QT_MATMUL_BF16 ? QT_W4AX_BF16 : QT_W4AX_F16, .device = o->device};
+    struct qt_bench_row *row = add_row(b, like);
+    struct qt_w4ax_plan plan;
+    int rc;
+    if (o->dependent_launch || o->batch_invariant)
+        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                     "w4ax has no dependent launches and no batch-invariant products");
+    else
+        rc = b->gpu->w4ax_plan(b->gpu, &plan, &copies->w4ax[0], row->m, &opt, err);
+    if (rc < 0)
+        return bench_refused(row->why, rc, err);
+    row->w4ax = plan.config;
+    rc = gpu_time_w4ax(&row->us, &row->with_us, b->gpu, copies, &plan, in, o->dtype, &b->operands,
+                       err);
+    return bench_refused(row->why, rc, err);
+}
+
+static int bench_w4ax(struct bench *b, struct qt_bench_row *row, struct gpu_copies *copies,
+                      const double *cublas_us, struct qt_err *err)
+{
+    struct gpu_w4ax_input in = {0};
+    struct qt_act act = {0};
+    int rc;
+    QT_TRY(make_act(&act, row->spec, row->shape->k, err));
+    QT_TRY(gpu_w4ax_input_new(&in, b->gpu, &act, false, err));
+    for (size_t i = 0; i < copies->count; i++)
+        copies->w4ax[i].blocks = in.in.blocks;
+    for (size_t i = 0; i < b->opt->nm; i++) {
+        row->m = b->opt->m[i];
+        row->cublas_us = cublas_us[i];
+        QT_TRY(bench_w4ax_product(b, row, copies, &in, err));
+    }
+done:
+    gpu_w4ax_input_free(&in, b->gpu);
+    qt_act_free(&act);
+    return rc;
 }
 
 static int bench_scheme(struct bench *b, const struct qt_bench_shape *shape,
                         const struct qt_spec *spec, const double *cublas_us, struct qt_err *err)
 {
-    struct qt_bench_row row = {.shape = shape, .spec = spec, .us = NAN, .floor_us = NAN};
+    struct qt_bench_row row = {
+        .shape = shape, .spec = spec, .us = NAN, .floor_us = NAN, .with_us = NAN};
     struct qt_packed packed = {0};
     struct gpu_copies copies = {0};
     int rc;
@@ -192,7 +245,9 @@ static int bench_scheme(struct bench *b, const struct qt_bench_shape *shape,
     QT_TRY(gpu_copies_new(&copies, b->gpu, &packed, err));
     row.bytes = copies.bytes;
     QT_TRY(gpu_time_floor(&row.floor_us, b->gpu, &copies, err));
-    for (size_t i = 0; i < b->opt->nm; i++) {
+    if (copies.w4ax)
+        QT_TRY(bench_w4ax(b, &row, &copies, cublas_us, err));
+    for (size_t i = 0; copies.weight && i < b->opt->nm; i++) {
         row.m = b->opt->m[i];
         row.cublas_us = cublas_us[i];
         QT_TRY(bench_product(b, &row, &copies, err));
@@ -200,7 +255,7 @@ static int bench_scheme(struct bench *b, const struct qt_bench_shape *shape,
 done:
     if (rc == QT_E_UNSUPPORTED && b->opt->nm) {
         row.m = b->opt->m[0];
-        rc = refused(add_row(b, &row), rc, err);
+        rc = bench_refused(add_row(b, &row)->why, rc, err);
     }
     gpu_copies_free(&copies, b->gpu);
     qt_packed_free(&packed);
@@ -221,6 +276,7 @@ static int bench_cublas(struct bench *b, const struct qt_bench_shape *shape, dou
                                           .m = o->m[i],
                                           .bytes = 2 * shape->n * shape->k,
                                           .us = us[i],
+                                          .with_us = NAN,
                                           .floor_us = NAN,
                                           .cublas_us = us[i]});
     return rc;
@@ -262,13 +318,16 @@ int qt_bench(struct qt_bench_report *out, struct qt_gpu *gpu, const struct qt_be
 {
     struct bench b = {.gpu = gpu, .opt = opt, .report = out};
     size_t rows = opt->nshapes * (opt->nspecs + 1) * opt->nm;
+    size_t caches = opt->ncaches * opt->nm * opt->nlengths * BENCH_CACHE_KINDS;
     int rc;
     *out = (struct qt_bench_report){0};
-    b.total = (double)(opt->nshapes * (opt->nspecs + gpu->has_cublas) * opt->nm);
+    b.total = (double)(opt->nshapes * (opt->nspecs + gpu->has_cublas) * opt->nm + caches);
     QT_TRY(qt_array_new(&out->rows, rows, sizeof *out->rows, err));
+    QT_TRY(qt_array_new(&out->caches, caches, sizeof *out->caches, err));
     QT_TRY(measure_machine(out, gpu, err));
     for (size_t i = 0; i < opt->nshapes; i++)
         QT_TRY(bench_shape(&b, &opt->shapes[i], err));
+    QT_TRY(bench_caches(&b, err));
 done:
     gpu_operands_free(&b.operands, gpu);
     if (rc < 0)
@@ -279,5 +338,6 @@ done:
 void qt_bench_free(struct qt_bench_report *report)
 {
     qt_free(report->rows);
+    qt_free(report->caches);
     *report = (struct qt_bench_report){0};
 }

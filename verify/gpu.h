@@ -1,4 +1,4 @@
-/* What device.c and bench.c share: packed matrices in GPU memory, times. Private to verify/. */
+/* What device*.c and bench*.c share: packed matrices in GPU memory, times. Private to verify/. */
 #ifndef QT_VERIFY_GPU_H
 #define QT_VERIFY_GPU_H
 
@@ -36,28 +36,62 @@ static inline size_t gpu_section_stride(size_t bytes)
     return qt_round_up(bytes, 256);
 }
 
-/* Copies of one packed matrix. */
+bool gpu_is_w4ax(const struct qt_packed *p);
+enum qt_w4ax_scales gpu_w4ax_scales_of(const struct qt_spec *spec);
+/* Sections that products read; they come first. */
+size_t gpu_sections(const struct qt_packed *p);
+
+/* Copies of what products read of one packed matrix. */
 struct gpu_copies {
     char *base;
+    size_t sections;
     size_t bytes;  /* packed, of one copy */
     size_t stride; /* from one copy to the next */
     size_t count;
     struct qt_matmul_weight *weight; /* [count] */
+    struct qt_w4ax_weight *w4ax;     /* [count], instead; their `blocks` are left to be set */
 };
-/* So many that a round over all of them finds none of its bytes in the L2: at least four, and five
- * times its size, but at most 256, which leaves matrices below 1/50 of the L2 warm. p with data. */
+/* So many copies of this size that a round over all of them finds none of its bytes in the L2: at
+ * least four, and five times its size, but at most 256, which leaves what is below 1/50 of the L2
+ * warm. */
+size_t gpu_cold_count(const struct qt_gpu *gpu, size_t bytes);
+/* So many. p with data. */
 int gpu_copies_new(struct gpu_copies *out, struct qt_gpu *gpu, const struct qt_packed *p,
                    struct qt_err *err);
 void gpu_copies_free(struct gpu_copies *c, struct qt_gpu *gpu);
 
-/* X and Y of any element type, and workspace of the fused kernels. */
+/* X and Y of any element type, and workspace of the fused kernels; w4ax: X quantized. */
 struct gpu_operands {
     struct gpu_buffer x, y, workspace;
+    struct gpu_buffer codes, scale, sum;
 };
 void gpu_operands_free(struct gpu_operands *o, struct qt_gpu *gpu);
 /* Room for the plan's workspace, zeroed as far as runs want it. */
 int gpu_workspace_need(struct gpu_operands *o, struct qt_gpu *gpu, size_t bytes,
                        struct qt_err *err);
+
+/* ---- gpu_w4ax.c ----------------------------------------------------------------------------- */
+
+/* How the input of a w4ax matrix is quantized, with what the kernels read of it in GPU memory. */
+struct gpu_w4ax_input {
+    struct qt_w4ax_input in;
+    size_t blocks;      /* of 128 channels */
+    size_t token_bytes; /* of codes */
+    uint32_t *words;    /* [blocks], host */
+    struct gpu_buffer words_buffer, order;
+};
+/* Factors are left to whoever makes the channels. packed: see qtool_w4ax.h. */
+int gpu_w4ax_input_new(struct gpu_w4ax_input *out, struct qt_gpu *gpu, const struct qt_act *a,
+                       bool packed, struct qt_err *err);
+void gpu_w4ax_input_free(struct gpu_w4ax_input *in, struct qt_gpu *gpu);
+
+/* Scales of m tokens. */
+size_t gpu_w4ax_scales(const struct gpu_w4ax_input *in, size_t m);
+
+/* Microseconds of the product alone, cold, and of quantizing X (`dtype`) and the product. */
+int gpu_time_w4ax(double *us, double *with_us, struct qt_gpu *gpu, const struct gpu_copies *c,
+                  const struct qt_w4ax_plan *plan, const struct gpu_w4ax_input *in,
+                  enum qt_matmul_dtype dtype, struct gpu_operands *o, struct qt_err *err);
 
 /* ---- truth.c -------------------------------------------------------------------------------- */
 
@@ -83,6 +117,10 @@ struct truth {
 int truth_new(struct truth *out, const struct qt_packed *p, uint64_t seed, struct qt_backend *cpu,
               struct qt_gpu *gpu, void *const dequantized[2], struct qt_err *err);
 void truth_free(struct truth *t);
+/* Only the activations of the sets; weight_rms: products with such weights are of the order of 1.
+ */
+int truth_activations(struct truth *out, size_t n, size_t k, double weight_rms, uint64_t seed,
+                      struct qt_err *err);
 
 static inline float truth_value(uint16_t bits, enum qt_matmul_dtype dtype)
 {

@@ -41,6 +41,9 @@ void gpu_operands_free(struct gpu_operands *o, struct qt_gpu *gpu)
     gpu_buffer_free(&o->x, gpu);
     gpu_buffer_free(&o->y, gpu);
     gpu_buffer_free(&o->workspace, gpu);
+    gpu_buffer_free(&o->codes, gpu);
+    gpu_buffer_free(&o->scale, gpu);
+    gpu_buffer_free(&o->sum, gpu);
 }
 
 int gpu_workspace_need(struct gpu_operands *o, struct qt_gpu *gpu, size_t bytes, struct qt_err *err)
@@ -74,7 +77,7 @@ done:
 
 /* ---- copies --------------------------------------------------------------------------------- */
 
-static size_t cold_count(const struct qt_gpu *gpu, size_t bytes)
+size_t gpu_cold_count(const struct qt_gpu *gpu, size_t bytes)
 {
     size_t count = qt_ceil_div(COLD * gpu->l2_bytes, bytes);
     return count < MIN_COPIES ? MIN_COPIES : qt_min_size(count, MAX_COPIES);
@@ -84,35 +87,50 @@ static size_t cold_count(const struct qt_gpu *gpu, size_t bytes)
 static int describe_copy(struct gpu_copies *c, size_t i, const struct qt_packed *p,
                          struct qt_err *err)
 {
-    const void *section[QT_MAX_SECTIONS];
+    const void *section[QT_MAX_SECTIONS] = {NULL};
     char *at = c->base + i * c->stride;
-    for (size_t s = 0; s < p->nsections; s++) {
+    for (size_t s = 0; s < c->sections; s++) {
         section[s] = at;
         at += gpu_section_stride(p->section[s].bytes);
     }
-    return qt_gpu_weight(&c->weight[i], p, section, err);
+    return c->w4ax ? qt_gpu_w4ax_weight(&c->w4ax[i], p, section, err)
+                   : qt_gpu_weight(&c->weight[i], p, section, err);
+}
+
+static int upload_sections(struct gpu_copies *c, struct qt_gpu *gpu, const struct qt_packed *p,
+                           struct qt_err *err)
+{
+    int rc = QT_OK;
+    char *at = c->base;
+    for (size_t s = 0; rc == QT_OK && s < c->sections; s++) {
+        rc = gpu->upload(gpu, at, p->section[s].data, p->section[s].bytes, err);
+        at += gpu_section_stride(p->section[s].bytes);
+    }
+    return rc;
 }
 
 int gpu_copies_new(struct gpu_copies *out, struct qt_gpu *gpu, const struct qt_packed *p,
                    struct qt_err *err)
 {
-    size_t total, at = 0;
     void *base = NULL;
+    size_t total;
     int rc;
-    *out = (struct gpu_copies){.bytes = qt_packed_bytes(p)};
-    for (size_t s = 0; s < p->nsections; s++)
+    *out = (struct gpu_copies){.sections = gpu_sections(p)};
+    for (size_t s = 0; s < out->sections; s++) {
+        out->bytes += p->section[s].bytes;
         out->stride += gpu_section_stride(p->section[s].bytes);
-    out->count = cold_count(gpu, out->bytes);
+    }
+    out->count = gpu_cold_count(gpu, out->bytes);
     QT_TRY(mul(&total, out->stride, out->count, err));
-    QT_TRY(qt_array_new(&out->weight, out->count, sizeof *out->weight, err));
+    if (gpu_is_w4ax(p))
+        QT_TRY(qt_array_new(&out->w4ax, out->count, sizeof *out->w4ax, err));
+    else
+        QT_TRY(qt_array_new(&out->weight, out->count, sizeof *out->weight, err));
     QT_TRY(gpu->new (gpu, &base, total, err));
     out->base = base;
     for (size_t i = 0; i < out->count; i++)
         QT_TRY(describe_copy(out, i, p, err));
-    for (size_t s = 0; s < p->nsections; s++) {
-        QT_TRY(gpu->upload(gpu, out->base + at, p->section[s].data, p->section[s].bytes, err));
-        at += gpu_section_stride(p->section[s].bytes);
-    }
+    QT_TRY(upload_sections(out, gpu, p, err));
     for (size_t i = 1; i < out->count; i++)
         QT_TRY(gpu->copy(gpu, out->base + i * out->stride, out->base, out->stride, err));
 done:
@@ -126,6 +144,7 @@ void gpu_copies_free(struct gpu_copies *c, struct qt_gpu *gpu)
     if (c->base)
         gpu->free(gpu, c->base);
     qt_free(c->weight);
+    qt_free(c->w4ax);
     *c = (struct gpu_copies){0};
 }
 
@@ -207,7 +226,7 @@ int gpu_time_cublas(double *us, struct qt_gpu *gpu, size_t n, size_t k, const si
     void *weights = NULL;
     int rc;
     QT_TRY(mul(&bytes, n, 2 * k, err));
-    copies = cold_count(gpu, bytes);
+    copies = gpu_cold_count(gpu, bytes);
     QT_TRY(mul(&total, bytes, copies, err));
     QT_TRY(gpu->new (gpu, &weights, total, err));
     QT_TRY(gpu_fill_random(gpu, weights, total, 0.02f, err));

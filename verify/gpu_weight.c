@@ -1,14 +1,17 @@
 /* From a packed matrix to the descriptor of a fused kernel: the only place that says which scheme
  * and layout has one. */
-#include "verify/verify.h"
+#include "verify/gpu.h"
 
 #include <stddef.h>
 #include <string.h>
 
 static const struct qt_gpu_kernel kernels[] = {
-    {"lut", "frag16x64/pair", QT_MATMUL_LUT}, {"fpx", "frag16x64/pair", QT_MATMUL_FPX},
-    {"fpx", "frag16x64/half", QT_MATMUL_FPX}, {"int", "frag16x64/pair", QT_MATMUL_INT},
-    {"mix24", "mix16x128", QT_MATMUL_MIX24},
+    {.scheme = "lut", .layout = "frag16x64/pair", .kind = QT_MATMUL_LUT},
+    {.scheme = "fpx", .layout = "frag16x64/pair", .kind = QT_MATMUL_FPX},
+    {.scheme = "fpx", .layout = "frag16x64/half", .kind = QT_MATMUL_FPX},
+    {.scheme = "int", .layout = "frag16x64/pair", .kind = QT_MATMUL_INT},
+    {.scheme = "mix24", .layout = "mix16x128", .kind = QT_MATMUL_MIX24},
+    {.scheme = "w4ax", .layout = "frag16x64/byte", .w4ax = true},
 };
 
 /* Where a section's address goes. */
@@ -41,6 +44,31 @@ static const struct qt_gpu_kernel *find_kernel(const struct qt_packed *p)
         if (strcmp(k->scheme, scheme) == 0 && strcmp(k->layout, p->layout) == 0)
             return k;
     return NULL;
+}
+
+bool gpu_is_w4ax(const struct qt_packed *p)
+{
+    const struct qt_gpu_kernel *kernel = find_kernel(p);
+    return kernel && kernel->w4ax;
+}
+
+/* The choices of the scheme are in the order of the enum. */
+enum qt_w4ax_scales gpu_w4ax_scales_of(const struct qt_spec *spec)
+{
+    const struct qt_param *param;
+    size_t i = 0;
+    while ((param = qt_scheme_param(spec->scheme, i)) != NULL && strcmp(param->key, "scales") != 0)
+        i++;
+    return param ? (enum qt_w4ax_scales)spec->value[i] : QT_W4AX_BLOCK;
+}
+
+/* Of w4ax, orders and what else belongs to the activations stand behind the weights. */
+size_t gpu_sections(const struct qt_packed *p)
+{
+    size_t n = 0;
+    while (n < p->nsections && !(gpu_is_w4ax(p) && strcmp(p->section[n].name, "bits") == 0))
+        n++;
+    return n;
 }
 
 static void set_parameters(struct qt_matmul_weight *out, const struct qt_spec *spec)
@@ -93,7 +121,7 @@ int qt_gpu_weight(struct qt_matmul_weight *out, const struct qt_packed *p,
 {
     const struct qt_gpu_kernel *kernel = find_kernel(p);
     *out = (struct qt_matmul_weight){0};
-    if (!kernel)
+    if (!kernel || kernel->w4ax)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "no fused kernel for %s in layout %s",
                        qt_scheme_name(p->spec.scheme), p->layout);
     out->kind = kernel->kind;
@@ -110,5 +138,32 @@ int qt_gpu_weight(struct qt_matmul_weight *out, const struct qt_packed *p,
             return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
                            "no fused kernel for %s with a section %s",
                            qt_scheme_name(p->spec.scheme), p->section[i].name);
+    return QT_OK;
+}
+
+/* The scales of rows are `scale`, but for those of blocks, which is that or, multiples of it,
+ * `sub`.
+ */
+int qt_gpu_w4ax_weight(struct qt_w4ax_weight *out, const struct qt_packed *p,
+                       const void *const *section, struct qt_err *err)
+{
+    const void *plane = NULL, *scale = NULL, *sub = NULL;
+    *out = (struct qt_w4ax_weight){0};
+    if (!gpu_is_w4ax(p))
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "no w4ax kernel for %s in layout %s",
+                       qt_scheme_name(p->spec.scheme), p->layout);
+    for (size_t i = 0; i < gpu_sections(p); i++) {
+        const char *name = p->section[i].name;
+        *(strcmp(name, "sub") == 0     ? &sub
+          : strcmp(name, "scale") == 0 ? &scale
+                                       : &plane) = section[i];
+    }
+    out->scales = gpu_w4ax_scales_of(&p->spec);
+    out->n = p->n;
+    out->k = p->k;
+    out->scale_exp2 = p->scale_exp2;
+    out->plane = plane;
+    out->scale = out->scales == QT_W4AX_BLOCK ? scale : sub;
+    out->row_scale = out->scales == QT_W4AX_BLOCK ? NULL : scale;
     return QT_OK;
 }

@@ -181,17 +181,30 @@ done:
 
 /* ---- the whole ------------------------------------------------------------------------------ */
 
-static int truth_room(struct truth *t, struct qt_err *err)
+static int truth_room(struct truth *t, bool products, struct qt_err *err)
 {
     for (size_t i = 0; i < TRUTH_SETS; i++) {
         struct truth_set *set = &t->set[i];
         set->name = sets[i].name;
         set->dtype = sets[i].dtype;
         if (qt_array_new(&set->x, TRUTH_TOKENS * t->k, sizeof *set->x, err) < 0 ||
-            qt_array_new(&set->y, TRUTH_TOKENS * t->n, sizeof *set->y, err) < 0)
+            (products && qt_array_new(&set->y, TRUTH_TOKENS * t->n, sizeof *set->y, err) < 0))
             return QT_E_RESOURCE;
     }
     return QT_OK;
+}
+
+int truth_activations(struct truth *out, size_t n, size_t k, double weight_rms, uint64_t seed,
+                      struct qt_err *err)
+{
+    int rc;
+    *out = (struct truth){.n = n, .k = k};
+    QT_TRY(truth_room(out, false, err));
+    QT_TRY(fill_activations(out, weight_rms, seed, err));
+done:
+    if (rc < 0)
+        truth_free(out);
+    return rc;
 }
 
 int truth_new(struct truth *out, const struct qt_packed *p, uint64_t seed, struct qt_backend *cpu,
@@ -200,7 +213,7 @@ int truth_new(struct truth *out, const struct qt_packed *p, uint64_t seed, struc
     struct panel panel = {0};
     int rc;
     *out = (struct truth){.n = p->n, .k = p->k};
-    QT_TRY(truth_room(out, err));
+    QT_TRY(truth_room(out, true, err));
     QT_TRY(panel_new(&panel, p->n, p->k, err));
     for (; panel.row0 < p->n; panel.row0 += panel.rows) {
         panel.rows = qt_min_size(panel.capacity, p->n - panel.row0);

@@ -4,9 +4,10 @@
  *   structure.c  container check: CRCs, sections, finiteness, repacking, error against the source
  *   eval.c       perplexity and divergence from a reference, block by block
  *   gate.c       --gate expressions over named figures
- *   device.c     the fused GPU kernels on a container's tensors, against truth.c: the CPU's
- * products bench.c      the speed of the fused kernels gpu_weight.c which packed matrix which
- * kernel takes; gpu_time.c: copies in GPU memory, times
+ *   device*.c    the fused GPU kernels on a container's tensors and cache; truth.c: the products of
+ *                the CPU
+ *   bench*.c     the speed of the fused kernels
+ *   gpu_*.c      which kernel takes which packed matrix; copies in GPU memory, times
  */
 #ifndef QT_VERIFY_H
 #define QT_VERIFY_H
@@ -78,7 +79,8 @@ int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct
 /* A scheme in a layout that there is a fused kernel for. */
 struct qt_gpu_kernel {
     const char *scheme, *layout;
-    enum qt_matmul_kind kind;
+    bool w4ax;                /* it is that of qtool_w4ax.h */
+    enum qt_matmul_kind kind; /* else: of qtool_kernels.h */
 };
 /* NULL beyond the end. */
 const struct qt_gpu_kernel *qt_gpu_kernel_at(size_t i);
@@ -87,6 +89,9 @@ const struct qt_gpu_kernel *qt_gpu_kernel_at(size_t i);
  * sections. QT_E_UNSUPPORTED: no kernel for this scheme and layout. */
 int qt_gpu_weight(struct qt_matmul_weight *out, const struct qt_packed *p,
                   const void *const *section, struct qt_err *err);
+/* The same of a w4ax matrix; `blocks`, which are of its input, are left NULL. */
+int qt_gpu_w4ax_weight(struct qt_w4ax_weight *out, const struct qt_packed *p,
+                       const void *const *section, struct qt_err *err);
 
 /* Tokens of the products that are timed. */
 enum { QT_DEVICE_TIMES = 3 };
@@ -99,7 +104,8 @@ struct qt_device_tensor {
     size_t runs, faults; /* products, and those of them (and other checks) that were wrong */
     char fault[200];     /* the first */
     double error[2];     /* worst |y - truth| / |truth| of FP16 and BF16 products */
-    double us[QT_DEVICE_TIMES], cublas_us[QT_DEVICE_TIMES]; /* FP16; NaN without cuBLAS */
+    /* FP16, of w4ax the product alone; NaN without cuBLAS, and of a cache */
+    double us[QT_DEVICE_TIMES], cublas_us[QT_DEVICE_TIMES];
 };
 
 struct qt_device_report {
@@ -114,8 +120,15 @@ struct qt_device_report {
  * (BF16: 8 times that) above what rounding the true values to its type costs, when a single value
  * is off, when a second run or, with batch_invariant, another number of tokens gives other bits, or
  * when memory beside the output or the workspace was touched; outputs and workspace are filled with
- * NaN before. Also: dequantized weights equal the decoded ones bit for bit. Faults are reported,
- * not errors. cpu: the CPU backend. log may be NULL.
+ * NaN before. Also: dequantized weights equal the decoded ones bit for bit.
+ *
+ * w4ax: the activations are quantized on the GPU to what qt_act_apply makes of them, bit for bit,
+ * and each product of them is within 1e-6 of the size of what it adds up, and rounding.
+ * A KV cache, a row per layer behind the tensors: appended tokens are what qt_kv_apply makes of
+ * them, bit for bit, attention over them is within 1.5e-3 (BF16: 3e-3) of FP64; error is that, no
+ * times.
+ *
+ * Faults are reported, not errors. cpu: the CPU backend. log may be NULL.
  */
 int qt_verify_device(struct qt_device_report *out, const struct qt_container *c, struct qt_gpu *gpu,
                      struct qt_backend *cpu, const struct qt_log *log, struct qt_err *err);
@@ -128,11 +141,19 @@ struct qt_bench_shape {
     size_t n, k;
 };
 
+/* Attention of one token a sequence over the keys and values of those before. */
+struct qt_bench_cache {
+    const char *name; /* "llama3-8b:attention", or NULL */
+    size_t heads, kv_heads, head_dim;
+};
+
 struct qt_bench_options {
     const struct qt_spec *specs;
     const struct qt_bench_shape *shapes;
-    const size_t *m; /* tokens */
-    size_t nspecs, nshapes, nm;
+    const struct qt_bench_cache *caches;
+    const size_t *m;       /* tokens; of caches, sequences */
+    const size_t *lengths; /* of sequences */
+    size_t nspecs, nshapes, ncaches, nm, nlengths;
     struct qt_matmul_options matmul;
     const struct qt_log *log;
 };
@@ -142,8 +163,20 @@ struct qt_bench_row {
     const struct qt_spec *spec;         /* NULL: cuBLAS FP16 */
     size_t m, bytes;                    /* packed bytes of the weights */
     double us, floor_us, cublas_us;     /* NaN where not measured */
-    struct qt_matmul_config config;     /* of fused kernels */
-    char why[200];                      /* refused: the reason */
+    double with_us; /* w4ax: with the quantizing of X, which `us` is without; else NaN */
+    struct qt_matmul_config config; /* of fused kernels, */
+    struct qt_w4ax_config w4ax;     /* one of the two */
+    char why[200];                  /* refused: the reason */
+};
+
+struct qt_bench_cache_row {
+    const struct qt_bench_cache *shape; /* of the options */
+    enum qt_kv_format format;
+    bool paged; /* in random pages of 64 tokens; else contiguous */
+    size_t batch, length, bytes;
+    size_t split_tokens;         /* of a sequence, a block of threads */
+    double us, floor_us, f16_us; /* NaN where not measured; f16: contiguous, in FP16 */
+    char why[200];               /* refused: the reason */
 };
 
 struct qt_bench_report {
@@ -151,16 +184,20 @@ struct qt_bench_report {
     double read_gbs; /* bare reads of 1 GiB */
     struct qt_bench_row *rows;
     size_t count;
+    struct qt_bench_cache_row *caches;
+    size_t ncaches;
 };
 
-/* Random weights [n][k] packed by the scheme's own quantizer, in the cheapest way. */
+/* Random weights [n][k] packed by the scheme's own quantizer, in the cheapest way; of w4ax, where n
+ * is large, only the sections that products read. */
 int qt_bench_weights(struct qt_packed *out, const struct qt_spec *spec, size_t n, size_t k,
                      struct qt_err *err);
 
 /*
  * Times the fused kernels on random weights, shape by shape: first cuBLAS for each m, then each
  * scheme with its read floor. Weights are cold in the L2, X and Y are not; launches are in CUDA
- * graphs; medians.
+ * graphs; medians. Then attention: for each m and length an FP16 cache, a 4-bit one, the same in
+ * pages, cold as well.
  */
 int qt_bench(struct qt_bench_report *out, struct qt_gpu *gpu, const struct qt_bench_options *opt,
              struct qt_err *err);

@@ -50,5 +50,39 @@ $ qtool bench --scheme nf4:g=48
 ? 2
 2 g=48: must be 32, 64, 128 or 256
 
+$ qtool bench --scheme kv4 --shape 4096x4096
+? 2
+2 --scheme kv4: no --shape is one of attention \(HEADSxKV_HEADSxDIM\)
+
+$ qtool bench --scheme w4ax:scales=int --shape 32x8x128
+? 2
+2 --scheme w4ax:scales=int: no --shape is one of a matrix
+
+$ qtool bench --scheme kv4 --shape 32x7x128
+? 2
+2 --shape 32x7x128: 32 heads are no multiple of 7
+
+$ qtool bench --scheme kv4 --shape 32x8x
+? 2
+2 unknown shape '32x8x'
+
+$ qtool bench --scheme kv4 --shape llama3-8b:atention
+? 2
+2 unknown shape 'llama3-8b:atention'; did you mean 'llama3-8b:attention'\?
+
+$ qtool bench --scheme kv4 --length 0
+? 2
+2 --length: '0' is not a number from 1 to
+
+# What is right goes as far as to the GPU.
+$ for s in llama3-8b 32x8x128; do CUDA_VISIBLE_DEVICES= qtool bench --scheme kv4 --shape $s; test $? = 7 || echo $s; done
+>-
+2 no GPU 0: .
+
+$ CUDA_VISIBLE_DEVICES= qtool bench --scheme w4ax --scheme kv4 --shape 512x512 --shape 4x2x64
+? 7
+>-
+2 no GPU 0: .
+
 $ qtool version
 > ^GPU kernels (not )?built in$

@@ -3,7 +3,7 @@
  * from the descriptor that a fused kernel gets. It can be made to do everything that a kernel might
  * do wrong; each must be found.
  */
-#include "fixture.h"
+#include "gpu_fixture.h"
 
 #include "pack/layout_frag.h"
 #include "pack/layout_mix24.h"
@@ -30,15 +30,12 @@ enum wrong {
     CUDA_FAILS,
 };
 
-enum { WORKSPACE = QT_MATMUL_WORKSPACE_ZEROED + 1024, ROOM = 256 };
+enum { WORKSPACE = QT_MATMUL_WORKSPACE_ZEROED + 1024 };
 
 struct fake {
-    struct qt_gpu gpu;
+    struct stand_in on;
     enum wrong wrong;
     unsigned runs;
-    bool timing;            /* launches are only looked at */
-    const char *low, *high; /* weights that timed launches read */
-    size_t bytes_read;
 };
 
 static unsigned plane_bits(const struct qt_matmul_weight *w, enum qt_frag_order order, size_t row,
@@ -147,50 +144,9 @@ static float *decode(const struct qt_matmul_weight *w)
     return out;
 }
 
-static float from_bits(uint16_t v, enum qt_matmul_dtype dtype)
-{
-    return dtype == QT_MATMUL_F16 ? qt_f16_to_f32(v) : qt_bf16_to_f32(v);
-}
-
-static uint16_t to_bits(float v, enum qt_matmul_dtype dtype)
-{
-    return dtype == QT_MATMUL_F16 ? qt_f32_to_f16(v) : qt_f32_to_bf16(v);
-}
-
 static struct fake *self(struct qt_gpu *gpu)
 {
     return gpu->ctx;
-}
-
-/* With room around, for the faults that write there. */
-static int fake_new(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err)
-{
-    char *p = NULL;
-    (void)gpu;
-    int rc = qt_array_new(&p, bytes + 2 * ROOM, 1, err);
-    *out = rc == QT_OK ? p + ROOM : NULL;
-    return rc;
-}
-
-static void fake_free(struct qt_gpu *gpu, void *p)
-{
-    (void)gpu;
-    qt_free((char *)p - ROOM);
-}
-
-static int fake_move(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
-                     struct qt_err *err)
-{
-    (void)gpu, (void)err;
-    memmove(dst, src, bytes);
-    return QT_OK;
-}
-
-static int fake_fill(struct qt_gpu *gpu, void *dst, int byte, size_t bytes, struct qt_err *err)
-{
-    (void)gpu, (void)err;
-    memset(dst, byte, bytes);
-    return QT_OK;
 }
 
 static int fake_plan(struct qt_gpu *gpu, struct qt_matmul_plan *out,
@@ -275,9 +231,8 @@ static int fake_run(struct qt_gpu *gpu, const struct qt_matmul_plan *plan,
     uint16_t *out = y;
     if (f->wrong == CUDA_FAILS)
         return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: illegal address");
-    if (f->timing) {
-        f->low = !f->low || read < f->low ? read : f->low;
-        f->high = read > f->high ? read : f->high;
+    if (f->on.timing) {
+        stand_in_reads(&f->on, read);
         if (f->wrong == CHANGES_WEIGHTS) /* late: the checks before would stumble over it */
             ((unsigned char *)(uintptr_t)w->scale)[0] = 0x55;
         return QT_OK;
@@ -305,66 +260,13 @@ static int fake_dequantize(struct qt_gpu *gpu, const struct qt_matmul_weight *w,
     return QT_OK;
 }
 
-static int fake_transfer(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, int shape,
-                         struct qt_err *err)
-{
-    (void)err;
-    assert_true(shape >= 0 && shape < QT_GPU_TRANSFERS && bytes % 16 == 0);
-    self(gpu)->bytes_read = bytes;
-    if (dst)
-        memcpy(dst, src, bytes);
-    return QT_OK;
-}
-
-static int fake_gemm(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t m, size_t n,
-                     size_t k, struct qt_err *err)
-{
-    (void)y, (void)x, (void)w, (void)m, (void)n, (void)k, (void)err;
-    assert_true(gpu->has_cublas);
-    return QT_OK;
-}
-
-/* Reads: 2 us; fused products: 4 us; cuBLAS, which reads nothing of a packed matrix: 8 us. */
-static int fake_time(struct qt_gpu *gpu, double *us,
-                     int (*launch)(void *ctx, size_t i, struct qt_err *err), void *ctx,
-                     size_t count, struct qt_err *err)
-{
-    struct fake *f = self(gpu);
-    int rc = QT_OK;
-    f->timing = true;
-    f->low = f->high = NULL;
-    f->bytes_read = 0;
-    for (size_t i = 0; rc == QT_OK && i < count; i++)
-        rc = launch(ctx, i, err);
-    f->timing = false;
-    *us = f->bytes_read ? 2 : f->low ? 4 : 8;
-    return rc;
-}
-
 static void fake_init(struct fake *f, enum wrong wrong)
 {
     *f = (struct fake){.wrong = wrong};
-    f->gpu = (struct qt_gpu){
-        .name = "stand-in",
-        .has_cublas = true,
-        .sms = 1,
-        .cc = 90,
-        .l2_bytes = 100000,
-        .memory_bytes = 64 << 20,
-        .ctx = f,
-        .new = fake_new,
-        .free = fake_free,
-        .upload = fake_move,
-        .download = fake_move,
-        .copy = fake_move,
-        .fill = fake_fill,
-        .plan = fake_plan,
-        .run = fake_run,
-        .dequantize = fake_dequantize,
-        .transfer = fake_transfer,
-        .gemm = fake_gemm,
-        .time = fake_time,
-    };
+    stand_in_init(&f->on);
+    f->on.gpu.plan = fake_plan;
+    f->on.gpu.run = fake_run;
+    f->on.gpu.dequantize = fake_dequantize;
 }
 
 /* ---- a container ---------------------------------------------------------------------------- */
@@ -441,7 +343,7 @@ static int verify(struct qt_device_report *out, struct fake *f, enum wrong wrong
 {
     *err = (struct qt_err){0};
     fake_init(f, wrong);
-    return qt_verify_device(out, world.container, &f->gpu, world.cpu, NULL, err);
+    return qt_verify_device(out, world.container, &f->on.gpu, world.cpu, NULL, err);
 }
 
 /* ---- descriptors ---------------------------------------------------------------------------- */
@@ -583,8 +485,9 @@ static void test_without_cublas(void **state)
     struct fake f;
     (void)state;
     fake_init(&f, NOTHING);
-    f.gpu.has_cublas = false;
-    expect_ok("verify", qt_verify_device(&r, world.container, &f.gpu, world.cpu, NULL, &err), &err);
+    f.on.gpu.has_cublas = false;
+    expect_ok("verify", qt_verify_device(&r, world.container, &f.on.gpu, world.cpu, NULL, &err),
+              &err);
     assert_true(isnan(r.tensors[0].cublas_us[0]));
     assert_true(r.tensors[0].us[0] == 4);
     qt_device_free(&r);
@@ -623,7 +526,7 @@ static int bench(struct qt_bench_report *out, struct fake *f, const char *const 
         .specs = specs, .shapes = shapes, .m = m, .nspecs = nschemes, .nshapes = 2, .nm = 2};
     for (size_t i = 0; i < nschemes; i++)
         expect_ok("spec", qt_spec_parse(&specs[i], schemes[i], err), err);
-    return qt_bench(out, &f->gpu, &opt, err);
+    return qt_bench(out, &f->on.gpu, &opt, err);
 }
 
 static void test_bench(void **state)
@@ -668,10 +571,10 @@ static void test_bench_weights(void **state)
     struct fake f;
     (void)state;
     fake_init(&f, NOTHING);
-    f.gpu.has_cublas = false;
+    f.on.gpu.has_cublas = false;
     expect_ok("bench", bench(&r, &f, schemes, 1, &err), &err);
     assert_int_equal(r.count, 4);
-    assert_true((size_t)(f.high - f.low) + r.rows[3].bytes >= 4 * f.gpu.l2_bytes);
+    assert_true((size_t)(f.on.high - f.on.low) + r.rows[3].bytes >= 4 * f.on.gpu.l2_bytes);
     assert_true(isnan(r.rows[3].cublas_us));
     qt_bench_free(&r);
 }

@@ -1,0 +1,841 @@
+/*
+ * verify --device and bench of w4ax and of KV caches, on a stand-in for a GPU whose kernels are
+ * plain C after the descriptions in qtool_w4ax.h and qtool_kv4.h. It can be made to do everything
+ * that a kernel might do wrong; each must be found.
+ */
+#include "gpu_fixture.h"
+
+#include "pack/layout_frag8.h"
+#include "verify/device.h"
+
+#include <math.h>
+
+enum wrong {
+    NOTHING,
+    /* activations */
+    ONE_CODE,      /* a code of the last token */
+    ONE_SCALE,     /* a scale of it */
+    PADDING,       /* a code behind k */
+    ONE_SUM,       /* INT: the last token's */
+    CODES_BESIDE,  /* a byte before the codes */
+    SCALES_BESIDE, /* before the scales */
+    CODES_VARY,    /* every other run */
+    /* products, attention */
+    ONE_VALUE,
+    UNWRITTEN,
+    SLOPPY, /* off by 3e-6 of the value: only FP32 shows it */
+    BESIDE_OUTPUT,
+    BESIDE_WORKSPACE,
+    COUNTER_LEFT,
+    NOT_REPEATABLE,
+    CHANGES_WEIGHTS,
+    /* caches */
+    ONE_KEY,
+    ONE_PARAMETER,
+    OTHER_PLACE,  /* a place that nothing was appended to */
+    BESIDE_CACHE, /* behind the parameters */
+    NOISY,        /* outputs too far off */
+    /* both */
+    REFUSES,
+    CUDA_FAILS,
+};
+
+enum { WORKSPACE = 1024 }; /* as small as this, all of it is counters */
+
+struct fake {
+    struct stand_in on;
+    enum wrong wrong;
+    unsigned runs;
+};
+
+static struct fake *self(struct qt_gpu *gpu)
+{
+    return gpu->ctx;
+}
+
+/* ---- activations ---------------------------------------------------------------------------- */
+
+static size_t fake_blocks(uint32_t *words, const uint8_t *bits, size_t count, int packed)
+{
+    uint32_t at = 0;
+    for (size_t i = 0; i < count; i++) {
+        bool wide = bits[i] == 8 || !packed;
+        words[i] = at * 2 + wide;
+        if (wide && bits[i] == 4)
+            words[i] |= QT_W4AX_NARROW_VALUES;
+        at += wide ? 2 : 1;
+    }
+    return (size_t)at * 64;
+}
+
+static bool is_narrow(uint32_t word)
+{
+    return !(word & QT_W4AX_WIDE_ROWS) || word & QT_W4AX_NARROW_VALUES;
+}
+
+static uint8_t *byte_of(const struct qt_w4ax_acts *acts, uint32_t word, size_t m, size_t token,
+                        size_t j)
+{
+    uint8_t *rows =
+        (uint8_t *)acts->codes + (size_t)((word & ~QT_W4AX_NARROW_VALUES) >> 1) * 64 * m;
+    return word & QT_W4AX_WIDE_ROWS ? rows + token * 128 + (j / 16 ^ (token & 7)) * 16 + j % 16
+                                    : rows + token * 64 + (j / 32 ^ (token / 2 & 3)) * 16 + j % 16;
+}
+
+static void put_code(const struct qt_w4ax_acts *acts, uint32_t word, size_t m, size_t token,
+                     size_t j, int v)
+{
+    uint8_t *at = byte_of(acts, word, m, token, j);
+    if (word & QT_W4AX_WIDE_ROWS)
+        *at = (uint8_t)v;
+    else if (j % 32 < 16)
+        *at = (uint8_t)((*at & 0xf0) | (v & 15));
+    else
+        *at = (uint8_t)((*at & 0x0f) | (v & 15) << 4);
+}
+
+static int get_code(const struct qt_w4ax_acts *acts, uint32_t word, size_t m, size_t token,
+                    size_t j)
+{
+    int v = *byte_of(acts, word, m, token, j);
+    if (word & QT_W4AX_WIDE_ROWS)
+        return (int8_t)v;
+    v = j % 32 < 16 ? v & 15 : v >> 4;
+    return v < 8 ? v : v - 16;
+}
+
+static float most_of(const float *v, size_t n)
+{
+    float most = 0;
+    for (size_t i = 0; i < n; i++)
+        most = fmaxf(most, fabsf(v[i]));
+    return most;
+}
+
+/* v: the token's values, whole blocks. */
+static void quantize_token(const struct qt_w4ax_acts *out, const struct qt_w4ax_input *in,
+                           const float *v, size_t m, size_t token)
+{
+    size_t blocks = qt_ceil_div(in->k, 128);
+    float unit = most_of(v, blocks * 128) * (in->clip8 / 127);
+    int sum = 0;
+    for (size_t b = 0; b < blocks; b++) {
+        bool narrow = is_narrow(in->blocks[b]) && in->scales != QT_W4AX_ROW;
+        float most = most_of(v + b * 128, 128), limit = narrow ? 7 : 127, factor = 1, s = unit;
+        if (in->scales == QT_W4AX_BLOCK)
+            s = most * (narrow ? in->clip4 / 7 : in->clip8 / 127);
+        else if (narrow && unit > 0)
+            factor = fminf(fmaxf(rintf(most * in->clip4 / (7 * unit)), 1), 18);
+        for (size_t j = 0; j < 128; j++) {
+            float q = rintf(v[b * 128 + j] * (1 / (s * factor)));
+            int code = s * factor < 0x1p-120f ? 0 : (int)fminf(fmaxf(q, -limit), limit);
+            put_code(out, in->blocks[b], m, token, j, code * (int)factor);
+            sum += code * (int)factor;
+        }
+        if (in->scales == QT_W4AX_BLOCK)
+            out->scale[b * qt_round_up(m, 4) + token] = s < 0x1p-120f ? 1 : s;
+    }
+    if (in->scales != QT_W4AX_BLOCK)
+        out->scale[token] = unit;
+    if (in->scales == QT_W4AX_INT)
+        out->sum[token] = sum;
+}
+
+static void spoil_activations(struct fake *f, const struct qt_w4ax_acts *out,
+                              const struct qt_w4ax_input *in, size_t m)
+{
+    size_t last = qt_ceil_div(in->k, 128) - 1;
+    uint32_t word = in->blocks[last];
+    switch (f->wrong) {
+    case ONE_CODE:
+        put_code(out, word, m, m - 1, 0, get_code(out, word, m, m - 1, 0) ? 0 : 1);
+        break;
+    case ONE_SCALE:
+        out->scale[m - 1] *= 1 + 0x1p-20f;
+        break;
+    case PADDING:
+        put_code(out, word, m, m - 1, 127, 1);
+        break;
+    case ONE_SUM:
+        if (in->scales == QT_W4AX_INT)
+            out->sum[m - 1]++;
+        break;
+    case CODES_BESIDE:
+        ((uint8_t *)out->codes)[-1] = 0;
+        break;
+    case SCALES_BESIDE:
+        out->scale[-1] = 0;
+        break;
+    case CODES_VARY:
+        if (f->runs++ % 2)
+            put_code(out, word, m, 0, 0, get_code(out, word, m, 0, 0) ? 0 : 1);
+        break;
+    default:
+        break;
+    }
+}
+
+static int fake_quantize(struct qt_gpu *gpu, const struct qt_w4ax_acts *out,
+                         const struct qt_w4ax_input *in, const void *x, size_t m,
+                         enum qt_matmul_dtype dtype, struct qt_err *err)
+{
+    struct fake *f = self(gpu);
+    size_t blocks = qt_ceil_div(in->k, 128);
+    float *v = calloc(blocks * 128, sizeof *v);
+    assert_non_null(v);
+    f->on.quantizes = true;
+    if (in->k % 8) {
+        free(v);
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "activations: no multiple of 8");
+    }
+    for (size_t t = 0; t < m && !f->on.timing; t++) {
+        for (size_t p = 0; p < in->k; p++)
+            v[p] = from_bits(((const uint16_t *)x)[t * in->k + in->perm[p]], dtype);
+        quantize_token(out, in, v, m, t);
+    }
+    if (!f->on.timing)
+        spoil_activations(f, out, in, m);
+    free(v);
+    return QT_OK;
+}
+
+/* ---- products ------------------------------------------------------------------------------- */
+
+static int weight_code(const struct qt_w4ax_weight *w, size_t row, size_t col)
+{
+    const uint32_t *plane = w->plane;
+    unsigned y = row % 16, x = col % 64, s = x / 32, h = x % 32 / 16, b = x % 4;
+    unsigned lane = y % 8 * 4 + x % 16 / 4, r = y / 8;
+    plane += (row / 16 * 2 * qt_ceil_div(w->k, 128) + col / 64) * 128 + lane * 4;
+    assert_int_equal(qt_frag8_row(lane, r), y);
+    assert_int_equal(qt_frag8_col(lane, s, h, b), x);
+    int v = plane[qt_frag8_word(s, r)] >> qt_frag8_shift(h, b) & 15;
+    return v < 8 ? v : v - 16;
+}
+
+static double weight_scale(const struct qt_w4ax_weight *w, size_t row, size_t block)
+{
+    size_t slot = qt_frag_scale_slot((unsigned)row % 16);
+    size_t at = (row / 16 * qt_ceil_div(w->k, 128) + block) * 16 + slot;
+    double unit =
+        w->scales == QT_W4AX_BLOCK
+            ? 1
+            : (double)qt_f16_to_f32(((const uint16_t *)w->row_scale)[row / 16 * 16 + slot]);
+    if (w->scales == QT_W4AX_BLOCK)
+        unit = (double)qt_f16_to_f32(((const uint16_t *)w->scale)[at]);
+    else if (w->scales == QT_W4AX_INT)
+        unit *= ((const uint8_t *)w->scale)[at];
+    return ldexp(unit, w->scale_exp2);
+}
+
+/* All codes of the weights, [n][blocks * 128], or of the activations, [m][blocks * 128]. */
+static int8_t *all_codes(const struct qt_w4ax_weight *w, const struct qt_w4ax_acts *acts, size_t m)
+{
+    size_t width = qt_ceil_div(w->k, 128) * 128, rows = acts ? m : w->n;
+    int8_t *out = malloc(rows * width);
+    assert_non_null(out);
+    for (size_t i = 0; i < rows * width; i++) {
+        size_t row = i / width, at = i % width;
+        out[i] = (int8_t)(acts ? get_code(acts, w->blocks[at / 128], m, row, at % 128)
+                               : weight_code(w, row, at));
+    }
+    return out;
+}
+
+static double product(const struct qt_w4ax_weight *w, const struct qt_w4ax_acts *acts, size_t m,
+                      size_t token, size_t row, const int8_t *x, const int8_t *codes)
+{
+    double y = 0;
+    for (size_t b = 0; b < qt_ceil_div(w->k, 128); b++) {
+        int sum = 0;
+        for (size_t j = b * 128; j < b * 128 + 128; j++)
+            sum += x[j] * codes[j];
+        size_t at = w->scales == QT_W4AX_BLOCK ? b * qt_round_up(m, 4) + token : token;
+        y += sum * weight_scale(w, row, b) * (double)acts->scale[at];
+    }
+    return y;
+}
+
+static int fake_plan(struct qt_gpu *gpu, struct qt_w4ax_plan *out, const struct qt_w4ax_weight *w,
+                     size_t m, const struct qt_w4ax_options *opt, struct qt_err *err)
+{
+    *out = (struct qt_w4ax_plan){.m = m,
+                                 .n = w->n,
+                                 .k = w->k,
+                                 .scales = w->scales,
+                                 .workspace_bytes = WORKSPACE,
+                                 .options = *opt,
+                                 .config = {.tokens = 8}};
+    assert_non_null(w->blocks);
+    assert_true(w->scales == QT_W4AX_ROW || w->scale);
+    assert_true(w->scales == QT_W4AX_BLOCK || w->row_scale);
+    assert_true(!opt->packed || w->scales == QT_W4AX_BLOCK);
+    if (self(gpu)->wrong == REFUSES)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "not today");
+    return QT_OK;
+}
+
+/* What 16-bit outputs and those of FP32 have in common. */
+static void spoil_output(struct fake *f, unsigned char *y, size_t bytes, unsigned char *workspace)
+{
+    switch (f->wrong) {
+    case ONE_VALUE:
+        y[bytes - 1] ^= 0x80;
+        break;
+    case UNWRITTEN:
+        memset(y + bytes / 8 * 4, 0xff, 4);
+        break;
+    case BESIDE_OUTPUT:
+        y[bytes] = 0;
+        break;
+    case BESIDE_WORKSPACE:
+        workspace[WORKSPACE] = 0;
+        break;
+    case COUNTER_LEFT:
+        workspace[100] = 1;
+        break;
+    case NOT_REPEATABLE:
+        y[0] ^= f->runs & 1;
+        break;
+    default:
+        break;
+    }
+    f->runs++;
+}
+
+static void put_output(void *y, size_t at, double v, enum qt_w4ax_output output)
+{
+    if (output == QT_W4AX_F32)
+        ((float *)y)[at] = (float)v;
+    else
+        ((uint16_t *)y)[at] =
+            to_bits((float)v, output == QT_W4AX_BF16 ? QT_MATMUL_BF16 : QT_MATMUL_F16);
+}
+
+static int fake_run(struct qt_gpu *gpu, const struct qt_w4ax_plan *plan,
+                    const struct qt_w4ax_weight *w, const struct qt_w4ax_acts *acts, void *y,
+                    void *workspace, struct qt_err *err)
+{
+    struct fake *f = self(gpu);
+    if (f->wrong == CUDA_FAILS)
+        return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: illegal address");
+    if (f->on.timing) {
+        stand_in_reads(&f->on, w->plane);
+        if (f->wrong == CHANGES_WEIGHTS) /* late: the checks before would stumble over it */
+            memcpy((void *)(uintptr_t)w->plane, "changed", 7);
+        return QT_OK;
+    }
+    size_t width = qt_ceil_div(w->k, 128) * 128;
+    int8_t *x = all_codes(w, acts, plan->m), *codes = all_codes(w, NULL, 0);
+    for (size_t t = 0; t < plan->m; t++)
+        for (size_t row = 0; row < plan->n; row++)
+            put_output(y, t * plan->n + row,
+                       product(w, acts, plan->m, t, row, x + t * width, codes + row * width) *
+                           (f->wrong == SLOPPY ? 1 + 3e-6 : 1),
+                       plan->options.output);
+    free(x);
+    free(codes);
+    spoil_output(f, y, plan->m * plan->n * (plan->options.output == QT_W4AX_F32 ? 4 : 2),
+                 workspace);
+    return QT_OK;
+}
+
+/* ---- caches --------------------------------------------------------------------------------- */
+
+static size_t place(const struct qt_kv_cache *c, size_t sequence, size_t token, size_t head)
+{
+    size_t page = sequence;
+    if (c->table)
+        page = (size_t)c->table[sequence * c->table_pitch + token / c->page_tokens];
+    return (page * c->heads + head) * c->page_tokens + token % c->page_tokens;
+}
+
+static void put_nibble(void *codes, size_t i, float q)
+{
+    uint8_t *at = (uint8_t *)codes + i / 2;
+    unsigned code = (unsigned)fminf(fmaxf(rintf(q), 0), 15);
+    *at = (uint8_t)(i % 2 ? (*at & 15) | code << 4 : (*at & 0xf0) | code);
+}
+
+static void append_head(const struct qt_kv_cache *c, const uint16_t *k, const uint16_t *v,
+                        size_t at, size_t head, enum qt_matmul_dtype dtype)
+{
+    uint16_t *param = (uint16_t *)c->v_param + 2 * at;
+    float low = INFINITY, high = -INFINITY;
+    for (size_t d = 0; d < c->head_dim; d++) {
+        float x = from_bits(v[d], dtype);
+        low = fminf(low, x);
+        high = fmaxf(high, x);
+    }
+    param[0] = qt_f32_to_f16((high - low) / 15);
+    param[1] = qt_f32_to_f16(low);
+    if (param[0] == 0)
+        param[0] = qt_f32_to_f16(1);
+    float least = qt_f16_to_f32(param[1]), per = 1 / qt_f16_to_f32(param[0]);
+    for (size_t d = 0; d < c->head_dim; d++) {
+        size_t j = head * c->head_dim + d;
+        put_nibble(c->k, at * c->head_dim + d,
+                   fmaf(from_bits(k[d], dtype), 1 / c->k_scale[j], c->k_zero[j]));
+        put_nibble(c->v, at * c->head_dim + d, (from_bits(v[d], dtype) - least) * per);
+    }
+}
+
+static int fake_append(struct qt_gpu *gpu, const struct qt_kv_cache *c, const void *k,
+                       const void *v, const int *sequence, const int *position, size_t tokens,
+                       enum qt_matmul_dtype dtype, struct qt_err *err)
+{
+    struct fake *f = self(gpu);
+    size_t at = 0, rows = 4 * 704 * c->heads;
+    (void)err;
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t h = 0; h < c->heads; h++) {
+            size_t from = (t * c->heads + h) * c->head_dim;
+            at = place(c, (size_t)sequence[t], (size_t)position[t], h);
+            append_head(c, (const uint16_t *)k + from, (const uint16_t *)v + from, at, h, dtype);
+        }
+    if (f->wrong == ONE_KEY)
+        ((uint8_t *)c->k)[at * c->head_dim / 2] ^= 0x10;
+    if (f->wrong == ONE_PARAMETER)
+        ((uint16_t *)c->v_param)[2 * at] ^= 1;
+    if (f->wrong == OTHER_PLACE)
+        ((uint8_t *)c->v)[(place(c, 3, 1, 0)) * c->head_dim / 2] = 0;
+    if (f->wrong == BESIDE_CACHE)
+        ((uint16_t *)c->v_param)[2 * rows] = 0;
+    return QT_OK;
+}
+
+static int fake_kv_plan(struct qt_gpu *gpu, struct qt_kv_plan *out, const struct qt_kv_cache *c,
+                        const struct qt_kv_options *opt, struct qt_err *err)
+{
+    (void)gpu;
+    *out = (struct qt_kv_plan){.options = *opt, .split_tokens = 128, .workspace_bytes = WORKSPACE};
+    if (c->head_dim != 64 && c->head_dim != 128)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "head_dim is not 64 or 128");
+    return QT_OK;
+}
+
+static float cached(const struct qt_kv_cache *c, bool key, size_t at, size_t head, size_t d)
+{
+    size_t i = at * c->head_dim + d, j = head * c->head_dim + d;
+    float code = (float)(((const uint8_t *)(key ? c->k : c->v))[i / 2] >> i % 2 * 4 & 15);
+    const uint16_t *param = (const uint16_t *)c->v_param + 2 * at;
+    return key ? (code - c->k_zero[j]) * c->k_scale[j]
+               : code * qt_f16_to_f32(param[0]) + qt_f16_to_f32(param[1]);
+}
+
+static void attend(uint16_t *y, const struct qt_kv_cache *c, const uint16_t *q, size_t sequence,
+                   size_t length, size_t head, const struct qt_kv_options *o, double factor)
+{
+    double *p = calloc(length, sizeof *p), most = -INFINITY, sum = 0;
+    assert_non_null(p);
+    for (size_t i = 0; i < length; i++) {
+        size_t at = place(c, sequence, i, head);
+        for (size_t d = 0; d < c->head_dim; d++)
+            p[i] += (double)o->scale * (double)from_bits(q[d], o->dtype) *
+                    (double)cached(c, true, at, head, d);
+        most = fmax(most, p[i]);
+    }
+    for (size_t i = 0; i < length; i++)
+        sum += p[i] = exp(p[i] - most);
+    for (size_t d = 0; d < c->head_dim; d++) {
+        double v = 0;
+        for (size_t i = 0; i < length; i++)
+            v += p[i] * (double)cached(c, false, place(c, sequence, i, head), head, d);
+        y[d] = to_bits((float)(v / sum * factor), o->dtype);
+    }
+    free(p);
+}
+
+static int fake_kv_run(struct qt_gpu *gpu, const struct qt_kv_plan *plan,
+                       const struct qt_kv_cache *c, void *out, const void *q, const int *length,
+                       void *workspace, struct qt_err *err)
+{
+    const struct qt_kv_options *o = &plan->options;
+    struct fake *f = self(gpu);
+    if (f->wrong == CUDA_FAILS)
+        return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: illegal address");
+    if (f->on.timing) {
+        stand_in_reads(&f->on, c->k);
+        return QT_OK;
+    }
+    /* bench loads the kernel before it is timed, and FP16 is only there for comparison */
+    for (size_t b = 0; b < o->batch && c->format == QT_KV_INT4; b++)
+        for (size_t h = 0; h < o->heads; h++) {
+            size_t at = (b * o->heads + h) * c->head_dim;
+            assert_true((size_t)length[b] <= o->max_length);
+            attend((uint16_t *)out + at, c, (const uint16_t *)q + at, b, (size_t)length[b],
+                   h / (o->heads / c->heads), o, f->wrong == NOISY ? 1.004 : 1);
+        }
+    spoil_output(f, out, o->batch * o->heads * c->head_dim * 2, workspace);
+    return QT_OK;
+}
+
+static void fake_init(struct fake *f, enum wrong wrong)
+{
+    *f = (struct fake){.wrong = wrong};
+    stand_in_init(&f->on);
+    f->on.gpu.w4ax_blocks = fake_blocks;
+    f->on.gpu.w4ax_quantize = fake_quantize;
+    f->on.gpu.w4ax_plan = fake_plan;
+    f->on.gpu.w4ax_run = fake_run;
+    f->on.gpu.kv_append = fake_append;
+    f->on.gpu.kv_plan = fake_kv_plan;
+    f->on.gpu.kv_run = fake_kv_run;
+}
+
+/* ---- a tensor ------------------------------------------------------------------------------- */
+
+enum { N = 35, K = 264 };
+static const char *const schemes[] = {"w4ax:method=rtn", "w4ax:scales=int,method=rtn",
+                                      "w4ax:scales=row,method=rtn"};
+enum { SCHEMES = sizeof schemes / sizeof *schemes };
+
+static struct qt_backend *cpu;
+
+/* Rows and columns in random order, times powers of two. */
+static void make_packed(struct qt_packed *out, const char *scheme, size_t k)
+{
+    static float w[N * K], row_factor[N];
+    static uint32_t row_order[N];
+    struct qt_err err = {0};
+    struct qt_spec spec;
+    struct qt_act act;
+    expect_ok("spec", qt_spec_parse(&spec, scheme, &err), &err);
+    expect_ok("act", qt_act_new(&act, k, 8, &err), &err);
+    for (size_t i = 0; i < k; i++) {
+        size_t j = (size_t)rand() % (i + 1);
+        act.order[i] = act.order[j];
+        act.order[j] = (uint32_t)i;
+        act.factor[i] = ldexpf(1, -(rand() % 4));
+    }
+    for (size_t i = 0; i < N; i++) {
+        size_t j = (size_t)rand() % (i + 1);
+        row_order[i] = row_order[j];
+        row_order[j] = (uint32_t)i;
+        row_factor[i] = ldexpf(1, -(rand() % 3));
+    }
+    act.scales = (enum qt_act_scales)gpu_w4ax_scales_of(&spec);
+    act.clip = 0.9f;
+    for (size_t i = 0; act.scales != QT_ACT_SCALES_ROW && i < qt_ceil_div(k, 128); i += 2)
+        act.bits[i] = 4;
+    const struct qt_arrange arrange = {&act, row_order, row_factor};
+    spec.arrange = &arrange;
+    for (size_t i = 0; i < N * k; i++)
+        w[i] = 0.02f * ((float)rand() / (float)RAND_MAX - 0.5f);
+    const struct qt_matrix source = {w, QT_F32, N, k, "test", "t"};
+    expect_ok("quantize", qt_packed_quantize(out, &spec, &source, NULL, NULL, &err), &err);
+    qt_act_free(&act);
+}
+
+static int check(struct qt_device_tensor *t, struct fake *f, const char *scheme, size_t k,
+                 struct qt_err *err)
+{
+    struct device d = {.gpu = &f->on.gpu, .cpu = cpu};
+    struct qt_packed p;
+    *t = (struct qt_device_tensor){.name = "t"};
+    *err = (struct qt_err){0};
+    make_packed(&p, scheme, k);
+    assert_true(gpu_is_w4ax(&p));
+    int rc = device_w4ax(t, &d, &p, 7, err);
+    device_close(&d);
+    qt_packed_free(&p);
+    return rc;
+}
+
+static void test_right(void **state)
+{
+    static const size_t ks[] = {K, 128, 8};
+    (void)state;
+    for (size_t s = 0; s < SCHEMES; s++)
+        for (size_t i = 0; i < sizeof ks / sizeof *ks; i++) {
+            struct qt_device_tensor t;
+            struct qt_err err;
+            struct fake f;
+            fake_init(&f, NOTHING);
+            expect_ok(schemes[s], check(&t, &f, schemes[s], ks[i], &err), &err);
+            assert_string_equal(t.fault, "");
+            /* 3 sets, 5 numbers of tokens; outputs of 16 bits and FP32; BLOCK also packed */
+            assert_int_equal(t.runs, s == 0 ? 45 : 30);
+            assert_true(t.error[QT_MATMUL_F16] > 5e-5 && t.error[QT_MATMUL_F16] < 5e-4);
+            assert_true(t.error[QT_MATMUL_BF16] > 5e-4 && t.error[QT_MATMUL_BF16] < 4e-3);
+            for (size_t j = 0; j < QT_DEVICE_TIMES; j++)
+                assert_true(t.us[j] == 4 && t.cublas_us[j] == 8);
+        }
+}
+
+static void test_faults(void **state)
+{
+    static const struct {
+        enum wrong wrong;
+        const char *says, *scheme;
+    } cases[] = {
+        {ONE_CODE, " activations off; token ", NULL},
+        {ONE_SCALE, " activations off; token ", NULL},
+        {PADDING, "1 of 33792 activations off; token 127, channel ", schemes[0]},
+        {ONE_SUM, ": 1 of 128 sums of codes off; token 127", schemes[1]},
+        {CODES_BESIDE, "wrote beside the codes", NULL},
+        {SCALES_BESIDE, "wrote beside the scales", NULL},
+        {CODES_VARY, "two runs over the activations differ", NULL},
+        {ONE_VALUE, "M=128 random f16: 1 of 4480 values off; token 127, row 34 is ", NULL},
+        {UNWRITTEN, " is NaN, not ", NULL},
+        {SLOPPY, "values off; token ", NULL},
+        {BESIDE_OUTPUT, "wrote beside the output", NULL},
+        {BESIDE_WORKSPACE, "wrote beside the workspace", NULL},
+        {COUNTER_LEFT, "counters other than zero", NULL},
+        {NOT_REPEATABLE, "two runs differ", NULL},
+        {CHANGES_WEIGHTS, "section plane0 was written to", NULL},
+    };
+    (void)state;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const char *scheme = cases[c].scheme ? cases[c].scheme : schemes[c % SCHEMES];
+        struct qt_device_tensor t;
+        struct qt_err err;
+        struct fake f;
+        fake_init(&f, cases[c].wrong);
+        expect_ok("check", check(&t, &f, scheme, K, &err), &err);
+        if (!t.faults || !strstr(t.fault, cases[c].says))
+            fail_msg("fault %d, %s: \"%s\" does not say \"%s\"", (int)cases[c].wrong, scheme,
+                     t.fault, cases[c].says);
+    }
+}
+
+static void test_refused(void **state)
+{
+    struct qt_device_tensor t;
+    struct qt_err err;
+    struct fake f;
+    (void)state;
+    fake_init(&f, REFUSES);
+    expect_error("refused", check(&t, &f, schemes[0], K, &err), QT_E_UNSUPPORTED, "not today",
+                 &err);
+    fake_init(&f, NOTHING);
+    expect_error("ragged", check(&t, &f, schemes[0], 100, &err), QT_E_UNSUPPORTED,
+                 "no multiple of 8", &err);
+    fake_init(&f, CUDA_FAILS);
+    expect_error("CUDA", check(&t, &f, schemes[0], K, &err), QT_E_INTERNAL, "illegal address",
+                 &err);
+}
+
+/* ---- caches --------------------------------------------------------------------------------- */
+
+enum { KV_HEADS = 2, GROUP = 2, DIM = 64, LAYERS = 2, WIDTH = KV_HEADS * DIM };
+
+static int check_cache(struct qt_device_tensor *t, struct fake *f, size_t dim, struct qt_err *err)
+{
+    static float scale[LAYERS * WIDTH], zero[LAYERS * WIDTH];
+    const struct qt_kv kv = {.keys = QT_KV_KEYS_STATIC, .scale = scale, .zero = zero};
+    const struct qt_model_info model = {
+        .layers = LAYERS, .heads = KV_HEADS * GROUP, .kv_heads = KV_HEADS, .head_dim = dim};
+    struct device d = {.gpu = &f->on.gpu, .cpu = cpu};
+    for (size_t i = 0; i < LAYERS * WIDTH; i++) {
+        scale[i] = 0.05f + 0.2f * (float)rand() / (float)RAND_MAX;
+        zero[i] = 4 + 8 * (float)rand() / (float)RAND_MAX;
+    }
+    *t = (struct qt_device_tensor){.name = "cache"};
+    *err = (struct qt_err){0};
+    int rc = device_cache(t, &d, &kv, &model, 1, err);
+    device_close(&d);
+    return rc;
+}
+
+static void test_cache(void **state)
+{
+    static const struct {
+        enum wrong wrong;
+        const char *says;
+    } cases[] = {
+        {NOTHING, ""},
+        {ONE_KEY, "paged f16: 1 of 220928 appended values off"},
+        {ONE_PARAMETER, "appended values off"},
+        {OTHER_PLACE, "append wrote to 1 other places"},
+        {BESIDE_CACHE, "wrote beside the cache"},
+        {NOISY, "relative error 0.004"},
+        {UNWRITTEN, "relative error NaN of attention"},
+        {BESIDE_OUTPUT, "wrote beside the output"},
+        {BESIDE_WORKSPACE, "wrote beside the workspace"},
+        {COUNTER_LEFT, "counters other than zero"},
+        {NOT_REPEATABLE, "two runs differ"},
+    };
+    struct qt_device_tensor t;
+    struct qt_err err;
+    struct fake f;
+    (void)state;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        fake_init(&f, cases[c].wrong);
+        expect_ok("cache", check_cache(&t, &f, DIM, &err), &err);
+        if ((t.faults > 0) != (c > 0) || !strstr(t.fault, cases[c].says))
+            fail_msg("fault %d: \"%s\" does not say \"%s\"", (int)cases[c].wrong, t.fault,
+                     cases[c].says);
+        assert_int_equal(t.runs, 2);
+        if (c == 0)
+            assert_true(t.error[QT_MATMUL_F16] > 5e-5 && t.error[QT_MATMUL_F16] < 5e-4 &&
+                        t.error[QT_MATMUL_BF16] > 5e-4 && t.error[QT_MATMUL_BF16] < 3e-3);
+    }
+    fake_init(&f, NOTHING);
+    expect_error("dim", check_cache(&t, &f, 32, &err), QT_E_UNSUPPORTED, "head_dim", &err);
+    fake_init(&f, CUDA_FAILS);
+    expect_error("CUDA", check_cache(&t, &f, DIM, &err), QT_E_INTERNAL, "illegal address", &err);
+}
+
+/* ---- a container ---------------------------------------------------------------------------- */
+
+/* Of a whole model: rows of tensors, then of the caches of its layers. */
+static void test_container(void **state)
+{
+    const char *source = "tests/golden/models/llama";
+    static uint32_t ids[96];
+    struct qt_calibration data = {.ids = ids, .samples = 4, .seqlen = 24, .backend = cpu};
+    struct qt_quantize_report made;
+    struct qt_device_report r;
+    struct qt_container *container;
+    struct qt_ckpt *ckpt;
+    struct qt_err err = {0};
+    struct fake f;
+    char *dir = fixture_dir();
+    (void)state;
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
+        ids[i] = (uint32_t)rand() % 97;
+    struct qt_quantize_options opt = {.plan = {.scheme = "w4ax", .calibrated = true},
+                                      .calibration = &data,
+                                      .kv = true,
+                                      .out_dir = fixture_path(dir, "out")};
+    expect_ok(source, qt_ckpt_open(&ckpt, source, &err), &err);
+    expect_ok("quantize", qt_quantize(&made, ckpt, &opt, &err), &err);
+    json_decref(made.document);
+    qt_ckpt_close(ckpt);
+    expect_ok("open", qt_container_open(&container, opt.out_dir, &err), &err);
+    size_t tensors = qt_container_count(container);
+    fake_init(&f, NOTHING);
+    expect_ok("verify", qt_verify_device(&r, container, &f.on.gpu, cpu, NULL, &err), &err);
+    assert_int_equal(r.count, tensors + 2);
+    assert_int_equal(r.faults, 0);
+    assert_int_equal(r.missing, 2); /* its heads are of 8 */
+    assert_string_equal(r.tensors[tensors + 1].name, "kv.layers.1.k_scale");
+    assert_string_equal(r.tensors[tensors + 1].missing, "head_dim is not 64 or 128");
+    for (size_t i = 0; i < tensors; i++)
+        assert_int_equal(r.tensors[i].runs, 45);
+    qt_device_free(&r);
+    fake_init(&f, ONE_CODE);
+    expect_ok("verify", qt_verify_device(&r, container, &f.on.gpu, cpu, NULL, &err), &err);
+    assert_true(r.faults >= tensors);
+    qt_device_free(&r);
+    for (long n = 0, rc = QT_E_RESOURCE; rc != QT_OK; n += 1 + n / 2) {
+        fake_init(&f, NOTHING);
+        qt_mem_fail_after(n);
+        rc = qt_verify_device(&r, container, &f.on.gpu, cpu, NULL, &err);
+        qt_mem_fail_after(-1);
+        if (rc == QT_OK)
+            qt_device_free(&r);
+        else
+            expect_error("no memory", (int)rc, QT_E_RESOURCE, "memory", &err);
+    }
+    qt_container_close(container);
+    assert_int_equal(qt_dir_remove(opt.out_dir, NULL), QT_OK);
+    fixture_remove(dir);
+}
+
+/* ---- bench ---------------------------------------------------------------------------------- */
+
+static void bench(struct qt_bench_report *out, struct fake *f, struct qt_bench_options *opt)
+{
+    static const struct qt_bench_shape shapes[] = {{"small", 40, 104}, {NULL, 1000, 320}};
+    static const size_t m[] = {1, 20};
+    static struct qt_spec specs[SCHEMES];
+    struct qt_err err = {0};
+    for (size_t i = 0; i < SCHEMES; i++)
+        expect_ok("spec", qt_spec_parse(&specs[i], schemes[i], &err), &err);
+    opt->specs = specs;
+    opt->shapes = shapes;
+    opt->m = m;
+    opt->nspecs = SCHEMES;
+    opt->nshapes = opt->nm = 2;
+    expect_ok("bench", qt_bench(out, &f->on.gpu, opt, &err), &err);
+}
+
+static void test_bench(void **state)
+{
+    struct qt_bench_options opt = {.matmul = {.dtype = QT_MATMUL_F16}};
+    struct qt_bench_report r;
+    struct fake f;
+    (void)state;
+    fake_init(&f, NOTHING);
+    bench(&r, &f, &opt);
+    assert_int_equal(r.count, 2 * 2 * (1 + SCHEMES));
+    for (size_t i = 0; i < r.count; i++) {
+        const struct qt_bench_row *row = &r.rows[i];
+        size_t at = i % 8, strips = i < 8 ? 3 : 63, blocks = i < 8 ? 1 : 3;
+        size_t scales[] = {32 * blocks, 16 * blocks + 32, 32};
+        assert_string_equal(row->why, "");
+        if (at < 2) {
+            assert_true(isnan(row->with_us));
+            continue;
+        }
+        assert_true(row->us == 4 && row->with_us == 5 && row->floor_us == 2);
+        assert_int_equal(row->bytes, strips * (blocks * 1024 + scales[at / 2 - 1]));
+    }
+    qt_bench_free(&r);
+    opt.matmul.batch_invariant = 1;
+    bench(&r, &f, &opt);
+    assert_string_equal(r.rows[2].why,
+                        "w4ax has no dependent launches and no batch-invariant products");
+    qt_bench_free(&r);
+}
+
+static void test_bench_caches(void **state)
+{
+    static const struct qt_bench_cache caches[] = {
+        {"a", 8, 2, 128}, {NULL, 4, 4, 64}, {NULL, 4, 4, 8}};
+    static const size_t m[] = {1, 3}, lengths[] = {5, 200};
+    const struct qt_bench_options opt = {
+        .caches = caches, .m = m, .lengths = lengths, .ncaches = 3, .nm = 2, .nlengths = 2};
+    struct qt_bench_report r;
+    struct qt_err err = {0};
+    struct fake f;
+    (void)state;
+    fake_init(&f, NOTHING);
+    expect_ok("bench", qt_bench(&r, &f.on.gpu, &opt, &err), &err);
+    assert_int_equal(r.count, 0);
+    assert_int_equal(r.ncaches, 3 * 2 * 2 * 3);
+    for (size_t i = 0; i < r.ncaches; i++) {
+        const struct qt_bench_cache_row *row = &r.caches[i];
+        const struct qt_bench_cache *shape = &caches[i / 12];
+        size_t length = lengths[i / 3 % 2], batch = m[i / 6 % 2];
+        bool f16 = i % 3 == 0;
+        assert_true(row->shape == shape && row->length == length && row->batch == batch);
+        assert_true((row->format == QT_KV_F16) == f16 && row->paged == (i % 3 == 2));
+        if (i / 12 == 2) {
+            assert_string_equal(row->why, "head_dim is not 64 or 128");
+            continue;
+        }
+        assert_int_equal(row->bytes, batch * length * shape->kv_heads *
+                                         (f16 ? 4 * shape->head_dim : shape->head_dim + 4));
+        assert_true(row->us == 4 && row->floor_us == 2);
+        assert_true(f16 ? isnan(row->f16_us) : row->f16_us == 4);
+    }
+    qt_bench_free(&r);
+}
+
+static int open_cpu(void **state)
+{
+    (void)state;
+    srand(1);
+    return qt_backend_cpu_open(&cpu, NULL);
+}
+
+static int close_cpu(void **state)
+{
+    (void)state;
+    cpu->close(cpu);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_right),        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_refused),      cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_container),    cmocka_unit_test(test_bench),
+        cmocka_unit_test(test_bench_caches),
+    };
+    return cmocka_run_group_tests(tests, open_cpu, close_cpu);
+}
