@@ -154,8 +154,8 @@ $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(GPU_OBJ) $(B)/libqtool.a
 	$(LINK) $(CUDA_RT)
 $(B)/tests/gpu/test_mix24: $(B)/tests/gpu/mix24_matrix.o
 $(B)/tests/gpu/test_kernels $(B)/tests/gpu/test_mix24 $(B)/tests/gpu/test_kv4 $(B)/tests/gpu/test_w4ax \
-    $(B)/tests/gpu/bench_kv4 $(B)/tests/gpu/bench_w4ax: $(B)/tests/gpu/reference.o
-$(B)/tests/gpu/bench_kv4 $(B)/tests/gpu/bench_w4ax: CUDA_RT += -lcublas -lstdc++
+    $(B)/tests/gpu/bench_w4ax: $(B)/tests/gpu/reference.o
+$(B)/tests/gpu/bench_w4ax: CUDA_RT += -lcublas -lstdc++
 
 # What programs need that launch the kernels: the library, its header, and
 # `pkg-config [--static] qtool-kernels`.

@@ -5,6 +5,8 @@
 #include <stdio.h>
 
 enum { PAGE = 64 };
+/* So large that what the L2 keeps of it does not count: one copy will do. */
+static const size_t large_bytes = (size_t)4 << 30;
 
 static const struct {
     enum qt_kv_format format;
@@ -104,7 +106,7 @@ static int caches_new(struct caches *out, struct qt_gpu *gpu, struct qt_bench_ca
     if (qt_mul_overflow(&c->stride, token_bytes(shape, row->format) * capacity, row->batch))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory");
     c->bytes = row->bytes = token_bytes(shape, row->format) * row->length * row->batch;
-    c->count = gpu_cold_count(gpu, c->bytes);
+    c->count = c->bytes < large_bytes ? gpu_cold_count(gpu, c->bytes) : 1;
     if (qt_mul_overflow(&total, c->stride, c->count))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory");
     QT_TRY(qt_array_new(&out->cache, c->count, sizeof *out->cache, err));
