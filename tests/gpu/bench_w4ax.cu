@@ -1,6 +1,7 @@
 /*
- * Speed of the products of 4-bit integer weights and of the quantize kernel, with cuBLAS FP16 and
- * the read floor in the same run. Weights are cold in L2 (see timing.cuh).
+ * For authors of kernels: configurations of the products of 4-bit integer weights, packed
+ * activations, and the quantize kernel by itself, with cuBLAS FP16 and the read floor in the same
+ * run. Weights are cold in L2 (see timing.cuh). What is planned is measured by `qtool bench`.
  *
  * usage: bench_w4ax [-s NxK[,NxK]] [-m M[,M]] [-g block,int,row] [-t] [-p] [-q]
  *   -t tries many configurations; -p packed activations for the stream kernel; -q the quantize
