@@ -154,23 +154,35 @@ done:
     return rc;
 }
 
+/* Every shape is of use to some scheme; a model has both kinds, and may have one too many. */
 static int parse_shapes(struct request *r, const char *const *texts, size_t n, struct qt_err *err)
 {
-    int rc = QT_OK;
-    for (size_t i = 0; rc == QT_OK && i < n; i++)
-        rc = parse_shape(r, texts[i], err);
-    return rc;
+    for (size_t i = 0; i < n; i++) {
+        size_t shapes = r->nshapes, caches = r->ncaches;
+        int rc = parse_shape(r, texts[i], err);
+        if (rc < 0)
+            return rc;
+        if (!r->kv4 && r->nshapes == shapes)
+            return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                           "--shape %s is of attention, which is --scheme %s", texts[i],
+                           cache_scheme);
+        if (!r->nspecs && r->ncaches == caches)
+            return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                           "--shape %s is of a matrix; --scheme %s wants HEADSxKV_HEADSxDIM",
+                           texts[i], cache_scheme);
+    }
+    return QT_OK;
 }
 
-/* A model has shapes of both kinds; those that no scheme asks for are left out. */
+/* And every scheme has a shape. */
 static int match_shapes(struct request *r, struct qt_err *err)
 {
     if (r->kv4 && r->ncaches == 0)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "--scheme %s: no --shape is one of attention (HEADSxKV_HEADSxDIM)",
+                       "--scheme %s: no --shape is of attention (HEADSxKV_HEADSxDIM)",
                        cache_scheme);
     if (r->nspecs && r->nshapes == 0)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--scheme %s: no --shape is one of a matrix",
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--scheme %s: no --shape is of a matrix",
                        r->names[0]);
     if (!r->kv4)
         r->ncaches = 0;

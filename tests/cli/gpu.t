@@ -52,11 +52,19 @@ $ qtool bench --scheme nf4:g=48
 
 $ qtool bench --scheme kv4 --shape 4096x4096
 ? 2
-2 --scheme kv4: no --shape is one of attention \(HEADSxKV_HEADSxDIM\)
+2 --shape 4096x4096 is of a matrix; --scheme kv4 wants HEADSxKV_HEADSxDIM
+
+$ qtool bench --scheme kv4 --scheme fp6 --shape 4096x4096
+? 2
+2 --scheme kv4: no --shape is of attention \(HEADSxKV_HEADSxDIM\)
 
 $ qtool bench --scheme w4ax:scales=int --shape 32x8x128
 ? 2
-2 --scheme w4ax:scales=int: no --shape is one of a matrix
+2 --shape 32x8x128 is of attention, which is --scheme kv4
+
+$ qtool bench --scheme w4ax --scheme kv4 --shape llama3-8b:attention
+? 2
+2 --scheme w4ax: no --shape is of a matrix
 
 $ qtool bench --scheme kv4 --shape 32x7x128
 ? 2
