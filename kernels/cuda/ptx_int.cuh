@@ -72,19 +72,21 @@ PTX void ptx_keep_behind(int &v)
 }
 
 /* d[64xN] (+)= a[64x32] b[32xN], a in registers, signed bytes or (U8) unsigned times signed ones; b
- * a descriptor of rows of 128 bytes in shared memory. N / 2 words of d. Asynchronous. */
+ * as of ptx_wgmma_b. N / 2 words of d. Asynchronous. */
 template <int N, bool U8> struct ptx_wgmma_s8;
 
 /* SUMS, A, B, ADD: numbers of the operands; after them those of d. */
 #define PTX_WGMMA_S8_RUN(N, TYPE, SUMS, A, B, ADD, ...)                                            \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N  \
-                 "k32.s32." TYPE ".s8 {" SUMS "}, {" A "}, " B ", p;}"                             \
+    asm volatile("{.reg .pred p; .reg .b64 b; setp.ne.b32 p, " ADD ", 0;\n"                        \
+                 "mov.b64 b, {" B ", " PTX_WGMMA_B_HIGH "};\n"                                     \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k32.s32." TYPE ".s8 {" SUMS "}, {" A      \
+                 "}, b, p;}"                                                                       \
                  : __VA_ARGS__                                                                     \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add))
 
 #define PTX_WGMMA_S8(N, ...)                                                                       \
     template <bool U8> struct ptx_wgmma_s8<N, U8> {                                                \
-        PTX void run(int *d, const uint32_t *a, uint64_t b, int add)                               \
+        PTX void run(int *d, const uint32_t *a, uint32_t b, int add)                               \
         {                                                                                          \
             if (U8)                                                                                \
                 PTX_WGMMA_S8_RUN(N, "u8", __VA_ARGS__);                                            \

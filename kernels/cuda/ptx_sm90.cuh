@@ -31,70 +31,78 @@ template <int PENDING> PTX void ptx_wgmma_wait()
 template <int N> struct ptx_wgmma;
 
 /* B[16 x N] in shared memory as N lines of 128 bytes (64 values along k), with the copy engine's
- * 128-byte swizzle, 1024-byte aligned; 16 k further is `+ 2`. */
-PTX uint64_t ptx_wgmma_b(uint32_t addr)
+ * 128-byte swizzle, 1024-byte aligned; 16 k further is `+ 2`. The upper half of the description is
+ * the same for all, PTX_WGMMA_B_HIGH, and moving it around with the lower took three instructions
+ * more for each product. */
+PTX uint32_t ptx_wgmma_b(uint32_t addr)
 {
-    return (uint64_t)(addr >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+    return addr >> 4 | 1u << 16;
 }
+#define PTX_WGMMA_B_HIGH "0x40000040"
 
 #define D4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
 #define D64(i) D16(i), D16(i + 16), D16(i + 32), D16(i + 48)
 
 template <> struct ptx_wgmma<16> {
-    PTX void run(float d[8], const uint32_t a[4], uint64_t b)
+    PTX void run(float d[8], const uint32_t a[4], uint32_t b)
     {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+        asm volatile("{.reg .b64 b; mov.b64 b, {%12, " PTX_WGMMA_B_HIGH "};\n"
+                     "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
                      "%0,%1,%2,%3,%4,%5,%6,%7"
-                     "}, {%8,%9,%10,%11}, %12, 1, 1, 1, 0;"
+                     "}, {%8,%9,%10,%11}, b, 1, 1, 1, 0;}"
                      : D4(0), D4(4)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
     }
 };
 
 template <> struct ptx_wgmma<32> {
-    PTX void run(float d[16], const uint32_t a[4], uint64_t b)
+    PTX void run(float d[16], const uint32_t a[4], uint32_t b)
     {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        asm volatile("{.reg .b64 b; mov.b64 b, {%20, " PTX_WGMMA_B_HIGH "};\n"
+                     "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
                      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-                     "}, {%16,%17,%18,%19}, %20, 1, 1, 1, 0;"
+                     "}, {%16,%17,%18,%19}, b, 1, 1, 1, 0;}"
                      : D16(0)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
     }
 };
 
 template <> struct ptx_wgmma<64> {
-    PTX void run(float d[32], const uint32_t a[4], uint64_t b)
+    PTX void run(float d[32], const uint32_t a[4], uint32_t b)
     {
         asm volatile(
+            "{.reg .b64 b; mov.b64 b, {%36, " PTX_WGMMA_B_HIGH "};\n"
             "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
             "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
             "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-            "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
+            "}, {%32,%33,%34,%35}, b, 1, 1, 1, 0;}"
             : D16(0), D16(16)
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
     }
 };
 
 template <> struct ptx_wgmma<128> {
-    PTX void run(float d[64], const uint32_t a[4], uint64_t b)
+    PTX void run(float d[64], const uint32_t a[4], uint32_t b)
     {
         asm volatile(
+            "{.reg .b64 b; mov.b64 b, {%68, " PTX_WGMMA_B_HIGH "};\n"
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
             "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
             "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,"
             "%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,"
             "%62,%63"
-            "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 0;"
+            "}, {%64,%65,%66,%67}, b, 1, 1, 1, 0;}"
             : D64(0)
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
     }
 };
 
 template <> struct ptx_wgmma<256> {
-    PTX void run(float d[128], const uint32_t a[4], uint64_t b)
+    PTX void run(float d[128], const uint32_t a[4], uint32_t b)
     {
         asm volatile(
+            "{.reg .b64 b; mov.b64 b, {%132, " PTX_WGMMA_B_HIGH "};\n"
             "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
             "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
             "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,"
@@ -103,9 +111,9 @@ template <> struct ptx_wgmma<256> {
             "%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,"
             "%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,"
             "%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-            "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 0;"
+            "}, {%128,%129,%130,%131}, b, 1, 1, 1, 0;}"
             : D64(0), D64(64)
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
     }
 };
 

@@ -207,9 +207,9 @@ template <int BM> static __device__ __forceinline__ void tile_settle(tile_sums<B
 
 /* The scales of a lane's two rows. A scale of 0 counts as 2^-60, which is 0 to FP16 and can be
  * divided by. */
-static __device__ __forceinline__ float2 tile_scales(const unsigned char *at)
+static __device__ __forceinline__ float2 tile_scales(__half2 stored)
 {
-    float2 s = __half22float2(*(const __half2 *)at);
+    float2 s = __half22float2(stored);
     s.x = s.x == 0 ? 0x1p-60f : s.x;
     s.y = s.y == 0 ? 0x1p-60f : s.y;
     return s;
@@ -272,17 +272,21 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
     Format words;
     ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
     source(a, r->stage).load(&words, a, 0);
-    float2 unit = make_float2(1, 1), next_unit = unit;
-    if (Format::GROUPED)
-        unit = next_unit = tile_scales(source(a, r->stage).scale);
+    float2 unit = make_float2(1, 1);
+    const unsigned char *scale = source(a, r->stage).scale;
+    __half2 next_scale = __float2half2_rn(1);
+    if (Format::GROUPED) {
+        next_scale = *(const __half2 *)scale;
+        unit = tile_scales(next_scale);
+    }
 #pragma unroll 1
     for (int i = begin; i < end; i++) {
         const source now(a, r->stage);
-        const unsigned char *scale = now.scale;
-        uint64_t b = ptx_wgmma_b(ptx_shared(qt_smem) + a.ring_at + r->stage * a.stage_bytes);
+        uint32_t b = ptx_wgmma_b(ptx_shared(qt_smem) + a.ring_at + r->stage * a.stage_bytes);
         uint32_t used = r->empty + 8 * r->stage;
         tile_ring_next(r, a.stages);
-        float2 later_unit = next_unit;
+        scale = now.scale;
+        __half2 this_scale = next_scale;
 #pragma unroll
         for (int c = 0; c < C; c++) {
 #pragma unroll
@@ -291,27 +295,30 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
 #pragma unroll
                 for (int s = 0; s < STEPS; s++)
                     words.fragment(f[s], batch * STEPS + s, lane_bytes);
-                if (batch == BATCHES - 1) {
-                    if (c < C - 1) {
-                        now.load(&words, a, c + 1);
-                    } else if (i + 1 < end) {
-                        ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-                        source(a, r->stage).load(&words, a, 0);
-                        later_unit =
-                            Format::GROUPED ? tile_scales(source(a, r->stage).scale) : later_unit;
-                    }
-                }
                 int k = (i * C + c) * 64 + batch * STEPS * 16;
                 if (Format::GROUPED && (k & group_mask) == 0) {
-                    bool fresh = c == 0 && batch == 0;
+                    bool fresh = c == 0 && batch == 0; /* the stage's first, loaded already */
                     scale += fresh ? 0 : 32;
-                    tile_change_unit(d, &unit, fresh ? next_unit : tile_scales(scale));
+                    tile_change_unit(d, &unit,
+                                     tile_scales(fresh ? this_scale : *(const __half2 *)scale));
                 }
                 ptx_wgmma_fence();
 #pragma unroll
                 for (int s = 0; s < STEPS; s++)
                     ptx_wgmma<BM>::run(d->v, f[s], b + c * (BM * 8) + (batch * STEPS + s) * 2);
                 ptx_wgmma_commit();
+                /* What the next batch needs, once the tensor cores are busy with this one. */
+                if (batch == BATCHES - 1) {
+                    if (c < C - 1) {
+                        now.load(&words, a, c + 1);
+                    } else if (i + 1 < end) {
+                        ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
+                        const source next(a, r->stage);
+                        next.load(&words, a, 0);
+                        if (Format::GROUPED)
+                            next_scale = *(const __half2 *)next.scale;
+                    }
+                }
                 ptx_wgmma_wait<1>();
                 tile_keep<STEPS>(frag[(c * BATCHES + batch + 1) & 1]);
                 if (c == 0 && batch == 0 && release && lane == 0)
@@ -319,7 +326,6 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
             }
         }
         release = used;
-        next_unit = later_unit;
     }
     tile_settle(d);
     tile_keep<STEPS>(frag[1]);

@@ -383,7 +383,7 @@ static __device__ __forceinline__ void tile_consumer(const w4ax_args &a, const t
 #pragma unroll 1
         for (; unit < last; unit++) {
             unsigned char *now = smem + stage * T::BYTES;
-            const uint64_t x = ptx_wgmma_b(ptx_shared(now));
+            const uint32_t x = ptx_wgmma_b(ptx_shared(now));
             ptx_wgmma_fence();
 #pragma unroll
             for (int r = 0; r < RT; r++)
