@@ -253,8 +253,11 @@ static const char *row_config(char buf[TEXT_SIZE], const struct qt_bench_row *ro
                  row->w4ax.warps, row->w4ax.cta_units);
     else if (c->path == QT_MATMUL_TILE)
         snprintf(buf, TEXT_SIZE, "tile t%d w%d x%d", c->token_tiles, c->warps, c->splits);
+    else if (c->path == QT_MATMUL_DENSE)
+        snprintf(buf, TEXT_SIZE, "dequantize + cublas");
     else
-        snprintf(buf, TEXT_SIZE, "stream t%d s%d w%d/%d c%d x%d", c->token_tiles, c->strips,
+        snprintf(buf, TEXT_SIZE, "%s t%d s%d w%d/%d c%d x%d",
+                 c->path == QT_MATMUL_SKINNY ? "skinny" : "stream", c->token_tiles, c->strips,
                  c->warps, c->warps_k, c->strips_cta, c->splits);
     return buf;
 }

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { OP_N = 0, OP_T = 1, R_16F = 2, COMPUTE_32F = 68, ALGO_DEFAULT = -1 };
+enum { OP_N = 0, OP_T = 1, R_16F = 2, R_16BF = 14, COMPUTE_32F = 68, ALGO_DEFAULT = -1 };
 
 typedef int create_fn(void **handle);
 typedef int destroy_fn(void *handle);
@@ -103,9 +103,10 @@ void gpu_cublas_close(struct gpu_cublas *c)
 
 /* Column-major: Y^T[n][m] = W[n][k] X^T[k][m]. */
 int gpu_cublas_gemm(struct gpu_cublas *c, void *y, const void *x, const void *w, int m, int n,
-                    int k)
+                    int k, bool bf16)
 {
     const float one = 1, zero = 0;
-    return c->gemm(c->handle, OP_T, OP_N, n, m, k, &one, w, R_16F, k, x, R_16F, k, &zero, y, R_16F,
-                   n, COMPUTE_32F, ALGO_DEFAULT);
+    const int type = bf16 ? R_16BF : R_16F;
+    return c->gemm(c->handle, OP_T, OP_N, n, m, k, &one, w, type, k, x, type, k, &zero, y, type, n,
+                   COMPUTE_32F, ALGO_DEFAULT);
 }

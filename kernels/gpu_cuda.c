@@ -104,12 +104,24 @@ static int planned(int status, const char *reason, struct qt_err *err)
     }
 }
 
+/* qt_matmul_dense_fn; cuBLAS has been told of the only stream. */
+static int dense_product(void *cublas, void *y, const void *x, const void *w, size_t m, size_t n,
+                         size_t k, enum qt_matmul_dtype dtype, void *stream)
+{
+    (void)stream;
+    return gpu_cublas_gemm(cublas, y, x, w, (int)m, (int)n, (int)k, dtype == QT_MATMUL_BF16);
+}
+
 static int gpu_plan(struct qt_gpu *gpu, struct qt_matmul_plan *out,
                     const struct qt_matmul_weight *w, size_t m, const struct qt_matmul_options *opt,
                     struct qt_err *err)
 {
-    (void)gpu;
-    return planned(qt_matmul_plan(out, w, m, opt), out->reason, err);
+    struct qt_matmul_options with_dense = *opt;
+    if (gpu->has_cublas) {
+        with_dense.dense = dense_product;
+        with_dense.dense_context = self(gpu)->cublas;
+    }
+    return planned(qt_matmul_plan(out, w, m, &with_dense), out->reason, err);
 }
 
 static int gpu_replan(struct qt_gpu *gpu, struct qt_matmul_plan *plan,
@@ -208,7 +220,7 @@ static int gpu_transfer(struct qt_gpu *gpu, void *dst, const void *src, size_t b
 static int gpu_gemm(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t m, size_t n,
                     size_t k, struct qt_err *err)
 {
-    int status = gpu_cublas_gemm(self(gpu)->cublas, y, x, w, (int)m, (int)n, (int)k);
+    int status = gpu_cublas_gemm(self(gpu)->cublas, y, x, w, (int)m, (int)n, (int)k, false);
     if (status != 0)
         return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "cuBLAS: status %d", status);
     return QT_OK;

@@ -20,9 +20,9 @@ struct gpu_cublas;
 struct gpu_cublas *gpu_cublas_open(char *text, size_t size, void *stream, void *workspace,
                                    size_t bytes);
 void gpu_cublas_close(struct gpu_cublas *c);
-/* FP16 y[m][n] = x[m][k] w[n][k]^T; a cublasStatus_t, 0 for success. */
+/* y[m][n] = x[m][k] w[n][k]^T in FP16 or BF16; a cublasStatus_t, 0 for success. */
 int gpu_cublas_gemm(struct gpu_cublas *c, void *y, const void *x, const void *w, int m, int n,
-                    int k);
+                    int k, bool bf16);
 
 #ifdef __cplusplus
 }

@@ -83,6 +83,13 @@ struct qt_matmul_weight {
 int qt_matmul_slice(struct qt_matmul_weight *out, const struct qt_matmul_weight *w, size_t n0,
                     size_t n, size_t k0, size_t k);
 
+/*
+ * A dense product of the caller, cuBLAS for example: y[m][n] = x[m][k] w[n][k]^T, all of `dtype`
+ * and row-major, enqueued on `stream`. Returns 0 for success.
+ */
+typedef int qt_matmul_dense_fn(void *context, void *y, const void *x, const void *w, size_t m,
+                               size_t n, size_t k, enum qt_matmul_dtype dtype, void *stream);
+
 struct qt_matmul_options {
     enum qt_matmul_dtype dtype; /* of X and Y */
     int device;                 /* CUDA ordinal; must be the current device */
@@ -92,6 +99,10 @@ struct qt_matmul_options {
     /* A row of Y is the same to the last bit whatever m is (on one model of GPU): k is cut in one
      * way for all m, which costs time where another m would want another. */
     int batch_invariant;
+    /* If not NULL, weights may be dequantized into the workspace (2 n k bytes) and multiplied by
+     * it, where that is faster: for very many tokens. They are then rounded to `dtype` first. */
+    qt_matmul_dense_fn *dense;
+    void *dense_context;
 };
 
 /* How a kernel is laid over a matrix. Chosen by plan; a test or a tuner may change it between plan
@@ -100,10 +111,11 @@ enum qt_matmul_path {
     QT_MATMUL_STREAM, /* one pass over the weights for up to 32 tokens */
     QT_MATMUL_SKINNY, /* whole rows a block, up to 16 tokens; compute capability 9.0 */
     QT_MATMUL_TILE,   /* tiles of rows and tokens; compute capability 9.0 */
+    QT_MATMUL_DENSE,  /* dequantize, and options.dense */
 };
 
 struct qt_matmul_config {
-    enum qt_matmul_path path; /* TILE uses token_tiles, warps and splits alone */
+    enum qt_matmul_path path; /* TILE uses token_tiles, warps, splits alone; DENSE nothing */
     int token_tiles;          /* of 8 tokens, per pass or tile */
     int strips;               /* of 16 rows, per warp and pass */
     int warps;                /* per block */

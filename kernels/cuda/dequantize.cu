@@ -1,8 +1,8 @@
 /*
  * Dequantize: out[n][k] = value of each code times its scale, rounded once.
  *
- *   grid      blocks of 4 warps; a warp turns one 16 x 64 block into rows of `out`
- *   smem      look-up table
+ *   grid      blocks of 4 warps; a warp turns one 16 x 64 block at a time into rows of `out`
+ *   smem      [ look-up table | a block of each warp ]: so that rows are written in whole lines
  *   Moves     packed bytes once, 2 n k bytes out
  *   Oracle    qt_packed_decode, rounded: equal bit for bit
  */
@@ -12,16 +12,8 @@
 
 #include <cuda_bf16.h>
 
-static __device__ __forceinline__ void put(const qt_dequantize_args &a, int row, int col, float v)
-{
-    if (row >= a.n || col >= a.k)
-        return;
-    size_t at = (size_t)row * a.k + col;
-    if (a.bf16)
-        ((__nv_bfloat16 *)a.out)[at] = __float2bfloat16(v);
-    else
-        ((__half *)a.out)[at] = __float2half(v);
-}
+/* LINE: words of a row of 64 values in shared memory, by 4 of which rows lie in other banks. */
+enum { WARPS = QT_DEQUANTIZE_WARPS, LINE = QT_DEQUANTIZE_LINE };
 
 static __device__ __forceinline__ float scale_at(const qt_dequantize_args &a, int row, int col)
 {
@@ -30,15 +22,46 @@ static __device__ __forceinline__ float scale_at(const qt_dequantize_args &a, in
     return __half2float(a.scale[((size_t)(row / 16) * a.pitch_groups + group) * 16 + slot]);
 }
 
+static __device__ __forceinline__ uint32_t round_pair(const qt_dequantize_args &a, uint32_t pair,
+                                                      float scale)
+{
+    float2 v = __half22float2(*(__half2 *)&pair);
+    __nv_bfloat162 bf16 = __floats2bfloat162_rn(v.x * scale, v.y * scale);
+    __half2 f16 = __floats2half2_rn(v.x * scale, v.y * scale);
+    return a.bf16 ? *(uint32_t *)&bf16 : *(uint32_t *)&f16;
+}
+
+/* The warp's 16 x 64 values, in shared memory in lines of LINE words, to memory. */
+static __device__ __forceinline__ void put_block(const qt_dequantize_args &a, const uint32_t *from,
+                                                 int strip, int block)
+{
+    const int lane = (int)threadIdx.x % 32;
+    for (int i = 0; i < 16; i += 4) {
+        const int row = strip * 16 + i + lane / 8, col = block * 64 + lane % 8 * 8;
+        const uint4 v = *(const uint4 *)(from + (i + lane / 8) * LINE + lane % 8 * 4);
+        if (row >= a.n || col >= a.k)
+            continue;
+        uint16_t *to = (uint16_t *)a.out + (size_t)row * a.k + col;
+        if (a.wide) {
+            *(uint4 *)to = v;
+            continue;
+        }
+        const uint32_t pair[4] = {v.x, v.y, v.z, v.w};
+        for (int j = 0; j < 8 && col + j < a.k; j++)
+            to[j] = (uint16_t)(pair[j / 2] >> 16 * (j % 2));
+    }
+}
+
 template <class Format>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(WARPS * 32)
     dequantize_kernel(const __grid_constant__ qt_dequantize_args a)
 {
     Format::fill_table(&a.decode, qt_lane_value(&a.decode), (int)blockDim.x);
     __syncthreads();
-    const int lane = (int)threadIdx.x % 32, blocks = (a.k + 63) / 64;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, blocks = (a.k + 63) / 64;
     const size_t total = (size_t)((a.n + 15) / 16) * blocks;
-    for (size_t item = blockIdx.x * 4 + threadIdx.x / 32; item < total; item += gridDim.x * 4) {
+    uint32_t *stage = (uint32_t *)(qt_smem + Format::TABLE_BYTES) + warp * 16 * LINE;
+    for (size_t item = blockIdx.x * WARPS + warp; item < total; item += gridDim.x * WARPS) {
         int strip = (int)(item / blocks), block = (int)(item % blocks);
         Format words;
         const unsigned char *src[3];
@@ -52,14 +75,15 @@ __global__ void __launch_bounds__(128)
             words.fragment(frag, s, (uint32_t)lane * 4);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int row = strip * 16 + lane / 4 + 8 * (i % 2);
-                int col = block * 64 + 16 * s + 2 * (lane % 4) + 8 * (i / 2);
-                float2 v = __half22float2(*(__half2 *)&frag[i]);
-                float scale = scale_at(a, row, col < a.k ? col : 0) * a.factor;
-                put(a, row, col, v.x * scale);
-                put(a, row, col + 1, v.y * scale);
+                int row = lane / 4 + 8 * (i % 2), col = 16 * s + 2 * (lane % 4) + 8 * (i / 2);
+                int channel = block * 64 + col;
+                float scale = scale_at(a, strip * 16 + row, channel < a.k ? channel : 0) * a.factor;
+                stage[row * LINE + col / 2] = round_pair(a, frag[i], scale);
             }
         }
+        __syncwarp();
+        put_block(a, stage, strip, block);
+        __syncwarp();
     }
 }
 

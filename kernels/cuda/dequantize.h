@@ -4,6 +4,10 @@
 
 #include "kernels/cuda/decode.cuh"
 
+/* Of a block, which then does with 48 KB of shared memory; and words of a row of 64 values there.
+ */
+enum { QT_DEQUANTIZE_WARPS = 4, QT_DEQUANTIZE_LINE = 36 };
+
 struct qt_dequantize_args {
     struct qt_decode_args decode;
     const unsigned char *plane[3]; /* U32 [strips][pitch_blocks][32][width] */
@@ -14,6 +18,7 @@ struct qt_dequantize_args {
     int n, k;
     int group_shift; /* 30: one scale per row */
     float factor;
+    int wide; /* rows of out are 16-byte aligned */
     int bf16;
 };
 

@@ -114,8 +114,9 @@ int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
         return refuse(p, QT_MATMUL_FAILED, cudaGetErrorString(cudaGetLastError()));
     if (per_sm == 0)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "not enough registers");
-    p->split_tokens =
-        split_tokens ? split_tokens : best_split(opt->max_length, items, (size_t)(device.sms * per_sm));
+    p->split_tokens = split_tokens
+                          ? split_tokens
+                          : best_split(opt->max_length, items, (size_t)(device.sms * per_sm));
     p->splits = (opt->max_length + p->split_tokens - 1) / p->split_tokens;
     if (p->split_tokens % SPLIT_UNIT || p->splits > MAX_SPLITS)
         return refuse(p, QT_MATMUL_UNSUPPORTED,

@@ -150,9 +150,17 @@ static int device_facts(struct qt_matmul_plan *p)
     return rc;
 }
 
+static const void *dequantize_kernel(const struct qt_matmul_weight *w)
+{
+    return w->kind == QT_MATMUL_MIX24 ? qt_mix24_instance(1, 1, 2)
+                                      : qt_dequantize_instance(format_of(w));
+}
+
 int qt_matmul_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
     struct qt_shape s;
+    if (p->config.path == QT_MATMUL_DENSE)
+        return qt_dense_check(p, w, dequantize_kernel(w));
     if (w->kind == QT_MATMUL_MIX24)
         return qt_mix24_plan_check(p, w);
     const char *fault = qt_shape_of(&s, w);
@@ -171,15 +179,48 @@ int qt_matmul_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight
     return QT_MATMUL_OK;
 }
 
-/*
- * Tiles are faster from 9 tokens on, wherever it was measured. How they add depends on m, so a
- * batch-invariant plan never takes them.
- */
-static bool choose(struct qt_matmul_plan *p, const struct qt_shape *s)
+/* About how long a kernel takes that reads the weights once for every 32 tokens. */
+static double passes_us(const struct qt_matmul_plan *p, size_t packed_bytes)
 {
-    if (p->options.batch_invariant)
-        return qt_stream_choose(p, s);
-    return qt_skinny_choose(p, s) || (p->m > 8 && qt_tile_choose(p, s)) || qt_stream_choose(p, s);
+    return (double)ceil_div(p->m, 32) * (8 + (double)packed_bytes / 1.5e6);
+}
+
+static void prefer_dense(struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
+                         size_t packed_bytes, double us)
+{
+    if (!qt_dense_fault(p, w) && !p->options.batch_invariant && p->m > 32 &&
+        qt_dense_us(p, packed_bytes) < us) {
+        p->config = (struct qt_matmul_config){};
+        p->config.path = QT_MATMUL_DENSE;
+    }
+}
+
+/* How tiles add depends on m, and skinny kernels take few tokens: batch-invariant plans take
+ * neither.
+ */
+static bool choose(struct qt_matmul_plan *p, const struct qt_shape *s,
+                   const struct qt_matmul_weight *w)
+{
+    const size_t packed_bytes = (size_t)s->strips * (size_t)s->blocks * 128 * (size_t)s->bits;
+    double us = passes_us(p, packed_bytes);
+    if (!p->options.batch_invariant && qt_skinny_choose(p, s))
+        return true;
+    if ((p->options.batch_invariant || p->m <= 8 || !qt_tile_choose(p, s, &us)) &&
+        !qt_stream_choose(p, s))
+        return false;
+    prefer_dense(p, w, packed_bytes, us);
+    return true;
+}
+
+static int choose_mix24(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+{
+    int rc = qt_mix24_choose(p, w);
+    size_t packed_bytes = ceil_div(w->n, QT_STRIP_ROWS) * (w->mix24.twos * QT_MATMUL_MIX24_TWO +
+                                                           w->mix24.fours * QT_MATMUL_MIX24_FOUR);
+    if (rc == QT_MATMUL_OK)
+        prefer_dense(p, w, packed_bytes, passes_us(p, packed_bytes));
+    return rc == QT_MATMUL_OK && p->config.path == QT_MATMUL_DENSE ? qt_matmul_plan_check(p, w)
+                                                                   : rc;
 }
 
 int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w, size_t m,
@@ -207,8 +248,8 @@ int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w,
     if (rc != QT_MATMUL_OK)
         return rc;
     if (mix24)
-        return qt_mix24_choose(out, w);
-    if (!choose(out, &s))
+        return choose_mix24(out, w);
+    if (!choose(out, &s, w))
         return qt_refuse(out, QT_MATMUL_UNSUPPORTED, "k = %zu is too long for shared memory", w->k);
     return qt_matmul_plan_check(out, w);
 }
@@ -242,11 +283,15 @@ int qt_matmul_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight 
                   const void *x, void *workspace, void *stream)
 {
     struct qt_shape s;
-    if (w->kind == QT_MATMUL_MIX24)
+    bool dense = p->config.path == QT_MATMUL_DENSE;
+    if (w->kind == QT_MATMUL_MIX24 && !dense)
         return qt_mix24_run(p, w, y, x, workspace, stream);
-    if (qt_shape_of(&s, w) || !is_planned(p, w) || (p->workspace_bytes && !workspace))
+    if ((w->kind == QT_MATMUL_MIX24 ? qt_mix24_fault(w) : qt_shape_of(&s, w)) ||
+        !is_planned(p, w) || (p->workspace_bytes && !workspace))
         return QT_MATMUL_UNSUPPORTED;
     switch (p->config.path) {
+    case QT_MATMUL_DENSE:
+        return qt_dense_run(p, w, y, x, workspace, stream);
     case QT_MATMUL_TILE:
         return qt_tile_run(p, &s, w, y, x, workspace, stream);
     case QT_MATMUL_SKINNY:
@@ -279,10 +324,13 @@ int qt_matmul_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_ma
     a.group_shift = s.group_shift;
     a.factor = qt_result_factor(w);
     a.bf16 = dtype == QT_MATMUL_BF16;
-    size_t warps = (size_t)s.strips * (size_t)s.blocks, grid = ceil_div(warps, 4 * 8);
+    a.wide = w->k % 8 == 0 && (size_t)out % 16 == 0;
+    size_t warps = (size_t)s.strips * (size_t)s.blocks,
+           grid = ceil_div(warps, 4 * QT_DEQUANTIZE_WARPS);
+    size_t smem = s.table_bytes + QT_DEQUANTIZE_WARPS * 16 * QT_DEQUANTIZE_LINE * 4;
     void *args[] = {&a};
-    cudaError_t e = cudaLaunchKernel(qt_dequantize_instance(s.format),
-                                     dim3((unsigned)(grid < 65536 ? grid : 65536)), dim3(128), args,
-                                     s.table_bytes, (cudaStream_t)stream);
+    cudaError_t e = cudaLaunchKernel(
+        qt_dequantize_instance(s.format), dim3((unsigned)(grid < 4096 ? grid : 4096)),
+        dim3(QT_DEQUANTIZE_WARPS * 32), args, smem, (cudaStream_t)stream);
     return e == cudaSuccess ? QT_MATMUL_OK : QT_MATMUL_FAILED;
 }

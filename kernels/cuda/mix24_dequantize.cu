@@ -21,6 +21,7 @@ struct dequantize_args {
     int n, k, units, fours, panels;
     size_t pitch, csr_pitch;
     float factor;
+    int wide; /* rows of out are 16-byte aligned */
     int bf16;
 };
 
@@ -34,6 +35,33 @@ static __device__ __forceinline__ void put(const dequantize_args &a, int row, in
         ((__nv_bfloat16 *)a.out)[at] = __float2bfloat16(v);
     else
         ((__half *)a.out)[at] = __float2half(v);
+}
+
+/* 16 channels of a row, which are neighbours in `out` too. */
+static __device__ __forceinline__ void put_channels(const dequantize_args &a, int row, int col,
+                                                    const uint32_t pair[8])
+{
+    if (!a.wide || col + 16 > a.k) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            put(a, row, col + 2 * i, __low2half(as_half2(pair[i])));
+            put(a, row, col + 2 * i + 1, __high2half(as_half2(pair[i])));
+        }
+        return;
+    }
+    if (row >= a.n)
+        return;
+    uint32_t v[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float2 f = __half22float2(as_half2(pair[i]));
+        __nv_bfloat162 bf16 = __floats2bfloat162_rn(f.x * a.factor, f.y * a.factor);
+        __half2 f16 = __floats2half2_rn(f.x * a.factor, f.y * a.factor);
+        v[i] = a.bf16 ? *(uint32_t *)&bf16 : *(uint32_t *)&f16;
+    }
+    uint4 *to = (uint4 *)((uint16_t *)a.out + (size_t)row * a.k + col);
+    to[0] = make_uint4(v[0], v[1], v[2], v[3]);
+    to[1] = make_uint4(v[4], v[5], v[6], v[7]);
 }
 
 template <bool FOUR>
@@ -51,17 +79,17 @@ static __device__ __forceinline__ void put_record(const dequantize_args &a, int 
         mix24_group group = b ? mix24_open_group<FOUR, 1>(meta) : mix24_open_group<FOUR, 0>(meta);
         const uint32_t *words = (const uint32_t *)(record + lane * 16) + (FOUR ? 128 * b : 2 * b);
         const int channel = a.perm[unit * 8 + b * 4 + lane % 4] * 16;
+        uint32_t rows[2][8]; /* 16 channels of rows g and g + 8 */
 #pragma unroll
         for (int s = 0; s < 4; s++) {
             uint32_t frag[4];
             mix24_fragment<FOUR>(frag, words, s, group, MIX24_TURN);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int row = strip * 16 + lane / 4 + 8 * (i % 2), col = channel + 4 * s + 2 * (i / 2);
-                put(a, row, col, __low2half(as_half2(frag[i])));
-                put(a, row, col + 1, __high2half(as_half2(frag[i])));
-            }
+            for (int i = 0; i < 4; i++)
+                rows[i % 2][2 * s + i / 2] = frag[i];
         }
+        put_channels(a, strip * 16 + lane / 4, channel, rows[0]);
+        put_channels(a, strip * 16 + lane / 4 + 8, channel, rows[1]);
     }
 }
 
@@ -123,6 +151,7 @@ int qt_mix24_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_mat
     a.pitch = m->twos * mix24_record<false>::BYTES + m->fours * mix24_record<true>::BYTES;
     a.csr_pitch = (m->csr_rows ? m->csr_rows : w->n) + 1;
     a.factor = ldexpf(1, w->scale_exp2);
+    a.wide = w->k % 8 == 0 && (size_t)out % 16 == 0;
     a.bf16 = dtype == QT_MATMUL_BF16;
     cudaStream_t s = (cudaStream_t)stream;
     dense_kernel<<<grid_of((w->n + 15) / 16 * (size_t)a.units), 128, 0, s>>>(a);

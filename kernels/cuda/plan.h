@@ -86,8 +86,8 @@ int qt_prepare_run(const struct qt_matmul_plan *p, const void **x, const float *
  */
 
 /*
- * choose sets plan->config, or returns false when there is no configuration; cost is in
- * microseconds, about. check sets what follows from the config. run enqueues.
+ * choose sets plan->config, or returns false when there is no configuration. check sets what
+ * follows from the config. run enqueues.
  */
 bool qt_stream_choose(struct qt_matmul_plan *p, const struct qt_shape *s);
 int qt_stream_check(struct qt_matmul_plan *p, const struct qt_shape *s);
@@ -101,10 +101,18 @@ int qt_skinny_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
                   const struct qt_matmul_weight *w, void *y, const void *x, void *workspace,
                   void *stream);
 
-bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s);
+/* us: about how long it will take. */
+bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s, double *us);
 int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s);
 int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
                 const struct qt_matmul_weight *w, void *y, const void *x, void *workspace,
                 void *stream);
+
+/* packed_bytes: of the matrix. kernel: any that dequantizes it. */
+double qt_dense_us(const struct qt_matmul_plan *p, size_t packed_bytes);
+const char *qt_dense_fault(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w);
+int qt_dense_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w, const void *kernel);
+int qt_dense_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
+                 const void *x, void *workspace, void *stream);
 
 #endif

@@ -22,6 +22,8 @@ static inline GPU_AND_HOST uint32_t gpu_hash(uint64_t x)
     return (uint32_t)x;
 }
 
+#include "kernels/qtool_kernels.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -41,6 +43,9 @@ void *gpu_new(size_t bytes);
 /* y[m][n] = x[m][k] w[n][pitch]^T in FP64; x FP16 or BF16. */
 void gpu_reference(double *y, const void *x, const float *w, size_t m, size_t n, size_t k,
                    size_t pitch, int bf16);
+/* A dense product for struct qt_matmul_options: FP32 sums, context not used. */
+int gpu_dense(void *context, void *y, const void *x, const void *w, size_t m, size_t n, size_t k,
+              enum qt_matmul_dtype dtype, void *stream);
 /* |y - reference| / |reference|, without what the rounding of subnormal FP16 outputs explains. NaN
  * or infinite if y has one. */
 double gpu_error(const void *y, const double *reference, size_t count, int bf16);

@@ -25,6 +25,10 @@ static int by_time(const void *a, const void *b)
 
 static void show(const char *name, const struct qt_matmul_config *c, double us)
 {
+    if (c->path == QT_MATMUL_DENSE) {
+        printf("%-8s %8.2f us  dequantize + cublas\n", name, us);
+        return;
+    }
     if (c->path == QT_MATMUL_TILE) {
         printf("%-8s %8.2f us  tiles of %d rows x %d tokens, %s\n", name, us, 16 * c->warps,
                8 * c->token_tiles, c->splits == 1 ? "whole" : "shared");
@@ -81,21 +85,19 @@ static void try_skinny(struct tried *tried, size_t *count, struct qt_gpu *gpu,
     c.path = QT_MATMUL_SKINNY;
     c.token_tiles = plan.m <= 8 ? 1 : 2;
     c.splits = 1;
-    {
-        for (c.strips = 1; c.strips <= 4; c.strips *= 2)
-            for (int tiles = 1; tiles <= 8; tiles++) {
-                int cta = (strips_total + gpu->sms - 1) / gpu->sms;
-                int tile = (cta + tiles - 1) / tiles, warps_n = (tile + c.strips - 1) / c.strips;
-                c.strips_cta = tile * tiles;
-                for (c.warps_k = 1; c.warps_k * warps_n <= 16; c.warps_k *= 2)
-                    for (c.depth = 2; c.depth <= 16; c.depth += 2) {
-                        c.warps = c.warps_k * warps_n;
-                        plan.config = c;
-                        if (c.warps >= 7)
-                            try_one(tried, count, gpu, copies, &plan, o);
-                    }
-            }
-    }
+    for (c.strips = 1; c.strips <= 4; c.strips *= 2)
+        for (int tiles = 1; tiles <= 8; tiles++) {
+            int cta = (strips_total + gpu->sms - 1) / gpu->sms;
+            int tile = (cta + tiles - 1) / tiles, warps_n = (tile + c.strips - 1) / c.strips;
+            c.strips_cta = tile * tiles;
+            for (c.warps_k = 1; c.warps_k * warps_n <= 16; c.warps_k *= 2)
+                for (c.depth = 2; c.depth <= 16; c.depth += 2) {
+                    c.warps = c.warps_k * warps_n;
+                    plan.config = c;
+                    if (c.warps >= 7)
+                        try_one(tried, count, gpu, copies, &plan, o);
+                }
+        }
 }
 
 static void try_streams(struct tried *tried, size_t *count, struct qt_gpu *gpu,
@@ -155,7 +157,7 @@ int main(int argc, char **argv)
         printf("usage: sweep SCHEME NxK M [dependent]\n");
         return 2;
     }
-    const struct qt_matmul_options opt = {.dependent_launch = argc > 4 && argv[4][0] == 'd'};
+    const struct qt_matmul_options opt = {.dependent_launch = argc > 4};
     fail_on(qt_gpu_open(&gpu, 0, &err), &err);
     fail_on(qt_spec_parse(&spec, argv[1], &err), &err);
     fail_on(qt_bench_weights(&packed, &spec, n, k, &err), &err);
@@ -169,17 +171,18 @@ int main(int argc, char **argv)
     fail_on(gpu_time_floor(&us, gpu, &copies, &err), &err);
     printf("%-8s %8.2f us\n", "floor", us);
     size_t count = 0;
-    if (plan.kind == QT_MATMUL_MIX24)
+    if (plan.kind == QT_MATMUL_MIX24) {
         try_mix24(tried, &count, gpu, &copies, plan, &o);
-    if (plan.kind != QT_MATMUL_MIX24 && argc > 5)
-        try_tiles(tried, &count, gpu, &copies, plan, &o);
-    if (plan.kind != QT_MATMUL_MIX24 && m <= 16)
-        try_skinny(tried, &count, gpu, &copies, plan, &o);
-    if (plan.kind != QT_MATMUL_MIX24 && argc > 5)
-        try_streams(tried, &count, gpu, &copies, plan, &o);
+    } else {
+        if (m > 8)
+            try_tiles(tried, &count, gpu, &copies, plan, &o);
+        if (m <= 16)
+            try_skinny(tried, &count, gpu, &copies, plan, &o);
+        if (m <= 32)
+            try_streams(tried, &count, gpu, &copies, plan, &o);
+    }
     qsort(tried, count, sizeof *tried, by_time);
-    for (size_t i = 0;
-         i < count && i < (getenv("QT_SHOWN") ? (size_t)atoi(getenv("QT_SHOWN")) : SHOWN); i++)
+    for (size_t i = 0; i < count && i < SHOWN; i++)
         show("", &tried[i].config, tried[i].us);
     gpu_copies_free(&copies, gpu);
     gpu_operands_free(&o, gpu);
