@@ -126,25 +126,6 @@ struct qt_decode_pair4 {
     }
 };
 
-/*
- * The same with lines 256 bytes apart, for devices with that much shared memory: a byte of the word
- * over the lane's is then the address, which takes one permutation of bytes.
- */
-struct qt_decode_pair4_wide : qt_decode_pair4 {
-    enum { TABLE_BYTES = 256 * 256, LINE_BYTES = 256 };
-
-    static __device__ void fill_table(const struct qt_decode_args *, __half value, int threads)
-    {
-        pair_fill<qt_decode_pair4_wide>(value, threads);
-    }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
-    {
-#pragma unroll
-        for (int i = 0; i < 4; i++) /* bytes 0, 0, byte i of the word, lane_bytes */
-            a[i] = *(const uint32_t *)(qt_smem + __byte_perm(w[s], lane_bytes, 0x5504 | i << 4));
-    }
-};
-
 /* 3 bits = 2 + 1: entry [h1 h0 of the 1-bit plane | h1 h0 of the 2-bit plane], six bits; the four
  * entries of a step are first put together in the four bytes of one word. */
 struct qt_decode_pair3 {
@@ -172,12 +153,16 @@ struct qt_decode_pair3 {
         *(uint2 *)w2 = *(const uint2 *)src[0];
         w1 = *(const uint32_t *)src[1];
     }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
+    /* Of step s, in the low six bits of each byte. */
+    __device__ __forceinline__ uint32_t entries(int s) const
     {
         uint32_t two = w2[s / 2] >> 4 * (s & 1);
         uint32_t one = s < 2 ? w1 << (4 - 2 * s) : w1 >> (2 * s - 4);
-        uint32_t w = (two & 0x0f0f0f0f) | (one & ~0x0f0f0f0fu);
-        pair_fragment(a, w, 0x1f80, lane_bytes);
+        return (two & 0x0f0f0f0f) | (one & ~0x0f0f0f0fu);
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
+    {
+        pair_fragment(a, entries(s), 0x1f80, lane_bytes);
     }
 };
 
@@ -216,6 +201,66 @@ struct qt_decode_pair2 {
             a[3] = pair_look_up(w >> 21, 0x780, lane_bytes);
         else
             pair_fragment(a, w, 0x780, lane_bytes);
+    }
+};
+
+/* ---- wide tables -------------------------------------------------------------------------------
+ *
+ * The same with lines 256 bytes apart, for devices with that much shared memory: a byte that is an
+ * entry, over the lane's, is then the address, which takes one permutation of bytes.
+ */
+static __device__ __forceinline__ void wide_fragment(uint32_t a[4], uint32_t entries,
+                                                     uint32_t lane_bytes)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) /* bytes 0, 0, entry i, lane_bytes */
+        a[i] = *(const uint32_t *)(qt_smem + __byte_perm(entries, lane_bytes, 0x5504 | i << 4));
+}
+
+struct qt_decode_wide4 : qt_decode_pair4 {
+    enum { TABLE_BYTES = 256 * 256, LINE_BYTES = 256 };
+
+    static __device__ void fill_table(const struct qt_decode_args *, __half value, int threads)
+    {
+        pair_fill<qt_decode_wide4>(value, threads);
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
+    {
+        wide_fragment(a, w[s], lane_bytes);
+    }
+};
+
+struct qt_decode_wide3 : qt_decode_pair3 {
+    enum { TABLE_BYTES = 64 * 256, LINE_BYTES = 256 };
+
+    static __device__ void fill_table(const struct qt_decode_args *, __half value, int threads)
+    {
+        pair_fill<qt_decode_wide3>(value, threads);
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
+    {
+        wide_fragment(a, entries(s) & 0x3f3f3f3f, lane_bytes);
+    }
+};
+
+struct qt_decode_wide2 : qt_decode_pair2 {
+    enum { TABLE_BYTES = 16 * 256, LINE_BYTES = 256 };
+
+    static __device__ void fill_table(const struct qt_decode_args *, __half value, int threads)
+    {
+        pair_fill<qt_decode_wide2>(value, threads);
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
+    {
+        wide_fragment(a, w2[s / 2] >> 4 * (s & 1) & 0x0f0f0f0f, lane_bytes);
+    }
+};
+
+/* Integers by a table too: fewer instructions than the arithmetic below. */
+struct qt_decode_int4_wide : qt_decode_wide4 {
+    static __device__ void fill_table(const struct qt_decode_args *, __half, int threads)
+    {
+        pair_fill<qt_decode_wide4>(__int2half_rn((int)(threadIdx.x % 16) - 8), threads);
     }
 };
 

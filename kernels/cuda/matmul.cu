@@ -92,6 +92,8 @@ const char *qt_shape_of(struct qt_shape *s, const struct qt_matmul_weight *w)
     s->pitch_groups = w->pitch_groups ? w->pitch_groups : s->groups;
     s->grouped = s->format <= QT_FORMAT_INT4;
     s->table_bytes = (size_t)table_bytes[s->format];
+    s->wide_table_bytes =
+        s->format == QT_FORMAT_INT4 ? 256 * 256 : (s->grouped ? 2 : 1) * s->table_bytes;
     if (s->pitch_blocks < (size_t)s->blocks || s->pitch_groups < s->groups)
         return "pitch smaller than the matrix";
     if (s->pitch_blocks >= (1u << 31) / (size_t)s->strips ||

@@ -23,9 +23,9 @@ struct qt_shape {
     int strips, blocks; /* of the matrix */
     size_t groups;      /* scales of a row */
     size_t pitch_blocks, pitch_groups;
-    int group_shift;    /* log2(group); 30: one scale per row */
-    bool grouped;       /* the kernel applies scales to partial sums, not to results */
-    size_t table_bytes; /* of shared memory */
+    int group_shift; /* log2(group); 30: one scale per row */
+    bool grouped;    /* the kernel applies scales to partial sums, not to results */
+    size_t table_bytes, wide_table_bytes; /* of shared memory; decode.cuh */
 };
 
 static inline size_t ceil_div(size_t a, size_t b)

@@ -40,7 +40,7 @@ static int stage_step(int warps_k)
 static size_t skinny_layout(struct qt_skinny_args *a, const struct qt_shape *s,
                             const struct qt_matmul_config *c, size_t m)
 {
-    const int strips = tile_strips(c), pair4 = s->format == QT_FORMAT_PAIR4;
+    const int strips = tile_strips(c);
     int at = QT_SKINNY_BLOCKS * c->token_tiles * 1024;
     for (int i = 0; i < 3; i++) {
         a->planes_at[i] = at;
@@ -52,7 +52,7 @@ static size_t skinny_layout(struct qt_skinny_args *a, const struct qt_shape *s,
     a->stage_tx = at + (s->grouped ? strips * a->stage_groups * 32 : 0);
     a->stage_bytes = (int)round_up((size_t)a->stage_tx, 1024);
     a->stages = c->depth;
-    a->ring_at = (int)round_up(s->table_bytes * (pair4 ? 2 : 1), 1024);
+    a->ring_at = (int)round_up(s->wide_table_bytes, 1024);
     /* A single tile's sums go where its stages were. */
     int ring_end = a->ring_at + a->stages * a->stage_bytes,
         pitch = row_warps(c) * c->strips * 16 + 4;

@@ -24,6 +24,7 @@
 #define QT_CUDA_STREAM_CUH
 
 #include "kernels/cuda/decode.cuh"
+#include "kernels/cuda/sums.cuh"
 #include "kernels/cuda/token_scale.cuh"
 
 #include <cuda_bf16.h>
@@ -279,41 +280,21 @@ static __device__ __forceinline__ void stream_load_row_scales(const qt_stream_ar
 /* ---- products ----------------------------------------------------------------------------------
  */
 
-template <int MT, int STRIPS> struct stream_sums {
-    float v[STRIPS][MT][4]; /* rows g, g + 8 x tokens 2t, 2t + 1 */
-};
-
-/* total += sums * scale; sums = 0. scales: the lane's words of the group for the first strip. */
-template <int MT, int STRIPS>
-static __device__ __forceinline__ void stream_flush(stream_sums<MT, STRIPS> *total,
-                                                    stream_sums<MT, STRIPS> *sums,
-                                                    const unsigned char *scales)
-{
-#pragma unroll
-    for (int u = 0; u < STRIPS; u++) {
-        float2 s = __half22float2(*(const __half2 *)(scales + u * 128));
-#pragma unroll
-        for (int t = 0; t < MT; t++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                total->v[u][t][i] += sums->v[u][t][i] * (i < 2 ? s.x : s.y);
-                sums->v[u][t][i] = 0;
-            }
-    }
-}
-
 /* One slot: two 16 x 64 blocks of each strip, or one. x_row + x_at: their columns of X. */
 template <class Format, int MT, int STRIPS>
 static __device__ __forceinline__ void
-stream_slot(stream_sums<MT, STRIPS> *total, const qt_stream_args &a, const stream_warp &w,
+stream_slot(qt_sums<MT, STRIPS> *total, const qt_stream_args &a, const stream_warp &w,
             const unsigned char *slot, const uint32_t x_row[MT], uint32_t x_at, bool two)
 {
-    stream_sums<MT, STRIPS> group = {}, *sums = Format::GROUPED ? &group : total;
+    qt_sums<MT, STRIPS> group = {}, *sums = Format::GROUPED ? &group : total;
     const uint32_t lane_bytes = (uint32_t)w.lane * 4;
     int width[3];
     stream_widths<Format>(width, a);
     const int strip_bytes = 64 * (width[0] + width[1] + width[2]);
-    const unsigned char *scales = slot + STRIPS * strip_bytes + w.lane / 4 * 4;
+    const unsigned char *scales[STRIPS];
+#pragma unroll
+    for (int u = 0; u < STRIPS; u++)
+        scales[u] = slot + STRIPS * strip_bytes + w.lane / 4 * 4 + u * 128;
 #pragma unroll
     for (int b = 0; b < 2; b++) {
         if (b == 1 && !two)
@@ -346,13 +327,13 @@ stream_slot(stream_sums<MT, STRIPS> *total, const qt_stream_args &a, const strea
                         ptx_mma_f16(sums->v[u][t], frag, x[t][2 * s], x[t][2 * s + 1]);
                 }
             if (Format::GROUPED && half == 0 && a.slot_groups == 4)
-                stream_flush(total, sums, scales + 64 * b);
+                qt_sums_flush<MT, STRIPS>(total, sums, scales, 64 * b);
         }
         if (Format::GROUPED && b == 0 && a.slot_groups >= 2)
-            stream_flush(total, sums, scales + (a.slot_groups == 4 ? 32 : 0));
+            qt_sums_flush<MT, STRIPS>(total, sums, scales, a.slot_groups == 4 ? 32 : 0);
     }
     if (Format::GROUPED)
-        stream_flush(total, sums, scales + 32 * (a.slot_groups - 1));
+        qt_sums_flush<MT, STRIPS>(total, sums, scales, 32 * (a.slot_groups - 1));
 }
 
 /* ---- sums --------------------------------------------------------------------------------------
@@ -363,7 +344,7 @@ stream_slot(stream_sums<MT, STRIPS> *total, const qt_stream_args &a, const strea
 template <int MT, int STRIPS>
 static __device__ __forceinline__ void stream_put_sums(const qt_stream_args &a,
                                                        const stream_warp &w, float *part,
-                                                       const stream_sums<MT, STRIPS> &sums)
+                                                       const qt_sums<MT, STRIPS> &sums)
 {
     int pitch = w.pass_strips * 16 + 4, g = w.lane / 4, token0 = w.lane % 4 * 2;
     float *dst = part + w.wk * a.m * pitch + w.wn * STRIPS * 16 + g;
@@ -516,7 +497,7 @@ __global__ void __launch_bounds__(512, 1) qt_stream_kernel(const __grid_constant
     uint32_t slot = 0;
 #pragma unroll 1
     for (int pass = 0; pass < a.passes; pass++) {
-        stream_sums<MT, STRIPS> sums = {};
+        qt_sums<MT, STRIPS> sums = {};
 #pragma unroll 1
         for (int block = w.block0; block < w.block1; block += 2) {
             ptx_copy_wait<DEPTH - 2>();

@@ -54,7 +54,7 @@ static size_t tile_layout(struct qt_tile_args *a, const struct qt_shape *s,
     a->stage_tx =
         t->blocks * (t->tokens * 128 + strips * 128 * s->bits) + strips * a->stage_groups * 32;
     a->stage_bytes = (int)round_up((size_t)a->stage_tx, 1024);
-    a->ring_at = (int)round_up(s->table_bytes * (s->format == QT_FORMAT_PAIR4 ? 2 : 1), 1024);
+    a->ring_at = (int)round_up(s->wide_table_bytes, 1024);
     a->stages = (smem_limit - a->ring_at - 16 * MAX_STAGES) / a->stage_bytes;
     int ahead = QT_WEIGHTS_AHEAD / (t->blocks * strips * 128 * s->bits);
     ahead = ahead < 3 ? 3 : ahead < MAX_STAGES ? ahead : MAX_STAGES;

@@ -1,0 +1,23 @@
+#!/bin/sh
+# The tables of docs/kernels.md and docs/kernels_h200.tsv, measured on the GPU of this machine.
+#
+#   usage: tests/bench/kernels.sh QTOOL OUT     OUT: an empty directory for *.json, speed.tsv, speed.md
+set -e
+qtool=${1:?usage: tests/bench/kernels.sh QTOOL OUT} out=${2:?}
+bench() { # NAME OPTION...
+    name=$1
+    shift
+    "$qtool" bench --quiet --json "$@" >"$out/$name.json"
+}
+bench tokens --scheme nf4 --scheme int4 --scheme nf3 --scheme nf2 --scheme fp6 --scheme fp6:e=2 \
+    --scheme fp5 --scheme fp4 --shape 4096x4096 --shape 6144x4096 --shape 28672x4096 \
+    --shape 4096x14336 --shape 8192x8192 --shape 10240x8192 --m 1,8,16,32,64,128,256,1024
+bench large --scheme nf4 --scheme int4 --scheme nf3 --scheme nf2 --scheme fp6 --scheme fp5 \
+    --shape 57344x8192 --m 1,8,16,64,256
+bench many --scheme nf4 --scheme fp6 --shape 4096x4096 --shape 28672x4096 --shape 4096x14336 \
+    --shape 8192x8192 --m 2048,4096
+bench mix24 --scheme mix24 --shape 4096x4096 --shape 8192x8192 --shape 57344x8192 \
+    --m 1,8,16,32,64,256,1024
+bench dependent --dependent --scheme nf4 --scheme int4 --scheme nf3 --scheme nf2 --scheme fp6 \
+    --scheme fp5 --shape 4096x4096 --shape 8192x8192 --shape 57344x8192 --m 1,16
+python3 "$(dirname "$0")/speed_tables.py" "$out" "$out"/*.json

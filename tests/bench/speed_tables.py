@@ -1,0 +1,79 @@
+"""Documents of `qtool bench --json` -> OUT/speed.tsv (a line a measurement) and OUT/speed.md (tables).
+
+usage: speed_tables.py OUT BENCH.json...
+"""
+import json
+import os
+import sys
+
+COLUMNS = ["scheme", "n", "k", "m", "launch", "us", "gb_per_s", "floor_us", "floor_share",
+           "tflop_per_s", "cublas_speedup", "config"]
+
+
+def load(paths):
+    rows = []
+    for path in paths:
+        with open(path) as f:
+            doc = json.load(f)
+        launch = "dependent" if doc["dependent_launches"] else "plain"
+        for row in doc["rows"]:
+            if not row["refused"]:
+                rows.append(dict(row, launch=launch))
+    return rows
+
+
+def text(value):
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def unique(values):
+    return list(dict.fromkeys(values))
+
+
+def table(head, lines):
+    return "\n".join("| " + " | ".join(line) + " |"
+                     for line in [head, ["---"] * len(head)] + lines) + "\n"
+
+
+def cell(row):
+    if not row:
+        return ""
+    speedup = row["cublas_speedup"]
+    return f"{row['us']:.1f}" + (f" / {speedup:.2f}x" if speedup else "")
+
+
+def scheme_table(rows, scheme):
+    mine = [r for r in rows if r["scheme"] == scheme and r["launch"] == "plain"]
+    tokens = sorted(unique(r["m"] for r in mine))
+    at = {(r["n"], r["k"], r["m"]): r for r in mine}
+    lines = []
+    for n, k in unique((r["n"], r["k"]) for r in mine):
+        floor = next(r["floor_us"] for r in mine if (r["n"], r["k"]) == (n, k))
+        lines.append([f"{n}, {k}", f"{floor:.1f}" if floor else ""] +
+                     [cell(at.get((n, k, m))) for m in tokens])
+    return f"#### {scheme}\n\n" + table(["N, K", "floor"] + [f"M={m}" for m in tokens], lines)
+
+
+def dependent_table(rows):
+    mine = [r for r in rows if r["launch"] == "dependent" and not r["scheme"].startswith("cublas")]
+    cases = unique((r["n"], r["k"], r["m"]) for r in mine)
+    at = {(r["scheme"], r["n"], r["k"], r["m"]): r for r in mine}
+    lines = [[s] + [f"{at[(s, *c)]['us']:.2f}" if (s, *c) in at else "" for c in cases]
+             for s in unique(r["scheme"] for r in mine)]
+    return "#### Dependent launches\n\n" + table(
+        ["scheme"] + [f"{n}, {k}, M={m}" for n, k, m in cases], lines)
+
+
+def main(out, paths):
+    rows = load(paths)
+    with open(os.path.join(out, "speed.tsv"), "w") as f:
+        f.write("\t".join(COLUMNS) + "\n")
+        for r in rows:
+            f.write("\t".join(text(r[c]) for c in COLUMNS) + "\n")
+    with open(os.path.join(out, "speed.md"), "w") as f:
+        f.write("\n".join([scheme_table(rows, s) for s in unique(r["scheme"] for r in rows)] +
+                          [dependent_table(rows)]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
