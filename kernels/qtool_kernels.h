@@ -122,7 +122,7 @@ struct qt_matmul_config {
     int warps_k;              /* of those, side by side along k */
     int strips_cta;           /* strips per block */
     int splits;               /* blocks along k; SKINNY: 1; TILE: 1 whole tiles, 2 shared among
-                               * blocks; MIX24: a cluster */
+                               * blocks, 3 pairs of blocks; MIX24: a cluster */
     int depth;                /* SKINNY: stages; MIX24: slots of a warp's ring */
     int parts;                /* MIX24: launches that share k, one after the other */
 };

@@ -259,20 +259,33 @@ int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w,
 /* ---- run ---------------------------------------------------------------------------------------
  */
 
-int qt_launch(const struct qt_matmul_plan *p, void *args, int threads, bool dependent, void *stream)
+int qt_launch_clusters(const struct qt_matmul_plan *p, void *args, int threads, int cluster,
+                       bool dependent, void *stream)
 {
-    cudaLaunchAttribute attribute = {};
+    cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = dim3((unsigned)p->grid_x, (unsigned)p->grid_y);
     config.blockDim = dim3((unsigned)threads);
     config.dynamicSmemBytes = p->smem_bytes;
     config.stream = (cudaStream_t)stream;
-    config.attrs = &attribute;
-    config.numAttrs = dependent;
+    config.attrs = attributes;
+    if (dependent) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attributes[config.numAttrs].val.clusterDim.x = (unsigned)cluster;
+        attributes[config.numAttrs].val.clusterDim.y = 1;
+        attributes[config.numAttrs++].val.clusterDim.z = 1;
+    }
     cudaError_t e = cudaLaunchKernelExC(&config, p->kernel, &args);
     return e == cudaSuccess ? QT_MATMUL_OK : QT_MATMUL_FAILED;
+}
+
+int qt_launch(const struct qt_matmul_plan *p, void *args, int threads, bool dependent, void *stream)
+{
+    return qt_launch_clusters(p, args, threads, 1, dependent, stream);
 }
 
 static bool is_planned(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)

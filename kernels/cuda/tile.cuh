@@ -24,6 +24,9 @@
  * were started before it, and for what they do first. If there are more than twice as many tiles as
  * blocks, the others are taken whole.
  *
+ * Pairs: where two blocks can be had for every tile, each takes half of k, and they exchange sums
+ * through distributed shared memory, which is faster than the workspace.
+ *
  * Requires    compute capability 9.0; X FP16, 16-byte aligned rows (prepare.cu makes such)
  * Moves       packed bytes once per BM tokens, X once per 64 WGS rows (through L2), Y once; 8 bytes
  *             of sums through L2 for each output of a shared tile and block
@@ -78,7 +81,7 @@ static __device__ __forceinline__ tile_work tile_work_open(const qt_tile_args &a
     tile_work w;
     w.pair = tile_range(a, i);
     w.end = tile_range(a, i + 1);
-    w.tile = a.shared_tiles + (int)blockIdx.x;
+    w.tile = a.shared_tiles + ((int)blockIdx.x >> a.pairs);
     return w;
 }
 
@@ -98,7 +101,12 @@ static __device__ __forceinline__ bool tile_next(const qt_tile_args &a, tile_wor
         s->k1 = min(a.k_stages, s->k0 + w->end - w->pair);
         w->pair += s->k1 - s->k0;
     } else {
-        w->tile += (int)gridDim.x;
+        w->tile += (int)gridDim.x >> a.pairs;
+    }
+    if (a.pairs) {
+        int half = (a.k_stages + 1) / 2;
+        s->k0 = blockIdx.x & 1 ? half : 0;
+        s->k1 = blockIdx.x & 1 ? a.k_stages : half;
     }
     int per_band = a.band * a.token_tiles, band = t / per_band, in_band = t - band * per_band;
     int rows = min(a.band, a.row_tiles - band * a.band);
@@ -443,6 +451,41 @@ static __device__ __forceinline__ void tile_collect(const qt_tile_args &a, tile_
         }
 }
 
+/* Of a pair of blocks each sends the other its sums of half of the tokens, and finishes the other
+ * half.
+ */
+template <int WGS, int BM>
+static __device__ __forceinline__ void tile_finish_pair(const qt_tile_args &a, const tile_ring &r,
+                                                        const tile_sums<BM> &d, int row0,
+                                                        int token0)
+{
+    const int HALF = BM / 16, rank = (int)blockIdx.x & 1; /* HALF: of 8 tokens */
+    const uint32_t at = ptx_shared(qt_smem) + a.peer_at + threadIdx.x * 16;
+    const uint32_t bar = r.full + 16 * a.stages;
+    const uint32_t to = ptx_peer(at, rank ^ 1), to_bar = ptx_peer(bar, rank ^ 1);
+    if (threadIdx.x == 0)
+        ptx_barrier_expect(bar, HALF * WGS * 128 * 16);
+    ptx_cluster_wait(); /* the other is there, and so is its barrier */
+#pragma unroll
+    for (int j = 0; j < HALF; j++) {
+        float v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[i] = rank ? d.v[4 * j + i] : d.v[4 * (HALF + j) + i];
+        ptx_send(to + j * (WGS * 128 * 16), make_float4(v[0], v[1], v[2], v[3]), to_bar);
+    }
+    ptx_barrier_wait(bar, 0);
+#pragma unroll
+    for (int j = 0; j < HALF; j++) {
+        float4 v = *(const float4 *)(qt_smem + a.peer_at + threadIdx.x * 16 + j * (WGS * 128 * 16));
+        v.x += rank ? d.v[4 * (HALF + j)] : d.v[4 * j];
+        v.y += rank ? d.v[4 * (HALF + j) + 1] : d.v[4 * j + 1];
+        v.z += rank ? d.v[4 * (HALF + j) + 2] : d.v[4 * j + 2];
+        v.w += rank ? d.v[4 * (HALF + j) + 3] : d.v[4 * j + 3];
+        tile_store(a, v, row0, token0 + (rank * HALF + j) * 8);
+    }
+}
+
 template <class Format, int WGS, int BM, int C>
 static __device__ __forceinline__ void tile_multiply_all(const qt_tile_args &a, tile_ring r,
                                                          tile_work w)
@@ -461,6 +504,10 @@ static __device__ __forceinline__ void tile_multiply_all(const qt_tile_args &a, 
 #pragma unroll
         for (int i = 0; i < BM / 2; i++)
             d.v[i] *= i & 2 ? unit.y : unit.x;
+        if (a.pairs) { /* which have one tile */
+            tile_finish_pair<WGS, BM>(a, r, d, strip * 16, s.token0);
+            return;
+        }
         if (s.k0 > 0) {
             tile_give<WGS, BM>(a, d);
             continue;
@@ -505,9 +552,12 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
                 ptx_barrier_init(r.full + 8 * i, 1);
                 ptx_barrier_init(r.empty + 8 * i, WGS * 4);
             }
+            ptx_barrier_init(r.full + 16 * a.stages, 1); /* of what the other of a pair sends */
             ptx_barrier_init_fence();
         }
         __syncwarp();
+        if (a.pairs)
+            ptx_cluster_arrive();
         ptx_named_barrier_arrive(5, WGS * 128 + 32);
         ptx_launch_dependents();
         if (ptx_elect())
@@ -516,6 +566,8 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
         ptx_registers_more<tile_registers(WGS)>();
         Format::fill_table(&a.decode, Format::TABLE_BYTES ? qt_lane_value(&a.decode) : __half(),
                            WGS * 128);
+        if (a.pairs)
+            ptx_cluster_arrive();
         ptx_launch_dependents();
         ptx_named_barrier(5, WGS * 128 + 32);
         tile_multiply_all<Format, WGS, BM, C>(a, r, w);

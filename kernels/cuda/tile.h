@@ -45,6 +45,7 @@ struct qt_tile_args {
     int m, n, strips;
     int row_tiles, token_tiles, band; /* band: row tiles of a band, see tile_next */
     int k_stages;                     /* of a tile */
+    int pairs;                        /* 1: two blocks a tile, half of k each; else 0 */
     int shared_tiles;                 /* the first ones, shared among all blocks */
     int range, ranges_longer; /* of shared (tile, stage) pairs, a block's; so many have 1 more */
     int width[3];             /* bits of the planes */
@@ -55,7 +56,7 @@ struct qt_tile_args {
     int bf16;                 /* y is BF16 */
     int wide_stores;          /* rows of y are 4-byte aligned */
     int dependent;            /* launched before the previous kernel has ended */
-    int stages, stage_bytes, stage_tx, ring_at, barriers_at;
+    int stages, stage_bytes, stage_tx, ring_at, peer_at, barriers_at;
 };
 
 #endif

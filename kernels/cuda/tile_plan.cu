@@ -39,6 +39,9 @@ const void *qt_tile_instance(enum qt_format format, int kind)
 
 enum { MAX_STAGES = 12, MAX_TILES = 1 << 30 };
 
+/* config.splits */
+enum { WHOLE_TILES = 1, SHARED_TILES = 2, PAIRS = 3 };
+
 static int stage_groups(const struct qt_shape *s, int blocks)
 {
     int groups = s->grouped ? blocks * 64 >> s->group_shift : 0;
@@ -47,20 +50,22 @@ static int stage_groups(const struct qt_shape *s, int blocks)
 
 /* Stages and offsets; returns the size. */
 static size_t tile_layout(struct qt_tile_args *a, const struct qt_shape *s,
-                          const struct tile_kind *t, int smem_limit)
+                          const struct tile_kind *t, int splits, int smem_limit)
 {
+    const int peer_bytes = splits == PAIRS ? t->warpgroups * 64 * t->tokens / 2 * 4 : 0;
     int strips = 4 * t->warpgroups;
     a->stage_groups = stage_groups(s, t->blocks);
     a->stage_tx =
         t->blocks * (t->tokens * 128 + strips * 128 * s->bits) + strips * a->stage_groups * 32;
     a->stage_bytes = (int)round_up((size_t)a->stage_tx, 1024);
     a->ring_at = (int)round_up(s->wide_table_bytes, 1024);
-    a->stages = (smem_limit - a->ring_at - 16 * MAX_STAGES) / a->stage_bytes;
+    a->stages = (smem_limit - a->ring_at - peer_bytes - 16 * MAX_STAGES - 8) / a->stage_bytes;
     int ahead = QT_WEIGHTS_AHEAD / (t->blocks * strips * 128 * s->bits);
     ahead = ahead < 3 ? 3 : ahead < MAX_STAGES ? ahead : MAX_STAGES;
     a->stages = a->stages < ahead ? a->stages : ahead;
-    a->barriers_at = a->ring_at + a->stages * a->stage_bytes;
-    return (size_t)a->barriers_at + 16 * MAX_STAGES;
+    a->peer_at = a->ring_at + a->stages * a->stage_bytes;
+    a->barriers_at = a->peer_at + peer_bytes;
+    return (size_t)a->barriers_at + 16 * MAX_STAGES + 8;
 }
 
 /* ---- choosing ----------------------------------------------------------------------------------
@@ -73,12 +78,11 @@ static int tiles_of(const struct qt_shape *s, const struct tile_kind *t, size_t 
     return tiles < MAX_TILES ? (int)tiles : MAX_TILES;
 }
 
-/* config.splits */
-enum { WHOLE_TILES = 1, SHARED_TILES = 2 };
-
 /* Thread blocks for that many tiles: one a multiprocessor, if there is work for them. */
 static int grid_of(int tiles, int k_stages, int splits, int sms)
 {
+    if (splits == PAIRS)
+        return 2 * tiles;
     if (tiles >= sms || (splits == SHARED_TILES && tiles * k_stages >= sms))
         return sms;
     return splits == SHARED_TILES ? tiles * k_stages : tiles;
@@ -91,27 +95,28 @@ static int grid_of(int tiles, int k_stages, int splits, int sms)
  */
 static int shared_tiles(int tiles, int splits, int blocks)
 {
-    if (splits == WHOLE_TILES || tiles % blocks == 0)
+    if (splits != SHARED_TILES || tiles % blocks == 0)
         return 0;
     return tiles < 2 * blocks ? tiles : tiles % blocks + blocks;
 }
 
 /*
  * Microseconds on an H200 for 64 columns of k of a shared tile, in the order of QT_TILE_TABLE:
- * formats with a scale per group, and per row. Fitted to 2900 measurements (8 formats, 8 shapes, m
- * = 16..4096): of 400 cases, a kernel 0.4 % slower than the fastest on average, 11 % at worst.
- * Blocks with whole tiles go through k in step and find X in the L2: whole_factor, from 96
- * measurements with nf4 and fp6.
+ * formats with a scale per group, and per row. From sweeps with nf4 and fp6 at 8192 x 8192, m =
+ * 32..512. Blocks with whole tiles, and pairs, go through k in step and find X in the L2:
+ * whole_factor.
  */
 static const float column_us[QT_TILE_KINDS][2] = {
-    {.280f, .242f}, {.448f, .481f}, {.300f, .269f}, {.481f, .514f}, {.345f, .320f}, {.469f, .470f},
-    {.528f, .593f}, {.474f, .425f}, {.697f, .679f}, {.916f, .837f}, {.884f, .795f}};
-static const float whole_factor = .87f;
+    {.220f, .230f}, {.350f, .470f}, {.225f, .245f}, {.360f, .515f}, {.277f, .300f}, {.386f, .420f},
+    {.487f, .580f}, {.417f, .410f}, {.630f, .630f}, {.800f, .820f}, {.750f, .750f}};
+static const float whole_factor = .95f;
 /* Times of products that are long enough to bring the clock down, over that. */
-static const float warm_factor = 1.08f;
+static const float warm_factor = 1.17f;
 
 /* Start and end; hand-over of shared tiles: start, and each KB of sums that a block collects. */
 static const float start_us = 3, share_us = 3, collect_us = .0104f;
+/* The same between two blocks that exchange sums directly. */
+static const float pair_us = 1.5f;
 
 static double tile_us(const struct qt_shape *s, int kind, int splits, size_t m, int sms)
 {
@@ -119,6 +124,8 @@ static double tile_us(const struct qt_shape *s, int kind, int splits, size_t m, 
     int tiles = tiles_of(s, t, m), k_stages = (int)ceil_div((size_t)s->blocks, (size_t)t->blocks);
     int grid = grid_of(tiles, k_stages, splits, sms), shared = shared_tiles(tiles, splits, grid);
     double block_us = t->blocks * column_us[kind][!s->grouped];
+    if (splits == PAIRS)
+        return start_us + pair_us + (k_stages + 1) / 2 * block_us * whole_factor;
     double whole = (double)ceil_div((size_t)(tiles - shared), (size_t)grid) * k_stages;
     if (shared == 0)
         return start_us + whole * block_us * whole_factor;
@@ -128,16 +135,22 @@ static double tile_us(const struct qt_shape *s, int kind, int splits, size_t m, 
            (whole + ceil((double)shared * k_stages / grid)) * block_us;
 }
 
+static bool can_pair(const struct qt_matmul_plan *p, const struct qt_shape *s,
+                     const struct tile_kind *t)
+{
+    return 2 * tiles_of(s, t, p->m) <= p->sms && s->blocks > t->blocks;
+}
+
 bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s, double *us)
 {
     double best = 1e300;
     if (p->cc != 90 || s->format == QT_FORMAT_ANY)
         return false;
-    for (int i = 0; i < 2 * QT_TILE_KINDS; i++) {
-        const struct tile_kind *t = &kinds[i / 2];
-        int splits = i % 2 ? SHARED_TILES : WHOLE_TILES;
-        double this_us = tile_us(s, i / 2, splits, p->m, p->sms);
-        if (this_us >= best || !takes_groups(t, s))
+    for (int i = 0; i < 3 * QT_TILE_KINDS; i++) {
+        const struct tile_kind *t = &kinds[i / 3];
+        int splits = WHOLE_TILES + i % 3;
+        double this_us = tile_us(s, i / 3, splits, p->m, p->sms);
+        if (this_us >= best || !takes_groups(t, s) || (splits == PAIRS && !can_pair(p, s, t)))
             continue;
         best = this_us;
         p->config.path = QT_MATMUL_TILE;
@@ -172,10 +185,15 @@ int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     p->kernel = qt_tile_instance(s->format, kind);
     if (!p->kernel || !takes_groups(t, s))
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "no tile kernel for this format or group");
-    p->smem_bytes = tile_layout(&a, s, t, p->smem_limit);
+    p->smem_bytes = tile_layout(&a, s, t, c->splits, p->smem_limit);
     int tiles = tiles_of(s, t, p->m);
-    if (c->splits != WHOLE_TILES && c->splits != SHARED_TILES)
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "splits must be 1 (whole tiles) or 2 (shared)");
+    if (c->splits < WHOLE_TILES || c->splits > PAIRS)
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED,
+                         "splits must be 1 (whole tiles), 2 (shared) or 3 "
+                         "(pairs of blocks)");
+    if (c->splits == PAIRS && !can_pair(p, s, t))
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%d tiles are too many for pairs of blocks",
+                         tiles);
     if (a.stages < 2)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "too little shared memory");
     if (tiles == MAX_TILES)
@@ -211,7 +229,7 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
 {
     struct qt_tile_args a = {};
     const struct tile_kind *t = &kinds[kind_of(&p->config)];
-    tile_layout(&a, s, t, p->smem_limit);
+    tile_layout(&a, s, t, p->config.splits, p->smem_limit);
     a.decode = qt_decode_args_of(w);
     a.scale = (const __half *)w->scale;
     a.y = y;
@@ -222,6 +240,7 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
     a.row_tiles = (int)ceil_div((size_t)s->strips, 4 * (size_t)t->warpgroups);
     a.token_tiles = (int)ceil_div(p->m, (size_t)t->tokens);
     a.band = 16;
+    a.pairs = p->config.splits == PAIRS;
     a.k_stages = (int)ceil_div((size_t)s->blocks, (size_t)t->blocks);
     a.shared_tiles = shared_tiles(a.row_tiles * a.token_tiles, p->config.splits, p->grid_x);
     a.range = a.shared_tiles * a.k_stages / p->grid_x;
@@ -242,5 +261,5 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
         return rc;
     if ((size_t)x % 16 || !encode_all(p, &a, s, w, t, x))
         return QT_MATMUL_UNSUPPORTED;
-    return qt_launch(p, &a, t->warpgroups * 128 + 128, a.dependent, stream);
+    return qt_launch_clusters(p, &a, t->warpgroups * 128 + 128, 1 + a.pairs, a.dependent, stream);
 }

@@ -31,7 +31,10 @@ static void show(const char *name, const struct qt_matmul_config *c, double us)
     }
     if (c->path == QT_MATMUL_TILE) {
         printf("%-8s %8.2f us  tiles of %d rows x %d tokens, %s\n", name, us, 16 * c->warps,
-               8 * c->token_tiles, c->splits == 1 ? "whole" : "shared");
+               8 * c->token_tiles,
+               c->splits == 1   ? "whole"
+               : c->splits == 2 ? "shared"
+                                : "pairs");
         return;
     }
     printf("%-8s %8.2f us  %s tiles %d strips %d warps %d/%d cta %d splits %d depth %d parts %d\n",
@@ -68,7 +71,7 @@ static void try_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
     plan.config.path = QT_MATMUL_TILE;
     for (int warps = 8; warps <= 16; warps += 4)
         for (int token_tiles = 2; token_tiles <= 32; token_tiles *= 2)
-            for (int splits = 1; splits <= 2; splits++) {
+            for (int splits = 1; splits <= 3; splits++) {
                 plan.config.warps = warps;
                 plan.config.token_tiles = token_tiles;
                 plan.config.splits = splits;

@@ -69,8 +69,8 @@ static void matrix_free(struct matrix *m)
 /* Other configurations than plan would choose. */
 static void vary(struct qt_matmul_config *c, int variant)
 {
-    bool tile = variant == 2 || variant == 3;
-    if (variant >= 4) {
+    bool tile = variant >= 2 && variant <= 4;
+    if (variant >= 5) {
         int warps_n = 1 << random_below(4), step;
         c->path = QT_MATMUL_SKINNY;
         c->strips = 1 << random_below(3);
@@ -84,7 +84,7 @@ static void vary(struct qt_matmul_config *c, int variant)
         return;
     }
     c->path = tile ? QT_MATMUL_TILE : QT_MATMUL_STREAM;
-    c->splits = 1 + (int)random_below(tile ? 2 : 4);
+    c->splits = 1 + (int)random_below(tile ? 3 : 4);
     c->warps = tile ? 8 + 4 * (int)random_below(3) : 1 << random_below(5);
     c->warps_k = 1 << random_below(5);
     c->warps_k = c->warps_k > c->warps ? c->warps : c->warps_k;
@@ -100,7 +100,7 @@ static void vary(struct qt_matmul_config *c, int variant)
 static void check_matmul(const struct qt_matmul_weight *w, const float *decoded, size_t pitch,
                          size_t m, int bf16, const char *name)
 {
-    check_product(w, decoded, pitch, pool.x, m, bf16, m <= 16 ? 7 : 4, vary, name);
+    check_product(w, decoded, pitch, pool.x, m, bf16, m <= 16 ? 8 : 5, vary, name);
 }
 
 /* Slices as tensor parallelism cuts them, at random multiples of 16 rows and of 64 channels and the
