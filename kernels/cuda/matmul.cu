@@ -197,15 +197,13 @@ static void prefer_dense(struct qt_matmul_plan *p, const struct qt_matmul_weight
     }
 }
 
-/* How tiles add depends on m, and skinny kernels take few tokens: batch-invariant plans take
- * neither.
- */
+/* How tiles add depends on m, so a batch-invariant plan never takes them. */
 static bool choose(struct qt_matmul_plan *p, const struct qt_shape *s,
                    const struct qt_matmul_weight *w)
 {
     const size_t packed_bytes = (size_t)s->strips * (size_t)s->blocks * 128 * (size_t)s->bits;
     double us = passes_us(p, packed_bytes);
-    if (!p->options.batch_invariant && qt_skinny_choose(p, s))
+    if (qt_skinny_choose(p, s))
         return true;
     if ((p->options.batch_invariant || p->m <= 8 || !qt_tile_choose(p, s, &us)) &&
         !qt_stream_choose(p, s))

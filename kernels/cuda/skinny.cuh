@@ -102,8 +102,8 @@ static __device__ __forceinline__ void skinny_copy_x(const qt_skinny_args &a, sk
 #pragma unroll 1
         for (int k_stage = 0; k_stage < a.k_stages; k_stage++) {
             ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-            ptx_copy_box_3d(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes, &a.x, 0, 0,
-                            k_stage * QT_SKINNY_BLOCKS, r.full + 8 * r.stage);
+            ptx_copy_box_3d(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes, &a.x, 0,
+                            a.token0, k_stage * QT_SKINNY_BLOCKS, r.full + 8 * r.stage);
             skinny_ring_next(&r, a.stages);
         }
     }

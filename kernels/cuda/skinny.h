@@ -21,6 +21,7 @@ struct qt_skinny_args {
     size_t pitch_groups;
     int alias;
     int m, n, strips;
+    int token0;                         /* of X; token_factor and y begin there */
     int strips_cta, tile_strips, tiles; /* of a block: strips = tiles * tile_strips */
     int warps_k;                        /* power of two; warps = warps_n * warps_k */
     int k_stages;

@@ -11,6 +11,12 @@ const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strip
                                      : qt_skinny_fpx_instance(format, token_tiles, strips);
 }
 
+/* Of a launch. */
+static size_t chunk_tokens(size_t m)
+{
+    return m < MAX_TOKENS ? m : MAX_TOKENS;
+}
+
 /* ---- shared memory -----------------------------------------------------------------------------
  */
 
@@ -94,14 +100,19 @@ static bool complete(struct qt_matmul_config *c, const struct qt_matmul_plan *p,
     for (c->warps_k = strips <= 2 ? 8 : 16; c->warps_k * warps_n > most; c->warps_k /= 2)
         ;
     c->warps = c->warps_k * warps_n;
-    c->depth = stages_for(s, *c, p->m, p->smem_limit);
+    c->depth = stages_for(s, *c, chunk_tokens(p->m), p->smem_limit);
     return c->depth > 0;
 }
 
+/*
+ * The order in which products are added follows from strips_cta, strips and warps_k, which do not
+ * depend on m: so a batch-invariant plan takes this kernel for any m, MAX_TOKENS at a time.
+ */
 bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
 {
     struct qt_matmul_config c = {};
-    if (p->cc != 90 || s->format == QT_FORMAT_ANY || p->m > MAX_TOKENS)
+    if (p->cc != 90 || s->format == QT_FORMAT_ANY ||
+        (p->m > MAX_TOKENS && !p->options.batch_invariant))
         return false;
     c.path = QT_MATMUL_SKINNY;
     c.token_tiles = p->m <= 8 ? 1 : 2;
@@ -139,12 +150,12 @@ int qt_skinny_check(struct qt_matmul_plan *p, const struct qt_shape *s)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "skinny kernels need compute capability 9.0");
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
-    if (p->m > (size_t)c->token_tiles * 8)
+    if (chunk_tokens(p->m) > (size_t)c->token_tiles * 8)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "token_tiles too few for %zu tokens", p->m);
     p->kernel = qt_skinny_instance(s->format, c->token_tiles, c->strips);
     if (!p->kernel)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "no skinny kernel for this format");
-    p->smem_bytes = skinny_layout(&a, s, c, p->m);
+    p->smem_bytes = skinny_layout(&a, s, c, chunk_tokens(p->m));
     if (p->smem_bytes > (size_t)p->smem_limit)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%zu bytes of shared memory, the device has %d",
                          p->smem_bytes, p->smem_limit);
@@ -170,12 +181,10 @@ int qt_skinny_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
 {
     struct qt_skinny_args a = {};
     const struct qt_matmul_config *c = &p->config;
-    skinny_layout(&a, s, c, p->m);
+    skinny_layout(&a, s, c, chunk_tokens(p->m));
     a.decode = qt_decode_args_of(w);
     a.scale = (const __half *)w->scale;
-    a.y = y;
     a.pitch_groups = s->pitch_groups;
-    a.m = (int)p->m;
     a.n = (int)p->n;
     a.strips = s->strips;
     a.strips_cta = c->strips_cta;
@@ -195,5 +204,13 @@ int qt_skinny_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
         !qt_weight_maps(p, a.plane, &a.scales, s, w, a.tile_strips, QT_SKINNY_BLOCKS,
                         a.stage_groups))
         return QT_MATMUL_UNSUPPORTED;
-    return qt_launch(p, &a, (c->warps + 2) * 32, a.dependent, stream);
+    const float *token_factor = a.token_factor;
+    for (size_t t = 0; t < p->m && rc == QT_MATMUL_OK; t += MAX_TOKENS) {
+        a.m = (int)chunk_tokens(p->m - t);
+        a.token0 = (int)t;
+        a.y = (char *)y + t * p->n * 2;
+        a.token_factor = token_factor ? token_factor + t : NULL;
+        rc = qt_launch(p, &a, (c->warps + 2) * 32, a.dependent, stream);
+    }
+    return rc;
 }

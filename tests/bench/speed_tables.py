@@ -6,12 +6,12 @@ import json
 import os
 import sys
 
-COLUMNS = ["scheme", "n", "k", "m", "launch", "us", "gb_per_s", "floor_us", "floor_share",
-           "tflop_per_s", "cublas_speedup", "config"]
+COLUMNS = ["scheme", "n", "k", "m", "launch", "us", "with_activations_us", "gb_per_s", "floor_us",
+           "floor_share", "tflop_per_s", "cublas_speedup", "config"]
 
 
 def load(paths):
-    rows = []
+    rows, caches = [], []
     for path in paths:
         with open(path) as f:
             doc = json.load(f)
@@ -19,7 +19,8 @@ def load(paths):
         for row in doc["rows"]:
             if not row["refused"]:
                 rows.append(dict(row, launch=launch))
-    return rows
+        caches += [row for row in doc["caches"] if not row["refused"]]
+    return rows, caches
 
 
 def text(value):
@@ -64,15 +65,28 @@ def dependent_table(rows):
         ["scheme"] + [f"{n}, {k}, M={m}" for n, k, m in cases], lines)
 
 
+def cache_cell(row):
+    return f"{row['us']:.1f} / {100 * row['floor_share']:.0f} %"
+
+
+def cache_table(caches):
+    lines = []
+    for m, length in unique((r["m"], r["length"]) for r in caches):
+        mine = [r for r in caches if (r["m"], r["length"]) == (m, length)]
+        lines.append([str(m), str(length)] + [cache_cell(r) for r in mine])
+    return "#### Attention over a cache\n\n" + table(
+        ["sequences", "tokens", "FP16", "4 bits", "4 bits, pages"], lines)
+
+
 def main(out, paths):
-    rows = load(paths)
+    rows, caches = load(paths)
     with open(os.path.join(out, "speed.tsv"), "w") as f:
         f.write("\t".join(COLUMNS) + "\n")
         for r in rows:
             f.write("\t".join(text(r[c]) for c in COLUMNS) + "\n")
     with open(os.path.join(out, "speed.md"), "w") as f:
         f.write("\n".join([scheme_table(rows, s) for s in unique(r["scheme"] for r in rows)] +
-                          [dependent_table(rows)]))
+                          [dependent_table(rows), cache_table(caches)]))
 
 
 if __name__ == "__main__":
