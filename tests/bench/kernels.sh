@@ -20,6 +20,7 @@ bench mix24 --scheme mix24 --shape 4096x4096 --shape 8192x8192 --shape 57344x819
     --m 1,8,16,32,64,256,1024
 bench dependent --dependent --scheme nf4 --scheme int4 --scheme nf3 --scheme nf2 --scheme fp6 \
     --scheme fp5 --shape 4096x4096 --shape 8192x8192 --shape 57344x8192 --m 1,16
+bench invariant --invariant --scheme nf4 --shape 8192x8192 --m 1,16,64
 bench w4ax --scheme w4ax --scheme w4ax:scales=int --scheme w4ax:scales=row --shape 4096x4096 \
     --shape 8192x8192 --shape 57344x8192 --m 1,16,32,64,128,256,512
 bench kv4 --scheme kv4 --shape 32x8x128 --m 1,16,64 --length 2048,8192,32768

@@ -16,6 +16,7 @@ def load(paths):
         with open(path) as f:
             doc = json.load(f)
         launch = "dependent" if doc["dependent_launches"] else "plain"
+        launch = "invariant" if doc["batch_invariant"] else launch
         for row in doc["rows"]:
             if not row["refused"]:
                 rows.append(dict(row, launch=launch))
