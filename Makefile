@@ -139,7 +139,8 @@ $(B)/libqtool_kernels.so: $(CUDA_OBJ) kernels/cuda/exports.map
 	    -Wl,--version-script=kernels/cuda/exports.map $(CUDA_RT)
 
 # Instructions of Hopper alone; other devices get the other kernels.
-$(patsubst %,$(B)/kernels/cuda/%.o,tile_group tile_fpx skinny_group skinny_fpx w4ax_tile): CUDA_ARCH := \
+$(patsubst %,$(B)/kernels/cuda/%.o,tile_group tile_fpx skinny_group skinny_fpx mix24_skinny_instances \
+    w4ax_tile): CUDA_ARCH := \
     -gencode arch=compute_90a,code=sm_90a
 
 # C++ here is for templates: nothing of its run time is wanted by what links the library. (The

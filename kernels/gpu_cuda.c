@@ -116,12 +116,8 @@ static int gpu_plan(struct qt_gpu *gpu, struct qt_matmul_plan *out,
                     const struct qt_matmul_weight *w, size_t m, const struct qt_matmul_options *opt,
                     struct qt_err *err)
 {
-    struct qt_matmul_options with_dense = *opt;
-    if (gpu->has_cublas) {
-        with_dense.dense = dense_product;
-        with_dense.dense_context = self(gpu)->cublas;
-    }
-    return planned(qt_matmul_plan(out, w, m, &with_dense), out->reason, err);
+    (void)gpu;
+    return planned(qt_matmul_plan(out, w, m, opt), out->reason, err);
 }
 
 static int gpu_replan(struct qt_gpu *gpu, struct qt_matmul_plan *plan,
@@ -412,6 +408,10 @@ int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
     g->cublas = gpu_cublas_open(g->gpu.cublas, sizeof g->gpu.cublas, g->stream, g->workspace,
                                 CUBLAS_WORKSPACE);
     g->gpu.has_cublas = g->cublas != NULL;
+    if (g->cublas) {
+        g->gpu.dense = dense_product;
+        g->gpu.dense_context = g->cublas;
+    }
     *out = &g->gpu;
 done:
     if (rc < 0 && g)

@@ -35,6 +35,8 @@ struct qt_gpu {
     char cuda[64];    /* "driver 580.159.04, CUDA 13.0" */
     char cublas[160]; /* "13.0.2", or why there is none */
     bool has_cublas;
+    qt_matmul_dense_fn *dense; /* cuBLAS, for struct qt_matmul_options; or NULL */
+    void *dense_context;
     int device, sms, cc;
     size_t l2_bytes, memory_bytes;
     void *ctx;

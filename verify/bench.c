@@ -164,7 +164,10 @@ static int bench_product(struct bench *b, const struct qt_bench_row *like,
 {
     struct qt_bench_row *row = add_row(b, like);
     struct qt_matmul_plan plan;
-    int rc = b->gpu->plan(b->gpu, &plan, &copies->weight[0], row->m, &b->opt->matmul, err);
+    struct qt_matmul_options opt = b->opt->matmul;
+    opt.dense = b->gpu->dense;
+    opt.dense_context = b->gpu->dense_context;
+    int rc = b->gpu->plan(b->gpu, &plan, &copies->weight[0], row->m, &opt, err);
     if (rc < 0)
         return bench_refused(row->why, rc, err);
     row->config = plan.config;

@@ -1,7 +1,7 @@
 /* mix24, host side: checks, configurations, launches. */
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/mix24_load.cuh"
-#include "kernels/cuda/plan.h"
+#include "kernels/cuda/mix24_skinny.h"
 
 #include <math.h>
 #include <string.h>
@@ -9,41 +9,21 @@
 enum {
     MAX_TOKENS = 32, /* per pass over the weights */
     MAX_CLUSTER = 8,
+    CHOSEN_CLUSTER = 2, /* larger ones were slower wherever it was measured */
     MAX_DEPTH = 4,
-    STRIP_ROWS = 16,
-    PANEL_UNITS = 65536 / MIX24_UNIT_COLS,
+    PANEL_UNITS = 65536 / QT_MIX24_UNIT_COLS,
 };
 
 /* ---- what a matrix is --------------------------------------------------------------------------
  */
-
-static int units_of(const struct qt_matmul_weight *w)
-{
-    return (int)(w->mix24.twos + w->mix24.fours);
-}
-
-static int strips_of(const struct qt_matmul_weight *w)
-{
-    return (int)ceil_div(w->n, STRIP_ROWS);
-}
-
-static size_t strip_bytes(const struct qt_matmul_weight *w)
-{
-    return w->mix24.twos * QT_MATMUL_MIX24_TWO + w->mix24.fours * QT_MATMUL_MIX24_FOUR;
-}
-
-static size_t csr_rows(const struct qt_matmul_weight *w)
-{
-    return w->mix24.csr_rows ? w->mix24.csr_rows : w->n;
-}
 
 const char *qt_mix24_fault(const struct qt_matmul_weight *w)
 {
     const struct qt_matmul_mix24 *m = &w->mix24;
     if (w->n == 0 || w->k == 0 || w->n > 1 << 26 || w->k > 1048544)
         return "n must be 1..2^26, k 1..1048544";
-    if (m->twos > 8192 || m->fours > 8192 || (m->twos + m->fours) * MIX24_UNIT_COLS < w->k ||
-        m->twos + m->fours > ceil_div(w->k, MIX24_UNIT_COLS) + 1)
+    if (m->twos > 8192 || m->fours > 8192 || (m->twos + m->fours) * QT_MIX24_UNIT_COLS < w->k ||
+        m->twos + m->fours > ceil_div(w->k, QT_MIX24_UNIT_COLS) + 1)
         return "twos + fours must be what k takes";
     if (w->scale_exp2 < -100 || w->scale_exp2 > 100)
         return "scale_exp2 must be -100..100";
@@ -52,7 +32,7 @@ const char *qt_mix24_fault(const struct qt_matmul_weight *w)
     if (m->csr_ptr && (!m->csr_col || !m->csr_val || (size_t)m->csr_ptr % 4 ||
                        (size_t)m->csr_col % 16 || (size_t)m->csr_val % 16))
         return "sections csr_col and csr_val must be there, 16-byte aligned";
-    if (csr_rows(w) < w->n)
+    if (qt_mix24_csr_rows(w) < w->n)
         return "csr_rows smaller than n";
     return NULL;
 }
@@ -60,16 +40,31 @@ const char *qt_mix24_fault(const struct qt_matmul_weight *w)
 int qt_mix24_slice(struct qt_matmul_weight *out, const struct qt_matmul_weight *w, size_t n0,
                    size_t n, size_t k0, size_t k)
 {
-    if (qt_mix24_fault(w) || n0 % STRIP_ROWS || n == 0 || n > w->n || n0 > w->n - n || k0 ||
+    if (qt_mix24_fault(w) || n0 % QT_STRIP_ROWS || n == 0 || n > w->n || n0 > w->n - n || k0 ||
         k != w->k)
         return QT_MATMUL_UNSUPPORTED;
     *out = *w;
     out->n = n;
-    out->mix24.stream = (const char *)w->mix24.stream + n0 / STRIP_ROWS * strip_bytes(w);
+    out->mix24.stream =
+        (const char *)w->mix24.stream + n0 / QT_STRIP_ROWS * qt_mix24_strip_bytes(w);
     if (w->mix24.csr_ptr)
         out->mix24.csr_ptr = (const uint32_t *)w->mix24.csr_ptr + n0;
-    out->mix24.csr_rows = csr_rows(w);
+    out->mix24.csr_rows = qt_mix24_csr_rows(w);
     return QT_MATMUL_OK;
+}
+
+bool qt_mix24_record_maps(const struct qt_matmul_plan *p, CUtensorMap records[2],
+                          const struct qt_matmul_weight *w, int box_strips)
+{
+    const size_t pitch = qt_mix24_strip_bytes(w);
+    struct qt_tensor t = {w->mix24.stream, 2,    {pitch / 8, (size_t)qt_mix24_strips(w)}, {pitch},
+                          {0, box_strips}, false};
+    for (int i = 0; i < 2; i++) {
+        t.box[0] = mix24_unit_bytes(i) / 8;
+        if (!qt_tensor_map(p, &records[i], &t))
+            return false;
+    }
+    return true;
 }
 
 /* ---- shared memory -----------------------------------------------------------------------------
@@ -84,7 +79,7 @@ static size_t chunk_tokens(const struct qt_matmul_plan *p)
 
 static size_t pass_rows(const struct qt_matmul_config *c)
 {
-    return (size_t)(c->warps / c->warps_k * c->strips) * STRIP_ROWS;
+    return (size_t)(c->warps / c->warps_k * c->strips) * QT_STRIP_ROWS;
 }
 
 /* Outliers of a pass to have room for, if there is room: half as many again as there are on
@@ -92,13 +87,13 @@ static size_t pass_rows(const struct qt_matmul_config *c)
  */
 static size_t window_wanted(const struct qt_matmul_weight *w, const struct qt_matmul_config *c)
 {
-    size_t average = w->mix24.outliers / csr_rows(w) * pass_rows(c);
+    size_t average = w->mix24.outliers / qt_mix24_csr_rows(w) * pass_rows(c);
     return w->mix24.csr_ptr ? round_up(average + average / 2 + 64, 64) : 0;
 }
 
 static size_t part_units(const struct qt_matmul_weight *w, const struct qt_matmul_config *c)
 {
-    return ceil_div((size_t)units_of(w), (size_t)c->parts);
+    return ceil_div((size_t)qt_mix24_units(w), (size_t)c->parts);
 }
 
 /* Offsets into the kernel's shared memory, of which there are `limit` bytes; returns how many are
@@ -108,7 +103,7 @@ static size_t layout(struct qt_mix24_args *a, const struct qt_matmul_weight *w,
 {
     enum { OUTLIER = 2 * 4 }; /* bytes, of two passes */
     size_t at, rows = pass_rows(c), window = window_wanted(w, c);
-    a->units = units_of(w);
+    a->units = qt_mix24_units(w);
     a->panels = (int)ceil_div((size_t)a->units, PANEL_UNITS);
     a->split_units = (int)ceil_div(part_units(w, c), (size_t)c->splits);
     a->x_pitch = a->split_units * MIX24_UNIT_BYTES + 16;
@@ -120,7 +115,7 @@ static size_t layout(struct qt_mix24_args *a, const struct qt_matmul_weight *w,
     a->long_at = (int)at;
     at += 4;
     a->ptr_at = (int)at;
-    a->ptr_rows = (int)(round_up((size_t)c->strips_cta * STRIP_ROWS, rows) + 1);
+    a->ptr_rows = (int)(round_up((size_t)c->strips_cta * QT_STRIP_ROWS, rows) + 1);
     if (w->mix24.csr_ptr)
         at += (size_t)a->panels * (size_t)a->ptr_rows * 4;
     a->sums_at = (int)round_up(at, 16);
@@ -167,7 +162,7 @@ static const char *config_fault(const struct qt_matmul_config *c, const struct q
         return "no kernel with so many strips and that depth";
     if (!power_of_2(c->splits) || c->splits > (has_engine(p) ? MAX_CLUSTER : 1))
         return "splits must be 1, 2, 4 or 8 (1 but on compute capability 9.0)";
-    if (c->parts < 1 || c->parts > units_of(w))
+    if (c->parts < 1 || c->parts > qt_mix24_units(w))
         return "parts must be positive, and not more than k has units of 128 channels";
     if (ceil_div(ceil_div(part_units(w, c), (size_t)c->splits), (size_t)c->warps_k) >
         MIX24_MAX_UNITS)
@@ -216,7 +211,7 @@ static bool complete_config(struct qt_mix24_args *a, struct qt_matmul_config *c,
     if (config_fault(c, p, w) || layout(a, w, c, m, limit) > limit)
         return false;
     size_t groups = groups_at_a_time(p, c, layout(a, w, c, m, limit));
-    c->strips_cta = (int)ceil_div((size_t)strips_of(w), groups);
+    c->strips_cta = (int)ceil_div((size_t)qt_mix24_strips(w), groups);
     return layout(a, w, c, m, limit) <= limit;
 }
 
@@ -225,7 +220,7 @@ static bool cut_parts(struct qt_mix24_args *a, struct qt_matmul_config *c,
                       const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, size_t m,
                       int least)
 {
-    for (c->parts = least; c->parts <= units_of(w); c->parts++)
+    for (c->parts = least; c->parts <= qt_mix24_units(w); c->parts++)
         if (complete_config(a, c, p, w, m))
             return true;
     return false;
@@ -239,7 +234,7 @@ static bool cut_parts(struct qt_mix24_args *a, struct qt_matmul_config *c,
 static double cost(const struct qt_matmul_config *c, const struct qt_mix24_args *a,
                    const struct qt_matmul_weight *w, size_t m)
 {
-    size_t passes = ceil_div((size_t)c->strips_cta * STRIP_ROWS, pass_rows(c));
+    size_t passes = ceil_div((size_t)c->strips_cta * QT_STRIP_ROWS, pass_rows(c));
     double slots = (double)ceil_div((size_t)a->split_units, (size_t)c->warps_k);
     double slot = 0.25 + 0.375 * c->strips;
     double outliers = (size_t)a->window < window_wanted(w, c) ? 1 : 0;
@@ -260,7 +255,7 @@ static bool choose_for(struct qt_matmul_config *out, const struct qt_matmul_plan
     struct qt_mix24_args a;
     c.warps = 16;
     c.token_tiles = most > 16 ? 4 : most > 8 ? 2 : 1;
-    for (c.splits = 1; c.splits <= MAX_CLUSTER; c.splits *= 2)
+    for (c.splits = 1; c.splits <= CHOSEN_CLUSTER; c.splits *= 2)
         for (c.strips = 1; c.strips <= 4; c.strips *= 2)
             for (c.warps_k = 4; c.warps_k <= 16; c.warps_k *= 2)
                 for (c.depth = MAX_DEPTH; c.depth >= 2; c.depth--) {
@@ -275,24 +270,11 @@ static bool choose_for(struct qt_matmul_config *out, const struct qt_matmul_plan
     return best < 1e300;
 }
 
-int qt_mix24_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
-{
-    struct qt_matmul_config cut;
-    const size_t most = p->m < MAX_TOKENS ? p->m : MAX_TOKENS;
-    const bool invariant = p->options.batch_invariant;
-    if ((invariant && !choose_for(&cut, p, w, MAX_TOKENS, NULL)) ||
-        !choose_for(&p->config, p, w, most, invariant ? &cut : NULL))
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "n = %zu is too long for shared memory", w->n);
-    return qt_mix24_plan_check(p, w);
-}
-
-int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+static int check_stream(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
     struct qt_mix24_args a;
     const struct qt_matmul_config *c = &p->config;
-    const char *fault = qt_mix24_fault(w);
-    if (!fault)
-        fault = config_fault(c, p, w);
+    const char *fault = config_fault(c, p, w);
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
     p->smem_bytes = layout(&a, w, c, chunk_tokens(p), (size_t)p->smem_limit);
@@ -307,11 +289,22 @@ int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight 
     if (has_engine(p) && !p->encode_map)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "the driver has no cuTensorMapEncodeTiled");
     p->grid_x = c->splits;
-    p->grid_y = (int)ceil_div((size_t)strips_of(w), (size_t)c->strips_cta);
+    p->grid_y = (int)ceil_div((size_t)qt_mix24_strips(w), (size_t)c->strips_cta);
     p->workspace_bytes =
         c->parts > 1 ? QT_MATMUL_WORKSPACE_ZEROED + chunk_tokens(p) * p->n * sizeof(float) : 0;
     if (p->grid_y > 65535)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "too many row groups");
+    return QT_MATMUL_OK;
+}
+
+int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+{
+    const char *fault = qt_mix24_fault(w);
+    if (fault)
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
+    int rc = p->config.path == QT_MATMUL_SKINNY ? qt_mix24_skinny_check(p, w) : check_stream(p, w);
+    if (rc != QT_MATMUL_OK)
+        return rc;
     cudaError_t e =
         cudaFuncSetAttribute(p->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p->smem_limit);
     if (e != cudaSuccess)
@@ -319,24 +312,21 @@ int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight 
     return QT_MATMUL_OK;
 }
 
+int qt_mix24_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+{
+    struct qt_matmul_config cut;
+    const size_t most = p->m < MAX_TOKENS ? p->m : MAX_TOKENS;
+    const bool invariant = p->options.batch_invariant;
+    if (!invariant && qt_mix24_skinny_choose(p, w))
+        return qt_mix24_plan_check(p, w);
+    if ((invariant && !choose_for(&cut, p, w, MAX_TOKENS, NULL)) ||
+        !choose_for(&p->config, p, w, most, invariant ? &cut : NULL))
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "n = %zu is too long for shared memory", w->n);
+    return qt_mix24_plan_check(p, w);
+}
+
 /* ---- run ---------------------------------------------------------------------------------------
  */
-
-/* Describes the stream to the copy engine, for records of both kinds. */
-static bool encode_records(struct qt_mix24_args *a, const struct qt_matmul_plan *p,
-                           const struct qt_matmul_weight *w)
-{
-    static const int bytes[] = {QT_MATMUL_MIX24_TWO, QT_MATMUL_MIX24_FOUR};
-    struct qt_tensor t = {
-        w->mix24.stream,       2,    {strip_bytes(w) / 8, (size_t)strips_of(w)}, {strip_bytes(w)},
-        {0, p->config.strips}, false};
-    for (int i = 0; i < 2; i++) {
-        t.box[0] = bytes[i] / 8;
-        if (!qt_tensor_map(p, &a->records[i], &t))
-            return false;
-    }
-    return true;
-}
 
 /* False if the weight is not of the kind that was planned for. */
 static bool matmul_args(struct qt_mix24_args *out, const struct qt_matmul_plan *p,
@@ -352,23 +342,23 @@ static bool matmul_args(struct qt_mix24_args *out, const struct qt_matmul_plan *
     a.csr_ptr = (const uint32_t *)w->mix24.csr_ptr;
     a.csr_col = (const uint16_t *)w->mix24.csr_col;
     a.csr_val = (const uint16_t *)w->mix24.csr_val;
-    a.csr_pitch = csr_rows(w) + 1;
+    a.csr_pitch = qt_mix24_csr_rows(w) + 1;
     a.n = (int)w->n;
     a.k = (int)w->k;
-    a.strips = strips_of(w);
+    a.strips = qt_mix24_strips(w);
     a.fours = (int)w->mix24.fours;
-    a.pitch = (uint32_t)strip_bytes(w);
+    a.pitch = (uint32_t)qt_mix24_strip_bytes(w);
     a.turn = MIX24_TURN;
     a.factor = ldexpf(1, w->scale_exp2);
     a.bf16 = p->options.dtype == QT_MATMUL_BF16;
     a.dependent = p->options.dependent_launch && has_engine(p);
     a.strips_cta = c->strips_cta;
-    a.passes = (int)ceil_div((size_t)c->strips_cta * STRIP_ROWS, pass_rows(c));
+    a.passes = (int)ceil_div((size_t)c->strips_cta * QT_STRIP_ROWS, pass_rows(c));
     a.warps_k = c->warps_k;
     a.long_parts = 1;
     a.cluster = c->splits;
     *out = a;
-    return !has_engine(p) || encode_records(out, p, w);
+    return !has_engine(p) || qt_mix24_record_maps(p, out->records, w, c->strips);
 }
 
 /* log2 of the threads that share an output of a pass: all of the block's if there is one pass,
@@ -421,6 +411,9 @@ int qt_mix24_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *
                  const void *x, void *workspace, void *stream)
 {
     struct qt_mix24_args a;
+    if (p->config.path == QT_MATMUL_SKINNY)
+        return qt_mix24_fault(w) ? QT_MATMUL_UNSUPPORTED
+                                 : qt_mix24_skinny_run(p, w, y, x, workspace, stream);
     if (!matmul_args(&a, p, w) || (p->workspace_bytes && !workspace))
         return QT_MATMUL_UNSUPPORTED;
     const struct qt_matmul_config *c = &p->config;

@@ -32,58 +32,36 @@
 #define QT_CUDA_MIX24_CUH
 
 #include "kernels/cuda/mix24_finish.cuh"
+#include "kernels/cuda/mix24_slot.cuh"
 
 /* ---- products ----------------------------------------------------------------------------------
  */
 
-/* One slot. x_row: token g of each tile, chunk t of a block; x_at: the slot's columns. */
+/* X as it stands in shared memory. row: token g of each tile, chunk t of a block; at: the slot's
+ * columns. */
+template <int MT> struct mix24_x_rows {
+    const uint32_t *row;
+    uint32_t at;
+
+    __device__ __forceinline__ void load(uint4 x[MT], int b, int half) const
+    {
+#pragma unroll
+        for (int t = 0; t < MT; t++)
+            x[t] = ptx_load_16(row[t] + at + b * 128 + half * 16);
+    }
+};
+
+/* One slot. */
 template <bool FOUR, int MT, int STRIPS>
-static __device__ __forceinline__ void mix24_slot(mix24_sums<MT, STRIPS> *sums, uint32_t slot,
-                                                  const uint32_t x_row[MT], uint32_t x_at, int lane,
-                                                  uint32_t turn)
+static __device__ __forceinline__ void mix24_ring_slot(qt_sums<MT, STRIPS> *sums, uint32_t slot,
+                                                       const mix24_x_rows<MT> &x, int lane,
+                                                       uint32_t turn)
 {
-    using R = mix24_record<FOUR>;
-    mix24_meta meta[STRIPS];
-    uint4 two[STRIPS];
+    uint32_t record[STRIPS];
 #pragma unroll
-    for (int u = 0; u < STRIPS; u++) {
-        meta[u] = mix24_shared_meta<FOUR>(slot + u * R::BYTES, lane);
-        if (!FOUR)
-            two[u] = ptx_load_16(slot + u * R::BYTES + lane * 16);
-    }
-#pragma unroll
-    for (int b = 0; b < 2; b++) {
-        mix24_group group[STRIPS];
-        uint32_t words[STRIPS][4];
-#pragma unroll
-        for (int u = 0; u < STRIPS; u++) {
-            group[u] = b ? mix24_open_group<FOUR, 1>(meta[u]) : mix24_open_group<FOUR, 0>(meta[u]);
-            uint4 v = FOUR ? ptx_load_16(slot + u * R::BYTES + b * 512 + lane * 16)
-                      : b  ? make_uint4(two[u].z, two[u].w, 0, 0)
-                           : two[u];
-            words[u][0] = v.x;
-            words[u][1] = v.y;
-            words[u][2] = v.z;
-            words[u][3] = v.w;
-        }
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint4 x[MT];
-#pragma unroll
-            for (int t = 0; t < MT; t++)
-                x[t] = ptx_load_16(x_row[t] + x_at + b * 128 + half * 16);
-#pragma unroll
-            for (int s = 0; s < 2; s++)
-#pragma unroll
-                for (int u = 0; u < STRIPS; u++) {
-                    uint32_t frag[4];
-                    mix24_fragment<FOUR>(frag, words[u], 2 * half + s, group[u], turn);
-#pragma unroll
-                    for (int t = 0; t < MT; t++)
-                        ptx_mma_f16(sums->v[u][t], frag, s ? x[t].z : x[t].x, s ? x[t].w : x[t].y);
-                }
-        }
-    }
+    for (int u = 0; u < STRIPS; u++)
+        record[u] = slot + u * mix24_record<FOUR>::BYTES;
+    mix24_slot<FOUR, MT, STRIPS>(sums, record, x, lane, turn);
 }
 
 /* ---- the kernel --------------------------------------------------------------------------------
@@ -129,7 +107,7 @@ static __device__ __forceinline__ void mix24_begin(const qt_mix24_args &a, const
     else
         __syncwarp();
     if (a.bf16) {
-        mix24_bf16_to_f16(a, (w.cta_unit1 - w.cta_unit0) * MIX24_UNIT_COLS,
+        mix24_bf16_to_f16(a, (w.cta_unit1 - w.cta_unit0) * QT_MIX24_UNIT_COLS,
                           (int *)(qt_smem + a.top_at));
         __syncthreads();
     }
@@ -195,7 +173,7 @@ __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant_
     uint32_t slot = w.ring, unused = last, rounds = 0;
 #pragma unroll 1
     for (int pass = 0; pass < a.passes; pass++) {
-        mix24_sums<MT, STRIPS> sums = {};
+        qt_sums<MT, STRIPS> sums = {};
         uint32_t fours = w.fours;
 #pragma unroll 1
         for (int unit = 0; unit < w.count; unit++) {
@@ -204,11 +182,11 @@ __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant_
             mix24_copy_weights(a, w, &c, unused);
             if (!MIX24_ENGINE)
                 ptx_copy_commit();
-            const uint32_t x_at = (uint32_t)unit * MIX24_UNIT_BYTES;
+            const mix24_x_rows<MT> x = {x_row, (uint32_t)unit * MIX24_UNIT_BYTES};
             if (fours & 1)
-                mix24_slot<true, MT, STRIPS>(&sums, slot, x_row, x_at, w.lane, a.turn);
+                mix24_ring_slot<true, MT, STRIPS>(&sums, slot, x, w.lane, a.turn);
             else
-                mix24_slot<false, MT, STRIPS>(&sums, slot, x_row, x_at, w.lane, a.turn);
+                mix24_ring_slot<false, MT, STRIPS>(&sums, slot, x, w.lane, a.turn);
             fours >>= 1;
             unused = slot;
             rounds += slot == last;

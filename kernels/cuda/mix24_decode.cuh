@@ -41,6 +41,11 @@ static __device__ __forceinline__ __half2 as_half2(uint32_t v)
     return *(__half2 *)&v;
 }
 
+static __host__ __device__ inline int mix24_unit_bytes(bool four)
+{
+    return four ? (int)mix24_record<true>::BYTES : (int)mix24_record<false>::BYTES;
+}
+
 /* What a lane needs for its group of one block; row g in the low half, g + 8 in the high half. */
 struct mix24_group {
     __half2 scale;    /* sigma times the power of two of the row's first field */

@@ -4,6 +4,7 @@
 #define QT_CUDA_MIX24_FINISH_CUH
 
 #include "kernels/cuda/mix24_load.cuh"
+#include "kernels/cuda/sums.cuh"
 
 #include <cuda_bf16.h>
 
@@ -94,7 +95,7 @@ static __device__ __noinline__ void mix24_long_rows(const qt_mix24_args &a, mix2
     const int rows = w.pass_strips * 16, row0 = (w.first_strip + pass * w.pass_strips) * 16;
     const int warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32;
     const int parts = min(a.long_parts, a.warps_k);
-    const int cols = (w.cta_unit1 - w.cta_unit0) * MIX24_UNIT_COLS;
+    const int cols = (w.cta_unit1 - w.cta_unit0) * QT_MIX24_UNIT_COLS;
     float *sums = (float *)(qt_smem + a.sums_at);
     for (int panel = 0; panel < a.panels; panel++)
         for (int row = 0; row < rows; row++) {
@@ -104,7 +105,7 @@ static __device__ __noinline__ void mix24_long_rows(const qt_mix24_args &a, mix2
             mix24_run r = {a.csr_col, a.csr_val};
             for (int i = warp; i < a.m * parts; i += warps) {
                 int token = i % a.m, part = i / a.m;
-                float v = mix24_add_entries(a, r, panel * 65536 - w.cta_unit0 * MIX24_UNIT_COLS,
+                float v = mix24_add_entries(a, r, panel * 65536 - w.cta_unit0 * QT_MIX24_UNIT_COLS,
                                             cols, qt_smem + token * a.x_pitch,
                                             ptr[0] + (uint32_t)(part * 32 + w.lane), ptr[1],
                                             (uint32_t)parts * 32);
@@ -122,13 +123,9 @@ static __device__ __noinline__ void mix24_long_rows(const qt_mix24_args &a, mix2
  * that a warp writes at a time lie in different banks. Of a cluster: block r owns the r-th part of
  * the rows of a pass, its inbox is [2 passes][blocks][m][rows / cluster].
  */
-template <int MT, int STRIPS> struct mix24_sums {
-    float v[STRIPS][MT][4]; /* rows g, g + 8 x tokens 2t, 2t + 1 */
-};
-
 template <int MT, int STRIPS>
 static __device__ __forceinline__ void mix24_put_sums(const qt_mix24_args &a, const mix24_warp &w,
-                                                      const mix24_sums<MT, STRIPS> &sums)
+                                                      const qt_sums<MT, STRIPS> &sums)
 {
     const int pitch = w.pass_strips * 16 + 4, g = w.lane / 4, token0 = w.lane % 4 * 2;
     float *dst = (float *)(qt_smem + a.sums_at) + w.wk * a.m * pitch + w.wn * STRIPS * 16 + g;
@@ -174,8 +171,8 @@ static __device__ __forceinline__ float mix24_row_outliers(const qt_mix24_args &
         const uint32_t *ptr = mix24_row_ptr(a, w, panel, row0);
         mix24_run r = mix24_run_of(a, pass, panel, ptr[0], ptr[rows]);
         if (row < rows && !mix24_is_long(a, ptr + row))
-            v += mix24_add_entries(a, r, panel * 65536 - w.cta_unit0 * MIX24_UNIT_COLS,
-                                   (w.cta_unit1 - w.cta_unit0) * MIX24_UNIT_COLS,
+            v += mix24_add_entries(a, r, panel * 65536 - w.cta_unit0 * QT_MIX24_UNIT_COLS,
+                                   (w.cta_unit1 - w.cta_unit0) * QT_MIX24_UNIT_COLS,
                                    qt_smem + token * a.x_pitch, ptr[row] + (uint32_t)sub,
                                    ptr[row + 1], 1u << a.row_threads);
     }
@@ -261,9 +258,9 @@ static __device__ __forceinline__ bool mix24_has_long(const qt_mix24_args &a, co
 
 /* The sums of a pass, from the warps' registers to Y or to the cluster. */
 template <int MT, int STRIPS>
-static __device__ __forceinline__ void
-mix24_finish_pass(const qt_mix24_args &a, const mix24_warp &w, const mix24_sums<MT, STRIPS> &sums,
-                  int pass)
+static __device__ __forceinline__ void mix24_finish_pass(const qt_mix24_args &a,
+                                                         const mix24_warp &w,
+                                                         const qt_sums<MT, STRIPS> &sums, int pass)
 {
     __syncthreads(); /* the sums of the pass before have been read */
     mix24_put_sums(a, w, sums);

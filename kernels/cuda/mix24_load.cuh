@@ -3,15 +3,15 @@
 #ifndef QT_CUDA_MIX24_LOAD_CUH
 #define QT_CUDA_MIX24_LOAD_CUH
 
+#include "kernels/cuda/mix24.h"
 #include "kernels/cuda/mix24_decode.cuh"
 #include "kernels/cuda/ptx_cluster.cuh"
 
 #include <cuda.h>
 
 enum {
-    MIX24_UNIT_COLS = 128,
-    MIX24_UNIT_BYTES = MIX24_UNIT_COLS * 2, /* of X */
-    MIX24_MAX_UNITS = 32,                   /* of a warp */
+    MIX24_UNIT_BYTES = QT_MIX24_UNIT_COLS * 2, /* of X */
+    MIX24_MAX_UNITS = 32,                      /* of a warp */
 };
 
 struct qt_mix24_args {
@@ -302,13 +302,13 @@ static __device__ __noinline__ void mix24_x_ragged(const qt_mix24_args &a, mix24
 {
     const uint16_t *x = (const uint16_t *)a.x;
 #pragma unroll 1
-    for (int i = w.lane; i < w.count * MIX24_UNIT_COLS; i += 32) {
-        int col = w.unit0 * MIX24_UNIT_COLS + i;
-        if (!mix24_brings(w, i / MIX24_UNIT_COLS))
+    for (int i = w.lane; i < w.count * QT_MIX24_UNIT_COLS; i += 32) {
+        int col = w.unit0 * QT_MIX24_UNIT_COLS + i;
+        if (!mix24_brings(w, i / QT_MIX24_UNIT_COLS))
             continue;
         int channel = a.perm[col / 16] * 16 + col % 16;
         for (int t = 0; t < a.m; t++)
-            ((uint16_t *)(qt_smem + t * a.x_pitch))[col - w.cta_unit0 * MIX24_UNIT_COLS] =
+            ((uint16_t *)(qt_smem + t * a.x_pitch))[col - w.cta_unit0 * QT_MIX24_UNIT_COLS] =
                 channel < a.k ? x[(size_t)t * a.k + channel] : (uint16_t)0;
     }
 }

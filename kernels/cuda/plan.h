@@ -66,9 +66,9 @@ struct qt_tensor {
     bool halves; /* FP16 in lines of 64 with the 128-byte swizzle, else U64 */
 };
 bool qt_tensor_map(const struct qt_matmul_plan *p, CUtensorMap *map, const struct qt_tensor *t);
-/* Prepared X as [k / 64][m][64], in boxes of `blocks` x `tokens` x 64. */
-bool qt_x_map(const struct qt_matmul_plan *p, CUtensorMap *map, const void *x, int tokens,
-              int blocks);
+/* Prepared X as [k_blocks][m][64], in boxes of `blocks` x `tokens` x 64. */
+bool qt_x_map(const struct qt_matmul_plan *p, CUtensorMap *map, const void *x, size_t k_blocks,
+              int tokens, int blocks);
 /* Planes, and group scales if there are any, in boxes of so many strips. */
 bool qt_weight_maps(const struct qt_matmul_plan *p, CUtensorMap plane[3], CUtensorMap *scales,
                     const struct qt_shape *s, const struct qt_matmul_weight *w, int box_strips,

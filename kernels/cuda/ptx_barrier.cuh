@@ -65,6 +65,12 @@ PTX void ptx_copy_bulk(uint32_t dst, const void *src, uint32_t bytes, uint32_t b
 #endif
 }
 
+/* The line will soon be needed: brings it to L2. */
+PTX void ptx_prefetch_l2(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 /* The copy engine will soon need this description. */
 PTX void ptx_prefetch_map(const void *map)
 {

@@ -1,22 +1,8 @@
 /*
- * The skinny kernel: Y = X W^T for up to 16 tokens, sm_90a. A block has whole rows, so that nothing
- * is added between blocks, and X comes along with the weights:
+ * The skinny kernel (skinny_ring.cuh) for all formats but mix24: what is in a stage, and how it
+ * becomes products.
  *
- *   grid      one block a multiprocessor, each strips_cta strips of 16 rows, in tiles of
- * tile_strips block     WN x WK warps that multiply, WK side by side along k, STRIPS strips each;
- * and one that keeps the copy engine busy smem      [ look-up table | ring of stages | row scales |
- * partial sums | barriers ]
- *
- *   copy engine:  packed planes, group scales, X (128-byte swizzle)  --> a stage: 256 columns of k
- *   warp:         a slot of 128 columns: packed words -> A fragments --+
- *                                        X -------------- ldmatrix ----+--> mma.sync --> FP32 sums
- *
- * Slots go round the WK warps. A warp waits for the stages of its own slots alone, so the number of
- * stages is a multiple of how many it steps over: then it has seen every earlier phase of a barrier
- * that it waits for, and cannot take the phase before last for the last.
- *
- * At the end of a tile the WK partial sums of an output meet in shared memory and are added in
- * order.
+ *   a stage:  X | packed planes | group scales
  *
  * The template: Format how codes are decoded; MT token tiles of 8 (m <= 8 MT); STRIPS.
  *
@@ -28,34 +14,7 @@
 #ifndef QT_CUDA_SKINNY_CUH
 #define QT_CUDA_SKINNY_CUH
 
-#include "kernels/cuda/ptx_sm90.cuh"
-#include "kernels/cuda/skinny.h"
-#include "kernels/cuda/sums.cuh"
-
-#include <cuda_bf16.h>
-
-/* ---- the ring ----------------------------------------------------------------------------------
- */
-
-struct skinny_ring {
-    uint32_t full, empty; /* shared addresses of the first barriers; 8 bytes each */
-    int stage;
-    uint32_t parity;
-};
-
-static __device__ __forceinline__ void skinny_ring_step(skinny_ring *r, int by, int stages)
-{
-    for (r->stage += by; r->stage >= stages; r->stage -= stages)
-        r->parity ^= 1;
-}
-
-static __device__ __forceinline__ void skinny_ring_next(skinny_ring *r, int stages)
-{
-    if (++r->stage == stages) {
-        r->stage = 0;
-        r->parity ^= 1;
-    }
-}
+#include "kernels/cuda/skinny_ring.cuh"
 
 /* Bits of plane p. */
 template <class Format> static __device__ __forceinline__ constexpr int skinny_width(int p)
@@ -63,10 +22,6 @@ template <class Format> static __device__ __forceinline__ constexpr int skinny_w
     return p == 0 ? Format::WIDTH0 : p == 1 ? Format::WIDTH1 : Format::WIDTH2;
 }
 
-/*
- * The threads that copy, of two warps: all stages of all tiles. Weights do not depend on the
- * previous kernel; X does.
- */
 template <class Format>
 static __device__ __forceinline__ void skinny_copy_weights(const qt_skinny_args &a, skinny_ring r)
 {
@@ -88,22 +43,6 @@ static __device__ __forceinline__ void skinny_copy_weights(const qt_skinny_args 
             if (Format::GROUPED)
                 ptx_copy_box(dst + a.scales_at, &a.scales,
                              (k_stage * QT_SKINNY_BLOCKS * 64 >> a.group_shift) * 4, strip, bar);
-            skinny_ring_next(&r, a.stages);
-        }
-    }
-}
-
-static __device__ __forceinline__ void skinny_copy_x(const qt_skinny_args &a, skinny_ring r)
-{
-    if (a.dependent)
-        ptx_wait_previous();
-#pragma unroll 1
-    for (int tile = 0; tile < a.tiles; tile++) {
-#pragma unroll 1
-        for (int k_stage = 0; k_stage < a.k_stages; k_stage++) {
-            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-            ptx_copy_box_3d(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes, &a.x, 0,
-                            a.token0, k_stage * QT_SKINNY_BLOCKS, r.full + 8 * r.stage);
             skinny_ring_next(&r, a.stages);
         }
     }
@@ -187,153 +126,69 @@ skinny_slot(qt_sums<MT, STRIPS> *total, const qt_skinny_args &a,
         qt_sums_flush<MT, STRIPS>(total, sums, scales, 32 * (a.slot_groups - 1));
 }
 
-/* ---- results -----------------------------------------------------------------------------------
- *
- * Partial sums in shared memory: [warps_k][m][rows of a tile, rounded up to warps + 4]; the 4 so
- * that the four tokens that a warp writes at a time lie in different banks.
- */
-template <int MT, int STRIPS>
-static __device__ __forceinline__ void skinny_put(float *to, int pitch, int m, int wn,
-                                                  const qt_sums<MT, STRIPS> &sums)
-{
-    const int lane = (int)threadIdx.x % 32, token0 = lane % 4 * 2;
-    to += wn * STRIPS * 16 + lane / 4;
-#pragma unroll
-    for (int t = 0; t < MT; t++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int token = t * 8 + token0 + h;
-            if (token < m)
-#pragma unroll
-                for (int u = 0; u < STRIPS; u++) {
-                    to[token * pitch + u * 16] = sums.v[u][t][h];
-                    to[token * pitch + u * 16 + 8] = sums.v[u][t][2 + h];
-                }
-        }
-}
+/* For skinny_multiply_all. */
+template <class Format, int MT, int STRIPS> struct skinny_work {
+    const qt_skinny_args &a;
+    const skinny_source<Format, STRIPS> from;
+    const uint32_t lane_bytes;
 
-/* The sums over warps_k of the strips of a tile -> Y; token, row: the thread's first output. */
-static __device__ __forceinline__ void skinny_finish(const qt_skinny_args &a, const float *part,
-                                                     int pitch, int tile, int threads, int token,
-                                                     int row, bool row_scale)
-{
-    const int rows = a.tile_strips * 16, first = ((int)blockIdx.x * a.tiles + tile) * rows;
-    const int step = pitch * a.m, count = rows * a.m;
-#pragma unroll 1
-    for (int i = (int)threadIdx.x; i < count; i += threads) {
-        const float *src = part + token * pitch + row;
-        float v = 0;
-#pragma unroll 4
-        for (int j = 0; j < a.warps_k; j++)
-            v += src[j * step];
-        v *= a.token_factor ? a.factor * a.token_factor[token] : a.factor;
-        if (row_scale) {
-            int slot = row / 16 * 16 + 2 * (row % 8) + row / 8 % 2;
-            v *= __half2float(((const __half *)(qt_smem + a.scale_at))[tile * rows + slot]);
-        }
-        if (first + row < a.n) {
-            size_t at = (size_t)token * a.n + first + row;
-            if (a.bf16)
-                ((__nv_bfloat16 *)a.y)[at] = __float2bfloat16(v);
-            else
-                ((__half *)a.y)[at] = __float2half(v);
-        }
-        for (row += threads; row >= rows; row -= rows)
-            token++;
+    __device__ __forceinline__ skinny_work(const qt_skinny_args &args, int wn)
+        : a(args), from(args, wn), lane_bytes(threadIdx.x % 32 * 4)
+    {
     }
-}
+    __device__ __forceinline__ void begin_tile(int)
+    {
+    }
+    __device__ __forceinline__ void slot(qt_sums<MT, STRIPS> *sums, int stage, int slot)
+    {
+        skinny_slot<Format, MT, STRIPS>(sums, a, from, stage, slot, lane_bytes);
+    }
+    __device__ __forceinline__ void meet(int threads) const
+    {
+        ptx_named_barrier(SKINNY_MEET, threads);
+    }
+    __device__ __forceinline__ const float *added(int) const
+    {
+        return NULL;
+    }
+    __device__ __forceinline__ const __half *row_scales(int tile) const
+    {
+        return Format::GROUPED ? NULL
+                               : (const __half *)(qt_smem + a.tail_at) + tile * a.tile_strips * 16;
+    }
+};
 
 /* Row scales of the block's strips, in stored order. */
 static __device__ __forceinline__ void skinny_load_row_scales(const qt_skinny_args &a, int threads)
 {
-    __half *dst = (__half *)(qt_smem + a.scale_at);
+    __half *dst = (__half *)(qt_smem + a.tail_at);
     const int first = (int)blockIdx.x * a.strips_cta;
     for (int i = (int)threadIdx.x; i < a.strips_cta * 16; i += threads)
         dst[i] = a.scale[(size_t)min(first + i / 16, a.strips - 1) * a.pitch_groups * 16 + i % 16];
-}
-
-template <class Format, int MT, int STRIPS>
-static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_args &a, skinny_ring r,
-                                                           int warp, int threads)
-{
-    const int lane = (int)threadIdx.x % 32, shift = 31 - __clz(a.warps_k);
-    const int wk = warp & (a.warps_k - 1), wn = warp >> shift;
-    const int warps_n = threads / 32 >> shift, pitch = warps_n * STRIPS * 16 + 4;
-    const int step = a.warps_k / QT_SKINNY_SLOTS; /* stages; 0: both slots of one */
-    const skinny_source<Format, STRIPS> from(a, wn);
-    const uint32_t lane_bytes = (uint32_t)lane * 4;
-    float *part = (float *)(qt_smem + a.sums_at);
-    const int token = (int)threadIdx.x / (a.tile_strips * 16);
-    const int row = (int)threadIdx.x - token * (a.tile_strips * 16);
-    int n = wk; /* slot, over all tiles */
-    skinny_ring_step(&r, wk / QT_SKINNY_SLOTS, a.stages);
-#pragma unroll 1
-    for (int tile = 0; tile < a.tiles; tile++) {
-        qt_sums<MT, STRIPS> sums = {};
-        const int end = (tile + 1) * a.k_stages * QT_SKINNY_SLOTS;
-#pragma unroll 1
-        while (n < end) {
-            ptx_barrier_wait(r.full + 8 * r.stage, r.parity);
-            skinny_slot<Format, MT, STRIPS>(&sums, a, from, a.ring_at + r.stage * a.stage_bytes,
-                                            n & 1, lane_bytes);
-            __syncwarp();
-            if (lane == 0)
-                ptx_barrier_arrive(r.empty + 8 * r.stage);
-            skinny_ring_step(&r, step ? step : n & 1, a.stages);
-            n += a.warps_k;
-        }
-        if (tile > 0 || a.alias)
-            ptx_named_barrier(2, threads); /* the sums of the tile before have been read */
-        skinny_put(part + wk * a.m * pitch, pitch, a.m, wn, sums);
-        ptx_named_barrier(2, threads);
-        skinny_finish(a, part, pitch, tile, threads, token, row, !Format::GROUPED);
-    }
 }
 
 /* ---- the kernel --------------------------------------------------------------------------------
  */
 
 template <class Format, int MT, int STRIPS>
-__global__ void __launch_bounds__(16 * 32 + 64, 1)
+__global__ void __launch_bounds__(QT_SKINNY_MAX_WARPS * 32 + SKINNY_COPIERS, 1)
     qt_skinny_kernel(const __grid_constant__ qt_skinny_args a)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    const int threads = (int)blockDim.x - 64; /* that multiply */
-    skinny_ring r;
-    r.full = ptx_shared(qt_smem) + a.barriers_at;
-    r.empty = r.full + 8 * a.stages;
-    r.stage = 0;
-    r.parity = 0;
+    const int threads = (int)blockDim.x - SKINNY_COPIERS; /* that multiply */
+    const skinny_ring r = skinny_ring_open(a);
     if (warp * 32 >= threads) {
-        const bool weights = warp * 32 == threads;
-        if (weights && ptx_elect()) {
-            int warps_n = threads / 32 / a.warps_k;
-            for (int i = 0; i < a.stages; i++) {
-                ptx_barrier_init(r.full + 8 * i, 1);
-                ptx_barrier_init(r.empty + 8 * i, (uint32_t)(QT_SKINNY_SLOTS * warps_n));
-            }
-            ptx_barrier_init_fence();
-        }
-        __syncwarp();
-        ptx_launch_dependents();
-        if (weights) {
-            ptx_named_barrier_arrive(1, threads + 64);
-            if (ptx_elect())
-                skinny_copy_weights<Format>(a, r);
-        } else {
-            ptx_named_barrier(1, threads + 64);
-            if (ptx_elect())
-                skinny_copy_x(a, r);
-        }
-    } else {
-        Format::fill_table(&a.decode, Format::TABLE_BYTES ? qt_lane_value(&a.decode) : __half(),
-                           threads);
-        if (!Format::GROUPED)
-            skinny_load_row_scales(a, threads);
-        ptx_launch_dependents();
-        ptx_named_barrier(1, threads + 64);
-        skinny_multiply_all<Format, MT, STRIPS>(a, r, warp, threads);
+        skinny_bring(a, r, warp * 32 == threads, threads,
+                     [&] { skinny_copy_weights<Format>(a, r); });
+        return;
     }
+    Format::fill_table(&a.decode, Format::TABLE_BYTES ? qt_lane_value(&a.decode) : __half(),
+                       threads);
+    if (!Format::GROUPED)
+        skinny_load_row_scales(a, threads);
+    ptx_launch_dependents();
+    const skinny_warp w = skinny_warp_open(a, warp, threads);
+    skinny_multiply_all<MT, STRIPS>(a, r, w, threads, skinny_work<Format, MT, STRIPS>(a, w.wn));
 }
 
 #endif

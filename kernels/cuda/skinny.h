@@ -1,37 +1,78 @@
-/* Arguments of the skinny kernel. */
+/* Arguments of the skinny kernels, and what their plans share. */
 #ifndef QT_CUDA_SKINNY_H
 #define QT_CUDA_SKINNY_H
 
 #include "kernels/cuda/decode.cuh"
-
-#include <cuda.h>
+#include "kernels/cuda/plan.h"
 
 /* Blocks of 64 columns of a stage, and slots of 128, each of which one warp of those along k takes.
  */
 enum { QT_SKINNY_BLOCKS = 4, QT_SKINNY_SLOTS = 2 };
 
-struct qt_skinny_args {
-    CUtensorMap x;        /* F16 [k / 64][m][64]; boxes of a stage's blocks, 8 MT tokens */
+/* What all of them have (skinny_ring.cuh). */
+struct qt_skinny_base {
+    CUtensorMap x;             /* F16 [k / 64][m][64]; boxes of a stage's blocks, 8 MT tokens */
+    const float *token_factor; /* [m], or NULL: on every result of a token */
+    void *y;                   /* F16 or BF16 [m][n] */
+    int m, n, strips;
+    int token0;                         /* of X; token_factor and y begin there */
+    int strips_cta, tile_strips, tiles; /* of a block: strips_cta = tiles * tile_strips */
+    int warps_k;                        /* power of two; warps = warps_n * warps_k */
+    int k_stages;
+    float factor;  /* power of two on every result */
+    int bf16;      /* y is BF16 */
+    int dependent; /* launched before the previous kernel has ended */
+    int alias;     /* partial sums go where the stages were */
+    int stages, stage_bytes, ring_at, sums_at, tail_at, barriers_at;
+};
+
+struct qt_skinny_args : qt_skinny_base {
     CUtensorMap plane[3]; /* U64 [strips][blocks * 16 * width]; boxes of a stage's blocks */
     CUtensorMap scales;   /* U64 [strips][groups * 4]; grouped formats */
     struct qt_decode_args decode;
-    const __half *scale;       /* F16 [strips][pitch_groups][16]: for row scales */
-    const float *token_factor; /* [m], or NULL: on every result of a token */
-    void *y;                   /* F16 or BF16 [m][n] */
+    const __half *scale; /* F16 [strips][pitch_groups][16]: for row scales, which go to the tail */
     size_t pitch_groups;
-    int alias;
-    int m, n, strips;
-    int token0;                         /* of X; token_factor and y begin there */
-    int strips_cta, tile_strips, tiles; /* of a block: strips = tiles * tile_strips */
-    int warps_k;                        /* power of two; warps = warps_n * warps_k */
-    int k_stages;
     int group_shift;               /* log2(channels per scale) */
     int slot_groups, stage_groups; /* scales of a row in a slot (at least 1), in a stage */
-    float factor;                  /* power of two on every result */
-    int bf16;                      /* y is BF16 */
-    int dependent;                 /* launched before the previous kernel has ended */
-    int stages, stage_bytes, stage_tx, ring_at, scale_at, sums_at, barriers_at;
+    int stage_tx;
     int planes_at[3], scales_at; /* in a stage */
 };
+
+/* ---- plans (skinny_plan.cu) --------------------------------------------------------------------
+ */
+
+enum { QT_SKINNY_MAX_TOKENS = 16, QT_SKINNY_MAX_WARPS = 16 };
+
+/* Shared memory that a kernel wants, for a configuration. */
+struct qt_skinny_room {
+    int head_bytes;   /* before the ring */
+    int stage_bytes;  /* a multiple of 1024 */
+    int weight_bytes; /* of a stage ... */
+    int ahead_bytes;  /* ... of which so many should be under way */
+    int tail_bytes;   /* after the sums */
+};
+
+/* Strips of a tile: those of a block are taken in equal tiles, of as many as its warps have at
+ * most. Rows of the partial sums of a tile. */
+int qt_skinny_tile_strips(const struct qt_matmul_config *c);
+int qt_skinny_sums_pitch(const struct qt_matmul_config *c);
+int qt_skinny_tiles(const struct qt_matmul_config *c);
+
+/* What c and the room say of shared memory and of tiles; returns its size. */
+size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config *c,
+                        const struct qt_skinny_room *room, size_t m);
+/* All of a configuration but its depth. Tiles of up to small_tile strips get 8 warps, others 16. */
+struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int strips,
+                                         int small_tile);
+/* As many stages as bring room->ahead_bytes, if they fit; 0: not even two fit. */
+int qt_skinny_depth(const struct qt_matmul_plan *p, const struct qt_matmul_config *c,
+                    const struct qt_skinny_room *room);
+/* Checks all of p->config but that there is a kernel. */
+int qt_skinny_check_config(struct qt_matmul_plan *p, int strips);
+/* Sets what follows from the shared memory that is wanted. */
+int qt_skinny_check_room(struct qt_matmul_plan *p, size_t bytes, int strips);
+/* Of a, what follows from the plan but for X. */
+void qt_skinny_fill(struct qt_skinny_base *a, const struct qt_matmul_plan *p, int strips,
+                    size_t blocks, void *y);
 
 #endif

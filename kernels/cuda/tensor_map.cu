@@ -33,10 +33,10 @@ bool qt_tensor_map(const struct qt_matmul_plan *p, CUtensorMap *map, const struc
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-bool qt_x_map(const struct qt_matmul_plan *p, CUtensorMap *map, const void *x, int tokens,
-              int blocks)
+bool qt_x_map(const struct qt_matmul_plan *p, CUtensorMap *map, const void *x, size_t k_blocks,
+              int tokens, int blocks)
 {
-    size_t k_blocks = ceil_div(p->k, QT_BLOCK_COLS), pitch = k_blocks * QT_BLOCK_COLS * 2;
+    size_t pitch = k_blocks * QT_BLOCK_COLS * 2;
     struct qt_tensor t = {x,
                           3,
                           {QT_BLOCK_COLS, p->m, k_blocks},

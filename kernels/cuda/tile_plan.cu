@@ -218,7 +218,7 @@ static bool encode_all(const struct qt_matmul_plan *p, struct qt_tile_args *a,
                        const struct qt_shape *s, const struct qt_matmul_weight *w,
                        const struct tile_kind *t, const void *x)
 {
-    return qt_x_map(p, &a->x, x, t->tokens, t->blocks) &&
+    return qt_x_map(p, &a->x, x, (size_t)s->blocks, t->tokens, t->blocks) &&
            qt_weight_maps(p, a->plane, &a->scales, s, w, 4 * t->warpgroups, t->blocks,
                           a->stage_groups);
 }

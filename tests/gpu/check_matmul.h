@@ -114,6 +114,22 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
     result(guards && equal && e <= tolerance(count, bf16, c->path), what);
 }
 
+/* Another configuration of a skinny kernel. */
+static inline void vary_skinny(struct qt_matmul_config *c)
+{
+    int warps_n = 1 << random_below(4), step;
+    c->path = QT_MATMUL_SKINNY;
+    c->strips = 1 << random_below(3);
+    c->warps_k = 16 / warps_n >> random_below(2);
+    c->warps_k = c->warps_k ? c->warps_k : 1;
+    c->warps = c->warps_k * warps_n;
+    c->splits = 1;
+    c->parts = 1;
+    c->strips_cta = 1 + (int)random_below((size_t)(3 * warps_n * c->strips));
+    step = c->warps_k > 2 ? c->warps_k / 2 : 1;
+    c->depth = step * (1 + (int)random_below((size_t)(12 / step)));
+}
+
 /* The configuration that plan chooses, and `others` made by `vary` where plan_check takes them.
  * x: in the pool; decoded: device, [n][pitch]. */
 static inline void check_product(const struct qt_matmul_weight *w, const float *decoded,

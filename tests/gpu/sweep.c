@@ -2,7 +2,7 @@
  * For authors of kernels: times configurations around the one that plan chooses, the fastest
  * first. Everything else is measured by `qtool bench`.
  *
- * usage: sweep SCHEME NxK M [dependent]
+ * usage: sweep SCHEME NxK M [dependent]     all: of the other kernels too
  */
 #include "verify/gpu.h"
 
@@ -88,6 +88,7 @@ static void try_skinny(struct tried *tried, size_t *count, struct qt_gpu *gpu,
     c.path = QT_MATMUL_SKINNY;
     c.token_tiles = plan.m <= 8 ? 1 : 2;
     c.splits = 1;
+    c.parts = 1;
     for (c.strips = 1; c.strips <= 4; c.strips *= 2)
         for (int tiles = 1; tiles <= 8; tiles++) {
             int cta = (strips_total + gpu->sms - 1) / gpu->sms;
@@ -124,14 +125,16 @@ static void try_streams(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                     }
 }
 
-/* k in as many launches as planned. Fewer groups of rows too, as not all large clusters that would
- * fill the device run at a time. */
+/* Of the ring kernel; k in as many launches as planned. Fewer groups of rows too, as not all large
+ * clusters that would fill the device run at a time. */
 static void try_mix24(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                       const struct gpu_copies *copies, struct qt_matmul_plan plan,
                       struct gpu_operands *o)
 {
     struct qt_matmul_config c = plan.config;
     int strips_total = (int)((plan.n + 15) / 16);
+    c.path = QT_MATMUL_STREAM;
+    c.warps = 16;
     for (c.strips = 1; c.strips <= 4; c.strips *= 2)
         for (c.splits = 1; c.splits <= 8; c.splits *= 2)
             for (c.warps_k = c.warps / 8; c.warps_k <= c.warps; c.warps_k *= 2)
@@ -160,8 +163,9 @@ int main(int argc, char **argv)
         printf("usage: sweep SCHEME NxK M [dependent]\n");
         return 2;
     }
-    const struct qt_matmul_options opt = {.dependent_launch = argc > 4};
     fail_on(qt_gpu_open(&gpu, 0, &err), &err);
+    const struct qt_matmul_options opt = {
+        .dependent_launch = argc > 4, .dense = gpu->dense, .dense_context = gpu->dense_context};
     fail_on(qt_spec_parse(&spec, argv[1], &err), &err);
     fail_on(qt_bench_weights(&packed, &spec, n, k, &err), &err);
     fail_on(gpu_copies_new(&copies, gpu, &packed, &err), &err);
@@ -179,11 +183,11 @@ int main(int argc, char **argv)
     } else {
         if (m > 8)
             try_tiles(tried, &count, gpu, &copies, plan, &o);
-        if (m <= 16)
-            try_skinny(tried, &count, gpu, &copies, plan, &o);
         if (m <= 32)
             try_streams(tried, &count, gpu, &copies, plan, &o);
     }
+    if (m <= 16)
+        try_skinny(tried, &count, gpu, &copies, plan, &o);
     qsort(tried, count, sizeof *tried, by_time);
     for (size_t i = 0; i < count && i < SHOWN; i++)
         show("", &tried[i].config, tried[i].us);

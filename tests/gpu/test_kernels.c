@@ -71,16 +71,7 @@ static void vary(struct qt_matmul_config *c, int variant)
 {
     bool tile = variant >= 2 && variant <= 4;
     if (variant >= 5) {
-        int warps_n = 1 << random_below(4), step;
-        c->path = QT_MATMUL_SKINNY;
-        c->strips = 1 << random_below(3);
-        c->warps_k = 16 / warps_n >> random_below(2);
-        c->warps_k = c->warps_k ? c->warps_k : 1;
-        c->warps = c->warps_k * warps_n;
-        c->splits = 1;
-        c->strips_cta = 1 + (int)random_below((size_t)(3 * warps_n * c->strips));
-        step = c->warps_k > 2 ? c->warps_k / 2 : 1;
-        c->depth = step * (1 + (int)random_below((size_t)(12 / step)));
+        vary_skinny(c);
         return;
     }
     c->path = tile ? QT_MATMUL_TILE : QT_MATMUL_STREAM;

@@ -329,7 +329,9 @@ static void check_attention(const struct cache *c, const struct test_case *t, si
              ran ? "" : " DID NOT RUN OR GUARDS", equal ? "" : " NOT REPEATABLE", plan.reason);
     if (ran)
         worst[t->bf16] = fmax(worst[t->bf16], e);
-    result(ran && equal && e <= (t->bf16 ? 3e-3 : 1.5e-3), what);
+    /* Rounding q moves large products by more. */
+    double limit = (t->bf16 ? 3e-3 : 1.5e-3) * (q_size > 1 ? 2 : 1);
+    result(ran && equal && e <= limit, what);
     CHECK(cudaFree(device_q));
     CHECK(cudaFree(length));
     free(q);

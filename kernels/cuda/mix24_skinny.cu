@@ -1,0 +1,142 @@
+/* Host side of the skinny mix24 kernel: configurations, launches. */
+#include "kernels/cuda/mix24_decode.cuh"
+#include "kernels/cuda/mix24_skinny.h"
+
+#include <math.h>
+
+enum { PANEL_UNITS = 65536 / QT_MIX24_UNIT_COLS };
+
+/* ---- memory ------------------------------------------------------------------------------------
+ */
+
+/* Offsets in a stage and behind the sums; returns what the kernel wants. */
+static struct qt_skinny_room room_for(struct qt_mix24_skinny_args *a,
+                                      const struct qt_matmul_weight *w,
+                                      const struct qt_matmul_config *c, size_t m)
+{
+    const int strips = c->warps / c->warps_k * c->strips;
+    const size_t tile = (size_t)qt_skinny_tile_strips(c);
+    struct qt_skinny_room room = {};
+    a->weights_at = QT_SKINNY_BLOCKS * c->token_tiles * 1024;
+    a->unit_bytes = (int)round_up((size_t)(strips * mix24_unit_bytes(w->mix24.fours > 0)), 128);
+    room.stage_bytes =
+        (int)round_up((size_t)(a->weights_at + QT_SKINNY_SLOTS * a->unit_bytes), 1024);
+    room.weight_bytes =
+        (int)(QT_SKINNY_SLOTS * tile * qt_mix24_strip_bytes(w) / (size_t)qt_mix24_units(w));
+    room.ahead_bytes = 46 << 10; /* 8192 x 8192, M = 16: 18.4 us; with 70 KB 21.1 */
+    a->outlier_bytes = qt_skinny_sums_pitch(c) * (int)m * 4;
+    if (w->mix24.csr_ptr)
+        room.tail_bytes = a->outlier_bytes * (qt_skinny_tiles(c) > 1 ? 2 : 1);
+    return room;
+}
+
+/* Offsets in the workspace: X in packed order, the same by columns, X as qt_prepare_run leaves it.
+ */
+struct workspace {
+    size_t rows, columns, prepared, bytes;
+};
+
+static struct workspace workspace_for(const struct qt_matmul_plan *p,
+                                      const struct qt_matmul_weight *w)
+{
+    struct workspace at;
+    const size_t column_bytes = (size_t)p->config.token_tiles * 16;
+    const size_t cols = (size_t)qt_mix24_units(w) * QT_MIX24_UNIT_COLS;
+    at.rows = QT_MATMUL_WORKSPACE_ZEROED;
+    at.columns = round_up(at.rows + p->m * cols * 2, 256);
+    at.prepared = at.columns + (w->mix24.csr_ptr ? cols * column_bytes : 0);
+    at.bytes = at.prepared + qt_prepare_bytes(p);
+    return at;
+}
+
+/* ---- plan --------------------------------------------------------------------------------------
+ */
+
+bool qt_mix24_skinny_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+{
+    struct qt_mix24_skinny_args a = {};
+    if (p->cc != 90 || p->m > QT_SKINNY_MAX_TOKENS)
+        return false;
+    struct qt_matmul_config c = qt_skinny_config(p, qt_mix24_strips(w), 4);
+    const struct qt_skinny_room room = room_for(&a, w, &c, p->m);
+    c.depth = qt_skinny_depth(p, &c, &room);
+    p->config = c;
+    return c.depth > 0;
+}
+
+int qt_mix24_skinny_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+{
+    struct qt_mix24_skinny_args a = {};
+    const struct qt_matmul_config *c = &p->config;
+    int rc = qt_skinny_check_config(p, qt_mix24_strips(w));
+    if (rc != QT_MATMUL_OK)
+        return rc;
+    if (c->parts != 1)
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "parts must be 1");
+    p->kernel = qt_mix24_skinny_instance(c->token_tiles, c->strips);
+    p->workspace_bytes = workspace_for(p, w).bytes;
+    const struct qt_skinny_room room = room_for(&a, w, c, p->m);
+    return qt_skinny_check_room(p, qt_skinny_layout(&a, c, &room, p->m), qt_mix24_strips(w));
+}
+
+/* ---- run ---------------------------------------------------------------------------------------
+ */
+
+static void set_outliers(struct qt_mix24_skinny_args *a, const struct qt_matmul_plan *p,
+                         const struct qt_matmul_weight *w)
+{
+    const int left = QT_MIX24_SKINNY_WARPS - 2 - p->config.warps;
+    a->csr_ptr = (const uint32_t *)w->mix24.csr_ptr;
+    a->csr_col = (const uint16_t *)w->mix24.csr_col;
+    a->csr_val = (const uint16_t *)w->mix24.csr_val;
+    a->csr_pitch = qt_mix24_csr_rows(w) + 1;
+    a->panels = (int)ceil_div((size_t)a->units, PANEL_UNITS);
+    if (a->csr_ptr)
+        a->outlier_warps = left < QT_MIX24_OUTLIER_WARPS ? left : QT_MIX24_OUTLIER_WARPS;
+}
+
+/* Returns the shared memory that is wanted. */
+static size_t set_args(struct qt_mix24_skinny_args *a, const struct qt_matmul_plan *p,
+                       const struct qt_matmul_weight *w, void *y)
+{
+    const struct qt_matmul_config *c = &p->config;
+    const struct qt_skinny_room room = room_for(a, w, c, p->m);
+    a->units = qt_mix24_units(w);
+    a->fours = (int)w->mix24.fours;
+    qt_skinny_fill(a, p, qt_mix24_strips(w), 2 * (size_t)a->units, y);
+    set_outliers(a, p, w);
+    a->step_rest = c->warps_k * a->fours % a->units;
+    a->turn = MIX24_TURN;
+    a->factor = ldexpf(1, w->scale_exp2);
+    a->dependent = true;
+    return qt_skinny_layout(a, c, &room, p->m);
+}
+
+int qt_mix24_skinny_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
+                        const void *x, void *workspace, void *stream)
+{
+    struct qt_mix24_skinny_args a = {};
+    const struct workspace at = workspace_for(p, w);
+    const bool prepared = p->options.dtype == QT_MATMUL_BF16;
+    char *space = (char *)workspace;
+    size_t pitch = p->k;
+    if (!p->kernel || w->n != p->n || w->k != p->k || !workspace || at.bytes > p->workspace_bytes)
+        return QT_MATMUL_UNSUPPORTED;
+    if (set_args(&a, p, w, y) > p->smem_bytes ||
+        !qt_x_map(p, &a.x, space + at.rows, 2 * (size_t)a.units, 8 * p->config.token_tiles,
+                  QT_SKINNY_BLOCKS) ||
+        !qt_mix24_record_maps(p, a.records, w, a.tile_strips))
+        return QT_MATMUL_UNSUPPORTED;
+    if (prepared) {
+        int rc = qt_prepare_run(p, &x, &a.token_factor, space + at.prepared, stream);
+        if (rc != QT_MATMUL_OK)
+            return rc;
+        pitch = round_up(p->k, QT_BLOCK_COLS);
+    }
+    a.x_columns = a.csr_ptr ? (const __half *)(space + at.columns) : NULL;
+    int rc = qt_mix24_gather(p, w, space + at.rows, a.csr_ptr ? space + at.columns : NULL, x, pitch,
+                             prepared || p->options.dependent_launch, stream);
+    if (rc != QT_MATMUL_OK)
+        return rc;
+    return qt_launch(p, &a, (p->config.warps + a.outlier_warps) * 32 + 64, true, stream);
+}

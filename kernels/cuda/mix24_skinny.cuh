@@ -1,0 +1,165 @@
+/*
+ * The mix24 kernel for up to 16 tokens (skinny_ring.cuh): what is in a stage, and how it becomes
+ * products.
+ *
+ *   launch 1:  X in packed order (mix24_gather.cu); the kernel's weights are on their way meanwhile
+ *   a stage:   X | unit 0: a record a strip | unit 1: the same
+ *   block      and QT_MIX24_OUTLIER_WARPS warps, or fewer, that add up outliers
+ *
+ * Which units are FOURs follows from u F mod U, which grows by a constant and is taken along. The
+ * places of a unit in a stage have room for FOURs, if there are any, and for as many strips as the
+ * warps have: what they make of those that a tile lacks is not used.
+ *
+ * Requires    compute capability 9.0; stream 16-byte aligned
+ * Moves       packed bytes once; X twice in the first launch, then once per block and tile, and a
+ *             sector or two an outlier (through L2); Y once
+ * Oracle      the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
+ */
+#ifndef QT_CUDA_MIX24_SKINNY_CUH
+#define QT_CUDA_MIX24_SKINNY_CUH
+
+#include "kernels/cuda/mix24_outliers.cuh"
+#include "kernels/cuda/mix24_slot.cuh"
+
+/* ---- the units of a stage ----------------------------------------------------------------------
+ */
+
+/* Of U units, F of them FOURs, unit u is one iff its rest, u F mod U, + F >= U. */
+static __device__ __forceinline__ bool mix24_rest_is_four(const qt_mix24_skinny_args &a, int rest)
+{
+    return rest + a.fours >= a.units;
+}
+
+/* The rest of a unit further on; by: F times how many units, modulo U, or F for the next. */
+static __device__ __forceinline__ int mix24_rest_after(const qt_mix24_skinny_args &a, int rest,
+                                                       int by)
+{
+    rest += by;
+    return rest >= a.units ? rest - a.units : rest;
+}
+
+static __device__ __forceinline__ void mix24_skinny_copy_weights(const qt_mix24_skinny_args &a,
+                                                                 skinny_ring r)
+{
+    int strip = (int)blockIdx.x * a.strips_cta;
+#pragma unroll 1
+    for (int tile = 0; tile < a.tiles; tile++, strip += a.tile_strips) {
+        int rest = 0, at = 0; /* of a strip, in U64 */
+#pragma unroll 1
+        for (int k_stage = 0; k_stage < a.k_stages; k_stage++) {
+            const int next = mix24_rest_after(a, rest, a.fours);
+            const bool four[2] = {mix24_rest_is_four(a, rest), mix24_rest_is_four(a, next)};
+            const int bytes[2] = {mix24_unit_bytes(four[0]), mix24_unit_bytes(four[1])};
+            const uint32_t bar = r.full + 8 * r.stage;
+            const uint32_t dst =
+                ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes + a.weights_at;
+            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
+            ptx_barrier_expect(bar,
+                               (uint32_t)(a.weights_at + a.tile_strips * (bytes[0] + bytes[1])));
+            ptx_copy_box(dst, &a.records[four[0]], at, strip, bar);
+            ptx_copy_box(dst + a.unit_bytes, &a.records[four[1]], at + bytes[0] / 8, strip, bar);
+            at += (bytes[0] + bytes[1]) / 8;
+            rest = mix24_rest_after(a, next, a.fours);
+            skinny_ring_next(&r, a.stages);
+        }
+    }
+}
+
+/* ---- products ----------------------------------------------------------------------------------
+ */
+
+/* X of a slot in a stage. row: token g, halves of chunk t of a block, under the 128-byte swizzle.
+ */
+template <int MT> struct mix24_x_stage {
+    uint32_t row[2];
+
+    __device__ __forceinline__ void load(uint4 x[MT], int b, int half) const
+    {
+#pragma unroll
+        for (int t = 0; t < MT; t++)
+            x[t] = ptx_load_16(row[half] + (b * MT + t) * 1024);
+    }
+};
+
+/* For skinny_multiply_all. */
+template <int MT, int STRIPS> struct mix24_skinny_work {
+    const qt_mix24_skinny_args &a;
+    const int first; /* strip of the tile */
+    int lane, rest;  /* of the unit */
+    uint32_t x[2];   /* mix24_x_stage, of the first slot of a stage at 0 */
+
+    __device__ __forceinline__ mix24_skinny_work(const qt_mix24_skinny_args &args, int wn)
+        : a(args), first(wn * STRIPS), lane((int)(threadIdx.x % 32)), rest(0)
+    {
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            x[half] = ptx_shared(qt_smem) + g * 128 + (((2 * t + half) ^ g) * 16);
+            asm volatile("" : "+r"(x[half])); /* computed once */
+        }
+        asm volatile("" : "+r"(lane));
+    }
+    __device__ __forceinline__ void begin_tile(int unit)
+    {
+        rest = (int)((unsigned)(unit * a.fours) % (unsigned)a.units);
+    }
+    template <bool FOUR>
+    __device__ __forceinline__ void unit(qt_sums<MT, STRIPS> *sums, uint32_t records,
+                                         const mix24_x_stage<MT> &x_of) const
+    {
+        uint32_t record[STRIPS];
+#pragma unroll
+        for (int u = 0; u < STRIPS; u++)
+            record[u] = records + (uint32_t)(first + u) * mix24_record<FOUR>::BYTES;
+        mix24_slot<FOUR, MT, STRIPS>(sums, record, x_of, lane, a.turn);
+    }
+    __device__ __forceinline__ void slot(qt_sums<MT, STRIPS> *sums, int stage, int slot)
+    {
+        const uint32_t records =
+            ptx_shared(qt_smem) + (uint32_t)(stage + a.weights_at + slot * a.unit_bytes);
+        const uint32_t at = (uint32_t)(stage + slot * (2 * MT * 1024));
+        if (mix24_rest_is_four(a, rest))
+            unit<true>(sums, records, {{x[0] + at, x[1] + at}});
+        else
+            unit<false>(sums, records, {{x[0] + at, x[1] + at}});
+        rest = mix24_rest_after(a, rest, a.step_rest);
+    }
+    __device__ __forceinline__ void meet(int threads) const
+    {
+        ptx_named_barrier(SKINNY_MEET, threads + a.outlier_warps * 32);
+    }
+    __device__ __forceinline__ const float *added(int tile) const
+    {
+        return a.csr_ptr ? (const float *)(qt_smem + a.tail_at + (tile & 1) * a.outlier_bytes)
+                         : NULL;
+    }
+    __device__ __forceinline__ const __half *row_scales(int) const
+    {
+        return NULL;
+    }
+};
+
+/* ---- the kernel --------------------------------------------------------------------------------
+ */
+
+template <int MT, int STRIPS>
+__global__ void __launch_bounds__(QT_MIX24_SKINNY_WARPS * 32, 1)
+    qt_mix24_skinny_kernel(const __grid_constant__ qt_mix24_skinny_args a)
+{
+    const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
+    const int threads = (int)blockDim.x - SKINNY_COPIERS - a.outlier_warps * 32; /* that multiply */
+    const skinny_ring r = skinny_ring_open(a);
+    const skinny_warp w = skinny_warp_open(a, warp, threads);
+    if (warp * 32 >= threads + SKINNY_COPIERS) {
+        ptx_launch_dependents();
+        outlier_all<MT>(a, w.warps_n * STRIPS * 16 + 4, threads,
+                        (int)threadIdx.x - threads - SKINNY_COPIERS);
+    } else if (warp * 32 >= threads) {
+        skinny_bring(a, r, warp * 32 == threads, threads, [&] { mix24_skinny_copy_weights(a, r); });
+    } else {
+        ptx_launch_dependents();
+        skinny_multiply_all<MT, STRIPS>(a, r, w, threads, mix24_skinny_work<MT, STRIPS>(a, w.wn));
+    }
+}
+
+#endif

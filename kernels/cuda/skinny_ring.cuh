@@ -1,0 +1,233 @@
+/*
+ * What the skinny kernels share: Y = X W^T for up to 16 tokens, sm_90a. A block has whole rows, so
+ * that nothing is added between blocks, and X comes along with the weights:
+ *
+ *   grid      one block a multiprocessor, each strips_cta strips of 16 rows, in tiles of
+ *             tile_strips
+ *   block     WN x WK warps that multiply, WK side by side along k, STRIPS strips each; and two
+ *             that keep the copy engine busy
+ *   smem      [ look-up table | ring of stages | partial sums | the kernel's own | barriers ]
+ *
+ *   copy engine:  packed weights, X (128-byte swizzle)  --> a stage: 256 columns of k
+ *   warp:         a slot of 128 columns: packed words -> A fragments --+
+ *                                        X ----------------------------+--> mma.sync --> FP32 sums
+ *
+ * Slots go round the WK warps. A warp waits for the stages of its own slots alone, so the number of
+ * stages is a multiple of how many it steps over: then it has seen every earlier phase of a barrier
+ * that it waits for, and cannot take the phase before last for the last.
+ *
+ * At the end of a tile the WK partial sums of an output meet in shared memory and are added in
+ * order.
+ *
+ * The template: MT token tiles of 8 (m <= 8 MT); STRIPS; and Work, what differs:
+ *
+ *     begin_tile(slot)             before the first slot of a tile, the slot-th of k
+ *     slot(sums, stage, slot)      products of a slot; stage: offset in shared memory
+ *     meet(threads)                a barrier, after which the sums of the warps that multiply, and
+ *                                  what else the outputs need, are in shared memory
+ *     added(tile)                  sums to add, as those of a warp, or NULL
+ *     row_scales(tile)             scales of its rows in stored order, or NULL
+ */
+#ifndef QT_CUDA_SKINNY_RING_CUH
+#define QT_CUDA_SKINNY_RING_CUH
+
+#include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/skinny.h"
+#include "kernels/cuda/sums.cuh"
+
+#include <cuda_bf16.h>
+
+/* Numbers of barriers of a part of the block; 0 is __syncthreads. */
+enum { SKINNY_START = 1, SKINNY_START_X, SKINNY_SUMS, SKINNY_MEET };
+
+/* Threads that copy: a warp for weights, which also initialises the barriers, one for X. */
+enum { SKINNY_COPIERS = 64 };
+
+/* ---- the ring ----------------------------------------------------------------------------------
+ */
+
+struct skinny_ring {
+    uint32_t full, empty; /* shared addresses of the first barriers; 8 bytes each */
+    int stage;
+    uint32_t parity;
+};
+
+static __device__ __forceinline__ skinny_ring skinny_ring_open(const qt_skinny_base &a)
+{
+    const uint32_t full = ptx_shared(qt_smem) + a.barriers_at;
+    return {full, full + 8 * a.stages, 0, 0};
+}
+
+static __device__ __forceinline__ void skinny_ring_step(skinny_ring *r, int by, int stages)
+{
+    for (r->stage += by; r->stage >= stages; r->stage -= stages)
+        r->parity ^= 1;
+}
+
+static __device__ __forceinline__ void skinny_ring_next(skinny_ring *r, int stages)
+{
+    if (++r->stage == stages) {
+        r->stage = 0;
+        r->parity ^= 1;
+    }
+}
+
+static __device__ __forceinline__ void skinny_copy_x(const qt_skinny_base &a, skinny_ring r)
+{
+    if (a.dependent)
+        ptx_wait_previous();
+#pragma unroll 1
+    for (int tile = 0; tile < a.tiles; tile++) {
+#pragma unroll 1
+        for (int k_stage = 0; k_stage < a.k_stages; k_stage++) {
+            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
+            ptx_copy_box_3d(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes, &a.x, 0,
+                            a.token0, k_stage * QT_SKINNY_BLOCKS, r.full + 8 * r.stage);
+            skinny_ring_next(&r, a.stages);
+        }
+    }
+}
+
+/*
+ * The warps that copy, of which one thread each does: all stages of all tiles. Weights do not
+ * depend on the previous kernel; X does. threads: that multiply.
+ */
+template <class Copy>
+static __device__ __forceinline__ void skinny_bring(const qt_skinny_base &a, const skinny_ring &r,
+                                                    bool weights, int threads, Copy copy)
+{
+    if (weights && ptx_elect()) {
+        int warps_n = threads / 32 / a.warps_k;
+        for (int i = 0; i < a.stages; i++) {
+            ptx_barrier_init(r.full + 8 * i, 1);
+            ptx_barrier_init(r.empty + 8 * i, (uint32_t)(QT_SKINNY_SLOTS * warps_n));
+        }
+        ptx_barrier_init_fence();
+    }
+    __syncwarp();
+    ptx_launch_dependents();
+    if (weights) {
+        ptx_named_barrier_arrive(SKINNY_START, threads + 32);
+        ptx_named_barrier_arrive(SKINNY_START_X, 64);
+        if (ptx_elect())
+            copy();
+    } else {
+        ptx_named_barrier(SKINNY_START_X, 64);
+        if (ptx_elect())
+            skinny_copy_x(a, r);
+    }
+}
+
+/* ---- results -----------------------------------------------------------------------------------
+ *
+ * Partial sums in shared memory: [warps_k][m][rows of a tile, rounded up to warps + 4]; the 4 so
+ * that the four tokens that a warp writes at a time lie in different banks.
+ */
+template <int MT, int STRIPS>
+static __device__ __forceinline__ void skinny_put(float *to, int pitch, int m, int wn,
+                                                  const qt_sums<MT, STRIPS> &sums)
+{
+    const int lane = (int)threadIdx.x % 32, token0 = lane % 4 * 2;
+    to += wn * STRIPS * 16 + lane / 4;
+#pragma unroll
+    for (int t = 0; t < MT; t++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int token = t * 8 + token0 + h;
+            if (token < m)
+#pragma unroll
+                for (int u = 0; u < STRIPS; u++) {
+                    to[token * pitch + u * 16] = sums.v[u][t][h];
+                    to[token * pitch + u * 16 + 8] = sums.v[u][t][2 + h];
+                }
+        }
+}
+
+/* Sums of a tile -> Y; token, row: the thread's first output. */
+template <class Work>
+static __device__ __forceinline__ void skinny_finish(const qt_skinny_base &a, const Work &work,
+                                                     int pitch, int tile, int threads, int token,
+                                                     int row)
+{
+    const int rows = a.tile_strips * 16, first = ((int)blockIdx.x * a.tiles + tile) * rows;
+    const int step = pitch * a.m, count = rows * a.m;
+    const float *part = (const float *)(qt_smem + a.sums_at), *added = work.added(tile);
+    const __half *scales = work.row_scales(tile);
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < count; i += threads) {
+        const float *src = part + token * pitch + row;
+        float v = added ? added[token * pitch + row] : 0;
+#pragma unroll 4
+        for (int j = 0; j < a.warps_k; j++)
+            v += src[j * step];
+        v *= a.token_factor ? a.factor * a.token_factor[token] : a.factor;
+        if (scales)
+            v *= __half2float(scales[row / 16 * 16 + 2 * (row % 8) + row / 8 % 2]);
+        if (first + row < a.n) {
+            size_t at = (size_t)token * a.n + first + row;
+            if (a.bf16)
+                ((__nv_bfloat16 *)a.y)[at] = __float2bfloat16(v);
+            else
+                ((__half *)a.y)[at] = __float2half(v);
+        }
+        for (row += threads; row >= rows; row -= rows)
+            token++;
+    }
+}
+
+/* ---- the warps that multiply -------------------------------------------------------------------
+ */
+
+/* Which of them a warp is. */
+struct skinny_warp {
+    int wn, wk, warps_n;
+};
+
+static __device__ __forceinline__ skinny_warp skinny_warp_open(const qt_skinny_base &a, int warp,
+                                                               int threads)
+{
+    const int shift = 31 - __clz(a.warps_k);
+    return {warp >> shift, warp & (a.warps_k - 1), threads / 32 >> shift};
+}
+
+template <int MT, int STRIPS, class Work>
+static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_base &a, skinny_ring r,
+                                                           const skinny_warp &w, int threads,
+                                                           Work work)
+{
+    const int pitch = w.warps_n * STRIPS * 16 + 4;
+    const int step = a.warps_k / QT_SKINNY_SLOTS; /* stages; 0: both slots of one */
+    const int token = (int)threadIdx.x / (a.tile_strips * 16);
+    const int row = (int)threadIdx.x - token * (a.tile_strips * 16);
+    int n = w.wk; /* slot, over all tiles */
+    int lane = (int)(threadIdx.x % 32);
+    asm volatile("" : "+r"(lane)); /* computed once */
+    ptx_named_barrier(SKINNY_START, threads + 32);
+    skinny_ring_step(&r, w.wk / QT_SKINNY_SLOTS, a.stages);
+#pragma unroll 1
+    for (int tile = 0; tile < a.tiles; tile++) {
+        qt_sums<MT, STRIPS> sums = {};
+        const int slots = a.k_stages * QT_SKINNY_SLOTS;
+        int end = (tile + 1) * slots;
+        asm volatile("" : "+r"(end));
+        work.begin_tile(n - tile * slots);
+#pragma unroll 1
+        while (n < end) {
+            ptx_barrier_wait(r.full + 8 * r.stage, r.parity);
+            work.slot(&sums, a.ring_at + r.stage * a.stage_bytes, n & 1);
+            __syncwarp();
+            if (lane == 0)
+                ptx_barrier_arrive(r.empty + 8 * r.stage);
+            skinny_ring_step(&r, step ? step : n & 1, a.stages);
+            n += a.warps_k;
+        }
+        if (tile > 0 || a.alias)
+            ptx_named_barrier(SKINNY_SUMS,
+                              threads); /* the sums of the tile before have been read */
+        skinny_put((float *)(qt_smem + a.sums_at) + w.wk * a.m * pitch, pitch, a.m, w.wn, sums);
+        work.meet(threads);
+        skinny_finish(a, work, pitch, tile, threads, token, row);
+    }
+}
+
+#endif
