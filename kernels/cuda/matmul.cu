@@ -181,10 +181,10 @@ int qt_matmul_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight
     return QT_MATMUL_OK;
 }
 
-/* About how long a kernel takes that reads the weights once for every 32 tokens. */
-static double passes_us(const struct qt_matmul_plan *p, size_t packed_bytes)
+/* About how long a kernel takes that reads the weights once for every `tokens` tokens. */
+static double passes_us(const struct qt_matmul_plan *p, size_t packed_bytes, size_t tokens)
 {
-    return (double)ceil_div(p->m, 32) * (8 + (double)packed_bytes / 1.5e6);
+    return (double)ceil_div(p->m, tokens) * (3 + (double)packed_bytes / 1.7e6);
 }
 
 static void prefer_dense(struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
@@ -202,7 +202,7 @@ static bool choose(struct qt_matmul_plan *p, const struct qt_shape *s,
                    const struct qt_matmul_weight *w)
 {
     const size_t packed_bytes = (size_t)s->strips * (size_t)s->blocks * 128 * (size_t)s->bits;
-    double us = passes_us(p, packed_bytes);
+    double us = passes_us(p, packed_bytes, 32);
     if (qt_skinny_choose(p, s))
         return true;
     if ((p->options.batch_invariant || p->m <= 8 || !qt_tile_choose(p, s, &us)) &&
@@ -218,7 +218,7 @@ static int choose_mix24(struct qt_matmul_plan *p, const struct qt_matmul_weight 
     size_t packed_bytes = ceil_div(w->n, QT_STRIP_ROWS) * (w->mix24.twos * QT_MATMUL_MIX24_TWO +
                                                            w->mix24.fours * QT_MATMUL_MIX24_FOUR);
     if (rc == QT_MATMUL_OK)
-        prefer_dense(p, w, packed_bytes, passes_us(p, packed_bytes));
+        prefer_dense(p, w, packed_bytes, passes_us(p, packed_bytes, 16));
     return rc == QT_MATMUL_OK && p->config.path == QT_MATMUL_DENSE ? qt_matmul_plan_check(p, w)
                                                                    : rc;
 }

@@ -52,14 +52,23 @@ static struct workspace workspace_for(const struct qt_matmul_plan *p,
 /* ---- plan --------------------------------------------------------------------------------------
  */
 
+/* The plan of the launch that begins at token t: 16 tokens at a time. */
+static struct qt_matmul_plan chunk_of(const struct qt_matmul_plan *p, size_t t)
+{
+    struct qt_matmul_plan chunk = *p;
+    chunk.m = p->m - t < QT_SKINNY_MAX_TOKENS ? p->m - t : QT_SKINNY_MAX_TOKENS;
+    return chunk;
+}
+
 bool qt_mix24_skinny_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
     struct qt_mix24_skinny_args a = {};
-    if (p->cc != 90 || p->m > QT_SKINNY_MAX_TOKENS)
+    if (p->cc != 90)
         return false;
+    const struct qt_matmul_plan first = chunk_of(p, 0);
     struct qt_matmul_config c = qt_skinny_config(p, qt_mix24_strips(w), 4);
-    const struct qt_skinny_room room = room_for(&a, w, &c, p->m);
-    c.depth = qt_skinny_depth(p, &c, &room);
+    const struct qt_skinny_room room = room_for(&a, w, &c, first.m);
+    c.depth = qt_skinny_depth(&first, &c, &room);
     p->config = c;
     return c.depth > 0;
 }
@@ -74,9 +83,10 @@ int qt_mix24_skinny_check(struct qt_matmul_plan *p, const struct qt_matmul_weigh
     if (c->parts != 1)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "parts must be 1");
     p->kernel = qt_mix24_skinny_instance(c->token_tiles, c->strips);
-    p->workspace_bytes = workspace_for(p, w).bytes;
-    const struct qt_skinny_room room = room_for(&a, w, c, p->m);
-    return qt_skinny_check_room(p, qt_skinny_layout(&a, c, &room, p->m), qt_mix24_strips(w));
+    const struct qt_matmul_plan first = chunk_of(p, 0);
+    p->workspace_bytes = workspace_for(&first, w).bytes;
+    const struct qt_skinny_room room = room_for(&a, w, c, first.m);
+    return qt_skinny_check_room(p, qt_skinny_layout(&a, c, &room, first.m), qt_mix24_strips(w));
 }
 
 /* ---- run ---------------------------------------------------------------------------------------
@@ -112,8 +122,8 @@ static size_t set_args(struct qt_mix24_skinny_args *a, const struct qt_matmul_pl
     return qt_skinny_layout(a, c, &room, p->m);
 }
 
-int qt_mix24_skinny_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
-                        const void *x, void *workspace, void *stream)
+static int run_chunk(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
+                     const void *x, void *workspace, void *stream)
 {
     struct qt_mix24_skinny_args a = {};
     const struct workspace at = workspace_for(p, w);
@@ -139,4 +149,16 @@ int qt_mix24_skinny_run(const struct qt_matmul_plan *p, const struct qt_matmul_w
     if (rc != QT_MATMUL_OK)
         return rc;
     return qt_launch(p, &a, (p->config.warps + a.outlier_warps) * 32 + 64, true, stream);
+}
+
+int qt_mix24_skinny_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
+                        const void *x, void *workspace, void *stream)
+{
+    int rc = QT_MATMUL_OK;
+    for (size_t t = 0; t < p->m && rc == QT_MATMUL_OK; t += QT_SKINNY_MAX_TOKENS) {
+        const struct qt_matmul_plan chunk = chunk_of(p, t);
+        rc = run_chunk(&chunk, w, (char *)y + t * p->n * 2, (const char *)x + t * p->k * 2,
+                       workspace, stream);
+    }
+    return rc;
 }
