@@ -119,30 +119,9 @@ static __device__ __noinline__ void mix24_long_rows(const qt_mix24_args &a, mix2
 
 /* ---- sums --------------------------------------------------------------------------------------
  *
- * Of the warps in shared memory: [warps_k][m][rows of a pass + 4]; the 4 so that the four tokens
- * that a warp writes at a time lie in different banks. Of a cluster: block r owns the r-th part of
- * the rows of a pass, its inbox is [2 passes][blocks][m][rows / cluster].
+ * Of the warps in shared memory: [warps_k][m][rows of a pass + 4]. Of a cluster: block r owns the
+ * r-th part of the rows of a pass, its inbox is [2 passes][blocks][m][rows / cluster].
  */
-template <int MT, int STRIPS>
-static __device__ __forceinline__ void mix24_put_sums(const qt_mix24_args &a, const mix24_warp &w,
-                                                      const qt_sums<MT, STRIPS> &sums)
-{
-    const int pitch = w.pass_strips * 16 + 4, g = w.lane / 4, token0 = w.lane % 4 * 2;
-    float *dst = (float *)(qt_smem + a.sums_at) + w.wk * a.m * pitch + w.wn * STRIPS * 16 + g;
-#pragma unroll
-    for (int t = 0; t < MT; t++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int token = t * 8 + token0 + h;
-            if (token < a.m)
-#pragma unroll
-                for (int u = 0; u < STRIPS; u++) {
-                    dst[token * pitch + u * 16] = sums.v[u][t][h];
-                    dst[token * pitch + u * 16 + 8] = sums.v[u][t][2 + h];
-                }
-        }
-}
-
 static __device__ __forceinline__ void mix24_store_y(const qt_mix24_args &a, const mix24_warp &w,
                                                      int token, int row, float v)
 {
@@ -263,7 +242,9 @@ static __device__ __forceinline__ void mix24_finish_pass(const qt_mix24_args &a,
                                                          const qt_sums<MT, STRIPS> &sums, int pass)
 {
     __syncthreads(); /* the sums of the pass before have been read */
-    mix24_put_sums(a, w, sums);
+    const int pitch = w.pass_strips * 16 + 4;
+    qt_sums_put((float *)(qt_smem + a.sums_at) + w.wk * a.m * pitch + w.wn * STRIPS * 16,
+                pitch, a.m, sums);
     if (a.cluster > 1) {
         const int rows = w.pass_strips * 16;
         if (pass == 0)

@@ -15,6 +15,7 @@
 #define QT_CUDA_SKINNY_CUH
 
 #include "kernels/cuda/skinny_ring.cuh"
+#include "kernels/cuda/slot.cuh"
 
 /* Bits of plane p. */
 template <class Format> static __device__ __forceinline__ constexpr int skinny_width(int p)
@@ -81,7 +82,6 @@ static __device__ __forceinline__ void
 skinny_slot(qt_sums<MT, STRIPS> *total, const qt_skinny_args &a,
             const skinny_source<Format, STRIPS> &from, int stage, int slot, uint32_t lane_bytes)
 {
-    qt_sums<MT, STRIPS> group = {}, *sums = Format::GROUPED ? &group : total;
     const unsigned char *base = qt_smem + stage;
     const unsigned char *scales[STRIPS];
     const int group_at = a.stage_groups > 1 ? slot * a.slot_groups * 32 : 0;
@@ -89,41 +89,15 @@ skinny_slot(qt_sums<MT, STRIPS> *total, const qt_skinny_args &a,
     for (int u = 0; u < STRIPS; u++)
         scales[u] = base + from.scales[u] + group_at;
     const uint32_t x_row = ptx_shared(base) + from.x + slot * (2 * MT * 1024);
-#pragma unroll
-    for (int b = 0; b < 2; b++) {
-        Format words[STRIPS];
-#pragma unroll
-        for (int u = 0; u < STRIPS; u++) {
-            const unsigned char *src[3];
+    qt_slot_multiply<Format, MT, STRIPS>(
+        total, a.decode,
+        [&](const unsigned char *src[3], int u, int b) {
 #pragma unroll
             for (int i = 0; i < 3; i++)
                 src[i] = base + from.words[u][i] + (slot * 2 + b) * 128 * skinny_width<Format>(i);
-            words[u].load(src, a.decode);
-        }
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint32_t x[MT][4];
-#pragma unroll
-            for (int t = 0; t < MT; t++)
-                ptx_ldmatrix_x4(x[t], (x_row ^ half * 64) + (b * MT + t) * 1024);
-#pragma unroll
-            for (int s = 0; s < 2; s++)
-#pragma unroll
-                for (int u = 0; u < STRIPS; u++) {
-                    uint32_t frag[4];
-                    words[u].fragment(frag, 2 * half + s, lane_bytes);
-#pragma unroll
-                    for (int t = 0; t < MT; t++)
-                        ptx_mma_f16(sums->v[u][t], frag, x[t][2 * s], x[t][2 * s + 1]);
-                }
-            if (Format::GROUPED && half == 0 && a.slot_groups == 4)
-                qt_sums_flush<MT, STRIPS>(total, sums, scales, 64 * b);
-        }
-        if (Format::GROUPED && b == 0 && a.slot_groups >= 2)
-            qt_sums_flush<MT, STRIPS>(total, sums, scales, a.slot_groups == 4 ? 32 : 0);
-    }
-    if (Format::GROUPED)
-        qt_sums_flush<MT, STRIPS>(total, sums, scales, 32 * (a.slot_groups - 1));
+        },
+        [&](int t, int b, int half) { return (x_row ^ half * 64) + (b * MT + t) * 1024; }, scales,
+        a.slot_groups, true, lane_bytes);
 }
 
 /* For skinny_multiply_all. */

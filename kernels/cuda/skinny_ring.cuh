@@ -120,28 +120,8 @@ static __device__ __forceinline__ void skinny_bring(const qt_skinny_base &a, con
 
 /* ---- results -----------------------------------------------------------------------------------
  *
- * Partial sums in shared memory: [warps_k][m][rows of a tile, rounded up to warps + 4]; the 4 so
- * that the four tokens that a warp writes at a time lie in different banks.
+ * Partial sums in shared memory: [warps_k][m][rows of a tile, rounded up to warps + 4].
  */
-template <int MT, int STRIPS>
-static __device__ __forceinline__ void skinny_put(float *to, int pitch, int m, int wn,
-                                                  const qt_sums<MT, STRIPS> &sums)
-{
-    const int lane = (int)threadIdx.x % 32, token0 = lane % 4 * 2;
-    to += wn * STRIPS * 16 + lane / 4;
-#pragma unroll
-    for (int t = 0; t < MT; t++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int token = t * 8 + token0 + h;
-            if (token < m)
-#pragma unroll
-                for (int u = 0; u < STRIPS; u++) {
-                    to[token * pitch + u * 16] = sums.v[u][t][h];
-                    to[token * pitch + u * 16 + 8] = sums.v[u][t][2 + h];
-                }
-        }
-}
 
 /* Sums of a tile -> Y; token, row: the thread's first output. */
 template <class Work>
@@ -224,7 +204,8 @@ static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_base 
         if (tile > 0 || a.alias)
             ptx_named_barrier(SKINNY_SUMS,
                               threads); /* the sums of the tile before have been read */
-        skinny_put((float *)(qt_smem + a.sums_at) + w.wk * a.m * pitch, pitch, a.m, w.wn, sums);
+        qt_sums_put((float *)(qt_smem + a.sums_at) + w.wk * a.m * pitch + w.wn * STRIPS * 16, pitch,
+                    a.m, sums);
         work.meet(threads);
         skinny_finish(a, work, pitch, tile, threads, token, row);
     }

@@ -23,8 +23,7 @@
 #ifndef QT_CUDA_STREAM_CUH
 #define QT_CUDA_STREAM_CUH
 
-#include "kernels/cuda/decode.cuh"
-#include "kernels/cuda/sums.cuh"
+#include "kernels/cuda/slot.cuh"
 #include "kernels/cuda/token_scale.cuh"
 
 #include <cuda_bf16.h>
@@ -286,8 +285,6 @@ static __device__ __forceinline__ void
 stream_slot(qt_sums<MT, STRIPS> *total, const qt_stream_args &a, const stream_warp &w,
             const unsigned char *slot, const uint32_t x_row[MT], uint32_t x_at, bool two)
 {
-    qt_sums<MT, STRIPS> group = {}, *sums = Format::GROUPED ? &group : total;
-    const uint32_t lane_bytes = (uint32_t)w.lane * 4;
     int width[3];
     stream_widths<Format>(width, a);
     const int strip_bytes = 64 * (width[0] + width[1] + width[2]);
@@ -295,73 +292,24 @@ stream_slot(qt_sums<MT, STRIPS> *total, const qt_stream_args &a, const stream_wa
 #pragma unroll
     for (int u = 0; u < STRIPS; u++)
         scales[u] = slot + STRIPS * strip_bytes + w.lane / 4 * 4 + u * 128;
-#pragma unroll
-    for (int b = 0; b < 2; b++) {
-        if (b == 1 && !two)
-            break;
-        Format words[STRIPS];
-#pragma unroll
-        for (int u = 0; u < STRIPS; u++) {
-            const unsigned char *src[3], *at = slot + u * strip_bytes;
+    qt_slot_multiply<Format, MT, STRIPS>(
+        total, a.decode,
+        [&](const unsigned char *src[3], int u, int b) {
+            const unsigned char *at = slot + u * strip_bytes;
 #pragma unroll
             for (int i = 0; i < 3; i++) {
                 src[i] = at + b * 32 * width[i] + w.lane * width[i];
                 at += 64 * width[i];
             }
-            words[u].load(src, a.decode);
-        }
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint32_t x[MT][4];
-#pragma unroll
-            for (int t = 0; t < MT; t++)
-                ptx_ldmatrix_x4(x[t], x_row[t] + x_at + b * 128 + half * 64);
-#pragma unroll
-            for (int s = 0; s < 2; s++)
-#pragma unroll
-                for (int u = 0; u < STRIPS; u++) {
-                    uint32_t frag[4];
-                    words[u].fragment(frag, 2 * half + s, lane_bytes);
-#pragma unroll
-                    for (int t = 0; t < MT; t++)
-                        ptx_mma_f16(sums->v[u][t], frag, x[t][2 * s], x[t][2 * s + 1]);
-                }
-            if (Format::GROUPED && half == 0 && a.slot_groups == 4)
-                qt_sums_flush<MT, STRIPS>(total, sums, scales, 64 * b);
-        }
-        if (Format::GROUPED && b == 0 && a.slot_groups >= 2)
-            qt_sums_flush<MT, STRIPS>(total, sums, scales, a.slot_groups == 4 ? 32 : 0);
-    }
-    if (Format::GROUPED)
-        qt_sums_flush<MT, STRIPS>(total, sums, scales, 32 * (a.slot_groups - 1));
+        },
+        [&](int t, int b, int half) { return x_row[t] + x_at + b * 128 + half * 64; }, scales,
+        a.slot_groups, two, (uint32_t)w.lane * 4);
 }
 
 /* ---- sums --------------------------------------------------------------------------------------
  *
- * Partial sums in shared memory: [warps_k][m][rows of a pass + 4]; the 4 so that the four tokens
- * that a warp writes at a time lie in different banks.
+ * Partial sums in shared memory: [warps_k][m][rows of a pass + 4].
  */
-template <int MT, int STRIPS>
-static __device__ __forceinline__ void stream_put_sums(const qt_stream_args &a,
-                                                       const stream_warp &w, float *part,
-                                                       const qt_sums<MT, STRIPS> &sums)
-{
-    int pitch = w.pass_strips * 16 + 4, g = w.lane / 4, token0 = w.lane % 4 * 2;
-    float *dst = part + w.wk * a.m * pitch + w.wn * STRIPS * 16 + g;
-#pragma unroll
-    for (int t = 0; t < MT; t++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int token = t * 8 + token0 + h;
-            if (token < a.m)
-#pragma unroll
-                for (int u = 0; u < STRIPS; u++) {
-                    dst[token * pitch + u * 16] = sums.v[u][t][h];
-                    dst[token * pitch + u * 16 + 8] = sums.v[u][t][2 + h];
-                }
-        }
-}
-
 static __device__ __forceinline__ void stream_store_y(const qt_stream_args &a, const stream_warp &w,
                                                       int token, int row, float v, bool row_scale)
 {
@@ -511,7 +459,8 @@ __global__ void __launch_bounds__(512, 1) qt_stream_kernel(const __grid_constant
         float *now = part + (a.sums_buffers == 2 ? pass & 1 : 0) * part_floats;
         if (a.sums_buffers == 1)
             __syncthreads(); /* the sums of the pass before have been read */
-        stream_put_sums(a, w, now, sums);
+        const int pitch = w.pass_strips * 16 + 4;
+        qt_sums_put(now + w.wk * a.m * pitch + w.wn * STRIPS * 16, pitch, a.m, sums);
         __syncthreads();
         stream_finish_pass(a, w, now, pass, !Format::GROUPED);
     }

@@ -28,4 +28,27 @@ qt_sums_flush(qt_sums<MT, STRIPS> *total, qt_sums<MT, STRIPS> *sums,
     }
 }
 
+/* Sums of a warp into shared memory, at `to`: [m][pitch] of which rows are the last. A pitch of 4
+ * more than a multiple of 16 puts the four tokens that a warp writes at a time into different
+ * banks. */
+template <int MT, int STRIPS>
+static __device__ __forceinline__ void qt_sums_put(float *to, int pitch, int m,
+                                                   const qt_sums<MT, STRIPS> &sums)
+{
+    const int lane = (int)threadIdx.x % 32, token0 = lane % 4 * 2;
+    to += lane / 4;
+#pragma unroll
+    for (int t = 0; t < MT; t++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int token = t * 8 + token0 + h;
+            if (token < m)
+#pragma unroll
+                for (int u = 0; u < STRIPS; u++) {
+                    to[token * pitch + u * 16] = sums.v[u][t][h];
+                    to[token * pitch + u * 16 + 8] = sums.v[u][t][2 + h];
+                }
+        }
+}
+
 #endif
