@@ -170,14 +170,6 @@ static const char *config_fault(const struct qt_matmul_config *c, const struct q
     return NULL;
 }
 
-static void cluster_attribute(cudaLaunchAttribute *to, int blocks)
-{
-    to->id = cudaLaunchAttributeClusterDimension;
-    to->val.clusterDim.x = (unsigned)blocks;
-    to->val.clusterDim.y = 1;
-    to->val.clusterDim.z = 1;
-}
-
 /* Row groups that run at a time. Of larger clusters that is less than the multiprocessors have room
  * for, as the blocks of a cluster have to be neighbours. */
 static size_t groups_at_a_time(const struct qt_matmul_plan *p, const struct qt_matmul_config *c,
@@ -195,7 +187,9 @@ static size_t groups_at_a_time(const struct qt_matmul_plan *p, const struct qt_m
     config.dynamicSmemBytes = smem;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    cluster_attribute(&attribute, c->splits);
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = (unsigned)c->splits;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess || count < 1)
         return 1;
     return (size_t)count;
@@ -371,40 +365,20 @@ static int row_threads(const struct qt_matmul_config *c, int passes, size_t m)
     return log2;
 }
 
-static cudaError_t launch(const struct qt_matmul_plan *p, struct qt_mix24_args *a,
-                          cudaStream_t stream)
-{
-    cudaLaunchAttribute attribute[2] = {};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)p->grid_x, (unsigned)p->grid_y);
-    config.blockDim = dim3((unsigned)p->config.warps * 32);
-    config.dynamicSmemBytes = p->smem_bytes;
-    config.stream = stream;
-    config.attrs = attribute;
-    if (a->cluster > 1)
-        cluster_attribute(&attribute[config.numAttrs++], a->cluster);
-    if (a->dependent) {
-        attribute[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attribute[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-    }
-    void *args[] = {a};
-    return cudaLaunchKernelExC(&config, p->kernel, args);
-}
-
 /* The parts of k one after the other; sums: of a.m tokens. */
-static cudaError_t launch_parts(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
-                                struct qt_mix24_args *a, float *sums, cudaStream_t stream)
+static int launch_parts(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
+                        struct qt_mix24_args *a, float *sums, void *stream)
 {
-    cudaError_t e = cudaSuccess;
+    int rc = QT_MATMUL_OK;
     const int step = (int)part_units(w, &p->config);
-    for (int unit = 0; unit < a->units && e == cudaSuccess; unit += step) {
+    for (int unit = 0; unit < a->units && rc == QT_MATMUL_OK; unit += step) {
         a->first_unit = unit;
         a->end_unit = unit + step < a->units ? unit + step : a->units;
         a->before = unit ? sums : NULL;
         a->after = a->end_unit < a->units ? sums : NULL;
-        e = launch(p, a, stream);
+        rc = qt_launch_clusters(p, a, p->config.warps * 32, a->cluster, a->dependent, stream);
     }
-    return e;
+    return rc;
 }
 
 int qt_mix24_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
@@ -429,8 +403,9 @@ int qt_mix24_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *
             a.row_threads = row_threads(c, a.passes, (size_t)a.m);
             a.long_parts = a.m < c->warps ? c->warps / a.m : 1;
         }
-        if (launch_parts(p, w, &a, sums, (cudaStream_t)stream) != cudaSuccess)
-            return QT_MATMUL_FAILED;
+        int rc = launch_parts(p, w, &a, sums, stream);
+        if (rc != QT_MATMUL_OK)
+            return rc;
     }
     return QT_MATMUL_OK;
 }

@@ -243,8 +243,8 @@ static __device__ __forceinline__ void mix24_finish_pass(const qt_mix24_args &a,
 {
     __syncthreads(); /* the sums of the pass before have been read */
     const int pitch = w.pass_strips * 16 + 4;
-    qt_sums_put((float *)(qt_smem + a.sums_at) + w.wk * a.m * pitch + w.wn * STRIPS * 16,
-                pitch, a.m, sums);
+    qt_sums_put((float *)(qt_smem + a.sums_at) + w.wk * a.m * pitch + w.wn * STRIPS * 16, pitch,
+                a.m, sums);
     if (a.cluster > 1) {
         const int rows = w.pass_strips * 16;
         if (pass == 0)

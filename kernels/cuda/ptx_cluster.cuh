@@ -24,6 +24,14 @@ PTX void ptx_cluster_arrive()
 #endif
 }
 
+/* The same, but what the thread wrote before it is seen by all of them after the wait. */
+PTX void ptx_cluster_arrive_release()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
 PTX void ptx_cluster_wait()
 {
 #if __CUDA_ARCH__ >= 900
@@ -40,6 +48,17 @@ PTX void ptx_cluster_send(uint32_t addr, float v, uint32_t barrier)
             addr),
         "r"(__float_as_uint(v)), "r"(barrier)
         : "memory");
+#endif
+}
+
+/* The same with 16 bytes. */
+PTX void ptx_cluster_send_16(uint32_t addr, float4 v, uint32_t barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+                 "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(addr),
+                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+                 : "memory");
 #endif
 }
 

@@ -4,37 +4,6 @@
 
 #include "kernels/cuda/ptx_barrier.cuh"
 
-/* ---- clusters of blocks ------------------------------------------------------------------------
- */
-
-/* The same place in the shared memory of block `rank` of the cluster. */
-PTX uint32_t ptx_peer(uint32_t addr, uint32_t rank)
-{
-    uint32_t r;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(addr), "r"(rank));
-    return r;
-}
-
-/* Writes 16 bytes to the block that both addresses are of, and its barrier counts them. */
-PTX void ptx_send(uint32_t addr, float4 v, uint32_t bar)
-{
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
-                 "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(addr),
-                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
-                 : "memory");
-}
-
-/* Barriers initialised before the arrival are so for all threads of the cluster after the wait. */
-PTX void ptx_cluster_arrive()
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-PTX void ptx_cluster_wait()
-{
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
 /* ---- products ----------------------------------------------------------------------------------
  */
 

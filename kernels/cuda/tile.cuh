@@ -36,6 +36,7 @@
 #define QT_CUDA_TILE_CUH
 
 #include "kernels/cuda/decode.cuh"
+#include "kernels/cuda/ptx_cluster.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/cuda/tile.h"
 
@@ -462,7 +463,7 @@ static __device__ __forceinline__ void tile_finish_pair(const qt_tile_args &a, c
     const int HALF = BM / 16, rank = (int)blockIdx.x & 1; /* HALF: of 8 tokens */
     const uint32_t at = ptx_shared(qt_smem) + a.peer_at + threadIdx.x * 16;
     const uint32_t bar = r.full + 16 * a.stages;
-    const uint32_t to = ptx_peer(at, rank ^ 1), to_bar = ptx_peer(bar, rank ^ 1);
+    const uint32_t to = ptx_cluster_map(at, rank ^ 1), to_bar = ptx_cluster_map(bar, rank ^ 1);
     if (threadIdx.x == 0)
         ptx_barrier_expect(bar, HALF * WGS * 128 * 16);
     ptx_cluster_wait(); /* the other is there, and so is its barrier */
@@ -472,7 +473,7 @@ static __device__ __forceinline__ void tile_finish_pair(const qt_tile_args &a, c
 #pragma unroll
         for (int i = 0; i < 4; i++)
             v[i] = rank ? d.v[4 * j + i] : d.v[4 * (HALF + j) + i];
-        ptx_send(to + j * (WGS * 128 * 16), make_float4(v[0], v[1], v[2], v[3]), to_bar);
+        ptx_cluster_send_16(to + j * (WGS * 128 * 16), make_float4(v[0], v[1], v[2], v[3]), to_bar);
     }
     ptx_barrier_wait(bar, 0);
 #pragma unroll
@@ -557,7 +558,7 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
         }
         __syncwarp();
         if (a.pairs)
-            ptx_cluster_arrive();
+            ptx_cluster_arrive_release();
         ptx_named_barrier_arrive(5, WGS * 128 + 32);
         ptx_launch_dependents();
         if (ptx_elect())
@@ -567,7 +568,7 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
         Format::fill_table(&a.decode, Format::TABLE_BYTES ? qt_lane_value(&a.decode) : __half(),
                            WGS * 128);
         if (a.pairs)
-            ptx_cluster_arrive();
+            ptx_cluster_arrive_release();
         ptx_launch_dependents();
         ptx_named_barrier(5, WGS * 128 + 32);
         tile_multiply_all<Format, WGS, BM, C>(a, r, w);
