@@ -17,7 +17,7 @@ static struct qt_skinny_room room_for(struct qt_mix24_skinny_args *a,
     const int strips = c->warps / c->warps_k * c->strips;
     const size_t tile = (size_t)qt_skinny_tile_strips(c);
     struct qt_skinny_room room = {};
-    a->weights_at = QT_SKINNY_BLOCKS * c->token_tiles * 1024;
+    a->weights_at = qt_skinny_x_bytes(c, m);
     a->unit_bytes = (int)round_up((size_t)(strips * mix24_unit_bytes(w->mix24.fours > 0)), 128);
     room.stage_bytes =
         (int)round_up((size_t)(a->weights_at + QT_SKINNY_SLOTS * a->unit_bytes), 1024);
@@ -133,7 +133,7 @@ static int run_chunk(const struct qt_matmul_plan *p, const struct qt_matmul_weig
     if (!p->kernel || w->n != p->n || w->k != p->k || !workspace || at.bytes > p->workspace_bytes)
         return QT_MATMUL_UNSUPPORTED;
     if (set_args(&a, p, w, y) > p->smem_bytes ||
-        !qt_x_map(p, &a.x, space + at.rows, 2 * (size_t)a.units, 8 * p->config.token_tiles,
+        !qt_x_map(p, &a.x, space + at.rows, 2 * (size_t)a.units, a.x_rows,
                   QT_SKINNY_BLOCKS) ||
         !qt_mix24_record_maps(p, a.records, w, a.tile_strips))
         return QT_MATMUL_UNSUPPORTED;

@@ -68,8 +68,7 @@ static __device__ __forceinline__ void mix24_skinny_copy_weights(const qt_mix24_
 /* ---- products ----------------------------------------------------------------------------------
  */
 
-/* X of a slot in a stage. row: token g, halves of chunk t of a block, under the 128-byte swizzle.
- */
+/* X of a slot. row: of its blocks, token g, the first half of what lane t needs. */
 template <int MT> struct mix24_x_stage {
     uint32_t row[2];
 
@@ -77,7 +76,7 @@ template <int MT> struct mix24_x_stage {
     {
 #pragma unroll
         for (int t = 0; t < MT; t++)
-            x[t] = ptx_load_16(row[half] + (b * MT + t) * 1024);
+            x[t] = ptx_load_16((row[b] ^ half * 16) + t * 1024);
     }
 };
 
@@ -85,17 +84,19 @@ template <int MT> struct mix24_x_stage {
 template <int MT, int STRIPS> struct mix24_skinny_work {
     const qt_mix24_skinny_args &a;
     const int first; /* strip of the tile */
+    const int records_at; /* in a stage */
     int lane, rest;  /* of the unit */
-    uint32_t x[2];   /* mix24_x_stage, of the first slot of a stage at 0 */
+    uint32_t x[2]; /* mix24_x_stage of a stage at 0 */
 
-    __device__ __forceinline__ mix24_skinny_work(const qt_mix24_skinny_args &args, int wn)
-        : a(args), first(wn * STRIPS), lane((int)(threadIdx.x % 32)), rest(0)
+    __device__ __forceinline__ mix24_skinny_work(const qt_mix24_skinny_args &args, const skinny_warp &w)
+        : a(args), first(w.wn * STRIPS), records_at(args.weights_at + w.slot * args.unit_bytes),
+          lane((int)(threadIdx.x % 32)), rest(0)
     {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            x[half] = ptx_shared(qt_smem) + g * 128 + (((2 * t + half) ^ g) * 16);
-            asm volatile("" : "+r"(x[half])); /* computed once */
+        for (int b = 0; b < 2; b++) {
+            x[b] = ptx_shared(qt_smem) + skinny_x_at(a, 2 * w.slot + b, g, 2 * t);
+            asm volatile("" : "+r"(x[b])); /* computed once */
         }
         asm volatile("" : "+r"(lane));
     }
@@ -113,15 +114,14 @@ template <int MT, int STRIPS> struct mix24_skinny_work {
             record[u] = records + (uint32_t)(first + u) * mix24_record<FOUR>::BYTES;
         mix24_slot<FOUR, MT, STRIPS>(sums, record, x_of, lane, a.turn);
     }
-    __device__ __forceinline__ void slot(qt_sums<MT, STRIPS> *sums, int stage, int slot)
+    __device__ __forceinline__ void slot(qt_sums<MT, STRIPS> *sums, int stage)
     {
-        const uint32_t records =
-            ptx_shared(qt_smem) + (uint32_t)(stage + a.weights_at + slot * a.unit_bytes);
-        const uint32_t at = (uint32_t)(stage + slot * (2 * MT * 1024));
+        const uint32_t records = ptx_shared(qt_smem) + (uint32_t)(stage + records_at);
+        const mix24_x_stage<MT> x_of = {{x[0] + stage, x[1] + stage}};
         if (mix24_rest_is_four(a, rest))
-            unit<true>(sums, records, {{x[0] + at, x[1] + at}});
+            unit<true>(sums, records, x_of);
         else
-            unit<false>(sums, records, {{x[0] + at, x[1] + at}});
+            unit<false>(sums, records, x_of);
         rest = mix24_rest_after(a, rest, a.step_rest);
     }
     __device__ __forceinline__ void meet(int threads) const
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(QT_MIX24_SKINNY_WARPS * 32, 1)
         skinny_bring(a, r, warp * 32 == threads, threads, [&] { mix24_skinny_copy_weights(a, r); });
     } else {
         ptx_launch_dependents();
-        skinny_multiply_all<MT, STRIPS>(a, r, w, threads, mix24_skinny_work<MT, STRIPS>(a, w.wn));
+        skinny_multiply_all<MT, STRIPS>(a, r, w, threads, mix24_skinny_work<MT, STRIPS>(a, w));
     }
 }
 

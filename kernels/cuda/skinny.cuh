@@ -52,51 +52,53 @@ static __device__ __forceinline__ void skinny_copy_weights(const qt_skinny_args 
 /* ---- products ----------------------------------------------------------------------------------
  */
 
-/* Where a lane of a warp reads in a stage. */
+/* Where a lane of a warp reads in a stage: in the warp's slot of it. */
 template <class Format, int STRIPS> struct skinny_source {
     int words[STRIPS][3]; /* of the first block */
     int scales[STRIPS];   /* of its two rows, first group */
-    int x;                /* for ldmatrix, first half of a block of the first token tile */
+    uint32_t x[2];        /* for ldmatrix: of the blocks, the first half, token tile 0 */
 
-    __device__ __forceinline__ skinny_source(const qt_skinny_args &a, int wn)
+    __device__ __forceinline__ skinny_source(const qt_skinny_args &a, const skinny_warp &w)
     {
         const int lane = (int)threadIdx.x % 32;
-        x = lane % 8 * 128 + ((lane / 8 ^ lane % 8) * 16);
+        const int group_at = a.stage_groups > 1 ? w.slot * a.slot_groups * 32 : 0;
+#pragma unroll
+        for (int b = 0; b < 2; b++)
+            x[b] = skinny_x_at(a, 2 * w.slot + b, lane % 8, lane / 8);
 #pragma unroll
         for (int u = 0; u < STRIPS; u++) {
-            int strip = min(wn * STRIPS + u, a.tile_strips - 1);
+            int strip = min(w.wn * STRIPS + u, a.tile_strips - 1);
 #pragma unroll
             for (int i = 0; i < 3; i++) {
                 const int width = skinny_width<Format>(i);
-                words[u][i] =
-                    a.planes_at[i] + strip * (QT_SKINNY_BLOCKS * 128 * width) + lane * 4 * width;
+                words[u][i] = a.planes_at[i] + lane * 4 * width +
+                              (strip * QT_SKINNY_BLOCKS + w.slot * 2) * 128 * width;
             }
-            scales[u] = a.scales_at + strip * a.stage_groups * 32 + lane / 4 * 4;
+            scales[u] = a.scales_at + strip * a.stage_groups * 32 + group_at + lane / 4 * 4;
         }
     }
 };
 
-/* One slot of a stage at shared address `stage`. */
+/* The slot of a stage at offset `stage`. */
 template <class Format, int MT, int STRIPS>
 static __device__ __forceinline__ void
 skinny_slot(qt_sums<MT, STRIPS> *total, const qt_skinny_args &a,
-            const skinny_source<Format, STRIPS> &from, int stage, int slot, uint32_t lane_bytes)
+            const skinny_source<Format, STRIPS> &from, int stage, uint32_t lane_bytes)
 {
     const unsigned char *base = qt_smem + stage;
     const unsigned char *scales[STRIPS];
-    const int group_at = a.stage_groups > 1 ? slot * a.slot_groups * 32 : 0;
 #pragma unroll
     for (int u = 0; u < STRIPS; u++)
-        scales[u] = base + from.scales[u] + group_at;
-    const uint32_t x_row = ptx_shared(base) + from.x + slot * (2 * MT * 1024);
+        scales[u] = base + from.scales[u];
+    const uint32_t x[2] = {ptx_shared(base) + from.x[0], ptx_shared(base) + from.x[1]};
     qt_slot_multiply<Format, MT, STRIPS>(
         total, a.decode,
         [&](const unsigned char *src[3], int u, int b) {
 #pragma unroll
             for (int i = 0; i < 3; i++)
-                src[i] = base + from.words[u][i] + (slot * 2 + b) * 128 * skinny_width<Format>(i);
+                src[i] = base + from.words[u][i] + b * 128 * skinny_width<Format>(i);
         },
-        [&](int t, int b, int half) { return (x_row ^ half * 64) + (b * MT + t) * 1024; }, scales,
+        [&](int t, int b, int half) { return (x[b] ^ half * 64) + t * 1024; }, scales,
         a.slot_groups, true, lane_bytes);
 }
 
@@ -106,16 +108,16 @@ template <class Format, int MT, int STRIPS> struct skinny_work {
     const skinny_source<Format, STRIPS> from;
     const uint32_t lane_bytes;
 
-    __device__ __forceinline__ skinny_work(const qt_skinny_args &args, int wn)
-        : a(args), from(args, wn), lane_bytes(threadIdx.x % 32 * 4)
+    __device__ __forceinline__ skinny_work(const qt_skinny_args &args, const skinny_warp &w)
+        : a(args), from(args, w), lane_bytes(threadIdx.x % 32 * 4)
     {
     }
     __device__ __forceinline__ void begin_tile(int)
     {
     }
-    __device__ __forceinline__ void slot(qt_sums<MT, STRIPS> *sums, int stage, int slot)
+    __device__ __forceinline__ void slot(qt_sums<MT, STRIPS> *sums, int stage)
     {
-        skinny_slot<Format, MT, STRIPS>(sums, a, from, stage, slot, lane_bytes);
+        skinny_slot<Format, MT, STRIPS>(sums, a, from, stage, lane_bytes);
     }
     __device__ __forceinline__ void meet(int threads) const
     {
@@ -162,7 +164,7 @@ __global__ void __launch_bounds__(QT_SKINNY_MAX_WARPS * 32 + SKINNY_COPIERS, 1)
         skinny_load_row_scales(a, threads);
     ptx_launch_dependents();
     const skinny_warp w = skinny_warp_open(a, warp, threads);
-    skinny_multiply_all<MT, STRIPS>(a, r, w, threads, skinny_work<Format, MT, STRIPS>(a, w.wn));
+    skinny_multiply_all<MT, STRIPS>(a, r, w, threads, skinny_work<Format, MT, STRIPS>(a, w));
 }
 
 #endif

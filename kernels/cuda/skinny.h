@@ -11,19 +11,20 @@ enum { QT_SKINNY_BLOCKS = 4, QT_SKINNY_SLOTS = 2 };
 
 /* What all of them have (skinny_ring.cuh). */
 struct qt_skinny_base {
-    CUtensorMap x;             /* F16 [k / 64][m][64]; boxes of a stage's blocks, 8 MT tokens */
+    CUtensorMap x;             /* F16 [k / 64][m][64]; boxes of a stage's blocks, x_rows tokens */
     const float *token_factor; /* [m], or NULL: on every result of a token */
     void *y;                   /* F16 or BF16 [m][n] */
     int m, n, strips;
     int token0;                         /* of X; token_factor and y begin there */
     int strips_cta, tile_strips, tiles; /* of a block: strips_cta = tiles * tile_strips */
-    int warps_k;                        /* power of two; warps = warps_n * warps_k */
+    int warps_k;                        /* power of two, 2 or more; warps = warps_n * warps_k */
     int k_stages;
     float factor;  /* power of two on every result */
     int bf16;      /* y is BF16 */
     int dependent; /* launched before the previous kernel has ended */
     int alias;     /* partial sums go where the stages were */
     int stages, stage_bytes, ring_at, sums_at, tail_at, barriers_at;
+    int x_rows; /* of X in a stage: at most 8 MT, more than 8 MT - 8 */
 };
 
 struct qt_skinny_args : qt_skinny_base {
@@ -43,6 +44,18 @@ struct qt_skinny_args : qt_skinny_base {
 
 enum { QT_SKINNY_MAX_TOKENS = 16, QT_SKINNY_MAX_WARPS = 16 };
 
+/* Lines of X in a stage for so many tokens, and their bytes. */
+static inline int qt_skinny_x_rows(const struct qt_matmul_config *c, size_t tokens)
+{
+    int least = 8 * c->token_tiles - 7;
+    return (int)tokens > least ? (int)tokens : least;
+}
+
+static inline int qt_skinny_x_bytes(const struct qt_matmul_config *c, size_t tokens)
+{
+    return QT_SKINNY_BLOCKS * 128 * qt_skinny_x_rows(c, tokens);
+}
+
 /* Shared memory that a kernel wants, for a configuration. */
 struct qt_skinny_room {
     int head_bytes;   /* before the ring */
@@ -58,7 +71,8 @@ int qt_skinny_tile_strips(const struct qt_matmul_config *c);
 int qt_skinny_sums_pitch(const struct qt_matmul_config *c);
 int qt_skinny_tiles(const struct qt_matmul_config *c);
 
-/* What c and the room say of shared memory and of tiles; returns its size. */
+/* What c and the room say of shared memory and of tiles, for launches of m tokens; returns the
+ * size. */
 size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config *c,
                         const struct qt_skinny_room *room, size_t m);
 /* All of a configuration but its depth. Tiles of up to small_tile strips get 8 warps, others 16. */

@@ -46,6 +46,7 @@ size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config 
     a->tile_strips = qt_skinny_tile_strips(c);
     a->tiles = qt_skinny_tiles(c);
     a->warps_k = c->warps_k;
+    a->x_rows = qt_skinny_x_rows(c, m);
     a->stages = c->depth;
     a->stage_bytes = room->stage_bytes;
     a->ring_at = (int)round_up((size_t)room->head_bytes, 1024);
@@ -61,11 +62,11 @@ size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config 
 
 /* Offsets in a stage; returns what the kernel wants. */
 static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_shape *s,
-                                      const struct qt_matmul_config *c)
+                                      const struct qt_matmul_config *c, size_t m)
 {
     const int strips = qt_skinny_tile_strips(c);
     struct qt_skinny_room room = {};
-    int at = QT_SKINNY_BLOCKS * c->token_tiles * 1024;
+    int at = qt_skinny_x_bytes(c, m);
     for (int i = 0; i < 3; i++) {
         a->planes_at[i] = at;
         at += strips * QT_SKINNY_BLOCKS * 128 * s->width[i];
@@ -88,7 +89,7 @@ static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_
 /* Stages that a warp steps over, of which the ring is a multiple (skinny_ring.cuh). */
 static int stage_step(int warps_k)
 {
-    return warps_k > QT_SKINNY_SLOTS ? warps_k / QT_SKINNY_SLOTS : 1;
+    return warps_k / QT_SKINNY_SLOTS;
 }
 
 int qt_skinny_depth(const struct qt_matmul_plan *p, const struct qt_matmul_config *config,
@@ -138,7 +139,7 @@ bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
         (p->m > QT_SKINNY_MAX_TOKENS && !p->options.batch_invariant))
         return false;
     p->config = qt_skinny_config(p, s->strips, 2);
-    const struct qt_skinny_room room = room_for(&a, s, &p->config);
+    const struct qt_skinny_room room = room_for(&a, s, &p->config, chunk_tokens(p));
     p->config.depth = qt_skinny_depth(p, &p->config, &room);
     return p->config.depth > 0;
 }
@@ -149,9 +150,9 @@ static const char *config_fault(const struct qt_matmul_config *c, int strips)
         return "strips must be 1, 2 or 4";
     if (c->token_tiles != 1 && c->token_tiles != 2)
         return "token_tiles must be 1 or 2";
-    if (c->warps_k < 1 || (c->warps_k & (c->warps_k - 1)) || c->warps < 1 ||
+    if (c->warps_k < QT_SKINNY_SLOTS || (c->warps_k & (c->warps_k - 1)) || c->warps < 1 ||
         c->warps > QT_SKINNY_MAX_WARPS || c->warps % c->warps_k)
-        return "warps must be at most 16 and warps_k a power of two that divides them";
+        return "warps must be at most 16 and warps_k a power of two from 2 on that divides them";
     if (c->strips_cta < 1 || c->strips_cta > strips + 256 || c->strips_cta % qt_skinny_tiles(c))
         return "strips_cta must be a multiple of its tiles";
     if (c->splits != 1)
@@ -200,7 +201,7 @@ int qt_skinny_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     p->kernel = qt_skinny_instance(s->format, c->token_tiles, c->strips);
     if (!p->kernel)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "no skinny kernel for this format");
-    const struct qt_skinny_room room = room_for(&a, s, c);
+    const struct qt_skinny_room room = room_for(&a, s, c, chunk_tokens(p));
     size_t prepared = qt_prepare_bytes(p);
     p->workspace_bytes = prepared ? QT_MATMUL_WORKSPACE_ZEROED + prepared : 0;
     return qt_skinny_check_room(p, qt_skinny_layout(&a, c, &room, chunk_tokens(p)), s->strips);
@@ -226,7 +227,7 @@ int qt_skinny_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
 {
     struct qt_skinny_args a = {};
     const struct qt_matmul_config *c = &p->config;
-    const struct qt_skinny_room room = room_for(&a, s, c);
+    const struct qt_skinny_room room = room_for(&a, s, c, chunk_tokens(p));
     qt_skinny_layout(&a, c, &room, chunk_tokens(p));
     qt_skinny_fill(&a, p, s->strips, (size_t)s->blocks, y);
     a.decode = qt_decode_args_of(w);
@@ -240,7 +241,7 @@ int qt_skinny_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
     if (rc != QT_MATMUL_OK)
         return rc;
     if ((size_t)x % 16 ||
-        !qt_x_map(p, &a.x, x, (size_t)s->blocks, 8 * c->token_tiles, QT_SKINNY_BLOCKS) ||
+        !qt_x_map(p, &a.x, x, (size_t)s->blocks, a.x_rows, QT_SKINNY_BLOCKS) ||
         !qt_weight_maps(p, a.plane, &a.scales, s, w, a.tile_strips, QT_SKINNY_BLOCKS,
                         a.stage_groups))
         return QT_MATMUL_UNSUPPORTED;

@@ -22,7 +22,8 @@
  * The template: MT token tiles of 8 (m <= 8 MT); STRIPS; and Work, what differs:
  *
  *     begin_tile(slot)             before the first slot of a tile, the slot-th of k
- *     slot(sums, stage, slot)      products of a slot; stage: offset in shared memory
+ *     slot(sums, stage)            products of a slot; stage: offset in shared memory. A warp's are
+ *                                  all first slots of stages, or all second ones
  *     meet(threads)                a barrier, after which the sums of the warps that multiply, and
  *                                  what else the outputs need, are in shared memory
  *     added(tile)                  sums to add, as those of a warp, or NULL
@@ -86,6 +87,18 @@ static __device__ __forceinline__ void skinny_copy_x(const qt_skinny_base &a, sk
             skinny_ring_next(&r, a.stages);
         }
     }
+}
+
+/*
+ * X of a stage: for each of its blocks of 64 columns x_rows lines of 128 bytes, 16-byte chunk i of
+ * line l at i ^ l % 8. There are lines for tokens that exist; for the others a warp reads what comes
+ * behind, which goes into sums that nobody stores. Where chunk `chunk` of a token is, in the stage:
+ */
+static __device__ __forceinline__ uint32_t skinny_x_at(const qt_skinny_base &a, int block,
+                                                       int token, int chunk)
+{
+    int line = block * a.x_rows + token;
+    return (uint32_t)(line * 128 + (chunk ^ line % 8) * 16);
 }
 
 /*
@@ -158,16 +171,17 @@ static __device__ __forceinline__ void skinny_finish(const qt_skinny_base &a, co
 /* ---- the warps that multiply -------------------------------------------------------------------
  */
 
-/* Which of them a warp is. */
+/* Which of them a warp is, and its slot in its stages. */
 struct skinny_warp {
-    int wn, wk, warps_n;
+    int wn, wk, warps_n, slot;
 };
 
 static __device__ __forceinline__ skinny_warp skinny_warp_open(const qt_skinny_base &a, int warp,
                                                                int threads)
 {
     const int shift = 31 - __clz(a.warps_k);
-    return {warp >> shift, warp & (a.warps_k - 1), threads / 32 >> shift};
+    const int wk = warp & (a.warps_k - 1);
+    return {warp >> shift, wk, threads / 32 >> shift, wk % QT_SKINNY_SLOTS};
 }
 
 template <int MT, int STRIPS, class Work>
@@ -176,7 +190,7 @@ static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_base 
                                                            Work work)
 {
     const int pitch = w.warps_n * STRIPS * 16 + 4;
-    const int step = a.warps_k / QT_SKINNY_SLOTS; /* stages; 0: both slots of one */
+    const int step = a.warps_k / QT_SKINNY_SLOTS; /* stages */
     const int token = (int)threadIdx.x / (a.tile_strips * 16);
     const int row = (int)threadIdx.x - token * (a.tile_strips * 16);
     int n = w.wk; /* slot, over all tiles */
@@ -194,11 +208,11 @@ static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_base 
 #pragma unroll 1
         while (n < end) {
             ptx_barrier_wait(r.full + 8 * r.stage, r.parity);
-            work.slot(&sums, a.ring_at + r.stage * a.stage_bytes, n & 1);
+            work.slot(&sums, a.ring_at + r.stage * a.stage_bytes);
             __syncwarp();
             if (lane == 0)
                 ptx_barrier_arrive(r.empty + 8 * r.stage);
-            skinny_ring_step(&r, step ? step : n & 1, a.stages);
+            skinny_ring_step(&r, step, a.stages);
             n += a.warps_k;
         }
         if (tile > 0 || a.alias)

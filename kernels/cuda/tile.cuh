@@ -452,8 +452,10 @@ static __device__ __forceinline__ void tile_collect(const qt_tile_args &a, tile_
         }
 }
 
-/* Of a pair of blocks each sends the other its sums of half of the tokens, and finishes the other
- * half.
+/*
+ * Of a pair of blocks each sends the other its sums of half of the tokens, and finishes the other
+ * half. They go where the ring was, so both must have done with their products. Warps that have ended
+ * are not waited for; one that came to the barrier of the cluster and ended would count twice.
  */
 template <int WGS, int BM>
 static __device__ __forceinline__ void tile_finish_pair(const qt_tile_args &a, const tile_ring &r,
@@ -461,12 +463,13 @@ static __device__ __forceinline__ void tile_finish_pair(const qt_tile_args &a, c
                                                         int token0)
 {
     const int HALF = BM / 16, rank = (int)blockIdx.x & 1; /* HALF: of 8 tokens */
-    const uint32_t at = ptx_shared(qt_smem) + a.peer_at + threadIdx.x * 16;
+    const uint32_t at = ptx_shared(qt_smem) + a.ring_at + threadIdx.x * 16;
     const uint32_t bar = r.full + 16 * a.stages;
     const uint32_t to = ptx_cluster_map(at, rank ^ 1), to_bar = ptx_cluster_map(bar, rank ^ 1);
     if (threadIdx.x == 0)
         ptx_barrier_expect(bar, HALF * WGS * 128 * 16);
-    ptx_cluster_wait(); /* the other is there, and so is its barrier */
+    ptx_cluster_arrive_release();
+    ptx_cluster_wait();
 #pragma unroll
     for (int j = 0; j < HALF; j++) {
         float v[4];
@@ -478,7 +481,7 @@ static __device__ __forceinline__ void tile_finish_pair(const qt_tile_args &a, c
     ptx_barrier_wait(bar, 0);
 #pragma unroll
     for (int j = 0; j < HALF; j++) {
-        float4 v = *(const float4 *)(qt_smem + a.peer_at + threadIdx.x * 16 + j * (WGS * 128 * 16));
+        float4 v = *(const float4 *)(qt_smem + a.ring_at + threadIdx.x * 16 + j * (WGS * 128 * 16));
         v.x += rank ? d.v[4 * (HALF + j)] : d.v[4 * j];
         v.y += rank ? d.v[4 * (HALF + j) + 1] : d.v[4 * j + 1];
         v.z += rank ? d.v[4 * (HALF + j) + 2] : d.v[4 * j + 2];
@@ -557,8 +560,6 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
             ptx_barrier_init_fence();
         }
         __syncwarp();
-        if (a.pairs)
-            ptx_cluster_arrive_release();
         ptx_named_barrier_arrive(5, WGS * 128 + 32);
         ptx_launch_dependents();
         if (ptx_elect())
@@ -567,8 +568,6 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
         ptx_registers_more<tile_registers(WGS)>();
         Format::fill_table(&a.decode, Format::TABLE_BYTES ? qt_lane_value(&a.decode) : __half(),
                            WGS * 128);
-        if (a.pairs)
-            ptx_cluster_arrive_release();
         ptx_launch_dependents();
         ptx_named_barrier(5, WGS * 128 + 32);
         tile_multiply_all<Format, WGS, BM, C>(a, r, w);

@@ -56,7 +56,7 @@ struct qt_tile_args {
     int bf16;                 /* y is BF16 */
     int wide_stores;          /* rows of y are 4-byte aligned */
     int dependent;            /* launched before the previous kernel has ended */
-    int stages, stage_bytes, stage_tx, ring_at, peer_at, barriers_at;
+    int stages, stage_bytes, stage_tx, ring_at, barriers_at;
 };
 
 #endif

@@ -48,23 +48,23 @@ static int stage_groups(const struct qt_shape *s, int blocks)
     return s->grouped && groups == 0 ? 1 : groups;
 }
 
-/* Stages and offsets; returns the size. */
+/* Stages and offsets; returns the size. Pairs put sums where the ring was, half of a block's. */
 static size_t tile_layout(struct qt_tile_args *a, const struct qt_shape *s,
-                          const struct tile_kind *t, int splits, int smem_limit)
+                          const struct tile_kind *t, int smem_limit)
 {
-    const int peer_bytes = splits == PAIRS ? t->warpgroups * 64 * t->tokens / 2 * 4 : 0;
+    const int sums_bytes = t->warpgroups * 64 * t->tokens / 2 * 4;
     int strips = 4 * t->warpgroups;
     a->stage_groups = stage_groups(s, t->blocks);
     a->stage_tx =
         t->blocks * (t->tokens * 128 + strips * 128 * s->bits) + strips * a->stage_groups * 32;
     a->stage_bytes = (int)round_up((size_t)a->stage_tx, 1024);
     a->ring_at = (int)round_up(s->wide_table_bytes, 1024);
-    a->stages = (smem_limit - a->ring_at - peer_bytes - 16 * MAX_STAGES - 8) / a->stage_bytes;
+    a->stages = (smem_limit - a->ring_at - 16 * MAX_STAGES - 8) / a->stage_bytes;
     int ahead = QT_WEIGHTS_AHEAD / (t->blocks * strips * 128 * s->bits);
     ahead = ahead < 3 ? 3 : ahead < MAX_STAGES ? ahead : MAX_STAGES;
     a->stages = a->stages < ahead ? a->stages : ahead;
-    a->peer_at = a->ring_at + a->stages * a->stage_bytes;
-    a->barriers_at = a->peer_at + peer_bytes;
+    int ring_bytes = a->stages * a->stage_bytes;
+    a->barriers_at = a->ring_at + (ring_bytes > sums_bytes ? ring_bytes : sums_bytes);
     return (size_t)a->barriers_at + 16 * MAX_STAGES + 8;
 }
 
@@ -141,15 +141,6 @@ static bool can_pair(const struct qt_matmul_plan *p, const struct qt_shape *s,
     return 2 * tiles_of(s, t, p->m) <= p->sms && s->blocks > t->blocks;
 }
 
-/* With two stages copies and products take turns: nf4 8192 x 8192, 256 tokens: 82 us, others 55. */
-static bool has_stages(const struct qt_matmul_plan *p, const struct qt_shape *s,
-                       const struct tile_kind *t, int splits)
-{
-    struct qt_tile_args a = {};
-    tile_layout(&a, s, t, splits, p->smem_limit);
-    return a.stages >= 3;
-}
-
 bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s, double *us)
 {
     double best = 1e300;
@@ -159,7 +150,7 @@ bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s, double *
         const struct tile_kind *t = &kinds[i / 3];
         int splits = WHOLE_TILES + i % 3;
         double this_us = tile_us(s, i / 3, splits, p->m, p->sms);
-        if (this_us >= best || !takes_groups(t, s) || !has_stages(p, s, t, splits) ||
+        if (this_us >= best || !takes_groups(t, s) ||
             (splits == PAIRS && !can_pair(p, s, t)))
             continue;
         best = this_us;
@@ -195,7 +186,7 @@ int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     p->kernel = qt_tile_instance(s->format, kind);
     if (!p->kernel || !takes_groups(t, s))
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "no tile kernel for this format or group");
-    p->smem_bytes = tile_layout(&a, s, t, c->splits, p->smem_limit);
+    p->smem_bytes = tile_layout(&a, s, t, p->smem_limit);
     int tiles = tiles_of(s, t, p->m);
     if (c->splits < WHOLE_TILES || c->splits > PAIRS)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED,
@@ -239,7 +230,7 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
 {
     struct qt_tile_args a = {};
     const struct tile_kind *t = &kinds[kind_of(&p->config)];
-    tile_layout(&a, s, t, p->config.splits, p->smem_limit);
+    tile_layout(&a, s, t, p->smem_limit);
     a.decode = qt_decode_args_of(w);
     a.scale = (const __half *)w->scale;
     a.y = y;

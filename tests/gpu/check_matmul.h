@@ -77,8 +77,9 @@ static inline double tolerance(size_t count, int bf16, enum qt_matmul_path path)
 {
     bool many = count >= 1000 && !uneven;
     double e = !many ? 5.2e-4 : count < 4000 ? 2.5e-4 : 2.3e-4;
-    if (path == QT_MATMUL_DENSE) /* weights have been rounded too */
-        e = many ? 3.4e-4 : 1.1e-3;
+    /* Weights have been rounded too: of 2 bits a row has four, whose errors do not average out. */
+    if (path == QT_MATMUL_DENSE)
+        e = many ? 4.2e-4 : 1.1e-3;
     return e * (bf16 ? 8 : 1);
 }
 
