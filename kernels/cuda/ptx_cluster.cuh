@@ -24,14 +24,6 @@ PTX void ptx_cluster_arrive()
 #endif
 }
 
-/* The same, but what the thread wrote before it is seen by all of them after the wait. */
-PTX void ptx_cluster_arrive_release()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-
 PTX void ptx_cluster_wait()
 {
 #if __CUDA_ARCH__ >= 900

@@ -2,8 +2,10 @@
  * The tile kernel: Y = X W^T for more tokens than the stream kernel is for, sm_90a.
  *
  *   grid      one block a multiprocessor; the blocks share out (tile, stage of k) evenly, a tile
- * being 64 WGS rows x BM tokens block     WGS warpgroups that multiply, 64 rows each, and one of
- * which a warp keeps the copy engine busy smem      [ look-up table | ring of stages | barriers ]
+ *             being 64 WGS rows x BM tokens
+ *   block     WGS warpgroups that multiply, 64 rows each, and one of which two lanes keep the copy
+ *             engine busy
+ *   smem      [ look-up table | ring of stages | barriers ]
  *
  *   copy engine:  packed planes, group scales, X (128-byte swizzle)  --> a stage of C blocks of k
  *   warpgroup:    packed words -> registers -> A fragments (registers) --+
@@ -45,6 +47,9 @@
 /* ---- who does what -----------------------------------------------------------------------------
  */
 
+/* Numbers of barriers of a part of the block; TILE_WARPGROUP and on: of each warpgroup. */
+enum { TILE_WARPGROUP = 1, TILE_START = 5, TILE_START_X };
+
 struct tile_ring {
     uint32_t full, empty; /* shared addresses of the first barriers; 8 bytes each */
     int stage;
@@ -64,134 +69,169 @@ struct tile_segment {
     int row_tile, token0, k0, k1;
 };
 
-/* What a block has to do: a range of (shared tile, stage) pairs, then whole tiles. */
-struct tile_work {
-    int pair, end; /* the range */
-    int tile;      /* next whole tile */
-};
-
 /* Where range number `i` of the shared tiles begins. */
 static __device__ __forceinline__ int tile_range(const qt_tile_args &a, int i)
 {
     return i * a.range + min(i, a.ranges_longer);
 }
 
-static __device__ __forceinline__ tile_work tile_work_open(const qt_tile_args &a)
+static __device__ __forceinline__ int tile_of_pair(const qt_tile_args &a, int pair)
 {
-    int i = (int)(gridDim.x - 1 - blockIdx.x);
-    tile_work w;
+    return (int)__umulhi(2 * (unsigned)pair, a.k_stages_inverse);
+}
+
+/*
+ * What a block has to do: its range of (shared tile, stage) pairs, which touches so many tiles, then
+ * whole tiles. Nothing is divided where there is one tile to a block: the first copies wait for it.
+ */
+struct tile_work {
+    int pair, end, first, shared; /* the range; its first tile; tiles */
+    int whole, step;              /* the first whole tile; from one to the next */
+};
+
+static __device__ __forceinline__ tile_work tile_work_of(const qt_tile_args &a)
+{
+    const int i = (int)(gridDim.x - 1 - blockIdx.x);
+    tile_work w = {0, 0, 0, 0, a.shared_tiles + ((int)blockIdx.x >> a.pairs),
+                   (int)gridDim.x >> a.pairs};
     w.pair = tile_range(a, i);
     w.end = tile_range(a, i + 1);
-    w.tile = a.shared_tiles + ((int)blockIdx.x >> a.pairs);
+    w.first = tile_of_pair(a, w.pair);
+    w.shared = w.pair < w.end ? tile_of_pair(a, w.end - 1) - w.first + 1 : 0;
     return w;
 }
 
 /*
- * Tile number t is in bands of row tiles, in a band all row tiles of a token tile, then the next
- * token tile: what runs at the same time shares both weights and activations in L2.
+ * How many segments. Loops count them: where the compiler does not see that all lanes leave a loop
+ * together it gives up uniform registers in it, which cost 30 instructions a stage.
  */
-static __device__ __forceinline__ bool tile_next(const qt_tile_args &a, tile_work *w, int tokens,
-                                                 tile_segment *s)
+static __device__ __forceinline__ int tile_segments(const qt_tile_args &a)
 {
-    int t = w->tile;
-    s->k0 = 0;
-    s->k1 = a.k_stages;
-    if (w->pair < w->end) {
-        t = w->pair / a.k_stages;
-        s->k0 = w->pair - t * a.k_stages;
-        s->k1 = min(a.k_stages, s->k0 + w->end - w->pair);
-        w->pair += s->k1 - s->k0;
-    } else {
-        w->tile += (int)gridDim.x >> a.pairs;
-    }
-    if (a.pairs) {
-        int half = (a.k_stages + 1) / 2;
-        s->k0 = blockIdx.x & 1 ? half : 0;
-        s->k1 = blockIdx.x & 1 ? a.k_stages : half;
-    }
-    int per_band = a.band * a.token_tiles, band = t / per_band, in_band = t - band * per_band;
-    int rows = min(a.band, a.row_tiles - band * a.band);
-    s->row_tile = band * a.band + in_band % rows;
-    s->token0 = in_band / rows * tokens;
-    return t < a.row_tiles * a.token_tiles;
-}
-
-/* ---- copies ------------------------------------------------------------------------------------
- */
-
-template <int WGS, int BM, int C>
-static __device__ __forceinline__ void tile_copy_weights(const qt_tile_args &a, uint32_t dst,
-                                                         uint32_t bar, int k_stage, int strip)
-{
-    dst += BM * 128 * C;
-#pragma unroll
-    for (int i = 0; i < 3; i++)
-        if (a.width[i]) {
-            ptx_copy_box(dst, &a.plane[i], k_stage * C * 16 * a.width[i], strip, bar);
-            dst += (uint32_t)(WGS * 4 * C * 128 * a.width[i]);
-        }
-    if (a.grouped)
-        ptx_copy_box(dst, &a.scales, (k_stage * C * 64 >> a.group_shift) * 4, strip, bar);
+    return tile_work_of(a).shared + a.whole_tiles +
+           (((int)blockIdx.x >> a.pairs) < a.blocks_with_more);
 }
 
 /*
- * The lane that copies: all stages of all segments. What the first stages hold of weights does not
- * depend on the previous kernel and is copied before that has ended.
+ * Segment number `i` of the block. Tile number t is in bands of row tiles, in a band all row tiles
+ * of a token tile, then the next token tile: what runs at the same time shares both weights and
+ * activations in L2.
  */
-template <int WGS, int BM, int C>
-static __device__ __forceinline__ int tile_copy_ahead(const qt_tile_args &a, const tile_ring &r,
-                                                      tile_work w)
+static __device__ __forceinline__ tile_segment tile_segment_at(const qt_tile_args &a, int i,
+                                                               int tokens)
 {
+    const tile_work w = tile_work_of(a);
+    int t = w.whole + (i - w.shared) * w.step;
     tile_segment s;
-    int ahead = tile_next(a, &w, BM, &s) ? min(a.stages, s.k1 - s.k0) : 0;
-#pragma unroll 1
-    for (int i = 0; i < ahead; i++) {
-        uint32_t bar = r.full + 8 * i, dst = ptx_shared(qt_smem) + a.ring_at + i * a.stage_bytes;
-        ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
-        tile_copy_weights<WGS, BM, C>(a, dst, bar, s.k0 + i, s.row_tile * 4 * WGS);
+    s.k0 = 0;
+    s.k1 = a.k_stages;
+    if (i < w.shared) {
+        t = w.first + i;
+        s.k0 = max(0, w.pair - t * a.k_stages);
+        s.k1 = min(a.k_stages, w.end - t * a.k_stages);
     }
-    return ahead;
+    if (a.pairs) {
+        int half = (a.k_stages + 1) / 2;
+        s.k0 = blockIdx.x & 1 ? half : 0;
+        s.k1 = blockIdx.x & 1 ? a.k_stages : half;
+    }
+    s.row_tile = t;
+    s.token0 = 0;
+    if (a.token_tiles > 1) {
+        int per_band = a.band * a.token_tiles, band = t / per_band, in_band = t - band * per_band;
+        int rows = min(a.band, a.row_tiles - band * a.band);
+        s.row_tile = band * a.band + in_band % rows;
+        s.token0 = in_band / rows * tokens;
+    }
+    return s;
 }
 
-template <int WGS, int BM, int C>
-static __device__ __forceinline__ void tile_copy_all(const qt_tile_args &a, tile_ring r,
-                                                     tile_work w)
+/* Bits of plane p. */
+template <class Format> static __device__ __forceinline__ constexpr int tile_width(int p)
 {
-    tile_segment s;
-    int ahead = 0;
-    if (a.dependent) {
-        ahead = tile_copy_ahead<WGS, BM, C>(a, r, w);
-        ptx_wait_previous();
-    }
+    return p == 0 ? Format::WIDTH0 : p == 1 ? Format::WIDTH1 : Format::WIDTH2;
+}
+
+/* ---- copies ------------------------------------------------------------------------------------
+ *
+ * A lane for weights and one for X, each for all stages of all segments: what one lane issues it
+ * issues one after the other. Weights do not depend on the previous kernel; X does.
+ */
+
+template <class Format, int WGS, int BM, int C>
+static __device__ __forceinline__ void tile_copy_weights(const qt_tile_args &a, tile_ring r)
+{
 #pragma unroll 1
-    while (tile_next(a, &w, BM, &s)) {
+    for (int segment = 0; segment < tile_segments(a); segment++) {
+        const tile_segment s = tile_segment_at(a, segment, BM);
+        const int strip = s.row_tile * 4 * WGS;
 #pragma unroll 1
-        for (int i = s.k0; i < s.k1; i++) {
-            uint32_t bar = r.full + 8 * r.stage;
-            uint32_t dst = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes;
-            if (ahead > 0) {
-                ahead--;
-            } else {
-                ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-                ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
-                tile_copy_weights<WGS, BM, C>(a, dst, bar, i, s.row_tile * 4 * WGS);
-            }
-            ptx_copy_box_3d(dst, &a.x, 0, s.token0, i * C, bar);
+        for (int k_stage = s.k0; k_stage < s.k1; k_stage++) {
+            const uint32_t bar = r.full + 8 * r.stage;
+            uint32_t dst = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes + BM * 128 * C;
+            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
+            ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
+#pragma unroll
+            for (int i = 0; i < 3; i++)
+                if (tile_width<Format>(i)) {
+                    ptx_copy_box(dst, &a.plane[i], k_stage * (C * 16 * tile_width<Format>(i)),
+                                 strip, bar);
+                    dst += WGS * 4 * C * 128 * tile_width<Format>(i);
+                }
+            if (Format::GROUPED)
+                ptx_copy_box(dst, &a.scales, (k_stage * C * 64 >> a.group_shift) * 4, strip, bar);
             tile_ring_next(&r, a.stages);
         }
     }
 }
 
+template <int BM, int C>
+static __device__ __forceinline__ void tile_copy_x(const qt_tile_args &a, tile_ring r)
+{
+    if (a.dependent)
+        ptx_wait_previous();
+#pragma unroll 1
+    for (int segment = 0; segment < tile_segments(a); segment++) {
+        const tile_segment s = tile_segment_at(a, segment, BM);
+#pragma unroll 1
+        for (int k_stage = s.k0; k_stage < s.k1; k_stage++) {
+            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
+            ptx_copy_box_3d(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes, &a.x, 0,
+                            s.token0, k_stage * C, r.full + 8 * r.stage);
+            tile_ring_next(&r, a.stages);
+        }
+    }
+}
+
+/* The two warps of which a lane each copies; the one for weights initialises the barriers. */
+template <class Format, int WGS, int BM, int C>
+static __device__ __forceinline__ void tile_bring(const qt_tile_args &a, const tile_ring &r,
+                                                  bool weights)
+{
+    if (weights && ptx_elect()) {
+#pragma unroll 1
+        for (int i = 0; i < a.stages; i++) {
+            ptx_barrier_init(r.full + 8 * i, 1);
+            ptx_barrier_init(r.empty + 8 * i, WGS * 4);
+        }
+        ptx_barrier_init(r.full + 16 * a.stages, 1); /* of what the other of a pair sends */
+        ptx_barrier_init_fence();
+    }
+    __syncwarp();
+    ptx_launch_dependents();
+    if (weights) {
+        ptx_named_barrier_arrive(TILE_START_X, 64);
+        ptx_named_barrier_arrive(TILE_START, WGS * 128 + 32);
+        if (ptx_elect())
+            tile_copy_weights<Format, WGS, BM, C>(a, r);
+    } else {
+        ptx_named_barrier(TILE_START_X, 64);
+        if (ptx_elect())
+            tile_copy_x<BM, C>(a, r);
+    }
+}
+
 /* ---- products ----------------------------------------------------------------------------------
  */
-
-/* Bits of plane p. */
-template <class Format>
-static __device__ __forceinline__ int tile_width(const qt_tile_args &a, int p)
-{
-    const int width = p == 0 ? Format::WIDTH0 : p == 1 ? Format::WIDTH1 : Format::WIDTH2;
-    return width >= 0 ? width : a.width[p];
-}
 
 template <int BM> struct tile_sums {
     float v[BM / 2]; /* [tokens / 8][4]: rows g, g + 8 x tokens 2t, 2t + 1 */
@@ -247,7 +287,7 @@ template <class Format, int WGS, int BM, int C> struct tile_source {
         const unsigned char *at = qt_smem + a.ring_at + stage * a.stage_bytes + BM * 128 * C;
 #pragma unroll
         for (int p = 0; p < 3; p++) {
-            const int width = tile_width<Format>(a, p);
+            const int width = tile_width<Format>(p);
             plane[p] = at + warp * (C * 128 * width) + lane * 4 * width;
             at += WGS * 4 * C * 128 * width;
         }
@@ -258,7 +298,7 @@ template <class Format, int WGS, int BM, int C> struct tile_source {
         const unsigned char *src[3];
 #pragma unroll
         for (int p = 0; p < 3; p++)
-            src[p] = plane[p] + block * 128 * tile_width<Format>(a, p);
+            src[p] = plane[p] + block * 128 * tile_width<Format>(p);
         words->load(src, a.decode);
     }
 };
@@ -403,7 +443,7 @@ static __device__ __forceinline__ void tile_give(const qt_tile_args &a, const ti
     for (int j = 0; j < BM / 8; j++)
         __stcg(out + j * (WGS * 128),
                make_float4(d.v[4 * j], d.v[4 * j + 1], d.v[4 * j + 2], d.v[4 * j + 3]));
-    ptx_named_barrier(1 + group, 128);
+    ptx_named_barrier(TILE_WARPGROUP + group, 128);
     if (threadIdx.x % 128 == 0)
         ptx_store_release(a.ready + blockIdx.x * WGS + group, 1);
 }
@@ -423,7 +463,7 @@ static __device__ __forceinline__ void tile_collect(const qt_tile_args &a, tile_
             ;
         *ready = 0; /* for the next launch */
     }
-    ptx_named_barrier(1 + group, 128);
+    ptx_named_barrier(TILE_WARPGROUP + group, 128);
     const int CHUNK = BM < 128 ? BM / 8 : 8;       /* of loads of one block under way ... */
     const int BLOCKS = CHUNK > 8 ? 1 : 16 / CHUNK; /* ... and of so many */
 #pragma unroll 1
@@ -468,7 +508,7 @@ static __device__ __forceinline__ void tile_finish_pair(const qt_tile_args &a, c
     const uint32_t to = ptx_cluster_map(at, rank ^ 1), to_bar = ptx_cluster_map(bar, rank ^ 1);
     if (threadIdx.x == 0)
         ptx_barrier_expect(bar, HALF * WGS * 128 * 16);
-    ptx_cluster_arrive_release();
+    ptx_cluster_arrive(); /* what was read of the ring has been used: no fence (600 clocks) */
     ptx_cluster_wait();
 #pragma unroll
     for (int j = 0; j < HALF; j++) {
@@ -491,13 +531,13 @@ static __device__ __forceinline__ void tile_finish_pair(const qt_tile_args &a, c
 }
 
 template <class Format, int WGS, int BM, int C>
-static __device__ __forceinline__ void tile_multiply_all(const qt_tile_args &a, tile_ring r,
-                                                         tile_work w)
+static __device__ __forceinline__ void tile_multiply_all(const qt_tile_args &a, tile_ring r)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    tile_segment s;
+    const int segments = tile_segments(a);
 #pragma unroll 1
-    while (tile_next(a, &w, BM, &s)) {
+    for (int segment = 0; segment < segments; segment++) {
+        const tile_segment s = tile_segment_at(a, segment, BM);
         tile_sums<BM> d = {};
         float2 unit = tile_accumulate<Format, WGS, BM, C>(&d, a, &r, s.k0, s.k1);
         int strip = s.row_tile * 4 * WGS + warp;
@@ -541,7 +581,6 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
     qt_tile_kernel(const __grid_constant__ qt_tile_args a)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    const tile_work w = tile_work_open(a);
     tile_ring r;
     r.full = ptx_shared(qt_smem) + a.barriers_at;
     r.empty = r.full + 8 * a.stages;
@@ -549,28 +588,15 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
     r.parity = 0;
     if (warp >= WGS * 4) {
         ptx_registers_fewer<24>();
-        if (warp > WGS * 4)
-            return;
-        if (ptx_elect()) {
-            for (int i = 0; i < a.stages; i++) {
-                ptx_barrier_init(r.full + 8 * i, 1);
-                ptx_barrier_init(r.empty + 8 * i, WGS * 4);
-            }
-            ptx_barrier_init(r.full + 16 * a.stages, 1); /* of what the other of a pair sends */
-            ptx_barrier_init_fence();
-        }
-        __syncwarp();
-        ptx_named_barrier_arrive(5, WGS * 128 + 32);
-        ptx_launch_dependents();
-        if (ptx_elect())
-            tile_copy_all<WGS, BM, C>(a, r, w);
+        if (warp < WGS * 4 + 2)
+            tile_bring<Format, WGS, BM, C>(a, r, warp == WGS * 4);
     } else {
         ptx_registers_more<tile_registers(WGS)>();
         Format::fill_table(&a.decode, Format::TABLE_BYTES ? qt_lane_value(&a.decode) : __half(),
                            WGS * 128);
         ptx_launch_dependents();
-        ptx_named_barrier(5, WGS * 128 + 32);
-        tile_multiply_all<Format, WGS, BM, C>(a, r, w);
+        ptx_named_barrier(TILE_START, WGS * 128 + 32);
+        tile_multiply_all<Format, WGS, BM, C>(a, r);
     }
 }
 

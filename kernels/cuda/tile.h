@@ -17,9 +17,10 @@
     X(4, 64, 2)                                                                                    \
     X(2, 128, 2)                                                                                   \
     X(3, 128, 2)                                                                                   \
-    X(4, 128, 2)                                                                                   \
     X(2, 256, 1)
-enum { QT_TILE_KINDS = 11 };
+/* And of formats with a scale per group alone; the others would want more registers for it. */
+#define QT_TILE_GROUP_TABLE(X) QT_TILE_TABLE(X) X(4, 128, 2)
+enum { QT_TILE_FPX_KINDS = 10, QT_TILE_KINDS = 11 };
 
 /*
  * K-steps whose products are started at a time: 4 if there are registers for the fragments of two
@@ -43,13 +44,13 @@ struct qt_tile_args {
     unsigned *ready;           /* [blocks][warpgroups]: of partial; 0 between launches */
     size_t pitch_groups;
     int m, n, strips;
-    int row_tiles, token_tiles, band; /* band: row tiles of a band, see tile_next */
+    int row_tiles, token_tiles, band; /* band: row tiles of a band, see tile_segment_at */
     int k_stages;                     /* of a tile */
     int pairs;                        /* 1: two blocks a tile, half of k each; else 0 */
+    unsigned k_stages_inverse;        /* 2^31 / k_stages, rounded up */
     int shared_tiles;                 /* the first ones, shared among all blocks */
     int range, ranges_longer; /* of shared (tile, stage) pairs, a block's; so many have 1 more */
-    int width[3];             /* bits of the planes */
-    int grouped;              /* a scale per group */
+    int whole_tiles, blocks_with_more; /* of the others, a block's or pair's; so many have 1 more */
     int group_shift;          /* log2(channels per scale) */
     int stage_groups;         /* scales of a row in a stage */
     float factor;             /* power of two on every result */

@@ -12,7 +12,7 @@ struct tile_kind {
 };
 
 #define KIND(warpgroups, tokens, blocks) {warpgroups, tokens, blocks},
-static const struct tile_kind kinds[QT_TILE_KINDS] = {QT_TILE_TABLE(KIND)};
+static const struct tile_kind kinds[QT_TILE_KINDS] = {QT_TILE_GROUP_TABLE(KIND)};
 
 static int kind_of(const struct qt_matmul_config *c)
 {
@@ -22,16 +22,19 @@ static int kind_of(const struct qt_matmul_config *c)
     return -1;
 }
 
-static bool takes_groups(const struct tile_kind *t, const struct qt_shape *s)
-{
-    return 16 * qt_tile_steps(t->warpgroups, t->tokens, t->blocks) <= 1 << s->group_shift;
-}
-
 const void *qt_tile_instance(enum qt_format format, int kind)
 {
     return format <= QT_FORMAT_INT4  ? qt_tile_group_instance(format, kind)
            : format == QT_FORMAT_ANY ? NULL
                                      : qt_tile_fpx_instance(format, kind);
+}
+
+/* Whether there is a kernel for the format and the group. */
+static bool is_for(int kind, const struct qt_shape *s)
+{
+    const struct tile_kind *t = &kinds[kind];
+    return qt_tile_instance(s->format, kind) &&
+           16 * qt_tile_steps(t->warpgroups, t->tokens, t->blocks) <= 1 << s->group_shift;
 }
 
 /* ---- shared memory -----------------------------------------------------------------------------
@@ -101,14 +104,14 @@ static int shared_tiles(int tiles, int splits, int blocks)
 }
 
 /*
- * Microseconds on an H200 for 64 columns of k of a shared tile, in the order of QT_TILE_TABLE:
+ * Microseconds on an H200 for 64 columns of k of a shared tile, in the order of QT_TILE_GROUP_TABLE:
  * formats with a scale per group, and per row. From sweeps with nf4 and fp6 at 8192 x 8192, m =
  * 32..512. Blocks with whole tiles, and pairs, go through k in step and find X in the L2:
  * whole_factor.
  */
 static const float column_us[QT_TILE_KINDS][2] = {
     {.220f, .230f}, {.350f, .470f}, {.225f, .245f}, {.360f, .515f}, {.277f, .300f}, {.386f, .420f},
-    {.487f, .580f}, {.417f, .410f}, {.630f, .630f}, {.800f, .820f}, {.750f, .750f}};
+    {.487f, .580f}, {.417f, .410f}, {.630f, .630f}, {.750f, .750f}, {.800f, .820f}};
 static const float whole_factor = .95f;
 /* Times of products that are long enough to bring the clock down, over that. */
 static const float warm_factor = 1.17f;
@@ -141,6 +144,14 @@ static bool can_pair(const struct qt_matmul_plan *p, const struct qt_shape *s,
     return 2 * tiles_of(s, t, p->m) <= p->sms && s->blocks > t->blocks;
 }
 
+/* The kernel divides numbers of (tile, stage) pairs by multiplying with k_stages_inverse. */
+static bool can_share(const struct qt_matmul_plan *p, const struct qt_shape *s,
+                      const struct tile_kind *t)
+{
+    size_t k_stages = ceil_div((size_t)s->blocks, (size_t)t->blocks);
+    return 2 * (size_t)p->sms * k_stages * k_stages < 1u << 31;
+}
+
 bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s, double *us)
 {
     double best = 1e300;
@@ -150,7 +161,8 @@ bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s, double *
         const struct tile_kind *t = &kinds[i / 3];
         int splits = WHOLE_TILES + i % 3;
         double this_us = tile_us(s, i / 3, splits, p->m, p->sms);
-        if (this_us >= best || !takes_groups(t, s) ||
+        if (this_us >= best || !is_for(i / 3, s) ||
+            (splits == SHARED_TILES && !can_share(p, s, t)) ||
             (splits == PAIRS && !can_pair(p, s, t)))
             continue;
         best = this_us;
@@ -184,7 +196,7 @@ int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
                          c->warps, c->token_tiles * 8);
     const struct tile_kind *t = &kinds[kind];
     p->kernel = qt_tile_instance(s->format, kind);
-    if (!p->kernel || !takes_groups(t, s))
+    if (!is_for(kind, s))
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "no tile kernel for this format or group");
     p->smem_bytes = tile_layout(&a, s, t, p->smem_limit);
     int tiles = tiles_of(s, t, p->m);
@@ -195,6 +207,8 @@ int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     if (c->splits == PAIRS && !can_pair(p, s, t))
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%d tiles are too many for pairs of blocks",
                          tiles);
+    if (c->splits == SHARED_TILES && !can_share(p, s, t))
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "k = %zu is too large to share tiles", p->k);
     if (a.stages < 2)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "too little shared memory");
     if (tiles == MAX_TILES)
@@ -243,14 +257,15 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
     a.band = 16;
     a.pairs = p->config.splits == PAIRS;
     a.k_stages = (int)ceil_div((size_t)s->blocks, (size_t)t->blocks);
+    a.k_stages_inverse = (unsigned)ceil_div(1u << 31, (size_t)a.k_stages);
     a.shared_tiles = shared_tiles(a.row_tiles * a.token_tiles, p->config.splits, p->grid_x);
     a.range = a.shared_tiles * a.k_stages / p->grid_x;
     a.ranges_longer = a.shared_tiles * a.k_stages % p->grid_x;
+    const int whole = a.row_tiles * a.token_tiles - a.shared_tiles, takers = p->grid_x >> a.pairs;
+    a.whole_tiles = whole / takers;
+    a.blocks_with_more = whole % takers;
     a.ready = (unsigned *)workspace;
     a.partial = (float *)((char *)workspace + QT_MATMUL_WORKSPACE_ZEROED);
-    for (int i = 0; i < 3; i++)
-        a.width[i] = s->width[i];
-    a.grouped = s->grouped;
     a.group_shift = s->group_shift;
     a.factor = qt_result_factor(w);
     a.bf16 = p->options.dtype == QT_MATMUL_BF16;
