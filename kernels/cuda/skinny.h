@@ -21,9 +21,11 @@ struct qt_skinny_base {
     int k_stages;
     float factor;  /* power of two on every result */
     int bf16;      /* y is BF16 */
+    int wide_stores; /* rows of y are multiples of 8 bytes, and aligned */
     int dependent; /* launched before the previous kernel has ended */
     int alias;     /* partial sums go where the stages were */
     int stages, stage_bytes, ring_at, sums_at, tail_at, barriers_at;
+    int finish_tokens, finish_rows; /* from a thread's four outputs to its next */
     int x_rows; /* of X in a stage: at most 8 MT, more than 8 MT - 8 */
 };
 

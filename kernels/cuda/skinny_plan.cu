@@ -46,6 +46,8 @@ size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config 
     a->tile_strips = qt_skinny_tile_strips(c);
     a->tiles = qt_skinny_tiles(c);
     a->warps_k = c->warps_k;
+    a->finish_tokens = c->warps * 32 / (4 * a->tile_strips);
+    a->finish_rows = c->warps * 32 % (4 * a->tile_strips) * 4;
     a->x_rows = qt_skinny_x_rows(c, m);
     a->stages = c->depth;
     a->stage_bytes = room->stage_bytes;
@@ -219,6 +221,7 @@ void qt_skinny_fill(struct qt_skinny_base *a, const struct qt_matmul_plan *p, in
     a->strips = strips;
     a->k_stages = (int)ceil_div(blocks, QT_SKINNY_BLOCKS);
     a->bf16 = p->options.dtype == QT_MATMUL_BF16;
+    a->wide_stores = p->n % 4 == 0 && (size_t)y % 8 == 0;
 }
 
 int qt_skinny_run(const struct qt_matmul_plan *p, const struct qt_shape *s,

@@ -136,35 +136,85 @@ static __device__ __forceinline__ void skinny_bring(const qt_skinny_base &a, con
  * Partial sums in shared memory: [warps_k][m][rows of a tile, rounded up to warps + 4].
  */
 
-/* Sums of a tile -> Y; token, row: the thread's first output. */
+/* v += N partial sums of four rows, in order. */
+template <int N>
+static __device__ __forceinline__ void skinny_add(float v[4], const float *part, int step)
+{
+    float4 p[N];
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        p[j] = *(const float4 *)(part + j * step);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        v[0] += p[j].x;
+        v[1] += p[j].y;
+        v[2] += p[j].z;
+        v[3] += p[j].w;
+    }
+}
+
+/* Four rows of Y from `at` on, of which `left` exist. */
+static __device__ __forceinline__ void skinny_store(const qt_skinny_base &a, const float v[4],
+                                                    size_t at, int left)
+{
+    uint16_t *y = (uint16_t *)a.y + at;
+    uint32_t low, high;
+    if (a.bf16) {
+        __nv_bfloat162 two[2] = {__floats2bfloat162_rn(v[0], v[1]),
+                                 __floats2bfloat162_rn(v[2], v[3])};
+        low = *(uint32_t *)&two[0];
+        high = *(uint32_t *)&two[1];
+    } else {
+        __half2 two[2] = {__floats2half2_rn(v[0], v[1]), __floats2half2_rn(v[2], v[3])};
+        low = *(uint32_t *)&two[0];
+        high = *(uint32_t *)&two[1];
+    }
+    if (a.wide_stores) {
+        if (left > 0)
+            *(uint2 *)y = make_uint2(low, high);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (i < left)
+            y[i] = (uint16_t)((i < 2 ? low : high) >> 16 * (i & 1));
+}
+
+/* Sums of a tile -> Y; token, row: the thread's first four outputs. */
 template <class Work>
 static __device__ __forceinline__ void skinny_finish(const qt_skinny_base &a, const Work &work,
-                                                     int pitch, int tile, int threads, int token,
-                                                     int row)
+                                                     int pitch, int tile, int token, int row)
 {
     const int rows = a.tile_strips * 16, first = ((int)blockIdx.x * a.tiles + tile) * rows;
-    const int step = pitch * a.m, count = rows * a.m;
-    const float *part = (const float *)(qt_smem + a.sums_at), *added = work.added(tile);
+    const int step = pitch * a.m;
+    const float *sums = (const float *)(qt_smem + a.sums_at), *added = work.added(tile);
     const __half *scales = work.row_scales(tile);
 #pragma unroll 1
-    for (int i = (int)threadIdx.x; i < count; i += threads) {
-        const float *src = part + token * pitch + row;
-        float v = added ? added[token * pitch + row] : 0;
-#pragma unroll 4
-        for (int j = 0; j < a.warps_k; j++)
-            v += src[j * step];
-        v *= a.token_factor ? a.factor * a.token_factor[token] : a.factor;
-        if (scales)
-            v *= __half2float(scales[row / 16 * 16 + 2 * (row % 8) + row / 8 % 2]);
-        if (first + row < a.n) {
-            size_t at = (size_t)token * a.n + first + row;
-            if (a.bf16)
-                ((__nv_bfloat16 *)a.y)[at] = __float2bfloat16(v);
-            else
-                ((__half *)a.y)[at] = __float2half(v);
+    while (token < a.m) {
+        const float *part = sums + token * pitch + row;
+        const float factor = a.token_factor ? a.factor * a.token_factor[token] : a.factor;
+        float v[4] = {};
+        if (added)
+            skinny_add<1>(v, added + token * pitch + row, 0);
+        if (a.warps_k == 2)
+            skinny_add<2>(v, part, step);
+        else
+#pragma unroll 1
+            for (int j = 0; j < a.warps_k; j += 4)
+                skinny_add<4>(v, part + j * step, step);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] *= factor;
+            if (scales) /* in stored order */
+                v[i] *= __half2float(scales[row / 16 * 16 + 2 * (row % 8 + i) + row / 8 % 2]);
         }
-        for (row += threads; row >= rows; row -= rows)
+        skinny_store(a, v, (size_t)token * a.n + first + row, a.n - first - row);
+        token += a.finish_tokens;
+        row += a.finish_rows;
+        if (row >= rows) {
+            row -= rows;
             token++;
+        }
     }
 }
 
@@ -191,8 +241,8 @@ static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_base 
 {
     const int pitch = w.warps_n * STRIPS * 16 + 4;
     const int step = a.warps_k / QT_SKINNY_SLOTS; /* stages */
-    const int token = (int)threadIdx.x / (a.tile_strips * 16);
-    const int row = (int)threadIdx.x - token * (a.tile_strips * 16);
+    const int token = (int)threadIdx.x / (a.tile_strips * 4);
+    const int row = ((int)threadIdx.x - token * (a.tile_strips * 4)) * 4;
     int n = w.wk; /* slot, over all tiles */
     int lane = (int)(threadIdx.x % 32);
     asm volatile("" : "+r"(lane)); /* computed once */
@@ -221,7 +271,7 @@ static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_base 
         qt_sums_put((float *)(qt_smem + a.sums_at) + w.wk * a.m * pitch + w.wn * STRIPS * 16, pitch,
                     a.m, sums);
         work.meet(threads);
-        skinny_finish(a, work, pitch, tile, threads, token, row);
+        skinny_finish(a, work, pitch, tile, token, row);
     }
 }
 
