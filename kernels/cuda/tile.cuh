@@ -386,44 +386,49 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
 /* ---- results -----------------------------------------------------------------------------------
  */
 
-/* 16 rows x 8 tokens of Y: v as an accumulator fragment holds them. */
-static __device__ __forceinline__ void tile_store(const qt_tile_args &a, float4 v, int row0,
-                                                  int token0)
+/* Two sums of a row, of neighbouring tokens. */
+static __device__ __forceinline__ uint32_t tile_round(const qt_tile_args &a, float x, float y)
+{
+    __nv_bfloat162 b = __floats2bfloat162_rn(x, y);
+    __half2 h = __floats2half2_rn(x, y);
+    return a.bf16 ? *(uint32_t *)&b : *(uint32_t *)&h;
+}
+
+/* 16 rows x 8 N tokens of Y: v as accumulator fragments hold them. N at a time, for each step waits
+ * for the one before. */
+template <int N>
+static __device__ __forceinline__ void tile_store(const qt_tile_args &a, const float4 v[N],
+                                                  int row0, int token0)
 {
     const int lane = (int)threadIdx.x % 32;
-    float fx = a.factor, fy = a.factor;
-    if (a.token_factor) {
-        int token = token0 + lane % 4 * 2;
-        fx *= token < a.m ? a.token_factor[token] : 0;
-        fy *= token + 1 < a.m ? a.token_factor[token + 1] : 0;
-    }
-    uint32_t out[2];
-    if (a.bf16) {
-        __nv_bfloat162 low = __floats2bfloat162_rn(v.x * fx, v.y * fy);
-        __nv_bfloat162 high = __floats2bfloat162_rn(v.z * fx, v.w * fy);
-        out[0] = *(uint32_t *)&low;
-        out[1] = *(uint32_t *)&high;
-    } else {
-        __half2 low = __floats2half2_rn(v.x * fx, v.y * fy);
-        __half2 high = __floats2half2_rn(v.z * fx, v.w * fy);
-        out[0] = *(uint32_t *)&low;
-        out[1] = *(uint32_t *)&high;
-    }
-    int token = token0 + lane / 4;
+    uint32_t out[N][2];
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        uint32_t two = ptx_transpose_8x8(out[h]);
-        int row = row0 + 8 * h + lane % 4 * 2;
-        uint16_t *y = (uint16_t *)a.y + (size_t)token * a.n + row;
-        if (token >= a.m || row >= a.n)
-            continue;
-        if (a.wide_stores) {
-            *(uint32_t *)y = two;
-        } else {
-            y[0] = (uint16_t)two;
-            if (row + 1 < a.n)
-                y[1] = (uint16_t)(two >> 16);
+    for (int j = 0; j < N; j++) {
+        float fx = a.factor, fy = a.factor;
+        if (a.token_factor) {
+            int token = token0 + 8 * j + lane % 4 * 2;
+            fx *= token < a.m ? a.token_factor[token] : 0;
+            fy *= token + 1 < a.m ? a.token_factor[token + 1] : 0;
         }
+        out[j][0] = tile_round(a, v[j].x * fx, v[j].y * fy);
+        out[j][1] = tile_round(a, v[j].z * fx, v[j].w * fy);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++)
+        out[i / 2][i % 2] = ptx_transpose_8x8(out[i / 2][i % 2]);
+    const int token = token0 + lane / 4, row = row0 + lane % 4 * 2;
+    uint16_t *y = (uint16_t *)a.y + (size_t)token * a.n + row;
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++) { /* rows + 0 and + 8 of 8 tokens, then of the next */
+        const bool here = token + i / 2 * 8 < a.m;
+        const int left = a.n - row - i % 2 * 8;
+        uint16_t *at = y + (size_t)(i / 2 * 8) * a.n + i % 2 * 8;
+        if (here && left > 0 && a.wide_stores)
+            *(uint32_t *)at = out[i / 2][i % 2];
+        if (here && left > 0 && !a.wide_stores)
+            at[0] = (uint16_t)out[i / 2][i % 2];
+        if (here && left > 1 && !a.wide_stores)
+            at[1] = (uint16_t)(out[i / 2][i % 2] >> 16);
     }
 }
 
@@ -519,14 +524,21 @@ static __device__ __forceinline__ void tile_finish_pair(const qt_tile_args &a, c
         ptx_cluster_send_16(to + j * (WGS * 128 * 16), make_float4(v[0], v[1], v[2], v[3]), to_bar);
     }
     ptx_barrier_wait(bar, 0);
+    const int N = HALF < 4 ? HALF : 4;
 #pragma unroll
-    for (int j = 0; j < HALF; j++) {
-        float4 v = *(const float4 *)(qt_smem + a.ring_at + threadIdx.x * 16 + j * (WGS * 128 * 16));
-        v.x += rank ? d.v[4 * (HALF + j)] : d.v[4 * j];
-        v.y += rank ? d.v[4 * (HALF + j) + 1] : d.v[4 * j + 1];
-        v.z += rank ? d.v[4 * (HALF + j) + 2] : d.v[4 * j + 2];
-        v.w += rank ? d.v[4 * (HALF + j) + 3] : d.v[4 * j + 3];
-        tile_store(a, v, row0, token0 + (rank * HALF + j) * 8);
+    for (int j0 = 0; j0 < HALF; j0 += N) {
+        float4 v[N];
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            const float *low = d.v + 4 * (j0 + j), *high = low + 4 * HALF;
+            v[j] = *(const float4 *)(qt_smem + a.ring_at + threadIdx.x * 16 +
+                                     (j0 + j) * (WGS * 128 * 16));
+            v[j].x += rank ? high[0] : low[0];
+            v[j].y += rank ? high[1] : low[1];
+            v[j].z += rank ? high[2] : low[2];
+            v[j].w += rank ? high[3] : low[3];
+        }
+        tile_store<N>(a, v, row0, token0 + (rank * HALF + j0) * 8);
     }
 }
 
@@ -558,10 +570,16 @@ static __device__ __forceinline__ void tile_multiply_all(const qt_tile_args &a, 
         }
         if (s.k1 < a.k_stages)
             tile_collect<WGS, BM>(a, &d, a.k_stages - s.k1);
+        const int N = BM / 8 < 4 ? BM / 8 : 4;
 #pragma unroll
-        for (int j = 0; j < BM / 8; j++)
-            tile_store(a, make_float4(d.v[4 * j], d.v[4 * j + 1], d.v[4 * j + 2], d.v[4 * j + 3]),
-                       strip * 16, s.token0 + j * 8);
+        for (int j0 = 0; j0 < BM / 8; j0 += N) {
+            float4 v[N];
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                v[j] = make_float4(d.v[4 * (j0 + j)], d.v[4 * (j0 + j) + 1],
+                                   d.v[4 * (j0 + j) + 2], d.v[4 * (j0 + j) + 3]);
+            tile_store<N>(a, v, strip * 16, s.token0 + j0 * 8);
+        }
     }
 }
 
