@@ -7,13 +7,13 @@ static size_t dense_bytes(const struct qt_matmul_plan *p)
 }
 
 /* At the speeds seen on an H200: memory 4.2 TB/s, writing dequantized weights 3, those of mix24,
- * whose channels are in another order, 1.25; products 740 TFLOP/s in large matrices
+ * whose channels are in another order, 2.5; products 740 TFLOP/s in large matrices
  * (docs/kernels.md). */
 double qt_dense_us(const struct qt_matmul_plan *p, size_t packed_bytes)
 {
     double n = (double)p->n, k = (double)p->k, m = (double)p->m;
     double read = 2 * n * k / 4.2e6, multiply = 2 * m * n * k / 740e6;
-    double write = 2 * n * k / (p->kind == QT_MATMUL_MIX24 ? 1.25e6 : 3e6);
+    double write = 2 * n * k / (p->kind == QT_MATMUL_MIX24 ? 2.5e6 : 3e6);
     return 8 + (double)packed_bytes / 4.2e6 + write + (read > multiply ? read : multiply);
 }
 

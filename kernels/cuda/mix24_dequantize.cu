@@ -1,8 +1,8 @@
 /*
  * mix24: weights to FP16 or BF16, out[n][k] in the order of the channels.
  *
- *   grid      blocks of 4 warps; a warp turns one record into 16 rows x 128 columns. Then, in a
- *             launch of its own, a warp a row of outliers.
+ *   grid      blocks of 4 warps x strips; a warp turns records into 16 rows x 128 columns each.
+ *             Then, in a launch of its own, a warp a row of outliers.
  *   Moves     packed bytes once, 2 n k bytes out
  *   Oracle    the weights' exact values, rounded once: equal bit for bit
  */
@@ -21,7 +21,7 @@ struct dequantize_args {
     int n, k, units, fours, panels;
     size_t pitch, csr_pitch;
     float factor;
-    int wide; /* rows of out are 16-byte aligned */
+    int wide; /* k is a multiple of 16, rows of out 16-byte aligned */
     int bf16;
 };
 
@@ -37,48 +37,77 @@ static __device__ __forceinline__ void put(const dequantize_args &a, int row, in
         ((__half *)a.out)[at] = __float2half(v);
 }
 
-/* 16 channels of a row, which are neighbours in `out` too. */
-static __device__ __forceinline__ void put_channels(const dequantize_args &a, int row, int col,
-                                                    const uint32_t pair[8])
+/* 16 channels of a row, which are neighbours in `out` too; one by one. */
+static __device__ __forceinline__ void put_some(const dequantize_args &a, int row, int col,
+                                                const uint32_t pair[8])
 {
-    if (!a.wide || col + 16 > a.k) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            put(a, row, col + 2 * i, __low2half(as_half2(pair[i])));
-            put(a, row, col + 2 * i + 1, __high2half(as_half2(pair[i])));
-        }
-        return;
-    }
-    if (row >= a.n)
-        return;
-    uint32_t v[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        float2 f = __half22float2(as_half2(pair[i]));
-        __nv_bfloat162 bf16 = __floats2bfloat162_rn(f.x * a.factor, f.y * a.factor);
-        __half2 f16 = __floats2half2_rn(f.x * a.factor, f.y * a.factor);
-        v[i] = a.bf16 ? *(uint32_t *)&bf16 : *(uint32_t *)&f16;
+        put(a, row, col + 2 * i, __low2half(as_half2(pair[i])));
+        put(a, row, col + 2 * i + 1, __high2half(as_half2(pair[i])));
     }
-    uint4 *to = (uint4 *)((uint16_t *)a.out + (size_t)row * a.k + col);
-    to[0] = make_uint4(v[0], v[1], v[2], v[3]);
-    to[1] = make_uint4(v[4], v[5], v[6], v[7]);
+}
+
+static __device__ __forceinline__ uint32_t round_pair(const dequantize_args &a, uint32_t pair)
+{
+    float2 f = __half22float2(as_half2(pair));
+    __nv_bfloat162 bf16 = __floats2bfloat162_rn(f.x * a.factor, f.y * a.factor);
+    __half2 f16 = __floats2half2_rn(f.x * a.factor, f.y * a.factor);
+    return a.bf16 ? *(uint32_t *)&bf16 : *(uint32_t *)&f16;
+}
+
+static __device__ __forceinline__ uint4 choose(bool p, uint4 a, uint4 b)
+{
+    return make_uint4(p ? a.x : b.x, p ? a.y : b.y, p ? a.z : b.z, p ? a.w : b.w);
+}
+
+static __device__ __forceinline__ uint4 exchanged(uint4 v)
+{
+    return make_uint4(__shfl_xor_sync(~0u, v.x, 1), __shfl_xor_sync(~0u, v.y, 1),
+                      __shfl_xor_sync(~0u, v.z, 1), __shfl_xor_sync(~0u, v.w, 1));
+}
+
+/*
+ * The same by the whole warp, 16 bytes a lane: two lanes write the 32 bytes of one of them, then of
+ * the other, so that memory gets whole sectors. col, other: of the even, of the odd lane.
+ */
+static __device__ __forceinline__ void put_all(const dequantize_args &a, int row, int col,
+                                               int other, const uint32_t pair[8])
+{
+    uint32_t v[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = round_pair(a, pair[i]);
+    const bool odd = threadIdx.x & 1;
+    const uint4 first = make_uint4(v[0], v[1], v[2], v[3]);
+    const uint4 second = make_uint4(v[4], v[5], v[6], v[7]);
+    const uint4 theirs = exchanged(choose(odd, first, second));
+    uint16_t *to = (uint16_t *)a.out + (size_t)row * a.k + (odd ? 8 : 0);
+    if (row < a.n && col < a.k) /* __stcg: the compiler makes eight stores of an assignment */
+        __stcg((uint4 *)(to + col), choose(odd, theirs, first));
+    if (row < a.n && other < a.k)
+        __stcg((uint4 *)(to + other), choose(odd, second, theirs));
 }
 
 template <bool FOUR>
 static __device__ __forceinline__ void put_record(const dequantize_args &a, int strip, int unit,
                                                   const unsigned char *record)
 {
-    const int lane = (int)threadIdx.x % 32;
+    const int lane = (int)threadIdx.x % 32, row = strip * 16 + lane / 4;
     using R = mix24_record<FOUR>;
     const mix24_meta meta = mix24_meta_of<FOUR>(*(const uint16_t *)(record + R::Q + lane * 2),
                                                 FOUR ? *(const uint16_t *)(record + R::Z + lane * 2)
                                                      : record[R::Z + lane],
                                                 *(const uint32_t *)(record + R::U + lane % 4 * 4));
+    const uint4 *codes = (const uint4 *)record + lane;
+    const uint4 v[2] = {codes[0], FOUR ? codes[32] : make_uint4(0, 0, 0, 0)};
 #pragma unroll
     for (int b = 0; b < 2; b++) {
-        mix24_group group = b ? mix24_open_group<FOUR, 1>(meta) : mix24_open_group<FOUR, 0>(meta);
-        const uint32_t *words = (const uint32_t *)(record + lane * 16) + (FOUR ? 128 * b : 2 * b);
-        const int channel = a.perm[unit * 8 + b * 4 + lane % 4] * 16;
+        const mix24_group group =
+            b ? mix24_open_group<FOUR, 1>(meta) : mix24_open_group<FOUR, 0>(meta);
+        const uint32_t words[4] = {FOUR ? v[b].x : b ? v[0].z : v[0].x,
+                                   FOUR ? v[b].y : b ? v[0].w : v[0].y, v[b].z, v[b].w};
+        const int col = a.perm[unit * 8 + b * 4 + lane % 4] * 16;
         uint32_t rows[2][8]; /* 16 channels of rows g and g + 8 */
 #pragma unroll
         for (int s = 0; s < 4; s++) {
@@ -88,27 +117,34 @@ static __device__ __forceinline__ void put_record(const dequantize_args &a, int 
             for (int i = 0; i < 4; i++)
                 rows[i % 2][2 * s + i / 2] = frag[i];
         }
-        put_channels(a, strip * 16 + lane / 4, channel, rows[0]);
-        put_channels(a, strip * 16 + lane / 4 + 8, channel, rows[1]);
+        if (a.wide) {
+            const int their_col = __shfl_xor_sync(~0u, col, 1);
+            const int even = lane % 2 ? their_col : col, odd = lane % 2 ? col : their_col;
+            put_all(a, row, even, odd, rows[0]);
+            put_all(a, row + 8, even, odd, rows[1]);
+        } else {
+            put_some(a, row, col, rows[0]);
+            put_some(a, row + 8, col, rows[1]);
+        }
     }
 }
 
 static __global__ void __launch_bounds__(128)
     dense_kernel(const __grid_constant__ dequantize_args a)
 {
-    const size_t total = (size_t)((a.n + 15) / 16) * a.units;
-    for (size_t item = blockIdx.x * 4 + threadIdx.x / 32; item < total; item += gridDim.x * 4) {
-        int strip = (int)(item / a.units), unit = (int)(item % a.units);
-        int fours = (int)((unsigned)(unit * a.fours) / (unsigned)a.units);
-        bool four = (unsigned)((unit + 1) * a.fours) / (unsigned)a.units > (unsigned)fours;
-        const unsigned char *record =
-            a.stream + strip * a.pitch + (size_t)unit * mix24_record<false>::BYTES +
-            (size_t)fours * (mix24_record<true>::BYTES - mix24_record<false>::BYTES);
-        if (four)
-            put_record<true>(a, strip, unit, record);
-        else
-            put_record<false>(a, strip, unit, record);
-    }
+    for (int strip = (int)blockIdx.y; strip * 16 < a.n; strip += (int)gridDim.y)
+        for (int unit = (int)(blockIdx.x * 4 + threadIdx.x / 32); unit < a.units;
+             unit += (int)gridDim.x * 4) {
+            const int fours = (int)((unsigned)(unit * a.fours) / (unsigned)a.units);
+            const int rest = unit * a.fours - fours * a.units;
+            const unsigned char *record =
+                a.stream + strip * a.pitch + (size_t)unit * mix24_record<false>::BYTES +
+                (size_t)fours * (mix24_record<true>::BYTES - mix24_record<false>::BYTES);
+            if (rest + a.fours >= a.units)
+                put_record<true>(a, strip, unit, record);
+            else
+                put_record<false>(a, strip, unit, record);
+        }
 }
 
 static __global__ void __launch_bounds__(128)
@@ -151,10 +187,13 @@ int qt_mix24_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_mat
     a.pitch = m->twos * mix24_record<false>::BYTES + m->fours * mix24_record<true>::BYTES;
     a.csr_pitch = (m->csr_rows ? m->csr_rows : w->n) + 1;
     a.factor = ldexpf(1, w->scale_exp2);
-    a.wide = w->k % 8 == 0 && (size_t)out % 16 == 0;
+    a.wide = w->k % 16 == 0 && (size_t)out % 16 == 0;
     a.bf16 = dtype == QT_MATMUL_BF16;
     cudaStream_t s = (cudaStream_t)stream;
-    dense_kernel<<<grid_of((w->n + 15) / 16 * (size_t)a.units), 128, 0, s>>>(a);
+    /* Two records a warp; a strip after the other, as its units write lines of the same 16 rows. */
+    const size_t strips = (w->n + 15) / 16;
+    const dim3 grid((unsigned)(a.units + 7) / 8, strips < 65535 ? (unsigned)strips : 65535);
+    dense_kernel<<<grid, 128, 0, s>>>(a);
     if (a.csr_ptr)
         outlier_kernel<<<grid_of(w->n), 128, 0, s>>>(a);
     return cudaGetLastError() == cudaSuccess ? QT_MATMUL_OK : QT_MATMUL_FAILED;
