@@ -140,7 +140,7 @@ $(B)/libqtool_kernels.so: $(CUDA_OBJ) kernels/cuda/exports.map
 
 # Instructions of Hopper alone; other devices get the other kernels.
 $(patsubst %,$(B)/kernels/cuda/%.o,tile_group tile_fpx skinny_group skinny_fpx mix24_skinny_instances \
-    w4ax_tile): CUDA_ARCH := \
+    w4ax_tile) $(B)/tests/gpu/bench_tensor.o: CUDA_ARCH := \
     -gencode arch=compute_90a,code=sm_90a
 
 # C++ here is for templates: nothing of its run time is wanted by what links the library. (The
@@ -157,6 +157,7 @@ $(B)/tests/gpu/test_mix24: $(B)/tests/gpu/mix24_matrix.o
 $(B)/tests/gpu/test_kernels $(B)/tests/gpu/test_mix24 $(B)/tests/gpu/test_kv4 $(B)/tests/gpu/test_w4ax \
     $(B)/tests/gpu/bench_w4ax: $(B)/tests/gpu/reference.o
 $(B)/tests/gpu/bench_w4ax: CUDA_RT += -lcublas -lstdc++
+$(B)/tests/gpu/bench_tensor: CUDA_RT += -lstdc++
 
 # What programs need that launch the kernels: the library, its header, and
 # `pkg-config [--static] qtool-kernels`.
