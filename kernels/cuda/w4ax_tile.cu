@@ -12,8 +12,7 @@
  *              X (swizzled by who wrote it) ---------- wgmma m64nTOKENSk32 --> INT32
  *              BLOCK: INT32 * scale of row * scale of token --> FP32, while the other warpgroup
  *              multiplies; INT: the scale is multiplied into the codes, INT32 to the end
- *   tile end:  shared tiles: sums meet in the workspace, the last block to arrive adds them in
- * order;
+ *   tile end:  shared tiles: sums meet in the workspace, the last block to come adds them in order
  *              --> F16 --> transposed in shared memory --> Y
  *
  * Requires  compute capability 9.0; blocks of X not packed
@@ -178,44 +177,87 @@ tile_flush(float total[RT][TOKENS / 2], const int sums[RT][TOKENS / 2], const un
 /* ---- results -----------------------------------------------------------------------------------
  */
 
+/* A thread's i-th sum of a shared tile in block c's part of the workspace is at [i][thread]. */
+template <class sum_t, int COUNT>
+static __device__ __forceinline__ sum_t *tile_partial(const w4ax_args &a, int c, int group,
+                                                      int thread)
+{
+    const bool first = (long long)c * a.cta_units / a.kblocks == group; /* of the block's tiles */
+    return (sum_t *)a.partial + ((size_t)c * 2 + !first) * COUNT * CONSUMERS + thread;
+}
+
+/* Adds what the blocks c0..c1 but `mine` have left there: integers, in any order. */
+template <int COUNT>
+static __device__ __forceinline__ void tile_fold(int *sums, const w4ax_args &a, int group, int c0,
+                                                 int c1, int mine, int thread)
+{
+    for (int c = c0; c <= c1; c++)
+        if (c != mine)
+#pragma unroll
+            for (int i = 0; i < COUNT; i++)
+                sums[i] += __ldcg(tile_partial<int, COUNT>(a, c, group, thread) + i * CONSUMERS);
+}
+
+/* The same in the order of k. */
+template <int COUNT>
+static __device__ __forceinline__ void tile_fold(float *sums, const w4ax_args &a, int group, int c0,
+                                                 int c1, int mine, int thread)
+{
+    float own[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        own[i] = sums[i];
+        sums[i] = 0;
+    }
+    for (int c = c0; c <= c1; c++) {
+        const float *from = tile_partial<float, COUNT>(a, c, group, thread);
+        if (c == mine)
+#pragma unroll
+            for (int i = 0; i < COUNT; i++)
+                sums[i] += own[i];
+        else
+#pragma unroll
+            for (int i = 0; i < COUNT; i++)
+                sums[i] += __ldcg(from + i * CONSUMERS);
+    }
+}
+
 /*
- * The block's sums of a tile that others share, to the workspace, a thread's i-th at [i][thread].
- * True for the last block to arrive, which then has the sums of all of them, added in the order of
- * k.
+ * The block's sums of a tile that others share. All but the last to come put theirs into the
+ * workspace; the last, for which true is returned, waits until they have and adds them to its own.
+ * It waits for blocks that have nothing left to wait for. arrivals: how many have come, and 65536
+ * times how many have put.
  */
 template <class sum_t, int COUNT>
 static __device__ __forceinline__ bool tile_meet(sum_t *sums, const w4ax_args &a, int group,
                                                  int thread, volatile int *flag)
 {
     const long long unit0 = (long long)group * a.kblocks;
-    const int cta0 = (int)(unit0 / a.cta_units);
-    const int cta1 = (int)((unit0 + a.kblocks - 1) / a.cta_units);
-    const size_t words = (size_t)COUNT * CONSUMERS;
-    for (int c = (int)blockIdx.x, i = 0; i < COUNT; i++) {
-        bool first = (long long)c * a.cta_units / a.kblocks == group;
-        __stcg((sum_t *)a.partial + ((size_t)c * 2 + !first) * words + i * CONSUMERS + thread,
-               sums[i]);
-    }
-    __threadfence();
+    const int c0 = (int)(unit0 / a.cta_units), mine = (int)blockIdx.x;
+    const int c1 = (int)((unit0 + a.kblocks - 1) / a.cta_units);
+    unsigned *arrivals = a.arrivals + group;
+    if (thread == 0)
+        *flag = (atomicAdd(arrivals, 1) & 0xffff) == (unsigned)(c1 - c0);
     ptx_named_barrier(1, CONSUMERS);
-    if (thread == 0) {
-        *flag = atomicAdd(&a.arrivals[group], 1) + 1 == (unsigned)(cta1 - cta0 + 1);
-        if (*flag)
-            a.arrivals[group] = 0;
-    }
-    ptx_named_barrier(1, CONSUMERS);
-    if (!*flag)
-        return false;
-    __threadfence();
-    for (int c = cta0; c <= cta1; c++) {
-        bool first = (long long)c * a.cta_units / a.kblocks == group;
-        const sum_t *from = (const sum_t *)a.partial + ((size_t)c * 2 + !first) * words + thread;
+    const bool last = *flag;
+    if (!last) {
+        sum_t *to = tile_partial<sum_t, COUNT>(a, mine, group, thread);
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            sum_t v = __ldcg(from + i * CONSUMERS);
-            sums[i] = c == cta0 ? v : sums[i] + v;
-        }
+        for (int i = 0; i < COUNT; i++)
+            __stcg(to + i * CONSUMERS, sums[i]);
+        __threadfence();
+    } else if (thread == 0) {
+        while (ptx_load_acquire(arrivals) >> 16 != (unsigned)(c1 - c0))
+            ;
+        *arrivals = 0; /* for the next launch */
     }
+    ptx_named_barrier(1, CONSUMERS);
+    if (!last) {
+        if (thread == 0)
+            atomicAdd(arrivals, 0x10000);
+        return false;
+    }
+    tile_fold<COUNT>(sums, a, group, c0, c1, mine, thread);
     return true;
 }
 
