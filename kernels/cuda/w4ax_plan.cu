@@ -120,6 +120,40 @@ static void choose_units(struct qt_w4ax_plan *p)
     p->config.cta_units = (int)(whole <= even + even / 16 ? whole : even);
 }
 
+/*
+ * Microseconds of the tile kernel on an H200, from 4096 x 4096 to 8192 x 8192: units, by scales and
+ * tokens (64, 128), and what the blocks that share a group take to add up its sums, by their KB.
+ */
+static float tile_us(const struct qt_w4ax_plan *p, size_t units)
+{
+    static const float unit_us[][2] = {{.79f, .69f}, {.68f, .85f}, {.60f, .72f}};
+    const size_t kblocks = kblocks_of(p), even = kblocks % units == 0;
+    const float us = (float)units * unit_us[p->scales][p->config.tokens > 64];
+    int rows = 0, smem;
+    kernel_of(p, &smem, &rows);
+    const float kilobytes = (float)(rows * p->config.tokens) * 4 / 1024;
+    const size_t others = divide_up(kblocks, units) - even; /* of those that share a group */
+    return units % kblocks == 0 ? us : us + 1.5f + kilobytes / 32 + (float)others * kilobytes / 80;
+}
+
+/* The same for the tile kernel, where it may pay to leave multiprocessors idle: the more blocks
+ * share a group, the longer they take to add up. */
+static void choose_tile_units(struct qt_w4ax_plan *p)
+{
+    const size_t kblocks = kblocks_of(p), groups = groups_of(p);
+    choose_units(p);
+    float best = tile_us(p, (size_t)p->config.cta_units);
+    for (size_t shares = 1; shares <= kblocks; shares++) {
+        const size_t units = divide_up(kblocks, shares);
+        if (divide_up(groups * kblocks, units) > (size_t)p->sms)
+            break;
+        if (tile_us(p, units) < best) {
+            best = tile_us(p, units);
+            p->config.cta_units = (int)units;
+        }
+    }
+}
+
 static void choose_stream(struct qt_w4ax_plan *p)
 {
     struct qt_w4ax_config *c = &p->config;
@@ -141,7 +175,7 @@ static void choose_tile(struct qt_w4ax_plan *p)
 {
     p->config.kernel = QT_W4AX_TILE;
     p->config.tokens = p->m <= 16 ? 16 : p->m <= 32 ? 32 : p->m <= 64 ? 64 : 128;
-    choose_units(p);
+    choose_tile_units(p);
 }
 
 int qt_w4ax_plan(struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w, size_t m,
