@@ -121,14 +121,14 @@ static void choose_units(struct qt_w4ax_plan *p)
 }
 
 /*
- * Microseconds of the tile kernel on an H200, from 4096 x 4096 to 8192 x 8192: units, by scales and
- * tokens (64, 128), and what the blocks that share a group take to add up its sums, by their KB.
+ * Microseconds of the tile kernel on an H200, from 4096 x 4096 to 28672 x 4096: units, by scales and
+ * tokens (up to 32, 64, 128), and what the blocks that share a group take to add up its sums, by their KB.
  */
 static float tile_us(const struct qt_w4ax_plan *p, size_t units)
 {
-    static const float unit_us[][2] = {{.79f, .69f}, {.68f, .85f}, {.60f, .72f}};
+    static const float unit_us[][3] = {{.55f, .79f, .69f}, {.52f, .68f, .85f}, {.50f, .60f, .72f}};
     const size_t kblocks = kblocks_of(p), even = kblocks % units == 0;
-    const float us = (float)units * unit_us[p->scales][p->config.tokens > 64];
+    const float us = (float)units * unit_us[p->scales][(p->config.tokens > 32) + (p->config.tokens > 64)];
     int rows = 0, smem;
     kernel_of(p, &smem, &rows);
     const float kilobytes = (float)(rows * p->config.tokens) * 4 / 1024;
@@ -195,8 +195,11 @@ int qt_w4ax_plan(struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w, size_t 
         return refuse(p, QT_MATMUL_UNSUPPORTED, "m out of range");
     if ((rc = device_facts(p)) != QT_MATMUL_OK)
         return rc;
+    /* The stream kernel reads X again for every 64 rows, and shares groups of them unevenly where
+     * there are more than multiprocessors: 28672 x 4096, 32 tokens: 41 us, the tile kernel 22. */
+    bool many = m > STREAM_TOKENS || (m > 8 && p->n > 64 * (size_t)p->sms);
     bool tile = opt->kernel == QT_W4AX_TILE ||
-                (opt->kernel == QT_W4AX_ANY && m > STREAM_TOKENS && p->cc == 90 && !opt->packed);
+                (opt->kernel == QT_W4AX_ANY && many && p->cc == 90 && !opt->packed);
     if (tile)
         choose_tile(p);
     else
