@@ -45,7 +45,8 @@ UNIT    := $(patsubst tests/unit/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c
 FUZZ    := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 BENCH   := $(patsubst tests/bench/%.c,$(B)/tests/%,$(wildcard tests/bench/bench_*.c))
 SOURCES := $(wildcard $(FOLDERS:%=%/*.[ch]) cli/*.[ch] tests/unit/*.[ch] tests/bench/*.[ch] \
-           tests/fuzz/*.[ch] tests/oracle/*.c tests/large/*.c tests/gpu/*.[ch])
+           tests/fuzz/*.[ch] tests/oracle/*.c tests/large/*.c tests/gpu/*.[ch] tests/gpu/*.cu* \
+           kernels/cuda/*.h kernels/cuda/*.cu kernels/cuda/*.cuh)
 
 all: $(B)/qtool
 

@@ -105,8 +105,13 @@ static __device__ __forceinline__ void put_record(const dequantize_args &a, int 
     for (int b = 0; b < 2; b++) {
         const mix24_group group =
             b ? mix24_open_group<FOUR, 1>(meta) : mix24_open_group<FOUR, 0>(meta);
-        const uint32_t words[4] = {FOUR ? v[b].x : b ? v[0].z : v[0].x,
-                                   FOUR ? v[b].y : b ? v[0].w : v[0].y, v[b].z, v[b].w};
+        const uint32_t words[4] = {FOUR ? v[b].x
+                                   : b  ? v[0].z
+                                        : v[0].x,
+                                   FOUR ? v[b].y
+                                   : b  ? v[0].w
+                                        : v[0].y,
+                                   v[b].z, v[b].w};
         const int col = a.perm[unit * 8 + b * 4 + lane % 4] * 16;
         uint32_t rows[2][8]; /* 16 channels of rows g and g + 8 */
 #pragma unroll

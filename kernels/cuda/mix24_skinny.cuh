@@ -83,12 +83,13 @@ template <int MT> struct mix24_x_stage {
 /* For skinny_multiply_all. */
 template <int MT, int STRIPS> struct mix24_skinny_work {
     const qt_mix24_skinny_args &a;
-    const int first; /* strip of the tile */
+    const int first;      /* strip of the tile */
     const int records_at; /* in a stage */
-    int lane, rest;  /* of the unit */
-    uint32_t x[2]; /* mix24_x_stage of a stage at 0 */
+    int lane, rest;       /* of the unit */
+    uint32_t x[2];        /* mix24_x_stage of a stage at 0 */
 
-    __device__ __forceinline__ mix24_skinny_work(const qt_mix24_skinny_args &args, const skinny_warp &w)
+    __device__ __forceinline__ mix24_skinny_work(const qt_mix24_skinny_args &args,
+                                                 const skinny_warp &w)
         : a(args), first(w.wn * STRIPS), records_at(args.weights_at + w.slot * args.unit_bytes),
           lane((int)(threadIdx.x % 32)), rest(0)
     {

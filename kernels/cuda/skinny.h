@@ -19,14 +19,14 @@ struct qt_skinny_base {
     int strips_cta, tile_strips, tiles; /* of a block: strips_cta = tiles * tile_strips */
     int warps_k;                        /* power of two, 2 or more; warps = warps_n * warps_k */
     int k_stages;
-    float factor;  /* power of two on every result */
-    int bf16;      /* y is BF16 */
+    float factor;    /* power of two on every result */
+    int bf16;        /* y is BF16 */
     int wide_stores; /* rows of y are multiples of 8 bytes, and aligned */
-    int dependent; /* launched before the previous kernel has ended */
-    int alias;     /* partial sums go where the stages were */
+    int dependent;   /* launched before the previous kernel has ended */
+    int alias;       /* partial sums go where the stages were */
     int stages, stage_bytes, ring_at, sums_at, tail_at, barriers_at;
     int finish_tokens, finish_rows; /* from a thread's four outputs to its next */
-    int x_rows; /* of X in a stage: at most 8 MT, more than 8 MT - 8 */
+    int x_rows;                     /* of X in a stage: at most 8 MT, more than 8 MT - 8 */
 };
 
 struct qt_skinny_args : qt_skinny_base {

@@ -91,8 +91,9 @@ static __device__ __forceinline__ void skinny_copy_x(const qt_skinny_base &a, sk
 
 /*
  * X of a stage: for each of its blocks of 64 columns x_rows lines of 128 bytes, 16-byte chunk i of
- * line l at i ^ l % 8. There are lines for tokens that exist; for the others a warp reads what comes
- * behind, which goes into sums that nobody stores. Where chunk `chunk` of a token is, in the stage:
+ * line l at i ^ l % 8. There are lines for tokens that exist; for the others a warp reads what
+ * comes behind, which goes into sums that nobody stores. Where chunk `chunk` of a token is, in the
+ * stage:
  */
 static __device__ __forceinline__ uint32_t skinny_x_at(const qt_skinny_base &a, int block,
                                                        int token, int chunk)

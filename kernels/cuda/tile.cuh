@@ -81,8 +81,9 @@ static __device__ __forceinline__ int tile_of_pair(const qt_tile_args &a, int pa
 }
 
 /*
- * What a block has to do: its range of (shared tile, stage) pairs, which touches so many tiles, then
- * whole tiles. Nothing is divided where there is one tile to a block: the first copies wait for it.
+ * What a block has to do: its range of (shared tile, stage) pairs, which touches so many tiles,
+ * then whole tiles. Nothing is divided where there is one tile to a block: the first copies wait
+ * for it.
  */
 struct tile_work {
     int pair, end, first, shared; /* the range; its first tile; tiles */
@@ -92,8 +93,8 @@ struct tile_work {
 static __device__ __forceinline__ tile_work tile_work_of(const qt_tile_args &a)
 {
     const int i = (int)(gridDim.x - 1 - blockIdx.x);
-    tile_work w = {0, 0, 0, 0, a.shared_tiles + ((int)blockIdx.x >> a.pairs),
-                   (int)gridDim.x >> a.pairs};
+    tile_work w = {
+        0, 0, 0, 0, a.shared_tiles + ((int)blockIdx.x >> a.pairs), (int)gridDim.x >> a.pairs};
     w.pair = tile_range(a, i);
     w.end = tile_range(a, i + 1);
     w.first = tile_of_pair(a, w.pair);
@@ -499,8 +500,9 @@ static __device__ __forceinline__ void tile_collect(const qt_tile_args &a, tile_
 
 /*
  * Of a pair of blocks each sends the other its sums of half of the tokens, and finishes the other
- * half. They go where the ring was, so both must have done with their products. Warps that have ended
- * are not waited for; one that came to the barrier of the cluster and ended would count twice.
+ * half. They go where the ring was, so both must have done with their products. Warps that have
+ * ended are not waited for; one that came to the barrier of the cluster and ended would count
+ * twice.
  */
 template <int WGS, int BM>
 static __device__ __forceinline__ void tile_finish_pair(const qt_tile_args &a, const tile_ring &r,
@@ -576,8 +578,8 @@ static __device__ __forceinline__ void tile_multiply_all(const qt_tile_args &a, 
             float4 v[N];
 #pragma unroll
             for (int j = 0; j < N; j++)
-                v[j] = make_float4(d.v[4 * (j0 + j)], d.v[4 * (j0 + j) + 1],
-                                   d.v[4 * (j0 + j) + 2], d.v[4 * (j0 + j) + 3]);
+                v[j] = make_float4(d.v[4 * (j0 + j)], d.v[4 * (j0 + j) + 1], d.v[4 * (j0 + j) + 2],
+                                   d.v[4 * (j0 + j) + 3]);
             tile_store<N>(a, v, strip * 16, s.token0 + j0 * 8);
         }
     }

@@ -51,12 +51,12 @@ struct qt_tile_args {
     int shared_tiles;                 /* the first ones, shared among all blocks */
     int range, ranges_longer; /* of shared (tile, stage) pairs, a block's; so many have 1 more */
     int whole_tiles, blocks_with_more; /* of the others, a block's or pair's; so many have 1 more */
-    int group_shift;          /* log2(channels per scale) */
-    int stage_groups;         /* scales of a row in a stage */
-    float factor;             /* power of two on every result */
-    int bf16;                 /* y is BF16 */
-    int wide_stores;          /* rows of y are 4-byte aligned */
-    int dependent;            /* launched before the previous kernel has ended */
+    int group_shift;                   /* log2(channels per scale) */
+    int stage_groups;                  /* scales of a row in a stage */
+    float factor;                      /* power of two on every result */
+    int bf16;                          /* y is BF16 */
+    int wide_stores;                   /* rows of y are 4-byte aligned */
+    int dependent;                     /* launched before the previous kernel has ended */
     int stages, stage_bytes, stage_tx, ring_at, barriers_at;
 };
 

@@ -104,10 +104,10 @@ static int shared_tiles(int tiles, int splits, int blocks)
 }
 
 /*
- * Microseconds on an H200 for 64 columns of k of a shared tile, in the order of QT_TILE_GROUP_TABLE:
- * formats with a scale per group, and per row. From sweeps with nf4 and fp6 at 8192 x 8192, m =
- * 32..512. Blocks with whole tiles, and pairs, go through k in step and find X in the L2:
- * whole_factor.
+ * Microseconds on an H200 for 64 columns of k of a shared tile, in the order of
+ * QT_TILE_GROUP_TABLE: formats with a scale per group, and per row. From sweeps with nf4 and fp6 at
+ * 8192 x 8192, m = 32..512. Blocks with whole tiles, and pairs, go through k in step and find X in
+ * the L2: whole_factor.
  */
 static const float column_us[QT_TILE_KINDS][2] = {
     {.220f, .230f}, {.350f, .470f}, {.225f, .245f}, {.360f, .515f}, {.277f, .300f}, {.386f, .420f},

@@ -121,14 +121,16 @@ static void choose_units(struct qt_w4ax_plan *p)
 }
 
 /*
- * Microseconds of the tile kernel on an H200, from 4096 x 4096 to 28672 x 4096: units, by scales and
- * tokens (up to 32, 64, 128), and what the blocks that share a group take to add up its sums, by their KB.
+ * Microseconds of the tile kernel on an H200, from 4096 x 4096 to 28672 x 4096: units, by scales
+ * and tokens (up to 32, 64, 128), and what the blocks that share a group take to add up its sums,
+ * by their KB.
  */
 static float tile_us(const struct qt_w4ax_plan *p, size_t units)
 {
     static const float unit_us[][3] = {{.55f, .79f, .69f}, {.52f, .68f, .85f}, {.50f, .60f, .72f}};
     const size_t kblocks = kblocks_of(p), even = kblocks % units == 0;
-    const float us = (float)units * unit_us[p->scales][(p->config.tokens > 32) + (p->config.tokens > 64)];
+    const float us =
+        (float)units * unit_us[p->scales][(p->config.tokens > 32) + (p->config.tokens > 64)];
     int rows = 0, smem;
     kernel_of(p, &smem, &rows);
     const float kilobytes = (float)(rows * p->config.tokens) * 4 / 1024;

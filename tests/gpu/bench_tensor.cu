@@ -1,7 +1,7 @@
 /*
- * For authors of kernels: what other instructions cost beside Hopper's wgmma, whose sums live in the
- * registers that those read and write. One block a multiprocessor, all in shared memory; clocks of
- * the slowest block. Weights are A operands from registers, as in kernels/cuda/tile.cuh.
+ * For authors of kernels: what other instructions cost beside Hopper's wgmma, whose sums live in
+ * the registers that those read and write. One block a multiprocessor, all in shared memory; clocks
+ * of the slowest block. Weights are A operands from registers, as in kernels/cuda/tile.cuh.
  *
  * usage: bench_tensor
  */
@@ -159,8 +159,8 @@ static __global__ void __launch_bounds__(WGS * 128, 1)
             if (LOOK_UP)
 #pragma unroll
                 for (int k = 0; k < 16; k++)
-                    a[h][k / 4][k % 4] = read_shared(
-                        base + __byte_perm(word, lane_bytes, 0x5504 | k % 4 << 4));
+                    a[h][k / 4][k % 4] =
+                        read_shared(base + __byte_perm(word, lane_bytes, 0x5504 | k % 4 << 4));
             if (SCALE && h) {
                 ptx_wgmma_wait<0>();
 #pragma unroll
@@ -221,8 +221,9 @@ int main()
     }
     CHECK(cudaMalloc(&clocks, BLOCKS * 2 * 8));
     CHECK(cudaMalloc(&sink, 4));
-    printf("Instructions a clock and scheduler, alone and beside products of N tokens; the share of "
-           "their\nfull rate that the products have meanwhile\n");
+    printf(
+        "Instructions a clock and scheduler, alone and beside products of N tokens; the share of "
+        "their\nfull rate that the products have meanwhile\n");
     printf("%-6s %4s %8s %8s %8s\n", "", "N", "alone", "beside", "products");
     all<PRMT>();
     all<LOP3>();
