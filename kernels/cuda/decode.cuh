@@ -19,6 +19,12 @@
 
 #include "kernels/cuda/ptx.cuh"
 
+/* Bits of plane p. */
+template <class Format> static __device__ __forceinline__ constexpr int qt_plane_width(int p)
+{
+    return p == 0 ? Format::WIDTH0 : p == 1 ? Format::WIDTH1 : Format::WIDTH2;
+}
+
 /* What a format has to know besides the codes. */
 struct qt_decode_args {
     const __half *table; /* LUT: [2^bits] */

@@ -9,8 +9,7 @@
 #include "kernels/cuda/decode.cuh"
 #include "kernels/cuda/dequantize.h"
 #include "kernels/cuda/instances.h"
-
-#include <cuda_bf16.h>
+#include "kernels/cuda/round.cuh"
 
 /* LINE: words of a row of 64 values in shared memory, by 4 of which rows lie in other banks. */
 enum { WARPS = QT_DEQUANTIZE_WARPS, LINE = QT_DEQUANTIZE_LINE };
@@ -26,9 +25,7 @@ static __device__ __forceinline__ uint32_t round_pair(const qt_dequantize_args &
                                                       float scale)
 {
     float2 v = __half22float2(*(__half2 *)&pair);
-    __nv_bfloat162 bf16 = __floats2bfloat162_rn(v.x * scale, v.y * scale);
-    __half2 f16 = __floats2half2_rn(v.x * scale, v.y * scale);
-    return a.bf16 ? *(uint32_t *)&bf16 : *(uint32_t *)&f16;
+    return qt_round_two(a.bf16, v.x * scale, v.y * scale);
 }
 
 /* The warp's 16 x 64 values, in shared memory in lines of LINE words, to memory. */

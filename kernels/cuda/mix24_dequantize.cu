@@ -8,8 +8,8 @@
  */
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/mix24_decode.cuh"
+#include "kernels/cuda/round.cuh"
 
-#include <cuda_bf16.h>
 #include <math.h>
 
 struct dequantize_args {
@@ -51,9 +51,7 @@ static __device__ __forceinline__ void put_some(const dequantize_args &a, int ro
 static __device__ __forceinline__ uint32_t round_pair(const dequantize_args &a, uint32_t pair)
 {
     float2 f = __half22float2(as_half2(pair));
-    __nv_bfloat162 bf16 = __floats2bfloat162_rn(f.x * a.factor, f.y * a.factor);
-    __half2 f16 = __floats2half2_rn(f.x * a.factor, f.y * a.factor);
-    return a.bf16 ? *(uint32_t *)&bf16 : *(uint32_t *)&f16;
+    return qt_round_two(a.bf16, f.x * a.factor, f.y * a.factor);
 }
 
 static __device__ __forceinline__ uint4 choose(bool p, uint4 a, uint4 b)
@@ -100,18 +98,13 @@ static __device__ __forceinline__ void put_record(const dequantize_args &a, int 
                                                      : record[R::Z + lane],
                                                 *(const uint32_t *)(record + R::U + lane % 4 * 4));
     const uint4 *codes = (const uint4 *)record + lane;
-    const uint4 v[2] = {codes[0], FOUR ? codes[32] : make_uint4(0, 0, 0, 0)};
+    const uint4 low = codes[0], high = FOUR ? codes[32] : make_uint4(low.z, low.w, 0, 0);
 #pragma unroll
     for (int b = 0; b < 2; b++) {
         const mix24_group group =
             b ? mix24_open_group<FOUR, 1>(meta) : mix24_open_group<FOUR, 0>(meta);
-        const uint32_t words[4] = {FOUR ? v[b].x
-                                   : b  ? v[0].z
-                                        : v[0].x,
-                                   FOUR ? v[b].y
-                                   : b  ? v[0].w
-                                        : v[0].y,
-                                   v[b].z, v[b].w};
+        const uint4 v = b ? high : low;
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
         const int col = a.perm[unit * 8 + b * 4 + lane % 4] * 16;
         uint32_t rows[2][8]; /* 16 channels of rows g and g + 8 */
 #pragma unroll

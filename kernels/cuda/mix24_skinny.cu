@@ -147,7 +147,8 @@ static int run_chunk(const struct qt_matmul_plan *p, const struct qt_matmul_weig
                              prepared || p->options.dependent_launch, stream);
     if (rc != QT_MATMUL_OK)
         return rc;
-    return qt_launch(p, &a, (p->config.warps + a.outlier_warps) * 32 + 64, true, stream);
+    return qt_launch(p, &a, (p->config.warps + a.outlier_warps) * 32 + QT_SKINNY_COPIERS, true,
+                     stream);
 }
 
 int qt_mix24_skinny_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,

@@ -39,7 +39,7 @@ static __device__ __forceinline__ int mix24_rest_after(const qt_mix24_skinny_arg
 }
 
 static __device__ __forceinline__ void mix24_skinny_copy_weights(const qt_mix24_skinny_args &a,
-                                                                 skinny_ring r)
+                                                                 qt_ring r)
 {
     int strip = (int)blockIdx.x * a.strips_cta;
 #pragma unroll 1
@@ -60,7 +60,7 @@ static __device__ __forceinline__ void mix24_skinny_copy_weights(const qt_mix24_
             ptx_copy_box(dst + a.unit_bytes, &a.records[four[1]], at + bytes[0] / 8, strip, bar);
             at += (bytes[0] + bytes[1]) / 8;
             rest = mix24_rest_after(a, next, a.fours);
-            skinny_ring_next(&r, a.stages);
+            qt_ring_next(&r, a.stages);
         }
     }
 }
@@ -148,13 +148,14 @@ __global__ void __launch_bounds__(QT_MIX24_SKINNY_WARPS * 32, 1)
     qt_mix24_skinny_kernel(const __grid_constant__ qt_mix24_skinny_args a)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    const int threads = (int)blockDim.x - SKINNY_COPIERS - a.outlier_warps * 32; /* that multiply */
-    const skinny_ring r = skinny_ring_open(a);
+    const int threads =
+        (int)blockDim.x - QT_SKINNY_COPIERS - a.outlier_warps * 32; /* that multiply */
+    const qt_ring r = skinny_ring_open(a);
     const skinny_warp w = skinny_warp_open(a, warp, threads);
-    if (warp * 32 >= threads + SKINNY_COPIERS) {
+    if (warp * 32 >= threads + QT_SKINNY_COPIERS) {
         ptx_launch_dependents();
         outlier_all<MT>(a, w.warps_n * STRIPS * 16 + 4, threads,
-                        (int)threadIdx.x - threads - SKINNY_COPIERS);
+                        (int)threadIdx.x - threads - QT_SKINNY_COPIERS);
     } else if (warp * 32 >= threads) {
         skinny_bring(a, r, warp * 32 == threads, threads, [&] { mix24_skinny_copy_weights(a, r); });
     } else {

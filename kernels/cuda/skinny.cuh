@@ -17,14 +17,8 @@
 #include "kernels/cuda/skinny_ring.cuh"
 #include "kernels/cuda/slot.cuh"
 
-/* Bits of plane p. */
-template <class Format> static __device__ __forceinline__ constexpr int skinny_width(int p)
-{
-    return p == 0 ? Format::WIDTH0 : p == 1 ? Format::WIDTH1 : Format::WIDTH2;
-}
-
 template <class Format>
-static __device__ __forceinline__ void skinny_copy_weights(const qt_skinny_args &a, skinny_ring r)
+static __device__ __forceinline__ void skinny_copy_weights(const qt_skinny_args &a, qt_ring r)
 {
     int strip = (int)blockIdx.x * a.strips_cta;
 #pragma unroll 1
@@ -37,14 +31,14 @@ static __device__ __forceinline__ void skinny_copy_weights(const qt_skinny_args 
             ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
 #pragma unroll
             for (int p = 0; p < 3; p++)
-                if (skinny_width<Format>(p))
+                if (qt_plane_width<Format>(p))
                     ptx_copy_box(dst + a.planes_at[p], &a.plane[p],
-                                 k_stage * (QT_SKINNY_BLOCKS * 16 * skinny_width<Format>(p)), strip,
-                                 bar);
+                                 k_stage * (QT_SKINNY_BLOCKS * 16 * qt_plane_width<Format>(p)),
+                                 strip, bar);
             if (Format::GROUPED)
                 ptx_copy_box(dst + a.scales_at, &a.scales,
                              (k_stage * QT_SKINNY_BLOCKS * 64 >> a.group_shift) * 4, strip, bar);
-            skinny_ring_next(&r, a.stages);
+            qt_ring_next(&r, a.stages);
         }
     }
 }
@@ -70,7 +64,7 @@ template <class Format, int STRIPS> struct skinny_source {
             int strip = min(w.wn * STRIPS + u, a.tile_strips - 1);
 #pragma unroll
             for (int i = 0; i < 3; i++) {
-                const int width = skinny_width<Format>(i);
+                const int width = qt_plane_width<Format>(i);
                 words[u][i] = a.planes_at[i] + lane * 4 * width +
                               (strip * QT_SKINNY_BLOCKS + w.slot * 2) * 128 * width;
             }
@@ -96,7 +90,7 @@ skinny_slot(qt_sums<MT, STRIPS> *total, const qt_skinny_args &a,
         [&](const unsigned char *src[3], int u, int b) {
 #pragma unroll
             for (int i = 0; i < 3; i++)
-                src[i] = base + from.words[u][i] + b * 128 * skinny_width<Format>(i);
+                src[i] = base + from.words[u][i] + b * 128 * qt_plane_width<Format>(i);
         },
         [&](int t, int b, int half) { return (x[b] ^ half * 64) + t * 1024; }, scales,
         a.slot_groups, true, lane_bytes);
@@ -147,12 +141,12 @@ static __device__ __forceinline__ void skinny_load_row_scales(const qt_skinny_ar
  */
 
 template <class Format, int MT, int STRIPS>
-__global__ void __launch_bounds__(QT_SKINNY_MAX_WARPS * 32 + SKINNY_COPIERS, 1)
+__global__ void __launch_bounds__(QT_SKINNY_MAX_WARPS * 32 + QT_SKINNY_COPIERS, 1)
     qt_skinny_kernel(const __grid_constant__ qt_skinny_args a)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    const int threads = (int)blockDim.x - SKINNY_COPIERS; /* that multiply */
-    const skinny_ring r = skinny_ring_open(a);
+    const int threads = (int)blockDim.x - QT_SKINNY_COPIERS; /* that multiply */
+    const qt_ring r = skinny_ring_open(a);
     if (warp * 32 >= threads) {
         skinny_bring(a, r, warp * 32 == threads, threads,
                      [&] { skinny_copy_weights<Format>(a, r); });

@@ -33,6 +33,7 @@
 #define QT_CUDA_SKINNY_RING_CUH
 
 #include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/ring.cuh"
 #include "kernels/cuda/skinny.h"
 #include "kernels/cuda/sums.cuh"
 
@@ -41,39 +42,22 @@
 /* Numbers of barriers of a part of the block; 0 is __syncthreads. */
 enum { SKINNY_START = 1, SKINNY_START_X, SKINNY_SUMS, SKINNY_MEET };
 
-/* Threads that copy: a warp for weights, which also initialises the barriers, one for X. */
-enum { SKINNY_COPIERS = 64 };
-
 /* ---- the ring ----------------------------------------------------------------------------------
  */
 
-struct skinny_ring {
-    uint32_t full, empty; /* shared addresses of the first barriers; 8 bytes each */
-    int stage;
-    uint32_t parity;
-};
-
-static __device__ __forceinline__ skinny_ring skinny_ring_open(const qt_skinny_base &a)
+static __device__ __forceinline__ qt_ring skinny_ring_open(const qt_skinny_base &a)
 {
     const uint32_t full = ptx_shared(qt_smem) + a.barriers_at;
     return {full, full + 8 * a.stages, 0, 0};
 }
 
-static __device__ __forceinline__ void skinny_ring_step(skinny_ring *r, int by, int stages)
+static __device__ __forceinline__ void skinny_ring_step(qt_ring *r, int by, int stages)
 {
     for (r->stage += by; r->stage >= stages; r->stage -= stages)
         r->parity ^= 1;
 }
 
-static __device__ __forceinline__ void skinny_ring_next(skinny_ring *r, int stages)
-{
-    if (++r->stage == stages) {
-        r->stage = 0;
-        r->parity ^= 1;
-    }
-}
-
-static __device__ __forceinline__ void skinny_copy_x(const qt_skinny_base &a, skinny_ring r)
+static __device__ __forceinline__ void skinny_copy_x(const qt_skinny_base &a, qt_ring r)
 {
     if (a.dependent)
         ptx_wait_previous();
@@ -84,7 +68,7 @@ static __device__ __forceinline__ void skinny_copy_x(const qt_skinny_base &a, sk
             ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
             ptx_copy_box_3d(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes, &a.x, 0,
                             a.token0, k_stage * QT_SKINNY_BLOCKS, r.full + 8 * r.stage);
-            skinny_ring_next(&r, a.stages);
+            qt_ring_next(&r, a.stages);
         }
     }
 }
@@ -107,7 +91,7 @@ static __device__ __forceinline__ uint32_t skinny_x_at(const qt_skinny_base &a, 
  * depend on the previous kernel; X does. threads: that multiply.
  */
 template <class Copy>
-static __device__ __forceinline__ void skinny_bring(const qt_skinny_base &a, const skinny_ring &r,
+static __device__ __forceinline__ void skinny_bring(const qt_skinny_base &a, const qt_ring &r,
                                                     bool weights, int threads, Copy copy)
 {
     if (weights && ptx_elect()) {
@@ -236,7 +220,7 @@ static __device__ __forceinline__ skinny_warp skinny_warp_open(const qt_skinny_b
 }
 
 template <int MT, int STRIPS, class Work>
-static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_base &a, skinny_ring r,
+static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_base &a, qt_ring r,
                                                            const skinny_warp &w, int threads,
                                                            Work work)
 {

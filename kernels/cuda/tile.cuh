@@ -40,29 +40,15 @@
 #include "kernels/cuda/decode.cuh"
 #include "kernels/cuda/ptx_cluster.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/ring.cuh"
+#include "kernels/cuda/round.cuh"
 #include "kernels/cuda/tile.h"
-
-#include <cuda_bf16.h>
 
 /* ---- who does what -----------------------------------------------------------------------------
  */
 
 /* Numbers of barriers of a part of the block; TILE_WARPGROUP and on: of each warpgroup. */
 enum { TILE_WARPGROUP = 1, TILE_START = 5, TILE_START_X };
-
-struct tile_ring {
-    uint32_t full, empty; /* shared addresses of the first barriers; 8 bytes each */
-    int stage;
-    uint32_t parity;
-};
-
-static __device__ __forceinline__ void tile_ring_next(tile_ring *r, int stages)
-{
-    if (++r->stage == stages) {
-        r->stage = 0;
-        r->parity ^= 1;
-    }
-}
 
 /* Consecutive stages [k0, k1) of a tile. */
 struct tile_segment {
@@ -93,8 +79,9 @@ struct tile_work {
 static __device__ __forceinline__ tile_work tile_work_of(const qt_tile_args &a)
 {
     const int i = (int)(gridDim.x - 1 - blockIdx.x);
-    tile_work w = {
-        0, 0, 0, 0, a.shared_tiles + ((int)blockIdx.x >> a.pairs), (int)gridDim.x >> a.pairs};
+    tile_work w;
+    w.whole = a.shared_tiles + ((int)blockIdx.x >> a.pairs);
+    w.step = (int)gridDim.x >> a.pairs;
     w.pair = tile_range(a, i);
     w.end = tile_range(a, i + 1);
     w.first = tile_of_pair(a, w.pair);
@@ -146,12 +133,6 @@ static __device__ __forceinline__ tile_segment tile_segment_at(const qt_tile_arg
     return s;
 }
 
-/* Bits of plane p. */
-template <class Format> static __device__ __forceinline__ constexpr int tile_width(int p)
-{
-    return p == 0 ? Format::WIDTH0 : p == 1 ? Format::WIDTH1 : Format::WIDTH2;
-}
-
 /* ---- copies ------------------------------------------------------------------------------------
  *
  * A lane for weights and one for X, each for all stages of all segments: what one lane issues it
@@ -159,7 +140,7 @@ template <class Format> static __device__ __forceinline__ constexpr int tile_wid
  */
 
 template <class Format, int WGS, int BM, int C>
-static __device__ __forceinline__ void tile_copy_weights(const qt_tile_args &a, tile_ring r)
+static __device__ __forceinline__ void tile_copy_weights(const qt_tile_args &a, qt_ring r)
 {
 #pragma unroll 1
     for (int segment = 0; segment < tile_segments(a); segment++) {
@@ -173,20 +154,20 @@ static __device__ __forceinline__ void tile_copy_weights(const qt_tile_args &a, 
             ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
 #pragma unroll
             for (int i = 0; i < 3; i++)
-                if (tile_width<Format>(i)) {
-                    ptx_copy_box(dst, &a.plane[i], k_stage * (C * 16 * tile_width<Format>(i)),
+                if (qt_plane_width<Format>(i)) {
+                    ptx_copy_box(dst, &a.plane[i], k_stage * (C * 16 * qt_plane_width<Format>(i)),
                                  strip, bar);
-                    dst += WGS * 4 * C * 128 * tile_width<Format>(i);
+                    dst += WGS * 4 * C * 128 * qt_plane_width<Format>(i);
                 }
             if (Format::GROUPED)
                 ptx_copy_box(dst, &a.scales, (k_stage * C * 64 >> a.group_shift) * 4, strip, bar);
-            tile_ring_next(&r, a.stages);
+            qt_ring_next(&r, a.stages);
         }
     }
 }
 
 template <int BM, int C>
-static __device__ __forceinline__ void tile_copy_x(const qt_tile_args &a, tile_ring r)
+static __device__ __forceinline__ void tile_copy_x(const qt_tile_args &a, qt_ring r)
 {
     if (a.dependent)
         ptx_wait_previous();
@@ -198,14 +179,14 @@ static __device__ __forceinline__ void tile_copy_x(const qt_tile_args &a, tile_r
             ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
             ptx_copy_box_3d(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes, &a.x, 0,
                             s.token0, k_stage * C, r.full + 8 * r.stage);
-            tile_ring_next(&r, a.stages);
+            qt_ring_next(&r, a.stages);
         }
     }
 }
 
 /* The two warps of which a lane each copies; the one for weights initialises the barriers. */
 template <class Format, int WGS, int BM, int C>
-static __device__ __forceinline__ void tile_bring(const qt_tile_args &a, const tile_ring &r,
+static __device__ __forceinline__ void tile_bring(const qt_tile_args &a, const qt_ring &r,
                                                   bool weights)
 {
     if (weights && ptx_elect()) {
@@ -288,7 +269,7 @@ template <class Format, int WGS, int BM, int C> struct tile_source {
         const unsigned char *at = qt_smem + a.ring_at + stage * a.stage_bytes + BM * 128 * C;
 #pragma unroll
         for (int p = 0; p < 3; p++) {
-            const int width = tile_width<Format>(p);
+            const int width = qt_plane_width<Format>(p);
             plane[p] = at + warp * (C * 128 * width) + lane * 4 * width;
             at += WGS * 4 * C * 128 * width;
         }
@@ -299,7 +280,7 @@ template <class Format, int WGS, int BM, int C> struct tile_source {
         const unsigned char *src[3];
 #pragma unroll
         for (int p = 0; p < 3; p++)
-            src[p] = plane[p] + block * 128 * tile_width<Format>(p);
+            src[p] = plane[p] + block * 128 * qt_plane_width<Format>(p);
         words->load(src, a.decode);
     }
 };
@@ -311,7 +292,7 @@ template <class Format, int WGS, int BM, int C> struct tile_source {
  */
 template <class Format, int WGS, int BM, int C>
 static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const qt_tile_args &a,
-                                                         tile_ring *r, int begin, int end)
+                                                         qt_ring *r, int begin, int end)
 {
     typedef tile_source<Format, WGS, BM, C> source;
     const int STEPS = qt_tile_steps(WGS, BM, C), BATCHES = 4 / STEPS;
@@ -334,7 +315,7 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
         const source now(a, r->stage);
         uint32_t b = ptx_wgmma_b(ptx_shared(qt_smem) + a.ring_at + r->stage * a.stage_bytes);
         uint32_t used = r->empty + 8 * r->stage;
-        tile_ring_next(r, a.stages);
+        qt_ring_next(r, a.stages);
         scale = now.scale;
         __half2 this_scale = next_scale;
 #pragma unroll
@@ -387,14 +368,6 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
 /* ---- results -----------------------------------------------------------------------------------
  */
 
-/* Two sums of a row, of neighbouring tokens. */
-static __device__ __forceinline__ uint32_t tile_round(const qt_tile_args &a, float x, float y)
-{
-    __nv_bfloat162 b = __floats2bfloat162_rn(x, y);
-    __half2 h = __floats2half2_rn(x, y);
-    return a.bf16 ? *(uint32_t *)&b : *(uint32_t *)&h;
-}
-
 /* 16 rows x 8 N tokens of Y: v as accumulator fragments hold them. N at a time, for each step waits
  * for the one before. */
 template <int N>
@@ -411,8 +384,8 @@ static __device__ __forceinline__ void tile_store(const qt_tile_args &a, const f
             fx *= token < a.m ? a.token_factor[token] : 0;
             fy *= token + 1 < a.m ? a.token_factor[token + 1] : 0;
         }
-        out[j][0] = tile_round(a, v[j].x * fx, v[j].y * fy);
-        out[j][1] = tile_round(a, v[j].z * fx, v[j].w * fy);
+        out[j][0] = qt_round_two(a.bf16, v[j].x * fx, v[j].y * fy);
+        out[j][1] = qt_round_two(a.bf16, v[j].z * fx, v[j].w * fy);
     }
 #pragma unroll
     for (int i = 0; i < 2 * N; i++)
@@ -505,7 +478,7 @@ static __device__ __forceinline__ void tile_collect(const qt_tile_args &a, tile_
  * twice.
  */
 template <int WGS, int BM>
-static __device__ __forceinline__ void tile_finish_pair(const qt_tile_args &a, const tile_ring &r,
+static __device__ __forceinline__ void tile_finish_pair(const qt_tile_args &a, const qt_ring &r,
                                                         const tile_sums<BM> &d, int row0,
                                                         int token0)
 {
@@ -545,7 +518,7 @@ static __device__ __forceinline__ void tile_finish_pair(const qt_tile_args &a, c
 }
 
 template <class Format, int WGS, int BM, int C>
-static __device__ __forceinline__ void tile_multiply_all(const qt_tile_args &a, tile_ring r)
+static __device__ __forceinline__ void tile_multiply_all(const qt_tile_args &a, qt_ring r)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int segments = tile_segments(a);
@@ -601,7 +574,7 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
     qt_tile_kernel(const __grid_constant__ qt_tile_args a)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    tile_ring r;
+    qt_ring r;
     r.full = ptx_shared(qt_smem) + a.barriers_at;
     r.empty = r.full + 8 * a.stages;
     r.stage = 0;

@@ -128,18 +128,19 @@ static void choose_units(struct qt_w4ax_plan *p)
 static float tile_us(const struct qt_w4ax_plan *p, size_t units)
 {
     static const float unit_us[][3] = {{.55f, .79f, .69f}, {.52f, .68f, .85f}, {.50f, .60f, .72f}};
-    const size_t kblocks = kblocks_of(p), even = kblocks % units == 0;
+    const size_t kblocks = kblocks_of(p);
     const float us =
         (float)units * unit_us[p->scales][(p->config.tokens > 32) + (p->config.tokens > 64)];
     int rows = 0, smem;
     kernel_of(p, &smem, &rows);
     const float kilobytes = (float)(rows * p->config.tokens) * 4 / 1024;
-    const size_t others = divide_up(kblocks, units) - even; /* of those that share a group */
+    /* Beside the one that adds up, of those that share a group. */
+    const size_t others = divide_up(kblocks, units) - (kblocks % units == 0);
     return units % kblocks == 0 ? us : us + 1.5f + kilobytes / 32 + (float)others * kilobytes / 80;
 }
 
-/* The same for the tile kernel, where it may pay to leave multiprocessors idle: the more blocks
- * share a group, the longer they take to add up. */
+/* Of the tile kernel: it may pay to leave multiprocessors idle, for the more blocks share a group,
+ * the longer they take to add up. */
 static void choose_tile_units(struct qt_w4ax_plan *p)
 {
     const size_t kblocks = kblocks_of(p), groups = groups_of(p);

@@ -3,9 +3,9 @@
  * registers.
  *
  *   unit     a tile of 128 RT rows x TOKENS tokens, one k-block of 128 channels; units are numbered
- * tile by tile (tokens first), and a block of threads does cta_units in a row block    a warp that
- * copies; two consumer warpgroups of 64 RT rows each stage    [ X: TOKENS rows of 128 bytes | codes
- * of the strips | their scales | scales of X ]
+ *            tile by tile (tokens first), and a block of threads does cta_units in a row
+ *   block    a warpgroup that copies; two consumer warpgroups of 64 RT rows each
+ *   stage    [ X: TOKENS rows of 128 bytes | codes of the strips | their scales | scales of X ]
  *
  *   copier:    global -- cp.async.bulk --> stage, an mbarrier each way
  *   consumer:  codes -- shift, mask --> A registers --\

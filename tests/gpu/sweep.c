@@ -2,7 +2,7 @@
  * For authors of kernels: times configurations around the one that plan chooses, the fastest
  * first. Everything else is measured by `qtool bench`.
  *
- * usage: sweep SCHEME NxK M [dependent]     all: of the other kernels too
+ * usage: sweep SCHEME NxK M [dependent]
  */
 #include "verify/gpu.h"
 
