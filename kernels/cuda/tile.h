@@ -1,10 +1,9 @@
-/* Arguments of the tile kernel. */
+/* Arguments of the tile kernels, and what their plans share. */
 #ifndef QT_CUDA_TILE_H
 #define QT_CUDA_TILE_H
 
 #include "kernels/cuda/decode.cuh"
-
-#include <cuda.h>
+#include "kernels/cuda/plan.h"
 
 /* The kernels there are: X(warpgroups, tokens, blocks of k in a stage). */
 #define QT_TILE_TABLE(X)                                                                           \
@@ -32,17 +31,13 @@ static __host__ __device__ constexpr int qt_tile_steps(int warpgroups, int token
     return blocks == 1 || (warpgroups == 4 && tokens == 128) ? 2 : 4;
 }
 
-struct qt_tile_args {
-    CUtensorMap x;        /* F16 [k / 64][m][64], boxes of a stage's blocks x tokens x 64 */
-    CUtensorMap plane[3]; /* U64 [strips][blocks * 16 * width] */
-    CUtensorMap scales;   /* U64 [strips][groups * 4]; grouped formats */
-    struct qt_decode_args decode;
-    const __half *scale;       /* F16 [strips][pitch_groups][16]: for row scales */
+/* What all tile kernels have (tile_ring.cuh). */
+struct qt_tile_base {
+    CUtensorMap x;             /* F16 [k / 64][m][64], boxes of a stage's blocks x tokens x 64 */
     const float *token_factor; /* [m], or NULL: on every result of a token */
     void *y;                   /* F16 or BF16 [m][n] */
     float *partial;            /* [blocks][tile rows * tile tokens] */
     unsigned *ready;           /* [blocks][warpgroups]: of partial; 0 between launches */
-    size_t pitch_groups;
     int m, n, strips;
     int row_tiles, token_tiles, band; /* band: row tiles of a band, see tile_segment_at */
     int k_stages;                     /* of a tile */
@@ -51,13 +46,53 @@ struct qt_tile_args {
     int shared_tiles;                 /* the first ones, shared among all blocks */
     int range, ranges_longer; /* of shared (tile, stage) pairs, a block's; so many have 1 more */
     int whole_tiles, blocks_with_more; /* of the others, a block's or pair's; so many have 1 more */
-    int group_shift;                   /* log2(channels per scale) */
-    int stage_groups;                  /* scales of a row in a stage */
     float factor;                      /* power of two on every result */
     int bf16;                          /* y is BF16 */
     int wide_stores;                   /* rows of y are 4-byte aligned */
     int dependent;                     /* launched before the previous kernel has ended */
-    int stages, stage_bytes, stage_tx, ring_at, barriers_at;
+    int stages, stage_bytes, ring_at, barriers_at;
 };
+
+struct qt_tile_args : qt_tile_base {
+    CUtensorMap plane[3]; /* U64 [strips][blocks * 16 * width] */
+    CUtensorMap scales;   /* U64 [strips][groups * 4]; grouped formats */
+    struct qt_decode_args decode;
+    const __half *scale; /* F16 [strips][pitch_groups][16]: for row scales */
+    size_t pitch_groups;
+    int group_shift;  /* log2(channels per scale) */
+    int stage_groups; /* scales of a row in a stage */
+    int stage_tx;     /* bytes that a stage waits for */
+};
+
+/* ---- plans (tile_plan.cu) ----------------------------------------------------------------------
+ */
+
+/* A kernel that there is for a matrix. */
+struct qt_tile_kind {
+    int warpgroups, tokens, blocks;
+    const void *kernel;
+    float column_us;  /* microseconds on an H200 for 64 columns of k of a shared tile */
+    int head_bytes;   /* of shared memory before the ring */
+    int weight_bytes; /* of a stage, at most */
+};
+
+struct qt_tile_matrix {
+    int strips, blocks; /* of 16 rows, of 64 columns */
+    int count;
+    struct qt_tile_kind kinds[QT_TILE_KINDS];
+};
+
+/* Sets p->config; us: about how long it will take. False: there is no kernel. */
+bool qt_tile_choose_kind(struct qt_matmul_plan *p, const struct qt_tile_matrix *t, double *us);
+/* The kind of p->config; NULL: there is none. */
+const struct qt_tile_kind *qt_tile_kind_of(const struct qt_matmul_plan *p,
+                                           const struct qt_tile_matrix *t);
+/* Checks p->config and sets what follows from it; the workspace is what qt_tile_fill takes. */
+int qt_tile_check_config(struct qt_matmul_plan *p, const struct qt_tile_matrix *t);
+/* Of a, what follows from the plan but for X and token factors. */
+void qt_tile_fill(struct qt_tile_base *a, const struct qt_matmul_plan *p,
+                  const struct qt_tile_matrix *t, void *y, void *workspace);
+/* Bytes of the workspace that qt_tile_fill takes. */
+size_t qt_tile_workspace(const struct qt_matmul_plan *p, const struct qt_tile_matrix *t);
 
 #endif

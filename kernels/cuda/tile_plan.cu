@@ -7,21 +7,6 @@
 /* ---- the kernels there are ---------------------------------------------------------------------
  */
 
-struct tile_kind {
-    int warpgroups, tokens, blocks;
-};
-
-#define KIND(warpgroups, tokens, blocks) {warpgroups, tokens, blocks},
-static const struct tile_kind kinds[QT_TILE_KINDS] = {QT_TILE_GROUP_TABLE(KIND)};
-
-static int kind_of(const struct qt_matmul_config *c)
-{
-    for (int i = 0; i < QT_TILE_KINDS; i++)
-        if (kinds[i].warpgroups * 4 == c->warps && kinds[i].tokens == c->token_tiles * 8)
-            return i;
-    return -1;
-}
-
 const void *qt_tile_instance(enum qt_format format, int kind)
 {
     return format <= QT_FORMAT_INT4  ? qt_tile_group_instance(format, kind)
@@ -29,12 +14,51 @@ const void *qt_tile_instance(enum qt_format format, int kind)
                                      : qt_tile_fpx_instance(format, kind);
 }
 
-/* Whether there is a kernel for the format and the group. */
-static bool is_for(int kind, const struct qt_shape *s)
+/*
+ * Microseconds, see struct qt_tile_kind, in the order of QT_TILE_GROUP_TABLE: formats with a scale
+ * per group, and per row. From sweeps with nf4 and fp6 at 8192 x 8192, m = 32..512.
+ */
+static const float column_us[QT_TILE_KINDS][2] = {
+    {.220f, .230f}, {.350f, .470f}, {.225f, .245f}, {.360f, .515f}, {.277f, .300f}, {.386f, .420f},
+    {.487f, .580f}, {.417f, .410f}, {.630f, .630f}, {.750f, .750f}, {.800f, .820f}};
+
+static int stage_groups(const struct qt_shape *s, int blocks)
 {
-    const struct tile_kind *t = &kinds[kind];
-    return qt_tile_instance(s->format, kind) &&
-           16 * qt_tile_steps(t->warpgroups, t->tokens, t->blocks) <= 1 << s->group_shift;
+    int groups = s->grouped ? blocks * 64 >> s->group_shift : 0;
+    return s->grouped && groups == 0 ? 1 : groups;
+}
+
+/* A kernel is for groups of at least the columns whose products it starts at a time. */
+static struct qt_tile_matrix matrix_of(const struct qt_shape *s)
+{
+#define KIND(warpgroups, tokens, blocks) {warpgroups, tokens, blocks, NULL, 0, 0, 0},
+    static const struct qt_tile_kind kinds[QT_TILE_KINDS] = {QT_TILE_GROUP_TABLE(KIND)};
+    struct qt_tile_matrix t = {};
+    t.strips = s->strips;
+    t.blocks = s->blocks;
+    for (int i = 0; i < QT_TILE_KINDS; i++) {
+        struct qt_tile_kind kind = kinds[i];
+        const int strips = 4 * kind.warpgroups;
+        const int steps = qt_tile_steps(kind.warpgroups, kind.tokens, kind.blocks);
+        kind.kernel = qt_tile_instance(s->format, i);
+        kind.column_us = column_us[i][!s->grouped];
+        kind.head_bytes = (int)s->wide_table_bytes;
+        kind.weight_bytes =
+            strips * (kind.blocks * 128 * s->bits + stage_groups(s, kind.blocks) * 32);
+        if (kind.kernel && 16 * steps <= 1 << s->group_shift)
+            t.kinds[t.count++] = kind;
+    }
+    return t;
+}
+
+const struct qt_tile_kind *qt_tile_kind_of(const struct qt_matmul_plan *p,
+                                           const struct qt_tile_matrix *t)
+{
+    for (int i = 0; i < t->count; i++)
+        if (t->kinds[i].warpgroups * 4 == p->config.warps &&
+            t->kinds[i].tokens == p->config.token_tiles * 8)
+            return &t->kinds[i];
+    return NULL;
 }
 
 /* ---- shared memory -----------------------------------------------------------------------------
@@ -45,25 +69,19 @@ enum { MAX_STAGES = 12, MAX_TILES = 1 << 30 };
 /* config.splits */
 enum { WHOLE_TILES = 1, SHARED_TILES = 2, PAIRS = 3 };
 
-static int stage_groups(const struct qt_shape *s, int blocks)
+static int x_bytes(const struct qt_tile_kind *k)
 {
-    int groups = s->grouped ? blocks * 64 >> s->group_shift : 0;
-    return s->grouped && groups == 0 ? 1 : groups;
+    return k->blocks * k->tokens * 128;
 }
 
 /* Stages and offsets; returns the size. Pairs put sums where the ring was, half of a block's. */
-static size_t tile_layout(struct qt_tile_args *a, const struct qt_shape *s,
-                          const struct tile_kind *t, int smem_limit)
+static size_t tile_layout(struct qt_tile_base *a, const struct qt_tile_kind *k, int smem_limit)
 {
-    const int sums_bytes = t->warpgroups * 64 * t->tokens / 2 * 4;
-    int strips = 4 * t->warpgroups;
-    a->stage_groups = stage_groups(s, t->blocks);
-    a->stage_tx =
-        t->blocks * (t->tokens * 128 + strips * 128 * s->bits) + strips * a->stage_groups * 32;
-    a->stage_bytes = (int)round_up((size_t)a->stage_tx, 1024);
-    a->ring_at = (int)round_up(s->wide_table_bytes, 1024);
+    const int sums_bytes = k->warpgroups * 64 * k->tokens / 2 * 4;
+    a->stage_bytes = (int)round_up((size_t)(x_bytes(k) + k->weight_bytes), 1024);
+    a->ring_at = (int)round_up((size_t)k->head_bytes, 1024);
     a->stages = (smem_limit - a->ring_at - 16 * MAX_STAGES - 8) / a->stage_bytes;
-    int ahead = QT_WEIGHTS_AHEAD / (t->blocks * strips * 128 * s->bits);
+    int ahead = (QT_WEIGHTS_AHEAD + k->weight_bytes / 2) / k->weight_bytes;
     ahead = ahead < 3 ? 3 : ahead < MAX_STAGES ? ahead : MAX_STAGES;
     a->stages = a->stages < ahead ? a->stages : ahead;
     int ring_bytes = a->stages * a->stage_bytes;
@@ -74,11 +92,16 @@ static size_t tile_layout(struct qt_tile_args *a, const struct qt_shape *s,
 /* ---- choosing ----------------------------------------------------------------------------------
  */
 
-static int tiles_of(const struct qt_shape *s, const struct tile_kind *t, size_t m)
+static int tiles_of(const struct qt_tile_matrix *t, const struct qt_tile_kind *k, size_t m)
 {
     size_t tiles =
-        ceil_div((size_t)s->strips, 4 * (size_t)t->warpgroups) * ceil_div(m, (size_t)t->tokens);
+        ceil_div((size_t)t->strips, 4 * (size_t)k->warpgroups) * ceil_div(m, (size_t)k->tokens);
     return tiles < MAX_TILES ? (int)tiles : MAX_TILES;
+}
+
+static int k_stages_of(const struct qt_tile_matrix *t, const struct qt_tile_kind *k)
+{
+    return (int)ceil_div((size_t)t->blocks, (size_t)k->blocks);
 }
 
 /* Thread blocks for that many tiles: one a multiprocessor, if there is work for them. */
@@ -103,15 +126,7 @@ static int shared_tiles(int tiles, int splits, int blocks)
     return tiles < 2 * blocks ? tiles : tiles % blocks + blocks;
 }
 
-/*
- * Microseconds on an H200 for 64 columns of k of a shared tile, in the order of
- * QT_TILE_GROUP_TABLE: formats with a scale per group, and per row. From sweeps with nf4 and fp6 at
- * 8192 x 8192, m = 32..512. Blocks with whole tiles, and pairs, go through k in step and find X in
- * the L2: whole_factor.
- */
-static const float column_us[QT_TILE_KINDS][2] = {
-    {.220f, .230f}, {.350f, .470f}, {.225f, .245f}, {.360f, .515f}, {.277f, .300f}, {.386f, .420f},
-    {.487f, .580f}, {.417f, .410f}, {.630f, .630f}, {.750f, .750f}, {.800f, .820f}};
+/* Blocks with whole tiles, and pairs, go through k in step and find X in the L2. */
 static const float whole_factor = .95f;
 /* Times of products that are long enough to bring the clock down, over that. */
 static const float warm_factor = 1.17f;
@@ -121,54 +136,53 @@ static const float start_us = 3, share_us = 3, collect_us = .0104f;
 /* The same between two blocks that exchange sums directly. */
 static const float pair_us = 1.5f;
 
-static double tile_us(const struct qt_shape *s, int kind, int splits, size_t m, int sms)
+static double tile_us(const struct qt_tile_matrix *t, const struct qt_tile_kind *k, int splits,
+                      size_t m, int sms)
 {
-    const struct tile_kind *t = &kinds[kind];
-    int tiles = tiles_of(s, t, m), k_stages = (int)ceil_div((size_t)s->blocks, (size_t)t->blocks);
+    int tiles = tiles_of(t, k, m), k_stages = k_stages_of(t, k);
     int grid = grid_of(tiles, k_stages, splits, sms), shared = shared_tiles(tiles, splits, grid);
-    double block_us = t->blocks * column_us[kind][!s->grouped];
+    double block_us = k->blocks * k->column_us;
     if (splits == PAIRS)
         return start_us + pair_us + (k_stages + 1) / 2 * block_us * whole_factor;
     double whole = (double)ceil_div((size_t)(tiles - shared), (size_t)grid) * k_stages;
     if (shared == 0)
         return start_us + whole * block_us * whole_factor;
     int others = shared < grid ? (int)ceil_div((size_t)grid, (size_t)shared) : 1;
-    int kilobytes = t->warpgroups * 64 * t->tokens * 4 / 1024;
+    int kilobytes = k->warpgroups * 64 * k->tokens * 4 / 1024;
     return start_us + share_us + collect_us * others * kilobytes +
            (whole + ceil((double)shared * k_stages / grid)) * block_us;
 }
 
-static bool can_pair(const struct qt_matmul_plan *p, const struct qt_shape *s,
-                     const struct tile_kind *t)
+static bool can_pair(const struct qt_matmul_plan *p, const struct qt_tile_matrix *t,
+                     const struct qt_tile_kind *k)
 {
-    return 2 * tiles_of(s, t, p->m) <= p->sms && s->blocks > t->blocks;
+    return 2 * tiles_of(t, k, p->m) <= p->sms && t->blocks > k->blocks;
 }
 
 /* The kernel divides numbers of (tile, stage) pairs by multiplying with k_stages_inverse. */
-static bool can_share(const struct qt_matmul_plan *p, const struct qt_shape *s,
-                      const struct tile_kind *t)
+static bool can_share(const struct qt_matmul_plan *p, const struct qt_tile_matrix *t,
+                      const struct qt_tile_kind *k)
 {
-    size_t k_stages = ceil_div((size_t)s->blocks, (size_t)t->blocks);
+    size_t k_stages = (size_t)k_stages_of(t, k);
     return 2 * (size_t)p->sms * k_stages * k_stages < 1u << 31;
 }
 
-bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s, double *us)
+bool qt_tile_choose_kind(struct qt_matmul_plan *p, const struct qt_tile_matrix *t, double *us)
 {
     double best = 1e300;
-    if (p->cc != 90 || s->format == QT_FORMAT_ANY)
+    if (p->cc != 90)
         return false;
-    for (int i = 0; i < 3 * QT_TILE_KINDS; i++) {
-        const struct tile_kind *t = &kinds[i / 3];
+    for (int i = 0; i < 3 * t->count; i++) {
+        const struct qt_tile_kind *k = &t->kinds[i / 3];
         int splits = WHOLE_TILES + i % 3;
-        double this_us = tile_us(s, i / 3, splits, p->m, p->sms);
-        if (this_us >= best || !is_for(i / 3, s) ||
-            (splits == SHARED_TILES && !can_share(p, s, t)) ||
-            (splits == PAIRS && !can_pair(p, s, t)))
+        double this_us = tile_us(t, k, splits, p->m, p->sms);
+        if (this_us >= best || (splits == SHARED_TILES && !can_share(p, t, k)) ||
+            (splits == PAIRS && !can_pair(p, t, k)))
             continue;
         best = this_us;
         p->config.path = QT_MATMUL_TILE;
-        p->config.token_tiles = t->tokens / 8;
-        p->config.warps = p->config.strips_cta = t->warpgroups * 4;
+        p->config.token_tiles = k->tokens / 8;
+        p->config.warps = p->config.strips_cta = k->warpgroups * 4;
         p->config.splits = splits;
         p->config.warps_k = p->config.strips = 1;
     }
@@ -176,66 +190,106 @@ bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s, double *
     return best < 1e300;
 }
 
+bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s, double *us)
+{
+    const struct qt_tile_matrix t = matrix_of(s);
+    return qt_tile_choose_kind(p, &t, us);
+}
+
 /* ---- plan --------------------------------------------------------------------------------------
  */
 
-static size_t partial_bytes(const struct qt_matmul_plan *p, const struct tile_kind *t)
+static size_t partial_bytes(const struct qt_matmul_plan *p, const struct qt_tile_kind *k)
 {
-    return (size_t)p->grid_x * (size_t)t->warpgroups * 64 * (size_t)t->tokens * 4;
+    return (size_t)p->grid_x * (size_t)k->warpgroups * 64 * (size_t)k->tokens * 4;
 }
 
-int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
+size_t qt_tile_workspace(const struct qt_matmul_plan *p, const struct qt_tile_matrix *t)
 {
-    struct qt_tile_args a = {};
+    const struct qt_tile_kind *k = qt_tile_kind_of(p, t);
+    bool shared = shared_tiles(tiles_of(t, k, p->m), p->config.splits, p->grid_x) > 0;
+    return QT_MATMUL_WORKSPACE_ZEROED + (shared ? partial_bytes(p, k) : 0);
+}
+
+int qt_tile_check_config(struct qt_matmul_plan *p, const struct qt_tile_matrix *t)
+{
+    struct qt_tile_base a = {};
     const struct qt_matmul_config *c = &p->config;
-    int kind = kind_of(c);
     if (p->cc != 90)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "tile kernels need compute capability 9.0");
-    if (kind < 0)
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "no tile kernel of %d warps and %d tokens",
-                         c->warps, c->token_tiles * 8);
-    const struct tile_kind *t = &kinds[kind];
-    p->kernel = qt_tile_instance(s->format, kind);
-    if (!is_for(kind, s))
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "no tile kernel for this format or group");
-    p->smem_bytes = tile_layout(&a, s, t, p->smem_limit);
-    int tiles = tiles_of(s, t, p->m);
+    const struct qt_tile_kind *k = qt_tile_kind_of(p, t);
+    if (!k)
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED,
+                         "no tile kernel of %d warps and %d tokens for this matrix", c->warps,
+                         c->token_tiles * 8);
+    p->kernel = k->kernel;
+    p->smem_bytes = tile_layout(&a, k, p->smem_limit);
+    int tiles = tiles_of(t, k, p->m);
     if (c->splits < WHOLE_TILES || c->splits > PAIRS)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED,
                          "splits must be 1 (whole tiles), 2 (shared) or 3 "
                          "(pairs of blocks)");
-    if (c->splits == PAIRS && !can_pair(p, s, t))
+    if (c->splits == PAIRS && !can_pair(p, t, k))
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%d tiles are too many for pairs of blocks",
                          tiles);
-    if (c->splits == SHARED_TILES && !can_share(p, s, t))
+    if (c->splits == SHARED_TILES && !can_share(p, t, k))
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "k = %zu is too large to share tiles", p->k);
     if (a.stages < 2)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "too little shared memory");
     if (tiles == MAX_TILES)
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "too many tiles of %d x %d", t->warpgroups * 64,
-                         t->tokens);
-    p->grid_x =
-        grid_of(tiles, (int)ceil_div((size_t)s->blocks, (size_t)t->blocks), c->splits, p->sms);
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "too many tiles of %d x %d", k->warpgroups * 64,
+                         k->tokens);
+    p->grid_x = grid_of(tiles, k_stages_of(t, k), c->splits, p->sms);
     p->grid_y = 1;
-    p->workspace_bytes = 0;
-    if (qt_prepare_needed(p) || shared_tiles(tiles, c->splits, p->grid_x))
-        p->workspace_bytes = QT_MATMUL_WORKSPACE_ZEROED + partial_bytes(p, t) + qt_prepare_bytes(p);
+    p->workspace_bytes = qt_tile_workspace(p, t);
     p->encode_map = (void (*)(void))qt_tensor_map_encoder();
     if (!p->encode_map)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "the driver has no cuTensorMapEncodeTiled");
     return QT_MATMUL_OK;
 }
 
+int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
+{
+    const struct qt_tile_matrix t = matrix_of(s);
+    int rc = qt_tile_check_config(p, &t);
+    if (rc != QT_MATMUL_OK)
+        return rc;
+    if (qt_prepare_needed(p))
+        p->workspace_bytes += qt_prepare_bytes(p);
+    else if (p->workspace_bytes == QT_MATMUL_WORKSPACE_ZEROED)
+        p->workspace_bytes = 0; /* nothing is shared */
+    return QT_MATMUL_OK;
+}
+
 /* ---- run ---------------------------------------------------------------------------------------
  */
 
-static bool encode_all(const struct qt_matmul_plan *p, struct qt_tile_args *a,
-                       const struct qt_shape *s, const struct qt_matmul_weight *w,
-                       const struct tile_kind *t, const void *x)
+void qt_tile_fill(struct qt_tile_base *a, const struct qt_matmul_plan *p,
+                  const struct qt_tile_matrix *t, void *y, void *workspace)
 {
-    return qt_x_map(p, &a->x, x, (size_t)s->blocks, t->tokens, t->blocks) &&
-           qt_weight_maps(p, a->plane, &a->scales, s, w, 4 * t->warpgroups, t->blocks,
-                          a->stage_groups);
+    const struct qt_tile_kind *k = qt_tile_kind_of(p, t);
+    tile_layout(a, k, p->smem_limit);
+    a->y = y;
+    a->m = (int)p->m;
+    a->n = (int)p->n;
+    a->strips = t->strips;
+    a->row_tiles = (int)ceil_div((size_t)t->strips, 4 * (size_t)k->warpgroups);
+    a->token_tiles = (int)ceil_div(p->m, (size_t)k->tokens);
+    a->band = 16;
+    a->pairs = p->config.splits == PAIRS;
+    a->k_stages = k_stages_of(t, k);
+    a->k_stages_inverse = (unsigned)ceil_div(1u << 31, (size_t)a->k_stages);
+    a->shared_tiles = shared_tiles(a->row_tiles * a->token_tiles, p->config.splits, p->grid_x);
+    a->range = a->shared_tiles * a->k_stages / p->grid_x;
+    a->ranges_longer = a->shared_tiles * a->k_stages % p->grid_x;
+    const int whole = a->row_tiles * a->token_tiles - a->shared_tiles;
+    const int takers = p->grid_x >> a->pairs;
+    a->whole_tiles = whole / takers;
+    a->blocks_with_more = whole % takers;
+    a->ready = (unsigned *)workspace;
+    a->partial = (float *)((char *)workspace + QT_MATMUL_WORKSPACE_ZEROED);
+    a->bf16 = p->options.dtype == QT_MATMUL_BF16;
+    a->wide_stores = p->n % 2 == 0 && (size_t)y % 4 == 0;
 }
 
 int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
@@ -243,39 +297,23 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
                 void *stream)
 {
     struct qt_tile_args a = {};
-    const struct tile_kind *t = &kinds[kind_of(&p->config)];
-    tile_layout(&a, s, t, p->smem_limit);
+    const struct qt_tile_matrix t = matrix_of(s);
+    const struct qt_tile_kind *k = qt_tile_kind_of(p, &t);
+    qt_tile_fill(&a, p, &t, y, workspace);
     a.decode = qt_decode_args_of(w);
     a.scale = (const __half *)w->scale;
-    a.y = y;
     a.pitch_groups = s->pitch_groups;
-    a.m = (int)p->m;
-    a.n = (int)p->n;
-    a.strips = s->strips;
-    a.row_tiles = (int)ceil_div((size_t)s->strips, 4 * (size_t)t->warpgroups);
-    a.token_tiles = (int)ceil_div(p->m, (size_t)t->tokens);
-    a.band = 16;
-    a.pairs = p->config.splits == PAIRS;
-    a.k_stages = (int)ceil_div((size_t)s->blocks, (size_t)t->blocks);
-    a.k_stages_inverse = (unsigned)ceil_div(1u << 31, (size_t)a.k_stages);
-    a.shared_tiles = shared_tiles(a.row_tiles * a.token_tiles, p->config.splits, p->grid_x);
-    a.range = a.shared_tiles * a.k_stages / p->grid_x;
-    a.ranges_longer = a.shared_tiles * a.k_stages % p->grid_x;
-    const int whole = a.row_tiles * a.token_tiles - a.shared_tiles, takers = p->grid_x >> a.pairs;
-    a.whole_tiles = whole / takers;
-    a.blocks_with_more = whole % takers;
-    a.ready = (unsigned *)workspace;
-    a.partial = (float *)((char *)workspace + QT_MATMUL_WORKSPACE_ZEROED);
     a.group_shift = s->group_shift;
+    a.stage_groups = stage_groups(s, k->blocks);
+    a.stage_tx = x_bytes(k) + k->weight_bytes;
     a.factor = qt_result_factor(w);
-    a.bf16 = p->options.dtype == QT_MATMUL_BF16;
-    a.wide_stores = p->n % 2 == 0 && (size_t)y % 4 == 0;
     a.dependent = p->options.dependent_launch || qt_prepare_needed(p);
-    int rc =
-        qt_prepare_run(p, &x, &a.token_factor, (char *)a.partial + partial_bytes(p, t), stream);
+    int rc = qt_prepare_run(p, &x, &a.token_factor, (char *)workspace + qt_tile_workspace(p, &t),
+                            stream);
     if (rc != QT_MATMUL_OK)
         return rc;
-    if ((size_t)x % 16 || !encode_all(p, &a, s, w, t, x))
+    if ((size_t)x % 16 || !qt_x_map(p, &a.x, x, (size_t)s->blocks, k->tokens, k->blocks) ||
+        !qt_weight_maps(p, a.plane, &a.scales, s, w, 4 * k->warpgroups, k->blocks, a.stage_groups))
         return QT_MATMUL_UNSUPPORTED;
-    return qt_launch_clusters(p, &a, t->warpgroups * 128 + 128, 1 + a.pairs, a.dependent, stream);
+    return qt_launch_clusters(p, &a, k->warpgroups * 128 + 128, 1 + a.pairs, a.dependent, stream);
 }

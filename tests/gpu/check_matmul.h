@@ -131,6 +131,15 @@ static inline void vary_skinny(struct qt_matmul_config *c)
     c->depth = step * (1 + (int)random_below((size_t)(12 / step)));
 }
 
+/* Another configuration of a tile kernel. */
+static inline void vary_tile(struct qt_matmul_config *c)
+{
+    c->path = QT_MATMUL_TILE;
+    c->splits = 1 + (int)random_below(3);
+    c->warps = 8 + 4 * (int)random_below(3);
+    c->token_tiles = 2 << random_below(5);
+}
+
 /* The configuration that plan chooses, and `others` made by `vary` where plan_check takes them.
  * x: in the pool; decoded: device, [n][pitch]. */
 static inline void check_product(const struct qt_matmul_weight *w, const float *decoded,

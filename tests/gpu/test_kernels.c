@@ -69,20 +69,21 @@ static void matrix_free(struct matrix *m)
 /* Other configurations than plan would choose. */
 static void vary(struct qt_matmul_config *c, int variant)
 {
-    bool tile = variant >= 2 && variant <= 4;
     if (variant >= 5) {
         vary_skinny(c);
         return;
     }
-    c->path = tile ? QT_MATMUL_TILE : QT_MATMUL_STREAM;
-    c->splits = 1 + (int)random_below(tile ? 3 : 4);
-    c->warps = tile ? 8 + 4 * (int)random_below(3) : 1 << random_below(5);
+    if (variant >= 2) {
+        vary_tile(c);
+        return;
+    }
+    c->path = QT_MATMUL_STREAM;
+    c->splits = 1 + (int)random_below(4);
+    c->warps = 1 << random_below(5);
     c->warps_k = 1 << random_below(5);
     c->warps_k = c->warps_k > c->warps ? c->warps : c->warps_k;
     c->strips_cta = 1 + (int)random_below(9);
-    if (tile)
-        c->token_tiles = 2 << random_below(5);
-    else if (c->token_tiles > 4)
+    if (c->token_tiles > 4)
         c->token_tiles = 4;
     if (c->token_tiles == 4)
         c->strips = 1;

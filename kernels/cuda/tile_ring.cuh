@@ -1,0 +1,417 @@
+/*
+ * What the tile kernels share: Y = X W^T for more tokens than the skinny kernels are for, sm_90a.
+ *
+ *   grid      one block a multiprocessor; the blocks share out (tile, stage of k) evenly, a tile
+ *             being 64 WGS rows x BM tokens
+ *   block     WGS warpgroups that multiply, 64 rows each, and one of which two lanes keep the copy
+ *             engine busy
+ *   smem      [ the kernel's own | ring of stages | barriers ]
+ *
+ *   copy engine:  packed weights, X (128-byte swizzle)  --> a stage of C blocks of 64 columns of k
+ *   warpgroup:    packed words -> registers -> A fragments (registers) --+
+ *                 X (shared memory) --------------------------- B -------+--> wgmma --> FP32 sums
+ *
+ * A warp of a warpgroup owns 16 rows, so the fragments of mma.sync are those of wgmma: the packed
+ * words of a lane become its own operands, as in the stream kernel.
+ *
+ * Stream-K: a block takes a range of (tile, stage) pairs, which begins and ends inside a tile. The
+ * sums of its first tile go to the workspace if the tile began in another block; the block that
+ * began it adds them to its own, in order, so that results do not depend on timing. Ranges are
+ * given out from the last block to the first: a block only waits for blocks of lower numbers, which
+ * were started before it, and for what they do first. If there are more than twice as many tiles as
+ * blocks, the others are taken whole.
+ *
+ * Pairs: where two blocks can be had for every tile, each takes half of k, and they exchange sums
+ * through distributed shared memory, which is faster than the workspace.
+ *
+ * The template: WGS; BM; C; and Work, what differs, for the warps that multiply:
+ *
+ *     multiply(sums, ring, segment, strip)   products of a segment, for a strip of 16 rows
+ *     meet()                                 before the sums of a tile become results
+ *     add<N>(v, row, token0, token)          v, as tile_store takes it, += what comes on top; token
+ *                                            is that of the tile, which begins at token0
+ */
+#ifndef QT_CUDA_TILE_RING_CUH
+#define QT_CUDA_TILE_RING_CUH
+
+#include "kernels/cuda/ptx_cluster.cuh"
+#include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/ring.cuh"
+#include "kernels/cuda/round.cuh"
+#include "kernels/cuda/tile.h"
+
+/* ---- who does what -----------------------------------------------------------------------------
+ */
+
+/* Numbers of barriers of a part of the block; TILE_WARPGROUP and on: of each warpgroup. */
+enum { TILE_WARPGROUP = 1, TILE_START = 5, TILE_START_X, TILE_MEET };
+
+/* Consecutive stages [k0, k1) of a tile. */
+struct tile_segment {
+    int row_tile, token0, k0, k1;
+};
+
+static __device__ __forceinline__ qt_ring tile_ring_open(const qt_tile_base &a)
+{
+    const uint32_t full = ptx_shared(qt_smem) + a.barriers_at;
+    return {full, full + 8 * a.stages, 0, 0};
+}
+
+/* Where range number `i` of the shared tiles begins. */
+static __device__ __forceinline__ int tile_range(const qt_tile_base &a, int i)
+{
+    return i * a.range + min(i, a.ranges_longer);
+}
+
+static __device__ __forceinline__ int tile_of_pair(const qt_tile_base &a, int pair)
+{
+    return (int)__umulhi(2 * (unsigned)pair, a.k_stages_inverse);
+}
+
+/*
+ * What a block has to do: its range of (shared tile, stage) pairs, which touches so many tiles,
+ * then whole tiles. Nothing is divided where there is one tile to a block: the first copies wait
+ * for it.
+ */
+struct tile_work {
+    int pair, end, first, shared; /* the range; its first tile; tiles */
+    int whole, step;              /* the first whole tile; from one to the next */
+};
+
+static __device__ __forceinline__ tile_work tile_work_of(const qt_tile_base &a)
+{
+    const int i = (int)(gridDim.x - 1 - blockIdx.x);
+    tile_work w;
+    w.whole = a.shared_tiles + ((int)blockIdx.x >> a.pairs);
+    w.step = (int)gridDim.x >> a.pairs;
+    w.pair = tile_range(a, i);
+    w.end = tile_range(a, i + 1);
+    w.first = tile_of_pair(a, w.pair);
+    w.shared = w.pair < w.end ? tile_of_pair(a, w.end - 1) - w.first + 1 : 0;
+    return w;
+}
+
+/*
+ * How many segments. Loops count them: where the compiler does not see that all lanes leave a loop
+ * together it gives up uniform registers in it, which cost 30 instructions a stage.
+ */
+static __device__ __forceinline__ int tile_segments(const qt_tile_base &a)
+{
+    return tile_work_of(a).shared + a.whole_tiles +
+           (((int)blockIdx.x >> a.pairs) < a.blocks_with_more);
+}
+
+/*
+ * Segment number `i` of the block. Tile number t is in bands of row tiles, in a band all row tiles
+ * of a token tile, then the next token tile: what runs at the same time shares both weights and
+ * activations in L2.
+ */
+static __device__ __forceinline__ tile_segment tile_segment_at(const qt_tile_base &a, int i,
+                                                               int tokens)
+{
+    const tile_work w = tile_work_of(a);
+    int t = w.whole + (i - w.shared) * w.step;
+    tile_segment s;
+    s.k0 = 0;
+    s.k1 = a.k_stages;
+    if (i < w.shared) {
+        t = w.first + i;
+        s.k0 = max(0, w.pair - t * a.k_stages);
+        s.k1 = min(a.k_stages, w.end - t * a.k_stages);
+    }
+    if (a.pairs) {
+        int half = (a.k_stages + 1) / 2;
+        s.k0 = blockIdx.x & 1 ? half : 0;
+        s.k1 = blockIdx.x & 1 ? a.k_stages : half;
+    }
+    s.row_tile = t;
+    s.token0 = 0;
+    if (a.token_tiles > 1) {
+        int per_band = a.band * a.token_tiles, band = t / per_band, in_band = t - band * per_band;
+        int rows = min(a.band, a.row_tiles - band * a.band);
+        s.row_tile = band * a.band + in_band % rows;
+        s.token0 = in_band / rows * tokens;
+    }
+    return s;
+}
+
+/* ---- copies ------------------------------------------------------------------------------------
+ *
+ * A lane for weights and one for X, each for all stages of all segments: what one lane issues it
+ * issues one after the other. Weights do not depend on the previous kernel; X does.
+ */
+
+template <int BM, int C>
+static __device__ __forceinline__ void tile_copy_x(const qt_tile_base &a, qt_ring r)
+{
+    if (a.dependent)
+        ptx_wait_previous();
+#pragma unroll 1
+    for (int segment = 0; segment < tile_segments(a); segment++) {
+        const tile_segment s = tile_segment_at(a, segment, BM);
+#pragma unroll 1
+        for (int k_stage = s.k0; k_stage < s.k1; k_stage++) {
+            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
+            ptx_copy_box_3d(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes, &a.x, 0,
+                            s.token0, k_stage * C, r.full + 8 * r.stage);
+            qt_ring_next(&r, a.stages);
+        }
+    }
+}
+
+/* The two warps of which a lane each copies; the one for weights initialises the barriers. */
+template <int WGS, int BM, int C, class Copy>
+static __device__ __forceinline__ void tile_bring(const qt_tile_base &a, const qt_ring &r,
+                                                  bool weights, Copy copy)
+{
+    if (weights && ptx_elect()) {
+#pragma unroll 1
+        for (int i = 0; i < a.stages; i++) {
+            ptx_barrier_init(r.full + 8 * i, 1);
+            ptx_barrier_init(r.empty + 8 * i, WGS * 4);
+        }
+        ptx_barrier_init(r.full + 16 * a.stages, 1); /* of what the other of a pair sends */
+        ptx_barrier_init_fence();
+    }
+    __syncwarp();
+    ptx_launch_dependents();
+    if (weights) {
+        ptx_named_barrier_arrive(TILE_START_X, 64);
+        ptx_named_barrier_arrive(TILE_START, WGS * 128 + 32);
+        if (ptx_elect())
+            copy();
+    } else {
+        ptx_named_barrier(TILE_START_X, 64);
+        if (ptx_elect())
+            tile_copy_x<BM, C>(a, r);
+    }
+}
+
+/* ---- products ----------------------------------------------------------------------------------
+ */
+
+template <int BM> struct tile_sums {
+    float v[BM / 2]; /* [tokens / 8][4]: rows g, g + 8 x tokens 2t, 2t + 1 */
+};
+
+/* Keeps the registers of products that may still be under way. */
+template <int STEPS> static __device__ __forceinline__ void tile_keep(const uint32_t f[STEPS][4])
+{
+#pragma unroll
+    for (int i = 0; i < 4 * STEPS; i++)
+        asm volatile("" ::"r"(f[i / 4][i % 4]));
+}
+
+/* Outstanding products have been added, and the compiler may not have moved a use before this. */
+template <int BM> static __device__ __forceinline__ void tile_settle(tile_sums<BM> *d)
+{
+    ptx_wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < BM / 2; i++)
+        asm volatile("" : "+f"(d->v[i])::"memory");
+}
+
+/* ---- results -----------------------------------------------------------------------------------
+ */
+
+/* 16 rows x 8 N tokens of Y: v as accumulator fragments hold them. N at a time, for each step waits
+ * for the one before. */
+template <int N>
+static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const float4 v[N],
+                                                  int row0, int token0)
+{
+    const int lane = (int)threadIdx.x % 32;
+    uint32_t out[N][2];
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        float fx = a.factor, fy = a.factor;
+        if (a.token_factor) {
+            int token = token0 + 8 * j + lane % 4 * 2;
+            fx *= token < a.m ? a.token_factor[token] : 0;
+            fy *= token + 1 < a.m ? a.token_factor[token + 1] : 0;
+        }
+        out[j][0] = qt_round_two(a.bf16, v[j].x * fx, v[j].y * fy);
+        out[j][1] = qt_round_two(a.bf16, v[j].z * fx, v[j].w * fy);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++)
+        out[i / 2][i % 2] = ptx_transpose_8x8(out[i / 2][i % 2]);
+    const int token = token0 + lane / 4, row = row0 + lane % 4 * 2;
+    uint16_t *y = (uint16_t *)a.y + (size_t)token * a.n + row;
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++) { /* rows + 0 and + 8 of 8 tokens, then of the next */
+        const bool here = token + i / 2 * 8 < a.m;
+        const int left = a.n - row - i % 2 * 8;
+        uint16_t *at = y + (size_t)(i / 2 * 8) * a.n + i % 2 * 8;
+        if (here && left > 0 && a.wide_stores)
+            *(uint32_t *)at = out[i / 2][i % 2];
+        if (here && left > 0 && !a.wide_stores)
+            at[0] = (uint16_t)out[i / 2][i % 2];
+        if (here && left > 1 && !a.wide_stores)
+            at[1] = (uint16_t)(out[i / 2][i % 2] >> 16);
+    }
+}
+
+/* Sums of a shared tile in the workspace: of each block, F32 [tokens / 8][warpgroups * 128][4]. */
+template <int WGS, int BM>
+static __device__ __forceinline__ float4 *tile_partial(const qt_tile_base &a, int block)
+{
+    return (float4 *)a.partial + (size_t)block * (BM / 8 * WGS * 128) + threadIdx.x;
+}
+
+template <int WGS, int BM>
+static __device__ __forceinline__ void tile_give(const qt_tile_base &a, const tile_sums<BM> &d)
+{
+    const int group = (int)threadIdx.x / 128;
+    float4 *out = tile_partial<WGS, BM>(a, (int)blockIdx.x);
+#pragma unroll
+    for (int j = 0; j < BM / 8; j++)
+        __stcg(out + j * (WGS * 128),
+               make_float4(d.v[4 * j], d.v[4 * j + 1], d.v[4 * j + 2], d.v[4 * j + 3]));
+    ptx_named_barrier(TILE_WARPGROUP + group, 128);
+    if (threadIdx.x % 128 == 0)
+        ptx_store_release(a.ready + blockIdx.x * WGS + group, 1);
+}
+
+/* Adds what the blocks below have of the tile that this one began; `left` stages are missing. */
+template <int WGS, int BM>
+static __device__ __forceinline__ void tile_collect(const qt_tile_base &a, tile_sums<BM> *d,
+                                                    int left)
+{
+    const int group = (int)threadIdx.x / 128, range = (int)(gridDim.x - 1 - blockIdx.x);
+    int others = 0;
+    for (; left > 0; others++)
+        left -= tile_range(a, range + others + 2) - tile_range(a, range + others + 1);
+    for (int i = (int)threadIdx.x % 128; i < others; i += 128) {
+        unsigned *ready = a.ready + ((int)blockIdx.x - 1 - i) * WGS + group;
+        while (ptx_load_acquire(ready) == 0)
+            ;
+        *ready = 0; /* for the next launch */
+    }
+    ptx_named_barrier(TILE_WARPGROUP + group, 128);
+    const int CHUNK = BM < 128 ? BM / 8 : 8;       /* of loads of one block under way ... */
+    const int BLOCKS = CHUNK > 8 ? 1 : 16 / CHUNK; /* ... and of so many */
+#pragma unroll 1
+    for (int i = 0; i < others; i += BLOCKS)
+#pragma unroll
+        for (int j0 = 0; j0 < BM / 8; j0 += CHUNK) {
+            float4 v[BLOCKS][CHUNK];
+#pragma unroll
+            for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+                for (int j = 0; j < CHUNK; j++)
+                    v[b][j] = i + b < others
+                                  ? __ldcg(tile_partial<WGS, BM>(a, (int)blockIdx.x - 1 - i - b) +
+                                           (j0 + j) * (WGS * 128))
+                                  : make_float4(0, 0, 0, 0);
+#pragma unroll
+            for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+                for (int j = 0; j < CHUNK; j++) {
+                    float *sums = d->v + 4 * (j0 + j);
+                    sums[0] += v[b][j].x;
+                    sums[1] += v[b][j].y;
+                    sums[2] += v[b][j].z;
+                    sums[3] += v[b][j].w;
+                }
+        }
+}
+
+/*
+ * Of a pair of blocks each sends the other its sums of half of the tokens, and finishes the other
+ * half. They go where the ring was, so both must have done with their products. Warps that have
+ * ended are not waited for; one that came to the barrier of the cluster and ended would count
+ * twice.
+ */
+template <int WGS, int BM, class Work>
+static __device__ __forceinline__ void tile_finish_pair(const qt_tile_base &a, const qt_ring &r,
+                                                        const tile_sums<BM> &d, const Work &work,
+                                                        int row0, int token0)
+{
+    const int HALF = BM / 16, rank = (int)blockIdx.x & 1; /* HALF: of 8 tokens */
+    const uint32_t at = ptx_shared(qt_smem) + a.ring_at + threadIdx.x * 16;
+    const uint32_t bar = r.full + 16 * a.stages;
+    const uint32_t to = ptx_cluster_map(at, rank ^ 1), to_bar = ptx_cluster_map(bar, rank ^ 1);
+    if (threadIdx.x == 0)
+        ptx_barrier_expect(bar, HALF * WGS * 128 * 16);
+    ptx_cluster_arrive(); /* what was read of the ring has been used: no fence (600 clocks) */
+    ptx_cluster_wait();
+#pragma unroll
+    for (int j = 0; j < HALF; j++) {
+        float v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[i] = rank ? d.v[4 * j + i] : d.v[4 * (HALF + j) + i];
+        ptx_cluster_send_16(to + j * (WGS * 128 * 16), make_float4(v[0], v[1], v[2], v[3]), to_bar);
+    }
+    ptx_barrier_wait(bar, 0);
+    const int N = HALF < 4 ? HALF : 4;
+#pragma unroll
+    for (int j0 = 0; j0 < HALF; j0 += N) {
+        float4 v[N];
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            const float *low = d.v + 4 * (j0 + j), *high = low + 4 * HALF;
+            v[j] = *(const float4 *)(qt_smem + a.ring_at + threadIdx.x * 16 +
+                                     (j0 + j) * (WGS * 128 * 16));
+            v[j].x += rank ? high[0] : low[0];
+            v[j].y += rank ? high[1] : low[1];
+            v[j].z += rank ? high[2] : low[2];
+            v[j].w += rank ? high[3] : low[3];
+        }
+        work.template add<N>(v, row0, token0, (rank * HALF + j0) * 8);
+        tile_store<N>(a, v, row0, token0 + (rank * HALF + j0) * 8);
+    }
+}
+
+/* ---- the warps that multiply -------------------------------------------------------------------
+ */
+
+template <int WGS, int BM, class Work>
+static __device__ __forceinline__ void tile_multiply_all(const qt_tile_base &a, qt_ring r,
+                                                         Work work)
+{
+    const int warp = (int)threadIdx.x / 32;
+    const int segments = tile_segments(a);
+#pragma unroll 1
+    for (int segment = 0; segment < segments; segment++) {
+        const tile_segment s = tile_segment_at(a, segment, BM);
+        const int strip = s.row_tile * 4 * WGS + warp;
+        tile_sums<BM> d = {};
+        work.multiply(&d, &r, s, strip);
+        if (a.pairs) { /* which have one tile */
+            work.meet();
+            tile_finish_pair<WGS, BM>(a, r, d, work, strip * 16, s.token0);
+            return;
+        }
+        if (s.k0 > 0) {
+            tile_give<WGS, BM>(a, d);
+            continue;
+        }
+        if (s.k1 < a.k_stages)
+            tile_collect<WGS, BM>(a, &d, a.k_stages - s.k1);
+        work.meet();
+        const int N = BM / 8 < 4 ? BM / 8 : 4;
+#pragma unroll
+        for (int j0 = 0; j0 < BM / 8; j0 += N) {
+            float4 v[N];
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                v[j] = make_float4(d.v[4 * (j0 + j)], d.v[4 * (j0 + j) + 1], d.v[4 * (j0 + j) + 2],
+                                   d.v[4 * (j0 + j) + 3]);
+            work.template add<N>(v, strip * 16, s.token0, j0 * 8);
+            tile_store<N>(a, v, strip * 16, s.token0 + j0 * 8);
+        }
+    }
+}
+
+/* Registers of a multiplying thread, beside `others` warpgroups that keep other_registers a thread
+ * together: what the launch bounds give the block is shared out anew. More than there are would
+ * wait for ever. */
+static __host__ __device__ constexpr int tile_registers(int wgs, int others, int other_registers)
+{
+    int all = 65536 / (128 * (wgs + others)) / 8 * 8 * (wgs + others);
+    return (all - other_registers) / wgs / 8 * 8;
+}
+
+#endif
