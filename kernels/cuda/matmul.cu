@@ -214,11 +214,12 @@ static bool choose(struct qt_matmul_plan *p, const struct qt_shape *s,
 
 static int choose_mix24(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
-    int rc = qt_mix24_choose(p, w);
     size_t packed_bytes = ceil_div(w->n, QT_STRIP_ROWS) * (w->mix24.twos * QT_MATMUL_MIX24_TWO +
                                                            w->mix24.fours * QT_MATMUL_MIX24_FOUR);
+    double us = passes_us(p, packed_bytes, 16);
+    int rc = qt_mix24_choose(p, w, &us);
     if (rc == QT_MATMUL_OK)
-        prefer_dense(p, w, packed_bytes, passes_us(p, packed_bytes, 16));
+        prefer_dense(p, w, packed_bytes, us);
     return rc == QT_MATMUL_OK && p->config.path == QT_MATMUL_DENSE ? qt_matmul_plan_check(p, w)
                                                                    : rc;
 }

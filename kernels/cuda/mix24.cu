@@ -2,6 +2,7 @@
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/mix24_load.cuh"
 #include "kernels/cuda/mix24_skinny.h"
+#include "kernels/cuda/mix24_tile.h"
 
 #include <math.h>
 #include <string.h>
@@ -296,7 +297,10 @@ int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight 
     const char *fault = qt_mix24_fault(w);
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
-    int rc = p->config.path == QT_MATMUL_SKINNY ? qt_mix24_skinny_check(p, w) : check_stream(p, w);
+    const enum qt_matmul_path path = p->config.path;
+    int rc = path == QT_MATMUL_TILE     ? qt_mix24_tile_check(p, w)
+             : path == QT_MATMUL_SKINNY ? qt_mix24_skinny_check(p, w)
+                                        : check_stream(p, w);
     if (rc != QT_MATMUL_OK)
         return rc;
     cudaError_t e =
@@ -306,11 +310,17 @@ int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight 
     return QT_MATMUL_OK;
 }
 
-int qt_mix24_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+int qt_mix24_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w, double *us)
 {
+    double tile_us;
     struct qt_matmul_config cut;
     const size_t most = p->m < MAX_TOKENS ? p->m : MAX_TOKENS;
     const bool invariant = p->options.batch_invariant;
+    if (!invariant && p->m > QT_SKINNY_MAX_TOKENS && qt_mix24_tile_choose(p, w, &tile_us) &&
+        tile_us < *us) {
+        *us = tile_us;
+        return qt_mix24_plan_check(p, w);
+    }
     if (!invariant && qt_mix24_skinny_choose(p, w))
         return qt_mix24_plan_check(p, w);
     if ((invariant && !choose_for(&cut, p, w, MAX_TOKENS, NULL)) ||
@@ -385,9 +395,12 @@ int qt_mix24_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *
                  const void *x, void *workspace, void *stream)
 {
     struct qt_mix24_args a;
+    if (qt_mix24_fault(w))
+        return QT_MATMUL_UNSUPPORTED;
+    if (p->config.path == QT_MATMUL_TILE)
+        return qt_mix24_tile_run(p, w, y, x, workspace, stream);
     if (p->config.path == QT_MATMUL_SKINNY)
-        return qt_mix24_fault(w) ? QT_MATMUL_UNSUPPORTED
-                                 : qt_mix24_skinny_run(p, w, y, x, workspace, stream);
+        return qt_mix24_skinny_run(p, w, y, x, workspace, stream);
     if (!matmul_args(&a, p, w) || (p->workspace_bytes && !workspace))
         return QT_MATMUL_UNSUPPORTED;
     const struct qt_matmul_config *c = &p->config;

@@ -4,6 +4,8 @@
 
 #include "kernels/cuda/plan.h"
 
+#include <cuda_fp16.h>
+
 enum { QT_MIX24_UNIT_COLS = 128 };
 
 static inline int qt_mix24_units(const struct qt_matmul_weight *w)
@@ -26,12 +28,39 @@ static inline size_t qt_mix24_csr_rows(const struct qt_matmul_weight *w)
     return w->mix24.csr_rows ? w->mix24.csr_rows : w->n;
 }
 
+/* Outliers for skinny and tile kernels. */
+struct qt_mix24_outliers {
+    const uint32_t *ptr;   /* [panels][pitch]: CSR row pointers; NULL without outliers */
+    const uint16_t *col;   /* packed column in the panel of 64 Ki */
+    const uint16_t *val;   /* FP16 */
+    const __half *columns; /* F16 [units * 128][column_pitch]: X by packed columns */
+    size_t column_pitch;   /* 8 or 16, or of the tile kernel all tokens, rounded up to 16 */
+    size_t pitch;          /* row pointers of a panel */
+    int panels, n;
+    int zeros; /* the column of zeros; tile kernel */
+    int warps; /* of a block that add them up */
+};
+
+static inline struct qt_mix24_outliers qt_mix24_outliers_of(const struct qt_matmul_weight *w)
+{
+    enum { PANEL_UNITS = 65536 / QT_MIX24_UNIT_COLS };
+    struct qt_mix24_outliers o = {};
+    o.ptr = (const uint32_t *)w->mix24.csr_ptr;
+    o.col = (const uint16_t *)w->mix24.csr_col;
+    o.val = (const uint16_t *)w->mix24.csr_val;
+    o.pitch = qt_mix24_csr_rows(w) + 1;
+    o.panels = (int)ceil_div((size_t)qt_mix24_units(w), PANEL_UNITS);
+    o.n = (int)w->n;
+    return o;
+}
+
 /* As qt_matmul_slice, _plan_check, _run and _dequantize. choose: the part of qt_matmul_plan after
- * the facts of the device are known. */
+ * the facts of the device are known; *us: about how long 16 tokens at a time take, then what the
+ * plan takes. */
 int qt_mix24_slice(struct qt_matmul_weight *out, const struct qt_matmul_weight *w, size_t n0,
                    size_t n, size_t k0, size_t k);
 const char *qt_mix24_fault(const struct qt_matmul_weight *w);
-int qt_mix24_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w);
+int qt_mix24_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w, double *us);
 int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w);
 int qt_mix24_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
                  const void *x, void *workspace, void *stream);
@@ -41,6 +70,20 @@ int qt_mix24_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_mat
 /* The stream for the copy engine: boxes of a TWO and of a FOUR of so many strips. */
 bool qt_mix24_record_maps(const struct qt_matmul_plan *p, CUtensorMap records[2],
                           const struct qt_matmul_weight *w, int box_strips);
+
+/* X in packed order, in the workspace. */
+struct qt_mix24_gathered {
+    void *rows;    /* F16 [m][128 units] */
+    void *columns; /* F16 [128 units, and a column of zeros for_wgmma][column_pitch], or NULL */
+    size_t column_pitch; /* 8, or a multiple of 16 */
+    bool for_wgmma;      /* rows are ordered so that a lane's four columns of a k-step become its
+                            part of a wgmma */
+};
+
+/* x: F16 [m][pitch]. */
+int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
+                    const struct qt_mix24_gathered *to, const void *x, size_t pitch, bool dependent,
+                    void *stream);
 
 /* Kernel instances as host addresses: token_tiles 1, 2, 4; strips 1, 2, 4; depth 2..4. NULL if
  * there is none. */

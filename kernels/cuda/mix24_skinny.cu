@@ -4,8 +4,6 @@
 
 #include <math.h>
 
-enum { PANEL_UNITS = 65536 / QT_MIX24_UNIT_COLS };
-
 /* ---- memory ------------------------------------------------------------------------------------
  */
 
@@ -92,19 +90,6 @@ int qt_mix24_skinny_check(struct qt_matmul_plan *p, const struct qt_matmul_weigh
 /* ---- run ---------------------------------------------------------------------------------------
  */
 
-static void set_outliers(struct qt_mix24_skinny_args *a, const struct qt_matmul_plan *p,
-                         const struct qt_matmul_weight *w)
-{
-    const int left = QT_MIX24_SKINNY_WARPS - 2 - p->config.warps;
-    a->csr_ptr = (const uint32_t *)w->mix24.csr_ptr;
-    a->csr_col = (const uint16_t *)w->mix24.csr_col;
-    a->csr_val = (const uint16_t *)w->mix24.csr_val;
-    a->csr_pitch = qt_mix24_csr_rows(w) + 1;
-    a->panels = (int)ceil_div((size_t)a->units, PANEL_UNITS);
-    if (a->csr_ptr)
-        a->outlier_warps = left < QT_MIX24_OUTLIER_WARPS ? left : QT_MIX24_OUTLIER_WARPS;
-}
-
 /* Returns the shared memory that is wanted. */
 static size_t set_args(struct qt_mix24_skinny_args *a, const struct qt_matmul_plan *p,
                        const struct qt_matmul_weight *w, void *y)
@@ -114,7 +99,10 @@ static size_t set_args(struct qt_mix24_skinny_args *a, const struct qt_matmul_pl
     a->units = qt_mix24_units(w);
     a->fours = (int)w->mix24.fours;
     qt_skinny_fill(a, p, qt_mix24_strips(w), 2 * (size_t)a->units, y);
-    set_outliers(a, p, w);
+    const int left = QT_MIX24_SKINNY_WARPS - 2 - c->warps;
+    a->outliers = qt_mix24_outliers_of(w);
+    if (a->outliers.ptr)
+        a->outliers.warps = left < QT_MIX24_OUTLIER_WARPS ? left : QT_MIX24_OUTLIER_WARPS;
     a->step_rest = c->warps_k * a->fours % a->units;
     a->turn = MIX24_TURN;
     a->factor = ldexpf(1, w->scale_exp2);
@@ -142,12 +130,14 @@ static int run_chunk(const struct qt_matmul_plan *p, const struct qt_matmul_weig
             return rc;
         pitch = round_up(p->k, QT_BLOCK_COLS);
     }
-    a.x_columns = a.csr_ptr ? (const __half *)(space + at.columns) : NULL;
-    int rc = qt_mix24_gather(p, w, space + at.rows, a.csr_ptr ? space + at.columns : NULL, x, pitch,
-                             prepared || p->options.dependent_launch, stream);
+    const struct qt_mix24_gathered to = {space + at.rows,
+                                         a.outliers.ptr ? space + at.columns : NULL,
+                                         (size_t)p->config.token_tiles * 8, false};
+    a.outliers.columns = (const __half *)to.columns;
+    int rc = qt_mix24_gather(p, w, &to, x, pitch, prepared || p->options.dependent_launch, stream);
     if (rc != QT_MATMUL_OK)
         return rc;
-    return qt_launch(p, &a, (p->config.warps + a.outlier_warps) * 32 + QT_SKINNY_COPIERS, true,
+    return qt_launch(p, &a, (p->config.warps + a.outliers.warps) * 32 + QT_SKINNY_COPIERS, true,
                      stream);
 }
 

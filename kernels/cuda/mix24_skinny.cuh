@@ -19,7 +19,9 @@
 #define QT_CUDA_MIX24_SKINNY_CUH
 
 #include "kernels/cuda/mix24_outliers.cuh"
+#include "kernels/cuda/mix24_skinny.h"
 #include "kernels/cuda/mix24_slot.cuh"
+#include "kernels/cuda/skinny_ring.cuh"
 
 /* ---- the units of a stage ----------------------------------------------------------------------
  */
@@ -127,18 +129,38 @@ template <int MT, int STRIPS> struct mix24_skinny_work {
     }
     __device__ __forceinline__ void meet(int threads) const
     {
-        ptx_named_barrier(SKINNY_MEET, threads + a.outlier_warps * 32);
+        ptx_named_barrier(SKINNY_MEET, threads + a.outliers.warps * 32);
     }
     __device__ __forceinline__ const float *added(int tile) const
     {
-        return a.csr_ptr ? (const float *)(qt_smem + a.tail_at + (tile & 1) * a.outlier_bytes)
-                         : NULL;
+        return a.outliers.ptr ? (const float *)(qt_smem + a.tail_at + (tile & 1) * a.outlier_bytes)
+                              : NULL;
     }
     __device__ __forceinline__ const __half *row_scales(int) const
     {
         return NULL;
     }
 };
+
+/* ---- outliers ----------------------------------------------------------------------------------
+ */
+
+/* All tiles; thread: of those that do this. A tile's sums have been read when those of the next are
+ * met: so two of them take turns. */
+template <int MT>
+static __device__ __forceinline__ void mix24_skinny_outliers(const qt_mix24_skinny_args &a,
+                                                             int pitch, int threads, int thread)
+{
+    const int rows = a.tile_strips * 16, first = (int)blockIdx.x * a.strips_cta * 16;
+    outlier_prefetch(a.outliers, first, a.strips_cta * 16, thread);
+#pragma unroll 1
+    for (int tile = 0; tile < a.tiles; tile++) {
+        float *to = (float *)(qt_smem + a.tail_at + (tile & 1) * a.outlier_bytes);
+        outlier_tile<MT>(a.outliers, to, pitch, a.m, first + tile * rows, rows, thread / 32,
+                         tile == 0);
+        ptx_named_barrier(SKINNY_MEET, threads + a.outliers.warps * 32);
+    }
+}
 
 /* ---- the kernel --------------------------------------------------------------------------------
  */
@@ -149,13 +171,13 @@ __global__ void __launch_bounds__(QT_MIX24_SKINNY_WARPS * 32, 1)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
     const int threads =
-        (int)blockDim.x - QT_SKINNY_COPIERS - a.outlier_warps * 32; /* that multiply */
+        (int)blockDim.x - QT_SKINNY_COPIERS - a.outliers.warps * 32; /* that multiply */
     const qt_ring r = skinny_ring_open(a);
     const skinny_warp w = skinny_warp_open(a, warp, threads);
     if (warp * 32 >= threads + QT_SKINNY_COPIERS) {
         ptx_launch_dependents();
-        outlier_all<MT>(a, w.warps_n * STRIPS * 16 + 4, threads,
-                        (int)threadIdx.x - threads - QT_SKINNY_COPIERS);
+        mix24_skinny_outliers<MT>(a, w.warps_n * STRIPS * 16 + 4, threads,
+                                  (int)threadIdx.x - threads - QT_SKINNY_COPIERS);
     } else if (warp * 32 >= threads) {
         skinny_bring(a, r, warp * 32 == threads, threads, [&] { mix24_skinny_copy_weights(a, r); });
     } else {

@@ -9,24 +9,15 @@
 enum { QT_MIX24_OUTLIER_WARPS = 4, QT_MIX24_SKINNY_WARPS = 20 };
 
 struct qt_mix24_skinny_args : qt_skinny_base {
-    CUtensorMap records[2];           /* of TWOs and FOURs: the stream as U64 [strips][bytes] */
-    const uint32_t *csr_ptr;          /* [panels][csr_pitch]; NULL without outliers */
-    const uint16_t *csr_col;          /* packed column in the panel of 64 Ki */
-    const uint16_t *csr_val;          /* FP16 */
-    const __half *x_columns;          /* [units * 128][8 MT]: X for the outliers */
-    size_t csr_pitch;                 /* row pointers of a panel */
-    int panels, units, fours;         /* units of 128 columns, of which fours are FOUR */
-    int step_rest;                    /* mix24_rest_after, for the next unit of a warp */
-    int weights_at, unit_bytes;       /* in a stage, behind X; from unit to unit */
-    int outlier_warps, outlier_bytes; /* bytes of a tile's sums of outliers, for which there is room
-                                         twice if there is more than one tile */
-    uint32_t turn;                    /* MIX24_TURN */
+    CUtensorMap records[2]; /* of TWOs and FOURs: the stream as U64 [strips][bytes] */
+    qt_mix24_outliers outliers;
+    int units, fours;           /* units of 128 columns, of which fours are FOUR */
+    int step_rest;              /* mix24_rest_after, for the next unit of a warp */
+    int weights_at, unit_bytes; /* in a stage, behind X; from unit to unit */
+    int outlier_bytes; /* of a tile's sums of outliers, for which there is room twice if there is
+                          more than one tile */
+    uint32_t turn;     /* MIX24_TURN */
 };
-
-/* X as the kernel wants it, in packed order: rows F16 [m][128 units] and, if not NULL, columns F16
- * [128 units][tokens], where tokens is 8 or 16. x: F16 [m][pitch]. */
-int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *rows,
-                    void *columns, const void *x, size_t pitch, bool dependent, void *stream);
 
 /* token_tiles 1 or 2; strips 1, 2 or 4; sm_90a. */
 const void *qt_mix24_skinny_instance(int token_tiles, int strips);

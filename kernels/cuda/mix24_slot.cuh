@@ -44,7 +44,8 @@ static __device__ __forceinline__ void mix24_slot(qt_sums<MT, STRIPS> *sums,
 #pragma unroll
                 for (int u = 0; u < STRIPS; u++) {
                     uint32_t frag[4];
-                    mix24_fragment<FOUR>(frag, words[u], 2 * half + s, group[u], turn);
+                    mix24_fragment<FOUR>(frag, words[u], 2 * half + s, group[u],
+                                         mix24_by_product{turn});
 #pragma unroll
                     for (int t = 0; t < MT; t++)
                         ptx_mma_f16(sums->v[u][t], frag, s ? x[t].z : x[t].x, s ? x[t].w : x[t].y);

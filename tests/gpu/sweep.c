@@ -178,14 +178,12 @@ int main(int argc, char **argv)
     fail_on(gpu_time_floor(&us, gpu, &copies, &err), &err);
     printf("%-8s %8.2f us\n", "floor", us);
     size_t count = 0;
-    if (plan.kind == QT_MATMUL_MIX24) {
+    if (m > 8)
+        try_tiles(tried, &count, gpu, &copies, plan, &o);
+    if (plan.kind == QT_MATMUL_MIX24 && m <= 32)
         try_mix24(tried, &count, gpu, &copies, plan, &o);
-    } else {
-        if (m > 8)
-            try_tiles(tried, &count, gpu, &copies, plan, &o);
-        if (m <= 32)
-            try_streams(tried, &count, gpu, &copies, plan, &o);
-    }
+    else if (m <= 32)
+        try_streams(tried, &count, gpu, &copies, plan, &o);
     if (m <= 16)
         try_skinny(tried, &count, gpu, &copies, plan, &o);
     qsort(tried, count, sizeof *tried, by_time);

@@ -17,10 +17,16 @@ static bool quick;
 /* Other configurations than plan would choose. */
 static void vary(struct qt_matmul_config *c, int variant)
 {
-    if (variant % 2 == 0 && c->token_tiles < 4) {
+    if (variant % 3 == 0) {
+        vary_tile(c);
+        return;
+    }
+    if (variant % 3 == 1 && c->path == QT_MATMUL_SKINNY) {
         vary_skinny(c);
         return;
     }
+    if (c->token_tiles > 4)
+        c->token_tiles = 4;
     c->path = QT_MATMUL_STREAM;
     c->splits = 1 << random_below(4);
     c->strips = 1 << random_below(3);
@@ -35,7 +41,7 @@ static void vary(struct qt_matmul_config *c, int variant)
 static void check_matmul(const struct qt_matmul_weight *w, const float *decoded, size_t m, int bf16,
                          int shift, const char *name)
 {
-    check_product(w, decoded, w->k, pool.x + shift, m, bf16, quick ? 2 : 4, vary, name);
+    check_product(w, decoded, w->k, pool.x + shift, m, bf16, quick ? 3 : 6, vary, name);
 }
 
 static void check_slices(const struct mix24_matrix *m, const char *name)
@@ -71,8 +77,8 @@ static const struct kind kinds[] = {
 static const size_t shapes[][2] = {{15, 1},    {15, 63},    {16, 64},   {17, 65},
                                    {31, 127},  {33, 129},   {48, 257},  {100, 1000},
                                    {96, 1024}, {272, 2080}, {112, 2056}};
-static const size_t tokens[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11,
-                                12, 13, 14, 15, 16, 17, 31, 32, 33, 100};
+static const size_t tokens[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10,  11,  12,  13,  14,
+                                15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 257};
 
 /* For batch-invariant mode. */
 static const size_t batches[] = {40, 32, 16, 8, 3, 1}, few_batches[] = {17, 8, 1};
@@ -119,7 +125,7 @@ static void test_kind(const struct kind *kind, size_t shape_step, size_t token_s
 static void test_large(const struct kind *kind)
 {
     static const size_t large[][2] = {{4096, 1024}, {512, 14336}, {48, 28672}, {40, 70000}};
-    static const size_t counts[] = {1, 8, 16, 17, 100};
+    static const size_t counts[] = {1, 8, 16, 17, 64, 100, 300};
     for (size_t i = 0; i < COUNT(large); i++) {
         struct mix24_matrix m;
         struct mix24_recipe r = recipe(kind, large[i][0], large[i][1]);

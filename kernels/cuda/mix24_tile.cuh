@@ -1,0 +1,286 @@
+/*
+ * The mix24 kernel for many tokens (tile_ring.cuh): a stage is a unit of 128 columns.
+ *
+ *   launch 1:  X in packed order (mix24_gather.cu); the kernel's weights are on their way meanwhile
+ *   a stage:   X | a record of the unit for each strip
+ *   block      WGS warpgroups that multiply, one that copies, and one that adds up outliers
+ *
+ * Weights are exact in FP16 (mix24_decode.cuh), so nothing happens to sums but additions. All warps
+ * are at units of the same kind, so that there is a branch where records are read and decoded, and
+ * none around products.
+ *
+ * Sums of outliers of a tile go to the workspace, from where the warps that multiply take them at
+ * its end: by the block that finishes the tile, or half of it by each of a pair.
+ *
+ * Requires    compute capability 9.0; stream 16-byte aligned
+ * Moves       packed bytes once per BM tokens, X twice in the first launch, then once per 64 WGS
+ *             rows (through L2), and a sector an outlier and 16 tokens (through L2); Y once
+ * Oracle      the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
+ */
+#ifndef QT_CUDA_MIX24_TILE_CUH
+#define QT_CUDA_MIX24_TILE_CUH
+
+#include "kernels/cuda/mix24_tile.h"
+#include "kernels/cuda/mix24_tile_outliers.cuh"
+#include "kernels/cuda/tile_ring.cuh"
+
+/* ---- units -------------------------------------------------------------------------------------
+ *
+ * Of U units, F of them FOURs, unit u is one iff its rest, u F mod U, + F >= U.
+ */
+
+static __device__ __forceinline__ int mix24_tile_rest(const qt_mix24_tile_args &a, int unit)
+{
+    return (int)((unsigned)(unit * a.fours) % (unsigned)a.units);
+}
+
+/* Whether a unit is a FOUR; *rest becomes that of the next. */
+static __device__ __forceinline__ bool mix24_tile_next(const qt_mix24_tile_args &a, int *rest)
+{
+    *rest += a.fours;
+    const bool four = *rest >= a.units;
+    *rest -= four ? a.units : 0;
+    return four;
+}
+
+template <int WGS, int BM>
+static __device__ __forceinline__ void mix24_tile_copy_weights(const qt_mix24_tile_args &a,
+                                                               qt_ring r)
+{
+#pragma unroll 1
+    for (int segment = 0; segment < tile_segments(a); segment++) {
+        const tile_segment s = tile_segment_at(a, segment, BM);
+        const int strip = s.row_tile * 4 * WGS;
+        int rest = mix24_tile_rest(a, s.k0);
+        const int fours = (int)((unsigned)(s.k0 * a.fours) / (unsigned)a.units);
+        int at = (s.k0 * mix24_unit_bytes(false) +
+                  fours * (mix24_unit_bytes(true) - mix24_unit_bytes(false))) /
+                 8; /* of a strip, in U64 */
+#pragma unroll 1
+        for (int unit = s.k0; unit < s.k1; unit++) {
+            const bool four = mix24_tile_next(a, &rest);
+            const int bytes = mix24_unit_bytes(four);
+            const uint32_t bar = r.full + 8 * r.stage;
+            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
+            ptx_barrier_expect(bar, (uint32_t)(BM * 256 + WGS * 4 * bytes));
+            ptx_copy_box(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes + BM * 256,
+                         &a.records[four], at, strip, bar);
+            at += bytes / 8;
+            qt_ring_next(&r, a.stages);
+        }
+    }
+}
+
+/* ---- products ----------------------------------------------------------------------------------
+ */
+
+/* A lane's words of a unit. */
+struct mix24_tile_words {
+    uint4 code[2]; /* of a TWO only the first */
+    uint32_t q, z, u;
+
+    template <bool FOUR> __device__ __forceinline__ void load_as(uint32_t record, int lane)
+    {
+        using R = mix24_record<FOUR>;
+        code[0] = ptx_load_16(record + lane * 16);
+        if (FOUR)
+            code[1] = ptx_load_16(record + 512 + lane * 16);
+        q = ptx_load_2(record + R::Q + lane * 2);
+        z = FOUR ? ptx_load_2(record + R::Z + lane * 2) : ptx_load_1(record + R::Z + lane);
+        u = ptx_load_4(record + R::U + lane % 4 * 4);
+    }
+    /* Of the warp's strip, from the strips' records. */
+    __device__ __forceinline__ void load(uint32_t records, bool four)
+    {
+        const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+        if (four)
+            load_as<true>(records + warp * mix24_unit_bytes(true), lane);
+        else
+            load_as<false>(records + warp * mix24_unit_bytes(false), lane);
+    }
+    template <bool FOUR, int b> __device__ __forceinline__ mix24_group group() const
+    {
+        return mix24_open_group<FOUR, b>(mix24_meta_of<FOUR>(q, z, u));
+    }
+};
+
+/* The fragments of STEPS k-steps of block b, from step `first` on. */
+template <bool FOUR, int b, int STEPS>
+static __device__ __forceinline__ void mix24_tile_decode(uint32_t f[STEPS][4],
+                                                         const mix24_tile_words &w, int first)
+{
+    const uint4 v = FOUR && b ? w.code[1] : w.code[0];
+    const uint32_t words[4] = {FOUR || !b ? v.x : v.z, FOUR || !b ? v.y : v.w, v.z, v.w};
+    const mix24_group group = w.group<FOUR, b>();
+#pragma unroll
+    for (int s = 0; s < STEPS; s++)
+        mix24_fragment<FOUR>(f[s], words, first + s, group, mix24_by_shift());
+}
+
+/* K-steps whose products are started at a time: see qt_tile_steps. */
+static __host__ __device__ constexpr int mix24_tile_steps(int wgs, int tokens)
+{
+    return wgs == 2 && tokens <= 128 ? 4 : 2;
+}
+
+/* The products of a tile over units [begin, end), as tile_accumulate. */
+template <int WGS, int BM>
+static __device__ __forceinline__ void
+mix24_tile_accumulate(tile_sums<BM> *d, const qt_mix24_tile_args &a, qt_ring *r, int begin, int end)
+{
+    const int STEPS = mix24_tile_steps(WGS, BM), BATCHES = 8 / STEPS;
+    const uint32_t ring = ptx_shared(qt_smem) + a.ring_at;
+    const bool speaks = threadIdx.x % 32 == 0;
+    uint32_t frag[2][STEPS][4] = {}, release = 0;
+    mix24_tile_words words;
+    int rest = mix24_tile_rest(a, begin);
+    bool four = mix24_tile_next(a, &rest);
+    ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
+    words.load(ring + r->stage * a.stage_bytes + BM * 256, four);
+#pragma unroll 1
+    for (int unit = begin; unit < end; unit++) {
+        const uint32_t x = ptx_wgmma_b(ring + r->stage * a.stage_bytes);
+        const uint32_t used = r->empty + 8 * r->stage;
+        qt_ring_next(r, a.stages);
+#pragma unroll
+        for (int batch = 0; batch < BATCHES; batch++) {
+            uint32_t(&f)[STEPS][4] = frag[batch & 1];
+            const int b = batch * STEPS / 4, first = batch * STEPS % 4;
+            if (four && b)
+                mix24_tile_decode<true, 1, STEPS>(f, words, first);
+            else if (four)
+                mix24_tile_decode<true, 0, STEPS>(f, words, first);
+            else if (b)
+                mix24_tile_decode<false, 1, STEPS>(f, words, first);
+            else
+                mix24_tile_decode<false, 0, STEPS>(f, words, first);
+            ptx_wgmma_fence();
+#pragma unroll
+            for (int s = 0; s < STEPS; s++)
+                ptx_wgmma<BM>::run(d->v, f[s], x + b * (BM * 8) + (first + s) * 2);
+            ptx_wgmma_commit();
+            /* The next unit's words, once the tensor cores are busy with the last of this one. */
+            if (batch == BATCHES - 1 && unit + 1 < end) {
+                four = mix24_tile_next(a, &rest);
+                ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
+                words.load(ring + r->stage * a.stage_bytes + BM * 256, four);
+            }
+            ptx_wgmma_wait<1>();
+            tile_keep<STEPS>(frag[(batch + 1) & 1]);
+            if (batch == 0 && release && speaks)
+                ptx_barrier_arrive(release);
+        }
+        release = used;
+    }
+    tile_settle(d);
+    tile_keep<STEPS>(frag[1]);
+    if (release && speaks)
+        ptx_barrier_arrive(release);
+}
+
+/* ---- outliers ----------------------------------------------------------------------------------
+ */
+
+/* Sums of outliers of a row of the n-th tile that the block finishes, [tokens]. */
+template <int WGS, int BM>
+static __device__ __forceinline__ float *mix24_tile_added(const qt_mix24_tile_args &a, int n,
+                                                          int row)
+{
+    const size_t tile = (size_t)blockIdx.x * 2 + (n & 1);
+    return a.outlier_sums + (tile * (WGS * 64) + row) * BM;
+}
+
+/* Of the tiles that the block finishes. A tile's have been read when those of the next are met: so
+ * two of them take turns. */
+template <int WGS, int BM>
+static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_args &a, int warp)
+{
+    const int tokens = a.pairs ? BM / 2 : BM, from = a.pairs && blockIdx.x & 1 ? BM / 2 : 0;
+    int n = 0;
+    ptx_wait_previous();
+#pragma unroll 1
+    for (int segment = 0; segment < tile_segments(a); segment++) {
+        const tile_segment s = tile_segment_at(a, segment, BM);
+        if (!a.pairs && s.k0 > 0)
+            continue;
+        /* Sums of tokens that do not exist are zeros up to a multiple of 16. */
+        const int end = min(from + tokens, (int)a.outliers.column_pitch - s.token0);
+#pragma unroll 1
+        for (int t = from; t < end; t += ROW_TOKENS)
+            outlier_rows(a.outliers, s.row_tile * WGS * 64, WGS * 64, s.token0 + t, end - t, warp,
+                         mix24_tile_added<WGS, BM>(a, n, 0) + t, BM);
+        ptx_named_barrier(TILE_MEET, WGS * 128 + 128);
+        n++;
+    }
+}
+
+/* For tile_multiply_all. */
+template <int WGS, int BM> struct mix24_tile_work {
+    const qt_mix24_tile_args &a;
+    int met; /* tiles */
+
+    __device__ __forceinline__ void multiply(tile_sums<BM> *d, qt_ring *r, const tile_segment &s,
+                                             int) const
+    {
+        mix24_tile_accumulate<WGS, BM>(d, a, r, s.k0, s.k1);
+    }
+    __device__ __forceinline__ void meet()
+    {
+        if (a.outliers.ptr)
+            ptx_named_barrier(TILE_MEET, WGS * 128 + 128);
+        met++;
+    }
+    template <int N>
+    __device__ __forceinline__ void add(float4 v[N], int, int token0, int token) const
+    {
+        if (!a.outliers.ptr)
+            return;
+        const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16 + lane / 4;
+        const float *from = mix24_tile_added<WGS, BM>(a, met - 1, row) + token + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            /* A chunk without tokens has no sums. */
+            if (token0 + (token + 8 * j) / QT_MIX24_TILE_CHUNK * QT_MIX24_TILE_CHUNK >= a.m)
+                continue;
+            const float2 low = __ldcg((const float2 *)(from + 8 * j));
+            const float2 high = __ldcg((const float2 *)(from + 8 * j + 8 * BM));
+            v[j].x += low.x;
+            v[j].y += low.y;
+            v[j].z += high.x;
+            v[j].w += high.y;
+        }
+    }
+};
+
+/* ---- the kernel --------------------------------------------------------------------------------
+ */
+
+/* Registers of a thread that copies, and of one that adds up outliers. */
+enum { MIX24_TILE_COPY_REGISTERS = 24, MIX24_TILE_OUTLIER_REGISTERS = 96 };
+
+template <int WGS, int BM>
+__global__ void __launch_bounds__((WGS + QT_MIX24_TILE_OTHERS) * 128, 1)
+    qt_mix24_tile_kernel(const __grid_constant__ qt_mix24_tile_args a)
+{
+    const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
+    const qt_ring r = tile_ring_open(a);
+    if (warp >= (WGS + 1) * 4) {
+        ptx_registers_fewer<MIX24_TILE_OUTLIER_REGISTERS>();
+        ptx_launch_dependents();
+        if (a.outliers.ptr)
+            mix24_tile_outliers<WGS, BM>(a, warp - (WGS + 1) * 4);
+    } else if (warp >= WGS * 4) {
+        ptx_registers_fewer<MIX24_TILE_COPY_REGISTERS>();
+        if (warp < WGS * 4 + 2)
+            tile_bring<WGS, BM, 2>(a, r, warp == WGS * 4,
+                                   [&] { mix24_tile_copy_weights<WGS, BM>(a, r); });
+    } else {
+        ptx_registers_more<tile_registers(
+            WGS, QT_MIX24_TILE_OTHERS, MIX24_TILE_COPY_REGISTERS + MIX24_TILE_OUTLIER_REGISTERS)>();
+        ptx_launch_dependents();
+        ptx_named_barrier(TILE_START, WGS * 128 + 32);
+        tile_multiply_all<WGS, BM>(a, r, mix24_tile_work<WGS, BM>{a, 0});
+    }
+}
+
+#endif
