@@ -28,17 +28,16 @@ static inline size_t qt_mix24_csr_rows(const struct qt_matmul_weight *w)
     return w->mix24.csr_rows ? w->mix24.csr_rows : w->n;
 }
 
-/* Outliers for skinny and tile kernels. */
+/* Outliers for the skinny and tile kernels. */
 struct qt_mix24_outliers {
     const uint32_t *ptr;   /* [panels][pitch]: CSR row pointers; NULL without outliers */
     const uint16_t *col;   /* packed column in the panel of 64 Ki */
     const uint16_t *val;   /* FP16 */
     const __half *columns; /* F16 [units * 128][column_pitch]: X by packed columns */
-    size_t column_pitch;   /* 8 or 16, or of the tile kernel all tokens, rounded up to 16 */
+    size_t column_pitch;   /* 8 or 16; of the tile kernel all tokens, rounded up */
     size_t pitch;          /* row pointers of a panel */
     int panels, n;
-    int zeros; /* the column of zeros; tile kernel */
-    int warps; /* of a block that add them up */
+    int warps; /* of a block that add them up; skinny kernel */
 };
 
 static inline struct qt_mix24_outliers qt_mix24_outliers_of(const struct qt_matmul_weight *w)
@@ -73,11 +72,12 @@ bool qt_mix24_record_maps(const struct qt_matmul_plan *p, CUtensorMap records[2]
 
 /* X in packed order, in the workspace. */
 struct qt_mix24_gathered {
-    void *rows;    /* F16 [m][128 units] */
-    void *columns; /* F16 [128 units, and a column of zeros for_wgmma][column_pitch], or NULL */
-    size_t column_pitch; /* 8, or a multiple of 16 */
+    void *rows;          /* F16 [m][128 units] */
+    void *columns;       /* F16 [128 units][column_pitch], or NULL; zeros beyond m */
+    size_t column_pitch; /* 8, or a multiple of 16 from m on */
     bool for_wgmma;      /* rows are ordered so that a lane's four columns of a k-step become its
                             part of a wgmma */
+    uint32_t *lists;     /* [strips][units][32] or NULL: outliers, as mix24_patch.cuh wants them */
 };
 
 /* x: F16 [m][pitch]. */

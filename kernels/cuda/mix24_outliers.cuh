@@ -185,13 +185,13 @@ static __device__ __forceinline__ void outlier_tile(const qt_mix24_outliers &o, 
     }
 }
 
-/* Entries of panel 0 of some rows will soon be needed; thread: of those that do this. */
+/* Entries of panel 0 of some rows will soon be needed; thread: of `threads`. */
 static __device__ __forceinline__ void outlier_prefetch(const qt_mix24_outliers &o, int first,
-                                                        int rows, int thread)
+                                                        int rows, int thread, int threads)
 {
     const uint32_t begin = __ldg(o.ptr + min(first, o.n));
     const uint32_t end = __ldg(o.ptr + min(first + rows, o.n));
-    for (uint32_t e = begin + 64 * thread; e < end; e += 64 * 32 * o.warps) {
+    for (uint32_t e = begin + 64 * thread; e < end; e += 64 * threads) {
         ptx_prefetch_l2(o.col + e);
         ptx_prefetch_l2(o.val + e);
     }

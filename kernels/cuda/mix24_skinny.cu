@@ -132,7 +132,7 @@ static int run_chunk(const struct qt_matmul_plan *p, const struct qt_matmul_weig
     }
     const struct qt_mix24_gathered to = {space + at.rows,
                                          a.outliers.ptr ? space + at.columns : NULL,
-                                         (size_t)p->config.token_tiles * 8, false};
+                                         (size_t)p->config.token_tiles * 8, false, NULL};
     a.outliers.columns = (const __half *)to.columns;
     int rc = qt_mix24_gather(p, w, &to, x, pitch, prepared || p->options.dependent_launch, stream);
     if (rc != QT_MATMUL_OK)

@@ -152,7 +152,7 @@ static __device__ __forceinline__ void mix24_skinny_outliers(const qt_mix24_skin
                                                              int pitch, int threads, int thread)
 {
     const int rows = a.tile_strips * 16, first = (int)blockIdx.x * a.strips_cta * 16;
-    outlier_prefetch(a.outliers, first, a.strips_cta * 16, thread);
+    outlier_prefetch(a.outliers, first, a.strips_cta * 16, thread, 32 * a.outliers.warps);
 #pragma unroll 1
     for (int tile = 0; tile < a.tiles; tile++) {
         float *to = (float *)(qt_smem + a.tail_at + (tile & 1) * a.outlier_bytes);

@@ -1,32 +1,54 @@
 /* Host side of the mix24 tile kernel: what a plan needs to know, launches. */
 #include "kernels/cuda/mix24_decode.cuh"
+#include "kernels/cuda/mix24_patch.cuh"
 #include "kernels/cuda/mix24_tile.h"
+#include "kernels/cuda/mix24_tile_outliers.cuh"
 
 #include <math.h>
 
-enum { MAX_TOKENS = 1 << 17 }; /* outliers count columns of X in 32 bits */
+enum { MAX_TOKENS = 1 << 19 }; /* of the launch before */
+
+/* Shared memory for outliers: columns of X; fragments of so many k-steps a warp. */
+static int outlier_bytes(const struct qt_tile_kind *k)
+{
+    return qt_mix24_tile_sums(k->tokens) ? 4 * OUTLIER_DEPTH * outlier_buffer_bytes(QT_MIX24_TILE_T)
+                                         : 4 * k->warpgroups * PATCH_STEP_BYTES *
+                                               qt_mix24_tile_steps(k->warpgroups, k->tokens);
+}
 
 static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w)
 {
-#define KIND(warpgroups, tokens, us) {warpgroups, tokens, 2, NULL, us, 0, 0},
-    static const struct qt_tile_kind kinds[] = {QT_MIX24_TILE_TABLE(KIND)};
+#define KIND(warpgroups, tokens, us, outlier_us)                                                   \
+    {warpgroups, tokens, 2, NULL, w->mix24.csr_ptr ? outlier_us : us, 0, 0},
+    const struct qt_tile_kind kinds[] = {QT_MIX24_TILE_TABLE(KIND)};
     struct qt_tile_matrix t = {};
     t.strips = qt_mix24_strips(w);
     t.blocks = 2 * qt_mix24_units(w);
     t.count = QT_MIX24_TILE_KINDS;
     for (int i = 0; i < t.count; i++) {
-        t.kinds[i] = kinds[i];
-        t.kinds[i].kernel = qt_mix24_tile_instance(i);
-        t.kinds[i].weight_bytes = 4 * kinds[i].warpgroups * mix24_unit_bytes(w->mix24.fours > 0);
+        struct qt_tile_kind k = kinds[i];
+        const int list_bytes = qt_mix24_tile_sums(k.tokens) ? 0 : PATCH_LIST_BYTES;
+        k.kernel = qt_mix24_tile_instance(i);
+        k.head_bytes = w->mix24.csr_ptr ? outlier_bytes(&k) : 0;
+        k.weight_bytes = 4 * k.warpgroups * (mix24_unit_bytes(w->mix24.fours > 0) + list_bytes);
+        t.kinds[i] = k;
     }
     return t;
 }
 
-/* Offsets in the workspace: X as qt_mix24_gather leaves it, sums of outliers, X as qt_prepare_run
- * does. */
+/* Offsets in the workspace: X, columns or lists as qt_mix24_gather leaves them, sums of outliers, X
+ * as qt_prepare_run does. */
 struct workspace {
-    size_t rows, columns, sums, prepared, bytes;
+    size_t rows, columns, lists, sums, prepared, bytes;
 };
+
+/* Tokens of a column of X: whole passes, and where those are longer than half a tile, one of a half
+ * beyond the last. */
+static size_t column_pitch(const struct qt_matmul_plan *p, const struct qt_tile_kind *k)
+{
+    return round_up(p->m, QT_MIX24_TILE_T) +
+           (QT_MIX24_TILE_T > k->tokens / 2 ? QT_MIX24_TILE_T / 2 : 0);
+}
 
 static struct workspace workspace_for(const struct qt_matmul_plan *p,
                                       const struct qt_matmul_weight *w,
@@ -34,15 +56,27 @@ static struct workspace workspace_for(const struct qt_matmul_plan *p,
 {
     struct workspace at;
     const struct qt_tile_kind *k = qt_tile_kind_of(p, t);
-    const size_t cols = (size_t)qt_mix24_units(w) * QT_MIX24_UNIT_COLS;
-    const size_t sums = (size_t)p->grid_x * 2 * (size_t)(k->warpgroups * 64 * k->tokens) * 4;
-    const bool outliers = w->mix24.csr_ptr != NULL;
+    const size_t units = (size_t)qt_mix24_units(w), cols = units * QT_MIX24_UNIT_COLS;
+    const size_t tile = (size_t)(k->warpgroups * 64 * k->tokens);
+    const bool sums = w->mix24.csr_ptr && qt_mix24_tile_sums(k->tokens);
+    const bool lists = w->mix24.csr_ptr && !sums;
     at.rows = round_up(qt_tile_workspace(p, t), 256);
     at.columns = round_up(at.rows + p->m * cols * 2, 256);
-    at.sums = at.columns + (outliers ? round_up(p->m, QT_MIX24_TILE_CHUNK) * (cols + 1) * 2 : 0);
-    at.prepared = at.sums + (outliers ? sums : 0);
+    at.lists = at.columns + (sums ? column_pitch(p, k) * cols * 2 : 0);
+    at.sums = at.lists + (lists ? (size_t)t->strips * units * PATCH_LIST_BYTES : 0);
+    at.prepared = at.sums + (sums ? (size_t)p->grid_x * 2 * tile * 4 : 0);
     at.bytes = at.prepared + qt_prepare_bytes(p);
     return at;
+}
+
+/* Lists in boxes of one unit of so many strips. */
+static bool list_map(const struct qt_matmul_plan *p, CUtensorMap *map, const void *lists,
+                     int strips, int units, int box_strips)
+{
+    const size_t pitch = (size_t)units * PATCH_LIST_BYTES;
+    const struct qt_tensor t = {
+        lists, 2, {pitch / 8, (size_t)strips}, {pitch}, {PATCH_LIST_BYTES / 8, box_strips}, false};
+    return qt_tensor_map(p, map, &t);
 }
 
 bool qt_mix24_tile_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w, double *us)
@@ -80,17 +114,17 @@ int qt_mix24_tile_run(const struct qt_matmul_plan *p, const struct qt_matmul_wei
     a.fours = (int)w->mix24.fours;
     a.factor = ldexpf(1, w->scale_exp2);
     a.dependent = true;
+    const bool sums = qt_mix24_tile_sums(k->tokens);
     a.outliers = qt_mix24_outliers_of(w);
-    a.outliers.warps = QT_MIX24_TILE_OUTLIER_WARPS;
     a.outlier_sums = (float *)(space + at.sums);
-    const struct qt_mix24_gathered to = {space + at.rows,
-                                         a.outliers.ptr ? space + at.columns : NULL,
-                                         round_up(p->m, QT_MIX24_TILE_CHUNK), true};
+    const struct qt_mix24_gathered to = {
+        space + at.rows, a.outliers.ptr && sums ? space + at.columns : NULL, column_pitch(p, k),
+        true, a.outliers.ptr && !sums ? (uint32_t *)(space + at.lists) : NULL};
     a.outliers.columns = (const __half *)to.columns;
     a.outliers.column_pitch = to.column_pitch;
-    a.outliers.zeros = a.units * QT_MIX24_UNIT_COLS;
     if (!qt_x_map(p, &a.x, to.rows, (size_t)t.blocks, k->tokens, k->blocks) ||
-        !qt_mix24_record_maps(p, a.records, w, 4 * k->warpgroups))
+        !qt_mix24_record_maps(p, a.records, w, 4 * k->warpgroups) ||
+        (to.lists && !list_map(p, &a.lists, to.lists, t.strips, a.units, 4 * k->warpgroups)))
         return QT_MATMUL_UNSUPPORTED;
     if (prepared) {
         int rc = qt_prepare_run(p, &x, &a.token_factor, space + at.prepared, stream);
@@ -101,6 +135,6 @@ int qt_mix24_tile_run(const struct qt_matmul_plan *p, const struct qt_matmul_wei
     int rc = qt_mix24_gather(p, w, &to, x, pitch, prepared || p->options.dependent_launch, stream);
     if (rc != QT_MATMUL_OK)
         return rc;
-    return qt_launch_clusters(p, &a, (k->warpgroups + QT_MIX24_TILE_OTHERS) * 128, 1 + a.pairs,
-                              true, stream);
+    return qt_launch_clusters(p, &a, (k->warpgroups + (sums ? 2 : 1)) * 128, 1 + a.pairs, true,
+                              stream);
 }

@@ -1,25 +1,25 @@
 /*
  * The mix24 kernel for many tokens (tile_ring.cuh): a stage is a unit of 128 columns.
  *
- *   launch 1:  X in packed order (mix24_gather.cu); the kernel's weights are on their way meanwhile
- *   a stage:   X | a record of the unit for each strip
- *   block      WGS warpgroups that multiply, one that copies, and one that adds up outliers
+ *   launch 1:  X in packed order, and for outliers lists or columns of X (mix24_gather.cu); the
+ *              kernel's weights are on their way meanwhile
+ *   a stage:   X | a list of outliers for each strip, or nothing | a record of the unit for each
+ * strip
  *
  * Weights are exact in FP16 (mix24_decode.cuh), so nothing happens to sums but additions. All warps
  * are at units of the same kind, so that there is a branch where records are read and decoded, and
- * none around products.
- *
- * Sums of outliers of a tile go to the workspace, from where the warps that multiply take them at
- * its end: by the block that finishes the tile, or half of it by each of a pair.
+ * none around products. Only units of 2-bit groups have outliers.
  *
  * Requires    compute capability 9.0; stream 16-byte aligned
- * Moves       packed bytes once per BM tokens, X twice in the first launch, then once per 64 WGS
- *             rows (through L2), and a sector an outlier and 16 tokens (through L2); Y once
- * Oracle      the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
+ * Moves       packed bytes, and lists, once per BM tokens, X once per 64 WGS rows (through L2); Y
+ * once Oracle      the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16
+ * output
  */
 #ifndef QT_CUDA_MIX24_TILE_CUH
 #define QT_CUDA_MIX24_TILE_CUH
 
+#include "kernels/cuda/mix24_decode.cuh"
+#include "kernels/cuda/mix24_patch.cuh"
 #include "kernels/cuda/mix24_tile.h"
 #include "kernels/cuda/mix24_tile_outliers.cuh"
 #include "kernels/cuda/tile_ring.cuh"
@@ -43,6 +43,18 @@ static __device__ __forceinline__ bool mix24_tile_next(const qt_mix24_tile_args 
     return four;
 }
 
+/* Bytes of the lists of a stage, and whether there are any. */
+template <int WGS, int BM> static __device__ __forceinline__ constexpr int mix24_tile_list_bytes()
+{
+    return qt_mix24_tile_sums(BM) ? 0 : WGS * 4 * PATCH_LIST_BYTES;
+}
+
+template <int WGS, int BM>
+static __device__ __forceinline__ bool mix24_tile_has_lists(const qt_mix24_tile_args &a)
+{
+    return !qt_mix24_tile_sums(BM) && a.outliers.ptr;
+}
+
 template <int WGS, int BM>
 static __device__ __forceinline__ void mix24_tile_copy_weights(const qt_mix24_tile_args &a,
                                                                qt_ring r)
@@ -60,10 +72,13 @@ static __device__ __forceinline__ void mix24_tile_copy_weights(const qt_mix24_ti
         for (int unit = s.k0; unit < s.k1; unit++) {
             const bool four = mix24_tile_next(a, &rest);
             const int bytes = mix24_unit_bytes(four);
+            const int list_bytes =
+                mix24_tile_has_lists<WGS, BM>(a) ? mix24_tile_list_bytes<WGS, BM>() : 0;
             const uint32_t bar = r.full + 8 * r.stage;
             ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-            ptx_barrier_expect(bar, (uint32_t)(BM * 256 + WGS * 4 * bytes));
-            ptx_copy_box(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes + BM * 256,
+            ptx_barrier_expect(bar, (uint32_t)(BM * 256 + list_bytes + WGS * 4 * bytes));
+            ptx_copy_box(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes + BM * 256 +
+                             mix24_tile_list_bytes<WGS, BM>(),
                          &a.records[four], at, strip, bar);
             at += bytes / 8;
             qt_ring_next(&r, a.stages);
@@ -78,6 +93,7 @@ static __device__ __forceinline__ void mix24_tile_copy_weights(const qt_mix24_ti
 struct mix24_tile_words {
     uint4 code[2]; /* of a TWO only the first */
     uint32_t q, z, u;
+    patch_list outliers;
 
     template <bool FOUR> __device__ __forceinline__ void load_as(uint32_t record, int lane)
     {
@@ -89,10 +105,13 @@ struct mix24_tile_words {
         z = FOUR ? ptx_load_2(record + R::Z + lane * 2) : ptx_load_1(record + R::Z + lane);
         u = ptx_load_4(record + R::U + lane % 4 * 4);
     }
-    /* Of the warp's strip, from the strips' records. */
-    __device__ __forceinline__ void load(uint32_t records, bool four)
+    /* Of the warp's strip, from the part of a stage behind X. */
+    template <int WGS, int BM> __device__ __forceinline__ void load(uint32_t lists, bool four)
     {
         const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+        const uint32_t records = lists + mix24_tile_list_bytes<WGS, BM>();
+        if (!qt_mix24_tile_sums(BM))
+            outliers.load(lists + warp * PATCH_LIST_BYTES);
         if (four)
             load_as<true>(records + warp * mix24_unit_bytes(true), lane);
         else
@@ -117,26 +136,39 @@ static __device__ __forceinline__ void mix24_tile_decode(uint32_t f[STEPS][4],
         mix24_fragment<FOUR>(f[s], words, first + s, group, mix24_by_shift());
 }
 
-/* K-steps whose products are started at a time: see qt_tile_steps. */
-static __host__ __device__ constexpr int mix24_tile_steps(int wgs, int tokens)
+/* Outliers of batch number `batch` of a unit. */
+template <int STEPS>
+static __device__ __forceinline__ void
+mix24_tile_patch(uint32_t f[STEPS][4], int batch, uint32_t buffer, const patch_list &list, int unit,
+                 int row0, const qt_mix24_outliers &o)
 {
-    return wgs == 2 && tokens <= 128 ? 4 : 2;
+    if (batch == 0)
+        patch_fragments<0, STEPS>(f, buffer, list, unit, row0, o);
+    else if (batch * STEPS == 2)
+        patch_fragments<2, STEPS>(f, buffer, list, unit, row0, o);
+    else if (batch * STEPS == 4)
+        patch_fragments<4, STEPS>(f, buffer, list, unit, row0, o);
+    else
+        patch_fragments<6, STEPS>(f, buffer, list, unit, row0, o);
 }
 
 /* The products of a tile over units [begin, end), as tile_accumulate. */
 template <int WGS, int BM>
 static __device__ __forceinline__ void
-mix24_tile_accumulate(tile_sums<BM> *d, const qt_mix24_tile_args &a, qt_ring *r, int begin, int end)
+mix24_tile_accumulate(tile_sums<BM> *d, const qt_mix24_tile_args &a, qt_ring *r, int begin, int end,
+                      int row0)
 {
-    const int STEPS = mix24_tile_steps(WGS, BM), BATCHES = 8 / STEPS;
+    const int STEPS = qt_mix24_tile_steps(WGS, BM), BATCHES = 8 / STEPS;
     const uint32_t ring = ptx_shared(qt_smem) + a.ring_at;
     const bool speaks = threadIdx.x % 32 == 0;
+    const uint32_t buffer =
+        ptx_shared(qt_smem) + (uint32_t)threadIdx.x / 32 * (STEPS * PATCH_STEP_BYTES);
     uint32_t frag[2][STEPS][4] = {}, release = 0;
     mix24_tile_words words;
     int rest = mix24_tile_rest(a, begin);
     bool four = mix24_tile_next(a, &rest);
     ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-    words.load(ring + r->stage * a.stage_bytes + BM * 256, four);
+    words.template load<WGS, BM>(ring + r->stage * a.stage_bytes + BM * 256, four);
 #pragma unroll 1
     for (int unit = begin; unit < end; unit++) {
         const uint32_t x = ptx_wgmma_b(ring + r->stage * a.stage_bytes);
@@ -154,6 +186,8 @@ mix24_tile_accumulate(tile_sums<BM> *d, const qt_mix24_tile_args &a, qt_ring *r,
                 mix24_tile_decode<false, 1, STEPS>(f, words, first);
             else
                 mix24_tile_decode<false, 0, STEPS>(f, words, first);
+            if (mix24_tile_has_lists<WGS, BM>(a) && !four)
+                mix24_tile_patch<STEPS>(f, batch, buffer, words.outliers, unit, row0, a.outliers);
             ptx_wgmma_fence();
 #pragma unroll
             for (int s = 0; s < STEPS; s++)
@@ -163,7 +197,7 @@ mix24_tile_accumulate(tile_sums<BM> *d, const qt_mix24_tile_args &a, qt_ring *r,
             if (batch == BATCHES - 1 && unit + 1 < end) {
                 four = mix24_tile_next(a, &rest);
                 ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-                words.load(ring + r->stage * a.stage_bytes + BM * 256, four);
+                words.template load<WGS, BM>(ring + r->stage * a.stage_bytes + BM * 256, four);
             }
             ptx_wgmma_wait<1>();
             tile_keep<STEPS>(frag[(batch + 1) & 1]);
@@ -178,10 +212,10 @@ mix24_tile_accumulate(tile_sums<BM> *d, const qt_mix24_tile_args &a, qt_ring *r,
         ptx_barrier_arrive(release);
 }
 
-/* ---- outliers ----------------------------------------------------------------------------------
+/* ---- sums of outliers --------------------------------------------------------------------------
  */
 
-/* Sums of outliers of a row of the n-th tile that the block finishes, [tokens]. */
+/* Of a row of the n-th tile that the block finishes, [tokens]. */
 template <int WGS, int BM>
 static __device__ __forceinline__ float *mix24_tile_added(const qt_mix24_tile_args &a, int n,
                                                           int row)
@@ -195,24 +229,37 @@ static __device__ __forceinline__ float *mix24_tile_added(const qt_mix24_tile_ar
 template <int WGS, int BM>
 static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_args &a, int warp)
 {
+    const int T = QT_MIX24_TILE_T;
     const int tokens = a.pairs ? BM / 2 : BM, from = a.pairs && blockIdx.x & 1 ? BM / 2 : 0;
+    const uint32_t buffers = ptx_shared(qt_smem) + warp * (OUTLIER_DEPTH * outlier_buffer_bytes(T));
+    bool wait = true;
     int n = 0;
-    ptx_wait_previous();
 #pragma unroll 1
     for (int segment = 0; segment < tile_segments(a); segment++) {
         const tile_segment s = tile_segment_at(a, segment, BM);
         if (!a.pairs && s.k0 > 0)
             continue;
-        /* Sums of tokens that do not exist are zeros up to a multiple of 16. */
-        const int end = min(from + tokens, (int)a.outliers.column_pitch - s.token0);
+        /* Sums of tokens that do not exist are zeros up to a multiple of 8: what add reads. */
+        const int end = min(from + tokens, (a.m + 7) / 8 * 8 - s.token0);
+        const int first = s.row_tile * WGS * 64;
+        outlier_prefetch(a.outliers, first, WGS * 64, (int)threadIdx.x % 128, 128);
 #pragma unroll 1
-        for (int t = from; t < end; t += ROW_TOKENS)
-            outlier_rows(a.outliers, s.row_tile * WGS * 64, WGS * 64, s.token0 + t, end - t, warp,
-                         mix24_tile_added<WGS, BM>(a, n, 0) + t, BM);
+        for (int t = from; t < end; t += T)
+#pragma unroll 1
+            for (int row = warp * OUTLIER_ROWS; row < WGS * 64; row += 4 * OUTLIER_ROWS)
+#pragma unroll 1
+                for (int panel = 0; panel < a.outliers.panels; panel++) {
+                    outlier_panel<T, BM>(a.outliers, panel, first + row, s.token0 + t, end - t,
+                                         buffers, mix24_tile_added<WGS, BM>(a, n, row) + t, wait);
+                    wait = false;
+                }
         ptx_named_barrier(TILE_MEET, WGS * 128 + 128);
         n++;
     }
 }
+
+/* ---- the kernel --------------------------------------------------------------------------------
+ */
 
 /* For tile_multiply_all. */
 template <int WGS, int BM> struct mix24_tile_work {
@@ -220,27 +267,25 @@ template <int WGS, int BM> struct mix24_tile_work {
     int met; /* tiles */
 
     __device__ __forceinline__ void multiply(tile_sums<BM> *d, qt_ring *r, const tile_segment &s,
-                                             int) const
+                                             int strip) const
     {
-        mix24_tile_accumulate<WGS, BM>(d, a, r, s.k0, s.k1);
+        mix24_tile_accumulate<WGS, BM>(d, a, r, s.k0, s.k1, strip * 16);
     }
     __device__ __forceinline__ void meet()
     {
-        if (a.outliers.ptr)
+        if (qt_mix24_tile_sums(BM) && a.outliers.ptr)
             ptx_named_barrier(TILE_MEET, WGS * 128 + 128);
         met++;
     }
-    template <int N>
-    __device__ __forceinline__ void add(float4 v[N], int, int token0, int token) const
+    template <int N> __device__ __forceinline__ void add(float4 v[N], int token0, int token) const
     {
-        if (!a.outliers.ptr)
+        if (!qt_mix24_tile_sums(BM) || !a.outliers.ptr)
             return;
         const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16 + lane / 4;
         const float *from = mix24_tile_added<WGS, BM>(a, met - 1, row) + token + lane % 4 * 2;
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            /* A chunk without tokens has no sums. */
-            if (token0 + (token + 8 * j) / QT_MIX24_TILE_CHUNK * QT_MIX24_TILE_CHUNK >= a.m)
+            if (token0 + token + 8 * j >= a.m)
                 continue;
             const float2 low = __ldcg((const float2 *)(from + 8 * j));
             const float2 high = __ldcg((const float2 *)(from + 8 * j + 8 * BM));
@@ -252,31 +297,40 @@ template <int WGS, int BM> struct mix24_tile_work {
     }
 };
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+enum { MIX24_TILE_OUTLIER_REGISTERS = 96 };
 
-/* Registers of a thread that copies, and of one that adds up outliers. */
-enum { MIX24_TILE_COPY_REGISTERS = 24, MIX24_TILE_OUTLIER_REGISTERS = 96 };
+/* Warpgroups beside those that multiply: one that copies, one for sums of outliers. */
+static __host__ __device__ constexpr int mix24_tile_others(int tokens)
+{
+    return qt_mix24_tile_sums(tokens) ? 2 : 1;
+}
 
 template <int WGS, int BM>
-__global__ void __launch_bounds__((WGS + QT_MIX24_TILE_OTHERS) * 128, 1)
+__global__ void __launch_bounds__((WGS + mix24_tile_others(BM)) * 128, 1)
     qt_mix24_tile_kernel(const __grid_constant__ qt_mix24_tile_args a)
 {
+    constexpr bool SUMS = qt_mix24_tile_sums(BM);
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
     const qt_ring r = tile_ring_open(a);
-    if (warp >= (WGS + 1) * 4) {
+    if (SUMS && warp >= (WGS + 1) * 4) {
         ptx_registers_fewer<MIX24_TILE_OUTLIER_REGISTERS>();
         ptx_launch_dependents();
         if (a.outliers.ptr)
             mix24_tile_outliers<WGS, BM>(a, warp - (WGS + 1) * 4);
     } else if (warp >= WGS * 4) {
-        ptx_registers_fewer<MIX24_TILE_COPY_REGISTERS>();
+        ptx_registers_fewer<TILE_COPY_REGISTERS>();
         if (warp < WGS * 4 + 2)
-            tile_bring<WGS, BM, 2>(a, r, warp == WGS * 4,
-                                   [&] { mix24_tile_copy_weights<WGS, BM>(a, r); });
+            tile_bring<WGS, BM, 2>(
+                a, r, warp == WGS * 4, [&] { mix24_tile_copy_weights<WGS, BM>(a, r); },
+                [&](const tile_segment &s, int unit, uint32_t dst, uint32_t bar) {
+                    if (mix24_tile_has_lists<WGS, BM>(a)) /* from the launch before, as X */
+                        ptx_copy_box(dst, &a.lists, unit * (PATCH_LIST_BYTES / 8),
+                                     s.row_tile * 4 * WGS, bar);
+                });
     } else {
-        ptx_registers_more<tile_registers(
-            WGS, QT_MIX24_TILE_OTHERS, MIX24_TILE_COPY_REGISTERS + MIX24_TILE_OUTLIER_REGISTERS)>();
+        ptx_registers_more<tile_registers(WGS, mix24_tile_others(BM),
+                                          TILE_COPY_REGISTERS +
+                                              (SUMS ? (int)MIX24_TILE_OUTLIER_REGISTERS : 0))>();
         ptx_launch_dependents();
         ptx_named_barrier(TILE_START, WGS * 128 + 32);
         tile_multiply_all<WGS, BM>(a, r, mix24_tile_work<WGS, BM>{a, 0});

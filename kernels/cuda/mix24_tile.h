@@ -5,23 +5,40 @@
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/tile.h"
 
-/* The kernels there are: X(warpgroups, tokens, microseconds of struct qt_tile_kind). */
+/* The kernels there are: X(warpgroups that multiply, tokens, microseconds of struct qt_tile_kind
+ * without outliers, with them). */
 #define QT_MIX24_TILE_TABLE(X)                                                                     \
-    X(2, 32, .25f)                                                                                 \
-    X(2, 64, .30f)                                                                                 \
-    X(3, 64, .42f)                                                                                 \
-    X(2, 128, .45f)                                                                                \
-    X(3, 128, .66f)
-enum { QT_MIX24_TILE_KINDS = 5 };
+    X(2, 32, .225f, .270f)                                                                         \
+    X(2, 64, .270f, .320f)                                                                         \
+    X(3, 64, .380f, .530f)                                                                         \
+    X(2, 128, .400f, .480f)                                                                        \
+    X(3, 128, .600f, .720f)                                                                        \
+    X(2, 256, .720f, .800f)
+enum { QT_MIX24_TILE_KINDS = 6 };
 
-/* Of the warpgroups of a block the last two do not multiply: one copies, one adds up outliers. */
-enum { QT_MIX24_TILE_OTHERS = 2, QT_MIX24_TILE_OUTLIER_WARPS = 4, QT_MIX24_TILE_CHUNK = 16 };
+/*
+ * Outliers of tiles of few tokens are added up by a warpgroup of their own
+ * (mix24_tile_outliers.cuh), T tokens at a time; those of others become part of the operands
+ * (mix24_patch.cuh). Measured: docs/kernels_mix24.md.
+ */
+static __host__ __device__ constexpr bool qt_mix24_tile_sums(int tokens)
+{
+    return tokens < 128;
+}
+enum { QT_MIX24_TILE_T = 32 };
+
+/* K-steps whose products are started at a time: see qt_tile_steps. */
+static __host__ __device__ constexpr int qt_mix24_tile_steps(int warpgroups, int tokens)
+{
+    return warpgroups == 2 && tokens <= 128 ? 4 : 2;
+}
 
 struct qt_mix24_tile_args : qt_tile_base {
     CUtensorMap records[2]; /* of TWOs and FOURs: the stream as U64 [strips][bytes] */
+    int units, fours;       /* units of 128 columns, of which fours are FOUR */
+    CUtensorMap lists;      /* of outliers: U64 [strips][16 units], mix24_patch.cuh; or ... */
+    float *outlier_sums;    /* ... their sums: [blocks][2][tile rows][tile tokens] */
     qt_mix24_outliers outliers;
-    float *outlier_sums; /* [blocks][2][tile rows][tile tokens] */
-    int units, fours;    /* units of 128 columns, of which fours are FOUR */
 };
 
 /* Kernel number `kind` of QT_MIX24_TILE_TABLE; sm_90a. */

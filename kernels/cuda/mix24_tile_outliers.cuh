@@ -1,15 +1,23 @@
 /*
- * Outliers of the mix24 tile kernel: sums X S^T for the CSR matrix S, of a tile's rows and tokens,
- * by a warpgroup of their own while the others multiply. For the few tokens of the skinny kernel
- * lanes share the entries of a row; here they share its tokens, so that nothing is added between
- * lanes:
+ * Outliers of the mix24 tile kernel for tiles of few tokens: sums X S^T for the CSR matrix S, of a
+ * tile's rows and tokens, by a warpgroup of their own while the others multiply. Beside wgmma other
+ * instructions are what is scarce (docs/kernels.md), so 16 entries at a time are an mma for 8 rows
+ * and 16 tokens:
  *
- *   4 lanes a row, 8 tokens each; 8 rows a warp at a time; entries in batches of 12
+ *   D [tokens][8 rows] += A [tokens][16 entries] B [16 entries][8 rows]
  *
- * Columns of X are in memory as wholes, so an entry is a load of 16 bytes a lane. A batch of a row
- * is loaded by its lanes together and passed around. Entries that a row lacks are 0 times a column
- * of zeros, as loads under a condition wait for each other. Of a row with many entries the rest is
- * shared by the whole warp. Sums of a row are always added in the same order.
+ * Entries of neighbouring rows are one after the other, so a warp goes through those of 32 rows in
+ * CHUNKs of 16, which lie where they lie: one that has entries of two groups of 8 rows is taken for
+ * each. B has an entry's value in its row and zeros elsewhere. A are columns of X, which are in
+ * memory as wholes:
+ *
+ *   columns [packed column][tokens] --cp.async--> shared: 4 buffers of a warp [16 entries][T
+ * tokens]
+ *                                   --ldmatrix, transposed--> A
+ *
+ * Entries are loaded 64 at a time, two a lane, and passed around.
+ *
+ * Moves       entries once per T tokens, a column of T tokens for each (through L2); FP32 sums
  */
 #ifndef QT_CUDA_MIX24_TILE_OUTLIERS_CUH
 #define QT_CUDA_MIX24_TILE_OUTLIERS_CUH
@@ -17,144 +25,197 @@
 #include "kernels/cuda/mix24_outliers.cuh"
 
 enum {
-    ROW_LANES = 4,
-    ROW_BATCH = 12, /* entries */
-    ROW_LONG = 120, /* entries that a row has for its own lanes: whole batches */
-    LANE_TOKENS = 8,
-    ROW_TOKENS = ROW_LANES * LANE_TOKENS,
-    WARP_ROWS = 32 / ROW_LANES
+    OUTLIER_CHUNK = 16, /* entries */
+    OUTLIER_DEPTH = 4,  /* buffers of a warp; and chunks of a load of entries */
+    OUTLIER_GROUP = 8,  /* rows of an mma */
+    OUTLIER_ROWS = 32   /* of a warp at a time */
 };
 
-/* X of a lane's tokens: the panel's first column; in units of 16 bytes, from column to column, and
- * to the column of zeros. */
-struct row_columns {
-    const uint4 *x;
-    uint32_t pitch, zeros;
+static __host__ __device__ constexpr int outlier_buffer_bytes(int tokens)
+{
+    return OUTLIER_CHUNK * tokens * 2;
+}
+
+/* Entries 2 l and 2 l + 1 of 64 for lane l. */
+struct outlier_entries {
+    uint32_t cols, vals;
 };
 
-/* A lane's entries of a batch, as they are loaded: nothing waits for them yet. */
-typedef outlier_batch<ROW_BATCH / ROW_LANES> row_batch;
-
-static __device__ __forceinline__ row_batch row_batch_of(const qt_mix24_outliers &o, uint32_t at,
-                                                         uint32_t end)
+/* The 64 from `at` on, which is a multiple of 8. */
+static __device__ __forceinline__ outlier_entries outlier_entries_at(const qt_mix24_outliers &o,
+                                                                     uint32_t at, uint32_t end)
 {
-    return outlier_batch_of<ROW_BATCH / ROW_LANES>(o, at + threadIdx.x % ROW_LANES, end, ROW_LANES);
+    outlier_entries e = {0, 0};
+    at += threadIdx.x % 32 * 2;
+    if (at < end) {
+        e.cols = __ldg((const uint32_t *)(o.col + at));
+        e.vals = __ldg((const uint32_t *)(o.val + at));
+    }
+    return e;
 }
 
-/* sums += val * x[col]. */
-static __device__ __forceinline__ void row_add(float sums[LANE_TOKENS], const row_batch &b,
-                                               const row_columns &c)
-{
-    uint32_t at[ROW_BATCH / ROW_LANES];
-    float val[ROW_BATCH / ROW_LANES];
-    uint4 v[ROW_BATCH];
-#pragma unroll
-    for (int i = 0; i < ROW_BATCH / ROW_LANES; i++) {
-        at[i] = b.col[i] == ~0u ? c.zeros : b.col[i] * c.pitch;
-        val[i] = __half2float(__ushort_as_half((unsigned short)b.val[i]));
+/* A warp's way through the entries of 32 rows, for T tokens. Two lanes copy the column of an entry.
+ */
+template <int T> struct outlier_stream {
+    const __half *x; /* where the lane's part of the panel's column 0 is */
+    uint32_t column_pitch;
+    uint32_t base, end;       /* entries; base is a multiple of 8 */
+    uint32_t copy_to[T / 16]; /* its 16-byte pieces in buffer 0 ... */
+    uint32_t load_at[T / 16]; /* ... and A of 16 tokens */
+
+    /* A buffer has a line of 2 T bytes an entry; of its pieces those that ldmatrix reads at a time
+     * are to be in different banks. */
+    static __device__ __forceinline__ uint32_t piece_at(int entry, int piece)
+    {
+        const int turn = T == 64 ? entry % 8 : entry / 2 % 4;
+        return (uint32_t)(entry * (2 * T) + (piece ^ turn) * 16);
     }
+    __device__ __forceinline__ outlier_stream(const qt_mix24_outliers &o, uint32_t buffers,
+                                              int panel, int token0)
+    {
+        const int lane = (int)threadIdx.x % 32, first_piece = lane % 2 * (T / 16);
+        const int entry = lane % 8 + lane / 16 * 8; /* of which it gives ldmatrix the address */
+        column_pitch = (uint32_t)o.column_pitch;
+        x = o.columns + (size_t)panel * 65536 * o.column_pitch + token0 + first_piece * 8;
 #pragma unroll
-    for (int i = 0; i < ROW_BATCH; i++) /* past L1, which may have it from an earlier launch */
-        v[i] = __ldcg(c.x + __shfl_sync(~0u, at[i / ROW_LANES], i % ROW_LANES, ROW_LANES));
-#pragma unroll
-    for (int i = 0; i < ROW_BATCH; i++) {
-        const float f = __shfl_sync(~0u, val[i / ROW_LANES], i % ROW_LANES, ROW_LANES);
-        const uint32_t word[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float2 x = __half22float2(as_half2(word[j]));
-            sums[2 * j] = fmaf(f, x.x, sums[2 * j]);
-            sums[2 * j + 1] = fmaf(f, x.y, sums[2 * j + 1]);
+        for (int i = 0; i < T / 16; i++) {
+            copy_to[i] = buffers + piece_at(lane / 2, first_piece + i);
+            load_at[i] = buffers + piece_at(entry, 2 * i + lane / 8 % 2);
         }
     }
-}
-
-/* Entries behind the first ROW_LONG of the warp's rows. */
-static __device__ __forceinline__ void row_add_long(float sums[LANE_TOKENS],
-                                                    const qt_mix24_outliers &o, outlier_range r,
-                                                    const row_columns &c)
-{
-    const int lane = (int)threadIdx.x % 32;
-    const uint32_t rows = __ballot_sync(~0u, r.end > r.begin + ROW_LONG);
-#pragma unroll 1
-    for (int first = 0; first < 32; first += ROW_LANES) {
-        if (!(rows >> first & 1))
-            continue;
-        const uint32_t begin = __shfl_sync(~0u, r.begin, first) + ROW_LONG;
-        const uint32_t end = __shfl_sync(~0u, r.end, first);
-        float part[LANE_TOKENS] = {};
-#pragma unroll 1
-        for (uint32_t at = begin; at < end; at += WARP_ROWS * ROW_BATCH) {
-            const uint32_t mine = min(at + lane / ROW_LANES * ROW_BATCH, end);
-            row_add(part, row_batch_of(o, mine, end), c);
-        }
+    /* Starts copying the columns of a chunk; cols: of the 64 entries of which it is a quarter. */
+    __device__ __forceinline__ void copy(uint32_t chunk, uint32_t cols) const
+    {
+        const int entry = (int)threadIdx.x % 32 / 2;
+        const uint32_t two = __shfl_sync(~0u, cols, chunk % 4 * 8 + entry / 2);
+        const uint32_t col = entry % 2 ? two >> 16 : two & 0xffff;
+        const bool there = base + chunk * OUTLIER_CHUNK + entry < end;
+        const __half *src = x + (size_t)(there ? col : 0) * column_pitch;
+        const uint32_t buffer = chunk % OUTLIER_DEPTH * outlier_buffer_bytes(T);
+        asm volatile("" : "+l"(src)); /* computed once */
 #pragma unroll
-        for (int t = 0; t < LANE_TOKENS; t++) {
+        for (int i = 0; i < T / 16; i++)
+            ptx_copy_16_zero(copy_to[i] + buffer, src + i * 8, there ? 16 : 0);
+    }
+};
+
+/* The lane's rows of a group, as ranges of entries. */
+struct outlier_group {
+    uint32_t begin, length, end; /* of row g; the group's */
+};
+
+/* n: of the groups of the warp's rows, of which lane l has row l. */
+static __device__ __forceinline__ outlier_group outlier_group_of(uint32_t begin, uint32_t end,
+                                                                 int n)
+{
+    const int row = n * OUTLIER_GROUP + (int)threadIdx.x % 32 / 4;
+    outlier_group g;
+    g.begin = __shfl_sync(~0u, begin, row);
+    g.length = __shfl_sync(~0u, end, row) - g.begin;
+    g.end = __shfl_sync(~0u, end, n * OUTLIER_GROUP + OUTLIER_GROUP - 1);
+    return g;
+}
+
+/* Two values, of which those are kept whose entry is of the row; at: of the first, from its begin.
+ */
+static __device__ __forceinline__ uint32_t outlier_values(uint32_t two, uint32_t at,
+                                                          uint32_t length)
+{
+    return (at < length ? two & 0xffff : 0) | (at + 1 < length ? two & 0xffff0000 : 0);
+}
+
+/* Sums of 8 rows x T tokens, of which `tokens` are wanted: to[8][PITCH], or added to it. */
+template <int T, int PITCH>
+static __device__ __forceinline__ void outlier_store(float *to, int tokens, bool add,
+                                                     const float d[T / 16][4])
+{
+    const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+    to += 2 * t * PITCH + g;
+    if (add)
 #pragma unroll
-            for (int d = ROW_LANES; d < 32; d *= 2)
-                part[t] += __shfl_xor_sync(~0u, part[t], d);
-            sums[t] += lane / ROW_LANES * ROW_LANES == first ? part[t] : 0;
+        for (int i = 0; i < T / 4; i++) {
+            const int row = i % 2, token = i / 2 * 8;
+            if (token + g < tokens)
+                to[row * PITCH + token] += d[i / 4][i % 4];
         }
-    }
+    else
+#pragma unroll
+        for (int i = 0; i < T / 4; i++) {
+            const int row = i % 2, token = i / 2 * 8;
+            if (token + g < tokens)
+                to[row * PITCH + token] = d[i / 4][i % 4];
+        }
 }
 
-/* A row of each ROW_LANES lanes; b: its first batch. */
-static __device__ __forceinline__ void row_add_all(float sums[LANE_TOKENS],
-                                                   const qt_mix24_outliers &o, outlier_range r,
-                                                   row_batch b, const row_columns &c)
+/*
+ * 32 rows from `first` on, T tokens from token0 on. to: the first row's sums, PITCH floats from
+ * row to row. wait: for the launch that gathers X; what depends on weights alone is loaded before.
+ */
+template <int T, int PITCH>
+static __device__ __forceinline__ void outlier_panel(const qt_mix24_outliers &o, int panel,
+                                                     int first, int token0, int tokens,
+                                                     uint32_t buffers, float *to, bool wait)
 {
-    const int count = (int)(r.end - r.begin);
-    const int most = (int)__reduce_max_sync(~0u, (unsigned)min(count, (int)ROW_LONG));
-#pragma unroll 1
-    for (int at = 0; at < most; at += ROW_BATCH) {
-        const row_batch now = b;
-        b = row_batch_of(o, r.begin + at + ROW_BATCH, r.end);
-        row_add(sums, now, c);
+    const int lane = (int)threadIdx.x % 32, t = lane % 4;
+    const uint32_t *ptr = o.ptr + panel * o.pitch;
+    const uint32_t row_begin = __ldg(ptr + min(first + lane, o.n));
+    const uint32_t row_end = __ldg(ptr + min(first + lane + 1, o.n));
+    outlier_stream<T> s(o, buffers, panel, token0);
+    s.base = __shfl_sync(~0u, row_begin, 0) & ~7u;
+    s.end = __shfl_sync(~0u, row_end, 31);
+    const uint32_t chunks = (s.end - s.base + OUTLIER_CHUNK - 1) / OUTLIER_CHUNK;
+    outlier_entries now = outlier_entries_at(o, s.base, s.end);
+    outlier_entries next = outlier_entries_at(o, s.base + 64, s.end), then = {0, 0};
+    if (wait)
+        ptx_wait_previous();
+#pragma unroll
+    for (uint32_t c = 0; c < OUTLIER_DEPTH - 1; c++) {
+        if (c < chunks)
+            s.copy(c, now.cols);
+        ptx_copy_commit();
     }
-    if (__any_sync(~0u, count > ROW_LONG))
-        row_add_long(sums, o, r, c);
-}
-
-/* Rows `first` to first + rows - 1, ROW_TOKENS tokens from token0 on, of which `tokens` are wanted;
- * warp: of those that do this; to: the first row's sums, row_pitch floats from row to row. */
-static __device__ __forceinline__ void outlier_rows(const qt_mix24_outliers &o, int first, int rows,
-                                                    int token0, int tokens, int warp, float *to,
-                                                    int row_pitch)
-{
-    const int step = o.warps * WARP_ROWS, lane = (int)threadIdx.x % 32;
-    const int token = lane % ROW_LANES * LANE_TOKENS;
-    /* A lane without tokens does as the first one. */
-    const int mine = token < tokens ? token : 0;
-    row_columns c;
-    c.x = (const uint4 *)(o.columns + token0 + mine);
-    c.pitch = (uint32_t)o.column_pitch / LANE_TOKENS;
-    c.zeros = (uint32_t)o.zeros * c.pitch;
-    int row = warp * WARP_ROWS + lane / ROW_LANES;
-    outlier_range next = outlier_range_of(o, 0, first + row, row < rows);
-    row_batch next_batch = row_batch_of(o, next.begin, next.end);
+    int n = 0;
+    outlier_group group = outlier_group_of(row_begin, row_end, 0);
+    float d[T / 16][4] = {};
 #pragma unroll 1
-    for (; row < rows; row += step) { /* rows is a multiple of step */
-        float sums[LANE_TOKENS] = {};
-        row_columns here = c;
-        outlier_range r = next;
-        row_batch b = next_batch;
-        next = outlier_range_of(o, 0, first + row + step, row + step < rows);
-        for (int panel = 0;;) {
-            row_add_all(sums, o, r, b, here);
-            if (++panel >= o.panels)
+    for (uint32_t c = 0; c < chunks; c++) {
+        if (c % 4 == 0)
+            then = outlier_entries_at(o, s.base + c * OUTLIER_CHUNK + 128, s.end);
+        ptx_copy_wait<OUTLIER_DEPTH - 2>();
+        __syncwarp(); /* others' copies; and all have read the chunk before */
+        if (c + OUTLIER_DEPTH - 1 < chunks)
+            s.copy(c + OUTLIER_DEPTH - 1, c % 4 ? next.cols : now.cols);
+        ptx_copy_commit();
+        const uint32_t low = __shfl_sync(~0u, now.vals, c % 4 * 8 + t);
+        const uint32_t high = __shfl_sync(~0u, now.vals, c % 4 * 8 + 4 + t);
+        const uint32_t at = s.base + c * OUTLIER_CHUNK, buffer = c % OUTLIER_DEPTH;
+        for (;;) {
+            const uint32_t from = at + 2 * t - group.begin;
+            const uint32_t b0 = outlier_values(low, from, group.length);
+            const uint32_t b1 = outlier_values(high, from + 8, group.length);
+#pragma unroll
+            for (int m = 0; m < T / 16; m++) {
+                uint32_t a[4];
+                ptx_ldmatrix_x4_transposed(a, s.load_at[m] + buffer * outlier_buffer_bytes(T));
+                ptx_mma_f16(d[m], a, b0, b1);
+            }
+            if (group.end > at + OUTLIER_CHUNK)
                 break;
-            r = outlier_range_of(o, panel, first + row, true);
-            b = row_batch_of(o, r.begin, r.end);
-            here.x += (size_t)65536 * c.pitch;
-            here.zeros -= 65536 * c.pitch;
+            outlier_store<T, PITCH>(to + n * OUTLIER_GROUP * PITCH, tokens, panel > 0, d);
+#pragma unroll
+            for (int m = 0; m < T / 4; m++)
+                d[m / 4][m % 4] = 0;
+            if (++n == OUTLIER_ROWS / OUTLIER_GROUP)
+                break;
+            group = outlier_group_of(row_begin, row_end, n);
         }
-        next_batch = row_batch_of(o, next.begin, next.end);
-        float4 *at = (float4 *)(to + (size_t)row * row_pitch + token);
-        if (token < tokens) {
-            at[0] = make_float4(sums[0], sums[1], sums[2], sums[3]);
-            at[1] = make_float4(sums[4], sums[5], sums[6], sums[7]);
+        if (c % 4 == 3) {
+            now = next;
+            next = then;
         }
     }
+    for (; n < OUTLIER_ROWS / OUTLIER_GROUP; n++) /* there are no entries */
+        outlier_store<T, PITCH>(to + n * OUTLIER_GROUP * PITCH, tokens, panel > 0, d);
 }
 
 #endif

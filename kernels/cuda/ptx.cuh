@@ -37,6 +37,15 @@ PTX void ptx_ldmatrix_x4(uint32_t r[4], uint32_t addr)
                  : "r"(addr));
 }
 
+/* The same, each matrix transposed. */
+PTX void ptx_ldmatrix_x4_transposed(uint32_t r[4], uint32_t addr)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+
 /* From shared memory. */
 PTX uint4 ptx_load_16(uint32_t addr)
 {

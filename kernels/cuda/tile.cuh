@@ -197,7 +197,7 @@ template <class Format, int WGS, int BM, int C> struct tile_planes {
     __device__ __forceinline__ void meet() const
     {
     }
-    template <int N> __device__ __forceinline__ void add(float4[N], int, int, int) const
+    template <int N> __device__ __forceinline__ void add(float4[N], int, int) const
     {
     }
 };
@@ -212,12 +212,13 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
     const qt_ring r = tile_ring_open(a);
     if (warp >= WGS * 4) {
-        ptx_registers_fewer<24>();
+        ptx_registers_fewer<TILE_COPY_REGISTERS>();
         if (warp < WGS * 4 + 2)
-            tile_bring<WGS, BM, C>(a, r, warp == WGS * 4,
-                                   [&] { tile_copy_weights<Format, WGS, BM, C>(a, r); });
+            tile_bring<WGS, BM, C>(
+                a, r, warp == WGS * 4, [&] { tile_copy_weights<Format, WGS, BM, C>(a, r); },
+                [](const tile_segment &, int, uint32_t, uint32_t) {});
     } else {
-        ptx_registers_more<tile_registers(WGS, 1, 24)>();
+        ptx_registers_more<tile_registers(WGS)>();
         Format::fill_table(&a.decode, Format::TABLE_BYTES ? qt_lane_value(&a.decode) : __half(),
                            WGS * 128);
         ptx_launch_dependents();

@@ -26,9 +26,9 @@
  *
  * The template: WGS; BM; C; and Work, what differs, for the warps that multiply:
  *
- *     multiply(sums, ring, segment, strip)   products of a segment, for a strip of 16 rows
+ *     multiply(sums, ring, segment, strip)   products of a segment, for the warp's strip of 16 rows
  *     meet()                                 before the sums of a tile become results
- *     add<N>(v, row, token0, token)          v, as tile_store takes it, += what comes on top; token
+ *     add<N>(v, token0, token)               v, as tile_store takes it, += what comes on top; token
  *                                            is that of the tile, which begins at token0
  */
 #ifndef QT_CUDA_TILE_RING_CUH
@@ -141,8 +141,8 @@ static __device__ __forceinline__ tile_segment tile_segment_at(const qt_tile_bas
  * issues one after the other. Weights do not depend on the previous kernel; X does.
  */
 
-template <int BM, int C>
-static __device__ __forceinline__ void tile_copy_x(const qt_tile_base &a, qt_ring r)
+template <int BM, int C, class More>
+static __device__ __forceinline__ void tile_copy_x(const qt_tile_base &a, qt_ring r, More more)
 {
     if (a.dependent)
         ptx_wait_previous();
@@ -152,17 +152,19 @@ static __device__ __forceinline__ void tile_copy_x(const qt_tile_base &a, qt_rin
 #pragma unroll 1
         for (int k_stage = s.k0; k_stage < s.k1; k_stage++) {
             ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-            ptx_copy_box_3d(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes, &a.x, 0,
-                            s.token0, k_stage * C, r.full + 8 * r.stage);
+            const uint32_t dst = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes;
+            ptx_copy_box_3d(dst, &a.x, 0, s.token0, k_stage * C, r.full + 8 * r.stage);
+            more(s, k_stage, dst + BM * 128 * C, r.full + 8 * r.stage);
             qt_ring_next(&r, a.stages);
         }
     }
 }
 
-/* The two warps of which a lane each copies; the one for weights initialises the barriers. */
-template <int WGS, int BM, int C, class Copy>
+/* The two warps of which a lane each copies; the one for weights initialises the barriers. more:
+ * what else the other is to copy, behind X; its bytes count with the weights. */
+template <int WGS, int BM, int C, class Copy, class More>
 static __device__ __forceinline__ void tile_bring(const qt_tile_base &a, const qt_ring &r,
-                                                  bool weights, Copy copy)
+                                                  bool weights, Copy copy, More more)
 {
     if (weights && ptx_elect()) {
 #pragma unroll 1
@@ -183,7 +185,7 @@ static __device__ __forceinline__ void tile_bring(const qt_tile_base &a, const q
     } else {
         ptx_named_barrier(TILE_START_X, 64);
         if (ptx_elect())
-            tile_copy_x<BM, C>(a, r);
+            tile_copy_x<BM, C>(a, r, more);
     }
 }
 
@@ -359,7 +361,7 @@ static __device__ __forceinline__ void tile_finish_pair(const qt_tile_base &a, c
             v[j].z += rank ? high[2] : low[2];
             v[j].w += rank ? high[3] : low[3];
         }
-        work.template add<N>(v, row0, token0, (rank * HALF + j0) * 8);
+        work.template add<N>(v, token0, (rank * HALF + j0) * 8);
         tile_store<N>(a, v, row0, token0 + (rank * HALF + j0) * 8);
     }
 }
@@ -399,16 +401,19 @@ static __device__ __forceinline__ void tile_multiply_all(const qt_tile_base &a, 
             for (int j = 0; j < N; j++)
                 v[j] = make_float4(d.v[4 * (j0 + j)], d.v[4 * (j0 + j) + 1], d.v[4 * (j0 + j) + 2],
                                    d.v[4 * (j0 + j) + 3]);
-            work.template add<N>(v, strip * 16, s.token0, j0 * 8);
+            work.template add<N>(v, s.token0, j0 * 8);
             tile_store<N>(a, v, strip * 16, s.token0 + j0 * 8);
         }
     }
 }
 
-/* Registers of a multiplying thread, beside `others` warpgroups that keep other_registers a thread
+/* Registers of a multiplying thread, beside `others` warpgroups whose threads keep other_registers
  * together: what the launch bounds give the block is shared out anew. More than there are would
  * wait for ever. */
-static __host__ __device__ constexpr int tile_registers(int wgs, int others, int other_registers)
+enum { TILE_COPY_REGISTERS = 24 };
+
+static __host__ __device__ constexpr int tile_registers(int wgs, int others = 1,
+                                                        int other_registers = TILE_COPY_REGISTERS)
 {
     int all = 65536 / (128 * (wgs + others)) / 8 * 8 * (wgs + others);
     return (all - other_registers) / wgs / 8 * 8;

@@ -1,0 +1,164 @@
+/*
+ * Outliers of mix24 in the A operand of wgmma. The code of an outlier's place decodes to 0, so it
+ * is enough to write its value there, before the product: nothing depends on the number of tokens.
+ *
+ * A lane's fragments go through 4 KB of shared memory a warp and unit, only k-steps in which there
+ * are outliers:
+ *
+ *     byte   2048 b + 512 s + 16 lane + 4 i + 2 h    of register i, half h, step s of block b
+ *
+ * For each strip of 16 rows and unit there is a list of what to write where, made from the CSR in
+ * the launch that gathers X (mix24_gather.cu):
+ *
+ *     U32 [32]   [0]     bits 0 to 7: count, or PATCH_MANY; 8 to 15: steps 4 b + s that have some
+ *                [1...]  value << 16 | byte
+ *
+ * A list that is too long says so, and the warp looks for its outliers in the CSR itself.
+ */
+#ifndef QT_CUDA_MIX24_PATCH_CUH
+#define QT_CUDA_MIX24_PATCH_CUH
+
+#include "kernels/cuda/mix24.h"
+#include "kernels/cuda/ptx.cuh"
+
+enum {
+    PATCH_LIST = 32, /* words */
+    PATCH_LIST_BYTES = 4 * PATCH_LIST,
+    PATCH_MOST = PATCH_LIST - 1,
+    PATCH_MANY = 255,
+    PATCH_BLOCK_BYTES = 2048,
+    PATCH_STEP_BYTES = 512
+};
+
+/* Where packed column col of a unit is, of row 0..15 (pack/layout_mix24.h). */
+static __device__ __forceinline__ uint32_t patch_byte(int row, uint32_t col)
+{
+    const uint32_t b = col / 64, t = col / 16 % 4, s = col / 4 % 4, i = col / 2 % 2 * 2 + row / 8;
+    return b * PATCH_BLOCK_BYTES + s * PATCH_STEP_BYTES + (row % 8 * 4 + t) * 16 + i * 4 +
+           col % 2 * 2;
+}
+
+static __device__ __forceinline__ void patch_store_2(uint32_t addr, uint32_t v, bool wanted)
+{
+    asm volatile("{\n"
+                 ".reg .pred wanted;\n"
+                 "setp.ne.u32 wanted, %2, 0;\n"
+                 "@wanted st.shared.u16 [%0], %1;\n"
+                 "}" ::"r"(addr),
+                 "h"((uint16_t)v), "r"((uint32_t)wanted)
+                 : "memory");
+}
+
+/* 16 bytes of a fragment to shared memory and back, if `steps` has a bit of MASK; without a branch,
+ * behind which the compiler would take nothing to be the same in all lanes. */
+template <uint32_t MASK>
+static __device__ __forceinline__ void patch_store_16(uint32_t addr, const uint32_t v[4],
+                                                      uint32_t steps)
+{
+    asm volatile("{\n"
+                 ".reg .pred wanted;\n"
+                 ".reg .b32 bit;\n"
+                 "and.b32 bit, %5, %6;\n"
+                 "setp.ne.u32 wanted, bit, 0;\n"
+                 "@wanted st.shared.v4.u32 [%0], {%1,%2,%3,%4};\n"
+                 "}" ::"r"(addr),
+                 "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(steps), "n"(MASK)
+                 : "memory");
+}
+
+template <uint32_t MASK>
+static __device__ __forceinline__ void patch_load_16(uint32_t v[4], uint32_t addr, uint32_t steps)
+{
+    asm volatile("{\n"
+                 ".reg .pred wanted;\n"
+                 ".reg .b32 bit;\n"
+                 "and.b32 bit, %5, %6;\n"
+                 "setp.ne.u32 wanted, bit, 0;\n"
+                 "@wanted ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\n"
+                 "}"
+                 : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])
+                 : "r"(addr), "r"(steps), "n"(MASK)
+                 : "memory");
+}
+
+/* Of k-steps FIRST to FIRST + STEPS - 1 of a unit, those that have outliers; to at + 512 s. */
+template <int FIRST, int STEPS, int S = 0>
+static __device__ __forceinline__ void patch_store_steps(uint32_t at, uint32_t f[STEPS][4],
+                                                         uint32_t head)
+{
+    patch_store_16<0x100u << (FIRST + S)>(at + S * PATCH_STEP_BYTES, f[S], head);
+    if constexpr (S + 1 < STEPS)
+        patch_store_steps<FIRST, STEPS, S + 1>(at, f, head);
+}
+
+template <int FIRST, int STEPS, int S = 0>
+static __device__ __forceinline__ void patch_load_steps(uint32_t at, uint32_t f[STEPS][4],
+                                                        uint32_t head)
+{
+    patch_load_16<0x100u << (FIRST + S)>(f[S], at + S * PATCH_STEP_BYTES, head);
+    if constexpr (S + 1 < STEPS)
+        patch_load_steps<FIRST, STEPS, S + 1>(at, f, head);
+}
+
+/* From the CSR what a list would say of STEPS k-steps of a unit, from step `first` on. By the warp,
+ * two lanes a row. */
+template <int STEPS>
+static __device__ __forceinline__ void patch_from_csr(const qt_mix24_outliers &o, int unit,
+                                                      int row0, int first, uint32_t buffer)
+{
+    const int lane = (int)threadIdx.x % 32, row = row0 + lane / 2;
+    const uint32_t *ptr = o.ptr + (unit / 512) * o.pitch;
+    const uint32_t begin = (uint32_t)unit % 512 * QT_MIX24_UNIT_COLS; /* of the panel */
+    uint32_t low = row < o.n ? __ldg(ptr + row) : 0, high = row < o.n ? __ldg(ptr + row + 1) : 0;
+    const uint32_t last = high;
+    while (low < high) { /* the first entry from column `begin` on */
+        const uint32_t middle = low + (high - low) / 2;
+        if (__ldg(o.col + middle) < begin)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    for (uint32_t e = low + lane % 2; e < last; e += 2) {
+        const uint32_t col = __ldg(o.col + e) - begin;
+        if (col >= QT_MIX24_UNIT_COLS)
+            break;
+        const uint32_t byte = patch_byte(lane / 2, col) - (uint32_t)first * PATCH_STEP_BYTES;
+        patch_store_2(buffer + byte, __ldg(o.val + e), byte < STEPS * PATCH_STEP_BYTES);
+    }
+}
+
+/* A warp's list. */
+struct patch_list {
+    uint32_t head, word; /* the lane's; no byte of the unit where there is none */
+
+    __device__ __forceinline__ void load(uint32_t list)
+    {
+        const uint32_t lane = threadIdx.x % 32;
+        word = ptx_load_4(list + lane * 4);
+        head = __shfl_sync(~0u, word, 0);
+        word = lane - 1 < (head & 0xff) ? word : 0xffff;
+    }
+};
+
+/*
+ * Writes outliers into the fragments of k-steps FIRST to FIRST + STEPS - 1 of a unit (4 b + s).
+ * buffer: of the warp, where the first of them goes; row0: of the strip.
+ */
+template <int FIRST, int STEPS>
+static __device__ __forceinline__ void patch_fragments(uint32_t f[STEPS][4], uint32_t buffer,
+                                                       const patch_list &list, int unit, int row0,
+                                                       const qt_mix24_outliers &o)
+{
+    const uint32_t mine = buffer + threadIdx.x % 32 * 16;
+    const uint32_t byte = (list.word & 0xffff) - FIRST * PATCH_STEP_BYTES;
+    patch_store_steps<FIRST, STEPS>(mine, f, list.head);
+    __syncwarp();
+    if (__any_sync(~0u, (list.head & 0xff) == PATCH_MANY))
+        patch_from_csr<STEPS>(o, unit, row0, FIRST, buffer);
+    else
+        patch_store_2(buffer + byte, list.word >> 16, byte < STEPS * PATCH_STEP_BYTES);
+    __syncwarp();
+    patch_load_steps<FIRST, STEPS>(mine, f, list.head);
+}
+
+#endif
