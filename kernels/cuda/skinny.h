@@ -26,6 +26,7 @@ struct qt_skinny_base {
     int alias;       /* partial sums go where the stages were */
     int stages, stage_bytes, ring_at, sums_at, tail_at, barriers_at;
     int finish_tokens, finish_rows; /* from a thread's four outputs to its next */
+    uint32_t zero;                  /* 0, which the compiler does not know */
     int x_rows;                     /* of X in a stage: at most 8 MT, more than 8 MT - 8 */
 };
 

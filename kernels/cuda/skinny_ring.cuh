@@ -16,6 +16,11 @@
  * stages is a multiple of how many it steps over: then it has seen every earlier phase of a barrier
  * that it waits for, and cannot take the phase before last for the last.
  *
+ * A warp gives a stage back when the sums of its slot are known, not earlier: the assembler moves
+ * the arrival up to right behind the slot's last loads, which the copy engine then may overtake
+ * (scales of the next round, once in some thousand runs). So the address of the barrier depends on
+ * the sums.
+ *
  * At the end of a tile the WK partial sums of an output meet in shared memory and are added in
  * order.
  *
@@ -246,7 +251,7 @@ static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_base 
             work.slot(&sums, a.ring_at + r.stage * a.stage_bytes);
             __syncwarp();
             if (lane == 0)
-                ptx_barrier_arrive(r.empty + 8 * r.stage);
+                ptx_barrier_arrive(r.empty + 8 * r.stage + (qt_sums_bits(sums) & a.zero));
             skinny_ring_step(&r, step, a.stages);
             n += a.warps_k;
         }

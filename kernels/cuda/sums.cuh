@@ -3,6 +3,7 @@
 #define QT_CUDA_SUMS_CUH
 
 #include <cuda_fp16.h>
+#include <stdint.h>
 
 template <int MT, int STRIPS> struct qt_sums {
     float v[STRIPS][MT][4]; /* rows g, g + 8 x tokens 2t, 2t + 1 */
@@ -26,6 +27,19 @@ qt_sums_flush(qt_sums<MT, STRIPS> *total, qt_sums<MT, STRIPS> *sums,
                 sums->v[u][t][i] = 0;
             }
     }
+}
+
+/* Bits that are not known before all of the sums are. */
+template <int MT, int STRIPS>
+static __device__ __forceinline__ uint32_t qt_sums_bits(const qt_sums<MT, STRIPS> &sums)
+{
+    uint32_t bits = 0;
+#pragma unroll
+    for (int u = 0; u < STRIPS; u++)
+#pragma unroll
+        for (int t = 0; t < MT; t++)
+            bits |= __float_as_uint(sums.v[u][t][3]);
+    return bits;
 }
 
 /* Sums of a warp into shared memory, at `to`: [m][pitch] of which rows are the last. A pitch of 4

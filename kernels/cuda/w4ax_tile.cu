@@ -174,6 +174,19 @@ tile_flush(float total[RT][TOKENS / 2], const int sums[RT][TOKENS / 2], const un
     }
 }
 
+/* Bits that are not known before all that tile_flush reads has come: see skinny_ring.cuh. */
+template <int TOKENS, int RT>
+static __device__ __forceinline__ uint32_t tile_bits(const float total[RT][TOKENS / 2])
+{
+    uint32_t bits = 0;
+#pragma unroll
+    for (int r = 0; r < RT; r++)
+#pragma unroll
+        for (int j = 0; j < TOKENS / 8; j++)
+            bits |= __float_as_uint(total[r][4 * j + j % 2 * 3]);
+    return bits;
+}
+
 /* ---- results -----------------------------------------------------------------------------------
  */
 
@@ -456,8 +469,11 @@ static __device__ __forceinline__ void tile_consumer(const w4ax_args &a, const t
                 tile_flush<TOKENS, RT>(total, sums, now + T::SCALES_AT,
                                        (const float *)(now + T::X_SCALE_AT), strip, lane);
             __syncwarp();
-            if (lane == 0)
-                ptx_barrier_arrive(q.empty + stage * 16);
+            if (lane == 0) {
+                const uint32_t bits =
+                    SCALES == QT_W4AX_BLOCK ? tile_bits<TOKENS, RT>(total) & a.zero : 0;
+                ptx_barrier_arrive(q.empty + stage * 16 + bits);
+            }
             stage = next;
             parity = next_parity;
         }
