@@ -84,7 +84,8 @@ int qt_mix24_skinny_check(struct qt_matmul_plan *p, const struct qt_matmul_weigh
     const struct qt_matmul_plan first = chunk_of(p, 0);
     p->workspace_bytes = workspace_for(&first, w).bytes;
     const struct qt_skinny_room room = room_for(&a, w, c, first.m);
-    return qt_skinny_check_room(p, qt_skinny_layout(&a, c, &room, first.m), qt_mix24_strips(w));
+    return qt_skinny_check_room(p, qt_skinny_layout(&a, c, &room, first.m), qt_mix24_strips(w),
+                                true);
 }
 
 /* ---- run ---------------------------------------------------------------------------------------

@@ -59,7 +59,8 @@ static __device__ __forceinline__ outlier_entries outlier_entries_at(const qt_mi
 template <int T> struct outlier_stream {
     const __half *x; /* where the lane's part of the panel's column 0 is */
     uint32_t column_pitch;
-    uint32_t base, end;       /* entries; base is a multiple of 8 */
+    uint32_t base;            /* where chunks begin: a multiple of 8 ... */
+    uint32_t begin, end;      /* ... and its entries; those before are perhaps of another panel */
     uint32_t copy_to[T / 16]; /* its 16-byte pieces in buffer 0 ... */
     uint32_t load_at[T / 16]; /* ... and A of 16 tokens */
 
@@ -89,7 +90,7 @@ template <int T> struct outlier_stream {
         const int entry = (int)threadIdx.x % 32 / 2;
         const uint32_t two = __shfl_sync(~0u, cols, chunk % 4 * 8 + entry / 2);
         const uint32_t col = entry % 2 ? two >> 16 : two & 0xffff;
-        const bool there = base + chunk * OUTLIER_CHUNK + entry < end;
+        const bool there = base + chunk * OUTLIER_CHUNK + entry - begin < end - begin;
         const __half *src = x + (size_t)(there ? col : 0) * column_pitch;
         const uint32_t buffer = chunk % OUTLIER_DEPTH * outlier_buffer_bytes(T);
         asm volatile("" : "+l"(src)); /* computed once */
@@ -161,7 +162,8 @@ static __device__ __forceinline__ void outlier_panel(const qt_mix24_outliers &o,
     const uint32_t row_begin = __ldg(ptr + min(first + lane, o.n));
     const uint32_t row_end = __ldg(ptr + min(first + lane + 1, o.n));
     outlier_stream<T> s(o, buffers, panel, token0);
-    s.base = __shfl_sync(~0u, row_begin, 0) & ~7u;
+    s.begin = __shfl_sync(~0u, row_begin, 0);
+    s.base = s.begin & ~7u;
     s.end = __shfl_sync(~0u, row_end, 31);
     const uint32_t chunks = (s.end - s.base + OUTLIER_CHUNK - 1) / OUTLIER_CHUNK;
     outlier_entries now = outlier_entries_at(o, s.base, s.end);

@@ -88,8 +88,9 @@ int qt_skinny_depth(const struct qt_matmul_plan *p, const struct qt_matmul_confi
                     const struct qt_skinny_room *room);
 /* Checks all of p->config but that there is a kernel. */
 int qt_skinny_check_config(struct qt_matmul_plan *p, int strips);
-/* Sets what follows from the shared memory that is wanted. */
-int qt_skinny_check_room(struct qt_matmul_plan *p, size_t bytes, int strips);
+/* Sets what follows from the shared memory that is wanted. dependent: the kernel may be launched
+ * before the one before it has ended. */
+int qt_skinny_check_room(struct qt_matmul_plan *p, size_t bytes, int strips, bool dependent);
 /* Of a, what follows from the plan but for X. */
 void qt_skinny_fill(struct qt_skinny_base *a, const struct qt_matmul_plan *p, int strips,
                     size_t blocks, void *y);

@@ -176,14 +176,14 @@ int qt_skinny_check_config(struct qt_matmul_plan *p, int strips)
     return QT_MATMUL_OK;
 }
 
-int qt_skinny_check_room(struct qt_matmul_plan *p, size_t bytes, int strips)
+int qt_skinny_check_room(struct qt_matmul_plan *p, size_t bytes, int strips, bool dependent)
 {
     p->smem_bytes = bytes;
     if (p->smem_bytes > (size_t)p->smem_limit)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%zu bytes of shared memory, the device has %d",
                          p->smem_bytes, p->smem_limit);
     /* As for the stream kernel: no SM should get two blocks of a dependent launch. */
-    if (p->options.dependent_launch && p->smem_bytes <= (size_t)p->smem_limit / 2)
+    if (dependent && p->smem_bytes <= (size_t)p->smem_limit / 2)
         p->smem_bytes = (size_t)p->smem_limit / 2 + 1024;
     p->grid_x = (int)ceil_div((size_t)strips, (size_t)p->config.strips_cta);
     p->grid_y = 1;
@@ -206,7 +206,8 @@ int qt_skinny_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     const struct qt_skinny_room room = room_for(&a, s, c, chunk_tokens(p));
     size_t prepared = qt_prepare_bytes(p);
     p->workspace_bytes = prepared ? QT_MATMUL_WORKSPACE_ZEROED + prepared : 0;
-    return qt_skinny_check_room(p, qt_skinny_layout(&a, c, &room, chunk_tokens(p)), s->strips);
+    return qt_skinny_check_room(p, qt_skinny_layout(&a, c, &room, chunk_tokens(p)), s->strips,
+                                p->options.dependent_launch || qt_prepare_needed(p));
 }
 
 /* ---- run ---------------------------------------------------------------------------------------

@@ -186,6 +186,40 @@ static void test_large(const char *scheme)
     }
 }
 
+/* Many runs of a ring that goes round more than once: a stage that is given back too early shows
+ * once in some hundred. */
+static void test_ring(const char *scheme)
+{
+    enum { RUNS = 3000, M = 13 };
+    struct qt_matmul_config c = {.path = QT_MATMUL_SKINNY,
+                                 .token_tiles = 2,
+                                 .strips = 2,
+                                 .warps = 16,
+                                 .warps_k = 8,
+                                 .strips_cta = 8,
+                                 .splits = 1,
+                                 .depth = 8,
+                                 .parts = 1};
+    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16};
+    struct qt_matmul_plan plan;
+    struct matrix m;
+    int differ = 0;
+    char what[160];
+    matrix_new(&m, scheme, 4096, 4096, 0.02f);
+    random_x(pool.x, M * m.weight.k, 0);
+    bool good = qt_matmul_plan(&plan, &m.weight, M, &opt) == QT_MATMUL_OK;
+    plan.config = c;
+    good = good && qt_matmul_plan_check(&plan, &m.weight) == QT_MATMUL_OK &&
+           guarded_run(&plan, &m.weight, pool.x, 0);
+    for (int i = 0; i < RUNS && good; i++) {
+        good = guarded_run(&plan, &m.weight, pool.x, 1);
+        differ += !outputs_equal(M * m.weight.n);
+    }
+    snprintf(what, sizeof what, "%s: %d of %d runs differ", scheme, differ, RUNS);
+    result(good && differ == 0, what);
+    matrix_free(&m);
+}
+
 /* Weights so small that scales need a common power of two. */
 static void test_scale_exp2(const char *scheme)
 {
@@ -226,6 +260,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < COUNT(main_schemes) && !quick; i++) {
         test_large(main_schemes[i]);
         test_scale_exp2(main_schemes[i]);
+        test_ring(main_schemes[i]);
     }
     return check_matmul_end();
 }
