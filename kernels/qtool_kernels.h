@@ -39,8 +39,9 @@ enum qt_matmul_kind {
 enum qt_matmul_dtype { QT_MATMUL_F16, QT_MATMUL_BF16 };
 
 /*
- * What only MIX24 has (pack/layout_mix24.h). A unit is 128 packed columns of groups of one kind;
- * columns of outliers are packed ones.
+ * What only MIX24 has (pack/layout_mix24.h). A unit is 128 packed columns of groups of one kind.
+ * Columns of outliers are packed ones, ascending in a row, and of 2-bit groups, whose codes there
+ * decode to 0: kernels may add an outlier to the weight or put it in its place.
  */
 enum { QT_MATMUL_MIX24_TWO = 624, QT_MATMUL_MIX24_FOUR = 1168 }; /* bytes of a unit in 16 rows */
 struct qt_matmul_mix24 {
