@@ -12,7 +12,6 @@ enum {
     MAX_CLUSTER = 8,
     CHOSEN_CLUSTER = 2, /* larger ones were slower wherever it was measured */
     MAX_DEPTH = 4,
-    PANEL_UNITS = 65536 / QT_MIX24_UNIT_COLS,
 };
 
 /* ---- what a matrix is --------------------------------------------------------------------------
@@ -105,7 +104,7 @@ static size_t layout(struct qt_mix24_args *a, const struct qt_matmul_weight *w,
     enum { OUTLIER = 2 * 4 }; /* bytes, of two passes */
     size_t at, rows = pass_rows(c), window = window_wanted(w, c);
     a->units = qt_mix24_units(w);
-    a->panels = (int)ceil_div((size_t)a->units, PANEL_UNITS);
+    a->panels = (int)ceil_div((size_t)a->units, QT_MIX24_PANEL_UNITS);
     a->split_units = (int)ceil_div(part_units(w, c), (size_t)c->splits);
     a->x_pitch = a->split_units * MIX24_UNIT_BYTES + 16;
     at = (size_t)a->x_pitch * m;

@@ -6,7 +6,8 @@
 
 #include <cuda_fp16.h>
 
-enum { QT_MIX24_UNIT_COLS = 128 };
+/* PANEL: what a part of the CSR is for, 64 Ki columns. */
+enum { QT_MIX24_UNIT_COLS = 128, QT_MIX24_PANEL_UNITS = 65536 / QT_MIX24_UNIT_COLS };
 
 static inline int qt_mix24_units(const struct qt_matmul_weight *w)
 {
@@ -42,13 +43,12 @@ struct qt_mix24_outliers {
 
 static inline struct qt_mix24_outliers qt_mix24_outliers_of(const struct qt_matmul_weight *w)
 {
-    enum { PANEL_UNITS = 65536 / QT_MIX24_UNIT_COLS };
     struct qt_mix24_outliers o = {};
     o.ptr = (const uint32_t *)w->mix24.csr_ptr;
     o.col = (const uint16_t *)w->mix24.csr_col;
     o.val = (const uint16_t *)w->mix24.csr_val;
     o.pitch = qt_mix24_csr_rows(w) + 1;
-    o.panels = (int)ceil_div((size_t)qt_mix24_units(w), PANEL_UNITS);
+    o.panels = (int)ceil_div((size_t)qt_mix24_units(w), QT_MIX24_PANEL_UNITS);
     o.n = (int)w->n;
     return o;
 }
@@ -78,11 +78,12 @@ struct qt_mix24_gathered {
     bool for_wgmma;      /* rows are ordered so that a lane's four columns of a k-step become its
                             part of a wgmma */
     uint32_t *lists;     /* [strips][units][32] or NULL: outliers, as mix24_patch.cuh wants them */
+    void *prepared;      /* X as qt_prepare_run leaves it; BF16 */
 };
 
-/* x: F16 [m][pitch]. */
+/* From x [m][k], by one launch, or two: BF16 is prepared first, which sets *token_factor. */
 int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
-                    const struct qt_mix24_gathered *to, const void *x, size_t pitch, bool dependent,
+                    const struct qt_mix24_gathered *to, const void *x, const float **token_factor,
                     void *stream);
 
 /* Kernel instances as host addresses: token_tiles 1, 2, 4; strips 1, 2, 4; depth 2..4. NULL if

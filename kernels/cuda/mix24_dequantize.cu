@@ -181,7 +181,7 @@ int qt_mix24_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_mat
     a.k = (int)w->k;
     a.units = (int)(m->twos + m->fours);
     a.fours = (int)m->fours;
-    a.panels = (a.units + 511) / 512;
+    a.panels = (int)ceil_div((size_t)a.units, QT_MIX24_PANEL_UNITS);
     a.pitch = m->twos * mix24_record<false>::BYTES + m->fours * mix24_record<true>::BYTES;
     a.csr_pitch = (m->csr_rows ? m->csr_rows : w->n) + 1;
     a.factor = ldexpf(1, w->scale_exp2);

@@ -1,7 +1,6 @@
 /*
- * X for the skinny and tile mix24 kernels, in packed order for the copy engine. With outliers, for
- * the skinny kernel also X by columns, for the tile kernel lists of what is where
- * (mix24_patch.cuh).
+ * X for the skinny and tile mix24 kernels, in packed order for the copy engine. With outliers also
+ * X by columns, or lists of what is where (mix24_patch.cuh).
  *
  *   grid      (unit, 8 MT tokens): a thread a packed column; slots without a group, and channels
  *             beyond k, become zero. Behind the units, for lists: a warp a strip of 16 rows
@@ -11,7 +10,7 @@
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/mix24_patch.cuh"
 
-enum { THREADS = QT_MIX24_UNIT_COLS, PANEL_UNITS = 512, WARPS = THREADS / 32 };
+enum { THREADS = QT_MIX24_UNIT_COLS, PANEL_UNITS = QT_MIX24_PANEL_UNITS, WARPS = THREADS / 32 };
 
 struct gather_args {
     const uint16_t *x;    /* F16 [m][pitch] */
@@ -118,9 +117,15 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
-                    const struct qt_mix24_gathered *to, const void *x, size_t pitch, bool dependent,
+                    const struct qt_mix24_gathered *to, const void *x, const float **token_factor,
                     void *stream)
 {
+    const bool prepared = p->options.dtype == QT_MATMUL_BF16;
+    if (prepared) {
+        int rc = qt_prepare_run(p, &x, token_factor, to->prepared, stream);
+        if (rc != QT_MATMUL_OK)
+            return rc;
+    }
     struct qt_matmul_plan launch = *p;
     struct gather_args a = {};
     a.x = (const uint16_t *)x;
@@ -130,7 +135,7 @@ int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weigh
     a.column_pitch = to->column_pitch;
     a.lists = to->lists;
     a.outliers = qt_mix24_outliers_of(w);
-    a.pitch = pitch;
+    a.pitch = prepared ? round_up(p->k, QT_BLOCK_COLS) : p->k;
     a.m = (int)p->m;
     a.k = (int)p->k;
     a.cols = qt_mix24_units(w) * QT_MIX24_UNIT_COLS;
@@ -142,5 +147,5 @@ int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weigh
         launch.grid_x += (int)ceil_div((size_t)qt_mix24_strips(w), WARPS);
     launch.grid_y = (int)(to->column_pitch / (few ? 8 : 16));
     launch.smem_bytes = 0;
-    return qt_launch(&launch, &a, THREADS, dependent, stream);
+    return qt_launch(&launch, &a, THREADS, prepared || p->options.dependent_launch, stream);
 }

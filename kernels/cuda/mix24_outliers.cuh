@@ -1,7 +1,7 @@
 /*
  * Outliers of the skinny mix24 kernel: Y += X S^T for the CSR matrix S, by warps of their own while
- * the others multiply. Columns of X for 8 MT tokens lie together, so an entry is one or
- * two loads of 16 bytes for all of them.
+ * the others multiply. Columns of X for all tokens lie together, so an entry is one or two loads of
+ * 16 bytes for all of them.
  *
  *   8 lanes a row, 4 rows a warp at a time; entry e of a row to lane e % 8
  *

@@ -107,8 +107,9 @@ static __device__ __forceinline__ void patch_from_csr(const qt_mix24_outliers &o
                                                       int row0, int first, uint32_t buffer)
 {
     const int lane = (int)threadIdx.x % 32, row = row0 + lane / 2;
-    const uint32_t *ptr = o.ptr + (unit / 512) * o.pitch;
-    const uint32_t begin = (uint32_t)unit % 512 * QT_MIX24_UNIT_COLS; /* of the panel */
+    const uint32_t *ptr = o.ptr + (unit / QT_MIX24_PANEL_UNITS) * o.pitch;
+    const uint32_t begin =
+        (uint32_t)unit % QT_MIX24_PANEL_UNITS * QT_MIX24_UNIT_COLS; /* of the panel */
     uint32_t low = row < o.n ? __ldg(ptr + row) : 0, high = row < o.n ? __ldg(ptr + row + 1) : 0;
     const uint32_t last = high;
     while (low < high) { /* the first entry from column `begin` on */

@@ -116,26 +116,21 @@ static int run_chunk(const struct qt_matmul_plan *p, const struct qt_matmul_weig
 {
     struct qt_mix24_skinny_args a = {};
     const struct workspace at = workspace_for(p, w);
-    const bool prepared = p->options.dtype == QT_MATMUL_BF16;
     char *space = (char *)workspace;
-    size_t pitch = p->k;
     if (!p->kernel || w->n != p->n || w->k != p->k || !workspace || at.bytes > p->workspace_bytes)
         return QT_MATMUL_UNSUPPORTED;
     if (set_args(&a, p, w, y) > p->smem_bytes ||
         !qt_x_map(p, &a.x, space + at.rows, 2 * (size_t)a.units, a.x_rows, QT_SKINNY_BLOCKS) ||
         !qt_mix24_record_maps(p, a.records, w, a.tile_strips))
         return QT_MATMUL_UNSUPPORTED;
-    if (prepared) {
-        int rc = qt_prepare_run(p, &x, &a.token_factor, space + at.prepared, stream);
-        if (rc != QT_MATMUL_OK)
-            return rc;
-        pitch = round_up(p->k, QT_BLOCK_COLS);
-    }
     const struct qt_mix24_gathered to = {space + at.rows,
                                          a.outliers.ptr ? space + at.columns : NULL,
-                                         (size_t)p->config.token_tiles * 8, false, NULL};
+                                         (size_t)p->config.token_tiles * 8,
+                                         false,
+                                         NULL,
+                                         space + at.prepared};
     a.outliers.columns = (const __half *)to.columns;
-    int rc = qt_mix24_gather(p, w, &to, x, pitch, prepared || p->options.dependent_launch, stream);
+    int rc = qt_mix24_gather(p, w, &to, x, &a.token_factor, stream);
     if (rc != QT_MATMUL_OK)
         return rc;
     return qt_launch(p, &a, (p->config.warps + a.outliers.warps) * 32 + QT_SKINNY_COPIERS, true,

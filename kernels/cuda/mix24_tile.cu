@@ -106,9 +106,7 @@ int qt_mix24_tile_run(const struct qt_matmul_plan *p, const struct qt_matmul_wei
         workspace_for(p, w, &t).bytes > p->workspace_bytes)
         return QT_MATMUL_UNSUPPORTED;
     const struct workspace at = workspace_for(p, w, &t);
-    const bool prepared = p->options.dtype == QT_MATMUL_BF16;
     char *space = (char *)workspace;
-    size_t pitch = p->k;
     qt_tile_fill(&a, p, &t, y, workspace);
     a.units = qt_mix24_units(w);
     a.fours = (int)w->mix24.fours;
@@ -117,22 +115,20 @@ int qt_mix24_tile_run(const struct qt_matmul_plan *p, const struct qt_matmul_wei
     const bool sums = qt_mix24_tile_sums(k->tokens);
     a.outliers = qt_mix24_outliers_of(w);
     a.outlier_sums = (float *)(space + at.sums);
-    const struct qt_mix24_gathered to = {
-        space + at.rows, a.outliers.ptr && sums ? space + at.columns : NULL, column_pitch(p, k),
-        true, a.outliers.ptr && !sums ? (uint32_t *)(space + at.lists) : NULL};
+    const struct qt_mix24_gathered to = {space + at.rows,
+                                         a.outliers.ptr && sums ? space + at.columns : NULL,
+                                         column_pitch(p, k),
+                                         true,
+                                         a.outliers.ptr && !sums ? (uint32_t *)(space + at.lists)
+                                                                 : NULL,
+                                         space + at.prepared};
     a.outliers.columns = (const __half *)to.columns;
     a.outliers.column_pitch = to.column_pitch;
     if (!qt_x_map(p, &a.x, to.rows, (size_t)t.blocks, k->tokens, k->blocks) ||
         !qt_mix24_record_maps(p, a.records, w, 4 * k->warpgroups) ||
         (to.lists && !list_map(p, &a.lists, to.lists, t.strips, a.units, 4 * k->warpgroups)))
         return QT_MATMUL_UNSUPPORTED;
-    if (prepared) {
-        int rc = qt_prepare_run(p, &x, &a.token_factor, space + at.prepared, stream);
-        if (rc != QT_MATMUL_OK)
-            return rc;
-        pitch = round_up(p->k, QT_BLOCK_COLS);
-    }
-    int rc = qt_mix24_gather(p, w, &to, x, pitch, prepared || p->options.dependent_launch, stream);
+    int rc = qt_mix24_gather(p, w, &to, x, &a.token_factor, stream);
     if (rc != QT_MATMUL_OK)
         return rc;
     return qt_launch_clusters(p, &a, (k->warpgroups + (sums ? 2 : 1)) * 128, 1 + a.pairs, true,
