@@ -141,7 +141,7 @@ $(B)/libqtool_kernels.so: $(CUDA_OBJ) kernels/cuda/exports.map
 
 # Instructions of Hopper alone; other devices get the other kernels.
 $(patsubst %,$(B)/kernels/cuda/%.o,tile_group tile_fpx skinny_group skinny_fpx mix24_skinny_instances \
-    mix24_tile_instances w4ax_tile) $(B)/tests/gpu/bench_tensor.o: CUDA_ARCH := \
+    mix24_tile_instances w4ax_tile_instances) $(B)/tests/gpu/bench_tensor.o: CUDA_ARCH := \
     -gencode arch=compute_90a,code=sm_90a
 
 # C++ here is for templates: nothing of its run time is wanted by what links the library. (The

@@ -132,10 +132,11 @@ struct qt_w4ax_options {
  * qt_w4ax_plan_check. */
 struct qt_w4ax_config {
     enum qt_w4ax_kernel kernel;
-    int tokens;    /* per pass: 8, 16, 32 (STREAM), 16, 32, 64, 128 (TILE) */
+    int tokens;    /* per pass: 8, 16, 32 (STREAM); of a tile: 16, 32, 64, 128, 256 (TILE) */
+    int warps;     /* STREAM: 4 or 8; TILE: 8, 12 or 16, of 16 rows each */
     int strips;    /* STREAM: of 16 rows, at once: 2, 4, 8 */
-    int warps;     /* STREAM: 4 or 8 */
-    int cta_units; /* k-blocks of a row group that a block of threads does, one after another */
+    int cta_units; /* STREAM: k-blocks of a row group that a block of threads does */
+    int splits;    /* TILE: as in struct qt_matmul_config */
 };
 
 struct qt_w4ax_plan {
@@ -145,8 +146,9 @@ struct qt_w4ax_plan {
     struct qt_w4ax_options options;
     struct qt_w4ax_config config;
     int grid, smem_bytes;
-    int sms, smem_limit, cc; /* of the device */
-    char reason[160];        /* why not, when the status is not OK */
+    int sms, smem_limit, cc;    /* of the device */
+    char reason[160];           /* why not, when the status is not OK */
+    struct qt_matmul_plan tile; /* TILE: what its kernels share with those of qtool_kernels.h */
 };
 
 /* The workspace is 256-byte aligned; its first QT_MATMUL_WORKSPACE_ZEROED bytes are to be zero

@@ -172,13 +172,7 @@ int qt_matmul_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight
     int rc = path == QT_MATMUL_TILE     ? qt_tile_check(p, &s)
              : path == QT_MATMUL_SKINNY ? qt_skinny_check(p, &s)
                                         : qt_stream_check(p, &s);
-    if (rc != QT_MATMUL_OK)
-        return rc;
-    cudaError_t e =
-        cudaFuncSetAttribute(p->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p->smem_limit);
-    if (e != cudaSuccess)
-        return qt_refuse(p, QT_MATMUL_FAILED, "%s", cudaGetErrorString(e));
-    return QT_MATMUL_OK;
+    return rc == QT_MATMUL_OK ? qt_allow_smem(p) : rc;
 }
 
 /* About how long a kernel takes that reads the weights once for every `tokens` tokens. */
@@ -257,6 +251,14 @@ int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w,
 
 /* ---- run ---------------------------------------------------------------------------------------
  */
+
+int qt_allow_smem(struct qt_matmul_plan *p)
+{
+    cudaError_t e =
+        cudaFuncSetAttribute(p->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p->smem_limit);
+    return e == cudaSuccess ? QT_MATMUL_OK
+                            : qt_refuse(p, QT_MATMUL_FAILED, "%s", cudaGetErrorString(e));
+}
 
 int qt_launch_clusters(const struct qt_matmul_plan *p, void *args, int threads, int cluster,
                        bool dependent, void *stream)

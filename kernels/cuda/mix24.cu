@@ -300,13 +300,7 @@ int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight 
     int rc = path == QT_MATMUL_TILE     ? qt_mix24_tile_check(p, w)
              : path == QT_MATMUL_SKINNY ? qt_mix24_skinny_check(p, w)
                                         : check_stream(p, w);
-    if (rc != QT_MATMUL_OK)
-        return rc;
-    cudaError_t e =
-        cudaFuncSetAttribute(p->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p->smem_limit);
-    if (e != cudaSuccess)
-        return qt_refuse(p, QT_MATMUL_FAILED, "%s", cudaGetErrorString(e));
-    return QT_MATMUL_OK;
+    return rc == QT_MATMUL_OK ? qt_allow_smem(p) : rc;
 }
 
 int qt_mix24_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w, double *us)

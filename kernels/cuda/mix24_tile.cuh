@@ -263,6 +263,7 @@ static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_a
 
 /* For tile_multiply_all. */
 template <int WGS, int BM> struct mix24_tile_work {
+    typedef float sum;
     const qt_mix24_tile_args &a;
     int met; /* tiles */
 
@@ -277,8 +278,13 @@ template <int WGS, int BM> struct mix24_tile_work {
             ptx_named_barrier(TILE_MEET, WGS * 128 + 128);
         met++;
     }
-    template <int N> __device__ __forceinline__ void add(float4 v[N], int token0, int token) const
+    template <int N>
+    __device__ __forceinline__ void finish(float4 out[N], const float4 v[N], int, int token0,
+                                           int token) const
     {
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            out[j] = v[j];
         if (!qt_mix24_tile_sums(BM) || !a.outliers.ptr)
             return;
         const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16 + lane / 4;
@@ -289,11 +295,15 @@ template <int WGS, int BM> struct mix24_tile_work {
                 continue;
             const float2 low = __ldcg((const float2 *)(from + 8 * j));
             const float2 high = __ldcg((const float2 *)(from + 8 * j + 8 * BM));
-            v[j].x += low.x;
-            v[j].y += low.y;
-            v[j].z += high.x;
-            v[j].w += high.y;
+            out[j].x += low.x;
+            out[j].y += low.y;
+            out[j].z += high.x;
+            out[j].w += high.y;
         }
+    }
+    __device__ __forceinline__ static constexpr bool wide()
+    {
+        return false;
     }
 };
 

@@ -45,6 +45,8 @@ int qt_refuse(struct qt_matmul_plan *p, int status, const char *fmt, ...);
 /* The power of two that results are to be multiplied by. */
 float qt_result_factor(const struct qt_matmul_weight *w);
 struct qt_decode_args qt_decode_args_of(const struct qt_matmul_weight *w);
+/* Lets p->kernel have all the shared memory there is. */
+int qt_allow_smem(struct qt_matmul_plan *p);
 /* Launches p->kernel, in clusters of so many blocks along x. */
 int qt_launch_clusters(const struct qt_matmul_plan *p, void *args, int threads, int cluster,
                        bool dependent, void *stream);

@@ -54,6 +54,11 @@ PTX void ptx_cluster_send_16(uint32_t addr, float4 v, uint32_t barrier)
 #endif
 }
 
+PTX void ptx_cluster_send_16(uint32_t addr, int4 v, uint32_t barrier)
+{
+    ptx_cluster_send_16(addr, *(const float4 *)&v, barrier);
+}
+
 /* Until the phase of that parity is complete; what was sent to it is then seen. */
 PTX void ptx_barrier_wait_cluster(uint32_t barrier, uint32_t parity)
 {

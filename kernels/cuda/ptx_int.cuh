@@ -51,20 +51,6 @@ PTX void ptx_mma_s4(int d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 /* ---- compute capability 9.0a -------------------------------------------------------------------
  */
 
-/* One of the barrier's arrivals, once all cp.async copies of this thread so far have landed. */
-PTX void ptx_barrier_arrive_copied(uint32_t bar)
-{
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
-}
-
-/* Four 8x8 matrices of 16-bit values, transposed; lane l gives the address of row l % 8 of matrix
- * l / 8. */
-PTX void ptx_stmatrix_x4_trans(uint32_t addr, const uint32_t r[4])
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(addr),
-                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
-}
 /* Keeps uses of v behind the wait before, of which the compiler does not know that it writes v. */
 PTX void ptx_keep_behind(int &v)
 {
@@ -112,6 +98,16 @@ PTX_WGMMA_S8(128,
              "%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,"
              "%62,%63",
              "%64,%65,%66,%67", "%68", "%69", D64(0));
+PTX_WGMMA_S8(256,
+             "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
+             "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,"
+             "%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"
+             "%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,"
+             "%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,"
+             "%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,"
+             "%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,"
+             "%122,%123,%124,%125,%126,%127",
+             "%128,%129,%130,%131", "%132", "%133", D64(0), D64(64));
 
 #undef D4
 #undef D16

@@ -180,6 +180,7 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
 
 /* For tile_multiply_all. */
 template <class Format, int WGS, int BM, int C> struct tile_planes {
+    typedef float sum;
     const qt_tile_args &a;
 
     __device__ __forceinline__ void multiply(tile_sums<BM> *d, qt_ring *r, const tile_segment &s,
@@ -197,8 +198,16 @@ template <class Format, int WGS, int BM, int C> struct tile_planes {
     __device__ __forceinline__ void meet() const
     {
     }
-    template <int N> __device__ __forceinline__ void add(float4[N], int, int) const
+    template <int N>
+    __device__ __forceinline__ void finish(float4 out[N], const float4 v[N], int, int, int) const
     {
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            out[j] = v[j];
+    }
+    __device__ __forceinline__ static constexpr bool wide()
+    {
+        return false;
     }
 };
 

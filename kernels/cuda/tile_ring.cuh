@@ -26,10 +26,12 @@
  *
  * The template: WGS; BM; C; and Work, what differs, for the warps that multiply:
  *
+ *     sum                                    type of sums, float or int
  *     multiply(sums, ring, segment, strip)   products of a segment, for the warp's strip of 16 rows
  *     meet()                                 before the sums of a tile become results
- *     add<N>(v, token0, token)               v, as tile_store takes it, += what comes on top; token
- *                                            is that of the tile, which begins at token0
+ *     finish<N>(out, v, row0, token0, token) results, as tile_store takes them, of sums v; token is
+ *                                            that of the tile, which begins at token0
+ *     wide()                                 Y is FP32
  */
 #ifndef QT_CUDA_TILE_RING_CUH
 #define QT_CUDA_TILE_RING_CUH
@@ -192,9 +194,24 @@ static __device__ __forceinline__ void tile_bring(const qt_tile_base &a, const q
 /* ---- products ----------------------------------------------------------------------------------
  */
 
-template <int BM> struct tile_sums {
-    float v[BM / 2]; /* [tokens / 8][4]: rows g, g + 8 x tokens 2t, 2t + 1 */
+template <int BM, class sum_t = float> struct tile_sums {
+    sum_t v[BM / 2]; /* [tokens / 8][4]: rows g, g + 8 x tokens 2t, 2t + 1 */
 };
+
+/* Four of them. */
+template <class sum_t> struct tile_vector {
+    typedef float4 type;
+};
+template <> struct tile_vector<int> {
+    typedef int4 type;
+};
+template <class sum_t> using tile_four = typename tile_vector<sum_t>::type;
+
+template <class sum_t>
+static __device__ __forceinline__ tile_four<sum_t> tile_four_of(const sum_t v[4])
+{
+    return {v[0], v[1], v[2], v[3]};
+}
 
 /* Keeps the registers of products that may still be under way. */
 template <int STEPS> static __device__ __forceinline__ void tile_keep(const uint32_t f[STEPS][4])
@@ -254,30 +271,60 @@ static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const f
     }
 }
 
-/* Sums of a shared tile in the workspace: of each block, F32 [tokens / 8][warpgroups * 128][4]. */
-template <int WGS, int BM>
-static __device__ __forceinline__ float4 *tile_partial(const qt_tile_base &a, int block)
+/* The same of FP32, as they lie in the registers. */
+template <int N>
+static __device__ __forceinline__ void tile_store_wide(const qt_tile_base &a, const float4 v[N],
+                                                       int row0, int token0)
 {
-    return (float4 *)a.partial + (size_t)block * (BM / 8 * WGS * 128) + threadIdx.x;
+    const int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        const int token = token0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
+        const int row = row0 + lane / 4 + i / 2 % 2 * 8;
+        if (token < a.m && row < a.n)
+            ((float *)a.y)[(size_t)token * a.n + row] =
+                (&v[i / 4].x)[i % 4] * (a.token_factor ? a.token_factor[token] : 1) * a.factor;
+    }
 }
 
-template <int WGS, int BM>
-static __device__ __forceinline__ void tile_give(const qt_tile_base &a, const tile_sums<BM> &d)
+/* Of N x 8 tokens of a tile from `token` on: v, sums. */
+template <int N, class Work>
+static __device__ __forceinline__ void tile_results(const qt_tile_base &a, const Work &work,
+                                                    const tile_four<typename Work::sum> v[N],
+                                                    int row0, int token0, int token)
+{
+    float4 out[N];
+    work.template finish<N>(out, v, row0, token0, token);
+    if (work.wide())
+        tile_store_wide<N>(a, out, row0, token0 + token);
+    else
+        tile_store<N>(a, out, row0, token0 + token);
+}
+
+/* Sums of a shared tile in the workspace: of each block, [tokens / 8][warpgroups * 128][4]. */
+template <int WGS, int BM, class sum_t>
+static __device__ __forceinline__ tile_four<sum_t> *tile_partial(const qt_tile_base &a, int block)
+{
+    return (tile_four<sum_t> *)a.partial + (size_t)block * (BM / 8 * WGS * 128) + threadIdx.x;
+}
+
+template <int WGS, int BM, class sum_t>
+static __device__ __forceinline__ void tile_give(const qt_tile_base &a,
+                                                 const tile_sums<BM, sum_t> &d)
 {
     const int group = (int)threadIdx.x / 128;
-    float4 *out = tile_partial<WGS, BM>(a, (int)blockIdx.x);
+    tile_four<sum_t> *out = tile_partial<WGS, BM, sum_t>(a, (int)blockIdx.x);
 #pragma unroll
     for (int j = 0; j < BM / 8; j++)
-        __stcg(out + j * (WGS * 128),
-               make_float4(d.v[4 * j], d.v[4 * j + 1], d.v[4 * j + 2], d.v[4 * j + 3]));
+        __stcg(out + j * (WGS * 128), tile_four_of(d.v + 4 * j));
     ptx_named_barrier(TILE_WARPGROUP + group, 128);
     if (threadIdx.x % 128 == 0)
         ptx_store_release(a.ready + blockIdx.x * WGS + group, 1);
 }
 
 /* Adds what the blocks below have of the tile that this one began; `left` stages are missing. */
-template <int WGS, int BM>
-static __device__ __forceinline__ void tile_collect(const qt_tile_base &a, tile_sums<BM> *d,
+template <int WGS, int BM, class sum_t>
+static __device__ __forceinline__ void tile_collect(const qt_tile_base &a, tile_sums<BM, sum_t> *d,
                                                     int left)
 {
     const int group = (int)threadIdx.x / 128, range = (int)(gridDim.x - 1 - blockIdx.x);
@@ -297,20 +344,21 @@ static __device__ __forceinline__ void tile_collect(const qt_tile_base &a, tile_
     for (int i = 0; i < others; i += BLOCKS)
 #pragma unroll
         for (int j0 = 0; j0 < BM / 8; j0 += CHUNK) {
-            float4 v[BLOCKS][CHUNK];
+            tile_four<sum_t> v[BLOCKS][CHUNK];
 #pragma unroll
             for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
                 for (int j = 0; j < CHUNK; j++)
-                    v[b][j] = i + b < others
-                                  ? __ldcg(tile_partial<WGS, BM>(a, (int)blockIdx.x - 1 - i - b) +
-                                           (j0 + j) * (WGS * 128))
-                                  : make_float4(0, 0, 0, 0);
+                    v[b][j] =
+                        i + b < others
+                            ? __ldcg(tile_partial<WGS, BM, sum_t>(a, (int)blockIdx.x - 1 - i - b) +
+                                     (j0 + j) * (WGS * 128))
+                            : tile_four<sum_t>{0, 0, 0, 0};
 #pragma unroll
             for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
                 for (int j = 0; j < CHUNK; j++) {
-                    float *sums = d->v + 4 * (j0 + j);
+                    sum_t *sums = d->v + 4 * (j0 + j);
                     sums[0] += v[b][j].x;
                     sums[1] += v[b][j].y;
                     sums[2] += v[b][j].z;
@@ -327,9 +375,10 @@ static __device__ __forceinline__ void tile_collect(const qt_tile_base &a, tile_
  */
 template <int WGS, int BM, class Work>
 static __device__ __forceinline__ void tile_finish_pair(const qt_tile_base &a, const qt_ring &r,
-                                                        const tile_sums<BM> &d, const Work &work,
-                                                        int row0, int token0)
+                                                        const tile_sums<BM, typename Work::sum> &d,
+                                                        const Work &work, int row0, int token0)
 {
+    typedef typename Work::sum sum_t;
     const int HALF = BM / 16, rank = (int)blockIdx.x & 1; /* HALF: of 8 tokens */
     const uint32_t at = ptx_shared(qt_smem) + a.ring_at + threadIdx.x * 16;
     const uint32_t bar = r.full + 16 * a.stages;
@@ -340,29 +389,28 @@ static __device__ __forceinline__ void tile_finish_pair(const qt_tile_base &a, c
     ptx_cluster_wait();
 #pragma unroll
     for (int j = 0; j < HALF; j++) {
-        float v[4];
+        sum_t v[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
             v[i] = rank ? d.v[4 * j + i] : d.v[4 * (HALF + j) + i];
-        ptx_cluster_send_16(to + j * (WGS * 128 * 16), make_float4(v[0], v[1], v[2], v[3]), to_bar);
+        ptx_cluster_send_16(to + j * (WGS * 128 * 16), tile_four_of(v), to_bar);
     }
     ptx_barrier_wait(bar, 0);
     const int N = HALF < 4 ? HALF : 4;
 #pragma unroll
     for (int j0 = 0; j0 < HALF; j0 += N) {
-        float4 v[N];
+        tile_four<sum_t> v[N];
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            const float *low = d.v + 4 * (j0 + j), *high = low + 4 * HALF;
-            v[j] = *(const float4 *)(qt_smem + a.ring_at + threadIdx.x * 16 +
-                                     (j0 + j) * (WGS * 128 * 16));
+            const sum_t *low = d.v + 4 * (j0 + j), *high = low + 4 * HALF;
+            v[j] = *(const tile_four<sum_t> *)(qt_smem + a.ring_at + threadIdx.x * 16 +
+                                               (j0 + j) * (WGS * 128 * 16));
             v[j].x += rank ? high[0] : low[0];
             v[j].y += rank ? high[1] : low[1];
             v[j].z += rank ? high[2] : low[2];
             v[j].w += rank ? high[3] : low[3];
         }
-        work.template add<N>(v, token0, (rank * HALF + j0) * 8);
-        tile_store<N>(a, v, row0, token0 + (rank * HALF + j0) * 8);
+        tile_results<N>(a, work, v, row0, token0, (rank * HALF + j0) * 8);
     }
 }
 
@@ -379,7 +427,7 @@ static __device__ __forceinline__ void tile_multiply_all(const qt_tile_base &a, 
     for (int segment = 0; segment < segments; segment++) {
         const tile_segment s = tile_segment_at(a, segment, BM);
         const int strip = s.row_tile * 4 * WGS + warp;
-        tile_sums<BM> d = {};
+        tile_sums<BM, typename Work::sum> d = {};
         work.multiply(&d, &r, s, strip);
         if (a.pairs) { /* which have one tile */
             work.meet();
@@ -387,22 +435,20 @@ static __device__ __forceinline__ void tile_multiply_all(const qt_tile_base &a, 
             return;
         }
         if (s.k0 > 0) {
-            tile_give<WGS, BM>(a, d);
+            tile_give<WGS>(a, d);
             continue;
         }
         if (s.k1 < a.k_stages)
-            tile_collect<WGS, BM>(a, &d, a.k_stages - s.k1);
+            tile_collect<WGS>(a, &d, a.k_stages - s.k1);
         work.meet();
         const int N = BM / 8 < 4 ? BM / 8 : 4;
 #pragma unroll
         for (int j0 = 0; j0 < BM / 8; j0 += N) {
-            float4 v[N];
+            tile_four<typename Work::sum> v[N];
 #pragma unroll
             for (int j = 0; j < N; j++)
-                v[j] = make_float4(d.v[4 * (j0 + j)], d.v[4 * (j0 + j) + 1], d.v[4 * (j0 + j) + 2],
-                                   d.v[4 * (j0 + j) + 3]);
-            work.template add<N>(v, s.token0, j0 * 8);
-            tile_store<N>(a, v, strip * 16, s.token0 + j0 * 8);
+                v[j] = tile_four_of(d.v + 4 * (j0 + j));
+            tile_results<N>(a, work, v, strip * 16, s.token0, j0 * 8);
         }
     }
 }

@@ -22,9 +22,8 @@ struct w4ax_args {
     int token0, x_tokens; /* first token of these m, and how many X has */
     int blocks64;         /* blocks of 64 channels from strip to strip */
     int cta_units, groups;
-    float factor;  /* power of two on every result */
-    int output;    /* enum qt_w4ax_output */
-    uint32_t zero; /* 0, which the compiler does not know */
+    float factor; /* power of two on every result */
+    int output;   /* enum qt_w4ax_output */
 };
 
 /* ---- weights -----------------------------------------------------------------------------------

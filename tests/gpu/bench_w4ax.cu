@@ -3,9 +3,9 @@
  * activations, and the quantize kernel by itself, with cuBLAS FP16 and the read floor in the same
  * run. Weights are cold in L2 (see timing.cuh). What is planned is measured by `qtool bench`.
  *
- * usage: bench_w4ax [-s NxK[,NxK]] [-m M[,M]] [-g block,int,row] [-t] [-p] [-q]
- *   -t tries many configurations; -p packed activations for the stream kernel; -q the quantize
- * kernel
+ * usage: bench_w4ax [-s NxK[,NxK]] [-m M[,M]] [-g block,int,row] [-t [-a]] [-p] [-q]
+ *   -t tries many configurations and prints the best, -a all; -p packed activations for the stream
+ *   kernel; -q the quantize kernel
  */
 #include "kernels/qtool_w4ax.h"
 #include "tests/gpu/timing.cuh"
@@ -19,6 +19,7 @@ static struct timing timer;
 static void *x, *y, *workspace;
 static const size_t workspace_bytes = 256 << 20, x_bytes = (size_t)4096 * 32768 * 2;
 static bool packed_wanted, tuning;
+static size_t shown = 4; /* of the configurations tried */
 
 static std::vector<std::string> split(const char *text)
 {
@@ -101,12 +102,12 @@ static void report(const struct qt_w4ax_plan *p, double us, const struct copies 
                    const char *mark)
 {
     const struct qt_w4ax_config *f = &p->config;
-    printf("%s%s%s\t%zu\t%zu\t%zu\t%.2f\t%.2f\t%.0f\t%.2f\t%.0f\t%s t%d s%d w%d u%d\n",
+    printf("%s%s%s\t%zu\t%zu\t%zu\t%.2f\t%.2f\t%.0f\t%.2f\t%.0f\t%s t%d s%d w%d u%d x%d\n",
            scale_names[p->scales], p->options.packed ? " packed" : "", mark, p->n, p->k, p->m, us,
            c->floor_us, 100 * c->floor_us / us, blas / us,
            2e-6 * (double)p->m * (double)p->n * (double)p->k / us,
            f->kernel == QT_W4AX_TILE ? "tile" : "stream", f->tokens, f->strips, f->warps,
-           f->cta_units);
+           f->cta_units, f->splits);
     fflush(stdout);
 }
 
@@ -117,9 +118,9 @@ struct tried {
 
 /* Units of a block of threads: even shares of 1 to 4 rounds, or whole groups. */
 static void try_units(std::vector<tried> *all, struct qt_w4ax_plan p, const struct copies *c,
-                      const struct qt_w4ax_acts *acts, size_t group_rows, size_t token_tiles)
+                      const struct qt_w4ax_acts *acts, size_t group_rows)
 {
-    size_t kblocks = (p.k + 127) / 128, groups = (p.n + group_rows - 1) / group_rows * token_tiles;
+    size_t kblocks = (p.k + 127) / 128, groups = (p.n + group_rows - 1) / group_rows;
     std::vector<size_t> units;
     for (size_t per_sm = 1; per_sm <= 2; per_sm++)
         units.push_back((groups * kblocks + (size_t)p.sms * per_sm - 1) / ((size_t)p.sms * per_sm));
@@ -139,15 +140,13 @@ static void tune(struct qt_w4ax_plan p, const struct copies *c, const struct qt_
     std::vector<tried> all;
     int keep = timer.replays;
     timer.replays = 3;
-    if (!p.options.packed) {
+    for (int i = 0; i < 5 * 3 * 3 && !p.options.packed; i++) {
         p.config.kernel = QT_W4AX_TILE;
-        for (int tokens = 16; tokens <= 128; tokens *= 2) {
-            if (p.m > 2 * (size_t)tokens && tokens < 128)
-                continue;
-            p.config.tokens = tokens;
-            try_units(&all, p, c, acts, tokens == 128 && p.scales == QT_W4AX_BLOCK ? 128 : 256,
-                      (p.m + (size_t)tokens - 1) / (size_t)tokens);
-        }
+        p.config.tokens = 16 << i % 5;
+        p.config.warps = 8 + 4 * (i / 5 % 3);
+        p.config.splits = 1 + i / 15;
+        if (p.m * 2 > (size_t)p.config.tokens && qt_w4ax_plan_check(&p) == QT_MATMUL_OK)
+            all.push_back({time_plan(&p, c, acts), p});
     }
     if (p.m <= 32) {
         p.config.kernel = QT_W4AX_STREAM;
@@ -156,12 +155,12 @@ static void tune(struct qt_w4ax_plan p, const struct copies *c, const struct qt_
             for (int warps = 4; warps <= 8; warps *= 2) {
                 p.config.strips = strips;
                 p.config.warps = warps;
-                try_units(&all, p, c, acts, (size_t)strips * 16, 1);
+                try_units(&all, p, c, acts, (size_t)strips * 16);
             }
     }
     timer.replays = keep;
     std::sort(all.begin(), all.end(), [](const tried &a, const tried &b) { return a.us < b.us; });
-    for (size_t i = 0; i < all.size() && i < 4; i++)
+    for (size_t i = 0; i < all.size() && i < shown; i++)
         report(&all[i].plan, all[i].us, c, blas, "*");
 }
 
@@ -304,6 +303,7 @@ int main(int argc, char **argv)
         tuning |= o == 't';
         packed_wanted |= o == 'p';
         quantize |= o == 'q';
+        shown = o == 'a' ? 1000 : shown;
         if (o == 's' && i + 1 < argc)
             shapes = argv[++i];
         else if (o == 'm' && i + 1 < argc)

@@ -451,10 +451,10 @@ static void check_plan(const struct qt_w4ax_plan *p, const struct weight *w, con
     snprintf(
         what, sizeof what,
         "product scales %d m=%zu n=%zu k=%zu output %d %s%s tokens %d strips %d warps %d units "
-        "%d: %zu of %zu wrong%s%s",
+        "%d splits %d: %zu of %zu wrong%s%s",
         (int)p->scales, p->m, p->n, p->k, (int)p->options.output,
         c->kernel == QT_W4AX_TILE ? "tile" : "stream", p->options.packed ? " packed" : "",
-        c->tokens, c->strips, c->warps, c->cta_units, wrong, count, ran ? "" : " GUARDS",
+        c->tokens, c->strips, c->warps, c->cta_units, c->splits, wrong, count, ran ? "" : " GUARDS",
         equal ? "" : " NOT REPEATABLE");
     result(ran && equal && wrong == 0, what);
     free(y[0]);
@@ -486,12 +486,14 @@ static void check_product(enum qt_w4ax_scales scales, size_t m, size_t n, size_t
         result(false, plan.reason);
     for (int i = 0; i < 2 && rc == QT_MATMUL_OK; i++) {
         struct qt_w4ax_plan other = plan;
-        other.config.cta_units = 1 + (int)random_below(3 * l.kblocks);
         if (kernel == QT_W4AX_STREAM) {
+            other.config.cta_units = 1 + (int)random_below(3 * l.kblocks);
             other.config.strips = 2 << random_below(3);
             other.config.warps = 4 << random_below(2);
         } else {
-            other.config.tokens = 16 << random_below(4);
+            other.config.tokens = 16 << random_below(5);
+            other.config.warps = 8 + 4 * (int)random_below(3);
+            other.config.splits = 1 + (int)random_below(3);
         }
         if (qt_w4ax_plan_check(&other) == QT_MATMUL_OK)
             check_plan(&other, &w, &a, want, size, ones);

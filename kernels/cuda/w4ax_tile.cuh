@@ -1,0 +1,247 @@
+/*
+ * The tile kernel (tile_ring.cuh) of 4-bit integer weights: wgmma of signed bytes, weights as A
+ * operand in registers.
+ *
+ *   stage    [ X: tokens x 128 bytes | scales of tokens | codes of the strips | their scales ]
+ *            of a block of 128 channels; X as who quantized it has arranged it for wgmma
+ *
+ *   codes -- shift, mask --> A registers --\
+ *   X ------------------------------------- wgmma m64nNk32 --> INT32
+ *     BLOCK     at the end of each block INT32 * scale of row * scale of token --> FP32, while the
+ *               other warpgroups multiply
+ *     INT, ROW  INT32 to the end, the block's integer multiplied into the codes
+ *
+ * Requires    compute capability 9.0; blocks of X not packed
+ * Moves       codes and scales once per BM tokens, X once per 64 WGS rows (through L2), Y once
+ * Oracle      as the stream kernel
+ */
+#ifndef QT_CUDA_W4AX_TILE_CUH
+#define QT_CUDA_W4AX_TILE_CUH
+
+#include "kernels/cuda/tile_ring.cuh"
+#include "kernels/cuda/w4ax.cuh"
+#include "kernels/cuda/w4ax_tile.h"
+
+/* Where things are in a stage. */
+template <enum qt_w4ax_scales SCALES, int WGS, int BM> struct w4ax_stage {
+    enum {
+        TOKEN_SCALES_AT = BM * 128,
+        CODES_AT = TOKEN_SCALES_AT + qt_w4ax_token_bytes(SCALES, BM),
+        SCALES_AT = CODES_AT + 4 * WGS * QT_W4AX_STRIP_BYTES,
+        SCALE_BYTES = qt_w4ax_scale_bytes(SCALES)
+    };
+};
+
+/* ---- copies ------------------------------------------------------------------------------------
+ */
+
+template <enum qt_w4ax_scales SCALES, int WGS, int BM>
+static __device__ __forceinline__ void w4ax_tile_copy_weights(const qt_w4ax_tile_args &a, qt_ring r)
+{
+    typedef w4ax_stage<SCALES, WGS, BM> stage;
+#pragma unroll 1
+    for (int segment = 0; segment < tile_segments(a); segment++) {
+        const tile_segment s = tile_segment_at(a, segment, BM);
+        const int strip = s.row_tile * 4 * WGS;
+#pragma unroll 1
+        for (int block = s.k0; block < s.k1; block++) {
+            const uint32_t bar = r.full + 8 * r.stage;
+            const uint32_t dst = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes;
+            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
+            ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
+            ptx_copy_box(dst + stage::CODES_AT, &a.codes, block * (QT_W4AX_STRIP_BYTES / 8), strip,
+                         bar);
+            if (stage::SCALE_BYTES)
+                ptx_copy_box(dst + stage::SCALES_AT, &a.scales, block * (stage::SCALE_BYTES / 8),
+                             strip, bar);
+            qt_ring_next(&r, a.stages);
+        }
+    }
+}
+
+/* ---- products ----------------------------------------------------------------------------------
+ */
+
+/* What a lane has of a block of channels: words of two k-steps each, integer scales of its rows. */
+template <enum qt_w4ax_scales SCALES> struct w4ax_tile_words {
+    uint32_t w[8];
+    uint32_t scale;
+
+    /* at: the warp's strip. */
+    __device__ __forceinline__ void load(const unsigned char *codes, const unsigned char *scales)
+    {
+        const int lane = (int)threadIdx.x % 32;
+        *(uint4 *)w = *(const uint4 *)(codes + lane * 16);
+        *(uint4 *)(w + 4) = *(const uint4 *)(codes + 512 + lane * 16);
+        if (SCALES == QT_W4AX_INT)
+            scale = *(const uint16_t *)(scales + lane / 4 * 2);
+    }
+    /* A operands of the four k-steps; here, and not between the products. */
+    __device__ __forceinline__ void unpack(uint32_t frag[4][4]) const
+    {
+        if (SCALES == QT_W4AX_INT) {
+            const w4ax_int_scale q = w4ax_int_scale_of(scale);
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                w4ax_unpack_int(frag[k], w[2 * k], w[2 * k + 1], q);
+        } else {
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                w4ax_unpack(frag[k], w[2 * k], w[2 * k + 1]);
+        }
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            asm volatile("" : "+r"(frag[i / 4][i % 4]));
+    }
+};
+
+/* total += sums * scales of rows * scales of tokens */
+template <int BM>
+static __device__ __forceinline__ void w4ax_tile_scale(float total[BM / 2], const int sums[BM / 2],
+                                                       const unsigned char *row_scales,
+                                                       const unsigned char *token_scales)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const float2 w = __half22float2(*(const __half2 *)(row_scales + lane / 4 * 4));
+#pragma unroll
+    for (int j = 0; j < BM / 8; j++) {
+        const float2 x = *(const float2 *)(token_scales + (j * 8 + lane % 4 * 2) * 4);
+        total[4 * j] += (float)sums[4 * j] * (w.x * x.x);
+        total[4 * j + 1] += (float)sums[4 * j + 1] * (w.x * x.y);
+        total[4 * j + 2] += (float)sums[4 * j + 2] * (w.y * x.x);
+        total[4 * j + 3] += (float)sums[4 * j + 3] * (w.y * x.y);
+    }
+}
+
+/*
+ * Products of a tile over blocks [begin, end).
+ *
+ * Operands are written when the products that read the former ones have ended: the assembler takes
+ * the registers of products under way for free. A stage is given back one later (docs/kernels.md).
+ */
+template <enum qt_w4ax_scales SCALES, int WGS, int BM>
+static __device__ __forceinline__ void
+w4ax_tile_accumulate(typename w4ax_sum<SCALES>::type d[BM / 2], const qt_w4ax_tile_args &a,
+                     qt_ring *r, int begin, int end)
+{
+    typedef w4ax_stage<SCALES, WGS, BM> stage;
+    const bool speaks = threadIdx.x % 32 == 0;
+    const int warp = (int)threadIdx.x / 32;
+    const unsigned char *ring = qt_smem + a.ring_at;
+    const int codes_at = stage::CODES_AT + warp * QT_W4AX_STRIP_BYTES;
+    const int scales_at = stage::SCALES_AT + warp * stage::SCALE_BYTES;
+    uint32_t frag[4][4], release = 0;
+    int sums[BM / 2];
+    w4ax_tile_words<SCALES> words;
+#pragma unroll
+    for (int i = 0; i < BM / 2; i++)
+        sums[i] = 0;
+    ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
+    words.load(ring + r->stage * a.stage_bytes + codes_at,
+               ring + r->stage * a.stage_bytes + scales_at);
+    words.unpack(frag);
+#pragma unroll 1
+    for (int block = begin; block < end; block++) {
+        const unsigned char *now = ring + r->stage * a.stage_bytes;
+        const uint32_t x = ptx_wgmma_b(ptx_shared(now)), used = r->empty + 8 * r->stage;
+        qt_ring_next(r, a.stages);
+        ptx_wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            ptx_wgmma_s8<BM, SCALES == QT_W4AX_INT>::run(sums, frag[k], x + 2 * k,
+                                                         SCALES != QT_W4AX_BLOCK || k > 0);
+        ptx_wgmma_commit();
+        if (block + 1 < end) {
+            const unsigned char *next = ring + r->stage * a.stage_bytes;
+            ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
+            words.load(next + codes_at, next + scales_at);
+        }
+        ptx_wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < BM / 2; i++)
+            ptx_keep_behind(sums[i]);
+        if (release && speaks)
+            ptx_barrier_arrive(release);
+        release = used;
+        words.unpack(frag);
+        if (SCALES == QT_W4AX_BLOCK)
+            w4ax_tile_scale<BM>((float *)d, sums, now + scales_at, now + stage::TOKEN_SCALES_AT);
+    }
+    if (SCALES != QT_W4AX_BLOCK)
+#pragma unroll
+        for (int i = 0; i < BM / 2; i++)
+            d[i] = sums[i];
+    if (release && speaks)
+        ptx_barrier_arrive(release);
+}
+
+/* ---- the kernel --------------------------------------------------------------------------------
+ */
+
+/* For tile_multiply_all. */
+template <enum qt_w4ax_scales SCALES, int WGS, int BM> struct w4ax_tile_work {
+    typedef typename w4ax_sum<SCALES>::type sum;
+    const qt_w4ax_tile_args &a;
+
+    __device__ __forceinline__ void multiply(tile_sums<BM, sum> *d, qt_ring *r,
+                                             const tile_segment &s, int) const
+    {
+        w4ax_tile_accumulate<SCALES, WGS, BM>(d->v, a, r, s.k0, s.k1);
+    }
+    __device__ __forceinline__ void meet() const
+    {
+    }
+    /* INT: 128 was added to each product's byte (w4ax_unpack_int). */
+    template <int N>
+    __device__ __forceinline__ void finish(float4 out[N], const tile_four<sum> v[N], int row0,
+                                           int token0, int token) const
+    {
+        const int lane = (int)threadIdx.x % 32;
+        const int strip = min(row0 / 16, a.strips - 1);
+        float2 row = make_float2(1, 1);
+        if (SCALES != QT_W4AX_BLOCK)
+            row = __half22float2(((const __half2 *)a.row_scale)[strip * 8 + lane / 4]);
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            const int first = token0 + token + 8 * j + lane % 4 * 2;
+            sum less[2] = {0, 0};
+            if (SCALES == QT_W4AX_INT) {
+                less[0] = first < a.m ? 128 * __ldg(a.x_sum + first) : 0;
+                less[1] = first + 1 < a.m ? 128 * __ldg(a.x_sum + first + 1) : 0;
+            }
+            out[j].x = (float)(v[j].x - less[0]) * row.x;
+            out[j].y = (float)(v[j].y - less[1]) * row.x;
+            out[j].z = (float)(v[j].z - less[0]) * row.y;
+            out[j].w = (float)(v[j].w - less[1]) * row.y;
+        }
+    }
+    __device__ __forceinline__ bool wide() const
+    {
+        return a.f32;
+    }
+};
+
+template <enum qt_w4ax_scales SCALES, int WGS, int BM>
+__global__ void __launch_bounds__(WGS * 128 + 128, 1)
+    qt_w4ax_tile_kernel(const __grid_constant__ qt_w4ax_tile_args a)
+{
+    const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
+    const qt_ring r = tile_ring_open(a);
+    if (warp >= WGS * 4) {
+        ptx_registers_fewer<TILE_COPY_REGISTERS>();
+        if (warp < WGS * 4 + 2)
+            tile_bring<WGS, BM, 1>(
+                a, r, warp == WGS * 4, [&] { w4ax_tile_copy_weights<SCALES, WGS, BM>(a, r); },
+                [&](const tile_segment &s, int block, uint32_t dst, uint32_t bar) {
+                    if (SCALES == QT_W4AX_BLOCK)
+                        ptx_copy_box(dst, &a.token_scales, s.token0 / 2, block, bar);
+                });
+    } else {
+        ptx_registers_more<tile_registers(WGS)>();
+        ptx_launch_dependents();
+        ptx_named_barrier(TILE_START, WGS * 128 + 32);
+        tile_multiply_all<WGS, BM>(a, r, w4ax_tile_work<SCALES, WGS, BM>{a});
+    }
+}
+
+#endif

@@ -1,0 +1,59 @@
+/* The tile kernel of 4-bit integer weights: which there are, its arguments, and its plans. */
+#ifndef QT_CUDA_W4AX_TILE_H
+#define QT_CUDA_W4AX_TILE_H
+
+#include "kernels/cuda/tile.h"
+#include "kernels/qtool_w4ax.h"
+
+/* The kernels there are: X(warpgroups, tokens, microseconds of struct qt_tile_kind for BLOCK, INT,
+ * ROW). A stage is a block of 128 channels. */
+#define QT_W4AX_TILE_TABLE(X)                                                                      \
+    X(2, 16, .24f, .26f, .25f)                                                                     \
+    X(4, 16, .38f, .45f, .42f)                                                                     \
+    X(2, 32, .265f, .30f, .28f)                                                                    \
+    X(4, 32, .48f, .51f, .48f)                                                                     \
+    X(2, 64, .41f, .375f, .35f)                                                                    \
+    X(4, 64, .725f, .63f, .60f)                                                                    \
+    X(2, 128, .68f, .50f, .47f)
+/* And those for which BLOCK, which has two sets of sums, would want more registers. */
+#define QT_W4AX_TILE_INTEGER_TABLE(X)                                                              \
+    QT_W4AX_TILE_TABLE(X)                                                                          \
+    X(3, 128, 0, .66f, .62f)                                                                       \
+    X(4, 128, 0, .87f, .82f)                                                                       \
+    X(2, 256, 0, .92f, .88f)
+enum { QT_W4AX_TILE_BLOCK_KINDS = 7, QT_W4AX_TILE_KINDS = 10 };
+
+/* Bytes of a strip of 16 rows and a block of channels: codes, scales. */
+enum { QT_W4AX_STRIP_BYTES = 1024 };
+static __host__ __device__ constexpr int qt_w4ax_scale_bytes(enum qt_w4ax_scales scales)
+{
+    return scales == QT_W4AX_BLOCK ? 32 : scales == QT_W4AX_INT ? 16 : 0;
+}
+
+/* Of a stage behind X: scales of the tokens (BLOCK). */
+static __host__ __device__ constexpr int qt_w4ax_token_bytes(enum qt_w4ax_scales scales, int tokens)
+{
+    return scales == QT_W4AX_BLOCK ? (tokens * 4 + 127) / 128 * 128 : 0;
+}
+
+struct qt_w4ax_tile_args : qt_tile_base { /* x: U64 [blocks][m][16], boxes of a tile's tokens */
+    CUtensorMap token_scales;             /* BLOCK: U64 [blocks][pitch / 2] */
+    CUtensorMap codes;                    /* U64 [strips][128 a block] */
+    CUtensorMap scales;                   /* BLOCK, INT: U64 [strips][4 or 2 a block] */
+    const __half *row_scale;              /* INT, ROW: [strips][16] */
+    const int *x_sum;                     /* INT: [m] */
+    int stage_tx;                         /* bytes that a stage waits for */
+    int f32;                              /* y is FP32 */
+};
+
+/* Kernel number `kind` of QT_W4AX_TILE_INTEGER_TABLE; sm_90a. */
+const void *qt_w4ax_tile_instance(enum qt_w4ax_scales scales, int kind);
+
+/* Sets p->config; us: about how long it will take. False: there is no kernel. */
+bool qt_w4ax_tile_choose(struct qt_w4ax_plan *p, double *us);
+/* Checks p->config and sets what follows from it. */
+int qt_w4ax_tile_check(struct qt_w4ax_plan *p);
+int qt_w4ax_tile_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w,
+                     const struct qt_w4ax_acts *acts, void *y, void *workspace, void *stream);
+
+#endif
