@@ -113,6 +113,17 @@ static __device__ __forceinline__ void w4ax_tile_scale(float total[BM / 2], cons
     }
 }
 
+/* Bits that are not known before all that w4ax_tile_scale reads has come: see skinny_ring.cuh. */
+template <int BM>
+static __device__ __forceinline__ uint32_t w4ax_tile_bits(const float total[BM / 2])
+{
+    uint32_t bits = 0;
+#pragma unroll
+    for (int j = 0; j < BM / 8; j++)
+        bits |= __float_as_uint(total[4 * j + j % 2 * 3]);
+    return bits;
+}
+
 /*
  * Products of a tile over blocks [begin, end).
  *
@@ -167,11 +178,13 @@ w4ax_tile_accumulate(typename w4ax_sum<SCALES>::type d[BM / 2], const qt_w4ax_ti
         if (SCALES == QT_W4AX_BLOCK)
             w4ax_tile_scale<BM>((float *)d, sums, now + scales_at, now + stage::TOKEN_SCALES_AT);
     }
-    if (SCALES != QT_W4AX_BLOCK)
+    if (SCALES == QT_W4AX_BLOCK)
+        release += w4ax_tile_bits<BM>((float *)d) & a.zero;
+    else
 #pragma unroll
         for (int i = 0; i < BM / 2; i++)
             d[i] = sums[i];
-    if (release && speaks)
+    if (speaks)
         ptx_barrier_arrive(release);
 }
 
