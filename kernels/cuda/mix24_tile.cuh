@@ -321,7 +321,7 @@ __global__ void __launch_bounds__((WGS + mix24_tile_others(BM)) * 128, 1)
 {
     constexpr bool SUMS = qt_mix24_tile_sums(BM);
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    const qt_ring r = tile_ring_open(a);
+    const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
     if (SUMS && warp >= (WGS + 1) * 4) {
         ptx_registers_fewer<MIX24_TILE_OUTLIER_REGISTERS>();
         ptx_launch_dependents();
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__((WGS + mix24_tile_others(BM)) * 128, 1)
                                           TILE_COPY_REGISTERS +
                                               (SUMS ? (int)MIX24_TILE_OUTLIER_REGISTERS : 0))>();
         ptx_launch_dependents();
-        ptx_named_barrier(TILE_START, WGS * 128 + 32);
+        qt_ring_start(WGS * 128);
         tile_multiply_all<WGS, BM>(a, r, mix24_tile_work<WGS, BM>{a, 0});
     }
 }

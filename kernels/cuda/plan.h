@@ -15,6 +15,9 @@ enum { QT_BLOCK_COLS = 64, QT_STRIP_ROWS = 16 };
  * (docs/kernels.md). */
 enum { QT_WEIGHTS_AHEAD = 72 << 10 };
 
+/* Rings of stages in shared memory (ring.cuh): at most so many; bytes of their barriers. */
+enum { QT_RING_STAGES = 16, QT_RING_BARRIER_BYTES = (2 * QT_RING_STAGES + 1) * 8 };
+
 /* A checked struct qt_matmul_weight. */
 struct qt_shape {
     enum qt_format format;

@@ -71,14 +71,6 @@ PTX void ptx_prefetch_l2(const void *p)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-/* The copy engine will soon need this description. */
-PTX void ptx_prefetch_map(const void *map)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-#endif
-}
-
 /* A box of a tensor, global -> shared; coordinates in elements, fastest first. */
 PTX void ptx_copy_box(uint32_t dst, const void *map, int c0, int c1, uint32_t bar)
 {

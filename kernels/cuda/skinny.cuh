@@ -20,11 +20,12 @@
 template <class Format>
 static __device__ __forceinline__ void skinny_copy_weights(const qt_skinny_args &a, qt_ring r)
 {
-    int strip = (int)blockIdx.x * a.strips_cta;
+    int strip = (int)blockIdx.x * a.strips_cta, tile = 0;
 #pragma unroll 1
-    for (int tile = 0; tile < a.tiles; tile++, strip += a.tile_strips) {
+    do {
+        int k_stage = 0;
 #pragma unroll 1
-        for (int k_stage = 0; k_stage < a.k_stages; k_stage++) {
+        do {
             const uint32_t bar = r.full + 8 * r.stage;
             const uint32_t dst = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes;
             ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
@@ -39,8 +40,9 @@ static __device__ __forceinline__ void skinny_copy_weights(const qt_skinny_args 
                 ptx_copy_box(dst + a.scales_at, &a.scales,
                              (k_stage * QT_SKINNY_BLOCKS * 64 >> a.group_shift) * 4, strip, bar);
             qt_ring_next(&r, a.stages);
-        }
-    }
+        } while (++k_stage < a.k_stages);
+        strip += a.tile_strips;
+    } while (++tile < a.tiles);
 }
 
 /* ---- products ----------------------------------------------------------------------------------
@@ -146,7 +148,7 @@ __global__ void __launch_bounds__(QT_SKINNY_MAX_WARPS * 32 + QT_SKINNY_COPIERS, 
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
     const int threads = (int)blockDim.x - QT_SKINNY_COPIERS; /* that multiply */
-    const qt_ring r = skinny_ring_open(a);
+    const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
     if (warp * 32 >= threads) {
         skinny_bring(a, r, warp * 32 == threads, threads,
                      [&] { skinny_copy_weights<Format>(a, r); });

@@ -25,21 +25,22 @@ struct qt_skinny_base {
     int dependent;   /* launched before the previous kernel has ended */
     int alias;       /* partial sums go where the stages were */
     int stages, stage_bytes, ring_at, sums_at, tail_at, barriers_at;
+    int arrivals;                   /* that give a stage back */
     int finish_tokens, finish_rows; /* from a thread's four outputs to its next */
     uint32_t zero;                  /* 0, which the compiler does not know */
     int x_rows;                     /* of X in a stage: at most 8 MT, more than 8 MT - 8 */
 };
 
 struct qt_skinny_args : qt_skinny_base {
+    int stage_tx;
+    int planes_at[3], scales_at;   /* in a stage */
+    int group_shift;               /* log2(channels per scale) */
+    int slot_groups, stage_groups; /* scales of a row in a slot (at least 1), in a stage */
     CUtensorMap plane[3]; /* U64 [strips][blocks * 16 * width]; boxes of a stage's blocks */
     CUtensorMap scales;   /* U64 [strips][groups * 4]; grouped formats */
     struct qt_decode_args decode;
     const __half *scale; /* F16 [strips][pitch_groups][16]: for row scales, which go to the tail */
     size_t pitch_groups;
-    int group_shift;               /* log2(channels per scale) */
-    int slot_groups, stage_groups; /* scales of a row in a slot (at least 1), in a stage */
-    int stage_tx;
-    int planes_at[3], scales_at; /* in a stage */
 };
 
 /* ---- plans (skinny_plan.cu) --------------------------------------------------------------------

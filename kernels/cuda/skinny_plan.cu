@@ -1,8 +1,6 @@
 /* Host side of the skinny kernels: configurations, launches. */
 #include "kernels/cuda/skinny.h"
 
-enum { MAX_STAGES = 16 };
-
 const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strips)
 {
     return format <= QT_FORMAT_INT4  ? qt_skinny_group_instance(format, token_tiles, strips)
@@ -46,6 +44,7 @@ size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config 
     a->tile_strips = qt_skinny_tile_strips(c);
     a->tiles = qt_skinny_tiles(c);
     a->warps_k = c->warps_k;
+    a->arrivals = QT_SKINNY_SLOTS * (c->warps / c->warps_k);
     a->finish_tokens = c->warps * 32 / (4 * a->tile_strips);
     a->finish_rows = c->warps * 32 % (4 * a->tile_strips) * 4;
     a->x_rows = qt_skinny_x_rows(c, m);
@@ -59,7 +58,7 @@ size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config 
     const int sums_end = a->sums_at + c->warps_k * (int)m * qt_skinny_sums_pitch(c) * 4;
     a->tail_at = (int)round_up((size_t)(sums_end > ring_end ? sums_end : ring_end), 16);
     a->barriers_at = (int)round_up((size_t)(a->tail_at + room->tail_bytes), 8);
-    return (size_t)a->barriers_at + 16 * MAX_STAGES;
+    return (size_t)a->barriers_at + QT_RING_BARRIER_BYTES;
 }
 
 /* Offsets in a stage; returns what the kernel wants. */
@@ -101,7 +100,7 @@ int qt_skinny_depth(const struct qt_matmul_plan *p, const struct qt_matmul_confi
     struct qt_matmul_config c = *config;
     const int step = stage_step(c.warps_k), bytes = room->weight_bytes;
     for (c.depth = step; c.depth < 2 || c.depth * bytes < room->ahead_bytes; c.depth += step)
-        if (c.depth + step > MAX_STAGES)
+        if (c.depth + step > QT_RING_STAGES)
             break;
     for (; c.depth >= 2; c.depth -= step)
         if (qt_skinny_layout(&a, &c, room, chunk_tokens(p)) <= (size_t)p->smem_limit)
@@ -159,7 +158,7 @@ static const char *config_fault(const struct qt_matmul_config *c, int strips)
         return "strips_cta must be a multiple of its tiles";
     if (c->splits != 1)
         return "splits must be 1";
-    if (c->depth < 2 || c->depth > MAX_STAGES || c->depth % stage_step(c->warps_k))
+    if (c->depth < 2 || c->depth > QT_RING_STAGES || c->depth % stage_step(c->warps_k))
         return "depth must be 2 to 16 and a multiple of half of warps_k";
     return NULL;
 }

@@ -44,17 +44,11 @@
 
 #include <cuda_bf16.h>
 
-/* Numbers of barriers of a part of the block; 0 is __syncthreads. */
-enum { SKINNY_START = 1, SKINNY_START_X, SKINNY_SUMS, SKINNY_MEET };
+/* Numbers of barriers of a part of the block. */
+enum { SKINNY_SUMS = RING_BARRIERS, SKINNY_MEET };
 
 /* ---- the ring ----------------------------------------------------------------------------------
  */
-
-static __device__ __forceinline__ qt_ring skinny_ring_open(const qt_skinny_base &a)
-{
-    const uint32_t full = ptx_shared(qt_smem) + a.barriers_at;
-    return {full, full + 8 * a.stages, 0, 0};
-}
 
 static __device__ __forceinline__ void skinny_ring_step(qt_ring *r, int by, int stages)
 {
@@ -66,16 +60,18 @@ static __device__ __forceinline__ void skinny_copy_x(const qt_skinny_base &a, qt
 {
     if (a.dependent)
         ptx_wait_previous();
+    int tile = 0;
 #pragma unroll 1
-    for (int tile = 0; tile < a.tiles; tile++) {
+    do {
+        int k_stage = 0;
 #pragma unroll 1
-        for (int k_stage = 0; k_stage < a.k_stages; k_stage++) {
+        do {
             ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
             ptx_copy_box_3d(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes, &a.x, 0,
                             a.token0, k_stage * QT_SKINNY_BLOCKS, r.full + 8 * r.stage);
             qt_ring_next(&r, a.stages);
-        }
-    }
+        } while (++k_stage < a.k_stages);
+    } while (++tile < a.tiles);
 }
 
 /*
@@ -91,34 +87,12 @@ static __device__ __forceinline__ uint32_t skinny_x_at(const qt_skinny_base &a, 
     return (uint32_t)(line * 128 + (chunk ^ line % 8) * 16);
 }
 
-/*
- * The warps that copy, of which one thread each does: all stages of all tiles. Weights do not
- * depend on the previous kernel; X does. threads: that multiply.
- */
+/* The warps that copy. threads: that multiply. */
 template <class Copy>
 static __device__ __forceinline__ void skinny_bring(const qt_skinny_base &a, const qt_ring &r,
                                                     bool weights, int threads, Copy copy)
 {
-    if (weights && ptx_elect()) {
-        int warps_n = threads / 32 / a.warps_k;
-        for (int i = 0; i < a.stages; i++) {
-            ptx_barrier_init(r.full + 8 * i, 1);
-            ptx_barrier_init(r.empty + 8 * i, (uint32_t)(QT_SKINNY_SLOTS * warps_n));
-        }
-        ptx_barrier_init_fence();
-    }
-    __syncwarp();
-    ptx_launch_dependents();
-    if (weights) {
-        ptx_named_barrier_arrive(SKINNY_START, threads + 32);
-        ptx_named_barrier_arrive(SKINNY_START_X, 64);
-        if (ptx_elect())
-            copy();
-    } else {
-        ptx_named_barrier(SKINNY_START_X, 64);
-        if (ptx_elect())
-            skinny_copy_x(a, r);
-    }
+    qt_ring_bring(r, a.arrivals, threads, weights, copy, [&] { skinny_copy_x(a, r); });
 }
 
 /* ---- results -----------------------------------------------------------------------------------
@@ -188,6 +162,8 @@ static __device__ __forceinline__ void skinny_finish(const qt_skinny_base &a, co
             skinny_add<1>(v, added + token * pitch + row, 0);
         if (a.warps_k == 2)
             skinny_add<2>(v, part, step);
+        else if (a.warps_k == 8)
+            skinny_add<8>(v, part, step);
         else
 #pragma unroll 1
             for (int j = 0; j < a.warps_k; j += 4)
@@ -236,7 +212,7 @@ static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_base 
     int n = w.wk; /* slot, over all tiles */
     int lane = (int)(threadIdx.x % 32);
     asm volatile("" : "+r"(lane)); /* computed once */
-    ptx_named_barrier(SKINNY_START, threads + 32);
+    qt_ring_start(threads);
     skinny_ring_step(&r, w.wk / QT_SKINNY_SLOTS, a.stages);
 #pragma unroll 1
     for (int tile = 0; tile < a.tiles; tile++) {

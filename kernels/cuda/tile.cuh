@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
     qt_tile_kernel(const __grid_constant__ qt_tile_args a)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    const qt_ring r = tile_ring_open(a);
+    const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
     if (warp >= WGS * 4) {
         ptx_registers_fewer<TILE_COPY_REGISTERS>();
         if (warp < WGS * 4 + 2)
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
         Format::fill_table(&a.decode, Format::TABLE_BYTES ? qt_lane_value(&a.decode) : __half(),
                            WGS * 128);
         ptx_launch_dependents();
-        ptx_named_barrier(TILE_START, WGS * 128 + 32);
+        qt_ring_start(WGS * 128);
         tile_multiply_all<WGS, BM>(a, r, tile_planes<Format, WGS, BM, C>{a});
     }
 }

@@ -64,7 +64,7 @@ const struct qt_tile_kind *qt_tile_kind_of(const struct qt_matmul_plan *p,
 /* ---- shared memory -----------------------------------------------------------------------------
  */
 
-enum { MAX_STAGES = 12, MAX_TILES = 1 << 30 };
+enum { MAX_TILES = 1 << 30 };
 
 /* config.splits */
 enum { WHOLE_TILES = 1, SHARED_TILES = 2, PAIRS = 3 };
@@ -80,13 +80,13 @@ static size_t tile_layout(struct qt_tile_base *a, const struct qt_tile_kind *k, 
     const int sums_bytes = k->warpgroups * 64 * k->tokens / 2 * 4;
     a->stage_bytes = (int)round_up((size_t)(x_bytes(k) + k->weight_bytes), 1024);
     a->ring_at = (int)round_up((size_t)k->head_bytes, 1024);
-    a->stages = (smem_limit - a->ring_at - 16 * MAX_STAGES - 8) / a->stage_bytes;
+    a->stages = (smem_limit - a->ring_at - QT_RING_BARRIER_BYTES) / a->stage_bytes;
     int ahead = (QT_WEIGHTS_AHEAD + k->weight_bytes / 2) / k->weight_bytes;
-    ahead = ahead < 3 ? 3 : ahead < MAX_STAGES ? ahead : MAX_STAGES;
+    ahead = ahead < 3 ? 3 : ahead < QT_RING_STAGES ? ahead : QT_RING_STAGES;
     a->stages = a->stages < ahead ? a->stages : ahead;
     int ring_bytes = a->stages * a->stage_bytes;
     a->barriers_at = a->ring_at + (ring_bytes > sums_bytes ? ring_bytes : sums_bytes);
-    return (size_t)a->barriers_at + 16 * MAX_STAGES + 8;
+    return (size_t)a->barriers_at + QT_RING_BARRIER_BYTES;
 }
 
 /* ---- choosing ----------------------------------------------------------------------------------

@@ -46,18 +46,12 @@
  */
 
 /* Numbers of barriers of a part of the block; TILE_WARPGROUP and on: of each warpgroup. */
-enum { TILE_WARPGROUP = 1, TILE_START = 5, TILE_START_X, TILE_MEET };
+enum { TILE_MEET = RING_BARRIERS, TILE_WARPGROUP };
 
 /* Consecutive stages [k0, k1) of a tile. */
 struct tile_segment {
     int row_tile, token0, k0, k1;
 };
-
-static __device__ __forceinline__ qt_ring tile_ring_open(const qt_tile_base &a)
-{
-    const uint32_t full = ptx_shared(qt_smem) + a.barriers_at;
-    return {full, full + 8 * a.stages, 0, 0};
-}
 
 /* Where range number `i` of the shared tiles begins. */
 static __device__ __forceinline__ int tile_range(const qt_tile_base &a, int i)
@@ -162,33 +156,14 @@ static __device__ __forceinline__ void tile_copy_x(const qt_tile_base &a, qt_rin
     }
 }
 
-/* The two warps of which a lane each copies; the one for weights initialises the barriers. more:
- * what else the other is to copy, behind X; its bytes count with the weights. */
+/* The two warps of which a lane each copies. more: what else the one for X is to copy, behind X;
+ * its bytes count with the weights. The barrier behind those of the stages is of what the other of
+ * a pair sends. */
 template <int WGS, int BM, int C, class Copy, class More>
 static __device__ __forceinline__ void tile_bring(const qt_tile_base &a, const qt_ring &r,
                                                   bool weights, Copy copy, More more)
 {
-    if (weights && ptx_elect()) {
-#pragma unroll 1
-        for (int i = 0; i < a.stages; i++) {
-            ptx_barrier_init(r.full + 8 * i, 1);
-            ptx_barrier_init(r.empty + 8 * i, WGS * 4);
-        }
-        ptx_barrier_init(r.full + 16 * a.stages, 1); /* of what the other of a pair sends */
-        ptx_barrier_init_fence();
-    }
-    __syncwarp();
-    ptx_launch_dependents();
-    if (weights) {
-        ptx_named_barrier_arrive(TILE_START_X, 64);
-        ptx_named_barrier_arrive(TILE_START, WGS * 128 + 32);
-        if (ptx_elect())
-            copy();
-    } else {
-        ptx_named_barrier(TILE_START_X, 64);
-        if (ptx_elect())
-            tile_copy_x<BM, C>(a, r, more);
-    }
+    qt_ring_bring(r, WGS * 4, WGS * 128, weights, copy, [&] { tile_copy_x<BM, C>(a, r, more); });
 }
 
 /* ---- products ----------------------------------------------------------------------------------
@@ -381,7 +356,7 @@ static __device__ __forceinline__ void tile_finish_pair(const qt_tile_base &a, c
     typedef typename Work::sum sum_t;
     const int HALF = BM / 16, rank = (int)blockIdx.x & 1; /* HALF: of 8 tokens */
     const uint32_t at = ptx_shared(qt_smem) + a.ring_at + threadIdx.x * 16;
-    const uint32_t bar = r.full + 16 * a.stages;
+    const uint32_t bar = qt_ring_spare(r);
     const uint32_t to = ptx_cluster_map(at, rank ^ 1), to_bar = ptx_cluster_map(bar, rank ^ 1);
     if (threadIdx.x == 0)
         ptx_barrier_expect(bar, HALF * WGS * 128 * 16);
