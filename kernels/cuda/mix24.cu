@@ -264,6 +264,33 @@ static bool choose_for(struct qt_matmul_config *out, const struct qt_matmul_plan
     return best < 1e300;
 }
 
+/*
+ * One token on compute 9.0: all warps along k that are not wanted for the strips of a block. It
+ * saves the launch that gathers X: 8192 x 8192 12.7 us, the skinny kernel 14.0; with two
+ * tokens 14.0 both. False: the skinny kernel is to be taken.
+ */
+static bool choose_one_token(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+{
+    struct qt_mix24_args a;
+    struct qt_matmul_config c = {};
+    const size_t cta = ceil_div((size_t)qt_mix24_strips(w), (size_t)p->sms);
+    if (p->m > 1 || !has_engine(p) || (cta < 4 && w->k < 8192))
+        return false;
+    c.token_tiles = c.splits = c.parts = 1;
+    c.warps = c.warps_k = 16;
+    c.depth = 2;
+    c.strips = cta < 4 ? 2 : 4;
+    while ((size_t)(c.warps / c.warps_k * c.strips) < cta && c.warps_k > 4)
+        c.warps_k /= 2;
+    if (!complete_config(&a, &c, p, w, p->m))
+        return false;
+    const size_t pass = pass_rows(&c) / QT_STRIP_ROWS, strips = (size_t)c.strips_cta;
+    if (7 * ceil_div(strips, pass) * pass > 8 * strips)
+        return false; /* warps without strips */
+    p->config = c;
+    return true;
+}
+
 static int check_stream(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
     struct qt_mix24_args a;
@@ -314,7 +341,7 @@ int qt_mix24_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w, 
         *us = tile_us;
         return qt_mix24_plan_check(p, w);
     }
-    if (!invariant && qt_mix24_skinny_choose(p, w))
+    if (!invariant && (choose_one_token(p, w) || qt_mix24_skinny_choose(p, w)))
         return qt_mix24_plan_check(p, w);
     if ((invariant && !choose_for(&cut, p, w, MAX_TOKENS, NULL)) ||
         !choose_for(&p->config, p, w, most, invariant ? &cut : NULL))

@@ -21,7 +21,11 @@ static struct qt_skinny_room room_for(struct qt_mix24_skinny_args *a,
         (int)round_up((size_t)(a->weights_at + QT_SKINNY_SLOTS * a->unit_bytes), 1024);
     room.weight_bytes =
         (int)(QT_SKINNY_SLOTS * tile * qt_mix24_strip_bytes(w) / (size_t)qt_mix24_units(w));
-    room.ahead_bytes = 46 << 10; /* 8192 x 8192, M = 16: 18.4 us; with 70 KB 21.1 */
+    /* 8192 x 8192, M = 16: 18.4 us; with 70 KB 21.1. And of all stages, which X is a large part of
+     * at 16 tokens: 4096 x 4096 7.3 us with 8 of 12 KB, 8.1 with 16. */
+    const int ahead = 46 << 10, ring = 96 << 10;
+    const int share = (int)((long long)ring * room.weight_bytes / room.stage_bytes);
+    room.ahead_bytes = ahead < share ? ahead : share;
     a->outlier_bytes = qt_skinny_sums_pitch(c) * (int)m * 4;
     if (w->mix24.csr_ptr)
         room.tail_bytes = a->outlier_bytes * (qt_skinny_tiles(c) > 1 ? 2 : 1);
@@ -65,6 +69,11 @@ bool qt_mix24_skinny_choose(struct qt_matmul_plan *p, const struct qt_matmul_wei
         return false;
     const struct qt_matmul_plan first = chunk_of(p, 0);
     struct qt_matmul_config c = qt_skinny_config(p, qt_mix24_strips(w), 4);
+    if (c.token_tiles == 1 &&
+        qt_skinny_tile_strips(&c) == 4) { /* 8192 x 8192: 13.4 us, else 14.1 */
+        c.strips = 4;
+        c.warps = c.warps_k = 8;
+    }
     const struct qt_skinny_room room = room_for(&a, w, &c, first.m);
     c.depth = qt_skinny_depth(&first, &c, &room);
     p->config = c;

@@ -2,10 +2,13 @@
  * Norm, gather and quantize of activations in one launch.
  *
  *   grid     tokens; a block of 256 threads each, of up to 512 when there are few tokens
- *   smem     the token's row as it came, [k] F16 or BF16; its blocks' largest values. Without norm
- * and gather a block of channels is read where it is used half a warp per block of 128 channels, 8
- * channels a lane: 32 (i / 4) + 4 (i % 4) + 0..3 and 16 more, which is one word of packed codes, or
- * two of bytes
+ *   smem     the token's row as it came, [k] F16 or BF16, unless a block of channels is read once
+ *            and in order; its blocks' largest values
+ *   lanes    half a warp per block of 128 channels, 8 channels a lane: 32 (i / 4) + 4 (i % 4) +
+ * 0..3 and 16 more, which is one word of packed codes, or two of bytes
+ *
+ * The factor of an RMS norm is in the scales alone: codes of x w and of factor x w are the same. So
+ * the squares are added up while codes are made, and scales are stored last.
  *
  * Moves     the row once in, its codes and scales once out
  * Oracle    the same arithmetic in plain C (tests/gpu/test_w4ax.c): codes bit for bit without norm;
@@ -27,6 +30,8 @@ struct quantize_args {
     float *scale;
     int *sum;
     int m, k, blocks_n, scale_pitch, scales;
+    int scales_at;                  /* of the blocks, in shared memory */
+    int clamp;                      /* a clip is below 1 */
     float eps, per7, per127, clip4; /* clip / 7, clip / 127 */
 };
 
@@ -72,6 +77,12 @@ static __device__ __forceinline__ float block_sum(float v, float *scratch)
     return v;
 }
 
+static __device__ __forceinline__ float norm_factor(const quantize_args &a, float squares,
+                                                    float *scratch)
+{
+    return __frsqrt_rn(block_sum(squares, scratch) / (float)a.k + a.eps);
+}
+
 /*
  * The variance of a layer norm is the mean of squared differences, in a second pass over shared
  * memory: E[x^2] - E[x]^2 cancels.
@@ -90,8 +101,8 @@ static __device__ __forceinline__ row_norm load_row(const quantize_args &a, floa
         row[i] = v;
         to_floats<BF16>(f, (const uint32_t *)&v, 8);
 #pragma unroll
-        for (int j = 0; j < 8 && NORM; j++)
-            sum += NORM == QT_W4AX_RMS_NORM ? f[j] * f[j] : f[j];
+        for (int j = 0; j < 8 && NORM == QT_W4AX_LAYER_NORM; j++)
+            sum += f[j];
     }
     if (NORM == QT_W4AX_LAYER_NORM) {
         n.mean = block_sum(sum, scratch) / (float)a.k;
@@ -105,11 +116,10 @@ static __device__ __forceinline__ row_norm load_row(const quantize_args &a, floa
             for (int j = 0; j < 8; j++)
                 sum += (f[j] - n.mean) * (f[j] - n.mean);
         }
-    }
-    if (NORM)
-        n.factor = __frsqrt_rn(block_sum(sum, scratch) / (float)a.k + a.eps);
-    else
+        n.factor = norm_factor(a, sum, scratch);
+    } else {
         __syncthreads();
+    }
     return n;
 }
 
@@ -118,12 +128,14 @@ static __device__ __forceinline__ row_norm load_row(const quantize_args &a, floa
 
 struct lane_values {
     float v[8];
-    float most; /* of the block */
+    float most;    /* of the block */
+    float squares; /* RMS norm: the lane's sum of x^2 */
 };
 
-/* Four neighbouring positions. DIRECT: from the row in memory. */
+/* Four neighbouring positions, normalised but for the factor of an RMS norm. DIRECT: from the row
+ * in memory. */
 template <bool BF16, int NORM, bool DIRECT>
-static __device__ __forceinline__ void load_four(float *v, const quantize_args &a,
+static __device__ __forceinline__ void load_four(float *v, float *squares, const quantize_args &a,
                                                  const row_norm &n, int at)
 {
     const uint16_t *row = (const uint16_t *)quantize_smem;
@@ -152,8 +164,12 @@ static __device__ __forceinline__ void load_four(float *v, const quantize_args &
         }
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            v[j] = NORM == QT_W4AX_RMS_NORM ? v[j] * n.factor * w[j]
-                                            : __fmaf_rn((v[j] - n.mean) * n.factor, w[j], b[j]);
+            if (NORM == QT_W4AX_RMS_NORM) {
+                *squares += v[j] * v[j];
+                v[j] *= w[j];
+            } else {
+                v[j] = __fmaf_rn((v[j] - n.mean) * n.factor, w[j], b[j]);
+            }
     }
 }
 
@@ -163,9 +179,9 @@ static __device__ __forceinline__ lane_values load_block(const quantize_args &a,
 {
     const int i = (int)threadIdx.x % 16, at = block * COLS + i / 4 * 32 + i % 4 * 4;
     lane_values l;
-    load_four<BF16, NORM, DIRECT>(l.v, a, n, at);
-    load_four<BF16, NORM, DIRECT>(l.v + 4, a, n, at + 16);
-    l.most = 0;
+    l.most = l.squares = 0;
+    load_four<BF16, NORM, DIRECT>(l.v, &l.squares, a, n, at);
+    load_four<BF16, NORM, DIRECT>(l.v + 4, &l.squares, a, n, at + 16);
 #pragma unroll
     for (int j = 0; j < 8; j++)
         l.most = fmaxf(l.most, fabsf(l.v[j]));
@@ -175,23 +191,26 @@ static __device__ __forceinline__ lane_values load_block(const quantize_args &a,
     return l;
 }
 
-/* Codes of +-limit, times `factor`; `inverse` 0 for a block of zeros. 1.5 * 2^23 + c rounds c to
- * the nearest whole number, ties to even, and has it in its low bits: conversions run at an eighth
- * of the speed of additions.
+/* Codes of +-limit, times `factor`; `inverse` 0 for a block of zeros. clamp: there may be larger
+ * values. 1.5 * 2^23 + c rounds c to the nearest whole number, ties to even, and has it in its low
+ * bits: conversions run at an eighth of the speed of additions.
  */
 static __device__ __forceinline__ uint2 encode(const lane_values &l, float inverse, float limit,
-                                               float factor)
+                                               float factor, bool clamp)
 {
     const float magic = 12582912;
+    float v[8];
     uint32_t c[8];
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        float v = __fadd_rn(__fmul_rn(l.v[j], inverse), magic);
-        v = fminf(fmaxf(v, magic - limit), magic + limit);
-        if (factor != 1)
-            v = __fmaf_rn(v - magic, factor, magic);
-        c[j] = __float_as_uint(v);
-    }
+    for (int j = 0; j < 8; j++)
+        v[j] = __fadd_rn(__fmul_rn(l.v[j], inverse), magic);
+    if (clamp)
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            v[j] = fminf(fmaxf(v[j], magic - limit), magic + limit);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        c[j] = __float_as_uint(factor == 1 ? v[j] : __fmaf_rn(v[j] - magic, factor, magic));
     uint32_t word[2];
 #pragma unroll
     for (int h = 0; h < 2; h++)
@@ -255,8 +274,11 @@ static __device__ __forceinline__ bool loop_next(block_loop *l, const quantize_a
 }
 
 template <bool BF16, int NORM, bool DIRECT>
-static __device__ __forceinline__ void quantize_by_block(const quantize_args &a, const row_norm &n)
+static __device__ __forceinline__ void quantize_by_block(const quantize_args &a, const row_norm &n,
+                                                         float *scratch)
 {
+    float *scales = (float *)(quantize_smem + a.scales_at), squares = 0;
+    float *out = a.scale + blockIdx.x;
     block_loop at = loop_open();
 #pragma unroll 4
     while (loop_next(&at, a)) {
@@ -264,12 +286,20 @@ static __device__ __forceinline__ void quantize_by_block(const quantize_args &a,
         uint32_t word = __ldg(a.blocks + at.block);
         const float scale = __fmul_rn(l.most, narrow(word) ? a.per7 : a.per127);
         const float inverse = inverse_of(scale);
-        uint2 code = encode(l, inverse, narrow(word) ? 7 : 127, 1);
+        uint2 code = encode(l, inverse, narrow(word) ? 7 : 127, 1, a.clamp);
         if (at.mine) {
+            squares += l.squares;
             store_codes(a, word, code);
-            if (threadIdx.x % 16 == 0)
-                a.scale[(size_t)at.block * a.scale_pitch + blockIdx.x] = inverse == 0 ? 1 : scale;
+            if (NORM == QT_W4AX_RMS_NORM && threadIdx.x % 16 == 0)
+                scales[at.block] = inverse == 0 ? 0 : scale;
+            else if (threadIdx.x % 16 == 0)
+                out[(size_t)at.block * a.scale_pitch] = inverse == 0 ? 1 : scale;
         }
+    }
+    if (NORM == QT_W4AX_RMS_NORM) {
+        const float factor = norm_factor(a, squares, scratch);
+        for (int i = (int)threadIdx.x; i < a.blocks_n; i += (int)blockDim.x)
+            out[(size_t)i * a.scale_pitch] = scales[i] == 0 ? 1 : scales[i] * factor;
     }
 }
 
@@ -278,9 +308,10 @@ template <bool BF16, int NORM>
 static __device__ __forceinline__ void quantize_by_token(const quantize_args &a, const row_norm &n,
                                                          float *scratch)
 {
-    float *most = (float *)(quantize_smem + a.k * 2), all = 0;
+    float *most = (float *)(quantize_smem + a.scales_at), all = 0, squares = 0;
     for (block_loop at = loop_open(); loop_next(&at, a);) {
         lane_values l = load_block<BF16, NORM, false>(a, n, at.block);
+        squares += at.mine ? l.squares : 0;
         if (threadIdx.x % 16 == 0)
             most[at.block] = l.most;
     }
@@ -301,16 +332,17 @@ static __device__ __forceinline__ void quantize_by_token(const quantize_args &a,
             factor = fminf(fmaxf(factor, 1), 18);
             limit = 7;
         }
-        uint2 code = encode(l, inverse_of(__fmul_rn(scale, factor)), limit, factor);
+        uint2 code = encode(l, inverse_of(__fmul_rn(scale, factor)), limit, factor, true);
         if (at.mine) {
             store_codes(a, word | QT_W4AX_WIDE_ROWS, code);
             sum = __dp4a((int)code.x, 0x01010101, __dp4a((int)code.y, 0x01010101, sum));
         }
     }
+    const float factor = NORM == QT_W4AX_RMS_NORM ? norm_factor(a, squares, scratch) : 1;
     /* Whole numbers below 2^24: exact as floats. */
     float total = block_sum((float)sum, scratch);
     if (threadIdx.x == 0) {
-        a.scale[blockIdx.x] = scale;
+        a.scale[blockIdx.x] = scale * factor;
         if (a.sum)
             a.sum[blockIdx.x] = (int)total;
     }
@@ -325,7 +357,7 @@ __global__ void __launch_bounds__(512)
     if (!DIRECT)
         n = load_row<BF16, NORM>(a, scratch);
     if (DIRECT || a.scales == QT_W4AX_BLOCK)
-        quantize_by_block<BF16, NORM, DIRECT>(a, n);
+        quantize_by_block<BF16, NORM, DIRECT>(a, n, scratch);
     else
         quantize_by_token<BF16, NORM>(a, n, scratch);
 }
@@ -353,7 +385,9 @@ static bool aligned(const void *p, size_t to)
 
 template <bool BF16> static const void *kernel_of(int norm, bool direct)
 {
-    return direct ? (const void *)qt_w4ax_quantize_kernel<BF16, QT_W4AX_NO_NORM, true>
+    return direct && norm == QT_W4AX_RMS_NORM
+               ? (const void *)qt_w4ax_quantize_kernel<BF16, QT_W4AX_RMS_NORM, true>
+           : direct ? (const void *)qt_w4ax_quantize_kernel<BF16, QT_W4AX_NO_NORM, true>
            : norm == QT_W4AX_RMS_NORM
                ? (const void *)qt_w4ax_quantize_kernel<BF16, QT_W4AX_RMS_NORM, false>
            : norm == QT_W4AX_LAYER_NORM
@@ -402,8 +436,10 @@ int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input 
     a.per127 = in->clip8 / 127;
     a.clip4 = in->clip4;
     const int kind = norm ? (int)norm->kind : QT_W4AX_NO_NORM;
-    const bool direct = kind == QT_W4AX_NO_NORM && !in->perm && in->scales == QT_W4AX_BLOCK;
-    size_t smem = direct ? 0 : in->k * 2 + (size_t)a.blocks_n * 4;
+    const bool direct = kind != QT_W4AX_LAYER_NORM && !in->perm && in->scales == QT_W4AX_BLOCK;
+    a.clamp = !(in->clip4 >= 1 && in->clip8 >= 1);
+    a.scales_at = direct ? 0 : a.k * 2;
+    size_t smem = (size_t)a.scales_at + (size_t)a.blocks_n * 4;
     const void *kernel =
         dtype == QT_MATMUL_BF16 ? kernel_of<true>(kind, direct) : kernel_of<false>(kind, direct);
     void *args[] = {&a};
