@@ -70,6 +70,7 @@ struct qt_w4ax_input {
     const uint32_t *perm;   /* device [k]: input channel of position i; NULL: position i */
     float clip4, clip8;     /* of the largest value; 1: none */
     int packed;             /* as in qt_w4ax_blocks; BLOCK only */
+    int dependent_launch;   /* as in struct qt_matmul_options */
 };
 
 enum qt_w4ax_norm_kind { QT_W4AX_NO_NORM, QT_W4AX_RMS_NORM, QT_W4AX_LAYER_NORM };
@@ -125,6 +126,7 @@ struct qt_w4ax_options {
     enum qt_w4ax_output output; /* type of y */
     int device;                 /* CUDA ordinal; must be the current device */
     int packed;                 /* some blocks of the activations are packed */
+    int dependent_launch;       /* as in struct qt_matmul_options; behind qt_w4ax_quantize, say */
     enum qt_w4ax_kernel kernel;
 };
 
@@ -145,10 +147,9 @@ struct qt_w4ax_plan {
     size_t workspace_bytes; /* 0, or what run needs */
     struct qt_w4ax_options options;
     struct qt_w4ax_config config;
-    int grid, smem_bytes;
-    int sms, smem_limit, cc;    /* of the device */
-    char reason[160];           /* why not, when the status is not OK */
-    struct qt_matmul_plan tile; /* TILE: what its kernels share with those of qtool_kernels.h */
+    int sms, smem_limit, cc;      /* of the device */
+    char reason[160];             /* why not, when the status is not OK */
+    struct qt_matmul_plan launch; /* what there is in common with the kernels of qtool_kernels.h */
 };
 
 /* The workspace is 256-byte aligned; its first QT_MATMUL_WORKSPACE_ZEROED bytes are to be zero

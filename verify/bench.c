@@ -197,14 +197,15 @@ static int bench_w4ax_product(struct bench *b, const struct qt_bench_row *like,
                               struct qt_err *err)
 {
     const struct qt_matmul_options *o = &b->opt->matmul;
-    const struct qt_w4ax_options opt = {
-        .output = o->dtype == QT_MATMUL_BF16 ? QT_W4AX_BF16 : QT_W4AX_F16, .device = o->device};
+    const struct qt_w4ax_options opt = {.output =
+                                            o->dtype == QT_MATMUL_BF16 ? QT_W4AX_BF16 : QT_W4AX_F16,
+                                        .device = o->device,
+                                        .dependent_launch = o->dependent_launch};
     struct qt_bench_row *row = add_row(b, like);
     struct qt_w4ax_plan plan;
     int rc;
-    if (o->dependent_launch || o->batch_invariant)
-        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                     "w4ax has no dependent launches and no batch-invariant products");
+    if (o->batch_invariant)
+        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "w4ax has no batch-invariant products");
     else
         rc = b->gpu->w4ax_plan(b->gpu, &plan, &copies->w4ax[0], row->m, &opt, err);
     if (rc < 0)
@@ -223,6 +224,7 @@ static int bench_w4ax(struct bench *b, struct qt_bench_row *row, struct gpu_copi
     int rc;
     QT_TRY(make_act(&act, row->spec, row->shape->k, err));
     QT_TRY(gpu_w4ax_input_new(&in, b->gpu, &act, false, err));
+    in.in.dependent_launch = b->opt->matmul.dependent_launch;
     for (size_t i = 0; i < copies->count; i++)
         copies->w4ax[i].blocks = in.in.blocks;
     for (size_t i = 0; i < b->opt->nm; i++) {

@@ -22,8 +22,9 @@ struct w4ax_args {
     int token0, x_tokens; /* first token of these m, and how many X has */
     int blocks64;         /* blocks of 64 channels from strip to strip */
     int cta_units, groups;
-    float factor; /* power of two on every result */
-    int output;   /* enum qt_w4ax_output */
+    float factor;  /* power of two on every result */
+    int output;    /* enum qt_w4ax_output */
+    int dependent; /* launched before the previous kernel has ended */
 };
 
 /* ---- weights -----------------------------------------------------------------------------------

@@ -78,24 +78,32 @@ static size_t groups_of(const struct qt_w4ax_plan *p)
 static int stream_check(struct qt_w4ax_plan *p)
 {
     const struct qt_w4ax_config *c = &p->config;
-    const void *kernel = kernel_of(p, &p->smem_bytes);
-    if (!kernel || c->cta_units < 1 || (c->warps != 4 && c->warps != 8))
+    int smem = 0;
+    struct qt_matmul_plan *l = &p->launch;
+    *l = {};
+    l->kernel = kernel_of(p, &smem);
+    if (!l->kernel || c->cta_units < 1 || (c->warps != 4 && c->warps != 8))
         return refuse(p, QT_MATMUL_UNSUPPORTED, "no such configuration");
     if (p->m > (size_t)c->tokens && c->tokens != STREAM_TOKENS)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "more tokens than a pass has");
-    if (p->smem_bytes > p->smem_limit)
+    if (smem > p->smem_limit)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "not enough shared memory");
-    p->grid = (int)ceil_div(groups_of(p) * kblocks_of(p), (size_t)c->cta_units);
+    /* see qt_matmul_plan_check */
+    if (p->options.dependent_launch && p->cc >= 90 && smem <= p->smem_limit / 2)
+        smem = p->smem_limit / 2 + 1024;
+    l->smem_bytes = (size_t)smem;
+    l->smem_limit = smem; /* there is some beside, for flags */
+    l->grid_y = 1;
+    l->grid_x = (int)ceil_div(groups_of(p) * kblocks_of(p), (size_t)c->cta_units);
     bool shared = (size_t)c->cta_units % kblocks_of(p) != 0;
     if (shared && groups_of(p) > QT_MATMUL_WORKSPACE_ZEROED / sizeof(unsigned))
         return refuse(p, QT_MATMUL_UNSUPPORTED, "too many groups to share");
     size_t tokens = p->m > (size_t)c->tokens ? (size_t)c->tokens : p->m;
-    p->workspace_bytes =
-        shared ? QT_MATMUL_WORKSPACE_ZEROED + (size_t)p->grid * 2 * tokens * (size_t)rows_of(p) * 4
-               : 0;
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p->smem_bytes) !=
-        cudaSuccess)
-        return refuse(p, QT_MATMUL_FAILED, cudaGetErrorString(cudaGetLastError()));
+    p->workspace_bytes = shared ? QT_MATMUL_WORKSPACE_ZEROED +
+                                      (size_t)l->grid_x * 2 * tokens * (size_t)rows_of(p) * 4
+                                : 0;
+    if (qt_allow_smem(l) != QT_MATMUL_OK)
+        return refuse(p, QT_MATMUL_FAILED, l->reason);
     return QT_MATMUL_OK;
 }
 
@@ -193,6 +201,7 @@ static w4ax_args args_of(const struct qt_w4ax_plan *p, const struct qt_w4ax_weig
      * it by the block, as packed activations are too. */
     a.factor = ldexpf(1, w->scale_exp2 - (p->scales == QT_W4AX_ROW ? 4 : 0));
     a.output = p->options.output;
+    a.dependent = p->options.dependent_launch && p->cc >= 90;
     return a;
 }
 
@@ -210,28 +219,19 @@ static w4ax_args pass_of(const struct qt_w4ax_plan *p, w4ax_args a, size_t token
     return a;
 }
 
-static int launch(const struct qt_w4ax_plan *p, const void *kernel, w4ax_args a, int threads,
-                  int smem, void *stream)
-{
-    void *args[] = {&a};
-    return cudaLaunchKernel(kernel, dim3((unsigned)p->grid), dim3((unsigned)threads), args,
-                            (size_t)smem, (cudaStream_t)stream) == cudaSuccess
-               ? QT_MATMUL_OK
-               : QT_MATMUL_FAILED;
-}
-
 int qt_w4ax_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w,
                 const struct qt_w4ax_acts *acts, void *y, void *workspace, void *stream)
 {
-    int smem = 0, rc = QT_MATMUL_OK;
+    int rc = QT_MATMUL_OK;
     if (!aligned(acts->codes, 128) || !aligned(acts->scale, 16) ||
         (p->scales == QT_W4AX_INT && !acts->sum))
         return QT_MATMUL_UNSUPPORTED;
     if (p->config.kernel == QT_W4AX_TILE)
         return qt_w4ax_tile_run(p, w, acts, y, workspace, stream);
-    const void *kernel = kernel_of(p, &smem);
-    w4ax_args a = args_of(p, w, acts, y, workspace);
-    for (size_t token0 = 0; token0 < p->m && rc == QT_MATMUL_OK; token0 += STREAM_TOKENS)
-        rc = launch(p, kernel, pass_of(p, a, token0), p->config.warps * 32, smem, stream);
+    const w4ax_args all = args_of(p, w, acts, y, workspace);
+    for (size_t token0 = 0; token0 < p->m && rc == QT_MATMUL_OK; token0 += STREAM_TOKENS) {
+        w4ax_args a = pass_of(p, all, token0);
+        rc = qt_launch(&p->launch, &a, p->config.warps * 32, a.dependent, stream);
+    }
     return rc;
 }

@@ -14,6 +14,8 @@
  * Oracle    the same arithmetic in plain C (tests/gpu/test_w4ax.c): codes bit for bit without norm;
  * with it, where the order of a sum moves a last bit, codes may differ by one
  */
+#include "kernels/cuda/plan.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/qtool_w4ax.h"
 
 #include <cuda_bf16.h>
@@ -33,6 +35,7 @@ struct quantize_args {
     int scales_at;                  /* of the blocks, in shared memory */
     int clamp;                      /* a clip is below 1 */
     float eps, per7, per127, clip4; /* clip / 7, clip / 127 */
+    int dependent;                  /* launched before the previous kernel has ended */
 };
 
 extern __shared__ __align__(16) unsigned char quantize_smem[];
@@ -354,8 +357,11 @@ __global__ void __launch_bounds__(512)
 {
     __shared__ float scratch[32];
     row_norm n = {0, 1};
+    if (a.dependent)
+        ptx_wait_previous();
     if (!DIRECT)
         n = load_row<BF16, NORM>(a, scratch);
+    ptx_launch_dependents(); /* not earlier: the next kernel's weights come before the row */
     if (DIRECT || a.scales == QT_W4AX_BLOCK)
         quantize_by_block<BF16, NORM, DIRECT>(a, n, scratch);
     else
@@ -393,6 +399,16 @@ template <bool BF16> static const void *kernel_of(int norm, bool direct)
            : norm == QT_W4AX_LAYER_NORM
                ? (const void *)qt_w4ax_quantize_kernel<BF16, QT_W4AX_LAYER_NORM, false>
                : (const void *)qt_w4ax_quantize_kernel<BF16, QT_W4AX_NO_NORM, false>;
+}
+
+/* Older ones know nothing of dependent launches. */
+static bool current_device_is_hopper(void)
+{
+    int device = 0, major = 0;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
+               cudaSuccess &&
+           major >= 9;
 }
 
 /* A thread has at least 8 channels. */
@@ -440,14 +456,15 @@ int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input 
     a.clamp = !(in->clip4 >= 1 && in->clip8 >= 1);
     a.scales_at = direct ? 0 : a.k * 2;
     size_t smem = (size_t)a.scales_at + (size_t)a.blocks_n * 4;
-    const void *kernel =
+    struct qt_matmul_plan launch = {};
+    launch.kernel =
         dtype == QT_MATMUL_BF16 ? kernel_of<true>(kind, direct) : kernel_of<false>(kind, direct);
-    void *args[] = {&a};
-    if (smem > 48 << 10 && cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                (int)smem) != cudaSuccess)
+    launch.grid_x = (int)m;
+    launch.grid_y = 1;
+    launch.smem_bytes = smem;
+    launch.smem_limit = (int)smem;
+    a.dependent = in->dependent_launch && current_device_is_hopper();
+    if (smem > 48 << 10 && qt_allow_smem(&launch) != QT_MATMUL_OK)
         return QT_MATMUL_FAILED;
-    return cudaLaunchKernel(kernel, dim3((unsigned)m), dim3(threads_of(in->k, m)), args, smem,
-                            (cudaStream_t)stream) == cudaSuccess
-               ? QT_MATMUL_OK
-               : QT_MATMUL_FAILED;
+    return qt_launch(&launch, &a, (int)threads_of(in->k, m), a.dependent, stream);
 }

@@ -60,8 +60,9 @@ static __device__ __forceinline__ void w4ax_load_words(const w4ax_args &a, strea
     c->words = __ldg(a.blocks + (c->kb + lane * warps) % a.kblocks);
 }
 
-/* Starts copying unit c->unit, if it is below `end`, and ends the group of copies. */
-template <int SCALES, int MT, int S>
+/* Starts copying of unit c->unit, if it is below `end`: weights, X, or both. */
+enum { W4AX_WEIGHTS = 1, W4AX_X = 2 };
+template <int SCALES, int MT, int S, int PARTS>
 static __device__ __forceinline__ void w4ax_copy_next(const w4ax_args &a, stream_cursor_int *c,
                                                       uint32_t slot, long long end, int lane,
                                                       int warps)
@@ -69,16 +70,15 @@ static __device__ __forceinline__ void w4ax_copy_next(const w4ax_args &a, stream
     typedef w4ax_slot<MT, S> L;
     if (c->unit < end) {
         const int strip0 = c->group * S;
-
         uint32_t word = __shfl_sync(~0u, c->words, c->seen & 31);
 #pragma unroll
-        for (int s = 0; s < S; s++) {
+        for (int s = 0; s < S && PARTS & W4AX_WEIGHTS; s++) {
             const unsigned char *codes = w4ax_codes(a, min(strip0 + s, a.strips - 1), c->kb);
             ptx_copy_16(slot + s * 1024 + lane * 16, codes + lane * 16);
             ptx_copy_16(slot + s * 1024 + 512 + lane * 16, codes + 512 + lane * 16);
         }
         enum { SCALE_CHUNKS = SCALES == QT_W4AX_BLOCK ? 2 : SCALES == QT_W4AX_INT ? 1 : 0 };
-        if (SCALE_CHUNKS && lane < S * SCALE_CHUNKS) {
+        if (PARTS & W4AX_WEIGHTS && SCALE_CHUNKS && lane < S * SCALE_CHUNKS) {
             int s = lane / (SCALE_CHUNKS + !SCALE_CHUNKS), h = lane - s * SCALE_CHUNKS;
             size_t at = (size_t)min(strip0 + s, a.strips - 1) * a.kblocks + c->kb;
             ptx_copy_16(slot + L::SCALES_AT + s * 32 + h * 16,
@@ -90,10 +90,10 @@ static __device__ __forceinline__ void w4ax_copy_next(const w4ax_args &a, stream
         const unsigned char *x = a.x + rows + (size_t)a.token0 * (wide ? 128 : 64);
         const int chunks = a.m * (wide ? 8 : 4);
 #pragma unroll
-        for (int i = 0; i < 2 * MT; i++)
+        for (int i = 0; i < 2 * MT && PARTS & W4AX_X; i++)
             if (i * 32 + lane < chunks)
                 ptx_copy_16(slot + L::X_AT + (i * 32 + lane) * 16, x + (i * 32 + lane) * 16);
-        if (SCALES == QT_W4AX_BLOCK && lane * 4 < a.m)
+        if (PARTS & W4AX_X && SCALES == QT_W4AX_BLOCK && lane * 4 < a.m)
             ptx_copy_16(slot + L::X_SCALE_AT + lane * 16,
                         a.x_scale + (size_t)c->kb * a.x_pitch + a.token0 + lane * 4);
         if (lane == 0)
@@ -107,7 +107,6 @@ static __device__ __forceinline__ void w4ax_copy_next(const w4ax_args &a, stream
         if ((++c->seen & 31) == 0)
             w4ax_load_words(a, c, lane, warps);
     }
-    ptx_copy_commit();
 }
 
 /* ---- products ----------------------------------------------------------------------------------
@@ -279,9 +278,28 @@ __global__ void __launch_bounds__(256, 1) qt_w4ax_stream_kernel(const __grid_con
     c.kb = (int)(c.unit % a.kblocks);
     c.seen = 0;
     w4ax_load_words(a, &c, lane, warps);
+    /* Weights do not depend on the previous kernel; X does, and what the workspace is used for. */
+    ptx_launch_dependents();
+    if (a.dependent) {
+        stream_cursor_int early = c;
 #pragma unroll 1
-    for (int i = 0; i < DEPTH - 1; i++)
-        w4ax_copy_next<SCALES, MT, S>(a, &c, ring_at + i * BYTES, end, lane, warps);
+        for (int i = 0; i < DEPTH - 1; i++)
+            w4ax_copy_next<SCALES, MT, S, W4AX_WEIGHTS>(a, &early, ring_at + i * BYTES, end, lane,
+                                                        warps);
+        ptx_wait_previous();
+#pragma unroll 1
+        for (int i = 0; i < DEPTH - 1; i++) {
+            w4ax_copy_next<SCALES, MT, S, W4AX_X>(a, &c, ring_at + i * BYTES, end, lane, warps);
+            ptx_copy_commit();
+        }
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < DEPTH - 1; i++) {
+            w4ax_copy_next<SCALES, MT, S, W4AX_WEIGHTS | W4AX_X>(a, &c, ring_at + i * BYTES, end,
+                                                                 lane, warps);
+            ptx_copy_commit();
+        }
+    }
 
     long long unit = begin + warp;
     int slot = 0, free_slot = DEPTH - 1;
@@ -293,7 +311,9 @@ __global__ void __launch_bounds__(256, 1) qt_w4ax_stream_kernel(const __grid_con
         for (; unit < min(group1, end); unit += warps) {
             ptx_copy_wait<DEPTH - 2>();
             __syncwarp(); /* others copied, and the slot before has been read */
-            w4ax_copy_next<SCALES, MT, S>(a, &c, ring_at + free_slot * BYTES, end, lane, warps);
+            w4ax_copy_next<SCALES, MT, S, W4AX_WEIGHTS | W4AX_X>(a, &c, ring_at + free_slot * BYTES,
+                                                                 end, lane, warps);
+            ptx_copy_commit();
             w4ax_step<SCALES, MT, S>(sums, a, ring + slot * BYTES, lane);
             slot = slot + 1 == DEPTH ? 0 : slot + 1;
             free_slot = free_slot + 1 == DEPTH ? 0 : free_slot + 1;

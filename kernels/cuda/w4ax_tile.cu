@@ -67,14 +67,12 @@ bool qt_w4ax_tile_choose(struct qt_w4ax_plan *p, double *us)
 int qt_w4ax_tile_check(struct qt_w4ax_plan *p)
 {
     const struct qt_tile_matrix t = matrix_of(p);
-    p->tile = tile_plan_of(p);
-    int rc = qt_tile_check_config(&p->tile, &t);
+    p->launch = tile_plan_of(p);
+    int rc = qt_tile_check_config(&p->launch, &t);
     if (rc == QT_MATMUL_OK)
-        rc = qt_allow_smem(&p->tile);
-    snprintf(p->reason, sizeof p->reason, "%s", p->tile.reason);
-    p->grid = p->tile.grid_x;
-    p->smem_bytes = (int)p->tile.smem_bytes;
-    p->workspace_bytes = p->tile.workspace_bytes;
+        rc = qt_allow_smem(&p->launch);
+    snprintf(p->reason, sizeof p->reason, "%s", p->launch.reason);
+    p->workspace_bytes = p->launch.workspace_bytes;
     if (p->workspace_bytes == QT_MATMUL_WORKSPACE_ZEROED)
         p->workspace_bytes = 0; /* nothing is shared */
     return rc;
@@ -109,7 +107,7 @@ int qt_w4ax_tile_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *
                      const struct qt_w4ax_acts *acts, void *y, void *workspace, void *stream)
 {
     struct qt_w4ax_tile_args a = {};
-    const struct qt_matmul_plan *tile = &p->tile;
+    const struct qt_matmul_plan *tile = &p->launch;
     const struct qt_tile_matrix t = matrix_of(p);
     const struct qt_tile_kind *k = qt_tile_kind_of(tile, &t);
     const int strips = 4 * k->warpgroups, scale_bytes = qt_w4ax_scale_bytes(p->scales);
@@ -120,6 +118,7 @@ int qt_w4ax_tile_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *
     a.x_sum = acts->sum;
     a.token_factor = block ? NULL : acts->scale;
     a.factor = ldexpf(1, w->scale_exp2 - (p->scales == QT_W4AX_INT ? 0 : 4)); /* w4ax_unpack */
+    a.dependent = p->options.dependent_launch;
     a.f32 = p->options.output == QT_W4AX_F32;
     a.stage_tx = k->tokens * QT_W4AX_BLOCK_COLS + strips * (QT_W4AX_STRIP_BYTES + scale_bytes) +
                  (block ? k->tokens * 4 : 0);
@@ -129,5 +128,6 @@ int qt_w4ax_tile_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *
         (scale_bytes && !strip_map(tile, &a.scales, w->scale, t.strips, t.blocks,
                                    (size_t)t.blocks * (size_t)scale_bytes, scale_bytes, strips)))
         return QT_MATMUL_UNSUPPORTED;
-    return qt_launch_clusters(tile, &a, k->warpgroups * 128 + 128, 1 + a.pairs, false, stream);
+    return qt_launch_clusters(tile, &a, k->warpgroups * 128 + 128, 1 + a.pairs, a.dependent,
+                              stream);
 }

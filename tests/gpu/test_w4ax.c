@@ -546,6 +546,66 @@ static void test_products(bool quick)
                 }
 }
 
+/* Two inputs by turns through the same buffers, all launches dependent: what plain launches give.
+ */
+static void check_dependent(enum qt_w4ax_scales scales, size_t m, size_t n, size_t k)
+{
+    enum { ROUNDS = 20 };
+    const struct qt_w4ax_norm norm = {QT_W4AX_NO_NORM, 0, NULL, NULL};
+    struct layer l;
+    struct weight w;
+    struct acts a = {0};
+    struct qt_w4ax_plan plan;
+    char what[120];
+    const size_t y_bytes = m * n * 2, x_bytes = m * k * 2;
+    layer_new(&l, scales, k, 0);
+    weight_new(&w, &l, n, false);
+    acts_new(&a, &l, m);
+    uint16_t *x = malloc(2 * x_bytes);
+    for (size_t i = 0; i < 2 * m * k; i++)
+        x[i] = from_float(random_float(), 0);
+    char *dx = upload(x, 2 * x_bytes), *dy = gpu_new((ROUNDS + 2) * y_bytes);
+    char *y = malloc((ROUNDS + 2) * y_bytes);
+    bool ran = true;
+    for (int round = 0; round < ROUNDS + 2 && ran; round++) {
+        const struct qt_w4ax_options opt = {.dependent_launch = round >= 2};
+        struct qt_w4ax_input in = l.in;
+        in.dependent_launch = round >= 2;
+        if (round == 0 || round == 2)
+            ran = qt_w4ax_plan(&plan, &w.device, m, &opt) == QT_MATMUL_OK &&
+                  plan.workspace_bytes <= workspace_bytes;
+        ran = ran &&
+              qt_w4ax_quantize(&a.device, &in, &norm, dx + (size_t)(round % 2) * x_bytes, m,
+                               QT_MATMUL_F16, NULL) == QT_MATMUL_OK &&
+              qt_w4ax_run(&plan, &w.device, &a.device, dy + (size_t)round * y_bytes, workspace,
+                          NULL) == QT_MATMUL_OK;
+    }
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaMemcpy(y, dy, (ROUNDS + 2) * y_bytes, cudaMemcpyDeviceToHost));
+    int differ = memcmp(y, y + y_bytes, y_bytes) == 0; /* two inputs, two results */
+    for (int round = 2; round < ROUNDS + 2; round++)
+        differ +=
+            memcmp(y + (size_t)(round % 2) * y_bytes, y + (size_t)round * y_bytes, y_bytes) != 0;
+    snprintf(what, sizeof what, "dependent launches, scales %d m=%zu n=%zu k=%zu: %d differ",
+             (int)scales, m, n, k, differ);
+    result(ran && differ == 0, what);
+    CHECK(cudaFree(dx));
+    CHECK(cudaFree(dy));
+    free(x);
+    free(y);
+    acts_free(&a);
+    weight_free(&w);
+    layer_free(&l);
+}
+
+static void test_dependent(void)
+{
+    static const size_t ms[] = {1, 16, 40, 200};
+    for (int scales = 0; scales < 3; scales++)
+        for (size_t i = 0; i < sizeof ms / sizeof *ms; i++)
+            check_dependent((enum qt_w4ax_scales)scales, ms[i], 1024, 2048);
+}
+
 static void test_refusals(void)
 {
     struct layer l;
@@ -579,6 +639,7 @@ int main(int argc, char **argv)
     CHECK(cudaMemset(workspace, 0, workspace_bytes));
     test_refusals();
     cudaGetLastError();
+    test_dependent();
     test_quantize(quick);
     test_products(quick);
     printf("worst difference of F32 outputs: %.3g of the sum of sizes\n", worst);
