@@ -14,13 +14,6 @@
 /* LINE: words of a row of 64 values in shared memory, by 4 of which rows lie in other banks. */
 enum { WARPS = QT_DEQUANTIZE_WARPS, LINE = QT_DEQUANTIZE_LINE };
 
-static __device__ __forceinline__ float scale_at(const qt_dequantize_args &a, int row, int col)
-{
-    size_t group = a.group_shift == 30 ? 0 : (size_t)(col >> a.group_shift);
-    int slot = 2 * (row % 8) + row / 8 % 2;
-    return __half2float(a.scale[((size_t)(row / 16) * a.pitch_groups + group) * 16 + slot]);
-}
-
 static __device__ __forceinline__ uint32_t round_pair(const qt_dequantize_args &a, uint32_t pair,
                                                       float scale)
 {
@@ -49,37 +42,62 @@ static __device__ __forceinline__ void put_block(const qt_dequantize_args &a, co
     }
 }
 
-template <class Format>
-__global__ void __launch_bounds__(WARPS * 32)
-    dequantize_kernel(const __grid_constant__ qt_dequantize_args a)
-{
-    Format::fill_table(&a.decode, qt_lane_value(&a.decode), (int)blockDim.x);
-    __syncthreads();
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, blocks = (a.k + 63) / 64;
-    const size_t total = (size_t)((a.n + 15) / 16) * blocks;
-    uint32_t *stage = (uint32_t *)(qt_smem + Format::TABLE_BYTES) + warp * 16 * LINE;
-    for (size_t item = blockIdx.x * WARPS + warp; item < total; item += gridDim.x * WARPS) {
-        int strip = (int)(item / blocks), block = (int)(item % blocks);
-        Format words;
+/* What a lane has of a 16 x 64 block: packed words, and the scales of its two rows of the first and
+ * the last 32 channels. */
+template <class Format> struct dequantize_block {
+    Format words;
+    __half2 scale[2];
+
+    __device__ __forceinline__ void load(const qt_dequantize_args &a, int strip, int block)
+    {
+        const int lane = (int)threadIdx.x % 32;
         const unsigned char *src[3];
+#pragma unroll
         for (int i = 0; i < 3; i++)
             src[i] = a.plane[i] + ((size_t)strip * a.pitch_blocks + block) * 128 * a.width[i] +
                      lane * 4 * a.width[i];
         words.load(src, a.decode);
 #pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int channel = block * 64 + (block * 64 + i * 32 < a.k ? i * 32 : 0);
+            const size_t group = (size_t)strip * a.pitch_groups + (channel >> a.group_shift);
+            scale[i] = ((const __half2 *)a.scale)[group * 8 + lane / 4];
+        }
+    }
+};
+
+/* The next block is under way while one is written. */
+template <class Format>
+__global__ void __launch_bounds__(WARPS * 32)
+    dequantize_kernel(const __grid_constant__ qt_dequantize_args a)
+{
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, step = gridDim.x * WARPS;
+    const unsigned blocks = (unsigned)(a.k + 63) / 64, total = (unsigned)(a.n + 15) / 16 * blocks;
+    uint32_t *stage = (uint32_t *)(qt_smem + Format::TABLE_BYTES) + warp * 16 * LINE;
+    unsigned item = blockIdx.x * WARPS + warp;
+    dequantize_block<Format> now, next;
+    if (item < total)
+        next.load(a, (int)(item / blocks), (int)(item % blocks));
+    Format::fill_table(&a.decode, qt_lane_value(&a.decode), (int)blockDim.x);
+    __syncthreads();
+    for (; item < total; item += step) {
+        now = next;
+        if (item + step < total)
+            next.load(a, (int)((item + step) / blocks), (int)((item + step) % blocks));
+#pragma unroll
         for (int s = 0; s < 4; s++) {
             uint32_t frag[4];
-            words.fragment(frag, s, (uint32_t)lane * 4);
+            const float2 scale = __half22float2(now.scale[s / 2]);
+            now.words.fragment(frag, s, (uint32_t)lane * 4);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int row = lane / 4 + 8 * (i % 2), col = 16 * s + 2 * (lane % 4) + 8 * (i / 2);
-                int channel = block * 64 + col;
-                float scale = scale_at(a, strip * 16 + row, channel < a.k ? channel : 0) * a.factor;
-                stage[row * LINE + col / 2] = round_pair(a, frag[i], scale);
+                stage[row * LINE + col / 2] =
+                    round_pair(a, frag[i], (i % 2 ? scale.y : scale.x) * a.factor);
             }
         }
         __syncwarp();
-        put_block(a, stage, strip, block);
+        put_block(a, stage, (int)(item / blocks), (int)(item % blocks));
         __syncwarp();
     }
 }

@@ -7,6 +7,8 @@
 /* Of a block, which then does with 48 KB of shared memory; and words of a row of 64 values there.
  */
 enum { QT_DEQUANTIZE_WARPS = 4, QT_DEQUANTIZE_LINE = 36 };
+/* Blocks there are at most: what large devices run at a time. Each fills its table. */
+enum { QT_DEQUANTIZE_BLOCKS = 132 * 5 };
 
 struct qt_dequantize_args {
     struct qt_decode_args decode;

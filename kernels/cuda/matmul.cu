@@ -341,12 +341,14 @@ int qt_matmul_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_ma
     a.factor = qt_result_factor(w);
     a.bf16 = dtype == QT_MATMUL_BF16;
     a.wide = w->k % 8 == 0 && (size_t)out % 16 == 0;
-    size_t warps = (size_t)s.strips * (size_t)s.blocks,
-           grid = ceil_div(warps, 4 * QT_DEQUANTIZE_WARPS);
+    size_t grid = ceil_div((size_t)s.strips * (size_t)s.blocks, QT_DEQUANTIZE_WARPS);
+    if (grid >> 30)
+        return QT_MATMUL_UNSUPPORTED;
     size_t smem = s.table_bytes + QT_DEQUANTIZE_WARPS * 16 * QT_DEQUANTIZE_LINE * 4;
     void *args[] = {&a};
     cudaError_t e = cudaLaunchKernel(
-        qt_dequantize_instance(s.format), dim3((unsigned)(grid < 4096 ? grid : 4096)),
+        qt_dequantize_instance(s.format),
+        dim3((unsigned)(grid < QT_DEQUANTIZE_BLOCKS ? grid : QT_DEQUANTIZE_BLOCKS)),
         dim3(QT_DEQUANTIZE_WARPS * 32), args, smem, (cudaStream_t)stream);
     return e == cudaSuccess ? QT_MATMUL_OK : QT_MATMUL_FAILED;
 }

@@ -341,6 +341,7 @@ static __device__ __forceinline__ void quantize_by_token(const quantize_args &a,
             sum = __dp4a((int)code.x, 0x01010101, __dp4a((int)code.y, 0x01010101, sum));
         }
     }
+    ptx_launch_dependents();
     const float factor = NORM == QT_W4AX_RMS_NORM ? norm_factor(a, squares, scratch) : 1;
     /* Whole numbers below 2^24: exact as floats. */
     float total = block_sum((float)sum, scratch);
@@ -361,11 +362,14 @@ __global__ void __launch_bounds__(512)
         ptx_wait_previous();
     if (!DIRECT)
         n = load_row<BF16, NORM>(a, scratch);
-    ptx_launch_dependents(); /* not earlier: the next kernel's weights come before the row */
-    if (DIRECT || a.scales == QT_W4AX_BLOCK)
+    /* Not earlier: the next kernel's weights would come before the row, or before the second pass.
+     */
+    if (DIRECT || a.scales == QT_W4AX_BLOCK) {
+        ptx_launch_dependents();
         quantize_by_block<BF16, NORM, DIRECT>(a, n, scratch);
-    else
+    } else {
         quantize_by_token<BF16, NORM>(a, n, scratch);
+    }
 }
 
 /* ---- host --------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ bench many --scheme nf4 --scheme fp6 --shape 4096x4096 --shape 28672x4096 --shap
 bench mix24 --scheme mix24 --scheme mix24:outliers=0 --shape 4096x4096 --shape 8192x8192 --shape 57344x8192 \
     --m 1,8,16,32,64,128,256,512,1024,4096
 bench dependent --dependent --scheme nf4 --scheme int4 --scheme nf3 --scheme nf2 --scheme fp6 \
-    --scheme fp5 --shape 4096x4096 --shape 8192x8192 --shape 57344x8192 --m 1,16
+    --scheme fp5 --scheme w4ax --shape 4096x4096 --shape 8192x8192 --shape 57344x8192 --m 1,16
 bench invariant --invariant --scheme nf4 --shape 8192x8192 --m 1,16,64
 bench w4ax --scheme w4ax --scheme w4ax:scales=int --scheme w4ax:scales=row --shape 4096x4096 \
     --shape 8192x8192 --shape 57344x8192 --m 1,16,32,64,128,256,512
