@@ -352,8 +352,10 @@ static __device__ __forceinline__ void quantize_by_token(const quantize_args &a,
     }
 }
 
+/* With rows in shared memory it is latency that is waited for: 4096 x 8192, RMS norm and gather 62
+ * us with 1536 threads a multiprocessor, 57 with 2048. */
 template <bool BF16, int NORM, bool DIRECT>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(512, DIRECT ? 0 : 4)
     qt_w4ax_quantize_kernel(const __grid_constant__ quantize_args a)
 {
     __shared__ float scratch[32];
