@@ -1,4 +1,5 @@
-/* Shared by the kernels of 4-bit integer weights: arguments, unpacking, partial sums. */
+/* Of the kernels of 4-bit integer weights: how weights are unpacked, and the stream kernel's
+ * arguments and partial sums. */
 #ifndef QT_CUDA_W4AX_CUH
 #define QT_CUDA_W4AX_CUH
 

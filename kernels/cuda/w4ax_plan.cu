@@ -1,7 +1,7 @@
 /* Host side of the products of qtool_w4ax.h: checks, choice of a kernel; configurations and
  * launches of the stream kernel. */
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/w4ax_kernels.h"
+#include "kernels/cuda/w4ax_stream.h"
 #include "kernels/cuda/w4ax_tile.h"
 
 #include <math.h>
@@ -224,7 +224,7 @@ int qt_w4ax_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w,
 {
     int rc = QT_MATMUL_OK;
     if (!aligned(acts->codes, 128) || !aligned(acts->scale, 16) ||
-        (p->scales == QT_W4AX_INT && !acts->sum))
+        (p->scales == QT_W4AX_INT && !acts->sum) || (p->workspace_bytes && !workspace))
         return QT_MATMUL_UNSUPPORTED;
     if (p->config.kernel == QT_W4AX_TILE)
         return qt_w4ax_tile_run(p, w, acts, y, workspace, stream);

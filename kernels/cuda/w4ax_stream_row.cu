@@ -1,6 +1,6 @@
 /* Instances of the stream kernel for scales=row. */
-#include "kernels/cuda/w4ax_kernels.h"
 #include "kernels/cuda/w4ax_stream.cuh"
+#include "kernels/cuda/w4ax_stream.h"
 
 const void *qt_w4ax_stream_row(int tokens, int strips, int warps, int m, int *smem)
 {

@@ -4,18 +4,15 @@
 #include <math.h>
 #include <stdio.h>
 
+static float of_scales(enum qt_w4ax_scales scales, float block, float integer, float row)
+{
+    return scales == QT_W4AX_BLOCK ? block : scales == QT_W4AX_INT ? integer : row;
+}
+
 static struct qt_tile_matrix matrix_of(const struct qt_w4ax_plan *p)
 {
-#define KIND(warpgroups, tokens, block_us, int_us, row_us)                                         \
-    {warpgroups,                                                                                   \
-     tokens,                                                                                       \
-     1,                                                                                            \
-     NULL,                                                                                         \
-     p->scales == QT_W4AX_BLOCK ? block_us                                                         \
-     : p->scales == QT_W4AX_INT ? int_us                                                           \
-                                : row_us,                                                          \
-     0,                                                                                            \
-     0},
+#define KIND(warpgroups, tokens, ...)                                                              \
+    {warpgroups, tokens, 1, NULL, of_scales(p->scales, __VA_ARGS__), 0, 0},
     const struct qt_tile_kind kinds[] = {QT_W4AX_TILE_INTEGER_TABLE(KIND)};
     struct qt_tile_matrix t = {};
     t.strips = (int)ceil_div(p->n, QT_STRIP_ROWS);
@@ -110,6 +107,8 @@ int qt_w4ax_tile_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *
     const struct qt_matmul_plan *tile = &p->launch;
     const struct qt_tile_matrix t = matrix_of(p);
     const struct qt_tile_kind *k = qt_tile_kind_of(tile, &t);
+    if (!k || !tile->kernel)
+        return QT_MATMUL_UNSUPPORTED; /* not planned */
     const int strips = 4 * k->warpgroups, scale_bytes = qt_w4ax_scale_bytes(p->scales);
     const bool block = p->scales == QT_W4AX_BLOCK;
     const size_t pitch = w->pitch_blocks ? w->pitch_blocks : 2 * (size_t)t.blocks; /* of 64 */

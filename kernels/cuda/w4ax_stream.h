@@ -1,6 +1,6 @@
 /* Which stream kernels there are; the tables are in w4ax_stream_*.cu. */
-#ifndef QT_CUDA_W4AX_KERNELS_H
-#define QT_CUDA_W4AX_KERNELS_H
+#ifndef QT_CUDA_W4AX_STREAM_H
+#define QT_CUDA_W4AX_STREAM_H
 
 #include "kernels/cuda/w4ax.cuh"
 
