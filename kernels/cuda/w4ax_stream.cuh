@@ -60,8 +60,9 @@ static __device__ __forceinline__ void w4ax_load_words(const w4ax_args &a, strea
     c->words = __ldg(a.blocks + (c->kb + lane * warps) % a.kblocks);
 }
 
-/* Starts copying of unit c->unit, if it is below `end`: weights, X, or both. */
 enum { W4AX_WEIGHTS = 1, W4AX_X = 2 };
+
+/* Starts copying PARTS of unit c->unit, if it is below `end`. */
 template <int SCALES, int MT, int S, int PARTS>
 static __device__ __forceinline__ void w4ax_copy_next(const w4ax_args &a, stream_cursor_int *c,
                                                       uint32_t slot, long long end, int lane,
