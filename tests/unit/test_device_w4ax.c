@@ -46,6 +46,7 @@ struct fake {
     struct stand_in on;
     enum wrong wrong;
     unsigned runs;
+    bool dependent; /* as launches are to be */
 };
 
 static struct fake *self(struct qt_gpu *gpu)
@@ -184,6 +185,7 @@ static int fake_quantize(struct qt_gpu *gpu, const struct qt_w4ax_acts *out,
     float *v = calloc(blocks * 128, sizeof *v);
     assert_non_null(v);
     f->on.quantizes = true;
+    assert_int_equal(in->dependent_launch, f->dependent);
     if (in->k % 8) {
         free(v);
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "activations: no multiple of 8");
@@ -270,6 +272,7 @@ static int fake_plan(struct qt_gpu *gpu, struct qt_w4ax_plan *out, const struct 
     assert_true(w->scales == QT_W4AX_ROW || w->scale);
     assert_true(w->scales == QT_W4AX_BLOCK || w->row_scale);
     assert_true(!opt->packed || w->scales == QT_W4AX_BLOCK);
+    assert_int_equal(opt->dependent_launch, self(gpu)->dependent);
     if (self(gpu)->wrong == REFUSES)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "not today");
     return QT_OK;
@@ -776,10 +779,13 @@ static void test_bench(void **state)
         assert_int_equal(row->bytes, strips * (blocks * 1024 + scales[at / 2 - 1]));
     }
     qt_bench_free(&r);
+    opt.matmul.dependent_launch = f.dependent = true;
+    bench(&r, &f, &opt);
+    assert_string_equal(r.rows[2].why, "");
+    qt_bench_free(&r);
     opt.matmul.batch_invariant = 1;
     bench(&r, &f, &opt);
-    assert_string_equal(r.rows[2].why,
-                        "w4ax has no dependent launches and no batch-invariant products");
+    assert_string_equal(r.rows[2].why, "w4ax has no batch-invariant products");
     qt_bench_free(&r);
 }
 
