@@ -270,7 +270,7 @@ int qt_launch_clusters(const struct qt_matmul_plan *p, void *args, int threads, 
     config.dynamicSmemBytes = p->smem_bytes;
     config.stream = (cudaStream_t)stream;
     config.attrs = attributes;
-    if (dependent) {
+    if (dependent && p->cc == 90) {
         attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
     }

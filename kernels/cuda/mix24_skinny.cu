@@ -142,7 +142,7 @@ static int run_chunk(const struct qt_matmul_plan *p, const struct qt_matmul_weig
     int rc = qt_mix24_gather(p, w, &to, x, &a.token_factor, stream);
     if (rc != QT_MATMUL_OK)
         return rc;
-    return qt_launch(p, &a, (p->config.warps + a.outliers.warps) * 32 + QT_SKINNY_COPIERS, true,
+    return qt_launch(p, &a, (p->config.warps + a.outliers.warps) * 32 + QT_RING_COPIERS, true,
                      stream);
 }
 

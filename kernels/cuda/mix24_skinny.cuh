@@ -171,13 +171,13 @@ __global__ void __launch_bounds__(QT_MIX24_SKINNY_WARPS * 32, 1)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
     const int threads =
-        (int)blockDim.x - QT_SKINNY_COPIERS - a.outliers.warps * 32; /* that multiply */
+        (int)blockDim.x - QT_RING_COPIERS - a.outliers.warps * 32; /* that multiply */
     const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
     const skinny_warp w = skinny_warp_open(a, warp, threads);
-    if (warp * 32 >= threads + QT_SKINNY_COPIERS) {
+    if (warp * 32 >= threads + QT_RING_COPIERS) {
         ptx_launch_dependents();
         mix24_skinny_outliers<MT>(a, w.warps_n * STRIPS * 16 + 4, threads,
-                                  (int)threadIdx.x - threads - QT_SKINNY_COPIERS);
+                                  (int)threadIdx.x - threads - QT_RING_COPIERS);
     } else if (warp * 32 >= threads) {
         skinny_bring(a, r, warp * 32 == threads, threads, [&] { mix24_skinny_copy_weights(a, r); });
     } else {

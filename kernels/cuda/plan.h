@@ -17,6 +17,9 @@ enum { QT_WEIGHTS_AHEAD = 72 << 10 };
 
 /* Rings of stages in shared memory (ring.cuh): at most so many; bytes of their barriers. */
 enum { QT_RING_STAGES = 16, QT_RING_BARRIER_BYTES = (2 * QT_RING_STAGES + 1) * 8 };
+/* Threads that fill them: a warp for weights, which do not depend on the previous kernel, and one
+ * for X, which does. */
+enum { QT_RING_COPIERS = 64 };
 
 /* A checked struct qt_matmul_weight. */
 struct qt_shape {
@@ -50,7 +53,9 @@ float qt_result_factor(const struct qt_matmul_weight *w);
 struct qt_decode_args qt_decode_args_of(const struct qt_matmul_weight *w);
 /* Lets p->kernel have all the shared memory there is. */
 int qt_allow_smem(struct qt_matmul_plan *p);
-/* Launches p->kernel, in clusters of so many blocks along x. */
+/* Launches p->kernel, in clusters of so many blocks along x. dependent: before the previous kernel
+ * has ended, but on compute 9.0 alone, as code for 8.0, which newer devices run too, does not wait.
+ */
 int qt_launch_clusters(const struct qt_matmul_plan *p, void *args, int threads, int cluster,
                        bool dependent, void *stream);
 int qt_launch(const struct qt_matmul_plan *p, void *args, int threads, bool dependent,

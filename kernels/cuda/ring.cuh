@@ -38,13 +38,9 @@ static __device__ __forceinline__ void qt_ring_next(qt_ring *r, int stages)
 /* Numbers of barriers of a part of the block; 0 is __syncthreads. */
 enum { RING_START = 1, RING_START_X, RING_BARRIERS };
 
-/* Warps that copy, of which one thread each does: weights, which do not depend on the previous
- * kernel, and X, which does. */
-enum { RING_COPIERS = 64 };
-
 /*
- * What they do, each all stages of all tiles: copy_weights() and copy_x(), of which one is called.
- * arrivals: that give a stage back; threads: that wait for the ring (qt_ring_start).
+ * What the warps that copy do, each all stages of all tiles: copy_weights() and copy_x(), of which
+ * one is called. arrivals: that give a stage back; threads: that wait for the ring (qt_ring_start).
  */
 template <class Weights, class X>
 static __device__ __forceinline__ void qt_ring_bring(const qt_ring &r, int arrivals, int threads,
@@ -62,8 +58,8 @@ static __device__ __forceinline__ void qt_ring_bring(const qt_ring &r, int arriv
     }
     __syncwarp();
     ptx_launch_dependents();
-    ptx_named_barrier(RING_START_X, RING_COPIERS);
-    ptx_named_barrier_arrive(RING_START, threads + RING_COPIERS);
+    ptx_named_barrier(RING_START_X, QT_RING_COPIERS);
+    ptx_named_barrier_arrive(RING_START, threads + QT_RING_COPIERS);
     if (weights && ptx_elect())
         copy_weights();
     if (!weights && ptx_elect())
@@ -73,7 +69,7 @@ static __device__ __forceinline__ void qt_ring_bring(const qt_ring &r, int arriv
 /* Until the ring can be waited for. */
 static __device__ __forceinline__ void qt_ring_start(int threads)
 {
-    ptx_named_barrier(RING_START, threads + RING_COPIERS);
+    ptx_named_barrier(RING_START, threads + QT_RING_COPIERS);
 }
 
 #endif

@@ -143,11 +143,11 @@ static __device__ __forceinline__ void skinny_load_row_scales(const qt_skinny_ar
  */
 
 template <class Format, int MT, int STRIPS>
-__global__ void __launch_bounds__(QT_SKINNY_MAX_WARPS * 32 + QT_SKINNY_COPIERS, 1)
+__global__ void __launch_bounds__(QT_SKINNY_MAX_WARPS * 32 + QT_RING_COPIERS, 1)
     qt_skinny_kernel(const __grid_constant__ qt_skinny_args a)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    const int threads = (int)blockDim.x - QT_SKINNY_COPIERS; /* that multiply */
+    const int threads = (int)blockDim.x - QT_RING_COPIERS; /* that multiply */
     const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
     if (warp * 32 >= threads) {
         skinny_bring(a, r, warp * 32 == threads, threads,

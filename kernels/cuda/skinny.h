@@ -46,9 +46,7 @@ struct qt_skinny_args : qt_skinny_base {
 /* ---- plans (skinny_plan.cu) --------------------------------------------------------------------
  */
 
-/* Copiers: threads beside the warps that multiply; a warp for weights, which also initialises the
- * barriers, one for X. */
-enum { QT_SKINNY_MAX_TOKENS = 16, QT_SKINNY_MAX_WARPS = 16, QT_SKINNY_COPIERS = 64 };
+enum { QT_SKINNY_MAX_TOKENS = 16, QT_SKINNY_MAX_WARPS = 16 };
 
 /* Lines of X in a stage for so many tokens, and their bytes. */
 static inline int qt_skinny_x_rows(const struct qt_matmul_config *c, size_t tokens)

@@ -255,7 +255,7 @@ int qt_skinny_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
         a.token0 = (int)t;
         a.y = (char *)y + t * p->n * 2;
         a.token_factor = token_factor ? token_factor + t : NULL;
-        rc = qt_launch(p, &a, c->warps * 32 + QT_SKINNY_COPIERS, a.dependent, stream);
+        rc = qt_launch(p, &a, c->warps * 32 + QT_RING_COPIERS, a.dependent, stream);
     }
     return rc;
 }

@@ -208,8 +208,7 @@ static struct qt_stream_args stream_args(const struct qt_matmul_plan *p,
     a.slice_blocks =
         (int)round_up(ceil_div((size_t)a.split_blocks, (size_t)c->warps_k), (size_t)slice_unit(s));
     a.slot_groups = s->group_shift == 5 ? 4 : s->group_shift == 6 ? 2 : 1;
-    a.dependent =
-        p->options.dependent_launch && p->cc == 90; /* compute 8.0 code knows nothing of it */
+    a.dependent = p->options.dependent_launch;
     return a;
 }
 

@@ -157,8 +157,7 @@ static __device__ __forceinline__ void tile_copy_x(const qt_tile_base &a, qt_rin
 }
 
 /* The two warps of which a lane each copies. more: what else the one for X is to copy, behind X;
- * its bytes count with the weights. The barrier behind those of the stages is of what the other of
- * a pair sends. */
+ * its bytes count with the weights. The spare barrier is of what the other of a pair sends. */
 template <int WGS, int BM, int C, class Copy, class More>
 static __device__ __forceinline__ void tile_bring(const qt_tile_base &a, const qt_ring &r,
                                                   bool weights, Copy copy, More more)

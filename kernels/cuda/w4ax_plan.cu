@@ -89,10 +89,11 @@ static int stream_check(struct qt_w4ax_plan *p)
     if (smem > p->smem_limit)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "not enough shared memory");
     /* see qt_matmul_plan_check */
-    if (p->options.dependent_launch && p->cc >= 90 && smem <= p->smem_limit / 2)
+    if (p->options.dependent_launch && p->cc == 90 && smem <= p->smem_limit / 2)
         smem = p->smem_limit / 2 + 1024;
     l->smem_bytes = (size_t)smem;
     l->smem_limit = smem; /* there is some beside, for flags */
+    l->cc = p->cc;
     l->grid_y = 1;
     l->grid_x = (int)ceil_div(groups_of(p) * kblocks_of(p), (size_t)c->cta_units);
     bool shared = (size_t)c->cta_units % kblocks_of(p) != 0;
@@ -201,7 +202,7 @@ static w4ax_args args_of(const struct qt_w4ax_plan *p, const struct qt_w4ax_weig
      * it by the block, as packed activations are too. */
     a.factor = ldexpf(1, w->scale_exp2 - (p->scales == QT_W4AX_ROW ? 4 : 0));
     a.output = p->options.output;
-    a.dependent = p->options.dependent_launch && p->cc >= 90;
+    a.dependent = p->options.dependent_launch;
     return a;
 }
 

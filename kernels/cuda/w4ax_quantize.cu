@@ -14,6 +14,7 @@
  * Oracle    the same arithmetic in plain C (tests/gpu/test_w4ax.c): codes bit for bit without norm;
  * with it, where the order of a sum moves a last bit, codes may differ by one
  */
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/qtool_w4ax.h"
@@ -407,14 +408,14 @@ template <bool BF16> static const void *kernel_of(int norm, bool direct)
                : (const void *)qt_w4ax_quantize_kernel<BF16, QT_W4AX_NO_NORM, false>;
 }
 
-/* Older ones know nothing of dependent launches. */
-static bool current_device_is_hopper(void)
+static int cc_of_current_device(void)
 {
-    int device = 0, major = 0;
-    return cudaGetDevice(&device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
-               cudaSuccess &&
-           major >= 9;
+    int ordinal = 0;
+    char reason[160];
+    struct qt_device d = {};
+    if (cudaGetDevice(&ordinal) == cudaSuccess)
+        qt_device_facts(&d, ordinal, reason);
+    return d.cc;
 }
 
 /* A thread has at least 8 channels. */
@@ -469,7 +470,8 @@ int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input 
     launch.grid_y = 1;
     launch.smem_bytes = smem;
     launch.smem_limit = (int)smem;
-    a.dependent = in->dependent_launch && current_device_is_hopper();
+    a.dependent = in->dependent_launch;
+    launch.cc = a.dependent ? cc_of_current_device() : 0;
     if (smem > 48 << 10 && qt_allow_smem(&launch) != QT_MATMUL_OK)
         return QT_MATMUL_FAILED;
     return qt_launch(&launch, &a, (int)threads_of(in->k, m), a.dependent, stream);
