@@ -10,7 +10,8 @@ struct bench_options {
     struct common_options common;
     struct opt_list scheme, shape;
     const char *m, *length;
-    int dtype; /* enum qt_matmul_dtype */
+    int dtype;   /* enum qt_matmul_dtype */
+    int compute; /* index of `computes` */
     bool dependent, invariant;
 };
 
@@ -38,6 +39,10 @@ static const char default_m[] = "1,16,64,256", default_length[] = "2048,8192,327
 
 /* Stands among schemes, but is attention over a 4-bit cache. */
 static const char cache_scheme[] = "kv4";
+
+/* Devices to plan for. */
+static const char *const computes[] = {"own", "8.0", "8.6", "8.9", NULL};
+static const int compute_numbers[] = {0, 80, 86, 89};
 
 struct request {
     struct qt_spec *specs;
@@ -254,6 +259,8 @@ static const char *row_config(char buf[TEXT_SIZE], const struct qt_bench_row *ro
                  row->w4ax.warps, row->w4ax.cta_units);
     else if (c->path == QT_MATMUL_TILE)
         snprintf(buf, TEXT_SIZE, "tile t%d w%d x%d", c->token_tiles, c->warps, c->splits);
+    else if (c->path == QT_MATMUL_MMA_TILE)
+        snprintf(buf, TEXT_SIZE, "mma tile t%d c%d x%d", c->token_tiles, c->strips_cta, c->splits);
     else if (c->path == QT_MATMUL_DENSE)
         snprintf(buf, TEXT_SIZE, "dequantize + cublas");
     else
@@ -342,9 +349,12 @@ static int print_report(const struct qt_bench_report *report, const struct reque
     printf("%s, %d SMs, %s, %s\n", gpu->name, gpu->sms, gpu->cuda, gpu->cublas);
     printf("copy %.0f GB/s (read + written), read %.0f GB/s\n", report->copy_gbs, report->read_gbs);
     printf("%s, %s launches%s; weights cold in L2, CUDA graphs, medians; floor: bare read of the "
-           "same bytes, plain launches\n\n",
+           "same bytes, plain launches\n",
            o->dtype == QT_MATMUL_BF16 ? "BF16" : "FP16", o->dependent ? "dependent" : "plain",
            o->invariant ? ", batch-invariant" : "");
+    if (o->compute)
+        printf("fused kernels as on a device of compute capability %s\n", computes[o->compute]);
+    putchar('\n');
     if (report->count)
         QT_TRY(print_rows(report, r, err));
     if (report->ncaches)
@@ -409,6 +419,7 @@ static void fill_doc(struct cli *cli, const struct qt_bench_report *report, cons
     doc_set(cli, cli->doc, "dtype", doc_text(o->dtype == QT_MATMUL_BF16 ? "BF16" : "FP16"));
     doc_set(cli, cli->doc, "dependent_launches", json_boolean(o->dependent));
     doc_set(cli, cli->doc, "batch_invariant", json_boolean(o->invariant));
+    doc_set(cli, cli->doc, "compute", doc_text(computes[o->compute]));
     doc_set(cli, cli->doc, "copy_gb_per_s", doc_real(report->copy_gbs));
     doc_set(cli, cli->doc, "read_gb_per_s", doc_real(report->read_gbs));
     doc_set(cli, cli->doc, "rows", rows);
@@ -434,7 +445,8 @@ static int measure(struct cli *cli, const struct request *r, const struct bench_
         .matmul = {.dtype = (enum qt_matmul_dtype)o->dtype,
                    .device = gpu->device,
                    .dependent_launch = o->dependent,
-                   .batch_invariant = o->invariant},
+                   .batch_invariant = o->invariant,
+                   .compute = compute_numbers[o->compute]},
         .log = &cli->log,
     };
     struct qt_bench_report report = {0};
@@ -515,6 +527,13 @@ static const struct opt opts[] = {
      .kind = OPT_FLAG,
      .offset = offsetof(struct bench_options, invariant),
      .help = "batch-invariant products: a token's result does not depend on the others"},
+    {.name = "compute",
+     .kind = OPT_CHOICE,
+     .offset = offsetof(struct bench_options, compute),
+     .choices = computes,
+     .metavar = "CC",
+     .help = "the kernels, and shared memory, of devices of compute capability 8.0, 8.6 or 8.9, on "
+             "a newer one; own, the default: of the device; not of w4ax and kv4"},
     {0},
 };
 

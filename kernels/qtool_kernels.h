@@ -104,15 +104,19 @@ struct qt_matmul_options {
      * it, where that is faster: for very many tokens. They are then rounded to `dtype` first. */
     qt_matmul_dense_fn *dense;
     void *dense_context;
+    /* For tests: 80, 86, 89 or 90 plans as for such a device, its kernels and its shared memory, on
+     * a newer one. 0: as for the device. */
+    int compute;
 };
 
 /* How a kernel is laid over a matrix. Chosen by plan; a test or a tuner may change it between plan
  * and qt_matmul_plan_check. */
 enum qt_matmul_path {
-    QT_MATMUL_STREAM, /* one pass over the weights for up to 32 tokens */
-    QT_MATMUL_SKINNY, /* whole rows a block, up to 16 tokens; compute capability 9.0 */
-    QT_MATMUL_TILE,   /* tiles of rows and tokens; compute capability 9.0 */
-    QT_MATMUL_DENSE,  /* dequantize, and options.dense */
+    QT_MATMUL_STREAM,   /* one pass over the weights for up to 32 tokens */
+    QT_MATMUL_SKINNY,   /* whole rows a block, up to 16 tokens; compute capability 9.0 */
+    QT_MATMUL_TILE,     /* tiles of rows and tokens; compute capability 9.0 */
+    QT_MATMUL_DENSE,    /* dequantize, and options.dense */
+    QT_MATMUL_MMA_TILE, /* tiles of rows and tokens, by mma.sync */
 };
 
 struct qt_matmul_config {

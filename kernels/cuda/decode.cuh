@@ -31,6 +31,15 @@ struct qt_decode_args {
     unsigned bits, exp_bits;
 };
 
+/* Bytes of a lane's words of a 16 x 64 block, by plane. */
+template <class Format>
+static __device__ __forceinline__ void qt_lane_widths(int width[3], const qt_decode_args &d)
+{
+    width[0] = 4 * Format::WIDTH0;
+    width[1] = 4 * (Format::WIDTH1 >= 0 ? Format::WIDTH1 : d.bits == 8 ? 4 : d.bits >= 6 ? 2 : 1);
+    width[2] = 4 * (Format::WIDTH2 >= 0 ? Format::WIDTH2 : d.bits == 7 ? 1 : 0);
+}
+
 /*
  * 16-bit magnitudes of minifloats: with the exponent field at the low end of FP16's, a code reads
  * as its value times 2^(bias - 15), subnormals included. Five exponent bits would reach FP16's

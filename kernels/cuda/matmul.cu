@@ -142,6 +142,13 @@ int qt_matmul_slice(struct qt_matmul_weight *out, const struct qt_matmul_weight 
 /* ---- plan --------------------------------------------------------------------------------------
  */
 
+/* Bytes of shared memory that a block may have (CUDA programming guide, technical specifications).
+ */
+static int smem_limit_of(int cc)
+{
+    return (cc == 80 || cc == 87 ? 163 : cc == 90 ? 227 : 99) << 10;
+}
+
 static int device_facts(struct qt_matmul_plan *p)
 {
     struct qt_device d;
@@ -149,6 +156,13 @@ static int device_facts(struct qt_matmul_plan *p)
     p->sms = d.sms;
     p->smem_limit = d.smem_limit;
     p->cc = d.cc;
+    if (rc == QT_MATMUL_OK && p->options.compute) {
+        if (p->options.compute < 80 || p->options.compute > d.cc)
+            return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "options.compute is %d, the device has %d",
+                             p->options.compute, d.cc);
+        p->cc = p->options.compute;
+        p->smem_limit = smem_limit_of(p->cc) < d.smem_limit ? smem_limit_of(p->cc) : d.smem_limit;
+    }
     return rc;
 }
 
@@ -169,16 +183,24 @@ int qt_matmul_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
     enum qt_matmul_path path = p->config.path;
-    int rc = path == QT_MATMUL_TILE     ? qt_tile_check(p, &s)
-             : path == QT_MATMUL_SKINNY ? qt_skinny_check(p, &s)
-                                        : qt_stream_check(p, &s);
+    int rc = path == QT_MATMUL_TILE       ? qt_tile_check(p, &s)
+             : path == QT_MATMUL_SKINNY   ? qt_skinny_check(p, &s)
+             : path == QT_MATMUL_MMA_TILE ? qt_mma_tile_check(p, &s)
+                                          : qt_stream_check(p, &s);
     return rc == QT_MATMUL_OK ? qt_allow_smem(p) : rc;
 }
 
-/* About how long a kernel takes that reads the weights once for every `tokens` tokens. */
-static double passes_us(const struct qt_matmul_plan *p, size_t packed_bytes, size_t tokens)
+/* About how long the stream kernel takes on an H200, and that of mix24. More than 16 tokens a pass
+ * leave one strip a warp, and X takes the room of the rings. */
+static double stream_us(const struct qt_matmul_plan *p)
 {
-    return (double)ceil_div(p->m, tokens) * (3 + (double)packed_bytes / 1.7e6);
+    double pass_us = 3 + (double)p->n * (double)p->k / 3.2e6;
+    return p->m <= 16 ? pass_us : (double)ceil_div(p->m, 32) * 2.3 * pass_us;
+}
+
+static double mix24_us(const struct qt_matmul_plan *p, size_t packed_bytes)
+{
+    return (double)ceil_div(p->m, 16) * (3 + (double)packed_bytes / 1.7e6);
 }
 
 static void prefer_dense(struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
@@ -196,10 +218,11 @@ static bool choose(struct qt_matmul_plan *p, const struct qt_shape *s,
                    const struct qt_matmul_weight *w)
 {
     const size_t packed_bytes = (size_t)s->strips * (size_t)s->blocks * 128 * (size_t)s->bits;
-    double us = passes_us(p, packed_bytes, 32);
+    const bool tiles = !p->options.batch_invariant && p->m > 8;
+    double us = stream_us(p);
     if (qt_skinny_choose(p, s))
         return true;
-    if ((p->options.batch_invariant || p->m <= 8 || !qt_tile_choose(p, s, &us)) &&
+    if (!(tiles && (qt_tile_choose(p, s, &us) || qt_mma_tile_choose(p, s, &us))) &&
         !qt_stream_choose(p, s))
         return false;
     prefer_dense(p, w, packed_bytes, us);
@@ -210,7 +233,7 @@ static int choose_mix24(struct qt_matmul_plan *p, const struct qt_matmul_weight 
 {
     size_t packed_bytes = ceil_div(w->n, QT_STRIP_ROWS) * (w->mix24.twos * QT_MATMUL_MIX24_TWO +
                                                            w->mix24.fours * QT_MATMUL_MIX24_FOUR);
-    double us = passes_us(p, packed_bytes, 16);
+    double us = mix24_us(p, packed_bytes);
     int rc = qt_mix24_choose(p, w, &us);
     if (rc == QT_MATMUL_OK)
         prefer_dense(p, w, packed_bytes, us);
@@ -312,6 +335,8 @@ int qt_matmul_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight 
         return qt_tile_run(p, &s, w, y, x, workspace, stream);
     case QT_MATMUL_SKINNY:
         return qt_skinny_run(p, &s, w, y, x, workspace, stream);
+    case QT_MATMUL_MMA_TILE:
+        return qt_mma_tile_run(p, &s, w, y, x, workspace, stream);
     default:
         return qt_stream_run(p, &s, w, y, x, workspace, stream);
     }

@@ -120,6 +120,13 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
                 const struct qt_matmul_weight *w, void *y, const void *x, void *workspace,
                 void *stream);
 
+/* The same; us: it must be faster than that. */
+bool qt_mma_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s, double *us);
+int qt_mma_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s);
+int qt_mma_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
+                    const struct qt_matmul_weight *w, void *y, const void *x, void *workspace,
+                    void *stream);
+
 /* packed_bytes: of the matrix. kernel: any that dequantizes it. */
 double qt_dense_us(const struct qt_matmul_plan *p, size_t packed_bytes);
 const char *qt_dense_fault(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w);

@@ -107,16 +107,6 @@ template <int STRIPS> struct stream_cursor {
     unsigned scale_at;   /* strip * pitch_groups, of the strip whose scales the lane copies */
 };
 
-/* Bytes of a lane's words, by plane. */
-template <class Format>
-static __device__ __forceinline__ void stream_widths(int width[3], const qt_stream_args &a)
-{
-    unsigned bits = a.decode.bits;
-    width[0] = 4 * Format::WIDTH0;
-    width[1] = 4 * (Format::WIDTH1 >= 0 ? Format::WIDTH1 : bits == 8 ? 4 : bits >= 6 ? 2 : 1);
-    width[2] = 4 * (Format::WIDTH2 >= 0 ? Format::WIDTH2 : bits == 7 ? 1 : 0);
-}
-
 /* To the begin of the slice in pass c->pass. */
 template <int STRIPS>
 static __device__ __forceinline__ void
@@ -154,7 +144,7 @@ stream_copy_next(const qt_stream_args &a, const stream_warp &w, stream_cursor<ST
         int width[3];
         uint32_t dst = w.ring + c->slot;
         const bool two = c->block + 1 < w.block1;
-        stream_widths<Format>(width, a);
+        qt_lane_widths<Format>(width, a.decode);
 #pragma unroll
         for (int u = 0; u < STRIPS; u++)
 #pragma unroll
@@ -286,7 +276,7 @@ stream_slot(qt_sums<MT, STRIPS> *total, const qt_stream_args &a, const stream_wa
             const unsigned char *slot, const uint32_t x_row[MT], uint32_t x_at, bool two)
 {
     int width[3];
-    stream_widths<Format>(width, a);
+    qt_lane_widths<Format>(width, a.decode);
     const int strip_bytes = 64 * (width[0] + width[1] + width[2]);
     const unsigned char *scales[STRIPS];
 #pragma unroll

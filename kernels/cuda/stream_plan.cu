@@ -101,18 +101,17 @@ static double stream_cost(const struct qt_matmul_config *c, const struct qt_shap
     return work * (c->warps_k == 16 ? 1.05 : 1) + sums + x + fix_up;
 }
 
-/* The fastest configuration for m tokens; how k is cut is taken from `cut` unless it is NULL. */
-static bool choose_for(struct qt_matmul_config *out, const struct qt_matmul_plan *p,
-                       const struct qt_shape *s, size_t m, const struct qt_matmul_config *cut)
+/* The fastest configuration of c->warps warps for m tokens; how k is cut is taken from `cut` unless
+ * it is NULL. */
+static bool choose_with(struct qt_matmul_config *out, struct qt_matmul_config c,
+                        const struct qt_matmul_plan *p, const struct qt_shape *s, size_t m,
+                        const struct qt_matmul_config *cut)
 {
     double best = 1e300;
-    struct qt_matmul_config c = {};
-    c.token_tiles = m <= 8 ? 1 : m <= 16 ? 2 : 4;
-    c.warps = 16;
     for (c.splits = 1; c.splits <= 64 && c.splits <= split_units(s); c.splits++) {
         int groups = p->sms / c.splits > 0 ? p->sms / c.splits : 1;
         for (c.strips = 1; c.strips <= 2; c.strips++)
-            for (c.warps_k = 4; c.warps_k <= 16; c.warps_k *= 2) {
+            for (c.warps_k = c.warps < 4 ? c.warps : 4; c.warps_k <= c.warps; c.warps_k *= 2) {
                 if (cut && (c.splits != cut->splits || c.warps_k != cut->warps_k))
                     continue;
                 c.strips_cta =
@@ -125,6 +124,19 @@ static bool choose_for(struct qt_matmul_config *out, const struct qt_matmul_plan
             }
     }
     return best < 1e300;
+}
+
+/* With 16 warps, or as many as fit: with tables, the 99 KB of shared memory that devices other than
+ * 8.0 and 9.0 have are too few for 32 tokens. */
+static bool choose_for(struct qt_matmul_config *out, const struct qt_matmul_plan *p,
+                       const struct qt_shape *s, size_t m, const struct qt_matmul_config *cut)
+{
+    struct qt_matmul_config c = {};
+    bool found = false;
+    c.token_tiles = m <= 8 ? 1 : m <= 16 ? 2 : 4;
+    for (c.warps = 16; c.warps >= 1 && !found; c.warps /= 2)
+        found = choose_with(out, c, p, s, m, cut);
+    return found;
 }
 
 /* The order in which products are added follows from splits and warps_k alone. */

@@ -29,6 +29,16 @@ qt_sums_flush(qt_sums<MT, STRIPS> *total, qt_sums<MT, STRIPS> *sums,
     }
 }
 
+/* The scales of a lane's two rows, as units of sums. A scale of 0 counts as 2^-60, which is 0 to
+ * FP16 and can be divided by. */
+static __device__ __forceinline__ float2 qt_scale_unit(__half2 stored)
+{
+    float2 s = __half22float2(stored);
+    s.x = s.x == 0 ? 0x1p-60f : s.x;
+    s.y = s.y == 0 ? 0x1p-60f : s.y;
+    return s;
+}
+
 /* Bits that are not known before all of the sums are. */
 template <int MT, int STRIPS>
 static __device__ __forceinline__ uint32_t qt_sums_bits(const qt_sums<MT, STRIPS> &sums)

@@ -14,6 +14,7 @@
 #ifndef QT_CUDA_TILE_CUH
 #define QT_CUDA_TILE_CUH
 
+#include "kernels/cuda/sums.cuh"
 #include "kernels/cuda/tile_ring.cuh"
 
 /* ---- copies ------------------------------------------------------------------------------------
@@ -48,16 +49,6 @@ static __device__ __forceinline__ void tile_copy_weights(const qt_tile_args &a, 
 
 /* ---- products ----------------------------------------------------------------------------------
  */
-
-/* The scales of a lane's two rows. A scale of 0 counts as 2^-60, which is 0 to FP16 and can be
- * divided by. */
-static __device__ __forceinline__ float2 tile_scales(__half2 stored)
-{
-    float2 s = __half22float2(stored);
-    s.x = s.x == 0 ? 0x1p-60f : s.x;
-    s.y = s.y == 0 ? 0x1p-60f : s.y;
-    return s;
-}
 
 /* Sums in units of *unit -> in units of a new scale. */
 template <int BM>
@@ -121,7 +112,7 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
     __half2 next_scale = __float2half2_rn(1);
     if (Format::GROUPED) {
         next_scale = *(const __half2 *)scale;
-        unit = tile_scales(next_scale);
+        unit = qt_scale_unit(next_scale);
     }
 #pragma unroll 1
     for (int i = begin; i < end; i++) {
@@ -144,7 +135,7 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
                     bool fresh = c == 0 && batch == 0; /* the stage's first, loaded already */
                     scale += fresh ? 0 : 32;
                     tile_change_unit(d, &unit,
-                                     tile_scales(fresh ? this_scale : *(const __half2 *)scale));
+                                     qt_scale_unit(fresh ? this_scale : *(const __half2 *)scale));
                 }
                 ptx_wgmma_fence();
 #pragma unroll

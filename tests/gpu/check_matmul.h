@@ -105,10 +105,11 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
              "%s n=%zu k=%zu m=%zu %s %s: tiles %d strips %d warps %d/%d cta %d splits %d "
              "depth %d parts %d: error %.3g%s%s",
              name, p->n, p->k, p->m, bf16 ? "bf16" : "f16",
-             c->path == QT_MATMUL_TILE     ? "tile"
-             : c->path == QT_MATMUL_SKINNY ? "skinny"
-             : c->path == QT_MATMUL_DENSE  ? "dense"
-                                           : "stream",
+             c->path == QT_MATMUL_TILE       ? "tile"
+             : c->path == QT_MATMUL_SKINNY   ? "skinny"
+             : c->path == QT_MATMUL_DENSE    ? "dense"
+             : c->path == QT_MATMUL_MMA_TILE ? "mma tile"
+                                             : "stream",
              c->token_tiles, c->strips, c->warps, c->warps_k, c->strips_cta, c->splits, c->depth,
              c->parts, e, guards ? "" : " GUARDS", equal ? "" : " NOT REPEATABLE");
     if (count >= 1000 && !uneven && c->path != QT_MATMUL_DENSE)
@@ -140,24 +141,43 @@ static inline void vary_tile(struct qt_matmul_config *c)
     c->token_tiles = 2 << random_below(5);
 }
 
-/* The configuration that plan chooses, and `others` made by `vary` where plan_check takes them.
- * x: in the pool; decoded: device, [n][pitch]. */
+static inline void vary_mma_tile(struct qt_matmul_config *c)
+{
+    static const struct qt_matmul_config kinds[] = {
+        {.warps = 8, .strips = 2, .strips_cta = 16, .token_tiles = 8},
+        {.warps = 8, .strips = 2, .strips_cta = 8, .token_tiles = 16},
+        {.warps = 8, .strips = 4, .strips_cta = 16, .token_tiles = 16},
+        {.warps = 8, .strips = 2, .strips_cta = 16, .token_tiles = 4},
+    };
+    *c = kinds[random_below(COUNT(kinds))];
+    c->path = QT_MATMUL_MMA_TILE;
+    c->splits = 1 + (int)random_below(4);
+}
+
+/* The configurations that plan chooses, for the device and as for an older one, and `others` made
+ * by `vary` where plan_check takes them. x: in the pool; decoded: device, [n][pitch]. */
 static inline void check_product(const struct qt_matmul_weight *w, const float *decoded,
                                  size_t pitch, uint16_t *x, size_t m, int bf16, int others,
                                  void (*vary)(struct qt_matmul_config *c, int variant),
                                  const char *name)
 {
-    const struct qt_matmul_options opt = {.dtype = bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16,
-                                          .dependent_launch = (int)(random_bits() & 1),
-                                          .dense = gpu_dense};
+    static const int older[] = {80, 86, 89};
+    struct qt_matmul_options opt = {.dtype = bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16,
+                                    .dependent_launch = (int)(random_bits() & 1),
+                                    .dense = gpu_dense,
+                                    .compute = older[random_below(COUNT(older))]};
     struct qt_matmul_plan plan;
     random_x(x, m * w->k, bf16);
     gpu_reference(pool.reference, x, decoded, m, w->n, w->k, pitch, bf16);
-    if (qt_matmul_plan(&plan, w, m, &opt) != QT_MATMUL_OK) {
-        result(false, plan.reason);
-        return;
+    for (int native = 0; native < 2; native++) {
+        if (native)
+            opt.compute = 0;
+        if (qt_matmul_plan(&plan, w, m, &opt) != QT_MATMUL_OK) {
+            result(false, plan.reason);
+            return;
+        }
+        check_plan(&plan, w, x, name);
     }
-    check_plan(&plan, w, x, name);
     for (int i = 0; i <= others; i++) {
         struct qt_matmul_plan other = plan;
         if (i < others)

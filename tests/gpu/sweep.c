@@ -2,7 +2,7 @@
  * For authors of kernels: times configurations around the one that plan chooses, the fastest
  * first. Everything else is measured by `qtool bench`.
  *
- * usage: sweep SCHEME NxK M [dependent]
+ * usage: sweep SCHEME NxK M [dependent | COMPUTE]       COMPUTE: as on a device of 80, 86, 89
  */
 #include "verify/gpu.h"
 
@@ -35,6 +35,11 @@ static void show(const char *name, const struct qt_matmul_config *c, double us)
                c->splits == 1   ? "whole"
                : c->splits == 2 ? "shared"
                                 : "pairs");
+        return;
+    }
+    if (c->path == QT_MATMUL_MMA_TILE) {
+        printf("%-8s %8.2f us  mma tiles of %d rows x %d tokens, %d warps, %d splits\n", name, us,
+               16 * c->strips_cta, 8 * c->token_tiles, c->warps, c->splits);
         return;
     }
     printf("%-8s %8.2f us  %s tiles %d strips %d warps %d/%d cta %d splits %d depth %d parts %d\n",
@@ -77,6 +82,20 @@ static void try_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                 plan.config.splits = splits;
                 try_one(tried, count, gpu, copies, &plan, o);
             }
+}
+
+static void try_mma_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
+                          const struct gpu_copies *copies, struct qt_matmul_plan plan,
+                          struct gpu_operands *o)
+{
+    struct qt_matmul_config *c = &plan.config;
+    c->path = QT_MATMUL_MMA_TILE;
+    c->warps = 8;
+    for (c->strips = 1; c->strips <= 4; c->strips *= 2)
+        for (c->strips_cta = 8; c->strips_cta <= 32; c->strips_cta *= 2)
+            for (c->token_tiles = 4; c->token_tiles <= 16; c->token_tiles *= 2)
+                for (c->splits = 1; c->splits <= 16; c->splits++)
+                    try_one(tried, count, gpu, copies, &plan, o);
 }
 
 static void try_skinny(struct tried *tried, size_t *count, struct qt_gpu *gpu,
@@ -160,12 +179,15 @@ int main(int argc, char **argv)
     size_t n, k, m;
     double us;
     if (argc < 4 || sscanf(argv[2], "%zux%zu", &n, &k) != 2 || sscanf(argv[3], "%zu", &m) != 1) {
-        printf("usage: sweep SCHEME NxK M [dependent]\n");
+        printf("usage: sweep SCHEME NxK M [dependent | COMPUTE]\n");
         return 2;
     }
     fail_on(qt_gpu_open(&gpu, 0, &err), &err);
-    const struct qt_matmul_options opt = {
-        .dependent_launch = argc > 4, .dense = gpu->dense, .dense_context = gpu->dense_context};
+    const int compute = argc > 4 ? atoi(argv[4]) : 0;
+    const struct qt_matmul_options opt = {.dependent_launch = argc > 4 && !compute,
+                                          .compute = compute,
+                                          .dense = gpu->dense,
+                                          .dense_context = gpu->dense_context};
     fail_on(qt_spec_parse(&spec, argv[1], &err), &err);
     fail_on(qt_bench_weights(&packed, &spec, n, k, &err), &err);
     fail_on(gpu_copies_new(&copies, gpu, &packed, &err), &err);
@@ -180,6 +202,8 @@ int main(int argc, char **argv)
     size_t count = 0;
     if (m > 8)
         try_tiles(tried, &count, gpu, &copies, plan, &o);
+    if (m > 8 && plan.kind != QT_MATMUL_MIX24)
+        try_mma_tiles(tried, &count, gpu, &copies, plan, &o);
     if (plan.kind == QT_MATMUL_MIX24 && m <= 32)
         try_mix24(tried, &count, gpu, &copies, plan, &o);
     else if (m <= 32)

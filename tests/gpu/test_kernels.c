@@ -69,8 +69,12 @@ static void matrix_free(struct matrix *m)
 /* Other configurations than plan would choose. */
 static void vary(struct qt_matmul_config *c, int variant)
 {
-    if (variant >= 5) {
+    if (variant >= 7) {
         vary_skinny(c);
+        return;
+    }
+    if (variant >= 5) {
+        vary_mma_tile(c);
         return;
     }
     if (variant >= 2) {
@@ -92,7 +96,7 @@ static void vary(struct qt_matmul_config *c, int variant)
 static void check_matmul(const struct qt_matmul_weight *w, const float *decoded, size_t pitch,
                          size_t m, int bf16, const char *name)
 {
-    check_product(w, decoded, pitch, pool.x, m, bf16, m <= 16 ? 8 : 5, vary, name);
+    check_product(w, decoded, pitch, pool.x, m, bf16, m <= 16 ? 10 : 7, vary, name);
 }
 
 /* Slices as tensor parallelism cuts them, at random multiples of 16 rows and of 64 channels and the

@@ -1,0 +1,197 @@
+/* Host side of the mma.sync tile kernel: configurations and launches. */
+#include "kernels/cuda/mma_tile.h"
+
+enum { MAX_SPLITS = 16 };
+
+/* Of QT_MMA_TILE_TABLE. stage_us: microseconds on an H200 for 64 columns of k of a tile, of formats
+ * with a scale per group and per row: from `sweep` with nf4 and fp6, m = 32..1024. */
+struct kind {
+    int warps_n, warps_m, strips, tokens;
+    float stage_us[2];
+};
+
+static const struct kind kinds[QT_MMA_TILE_KINDS] = {{8, 1, 2, 32, {.62f, .62f}},
+                                                     {8, 1, 2, 64, {.94f, .92f}},
+                                                     {4, 2, 2, 64, {.92f, .88f}},
+                                                     {4, 2, 4, 64, {1.57f, 1.53f}}};
+
+const void *qt_mma_tile_instance(enum qt_format format, int kind)
+{
+    return format <= QT_FORMAT_INT4 ? qt_mma_tile_group_instance(format, kind)
+                                    : qt_mma_tile_fpx_instance(format, kind);
+}
+
+static int tile_strips(const struct kind *k)
+{
+    return k->warps_n * k->strips;
+}
+
+static int tile_tokens(const struct kind *k)
+{
+    return k->warps_m * k->tokens;
+}
+
+static int threads_of(const struct kind *k)
+{
+    return k->warps_n * k->warps_m * 32;
+}
+
+/* Number of the kind of p->config, or -1. */
+static int kind_of(const struct qt_matmul_config *c)
+{
+    for (int i = 0; i < QT_MMA_TILE_KINDS; i++)
+        if (kinds[i].warps_n * kinds[i].warps_m == c->warps && kinds[i].strips == c->strips &&
+            tile_strips(&kinds[i]) == c->strips_cta && tile_tokens(&kinds[i]) == c->token_tiles * 8)
+            return i;
+    return -1;
+}
+
+/* Sets offsets in shared memory and returns its size. Results go where the ring was. */
+static size_t mma_tile_layout(struct qt_mma_tile_args *a, const struct qt_shape *s,
+                              const struct kind *k)
+{
+    const int groups_64 = s->group_shift < 6 ? 64 >> s->group_shift : 1;
+    a->stage_groups = s->grouped ? groups_64 : 0;
+    a->stage_bytes = tile_tokens(k) * 128 + tile_strips(k) * (128 * s->bits + 32 * a->stage_groups);
+    a->ring_at = (int)round_up(s->table_bytes, 128);
+    const int ring_bytes = QT_MMA_TILE_STAGES * a->stage_bytes;
+    const int results_bytes = tile_tokens(k) * (tile_strips(k) * 32 + QT_MMA_TILE_PAD);
+    return (size_t)(a->ring_at + (ring_bytes > results_bytes ? ring_bytes : results_bytes));
+}
+
+/* ---- choosing ----------------------------------------------------------------------------------
+ */
+
+static size_t tiles_of(const struct qt_shape *s, const struct kind *k, size_t m)
+{
+    return ceil_div((size_t)s->strips, (size_t)tile_strips(k)) *
+           ceil_div(m, (size_t)tile_tokens(k));
+}
+
+static int split_blocks(const struct qt_shape *s, int splits)
+{
+    return (int)ceil_div((size_t)s->blocks, (size_t)splits);
+}
+
+/* Start and end of a block; splits: that, and each KB of their sums of a tile. */
+static const float start_us = 5, meet_us = 2, sums_us = .012f;
+
+static double mma_tile_us(const struct qt_matmul_plan *p, const struct qt_shape *s,
+                          const struct kind *k, int splits)
+{
+    size_t waves = ceil_div(tiles_of(s, k, p->m) * (size_t)splits, (size_t)p->sms);
+    double block_us = start_us + split_blocks(s, splits) * k->stage_us[!s->grouped];
+    int kilobytes = tile_strips(k) * 16 * tile_tokens(k) * 4 / 1024;
+    return (double)waves * block_us + (splits > 1 ? meet_us + splits * kilobytes * sums_us : 0);
+}
+
+/* NULL, or why not. */
+static const char *config_fault(const struct qt_matmul_plan *p, const struct qt_shape *s,
+                                const struct kind *k, int splits)
+{
+    struct qt_mma_tile_args a;
+    const size_t tiles = tiles_of(s, k, p->m);
+    if (tiles >= 1 << 30)
+        return "too many tiles";
+    if (splits < 1 || splits > MAX_SPLITS || (splits - 1) * split_blocks(s, splits) >= s->blocks)
+        return "every split must have channels, and there be 16 at most";
+    if (splits > 1 && tiles * sizeof(unsigned) > QT_MATMUL_WORKSPACE_ZEROED)
+        return "too many tiles for splits";
+    if (s->pitch_blocks >= 1 << 22 || s->pitch_groups >= 1 << 25)
+        return "pitch too large for mma tiles";
+    if (mma_tile_layout(&a, s, k) > (size_t)p->smem_limit)
+        return "too little shared memory";
+    return NULL;
+}
+
+bool qt_mma_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s, double *us)
+{
+    bool found = false;
+    for (int i = 0; i < QT_MMA_TILE_KINDS; i++)
+        for (int splits = 1; splits <= MAX_SPLITS; splits++) {
+            const struct kind *k = &kinds[i];
+            double this_us = mma_tile_us(p, s, k, splits);
+            if (this_us >= *us || config_fault(p, s, k, splits))
+                continue;
+            found = true;
+            *us = this_us;
+            p->config = (struct qt_matmul_config){};
+            p->config.path = QT_MATMUL_MMA_TILE;
+            p->config.token_tiles = tile_tokens(k) / 8;
+            p->config.strips = k->strips;
+            p->config.strips_cta = tile_strips(k);
+            p->config.warps = k->warps_n * k->warps_m;
+            p->config.warps_k = 1;
+            p->config.splits = splits;
+        }
+    return found;
+}
+
+/* ---- plan and run ------------------------------------------------------------------------------
+ */
+
+static size_t partial_bytes(const struct qt_matmul_plan *p, const struct kind *k)
+{
+    return p->config.splits == 1 ? 0
+                                 : (size_t)p->grid_x * (size_t)p->grid_y *
+                                       (size_t)(tile_strips(k) * 16 * tile_tokens(k)) * 4;
+}
+
+int qt_mma_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
+{
+    struct qt_mma_tile_args a = {};
+    const int i = kind_of(&p->config);
+    if (i < 0)
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED,
+                         "no mma tile kernel of %d warps, %d strips and %d tokens", p->config.warps,
+                         p->config.strips_cta, p->config.token_tiles * 8);
+    const char *fault = config_fault(p, s, &kinds[i], p->config.splits);
+    if (fault)
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
+    p->kernel = qt_mma_tile_instance(s->format, i);
+    p->smem_bytes = mma_tile_layout(&a, s, &kinds[i]);
+    p->grid_x = (int)tiles_of(s, &kinds[i], p->m);
+    p->grid_y = p->config.splits;
+    p->workspace_bytes = partial_bytes(p, &kinds[i]) + qt_prepare_bytes(p);
+    if (p->workspace_bytes)
+        p->workspace_bytes += QT_MATMUL_WORKSPACE_ZEROED;
+    return QT_MATMUL_OK;
+}
+
+int qt_mma_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
+                    const struct qt_matmul_weight *w, void *y, const void *x, void *workspace,
+                    void *stream)
+{
+    const struct kind *k = &kinds[kind_of(&p->config)];
+    char *rest = (char *)workspace + QT_MATMUL_WORKSPACE_ZEROED;
+    struct qt_mma_tile_args a = {};
+    mma_tile_layout(&a, s, k);
+    int rc = qt_prepare_run(p, &x, &a.token_factor, rest + partial_bytes(p, k), stream);
+    if (rc != QT_MATMUL_OK)
+        return rc;
+    if ((size_t)x % 16)
+        return QT_MATMUL_UNSUPPORTED;
+    a.decode = qt_decode_args_of(w);
+    for (int i = 0; i < 3; i++)
+        a.plane[i] = (const unsigned char *)w->plane[i];
+    a.scale = (const __half *)w->scale;
+    a.x = (const __half *)x;
+    a.y = y;
+    a.partial = (float4 *)rest;
+    a.arrivals = (unsigned *)workspace;
+    a.pitch_blocks = s->pitch_blocks;
+    a.pitch_groups = s->pitch_groups;
+    a.m = (int)p->m;
+    a.n = (int)p->n;
+    a.strips = s->strips;
+    a.blocks = s->blocks;
+    a.row_tiles = (int)ceil_div((size_t)s->strips, (size_t)tile_strips(k));
+    a.token_tiles = (int)ceil_div(p->m, (size_t)tile_tokens(k));
+    a.split_blocks = split_blocks(s, p->config.splits);
+    a.group_shift = s->group_shift;
+    a.groups = (int)s->groups;
+    a.factor = qt_result_factor(w);
+    a.bf16 = p->options.dtype == QT_MATMUL_BF16;
+    a.wide_stores = p->n % 8 == 0 && (size_t)y % 16 == 0;
+    return qt_launch(p, &a, threads_of(k), false, stream);
+}
