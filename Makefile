@@ -174,7 +174,7 @@ install-kernels: kernels
 	    kernels/cuda/qtool-kernels.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/qtool-kernels.pc
 
 # test_plan needs no GPU, and wgmma_registers reads machine code; the others say SKIP where there
-# is no GPU.
+# is no GPU. CUDA_FORCE_PTX_JIT: the kernels that devices of 8.x and 12.x run.
 test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_kernels test_mix24 test_kv4 test_w4ax sweep) \
           $(B)/libqtool_kernels.a
 	$(B)/tests/gpu/test_plan
@@ -183,6 +183,8 @@ test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_kernels test_mix24 test_kv4
 	$(B)/tests/gpu/test_mix24
 	$(B)/tests/gpu/test_kv4
 	$(B)/tests/gpu/test_w4ax
+	for t in kernels mix24 kv4 w4ax; do \
+	    CUDA_FORCE_PTX_JIT=1 $(B)/tests/gpu/test_$$t 7 quick || exit 1; done
 
 # Needs a GPU, and some minutes.
 sanitize-gpu: $(addprefix $(B)/tests/gpu/,test_kernels test_mix24 test_kv4 test_w4ax)

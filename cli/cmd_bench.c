@@ -533,7 +533,7 @@ static const struct opt opts[] = {
      .choices = computes,
      .metavar = "CC",
      .help = "the kernels, and shared memory, of devices of compute capability 8.0, 8.6 or 8.9, on "
-             "a newer one; own, the default: of the device; not of w4ax and kv4"},
+             "a newer one; own, the default: of the device; not of mix24, w4ax and kv4"},
     {0},
 };
 

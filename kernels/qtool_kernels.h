@@ -32,7 +32,7 @@ enum qt_matmul_status {
 enum qt_matmul_kind {
     QT_MATMUL_LUT,   /* table[code] * scale; table F16 [2^bits] */
     QT_MATMUL_FPX,   /* minifloats: code = magnitude << 1 | sign; no table */
-    QT_MATMUL_INT,   /* (code - 2^(bits-1)) * scale; no table */
+    QT_MATMUL_INT,   /* (code - zero) * scale; no table */
     QT_MATMUL_MIX24, /* groups of 16 of 2 or 4 bits, outliers apart: struct qt_matmul_mix24 */
 };
 
@@ -61,7 +61,7 @@ struct qt_matmul_mix24 {
  */
 struct qt_matmul_weight {
     enum qt_matmul_kind kind;
-    unsigned bits;     /* LUT 2..4, FPX 3..8, INT 4 */
+    unsigned bits;     /* LUT 2..4, FPX 3..8, INT 4 or 8 */
     unsigned exp_bits; /* FPX: 1..5 exponent bits */
     size_t n, k;       /* logical */
     size_t group;      /* channels per scale: 32, 64, 128, 256; 0 = one scale per row */
@@ -70,6 +70,7 @@ struct qt_matmul_weight {
     const void *plane[3];
     const void *scale; /* F16 [n/16][pitch_groups][16], 16-byte aligned */
     const void *table; /* LUT: F16 [2^bits] */
+    const void *zero;  /* INT: U8 [n/16][pitch_groups][2 bits], 8-byte aligned; NULL: 2^(bits-1) */
     /* Blocks of 64 columns, and scales, from one strip of 16 rows to the next; 0 = as many as k
      * has. More than that in a slice of k. */
     size_t pitch_blocks, pitch_groups;
@@ -105,7 +106,7 @@ struct qt_matmul_options {
     qt_matmul_dense_fn *dense;
     void *dense_context;
     /* For tests: 80, 86, 89 or 90 plans as for such a device, its kernels and its shared memory, on
-     * a newer one. 0: as for the device. */
+     * a newer one. 0: as for the device. Not for MIX24. */
     int compute;
 };
 
@@ -137,12 +138,13 @@ struct qt_matmul_plan {
     enum qt_matmul_kind kind; /* of the weight; run refuses another */
     unsigned bits, exp_bits;
     size_t group;
+    int zeros;
     size_t workspace_bytes; /* 0, or what run needs */
     struct qt_matmul_config config;
     char reason[160]; /* why not, when the status is not OK */
 
     struct qt_matmul_options options;
-    int sms, smem_limit, cc; /* of the device */
+    int sms, smem_limit, cc; /* of the device; cc: what its kernels are compiled for, 80 or 90 */
     int grid_x, grid_y;
     size_t smem_bytes;
     const void *kernel;       /* host address of the kernel */

@@ -147,7 +147,7 @@ struct qt_w4ax_plan {
     size_t workspace_bytes; /* 0, or what run needs */
     struct qt_w4ax_options options;
     struct qt_w4ax_config config;
-    int sms, smem_limit, cc;      /* of the device */
+    int sms, smem_limit, cc;      /* of the device, as in struct qt_matmul_plan */
     char reason[160];             /* why not, when the status is not OK */
     struct qt_matmul_plan launch; /* what there is in common with the kernels of qtool_kernels.h */
 };

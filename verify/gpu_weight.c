@@ -24,6 +24,7 @@ static const struct {
     {"plane2", offsetof(struct qt_matmul_weight, plane[2])},
     {"scale", offsetof(struct qt_matmul_weight, scale)},
     {"table", offsetof(struct qt_matmul_weight, table)},
+    {"zero", offsetof(struct qt_matmul_weight, zero)},
     {"stream", offsetof(struct qt_matmul_weight, mix24.stream)},
     {"perm", offsetof(struct qt_matmul_weight, mix24.perm)},
     {"csr_ptr", offsetof(struct qt_matmul_weight, mix24.csr_ptr)},

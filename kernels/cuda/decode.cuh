@@ -10,6 +10,8 @@
  *     load          the words of one 16 x 64 block from global memory: src[i] is the lane's part of
  *                   plane i
  *     prepare       when they have come and before the first fragment
+ *     ZEROS         bytes of the zero points of 16 rows and a group; 0: it has none
+ *     set_zeros     at the beginning of a group, qt_lane_zeros of it
  *     fragment      operand registers of k-step s as FP16x2
  *
  * Values come out as 2^-value_exp2 times the true ones (struct qt_decode_args).
@@ -29,6 +31,7 @@ template <class Format> static __device__ __forceinline__ constexpr int qt_plane
 struct qt_decode_args {
     const __half *table; /* LUT: [2^bits] */
     unsigned bits, exp_bits;
+    int zeros; /* there is a section of zero points */
 };
 
 /* Bytes of a lane's words of a 16 x 64 block, by plane. */
@@ -39,6 +42,25 @@ static __device__ __forceinline__ void qt_lane_widths(int width[3], const qt_dec
     width[1] = 4 * (Format::WIDTH1 >= 0 ? Format::WIDTH1 : d.bits == 8 ? 4 : d.bits >= 6 ? 2 : 1);
     width[2] = 4 * (Format::WIDTH2 >= 0 ? Format::WIDTH2 : d.bits == 7 ? 1 : 0);
 }
+
+/* The zero points of the lane's two rows g and g + 8, as they stand in those of a group. */
+template <class Format>
+static __device__ __forceinline__ uint32_t qt_lane_zeros(const qt_decode_args &d,
+                                                         const unsigned char *group)
+{
+    const unsigned g = threadIdx.x % 32 / 4;
+    if (Format::ZEROS == 8)
+        return group[g];
+    return d.zeros ? ((const uint16_t *)group)[g] : 0x8080u;
+}
+
+/* Formats whose code 0 needs no telling. */
+struct qt_decode_zeroless {
+    enum { ZEROS = 0 };
+    __device__ __forceinline__ void set_zeros(uint32_t)
+    {
+    }
+};
 
 /*
  * 16-bit magnitudes of minifloats: with the exponent field at the low end of FP16's, a code reads
@@ -111,7 +133,7 @@ template <class Format> static __device__ __forceinline__ void pair_fill(__half 
 }
 
 /* 4 bits: a byte is an entry [h1 | h0]. */
-struct qt_decode_pair4 {
+struct qt_decode_pair4 : qt_decode_zeroless {
     enum {
         WIDTH0 = 4,
         WIDTH1 = 0,
@@ -143,7 +165,7 @@ struct qt_decode_pair4 {
 
 /* 3 bits = 2 + 1: entry [h1 h0 of the 1-bit plane | h1 h0 of the 2-bit plane], six bits; the four
  * entries of a step are first put together in the four bytes of one word. */
-struct qt_decode_pair3 {
+struct qt_decode_pair3 : qt_decode_zeroless {
     enum {
         WIDTH0 = 2,
         WIDTH1 = 1,
@@ -182,7 +204,7 @@ struct qt_decode_pair3 {
 };
 
 /* 2 bits: entry [h1 h0], four bits. */
-struct qt_decode_pair2 {
+struct qt_decode_pair2 : qt_decode_zeroless {
     enum {
         WIDTH0 = 2,
         WIDTH1 = 0,
@@ -285,7 +307,7 @@ struct qt_decode_int4_wide : qt_decode_wide4 {
  * and a mask leaves 1024 + h0 below and 1024 + 16 h1 above; one fused multiplication takes the 1024
  * and the 16 off, exactly.
  */
-struct qt_decode_int4 {
+struct qt_decode_int4 : qt_decode_zeroless {
     enum { WIDTH0 = 4, WIDTH1 = 0, WIDTH2 = 0, TABLE_BYTES = 0, GROUPED = 1 };
     uint32_t w[4];
 
@@ -308,6 +330,66 @@ struct qt_decode_int4 {
     }
 };
 
+/* The same with zero points: they go into what is taken off, 1024 + z below and 64 + z above. */
+struct qt_decode_int4_zero {
+    enum { WIDTH0 = 4, WIDTH1 = 0, WIDTH2 = 0, TABLE_BYTES = 0, GROUPED = 1, ZEROS = 8 };
+    uint32_t w[4], offset[2];
+
+    static __device__ void fill_table(const struct qt_decode_args *, __half, int)
+    {
+    }
+    __device__ __forceinline__ void load(const unsigned char *const src[3],
+                                         const struct qt_decode_args &)
+    {
+        *(uint4 *)w = *(const uint4 *)src[0];
+    }
+    __device__ __forceinline__ void set_zeros(uint32_t zeros)
+    {
+        offset[0] = 0xd400e400 + (zeros & 15) * 0x00100001;
+        offset[1] = 0xd400e400 + (zeros >> 4) * 0x00100001;
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t v = __byte_perm(w[s], 0x64646464, 0x4040 | 0x0101 * i) & 0xfff0ff0f;
+            a[i] = ptx_fma_half2(v, 0x2c003c00, offset[i & 1]);
+        }
+    }
+};
+
+/* 8 bits, with and without zero points: the planes are high and low nibbles, in the same order. */
+struct qt_decode_int8 {
+    enum { WIDTH0 = 4, WIDTH1 = 4, WIDTH2 = 0, TABLE_BYTES = 0, GROUPED = 1, ZEROS = 16 };
+    uint32_t high[4], low[4], offset[2];
+
+    static __device__ void fill_table(const struct qt_decode_args *, __half, int)
+    {
+    }
+    __device__ __forceinline__ void load(const unsigned char *const src[3],
+                                         const struct qt_decode_args &)
+    {
+        *(uint4 *)high = *(const uint4 *)src[0];
+        *(uint4 *)low = *(const uint4 *)src[1];
+    }
+    __device__ __forceinline__ void set_zeros(uint32_t zeros)
+    {
+        offset[0] = 0xe400e400 + (zeros & 255) * 0x00010001;
+        offset[1] = 0xe400e400 + (zeros >> 8) * 0x00010001;
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    {
+        const uint32_t mask = 0xf0f0f0f0;
+        const uint32_t even = (high[s] << 4 & mask) | (low[s] & ~mask); /* codes h = 0 */
+        const uint32_t odd = (high[s] & mask) | (low[s] >> 4 & ~mask);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t v = __byte_perm(even, odd, 0x4400 + 0x1111 * i);
+            a[i] = ptx_add_half2((v & 0x00ff00ff) | 0x64006400, offset[i & 1]);
+        }
+    }
+};
+
 /* ---- bit fields of FP16 ------------------------------------------------------------------------
  *
  * The 4-bit plane holds the top four magnitude bits, the small plane what is left and the sign.
@@ -321,7 +403,7 @@ template <int E> static __device__ __forceinline__ uint32_t shift_nibble(uint32_
 }
 
 /* 6 bits, E3M2 and E2M3. */
-template <int E> struct qt_decode_fp6 {
+template <int E> struct qt_decode_fp6 : qt_decode_zeroless {
     enum { WIDTH0 = 4, WIDTH1 = 2, WIDTH2 = 0, TABLE_BYTES = 0, GROUPED = 0 };
     uint32_t w4[4], w2[4];
 
@@ -361,7 +443,7 @@ template <int E> struct qt_decode_fp6 {
 };
 
 /* 5 bits, E2M2: the small plane is the sign. */
-struct qt_decode_fp5 {
+struct qt_decode_fp5 : qt_decode_zeroless {
     enum { WIDTH0 = 4, WIDTH1 = 1, WIDTH2 = 0, TABLE_BYTES = 0, GROUPED = 0 };
     uint32_t w4[4], w1;
 
@@ -388,7 +470,7 @@ struct qt_decode_fp5 {
  *
  * Bit by bit from the planes, values from a table of single FP16s: correct, not fast.
  */
-struct qt_decode_any {
+struct qt_decode_any : qt_decode_zeroless {
     enum { WIDTH0 = 4, WIDTH1 = -1, WIDTH2 = -1, TABLE_BYTES = 512, GROUPED = 0 };
     uint32_t w4[4], second[4], third;
     unsigned bits;

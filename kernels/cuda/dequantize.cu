@@ -47,6 +47,7 @@ static __device__ __forceinline__ void put_block(const qt_dequantize_args &a, co
 template <class Format> struct dequantize_block {
     Format words;
     __half2 scale[2];
+    uint32_t zeros[2]; /* likewise */
 
     __device__ __forceinline__ void load(const qt_dequantize_args &a, int strip, int block)
     {
@@ -62,6 +63,8 @@ template <class Format> struct dequantize_block {
             const int channel = block * 64 + (block * 64 + i * 32 < a.k ? i * 32 : 0);
             const size_t group = (size_t)strip * a.pitch_groups + (channel >> a.group_shift);
             scale[i] = ((const __half2 *)a.scale)[group * 8 + lane / 4];
+            if (Format::ZEROS)
+                zeros[i] = qt_lane_zeros<Format>(a.decode, a.zero + group * Format::ZEROS);
         }
     }
 };
@@ -88,6 +91,7 @@ __global__ void __launch_bounds__(WARPS * 32)
         for (int s = 0; s < 4; s++) {
             uint32_t frag[4];
             const float2 scale = __half22float2(now.scale[s / 2]);
+            now.words.set_zeros(now.zeros[s / 2]);
             now.words.fragment(frag, s, (uint32_t)lane * 4);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -109,6 +113,8 @@ const void *qt_dequantize_instance(enum qt_format format)
         (const void *)dequantize_kernel<qt_decode_pair3>,
         (const void *)dequantize_kernel<qt_decode_pair4>,
         (const void *)dequantize_kernel<qt_decode_int4>,
+        (const void *)dequantize_kernel<qt_decode_int4_zero>,
+        (const void *)dequantize_kernel<qt_decode_int8>,
         (const void *)dequantize_kernel<qt_decode_fp5>,
         (const void *)dequantize_kernel<qt_decode_fp6<2>>,
         (const void *)dequantize_kernel<qt_decode_fp6<3>>,

@@ -14,6 +14,7 @@ struct qt_dequantize_args {
     struct qt_decode_args decode;
     const unsigned char *plane[3]; /* U32 [strips][pitch_blocks][32][width] */
     const __half *scale;           /* F16 [strips][pitch_groups][16] */
+    const unsigned char *zero;     /* U8 [strips][pitch_groups][2 bits], or NULL */
     void *out;                     /* F16 or BF16 [n][k] */
     size_t pitch_blocks, pitch_groups;
     int width[3];

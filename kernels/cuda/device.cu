@@ -5,6 +5,10 @@
 #include <cuda_runtime.h>
 #include <stdio.h>
 
+static __global__ void any_kernel(void)
+{
+}
+
 int qt_device_facts(struct qt_device *out, int ordinal, char reason[160])
 {
     int major = 0, minor = 0, count = 0, current = -1;
@@ -22,10 +26,17 @@ int qt_device_facts(struct qt_device *out, int ordinal, char reason[160])
     cudaDeviceGetAttribute(&out->smem_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal);
-    out->cc = major * 10 + minor;
-    if (out->cc >= 80)
-        return QT_MATMUL_OK;
-    snprintf(reason, 160, "device %d has compute capability %d.%d, needs 8.0", ordinal, major,
-             minor);
-    return QT_MATMUL_NO_GPU;
+    if (major < 8) {
+        snprintf(reason, 160, "device %d has compute capability %d.%d, needs 8.0", ordinal, major,
+                 minor);
+        return QT_MATMUL_NO_GPU;
+    }
+    cudaFuncAttributes code = {};
+    cudaError_t e = cudaFuncGetAttributes(&code, (const void *)any_kernel);
+    if (e != cudaSuccess) {
+        snprintf(reason, 160, "%s", cudaGetErrorString(e));
+        return QT_MATMUL_FAILED;
+    }
+    out->cc = code.ptxVersion;
+    return QT_MATMUL_OK;
 }

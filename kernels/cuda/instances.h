@@ -7,8 +7,11 @@ enum qt_format {
     QT_FORMAT_PAIR2, /* tables of pairs: lut, and minifloats of up to 4 bits */
     QT_FORMAT_PAIR3,
     QT_FORMAT_PAIR4,
-    QT_FORMAT_INT4,   /* the last with a scale per group */
-    QT_FORMAT_FP5_E2, /* bit fields */
+    QT_FORMAT_INT4,
+    QT_FORMAT_INT4_ZERO, /* with zero points */
+    QT_FORMAT_INT8,
+    QT_FORMAT_LAST_GROUPED = QT_FORMAT_INT8, /* of those with a scale per group */
+    QT_FORMAT_FP5_E2,                        /* bit fields */
     QT_FORMAT_FP6_E2,
     QT_FORMAT_FP6_E3,
     QT_FORMAT_ANY, /* other minifloats of 5 to 8 bits */

@@ -24,7 +24,7 @@ int qt_refuse(struct qt_matmul_plan *p, int status, const char *fmt, ...)
 static enum qt_format format_of(const struct qt_matmul_weight *w)
 {
     if (w->kind == QT_MATMUL_INT)
-        return QT_FORMAT_INT4;
+        return w->bits == 8 ? QT_FORMAT_INT8 : w->zero ? QT_FORMAT_INT4_ZERO : QT_FORMAT_INT4;
     if (w->bits <= 4)
         return (enum qt_format)(QT_FORMAT_PAIR2 + (int)w->bits - 2);
     if (w->bits == 5 && w->exp_bits == 2)
@@ -49,8 +49,8 @@ static const char *weight_fault(const struct qt_matmul_weight *w)
     bool lut = w->kind == QT_MATMUL_LUT, fpx = w->kind == QT_MATMUL_FPX;
     if (!lut && !fpx && w->kind != QT_MATMUL_INT)
         return "unknown kind";
-    if (w->kind == QT_MATMUL_INT && w->bits != 4)
-        return "integers must have 4 bits";
+    if (w->kind == QT_MATMUL_INT && w->bits != 4 && w->bits != 8)
+        return "integers must have 4 or 8 bits";
     if (lut ? w->bits < 2 || w->bits > 4 : w->bits < 3 || w->bits > 8)
         return "bits out of range (lut 2..4, fpx 3..8)";
     if (fpx && (w->exp_bits < 1 || w->exp_bits > 5 || w->exp_bits >= w->bits))
@@ -65,12 +65,14 @@ static const char *weight_fault(const struct qt_matmul_weight *w)
         return "scale_exp2 must be -100..100";
     if (!w->scale || (size_t)w->scale % 16 || (lut && (!w->table || (size_t)w->table % 2)))
         return "sections scale (and table) must be there, 16-byte aligned";
+    if (w->kind == QT_MATMUL_INT && (size_t)w->zero % 8)
+        return "section zero must be 8-byte aligned";
     return NULL;
 }
 
 const char *qt_shape_of(struct qt_shape *s, const struct qt_matmul_weight *w)
 {
-    static const int table_bytes[] = {16 * 128, 64 * 128, 256 * 128, 0, 0, 0, 0, 512};
+    static const int table_bytes[] = {16 * 128, 64 * 128, 256 * 128, 0, 0, 0, 0, 0, 0, 512};
     const char *fault = weight_fault(w);
     if (fault)
         return fault;
@@ -90,7 +92,11 @@ const char *qt_shape_of(struct qt_shape *s, const struct qt_matmul_weight *w)
     s->groups = w->group ? ceil_div(w->k, w->group) : 1;
     s->pitch_blocks = w->pitch_blocks ? w->pitch_blocks : (size_t)s->blocks;
     s->pitch_groups = w->pitch_groups ? w->pitch_groups : s->groups;
-    s->grouped = s->format <= QT_FORMAT_INT4;
+    s->grouped = s->format <= QT_FORMAT_LAST_GROUPED;
+    s->zero_bytes = w->kind == QT_MATMUL_INT && w->zero ? 2 * (int)w->bits : 0;
+    s->zero_boxes = s->zero_bytes == 0 ||
+                    (s->pitch_groups * (size_t)s->zero_bytes % 16 == 0 &&
+                     (size_t)w->zero % 16 == 0 && (s->zero_bytes == 16 || s->group_shift < 8));
     s->table_bytes = (size_t)table_bytes[s->format];
     s->wide_table_bytes =
         s->format == QT_FORMAT_INT4 ? 256 * 256 : (s->grouped ? 2 : 1) * s->table_bytes;
@@ -110,7 +116,7 @@ float qt_result_factor(const struct qt_matmul_weight *w)
 
 struct qt_decode_args qt_decode_args_of(const struct qt_matmul_weight *w)
 {
-    struct qt_decode_args d = {NULL, w->bits, w->exp_bits};
+    struct qt_decode_args d = {NULL, w->bits, w->exp_bits, w->kind == QT_MATMUL_INT && w->zero};
     if (w->kind == QT_MATMUL_LUT)
         d.table = (const __half *)w->table;
     return d;
@@ -132,6 +138,7 @@ int qt_matmul_slice(struct qt_matmul_weight *out, const struct qt_matmul_weight 
     for (int i = 0; i < 3 && s.width[i]; i++)
         out->plane[i] = (const char *)w->plane[i] + block * 128 * (size_t)s.width[i];
     out->scale = (const char *)w->scale + group * QT_STRIP_ROWS * 2;
+    out->zero = s.zero_bytes ? (const char *)w->zero + group * (size_t)s.zero_bytes : NULL;
     out->n = n;
     out->k = k;
     out->pitch_blocks = s.pitch_blocks;
@@ -157,11 +164,14 @@ static int device_facts(struct qt_matmul_plan *p)
     p->smem_limit = d.smem_limit;
     p->cc = d.cc;
     if (rc == QT_MATMUL_OK && p->options.compute) {
-        if (p->options.compute < 80 || p->options.compute > d.cc)
-            return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "options.compute is %d, the device has %d",
-                             p->options.compute, d.cc);
-        p->cc = p->options.compute;
-        p->smem_limit = smem_limit_of(p->cc) < d.smem_limit ? smem_limit_of(p->cc) : d.smem_limit;
+        if (p->kind == QT_MATMUL_MIX24) /* one kernel, compiled for each */
+            return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "options.compute is not for mix24");
+        const int compute = p->options.compute, limit = smem_limit_of(compute);
+        if (compute < 80 || compute > 90 || (compute == 90 && d.cc != 90))
+            return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "options.compute is %d, kernels are for %d",
+                             compute, d.cc);
+        p->cc = compute == 90 ? 90 : 80;
+        p->smem_limit = limit < d.smem_limit ? limit : d.smem_limit;
     }
     return rc;
 }
@@ -253,6 +263,7 @@ int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w,
     out->bits = w->bits;
     out->exp_bits = w->exp_bits;
     out->group = w->group;
+    out->zeros = w->kind == QT_MATMUL_INT && w->zero;
     out->options = *opt;
     if (opt->dtype != QT_MATMUL_F16 && opt->dtype != QT_MATMUL_BF16)
         return qt_refuse(out, QT_MATMUL_UNSUPPORTED, "X and Y must be FP16 or BF16");
@@ -315,7 +326,8 @@ int qt_launch(const struct qt_matmul_plan *p, void *args, int threads, bool depe
 static bool is_planned(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
     return p->kernel && w->n == p->n && w->k == p->k && w->kind == p->kind && w->bits == p->bits &&
-           (w->kind != QT_MATMUL_FPX || w->exp_bits == p->exp_bits) && w->group == p->group;
+           (w->kind != QT_MATMUL_FPX || w->exp_bits == p->exp_bits) && w->group == p->group &&
+           (w->kind != QT_MATMUL_INT || p->zeros == (w->zero != NULL));
 }
 
 int qt_matmul_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
@@ -357,6 +369,7 @@ int qt_matmul_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_ma
         a.width[i] = s.width[i];
     }
     a.scale = (const __half *)w->scale;
+    a.zero = (const unsigned char *)w->zero;
     a.out = out;
     a.pitch_blocks = s.pitch_blocks;
     a.pitch_groups = s.pitch_groups;

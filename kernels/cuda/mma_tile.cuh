@@ -6,7 +6,7 @@
  *   smem      [ look-up table | ring of stages of 64 columns of k ], and results at the end
  *
  *   stage:    [ X: tokens x 128 bytes, chunk c of row r at c ^ r % 8 | planes, strip by strip |
- *               group scales ]                                <--cp.async-- all threads
+ *               group scales | zero points ]                  <--cp.async-- all threads
  *   warp:     packed words --> fragments --mma.sync--> FP32 sums <--ldmatrix-- X
  *
  * Operands of a k-step of 16 columns are read while the products of the one before are under way.
@@ -110,7 +110,17 @@ template <class Format, int THREADS, int BN, int BM> struct mma_tile_copier {
         if (Format::GROUPED && thread < STRIPS * 2 * (unsigned)a.stage_groups) {
             const int group = (block * 64 >> a.group_shift) + (thread / 2 & (a.stage_groups - 1));
             from = (const uint4 *)a.scale + (size_t)p.strip0 * a.pitch_groups * 2;
-            ptx_copy_16(to, from + scale + min(group, a.groups - 1) * 2);
+            const uint32_t at = scale + min(group, a.groups - 1) * 2;
+            ptx_copy_16(to, from + at);
+            if (Format::ZEROS && a.decode.zeros) { /* half of a group's, as of its scales */
+                const unsigned char *zero =
+                    a.zero + ((size_t)p.strip0 * a.pitch_groups * 2 + at) * (Format::ZEROS / 2);
+                to += (STRIPS * 2 * a.stage_groups - thread) * 16 + thread * (Format::ZEROS / 2);
+                if (Format::ZEROS == 8)
+                    ptx_copy_4(to, zero);
+                else
+                    ptx_copy_8(to, zero);
+            }
         }
     }
 };
@@ -136,6 +146,7 @@ static __device__ __forceinline__ void mma_tile_change_unit(qt_sums<MT, STRIPS> 
 template <class Format, int WN, int WM, int STRIPS, int MT> struct mma_tile_source {
     const unsigned char *plane[3]; /* the lane's words of the first strip */
     const unsigned char *scale;    /* of its two rows of the first strip, first group */
+    const unsigned char *zero;     /* of the first strip, first group */
     /* For ldmatrix, first k-step: 8 columns, by lane / 8, of 8 tokens, of the next 8, by lane / 16;
      * the address of k-step s is x ^ 32 s, as lines have 128 bytes. */
     uint32_t x;
@@ -155,6 +166,17 @@ template <class Format, int WN, int WM, int STRIPS, int MT> struct mma_tile_sour
             at += WN * STRIPS * 32 * width[p];
         }
         scale = qt_smem + at + strip * a.stage_groups * 32 + lane / 4 * 4;
+        zero = qt_smem + at + (WN * STRIPS * 32 + strip * Format::ZEROS) * a.stage_groups;
+    }
+    /* Of group number `group` of the stage. */
+    __device__ __forceinline__ void set_zeros(Format words[STRIPS], const qt_mma_tile_args &a,
+                                              int group) const
+    {
+        if (Format::ZEROS)
+#pragma unroll
+            for (int u = 0; u < STRIPS; u++)
+                words[u].set_zeros(qt_lane_zeros<Format>(
+                    a.decode, zero + (u * a.stage_groups + group) * Format::ZEROS));
     }
     __device__ __forceinline__ void load(Format words[STRIPS], const qt_mma_tile_args &a,
                                          const int width[3]) const
@@ -319,6 +341,7 @@ __global__ void __launch_bounds__(WN *WM * 32, MT == 4 ? 2 : 1)
     int now = 0; /* in the ring */
     source from(a, width, now);
     from.load(words, a, width);
+    from.set_zeros(words, a, 0);
     operands[0].load(words, from.x, 0);
 #pragma unroll
     for (int u = 0; u < STRIPS; u++)
@@ -342,7 +365,10 @@ __global__ void __launch_bounds__(WN *WM * 32, MT == 4 ? 2 : 1)
                 ptx_copy_commit();
                 from = source(a, width, now);
                 from.load(words, a, width);
+                from.set_zeros(words, a, 0);
             }
+            if (s == 1 && a.stage_groups == 2)
+                from.set_zeros(words, a, 1);
             if (s < 3 || block + 1 < p.k1)
                 operands[(s + 1) & 1].load(words, from.x, (s + 1) & 3);
             if (Format::GROUPED && mma_tile_new_group(a, block, s))

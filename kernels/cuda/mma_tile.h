@@ -23,6 +23,7 @@ struct qt_mma_tile_args {
     struct qt_decode_args decode;
     const unsigned char *plane[3]; /* U32 [strips][pitch_blocks][32][p] */
     const __half *scale;           /* F16 [strips][pitch_groups][16] */
+    const unsigned char *zero;     /* U8 [strips][pitch_groups][2 bits], or NULL */
     const __half *x;               /* F16 [m][blocks * 64], 16-byte aligned */
     const float *token_factor;     /* [m], or NULL: on every result of a token */
     void *y;                       /* F16 or BF16 [m][n] */

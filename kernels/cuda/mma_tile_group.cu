@@ -17,6 +17,12 @@ const void *qt_mma_tile_group_instance(enum qt_format format, int kind)
 #undef QT_TILE_FORMAT
 #define QT_TILE_FORMAT qt_decode_int4
         {QT_MMA_TILE_TABLE(KIND)},
+#undef QT_TILE_FORMAT
+#define QT_TILE_FORMAT qt_decode_int4_zero
+        {QT_MMA_TILE_TABLE(KIND)},
+#undef QT_TILE_FORMAT
+#define QT_TILE_FORMAT qt_decode_int8
+        {QT_MMA_TILE_TABLE(KIND)},
     };
     return kernels[format - QT_FORMAT_PAIR2][kind];
 }

@@ -17,8 +17,8 @@ static const struct kind kinds[QT_MMA_TILE_KINDS] = {{8, 1, 2, 32, {.62f, .62f}}
 
 const void *qt_mma_tile_instance(enum qt_format format, int kind)
 {
-    return format <= QT_FORMAT_INT4 ? qt_mma_tile_group_instance(format, kind)
-                                    : qt_mma_tile_fpx_instance(format, kind);
+    return format <= QT_FORMAT_LAST_GROUPED ? qt_mma_tile_group_instance(format, kind)
+                                            : qt_mma_tile_fpx_instance(format, kind);
 }
 
 static int tile_strips(const struct kind *k)
@@ -52,7 +52,10 @@ static size_t mma_tile_layout(struct qt_mma_tile_args *a, const struct qt_shape 
 {
     const int groups_64 = s->group_shift < 6 ? 64 >> s->group_shift : 1;
     a->stage_groups = s->grouped ? groups_64 : 0;
-    a->stage_bytes = tile_tokens(k) * 128 + tile_strips(k) * (128 * s->bits + 32 * a->stage_groups);
+    const int strip_bytes = 128 * s->bits + (32 + s->zero_bytes) * a->stage_groups;
+    /* Chunks of X are found by bits of their address, in lines of 128 bytes. */
+    a->stage_bytes =
+        tile_tokens(k) * 128 + (int)round_up((size_t)(tile_strips(k) * strip_bytes), 128);
     a->ring_at = (int)round_up(s->table_bytes, 128);
     const int ring_bytes = QT_MMA_TILE_STAGES * a->stage_bytes;
     const int results_bytes = tile_tokens(k) * (tile_strips(k) * 32 + QT_MMA_TILE_PAD);
@@ -175,6 +178,7 @@ int qt_mma_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
     for (int i = 0; i < 3; i++)
         a.plane[i] = (const unsigned char *)w->plane[i];
     a.scale = (const __half *)w->scale;
+    a.zero = (const unsigned char *)w->zero;
     a.x = (const __half *)x;
     a.y = y;
     a.partial = (float4 *)rest;

@@ -32,6 +32,10 @@ struct qt_shape {
     int group_shift; /* log2(group); 30: one scale per row */
     bool grouped;    /* the kernel applies scales to partial sums, not to results */
     size_t table_bytes, wide_table_bytes; /* of shared memory; decode.cuh */
+    int zero_bytes;  /* of the zero points of 16 rows and a group; 0: there is no such section */
+    bool zero_boxes; /* the copy engine can copy them, if there are any: 16 bytes at multiples of
+                      * 16; two groups of 4 bits, so not if a group is as long as a stage of the
+                      * skinny kernel, where a warp does not know which of the two it is at */
 };
 
 static inline size_t ceil_div(size_t a, size_t b)
@@ -79,10 +83,16 @@ bool qt_tensor_map(const struct qt_matmul_plan *p, CUtensorMap *map, const struc
 /* Prepared X as [k_blocks][m][64], in boxes of `blocks` x `tokens` x 64. */
 bool qt_x_map(const struct qt_matmul_plan *p, CUtensorMap *map, const void *x, size_t k_blocks,
               int tokens, int blocks);
-/* Planes, and group scales if there are any, in boxes of so many strips. */
+/* Planes, and group scales and zero points if there are any, in boxes of so many strips. */
 bool qt_weight_maps(const struct qt_matmul_plan *p, CUtensorMap plane[3], CUtensorMap *scales,
-                    const struct qt_shape *s, const struct qt_matmul_weight *w, int box_strips,
-                    int box_blocks, int box_groups);
+                    CUtensorMap *zeros, const struct qt_shape *s, const struct qt_matmul_weight *w,
+                    int box_strips, int box_blocks, int box_groups);
+/* Bytes of a strip in a box of zero points: of so many groups, or 16 if they are fewer. */
+static inline int qt_zero_pitch(const struct qt_shape *s, int box_groups)
+{
+    const int bytes = box_groups * s->zero_bytes;
+    return bytes == 8 ? 16 : bytes;
+}
 
 /* ---- prepare.cu --------------------------------------------------------------------------------
  *

@@ -29,6 +29,13 @@ PTX uint32_t ptx_fma_half2(uint32_t a, uint32_t b, uint32_t c)
     return d;
 }
 
+PTX uint32_t ptx_add_half2(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
 /* Four 8x8 matrices of 16-bit values; lane l gives the address of row l % 8 of matrix l / 8. */
 PTX void ptx_ldmatrix_x4(uint32_t r[4], uint32_t addr)
 {
@@ -103,7 +110,12 @@ PTX void ptx_copy_16_if(uint32_t dst, const void *src, bool wanted)
                  : "memory");
 }
 
-/* 4 bytes. */
+/* 8 or 4 bytes. */
+PTX void ptx_copy_8(uint32_t dst, const void *src)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(dst), "l"(src) : "memory");
+}
+
 PTX void ptx_copy_4(uint32_t dst, const void *src)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");

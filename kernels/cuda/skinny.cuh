@@ -2,7 +2,7 @@
  * The skinny kernel (skinny_ring.cuh) for all formats but mix24: what is in a stage, and how it
  * becomes products.
  *
- *   a stage:  X | packed planes | group scales
+ *   a stage:  X | packed planes | group scales | zero points
  *
  * The template: Format how codes are decoded; MT token tiles of 8 (m <= 8 MT); STRIPS.
  *
@@ -39,6 +39,11 @@ static __device__ __forceinline__ void skinny_copy_weights(const qt_skinny_args 
             if (Format::GROUPED)
                 ptx_copy_box(dst + a.scales_at, &a.scales,
                              (k_stage * QT_SKINNY_BLOCKS * 64 >> a.group_shift) * 4, strip, bar);
+            if (Format::ZEROS && a.decode.zeros)
+                ptx_copy_box(dst + a.zeros_at, &a.zeros,
+                             (k_stage * QT_SKINNY_BLOCKS * 64 >> a.group_shift) *
+                                 (Format::ZEROS / 8),
+                             strip, bar);
             qt_ring_next(&r, a.stages);
         } while (++k_stage < a.k_stages);
         strip += a.tile_strips;
@@ -52,6 +57,7 @@ static __device__ __forceinline__ void skinny_copy_weights(const qt_skinny_args 
 template <class Format, int STRIPS> struct skinny_source {
     int words[STRIPS][3]; /* of the first block */
     int scales[STRIPS];   /* of its two rows, first group */
+    int zeros[STRIPS];    /* first group */
     uint32_t x[2];        /* for ldmatrix: of the blocks, the first half, token tile 0 */
 
     __device__ __forceinline__ skinny_source(const qt_skinny_args &a, const skinny_warp &w)
@@ -71,6 +77,8 @@ template <class Format, int STRIPS> struct skinny_source {
                               (strip * QT_SKINNY_BLOCKS + w.slot * 2) * 128 * width;
             }
             scales[u] = a.scales_at + strip * a.stage_groups * 32 + group_at + lane / 4 * 4;
+            if (Format::ZEROS)
+                zeros[u] = a.zeros_at + strip * a.zero_pitch + group_at / 32 * Format::ZEROS;
         }
     }
 };
@@ -95,6 +103,9 @@ skinny_slot(qt_sums<MT, STRIPS> *total, const qt_skinny_args &a,
                 src[i] = base + from.words[u][i] + b * 128 * qt_plane_width<Format>(i);
         },
         [&](int t, int b, int half) { return (x[b] ^ half * 64) + t * 1024; }, scales,
+        [&](int u, int group) {
+            return qt_lane_zeros<Format>(a.decode, base + from.zeros[u] + group * Format::ZEROS);
+        },
         a.slot_groups, true, lane_bytes);
 }
 

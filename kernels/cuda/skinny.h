@@ -41,6 +41,8 @@ struct qt_skinny_args : qt_skinny_base {
     struct qt_decode_args decode;
     const __half *scale; /* F16 [strips][pitch_groups][16]: for row scales, which go to the tail */
     size_t pitch_groups;
+    CUtensorMap zeros;        /* U64 [strips][groups * zero points' bytes / 8]; formats with such */
+    int zeros_at, zero_pitch; /* in a stage; bytes of a strip */
 };
 
 /* ---- plans (skinny_plan.cu) --------------------------------------------------------------------

@@ -13,8 +13,8 @@
 
 const void *qt_skinny_group_instance(enum qt_format format, int token_tiles, int strips)
 {
-    static const void *const kernels[4][2][3] = {FORMAT(qt_decode_wide2), FORMAT(qt_decode_wide3),
-                                                 FORMAT(qt_decode_wide4),
-                                                 FORMAT(qt_decode_int4_wide)};
+    static const void *const kernels[][2][3] = {
+        FORMAT(qt_decode_wide2),     FORMAT(qt_decode_wide3),     FORMAT(qt_decode_wide4),
+        FORMAT(qt_decode_int4_wide), FORMAT(qt_decode_int4_zero), FORMAT(qt_decode_int8)};
     return kernels[format - QT_FORMAT_PAIR2][token_tiles - 1][strips / 2];
 }

@@ -9,13 +9,13 @@
 /*
  * words(src, u, b) sets where the lane's words of block b of strip u are, by plane; x(t, b, half)
  * is the address for ldmatrix of 32 columns of token tile t; scales those of the slot's first
- * group, in lines of 32 bytes; slot_groups groups in a slot: 1 (or part of one), 2 or 4. two: both
- * blocks.
+ * group, in lines of 32 bytes, zeros(u, group) qt_lane_zeros; slot_groups groups in a slot: 1 (or
+ * part of one), 2 or 4. two: both blocks.
  */
-template <class Format, int MT, int STRIPS, class Words, class X>
+template <class Format, int MT, int STRIPS, class Words, class X, class Zeros>
 static __device__ __forceinline__ void
 qt_slot_multiply(qt_sums<MT, STRIPS> *total, const qt_decode_args &decode, Words words_at, X x_at,
-                 const unsigned char *const scales[STRIPS], int slot_groups, bool two,
+                 const unsigned char *const scales[STRIPS], Zeros zeros, int slot_groups, bool two,
                  uint32_t lane_bytes)
 {
     qt_sums<MT, STRIPS> group = {}, *sums = Format::GROUPED ? &group : total;
@@ -32,6 +32,12 @@ qt_slot_multiply(qt_sums<MT, STRIPS> *total, const qt_decode_args &decode, Words
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
+            if (Format::ZEROS && (half == 0 || slot_groups == 4))
+#pragma unroll
+                for (int u = 0; u < STRIPS; u++)
+                    words[u].set_zeros(zeros(u, slot_groups == 4   ? 2 * b + half
+                                                : slot_groups == 2 ? b
+                                                                   : 0));
             uint32_t x[MT][4];
 #pragma unroll
             for (int t = 0; t < MT; t++)

@@ -32,6 +32,7 @@ struct qt_stream_args {
     struct qt_decode_args decode;
     const unsigned char *plane[3]; /* U32 [strips][pitch_blocks][32][p] */
     const __half *scale;           /* F16 [strips][pitch_groups][16] */
+    const unsigned char *zero;     /* U8 [strips][pitch_groups][2 bits], or NULL */
     const void *x;                 /* F16 or BF16 [m][k] */
     void *y;                       /* F16 or BF16 [m][n] */
     float *partial;                /* [splits][m][strips * 16] */
@@ -96,6 +97,7 @@ static __device__ __forceinline__ stream_warp stream_warp_open(const qt_stream_a
  *
  *   slot   STRIPS x [ plane0 2 blocks x 32 lanes x w words | plane1 | plane2 ]
  *          STRIPS x [ scales of up to 4 groups x 8 words (rows g, g + 8) ]
+ *          STRIPS x [ zero points of up to 4 groups ]
  *
  * (Loads into registers would spare shared memory a write and a read, but are no deep pipeline: a
  * warp has six scoreboards, so waiting for one load waits for younger ones too.)
@@ -159,6 +161,16 @@ stream_copy_next(const qt_stream_args &a, const stream_warp &w, stream_cursor<ST
             unsigned group = min((c->block * 64 >> a.group_shift) + w.scale_group, a.groups - 1);
             ptx_copy_16(dst + u * 128 + w.scale_group * 32 + w.lane % 2 * 16,
                         a.scale + (size_t)(c->scale_at + group) * 16 + w.lane % 2 * 8);
+            if (Format::ZEROS && a.decode.zeros) { /* two lanes copy a group's too */
+                const int bytes = Format::ZEROS / 2, at = w.lane % 2 * bytes;
+                const uint32_t to = dst + STRIPS * 128 + (u * 4 + w.scale_group) * Format::ZEROS;
+                const unsigned char *from =
+                    a.zero + (size_t)(c->scale_at + group) * Format::ZEROS + at;
+                if (Format::ZEROS == 8)
+                    ptx_copy_4(to + at, from);
+                else
+                    ptx_copy_8(to + at, from);
+            }
         }
         c->slot = c->slot + a.slot_bytes == a.ring_bytes ? 0 : c->slot + a.slot_bytes;
         c->block += 2;
@@ -293,6 +305,10 @@ stream_slot(qt_sums<MT, STRIPS> *total, const qt_stream_args &a, const stream_wa
             }
         },
         [&](int t, int b, int half) { return x_row[t] + x_at + b * 128 + half * 64; }, scales,
+        [&](int u, int group) {
+            return qt_lane_zeros<Format>(a.decode, slot + STRIPS * (strip_bytes + 128) +
+                                                       (u * 4 + group) * Format::ZEROS);
+        },
         a.slot_groups, two, (uint32_t)w.lane * 4);
 }
 

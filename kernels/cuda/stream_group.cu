@@ -15,8 +15,8 @@
 
 const void *qt_stream_group_instance(enum qt_format format, int token_tiles, int strips)
 {
-    static const void *const kernels[4][3][2] = {
-        FORMAT(qt_decode_pair2, 2), FORMAT(qt_decode_pair3, 3), FORMAT(qt_decode_pair4, 4),
-        FORMAT(qt_decode_int4, 4)};
+    static const void *const kernels[][3][2] = {
+        FORMAT(qt_decode_pair2, 2), FORMAT(qt_decode_pair3, 3),     FORMAT(qt_decode_pair4, 4),
+        FORMAT(qt_decode_int4, 4),  FORMAT(qt_decode_int4_zero, 4), FORMAT(qt_decode_int8, 8)};
     return kernels[format - QT_FORMAT_PAIR2][token_tiles / 2][strips - 1];
 }

@@ -47,7 +47,8 @@ static size_t stream_layout(struct qt_stream_args *a, const struct qt_shape *s,
     at += (size_t)a->sums_buffers * (size_t)c->warps_k * m * (pass_strips(c) * 16 + 4) * 4;
     a->ring_at = (int)round_up(at, 128);
     a->slot_bytes = (uint32_t)c->strips *
-                    (128 * (uint32_t)(2 * (s->width[0] + s->width[1] + s->width[2]) + s->grouped));
+                    (128 * (uint32_t)(2 * (s->width[0] + s->width[1] + s->width[2]) + s->grouped) +
+                     4 * (uint32_t)s->zero_bytes);
     a->ring_bytes = a->slot_bytes * (uint32_t)qt_stream_depth(s->bits, c->token_tiles);
     return (size_t)a->ring_at + (size_t)c->warps * a->ring_bytes;
 }
@@ -184,8 +185,8 @@ int qt_stream_check(struct qt_matmul_plan *p, const struct qt_shape *s)
 
 const void *qt_stream_instance(enum qt_format format, int token_tiles, int strips)
 {
-    return format <= QT_FORMAT_INT4 ? qt_stream_group_instance(format, token_tiles, strips)
-                                    : qt_stream_fpx_instance(format, token_tiles, strips);
+    return format <= QT_FORMAT_LAST_GROUPED ? qt_stream_group_instance(format, token_tiles, strips)
+                                            : qt_stream_fpx_instance(format, token_tiles, strips);
 }
 
 static struct qt_stream_args stream_args(const struct qt_matmul_plan *p,
@@ -200,6 +201,7 @@ static struct qt_stream_args stream_args(const struct qt_matmul_plan *p,
     for (int i = 0; i < 3; i++)
         a.plane[i] = (const unsigned char *)w->plane[i];
     a.scale = (const __half *)w->scale;
+    a.zero = (const unsigned char *)w->zero;
     a.arrivals = (unsigned *)workspace;
     a.partial = (float *)((char *)workspace + QT_MATMUL_WORKSPACE_ZEROED);
     a.pitch_blocks = (int)s->pitch_blocks;

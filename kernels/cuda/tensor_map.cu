@@ -47,8 +47,8 @@ bool qt_x_map(const struct qt_matmul_plan *p, CUtensorMap *map, const void *x, s
 }
 
 bool qt_weight_maps(const struct qt_matmul_plan *p, CUtensorMap plane[3], CUtensorMap *scales,
-                    const struct qt_shape *s, const struct qt_matmul_weight *w, int box_strips,
-                    int box_blocks, int box_groups)
+                    CUtensorMap *zeros, const struct qt_shape *s, const struct qt_matmul_weight *w,
+                    int box_strips, int box_blocks, int box_groups)
 {
     bool ok = true;
     for (int i = 0; i < 3 && s->width[i] && ok; i++) {
@@ -67,5 +67,14 @@ bool qt_weight_maps(const struct qt_matmul_plan *p, CUtensorMap plane[3], CUtens
                           {s->pitch_groups * 32},
                           {box_groups * 4, box_strips},
                           false};
-    return ok && (!s->grouped || qt_tensor_map(p, scales, &t));
+    ok = ok && (!s->grouped || qt_tensor_map(p, scales, &t));
+    if (!ok || !s->zero_bytes)
+        return ok;
+    struct qt_tensor z = {w->zero,
+                          2,
+                          {s->groups * (size_t)s->zero_bytes / 8, (size_t)s->strips},
+                          {s->pitch_groups * (size_t)s->zero_bytes},
+                          {qt_zero_pitch(s, box_groups) / 8, box_strips},
+                          false};
+    return qt_tensor_map(p, zeros, &z);
 }

@@ -20,6 +20,14 @@
 /* ---- copies ------------------------------------------------------------------------------------
  */
 
+/* Where the zero points of a stage's first group are in those of a row of strips. Boxes of them
+ * begin at multiples of 16 bytes. */
+template <class Format, int C>
+static __device__ __forceinline__ int tile_zeros_at(const qt_tile_args &a, int k_stage)
+{
+    return (k_stage * C * 64 >> a.group_shift) * Format::ZEROS;
+}
+
 template <class Format, int WGS, int BM, int C>
 static __device__ __forceinline__ void tile_copy_weights(const qt_tile_args &a, qt_ring r)
 {
@@ -42,6 +50,9 @@ static __device__ __forceinline__ void tile_copy_weights(const qt_tile_args &a, 
                 }
             if (Format::GROUPED)
                 ptx_copy_box(dst, &a.scales, (k_stage * C * 64 >> a.group_shift) * 4, strip, bar);
+            if (Format::ZEROS && a.decode.zeros)
+                ptx_copy_box(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes + a.zeros_at,
+                             &a.zeros, tile_zeros_at<Format, C>(a, k_stage) / 16 * 2, strip, bar);
             qt_ring_next(&r, a.stages);
         }
     }
@@ -66,6 +77,7 @@ static __device__ __forceinline__ void tile_change_unit(tile_sums<BM> *d, float2
 template <class Format, int WGS, int BM, int C> struct tile_source {
     const unsigned char *plane[3]; /* the lane's words of the stage's first block */
     const unsigned char *scale;    /* of its two rows, first group */
+    const unsigned char *zero;     /* the box */
 
     __device__ __forceinline__ tile_source(const qt_tile_args &a, int stage)
     {
@@ -78,6 +90,7 @@ template <class Format, int WGS, int BM, int C> struct tile_source {
             at += WGS * 4 * C * 128 * width;
         }
         scale = at + warp * a.stage_groups * 32 + lane / 4 * 4;
+        zero = qt_smem + a.ring_at + stage * a.stage_bytes + a.zeros_at + warp * a.zero_pitch;
     }
     __device__ __forceinline__ void load(Format *words, const qt_tile_args &a, int block) const
     {
@@ -114,6 +127,12 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
         next_scale = *(const __half2 *)scale;
         unit = qt_scale_unit(next_scale);
     }
+    uint32_t next_zeros = 0;
+    if (Format::ZEROS) {
+        next_zeros = qt_lane_zeros<Format>(a.decode, source(a, r->stage).zero +
+                                                         tile_zeros_at<Format, C>(a, begin) % 16);
+        words.set_zeros(next_zeros);
+    }
 #pragma unroll 1
     for (int i = begin; i < end; i++) {
         const source now(a, r->stage);
@@ -121,18 +140,23 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
         uint32_t used = r->empty + 8 * r->stage;
         qt_ring_next(r, a.stages);
         scale = now.scale;
+        const unsigned char *zero = now.zero;
         __half2 this_scale = next_scale;
 #pragma unroll
         for (int c = 0; c < C; c++) {
 #pragma unroll
             for (int batch = 0; batch < BATCHES; batch++) {
                 uint32_t(&f)[STEPS][4] = frag[(c * BATCHES + batch) & 1];
+                const bool fresh = c == 0 && batch == 0; /* the stage's first, loaded already */
+                int k = (i * C + c) * 64 + batch * STEPS * 16;
+                if (Format::ZEROS && (k & group_mask) == 0) {
+                    zero += fresh ? 0 : Format::ZEROS;
+                    words.set_zeros(fresh ? next_zeros : qt_lane_zeros<Format>(a.decode, zero));
+                }
 #pragma unroll
                 for (int s = 0; s < STEPS; s++)
                     words.fragment(f[s], batch * STEPS + s, lane_bytes);
-                int k = (i * C + c) * 64 + batch * STEPS * 16;
                 if (Format::GROUPED && (k & group_mask) == 0) {
-                    bool fresh = c == 0 && batch == 0; /* the stage's first, loaded already */
                     scale += fresh ? 0 : 32;
                     tile_change_unit(d, &unit,
                                      qt_scale_unit(fresh ? this_scale : *(const __half2 *)scale));
@@ -152,6 +176,9 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
                         next.load(&words, a, 0);
                         if (Format::GROUPED)
                             next_scale = *(const __half2 *)next.scale;
+                        if (Format::ZEROS)
+                            next_zeros = qt_lane_zeros<Format>(
+                                a.decode, next.zero + tile_zeros_at<Format, C>(a, i + 1) % 16);
                     }
                 }
                 ptx_wgmma_wait<1>();

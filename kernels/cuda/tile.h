@@ -59,9 +59,11 @@ struct qt_tile_args : qt_tile_base {
     struct qt_decode_args decode;
     const __half *scale; /* F16 [strips][pitch_groups][16]: for row scales */
     size_t pitch_groups;
-    int group_shift;  /* log2(channels per scale) */
-    int stage_groups; /* scales of a row in a stage */
-    int stage_tx;     /* bytes that a stage waits for */
+    int group_shift;          /* log2(channels per scale) */
+    int stage_groups;         /* scales of a row in a stage */
+    int stage_tx;             /* bytes that a stage waits for */
+    CUtensorMap zeros;        /* U64 [strips][groups * zero points' bytes / 8]; formats with such */
+    int zeros_at, zero_pitch; /* in a stage; bytes of a strip */
 };
 
 /* ---- plans (tile_plan.cu) ----------------------------------------------------------------------

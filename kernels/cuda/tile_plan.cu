@@ -9,9 +9,9 @@
 
 const void *qt_tile_instance(enum qt_format format, int kind)
 {
-    return format <= QT_FORMAT_INT4  ? qt_tile_group_instance(format, kind)
-           : format == QT_FORMAT_ANY ? NULL
-                                     : qt_tile_fpx_instance(format, kind);
+    return format <= QT_FORMAT_LAST_GROUPED ? qt_tile_group_instance(format, kind)
+           : format == QT_FORMAT_ANY        ? NULL
+                                            : qt_tile_fpx_instance(format, kind);
 }
 
 /*
@@ -26,6 +26,13 @@ static int stage_groups(const struct qt_shape *s, int blocks)
 {
     int groups = s->grouped ? blocks * 64 >> s->group_shift : 0;
     return s->grouped && groups == 0 ? 1 : groups;
+}
+
+/* Where zero points are behind the planes of a stage: the end, if there are none. */
+static int zeros_at(const struct qt_shape *s, int strips, int blocks)
+{
+    const int bytes = strips * (blocks * 128 * s->bits + stage_groups(s, blocks) * 32);
+    return s->zero_bytes ? (int)round_up((size_t)bytes, 128) : bytes;
 }
 
 /* A kernel is for groups of at least the columns whose products it starts at a time. */
@@ -43,9 +50,9 @@ static struct qt_tile_matrix matrix_of(const struct qt_shape *s)
         kind.kernel = qt_tile_instance(s->format, i);
         kind.column_us = column_us[i][!s->grouped];
         kind.head_bytes = (int)s->wide_table_bytes;
-        kind.weight_bytes =
-            strips * (kind.blocks * 128 * s->bits + stage_groups(s, kind.blocks) * 32);
-        if (kind.kernel && 16 * steps <= 1 << s->group_shift)
+        kind.weight_bytes = zeros_at(s, strips, kind.blocks) +
+                            strips * qt_zero_pitch(s, stage_groups(s, kind.blocks));
+        if (kind.kernel && s->zero_boxes && 16 * steps <= 1 << s->group_shift)
             t.kinds[t.count++] = kind;
     }
     return t;
@@ -307,7 +314,11 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
     a.pitch_groups = s->pitch_groups;
     a.group_shift = s->group_shift;
     a.stage_groups = stage_groups(s, k->blocks);
-    a.stage_tx = x_bytes(k) + k->weight_bytes;
+    a.zeros_at = x_bytes(k) + zeros_at(s, 4 * k->warpgroups, k->blocks);
+    a.zero_pitch = qt_zero_pitch(s, a.stage_groups);
+    /* What is copied: not the gap before zero points. */
+    a.stage_tx = x_bytes(k) + 4 * k->warpgroups *
+                                  (k->blocks * 128 * s->bits + a.stage_groups * 32 + a.zero_pitch);
     a.factor = qt_result_factor(w);
     a.dependent = p->options.dependent_launch || qt_prepare_needed(p);
     int rc = qt_prepare_run(p, &x, &a.token_factor, (char *)workspace + qt_tile_workspace(p, &t),
@@ -315,7 +326,8 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
     if (rc != QT_MATMUL_OK)
         return rc;
     if ((size_t)x % 16 || !qt_x_map(p, &a.x, x, (size_t)s->blocks, k->tokens, k->blocks) ||
-        !qt_weight_maps(p, a.plane, &a.scales, s, w, 4 * k->warpgroups, k->blocks, a.stage_groups))
+        !qt_weight_maps(p, a.plane, &a.scales, &a.zeros, s, w, 4 * k->warpgroups, k->blocks,
+                        a.stage_groups))
         return QT_MATMUL_UNSUPPORTED;
     return qt_launch_clusters(p, &a, k->warpgroups * 128 + 128, 1 + a.pairs, a.dependent, stream);
 }

@@ -168,7 +168,10 @@ int qt_w4ax_plan(struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w, size_t 
     bool tile = opt->kernel == QT_W4AX_TILE ||
                 (opt->kernel == QT_W4AX_ANY && many && p->cc == 90 && !opt->packed);
     double us;
-    if (!tile || !qt_w4ax_tile_choose(p, &us))
+    const bool chosen = tile && qt_w4ax_tile_choose(p, &us);
+    if (!chosen && opt->kernel == QT_W4AX_TILE)
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "no tile kernel for this device");
+    if (!chosen)
         choose_stream(p);
     return qt_w4ax_plan_check(p);
 }

@@ -133,6 +133,13 @@ static const char *const schemes[] = {
     "lut2:g=256",
     "int4:g=128,method=rtn",
     "int4:g=32,method=rtn",
+    "int4:g=256,zero=group,method=rtn",
+    "int4:g=64,zero=group,method=rtn",
+    "int4:g=32,zero=group,method=rtn",
+    "int4:g=0,zero=group,method=rtn",
+    "int8:method=rtn",
+    "int8:g=64,method=rtn",
+    "int8:g=32,zero=group,method=rtn",
     "fp6:e=3,method=rtn",
     "fp6:e=2,method=rtn",
     "fp5:e=2,method=rtn",
@@ -146,8 +153,15 @@ static const char *const schemes[] = {
 };
 /* Also at larger shapes. */
 static const char *const main_schemes[] = {
-    "nf4:g=128,method=rtn", "nf3:g=128,method=rtn", "nf2:g=128,method=rtn", "int4:g=128,method=rtn",
-    "fp6:e=3,method=rtn",   "fp6:e=2,method=rtn",   "fp5:e=2,method=rtn",
+    "nf4:g=128,method=rtn",
+    "nf3:g=128,method=rtn",
+    "nf2:g=128,method=rtn",
+    "int4:g=128,method=rtn",
+    "int4:g=128,zero=group,method=rtn",
+    "int8:g=128,zero=group,method=rtn",
+    "fp6:e=3,method=rtn",
+    "fp6:e=2,method=rtn",
+    "fp5:e=2,method=rtn",
 };
 static const size_t shapes[][2] = {{1, 1},    {15, 63},  {16, 64},    {17, 65},   {31, 127},
                                    {33, 129}, {48, 257}, {100, 1000}, {272, 320}, {1040, 2048}};
@@ -258,9 +272,10 @@ int main(int argc, char **argv)
 {
     bool quick = check_begin(argc, argv);
     pool_new();
+    few_others = quick;
     test_refusals();
     for (size_t i = 0; i < COUNT(schemes); i++)
-        test_scheme(schemes[i], quick ? 5 : i < 14 ? 1 : 3, quick ? 8 : 1);
+        test_scheme(schemes[i], quick ? 5 : i < 21 ? 1 : 3, quick ? 10 : 1);
     for (size_t i = 0; i < COUNT(main_schemes) && !quick; i++) {
         test_large(main_schemes[i]);
         test_scale_exp2(main_schemes[i]);
