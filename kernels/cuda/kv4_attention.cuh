@@ -27,6 +27,7 @@
 #define QT_CUDA_KV4_ATTENTION_CUH
 
 #include "kernels/cuda/kv4_cache.cuh"
+#include "kernels/cuda/round.cuh"
 
 #include <cuda_bf16.h>
 #include <math.h>
@@ -66,38 +67,65 @@ struct kv_work {
 /* ---- the ring ----------------------------------------------------------------------------------
  */
 
-/* Where the 16 tokens from `token` on lie, which a page holds together. */
-static __device__ __forceinline__ size_t kv_group_place(const kv_args &a, const kv_work &w,
-                                                        int token)
+/* What a lane copies from: chunk `lane` of the rows from place 0 on. */
+struct kv_source {
+    const unsigned char *k, *v;
+    const __half2 *param; /* lane % 4 * 4 further */
+    const int *pages;     /* of the sequence, or NULL */
+    uint32_t base;        /* place of the head's first token: of a page 0, or of the sequence */
+    uint32_t page_places; /* from one page to the next */
+};
+
+static __device__ __forceinline__ kv_source kv_source_of(const kv_args &a, const kv_work &w)
 {
-    return kv_place(a.cache, kv_page(a.cache, w.sequence, token), w.kv_head, token);
+    const kv_view &c = a.cache;
+    const uint32_t page_places = (uint32_t)(c.heads * c.page_tokens);
+    kv_source s;
+    s.k = c.k + w.lane * 16;
+    s.v = c.v + w.lane * 16;
+    s.param = c.param + w.lane % 4 * 4;
+    s.pages = c.table ? c.table + (size_t)w.sequence * c.table_pitch : NULL;
+    s.page_places = page_places;
+    s.base = (uint32_t)(w.kv_head * c.page_tokens) + (c.table ? 0 : w.sequence * page_places);
+    return s;
+}
+
+/* Where the 16 tokens from `token` on lie, which a page holds together. */
+static __device__ __forceinline__ uint32_t kv_group_place(const kv_args &a, const kv_source &s,
+                                                          int token)
+{
+    if (!s.pages)
+        return s.base + token;
+    return s.base + s.pages[token >> a.cache.page_shift] * s.page_places +
+           (token & (a.cache.page_tokens - 1));
 }
 
 /* Starts copying the slot of tokens token0... and ends the group of copies. Tokens from `end` on
  * become zeros. */
 template <class F>
-static __device__ __forceinline__ void kv_copy(const kv_args &a, const kv_work &w, uint32_t dst,
-                                               int token0)
+static __device__ __forceinline__ void kv_copy(const kv_args &a, const kv_source &s,
+                                               const kv_work &w, uint32_t dst, int token0)
 {
     enum { CHUNKS = F::ROW / 16, AT_ONCE = 32 / CHUNKS, PER_GROUP = 16 / AT_ONCE };
     const int left = w.end - token0, row = w.lane / CHUNKS, chunk = w.lane % CHUNKS;
     if (left > 0) {
 #pragma unroll
         for (int g = 0; g < F::TOKENS / 16; g++) {
-            const size_t place = kv_group_place(a, w, left > g * 16 ? token0 + g * 16 : token0);
-            const size_t at = place * F::ROW + w.lane * 16;
+            const uint32_t place = kv_group_place(a, s, left > g * 16 ? token0 + g * 16 : token0);
+            const unsigned char *k = s.k + (size_t)place * F::ROW;
+            const unsigned char *v = s.v + (size_t)place * F::ROW;
 #pragma unroll
             for (int i = 0; i < PER_GROUP; i++) {
                 const int in_slot = g * 16 + i * AT_ONCE + row;
                 const uint32_t bytes = in_slot < left ? 16 : 0;
-                ptx_copy_16_zero(dst + F::key_at(in_slot, chunk), a.cache.k + at + i * 512, bytes);
-                ptx_copy_16_zero(dst + kv_slot<F>::ROWS + F::value_at(in_slot, chunk),
-                                 a.cache.v + at + i * 512, bytes);
+                ptx_copy_16_zero(dst + F::key_at(in_slot, chunk), k + i * 512, bytes);
+                ptx_copy_16_zero(dst + kv_slot<F>::ROWS + F::value_at(in_slot, chunk), v + i * 512,
+                                 bytes);
             }
             if (F::PARAMS && w.lane / 4 == g) {
                 const int count = min(max(left - w.lane * 4, 0), 4);
-                ptx_copy_16_zero(dst + kv_slot<F>::PARAM_AT + w.lane * 16,
-                                 a.cache.param + place + w.lane % 4 * 4, (uint32_t)count * 4);
+                ptx_copy_16_zero(dst + kv_slot<F>::PARAM_AT + w.lane * 16, s.param + place,
+                                 (uint32_t)count * 4);
             }
         }
     }
@@ -111,7 +139,7 @@ static __device__ __forceinline__ void kv_copy(const kv_args &a, const kv_work &
  * multiplied by.
  */
 template <class F, int NT> struct kv_queries {
-    uint32_t frag[NT][kv_slot<F>::STEPS][2];
+    alignas(16) uint32_t frag[NT][kv_slot<F>::STEPS][2];
     float unit[NT][2];
 };
 
@@ -124,40 +152,55 @@ static __device__ __forceinline__ float kv_query_value(const kv_args &a, const k
     return a.cache.k_scale ? q * a.cache.k_scale[w.kv_head * dim + channel] : q;
 }
 
+/*
+ * Through shared memory, so that a warp prepares a head or two with little code: what a block runs
+ * once costs its fetch from memory, which is most of the time of a short sequence. room: NT * 32 *
+ * D
+ * + 32 NT bytes, which may be written again after the second barrier.
+ */
 template <class F, int NT>
 static __device__ __forceinline__ void kv_load_queries(kv_queries<F, NT> *q, const kv_args &a,
-                                                       const kv_work &w)
+                                                       const kv_work &w, uint32_t *room)
 {
-    const int g = w.lane / 4, t = w.lane % 4;
+    enum { STEPS = kv_slot<F>::STEPS, WORDS = 8 * STEPS, PER_LANE = WORDS / 32 }; /* of a head */
+    float *units = (float *)(room + 8 * NT * WORDS);
+#pragma unroll 1
+    for (int head = w.warp; head < 8 * NT; head += WARPS) {
+        float v[PER_LANE][2], top = 0;
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) { /* word: t, step, half */
+                const int word = i * 32 + w.lane;
+                const int c = F::channel(word / (2 * STEPS), word / 2 % STEPS, word % 2, h);
+                v[i][h] = head < w.heads ? kv_query_value(a, w, head, F::DIM, c) : 0;
+                top = fmaxf(top, fabsf(v[i][h]));
+            }
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2)
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+        const int up = top > 0 && top < INFINITY ? min(14 - ilogbf(top), 100) : 0;
+        const float f = exp2f((float)up) * F::channel_factor(w.lane % 2);
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+            __half2 two = __floats2half2_rn(v[i][0] * f, v[i][1] * f);
+            room[head * WORDS + i * 32 + w.lane] = *(uint32_t *)&two;
+        }
+        if (w.lane == 0)
+            units[head] = a.scale_log2 * exp2f((float)-up) / F::CODE_UNIT;
+    }
+    __syncthreads();
 #pragma unroll
     for (int n = 0; n < NT; n++) {
-        float v[kv_slot<F>::STEPS][2][2], top = 0;
+        const uint4 *from = (const uint4 *)(room + (n * 32 + w.lane) * (2 * STEPS));
 #pragma unroll
-        for (int s = 0; s < kv_slot<F>::STEPS; s++)
+        for (int i = 0; i < STEPS / 2; i++)
+            *(uint4 *)q->frag[n][2 * i] = from[i];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float x = n * 8 + g < w.heads ? kv_query_value(a, w, n * 8 + g, F::DIM,
-                                                               F::channel(t, s, i / 2, i % 2))
-                                              : 0;
-                v[s][i / 2][i % 2] = x;
-                top = fmaxf(top, fabsf(x));
-            }
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-        int up = top > 0 && top < INFINITY ? min(14 - ilogbf(top), 100) : 0;
-        float lift = exp2f((float)up);
-#pragma unroll
-        for (int s = 0; s < kv_slot<F>::STEPS; s++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float f = lift * F::channel_factor(half);
-                __half2 h = __floats2half2_rn(v[s][half][0] * f, v[s][half][1] * f);
-                q->frag[n][s][half] = *(uint32_t *)&h;
-            }
-        float unit = a.scale_log2 * exp2f((float)-up) / F::CODE_UNIT;
-        q->unit[n][0] = __shfl_sync(~0u, unit, t * 8);
-        q->unit[n][1] = __shfl_sync(~0u, unit, t * 8 + 4);
+        for (int h = 0; h < 2; h++)
+            q->unit[n][h] = units[n * 8 + w.lane % 4 * 2 + h];
     }
+    __syncthreads();
 }
 
 /* ---- products ----------------------------------------------------------------------------------
@@ -219,7 +262,7 @@ static __device__ __forceinline__ void kv_raise_values(kv_state<F, NT> *st, floa
     for (int d = 1; d < 4; d *= 2)
         top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
     int e = ilogbf(top);
-    float unit = exp2f((float)(10 - e)), f = unit / st->v_unit;
+    float unit = exp2f((float)(10 - e)), f = __fdividef(unit, st->v_unit);
     st->v_unit = unit;
     st->v_limit = exp2f((float)(e + 1));
 #pragma unroll
@@ -347,14 +390,12 @@ static __device__ __forceinline__ void kv_slot_step(kv_state<F, NT> *st, const k
  * p. Sums with different maxima meet by scaling with 2^(maximum - largest maximum), in order.
  */
 
-static __device__ __forceinline__ void kv_store(const kv_args &a, const kv_work &w, int head,
-                                                int dim, int d, float v)
+static __device__ __forceinline__ void kv_store_4(const kv_args &a, const kv_work &w, int head,
+                                                  int dim, int d, float4 v)
 {
     size_t at = ((size_t)w.sequence * a.heads + w.head0 + head) * dim + d;
-    if (a.bf16)
-        ((__nv_bfloat16 *)a.out)[at] = __float2bfloat16(v);
-    else
-        ((__half *)a.out)[at] = __float2half(v);
+    *(uint2 *)((uint16_t *)a.out + at) =
+        make_uint2(qt_round_two(a.bf16, v.x, v.y), qt_round_two(a.bf16, v.z, v.w));
 }
 
 template <class F, int NT>
@@ -363,7 +404,7 @@ static __device__ __forceinline__ void kv_put_sums(const kv_state<F, NT> *st, co
 {
     enum { D = F::DIM, SUM = D + 4 };
     const int g = w.lane / 4, t = w.lane % 4;
-    const float per = 1 / st->v_unit;
+    const float per = __fdividef(1, st->v_unit);
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -388,24 +429,19 @@ static __device__ __forceinline__ void kv_put_sums(const kv_state<F, NT> *st, co
         }
 }
 
-/* From shared memory, or what other blocks wrote to global memory: past L1, where a neighbour's
- * read may have left an older copy of the line. */
-template <bool GLOBAL, class T> static __device__ __forceinline__ T kv_read(const T *p)
-{
-    return GLOBAL ? __ldcg(p) : *p;
-}
-
 /*
- * Adds `count` sums, `step` floats apart from head 0's first: to the output when last, else as one
- * sum to `to`. factor: room for count floats a head. GLOBAL: where `from` is.
+ * Adds `count` sums, `step` floats apart from head 0's first, in shared or global memory: to the
+ * output when last, else as one sum to `to`. factor: room for count floats a head. One function for
+ * both, of warps and of splits: the second time its code is there.
  */
-template <int D, bool GLOBAL>
-static __device__ __forceinline__ void
-kv_add_sums(const kv_args &a, const kv_work &w, float *to, size_t to_step, const float *from,
-            size_t head_step, size_t step, int count, float *factor, bool last)
+template <int D>
+static __device__ __noinline__ void kv_add_sums(const kv_args &a, const kv_work &w, float *to,
+                                                size_t to_step, const float *from, size_t head_step,
+                                                size_t step, int count, float *factor, bool last)
 {
-    enum { ROUNDS = GLOBAL ? MAX_SPLITS / 32 : 1 };
+    enum { ROUNDS = MAX_SPLITS / 32 };
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+#pragma unroll 1
     for (int head = warp; head < w.heads; head += WARPS) {
         const float *sums = from + head * head_step + D;
         float2 v[ROUNDS]; /* maximum, denominator */
@@ -414,11 +450,12 @@ kv_add_sums(const kv_args &a, const kv_work &w, float *to, size_t to_step, const
         for (int i = 0; i < ROUNDS; i++) {
             v[i] = make_float2(-INFINITY, 0);
             if (i * 32 + lane < count)
-                v[i] = kv_read<GLOBAL>((const float2 *)(sums + (i * 32 + lane) * step));
+                v[i] = ptx_load_written_2(sums + (i * 32 + lane) * step);
         }
 #pragma unroll
         for (int i = 0; i < ROUNDS; i++)
             most = fmaxf(most, v[i].x);
+#pragma unroll
         for (int d = 1; d < 32; d *= 2)
             most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
 #pragma unroll
@@ -426,37 +463,36 @@ kv_add_sums(const kv_args &a, const kv_work &w, float *to, size_t to_step, const
             v[i].x = ptx_exp2(v[i].x - most);
             den += v[i].x * v[i].y;
         }
+#pragma unroll
         for (int d = 1; d < 32; d *= 2)
             den += __shfl_xor_sync(~0u, den, d);
+        const float per = last ? __fdividef(1, den) : 1;
 #pragma unroll
         for (int i = 0; i < ROUNDS; i++)
             if (i * 32 + lane < count)
-                factor[head * count + i * 32 + lane] = last ? v[i].x / den : v[i].x;
+                factor[head * count + i * 32 + lane] = v[i].x * per;
         if (!last && lane < 2)
             to[head * to_step + D + lane] = lane ? den : most;
     }
     __syncthreads();
+#pragma unroll 1
     for (int o = (int)threadIdx.x; o < w.heads * (D / 4); o += THREADS) {
         int head = o / (D / 4), d = o % (D / 4) * 4;
         const float *sums = from + head * head_step + d;
         float4 v = make_float4(0, 0, 0, 0);
 #pragma unroll 16
         for (int i = 0; i < count; i++) {
-            float4 more = kv_read<GLOBAL>((const float4 *)(sums + i * step));
+            float4 more = ptx_load_written_4(sums + i * step);
             float f = factor[head * count + i];
             v.x += f * more.x;
             v.y += f * more.y;
             v.z += f * more.z;
             v.w += f * more.w;
         }
-        if (last) {
-            kv_store(a, w, head, D, d, v.x);
-            kv_store(a, w, head, D, d + 1, v.y);
-            kv_store(a, w, head, D, d + 2, v.z);
-            kv_store(a, w, head, D, d + 3, v.w);
-        } else {
+        if (last)
+            kv_store_4(a, w, head, D, d, v);
+        else
             *(float4 *)(to + head * to_step + d) = v;
-        }
     }
 }
 
@@ -503,19 +539,21 @@ __global__ void __launch_bounds__(THREADS) kv_attention_kernel(const __grid_cons
     int splits;
     const kv_work w = kv_work_open(a, 8 * NT, &splits);
     if (splits == 0 && blockIdx.x == 0) /* nothing to attend to */
-        for (int i = (int)threadIdx.x; i < w.heads * D; i += THREADS)
-            kv_store(a, w, i / D, D, i % D, 0);
+#pragma unroll 1
+        for (int i = (int)threadIdx.x * 4; i < w.heads * D; i += THREADS * 4)
+            kv_store_4(a, w, i / D, D, i % D, make_float4(0, 0, 0, 0));
     if ((int)blockIdx.x >= splits)
         return;
 
+    const kv_source source = kv_source_of(a, w);
     unsigned char *ring = kv_smem + w.warp * DEPTH * BYTES;
     const int stride = WARPS * F::TOKENS;
     int token = w.begin + w.warp * F::TOKENS, ahead = token;
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < DEPTH - 1; i++, ahead += stride)
-        kv_copy<F>(a, w, ptx_shared(ring) + i * BYTES, ahead);
+        kv_copy<F>(a, source, w, ptx_shared(ring) + i * BYTES, ahead);
     kv_queries<F, NT> q;
-    kv_load_queries(&q, a, w);
+    kv_load_queries(&q, a, w, (uint32_t *)(kv_smem + (DEPTH - 1) * BYTES)); /* a slot still free */
     kv_state<F, NT> st = {};
     st.v_unit = 0x1p10f;
 #pragma unroll
@@ -530,7 +568,7 @@ __global__ void __launch_bounds__(THREADS) kv_attention_kernel(const __grid_cons
     for (; token < w.end; token += stride, ahead += stride) {
         ptx_copy_wait<DEPTH - 2>();
         __syncwarp(); /* other lanes copied, and the slot before has been read */
-        kv_copy<F>(a, w, ptx_shared(ring) + free_slot * BYTES, ahead);
+        kv_copy<F>(a, source, w, ptx_shared(ring) + free_slot * BYTES, ahead);
         kv_slot_step<F, NT>(&st, q, w, ring + slot * BYTES, token);
         slot = slot + 1 == DEPTH ? 0 : slot + 1;
         free_slot = free_slot + 1 == DEPTH ? 0 : free_slot + 1;
@@ -544,12 +582,11 @@ __global__ void __launch_bounds__(THREADS) kv_attention_kernel(const __grid_cons
     __syncthreads();
     const size_t head_step = (size_t)gridDim.x * SUM;
     float *partial = a.partial + ((size_t)w.sequence * a.heads + w.head0) * head_step;
-    kv_add_sums<D, false>(a, w, partial + blockIdx.x * SUM, head_step, sums, SUM, WARP_SUMS, WARPS,
-                          factor, splits == 1);
+    kv_add_sums<D>(a, w, partial + blockIdx.x * SUM, head_step, sums, SUM, WARP_SUMS, WARPS, factor,
+                   splits == 1);
     if (splits > 1 &&
         kv_last_to_arrive(&a.arrivals[blockIdx.z * gridDim.y + blockIdx.y], (unsigned)splits))
-        kv_add_sums<D, true>(a, w, NULL, 0, partial, head_step, SUM, splits, (float *)kv_smem,
-                             true);
+        kv_add_sums<D>(a, w, NULL, 0, partial, head_step, SUM, splits, (float *)kv_smem, true);
 }
 
 #endif
