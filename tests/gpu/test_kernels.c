@@ -275,7 +275,7 @@ int main(int argc, char **argv)
     few_others = quick;
     test_refusals();
     for (size_t i = 0; i < COUNT(schemes); i++)
-        test_scheme(schemes[i], quick ? 5 : i < 21 ? 1 : 3, quick ? 10 : 1);
+        test_scheme(schemes[i], quick ? 9 : i < 21 ? 1 : 3, quick ? 9 : 1);
     for (size_t i = 0; i < COUNT(main_schemes) && !quick; i++) {
         test_large(main_schemes[i]);
         test_scale_exp2(main_schemes[i]);
