@@ -143,37 +143,37 @@ template <class F, int NT> struct kv_queries {
     float unit[NT][2];
 };
 
-static __device__ __forceinline__ float kv_query_value(const kv_args &a, const kv_work &w, int head,
-                                                       int dim, int channel)
-{
-    size_t at = ((size_t)w.sequence * a.heads + w.head0 + head) * dim + channel;
-    float q = a.bf16 ? __bfloat162float(((const __nv_bfloat16 *)a.q)[at])
-                     : __half2float(((const __half *)a.q)[at]);
-    return a.cache.k_scale ? q * a.cache.k_scale[w.kv_head * dim + channel] : q;
-}
-
-/*
- * Through shared memory, so that a warp prepares a head or two with little code: what a block runs
- * once costs its fetch from memory, which is most of the time of a short sequence. room: NT * 32 *
- * D
- * + 32 NT bytes, which may be written again after the second barrier.
- */
-template <class F, int NT>
-static __device__ __forceinline__ void kv_load_queries(kv_queries<F, NT> *q, const kv_args &a,
-                                                       const kv_work &w, uint32_t *room)
-{
+/* What a lane prepares of a head: words of fragments, numbered t, step, half. */
+template <class F> struct kv_query_words {
     enum { STEPS = kv_slot<F>::STEPS, WORDS = 8 * STEPS, PER_LANE = WORDS / 32 }; /* of a head */
-    float *units = (float *)(room + 8 * NT * WORDS);
-#pragma unroll 1
-    for (int head = w.warp; head < 8 * NT; head += WARPS) {
+    uint16_t q[PER_LANE][2];
+    float scale[PER_LANE][2];
+
+    __device__ __forceinline__ void load(const kv_args &a, const kv_work &w, int head)
+    {
+        const uint16_t *from =
+            (const uint16_t *)a.q + ((size_t)w.sequence * a.heads + w.head0 + head) * F::DIM;
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int word = i * 32 + w.lane;
+                const int c = F::channel(word / (2 * STEPS), word / 2 % STEPS, word % 2, h);
+                q[i][h] = from[c];
+                scale[i][h] = a.cache.k_scale ? a.cache.k_scale[w.kv_head * F::DIM + c] : 1;
+            }
+    }
+    /* As FP16 into words[WORDS]; unit: see above. */
+    __device__ __forceinline__ void prepare(const kv_args &a, const kv_work &w, uint32_t *words,
+                                            float *unit) const
+    {
         float v[PER_LANE][2], top = 0;
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++)
 #pragma unroll
-            for (int h = 0; h < 2; h++) { /* word: t, step, half */
-                const int word = i * 32 + w.lane;
-                const int c = F::channel(word / (2 * STEPS), word / 2 % STEPS, word % 2, h);
-                v[i][h] = head < w.heads ? kv_query_value(a, w, head, F::DIM, c) : 0;
+            for (int h = 0; h < 2; h++) {
+                v[i][h] = scale[i][h] * (a.bf16 ? __int_as_float((int)q[i][h] << 16)
+                                                : __half2float(__ushort_as_half(q[i][h])));
                 top = fmaxf(top, fabsf(v[i][h]));
             }
 #pragma unroll
@@ -184,11 +184,35 @@ static __device__ __forceinline__ void kv_load_queries(kv_queries<F, NT> *q, con
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
             __half2 two = __floats2half2_rn(v[i][0] * f, v[i][1] * f);
-            room[head * WORDS + i * 32 + w.lane] = *(uint32_t *)&two;
+            words[i * 32 + w.lane] = *(uint32_t *)&two;
         }
         if (w.lane == 0)
-            units[head] = a.scale_log2 * exp2f((float)-up) / F::CODE_UNIT;
+            *unit = a.scale_log2 * exp2f((float)-up) / F::CODE_UNIT;
     }
+};
+
+/*
+ * Through shared memory, a warp a head: what a block runs once should be little code, as it has to
+ * be fetched. first: words of head number w.warp, loaded before the cache, or queries would come
+ * after all that is under way. room: NT * 32 * D + 32 NT bytes, which may be written again after
+ * the second barrier.
+ */
+template <class F, int NT>
+static __device__ __forceinline__ void kv_load_queries(kv_queries<F, NT> *q, const kv_args &a,
+                                                       const kv_work &w, kv_query_words<F> first,
+                                                       uint32_t *room)
+{
+    enum { STEPS = kv_slot<F>::STEPS, WORDS = 8 * STEPS };
+    float *units = (float *)(room + 8 * NT * WORDS);
+#pragma unroll 1
+    for (int head = w.warp; head < w.heads; head += WARPS) {
+        if (head != w.warp)
+            first.load(a, w, head);
+        first.prepare(a, w, room + head * WORDS, &units[head]);
+    }
+#pragma unroll 1
+    for (int i = w.heads * WORDS + (int)threadIdx.x; i < 8 * NT * WORDS; i += THREADS)
+        room[i] = 0;
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < NT; n++) {
@@ -197,8 +221,10 @@ static __device__ __forceinline__ void kv_load_queries(kv_queries<F, NT> *q, con
         for (int i = 0; i < STEPS / 2; i++)
             *(uint4 *)q->frag[n][2 * i] = from[i];
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-            q->unit[n][h] = units[n * 8 + w.lane % 4 * 2 + h];
+        for (int h = 0; h < 2; h++) {
+            const int head = n * 8 + w.lane % 4 * 2 + h;
+            q->unit[n][h] = head < w.heads ? units[head] : 1;
+        }
     }
     __syncthreads();
 }
@@ -429,28 +455,65 @@ static __device__ __forceinline__ void kv_put_sums(const kv_state<F, NT> *st, co
         }
 }
 
-/*
- * Adds `count` sums, `step` floats apart from head 0's first, in shared or global memory: to the
- * output when last, else as one sum to `to`. factor: room for count floats a head. One function for
- * both, of warps and of splits: the second time its code is there.
- */
+/* Adds the sums of the warps: to the output when last, else as one sum to `to`. Each thread finds
+ * the few factors of its head itself. */
 template <int D>
-static __device__ __noinline__ void kv_add_sums(const kv_args &a, const kv_work &w, float *to,
-                                                size_t to_step, const float *from, size_t head_step,
-                                                size_t step, int count, float *factor, bool last)
+static __device__ __forceinline__ void kv_add_warps(const kv_args &a, const kv_work &w, float *to,
+                                                    size_t to_step, const float *from,
+                                                    size_t warp_step, bool last)
 {
-    enum { ROUNDS = MAX_SPLITS / 32 };
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    enum { SUM = D + 4 };
 #pragma unroll 1
-    for (int head = warp; head < w.heads; head += WARPS) {
+    for (int o = (int)threadIdx.x; o < w.heads * (D / 4); o += THREADS) {
+        const int head = o / (D / 4), d = o % (D / 4) * 4;
+        float2 v[WARPS]; /* maximum, denominator */
+        float most = -INFINITY, den = 0;
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < WARPS; i++) {
+            v[i] = *(const float2 *)(from + i * warp_step + head * SUM + D);
+            most = fmaxf(most, v[i].x);
+        }
+#pragma unroll
+        for (int i = 0; i < WARPS; i++) {
+            const float4 more = *(const float4 *)(from + i * warp_step + head * SUM + d);
+            const float f = ptx_exp2(v[i].x - most);
+            den += f * v[i].y;
+            sum.x += f * more.x;
+            sum.y += f * more.y;
+            sum.z += f * more.z;
+            sum.w += f * more.w;
+        }
+        if (last) {
+            const float per = __fdividef(1, den);
+            kv_store_4(a, w, head, D, d,
+                       make_float4(sum.x * per, sum.y * per, sum.z * per, sum.w * per));
+        } else {
+            *(float4 *)(to + head * to_step + d) = sum;
+            if (d == 0)
+                *(float2 *)(to + head * to_step + D) = make_float2(most, den);
+        }
+    }
+}
+
+/* Adds the sums of `count` splits, D + 4 floats apart in global memory, to the output. factor: room
+ * for count floats a head. */
+template <int D>
+static __device__ __forceinline__ void kv_add_splits(const kv_args &a, const kv_work &w,
+                                                     const float *from, size_t head_step, int count,
+                                                     float *factor)
+{
+    enum { SUM = D + 4, ROUNDS = MAX_SPLITS / 32 };
+#pragma unroll 1
+    for (int head = w.warp; head < w.heads; head += WARPS) {
         const float *sums = from + head * head_step + D;
         float2 v[ROUNDS]; /* maximum, denominator */
         float most = -INFINITY, den = 0;
 #pragma unroll
         for (int i = 0; i < ROUNDS; i++) {
             v[i] = make_float2(-INFINITY, 0);
-            if (i * 32 + lane < count)
-                v[i] = ptx_load_written_2(sums + (i * 32 + lane) * step);
+            if (i * 32 + w.lane < count)
+                v[i] = __ldcg((const float2 *)(sums + (i * 32 + w.lane) * SUM));
         }
 #pragma unroll
         for (int i = 0; i < ROUNDS; i++)
@@ -466,13 +529,11 @@ static __device__ __noinline__ void kv_add_sums(const kv_args &a, const kv_work 
 #pragma unroll
         for (int d = 1; d < 32; d *= 2)
             den += __shfl_xor_sync(~0u, den, d);
-        const float per = last ? __fdividef(1, den) : 1;
+        const float per = __fdividef(1, den);
 #pragma unroll
         for (int i = 0; i < ROUNDS; i++)
-            if (i * 32 + lane < count)
-                factor[head * count + i * 32 + lane] = v[i].x * per;
-        if (!last && lane < 2)
-            to[head * to_step + D + lane] = lane ? den : most;
+            if (i * 32 + w.lane < count)
+                factor[head * count + i * 32 + w.lane] = v[i].x * per;
     }
     __syncthreads();
 #pragma unroll 1
@@ -480,19 +541,22 @@ static __device__ __noinline__ void kv_add_sums(const kv_args &a, const kv_work 
         int head = o / (D / 4), d = o % (D / 4) * 4;
         const float *sums = from + head * head_step + d;
         float4 v = make_float4(0, 0, 0, 0);
-#pragma unroll 16
-        for (int i = 0; i < count; i++) {
-            float4 more = ptx_load_written_4(sums + i * step);
-            float f = factor[head * count + i];
-            v.x += f * more.x;
-            v.y += f * more.y;
-            v.z += f * more.z;
-            v.w += f * more.w;
-        }
-        if (last)
-            kv_store_4(a, w, head, D, d, v);
-        else
-            *(float4 *)(to + head * to_step + d) = v;
+#pragma unroll 1
+        for (int first = 0; first < count; first += 16) /* 16 at a time, the last too: one wait */
+#pragma unroll
+            for (int i = first; i < first + 16; i++) {
+                float4 more = make_float4(0, 0, 0, 0);
+                float f = 0;
+                if (i < count) {
+                    more = __ldcg((const float4 *)(sums + i * SUM));
+                    f = factor[head * count + i];
+                }
+                v.x += f * more.x;
+                v.y += f * more.y;
+                v.z += f * more.z;
+                v.w += f * more.w;
+            }
+        kv_store_4(a, w, head, D, d, v);
     }
 }
 
@@ -514,8 +578,8 @@ static __device__ __forceinline__ bool kv_last_to_arrive(unsigned *arrivals, uns
 /* ---- the kernel --------------------------------------------------------------------------------
  */
 
-static __device__ __forceinline__ kv_work kv_work_open(const kv_args &a, int tile_heads,
-                                                       int *splits)
+/* All but begin and end. */
+static __device__ __forceinline__ kv_work kv_work_open(const kv_args &a, int tile_heads)
 {
     kv_work w;
     w.lane = (int)threadIdx.x % 32;
@@ -525,10 +589,6 @@ static __device__ __forceinline__ kv_work kv_work_open(const kv_args &a, int til
     int first = (int)blockIdx.y % a.tiles * tile_heads;
     w.head0 = w.kv_head * a.group + first;
     w.heads = min(tile_heads, a.group - first);
-    int length = min(a.length[w.sequence], a.max_length);
-    *splits = (length + a.split_tokens - 1) / a.split_tokens;
-    w.begin = (int)blockIdx.x * a.split_tokens;
-    w.end = min(w.begin + a.split_tokens, length);
     return w;
 }
 
@@ -536,8 +596,14 @@ template <class F, int NT, int DEPTH>
 __global__ void __launch_bounds__(THREADS) kv_attention_kernel(const __grid_constant__ kv_args a)
 {
     enum { D = F::DIM, BYTES = kv_slot<F>::BYTES };
-    int splits;
-    const kv_work w = kv_work_open(a, 8 * NT, &splits);
+    kv_work w = kv_work_open(a, 8 * NT);
+    kv_query_words<F> query;
+    const int length = min(a.length[w.sequence], a.max_length);
+    if (w.warp < w.heads)
+        query.load(a, w, w.warp);
+    const int splits = (length + a.split_tokens - 1) / a.split_tokens;
+    w.begin = (int)blockIdx.x * a.split_tokens;
+    w.end = min(w.begin + a.split_tokens, length);
     if (splits == 0 && blockIdx.x == 0) /* nothing to attend to */
 #pragma unroll 1
         for (int i = (int)threadIdx.x * 4; i < w.heads * D; i += THREADS * 4)
@@ -553,7 +619,8 @@ __global__ void __launch_bounds__(THREADS) kv_attention_kernel(const __grid_cons
     for (int i = 0; i < DEPTH - 1; i++, ahead += stride)
         kv_copy<F>(a, source, w, ptx_shared(ring) + i * BYTES, ahead);
     kv_queries<F, NT> q;
-    kv_load_queries(&q, a, w, (uint32_t *)(kv_smem + (DEPTH - 1) * BYTES)); /* a slot still free */
+    kv_load_queries(&q, a, w, query,
+                    (uint32_t *)(kv_smem + (DEPTH - 1) * BYTES)); /* a slot still free */
     kv_state<F, NT> st = {};
     st.v_unit = 0x1p10f;
 #pragma unroll
@@ -577,16 +644,15 @@ __global__ void __launch_bounds__(THREADS) kv_attention_kernel(const __grid_cons
     __syncthreads();
 
     enum { SUM = D + 4, WARP_SUMS = 8 * NT * SUM };
-    float *sums = (float *)kv_smem, *factor = sums + WARPS * WARP_SUMS;
+    float *sums = (float *)kv_smem;
     kv_put_sums<F, NT>(&st, w, sums + w.warp * WARP_SUMS);
     __syncthreads();
     const size_t head_step = (size_t)gridDim.x * SUM;
     float *partial = a.partial + ((size_t)w.sequence * a.heads + w.head0) * head_step;
-    kv_add_sums<D>(a, w, partial + blockIdx.x * SUM, head_step, sums, SUM, WARP_SUMS, WARPS, factor,
-                   splits == 1);
+    kv_add_warps<D>(a, w, partial + blockIdx.x * SUM, head_step, sums, WARP_SUMS, splits == 1);
     if (splits > 1 &&
         kv_last_to_arrive(&a.arrivals[blockIdx.z * gridDim.y + blockIdx.y], (unsigned)splits))
-        kv_add_sums<D>(a, w, NULL, 0, partial, head_step, SUM, splits, (float *)kv_smem, true);
+        kv_add_splits<D>(a, w, partial, head_step, splits, sums);
 }
 
 #endif

@@ -85,25 +85,6 @@ PTX uint32_t ptx_load_1(uint32_t addr)
     return v;
 }
 
-/* From shared or global memory, what any thread of the device has written before: past L1, where a
- * neighbour's read may have left an older copy of the line. */
-PTX float2 ptx_load_written_2(const float *p)
-{
-    float2 v;
-    asm volatile("ld.relaxed.gpu.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
-    return v;
-}
-
-PTX float4 ptx_load_written_4(const float *p)
-{
-    float4 v;
-    asm volatile("ld.relaxed.gpu.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "l"(p)
-                 : "memory");
-    return v;
-}
-
 /* 16 bytes, global -> shared, past L1. */
 PTX void ptx_copy_16(uint32_t dst, const void *src)
 {

@@ -17,6 +17,7 @@ def load(paths):
             doc = json.load(f)
         launch = "dependent" if doc["dependent_launches"] else "plain"
         launch = "invariant" if doc["batch_invariant"] else launch
+        launch = launch if doc["compute"] == "own" else "as " + doc["compute"]
         for row in doc["rows"]:
             if not row["refused"]:
                 rows.append(dict(row, launch=launch))
@@ -44,8 +45,8 @@ def cell(row):
     return f"{row['us']:.1f}" + (f" / {speedup:.2f}x" if speedup else "")
 
 
-def scheme_table(rows, scheme):
-    mine = [r for r in rows if r["scheme"] == scheme and r["launch"] == "plain"]
+def scheme_table(rows, scheme, launch="plain"):
+    mine = [r for r in rows if r["scheme"] == scheme and r["launch"] == launch]
     tokens = sorted(unique(r["m"] for r in mine))
     at = {(r["n"], r["k"], r["m"]): r for r in mine}
     lines = []
@@ -53,7 +54,8 @@ def scheme_table(rows, scheme):
         floor = next(r["floor_us"] for r in mine if (r["n"], r["k"]) == (n, k))
         lines.append([f"{n}, {k}", f"{floor:.1f}" if floor else ""] +
                      [cell(at.get((n, k, m))) for m in tokens])
-    return f"#### {scheme}\n\n" + table(["N, K", "floor"] + [f"M={m}" for m in tokens], lines)
+    title = scheme if launch == "plain" else f"{scheme}, {launch}"
+    return f"#### {title}\n\n" + table(["N, K", "floor"] + [f"M={m}" for m in tokens], lines)
 
 
 def dependent_table(rows):
@@ -86,7 +88,9 @@ def main(out, paths):
         for r in rows:
             f.write("\t".join(text(r[c]) for c in COLUMNS) + "\n")
     with open(os.path.join(out, "speed.md"), "w") as f:
+        older = unique((r["scheme"], r["launch"]) for r in rows if r["launch"].startswith("as "))
         f.write("\n".join([scheme_table(rows, s) for s in unique(r["scheme"] for r in rows)] +
+                          [scheme_table(rows, s, launch) for s, launch in older] +
                           [dependent_table(rows), cache_table(caches)]))
 
 
