@@ -54,9 +54,13 @@ static __device__ __forceinline__ uint32_t qt_lane_zeros(const qt_decode_args &d
     return d.zeros ? ((const uint16_t *)group)[g] : 0x8080u;
 }
 
-/* Formats whose code 0 needs no telling. */
-struct qt_decode_zeroless {
-    enum { ZEROS = 0 };
+/* What formats without a table or without zero points have of these. */
+struct qt_decode_plain {
+    enum { TABLE_BYTES = 0, ZEROS = 0 };
+
+    static __device__ void fill_table(const struct qt_decode_args *, __half, int)
+    {
+    }
     __device__ __forceinline__ void set_zeros(uint32_t)
     {
     }
@@ -133,7 +137,7 @@ template <class Format> static __device__ __forceinline__ void pair_fill(__half 
 }
 
 /* 4 bits: a byte is an entry [h1 | h0]. */
-struct qt_decode_pair4 : qt_decode_zeroless {
+struct qt_decode_pair4 : qt_decode_plain {
     enum {
         WIDTH0 = 4,
         WIDTH1 = 0,
@@ -165,7 +169,7 @@ struct qt_decode_pair4 : qt_decode_zeroless {
 
 /* 3 bits = 2 + 1: entry [h1 h0 of the 1-bit plane | h1 h0 of the 2-bit plane], six bits; the four
  * entries of a step are first put together in the four bytes of one word. */
-struct qt_decode_pair3 : qt_decode_zeroless {
+struct qt_decode_pair3 : qt_decode_plain {
     enum {
         WIDTH0 = 2,
         WIDTH1 = 1,
@@ -204,7 +208,7 @@ struct qt_decode_pair3 : qt_decode_zeroless {
 };
 
 /* 2 bits: entry [h1 h0], four bits. */
-struct qt_decode_pair2 : qt_decode_zeroless {
+struct qt_decode_pair2 : qt_decode_plain {
     enum {
         WIDTH0 = 2,
         WIDTH1 = 0,
@@ -307,42 +311,37 @@ struct qt_decode_int4_wide : qt_decode_wide4 {
  * and a mask leaves 1024 + h0 below and 1024 + 16 h1 above; one fused multiplication takes the 1024
  * and the 16 off, exactly.
  */
-struct qt_decode_int4 : qt_decode_zeroless {
-    enum { WIDTH0 = 4, WIDTH1 = 0, WIDTH2 = 0, TABLE_BYTES = 0, GROUPED = 1 };
+struct qt_decode_int4 : qt_decode_plain {
+    enum { WIDTH0 = 4, WIDTH1 = 0, WIDTH2 = 0, GROUPED = 1 };
     uint32_t w[4];
 
-    static __device__ void fill_table(const struct qt_decode_args *, __half, int)
-    {
-    }
     __device__ __forceinline__ void load(const unsigned char *const src[3],
                                          const struct qt_decode_args &)
     {
         *(uint4 *)w = *(const uint4 *)src[0];
     }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    /* offset: what is taken off the values of rows g and g + 8. */
+    __device__ __forceinline__ void fragment_of(uint32_t a[4], int s,
+                                                const uint32_t offset[2]) const
     {
-        const uint32_t factor = 0x2c003c00, offset = 0xd480e408; /* 1/16 | 1, -72 | -1032 */
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t v = __byte_perm(w[s], 0x64646464, 0x4040 | 0x0101 * i) & 0xfff0ff0f;
-            a[i] = ptx_fma_half2(v, factor, offset);
+            a[i] = ptx_fma_half2(v, 0x2c003c00, offset[i & 1]); /* times 1/16 | 1 */
         }
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    {
+        const uint32_t offset[2] = {0xd480e408, 0xd480e408}; /* -72 | -1032 */
+        fragment_of(a, s, offset);
     }
 };
 
 /* The same with zero points: they go into what is taken off, 1024 + z below and 64 + z above. */
-struct qt_decode_int4_zero {
-    enum { WIDTH0 = 4, WIDTH1 = 0, WIDTH2 = 0, TABLE_BYTES = 0, GROUPED = 1, ZEROS = 8 };
-    uint32_t w[4], offset[2];
+struct qt_decode_int4_zero : qt_decode_int4 {
+    enum { ZEROS = 8 };
+    uint32_t offset[2];
 
-    static __device__ void fill_table(const struct qt_decode_args *, __half, int)
-    {
-    }
-    __device__ __forceinline__ void load(const unsigned char *const src[3],
-                                         const struct qt_decode_args &)
-    {
-        *(uint4 *)w = *(const uint4 *)src[0];
-    }
     __device__ __forceinline__ void set_zeros(uint32_t zeros)
     {
         offset[0] = 0xd400e400 + (zeros & 15) * 0x00100001;
@@ -350,22 +349,15 @@ struct qt_decode_int4_zero {
     }
     __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
     {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t v = __byte_perm(w[s], 0x64646464, 0x4040 | 0x0101 * i) & 0xfff0ff0f;
-            a[i] = ptx_fma_half2(v, 0x2c003c00, offset[i & 1]);
-        }
+        fragment_of(a, s, offset);
     }
 };
 
 /* 8 bits, with and without zero points: the planes are high and low nibbles, in the same order. */
-struct qt_decode_int8 {
-    enum { WIDTH0 = 4, WIDTH1 = 4, WIDTH2 = 0, TABLE_BYTES = 0, GROUPED = 1, ZEROS = 16 };
+struct qt_decode_int8 : qt_decode_plain {
+    enum { WIDTH0 = 4, WIDTH1 = 4, WIDTH2 = 0, GROUPED = 1, ZEROS = 16 };
     uint32_t high[4], low[4], offset[2];
 
-    static __device__ void fill_table(const struct qt_decode_args *, __half, int)
-    {
-    }
     __device__ __forceinline__ void load(const unsigned char *const src[3],
                                          const struct qt_decode_args &)
     {
@@ -403,13 +395,9 @@ template <int E> static __device__ __forceinline__ uint32_t shift_nibble(uint32_
 }
 
 /* 6 bits, E3M2 and E2M3. */
-template <int E> struct qt_decode_fp6 : qt_decode_zeroless {
-    enum { WIDTH0 = 4, WIDTH1 = 2, WIDTH2 = 0, TABLE_BYTES = 0, GROUPED = 0 };
+template <int E> struct qt_decode_fp6 : qt_decode_plain {
+    enum { WIDTH0 = 4, WIDTH1 = 2, WIDTH2 = 0, GROUPED = 0 };
     uint32_t w4[4], w2[4];
-
-    static __device__ void fill_table(const struct qt_decode_args *, __half, int)
-    {
-    }
 
     __device__ __forceinline__ void load(const unsigned char *const src[3],
                                          const struct qt_decode_args &)
@@ -443,13 +431,10 @@ template <int E> struct qt_decode_fp6 : qt_decode_zeroless {
 };
 
 /* 5 bits, E2M2: the small plane is the sign. */
-struct qt_decode_fp5 : qt_decode_zeroless {
-    enum { WIDTH0 = 4, WIDTH1 = 1, WIDTH2 = 0, TABLE_BYTES = 0, GROUPED = 0 };
+struct qt_decode_fp5 : qt_decode_plain {
+    enum { WIDTH0 = 4, WIDTH1 = 1, WIDTH2 = 0, GROUPED = 0 };
     uint32_t w4[4], w1;
 
-    static __device__ void fill_table(const struct qt_decode_args *, __half, int)
-    {
-    }
     __device__ __forceinline__ void load(const unsigned char *const src[3],
                                          const struct qt_decode_args &)
     {
@@ -470,7 +455,7 @@ struct qt_decode_fp5 : qt_decode_zeroless {
  *
  * Bit by bit from the planes, values from a table of single FP16s: correct, not fast.
  */
-struct qt_decode_any : qt_decode_zeroless {
+struct qt_decode_any : qt_decode_plain {
     enum { WIDTH0 = 4, WIDTH1 = -1, WIDTH2 = -1, TABLE_BYTES = 512, GROUPED = 0 };
     uint32_t w4[4], second[4], third;
     unsigned bits;

@@ -26,6 +26,7 @@
 #ifndef QT_CUDA_KV4_ATTENTION_CUH
 #define QT_CUDA_KV4_ATTENTION_CUH
 
+#include "kernels/cuda/arrive.cuh"
 #include "kernels/cuda/kv4_cache.cuh"
 #include "kernels/cuda/round.cuh"
 
@@ -560,21 +561,6 @@ static __device__ __forceinline__ void kv_add_splits(const kv_args &a, const kv_
     }
 }
 
-static __device__ __forceinline__ bool kv_last_to_arrive(unsigned *arrivals, unsigned of)
-{
-    __shared__ bool last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        last = atomicAdd(arrivals, 1) + 1 == of;
-        if (last)
-            *arrivals = 0;
-    }
-    __syncthreads();
-    __threadfence();
-    return last;
-}
-
 /* ---- the kernel --------------------------------------------------------------------------------
  */
 
@@ -644,14 +630,15 @@ __global__ void __launch_bounds__(THREADS) kv_attention_kernel(const __grid_cons
     __syncthreads();
 
     enum { SUM = D + 4, WARP_SUMS = 8 * NT * SUM };
+    __shared__ int last;
     float *sums = (float *)kv_smem;
     kv_put_sums<F, NT>(&st, w, sums + w.warp * WARP_SUMS);
     __syncthreads();
     const size_t head_step = (size_t)gridDim.x * SUM;
     float *partial = a.partial + ((size_t)w.sequence * a.heads + w.head0) * head_step;
     kv_add_warps<D>(a, w, partial + blockIdx.x * SUM, head_step, sums, WARP_SUMS, splits == 1);
-    if (splits > 1 &&
-        kv_last_to_arrive(&a.arrivals[blockIdx.z * gridDim.y + blockIdx.y], (unsigned)splits))
+    if (splits > 1 && qt_last_to_arrive(&a.arrivals[blockIdx.z * gridDim.y + blockIdx.y],
+                                        (unsigned)splits, &last))
         kv_add_splits<D>(a, w, partial, head_step, splits, sums);
 }
 

@@ -27,6 +27,7 @@
 #ifndef QT_CUDA_MMA_TILE_CUH
 #define QT_CUDA_MMA_TILE_CUH
 
+#include "kernels/cuda/arrive.cuh"
 #include "kernels/cuda/mma_tile.h"
 #include "kernels/cuda/round.cuh"
 #include "kernels/cuda/sums.cuh"
@@ -240,17 +241,8 @@ static __device__ __forceinline__ bool mma_tile_meet(const qt_mma_tile_args &a,
     for (int i = 0; i < quads; i++)
         __stcg(tile + ((size_t)blockIdx.y * quads + i) * THREADS,
                *(const float4 *)sums->v[i / MT][i % MT]);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        *last = atomicAdd(&a.arrivals[blockIdx.x], 1) + 1 == gridDim.y;
-        if (*last)
-            a.arrivals[blockIdx.x] = 0;
-    }
-    __syncthreads();
-    if (!*last)
+    if (!qt_last_to_arrive(&a.arrivals[blockIdx.x], gridDim.y, last))
         return false;
-    __threadfence();
     *sums = {};
 #pragma unroll 1
     for (unsigned split = 0; split < gridDim.y; split++)

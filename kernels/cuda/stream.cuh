@@ -23,6 +23,7 @@
 #ifndef QT_CUDA_STREAM_CUH
 #define QT_CUDA_STREAM_CUH
 
+#include "kernels/cuda/arrive.cuh"
 #include "kernels/cuda/slot.cuh"
 #include "kernels/cuda/token_scale.cuh"
 
@@ -366,18 +367,9 @@ static __device__ __forceinline__ void stream_finish_pass(const qt_stream_args &
 static __device__ __forceinline__ void stream_fix_up(const qt_stream_args &a, const stream_warp &w,
                                                      bool row_scale)
 {
-    volatile int *last = (volatile int *)(qt_smem + a.sums_at);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        *last = atomicAdd(&a.arrivals[blockIdx.x], 1) + 1 == (unsigned)a.splits;
-        if (*last)
-            a.arrivals[blockIdx.x] = 0;
-    }
-    __syncthreads();
-    if (!*last)
+    if (!qt_last_to_arrive(&a.arrivals[blockIdx.x], (unsigned)a.splits,
+                           (volatile int *)(qt_smem + a.sums_at)))
         return;
-    __threadfence();
     const int row0 = w.first_strip * 16, quads = (w.last_strip + 1 - w.first_strip) * 4;
     const size_t step = (size_t)a.m * a.strips * 16;
 #pragma unroll 2

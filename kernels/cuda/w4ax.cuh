@@ -3,6 +3,7 @@
 #ifndef QT_CUDA_W4AX_CUH
 #define QT_CUDA_W4AX_CUH
 
+#include "kernels/cuda/arrive.cuh"
 #include "kernels/cuda/ptx_int.cuh"
 #include "kernels/qtool_w4ax.h"
 
@@ -118,29 +119,14 @@ static __device__ __forceinline__ uint32_t *w4ax_partial(const w4ax_args &a, int
     return a.partial + ((size_t)cta * 2 + !first) * a.m * rows;
 }
 
-static __device__ __forceinline__ bool w4ax_last_to_arrive(const w4ax_args &a, int group,
-                                                           int contributors)
-{
-    __shared__ bool last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        last = atomicAdd(&a.arrivals[group], 1) + 1 == (unsigned)contributors;
-        if (last)
-            a.arrivals[group] = 0;
-    }
-    __syncthreads();
-    __threadfence();
-    return last;
-}
-
 /* The last block to arrive adds the sums of the others to its own, in the order of k. */
 template <int SCALES>
 static __device__ __forceinline__ void w4ax_fix_up(const w4ax_args &a, int group, int rows,
                                                    int cta0, int cta1)
 {
     typedef typename w4ax_sum<SCALES>::type sum_t;
-    if (!w4ax_last_to_arrive(a, group, cta1 - cta0 + 1))
+    __shared__ int last;
+    if (!qt_last_to_arrive(&a.arrivals[group], (unsigned)(cta1 - cta0 + 1), &last))
         return;
     for (int o = (int)threadIdx.x; o < a.m * rows / 4; o += (int)blockDim.x) {
         sum_t sum[4] = {0, 0, 0, 0};
