@@ -206,6 +206,8 @@ static int bench_w4ax_product(struct bench *b, const struct qt_bench_row *like,
     int rc;
     if (o->batch_invariant)
         rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "w4ax has no batch-invariant products");
+    else if (o->compute)
+        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "w4ax runs as on this device only");
     else
         rc = b->gpu->w4ax_plan(b->gpu, &plan, &copies->w4ax[0], row->m, &opt, err);
     if (rc < 0)

@@ -160,6 +160,8 @@ static int time_cache(struct bench *b, struct qt_bench_cache_row *row, struct ca
     int rc;
     if (b->opt->matmul.dependent_launch)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "attention has no dependent launches");
+    if (b->opt->matmul.compute)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "attention runs as on this device only");
     QT_TRY(caches_new(c, b->gpu, row, err));
     QT_TRY(b->gpu->kv_plan(b->gpu, &plan, &c->cache[0], &opt, err));
     row->split_tokens = plan.split_tokens;

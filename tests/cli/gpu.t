@@ -94,3 +94,7 @@ $ CUDA_VISIBLE_DEVICES= qtool bench --scheme w4ax --scheme kv4 --shape 512x512 -
 
 $ qtool version
 > ^GPU kernels (not )?built in$
+
+$ qtool bench --compute 7.5
+? 2
+2 unknown value of --compute '7.5'; did you mean '8.0'\?

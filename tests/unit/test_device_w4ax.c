@@ -787,6 +787,11 @@ static void test_bench(void **state)
     bench(&r, &f, &opt);
     assert_string_equal(r.rows[2].why, "w4ax has no batch-invariant products");
     qt_bench_free(&r);
+    opt.matmul.batch_invariant = 0;
+    opt.matmul.compute = 80;
+    bench(&r, &f, &opt);
+    assert_string_equal(r.rows[2].why, "w4ax runs as on this device only");
+    qt_bench_free(&r);
 }
 
 static void test_bench_caches(void **state)
@@ -794,7 +799,7 @@ static void test_bench_caches(void **state)
     static const struct qt_bench_cache caches[] = {
         {"a", 8, 2, 128}, {NULL, 4, 4, 64}, {NULL, 4, 4, 8}};
     static const size_t m[] = {1, 3}, lengths[] = {5, 200};
-    const struct qt_bench_options opt = {
+    struct qt_bench_options opt = {
         .caches = caches, .m = m, .lengths = lengths, .ncaches = 3, .nm = 2, .nlengths = 2};
     struct qt_bench_report r;
     struct qt_err err = {0};
@@ -820,6 +825,10 @@ static void test_bench_caches(void **state)
         assert_true(row->us == 4 && row->floor_us == 2);
         assert_true(f16 ? isnan(row->f16_us) : row->f16_us == 4);
     }
+    qt_bench_free(&r);
+    opt.matmul.compute = 80;
+    expect_ok("bench", qt_bench(&r, &f.on.gpu, &opt, &err), &err);
+    assert_string_equal(r.caches[0].why, "attention runs as on this device only");
     qt_bench_free(&r);
 }
 
