@@ -1,0 +1,127 @@
+/*
+ * Sums of warps and of splits: per head D floats of sum p * value, then the maximum (log2) and sum
+ * p. Sums with different maxima meet by scaling with 2^(maximum - largest maximum), in order.
+ */
+#ifndef QT_CUDA_KV4_SUMS_CUH
+#define QT_CUDA_KV4_SUMS_CUH
+
+#include "kernels/cuda/kv4_work.cuh"
+#include "kernels/cuda/ptx_int.cuh"
+#include "kernels/cuda/round.cuh"
+
+#include <math.h>
+
+static __device__ __forceinline__ void kv_store_4(const kv_args &a, const kv_work &w, int head,
+                                                  int dim, int d, float4 v)
+{
+    size_t at = ((size_t)w.sequence * a.heads + w.head0 + head) * dim + d;
+    *(uint2 *)((uint16_t *)a.out + at) =
+        make_uint2(qt_round_two(a.bf16, v.x, v.y), qt_round_two(a.bf16, v.z, v.w));
+}
+
+/* Adds the sums of the warps: to the output when last, else as one sum to `to`. Each thread finds
+ * the few factors of its head itself. */
+template <int D>
+static __device__ __forceinline__ void kv_add_warps(const kv_args &a, const kv_work &w, float *to,
+                                                    size_t to_step, const float *from,
+                                                    size_t warp_step, bool last)
+{
+    enum { SUM = D + 4 };
+#pragma unroll 1
+    for (int o = (int)threadIdx.x; o < w.heads * (D / 4); o += THREADS) {
+        const int head = o / (D / 4), d = o % (D / 4) * 4;
+        float2 v[WARPS]; /* maximum, denominator */
+        float most = -INFINITY, den = 0;
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < WARPS; i++) {
+            v[i] = *(const float2 *)(from + i * warp_step + head * SUM + D);
+            most = fmaxf(most, v[i].x);
+        }
+#pragma unroll
+        for (int i = 0; i < WARPS; i++) {
+            const float4 more = *(const float4 *)(from + i * warp_step + head * SUM + d);
+            const float f = ptx_exp2(v[i].x - most);
+            den += f * v[i].y;
+            sum.x += f * more.x;
+            sum.y += f * more.y;
+            sum.z += f * more.z;
+            sum.w += f * more.w;
+        }
+        if (last) {
+            const float per = __fdividef(1, den);
+            kv_store_4(a, w, head, D, d,
+                       make_float4(sum.x * per, sum.y * per, sum.z * per, sum.w * per));
+        } else {
+            *(float4 *)(to + head * to_step + d) = sum;
+            if (d == 0)
+                *(float2 *)(to + head * to_step + D) = make_float2(most, den);
+        }
+    }
+}
+
+/* Adds the sums of `count` splits, D + 4 floats apart in global memory, to the output. factor: room
+ * for count floats a head. */
+template <int D>
+static __device__ __forceinline__ void kv_add_splits(const kv_args &a, const kv_work &w,
+                                                     const float *from, size_t head_step, int count,
+                                                     float *factor)
+{
+    enum { SUM = D + 4, ROUNDS = MAX_SPLITS / 32 };
+#pragma unroll 1
+    for (int head = w.warp; head < w.heads; head += WARPS) {
+        const float *sums = from + head * head_step + D;
+        float2 v[ROUNDS]; /* maximum, denominator */
+        float most = -INFINITY, den = 0;
+#pragma unroll
+        for (int i = 0; i < ROUNDS; i++) {
+            v[i] = make_float2(-INFINITY, 0);
+            if (i * 32 + w.lane < count)
+                v[i] = __ldcg((const float2 *)(sums + (i * 32 + w.lane) * SUM));
+        }
+#pragma unroll
+        for (int i = 0; i < ROUNDS; i++)
+            most = fmaxf(most, v[i].x);
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2)
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
+#pragma unroll
+        for (int i = 0; i < ROUNDS; i++) {
+            v[i].x = ptx_exp2(v[i].x - most);
+            den += v[i].x * v[i].y;
+        }
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2)
+            den += __shfl_xor_sync(~0u, den, d);
+        const float per = __fdividef(1, den);
+#pragma unroll
+        for (int i = 0; i < ROUNDS; i++)
+            if (i * 32 + w.lane < count)
+                factor[head * count + i * 32 + w.lane] = v[i].x * per;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int o = (int)threadIdx.x; o < w.heads * (D / 4); o += THREADS) {
+        int head = o / (D / 4), d = o % (D / 4) * 4;
+        const float *sums = from + head * head_step + d;
+        float4 v = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+        for (int first = 0; first < count; first += 16) /* 16 at a time, the last too: one wait */
+#pragma unroll
+            for (int i = first; i < first + 16; i++) {
+                float4 more = make_float4(0, 0, 0, 0);
+                float f = 0;
+                if (i < count) {
+                    more = __ldcg((const float4 *)(sums + i * SUM));
+                    f = factor[head * count + i];
+                }
+                v.x += f * more.x;
+                v.y += f * more.y;
+                v.z += f * more.z;
+                v.w += f * more.w;
+            }
+        kv_store_4(a, w, head, D, d, v);
+    }
+}
+
+#endif
