@@ -70,7 +70,9 @@ struct qt_matmul_weight {
     const void *plane[3];
     const void *scale; /* F16 [n/16][pitch_groups][16], 16-byte aligned */
     const void *table; /* LUT: F16 [2^bits] */
-    const void *zero;  /* INT: U8 [n/16][pitch_groups][2 bits], 8-byte aligned; NULL: 2^(bits-1) */
+    /* INT: U8 [n/16][pitch_groups][2 bits], 8-byte aligned; NULL: 2^(bits-1). Compute 9.0: rows of
+     * multiples of 16 bytes, so aligned, are faster; a plan for such takes no others. */
+    const void *zero;
     /* Blocks of 64 columns, and scales, from one strip of 16 rows to the next; 0 = as many as k
      * has. More than that in a slice of k. */
     size_t pitch_blocks, pitch_groups;
@@ -166,7 +168,7 @@ int qt_matmul_plan_check(struct qt_matmul_plan *plan, const struct qt_matmul_wei
 
 /*
  * Y[m][n] and X[m][k] of the plan's dtype, dense, row-major, on the device; x 16-byte aligned, y
- * 2-byte aligned (4 bytes are faster). stream is a cudaStream_t.
+ * 2-byte aligned (16 bytes are fastest). stream is a cudaStream_t.
  */
 int qt_matmul_run(const struct qt_matmul_plan *plan, const struct qt_matmul_weight *w, void *y,
                   const void *x, void *workspace, void *stream);

@@ -39,7 +39,8 @@ struct qt_kv_cache {
     size_t page_tokens; /* a multiple of 16; with a table a power of two */
     const int *table;
     size_t table_pitch;
-    void *k, *v;          /* [pages][heads][page_tokens][head_dim] codes or F16, 16-byte aligned */
+    /* [pages][heads][page_tokens][head_dim] codes or F16, 16-byte aligned; fewer than 2^32 rows */
+    void *k, *v;
     void *v_param;        /* INT4: F16 [pages][heads][page_tokens][2], scale and least; aligned */
     const float *k_scale; /* INT4: [heads][head_dim], positive */
     const float *k_zero;  /* INT4: [heads][head_dim], any value */
@@ -64,7 +65,7 @@ struct qt_kv_options {
 
 struct qt_kv_plan {
     struct qt_kv_options options;
-    size_t split_tokens; /* of a sequence, per block; a multiple of 128. May be set after plan */
+    size_t split_tokens; /* of a sequence, per block; a multiple of 128 */
     size_t splits;       /* of max_length */
     size_t workspace_bytes;
     char reason[160]; /* why not, when the status is not OK */

@@ -4,8 +4,8 @@
 
 /*
  * True in the last of `of` blocks to call it with this count, which is 0 between launches; what the
- * others wrote before is then visible to all of its threads. flag: in shared memory, which the
- * block no longer reads or writes otherwise.
+ * others wrote before is then visible to all of its threads. flag: in shared memory; what
+ * was there may be overwritten, and may be used again after the next barrier.
  */
 static __device__ __forceinline__ bool qt_last_to_arrive(unsigned *count, unsigned of,
                                                          volatile int *flag)

@@ -4,6 +4,7 @@
 #include "kernels/cuda/kv4_view.h"
 #include "kernels/qtool_kv4.h"
 
+#include <limits.h>
 #include <stdio.h>
 
 struct kv_instance {
@@ -59,6 +60,9 @@ static int check(struct qt_kv_plan *p, const struct qt_kv_cache *c)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "query heads are no multiple of the cache's");
     if (o->batch == 0 || o->batch > 65535 || o->max_length == 0 || o->max_length > 1u << 30)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "batch or length out of range");
+    if (c->heads * c->page_tokens > INT_MAX ||
+        (!c->table && c->heads * c->page_tokens > UINT_MAX / o->batch))
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "the cache has 2^32 rows or more");
     if (!c->table && o->max_length > c->page_tokens)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "sequences are longer than the cache");
     return QT_MATMUL_OK;

@@ -67,7 +67,7 @@ template <class F> struct kv_query_words {
 /*
  * Through shared memory, a warp a head: what a block runs once should be little code, as it has to
  * be fetched. first: words of head number w.warp, loaded before the cache, or queries would come
- * after all that is under way. room: NT * 32 * D + 32 NT bytes, which may be written again after
+ * after all that is under way. room: NT * 16 * D + 32 NT bytes, which may be written again after
  * the second barrier.
  */
 template <class F, int NT>
@@ -77,6 +77,7 @@ static __device__ __forceinline__ void kv_load_queries(kv_queries<F, NT> *q, con
 {
     enum { STEPS = kv_slot<F>::STEPS, WORDS = 8 * STEPS };
     float *units = (float *)(room + 8 * NT * WORDS);
+    static_assert(8 * NT * (WORDS + 1) * 4 <= kv_slot<F>::BYTES, "room is a slot");
 #pragma unroll 1
     for (int head = w.warp; head < w.heads; head += WARPS) {
         if (head != w.warp)

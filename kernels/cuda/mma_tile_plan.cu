@@ -76,16 +76,27 @@ static int split_blocks(const struct qt_shape *s, int splits)
     return (int)ceil_div((size_t)s->blocks, (size_t)splits);
 }
 
-/* Start and end of a block; splits: that, and each KB of their sums of a tile. */
-static const float start_us = 5, meet_us = 2, sums_us = .012f;
+/* Start and end of a block; splits: that, each KB of their sums of a tile, and of all tiles, which
+ * go through memory twice where they are many. */
+static const float start_us = 5, meet_us = 2, sums_us = .012f, traffic_us = 5e-4f;
+enum { MAX_SUMS_MB = 64 };
+
+/* Of a tile. */
+static int sums_bytes(const struct kind *k)
+{
+    return tile_strips(k) * 16 * tile_tokens(k) * 4;
+}
 
 static double mma_tile_us(const struct qt_matmul_plan *p, const struct qt_shape *s,
                           const struct kind *k, int splits)
 {
-    size_t waves = ceil_div(tiles_of(s, k, p->m) * (size_t)splits, (size_t)p->sms);
+    size_t blocks = tiles_of(s, k, p->m) * (size_t)splits;
     double block_us = start_us + split_blocks(s, splits) * k->stage_us[!s->grouped];
-    int kilobytes = tile_strips(k) * 16 * tile_tokens(k) * 4 / 1024;
-    return (double)waves * block_us + (splits > 1 ? meet_us + splits * kilobytes * sums_us : 0);
+    double us = (double)ceil_div(blocks, (size_t)p->sms) * block_us;
+    int kilobytes = sums_bytes(k) / 1024;
+    if (splits > 1)
+        us += meet_us + splits * kilobytes * sums_us + (double)blocks * kilobytes * traffic_us;
+    return us;
 }
 
 /* NULL, or why not. */
@@ -100,6 +111,8 @@ static const char *config_fault(const struct qt_matmul_plan *p, const struct qt_
         return "every split must have channels, and there be 16 at most";
     if (splits > 1 && tiles * sizeof(unsigned) > QT_MATMUL_WORKSPACE_ZEROED)
         return "too many tiles for splits";
+    if (splits > 1 && tiles * (size_t)splits > ((size_t)MAX_SUMS_MB << 20) / (size_t)sums_bytes(k))
+        return "sums of splits take more than 64 MB";
     if (s->pitch_blocks >= 1 << 22 || s->pitch_groups >= 1 << 25)
         return "pitch too large for mma tiles";
     if (mma_tile_layout(&a, s, k) > (size_t)p->smem_limit)
@@ -136,8 +149,7 @@ bool qt_mma_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s, doub
 static size_t partial_bytes(const struct qt_matmul_plan *p, const struct kind *k)
 {
     return p->config.splits == 1 ? 0
-                                 : (size_t)p->grid_x * (size_t)p->grid_y *
-                                       (size_t)(tile_strips(k) * 16 * tile_tokens(k)) * 4;
+                                 : (size_t)p->grid_x * (size_t)p->grid_y * (size_t)sums_bytes(k);
 }
 
 int qt_mma_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)

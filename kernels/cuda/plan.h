@@ -55,7 +55,8 @@ int qt_refuse(struct qt_matmul_plan *p, int status, const char *fmt, ...);
 /* The power of two that results are to be multiplied by. */
 float qt_result_factor(const struct qt_matmul_weight *w);
 struct qt_decode_args qt_decode_args_of(const struct qt_matmul_weight *w);
-/* Lets p->kernel have all the shared memory there is. */
+/* Lets p->kernel have p->smem_limit bytes of shared memory, or as many as another plan had let it.
+ */
 int qt_allow_smem(struct qt_matmul_plan *p);
 /* Launches p->kernel, in clusters of so many blocks along x. dependent: before the previous kernel
  * has ended, but on compute 9.0 alone, as code for 8.0, which newer devices run too, does not wait.
@@ -96,7 +97,7 @@ static inline int qt_zero_pitch(const struct qt_shape *s, int box_groups)
 
 /* ---- prepare.cu --------------------------------------------------------------------------------
  *
- * X as kernels of compute capability 9.0 want it: FP16, k a multiple of QT_BLOCK_COLS.
+ * X as all kernels but the stream kernel want it: FP16, k a multiple of QT_BLOCK_COLS.
  */
 bool qt_prepare_needed(const struct qt_matmul_plan *p);
 size_t qt_prepare_bytes(const struct qt_matmul_plan *p); /* of workspace, or 0 */

@@ -1,5 +1,5 @@
 /*
- * Prepares X for the kernels of compute capability 9.0: BF16 to FP16, rows padded.
+ * Prepares X for all kernels but the stream kernel: BF16 to FP16, rows padded.
  *
  * BF16 has less precision and more range than FP16: each token is scaled by the power of two that
  * brings its largest value to 2^14, which is exact but for values 2^-38 of the largest;

@@ -15,10 +15,10 @@
  *
  * The template: Format how codes are decoded; MT token tiles of 8 (m <= 8 MT); STRIPS; DEPTH.
  *
- * Requires    compute capability 8.0; 16-byte aligned sections; up to 227 KB of shared memory
- * Moves       packed bytes once; X once per row group; Y once; splits > 1: 8 * splits * n * m bytes
- *             of partial sums through L2
- * Oracle      qt_packed_decode and an FP64 product; relative error <= 2.3e-4 with FP16 output
+ * Requires    compute capability 8.0; 16-byte aligned sections (zero points: 8); up to 227 KB of
+ * shared memory Moves       packed bytes once; X once per row group; Y once; splits > 1: 8 * splits
+ * * n * m bytes of partial sums through L2 Oracle      qt_packed_decode and an FP64 product;
+ * relative error <= 2.3e-4 with FP16 output
  */
 #ifndef QT_CUDA_STREAM_CUH
 #define QT_CUDA_STREAM_CUH

@@ -195,8 +195,10 @@ bool qt_tile_choose_kind(struct qt_matmul_plan *p, const struct qt_tile_matrix *
         p->config.splits = splits;
         p->config.warps_k = p->config.strips = 1;
     }
+    if (best == 1e300)
+        return false;
     *us = best * warm_factor;
-    return best < 1e300;
+    return true;
 }
 
 bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s, double *us)

@@ -73,11 +73,12 @@ static inline bool outputs_equal(size_t count)
     return equal;
 }
 
-/* Output rounding alone is 2.07e-4 on average (FP16), up to 4.9e-4 of a single value. */
+/* Output rounding alone is 2.07e-4 on average (FP16), up to 4.9e-4 of a single value. 1008 outputs
+ * of 16 rows have had 2.53e-4, the same from every kernel. */
 static inline double tolerance(size_t count, int bf16, enum qt_matmul_path path)
 {
     bool many = count >= 1000 && !uneven;
-    double e = !many ? 5.2e-4 : count < 4000 ? 2.5e-4 : 2.3e-4;
+    double e = !many ? 5.2e-4 : count < 4000 ? 3e-4 : 2.3e-4;
     /* Weights have been rounded too, by up to 4.9e-4: of 2 bits a row has four, whose errors need
      * not average out. Together at most 5.3e-4. */
     if (path == QT_MATMUL_DENSE)
@@ -165,20 +166,23 @@ static inline void check_product(const struct qt_matmul_weight *w, const float *
     static const int older[] = {80, 86, 89};
     struct qt_matmul_options opt = {.dtype = bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16,
                                     .dependent_launch = (int)(random_bits() & 1),
-                                    .dense = gpu_dense,
-                                    .compute = older[random_below(COUNT(older))]};
-    struct qt_matmul_plan plan;
+                                    .dense = gpu_dense};
+    struct qt_matmul_plan plan, older_plan;
     random_x(x, m * w->k, bf16);
     gpu_reference(pool.reference, x, decoded, m, w->n, w->k, pitch, bf16);
-    for (int native = 0; native < 2; native++) {
-        if (native || w->kind == QT_MATMUL_MIX24)
-            opt.compute = 0;
-        if (qt_matmul_plan(&plan, w, m, &opt) != QT_MATMUL_OK) {
-            result(false, plan.reason);
-            return;
-        }
-        check_plan(&plan, w, x, name);
+    opt.compute = 0;
+    int rc = qt_matmul_plan(&plan, w, m, &opt);
+    opt.compute = older[random_below(COUNT(older))];
+    older_plan = plan;
+    if (rc == QT_MATMUL_OK && w->kind != QT_MATMUL_MIX24)
+        rc = qt_matmul_plan(&older_plan, w, m, &opt);
+    if (rc != QT_MATMUL_OK) {
+        result(false, plan.reason[0] ? plan.reason : older_plan.reason);
+        return;
     }
+    if (w->kind != QT_MATMUL_MIX24)
+        check_plan(&older_plan, w, x, name);
+    check_plan(&plan, w, x, name);
     for (int i = 0; i <= others; i++) {
         struct qt_matmul_plan other = plan;
         if (few_others && random_below(3))

@@ -59,6 +59,7 @@ static void matrix_free(struct matrix *m)
         CHECK(cudaFree((void *)m->weight.plane[i]));
     CHECK(cudaFree((void *)m->weight.scale));
     CHECK(cudaFree((void *)m->weight.table));
+    CHECK(cudaFree((void *)m->weight.zero));
     CHECK(cudaFree(m->device_decoded));
     qt_packed_free(&m->packed);
     free(m->decoded);
@@ -262,6 +263,17 @@ static void test_refusals(void)
     result(qt_matmul_run(&plan, &other, pool.y[0], pool.x, pool.workspace, NULL) ==
                QT_MATMUL_UNSUPPORTED,
            "run of another weight than planned");
+    struct matrix zero;
+    struct qt_matmul_plan zero_plan;
+    matrix_new(&zero, "int4:g=128,zero=group,method=rtn", 64, 256, 0.02f);
+    other = zero.weight;
+    other.zero = (const char *)other.zero + 8;
+    result(qt_matmul_plan(&zero_plan, &zero.weight, 64, &opt) == QT_MATMUL_OK &&
+               (zero_plan.config.path != QT_MATMUL_TILE ||
+                qt_matmul_run(&zero_plan, &other, pool.y[0], pool.x, pool.workspace, NULL) ==
+                    QT_MATMUL_UNSUPPORTED),
+           "run of zero points in other places than planned");
+    matrix_free(&zero);
     plan.config.splits = 1000;
     result(qt_matmul_plan_check(&plan, &m.weight) == QT_MATMUL_UNSUPPORTED && plan.reason[0],
            "too many splits");

@@ -153,6 +153,14 @@ static void test_devices(void)
         result(qt_w4ax_plan(&plan, &weight, 1, &far) == QT_MATMUL_NO_GPU &&
                    strstr(plan.reason, "no CUDA device"),
                "w4ax on a device that is not there");
+        struct qt_kv_cache large = cache;
+        large.page_tokens = 1 << 30;
+        large.heads = 4;
+        struct qt_kv_options heads = far_too;
+        heads.heads = 4;
+        result(qt_kv_attention_plan(&attention, &large, &heads, 0) == QT_MATMUL_UNSUPPORTED &&
+                   strstr(attention.reason, "2^32 rows"),
+               "attention over too many rows");
         result(qt_kv_attention_plan(&attention, &cache, &far_too, 0) == QT_MATMUL_NO_GPU &&
                    strstr(attention.reason, "no CUDA device"),
                "attention on a device that is not there");
