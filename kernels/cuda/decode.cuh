@@ -9,7 +9,6 @@
  *                   qt_lane_value
  *     load          the words of one 16 x 64 block from global memory: src[i] is the lane's part of
  *                   plane i
- *     prepare       when they have come and before the first fragment
  *     ZEROS         bytes of the zero points of 16 rows and a group; 0: it has none
  *     set_zeros     at the beginning of a group, qt_lane_zeros of it
  *     fragment      operand registers of k-step s as FP16x2

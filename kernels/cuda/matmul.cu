@@ -44,6 +44,11 @@ static int log2_exact(size_t v)
     return (size_t)1 << n == v ? n : -1;
 }
 
+static bool has_zeros(const struct qt_matmul_weight *w)
+{
+    return w->kind == QT_MATMUL_INT && w->zero;
+}
+
 static const char *weight_fault(const struct qt_matmul_weight *w)
 {
     bool lut = w->kind == QT_MATMUL_LUT, fpx = w->kind == QT_MATMUL_FPX;
@@ -93,7 +98,7 @@ const char *qt_shape_of(struct qt_shape *s, const struct qt_matmul_weight *w)
     s->pitch_blocks = w->pitch_blocks ? w->pitch_blocks : (size_t)s->blocks;
     s->pitch_groups = w->pitch_groups ? w->pitch_groups : s->groups;
     s->grouped = s->format <= QT_FORMAT_LAST_GROUPED;
-    s->zero_bytes = w->kind == QT_MATMUL_INT && w->zero ? 2 * (int)w->bits : 0;
+    s->zero_bytes = has_zeros(w) ? 2 * (int)w->bits : 0;
     s->zero_boxes = s->zero_bytes == 0 ||
                     (s->pitch_groups * (size_t)s->zero_bytes % 16 == 0 &&
                      (size_t)w->zero % 16 == 0 && (s->zero_bytes == 16 || s->group_shift < 8));
@@ -116,7 +121,7 @@ float qt_result_factor(const struct qt_matmul_weight *w)
 
 struct qt_decode_args qt_decode_args_of(const struct qt_matmul_weight *w)
 {
-    struct qt_decode_args d = {NULL, w->bits, w->exp_bits, w->kind == QT_MATMUL_INT && w->zero};
+    struct qt_decode_args d = {NULL, w->bits, w->exp_bits, has_zeros(w)};
     if (w->kind == QT_MATMUL_LUT)
         d.table = (const __half *)w->table;
     return d;
@@ -265,7 +270,7 @@ int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w,
     out->bits = w->bits;
     out->exp_bits = w->exp_bits;
     out->group = w->group;
-    out->zeros = w->kind == QT_MATMUL_INT && w->zero;
+    out->zeros = has_zeros(w);
     out->options = *opt;
     if (opt->dtype != QT_MATMUL_F16 && opt->dtype != QT_MATMUL_BF16)
         return qt_refuse(out, QT_MATMUL_UNSUPPORTED, "X and Y must be FP16 or BF16");
@@ -332,7 +337,7 @@ static bool is_planned(const struct qt_matmul_plan *p, const struct qt_matmul_we
 {
     return p->kernel && w->n == p->n && w->k == p->k && w->kind == p->kind && w->bits == p->bits &&
            (w->kind != QT_MATMUL_FPX || w->exp_bits == p->exp_bits) && w->group == p->group &&
-           (w->kind != QT_MATMUL_INT || p->zeros == (w->zero != NULL));
+           p->zeros == has_zeros(w);
 }
 
 int qt_matmul_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,

@@ -88,6 +88,14 @@ bool qt_x_map(const struct qt_matmul_plan *p, CUtensorMap *map, const void *x, s
 bool qt_weight_maps(const struct qt_matmul_plan *p, CUtensorMap plane[3], CUtensorMap *scales,
                     CUtensorMap *zeros, const struct qt_shape *s, const struct qt_matmul_weight *w,
                     int box_strips, int box_blocks, int box_groups);
+/* Scales of a row in so many blocks, which begin with a group or are part of one; 0: one per row.
+ */
+static inline int qt_stage_groups(const struct qt_shape *s, int blocks)
+{
+    int groups = s->grouped ? blocks * QT_BLOCK_COLS >> s->group_shift : 0;
+    return s->grouped && groups == 0 ? 1 : groups;
+}
+
 /* Bytes of a strip in a box of zero points: of so many groups, or 16 if they are fewer. */
 static inline int qt_zero_pitch(const struct qt_shape *s, int box_groups)
 {

@@ -22,16 +22,10 @@ static const float column_us[QT_TILE_KINDS][2] = {
     {.220f, .230f}, {.350f, .470f}, {.225f, .245f}, {.360f, .515f}, {.277f, .300f}, {.386f, .420f},
     {.487f, .580f}, {.417f, .410f}, {.630f, .630f}, {.750f, .750f}, {.800f, .820f}};
 
-static int stage_groups(const struct qt_shape *s, int blocks)
-{
-    int groups = s->grouped ? blocks * 64 >> s->group_shift : 0;
-    return s->grouped && groups == 0 ? 1 : groups;
-}
-
 /* Where zero points are behind the planes of a stage: the end, if there are none. */
 static int zeros_at(const struct qt_shape *s, int strips, int blocks)
 {
-    const int bytes = strips * (blocks * 128 * s->bits + stage_groups(s, blocks) * 32);
+    const int bytes = strips * (blocks * 128 * s->bits + qt_stage_groups(s, blocks) * 32);
     return s->zero_bytes ? (int)round_up((size_t)bytes, 128) : bytes;
 }
 
@@ -51,7 +45,7 @@ static struct qt_tile_matrix matrix_of(const struct qt_shape *s)
         kind.column_us = column_us[i][!s->grouped];
         kind.head_bytes = (int)s->wide_table_bytes;
         kind.weight_bytes = zeros_at(s, strips, kind.blocks) +
-                            strips * qt_zero_pitch(s, stage_groups(s, kind.blocks));
+                            strips * qt_zero_pitch(s, qt_stage_groups(s, kind.blocks));
         if (kind.kernel && s->zero_boxes && 16 * steps <= 1 << s->group_shift)
             t.kinds[t.count++] = kind;
     }
@@ -315,7 +309,7 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
     a.scale = (const __half *)w->scale;
     a.pitch_groups = s->pitch_groups;
     a.group_shift = s->group_shift;
-    a.stage_groups = stage_groups(s, k->blocks);
+    a.stage_groups = qt_stage_groups(s, k->blocks);
     a.zeros_at = x_bytes(k) + zeros_at(s, 4 * k->warpgroups, k->blocks);
     a.zero_pitch = qt_zero_pitch(s, a.stage_groups);
     /* What is copied: not the gap before zero points. */
