@@ -75,7 +75,7 @@ static __host__ __device__ inline int qt_minifloat_exp2(unsigned exp_bits)
     return 15 - ((1 << (exp_bits - 1)) - 1) + (exp_bits == 5);
 }
 
-/* The same for one code, by arithmetic: for tables. */
+/* The same for one code, by arithmetic: for tables of those with up to 4 bits. */
 static __device__ inline __half qt_minifloat_half(unsigned code, unsigned bits, unsigned exp_bits)
 {
     int m = (int)(bits - 1 - exp_bits), mag = (int)(code >> 1), e = mag >> m;
@@ -450,54 +450,128 @@ struct qt_decode_fp5 : qt_decode_plain {
     }
 };
 
-/* ---- any minifloat of 5 to 8 bits --------------------------------------------------------------
- *
- * Bit by bit from the planes, values from a table of single FP16s: correct, not fast.
+/* 7 bits, E3M3: the 2-bit plane holds mantissa bits, the 1-bit plane the sign. The mantissa bits
+ * of a code are 7 places apart; moving the lower ones of a word by 8, to where other codes' were,
+ * puts those of a code side by side. */
+struct qt_decode_fp7 : qt_decode_plain {
+    enum { WIDTH0 = 4, WIDTH1 = 2, WIDTH2 = 1, GROUPED = 0 };
+    uint32_t w4[4], w2[2], w1;
+
+    __device__ __forceinline__ void load(const unsigned char *const src[3],
+                                         const struct qt_decode_args &)
+    {
+        *(uint4 *)w4 = *(const uint4 *)src[0];
+        uint2 v = *(const uint2 *)src[1];
+        w2[0] = (v.x & 0x55555555) | (__funnelshift_r(v.x, v.x, 8) & 0xaaaaaaaa);
+        w2[1] = (v.y & 0x55555555) | (__funnelshift_r(v.y, v.y, 8) & 0xaaaaaaaa);
+        w1 = *(const uint32_t *)src[2];
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t w = w2[s / 2];
+            uint32_t low = __funnelshift_l(w, w, 14 - 2 * (4 * (s & 1) + i)) & 0x01800180;
+            uint32_t sign = __funnelshift_l(w1, w1, 15 - (4 * s + i)) & 0x80008000;
+            a[i] = (shift_nibble<3>(w4[s], i) & 0x1e001e00) | low | sign;
+        }
+    }
+};
+
+/*
+ * 8 bits in two planes, high and low nibbles in the same order: of each byte the magnitude's seven
+ * bits go under FP16's exponent and mantissa, and the sign, which is last, to bit 15. e: exponent
+ * bits. Halved where there are five: a magnitude below 0x0800 is as an integer what it is as a
+ * number, others have one taken off their exponent, and the larger of the two is the right one.
+ */
+static __device__ __forceinline__ void byte_fragment(uint32_t a[4], uint32_t high, uint32_t low,
+                                                     unsigned e)
+{
+    const uint32_t nibble = 0x0f0f0f0f, sign = 0x80008000, magnitude = 0x007f007fu << (3 + e);
+#pragma unroll
+    for (int i = 0; i < 2; i++) { /* slots i and i + 2, a byte each of both halves */
+        uint32_t v = i == 0 ? (high << 4 & ~nibble) | (low & nibble)
+                            : (high & ~nibble) | (low >> 4 & nibble);
+        a[i] = (v << (2 + e) & magnitude) | (v << 15 & sign);
+        a[i + 2] = (v >> (6 - e) & magnitude) | (v << 7 & sign);
+    }
+    if (e < 5)
+        return;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t v = a[i] & ~sign;
+        a[i] = (a[i] & sign) | (__vmaxu2(v, (v >> 1) + 0x04000400) - 0x04000400);
+    }
+}
+
+/* E4M3 and E5M2. */
+template <int E> struct qt_decode_fp8 : qt_decode_plain {
+    enum { WIDTH0 = 4, WIDTH1 = 4, WIDTH2 = 0, GROUPED = 0 };
+    uint32_t high[4], low[4];
+
+    __device__ __forceinline__ void load(const unsigned char *const src[3],
+                                         const struct qt_decode_args &)
+    {
+        *(uint4 *)high = *(const uint4 *)src[0];
+        *(uint4 *)low = *(const uint4 *)src[1];
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    {
+        byte_fragment(a, high[s], low[s], E);
+    }
+};
+
+/*
+ * Any minifloat of 5 to 8 bits: as one of 8 bits with the same exponent, whose low nibbles are put
+ * together from the small planes.
  */
 struct qt_decode_any : qt_decode_plain {
-    enum { WIDTH0 = 4, WIDTH1 = -1, WIDTH2 = -1, TABLE_BYTES = 512, GROUPED = 0 };
-    uint32_t w4[4], second[4], third;
-    unsigned bits;
+    enum { WIDTH0 = 4, WIDTH1 = -1, WIDTH2 = -1, GROUPED = 0 };
+    uint32_t high[4], second[4], third; /* planes of 4; of 4 or 2; of 1 bit */
+    unsigned bits, exp_bits;
 
-    static __device__ void fill_table(const struct qt_decode_args *d, __half, int threads)
-    {
-        for (unsigned c = threadIdx.x; c < 1u << d->bits; c += (unsigned)threads)
-            ((__half *)qt_smem)[c] = qt_minifloat_half(c, d->bits, d->exp_bits);
-    }
     __device__ __forceinline__ void load(const unsigned char *const src[3],
                                          const struct qt_decode_args &d)
     {
         bits = d.bits;
+        exp_bits = d.exp_bits;
         third = 0;
-        *(uint4 *)w4 = *(const uint4 *)src[0];
-        if (bits == 8) {
-            *(uint4 *)second = *(const uint4 *)src[1];
-        } else if (bits >= 6) {
-            *(uint2 *)second = *(const uint2 *)src[1];
-            third = bits == 7 ? *(const uint32_t *)src[2] : 0;
-        } else {
-            third = *(const uint32_t *)src[1];
-        }
-    }
-    __device__ __forceinline__ unsigned code(int s, int i, int h) const
-    {
-        int slot = 4 * s + i, j = slot % 8;
-        unsigned c = w4[s] >> (16 * h + 4 * i) & 15;
+        *(uint4 *)high = *(const uint4 *)src[0];
         if (bits == 8)
-            return c << 4 | (second[s] >> (16 * h + 4 * i) & 15);
+            *(uint4 *)second = *(const uint4 *)src[1];
+        else if (bits >= 6)
+            *(uint2 *)second = *(const uint2 *)src[1];
+        if (bits & 1)
+            third = *(const uint32_t *)(bits == 7 ? src[2] : src[1]);
+    }
+    /* Bits at 0, 2, 4, 6 of each half to 0, 4, 8, 12; other bits are left out. */
+    static __device__ __forceinline__ uint32_t spread(uint32_t v)
+    {
+        v &= 0x00550055;
+        v = (v | v << 4) & 0x05050505;
+        return (v | v << 2) & 0x11111111;
+    }
+    /* Mantissa bits at the top of a nibble, the sign at its end. */
+    __device__ __forceinline__ uint32_t low(int s) const
+    {
+        uint32_t v = 0;
+        if (bits == 8)
+            return second[s];
         if (bits >= 6) {
-            uint32_t w = second[slot / 8];
-            c = c << 2 | (w >> ((16 * h + 2 * j + 26) & 31) & 1) << 1 |
-                (w >> (16 * h + 2 * j + 1) & 1);
+            const uint32_t w = second[s / 2], shift = 8 * (s & 1);
+            const uint32_t bit0 = spread(w >> 1 >> shift);
+            v = spread(__funnelshift_l(w, w, 6 - shift)) << 3 | bit0 << (bits == 6 ? 0 : 2);
         }
-        return bits & 1 ? c << 1 | (third >> (16 * h + slot) & 1) : c;
+        if (bits & 1) { /* bits at 0..3 of each half to 0, 4, 8, 12 */
+            uint32_t one = third >> 4 * s & 0x000f000f;
+            one = (one | one << 6) & 0x03030303;
+            v |= (one | one << 3) & 0x11111111;
+        }
+        return v;
     }
     __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
     {
-        const uint16_t *table = (const uint16_t *)qt_smem;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            a[i] = table[code(s, i, 0)] | (uint32_t)table[code(s, i, 1)] << 16;
+        byte_fragment(a, high[s], low(s), exp_bits);
     }
 };
 

@@ -108,17 +108,8 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 const void *qt_dequantize_instance(enum qt_format format)
 {
-    static const void *const kernels[] = {
-        (const void *)dequantize_kernel<qt_decode_pair2>,
-        (const void *)dequantize_kernel<qt_decode_pair3>,
-        (const void *)dequantize_kernel<qt_decode_pair4>,
-        (const void *)dequantize_kernel<qt_decode_int4>,
-        (const void *)dequantize_kernel<qt_decode_int4_zero>,
-        (const void *)dequantize_kernel<qt_decode_int8>,
-        (const void *)dequantize_kernel<qt_decode_fp5>,
-        (const void *)dequantize_kernel<qt_decode_fp6<2>>,
-        (const void *)dequantize_kernel<qt_decode_fp6<3>>,
-        (const void *)dequantize_kernel<qt_decode_any>,
-    };
+#define KERNEL(Format) (const void *)dequantize_kernel<Format>,
+    static const void *const kernels[] = {QT_GROUP_FORMATS(KERNEL) QT_FIELD_FORMATS(KERNEL)
+                                              KERNEL(qt_decode_any)};
     return kernels[format];
 }

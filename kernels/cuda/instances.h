@@ -14,8 +14,35 @@ enum qt_format {
     QT_FORMAT_FP5_E2,                        /* bit fields */
     QT_FORMAT_FP6_E2,
     QT_FORMAT_FP6_E3,
+    QT_FORMAT_FP7_E3,
+    QT_FORMAT_FP8_E4,
+    QT_FORMAT_FP8_E5,
     QT_FORMAT_ANY, /* other minifloats of 5 to 8 bits */
 };
+
+/* How decode.cuh decodes them, in that order: those with a scale per group, by tables where there
+ * is room for wide ones and where there is not; and bit fields. */
+#define QT_GROUP_FORMATS(X)                                                                        \
+    X(qt_decode_pair2)                                                                             \
+    X(qt_decode_pair3)                                                                             \
+    X(qt_decode_pair4)                                                                             \
+    X(qt_decode_int4)                                                                              \
+    X(qt_decode_int4_zero)                                                                         \
+    X(qt_decode_int8)
+#define QT_WIDE_GROUP_FORMATS(X)                                                                   \
+    X(qt_decode_wide2)                                                                             \
+    X(qt_decode_wide3)                                                                             \
+    X(qt_decode_wide4)                                                                             \
+    X(qt_decode_int4_wide)                                                                         \
+    X(qt_decode_int4_zero)                                                                         \
+    X(qt_decode_int8)
+#define QT_FIELD_FORMATS(X)                                                                        \
+    X(qt_decode_fp5)                                                                               \
+    X(qt_decode_fp6<2>)                                                                            \
+    X(qt_decode_fp6<3>)                                                                            \
+    X(qt_decode_fp7)                                                                               \
+    X(qt_decode_fp8<4>)                                                                            \
+    X(qt_decode_fp8<5>)
 
 /* token_tiles 1, 2 or 4; strips 1 or 2, 1 with 4 token tiles. */
 const void *qt_stream_instance(enum qt_format format, int token_tiles, int strips);

@@ -33,6 +33,12 @@ static enum qt_format format_of(const struct qt_matmul_weight *w)
         return QT_FORMAT_FP6_E2;
     if (w->bits == 6 && w->exp_bits == 3)
         return QT_FORMAT_FP6_E3;
+    if (w->bits == 7 && w->exp_bits == 3)
+        return QT_FORMAT_FP7_E3;
+    if (w->bits == 8 && w->exp_bits == 4)
+        return QT_FORMAT_FP8_E4;
+    if (w->bits == 8 && w->exp_bits == 5)
+        return QT_FORMAT_FP8_E5;
     return QT_FORMAT_ANY;
 }
 
@@ -77,7 +83,7 @@ static const char *weight_fault(const struct qt_matmul_weight *w)
 
 const char *qt_shape_of(struct qt_shape *s, const struct qt_matmul_weight *w)
 {
-    static const int table_bytes[] = {16 * 128, 64 * 128, 256 * 128, 0, 0, 0, 0, 0, 0, 512};
+    static const int table_bytes[] = {16 * 128, 64 * 128, 256 * 128};
     const char *fault = weight_fault(w);
     if (fault)
         return fault;
@@ -102,9 +108,8 @@ const char *qt_shape_of(struct qt_shape *s, const struct qt_matmul_weight *w)
     s->zero_boxes = s->zero_bytes == 0 ||
                     (s->pitch_groups * (size_t)s->zero_bytes % 16 == 0 &&
                      (size_t)w->zero % 16 == 0 && (s->zero_bytes == 16 || s->group_shift < 8));
-    s->table_bytes = (size_t)table_bytes[s->format];
-    s->wide_table_bytes =
-        s->format == QT_FORMAT_INT4 ? 256 * 256 : (s->grouped ? 2 : 1) * s->table_bytes;
+    s->table_bytes = s->format <= QT_FORMAT_PAIR4 ? (size_t)table_bytes[s->format] : 0;
+    s->wide_table_bytes = s->format == QT_FORMAT_INT4 ? 256 * 256 : 2 * s->table_bytes;
     if (s->pitch_blocks < (size_t)s->blocks || s->pitch_groups < s->groups)
         return "pitch smaller than the matrix";
     if (s->pitch_blocks >= (1u << 31) / (size_t)s->strips ||

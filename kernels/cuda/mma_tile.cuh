@@ -391,4 +391,14 @@ __global__ void __launch_bounds__(WN *WM * 32, MT == 4 ? 2 : 1)
         mma_tile_store<WN, WM, STRIPS, MT>(a, p, ring_at, sums);
 }
 
+/* Of a format. */
+template <class Format> static const void *qt_mma_tile_of(int kind)
+{
+#define KERNEL(wn, wm, strips, tokens)                                                             \
+    (const void *)qt_mma_tile_kernel<Format, wn, wm, strips, tokens / 8>,
+    static const void *const kernels[] = {QT_MMA_TILE_TABLE(KERNEL)};
+#undef KERNEL
+    return kernels[kind];
+}
+
 #endif

@@ -174,4 +174,14 @@ __global__ void __launch_bounds__(QT_SKINNY_MAX_WARPS * 32 + QT_RING_COPIERS, 1)
     skinny_multiply_all<MT, STRIPS>(a, r, w, threads, skinny_work<Format, MT, STRIPS>(a, w));
 }
 
+/* Of a format. */
+template <class Format> static const void *qt_skinny_of(int token_tiles, int strips)
+{
+#define KERNEL(mt, strips) (const void *)qt_skinny_kernel<Format, mt, strips>
+    static const void *const kernels[2][3] = {{KERNEL(1, 1), KERNEL(1, 2), KERNEL(1, 4)},
+                                              {KERNEL(2, 1), KERNEL(2, 2), KERNEL(2, 4)}};
+#undef KERNEL
+    return kernels[token_tiles - 1][strips / 2];
+}
+
 #endif

@@ -473,4 +473,16 @@ static constexpr int qt_stream_depth(int bits, int token_tiles)
     return token_tiles > 1 ? (bits >= 4 ? 2 : 3) : bits >= 4 ? 3 : bits == 3 ? 4 : 6;
 }
 
+/* Of a format: NULL if there is none. */
+template <class Format> static const void *qt_stream_of(int token_tiles, int strips)
+{
+    constexpr int bits = Format::WIDTH0 + (Format::WIDTH1 > 0 ? Format::WIDTH1 : 0);
+#define KERNEL(mt, strips)                                                                         \
+    (const void *)qt_stream_kernel<Format, mt, strips, qt_stream_depth(bits, mt)>
+    static const void *const kernels[3][2] = {
+        {KERNEL(1, 1), KERNEL(1, 2)}, {KERNEL(2, 1), KERNEL(2, 2)}, {KERNEL(4, 1)}};
+#undef KERNEL
+    return kernels[token_tiles / 2][strips - 1];
+}
+
 #endif

@@ -75,7 +75,7 @@ static const char *config_fault(const struct qt_matmul_config *c, const struct q
     bool pow2 = c->warps > 0 && (c->warps & (c->warps - 1)) == 0 && c->warps_k > 0;
     if (c->token_tiles != 1 && c->token_tiles != 2 && c->token_tiles != 4)
         return "token_tiles must be 1, 2 or 4";
-    if (c->strips < 1 || c->strips > (c->token_tiles == 4 || s->format == QT_FORMAT_ANY ? 1 : 2))
+    if (c->strips < 1 || c->strips > (c->token_tiles == 4 ? 1 : 2))
         return "strips must be 1 or 2 (1 with 4 token tiles)";
     if (c->warps < 1 || c->warps > 16 || !pow2 || c->warps % c->warps_k)
         return "warps must be a power of two, at most 16, and warps_k a divisor";

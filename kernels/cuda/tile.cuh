@@ -254,4 +254,18 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
     }
 }
 
+/* Of a format: NULL if there is none. */
+template <class Format> static const void *qt_tile_of(int kind)
+{
+#define KERNEL(wgs, tokens, blocks) (const void *)qt_tile_kernel<Format, wgs, tokens, blocks>,
+    if constexpr (Format::GROUPED) {
+        static const void *const kernels[] = {QT_TILE_GROUP_TABLE(KERNEL)};
+        return kernels[kind];
+    } else {
+        static const void *const kernels[QT_TILE_KINDS] = {QT_TILE_TABLE(KERNEL)};
+        return kernels[kind];
+    }
+#undef KERNEL
+}
+
 #endif

@@ -26,27 +26,27 @@ static __global__ void reference_kernel(double *y, const void *x, const float *w
     y[(size_t)token * n + row] = sum;
 }
 
-/* How far the exact result may be from the output it is rounded to, below the normal numbers of
- * FP16: half of their distance, whatever the value. BF16 goes down as far as FP32. */
-static __device__ double subnormal_rounding(double reference, int bf16)
+static __device__ double rounded(double v, int bf16)
 {
-    return !bf16 && fabs(reference) < 0x1p-14 ? 0x1p-25 : 0;
+    return bf16 ? (double)__bfloat162float(__double2bfloat16(v))
+                : (double)__half2float(__double2half(v));
 }
 
-/* Sums of squares: of a - reference, but for what a subnormal output cannot help; of reference. */
+/* Sums of squares: of a - reference; of the reference's own rounding; of the reference. */
 static __global__ void compare_kernel(double *sums, const void *a, const double *reference,
                                       size_t count, int bf16)
 {
-    double d2 = 0, r2 = 0;
+    double d2 = 0, rounding2 = 0, r2 = 0;
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count;
          i += (size_t)gridDim.x * blockDim.x) {
-        double d = fabs(to_double(a, i, bf16) - reference[i]);
-        double free = subnormal_rounding(reference[i], bf16);
-        d2 += d <= free ? 0 : (d - free) * (d - free);
-        r2 += reference[i] * reference[i];
+        const double r = reference[i], d = to_double(a, i, bf16) - r, own = rounded(r, bf16) - r;
+        d2 += d * d;
+        rounding2 += own * own;
+        r2 += r * r;
     }
     atomicAdd(&sums[0], d2);
-    atomicAdd(&sums[1], r2);
+    atomicAdd(&sums[1], rounding2);
+    atomicAdd(&sums[2], r2);
 }
 
 void *gpu_new(size_t bytes)
@@ -86,14 +86,18 @@ int gpu_dense(void *, void *y, const void *x, const void *w, size_t m, size_t n,
     return cudaGetLastError() != cudaSuccess;
 }
 
-double gpu_error(const void *y, const double *reference, size_t count, int bf16)
+struct gpu_error gpu_error_of(const void *y, const double *reference, size_t count, int bf16)
 {
     static double *device = NULL;
-    double sums[2] = {0, 0};
+    double sums[3] = {0, 0, 0};
     if (!device)
         device = (double *)gpu_new(sizeof sums);
     CHECK(cudaMemcpy(device, sums, sizeof sums, cudaMemcpyHostToDevice));
     compare_kernel<<<64, 256>>>(device, y, reference, count, bf16);
     CHECK(cudaMemcpy(sums, device, sizeof sums, cudaMemcpyDeviceToHost));
-    return sums[0] == 0 ? 0 : sqrt(sums[0] / sums[1]);
+    if (sums[0] == 0)
+        return gpu_error{0, 0};
+    if (!(sums[0] / sums[2] >= 0)) /* NaN */
+        return gpu_error{INFINITY, 0};
+    return gpu_error{sqrt(sums[0] / sums[2]), sqrt(sums[1] / sums[2])};
 }

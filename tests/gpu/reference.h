@@ -46,9 +46,12 @@ void gpu_reference(double *y, const void *x, const float *w, size_t m, size_t n,
 /* A dense product for struct qt_matmul_options: FP32 sums, context not used. */
 int gpu_dense(void *context, void *y, const void *x, const void *w, size_t m, size_t n, size_t k,
               enum qt_matmul_dtype dtype, void *stream);
-/* |y - reference| / |reference|, without what the rounding of subnormal FP16 outputs explains. NaN
- * or infinite if y has one. */
-double gpu_error(const void *y, const double *reference, size_t count, int bf16);
+/* |y - reference| / |reference|, infinite if y has a NaN or an infinity; and what rounding the
+ * reference alone gives. */
+struct gpu_error {
+    double all, rounding;
+};
+struct gpu_error gpu_error_of(const void *y, const double *reference, size_t count, int bf16);
 
 #ifdef __cplusplus
 }

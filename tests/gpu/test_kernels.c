@@ -145,12 +145,18 @@ static const char *const schemes[] = {
     "fp6:e=2,method=rtn",
     "fp5:e=2,method=rtn",
     "fp4:e=2,method=rtn",
+    "fp7:method=rtn",
+    "fp8:method=rtn",
+    "fp8:e=5,method=rtn",
+};
+/* At every third shape. */
+static const char *const rare_schemes[] = {
     "fpx:bits=3,e=1,method=rtn",
     "fpx:bits=5,e=3,method=rtn",
     "fpx:bits=6,e=1,method=rtn",
-    "fpx:bits=7,e=3,method=rtn",
-    "fpx:bits=8,e=4,method=rtn",
-    "fpx:bits=8,e=5,method=rtn",
+    "fpx:bits=6,e=5,method=rtn",
+    "fpx:bits=7,e=5,method=rtn",
+    "fpx:bits=8,e=1,method=rtn",
 };
 /* Also at larger shapes. */
 static const char *const main_schemes[] = {
@@ -163,6 +169,8 @@ static const char *const main_schemes[] = {
     "fp6:e=3,method=rtn",
     "fp6:e=2,method=rtn",
     "fp5:e=2,method=rtn",
+    "fp7:method=rtn",
+    "fp8:method=rtn",
 };
 static const size_t shapes[][2] = {{1, 1},    {15, 63},  {16, 64},    {17, 65},   {31, 127},
                                    {33, 129}, {48, 257}, {100, 1000}, {272, 320}, {1040, 2048}};
@@ -287,7 +295,9 @@ int main(int argc, char **argv)
     few_others = quick;
     test_refusals();
     for (size_t i = 0; i < COUNT(schemes); i++)
-        test_scheme(schemes[i], quick ? 9 : i < 21 ? 1 : 3, quick ? 9 : 1);
+        test_scheme(schemes[i], quick ? 9 : 1, quick ? 9 : 1);
+    for (size_t i = 0; i < COUNT(rare_schemes); i++)
+        test_scheme(rare_schemes[i], quick ? 9 : 3, quick ? 9 : 1);
     for (size_t i = 0; i < COUNT(main_schemes) && !quick; i++) {
         test_large(main_schemes[i]);
         test_scale_exp2(main_schemes[i]);

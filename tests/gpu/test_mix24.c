@@ -93,7 +93,6 @@ static struct mix24_recipe recipe(const struct kind *kind, size_t n, size_t k)
                              .wide = kind->wide,
                              .shuffled = kind->shuffled,
                              .scale_exp2 = kind->scale_exp2};
-    uneven = kind->skewed;
     return r;
 }
 
