@@ -68,6 +68,7 @@ struct qt_kv_plan {
     size_t split_tokens; /* of a sequence, per block; a multiple of 128 */
     size_t splits;       /* of max_length */
     size_t workspace_bytes;
+    int kernel;       /* its number */
     char reason[160]; /* why not, when the status is not OK */
 };
 

@@ -7,41 +7,59 @@
 #include <limits.h>
 #include <stdio.h>
 
+/* Of shared memory beside smem_bytes. */
+enum { STATIC_BYTES = 256 };
+
 struct kv_instance {
     enum qt_kv_format format;
-    size_t dim;
-    int head_tiles, slots, slot_bytes;
+    size_t dim, heads; /* of a block */
+    int warps, slots, slot_bytes;
     void (*kernel)(kv_args);
 };
 
-#define INSTANCE(format, F, nt, depth)                                                             \
+#define INSTANCE(format, F, hq, depth)                                                             \
     {                                                                                              \
-        format, F::DIM, nt, depth, kv_slot<F>::BYTES, kv_attention_kernel<F, nt, depth>            \
+        format, F::DIM, 4 * hq, F::warps(hq), depth, kv_slot<F>::BYTES,                            \
+            kv_attention_kernel<F, hq, depth>                                                      \
     }
+#define INT4(dim, depth)                                                                           \
+    INSTANCE(QT_KV_INT4, kv_int4<dim>, 1, depth), INSTANCE(QT_KV_INT4, kv_int4<dim>, 2, depth),    \
+        INSTANCE(QT_KV_INT4, kv_int4<dim>, 4, depth)
+#define F16(dim, depth)                                                                            \
+    INSTANCE(QT_KV_F16, kv_f16<dim>, 2, depth), INSTANCE(QT_KV_F16, kv_f16<dim>, 4, depth)
 
-static const kv_instance instances[] = {
-    INSTANCE(QT_KV_INT4, kv_int4<64>, 1, 4),  INSTANCE(QT_KV_INT4, kv_int4<64>, 2, 4),
-    INSTANCE(QT_KV_INT4, kv_int4<128>, 1, 3), INSTANCE(QT_KV_INT4, kv_int4<128>, 2, 3),
-    INSTANCE(QT_KV_F16, kv_f16<64>, 1, 3),    INSTANCE(QT_KV_F16, kv_f16<64>, 2, 3),
-    INSTANCE(QT_KV_F16, kv_f16<128>, 1, 3),   INSTANCE(QT_KV_F16, kv_f16<128>, 2, 3),
-};
-
-static const kv_instance *instance_of(const struct qt_kv_cache *c, size_t group)
-{
-    for (const kv_instance &i : instances)
-        if (i.format == c->format && i.dim == c->head_dim && i.head_tiles == (group > 8 ? 2 : 1))
-            return &i;
-    return NULL;
-}
+static const kv_instance instances[] = {INT4(64, 3),  INT4(64, 4), INT4(128, 2),
+                                        INT4(128, 3), F16(64, 3),  F16(128, 3)};
 
 /* The ring; in the end the warps' sums, and then factors of splits, lie in the same place. */
 static size_t smem_bytes(const kv_instance *in)
 {
-    size_t ring = (size_t)WARPS * in->slots * in->slot_bytes;
-    size_t sums = (size_t)WARPS * 8 * in->head_tiles * (in->dim + 4) * 4;
-    size_t factors = (size_t)MAX_SPLITS * 8 * in->head_tiles * 4;
+    size_t ring = (size_t)in->warps * in->slots * in->slot_bytes;
+    size_t sums = (size_t)in->warps * in->heads * (in->dim + 4) * 4;
+    size_t factors = (size_t)MAX_SPLITS * in->heads * 4;
     sums = sums > factors ? sums : factors;
     return ring > sums ? ring : sums;
+}
+
+/* Whether a suits a group of query heads better than b: with all of it in a block and as little
+ * beside it as can be, then with a deep ring or not. */
+static bool better(const kv_instance *a, const kv_instance *b, size_t group, bool deep)
+{
+    if (a->heads != b->heads)
+        return b->heads < group ? a->heads > b->heads : a->heads >= group && a->heads < b->heads;
+    return deep ? a->slots > b->slots : a->slots < b->slots;
+}
+
+/* NULL: shared memory is too small for any. */
+static const kv_instance *instance_of(const struct qt_kv_cache *c, size_t group, bool deep,
+                                      size_t smem_limit)
+{
+    const kv_instance *best = NULL;
+    for (const kv_instance &i : instances)
+        if (i.format == c->format && i.dim == c->head_dim &&
+            smem_bytes(&i) + STATIC_BYTES <= smem_limit && (!best || better(&i, best, group, deep)))
+            best = &i;
+    return best;
 }
 
 static int refuse(struct qt_kv_plan *p, int status, const char *reason)
@@ -68,6 +86,15 @@ static int check(struct qt_kv_plan *p, const struct qt_kv_cache *c)
     return QT_MATMUL_OK;
 }
 
+static int allow_smem(struct qt_kv_plan *p, const kv_instance *in)
+{
+    return cudaFuncSetAttribute((const void *)in->kernel,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)smem_bytes(in)) == cudaSuccess
+               ? QT_MATMUL_OK
+               : refuse(p, QT_MATMUL_FAILED, cudaGetErrorString(cudaGetLastError()));
+}
+
 /*
  * The split that should take least, in microseconds of an H200, but for what is the same for all: a
  * block takes alone_us for 128 tokens, or as long as its share of the memory does, of which the
@@ -75,11 +102,12 @@ static int check(struct qt_kv_plan *p, const struct qt_kv_cache *c)
  * slowly, and those that find no room later; splits are to be added. Each number is from sweeps
  * over 1 to 64 sequences of 2048 to 32768 tokens.
  */
-static size_t best_split(const struct qt_kv_cache *c, size_t length, size_t items, size_t sms,
-                         size_t resident)
+static size_t best_split(const struct qt_kv_cache *c, const kv_instance *in, size_t length,
+                         size_t items, size_t sms, size_t resident)
 {
     const double row_bytes = (double)c->head_dim * (c->format == QT_KV_INT4 ? 1 : 4) + 4;
-    const double alone_us = .4 + row_bytes / 660, share_us = 128 * row_bytes / 33e3;
+    const double alone_us = (.3 + row_bytes / 660) * (in->heads > 8 ? 1.7 : 1);
+    const double share_us = 128 * row_bytes / 33e3;
     size_t best = 0;
     double best_us = INFINITY;
     for (size_t n = 1; n <= MAX_SPLITS; n++) {
@@ -106,41 +134,48 @@ int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
     p->options = *opt;
     if ((rc = check(p, c)) != QT_MATMUL_OK)
         return rc;
-    size_t group = opt->heads / c->heads;
-    const kv_instance *in = instance_of(c, group);
-    size_t tile = 8 * (size_t)in->head_tiles, tiles = (group + tile - 1) / tile;
-    size_t items = opt->batch * c->heads * tiles;
-    if (c->heads * tiles > 65535 || items > QT_MATMUL_WORKSPACE_ZEROED / sizeof(unsigned))
-        return refuse(p, QT_MATMUL_UNSUPPORTED, "too many heads and sequences");
     if ((rc = qt_device_facts(&device, opt->device, p->reason)) != QT_MATMUL_OK)
         return rc;
-    if (smem_bytes(in) > (size_t)device.smem_limit)
+    const size_t group = opt->heads / c->heads, smem_limit = (size_t)device.smem_limit;
+    const kv_instance *in = instance_of(c, group, true, smem_limit);
+    if (!in)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "not enough shared memory");
-    if (cudaFuncSetAttribute((const void *)in->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)smem_bytes(in)) != cudaSuccess ||
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, in->kernel, THREADS,
+    size_t tiles = (group + in->heads - 1) / in->heads, items = opt->batch * c->heads * tiles;
+    if (c->heads * tiles > 65535 || items > QT_MATMUL_WORKSPACE_ZEROED / sizeof(unsigned))
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "too many heads and sequences");
+    if ((rc = allow_smem(p, in)) != QT_MATMUL_OK)
+        return rc;
+    if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, in->kernel, in->warps * 32,
                                                       smem_bytes(in)) != cudaSuccess)
         return refuse(p, QT_MATMUL_FAILED, cudaGetErrorString(cudaGetLastError()));
     if (per_sm == 0)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "not enough registers");
-    p->split_tokens =
-        split_tokens ? split_tokens
-                     : best_split(c, opt->max_length, items, (size_t)device.sms, (size_t)per_sm);
+    p->split_tokens = split_tokens ? split_tokens
+                                   : best_split(c, in, opt->max_length, items, (size_t)device.sms,
+                                                (size_t)per_sm);
     p->splits = (opt->max_length + p->split_tokens - 1) / p->split_tokens;
     if (p->split_tokens % SPLIT_UNIT || p->splits > MAX_SPLITS)
         return refuse(p, QT_MATMUL_UNSUPPORTED,
                       "split_tokens: no multiple of 128, or over 256 splits");
+    /* 16 sequences of 32768 tokens, us: 153 with 67 KB under way in a multiprocessor, 131 with 34,
+     * 135 with 134. 8 warps bring 34 with a shallow ring, 4 or 16 have to take a deep one. */
+    const size_t blocks = (items * p->splits + (size_t)device.sms - 1) / (size_t)device.sms;
+    const size_t together = (blocks < (size_t)per_sm ? blocks : (size_t)per_sm) * (size_t)in->warps;
+    in = instance_of(c, group, together != 8, smem_limit);
+    p->kernel = (int)(in - instances);
     p->workspace_bytes = QT_MATMUL_WORKSPACE_ZEROED +
                          opt->batch * opt->heads * p->splits * (c->head_dim + 4) * sizeof(float);
-    return QT_MATMUL_OK;
+    return allow_smem(p, in);
 }
 
 int qt_kv_attention_run(const struct qt_kv_plan *p, const struct qt_kv_cache *c, void *out,
                         const void *q, const int *length, void *workspace, void *stream)
 {
     const struct qt_kv_options *o = &p->options;
-    const kv_instance *in = instance_of(c, o->heads / c->heads);
+    const kv_instance *in = &instances[p->kernel];
     kv_args a = {};
+    if (in->format != c->format || in->dim != c->head_dim)
+        return QT_MATMUL_UNSUPPORTED; /* not what was planned for */
     a.cache = qt_kv_view(c);
     a.q = q;
     a.out = out;
@@ -149,15 +184,15 @@ int qt_kv_attention_run(const struct qt_kv_plan *p, const struct qt_kv_cache *c,
     a.partial = (float *)((char *)workspace + QT_MATMUL_WORKSPACE_ZEROED);
     a.heads = (int)o->heads;
     a.group = (int)(o->heads / c->heads);
-    a.tiles = (a.group + 8 * in->head_tiles - 1) / (8 * in->head_tiles);
+    a.tiles = (a.group + (int)in->heads - 1) / (int)in->heads;
     a.split_tokens = (int)p->split_tokens;
     a.max_length = (int)o->max_length;
     a.scale_log2 = o->scale * 1.4426950408889634f;
     a.bf16 = o->dtype == QT_MATMUL_BF16;
     dim3 grid((unsigned)p->splits, (unsigned)(a.tiles * (int)c->heads), (unsigned)o->batch);
     void *args[] = {&a};
-    return cudaLaunchKernel((const void *)in->kernel, grid, dim3(THREADS), args, smem_bytes(in),
-                            (cudaStream_t)stream) == cudaSuccess
+    return cudaLaunchKernel((const void *)in->kernel, grid, dim3(in->warps * 32), args,
+                            smem_bytes(in), (cudaStream_t)stream) == cudaSuccess
                ? QT_MATMUL_OK
                : QT_MATMUL_FAILED;
 }

@@ -21,14 +21,14 @@ static __device__ __forceinline__ void kv_store_4(const kv_args &a, const kv_wor
 
 /* Adds the sums of the warps: to the output when last, else as one sum to `to`. Each thread finds
  * the few factors of its head itself. */
-template <int D>
+template <class F, int WARPS>
 static __device__ __forceinline__ void kv_add_warps(const kv_args &a, const kv_work &w, float *to,
                                                     size_t to_step, const float *from,
                                                     size_t warp_step, bool last)
 {
-    enum { SUM = D + 4 };
+    enum { D = F::DIM, SUM = D + 4 };
 #pragma unroll 1
-    for (int o = (int)threadIdx.x; o < w.heads * (D / 4); o += THREADS) {
+    for (int o = (int)threadIdx.x; o < w.heads * (D / 4); o += WARPS * 32) {
         const int head = o / (D / 4), d = o % (D / 4) * 4;
         float2 v[WARPS]; /* maximum, denominator */
         float most = -INFINITY, den = 0;
@@ -62,12 +62,12 @@ static __device__ __forceinline__ void kv_add_warps(const kv_args &a, const kv_w
 
 /* Adds the sums of `count` splits, D + 4 floats apart in global memory, to the output. factor: room
  * for count floats a head. */
-template <int D>
+template <class F, int WARPS>
 static __device__ __forceinline__ void kv_add_splits(const kv_args &a, const kv_work &w,
                                                      const float *from, size_t head_step, int count,
                                                      float *factor)
 {
-    enum { SUM = D + 4, ROUNDS = MAX_SPLITS / 32 };
+    enum { D = F::DIM, SUM = D + 4, ROUNDS = MAX_SPLITS / 32 };
 #pragma unroll 1
     for (int head = w.warp; head < w.heads; head += WARPS) {
         const float *sums = from + head * head_step + D;
@@ -101,7 +101,7 @@ static __device__ __forceinline__ void kv_add_splits(const kv_args &a, const kv_
     }
     __syncthreads();
 #pragma unroll 1
-    for (int o = (int)threadIdx.x; o < w.heads * (D / 4); o += THREADS) {
+    for (int o = (int)threadIdx.x; o < w.heads * (D / 4); o += WARPS * 32) {
         int head = o / (D / 4), d = o % (D / 4) * 4;
         const float *sums = from + head * head_step + d;
         float4 v = make_float4(0, 0, 0, 0);

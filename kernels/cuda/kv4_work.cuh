@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/kv4_cache.cuh"
 
-enum { WARPS = 4, THREADS = WARPS * 32, SPLIT_UNIT = 128, MAX_SPLITS = 256 };
+enum { SPLIT_UNIT = 128, MAX_SPLITS = 256 };
 
 struct kv_args {
     kv_view cache;
@@ -21,7 +21,7 @@ struct kv_args {
     int bf16;
 };
 
-extern __shared__ __align__(128) unsigned char kv_smem[];
+extern __shared__ __align__(256) unsigned char kv_smem[]; /* F16 rows: addresses by XOR */
 
 template <class F> struct kv_slot {
     enum {
@@ -42,7 +42,7 @@ struct kv_work {
 static __device__ __forceinline__ kv_work kv_work_open(const kv_args &a, int tile_heads)
 {
     kv_work w;
-    w.lane = (int)threadIdx.x % 32;
+    w.lane = (int)kv_kept(threadIdx.x % 32);
     w.warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
     w.sequence = (int)blockIdx.z;
     w.kv_head = (int)blockIdx.y / a.tiles;
@@ -55,23 +55,33 @@ static __device__ __forceinline__ kv_work kv_work_open(const kv_args &a, int til
 /* ---- the ring ----------------------------------------------------------------------------------
  */
 
-/* What a lane copies from: chunk `lane` of the rows from place 0 on. */
+/* What a lane copies: 16 bytes of one of the rows that a warp copies at once, and parameters of
+ * four tokens. */
 struct kv_source {
-    const unsigned char *k, *v;
-    const __half2 *param; /* lane % 4 * 4 further */
-    const int *pages;     /* of the sequence, or NULL */
+    const unsigned char *k, *v; /* of the row of place 0 */
+    const __half2 *param;
+    uint32_t k_to, v_to, param_to; /* in a slot */
+    const int *pages;              /* of the sequence, or NULL */
     uint32_t base;        /* place of the head's first token: of a page 0, or of the sequence */
     uint32_t page_places; /* from one page to the next */
+    int row;              /* of those copied at once */
 };
 
+template <class F>
 static __device__ __forceinline__ kv_source kv_source_of(const kv_args &a, const kv_work &w)
 {
+    enum { CHUNKS = F::ROW / 16 };
     const kv_view &c = a.cache;
     const uint32_t page_places = (uint32_t)(c.heads * c.page_tokens);
+    const unsigned lane = (unsigned)w.lane;
     kv_source s;
-    s.k = c.k + w.lane * 16;
-    s.v = c.v + w.lane * 16;
-    s.param = c.param + w.lane % 4 * 4;
+    s.k = kv_kept(c.k + lane * 16);
+    s.v = kv_kept(c.v + lane * 16);
+    s.param = kv_kept(c.param + lane % 4 * 4);
+    s.row = (int)kv_kept(lane / CHUNKS);
+    s.k_to = kv_kept(F::key_at(lane / CHUNKS, lane % CHUNKS));
+    s.v_to = kv_kept(F::value_at(lane / CHUNKS, lane % CHUNKS) + kv_slot<F>::ROWS);
+    s.param_to = kv_kept(lane * 16 + kv_slot<F>::PARAM_AT);
     s.pages = c.table ? c.table + (size_t)w.sequence * c.table_pitch : NULL;
     s.page_places = page_places;
     s.base = (uint32_t)(w.kv_head * c.page_tokens) + (c.table ? 0 : w.sequence * page_places);
@@ -94,27 +104,30 @@ template <class F>
 static __device__ __forceinline__ void kv_copy(const kv_args &a, const kv_source &s,
                                                const kv_work &w, uint32_t dst, int token0)
 {
-    enum { CHUNKS = F::ROW / 16, AT_ONCE = 32 / CHUNKS, PER_GROUP = 16 / AT_ONCE };
-    const int left = w.end - token0, row = w.lane / CHUNKS, chunk = w.lane % CHUNKS;
+    enum { AT_ONCE = 32 * 16 / F::ROW, PER_GROUP = 16 / AT_ONCE, GROUPS = F::TOKENS / 16 };
+    const int left = w.end - token0;
     if (left > 0) {
+        uint32_t place[GROUPS];
 #pragma unroll
-        for (int g = 0; g < F::TOKENS / 16; g++) {
-            const uint32_t place = kv_group_place(a, s, left > g * 16 ? token0 + g * 16 : token0);
-            const unsigned char *k = s.k + (size_t)place * F::ROW;
-            const unsigned char *v = s.v + (size_t)place * F::ROW;
+        for (int g = 0; g < GROUPS; g++)
+            place[g] = kv_group_place(a, s, left > g * 16 ? token0 + g * 16 : token0);
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+            const unsigned char *k = s.k + (size_t)place[g] * F::ROW;
+            const unsigned char *v = s.v + (size_t)place[g] * F::ROW;
 #pragma unroll
             for (int i = 0; i < PER_GROUP; i++) {
-                const int in_slot = g * 16 + i * AT_ONCE + row;
-                const uint32_t bytes = in_slot < left ? 16 : 0;
-                ptx_copy_16_zero(dst + F::key_at(in_slot, chunk), k + i * 512, bytes);
-                ptx_copy_16_zero(dst + kv_slot<F>::ROWS + F::value_at(in_slot, chunk), v + i * 512,
-                                 bytes);
+                const int rows = g * 16 + i * AT_ONCE;
+                const uint32_t bytes = rows + s.row < left ? 16 : 0;
+                ptx_copy_16_zero(dst + F::moved(s.k_to, rows), k + i * 512, bytes);
+                ptx_copy_16_zero(dst + F::moved(s.v_to, rows), v + i * 512, bytes);
             }
-            if (F::PARAMS && w.lane / 4 == g) {
-                const int count = min(max(left - w.lane * 4, 0), 4);
-                ptx_copy_16_zero(dst + kv_slot<F>::PARAM_AT + w.lane * 16, s.param + place,
-                                 (uint32_t)count * 4);
-            }
+        }
+        if (F::PARAMS && w.lane < F::TOKENS / 4) {
+            const int count = min(max(left - w.lane * 4, 0), 4);
+            ptx_copy_16_zero(dst + s.param_to,
+                             s.param + (w.lane < 4 ? place[0] : place[GROUPS - 1]),
+                             (uint32_t)count * 4);
         }
     }
     ptx_copy_commit();

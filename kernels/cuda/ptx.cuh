@@ -64,6 +64,13 @@ PTX uint4 ptx_load_16(uint32_t addr)
     return v;
 }
 
+PTX uint2 ptx_load_8(uint32_t addr)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(addr));
+    return v;
+}
+
 PTX uint32_t ptx_load_4(uint32_t addr)
 {
     uint32_t v;

@@ -4,14 +4,6 @@
 
 #include "kernels/cuda/ptx_sm90.cuh"
 
-/* ptx_ldmatrix_x4, each matrix transposed. */
-PTX void ptx_ldmatrix_x4_trans(uint32_t r[4], uint32_t addr)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr));
-}
-
 /* 2^x, to 2 units in the last place; 2^-inf = 0. */
 PTX float ptx_exp2(float x)
 {

@@ -19,7 +19,7 @@ static struct {
 } pool;
 
 static double worst_error[2], worst_beyond[2]; /* FP16, BF16: all, and beyond rounding */
-static bool few_others;       /* of the other configurations, one in three: for compute-sanitizer */
+static bool few_others; /* of the other configurations, one in three: for compute-sanitizer */
 static inline void pool_new(void)
 {
     enum { OUTPUT = 64 << 20 };
@@ -243,8 +243,8 @@ static inline void check_dequantize(const struct qt_matmul_weight *w, const floa
 
 static inline int check_matmul_end(void)
 {
-    printf("worst relative error: f16 %.3g, bf16 %.3g; beyond rounding %.3g, %.3g\n", worst_error[0],
-           worst_error[1], worst_beyond[0], worst_beyond[1]);
+    printf("worst relative error: f16 %.3g, bf16 %.3g; beyond rounding %.3g, %.3g\n",
+           worst_error[0], worst_error[1], worst_beyond[0], worst_beyond[1]);
     return check_end();
 }
 

@@ -151,12 +151,8 @@ static const char *const schemes[] = {
 };
 /* At every third shape. */
 static const char *const rare_schemes[] = {
-    "fpx:bits=3,e=1,method=rtn",
-    "fpx:bits=5,e=3,method=rtn",
-    "fpx:bits=6,e=1,method=rtn",
-    "fpx:bits=6,e=5,method=rtn",
-    "fpx:bits=7,e=5,method=rtn",
-    "fpx:bits=8,e=1,method=rtn",
+    "fpx:bits=3,e=1,method=rtn", "fpx:bits=5,e=3,method=rtn", "fpx:bits=6,e=1,method=rtn",
+    "fpx:bits=6,e=5,method=rtn", "fpx:bits=7,e=5,method=rtn", "fpx:bits=8,e=1,method=rtn",
 };
 /* Also at larger shapes. */
 static const char *const main_schemes[] = {
