@@ -17,45 +17,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/ptx.cuh"
-#include "kernels/qtool_w4ax.h"
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <math.h>
-
-enum { COLS = QT_W4AX_BLOCK_COLS, MAX_K = 65536 };
-
-struct quantize_args {
-    const uint16_t *x;
-    const uint16_t *weight, *bias; /* bias NULL: zeros */
-    const uint32_t *perm, *blocks;
-    unsigned char *codes;
-    float *scale;
-    int *sum;
-    int m, k, blocks_n, scale_pitch, scales;
-    int scales_at;                  /* of the blocks, in shared memory */
-    int clamp;                      /* a clip is below 1 */
-    float eps, per7, per127, clip4; /* clip / 7, clip / 127 */
-    int dependent;                  /* launched before the previous kernel has ended */
-};
-
-extern __shared__ __align__(16) unsigned char quantize_smem[];
-
-template <bool BF16>
-static __device__ __forceinline__ void to_floats(float *v, const uint32_t *words, int count)
-{
-#pragma unroll
-    for (int i = 0; i < count / 2; i++) {
-        if (BF16) {
-            v[2 * i] = __uint_as_float(words[i] << 16);
-            v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000);
-        } else {
-            float2 f = __half22float2(*(const __half2 *)&words[i]);
-            v[2 * i] = f.x;
-            v[2 * i + 1] = f.y;
-        }
-    }
-}
+#include "kernels/cuda/w4ax_quantize.cuh"
 
 /* ---- the row into shared memory, and its norm --------------------------------------------------
  */
@@ -195,63 +157,6 @@ static __device__ __forceinline__ lane_values load_block(const quantize_args &a,
     return l;
 }
 
-/* Codes of +-limit, times `factor`; `inverse` 0 for a block of zeros. clamp: there may be larger
- * values. 1.5 * 2^23 + c rounds c to the nearest whole number, ties to even, and has it in its low
- * bits: conversions run at an eighth of the speed of additions.
- */
-static __device__ __forceinline__ uint2 encode(const lane_values &l, float inverse, float limit,
-                                               float factor, bool clamp)
-{
-    const float magic = 12582912;
-    float v[8];
-    uint32_t c[8];
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        v[j] = __fadd_rn(__fmul_rn(l.v[j], inverse), magic);
-    if (clamp)
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            v[j] = fminf(fmaxf(v[j], magic - limit), magic + limit);
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        c[j] = __float_as_uint(factor == 1 ? v[j] : __fmaf_rn(v[j] - magic, factor, magic));
-    uint32_t word[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        word[h] = __byte_perm(__byte_perm(c[4 * h], c[4 * h + 1], 0x0040),
-                              __byte_perm(c[4 * h + 2], c[4 * h + 3], 0x0040), 0x5410);
-    return make_uint2(word[0], word[1]);
-}
-
-static __device__ __forceinline__ void store_codes(const quantize_args &a, uint32_t word,
-                                                   uint2 code)
-{
-    const int i = (int)threadIdx.x % 16, token = (int)blockIdx.x;
-    unsigned char *rows =
-        a.codes + (size_t)((word & ~QT_W4AX_NARROW_VALUES) >> 1) * 64 * (size_t)a.m;
-    if (word & QT_W4AX_WIDE_ROWS) {
-        unsigned char *row = rows + (size_t)token * 128;
-        int chunk = i / 4 * 2;
-        *(uint32_t *)(row + (chunk ^ (token & 7)) * 16 + i % 4 * 4) = code.x;
-        *(uint32_t *)(row + ((chunk + 1) ^ (token & 7)) * 16 + i % 4 * 4) = code.y;
-    } else {
-        unsigned char *row = rows + (size_t)token * 64;
-        *(uint32_t *)(row + (i / 4 ^ (token >> 1 & 3)) * 16 + i % 4 * 4) =
-            (code.x & 0x0f0f0f0f) | (code.y & 0x0f0f0f0f) << 4;
-    }
-}
-
-static __device__ __forceinline__ bool narrow(uint32_t word)
-{
-    return !(word & QT_W4AX_WIDE_ROWS) || (word & QT_W4AX_NARROW_VALUES);
-}
-
-/* Below 2^-120, where 1 / s is near the end of FP32, codes are 0. */
-static __device__ __forceinline__ float inverse_of(float s)
-{
-    return s >= 0x1p-120f ? __frcp_rn(s) : 0;
-}
-
 /* ---- the kernel --------------------------------------------------------------------------------
  */
 
@@ -277,6 +182,13 @@ static __device__ __forceinline__ bool loop_next(block_loop *l, const quantize_a
     return true;
 }
 
+static __device__ __forceinline__ void store_token_codes(const quantize_args &a, uint32_t word,
+                                                         uint2 code)
+{
+    const int token = (int)blockIdx.x;
+    store_codes(codes_of(a, word) + (size_t)token * row_bytes(word), token, word, code);
+}
+
 template <bool BF16, int NORM, bool DIRECT>
 static __device__ __forceinline__ void quantize_by_block(const quantize_args &a, const row_norm &n,
                                                          float *scratch)
@@ -290,10 +202,10 @@ static __device__ __forceinline__ void quantize_by_block(const quantize_args &a,
         uint32_t word = __ldg(a.blocks + at.block);
         const float scale = __fmul_rn(l.most, narrow(word) ? a.per7 : a.per127);
         const float inverse = inverse_of(scale);
-        uint2 code = encode(l, inverse, narrow(word) ? 7 : 127, 1, a.clamp);
+        uint2 code = encode(l.v, inverse, narrow(word) ? 7 : 127, 1, a.clamp);
         if (at.mine) {
             squares += l.squares;
-            store_codes(a, word, code);
+            store_token_codes(a, word, code);
             if (NORM == QT_W4AX_RMS_NORM && threadIdx.x % 16 == 0)
                 scales[at.block] = inverse == 0 ? 0 : scale;
             else if (threadIdx.x % 16 == 0)
@@ -336,9 +248,9 @@ static __device__ __forceinline__ void quantize_by_token(const quantize_args &a,
             factor = fminf(fmaxf(factor, 1), 18);
             limit = 7;
         }
-        uint2 code = encode(l, inverse_of(__fmul_rn(scale, factor)), limit, factor, true);
+        uint2 code = encode(l.v, inverse_of(__fmul_rn(scale, factor)), limit, factor, true);
         if (at.mine) {
-            store_codes(a, word | QT_W4AX_WIDE_ROWS, code);
+            store_token_codes(a, word | QT_W4AX_WIDE_ROWS, code);
             sum = __dp4a((int)code.x, 0x01010101, __dp4a((int)code.y, 0x01010101, sum));
         }
     }
@@ -463,6 +375,10 @@ int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input 
     a.clamp = !(in->clip4 >= 1 && in->clip8 >= 1);
     a.scales_at = direct ? 0 : a.k * 2;
     size_t smem = (size_t)a.scales_at + (size_t)a.blocks_n * 4;
+    int status = QT_MATMUL_OK;
+    a.dependent = in->dependent_launch;
+    if (qt_w4ax_quantize_rows(&status, &a, kind, dtype == QT_MATMUL_BF16, stream))
+        return status;
     struct qt_matmul_plan launch = {};
     launch.kernel =
         dtype == QT_MATMUL_BF16 ? kernel_of<true>(kind, direct) : kernel_of<false>(kind, direct);
@@ -470,7 +386,6 @@ int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input 
     launch.grid_y = 1;
     launch.smem_bytes = smem;
     launch.smem_limit = (int)smem;
-    a.dependent = in->dependent_launch;
     launch.cc = a.dependent ? cc_of_current_device() : 0;
     if (smem > 48 << 10 && qt_allow_smem(&launch) != QT_MATMUL_OK)
         return QT_MATMUL_FAILED;

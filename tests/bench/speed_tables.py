@@ -72,12 +72,17 @@ def cache_cell(row):
     return f"{row['us']:.1f} / {100 * row['floor_share']:.0f} %"
 
 
-def cache_table(caches):
+def cache_shape(row):
+    return row["heads"], row["kv_heads"], row["head_dim"]
+
+
+def cache_table(caches, shape):
     lines = []
+    caches = [r for r in caches if cache_shape(r) == shape]
     for m, length in unique((r["m"], r["length"]) for r in caches):
         mine = [r for r in caches if (r["m"], r["length"]) == (m, length)]
         lines.append([str(m), str(length)] + [cache_cell(r) for r in mine])
-    return "#### Attention over a cache\n\n" + table(
+    return "#### Attention over a cache, %d heads, %d KV heads of %d\n\n" % shape + table(
         ["sequences", "tokens", "FP16", "4 bits", "4 bits, pages"], lines)
 
 
@@ -91,7 +96,8 @@ def main(out, paths):
         older = unique((r["scheme"], r["launch"]) for r in rows if r["launch"].startswith("as "))
         f.write("\n".join([scheme_table(rows, s) for s in unique(r["scheme"] for r in rows)] +
                           [scheme_table(rows, s, launch) for s, launch in older] +
-                          [dependent_table(rows), cache_table(caches)]))
+                          [dependent_table(rows)] +
+                          [cache_table(caches, c) for c in unique(map(cache_shape, caches))]))
 
 
 if __name__ == "__main__":

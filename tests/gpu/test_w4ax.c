@@ -507,9 +507,23 @@ static void check_product(enum qt_w4ax_scales scales, size_t m, size_t n, size_t
 
 /* ---- cases ---------------------------------------------------------------------------------- */
 
+/* More tokens than blocks of threads, which then have several. 65536 channels: with room for one
+ * row.
+ */
+static void test_many_tokens(int scales, int kind, bool quick)
+{
+    static const size_t ks[] = {8192, 14336, 65536};
+    struct layer l;
+    const size_t k = quick ? 1024 : ks[(scales + kind) % 3];
+    const size_t m = quick ? 2200 : k == 65536 ? 200 : 550;
+    layer_new(&l, (enum qt_w4ax_scales)scales, k, (int)random_below(2));
+    check_quantize(&l, m + random_below(100), (int)random_below(2), (enum qt_w4ax_norm_kind)kind);
+    layer_free(&l);
+}
+
 static void test_quantize(bool quick)
 {
-    static const size_t ks[] = {8, 120, 128, 136, 256, 1000, 4096, 11008};
+    static const size_t ks[] = {8, 120, 128, 136, 256, 1000, 4096, 11008, 16392};
     for (int scales = 0; scales < 3; scales++)
         for (size_t i = 0; i < sizeof ks / sizeof *ks; i++)
             for (int kind = 0; kind < 3; kind++) {
@@ -521,6 +535,8 @@ static void test_quantize(bool quick)
                                (enum qt_w4ax_norm_kind)kind);
                 layer_free(&l);
             }
+    for (int i = 0; i < (quick ? 3 : 9); i++)
+        test_many_tokens(i / 3, i % 3, quick);
 }
 
 static void test_products(bool quick)

@@ -1,0 +1,114 @@
+/* What the quantize kernels share: arguments, and from values to codes. */
+#ifndef QT_CUDA_W4AX_QUANTIZE_CUH
+#define QT_CUDA_W4AX_QUANTIZE_CUH
+
+#include "kernels/qtool_w4ax.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <math.h>
+
+enum { COLS = QT_W4AX_BLOCK_COLS, MAX_K = 65536 };
+
+struct quantize_args {
+    const uint16_t *x;
+    const uint16_t *weight, *bias; /* bias NULL: zeros */
+    const uint32_t *perm, *blocks;
+    unsigned char *codes;
+    float *scale;
+    int *sum;
+    int m, k, blocks_n, scale_pitch, scales;
+    int scales_at;                  /* of the blocks, in shared memory */
+    int clamp;                      /* a clip is below 1 */
+    float eps, per7, per127, clip4; /* clip / 7, clip / 127 */
+    int dependent;                  /* launched before the previous kernel has ended */
+};
+
+extern __shared__ __align__(16) unsigned char quantize_smem[];
+
+template <bool BF16>
+static __device__ __forceinline__ void to_floats(float *v, const uint32_t *words, int count)
+{
+#pragma unroll
+    for (int i = 0; i < count / 2; i++) {
+        if (BF16) {
+            v[2 * i] = __uint_as_float(words[i] << 16);
+            v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000);
+        } else {
+            float2 f = __half22float2(*(const __half2 *)&words[i]);
+            v[2 * i] = f.x;
+            v[2 * i + 1] = f.y;
+        }
+    }
+}
+
+/* Codes of +-limit, times `factor`; `inverse` 0 for a block of zeros. clamp: there may be larger
+ * values. 1.5 * 2^23 + c rounds c to the nearest whole number, ties to even, and has it in its low
+ * bits: conversions run at an eighth of the speed of additions.
+ */
+static __device__ __forceinline__ uint2 encode(const float x[8], float inverse, float limit,
+                                               float factor, bool clamp)
+{
+    const float magic = 12582912;
+    float v[8];
+    uint32_t c[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        v[j] = __fadd_rn(__fmul_rn(x[j], inverse), magic);
+    if (clamp)
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            v[j] = fminf(fmaxf(v[j], magic - limit), magic + limit);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        c[j] = __float_as_uint(factor == 1 ? v[j] : __fmaf_rn(v[j] - magic, factor, magic));
+    uint32_t word[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        word[h] = __byte_perm(__byte_perm(c[4 * h], c[4 * h + 1], 0x0040),
+                              __byte_perm(c[4 * h + 2], c[4 * h + 3], 0x0040), 0x5410);
+    return make_uint2(word[0], word[1]);
+}
+
+/* A block's rows of codes, from its word; bytes of one. */
+static __device__ __forceinline__ unsigned char *codes_of(const quantize_args &a, uint32_t word)
+{
+    return a.codes + (size_t)((word & ~QT_W4AX_NARROW_VALUES) >> 1) * 64 * (size_t)a.m;
+}
+
+static __device__ __forceinline__ int row_bytes(uint32_t word)
+{
+    return word & QT_W4AX_WIDE_ROWS ? 128 : 64;
+}
+
+/* A lane's codes into the row of a token. */
+static __device__ __forceinline__ void store_codes(unsigned char *row, int token, uint32_t word,
+                                                   uint2 code)
+{
+    const int i = (int)threadIdx.x % 16;
+    if (word & QT_W4AX_WIDE_ROWS) {
+        const int at = (i / 4 * 2 ^ (token & 7)) * 16 + i % 4 * 4;
+        *(uint32_t *)(row + at) = code.x;
+        *(uint32_t *)(row + (at ^ 16)) = code.y;
+    } else {
+        *(uint32_t *)(row + (i / 4 ^ (token >> 1 & 3)) * 16 + i % 4 * 4) =
+            (code.x & 0x0f0f0f0f) | (code.y & 0x0f0f0f0f) << 4;
+    }
+}
+
+static __device__ __forceinline__ bool narrow(uint32_t word)
+{
+    return !(word & QT_W4AX_WIDE_ROWS) || (word & QT_W4AX_NARROW_VALUES);
+}
+
+/* Below 2^-120, where 1 / s is near the end of FP32, codes are 0. */
+static __device__ __forceinline__ float inverse_of(float s)
+{
+    return s >= 0x1p-120f ? __frcp_rn(s) : 0;
+}
+
+/* Launches the kernel for whole rounds of channels (w4ax_quantize_rows.cu); false: it is not for
+ * these. */
+bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool bf16, void *stream);
+
+#endif
