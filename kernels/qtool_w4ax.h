@@ -70,7 +70,9 @@ struct qt_w4ax_input {
     const uint32_t *perm;   /* device [k]: input channel of position i; NULL: position i */
     float clip4, clip8;     /* of the largest value; 1: none */
     int packed;             /* as in qt_w4ax_blocks; BLOCK only */
-    int dependent_launch;   /* as in struct qt_matmul_options */
+    /* As in struct qt_matmul_options; perm, blocks and the norm's weight and bias may then be read
+     * before the kernel in front has ended. */
+    int dependent_launch;
 };
 
 enum qt_w4ax_norm_kind { QT_W4AX_NO_NORM, QT_W4AX_RMS_NORM, QT_W4AX_LAYER_NORM };

@@ -20,8 +20,8 @@ enum qt_format {
     QT_FORMAT_ANY, /* other minifloats of 5 to 8 bits */
 };
 
-/* How decode.cuh decodes them, in that order: those with a scale per group, by tables where there
- * is room for wide ones and where there is not; and bit fields. */
+/* How decode.cuh decodes them, in that order: those with a scale per group, without and with room
+ * for wide tables; and bit fields. */
 #define QT_GROUP_FORMATS(X)                                                                        \
     X(qt_decode_pair2)                                                                             \
     X(qt_decode_pair3)                                                                             \

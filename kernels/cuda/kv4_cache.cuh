@@ -13,7 +13,7 @@ struct kv_view {
     const float *k_scale, *k_zero;
     const int *table;
     int table_pitch, heads, page_tokens;
-    int page_shift; /* log2(page_tokens); 31 when contiguous */
+    int page_shift; /* log2(page_tokens), with a table */
 };
 
 /* Number of token `token` of a sequence in the arrays [pages][heads][page_tokens]. */
@@ -81,7 +81,7 @@ template <int D> struct kv_int4 {
         value_lane =
             kv_kept(value_at(lane % 4, lane / 4 * (D / 16) / 16) + lane / 4 * (D / 16) % 16);
     }
-    /* Key row of a token: row 2 t + h of eight is token t + 4 h, see value_frag. */
+    /* Key row of a token: row 2 t + h of eight is token t + 4 h, see tile_values. */
     static __device__ __forceinline__ uint32_t key_at(unsigned token, unsigned chunk)
     {
         return ((token & ~7u) | (token & 3) * 2 | (token >> 2 & 1)) * ROW + chunk * 16;
@@ -121,7 +121,8 @@ template <int D> struct kv_int4 {
     }
     static __device__ __forceinline__ float query_factor(float top)
     {
-        return top > 1e-30f ? __fdividef(LARGEST, top) : 0;
+        /* From 2^126 on the quotient would be 0. */
+        return top > 1e-30f ? __fdividef(LARGEST * 0x1p-20f, top * 0x1p-20f) : 0;
     }
     static __device__ __forceinline__ float query_unit(float top)
     {

@@ -52,8 +52,10 @@ template <class F> struct kv_query_part {
         for (int i = 0; i < PER_LANE; i++)
             v[i] *= f;
         F::put_query(words, w.lane, v);
-        if (w.lane == 0)
-            *unit = a.scale_log2 * F::query_unit(top);
+        if (w.lane == 0) { /* 0, of a query of zeros: 0 times an infinite maximum would be NaN */
+            const float u = a.scale_log2 * F::query_unit(top);
+            *unit = u == 0 ? 1e-37f : u;
+        }
     }
 };
 

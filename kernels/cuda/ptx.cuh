@@ -67,7 +67,7 @@ PTX uint4 ptx_load_16(uint32_t addr)
 PTX uint2 ptx_load_8(uint32_t addr)
 {
     uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(addr));
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(addr) : "memory");
     return v;
 }
 

@@ -19,7 +19,7 @@
     X(2, 256, 1)
 /* And of formats with a scale per group alone; the others would want more registers for it. */
 #define QT_TILE_GROUP_TABLE(X) QT_TILE_TABLE(X) X(4, 128, 2)
-enum { QT_TILE_FPX_KINDS = 10, QT_TILE_KINDS = 11 };
+enum { QT_TILE_KINDS = 11 };
 
 /*
  * K-steps whose products are started at a time: 4 if there are registers for the fragments of two

@@ -377,7 +377,8 @@ int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input 
     size_t smem = (size_t)a.scales_at + (size_t)a.blocks_n * 4;
     int status = QT_MATMUL_OK;
     a.dependent = in->dependent_launch;
-    if (qt_w4ax_quantize_rows(&status, &a, kind, dtype == QT_MATMUL_BF16, stream))
+    const int cc = a.dependent ? cc_of_current_device() : 0;
+    if (qt_w4ax_quantize_rows(&status, &a, kind, dtype == QT_MATMUL_BF16, cc, stream))
         return status;
     struct qt_matmul_plan launch = {};
     launch.kernel =
@@ -386,7 +387,7 @@ int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input 
     launch.grid_y = 1;
     launch.smem_bytes = smem;
     launch.smem_limit = (int)smem;
-    launch.cc = a.dependent ? cc_of_current_device() : 0;
+    launch.cc = cc;
     if (smem > 48 << 10 && qt_allow_smem(&launch) != QT_MATMUL_OK)
         return QT_MATMUL_FAILED;
     return qt_launch(&launch, &a, (int)threads_of(in->k, m), a.dependent, stream);

@@ -108,7 +108,8 @@ static __device__ __forceinline__ float inverse_of(float s)
 }
 
 /* Launches the kernel for whole rounds of channels (w4ax_quantize_rows.cu); false: it is not for
- * these. */
-bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool bf16, void *stream);
+ * these. cc: compute capability of the code, for dependent launches. */
+bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool bf16, int cc,
+                           void *stream);
 
 #endif

@@ -15,7 +15,6 @@
  * Moves     the row once in, its codes and scales once out
  * Oracle    as of w4ax_quantize.cu
  */
-#include "kernels/cuda/device.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/w4ax_quantize.cuh"
@@ -146,7 +145,7 @@ static __device__ __forceinline__ void store_scales(const quantize_args &a, int 
 /* ---- a token -----------------------------------------------------------------------------------
  */
 
-/* 1 / s rounded to nearest; not for what is near the ends of FP32. */
+/* 1 / s rounded to nearest, by the steps that __frcp_rn takes away from the ends of FP32. */
 static __device__ __forceinline__ float reciprocal(float s)
 {
     float r;
@@ -329,32 +328,32 @@ template <bool BF16> static const void *kernel_of(int norm, bool staged)
 #undef KERNEL
 }
 
-bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool bf16, void *stream)
+bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool bf16, int cc,
+                           void *stream)
 {
     enum { THREAD_CHANNELS = ROUNDS * ROUND_CHANNELS };
     const int threads = a->k / THREAD_CHANNELS;
-    int ordinal = 0;
-    char reason[160];
-    struct qt_device device = {};
+    int ordinal = 0, sms = 0, smem_limit = 0;
     if (a->scales != QT_W4AX_BLOCK || a->k % (THREAD_CHANNELS * 32) || threads > MAX_THREADS ||
-        cudaGetDevice(&ordinal) != cudaSuccess ||
-        qt_device_facts(&device, ordinal, reason) != QT_MATMUL_OK)
+        cudaGetDevice(&ordinal) != cudaSuccess)
         return false;
+    cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, ordinal);
+    cudaDeviceGetAttribute(&smem_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
     const bool staged = norm == QT_W4AX_LAYER_NORM || a->perm;
     const size_t own = sizeof(token_state) * 2 + 2048; /* of the kernel, and of the system */
     const size_t smem = staged ? (size_t)a->k * 4 : 0;
     struct qt_matmul_plan launch = {};
     int resident = 1024 / threads; /* with 64 registers a thread */
-    if ((size_t)resident * (smem + own) > (size_t)device.smem_limit)
-        resident = (int)((size_t)device.smem_limit / (smem + own));
-    if (resident < 1)
+    if ((size_t)resident * (smem + own) > (size_t)smem_limit)
+        resident = (int)((size_t)smem_limit / (smem + own));
+    if (resident < 1 || sms < 1)
         return false;
     launch.kernel = bf16 ? kernel_of<true>(norm, staged) : kernel_of<false>(norm, staged);
-    launch.grid_x = a->m < resident * device.sms ? a->m : resident * device.sms;
+    launch.grid_x = a->m < resident * sms ? a->m : resident * sms;
     launch.grid_y = 1;
     launch.smem_bytes = smem;
     launch.smem_limit = (int)smem;
-    launch.cc = device.cc;
+    launch.cc = cc;
     *status = smem > 48 << 10 ? qt_allow_smem(&launch) : QT_MATMUL_OK;
     if (*status == QT_MATMUL_OK)
         *status = qt_launch(&launch, (void *)a, threads, a->dependent, stream);

@@ -97,7 +97,7 @@ struct gpu_error gpu_error_of(const void *y, const double *reference, size_t cou
     CHECK(cudaMemcpy(sums, device, sizeof sums, cudaMemcpyDeviceToHost));
     if (sums[0] == 0)
         return gpu_error{0, 0};
-    if (!(sums[0] / sums[2] >= 0)) /* NaN */
+    if (!(sums[0] / sums[2] >= 0 && sums[1] / sums[2] < INFINITY)) /* or out of the type's range */
         return gpu_error{INFINITY, 0};
     return gpu_error{sqrt(sums[0] / sums[2]), sqrt(sums[1] / sums[2])};
 }

@@ -307,6 +307,8 @@ static void check_attention(const struct cache *c, const struct test_case *t, si
     uint16_t *q = malloc(count * 2), *out[2] = {malloc(count * 2), malloc(count * 2)};
     for (size_t i = 0; i < count; i++)
         q[i] = from_float(q_size * random_float(), t->bf16);
+    if (random_below(3) == 0) /* a query of zeros: the mean of the values */
+        memset(q, 0, t->dim * 2);
     void *device_q = upload(q, count * 2), *length = upload(c->length, t->batch * sizeof(int));
     struct qt_kv_options opt = {.batch = t->batch,
                                 .heads = t->heads * t->group,
@@ -402,6 +404,12 @@ int main(int argc, char **argv)
                 if (!quick || (lengths[i] > 30 && lengths[i] < 200 && lengths[i] % 2))
                     check_case(&t);
             }
+    for (int i = 0; i < 6; i++) { /* several blocks on a multiprocessor */
+        struct test_case t = {QT_KV_INT4, i % 2 ? 64 : 128,    4, (size_t)4 << i / 2, 12, 700,
+                              pages[i],   (int)random_below(2)};
+        if (!quick || i < 4)
+            check_case(&t);
+    }
     printf("worst relative error: f16 %.3g, bf16 %.3g\n", worst[0], worst[1]);
     return check_end();
 }
