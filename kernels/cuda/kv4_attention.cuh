@@ -2,8 +2,8 @@
  * Attention of one new token per sequence over the cache, split over the sequence.
  *
  *   grid     (splits, KV heads x tiles of 4 HQ query heads, sequences); F::warps(HQ) warps
- *   smem     a ring of DEPTH slots a warp, of a slot's keys, values and their parameters; at the
- * end the warps' sums
+ *   smem     a ring of DEPTH slots a warp: keys, values and their parameters; in the end the
+ *            warps' sums
  *
  *   warp:    slot = TOKENS tokens; warps take the slots of a split in turn
  *            global -- cp.async --> ring --> codes as bytes --> S = K q (m16n8k32)
@@ -11,17 +11,16 @@
  *            --> O += V^T p, codes in FP16 mantissas (m16n8k16)
  *
  * The key scales are folded into q, the key zeros shift all products of a query alike and drop out
- * of the softmax. A value is code * scale + least: the scales are multiplied into p, and the sum of
- * p
- * * least is one number a head.
+ * of the softmax. A value is code * scale + least: the scales are multiplied into p, and the least
+ * values times p are one sum a head.
  *
  * The running maximum m is the warp's, per head; it is only looked for when some product exceeds
  * it. Likewise v_unit, the power of two that keeps p * scale within FP16.
  *
  * Moves     the cache once (per tile of query heads), q once a split; splits > 1: partial sums of
  *           (head_dim + 4) * 4 bytes per query head and split, written and read
- * Oracle    attention in FP64 over the decoded cache; relative error <= 1e-3 (rounding of q * scale
- * to 16 bits, of p to FP16)
+ * Oracle    attention in FP64 over the decoded cache; relative error <= 1e-3 (queries times key
+ *           scales have 16 bits, p is FP16)
  */
 #ifndef QT_CUDA_KV4_ATTENTION_CUH
 #define QT_CUDA_KV4_ATTENTION_CUH

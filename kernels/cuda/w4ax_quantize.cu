@@ -1,5 +1,5 @@
 /*
- * Norm, gather and quantize of activations in one launch.
+ * Norm, gather and quantize of activations in one launch: what w4ax_quantize_rows.cu does not take.
  *
  *   grid     tokens; a block of 256 threads each, of up to 512 when there are few tokens
  *   smem     the token's row as it came, [k] F16 or BF16, unless a block of channels is read once

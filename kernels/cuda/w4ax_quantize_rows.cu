@@ -3,9 +3,10 @@
  * are as many as 16 channels for each thread of a block.
  *
  *   grid     as many blocks as there is room for; tokens are dealt out in turn
- *   block    k / 16 threads, half a warp per block of 128 channels, twice; a lane has the channels
- * of it that w4ax_quantize.cu says smem     STAGED two rows as they came, [k] F16 or BF16: one is
- * copied while the other is quantized. Then of two tokens the blocks' scales and the warps' sums
+ *   block    k / 16 threads, half a warp per block of 128 channels, twice; channels of a lane as
+ *            in w4ax_quantize.cu
+ *   smem     STAGED: two rows as they came, [k] F16 or BF16: one is copied while the other is
+ *            quantized. Then of two tokens the blocks' scales and the warps' sums
  *
  * This is bound by instructions. A thread has the same channels of all tokens, and finds but once
  * what is the same for all: its part of the permutation and of the norm, where codes go. Scales of
