@@ -108,8 +108,9 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 const void *qt_dequantize_instance(enum qt_format format)
 {
-#define KERNEL(Format) (const void *)dequantize_kernel<Format>,
-    static const void *const kernels[] = {QT_GROUP_FORMATS(KERNEL) QT_FIELD_FORMATS(KERNEL)
+#define KERNEL(Format)                       (const void *)dequantize_kernel<Format>,
+#define FIELDS(name, bits, exp_bits, Format) KERNEL(Format)
+    static const void *const kernels[] = {QT_GROUP_FORMATS(KERNEL) QT_FIELD_FORMATS(FIELDS)
                                               KERNEL(qt_decode_any)};
     return kernels[format];
 }

@@ -2,7 +2,16 @@
 #ifndef QT_CUDA_INSTANCES_H
 #define QT_CUDA_INSTANCES_H
 
-/* How codes are decoded (decode.cuh). */
+/* Minifloats that are bit fields: X(name, bits, exponent bits, decoder in decode.cuh). */
+#define QT_FIELD_FORMATS(X)                                                                        \
+    X(FP5_E2, 5, 2, qt_decode_fp5)                                                                 \
+    X(FP6_E2, 6, 2, qt_decode_fp6<2>)                                                              \
+    X(FP6_E3, 6, 3, qt_decode_fp6<3>)                                                              \
+    X(FP7_E3, 7, 3, qt_decode_fp7)                                                                 \
+    X(FP8_E4, 8, 4, qt_decode_fp8<4>)                                                              \
+    X(FP8_E5, 8, 5, qt_decode_fp8<5>)
+
+/* How codes are decoded. */
 enum qt_format {
     QT_FORMAT_PAIR2, /* tables of pairs: lut, and minifloats of up to 4 bits */
     QT_FORMAT_PAIR3,
@@ -11,17 +20,14 @@ enum qt_format {
     QT_FORMAT_INT4_ZERO, /* with zero points */
     QT_FORMAT_INT8,
     QT_FORMAT_LAST_GROUPED = QT_FORMAT_INT8, /* of those with a scale per group */
-    QT_FORMAT_FP5_E2,                        /* bit fields */
-    QT_FORMAT_FP6_E2,
-    QT_FORMAT_FP6_E3,
-    QT_FORMAT_FP7_E3,
-    QT_FORMAT_FP8_E4,
-    QT_FORMAT_FP8_E5,
-    QT_FORMAT_ANY, /* other minifloats of 5 to 8 bits */
+#define QT_FORMAT_NAME(name, bits, exp_bits, decoder) QT_FORMAT_##name,
+    QT_FIELD_FORMATS(QT_FORMAT_NAME)
+#undef QT_FORMAT_NAME
+        QT_FORMAT_ANY, /* other minifloats of 5 to 8 bits */
 };
 
-/* How decode.cuh decodes them, in that order: those with a scale per group, without and with room
- * for wide tables; and bit fields. */
+/* How decode.cuh decodes those with a scale per group, in that order: without and with room for
+ * wide tables. */
 #define QT_GROUP_FORMATS(X)                                                                        \
     X(qt_decode_pair2)                                                                             \
     X(qt_decode_pair3)                                                                             \
@@ -36,13 +42,6 @@ enum qt_format {
     X(qt_decode_int4_wide)                                                                         \
     X(qt_decode_int4_zero)                                                                         \
     X(qt_decode_int8)
-#define QT_FIELD_FORMATS(X)                                                                        \
-    X(qt_decode_fp5)                                                                               \
-    X(qt_decode_fp6<2>)                                                                            \
-    X(qt_decode_fp6<3>)                                                                            \
-    X(qt_decode_fp7)                                                                               \
-    X(qt_decode_fp8<4>)                                                                            \
-    X(qt_decode_fp8<5>)
 
 /* token_tiles 1, 2 or 4; strips 1 or 2, 1 with 4 token tiles. */
 const void *qt_stream_instance(enum qt_format format, int token_tiles, int strips);

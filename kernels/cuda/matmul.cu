@@ -27,18 +27,11 @@ static enum qt_format format_of(const struct qt_matmul_weight *w)
         return w->bits == 8 ? QT_FORMAT_INT8 : w->zero ? QT_FORMAT_INT4_ZERO : QT_FORMAT_INT4;
     if (w->bits <= 4)
         return (enum qt_format)(QT_FORMAT_PAIR2 + (int)w->bits - 2);
-    if (w->bits == 5 && w->exp_bits == 2)
-        return QT_FORMAT_FP5_E2;
-    if (w->bits == 6 && w->exp_bits == 2)
-        return QT_FORMAT_FP6_E2;
-    if (w->bits == 6 && w->exp_bits == 3)
-        return QT_FORMAT_FP6_E3;
-    if (w->bits == 7 && w->exp_bits == 3)
-        return QT_FORMAT_FP7_E3;
-    if (w->bits == 8 && w->exp_bits == 4)
-        return QT_FORMAT_FP8_E4;
-    if (w->bits == 8 && w->exp_bits == 5)
-        return QT_FORMAT_FP8_E5;
+#define FIELDS(name, field_bits, field_exp_bits, decoder)                                          \
+    if (w->bits == field_bits && w->exp_bits == field_exp_bits)                                    \
+        return QT_FORMAT_##name;
+    QT_FIELD_FORMATS(FIELDS)
+#undef FIELDS
     return QT_FORMAT_ANY;
 }
 

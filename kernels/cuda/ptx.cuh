@@ -36,6 +36,14 @@ PTX uint32_t ptx_add_half2(uint32_t a, uint32_t b)
     return d;
 }
 
+/* 1 / a, to 1 unit in the last place. */
+PTX float ptx_reciprocal(float a)
+{
+    float d;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a));
+    return d;
+}
+
 /* Four 8x8 matrices of 16-bit values; lane l gives the address of row l % 8 of matrix l / 8. */
 PTX void ptx_ldmatrix_x4(uint32_t r[4], uint32_t addr)
 {

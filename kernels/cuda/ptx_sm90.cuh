@@ -165,11 +165,4 @@ PTX unsigned ptx_load_acquire(const unsigned *p)
     return v;
 }
 
-PTX float ptx_reciprocal(float a)
-{
-    float d;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a));
-    return d;
-}
-
 #endif

@@ -2,7 +2,7 @@
 #include "kernels/cuda/instances.h"
 #include "kernels/cuda/skinny.cuh"
 
-#define OF(Format) qt_skinny_of<Format>,
+#define OF(name, bits, exp_bits, Format) qt_skinny_of<Format>,
 
 const void *qt_skinny_fpx_instance(enum qt_format format, int token_tiles, int strips)
 {

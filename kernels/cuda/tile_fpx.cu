@@ -2,7 +2,7 @@
 #include "kernels/cuda/instances.h"
 #include "kernels/cuda/tile.cuh"
 
-#define OF(Format) qt_tile_of<Format>,
+#define OF(name, bits, exp_bits, Format) qt_tile_of<Format>,
 
 const void *qt_tile_fpx_instance(enum qt_format format, int kind)
 {

@@ -22,31 +22,15 @@
 /* ---- the row into shared memory, and its norm --------------------------------------------------
  */
 
-struct row_norm {
-    float mean, factor;
-};
-
 static __device__ __forceinline__ float block_sum(float v, float *scratch)
 {
     const int lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
-#pragma unroll
-    for (int d = 16; d; d /= 2)
-        v += __shfl_xor_sync(~0u, v, d);
+    v = warp_sum(v);
     __syncthreads();
     if (lane == 0)
         scratch[threadIdx.x / 32] = v;
     __syncthreads();
-    v = lane < warps ? scratch[lane] : 0;
-#pragma unroll
-    for (int d = 16; d; d /= 2)
-        v += __shfl_xor_sync(~0u, v, d);
-    return v;
-}
-
-static __device__ __forceinline__ float norm_factor(const quantize_args &a, float squares,
-                                                    float *scratch)
-{
-    return __frsqrt_rn(block_sum(squares, scratch) / (float)a.k + a.eps);
+    return warp_sum(lane < warps ? scratch[lane] : 0);
 }
 
 /*
@@ -82,7 +66,7 @@ static __device__ __forceinline__ row_norm load_row(const quantize_args &a, floa
             for (int j = 0; j < 8; j++)
                 sum += (f[j] - n.mean) * (f[j] - n.mean);
         }
-        n.factor = norm_factor(a, sum, scratch);
+        n.factor = norm_factor(a, block_sum(sum, scratch));
     } else {
         __syncthreads();
     }
@@ -128,14 +112,7 @@ static __device__ __forceinline__ void load_four(float *v, float *squares, const
             words = __ldg((const uint2 *)(a.bias + at));
             to_floats<BF16>(b, (const uint32_t *)&words, 4);
         }
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (NORM == QT_W4AX_RMS_NORM) {
-                *squares += v[j] * v[j];
-                v[j] *= w[j];
-            } else {
-                v[j] = __fmaf_rn((v[j] - n.mean) * n.factor, w[j], b[j]);
-            }
+        normalise<NORM, 4>(v, squares, n, w, b);
     }
 }
 
@@ -143,17 +120,12 @@ template <bool BF16, int NORM, bool DIRECT>
 static __device__ __forceinline__ lane_values load_block(const quantize_args &a, const row_norm &n,
                                                          int block)
 {
-    const int i = (int)threadIdx.x % 16, at = block * COLS + i / 4 * 32 + i % 4 * 4;
+    const int at = block * COLS + first_channel();
     lane_values l;
-    l.most = l.squares = 0;
+    l.squares = 0;
     load_four<BF16, NORM, DIRECT>(l.v, &l.squares, a, n, at);
     load_four<BF16, NORM, DIRECT>(l.v + 4, &l.squares, a, n, at + 16);
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        l.most = fmaxf(l.most, fabsf(l.v[j]));
-#pragma unroll
-    for (int d = 1; d < 16; d *= 2)
-        l.most = fmaxf(l.most, __shfl_xor_sync(~0u, l.most, d));
+    l.most = largest_of_block(l.v);
     return l;
 }
 
@@ -213,7 +185,7 @@ static __device__ __forceinline__ void quantize_by_block(const quantize_args &a,
         }
     }
     if (NORM == QT_W4AX_RMS_NORM) {
-        const float factor = norm_factor(a, squares, scratch);
+        const float factor = norm_factor(a, block_sum(squares, scratch));
         for (int i = (int)threadIdx.x; i < a.blocks_n; i += (int)blockDim.x)
             out[(size_t)i * a.scale_pitch] = scales[i] == 0 ? 1 : scales[i] * factor;
     }
@@ -255,7 +227,7 @@ static __device__ __forceinline__ void quantize_by_token(const quantize_args &a,
         }
     }
     ptx_launch_dependents();
-    const float factor = NORM == QT_W4AX_RMS_NORM ? norm_factor(a, squares, scratch) : 1;
+    const float factor = NORM == QT_W4AX_RMS_NORM ? norm_factor(a, block_sum(squares, scratch)) : 1;
     /* Whole numbers below 2^24: exact as floats. */
     float total = block_sum((float)sum, scratch);
     if (threadIdx.x == 0) {

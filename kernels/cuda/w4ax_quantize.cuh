@@ -42,6 +42,65 @@ static __device__ __forceinline__ void to_floats(float *v, const uint32_t *words
     }
 }
 
+/* ---- norms and values --------------------------------------------------------------------------
+ */
+
+struct row_norm {
+    float mean, factor;
+};
+
+static __device__ __forceinline__ float warp_sum(float v)
+{
+#pragma unroll
+    for (int d = 16; d; d /= 2)
+        v += __shfl_xor_sync(~0u, v, d);
+    return v;
+}
+
+/* From the sum of a row's squares. */
+static __device__ __forceinline__ float norm_factor(const quantize_args &a, float squares)
+{
+    return __frsqrt_rn(squares / (float)a.k + a.eps);
+}
+
+/* Normalises values but for the factor of an RMS norm, whose squares it adds up. */
+template <int NORM, int COUNT>
+static __device__ __forceinline__ void normalise(float v[COUNT], float *squares, const row_norm &n,
+                                                 const float w[COUNT], const float b[COUNT])
+{
+#pragma unroll
+    for (int j = 0; j < COUNT; j++)
+        if (NORM == QT_W4AX_RMS_NORM) {
+            *squares += v[j] * v[j];
+            v[j] *= w[j];
+        } else {
+            v[j] = __fmaf_rn((v[j] - n.mean) * n.factor, w[j], b[j]);
+        }
+}
+
+/* A lane's channels of a block: 4 from this on, and 4 from 16 further on. */
+static __device__ __forceinline__ int first_channel()
+{
+    const int i = (int)threadIdx.x % 16;
+    return i / 4 * 32 + i % 4 * 4;
+}
+
+/* The largest size of a block's values, of which half a warp has 8 a lane. */
+static __device__ __forceinline__ float largest_of_block(const float v[8])
+{
+    float most = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        most = fmaxf(most, fabsf(v[j]));
+#pragma unroll
+    for (int d = 1; d < 16; d *= 2)
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
+    return most;
+}
+
+/* ---- codes -------------------------------------------------------------------------------------
+ */
+
 /* Codes of +-limit, times `factor`; `inverse` 0 for a block of zeros. clamp: there may be larger
  * values. 1.5 * 2^23 + c rounds c to the nearest whole number, ties to even, and has it in its low
  * bits: conversions run at an eighth of the speed of additions.

@@ -55,11 +55,6 @@ template <int NORM> struct round_state {
         codes = codes_of(a, word);
         scale = a.scale + (size_t)block * a.scale_pitch;
     }
-    static __device__ __forceinline__ int first_channel()
-    {
-        const int i = (int)threadIdx.x % 16;
-        return i / 4 * 32 + i % 4 * 4;
-    }
     static __device__ __forceinline__ int block_of(int round)
     {
         return ((int)threadIdx.x + round * (int)blockDim.x) / 16;
@@ -75,29 +70,12 @@ struct token_state {
 /* ---- norms -------------------------------------------------------------------------------------
  */
 
-static __device__ __forceinline__ float warp_sum(float v)
-{
-#pragma unroll
-    for (int d = 16; d; d /= 2)
-        v += __shfl_xor_sync(~0u, v, d);
-    return v;
-}
-
 /* Of the warps' sums, by a whole warp. */
 static __device__ __forceinline__ float sum_of_warps(const float *sums)
 {
     const unsigned lane = threadIdx.x % 32;
     return warp_sum(lane < blockDim.x / 32 ? sums[lane] : 0);
 }
-
-static __device__ __forceinline__ float norm_factor(const quantize_args &a, float squares)
-{
-    return __frsqrt_rn(squares / (float)a.k + a.eps);
-}
-
-struct row_norm {
-    float mean, factor;
-};
 
 /* The mean of squared differences, in a second pass: E[x^2] - E[x]^2 cancels. scratch: [2][warps].
  */
@@ -149,8 +127,7 @@ static __device__ __forceinline__ void store_scales(const quantize_args &a, int 
 /* 1 / s rounded to nearest, by the steps that __frcp_rn takes away from the ends of FP32. */
 static __device__ __forceinline__ float reciprocal(float s)
 {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(s));
+    const float r = ptx_reciprocal(s);
     return fmaf(r, -fmaf(s, r, -1), r);
 }
 
@@ -172,7 +149,7 @@ load_values(float v[8], float *squares, const quantize_args &a, const row_norm &
             v[2 * j + 1] = to_float<BF16>(ptx_load_2(row + (s.perm[j] >> 16)));
         }
     } else {
-        const uint32_t at = row + (block * COLS + s.first_channel()) * 2;
+        const uint32_t at = row + (block * COLS + first_channel()) * 2;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const uint2 e = STAGED ? ptx_load_8(at + 32 * h) : direct[h];
@@ -184,14 +161,7 @@ load_values(float v[8], float *squares, const quantize_args &a, const row_norm &
         to_floats<BF16>(w, s.weight, 8);
         if (NORM == QT_W4AX_LAYER_NORM)
             to_floats<BF16>(b, s.bias, 8);
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            if (NORM == QT_W4AX_RMS_NORM) {
-                *squares += v[j] * v[j];
-                v[j] *= w[j];
-            } else {
-                v[j] = __fmaf_rn((v[j] - n.mean) * n.factor, w[j], b[j]);
-            }
+        normalise<NORM, 8>(v, squares, n, w, b);
     }
 }
 
@@ -205,18 +175,12 @@ static __device__ __forceinline__ void quantize_token(const quantize_args &a, co
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
         const int block = s[r].block_of(r);
-        float v[8], most = 0;
+        float v[8];
 #pragma unroll
         for (int j = 0; j < 4; j++) /* or the compiler would keep FP32 weights and 16 addresses */
             asm volatile("" : "+r"(s[r].perm[j]), "+r"(s[r].weight[j]), "+r"(s[r].bias[j]));
         load_values<BF16, NORM, STAGED>(v, &squares, a, n, row, direct[r], s[r], block);
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            most = fmaxf(most, fabsf(v[j]));
-#pragma unroll
-        for (int d = 1; d < 16; d *= 2)
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
-        const float scale = __fmul_rn(most, s[r].per);
+        const float scale = __fmul_rn(largest_of_block(v), s[r].per);
         const bool usual = scale >= 0x1p-120f && scale < 0x1p120f;
         const float inverse = usual ? reciprocal(scale) : inverse_of(scale);
         const uint2 code = encode(v, inverse, narrow(s[r].word) ? 7 : 127, 1, a.clamp);
@@ -275,7 +239,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
     /* Of the token after the one that is quantized. */
     const uint16_t *from =
         a.x + (size_t)token * a.k +
-        (STAGED ? (int)threadIdx.x * 8 : rounds->block_of(0) * COLS + rounds->first_channel());
+        (STAGED ? (int)threadIdx.x * 8 : rounds->block_of(0) * COLS + first_channel());
     const size_t further = (size_t)step * a.k;
     if (STAGED)
         copy_row(from, ring);
