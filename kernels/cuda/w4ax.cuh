@@ -42,13 +42,25 @@ static __device__ __forceinline__ const unsigned char *w4ax_codes(const w4ax_arg
     return a.plane + ((size_t)strip * a.blocks64 + 2 * kb) * 512;
 }
 
-/* Sixteen times the codes, as signed bytes. */
-static __device__ __forceinline__ void w4ax_unpack(uint32_t a[4], uint32_t w0, uint32_t w1)
+/* The constants of unpacking, which may be made to depend on what must come before it. */
+struct w4ax_constants {
+    uint32_t sixteen, four, low, high;
+};
+
+/* nothing: 0. */
+static __device__ __forceinline__ w4ax_constants w4ax_constants_after(uint32_t nothing)
 {
-    a[0] = w0 << 4 & 0xf0f0f0f0;
-    a[1] = w1 << 4 & 0xf0f0f0f0;
-    a[2] = w0 & 0xf0f0f0f0;
-    a[3] = w1 & 0xf0f0f0f0;
+    return {16 | nothing, 4 | nothing, 0x0f0f0f0f | nothing, 0xf0f0f0f0 | nothing};
+}
+
+/* Sixteen times the codes, as signed bytes. */
+static __device__ __forceinline__ void w4ax_unpack(uint32_t a[4], uint32_t w0, uint32_t w1,
+                                                   const w4ax_constants &c)
+{
+    a[0] = w0 * c.sixteen & c.high;
+    a[1] = w1 * c.sixteen & c.high;
+    a[2] = w0 & c.high;
+    a[3] = w1 & c.high;
 }
 
 /* Integer block scale q of the two rows of a lane; bytes code * q + 128 = (code + 8) * q + offset,
@@ -68,13 +80,14 @@ static __device__ __forceinline__ w4ax_int_scale w4ax_int_scale_of(uint32_t two_
 }
 
 static __device__ __forceinline__ void w4ax_unpack_int(uint32_t a[4], uint32_t w0, uint32_t w1,
-                                                       const w4ax_int_scale &s)
+                                                       const w4ax_int_scale &s,
+                                                       const w4ax_constants &c)
 {
     const uint32_t w[2] = {w0, w1};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        a[h] = ((w[h] & 0x0f0f0f0f) ^ 0x08080808) * s.q[h] + s.offset[h];
-        a[2 + h] = ((w[h] >> 4 & 0x0f0f0f0f) ^ 0x08080808) * s.q[h] + s.offset[h];
+        a[h] = ((w[h] & c.low) ^ 0x08080808) * s.q[h] + s.offset[h];
+        a[2 + h] = ((w[h] >> c.four & c.low) ^ 0x08080808) * s.q[h] + s.offset[h];
     }
 }
 

@@ -197,9 +197,9 @@ static __device__ __forceinline__ void w4ax_step(typename w4ax_sum<SCALES>::type
             for (int k = 0; k < 4; k++) {
                 uint32_t frag[4];
                 if (SCALES == QT_W4AX_INT)
-                    w4ax_unpack_int(frag, w[2 * k], w[2 * k + 1], q);
+                    w4ax_unpack_int(frag, w[2 * k], w[2 * k + 1], q, w4ax_constants_after(0));
                 else
-                    w4ax_unpack(frag, w[2 * k], w[2 * k + 1]);
+                    w4ax_unpack(frag, w[2 * k], w[2 * k + 1], w4ax_constants_after(0));
 #pragma unroll
                 for (int t = 0; t < MT; t++) {
                     int *to = SCALES == QT_W4AX_BLOCK ? block[t] : (int *)sums[s][t];

@@ -12,7 +12,7 @@ static float of_scales(enum qt_w4ax_scales scales, float block, float integer, f
 static struct qt_tile_matrix matrix_of(const struct qt_w4ax_plan *p)
 {
 #define KIND(warpgroups, tokens, ...)                                                              \
-    {warpgroups, tokens, 1, NULL, of_scales(p->scales, __VA_ARGS__), 0, 0},
+    {warpgroups, tokens, 0, NULL, of_scales(p->scales, __VA_ARGS__), 0, 0},
     const struct qt_tile_kind kinds[] = {QT_W4AX_TILE_INTEGER_TABLE(KIND)};
     struct qt_tile_matrix t = {};
     t.strips = (int)ceil_div(p->n, QT_STRIP_ROWS);
@@ -20,9 +20,11 @@ static struct qt_tile_matrix matrix_of(const struct qt_w4ax_plan *p)
     t.count = p->scales == QT_W4AX_BLOCK ? QT_W4AX_TILE_BLOCK_KINDS : QT_W4AX_TILE_KINDS;
     for (int i = 0; i < t.count; i++) {
         struct qt_tile_kind k = kinds[i];
+        k.blocks = qt_w4ax_stage_blocks(p->scales, k.tokens);
         k.kernel = qt_w4ax_tile_instance(p->scales, i);
-        k.weight_bytes = 4 * k.warpgroups * (QT_W4AX_STRIP_BYTES + qt_w4ax_scale_bytes(p->scales)) +
-                         qt_w4ax_token_bytes(p->scales, k.tokens);
+        k.weight_bytes =
+            4 * k.warpgroups * k.blocks * (QT_W4AX_STRIP_BYTES + qt_w4ax_scale_bytes(p->scales)) +
+            qt_w4ax_token_bytes(p->scales, k.tokens);
         t.kinds[i] = k;
     }
     return t;
@@ -75,28 +77,33 @@ int qt_w4ax_tile_check(struct qt_w4ax_plan *p)
     return rc;
 }
 
-/* Boxes of a block of channels, of strips as rows: codes, or scales of `bytes` a block. */
+/* Boxes of some blocks of channels, of strips as rows: codes, or scales of `bytes` a block. */
 static bool strip_map(const struct qt_matmul_plan *p, CUtensorMap *map, const void *base,
-                      int strips, int blocks, size_t pitch, int bytes, int box_strips)
+                      int strips, int blocks, size_t pitch, int bytes, int box_blocks,
+                      int box_strips)
 {
     const struct qt_tensor t = {base,
                                 2,
                                 {(size_t)blocks * (size_t)bytes / 8, (size_t)strips},
                                 {pitch},
-                                {bytes / 8, box_strips},
+                                {box_blocks * bytes / 8, box_strips},
                                 false};
     return qt_tensor_map(p, map, &t);
 }
 
 static bool token_maps(const struct qt_matmul_plan *p, struct qt_w4ax_tile_args *a,
-                       const struct qt_w4ax_acts *acts, size_t blocks, int tokens, bool scales)
+                       const struct qt_w4ax_acts *acts, size_t blocks, const struct qt_tile_kind *k,
+                       bool scales)
 {
     const size_t line = QT_W4AX_BLOCK_COLS, pitch = round_up(p->m, 4);
-    const struct qt_tensor x = {
-        acts->codes, 3, {line / 8, p->m, blocks}, {line, line * p->m}, {(int)line / 8, tokens, 1},
-        false};
-    const struct qt_tensor s = {acts->scale,     2,    {pitch / 2, blocks}, {pitch * 4},
-                                {tokens / 2, 1}, false};
+    const struct qt_tensor x = {acts->codes,
+                                3,
+                                {line / 8, p->m, blocks},
+                                {line, line * p->m},
+                                {(int)line / 8, k->tokens, k->blocks},
+                                false};
+    const struct qt_tensor s = {
+        acts->scale, 2, {pitch / 2, blocks}, {pitch * 4}, {k->tokens / 2, k->blocks}, false};
     return qt_tensor_map(p, &a->x, &x) && (!scales || qt_tensor_map(p, &a->token_scales, &s));
 }
 
@@ -119,13 +126,14 @@ int qt_w4ax_tile_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *
     a.factor = ldexpf(1, w->scale_exp2 - (p->scales == QT_W4AX_INT ? 0 : 4)); /* w4ax_unpack */
     a.dependent = p->options.dependent_launch;
     a.f32 = p->options.output == QT_W4AX_F32;
-    a.stage_tx = k->tokens * QT_W4AX_BLOCK_COLS + strips * (QT_W4AX_STRIP_BYTES + scale_bytes) +
-                 (block ? k->tokens * 4 : 0);
-    if (!token_maps(tile, &a, acts, (size_t)t.blocks, k->tokens, block) ||
+    a.stage_tx = k->blocks * (k->tokens * (QT_W4AX_BLOCK_COLS + (block ? 4 : 0)) +
+                              strips * (QT_W4AX_STRIP_BYTES + scale_bytes));
+    if (!token_maps(tile, &a, acts, (size_t)t.blocks, k, block) ||
         !strip_map(tile, &a.codes, w->plane, t.strips, t.blocks, pitch * (QT_W4AX_STRIP_BYTES / 2),
-                   QT_W4AX_STRIP_BYTES, strips) ||
-        (scale_bytes && !strip_map(tile, &a.scales, w->scale, t.strips, t.blocks,
-                                   (size_t)t.blocks * (size_t)scale_bytes, scale_bytes, strips)))
+                   QT_W4AX_STRIP_BYTES, k->blocks, strips) ||
+        (scale_bytes &&
+         !strip_map(tile, &a.scales, w->scale, t.strips, t.blocks,
+                    (size_t)t.blocks * (size_t)scale_bytes, scale_bytes, k->blocks, strips)))
         return QT_MATMUL_UNSUPPORTED;
     return qt_launch_clusters(tile, &a, k->warpgroups * 128 + 128, 1 + a.pairs, a.dependent,
                               stream);

@@ -3,7 +3,8 @@
  * operand in registers.
  *
  *   stage    [ X: tokens x 128 bytes | scales of tokens | codes of the strips | their scales ]
- *            of a block of 128 channels; X as who quantized it has arranged it for wgmma
+ *            of C blocks of 128 channels, X and scales of tokens block by block, the others strip
+ *            by strip; X as who quantized it has arranged it for wgmma
  *
  *   codes -- shift, mask --> A registers --\
  *   X ------------------------------------- wgmma m64nNk32 --> INT32
@@ -25,10 +26,13 @@
 /* Where things are in a stage. */
 template <enum qt_w4ax_scales SCALES, int WGS, int BM> struct w4ax_stage {
     enum {
-        TOKEN_SCALES_AT = BM * 128,
+        BLOCKS = qt_w4ax_stage_blocks(SCALES, BM),
+        TOKEN_SCALES_AT = BLOCKS * BM * 128,
         CODES_AT = TOKEN_SCALES_AT + qt_w4ax_token_bytes(SCALES, BM),
-        SCALES_AT = CODES_AT + 4 * WGS * QT_W4AX_STRIP_BYTES,
-        SCALE_BYTES = qt_w4ax_scale_bytes(SCALES)
+        STRIP_BYTES = BLOCKS * QT_W4AX_STRIP_BYTES,
+        SCALES_AT = CODES_AT + 4 * WGS * STRIP_BYTES,
+        SCALE_BYTES = qt_w4ax_scale_bytes(SCALES),
+        STRIP_SCALE_BYTES = BLOCKS * SCALE_BYTES
     };
 };
 
@@ -44,16 +48,16 @@ static __device__ __forceinline__ void w4ax_tile_copy_weights(const qt_w4ax_tile
         const tile_segment s = tile_segment_at(a, segment, BM);
         const int strip = s.row_tile * 4 * WGS;
 #pragma unroll 1
-        for (int block = s.k0; block < s.k1; block++) {
+        for (int k_stage = s.k0; k_stage < s.k1; k_stage++) {
             const uint32_t bar = r.full + 8 * r.stage;
             const uint32_t dst = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes;
             ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
             ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
-            ptx_copy_box(dst + stage::CODES_AT, &a.codes, block * (QT_W4AX_STRIP_BYTES / 8), strip,
+            ptx_copy_box(dst + stage::CODES_AT, &a.codes, k_stage * (stage::STRIP_BYTES / 8), strip,
                          bar);
             if (stage::SCALE_BYTES)
-                ptx_copy_box(dst + stage::SCALES_AT, &a.scales, block * (stage::SCALE_BYTES / 8),
-                             strip, bar);
+                ptx_copy_box(dst + stage::SCALES_AT, &a.scales,
+                             k_stage * (stage::STRIP_SCALE_BYTES / 8), strip, bar);
             qt_ring_next(&r, a.stages);
         }
     }
@@ -76,26 +80,24 @@ template <enum qt_w4ax_scales SCALES> struct w4ax_tile_words {
         if (SCALES == QT_W4AX_INT)
             scale = *(const uint16_t *)(scales + lane / 4 * 2);
     }
-    /* A operands of the four k-steps; here, and not between the products. */
-    __device__ __forceinline__ void unpack(uint32_t frag[4][4]) const
+    /* A operands of the four k-steps, not before what the constants depend on. */
+    __device__ __forceinline__ void unpack(uint32_t frag[4][4], const w4ax_constants &c) const
     {
         if (SCALES == QT_W4AX_INT) {
             const w4ax_int_scale q = w4ax_int_scale_of(scale);
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                w4ax_unpack_int(frag[k], w[2 * k], w[2 * k + 1], q);
+                w4ax_unpack_int(frag[k], w[2 * k], w[2 * k + 1], q, c);
         } else {
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                w4ax_unpack(frag[k], w[2 * k], w[2 * k + 1]);
+                w4ax_unpack(frag[k], w[2 * k], w[2 * k + 1], c);
         }
-#pragma unroll
-        for (int i = 0; i < 16; i++)
-            asm volatile("" : "+r"(frag[i / 4][i % 4]));
     }
 };
 
-/* total += sums * scales of rows * scales of tokens */
+/* total += sums * scales of rows * scales of tokens. In this order: sums are on their way while the
+ * scales of tokens, many more, are still being loaded. */
 template <int BM>
 static __device__ __forceinline__ void w4ax_tile_scale(float total[BM / 2], const int sums[BM / 2],
                                                        const unsigned char *row_scales,
@@ -106,10 +108,10 @@ static __device__ __forceinline__ void w4ax_tile_scale(float total[BM / 2], cons
 #pragma unroll
     for (int j = 0; j < BM / 8; j++) {
         const float2 x = *(const float2 *)(token_scales + (j * 8 + lane % 4 * 2) * 4);
-        total[4 * j] += (float)sums[4 * j] * (w.x * x.x);
-        total[4 * j + 1] += (float)sums[4 * j + 1] * (w.x * x.y);
-        total[4 * j + 2] += (float)sums[4 * j + 2] * (w.y * x.x);
-        total[4 * j + 3] += (float)sums[4 * j + 3] * (w.y * x.y);
+        total[4 * j] += (float)sums[4 * j] * w.x * x.x;
+        total[4 * j + 1] += (float)sums[4 * j + 1] * w.x * x.y;
+        total[4 * j + 2] += (float)sums[4 * j + 2] * w.y * x.x;
+        total[4 * j + 3] += (float)sums[4 * j + 3] * w.y * x.y;
     }
 }
 
@@ -125,10 +127,11 @@ static __device__ __forceinline__ uint32_t w4ax_tile_bits(const float total[BM /
 }
 
 /*
- * Products of a tile over blocks [begin, end).
+ * Products of a tile over stages [begin, end).
  *
  * Operands are written when the products that read the former ones have ended: the assembler takes
- * the registers of products under way for free. A stage is given back one later (docs/kernels.md).
+ * the registers of products under way for free, so that unpacking depends on a sum of theirs. A
+ * stage is given back one later (docs/kernels.md).
  */
 template <enum qt_w4ax_scales SCALES, int WGS, int BM>
 static __device__ __forceinline__ void
@@ -139,8 +142,8 @@ w4ax_tile_accumulate(typename w4ax_sum<SCALES>::type d[BM / 2], const qt_w4ax_ti
     const bool speaks = threadIdx.x % 32 == 0;
     const int warp = (int)threadIdx.x / 32;
     const unsigned char *ring = qt_smem + a.ring_at;
-    const int codes_at = stage::CODES_AT + warp * QT_W4AX_STRIP_BYTES;
-    const int scales_at = stage::SCALES_AT + warp * stage::SCALE_BYTES;
+    const int codes_at = stage::CODES_AT + warp * stage::STRIP_BYTES;
+    const int scales_at = stage::SCALES_AT + warp * stage::STRIP_SCALE_BYTES;
     uint32_t frag[4][4], release = 0;
     int sums[BM / 2];
     w4ax_tile_words<SCALES> words;
@@ -150,33 +153,41 @@ w4ax_tile_accumulate(typename w4ax_sum<SCALES>::type d[BM / 2], const qt_w4ax_ti
     ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
     words.load(ring + r->stage * a.stage_bytes + codes_at,
                ring + r->stage * a.stage_bytes + scales_at);
-    words.unpack(frag);
+    words.unpack(frag, w4ax_constants_after(0));
 #pragma unroll 1
-    for (int block = begin; block < end; block++) {
+    for (int k_stage = begin; k_stage < end; k_stage++) {
         const unsigned char *now = ring + r->stage * a.stage_bytes;
         const uint32_t x = ptx_wgmma_b(ptx_shared(now)), used = r->empty + 8 * r->stage;
         qt_ring_next(r, a.stages);
-        ptx_wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++)
-            ptx_wgmma_s8<BM, SCALES == QT_W4AX_INT>::run(sums, frag[k], x + 2 * k,
-                                                         SCALES != QT_W4AX_BLOCK || k > 0);
-        ptx_wgmma_commit();
-        if (block + 1 < end) {
-            const unsigned char *next = ring + r->stage * a.stage_bytes;
-            ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-            words.load(next + codes_at, next + scales_at);
+        for (int block = 0; block < stage::BLOCKS; block++) {
+            ptx_wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                ptx_wgmma_s8<BM, SCALES == QT_W4AX_INT>::run(sums, frag[k],
+                                                             x + block * (BM * 128 / 16) + 2 * k,
+                                                             SCALES != QT_W4AX_BLOCK || k > 0);
+            ptx_wgmma_commit();
+            if (block + 1 < stage::BLOCKS) {
+                words.load(now + codes_at + (block + 1) * QT_W4AX_STRIP_BYTES,
+                           now + scales_at + (block + 1) * stage::SCALE_BYTES);
+            } else if (k_stage + 1 < end) {
+                const unsigned char *next = ring + r->stage * a.stage_bytes;
+                ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
+                words.load(next + codes_at, next + scales_at);
+            }
+            ptx_wgmma_wait<0>();
+#pragma unroll
+            for (int i = 0; i < BM / 2; i++)
+                ptx_keep_behind(sums[i]);
+            if (block == 0 && release && speaks)
+                ptx_barrier_arrive(release);
+            words.unpack(frag, w4ax_constants_after((uint32_t)sums[BM / 2 - 1] & a.zero));
+            if (SCALES == QT_W4AX_BLOCK)
+                w4ax_tile_scale<BM>((float *)d, sums, now + scales_at + block * stage::SCALE_BYTES,
+                                    now + stage::TOKEN_SCALES_AT + block * BM * 4);
         }
-        ptx_wgmma_wait<0>();
-#pragma unroll
-        for (int i = 0; i < BM / 2; i++)
-            ptx_keep_behind(sums[i]);
-        if (release && speaks)
-            ptx_barrier_arrive(release);
         release = used;
-        words.unpack(frag);
-        if (SCALES == QT_W4AX_BLOCK)
-            w4ax_tile_scale<BM>((float *)d, sums, now + scales_at, now + stage::TOKEN_SCALES_AT);
     }
     if (SCALES == QT_W4AX_BLOCK)
         release += w4ax_tile_bits<BM>((float *)d) & a.zero;
@@ -243,11 +254,12 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
     if (warp >= WGS * 4) {
         ptx_registers_fewer<TILE_COPY_REGISTERS>();
         if (warp < WGS * 4 + 2)
-            tile_bring<WGS, BM, 1>(
+            tile_bring<WGS, BM, qt_w4ax_stage_blocks(SCALES, BM)>(
                 a, r, warp == WGS * 4, [&] { w4ax_tile_copy_weights<SCALES, WGS, BM>(a, r); },
-                [&](const tile_segment &s, int block, uint32_t dst, uint32_t bar) {
+                [&](const tile_segment &s, int k_stage, uint32_t dst, uint32_t bar) {
                     if (SCALES == QT_W4AX_BLOCK)
-                        ptx_copy_box(dst, &a.token_scales, s.token0 / 2, block, bar);
+                        ptx_copy_box(dst, &a.token_scales, s.token0 / 2,
+                                     k_stage * qt_w4ax_stage_blocks(SCALES, BM), bar);
                 });
     } else {
         ptx_registers_more<tile_registers(WGS)>();
