@@ -24,12 +24,14 @@
 enum { QT_W4AX_TILE_BLOCK_KINDS = 7, QT_W4AX_TILE_KINDS = 10 };
 
 /* Blocks of 128 channels in a stage. Two spare half of the barriers, but tiles of 256 tokens would
- * have two stages, and with BLOCK and 128 tokens the assembler puts a block's scaling between the
- * products of the next. */
+ * have two stages, with BLOCK and 128 tokens the assembler puts a block's scaling between the
+ * products of the next, and ROW, which has nothing to do but unpack, gains nothing. */
 static __host__ __device__ constexpr int qt_w4ax_stage_blocks(enum qt_w4ax_scales scales,
                                                               int tokens)
 {
-    return tokens > (scales == QT_W4AX_BLOCK ? 64 : 128) ? 1 : 2;
+    return (scales == QT_W4AX_BLOCK && tokens <= 64) || (scales == QT_W4AX_INT && tokens <= 128)
+               ? 2
+               : 1;
 }
 
 /* Bytes of a strip of 16 rows and a block of channels: codes, scales. */
