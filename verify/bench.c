@@ -5,7 +5,6 @@
  */
 #include "verify/bench.h"
 
-#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -149,14 +148,6 @@ static struct qt_bench_row *add_row(struct bench *b, const struct qt_bench_row *
     *out = *row;
     qt_log_progress(b->opt->log, "bench", ++b->done, b->total);
     return out;
-}
-
-int bench_refused(char why[200], int rc, const struct qt_err *err)
-{
-    if (rc != QT_E_UNSUPPORTED)
-        return rc;
-    snprintf(why, 200, "%.199s", err->reason);
-    return QT_OK;
 }
 
 static int bench_product(struct bench *b, const struct qt_bench_row *like,

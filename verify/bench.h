@@ -4,6 +4,8 @@
 
 #include "verify/gpu.h"
 
+#include <stdio.h>
+
 struct bench {
     struct qt_gpu *gpu;
     const struct qt_bench_options *opt;
@@ -13,7 +15,13 @@ struct bench {
 };
 
 /* What a kernel refuses is a row that says so; everything else that fails ends the run. */
-int bench_refused(char why[200], int rc, const struct qt_err *err);
+static inline int bench_refused(char why[200], int rc, const struct qt_err *err)
+{
+    if (rc != QT_E_UNSUPPORTED)
+        return rc;
+    snprintf(why, 200, "%.199s", err->reason);
+    return QT_OK;
+}
 
 /* bench_kv.c: the rows of caches. */
 enum { BENCH_CACHE_KINDS = 3 };

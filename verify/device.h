@@ -28,7 +28,7 @@ struct device {
     size_t first_capacity, again_capacity, wide_capacity;
 };
 
-/* ---- device.c ------------------------------------------------------------------------------- */
+/* ---- device_check.c ------------------------------------------------------------------------- */
 
 void device_close(struct device *d);
 
