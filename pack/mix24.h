@@ -2,8 +2,8 @@
  * mix24 (private to pack/): 2 and 4 bits inside one weight matrix, 16-bit outliers apart.
  *
  *   mix24.c           the scheme: parameters, sections, decoding
- *   mix24_pack.c      sizes, groups <-> packed bytes (layout_mix24.h), what stored bytes must
- * satisfy mix24_choose.c    before any code: which groups get 4 bits, which weights are outliers
+ *   mix24_pack.c      sizes, groups <-> packed bytes (layout_mix24.h), checks of stored bytes
+ *   mix24_choose.c    before any code: which groups get 4 bits, which weights are outliers
  *   mix24_fit.c       parameters and codes of one group of 16 rows; built per instruction set
  *   mix24_quantize.c  all groups of a matrix: under a Hessian, or strip by strip without
  *   mix24_learn.c     scales, zeros and outliers as parameters that can be tuned

@@ -47,7 +47,7 @@ struct w4ax_constants {
     uint32_t sixteen, four, low, high;
 };
 
-/* nothing: 0. */
+/* nothing: always 0, but computed from what must come first. */
 static __device__ __forceinline__ w4ax_constants w4ax_constants_after(uint32_t nothing)
 {
     return {16 | nothing, 4 | nothing, 0x0f0f0f0f | nothing, 0xf0f0f0f0 | nothing};

@@ -162,9 +162,11 @@ int qt_w4ax_plan(struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w, size_t 
         return refuse(p, QT_MATMUL_UNSUPPORTED, "m out of range");
     if ((rc = device_facts(p)) != QT_MATMUL_OK)
         return rc;
-    /* The stream kernel reads X again for every 64 rows. In small matrices that costs less than
-     * there being too few tiles. */
-    bool many = m > 16 || (m > 8 && p->n * p->k > (size_t)p->sms * 384 * 1024);
+    /* The stream kernel reads X again for every 32 or 64 rows, and shares groups of them unevenly
+     * where there are more than multiprocessors. In small matrices that costs less than there being
+     * too few tiles. */
+    const size_t sms = (size_t)p->sms;
+    bool many = m > 16 || (m > 8 && (p->n > 64 * sms || p->n * p->k > sms * 384 * 1024));
     bool tile = opt->kernel == QT_W4AX_TILE ||
                 (opt->kernel == QT_W4AX_ANY && many && p->cc == 90 && !opt->packed);
     double us;

@@ -130,8 +130,8 @@ static __device__ __forceinline__ uint32_t w4ax_tile_bits(const float total[BM /
  * Products of a tile over stages [begin, end).
  *
  * Operands are written when the products that read the former ones have ended: the assembler takes
- * the registers of products under way for free, so that unpacking depends on a sum of theirs. A
- * stage is given back one later (docs/kernels.md).
+ * the registers of products under way for free; therefore unpacking depends on one of their sums. A
+ * stage is given back one later (docs/kernels.md), so that there are three at least.
  */
 template <enum qt_w4ax_scales SCALES, int WGS, int BM>
 static __device__ __forceinline__ void

@@ -5,8 +5,8 @@
 #include "kernels/cuda/tile.h"
 #include "kernels/qtool_w4ax.h"
 
-/* The kernels there are: X(warpgroups, tokens, microseconds of struct qt_tile_kind for BLOCK, INT,
- * ROW). */
+/* The kernels there are: X(warpgroups, tokens, microseconds of struct qt_tile_kind, here of a block
+ * of 128 channels, for BLOCK, INT, ROW). */
 #define QT_W4AX_TILE_TABLE(X)                                                                      \
     X(2, 16, .22f, .26f, .195f)                                                                    \
     X(4, 16, .52f, .52f, .52f)                                                                     \
@@ -49,7 +49,7 @@ static __host__ __device__ constexpr int qt_w4ax_token_bytes(enum qt_w4ax_scales
                : 0;
 }
 
-struct qt_w4ax_tile_args : qt_tile_base { /* x: U64 [blocks][m][16], boxes of a tile's tokens */
+struct qt_w4ax_tile_args : qt_tile_base { /* x: U64 [blocks][m][16], boxes of a stage */
     CUtensorMap token_scales;             /* BLOCK: U64 [blocks][pitch / 2] */
     CUtensorMap codes;                    /* U64 [strips][128 a block] */
     CUtensorMap scales;                   /* BLOCK, INT: U64 [strips][4 or 2 a block] */
