@@ -3,8 +3,8 @@
  * operand in registers.
  *
  *   stage    [ X: tokens x 128 bytes | scales of tokens | codes of the strips | their scales ]
- *            of C blocks of 128 channels, X and scales of tokens block by block, the others strip
- *            by strip; X as who quantized it has arranged it for wgmma
+ *            of one or two blocks of 128 channels, X and scales of tokens block by block, the
+ *            others strip by strip; X as who quantized it has arranged it for wgmma
  *
  *   codes -- shift, mask --> A registers --\
  *   X ------------------------------------- wgmma m64nNk32 --> INT32
@@ -249,17 +249,18 @@ template <enum qt_w4ax_scales SCALES, int WGS, int BM>
 __global__ void __launch_bounds__(WGS * 128 + 128, 1)
     qt_w4ax_tile_kernel(const __grid_constant__ qt_w4ax_tile_args a)
 {
+    typedef w4ax_stage<SCALES, WGS, BM> stage;
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
     const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
     if (warp >= WGS * 4) {
         ptx_registers_fewer<TILE_COPY_REGISTERS>();
         if (warp < WGS * 4 + 2)
-            tile_bring<WGS, BM, qt_w4ax_stage_blocks(SCALES, BM)>(
+            tile_bring<WGS, BM, stage::BLOCKS>(
                 a, r, warp == WGS * 4, [&] { w4ax_tile_copy_weights<SCALES, WGS, BM>(a, r); },
                 [&](const tile_segment &s, int k_stage, uint32_t dst, uint32_t bar) {
                     if (SCALES == QT_W4AX_BLOCK)
-                        ptx_copy_box(dst, &a.token_scales, s.token0 / 2,
-                                     k_stage * qt_w4ax_stage_blocks(SCALES, BM), bar);
+                        ptx_copy_box(dst, &a.token_scales, s.token0 / 2, k_stage * stage::BLOCKS,
+                                     bar);
                 });
     } else {
         ptx_registers_more<tile_registers(WGS)>();

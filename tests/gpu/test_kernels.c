@@ -149,7 +149,7 @@ static const char *const schemes[] = {
     "fp8:method=rtn",
     "fp8:e=5,method=rtn",
 };
-/* At some shapes, the last among them. */
+/* At some shapes, the largest among them. */
 static const char *const rare_schemes[] = {
     "fpx:bits=3,e=1,method=rtn", "fpx:bits=5,e=3,method=rtn", "fpx:bits=6,e=1,method=rtn",
     "fpx:bits=6,e=5,method=rtn", "fpx:bits=7,e=5,method=rtn", "fpx:bits=8,e=1,method=rtn",
@@ -168,9 +168,9 @@ static const char *const main_schemes[] = {
     "fp7:method=rtn",
     "fp8:method=rtn",
 };
-static const size_t shapes[][2] = {{1, 1},     {15, 63},   {16, 64},    {17, 65},
-                                   {31, 127},  {33, 129},  {48, 257},   {100, 1000},
-                                   {272, 320}, {400, 520}, {1040, 2048}};
+static const size_t shapes[][2] = {{1, 1},     {15, 63},     {16, 64},  {17, 65},
+                                   {31, 127},  {33, 129},    {48, 257}, {100, 1000},
+                                   {272, 320}, {1040, 2048}, {400, 520}};
 static const size_t tokens[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,   10,  11,  12,  13,  14, 15,
                                 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257};
 
