@@ -49,6 +49,8 @@ struct qt_skinny_args : qt_skinny_base {
  */
 
 enum { QT_SKINNY_MAX_TOKENS = 16, QT_SKINNY_MAX_WARPS = 16 };
+/* The largest tile, in strips. */
+enum { QT_SKINNY_TILE = 16 };
 
 /* Lines of X in a stage for so many tokens, and their bytes. */
 static inline int qt_skinny_x_rows(const struct qt_matmul_config *c, size_t tokens)
@@ -81,9 +83,10 @@ int qt_skinny_tiles(const struct qt_matmul_config *c);
  * size. */
 size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config *c,
                         const struct qt_skinny_room *room, size_t m);
-/* All of a configuration but its depth. Tiles of up to small_tile strips get 8 warps, others 16. */
-struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int strips,
-                                         int small_tile);
+/* All of a configuration but its depth. Tiles of up to `small` strips get 8 warps, others, up to
+ * `largest`, 16. */
+struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int strips, int largest,
+                                         int small);
 /* As many stages as bring room->ahead_bytes, if they fit; 0: not even two fit. */
 int qt_skinny_depth(const struct qt_matmul_plan *p, const struct qt_matmul_config *c,
                     const struct qt_skinny_room *room);

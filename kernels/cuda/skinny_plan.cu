@@ -17,6 +17,12 @@ static size_t chunk_tokens(const struct qt_matmul_plan *p)
 /* ---- shared memory -----------------------------------------------------------------------------
  */
 
+/* Stages that a warp steps over, of which the ring is a multiple (skinny_ring.cuh). */
+static int stage_step(int warps_k)
+{
+    return warps_k / QT_SKINNY_SLOTS;
+}
+
 static int row_warps(const struct qt_matmul_config *c)
 {
     return c->warps / c->warps_k;
@@ -83,20 +89,17 @@ static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_
     room.stage_bytes = (int)round_up((size_t)(a->zeros_at + zeros_bytes), 1024);
     a->stage_tx += zeros_bytes;
     room.weight_bytes = strips * QT_SKINNY_BLOCKS * 128 * s->bits;
-    /* int8, 8192 x 8192, 1 token: 23.4 us with 4 stages, 20.1 with 8. */
-    room.ahead_bytes = QT_WEIGHTS_AHEAD * 5 / 6 * (s->bits == 8 ? 2 : 1);
+    /* The stages that warps are at, and 32 KB of what follows: fp6, 10240 x 8192, 1 token, 20.1 us
+     * with 30 KB, 19.1 with 60. fp5, 28672 x 4096: 24.1 with two stages, 22.6 with three. */
+    room.ahead_bytes = stage_step(c->warps_k) * room.weight_bytes + (32 << 10);
+    if (room.ahead_bytes < 3 * room.weight_bytes)
+        room.ahead_bytes = 3 * room.weight_bytes;
     room.tail_bytes = s->grouped ? 0 : c->strips_cta * 32;
     return room;
 }
 
 /* ---- choosing ----------------------------------------------------------------------------------
  */
-
-/* Stages that a warp steps over, of which the ring is a multiple (skinny_ring.cuh). */
-static int stage_step(int warps_k)
-{
-    return warps_k / QT_SKINNY_SLOTS;
-}
 
 int qt_skinny_depth(const struct qt_matmul_plan *p, const struct qt_matmul_config *config,
                     const struct qt_skinny_room *room)
@@ -113,11 +116,12 @@ int qt_skinny_depth(const struct qt_matmul_plan *p, const struct qt_matmul_confi
     return 0;
 }
 
-struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int strips, int small_tile)
+struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int strips, int largest,
+                                         int small)
 {
     struct qt_matmul_config c = {};
     const int cta = (int)ceil_div((size_t)strips, (size_t)p->sms);
-    const int tiles = (int)ceil_div((size_t)cta, 16);
+    const int tiles = (int)ceil_div((size_t)cta, (size_t)largest);
     const int tile_strips = (int)ceil_div((size_t)cta, (size_t)tiles);
     c.path = QT_MATMUL_SKINNY;
     c.token_tiles = p->m <= 8 ? 1 : 2;
@@ -126,7 +130,7 @@ struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int str
     c.strips_cta = tile_strips * tiles;
     c.strips = tile_strips == 3 ? 1 : 2;
     const int warps_n = (int)ceil_div((size_t)tile_strips, (size_t)c.strips);
-    const int most = tile_strips <= small_tile ? 8 : QT_SKINNY_MAX_WARPS;
+    const int most = tile_strips <= small && tile_strips != 3 ? 8 : QT_SKINNY_MAX_WARPS;
     c.warps_k = most;
     while (c.warps_k * warps_n > most)
         c.warps_k /= 2;
@@ -146,7 +150,10 @@ bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
         return false;
     /* 4096 x 14336, 1 token: nf3 11.4 us with 8 warps, 10.0 with 16; fp6 13.6 and 14.0. */
     const bool pairs = s->format == QT_FORMAT_PAIR2 || s->format == QT_FORMAT_PAIR3;
-    p->config = qt_skinny_config(p, s->strips, pairs ? 0 : 2);
+    /* Four strips of 6 bits and more make a long stage: fp6, 8192 x 8192, 1 token, 15.8 us, in two
+     * tiles 15.1. */
+    const bool two = s->bits >= 6 && ceil_div((size_t)s->strips, (size_t)p->sms) == 4;
+    p->config = qt_skinny_config(p, s->strips, two ? 2 : QT_SKINNY_TILE, pairs ? 0 : 2);
     const struct qt_skinny_room room = room_for(&a, s, &p->config, chunk_tokens(p));
     p->config.depth = qt_skinny_depth(p, &p->config, &room);
     return p->config.depth > 0;

@@ -120,12 +120,16 @@ int qt_w4ax_plan_check(struct qt_w4ax_plan *p)
 /* ---- choice -------------------------------------------------------------------------------------
  */
 
-/* Whole groups a block where that keeps the multiprocessors busy, else even shares. */
+/* What sharing groups costs, in units. H200, block, 8 tokens: 6144 x 4096 10.5 us in shares of 24
+ * units, 6.8 in whole groups of 32; 10240 x 8192 18.0 in shares of 78, 15.8 in two groups of 64. */
+enum { SHARING = 64 };
+
+/* Whole groups a block, or even shares where that leaves too many multiprocessors idle. */
 static void choose_units(struct qt_w4ax_plan *p)
 {
     size_t kblocks = kblocks_of(p), groups = groups_of(p), sms = (size_t)p->sms;
     size_t whole = ceil_div(groups, sms) * kblocks, even = ceil_div(groups * kblocks, sms);
-    p->config.cta_units = (int)(whole <= even + even / 16 ? whole : even);
+    p->config.cta_units = (int)(whole <= even + SHARING ? whole : even);
 }
 
 static void choose_stream(struct qt_w4ax_plan *p)
@@ -162,11 +166,10 @@ int qt_w4ax_plan(struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w, size_t 
         return refuse(p, QT_MATMUL_UNSUPPORTED, "m out of range");
     if ((rc = device_facts(p)) != QT_MATMUL_OK)
         return rc;
-    /* The stream kernel reads X again for every 32 or 64 rows, and shares groups of them unevenly
-     * where there are more than multiprocessors. In small matrices that costs less than there being
-     * too few tiles. */
+    /* The stream kernel reads X again for every 32 or 64 rows. In small matrices that costs less
+     * than there being too few tiles. */
     const size_t sms = (size_t)p->sms;
-    bool many = m > 16 || (m > 8 && (p->n > 64 * sms || p->n * p->k > sms * 384 * 1024));
+    bool many = m > 16 || (m > 8 && (p->n > 32 * sms || p->n * p->k > sms * 384 * 1024));
     bool tile = opt->kernel == QT_W4AX_TILE ||
                 (opt->kernel == QT_W4AX_ANY && many && p->cc == 90 && !opt->packed);
     double us;
