@@ -128,7 +128,7 @@ struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int str
     c.splits = 1;
     c.parts = 1;
     c.strips_cta = tile_strips * tiles;
-    c.strips = tile_strips == 3 ? 1 : 2;
+    c.strips = tile_strips == 1 || tile_strips == 3 ? 1 : 2;
     const int warps_n = (int)ceil_div((size_t)tile_strips, (size_t)c.strips);
     const int most = tile_strips <= small && tile_strips != 3 ? 8 : QT_SKINNY_MAX_WARPS;
     c.warps_k = most;
