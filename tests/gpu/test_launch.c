@@ -1,0 +1,289 @@
+/*
+ * Plans and launches of libqtool_kernels on devices that are not there (pretend.h): every shape
+ * gets a plan, what it launches is within the limits of the device and of its copy engine, and a
+ * batch-invariant plan adds in one order for all m. Needs no GPU; results are checked by the other
+ * tests, on one.
+ *
+ * usage: test_launch     prints "N passed, M failed, K skipped"
+ */
+#include "kernels/qtool_kv4.h"
+#include "kernels/qtool_w4ax.h"
+#include "tests/gpu/pretend.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#define COUNT(a) (sizeof(a) / sizeof *(a))
+
+static const struct pretended_device devices[] = {
+    {"H200", 132, 232448, 9, 0, 90},           {"H100 PCIe", 114, 232448, 9, 0, 90},
+    {"H200, a seventh", 16, 232448, 9, 0, 90}, {"A100", 108, 166912, 8, 0, 80},
+    {"RTX 4090", 128, 101376, 8, 9, 80},       {"RTX 5090", 170, 101376, 12, 0, 80},
+};
+
+static const size_t rows[] = {1,    16,   100,   1024,  1040,  2112,  2128,  4096,  5120,  6144,
+                              8192, 8464, 10240, 11008, 14336, 18944, 28672, 57344, 128256};
+static const size_t columns[] = {64, 100, 256, 1024, 3584, 4096, 8192, 14336, 28672};
+static const size_t tokens[] = {1, 3, 8, 9, 16, 17, 32, 33, 64, 100, 128, 256, 1000, 4096};
+
+static int passed, failed;
+static const char *device; /* its name */
+
+/* Addresses of sections, of activations, results and the workspace: nothing is read. */
+static void *const memory = (void *)0x100000;
+
+static void result(bool ok, const char *what, size_t n, size_t k, size_t m, const char *why)
+{
+    passed += ok;
+    failed += !ok;
+    if (!ok && failed < 50)
+        printf("FAILED %s, %s, %zu x %zu, %zu tokens: %s\n", device, what, n, k, m,
+               why ? why : "no reason");
+}
+
+/* After a run with that status. */
+static const char *launch_fault(int status)
+{
+    const int launches = pretend_launches();
+    const char *fault = pretend_fault();
+    return fault                    ? fault
+           : status != QT_MATMUL_OK ? "run refused what plan took"
+           : launches < 1           ? "nothing was launched"
+                                    : NULL;
+}
+
+/* ---- products of qtool_kernels.h ---------------------------------------------------------------
+ */
+
+struct scheme {
+    const char *name;
+    enum qt_matmul_kind kind;
+    unsigned bits, exp_bits;
+    size_t group;
+    bool zeros;
+};
+
+static const struct scheme schemes[] = {
+    {"nf4", QT_MATMUL_LUT, 4, 0, 128, false},
+    {"nf4:g=32", QT_MATMUL_LUT, 4, 0, 32, false},
+    {"nf3", QT_MATMUL_LUT, 3, 0, 64, false},
+    {"nf2:g=256", QT_MATMUL_LUT, 2, 0, 256, false},
+    {"fp4", QT_MATMUL_FPX, 4, 2, 0, false},
+    {"fp5", QT_MATMUL_FPX, 5, 2, 0, false},
+    {"fp6", QT_MATMUL_FPX, 6, 3, 0, false},
+    {"fp6:e=2", QT_MATMUL_FPX, 6, 2, 0, false},
+    {"fp6:e=1", QT_MATMUL_FPX, 6, 1, 0, false},
+    {"fp7", QT_MATMUL_FPX, 7, 3, 0, false},
+    {"fp8", QT_MATMUL_FPX, 8, 4, 0, false},
+    {"fp8:e=5", QT_MATMUL_FPX, 8, 5, 0, false},
+    {"int4", QT_MATMUL_INT, 4, 0, 128, false},
+    {"int4, zero points", QT_MATMUL_INT, 4, 0, 64, true},
+    {"int8, rows", QT_MATMUL_INT, 8, 0, 0, false},
+    {"int8, zero points", QT_MATMUL_INT, 8, 0, 32, true},
+};
+
+static struct qt_matmul_weight weight_of(const struct scheme *s, size_t n, size_t k)
+{
+    return (struct qt_matmul_weight){
+        .kind = s->kind,
+        .bits = s->bits,
+        .exp_bits = s->exp_bits,
+        .n = n,
+        .k = k,
+        .group = s->group,
+        .plane = {memory, memory, memory},
+        .scale = memory,
+        .table = s->kind == QT_MATMUL_LUT ? memory : NULL,
+        .zero = s->zeros ? memory : NULL,
+    };
+}
+
+static int dense(void *context, void *y, const void *x, const void *w, size_t m, size_t n, size_t k,
+                 enum qt_matmul_dtype dtype, void *stream)
+{
+    (void)context, (void)y, (void)x, (void)w, (void)m, (void)n, (void)k, (void)dtype, (void)stream;
+    return 0;
+}
+
+static void check_product(const char *name, const struct qt_matmul_weight *w, size_t m,
+                          const struct qt_matmul_options *opt, struct qt_matmul_plan *plan)
+{
+    int rc = qt_matmul_plan(plan, w, m, opt);
+    if (rc == QT_MATMUL_OK)
+        rc = qt_matmul_run(plan, w, memory, memory, memory, NULL);
+    else
+        pretend_launches();
+    const char *why = plan->reason[0] ? plan->reason : launch_fault(rc);
+    result(!why, name, w->n, w->k, m, why);
+}
+
+/* What the order of additions follows from: how k is cut over blocks and warps, and in skinny
+ * kernels, whose warps take slots over all tiles in turn, the tiles. */
+static bool same_order(const struct qt_matmul_config *a, const struct qt_matmul_config *b)
+{
+    return a->path == b->path && a->warps_k == b->warps_k && a->splits == b->splits &&
+           a->parts == b->parts &&
+           (a->path != QT_MATMUL_SKINNY ||
+            (a->strips_cta == b->strips_cta && a->strips == b->strips));
+}
+
+static void check_products(const char *name, const struct qt_matmul_weight *w)
+{
+    for (int option = 0; option < 4; option++) {
+        const struct qt_matmul_options opt = {
+            .dtype = option & 1 ? QT_MATMUL_BF16 : QT_MATMUL_F16,
+            .dependent_launch = option == 1,
+            .batch_invariant = option == 2,
+            .dense = option == 3 ? dense : NULL,
+        };
+        struct qt_matmul_plan first = {0};
+        for (size_t i = 0; i < COUNT(tokens); i++) {
+            struct qt_matmul_plan plan;
+            check_product(name, w, tokens[i], &opt, &plan);
+            if (i == 0)
+                first = plan;
+            if (opt.batch_invariant)
+                result(same_order(&first.config, &plan.config), name, w->n, w->k, tokens[i],
+                       "not the order of additions of one token");
+        }
+    }
+}
+
+static void check_mix24(size_t n, size_t k, bool outliers)
+{
+    const size_t units = (k + 127) / 128;
+    const struct qt_matmul_weight w = {
+        .kind = QT_MATMUL_MIX24,
+        .n = n,
+        .k = k,
+        .mix24 = {.twos = units - units / 4,
+                  .fours = units / 4,
+                  .stream = memory,
+                  .perm = memory,
+                  .csr_ptr = outliers ? memory : NULL,
+                  .csr_col = outliers ? memory : NULL,
+                  .csr_val = outliers ? memory : NULL,
+                  .outliers = outliers ? n * k / 500 : 0},
+    };
+    check_products(outliers ? "mix24" : "mix24 without outliers", &w);
+}
+
+/* ---- products of qtool_w4ax.h ------------------------------------------------------------------
+ */
+
+static void check_w4ax(size_t n, size_t k, enum qt_w4ax_scales scales, bool packed)
+{
+    static const char *const names[] = {"w4ax", "w4ax:scales=int", "w4ax:scales=row"};
+    const struct qt_w4ax_weight w = {
+        .scales = scales,
+        .n = n,
+        .k = k,
+        .plane = memory,
+        .scale = memory,
+        .row_scale = scales == QT_W4AX_BLOCK ? NULL : memory,
+        .blocks = memory,
+    };
+    const struct qt_w4ax_acts acts = {memory, memory, memory};
+    for (size_t i = 0; i < COUNT(tokens); i++) {
+        const struct qt_w4ax_options opt = {
+            .output = (enum qt_w4ax_output)(i % 3), .packed = packed, .dependent_launch = i & 1};
+        struct qt_w4ax_plan plan;
+        int rc = qt_w4ax_plan(&plan, &w, tokens[i], &opt);
+        if (rc == QT_MATMUL_OK)
+            rc = qt_w4ax_run(&plan, &w, &acts, memory, memory, NULL);
+        const char *why = plan.reason[0] ? plan.reason : launch_fault(rc);
+        result(!why, names[scales], n, k, tokens[i], why);
+    }
+}
+
+static void check_quantize(size_t k)
+{
+    const struct qt_w4ax_acts acts = {memory, memory, memory};
+    for (size_t i = 0; i < COUNT(tokens); i++)
+        for (int what = 0; what < 3 * 3 * 2 * 2; what++) {
+            const enum qt_w4ax_scales scales = (enum qt_w4ax_scales)(what % 3);
+            const struct qt_w4ax_norm norm = {.kind = (enum qt_w4ax_norm_kind)(what / 3 % 3),
+                                              .weight = memory,
+                                              .bias = what / 3 % 3 == 2 ? memory : NULL};
+            const struct qt_w4ax_input in = {.scales = scales,
+                                             .k = k,
+                                             .blocks = memory,
+                                             .perm = what / 9 % 2 ? memory : NULL,
+                                             .clip4 = 1,
+                                             .clip8 = 1,
+                                             .packed = scales == QT_W4AX_BLOCK && what / 18,
+                                             .dependent_launch = what / 18};
+            const char *why = launch_fault(
+                qt_w4ax_quantize(&acts, &in, &norm, memory, tokens[i], QT_MATMUL_BF16, NULL));
+            result(!why, "quantize", 1, k, tokens[i], why);
+        }
+}
+
+/* ---- attention ---------------------------------------------------------------------------------
+ */
+
+static void check_attention(size_t heads, size_t kv_heads, size_t dim, enum qt_kv_format format)
+{
+    const struct qt_kv_cache cache = {
+        .format = format,
+        .heads = kv_heads,
+        .head_dim = dim,
+        .page_tokens = 64,
+        .table = memory,
+        .table_pitch = 1 << 14,
+        .k = memory,
+        .v = memory,
+        .v_param = memory,
+        .k_scale = memory,
+        .k_zero = memory,
+    };
+    const char *fault = launch_fault(
+        qt_kv_append(&cache, memory, memory, memory, memory, 100, QT_MATMUL_F16, NULL));
+    result(!fault, "append", heads, kv_heads * dim, 100, fault);
+    for (size_t batch = 1; batch <= 256; batch *= 4)
+        for (size_t length = 1; length <= 1 << 20; length *= 32) {
+            const struct qt_kv_options opt = {
+                .batch = batch, .heads = heads, .max_length = length, .scale = 1};
+            struct qt_kv_plan plan;
+            int rc = qt_kv_attention_plan(&plan, &cache, &opt, 0);
+            if (rc == QT_MATMUL_OK)
+                rc = qt_kv_attention_run(&plan, &cache, memory, memory, memory, memory, NULL);
+            const char *why = plan.reason[0] ? plan.reason : launch_fault(rc);
+            result(!why, "attention", heads, kv_heads * dim, batch, why);
+        }
+}
+
+int main(void)
+{
+    for (size_t d = 0; d < COUNT(devices); d++) {
+        device = devices[d].name;
+        pretend_device(&devices[d]);
+        for (size_t i = 0; i < COUNT(rows); i++)
+            for (size_t j = 0; j < COUNT(columns); j++) {
+                const size_t n = rows[i], k = columns[j];
+                if (n > 65536 && k > 8192) /* as no model has; not for the 99 KB of some devices */
+                    continue;
+                for (size_t s = 0; s < COUNT(schemes); s++) {
+                    const struct qt_matmul_weight w = weight_of(&schemes[s], n, k);
+                    check_products(schemes[s].name, &w);
+                    const char *why =
+                        launch_fault(qt_matmul_dequantize(&w, memory, QT_MATMUL_F16, NULL));
+                    result(!why, "dequantize", n, k, 0, why);
+                }
+                check_mix24(n, k, false);
+                check_mix24(n, k, true);
+                for (int scales = QT_W4AX_BLOCK; scales <= QT_W4AX_ROW; scales++)
+                    check_w4ax(n, k, (enum qt_w4ax_scales)scales, false);
+                check_w4ax(n, k, QT_W4AX_BLOCK, true);
+            }
+        for (size_t j = 0; j < COUNT(columns); j++)
+            check_quantize((columns[j] + 7) / 8 * 8);
+        for (size_t dim = 64; dim <= 128; dim *= 2)
+            for (size_t group = 1; group <= 32; group *= 2)
+                for (int format = QT_KV_INT4; format <= QT_KV_F16; format++)
+                    check_attention(4 * group, 4, dim, (enum qt_kv_format)format);
+    }
+    printf("%d passed, %d failed, 0 skipped\n", passed, failed);
+    return failed != 0;
+}
