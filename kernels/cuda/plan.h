@@ -11,10 +11,6 @@
 
 enum { QT_BLOCK_COLS = 64, QT_STRIP_ROWS = 16 };
 
-/* Bytes of weights that a multiprocessor should have under way. With twice as many memory is slower
- * (docs/kernels.md). */
-enum { QT_WEIGHTS_AHEAD = 72 << 10 };
-
 /* Rings of stages in shared memory (ring.cuh): at most so many; bytes of their barriers. */
 enum { QT_RING_STAGES = 16, QT_RING_BARRIER_BYTES = (2 * QT_RING_STAGES + 1) * 8 };
 /* Threads that fill them: a warp for weights, which do not depend on the previous kernel, and one

@@ -83,8 +83,8 @@ int qt_skinny_tiles(const struct qt_matmul_config *c);
  * size. */
 size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config *c,
                         const struct qt_skinny_room *room, size_t m);
-/* All of a configuration but its depth. Tiles of up to `small` strips get 8 warps, others, up to
- * `largest`, 16. */
+/* All of a configuration but its depth. Tiles have at most `largest` strips; those of up to
+ * `small`, but not of 3, get at most 8 warps, others 16. */
 struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int strips, int largest,
                                          int small);
 /* As many stages as bring room->ahead_bytes, if they fit; 0: not even two fit. */

@@ -150,7 +150,7 @@ bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
         return false;
     /* 4096 x 14336, 1 token: nf3 11.4 us with 8 warps, 10.0 with 16; fp6 13.6 and 14.0. */
     const bool pairs = s->format == QT_FORMAT_PAIR2 || s->format == QT_FORMAT_PAIR3;
-    /* Four strips of 6 bits and more make a long stage: fp6, 8192 x 8192, 1 token, 15.8 us, in two
+    /* Four strips of 6 bits and more make a long stage: fp6, 8192 x 8192, 1 token, 15.9 us, in two
      * tiles 15.1. */
     const bool two = s->bits >= 6 && ceil_div((size_t)s->strips, (size_t)p->sms) == 4;
     p->config = qt_skinny_config(p, s->strips, two ? 2 : QT_SKINNY_TILE, pairs ? 0 : 2);

@@ -85,6 +85,10 @@ static int x_bytes(const struct qt_tile_kind *k)
     return k->blocks * k->tokens * 128;
 }
 
+/* Bytes of weights that a multiprocessor should have under way. With twice as many memory is slower
+ * (docs/kernels.md). */
+enum { WEIGHTS_AHEAD = 72 << 10 };
+
 /* Stages and offsets; returns the size. Pairs put sums where the ring was, half of a block's. */
 static size_t tile_layout(struct qt_tile_base *a, const struct qt_tile_kind *k, int smem_limit)
 {
@@ -92,7 +96,7 @@ static size_t tile_layout(struct qt_tile_base *a, const struct qt_tile_kind *k, 
     a->stage_bytes = (int)round_up((size_t)(x_bytes(k) + k->weight_bytes), 1024);
     a->ring_at = (int)round_up((size_t)k->head_bytes, 1024);
     a->stages = (smem_limit - a->ring_at - QT_RING_BARRIER_BYTES) / a->stage_bytes;
-    int ahead = (QT_WEIGHTS_AHEAD + k->weight_bytes / 2) / k->weight_bytes;
+    int ahead = (WEIGHTS_AHEAD + k->weight_bytes / 2) / k->weight_bytes;
     /* w4ax, 28672 x 4096, 16 tokens: 21.5 us with 4 stages, 18.6 with 6. */
     const int least = k->blocks == 1 ? 6 : 3;
     ahead = ahead < least ? least : ahead < QT_RING_STAGES ? ahead : QT_RING_STAGES;

@@ -75,6 +75,12 @@ static size_t groups_of(const struct qt_w4ax_plan *p)
     return ceil_div(p->n, (size_t)rows_of(p));
 }
 
+/* Groups that may be shared: each has a word of the workspace. */
+static size_t most_shared(void)
+{
+    return QT_MATMUL_WORKSPACE_ZEROED / sizeof(unsigned);
+}
+
 static int stream_check(struct qt_w4ax_plan *p)
 {
     const struct qt_w4ax_config *c = &p->config;
@@ -97,7 +103,7 @@ static int stream_check(struct qt_w4ax_plan *p)
     l->grid_y = 1;
     l->grid_x = (int)ceil_div(groups_of(p) * kblocks_of(p), (size_t)c->cta_units);
     bool shared = (size_t)c->cta_units % kblocks_of(p) != 0;
-    if (shared && groups_of(p) > QT_MATMUL_WORKSPACE_ZEROED / sizeof(unsigned))
+    if (shared && groups_of(p) > most_shared())
         return refuse(p, QT_MATMUL_UNSUPPORTED, "too many groups to share");
     size_t tokens = p->m > (size_t)c->tokens ? (size_t)c->tokens : p->m;
     p->workspace_bytes = shared ? QT_MATMUL_WORKSPACE_ZEROED +
@@ -121,7 +127,7 @@ int qt_w4ax_plan_check(struct qt_w4ax_plan *p)
  */
 
 /* What sharing groups costs, in units. H200, block, 8 tokens: 6144 x 4096 10.5 us in shares of 24
- * units, 6.8 in whole groups of 32; 10240 x 8192 18.0 in shares of 78, 15.8 in two groups of 64. */
+ * units, 6.8 in whole groups of 32; 10240 x 8192 18.0 in shares of 78, 15.4 in two groups of 64. */
 enum { SHARING = 64 };
 
 /* Whole groups a block, or even shares where that leaves too many multiprocessors idle. */
@@ -129,7 +135,7 @@ static void choose_units(struct qt_w4ax_plan *p)
 {
     size_t kblocks = kblocks_of(p), groups = groups_of(p), sms = (size_t)p->sms;
     size_t whole = ceil_div(groups, sms) * kblocks, even = ceil_div(groups * kblocks, sms);
-    p->config.cta_units = (int)(whole <= even + SHARING ? whole : even);
+    p->config.cta_units = (int)(whole <= even + SHARING || groups > most_shared() ? whole : even);
 }
 
 static void choose_stream(struct qt_w4ax_plan *p)
@@ -166,9 +172,10 @@ int qt_w4ax_plan(struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w, size_t 
         return refuse(p, QT_MATMUL_UNSUPPORTED, "m out of range");
     if ((rc = device_facts(p)) != QT_MATMUL_OK)
         return rc;
-    /* The stream kernel reads X again for every 32 or 64 rows. In small matrices that costs less
-     * than there being too few tiles. It is slower where multiprocessors have two groups of rows,
-     * most with integer scales: 10240 x 8192, 8 tokens, 19.2 us, tiles 16.2. */
+    /* The stream kernel reads X again for every 32 or 64 rows. In matrices of up to 32 rows a
+     * multiprocessor that costs less than there being too few tiles. It is slower where
+     * multiprocessors have two groups of rows, most with integer scales: 10240 x 8192, 8
+     * tokens, 19.2 us, tiles 16.2. */
     const size_t sms = (size_t)p->sms;
     const size_t few = p->scales == QT_W4AX_INT && p->n > 64 * sms ? 4 : 8;
     bool many = m > 16 || (m > few && (p->n > 32 * sms || p->n * p->k > sms * 384 * 1024));

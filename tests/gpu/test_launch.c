@@ -277,6 +277,8 @@ int main(void)
                     check_w4ax(n, k, (enum qt_w4ax_scales)scales, false);
                 check_w4ax(n, k, QT_W4AX_BLOCK, true);
             }
+        for (int scales = QT_W4AX_BLOCK; scales <= QT_W4AX_ROW; scales++)
+            check_w4ax(5000000, 65536, (enum qt_w4ax_scales)scales, false);
         for (size_t j = 0; j < COUNT(columns); j++)
             check_quantize((columns[j] + 7) / 8 * 8);
         for (size_t dim = 64; dim <= 128; dim *= 2)
