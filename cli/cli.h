@@ -145,6 +145,8 @@ struct source {
 };
 int source_open(struct source *out, const char *path, struct qt_err *err);
 void source_close(struct source *s);
+/* A checkpoint: a container is refused. */
+int checkpoint_open(struct qt_ckpt **out, const char *path, struct qt_err *err);
 
 /* --tensor 'REGEX=SPEC', cut at the first '='. */
 struct rules {

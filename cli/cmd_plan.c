@@ -181,7 +181,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     struct rules rules;
     int rc;
     QT_TRY(rules_parse(&rules, &o->tensor, err));
-    QT_TRY(qt_ckpt_open(&ckpt, args[0], err));
+    QT_TRY(checkpoint_open(&ckpt, args[0], err));
     const struct qt_plan_options opt = {
         .scheme = o->scheme ? o->scheme : "none", .rules = rules.rule, .nrules = rules.count};
     if (o->scheme || rules.count)

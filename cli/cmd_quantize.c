@@ -185,7 +185,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(rules_parse(&rules, &o->tensor, err));
     QT_TRY(qt_learn_parse(&learn, o->learn, err));
     learn.norms = o->tune_norms;
-    QT_TRY(qt_ckpt_open(&ckpt, args[0], err));
+    QT_TRY(checkpoint_open(&ckpt, args[0], err));
     QT_TRY(check_out(o->out, ckpt, args[0], err));
     struct qt_quantize_options opt = {
         .plan = {.scheme = o->scheme, .rules = rules.rule, .nrules = rules.count},

@@ -31,6 +31,12 @@ static struct qt_error sum_errors(const struct qt_verify_report *r)
     return sum;
 }
 
+/* The larger; NaN, which no gate passes, stays. */
+static double worse(double a, double b)
+{
+    return isnan(a) || a > b ? a : b;
+}
+
 static size_t source_figures(struct qt_figure *out, const struct qt_verify_report *r)
 {
     const struct qt_error sum = sum_errors(r);
@@ -38,11 +44,11 @@ static size_t source_figures(struct qt_figure *out, const struct qt_verify_repor
     size_t n = 0;
     for (size_t i = 0; i < r->count; i++) {
         const struct qt_error *e = &r->tensors[i].error;
-        sqnr_min = fmin(sqnr_min, qt_error_sqnr_db(e));
+        sqnr_min = -worse(-sqnr_min, -qt_error_sqnr_db(e));
         sqnr_sum += qt_error_sqnr_db(e);
-        cosine_min = fmin(cosine_min, qt_error_cosine(e));
-        mse_max = fmax(mse_max, qt_error_mse(e));
-        max_abs = fmax(max_abs, e->max_abs);
+        cosine_min = -worse(-cosine_min, -qt_error_cosine(e));
+        mse_max = worse(mse_max, qt_error_mse(e));
+        max_abs = worse(max_abs, e->max_abs);
     }
     out[n++] = (struct qt_figure){"sqnr", qt_error_sqnr_db(&sum)};
     out[n++] = (struct qt_figure){"sqnr_min", sqnr_min};
@@ -68,12 +74,6 @@ static size_t tensor_figures(struct qt_figure out[TENSOR_FIGURES], const struct 
     out[n++] = (struct qt_figure){"mse", qt_error_mse(&t->error)};
     out[n++] = (struct qt_figure){"max_abs", t->error.max_abs};
     return n;
-}
-
-/* The larger; NaN, which no gate passes, stays. */
-static double worse(double a, double b)
-{
-    return isnan(a) || a > b ? a : b;
 }
 
 static bool is_timed(const struct qt_device_tensor *t)
@@ -354,7 +354,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         QT_TRY(qt_gpu_open(&gpu, device_number(o->common.device), err));
     QT_TRY(qt_container_open(&container, args[0], err));
     if (o->source)
-        QT_TRY(qt_ckpt_open(&source, o->source, err));
+        QT_TRY(checkpoint_open(&source, o->source, err));
     QT_TRY(qt_verify(&r.report, container, source, &cli->log, err));
     if (r.on_gpu)
         QT_TRY(measure_kernels(cli, &r, container, gpu, err));
@@ -402,7 +402,8 @@ const struct command cmd_verify = {
     .name = "verify",
     .summary = "prove that a container is sound, and how close to its source",
     .description =
-        "Reads all of a container: checksums, manifest against tensors, what each scheme "
+        "Reads all of a container: checksums, SHA256SUMS too, manifest against tensors, what each "
+        "scheme "
         "requires of its sections, that every weight decodes to a finite number, and that codes "
         "pack to the stored bytes again.\n\n"
         "With --device cuda every quantized tensor also goes through its fused GPU kernel: 1 to "

@@ -26,6 +26,15 @@ void source_close(struct source *s)
     *s = (struct source){0};
 }
 
+int checkpoint_open(struct qt_ckpt **out, const char *path, struct qt_err *err)
+{
+    *out = NULL;
+    if (qt_container_probe(path))
+        return qt_fail(err, QT_E_UNSUPPORTED, path, NULL,
+                       "is a qtool container; wanted is the checkpoint it was made from");
+    return qt_ckpt_open(out, path, err);
+}
+
 int rules_parse(struct rules *out, const struct opt_list *list, struct qt_err *err)
 {
     int rc;

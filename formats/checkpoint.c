@@ -1,6 +1,7 @@
 /* A checkpoint: one file, or the files of a directory, as one list of tensors with unique names. */
 #include "formats/formats_internal.h"
 
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -219,6 +220,37 @@ done:
     return rc;
 }
 
+/* The 2 of PREFIX00001-of-00002.safetensors, and the length of PREFIX; 0: another name. */
+static size_t shards_of(const char *name, size_t *prefix)
+{
+    const char *of = strstr(name, "-of-");
+    char *end;
+    if (!of || !isdigit((unsigned char)of[4]))
+        return 0;
+    const size_t total = strtoul(of + 4, &end, 10);
+    for (*prefix = (size_t)(of - name); *prefix && isdigit((unsigned char)name[*prefix - 1]);)
+        --*prefix;
+    return *end == '.' && *prefix < (size_t)(of - name) ? total : 0;
+}
+
+/* Without an index the names alone say that a file is missing. */
+static int check_numbered(const struct names *names, const char *dir, struct qt_err *err)
+{
+    for (size_t i = 0, prefix, other; i < names->count; i++) {
+        const char *name = names->items[i];
+        const size_t total = shards_of(name, &prefix);
+        size_t found = 0;
+        for (size_t j = 0; j < names->count && total; j++)
+            found += shards_of(names->items[j], &other) == total && other == prefix &&
+                     memcmp(names->items[j], name, prefix) == 0;
+        if (found < total)
+            return qt_fail(err, QT_E_INPUT, dir, NULL,
+                           "there is no index, and %zu of the %zu files of which %s is one", found,
+                           total, name);
+    }
+    return QT_OK;
+}
+
 /* name: one file of the directory; NULL: all *.safetensors. */
 static int open_files(struct qt_ckpt *ckpt, const char *name, struct qt_err *err)
 {
@@ -226,6 +258,8 @@ static int open_files(struct qt_ckpt *ckpt, const char *name, struct qt_err *err
     struct names names = {0};
     QT_TRY(name ? names_add(&names, name, err) : list_directory(&names, ckpt->dir, err));
     names_sort_unique(&names);
+    if (!name)
+        QT_TRY(check_numbered(&names, ckpt->dir, err));
     QT_TRY(open_shards(ckpt, &names, NULL, NULL, err));
     QT_TRY(list_tensors(ckpt, err));
 done:

@@ -99,6 +99,13 @@ static int write_sums(const struct sums *s, const char *path, struct qt_err *err
     return rc;
 }
 
+static void sums_free(struct sums *s)
+{
+    for (size_t i = 0; i < s->count; i++)
+        qt_free(s->items[i].path);
+    qt_free(s->items);
+}
+
 int qt_checksums_write(const char *dir, const json_t *omit, struct qt_err *err)
 {
     struct sums s = {0};
@@ -109,9 +116,58 @@ int qt_checksums_write(const char *dir, const json_t *omit, struct qt_err *err)
     QT_TRY(qt_parallel(s.count, sum_file, &s, err));
     QT_TRY(write_sums(&s, path, err));
 done:
-    for (size_t i = 0; i < s.count; i++)
-        qt_free(s.items[i].path);
-    qt_free(s.items);
+    sums_free(&s);
+    qt_free(path);
+    return rc;
+}
+
+/* Of "HEX  NAME" or "HEX *NAME"; cuts the line off and moves *text past it. NULL: neither. */
+static const char *parse_line(const char **hex, char **text)
+{
+    char *line = *text, *end = strchr(line, '\n'), *name = line + HEX + 2;
+    if (!end || end <= name || line[HEX] != ' ' || (line[HEX + 1] != ' ' && line[HEX + 1] != '*') ||
+        strspn(line, "0123456789abcdef") != HEX)
+        return NULL;
+    *end = '\0';
+    *text = end + 1;
+    line[HEX] = '\0';
+    *hex = line;
+    return qt_name_is_plain(name) ? name : NULL;
+}
+
+int qt_checksums_check(const char *dir, struct qt_err *err)
+{
+    enum { LIMIT = 1 << 24 };
+    struct sums s = {0};
+    char *path = NULL, *text = NULL, *at;
+    const char *hex, *name;
+    size_t size;
+    int rc;
+    QT_TRY(qt_path_join(&path, dir, QT_CHECKSUMS_NAME, err));
+    QT_TRY(qt_file_read(&text, &size, path, LIMIT, err));
+    for (at = text; *at;) {
+        name = parse_line(&hex, &at);
+        if (!name) {
+            rc = qt_fail(err, QT_E_INPUT, path, NULL, "line %zu is not a SHA-256 and a file's name",
+                         s.count + 1);
+            goto done;
+        }
+        QT_TRY(add_file(&s, dir, name, err));
+    }
+    QT_TRY(qt_parallel(s.count, sum_file, &s, err));
+    at = text; /* lines have become strings: HEX, NAME */
+    for (size_t i = 0; i < s.count; i++) {
+        if (memcmp(at, s.items[i].hex, HEX) != 0) {
+            rc = qt_fail(err, QT_E_INPUT, s.items[i].path, NULL, "is not what %s says",
+                         QT_CHECKSUMS_NAME);
+            goto done;
+        }
+        at += HEX + 2;
+        at += strlen(at) + 1;
+    }
+done:
+    sums_free(&s);
+    qt_free(text);
     qt_free(path);
     return rc;
 }

@@ -154,6 +154,9 @@ struct qt_container; /* opaque; immutable once open */
 
 /* True when `path` is a directory with a qtool.json. */
 bool qt_container_probe(const char *path);
+/* Every file of DIR/SHA256SUMS is there and what it says; QT_E_INPUT if not, or without the list.
+ */
+int qt_checksums_check(const char *dir, struct qt_err *err);
 /*
  * Opens a container and checks its structure: manifest well-formed and of a known version, every
  * section present with the declared dtype and shape, no tensor unaccounted for. What sections must

@@ -120,19 +120,6 @@ done:
     return rc;
 }
 
-/* Without a usable Hessian a tensor is quantized by search, and the report says so; --strict: an
- * error. */
-static int fall_back(char *why, size_t size, const struct qt_run *run, const struct qt_tensor *t,
-                     const struct qt_err *inner, struct qt_err *err)
-{
-    if (run->opt->strict)
-        return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
-                       "%s; without --strict it would be quantized by search", inner->reason);
-    snprintf(why, size, "%s; quantized by search", inner->reason);
-    qt_log_message(run->opt->log, QT_LOG_WARNING, "%s: %s", t->name, why);
-    return QT_OK;
-}
-
 static int quantize_linear(struct block *b, struct shared_factor *f, size_t i,
                            const struct qt_observed *seen, struct qt_err *err)
 {
@@ -148,7 +135,7 @@ static int quantize_linear(struct block *b, struct shared_factor *f, size_t i,
         if (rc == QT_OK)
             factor = &f->factor;
         else if (rc == QT_E_UNSUPPORTED)
-            QT_TRY(fall_back(why, sizeof why, b->run, item->tensor, &inner, err));
+            QT_TRY(qt_run_fall_back(why, sizeof why, b->run, item->tensor, inner.reason, err));
         else
             rc = qt_fail(err, inner.status, NULL, NULL, "%s", inner.reason);
         if (rc < 0)
@@ -251,6 +238,30 @@ done:
     return rc;
 }
 
+/* --strict: before hours of work, not after them. Embeddings, the head, and what the architecture
+ * does not know have no Hessian. */
+static int check_strict(const struct qt_run *run, const struct qt_model *model, struct qt_err *err)
+{
+    const struct qt_plan *plan = &run->plan;
+    const struct qt_linear *linear;
+    bool *known;
+    int rc = run->opt->strict ? qt_array_new(&known, plan->count, sizeof *known, err) : QT_OK;
+    if (rc < 0 || !run->opt->strict)
+        return rc;
+    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
+        for (size_t i = 0, item, n = qt_model_linears(&linear, model, layer); i < n; i++) {
+            QT_TRY(qt_run_find_item(&item, run, linear[i].weight, err));
+            known[item] = true;
+        }
+    for (size_t i = 0; i < plan->count; i++)
+        if (!plan->items[i].why && !known[i] &&
+            qt_spec_method(&plan->items[i].packed.spec) == QT_METHOD_GPTQ)
+            QT_TRY(qt_run_fall_back(NULL, 0, run, plan->items[i].tensor, QT_NO_BLOCK, err));
+done:
+    qt_free(known);
+    return rc;
+}
+
 static int run_data(struct qt_run *run, struct qt_err *err)
 {
     struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
@@ -258,6 +269,7 @@ static int run_data(struct qt_run *run, struct qt_err *err)
     struct qt_model *model = NULL;
     int rc;
     QT_TRY(qt_model_open(&model, &source, err));
+    QT_TRY(check_strict(run, model, err));
     QT_TRY(qt_act_plan_new(&run->acts, &run->plan, model, &source, run->opt->calibration,
                            run->opt->log, err));
     source.runtime = qt_run_runtime(run);
@@ -277,7 +289,9 @@ static int run_file(struct qt_run *run, struct qt_err *err)
     int rc = qt_model_open(&model, &source, err);
     if (rc < 0)
         return rc;
-    rc = qt_calibrate_check(run->opt->calibration->file, run->ckpt, model, err);
+    rc = check_strict(run, model, err);
+    if (rc == QT_OK)
+        rc = qt_calibrate_check(run->opt->calibration->file, run->ckpt, model, err);
     for (size_t layer = 0; rc == QT_OK && layer < qt_model_info(model)->layers; layer++)
         rc = run_layer(run, model, NULL, layer, err);
     qt_model_close(model);

@@ -121,6 +121,17 @@ int qt_run_replace_item(struct qt_run *run, size_t i, json_t *entry, struct qt_e
     return qt_writer_commit(run->writer, run->plan.items[i].tensor->name, entry, err);
 }
 
+int qt_run_fall_back(char *why, size_t size, const struct qt_run *run, const struct qt_tensor *t,
+                     const char *reason, struct qt_err *err)
+{
+    if (run->opt->strict)
+        return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
+                       "%s; without --strict it would be quantized by search", reason);
+    snprintf(why, size, "%s; quantized by search", reason);
+    qt_log_message(run->opt->log, QT_LOG_WARNING, "%s: %s", t->name, why);
+    return QT_OK;
+}
+
 int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
                          const struct qt_factor *factor, const char *fallback,
                          const struct qt_arrange *arrange, struct qt_err *err)
@@ -134,6 +145,8 @@ int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
     double start = qt_clock();
     int rc = QT_OK;
     spec.arrange = arrange;
+    if (!factor && qt_spec_method(&spec) == QT_METHOD_GPTQ)
+        qt_spec_set_method(&spec, QT_METHOD_SEARCH); /* what the manifest then says */
     QT_TRY(qt_ckpt_read(&blob, run->ckpt, t, err));
     struct qt_matrix w = {.data = blob.data,
                           .dtype = t->dtype,

@@ -60,26 +60,27 @@ double qt_error_cosine(const struct qt_error *e)
     return norm > 0 ? e->sum_wq / norm : 1;
 }
 
-/* Sums of one row in FP32 lanes, of rows in FP64: a row is short, a matrix is not. */
+/* In FP64, as squares of what FP32 holds may not be numbers in FP32, or 0; and in lanes, for vector
+ * instructions. */
 static void error_add_row(struct qt_error *e, const float *w, const float *q, size_t n)
 {
     enum { LANES = 16 };
-    float w2[LANES] = {0}, q2[LANES] = {0}, wq[LANES] = {0}, e2[LANES] = {0}, top[LANES] = {0};
+    double w2[LANES] = {0}, q2[LANES] = {0}, wq[LANES] = {0}, e2[LANES] = {0}, top[LANES] = {0};
     for (size_t i = 0; i < n; i += LANES)
         for (size_t l = 0; l < (n - i < LANES ? n - i : LANES); l++) {
-            float a = w[i + l], b = q[i + l], d = a - b;
+            double a = (double)w[i + l], b = (double)q[i + l], d = a - b;
             w2[l] += a * a;
             q2[l] += b * b;
             wq[l] += a * b;
             e2[l] += d * d;
-            top[l] = fabsf(d) > top[l] ? fabsf(d) : top[l];
+            top[l] = fabs(d) > top[l] ? fabs(d) : top[l];
         }
     for (size_t l = 0; l < LANES; l++) {
-        e->sum_w2 += (double)w2[l];
-        e->sum_q2 += (double)q2[l];
-        e->sum_wq += (double)wq[l];
-        e->sum_e2 += (double)e2[l];
-        e->max_abs = fmax(e->max_abs, (double)top[l]);
+        e->sum_w2 += w2[l];
+        e->sum_q2 += q2[l];
+        e->sum_wq += wq[l];
+        e->sum_e2 += e2[l];
+        e->max_abs = fmax(e->max_abs, top[l]);
     }
     e->count += n;
 }

@@ -129,6 +129,24 @@ static int plan_item(struct qt_plan_item *item, const struct qt_spec *def, struc
                   : QT_OK;
 }
 
+/* Sections of a matrix NAME are tensors NAME.q.SECTION of the container. */
+static int check_names(const struct qt_plan *plan, struct qt_err *err)
+{
+    for (size_t i = 0; i < plan->count; i++) {
+        const struct qt_tensor *t = plan->items[i].tensor;
+        const char *cut = strstr(t->name, ".q.");
+        for (; cut; cut = strstr(cut + 1, ".q."))
+            for (size_t j = 0; j < plan->count; j++) {
+                const char *name = plan->items[j].tensor->name;
+                if (!plan->items[j].why && strlen(name) == (size_t)(cut - t->name) &&
+                    memcmp(name, t->name, strlen(name)) == 0)
+                    return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
+                                   "is named like a section of %s, which is to be quantized", name);
+            }
+    }
+    return QT_OK;
+}
+
 static void plan_add(struct qt_plan *plan, const struct qt_plan_item *item)
 {
     plan->source_bytes += item->tensor->nbytes;
@@ -165,6 +183,7 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
         plan_add(out, &out->items[i]);
         out->count++;
     }
+    QT_TRY(check_names(out, err));
     for (size_t i = 0; i < rules.count; i++)
         if (!rules.list[i].used) {
             rc = qt_fail(err, QT_E_USAGE, NULL, NULL, "--tensor '%s' matches no tensor",

@@ -161,20 +161,33 @@ static int check_resumed_sources(const struct qt_run *run, struct qt_err *err)
     return QT_OK;
 }
 
+/* One that the blocks have left. */
+static int run_item(struct qt_run *run, size_t i, struct qt_err *err)
+{
+    const struct qt_plan_item *item = &run->plan.items[i];
+    struct qt_packed packed = {0};
+    char why[128] = "";
+    int rc = QT_OK;
+    if (item->why)
+        return qt_run_copy_item(run, i, err);
+    if (qt_spec_method(&item->packed.spec) == QT_METHOD_GPTQ)
+        rc = qt_run_fall_back(why, sizeof why, run, item->tensor, QT_NO_BLOCK, err);
+    if (rc == QT_OK)
+        rc = qt_run_quantize_item(&packed, run, i, NULL, *why ? why : NULL, NULL, err);
+    qt_packed_free(&packed);
+    return rc;
+}
+
 /* Everything that the blocks have left: copied, or quantized without calibration. */
 static int run_items(struct qt_run *run, struct qt_err *err)
 {
     int rc = QT_OK;
     for (size_t i = 0; i < run->plan.count && rc == QT_OK; i++) {
-        struct qt_packed packed = {0};
         if (run->entries[i] || qt_run_resume_item(run, i))
             continue;
         rc = qt_run_check_interrupted(run, err);
-        if (rc < 0)
-            break;
-        rc = run->plan.items[i].why ? qt_run_copy_item(run, i, err)
-                                    : qt_run_quantize_item(&packed, run, i, NULL, NULL, NULL, err);
-        qt_packed_free(&packed);
+        if (rc == QT_OK)
+            rc = run_item(run, i, err);
     }
     return rc;
 }

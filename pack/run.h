@@ -41,6 +41,13 @@ static inline json_t *qt_crc_json(uint32_t crc)
 int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err);
 /* True when an interrupted run has finished item i: its entry is taken from the journal. */
 bool qt_run_resume_item(struct qt_run *run, size_t i);
+/* Why one that blocks.c does not quantize has no Hessian. */
+#define QT_NO_BLOCK "is no linear of a decoder block, so there is no Hessian"
+/* Without a usable Hessian, for that reason, a tensor is quantized by search, and the report says
+ * so
+ * (*why, `size` bytes); --strict: an error. */
+int qt_run_fall_back(char *why, size_t size, const struct qt_run *run, const struct qt_tensor *t,
+                     const char *reason, struct qt_err *err);
 /* Quantizes item i, under a Hessian if factor is not NULL; stores and journals it. fallback: why
  * there is none although there should be (goes into the report). arrange: NULL, or how a w4ax
  * matrix is stored. *packed is the caller's to free, also on failure. */

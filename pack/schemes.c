@@ -252,6 +252,8 @@ int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err)
         snprintf(out->text, sizeof out->text, "none");
         return QT_OK;
     }
+    if (strcmp(name, "none") == 0)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "'%s': none takes no parameters", text);
     int rc = find_preset(out, name, err);
     if (rc < 0)
         return rc;
@@ -271,6 +273,14 @@ int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err)
     return rc;
 }
 
+void qt_spec_set_method(struct qt_spec *spec, enum qt_method method)
+{
+    for (size_t i = 0; spec->scheme->params[i].key; i++)
+        if (strcmp(spec->scheme->params[i].key, "method") == 0)
+            spec->value[i] = method;
+    write_text(spec);
+}
+
 int qt_spec_resolve(struct qt_spec *spec, bool calibrated, struct qt_err *err)
 {
     if (!spec->scheme)
@@ -279,9 +289,7 @@ int qt_spec_resolve(struct qt_spec *spec, bool calibrated, struct qt_err *err)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "%s: method=gptq needs calibration data",
                        spec->text);
     if (qt_spec_method(spec) == QT_METHOD_AUTO)
-        for (size_t i = 0; spec->scheme->params[i].key; i++)
-            if (strcmp(spec->scheme->params[i].key, "method") == 0)
-                spec->value[i] = calibrated ? QT_METHOD_GPTQ : QT_METHOD_SEARCH;
+        qt_spec_set_method(spec, calibrated ? QT_METHOD_GPTQ : QT_METHOD_SEARCH);
     write_text(spec);
     return QT_OK;
 }

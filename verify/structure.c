@@ -253,6 +253,7 @@ int qt_verify(struct qt_verify_report *out, const struct qt_container *c,
     QT_TRY(check_copies(out, &check, err));
     QT_TRY(check_kv(&check, err));
     QT_TRY(check_complete(&check, err));
+    QT_TRY(qt_checksums_check(qt_container_dir(c), err));
 done:
     if (rc < 0)
         qt_verify_free(out);

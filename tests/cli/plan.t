@@ -30,3 +30,10 @@ $ qtool plan "$NANO" --scheme nf4 --tensor '^model\.norm=fp6'
 ? 4
 >-
 2 tensor model\.norm\.weight: cannot be quantized
+
+# A part of a checkpoint, without its index.
+$ mkdir part && cp "$NANO/config.json" part && cp "$NANO/model.safetensors" part/model-00001-of-00002.safetensors && qtool plan part --scheme nf4
+? 3
+2 ^qtool plan: part: there is no index, and 1 of the 2 files of which model-00001-of-00002\.safetensors is one
+$ mv part/model-00001-of-00002.safetensors part/model-00001-of-00001.safetensors && qtool plan part --scheme nf4
+> ^tensors +21 quantized

@@ -62,3 +62,32 @@ $ qtool quantize "$NANO" -o traced --scheme nf3:g=64 --data "$NANO/calib.txt" --
 > "scheme": "nf3:g=64
 > "ids_crc32": "[0-9a-f]{8}"
 > "source_crc32": "[0-9a-f]{8}"
+
+# What is no linear of a block has no Hessian: quantized by search, which the manifest says.
+$ qtool quantize "$NANO" -o head --scheme none --tensor 'embed_tokens=nf4' --tensor '1\.mlp\.up=nf4' --data "$NANO/calib.txt" --samples 2 --seqlen 64
+> ^tensors    2 quantized
+2 model\.embed_tokens\.weight: is no linear of a decoder block, so there is no Hessian; quantized by search
+$ tr -d '\n ' <head/qtool.json
+> "model\.embed_tokens\.weight":\{"scheme":"nf4:g=128,method=search"
+> "model\.layers\.1\.mlp\.up_proj\.weight":\{"scheme":"nf4:g=128,method=gptq"
+$ qtool quantize "$NANO" -o strict --scheme none --tensor 'embed_tokens=nf4' --data "$NANO/calib.txt" --samples 2 --seqlen 64 --strict -q
+? 4
+2 model\.embed_tokens\.weight: is no linear of a decoder block.*without --strict
+
+# A container is no checkpoint.
+$ qtool quantize head -o again --scheme nf4
+? 4
+2 ^qtool quantize: head: is a qtool container
+$ qtool plan head
+? 4
+2 ^qtool plan: head: is a qtool container
+
+# A tensor whose name a section would get.
+$ mkdir clash && printf '%-128s' '{"a.weight":{"dtype":"F32","shape":[16,16],"data_offsets":[0,1024]},"a.weight.q.scale":{"dtype":"F32","shape":[1],"data_offsets":[1024,1028]}}' >header && { printf "\\$(printf %o $(wc -c <header))\0\0\0\0\0\0\0"; cat header; head -c 1028 /dev/zero; } >clash/model.safetensors && qtool plan clash --scheme none --tensor 'a.weight$=nf4'
+? 4
+>-
+2 tensor a\.weight\.q\.scale: is named like a section of a\.weight
+
+$ qtool plan "$NANO" --scheme nf4 --tensor 'q_proj=none:g=2'
+? 2
+2 none takes no parameters

@@ -49,3 +49,18 @@ $ cp -r "$NANO" other && chmod -R u+w other && size=$(wc -c <other/model.safeten
 $ qtool verify nf4 --source other -q
 ? 3
 2 tensor model\.norm\.weight: is not a copy of the source's tensor
+
+# What the CRCs of the manifest do not cover.
+$ cp -r nf4 side && chmod -R u+w side && sed -i 's/"rope_theta"/"rope_thota"/' side/config.json && qtool verify side -q
+? 3
+2 side/config\.json: is not what SHA256SUMS says
+$ rm side/config.json && qtool verify side -q
+? 3
+2 side/config\.json
+$ rm side/SHA256SUMS && qtool verify side -q
+? 3
+2 side/SHA256SUMS
+
+# A figure that is no number meets no condition: weights whose squares FP32 does not hold.
+$ printf '%-96s' '{"a.weight":{"dtype":"F32","shape":[16,16],"data_offsets":[0,1024]}}' >header && { printf "\\$(printf %o $(wc -c <header))\0\0\0\0\0\0\0"; cat header; for i in $(seq 64); do printf '\0\0\200\143\0\0\100\343\1\0\240\142\3\0\120\343'; done; } >huge.safetensors && qtool quantize huge.safetensors -o huge --scheme none --tensor a=nf2 -q && qtool verify huge --source huge.safetensors --gate 'sqnr_min>=3' -q
+> ^sqnr_min +[0-9.]+$

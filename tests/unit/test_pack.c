@@ -576,7 +576,7 @@ static void spec_text(void **state)
         {"nf4:bits=3", "unknown parameter"},
         {"nf4:g=64,", "expected key=value"},
         {"fp4:e=4", "do not fit"},
-        {"none:x=1", "unknown scheme"},
+        {"none:x=1", "none takes no parameters"},
         {"w4ax:smooth=0.5", "must be 0, or at least 1"},
         {"nf4:g="
          "0000000000000000000000000000000000000000000000000000000000000000000000000000000000000"
