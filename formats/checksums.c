@@ -14,7 +14,8 @@ enum { HEX = 2 * SHA256_DIGEST_SIZE };
 
 struct sum {
     char *path;
-    const char *name; /* in path */
+    const char *name;     /* in path */
+    const char *expected; /* of a list that is checked */
     char hex[HEX + 1];
 };
 
@@ -124,14 +125,14 @@ done:
 /* Of "HEX  NAME" or "HEX *NAME"; cuts the line off and moves *text past it. NULL: neither. */
 static const char *parse_line(const char **hex, char **text)
 {
-    char *line = *text, *end = strchr(line, '\n'), *name = line + HEX + 2;
-    if (!end || end <= name || line[HEX] != ' ' || (line[HEX + 1] != ' ' && line[HEX + 1] != '*') ||
-        strspn(line, "0123456789abcdef") != HEX)
+    char *line = *text, *end = strchr(line, '\n'), *name;
+    if (!end || end - line <= HEX + 2 || line[HEX] != ' ' ||
+        (line[HEX + 1] != ' ' && line[HEX + 1] != '*') || strspn(line, "0123456789abcdef") != HEX)
         return NULL;
-    *end = '\0';
+    *end = line[HEX] = '\0';
     *text = end + 1;
-    line[HEX] = '\0';
     *hex = line;
+    name = line + HEX + 2;
     return qt_name_is_plain(name) ? name : NULL;
 }
 
@@ -153,18 +154,13 @@ int qt_checksums_check(const char *dir, struct qt_err *err)
             goto done;
         }
         QT_TRY(add_file(&s, dir, name, err));
+        s.items[s.count - 1].expected = hex;
     }
     QT_TRY(qt_parallel(s.count, sum_file, &s, err));
-    at = text; /* lines have become strings: HEX, NAME */
-    for (size_t i = 0; i < s.count; i++) {
-        if (memcmp(at, s.items[i].hex, HEX) != 0) {
+    for (size_t i = 0; i < s.count && rc == QT_OK; i++)
+        if (strcmp(s.items[i].hex, s.items[i].expected) != 0)
             rc = qt_fail(err, QT_E_INPUT, s.items[i].path, NULL, "is not what %s says",
                          QT_CHECKSUMS_NAME);
-            goto done;
-        }
-        at += HEX + 2;
-        at += strlen(at) + 1;
-    }
 done:
     sums_free(&s);
     qt_free(text);

@@ -154,8 +154,7 @@ struct qt_container; /* opaque; immutable once open */
 
 /* True when `path` is a directory with a qtool.json. */
 bool qt_container_probe(const char *path);
-/* Every file of DIR/SHA256SUMS is there and what it says; QT_E_INPUT if not, or without the list.
- */
+/* QT_E_INPUT unless every file of DIR/SHA256SUMS, and the list itself, is there and as listed. */
 int qt_checksums_check(const char *dir, struct qt_err *err);
 /*
  * Opens a container and checks its structure: manifest well-formed and of a known version, every

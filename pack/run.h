@@ -43,9 +43,8 @@ int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err);
 bool qt_run_resume_item(struct qt_run *run, size_t i);
 /* Why one that blocks.c does not quantize has no Hessian. */
 #define QT_NO_BLOCK "is no linear of a decoder block, so there is no Hessian"
-/* Without a usable Hessian, for that reason, a tensor is quantized by search, and the report says
- * so
- * (*why, `size` bytes); --strict: an error. */
+/* Without a usable Hessian a tensor is quantized by search, and the report says so: *why, `size`
+ * bytes, from the reason. --strict: an error. */
 int qt_run_fall_back(char *why, size_t size, const struct qt_run *run, const struct qt_tensor *t,
                      const char *reason, struct qt_err *err);
 /* Quantizes item i, under a Hessian if factor is not NULL; stores and journals it. fallback: why

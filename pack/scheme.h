@@ -20,7 +20,7 @@ extern const char *const qt_method_names[];
             "under the Hessian of calibration data; auto: gptq with data, search without"          \
     }
 enum qt_method qt_spec_method(const struct qt_spec *spec);
-/* The same scheme by another method, if it has any. */
+/* The same scheme by another method. */
 void qt_spec_set_method(struct qt_spec *spec, enum qt_method method);
 
 /* Whether the continuous parameters are tuned afterwards; of every scheme that has a

@@ -290,6 +290,5 @@ int qt_spec_resolve(struct qt_spec *spec, bool calibrated, struct qt_err *err)
                        spec->text);
     if (qt_spec_method(spec) == QT_METHOD_AUTO)
         qt_spec_set_method(spec, calibrated ? QT_METHOD_GPTQ : QT_METHOD_SEARCH);
-    write_text(spec);
     return QT_OK;
 }

@@ -76,10 +76,7 @@ static size_t groups_of(const struct qt_w4ax_plan *p)
 }
 
 /* Groups that may be shared: each has a word of the workspace. */
-static size_t most_shared(void)
-{
-    return QT_MATMUL_WORKSPACE_ZEROED / sizeof(unsigned);
-}
+enum { MOST_SHARED = QT_MATMUL_WORKSPACE_ZEROED / sizeof(unsigned) };
 
 static int stream_check(struct qt_w4ax_plan *p)
 {
@@ -103,7 +100,7 @@ static int stream_check(struct qt_w4ax_plan *p)
     l->grid_y = 1;
     l->grid_x = (int)ceil_div(groups_of(p) * kblocks_of(p), (size_t)c->cta_units);
     bool shared = (size_t)c->cta_units % kblocks_of(p) != 0;
-    if (shared && groups_of(p) > most_shared())
+    if (shared && groups_of(p) > MOST_SHARED)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "too many groups to share");
     size_t tokens = p->m > (size_t)c->tokens ? (size_t)c->tokens : p->m;
     p->workspace_bytes = shared ? QT_MATMUL_WORKSPACE_ZEROED +
@@ -135,7 +132,7 @@ static void choose_units(struct qt_w4ax_plan *p)
 {
     size_t kblocks = kblocks_of(p), groups = groups_of(p), sms = (size_t)p->sms;
     size_t whole = ceil_div(groups, sms) * kblocks, even = ceil_div(groups * kblocks, sms);
-    p->config.cta_units = (int)(whole <= even + SHARING || groups > most_shared() ? whole : even);
+    p->config.cta_units = (int)(whole <= even + SHARING || groups > MOST_SHARED ? whole : even);
 }
 
 static void choose_stream(struct qt_w4ax_plan *p)

@@ -33,13 +33,13 @@ static const char *device; /* its name */
 /* Addresses of sections, of activations, results and the workspace: nothing is read. */
 static void *const memory = (void *)0x100000;
 
-static void result(bool ok, const char *what, size_t n, size_t k, size_t m, const char *why)
+/* fault: NULL if there is none. */
+static void result(const char *what, size_t n, size_t k, size_t m, const char *fault)
 {
-    passed += ok;
-    failed += !ok;
-    if (!ok && failed < 50)
-        printf("FAILED %s, %s, %zu x %zu, %zu tokens: %s\n", device, what, n, k, m,
-               why ? why : "no reason");
+    passed += !fault;
+    failed += fault != NULL;
+    if (fault && failed < 50)
+        printf("FAILED %s, %s, %zu x %zu, %zu tokens: %s\n", device, what, n, k, m, fault);
 }
 
 /* After a run with that status. */
@@ -51,6 +51,13 @@ static const char *launch_fault(int status)
            : status != QT_MATMUL_OK ? "run refused what plan took"
            : launches < 1           ? "nothing was launched"
                                     : NULL;
+}
+
+/* The same where plan may have refused. */
+static const char *plan_fault(const char *reason, int status)
+{
+    const char *fault = launch_fault(status);
+    return reason[0] ? reason : fault;
 }
 
 /* ---- products of qtool_kernels.h ---------------------------------------------------------------
@@ -112,10 +119,7 @@ static void check_product(const char *name, const struct qt_matmul_weight *w, si
     int rc = qt_matmul_plan(plan, w, m, opt);
     if (rc == QT_MATMUL_OK)
         rc = qt_matmul_run(plan, w, memory, memory, memory, NULL);
-    else
-        pretend_launches();
-    const char *why = plan->reason[0] ? plan->reason : launch_fault(rc);
-    result(!why, name, w->n, w->k, m, why);
+    result(name, w->n, w->k, m, plan_fault(plan->reason, rc));
 }
 
 /* What the order of additions follows from: how k is cut over blocks and warps, and in skinny
@@ -144,8 +148,10 @@ static void check_products(const char *name, const struct qt_matmul_weight *w)
             if (i == 0)
                 first = plan;
             if (opt.batch_invariant)
-                result(same_order(&first.config, &plan.config), name, w->n, w->k, tokens[i],
-                       "not the order of additions of one token");
+                result(name, w->n, w->k, tokens[i],
+                       same_order(&first.config, &plan.config)
+                           ? NULL
+                           : "not the order of additions of one token");
         }
     }
 }
@@ -192,8 +198,7 @@ static void check_w4ax(size_t n, size_t k, enum qt_w4ax_scales scales, bool pack
         int rc = qt_w4ax_plan(&plan, &w, tokens[i], &opt);
         if (rc == QT_MATMUL_OK)
             rc = qt_w4ax_run(&plan, &w, &acts, memory, memory, NULL);
-        const char *why = plan.reason[0] ? plan.reason : launch_fault(rc);
-        result(!why, names[scales], n, k, tokens[i], why);
+        result(names[scales], n, k, tokens[i], plan_fault(plan.reason, rc));
     }
 }
 
@@ -214,9 +219,9 @@ static void check_quantize(size_t k)
                                              .clip8 = 1,
                                              .packed = scales == QT_W4AX_BLOCK && what / 18,
                                              .dependent_launch = what / 18};
-            const char *why = launch_fault(
-                qt_w4ax_quantize(&acts, &in, &norm, memory, tokens[i], QT_MATMUL_BF16, NULL));
-            result(!why, "quantize", 1, k, tokens[i], why);
+            const int rc =
+                qt_w4ax_quantize(&acts, &in, &norm, memory, tokens[i], QT_MATMUL_BF16, NULL);
+            result("quantize", 1, k, tokens[i], launch_fault(rc));
         }
 }
 
@@ -238,19 +243,17 @@ static void check_attention(size_t heads, size_t kv_heads, size_t dim, enum qt_k
         .k_scale = memory,
         .k_zero = memory,
     };
-    const char *fault = launch_fault(
-        qt_kv_append(&cache, memory, memory, memory, memory, 100, QT_MATMUL_F16, NULL));
-    result(!fault, "append", heads, kv_heads * dim, 100, fault);
+    int rc = qt_kv_append(&cache, memory, memory, memory, memory, 100, QT_MATMUL_F16, NULL);
+    result("append", heads, kv_heads * dim, 100, launch_fault(rc));
     for (size_t batch = 1; batch <= 256; batch *= 4)
         for (size_t length = 1; length <= 1 << 20; length *= 32) {
             const struct qt_kv_options opt = {
                 .batch = batch, .heads = heads, .max_length = length, .scale = 1};
             struct qt_kv_plan plan;
-            int rc = qt_kv_attention_plan(&plan, &cache, &opt, 0);
+            rc = qt_kv_attention_plan(&plan, &cache, &opt, 0);
             if (rc == QT_MATMUL_OK)
                 rc = qt_kv_attention_run(&plan, &cache, memory, memory, memory, memory, NULL);
-            const char *why = plan.reason[0] ? plan.reason : launch_fault(rc);
-            result(!why, "attention", heads, kv_heads * dim, batch, why);
+            result("attention", heads, kv_heads * dim, batch, plan_fault(plan.reason, rc));
         }
 }
 
@@ -267,9 +270,8 @@ int main(void)
                 for (size_t s = 0; s < COUNT(schemes); s++) {
                     const struct qt_matmul_weight w = weight_of(&schemes[s], n, k);
                     check_products(schemes[s].name, &w);
-                    const char *why =
-                        launch_fault(qt_matmul_dequantize(&w, memory, QT_MATMUL_F16, NULL));
-                    result(!why, "dequantize", n, k, 0, why);
+                    const int rc = qt_matmul_dequantize(&w, memory, QT_MATMUL_F16, NULL);
+                    result("dequantize", n, k, 0, launch_fault(rc));
                 }
                 check_mix24(n, k, false);
                 check_mix24(n, k, true);
