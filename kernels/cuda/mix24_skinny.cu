@@ -68,14 +68,15 @@ bool qt_mix24_skinny_choose(struct qt_matmul_plan *p, const struct qt_matmul_wei
     if (p->cc != 90)
         return false;
     const struct qt_matmul_plan first = chunk_of(p, 0);
-    struct qt_matmul_config c = qt_skinny_config(p, qt_mix24_strips(w), QT_SKINNY_TILE, 4);
+    const struct qt_skinny_choice choice = {QT_SKINNY_TILE, 4, false};
+    struct qt_matmul_config c = qt_skinny_config(p, qt_mix24_strips(w), &choice);
     if (c.token_tiles == 1 &&
         qt_skinny_tile_strips(&c) == 4) { /* 8192 x 8192: 13.4 us, else 14.1 */
         c.strips = 4;
         c.warps = c.warps_k = 8;
     }
-    if (c.token_tiles == 2 && c.warps == 16 &&
-        c.warps_k == 4) { /* 14336 x 4096: 16.5 us, else 19.0 */
+    if (c.warps == 16 &&
+        c.warps_k == 4) { /* 14336 x 4096, M = 8 / 16: 13.8 / 16.5 us, else 16.1 / 19.0 */
         c.warps = 8;
         c.warps_k = 2;
     }

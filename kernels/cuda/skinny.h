@@ -83,10 +83,14 @@ int qt_skinny_tiles(const struct qt_matmul_config *c);
  * size. */
 size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config *c,
                         const struct qt_skinny_room *room, size_t m);
-/* All of a configuration but its depth. Tiles have at most `largest` strips; those of up to
- * `small`, but not of 3, get at most 8 warps, others 16. */
-struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int strips, int largest,
-                                         int small);
+/* All of a configuration but its depth. */
+struct qt_skinny_choice {
+    int largest; /* strips of a tile, at most */
+    int small;   /* tiles of up to so many, but not of 3, get at most 8 warps, others 16 */
+    bool wide;   /* a warp has four strips, not two */
+};
+struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int strips,
+                                         const struct qt_skinny_choice *choice);
 /* As many stages as bring room->ahead_bytes, if they fit; 0: not even two fit. */
 int qt_skinny_depth(const struct qt_matmul_plan *p, const struct qt_matmul_config *c,
                     const struct qt_skinny_room *room);

@@ -90,8 +90,10 @@ static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_
     a->stage_tx += zeros_bytes;
     room.weight_bytes = strips * QT_SKINNY_BLOCKS * 128 * s->bits;
     /* The stages that warps are at, and 32 KB of what follows: fp6, 10240 x 8192, 1 token, 20.1 us
-     * with 30 KB, 19.1 with 60. fp5, 28672 x 4096: 24.1 with two stages, 22.6 with three. */
-    room.ahead_bytes = stage_step(c->warps_k) * room.weight_bytes + (32 << 10);
+     * with 30 KB, 19.1 with 60. fp5, 28672 x 4096: 24.1 with two stages, 22.6 with three. 48 KB
+     * where small tiles often end: int8, 28672 x 4096 in tiles of 2 strips 33.9, 32.4. */
+    const int more = qt_skinny_tiles(c) > 1 && strips <= 4 ? 48 << 10 : 32 << 10;
+    room.ahead_bytes = stage_step(c->warps_k) * room.weight_bytes + more;
     if (room.ahead_bytes < 3 * room.weight_bytes)
         room.ahead_bytes = 3 * room.weight_bytes;
     room.tail_bytes = s->grouped ? 0 : c->strips_cta * 32;
@@ -116,21 +118,27 @@ int qt_skinny_depth(const struct qt_matmul_plan *p, const struct qt_matmul_confi
     return 0;
 }
 
-struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int strips, int largest,
-                                         int small)
+/* Strips of a block of threads. */
+static int block_strips(const struct qt_matmul_plan *p, int strips)
+{
+    return (int)ceil_div((size_t)strips, (size_t)p->sms);
+}
+
+struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int strips,
+                                         const struct qt_skinny_choice *choice)
 {
     struct qt_matmul_config c = {};
-    const int cta = (int)ceil_div((size_t)strips, (size_t)p->sms);
-    const int tiles = (int)ceil_div((size_t)cta, (size_t)largest);
+    const int cta = block_strips(p, strips);
+    const int tiles = (int)ceil_div((size_t)cta, (size_t)choice->largest);
     const int tile_strips = (int)ceil_div((size_t)cta, (size_t)tiles);
     c.path = QT_MATMUL_SKINNY;
     c.token_tiles = p->m <= 8 ? 1 : 2;
     c.splits = 1;
     c.parts = 1;
     c.strips_cta = tile_strips * tiles;
-    c.strips = tile_strips == 1 || tile_strips == 3 ? 1 : 2;
+    c.strips = choice->wide ? 4 : tile_strips == 1 || tile_strips == 3 ? 1 : 2;
     const int warps_n = (int)ceil_div((size_t)tile_strips, (size_t)c.strips);
-    const int most = tile_strips <= small && tile_strips != 3 ? 8 : QT_SKINNY_MAX_WARPS;
+    const int most = tile_strips <= choice->small && tile_strips != 3 ? 8 : QT_SKINNY_MAX_WARPS;
     c.warps_k = most;
     while (c.warps_k * warps_n > most)
         c.warps_k /= 2;
@@ -139,8 +147,38 @@ struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int str
 }
 
 /*
+ * Long stages, of many strips of many bits, come late and leave few; short ones read X once more
+ * for each tile, which 9 tokens and more feel. Of 28672 x 8192, 1 token, in tiles of 14 and of 2
+ * strips: fp6 47.5 us, 44.7, fp8 64.0, 57.9; 18944 x 3584 in tiles of 9 and of 3: fp7 23.0, 20.3;
+ * fp5, 57344 x 8192, in tiles of 14 and of 4: 75.1, 72.3. `few`: at most 8 tokens.
+ */
+static int largest_tile(int bits, int cta, bool few)
+{
+    if (bits < 5 || !(few || cta <= 10))
+        return QT_SKINNY_TILE;
+    if (bits == 5 && few && cta > QT_SKINNY_TILE && cta % 4 == 0)
+        return 4;
+    if (cta % 2 == 0 && (bits >= 6 || cta == 10))
+        return 2;
+    return cta % 2 && cta % 3 == 0 ? 3 : QT_SKINNY_TILE;
+}
+
+/*
+ * Four strips a warp spare half of the reads of X, where registers allow it and the last warp along
+ * the rows is not half idle. nf2, 1 token, two and four: 8192 x 8192 10.2 us, 9.8, 22016 x 4096
+ * 14.1, 13.3, 57344 x 8192 55.2, 51.4; 11008 x 4096, 6 strips a block, 8.6, 10.0. nf3: 57344 x 8192
+ * 60.0, 57.4, less elsewhere.
+ */
+static bool wide_warps(enum qt_format format, int cta)
+{
+    return format == QT_FORMAT_PAIR3   ? cta > QT_SKINNY_TILE
+           : format == QT_FORMAT_PAIR2 ? cta == 3 || cta == 4 || cta > 6
+                                       : false;
+}
+
+/*
  * The order in which products are added follows from strips_cta, strips and warps_k, which do not
- * depend on m: so a batch-invariant plan takes this kernel for any m, 16 tokens at a time.
+ * depend on m in a batch-invariant plan: so it takes this kernel for any m, 16 tokens at a time.
  */
 bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
 {
@@ -148,12 +186,17 @@ bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
     if (p->cc != 90 || s->format == QT_FORMAT_ANY || !s->zero_boxes ||
         (p->m > QT_SKINNY_MAX_TOKENS && !p->options.batch_invariant))
         return false;
+    const bool few = p->m <= 8 && !p->options.batch_invariant;
+    const int cta = block_strips(p, s->strips);
+    struct qt_skinny_choice choice = {largest_tile(s->bits, cta, few), 2, false};
     /* 4096 x 14336, 1 token: nf3 11.4 us with 8 warps, 10.0 with 16; fp6 13.6 and 14.0. */
-    const bool pairs = s->format == QT_FORMAT_PAIR2 || s->format == QT_FORMAT_PAIR3;
-    /* Four strips of 6 bits and more make a long stage: fp6, 8192 x 8192, 1 token, 15.9 us, in two
-     * tiles 15.1. */
-    const bool two = s->bits >= 6 && ceil_div((size_t)s->strips, (size_t)p->sms) == 4;
-    p->config = qt_skinny_config(p, s->strips, two ? 2 : QT_SKINNY_TILE, pairs ? 0 : 2);
+    if (s->format == QT_FORMAT_PAIR2 || s->format == QT_FORMAT_PAIR3)
+        choice.small = 0;
+    if (few && wide_warps(s->format, cta)) {
+        choice.wide = true;
+        choice.largest = 2 * QT_SKINNY_TILE;
+    }
+    p->config = qt_skinny_config(p, s->strips, &choice);
     const struct qt_skinny_room room = room_for(&a, s, &p->config, chunk_tokens(p));
     p->config.depth = qt_skinny_depth(p, &p->config, &room);
     return p->config.depth > 0;
