@@ -148,6 +148,8 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
         source_bytes += qt_ckpt_tensor(ckpt, i)->nbytes;
     if (cli->doc) {
         doc_set(cli, cli->doc, "out", doc_text(o->out));
+        if (r->finished)
+            doc_set(cli, cli->doc, "finished", json_true());
         doc_set(cli, cli->doc, "quantized", doc_size(r->quantized));
         doc_set(cli, cli->doc, "copied", doc_size(r->copied));
         doc_set(cli, cli->doc, "bpw", doc_real(r->bpw));
@@ -162,7 +164,7 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
         rc = print_tensors(r->document, err);
     if (rc < 0)
         return rc;
-    table_row(&t, "container\t%s", o->out);
+    table_row(&t, "container\t%s%s", o->out, r->finished ? ", complete already" : "");
     table_row(&t, "tensors\t%zu quantized, %zu copied", r->quantized, r->copied);
     table_row(&t, "bpw\t%.4f bits per quantized weight", r->bpw);
     table_paper_bpw(&t, r->paper_bpw);
@@ -269,7 +271,8 @@ static const struct opt opts[] = {
     {.name = "resume",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, resume),
-     .help = "go on where an interrupted run with the same options stopped"},
+     .help = "go on where an interrupted run with the same options stopped; if OUT is complete, "
+             "check that it is this run's"},
     {.name = "strict",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, strict),

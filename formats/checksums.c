@@ -67,6 +67,12 @@ static int compare_names(const void *a, const void *b)
     return strcmp(((const struct sum *)a)->name, ((const struct sum *)b)->name);
 }
 
+static void sort_by_name(struct sums *s)
+{
+    if (s->count)
+        qsort(s->items, s->count, sizeof *s->items, compare_names);
+}
+
 static int list_files(struct sums *s, const char *dir, const json_t *omit, struct qt_err *err)
 {
     const struct dirent *item;
@@ -78,8 +84,7 @@ static int list_files(struct sums *s, const char *dir, const json_t *omit, struc
         if (item->d_name[0] != '.' && !json_object_get(omit, item->d_name))
             rc = add_file(s, dir, item->d_name, err);
     closedir(d);
-    if (s->count)
-        qsort(s->items, s->count, sizeof *s->items, compare_names);
+    sort_by_name(s);
     return rc;
 }
 
@@ -136,6 +141,26 @@ static const char *parse_line(const char **hex, char **text)
     return qt_name_is_plain(name) ? name : NULL;
 }
 
+/* What loaders of the container read must be in the list; who adds a README need not list it. */
+static int check_all_listed(struct sums *listed, const char *dir, struct qt_err *err)
+{
+    static const char tensors[] = ".safetensors";
+    struct sums present = {0};
+    int rc = list_files(&present, dir, NULL, err);
+    sort_by_name(listed);
+    for (size_t i = 0; i < present.count && rc == QT_OK; i++) {
+        const struct sum *file = &present.items[i];
+        const size_t n = strlen(file->name), end = sizeof tensors - 1;
+        const bool wanted = strcmp(file->name, QT_MANIFEST_NAME) == 0 ||
+                            (n >= end && strcmp(file->name + n - end, tensors) == 0);
+        if (wanted && !(listed->count && bsearch(file, listed->items, listed->count,
+                                                 sizeof *listed->items, compare_names)))
+            rc = qt_fail(err, QT_E_INPUT, file->path, NULL, "is not in " QT_CHECKSUMS_NAME);
+    }
+    sums_free(&present);
+    return rc;
+}
+
 int qt_checksums_check(const char *dir, struct qt_err *err)
 {
     enum { LIMIT = 1 << 24 };
@@ -156,6 +181,7 @@ int qt_checksums_check(const char *dir, struct qt_err *err)
         QT_TRY(add_file(&s, dir, name, err));
         s.items[s.count - 1].expected = hex;
     }
+    QT_TRY(check_all_listed(&s, dir, err));
     QT_TRY(qt_parallel(s.count, sum_file, &s, err));
     for (size_t i = 0; i < s.count && rc == QT_OK; i++)
         if (strcmp(s.items[i].hex, s.items[i].expected) != 0)

@@ -154,7 +154,8 @@ struct qt_container; /* opaque; immutable once open */
 
 /* True when `path` is a directory with a qtool.json. */
 bool qt_container_probe(const char *path);
-/* QT_E_INPUT unless every file of DIR/SHA256SUMS, and the list itself, is there and as listed. */
+/* QT_E_INPUT unless every file of DIR/SHA256SUMS, and the list itself, is there and as listed, and
+ * the manifest and all safetensors files are in it. */
 int qt_checksums_check(const char *dir, struct qt_err *err);
 /*
  * Opens a container and checks its structure: manifest well-formed and of a known version, every
@@ -197,6 +198,9 @@ struct qt_writer_options {
 int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tensor *tensors,
                    size_t n, const json_t *identity, const struct qt_writer_options *opt,
                    struct qt_err *err);
+/* QT_OK when both identities are the same, else QT_E_RESUME as above; file: whose the first is. */
+int qt_identity_check(const json_t *before, const json_t *now, const char *file,
+                      struct qt_err *err);
 /* The journalled record of a finished unit (borrowed), or NULL if it must be done. */
 const json_t *qt_writer_done(const struct qt_writer *w, const char *unit);
 /* Data [offset, offset+size) of declared tensor i; each byte once. */

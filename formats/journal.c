@@ -144,6 +144,11 @@ static int compare(const char *path, const json_t *before, const json_t *now, co
     return QT_OK;
 }
 
+int qt_identity_check(const json_t *before, const json_t *now, const char *file, struct qt_err *err)
+{
+    return compare("", before, now, file, err);
+}
+
 static int check_header(const struct qt_journal *j, const json_t *header, const char *plan,
                         const json_t *identity, struct qt_err *err)
 {
@@ -154,7 +159,7 @@ static int check_header(const struct qt_journal *j, const json_t *header, const 
         json_integer_value(version) != JOURNAL_VERSION)
         return qt_fail(err, QT_E_RESUME, j->path, NULL,
                        "cannot resume: written by another version of qtool");
-    int rc = compare("", json_object_get(header, "identity"), identity, j->path, err);
+    int rc = qt_identity_check(json_object_get(header, "identity"), identity, j->path, err);
     if (rc == QT_OK && (!old_plan || strcmp(old_plan, plan) != 0))
         rc = qt_fail(err, QT_E_RESUME, j->path, NULL,
                      "cannot resume: the tensors to be written, or the limit of a shard, differ");

@@ -372,6 +372,7 @@ struct qt_quantize_report {
     size_t quantized, copied;
     double bpw, paper_bpw; /* of qt_plan_bpw, qt_plan_paper_bpw */
     uint64_t bytes;        /* of all stored tensors */
+    bool finished;         /* resume: the output was complete already, nothing was written */
 };
 
 int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,

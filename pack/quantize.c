@@ -134,33 +134,6 @@ done:
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-/* The checkpoint's fingerprint looks at a part of each tensor: what the interrupted run has made is
- * of use only if all of its source is still the same. */
-static int check_resumed_sources(const struct qt_run *run, struct qt_err *err)
-{
-    for (size_t i = 0; i < run->plan.count; i++) {
-        const struct qt_tensor *t = run->plan.items[i].tensor;
-        const json_t *record = qt_writer_done(run->writer, t->name);
-        const json_t *source = json_object_get(record, "source_crc32");
-        if (!source) /* an untouched copy */
-            source = json_object_get(record, "crc32");
-        const char *before = json_string_value(source);
-        struct qt_blob blob;
-        char now[9];
-        if (!record)
-            continue;
-        int rc = qt_ckpt_read(&blob, run->ckpt, t, err);
-        if (rc < 0)
-            return rc;
-        snprintf(now, sizeof now, "%08x", qt_crc32(0, blob.data, blob.size));
-        qt_blob_free(&blob);
-        if (!before || strcmp(before, now) != 0)
-            return qt_fail(err, QT_E_RESUME, t->file, t->name,
-                           "cannot resume: its data is not what it was");
-    }
-    return QT_OK;
-}
-
 /* One that the blocks have left. */
 static int run_item(struct qt_run *run, size_t i, struct qt_err *err)
 {
@@ -263,6 +236,17 @@ static json_t *manifest_new(const struct qt_run *run, json_t *identity)
     return NULL;
 }
 
+static int report_new(struct qt_quantize_report *out, const struct qt_run *run, double start,
+                      struct qt_err *err)
+{
+    out->quantized = run->plan.quantized;
+    out->copied = run->plan.count - run->plan.quantized;
+    out->bpw = qt_plan_bpw(&run->plan);
+    out->paper_bpw = qt_plan_paper_bpw(&run->plan);
+    out->bytes = run->plan.output_bytes;
+    return qt_run_report(&out->document, run, start, err);
+}
+
 static void run_close(struct qt_run *run)
 {
     qt_writer_close(run->writer);
@@ -287,7 +271,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     struct qt_run run = {.ckpt = ckpt, .opt = opt};
     struct qt_writer_options wopt = {.force = opt->force, .resume = opt->resume};
     struct qt_learner *learner = NULL;
-    json_t *identity = NULL, *manifest = NULL, *report = NULL;
+    json_t *identity = NULL, *manifest = NULL;
     double start = qt_clock();
     int rc = QT_OK;
     *out = (struct qt_quantize_report){0};
@@ -297,9 +281,15 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(qt_learn_open(&learner, &run, err));
     QT_TRY(identity_new(&identity, &run, learner, err));
     QT_TRY(stored_new(&run, err));
+    if (opt->resume && !opt->force)
+        QT_TRY(qt_run_finished(&out->finished, &run, identity, err));
+    if (out->finished) {
+        QT_TRY(report_new(out, &run, start, err));
+        goto done;
+    }
     QT_TRY(
         qt_writer_open(&run.writer, opt->out_dir, run.stored, run.nstored, identity, &wopt, err));
-    QT_TRY(check_resumed_sources(&run, err));
+    QT_TRY(qt_run_check_records(&run, err));
     QT_TRY(copy_side_files(&run, err));
     if (opt->calibration)
         QT_TRY(qt_run_blocks(&run, err));
@@ -313,24 +303,19 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
         goto done;
     }
-    QT_TRY(qt_run_report(&report, &run, start, err));
-    QT_TRY(qt_writer_add_json(run.writer, "qtool-report.json", report, err));
+    QT_TRY(report_new(out, &run, start, err));
+    QT_TRY(qt_writer_add_json(run.writer, "qtool-report.json", out->document, err));
     QT_TRY(qt_writer_finish(run.writer, manifest, err));
-    *out = (struct qt_quantize_report){
-        .document = json_incref(report),
-        .quantized = run.plan.quantized,
-        .copied = run.plan.count - run.plan.quantized,
-        .bpw = qt_plan_bpw(&run.plan),
-        .paper_bpw = qt_plan_paper_bpw(&run.plan),
-        .bytes = run.plan.output_bytes,
-    };
 done:
     /* Input that will not get better by trying again leaves nothing behind; the rest can resume. */
     if (rc == QT_E_INPUT || rc == QT_E_UNSUPPORTED)
         qt_writer_discard(run.writer);
+    if (rc < 0) {
+        json_decref(out->document);
+        *out = (struct qt_quantize_report){0};
+    }
     json_decref(identity);
     json_decref(manifest);
-    json_decref(report);
     qt_learn_close(learner);
     run_close(&run);
     return rc;

@@ -72,6 +72,12 @@ struct qt_runtime qt_run_runtime(struct qt_run *run);
 
 /* ---- the parts of a run --------------------------------------------------------------------- */
 
+/* resume.c: QT_E_RESUME if the source of what an interrupted run has finished is not what it was.
+ * With --resume, whether the output is complete already, and takes its entries; QT_E_RESUME if it
+ * is a container of another identity or source. Both QT_E_UNSUPPORTED if --strict refuses. */
+int qt_run_check_records(const struct qt_run *run, struct qt_err *err);
+int qt_run_finished(bool *finished, struct qt_run *run, const json_t *identity, struct qt_err *err);
+
 /* blocks.c: all linears of the model's decoder blocks, calibrated block by block. */
 int qt_run_blocks(struct qt_run *run, struct qt_err *err);
 

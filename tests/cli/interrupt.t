@@ -17,3 +17,22 @@ $ qtool quantize --resume zeros.safetensors -o 'a part' --scheme fp6 -q
 >-
 $ qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
 $ test ! -e 'a part.partial' && cmp whole/model.safetensors 'a part/model.safetensors' && cmp whole/qtool.json 'a part/qtool.json'
+
+# What is complete is left as it is, if it is what the run would make.
+$ qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
+> ^container +a part, complete already$
+> ^tensors +24 quantized, 0 copied$
+$ cmp whole/qtool.json 'a part/qtool.json' && cmp whole/SHA256SUMS 'a part/SHA256SUMS'
+$ qtool quantize --resume zeros.safetensors -o 'a part' --scheme fp6 -q
+? 8
+>-
+2 a part: cannot resume: options\.scheme: "lut3.*" before, "fp6.*" now
+$ truncate -s 1M 'a part/model.safetensors' && qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
+? 3
+>-
+$ qtool quantize zeros.safetensors -o whole --scheme lut3 -q
+? 2
+2 whole: exists already
+$ qtool quantize --force --resume zeros.safetensors -o 'a part' --scheme lut3 -q && cmp whole/model.safetensors 'a part/model.safetensors'
+> ^container +a part$
+> ^tensors

@@ -13,6 +13,10 @@ $ QTOOL=qtool CALIB=calib.txt SCHEME=nf2 BPW=9 SQNR=20 "$RELEASE" "$NANO" coarse
 2 gate failed: sqnr is [0-9.]+, required >= 20; sqnr of model\.layers\.
 $ QTOOL=qtool SCHEME=fp99 "$RELEASE" "$NANO" none
 ? 2
+# Repeated, it checks what is there; what other data would have made is not that.
+$ sha256sum ship/* >before; QTOOL=qtool CALIB=calib.txt WINDOWS=2 SCHEME=fp6:e=2 "$RELEASE" "$NANO" ship
+> ^ship: 6\.[0-9]+ bits per weight
+$ sha256sum ship/* | cmp - before && grep -q '"finished": true' ship.logs/quantize.json
 $ QTOOL=qtool "$RELEASE" "$NANO" ship
-? 2
-2 exists already
+? 8
+2 ship: cannot resume: calibration\.
