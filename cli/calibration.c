@@ -45,6 +45,10 @@ int calibration_open(struct calibration *out, const struct calibration_options *
     *out = (struct calibration){0};
     if (o->file && o->data.count)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "--data and --calib exclude each other");
+    if (o->data.count == 0 && (o->samples || o->seqlen || o->seed))
+        return qt_fail(
+            err, QT_E_USAGE, NULL, NULL,
+            "--samples, --seqlen and --seed choose windows of --data, which is not given");
     if (o->file) {
         int opened = qt_qcal_open(&out->file, o->file, err);
         out->data.file = out->file;

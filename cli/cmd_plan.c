@@ -42,6 +42,9 @@ static int print_plan(const struct qt_plan *plan, struct qt_err *err)
               plan->source_bytes ? 100 * (double)plan->output_bytes / (double)plan->source_bytes
                                  : 100);
     table_row(&sum, "memory\t%s beyond mapped files", text_bytes(memory, plan->working_bytes));
+    const struct qt_plan_item *needs = qt_plan_needs_data(plan);
+    if (needs)
+        table_row(&sum, "needs\tcalibration data (--data), first for %s", needs->tensor->name);
     int rc = table_print(&t, err);
     putchar('\n');
     int second = table_print(&sum, rc < 0 ? NULL : err);
@@ -81,6 +84,7 @@ static void fill_doc(struct cli *cli, const struct qt_plan *plan)
         doc_set(cli, cli->doc, "paper_bpw", doc_real(qt_plan_paper_bpw(plan)));
     doc_set(cli, cli->doc, "source_bytes", doc_size(plan->source_bytes));
     doc_set(cli, cli->doc, "bytes", doc_size(plan->output_bytes));
+    doc_set(cli, cli->doc, "needs_data", json_boolean(qt_plan_needs_data(plan) != NULL));
     doc_set(cli, cli->doc, "working_bytes", doc_size(plan->working_bytes));
     doc_set(cli, cli->doc, "tensors", items);
 }
@@ -225,8 +229,8 @@ const struct command cmd_plan = {
         "counted). Nothing is written. Without --scheme and --tensor all schemes are compared, a "
         "line for each.\n\n"
         "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
-        "found anywhere in the name). A regular expression that matches no tensor is an error. "
-        "The scheme 'none' copies.",
+        "found anywhere in the name). A regular expression that matches no tensor is an error; "
+        "norms and biases that match are copied. The scheme 'none' copies.",
     .examples = "  qtool plan examples/nano-llama\n"
                 "  qtool plan examples/nano-llama --scheme nf4:g=128 --tensor 'down_proj=fp6'\n",
     .opts = opts,

@@ -185,13 +185,13 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     catch_signal(SIGINT);
     catch_signal(SIGTERM);
     QT_TRY(rules_parse(&rules, &o->tensor, err));
-    QT_TRY(qt_learn_parse(&learn, o->learn, err));
+    QT_TRY(qt_learn_parse(&learn, o->learn ? o->learn : "", err));
     learn.norms = o->tune_norms;
     QT_TRY(checkpoint_open(&ckpt, args[0], err));
     QT_TRY(check_out(o->out, ckpt, args[0], err));
     struct qt_quantize_options opt = {
         .plan = {.scheme = o->scheme, .rules = rules.rule, .nrules = rules.count},
-        .learn = &learn,
+        .learn = o->learn || o->tune_norms ? &learn : NULL,
         .kv = o->kv != 0,
         .out_dir = o->out,
         .force = o->force,
@@ -218,7 +218,6 @@ done:
 
 static const struct quantize_options defaults = {
     .common = COMMON_DEFAULTS,
-    .learn = "",
 };
 
 static const struct opt opts[] = {
@@ -305,8 +304,8 @@ const struct command cmd_quantize = {
         "and the "
         "attention kernels use. Weights are not changed by it.\n\n"
         "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
-        "found anywhere in the name). A regular expression that matches no tensor is an error. "
-        "The scheme 'none' copies.\n\n"
+        "found anywhere in the name). A regular expression that matches no tensor is an error; "
+        "norms and biases that match are copied. The scheme 'none' copies.\n\n"
         "Ctrl-C or SIGTERM stops after the current tensor (exit status 75); the same command "
         "with --resume goes on.",
     .examples = "  qtool quantize examples/nano-llama -o nano-fp6 --scheme fp6:e=2\n"

@@ -48,6 +48,9 @@ int qt_json_get_bool(bool *out, const json_t *obj, const char *key, const char *
 
 /* ---- tensors and checkpoints ---------------------------------------------------------------- */
 
+/* Bytes of a tensor's name, at most. */
+enum { QT_TENSOR_NAME_MAX = 512 };
+
 struct qt_tensor {
     const char *name; /* UTF-8, owned by the checkpoint */
     const char *file; /* path of the file that holds it, owned by the checkpoint */

@@ -4,15 +4,13 @@
 #include <stdlib.h>
 #include <utf8proc.h>
 
-enum { MAX_NAME = 512 };
-
 int qt_tensor_check_name(const char *name, size_t size, const char *file, struct qt_err *err)
 {
     if (size == 0)
         return qt_fail(err, QT_E_INPUT, file, NULL, "a tensor has an empty name");
-    if (size > MAX_NAME)
+    if (size > QT_TENSOR_NAME_MAX)
         return qt_fail(err, QT_E_INPUT, file, NULL, "a tensor's name has %zu bytes, at most %d",
-                       size, MAX_NAME);
+                       size, QT_TENSOR_NAME_MAX);
     for (size_t at = 0; at < size;) {
         utf8proc_int32_t c;
         utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)name + at,

@@ -308,6 +308,8 @@ struct qt_plan {
 int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt_plan_options *opt,
                 struct qt_err *err);
 void qt_plan_free(struct qt_plan *plan);
+/* The first item that cannot be quantized without calibration data, or NULL. */
+const struct qt_plan_item *qt_plan_needs_data(const struct qt_plan *plan);
 /* Bits per weight over all quantized tensors; 0 when there are none. */
 double qt_plan_bpw(const struct qt_plan *plan);
 /* The same by the count of publications where they have another; NaN when none has. */

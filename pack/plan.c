@@ -54,6 +54,7 @@ struct rule {
     struct qt_name_regex *regex;
     struct qt_spec spec;
     bool used;
+    const struct qt_tensor *vector; /* the first that matches; they are copied, but not alone */
 };
 
 struct rules {
@@ -84,20 +85,50 @@ done:
     return rc;
 }
 
+static bool is_vector(const struct qt_tensor *t)
+{
+    return t->ndim < 2;
+}
+
 /* The last rule whose regex matches anywhere in the name, or NULL. All that match count as used. */
-static int rules_find(const struct rule **out, struct rules *rules, const char *name,
+static int rules_find(const struct rule **out, struct rules *rules, const struct qt_tensor *t,
                       struct qt_err *err)
 {
     *out = NULL;
     for (size_t i = 0; i < rules->count; i++) {
+        struct rule *rule = &rules->list[i];
         bool found;
-        int rc = qt_name_regex_match(&found, rules->list[i].regex, name, err);
+        int rc = qt_name_regex_match(&found, rule->regex, t->name, err);
         if (rc < 0)
             return rc;
-        if (found) {
-            rules->list[i].used = true;
-            *out = &rules->list[i];
-        }
+        if (!found)
+            continue;
+        *out = rule;
+        if (!is_vector(t) || !rule->spec.scheme)
+            rule->used = true;
+        else if (!rule->vector)
+            rule->vector = t;
+    }
+    return QT_OK;
+}
+
+static int cannot_quantize(const struct qt_tensor *t, struct qt_err *err)
+{
+    return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
+                   "cannot be quantized: %d dimensions, %s; only matrices of F16, BF16, F32 or "
+                   "F64 can",
+                   t->ndim, qt_dtype_name(t->dtype));
+}
+
+static int rules_check_used(const struct rules *rules, const struct qt_plan_options *opt,
+                            struct qt_err *err)
+{
+    for (size_t i = 0; i < rules->count; i++) {
+        const struct rule *rule = &rules->list[i];
+        if (!rule->used)
+            return rule->vector ? cannot_quantize(rule->vector, err)
+                                : qt_fail(err, QT_E_USAGE, NULL, NULL,
+                                          "--tensor '%s' matches no tensor", opt->rules[i].regex);
     }
     return QT_OK;
 }
@@ -110,23 +141,33 @@ static int plan_item(struct qt_plan_item *item, const struct qt_spec *def, struc
     const struct qt_tensor *t = item->tensor;
     const struct rule *rule;
     struct qt_err inner = {0};
-    int rc = rules_find(&rule, rules, t->name, err);
+    int rc = rules_find(&rule, rules, t, err);
     if (rc < 0)
         return rc;
     const struct qt_spec *spec = rule ? &rule->spec : def;
-    item->why = rule ? NULL : reason_to_copy(t);
+    item->why = rule && !is_vector(t) ? NULL : reason_to_copy(t);
     if (!item->why && !spec->scheme)
         item->why = "scheme none";
     if (item->why)
         return QT_OK;
     if (t->ndim != 2 || !qt_dtype_is_weight(t->dtype))
-        return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
-                       "cannot be quantized: %d dimensions, %s; only matrices of F16, BF16, F32 or "
-                       "F64 can",
-                       t->ndim, qt_dtype_name(t->dtype));
+        return cannot_quantize(t, err);
     rc = qt_packed_describe(&item->packed, spec, t->shape[0], t->shape[1], &inner);
     return rc < 0 ? qt_fail(err, inner.status, t->file, t->name, "%s: %s", spec->text, inner.reason)
                   : QT_OK;
+}
+
+static int check_section_names(const struct qt_plan_item *item, struct qt_err *err)
+{
+    const struct qt_tensor *t = item->tensor;
+    for (size_t s = 0; s < item->packed.nsections; s++)
+        if (strlen(t->name) + strlen(".q.") + strlen(item->packed.section[s].name) >
+            QT_TENSOR_NAME_MAX)
+            return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
+                           "its name is too long: with the name of a section it would have more "
+                           "than %d bytes",
+                           QT_TENSOR_NAME_MAX);
+    return QT_OK;
 }
 
 /* Sections of a matrix NAME are tensors NAME.q.SECTION of the container. */
@@ -135,6 +176,9 @@ static int check_names(const struct qt_plan *plan, struct qt_err *err)
     for (size_t i = 0; i < plan->count; i++) {
         const struct qt_tensor *t = plan->items[i].tensor;
         const char *cut = strstr(t->name, ".q.");
+        int rc = check_section_names(&plan->items[i], err);
+        if (rc < 0)
+            return rc;
         for (; cut; cut = strstr(cut + 1, ".q."))
             for (size_t j = 0; j < plan->count; j++) {
                 const char *name = plan->items[j].tensor->name;
@@ -184,12 +228,7 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
         out->count++;
     }
     QT_TRY(check_names(out, err));
-    for (size_t i = 0; i < rules.count; i++)
-        if (!rules.list[i].used) {
-            rc = qt_fail(err, QT_E_USAGE, NULL, NULL, "--tensor '%s' matches no tensor",
-                         opt->rules[i].regex);
-            goto done;
-        }
+    QT_TRY(rules_check_used(&rules, opt, err));
 done:
     rules_close(&rules);
     if (rc < 0)
@@ -201,6 +240,17 @@ void qt_plan_free(struct qt_plan *plan)
 {
     qt_free(plan->items);
     *plan = (struct qt_plan){0};
+}
+
+const struct qt_plan_item *qt_plan_needs_data(const struct qt_plan *plan)
+{
+    for (size_t i = 0; i < plan->count; i++) {
+        const struct qt_plan_item *item = &plan->items[i];
+        const struct qt_spec *spec = &item->packed.spec;
+        if (!item->why && (qt_scheme_needs_data(spec->scheme) || qt_spec_learns(spec)))
+            return item;
+    }
+    return NULL;
 }
 
 double qt_plan_bpw(const struct qt_plan *plan)

@@ -30,6 +30,20 @@ $ qtool plan "$NANO" --scheme nf4 --tensor '^model\.norm=fp6'
 ? 4
 >-
 2 tensor model\.norm\.weight: cannot be quantized
+# Where a rule matches matrices too, norms are copied.
+$ qtool plan "$NANO" --scheme none --tensor 'layers\.0\.=fp6'
+> ^model\.layers\.0\.input_layernorm\.weight .* copied: vector
+> ^tensors +7 quantized, 22 copied$
+>! needs
+
+# A name that leaves no room for those of sections.
+$ name=m.0.$(printf %0493d 0).weight; printf '%-704s' "{\"$name\":{\"dtype\":\"F16\",\"shape\":[16,16],\"data_offsets\":[0,512]}}" >header && { printf '\300\2\0\0\0\0\0\0'; cat header; head -c 512 /dev/zero; } >long.safetensors && qtool plan long.safetensors --scheme none && qtool plan long.safetensors --scheme nf4
+? 4
+2 its name is too long
+
+# What cannot be made without calibration data.
+$ qtool plan "$NANO" --scheme nf4 --tensor 'layers\.1.*down=nf4:learn=1'
+> ^needs +calibration data \(--data\), first for model\.layers\.1\.mlp\.down_proj\.weight$
 
 # A part of a checkpoint, without its index.
 $ mkdir part && cp "$NANO/config.json" part && cp "$NANO/model.safetensors" part/model-00001-of-00002.safetensors && qtool plan part --scheme nf4

@@ -91,3 +91,14 @@ $ mkdir clash && printf '%-128s' '{"a.weight":{"dtype":"F32","shape":[16,16],"da
 $ qtool plan "$NANO" --scheme nf4 --tensor 'q_proj=none:g=2'
 ? 2
 2 none takes no parameters
+
+# Options without effect are mistakes.
+$ qtool quantize "$NANO" -o idle --scheme nf4 --learn lr=0.1
+? 2
+2 learn=1, and there is none
+$ qtool quantize "$NANO" -o idle --scheme nf4 --samples 8
+? 2
+2 --samples, --seqlen and --seed choose windows of --data
+$ qtool quantize "$NANO" -o idle --scheme nf4 --seed 3
+? 2
+$ test ! -e idle && test ! -e idle.partial

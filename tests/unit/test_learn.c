@@ -348,6 +348,7 @@ static void harm_is_not_kept(void **state)
 {
     struct fixture *f = *state;
     struct qt_quantize_options a = options(f, "a", "nf4:g=32", "");
+    a.learn = NULL;
     json_decref(quantize(f, &a));
     struct qt_quantize_options b = options(f, "b", "nf4:g=32,learn=1", "lr=0.5,batch=2");
     json_t *doc = quantize(f, &b);
