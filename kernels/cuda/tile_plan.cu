@@ -44,7 +44,7 @@ static int zeros_at(const struct qt_shape *s, int strips, int blocks)
 /* A kernel is for groups of at least the columns whose products it starts at a time. */
 static struct qt_tile_matrix matrix_of(const struct qt_shape *s)
 {
-#define KIND(warpgroups, tokens, blocks) {warpgroups, tokens, blocks, NULL, 0, 0, 0},
+#define KIND(warpgroups, tokens, blocks) {warpgroups, tokens, blocks, NULL, 0, 0, 0, 0},
     static const struct qt_tile_kind kinds[QT_TILE_KINDS] = {QT_TILE_GROUP_TABLE(KIND)};
     struct qt_tile_matrix t = {};
     t.strips = s->strips;
@@ -168,8 +168,9 @@ static double tile_us(const struct qt_tile_matrix *t, const struct qt_tile_kind 
         return start_us + whole * block_us * whole_factor;
     int others = shared < grid ? (int)ceil_div((size_t)grid, (size_t)shared) : 1;
     int kilobytes = k->warpgroups * 64 * k->tokens * 4 / 1024;
-    return start_us + share_us + collect_us * others * kilobytes +
-           (whole + ceil((double)shared * k_stages / grid)) * block_us;
+    double us = (whole + ceil((double)shared * k_stages / grid)) * block_us;
+    us += collect_us * others * kilobytes;
+    return start_us + share_us + fmax(us, (double)k_stages * k->blocks * k->alone_us);
 }
 
 static bool can_pair(const struct qt_matmul_plan *p, const struct qt_tile_matrix *t,
