@@ -24,6 +24,7 @@
  *   plan.c       which tensor gets which scheme; sizes; refusals
  *   quantize.c   the driver: checkpoint -> plan -> container
  *   items.c      its tensors: quantized or copied, stored, journaled, read back
+ *   resume.c     whether what an earlier run has made is of use to it
  *   blocks.c     the calibrated part of it, decoder block by decoder block
  *   sequential.c the hidden states of the calibration windows on their way through the decoder
  *   learn.c      scales and norms tuned by gradient descent through the model, after blocks.c
