@@ -223,11 +223,9 @@ static void expect_clean_error(const char *what, long n, int rc)
 /* After a failure: what is there is complete, or is completed. Leaves nothing. */
 static void expect_resumable(const char *what, long n)
 {
-    if (access("out", F_OK) != 0) {
-        int rc = quantize("out", true);
-        if (rc != QT_OK)
-            fail_msg("%s %ld: resume: status %d, %s: %s", what, n, rc, err.file, err.reason);
-    }
+    int rc = quantize("out", true);
+    if (rc != QT_OK)
+        fail_msg("%s %ld: resume: status %d, %s: %s", what, n, rc, err.file, err.reason);
     expect_same(what, n);
     shell("rm -rf out out.partial");
 }
@@ -331,6 +329,33 @@ static void short_calls(void **state)
     expect_resumable("short", 0);
 }
 
+/* Whatever goes wrong in the resume of a run that has finished, its container stays as it is. */
+static void finished_container_stays(void **state)
+{
+    (void)state;
+    shell("cp -r ref out");
+    fault = NOTHING;
+    calls = allocations = 0;
+    expect_ok("count", quantize("out", true), &err);
+    const long most[2] = {allocations, calls};
+    assert_true(most[0] > 100 && most[1] > 10);
+    for (int i = 0; i < 2; i++)
+        for (long n = 0; n < most[i]; n += i ? 1 : stride(11)) {
+            calls = allocations = 0;
+            all_after = n % 2;
+            allocation_at = i ? -1 : n;
+            fault = i ? FAIL : NOTHING;
+            fault_at = n;
+            int rc = quantize("out", true);
+            allocation_at = -1;
+            fault = NOTHING;
+            if (rc < 0)
+                expect_clean_error(i ? "call" : "allocation", n, rc);
+        }
+    expect_same("finished", 0);
+    shell("rm -r out");
+}
+
 /* ---- the source changes --------------------------------------------------------------------- */
 
 static void source_changed(void **state)
@@ -411,15 +436,22 @@ static void source_changed_before_resume(void **state)
     }
     fault = NOTHING;
     assert_true(refused > 0 && resumed > 0);
+    shell("rm -rf out out.partial");
+    expect_ok("whole", quantize_large(false), &err);
+    shell("printf X | dd of=large.safetensors bs=1 seek=50000 conv=notrunc status=none");
+    expect_error("finished", quantize_large(true), QT_E_RESUME, "its data is not what it was",
+                 &err);
+    shell("rm -r out");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(make_reference),       cmocka_unit_test(every_allocation),
-        cmocka_unit_test(single_allocations),   cmocka_unit_test(every_call_fails),
-        cmocka_unit_test(killed_at_every_call), cmocka_unit_test(short_calls),
-        cmocka_unit_test(source_changed),       cmocka_unit_test(source_changed_before_resume),
+        cmocka_unit_test(make_reference),           cmocka_unit_test(every_allocation),
+        cmocka_unit_test(single_allocations),       cmocka_unit_test(every_call_fails),
+        cmocka_unit_test(killed_at_every_call),     cmocka_unit_test(short_calls),
+        cmocka_unit_test(source_changed),           cmocka_unit_test(source_changed_before_resume),
+        cmocka_unit_test(finished_container_stays),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
