@@ -38,6 +38,11 @@ done:
     return rc;
 }
 
+bool calibration_has_windows(const struct calibration_options *o)
+{
+    return o->samples || o->seqlen || o->seed;
+}
+
 int calibration_open(struct calibration *out, const struct calibration_options *o,
                      const struct qt_ckpt *ckpt, struct qt_err *err)
 {
@@ -45,10 +50,8 @@ int calibration_open(struct calibration *out, const struct calibration_options *
     *out = (struct calibration){0};
     if (o->file && o->data.count)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "--data and --calib exclude each other");
-    if (o->data.count == 0 && (o->samples || o->seqlen || o->seed))
-        return qt_fail(
-            err, QT_E_USAGE, NULL, NULL,
-            "--samples, --seqlen and --seed choose windows of --data, which is not given");
+    if (o->data.count == 0 && calibration_has_windows(o))
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, WINDOWS_WITHOUT_DATA);
     if (o->file) {
         int opened = qt_qcal_open(&out->file, o->file, err);
         out->data.file = out->file;

@@ -208,8 +208,12 @@ struct calibration {
     struct qt_qcal *file;
 };
 
-/* Reads the windows and opens the backend, or opens the file; does nothing without --data and
- * --calib. */
+/* Whether windows of --data are chosen; what to say if there are none. */
+bool calibration_has_windows(const struct calibration_options *o);
+#define WINDOWS_WITHOUT_DATA                                                                       \
+    "--samples, --seqlen and --seed choose windows of --data, which is not given"
+/* Reads the windows and opens the backend, or opens the file; without --data and --calib it only
+ * checks that there are no options of theirs (QT_E_USAGE). */
 int calibration_open(struct calibration *out, const struct calibration_options *o,
                      const struct qt_ckpt *ckpt, struct qt_err *err);
 void calibration_close(struct calibration *c);

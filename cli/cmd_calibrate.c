@@ -41,6 +41,8 @@ static int check_arguments(const struct calibrate_options *o, const char *const 
     const char *what = NULL;
     if (o->merge && o->calibration.data.count)
         what = "--merge and --data exclude each other";
+    else if (o->merge && calibration_has_windows(&o->calibration))
+        what = WINDOWS_WITHOUT_DATA;
     else if (o->merge && !args[1])
         what = "--merge needs two calibration files or more";
     else if (!o->merge && !o->calibration.data.count)

@@ -148,8 +148,7 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
         source_bytes += qt_ckpt_tensor(ckpt, i)->nbytes;
     if (cli->doc) {
         doc_set(cli, cli->doc, "out", doc_text(o->out));
-        if (r->finished)
-            doc_set(cli, cli->doc, "finished", json_true());
+        doc_set(cli, cli->doc, "reused", json_boolean(r->reused));
         doc_set(cli, cli->doc, "quantized", doc_size(r->quantized));
         doc_set(cli, cli->doc, "copied", doc_size(r->copied));
         doc_set(cli, cli->doc, "bpw", doc_real(r->bpw));
@@ -164,7 +163,7 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
         rc = print_tensors(r->document, err);
     if (rc < 0)
         return rc;
-    table_row(&t, "container\t%s%s", o->out, r->finished ? ", complete already" : "");
+    table_row(&t, "container\t%s%s", o->out, r->reused ? ", complete already" : "");
     table_row(&t, "tensors\t%zu quantized, %zu copied", r->quantized, r->copied);
     table_row(&t, "bpw\t%.4f bits per quantized weight", r->bpw);
     table_paper_bpw(&t, r->paper_bpw);
@@ -271,7 +270,7 @@ static const struct opt opts[] = {
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, resume),
      .help = "go on where an interrupted run with the same options stopped; if OUT is complete, "
-             "check that it is this run's"},
+             "check that this run would have made it ('verify' reads its data)"},
     {.name = "strict",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, strict),
@@ -304,8 +303,9 @@ const struct command cmd_quantize = {
         "and the "
         "attention kernels use. Weights are not changed by it.\n\n"
         "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
-        "found anywhere in the name). A regular expression that matches no tensor is an error; "
-        "norms and biases that match are copied. The scheme 'none' copies.\n\n"
+        "found anywhere in the name). Norms and biases that match are "
+        "copied; a regular expression that matches nothing else is an error. The scheme 'none' "
+        "copies.\n\n"
         "Ctrl-C or SIGTERM stops after the current tensor (exit status 75); the same command "
         "with --resume goes on.",
     .examples = "  qtool quantize examples/nano-llama -o nano-fp6 --scheme fp6:e=2\n"

@@ -78,7 +78,7 @@ static int list_directory(struct names *names, const char *dir, struct qt_err *e
     closedir(d);
     if (rc == QT_OK && names->count == 0)
         rc = qt_fail(err, QT_E_INPUT, dir, NULL,
-                     "no checkpoint here: no *.safetensors, model.safetensors.index.json, "
+                     "no checkpoint here: no *.safetensors, " QT_INDEX_NAME ", "
                      "pytorch_model.bin or pytorch_model.bin.index.json");
     return rc;
 }
@@ -274,7 +274,7 @@ static int open_directory(struct qt_ckpt *ckpt, const char *dir, struct qt_err *
         int (*open)(struct qt_ckpt *ckpt, const char *name, struct qt_err *err);
     } choices[] = {
         {"model.safetensors", open_files},
-        {"model.safetensors.index.json", open_index},
+        {QT_INDEX_NAME, open_index},
         {"pytorch_model.bin", open_files},
         {"pytorch_model.bin.index.json", open_index},
     };
@@ -337,6 +337,25 @@ void qt_ckpt_close(struct qt_ckpt *ckpt)
 }
 
 /* ---- use ------------------------------------------------------------------------------------ */
+
+static const char *const side_files[] = {
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+};
+
+const char *qt_side_file(size_t i)
+{
+    return i < sizeof side_files / sizeof *side_files ? side_files[i] : NULL;
+}
 
 const char *qt_ckpt_dir(const struct qt_ckpt *ckpt)
 {

@@ -73,7 +73,8 @@ static void sort_by_name(struct sums *s)
         qsort(s->items, s->count, sizeof *s->items, compare_names);
 }
 
-static int list_files(struct sums *s, const char *dir, const json_t *omit, struct qt_err *err)
+static int list_files(struct sums *s, const char *dir, bool hidden, const json_t *omit,
+                      struct qt_err *err)
 {
     const struct dirent *item;
     int rc = QT_OK;
@@ -81,7 +82,7 @@ static int list_files(struct sums *s, const char *dir, const json_t *omit, struc
     if (!d)
         return qt_fail(err, QT_E_RESOURCE, dir, NULL, "cannot list: %s", strerror(errno));
     while (rc == QT_OK && (item = readdir(d)) != NULL)
-        if (item->d_name[0] != '.' && !json_object_get(omit, item->d_name))
+        if ((hidden || item->d_name[0] != '.') && !json_object_get(omit, item->d_name))
             rc = add_file(s, dir, item->d_name, err);
     closedir(d);
     sort_by_name(s);
@@ -118,7 +119,7 @@ int qt_checksums_write(const char *dir, const json_t *omit, struct qt_err *err)
     char *path = NULL;
     int rc;
     QT_TRY(qt_path_join(&path, dir, QT_CHECKSUMS_NAME, err));
-    QT_TRY(list_files(&s, dir, omit, err));
+    QT_TRY(list_files(&s, dir, false, omit, err));
     QT_TRY(qt_parallel(s.count, sum_file, &s, err));
     QT_TRY(write_sums(&s, path, err));
 done:
@@ -141,20 +142,30 @@ static const char *parse_line(const char **hex, char **text)
     return qt_name_is_plain(name) ? name : NULL;
 }
 
-/* What loaders of the container read must be in the list; who adds a README need not list it. */
-static int check_all_listed(struct sums *listed, const char *dir, struct qt_err *err)
+/* What readers of the container go by; who adds a README need not list it. */
+static bool must_be_listed(const char *name)
 {
     static const char tensors[] = ".safetensors";
+    const size_t n = strlen(name), end = sizeof tensors - 1;
+    const char *side;
+    if (n >= end && strcmp(name + n - end, tensors) == 0)
+        return true;
+    for (size_t i = 0; (side = qt_side_file(i)) != NULL; i++)
+        if (strcmp(name, side) == 0)
+            return true;
+    return strcmp(name, QT_MANIFEST_NAME) == 0 || strcmp(name, QT_INDEX_NAME) == 0;
+}
+
+static int check_all_listed(struct sums *listed, const char *dir, struct qt_err *err)
+{
     struct sums present = {0};
-    int rc = list_files(&present, dir, NULL, err);
+    int rc = list_files(&present, dir, true, NULL, err);
     sort_by_name(listed);
     for (size_t i = 0; i < present.count && rc == QT_OK; i++) {
         const struct sum *file = &present.items[i];
-        const size_t n = strlen(file->name), end = sizeof tensors - 1;
-        const bool wanted = strcmp(file->name, QT_MANIFEST_NAME) == 0 ||
-                            (n >= end && strcmp(file->name + n - end, tensors) == 0);
-        if (wanted && !(listed->count && bsearch(file, listed->items, listed->count,
-                                                 sizeof *listed->items, compare_names)))
+        if (must_be_listed(file->name) &&
+            !(listed->count &&
+              bsearch(file, listed->items, listed->count, sizeof *listed->items, compare_names)))
             rc = qt_fail(err, QT_E_INPUT, file->path, NULL, "is not in " QT_CHECKSUMS_NAME);
     }
     sums_free(&present);

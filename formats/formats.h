@@ -76,6 +76,10 @@ void qt_ckpt_close(struct qt_ckpt *ckpt);
 /* The directory that holds config.json and tokenizer files: the path itself or the file's parent.
  */
 const char *qt_ckpt_dir(const struct qt_ckpt *ckpt);
+/* The list of which tensor is in which file. */
+#define QT_INDEX_NAME "model.safetensors.index.json"
+/* Names of files that belong to a model beside its weights; NULL behind the last. */
+const char *qt_side_file(size_t i);
 /* Tensors in file order (shards in name order, then by data offset). */
 size_t qt_ckpt_count(const struct qt_ckpt *ckpt);
 const struct qt_tensor *qt_ckpt_tensor(const struct qt_ckpt *ckpt, size_t i);
@@ -158,7 +162,7 @@ struct qt_container; /* opaque; immutable once open */
 /* True when `path` is a directory with a qtool.json. */
 bool qt_container_probe(const char *path);
 /* QT_E_INPUT unless every file of DIR/SHA256SUMS, and the list itself, is there and as listed, and
- * the manifest and all safetensors files are in it. */
+ * what is there of the manifest, safetensors files, their index and side files is in it. */
 int qt_checksums_check(const char *dir, struct qt_err *err);
 /*
  * Opens a container and checks its structure: manifest well-formed and of a known version, every

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 static const uint64_t default_shard_bytes = (uint64_t)4 << 30;
-static const char index_name[] = "model.safetensors.index.json";
 
 /* One safetensors file of the plan. */
 struct shard {
@@ -429,7 +428,8 @@ static int check_side_name(const struct qt_writer *w, const char *name, struct q
 {
     if (!qt_name_is_plain(name) || strcmp(name, QT_MANIFEST_NAME) == 0 ||
         strcmp(name, QT_JOURNAL_NAME) == 0 || strcmp(name, QT_CHECKSUMS_NAME) == 0 ||
-        strcmp(name, QT_PROGRESS_NAME) == 0 || strcmp(name, index_name) == 0 || is_shard(w, name))
+        strcmp(name, QT_PROGRESS_NAME) == 0 || strcmp(name, QT_INDEX_NAME) == 0 ||
+        is_shard(w, name))
         return qt_fail(err, QT_E_INTERNAL, name, NULL, "the container has its own file '%s'", name);
     return QT_OK;
 }
@@ -504,7 +504,7 @@ static int write_index(const struct qt_writer *w, struct qt_err *err)
     failed |= json_object_set(index, "metadata", metadata);
     failed |= json_object_set(index, "weight_map", map);
     rc = failed ? qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory")
-                : write_json(w, index_name, index, err);
+                : write_json(w, QT_INDEX_NAME, index, err);
     json_decref(index);
     json_decref(metadata);
     json_decref(map);

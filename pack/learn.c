@@ -221,11 +221,12 @@ int qt_learn_open(struct qt_learner **out, struct qt_run *run, struct qt_err *er
     struct qt_learner *l = NULL;
     int rc = QT_OK;
     *out = NULL;
-    if (!anything_learns(run))
-        return !run->opt->learn ? QT_OK
-                                : qt_fail(err, QT_E_USAGE, NULL, NULL,
-                                          "--learn tunes tensors whose scheme says learn=1, and "
-                                          "there is none");
+    if (!anything_learns(run)) {
+        if (run->opt->learn)
+            return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                           "--learn tunes tensors whose scheme says learn=1, and there is none");
+        return QT_OK;
+    }
     QT_TRY(check_data(run, err));
     QT_TRY(qt_array_new(&l, 1, sizeof *l, err));
     l->run = run;

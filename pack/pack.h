@@ -305,7 +305,8 @@ struct qt_plan {
 };
 
 /* Decides every tensor and checks every shape before any work. QT_E_USAGE: bad spec or regex, or a
- * regex that matches nothing; QT_E_UNSUPPORTED: a shape that the scheme refuses. */
+ * regex that matches nothing; QT_E_UNSUPPORTED: a shape that the scheme refuses, or a regex that
+ * matches nothing but vectors (where it matches matrices too, they are copied). */
 int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt_plan_options *opt,
                 struct qt_err *err);
 void qt_plan_free(struct qt_plan *plan);
@@ -360,7 +361,7 @@ int qt_learn_parse(struct qt_learn_options *out, const char *text, struct qt_err
 struct qt_quantize_options {
     struct qt_plan_options plan;
     const struct qt_calibration *calibration; /* NULL: data-free */
-    const struct qt_learn_options *learn;     /* NULL: the defaults */
+    const struct qt_learn_options *learn;     /* NULL: the defaults; else something must learn */
     bool kv; /* also scales for the keys of a 4-bit KV cache, found on calibration data */
     const char *out_dir;
     bool force, resume;
@@ -371,11 +372,12 @@ struct qt_quantize_options {
 };
 
 struct qt_quantize_report {
-    json_t *document; /* what qtool-report.json holds; owned (json_decref) */
+    json_t *document; /* what qtool-report.json holds (of reused output without one: made anew,
+                         without times and learning); owned (json_decref) */
     size_t quantized, copied;
     double bpw, paper_bpw; /* of qt_plan_bpw, qt_plan_paper_bpw */
     uint64_t bytes;        /* of all stored tensors */
-    bool finished;         /* resume: the output was complete already, nothing was written */
+    bool reused;           /* resume: the output was complete already, nothing was written */
 };
 
 int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,

@@ -54,7 +54,7 @@ struct rule {
     struct qt_name_regex *regex;
     struct qt_spec spec;
     bool used;
-    const struct qt_tensor *vector; /* the first that matches; they are copied, but not alone */
+    const struct qt_tensor *vector; /* the first that matches, to name if nothing else does */
 };
 
 struct rules {
@@ -90,7 +90,8 @@ static bool is_vector(const struct qt_tensor *t)
     return t->ndim < 2;
 }
 
-/* The last rule whose regex matches anywhere in the name, or NULL. All that match count as used. */
+/* The last rule whose regex matches anywhere in the name, or NULL. All that match count as used,
+ * but a vector is nothing to quantize. */
 static int rules_find(const struct rule **out, struct rules *rules, const struct qt_tensor *t,
                       struct qt_err *err)
 {

@@ -183,22 +183,10 @@ static int check_data(const struct qt_run *run, struct qt_err *err)
 
 static int copy_side_files(struct qt_run *run, struct qt_err *err)
 {
-    static const char *const names[] = {
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "tokenizer.model",
-        "vocab.json",
-        "merges.txt",
-        "chat_template.jinja",
-        "chat_template.json",
-    };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    const char *name;
+    for (size_t i = 0; (name = qt_side_file(i)) != NULL; i++) {
         char *path;
-        int rc = qt_path_join(&path, qt_ckpt_dir(run->ckpt), names[i], err);
+        int rc = qt_path_join(&path, qt_ckpt_dir(run->ckpt), name, err);
         if (rc == QT_OK && qt_path_exists(path))
             rc = qt_writer_copy_file(run->writer, path, err);
         qt_free(path);
@@ -244,7 +232,8 @@ static int report_new(struct qt_quantize_report *out, const struct qt_run *run, 
     out->bpw = qt_plan_bpw(&run->plan);
     out->paper_bpw = qt_plan_paper_bpw(&run->plan);
     out->bytes = run->plan.output_bytes;
-    return qt_run_report(&out->document, run, start, err);
+    out->document = out->reused ? qt_run_earlier_report(run) : NULL;
+    return out->document ? QT_OK : qt_run_report(&out->document, run, start, err);
 }
 
 static void run_close(struct qt_run *run)
@@ -282,8 +271,8 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(identity_new(&identity, &run, learner, err));
     QT_TRY(stored_new(&run, err));
     if (opt->resume && !opt->force)
-        QT_TRY(qt_run_finished(&out->finished, &run, identity, err));
-    if (out->finished) {
+        QT_TRY(qt_run_reuse(&out->reused, &run, identity, err));
+    if (out->reused) {
         QT_TRY(report_new(out, &run, start, err));
         goto done;
     }

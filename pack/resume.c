@@ -19,9 +19,11 @@ static int check_record(const struct qt_run *run, const struct qt_tensor *t, con
     struct qt_blob blob;
     char now[9];
     if (run->opt->strict && fallback)
-        return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
-                       "the earlier run was without --strict: %s", fallback);
-    int rc = qt_ckpt_read(&blob, run->ckpt, t, err);
+        return qt_fail(err, QT_E_RESUME, t->file, t->name,
+                       "cannot resume: the earlier run was without --strict: %s", fallback);
+    int rc = qt_run_check_interrupted(run, err);
+    if (rc == QT_OK)
+        rc = qt_ckpt_read(&blob, run->ckpt, t, err);
     if (rc < 0)
         return rc;
     snprintf(now, sizeof now, "%08x", qt_crc32(0, blob.data, blob.size));
@@ -44,7 +46,57 @@ int qt_run_check_records(const struct qt_run *run, struct qt_err *err)
     return rc;
 }
 
-/* Takes the entries of the run from a manifest of the same identity. */
+/* ---- complete output ------------------------------------------------------------------------ */
+
+static int check_stored(const struct qt_run *run, const struct qt_ckpt *made, struct qt_err *err)
+{
+    for (size_t i = 0; i < run->nstored; i++) {
+        const struct qt_tensor *t = &run->stored[i], *there = qt_ckpt_find(made, t->name);
+        if (!there || there->dtype != t->dtype || there->ndim != t->ndim ||
+            memcmp(there->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) != 0)
+            return qt_fail(err, QT_E_RESUME, run->opt->out_dir, t->name, "cannot resume: %s",
+                           there ? "of another type or shape" : "not there");
+    }
+    if (qt_ckpt_count(made) != run->nstored)
+        return qt_fail(err, QT_E_RESUME, run->opt->out_dir, NULL,
+                       "cannot resume: %zu tensors before, %zu now", qt_ckpt_count(made),
+                       run->nstored);
+    return QT_OK;
+}
+
+static int same_bytes(bool *same, const char *a, const char *b, struct qt_err *err)
+{
+    struct qt_map map[2];
+    int rc = qt_map_open(&map[0], a, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_map_open(&map[1], b, err);
+    if (rc == QT_OK) {
+        *same = map[0].size == map[1].size && memcmp(map[0].data, map[1].data, map[0].size) == 0;
+        qt_map_close(&map[1]);
+    }
+    qt_map_close(&map[0]);
+    return rc;
+}
+
+static int check_side_file(const struct qt_run *run, const char *name, struct qt_err *err)
+{
+    char *from = NULL, *to = NULL;
+    int rc;
+    QT_TRY(qt_path_join(&from, qt_ckpt_dir(run->ckpt), name, err));
+    QT_TRY(qt_path_join(&to, run->opt->out_dir, name, err));
+    bool same = !qt_path_exists(from) && !qt_path_exists(to);
+    if (qt_path_exists(from) && qt_path_exists(to))
+        QT_TRY(same_bytes(&same, from, to, err));
+    if (!same)
+        rc = qt_fail(err, QT_E_RESUME, to, NULL, "cannot resume: is not as in %s",
+                     qt_ckpt_dir(run->ckpt));
+done:
+    qt_free(from);
+    qt_free(to);
+    return rc;
+}
+
 static int take_entries(struct qt_run *run, const json_t *manifest, struct qt_err *err)
 {
     const json_t *tensors = json_object_get(manifest, "tensors");
@@ -61,25 +113,45 @@ static int take_entries(struct qt_run *run, const json_t *manifest, struct qt_er
             return rc;
     }
     run->kv.entry = json_incref(json_object_get(manifest, "kv"));
-    if (!run->acts.report)
-        run->acts.report = json_incref(json_object_get(manifest, "activations"));
+    run->acts.report = json_incref(json_object_get(manifest, "activations"));
     return QT_OK;
 }
 
-int qt_run_finished(bool *finished, struct qt_run *run, const json_t *identity, struct qt_err *err)
+int qt_run_reuse(bool *reused, struct qt_run *run, const json_t *identity, struct qt_err *err)
 {
-    struct qt_container *c;
-    *finished = false;
+    struct qt_container *c = NULL;
+    const char *name;
+    int rc = QT_OK;
+    *reused = false;
     if (!qt_container_probe(run->opt->out_dir))
         return QT_OK;
-    int rc = qt_container_open(&c, run->opt->out_dir, err);
-    if (rc < 0)
-        return rc;
+    QT_TRY(qt_container_open(&c, run->opt->out_dir, err));
     const json_t *manifest = qt_container_manifest(c);
-    rc = qt_identity_check(json_object_get(manifest, "identity"), identity, run->opt->out_dir, err);
-    if (rc == QT_OK)
-        rc = take_entries(run, manifest, err);
-    *finished = rc == QT_OK;
+    QT_TRY(
+        qt_identity_check(json_object_get(manifest, "identity"), identity, run->opt->out_dir, err));
+    QT_TRY(check_stored(run, qt_container_ckpt(c), err));
+    for (size_t i = 0; (name = qt_side_file(i)) != NULL; i++)
+        QT_TRY(check_side_file(run, name, err));
+    QT_TRY(take_entries(run, manifest, err));
+    *reused = true;
+done:
     qt_container_close(c);
     return rc;
+}
+
+json_t *qt_run_earlier_report(const struct qt_run *run)
+{
+    enum { LIMIT = 1 << 28 };
+    struct qt_err err = {0};
+    json_t *report = NULL;
+    char *path;
+    if (qt_path_join(&path, run->opt->out_dir, "qtool-report.json", &err) != QT_OK)
+        return NULL;
+    if (qt_path_exists(path) && qt_json_load(&report, path, LIMIT, &err) != QT_OK)
+        report = NULL;
+    qt_free(path);
+    if (json_array_size(json_object_get(report, "tensors")) == run->plan.quantized)
+        return report;
+    json_decref(report);
+    return NULL;
 }

@@ -72,11 +72,15 @@ struct qt_runtime qt_run_runtime(struct qt_run *run);
 
 /* ---- the parts of a run --------------------------------------------------------------------- */
 
-/* resume.c: QT_E_RESUME if the source of what an interrupted run has finished is not what it was.
- * With --resume, whether the output is complete already, and takes its entries; QT_E_RESUME if it
- * is a container of another identity or source. Both QT_E_UNSUPPORTED if --strict refuses. */
+/* resume.c: QT_E_RESUME if the source of what an interrupted run has finished is not what it was,
+ * or if --strict would have refused it. */
 int qt_run_check_records(const struct qt_run *run, struct qt_err *err);
-int qt_run_finished(bool *finished, struct qt_run *run, const json_t *identity, struct qt_err *err);
+/* Whether the output is complete already; then the run's entries are those of its manifest.
+ * QT_E_RESUME as above, and if it is a container of another identity, of other tensors or side
+ * files; QT_E_INPUT, QT_E_UNSUPPORTED as qt_container_open. Its data is not read. */
+int qt_run_reuse(bool *reused, struct qt_run *run, const json_t *identity, struct qt_err *err);
+/* The report of an output that is reused; NULL if it has none. Owned. */
+json_t *qt_run_earlier_report(const struct qt_run *run);
 
 /* blocks.c: all linears of the model's decoder blocks, calibrated block by block. */
 int qt_run_blocks(struct qt_run *run, struct qt_err *err);

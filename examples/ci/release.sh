@@ -10,7 +10,7 @@
 #     LOGS=OUT.logs                                 documents and messages of every step
 #
 # Exit status: 0 shipped; 2 usage; 3 bad input; 4 unsupported; 5 a gate failed; 6 out of memory, disk,
-# or I/O; 7 no GPU; 8 another run's OUT.partial; 75 interrupted: start it again with the same arguments.
+# or I/O; 7 no GPU; 8 OUT or OUT.partial is of another run; 75 interrupted: start it again with the same arguments.
 
 set -u
 ckpt=${1:?usage: release.sh CKPT OUT} out=${2:?usage: release.sh CKPT OUT}

@@ -148,9 +148,10 @@ struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int str
 
 /*
  * Long stages, of many strips of many bits, come late and leave few; short ones read X once more
- * for each tile, which 9 tokens and more feel. Of 28672 x 8192, 1 token, in tiles of 14 and of 2
- * strips: fp6 47.5 us, 44.7, fp8 64.0, 57.9; 18944 x 3584 in tiles of 9 and of 3: fp7 23.0, 20.3;
- * fp5, 57344 x 8192, in tiles of 14 and of 4: 75.1, 72.3. `few`: at most 8 tokens.
+ * for each tile, which 9 tokens and more feel where there are many. Of 28672 x 8192, 1 token, in
+ * tiles of 14 and of 2 strips: fp6 47.5 us, 44.7, fp8 64.0, 57.9; 18944 x 3584 in tiles of 9 and of
+ * 3: fp7 23.0, 20.3, 16 tokens 24.2, 22.2; fp5, 57344 x 8192, in tiles of 14 and of 4: 75.1, 72.3.
+ * few: at most 8 tokens, and the plan may depend on how many.
  */
 static int largest_tile(int bits, int cta, bool few)
 {
@@ -164,10 +165,10 @@ static int largest_tile(int bits, int cta, bool few)
 }
 
 /*
- * Four strips a warp spare half of the reads of X, where registers allow it and the last warp along
- * the rows is not half idle. nf2, 1 token, two and four: 8192 x 8192 10.2 us, 9.8, 22016 x 4096
- * 14.1, 13.3, 57344 x 8192 55.2, 51.4; 11008 x 4096, 6 strips a block, 8.6, 10.0. nf3: 57344 x 8192
- * 60.0, 57.4, less elsewhere.
+ * Four strips a warp spare half of the reads of X, where registers allow it; a second warp along
+ * the rows that is half idle or more costs more than that. nf2, 1 token, two and four: 8192 x
+ * 8192 10.2 us, 9.8, 22016 x 4096 14.1, 13.3, 57344 x 8192 55.2, 51.4; 11008 x 4096, 6 strips a
+ * block, 8.6, 10.0. nf3: 57344 x 8192 60.0, 57.4, less elsewhere.
  */
 static bool wide_warps(enum qt_format format, int cta)
 {
@@ -177,8 +178,9 @@ static bool wide_warps(enum qt_format format, int cta)
 }
 
 /*
- * The order in which products are added follows from strips_cta, strips and warps_k, which do not
- * depend on m in a batch-invariant plan: so it takes this kernel for any m, 16 tokens at a time.
+ * The order in which products are added follows from strips_cta, strips, warps and warps_k, which
+ * do not depend on m in a batch-invariant plan: so it takes this kernel for any m, 16 tokens at a
+ * time.
  */
 bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
 {

@@ -76,7 +76,7 @@ struct qt_tile_kind {
     float column_us;  /* microseconds on an H200 for 64 columns of k of a shared tile */
     int head_bytes;   /* of shared memory before the ring */
     int weight_bytes; /* of a stage, at most */
-    float alone_us;   /* as column_us, but of the whole tile: what one of the blocks that share it
+    float serial_us;  /* as column_us, but of the whole tile: what one of the blocks that share it
                          does for all, beside the products; 0: nothing */
 };
 

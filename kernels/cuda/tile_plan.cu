@@ -170,7 +170,7 @@ static double tile_us(const struct qt_tile_matrix *t, const struct qt_tile_kind 
     int kilobytes = k->warpgroups * 64 * k->tokens * 4 / 1024;
     double us = (whole + ceil((double)shared * k_stages / grid)) * block_us;
     us += collect_us * others * kilobytes;
-    return start_us + share_us + fmax(us, (double)k_stages * k->blocks * k->alone_us);
+    return start_us + share_us + fmax(us, (double)k_stages * k->blocks * k->serial_us);
 }
 
 static bool can_pair(const struct qt_matmul_plan *p, const struct qt_tile_matrix *t,

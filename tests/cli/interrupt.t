@@ -27,7 +27,12 @@ $ qtool quantize --resume zeros.safetensors -o 'a part' --scheme fp6 -q
 ? 8
 >-
 2 a part: cannot resume: options\.scheme: "lut3.*" before, "fp6.*" now
-$ truncate -s 1M 'a part/model.safetensors' && qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
+$ qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q --json | grep -q '"reused": true'
+$ echo '{}' >config.json && qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
+? 8
+>-
+2 a part/config\.json: cannot resume: is not as in
+$ rm config.json && truncate -s 1M 'a part/model.safetensors' && qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
 ? 3
 >-
 $ qtool quantize zeros.safetensors -o whole --scheme lut3 -q

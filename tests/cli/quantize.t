@@ -102,3 +102,12 @@ $ qtool quantize "$NANO" -o idle --scheme nf4 --samples 8
 $ qtool quantize "$NANO" -o idle --scheme nf4 --seed 3
 ? 2
 $ test ! -e idle && test ! -e idle.partial
+
+# --strict is no part of a container's identity.
+$ qtool quantize "$NANO" -o lax --scheme nf4 --tensor embed=fp6 --data "$NANO/calib.txt" --samples 2 --seqlen 32 -q
+> ^tensors +22 quantized
+$ qtool quantize "$NANO" -o lax --scheme nf4 --tensor embed=fp6 --data "$NANO/calib.txt" --samples 2 --seqlen 32 -q --resume
+> complete already
+$ qtool quantize "$NANO" -o lax --scheme nf4 --tensor embed=fp6 --data "$NANO/calib.txt" --samples 2 --seqlen 32 -q --resume --strict
+? 8
+2 tensor model\.embed_tokens\.weight: cannot resume: the earlier run was without --strict: is no linear of a decoder block

@@ -62,14 +62,20 @@ $ rm side/SHA256SUMS && qtool verify side -q
 2 side/SHA256SUMS
 $ cp -r nf4 listed && chmod -R u+w listed && cp listed/SHA256SUMS sums && : >listed/SHA256SUMS && qtool verify listed -q
 ? 3
-2 listed/model\.safetensors: is not in SHA256SUMS
+2 listed/.*: is not in SHA256SUMS
+$ grep -v config.json sums >listed/SHA256SUMS; qtool verify listed -q
+? 3
+2 listed/config\.json: is not in SHA256SUMS
 $ grep -v qtool.json sums >listed/SHA256SUMS; qtool verify listed -q
 ? 3
 2 listed/qtool\.json: is not in SHA256SUMS
 $ cp sums listed/SHA256SUMS && echo >listed/README.md && qtool verify listed -q && cp listed/model.safetensors listed/stale.safetensors && qtool verify listed -q
 ? 3
 2 listed/stale\.safetensors: is not in SHA256SUMS
-$ rm listed/stale.safetensors && qtool verify listed -q
+$ mv listed/stale.safetensors listed/.stale.safetensors && qtool verify listed -q
+? 3
+2 listed/\.stale\.safetensors: is not in SHA256SUMS
+$ rm listed/.stale.safetensors && qtool verify listed -q
 
 # A figure that is no number meets no condition: weights whose squares FP32 does not hold.
 $ printf '%-96s' '{"a.weight":{"dtype":"F32","shape":[16,16],"data_offsets":[0,1024]}}' >header && { printf "\\$(printf %o $(wc -c <header))\0\0\0\0\0\0\0"; cat header; for i in $(seq 64); do printf '\0\0\200\143\0\0\100\343\1\0\240\142\3\0\120\343'; done; } >huge.safetensors && qtool quantize huge.safetensors -o huge --scheme none --tensor a=nf2 -q && qtool verify huge --source huge.safetensors --gate 'sqnr_min>=3' -q

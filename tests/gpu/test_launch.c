@@ -129,7 +129,7 @@ static bool same_order(const struct qt_matmul_config *a, const struct qt_matmul_
     return a->path == b->path && a->warps_k == b->warps_k && a->splits == b->splits &&
            a->parts == b->parts &&
            (a->path != QT_MATMUL_SKINNY ||
-            (a->strips_cta == b->strips_cta && a->strips == b->strips));
+            (a->strips_cta == b->strips_cta && a->strips == b->strips && a->warps == b->warps));
 }
 
 static void check_products(const char *name, const struct qt_matmul_weight *w)
