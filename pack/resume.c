@@ -21,9 +21,7 @@ static int check_record(const struct qt_run *run, const struct qt_tensor *t, con
     if (run->opt->strict && fallback)
         return qt_fail(err, QT_E_RESUME, t->file, t->name,
                        "cannot resume: the earlier run was without --strict: %s", fallback);
-    int rc = qt_run_check_interrupted(run, err);
-    if (rc == QT_OK)
-        rc = qt_ckpt_read(&blob, run->ckpt, t, err);
+    int rc = qt_ckpt_read(&blob, run->ckpt, t, err);
     if (rc < 0)
         return rc;
     snprintf(now, sizeof now, "%08x", qt_crc32(0, blob.data, blob.size));
@@ -108,7 +106,9 @@ static int take_entries(struct qt_run *run, const json_t *manifest, struct qt_er
             return qt_fail(err, QT_E_INPUT, run->opt->out_dir, item->tensor->name,
                            "is not in the manifest");
         run->entries[i] = json_incref(entry);
-        int rc = check_record(run, item->tensor, entry, err);
+        int rc = qt_run_check_interrupted(run, err);
+        if (rc == QT_OK)
+            rc = check_record(run, item->tensor, entry, err);
         if (rc < 0)
             return rc;
     }
