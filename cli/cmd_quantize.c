@@ -43,38 +43,45 @@ static void catch_signal(int sig)
 
 /* ---- resuming ------------------------------------------------------------------------------- */
 
-/* Appends a word as a shell reads it back. */
-static void append_quoted(char *buf, size_t size, const char *word)
+/* A word as a shell reads it back, at most 4 bytes for each of its own and 3; returns the end. */
+static char *append_quoted(char *to, const char *word)
 {
     static const char safe[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                "@%+=:,./_-";
-    size_t n = strlen(buf);
-    if (*word && word[strspn(word, safe)] == '\0') {
-        snprintf(buf + n, size - n, " %s", word);
-        return;
-    }
-    n += (size_t)snprintf(buf + n, size - n, " '");
-    for (; *word && n + 5 < size; word++)
-        n += (size_t)snprintf(buf + n, size - n, *word == '\'' ? "'\\''" : "%c", *word);
-    snprintf(buf + n, size - n, "'");
+    if (*word && word[strspn(word, safe)] == '\0')
+        return to + sprintf(to, " %s", word);
+    to += sprintf(to, " '");
+    for (; *word; word++)
+        to += sprintf(to, *word == '\'' ? "'\\''" : "%c", *word);
+    return to + sprintf(to, "'");
 }
 
-/* The command line of this run with --resume: what to type to go on. */
-static void resume_command(char *buf, size_t size, const struct cli *cli, bool has_resume)
+/* The command line of this run with --resume: what to type to go on. *out is owned (qt_free). */
+static int resume_command(char **out, const struct cli *cli, bool has_resume, struct qt_err *err)
 {
-    snprintf(buf, size, "qtool quantize%s", has_resume ? "" : " --resume");
+    static const char start[] = "qtool quantize --resume";
+    size_t room = sizeof start;
     for (int i = 2; i < cli->argc; i++)
-        append_quoted(buf, size, cli->argv[i]);
+        room += 4 * strlen(cli->argv[i]) + 3;
+    int rc = qt_array_new(out, room, 1, err);
+    if (rc < 0)
+        return rc;
+    char *to = *out + sprintf(*out, "%s", has_resume ? "qtool quantize" : start);
+    for (int i = 2; i < cli->argc; i++)
+        to = append_quoted(to, cli->argv[i]);
+    return QT_OK;
 }
 
 static void tell_resume(struct cli *cli, const struct quantize_options *o)
 {
-    char text[4096];
-    resume_command(text, sizeof text, cli, o->resume);
+    char *text;
+    if (resume_command(&text, cli, o->resume, NULL) < 0)
+        return;
     ui_clear(&cli->ui);
     fprintf(stderr, "qtool quantize: to go on: %s\n", text);
     if (cli->doc)
         doc_set(cli, cli->doc, "resume", doc_text(text));
+    qt_free(text);
 }
 
 /* ---- the command ---------------------------------------------------------------------------- */
@@ -203,6 +210,11 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     if (calibration.data.samples || calibration.file)
         opt.calibration = &calibration.data;
     opt.plan.calibrated = opt.calibration != NULL;
+    if (o->strict && !opt.calibration) {
+        rc = qt_fail(err, QT_E_USAGE, NULL, NULL,
+                     "--strict: there is no Hessian without --data or --calib");
+        goto done;
+    }
     QT_TRY(qt_quantize(&report, ckpt, &opt, err));
     QT_TRY(print_report(cli, o, ckpt, &report, err));
 done:

@@ -403,7 +403,8 @@ const struct command cmd_verify = {
     .summary = "prove that a container is sound, and how close to its source",
     .description =
         "Reads all of a container: checksums, SHA256SUMS too, manifest against tensors, what each "
-        "scheme requires of its sections, that every weight decodes to a finite number, and that "
+        "scheme requires of its sections, that every quantized weight decodes to a finite number, "
+        "and that "
         "codes pack to the stored bytes again.\n\n"
         "With --device cuda every quantized tensor also goes through its fused GPU kernel: 1 to "
         "128 tokens, random and heavy-tailed activations, FP16 and BF16, against the CPU's "

@@ -139,6 +139,21 @@ done:
     return rc;
 }
 
+/* What readers of a report count on; SHA256SUMS leaves it out. */
+static bool is_report(const json_t *report, size_t quantized)
+{
+    const json_t *tensors = json_object_get(report, "tensors");
+    if (json_array_size(tensors) != quantized || !json_is_object(json_object_get(report, "totals")))
+        return false;
+    for (size_t i = 0; i < quantized; i++) {
+        const json_t *t = json_array_get(tensors, i);
+        if (!json_is_string(json_object_get(t, "name")) ||
+            !json_is_string(json_object_get(t, "scheme")))
+            return false;
+    }
+    return true;
+}
+
 json_t *qt_run_earlier_report(const struct qt_run *run)
 {
     enum { LIMIT = 1 << 28 };
@@ -150,7 +165,7 @@ json_t *qt_run_earlier_report(const struct qt_run *run)
     if (qt_path_exists(path) && qt_json_load(&report, path, LIMIT, &err) != QT_OK)
         report = NULL;
     qt_free(path);
-    if (json_array_size(json_object_get(report, "tensors")) == run->plan.quantized)
+    if (is_report(report, run->plan.quantized))
         return report;
     json_decref(report);
     return NULL;

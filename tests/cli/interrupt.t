@@ -11,6 +11,11 @@ $ qtool quantize zeros.safetensors -o 'a part' --scheme lut3 -q --json >doc & pi
 $ grep -q '"status": "interrupted"' doc && grep -q '"exit_code": 75' doc && grep -q "\"resume\": \"qtool quantize --resume" doc
 $ test ! -e 'a part' && test -d 'a part.partial'
 
+# However long the command line is.
+$ set -- $(for i in $(seq 90); do echo "--tensor m.$((i % 24)).*(w|quite_another_name.of.$i)=lut3"; done); qtool quantize zeros.safetensors -o long --scheme lut3 -q "$@" 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -d long.partial ]; do sleep 0.01; done; kill -STOP $pid; kill -TERM $pid; kill -CONT $pid; wait $pid
+? 75
+$ test $(wc -c <err) -gt 4500 && grep -q "of\.90)=lut3'\$" err
+
 # Going on with other options is refused, with the same ones it works.
 $ qtool quantize --resume zeros.safetensors -o 'a part' --scheme fp6 -q
 ? 8

@@ -101,6 +101,9 @@ $ qtool quantize "$NANO" -o idle --scheme nf4 --samples 8
 2 --samples, --seqlen and --seed choose windows of --data
 $ qtool quantize "$NANO" -o idle --scheme nf4 --seed 3
 ? 2
+$ qtool quantize "$NANO" -o idle --scheme nf4 --strict
+? 2
+2 --strict: there is no Hessian without --data or --calib
 $ test ! -e idle && test ! -e idle.partial
 
 # --strict is no part of a container's identity.
