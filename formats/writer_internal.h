@@ -10,10 +10,9 @@
 
 #include "formats/formats.h"
 
-#define QT_MANIFEST_NAME  "qtool.json"
-#define QT_JOURNAL_NAME   "journal"
-#define QT_CHECKSUMS_NAME "SHA256SUMS"
-#define QT_PROGRESS_NAME  "progress"
+#define QT_MANIFEST_NAME "qtool.json"
+#define QT_JOURNAL_NAME  "journal"
+#define QT_PROGRESS_NAME "progress"
 
 /* ---- outdir.c ------------------------------------------------------------------------------- */
 

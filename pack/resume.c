@@ -95,6 +95,19 @@ done:
     return rc;
 }
 
+/* It is written last. */
+static int check_checksums(const struct qt_run *run, struct qt_err *err)
+{
+    char *path;
+    int rc = qt_path_join(&path, run->opt->out_dir, QT_CHECKSUMS_NAME, err);
+    if (rc < 0)
+        return rc;
+    if (!qt_path_exists(path))
+        rc = qt_fail(err, QT_E_INPUT, path, NULL, "is not there: the container is not complete");
+    qt_free(path);
+    return rc;
+}
+
 static int take_entries(struct qt_run *run, const json_t *manifest, struct qt_err *err)
 {
     const json_t *tensors = json_object_get(manifest, "tensors");
@@ -129,6 +142,7 @@ int qt_run_reuse(bool *reused, struct qt_run *run, const json_t *identity, struc
     const json_t *manifest = qt_container_manifest(c);
     QT_TRY(
         qt_identity_check(json_object_get(manifest, "identity"), identity, run->opt->out_dir, err));
+    QT_TRY(check_checksums(run, err));
     QT_TRY(check_stored(run, qt_container_ckpt(c), err));
     for (size_t i = 0; (name = qt_side_file(i)) != NULL; i++)
         QT_TRY(check_side_file(run, name, err));

@@ -37,7 +37,10 @@ $ echo '{}' >config.json && qtool quantize --resume zeros.safetensors -o 'a part
 ? 8
 >-
 2 a part/config\.json: cannot resume: is not as in
-$ rm config.json && truncate -s 1M 'a part/model.safetensors' && qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
+$ rm config.json && mv 'a part/SHA256SUMS' sums && qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
+? 3
+2 SHA256SUMS: is not there: the container is not complete
+$ mv sums 'a part/SHA256SUMS' && truncate -s 1M 'a part/model.safetensors' && qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
 ? 3
 >-
 $ qtool quantize zeros.safetensors -o whole --scheme lut3 -q
