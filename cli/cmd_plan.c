@@ -229,9 +229,8 @@ const struct command cmd_plan = {
         "counted). Nothing is written. Without --scheme and --tensor all schemes are compared, a "
         "line for each.\n\n"
         "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
-        "found anywhere in the name). Norms and biases that match are "
-        "copied; a regular expression that matches nothing else is an error. The scheme 'none' "
-        "copies.",
+        "found anywhere in the name). Norms and biases that match are copied; "
+        "a regular expression that matches nothing else is an error. The scheme 'none' copies.",
     .examples = "  qtool plan examples/nano-llama\n"
                 "  qtool plan examples/nano-llama --scheme nf4:g=128 --tensor 'down_proj=fp6'\n",
     .opts = opts,

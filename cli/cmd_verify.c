@@ -404,8 +404,7 @@ const struct command cmd_verify = {
     .description =
         "Reads all of a container: checksums, SHA256SUMS too, manifest against tensors, what each "
         "scheme requires of its sections, that every quantized weight decodes to a finite number, "
-        "and that "
-        "codes pack to the stored bytes again.\n\n"
+        "and that codes pack to the stored bytes again.\n\n"
         "With --device cuda every quantized tensor also goes through its fused GPU kernel: 1 to "
         "128 tokens, random and heavy-tailed activations, FP16 and BF16, against the CPU's "
         "products of the decoded weights (FP32, some rows in FP64), each run twice, with NaN in "

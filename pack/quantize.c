@@ -293,7 +293,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
         goto done;
     }
     QT_TRY(report_new(out, &run, start, err));
-    QT_TRY(qt_writer_add_json(run.writer, "qtool-report.json", out->document, err));
+    QT_TRY(qt_writer_add_json(run.writer, QT_REPORT_NAME, out->document, err));
     QT_TRY(qt_writer_finish(run.writer, manifest, err));
 done:
     /* Input that will not get better by trying again leaves nothing behind; the rest can resume. */

@@ -95,7 +95,7 @@ done:
     return rc;
 }
 
-/* It is written last. */
+/* SHA256SUMS is the last file that a run writes: without it a copy of a container is not whole. */
 static int check_checksums(const struct qt_run *run, struct qt_err *err)
 {
     char *path;
@@ -174,7 +174,7 @@ json_t *qt_run_earlier_report(const struct qt_run *run)
     struct qt_err err = {0};
     json_t *report = NULL;
     char *path;
-    if (qt_path_join(&path, run->opt->out_dir, "qtool-report.json", &err) != QT_OK)
+    if (qt_path_join(&path, run->opt->out_dir, QT_REPORT_NAME, &err) != QT_OK)
         return NULL;
     if (qt_path_exists(path) && qt_json_load(&report, path, LIMIT, &err) != QT_OK)
         report = NULL;

@@ -90,6 +90,7 @@ int qt_run_blocks(struct qt_run *run, struct qt_err *err);
 int qt_run_kv_open(struct qt_run *run, struct qt_err *err);
 int qt_run_kv(struct qt_run *run, struct qt_err *err);
 
+#define QT_REPORT_NAME "qtool-report.json"
 /* report.c: what was done to each tensor, with totals, times, peak memory. *out is owned. */
 int qt_run_report(json_t **out, const struct qt_run *run, double start, struct qt_err *err);
 
