@@ -145,6 +145,12 @@ int qt_path_join(char **out, const char *dir, const char *name, struct qt_err *e
     return qt_string_format(out, err, "%s%s%s", dir, n && dir[n - 1] == '/' ? "" : "/", name);
 }
 
+const char *qt_base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
 bool qt_name_is_plain(const char *name)
 {
     if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strlen(name) > 255)

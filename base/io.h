@@ -31,6 +31,8 @@ bool qt_path_exists(const char *path);
 bool qt_path_is_dir(const char *path);
 /* "dir/name"; free with qt_free. */
 int qt_path_join(char **out, const char *dir, const char *name, struct qt_err *err);
+/* "model.safetensors" of "a/model.safetensors". */
+const char *qt_base_name(const char *path);
 /* True for a plain file name: not empty, no '/', not "." or "..", no control characters. */
 bool qt_name_is_plain(const char *name);
 

@@ -48,8 +48,7 @@ static int check_regular(const char *path, struct qt_err *err)
 /* Unpacks into a temporary file that keeps the inner suffix; *out is its path, to be unlinked. */
 static int gunzip(char **out, const char *path, struct qt_err *err)
 {
-    const char *tmp = getenv("TMPDIR"), *inner = strrchr(path, '/');
-    inner = inner ? inner + 1 : path;
+    const char *tmp = getenv("TMPDIR"), *inner = qt_base_name(path);
     int rc = qt_string_format(out, err, "%s/qtoolXXXXXX%s", tmp ? tmp : "/tmp", inner), fd;
     if (rc < 0)
         return rc;

@@ -42,9 +42,11 @@ static int print_plan(const struct qt_plan *plan, struct qt_err *err)
               plan->source_bytes ? 100 * (double)plan->output_bytes / (double)plan->source_bytes
                                  : 100);
     table_row(&sum, "memory\t%s beyond mapped files", text_bytes(memory, plan->working_bytes));
-    const struct qt_plan_item *needs = qt_plan_needs_data(plan);
+    const struct qt_plan_item *needs = qt_plan_needs(plan);
     if (needs)
-        table_row(&sum, "needs\tcalibration data (--data), first for %s", needs->tensor->name);
+        table_row(&sum, "needs\tcalibration data (--data%s), first for %s",
+                  qt_plan_item_needs(needs) == QT_NEEDS_HESSIAN ? " or --calib" : "",
+                  needs->tensor->name);
     int rc = table_print(&t, err);
     putchar('\n');
     int second = table_print(&sum, rc < 0 ? NULL : err);
@@ -84,7 +86,7 @@ static void fill_doc(struct cli *cli, const struct qt_plan *plan)
         doc_set(cli, cli->doc, "paper_bpw", doc_real(qt_plan_paper_bpw(plan)));
     doc_set(cli, cli->doc, "source_bytes", doc_size(plan->source_bytes));
     doc_set(cli, cli->doc, "bytes", doc_size(plan->output_bytes));
-    doc_set(cli, cli->doc, "needs_data", json_boolean(qt_plan_needs_data(plan) != NULL));
+    doc_set(cli, cli->doc, "needs_data", json_boolean(qt_plan_needs(plan) != NULL));
     doc_set(cli, cli->doc, "working_bytes", doc_size(plan->working_bytes));
     doc_set(cli, cli->doc, "tensors", items);
 }
@@ -95,6 +97,7 @@ static int show_plan(struct cli *cli, const struct qt_ckpt *ckpt, const struct q
     struct qt_plan plan = {0};
     int rc;
     QT_TRY(qt_plan_new(&plan, ckpt, opt, err));
+    QT_TRY(qt_plan_check_model(&plan, ckpt, err));
     if (cli->doc)
         fill_doc(cli, &plan);
     else
@@ -149,6 +152,8 @@ static int compare_scheme(struct cli *cli, struct overview *o, const struct qt_c
     const struct qt_plan_options opt = {.scheme = name};
     struct qt_plan plan = {0};
     int rc = qt_plan_new(&plan, ckpt, &opt, err);
+    if (rc == QT_OK)
+        rc = qt_plan_check_model(&plan, ckpt, err);
     if (rc == QT_OK)
         overview_add(cli, o, name, &plan);
     else if (rc == QT_E_UNSUPPORTED)

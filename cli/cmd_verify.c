@@ -285,6 +285,29 @@ done:
     return rc;
 }
 
+/* The same of its regular expressions: each must match a quantized tensor. */
+static int check_gate_names(const char *gate, const struct results *r,
+                            const struct qt_container *container, struct qt_err *err)
+{
+    const struct qt_verify_tensor none = {0};
+    struct qt_figure figures[MAX_FIGURES], *each = NULL;
+    struct qt_tensor_figures t = {.count = qt_container_count(container)};
+    const char **names = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&each, (t.count + 1) * TENSOR_FIGURES, sizeof *each, err));
+    QT_TRY(qt_array_new(&names, t.count, sizeof *names, err));
+    t.per_tensor = tensor_figures(each, &none, r);
+    for (size_t i = 0; i < t.count; i++)
+        names[i] = qt_container_entry(container, i)->name;
+    t.tensors = names;
+    t.figures = each;
+    QT_TRY(gate_validate(gate, figures, make_figures(figures, r), &t, err));
+done:
+    qt_free(each);
+    qt_free(names);
+    return rc;
+}
+
 static int check_figures(const char *gate, const struct results *r, const struct qt_figure *figures,
                          size_t n, struct qt_err *err)
 {
@@ -353,6 +376,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     if (r.on_gpu)
         QT_TRY(qt_gpu_open(&gpu, device_number(o->common.device), err));
     QT_TRY(qt_container_open(&container, args[0], err));
+    QT_TRY(check_gate_names(o->gate, &r, container, err));
     if (o->source)
         QT_TRY(checkpoint_open(&source, o->source, err));
     QT_TRY(qt_verify(&r.report, container, source, &cli->log, err));

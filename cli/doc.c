@@ -45,18 +45,7 @@ void doc_append(struct cli *cli, json_t *array, json_t *value)
 
 json_t *doc_text(const char *s)
 {
-    char ascii[2048];
-    size_t n = 0;
-    if (!s)
-        return json_null();
-    json_t *text = json_string(s);
-    if (text)
-        return text;
-    /* Not UTF-8 (a path can be anything): JSON cannot carry it, its ASCII part it can. */
-    for (; s[n] && n + 1 < sizeof ascii; n++)
-        ascii[n] = (unsigned char)s[n] < 0x80 ? s[n] : '?';
-    ascii[n] = '\0';
-    return json_string(ascii);
+    return s ? qt_json_name(s) : json_null();
 }
 
 json_t *doc_real(double value)

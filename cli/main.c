@@ -197,7 +197,7 @@ static int report(struct cli *cli, const char *command, int rc, const struct qt_
 
 static struct cli cli_new(int argc, char **argv)
 {
-    bool json = has_flag(argc - 2, argv + 2, "--json", NULL);
+    bool json = has_flag(argc - 1, argv + 1, "--json", NULL);
     json_wanted = json;
     return (struct cli){.argc = argc, .argv = argv, .doc = json ? json_object() : NULL};
 }

@@ -251,6 +251,15 @@ static int check_numbered(const struct names *names, const char *dir, struct qt_
     return QT_OK;
 }
 
+int qt_ckpt_check_whole(const struct qt_ckpt *ckpt, struct qt_err *err)
+{
+    size_t prefix, total = shards_of(qt_base_name(ckpt->shards[0].path), &prefix);
+    return total <= ckpt->shard_count
+               ? QT_OK
+               : qt_fail(err, QT_E_INPUT, ckpt->shards[0].path, NULL,
+                         "is one of %zu files of a checkpoint: give the directory", total);
+}
+
 /* name: one file of the directory; NULL: all *.safetensors. */
 static int open_files(struct qt_ckpt *ckpt, const char *name, struct qt_err *err)
 {
@@ -293,15 +302,16 @@ static int open_directory(struct qt_ckpt *ckpt, const char *dir, struct qt_err *
 static int open_file(struct qt_ckpt *ckpt, const char *path, struct qt_err *err)
 {
     int rc;
-    const char *slash = strrchr(path, '/');
+    const char *name = qt_base_name(path);
     if (!qt_path_exists(path))
         return qt_fail(err, QT_E_INPUT, path, NULL, "cannot open: %s", strerror(errno));
-    if (!qt_shard_name_ok(slash ? slash + 1 : path))
+    if (!qt_shard_name_ok(name))
         return qt_fail(err, QT_E_INPUT, path, NULL,
                        "a directory or a .safetensors, .bin, .pt or .pth file is expected");
-    QT_TRY(slash == path ? qt_string_copy(&ckpt->dir, "/", err)
-           : slash       ? qt_string_format(&ckpt->dir, err, "%.*s", (int)(slash - path), path)
-                         : qt_string_copy(&ckpt->dir, ".", err));
+    const int length = (int)(name - path);
+    QT_TRY(length == 0   ? qt_string_copy(&ckpt->dir, ".", err)
+           : length == 1 ? qt_string_copy(&ckpt->dir, "/", err)
+                         : qt_string_format(&ckpt->dir, err, "%.*s", length - 1, path));
     QT_TRY(qt_array_new(&ckpt->shards, 1, sizeof *ckpt->shards, err));
     QT_TRY(qt_shard_open(&ckpt->shards[0], path, err));
     ckpt->shard_count = 1;

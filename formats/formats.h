@@ -31,6 +31,10 @@ int qt_json_parse(json_t **out, const char *text, size_t size, const char *file,
                   struct qt_err *err);
 int qt_json_load(json_t **out, const char *path, size_t limit, struct qt_err *err);
 
+/* A string that may be any bytes, as paths are: where JSON cannot carry it, its ASCII part with '?'
+ * for the rest, cut to 4 KiB. */
+json_t *qt_json_name(const char *name);
+
 /* Members of an object with a type check. Missing or null: QT_E_INPUT for `need`, the default for
  * `get` (then *out is left as it is). Strings are borrowed from the object. */
 int qt_json_need_string(const char **out, const json_t *obj, const char *key, const char *file,
@@ -71,6 +75,8 @@ struct qt_ckpt; /* opaque; immutable once open, safe to read from several thread
  * Errors: QT_E_INPUT (file and tensor named), QT_E_UNSUPPORTED, QT_E_RESOURCE.
  */
 int qt_ckpt_open(struct qt_ckpt **out, const char *path, struct qt_err *err);
+/* QT_E_INPUT when it is a file that by its name is one of several. */
+int qt_ckpt_check_whole(const struct qt_ckpt *ckpt, struct qt_err *err);
 void qt_ckpt_close(struct qt_ckpt *ckpt);
 
 /* The directory that holds config.json and tokenizer files: the path itself or the file's parent.
@@ -227,8 +233,11 @@ int qt_writer_reopen(struct qt_writer *w, const char *unit, struct qt_err *err);
 /* Keeps the caller's own progress beside the journal, in place of what was kept before: on disk
  * when it returns, and there until qt_writer_finish. Load: *data is owned, NULL when there is none;
  * QT_E_RESUME when it is damaged. */
-int qt_writer_save(struct qt_writer *w, const void *data, size_t size, struct qt_err *err);
-int qt_writer_load(void **data, size_t *size, const struct qt_writer *w, struct qt_err *err);
+enum qt_progress { QT_PROGRESS_LEARNING, QT_PROGRESS_ACTIVATIONS, QT_PROGRESS_KINDS };
+int qt_writer_save(struct qt_writer *w, enum qt_progress kind, const void *data, size_t size,
+                   struct qt_err *err);
+int qt_writer_load(void **data, size_t *size, const struct qt_writer *w, enum qt_progress kind,
+                   struct qt_err *err);
 /* Copies a side file (config.json, tokenizer.json) byte for byte under its own name. Not
  * journalled: to be done in every run, resumed or not. */
 int qt_writer_copy_file(struct qt_writer *w, const char *path, struct qt_err *err);

@@ -133,6 +133,19 @@ static int need_member(const json_t *obj, const char *key, const char *file, str
     return QT_OK;
 }
 
+json_t *qt_json_name(const char *name)
+{
+    char ascii[4096];
+    size_t n = 0;
+    json_t *text = json_string(name);
+    if (text)
+        return text;
+    for (; name[n] && n + 1 < sizeof ascii; n++)
+        ascii[n] = (unsigned char)name[n] < 0x80 ? name[n] : '?';
+    ascii[n] = '\0';
+    return json_string(ascii);
+}
+
 int qt_json_need_string(const char **out, const json_t *obj, const char *key, const char *file,
                         struct qt_err *err)
 {

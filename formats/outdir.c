@@ -13,12 +13,6 @@ static int io_error(struct qt_err *err, const char *path, const char *what)
     return qt_fail(err, QT_E_RESOURCE, path, NULL, "%s: %s", what, strerror(errno));
 }
 
-const char *qt_base_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 static bool is_dot(const char *name)
 {
     return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
@@ -94,6 +88,9 @@ static int check_target(bool *exists, const struct qt_outdir *o, struct qt_err *
         return qt_fail(err, QT_E_USAGE, o->old, NULL,
                        "is in the way: %s has to wait there until it is replaced",
                        qt_base_name(o->dir));
+    /* Before the work: what is replaced has to be emptied then. */
+    if (access(o->dir, R_OK | W_OK | X_OK) < 0)
+        return io_error(err, o->dir, "cannot be replaced");
     return check_ours(&empty, o->dir, false, err);
 }
 

@@ -30,20 +30,6 @@ static int no_memory(struct qt_err *err)
 
 /* ---- the document --------------------------------------------------------------------------- */
 
-/* A file name can be any bytes, JSON cannot: then its ASCII part. */
-static json_t *name_json(const char *name)
-{
-    char ascii[256];
-    size_t n = 0;
-    json_t *text = json_string(name);
-    if (text)
-        return text;
-    for (; name[n] && n + 1 < sizeof ascii; n++)
-        ascii[n] = (unsigned char)name[n] < 0x80 ? name[n] : '?';
-    ascii[n] = '\0';
-    return json_string(ascii);
-}
-
 static json_t *crc_json(uint32_t crc)
 {
     return json_sprintf("%08x", crc);
@@ -53,7 +39,7 @@ static json_t *part_json(const struct qt_qcal_part *p)
 {
     json_t *data = json_array();
     for (size_t i = 0; i < p->ndata; i++)
-        if (json_array_append_new(data, name_json(qt_base_name(p->data[i]))) < 0) {
+        if (json_array_append_new(data, qt_json_name(qt_base_name(p->data[i]))) < 0) {
             json_decref(data);
             return NULL;
         }

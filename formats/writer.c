@@ -172,6 +172,17 @@ done:
     return rc;
 }
 
+/* By enum qt_progress. */
+static const char *const progress_names[QT_PROGRESS_KINDS] = {"progress", "activations"};
+
+static bool is_progress(const char *name)
+{
+    for (int i = 0; i < QT_PROGRESS_KINDS; i++)
+        if (strcmp(name, progress_names[i]) == 0)
+            return true;
+    return false;
+}
+
 static bool keep_journal(const void *writer, const char *name)
 {
     (void)writer;
@@ -181,8 +192,7 @@ static bool keep_journal(const void *writer, const char *name)
 /* Not the side files: they are always copied anew, so that none stays that is no longer wanted. */
 static bool keep_progress(const void *writer, const char *name)
 {
-    return strcmp(name, QT_JOURNAL_NAME) == 0 || strcmp(name, QT_PROGRESS_NAME) == 0 ||
-           is_shard(writer, name);
+    return strcmp(name, QT_JOURNAL_NAME) == 0 || is_progress(name) || is_shard(writer, name);
 }
 
 static int start_anew(struct qt_writer *w, const char *digest, const json_t *identity,
@@ -366,12 +376,13 @@ int qt_writer_reopen(struct qt_writer *w, const char *unit, struct qt_err *err)
 static const size_t progress_limit = (size_t)1 << 40;
 
 /* The data, then its CRC-32. Written beside the old one, which the rename replaces. */
-int qt_writer_save(struct qt_writer *w, const void *data, size_t size, struct qt_err *err)
+int qt_writer_save(struct qt_writer *w, enum qt_progress kind, const void *data, size_t size,
+                   struct qt_err *err)
 {
     char *path = NULL, *fresh = NULL;
     uint32_t crc = qt_crc32(0, data, size);
     int fd = -1, rc;
-    QT_TRY(qt_path_join(&path, w->out.partial, QT_PROGRESS_NAME, err));
+    QT_TRY(qt_path_join(&path, w->out.partial, progress_names[kind], err));
     QT_TRY(qt_string_format(&fresh, err, "%s.new", path));
     QT_TRY(qt_file_create(&fd, fresh, false, err));
     QT_TRY(qt_file_write_at(fd, fresh, data, size, 0, err));
@@ -387,14 +398,15 @@ done:
     return rc;
 }
 
-int qt_writer_load(void **data, size_t *size, const struct qt_writer *w, struct qt_err *err)
+int qt_writer_load(void **data, size_t *size, const struct qt_writer *w, enum qt_progress kind,
+                   struct qt_err *err)
 {
     char *path = NULL, *text = NULL;
     uint32_t crc;
     int rc;
     *data = NULL;
     *size = 0;
-    QT_TRY(qt_path_join(&path, w->out.partial, QT_PROGRESS_NAME, err));
+    QT_TRY(qt_path_join(&path, w->out.partial, progress_names[kind], err));
     if (!qt_path_exists(path))
         goto done;
     QT_TRY(qt_file_read(&text, size, path, progress_limit, err));
@@ -415,11 +427,14 @@ done:
 
 static int drop_progress(const struct qt_writer *w, struct qt_err *err)
 {
-    char *path;
-    int rc = qt_path_join(&path, w->out.partial, QT_PROGRESS_NAME, err);
-    if (rc == QT_OK && unlink(path) < 0 && errno != ENOENT)
-        rc = qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot remove: %s", strerror(errno));
-    qt_free(path);
+    int rc = QT_OK;
+    for (int i = 0; i < QT_PROGRESS_KINDS && rc == QT_OK; i++) {
+        char *path;
+        rc = qt_path_join(&path, w->out.partial, progress_names[i], err);
+        if (rc == QT_OK && unlink(path) < 0 && errno != ENOENT)
+            rc = qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot remove: %s", strerror(errno));
+        qt_free(path);
+    }
     return rc;
 }
 
@@ -428,8 +443,7 @@ static int check_side_name(const struct qt_writer *w, const char *name, struct q
 {
     if (!qt_name_is_plain(name) || strcmp(name, QT_MANIFEST_NAME) == 0 ||
         strcmp(name, QT_JOURNAL_NAME) == 0 || strcmp(name, QT_CHECKSUMS_NAME) == 0 ||
-        strcmp(name, QT_PROGRESS_NAME) == 0 || strcmp(name, QT_INDEX_NAME) == 0 ||
-        is_shard(w, name))
+        strcmp(name, QT_INDEX_NAME) == 0 || is_progress(name) || is_shard(w, name))
         return qt_fail(err, QT_E_INTERNAL, name, NULL, "the container has its own file '%s'", name);
     return QT_OK;
 }

@@ -12,7 +12,6 @@
 
 #define QT_MANIFEST_NAME "qtool.json"
 #define QT_JOURNAL_NAME  "journal"
-#define QT_PROGRESS_NAME "progress"
 
 /* ---- outdir.c ------------------------------------------------------------------------------- */
 
@@ -43,9 +42,6 @@ void qt_outdir_discard(struct qt_outdir *o);
 
 /* Writes DIR/SHA256SUMS over the files of `dir`, but for those that are members of `omit`. */
 int qt_checksums_write(const char *dir, const json_t *omit, struct qt_err *err);
-
-/* "model.safetensors" of "a/model.safetensors". */
-const char *qt_base_name(const char *path);
 
 /* ---- journal.c ------------------------------------------------------------------------------ */
 

@@ -42,10 +42,13 @@ static int sense_layer(struct qt_act_planner *p, size_t layer, float *variants, 
         p->active = qt_act_input_at(p, layer, i)->k ? i : -1;
         QT_TRY(p->be->copy(p->be, v, variants, step * sizeof *v, err));
         QT_TRY(qt_block_run(block, v, tokens, p->data->seqlen, NULL, err));
+        QT_TRY(qt_act_went_on(p, tokens, err));
     }
     p->active = -1;
-    for (size_t v = 0; v < 1 + layer * QT_INPUTS; v++)
+    for (size_t v = 0; v < 1 + layer * QT_INPUTS; v++) {
         QT_TRY(qt_block_run(block, variants + v * step, tokens, p->data->seqlen, NULL, err));
+        QT_TRY(qt_act_went_on(p, tokens, err));
+    }
 done:
     qt_block_close(block);
     return rc;
@@ -89,9 +92,11 @@ static int sense_logits(struct qt_act_planner *p, const float *variants, size_t 
     QT_TRY(qt_ends_open(&s->ends, p->model, &p->source, p->be, err));
     QT_TRY(p->be->new (p->be, (void **)&s->logits, bytes, err));
     QT_TRY(p->be->new (p->be, (void **)&s->ref, bytes, err));
-    for (size_t at = 0; at < tokens; at += LOGIT_POSITIONS)
+    for (size_t at = 0; at < tokens; at += LOGIT_POSITIONS) {
         QT_TRY(sense_chunk(p, s, variants, tokens, at, qt_min_size(LOGIT_POSITIONS, tokens - at),
                            err));
+        QT_TRY(qt_act_went_on(p, 0, err));
+    }
 done:
     if (s) {
         p->be->free(p->be, s->logits);
@@ -102,9 +107,20 @@ done:
     return rc;
 }
 
+static size_t sense_tokens(const struct qt_act_planner *p)
+{
+    return qt_min_size(p->data->samples, SENSE_WINDOWS) * p->data->seqlen;
+}
+
+double qt_act_sense_tokens(const struct qt_act_planner *p)
+{
+    double layers = (double)p->out->layers, inputs = QT_INPUTS;
+    return (double)sense_tokens(p) * layers * (1 + inputs + inputs * (layers - 1) / 2);
+}
+
 int qt_act_sense(struct qt_act_planner *p, struct qt_err *err)
 {
-    size_t tokens = qt_min_size(p->data->samples, SENSE_WINDOWS) * p->data->seqlen, bytes;
+    size_t tokens = sense_tokens(p), bytes;
     size_t count = 1 + p->out->layers * QT_INPUTS;
     float *variants = NULL;
     int rc = QT_OK;

@@ -18,6 +18,16 @@ const struct qt_act *qt_act_plan_find(const struct qt_act_plan *p, size_t layer,
     return a && a->k ? a : NULL;
 }
 
+int qt_act_went_on(struct qt_act_planner *p, size_t tokens, struct qt_err *err)
+{
+    p->done += (double)tokens;
+    qt_log_progress(p->opt->log, "activations", p->done, p->total);
+    if (p->opt->interrupted && p->opt->interrupted())
+        return qt_fail(err, QT_E_INTERRUPTED, p->opt->out_dir, NULL,
+                       "interrupted while the precision of activations was being chosen");
+    return QT_OK;
+}
+
 /* ---- what is there -------------------------------------------------------------------------- */
 
 static bool is_w4ax(const struct qt_plan_item *item)
@@ -160,6 +170,11 @@ done:
 
 /* ---- the pass over the blocks --------------------------------------------------------------- */
 
+static size_t stat_tokens(const struct qt_act_planner *p)
+{
+    return qt_min_size(p->data->samples, STAT_WINDOWS) * p->data->seqlen;
+}
+
 static int plan_layer(struct qt_act_planner *p, size_t layer, float *hidden, size_t tokens,
                       struct qt_err *err)
 {
@@ -169,6 +184,7 @@ static int plan_layer(struct qt_act_planner *p, size_t layer, float *hidden, siz
     QT_TRY(observe_begin(p, layer, err));
     QT_TRY(qt_block_open(&block, p->model, layer, &p->source, p->be, err));
     QT_TRY(qt_block_run(block, hidden, tokens, p->data->seqlen, &tap, err));
+    QT_TRY(qt_act_went_on(p, tokens, err));
     for (int i = 0; i < QT_INPUTS; i++) {
         size_t k = qt_act_input_at(p, layer, i)->k;
         if (!k)
@@ -177,6 +193,7 @@ static int plan_layer(struct qt_act_planner *p, size_t layer, float *hidden, siz
         qt_act_planned(p, layer, i)->scales = (enum qt_act_scales)qt_spec_value(p->spec, "scales");
         QT_TRY(qt_act_order(p, layer, i, err));
         QT_TRY(qt_act_measure(p, layer, i, err));
+        QT_TRY(qt_act_went_on(p, 0, err));
     }
 done:
     observe_end(p);
@@ -186,7 +203,7 @@ done:
 
 static int plan_layers(struct qt_act_planner *p, struct qt_err *err)
 {
-    size_t tokens = qt_min_size(p->data->samples, STAT_WINDOWS) * p->data->seqlen, bytes;
+    size_t tokens = stat_tokens(p), bytes;
     float *hidden = NULL;
     int rc = QT_OK;
     p->stride = qt_ceil_div(tokens, SAMPLES);
@@ -246,27 +263,43 @@ static int make_report(struct qt_act_planner *p, double left, struct qt_err *err
 
 /* ---- the plan ------------------------------------------------------------------------------- */
 
+int qt_act_plan_check(const struct qt_plan *plan, const struct qt_model *model, struct qt_err *err)
+{
+    struct qt_act_planner p = {.model = model};
+    int rc =
+        qt_array_new(&p.inputs, qt_model_info(model)->layers * QT_INPUTS, sizeof *p.inputs, err);
+    if (rc == QT_OK)
+        rc = find_inputs(&p, plan, err);
+    qt_free(p.inputs);
+    return rc;
+}
+
 int qt_act_plan_new(struct qt_act_plan *out, const struct qt_plan *plan,
                     const struct qt_model *model, const struct qt_weights *source,
-                    const struct qt_calibration *data, const struct qt_log *log, struct qt_err *err)
+                    const struct qt_quantize_options *opt, struct qt_err *err)
 {
-    struct qt_act_planner p = {
-        .out = out, .model = model, .source = *source, .data = data, .active = -1};
+    struct qt_act_planner p = {.out = out,
+                               .model = model,
+                               .source = *source,
+                               .opt = opt,
+                               .data = opt->calibration,
+                               .be = opt->calibration->backend,
+                               .active = -1};
     size_t layers = qt_model_info(model)->layers;
     double left;
     int rc;
     *out = (struct qt_act_plan){.layers = layers};
-    p.be = data->backend;
     QT_TRY(qt_array_new(&p.inputs, layers * QT_INPUTS, sizeof *p.inputs, err));
     QT_TRY(find_inputs(&p, plan, err));
     if (!p.spec)
         goto done;
+    p.total = (double)layers * (double)stat_tokens(&p) + qt_act_sense_tokens(&p);
     QT_TRY(qt_array_new(&out->act, layers * QT_INPUTS, sizeof *out->act, err));
     QT_TRY(plan_layers(&p, err));
     QT_TRY(qt_act_sense(&p, err));
     QT_TRY(qt_act_spend(&p, &left, err));
     QT_TRY(make_report(&p, left, err));
-    qt_log_message(log, QT_LOG_INFO, "activations: %.1f %% of the blocks at 8 bits",
+    qt_log_message(opt->log, QT_LOG_INFO, "activations: %.1f %% of the blocks at 8 bits",
                    100 * json_real_value(json_object_get(out->report, "a8_blocks")));
 done:
     for (size_t v = 0; p.inputs && v < layers * QT_INPUTS; v++) {

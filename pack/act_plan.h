@@ -14,13 +14,22 @@ struct qt_act_plan {
     json_t *report;     /* shares of blocks and multiply-accumulates at 8 bits; NULL: no w4ax */
 };
 
-/* Empty when the plan has no w4ax linear. QT_E_UNSUPPORTED: linears that share an input do not all
- * have the same w4ax scheme, or a w4ax tensor is no linear of the decoder's blocks. */
+/* QT_E_UNSUPPORTED: linears that share an input do not all have the same w4ax scheme, or a w4ax
+ * tensor is no linear of the decoder's blocks. */
+int qt_act_plan_check(const struct qt_plan *plan, const struct qt_model *model, struct qt_err *err);
+/* On opt->calibration; empty when the plan has no w4ax linear. Fails as the check does, and with
+ * QT_E_INTERRUPTED. */
 int qt_act_plan_new(struct qt_act_plan *out, const struct qt_plan *plan,
                     const struct qt_model *model, const struct qt_weights *source,
-                    const struct qt_calibration *data, const struct qt_log *log,
-                    struct qt_err *err);
+                    const struct qt_quantize_options *opt, struct qt_err *err);
 void qt_act_plan_free(struct qt_act_plan *p);
+
+/* act_saved.c: keeps a plan beside the journal; gives it back to a run that goes on, *found false
+ * if there is none. QT_E_RESUME: it is damaged, or not of this model. */
+int qt_act_plan_save(const struct qt_act_plan *p, struct qt_writer *w, struct qt_err *err);
+int qt_act_plan_load(bool *found, struct qt_act_plan *out, const struct qt_model *model,
+                     const struct qt_writer *w, struct qt_err *err);
+
 /* For struct qt_runtime; ctx is a struct qt_act_plan. */
 int qt_act_plan_input(void *ctx, struct qt_backend *be, float *y, const float *x,
                       const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err);

@@ -20,7 +20,8 @@ struct qt_act_planner {
     struct qt_act_plan *out;
     const struct qt_model *model;
     struct qt_weights source;
-    const struct qt_calibration *data;
+    const struct qt_quantize_options *opt;
+    const struct qt_calibration *data; /* the options' */
     struct qt_backend *be;
     const struct qt_spec *spec;
     struct qt_act_input *inputs; /* [layers][QT_INPUTS] */
@@ -28,8 +29,13 @@ struct qt_act_planner {
     struct qt_channels channels[QT_INPUTS]; /* backend */
     float *sample[QT_INPUTS];               /* host, [sampled][k] */
     size_t sampled[QT_INPUTS], seen[QT_INPUTS], stride;
-    int active; /* the input that has 4 bits while divergences are measured; -1: none */
+    int active;         /* the input that has 4 bits while divergences are measured; -1: none */
+    double done, total; /* tokens through blocks, for progress */
 };
+
+/* act_plan.c: so many tokens more have gone through a block. QT_E_INTERRUPTED when the caller has
+ * asked to stop. */
+int qt_act_went_on(struct qt_act_planner *p, size_t tokens, struct qt_err *err);
 
 static inline struct qt_act_input *qt_act_input_at(const struct qt_act_planner *p, size_t layer,
                                                    int i)
@@ -48,8 +54,10 @@ int qt_act_order(struct qt_act_planner *p, size_t layer, int i, struct qt_err *e
 /* act_error.c: rounding errors of each block at 4 and 8 bits, from the samples; the clip ratio. */
 int qt_act_measure(struct qt_act_planner *p, size_t layer, int i, struct qt_err *err);
 
-/* act_budget.c. sense: what each input at 4 bits means for the logits. spend: which blocks get 8
- * bits; *left is the divergence that remains, estimated. */
+/* act_budget.c. sense_tokens: what sense will report to qt_act_went_on. sense: what each input at 4
+ * bits means for the logits. spend: which blocks get 8 bits; *left is the divergence that remains,
+ * estimated. */
+double qt_act_sense_tokens(const struct qt_act_planner *p);
 int qt_act_sense(struct qt_act_planner *p, struct qt_err *err);
 int qt_act_spend(struct qt_act_planner *p, double *left, struct qt_err *err);
 

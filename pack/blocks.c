@@ -262,6 +262,18 @@ done:
     return rc;
 }
 
+/* Anew, or as an interrupted run has kept it. */
+static int plan_activations(struct qt_run *run, const struct qt_model *model,
+                            const struct qt_weights *source, struct qt_err *err)
+{
+    bool found;
+    int rc = qt_act_plan_load(&found, &run->acts, model, run->writer, err);
+    if (rc < 0 || found)
+        return rc;
+    rc = qt_act_plan_new(&run->acts, &run->plan, model, source, run->opt, err);
+    return rc == QT_OK && run->acts.act ? qt_act_plan_save(&run->acts, run->writer, err) : rc;
+}
+
 static int run_data(struct qt_run *run, struct qt_err *err)
 {
     struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
@@ -270,8 +282,7 @@ static int run_data(struct qt_run *run, struct qt_err *err)
     int rc;
     QT_TRY(qt_model_open(&model, &source, err));
     QT_TRY(check_strict(run, model, err));
-    QT_TRY(qt_act_plan_new(&run->acts, &run->plan, model, &source, run->opt->calibration,
-                           run->opt->log, err));
+    QT_TRY(plan_activations(run, model, &source, err));
     source.runtime = qt_run_runtime(run);
     QT_TRY(qt_sequential_open(&seq, &source, run->opt->calibration, err));
     for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)

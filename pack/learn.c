@@ -99,19 +99,15 @@ static bool is_added(const struct qt_learner *l, size_t item)
 }
 
 /* Quantized tensors outside of the blocks cannot learn, but must be decoded. */
-static int add_others(struct qt_learner *l, struct qt_err *err)
+static void add_others(struct qt_learner *l)
 {
     for (size_t i = 0; i < l->run->plan.count; i++) {
         const struct qt_plan_item *item = &l->run->plan.items[i];
         if (item->why || is_added(l, i))
             continue;
-        if (qt_spec_learns(&item->packed.spec))
-            return qt_fail(err, QT_E_UNSUPPORTED, item->tensor->file, item->tensor->name,
-                           "learn=1, but it is not a linear weight of a decoder block");
         l->matrices[l->nmatrices++] =
             (struct learn_matrix){.item = i, .layer = l->info.layers, .packed = item->packed};
     }
-    return QT_OK;
 }
 
 static int add_norms(struct qt_learner *l, size_t layer, struct qt_err *err)
@@ -145,7 +141,7 @@ static int find_parameters(struct qt_learner *l, struct qt_err *err)
     for (size_t layer = 0; layer < layers; layer++)
         for (size_t i = 0, n = qt_model_linears(&linear, l->model, layer); i < n; i++)
             QT_TRY(add_linear(l, linear[i].weight, layer, i, err));
-    QT_TRY(add_others(l, err));
+    add_others(l);
     for (size_t layer = 0; l->opt.norms && layer < last; layer++)
         QT_TRY(add_norms(l, layer, err));
 done:

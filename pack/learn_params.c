@@ -286,7 +286,7 @@ int learn_params_save(struct qt_learner *l, struct qt_err *err)
     for (size_t i = 0; i < SAVED; i++, to += array)
         memcpy(to, arrays[i], array);
     memcpy(to, l->points, curve);
-    rc = qt_writer_save(l->run->writer, data, size, err);
+    rc = qt_writer_save(l->run->writer, QT_PROGRESS_LEARNING, data, size, err);
     qt_free(data);
     return rc;
 }
@@ -299,7 +299,7 @@ int learn_params_load(bool *found, struct qt_learner *l, struct qt_err *err)
     unsigned char *data;
     int rc;
     *found = false;
-    QT_TRY(qt_writer_load((void **)&data, &size, l->run->writer, err));
+    QT_TRY(qt_writer_load((void **)&data, &size, l->run->writer, QT_PROGRESS_LEARNING, err));
     if (!data)
         return QT_OK;
     if (size >= sizeof at)

@@ -13,7 +13,8 @@
  *   w4ax.c       INT4 weights for activations of 4 and 8 bits in blocks   (COMET)
  *   act.c        the activations of w4ax: order, precision, rounding
  *   act_plan.c   the plan for all of them, by act_order.c (which channels go together), act_error.c
- *                (what rounding costs) and act_budget.c (which blocks get 8 bits)
+ *                (what rounding costs) and act_budget.c (which blocks get 8 bits); kept
+ *                by act_saved.c for a run that goes on
  *   kv.c         KV caches of 4 bits: rounding, and what a container holds for them
  *   kv_calibrate.c  the scales of their keys, from a run of the quantized model; kv_fit.c: of one
  *                channel
@@ -78,8 +79,8 @@ struct qt_spec {
 /* QT_E_USAGE with a suggestion for unknown names, keys, choices; and for values out of range. */
 int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err);
 
-/* Replaces method=auto by what it means here; method=gptq without calibration is QT_E_USAGE. */
-int qt_spec_resolve(struct qt_spec *spec, bool calibrated, struct qt_err *err);
+/* Replaces method=auto by what it means here. */
+void qt_spec_resolve(struct qt_spec *spec, bool calibrated);
 
 /* The table, for help and tests. NULL beyond the end. */
 const struct qt_scheme *qt_scheme_at(size_t i);
@@ -310,8 +311,18 @@ struct qt_plan {
 int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt_plan_options *opt,
                 struct qt_err *err);
 void qt_plan_free(struct qt_plan *plan);
-/* The first item that cannot be quantized without calibration data, or NULL. */
-const struct qt_plan_item *qt_plan_needs_data(const struct qt_plan *plan);
+/* What an item cannot be quantized without. */
+enum qt_need {
+    QT_NEEDS_NOTHING,
+    QT_NEEDS_HESSIAN, /* calibration data, or a calibration file */
+    QT_NEEDS_DATA,
+};
+enum qt_need qt_plan_item_needs(const struct qt_plan_item *item);
+/* The first item that needs most; NULL where none needs anything. */
+const struct qt_plan_item *qt_plan_needs(const struct qt_plan *plan);
+/* What only the model tells, where anything depends on it: w4ax and learn=1 are for linears of the
+ * decoder's blocks, w4ax for all that share an input (QT_E_UNSUPPORTED, as of qt_model_open). */
+int qt_plan_check_model(const struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err);
 /* Bits per weight over all quantized tensors; 0 when there are none. */
 double qt_plan_bpw(const struct qt_plan *plan);
 /* The same by the count of publications where they have another; NaN when none has. */

@@ -1,5 +1,6 @@
 /* Which tensor gets which scheme. Everything that can be refused is refused here, before any work.
  */
+#include "pack/act_plan.h"
 #include "pack/scheme.h"
 
 #include <string.h>
@@ -79,7 +80,7 @@ static int rules_open(struct rules *out, const struct qt_plan_options *opt, stru
         struct rule *rule = &out->list[out->count++];
         QT_TRY(qt_name_regex_new(&rule->regex, regex, strlen(regex), "--tensor", err));
         QT_TRY(qt_spec_parse(&rule->spec, opt->rules[i].spec, err));
-        QT_TRY(qt_spec_resolve(&rule->spec, opt->calibrated, err));
+        qt_spec_resolve(&rule->spec, opt->calibrated);
     }
 done:
     return rc;
@@ -219,7 +220,7 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
     int rc = QT_OK;
     *out = (struct qt_plan){0};
     QT_TRY(qt_spec_parse(&def, opt->scheme, err));
-    QT_TRY(qt_spec_resolve(&def, opt->calibrated, err));
+    qt_spec_resolve(&def, opt->calibrated);
     QT_TRY(rules_open(&rules, opt, err));
     QT_TRY(qt_array_new(&out->items, qt_ckpt_count(ckpt), sizeof *out->items, err));
     for (size_t i = 0; i < qt_ckpt_count(ckpt); i++) {
@@ -243,16 +244,65 @@ void qt_plan_free(struct qt_plan *plan)
     *plan = (struct qt_plan){0};
 }
 
-const struct qt_plan_item *qt_plan_needs_data(const struct qt_plan *plan)
+/* ---- what it needs -------------------------------------------------------------------------- */
+
+enum qt_need qt_plan_item_needs(const struct qt_plan_item *item)
 {
-    for (size_t i = 0; i < plan->count; i++) {
-        const struct qt_plan_item *item = &plan->items[i];
-        const struct qt_spec *spec = &item->packed.spec;
-        if (!item->why && (qt_scheme_needs_data(spec->scheme) || qt_spec_learns(spec)))
-            return item;
-    }
-    return NULL;
+    const struct qt_spec *spec = &item->packed.spec;
+    if (item->why)
+        return QT_NEEDS_NOTHING;
+    if (qt_scheme_needs_data(spec->scheme) || qt_spec_learns(spec))
+        return QT_NEEDS_DATA;
+    return qt_spec_method(spec) == QT_METHOD_GPTQ ? QT_NEEDS_HESSIAN : QT_NEEDS_NOTHING;
 }
+
+const struct qt_plan_item *qt_plan_needs(const struct qt_plan *plan)
+{
+    const struct qt_plan_item *found = NULL;
+    enum qt_need most = QT_NEEDS_NOTHING;
+    for (size_t i = 0; i < plan->count; i++)
+        if (qt_plan_item_needs(&plan->items[i]) > most) {
+            found = &plan->items[i];
+            most = qt_plan_item_needs(found);
+        }
+    return found;
+}
+
+static bool is_linear(const struct qt_model *model, const char *name)
+{
+    const struct qt_linear *linear;
+    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
+        for (size_t i = 0, n = qt_model_linears(&linear, model, layer); i < n; i++)
+            if (strcmp(linear[i].weight, name) == 0)
+                return true;
+    return false;
+}
+
+int qt_plan_check_model(const struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err)
+{
+    const struct qt_weights source = qt_weights_of_ckpt(ckpt);
+    struct qt_model *model = NULL;
+    const struct qt_plan_item *needs = qt_plan_needs(plan);
+    int rc;
+    if (!needs || qt_plan_item_needs(needs) != QT_NEEDS_DATA)
+        return QT_OK;
+    QT_TRY(qt_model_open(&model, &source, err));
+    for (size_t i = 0; i < plan->count; i++) {
+        const struct qt_tensor *t = plan->items[i].tensor;
+        if (!plan->items[i].why && qt_spec_learns(&plan->items[i].packed.spec) &&
+            !is_linear(model, t->name)) {
+            rc = qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
+                         "learn=1, but it is not a linear weight of a decoder block");
+            goto done;
+        }
+    }
+    QT_TRY(qt_act_plan_check(plan, model, err));
+done:
+    qt_model_close(model);
+    return rc;
+}
+
+/* ---- sizes ---------------------------------------------------------------------------------- */
 
 double qt_plan_bpw(const struct qt_plan *plan)
 {

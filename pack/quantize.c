@@ -12,28 +12,42 @@
 
 /* ---- identity ------------------------------------------------------------------------------- */
 
-static const char *base_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 /* What determines the Hessians; null without any. */
-static json_t *calibration_json(const struct qt_calibration *c)
+static json_t *calibration_json(const struct qt_calibration *c, uint32_t config_crc)
 {
     if (!c)
         return json_null();
     if (c->file)
         return json_pack("{s:o}", "file_crc32", qt_crc_json(qt_qcal_crc(c->file)));
-    return json_pack("{s:I, s:I, s:I, s:o}", "samples", (json_int_t)c->samples, "seqlen",
+    return json_pack("{s:I, s:I, s:I, s:o, s:o}", "samples", (json_int_t)c->samples, "seqlen",
                      (json_int_t)c->seqlen, "seed", (json_int_t)c->seed, "ids_crc32",
-                     qt_crc_json(qt_crc32(0, c->ids, c->samples * c->seqlen * sizeof *c->ids)));
+                     qt_crc_json(qt_crc32(0, c->ids, c->samples * c->seqlen * sizeof *c->ids)),
+                     "config_crc32", qt_crc_json(config_crc));
+}
+
+/* Of config.json, which says how the model runs; 0 where it does not. */
+static int config_crc(uint32_t *crc, const struct qt_run *run, struct qt_err *err)
+{
+    const struct qt_calibration *c = run->opt->calibration;
+    char *path = NULL;
+    struct qt_map map = {0};
+    int rc = QT_OK;
+    *crc = 0;
+    if (!c || c->file)
+        return QT_OK;
+    QT_TRY(qt_path_join(&path, qt_ckpt_dir(run->ckpt), "config.json", err));
+    QT_TRY(qt_map_open(&map, path, err));
+    *crc = qt_crc32(0, map.data, map.size);
+done:
+    qt_map_close(&map);
+    qt_free(path);
+    return rc;
 }
 
 static int identity_new(json_t **out, const struct qt_run *run, const struct qt_learner *learner,
                         struct qt_err *err)
 {
-    uint32_t crc;
+    uint32_t crc, config = 0;
     json_t *files = json_array(), *rules = json_array();
     const struct qt_plan_options *opt = &run->opt->plan;
     struct qt_spec def;
@@ -41,12 +55,15 @@ static int identity_new(json_t **out, const struct qt_run *run, const struct qt_
     *out = NULL;
     int rc = qt_ckpt_sample_crc(&crc, run->ckpt, err);
     if (rc == QT_OK)
+        rc = config_crc(&config, run, err);
+    if (rc == QT_OK)
         rc = qt_spec_parse(&def, opt->scheme, err);
     for (size_t i = 0; rc == QT_OK && i < qt_ckpt_file_count(run->ckpt); i++) {
         size_t size;
         const char *path = qt_ckpt_file(run->ckpt, i, &size);
-        failed |= json_array_append_new(
-            files, json_pack("{s:s, s:I}", "name", base_name(path), "bytes", (json_int_t)size));
+        failed |= json_array_append_new(files, json_pack("{s:o, s:I}", "name",
+                                                         qt_json_name(qt_base_name(path)), "bytes",
+                                                         (json_int_t)size));
     }
     for (size_t i = 0; rc == QT_OK && i < opt->nrules; i++)
         failed |= json_array_append_new(
@@ -55,7 +72,7 @@ static int identity_new(json_t **out, const struct qt_run *run, const struct qt_
         *out = json_pack("{s:{s:s, s:s}, s:{s:O, s:o}, s:{s:s, s:O}, s:o}", "tool", "name", "qtool",
                          "version", QT_VERSION, "source", "files", files, "sample_crc32",
                          qt_crc_json(crc), "options", "scheme", def.text, "tensor", rules,
-                         "calibration", calibration_json(run->opt->calibration));
+                         "calibration", calibration_json(run->opt->calibration, config));
     if (*out && learner)
         failed |= json_object_set_new(*out, "learning", qt_learn_identity(learner));
     if (*out && run->opt->kv)
@@ -170,11 +187,16 @@ static int check_data(const struct qt_run *run, struct qt_err *err)
     const struct qt_calibration *c = run->opt->calibration;
     for (size_t i = 0; i < run->plan.count && (!c || c->file); i++) {
         const struct qt_plan_item *item = &run->plan.items[i];
-        if (!item->why && qt_scheme_needs_data(item->packed.spec.scheme))
+        const enum qt_need need = qt_plan_item_needs(item);
+        if (need == QT_NEEDS_DATA)
             return qt_fail(err, QT_E_USAGE, NULL, item->tensor->name,
-                           "%s chooses the precision of activations on calibration data (--data)%s",
-                           item->packed.spec.scheme->name,
-                           c ? ": a calibration file does not hold any" : "");
+                           "%s runs the model: it needs calibration data (--data)%s",
+                           item->packed.spec.text, c ? ", not a calibration file" : "");
+        if (need == QT_NEEDS_HESSIAN && !c)
+            return qt_fail(err, QT_E_USAGE, NULL, item->tensor->name,
+                           "%s needs a Hessian: calibration data or a calibration file (--data, "
+                           "--calib)",
+                           item->packed.spec.text);
     }
     return QT_OK;
 }
@@ -266,6 +288,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     *out = (struct qt_quantize_report){0};
     QT_TRY(qt_plan_new(&run.plan, ckpt, &opt->plan, err));
     QT_TRY(check_data(&run, err));
+    QT_TRY(qt_plan_check_model(&run.plan, ckpt, err));
     QT_TRY(qt_run_kv_open(&run, err));
     QT_TRY(qt_learn_open(&learner, &run, err));
     QT_TRY(identity_new(&identity, &run, learner, err));

@@ -281,14 +281,8 @@ void qt_spec_set_method(struct qt_spec *spec, enum qt_method method)
     write_text(spec);
 }
 
-int qt_spec_resolve(struct qt_spec *spec, bool calibrated, struct qt_err *err)
+void qt_spec_resolve(struct qt_spec *spec, bool calibrated)
 {
-    if (!spec->scheme)
-        return QT_OK;
-    if (qt_spec_method(spec) == QT_METHOD_GPTQ && !calibrated)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "%s: method=gptq needs calibration data",
-                       spec->text);
-    if (qt_spec_method(spec) == QT_METHOD_AUTO)
+    if (spec->scheme && qt_spec_method(spec) == QT_METHOD_AUTO)
         qt_spec_set_method(spec, calibrated ? QT_METHOD_GPTQ : QT_METHOD_SEARCH);
-    return QT_OK;
 }

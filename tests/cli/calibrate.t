@@ -87,6 +87,11 @@ $ qtool quantize --resume "$NANO" -o d --scheme nf3:g=64 --data "$NANO/eval.txt"
 ? 8
 2 cannot resume: calibration\.ids_crc32
 
+# config.json says how the model runs.
+$ cp -r "$NANO" changed && chmod -R u+w changed && sed 's/"rms_norm_eps": [^,]*/"rms_norm_eps": 0.01/' "$NANO/config.json" >changed/config.json && touch -r "$NANO/model.safetensors" changed/model.safetensors && qtool quantize --resume changed -o d --scheme nf3:g=64 --data "$NANO/calib.txt" --samples 4 --seqlen 64 -q
+? 8
+2 cannot resume: calibration\.config_crc32
+
 # Of another checkpoint, of none, or both kinds of calibration: refused.
 $ cp -r "$NANO" other && chmod -R u+w other && printf '\0\1' | dd of=other/model.safetensors bs=1 seek=4069902 conv=notrunc 2>err && qtool quantize other -o x --scheme nf3 --calib a.qcal -q
 ? 3

@@ -49,3 +49,9 @@ $ qtool quantize zeros.safetensors -o whole --scheme lut3 -q
 $ qtool quantize --force --resume zeros.safetensors -o 'a part' --scheme lut3 -q && cmp whole/model.safetensors 'a part/model.safetensors'
 > ^container +a part$
 > ^tensors
+
+# So can one that is still choosing what activations get: it stops there.
+$ qtool quantize "$NANO" -o acts --scheme w4ax --data "$NANO/calib.txt" --samples 32 --seqlen 256 -q --threads 1 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -e acts.partial/journal ]; do sleep 0.01; done; kill -TERM $pid; wait $pid; rc=$?; cat err >&2; exit $rc
+? 75
+2 interrupted while the precision of activations was being chosen
+$ test ! -e acts

@@ -1,7 +1,7 @@
 # Learning needs data to run the model on.
 $ qtool quantize "$NANO" -o l --scheme nf3:learn=1 -q
 ? 2
-2 learning runs the model: it needs calibration data
+2 down_proj\.weight: nf3:.*learn=1 runs the model: it needs calibration data \(--data\)
 
 $ qtool quantize "$NANO" -o l --scheme nf3 --tune-norms -q
 ? 2

@@ -42,6 +42,7 @@ $ qtool xyzzyxyzzy
 
 $ qtool --json
 ? 2
+> "ok": false
 2 unknown command '--json'
 
 $ qtool vresion --json

@@ -45,9 +45,23 @@ $ name=m.0.$(printf %0493d 0).weight; printf '%-704s' "{\"$name\":{\"dtype\":\"F
 $ qtool plan "$NANO" --scheme nf4 --tensor 'layers\.1.*down=nf4:learn=1'
 > ^needs +calibration data \(--data\), first for model\.layers\.1\.mlp\.down_proj\.weight$
 
+$ qtool plan "$NANO" --scheme nf4:method=gptq
+> ^needs +calibration data \(--data or --calib\), first for model\.layers\.0\.
+
+# What only the model tells.
+$ qtool plan "$NANO" --scheme w4ax --tensor 'v_proj=nf4'
+? 4
+2 v_proj\.weight: of linears that share an input, all or none must be w4ax
+$ qtool plan "$NANO" --scheme none --tensor 'embed=nf4:learn=1'
+? 4
+2 learn=1, but it is not a linear weight of a decoder block
+
 # A part of a checkpoint, without its index.
 $ mkdir part && cp "$NANO/config.json" part && cp "$NANO/model.safetensors" part/model-00001-of-00002.safetensors && qtool plan part --scheme nf4
 ? 3
 2 ^qtool plan: part: there is no index, and 1 of the 2 files of which model-00001-of-00002\.safetensors is one
+$ qtool plan part/model-00001-of-00002.safetensors --scheme nf4
+? 3
+2 part/model-00001-of-00002\.safetensors: is one of 2 files of a checkpoint: give the directory
 $ mv part/model-00001-of-00002.safetensors part/model-00001-of-00001.safetensors && qtool plan part --scheme nf4
 > ^tensors +21 quantized

@@ -114,3 +114,7 @@ $ qtool quantize "$NANO" -o lax --scheme nf4 --tensor embed=fp6 --data "$NANO/ca
 $ qtool quantize "$NANO" -o lax --scheme nf4 --tensor embed=fp6 --data "$NANO/calib.txt" --samples 2 --seqlen 32 -q --resume --strict
 ? 8
 2 tensor model\.embed_tokens\.weight: cannot resume: the earlier run was without --strict: is no linear of a decoder block
+
+# A file name can be any bytes.
+$ name=$(printf 'm\377.safetensors') && cp "$NANO/model.safetensors" "$name" && qtool quantize "$name" -o bytes --scheme nf4 -q && qtool verify bytes -q && cat bytes/qtool.json
+> "name": "m\?\.safetensors"

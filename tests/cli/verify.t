@@ -25,6 +25,9 @@ $ qtool verify nf4 --source "$NANO" --gate 'sqnr[layers\.1\.mlp\.up]>=90,bpw<=5'
 $ qtool verify nf4 --source "$NANO" --gate 'sqnr[lm_head]>=1' -q
 ? 2
 2 gate: 'lm_head' matches no quantized tensor
+# Which is found before the work.
+$ cp -r nf4 lost && printf x | dd of=lost/model.safetensors bs=1 seek=200000 conv=notrunc 2>err && qtool verify lost --gate 'bpw[lm_head]<=5' -q
+? 2
 $ qtool verify nf4 --gate 'sqnr[.]>=1'
 ? 2
 2 --gate 'sqnr\[\.\]>=1' needs --source

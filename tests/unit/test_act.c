@@ -101,6 +101,7 @@ struct world {
     struct qt_plan plan;
     uint32_t ids[SEQLEN * SAMPLES];
     struct qt_calibration data;
+    struct qt_quantize_options opt;
     struct qt_act_plan acts;
     struct qt_err err;
 };
@@ -159,8 +160,8 @@ static void world_open(struct world *w, const char *dir, const char *scheme)
         w->ids[i] = random_u32() % (uint32_t)qt_model_info(w->model)->vocab;
     w->data = (struct qt_calibration){
         .ids = w->ids, .samples = SAMPLES, .seqlen = SEQLEN, .backend = w->be};
-    expect_ok(dir,
-              qt_act_plan_new(&w->acts, &w->plan, w->model, &w->source, &w->data, NULL, &w->err),
+    w->opt = (struct qt_quantize_options){.calibration = &w->data, .out_dir = "out"};
+    expect_ok(dir, qt_act_plan_new(&w->acts, &w->plan, w->model, &w->source, &w->opt, &w->err),
               &w->err);
 }
 
@@ -339,7 +340,7 @@ static void mixtures_are_refused(void **state)
         struct qt_plan plan;
         expect_ok("plan", qt_plan_new(&plan, w.ckpt, &opt, &w.err), &w.err);
         expect_error(cases[i].regex,
-                     qt_act_plan_new(&acts, &plan, w.model, &w.source, &w.data, NULL, &w.err),
+                     qt_act_plan_new(&acts, &plan, w.model, &w.source, &w.opt, &w.err),
                      QT_E_UNSUPPORTED, cases[i].message, &w.err);
         qt_plan_free(&plan);
     }
@@ -355,7 +356,7 @@ static void allocation_failures(void **state)
     for (long n = 0; failed; n += 1 + n / 16) {
         struct qt_act_plan acts;
         qt_mem_fail_after(n);
-        int rc = qt_act_plan_new(&acts, &w.plan, w.model, &w.source, &w.data, NULL, NULL);
+        int rc = qt_act_plan_new(&acts, &w.plan, w.model, &w.source, &w.opt, NULL);
         qt_mem_fail_after(-1);
         failed = rc < 0;
         assert_int_equal(rc, failed ? QT_E_RESOURCE : QT_OK);

@@ -187,25 +187,30 @@ static void same_bytes_for_any_threads(void **state)
     qt_ckpt_close(ckpt);
 }
 
+/* How often choosing the activations of two blocks asks whether to stop: a pass over the blocks and
+ * their four inputs, then inputs and variants of each block, and logits. */
+enum { ACT_STEPS = 2 * 5 + (4 + 1) + (4 + 5) + 1 };
+
 static int stops_left;
 static bool stop_soon(void)
 {
     return stops_left-- <= 0;
 }
 
-/* Stopped before every tensor in turn, and resumed. */
-static void check_resume(struct fixture *f, const struct qt_ckpt *ckpt, const char *scheme)
+/* Stopped before every third tensor (or step of choosing activations), and resumed. */
+static void check_resume(struct fixture *f, const struct qt_ckpt *ckpt, const char *scheme,
+                         int stops)
 {
     struct qt_quantize_options a = options(f, "a", scheme), b = options(f, "b", scheme);
     json_decref(quantize(f, ckpt, &a));
-    for (int after = 0; after < 20; after += 3) {
+    for (int after = 0; after < stops; after += 3) {
         struct qt_quantize_report report;
         remove_tree(f->dir, "b");
         b.resume = false;
         b.interrupted = stop_soon;
         stops_left = after;
         expect_error("stopped", qt_quantize(&report, ckpt, &b, &f->err), QT_E_INTERRUPTED,
-                     "interrupted after", &f->err);
+                     "interrupted", &f->err);
         b.resume = true;
         b.interrupted = NULL;
         json_decref(quantize(f, ckpt, &b));
@@ -219,8 +224,8 @@ static void interrupted_runs_resume(void **state)
     struct fixture *f = *state;
     struct qt_ckpt *ckpt = make_model(f, NULL);
     struct qt_quantize_options b = options(f, "b", "nf4:g=32");
-    check_resume(f, ckpt, "nf3:g=32");
-    check_resume(f, ckpt, "w4ax:a8max=0.5");
+    check_resume(f, ckpt, "nf3:g=32", 20);
+    check_resume(f, ckpt, "w4ax:a8max=0.5", ACT_STEPS + 14);
     stops_left = 5;
     b.interrupted = stop_soon;
     b.resume = false;
@@ -231,6 +236,86 @@ static void interrupted_runs_resume(void **state)
     b.plan.scheme = "nf3:g=32";
     expect_error("other scheme", qt_quantize(&report, ckpt, &b, &f->err), QT_E_RESUME,
                  "options.scheme", &f->err);
+    qt_ckpt_close(ckpt);
+}
+
+/* What has been chosen of activations is kept: it is not chosen again. */
+static void chosen_activations_are_kept(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    struct qt_quantize_options b = options(f, "b", "w4ax:a8max=0.5");
+    struct qt_quantize_report report;
+    b.interrupted = stop_soon;
+    stops_left = ACT_STEPS;
+    expect_error("stopped", qt_quantize(&report, ckpt, &b, &f->err), QT_E_INTERRUPTED,
+                 "interrupted after 0 of", &f->err);
+    b.resume = true;
+    for (int i = 0; i < 3; i++) {
+        stops_left = 1;
+        expect_error("again", qt_quantize(&report, ckpt, &b, &f->err), QT_E_INTERRUPTED,
+                     "interrupted after", &f->err);
+    }
+    b.interrupted = NULL;
+    json_decref(quantize(f, ckpt, &b));
+    assert_false(qt_path_exists(fixture_path(f->dir, "b/activations")));
+    qt_ckpt_close(ckpt);
+}
+
+struct edit {
+    const char *what;
+    size_t at; /* byte that is changed; SIZE_MAX: none */
+    size_t cut;
+    bool sealed; /* with a right CRC */
+};
+
+static void edit_file(const char *path, const struct edit *e)
+{
+    size_t size;
+    unsigned char *data;
+    struct qt_err err = {0};
+    expect_ok(path, qt_file_read((char **)&data, &size, path, SIZE_MAX, &err), &err);
+    size_t left = size - sizeof(uint32_t) - e->cut;
+    uint32_t crc;
+    memcpy(&crc, data + size - sizeof crc, sizeof crc);
+    if (e->at != SIZE_MAX)
+        data[e->at] ^= 0xff;
+    if (e->sealed)
+        crc = qt_crc32(0, data, left);
+    FILE *file = fopen(path, "wb");
+    assert_int_equal(fwrite(data, 1, left, file), left);
+    assert_int_equal(fwrite(&crc, 1, sizeof crc, file), sizeof crc);
+    fclose(file);
+    qt_free(data);
+}
+
+static void kept_activations_are_checked(void **state)
+{
+    /* magic, layers, k, scales, clip, order */
+    static const struct edit edits[] = {{"a byte", 40, 0, false},
+                                        {"cut", SIZE_MAX, 100, false},
+                                        {"magic", 0, 0, true},
+                                        {"layers", 8, 0, true},
+                                        {"width", 16, 0, true},
+                                        {"order", 16 + 8 + 4 + 4 + 3, 0, true},
+                                        {"report cut", SIZE_MAX, 5, true},
+                                        {"inputs cut", SIZE_MAX, 2000, true}};
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    struct qt_quantize_options b = options(f, "b", "w4ax:a8max=0.5");
+    struct qt_quantize_report report;
+    for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
+        b.resume = false;
+        b.interrupted = stop_soon;
+        stops_left = ACT_STEPS + 2;
+        expect_error("stopped", qt_quantize(&report, ckpt, &b, &f->err), QT_E_INTERRUPTED,
+                     "interrupted after 2 of", &f->err);
+        edit_file(fixture_path(f->dir, "b.partial/activations"), &edits[i]);
+        b.resume = true;
+        b.interrupted = NULL;
+        expect_error(edits[i].what, qt_quantize(&report, ckpt, &b, &f->err), QT_E_RESUME,
+                     edits[i].sealed ? "not of this run" : "damaged", &f->err);
+    }
     qt_ckpt_close(ckpt);
 }
 
@@ -376,6 +461,8 @@ int main(void)
         cmocka_unit_test(feedback_lowers_the_weighted_error),
         cmocka_unit_test(same_bytes_for_any_threads),
         cmocka_unit_test(interrupted_runs_resume),
+        cmocka_unit_test(chosen_activations_are_kept),
+        cmocka_unit_test(kept_activations_are_checked),
         cmocka_unit_test(dead_channels_are_counted),
         cmocka_unit_test(fewer_tokens_than_channels),
         cmocka_unit_test(huge_activations_are_no_problem),

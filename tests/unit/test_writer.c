@@ -99,10 +99,11 @@ static void test_reopen(void **state)
         leave_partial(&r, UNITS);
         r.resume = true;
         assert_status(fixture_open(&w, &r), QT_OK, r.err);
-        assert_status(qt_writer_load(&data, &size, w, &r.err), QT_OK, r.err);
+        assert_status(qt_writer_load(&data, &size, w, QT_PROGRESS_LEARNING, &r.err), QT_OK, r.err);
         assert_null(data);
-        assert_status(qt_writer_save(w, "first", 5, &r.err), QT_OK, r.err);
-        assert_status(qt_writer_save(w, "progress!", 9, &r.err), QT_OK, r.err);
+        assert_status(qt_writer_save(w, QT_PROGRESS_LEARNING, "first", 5, &r.err), QT_OK, r.err);
+        assert_status(qt_writer_save(w, QT_PROGRESS_LEARNING, "progress!", 9, &r.err), QT_OK,
+                      r.err);
         assert_status(qt_writer_reopen(w, "no such unit", &r.err), QT_E_INTERNAL, r.err);
         for (size_t u = 0; u + dies < UNITS; u++) {
             assert_status(qt_writer_reopen(w, fixture_units[u].name, &r.err), QT_OK, r.err);
@@ -117,7 +118,7 @@ static void test_reopen(void **state)
         }
         qt_writer_close(w);
         assert_status(fixture_open(&w, &r), QT_OK, r.err);
-        assert_status(qt_writer_load(&data, &size, w, &r.err), QT_OK, r.err);
+        assert_status(qt_writer_load(&data, &size, w, QT_PROGRESS_LEARNING, &r.err), QT_OK, r.err);
         assert_int_equal(size, 9);
         assert_memory_equal(data, "progress!", 9);
         qt_free(data);
@@ -140,16 +141,18 @@ static void test_damaged_progress(void **state)
     void *data;
     size_t size;
     assert_status(fixture_open(&w, &r), QT_OK, r.err);
-    assert_status(qt_writer_save(w, "0123456789", 10, &r.err), QT_OK, r.err);
+    assert_status(qt_writer_save(w, QT_PROGRESS_LEARNING, "0123456789", 10, &r.err), QT_OK, r.err);
     shell("printf x | dd of=progress.partial/progress bs=1 seek=3 conv=notrunc 2>/dev/null");
-    assert_status(qt_writer_load(&data, &size, w, &r.err), QT_E_RESUME, r.err);
+    assert_status(qt_writer_load(&data, &size, w, QT_PROGRESS_LEARNING, &r.err), QT_E_RESUME,
+                  r.err);
     assert_null(data);
     shell("printf xy > progress.partial/progress");
-    assert_status(qt_writer_load(&data, &size, w, &r.err), QT_E_RESUME, r.err);
+    assert_status(qt_writer_load(&data, &size, w, QT_PROGRESS_LEARNING, &r.err), QT_E_RESUME,
+                  r.err);
     qt_writer_close(w);
     r.resume = false; /* anew: nothing of it stays */
     assert_status(fixture_open(&w, &r), QT_OK, r.err);
-    assert_status(qt_writer_load(&data, &size, w, &r.err), QT_OK, r.err);
+    assert_status(qt_writer_load(&data, &size, w, QT_PROGRESS_LEARNING, &r.err), QT_OK, r.err);
     assert_null(data);
     qt_writer_discard(w);
     qt_writer_close(w);
