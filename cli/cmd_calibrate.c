@@ -62,6 +62,7 @@ static int calibrate(struct cli *cli, const struct calibrate_options *o, const c
     struct qt_ckpt *ckpt = NULL;
     int rc;
     QT_TRY(checkpoint_open(&ckpt, path, err));
+    QT_TRY(qt_ckpt_check_whole(ckpt, err));
     QT_TRY(calibration_open(&calibration, &o->calibration, ckpt, err));
     opt.backend = calibration.backend;
     QT_TRY(qt_calibrate(o->out, ckpt, calibration.ids, &calibration.part, &opt, err));

@@ -76,6 +76,8 @@ static json_t *item_doc(struct cli *cli, const struct qt_plan_item *item)
 
 static void fill_doc(struct cli *cli, const struct qt_plan *plan)
 {
+    const struct qt_plan_item *needs = qt_plan_needs(plan);
+    const enum qt_need need = needs ? qt_plan_item_needs(needs) : QT_NEEDS_NOTHING;
     json_t *items = json_array();
     for (size_t i = 0; i < plan->count; i++)
         doc_append(cli, items, item_doc(cli, &plan->items[i]));
@@ -86,7 +88,8 @@ static void fill_doc(struct cli *cli, const struct qt_plan *plan)
         doc_set(cli, cli->doc, "paper_bpw", doc_real(qt_plan_paper_bpw(plan)));
     doc_set(cli, cli->doc, "source_bytes", doc_size(plan->source_bytes));
     doc_set(cli, cli->doc, "bytes", doc_size(plan->output_bytes));
-    doc_set(cli, cli->doc, "needs_data", json_boolean(qt_plan_needs(plan) != NULL));
+    doc_set(cli, cli->doc, "needs_data", json_boolean(need == QT_NEEDS_DATA));
+    doc_set(cli, cli->doc, "needs_hessian", json_boolean(need != QT_NEEDS_NOTHING));
     doc_set(cli, cli->doc, "working_bytes", doc_size(plan->working_bytes));
     doc_set(cli, cli->doc, "tensors", items);
 }
@@ -152,14 +155,17 @@ static int compare_scheme(struct cli *cli, struct overview *o, const struct qt_c
     const struct qt_plan_options opt = {.scheme = name};
     struct qt_plan plan = {0};
     int rc = qt_plan_new(&plan, ckpt, &opt, err);
-    if (rc == QT_OK)
+    bool refused = rc == QT_E_UNSUPPORTED;
+    if (rc == QT_OK) { /* without a model that can be run the other schemes still can be had */
         rc = qt_plan_check_model(&plan, ckpt, err);
+        refused = rc == QT_E_UNSUPPORTED || rc == QT_E_INPUT;
+    }
     if (rc == QT_OK)
         overview_add(cli, o, name, &plan);
-    else if (rc == QT_E_UNSUPPORTED)
+    else if (refused)
         overview_refuse(cli, o, name, err);
     qt_plan_free(&plan);
-    return rc == QT_E_UNSUPPORTED ? QT_OK : rc;
+    return refused ? QT_OK : rc;
 }
 
 static int compare_schemes(struct cli *cli, const struct qt_ckpt *ckpt, struct qt_err *err)
@@ -191,6 +197,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     int rc;
     QT_TRY(rules_parse(&rules, &o->tensor, err));
     QT_TRY(checkpoint_open(&ckpt, args[0], err));
+    QT_TRY(qt_ckpt_check_whole(ckpt, err));
     const struct qt_plan_options opt = {
         .scheme = o->scheme ? o->scheme : "none", .rules = rules.rule, .nrules = rules.count};
     if (o->scheme || rules.count)
@@ -231,8 +238,9 @@ const struct command cmd_plan = {
     .description =
         "Decides for every tensor what 'quantize' with the same options would do, checks all "
         "shapes, and shows true bits per weight and sizes (codes, scales, tables and padding "
-        "counted). Nothing is written. Without --scheme and --tensor all schemes are compared, a "
-        "line for each.\n\n"
+        "counted). Where calibration is needed (w4ax, learn=1, method=gptq) the model must be one "
+        "that qtool can run. Nothing is written. Without --scheme and --tensor all schemes are "
+        "compared, a line for each.\n\n"
         "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
         "found anywhere in the name). Norms and biases that match are copied; "
         "a regular expression that matches nothing else is an error. The scheme 'none' copies.",

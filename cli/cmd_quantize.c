@@ -194,6 +194,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(qt_learn_parse(&learn, o->learn ? o->learn : "", err));
     learn.norms = o->tune_norms;
     QT_TRY(checkpoint_open(&ckpt, args[0], err));
+    QT_TRY(qt_ckpt_check_whole(ckpt, err));
     QT_TRY(check_out(o->out, ckpt, args[0], err));
     struct qt_quantize_options opt = {
         .plan = {.scheme = o->scheme, .rules = rules.rule, .nrules = rules.count},
@@ -319,7 +320,8 @@ const struct command cmd_quantize = {
         "copied; a regular expression that matches nothing else is an error. The scheme 'none' "
         "copies.\n\n"
         "Ctrl-C or SIGTERM stops after the current tensor (exit status 75); the same command "
-        "with --resume goes on.",
+        "with --resume goes on. While w4ax chooses the precision of activations it stops at once, "
+        "and the choice begins anew.",
     .examples = "  qtool quantize examples/nano-llama -o nano-fp6 --scheme fp6:e=2\n"
                 "  qtool quantize examples/nano-llama -o nano-nf3 --scheme nf3:g=64 \\\n"
                 "      --data examples/nano-llama/calib.txt\n"

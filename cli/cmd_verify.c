@@ -285,55 +285,74 @@ done:
     return rc;
 }
 
-/* The same of its regular expressions: each must match a quantized tensor. */
-static int check_gate_names(const char *gate, const struct results *r,
-                            const struct qt_container *container, struct qt_err *err)
+/* What a gate finds of tensors: names of the container, and what r says of them, which is nothing
+ * before the work. */
+struct tensor_rows {
+    struct qt_tensor_figures t;
+    struct qt_figure *each;
+    const char **names;
+};
+
+static void rows_free(struct tensor_rows *rows)
+{
+    qt_free(rows->each);
+    qt_free(rows->names);
+}
+
+static int rows_new(struct tensor_rows *rows, const struct results *r,
+                    const struct qt_container *container, struct qt_err *err)
 {
     const struct qt_verify_tensor none = {0};
-    struct qt_figure figures[MAX_FIGURES], *each = NULL;
-    struct qt_tensor_figures t = {.count = qt_container_count(container)};
-    const char **names = NULL;
+    const size_t count = qt_container_count(container);
     int rc;
-    QT_TRY(qt_array_new(&each, (t.count + 1) * TENSOR_FIGURES, sizeof *each, err));
-    QT_TRY(qt_array_new(&names, t.count, sizeof *names, err));
-    t.per_tensor = tensor_figures(each, &none, r);
-    for (size_t i = 0; i < t.count; i++)
-        names[i] = qt_container_entry(container, i)->name;
-    t.tensors = names;
-    t.figures = each;
-    QT_TRY(gate_validate(gate, figures, make_figures(figures, r), &t, err));
+    *rows = (struct tensor_rows){0};
+    QT_TRY(qt_array_new(&rows->each, (count + 1) * TENSOR_FIGURES, sizeof *rows->each, err));
+    QT_TRY(qt_array_new(&rows->names, count, sizeof *rows->names, err));
+    const size_t n = tensor_figures(rows->each, &none, r); /* names, also without tensors */
+    for (size_t i = 0; i < count; i++) {
+        rows->names[i] = qt_container_entry(container, i)->name;
+        if (i < r->report.count)
+            tensor_figures(rows->each + i * n, &r->report.tensors[i], r);
+    }
+    rows->t = (struct qt_tensor_figures){rows->names, count, rows->each, n};
 done:
-    qt_free(each);
-    qt_free(names);
+    if (rc < 0)
+        rows_free(rows);
     return rc;
 }
 
-static int check_figures(const char *gate, const struct results *r, const struct qt_figure *figures,
+/* Before the work, too: regular expressions that match no quantized tensor. */
+static int check_gate_names(const char *gate, const struct results *r,
+                            const struct qt_container *container, struct qt_err *err)
+{
+    struct qt_figure figures[MAX_FIGURES];
+    struct tensor_rows rows;
+    if (!gate)
+        return QT_OK;
+    int rc = rows_new(&rows, r, container, err);
+    if (rc < 0)
+        return rc;
+    rc = gate_validate(gate, figures, make_figures(figures, r), &rows.t, err);
+    rows_free(&rows);
+    return rc;
+}
+
+static int check_figures(const char *gate, const struct results *r,
+                         const struct qt_container *container, const struct qt_figure *figures,
                          size_t n, struct qt_err *err)
 {
-    const struct qt_verify_tensor none = {0};
-    struct qt_tensor_figures t = {.count = r->report.count};
-    struct qt_figure *each = NULL;
-    const char **names = NULL;
-    int rc;
-    QT_TRY(qt_array_new(&each, (t.count + 1) * TENSOR_FIGURES, sizeof *each, err));
-    QT_TRY(qt_array_new(&names, t.count, sizeof *names, err));
-    t.per_tensor = tensor_figures(each, &none, r); /* names, also without tensors */
-    for (size_t i = 0; i < t.count; i++) {
-        names[i] = r->report.tensors[i].name;
-        tensor_figures(each + i * t.per_tensor, &r->report.tensors[i], r);
-    }
-    t.tensors = names;
-    t.figures = each;
-    QT_TRY(qt_gate_check(gate, figures, n, &t, err));
-done:
-    qt_free(each);
-    qt_free(names);
+    struct tensor_rows rows;
+    int rc = rows_new(&rows, r, container, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_gate_check(gate, figures, n, &rows.t, err);
+    rows_free(&rows);
     return rc;
 }
 
 /* On a GPU, two conditions go without saying; the second one can be replaced. */
-static int apply_gates(const char *gate, const struct results *r, const struct qt_figure *figures,
+static int apply_gates(const char *gate, const struct results *r,
+                       const struct qt_container *container, const struct qt_figure *figures,
                        size_t n, struct qt_err *err)
 {
     const char *own = gate && strstr(gate, "kernels_missing")
@@ -344,7 +363,7 @@ static int apply_gates(const char *gate, const struct results *r, const struct q
     if (r->on_gpu)
         QT_TRY(qt_string_format(&text, err, "%s%s%s", own, gate ? "," : "", gate ? gate : ""));
     if (text || gate)
-        QT_TRY(check_figures(text ? text : gate, r, figures, n, err));
+        QT_TRY(check_figures(text ? text : gate, r, container, figures, n, err));
 done:
     qt_free(text);
     return rc;
@@ -388,7 +407,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         fill_doc(cli, &r, gpu, figures, n);
     else
         QT_TRY(print_report(&r, gpu, figures, n, err));
-    QT_TRY(apply_gates(o->gate, &r, figures, n, err));
+    QT_TRY(apply_gates(o->gate, &r, container, figures, n, err));
 done:
     qt_device_free(&r.device);
     qt_verify_free(&r.report);

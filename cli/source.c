@@ -32,8 +32,7 @@ int checkpoint_open(struct qt_ckpt **out, const char *path, struct qt_err *err)
     if (qt_container_probe(path))
         return qt_fail(err, QT_E_UNSUPPORTED, path, NULL,
                        "is a qtool container; wanted is the checkpoint it was made from");
-    int rc = qt_ckpt_open(out, path, err);
-    return rc == QT_OK && !qt_path_is_dir(path) ? qt_ckpt_check_whole(*out, err) : rc;
+    return qt_ckpt_open(out, path, err);
 }
 
 int rules_parse(struct rules *out, const struct opt_list *list, struct qt_err *err)

@@ -12,6 +12,7 @@ struct qt_ckpt {
     char *dir;
     struct qt_shard *shards; /* in name order; fixed once allocated: slots point into it */
     size_t shard_count;
+    bool is_file; /* was opened as one, not as a directory */
     const struct qt_slot **in_file_order;
     const struct qt_slot **in_name_order;
     size_t count;
@@ -223,14 +224,17 @@ done:
 /* The 2 of PREFIX00001-of-00002.safetensors, and the length of PREFIX; 0: another name. */
 static size_t shards_of(const char *name, size_t *prefix)
 {
+    static const char digits[] = "0123456789";
+    enum { WIDTH = 5 };
     const char *of = strstr(name, "-of-");
-    char *end;
-    if (!of || !isdigit((unsigned char)of[4]))
+    if (!of || of - name < WIDTH)
         return 0;
-    const size_t total = strtoul(of + 4, &end, 10);
-    for (*prefix = (size_t)(of - name); *prefix && isdigit((unsigned char)name[*prefix - 1]);)
-        --*prefix;
-    return *end == '.' && *prefix < (size_t)(of - name) ? total : 0;
+    *prefix = (size_t)(of - name) - WIDTH;
+    const char *total = of + strlen("-of-");
+    return strspn(name + *prefix, digits) == WIDTH && strspn(total, digits) == WIDTH &&
+                   total[WIDTH] == '.' && !strchr(total + WIDTH + 1, '.')
+               ? strtoul(total, NULL, 10)
+               : 0;
 }
 
 /* Without an index the names alone say that a file is missing. */
@@ -254,7 +258,7 @@ static int check_numbered(const struct names *names, const char *dir, struct qt_
 int qt_ckpt_check_whole(const struct qt_ckpt *ckpt, struct qt_err *err)
 {
     size_t prefix, total = shards_of(qt_base_name(ckpt->shards[0].path), &prefix);
-    return total <= ckpt->shard_count
+    return !ckpt->is_file || total <= 1
                ? QT_OK
                : qt_fail(err, QT_E_INPUT, ckpt->shards[0].path, NULL,
                          "is one of %zu files of a checkpoint: give the directory", total);
@@ -303,6 +307,7 @@ static int open_file(struct qt_ckpt *ckpt, const char *path, struct qt_err *err)
 {
     int rc;
     const char *name = qt_base_name(path);
+    ckpt->is_file = true;
     if (!qt_path_exists(path))
         return qt_fail(err, QT_E_INPUT, path, NULL, "cannot open: %s", strerror(errno));
     if (!qt_shard_name_ok(name))

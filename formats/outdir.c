@@ -88,10 +88,11 @@ static int check_target(bool *exists, const struct qt_outdir *o, struct qt_err *
         return qt_fail(err, QT_E_USAGE, o->old, NULL,
                        "is in the way: %s has to wait there until it is replaced",
                        qt_base_name(o->dir));
+    int rc = check_ours(&empty, o->dir, false, err);
     /* Before the work: what is replaced has to be emptied then. */
-    if (access(o->dir, R_OK | W_OK | X_OK) < 0)
-        return io_error(err, o->dir, "cannot be replaced");
-    return check_ours(&empty, o->dir, false, err);
+    if (rc == QT_OK && !empty && access(o->dir, W_OK | X_OK) < 0)
+        rc = io_error(err, o->dir, "cannot be replaced");
+    return rc;
 }
 
 int qt_outdir_open(struct qt_outdir *o, const char *dir, bool force, struct qt_err *err)

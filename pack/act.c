@@ -150,18 +150,24 @@ static int read_section(void *dst, size_t bytes, const struct qt_container *c,
     return qt_fail(err, QT_E_INPUT, qt_container_dir(c), e->name, "has no section '%s'", name);
 }
 
-static int check_input(const struct qt_act *a, const struct qt_container *c,
-                       const struct qt_entry *e, struct qt_err *err)
+int qt_act_check(const struct qt_act *a, const char *file, const char *tensor, struct qt_err *err)
 {
     for (size_t i = 0; i < a->k; i++)
         if (a->order[i] >= a->k)
-            return qt_fail(err, QT_E_INPUT, qt_container_dir(c), e->name,
-                           "col_order: entry %zu is %u of %zu", i, a->order[i], a->k);
+            return qt_fail(err, QT_E_INPUT, file, tensor, "col_order: entry %zu is %u of %zu", i,
+                           a->order[i], a->k);
+    for (size_t i = 0; i < a->k; i++)
+        if (!(a->factor[i] > 0) || !isfinite(a->factor[i]))
+            return qt_fail(err, QT_E_INPUT, file, tensor, "channel %zu has the factor %g", i,
+                           (double)a->factor[i]);
     for (size_t b = 0; b < qt_ceil_div(a->k, QT_ACT_BLOCK); b++)
         if (a->bits[b] != 4 && a->bits[b] != 8)
-            return qt_fail(err, QT_E_INPUT, qt_container_dir(c), e->name,
-                           "block %zu has %u bits, not 4 or 8", b, a->bits[b]);
-    return QT_OK;
+            return qt_fail(err, QT_E_INPUT, file, tensor, "block %zu has %u bits, not 4 or 8", b,
+                           a->bits[b]);
+    return a->clip > 0 && a->clip <= 1
+               ? QT_OK
+               : qt_fail(err, QT_E_INPUT, file, tensor, "the clip ratio %g is not in (0, 1]",
+                         (double)a->clip);
 }
 
 int qt_act_open(struct qt_act *out, const struct qt_container *c, const struct qt_entry *e,
@@ -182,7 +188,7 @@ int qt_act_open(struct qt_act *out, const struct qt_container *c, const struct q
         out->factor[i] = ldexpf(1, -exp2[i]);
     QT_TRY(read_section(out->bits, qt_ceil_div(k, QT_ACT_BLOCK), c, e, "bits", err));
     QT_TRY(read_section(&out->clip, sizeof out->clip, c, e, "clip", err));
-    QT_TRY(check_input(out, c, e, err));
+    QT_TRY(qt_act_check(out, qt_container_dir(c), e->name, err));
 done:
     qt_free(exp2);
     if (rc < 0)

@@ -16,6 +16,11 @@ enum {
 
 /* ---- divergences ---------------------------------------------------------------------------- */
 
+static size_t sense_tokens(const struct qt_act_planner *p)
+{
+    return qt_min_size(p->data->samples, SENSE_WINDOWS) * p->data->seqlen;
+}
+
 /* With the active input at 4 bits, all others as they are. */
 static int sense_input(void *ctx, struct qt_backend *be, float *y, const float *x,
                        const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err)
@@ -26,12 +31,11 @@ static int sense_input(void *ctx, struct qt_backend *be, float *y, const float *
     return qt_act_apply_on(be, y, x, m, qt_act_planned(p, linear->layer, linear->input), err);
 }
 
-/* Variant 0 is the model as it is, variant 1 + QT_INPUTS * l + i has input i of block l at 4 bits;
- * each starts from variant 0 where it differs. */
-static int sense_layer(struct qt_act_planner *p, size_t layer, float *variants, size_t tokens,
-                       struct qt_err *err)
+/* Of a window. Variant 0 is the model as it is, variant 1 + QT_INPUTS * l + i has input i of block
+ * l at 4 bits; each starts from variant 0 where it differs. */
+static int sense_layer(struct qt_act_planner *p, size_t layer, float *variants, struct qt_err *err)
 {
-    size_t width = qt_model_info(p->model)->hidden, step = tokens * width;
+    size_t tokens = p->data->seqlen, step = tokens * qt_model_info(p->model)->hidden;
     struct qt_weights w = p->source;
     struct qt_block *block = NULL;
     int rc;
@@ -41,12 +45,12 @@ static int sense_layer(struct qt_act_planner *p, size_t layer, float *variants, 
         float *v = variants + (1 + layer * QT_INPUTS + (size_t)i) * step;
         p->active = qt_act_input_at(p, layer, i)->k ? i : -1;
         QT_TRY(p->be->copy(p->be, v, variants, step * sizeof *v, err));
-        QT_TRY(qt_block_run(block, v, tokens, p->data->seqlen, NULL, err));
+        QT_TRY(qt_block_run(block, v, tokens, tokens, NULL, err));
         QT_TRY(qt_act_went_on(p, tokens, err));
     }
     p->active = -1;
     for (size_t v = 0; v < 1 + layer * QT_INPUTS; v++) {
-        QT_TRY(qt_block_run(block, variants + v * step, tokens, p->data->seqlen, NULL, err));
+        QT_TRY(qt_block_run(block, variants + v * step, tokens, tokens, NULL, err));
         QT_TRY(qt_act_went_on(p, tokens, err));
     }
 done:
@@ -62,9 +66,10 @@ struct senses {
 };
 
 /* Adds the divergences of positions [at, at + m) of all variants. */
-static int sense_chunk(struct qt_act_planner *p, struct senses *s, const float *variants,
-                       size_t tokens, size_t at, size_t m, struct qt_err *err)
+static int sense_chunk(struct qt_act_planner *p, struct senses *s, const float *variants, size_t at,
+                       size_t m, struct qt_err *err)
 {
+    const size_t tokens = p->data->seqlen;
     const struct qt_model_info *info = qt_model_info(p->model);
     int rc;
     QT_TRY(qt_ends_logits(s->ends, s->ref, variants + at * info->hidden, m, err));
@@ -76,15 +81,15 @@ static int sense_chunk(struct qt_act_planner *p, struct senses *s, const float *
         QT_TRY(p->be->score(p->be, s->scores, s->logits, s->ref, s->targets, info->logit_softcap, m,
                             info->vocab, err));
         for (size_t i = 0; i < m; i++)
-            p->inputs[v].sense += s->scores[i].kld / (double)tokens;
+            p->inputs[v].sense += s->scores[i].kld / (double)sense_tokens(p);
     }
 done:
     return rc;
 }
 
-static int sense_logits(struct qt_act_planner *p, const float *variants, size_t tokens,
-                        struct qt_err *err)
+static int sense_logits(struct qt_act_planner *p, const float *variants, struct qt_err *err)
 {
+    size_t tokens = p->data->seqlen;
     size_t bytes = LOGIT_POSITIONS * qt_model_info(p->model)->vocab * sizeof(float);
     struct senses *s = NULL;
     int rc;
@@ -93,8 +98,7 @@ static int sense_logits(struct qt_act_planner *p, const float *variants, size_t 
     QT_TRY(p->be->new (p->be, (void **)&s->logits, bytes, err));
     QT_TRY(p->be->new (p->be, (void **)&s->ref, bytes, err));
     for (size_t at = 0; at < tokens; at += LOGIT_POSITIONS) {
-        QT_TRY(sense_chunk(p, s, variants, tokens, at, qt_min_size(LOGIT_POSITIONS, tokens - at),
-                           err));
+        QT_TRY(sense_chunk(p, s, variants, at, qt_min_size(LOGIT_POSITIONS, tokens - at), err));
         QT_TRY(qt_act_went_on(p, 0, err));
     }
 done:
@@ -107,34 +111,32 @@ done:
     return rc;
 }
 
-static size_t sense_tokens(const struct qt_act_planner *p)
-{
-    return qt_min_size(p->data->samples, SENSE_WINDOWS) * p->data->seqlen;
-}
-
 double qt_act_sense_tokens(const struct qt_act_planner *p)
 {
     double layers = (double)p->out->layers, inputs = QT_INPUTS;
     return (double)sense_tokens(p) * layers * (1 + inputs + inputs * (layers - 1) / 2);
 }
 
+/* One window at a time: variants are many. */
 int qt_act_sense(struct qt_act_planner *p, struct qt_err *err)
 {
-    size_t tokens = sense_tokens(p), bytes;
+    size_t tokens = p->data->seqlen, windows = sense_tokens(p) / tokens, bytes;
     size_t count = 1 + p->out->layers * QT_INPUTS;
     float *variants = NULL;
     int rc = QT_OK;
     if (qt_mul_overflow(&bytes, count * tokens, qt_model_info(p->model)->hidden * sizeof *variants))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     QT_TRY(p->be->new (p->be, (void **)&variants, bytes, err));
-    QT_TRY(qt_model_embed(variants, p->model, &p->source, p->be, p->data->ids, tokens,
-                          p->data->seqlen, err));
     for (size_t v = 0; v < p->out->layers * QT_INPUTS; v++)
         if (p->out->act[v].k)
             memset(p->out->act[v].bits, 4, qt_ceil_div(p->out->act[v].k, QT_ACT_BLOCK));
-    for (size_t l = 0; l < p->out->layers; l++)
-        QT_TRY(sense_layer(p, l, variants, tokens, err));
-    QT_TRY(sense_logits(p, variants, tokens, err));
+    for (size_t w = 0; w < windows; w++) {
+        QT_TRY(qt_model_embed(variants, p->model, &p->source, p->be, p->data->ids + w * tokens,
+                              tokens, tokens, err));
+        for (size_t l = 0; l < p->out->layers; l++)
+            QT_TRY(sense_layer(p, l, variants, err));
+        QT_TRY(sense_logits(p, variants, err));
+    }
 done:
     p->be->free(p->be, variants);
     return rc;

@@ -18,16 +18,6 @@ const struct qt_act *qt_act_plan_find(const struct qt_act_plan *p, size_t layer,
     return a && a->k ? a : NULL;
 }
 
-int qt_act_went_on(struct qt_act_planner *p, size_t tokens, struct qt_err *err)
-{
-    p->done += (double)tokens;
-    qt_log_progress(p->opt->log, "activations", p->done, p->total);
-    if (p->opt->interrupted && p->opt->interrupted())
-        return qt_fail(err, QT_E_INTERRUPTED, p->opt->out_dir, NULL,
-                       "interrupted while the precision of activations was being chosen");
-    return QT_OK;
-}
-
 /* ---- what is there -------------------------------------------------------------------------- */
 
 static bool is_w4ax(const struct qt_plan_item *item)
@@ -82,9 +72,12 @@ static void allow_changes(struct qt_act_planner *p, size_t layer)
     }
 }
 
-static int find_inputs(struct qt_act_planner *p, const struct qt_plan *plan, struct qt_err *err)
+int qt_act_find_inputs(struct qt_act_planner *p, const struct qt_plan *plan, struct qt_err *err)
 {
     size_t layers = qt_model_info(p->model)->layers, found = 0, wanted = 0;
+    int rc = qt_array_new(&p->inputs, layers * QT_INPUTS, sizeof *p->inputs, err);
+    if (rc < 0)
+        return rc;
     for (size_t i = 0; i < plan->count; i++)
         wanted += is_w4ax(&plan->items[i]);
     for (size_t l = 0; l < layers && wanted; l++) {
@@ -92,7 +85,7 @@ static int find_inputs(struct qt_act_planner *p, const struct qt_plan *plan, str
         size_t n = qt_model_linears(&linear, p->model, l);
         for (size_t i = 0; i < n; i++) {
             const struct qt_plan_item *item = find_item(plan, linear[i].weight);
-            int rc = add_linear(p, item, &linear[i], err);
+            rc = add_linear(p, item, &linear[i], err);
             if (rc < 0)
                 return rc;
             found += item && is_w4ax(item);
@@ -266,10 +259,7 @@ static int make_report(struct qt_act_planner *p, double left, struct qt_err *err
 int qt_act_plan_check(const struct qt_plan *plan, const struct qt_model *model, struct qt_err *err)
 {
     struct qt_act_planner p = {.model = model};
-    int rc =
-        qt_array_new(&p.inputs, qt_model_info(model)->layers * QT_INPUTS, sizeof *p.inputs, err);
-    if (rc == QT_OK)
-        rc = find_inputs(&p, plan, err);
+    int rc = qt_act_find_inputs(&p, plan, err);
     qt_free(p.inputs);
     return rc;
 }
@@ -289,8 +279,7 @@ int qt_act_plan_new(struct qt_act_plan *out, const struct qt_plan *plan,
     double left;
     int rc;
     *out = (struct qt_act_plan){.layers = layers};
-    QT_TRY(qt_array_new(&p.inputs, layers * QT_INPUTS, sizeof *p.inputs, err));
-    QT_TRY(find_inputs(&p, plan, err));
+    QT_TRY(qt_act_find_inputs(&p, plan, err));
     if (!p.spec)
         goto done;
     p.total = (double)layers * (double)stat_tokens(&p) + qt_act_sense_tokens(&p);

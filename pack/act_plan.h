@@ -25,10 +25,11 @@ int qt_act_plan_new(struct qt_act_plan *out, const struct qt_plan *plan,
 void qt_act_plan_free(struct qt_act_plan *p);
 
 /* act_saved.c: keeps a plan beside the journal; gives it back to a run that goes on, *found false
- * if there is none. QT_E_RESUME: it is damaged, or not of this model. */
+ * if there is none. QT_E_RESUME, of `dir`: it is damaged, or not of this plan and model. */
 int qt_act_plan_save(const struct qt_act_plan *p, struct qt_writer *w, struct qt_err *err);
-int qt_act_plan_load(bool *found, struct qt_act_plan *out, const struct qt_model *model,
-                     const struct qt_writer *w, struct qt_err *err);
+int qt_act_plan_load(bool *found, struct qt_act_plan *out, const struct qt_plan *plan,
+                     const struct qt_model *model, const struct qt_writer *w, const char *dir,
+                     struct qt_err *err);
 
 /* For struct qt_runtime; ctx is a struct qt_act_plan. */
 int qt_act_plan_input(void *ctx, struct qt_backend *be, float *y, const float *x,

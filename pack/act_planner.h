@@ -21,7 +21,7 @@ struct qt_act_planner {
     const struct qt_model *model;
     struct qt_weights source;
     const struct qt_quantize_options *opt;
-    const struct qt_calibration *data; /* the options' */
+    const struct qt_calibration *data; /* the options'; be: its backend */
     struct qt_backend *be;
     const struct qt_spec *spec;
     struct qt_act_input *inputs; /* [layers][QT_INPUTS] */
@@ -33,9 +33,22 @@ struct qt_act_planner {
     double done, total; /* tokens through blocks, for progress */
 };
 
-/* act_plan.c: so many tokens more have gone through a block. QT_E_INTERRUPTED when the caller has
- * asked to stop. */
-int qt_act_went_on(struct qt_act_planner *p, size_t tokens, struct qt_err *err);
+/* act_plan.c: makes p->inputs (the caller's to free, also on failure) and finds p->spec, NULL where
+ * the plan has no w4ax linear. Of p only the model counts. */
+int qt_act_find_inputs(struct qt_act_planner *p, const struct qt_plan *plan, struct qt_err *err);
+
+/* So many tokens more have gone through a block. QT_E_INTERRUPTED when the caller has asked to
+ * stop.
+ */
+static inline int qt_act_went_on(struct qt_act_planner *p, size_t tokens, struct qt_err *err)
+{
+    p->done += (double)tokens;
+    qt_log_progress(p->opt->log, "activations", p->done, p->total);
+    if (p->opt->interrupted && p->opt->interrupted())
+        return qt_fail(err, QT_E_INTERRUPTED, p->opt->out_dir, NULL,
+                       "interrupted while the precision of activations was being chosen");
+    return QT_OK;
+}
 
 static inline struct qt_act_input *qt_act_input_at(const struct qt_act_planner *p, size_t layer,
                                                    int i)

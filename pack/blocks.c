@@ -267,7 +267,8 @@ static int plan_activations(struct qt_run *run, const struct qt_model *model,
                             const struct qt_weights *source, struct qt_err *err)
 {
     bool found;
-    int rc = qt_act_plan_load(&found, &run->acts, model, run->writer, err);
+    int rc = qt_act_plan_load(&found, &run->acts, &run->plan, model, run->writer, run->opt->out_dir,
+                              err);
     if (rc < 0 || found)
         return rc;
     rc = qt_act_plan_new(&run->acts, &run->plan, model, source, run->opt, err);

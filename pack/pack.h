@@ -125,6 +125,8 @@ struct qt_act {
 /* Source order, factors 1, all blocks of `bits`, no clipping. */
 int qt_act_new(struct qt_act *out, size_t k, unsigned bits, struct qt_err *err);
 void qt_act_free(struct qt_act *a);
+/* Values that were read: QT_E_INPUT, of `file` and `tensor`, unless they can be used. */
+int qt_act_check(const struct qt_act *a, const char *file, const char *tensor, struct qt_err *err);
 /* y[m][k] = x[m][k] quantized, in source order and scale (host memory; y may be x): the plain C
  * truth. */
 int qt_act_apply(float *y, const float *x, size_t m, const struct qt_act *a, struct qt_err *err);
@@ -320,8 +322,9 @@ enum qt_need {
 enum qt_need qt_plan_item_needs(const struct qt_plan_item *item);
 /* The first item that needs most; NULL where none needs anything. */
 const struct qt_plan_item *qt_plan_needs(const struct qt_plan *plan);
-/* What only the model tells, where anything depends on it: w4ax and learn=1 are for linears of the
- * decoder's blocks, w4ax for all that share an input (QT_E_UNSUPPORTED, as of qt_model_open). */
+/* What only the model tells, where anything needs it: that it can be run (errors of qt_model_open);
+ * that w4ax and learn=1 are for linears of the decoder's blocks, and w4ax for all that share an
+ * input (QT_E_UNSUPPORTED). */
 int qt_plan_check_model(const struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err);
 /* Bits per weight over all quantized tensors; 0 when there are none. */
 double qt_plan_bpw(const struct qt_plan *plan);

@@ -1,4 +1,4 @@
-/* Which tensor gets which scheme. Everything that can be refused is refused here, before any work.
+/* Which tensor gets which scheme. What can be refused before any work is refused here.
  */
 #include "pack/act_plan.h"
 #include "pack/scheme.h"
@@ -282,9 +282,8 @@ int qt_plan_check_model(const struct qt_plan *plan, const struct qt_ckpt *ckpt, 
 {
     const struct qt_weights source = qt_weights_of_ckpt(ckpt);
     struct qt_model *model = NULL;
-    const struct qt_plan_item *needs = qt_plan_needs(plan);
     int rc;
-    if (!needs || qt_plan_item_needs(needs) != QT_NEEDS_DATA)
+    if (!qt_plan_needs(plan))
         return QT_OK;
     QT_TRY(qt_model_open(&model, &source, err));
     for (size_t i = 0; i < plan->count; i++) {

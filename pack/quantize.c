@@ -25,8 +25,10 @@ static json_t *calibration_json(const struct qt_calibration *c, uint32_t config_
                      "config_crc32", qt_crc_json(config_crc));
 }
 
-/* Of config.json, which says how the model runs; 0 where it does not. */
-static int config_crc(uint32_t *crc, const struct qt_run *run, struct qt_err *err)
+/* Of config.json, which says how the model runs on calibration data; 0 without any. before: what it
+ * was when the run began, or NULL; QT_E_INPUT when it is another now. */
+static int config_crc(uint32_t *crc, const struct qt_run *run, const uint32_t *before,
+                      struct qt_err *err)
 {
     const struct qt_calibration *c = run->opt->calibration;
     char *path = NULL;
@@ -38,6 +40,8 @@ static int config_crc(uint32_t *crc, const struct qt_run *run, struct qt_err *er
     QT_TRY(qt_path_join(&path, qt_ckpt_dir(run->ckpt), "config.json", err));
     QT_TRY(qt_map_open(&map, path, err));
     *crc = qt_crc32(0, map.data, map.size);
+    if (before && *crc != *before)
+        rc = qt_fail(err, QT_E_INPUT, path, NULL, "changed during the run");
 done:
     qt_map_close(&map);
     qt_free(path);
@@ -45,17 +49,15 @@ done:
 }
 
 static int identity_new(json_t **out, const struct qt_run *run, const struct qt_learner *learner,
-                        struct qt_err *err)
+                        uint32_t config, struct qt_err *err)
 {
-    uint32_t crc, config = 0;
+    uint32_t crc;
     json_t *files = json_array(), *rules = json_array();
     const struct qt_plan_options *opt = &run->opt->plan;
     struct qt_spec def;
     int failed = 0;
     *out = NULL;
     int rc = qt_ckpt_sample_crc(&crc, run->ckpt, err);
-    if (rc == QT_OK)
-        rc = config_crc(&config, run, err);
     if (rc == QT_OK)
         rc = qt_spec_parse(&def, opt->scheme, err);
     for (size_t i = 0; rc == QT_OK && i < qt_ckpt_file_count(run->ckpt); i++) {
@@ -284,6 +286,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     struct qt_learner *learner = NULL;
     json_t *identity = NULL, *manifest = NULL;
     double start = qt_clock();
+    uint32_t config, config_now;
     int rc = QT_OK;
     *out = (struct qt_quantize_report){0};
     QT_TRY(qt_plan_new(&run.plan, ckpt, &opt->plan, err));
@@ -291,7 +294,8 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(qt_plan_check_model(&run.plan, ckpt, err));
     QT_TRY(qt_run_kv_open(&run, err));
     QT_TRY(qt_learn_open(&learner, &run, err));
-    QT_TRY(identity_new(&identity, &run, learner, err));
+    QT_TRY(config_crc(&config, &run, NULL, err));
+    QT_TRY(identity_new(&identity, &run, learner, config, err));
     QT_TRY(stored_new(&run, err));
     if (opt->resume && !opt->force)
         QT_TRY(qt_run_reuse(&out->reused, &run, identity, err));
@@ -310,6 +314,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
         QT_TRY(qt_learn_run(learner, err));
     QT_TRY(qt_run_kv(&run, err));
     QT_TRY(qt_ckpt_check_unchanged(ckpt, err));
+    QT_TRY(config_crc(&config_now, &run, &config, err));
     manifest = manifest_new(&run, identity);
     if (!manifest) {
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");

@@ -56,6 +56,17 @@ $ qtool plan "$NANO" --scheme none --tensor 'embed=nf4:learn=1'
 ? 4
 2 learn=1, but it is not a linear weight of a decoder block
 
+# Where the model cannot be run, what needs it is refused, alone.
+$ mkdir bare && cp "$NANO/model.safetensors" bare && qtool plan bare
+> ^nf4 +4\.
+> ^w4ax .*refused: .*bare/config\.json: cannot open
+$ qtool plan bare --scheme nf4:method=gptq
+? 3
+2 bare/config\.json: cannot open
+$ qtool plan "$NANO" --scheme nf4:method=gptq --json
+> "needs_data": false
+> "needs_hessian": true
+
 # A part of a checkpoint, without its index.
 $ mkdir part && cp "$NANO/config.json" part && cp "$NANO/model.safetensors" part/model-00001-of-00002.safetensors && qtool plan part --scheme nf4
 ? 3

@@ -188,8 +188,9 @@ static void same_bytes_for_any_threads(void **state)
 }
 
 /* How often choosing the activations of two blocks asks whether to stop: a pass over the blocks and
- * their four inputs, then inputs and variants of each block, and logits. */
-enum { ACT_STEPS = 2 * 5 + (4 + 1) + (4 + 5) + 1 };
+ * their four inputs; then, for each of four windows, inputs and variants of each block, and logits.
+ */
+enum { ACT_STEPS = 2 * 5 + 4 * ((4 + 1) + (4 + 5) + 1) };
 
 static int stops_left;
 static bool stop_soon(void)
@@ -197,13 +198,13 @@ static bool stop_soon(void)
     return stops_left-- <= 0;
 }
 
-/* Stopped before every third tensor (or step of choosing activations), and resumed. */
+/* Stopped before one tensor (or step of choosing activations) after another, and resumed. */
 static void check_resume(struct fixture *f, const struct qt_ckpt *ckpt, const char *scheme,
-                         int stops)
+                         int stops, int step)
 {
     struct qt_quantize_options a = options(f, "a", scheme), b = options(f, "b", scheme);
     json_decref(quantize(f, ckpt, &a));
-    for (int after = 0; after < stops; after += 3) {
+    for (int after = 0; after < stops; after += step) {
         struct qt_quantize_report report;
         remove_tree(f->dir, "b");
         b.resume = false;
@@ -224,8 +225,8 @@ static void interrupted_runs_resume(void **state)
     struct fixture *f = *state;
     struct qt_ckpt *ckpt = make_model(f, NULL);
     struct qt_quantize_options b = options(f, "b", "nf4:g=32");
-    check_resume(f, ckpt, "nf3:g=32", 20);
-    check_resume(f, ckpt, "w4ax:a8max=0.5", ACT_STEPS + 14);
+    check_resume(f, ckpt, "nf3:g=32", 20, 3);
+    check_resume(f, ckpt, "w4ax:a8max=0.5", ACT_STEPS + 14, 7);
     stops_left = 5;
     b.interrupted = stop_soon;
     b.resume = false;
@@ -291,13 +292,14 @@ static void edit_file(const char *path, const struct edit *e)
 
 static void kept_activations_are_checked(void **state)
 {
-    /* magic, layers, k, scales, clip, order */
+    enum { K = 32, CLIP = 8, ORDER = CLIP + 4, FACTORS = ORDER + 4 * K, BITS = FACTORS + 4 * K };
     static const struct edit edits[] = {{"a byte", 40, 0, false},
                                         {"cut", SIZE_MAX, 100, false},
                                         {"magic", 0, 0, true},
-                                        {"layers", 8, 0, true},
-                                        {"width", 16, 0, true},
-                                        {"order", 16 + 8 + 4 + 4 + 3, 0, true},
+                                        {"clip", CLIP + 3, 0, true},
+                                        {"order", ORDER + 3, 0, true},
+                                        {"factor", FACTORS + 3, 0, true},
+                                        {"bits", BITS, 0, true},
                                         {"report cut", SIZE_MAX, 5, true},
                                         {"inputs cut", SIZE_MAX, 2000, true}};
     struct fixture *f = *state;
@@ -433,17 +435,16 @@ static void windows_longer_than_the_model(void **state)
     qt_ckpt_close(ckpt);
 }
 
-static void allocation_failures(void **state)
+/* Later and later allocations fail, the next after a `step`th of all before, until none is left. */
+static void starve(struct fixture *f, const struct qt_ckpt *ckpt,
+                   const struct qt_quantize_options *opt, long step)
 {
-    struct fixture *f = *state;
-    struct qt_ckpt *ckpt = make_model(f, NULL);
-    struct qt_quantize_options opt = options(f, "b", "nf3:g=32");
     bool failed = true;
     qt_threads_set(1);
-    for (long n = 0; failed; n += 1 + n / 8) {
+    for (long n = 0; failed; n += 1 + n / step) {
         struct qt_quantize_report report = {0};
         qt_mem_fail_after(n);
-        int rc = qt_quantize(&report, ckpt, &opt, &f->err);
+        int rc = qt_quantize(&report, ckpt, opt, &f->err);
         qt_mem_fail_after(-1);
         failed = rc < 0;
         if (failed && rc != QT_E_RESOURCE)
@@ -452,6 +453,22 @@ static void allocation_failures(void **state)
         assert_true(n < 10000000);
     }
     qt_threads_set(0);
+}
+
+static void allocation_failures(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    struct qt_quantize_options a = options(f, "a", "nf3:g=32"), b = options(f, "b", "w4ax");
+    struct qt_quantize_report report;
+    starve(f, ckpt, &a, 8);
+    b.interrupted = stop_soon;
+    stops_left = ACT_STEPS;
+    expect_error("stopped", qt_quantize(&report, ckpt, &b, &f->err), QT_E_INTERRUPTED,
+                 "interrupted after 0 of", &f->err);
+    b.interrupted = NULL;
+    b.resume = true;
+    starve(f, ckpt, &b, 100);
     qt_ckpt_close(ckpt);
 }
 

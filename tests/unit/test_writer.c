@@ -635,11 +635,15 @@ static void test_read_only_parent(void **state)
         print_message("SKIP: root may write anywhere\n");
         skip();
     }
-    struct run r = run_many("locked/out");
+    struct run r = run_many("locked/out"), replaced = run_many("locked");
     struct qt_writer *w;
     shell("mkdir locked && chmod 555 locked");
     assert_status(fixture_open(&w, &r), QT_E_RESOURCE, r.err);
-    shell("chmod 755 locked");
+    shell("chmod 755 locked && echo {} >locked/qtool.json && chmod 555 locked");
+    replaced.force = true;
+    assert_status(fixture_open(&w, &replaced), QT_E_RESOURCE, replaced.err);
+    assert_non_null(strstr(replaced.err.reason, "cannot be replaced"));
+    shell("chmod 755 locked && rm -r locked");
 }
 
 /* The nth allocation of the whole run fails, for every n: a clean error, nothing leaks, the output
