@@ -1,11 +1,57 @@
 #include "base/par.h"
 
+#include "base/mem.h"
+
 #include <omp.h>
+#include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
+
+/* Cores that this process may run on, and no more than the CPU time that a container (cgroup v2)
+ * gives it: more threads than that stop each other, and each has its scratch. */
+static int cores(void)
+{
+    int n = omp_get_num_procs();
+    long quota, period;
+    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re"); /* "QUOTA PERIOD" or "max PERIOD" */
+    if (!f)
+        return n;
+    if (fscanf(f, "%ld %ld", &quota, &period) == 2 && quota > 0 && period > 0 &&
+        (quota + period - 1) / period < n)
+        n = (int)((quota + period - 1) / period);
+    fclose(f);
+    return n;
+}
+
+static void *pass(void *gate)
+{
+    pthread_mutex_lock(gate);
+    pthread_mutex_unlock(gate);
+    return NULL;
+}
+
+/* How many of n threads there can be: OpenMP ends the process when it cannot start one, and
+ * containers limit them. */
+static int startable(int n)
+{
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    pthread_t *threads;
+    int made = 0;
+    if (n <= 1 || qt_array_new(&threads, (size_t)n, sizeof *threads, NULL) < 0)
+        return 1;
+    pthread_mutex_lock(&gate); /* all at the same time */
+    while (made + 1 < n && pthread_create(&threads[made], NULL, pass, &gate) == 0)
+        made++;
+    pthread_mutex_unlock(&gate);
+    for (int i = 0; i < made; i++)
+        pthread_join(threads[i], NULL);
+    qt_free(threads);
+    return made + 1;
+}
 
 void qt_threads_set(int n)
 {
-    omp_set_num_threads(n > 0 ? n : omp_get_num_procs());
+    omp_set_num_threads(startable(n > 0 ? n : cores()));
 }
 
 int qt_threads(void)

@@ -3,10 +3,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 /* ---- numbers -------------------------------------------------------------------------------- */
 
@@ -332,6 +334,43 @@ static int work_item(void *ctx, size_t item, int thread, struct qt_err *err)
     return QT_OK;
 }
 
+static void *return_nothing(void *ctx)
+{
+    (void)ctx;
+    return NULL;
+}
+
+enum { NO_LIMIT = 2 };
+
+/* In a process of its own, which may start no thread. */
+static int parallel_without_threads(void)
+{
+    const struct rlimit none = {1, 1};
+    struct work w = {.fail_at = ITEMS, .fail_also = ITEMS};
+    pthread_t thread;
+    if ((geteuid() == 0 && setuid(65534) < 0) || setrlimit(RLIMIT_NPROC, &none) < 0 ||
+        pthread_create(&thread, NULL, return_nothing, NULL) == 0)
+        return NO_LIMIT;
+    qt_threads_set(8);
+    return qt_threads() == 1 && qt_parallel(ITEMS, work_item, &w, NULL) == QT_OK ? 0 : 1;
+}
+
+static void test_no_threads(void **state)
+{
+    int status;
+    pid_t child = fork();
+    (void)state;
+    if (child == 0)
+        _exit(parallel_without_threads());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == NO_LIMIT) {
+        print_message("SKIP: there is no limit on threads here\n");
+        skip();
+    }
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 static void test_parallel(void **state)
 {
     (void)state;
@@ -539,6 +578,7 @@ static void test_crc(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_threads), /* before OpenMP has started any */
         cmocka_unit_test(test_f16_all),
         cmocka_unit_test(test_f16_rounding),
         cmocka_unit_test(test_bf16),
