@@ -38,7 +38,7 @@ FOLDERS := base formats calib hessian pack kernels verify
 LIB_SRC := $(filter-out $(ISA_SRC) kernels/gpu_%,$(wildcard $(FOLDERS:%=%/*.c)))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o) $(foreach i,$(ISAS),$(ISA_SRC:%.c=$(B)/%.$i.o))
 # qt_gpu_open: linked beside the library, which is the same with and without nvcc.
-GPU_OBJ := $(patsubst %,$(B)/kernels/gpu_%.o,$(if $(NVCC),cuda cublas transfer,none)) \
+GPU_OBJ := $(patsubst %,$(B)/kernels/gpu_%.o,$(if $(NVCC),cuda cublas backend math transfer,none)) \
            $(if $(NVCC),$(B)/libqtool_kernels.a)
 CLI_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard cli/*.c))
 UNIT    := $(patsubst tests/unit/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c))
@@ -156,7 +156,7 @@ $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(GPU_OBJ) $(B)/libqtool.a
 	$(LINK) $(CUDA_RT)
 $(B)/tests/gpu/test_mix24: $(B)/tests/gpu/mix24_matrix.o
 $(B)/tests/gpu/test_kernels $(B)/tests/gpu/test_mix24 $(B)/tests/gpu/test_kv4 $(B)/tests/gpu/test_w4ax \
-    $(B)/tests/gpu/bench_w4ax: $(B)/tests/gpu/reference.o
+    $(B)/tests/gpu/test_backend $(B)/tests/gpu/bench_w4ax: $(B)/tests/gpu/reference.o
 # A device that is not there, in place of the run time.
 $(B)/tests/gpu/test_launch: $(B)/tests/gpu/test_launch.o $(B)/tests/gpu/pretend.o $(B)/libqtool_kernels.a
 	$(LINK)
@@ -178,10 +178,11 @@ install-kernels: kernels
 
 # test_plan and test_launch need no GPU, and wgmma_registers reads machine code; the others say SKIP
 # where there is no GPU. CUDA_FORCE_PTX_JIT: the kernels that devices of 8.x and 12.x run.
-test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_kernels test_mix24 test_kv4 test_w4ax sweep) \
+test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_backend test_kernels test_mix24 test_kv4 test_w4ax sweep) \
           $(B)/libqtool_kernels.a
 	$(B)/tests/gpu/test_plan
 	$(B)/tests/gpu/test_launch
+	$(B)/tests/gpu/test_backend
 	$(PYTHON) tests/gpu/wgmma_registers.py $(B)/libqtool_kernels.a
 	$(B)/tests/gpu/test_kernels
 	$(B)/tests/gpu/test_mix24
@@ -191,7 +192,7 @@ test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_kernels test_mi
 	    CUDA_FORCE_PTX_JIT=1 $(B)/tests/gpu/test_$$t 7 quick || exit 1; done
 
 # Needs a GPU, and some minutes.
-sanitize-gpu: $(addprefix $(B)/tests/gpu/,test_kernels test_mix24 test_kv4 test_w4ax)
+sanitize-gpu: $(addprefix $(B)/tests/gpu/,test_backend test_kernels test_mix24 test_kv4 test_w4ax)
 	for tool in memcheck synccheck initcheck racecheck; do for t in $^; do \
 	    compute-sanitizer --tool $$tool --error-exitcode 1 $$t 7 quick || exit 1; done; done
 else

@@ -66,7 +66,7 @@ struct qt_channels {
 };
 
 struct qt_backend {
-    const char *name; /* "cpu", "cuda:0" */
+    const char *name; /* "cpu", "cuda" */
     void *ctx;
 
     int (*new)(struct qt_backend *be, void **out, size_t bytes, struct qt_err *err);

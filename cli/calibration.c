@@ -38,13 +38,19 @@ done:
     return rc;
 }
 
+int backend_open(struct qt_backend **out, const char *device, struct qt_err *err)
+{
+    const int number = device_number(device);
+    return number < 0 ? qt_backend_cpu_open(out, err) : qt_backend_cuda_open(out, number, err);
+}
+
 bool calibration_has_windows(const struct calibration_options *o)
 {
     return o->samples || o->seqlen || o->seed;
 }
 
 int calibration_open(struct calibration *out, const struct calibration_options *o,
-                     const struct qt_ckpt *ckpt, struct qt_err *err)
+                     const struct qt_ckpt *ckpt, const char *device, struct qt_err *err)
 {
     struct qt_weights w = qt_weights_of_ckpt(ckpt);
     *out = (struct calibration){0};
@@ -52,6 +58,8 @@ int calibration_open(struct calibration *out, const struct calibration_options *
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "--data and --calib exclude each other");
     if (o->data.count == 0 && calibration_has_windows(o))
         return qt_fail(err, QT_E_USAGE, NULL, NULL, WINDOWS_WITHOUT_DATA);
+    if (o->data.count == 0 && device_number(device) >= 0)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, GPU_WITHOUT_DATA);
     if (o->file) {
         int opened = qt_qcal_open(&out->file, o->file, err);
         out->data.file = out->file;
@@ -59,7 +67,7 @@ int calibration_open(struct calibration *out, const struct calibration_options *
     }
     if (o->data.count == 0)
         return QT_OK;
-    int rc = qt_backend_cpu_open(&out->backend, err);
+    int rc = backend_open(&out->backend, device, err);
     return rc < 0 ? rc : read_windows(out, o, &w, err);
 }
 

@@ -75,6 +75,8 @@ extern const struct command *const commands[];
 extern const struct opt common_opts[];
 /* Of a checked --device: the GPU's number, -1 for cpu (main.c). */
 int device_number(const char *device);
+/* What runs models: the CPU, or the GPU of --device. Close with be->close(be). */
+int backend_open(struct qt_backend **out, const char *device, struct qt_err *err);
 
 /* The initialiser of the common part of a command's defaults. */
 #define COMMON_DEFAULTS                                                                            \
@@ -212,10 +214,11 @@ struct calibration {
 bool calibration_has_windows(const struct calibration_options *o);
 #define WINDOWS_WITHOUT_DATA                                                                       \
     "--samples, --seqlen and --seed choose windows of --data, which is not given"
+#define GPU_WITHOUT_DATA "--device cuda: only what --data calibrates runs on a GPU"
 /* Reads the windows and opens the backend, or opens the file; without --data and --calib it only
  * checks that there are no options of theirs (QT_E_USAGE). */
 int calibration_open(struct calibration *out, const struct calibration_options *o,
-                     const struct qt_ckpt *ckpt, struct qt_err *err);
+                     const struct qt_ckpt *ckpt, const char *device, struct qt_err *err);
 void calibration_close(struct calibration *c);
 
 /* ---- inspect (inspect_qcal.c) --------------------------------------------------------------- */

@@ -43,6 +43,8 @@ static int check_arguments(const struct calibrate_options *o, const char *const 
         what = "--merge and --data exclude each other";
     else if (o->merge && calibration_has_windows(&o->calibration))
         what = WINDOWS_WITHOUT_DATA;
+    else if (o->merge && device_number(o->common.device) >= 0)
+        what = GPU_WITHOUT_DATA;
     else if (o->merge && !args[1])
         what = "--merge needs two calibration files or more";
     else if (!o->merge && !o->calibration.data.count)
@@ -63,7 +65,7 @@ static int calibrate(struct cli *cli, const struct calibrate_options *o, const c
     int rc;
     QT_TRY(checkpoint_open(&ckpt, path, err));
     QT_TRY(qt_ckpt_check_whole(ckpt, err));
-    QT_TRY(calibration_open(&calibration, &o->calibration, ckpt, err));
+    QT_TRY(calibration_open(&calibration, &o->calibration, ckpt, o->common.device, err));
     opt.backend = calibration.backend;
     QT_TRY(qt_calibrate(o->out, ckpt, calibration.ids, &calibration.part, &opt, err));
 done:
@@ -137,5 +139,6 @@ const struct command cmd_calibrate = {
     .positionals = positionals,
     .defaults = &defaults,
     .options_size = sizeof defaults,
+    .gpu = true,
     .run = run,
 };

@@ -125,7 +125,7 @@ static int evaluate(struct qt_eval_report *out, struct cli *cli, const struct ev
         w.runtime.cache_ctx = &kv;
     }
     QT_TRY(read_data(&data, o->data, &w, err));
-    QT_TRY(qt_backend_cpu_open(&be, err));
+    QT_TRY(backend_open(&be, o->common.device, err));
     QT_TRY(qt_eval(out, &w, o->ref ? &ref->weights : NULL, data.ids, data.count, &opt, be, err));
 done:
     if (rc == QT_E_INPUT && err->file[0] == '\0') /* about the ids or the text, not a model */
@@ -248,5 +248,6 @@ const struct command cmd_eval = {
     .positionals = positionals,
     .defaults = &defaults,
     .options_size = sizeof defaults,
+    .gpu = true,
     .run = run,
 };

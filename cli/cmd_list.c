@@ -133,6 +133,8 @@ static int list_kernels(struct cli *cli, struct qt_err *err)
     const struct qt_gpu_kernel *k;
     bool built = qt_gpu_built();
     list_kernel(cli, &t, array, "cpu", "", "OpenBLAS and OpenMP, on decoded weights");
+    list_kernel(cli, &t, array, "cuda", "",
+                built ? "cuBLAS and kernels, on decoded weights" : "CUDA: not in this build");
     for (size_t i = 0; (k = qt_gpu_kernel_at(i)) != NULL; i++)
         list_kernel(cli, &t, array, k->scheme, k->layout,
                     built ? "CUDA, fused products on packed weights" : "CUDA: not in this build");
@@ -185,7 +187,7 @@ const struct command cmd_list = {
     .summary = "schemes with their parameters, kernels, model architectures",
     .description =
         "Lists what this build of qtool can do: quantization schemes with their parameters and "
-        "defaults, the backend that runs models, fused GPU kernels by the layout of packed weights "
+        "defaults, the backends that run models, fused GPU kernels by the layout of packed weights "
         "they take, and the model architectures that 'eval' can run. "
         "Checkpoints of other architectures can still be quantized.",
     .examples = "  qtool list schemes\n"

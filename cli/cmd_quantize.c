@@ -207,7 +207,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         .log = &cli->log,
         .interrupted = is_interrupted,
     };
-    QT_TRY(calibration_open(&calibration, &o->calibration, ckpt, err));
+    QT_TRY(calibration_open(&calibration, &o->calibration, ckpt, o->common.device, err));
     if (calibration.data.samples || calibration.file)
         opt.calibration = &calibration.data;
     opt.plan.calibrated = opt.calibration != NULL;
@@ -308,7 +308,8 @@ const struct command cmd_quantize = {
         "under "
         "the Hessian of their inputs (method=gptq), block by block, each calibrated on the output "
         "of the blocks quantized before it. This needs a model that qtool can run ('qtool list "
-        "archs'); without --data any checkpoint will do. --calib takes the Hessians from a file "
+        "archs'), on the CPU or with --device cuda on a GPU; without --data any checkpoint will "
+        "do. --calib takes the Hessians from a file "
         "that 'qtool calibrate' made of the same checkpoint: the model is not run, but no block "
         "sees the errors of those before it.\n\n"
         "--kv 4 runs the finished model over some of --data once more and stores, for every "
@@ -331,5 +332,6 @@ const struct command cmd_quantize = {
     .positionals = positionals,
     .defaults = &defaults,
     .options_size = sizeof defaults,
+    .gpu = true,
     .run = run,
 };

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { OP_N = 0, OP_T = 1, R_16F = 2, R_16BF = 14, COMPUTE_32F = 68, ALGO_DEFAULT = -1 };
+enum { OP_N = 0, OP_T = 1, R_32F = 0, R_16F = 2, R_16BF = 14, COMPUTE_32F = 68, ALGO_DEFAULT = -1 };
 
 typedef int create_fn(void **handle);
 typedef int destroy_fn(void *handle);
@@ -20,10 +20,16 @@ typedef int gemm_fn(void *handle, int op_a, int op_b, int m, int n, int k, const
                     const void *a, int type_a, int lda, const void *b, int type_b, int ldb,
                     const void *beta, void *c, int type_c, int ldc, int compute, int algo);
 
+typedef int batched_fn(void *handle, int op_a, int op_b, int m, int n, int k, const void *alpha,
+                       const void *a, int type_a, int lda, long long step_a, const void *b,
+                       int type_b, int ldb, long long step_b, const void *beta, void *c, int type_c,
+                       int ldc, long long step_c, int count, int compute, int algo);
+
 struct gpu_cublas {
     void *library, *handle;
     destroy_fn *destroy;
     gemm_fn *gemm;
+    batched_fn *batched;
 };
 
 static void *open_library(void)
@@ -62,7 +68,8 @@ static const char *connect(struct gpu_cublas *c, int *version, void *stream, voi
         !find(&set_stream, c->library, "cublasSetStream_v2") ||
         !find(&set_workspace, c->library, "cublasSetWorkspace_v2") ||
         !find(&get_version, c->library, "cublasGetVersion_v2") ||
-        !find(&c->gemm, c->library, "cublasGemmEx"))
+        !find(&c->gemm, c->library, "cublasGemmEx") ||
+        !find(&c->batched, c->library, "cublasGemmStridedBatchedEx"))
         return "its library lacks a function";
     if (create(&c->handle) != 0)
         return "it cannot be initialised";
@@ -109,4 +116,13 @@ int gpu_cublas_gemm(struct gpu_cublas *c, void *y, const void *x, const void *w,
     const int type = bf16 ? R_16BF : R_16F;
     return c->gemm(c->handle, OP_T, OP_N, n, m, k, &one, w, type, k, x, type, k, &zero, y, type, n,
                    COMPUTE_32F, ALGO_DEFAULT);
+}
+
+/* Column-major: C^T = B^T A^T, and what is row-major is the turned one as it lies. */
+int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)
+{
+    return c->batched(c->handle, p->b_turned ? OP_T : OP_N, p->a_turned ? OP_T : OP_N, p->n, p->m,
+                      p->k, &p->alpha, p->b, R_32F, p->ldb, p->step_b, p->a, R_32F, p->lda,
+                      p->step_a, &p->beta, p->c, R_32F, p->ldc, p->step_c, p->count, COMPUTE_32F,
+                      ALGO_DEFAULT);
 }

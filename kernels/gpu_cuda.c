@@ -34,6 +34,16 @@ static int check(cudaError_t e, const char *what, struct qt_err *err)
                    "GPU: %s: %s", what, cudaGetErrorString(e));
 }
 
+struct gpu_cublas *gpu_cublas_of(struct qt_gpu *gpu)
+{
+    return self(gpu)->cublas;
+}
+
+void *gpu_stream_of(struct qt_gpu *gpu)
+{
+    return self(gpu)->stream;
+}
+
 /* ---- memory --------------------------------------------------------------------------------- */
 
 static int gpu_new(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err)

@@ -1,9 +1,10 @@
-/* Parts of struct qt_gpu that are compiled apart. */
+/* Parts of struct qt_gpu and of the CUDA backend that are compiled apart. */
 #ifndef QT_GPU_INTERNAL_H
 #define QT_GPU_INTERNAL_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,6 +24,60 @@ void gpu_cublas_close(struct gpu_cublas *c);
 /* y[m][n] = x[m][k] w[n][k]^T in FP16 or BF16; a cublasStatus_t, 0 for success. */
 int gpu_cublas_gemm(struct gpu_cublas *c, void *y, const void *x, const void *w, int m, int n,
                     int k, bool bf16);
+
+/* c[m][n] = alpha a b + beta c in FP32 (no TF32), row-major with rows ld_ apart; a is [m][k], or
+ * [k][m] if a_turned, b [k][n] or [n][k]. `count` of them, step_ floats apart (0: the same). */
+struct gpu_product {
+    int m, n, k;
+    float alpha, beta;
+    const float *a, *b;
+    float *c;
+    bool a_turned, b_turned;
+    int lda, ldb, ldc;
+    long long step_a, step_b, step_c;
+    int count;
+};
+int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p);
+
+/* gpu_cuda.c, of an open GPU. */
+struct qt_gpu;
+struct gpu_cublas *gpu_cublas_of(struct qt_gpu *gpu);
+void *gpu_stream_of(struct qt_gpu *gpu);
+
+/* ---- gpu_math.cu: what the CUDA backend enqueues; a cudaError_t --------------------------------
+ *
+ * As the functions of struct qt_backend of the same names (base/backend.h, which is no C++), arrays
+ * in device memory.
+ */
+
+enum gpu_norm { GPU_NORM_RMS, GPU_NORM_RMS1, GPU_NORM_LAYER };
+enum gpu_act { GPU_SILU, GPU_GELU_TANH, GPU_GELU, GPU_RELU };
+enum { GPU_HIST_BINS = 64 };
+struct gpu_score {
+    double nll, ref_nll, kld, p_delta;
+    int same_top;
+};
+
+int gpu_math_bias(float *y, const float *bias, size_t m, size_t n, void *stream);
+int gpu_math_add(float *y, const float *x, size_t count, void *stream);
+int gpu_math_scale(float *y, float factor, size_t count, void *stream);
+int gpu_math_activate(float *y, const float *gate, const float *up, enum gpu_act kind, size_t count,
+                      void *stream);
+int gpu_math_rope(float *x, const float *cos, const float *sin, size_t m, size_t seqlen,
+                  size_t heads, size_t dim, size_t half, void *stream);
+int gpu_math_norm(float *y, const float *x, const float *w, const float *bias, enum gpu_norm kind,
+                  float eps, size_t m, size_t n, void *stream);
+/* s[heads][rows][keys], scores of queries r0 and on with keys lo and on -> probabilities. */
+int gpu_math_softmax(float *s, size_t heads, size_t rows, size_t keys, size_t r0, size_t lo,
+                     size_t window, float softcap, void *stream);
+/* targets: device memory, below vocab. */
+int gpu_math_score(struct gpu_score *scores, const float *logits, const float *ref,
+                   const uint32_t *targets, float softcap, size_t m, size_t vocab, void *stream);
+/* Rows i0 and on of h[k][k], up to the diagonal, += product[rows][cols]. */
+int gpu_math_add_lower(double *h, const float *product, size_t i0, size_t rows, size_t cols,
+                       size_t k, void *stream);
+int gpu_math_channels(float *absmax, double *sum2, uint32_t *hist, const float *x, size_t m,
+                      size_t k, void *stream);
 
 #ifdef __cplusplus
 }

@@ -5,9 +5,20 @@ bool qt_gpu_built(void)
     return false;
 }
 
+static int not_built(int device, struct qt_err *err)
+{
+    return qt_fail(err, QT_E_NO_GPU, NULL, NULL,
+                   "no GPU %d: built without GPU support (nvcc was not found)", device);
+}
+
+int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err)
+{
+    *out = NULL;
+    return not_built(device, err);
+}
+
 int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
 {
     *out = NULL;
-    return qt_fail(err, QT_E_NO_GPU, NULL, NULL,
-                   "no GPU %d: built without GPU support (nvcc was not found)", device);
+    return not_built(device, err);
 }

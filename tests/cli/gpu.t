@@ -98,3 +98,21 @@ $ qtool version
 $ qtool bench --compute 7.5
 ? 2
 2 unknown value of --compute '7.5'; did you mean '8.0'\?
+
+# What runs a model can run it on a GPU.
+$ CUDA_VISIBLE_DEVICES= qtool eval "$NANO" --data "$NANO/eval.txt" --device cuda
+? 7
+2 ^qtool eval: no GPU 0: .
+$ CUDA_VISIBLE_DEVICES= qtool quantize "$NANO" -o x --scheme nf4 --data "$NANO/calib.txt" --device cuda:3
+? 7
+2 ^qtool quantize: no GPU 3: .
+$ CUDA_VISIBLE_DEVICES= qtool calibrate "$NANO" -o x.qcal --data "$NANO/calib.txt" --device cuda
+? 7
+2 ^qtool calibrate: no GPU 0: .
+$ test ! -e x && test ! -e x.partial && test ! -e x.qcal
+$ qtool quantize "$NANO" -o x --scheme nf4 --device cuda
+? 2
+2 --device cuda: only what --data calibrates runs on a GPU
+$ qtool calibrate --merge a.qcal b.qcal -o c.qcal --device cuda
+? 2
+2 --device cuda: only what --data calibrates runs on a GPU

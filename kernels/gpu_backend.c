@@ -1,0 +1,582 @@
+/*
+ * The CUDA backend: matrix products by cuBLAS in FP32, everything else by the kernels of
+ * gpu_math.cu. Attention and Gram matrices are products of panels whose results go through the
+ * scratch. Gradients of what is no product are rare (learning only): computed on the CPU.
+ */
+#include "kernels/gpu_internal.h"
+#include "kernels/kernels.h"
+
+#include <limits.h>
+#include <string.h>
+
+enum {
+    QUERIES = 1024, /* of a panel of attention */
+    PANEL = 2048,   /* rows of a Gram matrix */
+    TOKENS = 1024,  /* added up in FP32 before they are in FP64, as on the CPU */
+};
+
+struct cuda {
+    struct qt_backend be;
+    struct qt_gpu *gpu;
+    struct qt_backend *cpu;
+    struct gpu_cublas *cublas;
+    void *stream, *scratch;
+    size_t scratch_bytes;
+};
+
+static struct cuda *self(struct qt_backend *be)
+{
+    return be->ctx;
+}
+
+static int launched(int status, const char *what, struct qt_err *err)
+{
+    return status == 0 ? QT_OK
+                       : qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: %s: error %d", what, status);
+}
+
+/* Lasts until the next call: work is in order, and freeing waits for it. */
+static int need_scratch(struct cuda *g, size_t count, size_t size, struct qt_err *err)
+{
+    size_t bytes;
+    if (qt_mul_overflow(&bytes, count, size))
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory");
+    if (bytes <= g->scratch_bytes)
+        return QT_OK;
+    g->gpu->free(g->gpu, g->scratch);
+    g->scratch_bytes = 0;
+    int rc = g->gpu->new (g->gpu, &g->scratch, bytes, err);
+    g->scratch_bytes = rc < 0 ? 0 : bytes;
+    return rc;
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static int cuda_new(struct qt_backend *be, void **out, size_t bytes, struct qt_err *err)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    return gpu->new (gpu, out, bytes, err);
+}
+
+static void cuda_free(struct qt_backend *be, void *p)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    if (p)
+        gpu->free(gpu, p);
+}
+
+static int cuda_upload(struct qt_backend *be, void *dst, const void *src, size_t bytes,
+                       struct qt_err *err)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    return bytes ? gpu->upload(gpu, dst, src, bytes, err) : QT_OK;
+}
+
+static int cuda_download(struct qt_backend *be, void *dst, const void *src, size_t bytes,
+                         struct qt_err *err)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    return bytes ? gpu->download(gpu, dst, src, bytes, err) : QT_OK;
+}
+
+static int cuda_copy(struct qt_backend *be, void *dst, const void *src, size_t bytes,
+                     struct qt_err *err)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    return bytes && dst != src ? gpu->copy(gpu, dst, src, bytes, err) : QT_OK;
+}
+
+/* ---- products ------------------------------------------------------------------------------- */
+
+static int check_size(size_t n, struct qt_err *err)
+{
+    return n <= INT_MAX ? QT_OK
+                        : qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                                  "a matrix of %zu rows or columns is too large for cuBLAS", n);
+}
+
+static int product(struct qt_backend *be, const struct gpu_product *p, struct qt_err *err)
+{
+    if (p->m == 0 || p->n == 0 || p->k == 0)
+        return QT_OK;
+    return launched(gpu_cublas_product(self(be)->cublas, p), "cuBLAS", err);
+}
+
+static int check_sizes(size_t m, size_t n, size_t k, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(check_size(m, err));
+    QT_TRY(check_size(n, err));
+    QT_TRY(check_size(k, err));
+done:
+    return rc;
+}
+
+static int cuda_linear(struct qt_backend *be, float *y, const float *x, const float *w,
+                       const float *bias, size_t m, size_t n, size_t k, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(check_sizes(m, n, k, err));
+    const struct gpu_product p = {.m = (int)m,
+                                  .n = (int)n,
+                                  .k = (int)k,
+                                  .alpha = 1,
+                                  .a = x,
+                                  .b = w,
+                                  .c = y,
+                                  .b_turned = true,
+                                  .lda = (int)k,
+                                  .ldb = (int)k,
+                                  .ldc = (int)n,
+                                  .count = 1};
+    QT_TRY(product(be, &p, err));
+    if (bias && m)
+        QT_TRY(launched(gpu_math_bias(y, bias, m, n, self(be)->stream), "bias", err));
+done:
+    return rc;
+}
+
+/* dx[m][k] (+)= dy[m][n] w[n][k] */
+static int cuda_linear_grad_x(struct qt_backend *be, float *dx, const float *dy, const float *w,
+                              bool add, size_t m, size_t n, size_t k, struct qt_err *err)
+{
+    int rc = check_sizes(m, n, k, err);
+    const struct gpu_product p = {.m = (int)m,
+                                  .n = (int)k,
+                                  .k = (int)n,
+                                  .alpha = 1,
+                                  .beta = add ? 1 : 0,
+                                  .a = dy,
+                                  .b = w,
+                                  .c = dx,
+                                  .lda = (int)n,
+                                  .ldb = (int)k,
+                                  .ldc = (int)k,
+                                  .count = 1};
+    return rc < 0 ? rc : product(be, &p, err);
+}
+
+/* dw[n][k] += dy[m][n]^T x[m][k] */
+static int cuda_linear_grad_w(struct qt_backend *be, float *dw, const float *dy, const float *x,
+                              size_t m, size_t n, size_t k, struct qt_err *err)
+{
+    int rc = check_sizes(m, n, k, err);
+    const struct gpu_product p = {.m = (int)n,
+                                  .n = (int)k,
+                                  .k = (int)m,
+                                  .alpha = 1,
+                                  .beta = 1,
+                                  .a = dy,
+                                  .b = x,
+                                  .c = dw,
+                                  .a_turned = true,
+                                  .lda = (int)n,
+                                  .ldb = (int)k,
+                                  .ldc = (int)k,
+                                  .count = 1};
+    return rc < 0 ? rc : product(be, &p, err);
+}
+
+/* ---- attention ------------------------------------------------------------------------------ */
+
+/* A panel: the query heads of a key-value head, queries [r0, r1) of a sequence and the keys that
+ * any of them sees. */
+static int attention_panel(struct qt_backend *be, float *y, const float *q, const float *k,
+                           const float *v, const struct qt_attention *a, size_t r0, size_t r1,
+                           struct qt_err *err)
+{
+    struct cuda *g = self(be);
+    const size_t group = a->heads / a->kv_heads, rows = r1 - r0, dim = a->head_dim;
+    const size_t lo = a->window && r0 >= a->window ? r0 - a->window + 1 : 0, keys = r1 - lo;
+    const int ldq = (int)(a->heads * dim), ldk = (int)(a->kv_heads * dim);
+    float *s;
+    int rc;
+    QT_TRY(need_scratch(g, group * rows * keys, sizeof *s, err));
+    s = g->scratch;
+    const struct gpu_product scores = {.m = (int)rows,
+                                       .n = (int)keys,
+                                       .k = (int)dim,
+                                       .alpha = a->scale,
+                                       .a = q + r0 * (size_t)ldq,
+                                       .b = k + lo * (size_t)ldk,
+                                       .c = s,
+                                       .b_turned = true,
+                                       .lda = ldq,
+                                       .ldb = ldk,
+                                       .ldc = (int)keys,
+                                       .step_a = (long long)dim,
+                                       .step_c = (long long)(rows * keys),
+                                       .count = (int)group};
+    const struct gpu_product values = {.m = (int)rows,
+                                       .n = (int)dim,
+                                       .k = (int)keys,
+                                       .alpha = 1,
+                                       .a = s,
+                                       .b = v + lo * (size_t)ldk,
+                                       .c = y + r0 * (size_t)ldq,
+                                       .lda = (int)keys,
+                                       .ldb = ldk,
+                                       .ldc = ldq,
+                                       .step_a = (long long)(rows * keys),
+                                       .step_c = (long long)dim,
+                                       .count = (int)group};
+    QT_TRY(product(be, &scores, err));
+    QT_TRY(
+        launched(gpu_math_softmax(s, group, rows, keys, r0, lo, a->window, a->softcap, g->stream),
+                 "softmax", err));
+    QT_TRY(product(be, &values, err));
+done:
+    return rc;
+}
+
+static int cuda_attention(struct qt_backend *be, float *y, const float *q, const float *k,
+                          const float *v, size_t m, const struct qt_attention *a,
+                          struct qt_err *err)
+{
+    const size_t group = a->heads / a->kv_heads, dim = a->head_dim;
+    int rc;
+    QT_TRY(check_sizes(a->heads * dim, a->seqlen, group, err));
+    for (size_t seq = 0; seq < m / a->seqlen; seq++)
+        for (size_t head = 0; head < a->kv_heads; head++) {
+            const size_t at_q = (seq * a->seqlen * a->heads + head * group) * dim;
+            const size_t at_k = (seq * a->seqlen * a->kv_heads + head) * dim;
+            for (size_t r0 = 0; r0 < a->seqlen; r0 += QUERIES)
+                QT_TRY(attention_panel(be, y + at_q, q + at_q, k + at_k, v + at_k, a, r0,
+                                       qt_min_size(r0 + QUERIES, a->seqlen), err));
+        }
+done:
+    return rc;
+}
+
+/* ---- rows and elements ---------------------------------------------------------------------- */
+
+static int cuda_norm(struct qt_backend *be, float *y, const float *x, const float *w,
+                     const float *bias, enum qt_norm_kind kind, float eps, size_t m, size_t n,
+                     struct qt_err *err)
+{
+    static const enum gpu_norm kinds[] = {[QT_NORM_RMS] = GPU_NORM_RMS,
+                                          [QT_NORM_RMS1] = GPU_NORM_RMS1,
+                                          [QT_NORM_LAYER] = GPU_NORM_LAYER};
+    int rc = check_size(m, err);
+    if (rc < 0 || m == 0)
+        return rc;
+    return launched(gpu_math_norm(y, x, w, kind == QT_NORM_LAYER ? bias : NULL, kinds[kind], eps, m,
+                                  n, self(be)->stream),
+                    "norm", err);
+}
+
+static int cuda_rope(struct qt_backend *be, float *x, const float *cos, const float *sin, size_t m,
+                     size_t seqlen, size_t heads, size_t dim, size_t rot, struct qt_err *err)
+{
+    if (m * heads * (rot / 2) == 0)
+        return QT_OK;
+    return launched(gpu_math_rope(x, cos, sin, m, seqlen, heads, dim, rot / 2, self(be)->stream),
+                    "rope", err);
+}
+
+static int cuda_activate(struct qt_backend *be, float *y, const float *gate, const float *up,
+                         enum qt_act_kind kind, size_t count, struct qt_err *err)
+{
+    static const enum gpu_act kinds[] = {[QT_ACT_SILU] = GPU_SILU,
+                                         [QT_ACT_GELU_TANH] = GPU_GELU_TANH,
+                                         [QT_ACT_GELU] = GPU_GELU,
+                                         [QT_ACT_RELU] = GPU_RELU};
+    if (count == 0)
+        return QT_OK;
+    return launched(gpu_math_activate(y, gate, up, kinds[kind], count, self(be)->stream),
+                    "activation", err);
+}
+
+static int cuda_add(struct qt_backend *be, float *y, const float *x, size_t count,
+                    struct qt_err *err)
+{
+    return count ? launched(gpu_math_add(y, x, count, self(be)->stream), "sum", err) : QT_OK;
+}
+
+static int cuda_scale(struct qt_backend *be, float *y, float factor, size_t count,
+                      struct qt_err *err)
+{
+    return count ? launched(gpu_math_scale(y, factor, count, self(be)->stream), "scale", err)
+                 : QT_OK;
+}
+
+/* ---- score ---------------------------------------------------------------------------------- */
+
+static int cuda_score(struct qt_backend *be, struct qt_score *scores, const float *logits,
+                      const float *ref, const uint32_t *targets, float softcap, size_t m,
+                      size_t vocab, struct qt_err *err)
+{
+    struct cuda *g = self(be);
+    struct gpu_score *host = NULL, *made;
+    int rc = QT_OK;
+    for (size_t i = 0; i < m; i++)
+        if (targets[i] >= vocab)
+            return qt_fail(err, QT_E_INPUT, NULL, NULL, "target %zu is token %u, vocabulary is %zu",
+                           i, targets[i], vocab);
+    if (m == 0)
+        return QT_OK;
+    QT_TRY(check_sizes(m, vocab, 0, err));
+    QT_TRY(qt_array_new(&host, m, sizeof *host, err));
+    QT_TRY(need_scratch(g, m, sizeof *made + sizeof *targets, err));
+    made = g->scratch;
+    QT_TRY(cuda_upload(be, made + m, targets, m * sizeof *targets, err));
+    QT_TRY(launched(gpu_math_score(made, logits, ref, (const uint32_t *)(made + m), softcap, m,
+                                   vocab, g->stream),
+                    "score", err));
+    QT_TRY(cuda_download(be, host, made, m * sizeof *host, err));
+    for (size_t i = 0; i < m; i++)
+        scores[i] = (struct qt_score){.nll = host[i].nll,
+                                      .ref_nll = host[i].ref_nll,
+                                      .kld = host[i].kld,
+                                      .p_delta = host[i].p_delta,
+                                      .same_top = host[i].same_top};
+done:
+    qt_free(host);
+    return rc;
+}
+
+/* ---- statistics ----------------------------------------------------------------------------- */
+
+/* Rows [i0, i0 + rows) of h, of the tokens x[m][k]. */
+static int gram_panel(struct qt_backend *be, double *h, const float *x, size_t m, size_t k,
+                      size_t i0, struct qt_err *err)
+{
+    struct cuda *g = self(be);
+    const size_t rows = qt_min_size(PANEL, k - i0), cols = i0 + rows;
+    float *made;
+    int rc;
+    QT_TRY(need_scratch(g, rows * cols, sizeof *made, err));
+    made = g->scratch;
+    const struct gpu_product p = {.m = (int)rows,
+                                  .n = (int)cols,
+                                  .k = (int)m,
+                                  .alpha = 1,
+                                  .a = x + i0,
+                                  .b = x,
+                                  .c = made,
+                                  .a_turned = true,
+                                  .lda = (int)k,
+                                  .ldb = (int)k,
+                                  .ldc = (int)cols,
+                                  .count = 1};
+    QT_TRY(product(be, &p, err));
+    QT_TRY(launched(gpu_math_add_lower(h, made, i0, rows, cols, k, g->stream), "Gram matrix", err));
+done:
+    return rc;
+}
+
+static int cuda_gram(struct qt_backend *be, double *h, const float *x, size_t m, size_t k,
+                     struct qt_err *err)
+{
+    int rc;
+    QT_TRY(check_size(k, err));
+    for (size_t t = 0; t < m; t += TOKENS)
+        for (size_t i0 = 0; i0 < k; i0 += PANEL)
+            QT_TRY(gram_panel(be, h, x + t * k, qt_min_size(TOKENS, m - t), k, i0, err));
+done:
+    return rc;
+}
+
+static int cuda_channels(struct qt_backend *be, const struct qt_channels *c, const float *x,
+                         size_t m, size_t k, struct qt_err *err)
+{
+    int rc = check_size(k, err);
+    if (rc < 0 || k == 0)
+        return rc;
+    return launched(gpu_math_channels(c->absmax, c->sum2, c->hist, x, m, k, self(be)->stream),
+                    "statistics", err);
+}
+
+/* ---- gradients on the CPU ------------------------------------------------------------------- */
+
+/* *out: x[count] in host memory, owned; NULL of NULL. */
+static int fetch(float **out, struct qt_backend *be, const float *x, size_t count,
+                 struct qt_err *err)
+{
+    int rc = QT_OK;
+    *out = NULL;
+    if (!x)
+        return QT_OK;
+    QT_TRY(qt_array_new(out, count, sizeof **out, err));
+    QT_TRY(cuda_download(be, *out, x, count * sizeof **out, err));
+done:
+    return rc;
+}
+
+static int put(struct qt_backend *be, float *x, const float *from, size_t count, struct qt_err *err)
+{
+    return x ? cuda_upload(be, x, from, count * sizeof *x, err) : QT_OK;
+}
+
+static int cuda_norm_grad(struct qt_backend *be, float *dx, float *dw, const float *dy,
+                          const float *x, const float *w, enum qt_norm_kind kind, float eps,
+                          size_t m, size_t n, struct qt_err *err)
+{
+    struct qt_backend *cpu = self(be)->cpu;
+    float *hdw = NULL, *hdy = NULL, *hx = NULL, *hw = NULL;
+    int rc;
+    QT_TRY(fetch(&hdw, be, dw, n, err));
+    QT_TRY(fetch(&hdy, be, dy, m * n, err));
+    QT_TRY(fetch(&hx, be, x, m * n, err));
+    QT_TRY(fetch(&hw, be, w, n, err));
+    QT_TRY(cpu->norm_grad(cpu, hdy, hdw, hdy, hx, hw, kind, eps, m, n, err));
+    QT_TRY(put(be, dx, hdy, m * n, err));
+    QT_TRY(put(be, dw, hdw, n, err));
+done:
+    qt_free(hdw);
+    qt_free(hdy);
+    qt_free(hx);
+    qt_free(hw);
+    return rc;
+}
+
+static int cuda_attention_grad(struct qt_backend *be, float *dq, float *dk, float *dv,
+                               const float *dy, const float *q, const float *k, const float *v,
+                               size_t m, const struct qt_attention *a, struct qt_err *err)
+{
+    struct qt_backend *cpu = self(be)->cpu;
+    const size_t wide = m * a->heads * a->head_dim, narrow = m * a->kv_heads * a->head_dim;
+    float *hdy = NULL, *hq = NULL, *hk = NULL, *hv = NULL, *hdq = NULL, *hdk = NULL, *hdv = NULL;
+    int rc;
+    QT_TRY(fetch(&hdy, be, dy, wide, err));
+    QT_TRY(fetch(&hq, be, q, wide, err));
+    QT_TRY(fetch(&hk, be, k, narrow, err));
+    QT_TRY(fetch(&hv, be, v, narrow, err));
+    QT_TRY(qt_array_new(&hdq, wide, sizeof *hdq, err));
+    QT_TRY(qt_array_new(&hdk, narrow, sizeof *hdk, err));
+    QT_TRY(qt_array_new(&hdv, narrow, sizeof *hdv, err));
+    QT_TRY(cpu->attention_grad(cpu, hdq, hdk, hdv, hdy, hq, hk, hv, m, a, err));
+    QT_TRY(put(be, dq, hdq, wide, err));
+    QT_TRY(put(be, dk, hdk, narrow, err));
+    QT_TRY(put(be, dv, hdv, narrow, err));
+done:
+    qt_free(hdy);
+    qt_free(hq);
+    qt_free(hk);
+    qt_free(hv);
+    qt_free(hdq);
+    qt_free(hdk);
+    qt_free(hdv);
+    return rc;
+}
+
+static int cuda_activate_grad(struct qt_backend *be, float *dgate, float *dup, const float *dy,
+                              const float *gate, const float *up, enum qt_act_kind kind,
+                              size_t count, struct qt_err *err)
+{
+    struct qt_backend *cpu = self(be)->cpu;
+    float *hdy = NULL, *hgate = NULL, *hup = NULL;
+    int rc;
+    QT_TRY(fetch(&hdy, be, dy, count, err));
+    QT_TRY(fetch(&hgate, be, gate, count, err));
+    QT_TRY(fetch(&hup, be, up, count, err));
+    QT_TRY(cpu->activate_grad(cpu, hgate, hup, hdy, hgate, hup, kind, count, err));
+    QT_TRY(put(be, dgate, hgate, count, err));
+    QT_TRY(put(be, dup, hup, count, err));
+done:
+    qt_free(hdy);
+    qt_free(hgate);
+    qt_free(hup);
+    return rc;
+}
+
+static int cuda_loss_grad(struct qt_backend *be, double *losses, float *dlogits,
+                          const float *logits, const float *ref, const uint32_t *targets,
+                          float softcap, float weight, size_t m, size_t vocab, struct qt_err *err)
+{
+    struct qt_backend *cpu = self(be)->cpu;
+    float *hlogits = NULL, *href = NULL;
+    int rc;
+    QT_TRY(fetch(&hlogits, be, logits, m * vocab, err));
+    QT_TRY(fetch(&href, be, ref, m * vocab, err));
+    QT_TRY(cpu->loss_grad(cpu, losses, hlogits, hlogits, href, targets, softcap, weight, m, vocab,
+                          err));
+    QT_TRY(put(be, dlogits, hlogits, m * vocab, err));
+done:
+    qt_free(hlogits);
+    qt_free(href);
+    return rc;
+}
+
+static int cuda_square_grad(struct qt_backend *be, double *sum, float *grad, const float *y,
+                            const float *target, float weight, size_t count, struct qt_err *err)
+{
+    struct qt_backend *cpu = self(be)->cpu;
+    float *hy = NULL, *htarget = NULL;
+    int rc;
+    QT_TRY(fetch(&hy, be, y, count, err));
+    QT_TRY(fetch(&htarget, be, target, count, err));
+    QT_TRY(cpu->square_grad(cpu, sum, hy, hy, htarget, weight, count, err));
+    QT_TRY(put(be, grad, hy, count, err));
+done:
+    qt_free(hy);
+    qt_free(htarget);
+    return rc;
+}
+
+/* ---- open and close ------------------------------------------------------------------------- */
+
+static void cuda_close(struct qt_backend *be)
+{
+    struct cuda *g = be ? self(be) : NULL;
+    if (!g)
+        return;
+    if (g->scratch)
+        g->gpu->free(g->gpu, g->scratch);
+    if (g->gpu)
+        g->gpu->close(g->gpu);
+    if (g->cpu)
+        g->cpu->close(g->cpu);
+    qt_free(g);
+}
+
+static const struct qt_backend functions = {
+    .name = "cuda",
+    .new = cuda_new,
+    .free = cuda_free,
+    .upload = cuda_upload,
+    .download = cuda_download,
+    .copy = cuda_copy,
+    .linear = cuda_linear,
+    .norm = cuda_norm,
+    .rope = cuda_rope,
+    .attention = cuda_attention,
+    .activate = cuda_activate,
+    .add = cuda_add,
+    .scale = cuda_scale,
+    .score = cuda_score,
+    .gram = cuda_gram,
+    .channels = cuda_channels,
+    .linear_grad_x = cuda_linear_grad_x,
+    .linear_grad_w = cuda_linear_grad_w,
+    .norm_grad = cuda_norm_grad,
+    .attention_grad = cuda_attention_grad,
+    .activate_grad = cuda_activate_grad,
+    .loss_grad = cuda_loss_grad,
+    .square_grad = cuda_square_grad,
+    .close = cuda_close,
+};
+
+int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err)
+{
+    struct cuda *g = NULL;
+    int rc;
+    *out = NULL;
+    QT_TRY(qt_array_new(&g, 1, sizeof *g, err));
+    g->be = functions;
+    g->be.ctx = g;
+    QT_TRY(qt_gpu_open(&g->gpu, device, err));
+    if (!g->gpu->has_cublas) {
+        rc = qt_fail(err, QT_E_NO_GPU, NULL, NULL, "no GPU %d to calibrate on: %s", device,
+                     g->gpu->cublas);
+        goto done;
+    }
+    g->cublas = gpu_cublas_of(g->gpu);
+    g->stream = gpu_stream_of(g->gpu);
+    QT_TRY(qt_backend_cpu_open(&g->cpu, err));
+    *out = &g->be;
+done:
+    if (rc < 0 && g)
+        cuda_close(&g->be);
+    return rc;
+}

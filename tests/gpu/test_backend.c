@@ -1,0 +1,386 @@
+/*
+ * The CUDA backend against the CPU's: every function of struct qt_backend on random data of odd
+ * shapes, to a few roundings of FP32; integers, and what is NaN or infinite, the same. Each is run
+ * twice and must give the same bits.
+ *
+ * usage: test_backend [SEED [quick]]     prints "N passed, M failed, K skipped"
+ */
+#include "kernels/kernels.h"
+#include "tests/gpu/check.h"
+
+#include <math.h>
+
+static struct qt_backend *cpu, *gpu;
+
+static void must(int rc, const struct qt_err *err, const char *what)
+{
+    if (rc == QT_OK)
+        return;
+    printf("FAILED %s: status %d, %s\n", what, rc, err->reason);
+    exit(1);
+}
+
+/* ---- arrays ---------------------------------------------------------------------------------
+ *
+ * The same values in the memory of both. */
+
+struct array {
+    size_t bytes;
+    void *cpu, *gpu;
+};
+
+static struct array array_of(const void *values, size_t bytes)
+{
+    struct qt_err err = {0};
+    struct array a = {.bytes = bytes};
+    must(cpu->new (cpu, &a.cpu, bytes, &err), &err, "new");
+    must(gpu->new (gpu, &a.gpu, bytes, &err), &err, "new");
+    must(cpu->upload(cpu, a.cpu, values, bytes, &err), &err, "upload");
+    must(gpu->upload(gpu, a.gpu, values, bytes, &err), &err, "upload");
+    return a;
+}
+
+static struct array floats(size_t count, float size)
+{
+    float *x = malloc(count * sizeof *x + 1);
+    for (size_t i = 0; i < count; i++)
+        x[i] = size * random_float();
+    struct array a = array_of(x, count * sizeof *x);
+    free(x);
+    return a;
+}
+
+static struct array zeros(size_t bytes)
+{
+    void *x = calloc(bytes + 1, 1);
+    struct array a = array_of(x, bytes);
+    free(x);
+    return a;
+}
+
+static void array_free(struct array *a)
+{
+    cpu->free(cpu, a->cpu);
+    gpu->free(gpu, a->gpu);
+}
+
+static void *fetch(struct qt_backend *be, const void *from, size_t bytes)
+{
+    struct qt_err err = {0};
+    void *host = malloc(bytes + 1);
+    must(be->download(be, host, from, bytes, &err), &err, "download");
+    return host;
+}
+
+/* ---- comparing ------------------------------------------------------------------------------ */
+
+/* tolerance: of the largest value. */
+static void compare(const struct array *a, double tolerance, const char *what)
+{
+    size_t n = a->bytes / sizeof(float);
+    float *x = fetch(cpu, a->cpu, a->bytes), *y = fetch(gpu, a->gpu, a->bytes);
+    double most = 1e-30, worst = 0;
+    bool same = true;
+    for (size_t i = 0; i < n; i++)
+        if (isfinite(x[i]))
+            most = fmax(most, fabs((double)x[i]));
+    for (size_t i = 0; i < n; i++)
+        if (isfinite(x[i]))
+            worst =
+                fmax(worst, fabs((double)x[i] - (double)y[i]) / most + (isfinite(y[i]) ? 0 : 1));
+        else
+            same = same && (isnan(x[i]) ? isnan(y[i]) : x[i] == y[i]);
+    char text[300];
+    snprintf(text, sizeof text, "%s: off by %.2g of the largest value%s", what, worst,
+             same ? "" : ", NaN or infinity elsewhere");
+    result(same && worst <= tolerance, text);
+    free(x), free(y);
+}
+
+static void compare_doubles(const struct array *a, size_t n, double tolerance, const char *what)
+{
+    double *x = fetch(cpu, a->cpu, n * sizeof *x), *y = fetch(gpu, a->gpu, n * sizeof *y),
+           most = 1e-300, worst = 0;
+    for (size_t i = 0; i < n; i++)
+        most = fmax(most, fabs(x[i]));
+    for (size_t i = 0; i < n; i++)
+        worst = fmax(worst, fabs(x[i] - y[i]) / most);
+    char text[300];
+    snprintf(text, sizeof text, "%s: off by %.2g of the largest value", what, worst);
+    result(worst <= tolerance, text);
+    free(x), free(y);
+}
+
+/* call(cpu) and call(gpu): the backends have the names of an array's members. */
+#define BOTH(call)                                                                                 \
+    do {                                                                                           \
+        struct qt_err err = {0};                                                                   \
+        must(call(cpu), &err, "on the CPU");                                                       \
+        must(call(gpu), &err, "on the GPU");                                                       \
+    } while (0)
+
+/* ---- the functions -------------------------------------------------------------------------- */
+
+static void test_linear(size_t m, size_t n, size_t k)
+{
+    struct array x = floats(m * k, 1), w = floats(n * k, 1), b = floats(n, 1), y = zeros(m * n * 4);
+    struct array dx = floats(m * k, 1), dw = floats(n * k, 1);
+    char what[100];
+    snprintf(what, sizeof what, "linear %zu x %zu x %zu", m, n, k);
+#define CALL(be) be->linear(be, y.be, x.be, w.be, b.be, m, n, k, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&y, 3e-6, what);
+#define CALL(be) be->linear_grad_x(be, dx.be, y.be, w.be, true, m, n, k, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&dx, 1e-5, "linear_grad_x, added");
+#define CALL(be) be->linear_grad_x(be, dx.be, y.be, w.be, false, m, n, k, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&dx, 1e-5, "linear_grad_x");
+#define CALL(be) be->linear_grad_w(be, dw.be, y.be, x.be, m, n, k, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&dw, 1e-5, "linear_grad_w");
+    array_free(&x), array_free(&w), array_free(&b), array_free(&y), array_free(&dx);
+    array_free(&dw);
+}
+
+static void test_norm(size_t m, size_t n)
+{
+    static const char *const names[] = {"rms", "rms1", "layer"};
+    for (int kind = QT_NORM_RMS; kind <= QT_NORM_LAYER; kind++) {
+        struct array x = floats(m * n, 30), w = floats(n, 1), b = floats(n, 1),
+                     y = zeros(m * n * 4);
+        struct array dw = floats(n, 1);
+        char what[100];
+        snprintf(what, sizeof what, "norm %s %zu x %zu", names[kind], m, n);
+#define CALL(be)                                                                                   \
+    be->norm(be, y.be, x.be, w.be, kind == QT_NORM_LAYER ? b.be : NULL, (enum qt_norm_kind)kind,   \
+             1e-5f, m, n, &err)
+        BOTH(CALL);
+#undef CALL
+        compare(&y, 1e-6, what);
+#define CALL(be)                                                                                   \
+    be->norm_grad(be, y.be, dw.be, y.be, x.be, w.be, (enum qt_norm_kind)kind, 1e-5f, m, n, &err)
+        BOTH(CALL);
+#undef CALL
+        compare(&y, 2e-6, "norm_grad");
+        compare(&dw, 2e-6, "norm_grad of weights");
+#define CALL(be) be->norm(be, x.be, x.be, w.be, NULL, (enum qt_norm_kind)kind, 1e-5f, m, n, &err)
+        BOTH(CALL);
+#undef CALL
+        compare(&x, 1e-6, "norm in place");
+        array_free(&x), array_free(&w), array_free(&b), array_free(&y), array_free(&dw);
+    }
+}
+
+static void test_rope(size_t sequences, size_t seqlen, size_t heads, size_t dim, size_t rot)
+{
+    size_t m = sequences * seqlen;
+    struct array x = floats(m * heads * dim, 1), c = floats(seqlen * (rot / 2), 1),
+                 s = floats(seqlen * (rot / 2), 1);
+#define CALL(be) be->rope(be, x.be, c.be, s.be, m, seqlen, heads, dim, rot, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&x, 1e-6, "rope");
+    array_free(&x), array_free(&c), array_free(&s);
+}
+
+static void test_attention(size_t sequences, const struct qt_attention *a)
+{
+    size_t m = sequences * a->seqlen, wide = m * a->heads * a->head_dim,
+           narrow = m * a->kv_heads * a->head_dim;
+    struct array q = floats(wide, 2), k = floats(narrow, 2), v = floats(narrow, 1);
+    struct array y = zeros(wide * 4), again = zeros(wide * 4), dq = zeros(wide * 4);
+    struct array dk = zeros(narrow * 4), dv = zeros(narrow * 4);
+    char what[120];
+    snprintf(what, sizeof what, "attention %zu x %zu, %zu:%zu heads of %zu, window %zu, cap %g",
+             sequences, a->seqlen, a->heads, a->kv_heads, a->head_dim, a->window,
+             (double)a->softcap);
+#define CALL(be) be->attention(be, y.be, q.be, k.be, v.be, m, a, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&y, 5e-6, what);
+#define CALL(be) be->attention(be, again.be, q.be, k.be, v.be, m, a, &err)
+    BOTH(CALL);
+#undef CALL
+    void *first = fetch(gpu, y.gpu, y.bytes), *second = fetch(gpu, again.gpu, y.bytes);
+    result(memcmp(first, second, y.bytes) == 0, "attention twice");
+    free(first), free(second);
+#define CALL(be) be->attention_grad(be, dq.be, dk.be, dv.be, y.be, q.be, k.be, v.be, m, a, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&dq, 2e-5, "attention_grad q");
+    compare(&dk, 2e-5, "attention_grad k");
+    compare(&dv, 2e-5, "attention_grad v");
+    array_free(&q), array_free(&k), array_free(&v), array_free(&y), array_free(&again);
+    array_free(&dq), array_free(&dk), array_free(&dv);
+}
+
+static void test_elements(size_t count)
+{
+    for (int kind = QT_ACT_SILU; kind <= QT_ACT_RELU; kind++)
+        for (int with_up = 0; with_up < 2; with_up++) {
+            struct array gate = floats(count, 8), up = floats(count, 2), y = zeros(count * 4);
+            struct array dup = zeros(count * 4), dy = floats(count, 1);
+#define CALL(be)                                                                                   \
+    be->activate(be, y.be, gate.be, with_up ? up.be : NULL, (enum qt_act_kind)kind, count, &err)
+            BOTH(CALL);
+#undef CALL
+            compare(&y, 1e-6, "activate");
+#define CALL(be)                                                                                   \
+    be->activate_grad(be, y.be, with_up ? dup.be : NULL, dy.be, gate.be, with_up ? up.be : NULL,   \
+                      (enum qt_act_kind)kind, count, &err)
+            BOTH(CALL);
+#undef CALL
+            compare(&y, 1e-6, "activate_grad");
+            compare(&dup, 1e-6, "activate_grad of up");
+            array_free(&gate), array_free(&up), array_free(&y), array_free(&dup), array_free(&dy);
+        }
+    struct array x = floats(count, 1), y = floats(count, 1);
+    double sums[2];
+#define CALL(be) be->add(be, y.be, x.be, count, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&y, 0, "add");
+#define CALL(be) be->scale(be, y.be, 0.3f, count, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&y, 0, "scale");
+#define CALL(be) be->copy(be, x.be, y.be, count * 4, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&x, 0, "copy");
+#define CALL(be) be->square_grad(be, &sums[be == gpu], x.be, x.be, y.be, 0.5f, count, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&x, 1e-6, "square_grad");
+    result(fabs(sums[0] - sums[1]) <= 1e-6 * sums[0], "square_grad's sum");
+    array_free(&x), array_free(&y);
+}
+
+static void test_score(size_t m, size_t vocab, float softcap)
+{
+    struct array a = floats(m * vocab, 12), b = floats(m * vocab, 12);
+    uint32_t *targets = malloc(m * sizeof *targets);
+    struct qt_score *s = malloc(2 * m * sizeof *s);
+    double *losses = malloc(2 * m * sizeof *losses);
+    for (size_t i = 0; i < m; i++)
+        targets[i] = (uint32_t)random_below(vocab);
+    for (int with_ref = 0; with_ref < 3; with_ref++) { /* 2: equal logits */
+        bool ok = true;
+#define CALL(be)                                                                                   \
+    be->score(be, s + (be == gpu ? m : 0), a.be,                                                   \
+              with_ref == 2   ? a.be                                                               \
+              : with_ref == 1 ? b.be                                                               \
+                              : NULL,                                                              \
+              targets, softcap, m, vocab, &err)
+        BOTH(CALL);
+#undef CALL
+        for (size_t i = 0; i < m; i++) {
+            const struct qt_score *x = &s[i], *y = &s[m + i];
+            ok = ok && fabs(x->nll - y->nll) <= 1e-5 && fabs(x->ref_nll - y->ref_nll) <= 1e-5 &&
+                 fabs(x->kld - y->kld) <= 1e-5 * (1 + x->kld) &&
+                 fabs(x->p_delta - y->p_delta) <= 1e-6 && x->same_top == y->same_top &&
+                 (with_ref != 2 || y->kld == 0);
+        }
+        char what[100];
+        snprintf(what, sizeof what, "score %zu x %zu, cap %g, ref %d", m, vocab, (double)softcap,
+                 with_ref);
+        result(ok, what);
+    }
+    targets[m - 1] = (uint32_t)vocab;
+    result(gpu->score(gpu, s, a.gpu, NULL, targets, softcap, m, vocab, NULL) == QT_E_INPUT,
+           "a target beyond the vocabulary");
+    targets[m - 1] = QT_NO_TARGET;
+#define CALL(be)                                                                                   \
+    be->loss_grad(be, losses + (be == gpu ? m : 0), a.be, a.be, NULL, targets, softcap, 0.1f, m,   \
+                  vocab, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&a, 1e-6, "loss_grad");
+    array_free(&a), array_free(&b);
+    free(targets), free(s), free(losses);
+}
+
+static void test_statistics(size_t m, size_t k)
+{
+    struct array x = floats(m * k, 3), h = zeros(k * k * 8), most = zeros(k * 4);
+    struct array sum2 = zeros(k * 8), hist = zeros(k * QT_HIST_BINS * 4);
+    struct qt_channels on_cpu = {most.cpu, sum2.cpu, hist.cpu},
+                       on_gpu = {most.gpu, sum2.gpu, hist.gpu};
+    char what[100];
+    for (int i = 0; i < 2; i++) { /* added to what is there */
+#define CALL(be) be->gram(be, h.be, x.be, m, k, &err)
+        BOTH(CALL);
+#undef CALL
+#define CALL(be) be->channels(be, be == gpu ? &on_gpu : &on_cpu, x.be, m, k, &err)
+        BOTH(CALL);
+#undef CALL
+    }
+    snprintf(what, sizeof what, "gram %zu x %zu", m, k);
+    compare_doubles(&h, k * k, 2e-6, what); /* the upper triangle is 0 in both */
+    compare(&most, 0, "largest of channels");
+    compare_doubles(&sum2, k, 1e-13, "squares of channels");
+    void *c = fetch(cpu, hist.cpu, hist.bytes), *g = fetch(gpu, hist.gpu, hist.bytes);
+    result(memcmp(c, g, hist.bytes) == 0, "histograms");
+    free(c), free(g);
+    array_free(&x), array_free(&h), array_free(&most), array_free(&sum2), array_free(&hist);
+}
+
+/* What is not finite stays so. */
+static void test_not_finite(void)
+{
+    float x[4 * 8], w[8];
+    for (int i = 0; i < 8; i++)
+        w[i] = 1;
+    for (int i = 0; i < 32; i++)
+        x[i] = (float)i - 10;
+    x[3] = NAN, x[12] = INFINITY;
+    struct array a = array_of(x, sizeof x), b = array_of(w, sizeof w), y = zeros(sizeof x);
+#define CALL(be) be->activate(be, y.be, a.be, NULL, QT_ACT_RELU, 32, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&y, 0, "relu of NaN and infinity");
+#define CALL(be) be->linear(be, y.be, a.be, b.be, NULL, 4, 1, 8, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&y, 1e-6, "linear of NaN and infinity");
+    array_free(&a), array_free(&b), array_free(&y);
+}
+
+int main(int argc, char **argv)
+{
+    static const size_t shapes[][3] = {{1, 1, 1},      {1, 17, 33},   {5, 64, 100}, {130, 257, 96},
+                                       {513, 40, 384}, {64, 1000, 7}, {2, 3, 5000}};
+    static const struct qt_attention kinds[] = {
+        {1, 1, 1, 8, 0.3f, 0, 0},       {33, 4, 2, 16, 0.25f, 0, 0},  {100, 6, 6, 40, 0.2f, 5, 0},
+        {257, 8, 1, 64, 0.1f, 0, 50},   {64, 2, 2, 128, 0.1f, 30, 1}, {1500, 4, 2, 32, 0.2f, 0, 0},
+        {2100, 2, 1, 64, 0.1f, 20, 700}};
+    const bool quick = check_begin(argc, argv);
+    struct qt_err err = {0};
+    must(qt_backend_cpu_open(&cpu, &err), &err, "CPU backend");
+    must(qt_backend_cuda_open(&gpu, 0, &err), &err, "CUDA backend");
+    for (size_t i = 0; i < COUNT(shapes); i++)
+        test_linear(shapes[i][0], shapes[i][1], shapes[i][2]);
+    for (size_t n = 1; n <= 5000; n = 3 * n + 5)
+        test_norm(1 + random_below(40), n);
+    for (int i = 0; i < 5; i++)
+        test_rope(1 + random_below(3), 1 + random_below(60), 1 + random_below(8), 64,
+                  16 * (1 + random_below(4)));
+    for (size_t i = 0; i < COUNT(kinds) - (quick ? 2 : 0); i++)
+        test_attention(1 + random_below(3), &kinds[i]);
+    test_elements(1);
+    test_elements(100000 + random_below(1000));
+    for (int i = 0; i < 4; i++)
+        test_score(1 + random_below(30), 2 + random_below(i % 2 ? 40000 : 300), i < 2 ? 0 : 30);
+    test_statistics(1, 3);
+    test_statistics(700, 130);
+    test_statistics(2500, quick ? 300 : 2500);
+    test_not_finite();
+    gpu->close(gpu);
+    cpu->close(cpu);
+    return check_end();
+}
