@@ -83,43 +83,82 @@ static double diagonal(double *diag, size_t *dead, const double *h, size_t k)
     return scale;
 }
 
+struct reversal {
+    struct qt_factor *f;
+    double *a;
+    double damp;
+};
+
 /*
  * H = V V^T with V upper triangular is the Cholesky factorization of H with rows and columns
  * reversed, reversed back. (GPTQ factors H^-1 = U^T U instead; U = V^-1, so V spares the inverse.)
  */
-static int factor_reversed(double *a, const struct qt_factor *f, double damp)
+static int reverse_row(void *ctx, size_t i, int thread, struct qt_err *err)
 {
-    size_t k = f->k;
-    for (size_t i = 0; i < k; i++)
-        for (size_t j = 0; j <= i; j++)
-            a[i * k + j] = (double)f->h[(k - 1 - i) * k + (k - 1 - j)];
-    for (size_t i = 0; i < k; i++)
-        a[i * k + i] += damp;
-    /* The lower triangle by rows is the upper one by columns: no transposed copy. */
-    return (int)LAPACKE_dpotrf_work(LAPACK_COL_MAJOR, 'U', (lapack_int)k, a, (lapack_int)k);
+    const struct reversal *r = ctx;
+    const size_t k = r->f->k;
+    (void)thread;
+    (void)err;
+    for (size_t j = 0; j <= i; j++)
+        r->a[i * k + j] = (double)r->f->h[(k - 1 - i) * k + (k - 1 - j)];
+    r->a[i * k + i] += r->damp;
+    return QT_OK;
+}
+
+static int take_row(void *ctx, size_t i, int thread, struct qt_err *err)
+{
+    const struct reversal *r = ctx;
+    const size_t k = r->f->k;
+    (void)thread;
+    (void)err;
+    r->f->h[i * k + i] += (float)r->damp;
+    for (size_t j = i; j < k; j++)
+        r->f->v[i * k + j] = (float)r->a[(k - 1 - i) * k + (k - 1 - j)];
+    return QT_OK;
 }
 
 static int factor_ladder(struct qt_factor *f, double *a, double first, struct qt_err *err)
 {
-    size_t k = f->k;
+    int rc;
     for (double damp = first;; damp = fmin(damp > 0 ? damp * 10 : 1e-6, 1)) {
-        int info = factor_reversed(a, f, damp);
-        if (info != 0 && damp >= 1)
+        struct reversal r = {f, a, damp};
+        bool positive;
+        QT_TRY(qt_parallel(f->k, reverse_row, &r, err));
+        QT_TRY(qt_cholesky(&positive, a, f->k, err));
+        if (!positive && damp >= 1)
             break;
-        if (info == 0) {
+        if (positive) {
             f->damp = damp;
             f->damping = damp == first ? QT_DAMP_PLAIN : QT_DAMP_RAISED;
-            for (size_t i = 0; i < k; i++) {
-                f->h[i * k + i] += (float)damp;
-                for (size_t j = i; j < k; j++)
-                    f->v[i * k + j] = (float)a[(k - 1 - i) * k + (k - 1 - j)];
-            }
-            return QT_OK;
+            return qt_parallel(f->k, take_row, &r, err);
         }
     }
     f->damping = QT_DAMP_FAILED;
-    return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                   "the Hessian cannot be factored, even damped by its mean diagonal");
+    rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                 "the Hessian cannot be factored, even damped by its mean diagonal");
+done:
+    return rc;
+}
+
+struct gather {
+    struct qt_factor *f;
+    const double *h;
+};
+
+/* A row of H in the order of the factor, scaled. */
+static int gather_row(void *ctx, size_t i, int thread, struct qt_err *err)
+{
+    const struct gather *g = ctx;
+    const struct qt_factor *f = g->f;
+    const size_t k = f->k;
+    (void)thread;
+    for (size_t j = 0; j < k; j++) {
+        float value = (float)(entry(g->h, k, f->order[i], f->order[j]) * f->scale);
+        if (!isfinite(value))
+            return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "the Hessian is not finite");
+        f->h[i * k + j] = value;
+    }
+    return QT_OK;
 }
 
 int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
@@ -132,8 +171,6 @@ int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
     if (qt_mul_overflow(&cells, k, k) || k > INT32_MAX)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu channels are too many", k);
     *out = (struct qt_factor){.k = k, .group_size = opt->group};
-    /* Parallelism is not OpenBLAS's: what it computes depends on how many threads it finds. */
-    openblas_set_num_threads(1);
     QT_TRY(qt_array_new(&diag, k, sizeof *diag, err));
     QT_TRY(qt_array_new(&out->order, k, sizeof *out->order, err));
     QT_TRY(qt_array_new(&out->group, k, sizeof *out->group, err));
@@ -148,15 +185,7 @@ int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
     }
     out->scale = scale;
     QT_TRY(order_new(out, diag, opt, err));
-    for (size_t i = 0; i < k; i++)
-        for (size_t j = 0; j < k; j++) {
-            float value = (float)(entry(h, k, out->order[i], out->order[j]) * scale);
-            if (!isfinite(value)) {
-                rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "the Hessian is not finite");
-                goto done;
-            }
-            out->h[i * k + j] = value;
-        }
+    QT_TRY(qt_parallel(k, gather_row, &(struct gather){out, h}, err));
     QT_TRY(factor_ladder(out, a, opt->damp, err));
 done:
     qt_free(diag);

@@ -2,7 +2,7 @@
  * hessian: second-order rounding of a weight matrix. Scheme-agnostic: what a column rounds to is a
  * callback's business.
  *
- *   factor.c   H = X^T X -> damped, ordered, factored
+ *   factor.c   H = X^T X -> damped, ordered, factored   (by cholesky.c)
  *   shift.c    targets that make up for errors of the inputs
  *   solve.c    error feedback (GPTQ, Frantar et al. 2022, in the form of Babai's nearest plane)
  *   polish.c   afterwards: coordinate descent on the codes, least squares on the scales, under H
