@@ -166,8 +166,9 @@ static int read_plain(struct reader *r, const char *path, struct qt_err *err)
         QT_TRY(append_ids(r->data, &r->capacity, ids, size, err));
     } else {
         QT_TRY(qt_file_read(&text, &size, path, MAX_TEXT, err));
-        rc = has_suffix(path, ".jsonl") ? append_jsonl(r, text, size, path, err)
-                                        : append_text(r, text, size, path, err);
+        const size_t mark = size >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0; /* BOM */
+        rc = has_suffix(path, ".jsonl") ? append_jsonl(r, text + mark, size - mark, path, err)
+                                        : append_text(r, text + mark, size - mark, path, err);
     }
 done:
     qt_free(text);

@@ -242,7 +242,7 @@ const struct command cmd_plan = {
         "that qtool can run. Nothing is written. Without --scheme and --tensor all schemes are "
         "compared, a line for each.\n\n"
         "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
-        "found anywhere in the name). Norms and biases that match are copied; "
+        "found anywhere in the name). Vectors that match, norms and biases, are copied; "
         "a regular expression that matches nothing else is an error. The scheme 'none' copies.",
     .examples = "  qtool plan examples/nano-llama\n"
                 "  qtool plan examples/nano-llama --scheme nf4:g=128 --tensor 'down_proj=fp6'\n",

@@ -317,7 +317,7 @@ const struct command cmd_quantize = {
         "and the "
         "attention kernels use. Weights are not changed by it.\n\n"
         "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
-        "found anywhere in the name). Norms and biases that match are "
+        "found anywhere in the name). Vectors that match, norms and biases, are "
         "copied; a regular expression that matches nothing else is an error. The scheme 'none' "
         "copies.\n\n"
         "Ctrl-C or SIGTERM stops after the current tensor (exit status 75); the same command "

@@ -37,25 +37,31 @@ static double worse(double a, double b)
     return isnan(a) || a > b ? a : b;
 }
 
+/* The mean leaves out matrices without any error, whose ratio is infinite. Of no matrix at all
+ * there is no figure: NaN. */
 static size_t source_figures(struct qt_figure *out, const struct qt_verify_report *r)
 {
     const struct qt_error sum = sum_errors(r);
     double sqnr_min = INFINITY, sqnr_sum = 0, cosine_min = 1, mse_max = 0, max_abs = 0;
-    size_t n = 0;
+    size_t n = 0, finite = 0;
     for (size_t i = 0; i < r->count; i++) {
         const struct qt_error *e = &r->tensors[i].error;
-        sqnr_min = -worse(-sqnr_min, -qt_error_sqnr_db(e));
-        sqnr_sum += qt_error_sqnr_db(e);
+        const double sqnr = qt_error_sqnr_db(e);
+        sqnr_min = -worse(-sqnr_min, -sqnr);
+        sqnr_sum += isinf(sqnr) && sqnr > 0 ? 0 : sqnr;
+        finite += !(isinf(sqnr) && sqnr > 0);
         cosine_min = -worse(-cosine_min, -qt_error_cosine(e));
         mse_max = worse(mse_max, qt_error_mse(e));
         max_abs = worse(max_abs, e->max_abs);
     }
     out[n++] = (struct qt_figure){"sqnr", qt_error_sqnr_db(&sum)};
     out[n++] = (struct qt_figure){"sqnr_min", sqnr_min};
-    out[n++] = (struct qt_figure){"sqnr_mean", r->count ? sqnr_sum / (double)r->count : INFINITY};
+    out[n++] = (struct qt_figure){"sqnr_mean", finite ? sqnr_sum / (double)finite : INFINITY};
     out[n++] = (struct qt_figure){"cosine_min", cosine_min};
     out[n++] = (struct qt_figure){"mse_max", mse_max};
     out[n++] = (struct qt_figure){"max_abs", max_abs};
+    for (size_t i = 0; i < n && r->count == 0; i++)
+        out[i].value = NAN;
     return n;
 }
 

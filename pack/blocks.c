@@ -275,6 +275,26 @@ static int plan_activations(struct qt_run *run, const struct qt_model *model,
     return rc == QT_OK && run->acts.act ? qt_act_plan_save(&run->acts, run->writer, err) : rc;
 }
 
+/* A Hessian of few tokens fits those tokens. Tiny Llama, nf4, divergence after 1, 2, 4 and 8 tokens
+ * a channel: 0.104, 0.078, 0.066, 0.058; without data 0.080. */
+static void warn_of_few_tokens(const struct qt_run *run, const struct qt_model *model)
+{
+    enum { TOKENS_A_CHANNEL = 4 };
+    const struct qt_calibration *data = run->opt->calibration;
+    const size_t tokens = data->samples * data->seqlen;
+    const struct qt_linear *linear;
+    size_t widest = 0;
+    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
+        for (size_t i = 0, n = qt_model_linears(&linear, model, layer); i < n; i++)
+            widest = linear[i].k > widest ? linear[i].k : widest;
+    if (tokens / TOKENS_A_CHANNEL < widest)
+        qt_log_message(
+            run->opt->log, QT_LOG_WARNING,
+            "%zu tokens of calibration data for up to %zu channels: with fewer than %d a "
+            "channel the result may be worse than without data",
+            tokens, widest, TOKENS_A_CHANNEL);
+}
+
 static int run_data(struct qt_run *run, struct qt_err *err)
 {
     struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
@@ -283,6 +303,7 @@ static int run_data(struct qt_run *run, struct qt_err *err)
     int rc;
     QT_TRY(qt_model_open(&model, &source, err));
     QT_TRY(check_strict(run, model, err));
+    warn_of_few_tokens(run, model);
     QT_TRY(plan_activations(run, model, &source, err));
     source.runtime = qt_run_runtime(run);
     QT_TRY(qt_sequential_open(&seq, &source, run->opt->calibration, err));

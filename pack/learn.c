@@ -45,6 +45,9 @@ int qt_learn_parse(struct qt_learn_options *out, const char *text, struct qt_err
     char with_separator[QT_SPEC_TEXT + 1] = "";
     qt_params_text(with_separator, sizeof with_separator, ',', params, value, 0);
     snprintf(out->text, sizeof out->text, "%s", with_separator + 1);
+    if (rc == QT_OK && out->scope == QT_LEARN_BLOCK && (set & 1u << OBJECTIVE))
+        rc = qt_fail(err, QT_E_USAGE, NULL, NULL,
+                     "scope=block has no objective: it is the squared error of a block's output");
     return rc;
 }
 

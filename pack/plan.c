@@ -5,7 +5,10 @@
 
 #include <string.h>
 
-enum { MIN_SIDE = 16 }; /* smaller matrices cost more in padding than they save */
+enum {
+    MIN_SIDE = 16, /* smaller matrices cost more in padding than they save */
+    MAX_CONFIG = 16 << 20,
+};
 
 /* ---- which tensors are linear weights of decoder blocks ------------------------------------- */
 
@@ -159,6 +162,35 @@ static int plan_item(struct qt_plan_item *item, const struct qt_spec *def, struc
                   : QT_OK;
 }
 
+/* What config.json says against quantizing at all. Without one, or one that cannot be read,
+ * nothing: whoever runs the model will say so. */
+static int check_config(const struct qt_ckpt *ckpt, struct qt_err *err)
+{
+    static const char *const turned[] = {"gpt2", "openai-gpt"};
+    char *path;
+    json_t *config = NULL;
+    int rc = qt_path_join(&path, qt_ckpt_dir(ckpt), "config.json", err);
+    if (rc < 0)
+        return rc;
+    const int loaded = qt_path_exists(path) ? qt_json_load(&config, path, MAX_CONFIG, err) : rc;
+    if (loaded == QT_E_RESOURCE) {
+        rc = loaded;
+    } else if (config) {
+        const char *type = json_string_value(json_object_get(config, "model_type"));
+        for (size_t i = 0; type && i < sizeof turned / sizeof *turned; i++)
+            if (strcmp(type, turned[i]) == 0)
+                rc =
+                    qt_fail(err, QT_E_UNSUPPORTED, path, NULL,
+                            "%s stores weights by input and output, not by output and input", type);
+        if (json_is_object(json_object_get(config, "quantization_config")))
+            rc = qt_fail(err, QT_E_UNSUPPORTED, path, NULL,
+                         "an already quantized checkpoint is not supported (quantization_config)");
+    }
+    json_decref(config);
+    qt_free(path);
+    return rc;
+}
+
 static int check_section_names(const struct qt_plan_item *item, struct qt_err *err)
 {
     const struct qt_tensor *t = item->tensor;
@@ -229,6 +261,8 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
         plan_add(out, &out->items[i]);
         out->count++;
     }
+    if (out->quantized)
+        QT_TRY(check_config(ckpt, err));
     QT_TRY(check_names(out, err));
     QT_TRY(rules_check_used(&rules, opt, err));
 done:

@@ -290,6 +290,8 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     int rc = QT_OK;
     *out = (struct qt_quantize_report){0};
     QT_TRY(qt_plan_new(&run.plan, ckpt, &opt->plan, err));
+    if (run.plan.quantized == 0)
+        qt_log_message(opt->log, QT_LOG_WARNING, "nothing is quantized: all tensors are copied");
     QT_TRY(check_data(&run, err));
     QT_TRY(qt_plan_check_model(&run.plan, ckpt, err));
     QT_TRY(qt_run_kv_open(&run, err));

@@ -62,6 +62,7 @@ $ qtool eval odd --data ids.u16 --seqlen 4 -q
 > ^perplexity
 
 # The same text in other clothes.
+$ head -c 3000 "$NANO/eval.txt" >part.txt && printf '\357\273\277' | cat - part.txt >bom.txt && qtool eval "$NANO" --data part.txt --seqlen 64 -q --json >a && qtool eval "$NANO" --data bom.txt --seqlen 64 -q --json >b && cmp a b
 $ head -c 3000 "$NANO/eval.txt" >part.txt && gzip -k part.txt && qtool eval "$NANO" --data part.txt --seqlen 64 -q --json >a && qtool eval "$NANO" --data part.txt.gz --seqlen 64 -q --json >b && cmp a b
 
 # Rounded activations, rounded keys and values.

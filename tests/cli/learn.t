@@ -26,3 +26,8 @@ $ grep -q '"options": "objective=kl,mode=frozen,scope=model,lr=0.001,passes=1,ba
 $ test "$(grep -c '"source_crc32"' l/qtool.json)" -gt 21 && grep -q 'nf3:g=128,method=search,learn=1' l/qtool.json && test ! -e l/progress
 $ qtool verify l --source "$NANO" -q
 > ^tensors +21 quantized, 8 copied$
+
+# What would have no effect.
+$ qtool quantize "$NANO" -o l --scheme nf3:learn=1 --data "$NANO/calib.txt" --learn scope=block,objective=nll -q
+? 2
+2 scope=block has no objective

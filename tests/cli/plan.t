@@ -76,3 +76,13 @@ $ qtool plan part/model-00001-of-00002.safetensors --scheme nf4
 2 part/model-00001-of-00002\.safetensors: is one of 2 files of a checkpoint: give the directory
 $ mv part/model-00001-of-00002.safetensors part/model-00001-of-00001.safetensors && qtool plan part --scheme nf4
 > ^tensors +21 quantized
+
+# What config.json says against it.
+$ mkdir conv && cp "$NANO/model.safetensors" conv && echo '{"model_type":"gpt2"}' >conv/config.json && qtool plan conv --scheme nf4
+? 4
+2 conv/config\.json: gpt2 stores weights by input and output
+$ echo '{"model_type":"llama","quantization_config":{"quant_method":"gptq"}}' >conv/config.json && qtool quantize conv -o x --scheme nf4 -q
+? 4
+2 already quantized checkpoint
+$ qtool plan conv --scheme none
+> ^tensors +0 quantized

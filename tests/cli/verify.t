@@ -83,3 +83,10 @@ $ rm listed/.stale.safetensors && qtool verify listed -q
 # A figure that is no number meets no condition: weights whose squares FP32 does not hold.
 $ printf '%-96s' '{"a.weight":{"dtype":"F32","shape":[16,16],"data_offsets":[0,1024]}}' >header && { printf "\\$(printf %o $(wc -c <header))\0\0\0\0\0\0\0"; cat header; for i in $(seq 64); do printf '\0\0\200\143\0\0\100\343\1\0\240\142\3\0\120\343'; done; } >huge.safetensors && qtool quantize huge.safetensors -o huge --scheme none --tensor a=nf2 -q && qtool verify huge --source huge.safetensors --gate 'sqnr_min>=3' -q
 > ^sqnr_min +[0-9.]+$
+
+# Of nothing there are no figures, and no gate passes; quantize says it, too.
+$ qtool quantize "$NANO" -o nothing --scheme none
+2 nothing is quantized: all tensors are copied
+$ qtool verify nothing --source "$NANO" --gate 'sqnr_min>=1' -q
+? 5
+2 sqnr_min is -?nan, required >= 1
