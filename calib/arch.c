@@ -47,6 +47,7 @@ static const struct arch table[] = {
     },
     {
         .family = "qwen3",
+        .head_dim = 128,
         LLAMA_NAMES,
         .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
                   [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"},
@@ -60,6 +61,7 @@ static const struct arch table[] = {
     },
     {
         .family = "gemma2",
+        .head_dim = 256,
         LLAMA_NAMES,
         .parts = {LLAMA_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",
                   [ROLE_MLP_IN] = "pre_feedforward_layernorm",

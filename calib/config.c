@@ -89,6 +89,8 @@ static int read_heads(struct config *cfg, const struct source *src, struct qt_er
                        info->heads, info->kv_heads);
     if (given(src->json, "head_dim"))
         QT_TRY(read_size(&info->head_dim, src, "head_dim", LIMIT_HEADS, err));
+    else if (cfg->arch->head_dim)
+        info->head_dim = cfg->arch->head_dim;
     else if (info->hidden % info->heads)
         return qt_fail(err, QT_E_INPUT, src->path, NULL,
                        "'hidden_size' %zu is not a multiple of 'num_attention_heads' %zu",

@@ -48,6 +48,7 @@ enum window_rule {
 /* A model family: what config.json calls things, and which parts the graph has. */
 struct arch {
     const char *family; /* model_type */
+    size_t head_dim;    /* where config.json does not say it; 0: hidden / heads */
     /* Tensor names without ".weight"/".bias"; of a layer: behind `layers` and its number. */
     const char *layers, *embed, *positions, *final_norm, *project_in, *project_out;
     const char *parts[ROLE_COUNT]; /* NULL: the family has no such part */

@@ -90,3 +90,8 @@ $ qtool quantize "$NANO" -o nothing --scheme none
 $ qtool verify nothing --source "$NANO" --gate 'sqnr_min>=1' -q
 ? 5
 2 sqnr_min is -?nan, required >= 1
+
+# What it is not.
+$ qtool verify "$NANO"
+? 3
+2 is no container: there is no qtool\.json in it
