@@ -69,7 +69,7 @@ struct qt_backend {
     const char *name; /* "cpu", "cuda" */
     void *ctx;
 
-    int (*new)(struct qt_backend *be, void **out, size_t bytes, struct qt_err *err);
+    int (*new)(struct qt_backend *be, void **out, size_t bytes, struct qt_err *err); /* zeroed */
     void (*free)(struct qt_backend *be, void *p);
     int (*upload)(struct qt_backend *be, void *dst, const void *src, size_t bytes,
                   struct qt_err *err);

@@ -27,7 +27,7 @@ double qt_panel_polish(struct panel *p, int rounds);
 
 /* cholesky.c: the lower triangle of a[k][k] becomes L, a = L L^T; what stands above is left alone.
  * *positive false: a is not positive definite, and half done. Never depends on the number of
- * threads. */
+ * threads; sets OpenBLAS to one. */
 int qt_cholesky(bool *positive, double *a, size_t k, struct qt_err *err);
 
 #endif

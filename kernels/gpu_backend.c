@@ -10,9 +10,9 @@
 #include <string.h>
 
 enum {
-    QUERIES = 1024, /* of a panel of attention */
-    PANEL = 2048,   /* rows of a Gram matrix */
-    TOKENS = 1024,  /* added up in FP32 before they are in FP64, as on the CPU */
+    QUERIES = 256, /* of a panel of attention: a key that is not finite reaches all of them */
+    PANEL = 2048,  /* rows of a Gram matrix */
+    TOKENS = 1024, /* added up in FP32 before they are in FP64, as on the CPU */
 };
 
 struct cuda {
@@ -29,10 +29,20 @@ static struct cuda *self(struct qt_backend *be)
     return be->ctx;
 }
 
+/* Of a launch: the error may be that of work before it. */
 static int launched(int status, const char *what, struct qt_err *err)
 {
     return status == 0 ? QT_OK
-                       : qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: %s: error %d", what, status);
+                       : qt_fail(err, QT_E_INTERNAL, NULL, NULL,
+                                 "GPU: %s, or what was before it: CUDA error %d", what, status);
+}
+
+static int multiplied(int status, struct qt_err *err)
+{
+    enum { ALLOC_FAILED = 3 };
+    return status == 0 ? QT_OK
+                       : qt_fail(err, status == ALLOC_FAILED ? QT_E_RESOURCE : QT_E_INTERNAL, NULL,
+                                 NULL, "GPU: cuBLAS: status %d", status);
 }
 
 /* Lasts until the next call: work is in order, and freeing waits for it. */
@@ -55,7 +65,14 @@ static int need_scratch(struct cuda *g, size_t count, size_t size, struct qt_err
 static int cuda_new(struct qt_backend *be, void **out, size_t bytes, struct qt_err *err)
 {
     struct qt_gpu *gpu = self(be)->gpu;
-    return gpu->new (gpu, out, bytes, err);
+    int rc = gpu->new (gpu, out, bytes, err);
+    if (rc == QT_OK)
+        rc = gpu->fill(gpu, *out, 0, bytes, err);
+    if (rc < 0 && *out) {
+        gpu->free(gpu, *out);
+        *out = NULL;
+    }
+    return rc;
 }
 
 static void cuda_free(struct qt_backend *be, void *p)
@@ -97,9 +114,12 @@ static int check_size(size_t n, struct qt_err *err)
 
 static int product(struct qt_backend *be, const struct gpu_product *p, struct qt_err *err)
 {
-    if (p->m == 0 || p->n == 0 || p->k == 0)
+    struct cuda *g = self(be);
+    if (p->m == 0 || p->n == 0 || (p->k == 0 && p->beta != 0))
         return QT_OK;
-    return launched(gpu_cublas_product(self(be)->cublas, p), "cuBLAS", err);
+    if (p->k == 0) /* only whole matrices */
+        return g->gpu->fill(g->gpu, p->c, 0, (size_t)p->m * (size_t)p->n * sizeof *p->c, err);
+    return multiplied(gpu_cublas_product(g->cublas, p), err);
 }
 
 static int check_sizes(size_t m, size_t n, size_t k, struct qt_err *err)
@@ -130,7 +150,7 @@ static int cuda_linear(struct qt_backend *be, float *y, const float *x, const fl
                                   .ldc = (int)n,
                                   .count = 1};
     QT_TRY(product(be, &p, err));
-    if (bias && m)
+    if (bias && m && n)
         QT_TRY(launched(gpu_math_bias(y, bias, m, n, self(be)->stream), "bias", err));
 done:
     return rc;
@@ -258,7 +278,7 @@ static int cuda_norm(struct qt_backend *be, float *y, const float *x, const floa
                                           [QT_NORM_RMS1] = GPU_NORM_RMS1,
                                           [QT_NORM_LAYER] = GPU_NORM_LAYER};
     int rc = check_size(m, err);
-    if (rc < 0 || m == 0)
+    if (rc < 0 || m == 0 || n == 0)
         return rc;
     return launched(gpu_math_norm(y, x, w, kind == QT_NORM_LAYER ? bias : NULL, kinds[kind], eps, m,
                                   n, self(be)->stream),

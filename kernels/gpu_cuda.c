@@ -58,9 +58,11 @@ static int gpu_new(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *
     return check(e, "allocation", err);
 }
 
+/* What is enqueued may still use it. */
 static void gpu_free(struct qt_gpu *gpu, void *p)
 {
-    (void)gpu;
+    if (p)
+        cudaStreamSynchronize(self(gpu)->stream);
     cudaFree(p);
 }
 

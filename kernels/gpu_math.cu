@@ -1,7 +1,8 @@
 /*
  * What the CUDA backend computes beside matrix products: rows and elements of FP32 arrays. The
  * truth is the CPU backend's (base/backend.h says what each does); sums are in another order.
- * Everything is deterministic: a sum belongs to one block of threads, added up as a tree.
+ * Everything is deterministic: a sum belongs to one thread, or to one block, whose threads' parts are
+ * added in a fixed order.
  */
 #include "kernels/gpu_internal.h"
 
@@ -206,7 +207,8 @@ static __global__ void score_kernel(struct gpu_score *scores, const float *logit
             const float bi = capped(b[i], softcap);
             cross += exp((double)bi - sb.lse) * ((double)bi - (double)capped(a[i], softcap));
         }
-        out.kld = fmax(block_join(cross) - (sb.lse - sa.lse), 0.0);
+        const double kld = block_join(cross) - (sb.lse - sa.lse);
+        out.kld = kld < 0 ? 0 : kld; /* NaN stays NaN */
         out.ref_nll = sb.lse - (double)capped(b[targets[blockIdx.x]], softcap);
         out.p_delta = exp(-out.nll) - exp(-out.ref_nll);
         out.same_top = sa.top.index == sb.top.index;

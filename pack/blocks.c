@@ -283,10 +283,13 @@ static void warn_of_few_tokens(const struct qt_run *run, const struct qt_model *
     const struct qt_calibration *data = run->opt->calibration;
     const size_t tokens = data->samples * data->seqlen;
     const struct qt_linear *linear;
-    size_t widest = 0;
+    size_t widest = 0, item;
     for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
         for (size_t i = 0, n = qt_model_linears(&linear, model, layer); i < n; i++)
-            widest = linear[i].k > widest ? linear[i].k : widest;
+            if (qt_run_find_item(&item, run, linear[i].weight, NULL) == QT_OK &&
+                !run->plan.items[item].why && linear[i].k > widest &&
+                qt_spec_method(&run->plan.items[item].packed.spec) == QT_METHOD_GPTQ)
+                widest = linear[i].k;
     if (tokens / TOKENS_A_CHANNEL < widest)
         qt_log_message(
             run->opt->log, QT_LOG_WARNING,

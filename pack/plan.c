@@ -162,30 +162,55 @@ static int plan_item(struct qt_plan_item *item, const struct qt_spec *def, struc
                   : QT_OK;
 }
 
-/* What config.json says against quantizing at all. Without one, or one that cannot be read,
- * nothing: whoever runs the model will say so. */
-static int check_config(const struct qt_ckpt *ckpt, struct qt_err *err)
+/* GPT-2's linears are stored by input and output, not by output and input. */
+static bool is_turned(const struct qt_plan_item *item)
 {
-    static const char *const turned[] = {"gpt2", "openai-gpt"};
+    static const char *const parts[] = {".c_attn.", ".c_proj.", ".c_fc."};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!item->why && strstr(item->tensor->name, parts[i]))
+            return true;
+    return false;
+}
+
+static bool holds_codes(const struct qt_tensor *t)
+{
+    return t->ndim >= 2 && !qt_dtype_is_weight(t->dtype);
+}
+
+static int check_items(const struct qt_plan *plan, const json_t *config, const char *path,
+                       struct qt_err *err)
+{
+    const char *type = json_string_value(json_object_get(config, "model_type"));
+    const bool turned = type && (strcmp(type, "gpt2") == 0 || strcmp(type, "openai-gpt") == 0);
+    const bool quantized = json_is_object(json_object_get(config, "quantization_config"));
+    for (size_t i = 0; i < plan->count; i++) {
+        const struct qt_plan_item *item = &plan->items[i];
+        if (turned && is_turned(item))
+            return qt_fail(err, QT_E_UNSUPPORTED, path, item->tensor->name,
+                           "%s stores it by input and output, not by output and input", type);
+        if (quantized && holds_codes(item->tensor))
+            return qt_fail(err, QT_E_UNSUPPORTED, path, item->tensor->name,
+                           "an already quantized checkpoint is not supported "
+                           "(quantization_config)");
+    }
+    return QT_OK;
+}
+
+/* What config.json says against quantizing. Without one, or one that cannot be read, nothing:
+ * whoever runs the model will say so. */
+static int check_config(const struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err)
+{
+    struct qt_err inner = {0};
     char *path;
     json_t *config = NULL;
     int rc = qt_path_join(&path, qt_ckpt_dir(ckpt), "config.json", err);
     if (rc < 0)
         return rc;
-    const int loaded = qt_path_exists(path) ? qt_json_load(&config, path, MAX_CONFIG, err) : rc;
-    if (loaded == QT_E_RESOURCE) {
-        rc = loaded;
-    } else if (config) {
-        const char *type = json_string_value(json_object_get(config, "model_type"));
-        for (size_t i = 0; type && i < sizeof turned / sizeof *turned; i++)
-            if (strcmp(type, turned[i]) == 0)
-                rc =
-                    qt_fail(err, QT_E_UNSUPPORTED, path, NULL,
-                            "%s stores weights by input and output, not by output and input", type);
-        if (json_is_object(json_object_get(config, "quantization_config")))
-            rc = qt_fail(err, QT_E_UNSUPPORTED, path, NULL,
-                         "an already quantized checkpoint is not supported (quantization_config)");
-    }
+    const int loaded = qt_path_exists(path) ? qt_json_load(&config, path, MAX_CONFIG, &inner) : rc;
+    if (loaded == QT_E_RESOURCE)
+        rc = qt_fail(err, loaded, NULL, NULL, "%s", inner.reason);
+    else if (config)
+        rc = check_items(plan, config, path, err);
     json_decref(config);
     qt_free(path);
     return rc;
@@ -262,7 +287,7 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
         out->count++;
     }
     if (out->quantized)
-        QT_TRY(check_config(ckpt, err));
+        QT_TRY(check_config(out, ckpt, err));
     QT_TRY(check_names(out, err));
     QT_TRY(rules_check_used(&rules, opt, err));
 done:

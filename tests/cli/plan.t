@@ -78,11 +78,13 @@ $ mv part/model-00001-of-00002.safetensors part/model-00001-of-00001.safetensors
 > ^tensors +21 quantized
 
 # What config.json says against it.
-$ mkdir conv && cp "$NANO/model.safetensors" conv && echo '{"model_type":"gpt2"}' >conv/config.json && qtool plan conv --scheme nf4
+$ mkdir conv && h='{"h.0.attn.c_attn.weight":{"dtype":"F16","shape":[16,16],"data_offsets":[0,512]},"codes":{"dtype":"I32","shape":[4,4],"data_offsets":[512,576]}}' && printf "\\$(printf %o ${#h})\\0\\0\\0\\0\\0\\0\\0%s" "$h" >conv/model.safetensors && head -c 576 /dev/zero >>conv/model.safetensors && echo '{"model_type":"gpt2"}' >conv/config.json && qtool plan conv --scheme nf4
 ? 4
-2 conv/config\.json: gpt2 stores weights by input and output
-$ echo '{"model_type":"llama","quantization_config":{"quant_method":"gptq"}}' >conv/config.json && qtool quantize conv -o x --scheme nf4 -q
+2 conv/config\.json: tensor h\.0\.attn\.c_attn\.weight: gpt2 stores it by input and output
+$ echo '{"model_type":"gpt_bigcode","quantization_config":{"quant_method":"gptq"}}' >conv/config.json && qtool quantize conv -o x --scheme nf4 -q
 ? 4
-2 already quantized checkpoint
+2 tensor codes: an already quantized checkpoint
+$ echo '{"model_type":"gpt_bigcode"}' >conv/config.json && qtool plan conv --scheme nf4
+> ^tensors +1 quantized
 $ qtool plan conv --scheme none
 > ^tensors +0 quantized

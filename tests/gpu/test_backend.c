@@ -1,7 +1,7 @@
 /*
  * The CUDA backend against the CPU's: every function of struct qt_backend on random data of odd
- * shapes, to a few roundings of FP32; integers, and what is NaN or infinite, the same. Each is run
- * twice and must give the same bits.
+ * shapes, to a few roundings of FP32; integers, and what is NaN or infinite, the same. Products and
+ * attention are run twice and must give the same bits.
  *
  * usage: test_backend [SEED [quick]]     prints "N passed, M failed, K skipped"
  */
@@ -127,10 +127,14 @@ static void test_linear(size_t m, size_t n, size_t k)
     struct array dx = floats(m * k, 1), dw = floats(n * k, 1);
     char what[100];
     snprintf(what, sizeof what, "linear %zu x %zu x %zu", m, n, k);
-#define CALL(be) be->linear(be, y.be, x.be, w.be, b.be, m, n, k, &err)
-    BOTH(CALL);
-#undef CALL
+#define LINEAR(be) be->linear(be, y.be, x.be, w.be, b.be, m, n, k, &err)
+    BOTH(LINEAR);
     compare(&y, 3e-6, what);
+    void *first = fetch(gpu, y.gpu, y.bytes);
+    BOTH(LINEAR);
+    void *second = fetch(gpu, y.gpu, y.bytes);
+    result(memcmp(first, second, y.bytes) == 0, "linear twice");
+    free(first), free(second);
 #define CALL(be) be->linear_grad_x(be, dx.be, y.be, w.be, true, m, n, k, &err)
     BOTH(CALL);
 #undef CALL
@@ -348,7 +352,45 @@ static void test_not_finite(void)
     BOTH(CALL);
 #undef CALL
     compare(&y, 1e-6, "linear of NaN and infinity");
+    const uint32_t targets[4] = {0, 1, 2, 3};
+    struct qt_score s[2][4];
+    bool same = true;
+#define CALL(be) be->score(be, s[be == gpu], a.be, y.be, targets, 0, 4, 8, &err)
+    BOTH(CALL);
+#undef CALL
+    for (int i = 0; i < 4; i++)
+        same = same && isnan(s[0][i].kld) == isnan(s[1][i].kld) &&
+               isnan(s[0][i].nll) == isnan(s[1][i].nll);
+    result(same, "score of NaN and infinity");
     array_free(&a), array_free(&b), array_free(&y);
+    /* A query before the key that is not finite, one at it. */
+    const struct qt_attention one = {2, 1, 1, 8, 1, 0, 0};
+    struct array q = floats(16, 1), k = floats(16, 1), v = array_of(x, 16 * sizeof *x);
+    struct array z = zeros(16 * sizeof *x);
+#define CALL(be) be->attention(be, z.be, q.be, k.be, v.be, 2, &one, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&z, 1e-6, "attention of NaN and infinity");
+    array_free(&q), array_free(&k), array_free(&v), array_free(&z);
+}
+
+/* Memory is zeroed, also where other values were. */
+static void test_new(void)
+{
+    struct qt_err err = {0};
+    for (int i = 0; i < 4; i++) {
+        struct array a = floats(100000, NAN);
+        array_free(&a);
+        void *p;
+        must(gpu->new (gpu, &p, 400000, &err), &err, "new");
+        unsigned char *x = fetch(gpu, p, 400000);
+        bool zero = true;
+        for (size_t j = 0; j < 400000; j++)
+            zero = zero && x[j] == 0;
+        result(zero, "new memory is zeroed");
+        gpu->free(gpu, p);
+        free(x);
+    }
 }
 
 int main(int argc, char **argv)
@@ -380,6 +422,8 @@ int main(int argc, char **argv)
     test_statistics(700, 130);
     test_statistics(2500, quick ? 300 : 2500);
     test_not_finite();
+    test_new();
+    test_linear(3, 4, 0);
     gpu->close(gpu);
     cpu->close(cpu);
     return check_end();
