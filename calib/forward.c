@@ -339,12 +339,40 @@ done:
 
 /* ---- embedding and head --------------------------------------------------------------------- */
 
+/* A head beside a tied embedding must be the same: it would be left out without a word. */
+static int check_tied_head(const struct qt_model *m, float *staging, const struct qt_weights *w,
+                           struct qt_err *err)
+{
+    static const char head[] = "lm_head.weight";
+    const size_t count = m->cfg.info.vocab * m->cfg.embed_dim;
+    size_t shape[QT_MAX_DIMS];
+    float *embed = NULL;
+    bool same = false;
+    int ndim, rc = QT_OK;
+    if (!m->cfg.tied || !w->shape(w->ctx, head, &ndim, shape))
+        return QT_OK;
+    if (ndim == 2 && shape[0] == m->cfg.info.vocab && shape[1] == m->cfg.embed_dim) {
+        QT_TRY(qt_array_new(&embed, count, sizeof *embed, err));
+        QT_TRY(w->load(w->ctx, m->embed.weight, embed, err));
+        QT_TRY(w->load(w->ctx, head, staging, err));
+        same = memcmp(embed, staging, count * sizeof *embed) == 0;
+    }
+    if (!same)
+        rc = qt_fail(err, QT_E_INPUT, w->dir, head,
+                     "differs from the embedding, to which 'tie_word_embeddings' in config.json "
+                     "ties it");
+done:
+    qt_free(embed);
+    return rc;
+}
+
 static int load_ends(struct qt_ends *e, float *staging, const struct qt_weights *w,
                      struct qt_err *err)
 {
     const struct qt_model *m = e->model;
     struct qt_backend *be = e->be;
     int rc = QT_OK;
+    QT_TRY(check_tied_head(m, staging, w, err));
     QT_TRY(load_part(&e->embed, &m->embed, staging, w, be, err));
     QT_TRY(load_part(&e->positions, &m->positions, staging, w, be, err));
     QT_TRY(load_part(&e->project_in, &m->project_in, staging, w, be, err));

@@ -474,9 +474,10 @@ static const struct refusal refusals[] = {
     {"opt", "layer_norm_elementwise_affine", "false", QT_E_UNSUPPORTED, "elementwise_affine"},
     {"opt", "enable_bias", "false", QT_E_INPUT, "implies no bias"},
     {"opt", "num_attention_heads", "5", QT_E_INPUT, "not a multiple"},
+    {"llama", "tie_word_embeddings", "true", QT_E_INPUT, "differs from the embedding"},
 };
 
-/* qt_model_open on MODEL's tensors with config.json edited. */
+/* qt_model_open and qt_ends_open on MODEL's tensors with config.json edited. */
 static int open_edited(const struct refusal *r, struct qt_err *err)
 {
     static char template[] = "/tmp/test_model_XXXXXX";
@@ -500,6 +501,14 @@ static int open_edited(const struct refusal *r, struct qt_err *err)
     w.dir = dir;
     int rc = qt_model_open(&model, &w, err);
     assert_true((rc == QT_OK) == (model != NULL));
+    if (rc == QT_OK) {
+        struct qt_backend *be;
+        struct qt_ends *ends;
+        must(qt_backend_cpu_open(&be, err), err);
+        rc = qt_ends_open(&ends, model, &w, be, err);
+        qt_ends_close(ends);
+        be->close(be);
+    }
     qt_model_close(model);
     json_decref(config);
     qt_ckpt_close(ckpt);
