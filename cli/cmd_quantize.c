@@ -144,8 +144,8 @@ static int print_tensors(const json_t *document, struct qt_err *err)
 }
 
 static int print_report(struct cli *cli, const struct quantize_options *o,
-                        const struct qt_ckpt *ckpt, const struct qt_quantize_report *r,
-                        struct qt_err *err)
+                        const struct qt_ckpt *ckpt, const struct qt_calibration *data,
+                        const struct qt_quantize_report *r, struct qt_err *err)
 {
     struct table t = {.align = "ll"};
     int rc = QT_OK;
@@ -171,6 +171,8 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
     if (rc < 0)
         return rc;
     table_row(&t, "container\t%s%s", o->out, r->reused ? ", complete already" : "");
+    if (data->samples)
+        table_row(&t, "data\t%zu windows of %zu tokens", data->samples, data->seqlen);
     table_row(&t, "tensors\t%zu quantized, %zu copied", r->quantized, r->copied);
     table_row(&t, "bpw\t%.4f bits per quantized weight", r->bpw);
     table_paper_bpw(&t, r->paper_bpw);
@@ -217,7 +219,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         goto done;
     }
     QT_TRY(qt_quantize(&report, ckpt, &opt, err));
-    QT_TRY(print_report(cli, o, ckpt, &report, err));
+    QT_TRY(print_report(cli, o, ckpt, &calibration.data, &report, err));
 done:
     if (rc == QT_E_INTERRUPTED)
         tell_resume(cli, o);

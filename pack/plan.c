@@ -37,15 +37,17 @@ static const char *reason_to_copy(const struct qt_tensor *t)
         return "dtype";
     if (t->ndim != 2)
         return t->ndim < 2 ? "vector" : "more than 2 dimensions";
+    if (strstr(t->name, "lm_head") || strstr(t->name, "embed_out"))
+        return "head";
     if (strstr(t->name, "embed") || strstr(t->name, ".wte.") || strstr(t->name, ".wpe."))
         return "embedding";
-    if (strstr(t->name, "lm_head"))
-        return "head";
     if (strstr(t->name, "norm") || strstr(t->name, "bias"))
         return "not a linear weight";
     if (strstr(t->name, "router") || ends_with(t->name, ".gate.weight"))
         return "router";
-    if (!ends_with(t->name, ".weight") || !in_numbered_block(t->name))
+    if (!ends_with(t->name, ".weight"))
+        return "not named .weight";
+    if (!in_numbered_block(t->name))
         return "not in a decoder block";
     if (t->shape[0] < MIN_SIDE || t->shape[1] < MIN_SIDE)
         return "small";
