@@ -7,8 +7,8 @@
 #include <stddef.h>
 
 /* Worker threads for all later loops; 0 = one per available core. Fewer where so many cannot be
- * started. Whoever calls OpenBLAS sets it to
- * one thread itself: parallelism is ours, or sums would depend on the number of threads. */
+ * started. Whoever calls OpenBLAS sets it to one thread itself: parallelism is ours, or sums would
+ * depend on the number of threads. */
 void qt_threads_set(int n);
 int qt_threads(void);
 
@@ -19,5 +19,14 @@ int qt_threads(void);
  */
 int qt_parallel(size_t n, int (*fn)(void *ctx, size_t item, int thread, struct qt_err *err),
                 void *ctx, struct qt_err *err);
+
+/* Item number -> row and column of the lower triangle of tiles, row by row. */
+static inline void qt_triangle_tile(size_t *row, size_t *col, size_t item)
+{
+    *row = 0;
+    while (item > *row)
+        item -= ++*row;
+    *col = item;
+}
 
 #endif

@@ -48,8 +48,10 @@ static size_t source_figures(struct qt_figure *out, const struct qt_verify_repor
         const struct qt_error *e = &r->tensors[i].error;
         const double sqnr = qt_error_sqnr_db(e);
         sqnr_min = -worse(-sqnr_min, -sqnr);
-        sqnr_sum += isinf(sqnr) && sqnr > 0 ? 0 : sqnr;
-        finite += !(isinf(sqnr) && sqnr > 0);
+        if (!(isinf(sqnr) && sqnr > 0)) {
+            sqnr_sum += sqnr;
+            finite++;
+        }
         cosine_min = -worse(-cosine_min, -qt_error_cosine(e));
         mse_max = worse(mse_max, qt_error_mse(e));
         max_abs = worse(max_abs, e->max_abs);

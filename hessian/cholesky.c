@@ -44,13 +44,12 @@ static int solve_tile(void *ctx, size_t item, int thread, struct qt_err *err)
 static int update_tile(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct job *job = ctx;
-    size_t k = job->k, row = 0;
+    size_t k = job->k, row, col;
     const int panel = (int)(job->below - job->p), ld = (int)k;
     (void)thread;
     (void)err;
-    while (item > row) /* tile number -> row and column of the lower triangle of tiles */
-        item -= ++row;
-    const size_t i = job->below + row * TILE, j = job->below + item * TILE;
+    qt_triangle_tile(&row, &col, item);
+    const size_t i = job->below + row * TILE, j = job->below + col * TILE;
     const double *li = job->a + i * k + job->p, *lj = job->a + j * k + job->p;
     double *to = job->a + i * k + j;
     if (i == j)

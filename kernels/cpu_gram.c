@@ -17,22 +17,13 @@ struct gram_job {
     const struct cpu_scratch *scratch;
 };
 
-/* Tile number -> row and column of the lower triangle of tiles. */
-static void tile_at(size_t *row, size_t *col, size_t item)
-{
-    *row = 0;
-    while (item > *row)
-        item -= ++*row;
-    *col = item;
-}
-
 static int gram_tile(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct gram_job *job = ctx;
     float *product = cpu_scratch_of(job->scratch, thread);
     size_t row, col, k = job->k;
     (void)err;
-    tile_at(&row, &col, item);
+    qt_triangle_tile(&row, &col, item);
     size_t i0 = row * TILE, j0 = col * TILE;
     size_t rows = qt_min_size(TILE, k - i0), cols = qt_min_size(TILE, k - j0);
     for (size_t t = 0; t < job->m; t += CHUNK) {

@@ -112,16 +112,6 @@ static int check_size(size_t n, struct qt_err *err)
                                   "a matrix of %zu rows or columns is too large for cuBLAS", n);
 }
 
-static int product(struct qt_backend *be, const struct gpu_product *p, struct qt_err *err)
-{
-    struct cuda *g = self(be);
-    if (p->m == 0 || p->n == 0 || (p->k == 0 && p->beta != 0))
-        return QT_OK;
-    if (p->k == 0) /* only whole matrices */
-        return g->gpu->fill(g->gpu, p->c, 0, (size_t)p->m * (size_t)p->n * sizeof *p->c, err);
-    return multiplied(gpu_cublas_product(g->cublas, p), err);
-}
-
 static int check_sizes(size_t m, size_t n, size_t k, struct qt_err *err)
 {
     int rc;
@@ -132,24 +122,50 @@ done:
     return rc;
 }
 
-static int cuda_linear(struct qt_backend *be, float *y, const float *x, const float *w,
-                       const float *bias, size_t m, size_t n, size_t k, struct qt_err *err)
+static int product(struct qt_backend *be, const struct gpu_product *p, struct qt_err *err)
 {
-    int rc;
-    QT_TRY(check_sizes(m, n, k, err));
+    return multiplied(gpu_cublas_product(self(be)->cublas, p), err);
+}
+
+/* A factor of a product: whole, as it lies or turned. */
+struct factor {
+    const float *x;
+    bool turned;
+};
+
+/* c[m][n] (+)= a[m][k] b[k][n] of whole matrices. */
+static int multiply(struct qt_backend *be, float *c, struct factor a, struct factor b, bool add,
+                    size_t m, size_t n, size_t k, struct qt_err *err)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    int rc = check_sizes(m, n, k, err);
+    if (rc < 0 || m == 0 || n == 0 || (k == 0 && add))
+        return rc;
+    if (k == 0)
+        return gpu->fill(gpu, c, 0, m * n * sizeof *c, err);
     const struct gpu_product p = {.m = (int)m,
                                   .n = (int)n,
                                   .k = (int)k,
                                   .alpha = 1,
-                                  .a = x,
-                                  .b = w,
-                                  .c = y,
-                                  .b_turned = true,
-                                  .lda = (int)k,
-                                  .ldb = (int)k,
+                                  .beta = add ? 1 : 0,
+                                  .a = a.x,
+                                  .b = b.x,
+                                  .c = c,
+                                  .a_turned = a.turned,
+                                  .b_turned = b.turned,
+                                  .lda = (int)(a.turned ? m : k),
+                                  .ldb = (int)(b.turned ? k : n),
                                   .ldc = (int)n,
                                   .count = 1};
-    QT_TRY(product(be, &p, err));
+    return product(be, &p, err);
+}
+
+static int cuda_linear(struct qt_backend *be, float *y, const float *x, const float *w,
+                       const float *bias, size_t m, size_t n, size_t k, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(
+        multiply(be, y, (struct factor){x, false}, (struct factor){w, true}, false, m, n, k, err));
     if (bias && m && n)
         QT_TRY(launched(gpu_math_bias(y, bias, m, n, self(be)->stream), "bias", err));
 done:
@@ -160,41 +176,16 @@ done:
 static int cuda_linear_grad_x(struct qt_backend *be, float *dx, const float *dy, const float *w,
                               bool add, size_t m, size_t n, size_t k, struct qt_err *err)
 {
-    int rc = check_sizes(m, n, k, err);
-    const struct gpu_product p = {.m = (int)m,
-                                  .n = (int)k,
-                                  .k = (int)n,
-                                  .alpha = 1,
-                                  .beta = add ? 1 : 0,
-                                  .a = dy,
-                                  .b = w,
-                                  .c = dx,
-                                  .lda = (int)n,
-                                  .ldb = (int)k,
-                                  .ldc = (int)k,
-                                  .count = 1};
-    return rc < 0 ? rc : product(be, &p, err);
+    return multiply(be, dx, (struct factor){dy, false}, (struct factor){w, false}, add, m, k, n,
+                    err);
 }
 
 /* dw[n][k] += dy[m][n]^T x[m][k] */
 static int cuda_linear_grad_w(struct qt_backend *be, float *dw, const float *dy, const float *x,
                               size_t m, size_t n, size_t k, struct qt_err *err)
 {
-    int rc = check_sizes(m, n, k, err);
-    const struct gpu_product p = {.m = (int)n,
-                                  .n = (int)k,
-                                  .k = (int)m,
-                                  .alpha = 1,
-                                  .beta = 1,
-                                  .a = dy,
-                                  .b = x,
-                                  .c = dw,
-                                  .a_turned = true,
-                                  .lda = (int)n,
-                                  .ldb = (int)k,
-                                  .ldc = (int)k,
-                                  .count = 1};
-    return rc < 0 ? rc : product(be, &p, err);
+    return multiply(be, dw, (struct factor){dy, true}, (struct factor){x, false}, true, n, k, m,
+                    err);
 }
 
 /* ---- attention ------------------------------------------------------------------------------ */

@@ -87,28 +87,39 @@ done:
     return rc;
 }
 
-static int sense_logits(struct qt_act_planner *p, const float *variants, struct qt_err *err)
+static int sense_logits(struct qt_act_planner *p, struct senses *s, const float *variants,
+                        struct qt_err *err)
 {
     size_t tokens = p->data->seqlen;
-    size_t bytes = LOGIT_POSITIONS * qt_model_info(p->model)->vocab * sizeof(float);
-    struct senses *s = NULL;
-    int rc;
-    QT_TRY(qt_array_new(&s, 1, sizeof *s, err)); /* targets 0: only divergences are read */
-    QT_TRY(qt_ends_open(&s->ends, p->model, &p->source, p->be, err));
-    QT_TRY(p->be->new (p->be, (void **)&s->logits, bytes, err));
-    QT_TRY(p->be->new (p->be, (void **)&s->ref, bytes, err));
+    int rc = QT_OK;
     for (size_t at = 0; at < tokens; at += LOGIT_POSITIONS) {
         QT_TRY(sense_chunk(p, s, variants, at, qt_min_size(LOGIT_POSITIONS, tokens - at), err));
         QT_TRY(qt_act_went_on(p, 0, err));
     }
 done:
-    if (s) {
-        p->be->free(p->be, s->logits);
-        p->be->free(p->be, s->ref);
-        qt_ends_close(s->ends);
-    }
-    qt_free(s);
     return rc;
+}
+
+static int senses_open(struct senses **out, struct qt_act_planner *p, struct qt_err *err)
+{
+    size_t bytes = LOGIT_POSITIONS * qt_model_info(p->model)->vocab * sizeof(float);
+    int rc;
+    QT_TRY(qt_array_new(out, 1, sizeof **out, err)); /* targets 0: only divergences are read */
+    QT_TRY(qt_ends_open(&(*out)->ends, p->model, &p->source, p->be, err));
+    QT_TRY(p->be->new (p->be, (void **)&(*out)->logits, bytes, err));
+    QT_TRY(p->be->new (p->be, (void **)&(*out)->ref, bytes, err));
+done:
+    return rc;
+}
+
+static void senses_close(struct senses *s, struct qt_act_planner *p)
+{
+    if (!s)
+        return;
+    p->be->free(p->be, s->logits);
+    p->be->free(p->be, s->ref);
+    qt_ends_close(s->ends);
+    qt_free(s);
 }
 
 double qt_act_sense_tokens(const struct qt_act_planner *p)
@@ -122,22 +133,24 @@ int qt_act_sense(struct qt_act_planner *p, struct qt_err *err)
 {
     size_t tokens = p->data->seqlen, windows = sense_tokens(p) / tokens, bytes;
     size_t count = 1 + p->out->layers * QT_INPUTS;
+    struct senses *s = NULL;
     float *variants = NULL;
     int rc = QT_OK;
     if (qt_mul_overflow(&bytes, count * tokens, qt_model_info(p->model)->hidden * sizeof *variants))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     QT_TRY(p->be->new (p->be, (void **)&variants, bytes, err));
+    QT_TRY(senses_open(&s, p, err));
     for (size_t v = 0; v < p->out->layers * QT_INPUTS; v++)
         if (p->out->act[v].k)
             memset(p->out->act[v].bits, 4, qt_ceil_div(p->out->act[v].k, QT_ACT_BLOCK));
     for (size_t w = 0; w < windows; w++) {
-        QT_TRY(qt_model_embed(variants, p->model, &p->source, p->be, p->data->ids + w * tokens,
-                              tokens, tokens, err));
+        QT_TRY(qt_ends_embed(s->ends, variants, p->data->ids + w * tokens, tokens, tokens, err));
         for (size_t l = 0; l < p->out->layers; l++)
             QT_TRY(sense_layer(p, l, variants, err));
-        QT_TRY(sense_logits(p, variants, err));
+        QT_TRY(sense_logits(p, s, variants, err));
     }
 done:
+    senses_close(s, p);
     p->be->free(p->be, variants);
     return rc;
 }
