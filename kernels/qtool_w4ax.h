@@ -138,7 +138,7 @@ struct qt_w4ax_config {
     enum qt_w4ax_kernel kernel;
     int tokens;    /* per pass: 8, 16, 32 (STREAM); of a tile: 16, 32, 64, 128, 256 (TILE) */
     int warps;     /* STREAM: 4 or 8; TILE: 8, 12 or 16, of 16 rows each */
-    int strips;    /* STREAM: of 16 rows, at once: 2, 4, 8 */
+    int strips;    /* STREAM: of 16 rows, at once: 2 or 4 */
     int cta_units; /* STREAM: k-blocks of a row group that a block of threads does */
     int splits;    /* TILE: as in struct qt_matmul_config */
 };

@@ -10,11 +10,10 @@
 
 const void *qt_mix24_instance(int token_tiles, int strips, int depth)
 {
-    /* Four strips have no room for more than two or three slots, and, like four token tiles, for
-     * no more sums in registers. */
-    static const void *const kernels[3][3][3] = {
-        {DEPTHS(1, 1), DEPTHS(1, 2), {KERNEL(1, 4, 2), KERNEL(1, 4, 3)}},
-        {DEPTHS(2, 1), DEPTHS(2, 2), {KERNEL(2, 4, 2)}},
-        {DEPTHS(4, 1), {KERNEL(4, 2, 2)}}};
+    /* Four strips are fastest with two slots, and, like four token tiles, have no room for more
+     * sums in registers. */
+    static const void *const kernels[3][3][3] = {{DEPTHS(1, 1), DEPTHS(1, 2), {KERNEL(1, 4, 2)}},
+                                                 {DEPTHS(2, 1), DEPTHS(2, 2), {KERNEL(2, 4, 2)}},
+                                                 {DEPTHS(4, 1), {KERNEL(4, 2, 2)}}};
     return kernels[token_tiles / 2][strips / 2][depth - 2];
 }

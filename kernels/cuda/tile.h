@@ -8,7 +8,6 @@
 /* The kernels there are: X(warpgroups, tokens, blocks of k in a stage). */
 #define QT_TILE_TABLE(X)                                                                           \
     X(2, 16, 2)                                                                                    \
-    X(4, 16, 2)                                                                                    \
     X(2, 32, 2)                                                                                    \
     X(4, 32, 2)                                                                                    \
     X(2, 64, 2)                                                                                    \
@@ -19,7 +18,7 @@
     X(2, 256, 1)
 /* And of formats with a scale per group alone; the others would want more registers for it. */
 #define QT_TILE_GROUP_TABLE(X) QT_TILE_TABLE(X) X(4, 128, 2)
-enum { QT_TILE_KINDS = 11 };
+enum { QT_TILE_KINDS = 10 };
 
 /*
  * K-steps whose products are started at a time: 4 if there are registers for the fragments of two

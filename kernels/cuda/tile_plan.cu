@@ -21,7 +21,7 @@ const void *qt_tile_instance(enum qt_format format, int kind)
  * longer than the fastest of all tiles.
  */
 static const float column_us[QT_TILE_KINDS][2] = {
-    {.220f, .230f}, {.350f, .470f}, {.225f, .228f}, {.360f, .453f}, {.277f, .290f}, {.386f, .392f},
+    {.220f, .230f}, {.225f, .228f}, {.360f, .453f}, {.277f, .290f}, {.386f, .392f},
     {.487f, .522f}, {.417f, .413f}, {.630f, .561f}, {.750f, .743f}, {.800f, .820f}};
 
 /* What 64 columns of k take at least, as the weights are decoded however few the tokens are: for

@@ -346,13 +346,10 @@ static const void *w4ax_stream_find(int tokens, int strips, int warps, int m, in
         return w4ax_stream_instance<SCALES, mt, s>(warps, m, smem);
     INSTANCE(1, 2)
     INSTANCE(1, 4)
-    INSTANCE(1, 8)
     INSTANCE(2, 2)
     INSTANCE(2, 4)
-    INSTANCE(2, 8)
     INSTANCE(4, 2)
     INSTANCE(4, 4)
-    INSTANCE(4, 8)
 #undef INSTANCE
     return NULL;
 }

@@ -9,7 +9,6 @@
  * of 128 channels, for BLOCK, INT, ROW). */
 #define QT_W4AX_TILE_TABLE(X)                                                                      \
     X(2, 16, .22f, .26f, .195f)                                                                    \
-    X(4, 16, .52f, .52f, .52f)                                                                     \
     X(2, 32, .25f, .265f, .213f)                                                                   \
     X(4, 32, .495f, .52f, .53f)                                                                    \
     X(2, 64, .378f, .345f, .293f)                                                                  \
@@ -21,7 +20,7 @@
     X(3, 128, 0, .693f, .647f)                                                                     \
     X(4, 128, 0, .896f, .84f)                                                                      \
     X(2, 256, 0, .936f, .887f)
-enum { QT_W4AX_TILE_BLOCK_KINDS = 7, QT_W4AX_TILE_KINDS = 10 };
+enum { QT_W4AX_TILE_BLOCK_KINDS = 6, QT_W4AX_TILE_KINDS = 9 };
 
 /* Blocks of 128 channels in a stage. Two spare half of the barriers, but tiles of 256 tokens would
  * have two stages, with BLOCK and 128 tokens the assembler puts a block's scaling between the

@@ -151,7 +151,7 @@ static void tune(struct qt_w4ax_plan p, const struct copies *c, const struct qt_
     if (p.m <= 32) {
         p.config.kernel = QT_W4AX_STREAM;
         p.config.tokens = p.m <= 8 ? 8 : p.m <= 16 ? 16 : 32;
-        for (int strips = 2; strips <= 8; strips *= 2)
+        for (int strips = 2; strips <= 4; strips *= 2)
             for (int warps = 4; warps <= 8; warps *= 2) {
                 p.config.strips = strips;
                 p.config.warps = warps;

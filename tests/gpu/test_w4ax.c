@@ -488,7 +488,7 @@ static void check_product(enum qt_w4ax_scales scales, size_t m, size_t n, size_t
         struct qt_w4ax_plan other = plan;
         if (kernel == QT_W4AX_STREAM) {
             other.config.cta_units = 1 + (int)random_below(3 * l.kblocks);
-            other.config.strips = 2 << random_below(3);
+            other.config.strips = 2 << random_below(2);
             other.config.warps = 4 << random_below(2);
         } else {
             other.config.tokens = 16 << random_below(5);
