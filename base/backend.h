@@ -68,6 +68,7 @@ struct qt_channels {
 struct qt_backend {
     const char *name; /* "cpu", "cuda" */
     void *ctx;
+    bool host; /* backend memory is host memory: bringing something there is no gain */
 
     int (*new)(struct qt_backend *be, void **out, size_t bytes, struct qt_err *err); /* zeroed */
     void (*free)(struct qt_backend *be, void *p);

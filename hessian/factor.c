@@ -1,7 +1,6 @@
 #include "hessian/panel.h"
 
 #include <cblas.h>
-#include <lapacke.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -171,6 +170,8 @@ int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
     if (qt_mul_overflow(&cells, k, k) || k > INT32_MAX)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu channels are too many", k);
     *out = (struct qt_factor){.k = k, .group_size = opt->group};
+    if (opt->backend && !opt->backend->host)
+        out->backend = opt->backend;
     QT_TRY(qt_array_new(&diag, k, sizeof *diag, err));
     QT_TRY(qt_array_new(&out->order, k, sizeof *out->order, err));
     QT_TRY(qt_array_new(&out->group, k, sizeof *out->group, err));
@@ -206,6 +207,7 @@ int qt_factor_reorder(struct qt_factor *out, const struct qt_factor *f,
         return rc;
     all.damp = f->damp;
     all.group = f->group_size;
+    all.backend = f->backend;
     for (size_t i = 0; i < k; i++)
         for (size_t j = 0; j < k; j++)
             h[f->order[i] * k + f->order[j]] =
@@ -215,27 +217,41 @@ int qt_factor_reorder(struct qt_factor *out, const struct qt_factor *f,
     return rc;
 }
 
-/* H^-1 = (V^-1)^T V^-1: sums of squares down the columns of V^-1. */
+struct inverse {
+    const struct qt_factor *f;
+    float *out, *work; /* [k]; per thread [k][COLUMNS] */
+};
+
+/* H^-1 = (V^-1)^T V^-1: sums of squares down the columns of V^-1, here COLUMNS of them. */
+enum { COLUMNS = 128 };
+static int invert_columns(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct inverse *v = ctx;
+    const size_t k = v->f->k, first = item * COLUMNS, end = qt_min_size(first + COLUMNS, k);
+    float *x = v->work + (size_t)thread * k * COLUMNS;
+    double sum[COLUMNS] = {0};
+    (void)err;
+    memset(x, 0, end * COLUMNS * sizeof *x);
+    for (size_t j = first; j < end; j++)
+        x[j * COLUMNS + j - first] = 1;
+    cblas_strsm(CblasRowMajor, CblasLeft, CblasUpper, CblasNoTrans, CblasNonUnit, (int)end, COLUMNS,
+                1, v->f->v, (int)k, x, COLUMNS);
+    for (size_t i = 0; i < end * COLUMNS; i++)
+        sum[i % COLUMNS] += (double)x[i] * (double)x[i];
+    for (size_t j = first; j < end; j++)
+        v->out[v->f->order[j]] = (float)sum[j - first];
+    return QT_OK;
+}
+
 int qt_factor_inverse_diagonal(float *out, const struct qt_factor *f, struct qt_err *err)
 {
-    size_t k = f->k;
-    float *u;
-    double *sum = NULL;
-    int rc = QT_OK;
-    QT_TRY(qt_array_new(&u, k, k * sizeof *u, err));
-    QT_TRY(qt_array_new(&sum, k, sizeof *sum, err));
-    memcpy(u, f->v, k * k * sizeof *u);
+    struct inverse v = {.f = f, .out = out};
+    int rc;
     openblas_set_num_threads(1);
-    /* Upper by rows is lower by columns. V is not singular: its diagonal was found positive. */
-    LAPACKE_strtri_work(LAPACK_COL_MAJOR, 'L', 'N', (lapack_int)k, u, (lapack_int)k);
-    for (size_t i = 0; i < k; i++)
-        for (size_t j = i; j < k; j++)
-            sum[j] += (double)u[i * k + j] * (double)u[i * k + j];
-    for (size_t j = 0; j < k; j++)
-        out[f->order[j]] = (float)sum[j];
+    QT_TRY(qt_array_new(&v.work, (size_t)qt_threads() * COLUMNS, f->k * sizeof *v.work, err));
+    QT_TRY(qt_parallel(qt_ceil_div(f->k, COLUMNS), invert_columns, &v, err));
 done:
-    qt_free(u);
-    qt_free(sum);
+    qt_free(v.work);
     return rc;
 }
 

@@ -4,8 +4,10 @@
  *
  *   factor.c   H = X^T X -> damped, ordered, factored   (by cholesky.c)
  *   shift.c    targets that make up for errors of the inputs
- *   solve.c    error feedback (GPTQ, Frantar et al. 2022, in the form of Babai's nearest plane)
+ *   solve.c    passes over the columns:
+ *   feedback.c error feedback (GPTQ, Frantar et al. 2022, in the form of Babai's nearest plane)
  *   polish.c   afterwards: coordinate descent on the codes, least squares on the scales, under H
+ *   sums.c     the products of both, on the CPU or on a backend
  *
  * The objective of all three is, per row w of W[n][k], with q its rounded form,
  *     E(q) = (w - q) H (w - q)^T.
@@ -21,15 +23,16 @@ enum qt_damping { QT_DAMP_PLAIN, QT_DAMP_RAISED, QT_DAMP_FAILED };
 /* H in processing order, ready for solving. Position p stands for column order[p]. */
 struct qt_factor {
     size_t k, group_size;
-    size_t *order; /* [k]; a group of columns is contiguous in it */
-    size_t *group; /* [k] group number at position p */
-    float *h;      /* [k][k] damped H, symmetric, mean diagonal 1 */
-    float *v;      /* [k][k] upper triangular, h = v v^T */
-    float *shift;  /* [k][k] in storage order, or NULL: see qt_factor_shift */
-    double scale;  /* that has made the mean diagonal 1 */
-    double shrink; /* what is left of the shift, 0 to 1 */
-    double damp;   /* added to the diagonal, as a share of its mean */
-    size_t dead;   /* channels that were never active */
+    size_t *order;              /* [k]; a group of columns is contiguous in it */
+    size_t *group;              /* [k] group number at position p */
+    float *h;                   /* [k][k] damped H, symmetric, mean diagonal 1 */
+    float *v;                   /* [k][k] upper triangular, h = v v^T */
+    float *shift;               /* [k][k] in storage order, or NULL: see qt_factor_shift */
+    double scale;               /* that has made the mean diagonal 1 */
+    double shrink;              /* what is left of the shift, 0 to 1 */
+    double damp;                /* added to the diagonal, as a share of its mean */
+    size_t dead;                /* channels that were never active */
+    struct qt_backend *backend; /* of the options, or NULL */
     enum qt_damping damping;
 };
 
@@ -38,6 +41,10 @@ struct qt_factor_options {
     size_t group; /* columns that share a scale (the last group may be short); k: one group */
     bool natural; /* columns in storage order instead of by activity */
     const uint8_t *class; /* [groups] lower classes are processed first; NULL: all the same */
+    /* Where products of whole matrices are made for as long as the factor lives, NULL or with the
+     * host's memory: the CPU. Solving for n rows takes two matrices of k x k and one of k x n in
+     * its memory, and four or five of the latter in the host's. */
+    struct qt_backend *backend;
 };
 
 /*
@@ -76,7 +83,7 @@ int qt_factor_targets(float *w, size_t n, const struct qt_factor *f, struct qt_e
 
 /*
  * How a scheme rounds. Rows come in panels [row0, row0 + rows), rows <= QT_PANEL_ROWS, each panel
- * on one thread. Columns are numbered as in storage. Matrices are transposed,
+ * on one thread at a time. Columns are numbered as in storage. Matrices are transposed,
  * [column][QT_PANEL_ROWS].
  */
 enum { QT_PANEL_ROWS = 128 };

@@ -13,85 +13,56 @@
 #include <math.h>
 #include <string.h>
 
-enum {
-    R = QT_PANEL_ROWS,
-    BLOCK = 64, /* columns between updates of all of G */
-};
+enum { R = QT_PANEL_ROWS };
 
-static const double WORTHWHILE = 1e-3; /* relative gain of a round below which it is the last */
-
-/* out[k][R] = H[:, from..to) x[to - from][R] */
-static void times_h(float *out, const struct qt_factor *f, size_t from, size_t to, const float *x,
-                    float alpha, float beta)
+/* Column j's w - q has changed by c[R]: G of columns [from, to) of the block. */
+static void spread(struct panel *p, size_t at, size_t j, size_t from, size_t to, const float *c)
 {
-    size_t k = f->k;
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)k, R, (int)(to - from), alpha,
-                f->h + from, (int)k, x, R, beta, out, R);
-}
-
-static double objective(const struct panel *p)
-{
-    double sum = 0;
-    for (size_t i = 0; i < p->f->k * R; i++)
-        sum += (double)(p->w[i] - p->q[i]) * (double)p->g[i];
-    return sum;
-}
-
-/* Columns being worked on, [n][R] from position `at` on: G, kept up to date here and in p->g once
- * they are done, and what has changed in q. */
-struct block {
-    size_t at, n;
-    float g[BLOCK * R], delta[BLOCK * R];
-};
-
-/* q at position at + j has changed by d[R]: G of columns `from` of the block and later. */
-static void spread(struct block *b, const struct qt_factor *f, size_t j, size_t from,
-                   const float *d)
-{
-    for (size_t i = from; i < b->n; i++) {
-        float h = f->h[(b->at + j) * f->k + b->at + i];
+    const float *h = p->f->h + (at + j) * p->f->k + at;
+    for (size_t i = from; i < to; i++)
         for (size_t r = 0; r < R; r++)
-            b->g[i * R + r] -= h * d[r];
-    }
+            p->g[i * R + r] += h[i] * c[r];
 }
 
-/* d[R] = what q at position at + j is now beyond old, added to delta. True unless it is 0. */
-static bool changes(struct block *b, const struct panel *p, size_t j, const float *old, float *d)
+/* c[R] = what w - q of column j has changed by since q was `old`. True unless it is 0. */
+static bool note_change(struct panel *p, size_t at, size_t j, const float *old, float *c)
 {
-    const float *q = p->q + (b->at + j) * R;
+    const float *q = p->q + (at + j) * R;
     bool changed = false;
     for (size_t r = 0; r < R; r++) {
-        d[r] = q[r] - old[r];
-        b->delta[j * R + r] += d[r];
-        changed |= d[r] != 0;
+        c[r] = old[r] - q[r];
+        p->change[j * R + r] += c[r];
+        changed |= c[r] != 0;
     }
+    p->changed |= changed;
     return changed;
 }
 
-static bool descend_column(struct block *b, struct panel *p, size_t j)
+/* Columns [from, n) of the block learn what has changed. */
+static void descend_column(struct panel *p, size_t at, size_t j, size_t from, size_t n)
 {
-    size_t at = b->at + j;
-    float hjj = p->f->h[at * p->f->k + at], x[R], old[R], d[R];
-    float *q = p->q + at * R;
+    const size_t pos = at + j;
+    const float hjj = p->f->h[pos * p->f->k + pos];
+    float x[R], old[R], c[R], *q = p->q + pos * R;
     memcpy(old, q, sizeof old);
     for (size_t r = 0; r < R; r++)
-        x[r] = q[r] + b->g[j * R + r] / hjj;
-    p->rounder->round(p->rounder->ctx, p->f->order[at], x, q, p->unit + at * R, p->row0, p->rows);
-    if (!changes(b, p, j, old, d))
-        return false;
-    spread(b, p->f, j, j + 1, d);
-    return true;
+        x[r] = q[r] + p->g[j * R + r] / hjj;
+    p->rounder->round(p->rounder->ctx, p->f->order[pos], x, q, p->unit + pos * R, p->row0, p->rows);
+    if (note_change(p, at, j, old, c))
+        spread(p, at, j, from, n, c);
 }
 
+/* ---- groups as a whole ---------------------------------------------------------------------- */
+
 /* The n x n of H from position `at` on as V V^T, V upper triangular. */
-static void factor_group(float v[BLOCK * BLOCK], const struct qt_factor *f, size_t at, size_t n)
+static void factor_group(float *v, const struct qt_factor *f, size_t at, size_t n)
 {
     for (size_t j = n; j-- > 0;)
         for (size_t i = j + 1; i-- > 0;) {
             double sum = (double)f->h[(at + i) * f->k + at + j];
             for (size_t l = j + 1; l < n; l++)
-                sum -= (double)v[i * BLOCK + l] * (double)v[j * BLOCK + l];
-            v[i * BLOCK + j] = (float)(i == j ? sqrt(sum) : sum / (double)v[j * BLOCK + j]);
+                sum -= (double)v[i * n + l] * (double)v[j * n + l];
+            v[i * n + j] = (float)(i == j ? sqrt(sum) : sum / (double)v[j * n + j]);
         }
 }
 
@@ -102,128 +73,128 @@ static void group_targets(float *t, const float *q, const float *g, const float 
     for (size_t j = n; j-- > 0;)
         for (size_t r = 0; r < R; r++) {
             for (size_t l = j + 1; l < n; l++)
-                t[j * R + r] -= v[j * BLOCK + l] * t[l * R + r];
-            t[j * R + r] /= v[j * BLOCK + j];
+                t[j * R + r] -= v[j * n + l] * t[l * R + r];
+            t[j * R + r] /= v[j * n + j];
         }
     for (size_t j = 0; j < n; j++)
         for (size_t r = 0; r < R; r++) {
             for (size_t l = 0; l < j; l++)
-                t[j * R + r] -= v[l * BLOCK + j] * t[l * R + r];
-            t[j * R + r] /= v[j * BLOCK + j];
+                t[j * R + r] -= v[l * n + j] * t[l * R + r];
+            t[j * R + r] /= v[j * n + j];
         }
     for (size_t i = 0; i < n * R; i++)
         t[i] += q[i];
 }
 
-/* Refits the group of columns first .. first + n of the block. */
-static bool refit_whole(struct block *b, struct panel *p, size_t first, size_t n)
+/* Columns [first, end) of a block of n. */
+static void refit_whole(struct panel *p, size_t at, size_t first, size_t end, size_t n)
 {
     const struct qt_factor *f = p->f;
-    size_t at = b->at + first;
-    float v[BLOCK * BLOCK], t[BLOCK * R], old[BLOCK * R], d[R];
-    const struct qt_column_group group = {f->group[at], f->order + at, n, v, BLOCK};
-    bool changed = false;
-    factor_group(v, f, at, n);
-    group_targets(t, p->q + at * R, b->g + first * R, v, n);
-    memcpy(old, p->q + at * R, n * R * sizeof *old);
-    p->rounder->refit(p->rounder->ctx, &group, t, p->q + at * R, p->row0, p->rows);
-    for (size_t j = 0; j < n; j++)
-        if (changes(b, p, first + j, old + j * R, d)) {
-            spread(b, f, first + j, first, d);
-            changed = true;
-        }
-    return changed;
+    const size_t pos = at + first, columns = end - first;
+    const struct qt_column_group group = {f->group[pos], f->order + pos, columns, p->v, columns};
+    float *q = p->q + pos * R, *old = p->spare, c[R];
+    factor_group(p->v, f, pos, columns);
+    group_targets(p->target, q, p->g + first * R, p->v, columns);
+    memcpy(old, q, columns * R * sizeof *old);
+    p->rounder->refit(p->rounder->ctx, &group, p->target, q, p->row0, p->rows);
+    for (size_t j = first; j < end; j++)
+        if (note_change(p, at, j, old + (j - first) * R, c))
+            spread(p, at, j, first, n, c);
 }
 
-/* As many whole groups as fit if these are refitted, any columns otherwise. */
-static size_t block_end(const struct panel *p, size_t at)
-{
-    size_t end = qt_min_size(at + BLOCK, p->f->k);
-    if (!p->rounder->refit)
-        return end;
-    size_t last = qt_factor_group_end(p->f, at), next = last;
-    while (next < p->f->k && (next = qt_factor_group_end(p->f, last)) <= end)
-        last = next;
-    return last;
-}
+/* ---- scales --------------------------------------------------------------------------------- */
 
-static void descend(struct panel *p)
+/* scale[R] of a group: the best there is, as stored, where E falls by it. */
+static void choose_scale(float *scale, const struct panel *p, size_t group, const double *ug,
+                         const double *uhu)
 {
-    struct block b;
-    for (size_t at = 0; at < p->f->k; at += b.n) {
-        bool changed = false;
-        b.at = at;
-        b.n = block_end(p, at) - at;
-        memcpy(b.g, p->g + at * R, b.n * R * sizeof *b.g);
-        memset(b.delta, 0, b.n * R * sizeof *b.delta);
-        for (size_t j = 0, end; j < b.n; j = end) {
-            end = b.n;
-            if (p->rounder->refit) {
-                end = qt_factor_group_end(p->f, at + j) - at;
-                changed |= refit_whole(&b, p, j, end - j);
-            }
-            for (size_t i = j; i < end; i++)
-                changed |= descend_column(&b, p, i);
-        }
-        if (changed)
-            times_h(p->g, p->f, at, at + b.n, b.delta, -1, 1);
+    const struct qt_rounder *rounder = p->rounder;
+    float best[R] = {0};
+    for (size_t r = 0; r < p->rows; r++)
+        best[r] = uhu[r] > 0 ? scale[r] + (float)(ug[r] / uhu[r]) : scale[r];
+    rounder->rescale(rounder->ctx, group, best, p->row0, p->rows);
+    for (size_t r = 0; r < p->rows; r++) {
+        const double step = (double)best[r] - (double)scale[r];
+        if (step * (step * uhu[r] - 2 * ug[r]) < 0) /* what E changes by */
+            scale[r] = best[r];
     }
+    rounder->rescale(rounder->ctx, group, scale, p->row0, p->rows);
 }
 
-/* How much E changes when the group's scale moves by step, per row. */
-static void gains(double *gain, const double *ug, const double *uhu, const float *from,
-                  const float *to)
-{
-    for (size_t r = 0; r < R; r++) {
-        double step = (double)to[r] - (double)from[r];
-        gain[r] = step * (step * uhu[r] - 2 * ug[r]);
-    }
-}
-
-static void refit_group(struct panel *p, size_t from, size_t to)
+/* Of columns [first, end) of a block of n, whose G is complete. */
+static void refit_scale(struct panel *p, size_t at, size_t first, size_t end, size_t n)
 {
     const struct qt_factor *f = p->f;
-    float *hu = p->tmp, scale[R] = {0}, stored[R] = {0};
-    double ug[R] = {0}, uhu[R] = {0}, gain[R];
-    times_h(hu, f, from, to, p->unit + from * R, 1, 0);
-    for (size_t i = from * R; i < to * R; i++) {
-        ug[i % R] += (double)p->unit[i] * (double)p->g[i];
-        uhu[i % R] += (double)p->unit[i] * (double)hu[i];
+    const size_t pos = at + first, columns = end - first, cells = columns * R;
+    const float *unit = p->unit + pos * R, *g = p->g + first * R;
+    float *q = p->q + pos * R, *hu = p->spare, scale[R] = {0}, old[R], c[R];
+    double ug[R] = {0}, uhu[R] = {0};
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)columns, R, (int)columns, 1,
+                f->h + pos * f->k + pos, (int)f->k, unit, R, 0, hu, R);
+    for (size_t i = 0; i < cells; i++) {
+        ug[i % R] += (double)unit[i] * (double)g[i];
+        uhu[i % R] += (double)unit[i] * (double)hu[i];
     }
-    p->rounder->scale(p->rounder->ctx, f->group[from], scale, p->row0, p->rows);
-    for (size_t r = 0; r < p->rows; r++)
-        stored[r] = uhu[r] > 0 ? scale[r] + (float)(ug[r] / uhu[r]) : scale[r];
-    p->rounder->rescale(p->rounder->ctx, f->group[from], stored, p->row0, p->rows);
-    gains(gain, ug, uhu, scale, stored);
-    for (size_t r = 0; r < p->rows; r++)
-        if (!(gain[r] < 0))
-            stored[r] = scale[r];
-    p->rounder->rescale(p->rounder->ctx, f->group[from], stored, p->row0, p->rows);
+    p->rounder->scale(p->rounder->ctx, f->group[pos], scale, p->row0, p->rows);
+    choose_scale(scale, p, f->group[pos], ug, uhu);
+    for (size_t j = first; j < end; j++, q += R, unit += R) {
+        memcpy(old, q, sizeof old);
+        for (size_t r = 0; r < R; r++)
+            q[r] = scale[r] * unit[r];
+        if (note_change(p, at, j, old, c))
+            spread(p, at, j, end, n, c);
+    }
+}
+
+/* Where all columns have one scale: with q = s U, HU is (Hw - G) / s, without a product. */
+void qt_panel_moments(struct panel *p, size_t at, size_t n)
+{
+    float before[R] = {0};
+    if (p->done)
+        return;
+    if (at == 0) {
+        memset(p->ug, 0, sizeof p->ug);
+        memset(p->uhq, 0, sizeof p->uhq);
+    }
+    for (size_t i = 0; i < n * R; i++) {
+        const double u = (double)p->unit[at * R + i], g = (double)p->g[i];
+        p->ug[i % R] += u * g;
+        p->uhq[i % R] += u * ((double)p->hw[at * R + i] - g);
+    }
+    if (at + n < p->f->k)
+        return;
+    p->rounder->scale(p->rounder->ctx, p->f->group[0], before, p->row0, p->rows);
+    memcpy(p->scale, before, sizeof before);
+    for (size_t r = 0; r < R; r++) /* a scale of 0 stays */
+        p->uhq[r] = before[r] != 0 ? p->uhq[r] / (double)before[r] : 0;
+    choose_scale(p->scale, p, p->f->group[0], p->ug, p->uhq);
     for (size_t r = 0; r < R; r++)
-        scale[r] = stored[r] - scale[r]; /* the step */
-    for (size_t i = from * R; i < to * R; i++)
-        p->q[i] = stored[i % R] * p->unit[i];
-    for (size_t i = 0; i < f->k * R; i++)
-        p->g[i] -= scale[i % R] * hu[i];
+        p->move[r] = before[r] != 0 ? (p->scale[r] - before[r]) / before[r] : 0;
 }
 
-double qt_panel_polish(struct panel *p, int rounds)
+void qt_panel_rescale(struct panel *p, size_t at, size_t n)
 {
-    size_t k = p->f->k;
-    for (size_t i = 0; i < k * R; i++)
-        p->tmp[i] = p->w[i] - p->q[i];
-    times_h(p->g, p->f, 0, k, p->tmp, 1, 0);
-    double error = objective(p);
-    for (int round = 0; round < rounds; round++) {
-        double before = error;
-        descend(p);
-        for (size_t at = 0, end; at < k && !p->rounder->refit; at = end) {
-            end = qt_factor_group_end(p->f, at);
-            refit_group(p, at, end);
-        }
-        error = objective(p);
-        if (!(before - error > WORTHWHILE * before))
-            break;
+    const size_t first = at * R;
+    for (size_t i = 0; i < n * R && !p->done; i++) {
+        p->q[first + i] = p->scale[i % R] * p->unit[first + i];
+        p->g[i] -= p->move[i % R] * (p->hw[first + i] - p->g[i]);
     }
-    return error;
+}
+
+/* ---- a block -------------------------------------------------------------------------------- */
+
+void qt_panel_descend(struct panel *p, size_t at, size_t n)
+{
+    const bool whole = p->rounder->refit, scales = !whole && !qt_factor_is_one_group(p->f);
+    p->changed = false;
+    memset(p->change, 0, n * R * sizeof *p->change);
+    for (size_t j = 0, end; j < n && !p->done; j = end) {
+        end = whole || scales ? qt_factor_group_end(p->f, at + j) - at : n;
+        if (whole)
+            refit_whole(p, at, j, end, n);
+        for (size_t i = j; i < end; i++)
+            descend_column(p, at, i, scales ? j : i + 1, n);
+        if (scales)
+            refit_scale(p, at, j, end, n);
+    }
 }

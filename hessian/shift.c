@@ -84,8 +84,32 @@ done:
     return rc;
 }
 
+/* By one product there. */
+static int targets_on_backend(float *w, size_t n, const struct qt_factor *f, struct qt_err *err)
+{
+    struct qt_backend *be = f->backend;
+    const size_t k = f->k, bytes = n * k * sizeof *w;
+    void *shift = NULL, *from = NULL, *to = NULL;
+    int rc;
+    QT_TRY(be->new (be, &shift, k * k * sizeof *f->shift, err));
+    QT_TRY(be->new (be, &from, bytes, err));
+    QT_TRY(be->new (be, &to, bytes, err));
+    QT_TRY(be->upload(be, shift, f->shift, k * k * sizeof *f->shift, err));
+    QT_TRY(be->upload(be, from, w, bytes, err));
+    QT_TRY(be->copy(be, to, from, bytes, err));
+    QT_TRY(be->linear_grad_x(be, to, from, shift, true, n, k, k, err));
+    QT_TRY(be->download(be, w, to, bytes, err));
+done:
+    be->free(be, shift);
+    be->free(be, from);
+    be->free(be, to);
+    return rc;
+}
+
 int qt_factor_targets(float *w, size_t n, const struct qt_factor *f, struct qt_err *err)
 {
     struct shift s = {.f = f, .w = w, .n = n};
-    return f->shift ? run(&s, n, target_panel, err) : QT_OK;
+    if (!f->shift)
+        return QT_OK;
+    return f->backend ? targets_on_backend(w, n, f, err) : run(&s, n, target_panel, err);
 }

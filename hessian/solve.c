@@ -1,11 +1,4 @@
-/*
- * Error feedback. With H = V V^T, V upper triangular, and e = w - q,
- *     E(q) = sum over j of ( V_jj e_j + sum over i < j of V_ij e_i )^2,
- * so that going through the columns in order, the best q_j given all earlier choices is the stored
- * value nearest to w_j + (sum over i < j of V_ij e_i) / V_jj, and V_jj^2 weighs its error. This is
- * GPTQ's update (its U is V^-1) without the inverse. The sums for later columns are one matrix
- * product per block of columns.
- */
+/* Passes over all columns: error feedback, then rounds of polishing until they stop paying. */
 #include "hessian/panel.h"
 
 #include <cblas.h>
@@ -13,113 +6,146 @@
 
 enum {
     R = QT_PANEL_ROWS,
-    BLOCK = 128, /* columns whose feedback is applied at once; whole groups, so at times more */
+    BLOCK = 128, /* columns of a block, where groups do not want more */
+    WIDE = 512,  /* where the step is the same for all columns */
 };
+
+static const double WORTHWHILE = 1e-3; /* relative gain of a round below which it is the last */
 
 /* ---- blocks --------------------------------------------------------------------------------- */
 
-static bool is_one_group(const struct qt_factor *f)
+bool qt_factor_is_one_group(const struct qt_factor *f)
 {
     return f->group[0] == f->group[f->k - 1];
 }
 
-static size_t block_end(const struct qt_factor *f, size_t at)
+size_t qt_factor_block(const struct qt_factor *f, size_t at)
 {
-    size_t end = at;
-    if (is_one_group(f))
-        return qt_min_size(at + BLOCK, f->k);
-    while (end < f->k && end - at < BLOCK)
-        end = qt_factor_group_end(f, end);
-    return end;
+    if (qt_factor_is_one_group(f))
+        return qt_min_size(BLOCK, f->k - at);
+    size_t end = qt_factor_group_end(f, at);
+    for (size_t next = end; next < f->k; end = next) {
+        next = qt_factor_group_end(f, end);
+        if (next - at > BLOCK)
+            break;
+    }
+    return end - at;
 }
 
 static size_t longest_block(const struct qt_factor *f)
 {
-    size_t longest = 0;
-    for (size_t at = 0, end; at < f->k; at = end) {
-        end = block_end(f, at);
-        longest = end - at > longest ? end - at : longest;
+    size_t longest = qt_min_size(WIDE, f->k);
+    for (size_t at = 0, n; at < f->k; at += n) {
+        n = qt_factor_block(f, at);
+        longest = n > longest ? n : longest;
     }
     return longest;
 }
 
-/* ---- one panel ------------------------------------------------------------------------------ */
+/* ---- panels that are solved together -------------------------------------------------------- */
 
-/* acc += a * x over the rows of a panel. */
-static inline void axpy_rows(float *restrict acc, float a, const float *restrict x)
+struct slab {
+    struct panel *panel;
+    size_t count;
+    struct qt_sums sums;
+};
+
+/* A step in all blocks. wide: of any columns. */
+static int pass(struct slab *s, qt_panel_step *step, enum qt_sums_use use, bool wide,
+                struct qt_err *err)
 {
-    for (size_t r = 0; r < R; r++)
-        acc[r] += a * x[r];
+    const struct qt_factor *f = s->sums.f;
+    int rc = QT_OK;
+    for (size_t i = 0; i < s->count; i++)
+        s->panel[i].sum = 0;
+    for (size_t at = 0, n; at < f->k && rc == QT_OK; at += n) {
+        n = wide ? qt_min_size(WIDE, f->k - at) : qt_factor_block(f, at);
+        rc = qt_sums_block(&s->sums, step, use, at, n, err);
+    }
+    return rc;
 }
 
-/*
- * Chooses a group's parameters. Its targets are what its columns would be if they could be
- * anything, given the errors made so far: the e that makes every term of E vanish, by forward
- * substitution.
- */
-static void begin_group(struct panel *p, size_t from, size_t to)
+static int feedback(struct slab *s, struct qt_err *err)
 {
-    const struct qt_factor *f = p->f;
-    size_t n = to - from, k = f->k;
-    float *t = p->w, *e = p->block;
-    const struct qt_column_group group = {f->group[from], f->order + from, n,
-                                          f->v + from * k + from, k};
-    if (from > 0) { /* the first group's targets are the weights themselves */
-        t = p->tmp;
-        memcpy(e, p->g + from * R, n * R * sizeof *e);
-        for (size_t i = 0; i < n; i++) {
-            float vii = f->v[(from + i) * k + from + i];
-            for (size_t r = 0; r < R; r++) {
-                e[i * R + r] /= -vii;
-                t[i * R + r] = p->w[(from + i) * R + r] - e[i * R + r];
-            }
-            for (size_t j = i + 1; j < n; j++)
-                axpy_rows(e + j * R, f->v[(from + i) * k + from + j], e + i * R);
-        }
-    }
-    p->rounder->begin(p->rounder->ctx, &group, t, p->row0, p->rows);
+    int rc;
+    QT_TRY(qt_sums_start(&s->sums, s->sums.f->v, err));
+    QT_TRY(pass(s, qt_panel_feedback, QT_SUMS_ADD, false, err));
+done:
+    return rc;
 }
 
-/* Rounds the column at position j; its error goes to the columns up to `end`. */
-static double round_column(struct panel *p, size_t j, size_t end, float *error)
+/* ---- the objective -------------------------------------------------------------------------- */
+
+static void put_source(struct panel *p, size_t at, size_t n)
 {
-    const struct qt_factor *f = p->f;
-    float vjj = f->v[j * f->k + j], x[R];
-    float *q = p->q + j * R;
-    double sum = 0;
-    for (size_t r = 0; r < R; r++)
-        x[r] = p->w[j * R + r] + p->g[j * R + r] / vjj;
-    p->rounder->round(p->rounder->ctx, f->order[j], x, q, p->unit + j * R, p->row0, p->rows);
-    for (size_t r = 0; r < p->rows; r++) {
-        double term = (double)vjj * (double)(x[r] - q[r]);
-        sum += term * term;
-    }
-    for (size_t r = 0; r < R; r++)
-        error[r] = p->w[j * R + r] - q[r];
-    for (size_t i = j + 1; i < end; i++)
-        axpy_rows(p->g + i * R, f->v[j * f->k + i], error);
-    return sum;
+    memcpy(p->change, p->w + at * R, n * R * sizeof *p->change);
+    p->changed = true;
 }
 
-static double feedback_pass(struct panel *p)
+static void keep_sums(struct panel *p, size_t at, size_t n)
 {
-    const struct qt_factor *f = p->f;
-    size_t k = f->k;
-    double sum = 0;
-    memset(p->g, 0, k * R * sizeof *p->g);
-    for (size_t at = 0, end; at < k; at = end) {
-        end = block_end(f, at);
-        float *errors = p->block + (end - at) * R; /* behind what begin_group uses */
-        for (size_t j = at; j < end; j++) {
-            if (j == 0 || f->group[j] != f->group[j - 1])
-                begin_group(p, j, qt_factor_group_end(f, j));
-            sum += round_column(p, j, end, errors + (j - at) * R);
-        }
-        if (end < k) /* g[rest] += V[block][rest]^T errors[block] */
-            cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)(k - end), R, (int)(end - at),
-                        1, f->v + at * k + end, (int)k, errors, R, 1, p->g + end * R, R);
+    memcpy(p->hw + at * R, p->g, n * R * sizeof *p->g);
+}
+
+static void put_error(struct panel *p, size_t at, size_t n)
+{
+    for (size_t i = 0; i < n * R; i++)
+        p->change[i] = p->w[at * R + i] - p->q[at * R + i];
+    p->changed = true;
+}
+
+static void add_terms(struct panel *p, size_t at, size_t n)
+{
+    for (size_t i = 0; i < n * R; i++)
+        p->sum += (double)(p->w[at * R + i] - p->q[at * R + i]) * (double)p->g[i];
+}
+
+/* With G = H (w - q). */
+static int objective(struct slab *s, struct qt_err *err)
+{
+    int rc = pass(s, add_terms, QT_SUMS_READ, true, err);
+    for (size_t i = 0; i < s->count; i++)
+        s->panel[i].error = s->panel[i].sum;
+    return rc;
+}
+
+/* Makes G = H (w - q). */
+static int start_polishing(struct slab *s, struct qt_err *err)
+{
+    const float *h = s->sums.f->h;
+    int rc;
+    if (s->panel[0].hw) {
+        QT_TRY(qt_sums_start(&s->sums, h, err));
+        QT_TRY(pass(s, put_source, QT_SUMS_ADD, true, err));
+        QT_TRY(pass(s, keep_sums, QT_SUMS_READ, true, err));
     }
-    return sum;
+    QT_TRY(qt_sums_start(&s->sums, h, err));
+    QT_TRY(pass(s, put_error, QT_SUMS_ADD, true, err));
+    QT_TRY(objective(s, err));
+done:
+    return rc;
+}
+
+/* Sets done for panels that have gained too little, or that there is no time for. *left: others. */
+static int polish_round(bool *left, struct slab *s, double *before, struct qt_err *err)
+{
+    int rc;
+    for (size_t i = 0; i < s->count; i++)
+        before[i] = s->panel[i].error;
+    QT_TRY(pass(s, qt_panel_descend, QT_SUMS_ADD, false, err));
+    if (s->panel[0].hw) {
+        QT_TRY(pass(s, qt_panel_moments, QT_SUMS_READ, true, err));
+        QT_TRY(pass(s, qt_panel_rescale, QT_SUMS_STORE, true, err));
+    }
+    QT_TRY(objective(s, err));
+    *left = false;
+    for (size_t i = 0; i < s->count; i++) {
+        struct panel *p = &s->panel[i];
+        p->done |= !(before[i] - p->error > WORTHWHILE * before[i]);
+        *left |= !p->done;
+    }
+done:
+    return rc;
 }
 
 /* ---- all panels ----------------------------------------------------------------------------- */
@@ -129,10 +155,11 @@ struct solve {
     const float *w;
     const float *q; /* qt_solve_error only */
     size_t n;
-    const struct qt_rounder *rounder;
-    const struct qt_solve_options *opt;
-    float *work; /* per thread */
-    size_t work_stride;
+    const struct qt_rounder *rounder; /* NULL there */
+    int polish;
+    struct qt_backend *be; /* NULL: panels one by one */
+    size_t longest;
+    bool whole, scales; /* polishing refits groups as a whole; one scale a row */
     struct qt_solve_report *panels;
 };
 
@@ -145,66 +172,151 @@ static void load_rows(float *dst, const float *src, const struct qt_factor *f, s
             dst[j * R + r] = src[(row0 + r) * f->k + f->order[j]];
 }
 
-static struct panel panel_of(const struct solve *s, size_t item, int thread)
+/* Floats of a panel's matrices, and of G where it has one of its own. */
+static size_t panel_floats(const struct solve *s)
 {
-    size_t cells = s->f->k * R;
-    float *work = s->work + (size_t)thread * s->work_stride;
-    struct panel p = {
+    const size_t matrices = 3 + (size_t)s->scales + !s->be,
+                 group = qt_min_size(s->f->group_size, s->f->k);
+    return qt_round_up((matrices * s->f->k + 4 * s->longest) * R + (s->whole ? group * group : 0),
+                       16);
+}
+
+/* Panel number `item` in work[panel_floats(s)]; returns where G would be. */
+static float *panel_open(struct panel *p, const struct solve *s, size_t item, float *work)
+{
+    const size_t cells = s->f->k * R, block = s->longest * R;
+    *p = (struct panel){
         .f = s->f,
         .rounder = s->rounder,
         .row0 = item * R,
         .rows = qt_min_size(R, s->n - item * R),
-        .w = work,
-        .q = work + cells,
-        .unit = work + 2 * cells,
-        .g = work + 3 * cells,
-        .tmp = work + 4 * cells,
-        .block = work + 5 * cells,
+        .g = work,
+        .change = work + block,
+        .target = work + 2 * block,
+        .spare = work + 3 * block,
+        .w = work + 4 * block,
+        .q = work + 4 * block + cells,
+        .unit = work + 4 * block + 2 * cells,
     };
-    load_rows(p.w, s->w, s->f, p.row0, p.rows);
-    memset(p.q, 0, cells * sizeof *p.q);
-    memset(p.unit, 0, cells * sizeof *p.unit);
-    return p;
+    work += 4 * block + 3 * cells;
+    if (s->scales) {
+        p->hw = work;
+        work += cells;
+    }
+    if (s->whole) {
+        const size_t group = qt_min_size(s->f->group_size, s->f->k);
+        p->v = work;
+        work += group * group;
+    }
+    load_rows(p->w, s->w, s->f, p->row0, p->rows);
+    memset(p->unit, 0, cells * sizeof *p->unit);
+    if (s->q)
+        load_rows(p->q, s->q, s->f, p->row0, p->rows);
+    else
+        memset(p->q, 0, cells * sizeof *p->q);
+    return work;
 }
 
-static int solve_panel(void *ctx, size_t item, int thread, struct qt_err *err)
+/* reports[slab->count] */
+static int solve_slab(struct qt_solve_report *reports, const struct solve *s, struct slab *slab,
+                      struct qt_err *err)
 {
-    struct solve *s = ctx;
-    struct panel p = panel_of(s, item, thread);
+    double *before = NULL;
+    bool left = true;
+    int rc = QT_OK;
+    QT_TRY(qt_array_new(&before, slab->count, sizeof *before, err));
+    if (s->rounder) {
+        QT_TRY(feedback(slab, err));
+        for (size_t i = 0; i < slab->count; i++)
+            reports[i].feedback = slab->panel[i].error = slab->panel[i].sum;
+    }
+    if (!s->rounder || s->polish > 0)
+        QT_TRY(start_polishing(slab, err));
+    for (int round = 0; round < s->polish && left; round++)
+        QT_TRY(polish_round(&left, slab, before, err));
+    for (size_t i = 0; i < slab->count; i++)
+        reports[i].polished = slab->panel[i].error;
+done:
+    qt_free(before);
+    return rc;
+}
+
+/* Each thread solves panels on its own. */
+struct alone {
+    struct solve *s;
+    float *work; /* per thread */
+    size_t stride;
+};
+
+static int solve_alone(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct alone *a = ctx;
+    struct panel p;
+    float *g = panel_open(&p, a->s, item, a->work + (size_t)thread * a->stride);
+    struct slab slab = {&p, 1, {.f = a->s->f, .panel = &p, .panels = 1, .g = g}};
+    return solve_slab(&a->s->panels[item], a->s, &slab, err);
+}
+
+static int solve_apart(struct solve *s, size_t panels, struct qt_err *err)
+{
+    struct alone a = {s, NULL, panel_floats(s)};
+    int rc;
+    QT_TRY(qt_array_new(&a.work, (size_t)qt_threads(), a.stride * sizeof *a.work, err));
+    QT_TRY(qt_parallel(panels, solve_alone, &a, err));
+done:
+    qt_free(a.work);
+    return rc;
+}
+
+/* All panels at the same time. */
+struct together {
+    const struct solve *s;
+    struct panel *panel;
+    float *work;
+};
+
+static int open_panel(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct together *t = ctx;
+    (void)thread;
     (void)err;
-    s->panels[item].feedback = s->panels[item].polished = feedback_pass(&p);
-    if (s->opt->polish > 0)
-        s->panels[item].polished = qt_panel_polish(&p, s->opt->polish);
+    panel_open(&t->panel[item], t->s, item, t->work + item * panel_floats(t->s));
     return QT_OK;
 }
 
-static int error_panel(void *ctx, size_t item, int thread, struct qt_err *err)
+static int solve_together(struct solve *s, size_t panels, struct qt_err *err)
 {
-    struct solve *s = ctx;
-    struct panel p = panel_of(s, item, thread);
-    (void)err;
-    load_rows(p.q, s->q, s->f, p.row0, p.rows);
-    s->panels[item].polished = qt_panel_polish(&p, 0);
-    return QT_OK;
+    struct together t = {.s = s};
+    struct slab slab = {.count = panels};
+    int rc;
+    QT_TRY(qt_array_new(&t.panel, panels, sizeof *t.panel, err));
+    QT_TRY(qt_array_new(&t.work, panels, panel_floats(s) * sizeof *t.work, err));
+    QT_TRY(qt_parallel(panels, open_panel, &t, err));
+    slab.panel = t.panel;
+    slab.sums = (struct qt_sums){.f = s->f, .panel = t.panel, .panels = panels};
+    QT_TRY(qt_sums_on_backend(&slab.sums, s->be, s->longest, err));
+    QT_TRY(solve_slab(s->panels, s, &slab, err));
+done:
+    qt_sums_free(&slab.sums);
+    qt_free(t.panel);
+    qt_free(t.work);
+    return rc;
 }
 
-static int solve_run(struct qt_solve_report *out, struct solve *s,
-                     int (*fn)(void *, size_t, int, struct qt_err *), struct qt_err *err)
+static int solve_run(struct qt_solve_report *out, struct solve *s, struct qt_err *err)
 {
-    size_t panels = qt_ceil_div(s->n, R);
+    const size_t panels = qt_ceil_div(s->n, R);
     int rc = QT_OK;
     *out = (struct qt_solve_report){0};
     openblas_set_num_threads(1); /* panels are the threads */
-    s->work_stride = qt_round_up(5 * s->f->k * R + 2 * longest_block(s->f) * R, 16);
-    QT_TRY(qt_array_new(&s->work, (size_t)qt_threads(), s->work_stride * sizeof *s->work, err));
+    s->longest = longest_block(s->f);
     QT_TRY(qt_array_new(&s->panels, panels, sizeof *s->panels, err));
-    QT_TRY(qt_parallel(panels, fn, s, err));
+    QT_TRY(s->be ? solve_together(s, panels, err) : solve_apart(s, panels, err));
     for (size_t i = 0; i < panels; i++) {
         out->feedback += s->panels[i].feedback;
         out->polished += s->panels[i].polished;
     }
 done:
-    qt_free(s->work);
     qt_free(s->panels);
     return rc;
 }
@@ -213,16 +325,25 @@ int qt_solve(struct qt_solve_report *out, const struct qt_factor *f, const float
              const struct qt_rounder *rounder, const struct qt_solve_options *opt,
              struct qt_err *err)
 {
-    struct solve s = {.f = f, .w = w, .n = n, .rounder = rounder, .opt = opt};
-    return solve_run(out, &s, solve_panel, err);
+    struct solve s = {
+        .f = f,
+        .w = w,
+        .n = n,
+        .rounder = rounder,
+        .polish = opt->polish,
+        .be = f->backend,
+        .whole = opt->polish > 0 && rounder->refit,
+        .scales = opt->polish > 0 && !rounder->refit && qt_factor_is_one_group(f),
+    };
+    return solve_run(out, &s, err);
 }
 
 int qt_solve_error(double *out, const struct qt_factor *f, const float *w, const float *q, size_t n,
                    struct qt_err *err)
 {
-    struct solve s = {.f = f, .w = w, .q = q, .n = n};
+    struct solve s = {.f = f, .w = w, .q = q, .n = n, .be = f->backend};
     struct qt_solve_report report;
-    int rc = solve_run(&report, &s, error_panel, err);
+    int rc = solve_run(&report, &s, err);
     *out = report.polished;
     return rc;
 }

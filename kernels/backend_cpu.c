@@ -325,6 +325,7 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
     openblas_set_num_threads(1);
     cpu->be = (struct qt_backend){
         .name = "cpu",
+        .host = true,
         .ctx = cpu,
         .new = cpu_new,
         .free = cpu_free,

@@ -100,11 +100,11 @@ done:
     return rc;
 }
 
-static int factor_for(struct shared_factor *f, const struct qt_linear *linear,
-                      const struct qt_packed *p, const struct qt_observed *seen,
-                      const struct qt_act *act, struct qt_err *err)
+static int factor_for(struct shared_factor *f, struct qt_backend *be,
+                      const struct qt_linear *linear, const struct qt_packed *p,
+                      const struct qt_observed *seen, const struct qt_act *act, struct qt_err *err)
 {
-    struct qt_factor_options opt = {.damp = 0.01, .group = qt_packed_group(p)};
+    struct qt_factor_options opt = {.damp = 0.01, .group = qt_packed_group(p), .backend = be};
     int input = linear->input, rc;
     if (f->factor.k && f->input == input && f->factor.group_size == opt.group)
         return QT_OK;
@@ -131,7 +131,8 @@ static int quantize_linear(struct block *b, struct shared_factor *f, size_t i,
     int rc = QT_OK;
     QT_TRY(qt_act_plan_arrange(&arrange, &b->run->acts, b->model, &b->linear[i], err));
     if (qt_spec_method(&item->packed.spec) == QT_METHOD_GPTQ) {
-        rc = factor_for(f, &b->linear[i], &item->packed, seen, arrange.input, &inner);
+        rc = factor_for(f, b->run->opt->calibration->backend, &b->linear[i], &item->packed, seen,
+                        arrange.input, &inner);
         if (rc == QT_OK)
             factor = &f->factor;
         else if (rc == QT_E_UNSUPPORTED)

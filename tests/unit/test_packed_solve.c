@@ -1,5 +1,6 @@
 /* Codebook schemes under a Hessian, from weights to packed bytes and back. */
 #include "hessian_fixture.h"
+#include "kernels/kernels.h"
 #include "pack/scheme.h"
 #include "pack_fixture.h"
 
@@ -24,15 +25,22 @@ struct solved {
     struct qt_solve_report report;
 };
 
-static struct solved solve(const char *text, const float *w, const double *h, size_t n, size_t k)
+static struct solved solve_on(struct qt_backend *be, const char *text, const float *w,
+                              const double *h, size_t n, size_t k)
 {
     struct qt_spec spec = spec_of(text);
     struct solved s = {.f = factor_for(&spec, h, n, k)};
     struct qt_matrix m = matrix_of(w, n, k);
     struct qt_err err = {0};
+    s.f.backend = be;
     if (qt_packed_solve(&s.p, &spec, &m, &s.f, &s.error, &s.report, &err) < 0)
         fail_msg("%s, %zu x %zu: %s", text, n, k, err.reason);
     return s;
+}
+
+static struct solved solve(const char *text, const float *w, const double *h, size_t n, size_t k)
+{
+    return solve_on(NULL, text, w, h, n, k);
 }
 
 static void solved_free(struct solved *s)
@@ -106,6 +114,35 @@ static void clearly_better_than_search(void **state)
     }
     free(h);
     free(w);
+}
+
+/* Every rounder, all its panels at a time. */
+static void as_good_on_a_backend(void **state)
+{
+    enum { N = 150, K = 288 };
+    struct qt_backend *be, other;
+    (void)state;
+    assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
+    other = *be;
+    other.host = false;
+    double *h = random_hessian(K, 600), *d = damped(h, K, 0.01);
+    float *w = random_weights(N, K);
+    for (int i = 0; i <= SPECS; i++) {
+        const char *text = i < SPECS ? specs[i] : "mix24";
+        struct solved apart = solve(text, w, h, N, K), s = solve_on(&other, text, w, h, N, K);
+        float *q = decode(&s.p);
+        expect_close(text, s.report.polished, naive_error(d, w, q, N, K), s.report.before);
+        expect_near(text, s.report.before, apart.report.before, 1e-4);
+        expect_near(text, s.report.polished, apart.report.polished, 0.01);
+        assert_int_equal(s.p.spec.scheme->check_values(&s.p, NULL), QT_OK);
+        free(q);
+        solved_free(&apart);
+        solved_free(&s);
+    }
+    free(h);
+    free(d);
+    free(w);
+    be->close(be);
 }
 
 /* The others, tables and such, are solved with. */
@@ -252,6 +289,7 @@ int main(void)
     seed_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(clearly_better_than_search),
+        cmocka_unit_test(as_good_on_a_backend),
         cmocka_unit_test(diagonal_hessian_is_search),
         cmocka_unit_test(edge_shapes),
         cmocka_unit_test(awkward_data),

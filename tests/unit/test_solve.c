@@ -3,6 +3,7 @@
  * the Cholesky factor of the inverse, which the solver never forms.
  */
 #include "hessian_fixture.h"
+#include "kernels/kernels.h"
 
 static const size_t widths[] = {1, 31, 64, 100, 128, 129, 300};
 enum { WIDTHS = sizeof widths / sizeof *widths };
@@ -402,17 +403,16 @@ static void polishing_is_coordinate_descent(void **state)
 }
 
 /* With codes held, a round of polishing is one least squares step per group, in order. */
-static void refit_is_least_squares(void **state)
+static void refit_case(size_t N, size_t K, size_t group)
 {
-    enum { N = 5, K = 100 };
-    (void)state;
-    struct problem p = problem_new(N, K, 32);
+    const size_t groups = qt_ceil_div(K, group);
+    struct problem p = problem_new(N, K, group);
+    double *e = must_alloc(K, sizeof *e), *scale = must_alloc(groups, sizeof *scale);
     p.g.keep_codes = true;
     struct qt_solve_report report = grid_solve(&p.g, &p.f, p.w, 1);
     assert_true(report.polished < report.feedback);
     for (size_t r = 0; r < N; r++) {
-        double e[K], scale[4];
-        for (size_t g = 0; g < 4; g++)
+        for (size_t g = 0; g < groups; g++)
             scale[g] = (double)p.g.first_scale[g * N + r];
         for (size_t at = 0; at < K; at++) {
             size_t g = p.f.group[at];
@@ -420,18 +420,27 @@ static void refit_is_least_squares(void **state)
             if (at && p.f.group[at - 1] == g)
                 continue;
             for (size_t j = 0; j < K; j++)
-                e[j] = (double)p.w[r * K + j] - scale[j / 32] * p.g.code[j * N + r];
-            for (size_t i = g * 32; i < K && i / 32 == g; i++)
+                e[j] = (double)p.w[r * K + j] - scale[j / group] * p.g.code[j * N + r];
+            for (size_t i = g * group; i < K && i / group == g; i++)
                 for (size_t j = 0; j < K; j++) {
                     ug += p.g.code[i * N + r] * p.damped[i * K + j] * e[j];
-                    if (j / 32 == g)
+                    if (j / group == g)
                         uhu += p.g.code[i * N + r] * p.damped[i * K + j] * p.g.code[j * N + r];
                 }
             scale[g] += ug / uhu;
             expect_near("scale", (double)p.g.scale[g * N + r], scale[g], 1e-4);
         }
     }
+    free(e);
+    free(scale);
     problem_free(&p);
+}
+
+static void refit_is_least_squares(void **state)
+{
+    (void)state;
+    refit_case(5, 100, 32);
+    refit_case(5, 300, 300); /* one scale a row, blocks of columns */
 }
 
 static void dead_channels_are_solved(void **state)
@@ -487,12 +496,71 @@ static void same_for_any_threads(void **state)
     problem_free(&p);
 }
 
-static void allocation_failures(void **state)
+/* Which share of the codes is not the same. */
+static double share_changed(const struct grid *a, const struct grid *b)
+{
+    size_t changed = 0;
+    for (size_t i = 0; i < a->n * a->k; i++)
+        changed += a->code[i] != b->code[i];
+    return (double)changed / (double)(a->n * a->k);
+}
+
+/* All rows together on a backend are as good as panel by panel: other orders of addition may move
+ * a code here and there, and what comes after it. */
+static void together_as_apart(void **state)
+{
+    static const size_t heights[] = {1, 128, 300}, groups[] = {32, 100, SIZE_MAX};
+    struct qt_backend *be, other;
+    (void)state;
+    assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
+    other = *be;
+    other.host = false;
+    for (size_t i = 0; i < WIDTHS; i++)
+        for (size_t c = 0; c < 3; c++) {
+            const size_t k = widths[i], n = heights[(i + c) % 3], group = qt_min_size(groups[c], k);
+            struct problem p = problem_new(n, k, group);
+            struct grid apart = p.g, again = grid_new(n, k, group);
+            apart.half = true;
+            const struct qt_solve_report want = grid_solve(&apart, &p.f, p.w, 4);
+            struct qt_solve_report got[2];
+            float *q = must_alloc(n * k, sizeof *q); /* all rounded to 0 */
+            const double all = naive_error(p.damped, p.w, q, n, k), tiny = 1e-6 * all;
+            free(q);
+            p.f.backend = &other;
+            for (int run = 0; run < 2; run++) {
+                struct grid g = grid_new(n, k, group);
+                g.half = true;
+                qt_threads_set(1 + run);
+                got[run] = grid_solve(&g, &p.f, p.w, 4);
+                assert_true(fabs(got[run].feedback - want.feedback) <= 0.02 * want.feedback + tiny);
+                assert_true(fabs(got[run].polished - want.polished) <= 0.02 * want.polished + tiny);
+                assert_true(share_changed(&g, &apart) < 0.02 + 5.0 / (double)(n * k));
+                if (run) {
+                    assert_memory_equal(&got[1], &got[0], sizeof got[0]);
+                    assert_memory_equal(g.code, again.code, n * k * sizeof *g.code);
+                }
+                grid_free(&again);
+                again = g;
+            }
+            q = grid_values(&again);
+            double error, exact = naive_error(p.damped, p.w, q, n, k);
+            assert_int_equal(qt_solve_error(&error, &p.f, p.w, q, n, NULL), QT_OK);
+            expect_close("objective", got[1].polished, exact, all);
+            expect_close("qt_solve_error", error, exact, all);
+            free(q);
+            grid_free(&again);
+            problem_free(&p);
+        }
+    qt_threads_set(0);
+    be->close(be);
+}
+
+static void allocations_fail(struct qt_backend *be)
 {
     enum { N = 200, K = 70 };
     bool failed = true;
-    (void)state;
     struct problem p = problem_new(N, K, 32);
+    p.f.backend = be;
     for (long n = 0; failed; n++) {
         struct qt_rounder rounder = {.ctx = &p.g,
                                      .begin = grid_begin,
@@ -511,6 +579,18 @@ static void allocation_failures(void **state)
     problem_free(&p);
 }
 
+static void allocation_failures(void **state)
+{
+    struct qt_backend *be, other;
+    (void)state;
+    allocations_fail(NULL);
+    assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
+    other = *be;
+    other.host = false;
+    allocations_fail(&other);
+    be->close(be);
+}
+
 int main(void)
 {
     seed_init();
@@ -523,6 +603,7 @@ int main(void)
         cmocka_unit_test(refit_is_least_squares),
         cmocka_unit_test(dead_channels_are_solved),
         cmocka_unit_test(same_for_any_threads),
+        cmocka_unit_test(together_as_apart),
         cmocka_unit_test(allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
