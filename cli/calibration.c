@@ -58,17 +58,19 @@ int calibration_open(struct calibration *out, const struct calibration_options *
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "--data and --calib exclude each other");
     if (o->data.count == 0 && calibration_has_windows(o))
         return qt_fail(err, QT_E_USAGE, NULL, NULL, WINDOWS_WITHOUT_DATA);
-    if (o->data.count == 0 && device_number(device) >= 0)
+    if (!o->file && o->data.count == 0 && device_number(device) >= 0)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, GPU_WITHOUT_DATA);
-    if (o->file) {
-        int opened = qt_qcal_open(&out->file, o->file, err);
-        out->data.file = out->file;
-        return opened;
-    }
-    if (o->data.count == 0)
+    if (!o->file && o->data.count == 0)
         return QT_OK;
-    int rc = backend_open(&out->backend, device, err);
-    return rc < 0 ? rc : read_windows(out, o, &w, err);
+    int rc;
+    QT_TRY(backend_open(&out->backend, device, err));
+    out->data.backend = out->backend;
+    if (o->data.count)
+        return read_windows(out, o, &w, err);
+    QT_TRY(qt_qcal_open(&out->file, o->file, err));
+    out->data.file = out->file;
+done:
+    return rc;
 }
 
 void calibration_close(struct calibration *c)

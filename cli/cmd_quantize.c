@@ -313,7 +313,7 @@ const struct command cmd_quantize = {
         "archs'), on the CPU or with --device cuda on a GPU; without --data any checkpoint will "
         "do. --calib takes the Hessians from a file "
         "that 'qtool calibrate' made of the same checkpoint: the model is not run, but no block "
-        "sees the errors of those before it.\n\n"
+        "sees the errors of those before it; with --device cuda the rounding uses the GPU.\n\n"
         "--kv 4 runs the finished model over some of --data once more and stores, for every "
         "channel of the keys, the scale and zero of a static 4-bit code: what 'qtool eval --kv 4' "
         "and the "

@@ -339,9 +339,9 @@ double qt_plan_paper_bpw(const struct qt_plan *plan);
 struct qt_calibration {
     const uint32_t *ids;
     size_t samples, seqlen;
-    uint64_t seed; /* that chose the windows; only recorded */
-    struct qt_backend *backend;
-    const struct qt_qcal *file; /* if not NULL, the only member that counts */
+    uint64_t seed;              /* that chose the windows; only recorded */
+    struct qt_backend *backend; /* of the model and of solving; with a file it may be NULL */
+    const struct qt_qcal *file; /* if not NULL, nothing else counts but the backend */
 };
 
 /*

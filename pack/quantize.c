@@ -12,19 +12,21 @@
 
 /* ---- identity ------------------------------------------------------------------------------- */
 
-/* What determines the Hessians; null without any. */
+/* What determines the Hessians, and codes under them; null without any. */
 static json_t *calibration_json(const struct qt_calibration *c, uint32_t config_crc)
 {
     if (!c)
         return json_null();
+    /* The CPU goes without saying. */
+    const bool elsewhere = c->backend && strcmp(c->backend->name, "cpu") != 0;
+    const char *backend = elsewhere ? c->backend->name : NULL;
     if (c->file)
-        return json_pack("{s:o}", "file_crc32", qt_crc_json(qt_qcal_crc(c->file)));
-    const bool cpu = strcmp(c->backend->name, "cpu") == 0; /* which goes without saying */
+        return json_pack("{s:o, s:s*}", "file_crc32", qt_crc_json(qt_qcal_crc(c->file)), "backend",
+                         backend);
     return json_pack("{s:I, s:I, s:I, s:o, s:o, s:s*}", "samples", (json_int_t)c->samples, "seqlen",
                      (json_int_t)c->seqlen, "seed", (json_int_t)c->seed, "ids_crc32",
                      qt_crc_json(qt_crc32(0, c->ids, c->samples * c->seqlen * sizeof *c->ids)),
-                     "config_crc32", qt_crc_json(config_crc), "backend",
-                     cpu ? NULL : c->backend->name);
+                     "config_crc32", qt_crc_json(config_crc), "backend", backend);
 }
 
 /* Of config.json, which says how the model runs on calibration data; 0 without any. before: what it

@@ -109,10 +109,13 @@ $ CUDA_VISIBLE_DEVICES= qtool quantize "$NANO" -o x --scheme nf4 --data "$NANO/c
 $ CUDA_VISIBLE_DEVICES= qtool calibrate "$NANO" -o x.qcal --data "$NANO/calib.txt" --device cuda
 ? 7
 2 ^qtool calibrate: no GPU 0: .
+$ CUDA_VISIBLE_DEVICES= qtool quantize "$NANO" -o x --scheme nf4 --calib any.qcal --device cuda
+? 7
+2 ^qtool quantize: no GPU 0: .
 $ test ! -e x && test ! -e x.partial && test ! -e x.qcal
 $ qtool quantize "$NANO" -o x --scheme nf4 --device cuda
 ? 2
-2 --device cuda: only what --data calibrates runs on a GPU
+2 --device cuda: only what calibration data decide runs on a GPU
 $ qtool calibrate --merge a.qcal b.qcal -o c.qcal --device cuda
 ? 2
-2 --device cuda: only what --data calibrates runs on a GPU
+2 --device cuda: only what calibration data decide runs on a GPU
