@@ -62,7 +62,7 @@ static inline uint32_t qt_hist_bin(float x)
 struct qt_channels {
     float *absmax;  /* [k] largest |x| */
     double *sum2;   /* [k] sum of x^2; not finite when some x was not */
-    uint32_t *hist; /* [k][QT_HIST_BINS] tokens with |x| in a bin */
+    uint32_t *hist; /* [k][QT_HIST_BINS] tokens with |x| in a bin; NULL: not counted */
 };
 
 struct qt_backend {
@@ -76,6 +76,11 @@ struct qt_backend {
                   struct qt_err *err);
     int (*download)(struct qt_backend *be, void *dst, const void *src, size_t bytes,
                     struct qt_err *err);
+
+    /* Host memory that is uploaded and downloaded often, until unpin (NULL: nothing): faster, where
+     * the system allows it. */
+    void (*pin)(struct qt_backend *be, void *p, size_t bytes);
+    void (*unpin)(struct qt_backend *be, void *p);
 
     int (*copy)(struct qt_backend *be, void *dst, const void *src, size_t bytes,
                 struct qt_err *err); /* within backend memory */
@@ -143,6 +148,15 @@ struct qt_backend {
     /* *sum = sum of (y - target)^2, grad = 2 * weight * (y - target); grad may be y. */
     int (*square_grad)(struct qt_backend *be, double *sum, float *grad, const float *y,
                        const float *target, float weight, size_t count, struct qt_err *err);
+
+    /* ---- triangles; NULL: there are none here, hessian/ has its own for the host ---- */
+
+    /* The lower triangle of a[k][k] becomes L, a = L L^T; what stands above it is left alone.
+     * *positive false: a is not positive definite, and of no use any more. */
+    int (*cholesky)(struct qt_backend *be, bool *positive, double *a, size_t k, struct qt_err *err);
+    /* x[m][k] becomes x V^-1, or x V^-T if `turned`, of an upper triangular v[k][k]. */
+    int (*solve_upper)(struct qt_backend *be, float *x, const float *v, bool turned, size_t m,
+                       size_t k, struct qt_err *err);
     void (*close)(struct qt_backend *be);
 };
 

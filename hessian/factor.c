@@ -116,6 +116,23 @@ static int take_row(void *ctx, size_t i, int thread, struct qt_err *err)
     return QT_OK;
 }
 
+/* Of the whole matrix there. */
+static int cholesky_on_backend(bool *positive, double *a, size_t k, struct qt_backend *be,
+                               struct qt_err *err)
+{
+    const size_t bytes = k * k * sizeof *a;
+    void *there;
+    int rc = be->new (be, &there, bytes, err);
+    if (rc < 0)
+        return rc;
+    QT_TRY(be->upload(be, there, a, bytes, err));
+    QT_TRY(be->cholesky(be, positive, there, k, err));
+    QT_TRY(be->download(be, a, there, bytes, err));
+done:
+    be->free(be, there);
+    return rc;
+}
+
 static int factor_ladder(struct qt_factor *f, double *a, double first, struct qt_err *err)
 {
     int rc;
@@ -123,7 +140,9 @@ static int factor_ladder(struct qt_factor *f, double *a, double first, struct qt
         struct reversal r = {f, a, damp};
         bool positive;
         QT_TRY(qt_parallel(f->k, reverse_row, &r, err));
-        QT_TRY(qt_cholesky(&positive, a, f->k, err));
+        QT_TRY(f->backend && f->backend->cholesky
+                   ? cholesky_on_backend(&positive, a, f->k, f->backend, err)
+                   : qt_cholesky(&positive, a, f->k, err));
         if (!positive && damp >= 1)
             break;
         if (positive) {

@@ -11,10 +11,23 @@ struct shift {
     const float *cross;
     float *w; /* qt_factor_targets only */
     size_t n;
-    float *work; /* [threads][ROWS][k] */
+    float *work; /* [threads][ROWS][k]; on a backend [k][k] */
 };
 
-/* Rows of S: x h = c, that is (x V) V^T = c, columns in processing order on the way. */
+/* Row r of C, columns in processing order, and of S from such. */
+static void gather(float *x, const struct shift *s, size_t r)
+{
+    for (size_t j = 0; j < s->f->k; j++)
+        x[j] = (float)((double)s->cross[r * s->f->k + s->f->order[j]] * s->f->scale);
+}
+
+static void scatter(const float *x, const struct shift *s, size_t r)
+{
+    for (size_t j = 0; j < s->f->k; j++)
+        s->f->shift[r * s->f->k + s->f->order[j]] = x[j];
+}
+
+/* Rows of S: x h = c, that is (x V) V^T = c. */
 static int shift_panel(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct shift *s = ctx;
@@ -23,16 +36,56 @@ static int shift_panel(void *ctx, size_t item, int thread, struct qt_err *err)
     float *x = s->work + (size_t)thread * ROWS * k;
     (void)err;
     for (size_t r = 0; r < rows; r++)
-        for (size_t j = 0; j < k; j++)
-            x[r * k + j] = (float)((double)s->cross[(row0 + r) * k + f->order[j]] * f->scale);
+        gather(x + r * k, s, row0 + r);
     cblas_strsm(CblasRowMajor, CblasRight, CblasUpper, CblasTrans, CblasNonUnit, (int)rows, (int)k,
                 1, f->v, (int)k, x, (int)k);
     cblas_strsm(CblasRowMajor, CblasRight, CblasUpper, CblasNoTrans, CblasNonUnit, (int)rows,
                 (int)k, 1, f->v, (int)k, x, (int)k);
     for (size_t r = 0; r < rows; r++)
-        for (size_t j = 0; j < k; j++)
-            f->shift[(row0 + r) * k + f->order[j]] = x[r * k + j];
+        scatter(x + r * k, s, row0 + r);
     return QT_OK;
+}
+
+static int gather_row(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct shift *s = ctx;
+    (void)thread;
+    (void)err;
+    gather(s->work + item * s->f->k, s, item);
+    return QT_OK;
+}
+
+static int scatter_row(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct shift *s = ctx;
+    (void)thread;
+    (void)err;
+    scatter(s->work + item * s->f->k, s, item);
+    return QT_OK;
+}
+
+/* All rows there. */
+static int shift_on_backend(struct shift *s, struct qt_err *err)
+{
+    const size_t k = s->f->k, bytes = k * k * sizeof *s->work;
+    struct qt_backend *be = s->f->backend;
+    void *x = NULL, *v = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&s->work, k, k * sizeof *s->work, err));
+    QT_TRY(qt_parallel(k, gather_row, s, err));
+    QT_TRY(be->new (be, &x, bytes, err));
+    QT_TRY(be->new (be, &v, bytes, err));
+    QT_TRY(be->upload(be, x, s->work, bytes, err));
+    QT_TRY(be->upload(be, v, s->f->v, bytes, err));
+    QT_TRY(be->solve_upper(be, x, v, true, k, k, err));
+    QT_TRY(be->solve_upper(be, x, v, false, k, k, err));
+    QT_TRY(be->download(be, s->work, x, bytes, err));
+    QT_TRY(qt_parallel(k, scatter_row, s, err));
+done:
+    be->free(be, x);
+    be->free(be, v);
+    qt_free(s->work);
+    return rc;
 }
 
 static int target_panel(void *ctx, size_t item, int thread, struct qt_err *err)
@@ -76,7 +129,8 @@ int qt_factor_shift(struct qt_factor *f, const float *cross, double strayed, siz
     struct shift s = {.f = f, .cross = cross};
     int rc = QT_OK;
     QT_TRY(qt_array_new(&f->shift, f->k * f->k, sizeof *f->shift, err));
-    QT_TRY(run(&s, f->k, shift_panel, err));
+    QT_TRY(f->backend && f->backend->solve_upper ? shift_on_backend(&s, err)
+                                                 : run(&s, f->k, shift_panel, err));
     f->shrink = shrinkage(f, cross, strayed, tokens);
     for (size_t i = 0; i < f->k * f->k; i++)
         f->shift[i] *= (float)f->shrink;

@@ -92,6 +92,7 @@ int qt_sums_on_backend(struct qt_sums *s, struct qt_backend *be, size_t longest,
     int rc;
     s->be = be;
     QT_TRY(qt_array_new(&s->staged, longest, width * sizeof *s->staged, err));
+    be->pin(be, s->staged, longest * width * sizeof *s->staged);
     QT_TRY(be->new (be, &p, longest * width * sizeof *s->staged, err));
     s->device_change = p;
     QT_TRY(be->new (be, &p, k * k * sizeof *s->m, err));
@@ -107,6 +108,7 @@ void qt_sums_free(struct qt_sums *s)
     s->be->free(s->be, s->device_g);
     s->be->free(s->be, s->device_m);
     s->be->free(s->be, s->device_change);
+    s->be->unpin(s->be, s->staged);
     qt_free(s->staged);
     s->be = NULL;
 }

@@ -36,6 +36,19 @@ static void cpu_free(struct qt_backend *be, void *p)
     qt_free(p);
 }
 
+static void cpu_pin(struct qt_backend *be, void *p, size_t bytes)
+{
+    (void)be;
+    (void)p;
+    (void)bytes;
+}
+
+static void cpu_unpin(struct qt_backend *be, void *p)
+{
+    (void)be;
+    (void)p;
+}
+
 static int cpu_copy(struct qt_backend *be, void *dst, const void *src, size_t bytes,
                     struct qt_err *err)
 {
@@ -331,6 +344,8 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
         .free = cpu_free,
         .upload = cpu_copy,
         .download = cpu_copy,
+        .pin = cpu_pin,
+        .unpin = cpu_unpin,
         .copy = cpu_copy,
         .linear = cpu_linear,
         .norm = cpu_norm_rows,

@@ -22,6 +22,8 @@ static inline void add_token(float *absmax, double *sum2, uint32_t *hist, const 
         absmax[i] = a > absmax[i] ? a : absmax[i];
         sum2[i] += (double)a * (double)a;
     }
+    if (!hist)
+        return;
     for (size_t i = 0; i < n; i++)
         bin[i] = qt_hist_bin(x[i]);
     for (size_t i = 0; i < n; i++)
@@ -32,6 +34,7 @@ static int channels_tile(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct channels_job *job = ctx;
     size_t at = item * TILE, n = qt_min_size(TILE, job->k - at);
+    uint32_t *hist = job->c->hist ? job->c->hist + at * QT_HIST_BINS : NULL;
     float absmax[TILE];
     double sum2[TILE];
     (void)thread;
@@ -39,7 +42,7 @@ static int channels_tile(void *ctx, size_t item, int thread, struct qt_err *err)
     memcpy(absmax, job->c->absmax + at, n * sizeof *absmax);
     memcpy(sum2, job->c->sum2 + at, n * sizeof *sum2);
     for (size_t t = 0; t < job->m; t++)
-        add_token(absmax, sum2, job->c->hist + at * QT_HIST_BINS, job->x + t * job->k + at, n);
+        add_token(absmax, sum2, hist, job->x + t * job->k + at, n);
     memcpy(job->c->absmax + at, absmax, n * sizeof *absmax);
     memcpy(job->c->sum2 + at, sum2, n * sizeof *sum2);
     return QT_OK;

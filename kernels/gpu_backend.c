@@ -96,6 +96,18 @@ static int cuda_download(struct qt_backend *be, void *dst, const void *src, size
     return bytes ? gpu->download(gpu, dst, src, bytes, err) : QT_OK;
 }
 
+static void cuda_pin(struct qt_backend *be, void *p, size_t bytes)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    gpu->pin(gpu, p, bytes);
+}
+
+static void cuda_unpin(struct qt_backend *be, void *p)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    gpu->unpin(gpu, p);
+}
+
 static int cuda_copy(struct qt_backend *be, void *dst, const void *src, size_t bytes,
                      struct qt_err *err)
 {
@@ -398,6 +410,40 @@ static int cuda_channels(struct qt_backend *be, const struct qt_channels *c, con
                     "statistics", err);
 }
 
+/* ---- triangles ------------------------------------------------------------------------------ */
+
+static int cuda_cholesky(struct qt_backend *be, bool *positive, double *a, size_t k,
+                         struct qt_err *err)
+{
+    enum { TILE = 128 };
+    struct cuda *g = self(be);
+    int failed = 0, rc;
+    *positive = false;
+    QT_TRY(check_size(k, err));
+    QT_TRY(need_scratch(g, 1, sizeof failed, err));
+    QT_TRY(g->gpu->fill(g->gpu, g->scratch, 0, sizeof failed, err));
+    for (size_t p = 0; p < k; p += TILE) {
+        const size_t n = qt_min_size(TILE, k - p);
+        QT_TRY(launched(gpu_math_cholesky_tile(a + p * k + p, (int)n, k, g->scratch, g->stream),
+                        "Cholesky factorization", err));
+        if (p + n < k)
+            QT_TRY(multiplied(gpu_cublas_cholesky_step(g->cublas, a, (int)k, (int)p, (int)n), err));
+    }
+    QT_TRY(cuda_download(be, &failed, g->scratch, sizeof failed, err));
+    *positive = !failed;
+done:
+    return rc;
+}
+
+static int cuda_solve_upper(struct qt_backend *be, float *x, const float *v, bool turned, size_t m,
+                            size_t k, struct qt_err *err)
+{
+    int rc = check_sizes(m, k, 0, err);
+    if (rc < 0 || m == 0 || k == 0)
+        return rc;
+    return multiplied(gpu_cublas_solve_upper(self(be)->cublas, x, v, turned, (int)m, (int)k), err);
+}
+
 /* ---- gradients on the CPU ------------------------------------------------------------------- */
 
 /* *out: x[count] in host memory, owned; NULL of NULL. */
@@ -547,6 +593,8 @@ static const struct qt_backend functions = {
     .free = cuda_free,
     .upload = cuda_upload,
     .download = cuda_download,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
     .copy = cuda_copy,
     .linear = cuda_linear,
     .norm = cuda_norm,
@@ -565,6 +613,8 @@ static const struct qt_backend functions = {
     .activate_grad = cuda_activate_grad,
     .loss_grad = cuda_loss_grad,
     .square_grad = cuda_square_grad,
+    .cholesky = cuda_cholesky,
+    .solve_upper = cuda_solve_upper,
     .close = cuda_close,
 };
 

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { LEFT = 0, LOWER = 0, UPPER = 1, NON_UNIT = 0 };
 enum { OP_N = 0, OP_T = 1, R_32F = 0, R_16F = 2, R_16BF = 14, COMPUTE_32F = 68, ALGO_DEFAULT = -1 };
 
 typedef int create_fn(void **handle);
@@ -25,11 +26,21 @@ typedef int batched_fn(void *handle, int op_a, int op_b, int m, int n, int k, co
                        int type_b, int ldb, long long step_b, const void *beta, void *c, int type_c,
                        int ldc, long long step_c, int count, int compute, int algo);
 
+typedef int strsm_fn(void *handle, int side, int uplo, int op_a, int diag, int m, int n,
+                     const float *alpha, const float *a, int lda, float *b, int ldb);
+typedef int dtrsm_fn(void *handle, int side, int uplo, int op_a, int diag, int m, int n,
+                     const double *alpha, const double *a, int lda, double *b, int ldb);
+typedef int dsyrk_fn(void *handle, int uplo, int op_a, int n, int k, const double *alpha,
+                     const double *a, int lda, const double *beta, double *c, int ldc);
+
 struct gpu_cublas {
     void *library, *handle;
     destroy_fn *destroy;
     gemm_fn *gemm;
     batched_fn *batched;
+    strsm_fn *strsm;
+    dtrsm_fn *dtrsm;
+    dsyrk_fn *dsyrk;
 };
 
 static void *open_library(void)
@@ -69,7 +80,10 @@ static const char *connect(struct gpu_cublas *c, int *version, void *stream, voi
         !find(&set_workspace, c->library, "cublasSetWorkspace_v2") ||
         !find(&get_version, c->library, "cublasGetVersion_v2") ||
         !find(&c->gemm, c->library, "cublasGemmEx") ||
-        !find(&c->batched, c->library, "cublasGemmStridedBatchedEx"))
+        !find(&c->batched, c->library, "cublasGemmStridedBatchedEx") ||
+        !find(&c->strsm, c->library, "cublasStrsm_v2") ||
+        !find(&c->dtrsm, c->library, "cublasDtrsm_v2") ||
+        !find(&c->dsyrk, c->library, "cublasDsyrk_v2"))
         return "its library lacks a function";
     if (create(&c->handle) != 0)
         return "it cannot be initialised";
@@ -125,4 +139,27 @@ int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)
                       p->k, &p->alpha, p->b, R_32F, p->ldb, p->step_b, p->a, R_32F, p->lda,
                       p->step_a, &p->beta, p->c, R_32F, p->ldc, p->step_c, p->count, COMPUTE_32F,
                       ALGO_DEFAULT);
+}
+
+/* Column-major: X^T[k][m] becomes V^-T X^T, or V^-1 X^T, and V^T, lower triangular, is what lies
+ * there. */
+int gpu_cublas_solve_upper(struct gpu_cublas *c, float *x, const float *v, bool turned, int m,
+                           int k)
+{
+    const float one = 1;
+    return c->strsm(c->handle, LEFT, LOWER, turned ? OP_T : OP_N, NON_UNIT, k, m, &one, v, k, x, k);
+}
+
+/* Column-major: of L11 and A22 the upper triangles of the turned; L21^T becomes L11^-1 A21^T. */
+int gpu_cublas_cholesky_step(struct gpu_cublas *c, double *a, int k, int p, int n)
+{
+    const double one = 1, minus = -1;
+    const int below = k - p - n;
+    const size_t row = (size_t)(p + n) * (size_t)k;
+    const double *l11 = a + (size_t)p * (size_t)k + p;
+    double *l21 = a + row + p;
+    int status = c->dtrsm(c->handle, LEFT, UPPER, OP_T, NON_UNIT, n, below, &one, l11, k, l21, k);
+    return status ? status
+                  : c->dsyrk(c->handle, UPPER, OP_T, below, n, &minus, l21, k, &one,
+                             a + row + p + n, k);
 }

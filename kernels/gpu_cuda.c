@@ -100,6 +100,20 @@ static int gpu_fill(struct qt_gpu *gpu, void *dst, int byte, size_t bytes, struc
     return check(cudaMemsetAsync(dst, byte, bytes, self(gpu)->stream), "fill", err);
 }
 
+static void gpu_pin(struct qt_gpu *gpu, void *p, size_t bytes)
+{
+    (void)gpu;
+    if (cudaHostRegister(p, bytes, cudaHostRegisterDefault) != cudaSuccess)
+        cudaGetLastError(); /* or the next launch would report it */
+}
+
+static void gpu_unpin(struct qt_gpu *gpu, void *p)
+{
+    (void)gpu;
+    if (p && cudaHostUnregister(p) != cudaSuccess)
+        cudaGetLastError();
+}
+
 /* ---- products ------------------------------------------------------------------------------- */
 
 static int planned(int status, const char *reason, struct qt_err *err)
@@ -380,6 +394,8 @@ static const struct qt_gpu functions = {
     .download = gpu_download,
     .copy = gpu_copy,
     .fill = gpu_fill,
+    .pin = gpu_pin,
+    .unpin = gpu_unpin,
     .plan = gpu_plan,
     .replan = gpu_replan,
     .run = gpu_run,

@@ -39,6 +39,13 @@ struct gpu_product {
 };
 int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p);
 
+/* x[m][k] becomes x V^-1, or x V^-T if `turned`, of an upper triangular v[k][k]; row-major. */
+int gpu_cublas_solve_upper(struct gpu_cublas *c, float *x, const float *v, bool turned, int m,
+                           int k);
+/* A step of a Cholesky factorization of a[k][k], row-major: columns [p, p + n), factored from row p
+ * to p + n, are solved for the rows below; the square below loses theirs. Lower triangles. */
+int gpu_cublas_cholesky_step(struct gpu_cublas *c, double *a, int k, int p, int n);
+
 /* gpu_cuda.c, of an open GPU. */
 struct qt_gpu;
 struct gpu_cublas *gpu_cublas_of(struct qt_gpu *gpu);
@@ -76,6 +83,9 @@ int gpu_math_score(struct gpu_score *scores, const float *logits, const float *r
 /* Rows i0 and on of h[k][k], up to the diagonal, += product[rows][cols]. */
 int gpu_math_add_lower(double *h, const float *product, size_t i0, size_t rows, size_t cols,
                        size_t k, void *stream);
+/* The lower triangle of a[n][n], rows pitch apart, becomes its Cholesky factor. *failed is set to 1
+ * if it has none. One block of threads: for tiles. */
+int gpu_math_cholesky_tile(double *a, int n, size_t pitch, int *failed, void *stream);
 int gpu_math_channels(float *absmax, double *sum2, uint32_t *hist, const float *x, size_t m,
                       size_t k, void *stream);
 

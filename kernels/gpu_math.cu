@@ -217,6 +217,30 @@ static __global__ void score_kernel(struct gpu_score *scores, const float *logit
         scores[blockIdx.x] = out;
 }
 
+/* ---- triangles ---------------------------------------------------------------------------------
+ */
+
+/* Column by column: the pivot's root, the column by it, its squares off what is to the right. */
+static __global__ void cholesky_tile_kernel(double *a, int n, size_t pitch, int *failed)
+{
+    for (int j = 0; j < n; j++) {
+        const double pivot = a[j * pitch + j], root = sqrt(pivot);
+        __syncthreads(); /* the pivot has been read */
+        if (!(pivot > 0) && threadIdx.x == 0)
+            *failed = 1;
+        for (int i = j + (int)threadIdx.x; i < n; i += blockDim.x)
+            a[i * pitch + j] = i == j ? root : a[i * pitch + j] / root;
+        __syncthreads();
+        const int left = n - j - 1;
+        for (int e = threadIdx.x; e < left * left; e += blockDim.x) {
+            const int row = j + 1 + e / left, col = j + 1 + e % left;
+            if (col <= row)
+                a[row * pitch + col] -= a[row * pitch + j] * a[col * pitch + j];
+        }
+        __syncthreads();
+    }
+}
+
 /* ---- statistics --------------------------------------------------------------------------------
  */
 
@@ -253,7 +277,8 @@ static __global__ void channels_kernel(float *absmax, double *sum2, uint32_t *hi
         const float a = fabsf(x[t * k + c]);
         most = a > most ? a : most;
         sum += (double)a * (double)a;
-        atomicAdd(&hist[c * GPU_HIST_BINS + hist_bin(a)], 1u); /* nobody else's: not waited for */
+        if (hist)
+            atomicAdd(&hist[c * GPU_HIST_BINS + hist_bin(a)], 1u); /* nobody else's: no wait */
     }
     absmax[c] = most;
     sum2[c] = sum;
@@ -313,6 +338,11 @@ int gpu_math_score(struct gpu_score *scores, const float *logits, const float *r
 {
     return LAUNCH(score_kernel, (unsigned)m, THREADS, stream, scores, logits, ref, targets, softcap,
                   vocab);
+}
+
+int gpu_math_cholesky_tile(double *a, int n, size_t pitch, int *failed, void *stream)
+{
+    return LAUNCH(cholesky_tile_kernel, 1, 1024, stream, a, n, pitch, failed);
 }
 
 int gpu_math_add_lower(double *h, const float *product, size_t i0, size_t rows, size_t cols,

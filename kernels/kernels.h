@@ -54,6 +54,9 @@ struct qt_gpu {
                     struct qt_err *err);
     int (*copy)(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, struct qt_err *err);
     int (*fill)(struct qt_gpu *gpu, void *dst, int byte, size_t bytes, struct qt_err *err);
+    /* Host memory that is copied often, until unpin: faster, if it can be had. */
+    void (*pin)(struct qt_gpu *gpu, void *p, size_t bytes);
+    void (*unpin)(struct qt_gpu *gpu, void *p);
 
     /* qt_matmul_*; QT_E_UNSUPPORTED with the reason when plan refuses. */
     int (*plan)(struct qt_gpu *gpu, struct qt_matmul_plan *out, const struct qt_matmul_weight *w,

@@ -17,10 +17,10 @@ struct qt_sequential {
     struct sums {
         size_t k;
         double *gram, *h;         /* backend, host */
-        float *shift, *cross;     /* backend (negative), host */
+        float *shift, *cross;     /* backend (negative until it is complete), host */
         float *exact;             /* backend, [chunk][k]: z of the chunk */
         size_t exact_at, seen_at; /* tokens of it */
-        float *host;              /* [chunk][k] */
+        struct qt_channels apart; /* backend: of z - x */
         double *strayed;          /* host, [k] */
     } sums[QT_INPUTS];
 };
@@ -85,7 +85,8 @@ static void sums_free(struct qt_sequential *s)
         s->be->free(s->be, u->exact);
         qt_free(u->h);
         qt_free(u->cross);
-        qt_free(u->host);
+        s->be->free(s->be, u->apart.absmax);
+        s->be->free(s->be, u->apart.sum2);
         qt_free(u->strayed);
         *u = (struct sums){0};
     }
@@ -132,9 +133,7 @@ static int tap_input(void *ctx, int input, const float *x, size_t m, size_t k, s
     QT_TRY(s->be->scale(s->be, z, -1, m * k, err));
     QT_TRY(s->be->add(s->be, z, x, m * k, err));
     QT_TRY(s->be->linear_grad_w(s->be, u->shift, z, x, m, k, k, err));
-    QT_TRY(s->be->download(s->be, u->host, z, m * k * sizeof *z, err));
-    for (size_t i = 0; i < m * k; i++)
-        u->strayed[i % k] += (double)u->host[i] * (double)u->host[i];
+    QT_TRY(s->be->channels(s->be, &u->apart, z, m, k, err));
 done:
     return rc;
 }
@@ -153,15 +152,14 @@ static int sums_new(struct qt_sequential *s, size_t layer, struct qt_err *err)
         if (qt_mul_overflow(&cells, k, k) || qt_mul_overflow(&bytes, cells, sizeof *u->h))
             return qt_fail(err, QT_E_RESOURCE, NULL, linear[i].weight, "out of memory");
         u->k = k;
-        QT_TRY(qt_array_new(&u->h, cells, sizeof *u->h, err)); /* zero */
+        QT_TRY(qt_array_new(&u->h, cells, sizeof *u->h, err));
         QT_TRY(qt_array_new(&u->cross, cells, sizeof *u->cross, err));
-        QT_TRY(qt_array_new(&u->host, chunk_tokens(s), k * sizeof *u->host, err));
         QT_TRY(qt_array_new(&u->strayed, k, sizeof *u->strayed, err));
         QT_TRY(s->be->new (s->be, (void **)&u->gram, bytes, err));
         QT_TRY(s->be->new (s->be, (void **)&u->shift, cells * sizeof *u->shift, err));
         QT_TRY(s->be->new (s->be, (void **)&u->exact, chunk_tokens(s) * k * sizeof *u->exact, err));
-        QT_TRY(s->be->upload(s->be, u->gram, u->h, bytes, err));
-        QT_TRY(s->be->upload(s->be, u->shift, u->cross, cells * sizeof *u->shift, err));
+        QT_TRY(s->be->new (s->be, (void **)&u->apart.absmax, k * sizeof *u->apart.absmax, err));
+        QT_TRY(s->be->new (s->be, (void **)&u->apart.sum2, k * sizeof *u->apart.sum2, err));
     }
 done:
     return rc;
@@ -176,10 +174,10 @@ static int sums_download(struct qt_observed *out, struct qt_sequential *s, struc
         size_t cells = u->k * u->k;
         if (!u->k)
             continue;
+        QT_TRY(s->be->scale(s->be, u->shift, -1, cells, err));
         QT_TRY(s->be->download(s->be, u->h, u->gram, cells * sizeof *u->h, err));
         QT_TRY(s->be->download(s->be, u->cross, u->shift, cells * sizeof *u->cross, err));
-        for (size_t c = 0; c < cells; c++)
-            u->cross[c] = -u->cross[c];
+        QT_TRY(s->be->download(s->be, u->strayed, u->apart.sum2, u->k * sizeof *u->strayed, err));
         out->h[i] = u->h;
         out->cross[i] = u->cross;
         out->strayed[i] = u->strayed;

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""A checkpoint of Llama 3 8B's shape with random weights, of as many blocks as wanted and a small
+vocabulary, and token ids: to time calibration where no real one is at hand. Needs NumPy.
+
+usage: random_llama.py OUT BLOCKS     writes OUT/config.json, model.safetensors, ids.u16
+"""
+import json
+import os
+import sys
+
+import numpy as np
+
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCAB, TOKENS = 4096, 14336, 32, 8, 128, 4096, 1 << 17
+LINEARS = {
+    "self_attn.q_proj": (HEADS * HEAD, HIDDEN),
+    "self_attn.k_proj": (KV_HEADS * HEAD, HIDDEN),
+    "self_attn.v_proj": (KV_HEADS * HEAD, HIDDEN),
+    "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
+    "mlp.gate_proj": (INNER, HIDDEN),
+    "mlp.up_proj": (INNER, HIDDEN),
+    "mlp.down_proj": (HIDDEN, INNER),
+}
+
+
+def main():
+    out, blocks = sys.argv[1], int(sys.argv[2])
+    rng = np.random.default_rng(0)
+    shapes = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
+    for block in range(blocks):
+        prefix = f"model.layers.{block}."
+        for norm in "input_layernorm", "post_attention_layernorm":
+            shapes[prefix + norm + ".weight"] = (HIDDEN,)
+        for name, shape in LINEARS.items():
+            shapes[prefix + name + ".weight"] = shape
+
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        end = at + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "F16", "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    os.makedirs(out, exist_ok=True)
+    with open(f"{out}/model.safetensors", "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for name, shape in shapes.items():
+            if len(shape) == 1:
+                values = rng.random(shape, np.float32) + 0.5
+            else:
+                size = 1 if "embed" in name else shape[1] ** -0.5
+                values = rng.standard_normal(shape, np.float32) * np.float32(size)
+            f.write(values.astype(np.float16).tobytes())
+    rng.integers(0, VOCAB, TOKENS).astype(np.uint16).tofile(f"{out}/ids.u16")
+    with open(f"{out}/config.json", "w") as f:
+        json.dump({
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+            "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": blocks,
+            "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD,
+            "vocab_size": VOCAB, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "float16"}, f)
+
+
+main()
