@@ -1,6 +1,7 @@
 /* The table of schemes, and scheme text: NAME[:key=value,...]. */
 #include "pack/scheme.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +71,7 @@ bool qt_spec_learns(const struct qt_spec *spec)
 
 /* ---- did you mean --------------------------------------------------------------------------- */
 
-/* Levenshtein distance of short words; long ones count as far apart. */
+/* Levenshtein distance of short words, b in lower case; long ones count as far apart. */
 static size_t edit_distance(const char *a, const char *b)
 {
     enum { MAX = 48 };
@@ -83,7 +84,7 @@ static size_t edit_distance(const char *a, const char *b)
         size_t diagonal = row[0];
         row[0] = i;
         for (size_t j = 1; j <= m; j++) {
-            size_t change = diagonal + (a[i - 1] != b[j - 1]);
+            size_t change = diagonal + (tolower((unsigned char)a[i - 1]) != b[j - 1]);
             size_t least = row[j] < row[j - 1] ? row[j] + 1 : row[j - 1] + 1;
             diagonal = row[j];
             row[j] = change < least ? change : least;

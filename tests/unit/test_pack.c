@@ -559,6 +559,7 @@ static void spec_text(void **state)
         const char *text, *message;
     } bad[] = {
         {"nf5", "did you mean 'nf4'"},
+        {"NF3", "did you mean 'nf3'"},
         {"quant", "there are:"},
         {"", "unknown scheme"},
         {"nf4:", "expected key=value"},
