@@ -82,8 +82,10 @@ struct qt_backend {
     void (*pin)(struct qt_backend *be, void *p, size_t bytes);
     void (*unpin)(struct qt_backend *be, void *p);
 
+    /* Within backend memory. */
     int (*copy)(struct qt_backend *be, void *dst, const void *src, size_t bytes,
-                struct qt_err *err); /* within backend memory */
+                struct qt_err *err);
+    int (*zero)(struct qt_backend *be, void *p, size_t bytes, struct qt_err *err);
 
     /* y[m][n] = x[m][k] * w[n][k]^T + bias[n] (bias may be NULL). */
     int (*linear)(struct qt_backend *be, float *y, const float *x, const float *w,

@@ -65,7 +65,8 @@ int qt_parallel(size_t n, int (*fn)(void *ctx, size_t item, int thread, struct q
     atomic_int stop = 0;
     size_t failed_item = n;
     int rc = QT_OK;
-#pragma omp parallel for schedule(dynamic, 1) if (n > 1)
+    /* Not within another: so many threads are not ours to start. */
+#pragma omp parallel for schedule(dynamic, 1) if (n > 1 && !omp_in_parallel())
     for (size_t i = 0; i < n; i++) {
         struct qt_err local = {0};
         if (atomic_load_explicit(&stop, memory_order_relaxed))

@@ -215,7 +215,7 @@ bool calibration_has_windows(const struct calibration_options *o);
 #define WINDOWS_WITHOUT_DATA                                                                       \
     "--samples, --seqlen and --seed choose windows of --data, which is not given"
 #define GPU_WITHOUT_DATA "--device cuda: only what calibration data decide runs on a GPU"
-/* Reads the windows and opens the backend, or opens the file; without --data and --calib it only
+/* Opens the backend, and reads the windows or opens the file; without --data and --calib it only
  * checks that there are no options of theirs (QT_E_USAGE). */
 int calibration_open(struct calibration *out, const struct calibration_options *o,
                      const struct qt_ckpt *ckpt, const char *device, struct qt_err *err);

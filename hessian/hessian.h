@@ -42,8 +42,8 @@ struct qt_factor_options {
     bool natural; /* columns in storage order instead of by activity */
     const uint8_t *class; /* [groups] lower classes are processed first; NULL: all the same */
     /* Where products of whole matrices are made for as long as the factor lives, NULL or with the
-     * host's memory: the CPU. Solving for n rows takes two matrices of k x k and one of k x n in
-     * its memory, and four or five of the latter in the host's. */
+     * host's memory: the CPU. n rows take 8 k^2 bytes there, or 4 k^2 and at most 8 n k; in the
+     * host's memory four or five matrices of n x k. */
     struct qt_backend *backend;
 };
 

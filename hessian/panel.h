@@ -34,9 +34,9 @@ struct panel {
     float *v;     /* [columns]^2: of a group, where the rounder refits groups as a whole; or NULL */
     bool changed; /* change is not 0 */
 
-    double sum;   /* of the pass at hand: over terms of the objective */
-    double error; /* the objective */
-    bool done;    /* polishing has stopped paying */
+    double sum;           /* of the pass at hand: over terms of the objective */
+    double error, before; /* the objective now and before the round */
+    bool done;            /* polishing has stopped paying */
 
     /* Of a refit of one scale a row: u.G, u.Hq, the new scale and its relative change. */
     double ug[QT_PANEL_ROWS], uhq[QT_PANEL_ROWS];
@@ -54,8 +54,6 @@ qt_panel_step qt_panel_descend;
 /* The refit of one scale a row: sums; the new scale at the last block; then q and g of it. */
 qt_panel_step qt_panel_moments, qt_panel_rescale;
 
-/* Columns of the block that begins at `at`: whole groups where there are several, at least one. */
-size_t qt_factor_block(const struct qt_factor *f, size_t at);
 /* End of the group that starts at position `at`. */
 size_t qt_factor_group_end(const struct qt_factor *f, size_t at);
 /* One scale a row. */

@@ -19,9 +19,11 @@ bool qt_factor_is_one_group(const struct qt_factor *f)
     return f->group[0] == f->group[f->k - 1];
 }
 
-size_t qt_factor_block(const struct qt_factor *f, size_t at)
+/* Columns of the block that begins at `at`: whole groups, at least one. Only a group that is all of
+ * the matrix is split, unless it is to be refitted as a whole. */
+static size_t block_columns(const struct qt_factor *f, bool refits_groups, size_t at)
 {
-    if (qt_factor_is_one_group(f))
+    if (qt_factor_is_one_group(f) && !refits_groups)
         return qt_min_size(BLOCK, f->k - at);
     size_t end = qt_factor_group_end(f, at);
     for (size_t next = end; next < f->k; end = next) {
@@ -32,11 +34,11 @@ size_t qt_factor_block(const struct qt_factor *f, size_t at)
     return end - at;
 }
 
-static size_t longest_block(const struct qt_factor *f)
+static size_t longest_block(const struct qt_factor *f, bool refits_groups)
 {
     size_t longest = qt_min_size(WIDE, f->k);
     for (size_t at = 0, n; at < f->k; at += n) {
-        n = qt_factor_block(f, at);
+        n = block_columns(f, refits_groups, at);
         longest = n > longest ? n : longest;
     }
     return longest;
@@ -47,6 +49,7 @@ static size_t longest_block(const struct qt_factor *f)
 struct slab {
     struct panel *panel;
     size_t count;
+    bool refits_groups;
     struct qt_sums sums;
 };
 
@@ -59,7 +62,7 @@ static int pass(struct slab *s, qt_panel_step *step, enum qt_sums_use use, bool 
     for (size_t i = 0; i < s->count; i++)
         s->panel[i].sum = 0;
     for (size_t at = 0, n; at < f->k && rc == QT_OK; at += n) {
-        n = wide ? qt_min_size(WIDE, f->k - at) : qt_factor_block(f, at);
+        n = wide ? qt_min_size(WIDE, f->k - at) : block_columns(f, s->refits_groups, at);
         rc = qt_sums_block(&s->sums, step, use, at, n, err);
     }
     return rc;
@@ -126,12 +129,12 @@ done:
     return rc;
 }
 
-/* Sets done for panels that have gained too little, or that there is no time for. *left: others. */
-static int polish_round(bool *left, struct slab *s, double *before, struct qt_err *err)
+/* Sets done for panels that have gained too little. *left: others. */
+static int polish_round(bool *left, struct slab *s, struct qt_err *err)
 {
     int rc;
     for (size_t i = 0; i < s->count; i++)
-        before[i] = s->panel[i].error;
+        s->panel[i].before = s->panel[i].error;
     QT_TRY(pass(s, qt_panel_descend, QT_SUMS_ADD, false, err));
     if (s->panel[0].hw) {
         QT_TRY(pass(s, qt_panel_moments, QT_SUMS_READ, true, err));
@@ -141,7 +144,7 @@ static int polish_round(bool *left, struct slab *s, double *before, struct qt_er
     *left = false;
     for (size_t i = 0; i < s->count; i++) {
         struct panel *p = &s->panel[i];
-        p->done |= !(before[i] - p->error > WORTHWHILE * before[i]);
+        p->done |= !(p->before - p->error > WORTHWHILE * p->before);
         *left |= !p->done;
     }
 done:
@@ -221,10 +224,8 @@ static float *panel_open(struct panel *p, const struct solve *s, size_t item, fl
 static int solve_slab(struct qt_solve_report *reports, const struct solve *s, struct slab *slab,
                       struct qt_err *err)
 {
-    double *before = NULL;
     bool left = true;
     int rc = QT_OK;
-    QT_TRY(qt_array_new(&before, slab->count, sizeof *before, err));
     if (s->rounder) {
         QT_TRY(feedback(slab, err));
         for (size_t i = 0; i < slab->count; i++)
@@ -233,11 +234,10 @@ static int solve_slab(struct qt_solve_report *reports, const struct solve *s, st
     if (!s->rounder || s->polish > 0)
         QT_TRY(start_polishing(slab, err));
     for (int round = 0; round < s->polish && left; round++)
-        QT_TRY(polish_round(&left, slab, before, err));
+        QT_TRY(polish_round(&left, slab, err));
     for (size_t i = 0; i < slab->count; i++)
         reports[i].polished = slab->panel[i].error;
 done:
-    qt_free(before);
     return rc;
 }
 
@@ -253,7 +253,7 @@ static int solve_alone(void *ctx, size_t item, int thread, struct qt_err *err)
     const struct alone *a = ctx;
     struct panel p;
     float *g = panel_open(&p, a->s, item, a->work + (size_t)thread * a->stride);
-    struct slab slab = {&p, 1, {.f = a->s->f, .panel = &p, .panels = 1, .g = g}};
+    struct slab slab = {&p, 1, a->s->whole, {.f = a->s->f, .panel = &p, .panels = 1, .g = g}};
     return solve_slab(&a->s->panels[item], a->s, &slab, err);
 }
 
@@ -287,7 +287,7 @@ static int open_panel(void *ctx, size_t item, int thread, struct qt_err *err)
 static int solve_together(struct solve *s, size_t panels, struct qt_err *err)
 {
     struct together t = {.s = s};
-    struct slab slab = {.count = panels};
+    struct slab slab = {.count = panels, .refits_groups = s->whole};
     int rc;
     QT_TRY(qt_array_new(&t.panel, panels, sizeof *t.panel, err));
     QT_TRY(qt_array_new(&t.work, panels, panel_floats(s) * sizeof *t.work, err));
@@ -309,9 +309,9 @@ static int solve_run(struct qt_solve_report *out, struct solve *s, struct qt_err
     int rc = QT_OK;
     *out = (struct qt_solve_report){0};
     openblas_set_num_threads(1); /* panels are the threads */
-    s->longest = longest_block(s->f);
+    s->longest = longest_block(s->f, s->whole);
     QT_TRY(qt_array_new(&s->panels, panels, sizeof *s->panels, err));
-    QT_TRY(s->be ? solve_together(s, panels, err) : solve_apart(s, panels, err));
+    QT_TRY(s->be && panels ? solve_together(s, panels, err) : solve_apart(s, panels, err));
     for (size_t i = 0; i < panels; i++) {
         out->feedback += s->panels[i].feedback;
         out->polished += s->panels[i].polished;

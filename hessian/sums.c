@@ -97,6 +97,8 @@ int qt_sums_on_backend(struct qt_sums *s, struct qt_backend *be, size_t longest,
     s->device_change = p;
     QT_TRY(be->new (be, &p, k * k * sizeof *s->m, err));
     s->device_m = p;
+    QT_TRY(be->new (be, &p, k * width * sizeof *s->g, err));
+    s->device_g = p;
 done:
     return rc;
 }
@@ -119,17 +121,13 @@ int qt_sums_start(struct qt_sums *s, const float *m, struct qt_err *err)
 {
     const size_t k = s->f->k;
     const float *before = s->m;
-    void *p;
     int rc = QT_OK;
     s->m = m;
     if (!s->be) {
         memset(s->g, 0, k * R * sizeof *s->g);
         return QT_OK;
     }
-    s->be->free(s->be, s->device_g);
-    s->device_g = NULL;
-    QT_TRY(s->be->new (s->be, &p, k * s->panels * R * sizeof *s->g, err));
-    s->device_g = p;
+    QT_TRY(s->be->zero(s->be, s->device_g, k * s->panels * R * sizeof *s->g, err));
     if (m != before)
         QT_TRY(s->be->upload(s->be, s->device_m, m, k * k * sizeof *m, err));
 done:

@@ -59,6 +59,15 @@ static int cpu_copy(struct qt_backend *be, void *dst, const void *src, size_t by
     return QT_OK;
 }
 
+static int cpu_zero(struct qt_backend *be, void *p, size_t bytes, struct qt_err *err)
+{
+    (void)be;
+    (void)err;
+    if (bytes)
+        memset(p, 0, bytes);
+    return QT_OK;
+}
+
 /* ---- linear --------------------------------------------------------------------------------- */
 
 struct linear_job {
@@ -347,6 +356,7 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
         .pin = cpu_pin,
         .unpin = cpu_unpin,
         .copy = cpu_copy,
+        .zero = cpu_zero,
         .linear = cpu_linear,
         .norm = cpu_norm_rows,
         .rope = cpu_rope_rows,

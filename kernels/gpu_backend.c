@@ -1,7 +1,8 @@
 /*
- * The CUDA backend: matrix products by cuBLAS in FP32, everything else by the kernels of
- * gpu_math.cu. Attention and Gram matrices are products of panels whose results go through the
- * scratch. Gradients of what is no product are rare (learning only): computed on the CPU.
+ * The CUDA backend: matrix products by cuBLAS in FP32 (Cholesky in FP64), everything else by the
+ * kernels of gpu_math.cu. Attention and Gram matrices are products of panels whose results go
+ * through the scratch. Gradients of what is no product are rare (learning only): computed on the
+ * CPU.
  */
 #include "kernels/gpu_internal.h"
 #include "kernels/kernels.h"
@@ -62,12 +63,18 @@ static int need_scratch(struct cuda *g, size_t count, size_t size, struct qt_err
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
+static int cuda_zero(struct qt_backend *be, void *p, size_t bytes, struct qt_err *err)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    return gpu->fill(gpu, p, 0, bytes, err);
+}
+
 static int cuda_new(struct qt_backend *be, void **out, size_t bytes, struct qt_err *err)
 {
     struct qt_gpu *gpu = self(be)->gpu;
     int rc = gpu->new (gpu, out, bytes, err);
     if (rc == QT_OK)
-        rc = gpu->fill(gpu, *out, 0, bytes, err);
+        rc = cuda_zero(be, *out, bytes, err);
     if (rc < 0 && *out) {
         gpu->free(gpu, *out);
         *out = NULL;
@@ -596,6 +603,7 @@ static const struct qt_backend functions = {
     .pin = cuda_pin,
     .unpin = cuda_unpin,
     .copy = cuda_copy,
+    .zero = cuda_zero,
     .linear = cuda_linear,
     .norm = cuda_norm,
     .rope = cuda_rope,

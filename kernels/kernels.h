@@ -20,9 +20,9 @@
 
 /* OpenBLAS + OpenMP. Uses the threads of qt_threads_set. Close with be->close(be). */
 int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err);
-/* A GPU: cuBLAS in FP32 and kernels; gradients of what is no product on the CPU. Results differ
- * from the CPU's by rounding, and are the same from run to run. QT_E_NO_GPU as of qt_gpu_open, or
- * without cuBLAS. */
+/* A GPU: cuBLAS in FP32 (Cholesky: FP64) and kernels; gradients of what is no product on the CPU.
+ * Results differ from the CPU's by rounding, and are the same from run to run. QT_E_NO_GPU as of
+ * qt_gpu_open, or without cuBLAS. */
 int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err);
 
 /* ---- a GPU ---------------------------------------------------------------------------------- */

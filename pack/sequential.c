@@ -76,17 +76,26 @@ done:
     return rc;
 }
 
+/* What is in backend memory. */
+static void sums_release(struct qt_sequential *s, struct sums *u)
+{
+    s->be->free(s->be, u->gram);
+    s->be->free(s->be, u->shift);
+    s->be->free(s->be, u->exact);
+    s->be->free(s->be, u->apart.absmax);
+    s->be->free(s->be, u->apart.sum2);
+    u->gram = NULL;
+    u->shift = u->exact = NULL;
+    u->apart = (struct qt_channels){0};
+}
+
 static void sums_free(struct qt_sequential *s)
 {
     for (int i = 0; i < QT_INPUTS; i++) {
         struct sums *u = &s->sums[i];
-        s->be->free(s->be, u->gram);
-        s->be->free(s->be, u->shift);
-        s->be->free(s->be, u->exact);
+        sums_release(s, u);
         qt_free(u->h);
         qt_free(u->cross);
-        s->be->free(s->be, u->apart.absmax);
-        s->be->free(s->be, u->apart.sum2);
         qt_free(u->strayed);
         *u = (struct sums){0};
     }
@@ -178,6 +187,7 @@ static int sums_download(struct qt_observed *out, struct qt_sequential *s, struc
         QT_TRY(s->be->download(s->be, u->h, u->gram, cells * sizeof *u->h, err));
         QT_TRY(s->be->download(s->be, u->cross, u->shift, cells * sizeof *u->cross, err));
         QT_TRY(s->be->download(s->be, u->strayed, u->apart.sum2, u->k * sizeof *u->strayed, err));
+        sums_release(s, u); /* solving needs the room */
         out->h[i] = u->h;
         out->cross[i] = u->cross;
         out->strayed[i] = u->strayed;

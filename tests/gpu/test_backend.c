@@ -266,6 +266,10 @@ static void test_elements(size_t count)
     BOTH(CALL);
 #undef CALL
     compare(&x, 0, "copy");
+#define CALL(be) be->zero(be, x.be, count / 2 * 4, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&x, 0, "zero");
 #define CALL(be) be->square_grad(be, &sums[be == gpu], x.be, x.be, y.be, 0.5f, count, &err)
     BOTH(CALL);
 #undef CALL

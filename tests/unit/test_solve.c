@@ -443,6 +443,38 @@ static void refit_is_least_squares(void **state)
     refit_case(5, 300, 300); /* one scale a row, blocks of columns */
 }
 
+/* A refit that leaves everything as it is, but looks at what it is asked. */
+static void grid_refit(void *ctx, const struct qt_column_group *group, const float *t, float *q,
+                       size_t row0, size_t rows)
+{
+    const struct grid *g = ctx;
+    (void)t;
+    assert_int_equal(group->n, qt_min_size(g->group, g->k - group->index * g->group));
+    for (size_t i = 0; i < group->n; i++)
+        for (size_t r = 0; r < rows; r++)
+            assert_true(q[i * QT_PANEL_ROWS + r] ==
+                        g->scale[group->index * g->n + row0 + r] *
+                            (float)g->code[group->col[i] * g->n + row0 + r]);
+}
+
+/* Groups that are refitted as a whole are not split, however long. */
+static void refitted_groups_are_whole(void **state)
+{
+    static const size_t cases[][2] = {{300, 300}, {700, 700}, {300, 250}, {100, 16}};
+    (void)state;
+    for (size_t i = 0; i < 4; i++) {
+        struct problem p = problem_new(9, cases[i][0], cases[i][1]);
+        struct qt_rounder rounder = {
+            .ctx = &p.g, .begin = grid_begin, .round = grid_round, .refit = grid_refit};
+        struct qt_solve_options opt = {.polish = 2};
+        struct qt_solve_report report;
+        assert_int_equal(qt_solve(&report, &p.f, p.w, p.g.n, &rounder, &opt, NULL), QT_OK);
+        expect_close("polished", report.polished, problem_error(&p), report.feedback);
+        assert_true(report.polished < report.feedback);
+        problem_free(&p);
+    }
+}
+
 static void dead_channels_are_solved(void **state)
 {
     enum { N = 9, K = 96 };
@@ -601,6 +633,7 @@ int main(void)
         cmocka_unit_test(polished_is_a_local_optimum),
         cmocka_unit_test(polishing_is_coordinate_descent),
         cmocka_unit_test(refit_is_least_squares),
+        cmocka_unit_test(refitted_groups_are_whole),
         cmocka_unit_test(dead_channels_are_solved),
         cmocka_unit_test(same_for_any_threads),
         cmocka_unit_test(together_as_apart),
