@@ -1,7 +1,6 @@
 #include "base/mem.h"
 
-#include "base/par.h"
-
+#include <omp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -45,36 +44,22 @@ static int out_of_memory(struct qt_err *err, size_t bytes)
     return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory (%zu bytes)", bytes);
 }
 
-struct zeroing {
-    char *p;
-    size_t bytes;
-};
-
-enum { PIECE = 4 << 20, HUGE_PAGE = 2 << 20 };
-
-static int zero_piece(void *ctx, size_t item, int thread, struct qt_err *err)
-{
-    const struct zeroing *z = ctx;
-    (void)thread;
-    (void)err;
-    memset(z->p + item * PIECE, 0, qt_min_size(PIECE, z->bytes - item * PIECE));
-    return QT_OK;
-}
-
 /* Large arrays on all threads, in pages of 2 MB where the kernel gives such on request: most of the
  * time is its own, for page after page. */
-static void zero(void *p, size_t bytes)
+static void zero(char *p, size_t bytes)
 {
-    struct zeroing z = {p, bytes};
+    enum { PIECE = 4 << 20, HUGE_PAGE = 2 << 20 };
     if (bytes <= 2 * PIECE) {
         memset(p, 0, bytes);
         return;
     }
 #ifdef MADV_HUGEPAGE
-    char *first = z.p + (HUGE_PAGE - (uintptr_t)p % HUGE_PAGE) % HUGE_PAGE;
-    madvise(first, (size_t)(z.p + bytes - first) / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+    char *first = p + (HUGE_PAGE - (uintptr_t)p % HUGE_PAGE) % HUGE_PAGE;
+    madvise(first, (size_t)(p + bytes - first) / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
 #endif
-    qt_parallel(qt_ceil_div(bytes, PIECE), zero_piece, &z, NULL);
+#pragma omp parallel for if (!omp_in_parallel())
+    for (size_t at = 0; at < bytes; at += PIECE)
+        memset(p + at, 0, qt_min_size(PIECE, bytes - at));
 }
 
 int qt_array_new(void *out, size_t n, size_t size, struct qt_err *err)
