@@ -156,6 +156,8 @@ void qt_block_close(struct qt_block *block);
  */
 int qt_block_load(struct qt_block *block, size_t layer, const struct qt_weights *w,
                   struct qt_err *err);
+/* Instead of the runtime that came with the weights; NULL: none. */
+void qt_block_set_runtime(struct qt_block *block, const struct qt_runtime *runtime);
 /* hidden[m][hidden] in place, m a multiple of seqlen, seqlen <= max_positions. Runs sequences in
  * chunks, so that working memory does not grow with m. tap may be NULL. */
 int qt_block_run(struct qt_block *block, float *hidden, size_t m, size_t seqlen,

@@ -92,6 +92,11 @@ done:
     return rc;
 }
 
+void qt_block_set_runtime(struct qt_block *block, const struct qt_runtime *runtime)
+{
+    block->runtime = runtime ? *runtime : (struct qt_runtime){0};
+}
+
 static void free_work(struct qt_block *b)
 {
     struct qt_backend *be = b->be;

@@ -197,14 +197,16 @@ done:
 }
 
 /* Tokens [at, at + m): the reference moves on, the quantized model's states stay. */
-static int observe_chunk(struct qt_sequential *s, struct qt_block *exact, struct qt_block *block,
-                         size_t at, size_t m, struct qt_err *err)
+static int observe_chunk(struct qt_sequential *s, struct qt_block *block, size_t at, size_t m,
+                         struct qt_err *err)
 {
     const struct qt_tap keep = {s, tap_exact}, sum = {s, tap_input};
     int rc;
     for (int i = 0; i < QT_INPUTS; i++)
         s->sums[i].exact_at = s->sums[i].seen_at = 0;
-    QT_TRY(qt_block_run(exact, s->reference + at * s->width, m, s->data->seqlen, &keep, err));
+    qt_block_set_runtime(block, NULL);
+    QT_TRY(qt_block_run(block, s->reference + at * s->width, m, s->data->seqlen, &keep, err));
+    qt_block_set_runtime(block, &s->source.runtime);
     QT_TRY(s->be->copy(s->be, s->chunk, s->hidden + at * s->width, m * s->width * sizeof *s->chunk,
                        err));
     QT_TRY(qt_block_run(block, s->chunk, m, s->data->seqlen, &sum, err));
@@ -212,31 +214,20 @@ done:
     return rc;
 }
 
-/* The unquantized block without a runtime. */
-static int open_exact(struct qt_block **out, struct qt_sequential *s, size_t layer,
-                      struct qt_err *err)
-{
-    struct qt_weights w = s->source;
-    w.runtime = (struct qt_runtime){0};
-    return qt_block_open(out, s->model, layer, &w, s->be, err);
-}
-
 int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, size_t layer,
                           struct qt_err *err)
 {
-    struct qt_block *block = NULL, *exact = NULL;
+    struct qt_block *block = NULL;
     size_t step = chunk_tokens(s);
     int rc;
     QT_TRY(sums_new(s, layer, err));
-    QT_TRY(open_exact(&exact, s, layer, err));
     QT_TRY(qt_block_open(&block, s->model, layer, &s->source, s->be, err));
     for (size_t at = 0; at < s->tokens; at += step)
-        QT_TRY(observe_chunk(s, exact, block, at, qt_min_size(step, s->tokens - at), err));
+        QT_TRY(observe_chunk(s, block, at, qt_min_size(step, s->tokens - at), err));
     s->reference_layer = layer + 1;
     QT_TRY(sums_download(out, s, err));
 done:
     qt_block_close(block);
-    qt_block_close(exact);
     return rc;
 }
 
@@ -248,7 +239,8 @@ int qt_sequential_advance(struct qt_sequential *s, size_t layer, const struct qt
     QT_TRY(qt_block_open(&block, s->model, layer, quantized, s->be, err));
     QT_TRY(qt_block_run(block, s->hidden, s->tokens, s->data->seqlen, NULL, err));
     if (s->reference_layer == layer) { /* a block that an interrupted run has finished */
-        QT_TRY(open_exact(&exact, s, layer, err));
+        QT_TRY(qt_block_open(&exact, s->model, layer, &s->source, s->be, err));
+        qt_block_set_runtime(exact, NULL);
         QT_TRY(qt_block_run(exact, s->reference, s->tokens, s->data->seqlen, NULL, err));
         s->reference_layer = layer + 1;
     }
