@@ -222,8 +222,7 @@ int qt_file_write_at(int fd, const char *path, const void *data, size_t size, ui
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && errno == EFAULT) /* data are in a mapping; read here they would be a SIGBUS */
-            return qt_fail(err, QT_E_RESOURCE, NULL, NULL,
-                           "a file that is being read became shorter, or its disk failed");
+            return qt_fail(err, QT_E_RESOURCE, NULL, NULL, QT_MAPPING_LOST);
         if (n <= 0)
             return io_fail(err, path, "cannot write");
         p += n;

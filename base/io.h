@@ -8,6 +8,9 @@
 #include <stdint.h>
 #include <time.h>
 
+/* Of a mapping: where it is read that is a SIGBUS, where it is written from EFAULT. */
+#define QT_MAPPING_LOST "a file that is being read became shorter, or its disk failed"
+
 struct qt_map {
     const unsigned char *data; /* NULL when size is 0 */
     size_t size;

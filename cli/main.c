@@ -89,8 +89,7 @@ static void mapping_lost(int sig)
                                   "    \"status\": \"resource\",\n    \"exit_code\": 6,\n"
                                   "    \"file\": null,\n    \"tensor\": null,\n"
                                   "    \"message\": \"a file could not be read on\"\n  }\n}\n");
-    write_text(STDERR_FILENO,
-               "qtool: a file that is being read became shorter, or its disk failed\n");
+    write_text(STDERR_FILENO, "qtool: " QT_MAPPING_LOST "\n");
     _exit(qt_exit_code(QT_E_RESOURCE));
 }
 

@@ -237,13 +237,14 @@ int qt_factor_reorder(struct qt_factor *out, const struct qt_factor *f,
     return rc;
 }
 
+enum { COLUMNS = 128 }; /* of V^-1, an item's */
+
 struct inverse {
     const struct qt_factor *f;
     float *out, *work; /* [k]; per thread [k][COLUMNS] */
 };
 
-/* H^-1 = (V^-1)^T V^-1: sums of squares down the columns of V^-1, here COLUMNS of them. */
-enum { COLUMNS = 128 };
+/* H^-1 = (V^-1)^T V^-1: sums of squares down the columns of V^-1. */
 static int invert_columns(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct inverse *v = ctx;

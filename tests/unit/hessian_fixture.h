@@ -98,6 +98,14 @@ static inline void expect_close(const char *what, double got, double want, doubl
         fail_msg("%s: %.9g, expected %.9g", what, got, want);
 }
 
+/* A backend whose memory passes for another's: all rows are solved together there. */
+static inline struct qt_backend elsewhere(const struct qt_backend *cpu)
+{
+    struct qt_backend other = *cpu;
+    other.host = false;
+    return other;
+}
+
 static inline struct qt_factor factor_of(const double *h, size_t k, size_t group, bool natural,
                                          double damp)
 {

@@ -123,8 +123,7 @@ static void as_good_on_a_backend(void **state)
     struct qt_backend *be, other;
     (void)state;
     assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
-    other = *be;
-    other.host = false;
+    other = elsewhere(be);
     double *h = random_hessian(K, 600), *d = damped(h, K, 0.01);
     float *w = random_weights(N, K);
     for (int i = 0; i <= SPECS; i++) {

@@ -545,8 +545,7 @@ static void together_as_apart(void **state)
     struct qt_backend *be, other;
     (void)state;
     assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
-    other = *be;
-    other.host = false;
+    other = elsewhere(be);
     for (size_t i = 0; i < WIDTHS; i++)
         for (size_t c = 0; c < 3; c++) {
             const size_t k = widths[i], n = heights[(i + c) % 3], group = qt_min_size(groups[c], k);
@@ -617,8 +616,7 @@ static void allocation_failures(void **state)
     (void)state;
     allocations_fail(NULL);
     assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
-    other = *be;
-    other.host = false;
+    other = elsewhere(be);
     allocations_fail(&other);
     be->close(be);
 }
