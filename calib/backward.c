@@ -300,7 +300,7 @@ int qt_block_grad(struct qt_block *block, float *grad, const struct qt_block_gra
     rows = block_chunk(m, seqlen);
     QT_TRY(prepare(block, rows, seqlen, err));
     for (size_t at = 0; at < m; at += rows) {
-        struct block_run run = {block, NULL, qt_min_size(rows, m - at), seqlen, NULL};
+        struct block_run run = {block, NULL, qt_min_size(rows, m - at), seqlen, NULL, -1};
         struct chunk c = {run, &block->grad,        block->be,        cfg,
                           add, hidden + at * width, grad + at * width};
         QT_TRY(attention_forward(&c, err));

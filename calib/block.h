@@ -55,6 +55,7 @@ struct block_run {
     float *hidden;
     size_t m, seqlen;
     const struct qt_tap *tap;
+    int stop; /* the input of linears where the way ends, and the only one tapped; -1: none */
 };
 
 int block_floats(float **out, struct qt_backend *be, size_t rows, size_t width, struct qt_err *err);

@@ -156,12 +156,21 @@ void qt_block_close(struct qt_block *block);
  */
 int qt_block_load(struct qt_block *block, size_t layer, const struct qt_weights *w,
                   struct qt_err *err);
-/* Instead of the runtime that came with the weights; NULL: none. */
-void qt_block_set_runtime(struct qt_block *block, const struct qt_runtime *runtime);
+/* Other weights for the linears with that input, all else as it is. */
+int qt_block_load_linears(struct qt_block *block, int input, const struct qt_weights *w,
+                          struct qt_err *err);
 /* hidden[m][hidden] in place, m a multiple of seqlen, seqlen <= max_positions. Runs sequences in
  * chunks, so that working memory does not grow with m. tap may be NULL. */
 int qt_block_run(struct qt_block *block, float *hidden, size_t m, size_t seqlen,
                  const struct qt_tap *tap, struct qt_err *err);
+/* The same of one sublayer: attention, with the inputs 0 and 1 of linears, or the MLP, with 2
+ * and 3. */
+int qt_block_run_sublayer(struct qt_block *block, int input, float *hidden, size_t m, size_t seqlen,
+                          struct qt_err *err);
+/* The sublayer of `input` up to there: tap gets that input alone, hidden stays as it is. The
+ * linears with this input and those behind it are not used. */
+int qt_block_run_to(struct qt_block *block, int input, float *hidden, size_t m, size_t seqlen,
+                    const struct qt_tap *tap, struct qt_err *err);
 
 /* Embedding and head. */
 struct qt_ends;

@@ -71,30 +71,48 @@ int qt_block_open(struct qt_block **out, const struct qt_model *model, size_t la
     return rc;
 }
 
-/* The parts of all layers have the same shapes (role_shape). */
-int qt_block_load(struct qt_block *b, size_t layer, const struct qt_weights *w, struct qt_err *err)
+static const struct qt_linear *linear_of(const struct layer *l, enum role role)
 {
-    const struct layer *l = &b->model->layers[layer];
+    return &l->linears[l->index[role]];
+}
+
+static bool is_linear_of(const struct layer *l, enum role role, int input)
+{
+    return l->parts[role].weight && l->parts[role].k && linear_of(l, role)->input == input;
+}
+
+/* input: of the linears to load; -1: all parts. */
+static int load_parts(struct qt_block *b, int input, const struct qt_weights *w, struct qt_err *err)
+{
+    const struct layer *l = b->layer;
     float *staging = NULL;
     size_t largest = 0;
     int rc = QT_OK;
     for (int role = 0; role < ROLE_COUNT; role++)
         if (part_count(&l->parts[role]) > largest)
             largest = part_count(&l->parts[role]);
-    b->layer = l;
-    b->runtime = w->runtime;
-    b->window = b->model->cfg.windows[layer];
     QT_TRY(qt_array_new(&staging, largest, sizeof *staging, err));
     for (int role = 0; role < ROLE_COUNT; role++)
-        QT_TRY(load_part(&b->parts[role], &l->parts[role], staging, w, b->be, err));
+        if (input < 0 || is_linear_of(l, (enum role)role, input))
+            QT_TRY(load_part(&b->parts[role], &l->parts[role], staging, w, b->be, err));
 done:
     qt_free(staging);
     return rc;
 }
 
-void qt_block_set_runtime(struct qt_block *block, const struct qt_runtime *runtime)
+/* The parts of all layers have the same shapes (role_shape). */
+int qt_block_load(struct qt_block *b, size_t layer, const struct qt_weights *w, struct qt_err *err)
 {
-    block->runtime = runtime ? *runtime : (struct qt_runtime){0};
+    b->layer = &b->model->layers[layer];
+    b->runtime = w->runtime;
+    b->window = b->model->cfg.windows[layer];
+    return load_parts(b, -1, w, err);
+}
+
+int qt_block_load_linears(struct qt_block *b, int input, const struct qt_weights *w,
+                          struct qt_err *err)
+{
+    return load_parts(b, input, w, err);
 }
 
 static void free_work(struct qt_block *b)
@@ -196,24 +214,21 @@ int block_norm(const struct block_run *r, enum role role, float *y, const float 
                           r->b->layer->parts[role].n, err);
 }
 
-static const struct qt_linear *linear_of(const struct layer *l, enum role role)
-{
-    return &l->linears[l->index[role]];
-}
-
 /* The input of the linear `role` and of those beside it, x[m][k], is complete: through the runtime,
- * past the tap. */
-static int run_input(const float **x, const struct block_run *r, enum role role, struct qt_err *err)
+ * past the tap. *stop: that was all. */
+static int run_input(const float **x, bool *stop, const struct block_run *r, enum role role,
+                     struct qt_err *err)
 {
     struct qt_block *b = r->b;
     const struct qt_linear *linear = linear_of(b->layer, role);
     int rc = QT_OK;
+    *stop = linear->input == r->stop;
     if (b->runtime.input) {
         QT_TRY(
             b->runtime.input(b->runtime.ctx, b->be, b->staged, *x, linear, r->m, linear->k, err));
         *x = b->staged;
     }
-    if (r->tap)
+    if (r->tap && (r->stop < 0 || *stop))
         QT_TRY(r->tap->fn(r->tap->ctx, linear->input, *x, r->m, linear->k, err));
 done:
     return rc;
@@ -273,9 +288,12 @@ static int run_attention(const struct block_run *r, struct qt_err *err)
     size_t width = info->heads * info->head_dim, kv_width = info->kv_heads * info->head_dim;
     float *q = b->wide, *k = q + r->m * width, *v = k + r->m * kv_width, *y = v + r->m * kv_width;
     const float *x, *attended = y;
+    bool stop;
     int rc = QT_OK;
     QT_TRY(sublayer_input(&x, r, ROLE_ATTN_IN, err));
-    QT_TRY(run_input(&x, r, ROLE_Q, err));
+    QT_TRY(run_input(&x, &stop, r, ROLE_Q, err));
+    if (stop)
+        goto done;
     QT_TRY(block_linear(r, ROLE_Q, q, x, err));
     QT_TRY(block_linear(r, ROLE_K, k, x, err));
     QT_TRY(block_linear(r, ROLE_V, v, x, err));
@@ -285,7 +303,9 @@ static int run_attention(const struct block_run *r, struct qt_err *err)
         QT_TRY(b->runtime.cache(b->runtime.cache_ctx, b->be, k, v, linear_of(b->layer, ROLE_K),
                                 r->m, &a, err));
     QT_TRY(b->be->attention(b->be, y, q, k, v, r->m, &a, err));
-    QT_TRY(run_input(&attended, r, ROLE_O, err));
+    QT_TRY(run_input(&attended, &stop, r, ROLE_O, err));
+    if (stop)
+        goto done;
     QT_TRY(block_linear(r, ROLE_O, b->x, attended, err));
     QT_TRY(sublayer_output(r, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
 done:
@@ -300,14 +320,19 @@ static int run_mlp(const struct block_run *r, struct qt_err *err)
     size_t count = r->m * cfg->intermediate;
     float *up = b->wide, *gate = gated ? up + count : up; /* ungated: act(up) */
     const float *x, *product = gate;
+    bool stop;
     int rc = QT_OK;
     QT_TRY(sublayer_input(&x, r, ROLE_MLP_IN, err));
-    QT_TRY(run_input(&x, r, ROLE_UP, err));
+    QT_TRY(run_input(&x, &stop, r, ROLE_UP, err));
+    if (stop)
+        goto done;
     if (gated)
         QT_TRY(block_linear(r, ROLE_GATE, gate, x, err));
     QT_TRY(block_linear(r, ROLE_UP, up, x, err));
     QT_TRY(b->be->activate(b->be, gate, gate, gated ? up : NULL, cfg->act, count, err));
-    QT_TRY(run_input(&product, r, ROLE_DOWN, err));
+    QT_TRY(run_input(&product, &stop, r, ROLE_DOWN, err));
+    if (stop)
+        goto done;
     QT_TRY(block_linear(r, ROLE_DOWN, b->x, product, err));
     QT_TRY(sublayer_output(r, ROLE_MLP_IN, ROLE_MLP_OUT, err));
 done:
@@ -325,8 +350,12 @@ int block_check_length(const struct qt_model *model, size_t m, size_t seqlen, st
     return QT_OK;
 }
 
-int qt_block_run(struct qt_block *block, float *hidden, size_t m, size_t seqlen,
-                 const struct qt_tap *tap, struct qt_err *err)
+typedef int sublayer(const struct block_run *r, struct qt_err *err);
+
+/* sublayers[2]: NULL for one that is left out. */
+static int run_sublayers(struct qt_block *block, sublayer *const sublayers[2], float *hidden,
+                         size_t m, size_t seqlen, const struct qt_tap *tap, int stop,
+                         struct qt_err *err)
 {
     size_t width = block->model->cfg.info.hidden, rows;
     int rc = QT_OK;
@@ -334,12 +363,40 @@ int qt_block_run(struct qt_block *block, float *hidden, size_t m, size_t seqlen,
     rows = block_chunk(m, seqlen);
     QT_TRY(block_prepare(block, rows, seqlen, err));
     for (size_t at = 0; at < m; at += rows) {
-        struct block_run r = {block, hidden + at * width, qt_min_size(rows, m - at), seqlen, tap};
-        QT_TRY(run_attention(&r, err));
-        QT_TRY(run_mlp(&r, err));
+        struct block_run r = {block, hidden + at * width, qt_min_size(rows, m - at), seqlen, tap,
+                              stop};
+        for (int i = 0; i < 2; i++)
+            if (sublayers[i])
+                QT_TRY(sublayers[i](&r, err));
     }
 done:
     return rc;
+}
+
+int qt_block_run(struct qt_block *block, float *hidden, size_t m, size_t seqlen,
+                 const struct qt_tap *tap, struct qt_err *err)
+{
+    return run_sublayers(block, (sublayer *const[]){run_attention, run_mlp}, hidden, m, seqlen, tap,
+                         -1, err);
+}
+
+static sublayer *sublayer_of(int input)
+{
+    return input < 2 ? run_attention : run_mlp;
+}
+
+int qt_block_run_sublayer(struct qt_block *block, int input, float *hidden, size_t m, size_t seqlen,
+                          struct qt_err *err)
+{
+    return run_sublayers(block, (sublayer *const[]){sublayer_of(input), NULL}, hidden, m, seqlen,
+                         NULL, -1, err);
+}
+
+int qt_block_run_to(struct qt_block *block, int input, float *hidden, size_t m, size_t seqlen,
+                    const struct qt_tap *tap, struct qt_err *err)
+{
+    return run_sublayers(block, (sublayer *const[]){sublayer_of(input), NULL}, hidden, m, seqlen,
+                         tap, input, err);
 }
 
 /* ---- embedding and head --------------------------------------------------------------------- */

@@ -1,12 +1,12 @@
 /*
- * Calibrated quantization, block by block: observe the inputs of a block's linears with the hidden
- * states that the quantized blocks before it give, quantize them, move the hidden states on through
- * the decoded weights. Or, where the statistics come from a calibration file, just quantize them.
+ * Calibrated quantization, block by block, and in a block input by input: observe what the linears
+ * with this input will get from those quantized before them, quantize them, move the hidden states
+ * on through the decoded weights. Or, where the statistics come from a calibration file, just
+ * quantize them.
  */
 #include "pack/run.h"
 #include "pack/sequential.h"
 
-#include <stdio.h>
 #include <string.h>
 
 /* The linears of one block while they are being quantized. */
@@ -40,11 +40,11 @@ static int block_load(void *ctx, const char *name, float *dst, struct qt_err *er
 
 /* ---- resuming ------------------------------------------------------------------------------- */
 
-/* Finds the block's items, and those among them that are finished; *left counts the others. */
-static int find_items(struct block *b, size_t *left, struct qt_err *err)
+/* Finds the block's items, and those among them that are finished; left[input] counts the others.
+ */
+static int find_items(struct block *b, size_t left[QT_INPUTS], struct qt_err *err)
 {
     int rc = QT_OK;
-    *left = 0;
     for (size_t i = 0; i < b->count; i++) {
         QT_TRY(qt_run_find_item(&b->item[i], b->run, b->linear[i].weight, err));
         if (b->run->plan.items[b->item[i]].why)
@@ -52,7 +52,7 @@ static int find_items(struct block *b, size_t *left, struct qt_err *err)
         if (qt_run_resume_item(b->run, b->item[i]))
             QT_TRY(qt_run_read_back(&b->packed[i], b->run, b->item[i], err));
         else
-            ++*left;
+            left[b->linear[i].input]++;
     }
 done:
     return rc;
@@ -60,25 +60,19 @@ done:
 
 /* ---- quantizing ----------------------------------------------------------------------------- */
 
-/* The factor in use, for linears that share an input and a group size. */
-struct shared_factor {
-    struct qt_factor factor;
-    int input;
-};
-
 /* |z - x|^2, of stored channels where act is not NULL. */
-static double strayed(const struct qt_observed *seen, int input, size_t k, const struct qt_act *act)
+static double strayed(const struct qt_observed *seen, size_t k, const struct qt_act *act)
 {
     double sum = 0;
     for (size_t p = 0; p < k; p++) {
         double factor = act ? (double)act->factor[p] : 1;
-        sum += seen->strayed[input][act ? act->order[p] : p] * factor * factor;
+        sum += seen->strayed[act ? act->order[p] : p] * factor * factor;
     }
     return sum;
 }
 
 /* Of stored channels, where they are not the source's. */
-static int arranged_factor(struct qt_factor *out, const struct qt_observed *seen, int input,
+static int arranged_factor(struct qt_factor *out, const struct qt_observed *seen,
                            const struct qt_act *act, const struct qt_factor_options *opt,
                            struct qt_err *err)
 {
@@ -87,12 +81,12 @@ static int arranged_factor(struct qt_factor *out, const struct qt_observed *seen
     float *cross = NULL;
     int rc;
     QT_TRY(qt_array_new(&h, k, k * sizeof *h, err));
-    qt_arrange_gram(h, seen->h[input], act);
+    qt_arrange_gram(h, seen->h, act);
     QT_TRY(qt_factor_new(out, h, k, opt, err));
-    if (seen->cross[input]) {
+    if (seen->cross) {
         QT_TRY(qt_array_new(&cross, k, k * sizeof *cross, err));
-        qt_arrange_cross(cross, seen->cross[input], act);
-        QT_TRY(qt_factor_shift(out, cross, strayed(seen, input, k, act), seen->tokens, err));
+        qt_arrange_cross(cross, seen->cross, act);
+        QT_TRY(qt_factor_shift(out, cross, strayed(seen, k, act), seen->tokens, err));
     }
 done:
     qt_free(h);
@@ -100,27 +94,26 @@ done:
     return rc;
 }
 
-static int factor_for(struct shared_factor *f, struct qt_backend *be,
-                      const struct qt_linear *linear, const struct qt_packed *p,
-                      const struct qt_observed *seen, const struct qt_act *act, struct qt_err *err)
+/* f: the factor of the linear before, kept where its groups are as long. */
+static int factor_for(struct qt_factor *f, struct qt_backend *be, const struct qt_linear *linear,
+                      const struct qt_packed *p, const struct qt_observed *seen,
+                      const struct qt_act *act, struct qt_err *err)
 {
     struct qt_factor_options opt = {.damp = 0.01, .group = qt_packed_group(p), .backend = be};
-    int input = linear->input, rc;
-    if (f->factor.k && f->input == input && f->factor.group_size == opt.group)
+    int rc;
+    if (f->k && f->group_size == opt.group)
         return QT_OK;
-    qt_factor_free(&f->factor);
-    f->input = input;
+    qt_factor_free(f);
     if (act)
-        return arranged_factor(&f->factor, seen, input, act, &opt, err);
-    QT_TRY(qt_factor_new(&f->factor, seen->h[input], linear->k, &opt, err));
-    if (seen->cross[input])
-        QT_TRY(qt_factor_shift(&f->factor, seen->cross[input],
-                               strayed(seen, input, linear->k, NULL), seen->tokens, err));
+        return arranged_factor(f, seen, act, &opt, err);
+    QT_TRY(qt_factor_new(f, seen->h, linear->k, &opt, err));
+    if (seen->cross)
+        QT_TRY(qt_factor_shift(f, seen->cross, strayed(seen, linear->k, NULL), seen->tokens, err));
 done:
     return rc;
 }
 
-static int quantize_linear(struct block *b, struct shared_factor *f, size_t i,
+static int quantize_linear(struct block *b, struct qt_factor *f, size_t i,
                            const struct qt_observed *seen, struct qt_err *err)
 {
     const struct qt_plan_item *item = &b->run->plan.items[b->item[i]];
@@ -134,7 +127,7 @@ static int quantize_linear(struct block *b, struct shared_factor *f, size_t i,
         rc = factor_for(f, b->run->opt->calibration->backend, &b->linear[i], &item->packed, seen,
                         arrange.input, &inner);
         if (rc == QT_OK)
-            factor = &f->factor;
+            factor = f;
         else if (rc == QT_E_UNSUPPORTED)
             QT_TRY(qt_run_fall_back(why, sizeof why, b->run, item->tensor, inner.reason, err));
         else
@@ -149,69 +142,65 @@ done:
     return rc;
 }
 
-static int quantize_linears(struct block *b, const struct qt_observed *seen, struct qt_err *err)
+/* The linears with this input. */
+static int quantize_linears(struct block *b, int input, const struct qt_observed *seen,
+                            struct qt_err *err)
 {
-    struct shared_factor f = {0};
+    struct qt_factor f = {0};
     int rc = QT_OK;
     for (size_t i = 0; i < b->count && rc == QT_OK; i++) {
-        if (b->run->plan.items[b->item[i]].why || b->run->entries[b->item[i]])
+        if (b->linear[i].input != input || b->run->plan.items[b->item[i]].why ||
+            b->run->entries[b->item[i]])
             continue;
         rc = qt_run_check_interrupted(b->run, err);
         if (rc == QT_OK)
             rc = quantize_linear(b, &f, i, seen, err);
     }
-    qt_factor_free(&f.factor);
+    qt_factor_free(&f);
     return rc;
 }
 
 /* ---- one block ------------------------------------------------------------------------------ */
 
-/* H of a block's inputs from a calibration file. */
-static int load_hessians(double *h[QT_INPUTS], const struct qt_qcal *file, size_t layer,
-                         struct qt_err *err)
+/* H from a calibration file. */
+static int quantize_from_file(struct block *b, size_t layer, int input, struct qt_err *err)
 {
-    int rc = QT_OK;
-    for (size_t i = 0; i < QT_INPUTS && rc == QT_OK; i++) {
-        size_t k = qt_qcal_info(file)->k[layer][i];
-        struct qt_channels c;
-        QT_TRY(qt_array_new(&h[i], k, k * sizeof **h, err));
-        QT_TRY(qt_qcal_channels(&c, file, layer, i, err));
-        rc = qt_qcal_hessian(h[i], file, layer, i, c.sum2, err);
-        qt_channels_free(&c);
-    }
+    const struct qt_qcal *file = b->run->opt->calibration->file;
+    const size_t k = qt_qcal_info(file)->k[layer][input];
+    struct qt_channels c = {0};
+    double *h = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&h, k, k * sizeof *h, err));
+    QT_TRY(qt_qcal_channels(&c, file, layer, (size_t)input, err));
+    QT_TRY(qt_qcal_hessian(h, file, layer, (size_t)input, c.sum2, err));
+    QT_TRY(quantize_linears(b, input, &(struct qt_observed){.h = h}, err));
 done:
-    return rc;
-}
-
-static int quantize_from_file(struct block *b, size_t layer, struct qt_err *err)
-{
-    double *h[QT_INPUTS] = {NULL};
-    struct qt_observed seen = {.tokens = 0};
-    int rc = load_hessians(h, b->run->opt->calibration->file, layer, err);
-    memcpy(seen.h, h, sizeof seen.h);
-    if (rc == QT_OK)
-        rc = quantize_linears(b, &seen, err);
-    for (size_t i = 0; i < QT_INPUTS; i++)
-        qt_free(h[i]);
+    qt_channels_free(&c);
+    qt_free(h);
     return rc;
 }
 
 static int quantize_and_advance(struct block *b, struct qt_sequential *seq, size_t layer,
-                                size_t left, struct qt_err *err)
+                                const size_t left[QT_INPUTS], struct qt_err *err)
 {
-    struct qt_weights quantized = {.dir = b->source.dir,
+    const struct qt_weights now = {.dir = b->source.dir,
                                    .ctx = b,
                                    .shape = block_shape,
                                    .load = block_load,
                                    .runtime = qt_run_runtime(b->run)};
+    const bool last = layer + 1 == qt_model_info(b->model)->layers;
     struct qt_observed seen;
-    int rc = QT_OK;
-    if (left) {
-        QT_TRY(qt_sequential_observe(&seen, seq, layer, err));
-        QT_TRY(quantize_linears(b, &seen, err));
+    int rc;
+    QT_TRY(qt_sequential_enter(seq, layer, &now, err));
+    for (int input = 0; input < QT_INPUTS; input++) {
+        if (left[input]) {
+            QT_TRY(qt_sequential_observe(&seen, seq, input, err));
+            QT_TRY(quantize_linears(b, input, &seen, err));
+            QT_TRY(qt_sequential_renew(seq, input, &now, err));
+        }
+        if (input % 2 && !(last && input == QT_INPUTS - 1)) /* the last of a sublayer */
+            QT_TRY(qt_sequential_advance(seq, input, err));
     }
-    if (layer + 1 < qt_model_info(qt_sequential_model(seq))->layers)
-        QT_TRY(qt_sequential_advance(seq, layer, &quantized, err));
 done:
     return rc;
 }
@@ -221,16 +210,17 @@ static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt
                      size_t layer, struct qt_err *err)
 {
     struct block b = {.run = run, .model = model, .source = qt_weights_of_ckpt(run->ckpt)};
-    size_t left;
+    size_t left[QT_INPUTS] = {0};
     int rc;
     b.count = qt_model_linears(&b.linear, model, layer);
     QT_TRY(qt_array_new(&b.item, b.count, sizeof *b.item, err));
     QT_TRY(qt_array_new(&b.packed, b.count, sizeof *b.packed, err));
-    QT_TRY(find_items(&b, &left, err));
+    QT_TRY(find_items(&b, left, err));
     if (seq)
         QT_TRY(quantize_and_advance(&b, seq, layer, left, err));
-    else if (left)
-        QT_TRY(quantize_from_file(&b, layer, err));
+    for (int input = 0; !seq && input < QT_INPUTS; input++)
+        if (left[input])
+            QT_TRY(quantize_from_file(&b, layer, input, err));
 done:
     for (size_t i = 0; b.packed && i < b.count; i++)
         qt_packed_free(&b.packed[i]);
@@ -309,7 +299,6 @@ static int run_data(struct qt_run *run, struct qt_err *err)
     QT_TRY(check_strict(run, model, err));
     warn_of_few_tokens(run, model);
     QT_TRY(plan_activations(run, model, &source, err));
-    source.runtime = qt_run_runtime(run);
     QT_TRY(qt_sequential_open(&seq, &source, run->opt->calibration, err));
     for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
         QT_TRY(run_layer(run, model, seq, layer, err));

@@ -1,6 +1,8 @@
 /*
- * Calibration block by block (private to pack/): the hidden states of all calibration windows go
- * through the decoder, and every block sees what the blocks before it really give once quantized.
+ * Calibration block by block (private to pack/). The hidden states of all calibration windows go
+ * through the decoder twice: through the unquantized model, and through the model as far as it is
+ * quantized. Within a block it goes by inputs of linears, in order of use: each is observed as the
+ * linears before it, quantized, have made it.
  */
 #ifndef QT_PACK_SEQUENTIAL_H
 #define QT_PACK_SEQUENTIAL_H
@@ -9,26 +11,33 @@
 
 struct qt_sequential;
 
-/* Embeds the windows. `source`: the unquantized weights, with the runtime that the quantized model
- * will have. */
+/* Embeds the windows. */
 int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *source,
                        const struct qt_calibration *data, struct qt_err *err);
 void qt_sequential_close(struct qt_sequential *s);
 const struct qt_model *qt_sequential_model(const struct qt_sequential *s);
 
-/* Sums over all tokens of a block's linear inputs, in host memory: input i, NULL where no linear
- * has it. x is what the linears will get, z what the unquantized model gives them. */
+/* The hidden states stand in front of this layer. now: the quantized model's weights as far as
+ * there are any, the source's elsewhere, and its runtime. */
+int qt_sequential_enter(struct qt_sequential *s, size_t layer, const struct qt_weights *now,
+                        struct qt_err *err);
+
+/* Sums over all tokens of an input, in host memory: x is what its linears will get, z what the
+ * unquantized model gives them. */
 struct qt_observed {
-    const double *h[QT_INPUTS];       /* x^T x, lower triangle */
-    const float *cross[QT_INPUTS];    /* (z - x)^T x */
-    const double *strayed[QT_INPUTS]; /* (z - x)^2 by channel */
+    const double *h;       /* [k][k] x^T x, lower triangle */
+    const float *cross;    /* [k][k] (z - x)^T x, or NULL: z is not known */
+    const double *strayed; /* [k] (z - x)^2; with cross */
     size_t tokens;
 };
-/* Valid until the next call. The hidden states stay where they are. */
-int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, size_t layer,
+/* Of an input of the sublayer that the hidden states stand in front of; valid until the next call.
+ */
+int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int input,
                           struct qt_err *err);
-/* Moves the hidden states through the block with the given weights. */
-int qt_sequential_advance(struct qt_sequential *s, size_t layer, const struct qt_weights *quantized,
-                          struct qt_err *err);
+/* The linears with this input have other weights now. */
+int qt_sequential_renew(struct qt_sequential *s, int input, const struct qt_weights *now,
+                        struct qt_err *err);
+/* Moves the hidden states through the sublayer with this input. */
+int qt_sequential_advance(struct qt_sequential *s, int input, struct qt_err *err);
 
 #endif

@@ -315,6 +315,82 @@ static void test_taps(void **state)
     tap_case(GOLDEN "/opt_norm_after");
 }
 
+/* Inputs of one sequence, by input. */
+struct kept {
+    float *x[QT_INPUTS];
+    size_t floats[QT_INPUTS];
+};
+
+static int keep(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err)
+{
+    struct kept *s = ctx;
+    (void)err;
+    assert_null(s->x[input]);
+    s->floats[input] = m * k;
+    s->x[input] = malloc(m * k * sizeof *x);
+    memcpy(s->x[input], x, m * k * sizeof *x);
+    return QT_OK;
+}
+
+static void compare_kept(const struct kept *a, const struct kept *b, int first, int last)
+{
+    for (int i = 0; i < QT_INPUTS; i++) {
+        assert_true((b->x[i] != NULL) == (i >= first && i <= last));
+        if (b->x[i])
+            assert_memory_equal(a->x[i], b->x[i], a->floats[i] * sizeof *a->x[i]);
+    }
+}
+
+static void free_kept(struct kept *s)
+{
+    for (int i = 0; i < QT_INPUTS; i++)
+        free(s->x[i]);
+    *s = (struct kept){0};
+}
+
+/* A block by its sublayers, and as far as each of its inputs: as all at once. */
+static void part_case(const char *dir)
+{
+    enum { M = 21 };
+    struct fixture f;
+    struct qt_block *block;
+    struct kept whole = {0}, part = {0};
+    uint32_t ids[M];
+    open_fixture(&f, dir);
+    const size_t count = M * qt_model_info(f.model)->hidden, bytes = count * sizeof(float);
+    float *all = malloc(bytes), *parts = malloc(bytes), *before = malloc(bytes);
+    fill_ids(ids, M, 97);
+    must(qt_model_embed(all, f.model, &f.weights, f.be, ids, M, M, &f.err), &f.err);
+    memcpy(parts, all, bytes);
+    must(qt_block_open(&block, f.model, 0, &f.weights, f.be, &f.err), &f.err);
+    must(qt_block_run(block, all, M, M, &(struct qt_tap){&whole, keep}, &f.err), &f.err);
+    for (int i = 0; i < QT_INPUTS; i++) {
+        memcpy(before, parts, bytes);
+        must(qt_block_run_to(block, i, parts, M, M, &(struct qt_tap){&part, keep}, &f.err), &f.err);
+        compare_kept(&whole, &part, i, i);
+        assert_memory_equal(before, parts, bytes);
+        free_kept(&part);
+        if (i % 2)
+            must(qt_block_run_sublayer(block, i, parts, M, M, &f.err), &f.err);
+    }
+    assert_memory_equal(all, parts, bytes);
+    free_kept(&whole);
+    qt_block_close(block);
+    close_fixture(&f);
+    free(all);
+    free(parts);
+    free(before);
+}
+
+static void test_parts_of_blocks(void **state)
+{
+    (void)state;
+    part_case(GOLDEN "/llama");
+    part_case(GOLDEN "/gemma2");
+    part_case(GOLDEN "/opt");
+    part_case(GOLDEN "/opt_norm_after");
+}
+
 /* Sequences do not see each other, and where a chunk ends changes nothing but rounding. */
 static void test_chunks(void **state)
 {
@@ -667,11 +743,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden_models), cmocka_unit_test(test_tiny_llama),
         cmocka_unit_test(test_nano_llama),    cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_taps),          cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_linears),       cmocka_unit_test(test_families),
-        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_no_config),     cmocka_unit_test(test_bad_calls),
-        cmocka_unit_test(test_load_fails),    cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_taps),          cmocka_unit_test(test_parts_of_blocks),
+        cmocka_unit_test(test_chunks),        cmocka_unit_test(test_linears),
+        cmocka_unit_test(test_families),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_defaults),      cmocka_unit_test(test_no_config),
+        cmocka_unit_test(test_bad_calls),     cmocka_unit_test(test_load_fails),
+        cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
