@@ -244,6 +244,11 @@ bool qt_model_input_is_norm(const struct qt_model *model, int input)
     return input % 2 == 0 && !model->cfg.norm_after;
 }
 
+bool qt_model_output_is_added(const struct qt_model *model, int input)
+{
+    return input % 2 && !model->cfg.arch->parts[input < 2 ? ROLE_ATTN_OUT : ROLE_MLP_OUT];
+}
+
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer)
 {
     *out = model->layers[layer].linears;

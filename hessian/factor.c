@@ -283,8 +283,9 @@ void qt_factor_free(struct qt_factor *f)
     qt_free(f->h);
     qt_free(f->v);
     qt_free(f->shift);
+    qt_free(f->residual);
     f->order = f->group = NULL;
-    f->h = f->v = f->shift = NULL;
+    f->h = f->v = f->shift = f->residual = NULL;
     f->k = 0;
 }
 

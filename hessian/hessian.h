@@ -3,7 +3,7 @@
  * callback's business.
  *
  *   factor.c   H = X^T X -> damped, ordered, factored   (by cholesky.c)
- *   shift.c    targets that make up for errors of the inputs
+ *   targets.c  targets that make up for errors of the inputs and of hidden states
  *   solve.c    passes over the columns:
  *   feedback.c error feedback (GPTQ, Frantar et al. 2022, in the form of Babai's nearest plane)
  *   polish.c   afterwards: coordinate descent on the codes, least squares on the scales, under H
@@ -23,16 +23,17 @@ enum qt_damping { QT_DAMP_PLAIN, QT_DAMP_RAISED, QT_DAMP_FAILED };
 /* H in processing order, ready for solving. Position p stands for column order[p]. */
 struct qt_factor {
     size_t k, group_size;
-    size_t *order;              /* [k]; a group of columns is contiguous in it */
-    size_t *group;              /* [k] group number at position p */
-    float *h;                   /* [k][k] damped H, symmetric, mean diagonal 1 */
-    float *v;                   /* [k][k] upper triangular, h = v v^T */
-    float *shift;               /* [k][k] in storage order, or NULL: see qt_factor_shift */
-    double scale;               /* that has made the mean diagonal 1 */
-    double shrink;              /* what is left of the shift, 0 to 1 */
-    double damp;                /* added to the diagonal, as a share of its mean */
-    size_t dead;                /* channels that were never active */
-    struct qt_backend *backend; /* of the options, or NULL */
+    size_t *order;   /* [k]; a group of columns is contiguous in it */
+    size_t *group;   /* [k] group number at position p */
+    float *h;        /* [k][k] damped H, symmetric, mean diagonal 1 */
+    float *v;        /* [k][k] upper triangular, h = v v^T */
+    float *shift;    /* [k][k] in storage order, or NULL: see qt_factor_shift */
+    float *residual; /* [n][k] in storage order, or NULL: see qt_factor_residual */
+    double scale;    /* that has made the mean diagonal 1 */
+    double shift_shrink, residual_shrink; /* what is left of them, 0 to 1 */
+    double damp;                          /* added to the diagonal, as a share of its mean */
+    size_t dead;                          /* channels that were never active */
+    struct qt_backend *backend;           /* of the options, or NULL */
     enum qt_damping damping;
 };
 
@@ -78,8 +79,17 @@ int qt_factor_inverse_diagonal(float *out, const struct qt_factor *f, struct qt_
  */
 int qt_factor_shift(struct qt_factor *f, const float *cross, double strayed, size_t tokens,
                     struct qt_err *err);
-/* w[n][k] += w S */
-int qt_factor_targets(float *w, size_t n, const struct qt_factor *f, struct qt_err *err);
+/*
+ * Targets of the one matrix whose outputs are added to hidden states that are not what they should
+ * be either: off by r[n], those of the unrounded model less these. W + W S + T has the sum nearest
+ * to what it should be, T = D H^-1, D = sum of r x^T. T is shrunk as S is. cross[n][k]: D; strayed:
+ * sum |r|^2. f is of use for that matrix alone then.
+ */
+int qt_factor_residual(struct qt_factor *f, const float *cross, size_t n, double strayed,
+                       size_t tokens, struct qt_err *err);
+/* w[n][k] += w S + T, w being in units of `unit`, which H and the sums have nothing of. */
+int qt_factor_targets(float *w, size_t n, float unit, const struct qt_factor *f,
+                      struct qt_err *err);
 
 /*
  * How a scheme rounds. Rows come in panels [row0, row0 + rows), rows <= QT_PANEL_ROWS, each panel

@@ -137,3 +137,10 @@ void qt_arrange_cross(float *dst, const float *c, const struct qt_act *a)
         for (size_t q = 0; q < k; q++)
             dst[p * k + q] = c[a->order[p] * k + a->order[q]] * (a->factor[p] * a->factor[q]);
 }
+
+void qt_arrange_columns(float *dst, const float *c, size_t n, const struct qt_act *a)
+{
+    for (size_t r = 0; r < n; r++)
+        for (size_t q = 0; q < a->k; q++)
+            dst[r * a->k + q] = c[r * a->k + a->order[q]] * a->factor[q];
+}

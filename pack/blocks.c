@@ -60,37 +60,49 @@ done:
 
 /* ---- quantizing ----------------------------------------------------------------------------- */
 
-/* |z - x|^2, of stored channels where act is not NULL. */
-static double strayed(const struct qt_observed *seen, size_t k, const struct qt_act *act)
+/* Sum of d^2, d being of stored channels where act is not NULL. */
+static double strayed(const struct qt_lack *lack, const struct qt_act *act)
 {
     double sum = 0;
-    for (size_t p = 0; p < k; p++) {
+    for (size_t p = 0; p < lack->n; p++) {
         double factor = act ? (double)act->factor[p] : 1;
-        sum += seen->strayed[act ? act->order[p] : p] * factor * factor;
+        sum += lack->square[act ? act->order[p] : p] * factor * factor;
     }
     return sum;
 }
 
-/* Of stored channels, where they are not the source's. */
-static int arranged_factor(struct qt_factor *out, const struct qt_observed *seen,
-                           const struct qt_act *act, const struct qt_factor_options *opt,
-                           struct qt_err *err)
+/* act: how the channels of the input are stored, where not as in the source. */
+static int factor_new(struct qt_factor *f, const struct qt_observed *seen, size_t k,
+                      const struct qt_act *act, const struct qt_factor_options *opt,
+                      struct qt_err *err)
 {
-    size_t k = act->k;
+    struct qt_observed stored = *seen;
     double *h = NULL;
-    float *cross = NULL;
-    int rc;
-    QT_TRY(qt_array_new(&h, k, k * sizeof *h, err));
-    qt_arrange_gram(h, seen->h, act);
-    QT_TRY(qt_factor_new(out, h, k, opt, err));
-    if (seen->cross) {
-        QT_TRY(qt_array_new(&cross, k, k * sizeof *cross, err));
-        qt_arrange_cross(cross, seen->cross, act);
-        QT_TRY(qt_factor_shift(out, cross, strayed(seen, k, act), seen->tokens, err));
+    float *input = NULL, *state = NULL;
+    int rc = QT_OK;
+    if (act) {
+        QT_TRY(qt_array_new(&h, k, k * sizeof *h, err));
+        QT_TRY(qt_array_new(&input, seen->input.n, k * sizeof *input, err));
+        QT_TRY(qt_array_new(&state, seen->state.n, k * sizeof *state, err));
+        qt_arrange_gram(h, seen->h, act);
+        if (seen->input.n)
+            qt_arrange_cross(input, seen->input.cross, act);
+        qt_arrange_columns(state, seen->state.cross, seen->state.n, act);
+        stored.h = h;
+        stored.input.cross = input;
+        stored.state.cross = state;
     }
+    QT_TRY(qt_factor_new(f, stored.h, k, opt, err));
+    if (seen->input.n)
+        QT_TRY(
+            qt_factor_shift(f, stored.input.cross, strayed(&seen->input, act), seen->tokens, err));
+    if (seen->state.n)
+        QT_TRY(qt_factor_residual(f, stored.state.cross, seen->state.n, strayed(&seen->state, NULL),
+                                  seen->tokens, err));
 done:
     qt_free(h);
-    qt_free(cross);
+    qt_free(input);
+    qt_free(state);
     return rc;
 }
 
@@ -100,17 +112,10 @@ static int factor_for(struct qt_factor *f, struct qt_backend *be, const struct q
                       const struct qt_act *act, struct qt_err *err)
 {
     struct qt_factor_options opt = {.damp = 0.01, .group = qt_packed_group(p), .backend = be};
-    int rc;
     if (f->k && f->group_size == opt.group)
         return QT_OK;
     qt_factor_free(f);
-    if (act)
-        return arranged_factor(f, seen, act, &opt, err);
-    QT_TRY(qt_factor_new(f, seen->h, linear->k, &opt, err));
-    if (seen->cross)
-        QT_TRY(qt_factor_shift(f, seen->cross, strayed(seen, linear->k, NULL), seen->tokens, err));
-done:
-    return rc;
+    return factor_new(f, seen, linear->k, act, &opt, err);
 }
 
 static int quantize_linear(struct block *b, struct qt_factor *f, size_t i,

@@ -379,7 +379,7 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
     QT_TRY(qt_array_new(&rows, w->n * w->k, sizeof *rows, err));
     arranged_rows(rows, out, w, 0, w->n, -out->scale_exp2,
                   (float *)(void *)(walk.scratch + walk.rows_offset));
-    QT_TRY(qt_factor_targets(rows, w->n, factor, err));
+    QT_TRY(qt_factor_targets(rows, w->n, ldexpf(1, out->scale_exp2), factor, err));
     QT_TRY(spec->scheme->solve(report, out, rows, factor, &opt, err));
     QT_TRY(error_before(&report->before, spec, rows, w->n, factor, importance, err));
     report_unscale(report, out->scale_exp2);

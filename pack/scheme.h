@@ -132,6 +132,8 @@ void qt_arrange_restore_row(float *dst, const struct qt_packed *p, const float *
  * triangle of h, or from all of a matrix that is not symmetric. */
 void qt_arrange_gram(double *dst, const double *h, const struct qt_act *a);
 void qt_arrange_cross(float *dst, const float *c, const struct qt_act *a);
+/* Columns only, of c[n][k]. */
+void qt_arrange_columns(float *dst, const float *c, size_t n, const struct qt_act *a);
 
 /* act.c: the input of an entry of a container. */
 int qt_act_open(struct qt_act *out, const struct qt_container *c, const struct qt_entry *e,

@@ -13,12 +13,15 @@ struct qt_sequential {
     struct qt_block *rounded, *exact; /* of the layer, for either */
     struct sums {
         size_t k;
-        double *gram, *h;         /* backend, host */
-        float *shift, *cross;     /* backend (negative until it is complete), host */
-        float *exact;             /* backend, [chunk][k]: z of the chunk */
-        size_t exact_at, seen_at; /* tokens of it */
-        struct qt_channels apart; /* backend: of z - x */
-        double *strayed;          /* host, [k] */
+        double *gram, *h; /* backend, host */
+        struct lack {
+            size_t n;
+            float *there;             /* backend, [chunk][n]: of the unquantized model; then -d */
+            float *sum, *cross;       /* backend (negative until it is complete), host */
+            struct qt_channels apart; /* backend: of d */
+            double *square;           /* host */
+        } input, state;
+        size_t kept, seen; /* tokens of the chunk */
     } sums;
 };
 
@@ -66,25 +69,32 @@ done:
 }
 
 /* What is in backend memory. */
+static void lack_release(struct lack *l, struct qt_backend *be)
+{
+    be->free(be, l->there);
+    be->free(be, l->sum);
+    be->free(be, l->apart.absmax);
+    be->free(be, l->apart.sum2);
+    l->there = l->sum = NULL;
+    l->apart = (struct qt_channels){0};
+}
+
 static void sums_release(struct qt_sequential *s)
 {
-    struct sums *u = &s->sums;
-    s->be->free(s->be, u->gram);
-    s->be->free(s->be, u->shift);
-    s->be->free(s->be, u->exact);
-    s->be->free(s->be, u->apart.absmax);
-    s->be->free(s->be, u->apart.sum2);
-    u->gram = NULL;
-    u->shift = u->exact = NULL;
-    u->apart = (struct qt_channels){0};
+    s->be->free(s->be, s->sums.gram);
+    s->sums.gram = NULL;
+    lack_release(&s->sums.input, s->be);
+    lack_release(&s->sums.state, s->be);
 }
 
 static void sums_free(struct qt_sequential *s)
 {
     sums_release(s);
     qt_free(s->sums.h);
-    qt_free(s->sums.cross);
-    qt_free(s->sums.strayed);
+    qt_free(s->sums.input.cross);
+    qt_free(s->sums.input.square);
+    qt_free(s->sums.state.cross);
+    qt_free(s->sums.state.square);
     s->sums = (struct sums){0};
 }
 
@@ -140,31 +150,49 @@ done:
 
 /* ---- an input ------------------------------------------------------------------------------- */
 
-/* The chunk on its way through the unquantized block: z is kept until x comes. */
+/* The chunk on its way through the unquantized block: kept until the other comes. */
 static int tap_exact(void *ctx, int input, const float *z, size_t m, size_t k, struct qt_err *err)
 {
     struct qt_sequential *s = ctx;
-    struct sums *u = &s->sums;
-    float *dst = u->exact + u->exact_at * k;
+    float *dst = s->sums.input.there + s->sums.kept * k;
     (void)input;
-    u->exact_at += m;
+    s->sums.kept += m;
     return s->be->copy(s->be, dst, z, m * k * sizeof *z, err);
 }
 
-/* The same chunk with the inputs that the linears will get: x - z takes the place of z. */
+/* here[m][n] of the quantized model, for inputs x[m][k]; `at` tokens of the chunk were before. */
+static int lack_add(struct lack *l, struct qt_backend *be, const float *here, const float *x,
+                    size_t at, size_t m, size_t k, struct qt_err *err)
+{
+    float *d = l->there + at * l->n;
+    int rc;
+    QT_TRY(be->scale(be, d, -1, m * l->n, err));
+    QT_TRY(be->add(be, d, here, m * l->n, err));
+    QT_TRY(be->linear_grad_w(be, l->sum, d, x, m, l->n, k, err));
+    QT_TRY(be->channels(be, &l->apart, d, m, l->n, err));
+done:
+    return rc;
+}
+
+/* The same chunk with the inputs that the linears will get. */
+struct arriving {
+    struct qt_sequential *s;
+    const float *hidden; /* of the chunk */
+};
+
 static int tap_input(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err)
 {
-    struct qt_sequential *s = ctx;
-    struct sums *u = &s->sums;
-    float *z = u->exact + u->seen_at * k;
+    const struct arriving *a = ctx;
+    struct qt_backend *be = a->s->be;
+    struct sums *u = &a->s->sums;
+    const size_t at = u->seen;
     int rc;
     (void)input;
-    u->seen_at += m;
-    QT_TRY(s->be->gram(s->be, u->gram, x, m, k, err));
-    QT_TRY(s->be->scale(s->be, z, -1, m * k, err));
-    QT_TRY(s->be->add(s->be, z, x, m * k, err));
-    QT_TRY(s->be->linear_grad_w(s->be, u->shift, z, x, m, k, k, err));
-    QT_TRY(s->be->channels(s->be, &u->apart, z, m, k, err));
+    u->seen += m;
+    QT_TRY(be->gram(be, u->gram, x, m, k, err));
+    QT_TRY(lack_add(&u->input, be, x, x, at, m, k, err));
+    if (u->state.n)
+        QT_TRY(lack_add(&u->state, be, a->hidden + at * u->state.n, x, at, m, k, err));
 done:
     return rc;
 }
@@ -185,6 +213,21 @@ static const struct qt_linear *linear_with(const struct qt_sequential *s, int in
     return NULL;
 }
 
+static int lack_new(struct lack *l, struct qt_sequential *s, size_t n, size_t k, struct qt_err *err)
+{
+    struct qt_backend *be = s->be;
+    int rc;
+    l->n = n;
+    QT_TRY(qt_array_new(&l->cross, n, k * sizeof *l->cross, err));
+    QT_TRY(qt_array_new(&l->square, n, sizeof *l->square, err));
+    QT_TRY(be->new (be, (void **)&l->there, chunk_tokens(s) * n * sizeof *l->there, err));
+    QT_TRY(be->new (be, (void **)&l->sum, n * k * sizeof *l->sum, err));
+    QT_TRY(be->new (be, (void **)&l->apart.absmax, n * sizeof *l->apart.absmax, err));
+    QT_TRY(be->new (be, (void **)&l->apart.sum2, n * sizeof *l->apart.sum2, err));
+done:
+    return rc;
+}
+
 static int sums_new(struct qt_sequential *s, const struct qt_linear *linear, struct qt_err *err)
 {
     struct sums *u = &s->sums;
@@ -195,13 +238,22 @@ static int sums_new(struct qt_sequential *s, const struct qt_linear *linear, str
         return qt_fail(err, QT_E_RESOURCE, NULL, linear->weight, "out of memory");
     u->k = k;
     QT_TRY(qt_array_new(&u->h, cells, sizeof *u->h, err));
-    QT_TRY(qt_array_new(&u->cross, cells, sizeof *u->cross, err));
-    QT_TRY(qt_array_new(&u->strayed, k, sizeof *u->strayed, err));
     QT_TRY(s->be->new (s->be, (void **)&u->gram, bytes, err));
-    QT_TRY(s->be->new (s->be, (void **)&u->shift, cells * sizeof *u->shift, err));
-    QT_TRY(s->be->new (s->be, (void **)&u->exact, chunk_tokens(s) * k * sizeof *u->exact, err));
-    QT_TRY(s->be->new (s->be, (void **)&u->apart.absmax, k * sizeof *u->apart.absmax, err));
-    QT_TRY(s->be->new (s->be, (void **)&u->apart.sum2, k * sizeof *u->apart.sum2, err));
+    QT_TRY(lack_new(&u->input, s, k, k, err));
+    if (qt_model_output_is_added(s->model, linear->input))
+        QT_TRY(lack_new(&u->state, s, s->width, k, err));
+done:
+    return rc;
+}
+
+static int lack_download(struct qt_lack *out, struct lack *l, struct qt_backend *be, size_t k,
+                         struct qt_err *err)
+{
+    int rc;
+    QT_TRY(be->scale(be, l->sum, -1, l->n * k, err));
+    QT_TRY(be->download(be, l->cross, l->sum, l->n * k * sizeof *l->cross, err));
+    QT_TRY(be->download(be, l->square, l->apart.sum2, l->n * sizeof *l->square, err));
+    *out = (struct qt_lack){l->n, l->cross, l->square};
 done:
     return rc;
 }
@@ -209,14 +261,13 @@ done:
 static int sums_download(struct qt_observed *out, struct qt_sequential *s, struct qt_err *err)
 {
     struct sums *u = &s->sums;
-    size_t cells = u->k * u->k;
     int rc;
-    QT_TRY(s->be->scale(s->be, u->shift, -1, cells, err));
-    QT_TRY(s->be->download(s->be, u->h, u->gram, cells * sizeof *u->h, err));
-    QT_TRY(s->be->download(s->be, u->cross, u->shift, cells * sizeof *u->cross, err));
-    QT_TRY(s->be->download(s->be, u->strayed, u->apart.sum2, u->k * sizeof *u->strayed, err));
+    *out = (struct qt_observed){.h = u->h, .tokens = s->tokens};
+    QT_TRY(s->be->download(s->be, u->h, u->gram, u->k * u->k * sizeof *u->h, err));
+    QT_TRY(lack_download(&out->input, &u->input, s->be, u->k, err));
+    if (u->state.n)
+        QT_TRY(lack_download(&out->state, &u->state, s->be, u->k, err));
     sums_release(s); /* solving needs the room */
-    *out = (struct qt_observed){u->h, u->cross, u->strayed, s->tokens};
 done:
     return rc;
 }
@@ -225,12 +276,17 @@ done:
 static int observe_chunk(struct qt_sequential *s, int input, size_t at, size_t m,
                          struct qt_err *err)
 {
-    const struct qt_tap keep = {s, tap_exact}, sum = {s, tap_input};
+    float *hidden = s->hidden + at * s->width, *reference = s->reference + at * s->width;
+    struct arriving arriving = {s, hidden};
+    const struct qt_tap keep = {s, tap_exact}, sum = {&arriving, tap_input};
     const size_t seqlen = s->data->seqlen;
+    struct sums *u = &s->sums;
     int rc;
-    s->sums.exact_at = s->sums.seen_at = 0;
-    QT_TRY(qt_block_run_to(s->exact, input, s->reference + at * s->width, m, seqlen, &keep, err));
-    QT_TRY(qt_block_run_to(s->rounded, input, s->hidden + at * s->width, m, seqlen, &sum, err));
+    u->kept = u->seen = 0;
+    if (u->state.n)
+        QT_TRY(s->be->copy(s->be, u->state.there, reference, m * s->width * sizeof *hidden, err));
+    QT_TRY(qt_block_run_to(s->exact, input, reference, m, seqlen, &keep, err));
+    QT_TRY(qt_block_run_to(s->rounded, input, hidden, m, seqlen, &sum, err));
 done:
     return rc;
 }

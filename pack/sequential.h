@@ -22,12 +22,17 @@ const struct qt_model *qt_sequential_model(const struct qt_sequential *s);
 int qt_sequential_enter(struct qt_sequential *s, size_t layer, const struct qt_weights *now,
                         struct qt_err *err);
 
-/* Sums over all tokens of an input, in host memory: x is what its linears will get, z what the
- * unquantized model gives them. */
+/* Sums over all tokens, in host memory: x is what the linears of an input will get, d[n] what
+ * something of the quantized model lacks to that of the unquantized one. */
+struct qt_lack {
+    size_t n;             /* 0: it is not known */
+    const float *cross;   /* [n][k] d^T x */
+    const double *square; /* [n] d^2 */
+};
 struct qt_observed {
-    const double *h;       /* [k][k] x^T x, lower triangle */
-    const float *cross;    /* [k][k] (z - x)^T x, or NULL: z is not known */
-    const double *strayed; /* [k] (z - x)^2; with cross */
+    const double *h;      /* [k][k] x^T x, lower triangle */
+    struct qt_lack input; /* of x itself: n = k */
+    struct qt_lack state; /* of the hidden states, where the linear's output is added to them */
     size_t tokens;
 };
 /* Of an input of the sublayer that the hidden states stand in front of; valid until the next call.

@@ -388,6 +388,7 @@ static void compare_host(const float *x, const float *y, size_t n, double tolera
 
 static void test_factor(size_t k)
 {
+    const size_t lacking = k < 5 ? k : 5; /* rows of w and of what hidden states lack */
     for (int positive = 0; positive < 2; positive++) {
         double *h = random_gram(k, positive);
         float *cross = malloc(k * k * sizeof *cross), *w[2];
@@ -401,18 +402,21 @@ static void test_factor(size_t k)
                 .damp = 0.01, .group = 128, .backend = on ? gpu : cpu};
             must(qt_factor_new(&f[on], h, k, &opt, &err), &err, "factor");
             must(qt_factor_shift(&f[on], cross, 0, 1000 * k, &err), &err, "shift");
-            w[on] = malloc(5 * k * sizeof **w);
-            for (size_t i = 0; i < 5 * k; i++)
+            must(qt_factor_residual(&f[on], cross, lacking, 0, 1000 * k, &err), &err, "residual");
+            w[on] = malloc(lacking * k * sizeof **w);
+            for (size_t i = 0; i < lacking * k; i++)
                 w[on][i] = (float)(i % 7) - 3;
-            must(qt_factor_targets(w[on], 5, &f[on], &err), &err, "targets");
+            must(qt_factor_targets(w[on], lacking, 0.5f, &f[on], &err), &err, "targets");
         }
         snprintf(text, sizeof text, "factor, %zu channels%s", k, positive ? "" : ", indefinite");
         result(f[0].damping == f[1].damping && f[0].damp == f[1].damp, text);
         compare_host(f[0].v, f[1].v, k * k, 1e-6, text);
         snprintf(text, sizeof text, "shift, %zu channels", k);
         compare_host(f[0].shift, f[1].shift, k * k, 1e-3, text);
+        snprintf(text, sizeof text, "residual, %zu channels", k);
+        compare_host(f[0].residual, f[1].residual, lacking * k, 1e-3, text);
         snprintf(text, sizeof text, "targets, %zu channels", k);
-        compare_host(w[0], w[1], 5 * k, 1e-3, text);
+        compare_host(w[0], w[1], lacking * k, 1e-3, text);
         for (int on = 0; on < 2; on++) {
             qt_factor_free(&f[on]);
             free(w[on]);

@@ -244,35 +244,49 @@ static void allocation_failures(void **state)
     free(h);
 }
 
-/* S (H + damping) = C, and targets are W + W S. */
-static void targets_make_up_for_inputs(void **state)
+/* s (H + damping) = c, rows of K = 150; d: that matrix. */
+enum { TARGETS_K = 150 };
+static void check_regression(const float *s, const float *c, size_t rows, const double *d,
+                             double scale)
 {
-    enum { N = 140, K = 150 };
-    (void)state;
-    double *h = random_hessian(K, 400), *d = damped(h, K, 0.01), worst = 0, size = 0;
-    struct qt_factor f = factor_of(h, K, 64, false, 0.01);
-    float *cross = random_weights(K, K), *w = random_weights(N, K);
-    float *t = must_alloc((size_t)N * K, sizeof *t);
-    for (size_t i = 0; i < (size_t)K * K; i++)
-        cross[i] *= (float)h[0];
-    memcpy(t, w, (size_t)N * K * sizeof *t);
-    assert_int_equal(qt_factor_targets(t, N, &f, NULL), QT_OK);
-    assert_memory_equal(t, w, (size_t)N * K * sizeof *t); /* nothing to make up for */
-    assert_int_equal(qt_factor_shift(&f, cross, 0, 1000, NULL), QT_OK);
-    for (size_t i = 0; i < K; i++)
-        for (size_t j = 0; j < K; j++) {
-            double sum = 0;
-            for (size_t l = 0; l < K; l++)
-                sum += (double)f.shift[i * K + l] * d[l * K + j];
-            double want = (double)cross[i * K + j] * f.scale; /* as d is */
+    double worst = 0, size = 0;
+    for (size_t i = 0; i < rows; i++)
+        for (size_t j = 0; j < TARGETS_K; j++) {
+            double sum = 0, want = (double)c[i * TARGETS_K + j] * scale; /* as d is */
+            for (size_t l = 0; l < TARGETS_K; l++)
+                sum += (double)s[i * TARGETS_K + l] * d[l * TARGETS_K + j];
             worst = fmax(worst, fabs(sum - want));
             size = fmax(size, fabs(want));
         }
     assert_true(worst < 1e-3 * size);
-    assert_int_equal(qt_factor_targets(t, N, &f, NULL), QT_OK);
+}
+
+/* Targets are W + W S + T / unit, S and T being regressions. */
+static void targets_make_up_for_inputs(void **state)
+{
+    enum { N = 140, K = TARGETS_K };
+    const float unit = 0.25f;
+    (void)state;
+    double *h = random_hessian(K, 400), *d = damped(h, K, 0.01);
+    struct qt_factor f = factor_of(h, K, 64, false, 0.01);
+    float *cross = random_weights(K, K), *lack = random_weights(N, K), *w = random_weights(N, K);
+    float *t = must_alloc((size_t)N * K, sizeof *t);
+    for (size_t i = 0; i < (size_t)K * K; i++)
+        cross[i] *= (float)h[0];
+    for (size_t i = 0; i < (size_t)N * K; i++)
+        lack[i] *= (float)h[0];
+    memcpy(t, w, (size_t)N * K * sizeof *t);
+    assert_int_equal(qt_factor_targets(t, N, unit, &f, NULL), QT_OK);
+    assert_memory_equal(t, w, (size_t)N * K * sizeof *t); /* nothing to make up for */
+    assert_int_equal(qt_factor_shift(&f, cross, 0, 1000, NULL), QT_OK);
+    assert_int_equal(qt_factor_residual(&f, lack, N, 0, 1000, NULL), QT_OK);
+    assert_true(f.shift_shrink == 1 && f.residual_shrink == 1);
+    check_regression(f.shift, cross, K, d, f.scale);
+    check_regression(f.residual, lack, N, d, f.scale);
+    assert_int_equal(qt_factor_targets(t, N, unit, &f, NULL), QT_OK);
     for (size_t r = 0; r < N; r += 13)
         for (size_t j = 0; j < K; j++) {
-            double sum = (double)w[r * K + j];
+            double sum = (double)w[r * K + j] + (double)(f.residual[r * K + j] / unit);
             for (size_t l = 0; l < K; l++)
                 sum += (double)w[r * K + l] * (double)f.shift[l * K + j];
             assert_true(fabs(sum - (double)t[r * K + j]) < 1e-4 * (1 + fabs(sum)));
@@ -281,8 +295,38 @@ static void targets_make_up_for_inputs(void **state)
     free(h);
     free(d);
     free(cross);
+    free(lack);
     free(w);
     free(t);
+}
+
+/* What few tokens explain is taken for chance: all of it with as many tokens as channels. */
+static void targets_shrink(void **state)
+{
+    enum { N = 33, K = TARGETS_K };
+    (void)state;
+    double *h = random_hessian(K, 400), last = 1, explained = 0;
+    float *lack = random_weights(N, K);
+    for (size_t i = 0; i < (size_t)N * K; i++)
+        lack[i] *= (float)h[0];
+    for (size_t tokens = 8 * K; tokens >= K; tokens -= K) {
+        struct qt_factor f = factor_of(h, K, 64, false, 0.01);
+        assert_int_equal(qt_factor_residual(&f, lack, N, 0, 1000000, NULL), QT_OK);
+        explained = 0;
+        for (size_t i = 0; i < (size_t)N * K; i++)
+            explained += (double)lack[i] * (double)f.residual[i];
+        qt_factor_free(&f);
+        f = factor_of(h, K, 64, false, 0.01);
+        assert_int_equal(qt_factor_residual(&f, lack, N, 1.5 * explained, tokens, NULL), QT_OK);
+        double want = tokens > K ? 1 - 1.0 * K / (double)(tokens - K) : 0;
+        assert_true(fabs(f.residual_shrink - fmax(want, 0)) < 1e-3);
+        assert_true(f.residual_shrink <= last);
+        last = f.residual_shrink;
+        qt_factor_free(&f);
+    }
+    assert_true(last == 0);
+    free(h);
+    free(lack);
 }
 
 int main(void)
@@ -297,6 +341,7 @@ int main(void)
         cmocka_unit_test(damping_is_raised),
         cmocka_unit_test(hopeless_hessians),
         cmocka_unit_test(targets_make_up_for_inputs),
+        cmocka_unit_test(targets_shrink),
         cmocka_unit_test(allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,293 @@
+/*
+ * Calibration while a model is being quantized, on models whose linears change input by input: the
+ * sums of every input against those that are made naively, in double precision, of what taps see in
+ * whole runs with the weights of that moment.
+ */
+#include "fixture.h"
+#include "random.h"
+
+#include "kernels/kernels.h"
+#include "pack/sequential.h"
+
+enum { SEQLEN = 24, SAMPLES = 9, TOKENS = SEQLEN * SAMPLES, VOCAB = 97 };
+
+/* The checkpoint's weights, those of the linears behind the first `changed` inputs of a layer, and
+ * of all layers before it, multiplied by factors near 1. */
+struct changing {
+    struct qt_weights source;
+    const struct qt_model *model;
+    size_t layer;
+    int changed;
+};
+
+static bool is_changed(const struct changing *c, const char *name)
+{
+    const struct qt_linear *linear;
+    for (size_t l = 0; l <= c->layer; l++)
+        for (size_t i = 0, n = qt_model_linears(&linear, c->model, l); i < n; i++)
+            if (strcmp(linear[i].weight, name) == 0)
+                return l < c->layer || linear[i].input < c->changed;
+    return false;
+}
+
+static bool shape(void *ctx, const char *name, int *ndim, size_t dims[QT_MAX_DIMS])
+{
+    const struct changing *c = ctx;
+    return c->source.shape(c->source.ctx, name, ndim, dims);
+}
+
+static int load(void *ctx, const char *name, float *dst, struct qt_err *err)
+{
+    const struct changing *c = ctx;
+    size_t dims[QT_MAX_DIMS];
+    uint32_t x = 1;
+    int ndim, rc = c->source.load(c->source.ctx, name, dst, err);
+    if (rc < 0 || !is_changed(c, name))
+        return rc;
+    assert_true(shape(ctx, name, &ndim, dims) && ndim == 2);
+    for (size_t i = 0; i < dims[0] * dims[1]; i++) {
+        x = x * 1664525 + 1013904223;
+        dst[i] *= 1 + 0.25f * ((float)(x >> 8) * 0x1p-24f - 0.4f);
+    }
+    return QT_OK;
+}
+
+/* What a whole run through a layer sees: inputs, and hidden states in front of either sublayer. */
+struct seen {
+    float *x[QT_INPUTS], *states[2];
+    size_t k[QT_INPUTS], at[QT_INPUTS];
+};
+
+static int keep(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err)
+{
+    struct seen *s = ctx;
+    (void)err;
+    if (!s->x[input])
+        s->x[input] = malloc(TOKENS * k * sizeof *x);
+    memcpy(s->x[input] + s->at[input] * k, x, m * k * sizeof *x);
+    s->at[input] += m;
+    s->k[input] = k;
+    return QT_OK;
+}
+
+struct fixture {
+    struct qt_ckpt *ckpt;
+    struct qt_model *model;
+    struct qt_backend *be;
+    struct qt_weights source;
+    uint32_t ids[TOKENS];
+    size_t width;
+    struct qt_err err;
+};
+
+/* hidden[TOKENS][width] moves on through the layer. */
+static void watch(struct seen *out, struct fixture *f, float *hidden, size_t layer,
+                  const struct qt_weights *w)
+{
+    const size_t bytes = TOKENS * f->width * sizeof *hidden;
+    struct qt_block *block;
+    *out = (struct seen){0};
+    expect_ok("open", qt_block_open(&block, f->model, layer, w, f->be, &f->err), &f->err);
+    for (int i = 0; i < 2; i++) {
+        out->states[i] = malloc(bytes);
+        memcpy(out->states[i], hidden, bytes);
+        expect_ok("sublayer", qt_block_run_sublayer(block, 2 * i, hidden, TOKENS, SEQLEN, &f->err),
+                  &f->err);
+    }
+    float *again = malloc(bytes);
+    memcpy(again, out->states[0], bytes);
+    expect_ok("run",
+              qt_block_run(block, again, TOKENS, SEQLEN, &(struct qt_tap){out, keep}, &f->err),
+              &f->err);
+    free(again);
+    qt_block_close(block);
+}
+
+static void forget(struct seen *s)
+{
+    for (int i = 0; i < QT_INPUTS; i++)
+        free(s->x[i]);
+    free(s->states[0]);
+    free(s->states[1]);
+}
+
+/* ---- comparison ----------------------------------------------------------------------------- */
+
+/* sum of (z - y)[i] x[j], and the sums of squares that say how large it might be. */
+static double product(const float *z, const float *y, size_t n, size_t i, const float *x, size_t k,
+                      size_t j, double *unit)
+{
+    double sum = 0, a = 0, b = 0;
+    for (size_t t = 0; t < TOKENS; t++) {
+        double d = (double)z[t * n + i] - (y ? (double)y[t * n + i] : 0), v = (double)x[t * k + j];
+        sum += d * v;
+        a += d * d;
+        b += v * v;
+    }
+    *unit = sqrt(a * b);
+    return sum;
+}
+
+static void expect_near(const char *what, double got, double want, double unit)
+{
+    if (!(fabs(got - want) <= 2e-4 * unit + 1e-12))
+        fail_msg("%s: %g, expected %g (of %g)", what, got, want, unit);
+}
+
+/* Some entries of the sums of z - y. */
+static void compare_lack(const char *what, const struct qt_lack *lack, const float *z,
+                         const float *y, size_t n, const float *x, size_t k)
+{
+    assert_int_equal(lack->n, n);
+    for (int draw = 0; draw < 300; draw++) {
+        size_t i = random_u32() % n, j = random_u32() % k;
+        double unit, size, want = product(z, y, n, i, x, k, j, &unit), square = 0;
+        /* Differences of values of that size are not better known. */
+        product(z, NULL, n, i, x, k, j, &size);
+        expect_near(what, (double)lack->cross[i * k + j], want, unit + 0.01 * size);
+        for (size_t t = 0; t < TOKENS; t++) {
+            double d = (double)z[t * n + i] - (double)y[t * n + i];
+            square += d * d;
+        }
+        expect_near(what, lack->square[i], square, square);
+    }
+}
+
+static void compare(const struct qt_observed *got, struct fixture *f, int input,
+                    const struct seen *now, const struct seen *exact)
+{
+    const size_t k = now->k[input];
+    const float *x = now->x[input];
+    double unit;
+    assert_int_equal(got->tokens, TOKENS);
+    for (int draw = 0; draw < 300; draw++) {
+        size_t i = random_u32() % k, j = random_u32() % (i + 1);
+        double want = product(x, NULL, k, i, x, k, j, &unit);
+        expect_near("H", got->h[i * k + j], want, unit);
+    }
+    compare_lack("inputs", &got->input, exact->x[input], x, k, x, k);
+    if (qt_model_output_is_added(f->model, input))
+        compare_lack("states", &got->state, exact->states[input / 2], now->states[input / 2],
+                     f->width, x, k);
+    else
+        assert_int_equal(got->state.n, 0);
+}
+
+/* ---- cases ---------------------------------------------------------------------------------- */
+
+/* skipped: an input that is not observed (what was there before is all finished). */
+static void model_case(const char *dir, bool added, int skipped)
+{
+    struct fixture *f = calloc(1, sizeof *f);
+    struct qt_sequential *s;
+    struct changing c = {0};
+    struct qt_weights now = {.ctx = &c, .shape = shape, .load = load};
+    expect_ok("ckpt", qt_ckpt_open(&f->ckpt, dir, &f->err), &f->err);
+    expect_ok("backend", qt_backend_cpu_open(&f->be, &f->err), &f->err);
+    f->source = c.source = qt_weights_of_ckpt(f->ckpt);
+    expect_ok("model", qt_model_open(&f->model, &f->source, &f->err), &f->err);
+    f->width = qt_model_info(f->model)->hidden;
+    c.model = f->model;
+    now.dir = f->source.dir;
+    for (size_t i = 0; i < TOKENS; i++)
+        f->ids[i] = random_u32() % VOCAB;
+    const struct qt_calibration data = {
+        .ids = f->ids, .samples = SAMPLES, .seqlen = SEQLEN, .backend = f->be};
+    float *hidden = malloc(TOKENS * f->width * sizeof *hidden);
+    float *reference = malloc(TOKENS * f->width * sizeof *hidden);
+    expect_ok("embed",
+              qt_model_embed(hidden, f->model, &f->source, f->be, f->ids, TOKENS, SEQLEN, &f->err),
+              &f->err);
+    memcpy(reference, hidden, TOKENS * f->width * sizeof *hidden);
+    expect_ok("open", qt_sequential_open(&s, &f->source, &data, &f->err), &f->err);
+    for (size_t layer = 0; layer < qt_model_info(f->model)->layers; layer++) {
+        struct changing all = {f->source, f->model, layer, QT_INPUTS};
+        struct seen rounded, exact;
+        struct qt_weights final = now;
+        final.ctx = &all;
+        watch(&rounded, f, hidden, layer, &final);
+        watch(&exact, f, reference, layer, &f->source);
+        c.layer = layer;
+        c.changed = 0;
+        expect_ok("enter", qt_sequential_enter(s, layer, &now, &f->err), &f->err);
+        for (int input = 0; input < QT_INPUTS; input++) {
+            struct qt_observed seen;
+            assert_int_equal(qt_model_output_is_added(f->model, input), added && input % 2);
+            if (input != skipped) {
+                expect_ok("observe", qt_sequential_observe(&seen, s, input, &f->err), &f->err);
+                compare(&seen, f, input, &rounded, &exact);
+            }
+            c.changed = input + 1;
+            expect_ok("renew", qt_sequential_renew(s, input, &now, &f->err), &f->err);
+            if (input % 2)
+                expect_ok("advance", qt_sequential_advance(s, input, &f->err), &f->err);
+        }
+        forget(&rounded);
+        forget(&exact);
+    }
+    qt_sequential_close(s);
+    qt_model_close(f->model);
+    qt_ckpt_close(f->ckpt);
+    f->be->close(f->be);
+    free(hidden);
+    free(reference);
+    free(f);
+}
+
+static void sums_are_of_the_moment(void **state)
+{
+    (void)state;
+    model_case("tests/golden/models/llama", true, -1);
+    model_case("tests/golden/models/qwen3", true, 1);
+    model_case("tests/golden/models/opt", true, 3);
+    model_case("tests/golden/models/opt_norm_after", true, 0);
+}
+
+/* A norm between the linear and the hidden states: what those lack is no target of the linear. */
+static void norms_behind_sublayers(void **state)
+{
+    (void)state;
+    model_case("tests/golden/models/gemma2", false, -1);
+}
+
+static void allocation_failures(void **state)
+{
+    struct fixture *f = calloc(1, sizeof *f);
+    bool failed = true;
+    (void)state;
+    expect_ok("ckpt", qt_ckpt_open(&f->ckpt, "tests/golden/models/llama", &f->err), &f->err);
+    expect_ok("backend", qt_backend_cpu_open(&f->be, &f->err), &f->err);
+    f->source = qt_weights_of_ckpt(f->ckpt);
+    const struct qt_calibration data = {
+        .ids = f->ids, .samples = 2, .seqlen = SEQLEN, .backend = f->be};
+    for (long n = 0; failed; n++) {
+        struct qt_sequential *s = NULL;
+        struct qt_observed seen;
+        int rc;
+        qt_mem_fail_after(n);
+        QT_TRY(qt_sequential_open(&s, &f->source, &data, &f->err));
+        QT_TRY(qt_sequential_enter(s, 0, &f->source, &f->err));
+        QT_TRY(qt_sequential_observe(&seen, s, 1, &f->err));
+        QT_TRY(qt_sequential_advance(s, 1, &f->err));
+    done:
+        qt_mem_fail_after(-1);
+        failed = rc < 0;
+        assert_int_equal(rc, failed ? QT_E_RESOURCE : QT_OK);
+        qt_sequential_close(s);
+        assert_true(n < 1000);
+    }
+    qt_ckpt_close(f->ckpt);
+    f->be->close(f->be);
+    free(f);
+}
+
+int main(void)
+{
+    seed_init();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sums_are_of_the_moment),
+        cmocka_unit_test(norms_behind_sublayers),
+        cmocka_unit_test(allocation_failures),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
