@@ -169,7 +169,7 @@ int qt_block_run(struct qt_block *block, float *hidden, size_t m, size_t seqlen,
 /* The same of one sublayer: attention, with the inputs 0 and 1 of linears, or the MLP, with 2
  * and 3. */
 int qt_block_run_sublayer(struct qt_block *block, int input, float *hidden, size_t m, size_t seqlen,
-                          struct qt_err *err);
+                          const struct qt_tap *tap, struct qt_err *err);
 /* The sublayer of `input` up to there: tap gets that input alone, hidden stays as it is. The
  * linears with this input and those behind it are not used. */
 int qt_block_run_to(struct qt_block *block, int input, float *hidden, size_t m, size_t seqlen,

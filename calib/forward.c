@@ -386,10 +386,10 @@ static sublayer *sublayer_of(int input)
 }
 
 int qt_block_run_sublayer(struct qt_block *block, int input, float *hidden, size_t m, size_t seqlen,
-                          struct qt_err *err)
+                          const struct qt_tap *tap, struct qt_err *err)
 {
     return run_sublayers(block, (sublayer *const[]){sublayer_of(input), NULL}, hidden, m, seqlen,
-                         NULL, -1, err);
+                         tap, -1, err);
 }
 
 int qt_block_run_to(struct qt_block *block, int input, float *hidden, size_t m, size_t seqlen,

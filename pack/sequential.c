@@ -10,8 +10,10 @@ struct qt_sequential {
     size_t tokens, width, layer;
     float *hidden;                    /* backend, [tokens][width] */
     float *reference;                 /* the same of the unquantized model */
+    bool ahead;                       /* the reference has left the sublayer already */
     struct qt_block *rounded, *exact; /* of the layer, for either */
     struct sums {
+        int of; /* an input */
         size_t k;
         double *gram, *h; /* backend, host */
         struct lack {
@@ -141,9 +143,12 @@ int qt_sequential_renew(struct qt_sequential *s, int input, const struct qt_weig
 
 int qt_sequential_advance(struct qt_sequential *s, int input, struct qt_err *err)
 {
+    const size_t seqlen = s->data->seqlen;
     int rc;
-    QT_TRY(qt_block_run_sublayer(s->rounded, input, s->hidden, s->tokens, s->data->seqlen, err));
-    QT_TRY(qt_block_run_sublayer(s->exact, input, s->reference, s->tokens, s->data->seqlen, err));
+    QT_TRY(qt_block_run_sublayer(s->rounded, input, s->hidden, s->tokens, seqlen, NULL, err));
+    if (!s->ahead)
+        QT_TRY(qt_block_run_sublayer(s->exact, input, s->reference, s->tokens, seqlen, NULL, err));
+    s->ahead = false;
 done:
     return rc;
 }
@@ -155,7 +160,8 @@ static int tap_exact(void *ctx, int input, const float *z, size_t m, size_t k, s
 {
     struct qt_sequential *s = ctx;
     float *dst = s->sums.input.there + s->sums.kept * k;
-    (void)input;
+    if (input != s->sums.of)
+        return QT_OK;
     s->sums.kept += m;
     return s->be->copy(s->be, dst, z, m * k * sizeof *z, err);
 }
@@ -236,6 +242,7 @@ static int sums_new(struct qt_sequential *s, const struct qt_linear *linear, str
     sums_free(s);
     if (qt_mul_overflow(&cells, k, k) || qt_mul_overflow(&bytes, cells, sizeof *u->h))
         return qt_fail(err, QT_E_RESOURCE, NULL, linear->weight, "out of memory");
+    u->of = linear->input;
     u->k = k;
     QT_TRY(qt_array_new(&u->h, cells, sizeof *u->h, err));
     QT_TRY(s->be->new (s->be, (void **)&u->gram, bytes, err));
@@ -272,7 +279,8 @@ done:
     return rc;
 }
 
-/* Tokens [at, at + m). */
+/* Tokens [at, at + m). For the last input of a sublayer the reference goes all the way: nobody
+ * needs it where it was any more. */
 static int observe_chunk(struct qt_sequential *s, int input, size_t at, size_t m,
                          struct qt_err *err)
 {
@@ -285,7 +293,8 @@ static int observe_chunk(struct qt_sequential *s, int input, size_t at, size_t m
     u->kept = u->seen = 0;
     if (u->state.n)
         QT_TRY(s->be->copy(s->be, u->state.there, reference, m * s->width * sizeof *hidden, err));
-    QT_TRY(qt_block_run_to(s->exact, input, reference, m, seqlen, &keep, err));
+    QT_TRY(input % 2 ? qt_block_run_sublayer(s->exact, input, reference, m, seqlen, &keep, err)
+                     : qt_block_run_to(s->exact, input, reference, m, seqlen, &keep, err));
     QT_TRY(qt_block_run_to(s->rounded, input, hidden, m, seqlen, &sum, err));
 done:
     return rc;
@@ -299,6 +308,7 @@ int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int 
     QT_TRY(sums_new(s, linear_with(s, input), err));
     for (size_t at = 0; at < s->tokens; at += step)
         QT_TRY(observe_chunk(s, input, at, qt_min_size(step, s->tokens - at), err));
+    s->ahead = input % 2;
     QT_TRY(sums_download(out, s, err));
 done:
     return rc;

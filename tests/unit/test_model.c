@@ -371,7 +371,7 @@ static void part_case(const char *dir)
         assert_memory_equal(before, parts, bytes);
         free_kept(&part);
         if (i % 2)
-            must(qt_block_run_sublayer(block, i, parts, M, M, &f.err), &f.err);
+            must(qt_block_run_sublayer(block, i, parts, M, M, NULL, &f.err), &f.err);
     }
     assert_memory_equal(all, parts, bytes);
     free_kept(&whole);

@@ -91,7 +91,8 @@ static void watch(struct seen *out, struct fixture *f, float *hidden, size_t lay
     for (int i = 0; i < 2; i++) {
         out->states[i] = malloc(bytes);
         memcpy(out->states[i], hidden, bytes);
-        expect_ok("sublayer", qt_block_run_sublayer(block, 2 * i, hidden, TOKENS, SEQLEN, &f->err),
+        expect_ok("sublayer",
+                  qt_block_run_sublayer(block, 2 * i, hidden, TOKENS, SEQLEN, NULL, &f->err),
                   &f->err);
     }
     float *again = malloc(bytes);
