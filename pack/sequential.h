@@ -35,8 +35,8 @@ struct qt_observed {
     struct qt_lack state; /* of the hidden states, where the linear's output is added to them */
     size_t tokens;
 };
-/* Of an input of the sublayer that the hidden states stand in front of; its inputs in order, each at
- * most once. Valid until the next call. */
+/* Of an input of the sublayer that the hidden states stand in front of; its inputs in order, each
+ * at most once. Valid until the next call. */
 int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int input,
                           struct qt_err *err);
 /* The linears with this input have other weights now. */
