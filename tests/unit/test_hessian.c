@@ -1,5 +1,6 @@
 /* H ordered, damped and factored: against its definition, and when it cannot be. */
 #include "hessian_fixture.h"
+#include "kernels/kernels.h"
 
 /* ---- factor --------------------------------------------------------------------------------- */
 
@@ -262,13 +263,13 @@ static void check_regression(const float *s, const float *c, size_t rows, const 
 }
 
 /* Targets are W + W S + T / unit, S and T being regressions. */
-static void targets_make_up_for_inputs(void **state)
+static void targets_case(struct qt_backend *be)
 {
     enum { N = 140, K = TARGETS_K };
     const float unit = 0.25f;
-    (void)state;
     double *h = random_hessian(K, 400), *d = damped(h, K, 0.01);
     struct qt_factor f = factor_of(h, K, 64, false, 0.01);
+    f.backend = be;
     float *cross = random_weights(K, K), *lack = random_weights(N, K), *w = random_weights(N, K);
     float *t = must_alloc((size_t)N * K, sizeof *t);
     for (size_t i = 0; i < (size_t)K * K; i++)
@@ -298,6 +299,17 @@ static void targets_make_up_for_inputs(void **state)
     free(lack);
     free(w);
     free(t);
+}
+
+static void targets_make_up_for_inputs(void **state)
+{
+    struct qt_backend *cpu;
+    (void)state;
+    assert_int_equal(qt_backend_cpu_open(&cpu, NULL), QT_OK);
+    struct qt_backend other = elsewhere(cpu);
+    targets_case(NULL);
+    targets_case(&other);
+    cpu->close(cpu);
 }
 
 /* What few tokens explain is taken for chance: all of it with as many tokens as channels. */
