@@ -122,7 +122,9 @@ ifneq ($(NVCC),)
 CUDA_HOME ?= $(abspath $(dir $(shell command -v $(NVCC)))..)
 CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] \
              -gencode arch=compute_90a,code=sm_90a
-CUDA_OBJ  := $(patsubst %.cu,$(B)/%.o,$(wildcard kernels/cuda/*.cu))
+# Those that take longest are compiled first, so that no core waits for them at the end.
+CUDA_LONG := $(patsubst %,kernels/cuda/%.cu,tile_group tile_fpx stream_fpx stream_group w4ax_tile_instances)
+CUDA_OBJ  := $(patsubst %.cu,$(B)/%.o,$(CUDA_LONG) $(filter-out $(CUDA_LONG),$(sort $(wildcard kernels/cuda/*.cu))))
 CUDA_LIBS := $(B)/libqtool_kernels.a $(B)/libqtool_kernels.so
 CUDA_RT   := -L$(CUDA_HOME)/lib64 -lcudart_static -lm -ldl -lrt -lpthread
 SONAME    := libqtool_kernels.so.0
