@@ -159,7 +159,8 @@ void qt_block_close(struct qt_block *block);
  */
 int qt_block_load(struct qt_block *block, size_t layer, const struct qt_weights *w,
                   struct qt_err *err);
-/* Other weights for the linears with that input, all else as it is. */
+/* Other weights for the linears with that input; all else, the runtime too, as it is. After a
+ * failure the block may only be closed. */
 int qt_block_load_linears(struct qt_block *block, int input, const struct qt_weights *w,
                           struct qt_err *err);
 /* hidden[m][hidden] in place, m a multiple of seqlen, seqlen <= max_positions. Runs sequences in

@@ -87,9 +87,8 @@ int qt_factor_shift(struct qt_factor *f, const float *cross, double strayed, siz
  */
 int qt_factor_residual(struct qt_factor *f, const float *cross, size_t n, double strayed,
                        size_t tokens, struct qt_err *err);
-/* w[n][k] += w S + T, w being in units of `unit`, which H and the sums have nothing of. */
-int qt_factor_targets(float *w, size_t n, float unit, const struct qt_factor *f,
-                      struct qt_err *err);
+/* w[n][k] += w S + T */
+int qt_factor_targets(float *w, size_t n, const struct qt_factor *f, struct qt_err *err);
 
 /*
  * How a scheme rounds. Rows come in panels [row0, row0 + rows), rows <= QT_PANEL_ROWS, each panel

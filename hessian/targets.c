@@ -107,7 +107,7 @@ static double shrinkage(const struct job *s, double strayed, size_t tokens)
     double explained = 0, k = (double)s->f->k, t = (double)tokens;
     for (size_t i = 0; i < s->rows * s->f->k; i++)
         explained += (double)s->from[i] * (double)s->to[i];
-    if (!(explained > 0) || t <= k)
+    if (!(explained > 0) || !isfinite(explained) || !isfinite(strayed) || t <= k)
         return 0;
     return fmax(0, 1 - 2 * k / (t - k) * fmax(strayed - explained, 0) / explained);
 }
@@ -125,7 +125,7 @@ static int regress(float **out, double *shrink, const struct qt_factor *f, const
                                                  : run(&s, solve_panel, err));
     *shrink = shrinkage(&s, strayed, tokens);
     for (size_t i = 0; i < rows * f->k; i++)
-        s.to[i] *= (float)*shrink;
+        s.to[i] = *shrink > 0 ? s.to[i] * (float)*shrink : 0; /* it may not be finite */
 done:
     return rc;
 }
@@ -178,14 +178,14 @@ done:
     return rc;
 }
 
-int qt_factor_targets(float *w, size_t n, float unit, const struct qt_factor *f, struct qt_err *err)
+int qt_factor_targets(float *w, size_t n, const struct qt_factor *f, struct qt_err *err)
 {
     struct job s = {.f = f, .to = w, .rows = n};
     int rc = QT_OK;
     if (f->shift)
         QT_TRY(f->backend ? shift_on_backend(w, n, f, err) : run(&s, shift_panel, err));
     for (size_t i = 0; f->residual && i < n * f->k; i++)
-        w[i] += f->residual[i] / unit;
+        w[i] += f->residual[i];
 done:
     return rc;
 }

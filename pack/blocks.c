@@ -40,9 +40,15 @@ static int block_load(void *ctx, const char *name, float *dst, struct qt_err *er
 
 /* ---- resuming ------------------------------------------------------------------------------- */
 
+/* Of the linears with an input: those that are not finished, and those of them that want a Hessian.
+ */
+struct left {
+    size_t all, solved;
+};
+
 /* Finds the block's items, and those among them that are finished; left[input] counts the others.
  */
-static int find_items(struct block *b, size_t left[QT_INPUTS], struct qt_err *err)
+static int find_items(struct block *b, struct left left[QT_INPUTS], struct qt_err *err)
 {
     int rc = QT_OK;
     for (size_t i = 0; i < b->count; i++) {
@@ -51,8 +57,12 @@ static int find_items(struct block *b, size_t left[QT_INPUTS], struct qt_err *er
             continue;
         if (qt_run_resume_item(b->run, b->item[i]))
             QT_TRY(qt_run_read_back(&b->packed[i], b->run, b->item[i], err));
-        else
-            left[b->linear[i].input]++;
+        else {
+            struct left *l = &left[b->linear[i].input];
+            l->all++;
+            l->solved +=
+                qt_spec_method(&b->run->plan.items[b->item[i]].packed.spec) == QT_METHOD_GPTQ;
+        }
     }
 done:
     return rc;
@@ -186,7 +196,7 @@ done:
 }
 
 static int quantize_and_advance(struct block *b, struct qt_sequential *seq, size_t layer,
-                                const size_t left[QT_INPUTS], struct qt_err *err)
+                                const struct left left[QT_INPUTS], struct qt_err *err)
 {
     const struct qt_weights now = {.dir = b->source.dir,
                                    .ctx = b,
@@ -194,12 +204,13 @@ static int quantize_and_advance(struct block *b, struct qt_sequential *seq, size
                                    .load = block_load,
                                    .runtime = qt_run_runtime(b->run)};
     const bool last = layer + 1 == qt_model_info(b->model)->layers;
-    struct qt_observed seen;
     int rc;
     QT_TRY(qt_sequential_enter(seq, layer, &now, err));
     for (int input = 0; input < QT_INPUTS; input++) {
-        if (left[input]) {
+        struct qt_observed seen = {0};
+        if (left[input].solved)
             QT_TRY(qt_sequential_observe(&seen, seq, input, err));
+        if (left[input].all) {
             QT_TRY(quantize_linears(b, input, &seen, err));
             QT_TRY(qt_sequential_renew(seq, input, &now, err));
         }
@@ -215,7 +226,7 @@ static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt
                      size_t layer, struct qt_err *err)
 {
     struct block b = {.run = run, .model = model, .source = qt_weights_of_ckpt(run->ckpt)};
-    size_t left[QT_INPUTS] = {0};
+    struct left left[QT_INPUTS] = {0};
     int rc;
     b.count = qt_model_linears(&b.linear, model, layer);
     QT_TRY(qt_array_new(&b.item, b.count, sizeof *b.item, err));
@@ -224,7 +235,7 @@ static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt
     if (seq)
         QT_TRY(quantize_and_advance(&b, seq, layer, left, err));
     for (int input = 0; !seq && input < QT_INPUTS; input++)
-        if (left[input])
+        if (left[input].all)
             QT_TRY(quantize_from_file(&b, layer, input, err));
 done:
     for (size_t i = 0; b.packed && i < b.count; i++)

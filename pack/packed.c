@@ -97,13 +97,18 @@ static void error_add(struct qt_error *e, const struct qt_error *more)
 
 /* ---- walking a matrix strip by strip -------------------------------------------------------- */
 
+static void scale_by(float *w, size_t count, int exp2)
+{
+    double factor = ldexp(1, exp2);
+    for (size_t i = 0; exp2 != 0 && i < count; i++)
+        w[i] = (float)((double)w[i] * factor);
+}
+
 void qt_matrix_rows(float *dst, const struct qt_matrix *w, size_t row0, size_t rows, int exp2)
 {
     size_t row_bytes = w->k * (qt_dtype_bits(w->dtype) / 8), count = rows * w->k;
     qt_to_f32(dst, (const unsigned char *)w->data + row0 * row_bytes, w->dtype, count);
-    double factor = ldexp(1, exp2);
-    for (size_t i = 0; exp2 != 0 && i < count; i++)
-        dst[i] = (float)((double)dst[i] * factor);
+    scale_by(dst, count, exp2);
 }
 
 struct range {
@@ -112,8 +117,9 @@ struct range {
 
 struct walk {
     const struct qt_packed *p;
-    const struct qt_matrix *w; /* source, or NULL */
-    float *dst;                /* decode: rows [row0, row0 + rows) */
+    const struct qt_matrix *w;       /* source, or NULL */
+    const struct qt_matrix *targets; /* what is quantized instead, arranged; or NULL */
+    float *dst;                      /* decode: rows [row0, row0 + rows) */
     size_t row0, rows;
     const float *importance;
     struct qt_error *errors; /* per strip, or NULL */
@@ -165,6 +171,15 @@ static void arranged_rows(float *w, const struct qt_packed *p, const struct qt_m
     }
 }
 
+static void stored_rows(float *w, const struct walk *walk, size_t row0, size_t rows, int exp2,
+                        float *spare)
+{
+    if (walk->targets)
+        qt_matrix_rows(w, walk->targets, row0, rows, exp2);
+    else
+        arranged_rows(w, walk->p, walk->w, row0, rows, exp2, spare);
+}
+
 /* The strip's rows in source columns: q[rows][k]. */
 static void decode_rows(float *q, const struct qt_packed *p, const struct qt_strip *strip,
                         float *spare)
@@ -209,7 +224,7 @@ static int scan_strip(void *ctx, size_t item, int thread, struct qt_err *err)
     struct qt_strip strip = walk_strip(walk, item, thread, &w, &q);
     for (size_t r = 0; r < strip.rows; r++) {
         size_t row = item * QT_FRAG_ROWS + r;
-        arranged_rows(w, p, walk->w, row, 1, 0, q);
+        stored_rows(w, walk, row, 1, 0, q);
         for (size_t k0 = 0; k0 < p->k; k0 += group) {
             float amax = ops->absmax(w + k0, qt_min_size(group, p->k - k0));
             if (!isfinite(amax)) {
@@ -256,7 +271,7 @@ static int quantize_strip(void *ctx, size_t item, int thread, struct qt_err *err
     float *w, *q;
     struct qt_strip strip = walk_strip(walk, item, thread, &w, &q);
     (void)err;
-    arranged_rows(w, p, walk->w, item * QT_FRAG_ROWS, strip.rows, -p->scale_exp2, q);
+    stored_rows(w, walk, item * QT_FRAG_ROWS, strip.rows, -p->scale_exp2, q);
     p->spec.scheme->quantize(p, &strip, w, walk->importance);
     if (walk->errors)
         walk_errors(walk, &strip, w, q);
@@ -271,7 +286,7 @@ static int sections_new(struct qt_packed *p, struct qt_err *err)
     return rc;
 }
 
-/* Sections, exponent of the scales, tables: all that precedes codes. */
+/* Empty sections; the source's values are looked at. */
 static int quantize_begin(struct walk *walk, struct qt_packed *out, const struct qt_spec *spec,
                           const struct qt_matrix *w, const float *importance, bool want_errors,
                           struct qt_err *err)
@@ -288,11 +303,17 @@ static int quantize_begin(struct walk *walk, struct qt_packed *out, const struct
     if (want_errors)
         QT_TRY(qt_array_new(&walk->errors, strips, sizeof *walk->errors, err));
     QT_TRY(qt_parallel(strips, scan_strip, walk, err));
-    out->scale_exp2 = choose_scale_exp2(walk);
-    if (spec->scheme->prepare)
-        QT_TRY(spec->scheme->prepare(out, w, importance, err));
 done:
     return rc;
+}
+
+/* Exponent of the scales, tables: all that precedes codes, from values that were looked at. */
+static int quantize_prepare(struct walk *walk, struct qt_packed *out, struct qt_err *err)
+{
+    const struct qt_matrix *w = walk->targets ? walk->targets : walk->w;
+    out->scale_exp2 = choose_scale_exp2(walk);
+    return out->spec.scheme->prepare ? out->spec.scheme->prepare(out, w, walk->importance, err)
+                                     : QT_OK;
 }
 
 static void quantize_end(struct walk *walk, struct qt_packed *out, int rc)
@@ -310,6 +331,8 @@ int qt_packed_quantize(struct qt_packed *out, const struct qt_spec *spec, const 
 {
     struct walk walk;
     int rc = quantize_begin(&walk, out, spec, w, importance, error != NULL, err);
+    if (rc == QT_OK)
+        rc = quantize_prepare(&walk, out, err);
     if (rc == QT_OK)
         rc = qt_parallel(strip_count(out), quantize_strip, &walk, err);
     if (rc == QT_OK && error)
@@ -363,6 +386,21 @@ static void report_unscale(struct qt_solve_report *report, int exp2)
     report->polished = ldexp(report->polished, 2 * exp2);
 }
 
+/* rows[n][k], arranged: what is to be rounded. Not finite (nothing sensible is so far from W): W.
+ */
+static int make_targets(float *rows, struct walk *walk, const struct qt_factor *factor,
+                        struct qt_err *err)
+{
+    const struct qt_matrix *w = walk->w;
+    float *spare = (float *)(void *)(walk->scratch + walk->rows_offset);
+    int rc;
+    arranged_rows(rows, walk->p, w, 0, w->n, 0, spare);
+    rc = qt_factor_targets(rows, w->n, factor, err);
+    if (rc == QT_OK && qt_find_nonfinite(rows, w->n * w->k) < w->n * w->k)
+        arranged_rows(rows, walk->p, w, 0, w->n, 0, spare);
+    return rc;
+}
+
 int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
                     const struct qt_factor *factor, struct qt_error *error,
                     struct qt_solve_report *report, struct qt_err *err)
@@ -371,15 +409,21 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
         .polish = spec->scheme->polish ? spec->scheme->polish(spec) : 6,
     };
     struct walk walk = {0};
+    struct qt_matrix targets = *w;
     float *importance = NULL, *rows = NULL;
     int rc = QT_OK;
     *out = (struct qt_packed){0};
     QT_TRY(importance_new(&importance, factor, spec->scheme->conditional, err));
     QT_TRY(quantize_begin(&walk, out, spec, w, importance, false, err));
     QT_TRY(qt_array_new(&rows, w->n * w->k, sizeof *rows, err));
-    arranged_rows(rows, out, w, 0, w->n, -out->scale_exp2,
-                  (float *)(void *)(walk.scratch + walk.rows_offset));
-    QT_TRY(qt_factor_targets(rows, w->n, ldexpf(1, out->scale_exp2), factor, err));
+    targets.data = rows;
+    targets.dtype = QT_F32;
+    QT_TRY(make_targets(rows, &walk, factor, err));
+    /* The exponent and all that is prepared are of what is rounded, which may be larger than W. */
+    walk.targets = &targets;
+    QT_TRY(qt_parallel(strip_count(out), scan_strip, &walk, err));
+    QT_TRY(quantize_prepare(&walk, out, err));
+    scale_by(rows, w->n * w->k, -out->scale_exp2);
     QT_TRY(spec->scheme->solve(report, out, rows, factor, &opt, err));
     QT_TRY(error_before(&report->before, spec, rows, w->n, factor, importance, err));
     report_unscale(report, out->scale_exp2);

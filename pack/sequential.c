@@ -113,9 +113,10 @@ void qt_sequential_close(struct qt_sequential *s)
     qt_free(s);
 }
 
-const struct qt_model *qt_sequential_model(const struct qt_sequential *s)
+static size_t chunk_tokens(const struct qt_sequential *s)
 {
-    return s->model;
+    size_t windows = CHUNK_TOKENS / s->data->seqlen;
+    return qt_min_size((windows ? windows : 1) * s->data->seqlen, s->tokens);
 }
 
 /* ---- the blocks of a layer ------------------------------------------------------------------ */
@@ -143,11 +144,16 @@ int qt_sequential_renew(struct qt_sequential *s, int input, const struct qt_weig
 
 int qt_sequential_advance(struct qt_sequential *s, int input, struct qt_err *err)
 {
-    const size_t seqlen = s->data->seqlen;
-    int rc;
-    QT_TRY(qt_block_run_sublayer(s->rounded, input, s->hidden, s->tokens, seqlen, NULL, err));
-    if (!s->ahead)
-        QT_TRY(qt_block_run_sublayer(s->exact, input, s->reference, s->tokens, seqlen, NULL, err));
+    const size_t step = chunk_tokens(s), seqlen = s->data->seqlen;
+    int rc = QT_OK;
+    /* In the steps of observe, where the reference may have moved: the same bits either way. */
+    for (size_t at = 0; at < s->tokens; at += step) {
+        const size_t m = qt_min_size(step, s->tokens - at), row = at * s->width;
+        QT_TRY(qt_block_run_sublayer(s->rounded, input, s->hidden + row, m, seqlen, NULL, err));
+        if (!s->ahead)
+            QT_TRY(
+                qt_block_run_sublayer(s->exact, input, s->reference + row, m, seqlen, NULL, err));
+    }
     s->ahead = false;
 done:
     return rc;
@@ -159,11 +165,11 @@ done:
 static int tap_exact(void *ctx, int input, const float *z, size_t m, size_t k, struct qt_err *err)
 {
     struct qt_sequential *s = ctx;
-    float *dst = s->sums.input.there + s->sums.kept * k;
+    const size_t at = s->sums.kept;
     if (input != s->sums.of)
         return QT_OK;
     s->sums.kept += m;
-    return s->be->copy(s->be, dst, z, m * k * sizeof *z, err);
+    return s->be->copy(s->be, s->sums.input.there + at * k, z, m * k * sizeof *z, err);
 }
 
 /* here[m][n] of the quantized model, for inputs x[m][k]; `at` tokens of the chunk were before. */
@@ -201,12 +207,6 @@ static int tap_input(void *ctx, int input, const float *x, size_t m, size_t k, s
         QT_TRY(lack_add(&u->state, be, a->hidden + at * u->state.n, x, at, m, k, err));
 done:
     return rc;
-}
-
-static size_t chunk_tokens(const struct qt_sequential *s)
-{
-    size_t windows = CHUNK_TOKENS / s->data->seqlen;
-    return qt_min_size((windows ? windows : 1) * s->data->seqlen, s->tokens);
 }
 
 static const struct qt_linear *linear_with(const struct qt_sequential *s, int input)

@@ -11,19 +11,18 @@
 
 struct qt_sequential;
 
-/* Embeds the windows. */
+/* Embeds the windows. source: of the unquantized model, without a runtime. */
 int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *source,
                        const struct qt_calibration *data, struct qt_err *err);
 void qt_sequential_close(struct qt_sequential *s);
-const struct qt_model *qt_sequential_model(const struct qt_sequential *s);
 
 /* The hidden states stand in front of this layer. now: the quantized model's weights as far as
  * there are any, the source's elsewhere, and its runtime. */
 int qt_sequential_enter(struct qt_sequential *s, size_t layer, const struct qt_weights *now,
                         struct qt_err *err);
 
-/* Sums over all tokens, in host memory: x is what the linears of an input will get, d[n] what
- * something of the quantized model lacks to that of the unquantized one. */
+/* Sums over all tokens, in host memory. x: what the linears of an input will get; d[n]: something
+ * as the unquantized model has it, less the same of the quantized one. */
 struct qt_lack {
     size_t n;             /* 0: it is not known */
     const float *cross;   /* [n][k] d^T x */

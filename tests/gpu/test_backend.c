@@ -406,7 +406,7 @@ static void test_factor(size_t k)
             w[on] = malloc(lacking * k * sizeof **w);
             for (size_t i = 0; i < lacking * k; i++)
                 w[on][i] = (float)(i % 7) - 3;
-            must(qt_factor_targets(w[on], lacking, 0.5f, &f[on], &err), &err, "targets");
+            must(qt_factor_targets(w[on], lacking, &f[on], &err), &err, "targets");
         }
         snprintf(text, sizeof text, "factor, %zu channels%s", k, positive ? "" : ", indefinite");
         result(f[0].damping == f[1].damping && f[0].damp == f[1].damp, text);

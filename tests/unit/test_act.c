@@ -465,12 +465,48 @@ static void decoding_restores_the_source(void **state)
     qt_act_free(&in);
 }
 
+/* Sums of d[n] x[k] over tokens, of stored channels: as if x had been stored so. */
+static void sums_are_arranged(void **state)
+{
+    enum { K = 12, N = 5 };
+    struct qt_err err = {0};
+    struct qt_act act;
+    float d[K], x[K], sum[K * K], got[K * K];
+    (void)state;
+    expect_ok("act", qt_act_new(&act, K, 4, &err), &err);
+    for (size_t i = K - 1; i > 0; i--) {
+        size_t j = random_u32() % (i + 1);
+        uint32_t t = act.order[i];
+        act.order[i] = act.order[j];
+        act.order[j] = t;
+    }
+    for (size_t i = 0; i < K; i++) {
+        d[i] = (float)normal();
+        x[i] = (float)normal();
+        act.factor[i] = ldexpf(1, (int)(random_u32() % 7) - 3);
+    }
+    for (size_t i = 0; i < K; i++)
+        for (size_t j = 0; j < K; j++)
+            sum[i * K + j] = d[i] * x[j];
+    qt_arrange_columns(got, sum, N, &act);
+    for (size_t i = 0; i < N; i++)
+        for (size_t p = 0; p < K; p++)
+            assert_true(got[i * K + p] == d[i] * x[act.order[p]] * act.factor[p]);
+    qt_arrange_cross(got, sum, &act);
+    for (size_t i = 0; i < K; i++)
+        for (size_t p = 0; p < K; p++)
+            assert_true(got[i * K + p] ==
+                        d[act.order[i]] * x[act.order[p]] * (act.factor[i] * act.factor[p]));
+    qt_act_free(&act);
+}
+
 int main(void)
 {
     seed_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rounding_is_as_defined),
         cmocka_unit_test(stored_order_computes_the_same),
+        cmocka_unit_test(sums_are_arranged),
         cmocka_unit_test(budget_is_kept),
         cmocka_unit_test(outliers_share_blocks),
         cmocka_unit_test(mixtures_are_refused),

@@ -240,6 +240,32 @@ static void interrupted_runs_resume(void **state)
     qt_ckpt_close(ckpt);
 }
 
+/* More tokens than go through a block at a time, and windows that no chunk is a multiple of. */
+enum { MANY_SEQLEN = 48, MANY_SAMPLES = 150 };
+
+static void many_tokens(struct fixture *f)
+{
+    static uint32_t ids[MANY_SAMPLES * MANY_SEQLEN];
+    uint32_t x = 54321;
+    for (size_t i = 0; i < MANY_SAMPLES * MANY_SEQLEN; i++) {
+        x = x * 1664525 + 1013904223;
+        ids[i] = (x >> 16) % VOCAB;
+    }
+    f->calibration.ids = ids;
+    f->calibration.samples = MANY_SAMPLES;
+    f->calibration.seqlen = MANY_SEQLEN;
+}
+
+static void runs_of_many_tokens_resume(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    many_tokens(f);
+    check_resume(f, ckpt, "nf3:g=32", 14, 3);
+    check_resume(f, ckpt, "fp6:method=search", 14, 5);
+    qt_ckpt_close(ckpt);
+}
+
 /* What has been chosen of activations is kept: it is not chosen again. */
 static void chosen_activations_are_kept(void **state)
 {
@@ -327,6 +353,73 @@ static void kill_channels(const char *name, float *w, size_t count)
 {
     if (strstr(name, "layers.0.input_layernorm"))
         memset(w, 0, count / 2 * sizeof *w);
+}
+
+/* ---- what hidden states lack ---------------------------------------------------------------- */
+
+#define LAST_O "model.layers.1.self_attn.o_proj.weight"
+static float o_factor;
+
+static void scale_o(const char *name, float *w, size_t count)
+{
+    for (size_t i = 0; i < count && strcmp(name, LAST_O) == 0; i++)
+        w[i] *= o_factor;
+}
+
+/* The largest magnitude of that matrix as quantized. */
+static double largest_of_o(struct fixture *f)
+{
+    struct qt_container *c;
+    struct qt_packed p;
+    float *w;
+    double largest = 0;
+    expect_ok("open", qt_container_open(&c, f->out[0], &f->err), &f->err);
+    const struct qt_entry *e = qt_container_find(c, LAST_O);
+    assert_non_null(e);
+    expect_ok("packed", qt_packed_open(&p, c, e, &f->err), &f->err);
+    expect_ok("memory", qt_array_new(&w, p.n * p.k, sizeof *w, &f->err), &f->err);
+    expect_ok("decode", qt_packed_weights(w, &p, &f->err), &f->err);
+    for (size_t i = 0; i < p.n * p.k; i++) {
+        assert_true(isfinite(w[i]));
+        largest = fmax(largest, fabs((double)w[i]));
+    }
+    qt_free(w);
+    qt_packed_free(&p);
+    qt_container_close(c);
+    return largest;
+}
+
+/* Weights of nothing, or next to it: what is stored for them is what hidden states lack, and its
+ * scales are not those of the weights. */
+static void hidden_states_are_made_up_for(void **state)
+{
+    static const char *const schemes[] = {"nf3:g=32", "fp6",  "int4:g=32",
+                                          "mix24",    "w4ax", "lut3:g=32"};
+    static const float factors[] = {0, 1e-42f, 1e-3f};
+    struct fixture *f = *state;
+    many_tokens(f);
+    for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
+        o_factor = factors[i];
+        struct qt_ckpt *ckpt = make_model(f, scale_o);
+        for (size_t s = 0; s < sizeof schemes / sizeof *schemes; s++) {
+            struct qt_quantize_options opt = options(f, "a", schemes[s]);
+            json_t *doc = quantize(f, ckpt, &opt), *t;
+            size_t at;
+            assert_int_equal(total(doc, "fallbacks"), 0);
+            json_array_foreach(json_object_get(doc, "tensors"), at, t)
+            {
+                const json_t *h = json_object_get(t, "hessian");
+                double before = json_number_value(json_object_get(h, "error_before"));
+                double after = json_number_value(json_object_get(h, "error_after"));
+                if (!(after > 0 && after < before))
+                    fail_msg("%s, factor %g, tensor %zu: %g before, %g after", schemes[s],
+                             (double)factors[i], at, before, after);
+            }
+            json_decref(doc);
+            assert_true(largest_of_o(f) > 1e-6);
+        }
+        qt_ckpt_close(ckpt);
+    }
 }
 
 static void dead_channels_are_counted(void **state)
@@ -478,6 +571,8 @@ int main(void)
         cmocka_unit_test(feedback_lowers_the_weighted_error),
         cmocka_unit_test(same_bytes_for_any_threads),
         cmocka_unit_test(interrupted_runs_resume),
+        cmocka_unit_test(runs_of_many_tokens_resume),
+        cmocka_unit_test(hidden_states_are_made_up_for),
         cmocka_unit_test(chosen_activations_are_kept),
         cmocka_unit_test(kept_activations_are_checked),
         cmocka_unit_test(dead_channels_are_counted),

@@ -262,11 +262,10 @@ static void check_regression(const float *s, const float *c, size_t rows, const 
     assert_true(worst < 1e-3 * size);
 }
 
-/* Targets are W + W S + T / unit, S and T being regressions. */
+/* Targets are W + W S + T, S and T being regressions. */
 static void targets_case(struct qt_backend *be)
 {
     enum { N = 140, K = TARGETS_K };
-    const float unit = 0.25f;
     double *h = random_hessian(K, 400), *d = damped(h, K, 0.01);
     struct qt_factor f = factor_of(h, K, 64, false, 0.01);
     f.backend = be;
@@ -277,17 +276,17 @@ static void targets_case(struct qt_backend *be)
     for (size_t i = 0; i < (size_t)N * K; i++)
         lack[i] *= (float)h[0];
     memcpy(t, w, (size_t)N * K * sizeof *t);
-    assert_int_equal(qt_factor_targets(t, N, unit, &f, NULL), QT_OK);
+    assert_int_equal(qt_factor_targets(t, N, &f, NULL), QT_OK);
     assert_memory_equal(t, w, (size_t)N * K * sizeof *t); /* nothing to make up for */
     assert_int_equal(qt_factor_shift(&f, cross, 0, 1000, NULL), QT_OK);
     assert_int_equal(qt_factor_residual(&f, lack, N, 0, 1000, NULL), QT_OK);
     assert_true(f.shift_shrink == 1 && f.residual_shrink == 1);
     check_regression(f.shift, cross, K, d, f.scale);
     check_regression(f.residual, lack, N, d, f.scale);
-    assert_int_equal(qt_factor_targets(t, N, unit, &f, NULL), QT_OK);
+    assert_int_equal(qt_factor_targets(t, N, &f, NULL), QT_OK);
     for (size_t r = 0; r < N; r += 13)
         for (size_t j = 0; j < K; j++) {
-            double sum = (double)w[r * K + j] + (double)(f.residual[r * K + j] / unit);
+            double sum = (double)w[r * K + j] + (double)f.residual[r * K + j];
             for (size_t l = 0; l < K; l++)
                 sum += (double)w[r * K + l] * (double)f.shift[l * K + j];
             assert_true(fabs(sum - (double)t[r * K + j]) < 1e-4 * (1 + fabs(sum)));

@@ -9,7 +9,8 @@
 #include "kernels/kernels.h"
 #include "pack/sequential.h"
 
-enum { SEQLEN = 24, SAMPLES = 9, TOKENS = SEQLEN * SAMPLES, VOCAB = 97 };
+/* Several chunks, each of several taps that it is no multiple of. */
+enum { SEQLEN = 44, SAMPLES = 110, TOKENS = SEQLEN * SAMPLES, VOCAB = 97 };
 
 /* The checkpoint's weights, those of the linears behind the first `changed` inputs of a layer, and
  * of all layers before it, multiplied by factors near 1. */
