@@ -234,6 +234,50 @@ static int cpu_scale_op(struct qt_backend *be, float *y, float factor, size_t co
         &(struct element_job){.op = OP_SCALE, .y = y, .factor = factor, .count = count}, err);
 }
 
+struct rows_job {
+    float *y;
+    const float *x;
+    const uint32_t *rows;
+    const float *factor;
+    bool scatter;
+    size_t m, n;
+};
+
+static int rows_item(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct rows_job *job = ctx;
+    size_t n = job->n, step = cpu_rows_per_item(n), end = qt_min_size((item + 1) * step, job->m);
+    (void)thread;
+    (void)err;
+    for (size_t i = item * step; i < end; i++) {
+        const size_t other = job->rows ? job->rows[i] : i;
+        const float factor = job->factor ? job->factor[i] : 1;
+        if (job->scatter)
+            for (size_t j = 0; j < n; j++)
+                job->y[other * n + j] += job->x[i * n + j] * factor;
+        else
+            for (size_t j = 0; j < n; j++)
+                job->y[i * n + j] = job->x[other * n + j] * factor;
+    }
+    return QT_OK;
+}
+
+static int cpu_gather_rows(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
+                           const float *factor, size_t m, size_t n, struct qt_err *err)
+{
+    struct rows_job job = {y, x, rows, factor, false, m, n};
+    (void)be;
+    return qt_parallel(qt_ceil_div(m, cpu_rows_per_item(n)), rows_item, &job, err);
+}
+
+static int cpu_scatter_rows(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
+                            const float *factor, size_t m, size_t n, struct qt_err *err)
+{
+    struct rows_job job = {y, x, rows, factor, true, m, n};
+    (void)be;
+    return qt_parallel(qt_ceil_div(m, cpu_rows_per_item(n)), rows_item, &job, err);
+}
+
 /* ---- score ---------------------------------------------------------------------------------- */
 
 struct score_job {
@@ -363,6 +407,8 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
         .attention = cpu_attention_op,
         .activate = cpu_activate_op,
         .add = cpu_add_op,
+        .gather_rows = cpu_gather_rows,
+        .scatter_rows = cpu_scatter_rows,
         .scale = cpu_scale_op,
         .score = cpu_score,
         .gram = cpu_gram_op,

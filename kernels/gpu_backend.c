@@ -323,6 +323,43 @@ static int cuda_add(struct qt_backend *be, float *y, const float *x, size_t coun
     return count ? launched(gpu_math_add(y, x, count, self(be)->stream), "sum", err) : QT_OK;
 }
 
+typedef int rows_fn(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
+                    size_t n, void *stream);
+
+static int on_rows(rows_fn *fn, struct qt_backend *be, float *y, const float *x,
+                   const uint32_t *rows, const float *factor, size_t m, size_t n,
+                   struct qt_err *err)
+{
+    struct cuda *g = self(be);
+    uint32_t *at;
+    float *by;
+    int rc = QT_OK;
+    if (m == 0 || n == 0)
+        return QT_OK;
+    QT_TRY(need_scratch(g, m, sizeof *at + sizeof *by, err));
+    at = g->scratch;
+    by = (float *)(at + m);
+    if (rows)
+        QT_TRY(cuda_upload(be, at, rows, m * sizeof *at, err));
+    if (factor)
+        QT_TRY(cuda_upload(be, by, factor, m * sizeof *by, err));
+    QT_TRY(launched(fn(y, x, rows ? at : NULL, factor ? by : NULL, m, n, g->stream), "rows", err));
+done:
+    return rc;
+}
+
+static int cuda_gather_rows(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
+                            const float *factor, size_t m, size_t n, struct qt_err *err)
+{
+    return on_rows(gpu_math_gather, be, y, x, rows, factor, m, n, err);
+}
+
+static int cuda_scatter_rows(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
+                             const float *factor, size_t m, size_t n, struct qt_err *err)
+{
+    return on_rows(gpu_math_scatter, be, y, x, rows, factor, m, n, err);
+}
+
 static int cuda_scale(struct qt_backend *be, float *y, float factor, size_t count,
                       struct qt_err *err)
 {
@@ -610,6 +647,8 @@ static const struct qt_backend functions = {
     .attention = cuda_attention,
     .activate = cuda_activate,
     .add = cuda_add,
+    .gather_rows = cuda_gather_rows,
+    .scatter_rows = cuda_scatter_rows,
     .scale = cuda_scale,
     .score = cuda_score,
     .gram = cuda_gram,

@@ -67,6 +67,11 @@ struct gpu_score {
 
 int gpu_math_bias(float *y, const float *bias, size_t m, size_t n, void *stream);
 int gpu_math_add(float *y, const float *x, size_t count, void *stream);
+/* rows, factor: device memory. gpu_math_gather, gpu_math_scatter: gather_rows, scatter_rows. */
+int gpu_math_gather(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
+                    size_t n, void *stream);
+int gpu_math_scatter(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
+                     size_t n, void *stream);
 int gpu_math_scale(float *y, float factor, size_t count, void *stream);
 int gpu_math_activate(float *y, const float *gate, const float *up, enum gpu_act kind, size_t count,
                       void *stream);

@@ -88,6 +88,21 @@ static __global__ void scale_kernel(float *y, float factor, size_t count)
         y[i] *= factor;
 }
 
+/* Elements of y (gathering) or x (scattering), with the roundings of the CPU. */
+template <bool SCATTER>
+static __global__ void rows_kernel(float *y, const float *x, const uint32_t *rows,
+                                   const float *factor, size_t count, size_t n)
+{
+    FOR_ELEMENTS (e, count) {
+        const size_t i = e / n, other = (rows ? rows[i] : i) * n + e % n;
+        const float by = factor ? factor[i] : 1;
+        if (SCATTER)
+            y[other] = __fadd_rn(y[other], __fmul_rn(x[e], by));
+        else
+            y[e] = x[other] * by;
+    }
+}
+
 static __device__ float activated(float x, int kind)
 {
     switch (kind) {
@@ -298,6 +313,20 @@ int gpu_math_bias(float *y, const float *bias, size_t m, size_t n, void *stream)
 int gpu_math_add(float *y, const float *x, size_t count, void *stream)
 {
     return LAUNCH(add_kernel, blocks_for(count), THREADS, stream, y, x, count);
+}
+
+int gpu_math_gather(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
+                    size_t n, void *stream)
+{
+    return LAUNCH(rows_kernel<false>, blocks_for(m * n), THREADS, stream, y, x, rows, factor,
+                  m * n, n);
+}
+
+int gpu_math_scatter(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
+                     size_t n, void *stream)
+{
+    return LAUNCH(rows_kernel<true>, blocks_for(m * n), THREADS, stream, y, x, rows, factor, m * n,
+                  n);
 }
 
 int gpu_math_scale(float *y, float factor, size_t count, void *stream)

@@ -278,6 +278,36 @@ static void test_elements(size_t count)
     array_free(&x), array_free(&y);
 }
 
+static void test_rows(size_t m, size_t n)
+{
+    const size_t step = 3;
+    struct array all = floats(step * m * n, 1), some = floats(m * n, 1);
+    uint32_t *rows = malloc(m * sizeof *rows);
+    float *factor = malloc(m * sizeof *factor);
+    for (size_t i = 0; i < m; i++) {
+        rows[i] = (uint32_t)((m - 1 - i) * step + random_below(step));
+        factor[i] = (float)random_below(1000) / 512 - 1;
+    }
+    for (int given = 0; given < 4; given++) {
+        const uint32_t *r = given & 1 ? rows : NULL;
+        const float *f = given & 2 ? factor : NULL;
+#define CALL(be) be->scatter_rows(be, all.be, some.be, r, f, m, n, &err)
+        BOTH(CALL);
+#undef CALL
+        compare(&all, 0, "scatter_rows");
+#define CALL(be) be->gather_rows(be, some.be, all.be, r, f, m, n, &err)
+        BOTH(CALL);
+#undef CALL
+        compare(&some, 0, "gather_rows");
+#define CALL(be) be->gather_rows(be, some.be, some.be, NULL, f, m, n, &err)
+        BOTH(CALL);
+#undef CALL
+        compare(&some, 0, "gather_rows in place");
+    }
+    free(rows), free(factor);
+    array_free(&all), array_free(&some);
+}
+
 static void test_score(size_t m, size_t vocab, float softcap)
 {
     struct array a = floats(m * vocab, 12), b = floats(m * vocab, 12);
@@ -545,6 +575,8 @@ int main(int argc, char **argv)
         test_attention(1 + random_below(3), &kinds[i]);
     test_elements(1);
     test_elements(100000 + random_below(1000));
+    test_rows(1, 1);
+    test_rows(700 + random_below(100), 300 + random_below(100));
     for (int i = 0; i < 4; i++)
         test_score(1 + random_below(30), 2 + random_below(i % 2 ? 40000 : 300), i < 2 ? 0 : 30);
     test_statistics(1, 3);

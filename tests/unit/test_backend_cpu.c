@@ -241,6 +241,46 @@ static void test_activate(void **state)
     be->close(be);
 }
 
+static void test_rows(void **state)
+{
+    enum { M = 1030, ALL = 3 * M };
+    static uint32_t rows[M];
+    static float factor[M];
+    struct qt_backend *be = open_cpu();
+    (void)state;
+    for (uint32_t i = 0; i < M; i++) {
+        rows[i] = (M - 1 - i) * 3 + (uint32_t)(3 * uniform());
+        factor[i] = (float)(2 * uniform() - 1);
+    }
+    for (int given = 0; given < 4; given++)
+        for (size_t n = 1; n < 300; n = 5 * n + 2) {
+            const uint32_t *r = given & 1 ? rows : NULL;
+            const float *f = given & 2 ? factor : NULL;
+            float *all = random_floats(ALL * n, 1), *some = random_floats(M * n, 1);
+            float *sum = copy_floats(all, ALL * n), *taken = random_floats(M * n, 1);
+            float *kept = copy_floats(some, M * n);
+            assert_int_equal(be->scatter_rows(be, sum, some, r, f, M, n, NULL), QT_OK);
+            assert_int_equal(be->gather_rows(be, taken, all, r, f, M, n, NULL), QT_OK);
+            for (size_t e = 0; e < M * n; e++) {
+                size_t i = e / n, other = (r ? r[i] : i) * n + e % n;
+                float by = f ? f[i] : 1, x = some[e] * by;
+                assert_true(taken[e] == all[other] * by);
+                assert_true(sum[other] == all[other] + x);
+                sum[other] = all[other];
+            }
+            assert_memory_equal(sum, all, ALL * n * sizeof *all); /* the others are as they were */
+            assert_int_equal(be->gather_rows(be, some, some, NULL, f, M, n, NULL), QT_OK);
+            for (size_t e = 0; e < M * n; e++)
+                assert_true(some[e] == kept[e] * (f ? f[e / n] : 1));
+            qt_free(all);
+            qt_free(kept);
+            qt_free(some);
+            qt_free(sum);
+            qt_free(taken);
+        }
+    be->close(be);
+}
+
 static void test_add_scale_copy(void **state)
 {
     struct qt_backend *be = open_cpu();
@@ -526,6 +566,7 @@ int main(void)
         cmocka_unit_test(test_norm),
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_activate),
+        cmocka_unit_test(test_rows),
         cmocka_unit_test(test_add_scale_copy),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_score),
