@@ -4,12 +4,15 @@
 
 #define LLAMA_NAMES                                                                                \
     .layers = "model.layers.", .embed = "model.embed_tokens", .final_norm = "model.norm",          \
-    .intermediate_key = "intermediate_size", .eps_key = "rms_norm_eps", .rope = true
+    .eps_key = "rms_norm_eps", .rope = true
+
+#define ATTENTION_PARTS                                                                            \
+    [ROLE_ATTN_IN] = "input_layernorm", [ROLE_Q] = "self_attn.q_proj",                             \
+    [ROLE_K] = "self_attn.k_proj", [ROLE_V] = "self_attn.v_proj", [ROLE_O] = "self_attn.o_proj"
 
 #define LLAMA_PARTS                                                                                \
-    [ROLE_ATTN_IN] = "input_layernorm", [ROLE_Q] = "self_attn.q_proj",                             \
-    [ROLE_K] = "self_attn.k_proj", [ROLE_V] = "self_attn.v_proj", [ROLE_O] = "self_attn.o_proj",   \
-    [ROLE_GATE] = "mlp.gate_proj", [ROLE_UP] = "mlp.up_proj", [ROLE_DOWN] = "mlp.down_proj"
+    ATTENTION_PARTS, [ROLE_GATE] = "mlp.gate_proj", [ROLE_UP] = "mlp.up_proj",                     \
+                     [ROLE_DOWN] = "mlp.down_proj"
 
 static const struct arch table[] = {
     {
@@ -60,6 +63,40 @@ static const struct arch table[] = {
         .window = WINDOW_FROM_LAYER,
     },
     {
+        .family = "qwen3_moe",
+        LLAMA_NAMES,
+        .intermediate_key = "moe_intermediate_size",
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm",
+                  [ROLE_ROUTER] = "mlp.gate", [ROLE_GATE] = "gate_proj", [ROLE_UP] = "up_proj",
+                  [ROLE_DOWN] = "down_proj"},
+        .experts = "mlp.experts.",
+        .shares_of_one = {"norm_topk_prob", false},
+        .act_key = "hidden_act",
+        .act = "silu",
+        .norm = QT_NORM_RMS,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .tied = {"tie_word_embeddings", false},
+        .window = WINDOW_IF_USED,
+    },
+    {
+        .family = "mixtral",
+        LLAMA_NAMES,
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_ROUTER] = "block_sparse_moe.gate", [ROLE_GATE] = "w1", [ROLE_UP] = "w3",
+                  [ROLE_DOWN] = "w2"},
+        .experts = "block_sparse_moe.experts.",
+        .eps = 1e-5,
+        .theta = 1e6,
+        .shares_of_one = {NULL, true},
+        .act_key = "hidden_act",
+        .act = "silu",
+        .norm = QT_NORM_RMS,
+        .tied = {"tie_word_embeddings", false},
+        .window = WINDOW_ALL,
+    },
+    {
         .family = "gemma2",
         .head_dim = 256,
         LLAMA_NAMES,
@@ -107,8 +144,8 @@ static const struct arch table[] = {
 enum { FAMILIES = sizeof table / sizeof *table };
 
 /* In the order of the table; a test compares the two. */
-static const char *const families[FAMILIES + 1] = {"llama",  "mistral", "qwen2", "qwen3",
-                                                   "gemma2", "opt",     NULL};
+static const char *const families[FAMILIES + 1] = {
+    "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gemma2", "opt", NULL};
 
 const struct arch *arch_find(const char *family)
 {

@@ -183,7 +183,7 @@ static int linear_back(const struct chunk *c, enum role role, float *dx, bool ad
 {
     const struct layer *layer = c->run.b->layer;
     const struct part *part = &layer->parts[role];
-    float *dw = c->add->linear[layer->index[role]];
+    float *dw = c->add->linear[layer->parts[role].index];
     int rc = QT_OK;
     if (dw)
         QT_TRY(c->be->linear_grad_w(c->be, dw, dy, x, c->run.m, part->n, part->k, err));
@@ -200,7 +200,7 @@ static int norm_back(const struct chunk *c, enum role role, float *dx, const flo
     const struct layer *layer = c->run.b->layer;
     if (!has(c, role))
         return QT_OK;
-    return c->be->norm_grad(c->be, dx, c->add->norm[layer->index[role]], dy, x,
+    return c->be->norm_grad(c->be, dx, c->add->norm[layer->parts[role].index], dy, x,
                             c->run.b->parts[role].weight, c->cfg->arch->norm, c->cfg->eps, m,
                             layer->parts[role].n, err);
 }
@@ -296,11 +296,14 @@ int qt_block_grad(struct qt_block *block, float *grad, const struct qt_block_gra
     const struct config *cfg = &block->model->cfg;
     size_t width = cfg->info.hidden, rows;
     int rc = QT_OK;
+    if (cfg->info.experts)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "gradients of a mixture of experts");
     QT_TRY(block_check_length(block->model, m, seqlen, err));
     rows = block_chunk(m, seqlen);
     QT_TRY(prepare(block, rows, seqlen, err));
     for (size_t at = 0; at < m; at += rows) {
-        struct block_run run = {block, NULL, qt_min_size(rows, m - at), seqlen, NULL, -1};
+        const struct block_run run = {
+            .b = block, .m = qt_min_size(rows, m - at), .seqlen = seqlen, .stop = -1};
         struct chunk c = {run, &block->grad,        block->be,        cfg,
                           add, hidden + at * width, grad + at * width};
         QT_TRY(attention_forward(&c, err));

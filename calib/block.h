@@ -25,18 +25,27 @@ struct block_grad_work {
     float *minus_sin;
 };
 
+/* Of experts.c, for chunks of `rows` tokens. */
+struct block_experts {
+    float *in, *out, *sum,
+        *logits;             /* backend: [rows][hidden] of an expert, of all; [rows][experts] */
+    float *share;            /* host, [rows][experts] */
+    struct qt_tokens tokens; /* of an expert */
+};
+
 struct qt_block {
     const struct qt_model *model;
     const struct layer *layer;
     struct qt_backend *be;
     struct qt_runtime runtime;
     size_t window;
-    struct loaded parts[ROLE_COUNT];
+    struct loaded *parts; /* [layer_parts()] */
     /* Working memory for chunks of `rows` tokens in sequences of `seqlen`, made by the first run:
      * x [rows][hidden]; wide: q, k, v and the attention's output, later gate and up; staged: an
      * input of linears behind the runtime. */
     size_t rows, seqlen;
     float *x, *wide, *staged, *cos, *sin;
+    struct block_experts experts;
     struct block_grad_work grad; /* of backward.c, made by its first run */
 };
 
@@ -56,6 +65,11 @@ struct block_run {
     size_t m, seqlen;
     const struct qt_tap *tap;
     int stop; /* the input of linears where the way ends, and the only one tapped; -1: none */
+    /* NULL, or the tokens that go through the expert whose input that is; the first of the chunk is
+     * number `at`. */
+    const struct qt_tokens *tokens;
+    size_t at;
+    float *share; /* of qt_block_route */
 };
 
 int block_floats(float **out, struct qt_backend *be, size_t rows, size_t width, struct qt_err *err);
@@ -70,7 +84,8 @@ static inline size_t block_chunk(size_t m, size_t seqlen)
     return qt_min_size(m, seqlen < BLOCK_TOKENS ? BLOCK_TOKENS / seqlen * seqlen : seqlen);
 }
 
-int block_linear(const struct block_run *r, enum role role, float *y, const float *x,
+/* part: a role; of an expert, part_at(). */
+int block_linear(const struct block_run *r, size_t part, float *y, const float *x,
                  struct qt_err *err);
 /* Nothing happens where the family has no such norm. */
 int block_norm(const struct block_run *r, enum role role, float *y, const float *x, size_t m,
@@ -79,5 +94,18 @@ int block_norm(const struct block_run *r, enum role role, float *y, const float 
 int block_heads(const struct block_run *r, enum role norm, float *x, size_t heads,
                 struct qt_err *err);
 struct qt_attention block_attention(const struct block_run *r);
+/* y[m][hidden] of x[m][hidden] by the MLP, or one of many. *stop: that was not all of the way. */
+int block_mlp(bool *stop, float *y, const float *x, const struct block_run *r, size_t expert,
+              struct qt_err *err);
+
+/* ---- experts.c ------------------------------------------------------------------------------ */
+
+int experts_prepare(struct qt_block *b, size_t rows, struct qt_err *err);
+void experts_free(struct qt_block *b);
+/* share[m][experts] (host memory) of x[m][hidden], which is what the router gets. */
+int experts_route(float *share, const struct block_run *r, const float *x, struct qt_err *err);
+/* As block_mlp, by those experts that the tokens go through; with r->stop, by one at most. */
+int experts_run(bool *stop, float *y, const float *x, const struct block_run *r,
+                struct qt_err *err);
 
 #endif

@@ -10,6 +10,7 @@
  *   model.c       the tensors these imply, checked against what is there -> struct qt_model
  *   weights.c     a checkpoint as a source of weights
  *   forward.c     embedding, blocks, head
+ *   experts.c     which tokens go through which expert, and there
  *   backward.c    gradients of a loss through head and blocks
  *   calibrate.c   statistics of the linears' inputs -> a calibration file; merge.c adds such files
  */
@@ -66,12 +67,18 @@ int qt_data_windows(uint32_t **out, const struct qt_data *data, size_t samples, 
 struct qt_linear {
     const char *weight; /* tensor name, e.g. "model.layers.3.self_attn.q_proj.weight" */
     size_t n, k, layer;
-    int input; /* 0 attention in, 1 attention out, 2 MLP in, 3 MLP down */
+    int input; /* 0 attention in, 1 attention out, 2 MLP in, 3 MLP down; of expert e: + 2 e */
     /* The input whose channels this one's rows become (through attention, or elementwise), so that
      * they may change places together: channel c is row qt_model_feed_row(c). -1: none. */
     int feeds;
     bool feeds_scale; /* a row that is multiplied by a positive number multiplies its channel */
 };
+
+/* The expert whose linears have this input, from 2 on; 0 where there are no experts. */
+static inline size_t qt_input_expert(int input)
+{
+    return (size_t)(input - 2) / 2;
+}
 
 /*
  * What a runtime does to activations between the operations, for example rounding them to few bits.
@@ -110,6 +117,7 @@ struct qt_model_info {
     const char *family; /* "llama", "qwen2", ... the row of the table in arch.c */
     size_t layers, hidden, vocab, heads, kv_heads, head_dim, max_positions;
     float logit_softcap; /* 0 = none */
+    size_t experts;      /* of which every block's MLP is a mixture; 0: of none */
 };
 
 /* Parses config.json and checks every tensor's presence and shape against it.
@@ -121,6 +129,8 @@ const struct qt_model_info *qt_model_info(const struct qt_model *model);
 /* NULL-terminated list of the supported families. */
 const char *const *qt_model_families(void);
 
+/* Of a block: how many different inputs its linears have. */
+size_t qt_model_inputs(const struct qt_model *model);
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer);
 
 /* The norms of a block, in order of use; of layer number `layers`: the final norm, if any. */
@@ -130,7 +140,7 @@ struct qt_norm {
 };
 size_t qt_model_norms(const struct qt_norm **out, const struct qt_model *model, size_t layer);
 
-enum { QT_BLOCK_LINEARS = 7, QT_BLOCK_NORMS = 6 }; /* at most */
+enum { QT_BLOCK_LINEARS = 7, QT_BLOCK_NORMS = 6 }; /* at most, where there are no experts */
 
 /* The row of a linear that makes channel c of the input it feeds: itself, but for values, one head
  * of which serves several heads of queries. */
@@ -139,18 +149,40 @@ size_t qt_model_feed_row(const struct qt_model *model, int input, size_t c);
  * of sublayers, whose weights those become. */
 bool qt_model_input_is_norm(const struct qt_model *model, int input);
 /* Whether the one linear with this input is the last of its sublayer, and what it gives is added to
- * the hidden states as it is. */
+ * the hidden states as it is, by itself. */
 bool qt_model_output_is_added(const struct qt_model *model, int input);
 
+/*
+ * Of tokens in front of a mixture of experts: what the output of each expert is multiplied by,
+ * share[m][experts] in host memory. -share: what it would be, of an expert that is not chosen.
+ */
+struct qt_block;
+int qt_block_route(float *share, struct qt_block *block, float *hidden, size_t m, size_t seqlen,
+                   struct qt_err *err);
+/* Tokens that go through an expert, by their numbers, ascending. */
+struct qt_tokens {
+    size_t count;
+    uint32_t *row;
+    float *share; /* above 0 */
+};
+/* Room for m tokens; freed by qt_tokens_free. */
+int qt_tokens_new(struct qt_tokens *out, size_t m, struct qt_err *err);
+void qt_tokens_free(struct qt_tokens *t);
+/*
+ * Those that chose the expert, according to share[m][experts]; how many these are is the result.
+ * And if they are fewer than `least`, of the others those that came nearest to it.
+ */
+size_t qt_tokens_of_expert(struct qt_tokens *out, const float *share, size_t m, size_t experts,
+                           size_t expert, size_t least);
+
 /* Called with the input x[m][k] (backend memory) of the linears whose `input` it names, as its
- * runtime leaves it, before they run. */
+ * runtime leaves it, before they run; of an expert, with the tokens that go through it, if any. */
 struct qt_tap {
     void *ctx;
     int (*fn)(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err);
 };
 
 /* One decoder block's weights in backend memory. */
-struct qt_block;
 int qt_block_open(struct qt_block **out, const struct qt_model *model, size_t layer,
                   const struct qt_weights *w, struct qt_backend *be, struct qt_err *err);
 void qt_block_close(struct qt_block *block);
@@ -172,9 +204,10 @@ int qt_block_run(struct qt_block *block, float *hidden, size_t m, size_t seqlen,
 int qt_block_run_sublayer(struct qt_block *block, int input, float *hidden, size_t m, size_t seqlen,
                           const struct qt_tap *tap, struct qt_err *err);
 /* The sublayer of `input` up to there: tap gets that input alone, hidden stays as it is. The
- * linears with this input and those behind it are not used. */
+ * linears with this input and those behind it are not used. tokens: which of hidden[m] go through
+ * the expert that has this input; NULL: those that choose it. */
 int qt_block_run_to(struct qt_block *block, int input, float *hidden, size_t m, size_t seqlen,
-                    const struct qt_tap *tap, struct qt_err *err);
+                    const struct qt_tokens *tokens, const struct qt_tap *tap, struct qt_err *err);
 
 /* Embedding and head. */
 struct qt_ends;

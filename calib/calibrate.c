@@ -15,6 +15,10 @@ static int describe_model(struct qt_qcal_info *out, size_t (**k)[QT_INPUTS],
 {
     const struct qt_model_info *info = qt_model_info(model);
     int rc;
+    if (info->experts)
+        return qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_dir(ckpt), NULL,
+                       "calibration files are not for mixtures of experts; quantize with "
+                       "calibration data (--data) observes experts one by one");
     *out = (struct qt_qcal_info){
         .family = info->family, .layers = info->layers, .hidden = info->hidden};
     QT_TRY(qt_ckpt_sample_crc(&out->sample_crc, ckpt, err));

@@ -8,6 +8,7 @@ enum {
     LIMIT_FILE = 16 << 20,
     LIMIT_LAYERS = 4096,
     LIMIT_HEADS = 1 << 16,
+    LIMIT_EXPERTS = 1 << 12,
     LIMIT_WIDTH = 1 << 24,
     LIMIT_POSITIONS = 1 << 30,
 };
@@ -101,15 +102,43 @@ done:
     return rc;
 }
 
+/* Every layer has the experts, or the model is not supported. */
+static int read_experts(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const char *key = given(src->json, "num_local_experts") ? "num_local_experts" : "num_experts";
+    const json_t *dense = json_object_get(src->json, "mlp_only_layers");
+    const bool listed = given(src->json, "mlp_only_layers");
+    size_t step = 1;
+    int rc = QT_OK;
+    QT_TRY(read_size(&cfg->info.experts, src, key, LIMIT_EXPERTS, err));
+    QT_TRY(read_size(&cfg->chosen, src, "num_experts_per_tok", LIMIT_EXPERTS, err));
+    if (cfg->chosen > cfg->info.experts)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'num_experts_per_tok' %zu is more than '%s' %zu", cfg->chosen, key,
+                       cfg->info.experts);
+    QT_TRY(read_flag(&cfg->shares_of_one, src, &cfg->arch->shares_of_one, err));
+    QT_TRY(read_size(&step, src, "decoder_sparse_step", LIMIT_LAYERS, err));
+    if (listed && !json_is_array(dense))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'mlp_only_layers' is not a list");
+    if (step != 1 || (listed && json_array_size(dense)))
+        rc = unsupported(src, step != 1 ? "decoder_sparse_step" : "mlp_only_layers",
+                         "a model that has experts in some layers only", err);
+done:
+    return rc;
+}
+
 static int read_sizes(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     struct qt_model_info *info = &cfg->info;
+    const char *key = cfg->arch->intermediate_key;
     int rc = QT_OK;
     QT_TRY(read_size(&info->layers, src, "num_hidden_layers", LIMIT_LAYERS, err));
     QT_TRY(read_size(&info->hidden, src, "hidden_size", LIMIT_WIDTH, err));
     QT_TRY(read_size(&info->vocab, src, "vocab_size", LIMIT_WIDTH, err));
     QT_TRY(read_size(&info->max_positions, src, "max_position_embeddings", LIMIT_POSITIONS, err));
-    QT_TRY(read_size(&cfg->intermediate, src, cfg->arch->intermediate_key, LIMIT_WIDTH, err));
+    QT_TRY(read_size(&cfg->intermediate, src, key ? key : "intermediate_size", LIMIT_WIDTH, err));
+    if (cfg->arch->experts)
+        QT_TRY(read_experts(cfg, src, err));
     QT_TRY(read_heads(cfg, src, err));
     cfg->embed_dim = info->hidden;
     if (cfg->arch->project_in)
@@ -145,7 +174,7 @@ static int read_act(struct config *cfg, const struct source *src, struct qt_err 
 static int read_flags(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     const struct arch *arch = cfg->arch;
-    double eps = arch->eps_key ? 1e-6 : 1e-5;
+    double eps = arch->eps ? arch->eps : arch->eps_key ? 1e-6 : 1e-5;
     int rc = QT_OK;
     QT_TRY(read_flag(&cfg->qkv_bias, src, &arch->qkv_bias, err));
     QT_TRY(read_flag(&cfg->o_bias, src, &arch->o_bias, err));
@@ -203,8 +232,8 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
 {
     const json_t *types = json_object_get(src->json, "layer_types");
     enum window_rule rule = cfg->arch->window;
-    *out = rule == WINDOW_ALL || (rule == WINDOW_EVEN && layer % 2 == 0) ||
-           (rule == WINDOW_FROM_LAYER && layer >= from);
+    *out = rule == WINDOW_ALL || rule == WINDOW_IF_USED ||
+           (rule == WINDOW_EVEN && layer % 2 == 0) || (rule == WINDOW_FROM_LAYER && layer >= from);
     if (!given(src->json, "layer_types"))
         return QT_OK;
     if (!json_is_array(types) || json_array_size(types) != cfg->info.layers)
@@ -227,7 +256,7 @@ static int read_windows(struct config *cfg, const struct source *src, struct qt_
     bool use = true;
     int rc = QT_OK;
     QT_TRY(qt_array_new(&cfg->windows, cfg->info.layers, sizeof *cfg->windows, err));
-    if (rule == WINDOW_FROM_LAYER) {
+    if (rule == WINDOW_FROM_LAYER || rule == WINDOW_IF_USED) {
         use = false;
         QT_TRY(qt_json_get_bool(&use, src->json, "use_sliding_window", src->path, err));
         QT_TRY(qt_json_get_size(&from, src->json, "max_window_layers", src->path, err));
@@ -307,7 +336,7 @@ static int read_rope_from(struct config *cfg, const json_t *rope, const struct s
                           struct qt_err *err)
 {
     size_t half = cfg->info.head_dim / 2;
-    double theta = 10000, partial = 1;
+    double theta = cfg->arch->theta ? cfg->arch->theta : 10000, partial = 1;
     const char *type = "default";
     int rc = QT_OK;
     QT_TRY(read_positive(&theta, src->json, "rope_theta", src->path, err));

@@ -63,7 +63,9 @@ int qt_block_open(struct qt_block **out, const struct qt_model *model, size_t la
     if (rc < 0)
         return rc;
     *b = (struct qt_block){.model = model, .be = be};
-    rc = qt_block_load(b, layer, w, err);
+    rc = qt_array_new(&b->parts, layer_parts(&model->cfg), sizeof *b->parts, err);
+    if (rc == QT_OK)
+        rc = qt_block_load(b, layer, w, err);
     if (rc < 0)
         qt_block_close(b);
     else
@@ -71,30 +73,31 @@ int qt_block_open(struct qt_block **out, const struct qt_model *model, size_t la
     return rc;
 }
 
-static const struct qt_linear *linear_of(const struct layer *l, enum role role)
+static const struct qt_linear *linear_of(const struct layer *l, size_t part)
 {
-    return &l->linears[l->index[role]];
+    return &l->linears[l->parts[part].index];
 }
 
-static bool is_linear_of(const struct layer *l, enum role role, int input)
+static bool is_linear_of(const struct layer *l, size_t part, int input)
 {
-    return l->parts[role].weight && l->parts[role].k && linear_of(l, role)->input == input;
+    return l->parts[part].linear && linear_of(l, part)->input == input;
 }
 
 /* input: of the linears to load; -1: all parts. */
 static int load_parts(struct qt_block *b, int input, const struct qt_weights *w, struct qt_err *err)
 {
     const struct layer *l = b->layer;
+    const size_t parts = layer_parts(&b->model->cfg);
     float *staging = NULL;
     size_t largest = 0;
     int rc = QT_OK;
-    for (int role = 0; role < ROLE_COUNT; role++)
-        if (part_count(&l->parts[role]) > largest)
-            largest = part_count(&l->parts[role]);
+    for (size_t i = 0; i < parts; i++)
+        if (part_count(&l->parts[i]) > largest)
+            largest = part_count(&l->parts[i]);
     QT_TRY(qt_array_new(&staging, largest, sizeof *staging, err));
-    for (int role = 0; role < ROLE_COUNT; role++)
-        if (input < 0 || is_linear_of(l, (enum role)role, input))
-            QT_TRY(load_part(&b->parts[role], &l->parts[role], staging, w, b->be, err));
+    for (size_t i = 0; i < parts; i++)
+        if (input < 0 || is_linear_of(l, i, input))
+            QT_TRY(load_part(&b->parts[i], &l->parts[i], staging, w, b->be, err));
 done:
     qt_free(staging);
     return rc;
@@ -124,6 +127,7 @@ static void free_work(struct qt_block *b)
     be->free(be, b->cos);
     be->free(be, b->sin);
     b->x = b->wide = b->staged = b->cos = b->sin = NULL;
+    experts_free(b);
     b->rows = b->seqlen = 0;
 }
 
@@ -133,8 +137,9 @@ void qt_block_close(struct qt_block *block)
         return;
     free_work(block);
     block->be->free(block->be, block->grad.memory);
-    for (int role = 0; role < ROLE_COUNT; role++)
-        free_loaded(&block->parts[role], block->be);
+    for (size_t i = 0; block->parts && i < layer_parts(&block->model->cfg); i++)
+        free_loaded(&block->parts[i], block->be);
+    qt_free(block->parts);
     qt_free(block);
 }
 
@@ -187,6 +192,8 @@ int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err 
     QT_TRY(block_floats(&b->wide, b->be, rows, attention > mlp ? attention : mlp, err));
     if (b->runtime.input)
         QT_TRY(block_floats(&b->staged, b->be, rows, widest_input(b->layer), err));
+    if (info->experts)
+        QT_TRY(experts_prepare(b, rows, err));
     if (cfg->arch->rope)
         QT_TRY(make_rope(b, seqlen, err));
     b->rows = rows;
@@ -195,12 +202,12 @@ done:
     return rc;
 }
 
-int block_linear(const struct block_run *r, enum role role, float *y, const float *x,
+int block_linear(const struct block_run *r, size_t part, float *y, const float *x,
                  struct qt_err *err)
 {
-    const struct part *part = &r->b->layer->parts[role];
-    const struct loaded *l = &r->b->parts[role];
-    return r->b->be->linear(r->b->be, y, x, l->weight, l->bias, r->m, part->n, part->k, err);
+    const struct part *p = &r->b->layer->parts[part];
+    const struct loaded *l = &r->b->parts[part];
+    return r->b->be->linear(r->b->be, y, x, l->weight, l->bias, r->m, p->n, p->k, err);
 }
 
 int block_norm(const struct block_run *r, enum role role, float *y, const float *x, size_t m,
@@ -214,13 +221,13 @@ int block_norm(const struct block_run *r, enum role role, float *y, const float 
                           r->b->layer->parts[role].n, err);
 }
 
-/* The input of the linear `role` and of those beside it, x[m][k], is complete: through the runtime,
+/* The input of the linear `part` and of those beside it, x[m][k], is complete: through the runtime,
  * past the tap. *stop: that was all. */
-static int run_input(const float **x, bool *stop, const struct block_run *r, enum role role,
+static int run_input(const float **x, bool *stop, const struct block_run *r, size_t part,
                      struct qt_err *err)
 {
     struct qt_block *b = r->b;
-    const struct qt_linear *linear = linear_of(b->layer, role);
+    const struct qt_linear *linear = linear_of(b->layer, part);
     int rc = QT_OK;
     *stop = linear->input == r->stop;
     if (b->runtime.input) {
@@ -312,29 +319,41 @@ done:
     return rc;
 }
 
-static int run_mlp(const struct block_run *r, struct qt_err *err)
+int block_mlp(bool *stop, float *y, const float *x, const struct block_run *r, size_t expert,
+              struct qt_err *err)
 {
     struct qt_block *b = r->b;
     const struct config *cfg = &b->model->cfg;
     bool gated = b->parts[ROLE_GATE].weight != NULL;
     size_t count = r->m * cfg->intermediate;
     float *up = b->wide, *gate = gated ? up + count : up; /* ungated: act(up) */
-    const float *x, *product = gate;
+    const float *product = gate;
+    int rc = QT_OK;
+    QT_TRY(run_input(&x, stop, r, part_at(expert, ROLE_UP), err));
+    if (*stop)
+        goto done;
+    if (gated)
+        QT_TRY(block_linear(r, part_at(expert, ROLE_GATE), gate, x, err));
+    QT_TRY(block_linear(r, part_at(expert, ROLE_UP), up, x, err));
+    QT_TRY(b->be->activate(b->be, gate, gate, gated ? up : NULL, cfg->act, count, err));
+    QT_TRY(run_input(&product, stop, r, part_at(expert, ROLE_DOWN), err));
+    if (!*stop)
+        QT_TRY(block_linear(r, part_at(expert, ROLE_DOWN), y, product, err));
+done:
+    return rc;
+}
+
+static int run_mlp(const struct block_run *r, struct qt_err *err)
+{
+    struct qt_block *b = r->b;
+    const float *x;
     bool stop;
     int rc = QT_OK;
     QT_TRY(sublayer_input(&x, r, ROLE_MLP_IN, err));
-    QT_TRY(run_input(&x, &stop, r, ROLE_UP, err));
-    if (stop)
-        goto done;
-    if (gated)
-        QT_TRY(block_linear(r, ROLE_GATE, gate, x, err));
-    QT_TRY(block_linear(r, ROLE_UP, up, x, err));
-    QT_TRY(b->be->activate(b->be, gate, gate, gated ? up : NULL, cfg->act, count, err));
-    QT_TRY(run_input(&product, &stop, r, ROLE_DOWN, err));
-    if (stop)
-        goto done;
-    QT_TRY(block_linear(r, ROLE_DOWN, b->x, product, err));
-    QT_TRY(sublayer_output(r, ROLE_MLP_IN, ROLE_MLP_OUT, err));
+    QT_TRY(b->model->cfg.info.experts ? experts_run(&stop, b->x, x, r, err)
+                                      : block_mlp(&stop, b->x, x, r, 0, err));
+    if (!stop)
+        QT_TRY(sublayer_output(r, ROLE_MLP_IN, ROLE_MLP_OUT, err));
 done:
     return rc;
 }
@@ -352,19 +371,22 @@ int block_check_length(const struct qt_model *model, size_t m, size_t seqlen, st
 
 typedef int sublayer(const struct block_run *r, struct qt_err *err);
 
-/* sublayers[2]: NULL for one that is left out. */
-static int run_sublayers(struct qt_block *block, sublayer *const sublayers[2], float *hidden,
-                         size_t m, size_t seqlen, const struct qt_tap *tap, int stop,
+/* sublayers[2]: NULL for one that is left out. all: how to run, for m tokens, which go in chunks.
+ */
+static int run_sublayers(sublayer *const sublayers[2], const struct block_run *all,
                          struct qt_err *err)
 {
-    size_t width = block->model->cfg.info.hidden, rows;
+    const size_t width = all->b->model->cfg.info.hidden, m = all->m;
+    size_t rows;
     int rc = QT_OK;
-    QT_TRY(block_check_length(block->model, m, seqlen, err));
-    rows = block_chunk(m, seqlen);
-    QT_TRY(block_prepare(block, rows, seqlen, err));
+    QT_TRY(block_check_length(all->b->model, m, all->seqlen, err));
+    rows = block_chunk(m, all->seqlen);
+    QT_TRY(block_prepare(all->b, rows, all->seqlen, err));
     for (size_t at = 0; at < m; at += rows) {
-        struct block_run r = {block, hidden + at * width, qt_min_size(rows, m - at), seqlen, tap,
-                              stop};
+        struct block_run r = *all;
+        r.hidden += at * width;
+        r.m = qt_min_size(rows, m - at);
+        r.at = at;
         for (int i = 0; i < 2; i++)
             if (sublayers[i])
                 QT_TRY(sublayers[i](&r, err));
@@ -376,8 +398,11 @@ done:
 int qt_block_run(struct qt_block *block, float *hidden, size_t m, size_t seqlen,
                  const struct qt_tap *tap, struct qt_err *err)
 {
-    return run_sublayers(block, (sublayer *const[]){run_attention, run_mlp}, hidden, m, seqlen, tap,
-                         -1, err);
+    return run_sublayers(
+        (sublayer *const[]){run_attention, run_mlp},
+        &(struct block_run){
+            .b = block, .hidden = hidden, .m = m, .seqlen = seqlen, .tap = tap, .stop = -1},
+        err);
 }
 
 static sublayer *sublayer_of(int input)
@@ -388,15 +413,41 @@ static sublayer *sublayer_of(int input)
 int qt_block_run_sublayer(struct qt_block *block, int input, float *hidden, size_t m, size_t seqlen,
                           const struct qt_tap *tap, struct qt_err *err)
 {
-    return run_sublayers(block, (sublayer *const[]){sublayer_of(input), NULL}, hidden, m, seqlen,
-                         tap, -1, err);
+    return run_sublayers(
+        (sublayer *const[]){sublayer_of(input), NULL},
+        &(struct block_run){
+            .b = block, .hidden = hidden, .m = m, .seqlen = seqlen, .tap = tap, .stop = -1},
+        err);
 }
 
 int qt_block_run_to(struct qt_block *block, int input, float *hidden, size_t m, size_t seqlen,
-                    const struct qt_tap *tap, struct qt_err *err)
+                    const struct qt_tokens *tokens, const struct qt_tap *tap, struct qt_err *err)
 {
-    return run_sublayers(block, (sublayer *const[]){sublayer_of(input), NULL}, hidden, m, seqlen,
-                         tap, input, err);
+    return run_sublayers((sublayer *const[]){sublayer_of(input), NULL},
+                         &(struct block_run){.b = block,
+                                             .hidden = hidden,
+                                             .m = m,
+                                             .seqlen = seqlen,
+                                             .tap = tap,
+                                             .stop = input,
+                                             .tokens = tokens},
+                         err);
+}
+
+static int route(const struct block_run *r, struct qt_err *err)
+{
+    const float *x;
+    int rc = sublayer_input(&x, r, ROLE_MLP_IN, err);
+    return rc < 0 ? rc : experts_route(r->share + r->at * r->b->model->cfg.info.experts, r, x, err);
+}
+
+int qt_block_route(float *share, struct qt_block *block, float *hidden, size_t m, size_t seqlen,
+                   struct qt_err *err)
+{
+    return run_sublayers(
+        (sublayer *const[]){route, NULL},
+        &(struct block_run){.b = block, .hidden = hidden, .m = m, .seqlen = seqlen, .share = share},
+        err);
 }
 
 /* ---- embedding and head --------------------------------------------------------------------- */

@@ -65,14 +65,14 @@ static void part_free(struct part *p)
 
 /* ---- layers --------------------------------------------------------------------------------- */
 
-/* What a role's tensors look like. linear_input: -1 for a norm. */
+/* What a role's tensors look like. linear_input: -1 for a norm or router. */
 struct role_shape {
     size_t n, k;
     bool biased;
     int linear_input, feeds; /* struct qt_linear */
 };
 
-static struct role_shape role_shape(const struct config *cfg, enum role role)
+static struct role_shape role_shape(const struct config *cfg, enum role role, size_t expert)
 {
     const struct qt_model_info *info = &cfg->info;
     size_t h = info->hidden, q = info->heads * info->head_dim, kv = info->kv_heads * info->head_dim;
@@ -87,9 +87,13 @@ static struct role_shape role_shape(const struct config *cfg, enum role role)
         return (struct role_shape){h, q, cfg->o_bias, 1, -1};
     case ROLE_GATE:
     case ROLE_UP:
-        return (struct role_shape){cfg->intermediate, h, cfg->mlp_bias, 2, 3};
+        return (struct role_shape){cfg->intermediate, h, cfg->mlp_bias, expert_input(expert, false),
+                                   expert_input(expert, true)};
     case ROLE_DOWN:
-        return (struct role_shape){h, cfg->intermediate, cfg->mlp_bias, 3, -1};
+        return (struct role_shape){h, cfg->intermediate, cfg->mlp_bias, expert_input(expert, true),
+                                   -1};
+    case ROLE_ROUTER:
+        return (struct role_shape){info->experts, h, false, -1, -1};
     case ROLE_Q_NORM:
     case ROLE_K_NORM:
         return (struct role_shape){info->head_dim, 0, false, -1, -1};
@@ -98,51 +102,80 @@ static struct role_shape role_shape(const struct config *cfg, enum role role)
     }
 }
 
-/* prefix: the family's "model.layers.", without "model." when the checkpoint leaves that out. */
-static int layer_set(struct layer *layer, const struct config *cfg, const char *prefix,
-                     size_t index, const struct qt_weights *w, struct qt_err *err)
+/* The name without ".weight"; prefix: the family's "model.layers.", without "model." when the
+ * checkpoint leaves that out. */
+static int part_stem(char **out, const struct arch *arch, const char *prefix, size_t layer,
+                     enum role role, size_t expert, struct qt_err *err)
 {
-    bool gated = cfg->arch->parts[ROLE_GATE] != NULL;
-    for (int role = 0; role < ROLE_COUNT; role++) {
-        const char *name = cfg->arch->parts[role];
-        struct role_shape s = role_shape(cfg, (enum role)role);
-        struct part *part = &layer->parts[role];
-        char *stem;
-        if (!name)
-            continue;
-        int rc = qt_string_format(&stem, err, "%s%zu.%s", prefix, index, name);
-        if (rc == QT_OK)
-            rc = part_set(part, stem, s.n, s.k, s.biased, w, err);
-        qt_free(stem);
-        if (rc < 0)
-            return rc;
-        layer->index[role] = s.linear_input >= 0 ? layer->linear_count : layer->norm_count;
-        if (s.linear_input >= 0)
-            layer->linears[layer->linear_count++] =
-                (struct qt_linear){.weight = part->weight,
-                                   .n = s.n,
-                                   .k = s.k,
-                                   .layer = index,
-                                   .input = s.linear_input,
-                                   .feeds = s.feeds,
-                                   .feeds_scale = role == ROLE_V || (role == ROLE_UP && gated)};
-        else
-            layer->norms[layer->norm_count++] = (struct qt_norm){part->weight, s.n};
+    const char *name = arch->parts[role];
+    return arch->experts && role >= ROLE_GATE
+               ? qt_string_format(out, err, "%s%zu.%s%zu.%s", prefix, layer, arch->experts, expert,
+                                  name)
+               : qt_string_format(out, err, "%s%zu.%s", prefix, layer, name);
+}
+
+static int layer_part(struct layer *layer, const struct config *cfg, const char *prefix,
+                      size_t index, enum role role, size_t expert, const struct qt_weights *w,
+                      struct qt_err *err)
+{
+    const bool gated = cfg->arch->parts[ROLE_GATE] != NULL;
+    const struct role_shape s = role_shape(cfg, role, expert);
+    struct part *part = &layer->parts[part_at(expert, role)];
+    char *stem;
+    int rc = part_stem(&stem, cfg->arch, prefix, index, role, expert, err);
+    if (rc == QT_OK)
+        rc = part_set(part, stem, s.n, s.k, s.biased, w, err);
+    qt_free(stem);
+    if (rc < 0)
+        return rc;
+    part->linear = s.linear_input >= 0;
+    if (part->linear) {
+        part->index = layer->linear_count++;
+        layer->linears[part->index] =
+            (struct qt_linear){.weight = part->weight,
+                               .n = s.n,
+                               .k = s.k,
+                               .layer = index,
+                               .input = s.linear_input,
+                               .feeds = s.feeds,
+                               .feeds_scale = role == ROLE_V || (role == ROLE_UP && gated)};
+    } else if (!s.k) {
+        part->index = layer->norm_count++;
+        layer->norms[part->index] = (struct qt_norm){part->weight, s.n};
     }
     return QT_OK;
 }
 
-/* A checkpoint with more layers than the configuration counts is not this model. */
+static int layer_set(struct layer *layer, const struct config *cfg, const char *prefix,
+                     size_t index, const struct qt_weights *w, struct qt_err *err)
+{
+    const size_t parts = layer_parts(cfg);
+    int rc;
+    QT_TRY(qt_array_new(&layer->parts, parts, sizeof *layer->parts, err));
+    QT_TRY(qt_array_new(&layer->linears, parts, sizeof *layer->linears, err));
+    for (size_t expert = 0; expert < layer_mlps(cfg); expert++)
+        for (int role = expert ? ROLE_GATE : 0; role < ROLE_COUNT; role++)
+            if (cfg->arch->parts[role])
+                QT_TRY(layer_part(layer, cfg, prefix, index, (enum role)role, expert, w, err));
+done:
+    return rc;
+}
+
+/* A checkpoint with more layers than the configuration counts is not this model. (Experts are
+ * counted by the router's rows.) */
 static int check_no_more_layers(const struct config *cfg, const char *prefix,
                                 const struct qt_weights *w, struct qt_err *err)
 {
     size_t shape[QT_MAX_DIMS];
-    char *name;
-    int ndim, rc = qt_string_format(&name, err, "%s%zu.%s.weight", prefix, cfg->info.layers,
-                                    cfg->arch->parts[ROLE_DOWN]);
-    if (rc == QT_OK && w->shape(w->ctx, name, &ndim, shape))
+    char *stem = NULL, *name = NULL;
+    int ndim, rc;
+    QT_TRY(part_stem(&stem, cfg->arch, prefix, cfg->info.layers, ROLE_DOWN, 0, err));
+    QT_TRY(qt_string_format(&name, err, "%s.weight", stem));
+    if (w->shape(w->ctx, name, &ndim, shape))
         rc = qt_fail(err, QT_E_INPUT, w->dir, name,
                      "present, but 'num_hidden_layers' in config.json is %zu", cfg->info.layers);
+done:
+    qt_free(stem);
     qt_free(name);
     return rc;
 }
@@ -207,13 +240,20 @@ done:
     return rc;
 }
 
+static void layer_free(struct layer *layer, size_t parts)
+{
+    for (size_t i = 0; layer->parts && i < parts; i++)
+        part_free(&layer->parts[i]);
+    qt_free(layer->parts);
+    qt_free(layer->linears);
+}
+
 void qt_model_close(struct qt_model *model)
 {
     if (!model)
         return;
     for (size_t i = 0; model->layers && i < model->cfg.info.layers; i++)
-        for (int role = 0; role < ROLE_COUNT; role++)
-            part_free(&model->layers[i].parts[role]);
+        layer_free(&model->layers[i], layer_parts(&model->cfg));
     part_free(&model->embed);
     part_free(&model->positions);
     part_free(&model->project_in);
@@ -246,7 +286,13 @@ bool qt_model_input_is_norm(const struct qt_model *model, int input)
 
 bool qt_model_output_is_added(const struct qt_model *model, int input)
 {
-    return input % 2 && !model->cfg.arch->parts[input < 2 ? ROLE_ATTN_OUT : ROLE_MLP_OUT];
+    return input % 2 && !model->cfg.arch->parts[input < 2 ? ROLE_ATTN_OUT : ROLE_MLP_OUT] &&
+           (input < 2 || !model->cfg.info.experts);
+}
+
+size_t qt_model_inputs(const struct qt_model *model)
+{
+    return 2 + 2 * layer_mlps(&model->cfg);
 }
 
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer)

@@ -1,5 +1,5 @@
 /*
- * The decoder graph, shared by arch.c, config.c, model.c and forward.c.
+ * The decoder graph, shared by arch.c, config.c, model.c, forward.c, experts.c and backward.c.
  *
  * Every supported decoder block is an instance of one drawing; a family leaves parts out:
  *
@@ -7,6 +7,10 @@
  *           +---------------------------------------------------------------------------------+
  *          -+- MLP_IN -- (GATE) UP -- act -- DOWN -- (MLP_OUT) -(+)-
  *           +----------------------------------------------------+
+ *
+ * In a mixture of experts there are many of what stands between MLP_IN and MLP_OUT. ROUTER says,
+ * of what MLP_IN gives, which few of them a token goes through; their outputs are added up, each
+ * times its share.
  *
  * With `norm_after` (early OPT) ATTN_IN and MLP_IN are applied behind the additions instead.
  */
@@ -25,11 +29,13 @@ enum role {
     ROLE_O,
     ROLE_ATTN_OUT,
     ROLE_MLP_IN,
-    ROLE_GATE,
+    ROLE_ROUTER,
+    ROLE_MLP_OUT,
+    ROLE_GATE, /* from here on: of each expert */
     ROLE_UP,
     ROLE_DOWN,
-    ROLE_MLP_OUT,
-    ROLE_COUNT
+    ROLE_COUNT,
+    EXPERT_ROLES = ROLE_COUNT - ROLE_GATE
 };
 
 /* A yes/no that is fixed for a family (key NULL) or read from config.json (value: when missing). */
@@ -41,6 +47,7 @@ struct arch_flag {
 enum window_rule {
     WINDOW_NONE,
     WINDOW_ALL,       /* every layer has the sliding window */
+    WINDOW_IF_USED,   /* every layer, if use_sliding_window */
     WINDOW_EVEN,      /* layers 0, 2, 4, ... */
     WINDOW_FROM_LAYER /* layers from max_window_layers on, if use_sliding_window */
 };
@@ -51,9 +58,13 @@ struct arch {
     size_t head_dim;    /* where config.json does not say it; 0: hidden / heads */
     /* Tensor names without ".weight"/".bias"; of a layer: behind `layers` and its number. */
     const char *layers, *embed, *positions, *final_norm, *project_in, *project_out;
-    const char *parts[ROLE_COUNT]; /* NULL: the family has no such part */
-    const char *intermediate_key, *act_key, *act;
+    const char *parts[ROLE_COUNT];  /* NULL: the family has no such part */
+    const char *experts;            /* NULL: none; what stands before an expert's number and part */
+    struct arch_flag shares_of_one; /* shares of the chosen experts are made to sum to 1 */
+    const char *intermediate_key;   /* NULL: intermediate_size */
+    const char *act_key, *act;
     const char *eps_key; /* NULL: 1e-5 */
+    double eps, theta;   /* where config.json does not say it; 0: 1e-6, 1e4 */
     enum qt_norm_kind norm;
     struct arch_flag qkv_bias, o_bias, mlp_bias, tied;
     enum window_rule window;
@@ -76,6 +87,8 @@ struct config {
     float eps, attn_scale, attn_softcap, embed_scale;
     enum qt_act_kind act;
     bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm;
+    size_t chosen; /* of info.experts, for a token */
+    bool shares_of_one;
 };
 int config_read(struct config *out, const char *dir, struct qt_err *err);
 void config_free(struct config *cfg);
@@ -85,12 +98,13 @@ void config_free(struct config *cfg);
 struct part {
     char *weight, *bias;
     size_t n, k;
+    bool linear;  /* that qt_model_linears lists */
+    size_t index; /* among these, or among the norms */
 };
 
 struct layer {
-    struct part parts[ROLE_COUNT];
-    size_t index[ROLE_COUNT]; /* of a part among the linears or among the norms */
-    struct qt_linear linears[QT_BLOCK_LINEARS];
+    struct part *parts; /* [layer_parts()] */
+    struct qt_linear *linears;
     struct qt_norm norms[QT_BLOCK_NORMS];
     size_t linear_count, norm_count;
 };
@@ -102,6 +116,30 @@ struct qt_model {
     struct part head;    /* absent when tied to embed */
     struct qt_norm last; /* final_norm */
 };
+
+/* Where among the parts; experts are counted from 0, which also stands for the MLP of a dense
+ * layer.
+ */
+static inline size_t part_at(size_t expert, enum role role)
+{
+    return expert * EXPERT_ROLES + role;
+}
+
+static inline size_t layer_mlps(const struct config *cfg)
+{
+    return cfg->info.experts ? cfg->info.experts : 1;
+}
+
+static inline size_t layer_parts(const struct config *cfg)
+{
+    return part_at(layer_mlps(cfg) - 1, ROLE_COUNT);
+}
+
+/* The inputs of an expert's linears. */
+static inline int expert_input(size_t expert, bool down)
+{
+    return 2 + 2 * (int)expert + down;
+}
 
 static inline size_t part_count(const struct part *p)
 {

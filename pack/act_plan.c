@@ -80,6 +80,10 @@ int qt_act_find_inputs(struct qt_act_planner *p, const struct qt_plan *plan, str
         return rc;
     for (size_t i = 0; i < plan->count; i++)
         wanted += is_w4ax(&plan->items[i]);
+    if (wanted && qt_model_info(p->model)->experts)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "w4ax is not for mixtures of experts: activations are planned for blocks "
+                       "with one MLP");
     for (size_t l = 0; l < layers && wanted; l++) {
         const struct qt_linear *linear;
         size_t n = qt_model_linears(&linear, p->model, l);

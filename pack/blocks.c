@@ -9,6 +9,11 @@
 
 #include <string.h>
 
+/* Experts whose tokens are fewer than the sums for their linears want. */
+struct few {
+    size_t experts, fewest;
+};
+
 /* The linears of one block while they are being quantized. */
 struct block {
     struct qt_run *run;
@@ -17,6 +22,10 @@ struct block {
     size_t count;
     size_t *item;             /* plan item of each */
     struct qt_packed *packed; /* of those that are quantized */
+    struct left {             /* by input: linears that are not finished, and of them those that */
+        size_t all, solved;   /* want a Hessian */
+    } * left;
+    struct few *few;
     struct qt_weights source;
 };
 
@@ -40,15 +49,8 @@ static int block_load(void *ctx, const char *name, float *dst, struct qt_err *er
 
 /* ---- resuming ------------------------------------------------------------------------------- */
 
-/* Of the linears with an input: those that are not finished, and those of them that want a Hessian.
- */
-struct left {
-    size_t all, solved;
-};
-
-/* Finds the block's items, and those among them that are finished; left[input] counts the others.
- */
-static int find_items(struct block *b, struct left left[QT_INPUTS], struct qt_err *err)
+/* Finds the block's items, and those among them that are finished; b->left counts the others. */
+static int find_items(struct block *b, struct qt_err *err)
 {
     int rc = QT_OK;
     for (size_t i = 0; i < b->count; i++) {
@@ -58,7 +60,7 @@ static int find_items(struct block *b, struct left left[QT_INPUTS], struct qt_er
         if (qt_run_resume_item(b->run, b->item[i]))
             QT_TRY(qt_run_read_back(&b->packed[i], b->run, b->item[i], err));
         else {
-            struct left *l = &left[b->linear[i].input];
+            struct left *l = &b->left[b->linear[i].input];
             l->all++;
             l->solved +=
                 qt_spec_method(&b->run->plan.items[b->item[i]].packed.spec) == QT_METHOD_GPTQ;
@@ -132,7 +134,9 @@ static int quantize_linear(struct block *b, struct qt_factor *f, size_t i,
                            const struct qt_observed *seen, struct qt_err *err)
 {
     const struct qt_plan_item *item = &b->run->plan.items[b->item[i]];
-    const struct qt_factor *factor = NULL;
+    struct qt_run_hessian hessian = {.of_expert = qt_model_info(b->model)->experts &&
+                                                  b->linear[i].input >= 2,
+                                     .chose = seen->chose};
     struct qt_arrange arrange;
     struct qt_err inner = {0};
     char why[sizeof inner.reason + 32] = "";
@@ -142,15 +146,16 @@ static int quantize_linear(struct block *b, struct qt_factor *f, size_t i,
         rc = factor_for(f, b->run->opt->calibration->backend, &b->linear[i], &item->packed, seen,
                         arrange.input, &inner);
         if (rc == QT_OK)
-            factor = f;
+            hessian.factor = f;
         else if (rc == QT_E_UNSUPPORTED)
-            QT_TRY(qt_run_fall_back(why, sizeof why, b->run, item->tensor, inner.reason, err));
+            rc = qt_run_fall_back(why, sizeof why, b->run, item->tensor, inner.reason, err);
         else
             rc = qt_fail(err, inner.status, NULL, NULL, "%s", inner.reason);
         if (rc < 0)
             goto done;
     }
-    rc = qt_run_quantize_item(&b->packed[i], b->run, b->item[i], factor, *why ? why : NULL,
+    hessian.fallback = *why ? why : NULL;
+    rc = qt_run_quantize_item(&b->packed[i], b->run, b->item[i], &hessian,
                               arrange.input ? &arrange : NULL, err);
 done:
     qt_act_plan_arrange_free(&arrange);
@@ -195,8 +200,22 @@ done:
     return rc;
 }
 
+/* Of an expert's first input: both have the same tokens. */
+static void count_few(struct block *b, int input, const struct qt_observed *seen)
+{
+    struct few *few = b->few;
+    size_t widest = 0;
+    for (size_t i = 0; i < b->count; i++)
+        if (b->linear[i].input == input)
+            widest = b->linear[i].k;
+    if (input < 2 || input % 2 || seen->chose / QT_FEW_TOKENS >= widest)
+        return;
+    few->fewest = few->experts ? qt_min_size(few->fewest, seen->chose) : seen->chose;
+    few->experts++;
+}
+
 static int quantize_and_advance(struct block *b, struct qt_sequential *seq, size_t layer,
-                                const struct left left[QT_INPUTS], struct qt_err *err)
+                                struct qt_err *err)
 {
     const struct qt_weights now = {.dir = b->source.dir,
                                    .ctx = b,
@@ -204,17 +223,20 @@ static int quantize_and_advance(struct block *b, struct qt_sequential *seq, size
                                    .load = block_load,
                                    .runtime = qt_run_runtime(b->run)};
     const bool last = layer + 1 == qt_model_info(b->model)->layers;
+    const int attention_out = 1, end = (int)qt_model_inputs(b->model) - 1;
     int rc;
     QT_TRY(qt_sequential_enter(seq, layer, &now, err));
-    for (int input = 0; input < QT_INPUTS; input++) {
+    for (int input = 0; input <= end; input++) {
         struct qt_observed seen = {0};
-        if (left[input].solved)
+        if (b->left[input].solved) {
             QT_TRY(qt_sequential_observe(&seen, seq, input, err));
-        if (left[input].all) {
+            count_few(b, input, &seen);
+        }
+        if (b->left[input].all) {
             QT_TRY(quantize_linears(b, input, &seen, err));
             QT_TRY(qt_sequential_renew(seq, input, &now, err));
         }
-        if (input % 2 && !(last && input == QT_INPUTS - 1)) /* the last of a sublayer */
+        if (input == attention_out || (input == end && !last)) /* the last of a sublayer */
             QT_TRY(qt_sequential_advance(seq, input, err));
     }
 done:
@@ -223,25 +245,28 @@ done:
 
 /* seq is NULL when the statistics come from a file. */
 static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt_sequential *seq,
-                     size_t layer, struct qt_err *err)
+                     size_t layer, struct few *few, struct qt_err *err)
 {
-    struct block b = {.run = run, .model = model, .source = qt_weights_of_ckpt(run->ckpt)};
-    struct left left[QT_INPUTS] = {0};
+    struct block b = {
+        .run = run, .model = model, .source = qt_weights_of_ckpt(run->ckpt), .few = few};
+    const int inputs = (int)qt_model_inputs(model);
     int rc;
     b.count = qt_model_linears(&b.linear, model, layer);
     QT_TRY(qt_array_new(&b.item, b.count, sizeof *b.item, err));
     QT_TRY(qt_array_new(&b.packed, b.count, sizeof *b.packed, err));
-    QT_TRY(find_items(&b, left, err));
+    QT_TRY(qt_array_new(&b.left, (size_t)inputs, sizeof *b.left, err));
+    QT_TRY(find_items(&b, err));
     if (seq)
-        QT_TRY(quantize_and_advance(&b, seq, layer, left, err));
-    for (int input = 0; !seq && input < QT_INPUTS; input++)
-        if (left[input].all)
+        QT_TRY(quantize_and_advance(&b, seq, layer, err));
+    for (int input = 0; !seq && input < inputs; input++)
+        if (b.left[input].all)
             QT_TRY(quantize_from_file(&b, layer, input, err));
 done:
     for (size_t i = 0; b.packed && i < b.count; i++)
         qt_packed_free(&b.packed[i]);
     qt_free(b.packed);
     qt_free(b.item);
+    qt_free(b.left);
     return rc;
 }
 
@@ -286,7 +311,6 @@ static int plan_activations(struct qt_run *run, const struct qt_model *model,
  * a channel: 0.104, 0.078, 0.066, 0.058; without data 0.080. */
 static void warn_of_few_tokens(const struct qt_run *run, const struct qt_model *model)
 {
-    enum { TOKENS_A_CHANNEL = 4 };
     const struct qt_calibration *data = run->opt->calibration;
     const size_t tokens = data->samples * data->seqlen;
     const struct qt_linear *linear;
@@ -297,12 +321,22 @@ static void warn_of_few_tokens(const struct qt_run *run, const struct qt_model *
                 !run->plan.items[item].why && linear[i].k > widest &&
                 qt_spec_method(&run->plan.items[item].packed.spec) == QT_METHOD_GPTQ)
                 widest = linear[i].k;
-    if (tokens / TOKENS_A_CHANNEL < widest)
+    if (tokens / QT_FEW_TOKENS < widest)
         qt_log_message(
             run->opt->log, QT_LOG_WARNING,
             "%zu tokens of calibration data for up to %zu channels: with fewer than %d a "
             "channel the result may be worse than without data",
-            tokens, widest, TOKENS_A_CHANNEL);
+            tokens, widest, QT_FEW_TOKENS);
+}
+
+static void warn_of_few(const struct few *few, const struct qt_run *run)
+{
+    if (few->experts)
+        qt_log_message(run->opt->log, QT_LOG_WARNING,
+                       "%zu experts were chosen by fewer than %d tokens of calibration data a "
+                       "channel, down to %zu tokens: tokens that came near to choosing them took "
+                       "part",
+                       few->experts, QT_FEW_TOKENS, few->fewest);
 }
 
 static int run_data(struct qt_run *run, struct qt_err *err)
@@ -310,6 +344,7 @@ static int run_data(struct qt_run *run, struct qt_err *err)
     struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
     struct qt_sequential *seq = NULL;
     struct qt_model *model = NULL;
+    struct few few = {0};
     int rc;
     QT_TRY(qt_model_open(&model, &source, err));
     QT_TRY(check_strict(run, model, err));
@@ -317,7 +352,8 @@ static int run_data(struct qt_run *run, struct qt_err *err)
     QT_TRY(plan_activations(run, model, &source, err));
     QT_TRY(qt_sequential_open(&seq, &source, run->opt->calibration, err));
     for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
-        QT_TRY(run_layer(run, model, seq, layer, err));
+        QT_TRY(run_layer(run, model, seq, layer, &few, err));
+    warn_of_few(&few, run);
 done:
     qt_sequential_close(seq);
     qt_model_close(model);
@@ -335,7 +371,7 @@ static int run_file(struct qt_run *run, struct qt_err *err)
     if (rc == QT_OK)
         rc = qt_calibrate_check(run->opt->calibration->file, run->ckpt, model, err);
     for (size_t layer = 0; rc == QT_OK && layer < qt_model_info(model)->layers; layer++)
-        rc = run_layer(run, model, NULL, layer, err);
+        rc = run_layer(run, model, NULL, layer, NULL, err);
     qt_model_close(model);
     return rc;
 }

@@ -31,16 +31,17 @@ json_t *qt_run_error_json(const struct qt_error *e)
 }
 
 /* What calibration did for the tensor; null without. */
-static json_t *hessian_json(const struct qt_factor *f, const struct qt_solve_report *r,
-                            const char *fallback)
+static json_t *hessian_json(const struct qt_run_hessian *h, const struct qt_solve_report *r)
 {
-    if (fallback)
-        return json_pack("{s:s}", "fallback", fallback);
+    const struct qt_factor *f = h->factor;
+    if (h->fallback)
+        return json_pack("{s:s}", "fallback", h->fallback);
     if (!f)
         return json_null();
-    return json_pack("{s:o, s:b, s:I, s:o, s:o}", "damp", real_json(f->damp), "damp_raised",
+    return json_pack("{s:o, s:b, s:I, s:o, s:o, s:o*}", "damp", real_json(f->damp), "damp_raised",
                      f->damping == QT_DAMP_RAISED, "dead_channels", (json_int_t)f->dead,
-                     "error_before", real_json(r->before), "error_after", real_json(r->polished));
+                     "error_before", real_json(r->before), "error_after", real_json(r->polished),
+                     "tokens", h->of_expert ? json_integer((json_int_t)h->chose) : NULL);
 }
 
 json_t *qt_run_sections_json(const struct qt_packed *p)
@@ -133,9 +134,10 @@ int qt_run_fall_back(char *why, size_t size, const struct qt_run *run, const str
 }
 
 int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
-                         const struct qt_factor *factor, const char *fallback,
-                         const struct qt_arrange *arrange, struct qt_err *err)
+                         const struct qt_run_hessian *hessian, const struct qt_arrange *arrange,
+                         struct qt_err *err)
 {
+    const struct qt_factor *factor = hessian->factor;
     const struct qt_plan_item *item = &run->plan.items[i];
     const struct qt_tensor *t = item->tensor;
     struct qt_spec spec = item->packed.spec;
@@ -162,7 +164,7 @@ int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
         QT_TRY(qt_writer_put(run->writer, run->first[i] + s, packed->section[s].data,
                              packed->section[s].bytes, 0, err));
     QT_TRY(commit_item(run, i,
-                       entry_json(t, packed, &error, hessian_json(factor, &report, fallback),
+                       entry_json(t, packed, &error, hessian_json(hessian, &report),
                                   qt_crc32(0, blob.data, blob.size)),
                        err));
     run->seconds[i] = qt_clock() - start;
@@ -201,8 +203,9 @@ done:
 
 int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err)
 {
-    for (size_t i = 0; i < run->plan.count; i++)
-        if (strcmp(run->plan.items[i].tensor->name, name) == 0) {
+    const struct qt_tensor *t = qt_ckpt_find(run->ckpt, name);
+    for (size_t i = 0; t && i < run->plan.count; i++)
+        if (run->plan.items[i].tensor == t) {
             *out = i;
             return QT_OK;
         }

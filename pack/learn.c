@@ -204,6 +204,9 @@ static int open_model(struct qt_learner *l, struct qt_err *err)
         .dir = l->source.dir, .ctx = l, .shape = student_shape, .load = student_load};
     QT_TRY(qt_model_open(&l->model, &l->source, err));
     l->info = *qt_model_info(l->model);
+    if (l->info.experts)
+        return qt_fail(err, QT_E_UNSUPPORTED, l->source.dir, NULL,
+                       "learning goes through models without mixtures of experts only");
     if (l->data->seqlen < 2 || l->data->seqlen > l->info.max_positions)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
                        "windows of %zu tokens; the model takes 2 to %zu", l->data->seqlen,

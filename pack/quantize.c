@@ -169,7 +169,8 @@ static int run_item(struct qt_run *run, size_t i, struct qt_err *err)
     if (qt_spec_method(&item->packed.spec) == QT_METHOD_GPTQ)
         rc = qt_run_fall_back(why, sizeof why, run, item->tensor, QT_NO_BLOCK, err);
     if (rc == QT_OK)
-        rc = qt_run_quantize_item(&packed, run, i, NULL, *why ? why : NULL, NULL, err);
+        rc = qt_run_quantize_item(
+            &packed, run, i, &(struct qt_run_hessian){.fallback = *why ? why : NULL}, NULL, err);
     qt_packed_free(&packed);
     return rc;
 }

@@ -47,12 +47,18 @@ bool qt_run_resume_item(struct qt_run *run, size_t i);
  * bytes, from the reason. --strict: an error. */
 int qt_run_fall_back(char *why, size_t size, const struct qt_run *run, const struct qt_tensor *t,
                      const char *reason, struct qt_err *err);
-/* Quantizes item i, under a Hessian if factor is not NULL; stores and journals it. fallback: why
- * there is none although there should be (goes into the report). arrange: NULL, or how a w4ax
- * matrix is stored. *packed is the caller's to free, also on failure. */
+/* What calibration knows of an item. */
+struct qt_run_hessian {
+    const struct qt_factor *factor; /* NULL: no Hessian */
+    const char *fallback;           /* why there is none although there should be; else NULL */
+    bool of_expert;
+    size_t chose; /* of an expert: the tokens that chose it */
+};
+/* Quantizes item i, stores and journals it. arrange: NULL, or how a w4ax matrix is stored. *packed
+ * is the caller's to free, also on failure. */
 int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
-                         const struct qt_factor *factor, const char *fallback,
-                         const struct qt_arrange *arrange, struct qt_err *err);
+                         const struct qt_run_hessian *hessian, const struct qt_arrange *arrange,
+                         struct qt_err *err);
 /* Copies item i as it is. */
 int qt_run_copy_item(struct qt_run *run, size_t i, struct qt_err *err);
 /* Replaces the entry of item i, whose stored data has been put anew after qt_writer_reopen, and

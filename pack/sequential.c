@@ -8,9 +8,15 @@ struct qt_sequential {
     struct qt_weights source;
     struct qt_model *model;
     size_t tokens, width, layer;
-    float *hidden;                    /* backend, [tokens][width] */
-    float *reference;                 /* the same of the unquantized model */
-    bool ahead;                       /* the reference has left the sublayer already */
+    float *hidden;    /* backend, [tokens][width] */
+    float *reference; /* the same of the unquantized model */
+    bool ahead;       /* the reference has left the sublayer already */
+    struct mixture {
+        size_t experts;          /* 0: none, and nothing of what follows */
+        bool routed;             /* the tokens, where they stand */
+        float *share;            /* [tokens][experts] */
+        struct qt_tokens tokens; /* of the chunk that go through the expert */
+    } mixture;
     struct qt_block *rounded, *exact; /* of the layer, for either */
     struct sums {
         int of; /* an input */
@@ -24,8 +30,23 @@ struct qt_sequential {
             double *square;           /* host */
         } input, state;
         size_t kept, seen; /* tokens of the chunk */
+        float *weighted;   /* backend, [chunk][k]: inputs of an expert, times shares */
+        size_t chose;
+        double square, fourth; /* sums of powers of shares */
     } sums;
 };
+
+static size_t chunk_tokens(const struct qt_sequential *s)
+{
+    size_t windows = CHUNK_TOKENS / s->data->seqlen;
+    return qt_min_size((windows ? windows : 1) * s->data->seqlen, s->tokens);
+}
+
+/* Whether the input is one of an expert's linears. */
+static bool of_expert(const struct qt_sequential *s, int input)
+{
+    return s->mixture.experts && input >= 2;
+}
 
 static int embed(struct qt_sequential *s, struct qt_err *err)
 {
@@ -62,6 +83,12 @@ int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *sour
     }
     QT_TRY(s->be->new (s->be, (void **)&s->hidden, bytes, err));
     QT_TRY(s->be->new (s->be, (void **)&s->reference, bytes, err));
+    s->mixture.experts = qt_model_info(s->model)->experts;
+    if (s->mixture.experts) {
+        QT_TRY(qt_array_new(&s->mixture.share, s->tokens,
+                            s->mixture.experts * sizeof *s->mixture.share, err));
+        QT_TRY(qt_tokens_new(&s->mixture.tokens, chunk_tokens(s), err));
+    }
     QT_TRY(embed(s, err));
     *out = s;
 done:
@@ -84,7 +111,9 @@ static void lack_release(struct lack *l, struct qt_backend *be)
 static void sums_release(struct qt_sequential *s)
 {
     s->be->free(s->be, s->sums.gram);
+    s->be->free(s->be, s->sums.weighted);
     s->sums.gram = NULL;
+    s->sums.weighted = NULL;
     lack_release(&s->sums.input, s->be);
     lack_release(&s->sums.state, s->be);
 }
@@ -109,14 +138,10 @@ void qt_sequential_close(struct qt_sequential *s)
     qt_block_close(s->exact);
     s->be->free(s->be, s->hidden);
     s->be->free(s->be, s->reference);
+    qt_free(s->mixture.share);
+    qt_tokens_free(&s->mixture.tokens);
     qt_model_close(s->model);
     qt_free(s);
-}
-
-static size_t chunk_tokens(const struct qt_sequential *s)
-{
-    size_t windows = CHUNK_TOKENS / s->data->seqlen;
-    return qt_min_size((windows ? windows : 1) * s->data->seqlen, s->tokens);
 }
 
 /* ---- the blocks of a layer ------------------------------------------------------------------ */
@@ -133,6 +158,7 @@ int qt_sequential_enter(struct qt_sequential *s, size_t layer, const struct qt_w
 {
     int rc = enter(&s->exact, s, layer, &s->source, err);
     s->layer = layer;
+    s->mixture.routed = false;
     return rc < 0 ? rc : enter(&s->rounded, s, layer, now, err);
 }
 
@@ -154,12 +180,18 @@ int qt_sequential_advance(struct qt_sequential *s, int input, struct qt_err *err
             QT_TRY(
                 qt_block_run_sublayer(s->exact, input, s->reference + row, m, seqlen, NULL, err));
     }
-    s->ahead = false;
+    s->ahead = s->mixture.routed = false;
 done:
     return rc;
 }
 
 /* ---- an input ------------------------------------------------------------------------------- */
+
+/* NULL: all count alike. */
+static const float *share_of(const struct qt_sequential *s, size_t token)
+{
+    return s->sums.weighted ? s->mixture.tokens.share + token : NULL;
+}
 
 /* The chunk on its way through the unquantized block: kept until the other comes. */
 static int tap_exact(void *ctx, int input, const float *z, size_t m, size_t k, struct qt_err *err)
@@ -169,7 +201,8 @@ static int tap_exact(void *ctx, int input, const float *z, size_t m, size_t k, s
     if (input != s->sums.of)
         return QT_OK;
     s->sums.kept += m;
-    return s->be->copy(s->be, s->sums.input.there + at * k, z, m * k * sizeof *z, err);
+    return s->be->gather_rows(s->be, s->sums.input.there + at * k, z, NULL, share_of(s, at), m, k,
+                              err);
 }
 
 /* here[m][n] of the quantized model, for inputs x[m][k]; `at` tokens of the chunk were before. */
@@ -201,6 +234,10 @@ static int tap_input(void *ctx, int input, const float *x, size_t m, size_t k, s
     int rc;
     (void)input;
     u->seen += m;
+    if (u->weighted) {
+        QT_TRY(be->gather_rows(be, u->weighted, x, NULL, share_of(a->s, at), m, k, err));
+        x = u->weighted;
+    }
     QT_TRY(be->gram(be, u->gram, x, m, k, err));
     QT_TRY(lack_add(&u->input, be, x, x, at, m, k, err));
     if (u->state.n)
@@ -247,6 +284,9 @@ static int sums_new(struct qt_sequential *s, const struct qt_linear *linear, str
     QT_TRY(qt_array_new(&u->h, cells, sizeof *u->h, err));
     QT_TRY(s->be->new (s->be, (void **)&u->gram, bytes, err));
     QT_TRY(lack_new(&u->input, s, k, k, err));
+    if (of_expert(s, linear->input))
+        QT_TRY(s->be->new (s->be, (void **)&u->weighted, chunk_tokens(s) * k * sizeof *u->weighted,
+                           err));
     if (qt_model_output_is_added(s->model, linear->input))
         QT_TRY(lack_new(&u->state, s, s->width, k, err));
 done:
@@ -269,7 +309,11 @@ static int sums_download(struct qt_observed *out, struct qt_sequential *s, struc
 {
     struct sums *u = &s->sums;
     int rc;
-    *out = (struct qt_observed){.h = u->h, .tokens = s->tokens};
+    *out = (struct qt_observed){.h = u->h, .tokens = s->tokens, .chose = s->tokens};
+    if (u->weighted) {
+        out->tokens = (size_t)(u->square * u->square / u->fourth);
+        out->chose = u->chose;
+    }
     QT_TRY(s->be->download(s->be, u->h, u->gram, u->k * u->k * sizeof *u->h, err));
     QT_TRY(lack_download(&out->input, &u->input, s->be, u->k, err));
     if (u->state.n)
@@ -277,6 +321,35 @@ static int sums_download(struct qt_observed *out, struct qt_sequential *s, struc
     sums_release(s); /* solving needs the room */
 done:
     return rc;
+}
+
+static int route(struct qt_sequential *s, struct qt_err *err)
+{
+    const size_t step = chunk_tokens(s);
+    int rc = QT_OK;
+    for (size_t at = 0; at < s->tokens && !s->mixture.routed; at += step)
+        QT_TRY(qt_block_route(s->mixture.share + at * s->mixture.experts, s->rounded,
+                              s->hidden + at * s->width, qt_min_size(step, s->tokens - at),
+                              s->data->seqlen, err));
+    s->mixture.routed = true;
+done:
+    return rc;
+}
+
+/* Of tokens [at, at + m), those that go through the expert with this input. */
+static const struct qt_tokens *tokens_of(struct qt_sequential *s, int input, size_t at, size_t m)
+{
+    const size_t few = qt_min_size(QT_FEW_TOKENS * s->sums.k, s->tokens);
+    struct qt_tokens *t = &s->mixture.tokens;
+    s->sums.chose +=
+        qt_tokens_of_expert(t, s->mixture.share + at * s->mixture.experts, m, s->mixture.experts,
+                            qt_input_expert(input), qt_ceil_div(few * m, s->tokens));
+    for (size_t i = 0; i < t->count; i++) {
+        const double square = (double)t->share[i] * (double)t->share[i];
+        s->sums.square += square;
+        s->sums.fourth += square * square;
+    }
+    return t;
 }
 
 /* Tokens [at, at + m). For the last input of a sublayer the reference goes all the way: nobody
@@ -289,13 +362,14 @@ static int observe_chunk(struct qt_sequential *s, int input, size_t at, size_t m
     const struct qt_tap keep = {s, tap_exact}, sum = {&arriving, tap_input};
     const size_t seqlen = s->data->seqlen;
     struct sums *u = &s->sums;
+    const struct qt_tokens *tokens = u->weighted ? tokens_of(s, input, at, m) : NULL;
     int rc;
     u->kept = u->seen = 0;
     if (u->state.n)
         QT_TRY(s->be->copy(s->be, u->state.there, reference, m * s->width * sizeof *hidden, err));
-    QT_TRY(input % 2 ? qt_block_run_sublayer(s->exact, input, reference, m, seqlen, &keep, err)
-                     : qt_block_run_to(s->exact, input, reference, m, seqlen, &keep, err));
-    QT_TRY(qt_block_run_to(s->rounded, input, hidden, m, seqlen, &sum, err));
+    QT_TRY(s->ahead ? qt_block_run_sublayer(s->exact, input, reference, m, seqlen, &keep, err)
+                    : qt_block_run_to(s->exact, input, reference, m, seqlen, tokens, &keep, err));
+    QT_TRY(qt_block_run_to(s->rounded, input, hidden, m, seqlen, tokens, &sum, err));
 done:
     return rc;
 }
@@ -306,9 +380,11 @@ int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int 
     const size_t step = chunk_tokens(s);
     int rc;
     QT_TRY(sums_new(s, linear_with(s, input), err));
+    if (of_expert(s, input))
+        QT_TRY(route(s, err));
+    s->ahead = input % 2 && !of_expert(s, input);
     for (size_t at = 0; at < s->tokens; at += step)
         QT_TRY(observe_chunk(s, input, at, qt_min_size(step, s->tokens - at), err));
-    s->ahead = input % 2;
     QT_TRY(sums_download(out, s, err));
 done:
     return rc;

@@ -3,11 +3,18 @@
  * through the decoder twice: through the unquantized model, and through the model as far as it is
  * quantized. Within a block it goes by inputs of linears, in order of use: each is observed as the
  * linears before it, quantized, have made it.
+ *
+ * In a mixture of experts the tokens of an expert are those that the router of the quantized model
+ * gives it; they go through the same expert of the unquantized model, to compare. A token counts by
+ * the square of its share, as its error does. If fewer tokens choose an expert than QT_FEW_TOKENS
+ * for each channel of its input, others that came near to it are added.
  */
 #ifndef QT_PACK_SEQUENTIAL_H
 #define QT_PACK_SEQUENTIAL_H
 
 #include "pack/pack.h"
+
+enum { QT_FEW_TOKENS = 4 }; /* for a channel: with fewer a Hessian fits these tokens alone */
 
 struct qt_sequential;
 
@@ -32,7 +39,10 @@ struct qt_observed {
     const double *h;      /* [k][k] x^T x, lower triangle */
     struct qt_lack input; /* of x itself: n = k */
     struct qt_lack state; /* of the hidden states, where the linear's output is added to them */
+    /* What regressions on these sums are worth: how many tokens that count alike would make them.
+     */
     size_t tokens;
+    size_t chose; /* tokens that go through these linears */
 };
 /* Of an input of the sublayer that the hidden states stand in front of; its inputs in order, each
  * at most once. Valid until the next call. */

@@ -8,7 +8,7 @@
 #   # comment
 #   need COMMAND      skip the rest of the file unless COMMAND succeeds
 #   $ COMMAND         a step: run by sh -c, with qtool in PATH, NANO = the example checkpoint,
-#                     BAD = tests/bad, RELEASE = examples/ci/release.sh
+#                     BAD = tests/bad, MODELS = tests/golden/models, RELEASE = examples/ci/release.sh
 #   ? N               its exit status (0 when there is no such line)
 #   > ERE             some line of stdout matches          >! ERE   none does
 #   2 ERE             some line of stderr matches          2! ERE   none does
@@ -24,6 +24,7 @@ case $QTOOL in /*) ;; *) QTOOL=$root/$QTOOL ;; esac
 [ -x "$QTOOL" ] || { echo "$0: no executable $QTOOL" >&2; exit 1; }
 NANO=$root/examples/nano-llama
 BAD=$root/tests/bad
+MODELS=$root/tests/golden/models
 RELEASE=$root/examples/ci/release.sh
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
@@ -31,7 +32,7 @@ trap 'exit 1' INT TERM
 mkdir "$tmp/bin" && ln -s "$QTOOL" "$tmp/bin/qtool" || exit 1
 PATH=$tmp/bin:$PATH
 LC_ALL=C
-export PATH NANO BAD RELEASE LC_ALL
+export PATH NANO BAD MODELS RELEASE LC_ALL
 
 passed=0 failed=0 skipped=0
 

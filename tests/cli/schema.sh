@@ -34,6 +34,7 @@ doc inspect-calibration 0 inspect "$tmp/x.qcal"
 doc quantize 0 quantize $nano -o "$tmp/free" --scheme fp6 -q
 doc quantize-calibrated 0 quantize $nano -o "$tmp/out" --scheme nf4 --calib "$tmp/x.qcal" -q
 doc inspect-container 0 inspect "$tmp/out"
+doc quantize-experts 0 quantize tests/golden/models/mixtral -o "$tmp/experts" --scheme nf4 --data tests/golden/models/mixtral/ids.u16 --samples 2 --seqlen 16 -q
 doc quantize-kv 0 quantize $nano -o "$tmp/kv" --scheme none --kv 4 --data $nano/calib.txt --samples 1 --seqlen 16 -q
 doc inspect-kv 0 inspect "$tmp/kv"
 doc verify 0 verify "$tmp/out" -q

@@ -39,6 +39,7 @@ LLAMA = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_atte
              num_key_value_heads=2, vocab_size=97, max_position_embeddings=64)
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}
+MIXTURE = LLAMA | dict(moe_intermediate_size=24, num_experts=6, head_dim=8)
 OPT = dict(hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=101,
            max_position_embeddings=44)
 
@@ -78,15 +79,46 @@ MODELS = {
     "opt_norm_after": ("opt", OPT | dict(do_layer_norm_before=False, word_embed_proj_dim=20), {}),
     "opt_bare_unbiased": ("opt", OPT | dict(enable_bias=False, activation_function="gelu",
                                             _remove_final_layer_norm=True), {}),
+    "qwen3_moe": ("qwen3_moe", MIXTURE | dict(num_experts_per_tok=3, norm_topk_prob=True,
+                                              tie_word_embeddings=True),
+                  {"num_local_experts": None, "num_experts": 6}),
+    "qwen3_moe_biased_window": ("qwen3_moe", MIXTURE | dict(
+        num_experts_per_tok=2, attention_bias=True, use_sliding_window=True, sliding_window=9,
+        num_hidden_layers=1), {}),
+    "mixtral": ("mixtral", LLAMA | dict(num_local_experts=5, num_experts_per_tok=2), {}),
+    "mixtral_window": ("mixtral", LLAMA | dict(num_local_experts=3, num_experts_per_tok=1,
+                                               sliding_window=6, num_hidden_layers=1),
+                       {"rms_norm_eps": None, "rope_parameters": None}),
 }
+
+# Where published checkpoints have the experts that transformers keeps in one tensor.
+EXPERTS = {"qwen3_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
+           "mixtral": ("block_sparse_moe.gate", "block_sparse_moe.experts.", "w1", "w3", "w2")}
+
+
+def published(tensors, kind):
+    router, experts, *parts = EXPERTS.get(kind, ("",) * 5)
+    out = {}
+    for name, t in tensors.items():
+        layer = name[:name.find(".mlp.") + 1]
+        if name.endswith(".mlp.experts.gate_up_proj"):
+            for e, both in enumerate(t):
+                for part, half in zip(parts, both.chunk(2)):
+                    out[f"{layer}{experts}{e}.{part}.weight"] = half.contiguous()
+        elif name.endswith(".mlp.experts.down_proj"):
+            for e, down in enumerate(t):
+                out[f"{layer}{experts}{e}.{parts[2]}.weight"] = down.contiguous()
+        else:
+            out[name.replace("mlp.gate.weight", f"{router}.weight")] = t
+    return out
 
 
 def fill(model, rng, embed_std):
     """Weights large enough that attention is far from uniform and softcaps bend."""
     for name, p in model.named_parameters():
         std = 0.2
-        if p.dim() == 2:
-            std = embed_std if "embed" in name or "lm_head" in name else 1.5 / p.shape[1] ** 0.5
+        if p.dim() >= 2:
+            std = embed_std if "embed" in name or "lm_head" in name else 1.5 / p.shape[-1] ** 0.5
         p.data.normal_(0, std, generator=rng)
         if p.dim() == 1 and name.endswith("norm.weight") and "Gemma" not in type(model).__name__:
             p.data += 1
@@ -138,9 +170,11 @@ def write_model(directory, kind, options, edits, seed):
     tied = model.config.tie_word_embeddings
     tensors = {n: p.half().contiguous() for n, p in model.state_dict().items()
                if not (tied and n == "lm_head.weight")}
-    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    save_file(published(tensors, kind), directory / "model.safetensors", {"format": "pt"})
     # The truth is what transformers makes of the files, not of the objects they came from.
     model = load(directory)
+    assert all(torch.equal(t, tensors[n].float()) for n, t in model.state_dict().items()
+               if n in tensors), "transformers has read other weights"
     if "bare" in directory.name:  # the base model's own names lack "model."
         save_file({n.removeprefix("model."): t for n, t in tensors.items()},
                   directory / "model.safetensors", {"format": "pt"})
@@ -149,7 +183,8 @@ def write_model(directory, kind, options, edits, seed):
         logits = model(ids).logits[0]
     np.save(directory / "logits.npy", logits.numpy().astype("<f4"))
     ids[0].numpy().astype("<u2").tofile(directory / "ids.u16")
-    write_grads(directory / "grads.json", model, ids)
+    if kind not in EXPERTS:  # which qtool does not differentiate
+        write_grads(directory / "grads.json", model, ids)
 
 
 def write_models(root, seed):
@@ -159,7 +194,8 @@ def write_models(root, seed):
 
 def write_all_grads():
     golden = ROOT / "tests/golden"
-    places = [(d, d / "ids.u16", d / "grads.json") for d in sorted((golden / "models").iterdir())]
+    places = [(d, d / "ids.u16", d / "grads.json") for d in sorted((golden / "models").iterdir())
+              if (d / "grads.json").exists()]
     places.append((ROOT / "examples/nano-llama", golden / "nano_ids.u16",
                    golden / "nano_grads.json"))
     for directory, ids, grads in places:

@@ -9,6 +9,7 @@
 enum { SEQLEN = 32, SAMPLES = 12, VOCAB = 97 };
 
 struct fixture {
+    const char *golden; /* the model that is edited */
     char *dir;
     char model[256], out[2][256]; /* "a", "b" */
     struct qt_backend *be;
@@ -21,6 +22,7 @@ static int set_up(void **state)
 {
     struct fixture *f = calloc(1, sizeof *f);
     uint32_t x = 12345;
+    f->golden = "llama";
     f->dir = fixture_dir();
     snprintf(f->model, sizeof f->model, "%s/model", f->dir);
     for (int i = 0; i < 2; i++)
@@ -57,16 +59,17 @@ static int tear_down(void **state)
 
 typedef void edit_fn(const char *name, float *w, size_t count);
 
-/* The golden llama as FP32, every tensor passed through `edit`. */
+/* A golden model as FP32, every tensor passed through `edit`. */
 static struct qt_ckpt *make_model(struct fixture *f, edit_fn *edit)
 {
     struct qt_ckpt *source, *out;
     struct qt_tensor tensors[64];
     uint64_t offsets[65];
-    char *header, *text;
+    char *header, *text, golden[256];
     size_t n, size;
     struct qt_err *err = &f->err;
-    expect_ok("golden", qt_ckpt_open(&source, "tests/golden/models/llama", err), err);
+    snprintf(golden, sizeof golden, "tests/golden/models/%s", f->golden);
+    expect_ok("golden", qt_ckpt_open(&source, golden, err), err);
     n = qt_ckpt_count(source);
     assert_in_range(n, 1, 64);
     for (size_t i = 0; i < n; i++) {
@@ -91,8 +94,7 @@ static struct qt_ckpt *make_model(struct fixture *f, edit_fn *edit)
     expect_ok("mkdir", qt_dir_make(f->model, err), err);
     fixture_write(f->model, "model.safetensors", data, offsets[n]);
     expect_ok("config",
-              qt_file_read(&text, &size, "tests/golden/models/llama/config.json", 1 << 16, err),
-              err);
+              qt_file_read(&text, &size, fixture_path(golden, "config.json"), 1 << 16, err), err);
     fixture_write(f->model, "config.json", text, size);
     expect_ok("open", qt_ckpt_open(&out, f->model, err), err);
     qt_free(text);
@@ -265,6 +267,132 @@ static void runs_of_many_tokens_resume(void **state)
     check_resume(f, ckpt, "fp6:method=search", 14, 5);
     qt_ckpt_close(ckpt);
 }
+
+/* ---- mixtures of experts -------------------------------------------------------------------- */
+
+/* What the report says of an expert's linear or another. */
+static const json_t *hessian_of(const json_t *document, const char *name)
+{
+    size_t i;
+    json_t *t;
+    json_array_foreach(json_object_get(document, "tensors"), i, t)
+    {
+        if (strcmp(json_string_value(json_object_get(t, "name")), name) == 0)
+            return json_object_get(t, "hessian");
+    }
+    fail_msg("no %s", name);
+    return NULL;
+}
+
+static json_int_t tokens_of(const json_t *document, size_t layer, size_t expert, const char *part)
+{
+    char name[128];
+    snprintf(name, sizeof name, "model.layers.%zu.mlp.experts.%zu.%s.weight", layer, expert, part);
+    const json_t *h = hessian_of(document, name);
+    assert_true(json_number_value(json_object_get(h, "error_after")) <
+                json_number_value(json_object_get(h, "error_before")));
+    return json_integer_value(json_object_get(h, "tokens"));
+}
+
+static void experts_have_their_own_tokens(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_quantize_options opt = options(f, "a", "nf4:g=32");
+    f->golden = "qwen3_moe";
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    many_tokens(f);
+    json_t *doc = quantize(f, ckpt, &opt);
+    assert_int_equal(total(doc, "quantized"), 2 * (4 + 6 * 3));
+    assert_int_equal(total(doc, "fallbacks"), 0);
+    assert_null(
+        json_object_get(hessian_of(doc, "model.layers.1.self_attn.q_proj.weight"), "tokens"));
+    for (size_t layer = 0; layer < 2; layer++) {
+        json_int_t sum = 0;
+        for (size_t e = 0; e < 6; e++) {
+            const json_int_t tokens = tokens_of(doc, layer, e, "gate_proj");
+            assert_true(tokens > 0 && tokens == tokens_of(doc, layer, e, "up_proj"));
+            assert_true(tokens == tokens_of(doc, layer, e, "down_proj"));
+            sum += tokens;
+        }
+        assert_int_equal(sum, 3 * MANY_SAMPLES * MANY_SEQLEN); /* three each */
+    }
+    json_decref(doc);
+    qt_ckpt_close(ckpt);
+}
+
+static void runs_of_experts_resume(void **state)
+{
+    struct fixture *f = *state;
+    f->golden = "mixtral";
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    many_tokens(f);
+    check_resume(f, ckpt, "nf3:g=32", 2 * (4 + 5 * 3), 4);
+    qt_ckpt_close(ckpt);
+}
+
+static void experts_do_not_depend_on_threads(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_quantize_options a = options(f, "a", "nf3:g=32"), b = options(f, "b", "nf3:g=32");
+    f->golden = "mixtral";
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    qt_threads_set(1);
+    json_decref(quantize(f, ckpt, &a));
+    qt_threads_set(4);
+    json_decref(quantize(f, ckpt, &b));
+    qt_threads_set(0);
+    assert_true(same_files(f, "model.safetensors"));
+    assert_true(same_files(f, "qtool.json"));
+    qt_ckpt_close(ckpt);
+}
+
+static char *last_warning;
+static void keep_warning(void *ctx, enum qt_log_level level, const char *text)
+{
+    (void)ctx;
+    if (level == QT_LOG_WARNING) {
+        free(last_warning);
+        last_warning = strdup(text);
+    }
+}
+
+static void few_tokens_are_told(void **state)
+{
+    struct fixture *f = *state;
+    const struct qt_log log = {.message = keep_warning};
+    struct qt_quantize_options opt = options(f, "a", "nf4:g=32");
+    f->golden = "qwen3_moe";
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    f->calibration.samples = 5; /* for 32 channels; three of six experts each */
+    opt.log = &log;
+    json_decref(quantize(f, ckpt, &opt));
+    assert_non_null(last_warning);
+    if (!strstr(last_warning, "experts were chosen by fewer than 4 tokens"))
+        fail_msg("%s", last_warning);
+    free(last_warning);
+    last_warning = NULL;
+    qt_ckpt_close(ckpt);
+}
+
+static void experts_have_limits(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_learn_options learn;
+    struct qt_quantize_report report;
+    struct qt_quantize_options opt = options(f, "a", "w4ax");
+    f->golden = "mixtral";
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    expect_error("w4ax", qt_quantize(&report, ckpt, &opt, &f->err), QT_E_UNSUPPORTED,
+                 "mixtures of experts", &f->err);
+    expect_ok("learn", qt_learn_parse(&learn, "", &f->err), &f->err);
+    opt.plan.scheme = "nf4:g=32,learn=1";
+    opt.learn = &learn;
+    expect_error("learn", qt_quantize(&report, ckpt, &opt, &f->err), QT_E_UNSUPPORTED,
+                 "mixtures of experts", &f->err);
+    qt_ckpt_close(ckpt);
+}
+
+/* ---- activations ---------------------------------------------------------------------------- */
 
 /* What has been chosen of activations is kept: it is not chosen again. */
 static void chosen_activations_are_kept(void **state)
@@ -565,22 +693,29 @@ static void allocation_failures(void **state)
     qt_ckpt_close(ckpt);
 }
 
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(feedback_lowers_the_weighted_error),
-        cmocka_unit_test(same_bytes_for_any_threads),
-        cmocka_unit_test(interrupted_runs_resume),
-        cmocka_unit_test(runs_of_many_tokens_resume),
-        cmocka_unit_test(hidden_states_are_made_up_for),
-        cmocka_unit_test(chosen_activations_are_kept),
-        cmocka_unit_test(kept_activations_are_checked),
-        cmocka_unit_test(dead_channels_are_counted),
-        cmocka_unit_test(fewer_tokens_than_channels),
-        cmocka_unit_test(huge_activations_are_no_problem),
-        cmocka_unit_test(infinite_activations_fall_back),
-        cmocka_unit_test(windows_longer_than_the_model),
-        cmocka_unit_test(allocation_failures),
+        TEST(feedback_lowers_the_weighted_error),
+        TEST(same_bytes_for_any_threads),
+        TEST(interrupted_runs_resume),
+        TEST(runs_of_many_tokens_resume),
+        TEST(hidden_states_are_made_up_for),
+        TEST(experts_have_their_own_tokens),
+        TEST(runs_of_experts_resume),
+        TEST(experts_do_not_depend_on_threads),
+        TEST(few_tokens_are_told),
+        TEST(experts_have_limits),
+        TEST(chosen_activations_are_kept),
+        TEST(kept_activations_are_checked),
+        TEST(dead_channels_are_counted),
+        TEST(fewer_tokens_than_channels),
+        TEST(huge_activations_are_no_problem),
+        TEST(infinite_activations_fall_back),
+        TEST(windows_longer_than_the_model),
+        TEST(allocation_failures),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

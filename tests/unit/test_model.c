@@ -366,7 +366,8 @@ static void part_case(const char *dir)
     must(qt_block_run(block, all, M, M, &(struct qt_tap){&whole, keep}, &f.err), &f.err);
     for (int i = 0; i < QT_INPUTS; i++) {
         memcpy(before, parts, bytes);
-        must(qt_block_run_to(block, i, parts, M, M, &(struct qt_tap){&part, keep}, &f.err), &f.err);
+        must(qt_block_run_to(block, i, parts, M, M, NULL, &(struct qt_tap){&part, keep}, &f.err),
+             &f.err);
         compare_kept(&whole, &part, i, i);
         assert_memory_equal(before, parts, bytes);
         free_kept(&part);
@@ -544,6 +545,25 @@ static const struct refusal refusals[] = {
     {"gemma2", "attn_logit_softcapping", "-1", QT_E_INPUT, "attn_logit_softcapping"},
     {"gemma2", "query_pre_attn_scalar", "0", QT_E_INPUT, "query_pre_attn_scalar"},
     {"gemma2", "use_bidirectional_attention", "true", QT_E_UNSUPPORTED, "bidirectional"},
+    {"qwen3_moe", "num_experts", NULL, QT_E_INPUT, "num_experts"},
+    {"qwen3_moe", "num_experts", "0", QT_E_INPUT, "num_experts"},
+    {"qwen3_moe", "num_experts", "4097", QT_E_INPUT, "num_experts"},
+    {"qwen3_moe", "num_experts", "5", QT_E_INPUT, "mlp.gate.weight"},
+    {"qwen3_moe", "num_experts", "7", QT_E_INPUT, "mlp.gate.weight"},
+    {"qwen3_moe", "num_local_experts", "5", QT_E_INPUT, "mlp.gate.weight"},
+    {"qwen3_moe", "num_experts_per_tok", "0", QT_E_INPUT, "num_experts_per_tok"},
+    {"qwen3_moe", "num_experts_per_tok", "7", QT_E_INPUT, "more than 'num_experts' 6"},
+    {"qwen3_moe", "norm_topk_prob", "1", QT_E_INPUT, "norm_topk_prob"},
+    {"qwen3_moe", "moe_intermediate_size", "23", QT_E_INPUT, "experts.0.gate_proj.weight"},
+    {"qwen3_moe", "decoder_sparse_step", "2", QT_E_UNSUPPORTED, "decoder_sparse_step"},
+    {"qwen3_moe", "decoder_sparse_step", "\"no\"", QT_E_INPUT, "decoder_sparse_step"},
+    {"qwen3_moe", "mlp_only_layers", "[1]", QT_E_UNSUPPORTED, "mlp_only_layers"},
+    {"qwen3_moe", "mlp_only_layers", "{}", QT_E_INPUT, "mlp_only_layers"},
+    {"qwen3_moe", "layer_types", "[\"full_attention\", \"linear_attention\"]", QT_E_UNSUPPORTED,
+     "linear_attention"},
+    {"mixtral", "num_local_experts", "6", QT_E_INPUT, "block_sparse_moe.gate.weight"},
+    {"mixtral", "num_experts_per_tok", "6", QT_E_INPUT, "more than 'num_local_experts' 5"},
+    {"mixtral", "num_hidden_layers", "1", QT_E_INPUT, "'num_hidden_layers' in config.json is 1"},
     {"opt", "word_embed_proj_dim", "16", QT_E_INPUT, "embed_tokens"},
     {"opt_norm_after", "word_embed_proj_dim", "0", QT_E_INPUT, "word_embed_proj_dim"},
     {"opt", "max_position_embeddings", "45", QT_E_INPUT, "embed_positions"},

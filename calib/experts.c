@@ -1,0 +1,241 @@
+/*
+ * A mixture of experts: which tokens go through which expert, and there. The router's softmax is
+ * made into shares on the host, where lists of tokens are made of them as well; the experts are run
+ * one after the other, each over its tokens of a chunk.
+ */
+#include "calib/block.h"
+
+#include <stdlib.h>
+
+/* ---- working memory ------------------------------------------------------------------------- */
+
+int qt_tokens_new(struct qt_tokens *out, size_t m, struct qt_err *err)
+{
+    int rc;
+    *out = (struct qt_tokens){0};
+    QT_TRY(qt_array_new(&out->row, m, sizeof *out->row, err));
+    QT_TRY(qt_array_new(&out->share, m, sizeof *out->share, err));
+done:
+    return rc;
+}
+
+void qt_tokens_free(struct qt_tokens *t)
+{
+    qt_free(t->row);
+    qt_free(t->share);
+    *t = (struct qt_tokens){0};
+}
+
+int experts_prepare(struct qt_block *b, size_t rows, struct qt_err *err)
+{
+    const struct qt_model_info *info = &b->model->cfg.info;
+    struct block_experts *e = &b->experts;
+    int rc;
+    QT_TRY(block_floats(&e->in, b->be, rows, info->hidden, err));
+    QT_TRY(block_floats(&e->out, b->be, rows, info->hidden, err));
+    QT_TRY(block_floats(&e->sum, b->be, rows, info->hidden, err));
+    QT_TRY(block_floats(&e->logits, b->be, rows, info->experts, err));
+    QT_TRY(qt_array_new(&e->share, rows, info->experts * sizeof *e->share, err));
+    QT_TRY(qt_tokens_new(&e->tokens, rows, err));
+done:
+    return rc;
+}
+
+void experts_free(struct qt_block *b)
+{
+    struct block_experts *e = &b->experts;
+    b->be->free(b->be, e->in);
+    b->be->free(b->be, e->out);
+    b->be->free(b->be, e->sum);
+    b->be->free(b->be, e->logits);
+    qt_free(e->share);
+    qt_tokens_free(&e->tokens);
+    *e = (struct block_experts){0};
+}
+
+/* ---- the router ----------------------------------------------------------------------------- */
+
+enum { ROUTE_TOKENS = 64 }; /* of an item */
+
+struct route_job {
+    const struct config *cfg;
+    float *share; /* logits until they are shares */
+    size_t m;
+};
+
+/* The largest that is not chosen yet; ties: the lowest number. Chosen ones are below 0. */
+static size_t best(const double *p, size_t n)
+{
+    size_t at = 0;
+    for (size_t i = 1; i < n; i++)
+        if (p[i] > p[at])
+            at = i;
+    return at;
+}
+
+static void shares_of_token(float *share, double *p, const struct config *cfg)
+{
+    const size_t n = cfg->info.experts;
+    double most = (double)share[0], sum = 0, chosen = 0;
+    for (size_t i = 1; i < n; i++)
+        most = fmax(most, (double)share[i]);
+    for (size_t i = 0; i < n; i++)
+        sum += p[i] = exp((double)share[i] - most);
+    for (size_t i = 0; i < n; i++)
+        share[i] = (float)-(p[i] /= sum);
+    for (size_t c = 0; c < cfg->chosen; c++) {
+        const size_t i = best(p, n);
+        chosen += p[i];
+        share[i] = (float)p[i];
+        p[i] = -1;
+    }
+    if (cfg->shares_of_one)
+        for (size_t i = 0; i < n; i++)
+            share[i] = (float)((double)share[i] / chosen);
+}
+
+static int route_item(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct route_job *job = ctx;
+    const size_t n = job->cfg->info.experts, first = item * ROUTE_TOKENS;
+    const size_t end = qt_min_size(first + ROUTE_TOKENS, job->m);
+    double *p;
+    int rc = qt_array_new(&p, n, sizeof *p, err);
+    (void)thread;
+    if (rc < 0)
+        return rc;
+    for (size_t i = first; i < end; i++)
+        shares_of_token(job->share + i * n, p, job->cfg);
+    qt_free(p);
+    return QT_OK;
+}
+
+int experts_route(float *share, const struct block_run *r, const float *x, struct qt_err *err)
+{
+    struct qt_block *b = r->b;
+    const struct config *cfg = &b->model->cfg;
+    const size_t count = r->m * cfg->info.experts;
+    struct route_job job = {cfg, share, r->m};
+    int rc;
+    QT_TRY(block_linear(r, ROLE_ROUTER, b->experts.logits, x, err));
+    QT_TRY(b->be->download(b->be, share, b->experts.logits, count * sizeof *share, err));
+    if (qt_find_nonfinite(share, count) < count) {
+        rc = qt_fail(err, QT_E_INPUT, NULL, b->layer->parts[ROLE_ROUTER].weight,
+                     "what it makes of a token is not finite");
+        goto done;
+    }
+    QT_TRY(qt_parallel(qt_ceil_div(r->m, ROUTE_TOKENS), route_item, &job, err));
+done:
+    return rc;
+}
+
+/* ---- lists of tokens ------------------------------------------------------------------------ */
+
+/* Of tokens that do not choose an expert: numbers below this are too small to divide by. */
+static const float SMALLEST = 0x1p-10f;
+
+static int descending(const void *a, const void *b)
+{
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+/* The share that the n-th of those that do not choose the expert would have, n >= 1; *ties: how
+ * many of those with this share are among the n. sorted: room for m. */
+static float nth_share(size_t *ties, float *sorted, const float *share, size_t m, size_t experts,
+                       size_t n)
+{
+    size_t others = 0;
+    for (size_t i = 0; i < m; i++)
+        if (share[i * experts] <= 0)
+            sorted[others++] = -share[i * experts];
+    qsort(sorted, others, sizeof *sorted, descending);
+    for (*ties = 1; *ties < n && sorted[n - 1 - *ties] == sorted[n - 1];)
+        ++*ties;
+    return sorted[n - 1];
+}
+
+size_t qt_tokens_of_expert(struct qt_tokens *out, const float *share, size_t m, size_t experts,
+                           size_t expert, size_t least)
+{
+    float last = INFINITY;
+    size_t chose = 0, ties = 0;
+    share += expert;
+    least = qt_min_size(least, m);
+    for (size_t i = 0; i < m; i++)
+        chose += share[i * experts] > 0;
+    if (chose < least)
+        last = nth_share(&ties, out->share, share, m, experts, least - chose);
+    out->count = 0;
+    for (size_t i = 0; i < m; i++) {
+        const float s = share[i * experts];
+        if (s <= 0 && (-s < last || (-s == last && ties == 0)))
+            continue;
+        ties -= s <= 0 && -s == last;
+        out->row[out->count] = (uint32_t)i;
+        out->share[out->count++] = s > 0 ? s : fmaxf(-s, SMALLEST);
+    }
+    return chose;
+}
+
+/* ---- running -------------------------------------------------------------------------------- */
+
+/* Of `all`, those in the chunk, numbered from its first. */
+static void tokens_of_chunk(struct qt_tokens *out, const struct qt_tokens *all,
+                            const struct block_run *r)
+{
+    out->count = 0;
+    for (size_t i = 0; i < all->count; i++)
+        if (all->row[i] >= r->at && all->row[i] < r->at + r->m) {
+            out->row[out->count] = all->row[i] - (uint32_t)r->at;
+            out->share[out->count++] = all->share[i];
+        }
+}
+
+/* Adds to b->experts.sum. */
+static int run_expert(bool *stop, const float *x, const struct block_run *r, size_t expert,
+                      struct qt_err *err)
+{
+    const size_t hidden = r->b->model->cfg.info.hidden;
+    struct block_experts *e = &r->b->experts;
+    const struct qt_tokens *t = &e->tokens;
+    struct qt_backend *be = r->b->be;
+    struct block_run some = *r;
+    int rc = QT_OK;
+    some.m = t->count;
+    if (t->count == 0)
+        goto done;
+    QT_TRY(be->gather_rows(be, e->in, x, t->row, NULL, t->count, hidden, err));
+    QT_TRY(block_mlp(stop, e->out, e->in, &some, expert, err));
+    if (!*stop)
+        QT_TRY(be->scatter_rows(be, e->sum, e->out, t->row, t->share, t->count, hidden, err));
+done:
+    return rc;
+}
+
+int experts_run(bool *stop, float *y, const float *x, const struct block_run *r, struct qt_err *err)
+{
+    const struct qt_model_info *info = &r->b->model->cfg.info;
+    struct block_experts *e = &r->b->experts;
+    const size_t bytes = r->m * info->hidden * sizeof *y;
+    int rc = QT_OK;
+    *stop = r->stop >= 0;
+    if (!r->tokens)
+        QT_TRY(experts_route(e->share, r, x, err));
+    if (!*stop)
+        QT_TRY(r->b->be->zero(r->b->be, e->sum, bytes, err));
+    for (size_t i = 0; i < info->experts; i++) {
+        bool stopped;
+        if (*stop && i != qt_input_expert(r->stop))
+            continue;
+        if (r->tokens)
+            tokens_of_chunk(&e->tokens, r->tokens, r);
+        else
+            qt_tokens_of_expert(&e->tokens, e->share, r->m, info->experts, i, 0);
+        QT_TRY(run_expert(&stopped, x, r, i, err));
+    }
+    if (!*stop)
+        QT_TRY(r->b->be->copy(r->b->be, y, e->sum, bytes, err));
+done:
+    return rc;
+}

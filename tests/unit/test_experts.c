@@ -1,0 +1,496 @@
+/* Mixtures of experts beneath whole models (test_model.c has those): shares, lists of tokens, runs
+ * of one expert, and the sums of calibration, against what is made naively. */
+#include "fixture.h"
+#include "random.h"
+
+#include "kernels/kernels.h"
+#include "pack/sequential.h"
+
+/* Several chunks of a block, of which calibration's are no multiple. */
+enum { SEQLEN = 44, SAMPLES = 110, TOKENS = SEQLEN * SAMPLES, VOCAB = 97, MOST = 8 };
+
+struct fixture {
+    struct qt_ckpt *ckpt;
+    struct qt_model *model;
+    struct qt_backend *be;
+    struct qt_weights source;
+    uint32_t ids[TOKENS];
+    float *hidden; /* [TOKENS][width], in front of the first block's MLP */
+    size_t width, experts;
+    struct qt_err err;
+};
+
+static struct fixture *open_model(const char *dir)
+{
+    struct fixture *f = calloc(1, sizeof *f);
+    struct qt_block *block;
+    expect_ok("ckpt", qt_ckpt_open(&f->ckpt, dir, &f->err), &f->err);
+    expect_ok("backend", qt_backend_cpu_open(&f->be, &f->err), &f->err);
+    f->source = qt_weights_of_ckpt(f->ckpt);
+    expect_ok("model", qt_model_open(&f->model, &f->source, &f->err), &f->err);
+    f->width = qt_model_info(f->model)->hidden;
+    f->experts = qt_model_info(f->model)->experts;
+    assert_in_range(f->experts, 1, MOST);
+    assert_int_equal(qt_model_inputs(f->model), 2 + 2 * f->experts);
+    for (size_t i = 0; i < TOKENS; i++)
+        f->ids[i] = random_u32() % VOCAB;
+    f->hidden = malloc(TOKENS * f->width * sizeof *f->hidden);
+    expect_ok(
+        "embed",
+        qt_model_embed(f->hidden, f->model, &f->source, f->be, f->ids, TOKENS, SEQLEN, &f->err),
+        &f->err);
+    expect_ok("block", qt_block_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    expect_ok("attention",
+              qt_block_run_sublayer(block, 0, f->hidden, TOKENS, SEQLEN, NULL, &f->err), &f->err);
+    qt_block_close(block);
+    return f;
+}
+
+static void close_model(struct fixture *f)
+{
+    free(f->hidden);
+    qt_model_close(f->model);
+    qt_ckpt_close(f->ckpt);
+    f->be->close(f->be);
+    free(f);
+}
+
+/* ---- taps ----------------------------------------------------------------------------------- */
+
+struct kept {
+    int input;
+    float *x; /* [count][k], owned */
+    size_t count, k;
+};
+
+static int keep(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err)
+{
+    struct kept *kept = ctx;
+    (void)err;
+    assert_int_equal(input, kept->input);
+    kept->x = realloc(kept->x, (kept->count + m) * k * sizeof *x);
+    memcpy(kept->x + kept->count * k, x, m * k * sizeof *x);
+    kept->count += m;
+    kept->k = k;
+    return QT_OK;
+}
+
+/* An input of an expert for the tokens, in the block; NULL: for those that choose it. */
+static struct kept input_of(struct fixture *f, struct qt_block *block, int input,
+                            const float *hidden, const struct qt_tokens *tokens)
+{
+    struct kept kept = {.input = input};
+    float *copy = malloc(TOKENS * f->width * sizeof *copy);
+    memcpy(copy, hidden, TOKENS * f->width * sizeof *copy);
+    expect_ok("run to",
+              qt_block_run_to(block, input, copy, TOKENS, SEQLEN, tokens,
+                              &(struct qt_tap){&kept, keep}, &f->err),
+              &f->err);
+    assert_memory_equal(copy, hidden, TOKENS * f->width * sizeof *copy);
+    free(copy);
+    return kept;
+}
+
+static struct qt_tokens all_tokens(void)
+{
+    struct qt_tokens t;
+    assert_int_equal(qt_tokens_new(&t, TOKENS, NULL), QT_OK);
+    t.count = TOKENS;
+    for (uint32_t i = 0; i < TOKENS; i++)
+        t.row[i] = i, t.share[i] = 1;
+    return t;
+}
+
+static float *shares_of(struct fixture *f, struct qt_block *block, const float *hidden)
+{
+    float *share = malloc(TOKENS * f->experts * sizeof *share);
+    float *copy = malloc(TOKENS * f->width * sizeof *copy);
+    memcpy(copy, hidden, TOKENS * f->width * sizeof *copy);
+    expect_ok("route", qt_block_route(share, block, copy, TOKENS, SEQLEN, &f->err), &f->err);
+    assert_memory_equal(copy, hidden, TOKENS * f->width * sizeof *copy);
+    free(copy);
+    return share;
+}
+
+/* ---- the router ----------------------------------------------------------------------------- */
+
+/* One token's shares of its router input x, as transformers makes them; false where two experts are
+ * so near that either might be chosen. */
+static bool naive_shares(double *share, const float *x, const float *router, size_t width,
+                         size_t experts, size_t chosen, bool of_one)
+{
+    double p[MOST], sum = 0, of = 0, last = 2;
+    bool clear = true, taken[MOST] = {false};
+    for (size_t e = 0; e < experts; e++) {
+        double logit = 0;
+        for (size_t j = 0; j < width; j++)
+            logit += (double)x[j] * (double)router[e * width + j];
+        sum += p[e] = exp(logit);
+    }
+    for (size_t c = 0; c <= chosen && c < experts; c++) {
+        size_t best = experts;
+        for (size_t e = 0; e < experts; e++)
+            if (!taken[e] && (best == experts || p[e] > p[best]))
+                best = e;
+        if (c == chosen)
+            clear = p[best] < last * (1 - 1e-4);
+        else {
+            taken[best] = true;
+            of += last = p[best];
+        }
+    }
+    for (size_t e = 0; e < experts; e++)
+        share[e] = (taken[e] ? 1 : -1) * p[e] / (of_one ? of : sum);
+    return clear;
+}
+
+static void router_case(const char *dir, const char *router_name, size_t chosen, bool of_one)
+{
+    struct fixture *f = open_model(dir);
+    struct qt_tokens all = all_tokens();
+    struct qt_block *block;
+    size_t unclear = 0;
+    expect_ok("block", qt_block_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    float *share = shares_of(f, block, f->hidden);
+    float *router = malloc(f->experts * f->width * sizeof *router);
+    expect_ok("router", f->source.load(f->source.ctx, router_name, router, &f->err), &f->err);
+    struct kept x = input_of(f, block, 2, f->hidden, &all);
+    for (size_t t = 0; t < TOKENS; t++) {
+        double want[MOST];
+        if (!naive_shares(want, x.x + t * f->width, router, f->width, f->experts, chosen, of_one)) {
+            unclear++;
+            continue;
+        }
+        for (size_t e = 0; e < f->experts; e++) {
+            const double got = (double)share[t * f->experts + e];
+            assert_true(fabs(got - want[e]) <= 1e-4 * fabs(want[e]));
+        }
+    }
+    assert_true(unclear < TOKENS / 50);
+    qt_block_close(block);
+    qt_tokens_free(&all);
+    free(x.x);
+    free(share);
+    free(router);
+    close_model(f);
+}
+
+static void shares_are_the_routers(void **state)
+{
+    (void)state;
+    router_case("tests/golden/models/qwen3_moe", "model.layers.0.mlp.gate.weight", 3, true);
+    router_case("tests/golden/models/qwen3_moe_biased_window", "model.layers.0.mlp.gate.weight", 2,
+                false);
+    router_case("tests/golden/models/mixtral", "model.layers.0.block_sparse_moe.gate.weight", 2,
+                true);
+    router_case("tests/golden/models/mixtral_window", "model.layers.0.block_sparse_moe.gate.weight",
+                1, true);
+}
+
+/* ---- lists ---------------------------------------------------------------------------------- */
+
+static bool listed(const struct qt_tokens *t, size_t row, float *share)
+{
+    for (size_t i = 0; i < t->count; i++)
+        if (t->row[i] == row) {
+            *share = t->share[i];
+            return true;
+        }
+    return false;
+}
+
+/* Few different shares, so that many are equal; also 0. */
+static void lists_are_filled_with_the_nearest(void **state)
+{
+    enum { M = 60, EXPERTS = 3 };
+    (void)state;
+    for (int trial = 0; trial < 400; trial++) {
+        float share[M * EXPERTS];
+        struct qt_tokens t;
+        const size_t e = random_u32() % EXPERTS, least = random_u32() % (M + 10);
+        size_t choose = 0, chose;
+        assert_int_equal(qt_tokens_new(&t, M, NULL), QT_OK);
+        for (size_t i = 0; i < M * EXPERTS; i++)
+            share[i] = ((float)(random_u32() % 9) - (float)(trial % 9)) / 8;
+        for (size_t i = 0; i < M; i++)
+            choose += share[i * EXPERTS + e] > 0;
+        chose = qt_tokens_of_expert(&t, share, M, EXPERTS, e, least);
+        assert_int_equal(chose, choose);
+        assert_int_equal(t.count, least <= choose ? choose : least < M ? least : M);
+        for (size_t i = 1; i < t.count; i++)
+            assert_true(t.row[i] > t.row[i - 1]);
+        for (size_t i = 0; i < M; i++) {
+            const float s = share[i * EXPERTS + e];
+            float of;
+            if (listed(&t, i, &of))
+                assert_true(s > 0 ? of == s : of == -s || (s == 0 && of > 0 && of < 0.01f));
+            else
+                for (size_t j = 0; j < M; j++) { /* no other that is listed was further away */
+                    const float other = share[j * EXPERTS + e];
+                    assert_true(s <= 0);
+                    if (other <= 0 && listed(&t, j, &of))
+                        assert_true(other < s || (other == s && j < i));
+                }
+        }
+        qt_tokens_free(&t);
+    }
+}
+
+/* ---- one expert ----------------------------------------------------------------------------- */
+
+/* Those that choose it by themselves are those that are listed, and a token gets what it gets among
+ * all. */
+static void tokens_go_through_experts(void **state)
+{
+    struct fixture *f = open_model("tests/golden/models/qwen3_moe");
+    struct qt_tokens all = all_tokens(), some = all_tokens();
+    struct qt_block *block;
+    (void)state;
+    expect_ok("block", qt_block_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    float *share = shares_of(f, block, f->hidden);
+    for (size_t e = 0; e < f->experts; e++)
+        for (int input = 2 + 2 * (int)e; input < 4 + 2 * (int)e; input++) {
+            qt_tokens_of_expert(&some, share, TOKENS, f->experts, e, 0);
+            struct kept every = input_of(f, block, input, f->hidden, &all);
+            struct kept own = input_of(f, block, input, f->hidden, NULL);
+            struct kept told = input_of(f, block, input, f->hidden, &some);
+            assert_int_equal(every.count, TOKENS);
+            assert_int_equal(own.count, some.count);
+            assert_int_equal(told.count, some.count);
+            assert_memory_equal(own.x, told.x, own.count * own.k * sizeof *own.x);
+            for (size_t i = 0; i < some.count; i++)
+                for (size_t j = 0; j < own.k; j++) {
+                    const float want = every.x[some.row[i] * own.k + j];
+                    assert_true(fabsf(own.x[i * own.k + j] - want) <= 1e-5f * (1 + fabsf(want)));
+                }
+            free(every.x);
+            free(own.x);
+            free(told.x);
+        }
+    qt_block_close(block);
+    qt_tokens_free(&all);
+    qt_tokens_free(&some);
+    free(share);
+    close_model(f);
+}
+
+/* ---- calibration ---------------------------------------------------------------------------- */
+
+/* The source's weights, those of some linears changed. */
+struct changing {
+    struct qt_weights source;
+    const char *part; /* of names */
+};
+
+static bool shape(void *ctx, const char *name, int *ndim, size_t dims[QT_MAX_DIMS])
+{
+    const struct changing *c = ctx;
+    return c->source.shape(c->source.ctx, name, ndim, dims);
+}
+
+static int load(void *ctx, const char *name, float *dst, struct qt_err *err)
+{
+    const struct changing *c = ctx;
+    size_t dims[QT_MAX_DIMS];
+    int ndim, rc = c->source.load(c->source.ctx, name, dst, err);
+    uint32_t x = 1;
+    if (rc < 0 || !strstr(name, c->part))
+        return rc;
+    assert_true(shape(ctx, name, &ndim, dims) && ndim == 2);
+    for (size_t i = 0; i < dims[0] * dims[1]; i++) {
+        x = x * 1664525 + 1013904223;
+        dst[i] *= 1 + 0.25f * ((float)(x >> 8) * 0x1p-24f - 0.4f);
+    }
+    return QT_OK;
+}
+
+static void expect_near(const char *what, double got, double want, double unit)
+{
+    if (!(fabs(got - want) <= 3e-4 * unit + 1e-12))
+        fail_msg("%s: %g, expected %g (of %g)", what, got, want, unit);
+}
+
+/* Some entries of the sums over the tokens, x here and z there by all tokens of the expert. */
+static void compare(const struct qt_observed *got, const struct kept *x, const struct kept *z,
+                    const struct qt_tokens *tokens)
+{
+    const size_t k = x->k;
+    double second = 0, fourth = 0;
+    for (size_t t = 0; t < tokens->count; t++) {
+        const double w = (double)tokens->share[t] * (double)tokens->share[t];
+        second += w;
+        fourth += w * w;
+    }
+    assert_true(fabs((double)got->tokens - second * second / fourth) < 1 + 1e-3 * second);
+    assert_int_equal(got->input.n, k);
+    assert_int_equal(got->state.n, 0);
+    for (int draw = 0; draw < 200; draw++) {
+        const size_t i = random_u32() % k, j = random_u32() % (i + 1);
+        double h = 0, cross = 0, square = 0, xx = 0, size = 0;
+        for (size_t t = 0; t < tokens->count; t++) {
+            const size_t at = tokens->row[t] * k;
+            const double w = (double)tokens->share[t] * (double)tokens->share[t];
+            const double a = (double)x->x[at + i], b = (double)x->x[at + j];
+            const double d = (double)z->x[at + i] - a;
+            h += w * a * b;
+            cross += w * d * b;
+            square += w * d * d;
+            xx += w * b * b;
+            size += w * a * a;
+        }
+        expect_near("H", got->h[i * k + j], h, sqrt(xx * size));
+        expect_near("inputs", (double)got->input.cross[i * k + j], cross,
+                    sqrt(xx * square) + 0.01 * sqrt(xx * size));
+        expect_near("squares", got->input.square[i], square, square + 1e-4 * size);
+    }
+}
+
+/* Attention is changed, and of each expert's linears the first when the second is observed. */
+static void sums_are_of_an_experts_tokens(void **state)
+{
+    struct fixture *f = open_model("tests/golden/models/qwen3_moe");
+    struct changing attention = {f->source, "self_attn.o_proj"}, both = {f->source, "_proj"};
+    struct qt_weights now = {.dir = f->source.dir, .ctx = &attention, .shape = shape, .load = load};
+    const struct qt_calibration data = {
+        .ids = f->ids, .samples = SAMPLES, .seqlen = SEQLEN, .backend = f->be};
+    struct qt_tokens all = all_tokens(), some = all_tokens();
+    struct qt_block *here, *there;
+    struct qt_sequential *s;
+    const size_t bytes = TOKENS * f->width * sizeof(float);
+    float *hidden = malloc(bytes);
+    (void)state;
+    expect_ok("embed",
+              qt_model_embed(hidden, f->model, &f->source, f->be, f->ids, TOKENS, SEQLEN, &f->err),
+              &f->err);
+    expect_ok("here", qt_block_open(&here, f->model, 0, &now, f->be, &f->err), &f->err);
+    expect_ok("there", qt_block_open(&there, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    expect_ok("attention", qt_block_run_sublayer(here, 0, hidden, TOKENS, SEQLEN, NULL, &f->err),
+              &f->err);
+    expect_ok("open", qt_sequential_open(&s, &f->source, &data, &f->err), &f->err);
+    expect_ok("enter", qt_sequential_enter(s, 0, &now, &f->err), &f->err);
+    expect_ok("advance", qt_sequential_advance(s, 1, &f->err), &f->err);
+    float *share = shares_of(f, here, hidden);
+    now.ctx = &both;
+    for (int input = 2; input < 2 + 2 * (int)f->experts; input++) {
+        const size_t expert = qt_input_expert(input);
+        struct qt_observed seen;
+        const size_t chose = qt_tokens_of_expert(&some, share, TOKENS, f->experts, expert, 0);
+        struct kept x = input_of(f, here, input, hidden, &all);
+        struct kept z = input_of(f, there, input, f->hidden, &all);
+        expect_ok("observe", qt_sequential_observe(&seen, s, input, &f->err), &f->err);
+        assert_int_equal(seen.chose, chose);
+        assert_true(chose > QT_FEW_TOKENS * x.k); /* nothing is added to these, in any chunk */
+        compare(&seen, &x, &z, &some);
+        expect_ok("renew", qt_sequential_renew(s, input, &now, &f->err), &f->err);
+        expect_ok("renew here", qt_block_load_linears(here, input, &now, &f->err), &f->err);
+        free(x.x);
+        free(z.x);
+    }
+    qt_sequential_close(s);
+    qt_block_close(here);
+    qt_block_close(there);
+    qt_tokens_free(&all);
+    qt_tokens_free(&some);
+    free(share);
+    free(hidden);
+    close_model(f);
+}
+
+/* Fewer tokens than are wanted: as many as there are take part. */
+static void few_tokens_are_joined(void **state)
+{
+    struct fixture *f = open_model("tests/golden/models/mixtral");
+    const struct qt_calibration data = {
+        .ids = f->ids, .samples = 2, .seqlen = SEQLEN, .backend = f->be};
+    struct qt_sequential *s;
+    struct qt_observed seen;
+    size_t chose = 0;
+    (void)state;
+    expect_ok("open", qt_sequential_open(&s, &f->source, &data, &f->err), &f->err);
+    expect_ok("enter", qt_sequential_enter(s, 0, &f->source, &f->err), &f->err);
+    expect_ok("advance", qt_sequential_advance(s, 1, &f->err), &f->err);
+    for (int input = 2; input < 2 + 2 * (int)f->experts; input += 2) {
+        expect_ok("observe", qt_sequential_observe(&seen, s, input, &f->err), &f->err);
+        chose += seen.chose;
+        assert_true(seen.chose <= 2 * SEQLEN && seen.tokens <= 2 * SEQLEN);
+        for (size_t i = 0; i < seen.input.n; i++)
+            assert_true(seen.h[i * seen.input.n + i] > 0);
+    }
+    assert_int_equal(chose, 2 * 2 * SEQLEN); /* two each */
+    qt_sequential_close(s);
+    close_model(f);
+}
+
+static void allocation_failures(void **state)
+{
+    struct fixture *f = open_model("tests/golden/models/mixtral");
+    const struct qt_calibration data = {
+        .ids = f->ids, .samples = 2, .seqlen = SEQLEN, .backend = f->be};
+    bool failed = true;
+    (void)state;
+    for (long n = 0; failed; n++) {
+        struct qt_sequential *s = NULL;
+        struct qt_observed seen;
+        int rc;
+        qt_mem_fail_after(n);
+        QT_TRY(qt_sequential_open(&s, &f->source, &data, &f->err));
+        QT_TRY(qt_sequential_enter(s, 0, &f->source, &f->err));
+        QT_TRY(qt_sequential_observe(&seen, s, 5, &f->err));
+        QT_TRY(qt_sequential_advance(s, 5, &f->err));
+    done:
+        qt_mem_fail_after(-1);
+        failed = rc < 0;
+        assert_int_equal(rc, failed ? QT_E_RESOURCE : QT_OK);
+        qt_sequential_close(s);
+        assert_true(n < 2000);
+    }
+    close_model(f);
+}
+
+/* ---- what is not for them ------------------------------------------------------------------- */
+
+static void gradients_are_refused(void **state)
+{
+    struct fixture *f = open_model("tests/golden/models/mixtral");
+    const struct qt_block_grads none = {{NULL}, {NULL}};
+    struct qt_block *block;
+    float *grad = calloc(SEQLEN * f->width, sizeof *grad);
+    (void)state;
+    expect_ok("block", qt_block_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    expect_error("gradient", qt_block_grad(block, grad, &none, f->hidden, SEQLEN, SEQLEN, &f->err),
+                 QT_E_UNSUPPORTED, "mixture of experts", &f->err);
+    qt_block_close(block);
+    free(grad);
+    close_model(f);
+}
+
+static void calibration_files_are_refused(void **state)
+{
+    struct fixture *f = open_model("tests/golden/models/mixtral");
+    const struct qt_calibrate_options opt = {.backend = f->be};
+    const struct qt_qcal_part part = {.samples = 2, .seqlen = SEQLEN};
+    char *dir = fixture_dir();
+    const char *path = fixture_path(dir, "x.qcal");
+    (void)state;
+    expect_error("calibrate", qt_calibrate(path, f->ckpt, f->ids, &part, &opt, &f->err),
+                 QT_E_UNSUPPORTED, "--data", &f->err);
+    assert_false(qt_path_exists(path));
+    fixture_remove(dir);
+    close_model(f);
+}
+
+int main(void)
+{
+    seed_init();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shares_are_the_routers),
+        cmocka_unit_test(lists_are_filled_with_the_nearest),
+        cmocka_unit_test(tokens_go_through_experts),
+        cmocka_unit_test(sums_are_of_an_experts_tokens),
+        cmocka_unit_test(few_tokens_are_joined),
+        cmocka_unit_test(allocation_failures),
+        cmocka_unit_test(gradients_are_refused),
+        cmocka_unit_test(calibration_files_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
