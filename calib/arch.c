@@ -110,6 +110,27 @@ static const struct arch table[] = {
         .o_bias = {"attention_bias", false},
         .tied = {"tie_word_embeddings", true},
         .window = WINDOW_EVEN,
+        .attn_softcap = 50,
+        .logit_softcap = 30,
+        .gemma_scales = true,
+    },
+    {
+        .family = "gemma3_text",
+        .head_dim = 256,
+        LLAMA_NAMES,
+        .theta = 1e6,
+        .local_theta = 1e4,
+        .parts = {LLAMA_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",
+                  [ROLE_MLP_IN] = "pre_feedforward_layernorm",
+                  [ROLE_MLP_OUT] = "post_feedforward_layernorm", [ROLE_Q_NORM] = "self_attn.q_norm",
+                  [ROLE_K_NORM] = "self_attn.k_norm"},
+        .act_key = "hidden_activation",
+        .act = "gelu_pytorch_tanh",
+        .norm = QT_NORM_RMS1,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .tied = {"tie_word_embeddings", true},
+        .window = WINDOW_PATTERN,
         .gemma_scales = true,
     },
     {
@@ -144,8 +165,9 @@ static const struct arch table[] = {
 enum { FAMILIES = sizeof table / sizeof *table };
 
 /* In the order of the table; a test compares the two. */
-static const char *const families[FAMILIES + 1] = {
-    "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gemma2", "opt", NULL};
+static const char *const families[FAMILIES + 1] = {"llama",     "mistral", "qwen2",  "qwen3",
+                                                   "qwen3_moe", "mixtral", "gemma2", "gemma3_text",
+                                                   "opt",       NULL};
 
 const struct arch *arch_find(const char *family)
 {

@@ -63,10 +63,10 @@ static int prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err
     size_t sines = seqlen * b->model->cfg.info.head_dim / 2;
     int rc = QT_OK;
     QT_TRY(block_prepare(b, 0, seqlen, err));
-    if (w->memory && rows <= w->rows && seqlen == w->seqlen)
+    if (w->memory && rows <= w->rows && seqlen == w->seqlen && w->local == b->local)
         return QT_OK;
     be->free(be, w->memory);
-    *w = (struct block_grad_work){.rows = rows, .seqlen = seqlen};
+    *w = (struct block_grad_work){.rows = rows, .seqlen = seqlen, .local = b->local};
     /* Sizes are small enough that no product overflows (struct config); their sum is then known. */
     QT_TRY(block_floats(&w->memory, be, lay_out(w, b, NULL), 1, err));
     lay_out(w, b, w->memory);

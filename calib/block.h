@@ -16,6 +16,7 @@ struct loaded {
 
 struct block_grad_work {
     size_t rows, seqlen;
+    bool local;
     float *memory; /* holds all that follow */
     /* Forward: [rows][hidden] but q, k, v, y, gate, up, act. The raw ones are in front of a norm.
      */
@@ -44,6 +45,7 @@ struct qt_block {
      * x [rows][hidden]; wide: q, k, v and the attention's output, later gate and up; staged: an
      * input of linears behind the runtime. */
     size_t rows, seqlen;
+    bool local; /* rotary embedding */
     float *x, *wide, *staged, *cos, *sin;
     struct block_experts experts;
     struct block_grad_work grad; /* of backward.c, made by its first run */

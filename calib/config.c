@@ -52,11 +52,12 @@ static int read_positive(double *out, const json_t *obj, const char *key, const 
 static int read_softcap(float *out, const struct source *src, const char *key, double missing,
                         struct qt_err *err)
 {
+    const json_t *v = json_object_get(src->json, key);
     double value = missing;
     int rc = QT_OK;
-    if (json_is_null(json_object_get(src->json, key)))
+    if (json_is_null(v))
         value = 0;
-    else
+    else if (v)
         rc = read_positive(&value, src->json, key, src->path, err);
     *out = (float)value;
     return rc;
@@ -209,11 +210,14 @@ done:
 
 static int read_gemma(struct config *cfg, const struct source *src, struct qt_err *err)
 {
+    const struct arch *arch = cfg->arch;
     double scalar = 256;
     bool both_ways = false;
     int rc = QT_OK;
-    QT_TRY(read_softcap(&cfg->attn_softcap, src, "attn_logit_softcapping", 50.0, err));
-    QT_TRY(read_softcap(&cfg->info.logit_softcap, src, "final_logit_softcapping", 30.0, err));
+    QT_TRY(
+        read_softcap(&cfg->attn_softcap, src, "attn_logit_softcapping", arch->attn_softcap, err));
+    QT_TRY(read_softcap(&cfg->info.logit_softcap, src, "final_logit_softcapping",
+                        arch->logit_softcap, err));
     QT_TRY(read_positive(&scalar, src->json, "query_pre_attn_scalar", src->path, err));
     QT_TRY(qt_json_get_bool(&both_ways, src->json, "use_bidirectional_attention", src->path, err));
     if (both_ways)
@@ -233,7 +237,9 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
     const json_t *types = json_object_get(src->json, "layer_types");
     enum window_rule rule = cfg->arch->window;
     *out = rule == WINDOW_ALL || rule == WINDOW_IF_USED ||
-           (rule == WINDOW_EVEN && layer % 2 == 0) || (rule == WINDOW_FROM_LAYER && layer >= from);
+           (rule == WINDOW_EVEN && layer % 2 == 0) ||
+           (rule == WINDOW_FROM_LAYER && layer >= from) ||
+           (rule == WINDOW_PATTERN && (layer + 1) % from != 0);
     if (!given(src->json, "layer_types"))
         return QT_OK;
     if (!json_is_array(types) || json_array_size(types) != cfg->info.layers)
@@ -261,6 +267,12 @@ static int read_windows(struct config *cfg, const struct source *src, struct qt_
         QT_TRY(qt_json_get_bool(&use, src->json, "use_sliding_window", src->path, err));
         QT_TRY(qt_json_get_size(&from, src->json, "max_window_layers", src->path, err));
     }
+    if (rule == WINDOW_PATTERN) {
+        from = 6;
+        QT_TRY(read_size(&from, src, "sliding_window_pattern", LIMIT_LAYERS, err));
+        if (json_is_null(json_object_get(src->json, "sliding_window")))
+            QT_TRY(unsupported(src, "sliding_window", "null", err));
+    }
     if (json_is_null(json_object_get(src->json, "sliding_window")) || !use)
         window = 0;
     else if (rule != WINDOW_NONE)
@@ -278,8 +290,8 @@ done:
 
 /* Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, between them a blend. In
  * float, in the order of the reference implementation, because models were trained with those. */
-static int scale_llama3(struct config *cfg, const json_t *rope, const struct source *src,
-                        struct qt_err *err)
+static int scale_llama3(float *inv_freq, const struct config *cfg, const json_t *rope,
+                        const struct source *src, struct qt_err *err)
 {
     double factor = 0, low = 0, high = 0, old = (double)cfg->info.max_positions;
     int rc = QT_OK;
@@ -292,31 +304,31 @@ static int scale_llama3(struct config *cfg, const json_t *rope, const struct sou
         return qt_fail(err, QT_E_INPUT, src->path, NULL,
                        "'high_freq_factor' %g is not above 'low_freq_factor' %g", high, low);
     for (size_t i = 0; i < cfg->info.head_dim / 2; i++) {
-        float f = cfg->inv_freq[i], wavelength = (float)(2 * M_PI) / f;
+        float f = inv_freq[i], wavelength = (float)(2 * M_PI) / f;
         float blend = ((float)old / wavelength - (float)low) / (float)(high - low);
         if (wavelength > (float)(old / low))
-            cfg->inv_freq[i] = f / (float)factor;
+            inv_freq[i] = f / (float)factor;
         else if (wavelength >= (float)(old / high))
-            cfg->inv_freq[i] = (1 - blend) * f / (float)factor + blend * f;
+            inv_freq[i] = (1 - blend) * f / (float)factor + blend * f;
     }
 done:
     return rc;
 }
 
-static int scale_linear(struct config *cfg, const json_t *rope, const struct source *src,
-                        struct qt_err *err)
+static int scale_linear(float *inv_freq, const struct config *cfg, const json_t *rope,
+                        const struct source *src, struct qt_err *err)
 {
     double factor = 0;
     int rc = read_positive(&factor, rope, "factor", src->path, err);
     for (size_t i = 0; rc == QT_OK && i < cfg->info.head_dim / 2; i++)
-        cfg->inv_freq[i] /= (float)factor;
+        inv_freq[i] /= (float)factor;
     return rc;
 }
 
 /* The object with the rope options: "rope_scaling" (old, beside a top-level rope_theta) goes before
  * "rope_parameters" (new, rope_theta inside). An empty object when there is none. */
-static int find_rope(const json_t **out, const struct source *src, const json_t *empty,
-                     struct qt_err *err)
+static int find_rope(const json_t **out, const struct config *cfg, const struct source *src,
+                     const json_t *empty, struct qt_err *err)
 {
     static const char *const keys[] = {"rope_scaling", "rope_parameters"};
     *out = empty;
@@ -327,19 +339,22 @@ static int find_rope(const json_t **out, const struct source *src, const json_t 
         if (json_is_object(v))
             *out = v;
     }
-    if (given(*out, "full_attention") || given(*out, "sliding_attention"))
+    if (!cfg->arch->local_theta &&
+        (given(*out, "full_attention") || given(*out, "sliding_attention")))
         return unsupported(src, "rope_parameters", "a rotary embedding per layer type", err);
     return QT_OK;
 }
 
-static int read_rope_from(struct config *cfg, const json_t *rope, const struct source *src,
+/* *inv_freq is owned. theta: where neither `key` of config.json nor the options say it. */
+static int read_rope_from(float **inv_freq, const struct config *cfg, const json_t *rope,
+                          const char *key, double theta, const struct source *src,
                           struct qt_err *err)
 {
     size_t half = cfg->info.head_dim / 2;
-    double theta = cfg->arch->theta ? cfg->arch->theta : 10000, partial = 1;
+    double partial = 1;
     const char *type = "default";
     int rc = QT_OK;
-    QT_TRY(read_positive(&theta, src->json, "rope_theta", src->path, err));
+    QT_TRY(read_positive(&theta, src->json, key, src->path, err));
     QT_TRY(read_positive(&theta, rope, "rope_theta", src->path, err));
     QT_TRY(read_positive(&partial, src->json, "partial_rotary_factor", src->path, err));
     QT_TRY(read_positive(&partial, rope, "partial_rotary_factor", src->path, err));
@@ -347,25 +362,41 @@ static int read_rope_from(struct config *cfg, const json_t *rope, const struct s
         QT_TRY(unsupported(src, "partial_rotary_factor", "a value other than 1", err));
     QT_TRY(qt_json_get_string(&type, rope, "type", src->path, err));
     QT_TRY(qt_json_get_string(&type, rope, "rope_type", src->path, err));
-    QT_TRY(qt_array_new(&cfg->inv_freq, half, sizeof *cfg->inv_freq, err));
+    QT_TRY(qt_array_new(inv_freq, half, sizeof **inv_freq, err));
     for (size_t i = 0; i < half; i++) {
         float exponent = (float)(2 * i) / (float)cfg->info.head_dim;
-        cfg->inv_freq[i] = 1.0f / (float)pow(theta, (double)exponent);
+        (*inv_freq)[i] = 1.0f / (float)pow(theta, (double)exponent);
     }
     if (strcmp(type, "linear") == 0)
-        QT_TRY(scale_linear(cfg, rope, src, err));
+        QT_TRY(scale_linear(*inv_freq, cfg, rope, src, err));
     else if (strcmp(type, "llama3") == 0)
-        QT_TRY(scale_llama3(cfg, rope, src, err));
+        QT_TRY(scale_llama3(*inv_freq, cfg, rope, src, err));
     else if (strcmp(type, "default") != 0)
         QT_TRY(unsupported(src, "rope_type", type, err));
 done:
     return rc;
 }
 
+/* The options of a type of layers: new, an object of their own; old, one for those without a
+ * window.
+ */
+static int rope_of_layers(const json_t **out, const json_t *rope, const char *type,
+                          const json_t *otherwise, const struct source *src, struct qt_err *err)
+{
+    const json_t *v = json_object_get(rope, type);
+    const bool by_type = given(rope, "full_attention") || given(rope, "sliding_attention");
+    if (!by_type && json_object_size(rope) && rope == json_object_get(src->json, "rope_parameters"))
+        return unsupported(src, "rope_parameters", "one rotary embedding for all layer types", err);
+    *out = by_type ? v : otherwise;
+    return json_is_object(*out) ? QT_OK
+                                : qt_fail(err, QT_E_INPUT, src->path, NULL,
+                                          "'rope_parameters' has no object '%s'", type);
+}
+
 static int read_rope(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     json_t *empty = json_object();
-    const json_t *rope;
+    const json_t *rope, *local;
     int rc = QT_OK;
     if (!empty)
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
@@ -373,8 +404,15 @@ static int read_rope(struct config *cfg, const struct source *src, struct qt_err
         rc = qt_fail(err, QT_E_INPUT, src->path, NULL, "'head_dim' %zu is odd", cfg->info.head_dim);
         goto done;
     }
-    QT_TRY(find_rope(&rope, src, empty, err));
-    QT_TRY(read_rope_from(cfg, rope, src, err));
+    QT_TRY(find_rope(&rope, cfg, src, empty, err));
+    if (cfg->arch->local_theta) {
+        QT_TRY(rope_of_layers(&local, rope, "sliding_attention", empty, src, err));
+        QT_TRY(rope_of_layers(&rope, rope, "full_attention", rope, src, err));
+        QT_TRY(read_rope_from(&cfg->local_inv_freq, cfg, local, "rope_local_base_freq",
+                              cfg->arch->local_theta, src, err));
+    }
+    QT_TRY(read_rope_from(&cfg->inv_freq, cfg, rope, "rope_theta",
+                          cfg->arch->theta ? cfg->arch->theta : 1e4, src, err));
 done:
     json_decref(empty);
     return rc;
@@ -426,5 +464,6 @@ void config_free(struct config *cfg)
 {
     qt_free(cfg->windows);
     qt_free(cfg->inv_freq);
+    qt_free(cfg->local_inv_freq);
     *cfg = (struct config){0};
 }

@@ -148,6 +148,7 @@ void qt_block_close(struct qt_block *block)
 static int make_rope(struct qt_block *b, size_t seqlen, struct qt_err *err)
 {
     const struct config *cfg = &b->model->cfg;
+    const float *inv_freq = b->local ? cfg->local_inv_freq : cfg->inv_freq;
     size_t half = cfg->info.head_dim / 2, bytes;
     float *cos_host = NULL, *sin_host = NULL;
     int rc = QT_OK;
@@ -158,7 +159,7 @@ static int make_rope(struct qt_block *b, size_t seqlen, struct qt_err *err)
     QT_TRY(qt_array_new(&sin_host, seqlen * half, sizeof *sin_host, err));
     for (size_t pos = 0; pos < seqlen; pos++)
         for (size_t i = 0; i < half; i++) {
-            float angle = (float)pos * cfg->inv_freq[i];
+            float angle = (float)pos * inv_freq[i];
             cos_host[pos * half + i] = (float)cos((double)angle);
             sin_host[pos * half + i] = (float)sin((double)angle);
         }
@@ -184,10 +185,13 @@ int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err 
     const struct qt_model_info *info = &cfg->info;
     size_t attention = 2 * (info->heads + info->kv_heads) * info->head_dim;
     size_t mlp = (b->layer->parts[ROLE_GATE].weight ? 2 : 1) * cfg->intermediate;
+    const bool local = cfg->local_inv_freq && b->window;
     int rc = QT_OK;
-    if (rows <= b->rows && seqlen == b->seqlen && (!b->runtime.input || b->staged))
+    if (rows <= b->rows && seqlen == b->seqlen && local == b->local &&
+        (!b->runtime.input || b->staged))
         return QT_OK;
     free_work(b);
+    b->local = local;
     QT_TRY(block_floats(&b->x, b->be, rows, info->hidden, err));
     QT_TRY(block_floats(&b->wide, b->be, rows, attention > mlp ? attention : mlp, err));
     if (b->runtime.input)

@@ -49,6 +49,7 @@ enum window_rule {
     WINDOW_ALL,       /* every layer has the sliding window */
     WINDOW_IF_USED,   /* every layer, if use_sliding_window */
     WINDOW_EVEN,      /* layers 0, 2, 4, ... */
+    WINDOW_PATTERN,   /* all layers but every sliding_window_pattern-th */
     WINDOW_FROM_LAYER /* layers from max_window_layers on, if use_sliding_window */
 };
 
@@ -65,6 +66,9 @@ struct arch {
     const char *act_key, *act;
     const char *eps_key; /* NULL: 1e-5 */
     double eps, theta;   /* where config.json does not say it; 0: 1e-6, 1e4 */
+    /* Not 0: layers with a window have a rotary embedding of their own; as theta. */
+    double local_theta;
+    double attn_softcap, logit_softcap; /* where config.json does not say it, 0: none */
     enum qt_norm_kind norm;
     struct arch_flag qkv_bias, o_bias, mlp_bias, tied;
     enum window_rule window;
@@ -84,6 +88,7 @@ struct config {
     size_t intermediate, embed_dim; /* embed_dim: width of the embedding table */
     size_t *windows;                /* [layers], 0 = none */
     float *inv_freq;                /* [head_dim / 2], NULL without rope */
+    float *local_inv_freq;          /* of layers with a window; NULL: the same */
     float eps, attn_scale, attn_softcap, embed_scale;
     enum qt_act_kind act;
     bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm;

@@ -39,6 +39,13 @@ LLAMA = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_atte
              num_key_value_heads=2, vocab_size=97, max_position_embeddings=64)
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}
+GEMMA3 = LLAMA | dict(
+    head_dim=8, num_hidden_layers=3, sliding_window=6, query_pre_attn_scalar=5,
+    final_logit_softcapping=20.0,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                     "full_attention": {"rope_type": "linear", "factor": 4.0,
+                                        "rope_theta": 2000.0}})
 MIXTURE = LLAMA | dict(moe_intermediate_size=24, num_experts=6, head_dim=8)
 OPT = dict(hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=101,
            max_position_embeddings=44)
@@ -79,6 +86,11 @@ MODELS = {
     "opt_norm_after": ("opt", OPT | dict(do_layer_norm_before=False, word_embed_proj_dim=20), {}),
     "opt_bare_unbiased": ("opt", OPT | dict(enable_bias=False, activation_function="gelu",
                                             _remove_final_layer_norm=True), {}),
+    "gemma3": ("gemma3_text", GEMMA3, {}),
+    "gemma3_old_keys": ("gemma3_text", GEMMA3, {
+        "rope_parameters": None, "rope_theta": 3000.0, "rope_local_base_freq": 50.0,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "layer_types": None,
+        "sliding_window_pattern": 2}),
     "qwen3_moe": ("qwen3_moe", MIXTURE | dict(num_experts_per_tok=3, norm_topk_prob=True,
                                               tie_word_embeddings=True),
                   {"num_local_experts": None, "num_experts": 6}),
