@@ -95,6 +95,7 @@ static const struct arch table[] = {
         .norm = QT_NORM_RMS,
         .tied = {"tie_word_embeddings", false},
         .window = WINDOW_ALL,
+        .window_given = true,
     },
     {
         .family = "gemma2",

@@ -104,7 +104,8 @@ int block_mlp(bool *stop, float *y, const float *x, const struct block_run *r, s
 
 int experts_prepare(struct qt_block *b, size_t rows, struct qt_err *err);
 void experts_free(struct qt_block *b);
-/* share[m][experts] (host memory) of x[m][hidden], which is what the router gets. */
+/* share[m][experts] (host memory) of x[m][hidden], which is what the router gets. A token that is
+ * not finite goes nowhere. */
 int experts_route(float *share, const struct block_run *r, const float *x, struct qt_err *err);
 /* As block_mlp, by those experts that the tokens go through; with r->stop, by one at most. */
 int experts_run(bool *stop, float *y, const float *x, const struct block_run *r,

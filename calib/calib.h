@@ -74,12 +74,6 @@ struct qt_linear {
     bool feeds_scale; /* a row that is multiplied by a positive number multiplies its channel */
 };
 
-/* The expert whose linears have this input, from 2 on; 0 where there are no experts. */
-static inline size_t qt_input_expert(int input)
-{
-    return (size_t)(input - 2) / 2;
-}
-
 /*
  * What a runtime does to activations between the operations, for example rounding them to few bits.
  * Buffers are in backend memory; either function may be NULL, which leaves things as they are.
@@ -131,6 +125,8 @@ const char *const *qt_model_families(void);
 
 /* Of a block: how many different inputs its linears have. */
 size_t qt_model_inputs(const struct qt_model *model);
+/* The expert whose linears have this input; -1: none. */
+int qt_model_expert(const struct qt_model *model, int input);
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer);
 
 /* The norms of a block, in order of use; of layer number `layers`: the final norm, if any. */
@@ -174,6 +170,8 @@ void qt_tokens_free(struct qt_tokens *t);
  */
 size_t qt_tokens_of_expert(struct qt_tokens *out, const float *share, size_t m, size_t experts,
                            size_t expert, size_t least);
+/* Those among tokens [at, at + m), numbered from `at`. */
+void qt_tokens_slice(struct qt_tokens *out, const struct qt_tokens *all, size_t at, size_t m);
 
 /* Called with the input x[m][k] (backend memory) of the linears whose `input` it names, as its
  * runtime leaves it, before they run; of an expert, with the tokens that go through it, if any. */
@@ -199,8 +197,8 @@ int qt_block_load_linears(struct qt_block *block, int input, const struct qt_wei
  * chunks, so that working memory does not grow with m. tap may be NULL. */
 int qt_block_run(struct qt_block *block, float *hidden, size_t m, size_t seqlen,
                  const struct qt_tap *tap, struct qt_err *err);
-/* The same of one sublayer: attention, with the inputs 0 and 1 of linears, or the MLP, with 2
- * and 3. */
+/* The same of one sublayer: attention, with the inputs 0 and 1 of linears, or the MLP, with those
+ * from 2 on. */
 int qt_block_run_sublayer(struct qt_block *block, int input, float *hidden, size_t m, size_t seqlen,
                           const struct qt_tap *tap, struct qt_err *err);
 /* The sublayer of `input` up to there: tap gets that input alone, hidden stays as it is. The

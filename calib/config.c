@@ -232,12 +232,12 @@ done:
 
 /* Does `layer` have the window? By the family's rule, or as layer_types spells out. */
 static int layer_slides(bool *out, const struct config *cfg, const struct source *src, size_t layer,
-                        size_t from, struct qt_err *err)
+                        size_t window, size_t from, struct qt_err *err)
 {
     const json_t *types = json_object_get(src->json, "layer_types");
     enum window_rule rule = cfg->arch->window;
-    *out = rule == WINDOW_ALL || rule == WINDOW_IF_USED ||
-           (rule == WINDOW_EVEN && layer % 2 == 0) ||
+    const bool same = rule == WINDOW_NONE || rule == WINDOW_ALL || rule == WINDOW_IF_USED;
+    *out = (same && rule != WINDOW_NONE && window) || (rule == WINDOW_EVEN && layer % 2 == 0) ||
            (rule == WINDOW_FROM_LAYER && layer >= from) ||
            (rule == WINDOW_PATTERN && (layer + 1) % from != 0);
     if (!given(src->json, "layer_types"))
@@ -249,7 +249,7 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
     bool slides = type && strcmp(type, "sliding_attention") == 0;
     if (!type || (!slides && strcmp(type, "full_attention") != 0))
         return unsupported(src, "layer_types", type ? type : "an entry that is no string", err);
-    if ((rule == WINDOW_NONE || rule == WINDOW_ALL) && slides != *out)
+    if (same && slides != *out)
         return unsupported(src, "layer_types", type, err);
     *out = slides;
     return QT_OK;
@@ -259,7 +259,7 @@ static int read_windows(struct config *cfg, const struct source *src, struct qt_
 {
     enum window_rule rule = cfg->arch->window;
     size_t window = 4096, from = 28; /* the defaults of transformers */
-    bool use = true;
+    bool use = !cfg->arch->window_given || given(src->json, "sliding_window");
     int rc = QT_OK;
     QT_TRY(qt_array_new(&cfg->windows, cfg->info.layers, sizeof *cfg->windows, err));
     if (rule == WINDOW_FROM_LAYER || rule == WINDOW_IF_USED) {
@@ -279,7 +279,7 @@ static int read_windows(struct config *cfg, const struct source *src, struct qt_
         QT_TRY(read_size(&window, src, "sliding_window", LIMIT_POSITIONS, err));
     for (size_t i = 0; i < cfg->info.layers; i++) {
         bool slides;
-        QT_TRY(layer_slides(&slides, cfg, src, i, from, err));
+        QT_TRY(layer_slides(&slides, cfg, src, i, window, from, err));
         cfg->windows[i] = slides ? window : 0;
     }
 done:

@@ -81,6 +81,10 @@ static void shares_of_token(float *share, double *p, const struct config *cfg)
         most = fmax(most, (double)share[i]);
     for (size_t i = 0; i < n; i++)
         sum += p[i] = exp((double)share[i] - most);
+    if (!isfinite(sum)) { /* of a token that is not finite */
+        memset(share, 0, n * sizeof *share);
+        return;
+    }
     for (size_t i = 0; i < n; i++)
         share[i] = (float)-(p[i] /= sum);
     for (size_t c = 0; c < cfg->chosen; c++) {
@@ -119,11 +123,6 @@ int experts_route(float *share, const struct block_run *r, const float *x, struc
     int rc;
     QT_TRY(block_linear(r, ROLE_ROUTER, b->experts.logits, x, err));
     QT_TRY(b->be->download(b->be, share, b->experts.logits, count * sizeof *share, err));
-    if (qt_find_nonfinite(share, count) < count) {
-        rc = qt_fail(err, QT_E_INPUT, NULL, b->layer->parts[ROLE_ROUTER].weight,
-                     "what it makes of a token is not finite");
-        goto done;
-    }
     QT_TRY(qt_parallel(qt_ceil_div(r->m, ROUTE_TOKENS), route_item, &job, err));
 done:
     return rc;
@@ -178,19 +177,17 @@ size_t qt_tokens_of_expert(struct qt_tokens *out, const float *share, size_t m, 
     return chose;
 }
 
-/* ---- running -------------------------------------------------------------------------------- */
-
-/* Of `all`, those in the chunk, numbered from its first. */
-static void tokens_of_chunk(struct qt_tokens *out, const struct qt_tokens *all,
-                            const struct block_run *r)
+void qt_tokens_slice(struct qt_tokens *out, const struct qt_tokens *all, size_t at, size_t m)
 {
     out->count = 0;
     for (size_t i = 0; i < all->count; i++)
-        if (all->row[i] >= r->at && all->row[i] < r->at + r->m) {
-            out->row[out->count] = all->row[i] - (uint32_t)r->at;
+        if (all->row[i] >= at && all->row[i] < at + m) {
+            out->row[out->count] = all->row[i] - (uint32_t)at;
             out->share[out->count++] = all->share[i];
         }
 }
+
+/* ---- running -------------------------------------------------------------------------------- */
 
 /* Adds to b->experts.sum. */
 static int run_expert(bool *stop, const float *x, const struct block_run *r, size_t expert,
@@ -200,7 +197,7 @@ static int run_expert(bool *stop, const float *x, const struct block_run *r, siz
     struct block_experts *e = &r->b->experts;
     const struct qt_tokens *t = &e->tokens;
     struct qt_backend *be = r->b->be;
-    struct block_run some = *r;
+    struct block_run some = *r; /* whose hidden states are not used */
     int rc = QT_OK;
     some.m = t->count;
     if (t->count == 0)
@@ -219,17 +216,17 @@ int experts_run(bool *stop, float *y, const float *x, const struct block_run *r,
     struct block_experts *e = &r->b->experts;
     const size_t bytes = r->m * info->hidden * sizeof *y;
     int rc = QT_OK;
-    *stop = r->stop >= 0;
+    const int only = qt_model_expert(r->b->model, r->stop);
+    const size_t first = only < 0 ? 0 : (size_t)only, end = only < 0 ? info->experts : first + 1;
+    bool stopped;
+    *stop = only >= 0;
     if (!r->tokens)
         QT_TRY(experts_route(e->share, r, x, err));
     if (!*stop)
         QT_TRY(r->b->be->zero(r->b->be, e->sum, bytes, err));
-    for (size_t i = 0; i < info->experts; i++) {
-        bool stopped;
-        if (*stop && i != qt_input_expert(r->stop))
-            continue;
+    for (size_t i = first; i < end; i++) {
         if (r->tokens)
-            tokens_of_chunk(&e->tokens, r->tokens, r);
+            qt_tokens_slice(&e->tokens, r->tokens, r->at, r->m);
         else
             qt_tokens_of_expert(&e->tokens, e->share, r->m, info->experts, i, 0);
         QT_TRY(run_expert(&stopped, x, r, i, err));

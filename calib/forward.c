@@ -450,7 +450,8 @@ int qt_block_route(float *share, struct qt_block *block, float *hidden, size_t m
 {
     return run_sublayers(
         (sublayer *const[]){route, NULL},
-        &(struct block_run){.b = block, .hidden = hidden, .m = m, .seqlen = seqlen, .share = share},
+        &(struct block_run){
+            .b = block, .hidden = hidden, .m = m, .seqlen = seqlen, .stop = -1, .share = share},
         err);
 }
 

@@ -287,7 +287,12 @@ bool qt_model_input_is_norm(const struct qt_model *model, int input)
 bool qt_model_output_is_added(const struct qt_model *model, int input)
 {
     return input % 2 && !model->cfg.arch->parts[input < 2 ? ROLE_ATTN_OUT : ROLE_MLP_OUT] &&
-           (input < 2 || !model->cfg.info.experts);
+           qt_model_expert(model, input) < 0;
+}
+
+int qt_model_expert(const struct qt_model *model, int input)
+{
+    return input >= 2 && model->cfg.info.experts ? (input - 2) / 2 : -1;
 }
 
 size_t qt_model_inputs(const struct qt_model *model)

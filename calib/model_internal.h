@@ -72,6 +72,7 @@ struct arch {
     enum qt_norm_kind norm;
     struct arch_flag qkv_bias, o_bias, mlp_bias, tied;
     enum window_rule window;
+    bool window_given; /* none where config.json does not say how long; else 4096 */
     bool rope;         /* else learned positions, `position_offset` rows into their table */
     bool opt_layout;   /* do_layer_norm_before, word_embed_proj_dim and their like */
     bool gemma_scales; /* softcaps, query_pre_attn_scalar, embedding times sqrt(hidden) */
@@ -80,8 +81,8 @@ struct arch {
 /* NULL when unknown. */
 const struct arch *arch_find(const char *family);
 
-/* config.json in numbers. All sizes are at least 1 and small enough that a product of any two fits
- * easily; heads is a multiple of kv_heads. */
+/* config.json in numbers. All sizes, but of what there is none, are at least 1 and small enough
+ * that a product of any two fits easily; heads is a multiple of kv_heads. */
 struct config {
     const struct arch *arch;
     struct qt_model_info info;

@@ -26,6 +26,7 @@ struct block {
         size_t all, solved;   /* want a Hessian */
     } * left;
     struct few *few;
+    int few_last; /* the expert that was counted last */
     struct qt_weights source;
 };
 
@@ -134,9 +135,8 @@ static int quantize_linear(struct block *b, struct qt_factor *f, size_t i,
                            const struct qt_observed *seen, struct qt_err *err)
 {
     const struct qt_plan_item *item = &b->run->plan.items[b->item[i]];
-    struct qt_run_hessian hessian = {.of_expert = qt_model_info(b->model)->experts &&
-                                                  b->linear[i].input >= 2,
-                                     .chose = seen->chose};
+    struct qt_run_hessian hessian = {
+        .of_expert = qt_model_expert(b->model, b->linear[i].input) >= 0, .chose = seen->chose};
     struct qt_arrange arrange;
     struct qt_err inner = {0};
     char why[sizeof inner.reason + 32] = "";
@@ -200,18 +200,19 @@ done:
     return rc;
 }
 
-/* Of an expert's first input: both have the same tokens. */
+/* Either of an expert's inputs may be the one that is too wide. */
 static void count_few(struct block *b, int input, const struct qt_observed *seen)
 {
-    struct few *few = b->few;
-    size_t widest = 0;
+    const int expert = qt_model_expert(b->model, input);
+    size_t k = 0;
     for (size_t i = 0; i < b->count; i++)
         if (b->linear[i].input == input)
-            widest = b->linear[i].k;
-    if (input < 2 || input % 2 || seen->chose / QT_FEW_TOKENS >= widest)
+            k = b->linear[i].k;
+    if (expert < 0 || seen->chose / QT_FEW_TOKENS >= k || expert == b->few_last)
         return;
-    few->fewest = few->experts ? qt_min_size(few->fewest, seen->chose) : seen->chose;
-    few->experts++;
+    b->few->fewest = b->few->experts ? qt_min_size(b->few->fewest, seen->chose) : seen->chose;
+    b->few->experts++;
+    b->few_last = expert;
 }
 
 static int quantize_and_advance(struct block *b, struct qt_sequential *seq, size_t layer,
@@ -247,8 +248,11 @@ done:
 static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt_sequential *seq,
                      size_t layer, struct few *few, struct qt_err *err)
 {
-    struct block b = {
-        .run = run, .model = model, .source = qt_weights_of_ckpt(run->ckpt), .few = few};
+    struct block b = {.run = run,
+                      .model = model,
+                      .source = qt_weights_of_ckpt(run->ckpt),
+                      .few = few,
+                      .few_last = -1};
     const int inputs = (int)qt_model_inputs(model);
     int rc;
     b.count = qt_model_linears(&b.linear, model, layer);

@@ -347,12 +347,13 @@ int qt_plan_check_model(const struct qt_plan *plan, const struct qt_ckpt *ckpt, 
     if (!qt_plan_needs(plan))
         return QT_OK;
     QT_TRY(qt_model_open(&model, &source, err));
+    const char *unfit = qt_model_info(model)->experts ? "the model is a mixture of experts" : NULL;
     for (size_t i = 0; i < plan->count; i++) {
         const struct qt_tensor *t = plan->items[i].tensor;
         if (!plan->items[i].why && qt_spec_learns(&plan->items[i].packed.spec) &&
-            !is_linear(model, t->name)) {
-            rc = qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
-                         "learn=1, but it is not a linear weight of a decoder block");
+            (unfit || !is_linear(model, t->name))) {
+            rc = qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name, "learn=1, but %s",
+                         unfit ? unfit : "it is not a linear weight of a decoder block");
             goto done;
         }
     }

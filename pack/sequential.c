@@ -15,7 +15,8 @@ struct qt_sequential {
         size_t experts;          /* 0: none, and nothing of what follows */
         bool routed;             /* the tokens, where they stand */
         float *share;            /* [tokens][experts] */
-        struct qt_tokens tokens; /* of the chunk that go through the expert */
+        struct qt_tokens all;    /* that go through the expert */
+        struct qt_tokens tokens; /* of the chunk, numbered from its first */
     } mixture;
     struct qt_block *rounded, *exact; /* of the layer, for either */
     struct sums {
@@ -40,12 +41,6 @@ static size_t chunk_tokens(const struct qt_sequential *s)
 {
     size_t windows = CHUNK_TOKENS / s->data->seqlen;
     return qt_min_size((windows ? windows : 1) * s->data->seqlen, s->tokens);
-}
-
-/* Whether the input is one of an expert's linears. */
-static bool of_expert(const struct qt_sequential *s, int input)
-{
-    return s->mixture.experts && input >= 2;
 }
 
 static int embed(struct qt_sequential *s, struct qt_err *err)
@@ -83,13 +78,14 @@ int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *sour
     }
     QT_TRY(s->be->new (s->be, (void **)&s->hidden, bytes, err));
     QT_TRY(s->be->new (s->be, (void **)&s->reference, bytes, err));
+    QT_TRY(embed(s, err));
     s->mixture.experts = qt_model_info(s->model)->experts;
     if (s->mixture.experts) {
         QT_TRY(qt_array_new(&s->mixture.share, s->tokens,
                             s->mixture.experts * sizeof *s->mixture.share, err));
+        QT_TRY(qt_tokens_new(&s->mixture.all, s->tokens, err));
         QT_TRY(qt_tokens_new(&s->mixture.tokens, chunk_tokens(s), err));
     }
-    QT_TRY(embed(s, err));
     *out = s;
 done:
     if (rc < 0)
@@ -139,6 +135,7 @@ void qt_sequential_close(struct qt_sequential *s)
     s->be->free(s->be, s->hidden);
     s->be->free(s->be, s->reference);
     qt_free(s->mixture.share);
+    qt_tokens_free(&s->mixture.all);
     qt_tokens_free(&s->mixture.tokens);
     qt_model_close(s->model);
     qt_free(s);
@@ -158,7 +155,6 @@ int qt_sequential_enter(struct qt_sequential *s, size_t layer, const struct qt_w
 {
     int rc = enter(&s->exact, s, layer, &s->source, err);
     s->layer = layer;
-    s->mixture.routed = false;
     return rc < 0 ? rc : enter(&s->rounded, s, layer, now, err);
 }
 
@@ -284,7 +280,7 @@ static int sums_new(struct qt_sequential *s, const struct qt_linear *linear, str
     QT_TRY(qt_array_new(&u->h, cells, sizeof *u->h, err));
     QT_TRY(s->be->new (s->be, (void **)&u->gram, bytes, err));
     QT_TRY(lack_new(&u->input, s, k, k, err));
-    if (of_expert(s, linear->input))
+    if (qt_model_expert(s->model, linear->input) >= 0)
         QT_TRY(s->be->new (s->be, (void **)&u->weighted, chunk_tokens(s) * k * sizeof *u->weighted,
                            err));
     if (qt_model_output_is_added(s->model, linear->input))
@@ -336,20 +332,21 @@ done:
     return rc;
 }
 
-/* Of tokens [at, at + m), those that go through the expert with this input. */
-static const struct qt_tokens *tokens_of(struct qt_sequential *s, int input, size_t at, size_t m)
+/* Those that go through the expert. */
+static int list_tokens(struct qt_sequential *s, size_t expert, struct qt_err *err)
 {
-    const size_t few = qt_min_size(QT_FEW_TOKENS * s->sums.k, s->tokens);
-    struct qt_tokens *t = &s->mixture.tokens;
-    s->sums.chose +=
-        qt_tokens_of_expert(t, s->mixture.share + at * s->mixture.experts, m, s->mixture.experts,
-                            qt_input_expert(input), qt_ceil_div(few * m, s->tokens));
+    struct qt_tokens *t = &s->mixture.all;
+    int rc = route(s, err);
+    if (rc < 0)
+        return rc;
+    s->sums.chose = qt_tokens_of_expert(t, s->mixture.share, s->tokens, s->mixture.experts, expert,
+                                        QT_FEW_TOKENS * s->sums.k);
     for (size_t i = 0; i < t->count; i++) {
         const double square = (double)t->share[i] * (double)t->share[i];
         s->sums.square += square;
         s->sums.fourth += square * square;
     }
-    return t;
+    return QT_OK;
 }
 
 /* Tokens [at, at + m). For the last input of a sublayer the reference goes all the way: nobody
@@ -362,9 +359,11 @@ static int observe_chunk(struct qt_sequential *s, int input, size_t at, size_t m
     const struct qt_tap keep = {s, tap_exact}, sum = {&arriving, tap_input};
     const size_t seqlen = s->data->seqlen;
     struct sums *u = &s->sums;
-    const struct qt_tokens *tokens = u->weighted ? tokens_of(s, input, at, m) : NULL;
+    const struct qt_tokens *tokens = u->weighted ? &s->mixture.tokens : NULL;
     int rc;
     u->kept = u->seen = 0;
+    if (tokens)
+        qt_tokens_slice(&s->mixture.tokens, &s->mixture.all, at, m);
     if (u->state.n)
         QT_TRY(s->be->copy(s->be, u->state.there, reference, m * s->width * sizeof *hidden, err));
     QT_TRY(s->ahead ? qt_block_run_sublayer(s->exact, input, reference, m, seqlen, &keep, err)
@@ -380,9 +379,9 @@ int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int 
     const size_t step = chunk_tokens(s);
     int rc;
     QT_TRY(sums_new(s, linear_with(s, input), err));
-    if (of_expert(s, input))
-        QT_TRY(route(s, err));
-    s->ahead = input % 2 && !of_expert(s, input);
+    if (s->sums.weighted)
+        QT_TRY(list_tokens(s, (size_t)qt_model_expert(s->model, input), err));
+    s->ahead = input % 2 && !s->sums.weighted;
     for (size_t at = 0; at < s->tokens; at += step)
         QT_TRY(observe_chunk(s, input, at, qt_min_size(step, s->tokens - at), err));
     QT_TRY(sums_download(out, s, err));

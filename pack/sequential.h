@@ -4,10 +4,10 @@
  * quantized. Within a block it goes by inputs of linears, in order of use: each is observed as the
  * linears before it, quantized, have made it.
  *
- * In a mixture of experts the tokens of an expert are those that the router of the quantized model
- * gives it; they go through the same expert of the unquantized model, to compare. A token counts by
- * the square of its share, as its error does. If fewer tokens choose an expert than QT_FEW_TOKENS
- * for each channel of its input, others that came near to it are added.
+ * In a mixture of experts the tokens of an expert are those that the router gives it in the
+ * quantized model; they go through the same expert of the unquantized model, to compare. A token
+ * counts by the square of its share, as its error does. If fewer tokens choose an expert than
+ * QT_FEW_TOKENS for each channel of its input, others that came near to it are added.
  */
 #ifndef QT_PACK_SEQUENTIAL_H
 #define QT_PACK_SEQUENTIAL_H

@@ -23,5 +23,11 @@ $ qtool quantize "$MODELS/mixtral" -o r --scheme w4ax --data "$MODELS/mixtral/id
 2 w4ax is not for mixtures of experts
 $ qtool quantize "$MODELS/mixtral" -o r --scheme nf4:learn=1 --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
 ? 4
-2 mixtures of experts
+2 learn=1, but the model is a mixture of experts
+$ qtool plan "$MODELS/mixtral" --scheme nf4:learn=1
+? 4
+2 learn=1, but the model is a mixture of experts
+$ qtool quantize "$MODELS/mixtral" -o r --scheme nf4 --tune-norms --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
+? 4
+2 learning goes through models without mixtures of experts only
 $ test ! -e r && test ! -e r.partial && test ! -e x.qcal

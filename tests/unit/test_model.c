@@ -393,14 +393,13 @@ static void test_parts_of_blocks(void **state)
 }
 
 /* Sequences do not see each other, and where a chunk ends changes nothing but rounding. */
-static void test_chunks(void **state)
+static void chunk_case(const char *dir)
 {
     enum { SEQ = 7, M = 301 * SEQ };
     struct fixture f;
     uint32_t ids[M];
     float *all, *last;
-    (void)state;
-    open_fixture(&f, GOLDEN "/mistral_window");
+    open_fixture(&f, dir);
     size_t vocab = qt_model_info(f.model)->vocab;
     fill_ids(ids, M, vocab);
     must(run_model(&all, &f, ids, M, SEQ, NULL), &f.err);
@@ -410,6 +409,13 @@ static void test_chunks(void **state)
     qt_free(all);
     qt_free(last);
     close_fixture(&f);
+}
+
+static void test_chunks(void **state)
+{
+    (void)state;
+    chunk_case(GOLDEN "/mistral_window");
+    chunk_case(GOLDEN "/mixtral");
 }
 
 static void test_linears(void **state)
@@ -463,6 +469,34 @@ static void test_families(void **state)
     free(entries);
     for (size_t i = 0; names[i]; i++)
         assert_true(used[i]);
+}
+
+/* How long windows are where config.json does not say it. */
+static void test_windows(void **state)
+{
+    static const struct {
+        const char *model;
+        size_t window;
+    } cases[] = {{"mistral_window", 4096}, {"mixtral", 0}, {"qwen3_moe", 0}, {"qwen2", 0}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char dir[] = "/tmp/test_model_XXXXXX", path[600];
+        struct qt_err err = {0};
+        struct config cfg;
+        json_t *json;
+        assert_non_null(mkdtemp(dir));
+        snprintf(path, sizeof path, GOLDEN "/%s/config.json", cases[i].model);
+        must(qt_json_load(&json, path, 1 << 20, &err), &err);
+        json_object_del(json, "sliding_window");
+        json_object_del(json, "use_sliding_window");
+        snprintf(path, sizeof path, "%s/config.json", dir);
+        assert_int_equal(json_dump_file(json, path, 0), 0);
+        must(config_read(&cfg, dir, &err), &err);
+        assert_int_equal(cfg.windows[0], cases[i].window);
+        config_free(&cfg);
+        json_decref(json);
+        must(qt_dir_remove(dir, NULL), &err);
+    }
 }
 
 /* ---- refusals ------------------------------------------------------------------------------- */
@@ -568,6 +602,8 @@ static const struct refusal refusals[] = {
     {"qwen3_moe", "mlp_only_layers", "{}", QT_E_INPUT, "mlp_only_layers"},
     {"qwen3_moe", "layer_types", "[\"full_attention\", \"linear_attention\"]", QT_E_UNSUPPORTED,
      "linear_attention"},
+    {"qwen3_moe_biased_window", "layer_types", "[\"full_attention\"]", QT_E_UNSUPPORTED,
+     "full_attention"},
     {"mixtral", "num_local_experts", "6", QT_E_INPUT, "block_sparse_moe.gate.weight"},
     {"mixtral", "num_experts_per_tok", "6", QT_E_INPUT, "more than 'num_local_experts' 5"},
     {"mixtral", "num_hidden_layers", "1", QT_E_INPUT, "'num_hidden_layers' in config.json is 1"},
@@ -646,6 +682,8 @@ static void test_defaults(void **state)
         {"llama", "layer_types", "[\"full_attention\", \"full_attention\"]", QT_OK, ""},
         {"gemma2", "tie_word_embeddings", NULL, QT_OK, ""},
         {"mistral_window", "sliding_window", NULL, QT_OK, ""},
+        {"mistral_full", "layer_types", "[\"full_attention\", \"full_attention\"]", QT_OK, ""},
+        {"qwen3_moe", "layer_types", "[\"full_attention\", \"full_attention\"]", QT_OK, ""},
         {"opt", "word_embed_proj_dim", NULL, QT_OK, ""},
         {"opt", "tie_word_embeddings", NULL, QT_OK, ""},
     };
@@ -772,10 +810,10 @@ int main(void)
         cmocka_unit_test(test_nano_llama),    cmocka_unit_test(test_threads),
         cmocka_unit_test(test_taps),          cmocka_unit_test(test_parts_of_blocks),
         cmocka_unit_test(test_chunks),        cmocka_unit_test(test_linears),
-        cmocka_unit_test(test_families),      cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_defaults),      cmocka_unit_test(test_no_config),
-        cmocka_unit_test(test_bad_calls),     cmocka_unit_test(test_load_fails),
-        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_windows),       cmocka_unit_test(test_families),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_no_config),     cmocka_unit_test(test_bad_calls),
+        cmocka_unit_test(test_load_fails),    cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
