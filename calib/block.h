@@ -74,7 +74,14 @@ struct block_run {
     float *share; /* of qt_block_route */
 };
 
+/* ---- block.c -------------------------------------------------------------------------------- */
+
 int block_floats(float **out, struct qt_backend *be, size_t rows, size_t width, struct qt_err *err);
+/* Of a part or of none. staging: room for its weight or bias. */
+int block_load_part(struct loaded *out, const struct part *part, float *staging,
+                    const struct qt_weights *w, struct qt_backend *be, struct qt_err *err);
+void block_free_part(struct loaded *l, struct qt_backend *be);
+const struct qt_linear *block_linear_of(const struct layer *l, size_t part);
 /* QT_E_USAGE, QT_E_INTERNAL: m tokens in sequences of seqlen are not for this model. */
 int block_check_length(const struct qt_model *model, size_t m, size_t seqlen, struct qt_err *err);
 /* Working memory for chunks of up to `rows` tokens and the tables of rope; rows = 0: only those. */
@@ -96,14 +103,16 @@ int block_norm(const struct block_run *r, enum role role, float *y, const float 
 int block_heads(const struct block_run *r, enum role norm, float *x, size_t heads,
                 struct qt_err *err);
 struct qt_attention block_attention(const struct block_run *r);
+/* The input of the linear `part` and of those beside it, x[m][k], is complete: through the runtime,
+ * past the tap. *stop: that was all. */
+int block_input(const float **x, bool *stop, const struct block_run *r, size_t part,
+                struct qt_err *err);
 /* y[m][hidden] of x[m][hidden] by the MLP, or one of many. *stop: that was not all of the way. */
 int block_mlp(bool *stop, float *y, const float *x, const struct block_run *r, size_t expert,
               struct qt_err *err);
 
 /* ---- experts.c ------------------------------------------------------------------------------ */
 
-int experts_prepare(struct qt_block *b, size_t rows, struct qt_err *err);
-void experts_free(struct qt_block *b);
 /* share[m][experts] (host memory) of x[m][hidden], which is what the router gets. A token that is
  * not finite goes nowhere. */
 int experts_route(float *share, const struct block_run *r, const float *x, struct qt_err *err);

@@ -9,7 +9,9 @@
  *   config.c      config.json -> sizes and options
  *   model.c       the tensors these imply, checked against what is there -> struct qt_model
  *   weights.c     a checkpoint as a source of weights
- *   forward.c     embedding, blocks, head
+ *   block.c       a block's weights and working memory, steps of its sublayers
+ *   forward.c     blocks
+ *   ends.c        embedding, head
  *   experts.c     which tokens go through which expert, and there
  *   backward.c    gradients of a loss through head and blocks
  *   calibrate.c   statistics of the linears' inputs -> a calibration file; merge.c adds such files

@@ -7,52 +7,6 @@
 
 #include <stdlib.h>
 
-/* ---- working memory ------------------------------------------------------------------------- */
-
-int qt_tokens_new(struct qt_tokens *out, size_t m, struct qt_err *err)
-{
-    int rc;
-    *out = (struct qt_tokens){0};
-    QT_TRY(qt_array_new(&out->row, m, sizeof *out->row, err));
-    QT_TRY(qt_array_new(&out->share, m, sizeof *out->share, err));
-done:
-    return rc;
-}
-
-void qt_tokens_free(struct qt_tokens *t)
-{
-    qt_free(t->row);
-    qt_free(t->share);
-    *t = (struct qt_tokens){0};
-}
-
-int experts_prepare(struct qt_block *b, size_t rows, struct qt_err *err)
-{
-    const struct qt_model_info *info = &b->model->cfg.info;
-    struct block_experts *e = &b->experts;
-    int rc;
-    QT_TRY(block_floats(&e->in, b->be, rows, info->hidden, err));
-    QT_TRY(block_floats(&e->out, b->be, rows, info->hidden, err));
-    QT_TRY(block_floats(&e->sum, b->be, rows, info->hidden, err));
-    QT_TRY(block_floats(&e->logits, b->be, rows, info->experts, err));
-    QT_TRY(qt_array_new(&e->share, rows, info->experts * sizeof *e->share, err));
-    QT_TRY(qt_tokens_new(&e->tokens, rows, err));
-done:
-    return rc;
-}
-
-void experts_free(struct qt_block *b)
-{
-    struct block_experts *e = &b->experts;
-    b->be->free(b->be, e->in);
-    b->be->free(b->be, e->out);
-    b->be->free(b->be, e->sum);
-    b->be->free(b->be, e->logits);
-    qt_free(e->share);
-    qt_tokens_free(&e->tokens);
-    *e = (struct block_experts){0};
-}
-
 /* ---- the router ----------------------------------------------------------------------------- */
 
 enum { ROUTE_TOKENS = 64 }; /* of an item */
@@ -129,6 +83,23 @@ done:
 }
 
 /* ---- lists of tokens ------------------------------------------------------------------------ */
+
+int qt_tokens_new(struct qt_tokens *out, size_t m, struct qt_err *err)
+{
+    int rc;
+    *out = (struct qt_tokens){0};
+    QT_TRY(qt_array_new(&out->row, m, sizeof *out->row, err));
+    QT_TRY(qt_array_new(&out->share, m, sizeof *out->share, err));
+done:
+    return rc;
+}
+
+void qt_tokens_free(struct qt_tokens *t)
+{
+    qt_free(t->row);
+    qt_free(t->share);
+    *t = (struct qt_tokens){0};
+}
 
 /* Of tokens that do not choose an expert: numbers below this are too small to divide by. */
 static const float SMALLEST = 0x1p-10f;

@@ -1,5 +1,5 @@
 /*
- * The decoder graph, shared by arch.c, config.c, model.c, forward.c, experts.c and backward.c.
+ * The decoder graph, shared by the files of this folder that name, load and run its parts.
  *
  * Every supported decoder block is an instance of one drawing; a family leaves parts out:
  *

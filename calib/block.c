@@ -1,0 +1,329 @@
+/*
+ * A block in backend memory, and the steps of its sublayers that forward.c, experts.c and
+ * backward.c share.
+ */
+#include "calib/block.h"
+
+/* ---- backend memory ------------------------------------------------------------------------- */
+
+int block_floats(float **out, struct qt_backend *be, size_t rows, size_t width, struct qt_err *err)
+{
+    size_t bytes;
+    void *p = NULL;
+    *out = NULL;
+    if (qt_mul_overflow(&bytes, rows, width) || qt_mul_overflow(&bytes, bytes, sizeof(float)))
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory (%zu x %zu floats)", rows,
+                       width);
+    int rc = be->new (be, &p, bytes, err);
+    *out = p;
+    return rc;
+}
+
+/* `staging` holds the largest tensor: the one copy beside the backend's. Memory that *out has from
+ * another layer is used again. */
+static int load_tensor(float **out, const char *name, size_t count, float *staging,
+                       const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
+{
+    int rc = QT_OK;
+    if (!*out)
+        QT_TRY(block_floats(out, be, count, 1, err));
+    QT_TRY(w->load(w->ctx, name, staging, err));
+    QT_TRY(be->upload(be, *out, staging, count * sizeof **out, err));
+done:
+    return rc;
+}
+
+int block_load_part(struct loaded *out, const struct part *part, float *staging,
+                    const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
+{
+    int rc = QT_OK;
+    if (part->weight)
+        QT_TRY(load_tensor(&out->weight, part->weight, part_count(part), staging, w, be, err));
+    if (part->bias)
+        QT_TRY(load_tensor(&out->bias, part->bias, part->n, staging, w, be, err));
+done:
+    return rc;
+}
+
+void block_free_part(struct loaded *l, struct qt_backend *be)
+{
+    be->free(be, l->weight);
+    be->free(be, l->bias);
+}
+
+/* ---- block ---------------------------------------------------------------------------------- */
+
+int qt_block_open(struct qt_block **out, const struct qt_model *model, size_t layer,
+                  const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
+{
+    struct qt_block *b;
+    *out = NULL;
+    int rc = qt_array_new(&b, 1, sizeof *b, err);
+    if (rc < 0)
+        return rc;
+    *b = (struct qt_block){.model = model, .be = be};
+    rc = qt_array_new(&b->parts, layer_parts(&model->cfg), sizeof *b->parts, err);
+    if (rc == QT_OK)
+        rc = qt_block_load(b, layer, w, err);
+    if (rc < 0)
+        qt_block_close(b);
+    else
+        *out = b;
+    return rc;
+}
+
+const struct qt_linear *block_linear_of(const struct layer *l, size_t part)
+{
+    return &l->linears[l->parts[part].index];
+}
+
+static bool is_linear_of(const struct layer *l, size_t part, int input)
+{
+    return l->parts[part].linear && block_linear_of(l, part)->input == input;
+}
+
+/* input: of the linears to load; -1: all parts. */
+static int load_parts(struct qt_block *b, int input, const struct qt_weights *w, struct qt_err *err)
+{
+    const struct layer *l = b->layer;
+    const size_t parts = layer_parts(&b->model->cfg);
+    float *staging = NULL;
+    size_t largest = 0;
+    int rc = QT_OK;
+    for (size_t i = 0; i < parts; i++)
+        if (part_count(&l->parts[i]) > largest)
+            largest = part_count(&l->parts[i]);
+    QT_TRY(qt_array_new(&staging, largest, sizeof *staging, err));
+    for (size_t i = 0; i < parts; i++)
+        if (input < 0 || is_linear_of(l, i, input))
+            QT_TRY(block_load_part(&b->parts[i], &l->parts[i], staging, w, b->be, err));
+done:
+    qt_free(staging);
+    return rc;
+}
+
+/* The parts of all layers have the same shapes (role_shape). */
+int qt_block_load(struct qt_block *b, size_t layer, const struct qt_weights *w, struct qt_err *err)
+{
+    b->layer = &b->model->layers[layer];
+    b->runtime = w->runtime;
+    b->window = b->model->cfg.windows[layer];
+    return load_parts(b, -1, w, err);
+}
+
+int qt_block_load_linears(struct qt_block *b, int input, const struct qt_weights *w,
+                          struct qt_err *err)
+{
+    return load_parts(b, input, w, err);
+}
+
+static int new_experts(struct qt_block *b, size_t rows, struct qt_err *err)
+{
+    const struct qt_model_info *info = &b->model->cfg.info;
+    struct block_experts *e = &b->experts;
+    int rc;
+    QT_TRY(block_floats(&e->in, b->be, rows, info->hidden, err));
+    QT_TRY(block_floats(&e->out, b->be, rows, info->hidden, err));
+    QT_TRY(block_floats(&e->sum, b->be, rows, info->hidden, err));
+    QT_TRY(block_floats(&e->logits, b->be, rows, info->experts, err));
+    QT_TRY(qt_array_new(&e->share, rows, info->experts * sizeof *e->share, err));
+    QT_TRY(qt_tokens_new(&e->tokens, rows, err));
+done:
+    return rc;
+}
+
+static void free_experts(struct qt_block *b)
+{
+    struct block_experts *e = &b->experts;
+    b->be->free(b->be, e->in);
+    b->be->free(b->be, e->out);
+    b->be->free(b->be, e->sum);
+    b->be->free(b->be, e->logits);
+    qt_free(e->share);
+    qt_tokens_free(&e->tokens);
+    *e = (struct block_experts){0};
+}
+
+static void free_work(struct qt_block *b)
+{
+    struct qt_backend *be = b->be;
+    be->free(be, b->x);
+    be->free(be, b->wide);
+    be->free(be, b->staged);
+    be->free(be, b->cos);
+    be->free(be, b->sin);
+    b->x = b->wide = b->staged = b->cos = b->sin = NULL;
+    free_experts(b);
+    b->rows = b->seqlen = 0;
+}
+
+void qt_block_close(struct qt_block *block)
+{
+    if (!block)
+        return;
+    free_work(block);
+    block->be->free(block->be, block->grad.memory);
+    for (size_t i = 0; block->parts && i < layer_parts(&block->model->cfg); i++)
+        block_free_part(&block->parts[i], block->be);
+    qt_free(block->parts);
+    qt_free(block);
+}
+
+/* cos, sin [seqlen][head_dim/2] of position * inv_freq. The angle is rounded to float first, as in
+ * the reference implementation. */
+static int make_rope(struct qt_block *b, size_t seqlen, struct qt_err *err)
+{
+    const struct config *cfg = &b->model->cfg;
+    const float *inv_freq = b->local ? cfg->local_inv_freq : cfg->inv_freq;
+    size_t half = cfg->info.head_dim / 2, bytes;
+    float *cos_host = NULL, *sin_host = NULL;
+    int rc = QT_OK;
+    QT_TRY(block_floats(&b->cos, b->be, seqlen, half, err));
+    QT_TRY(block_floats(&b->sin, b->be, seqlen, half, err));
+    bytes = seqlen * half * sizeof(float); /* fits: new_floats has checked it */
+    QT_TRY(qt_array_new(&cos_host, seqlen * half, sizeof *cos_host, err));
+    QT_TRY(qt_array_new(&sin_host, seqlen * half, sizeof *sin_host, err));
+    for (size_t pos = 0; pos < seqlen; pos++)
+        for (size_t i = 0; i < half; i++) {
+            float angle = (float)pos * inv_freq[i];
+            cos_host[pos * half + i] = (float)cos((double)angle);
+            sin_host[pos * half + i] = (float)sin((double)angle);
+        }
+    QT_TRY(b->be->upload(b->be, b->cos, cos_host, bytes, err));
+    QT_TRY(b->be->upload(b->be, b->sin, sin_host, bytes, err));
+done:
+    qt_free(cos_host);
+    qt_free(sin_host);
+    return rc;
+}
+
+static size_t widest_input(const struct layer *l)
+{
+    size_t widest = 0;
+    for (size_t i = 0; i < l->linear_count; i++)
+        widest = l->linears[i].k > widest ? l->linears[i].k : widest;
+    return widest;
+}
+
+int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err *err)
+{
+    const struct config *cfg = &b->model->cfg;
+    const struct qt_model_info *info = &cfg->info;
+    size_t attention = 2 * (info->heads + info->kv_heads) * info->head_dim;
+    size_t mlp = (b->layer->parts[ROLE_GATE].weight ? 2 : 1) * cfg->intermediate;
+    const bool local = cfg->local_inv_freq && b->window;
+    int rc = QT_OK;
+    if (rows <= b->rows && seqlen == b->seqlen && local == b->local &&
+        (!b->runtime.input || b->staged))
+        return QT_OK;
+    free_work(b);
+    b->local = local;
+    QT_TRY(block_floats(&b->x, b->be, rows, info->hidden, err));
+    QT_TRY(block_floats(&b->wide, b->be, rows, attention > mlp ? attention : mlp, err));
+    if (b->runtime.input)
+        QT_TRY(block_floats(&b->staged, b->be, rows, widest_input(b->layer), err));
+    if (info->experts)
+        QT_TRY(new_experts(b, rows, err));
+    if (cfg->arch->rope)
+        QT_TRY(make_rope(b, seqlen, err));
+    b->rows = rows;
+    b->seqlen = seqlen;
+done:
+    return rc;
+}
+
+int block_linear(const struct block_run *r, size_t part, float *y, const float *x,
+                 struct qt_err *err)
+{
+    const struct part *p = &r->b->layer->parts[part];
+    const struct loaded *l = &r->b->parts[part];
+    return r->b->be->linear(r->b->be, y, x, l->weight, l->bias, r->m, p->n, p->k, err);
+}
+
+int block_norm(const struct block_run *r, enum role role, float *y, const float *x, size_t m,
+               struct qt_err *err)
+{
+    const struct config *cfg = &r->b->model->cfg;
+    const struct loaded *l = &r->b->parts[role];
+    if (!l->weight)
+        return QT_OK;
+    return r->b->be->norm(r->b->be, y, x, l->weight, l->bias, cfg->arch->norm, cfg->eps, m,
+                          r->b->layer->parts[role].n, err);
+}
+
+/* Norms and rotates queries or keys, [m][heads][head_dim]. */
+int block_heads(const struct block_run *r, enum role norm, float *x, size_t heads,
+                struct qt_err *err)
+{
+    const struct qt_block *b = r->b;
+    size_t dim = b->model->cfg.info.head_dim;
+    int rc = QT_OK;
+    QT_TRY(block_norm(r, norm, x, x, r->m * heads, err));
+    if (b->cos)
+        QT_TRY(b->be->rope(b->be, x, b->cos, b->sin, r->m, r->seqlen, heads, dim, dim, err));
+done:
+    return rc;
+}
+
+struct qt_attention block_attention(const struct block_run *r)
+{
+    const struct config *cfg = &r->b->model->cfg;
+    const struct qt_model_info *info = &cfg->info;
+    return (struct qt_attention){r->seqlen,       info->heads,       info->kv_heads, info->head_dim,
+                                 cfg->attn_scale, cfg->attn_softcap, r->b->window};
+}
+
+/* The input of the linear `part` and of those beside it, x[m][k], is complete: through the runtime,
+ * past the tap. *stop: that was all. */
+int block_input(const float **x, bool *stop, const struct block_run *r, size_t part,
+                struct qt_err *err)
+{
+    struct qt_block *b = r->b;
+    const struct qt_linear *linear = block_linear_of(b->layer, part);
+    int rc = QT_OK;
+    *stop = linear->input == r->stop;
+    if (b->runtime.input) {
+        QT_TRY(
+            b->runtime.input(b->runtime.ctx, b->be, b->staged, *x, linear, r->m, linear->k, err));
+        *x = b->staged;
+    }
+    if (r->tap && (r->stop < 0 || *stop))
+        QT_TRY(r->tap->fn(r->tap->ctx, linear->input, *x, r->m, linear->k, err));
+done:
+    return rc;
+}
+
+int block_mlp(bool *stop, float *y, const float *x, const struct block_run *r, size_t expert,
+              struct qt_err *err)
+{
+    struct qt_block *b = r->b;
+    const struct config *cfg = &b->model->cfg;
+    bool gated = b->parts[ROLE_GATE].weight != NULL;
+    size_t count = r->m * cfg->intermediate;
+    float *up = b->wide, *gate = gated ? up + count : up; /* ungated: act(up) */
+    const float *product = gate;
+    int rc = QT_OK;
+    QT_TRY(block_input(&x, stop, r, part_at(expert, ROLE_UP), err));
+    if (*stop)
+        goto done;
+    if (gated)
+        QT_TRY(block_linear(r, part_at(expert, ROLE_GATE), gate, x, err));
+    QT_TRY(block_linear(r, part_at(expert, ROLE_UP), up, x, err));
+    QT_TRY(b->be->activate(b->be, gate, gate, gated ? up : NULL, cfg->act, count, err));
+    QT_TRY(block_input(&product, stop, r, part_at(expert, ROLE_DOWN), err));
+    if (!*stop)
+        QT_TRY(block_linear(r, part_at(expert, ROLE_DOWN), y, product, err));
+done:
+    return rc;
+}
+
+int block_check_length(const struct qt_model *model, size_t m, size_t seqlen, struct qt_err *err)
+{
+    if (seqlen == 0 || m % seqlen)
+        return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "%zu tokens in sequences of %zu", m, seqlen);
+    if (seqlen > model->cfg.info.max_positions)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "sequence length %zu, the model has %zu positions", seqlen,
+                       model->cfg.info.max_positions);
+    return QT_OK;
+}
