@@ -180,7 +180,7 @@ static int make_rope(struct qt_block *b, size_t seqlen, struct qt_err *err)
     int rc = QT_OK;
     QT_TRY(block_floats(&b->cos, b->be, seqlen, half, err));
     QT_TRY(block_floats(&b->sin, b->be, seqlen, half, err));
-    bytes = seqlen * half * sizeof(float); /* fits: new_floats has checked it */
+    bytes = seqlen * half * sizeof(float); /* fits: block_floats has checked it */
     QT_TRY(qt_array_new(&cos_host, seqlen * half, sizeof *cos_host, err));
     QT_TRY(qt_array_new(&sin_host, seqlen * half, sizeof *sin_host, err));
     for (size_t pos = 0; pos < seqlen; pos++)

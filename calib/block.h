@@ -16,7 +16,7 @@ struct loaded {
 
 struct block_grad_work {
     size_t rows, seqlen;
-    bool local;
+    bool local;    /* as below */
     float *memory; /* holds all that follow */
     /* Forward: [rows][hidden] but q, k, v, y, gate, up, act. The raw ones are in front of a norm.
      */
@@ -45,7 +45,7 @@ struct qt_block {
      * x [rows][hidden]; wide: q, k, v and the attention's output, later gate and up; staged: an
      * input of linears behind the runtime. */
     size_t rows, seqlen;
-    bool local; /* rotary embedding */
+    bool local; /* cos and sin are of local_inv_freq */
     float *x, *wide, *staged, *cos, *sin;
     struct block_experts experts;
     struct block_grad_work grad; /* of backward.c, made by its first run */
@@ -113,8 +113,7 @@ int block_mlp(bool *stop, float *y, const float *x, const struct block_run *r, s
 
 /* ---- experts.c ------------------------------------------------------------------------------ */
 
-/* share[m][experts] (host memory) of x[m][hidden], which is what the router gets. A token that is
- * not finite goes nowhere. */
+/* share[m][experts] (host memory) of x[m][hidden], which is what the router gets. */
 int experts_route(float *share, const struct block_run *r, const float *x, struct qt_err *err);
 /* As block_mlp, by those experts that the tokens go through; with r->stop, by one at most. */
 int experts_run(bool *stop, float *y, const float *x, const struct block_run *r,

@@ -152,7 +152,8 @@ bool qt_model_output_is_added(const struct qt_model *model, int input);
 
 /*
  * Of tokens in front of a mixture of experts: what the output of each expert is multiplied by,
- * share[m][experts] in host memory. -share: what it would be, of an expert that is not chosen.
+ * share[m][experts] in host memory. -share: what it would be, of an expert that is not chosen. NAN:
+ * of a token that is not finite, which goes to none.
  */
 struct qt_block;
 int qt_block_route(float *share, struct qt_block *block, float *hidden, size_t m, size_t seqlen,

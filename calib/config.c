@@ -222,6 +222,8 @@ static int read_gemma(struct config *cfg, const struct source *src, struct qt_er
     QT_TRY(qt_json_get_bool(&both_ways, src->json, "use_bidirectional_attention", src->path, err));
     if (both_ways)
         QT_TRY(unsupported(src, "use_bidirectional_attention", "true", err));
+    if (arch->local_theta && cfg->attn_softcap > 0) /* transformers reads it and does nothing */
+        QT_TRY(unsupported(src, "attn_logit_softcapping", "with this family a number", err));
     cfg->attn_scale = (float)(1.0 / sqrt(scalar));
     cfg->embed_scale = (float)sqrt((double)cfg->info.hidden);
 done:
@@ -230,14 +232,15 @@ done:
 
 /* ---- sliding windows ------------------------------------------------------------------------ */
 
-/* Does `layer` have the window? By the family's rule, or as layer_types spells out. */
+/* Does `layer` have the window? By the family's rule, or as layer_types spells out, which must
+ * agree where the rule is one for all layers. from: the first layer, or the period, of the rule. */
 static int layer_slides(bool *out, const struct config *cfg, const struct source *src, size_t layer,
                         size_t window, size_t from, struct qt_err *err)
 {
     const json_t *types = json_object_get(src->json, "layer_types");
     enum window_rule rule = cfg->arch->window;
-    const bool same = rule == WINDOW_NONE || rule == WINDOW_ALL || rule == WINDOW_IF_USED;
-    *out = (same && rule != WINDOW_NONE && window) || (rule == WINDOW_EVEN && layer % 2 == 0) ||
+    const bool every = rule == WINDOW_ALL || rule == WINDOW_IF_USED;
+    *out = (every && window) || (rule == WINDOW_EVEN && layer % 2 == 0) ||
            (rule == WINDOW_FROM_LAYER && layer >= from) ||
            (rule == WINDOW_PATTERN && (layer + 1) % from != 0);
     if (!given(src->json, "layer_types"))
@@ -249,7 +252,7 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
     bool slides = type && strcmp(type, "sliding_attention") == 0;
     if (!type || (!slides && strcmp(type, "full_attention") != 0))
         return unsupported(src, "layer_types", type ? type : "an entry that is no string", err);
-    if (same && slides != *out)
+    if ((every || rule == WINDOW_NONE) && slides != *out)
         return unsupported(src, "layer_types", type, err);
     *out = slides;
     return QT_OK;
@@ -259,7 +262,7 @@ static int read_windows(struct config *cfg, const struct source *src, struct qt_
 {
     enum window_rule rule = cfg->arch->window;
     size_t window = 4096, from = 28; /* the defaults of transformers */
-    bool use = !cfg->arch->window_given || given(src->json, "sliding_window");
+    bool use = true;
     int rc = QT_OK;
     QT_TRY(qt_array_new(&cfg->windows, cfg->info.layers, sizeof *cfg->windows, err));
     if (rule == WINDOW_FROM_LAYER || rule == WINDOW_IF_USED) {
@@ -273,6 +276,8 @@ static int read_windows(struct config *cfg, const struct source *src, struct qt_
         if (json_is_null(json_object_get(src->json, "sliding_window")))
             QT_TRY(unsupported(src, "sliding_window", "null", err));
     }
+    if (cfg->arch->window_given && !given(src->json, "sliding_window"))
+        use = false;
     if (json_is_null(json_object_get(src->json, "sliding_window")) || !use)
         window = 0;
     else if (rule != WINDOW_NONE)
@@ -327,8 +332,8 @@ static int scale_linear(float *inv_freq, const struct config *cfg, const json_t 
 
 /* The object with the rope options: "rope_scaling" (old, beside a top-level rope_theta) goes before
  * "rope_parameters" (new, rope_theta inside). An empty object when there is none. */
-static int find_rope(const json_t **out, const struct config *cfg, const struct source *src,
-                     const json_t *empty, struct qt_err *err)
+static int find_rope(const json_t **out, const struct source *src, const json_t *empty,
+                     struct qt_err *err)
 {
     static const char *const keys[] = {"rope_scaling", "rope_parameters"};
     *out = empty;
@@ -339,8 +344,7 @@ static int find_rope(const json_t **out, const struct config *cfg, const struct 
         if (json_is_object(v))
             *out = v;
     }
-    if (!cfg->arch->local_theta &&
-        (given(*out, "full_attention") || given(*out, "sliding_attention")))
+    if (given(*out, "full_attention") || given(*out, "sliding_attention"))
         return unsupported(src, "rope_parameters", "a rotary embedding per layer type", err);
     return QT_OK;
 }
@@ -377,20 +381,34 @@ done:
     return rc;
 }
 
-/* The options of a type of layers: new, an object of their own; old, one for those without a
- * window.
- */
-static int rope_of_layers(const json_t **out, const json_t *rope, const char *type,
-                          const json_t *otherwise, const struct source *src, struct qt_err *err)
+/* Of layers without and with a window. New: rope_parameters has an object for either; old:
+ * rope_scaling is for those without. */
+static int ropes_of_layers(const json_t **full, const json_t **local, const struct source *src,
+                           const json_t *empty, struct qt_err *err)
 {
-    const json_t *v = json_object_get(rope, type);
-    const bool by_type = given(rope, "full_attention") || given(rope, "sliding_attention");
-    if (!by_type && json_object_size(rope) && rope == json_object_get(src->json, "rope_parameters"))
+    const json_t *scaling = json_object_get(src->json, "rope_scaling");
+    const json_t *by_type = json_object_get(src->json, "rope_parameters");
+    const bool old = json_object_size(scaling) > 0;
+    if ((given(src->json, "rope_scaling") && !json_is_object(scaling)) ||
+        (given(src->json, "rope_parameters") && !json_is_object(by_type)))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'rope_scaling' or 'rope_parameters' is not an object");
+    *full = old ? scaling : empty;
+    *local = empty;
+    if (json_object_size(by_type) == 0)
+        return given(*full, "full_attention") || given(*full, "sliding_attention")
+                   ? unsupported(src, "rope_scaling", "a rotary embedding per layer type", err)
+                   : QT_OK;
+    if (old)
+        return unsupported(src, "rope_scaling", "an object beside 'rope_parameters'", err);
+    *full = json_object_get(by_type, "full_attention");
+    *local = json_object_get(by_type, "sliding_attention");
+    if (!*full && !*local)
         return unsupported(src, "rope_parameters", "one rotary embedding for all layer types", err);
-    *out = by_type ? v : otherwise;
-    return json_is_object(*out) ? QT_OK
-                                : qt_fail(err, QT_E_INPUT, src->path, NULL,
-                                          "'rope_parameters' has no object '%s'", type);
+    if (!json_is_object(*full) || !json_is_object(*local))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'rope_parameters' has no object '%s'",
+                       json_is_object(*full) ? "sliding_attention" : "full_attention");
+    return QT_OK;
 }
 
 static int read_rope(struct config *cfg, const struct source *src, struct qt_err *err)
@@ -404,10 +422,10 @@ static int read_rope(struct config *cfg, const struct source *src, struct qt_err
         rc = qt_fail(err, QT_E_INPUT, src->path, NULL, "'head_dim' %zu is odd", cfg->info.head_dim);
         goto done;
     }
-    QT_TRY(find_rope(&rope, cfg, src, empty, err));
-    if (cfg->arch->local_theta) {
-        QT_TRY(rope_of_layers(&local, rope, "sliding_attention", empty, src, err));
-        QT_TRY(rope_of_layers(&rope, rope, "full_attention", rope, src, err));
+    if (!cfg->arch->local_theta)
+        QT_TRY(find_rope(&rope, src, empty, err));
+    else {
+        QT_TRY(ropes_of_layers(&rope, &local, src, empty, err));
         QT_TRY(read_rope_from(&cfg->local_inv_freq, cfg, local, "rope_local_base_freq",
                               cfg->arch->local_theta, src, err));
     }

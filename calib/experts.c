@@ -35,10 +35,10 @@ static void shares_of_token(float *share, double *p, const struct config *cfg)
         most = fmax(most, (double)share[i]);
     for (size_t i = 0; i < n; i++)
         sum += p[i] = exp((double)share[i] - most);
-    if (!isfinite(sum)) { /* of a token that is not finite */
-        memset(share, 0, n * sizeof *share);
+    for (size_t i = 0; i < n && !isfinite(sum); i++)
+        share[i] = NAN;
+    if (!isfinite(sum))
         return;
-    }
     for (size_t i = 0; i < n; i++)
         share[i] = (float)-(p[i] /= sum);
     for (size_t c = 0; c < cfg->chosen; c++) {
@@ -101,7 +101,7 @@ void qt_tokens_free(struct qt_tokens *t)
     *t = (struct qt_tokens){0};
 }
 
-/* Of tokens that do not choose an expert: numbers below this are too small to divide by. */
+/* Least share of a token that does not choose the expert: sums of them must not vanish. */
 static const float SMALLEST = 0x1p-10f;
 
 static int descending(const void *a, const void *b)
@@ -110,8 +110,8 @@ static int descending(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* The share that the n-th of those that do not choose the expert would have, n >= 1; *ties: how
- * many of those with this share are among the n. sorted: room for m. */
+/* The share that the n-th of those that do not choose the expert would have, or the last if there
+ * are fewer; *ties: how many of those with this share are among the n. sorted: room for m. */
 static float nth_share(size_t *ties, float *sorted, const float *share, size_t m, size_t experts,
                        size_t n)
 {
@@ -119,6 +119,9 @@ static float nth_share(size_t *ties, float *sorted, const float *share, size_t m
     for (size_t i = 0; i < m; i++)
         if (share[i * experts] <= 0)
             sorted[others++] = -share[i * experts];
+    n = qt_min_size(n, others);
+    if (n == 0)
+        return INFINITY;
     qsort(sorted, others, sizeof *sorted, descending);
     for (*ties = 1; *ties < n && sorted[n - 1 - *ties] == sorted[n - 1];)
         ++*ties;
@@ -131,7 +134,6 @@ size_t qt_tokens_of_expert(struct qt_tokens *out, const float *share, size_t m, 
     float last = INFINITY;
     size_t chose = 0, ties = 0;
     share += expert;
-    least = qt_min_size(least, m);
     for (size_t i = 0; i < m; i++)
         chose += share[i * experts] > 0;
     if (chose < least)
@@ -139,9 +141,10 @@ size_t qt_tokens_of_expert(struct qt_tokens *out, const float *share, size_t m, 
     out->count = 0;
     for (size_t i = 0; i < m; i++) {
         const float s = share[i * experts];
-        if (s <= 0 && (-s < last || (-s == last && ties == 0)))
+        const bool joins = s <= 0 && (-s > last || (-s == last && ties > 0));
+        if (!(s > 0 || joins))
             continue;
-        ties -= s <= 0 && -s == last;
+        ties -= joins && -s == last;
         out->row[out->count] = (uint32_t)i;
         out->share[out->count++] = s > 0 ? s : fmaxf(-s, SMALLEST);
     }

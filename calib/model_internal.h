@@ -66,13 +66,14 @@ struct arch {
     const char *act_key, *act;
     const char *eps_key; /* NULL: 1e-5 */
     double eps, theta;   /* where config.json does not say it; 0: 1e-6, 1e4 */
-    /* Not 0: layers with a window have a rotary embedding of their own; as theta. */
+    /* rope_theta of layers with a window where config.json does not say it; 0: all layers have one
+     * rotary embedding. */
     double local_theta;
     double attn_softcap, logit_softcap; /* where config.json does not say it, 0: none */
     enum qt_norm_kind norm;
     struct arch_flag qkv_bias, o_bias, mlp_bias, tied;
     enum window_rule window;
-    bool window_given; /* none where config.json does not say how long; else 4096 */
+    bool window_given; /* without sliding_window in config.json: no window; else 4096 */
     bool rope;         /* else learned positions, `position_offset` rows into their table */
     bool opt_layout;   /* do_layer_norm_before, word_embed_proj_dim and their like */
     bool gemma_scales; /* softcaps, query_pre_attn_scalar, embedding times sqrt(hidden) */
@@ -89,7 +90,7 @@ struct config {
     size_t intermediate, embed_dim; /* embed_dim: width of the embedding table */
     size_t *windows;                /* [layers], 0 = none */
     float *inv_freq;                /* [head_dim / 2], NULL without rope */
-    float *local_inv_freq;          /* of layers with a window; NULL: the same */
+    float *local_inv_freq;          /* of layers with a window; NULL: as the others */
     float eps, attn_scale, attn_softcap, embed_scale;
     enum qt_act_kind act;
     bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm;

@@ -307,7 +307,7 @@ static int sums_download(struct qt_observed *out, struct qt_sequential *s, struc
     int rc;
     *out = (struct qt_observed){.h = u->h, .tokens = s->tokens, .chose = s->tokens};
     if (u->weighted) {
-        out->tokens = (size_t)(u->square * u->square / u->fourth);
+        out->tokens = u->fourth > 0 ? (size_t)(u->square * u->square / u->fourth) : 0;
         out->chose = u->chose;
     }
     QT_TRY(s->be->download(s->be, u->h, u->gram, u->k * u->k * sizeof *u->h, err));

@@ -200,8 +200,16 @@ static void infinite_tokens_go_nowhere(void **state)
     float *share = shares_of(f, block, f->hidden);
     for (size_t t = 0; t < TOKENS; t++)
         for (size_t e = 0; e < f->experts; e++)
-            assert_true(share[t * f->experts + e] ==
-                        (t == 3 || t == 5 ? 0 : want[t * f->experts + e]));
+            assert_true(t == 3 || t == 5 ? isnan(share[t * f->experts + e])
+                                         : share[t * f->experts + e] == want[t * f->experts + e]);
+    struct qt_tokens some = all_tokens();
+    for (size_t least = 0; least <= TOKENS; least += TOKENS / 2) {
+        qt_tokens_of_expert(&some, share, TOKENS, f->experts, 0, least);
+        assert_true(least < TOKENS || some.count == TOKENS - 2);
+        for (size_t i = 0; i < some.count; i++)
+            assert_true(some.row[i] != 3 && some.row[i] != 5 && some.share[i] > 0);
+    }
+    qt_tokens_free(&some);
     qt_block_close(block);
     free(want);
     free(share);

@@ -250,6 +250,7 @@ static void norms_behind_sublayers(void **state)
 {
     (void)state;
     model_case("tests/golden/models/gemma2", false, -1);
+    model_case("tests/golden/models/gemma3", false, -1); /* and rotary embeddings that take turns */
 }
 
 static void allocation_failures(void **state)
