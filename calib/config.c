@@ -175,7 +175,7 @@ static int read_act(struct config *cfg, const struct source *src, struct qt_err 
 static int read_flags(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     const struct arch *arch = cfg->arch;
-    double eps = arch->eps ? arch->eps : arch->eps_key ? 1e-6 : 1e-5;
+    double eps = arch->eps > 0 ? arch->eps : arch->eps_key ? 1e-6 : 1e-5;
     int rc = QT_OK;
     QT_TRY(read_flag(&cfg->qkv_bias, src, &arch->qkv_bias, err));
     QT_TRY(read_flag(&cfg->o_bias, src, &arch->o_bias, err));
@@ -222,7 +222,7 @@ static int read_gemma(struct config *cfg, const struct source *src, struct qt_er
     QT_TRY(qt_json_get_bool(&both_ways, src->json, "use_bidirectional_attention", src->path, err));
     if (both_ways)
         QT_TRY(unsupported(src, "use_bidirectional_attention", "true", err));
-    if (arch->local_theta && cfg->attn_softcap > 0) /* transformers reads it and does nothing */
+    if (arch->local_theta > 0 && cfg->attn_softcap > 0) /* transformers reads it and does nothing */
         QT_TRY(unsupported(src, "attn_logit_softcapping", "with this family a number", err));
     cfg->attn_scale = (float)(1.0 / sqrt(scalar));
     cfg->embed_scale = (float)sqrt((double)cfg->info.hidden);
@@ -422,7 +422,7 @@ static int read_rope(struct config *cfg, const struct source *src, struct qt_err
         rc = qt_fail(err, QT_E_INPUT, src->path, NULL, "'head_dim' %zu is odd", cfg->info.head_dim);
         goto done;
     }
-    if (!cfg->arch->local_theta)
+    if (!(cfg->arch->local_theta > 0))
         QT_TRY(find_rope(&rope, src, empty, err));
     else {
         QT_TRY(ropes_of_layers(&rope, &local, src, empty, err));
@@ -430,7 +430,7 @@ static int read_rope(struct config *cfg, const struct source *src, struct qt_err
                               cfg->arch->local_theta, src, err));
     }
     QT_TRY(read_rope_from(&cfg->inv_freq, cfg, rope, "rope_theta",
-                          cfg->arch->theta ? cfg->arch->theta : 1e4, src, err));
+                          cfg->arch->theta > 0 ? cfg->arch->theta : 1e4, src, err));
 done:
     json_decref(empty);
     return rc;
