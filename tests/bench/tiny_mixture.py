@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains a small mixture of experts (Qwen3-MoE, 10 M parameters, 16 experts of which a token takes 2), so
+"""Trains a small mixture of experts (Qwen3-MoE, 11 M parameters, 16 experts of which a token takes 2), so
 that there is one to measure accuracy on: 1200 steps of 2048 tokens, a quarter of an hour on two cores.
 Needs torch, transformers and tokenizers.
 
