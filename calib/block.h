@@ -28,8 +28,8 @@ struct block_grad_work {
 
 /* Of experts.c, for chunks of `rows` tokens. */
 struct block_experts {
-    float *in, *out, *sum,
-        *logits;             /* backend: [rows][hidden] of an expert, of all; [rows][experts] */
+    float *in, *out, *sum;   /* backend, [rows][hidden]: of an expert, and of all */
+    float *logits;           /* backend, [rows][experts] */
     float *share;            /* host, [rows][experts] */
     struct qt_tokens tokens; /* of an expert */
 };

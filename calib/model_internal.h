@@ -124,9 +124,7 @@ struct qt_model {
     struct qt_norm last; /* final_norm */
 };
 
-/* Where among the parts; experts are counted from 0, which also stands for the MLP of a dense
- * layer.
- */
+/* Where among the parts. Experts count from 0, which is also the MLP where there are none. */
 static inline size_t part_at(size_t expert, enum role role)
 {
     return expert * EXPERT_ROLES + role;

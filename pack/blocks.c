@@ -14,6 +14,12 @@ struct few {
     size_t experts, fewest;
 };
 
+/* Of the linears with an input: those that are not finished, and of them those that want a Hessian.
+ */
+struct left {
+    size_t all, solved;
+};
+
 /* The linears of one block while they are being quantized. */
 struct block {
     struct qt_run *run;
@@ -22,9 +28,7 @@ struct block {
     size_t count;
     size_t *item;             /* plan item of each */
     struct qt_packed *packed; /* of those that are quantized */
-    struct left {             /* by input: linears that are not finished, and of them those that */
-        size_t all, solved;   /* want a Hessian */
-    } * left;
+    struct left *left;        /* by input */
     struct few *few;
     int few_last; /* the expert that was counted last */
     struct qt_weights source;
@@ -204,10 +208,7 @@ done:
 static void count_few(struct block *b, int input, const struct qt_observed *seen)
 {
     const int expert = qt_model_expert(b->model, input);
-    size_t k = 0;
-    for (size_t i = 0; i < b->count; i++)
-        if (b->linear[i].input == input)
-            k = b->linear[i].k;
+    const size_t k = seen->input.n;
     if (expert < 0 || seen->chose / QT_FEW_TOKENS >= k || expert == b->few_last)
         return;
     b->few->fewest = b->few->experts ? qt_min_size(b->few->fewest, seen->chose) : seen->chose;

@@ -194,11 +194,13 @@ static int tap_exact(void *ctx, int input, const float *z, size_t m, size_t k, s
 {
     struct qt_sequential *s = ctx;
     const size_t at = s->sums.kept;
+    const float *share = share_of(s, at);
     if (input != s->sums.of)
         return QT_OK;
     s->sums.kept += m;
-    return s->be->gather_rows(s->be, s->sums.input.there + at * k, z, NULL, share_of(s, at), m, k,
-                              err);
+    float *there = s->sums.input.there + at * k;
+    return share ? s->be->gather_rows(s->be, there, z, NULL, share, m, k, err)
+                 : s->be->copy(s->be, there, z, m * k * sizeof *z, err);
 }
 
 /* here[m][n] of the quantized model, for inputs x[m][k]; `at` tokens of the chunk were before. */
