@@ -52,28 +52,21 @@ static size_t lay_out(struct block_grad_work *w, const struct qt_block *b, float
     w->dx = carve(&at, h);
     size_t attention = 2 * (q + kv), mlp = 2 * inner;
     w->dwide = carve(&at, attention > mlp ? attention : mlp);
-    w->minus_sin = b->sin ? carve(&at, w->seqlen * info->head_dim / 2) : NULL;
     return at.used;
 }
 
 static int prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err *err)
 {
     struct block_grad_work *w = &b->grad;
-    struct qt_backend *be = b->be;
-    size_t sines = seqlen * b->model->cfg.info.head_dim / 2;
     int rc = QT_OK;
     QT_TRY(block_prepare(b, 0, seqlen, err));
-    if (w->memory && rows <= w->rows && seqlen == w->seqlen && w->local == b->local)
+    if (w->memory && rows <= w->rows)
         return QT_OK;
-    be->free(be, w->memory);
-    *w = (struct block_grad_work){.rows = rows, .seqlen = seqlen, .local = b->local};
+    b->be->free(b->be, w->memory);
+    *w = (struct block_grad_work){.rows = rows};
     /* Sizes are small enough that no product overflows (struct config); their sum is then known. */
-    QT_TRY(block_floats(&w->memory, be, lay_out(w, b, NULL), 1, err));
+    QT_TRY(block_floats(&w->memory, b->be, lay_out(w, b, NULL), 1, err));
     lay_out(w, b, w->memory);
-    if (w->minus_sin) {
-        QT_TRY(be->copy(be, w->minus_sin, b->sin, sines * sizeof(float), err));
-        QT_TRY(be->scale(be, w->minus_sin, -1.0f, sines, err));
-    }
 done:
     return rc;
 }
@@ -256,12 +249,12 @@ done:
 static int heads_back(const struct chunk *c, enum role norm, float *d, const float *raw,
                       size_t heads, struct qt_err *err)
 {
-    const struct qt_block *b = c->run.b;
+    const struct rope *rope = block_rope(c->run.b);
     size_t dim = c->cfg->info.head_dim;
     int rc = QT_OK;
-    if (b->cos)
-        QT_TRY(c->be->rope(c->be, d, b->cos, c->w->minus_sin, c->run.m, c->run.seqlen, heads, dim,
-                           dim, err));
+    if (rope->cos)
+        QT_TRY(c->be->rope(c->be, d, rope->cos, rope->minus_sin, c->run.m, c->run.seqlen, heads,
+                           dim, dim, err));
     QT_TRY(norm_back(c, norm, d, d, raw, c->run.m * heads, err));
 done:
     return rc;

@@ -144,15 +144,23 @@ static void free_experts(struct qt_block *b)
     *e = (struct block_experts){0};
 }
 
+static void free_rope(struct rope *r, struct qt_backend *be)
+{
+    be->free(be, r->cos);
+    be->free(be, r->sin);
+    be->free(be, r->minus_sin);
+    *r = (struct rope){0};
+}
+
 static void free_work(struct qt_block *b)
 {
     struct qt_backend *be = b->be;
     be->free(be, b->x);
     be->free(be, b->wide);
     be->free(be, b->staged);
-    be->free(be, b->cos);
-    be->free(be, b->sin);
-    b->x = b->wide = b->staged = b->cos = b->sin = NULL;
+    free_rope(&b->rope, be);
+    free_rope(&b->local_rope, be);
+    b->x = b->wide = b->staged = NULL;
     free_experts(b);
     b->rows = b->seqlen = 0;
 }
@@ -169,17 +177,20 @@ void qt_block_close(struct qt_block *block)
     qt_free(block);
 }
 
-/* cos, sin [seqlen][head_dim/2] of position * inv_freq. The angle is rounded to float first, as in
- * the reference implementation. */
-static int make_rope(struct qt_block *b, size_t seqlen, struct qt_err *err)
+/* cos, sin of position * inv_freq; NULL: nothing. The angle is rounded to float first, as in the
+ * reference implementation. */
+static int make_rope(struct rope *out, struct qt_block *b, const float *inv_freq, size_t seqlen,
+                     struct qt_err *err)
 {
     const struct config *cfg = &b->model->cfg;
-    const float *inv_freq = b->local ? cfg->local_inv_freq : cfg->inv_freq;
     size_t half = cfg->info.head_dim / 2, bytes;
     float *cos_host = NULL, *sin_host = NULL;
     int rc = QT_OK;
-    QT_TRY(block_floats(&b->cos, b->be, seqlen, half, err));
-    QT_TRY(block_floats(&b->sin, b->be, seqlen, half, err));
+    if (!inv_freq)
+        return QT_OK;
+    QT_TRY(block_floats(&out->cos, b->be, seqlen, half, err));
+    QT_TRY(block_floats(&out->sin, b->be, seqlen, half, err));
+    QT_TRY(block_floats(&out->minus_sin, b->be, seqlen, half, err));
     bytes = seqlen * half * sizeof(float); /* fits: block_floats has checked it */
     QT_TRY(qt_array_new(&cos_host, seqlen * half, sizeof *cos_host, err));
     QT_TRY(qt_array_new(&sin_host, seqlen * half, sizeof *sin_host, err));
@@ -189,12 +200,19 @@ static int make_rope(struct qt_block *b, size_t seqlen, struct qt_err *err)
             cos_host[pos * half + i] = (float)cos((double)angle);
             sin_host[pos * half + i] = (float)sin((double)angle);
         }
-    QT_TRY(b->be->upload(b->be, b->cos, cos_host, bytes, err));
-    QT_TRY(b->be->upload(b->be, b->sin, sin_host, bytes, err));
+    QT_TRY(b->be->upload(b->be, out->cos, cos_host, bytes, err));
+    QT_TRY(b->be->upload(b->be, out->sin, sin_host, bytes, err));
+    QT_TRY(b->be->copy(b->be, out->minus_sin, out->sin, bytes, err));
+    QT_TRY(b->be->scale(b->be, out->minus_sin, -1.0f, seqlen * half, err));
 done:
     qt_free(cos_host);
     qt_free(sin_host);
     return rc;
+}
+
+const struct rope *block_rope(const struct qt_block *b)
+{
+    return b->local_rope.cos && b->window ? &b->local_rope : &b->rope;
 }
 
 static size_t widest_input(const struct layer *l)
@@ -211,21 +229,18 @@ int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err 
     const struct qt_model_info *info = &cfg->info;
     size_t attention = 2 * (info->heads + info->kv_heads) * info->head_dim;
     size_t mlp = (b->layer->parts[ROLE_GATE].weight ? 2 : 1) * cfg->intermediate;
-    const bool local = cfg->local_inv_freq && b->window;
     int rc = QT_OK;
-    if (rows <= b->rows && seqlen == b->seqlen && local == b->local &&
-        (!b->runtime.input || b->staged))
+    if (rows <= b->rows && seqlen == b->seqlen && (!b->runtime.input || b->staged))
         return QT_OK;
     free_work(b);
-    b->local = local;
     QT_TRY(block_floats(&b->x, b->be, rows, info->hidden, err));
     QT_TRY(block_floats(&b->wide, b->be, rows, attention > mlp ? attention : mlp, err));
     if (b->runtime.input)
         QT_TRY(block_floats(&b->staged, b->be, rows, widest_input(b->layer), err));
     if (info->experts)
         QT_TRY(new_experts(b, rows, err));
-    if (cfg->arch->rope)
-        QT_TRY(make_rope(b, seqlen, err));
+    QT_TRY(make_rope(&b->rope, b, cfg->inv_freq, seqlen, err));
+    QT_TRY(make_rope(&b->local_rope, b, cfg->local_inv_freq, seqlen, err));
     b->rows = rows;
     b->seqlen = seqlen;
 done:
@@ -256,11 +271,12 @@ int block_heads(const struct block_run *r, enum role norm, float *x, size_t head
                 struct qt_err *err)
 {
     const struct qt_block *b = r->b;
+    const struct rope *rope = block_rope(b);
     size_t dim = b->model->cfg.info.head_dim;
     int rc = QT_OK;
     QT_TRY(block_norm(r, norm, x, x, r->m * heads, err));
-    if (b->cos)
-        QT_TRY(b->be->rope(b->be, x, b->cos, b->sin, r->m, r->seqlen, heads, dim, dim, err));
+    if (rope->cos)
+        QT_TRY(b->be->rope(b->be, x, rope->cos, rope->sin, r->m, r->seqlen, heads, dim, dim, err));
 done:
     return rc;
 }

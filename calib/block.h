@@ -15,15 +15,18 @@ struct loaded {
 };
 
 struct block_grad_work {
-    size_t rows, seqlen;
-    bool local;    /* as below */
+    size_t rows;
     float *memory; /* holds all that follow */
     /* Forward: [rows][hidden] but q, k, v, y, gate, up, act. The raw ones are in front of a norm.
      */
     float *attn_in, *q_raw, *k_raw, *q, *k, *v, *y, *o_raw, *attn_sum, *mid;
     float *mlp_in, *gate, *up, *act, *down_raw, *mlp_sum;
     float *dx, *dwide; /* gradients: [rows][hidden]; q, k, v, y or gate, up side by side */
-    float *minus_sin;
+};
+
+/* A rotary embedding's tables, [seqlen][head_dim / 2]. */
+struct rope {
+    float *cos, *sin, *minus_sin;
 };
 
 /* Of experts.c, for chunks of `rows` tokens. */
@@ -45,8 +48,8 @@ struct qt_block {
      * x [rows][hidden]; wide: q, k, v and the attention's output, later gate and up; staged: an
      * input of linears behind the runtime. */
     size_t rows, seqlen;
-    bool local; /* cos and sin are of local_inv_freq */
-    float *x, *wide, *staged, *cos, *sin;
+    float *x, *wide, *staged;
+    struct rope rope, local_rope; /* of all layers, or of those with and without a window */
     struct block_experts experts;
     struct block_grad_work grad; /* of backward.c, made by its first run */
 };
@@ -81,6 +84,8 @@ int block_floats(float **out, struct qt_backend *be, size_t rows, size_t width, 
 int block_load_part(struct loaded *out, const struct part *part, float *staging,
                     const struct qt_weights *w, struct qt_backend *be, struct qt_err *err);
 void block_free_part(struct loaded *l, struct qt_backend *be);
+/* Of the layer; without tables where the family has none. */
+const struct rope *block_rope(const struct qt_block *b);
 const struct qt_linear *block_linear_of(const struct layer *l, size_t part);
 /* QT_E_USAGE, QT_E_INTERNAL: m tokens in sequences of seqlen are not for this model. */
 int block_check_length(const struct qt_model *model, size_t m, size_t seqlen, struct qt_err *err);
