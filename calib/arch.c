@@ -6,6 +6,15 @@
     .layers = "model.layers.", .embed = "model.embed_tokens", .final_norm = "model.norm",          \
     .eps_key = "rms_norm_eps", .rope = true
 
+#define LLAMA_LIKE                                                                                 \
+    LLAMA_NAMES, .act_key = "hidden_act", .act = "silu", .norm = QT_NORM_RMS,                      \
+                 .tied = {"tie_word_embeddings", false}
+
+#define GEMMA_LIKE                                                                                 \
+    LLAMA_NAMES, .act_key = "hidden_activation", .act = "gelu_pytorch_tanh", .norm = QT_NORM_RMS1, \
+                 .tied = {"tie_word_embeddings", true}, .qkv_bias = {"attention_bias", false},     \
+                 .o_bias = {"attention_bias", false}, .head_dim = 256, .gemma_scales = true
+
 #define ATTENTION_PARTS                                                                            \
     [ROLE_ATTN_IN] = "input_layernorm", [ROLE_Q] = "self_attn.q_proj",                             \
     [ROLE_K] = "self_attn.k_proj", [ROLE_V] = "self_attn.v_proj", [ROLE_O] = "self_attn.o_proj"
@@ -14,57 +23,46 @@
     ATTENTION_PARTS, [ROLE_GATE] = "mlp.gate_proj", [ROLE_UP] = "mlp.up_proj",                     \
                      [ROLE_DOWN] = "mlp.down_proj"
 
+#define GEMMA_PARTS                                                                                \
+    LLAMA_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",                                     \
+                 [ROLE_MLP_IN] = "pre_feedforward_layernorm",                                      \
+                 [ROLE_MLP_OUT] = "post_feedforward_layernorm"
+
 static const struct arch table[] = {
     {
         .family = "llama",
-        LLAMA_NAMES,
+        LLAMA_LIKE,
         .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
-        .act_key = "hidden_act",
-        .act = "silu",
-        .norm = QT_NORM_RMS,
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
         .mlp_bias = {"mlp_bias", false},
-        .tied = {"tie_word_embeddings", false},
     },
     {
         .family = "mistral",
-        LLAMA_NAMES,
+        LLAMA_LIKE,
         .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
-        .act_key = "hidden_act",
-        .act = "silu",
-        .norm = QT_NORM_RMS,
-        .tied = {"tie_word_embeddings", false},
         .window = WINDOW_ALL,
     },
     {
         .family = "qwen2",
-        LLAMA_NAMES,
+        LLAMA_LIKE,
         .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
-        .act_key = "hidden_act",
-        .act = "silu",
-        .norm = QT_NORM_RMS,
         .qkv_bias = {NULL, true},
-        .tied = {"tie_word_embeddings", false},
         .window = WINDOW_FROM_LAYER,
     },
     {
         .family = "qwen3",
         .head_dim = 128,
-        LLAMA_NAMES,
+        LLAMA_LIKE,
         .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
                   [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"},
-        .act_key = "hidden_act",
-        .act = "silu",
-        .norm = QT_NORM_RMS,
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
-        .tied = {"tie_word_embeddings", false},
         .window = WINDOW_FROM_LAYER,
     },
     {
         .family = "qwen3_moe",
-        LLAMA_NAMES,
+        LLAMA_LIKE,
         .intermediate_key = "moe_intermediate_size",
         .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
                   [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm",
@@ -72,17 +70,13 @@ static const struct arch table[] = {
                   [ROLE_DOWN] = "down_proj"},
         .experts = "mlp.experts.",
         .shares_of_one = {"norm_topk_prob", false},
-        .act_key = "hidden_act",
-        .act = "silu",
-        .norm = QT_NORM_RMS,
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
-        .tied = {"tie_word_embeddings", false},
         .window = WINDOW_IF_USED,
     },
     {
         .family = "mixtral",
-        LLAMA_NAMES,
+        LLAMA_LIKE,
         .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
                   [ROLE_ROUTER] = "block_sparse_moe.gate", [ROLE_GATE] = "w1", [ROLE_UP] = "w3",
                   [ROLE_DOWN] = "w2"},
@@ -90,49 +84,40 @@ static const struct arch table[] = {
         .eps = 1e-5,
         .theta = 1e6,
         .shares_of_one = {NULL, true},
-        .act_key = "hidden_act",
-        .act = "silu",
-        .norm = QT_NORM_RMS,
-        .tied = {"tie_word_embeddings", false},
         .window = WINDOW_ALL,
         .window_given = true,
     },
     {
+        .family = "phi3",
+        LLAMA_LIKE,
+        .parts = {[ROLE_ATTN_IN] = "input_layernorm",
+                  [ROLE_QKV] = "self_attn.qkv_proj",
+                  [ROLE_O] = "self_attn.o_proj",
+                  [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_GATE_UP] = "mlp.gate_up_proj",
+                  [ROLE_DOWN] = "mlp.down_proj"},
+        .eps = 1e-5,
+        .window = WINDOW_ALL,
+        .window_given = true,
+        .partial_rope = true,
+        .original_positions = 4096,
+    },
+    {
         .family = "gemma2",
-        .head_dim = 256,
-        LLAMA_NAMES,
-        .parts = {LLAMA_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",
-                  [ROLE_MLP_IN] = "pre_feedforward_layernorm",
-                  [ROLE_MLP_OUT] = "post_feedforward_layernorm"},
-        .act_key = "hidden_activation",
-        .act = "gelu_pytorch_tanh",
-        .norm = QT_NORM_RMS1,
-        .qkv_bias = {"attention_bias", false},
-        .o_bias = {"attention_bias", false},
-        .tied = {"tie_word_embeddings", true},
+        GEMMA_LIKE,
+        .parts = {GEMMA_PARTS},
         .window = WINDOW_EVEN,
         .attn_softcap = 50,
         .logit_softcap = 30,
-        .gemma_scales = true,
     },
     {
         .family = "gemma3_text",
-        .head_dim = 256,
-        LLAMA_NAMES,
+        GEMMA_LIKE,
         .theta = 1e6,
         .local_theta = 1e4,
-        .parts = {LLAMA_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",
-                  [ROLE_MLP_IN] = "pre_feedforward_layernorm",
-                  [ROLE_MLP_OUT] = "post_feedforward_layernorm", [ROLE_Q_NORM] = "self_attn.q_norm",
-                  [ROLE_K_NORM] = "self_attn.k_norm"},
-        .act_key = "hidden_activation",
-        .act = "gelu_pytorch_tanh",
-        .norm = QT_NORM_RMS1,
-        .qkv_bias = {"attention_bias", false},
-        .o_bias = {"attention_bias", false},
-        .tied = {"tie_word_embeddings", true},
+        .parts =
+            {GEMMA_PARTS, [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"},
         .window = WINDOW_PATTERN,
-        .gemma_scales = true,
     },
     {
         .family = "opt",
@@ -166,9 +151,9 @@ static const struct arch table[] = {
 enum { FAMILIES = sizeof table / sizeof *table };
 
 /* In the order of the table; a test compares the two. */
-static const char *const families[FAMILIES + 1] = {"llama",     "mistral", "qwen2",  "qwen3",
-                                                   "qwen3_moe", "mixtral", "gemma2", "gemma3_text",
-                                                   "opt",       NULL};
+static const char *const families[FAMILIES + 1] = {"llama",       "mistral", "qwen2", "qwen3",
+                                                   "qwen3_moe",   "mixtral", "phi3",  "gemma2",
+                                                   "gemma3_text", "opt",     NULL};
 
 const struct arch *arch_find(const char *family)
 {

@@ -176,10 +176,11 @@ static int linear_back(const struct chunk *c, enum role role, float *dx, bool ad
 {
     const struct layer *layer = c->run.b->layer;
     const struct part *part = &layer->parts[role];
-    float *dw = c->add->linear[layer->parts[role].index];
+    float *dw = c->add->linear[part->index];
     int rc = QT_OK;
     if (dw)
-        QT_TRY(c->be->linear_grad_w(c->be, dw, dy, x, c->run.m, part->n, part->k, err));
+        QT_TRY(c->be->linear_grad_w(c->be, dw + part->first * part->k, dy, x, c->run.m, part->n,
+                                    part->k, err));
     QT_TRY(c->be->linear_grad_x(c->be, dx, dy, c->run.b->parts[role].weight, add, c->run.m, part->n,
                                 part->k, err));
 done:
@@ -250,11 +251,10 @@ static int heads_back(const struct chunk *c, enum role norm, float *d, const flo
                       size_t heads, struct qt_err *err)
 {
     const struct rope *rope = block_rope(c->run.b);
-    size_t dim = c->cfg->info.head_dim;
     int rc = QT_OK;
     if (rope->cos)
         QT_TRY(c->be->rope(c->be, d, rope->cos, rope->minus_sin, c->run.m, c->run.seqlen, heads,
-                           dim, dim, err));
+                           c->cfg->info.head_dim, c->cfg->rotated, err));
     QT_TRY(norm_back(c, norm, d, d, raw, c->run.m * heads, err));
 done:
     return rc;

@@ -82,6 +82,20 @@ static bool is_linear_of(const struct layer *l, size_t part, int input)
     return l->parts[part].linear && block_linear_of(l, part)->input == input;
 }
 
+/* Parts that are rows of another one have no memory of their own. */
+static void find_rows(struct qt_block *b)
+{
+    const struct layer *l = b->layer;
+    for (size_t i = 0; i < layer_parts(&b->model->cfg); i++) {
+        const struct part *part = &l->parts[i];
+        const struct loaded *whole = &b->parts[part->whole];
+        if (part->whole == i || !part->k)
+            continue;
+        b->parts[i].weight = whole->weight + part->first * part->k;
+        b->parts[i].bias = whole->bias ? whole->bias + part->first : NULL;
+    }
+}
+
 /* input: of the linears to load; -1: all parts. */
 static int load_parts(struct qt_block *b, int input, const struct qt_weights *w, struct qt_err *err)
 {
@@ -97,6 +111,7 @@ static int load_parts(struct qt_block *b, int input, const struct qt_weights *w,
     for (size_t i = 0; i < parts; i++)
         if (input < 0 || is_linear_of(l, i, input))
             QT_TRY(block_load_part(&b->parts[i], &l->parts[i], staging, w, b->be, err));
+    find_rows(b);
 done:
     qt_free(staging);
     return rc;
@@ -172,18 +187,22 @@ void qt_block_close(struct qt_block *block)
     free_work(block);
     block->be->free(block->be, block->grad.memory);
     for (size_t i = 0; block->parts && i < layer_parts(&block->model->cfg); i++)
-        block_free_part(&block->parts[i], block->be);
+        if (block->layer->parts[i].weight)
+            block_free_part(&block->parts[i], block->be);
     qt_free(block->parts);
     qt_free(block);
 }
 
-/* cos, sin of position * inv_freq; NULL: nothing. The angle is rounded to float first, as in the
+/* cos, sin of position * inv_freq; none: nothing. The angle is rounded to float first, as in the
  * reference implementation. */
-static int make_rope(struct rope *out, struct qt_block *b, const float *inv_freq, size_t seqlen,
-                     struct qt_err *err)
+static int make_rope(struct rope *out, struct qt_block *b, const struct rotary *rotary,
+                     size_t seqlen, struct qt_err *err)
 {
     const struct config *cfg = &b->model->cfg;
-    size_t half = cfg->info.head_dim / 2, bytes;
+    const float *inv_freq = rotary->long_inv_freq && seqlen > rotary->long_from
+                                ? rotary->long_inv_freq
+                                : rotary->inv_freq;
+    size_t half = cfg->rotated / 2, bytes;
     float *cos_host = NULL, *sin_host = NULL;
     int rc = QT_OK;
     if (!inv_freq)
@@ -197,8 +216,8 @@ static int make_rope(struct rope *out, struct qt_block *b, const float *inv_freq
     for (size_t pos = 0; pos < seqlen; pos++)
         for (size_t i = 0; i < half; i++) {
             float angle = (float)pos * inv_freq[i];
-            cos_host[pos * half + i] = (float)cos((double)angle);
-            sin_host[pos * half + i] = (float)sin((double)angle);
+            cos_host[pos * half + i] = (float)cos((double)angle) * rotary->scale;
+            sin_host[pos * half + i] = (float)sin((double)angle) * rotary->scale;
         }
     QT_TRY(b->be->upload(b->be, out->cos, cos_host, bytes, err));
     QT_TRY(b->be->upload(b->be, out->sin, sin_host, bytes, err));
@@ -228,7 +247,7 @@ int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err 
     const struct config *cfg = &b->model->cfg;
     const struct qt_model_info *info = &cfg->info;
     size_t attention = 2 * (info->heads + info->kv_heads) * info->head_dim;
-    size_t mlp = (b->layer->parts[ROLE_GATE].weight ? 2 : 1) * cfg->intermediate;
+    size_t mlp = (b->parts[ROLE_GATE].weight ? 2 : 1) * cfg->intermediate;
     int rc = QT_OK;
     if (rows <= b->rows && seqlen == b->seqlen && (!b->runtime.input || b->staged))
         return QT_OK;
@@ -239,8 +258,8 @@ int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err 
         QT_TRY(block_floats(&b->staged, b->be, rows, widest_input(b->layer), err));
     if (info->experts)
         QT_TRY(new_experts(b, rows, err));
-    QT_TRY(make_rope(&b->rope, b, cfg->inv_freq, seqlen, err));
-    QT_TRY(make_rope(&b->local_rope, b, cfg->local_inv_freq, seqlen, err));
+    QT_TRY(make_rope(&b->rope, b, &cfg->rope, seqlen, err));
+    QT_TRY(make_rope(&b->local_rope, b, &cfg->local_rope, seqlen, err));
     b->rows = rows;
     b->seqlen = seqlen;
 done:
@@ -271,12 +290,13 @@ int block_heads(const struct block_run *r, enum role norm, float *x, size_t head
                 struct qt_err *err)
 {
     const struct qt_block *b = r->b;
+    const struct config *cfg = &b->model->cfg;
     const struct rope *rope = block_rope(b);
-    size_t dim = b->model->cfg.info.head_dim;
     int rc = QT_OK;
     QT_TRY(block_norm(r, norm, x, x, r->m * heads, err));
     if (rope->cos)
-        QT_TRY(b->be->rope(b->be, x, rope->cos, rope->sin, r->m, r->seqlen, heads, dim, dim, err));
+        QT_TRY(b->be->rope(b->be, x, rope->cos, rope->sin, r->m, r->seqlen, heads,
+                           cfg->info.head_dim, cfg->rotated, err));
 done:
     return rc;
 }

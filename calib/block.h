@@ -24,7 +24,7 @@ struct block_grad_work {
     float *dx, *dwide; /* gradients: [rows][hidden]; q, k, v, y or gate, up side by side */
 };
 
-/* A rotary embedding's tables, [seqlen][head_dim / 2]. */
+/* A rotary embedding's tables, [seqlen][config.rotated / 2]. */
 struct rope {
     float *cos, *sin, *minus_sin;
 };

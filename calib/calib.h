@@ -71,9 +71,13 @@ struct qt_linear {
     size_t n, k, layer;
     int input; /* 0 attention in, 1 attention out, 2 MLP in, 3 MLP down; of expert e: + 2 e */
     /* The input whose channels this one's rows become (through attention, or elementwise), so that
-     * they may change places together: channel c is row qt_model_feed_row(c). -1: none. */
+     * they may change places together. -1: none. */
     int feeds;
-    bool feeds_scale; /* a row that is multiplied by a positive number multiplies its channel */
+    /* Rows from feeds_from on do, each set of feeds_rows for all channels (gate and up in one
+     * tensor are two sets): channel c is row qt_model_feed_row(c) of a set. */
+    size_t feeds_from, feeds_rows;
+    /* A row of the last set that is multiplied by a positive number multiplies its channel. */
+    bool feeds_scale;
 };
 
 /*

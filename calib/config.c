@@ -308,7 +308,7 @@ static int scale_llama3(float *inv_freq, const struct config *cfg, const json_t 
     if (high <= low)
         return qt_fail(err, QT_E_INPUT, src->path, NULL,
                        "'high_freq_factor' %g is not above 'low_freq_factor' %g", high, low);
-    for (size_t i = 0; i < cfg->info.head_dim / 2; i++) {
+    for (size_t i = 0; i < cfg->rotated / 2; i++) {
         float f = inv_freq[i], wavelength = (float)(2 * M_PI) / f;
         float blend = ((float)old / wavelength - (float)low) / (float)(high - low);
         if (wavelength > (float)(old / low))
@@ -325,8 +325,59 @@ static int scale_linear(float *inv_freq, const struct config *cfg, const json_t 
 {
     double factor = 0;
     int rc = read_positive(&factor, rope, "factor", src->path, err);
-    for (size_t i = 0; rc == QT_OK && i < cfg->info.head_dim / 2; i++)
+    for (size_t i = 0; rc == QT_OK && i < cfg->rotated / 2; i++)
         inv_freq[i] /= (float)factor;
+    return rc;
+}
+
+/* factor[rotated / 2] */
+static int read_factors(float *factor, const struct config *cfg, const json_t *rope,
+                        const char *key, const struct source *src, struct qt_err *err)
+{
+    const json_t *list = json_object_get(rope, key);
+    const size_t half = cfg->rotated / 2;
+    if (!json_is_array(list) || json_array_size(list) != half)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not a list of %zu numbers", key,
+                       half);
+    for (size_t i = 0; i < half; i++) {
+        double f = json_number_value(json_array_get(list, i));
+        if (!(f > 1e-6 && f < 1e6))
+            return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                           "'%s' has an entry that is not a positive number", key);
+        factor[i] = (float)f;
+    }
+    return QT_OK;
+}
+
+/* LongRoPE (Phi-3): a factor per frequency, others for long sequences, and larger queries and keys
+ * by as much as the model was stretched. powers[rotated / 2]: theta^exponent. */
+static int scale_longrope(struct rotary *out, const float *powers, const struct config *cfg,
+                          const json_t *rope, const struct source *src, struct qt_err *err)
+{
+    static const char key[] = "original_max_position_embeddings";
+    const size_t half = cfg->rotated / 2, family = cfg->arch->original_positions;
+    size_t old = family ? family : cfg->info.max_positions;
+    double factor, attention;
+    int rc = QT_OK;
+    if (!family && given(rope, key))
+        QT_TRY(qt_json_get_size(&old, rope, key, src->path, err));
+    QT_TRY(read_size(&old, src, key, LIMIT_POSITIONS, err));
+    if (old < 2)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is %zu", key, old);
+    factor = (double)cfg->info.max_positions / (double)old;
+    QT_TRY(read_positive(&factor, rope, "factor", src->path, err));
+    attention = factor > 1 ? sqrt(1 + log(factor) / log((double)old)) : 1;
+    QT_TRY(read_positive(&attention, rope, "attention_factor", src->path, err));
+    QT_TRY(qt_array_new(&out->long_inv_freq, half, sizeof *out->long_inv_freq, err));
+    QT_TRY(read_factors(out->inv_freq, cfg, rope, "short_factor", src, err));
+    QT_TRY(read_factors(out->long_inv_freq, cfg, rope, "long_factor", src, err));
+    for (size_t i = 0; i < half; i++) {
+        out->inv_freq[i] = 1 / (out->inv_freq[i] * powers[i]);
+        out->long_inv_freq[i] = 1 / (out->long_inv_freq[i] * powers[i]);
+    }
+    out->long_from = old;
+    out->scale = (float)attention;
+done:
     return rc;
 }
 
@@ -349,35 +400,59 @@ static int find_rope(const json_t **out, const struct source *src, const json_t 
     return QT_OK;
 }
 
-/* *inv_freq is owned. theta: where neither `key` of config.json nor the options say it. */
-static int read_rope_from(float **inv_freq, const struct config *cfg, const json_t *rope,
+/* cfg->rotated */
+static int read_rotated(struct config *cfg, const json_t *rope, const struct source *src,
+                        struct qt_err *err)
+{
+    double partial = 1;
+    int rc = QT_OK;
+    QT_TRY(read_positive(&partial, src->json, "partial_rotary_factor", src->path, err));
+    QT_TRY(read_positive(&partial, rope, "partial_rotary_factor", src->path, err));
+    if (partial != 1 && (!cfg->arch->partial_rope || partial > 1))
+        QT_TRY(unsupported(src, "partial_rotary_factor",
+                           partial > 1 ? "a value above 1" : "a value other than 1", err));
+    cfg->rotated = (size_t)((double)cfg->info.head_dim * partial);
+    if (cfg->rotated % 2 || !cfg->rotated)
+        rc = partial < 1
+                 ? qt_fail(err, QT_E_INPUT, src->path, NULL,
+                           "'partial_rotary_factor' leaves %zu channels of a head", cfg->rotated)
+                 : qt_fail(err, QT_E_INPUT, src->path, NULL, "'head_dim' %zu is odd", cfg->rotated);
+done:
+    return rc;
+}
+
+/* What *out points to is owned. theta: where neither `key` of config.json nor the options say it.
+ */
+static int read_rope_from(struct rotary *out, struct config *cfg, const json_t *rope,
                           const char *key, double theta, const struct source *src,
                           struct qt_err *err)
 {
-    size_t half = cfg->info.head_dim / 2;
-    double partial = 1;
     const char *type = "default";
+    float *powers = NULL;
     int rc = QT_OK;
     QT_TRY(read_positive(&theta, src->json, key, src->path, err));
     QT_TRY(read_positive(&theta, rope, "rope_theta", src->path, err));
-    QT_TRY(read_positive(&partial, src->json, "partial_rotary_factor", src->path, err));
-    QT_TRY(read_positive(&partial, rope, "partial_rotary_factor", src->path, err));
-    if (partial != 1)
-        QT_TRY(unsupported(src, "partial_rotary_factor", "a value other than 1", err));
+    QT_TRY(read_rotated(cfg, rope, src, err));
     QT_TRY(qt_json_get_string(&type, rope, "type", src->path, err));
     QT_TRY(qt_json_get_string(&type, rope, "rope_type", src->path, err));
-    QT_TRY(qt_array_new(inv_freq, half, sizeof **inv_freq, err));
+    const size_t half = cfg->rotated / 2;
+    QT_TRY(qt_array_new(&powers, half, sizeof *powers, err));
+    QT_TRY(qt_array_new(&out->inv_freq, half, sizeof *out->inv_freq, err));
+    out->scale = 1;
     for (size_t i = 0; i < half; i++) {
-        float exponent = (float)(2 * i) / (float)cfg->info.head_dim;
-        (*inv_freq)[i] = 1.0f / (float)pow(theta, (double)exponent);
+        powers[i] = (float)pow(theta, (double)((float)(2 * i) / (float)cfg->rotated));
+        out->inv_freq[i] = 1.0f / powers[i];
     }
     if (strcmp(type, "linear") == 0)
-        QT_TRY(scale_linear(*inv_freq, cfg, rope, src, err));
+        QT_TRY(scale_linear(out->inv_freq, cfg, rope, src, err));
     else if (strcmp(type, "llama3") == 0)
-        QT_TRY(scale_llama3(*inv_freq, cfg, rope, src, err));
+        QT_TRY(scale_llama3(out->inv_freq, cfg, rope, src, err));
+    else if (strcmp(type, "longrope") == 0)
+        QT_TRY(scale_longrope(out, powers, cfg, rope, src, err));
     else if (strcmp(type, "default") != 0)
         QT_TRY(unsupported(src, "rope_type", type, err));
 done:
+    qt_free(powers);
     return rc;
 }
 
@@ -418,18 +493,14 @@ static int read_rope(struct config *cfg, const struct source *src, struct qt_err
     int rc = QT_OK;
     if (!empty)
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-    if (cfg->info.head_dim % 2) {
-        rc = qt_fail(err, QT_E_INPUT, src->path, NULL, "'head_dim' %zu is odd", cfg->info.head_dim);
-        goto done;
-    }
     if (!(cfg->arch->local_theta > 0))
         QT_TRY(find_rope(&rope, src, empty, err));
     else {
         QT_TRY(ropes_of_layers(&rope, &local, src, empty, err));
-        QT_TRY(read_rope_from(&cfg->local_inv_freq, cfg, local, "rope_local_base_freq",
+        QT_TRY(read_rope_from(&cfg->local_rope, cfg, local, "rope_local_base_freq",
                               cfg->arch->local_theta, src, err));
     }
-    QT_TRY(read_rope_from(&cfg->inv_freq, cfg, rope, "rope_theta",
+    QT_TRY(read_rope_from(&cfg->rope, cfg, rope, "rope_theta",
                           cfg->arch->theta > 0 ? cfg->arch->theta : 1e4, src, err));
 done:
     json_decref(empty);
@@ -481,7 +552,9 @@ done:
 void config_free(struct config *cfg)
 {
     qt_free(cfg->windows);
-    qt_free(cfg->inv_freq);
-    qt_free(cfg->local_inv_freq);
+    qt_free(cfg->rope.inv_freq);
+    qt_free(cfg->rope.long_inv_freq);
+    qt_free(cfg->local_rope.inv_freq);
+    qt_free(cfg->local_rope.long_inv_freq);
     *cfg = (struct config){0};
 }

@@ -65,41 +65,89 @@ static void part_free(struct part *p)
 
 /* ---- layers --------------------------------------------------------------------------------- */
 
-/* What a role's tensors look like. linear_input: -1 for a norm or router. */
-struct role_shape {
-    size_t n, k;
-    bool biased;
-    int linear_input, feeds; /* struct qt_linear */
-};
-
-static struct role_shape role_shape(const struct config *cfg, enum role role, size_t expert)
+/* What a role's tensors look like. input: -1 for a norm or router. */
+static struct qt_linear role_shape(const struct config *cfg, enum role role, size_t expert)
 {
     const struct qt_model_info *info = &cfg->info;
+    const bool gated = cfg->arch->parts[ROLE_GATE] != NULL;
+    const int in = expert_input(expert, false), down = expert_input(expert, true);
     size_t h = info->hidden, q = info->heads * info->head_dim, kv = info->kv_heads * info->head_dim;
+    size_t inner = cfg->intermediate;
     switch (role) {
+    case ROLE_QKV:
+        return (struct qt_linear){.n = q + 2 * kv,
+                                  .k = h,
+                                  .input = 0,
+                                  .feeds = 1,
+                                  .feeds_from = q + kv,
+                                  .feeds_rows = kv,
+                                  .feeds_scale = true};
     case ROLE_Q:
-        return (struct role_shape){q, h, cfg->qkv_bias, 0, -1};
+        return (struct qt_linear){.n = q, .k = h, .input = 0, .feeds = -1};
     case ROLE_K:
-        return (struct role_shape){kv, h, cfg->qkv_bias, 0, -1};
+        return (struct qt_linear){.n = kv, .k = h, .input = 0, .feeds = -1};
     case ROLE_V:
-        return (struct role_shape){kv, h, cfg->qkv_bias, 0, 1};
+        return (struct qt_linear){
+            .n = kv, .k = h, .input = 0, .feeds = 1, .feeds_rows = kv, .feeds_scale = true};
     case ROLE_O:
-        return (struct role_shape){h, q, cfg->o_bias, 1, -1};
+        return (struct qt_linear){.n = h, .k = q, .input = 1, .feeds = -1};
+    case ROLE_GATE_UP:
+        return (struct qt_linear){.n = 2 * inner,
+                                  .k = h,
+                                  .input = in,
+                                  .feeds = down,
+                                  .feeds_rows = inner,
+                                  .feeds_scale = true};
     case ROLE_GATE:
     case ROLE_UP:
-        return (struct role_shape){cfg->intermediate, h, cfg->mlp_bias, expert_input(expert, false),
-                                   expert_input(expert, true)};
+        return (struct qt_linear){.n = inner,
+                                  .k = h,
+                                  .input = in,
+                                  .feeds = down,
+                                  .feeds_rows = inner,
+                                  .feeds_scale = role == ROLE_UP && gated};
     case ROLE_DOWN:
-        return (struct role_shape){h, cfg->intermediate, cfg->mlp_bias, expert_input(expert, true),
-                                   -1};
+        return (struct qt_linear){.n = h, .k = inner, .input = down, .feeds = -1};
     case ROLE_ROUTER:
-        return (struct role_shape){info->experts, h, false, -1, -1};
+        return (struct qt_linear){.n = info->experts, .k = h, .input = -1};
     case ROLE_Q_NORM:
     case ROLE_K_NORM:
-        return (struct role_shape){info->head_dim, 0, false, -1, -1};
+        return (struct qt_linear){.n = info->head_dim, .input = -1};
     default:
-        return (struct role_shape){h, 0, cfg->arch->norm == QT_NORM_LAYER, -1, -1};
+        return (struct qt_linear){.n = h, .input = -1};
     }
+}
+
+static bool role_biased(const struct config *cfg, enum role role)
+{
+    switch (role) {
+    case ROLE_QKV:
+    case ROLE_Q:
+    case ROLE_K:
+    case ROLE_V:
+        return cfg->qkv_bias;
+    case ROLE_O:
+        return cfg->o_bias;
+    case ROLE_GATE_UP:
+    case ROLE_GATE:
+    case ROLE_UP:
+    case ROLE_DOWN:
+        return cfg->mlp_bias;
+    case ROLE_ROUTER:
+    case ROLE_Q_NORM:
+    case ROLE_K_NORM:
+        return false;
+    default:
+        return cfg->arch->norm == QT_NORM_LAYER;
+    }
+}
+
+/* The part whose rows a role is in a family that has that part; itself: none. */
+static enum role role_whole(enum role role)
+{
+    return role >= ROLE_Q && role <= ROLE_V       ? ROLE_QKV
+           : role == ROLE_GATE || role == ROLE_UP ? ROLE_GATE_UP
+                                                  : role;
 }
 
 /* The name without ".weight"; prefix: the family's "model.layers.", without "model." when the
@@ -108,7 +156,7 @@ static int part_stem(char **out, const struct arch *arch, const char *prefix, si
                      enum role role, size_t expert, struct qt_err *err)
 {
     const char *name = arch->parts[role];
-    return arch->experts && role >= ROLE_GATE
+    return arch->experts && role >= ROLE_GATE_UP
                ? qt_string_format(out, err, "%s%zu.%s%zu.%s", prefix, layer, arch->experts, expert,
                                   name)
                : qt_string_format(out, err, "%s%zu.%s", prefix, layer, name);
@@ -118,45 +166,58 @@ static int layer_part(struct layer *layer, const struct config *cfg, const char 
                       size_t index, enum role role, size_t expert, const struct qt_weights *w,
                       struct qt_err *err)
 {
-    const bool gated = cfg->arch->parts[ROLE_GATE] != NULL;
-    const struct role_shape s = role_shape(cfg, role, expert);
-    struct part *part = &layer->parts[part_at(expert, role)];
+    const size_t at = part_at(expert, role);
+    struct part *part = &layer->parts[at];
+    struct qt_linear linear = role_shape(cfg, role, expert);
     char *stem;
     int rc = part_stem(&stem, cfg->arch, prefix, index, role, expert, err);
     if (rc == QT_OK)
-        rc = part_set(part, stem, s.n, s.k, s.biased, w, err);
+        rc = part_set(part, stem, linear.n, linear.k, role_biased(cfg, role), w, err);
     qt_free(stem);
     if (rc < 0)
         return rc;
-    part->linear = s.linear_input >= 0;
+    part->whole = at;
+    part->linear = linear.input >= 0;
     if (part->linear) {
         part->index = layer->linear_count++;
-        layer->linears[part->index] =
-            (struct qt_linear){.weight = part->weight,
-                               .n = s.n,
-                               .k = s.k,
-                               .layer = index,
-                               .input = s.linear_input,
-                               .feeds = s.feeds,
-                               .feeds_scale = role == ROLE_V || (role == ROLE_UP && gated)};
-    } else if (!s.k) {
+        linear.weight = part->weight;
+        linear.layer = index;
+        layer->linears[part->index] = linear;
+    } else if (!linear.k) {
         part->index = layer->norm_count++;
-        layer->norms[part->index] = (struct qt_norm){part->weight, s.n};
+        layer->norms[part->index] = (struct qt_norm){part->weight, linear.n};
     }
     return QT_OK;
+}
+
+/* Rows of the part `whole`, behind those of the role before. */
+static void layer_rows(struct layer *layer, const struct config *cfg, enum role role,
+                       enum role whole, size_t expert)
+{
+    const struct qt_linear shape = role_shape(cfg, role, expert);
+    const size_t at = part_at(expert, role), of = part_at(expert, whole);
+    const struct part *before = &layer->parts[at - 1];
+    layer->parts[at] = (struct part){.n = shape.n,
+                                     .k = shape.k,
+                                     .index = layer->parts[of].index,
+                                     .whole = of,
+                                     .first = at - 1 == of ? 0 : before->first + before->n};
 }
 
 static int layer_set(struct layer *layer, const struct config *cfg, const char *prefix,
                      size_t index, const struct qt_weights *w, struct qt_err *err)
 {
+    const char *const *names = cfg->arch->parts;
     const size_t parts = layer_parts(cfg);
     int rc;
     QT_TRY(qt_array_new(&layer->parts, parts, sizeof *layer->parts, err));
     QT_TRY(qt_array_new(&layer->linears, parts, sizeof *layer->linears, err));
     for (size_t expert = 0; expert < layer_mlps(cfg); expert++)
-        for (int role = expert ? ROLE_GATE : 0; role < ROLE_COUNT; role++)
-            if (cfg->arch->parts[role])
+        for (int role = expert ? ROLE_GATE_UP : 0; role < ROLE_COUNT; role++)
+            if (names[role])
                 QT_TRY(layer_part(layer, cfg, prefix, index, (enum role)role, expert, w, err));
+            else if (names[role_whole((enum role)role)])
+                layer_rows(layer, cfg, (enum role)role, role_whole((enum role)role), expert);
 done:
     return rc;
 }

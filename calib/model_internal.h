@@ -12,6 +12,9 @@
  * of what MLP_IN gives, which few of them a token goes through; their outputs are added up, each
  * times its share.
  *
+ * Some families have the weights of Q, K, V in one tensor, QKV, and those of GATE, UP in GATE_UP;
+ * these are then the linears, and Q, K, V, GATE, UP are rows of them.
+ *
  * With `norm_after` (early OPT) ATTN_IN and MLP_IN are applied behind the additions instead.
  */
 #ifndef QT_CALIB_MODEL_INTERNAL_H
@@ -21,6 +24,7 @@
 
 enum role {
     ROLE_ATTN_IN,
+    ROLE_QKV,
     ROLE_Q,
     ROLE_K,
     ROLE_V,
@@ -31,11 +35,12 @@ enum role {
     ROLE_MLP_IN,
     ROLE_ROUTER,
     ROLE_MLP_OUT,
-    ROLE_GATE, /* from here on: of each expert */
+    ROLE_GATE_UP, /* from here on: of each expert */
+    ROLE_GATE,
     ROLE_UP,
     ROLE_DOWN,
     ROLE_COUNT,
-    EXPERT_ROLES = ROLE_COUNT - ROLE_GATE
+    EXPERT_ROLES = ROLE_COUNT - ROLE_GATE_UP
 };
 
 /* A yes/no that is fixed for a family (key NULL) or read from config.json (value: when missing). */
@@ -75,12 +80,26 @@ struct arch {
     enum window_rule window;
     bool window_given; /* without sliding_window in config.json: no window; else 4096 */
     bool rope;         /* else learned positions, `position_offset` rows into their table */
+    bool partial_rope; /* partial_rotary_factor */
+    /* original_max_position_embeddings where config.json does not say it outside the options of its
+     * rotary embedding; 0: what these say. */
+    size_t original_positions;
     bool opt_layout;   /* do_layer_norm_before, word_embed_proj_dim and their like */
     bool gemma_scales; /* softcaps, query_pre_attn_scalar, embedding times sqrt(hidden) */
     size_t position_offset;
 };
 /* NULL when unknown. */
 const struct arch *arch_find(const char *family);
+
+/* A rotary embedding: channels i and i + rotated / 2 of a head make an angle of position *
+ * inv_freq[i]; cosines and sines are multiplied by `scale`. */
+struct rotary {
+    float *inv_freq; /* [config.rotated / 2], NULL: none */
+    /* Instead, for sequences of more than long_from tokens; NULL: the same for all. */
+    float *long_inv_freq;
+    size_t long_from;
+    float scale;
+};
 
 /* config.json in numbers. All sizes, but of what there is none, are at least 1 and small enough
  * that a product of any two fits easily; heads is a multiple of kv_heads. */
@@ -89,8 +108,8 @@ struct config {
     struct qt_model_info info;
     size_t intermediate, embed_dim; /* embed_dim: width of the embedding table */
     size_t *windows;                /* [layers], 0 = none */
-    float *inv_freq;                /* [head_dim / 2], NULL without rope */
-    float *local_inv_freq;          /* of layers with a window; NULL: as the others */
+    size_t rotated;                 /* channels of a head that the rotary embedding turns */
+    struct rotary rope, local_rope; /* local: of layers with a window; none: as the others */
     float eps, attn_scale, attn_softcap, embed_scale;
     enum qt_act_kind act;
     bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm;
@@ -101,12 +120,13 @@ int config_read(struct config *out, const char *dir, struct qt_err *err);
 void config_free(struct config *cfg);
 
 /* A linear layer, norm or table: y[n] = W[n][k] x[k] + b[n]; k = 0: the weight is a vector [n].
- * weight NULL: absent. */
+ * weight NULL: absent, or, with k, rows of a part that several are in. */
 struct part {
     char *weight, *bias;
     size_t n, k;
-    bool linear;  /* that qt_model_linears lists */
-    size_t index; /* among these, or among the norms */
+    bool linear;         /* that qt_model_linears lists */
+    size_t index;        /* among these, or among the norms; of rows of a part: as that */
+    size_t whole, first; /* rows [first, first + n) of that part; itself, 0 */
 };
 
 struct layer {

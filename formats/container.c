@@ -1,5 +1,7 @@
 #include "formats/formats.h"
 
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -338,13 +340,10 @@ done:
 
 bool qt_container_probe(const char *path)
 {
-    char *manifest;
-    bool found = false;
-    if (qt_path_is_dir(path) && qt_path_join(&manifest, path, "qtool.json", NULL) == QT_OK) {
-        found = qt_path_exists(manifest);
-        qt_free(manifest);
-    }
-    return found;
+    char manifest[PATH_MAX]; /* no allocation that could fail; longer names cannot be opened */
+    int size = snprintf(manifest, sizeof manifest, "%s/qtool.json", path);
+    return qt_path_is_dir(path) && size > 0 && (size_t)size < sizeof manifest &&
+           qt_path_exists(manifest);
 }
 
 int qt_container_open(struct qt_container **out, const char *path, struct qt_err *err)

@@ -336,10 +336,18 @@ int qt_act_plan_arrange(struct qt_arrange *out, const struct qt_act_plan *p,
         return QT_OK;
     QT_TRY(qt_array_new(&order, linear->n, sizeof *order, err));
     QT_TRY(qt_array_new(&factor, linear->n, sizeof *factor, err));
-    for (size_t c = 0; c < fed->k; c++) {
-        size_t row = qt_model_feed_row(model, linear->feeds, c);
-        order[row] = (uint32_t)qt_model_feed_row(model, linear->feeds, fed->order[c]);
-        factor[row] = linear->feeds_scale ? fed->factor[c] : 1;
+    for (size_t i = 0; i < linear->n; i++) {
+        order[i] = (uint32_t)i;
+        factor[i] = 1;
+    }
+    for (size_t first = linear->feeds_from; first < linear->n; first += linear->feeds_rows) {
+        const bool scaled = linear->feeds_scale && first + linear->feeds_rows == linear->n;
+        for (size_t c = 0; c < fed->k; c++) {
+            size_t row = first + qt_model_feed_row(model, linear->feeds, c);
+            size_t from = first + qt_model_feed_row(model, linear->feeds, fed->order[c]);
+            order[row] = (uint32_t)from;
+            factor[row] = scaled ? fed->factor[c] : 1;
+        }
     }
     out->row_order = order;
     out->row_factor = factor;

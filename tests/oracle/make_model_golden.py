@@ -47,6 +47,8 @@ GEMMA3 = LLAMA | dict(
                      "full_attention": {"rope_type": "linear", "factor": 4.0,
                                         "rope_theta": 2000.0}})
 MIXTURE = LLAMA | dict(moe_intermediate_size=24, num_experts=6, head_dim=8)
+LONGROPE = {"rope_type": "longrope", "rope_theta": 300.0, "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.25, 1.5], "long_factor": [1.5, 4.0, 9.0]}
 OPT = dict(hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=101,
            max_position_embeddings=44)
 
@@ -101,6 +103,18 @@ MODELS = {
     "mixtral_window": ("mixtral", LLAMA | dict(num_local_experts=3, num_experts_per_tok=1,
                                                sliding_window=6, num_hidden_layers=1),
                        {"rms_norm_eps": None, "rope_parameters": None}),
+    "phi3": ("phi3", LLAMA | dict(sliding_window=9),
+             {"rms_norm_eps": None, "rope_parameters": None, "rope_theta": 500.0}),
+    "phi3_short": ("phi3", LLAMA | dict(original_max_position_embeddings=40,
+                                        tie_word_embeddings=True, rope_parameters=LONGROPE), {}),
+    "phi3_long_old_keys": ("phi3", LLAMA | dict(num_attention_heads=2, num_key_value_heads=1), {
+        "rope_parameters": None, "partial_rotary_factor": 0.5,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 2.5],
+                         "long_factor": [1.5, 4.0, 9.0, 12.0]},
+        "original_max_position_embeddings": 16}),
+    "llama_longrope": ("llama", LLAMA | dict(head_dim=6, rope_parameters=LONGROPE | {
+        "partial_rotary_factor": 1.0, "original_max_position_embeddings": 20, "factor": 2.0,
+        "attention_factor": 1.3}), {}),
 }
 
 # Where published checkpoints have the experts that transformers keeps in one tensor.

@@ -206,8 +206,8 @@ static void reference_case(const char *name, const char *ids_path)
     }
     open_fixture(&f, dir);
     double plain = reference_difference(&f, ids_file, logits_file);
-    for (size_t i = 0; i < f.model->cfg.info.head_dim / 2; i++)
-        f.model->cfg.inv_freq[i] = qt_f16_to_f32(qt_f32_to_f16(f.model->cfg.inv_freq[i]));
+    for (size_t i = 0; i < f.model->cfg.rotated / 2; i++)
+        f.model->cfg.rope.inv_freq[i] = qt_f16_to_f32(qt_f32_to_f16(f.model->cfg.rope.inv_freq[i]));
     double rounded = reference_difference(&f, ids_file, logits_file);
     print_message("  %s: %.2e, with FP16 frequencies %.2e\n", name, plain, rounded);
     assert_true(rounded <= 1e-4);
@@ -614,6 +614,24 @@ static const struct refusal refusals[] = {
     {"mixtral", "num_local_experts", "6", QT_E_INPUT, "block_sparse_moe.gate.weight"},
     {"mixtral", "num_experts_per_tok", "6", QT_E_INPUT, "more than 'num_local_experts' 5"},
     {"mixtral", "num_hidden_layers", "1", QT_E_INPUT, "'num_hidden_layers' in config.json is 1"},
+    {"phi3", "num_key_value_heads", "4", QT_E_INPUT, "qkv_proj.weight"},
+    {"phi3", "intermediate_size", "47", QT_E_INPUT, "gate_up_proj.weight"},
+    {"phi3", "partial_rotary_factor", "0.4", QT_E_INPUT, "leaves 3 channels"},
+    {"phi3", "partial_rotary_factor", "0.1", QT_E_INPUT, "leaves 0 channels"},
+    {"phi3", "partial_rotary_factor", "1.5", QT_E_UNSUPPORTED, "above 1"},
+    {"phi3", "partial_rotary_factor", "0", QT_E_INPUT, "partial_rotary_factor"},
+    {"phi3", "rope_scaling", "{\"type\": \"longrope\"}", QT_E_INPUT, "'short_factor'"},
+    {"phi3", "rope_scaling",
+     "{\"type\": \"longrope\", \"short_factor\": [1, 1, 1], \"long_factor\": [1, 1, 1, 1]}",
+     QT_E_INPUT, "'short_factor' is not a list of 4 numbers"},
+    {"phi3", "rope_scaling",
+     "{\"type\": \"longrope\", \"short_factor\": [1, 1, 1, 1], \"long_factor\": [1, 1, 0, 1]}",
+     QT_E_INPUT, "'long_factor' has an entry"},
+    {"phi3", "rope_scaling",
+     "{\"type\": \"longrope\", \"short_factor\": [1, 1, 1, \"1\"], \"long_factor\": 1}", QT_E_INPUT,
+     "'short_factor' has an entry"},
+    {"phi3_short", "original_max_position_embeddings", "1", QT_E_INPUT, "original_max_position"},
+    {"phi3_short", "original_max_position_embeddings", "0", QT_E_INPUT, "original_max_position"},
     {"opt", "word_embed_proj_dim", "16", QT_E_INPUT, "embed_tokens"},
     {"opt_norm_after", "word_embed_proj_dim", "0", QT_E_INPUT, "word_embed_proj_dim"},
     {"opt", "max_position_embeddings", "45", QT_E_INPUT, "embed_positions"},
