@@ -3,8 +3,8 @@
 #include "calib/model_internal.h"
 
 #define LLAMA_NAMES                                                                                \
-    .layers = "model.layers.", .embed = "model.embed_tokens", .final_norm = "model.norm",          \
-    .eps_key = "rms_norm_eps", .rope = true
+    .layers = "layers.", .embed = "embed_tokens", .final_norm = "norm", .eps_key = "rms_norm_eps", \
+    .rope = true
 
 #define LLAMA_LIKE                                                                                 \
     LLAMA_NAMES, .act_key = "hidden_act", .act = "silu", .norm = QT_NORM_RMS,                      \
@@ -22,6 +22,10 @@
 #define LLAMA_PARTS                                                                                \
     ATTENTION_PARTS, [ROLE_GATE] = "mlp.gate_proj", [ROLE_UP] = "mlp.up_proj",                     \
                      [ROLE_DOWN] = "mlp.down_proj"
+
+#define QWEN3_PARTS                                                                                \
+    LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm", [ROLE_Q_NORM] = "self_attn.q_norm",   \
+                 [ROLE_K_NORM] = "self_attn.k_norm"
 
 #define GEMMA_PARTS                                                                                \
     LLAMA_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",                                     \
@@ -51,14 +55,33 @@ static const struct arch table[] = {
         .window = WINDOW_FROM_LAYER,
     },
     {
+        .family = "qwen2_5_vl_text",
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
+        .eps = 1e-5,
+        .theta = 1e6,
+        .mrope = true,
+        .qkv_bias = {NULL, true},
+        .window = WINDOW_FROM_LAYER,
+    },
+    {
         .family = "qwen3",
         .head_dim = 128,
         LLAMA_LIKE,
-        .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
-                  [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"},
+        .parts = {QWEN3_PARTS},
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
         .window = WINDOW_FROM_LAYER,
+    },
+    {
+        .family = "qwen3_vl_text",
+        .head_dim = 128,
+        LLAMA_LIKE,
+        .parts = {QWEN3_PARTS},
+        .theta = 5e5,
+        .mrope = true,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
     },
     {
         .family = "qwen3_moe",
@@ -113,6 +136,10 @@ static const struct arch table[] = {
     {
         .family = "gemma3_text",
         GEMMA_LIKE,
+        .vocab = 262208,
+        .max_positions = 131072,
+        .heads = 8,
+        .kv_heads = 4,
         .theta = 1e6,
         .local_theta = 1e4,
         .parts =
@@ -121,13 +148,13 @@ static const struct arch table[] = {
     },
     {
         .family = "opt",
-        .layers = "model.decoder.layers.",
-        .embed = "model.decoder.embed_tokens",
-        .positions = "model.decoder.embed_positions",
+        .layers = "decoder.layers.",
+        .embed = "decoder.embed_tokens",
+        .positions = "decoder.embed_positions",
         .position_offset = 2,
-        .final_norm = "model.decoder.final_layer_norm",
-        .project_in = "model.decoder.project_in",
-        .project_out = "model.decoder.project_out",
+        .final_norm = "decoder.final_layer_norm",
+        .project_in = "decoder.project_in",
+        .project_out = "decoder.project_out",
         .parts = {[ROLE_ATTN_IN] = "self_attn_layer_norm",
                   [ROLE_Q] = "self_attn.q_proj",
                   [ROLE_K] = "self_attn.k_proj",
@@ -150,10 +177,31 @@ static const struct arch table[] = {
 
 enum { FAMILIES = sizeof table / sizeof *table };
 
-/* In the order of the table; a test compares the two. */
-static const char *const families[FAMILIES + 1] = {"llama",       "mistral", "qwen2", "qwen3",
-                                                   "qwen3_moe",   "mixtral", "phi3",  "gemma2",
-                                                   "gemma3_text", "opt",     NULL};
+static const struct {
+    const char *type, *flat; /* arch_is_wrapper */
+} wrappers[] = {
+    {"gemma3", NULL},
+    {"mistral3", NULL},
+    {"qwen2_5_vl", "qwen2_5_vl_text"},
+    {"qwen3_vl", NULL},
+};
+
+/* All of both tables; a test compares. */
+static const char *const types[] = {
+    "llama",     "mistral",  "qwen2",      "qwen2_5_vl_text", "qwen3",       "qwen3_vl_text",
+    "qwen3_moe", "mixtral",  "phi3",       "gemma2",          "gemma3_text", "opt",
+    "gemma3",    "mistral3", "qwen2_5_vl", "qwen3_vl",        NULL};
+
+bool arch_is_wrapper(const char **flat, const char *type)
+{
+    *flat = NULL;
+    for (size_t i = 0; i < sizeof wrappers / sizeof *wrappers; i++)
+        if (strcmp(wrappers[i].type, type) == 0) {
+            *flat = wrappers[i].flat;
+            return true;
+        }
+    return false;
+}
 
 const struct arch *arch_find(const char *family)
 {
@@ -163,7 +211,7 @@ const struct arch *arch_find(const char *family)
     return NULL;
 }
 
-const char *const *qt_model_families(void)
+const char *const *qt_model_types(void)
 {
-    return families;
+    return types;
 }

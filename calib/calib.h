@@ -126,8 +126,8 @@ struct qt_model_info {
 int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_err *err);
 void qt_model_close(struct qt_model *model);
 const struct qt_model_info *qt_model_info(const struct qt_model *model);
-/* NULL-terminated list of the supported families. */
-const char *const *qt_model_families(void);
+/* NULL-terminated list of what may stand under "model_type" in config.json. */
+const char *const *qt_model_types(void);
 
 /* Of a block: how many different inputs its linears have. */
 size_t qt_model_inputs(const struct qt_model *model);

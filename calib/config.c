@@ -13,9 +13,9 @@ enum {
     LIMIT_POSITIONS = 1 << 30,
 };
 
-/* config.json while it is being read. */
+/* config.json while it is being read: what is said of the decoder, and of all. */
 struct source {
-    const json_t *json;
+    const json_t *json, *root;
     const char *path;
 };
 
@@ -82,8 +82,9 @@ static int read_heads(struct config *cfg, const struct source *src, struct qt_er
 {
     struct qt_model_info *info = &cfg->info;
     int rc = QT_OK;
+    info->heads = cfg->arch->heads;
     QT_TRY(read_size(&info->heads, src, "num_attention_heads", LIMIT_HEADS, err));
-    info->kv_heads = info->heads;
+    info->kv_heads = cfg->arch->kv_heads ? cfg->arch->kv_heads : info->heads;
     QT_TRY(read_size(&info->kv_heads, src, "num_key_value_heads", LIMIT_HEADS, err));
     if (info->heads % info->kv_heads)
         return qt_fail(err, QT_E_INPUT, src->path, NULL,
@@ -135,6 +136,8 @@ static int read_sizes(struct config *cfg, const struct source *src, struct qt_er
     int rc = QT_OK;
     QT_TRY(read_size(&info->layers, src, "num_hidden_layers", LIMIT_LAYERS, err));
     QT_TRY(read_size(&info->hidden, src, "hidden_size", LIMIT_WIDTH, err));
+    info->vocab = cfg->arch->vocab;
+    info->max_positions = cfg->arch->max_positions;
     QT_TRY(read_size(&info->vocab, src, "vocab_size", LIMIT_WIDTH, err));
     QT_TRY(read_size(&info->max_positions, src, "max_position_embeddings", LIMIT_POSITIONS, err));
     QT_TRY(read_size(&cfg->intermediate, src, key ? key : "intermediate_size", LIMIT_WIDTH, err));
@@ -187,7 +190,7 @@ static int read_flags(struct config *cfg, const struct source *src, struct qt_er
     cfg->final_norm = true;
     cfg->embed_scale = 1.0f;
     cfg->attn_scale = (float)(1.0 / sqrt((double)cfg->info.head_dim));
-    if (given(src->json, "quantization_config"))
+    if (given(src->json, "quantization_config") || given(src->root, "quantization_config"))
         rc = unsupported(src, "quantization_config", "an already quantized checkpoint", err);
 done:
     return rc;
@@ -224,6 +227,8 @@ static int read_gemma(struct config *cfg, const struct source *src, struct qt_er
         QT_TRY(unsupported(src, "use_bidirectional_attention", "true", err));
     if (arch->local_theta > 0 && cfg->attn_softcap > 0) /* transformers reads it and does nothing */
         QT_TRY(unsupported(src, "attn_logit_softcapping", "with this family a number", err));
+    if (cfg->wrapped && cfg->info.logit_softcap > 0) /* and this it does not even read */
+        QT_TRY(unsupported(src, "final_logit_softcapping", "in 'text_config' a number", err));
     cfg->attn_scale = (float)(1.0 / sqrt(scalar));
     cfg->embed_scale = (float)sqrt((double)cfg->info.hidden);
 done:
@@ -449,7 +454,7 @@ static int read_rope_from(struct rotary *out, struct config *cfg, const json_t *
         QT_TRY(scale_llama3(out->inv_freq, cfg, rope, src, err));
     else if (strcmp(type, "longrope") == 0)
         QT_TRY(scale_longrope(out, powers, cfg, rope, src, err));
-    else if (strcmp(type, "default") != 0)
+    else if (strcmp(type, "default") != 0 && !(cfg->arch->mrope && strcmp(type, "mrope") == 0))
         QT_TRY(unsupported(src, "rope_type", type, err));
 done:
     qt_free(powers);
@@ -509,14 +514,31 @@ done:
 
 /* ---- all of it ------------------------------------------------------------------------------ */
 
-static int read_all(struct config *cfg, const struct source *src, struct qt_err *err)
+/* The family, and where in the file its options are. */
+static int find_decoder(struct config *cfg, struct source *src, struct qt_err *err)
 {
-    const char *type;
+    const json_t *inner = json_object_get(src->root, "text_config");
+    const char *type, *flat;
     int rc = QT_OK;
-    QT_TRY(qt_json_need_string(&type, src->json, "model_type", src->path, err));
+    QT_TRY(qt_json_need_string(&type, src->root, "model_type", src->path, err));
+    cfg->wrapped = arch_is_wrapper(&flat, type);
+    if (cfg->wrapped && json_is_object(inner)) {
+        src->json = inner;
+        QT_TRY(qt_json_need_string(&type, inner, "model_type", src->path, err));
+    } else if (flat) {
+        type = flat;
+    }
     cfg->arch = arch_find(type);
     if (!cfg->arch)
-        QT_TRY(unsupported(src, "model_type", type, err));
+        rc = unsupported(src, "model_type", type, err);
+done:
+    return rc;
+}
+
+static int read_all(struct config *cfg, struct source *src, struct qt_err *err)
+{
+    int rc = QT_OK;
+    QT_TRY(find_decoder(cfg, src, err));
     cfg->info.family = cfg->arch->family;
     QT_TRY(read_sizes(cfg, src, err));
     QT_TRY(read_flags(cfg, src, err));
@@ -540,7 +562,7 @@ int config_read(struct config *out, const char *dir, struct qt_err *err)
     *out = (struct config){0};
     QT_TRY(qt_path_join(&path, dir, "config.json", err));
     QT_TRY(qt_json_load(&json, path, LIMIT_FILE, err));
-    QT_TRY(read_all(out, &(struct source){json, path}, err));
+    QT_TRY(read_all(out, &(struct source){json, json, path}, err));
 done:
     json_decref(json);
     qt_free(path);

@@ -150,16 +150,15 @@ static enum role role_whole(enum role role)
                                                   : role;
 }
 
-/* The name without ".weight"; prefix: the family's "model.layers.", without "model." when the
- * checkpoint leaves that out. */
+/* The name without ".weight". prefix: of the decoder's tensors. */
 static int part_stem(char **out, const struct arch *arch, const char *prefix, size_t layer,
                      enum role role, size_t expert, struct qt_err *err)
 {
     const char *name = arch->parts[role];
     return arch->experts && role >= ROLE_GATE_UP
-               ? qt_string_format(out, err, "%s%zu.%s%zu.%s", prefix, layer, arch->experts, expert,
-                                  name)
-               : qt_string_format(out, err, "%s%zu.%s", prefix, layer, name);
+               ? qt_string_format(out, err, "%s%s%zu.%s%zu.%s", prefix, arch->layers, layer,
+                                  arch->experts, expert, name)
+               : qt_string_format(out, err, "%s%s%zu.%s", prefix, arch->layers, layer, name);
 }
 
 static int layer_part(struct layer *layer, const struct config *cfg, const char *prefix,
@@ -243,38 +242,67 @@ done:
 
 /* ---- model ---------------------------------------------------------------------------------- */
 
-/* Checkpoints of the bare decoder leave the leading "model." out. */
-static size_t prefix_skip(const struct arch *arch, const struct qt_weights *w)
+/* What stands before the names of the decoder's tensors, and the head's name. */
+struct naming {
+    const char *prefix, *head;
+};
+
+static bool has_part(const struct qt_weights *w, const char *prefix, const char *stem)
 {
-    static const char prefix[] = "model.";
     char name[128];
-    size_t shape[QT_MAX_DIMS], skip = sizeof prefix - 1;
+    size_t shape[QT_MAX_DIMS];
     int ndim;
-    snprintf(name, sizeof name, "%s.weight", arch->embed);
-    return !w->shape(w->ctx, name, &ndim, shape) && w->shape(w->ctx, name + skip, &ndim, shape)
-               ? skip
-               : 0;
+    snprintf(name, sizeof name, "%s%s.weight", prefix, stem);
+    return w->shape(w->ctx, name, &ndim, shape);
 }
 
-static int set_ends(struct qt_model *m, size_t skip, const struct qt_weights *w, struct qt_err *err)
+/* The usual one, the bare decoder's, and those of models of images and text. */
+static struct naming find_naming(const struct arch *arch, const struct qt_weights *w)
+{
+    static const struct naming known[] = {
+        {"model.", "lm_head"},
+        {"", "lm_head"},
+        {"language_model.model.", "language_model.lm_head"},
+        {"model.language_model.", "lm_head"},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (has_part(w, known[i].prefix, arch->embed))
+            return known[i];
+    return known[0];
+}
+
+static int end_set(struct part *out, const char *prefix, const char *name, size_t n, size_t k,
+                   bool biased, const struct qt_weights *w, struct qt_err *err)
+{
+    char *stem;
+    int rc = qt_string_format(&stem, err, "%s%s", prefix, name);
+    if (rc == QT_OK)
+        rc = part_set(out, stem, n, k, biased, w, err);
+    qt_free(stem);
+    return rc;
+}
+
+static int set_ends(struct qt_model *m, const struct naming *naming, const struct qt_weights *w,
+                    struct qt_err *err)
 {
     const struct config *cfg = &m->cfg;
     const struct arch *arch = cfg->arch;
+    const char *prefix = naming->prefix;
     size_t hidden = cfg->info.hidden, vocab = cfg->info.vocab, embed = cfg->embed_dim;
     int rc = QT_OK;
-    QT_TRY(part_set(&m->embed, arch->embed + skip, vocab, embed, false, w, err));
+    QT_TRY(end_set(&m->embed, prefix, arch->embed, vocab, embed, false, w, err));
     if (arch->positions)
-        QT_TRY(part_set(&m->positions, arch->positions + skip,
-                        cfg->info.max_positions + arch->position_offset, hidden, false, w, err));
+        QT_TRY(end_set(&m->positions, prefix, arch->positions,
+                       cfg->info.max_positions + arch->position_offset, hidden, false, w, err));
     if (embed != hidden) {
-        QT_TRY(part_set(&m->project_in, arch->project_in + skip, hidden, embed, false, w, err));
-        QT_TRY(part_set(&m->project_out, arch->project_out + skip, embed, hidden, false, w, err));
+        QT_TRY(end_set(&m->project_in, prefix, arch->project_in, hidden, embed, false, w, err));
+        QT_TRY(end_set(&m->project_out, prefix, arch->project_out, embed, hidden, false, w, err));
     }
     if (cfg->final_norm)
-        QT_TRY(part_set(&m->final_norm, arch->final_norm + skip, hidden, 0,
-                        arch->norm == QT_NORM_LAYER, w, err));
+        QT_TRY(end_set(&m->final_norm, prefix, arch->final_norm, hidden, 0,
+                       arch->norm == QT_NORM_LAYER, w, err));
     if (!cfg->tied)
-        QT_TRY(part_set(&m->head, "lm_head", vocab, embed, false, w, err));
+        QT_TRY(end_set(&m->head, "", naming->head, vocab, embed, false, w, err));
 done:
     return rc;
 }
@@ -287,12 +315,13 @@ int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_e
     QT_TRY(qt_array_new(&m, 1, sizeof *m, err));
     QT_TRY(config_read(&m->cfg, w->dir, err));
     QT_TRY(qt_array_new(&m->layers, m->cfg.info.layers, sizeof *m->layers, err));
-    size_t skip = prefix_skip(m->cfg.arch, w);
-    const char *prefix = m->cfg.arch->layers + skip;
-    QT_TRY(set_ends(m, skip, w, err));
+    const struct naming naming = find_naming(m->cfg.arch, w);
+    if (m->cfg.wrapped)
+        m->cfg.tied = !has_part(w, "", naming.head);
+    QT_TRY(set_ends(m, &naming, w, err));
     for (size_t i = 0; i < m->cfg.info.layers; i++)
-        QT_TRY(layer_set(&m->layers[i], &m->cfg, prefix, i, w, err));
-    QT_TRY(check_no_more_layers(&m->cfg, prefix, w, err));
+        QT_TRY(layer_set(&m->layers[i], &m->cfg, naming.prefix, i, w, err));
+    QT_TRY(check_no_more_layers(&m->cfg, naming.prefix, w, err));
     m->last = (struct qt_norm){m->final_norm.weight, m->final_norm.n};
     *out = m;
 done:

@@ -61,8 +61,10 @@ enum window_rule {
 /* A model family: what config.json calls things, and which parts the graph has. */
 struct arch {
     const char *family; /* model_type */
-    size_t head_dim;    /* where config.json does not say it; 0: hidden / heads */
-    /* Tensor names without ".weight"/".bias"; of a layer: behind `layers` and its number. */
+    /* Where config.json does not say it. 0: it must; of head_dim: hidden / heads. */
+    size_t vocab, max_positions, heads, kv_heads, head_dim;
+    /* Tensor names without the decoder's prefix ("model.") and ".weight"/".bias"; of a layer:
+     * behind `layers` and its number. */
     const char *layers, *embed, *positions, *final_norm, *project_in, *project_out;
     const char *parts[ROLE_COUNT];  /* NULL: the family has no such part */
     const char *experts;            /* NULL: none; what stands before an expert's number and part */
@@ -81,6 +83,7 @@ struct arch {
     bool window_given; /* without sliding_window in config.json: no window; else 4096 */
     bool rope;         /* else learned positions, `position_offset` rows into their table */
     bool partial_rope; /* partial_rotary_factor */
+    bool mrope; /* rope_type mrope: positions of images; in text an ordinary rotary embedding */
     /* original_max_position_embeddings where config.json does not say it outside the options of its
      * rotary embedding; 0: what these say. */
     size_t original_positions;
@@ -90,6 +93,9 @@ struct arch {
 };
 /* NULL when unknown. */
 const struct arch *arch_find(const char *family);
+/* Whether a model_type is a model of images and text around a decoder that config.json describes
+ * under "text_config". flat: or, without that, as a decoder of this family; NULL: it does not. */
+bool arch_is_wrapper(const char **flat, const char *type);
 
 /* A rotary embedding: channels i and i + rotated / 2 of a head make an angle of position *
  * inv_freq[i]; cosines and sines are multiplied by `scale`. */
@@ -113,6 +119,8 @@ struct config {
     float eps, attn_scale, attn_softcap, embed_scale;
     enum qt_act_kind act;
     bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm;
+    /* Wrappers say `tied` here, there, in both places or not at all: it is if there is no head. */
+    bool wrapped;
     size_t chosen; /* of info.experts, for a token */
     bool shares_of_one;
 };

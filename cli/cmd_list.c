@@ -147,14 +147,14 @@ static int list_kernels(struct cli *cli, struct qt_err *err)
 
 static int list_archs(struct cli *cli, struct qt_err *err)
 {
-    const char *const *families = qt_model_families();
+    const char *const *types = qt_model_types();
     json_t *array = cli->doc ? json_array() : NULL;
     (void)err;
-    for (size_t i = 0; families[i]; i++) {
+    for (size_t i = 0; types[i]; i++) {
         if (array)
-            doc_append(cli, array, doc_text(families[i]));
+            doc_append(cli, array, doc_text(types[i]));
         else
-            printf("%s\n", families[i]);
+            printf("%s\n", types[i]);
     }
     if (array)
         doc_set(cli, cli->doc, "archs", array);

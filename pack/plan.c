@@ -37,6 +37,8 @@ static const char *reason_to_copy(const struct qt_tensor *t)
         return "dtype";
     if (t->ndim != 2)
         return t->ndim < 2 ? "vector" : "more than 2 dimensions";
+    if (strstr(t->name, "vision") || strstr(t->name, "visual") || strstr(t->name, "audio"))
+        return "not of the language model";
     if (strstr(t->name, "lm_head") || strstr(t->name, "embed_out"))
         return "head";
     if (strstr(t->name, "embed") || strstr(t->name, ".wte.") || strstr(t->name, ".wpe."))

@@ -115,11 +115,52 @@ MODELS = {
     "llama_longrope": ("llama", LLAMA | dict(head_dim=6, rope_parameters=LONGROPE | {
         "partial_rotary_factor": 1.0, "original_max_position_embeddings": 20, "factor": 2.0,
         "attention_factor": 1.3}), {}),
+    # Models of images and text: the least that transformers takes for eyes.
+    "gemma3_images": ("gemma3", dict(
+        text_config=GEMMA3 | dict(final_logit_softcapping=None), mm_tokens_per_image=4,
+        vision_config=dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                           num_attention_heads=2, image_size=28, patch_size=14)), {}),
+    "mistral3_images": ("mistral3", dict(
+        text_config=LLAMA | dict(model_type="mistral", sliding_window=None, head_dim=6),
+        vision_config=dict(model_type="pixtral", hidden_size=16, intermediate_size=16,
+                           num_hidden_layers=1, num_attention_heads=2, head_dim=8, image_size=28,
+                           patch_size=14)), {"tie_word_embeddings": None}),
+    "qwen2_5_vl": ("qwen2_5_vl", dict(
+        text_config=LLAMA | dict(rope_parameters={"rope_type": "default", "rope_theta": 900.0,
+                                                  "mrope_section": [1, 1, 2]}),
+        vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2,
+                           out_hidden_size=32, fullatt_block_indexes=[0])),
+        {"flat": True, "rope_parameters": None, "rope_theta": 900.0,
+         "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}),
+    "qwen3_vl": ("qwen3_vl", dict(
+        tie_word_embeddings=True,
+        text_config=LLAMA | dict(head_dim=8, tie_word_embeddings=True, rope_parameters={
+            "rope_type": "default", "rope_theta": 700.0, "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True}),
+        vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2,
+                           out_hidden_size=32, num_position_embeddings=16,
+                           deepstack_visual_indexes=[0])), {}),
 }
 
 # Where published checkpoints have the experts that transformers keeps in one tensor.
 EXPERTS = {"qwen3_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
            "mixtral": ("block_sparse_moe.gate", "block_sparse_moe.experts.", "w1", "w3", "w2")}
+
+# What transformers calls the parts of a model of images and text, and what checkpoints do.
+RENAMED = {
+    "gemma3": {"model.language_model.": "language_model.model.", "model.": ""},
+    "mistral3": {"model.language_model.": "language_model.model.", "model.": "",
+                 "lm_head.": "language_model.lm_head."},
+    "qwen2_5_vl": {"model.language_model.": "model.", "model.visual.": "visual."},
+    "qwen3_vl": {},
+}
+
+
+def published_name(name, kind):
+    for old, new in RENAMED.get(kind, {}).items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
 
 
 def published(tensors, kind):
@@ -135,7 +176,8 @@ def published(tensors, kind):
             for e, down in enumerate(t):
                 out[f"{layer}{experts}{e}.{parts[2]}.weight"] = down.contiguous()
         else:
-            out[name.replace("mlp.gate.weight", f"{router}.weight")] = t
+            name = name.replace("mlp.gate.weight", f"{router}.weight")
+            out[published_name(name, kind)] = t
     return out
 
 
@@ -156,7 +198,9 @@ def write_config(directory, edits):
     path = directory / "config.json"
     config = json.loads(path.read_text())
     for key, value in edits.items():
-        if value is None:
+        if key == "flat":
+            config = config.pop("text_config") | config
+        elif value is None:
             config.pop(key, None)
         else:
             config[key] = None if value == "null" else value
@@ -165,21 +209,29 @@ def write_config(directory, edits):
     path.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
 
 
+def auto_class(kind):
+    return transformers.AutoModelForImageTextToText if kind in RENAMED \
+        else transformers.AutoModelForCausalLM
+
+
 def load(directory):
-    return transformers.AutoModelForCausalLM.from_pretrained(
+    kind = json.loads((directory / "config.json").read_text())["model_type"]
+    return auto_class(kind).from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def write_grads(path, model, ids):
+def write_grads(path, model, kind, ids):
     """Gradients of the sum of -ln p(next token): of each, its norm and two projections."""
     logits = model(ids).logits[0, :-1].float()
     torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum").backward()
     grads = {}
     for name, p in model.named_parameters():
+        if p.grad is None:  # what sees images
+            continue
         g = p.grad.double().flatten()
         i = torch.arange(g.numel(), dtype=torch.float64)
         projections = [g.norm(), (g * torch.cos(i)).sum(), (g * torch.cos(i * i % 1009)).sum()]
-        grads[name] = [float(v) for v in projections]
+        grads[published_name(name, kind)] = [float(v) for v in projections]
     path.write_text(json.dumps(grads, indent=1) + "\n")
 
 
@@ -187,7 +239,7 @@ def write_model(directory, kind, options, edits, seed):
     directory.mkdir(parents=True, exist_ok=True)
     rng = torch.Generator().manual_seed(seed)
     config = transformers.AutoConfig.for_model(kind, pad_token_id=None, **options)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = auto_class(kind).from_config(config)
     # Small embeddings where the norms' epsilon is a default: then its value shows.
     fill(model, rng, 0.02 if kind == "opt" or edits.get("rms_norm_eps", 1) is None else 1.0)
     config.architectures = [type(model).__name__]
@@ -204,13 +256,13 @@ def write_model(directory, kind, options, edits, seed):
     if "bare" in directory.name:  # the base model's own names lack "model."
         save_file({n.removeprefix("model."): t for n, t in tensors.items()},
                   directory / "model.safetensors", {"format": "pt"})
-    ids = torch.randint(0, config.vocab_size, (1, TOKENS), generator=rng)
+    ids = torch.randint(0, config.get_text_config().vocab_size, (1, TOKENS), generator=rng)
     with torch.no_grad():
         logits = model(ids).logits[0]
     np.save(directory / "logits.npy", logits.numpy().astype("<f4"))
     ids[0].numpy().astype("<u2").tofile(directory / "ids.u16")
     if kind not in EXPERTS:  # which qtool does not differentiate
-        write_grads(directory / "grads.json", model, ids)
+        write_grads(directory / "grads.json", model, kind, ids)
 
 
 def write_models(root, seed):
@@ -226,7 +278,8 @@ def write_all_grads():
                    golden / "nano_grads.json"))
     for directory, ids, grads in places:
         ids = torch.from_numpy(np.fromfile(ids, dtype="<u2").astype(np.int64))[None]
-        write_grads(grads, load(directory), ids)
+        model = load(directory)
+        write_grads(grads, model, model.config.model_type, ids)
 
 
 def write_nano(shared):

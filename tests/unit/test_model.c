@@ -444,24 +444,38 @@ static void test_linears(void **state)
     close_fixture(&f);
 }
 
-static void test_families(void **state)
+/* That a name is in the list. */
+static void use_type(bool used[32], const char *type)
 {
-    const char *const *names = qt_model_families();
-    bool used[16] = {false};
+    const char *const *names = qt_model_types();
+    size_t at = 0;
+    while (names[at] && strcmp(names[at], type) != 0)
+        at++;
+    if (!names[at])
+        fail_msg("%s is not listed", type);
+    used[at] = true;
+}
+
+/* Every model_type, of a decoder or of a wrapper, has a golden model, and is in the list. */
+static void test_types(void **state)
+{
+    const char *const *names = qt_model_types();
+    bool used[32] = {false};
     struct dirent **entries;
     int n = scandir(GOLDEN, &entries, NULL, alphasort);
     (void)state;
-    for (int i = 0; i < n; i++) { /* every family has a golden model, and its name is in the list */
-        char dir[1024];
+    for (int i = 0; i < n; i++) {
+        char path[1024];
         struct fixture f;
-        snprintf(dir, sizeof dir, GOLDEN "/%s", entries[i]->d_name);
+        json_t *config;
+        snprintf(path, sizeof path, GOLDEN "/%s", entries[i]->d_name);
         if (entries[i]->d_name[0] != '.') {
-            size_t at = 0;
-            open_fixture(&f, dir);
-            while (names[at] && strcmp(names[at], qt_model_info(f.model)->family) != 0)
-                at++;
-            assert_non_null(names[at]);
-            used[at] = true;
+            open_fixture(&f, path);
+            use_type(used, qt_model_info(f.model)->family);
+            snprintf(path, sizeof path, GOLDEN "/%s/config.json", entries[i]->d_name);
+            must(qt_json_load(&config, path, 1 << 20, &f.err), &f.err);
+            use_type(used, json_string_value(json_object_get(config, "model_type")));
+            json_decref(config);
             close_fixture(&f);
         }
         free(entries[i]);
@@ -632,6 +646,24 @@ static const struct refusal refusals[] = {
      "'short_factor' has an entry"},
     {"phi3_short", "original_max_position_embeddings", "1", QT_E_INPUT, "original_max_position"},
     {"phi3_short", "original_max_position_embeddings", "0", QT_E_INPUT, "original_max_position"},
+    {"gemma3_images", "text_config", NULL, QT_E_UNSUPPORTED, "gemma3 is not supported"},
+    {"gemma3_images", "text_config", "[]", QT_E_UNSUPPORTED, "gemma3 is not supported"},
+    {"gemma3_images", "text_config", "{}", QT_E_INPUT, "model_type"},
+    {"gemma3_images", "text_config.model_type", "\"mllama_text\"", QT_E_UNSUPPORTED, "mllama_text"},
+    {"gemma3_images", "model_type", "\"mllama\"", QT_E_UNSUPPORTED, "mllama"},
+    {"gemma3_images", "text_config.vocab_size", NULL, QT_E_INPUT, "[262208, 32]"},
+    {"gemma3_images", "text_config.num_attention_heads", NULL, QT_E_INPUT, "[64, 32]"},
+    {"gemma3_images", "text_config.num_key_value_heads", "4", QT_E_INPUT, "k_proj.weight"},
+    {"gemma3_images", "text_config.final_logit_softcapping", "30.0", QT_E_UNSUPPORTED, "softcap"},
+    {"gemma3_images", "text_config.num_hidden_layers", "2", QT_E_INPUT, "layer_types"},
+    {"mistral3_images", "text_config.num_hidden_layers", "1", QT_E_INPUT, "layers.1.mlp.down_proj"},
+    {"mistral3_images", "text_config.vocab_size", "98", QT_E_INPUT, "language_model.model.embed"},
+    {"mistral3_images", "quantization_config", "{}", QT_E_UNSUPPORTED, "already quantized"},
+    {"mistral3_images", "text_config.quantization_config", "{}", QT_E_UNSUPPORTED,
+     "already quantized"},
+    {"qwen2_5_vl", "rope_scaling", "{\"type\": \"yarn\"}", QT_E_UNSUPPORTED, "yarn"},
+    {"qwen2", "rope_scaling", "{\"type\": \"mrope\"}", QT_E_UNSUPPORTED, "mrope"},
+    {"qwen3_vl", "text_config.head_dim", NULL, QT_E_INPUT, "[512, 32]"},
     {"opt", "word_embed_proj_dim", "16", QT_E_INPUT, "embed_tokens"},
     {"opt_norm_after", "word_embed_proj_dim", "0", QT_E_INPUT, "word_embed_proj_dim"},
     {"opt", "max_position_embeddings", "45", QT_E_INPUT, "embed_positions"},
@@ -655,10 +687,13 @@ static int open_edited(const struct refusal *r, struct qt_err *err)
     must(qt_ckpt_open(&ckpt, path, err), err);
     snprintf(path, sizeof path, GOLDEN "/%s/config.json", r->model);
     must(qt_json_load(&config, path, 1 << 20, err), err);
+    const char *dot = strchr(r->key, '.'); /* "text_config.KEY" */
+    json_t *object = dot ? json_object_get(config, "text_config") : config;
+    const char *key = dot ? dot + 1 : r->key;
     if (r->value)
-        json_object_set_new(config, r->key, json_loads(r->value, JSON_DECODE_ANY, NULL));
+        json_object_set_new(object, key, json_loads(r->value, JSON_DECODE_ANY, NULL));
     else
-        json_object_del(config, r->key);
+        json_object_del(object, key);
     snprintf(path, sizeof path, "%s/config.json", dir);
     assert_int_equal(json_dump_file(config, path, 0), 0);
     struct qt_weights w = qt_weights_of_ckpt(ckpt);
@@ -835,7 +870,7 @@ int main(void)
         cmocka_unit_test(test_nano_llama),    cmocka_unit_test(test_threads),
         cmocka_unit_test(test_taps),          cmocka_unit_test(test_parts_of_blocks),
         cmocka_unit_test(test_chunks),        cmocka_unit_test(test_linears),
-        cmocka_unit_test(test_windows),       cmocka_unit_test(test_families),
+        cmocka_unit_test(test_windows),       cmocka_unit_test(test_types),
         cmocka_unit_test(test_refusals),      cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_no_config),     cmocka_unit_test(test_bad_calls),
         cmocka_unit_test(test_load_fails),    cmocka_unit_test(test_out_of_memory),
