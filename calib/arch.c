@@ -2,18 +2,18 @@
  * names, and the behaviour of Hugging Face transformers, against which tests compare. */
 #include "calib/model_internal.h"
 
-#define LLAMA_NAMES                                                                                \
-    .layers = "layers.", .embed = "embed_tokens", .final_norm = "norm", .eps_key = "rms_norm_eps", \
-    .rope = true
+#define DECODER_NAMES                                                                              \
+    .layers = "layers.", .embed = "embed_tokens", .final_norm = "norm", .rope = true
 
 #define LLAMA_LIKE                                                                                 \
-    LLAMA_NAMES, .act_key = "hidden_act", .act = "silu", .norm = QT_NORM_RMS,                      \
-                 .tied = {"tie_word_embeddings", false}
+    DECODER_NAMES, .eps_key = "rms_norm_eps", .act_key = "hidden_act", .act = "silu",              \
+                   .norm = QT_NORM_RMS, .tied = {"tie_word_embeddings", false}
 
 #define GEMMA_LIKE                                                                                 \
-    LLAMA_NAMES, .act_key = "hidden_activation", .act = "gelu_pytorch_tanh", .norm = QT_NORM_RMS1, \
-                 .tied = {"tie_word_embeddings", true}, .qkv_bias = {"attention_bias", false},     \
-                 .o_bias = {"attention_bias", false}, .head_dim = 256, .gemma_scales = true
+    DECODER_NAMES, .eps_key = "rms_norm_eps", .act_key = "hidden_activation",                      \
+                   .act = "gelu_pytorch_tanh", .norm = QT_NORM_RMS1,                               \
+                   .tied = {"tie_word_embeddings", true}, .qkv_bias = {"attention_bias", false},   \
+                   .o_bias = {"attention_bias", false}, .head_dim = 256, .gemma_scales = true
 
 #define ATTENTION_PARTS                                                                            \
     [ROLE_ATTN_IN] = "input_layernorm", [ROLE_Q] = "self_attn.q_proj",                             \
@@ -43,9 +43,22 @@ static const struct arch table[] = {
     },
     {
         .family = "mistral",
+        .kv_heads = 8,
         LLAMA_LIKE,
         .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
         .window = WINDOW_ALL,
+    },
+    {
+        .family = "ministral3",
+        .kv_heads = 8,
+        .head_dim = 128,
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
+        .eps = 1e-5,
+        .theta = 1e6,
+        .window = WINDOW_ALL,
+        .window_given = true,
+        .query_steps = true,
     },
     {
         .family = "qwen2",
@@ -56,6 +69,7 @@ static const struct arch table[] = {
     },
     {
         .family = "qwen2_5_vl_text",
+        .kv_heads = 8,
         LLAMA_LIKE,
         .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
         .eps = 1e-5,
@@ -63,6 +77,7 @@ static const struct arch table[] = {
         .mrope = true,
         .qkv_bias = {NULL, true},
         .window = WINDOW_FROM_LAYER,
+        .window_from = 80,
     },
     {
         .family = "qwen3",
@@ -107,6 +122,34 @@ static const struct arch table[] = {
         .eps = 1e-5,
         .theta = 1e6,
         .shares_of_one = {NULL, true},
+        .window = WINDOW_ALL,
+        .window_given = true,
+    },
+    {
+        .family = "seed_oss",
+        .kv_heads = 8,
+        .head_dim = 128,
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
+        .qkv_bias = {"attention_bias", true},
+        .o_bias = {"attention_out_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+    },
+    {
+        .family = "starcoder2",
+        .kv_heads = 2,
+        DECODER_NAMES,
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_UP] = "mlp.c_fc", [ROLE_DOWN] = "mlp.c_proj"},
+        .eps_key = "norm_epsilon",
+        .eps = 1e-5,
+        .act_key = "hidden_act",
+        .act = "gelu_pytorch_tanh",
+        .norm = QT_NORM_LAYER,
+        .qkv_bias = {"use_bias", true},
+        .o_bias = {"use_bias", true},
+        .mlp_bias = {"use_bias", true},
+        .tied = {"tie_word_embeddings", true},
         .window = WINDOW_ALL,
         .window_given = true,
     },
@@ -177,30 +220,24 @@ static const struct arch table[] = {
 
 enum { FAMILIES = sizeof table / sizeof *table };
 
+/* Models of images and text, and what their decoders are unless they say it. */
 static const struct {
-    const char *type, *flat; /* arch_is_wrapper */
+    const char *type, *decoder;
 } wrappers[] = {
-    {"gemma3", NULL},
-    {"mistral3", NULL},
+    {"gemma3", "gemma3_text"},
+    {"mistral3", "mistral"},
     {"qwen2_5_vl", "qwen2_5_vl_text"},
-    {"qwen3_vl", NULL},
+    {"qwen3_vl", "qwen3_vl_text"},
 };
 
-/* All of both tables; a test compares. */
-static const char *const types[] = {
-    "llama",     "mistral",  "qwen2",      "qwen2_5_vl_text", "qwen3",       "qwen3_vl_text",
-    "qwen3_moe", "mixtral",  "phi3",       "gemma2",          "gemma3_text", "opt",
-    "gemma3",    "mistral3", "qwen2_5_vl", "qwen3_vl",        NULL};
+enum { WRAPPERS = sizeof wrappers / sizeof *wrappers };
 
-bool arch_is_wrapper(const char **flat, const char *type)
+const char *arch_of_wrapper(const char *type)
 {
-    *flat = NULL;
-    for (size_t i = 0; i < sizeof wrappers / sizeof *wrappers; i++)
-        if (strcmp(wrappers[i].type, type) == 0) {
-            *flat = wrappers[i].flat;
-            return true;
-        }
-    return false;
+    for (size_t i = 0; i < WRAPPERS; i++)
+        if (strcmp(wrappers[i].type, type) == 0)
+            return wrappers[i].decoder;
+    return NULL;
 }
 
 const struct arch *arch_find(const char *family)
@@ -211,7 +248,9 @@ const struct arch *arch_find(const char *family)
     return NULL;
 }
 
-const char *const *qt_model_types(void)
+const char *qt_model_type(size_t i)
 {
-    return types;
+    return i < FAMILIES              ? table[i].family
+           : i < FAMILIES + WRAPPERS ? wrappers[i - FAMILIES].type
+                                     : NULL;
 }

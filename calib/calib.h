@@ -6,7 +6,7 @@
  *   tokenizer.c   tokenizer.json -> ids (byte-level and SentencePiece-style BPE)
  *   data.c        calibration and evaluation texts -> ids -> windows
  *   arch.c        one table row per model family
- *   config.c      config.json -> sizes and options
+ *   config.c      config.json -> sizes and options; config_rope.c: of rotary embeddings
  *   model.c       the tensors these imply, checked against what is there -> struct qt_model
  *   weights.c     a checkpoint as a source of weights
  *   block.c       a block's weights and working memory, steps of its sublayers
@@ -126,8 +126,8 @@ struct qt_model_info {
 int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_err *err);
 void qt_model_close(struct qt_model *model);
 const struct qt_model_info *qt_model_info(const struct qt_model *model);
-/* NULL-terminated list of what may stand under "model_type" in config.json. */
-const char *const *qt_model_types(void);
+/* What may stand under "model_type" in config.json; NULL beyond the end. */
+const char *qt_model_type(size_t i);
 
 /* Of a block: how many different inputs its linears have. */
 size_t qt_model_inputs(const struct qt_model *model);

@@ -2,7 +2,7 @@
  * config.json -> struct config. Nothing in the file is trusted: every number has a range, and an
  * option that would change the result but is not implemented is refused by name.
  */
-#include "calib/model_internal.h"
+#include "calib/config.h"
 
 enum {
     LIMIT_FILE = 16 << 20,
@@ -10,24 +10,15 @@ enum {
     LIMIT_HEADS = 1 << 16,
     LIMIT_EXPERTS = 1 << 12,
     LIMIT_WIDTH = 1 << 24,
-    LIMIT_POSITIONS = 1 << 30,
 };
 
-/* config.json while it is being read: what is said of the decoder, and of all. */
-struct source {
-    const json_t *json, *root;
-    const char *path;
-};
-
-/* Has a value that is not null. */
-static bool given(const json_t *obj, const char *key)
+bool config_given(const json_t *obj, const char *key)
 {
     const json_t *v = json_object_get(obj, key);
     return v && !json_is_null(v);
 }
 
-/* A size in 1..limit; missing or null: *out is left as it is, 0 means that it is needed. */
-static int read_size(size_t *out, const struct source *src, const char *key, size_t limit,
+int config_read_size(size_t *out, const struct source *src, const char *key, size_t limit,
                      struct qt_err *err)
 {
     int rc = *out ? qt_json_get_size(out, src->json, key, src->path, err)
@@ -38,8 +29,7 @@ static int read_size(size_t *out, const struct source *src, const char *key, siz
     return rc;
 }
 
-/* A positive finite number; missing or null: *out is left as it is. */
-static int read_positive(double *out, const json_t *obj, const char *key, const char *path,
+int config_read_positive(double *out, const json_t *obj, const char *key, const char *path,
                          struct qt_err *err)
 {
     int rc = qt_json_get_real(out, obj, key, path, err);
@@ -58,7 +48,7 @@ static int read_softcap(float *out, const struct source *src, const char *key, d
     if (json_is_null(v))
         value = 0;
     else if (v)
-        rc = read_positive(&value, src->json, key, src->path, err);
+        rc = config_read_positive(&value, src->json, key, src->path, err);
     *out = (float)value;
     return rc;
 }
@@ -70,7 +60,7 @@ static int read_flag(bool *out, const struct source *src, const struct arch_flag
     return flag->key ? qt_json_get_bool(out, src->json, flag->key, src->path, err) : QT_OK;
 }
 
-static int unsupported(const struct source *src, const char *key, const char *value,
+int config_unsupported(const struct source *src, const char *key, const char *value,
                        struct qt_err *err)
 {
     return qt_fail(err, QT_E_UNSUPPORTED, src->path, NULL, "'%s': %s is not supported", key, value);
@@ -83,15 +73,15 @@ static int read_heads(struct config *cfg, const struct source *src, struct qt_er
     struct qt_model_info *info = &cfg->info;
     int rc = QT_OK;
     info->heads = cfg->arch->heads;
-    QT_TRY(read_size(&info->heads, src, "num_attention_heads", LIMIT_HEADS, err));
+    QT_TRY(config_read_size(&info->heads, src, "num_attention_heads", LIMIT_HEADS, err));
     info->kv_heads = cfg->arch->kv_heads ? cfg->arch->kv_heads : info->heads;
-    QT_TRY(read_size(&info->kv_heads, src, "num_key_value_heads", LIMIT_HEADS, err));
+    QT_TRY(config_read_size(&info->kv_heads, src, "num_key_value_heads", LIMIT_HEADS, err));
     if (info->heads % info->kv_heads)
         return qt_fail(err, QT_E_INPUT, src->path, NULL,
                        "'num_attention_heads' %zu is not a multiple of 'num_key_value_heads' %zu",
                        info->heads, info->kv_heads);
-    if (given(src->json, "head_dim"))
-        QT_TRY(read_size(&info->head_dim, src, "head_dim", LIMIT_HEADS, err));
+    if (config_given(src->json, "head_dim"))
+        QT_TRY(config_read_size(&info->head_dim, src, "head_dim", LIMIT_HEADS, err));
     else if (cfg->arch->head_dim)
         info->head_dim = cfg->arch->head_dim;
     else if (info->hidden % info->heads)
@@ -107,24 +97,25 @@ done:
 /* Every layer has the experts, or the model is not supported. */
 static int read_experts(struct config *cfg, const struct source *src, struct qt_err *err)
 {
-    const char *key = given(src->json, "num_local_experts") ? "num_local_experts" : "num_experts";
+    const char *key =
+        config_given(src->json, "num_local_experts") ? "num_local_experts" : "num_experts";
     const json_t *dense = json_object_get(src->json, "mlp_only_layers");
-    const bool listed = given(src->json, "mlp_only_layers");
+    const bool listed = config_given(src->json, "mlp_only_layers");
     size_t step = 1;
     int rc = QT_OK;
-    QT_TRY(read_size(&cfg->info.experts, src, key, LIMIT_EXPERTS, err));
-    QT_TRY(read_size(&cfg->chosen, src, "num_experts_per_tok", LIMIT_EXPERTS, err));
+    QT_TRY(config_read_size(&cfg->info.experts, src, key, LIMIT_EXPERTS, err));
+    QT_TRY(config_read_size(&cfg->chosen, src, "num_experts_per_tok", LIMIT_EXPERTS, err));
     if (cfg->chosen > cfg->info.experts)
         return qt_fail(err, QT_E_INPUT, src->path, NULL,
                        "'num_experts_per_tok' %zu is more than '%s' %zu", cfg->chosen, key,
                        cfg->info.experts);
     QT_TRY(read_flag(&cfg->shares_of_one, src, &cfg->arch->shares_of_one, err));
-    QT_TRY(read_size(&step, src, "decoder_sparse_step", LIMIT_LAYERS, err));
+    QT_TRY(config_read_size(&step, src, "decoder_sparse_step", LIMIT_LAYERS, err));
     if (listed && !json_is_array(dense))
         return qt_fail(err, QT_E_INPUT, src->path, NULL, "'mlp_only_layers' is not a list");
     if (step != 1 || (listed && json_array_size(dense)))
-        rc = unsupported(src, step != 1 ? "decoder_sparse_step" : "mlp_only_layers",
-                         "a model that has experts in some layers only", err);
+        rc = config_unsupported(src, step != 1 ? "decoder_sparse_step" : "mlp_only_layers",
+                                "a model that has experts in some layers only", err);
 done:
     return rc;
 }
@@ -134,19 +125,21 @@ static int read_sizes(struct config *cfg, const struct source *src, struct qt_er
     struct qt_model_info *info = &cfg->info;
     const char *key = cfg->arch->intermediate_key;
     int rc = QT_OK;
-    QT_TRY(read_size(&info->layers, src, "num_hidden_layers", LIMIT_LAYERS, err));
-    QT_TRY(read_size(&info->hidden, src, "hidden_size", LIMIT_WIDTH, err));
+    QT_TRY(config_read_size(&info->layers, src, "num_hidden_layers", LIMIT_LAYERS, err));
+    QT_TRY(config_read_size(&info->hidden, src, "hidden_size", LIMIT_WIDTH, err));
     info->vocab = cfg->arch->vocab;
     info->max_positions = cfg->arch->max_positions;
-    QT_TRY(read_size(&info->vocab, src, "vocab_size", LIMIT_WIDTH, err));
-    QT_TRY(read_size(&info->max_positions, src, "max_position_embeddings", LIMIT_POSITIONS, err));
-    QT_TRY(read_size(&cfg->intermediate, src, key ? key : "intermediate_size", LIMIT_WIDTH, err));
+    QT_TRY(config_read_size(&info->vocab, src, "vocab_size", LIMIT_WIDTH, err));
+    QT_TRY(config_read_size(&info->max_positions, src, "max_position_embeddings", CONFIG_POSITIONS,
+                            err));
+    QT_TRY(config_read_size(&cfg->intermediate, src, key ? key : "intermediate_size", LIMIT_WIDTH,
+                            err));
     if (cfg->arch->experts)
         QT_TRY(read_experts(cfg, src, err));
     QT_TRY(read_heads(cfg, src, err));
     cfg->embed_dim = info->hidden;
     if (cfg->arch->project_in)
-        QT_TRY(read_size(&cfg->embed_dim, src, "word_embed_proj_dim", LIMIT_WIDTH, err));
+        QT_TRY(config_read_size(&cfg->embed_dim, src, "word_embed_proj_dim", LIMIT_WIDTH, err));
 done:
     return rc;
 }
@@ -172,7 +165,21 @@ static int read_act(struct config *cfg, const struct source *src, struct qt_err 
             cfg->act = acts[i].kind;
             return QT_OK;
         }
-    return unsupported(src, cfg->arch->act_key, name, err);
+    return config_unsupported(src, cfg->arch->act_key, name, err);
+}
+
+static int read_tied(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const char *key = cfg->arch->tied.key;
+    const json_t *outer = json_object_get(src->root, key), *inner = json_object_get(src->json, key);
+    bool yes = json_is_true(outer) || json_is_true(inner);
+    bool no = json_is_false(outer) || json_is_false(inner);
+    int rc = read_flag(&cfg->tied, src, &cfg->arch->tied, err);
+    if (rc == QT_OK && cfg->wrapped) {
+        cfg->tied = yes;
+        cfg->tied_without_head = yes == no;
+    }
+    return rc;
 }
 
 static int read_flags(struct config *cfg, const struct source *src, struct qt_err *err)
@@ -183,15 +190,16 @@ static int read_flags(struct config *cfg, const struct source *src, struct qt_er
     QT_TRY(read_flag(&cfg->qkv_bias, src, &arch->qkv_bias, err));
     QT_TRY(read_flag(&cfg->o_bias, src, &arch->o_bias, err));
     QT_TRY(read_flag(&cfg->mlp_bias, src, &arch->mlp_bias, err));
-    QT_TRY(read_flag(&cfg->tied, src, &arch->tied, err));
+    QT_TRY(read_tied(cfg, src, err));
     if (arch->eps_key)
-        QT_TRY(read_positive(&eps, src->json, arch->eps_key, src->path, err));
+        QT_TRY(config_read_positive(&eps, src->json, arch->eps_key, src->path, err));
     cfg->eps = (float)eps;
     cfg->final_norm = true;
     cfg->embed_scale = 1.0f;
     cfg->attn_scale = (float)(1.0 / sqrt((double)cfg->info.head_dim));
-    if (given(src->json, "quantization_config") || given(src->root, "quantization_config"))
-        rc = unsupported(src, "quantization_config", "an already quantized checkpoint", err);
+    if (config_given(src->json, "quantization_config") ||
+        config_given(src->root, "quantization_config"))
+        rc = config_unsupported(src, "quantization_config", "an already quantized checkpoint", err);
 done:
     return rc;
 }
@@ -204,7 +212,7 @@ static int read_opt(struct config *cfg, const struct source *src, struct qt_err 
     QT_TRY(qt_json_get_bool(&affine, src->json, "layer_norm_elementwise_affine", src->path, err));
     QT_TRY(qt_json_get_bool(&no_final, src->json, "_remove_final_layer_norm", src->path, err));
     if (!affine)
-        QT_TRY(unsupported(src, "layer_norm_elementwise_affine", "false", err));
+        QT_TRY(config_unsupported(src, "layer_norm_elementwise_affine", "false", err));
     cfg->norm_after = !before;
     cfg->final_norm = before && !no_final;
 done:
@@ -221,14 +229,15 @@ static int read_gemma(struct config *cfg, const struct source *src, struct qt_er
         read_softcap(&cfg->attn_softcap, src, "attn_logit_softcapping", arch->attn_softcap, err));
     QT_TRY(read_softcap(&cfg->info.logit_softcap, src, "final_logit_softcapping",
                         arch->logit_softcap, err));
-    QT_TRY(read_positive(&scalar, src->json, "query_pre_attn_scalar", src->path, err));
+    QT_TRY(config_read_positive(&scalar, src->json, "query_pre_attn_scalar", src->path, err));
     QT_TRY(qt_json_get_bool(&both_ways, src->json, "use_bidirectional_attention", src->path, err));
     if (both_ways)
-        QT_TRY(unsupported(src, "use_bidirectional_attention", "true", err));
+        QT_TRY(config_unsupported(src, "use_bidirectional_attention", "true", err));
     if (arch->local_theta > 0 && cfg->attn_softcap > 0) /* transformers reads it and does nothing */
-        QT_TRY(unsupported(src, "attn_logit_softcapping", "with this family a number", err));
+        QT_TRY(config_unsupported(src, "attn_logit_softcapping", "with this family a number", err));
     if (cfg->wrapped && cfg->info.logit_softcap > 0) /* and this it does not even read */
-        QT_TRY(unsupported(src, "final_logit_softcapping", "in 'text_config' a number", err));
+        QT_TRY(
+            config_unsupported(src, "final_logit_softcapping", "in 'text_config' a number", err));
     cfg->attn_scale = (float)(1.0 / sqrt(scalar));
     cfg->embed_scale = (float)sqrt((double)cfg->info.hidden);
 done:
@@ -248,7 +257,7 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
     *out = (every && window) || (rule == WINDOW_EVEN && layer % 2 == 0) ||
            (rule == WINDOW_FROM_LAYER && layer >= from) ||
            (rule == WINDOW_PATTERN && (layer + 1) % from != 0);
-    if (!given(src->json, "layer_types"))
+    if (!config_given(src->json, "layer_types"))
         return QT_OK;
     if (!json_is_array(types) || json_array_size(types) != cfg->info.layers)
         return qt_fail(err, QT_E_INPUT, src->path, NULL, "'layer_types' is not a list of %zu names",
@@ -256,9 +265,10 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
     const char *type = json_string_value(json_array_get(types, layer));
     bool slides = type && strcmp(type, "sliding_attention") == 0;
     if (!type || (!slides && strcmp(type, "full_attention") != 0))
-        return unsupported(src, "layer_types", type ? type : "an entry that is no string", err);
+        return config_unsupported(src, "layer_types", type ? type : "an entry that is no string",
+                                  err);
     if ((every || rule == WINDOW_NONE) && slides != *out)
-        return unsupported(src, "layer_types", type, err);
+        return config_unsupported(src, "layer_types", type, err);
     *out = slides;
     return QT_OK;
 }
@@ -272,21 +282,22 @@ static int read_windows(struct config *cfg, const struct source *src, struct qt_
     QT_TRY(qt_array_new(&cfg->windows, cfg->info.layers, sizeof *cfg->windows, err));
     if (rule == WINDOW_FROM_LAYER || rule == WINDOW_IF_USED) {
         use = false;
+        from = cfg->arch->window_from ? cfg->arch->window_from : from;
         QT_TRY(qt_json_get_bool(&use, src->json, "use_sliding_window", src->path, err));
         QT_TRY(qt_json_get_size(&from, src->json, "max_window_layers", src->path, err));
     }
     if (rule == WINDOW_PATTERN) {
         from = 6;
-        QT_TRY(read_size(&from, src, "sliding_window_pattern", LIMIT_LAYERS, err));
+        QT_TRY(config_read_size(&from, src, "sliding_window_pattern", LIMIT_LAYERS, err));
         if (json_is_null(json_object_get(src->json, "sliding_window")))
-            QT_TRY(unsupported(src, "sliding_window", "null", err));
+            QT_TRY(config_unsupported(src, "sliding_window", "null", err));
     }
-    if (cfg->arch->window_given && !given(src->json, "sliding_window"))
+    if (cfg->arch->window_given && !config_given(src->json, "sliding_window"))
         use = false;
     if (json_is_null(json_object_get(src->json, "sliding_window")) || !use)
         window = 0;
     else if (rule != WINDOW_NONE)
-        QT_TRY(read_size(&window, src, "sliding_window", LIMIT_POSITIONS, err));
+        QT_TRY(config_read_size(&window, src, "sliding_window", CONFIG_POSITIONS, err));
     for (size_t i = 0; i < cfg->info.layers; i++) {
         bool slides;
         QT_TRY(layer_slides(&slides, cfg, src, i, window, from, err));
@@ -296,241 +307,26 @@ done:
     return rc;
 }
 
-/* ---- rotary embedding ----------------------------------------------------------------------- */
-
-/* Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, between them a blend. In
- * float, in the order of the reference implementation, because models were trained with those. */
-static int scale_llama3(float *inv_freq, const struct config *cfg, const json_t *rope,
-                        const struct source *src, struct qt_err *err)
-{
-    double factor = 0, low = 0, high = 0, old = (double)cfg->info.max_positions;
-    int rc = QT_OK;
-    QT_TRY(read_positive(&factor, rope, "factor", src->path, err));
-    QT_TRY(read_positive(&low, rope, "low_freq_factor", src->path, err));
-    QT_TRY(read_positive(&high, rope, "high_freq_factor", src->path, err));
-    QT_TRY(read_positive(&old, rope, "original_max_position_embeddings", src->path, err));
-    QT_TRY(read_positive(&old, src->json, "original_max_position_embeddings", src->path, err));
-    if (high <= low)
-        return qt_fail(err, QT_E_INPUT, src->path, NULL,
-                       "'high_freq_factor' %g is not above 'low_freq_factor' %g", high, low);
-    for (size_t i = 0; i < cfg->rotated / 2; i++) {
-        float f = inv_freq[i], wavelength = (float)(2 * M_PI) / f;
-        float blend = ((float)old / wavelength - (float)low) / (float)(high - low);
-        if (wavelength > (float)(old / low))
-            inv_freq[i] = f / (float)factor;
-        else if (wavelength >= (float)(old / high))
-            inv_freq[i] = (1 - blend) * f / (float)factor + blend * f;
-    }
-done:
-    return rc;
-}
-
-static int scale_linear(float *inv_freq, const struct config *cfg, const json_t *rope,
-                        const struct source *src, struct qt_err *err)
-{
-    double factor = 0;
-    int rc = read_positive(&factor, rope, "factor", src->path, err);
-    for (size_t i = 0; rc == QT_OK && i < cfg->rotated / 2; i++)
-        inv_freq[i] /= (float)factor;
-    return rc;
-}
-
-/* factor[rotated / 2] */
-static int read_factors(float *factor, const struct config *cfg, const json_t *rope,
-                        const char *key, const struct source *src, struct qt_err *err)
-{
-    const json_t *list = json_object_get(rope, key);
-    const size_t half = cfg->rotated / 2;
-    if (!json_is_array(list) || json_array_size(list) != half)
-        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not a list of %zu numbers", key,
-                       half);
-    for (size_t i = 0; i < half; i++) {
-        double f = json_number_value(json_array_get(list, i));
-        if (!(f > 1e-6 && f < 1e6))
-            return qt_fail(err, QT_E_INPUT, src->path, NULL,
-                           "'%s' has an entry that is not a positive number", key);
-        factor[i] = (float)f;
-    }
-    return QT_OK;
-}
-
-/* LongRoPE (Phi-3): a factor per frequency, others for long sequences, and larger queries and keys
- * by as much as the model was stretched. powers[rotated / 2]: theta^exponent. */
-static int scale_longrope(struct rotary *out, const float *powers, const struct config *cfg,
-                          const json_t *rope, const struct source *src, struct qt_err *err)
-{
-    static const char key[] = "original_max_position_embeddings";
-    const size_t half = cfg->rotated / 2, family = cfg->arch->original_positions;
-    size_t old = family ? family : cfg->info.max_positions;
-    double factor, attention;
-    int rc = QT_OK;
-    if (!family && given(rope, key))
-        QT_TRY(qt_json_get_size(&old, rope, key, src->path, err));
-    QT_TRY(read_size(&old, src, key, LIMIT_POSITIONS, err));
-    if (old < 2)
-        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is %zu", key, old);
-    factor = (double)cfg->info.max_positions / (double)old;
-    QT_TRY(read_positive(&factor, rope, "factor", src->path, err));
-    attention = factor > 1 ? sqrt(1 + log(factor) / log((double)old)) : 1;
-    QT_TRY(read_positive(&attention, rope, "attention_factor", src->path, err));
-    QT_TRY(qt_array_new(&out->long_inv_freq, half, sizeof *out->long_inv_freq, err));
-    QT_TRY(read_factors(out->inv_freq, cfg, rope, "short_factor", src, err));
-    QT_TRY(read_factors(out->long_inv_freq, cfg, rope, "long_factor", src, err));
-    for (size_t i = 0; i < half; i++) {
-        out->inv_freq[i] = 1 / (out->inv_freq[i] * powers[i]);
-        out->long_inv_freq[i] = 1 / (out->long_inv_freq[i] * powers[i]);
-    }
-    out->long_from = old;
-    out->scale = (float)attention;
-done:
-    return rc;
-}
-
-/* The object with the rope options: "rope_scaling" (old, beside a top-level rope_theta) goes before
- * "rope_parameters" (new, rope_theta inside). An empty object when there is none. */
-static int find_rope(const json_t **out, const struct source *src, const json_t *empty,
-                     struct qt_err *err)
-{
-    static const char *const keys[] = {"rope_scaling", "rope_parameters"};
-    *out = empty;
-    for (size_t i = 0; i < 2 && json_object_size(*out) == 0; i++) {
-        const json_t *v = json_object_get(src->json, keys[i]);
-        if (given(src->json, keys[i]) && !json_is_object(v))
-            return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not an object", keys[i]);
-        if (json_is_object(v))
-            *out = v;
-    }
-    if (given(*out, "full_attention") || given(*out, "sliding_attention"))
-        return unsupported(src, "rope_parameters", "a rotary embedding per layer type", err);
-    return QT_OK;
-}
-
-/* cfg->rotated */
-static int read_rotated(struct config *cfg, const json_t *rope, const struct source *src,
-                        struct qt_err *err)
-{
-    double partial = 1;
-    int rc = QT_OK;
-    QT_TRY(read_positive(&partial, src->json, "partial_rotary_factor", src->path, err));
-    QT_TRY(read_positive(&partial, rope, "partial_rotary_factor", src->path, err));
-    if (partial != 1 && (!cfg->arch->partial_rope || partial > 1))
-        QT_TRY(unsupported(src, "partial_rotary_factor",
-                           partial > 1 ? "a value above 1" : "a value other than 1", err));
-    cfg->rotated = (size_t)((double)cfg->info.head_dim * partial);
-    if (cfg->rotated % 2 || !cfg->rotated)
-        rc = partial < 1
-                 ? qt_fail(err, QT_E_INPUT, src->path, NULL,
-                           "'partial_rotary_factor' leaves %zu channels of a head", cfg->rotated)
-                 : qt_fail(err, QT_E_INPUT, src->path, NULL, "'head_dim' %zu is odd", cfg->rotated);
-done:
-    return rc;
-}
-
-/* What *out points to is owned. theta: where neither `key` of config.json nor the options say it.
- */
-static int read_rope_from(struct rotary *out, struct config *cfg, const json_t *rope,
-                          const char *key, double theta, const struct source *src,
-                          struct qt_err *err)
-{
-    const char *type = "default";
-    float *powers = NULL;
-    int rc = QT_OK;
-    QT_TRY(read_positive(&theta, src->json, key, src->path, err));
-    QT_TRY(read_positive(&theta, rope, "rope_theta", src->path, err));
-    QT_TRY(read_rotated(cfg, rope, src, err));
-    QT_TRY(qt_json_get_string(&type, rope, "type", src->path, err));
-    QT_TRY(qt_json_get_string(&type, rope, "rope_type", src->path, err));
-    const size_t half = cfg->rotated / 2;
-    QT_TRY(qt_array_new(&powers, half, sizeof *powers, err));
-    QT_TRY(qt_array_new(&out->inv_freq, half, sizeof *out->inv_freq, err));
-    out->scale = 1;
-    for (size_t i = 0; i < half; i++) {
-        powers[i] = (float)pow(theta, (double)((float)(2 * i) / (float)cfg->rotated));
-        out->inv_freq[i] = 1.0f / powers[i];
-    }
-    if (strcmp(type, "linear") == 0)
-        QT_TRY(scale_linear(out->inv_freq, cfg, rope, src, err));
-    else if (strcmp(type, "llama3") == 0)
-        QT_TRY(scale_llama3(out->inv_freq, cfg, rope, src, err));
-    else if (strcmp(type, "longrope") == 0)
-        QT_TRY(scale_longrope(out, powers, cfg, rope, src, err));
-    else if (strcmp(type, "default") != 0 && !(cfg->arch->mrope && strcmp(type, "mrope") == 0))
-        QT_TRY(unsupported(src, "rope_type", type, err));
-done:
-    qt_free(powers);
-    return rc;
-}
-
-/* Of layers without and with a window. New: rope_parameters has an object for either; old:
- * rope_scaling is for those without. */
-static int ropes_of_layers(const json_t **full, const json_t **local, const struct source *src,
-                           const json_t *empty, struct qt_err *err)
-{
-    const json_t *scaling = json_object_get(src->json, "rope_scaling");
-    const json_t *by_type = json_object_get(src->json, "rope_parameters");
-    const bool old = json_object_size(scaling) > 0;
-    if ((given(src->json, "rope_scaling") && !json_is_object(scaling)) ||
-        (given(src->json, "rope_parameters") && !json_is_object(by_type)))
-        return qt_fail(err, QT_E_INPUT, src->path, NULL,
-                       "'rope_scaling' or 'rope_parameters' is not an object");
-    *full = old ? scaling : empty;
-    *local = empty;
-    if (json_object_size(by_type) == 0)
-        return given(*full, "full_attention") || given(*full, "sliding_attention")
-                   ? unsupported(src, "rope_scaling", "a rotary embedding per layer type", err)
-                   : QT_OK;
-    if (old)
-        return unsupported(src, "rope_scaling", "an object beside 'rope_parameters'", err);
-    *full = json_object_get(by_type, "full_attention");
-    *local = json_object_get(by_type, "sliding_attention");
-    if (!*full && !*local)
-        return unsupported(src, "rope_parameters", "one rotary embedding for all layer types", err);
-    if (!json_is_object(*full) || !json_is_object(*local))
-        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'rope_parameters' has no object '%s'",
-                       json_is_object(*full) ? "sliding_attention" : "full_attention");
-    return QT_OK;
-}
-
-static int read_rope(struct config *cfg, const struct source *src, struct qt_err *err)
-{
-    json_t *empty = json_object();
-    const json_t *rope, *local;
-    int rc = QT_OK;
-    if (!empty)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-    if (!(cfg->arch->local_theta > 0))
-        QT_TRY(find_rope(&rope, src, empty, err));
-    else {
-        QT_TRY(ropes_of_layers(&rope, &local, src, empty, err));
-        QT_TRY(read_rope_from(&cfg->local_rope, cfg, local, "rope_local_base_freq",
-                              cfg->arch->local_theta, src, err));
-    }
-    QT_TRY(read_rope_from(&cfg->rope, cfg, rope, "rope_theta",
-                          cfg->arch->theta > 0 ? cfg->arch->theta : 1e4, src, err));
-done:
-    json_decref(empty);
-    return rc;
-}
-
 /* ---- all of it ------------------------------------------------------------------------------ */
 
 /* The family, and where in the file its options are. */
 static int find_decoder(struct config *cfg, struct source *src, struct qt_err *err)
 {
     const json_t *inner = json_object_get(src->root, "text_config");
-    const char *type, *flat;
+    const char *type, *decoder;
     int rc = QT_OK;
     QT_TRY(qt_json_need_string(&type, src->root, "model_type", src->path, err));
-    cfg->wrapped = arch_is_wrapper(&flat, type);
-    if (cfg->wrapped && json_is_object(inner)) {
+    decoder = arch_of_wrapper(type);
+    cfg->wrapped = decoder != NULL;
+    if (cfg->wrapped)
+        type = decoder;
+    if (cfg->wrapped && json_is_object(inner)) { /* else it is described around what sees */
         src->json = inner;
-        QT_TRY(qt_json_need_string(&type, inner, "model_type", src->path, err));
-    } else if (flat) {
-        type = flat;
+        QT_TRY(qt_json_get_string(&type, inner, "model_type", src->path, err));
     }
     cfg->arch = arch_find(type);
     if (!cfg->arch)
-        rc = unsupported(src, "model_type", type, err);
+        rc = config_unsupported(src, "model_type", type, err);
 done:
     return rc;
 }
@@ -545,7 +341,7 @@ static int read_all(struct config *cfg, struct source *src, struct qt_err *err)
     QT_TRY(read_act(cfg, src, err));
     QT_TRY(read_windows(cfg, src, err));
     if (cfg->arch->rope)
-        QT_TRY(read_rope(cfg, src, err));
+        QT_TRY(config_read_rope(cfg, src, err));
     if (cfg->arch->opt_layout)
         QT_TRY(read_opt(cfg, src, err));
     if (cfg->arch->gemma_scales)

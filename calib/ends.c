@@ -5,14 +5,17 @@
 static int check_tied_head(const struct qt_model *m, float *staging, const struct qt_weights *w,
                            struct qt_err *err)
 {
-    static const char head[] = "lm_head.weight";
     const size_t count = m->cfg.info.vocab * m->cfg.embed_dim;
     size_t shape[QT_MAX_DIMS];
     float *embed = NULL;
+    char *head = NULL;
     bool same = false;
     int ndim, rc = QT_OK;
-    if (!m->cfg.tied || !w->shape(w->ctx, head, &ndim, shape))
+    if (!m->cfg.tied)
         return QT_OK;
+    QT_TRY(qt_string_format(&head, err, "%s.weight", m->head_name));
+    if (!w->shape(w->ctx, head, &ndim, shape))
+        goto done;
     if (ndim == 2 && shape[0] == m->cfg.info.vocab && shape[1] == m->cfg.embed_dim) {
         QT_TRY(qt_array_new(&embed, count, sizeof *embed, err));
         QT_TRY(w->load(w->ctx, m->embed.weight, embed, err));
@@ -24,6 +27,7 @@ static int check_tied_head(const struct qt_model *m, float *staging, const struc
                      "differs from the embedding, to which 'tie_word_embeddings' in config.json "
                      "ties it");
 done:
+    qt_free(head);
     qt_free(embed);
     return rc;
 }

@@ -32,7 +32,7 @@ static int check_tensor(const struct qt_weights *w, const char *name, size_t n, 
                    got_text, want_text);
 }
 
-/* Takes ownership of `stem`, the name without ".weight"; NULL (out of memory) fails. */
+/* stem: the name without ".weight". */
 static int part_set(struct part *out, const char *stem, size_t n, size_t k, bool biased,
                     const struct qt_weights *w, struct qt_err *err)
 {
@@ -109,12 +109,12 @@ static struct qt_linear role_shape(const struct config *cfg, enum role role, siz
     case ROLE_DOWN:
         return (struct qt_linear){.n = h, .k = inner, .input = down, .feeds = -1};
     case ROLE_ROUTER:
-        return (struct qt_linear){.n = info->experts, .k = h, .input = -1};
+        return (struct qt_linear){.n = info->experts, .k = h, .input = -1, .feeds = -1};
     case ROLE_Q_NORM:
     case ROLE_K_NORM:
-        return (struct qt_linear){.n = info->head_dim, .input = -1};
+        return (struct qt_linear){.n = info->head_dim, .input = -1, .feeds = -1};
     default:
-        return (struct qt_linear){.n = h, .input = -1};
+        return (struct qt_linear){.n = h, .input = -1, .feeds = -1};
     }
 }
 
@@ -264,6 +264,7 @@ static struct naming find_naming(const struct arch *arch, const struct qt_weight
         {"", "lm_head"},
         {"language_model.model.", "language_model.lm_head"},
         {"model.language_model.", "lm_head"},
+        {"language_model.", "lm_head"},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (has_part(w, known[i].prefix, arch->embed))
@@ -316,7 +317,8 @@ int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_e
     QT_TRY(config_read(&m->cfg, w->dir, err));
     QT_TRY(qt_array_new(&m->layers, m->cfg.info.layers, sizeof *m->layers, err));
     const struct naming naming = find_naming(m->cfg.arch, w);
-    if (m->cfg.wrapped)
+    m->head_name = naming.head;
+    if (m->cfg.tied_without_head)
         m->cfg.tied = !has_part(w, "", naming.head);
     QT_TRY(set_ends(m, &naming, w, err));
     for (size_t i = 0; i < m->cfg.info.layers; i++)

@@ -83,19 +83,21 @@ struct arch {
     bool window_given; /* without sliding_window in config.json: no window; else 4096 */
     bool rope;         /* else learned positions, `position_offset` rows into their table */
     bool partial_rope; /* partial_rotary_factor */
+    bool query_steps;  /* llama_4_scaling_beta: queries grow with the position */
     bool mrope; /* rope_type mrope: positions of images; in text an ordinary rotary embedding */
     /* original_max_position_embeddings where config.json does not say it outside the options of its
-     * rotary embedding; 0: what these say. */
+     * rotary embedding, which has only LongRoPE, also called su or yarn; 0: what these say. */
     size_t original_positions;
-    bool opt_layout;   /* do_layer_norm_before, word_embed_proj_dim and their like */
-    bool gemma_scales; /* softcaps, query_pre_attn_scalar, embedding times sqrt(hidden) */
+    size_t window_from; /* max_window_layers where config.json does not say it; 0: 28 */
+    bool opt_layout;    /* do_layer_norm_before, word_embed_proj_dim and their like */
+    bool gemma_scales;  /* softcaps, query_pre_attn_scalar, embedding times sqrt(hidden) */
     size_t position_offset;
 };
 /* NULL when unknown. */
 const struct arch *arch_find(const char *family);
-/* Whether a model_type is a model of images and text around a decoder that config.json describes
- * under "text_config". flat: or, without that, as a decoder of this family; NULL: it does not. */
-bool arch_is_wrapper(const char **flat, const char *type);
+/* The family of the decoder in a model of images and text of this model_type, where config.json
+ * does not name it under "text_config"; NULL: it is no such model. */
+const char *arch_of_wrapper(const char *type);
 
 /* A rotary embedding: channels i and i + rotated / 2 of a head make an angle of position *
  * inv_freq[i]; cosines and sines are multiplied by `scale`. */
@@ -119,8 +121,10 @@ struct config {
     float eps, attn_scale, attn_softcap, embed_scale;
     enum qt_act_kind act;
     bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm;
-    /* Wrappers say `tied` here, there, in both places or not at all: it is if there is no head. */
     bool wrapped;
+    /* Wrappers say `tied` here, there, in both places or not at all. Where that is nothing, or both
+     * yes and no: it is tied if there is no head. */
+    bool tied_without_head;
     size_t chosen; /* of info.experts, for a token */
     bool shares_of_one;
 };
@@ -148,8 +152,9 @@ struct qt_model {
     struct config cfg;
     struct layer *layers;
     struct part embed, positions, project_in, project_out, final_norm;
-    struct part head;    /* absent when tied to embed */
-    struct qt_norm last; /* final_norm */
+    struct part head;      /* absent when tied to embed */
+    const char *head_name; /* without ".weight" */
+    struct qt_norm last;   /* final_norm */
 };
 
 /* Where among the parts. Experts count from 0, which is also the MLP where there are none. */

@@ -147,14 +147,14 @@ static int list_kernels(struct cli *cli, struct qt_err *err)
 
 static int list_archs(struct cli *cli, struct qt_err *err)
 {
-    const char *const *types = qt_model_types();
     json_t *array = cli->doc ? json_array() : NULL;
+    const char *type;
     (void)err;
-    for (size_t i = 0; types[i]; i++) {
+    for (size_t i = 0; (type = qt_model_type(i)) != NULL; i++) {
         if (array)
-            doc_append(cli, array, doc_text(types[i]));
+            doc_append(cli, array, doc_text(type));
         else
-            printf("%s\n", types[i]);
+            printf("%s\n", type);
     }
     if (array)
         doc_set(cli, cli->doc, "archs", array);

@@ -158,14 +158,14 @@ done:
 /* ---- the budget ----------------------------------------------------------------------------- */
 
 struct choice {
-    double gain; /* of divergence, estimated */
-    size_t cost, input, block;
+    double gain;               /* of divergence, estimated */
+    size_t macs, input, block; /* macs: multiply-accumulates of a token */
 };
 
 static int by_gain(const void *a, const void *b)
 {
     const struct choice *x = a, *y = b;
-    double gx = x->gain / (double)x->cost, gy = y->gain / (double)y->cost;
+    double gx = x->gain / (double)x->macs, gy = y->gain / (double)y->macs;
     if (gx != gy)
         return gx < gy ? 1 : -1;
     if (x->input != y->input)
@@ -173,7 +173,8 @@ static int by_gain(const void *a, const void *b)
     return (x->block > y->block) - (x->block < y->block);
 }
 
-/* Fills choice[]; returns their number, *total their cost, *left the divergence of all at 4 bits.
+/* Fills choice[]; returns their number, *total their multiply-accumulates, *left the divergence of
+ * all at 4 bits.
  */
 static size_t list_choices(struct choice *choice, size_t *total, double *left,
                            const struct qt_act_planner *p)
@@ -189,8 +190,9 @@ static size_t list_choices(struct choice *choice, size_t *total, double *left,
             sum += in->d4[b];
         for (size_t b = 0; b < blocks; b++, n++) {
             double gain = sum > 0 ? in->sense * (in->d4[b] - in->d8[b]) / sum : 0;
-            choice[n] = (struct choice){gain, in->linears, v, b};
-            *total += in->linears;
+            const size_t macs = in->n * qt_min_size(QT_ACT_BLOCK, in->k - b * QT_ACT_BLOCK);
+            choice[n] = (struct choice){gain, macs, v, b};
+            *total += macs;
         }
         *left += in->k ? in->sense : 0;
     }
@@ -212,9 +214,9 @@ int qt_act_spend(struct qt_act_planner *p, double *left, struct qt_err *err)
     list_choices(choice, &total, left, p);
     qsort(choice, count, sizeof *choice, by_gain);
     for (size_t i = 0; i < count && (bound == 0 || *left > bound); i++) {
-        if ((double)(used + choice[i].cost) > share * (double)total + 1e-9)
+        if ((double)(used + choice[i].macs) > share * (double)total + 1e-9)
             continue;
-        used += choice[i].cost;
+        used += choice[i].macs;
         *left -= choice[i].gain;
         p->out->act[choice[i].input].bits[choice[i].block] = 8;
     }

@@ -292,8 +292,9 @@ int qt_act_plan_new(struct qt_act_plan *out, const struct qt_plan *plan,
     QT_TRY(qt_act_sense(&p, err));
     QT_TRY(qt_act_spend(&p, &left, err));
     QT_TRY(make_report(&p, left, err));
-    qt_log_message(opt->log, QT_LOG_INFO, "activations: %.1f %% of the blocks at 8 bits",
-                   100 * json_real_value(json_object_get(out->report, "a8_blocks")));
+    qt_log_message(opt->log, QT_LOG_INFO,
+                   "activations: %.1f %% of the multiply-accumulates at 8 bits",
+                   100 * json_real_value(json_object_get(out->report, "a8_macs")));
 done:
     for (size_t v = 0; p.inputs && v < layers * QT_INPUTS; v++) {
         qt_free(p.inputs[v].d4);

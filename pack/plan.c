@@ -29,6 +29,21 @@ static bool ends_with(const char *s, const char *end)
     return n >= m && strcmp(s + n - m, end) == 0;
 }
 
+/* Of models of images, sound and text: a word of the name begins like what sees, hears, or passes
+ * on what was seen or heard. */
+static bool sees_or_hears(const char *name)
+{
+    static const char *const parts[] = {
+        "vision", "visual",  "image",     "audio",   "speech",    "vpm.",
+        "apm.",   "qformer", "resampler", "aligner", "connector", "projector",
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        for (const char *at = name; (at = strstr(at, parts[i])) != NULL; at++)
+            if (at == name || at[-1] == '.' || at[-1] == '_')
+                return true;
+    return false;
+}
+
 /* Why a tensor is copied unless a rule names it; NULL if it is a linear weight to quantize. Goes by
  * name and shape alone, so that it holds for architectures that qtool cannot run. */
 static const char *reason_to_copy(const struct qt_tensor *t)
@@ -37,7 +52,7 @@ static const char *reason_to_copy(const struct qt_tensor *t)
         return "dtype";
     if (t->ndim != 2)
         return t->ndim < 2 ? "vector" : "more than 2 dimensions";
-    if (strstr(t->name, "vision") || strstr(t->name, "visual") || strstr(t->name, "audio"))
+    if (sees_or_hears(t->name))
         return "not of the language model";
     if (strstr(t->name, "lm_head") || strstr(t->name, "embed_out"))
         return "head";

@@ -15,7 +15,7 @@ static const char *const orders[] = {"none", "outliers", NULL};
 static const struct qt_param params[] = {
     /* order as in enum qt_act_scales */
     {"a8max", QT_PARAM_REAL, 0.2, 0, 1, NULL,
-     "largest share of activation blocks at 8 bits, over all linears"},
+     "largest share of multiply-accumulates with activations of 8 bits"},
     {"bound", QT_PARAM_REAL, 0, 0, 1e6, NULL,
      "stop giving blocks 8 bits when the divergence left is estimated below this (nats)"},
     {"order", QT_PARAM_CHOICE, 1, 0, 1, orders,

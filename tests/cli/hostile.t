@@ -355,7 +355,7 @@ $ cp $BAD/config/positions.json n/config.json && qtool eval n --data n/eval.txt 
 2 'max_position_embeddings' is 1099511627776, outside 1 \.\. 1073741824
 $ cp $BAD/config/rope.json n/config.json && qtool eval n --data n/eval.txt --windows 1
 ? 4
-2 'rope_type': yarn is not supported
+2 'rope_type': dynamic is not supported
 
 # ---- tokenizer.json (the first line is that of tokenizer_config.json)
 $ cp "$NANO/config.json" n && echo hello >n/hello.txt

@@ -284,7 +284,7 @@ def make_config():
     put("hidden_text", hidden_size="256")
     put("eps", rms_norm_eps=0)
     put("positions", max_position_embeddings=2**40)
-    put("rope", rope_scaling={"rope_type": "yarn", "factor": 4})
+    put("rope", rope_scaling={"rope_type": "dynamic", "factor": 4})
     put("activation", hidden_act="swish7")
 
 

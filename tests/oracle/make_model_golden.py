@@ -49,6 +49,8 @@ GEMMA3 = LLAMA | dict(
 MIXTURE = LLAMA | dict(moe_intermediate_size=24, num_experts=6, head_dim=8)
 LONGROPE = {"rope_type": "longrope", "rope_theta": 300.0, "partial_rotary_factor": 0.75,
             "short_factor": [1.0, 1.25, 1.5], "long_factor": [1.5, 4.0, 9.0]}
+YARN = {"rope_type": "yarn", "rope_theta": 200.0, "factor": 6.0,
+        "original_max_position_embeddings": 16}
 OPT = dict(hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=101,
            max_position_embeddings=44)
 
@@ -115,12 +117,27 @@ MODELS = {
     "llama_longrope": ("llama", LLAMA | dict(head_dim=6, rope_parameters=LONGROPE | {
         "partial_rotary_factor": 1.0, "original_max_position_embeddings": 20, "factor": 2.0,
         "attention_factor": 1.3}), {}),
+    "llama_yarn": ("llama", LLAMA | dict(head_dim=16, rope_parameters=YARN), {}),
+    "llama_yarn_old_keys": ("llama", LLAMA | dict(num_attention_heads=2, num_key_value_heads=1), {
+        "rope_parameters": None, "rope_theta": 90.0, "rope_scaling": {
+            "type": "yarn", "factor": 4.0, "beta_fast": 8, "beta_slow": 2, "truncate": False,
+            "attention_factor": 0.9}}),
+    "ministral3": ("ministral3", LLAMA | dict(head_dim=8, rope_parameters=YARN | {
+        "original_max_position_embeddings": 40, "mscale": 1.5, "mscale_all_dim": 0.5,
+        "llama_4_scaling_beta": 0.1}), {}),
+    "seed_oss": ("seed_oss", LLAMA | dict(head_dim=8), {}),
+    "seed_oss_biased": ("seed_oss", LLAMA | dict(head_dim=8, attention_bias=False,
+                                                 attention_out_bias=True, mlp_bias=True), {}),
+    "starcoder2": ("starcoder2", LLAMA | dict(sliding_window=8), {"norm_epsilon": None}),
+    "starcoder2_unbiased": ("starcoder2", LLAMA | dict(use_bias=False, tie_word_embeddings=False),
+                            {}),
     # Models of images and text: the least that transformers takes for eyes.
     "gemma3_images": ("gemma3", dict(
         text_config=GEMMA3 | dict(final_logit_softcapping=None), mm_tokens_per_image=4,
         vision_config=dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1,
                            num_attention_heads=2, image_size=28, patch_size=14)), {}),
     "mistral3_images": ("mistral3", dict(
+        tie_word_embeddings=False,
         text_config=LLAMA | dict(model_type="mistral", sliding_window=None, head_dim=6),
         vision_config=dict(model_type="pixtral", hidden_size=16, intermediate_size=16,
                            num_hidden_layers=1, num_attention_heads=2, head_dim=8, image_size=28,
@@ -241,7 +258,8 @@ def write_model(directory, kind, options, edits, seed):
     config = transformers.AutoConfig.for_model(kind, pad_token_id=None, **options)
     model = auto_class(kind).from_config(config)
     # Small embeddings where the norms' epsilon is a default: then its value shows.
-    fill(model, rng, 0.02 if kind == "opt" or edits.get("rms_norm_eps", 1) is None else 1.0)
+    fill(model, rng, 0.02 if kind == "opt" or None in (
+        edits.get("rms_norm_eps", 1), edits.get("norm_epsilon", 1)) else 1.0)
     config.architectures = [type(model).__name__]
     config.save_pretrained(directory)
     write_config(directory, edits)

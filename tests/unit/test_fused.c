@@ -162,9 +162,9 @@ static void quantize(struct world *w, const struct qt_ckpt *ckpt, const char *ou
     json_decref(report.document);
 }
 
-/* Rows in one tensor are rounded as they are in several, are fed the same activations, and those of
- * w4ax have been put into the same order and scaled by the same powers. What is left is chance:
- * rows are polished together as long as it pays for all of them. */
+/* Rows in one tensor are rounded as they are in several, and are fed the same activations. What is
+ * left is chance: rows are polished together as long as it pays for all of them. (The order in
+ * which w4ax stores them is tested in test_act.c.) */
 static void scheme_case(struct world *w, const char *scheme)
 {
     struct qt_container *fused, *apart;
@@ -197,9 +197,9 @@ static void test_same_quantized(void **state)
     scheme_case(*state, "nf3:g=32,learn=1");
 }
 
-/* With 8-bit blocks shared out, linears count, and a fused one counts once: all or none here. */
 static void test_same_w4ax(void **state)
 {
+    scheme_case(*state, "w4ax");
     scheme_case(*state, "w4ax:a8max=0");
     scheme_case(*state, "w4ax:a8max=0,smooth=1");
     scheme_case(*state, "w4ax:a8max=1,smooth=1");

@@ -447,11 +447,10 @@ static void test_linears(void **state)
 /* That a name is in the list. */
 static void use_type(bool used[32], const char *type)
 {
-    const char *const *names = qt_model_types();
     size_t at = 0;
-    while (names[at] && strcmp(names[at], type) != 0)
+    while (qt_model_type(at) && strcmp(qt_model_type(at), type) != 0)
         at++;
-    if (!names[at])
+    if (!qt_model_type(at))
         fail_msg("%s is not listed", type);
     used[at] = true;
 }
@@ -459,7 +458,6 @@ static void use_type(bool used[32], const char *type)
 /* Every model_type, of a decoder or of a wrapper, has a golden model, and is in the list. */
 static void test_types(void **state)
 {
-    const char *const *names = qt_model_types();
     bool used[32] = {false};
     struct dirent **entries;
     int n = scandir(GOLDEN, &entries, NULL, alphasort);
@@ -481,7 +479,7 @@ static void test_types(void **state)
         free(entries[i]);
     }
     free(entries);
-    for (size_t i = 0; names[i]; i++)
+    for (size_t i = 0; qt_model_type(i); i++)
         assert_true(used[i]);
 }
 
@@ -564,7 +562,13 @@ static const struct refusal refusals[] = {
     {"llama_linear_biased", "attention_bias", "false", QT_E_INPUT, "implies no bias"},
     {"llama_old_keys", "tie_word_embeddings", "false", QT_E_INPUT, "lm_head.weight"},
     {"llama", "quantization_config", "{}", QT_E_UNSUPPORTED, "quantization_config"},
-    {"llama", "rope_parameters", "{\"rope_type\": \"yarn\"}", QT_E_UNSUPPORTED, "yarn"},
+    {"llama", "rope_parameters", "{\"rope_type\": \"dynamic\"}", QT_E_UNSUPPORTED, "dynamic"},
+    {"llama", "rope_parameters", "{\"rope_type\": \"yarn\"}", QT_E_INPUT, "'factor'"},
+    {"llama_yarn_old_keys", "rope_theta", "1", QT_E_INPUT, "'rope_theta' is 1"},
+    {"llama_yarn_old_keys", "rope_theta", "1e-3", QT_E_INPUT, "'rope_theta' is 0.001"},
+    {"ministral3", "rope_parameters", "{\"rope_type\": \"yarn\", \"factor\": 2}", QT_E_INPUT,
+     "llama_4_scaling_beta"},
+    {"ministral3", "rope_parameters", NULL, QT_E_INPUT, "llama_4_scaling_beta"},
     {"llama", "rope_parameters", "{\"rope_theta\": 0}", QT_E_INPUT, "rope_theta"},
     {"llama", "rope_parameters", "{\"rope_theta\": -5.0}", QT_E_INPUT, "rope_theta"},
     {"llama", "rope_parameters", "3", QT_E_INPUT, "rope_parameters"},
@@ -644,11 +648,17 @@ static const struct refusal refusals[] = {
     {"phi3", "rope_scaling",
      "{\"type\": \"longrope\", \"short_factor\": [1, 1, 1, \"1\"], \"long_factor\": 1}", QT_E_INPUT,
      "'short_factor' has an entry"},
+    {"phi3", "rope_scaling",
+     "{\"type\": \"su\", \"short_factor\": [1, 1, 1, 1], \"long_factor\": [1, 1, 1]}", QT_E_INPUT,
+     "'long_factor' is not a list"},
+    {"phi3", "rope_scaling", "{\"type\": \"yarn\", \"factor\": 4}", QT_E_INPUT, "'short_factor'"},
+    {"llama", "rope_scaling", "{\"type\": \"su\"}", QT_E_UNSUPPORTED, "su is not supported"},
     {"phi3_short", "original_max_position_embeddings", "1", QT_E_INPUT, "original_max_position"},
     {"phi3_short", "original_max_position_embeddings", "0", QT_E_INPUT, "original_max_position"},
-    {"gemma3_images", "text_config", NULL, QT_E_UNSUPPORTED, "gemma3 is not supported"},
-    {"gemma3_images", "text_config", "[]", QT_E_UNSUPPORTED, "gemma3 is not supported"},
-    {"gemma3_images", "text_config", "{}", QT_E_INPUT, "model_type"},
+    {"gemma3_images", "text_config", NULL, QT_E_INPUT, "num_hidden_layers"},
+    {"gemma3_images", "text_config", "[]", QT_E_INPUT, "num_hidden_layers"},
+    {"gemma3_images", "text_config", "{}", QT_E_INPUT, "num_hidden_layers"},
+    {"gemma3_images", "text_config.model_type", "7", QT_E_INPUT, "model_type"},
     {"gemma3_images", "text_config.model_type", "\"mllama_text\"", QT_E_UNSUPPORTED, "mllama_text"},
     {"gemma3_images", "model_type", "\"mllama\"", QT_E_UNSUPPORTED, "mllama"},
     {"gemma3_images", "text_config.vocab_size", NULL, QT_E_INPUT, "[262208, 32]"},
@@ -661,7 +671,12 @@ static const struct refusal refusals[] = {
     {"mistral3_images", "quantization_config", "{}", QT_E_UNSUPPORTED, "already quantized"},
     {"mistral3_images", "text_config.quantization_config", "{}", QT_E_UNSUPPORTED,
      "already quantized"},
-    {"qwen2_5_vl", "rope_scaling", "{\"type\": \"yarn\"}", QT_E_UNSUPPORTED, "yarn"},
+    {"mistral3_images", "tie_word_embeddings", "true", QT_OK, ""}, /* text_config says no */
+    {"mistral3_images", "text_config.tie_word_embeddings", "true", QT_E_INPUT,
+     "language_model.lm_head.weight: differs from the embedding"},
+    {"mistral3_images", "text_config.tie_word_embeddings", NULL, QT_OK, ""},
+    {"qwen3_vl", "text_config.tie_word_embeddings", "false", QT_OK, ""}, /* config.json says yes */
+    {"qwen2_5_vl", "rope_scaling", "{\"type\": \"dynamic\"}", QT_E_UNSUPPORTED, "dynamic"},
     {"qwen2", "rope_scaling", "{\"type\": \"mrope\"}", QT_E_UNSUPPORTED, "mrope"},
     {"qwen3_vl", "text_config.head_dim", NULL, QT_E_INPUT, "[512, 32]"},
     {"opt", "word_embed_proj_dim", "16", QT_E_INPUT, "embed_tokens"},

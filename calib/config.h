@@ -1,0 +1,29 @@
+/* config.json while it is being read: what config.c and config_rope.c share. */
+#ifndef QT_CALIB_CONFIG_H
+#define QT_CALIB_CONFIG_H
+
+#include "calib/model_internal.h"
+
+enum { CONFIG_POSITIONS = 1 << 30 }; /* the most that are taken */
+
+/* What is said of the decoder, and of all. */
+struct source {
+    const json_t *json, *root;
+    const char *path;
+};
+
+/* Has a value that is not null. */
+bool config_given(const json_t *obj, const char *key);
+/* A size in 1..limit; missing or null: *out is left as it is, 0 means that it is needed. */
+int config_read_size(size_t *out, const struct source *src, const char *key, size_t limit,
+                     struct qt_err *err);
+/* A positive finite number; missing or null: *out is left as it is. */
+int config_read_positive(double *out, const json_t *obj, const char *key, const char *path,
+                         struct qt_err *err);
+int config_unsupported(const struct source *src, const char *key, const char *value,
+                       struct qt_err *err);
+
+/* cfg->rope, local_rope, rotated. */
+int config_read_rope(struct config *cfg, const struct source *src, struct qt_err *err);
+
+#endif

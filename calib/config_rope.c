@@ -1,0 +1,321 @@
+/* Rotary embeddings, as config.json describes them, in numbers. */
+#include "calib/config.h"
+
+static const char original_key[] = "original_max_position_embeddings";
+
+/* A rotary embedding on its way from ordinary to scaled. */
+struct scaling {
+    struct rotary *out;    /* inv_freq is 1 / powers */
+    const float *powers;   /* [rotated / 2]: theta^exponent */
+    const json_t *options; /* the object that names the scaling */
+    double theta;
+    const struct config *cfg;
+    const struct source *src;
+};
+
+/* The positions that the model had before it was stretched. */
+static int read_original(size_t *old, const struct scaling *s, struct qt_err *err)
+{
+    const size_t family = s->cfg->arch->original_positions;
+    int rc = QT_OK;
+    *old = family ? family : s->cfg->info.max_positions;
+    if (!family)
+        QT_TRY(config_read_size(old, &(struct source){s->options, s->src->root, s->src->path},
+                                original_key, CONFIG_POSITIONS, err));
+    QT_TRY(config_read_size(old, s->src, original_key, CONFIG_POSITIONS, err));
+    if (*old < 2)
+        rc = qt_fail(err, QT_E_INPUT, s->src->path, NULL, "'%s' is %zu", original_key, *old);
+done:
+    return rc;
+}
+
+static int read_option(double *out, const struct scaling *s, const char *key, struct qt_err *err)
+{
+    return config_read_positive(out, s->options, key, s->src->path, err);
+}
+
+static int scale_linear(const struct scaling *s, struct qt_err *err)
+{
+    double factor = 0;
+    int rc = read_option(&factor, s, "factor", err);
+    for (size_t i = 0; rc == QT_OK && i < s->cfg->rotated / 2; i++)
+        s->out->inv_freq[i] /= (float)factor;
+    return rc;
+}
+
+/* Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, between them a blend. In
+ * float, in the order of the reference implementation, because models were trained with those. */
+static int scale_llama3(const struct scaling *s, struct qt_err *err)
+{
+    double factor = 0, low = 0, high = 0;
+    size_t old;
+    int rc = QT_OK;
+    QT_TRY(read_option(&factor, s, "factor", err));
+    QT_TRY(read_option(&low, s, "low_freq_factor", err));
+    QT_TRY(read_option(&high, s, "high_freq_factor", err));
+    QT_TRY(read_original(&old, s, err));
+    if (high <= low)
+        return qt_fail(err, QT_E_INPUT, s->src->path, NULL,
+                       "'high_freq_factor' %g is not above 'low_freq_factor' %g", high, low);
+    for (size_t i = 0; i < s->cfg->rotated / 2; i++) {
+        float f = s->out->inv_freq[i], wavelength = (float)(2 * M_PI) / f;
+        float blend = ((float)old / wavelength - (float)low) / (float)(high - low);
+        if (wavelength > (float)((double)old / low))
+            s->out->inv_freq[i] = f / (float)factor;
+        else if (wavelength >= (float)((double)old / high))
+            s->out->inv_freq[i] = (1 - blend) * f / (float)factor + blend * f;
+    }
+done:
+    return rc;
+}
+
+/* The pair of channels that turns so many times within the original positions. */
+static double turning_pair(const struct scaling *s, double turns, size_t old)
+{
+    return (double)s->cfg->rotated * log((double)old / (turns * 2 * M_PI)) / (2 * log(s->theta));
+}
+
+static double yarn_attention(double factor, double mscale)
+{
+    return factor > 1 ? 0.1 * mscale * log(factor) + 1 : 1;
+}
+
+/* YaRN (Peng et al. 2023, section 3.2): pairs that turn beta_fast times and more are kept, those
+ * that turn beta_slow times and less are stretched by `factor`, between them a blend; queries and
+ * keys grow.
+ */
+static int scale_yarn(const struct scaling *s, struct qt_err *err)
+{
+    double factor = 0, fast = 32, slow = 1, mscale = 1, mscale_all = 0;
+    bool truncate = true;
+    size_t old;
+    int rc = QT_OK;
+    QT_TRY(read_original(&old, s, err));
+    QT_TRY(read_option(&factor, s, "factor", err));
+    QT_TRY(read_option(&fast, s, "beta_fast", err));
+    QT_TRY(read_option(&slow, s, "beta_slow", err));
+    if (config_given(s->options, "mscale") && config_given(s->options, "mscale_all_dim")) {
+        QT_TRY(read_option(&mscale, s, "mscale", err));
+        QT_TRY(read_option(&mscale_all, s, "mscale_all_dim", err));
+    }
+    QT_TRY(qt_json_get_bool(&truncate, s->options, "truncate", s->src->path, err));
+    if (s->theta <= 1)
+        return qt_fail(err, QT_E_INPUT, s->src->path, NULL, "'rope_theta' is %g", s->theta);
+    double from = turning_pair(s, fast, old), to = turning_pair(s, slow, old);
+    from = fmax(truncate ? floor(from) : from, 0);
+    to = fmin(truncate ? ceil(to) : to, (double)s->cfg->rotated - 1);
+    to += from == to ? 0.001 : 0;
+    for (size_t i = 0; i < s->cfg->rotated / 2; i++) {
+        float ramp = ((float)i - (float)from) / (float)(to - from);
+        float keep = 1 - fminf(fmaxf(ramp, 0), 1);
+        float stretched = 1 / ((float)factor * s->powers[i]);
+        s->out->inv_freq[i] = stretched * (1 - keep) + s->out->inv_freq[i] * keep;
+    }
+    double attention = yarn_attention(factor, mscale) / yarn_attention(factor, mscale_all);
+    QT_TRY(read_option(&attention, s, "attention_factor", err));
+    s->out->scale = (float)attention;
+done:
+    return rc;
+}
+
+/* factor[rotated / 2] */
+static int read_factors(float *factor, const struct scaling *s, const char *key, struct qt_err *err)
+{
+    const json_t *list = json_object_get(s->options, key);
+    const size_t half = s->cfg->rotated / 2;
+    if (!json_is_array(list) || json_array_size(list) != half)
+        return qt_fail(err, QT_E_INPUT, s->src->path, NULL, "'%s' is not a list of %zu numbers",
+                       key, half);
+    for (size_t i = 0; i < half; i++) {
+        double f = json_number_value(json_array_get(list, i));
+        if (!(f > 1e-6 && f < 1e6))
+            return qt_fail(err, QT_E_INPUT, s->src->path, NULL,
+                           "'%s' has an entry that is not a positive number", key);
+        factor[i] = (float)f;
+    }
+    return QT_OK;
+}
+
+/* LongRoPE (Phi-3): a factor per frequency, others for long sequences, and larger queries and keys
+ * by as much as the model was stretched. */
+static int scale_longrope(const struct scaling *s, struct qt_err *err)
+{
+    const size_t half = s->cfg->rotated / 2;
+    struct rotary *out = s->out;
+    double factor, attention;
+    size_t old;
+    int rc = QT_OK;
+    QT_TRY(read_original(&old, s, err));
+    factor = (double)s->cfg->info.max_positions / (double)old;
+    QT_TRY(read_option(&factor, s, "factor", err));
+    attention = factor > 1 ? sqrt(1 + log(factor) / log((double)old)) : 1;
+    QT_TRY(read_option(&attention, s, "attention_factor", err));
+    QT_TRY(qt_array_new(&out->long_inv_freq, half, sizeof *out->long_inv_freq, err));
+    QT_TRY(read_factors(out->inv_freq, s, "short_factor", err));
+    QT_TRY(read_factors(out->long_inv_freq, s, "long_factor", err));
+    for (size_t i = 0; i < half; i++) {
+        out->inv_freq[i] = 1 / (out->inv_freq[i] * s->powers[i]);
+        out->long_inv_freq[i] = 1 / (out->long_inv_freq[i] * s->powers[i]);
+    }
+    out->long_from = old;
+    out->scale = (float)attention;
+done:
+    return rc;
+}
+
+/* Ministral 3: queries grow with the logarithm of the position, in steps as long as the original
+ * positions. Within the first step, which are the positions that are left here, not yet. */
+static int keep_first_step(struct config *cfg, const struct scaling *s, struct qt_err *err)
+{
+    static const char key[] = "llama_4_scaling_beta";
+    size_t old;
+    int rc = read_original(&old, s, err);
+    if (rc == QT_OK && !json_is_number(json_object_get(s->options, key)))
+        rc = qt_fail(err, QT_E_INPUT, s->src->path, NULL, "'%s' is missing or not a number", key);
+    if (rc == QT_OK)
+        cfg->info.max_positions = qt_min_size(cfg->info.max_positions, old);
+    return rc;
+}
+
+static int scale(const struct scaling *s, const char *type, struct qt_err *err)
+{
+    static const struct {
+        const char *type;
+        int (*fn)(const struct scaling *s, struct qt_err *err);
+    } known[] = {{"linear", scale_linear},
+                 {"llama3", scale_llama3},
+                 {"yarn", scale_yarn},
+                 {"longrope", scale_longrope}};
+    if (s->cfg->arch->original_positions && (strcmp(type, "su") == 0 || strcmp(type, "yarn") == 0))
+        type = "longrope"; /* Phi-3's first names for it */
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(type, known[i].type) == 0)
+            return known[i].fn(s, err);
+    return strcmp(type, "default") == 0 || (s->cfg->arch->mrope && strcmp(type, "mrope") == 0)
+               ? QT_OK
+               : config_unsupported(s->src, "rope_type", type, err);
+}
+
+/* The object with the rope options: "rope_scaling" (old, beside a top-level rope_theta) goes before
+ * "rope_parameters" (new, rope_theta inside). An empty object when there is none. */
+static int find_rope(const json_t **out, const struct source *src, const json_t *empty,
+                     struct qt_err *err)
+{
+    static const char *const keys[] = {"rope_scaling", "rope_parameters"};
+    *out = empty;
+    for (size_t i = 0; i < 2 && json_object_size(*out) == 0; i++) {
+        const json_t *v = json_object_get(src->json, keys[i]);
+        if (config_given(src->json, keys[i]) && !json_is_object(v))
+            return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not an object", keys[i]);
+        if (json_is_object(v))
+            *out = v;
+    }
+    if (config_given(*out, "full_attention") || config_given(*out, "sliding_attention"))
+        return config_unsupported(src, "rope_parameters", "a rotary embedding per layer type", err);
+    return QT_OK;
+}
+
+/* cfg->rotated */
+static int read_rotated(struct config *cfg, const json_t *rope, const struct source *src,
+                        struct qt_err *err)
+{
+    double partial = 1;
+    int rc = QT_OK;
+    QT_TRY(config_read_positive(&partial, src->json, "partial_rotary_factor", src->path, err));
+    QT_TRY(config_read_positive(&partial, rope, "partial_rotary_factor", src->path, err));
+    if (partial != 1 && (!cfg->arch->partial_rope || partial > 1))
+        QT_TRY(config_unsupported(src, "partial_rotary_factor",
+                                  partial > 1 ? "a value above 1" : "a value other than 1", err));
+    cfg->rotated = (size_t)((double)cfg->info.head_dim * partial);
+    if (cfg->rotated % 2 || !cfg->rotated)
+        rc = partial < 1
+                 ? qt_fail(err, QT_E_INPUT, src->path, NULL,
+                           "'partial_rotary_factor' leaves %zu channels of a head", cfg->rotated)
+                 : qt_fail(err, QT_E_INPUT, src->path, NULL, "'head_dim' %zu is odd", cfg->rotated);
+done:
+    return rc;
+}
+
+/* What *out points to is owned. theta: where neither `key` of config.json nor the options say it.
+ */
+static int read_rope_from(struct rotary *out, struct config *cfg, const json_t *rope,
+                          const char *key, double theta, const struct source *src,
+                          struct qt_err *err)
+{
+    const char *type = "default";
+    float *powers = NULL;
+    int rc = QT_OK;
+    QT_TRY(config_read_positive(&theta, src->json, key, src->path, err));
+    QT_TRY(config_read_positive(&theta, rope, "rope_theta", src->path, err));
+    QT_TRY(read_rotated(cfg, rope, src, err));
+    QT_TRY(qt_json_get_string(&type, rope, "type", src->path, err));
+    QT_TRY(qt_json_get_string(&type, rope, "rope_type", src->path, err));
+    const size_t half = cfg->rotated / 2;
+    QT_TRY(qt_array_new(&powers, half, sizeof *powers, err));
+    QT_TRY(qt_array_new(&out->inv_freq, half, sizeof *out->inv_freq, err));
+    out->scale = 1;
+    for (size_t i = 0; i < half; i++) {
+        powers[i] = (float)pow(theta, (double)((float)(2 * i) / (float)cfg->rotated));
+        out->inv_freq[i] = 1.0f / powers[i];
+    }
+    const struct scaling s = {out, powers, rope, theta, cfg, src};
+    QT_TRY(scale(&s, type, err));
+    if (cfg->arch->query_steps)
+        QT_TRY(keep_first_step(cfg, &s, err));
+done:
+    qt_free(powers);
+    return rc;
+}
+
+/* Of layers without and with a window. New: rope_parameters has an object for either; old:
+ * rope_scaling is for those without. */
+static int ropes_of_layers(const json_t **full, const json_t **local, const struct source *src,
+                           const json_t *empty, struct qt_err *err)
+{
+    const json_t *scaling = json_object_get(src->json, "rope_scaling");
+    const json_t *by_type = json_object_get(src->json, "rope_parameters");
+    const bool old = json_object_size(scaling) > 0;
+    if ((config_given(src->json, "rope_scaling") && !json_is_object(scaling)) ||
+        (config_given(src->json, "rope_parameters") && !json_is_object(by_type)))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'rope_scaling' or 'rope_parameters' is not an object");
+    *full = old ? scaling : empty;
+    *local = empty;
+    if (json_object_size(by_type) == 0)
+        return config_given(*full, "full_attention") || config_given(*full, "sliding_attention")
+                   ? config_unsupported(src, "rope_scaling", "a rotary embedding per layer type",
+                                        err)
+                   : QT_OK;
+    if (old)
+        return config_unsupported(src, "rope_scaling", "an object beside 'rope_parameters'", err);
+    *full = json_object_get(by_type, "full_attention");
+    *local = json_object_get(by_type, "sliding_attention");
+    if (!*full && !*local)
+        return config_unsupported(src, "rope_parameters",
+                                  "one rotary embedding for all layer types", err);
+    if (!json_is_object(*full) || !json_is_object(*local))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'rope_parameters' has no object '%s'",
+                       json_is_object(*full) ? "sliding_attention" : "full_attention");
+    return QT_OK;
+}
+
+int config_read_rope(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    json_t *empty = json_object();
+    const json_t *rope, *local;
+    int rc = QT_OK;
+    if (!empty)
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    if (!(cfg->arch->local_theta > 0))
+        QT_TRY(find_rope(&rope, src, empty, err));
+    else {
+        QT_TRY(ropes_of_layers(&rope, &local, src, empty, err));
+        QT_TRY(read_rope_from(&cfg->local_rope, cfg, local, "rope_local_base_freq",
+                              cfg->arch->local_theta, src, err));
+    }
+    QT_TRY(read_rope_from(&cfg->rope, cfg, rope, "rope_theta",
+                          cfg->arch->theta > 0 ? cfg->arch->theta : 1e4, src, err));
+done:
+    json_decref(empty);
+    return rc;
+}
