@@ -55,7 +55,6 @@ static const struct arch table[] = {
         LLAMA_LIKE,
         .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
         .eps = 1e-5,
-        .theta = 1e6,
         .window = WINDOW_ALL,
         .window_given = true,
         .query_steps = true,
@@ -77,7 +76,6 @@ static const struct arch table[] = {
         .mrope = true,
         .qkv_bias = {NULL, true},
         .window = WINDOW_FROM_LAYER,
-        .window_from = 80,
     },
     {
         .family = "qwen3",

@@ -250,7 +250,7 @@ done:
 static int heads_back(const struct chunk *c, enum role norm, float *d, const float *raw,
                       size_t heads, struct qt_err *err)
 {
-    const struct rope *rope = block_rope(c->run.b);
+    const struct rope *rope = block_rope(c->run.b, norm == ROLE_Q_NORM);
     int rc = QT_OK;
     if (rope->cos)
         QT_TRY(c->be->rope(c->be, d, rope->cos, rope->minus_sin, c->run.m, c->run.seqlen, heads,

@@ -175,6 +175,7 @@ static void free_work(struct qt_block *b)
     be->free(be, b->staged);
     free_rope(&b->rope, be);
     free_rope(&b->local_rope, be);
+    free_rope(&b->query_rope, be);
     b->x = b->wide = b->staged = NULL;
     free_experts(b);
     b->rows = b->seqlen = 0;
@@ -193,10 +194,15 @@ void qt_block_close(struct qt_block *block)
     qt_free(block);
 }
 
+static float query_growth(const struct config *cfg, size_t position)
+{
+    return 1 + cfg->query_beta * (float)log1p((double)(position / cfg->query_step));
+}
+
 /* cos, sin of position * inv_freq; none: nothing. The angle is rounded to float first, as in the
  * reference implementation. */
 static int make_rope(struct rope *out, struct qt_block *b, const struct rotary *rotary,
-                     size_t seqlen, struct qt_err *err)
+                     bool queries, size_t seqlen, struct qt_err *err)
 {
     const struct config *cfg = &b->model->cfg;
     const float *inv_freq = rotary->long_inv_freq && seqlen > rotary->long_from
@@ -213,12 +219,14 @@ static int make_rope(struct rope *out, struct qt_block *b, const struct rotary *
     bytes = seqlen * half * sizeof(float); /* fits: block_floats has checked it */
     QT_TRY(qt_array_new(&cos_host, seqlen * half, sizeof *cos_host, err));
     QT_TRY(qt_array_new(&sin_host, seqlen * half, sizeof *sin_host, err));
-    for (size_t pos = 0; pos < seqlen; pos++)
+    for (size_t pos = 0; pos < seqlen; pos++) {
+        const float scale = rotary->scale * (queries ? query_growth(cfg, pos) : 1);
         for (size_t i = 0; i < half; i++) {
             float angle = (float)pos * inv_freq[i];
-            cos_host[pos * half + i] = (float)cos((double)angle) * rotary->scale;
-            sin_host[pos * half + i] = (float)sin((double)angle) * rotary->scale;
+            cos_host[pos * half + i] = (float)cos((double)angle) * scale;
+            sin_host[pos * half + i] = (float)sin((double)angle) * scale;
         }
+    }
     QT_TRY(b->be->upload(b->be, out->cos, cos_host, bytes, err));
     QT_TRY(b->be->upload(b->be, out->sin, sin_host, bytes, err));
     QT_TRY(b->be->copy(b->be, out->minus_sin, out->sin, bytes, err));
@@ -229,9 +237,11 @@ done:
     return rc;
 }
 
-const struct rope *block_rope(const struct qt_block *b)
+const struct rope *block_rope(const struct qt_block *b, bool queries)
 {
-    return b->local_rope.cos && b->window ? &b->local_rope : &b->rope;
+    return queries && b->query_rope.cos     ? &b->query_rope
+           : b->local_rope.cos && b->window ? &b->local_rope
+                                            : &b->rope;
 }
 
 static size_t widest_input(const struct layer *l)
@@ -258,8 +268,10 @@ int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err 
         QT_TRY(block_floats(&b->staged, b->be, rows, widest_input(b->layer), err));
     if (info->experts)
         QT_TRY(new_experts(b, rows, err));
-    QT_TRY(make_rope(&b->rope, b, &cfg->rope, seqlen, err));
-    QT_TRY(make_rope(&b->local_rope, b, &cfg->local_rope, seqlen, err));
+    QT_TRY(make_rope(&b->rope, b, &cfg->rope, false, seqlen, err));
+    if (cfg->query_beta > 0)
+        QT_TRY(make_rope(&b->query_rope, b, &cfg->rope, true, seqlen, err));
+    QT_TRY(make_rope(&b->local_rope, b, &cfg->local_rope, false, seqlen, err));
     b->rows = rows;
     b->seqlen = seqlen;
 done:
@@ -291,7 +303,7 @@ int block_heads(const struct block_run *r, enum role norm, float *x, size_t head
 {
     const struct qt_block *b = r->b;
     const struct config *cfg = &b->model->cfg;
-    const struct rope *rope = block_rope(b);
+    const struct rope *rope = block_rope(b, norm == ROLE_Q_NORM);
     int rc = QT_OK;
     QT_TRY(block_norm(r, norm, x, x, r->m * heads, err));
     if (rope->cos)

@@ -50,6 +50,7 @@ struct qt_block {
     size_t rows, seqlen;
     float *x, *wide, *staged;
     struct rope rope, local_rope; /* of all layers, or of those with and without a window */
+    struct rope query_rope;       /* of queries, where these grow with the position */
     struct block_experts experts;
     struct block_grad_work grad; /* of backward.c, made by its first run */
 };
@@ -84,8 +85,8 @@ int block_floats(float **out, struct qt_backend *be, size_t rows, size_t width, 
 int block_load_part(struct loaded *out, const struct part *part, float *staging,
                     const struct qt_weights *w, struct qt_backend *be, struct qt_err *err);
 void block_free_part(struct loaded *l, struct qt_backend *be);
-/* Of the layer; without tables where the family has none. */
-const struct rope *block_rope(const struct qt_block *b);
+/* Of the layer's queries or keys; without tables where the family has none. */
+const struct rope *block_rope(const struct qt_block *b, bool queries);
 const struct qt_linear *block_linear_of(const struct layer *l, size_t part);
 /* QT_E_USAGE, QT_E_INTERNAL: m tokens in sequences of seqlen are not for this model. */
 int block_check_length(const struct qt_model *model, size_t m, size_t seqlen, struct qt_err *err);

@@ -29,16 +29,18 @@ int config_read_size(size_t *out, const struct source *src, const char *key, siz
     return rc;
 }
 
-int config_read_positive(double *out, const json_t *obj, const char *key, const char *path,
-                         struct qt_err *err)
+int config_read_positive(double *out, const struct source *src, const char *key, struct qt_err *err)
 {
-    int rc = qt_json_get_real(out, obj, key, path, err);
+    int rc = qt_json_get_real(out, src->json, key, src->path, err);
+    if (rc == QT_OK && !config_given(src->json, key) && *out == 0)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is missing", key);
     if (rc == QT_OK && !(*out > 1e-30 && *out < 1e30))
-        return qt_fail(err, QT_E_INPUT, path, NULL, "'%s' is %g, not a positive number", key, *out);
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is %g, not a positive number", key,
+                       *out);
     return rc;
 }
 
-/* As read_positive; an explicit null switches the feature off (*out = 0). */
+/* As config_read_positive; an explicit null switches the feature off (*out = 0). */
 static int read_softcap(float *out, const struct source *src, const char *key, double missing,
                         struct qt_err *err)
 {
@@ -48,7 +50,7 @@ static int read_softcap(float *out, const struct source *src, const char *key, d
     if (json_is_null(v))
         value = 0;
     else if (v)
-        rc = config_read_positive(&value, src->json, key, src->path, err);
+        rc = config_read_positive(&value, src, key, err);
     *out = (float)value;
     return rc;
 }
@@ -171,14 +173,14 @@ static int read_act(struct config *cfg, const struct source *src, struct qt_err 
 static int read_tied(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     const char *key = cfg->arch->tied.key;
-    const json_t *outer = json_object_get(src->root, key), *inner = json_object_get(src->json, key);
-    bool yes = json_is_true(outer) || json_is_true(inner);
-    bool no = json_is_false(outer) || json_is_false(inner);
-    int rc = read_flag(&cfg->tied, src, &cfg->arch->tied, err);
-    if (rc == QT_OK && cfg->wrapped) {
-        cfg->tied = yes;
-        cfg->tied_without_head = yes == no;
-    }
+    const bool in = config_given(src->json, key), out = config_given(src->root, key);
+    bool inner = cfg->arch->tied.value, outer = inner;
+    int rc = QT_OK;
+    QT_TRY(qt_json_get_bool(&inner, src->json, key, src->path, err));
+    QT_TRY(qt_json_get_bool(&outer, src->root, key, src->path, err));
+    cfg->tied = in ? inner : outer;
+    cfg->tied_unclear = cfg->wrapped && in == out && (!in || inner != outer);
+done:
     return rc;
 }
 
@@ -192,7 +194,7 @@ static int read_flags(struct config *cfg, const struct source *src, struct qt_er
     QT_TRY(read_flag(&cfg->mlp_bias, src, &arch->mlp_bias, err));
     QT_TRY(read_tied(cfg, src, err));
     if (arch->eps_key)
-        QT_TRY(config_read_positive(&eps, src->json, arch->eps_key, src->path, err));
+        QT_TRY(config_read_positive(&eps, src, arch->eps_key, err));
     cfg->eps = (float)eps;
     cfg->final_norm = true;
     cfg->embed_scale = 1.0f;
@@ -229,7 +231,7 @@ static int read_gemma(struct config *cfg, const struct source *src, struct qt_er
         read_softcap(&cfg->attn_softcap, src, "attn_logit_softcapping", arch->attn_softcap, err));
     QT_TRY(read_softcap(&cfg->info.logit_softcap, src, "final_logit_softcapping",
                         arch->logit_softcap, err));
-    QT_TRY(config_read_positive(&scalar, src->json, "query_pre_attn_scalar", src->path, err));
+    QT_TRY(config_read_positive(&scalar, src, "query_pre_attn_scalar", err));
     QT_TRY(qt_json_get_bool(&both_ways, src->json, "use_bidirectional_attention", src->path, err));
     if (both_ways)
         QT_TRY(config_unsupported(src, "use_bidirectional_attention", "true", err));
@@ -282,7 +284,6 @@ static int read_windows(struct config *cfg, const struct source *src, struct qt_
     QT_TRY(qt_array_new(&cfg->windows, cfg->info.layers, sizeof *cfg->windows, err));
     if (rule == WINDOW_FROM_LAYER || rule == WINDOW_IF_USED) {
         use = false;
-        from = cfg->arch->window_from ? cfg->arch->window_from : from;
         QT_TRY(qt_json_get_bool(&use, src->json, "use_sliding_window", src->path, err));
         QT_TRY(qt_json_get_size(&from, src->json, "max_window_layers", src->path, err));
     }
@@ -320,7 +321,7 @@ static int find_decoder(struct config *cfg, struct source *src, struct qt_err *e
     cfg->wrapped = decoder != NULL;
     if (cfg->wrapped)
         type = decoder;
-    if (cfg->wrapped && json_is_object(inner)) { /* else it is described around what sees */
+    if (cfg->wrapped && json_is_object(inner)) { /* else flat, as Qwen2.5-VL's */
         src->json = inner;
         QT_TRY(qt_json_get_string(&type, inner, "model_type", src->path, err));
     }

@@ -17,13 +17,13 @@ bool config_given(const json_t *obj, const char *key);
 /* A size in 1..limit; missing or null: *out is left as it is, 0 means that it is needed. */
 int config_read_size(size_t *out, const struct source *src, const char *key, size_t limit,
                      struct qt_err *err);
-/* A positive finite number; missing or null: *out is left as it is. */
-int config_read_positive(double *out, const json_t *obj, const char *key, const char *path,
+/* A positive finite number; missing or null: *out is left as it is, 0 means that it is needed. */
+int config_read_positive(double *out, const struct source *src, const char *key,
                          struct qt_err *err);
 int config_unsupported(const struct source *src, const char *key, const char *value,
                        struct qt_err *err);
 
-/* cfg->rope, local_rope, rotated. */
+/* cfg->rope, local_rope, rotated, query_beta, query_step; the positions that YaRN makes. */
 int config_read_rope(struct config *cfg, const struct source *src, struct qt_err *err);
 
 #endif

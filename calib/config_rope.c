@@ -5,12 +5,11 @@ static const char original_key[] = "original_max_position_embeddings";
 
 /* A rotary embedding on its way from ordinary to scaled. */
 struct scaling {
-    struct rotary *out;    /* inv_freq is 1 / powers */
-    const float *powers;   /* [rotated / 2]: theta^exponent */
-    const json_t *options; /* the object that names the scaling */
+    struct rotary *out;  /* inv_freq is 1 / powers */
+    const float *powers; /* [rotated / 2]: theta^exponent */
     double theta;
-    const struct config *cfg;
-    const struct source *src;
+    struct config *cfg;
+    const struct source *src, *options; /* options: the object that names the scaling */
 };
 
 /* The positions that the model had before it was stretched. */
@@ -20,8 +19,7 @@ static int read_original(size_t *old, const struct scaling *s, struct qt_err *er
     int rc = QT_OK;
     *old = family ? family : s->cfg->info.max_positions;
     if (!family)
-        QT_TRY(config_read_size(old, &(struct source){s->options, s->src->root, s->src->path},
-                                original_key, CONFIG_POSITIONS, err));
+        QT_TRY(config_read_size(old, s->options, original_key, CONFIG_POSITIONS, err));
     QT_TRY(config_read_size(old, s->src, original_key, CONFIG_POSITIONS, err));
     if (*old < 2)
         rc = qt_fail(err, QT_E_INPUT, s->src->path, NULL, "'%s' is %zu", original_key, *old);
@@ -29,15 +27,10 @@ done:
     return rc;
 }
 
-static int read_option(double *out, const struct scaling *s, const char *key, struct qt_err *err)
-{
-    return config_read_positive(out, s->options, key, s->src->path, err);
-}
-
 static int scale_linear(const struct scaling *s, struct qt_err *err)
 {
     double factor = 0;
-    int rc = read_option(&factor, s, "factor", err);
+    int rc = config_read_positive(&factor, s->options, "factor", err);
     for (size_t i = 0; rc == QT_OK && i < s->cfg->rotated / 2; i++)
         s->out->inv_freq[i] /= (float)factor;
     return rc;
@@ -50,9 +43,9 @@ static int scale_llama3(const struct scaling *s, struct qt_err *err)
     double factor = 0, low = 0, high = 0;
     size_t old;
     int rc = QT_OK;
-    QT_TRY(read_option(&factor, s, "factor", err));
-    QT_TRY(read_option(&low, s, "low_freq_factor", err));
-    QT_TRY(read_option(&high, s, "high_freq_factor", err));
+    QT_TRY(config_read_positive(&factor, s->options, "factor", err));
+    QT_TRY(config_read_positive(&low, s->options, "low_freq_factor", err));
+    QT_TRY(config_read_positive(&high, s->options, "high_freq_factor", err));
     QT_TRY(read_original(&old, s, err));
     if (high <= low)
         return qt_fail(err, QT_E_INPUT, s->src->path, NULL,
@@ -86,19 +79,20 @@ static double yarn_attention(double factor, double mscale)
  */
 static int scale_yarn(const struct scaling *s, struct qt_err *err)
 {
-    double factor = 0, fast = 32, slow = 1, mscale = 1, mscale_all = 0;
+    double factor = 0, fast = 32, slow = 1, mscale = 1, mscale_all = 0, correction = 1;
     bool truncate = true;
     size_t old;
     int rc = QT_OK;
     QT_TRY(read_original(&old, s, err));
-    QT_TRY(read_option(&factor, s, "factor", err));
-    QT_TRY(read_option(&fast, s, "beta_fast", err));
-    QT_TRY(read_option(&slow, s, "beta_slow", err));
-    if (config_given(s->options, "mscale") && config_given(s->options, "mscale_all_dim")) {
-        QT_TRY(read_option(&mscale, s, "mscale", err));
-        QT_TRY(read_option(&mscale_all, s, "mscale_all_dim", err));
+    QT_TRY(config_read_positive(&factor, s->options, "factor", err));
+    QT_TRY(config_read_positive(&fast, s->options, "beta_fast", err));
+    QT_TRY(config_read_positive(&slow, s->options, "beta_slow", err));
+    if (config_given(s->options->json, "mscale") &&
+        config_given(s->options->json, "mscale_all_dim")) {
+        QT_TRY(config_read_positive(&mscale, s->options, "mscale", err));
+        QT_TRY(config_read_positive(&mscale_all, s->options, "mscale_all_dim", err));
     }
-    QT_TRY(qt_json_get_bool(&truncate, s->options, "truncate", s->src->path, err));
+    QT_TRY(qt_json_get_bool(&truncate, s->options->json, "truncate", s->src->path, err));
     if (s->theta <= 1)
         return qt_fail(err, QT_E_INPUT, s->src->path, NULL, "'rope_theta' is %g", s->theta);
     double from = turning_pair(s, fast, old), to = turning_pair(s, slow, old);
@@ -108,12 +102,16 @@ static int scale_yarn(const struct scaling *s, struct qt_err *err)
     for (size_t i = 0; i < s->cfg->rotated / 2; i++) {
         float ramp = ((float)i - (float)from) / (float)(to - from);
         float keep = 1 - fminf(fmaxf(ramp, 0), 1);
-        float stretched = 1 / ((float)factor * s->powers[i]);
-        s->out->inv_freq[i] = stretched * (1 - keep) + s->out->inv_freq[i] * keep;
+        float slowed = 1 / ((float)factor * s->powers[i]);
+        s->out->inv_freq[i] = slowed * (1 - keep) + s->out->inv_freq[i] * keep;
     }
     double attention = yarn_attention(factor, mscale) / yarn_attention(factor, mscale_all);
-    QT_TRY(read_option(&attention, s, "attention_factor", err));
-    s->out->scale = (float)attention;
+    QT_TRY(config_read_positive(&attention, s->options, "attention_factor", err));
+    QT_TRY(config_read_positive(&correction, s->options, "attn_factor", err));
+    s->out->scale = (float)(attention * correction);
+    const size_t stretched = (size_t)fmin(factor * (double)old, CONFIG_POSITIONS);
+    if (stretched > s->cfg->info.max_positions)
+        s->cfg->info.max_positions = stretched;
 done:
     return rc;
 }
@@ -121,7 +119,7 @@ done:
 /* factor[rotated / 2] */
 static int read_factors(float *factor, const struct scaling *s, const char *key, struct qt_err *err)
 {
-    const json_t *list = json_object_get(s->options, key);
+    const json_t *list = json_object_get(s->options->json, key);
     const size_t half = s->cfg->rotated / 2;
     if (!json_is_array(list) || json_array_size(list) != half)
         return qt_fail(err, QT_E_INPUT, s->src->path, NULL, "'%s' is not a list of %zu numbers",
@@ -147,9 +145,9 @@ static int scale_longrope(const struct scaling *s, struct qt_err *err)
     int rc = QT_OK;
     QT_TRY(read_original(&old, s, err));
     factor = (double)s->cfg->info.max_positions / (double)old;
-    QT_TRY(read_option(&factor, s, "factor", err));
+    QT_TRY(config_read_positive(&factor, s->options, "factor", err));
     attention = factor > 1 ? sqrt(1 + log(factor) / log((double)old)) : 1;
-    QT_TRY(read_option(&attention, s, "attention_factor", err));
+    QT_TRY(config_read_positive(&attention, s->options, "attention_factor", err));
     QT_TRY(qt_array_new(&out->long_inv_freq, half, sizeof *out->long_inv_freq, err));
     QT_TRY(read_factors(out->inv_freq, s, "short_factor", err));
     QT_TRY(read_factors(out->long_inv_freq, s, "long_factor", err));
@@ -164,16 +162,15 @@ done:
 }
 
 /* Ministral 3: queries grow with the logarithm of the position, in steps as long as the original
- * positions. Within the first step, which are the positions that are left here, not yet. */
-static int keep_first_step(struct config *cfg, const struct scaling *s, struct qt_err *err)
+ * positions. */
+static int read_query_steps(const struct scaling *s, struct qt_err *err)
 {
-    static const char key[] = "llama_4_scaling_beta";
-    size_t old;
-    int rc = read_original(&old, s, err);
-    if (rc == QT_OK && !json_is_number(json_object_get(s->options, key)))
-        rc = qt_fail(err, QT_E_INPUT, s->src->path, NULL, "'%s' is missing or not a number", key);
-    if (rc == QT_OK)
-        cfg->info.max_positions = qt_min_size(cfg->info.max_positions, old);
+    double beta = 0;
+    int rc = QT_OK;
+    QT_TRY(config_read_positive(&beta, s->options, "llama_4_scaling_beta", err));
+    QT_TRY(read_original(&s->cfg->query_step, s, err));
+    s->cfg->query_beta = (float)beta;
+done:
     return rc;
 }
 
@@ -186,8 +183,10 @@ static int scale(const struct scaling *s, const char *type, struct qt_err *err)
                  {"llama3", scale_llama3},
                  {"yarn", scale_yarn},
                  {"longrope", scale_longrope}};
-    if (s->cfg->arch->original_positions && (strcmp(type, "su") == 0 || strcmp(type, "yarn") == 0))
-        type = "longrope"; /* Phi-3's first names for it */
+    if (s->cfg->arch->original_positions && strcmp(type, "default") != 0)
+        return strcmp(type, "longrope") == 0 || strcmp(type, "su") == 0 || strcmp(type, "yarn") == 0
+                   ? scale_longrope(s, err)
+                   : config_unsupported(s->src, "rope_type", type, err);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (strcmp(type, known[i].type) == 0)
             return known[i].fn(s, err);
@@ -216,13 +215,13 @@ static int find_rope(const json_t **out, const struct source *src, const json_t 
 }
 
 /* cfg->rotated */
-static int read_rotated(struct config *cfg, const json_t *rope, const struct source *src,
+static int read_rotated(struct config *cfg, const struct source *options, const struct source *src,
                         struct qt_err *err)
 {
     double partial = 1;
     int rc = QT_OK;
-    QT_TRY(config_read_positive(&partial, src->json, "partial_rotary_factor", src->path, err));
-    QT_TRY(config_read_positive(&partial, rope, "partial_rotary_factor", src->path, err));
+    QT_TRY(config_read_positive(&partial, src, "partial_rotary_factor", err));
+    QT_TRY(config_read_positive(&partial, options, "partial_rotary_factor", err));
     if (partial != 1 && (!cfg->arch->partial_rope || partial > 1))
         QT_TRY(config_unsupported(src, "partial_rotary_factor",
                                   partial > 1 ? "a value above 1" : "a value other than 1", err));
@@ -242,12 +241,13 @@ static int read_rope_from(struct rotary *out, struct config *cfg, const json_t *
                           const char *key, double theta, const struct source *src,
                           struct qt_err *err)
 {
+    const struct source options = {rope, src->root, src->path};
     const char *type = "default";
     float *powers = NULL;
     int rc = QT_OK;
-    QT_TRY(config_read_positive(&theta, src->json, key, src->path, err));
-    QT_TRY(config_read_positive(&theta, rope, "rope_theta", src->path, err));
-    QT_TRY(read_rotated(cfg, rope, src, err));
+    QT_TRY(config_read_positive(&theta, src, key, err));
+    QT_TRY(config_read_positive(&theta, &options, "rope_theta", err));
+    QT_TRY(read_rotated(cfg, &options, src, err));
     QT_TRY(qt_json_get_string(&type, rope, "type", src->path, err));
     QT_TRY(qt_json_get_string(&type, rope, "rope_type", src->path, err));
     const size_t half = cfg->rotated / 2;
@@ -258,10 +258,10 @@ static int read_rope_from(struct rotary *out, struct config *cfg, const json_t *
         powers[i] = (float)pow(theta, (double)((float)(2 * i) / (float)cfg->rotated));
         out->inv_freq[i] = 1.0f / powers[i];
     }
-    const struct scaling s = {out, powers, rope, theta, cfg, src};
+    const struct scaling s = {out, powers, theta, cfg, src, &options};
     QT_TRY(scale(&s, type, err));
     if (cfg->arch->query_steps)
-        QT_TRY(keep_first_step(cfg, &s, err));
+        QT_TRY(read_query_steps(&s, err));
 done:
     qt_free(powers);
     return rc;

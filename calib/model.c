@@ -318,7 +318,7 @@ int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_e
     QT_TRY(qt_array_new(&m->layers, m->cfg.info.layers, sizeof *m->layers, err));
     const struct naming naming = find_naming(m->cfg.arch, w);
     m->head_name = naming.head;
-    if (m->cfg.tied_without_head)
+    if (m->cfg.tied_unclear)
         m->cfg.tied = !has_part(w, "", naming.head);
     QT_TRY(set_ends(m, &naming, w, err));
     for (size_t i = 0; i < m->cfg.info.layers; i++)

@@ -88,9 +88,8 @@ struct arch {
     /* original_max_position_embeddings where config.json does not say it outside the options of its
      * rotary embedding, which has only LongRoPE, also called su or yarn; 0: what these say. */
     size_t original_positions;
-    size_t window_from; /* max_window_layers where config.json does not say it; 0: 28 */
-    bool opt_layout;    /* do_layer_norm_before, word_embed_proj_dim and their like */
-    bool gemma_scales;  /* softcaps, query_pre_attn_scalar, embedding times sqrt(hidden) */
+    bool opt_layout;   /* do_layer_norm_before, word_embed_proj_dim and their like */
+    bool gemma_scales; /* softcaps, query_pre_attn_scalar, embedding times sqrt(hidden) */
     size_t position_offset;
 };
 /* NULL when unknown. */
@@ -117,6 +116,10 @@ struct config {
     size_t intermediate, embed_dim; /* embed_dim: width of the embedding table */
     size_t *windows;                /* [layers], 0 = none */
     size_t rotated;                 /* channels of a head that the rotary embedding turns */
+    /* Queries are multiplied by 1 + query_beta ln(1 + floor(position / query_step)); 0: they are
+     * not. */
+    float query_beta;
+    size_t query_step;
     struct rotary rope, local_rope; /* local: of layers with a window; none: as the others */
     float eps, attn_scale, attn_softcap, embed_scale;
     enum qt_act_kind act;
@@ -124,7 +127,7 @@ struct config {
     bool wrapped;
     /* Wrappers say `tied` here, there, in both places or not at all. Where that is nothing, or both
      * yes and no: it is tied if there is no head. */
-    bool tied_without_head;
+    bool tied_unclear;
     size_t chosen; /* of info.experts, for a token */
     bool shares_of_one;
 };

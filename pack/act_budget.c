@@ -1,7 +1,7 @@
 /*
  * Which blocks get 8 bits. What a block's rounding error D means for the model is measured: S, the
  * divergence of the logits when that input alone has 4 bits. Blocks get 8 bits by S (D4 - D8) /
- * (sum of D4 over the input), per linear that reads them, largest first.
+ * (sum of D4 over the input), per multiply-accumulate, largest first.
  */
 #include "pack/act_planner.h"
 
@@ -214,7 +214,7 @@ int qt_act_spend(struct qt_act_planner *p, double *left, struct qt_err *err)
     list_choices(choice, &total, left, p);
     qsort(choice, count, sizeof *choice, by_gain);
     for (size_t i = 0; i < count && (bound == 0 || *left > bound); i++) {
-        if ((double)(used + choice[i].macs) > share * (double)total + 1e-9)
+        if ((double)(used + choice[i].macs) > share * (double)total * (1 + 1e-12))
             continue;
         used += choice[i].macs;
         *left -= choice[i].gain;

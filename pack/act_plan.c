@@ -38,14 +38,13 @@ static int add_linear(struct qt_act_planner *p, const struct qt_plan_item *item,
 {
     struct qt_act_input *in = qt_act_input_at(p, linear->layer, linear->input);
     bool is = item && is_w4ax(item);
-    if (in->linears && (in->k != 0) != is)
+    if (in->n && (in->k != 0) != is)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, linear->weight,
                        "of linears that share an input, all or none must be w4ax");
     if (is && p->spec && strcmp(p->spec->text, item->packed.spec.text) != 0)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, linear->weight,
                        "%s, but others are %s: all of a model must have the same parameters",
                        item->packed.spec.text, p->spec->text);
-    in->linears++;
     in->n += linear->n;
     if (is) {
         in->k = linear->k;
@@ -219,25 +218,21 @@ done:
 /* ---- report --------------------------------------------------------------------------------- */
 
 struct shares {
-    double blocks, blocks8, macs, macs8; /* blocks are counted once per linear */
+    double macs, macs8;
 };
 
 static void add_input(struct shares *s, const struct qt_act_input *in, const struct qt_act *act)
 {
     for (size_t b = 0, at = 0; at < in->k; b++, at += QT_ACT_BLOCK) {
         double macs = (double)in->n * (double)qt_min_size(QT_ACT_BLOCK, in->k - at);
-        s->blocks += (double)in->linears;
         s->macs += macs;
-        s->blocks8 += act->bits[b] == 8 ? (double)in->linears : 0;
         s->macs8 += act->bits[b] == 8 ? macs : 0;
     }
 }
 
 static json_t *shares_json(const struct shares *s)
 {
-    bool any = s->blocks > 0;
-    return json_pack("{s:f, s:f}", "a8_blocks", any ? s->blocks8 / s->blocks : 0.0, "a8_macs",
-                     any ? s->macs8 / s->macs : 0.0);
+    return json_pack("{s:f}", "a8_macs", s->macs > 0 ? s->macs8 / s->macs : 0.0);
 }
 
 static int make_report(struct qt_act_planner *p, double left, struct qt_err *err)

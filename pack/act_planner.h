@@ -10,10 +10,10 @@
 
 /* An input of a block's linears. */
 struct qt_act_input {
-    size_t k, linears, n; /* n: rows of all of them; k = 0: not w4ax */
-    bool reorder, scale;  /* what may be done to its channels */
-    double *d4, *d8;      /* [blocks], by qt_act_measure */
-    double sense;         /* by qt_act_sense */
+    size_t k, n;         /* n: rows of all of them; k = 0: not w4ax */
+    bool reorder, scale; /* what may be done to its channels */
+    double *d4, *d8;     /* [blocks], by qt_act_measure */
+    double sense;        /* by qt_act_sense */
 };
 
 struct qt_act_planner {

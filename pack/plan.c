@@ -34,8 +34,9 @@ static bool ends_with(const char *s, const char *end)
 static bool sees_or_hears(const char *name)
 {
     static const char *const parts[] = {
-        "vision", "visual",  "image",     "audio",   "speech",    "vpm.",
-        "apm.",   "qformer", "resampler", "aligner", "connector", "projector",
+        "vision",  "visual",    "image",   "video",     "audio",     "speech",    "siglip",
+        "clip",    "vit.",      "vpm.",    "apm.",      "sam_model", "mlp1.", /* InternVL's */
+        "qformer", "resampler", "aligner", "connector", "projector", "perceiver",
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         for (const char *at = name; (at = strstr(at, parts[i])) != NULL; at++)

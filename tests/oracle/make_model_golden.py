@@ -123,8 +123,7 @@ MODELS = {
             "type": "yarn", "factor": 4.0, "beta_fast": 8, "beta_slow": 2, "truncate": False,
             "attention_factor": 0.9}}),
     "ministral3": ("ministral3", LLAMA | dict(head_dim=8, rope_parameters=YARN | {
-        "original_max_position_embeddings": 40, "mscale": 1.5, "mscale_all_dim": 0.5,
-        "llama_4_scaling_beta": 0.1}), {}),
+        "mscale": 1.5, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.2}), {}),
     "seed_oss": ("seed_oss", LLAMA | dict(head_dim=8), {}),
     "seed_oss_biased": ("seed_oss", LLAMA | dict(head_dim=8, attention_bias=False,
                                                  attention_out_bias=True, mlp_bias=True), {}),
@@ -138,7 +137,8 @@ MODELS = {
                            num_attention_heads=2, image_size=28, patch_size=14)), {}),
     "mistral3_images": ("mistral3", dict(
         tie_word_embeddings=False,
-        text_config=LLAMA | dict(model_type="mistral", sliding_window=None, head_dim=6),
+        text_config=LLAMA | dict(model_type="ministral3", head_dim=6, rope_parameters=YARN | {
+            "llama_4_scaling_beta": 0.3}),
         vision_config=dict(model_type="pixtral", hidden_size=16, intermediate_size=16,
                            num_hidden_layers=1, num_attention_heads=2, head_dim=8, image_size=28,
                            patch_size=14)), {"tie_word_embeddings": None}),
@@ -158,6 +158,7 @@ MODELS = {
                            out_hidden_size=32, num_position_embeddings=16,
                            deepstack_visual_indexes=[0])), {}),
 }
+MODELS["qwen3_vl_bare"] = MODELS["qwen3_vl"]
 
 # Where published checkpoints have the experts that transformers keeps in one tensor.
 EXPERTS = {"qwen3_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),

@@ -168,7 +168,7 @@ static void test_golden_models(void **state)
         free(names[i]);
     }
     free(names);
-    assert_true(seen >= 18);
+    assert_true(seen >= 30);
 }
 
 static double reference_difference(struct fixture *f, const char *ids_file, const char *logits_file)
@@ -567,8 +567,10 @@ static const struct refusal refusals[] = {
     {"llama_yarn_old_keys", "rope_theta", "1", QT_E_INPUT, "'rope_theta' is 1"},
     {"llama_yarn_old_keys", "rope_theta", "1e-3", QT_E_INPUT, "'rope_theta' is 0.001"},
     {"ministral3", "rope_parameters", "{\"rope_type\": \"yarn\", \"factor\": 2}", QT_E_INPUT,
-     "llama_4_scaling_beta"},
-    {"ministral3", "rope_parameters", NULL, QT_E_INPUT, "llama_4_scaling_beta"},
+     "'llama_4_scaling_beta' is missing"},
+    {"ministral3", "rope_parameters", NULL, QT_E_INPUT, "'llama_4_scaling_beta' is missing"},
+    {"phi3", "rope_scaling", "{\"type\": \"linear\", \"factor\": 2}", QT_E_UNSUPPORTED,
+     "linear is not supported"},
     {"llama", "rope_parameters", "{\"rope_theta\": 0}", QT_E_INPUT, "rope_theta"},
     {"llama", "rope_parameters", "{\"rope_theta\": -5.0}", QT_E_INPUT, "rope_theta"},
     {"llama", "rope_parameters", "3", QT_E_INPUT, "rope_parameters"},
@@ -672,6 +674,7 @@ static const struct refusal refusals[] = {
     {"mistral3_images", "text_config.quantization_config", "{}", QT_E_UNSUPPORTED,
      "already quantized"},
     {"mistral3_images", "tie_word_embeddings", "true", QT_OK, ""}, /* text_config says no */
+    {"mistral3_images", "tie_word_embeddings", "1", QT_E_INPUT, "tie_word_embeddings"},
     {"mistral3_images", "text_config.tie_word_embeddings", "true", QT_E_INPUT,
      "language_model.lm_head.weight: differs from the embedding"},
     {"mistral3_images", "text_config.tie_word_embeddings", NULL, QT_OK, ""},
@@ -743,6 +746,31 @@ static void test_refusals(void **state)
             fail_msg("%s, %s = %s: status %d, \"%s\"; expected %d, \"%s\"", r->model, r->key,
                      r->value ? r->value : "(removed)", rc, text, r->status, r->reason);
     }
+}
+
+/* YaRN's positions are those that it makes, and attn_factor, which transformers does not know, is a
+ * factor. */
+static void test_yarn(void **state)
+{
+    static const char golden[] = GOLDEN "/llama_yarn";
+    char dir[] = "/tmp/test_model_XXXXXX", path[512];
+    struct config plain, edited;
+    struct qt_err err = {0};
+    json_t *json;
+    (void)state;
+    must(config_read(&plain, golden, &err), &err);
+    assert_int_equal(plain.info.max_positions, 96); /* 6 * 16; config.json says 64 */
+    must(qt_json_load(&json, GOLDEN "/llama_yarn/config.json", 1 << 20, &err), &err);
+    json_object_set_new(json_object_get(json, "rope_parameters"), "attn_factor", json_real(0.5));
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    assert_int_equal(json_dump_file(json, path, 0), 0);
+    must(config_read(&edited, dir, &err), &err);
+    assert_true(plain.rope.scale > 1 && edited.rope.scale == 0.5f * plain.rope.scale);
+    config_free(&plain);
+    config_free(&edited);
+    json_decref(json);
+    must(qt_dir_remove(dir, NULL), &err);
 }
 
 /* Edits that change nothing: missing keys with the defaults of transformers. */
@@ -887,8 +915,9 @@ int main(void)
         cmocka_unit_test(test_chunks),        cmocka_unit_test(test_linears),
         cmocka_unit_test(test_windows),       cmocka_unit_test(test_types),
         cmocka_unit_test(test_refusals),      cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_no_config),     cmocka_unit_test(test_bad_calls),
-        cmocka_unit_test(test_load_fails),    cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_yarn),          cmocka_unit_test(test_no_config),
+        cmocka_unit_test(test_bad_calls),     cmocka_unit_test(test_load_fails),
+        cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

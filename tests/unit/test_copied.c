@@ -1,0 +1,76 @@
+/* Which tensors are copied unless --tensor names them: by their names alone. */
+#include "fixture.h"
+
+#include "formats/formats.h"
+#include "pack/pack.h"
+
+/* As published checkpoints have them. why: of the copy; NULL: quantized. */
+static const struct {
+    const char *name, *why;
+} cases[] = {
+    {"model.layers.0.self_attn.qkv_proj.weight", NULL},
+    {"model.language_model.layers.0.mlp.up_proj.weight", NULL},
+    {"transformer.h.0.attn.division.weight", NULL},
+    {"model.layers.0.mlp.gate.weight", "router"},
+    {"model.layers.0.self_attn.rotary_embed.weight", "embedding"},
+    {"language_model.lm_head.weight", "head"},
+    {"vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight", "language model"},
+    {"model.visual.blocks.0.attn.qkv.weight", "language model"},
+    {"visual.blocks.0.attn.qkv.weight", "language model"},
+    {"thinker.audio_tower.layers.0.fc1.weight", "language model"},
+    {"model.layers.0.self_attn.q_proj.lora_A.speech.weight", "language model"},
+    {"vpm.encoder.layers.0.mlp.fc1.weight", "language model"},
+    {"apm.layers.0.fc1.weight", "language model"},
+    {"qformer.encoder.layer.0.output.dense.weight", "language model"},
+    {"model.connector.perceiver_resampler.layers.0.fc.weight", "language model"},
+    {"model.mm_projector.0.weight", "language model"},
+    {"multi_modal_projector.1.weight", "language model"},
+    {"aligner.layers.0.weight", "language model"},
+    {"mlp1.1.weight", "language model"},
+    {"model.sam_model.blocks.0.attn.qkv.weight", "language model"},
+    {"siglip.encoder.layers.0.mlp.fc1.weight", "language model"},
+    {"model.image_newline.0.weight", "language model"},
+};
+
+enum { CASES = sizeof cases / sizeof *cases, SIDE = 16, BYTES = SIDE * SIDE * 2 };
+
+static void test_names(void **state)
+{
+    char *dir = fixture_dir(), *header;
+    struct qt_tensor tensors[CASES];
+    uint64_t offsets[CASES + 1];
+    struct qt_err err;
+    struct qt_ckpt *ckpt;
+    struct qt_plan plan;
+    size_t size;
+    (void)state;
+    for (size_t i = 0; i < CASES; i++)
+        tensors[i] =
+            (struct qt_tensor){cases[i].name, NULL, QT_F16, 2, {SIDE, SIDE}, SIDE * SIDE, BYTES};
+    expect_ok("header", qt_safetensors_header(&header, &size, offsets, tensors, CASES, NULL, &err),
+              &err);
+    char *data = calloc(1, offsets[CASES]);
+    memcpy(data, header, size);
+    fixture_write(dir, "model.safetensors", data, offsets[CASES]);
+    expect_ok("open", qt_ckpt_open(&ckpt, dir, &err), &err);
+    expect_ok("plan", qt_plan_new(&plan, ckpt, &(struct qt_plan_options){.scheme = "nf4"}, &err),
+              &err);
+    assert_int_equal(plan.count, CASES);
+    for (size_t i = 0; i < CASES; i++) {
+        const struct qt_plan_item *item = &plan.items[i];
+        assert_string_equal(item->tensor->name, cases[i].name);
+        if (!item->why != !cases[i].why || (item->why && !strstr(item->why, cases[i].why)))
+            fail_msg("%s: %s", cases[i].name, item->why ? item->why : "quantized");
+    }
+    qt_plan_free(&plan);
+    qt_ckpt_close(ckpt);
+    qt_free(header);
+    free(data);
+    fixture_remove(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_names)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
