@@ -1,4 +1,4 @@
-/* config.json while it is being read: what config.c and config_rope.c share. */
+/* config.json while it is being read: config_source.c, used by config.c and config_rope.c. */
 #ifndef QT_CALIB_CONFIG_H
 #define QT_CALIB_CONFIG_H
 
