@@ -75,8 +75,8 @@ static double yarn_attention(double factor, double mscale)
 
 /* YaRN (Peng et al. 2023, section 3.2): pairs that turn beta_fast times and more are kept, those
  * that turn beta_slow times and less are stretched by `factor`, between them a blend; queries and
- * keys grow.
- */
+ * keys grow. So do the positions, which config.json may still count as they were. attn_factor is a
+ * correction of the growth that runtimes multiply by, and transformers does not know. */
 static int scale_yarn(const struct scaling *s, struct qt_err *err)
 {
     double factor = 0, fast = 32, slow = 1, mscale = 1, mscale_all = 0, correction = 1;
