@@ -50,3 +50,10 @@ $ qtool vresion --json
 > "command": null
 > "ok": false
 > "message": "unknown command 'vresion'; did you mean 'version'\?"
+
+# Threads wait for each other without spinning for long, unless the environment says otherwise.
+need OMP_DISPLAY_ENV=verbose qtool version 2>&1 | grep -q GOMP_SPINCOUNT
+$ env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose qtool version
+2 GOMP_SPINCOUNT = '1000'
+$ env -u GOMP_SPINCOUNT OMP_WAIT_POLICY=passive OMP_DISPLAY_ENV=verbose qtool version
+2! GOMP_SPINCOUNT = '1000'
