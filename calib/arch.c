@@ -19,24 +19,24 @@
     [ROLE_ATTN_IN] = "input_layernorm", [ROLE_Q] = "self_attn.q_proj",                             \
     [ROLE_K] = "self_attn.k_proj", [ROLE_V] = "self_attn.v_proj", [ROLE_O] = "self_attn.o_proj"
 
-#define LLAMA_PARTS                                                                                \
-    ATTENTION_PARTS, [ROLE_GATE] = "mlp.gate_proj", [ROLE_UP] = "mlp.up_proj",                     \
-                     [ROLE_DOWN] = "mlp.down_proj"
+#define MLP_PARTS                                                                                  \
+    [ROLE_GATE] = "mlp.gate_proj", [ROLE_UP] = "mlp.up_proj", [ROLE_DOWN] = "mlp.down_proj"
+
+#define LLAMA_PARTS ATTENTION_PARTS, MLP_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"
 
 #define QWEN3_PARTS                                                                                \
-    LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm", [ROLE_Q_NORM] = "self_attn.q_norm",   \
-                 [ROLE_K_NORM] = "self_attn.k_norm"
+    LLAMA_PARTS, [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"
 
 #define GEMMA_PARTS                                                                                \
-    LLAMA_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",                                     \
-                 [ROLE_MLP_IN] = "pre_feedforward_layernorm",                                      \
-                 [ROLE_MLP_OUT] = "post_feedforward_layernorm"
+    ATTENTION_PARTS, MLP_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",                      \
+                                [ROLE_MLP_IN] = "pre_feedforward_layernorm",                       \
+                                [ROLE_MLP_OUT] = "post_feedforward_layernorm"
 
 static const struct arch table[] = {
     {
         .family = "llama",
         LLAMA_LIKE,
-        .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
+        .parts = {LLAMA_PARTS},
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
         .mlp_bias = {"mlp_bias", false},
@@ -45,7 +45,7 @@ static const struct arch table[] = {
         .family = "mistral",
         .kv_heads = 8,
         LLAMA_LIKE,
-        .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
+        .parts = {LLAMA_PARTS},
         .window = WINDOW_ALL,
     },
     {
@@ -53,7 +53,7 @@ static const struct arch table[] = {
         .kv_heads = 8,
         .head_dim = 128,
         LLAMA_LIKE,
-        .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
+        .parts = {LLAMA_PARTS},
         .eps = 1e-5,
         .window = WINDOW_ALL,
         .window_given = true,
@@ -62,7 +62,7 @@ static const struct arch table[] = {
     {
         .family = "qwen2",
         LLAMA_LIKE,
-        .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
+        .parts = {LLAMA_PARTS},
         .qkv_bias = {NULL, true},
         .window = WINDOW_FROM_LAYER,
     },
@@ -70,7 +70,7 @@ static const struct arch table[] = {
         .family = "qwen2_5_vl_text",
         .kv_heads = 8,
         LLAMA_LIKE,
-        .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
+        .parts = {LLAMA_PARTS},
         .eps = 1e-5,
         .theta = 1e6,
         .mrope = true,
@@ -128,7 +128,7 @@ static const struct arch table[] = {
         .kv_heads = 8,
         .head_dim = 128,
         LLAMA_LIKE,
-        .parts = {LLAMA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"},
+        .parts = {LLAMA_PARTS},
         .qkv_bias = {"attention_bias", true},
         .o_bias = {"attention_out_bias", false},
         .mlp_bias = {"mlp_bias", false},

@@ -6,11 +6,14 @@
  *   tokenizer.c   tokenizer.json -> ids (byte-level and SentencePiece-style BPE)
  *   data.c        calibration and evaluation texts -> ids -> windows
  *   arch.c        one table row per model family
- *   config.c      config.json -> sizes and options; config_rope.c: rotary embeddings,
- * config_source.c: values, checked model.c       the tensors these imply, checked against what is
- * there -> struct qt_model weights.c     a checkpoint as a source of weights block.c       a
- * block's weights and working memory, steps of its sublayers forward.c     blocks ends.c embedding,
- * head experts.c     which tokens go through which expert, and there; tokens.c: lists of them
+ *   config.c      config.json -> sizes and options
+ *   config_rope.c of them, the rotary embeddings; config_source.c: values, checked
+ *   model.c       the tensors these imply, checked against what is there -> struct qt_model
+ *   weights.c     a checkpoint as a source of weights
+ *   block.c       a block's weights and working memory, steps of its sublayers
+ *   forward.c     blocks
+ *   ends.c        embedding, head
+ *   experts.c     which tokens go through which expert, and there; tokens.c: lists of them
  *   backward.c    gradients of a loss through head and blocks
  *   calibrate.c   statistics of the linears' inputs -> a calibration file; merge.c adds such files
  */
