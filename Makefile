@@ -38,7 +38,7 @@ FOLDERS := base formats calib hessian pack kernels verify
 LIB_SRC := $(filter-out $(ISA_SRC) kernels/gpu_%,$(wildcard $(FOLDERS:%=%/*.c)))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o) $(foreach i,$(ISAS),$(ISA_SRC:%.c=$(B)/%.$i.o))
 # qt_gpu_open: linked beside the library, which is the same with and without nvcc.
-GPU_OBJ := $(patsubst %,$(B)/kernels/gpu_%.o,$(if $(NVCC),cuda cublas backend math transfer,none)) \
+GPU_OBJ := $(patsubst %,$(B)/kernels/gpu_%.o,$(if $(NVCC),copy cuda cublas backend math transfer,none)) \
            $(if $(NVCC),$(B)/libqtool_kernels.a)
 CLI_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard cli/*.c))
 UNIT    := $(patsubst tests/unit/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c))
@@ -62,11 +62,16 @@ endif
 # Commands are long: shown with V=1.
 Q        = $(if $(V),,@echo "  $(1) $@"; )
 COMPILE  = $(call Q,CC)$(CC) $(QFLAGS) $(CFLAGS) -c -o $@ $<
-LINK     = $(call Q,LINK)$(CC) $(CFLAGS) -fopenmp -o $@ $^ $(LIBS)
+LINK     = $(call Q,LINK)$(CC) $(CFLAGS) -fopenmp -o $@ $(filter %.o %.a,$^) $(LIBS)
 
-$(B)/qtool: $(CLI_OBJ) $(GPU_OBJ) $(B)/libqtool.a
+$(B)/qtool: $(CLI_OBJ) $(GPU_OBJ) $(B)/libqtool.a $(B)/gpu_parts
 	$(NO_NVCC)
 	$(LINK) $(CUDA_RT)
+
+# What of the GPU is linked: when nvcc comes or goes, qtool is linked anew.
+$(B)/gpu_parts: always
+	@mkdir -p $(@D)
+	@echo '$(GPU_OBJ)' | cmp -s - $@ || echo '$(GPU_OBJ)' >$@
 
 $(B)/libqtool.a: $(LIB_OBJ)
 	@rm -f $@
@@ -153,7 +158,7 @@ $(B)/%.o: %.cu
 	$(call Q,NVCC)$(NVCC) -O3 -std=c++17 -I. $(CUDA_ARCH) \
 	    -Xcompiler -fPIC,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics -MMD -MP -c -o $@ $<
 
-$(B)/kernels/gpu_cuda.o $(B)/tests/gpu/%.o: QFLAGS += -isystem $(CUDA_HOME)/include
+$(B)/kernels/gpu_copy.o $(B)/kernels/gpu_cuda.o $(B)/tests/gpu/%.o: QFLAGS += -isystem $(CUDA_HOME)/include
 $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(GPU_OBJ) $(B)/libqtool.a
 	$(LINK) $(CUDA_RT)
 $(B)/tests/gpu/test_mix24: $(B)/tests/gpu/mix24_matrix.o
@@ -314,7 +319,7 @@ test-install:
 clean:
 	rm -rf $(B)
 
-.PHONY: all kernels sanitize-gpu deps deps-dev demo tests test check check-threads check-valgrind coverage \
+.PHONY: all always kernels sanitize-gpu deps deps-dev demo tests test check check-threads check-valgrind coverage \
         determinism fuzz test-gpu test-install test-large bench oracle oracle-tokenizer fmt fmt-check tidy install install-kernels clean
 .SECONDARY:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

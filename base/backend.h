@@ -106,9 +106,9 @@ struct qt_backend {
                     enum qt_act_kind kind, size_t count, struct qt_err *err);
     /* y += x */
     int (*add)(struct qt_backend *be, float *y, const float *x, size_t count, struct qt_err *err);
-    /* y[i] = x[rows[i]] * factor[i], and y[rows[i]] += x[i] * factor[i], for i < m, rows of n
-     * floats. rows (all different) and factor are host memory; NULL: i, 1. Gathering in place: rows
-     * NULL. */
+    /* y[i] = x[rows[i]] * factor[i], and y[rows[i]] += x[i] * factor[i] (rows all different), for
+     * i < m, rows of n floats. rows and factor are host memory; NULL: i, 1. Gathering in place:
+     * rows NULL. */
     int (*gather_rows)(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
                        const float *factor, size_t m, size_t n, struct qt_err *err);
     int (*scatter_rows)(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,

@@ -1,5 +1,6 @@
 #include "base/io.h"
 #include "base/mem.h"
+#include "base/par.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -273,7 +274,40 @@ int qt_file_write(const char *path, const void *data, size_t size, struct qt_err
     return rc < 0 ? rc : end;
 }
 
+enum { CRC_PIECE = 4 << 20, CRC_PIECES = 64 };
+
+struct crc_job {
+    const unsigned char *data;
+    size_t size;
+    uLong crc[CRC_PIECES];
+};
+
+static size_t crc_piece_size(const struct crc_job *job, size_t item)
+{
+    return qt_min_size(CRC_PIECE, job->size - item * CRC_PIECE);
+}
+
+static int crc_piece(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    struct crc_job *job = ctx;
+    (void)thread;
+    (void)err;
+    job->crc[item] = crc32_z(0, job->data + item * CRC_PIECE, crc_piece_size(job, item));
+    return QT_OK;
+}
+
 uint32_t qt_crc32(uint32_t crc, const void *data, size_t size)
 {
-    return (uint32_t)crc32_z(crc, data, size);
+    const size_t most = (size_t)CRC_PIECE * CRC_PIECES;
+    uLong sum = crc;
+    if (size <= CRC_PIECE)
+        return (uint32_t)crc32_z(sum, data, size);
+    for (size_t at = 0; at < size; at += most) {
+        struct crc_job job = {(const unsigned char *)data + at, qt_min_size(most, size - at), {0}};
+        const size_t pieces = qt_ceil_div(job.size, CRC_PIECE);
+        qt_parallel(pieces, crc_piece, &job, NULL);
+        for (size_t i = 0; i < pieces; i++)
+            sum = crc32_combine(sum, job.crc[i], (z_off_t)crc_piece_size(&job, i));
+    }
+    return (uint32_t)sum;
 }

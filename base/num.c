@@ -1,4 +1,8 @@
 #include "base/num.h"
+#include "base/mem.h"
+#include "base/par.h"
+
+#include <stdatomic.h>
 
 static const struct {
     const char *name;
@@ -66,7 +70,7 @@ static void bf16_to_f32(float *restrict dst, const uint16_t *restrict src, size_
 }
 
 /* Checkpoint data may start at any byte offset: copy through an aligned buffer. */
-void qt_to_f32(float *dst, const void *src, enum qt_dtype t, size_t n)
+static void to_f32(float *dst, const void *src, enum qt_dtype t, size_t n)
 {
     enum { CHUNK = 512 };
     uint64_t buf[CHUNK];
@@ -92,6 +96,34 @@ void qt_to_f32(float *dst, const void *src, enum qt_dtype t, size_t n)
     }
 }
 
+enum { PIECE = 1 << 18 }; /* elements that a thread takes */
+
+struct convert {
+    float *dst;
+    const unsigned char *src;
+    enum qt_dtype t;
+    size_t n;
+};
+
+static int convert_piece(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct convert *c = ctx;
+    const size_t at = item * PIECE;
+    (void)thread;
+    (void)err;
+    to_f32(c->dst + at, c->src + at * (qt_dtype_bits(c->t) / 8), c->t,
+           qt_min_size(PIECE, c->n - at));
+    return QT_OK;
+}
+
+void qt_to_f32(float *dst, const void *src, enum qt_dtype t, size_t n)
+{
+    if (n <= PIECE)
+        to_f32(dst, src, t, n);
+    else
+        qt_parallel(qt_ceil_div(n, PIECE), convert_piece, &(struct convert){dst, src, t, n}, NULL);
+}
+
 uint16_t qt_f32_to_f16(float f)
 {
     uint32_t u = qt_f32_bits(f), sign = u >> 16 & 0x8000, mag = u & 0x7fffffff;
@@ -115,7 +147,7 @@ uint16_t qt_f32_to_bf16(float f)
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-size_t qt_find_nonfinite(const float *x, size_t n)
+static size_t find_nonfinite(const float *x, size_t n)
 {
     enum { CHUNK = 256 };
     for (size_t i = 0; i < n; i += CHUNK) {
@@ -128,4 +160,33 @@ size_t qt_find_nonfinite(const float *x, size_t n)
                 return i + j;
     }
     return n;
+}
+
+struct search {
+    const float *x;
+    size_t n;
+    _Atomic size_t first; /* that is found */
+};
+
+static int search_piece(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    struct search *s = ctx;
+    const size_t at = item * PIECE, n = qt_min_size(PIECE, s->n - at);
+    const size_t found = find_nonfinite(s->x + at, n);
+    size_t first = s->first;
+    (void)thread;
+    (void)err;
+    while (found < n && at + found < first &&
+           !atomic_compare_exchange_weak(&s->first, &first, at + found))
+        ;
+    return QT_OK;
+}
+
+size_t qt_find_nonfinite(const float *x, size_t n)
+{
+    struct search s = {x, n, n};
+    if (n <= PIECE)
+        return find_nonfinite(x, n);
+    qt_parallel(qt_ceil_div(n, PIECE), search_piece, &s, NULL);
+    return s.first;
 }

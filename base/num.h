@@ -48,7 +48,7 @@ unsigned qt_dtype_bits(enum qt_dtype t);
 /* True for the dtypes that can be read as weights: F16, BF16, F32, F64. */
 bool qt_dtype_is_weight(enum qt_dtype t);
 
-/* n elements of `t` (a weight dtype) to FP32; F64 rounds to nearest. */
+/* n elements of `t` (a weight dtype) to FP32; F64 rounds to nearest. Many by all threads. */
 void qt_to_f32(float *dst, const void *src, enum qt_dtype t, size_t n);
 
 static inline uint32_t qt_f32_bits(float f)

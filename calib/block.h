@@ -59,8 +59,8 @@ struct qt_ends {
     const struct qt_model *model;
     struct qt_backend *be;
     struct loaded embed, positions, project_in, project_out, final_norm, head;
-    /* Working memory for ENDS_TOKENS rows: gathered on the host; [hidden] and [embed_dim]. */
-    float *gathered, *normed, *narrow;
+    /* Working memory for ENDS_TOKENS rows: [hidden] and [embed_dim]. */
+    float *normed, *narrow;
     float *logits, *ref_logits; /* of backward.c, [ENDS_TOKENS][vocab], made by its first run */
 };
 

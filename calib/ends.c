@@ -47,7 +47,6 @@ static int load_ends(struct qt_ends *e, float *staging, const struct qt_weights 
     QT_TRY(block_load_part(&e->head, &m->head, staging, w, be, err));
     QT_TRY(block_floats(&e->normed, be, ENDS_TOKENS, m->cfg.info.hidden, err));
     QT_TRY(block_floats(&e->narrow, be, ENDS_TOKENS, m->cfg.embed_dim, err));
-    QT_TRY(qt_array_new(&e->gathered, ENDS_TOKENS * m->cfg.embed_dim, sizeof *e->gathered, err));
 done:
     return rc;
 }
@@ -91,7 +90,6 @@ void qt_ends_close(struct qt_ends *ends)
     be->free(be, ends->narrow);
     be->free(be, ends->logits);
     be->free(be, ends->ref_logits);
-    qt_free(ends->gathered);
     qt_free(ends);
 }
 
@@ -101,24 +99,21 @@ int qt_ends_set_norm(struct qt_ends *ends, const float *w, struct qt_err *err)
                             ends->model->final_norm.n * sizeof *w, err);
 }
 
-/* Rows of the table -> hidden[m][hidden], m <= ENDS_TOKENS. The table is only in backend memory (a
- * tied head needs it there), so rows come by download: on the CPU that is a copy. */
+/* Rows of the table -> hidden[m][hidden], m <= ENDS_TOKENS. */
 static int embed_chunk(struct qt_ends *e, float *hidden, const uint32_t *ids, size_t m,
                        struct qt_err *err)
 {
     const struct config *cfg = &e->model->cfg;
     struct qt_backend *be = e->be;
-    size_t width = cfg->embed_dim, row = width * sizeof(float), n = cfg->info.hidden;
+    size_t width = cfg->embed_dim, n = cfg->info.hidden;
     bool project = e->project_in.weight != NULL;
     int rc = QT_OK;
-    for (size_t i = 0; i < m; i++) {
+    for (size_t i = 0; i < m; i++)
         if (ids[i] >= cfg->info.vocab)
             return qt_fail(err, QT_E_INPUT, NULL, NULL, "token %u, vocabulary is %zu",
                            (unsigned)ids[i], cfg->info.vocab);
-        QT_TRY(
-            be->download(be, e->gathered + i * width, e->embed.weight + ids[i] * width, row, err));
-    }
-    QT_TRY(be->upload(be, project ? e->narrow : hidden, e->gathered, m * row, err));
+    QT_TRY(be->gather_rows(be, project ? e->narrow : hidden, e->embed.weight, ids, NULL, m, width,
+                           err));
     if (project)
         QT_TRY(be->linear(be, hidden, e->narrow, e->project_in.weight, NULL, m, n, width, err));
     if (cfg->embed_scale != 1.0f)

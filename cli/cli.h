@@ -2,6 +2,7 @@
  * cli: the only folder that prints and exits.
  *
  *   main.c       the table of commands; start, dispatch, exit code
+ *   environment.c  what libraries read from the environment before main()
  *   opts.c       options from tables
  *   help.c       help text from the same tables
  *   ui.c         messages and progress on stderr
@@ -17,6 +18,12 @@
 #include "cli/opts.h"
 #include "verify/verify.h"
 #include <stdio.h>
+
+/* ---- the environment (environment.c) -------------------------------------------------------- */
+
+/* Sets what libraries have read from the environment by now and nobody has set, and starts the
+ * program again; where it cannot, or nothing is to be set, it returns. */
+void environment_complete(char **argv);
 
 /* ---- messages and progress (ui.c) ----------------------------------------------------------- */
 

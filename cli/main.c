@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -53,23 +52,6 @@ const struct opt common_opts[] = {
 };
 
 /* ---- the process ---------------------------------------------------------------------------- */
-
-/* GCC's OpenMP lets threads spin for milliseconds while they wait for each other. Where other
- * programs want the cores, that is time of those they wait for: calibration took a third longer
- * (docs/pipelines.md). How long they do is read before main() and cannot be set later, so the
- * program starts itself once more; where it cannot, it runs as it is. */
-static void spin_briefly(char **argv)
-{
-    char self[PATH_MAX];
-    ssize_t size;
-    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT"))
-        return;
-    size = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (size <= 0 || (size_t)size == sizeof self - 1 || setenv("GOMP_SPINCOUNT", "1000", 0) != 0)
-        return;
-    self[size] = '\0';
-    execv(self, argv);
-}
 
 /* With a standard descriptor closed, the next file opened would take its number, and results or
  * messages would be written into it. A descriptor of the wrong direction fails cleanly instead. */
@@ -288,7 +270,7 @@ static int dispatch(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    spin_briefly(argv);
+    environment_complete(argv);
     occupy_standard_descriptors();
     ignore_write_signals();
     catch_lost_mappings();

@@ -9,9 +9,11 @@ enum { ROWS = 128 }; /* of a panel, on one thread */
 struct job {
     const struct qt_factor *f;
     const float *from;
-    float *to;   /* [rows][k] */
-    size_t rows; /* of both */
-    float *work; /* [threads][ROWS][k]; on a backend [rows][k] */
+    float *to;         /* [rows][k] */
+    size_t rows;       /* of both */
+    float *work;       /* [threads][ROWS][k]; on a backend [rows][k] */
+    double *explained; /* [rows]: products of `from` and `to` */
+    double shrink;
 };
 
 static int run(struct job *s, int (*fn)(void *, size_t, int, struct qt_err *), struct qt_err *err)
@@ -102,14 +104,38 @@ done:
     return rc;
 }
 
+static int explain_row(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct job *s = ctx;
+    const float *from = s->from + item * s->f->k, *to = s->to + item * s->f->k;
+    double sum = 0;
+    (void)thread;
+    (void)err;
+    for (size_t i = 0; i < s->f->k; i++)
+        sum += (double)from[i] * (double)to[i];
+    s->explained[item] = sum;
+    return QT_OK;
+}
+
 static double shrinkage(const struct job *s, double strayed, size_t tokens)
 {
     double explained = 0, k = (double)s->f->k, t = (double)tokens;
-    for (size_t i = 0; i < s->rows * s->f->k; i++)
-        explained += (double)s->from[i] * (double)s->to[i];
+    for (size_t i = 0; i < s->rows; i++)
+        explained += s->explained[i];
     if (!(explained > 0) || !isfinite(explained) || !isfinite(strayed) || t <= k)
         return 0;
     return fmax(0, 1 - 2 * k / (t - k) * fmax(strayed - explained, 0) / explained);
+}
+
+static int shrink_row(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct job *s = ctx;
+    float *to = s->to + item * s->f->k;
+    (void)thread;
+    (void)err;
+    for (size_t i = 0; i < s->f->k; i++)
+        to[i] = s->shrink > 0 ? to[i] * (float)s->shrink : 0; /* it may not be finite */
+    return QT_OK;
 }
 
 /* *out = C H^-1, shrunk; cross[rows][k]: C. */
@@ -123,10 +149,12 @@ static int regress(float **out, double *shrink, const struct qt_factor *f, const
     s.to = *out;
     QT_TRY(f->backend && f->backend->solve_upper ? solve_on_backend(&s, err)
                                                  : run(&s, solve_panel, err));
-    *shrink = shrinkage(&s, strayed, tokens);
-    for (size_t i = 0; i < rows * f->k; i++)
-        s.to[i] = *shrink > 0 ? s.to[i] * (float)*shrink : 0; /* it may not be finite */
+    QT_TRY(qt_array_new(&s.explained, rows, sizeof *s.explained, err));
+    QT_TRY(qt_parallel(rows, explain_row, &s, err));
+    s.shrink = *shrink = shrinkage(&s, strayed, tokens);
+    QT_TRY(qt_parallel(rows, shrink_row, &s, err));
 done:
+    qt_free(s.explained);
     return rc;
 }
 

@@ -18,6 +18,7 @@ struct gpu {
     struct qt_gpu gpu;
     cudaStream_t stream;
     void *sink, *workspace;
+    struct gpu_copier *copier;
     struct gpu_cublas *cublas;
 };
 
@@ -66,26 +67,19 @@ static void gpu_free(struct qt_gpu *gpu, void *p)
     cudaFree(p);
 }
 
-static int copy_and_wait(struct gpu *g, void *dst, const void *src, size_t bytes,
-                         enum cudaMemcpyKind kind, struct qt_err *err)
-{
-    cudaError_t e = cudaMemcpyAsync(dst, src, bytes, kind, g->stream);
-    if (e == cudaSuccess)
-        e = cudaStreamSynchronize(g->stream);
-    return check(e, kind == cudaMemcpyHostToDevice ? "upload" : "download", err);
-}
-
 static int gpu_upload(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
                       struct qt_err *err)
 {
-    return copy_and_wait(self(gpu), dst, src, bytes, cudaMemcpyHostToDevice, err);
+    struct gpu *g = self(gpu);
+    return check(gpu_copier_upload(g->copier, g->stream, dst, src, bytes), "upload", err);
 }
 
 /* Also where a kernel that failed since is noticed. */
 static int gpu_download(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
                         struct qt_err *err)
 {
-    return copy_and_wait(self(gpu), dst, src, bytes, cudaMemcpyDeviceToHost, err);
+    struct gpu *g = self(gpu);
+    return check(gpu_copier_download(g->copier, g->stream, dst, src, bytes), "download", err);
 }
 
 static int gpu_copy(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
@@ -380,6 +374,7 @@ static void gpu_close(struct qt_gpu *gpu)
     if (!g)
         return;
     gpu_cublas_close(g->cublas);
+    gpu_copier_close(g->copier);
     cudaFree(g->workspace);
     cudaFree(g->sink);
     if (g->stream)
@@ -431,6 +426,7 @@ int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
     QT_TRY(check(cudaSetDevice(device), "device", err));
     QT_TRY(fill_facts(&g->gpu, err));
     QT_TRY(check(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), "stream", err));
+    g->copier = gpu_copier_open(g->stream);
     QT_TRY(gpu_new(&g->gpu, &g->sink, 256, err));
     QT_TRY(gpu_new(&g->gpu, &g->workspace, CUBLAS_WORKSPACE, err));
     g->cublas = gpu_cublas_open(g->gpu.cublas, sizeof g->gpu.cublas, g->stream, g->workspace,

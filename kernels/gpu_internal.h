@@ -15,6 +15,16 @@ extern "C" {
 int gpu_transfer_launch(void *dst, const void *src, size_t bytes, bool copy, int shape, int sms,
                         void *stream);
 
+/* gpu_copy.c: copies between the host and what `stream` does. NULL where there is no memory for it:
+ * the copies take a NULL, too, and are slower. An upload returns when src may be changed, a
+ * download when it is complete. A cudaError_t. */
+struct gpu_copier;
+struct gpu_copier *gpu_copier_open(void *stream);
+void gpu_copier_close(struct gpu_copier *c);
+int gpu_copier_upload(struct gpu_copier *c, void *stream, void *dst, const void *src, size_t bytes);
+int gpu_copier_download(struct gpu_copier *c, void *stream, void *dst, const void *src,
+                        size_t bytes);
+
 struct gpu_cublas;
 /* NULL when cuBLAS cannot be used; text[size] tells its version, or why not. Products go to
  * `stream` and use the workspace, device memory of `bytes`. */

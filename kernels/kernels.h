@@ -31,9 +31,9 @@ enum { QT_GPU_TRANSFERS = 12 }; /* launch shapes of struct qt_gpu.transfer */
 
 /*
  * One GPU: memory, fused products, time. A table of functions, so that what is built on it builds
- * without CUDA and can be tested against a stand-in. Work goes to one stream, in order; upload,
- * download and time return when it is done, everything else only enqueues. Failed CUDA calls are
- * QT_E_INTERNAL, memory that is not there QT_E_RESOURCE.
+ * without CUDA and can be tested against a stand-in. Work goes to one stream, in order; download
+ * and time return when it is done, upload when src has been read, everything else only enqueues.
+ * Failed CUDA calls are QT_E_INTERNAL, memory that is not there QT_E_RESOURCE.
  */
 struct qt_gpu {
     char name[128];   /* "NVIDIA H200" */

@@ -14,9 +14,18 @@ struct solver {
     const struct qt_rowops *ops;
     size_t groups, longest;
     struct qt_codebook_codes codes;
-    float *scratch; /* per panel: targets of a row and their weights, in storage order,
-                       [2][longest] */
+    float *scale, *inverse; /* [groups][stride]: what codes.scale stands for, and 1 / that */
+    float *scratch;         /* per panel: targets of a row and their weights, in storage order,
+                               [2][longest] */
 };
+
+static void put_scale(struct solver *s, size_t group, size_t row, uint16_t bits)
+{
+    const size_t at = group * s->codes.stride + row;
+    s->codes.scale[at] = bits;
+    s->scale[at] = qt_codebook_scale(&s->cb, bits, s->codes.unit[row]);
+    s->inverse[at] = qt_codebook_inverse(s->scale[at]);
+}
 
 /* A row's targets lie R apart; the search wants them in a line. */
 static void begin(void *ctx, const struct qt_column_group *group, const float *t, size_t row0,
@@ -34,9 +43,8 @@ static void begin(void *ctx, const struct qt_column_group *group, const float *t
             x[group->col[i] - first] = t[i * R + r];
         struct qt_codebook_group best =
             qt_codebook_fit(&s->cb, s->ops, x, h, group->n, s->codes.unit[row0 + r]);
-        size_t at = group->index * s->codes.stride + row0 + r;
-        s->codes.scale[at] = best.scale;
-        s->codes.zero[at] = best.zero;
+        put_scale(s, group->index, row0 + r, best.scale);
+        s->codes.zero[group->index * s->codes.stride + row0 + r] = best.zero;
     }
 }
 
@@ -60,39 +68,37 @@ static void round_column(void *ctx, size_t col, const float *x, float *q, float 
 {
     struct solver *s = ctx;
     size_t stride = s->codes.stride, params = col / s->cb.group * stride + row0;
-    const uint16_t *scale = s->codes.scale + params;
-    const uint16_t *unit_of = s->codes.unit + row0;
+    const float *scale = s->scale + params, *inverse = s->inverse + params;
     const uint8_t *zero = s->codes.zero + params;
     uint8_t *code = s->codes.code + col * stride + row0;
     float y[R] = {0};
     for (size_t r = 0; r < rows; r++)
-        y[r] = x[r] * qt_codebook_inverse(qt_codebook_scale(&s->cb, scale[r], unit_of[r]));
+        y[r] = x[r] * inverse[r];
     if (s->cb.asymmetric)
         round_asymmetric(code, s, y, zero, rows);
     else
         s->ops->round(code, y, rows, 1, &s->cb.grid);
     for (size_t r = 0; r < rows; r++) {
         unit[r] = s->cb.value[code[r]] - (float)zero[r];
-        q[r] = qt_codebook_scale(&s->cb, scale[r], unit_of[r]) * unit[r];
+        q[r] = scale[r] * unit[r];
     }
 }
 
 static void get_scale(void *ctx, size_t group, float *scale, size_t row0, size_t rows)
 {
     struct solver *s = ctx;
-    for (size_t r = 0; r < rows; r++)
-        scale[r] = qt_codebook_scale(&s->cb, s->codes.scale[group * s->codes.stride + row0 + r],
-                                     s->codes.unit[row0 + r]);
+    memcpy(scale, s->scale + group * s->codes.stride + row0, rows * sizeof *scale);
 }
 
 static void set_scale(void *ctx, size_t group, float *scale, size_t row0, size_t rows)
 {
     struct solver *s = ctx;
     for (size_t r = 0; r < rows; r++) {
-        uint16_t *stored = &s->codes.scale[group * s->codes.stride + row0 + r];
-        uint16_t unit = s->codes.unit[row0 + r];
-        *stored = qt_codebook_nearest_scale(&s->cb, scale[r], unit, *stored);
-        scale[r] = qt_codebook_scale(&s->cb, *stored, unit);
+        const size_t at = group * s->codes.stride + row0 + r;
+        put_scale(s, group, row0 + r,
+                  qt_codebook_nearest_scale(&s->cb, scale[r], s->codes.unit[row0 + r],
+                                            s->codes.scale[at]));
+        scale[r] = s->scale[at];
     }
 }
 
@@ -128,6 +134,8 @@ int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const fl
     s.longest = qt_min_size(s.cb.group, p->k);
     QT_TRY(qt_array_new(&s.codes.code, p->k, stride, err));
     QT_TRY(qt_array_new(&s.codes.scale, s.groups, stride * sizeof *s.codes.scale, err));
+    QT_TRY(qt_array_new(&s.scale, s.groups, stride * sizeof *s.scale, err));
+    QT_TRY(qt_array_new(&s.inverse, s.groups, stride * sizeof *s.inverse, err));
     QT_TRY(qt_array_new(&s.codes.zero, s.groups, stride, err));
     QT_TRY(qt_array_new(&s.codes.unit, stride, sizeof *s.codes.unit, err));
     for (size_t i = 0; i < p->n; i++)
@@ -138,6 +146,8 @@ int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const fl
 done:
     qt_free(s.codes.code);
     qt_free(s.codes.scale);
+    qt_free(s.scale);
+    qt_free(s.inverse);
     qt_free(s.codes.zero);
     qt_free(s.codes.unit);
     qt_free(s.scratch);

@@ -552,6 +552,40 @@ static void test_new(void)
     }
 }
 
+static void fill_random(unsigned char *x, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        x[i] = (unsigned char)random_below(256);
+}
+
+/* Pieces go up from memory that changes right after, and come back, once more than there are slots
+ * to wait in; in pinned memory, too. */
+static void test_copies(size_t bytes, size_t pieces, bool pinned)
+{
+    struct qt_err err = {0};
+    unsigned char *all = malloc(bytes * pieces), *piece = malloc(bytes), *back;
+    void *there;
+    fill_random(all, bytes * pieces);
+    if (pinned)
+        gpu->pin(gpu, piece, bytes);
+    must(gpu->new (gpu, &there, bytes * pieces, &err), &err, "new");
+    for (size_t i = 0; i < pieces; i++) {
+        memcpy(piece, all + i * bytes, bytes);
+        must(gpu->upload(gpu, (char *)there + i * bytes, piece, bytes, &err), &err, "upload");
+        memset(piece, (int)i, bytes);
+    }
+    back = fetch(gpu, there, bytes * pieces);
+    result(!memcmp(back, all, bytes * pieces), "memory that was uploaded comes back");
+    for (size_t i = pieces; i-- > 0;) {
+        must(gpu->download(gpu, piece, (char *)there + i * bytes, bytes, &err), &err, "download");
+        result(!memcmp(piece, all + i * bytes, bytes), "a piece of it comes back");
+    }
+    if (pinned)
+        gpu->unpin(gpu, piece);
+    gpu->free(gpu, there);
+    free(all), free(piece), free(back);
+}
+
 int main(int argc, char **argv)
 {
     static const size_t shapes[][3] = {{1, 1, 1},      {1, 17, 33},   {5, 64, 100}, {130, 257, 96},
@@ -592,6 +626,10 @@ int main(int argc, char **argv)
     test_solve("mix24", 150, 288);
     test_not_finite();
     test_new();
+    test_copies(1 + random_below(5000), 20, false);
+    test_copies(1 + random_below(5000), 20, true);
+    test_copies((4 << 20) + random_below(3) - 1, 3, random_below(2));
+    test_copies((quick ? 9 << 20 : 70 << 20) + random_below(100000), 2, false);
     test_linear(3, 4, 0);
     gpu->close(gpu);
     cpu->close(cpu);

@@ -1,0 +1,63 @@
+/* Libraries read some settings from the environment before main(), and nothing sets them later: the
+ * program sets those that nobody has set, and starts itself once more. */
+#include "cli/cli.h"
+
+#include <cblas.h>
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* GCC's OpenMP lets threads spin for milliseconds while they wait for each other. Where other
+ * programs want the cores, that is time of those they wait for: calibration took a third longer
+ * (docs/pipelines.md). */
+static const char *spin_count(void)
+{
+    return getenv("OMP_WAIT_POLICY") ? NULL : "1000";
+}
+
+/* OpenBLAS knows processors by their numbers, and takes the code of an old one for those that came
+ * after it: without AVX2, products take up to four times as long (docs/pipelines.md). */
+static const char *blas_core(void)
+{
+#ifdef __x86_64__
+    static const char *const old[] = {"Prescott", "Core2", "Nehalem", "Sandybridge", NULL};
+    const char *core = openblas_get_corename();
+    int i = 0;
+    while (old[i] && strcmp(old[i], core) != 0)
+        i++;
+    if (!old[i] || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return NULL;
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
+               ? "SkylakeX"
+               : "Haswell";
+#else
+    return NULL;
+#endif
+}
+
+void environment_complete(char **argv)
+{
+    const struct {
+        const char *name;
+        const char *(*value)(void); /* NULL: as it is */
+    } settings[] = {{"GOMP_SPINCOUNT", spin_count}, {"OPENBLAS_CORETYPE", blas_core}};
+    bool changed = false;
+    char self[PATH_MAX];
+    ssize_t size = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (size <= 0 || (size_t)size == sizeof self - 1)
+        return;
+    self[size] = '\0';
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        const char *value = getenv(settings[i].name) ? NULL : settings[i].value();
+        if (!value)
+            continue;
+        if (setenv(settings[i].name, value, 0) != 0)
+            return;
+        changed = true;
+    }
+    if (changed)
+        execv(self, argv);
+}
