@@ -8,6 +8,7 @@
  *   feedback.c error feedback (GPTQ, Frantar et al. 2022, in the form of Babai's nearest plane)
  *   polish.c   afterwards: coordinate descent on the codes, least squares on the scales, under H
  *   sums.c     the products of both, on the CPU or on a backend
+ *   error.c    the error that given values have
  *
  * The objective of all three is, per row w of W[n][k], with q its rounded form,
  *     E(q) = (w - q) H (w - q)^T.

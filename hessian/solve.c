@@ -156,9 +156,8 @@ done:
 struct solve {
     const struct qt_factor *f;
     const float *w;
-    const float *q; /* qt_solve_error only */
     size_t n;
-    const struct qt_rounder *rounder; /* NULL there */
+    const struct qt_rounder *rounder;
     int polish;
     struct qt_backend *be; /* NULL: panels one by one */
     size_t longest;
@@ -213,10 +212,7 @@ static float *panel_open(struct panel *p, const struct solve *s, size_t item, fl
     }
     load_rows(p->w, s->w, s->f, p->row0, p->rows);
     memset(p->unit, 0, cells * sizeof *p->unit);
-    if (s->q)
-        load_rows(p->q, s->q, s->f, p->row0, p->rows);
-    else
-        memset(p->q, 0, cells * sizeof *p->q);
+    memset(p->q, 0, cells * sizeof *p->q);
     return work;
 }
 
@@ -226,12 +222,10 @@ static int solve_slab(struct qt_solve_report *reports, const struct solve *s, st
 {
     bool left = true;
     int rc = QT_OK;
-    if (s->rounder) {
-        QT_TRY(feedback(slab, err));
-        for (size_t i = 0; i < slab->count; i++)
-            reports[i].feedback = slab->panel[i].error = slab->panel[i].sum;
-    }
-    if (!s->rounder || s->polish > 0)
+    QT_TRY(feedback(slab, err));
+    for (size_t i = 0; i < slab->count; i++)
+        reports[i].feedback = slab->panel[i].error = slab->panel[i].sum;
+    if (s->polish > 0)
         QT_TRY(start_polishing(slab, err));
     for (int round = 0; round < s->polish && left; round++)
         QT_TRY(polish_round(&left, slab, err));
@@ -303,24 +297,6 @@ done:
     return rc;
 }
 
-static int solve_run(struct qt_solve_report *out, struct solve *s, struct qt_err *err)
-{
-    const size_t panels = qt_ceil_div(s->n, R);
-    int rc = QT_OK;
-    *out = (struct qt_solve_report){0};
-    openblas_set_num_threads(1); /* panels are the threads */
-    s->longest = longest_block(s->f, s->whole);
-    QT_TRY(qt_array_new(&s->panels, panels, sizeof *s->panels, err));
-    QT_TRY(s->be && panels ? solve_together(s, panels, err) : solve_apart(s, panels, err));
-    for (size_t i = 0; i < panels; i++) {
-        out->feedback += s->panels[i].feedback;
-        out->polished += s->panels[i].polished;
-    }
-done:
-    qt_free(s->panels);
-    return rc;
-}
-
 int qt_solve(struct qt_solve_report *out, const struct qt_factor *f, const float *w, size_t n,
              const struct qt_rounder *rounder, const struct qt_solve_options *opt,
              struct qt_err *err)
@@ -335,15 +311,18 @@ int qt_solve(struct qt_solve_report *out, const struct qt_factor *f, const float
         .whole = opt->polish > 0 && rounder->refit,
         .scales = opt->polish > 0 && !rounder->refit && qt_factor_is_one_group(f),
     };
-    return solve_run(out, &s, err);
-}
-
-int qt_solve_error(double *out, const struct qt_factor *f, const float *w, const float *q, size_t n,
-                   struct qt_err *err)
-{
-    struct solve s = {.f = f, .w = w, .q = q, .n = n, .be = f->backend};
-    struct qt_solve_report report;
-    int rc = solve_run(&report, &s, err);
-    *out = report.polished;
+    const size_t panels = qt_ceil_div(n, R);
+    int rc = QT_OK;
+    *out = (struct qt_solve_report){0};
+    openblas_set_num_threads(1); /* panels are the threads */
+    s.longest = longest_block(f, s.whole);
+    QT_TRY(qt_array_new(&s.panels, panels, sizeof *s.panels, err));
+    QT_TRY(s.be && panels ? solve_together(&s, panels, err) : solve_apart(&s, panels, err));
+    for (size_t i = 0; i < panels; i++) {
+        out->feedback += s.panels[i].feedback;
+        out->polished += s.panels[i].polished;
+    }
+done:
+    qt_free(s.panels);
     return rc;
 }

@@ -1,0 +1,117 @@
+/* E(q) = sum over rows of (w - q) H (w - q)^T of values that are given, by one product. */
+#include "hessian/hessian.h"
+
+#include <cblas.h>
+
+enum { ROWS = 128 }; /* of a panel, on one thread */
+
+struct job {
+    const struct qt_factor *f;
+    const float *w, *q;
+    size_t n;
+    float *d, *dh; /* w - q, columns in processing order, and (w - q) H: of a panel for each thread;
+                      on a backend of all rows */
+    double *sums;  /* [n] */
+};
+
+static void subtract(float *d, const struct job *s, size_t row)
+{
+    const float *w = s->w + row * s->f->k, *q = s->q + row * s->f->k;
+    for (size_t j = 0; j < s->f->k; j++)
+        d[j] = w[s->f->order[j]] - q[s->f->order[j]];
+}
+
+static double dot(const float *x, const float *y, size_t n)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += (double)x[i] * (double)y[i];
+    return sum;
+}
+
+static int panel_here(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct job *s = ctx;
+    const size_t k = s->f->k, row0 = item * ROWS, rows = qt_min_size(ROWS, s->n - row0);
+    float *d = s->d + (size_t)thread * ROWS * k, *dh = s->dh + (size_t)thread * ROWS * k;
+    (void)err;
+    for (size_t r = 0; r < rows; r++)
+        subtract(d + r * k, s, row0 + r);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)rows, (int)k, (int)k, 1, d, (int)k,
+                s->f->h, (int)k, 0, dh, (int)k);
+    for (size_t r = 0; r < rows; r++)
+        s->sums[row0 + r] = dot(d + r * k, dh + r * k, k);
+    return QT_OK;
+}
+
+static int all_here(struct job *s, struct qt_err *err)
+{
+    const size_t rows = (size_t)qt_threads() * ROWS, row_bytes = s->f->k * sizeof *s->d;
+    int rc;
+    openblas_set_num_threads(1); /* panels are the threads */
+    QT_TRY(qt_array_new(&s->d, rows, row_bytes, err));
+    QT_TRY(qt_array_new(&s->dh, rows, row_bytes, err));
+    QT_TRY(qt_parallel(qt_ceil_div(s->n, ROWS), panel_here, s, err));
+done:
+    return rc;
+}
+
+static int subtract_row(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct job *s = ctx;
+    (void)thread;
+    (void)err;
+    subtract(s->d + item * s->f->k, s, item);
+    return QT_OK;
+}
+
+static int sum_row(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct job *s = ctx;
+    const size_t k = s->f->k;
+    (void)thread;
+    (void)err;
+    s->sums[item] = dot(s->d + item * k, s->dh + item * k, k);
+    return QT_OK;
+}
+
+static int all_on_backend(struct job *s, struct qt_err *err)
+{
+    struct qt_backend *be = s->f->backend;
+    const size_t k = s->f->k, row_bytes = k * sizeof *s->d, bytes = s->n * row_bytes;
+    void *d = NULL, *h = NULL, *dh = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&s->d, s->n, row_bytes, err));
+    QT_TRY(qt_array_new(&s->dh, s->n, row_bytes, err));
+    QT_TRY(qt_parallel(s->n, subtract_row, s, err));
+    QT_TRY(be->new (be, &d, bytes, err));
+    QT_TRY(be->new (be, &h, k * row_bytes, err));
+    QT_TRY(be->new (be, &dh, bytes, err));
+    QT_TRY(be->upload(be, d, s->d, bytes, err));
+    QT_TRY(be->upload(be, h, s->f->h, k * row_bytes, err));
+    QT_TRY(be->linear(be, dh, d, h, NULL, s->n, k, k, err)); /* H is symmetric */
+    QT_TRY(be->download(be, s->dh, dh, bytes, err));
+    QT_TRY(qt_parallel(s->n, sum_row, s, err));
+done:
+    be->free(be, d);
+    be->free(be, h);
+    be->free(be, dh);
+    return rc;
+}
+
+int qt_solve_error(double *out, const struct qt_factor *f, const float *w, const float *q, size_t n,
+                   struct qt_err *err)
+{
+    struct job s = {.f = f, .w = w, .q = q, .n = n};
+    int rc;
+    *out = 0;
+    QT_TRY(qt_array_new(&s.sums, n, sizeof *s.sums, err));
+    QT_TRY(f->backend ? all_on_backend(&s, err) : all_here(&s, err));
+    for (size_t i = 0; i < n; i++)
+        *out += s.sums[i];
+done:
+    qt_free(s.d);
+    qt_free(s.dh);
+    qt_free(s.sums);
+    return rc;
+}
