@@ -15,9 +15,11 @@
                    .tied = {"tie_word_embeddings", true}, .qkv_bias = {"attention_bias", false},   \
                    .o_bias = {"attention_bias", false}, .head_dim = 256, .gemma_scales = true
 
-#define ATTENTION_PARTS                                                                            \
-    [ROLE_ATTN_IN] = "input_layernorm", [ROLE_Q] = "self_attn.q_proj",                             \
-    [ROLE_K] = "self_attn.k_proj", [ROLE_V] = "self_attn.v_proj", [ROLE_O] = "self_attn.o_proj"
+#define ATTENTION_WITHOUT_NORM                                                                     \
+    [ROLE_Q] = "self_attn.q_proj", [ROLE_K] = "self_attn.k_proj", [ROLE_V] = "self_attn.v_proj",   \
+    [ROLE_O] = "self_attn.o_proj"
+
+#define ATTENTION_PARTS ATTENTION_WITHOUT_NORM, [ROLE_ATTN_IN] = "input_layernorm"
 
 #define MLP_PARTS                                                                                  \
     [ROLE_GATE] = "mlp.gate_proj", [ROLE_UP] = "mlp.up_proj", [ROLE_DOWN] = "mlp.down_proj"
@@ -26,6 +28,12 @@
 
 #define QWEN3_PARTS                                                                                \
     LLAMA_PARTS, [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"
+
+#define NORM_BEHIND_PARTS                                                                          \
+    ATTENTION_WITHOUT_NORM,                                                                        \
+        MLP_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",                                   \
+                   [ROLE_MLP_OUT] = "post_feedforward_layernorm",                                  \
+                   [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"
 
 #define GEMMA_PARTS                                                                                \
     ATTENTION_PARTS, MLP_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",                      \
@@ -152,6 +160,65 @@ static const struct arch table[] = {
         .window_given = true,
     },
     {
+        .family = "granite",
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+        .multipliers = true,
+    },
+    {
+        .family = "smollm3",
+        .kv_heads = 4,
+        DECODER_NAMES,
+        .parts = {LLAMA_PARTS},
+        .eps_key = "rms_norm_eps",
+        .theta = 2e6,
+        .act_key = "hidden_act",
+        .act = "silu",
+        .norm = QT_NORM_RMS,
+        .tied = {"tie_word_embeddings", true},
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+        .unrotated = UNROTATED_LISTED,
+    },
+    {
+        .family = "olmo2",
+        LLAMA_LIKE,
+        .parts = {NORM_BEHIND_PARTS},
+        .norms_of_all_heads = true,
+        .eps = 1e-5,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+    },
+    {
+        .family = "olmo3",
+        LLAMA_LIKE,
+        .parts = {NORM_BEHIND_PARTS},
+        .norms_of_all_heads = true,
+        .eps = 1e-5,
+        .theta = 5e5,
+        .local_theta = 5e5,
+        .local_theta_key = "rope_theta",
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .window = WINDOW_PATTERN,
+        .window_period = 4,
+    },
+    {
+        .family = "exaone4",
+        .kv_heads = 32,
+        LLAMA_LIKE,
+        .parts = {NORM_BEHIND_PARTS},
+        .eps = 1e-5,
+        .window = WINDOW_PATTERN,
+        .window_period = 4,
+        .window_optional = true,
+        .unrotated = UNROTATED_WIDE,
+    },
+    {
         .family = "phi3",
         LLAMA_LIKE,
         .parts = {[ROLE_ATTN_IN] = "input_layernorm",
@@ -183,9 +250,11 @@ static const struct arch table[] = {
         .kv_heads = 4,
         .theta = 1e6,
         .local_theta = 1e4,
+        .local_theta_key = "rope_local_base_freq",
         .parts =
             {GEMMA_PARTS, [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"},
         .window = WINDOW_PATTERN,
+        .window_period = 6,
     },
     {
         .family = "opt",

@@ -33,7 +33,7 @@ static size_t lay_out(struct block_grad_work *w, const struct qt_block *b, float
     size_t q = n * info->heads * info->head_dim, kv = n * info->kv_heads * info->head_dim;
     struct arena at = {base, 0};
     bool raw_out = b->parts[ROLE_MLP_OUT].weight || cfg->norm_after;
-    w->attn_in = cfg->norm_after ? NULL : carve(&at, h);
+    w->attn_in = block_norm_in_front(b, ROLE_ATTN_IN) ? carve(&at, h) : NULL;
     w->q = carve(&at, q);
     w->k = carve(&at, kv);
     w->q_raw = q_norm ? carve(&at, q) : w->q;
@@ -43,7 +43,7 @@ static size_t lay_out(struct block_grad_work *w, const struct qt_block *b, float
     w->o_raw = carve(&at, h);
     w->attn_sum = cfg->norm_after ? carve(&at, h) : NULL;
     w->mid = carve(&at, h);
-    w->mlp_in = cfg->norm_after ? NULL : carve(&at, h);
+    w->mlp_in = block_norm_in_front(b, ROLE_MLP_IN) ? carve(&at, h) : NULL;
     w->up = carve(&at, inner);
     w->gate = gated ? carve(&at, inner) : w->up;
     w->act = carve(&at, inner);
@@ -105,6 +105,7 @@ static int join(const struct chunk *c, float *out, float *sum, const float *x, c
         QT_TRY(block_norm(&c->run, norm_out, to, raw, c->run.m, err));
     else
         QT_TRY(c->be->copy(c->be, to, raw, count * sizeof *to, err));
+    QT_TRY(block_scale_residual(&c->run, to, err));
     QT_TRY(c->be->add(c->be, to, x, count, err));
     if (c->cfg->norm_after)
         QT_TRY(block_norm(&c->run, norm_in, out, to, c->run.m, err));
@@ -207,8 +208,13 @@ static int sublayer_back(const float **d, struct chunk *c, const float *sum, con
     if (c->cfg->norm_after)
         QT_TRY(norm_back(c, norm_in, c->g, c->g, sum, c->run.m, err));
     *d = c->g;
+    if (c->cfg->residual_scale != 1) {
+        QT_TRY(c->be->copy(c->be, c->w->dx, c->g, hidden_count(c) * sizeof(float), err));
+        QT_TRY(block_scale_residual(&c->run, c->w->dx, err));
+        *d = c->w->dx;
+    }
     if (has(c, norm_out)) {
-        QT_TRY(norm_back(c, norm_out, c->w->dx, c->g, raw, c->run.m, err));
+        QT_TRY(norm_back(c, norm_out, c->w->dx, *d, raw, c->run.m, err));
         *d = c->w->dx;
     }
 done:
@@ -219,7 +225,7 @@ done:
 static int input_back(struct chunk *c, const float *x, enum role norm_in, struct qt_err *err)
 {
     int rc = QT_OK;
-    if (!c->cfg->norm_after)
+    if (!c->cfg->norm_after) /* nothing where there is none */
         QT_TRY(norm_back(c, norm_in, c->w->dx, c->w->dx, x, c->run.m, err));
     QT_TRY(c->be->add(c->be, c->g, c->w->dx, hidden_count(c), err));
 done:
@@ -255,7 +261,8 @@ static int heads_back(const struct chunk *c, enum role norm, float *d, const flo
     if (rope->cos)
         QT_TRY(c->be->rope(c->be, d, rope->cos, rope->minus_sin, c->run.m, c->run.seqlen, heads,
                            c->cfg->info.head_dim, c->cfg->rotated, err));
-    QT_TRY(norm_back(c, norm, d, d, raw, c->run.m * heads, err));
+    QT_TRY(norm_back(c, norm, d, d, raw,
+                     c->cfg->arch->norms_of_all_heads ? c->run.m : c->run.m * heads, err));
 done:
     return rc;
 }
@@ -327,6 +334,8 @@ static int head_chunk(struct qt_ends *e, double *losses, float *grad, float *nor
                          o->targets, cfg->info.logit_softcap, o->weight, m, vocab, err));
     if (!grad)
         goto done;
+    if (cfg->logit_scale != 1)
+        QT_TRY(be->scale(be, e->logits, cfg->logit_scale, m * vocab, err));
     QT_TRY(be->linear_grad_x(be, project ? e->narrow : grad, e->logits, head, false, m, vocab,
                              cfg->embed_dim, err));
     if (project)

@@ -123,6 +123,7 @@ int qt_block_load(struct qt_block *b, size_t layer, const struct qt_weights *w, 
     b->layer = &b->model->layers[layer];
     b->runtime = w->runtime;
     b->window = b->model->cfg.windows[layer];
+    b->unrotated = b->model->cfg.unrotated[layer];
     return load_parts(b, -1, w, err);
 }
 
@@ -239,7 +240,9 @@ done:
 
 const struct rope *block_rope(const struct qt_block *b, bool queries)
 {
-    return queries && b->query_rope.cos     ? &b->query_rope
+    static const struct rope none;
+    return b->unrotated                     ? &none
+           : queries && b->query_rope.cos   ? &b->query_rope
            : b->local_rope.cos && b->window ? &b->local_rope
                                             : &b->rope;
 }
@@ -297,6 +300,19 @@ int block_norm(const struct block_run *r, enum role role, float *y, const float 
                           r->b->layer->parts[role].n, err);
 }
 
+bool block_norm_in_front(const struct qt_block *b, enum role norm)
+{
+    return b->parts[norm].weight && !b->model->cfg.norm_after;
+}
+
+int block_scale_residual(const struct block_run *r, float *x, struct qt_err *err)
+{
+    const struct config *cfg = &r->b->model->cfg;
+    return cfg->residual_scale == 1
+               ? QT_OK
+               : r->b->be->scale(r->b->be, x, cfg->residual_scale, r->m * cfg->info.hidden, err);
+}
+
 /* Norms and rotates queries or keys, [m][heads][head_dim]. */
 int block_heads(const struct block_run *r, enum role norm, float *x, size_t heads,
                 struct qt_err *err)
@@ -305,7 +321,7 @@ int block_heads(const struct block_run *r, enum role norm, float *x, size_t head
     const struct config *cfg = &b->model->cfg;
     const struct rope *rope = block_rope(b, norm == ROLE_Q_NORM);
     int rc = QT_OK;
-    QT_TRY(block_norm(r, norm, x, x, r->m * heads, err));
+    QT_TRY(block_norm(r, norm, x, x, cfg->arch->norms_of_all_heads ? r->m : r->m * heads, err));
     if (rope->cos)
         QT_TRY(b->be->rope(b->be, x, rope->cos, rope->sin, r->m, r->seqlen, heads,
                            cfg->info.head_dim, cfg->rotated, err));

@@ -43,6 +43,7 @@ struct qt_block {
     struct qt_backend *be;
     struct qt_runtime runtime;
     size_t window;
+    bool unrotated;
     struct loaded *parts; /* [layer_parts()] */
     /* Working memory for chunks of `rows` tokens in sequences of `seqlen`, made by the first run:
      * x [rows][hidden]; wide: q, k, v and the attention's output, later gate and up; staged: an
@@ -85,7 +86,7 @@ int block_floats(float **out, struct qt_backend *be, size_t rows, size_t width, 
 int block_load_part(struct loaded *out, const struct part *part, float *staging,
                     const struct qt_weights *w, struct qt_backend *be, struct qt_err *err);
 void block_free_part(struct loaded *l, struct qt_backend *be);
-/* Of the layer's queries or keys; without tables where the family has none. */
+/* Of the layer's queries or keys; without tables where the layer has none. */
 const struct rope *block_rope(const struct qt_block *b, bool queries);
 const struct qt_linear *block_linear_of(const struct layer *l, size_t part);
 /* QT_E_USAGE, QT_E_INTERNAL: m tokens in sequences of seqlen are not for this model. */
@@ -105,6 +106,9 @@ int block_linear(const struct block_run *r, size_t part, float *y, const float *
 /* Nothing happens where the family has no such norm. */
 int block_norm(const struct block_run *r, enum role role, float *y, const float *x, size_t m,
                struct qt_err *err);
+bool block_norm_in_front(const struct qt_block *b, enum role norm);
+/* x[m][hidden], the output of a sublayer or its gradient, times config.residual_scale. */
+int block_scale_residual(const struct block_run *r, float *x, struct qt_err *err);
 /* Norms and rotates queries or keys, [m][heads][head_dim]. */
 int block_heads(const struct block_run *r, enum role norm, float *x, size_t heads,
                 struct qt_err *err);

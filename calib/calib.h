@@ -151,9 +151,9 @@ size_t qt_model_feed_row(const struct qt_model *model, int input, size_t c);
 /* Whether what comes before an input can divide its channels by numbers of its own: norms in front
  * of sublayers, whose weights those become. */
 bool qt_model_input_is_norm(const struct qt_model *model, int input);
-/* Whether the one linear with this input is the last of its sublayer, and what it gives is added to
- * the hidden states as it is, by itself. */
-bool qt_model_output_is_added(const struct qt_model *model, int input);
+/* Where the one linear with this input is the last of its sublayer, and what it gives is added to
+ * the hidden states by itself, times a number: that number. Else 0. */
+float qt_model_output_scale(const struct qt_model *model, int input);
 
 /*
  * Of tokens in front of a mixture of experts: what the output of each expert is multiplied by,

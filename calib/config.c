@@ -163,7 +163,7 @@ static int read_flags(struct config *cfg, const struct source *src, struct qt_er
         QT_TRY(config_read_positive(&eps, src, arch->eps_key, err));
     cfg->eps = (float)eps;
     cfg->final_norm = true;
-    cfg->embed_scale = 1.0f;
+    cfg->embed_scale = cfg->residual_scale = cfg->logit_scale = 1.0f;
     cfg->attn_scale = (float)(1.0 / sqrt((double)cfg->info.head_dim));
     if (config_given(src->json, "quantization_config") ||
         config_given(src->root, "quantization_config"))
@@ -212,6 +212,22 @@ done:
     return rc;
 }
 
+static int read_multipliers(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    double embed = 1, attention = 1, residual = 1, logits = 1;
+    int rc;
+    QT_TRY(config_read_positive(&embed, src, "embedding_multiplier", err));
+    QT_TRY(config_read_positive(&attention, src, "attention_multiplier", err));
+    QT_TRY(config_read_positive(&residual, src, "residual_multiplier", err));
+    QT_TRY(config_read_positive(&logits, src, "logits_scaling", err));
+    cfg->embed_scale = (float)embed;
+    cfg->attn_scale = (float)attention;
+    cfg->residual_scale = (float)residual;
+    cfg->logit_scale = (float)(1 / logits);
+done:
+    return rc;
+}
+
 /* ---- sliding windows ------------------------------------------------------------------------ */
 
 /* Does `layer` have the window? By the family's rule, or as layer_types spells out, which must
@@ -254,9 +270,11 @@ static int read_windows(struct config *cfg, const struct source *src, struct qt_
         QT_TRY(qt_json_get_size(&from, src->json, "max_window_layers", src->path, err));
     }
     if (rule == WINDOW_PATTERN) {
-        from = 6;
-        QT_TRY(config_read_size(&from, src, "sliding_window_pattern", LIMIT_LAYERS, err));
-        if (json_is_null(json_object_get(src->json, "sliding_window")))
+        const bool none = json_is_null(json_object_get(src->json, "sliding_window"));
+        from = cfg->arch->window_period;
+        if (!(none && cfg->arch->window_optional) && !config_given(src->json, "layer_types"))
+            QT_TRY(config_read_size(&from, src, "sliding_window_pattern", LIMIT_LAYERS, err));
+        if (none && !cfg->arch->window_optional)
             QT_TRY(config_unsupported(src, "sliding_window", "null", err));
     }
     if (cfg->arch->window_given && !config_given(src->json, "sliding_window"))
@@ -269,6 +287,45 @@ static int read_windows(struct config *cfg, const struct source *src, struct qt_
         bool slides;
         QT_TRY(layer_slides(&slides, cfg, src, i, window, from, err));
         cfg->windows[i] = slides ? window : 0;
+    }
+done:
+    return rc;
+}
+
+/* ---- layers without the rotary embedding ---------------------------------------------------- */
+
+/* Entry `layer` of no_rope_layers: 0 or false for a layer without. */
+static int listed_unrotated(bool *out, const json_t *list, const struct source *src, size_t layer,
+                            struct qt_err *err)
+{
+    const json_t *entry = json_array_get(list, layer);
+    if (!json_is_integer(entry) && !json_is_boolean(entry))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'no_rope_layers' is not a list of a 0 or 1 for each layer");
+    *out = json_is_boolean(entry) ? json_is_false(entry) : json_integer_value(entry) == 0;
+    return QT_OK;
+}
+
+static int read_unrotated(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const enum unrotated_rule rule = cfg->arch->unrotated;
+    const json_t *list = json_object_get(src->json, "no_rope_layers");
+    const bool windowed = !json_is_null(json_object_get(src->json, "sliding_window"));
+    size_t period = 4;
+    bool slides = false;
+    int rc;
+    QT_TRY(qt_array_new(&cfg->unrotated, cfg->info.layers, sizeof *cfg->unrotated, err));
+    if (rule == UNROTATED_LISTED) {
+        QT_TRY(config_read_size(&period, src, "no_rope_layer_interval", LIMIT_LAYERS, err));
+        QT_TRY(qt_json_get_bool(&slides, src->json, "use_sliding_window", src->path, err));
+        if (slides) /* only those layers would */
+            QT_TRY(config_unsupported(src, "use_sliding_window", "true", err));
+    }
+    for (size_t i = 0; i < cfg->info.layers; i++) {
+        cfg->unrotated[i] = (rule == UNROTATED_WIDE && windowed && !cfg->windows[i]) ||
+                            (rule == UNROTATED_LISTED && (i + 1) % period == 0);
+        if (rule == UNROTATED_LISTED && config_given(src->json, "no_rope_layers"))
+            QT_TRY(listed_unrotated(&cfg->unrotated[i], list, src, i, err));
     }
 done:
     return rc;
@@ -307,12 +364,15 @@ static int read_all(struct config *cfg, struct source *src, struct qt_err *err)
     QT_TRY(read_flags(cfg, src, err));
     QT_TRY(read_act(cfg, src, err));
     QT_TRY(read_windows(cfg, src, err));
+    QT_TRY(read_unrotated(cfg, src, err));
     if (cfg->arch->rope)
         QT_TRY(config_read_rope(cfg, src, err));
     if (cfg->arch->opt_layout)
         QT_TRY(read_opt(cfg, src, err));
     if (cfg->arch->gemma_scales)
         QT_TRY(read_gemma(cfg, src, err));
+    if (cfg->arch->multipliers)
+        QT_TRY(read_multipliers(cfg, src, err));
 done:
     return rc;
 }
@@ -337,6 +397,7 @@ done:
 void config_free(struct config *cfg)
 {
     qt_free(cfg->windows);
+    qt_free(cfg->unrotated);
     qt_free(cfg->rope.inv_freq);
     qt_free(cfg->rope.long_inv_freq);
     qt_free(cfg->local_rope.inv_freq);

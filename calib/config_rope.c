@@ -310,7 +310,7 @@ int config_read_rope(struct config *cfg, const struct source *src, struct qt_err
         QT_TRY(find_rope(&rope, src, empty, err));
     else {
         QT_TRY(ropes_of_layers(&rope, &local, src, empty, err));
-        QT_TRY(read_rope_from(&cfg->local_rope, cfg, local, "rope_local_base_freq",
+        QT_TRY(read_rope_from(&cfg->local_rope, cfg, local, cfg->arch->local_theta_key,
                               cfg->arch->local_theta, src, err));
     }
     QT_TRY(read_rope_from(&cfg->rope, cfg, rope, "rope_theta",

@@ -170,6 +170,8 @@ static int logits_chunk(struct qt_ends *e, float *logits, const float *hidden, s
         x = e->narrow;
     }
     QT_TRY(be->linear(be, logits, x, head, NULL, m, cfg->info.vocab, cfg->embed_dim, err));
+    if (cfg->logit_scale != 1)
+        QT_TRY(be->scale(be, logits, cfg->logit_scale, m * cfg->info.vocab, err));
 done:
     return rc;
 }

@@ -9,7 +9,7 @@
 static int sublayer_input(const float **out, const struct block_run *r, enum role norm,
                           struct qt_err *err)
 {
-    *out = r->b->model->cfg.norm_after ? r->hidden : r->b->x;
+    *out = block_norm_in_front(r->b, norm) ? r->b->x : r->hidden;
     return *out == r->hidden ? QT_OK : block_norm(r, norm, r->b->x, r->hidden, r->m, err);
 }
 
@@ -21,6 +21,7 @@ static int sublayer_output(const struct block_run *r, enum role norm_in, enum ro
     struct qt_backend *be = r->b->be;
     int rc = QT_OK;
     QT_TRY(block_norm(r, norm_out, r->b->x, r->b->x, r->m, err));
+    QT_TRY(block_scale_residual(r, r->b->x, err));
     QT_TRY(be->add(be, r->hidden, r->b->x, r->m * cfg->info.hidden, err));
     if (cfg->norm_after)
         QT_TRY(block_norm(r, norm_in, r->hidden, r->hidden, r->m, err));

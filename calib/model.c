@@ -69,7 +69,7 @@ static void part_free(struct part *p)
 static struct qt_linear role_shape(const struct config *cfg, enum role role, size_t expert)
 {
     const struct qt_model_info *info = &cfg->info;
-    const bool gated = cfg->arch->parts[ROLE_GATE] != NULL;
+    const bool gated = cfg->arch->parts[ROLE_GATE] != NULL, all = cfg->arch->norms_of_all_heads;
     const int in = expert_input(expert, false), down = expert_input(expert, true);
     size_t h = info->hidden, q = info->heads * info->head_dim, kv = info->kv_heads * info->head_dim;
     size_t inner = cfg->intermediate;
@@ -111,8 +111,9 @@ static struct qt_linear role_shape(const struct config *cfg, enum role role, siz
     case ROLE_ROUTER:
         return (struct qt_linear){.n = info->experts, .k = h, .input = -1, .feeds = -1};
     case ROLE_Q_NORM:
+        return (struct qt_linear){.n = all ? q : info->head_dim, .input = -1, .feeds = -1};
     case ROLE_K_NORM:
-        return (struct qt_linear){.n = info->head_dim, .input = -1, .feeds = -1};
+        return (struct qt_linear){.n = all ? kv : info->head_dim, .input = -1, .feeds = -1};
     default:
         return (struct qt_linear){.n = h, .input = -1, .feeds = -1};
     }
@@ -373,13 +374,16 @@ size_t qt_model_feed_row(const struct qt_model *model, int input, size_t c)
 
 bool qt_model_input_is_norm(const struct qt_model *model, int input)
 {
-    return input % 2 == 0 && !model->cfg.norm_after;
+    return input % 2 == 0 && !model->cfg.norm_after &&
+           model->cfg.arch->parts[input < 2 ? ROLE_ATTN_IN : ROLE_MLP_IN];
 }
 
-bool qt_model_output_is_added(const struct qt_model *model, int input)
+float qt_model_output_scale(const struct qt_model *model, int input)
 {
-    return input % 2 && !model->cfg.arch->parts[input < 2 ? ROLE_ATTN_OUT : ROLE_MLP_OUT] &&
-           qt_model_expert(model, input) < 0;
+    const bool added = input % 2 &&
+                       !model->cfg.arch->parts[input < 2 ? ROLE_ATTN_OUT : ROLE_MLP_OUT] &&
+                       qt_model_expert(model, input) < 0;
+    return added ? model->cfg.residual_scale : 0;
 }
 
 int qt_model_expert(const struct qt_model *model, int input)

@@ -15,7 +15,8 @@
  * Some families have the weights of Q, K, V in one tensor, QKV, and those of GATE, UP in GATE_UP;
  * these are then the linears, and Q, K, V, GATE, UP are rows of them.
  *
- * With `norm_after` (early OPT) ATTN_IN and MLP_IN are applied behind the additions instead.
+ * With `norm_after` (early OPT) ATTN_IN and MLP_IN are applied behind the additions instead. What
+ * comes to the additions is multiplied by `residual_scale`.
  */
 #ifndef QT_CALIB_MODEL_INTERNAL_H
 #define QT_CALIB_MODEL_INTERNAL_H
@@ -54,8 +55,15 @@ enum window_rule {
     WINDOW_ALL,       /* every layer has the sliding window */
     WINDOW_IF_USED,   /* every layer, if use_sliding_window */
     WINDOW_EVEN,      /* layers 0, 2, 4, ... */
-    WINDOW_PATTERN,   /* all layers but every sliding_window_pattern-th */
+    WINDOW_PATTERN,   /* all layers but every sliding_window_pattern-th (else window_period) */
     WINDOW_FROM_LAYER /* layers from max_window_layers on, if use_sliding_window */
+};
+
+/* Layers without the rotary embedding. */
+enum unrotated_rule {
+    UNROTATED_NONE,
+    UNROTATED_LISTED, /* no_rope_layers: those with a 0; or every no_rope_layer_interval-th */
+    UNROTATED_WIDE    /* unless sliding_window is null, those without a window */
 };
 
 /* A model family: what config.json calls things, and which parts the graph has. */
@@ -76,14 +84,20 @@ struct arch {
     /* rope_theta of layers with a window where config.json does not say it; 0: all layers have one
      * rotary embedding. */
     double local_theta;
+    const char *local_theta_key;
     double attn_softcap, logit_softcap; /* where config.json does not say it, 0: none */
     enum qt_norm_kind norm;
     struct arch_flag qkv_bias, o_bias, mlp_bias, tied;
     enum window_rule window;
-    bool window_given; /* without sliding_window in config.json: no window; else 4096 */
-    bool rope;         /* else learned positions, `position_offset` rows into their table */
-    bool partial_rope; /* partial_rotary_factor */
-    bool query_steps;  /* llama_4_scaling_beta: queries grow with the position */
+    size_t window_period;
+    bool window_given;    /* without sliding_window in config.json: no window; else 4096 */
+    bool window_optional; /* with WINDOW_PATTERN: sliding_window may be null, no window */
+    enum unrotated_rule unrotated;
+    bool norms_of_all_heads; /* Q_NORM and K_NORM are over all heads together */
+    bool multipliers;        /* of embedding, attention, residual, and logits_scaling */
+    bool rope;               /* else learned positions, `position_offset` rows into their table */
+    bool partial_rope;       /* partial_rotary_factor */
+    bool query_steps;        /* llama_4_scaling_beta: queries grow with the position */
     bool mrope; /* rope_type mrope: positions of images; in text an ordinary rotary embedding */
     /* original_max_position_embeddings where config.json does not say it outside the options of its
      * rotary embedding, which has only LongRoPE, also called su or yarn; 0: what these say. */
@@ -115,13 +129,14 @@ struct config {
     struct qt_model_info info;
     size_t intermediate, embed_dim; /* embed_dim: width of the embedding table */
     size_t *windows;                /* [layers], 0 = none */
+    bool *unrotated;                /* [layers]: without the rotary embedding */
     size_t rotated;                 /* channels of a head that the rotary embedding turns */
     /* Queries are multiplied by 1 + query_beta ln(1 + floor(position / query_step)); 0: they are
      * not. */
     float query_beta;
     size_t query_step;
     struct rotary rope, local_rope; /* local: of layers with a window; none: as the others */
-    float eps, attn_scale, attn_softcap, embed_scale;
+    float eps, attn_scale, attn_softcap, embed_scale, residual_scale, logit_scale;
     enum qt_act_kind act;
     bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm;
     bool wrapped;

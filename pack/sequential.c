@@ -28,6 +28,7 @@ struct qt_sequential {
             float *there;             /* backend, [chunk][n]: of the unquantized model; then -d */
             float *sum, *cross;       /* backend (negative until it is complete), host */
             struct qt_channels apart; /* backend: of d */
+            float times;              /* d is the difference, times this */
             double *square;           /* host */
         } input, state;
         size_t kept, seen; /* tokens of the chunk */
@@ -211,6 +212,8 @@ static int lack_add(struct lack *l, struct qt_backend *be, const float *here, co
     int rc;
     QT_TRY(be->scale(be, d, -1, m * l->n, err));
     QT_TRY(be->add(be, d, here, m * l->n, err));
+    if (l->times != 1)
+        QT_TRY(be->scale(be, d, l->times, m * l->n, err));
     QT_TRY(be->linear_grad_w(be, l->sum, d, x, m, l->n, k, err));
     QT_TRY(be->channels(be, &l->apart, d, m, l->n, err));
 done:
@@ -254,11 +257,13 @@ static const struct qt_linear *linear_with(const struct qt_sequential *s, int in
     return NULL;
 }
 
-static int lack_new(struct lack *l, struct qt_sequential *s, size_t n, size_t k, struct qt_err *err)
+static int lack_new(struct lack *l, struct qt_sequential *s, size_t n, size_t k, float times,
+                    struct qt_err *err)
 {
     struct qt_backend *be = s->be;
     int rc;
     l->n = n;
+    l->times = times;
     QT_TRY(qt_array_new(&l->cross, n, k * sizeof *l->cross, err));
     QT_TRY(qt_array_new(&l->square, n, sizeof *l->square, err));
     QT_TRY(be->new (be, (void **)&l->there, chunk_tokens(s) * n * sizeof *l->there, err));
@@ -272,6 +277,7 @@ done:
 static int sums_new(struct qt_sequential *s, const struct qt_linear *linear, struct qt_err *err)
 {
     struct sums *u = &s->sums;
+    const float output_scale = qt_model_output_scale(s->model, linear->input);
     size_t k = linear->k, cells, bytes;
     int rc;
     sums_free(s);
@@ -281,12 +287,12 @@ static int sums_new(struct qt_sequential *s, const struct qt_linear *linear, str
     u->k = k;
     QT_TRY(qt_array_new(&u->h, cells, sizeof *u->h, err));
     QT_TRY(s->be->new (s->be, (void **)&u->gram, bytes, err));
-    QT_TRY(lack_new(&u->input, s, k, k, err));
+    QT_TRY(lack_new(&u->input, s, k, k, 1, err));
     if (qt_model_expert(s->model, linear->input) >= 0)
         QT_TRY(s->be->new (s->be, (void **)&u->weighted, chunk_tokens(s) * k * sizeof *u->weighted,
                            err));
-    if (qt_model_output_is_added(s->model, linear->input))
-        QT_TRY(lack_new(&u->state, s, s->width, k, err));
+    if (output_scale > 0)
+        QT_TRY(lack_new(&u->state, s, s->width, k, 1 / output_scale, err));
 done:
     return rc;
 }

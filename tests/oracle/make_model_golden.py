@@ -130,6 +130,32 @@ MODELS = {
     "starcoder2": ("starcoder2", LLAMA | dict(sliding_window=8), {"norm_epsilon": None}),
     "starcoder2_unbiased": ("starcoder2", LLAMA | dict(use_bias=False, tie_word_embeddings=False),
                             {}),
+    "granite": ("granite", LLAMA | dict(
+        embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4,
+        logits_scaling=2.5), {}),
+    "granite_biased_plain": ("granite", LLAMA | dict(attention_bias=True, mlp_bias=True,
+                                                     tie_word_embeddings=True), {
+        "embedding_multiplier": None, "residual_multiplier": None, "logits_scaling": None}),
+    "smollm3": ("smollm3", LLAMA | dict(num_hidden_layers=4, no_rope_layers=[1, 0, 0, 1]), {}),
+    "smollm3_interval": ("smollm3", LLAMA | dict(
+        num_hidden_layers=3, no_rope_layer_interval=2, tie_word_embeddings=False,
+        attention_bias=True), {"no_rope_layers": None, "layer_types": None,
+                               "rope_parameters": None}),
+    "olmo2": ("olmo2", LLAMA, {"rms_norm_eps": None}),
+    "olmo2_biased": ("olmo2", LLAMA | dict(attention_bias=True, num_key_value_heads=4), {}),
+    "olmo3": ("olmo3", LLAMA | dict(sliding_window=7, rope_parameters={
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        "full_attention": YARN}, layer_types=["full_attention", "sliding_attention"]), {}),
+    "olmo3_old_keys": ("olmo3", LLAMA | dict(num_hidden_layers=4, sliding_window=7), {
+        "rope_parameters": None, "rope_theta": 5e5, "layer_types": None,
+        "rope_scaling": {k: v for k, v in YARN.items() if k != "rope_theta"}}),
+    "exaone4": ("exaone4", LLAMA | dict(
+        num_hidden_layers=3, sliding_window=6,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+        {"sliding_window_pattern": "LLLG"}),
+    "exaone4_full": ("exaone4", LLAMA | dict(
+        sliding_window=None, layer_types=["full_attention"] * 2, rope_parameters=LLAMA3 | {"rope_theta": 500.0},
+        tie_word_embeddings=True), {"rms_norm_eps": None}),
     # Models of images and text: the least that transformers takes for eyes.
     "gemma3_images": ("gemma3", dict(
         text_config=GEMMA3 | dict(final_logit_softcapping=None), mm_tokens_per_image=4,

@@ -689,6 +689,20 @@ static const struct refusal refusals[] = {
     {"opt", "enable_bias", "false", QT_E_INPUT, "implies no bias"},
     {"opt", "num_attention_heads", "5", QT_E_INPUT, "not a multiple"},
     {"llama", "tie_word_embeddings", "true", QT_E_INPUT, "differs from the embedding"},
+    {"granite", "residual_multiplier", "0", QT_E_INPUT, "residual_multiplier"},
+    {"granite", "logits_scaling", "\"8\"", QT_E_INPUT, "logits_scaling"},
+    {"granite", "attention_multiplier", "-1", QT_E_INPUT, "attention_multiplier"},
+    {"smollm3", "use_sliding_window", "true", QT_E_UNSUPPORTED, "use_sliding_window"},
+    {"smollm3", "no_rope_layers", "[1, 1, 1]", QT_E_INPUT, "no_rope_layers"},
+    {"smollm3", "no_rope_layers", "[1, 1, 1, 0.5]", QT_E_INPUT, "no_rope_layers"},
+    {"smollm3", "no_rope_layers", "4", QT_E_INPUT, "no_rope_layers"},
+    {"smollm3", "no_rope_layers", "[true, 0, 0, 1, 7]", QT_OK, ""},
+    {"smollm3_interval", "no_rope_layer_interval", "0", QT_E_INPUT, "no_rope_layer_interval"},
+    {"olmo2", "num_key_value_heads", "4", QT_E_INPUT, "k_proj.weight"},
+    {"olmo3", "sliding_window", "null", QT_E_UNSUPPORTED, "sliding_window"},
+    {"olmo3_old_keys", "sliding_window_pattern", "\"LLLG\"", QT_E_INPUT, "sliding_window_pattern"},
+    {"exaone4", "layer_types", NULL, QT_E_INPUT, "sliding_window_pattern"},
+    {"exaone4_full", "layer_types", NULL, QT_OK, ""},
 };
 
 /* qt_model_open and qt_ends_open on MODEL's tensors with config.json edited. */
