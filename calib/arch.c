@@ -40,6 +40,12 @@
                                 [ROLE_MLP_IN] = "pre_feedforward_layernorm",                       \
                                 [ROLE_MLP_OUT] = "post_feedforward_layernorm"
 
+#define QWEN3_MOE_PARTS                                                                            \
+    ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",                                   \
+                     [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm",       \
+                     [ROLE_ROUTER] = "mlp.gate", [ROLE_GATE] = "gate_proj", [ROLE_UP] = "up_proj", \
+                     [ROLE_DOWN] = "down_proj"
+
 static const struct arch table[] = {
     {
         .family = "llama",
@@ -108,15 +114,41 @@ static const struct arch table[] = {
         .family = "qwen3_moe",
         LLAMA_LIKE,
         .intermediate_key = "moe_intermediate_size",
-        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
-                  [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm",
-                  [ROLE_ROUTER] = "mlp.gate", [ROLE_GATE] = "gate_proj", [ROLE_UP] = "up_proj",
-                  [ROLE_DOWN] = "down_proj"},
+        .parts = {QWEN3_MOE_PARTS},
         .experts = "mlp.experts.",
+        .dense = "mlp.",
         .shares_of_one = {"norm_topk_prob", false},
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
         .window = WINDOW_IF_USED,
+    },
+    {
+        .family = "glm4_moe",
+        LLAMA_LIKE,
+        .intermediate_key = "moe_intermediate_size",
+        .parts = {QWEN3_MOE_PARTS, [ROLE_CHOICE] = "mlp.gate.e_score_correction_bias"},
+        .experts = "mlp.experts.",
+        .shared = "mlp.shared_experts.",
+        .dense = "mlp.",
+        .shares_of_one = {"norm_topk_prob", true},
+        .sigmoid_router = true,
+        .head_norms_key = "use_qk_norm",
+        .more_layers_key = "num_nextn_predict_layers",
+        .eps = 1e-5,
+        .partial_rope = true,
+        .rotated = 0.5,
+        .qkv_bias = {"attention_bias", false},
+    },
+    {
+        .family = "olmoe",
+        LLAMA_LIKE,
+        .parts = {QWEN3_MOE_PARTS},
+        .norms_of_all_heads = true,
+        .experts = "mlp.experts.",
+        .shares_of_one = {"norm_topk_prob", false},
+        .eps = 1e-5,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
     },
     {
         .family = "mixtral",

@@ -29,7 +29,7 @@ static size_t lay_out(struct block_grad_work *w, const struct qt_block *b, float
     const struct config *cfg = &b->model->cfg;
     const struct qt_model_info *info = &cfg->info;
     bool q_norm = b->parts[ROLE_Q_NORM].weight != NULL, gated = b->parts[ROLE_GATE].weight != NULL;
-    size_t n = w->rows, h = n * info->hidden, inner = n * cfg->intermediate;
+    size_t n = w->rows, h = n * info->hidden, inner = n * cfg->dense_width;
     size_t q = n * info->heads * info->head_dim, kv = n * info->kv_heads * info->head_dim;
     struct arena at = {base, 0};
     bool raw_out = b->parts[ROLE_MLP_OUT].weight || cfg->norm_after;
@@ -159,7 +159,7 @@ static int mlp_forward(struct chunk *c, struct qt_err *err)
         QT_TRY(block_linear(&c->run, ROLE_GATE, w->gate, in, err));
     QT_TRY(block_linear(&c->run, ROLE_UP, w->up, in, err));
     QT_TRY(c->be->activate(c->be, w->act, w->gate, gated ? w->up : NULL, c->cfg->act,
-                           c->run.m * c->cfg->intermediate, err));
+                           c->run.m * c->cfg->dense_width, err));
     if (has(c, ROLE_MLP_OUT) || c->cfg->norm_after)
         QT_TRY(block_linear(&c->run, ROLE_DOWN, w->down_raw, w->act, err));
     if (c->cfg->norm_after) { /* the sum in front of the norm behind */
@@ -237,7 +237,7 @@ static int mlp_back(struct chunk *c, struct qt_err *err)
     struct block_grad_work *w = c->w;
     const float *in = w->mlp_in ? w->mlp_in : w->mid, *d;
     bool gated = has(c, ROLE_GATE);
-    size_t count = c->run.m * c->cfg->intermediate;
+    size_t count = c->run.m * c->cfg->dense_width;
     float *dgate = w->dwide, *dup = gated ? dgate + count : dgate;
     int rc = QT_OK;
     QT_TRY(sublayer_back(&d, c, w->mlp_sum, w->down_raw, ROLE_MLP_IN, ROLE_MLP_OUT, err));

@@ -117,9 +117,20 @@ done:
     return rc;
 }
 
-/* The parts of all layers have the same shapes (role_shape). */
+static void free_parts(struct qt_block *b)
+{
+    for (size_t i = 0; b->parts && b->layer && i < layer_parts(&b->model->cfg); i++) {
+        if (b->layer->parts[i].weight)
+            block_free_part(&b->parts[i], b->be);
+        b->parts[i] = (struct loaded){0};
+    }
+}
+
+/* The parts of layers with experts have the same shapes, and those of all others (role_shape). */
 int qt_block_load(struct qt_block *b, size_t layer, const struct qt_weights *w, struct qt_err *err)
 {
+    if (b->layer && b->layer->experts != b->model->layers[layer].experts)
+        free_parts(b);
     b->layer = &b->model->layers[layer];
     b->runtime = w->runtime;
     b->window = b->model->cfg.windows[layer];
@@ -136,12 +147,15 @@ int qt_block_load_linears(struct qt_block *b, int input, const struct qt_weights
 static int new_experts(struct qt_block *b, size_t rows, struct qt_err *err)
 {
     const struct qt_model_info *info = &b->model->cfg.info;
+    const size_t routed = b->model->cfg.routed;
     struct block_experts *e = &b->experts;
     int rc;
     QT_TRY(block_floats(&e->in, b->be, rows, info->hidden, err));
     QT_TRY(block_floats(&e->out, b->be, rows, info->hidden, err));
     QT_TRY(block_floats(&e->sum, b->be, rows, info->hidden, err));
-    QT_TRY(block_floats(&e->logits, b->be, rows, info->experts, err));
+    QT_TRY(block_floats(&e->logits, b->be, rows, routed, err));
+    QT_TRY(qt_array_new(&e->scores, rows, routed * sizeof *e->scores, err));
+    QT_TRY(qt_array_new(&e->choice, routed, sizeof *e->choice, err));
     QT_TRY(qt_array_new(&e->share, rows, info->experts * sizeof *e->share, err));
     QT_TRY(qt_tokens_new(&e->tokens, rows, err));
 done:
@@ -155,6 +169,8 @@ static void free_experts(struct qt_block *b)
     b->be->free(b->be, e->out);
     b->be->free(b->be, e->sum);
     b->be->free(b->be, e->logits);
+    qt_free(e->scores);
+    qt_free(e->choice);
     qt_free(e->share);
     qt_tokens_free(&e->tokens);
     *e = (struct block_experts){0};
@@ -188,9 +204,7 @@ void qt_block_close(struct qt_block *block)
         return;
     free_work(block);
     block->be->free(block->be, block->grad.memory);
-    for (size_t i = 0; block->parts && i < layer_parts(&block->model->cfg); i++)
-        if (block->layer->parts[i].weight)
-            block_free_part(&block->parts[i], block->be);
+    free_parts(block);
     qt_free(block->parts);
     qt_free(block);
 }
@@ -247,12 +261,21 @@ const struct rope *block_rope(const struct qt_block *b, bool queries)
                                             : &b->rope;
 }
 
-static size_t widest_input(const struct layer *l)
+static size_t max_size(size_t a, size_t b)
 {
-    size_t widest = 0;
-    for (size_t i = 0; i < l->linear_count; i++)
-        widest = l->linears[i].k > widest ? l->linears[i].k : widest;
-    return widest;
+    return a > b ? a : b;
+}
+
+static size_t widest_mlp(const struct config *cfg)
+{
+    return max_size(cfg->dense_width, max_size(cfg->expert_width, cfg->shared_width));
+}
+
+/* Of the inputs of linears. */
+static size_t widest_input(const struct config *cfg)
+{
+    const struct qt_model_info *info = &cfg->info;
+    return max_size(widest_mlp(cfg), max_size(info->hidden, info->heads * info->head_dim));
 }
 
 int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err *err)
@@ -260,15 +283,15 @@ int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err 
     const struct config *cfg = &b->model->cfg;
     const struct qt_model_info *info = &cfg->info;
     size_t attention = 2 * (info->heads + info->kv_heads) * info->head_dim;
-    size_t mlp = (b->parts[ROLE_GATE].weight ? 2 : 1) * cfg->intermediate;
+    size_t mlp = (b->parts[ROLE_GATE].weight ? 2 : 1) * widest_mlp(cfg);
     int rc = QT_OK;
     if (rows <= b->rows && seqlen == b->seqlen && (!b->runtime.input || b->staged))
         return QT_OK;
     free_work(b);
     QT_TRY(block_floats(&b->x, b->be, rows, info->hidden, err));
-    QT_TRY(block_floats(&b->wide, b->be, rows, attention > mlp ? attention : mlp, err));
+    QT_TRY(block_floats(&b->wide, b->be, rows, max_size(attention, mlp), err));
     if (b->runtime.input)
-        QT_TRY(block_floats(&b->staged, b->be, rows, widest_input(b->layer), err));
+        QT_TRY(block_floats(&b->staged, b->be, rows, widest_input(cfg), err));
     if (info->experts)
         QT_TRY(new_experts(b, rows, err));
     QT_TRY(make_rope(&b->rope, b, &cfg->rope, false, seqlen, err));
@@ -362,8 +385,8 @@ int block_mlp(bool *stop, float *y, const float *x, const struct block_run *r, s
 {
     struct qt_block *b = r->b;
     const struct config *cfg = &b->model->cfg;
-    bool gated = b->parts[ROLE_GATE].weight != NULL;
-    size_t count = r->m * cfg->intermediate;
+    bool gated = b->parts[part_at(expert, ROLE_GATE)].weight != NULL;
+    size_t count = r->m * b->layer->parts[part_at(expert, ROLE_UP)].n;
     float *up = b->wide, *gate = gated ? up + count : up; /* ungated: act(up) */
     const float *product = gate;
     int rc = QT_OK;

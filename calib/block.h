@@ -32,7 +32,8 @@ struct rope {
 /* Of experts.c, for chunks of `rows` tokens. */
 struct block_experts {
     float *in, *out, *sum;   /* backend, [rows][hidden]: of an expert, and of all */
-    float *logits;           /* backend, [rows][experts] */
+    float *logits;           /* backend, [rows][routed] */
+    float *scores, *choice;  /* host, [rows][routed], of the router; [routed] */
     float *share;            /* host, [rows][experts] */
     struct qt_tokens tokens; /* of an expert */
 };

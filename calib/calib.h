@@ -118,7 +118,7 @@ struct qt_model_info {
     const char *family; /* "llama", "qwen2", ... the row of the table in arch.c */
     size_t layers, hidden, vocab, heads, kv_heads, head_dim, max_positions;
     float logit_softcap; /* 0 = none */
-    size_t experts;      /* of which every block's MLP is a mixture; 0: of none */
+    size_t experts;      /* of which blocks' MLPs are mixtures; 0: of none */
 };
 
 /* Parses config.json and checks every tensor's presence and shape against it.
@@ -131,9 +131,9 @@ const struct qt_model_info *qt_model_info(const struct qt_model *model);
 const char *qt_model_type(size_t i);
 
 /* Of a block: how many different inputs its linears have. */
-size_t qt_model_inputs(const struct qt_model *model);
+size_t qt_model_inputs(const struct qt_model *model, size_t layer);
 /* The expert whose linears have this input; -1: none. */
-int qt_model_expert(const struct qt_model *model, int input);
+int qt_model_expert(const struct qt_model *model, size_t layer, int input);
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer);
 
 /* The norms of a block, in order of use; of layer number `layers`: the final norm, if any. */
@@ -153,7 +153,7 @@ size_t qt_model_feed_row(const struct qt_model *model, int input, size_t c);
 bool qt_model_input_is_norm(const struct qt_model *model, int input);
 /* Where the one linear with this input is the last of its sublayer, and what it gives is added to
  * the hidden states by itself, times a number: that number. Else 0. */
-float qt_model_output_scale(const struct qt_model *model, int input);
+float qt_model_output_scale(const struct qt_model *model, size_t layer, int input);
 
 /*
  * Of tokens in front of a mixture of experts: what the output of each expert is multiplied by,

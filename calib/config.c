@@ -62,28 +62,88 @@ done:
     return rc;
 }
 
-/* Every layer has the experts, or the model is not supported. */
+/* cfg->dense, dense_width */
+static int read_dense(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const json_t *listed = json_object_get(src->json, "mlp_only_layers");
+    size_t step = 1, first = cfg->arch->sigmoid_router, i;
+    bool any = false;
+    json_t *entry;
+    int rc;
+    QT_TRY(qt_array_new(&cfg->dense, cfg->info.layers, sizeof *cfg->dense, err));
+    QT_TRY(config_read_size(&step, src, "decoder_sparse_step", LIMIT_LAYERS, err));
+    QT_TRY(qt_json_get_size(&first, src->json, "first_k_dense_replace", src->path, err));
+    for (i = 0; i < cfg->info.layers; i++)
+        cfg->dense[i] = i < first || (i + 1) % step != 0;
+    if (config_given(src->json, "mlp_only_layers") && !json_is_array(listed))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'mlp_only_layers' is not a list");
+    json_array_foreach(listed, i, entry)
+    {
+        if (!json_is_integer(entry) || json_integer_value(entry) < 0)
+            return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                           "'mlp_only_layers' is not a list of layers");
+        if ((size_t)json_integer_value(entry) < cfg->info.layers)
+            cfg->dense[json_integer_value(entry)] = true;
+    }
+    for (i = 0; i < cfg->info.layers; i++)
+        any = any || cfg->dense[i];
+    if (any && !cfg->arch->dense)
+        QT_TRY(config_unsupported(src,
+                                  "decoder_sparse_step, first_k_dense_replace or "
+                                  "mlp_only_layers",
+                                  "with this family a layer without experts", err));
+    if (any)
+        QT_TRY(config_read_size(&cfg->dense_width, src, "intermediate_size", LIMIT_WIDTH, err));
+done:
+    return rc;
+}
+
+/* Groups of experts, and the one that all tokens go through. */
+static int read_groups(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    size_t shared = 1;
+    int rc;
+    QT_TRY(config_read_size(&cfg->groups, src, "n_group", LIMIT_EXPERTS, err));
+    QT_TRY(config_read_size(&cfg->chosen_groups, src, "topk_group", LIMIT_EXPERTS, err));
+    QT_TRY(config_read_positive(&cfg->share_scale, src, "routed_scaling_factor", err));
+    QT_TRY(config_read_size(&shared, src, "n_shared_experts", LIMIT_EXPERTS, err));
+    if (cfg->routed % cfg->groups || cfg->chosen_groups > cfg->groups ||
+        cfg->chosen > cfg->routed / cfg->groups * cfg->chosen_groups)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "%zu of %zu experts from %zu of %zu groups is not possible", cfg->chosen,
+                       cfg->routed, cfg->chosen_groups, cfg->groups);
+    cfg->shared_width = shared * cfg->expert_width;
+    if (cfg->shared_width > LIMIT_WIDTH)
+        rc = qt_fail(err, QT_E_INPUT, src->path, NULL, "'n_shared_experts' %zu is too large",
+                     shared);
+done:
+    return rc;
+}
+
 static int read_experts(struct config *cfg, const struct source *src, struct qt_err *err)
 {
-    const char *key =
-        config_given(src->json, "num_local_experts") ? "num_local_experts" : "num_experts";
-    const json_t *dense = json_object_get(src->json, "mlp_only_layers");
-    const bool listed = config_given(src->json, "mlp_only_layers");
-    size_t step = 1;
+    static const char *const keys[] = {"n_routed_experts", "num_local_experts", "num_experts"};
+    const struct arch *arch = cfg->arch;
+    const char *key = keys[2], *width = arch->intermediate_key;
     int rc = QT_OK;
-    QT_TRY(config_read_size(&cfg->info.experts, src, key, LIMIT_EXPERTS, err));
+    for (size_t i = 3; i-- > 0;)
+        if (config_given(src->json, keys[i]))
+            key = keys[i];
+    cfg->groups = cfg->chosen_groups = 1;
+    cfg->share_scale = 1;
+    QT_TRY(config_read_size(&cfg->expert_width, src, width ? width : "intermediate_size",
+                            LIMIT_WIDTH, err));
+    QT_TRY(config_read_size(&cfg->routed, src, key, LIMIT_EXPERTS, err));
     QT_TRY(config_read_size(&cfg->chosen, src, "num_experts_per_tok", LIMIT_EXPERTS, err));
-    if (cfg->chosen > cfg->info.experts)
+    if (cfg->chosen > cfg->routed)
         return qt_fail(err, QT_E_INPUT, src->path, NULL,
                        "'num_experts_per_tok' %zu is more than '%s' %zu", cfg->chosen, key,
-                       cfg->info.experts);
-    QT_TRY(read_flag(&cfg->shares_of_one, src, &cfg->arch->shares_of_one, err));
-    QT_TRY(config_read_size(&step, src, "decoder_sparse_step", LIMIT_LAYERS, err));
-    if (listed && !json_is_array(dense))
-        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'mlp_only_layers' is not a list");
-    if (step != 1 || (listed && json_array_size(dense)))
-        rc = config_unsupported(src, step != 1 ? "decoder_sparse_step" : "mlp_only_layers",
-                                "a model that has experts in some layers only", err);
+                       cfg->routed);
+    QT_TRY(read_flag(&cfg->shares_of_one, src, &arch->shares_of_one, err));
+    if (arch->sigmoid_router)
+        QT_TRY(read_groups(cfg, src, err));
+    cfg->info.experts = cfg->routed + (cfg->shared_width > 0);
+    QT_TRY(read_dense(cfg, src, err));
 done:
     return rc;
 }
@@ -100,10 +160,14 @@ static int read_sizes(struct config *cfg, const struct source *src, struct qt_er
     QT_TRY(config_read_size(&info->vocab, src, "vocab_size", LIMIT_WIDTH, err));
     QT_TRY(config_read_size(&info->max_positions, src, "max_position_embeddings", CONFIG_POSITIONS,
                             err));
-    QT_TRY(config_read_size(&cfg->intermediate, src, key ? key : "intermediate_size", LIMIT_WIDTH,
-                            err));
     if (cfg->arch->experts)
         QT_TRY(read_experts(cfg, src, err));
+    else
+        QT_TRY(config_read_size(&cfg->dense_width, src, key ? key : "intermediate_size",
+                                LIMIT_WIDTH, err));
+    if (cfg->arch->more_layers_key)
+        QT_TRY(qt_json_get_size(&cfg->more_layers, src->json, cfg->arch->more_layers_key, src->path,
+                                err));
     QT_TRY(read_heads(cfg, src, err));
     cfg->embed_dim = info->hidden;
     if (cfg->arch->project_in)
@@ -153,18 +217,22 @@ done:
 static int read_flags(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     const struct arch *arch = cfg->arch;
+    const struct arch_flag head_norms = {arch->head_norms_key, !arch->head_norms_key};
     double eps = arch->eps > 0 ? arch->eps : arch->eps_key ? 1e-6 : 1e-5;
     int rc = QT_OK;
     QT_TRY(read_flag(&cfg->qkv_bias, src, &arch->qkv_bias, err));
     QT_TRY(read_flag(&cfg->o_bias, src, &arch->o_bias, err));
     QT_TRY(read_flag(&cfg->mlp_bias, src, &arch->mlp_bias, err));
     QT_TRY(read_tied(cfg, src, err));
+    QT_TRY(read_flag(&cfg->head_norms, src, &head_norms, err));
     if (arch->eps_key)
         QT_TRY(config_read_positive(&eps, src, arch->eps_key, err));
     cfg->eps = (float)eps;
     cfg->final_norm = true;
     cfg->embed_scale = cfg->residual_scale = cfg->logit_scale = 1.0f;
     cfg->attn_scale = (float)(1.0 / sqrt((double)cfg->info.head_dim));
+    if (config_given(src->json, "clip_qkv"))
+        QT_TRY(config_unsupported(src, "clip_qkv", "a number", err));
     if (config_given(src->json, "quantization_config") ||
         config_given(src->root, "quantization_config"))
         rc = config_unsupported(src, "quantization_config", "an already quantized checkpoint", err);
@@ -398,6 +466,7 @@ void config_free(struct config *cfg)
 {
     qt_free(cfg->windows);
     qt_free(cfg->unrotated);
+    qt_free(cfg->dense);
     qt_free(cfg->rope.inv_freq);
     qt_free(cfg->rope.long_inv_freq);
     qt_free(cfg->local_rope.inv_freq);

@@ -218,7 +218,7 @@ static int find_rope(const json_t **out, const struct source *src, const json_t 
 static int read_rotated(struct config *cfg, const struct source *options, const struct source *src,
                         struct qt_err *err)
 {
-    double partial = 1;
+    double partial = cfg->arch->rotated > 0 ? cfg->arch->rotated : 1;
     int rc = QT_OK;
     QT_TRY(config_read_positive(&partial, src, "partial_rotary_factor", err));
     QT_TRY(config_read_positive(&partial, options, "partial_rotary_factor", err));

@@ -1,5 +1,5 @@
 /*
- * A mixture of experts: which tokens go through which expert, and there. The router's softmax is
+ * A mixture of experts: which tokens go through which expert, and there. The router's scores are
  * made into shares on the host, of which lists of tokens are made (tokens.c); the experts are run
  * one after the other, each over its tokens of a chunk.
  */
@@ -11,57 +11,101 @@ enum { ROUTE_TOKENS = 64 }; /* of an item */
 
 struct route_job {
     const struct config *cfg;
-    float *share; /* logits until they are shares */
+    const float *logits; /* [m][routed] */
+    const float *choice; /* [routed] or NULL */
+    float *share;        /* [m][experts] */
     size_t m;
 };
 
-/* The largest that is not chosen yet; ties: the lowest number. Chosen ones are below 0. */
-static size_t best(const double *p, size_t n)
+static size_t best(const double *x, size_t n)
 {
     size_t at = 0;
-    for (size_t i = 1; i < n; i++)
-        if (p[i] > p[at])
+    for (size_t i = 1; i < n; i++) /* ties: the lowest number */
+        if (x[i] > x[at])
             at = i;
     return at;
 }
 
-static void shares_of_token(float *share, double *p, const struct config *cfg)
+/* Softmax or sigmoid of logit[n]; false: they are not finite. */
+static bool score(double *p, const float *logit, const struct config *cfg)
 {
-    const size_t n = cfg->info.experts;
-    double most = (double)share[0], sum = 0, chosen = 0;
-    for (size_t i = 1; i < n; i++)
-        most = fmax(most, (double)share[i]);
-    for (size_t i = 0; i < n; i++)
-        sum += p[i] = exp((double)share[i] - most);
-    for (size_t i = 0; i < n && !isfinite(sum); i++)
-        share[i] = NAN;
-    if (!isfinite(sum))
+    const size_t n = cfg->routed;
+    const bool apart = cfg->arch->sigmoid_router;
+    double most = apart ? 0 : (double)logit[0], sum = 0;
+    for (size_t i = 1; i < n && !apart; i++)
+        most = fmax(most, (double)logit[i]);
+    for (size_t i = 0; i < n; i++) {
+        p[i] = apart ? 1 / (1 + exp(-(double)logit[i])) : exp((double)logit[i] - most);
+        sum += p[i];
+    }
+    for (size_t i = 0; i < n && !apart; i++)
+        p[i] /= sum;
+    return isfinite(sum);
+}
+
+/* All but the groups whose two best add up to most are out of the race. */
+static void leave_groups(double *rank, const struct config *cfg)
+{
+    const size_t n = cfg->routed / cfg->groups;
+    for (size_t out = cfg->groups; out > cfg->chosen_groups; out--) {
+        double least = INFINITY, *worst = rank;
+        for (double *group = rank; group < rank + cfg->routed; group += n) {
+            const size_t first = best(group, n);
+            double second = n > 1 ? -INFINITY : 0;
+            for (size_t i = 0; i < n; i++)
+                if (i != first)
+                    second = fmax(second, group[i]);
+            if (group[first] > -INFINITY && group[first] + second <= least) {
+                least = group[first] + second;
+                worst = group;
+            }
+        }
+        for (size_t i = 0; i < n; i++)
+            worst[i] = -INFINITY;
+    }
+}
+
+/* p, rank: room for `routed` each. */
+static void shares_of_token(float *share, double *p, double *rank, const float *logit,
+                            const float *choice, const struct config *cfg)
+{
+    const size_t n = cfg->routed;
+    double chosen = 0, by = cfg->share_scale;
+    const bool finite = score(p, logit, cfg);
+    for (size_t i = 0; i < cfg->info.experts; i++)
+        share[i] = finite ? 1 : NAN; /* of the one that all go through */
+    if (!finite)
         return;
     for (size_t i = 0; i < n; i++)
-        share[i] = (float)-(p[i] /= sum);
+        rank[i] = p[i] + (choice ? (double)choice[i] : 0);
+    leave_groups(rank, cfg);
+    for (size_t i = 0; i < n; i++)
+        share[i] = (float)-p[i];
     for (size_t c = 0; c < cfg->chosen; c++) {
-        const size_t i = best(p, n);
+        const size_t i = best(rank, n);
         chosen += p[i];
         share[i] = (float)p[i];
-        p[i] = -1;
+        rank[i] = -INFINITY;
     }
     if (cfg->shares_of_one)
-        for (size_t i = 0; i < n; i++)
-            share[i] = (float)((double)share[i] / chosen);
+        by /= chosen;
+    for (size_t i = 0; i < n && by != 1; i++)
+        share[i] = (float)((double)share[i] * by);
 }
 
 static int route_item(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct route_job *job = ctx;
-    const size_t n = job->cfg->info.experts, first = item * ROUTE_TOKENS;
+    const size_t n = job->cfg->routed, first = item * ROUTE_TOKENS;
     const size_t end = qt_min_size(first + ROUTE_TOKENS, job->m);
     double *p;
-    int rc = qt_array_new(&p, n, sizeof *p, err);
+    int rc = qt_array_new(&p, n, 2 * sizeof *p, err);
     (void)thread;
     if (rc < 0)
         return rc;
     for (size_t i = first; i < end; i++)
-        shares_of_token(job->share + i * n, p, job->cfg);
+        shares_of_token(job->share + i * job->cfg->info.experts, p, p + n, job->logits + i * n,
+                        job->choice, job->cfg);
     qt_free(p);
     return QT_OK;
 }
@@ -69,12 +113,16 @@ static int route_item(void *ctx, size_t item, int thread, struct qt_err *err)
 int experts_route(float *share, const struct block_run *r, const float *x, struct qt_err *err)
 {
     struct qt_block *b = r->b;
+    struct block_experts *e = &b->experts;
     const struct config *cfg = &b->model->cfg;
-    const size_t count = r->m * cfg->info.experts;
-    struct route_job job = {cfg, share, r->m};
+    const float *choice = b->parts[ROLE_CHOICE].weight;
+    struct route_job job = {cfg, e->scores, choice ? e->choice : NULL, share, r->m};
     int rc;
-    QT_TRY(block_linear(r, ROLE_ROUTER, b->experts.logits, x, err));
-    QT_TRY(b->be->download(b->be, share, b->experts.logits, count * sizeof *share, err));
+    QT_TRY(block_linear(r, ROLE_ROUTER, e->logits, x, err));
+    QT_TRY(
+        b->be->download(b->be, e->scores, e->logits, r->m * cfg->routed * sizeof *e->scores, err));
+    if (choice)
+        QT_TRY(b->be->download(b->be, e->choice, choice, cfg->routed * sizeof *e->choice, err));
     QT_TRY(qt_parallel(qt_ceil_div(r->m, ROUTE_TOKENS), route_item, &job, err));
 done:
     return rc;
@@ -109,7 +157,7 @@ int experts_run(bool *stop, float *y, const float *x, const struct block_run *r,
     struct block_experts *e = &r->b->experts;
     const size_t bytes = r->m * info->hidden * sizeof *y;
     int rc = QT_OK;
-    const int only = qt_model_expert(r->b->model, r->stop);
+    const int only = layer_expert(r->b->layer, r->stop);
     const size_t first = only < 0 ? 0 : (size_t)only, end = only < 0 ? info->experts : first + 1;
     bool stopped;
     *stop = only >= 0;

@@ -69,8 +69,8 @@ static int run_mlp(const struct block_run *r, struct qt_err *err)
     bool stop;
     int rc = QT_OK;
     QT_TRY(sublayer_input(&x, r, ROLE_MLP_IN, err));
-    QT_TRY(b->model->cfg.info.experts ? experts_run(&stop, b->x, x, r, err)
-                                      : block_mlp(&stop, b->x, x, r, 0, err));
+    QT_TRY(b->layer->experts ? experts_run(&stop, b->x, x, r, err)
+                             : block_mlp(&stop, b->x, x, r, 0, err));
     if (!stop)
         QT_TRY(sublayer_output(r, ROLE_MLP_IN, ROLE_MLP_OUT, err));
 done:

@@ -32,6 +32,18 @@ static int check_tensor(const struct qt_weights *w, const char *name, size_t n, 
                    got_text, want_text);
 }
 
+/* A vector that is called `name`. */
+static int vector_set(struct part *out, const char *name, size_t n, const struct qt_weights *w,
+                      struct qt_err *err)
+{
+    int rc;
+    out->n = n;
+    QT_TRY(qt_string_format(&out->weight, err, "%s", name));
+    QT_TRY(check_tensor(w, out->weight, n, 0, err));
+done:
+    return rc;
+}
+
 /* stem: the name without ".weight". */
 static int part_set(struct part *out, const char *stem, size_t n, size_t k, bool biased,
                     const struct qt_weights *w, struct qt_err *err)
@@ -65,14 +77,22 @@ static void part_free(struct part *p)
 
 /* ---- layers --------------------------------------------------------------------------------- */
 
+static size_t mlp_width(const struct config *cfg, const struct layer *layer, size_t expert)
+{
+    return !layer->experts        ? cfg->dense_width
+           : expert < cfg->routed ? cfg->expert_width
+                                  : cfg->shared_width;
+}
+
 /* What a role's tensors look like. input: -1 for a norm or router. */
-static struct qt_linear role_shape(const struct config *cfg, enum role role, size_t expert)
+static struct qt_linear role_shape(const struct config *cfg, const struct layer *layer,
+                                   enum role role, size_t expert)
 {
     const struct qt_model_info *info = &cfg->info;
     const bool gated = cfg->arch->parts[ROLE_GATE] != NULL, all = cfg->arch->norms_of_all_heads;
     const int in = expert_input(expert, false), down = expert_input(expert, true);
     size_t h = info->hidden, q = info->heads * info->head_dim, kv = info->kv_heads * info->head_dim;
-    size_t inner = cfg->intermediate;
+    size_t inner = mlp_width(cfg, layer, expert);
     switch (role) {
     case ROLE_QKV:
         return (struct qt_linear){.n = q + 2 * kv,
@@ -109,7 +129,9 @@ static struct qt_linear role_shape(const struct config *cfg, enum role role, siz
     case ROLE_DOWN:
         return (struct qt_linear){.n = h, .k = inner, .input = down, .feeds = -1};
     case ROLE_ROUTER:
-        return (struct qt_linear){.n = info->experts, .k = h, .input = -1, .feeds = -1};
+        return (struct qt_linear){.n = cfg->routed, .k = h, .input = -1, .feeds = -1};
+    case ROLE_CHOICE:
+        return (struct qt_linear){.n = cfg->routed, .input = -1, .feeds = -1};
     case ROLE_Q_NORM:
         return (struct qt_linear){.n = all ? q : info->head_dim, .input = -1, .feeds = -1};
     case ROLE_K_NORM:
@@ -135,6 +157,7 @@ static bool role_biased(const struct config *cfg, enum role role)
     case ROLE_DOWN:
         return cfg->mlp_bias;
     case ROLE_ROUTER:
+    case ROLE_CHOICE:
     case ROLE_Q_NORM:
     case ROLE_K_NORM:
         return false;
@@ -152,14 +175,25 @@ static enum role role_whole(enum role role)
 }
 
 /* The name without ".weight". prefix: of the decoder's tensors. */
-static int part_stem(char **out, const struct arch *arch, const char *prefix, size_t layer,
-                     enum role role, size_t expert, struct qt_err *err)
+static int part_stem(char **out, const struct config *cfg, const struct layer *layer,
+                     const char *prefix, size_t index, enum role role, size_t expert,
+                     struct qt_err *err)
 {
-    const char *name = arch->parts[role];
-    return arch->experts && role >= ROLE_GATE_UP
-               ? qt_string_format(out, err, "%s%s%zu.%s%zu.%s", prefix, arch->layers, layer,
-                                  arch->experts, expert, name)
-               : qt_string_format(out, err, "%s%s%zu.%s", prefix, arch->layers, layer, name);
+    const struct arch *arch = cfg->arch;
+    const char *name = arch->parts[role], *mlp = "";
+    if (layer->experts && role >= ROLE_GATE_UP && expert < cfg->routed)
+        return qt_string_format(out, err, "%s%s%zu.%s%zu.%s", prefix, arch->layers, index,
+                                arch->experts, expert, name);
+    if (arch->experts && role >= ROLE_GATE_UP)
+        mlp = layer->experts ? arch->shared : arch->dense;
+    return qt_string_format(out, err, "%s%s%zu.%s%s", prefix, arch->layers, index, mlp, name);
+}
+
+static bool layer_has(const struct config *cfg, const struct layer *layer, enum role role)
+{
+    return cfg->arch->parts[role] &&
+           (layer->experts || (role != ROLE_ROUTER && role != ROLE_CHOICE)) &&
+           (cfg->head_norms || (role != ROLE_Q_NORM && role != ROLE_K_NORM));
 }
 
 static int layer_part(struct layer *layer, const struct config *cfg, const char *prefix,
@@ -168,11 +202,13 @@ static int layer_part(struct layer *layer, const struct config *cfg, const char 
 {
     const size_t at = part_at(expert, role);
     struct part *part = &layer->parts[at];
-    struct qt_linear linear = role_shape(cfg, role, expert);
+    struct qt_linear linear = role_shape(cfg, layer, role, expert);
     char *stem;
-    int rc = part_stem(&stem, cfg->arch, prefix, index, role, expert, err);
+    int rc = part_stem(&stem, cfg, layer, prefix, index, role, expert, err);
     if (rc == QT_OK)
-        rc = part_set(part, stem, linear.n, linear.k, role_biased(cfg, role), w, err);
+        rc = role == ROLE_CHOICE
+                 ? vector_set(part, stem, linear.n, w, err)
+                 : part_set(part, stem, linear.n, linear.k, role_biased(cfg, role), w, err);
     qt_free(stem);
     if (rc < 0)
         return rc;
@@ -183,7 +219,7 @@ static int layer_part(struct layer *layer, const struct config *cfg, const char 
         linear.weight = part->weight;
         linear.layer = index;
         layer->linears[part->index] = linear;
-    } else if (!linear.k) {
+    } else if (!linear.k && role != ROLE_CHOICE) {
         part->index = layer->norm_count++;
         layer->norms[part->index] = (struct qt_norm){part->weight, linear.n};
     }
@@ -194,7 +230,7 @@ static int layer_part(struct layer *layer, const struct config *cfg, const char 
 static void layer_rows(struct layer *layer, const struct config *cfg, enum role role,
                        enum role whole, size_t expert)
 {
-    const struct qt_linear shape = role_shape(cfg, role, expert);
+    const struct qt_linear shape = role_shape(cfg, layer, role, expert);
     const size_t at = part_at(expert, role), of = part_at(expert, whole);
     const struct part *before = &layer->parts[at - 1];
     layer->parts[at] = (struct part){.n = shape.n,
@@ -210,27 +246,29 @@ static int layer_set(struct layer *layer, const struct config *cfg, const char *
     const char *const *names = cfg->arch->parts;
     const size_t parts = layer_parts(cfg);
     int rc;
+    layer->experts = cfg->dense && cfg->dense[index] ? 0 : cfg->info.experts;
     QT_TRY(qt_array_new(&layer->parts, parts, sizeof *layer->parts, err));
     QT_TRY(qt_array_new(&layer->linears, parts, sizeof *layer->linears, err));
-    for (size_t expert = 0; expert < layer_mlps(cfg); expert++)
+    for (size_t expert = 0; expert < (layer->experts ? layer->experts : 1); expert++)
         for (int role = expert ? ROLE_GATE_UP : 0; role < ROLE_COUNT; role++)
-            if (names[role])
+            if (layer_has(cfg, layer, (enum role)role))
                 QT_TRY(layer_part(layer, cfg, prefix, index, (enum role)role, expert, w, err));
-            else if (names[role_whole((enum role)role)])
+            else if (!names[role] && names[role_whole((enum role)role)])
                 layer_rows(layer, cfg, (enum role)role, role_whole((enum role)role), expert);
 done:
     return rc;
 }
 
 /* A checkpoint with more layers than the configuration counts is not this model. (Experts are
- * counted by the router's rows.) */
+ * counted by the router's rows.) All layers have an O. */
 static int check_no_more_layers(const struct config *cfg, const char *prefix,
                                 const struct qt_weights *w, struct qt_err *err)
 {
     size_t shape[QT_MAX_DIMS];
     char *stem = NULL, *name = NULL;
     int ndim, rc;
-    QT_TRY(part_stem(&stem, cfg->arch, prefix, cfg->info.layers, ROLE_DOWN, 0, err));
+    QT_TRY(part_stem(&stem, cfg, &(struct layer){0}, prefix, cfg->info.layers + cfg->more_layers,
+                     ROLE_O, 0, err));
     QT_TRY(qt_string_format(&name, err, "%s.weight", stem));
     if (w->shape(w->ctx, name, &ndim, shape))
         rc = qt_fail(err, QT_E_INPUT, w->dir, name,
@@ -378,22 +416,23 @@ bool qt_model_input_is_norm(const struct qt_model *model, int input)
            model->cfg.arch->parts[input < 2 ? ROLE_ATTN_IN : ROLE_MLP_IN];
 }
 
-float qt_model_output_scale(const struct qt_model *model, int input)
+float qt_model_output_scale(const struct qt_model *model, size_t layer, int input)
 {
     const bool added = input % 2 &&
                        !model->cfg.arch->parts[input < 2 ? ROLE_ATTN_OUT : ROLE_MLP_OUT] &&
-                       qt_model_expert(model, input) < 0;
+                       qt_model_expert(model, layer, input) < 0;
     return added ? model->cfg.residual_scale : 0;
 }
 
-int qt_model_expert(const struct qt_model *model, int input)
+int qt_model_expert(const struct qt_model *model, size_t layer, int input)
 {
-    return input >= 2 && model->cfg.info.experts ? (input - 2) / 2 : -1;
+    return layer_expert(&model->layers[layer], input);
 }
 
-size_t qt_model_inputs(const struct qt_model *model)
+size_t qt_model_inputs(const struct qt_model *model, size_t layer)
 {
-    return 2 + 2 * layer_mlps(&model->cfg);
+    const size_t experts = model->layers[layer].experts;
+    return 2 + 2 * (experts ? experts : 1);
 }
 
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer)

@@ -10,7 +10,9 @@
  *
  * In a mixture of experts there are many of what stands between MLP_IN and MLP_OUT. ROUTER says,
  * of what MLP_IN gives, which few of them a token goes through; their outputs are added up, each
- * times its share.
+ * times its share. CHOICE is added to the router's scores to choose by, not to shares. The last
+ * expert may be one that all tokens go through, of a width of its own. Some layers may have one
+ * MLP instead, again of another width.
  *
  * Some families have the weights of Q, K, V in one tensor, QKV, and those of GATE, UP in GATE_UP;
  * these are then the linears, and Q, K, V, GATE, UP are rows of them.
@@ -35,6 +37,7 @@ enum role {
     ROLE_ATTN_OUT,
     ROLE_MLP_IN,
     ROLE_ROUTER,
+    ROLE_CHOICE,
     ROLE_MLP_OUT,
     ROLE_GATE_UP, /* from here on: of each expert */
     ROLE_GATE,
@@ -74,10 +77,13 @@ struct arch {
     /* Tensor names without the decoder's prefix ("model.") and ".weight"/".bias"; of a layer:
      * behind `layers` and its number. */
     const char *layers, *embed, *positions, *final_norm, *project_in, *project_out;
-    const char *parts[ROLE_COUNT];  /* NULL: the family has no such part */
-    const char *experts;            /* NULL: none; what stands before an expert's number and part */
+    const char *parts[ROLE_COUNT]; /* NULL: the family has no such part */
+    /* What stands before an expert's number and part (NULL: no experts); before a part of the one
+     * that all tokens go through (NULL: none); of the MLP in layers without (NULL: none are). */
+    const char *experts, *shared, *dense;
     struct arch_flag shares_of_one; /* shares of the chosen experts are made to sum to 1 */
-    const char *intermediate_key;   /* NULL: intermediate_size */
+    bool sigmoid_router;            /* n_group, topk_group, routed_scaling_factor */
+    const char *intermediate_key;   /* of experts, if there are any; NULL: intermediate_size */
     const char *act_key, *act;
     const char *eps_key; /* NULL: 1e-5 */
     double eps, theta;   /* where config.json does not say it; 0: 1e-6, 1e4 */
@@ -93,11 +99,14 @@ struct arch {
     bool window_given;    /* without sliding_window in config.json: no window; else 4096 */
     bool window_optional; /* with WINDOW_PATTERN: sliding_window may be null, no window */
     enum unrotated_rule unrotated;
-    bool norms_of_all_heads; /* Q_NORM and K_NORM are over all heads together */
-    bool multipliers;        /* of embedding, attention, residual, and logits_scaling */
-    bool rope;               /* else learned positions, `position_offset` rows into their table */
-    bool partial_rope;       /* partial_rotary_factor */
-    bool query_steps;        /* llama_4_scaling_beta: queries grow with the position */
+    bool norms_of_all_heads;     /* Q_NORM and K_NORM are over all heads together */
+    const char *head_norms_key;  /* whether there are any (missing: no); NULL: always */
+    const char *more_layers_key; /* of how many that are not run, behind the last; NULL: 0 */
+    bool multipliers;            /* of embedding, attention, residual, and logits_scaling */
+    bool rope;         /* else learned positions, `position_offset` rows into their table */
+    bool partial_rope; /* partial_rotary_factor; */
+    double rotated;    /* where config.json does not say it; 0: 1 */
+    bool query_steps;  /* llama_4_scaling_beta: queries grow with the position */
     bool mrope; /* rope_type mrope: positions of images; in text an ordinary rotary embedding */
     /* original_max_position_embeddings where config.json does not say it outside the options of its
      * rotary embedding, which has only LongRoPE, also called su or yarn; 0: what these say. */
@@ -127,10 +136,15 @@ struct rotary {
 struct config {
     const struct arch *arch;
     struct qt_model_info info;
-    size_t intermediate, embed_dim; /* embed_dim: width of the embedding table */
-    size_t *windows;                /* [layers], 0 = none */
-    bool *unrotated;                /* [layers]: without the rotary embedding */
-    size_t rotated;                 /* channels of a head that the rotary embedding turns */
+    size_t embed_dim; /* width of the embedding table */
+    /* Widths between UP and DOWN: of the MLP in layers without experts, of an expert, and of the
+     * one that all tokens go through; 0: there is none. */
+    size_t dense_width, expert_width, shared_width;
+    bool *dense;        /* [layers]: without experts; NULL: all are as info.experts says */
+    size_t more_layers; /* in the files, not run */
+    size_t *windows;    /* [layers], 0 = none */
+    bool *unrotated;    /* [layers]: without the rotary embedding */
+    size_t rotated;     /* channels of a head that the rotary embedding turns */
     /* Queries are multiplied by 1 + query_beta ln(1 + floor(position / query_step)); 0: they are
      * not. */
     float query_beta;
@@ -138,13 +152,16 @@ struct config {
     struct rotary rope, local_rope; /* local: of layers with a window; none: as the others */
     float eps, attn_scale, attn_softcap, embed_scale, residual_scale, logit_scale;
     enum qt_act_kind act;
-    bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm;
+    bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm, head_norms;
     bool wrapped;
     /* Wrappers say `tied` here, there, in both places or not at all. Where that is nothing, or both
      * yes and no: it is tied if there is no head. */
     bool tied_unclear;
-    size_t chosen; /* of info.experts, for a token */
+    /* The router chooses `chosen` of the first `routed` of info.experts for a token, from the best
+     * `chosen_groups` of `groups` of them; their shares are multiplied by share_scale. */
+    size_t routed, chosen, groups, chosen_groups;
     bool shares_of_one;
+    double share_scale;
 };
 int config_read(struct config *out, const char *dir, struct qt_err *err);
 void config_free(struct config *cfg);
@@ -160,6 +177,7 @@ struct part {
 };
 
 struct layer {
+    size_t experts;     /* 0: no mixture */
     struct part *parts; /* [layer_parts()] */
     struct qt_linear *linears;
     struct qt_norm norms[QT_BLOCK_NORMS];
@@ -181,20 +199,22 @@ static inline size_t part_at(size_t expert, enum role role)
     return expert * EXPERT_ROLES + role;
 }
 
-static inline size_t layer_mlps(const struct config *cfg)
-{
-    return cfg->info.experts ? cfg->info.experts : 1;
-}
-
+/* Room for the parts of any layer. */
 static inline size_t layer_parts(const struct config *cfg)
 {
-    return part_at(layer_mlps(cfg) - 1, ROLE_COUNT);
+    return part_at(cfg->info.experts ? cfg->info.experts - 1 : 0, ROLE_COUNT);
 }
 
 /* The inputs of an expert's linears. */
 static inline int expert_input(size_t expert, bool down)
 {
     return 2 + 2 * (int)expert + down;
+}
+
+/* -1: it is no expert's. */
+static inline int layer_expert(const struct layer *layer, int input)
+{
+    return input >= 2 && layer->experts ? (input - 2) / 2 : -1;
 }
 
 static inline size_t part_count(const struct part *p)

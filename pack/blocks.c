@@ -140,7 +140,8 @@ static int quantize_linear(struct block *b, struct qt_factor *f, size_t i,
 {
     const struct qt_plan_item *item = &b->run->plan.items[b->item[i]];
     struct qt_run_hessian hessian = {
-        .of_expert = qt_model_expert(b->model, b->linear[i].input) >= 0, .chose = seen->chose};
+        .of_expert = qt_model_expert(b->model, b->linear[i].layer, b->linear[i].input) >= 0,
+        .chose = seen->chose};
     struct qt_arrange arrange;
     struct qt_err inner = {0};
     char why[sizeof inner.reason + 32] = "";
@@ -205,9 +206,9 @@ done:
 }
 
 /* Either of an expert's inputs may be the one that is too wide. */
-static void count_few(struct block *b, int input, const struct qt_observed *seen)
+static void count_few(struct block *b, size_t layer, int input, const struct qt_observed *seen)
 {
-    const int expert = qt_model_expert(b->model, input);
+    const int expert = qt_model_expert(b->model, layer, input);
     const size_t k = seen->input.n;
     if (expert < 0 || seen->chose / QT_FEW_TOKENS >= k || expert == b->few_last)
         return;
@@ -225,14 +226,14 @@ static int quantize_and_advance(struct block *b, struct qt_sequential *seq, size
                                    .load = block_load,
                                    .runtime = qt_run_runtime(b->run)};
     const bool last = layer + 1 == qt_model_info(b->model)->layers;
-    const int attention_out = 1, end = (int)qt_model_inputs(b->model) - 1;
+    const int attention_out = 1, end = (int)qt_model_inputs(b->model, layer) - 1;
     int rc;
     QT_TRY(qt_sequential_enter(seq, layer, &now, err));
     for (int input = 0; input <= end; input++) {
         struct qt_observed seen = {0};
         if (b->left[input].solved) {
             QT_TRY(qt_sequential_observe(&seen, seq, input, err));
-            count_few(b, input, &seen);
+            count_few(b, layer, input, &seen);
         }
         if (b->left[input].all) {
             QT_TRY(quantize_linears(b, input, &seen, err));
@@ -254,7 +255,7 @@ static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt
                       .source = qt_weights_of_ckpt(run->ckpt),
                       .few = few,
                       .few_last = -1};
-    const int inputs = (int)qt_model_inputs(model);
+    const int inputs = (int)qt_model_inputs(model, layer);
     int rc;
     b.count = qt_model_linears(&b.linear, model, layer);
     QT_TRY(qt_array_new(&b.item, b.count, sizeof *b.item, err));

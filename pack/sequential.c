@@ -277,7 +277,7 @@ done:
 static int sums_new(struct qt_sequential *s, const struct qt_linear *linear, struct qt_err *err)
 {
     struct sums *u = &s->sums;
-    const float output_scale = qt_model_output_scale(s->model, linear->input);
+    const float output_scale = qt_model_output_scale(s->model, s->layer, linear->input);
     size_t k = linear->k, cells, bytes;
     int rc;
     sums_free(s);
@@ -288,7 +288,7 @@ static int sums_new(struct qt_sequential *s, const struct qt_linear *linear, str
     QT_TRY(qt_array_new(&u->h, cells, sizeof *u->h, err));
     QT_TRY(s->be->new (s->be, (void **)&u->gram, bytes, err));
     QT_TRY(lack_new(&u->input, s, k, k, 1, err));
-    if (qt_model_expert(s->model, linear->input) >= 0)
+    if (qt_model_expert(s->model, s->layer, linear->input) >= 0)
         QT_TRY(s->be->new (s->be, (void **)&u->weighted, chunk_tokens(s) * k * sizeof *u->weighted,
                            err));
     if (output_scale > 0)
@@ -388,7 +388,7 @@ int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int 
     int rc;
     QT_TRY(sums_new(s, linear_with(s, input), err));
     if (s->sums.weighted)
-        QT_TRY(list_tokens(s, (size_t)qt_model_expert(s->model, input), err));
+        QT_TRY(list_tokens(s, (size_t)qt_model_expert(s->model, s->layer, input), err));
     s->ahead = input % 2 && !s->sums.weighted;
     for (size_t at = 0; at < s->tokens; at += step)
         QT_TRY(observe_chunk(s, input, at, qt_min_size(step, s->tokens - at), err));

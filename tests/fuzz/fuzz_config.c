@@ -60,7 +60,7 @@ static void check_model(const struct qt_model *model, const struct qt_ckpt *ckpt
             const struct qt_tensor *t = qt_ckpt_find(ckpt, linears[i].weight);
             FUZZ_CHECK(t && t->ndim == 2 && t->shape[0] == linears[i].n);
             FUZZ_CHECK(t->shape[1] == linears[i].k && linears[i].input >= 0 &&
-                       (size_t)linears[i].input < qt_model_inputs(model));
+                       (size_t)linears[i].input < qt_model_inputs(model, linears[i].layer));
         }
     }
 }

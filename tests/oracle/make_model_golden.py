@@ -47,6 +47,8 @@ GEMMA3 = LLAMA | dict(
                      "full_attention": {"rope_type": "linear", "factor": 4.0,
                                         "rope_theta": 2000.0}})
 MIXTURE = LLAMA | dict(moe_intermediate_size=24, num_experts=6, head_dim=8)
+GLM = LLAMA | dict(num_hidden_layers=3, moe_intermediate_size=24, n_routed_experts=6, head_dim=8,
+                   num_experts_per_tok=2)
 LONGROPE = {"rope_type": "longrope", "rope_theta": 300.0, "partial_rotary_factor": 0.75,
             "short_factor": [1.0, 1.25, 1.5], "long_factor": [1.5, 4.0, 9.0]}
 YARN = {"rope_type": "yarn", "rope_theta": 200.0, "factor": 6.0,
@@ -101,6 +103,23 @@ MODELS = {
     "qwen3_moe_biased_window": ("qwen3_moe", MIXTURE | dict(
         num_experts_per_tok=2, attention_bias=True, use_sliding_window=True, sliding_window=9,
         num_hidden_layers=1), {}),
+    "qwen3_moe_some_dense": ("qwen3_moe", MIXTURE | dict(
+        num_hidden_layers=4, num_experts_per_tok=2, mlp_only_layers=[2], decoder_sparse_step=2),
+        {}),
+    "glm4_moe": ("glm4_moe", GLM | dict(use_qk_norm=True, attention_bias=True), {}),
+    "glm4_moe_groups": ("glm4_moe", GLM | dict(
+        n_group=3, topk_group=2, n_shared_experts=2, norm_topk_prob=False, num_experts_per_tok=3,
+        routed_scaling_factor=1.7, tie_word_embeddings=True),
+        {"rms_norm_eps": None, "rope_parameters": None, "use_qk_norm": None,
+         "first_k_dense_replace": None}),
+    "glm4_moe_all": ("glm4_moe", GLM | dict(
+        first_k_dense_replace=0, num_hidden_layers=1, num_experts_per_tok=4, rope_parameters={
+            "rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1.0}), {}),
+    "olmoe": ("olmoe", LLAMA | dict(num_experts=5, num_experts_per_tok=2), {
+        "rms_norm_eps": None}),
+    "olmoe_biased": ("olmoe", LLAMA | dict(
+        num_experts=4, num_experts_per_tok=3, norm_topk_prob=True, attention_bias=True,
+        num_hidden_layers=1, num_key_value_heads=4), {}),
     "mixtral": ("mixtral", LLAMA | dict(num_local_experts=5, num_experts_per_tok=2), {}),
     "mixtral_window": ("mixtral", LLAMA | dict(num_local_experts=3, num_experts_per_tok=1,
                                                sliding_window=6, num_hidden_layers=1),
@@ -187,7 +206,9 @@ MODELS = {
 MODELS["qwen3_vl_bare"] = MODELS["qwen3_vl"]
 
 # Where published checkpoints have the experts that transformers keeps in one tensor.
-EXPERTS = {"qwen3_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
+EXPERTS = {"glm4_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
+           "olmoe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
+           "qwen3_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
            "mixtral": ("block_sparse_moe.gate", "block_sparse_moe.experts.", "w1", "w3", "w2")}
 
 # What transformers calls the parts of a model of images and text, and what checkpoints do.
@@ -225,6 +246,13 @@ def published(tensors, kind):
     return out
 
 
+def predictor(tensors, layers):
+    """GLM's checkpoints have one more layer, which predicts the token after the next one."""
+    first = f"model.layers.{layers - 1}."
+    return {n.replace(first, f"model.layers.{layers}."): t for n, t in tensors.items()
+            if n.startswith(first)}
+
+
 def fill(model, rng, embed_std):
     """Weights large enough that attention is far from uniform and softcaps bend."""
     for name, p in model.named_parameters():
@@ -234,6 +262,9 @@ def fill(model, rng, embed_std):
         p.data.normal_(0, std, generator=rng)
         if p.dim() == 1 and name.endswith("norm.weight") and "Gemma" not in type(model).__name__:
             p.data += 1
+    for name, b in model.named_buffers():
+        if name.endswith("correction_bias"):
+            b.data = torch.empty_like(b).normal_(0, 0.2, generator=rng).half().float()
     for p in model.parameters():
         p.data = p.data.half().float()
 
@@ -293,7 +324,10 @@ def write_model(directory, kind, options, edits, seed):
     tied = model.config.tie_word_embeddings
     tensors = {n: p.half().contiguous() for n, p in model.state_dict().items()
                if not (tied and n == "lm_head.weight")}
-    save_file(published(tensors, kind), directory / "model.safetensors", {"format": "pt"})
+    files = published(tensors, kind)
+    if kind == "glm4_moe":
+        files |= {n: t.clone() for n, t in predictor(files, config.num_hidden_layers).items()}
+    save_file(files, directory / "model.safetensors", {"format": "pt"})
     # The truth is what transformers makes of the files, not of the objects they came from.
     model = load(directory)
     assert all(torch.equal(t, tensors[n].float()) for n, t in model.state_dict().items()

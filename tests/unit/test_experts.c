@@ -9,6 +9,10 @@
 /* Several chunks of a block, of which calibration's are no multiple. */
 enum { SEQLEN = 44, SAMPLES = 110, TOKENS = SEQLEN * SAMPLES, VOCAB = 97, MOST = 8 };
 
+/* Without and with an expert that all tokens go through. */
+#define CHOSEN "tests/golden/models/qwen3_moe"
+#define SHARED "tests/golden/models/glm4_moe_all"
+
 struct fixture {
     struct qt_ckpt *ckpt;
     struct qt_model *model;
@@ -31,7 +35,7 @@ static struct fixture *open_model(const char *dir)
     f->width = qt_model_info(f->model)->hidden;
     f->experts = qt_model_info(f->model)->experts;
     assert_in_range(f->experts, 1, MOST);
-    assert_int_equal(qt_model_inputs(f->model), 2 + 2 * f->experts);
+    assert_int_equal(qt_model_inputs(f->model, 0), 2 + 2 * f->experts);
     for (size_t i = 0; i < TOKENS; i++)
         f->ids[i] = random_u32() % VOCAB;
     f->hidden = malloc(TOKENS * f->width * sizeof *f->hidden);
@@ -271,10 +275,9 @@ static void lists_are_filled_with_the_nearest(void **state)
  * all. */
 static void tokens_go_through_experts(void **state)
 {
-    struct fixture *f = open_model("tests/golden/models/qwen3_moe");
+    struct fixture *f = open_model(*state);
     struct qt_tokens all = all_tokens(), some = all_tokens();
     struct qt_block *block;
-    (void)state;
     expect_ok("block", qt_block_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
     float *share = shares_of(f, block, f->hidden);
     for (size_t e = 0; e < f->experts; e++)
@@ -377,7 +380,7 @@ static void compare(const struct qt_observed *got, const struct kept *x, const s
 /* Attention is changed, and of each expert's linears the first when the second is observed. */
 static void sums_are_of_an_experts_tokens(void **state)
 {
-    struct fixture *f = open_model("tests/golden/models/qwen3_moe");
+    struct fixture *f = open_model(*state);
     struct changing attention = {f->source, "self_attn.o_proj"}, both = {f->source, "_proj"};
     struct qt_weights now = {.dir = f->source.dir, .ctx = &attention, .shape = shape, .load = load};
     const struct qt_calibration data = {
@@ -387,7 +390,6 @@ static void sums_are_of_an_experts_tokens(void **state)
     struct qt_sequential *s;
     const size_t bytes = TOKENS * f->width * sizeof(float);
     float *hidden = malloc(bytes);
-    (void)state;
     expect_ok("embed",
               qt_model_embed(hidden, f->model, &f->source, f->be, f->ids, TOKENS, SEQLEN, &f->err),
               &f->err);
@@ -401,7 +403,7 @@ static void sums_are_of_an_experts_tokens(void **state)
     float *share = shares_of(f, here, hidden);
     now.ctx = &both;
     for (int input = 2; input < 2 + 2 * (int)f->experts; input++) {
-        const size_t expert = (size_t)qt_model_expert(f->model, input);
+        const size_t expert = (size_t)qt_model_expert(f->model, 0, input);
         struct qt_observed seen;
         const size_t chose = qt_tokens_of_expert(&some, share, TOKENS, f->experts, expert, 0);
         struct kept x = input_of(f, here, input, hidden, &all);
@@ -445,7 +447,7 @@ static void few_tokens_are_joined(void **state)
     expect_ok("advance", qt_sequential_advance(s, 1, &f->err), &f->err);
     for (int input = 2; input < 2 + 2 * (int)f->experts; input += 2) {
         struct kept x = input_of(f, block, input, f->hidden, &all);
-        const size_t expert = (size_t)qt_model_expert(f->model, input), least = 4 * x.k;
+        const size_t expert = (size_t)qt_model_expert(f->model, 0, input), least = 4 * x.k;
         expect_ok("observe", qt_sequential_observe(&seen, s, input, &f->err), &f->err);
         assert_int_equal(seen.chose,
                          qt_tokens_of_expert(&some, share, FEW, f->experts, expert, least));
@@ -529,8 +531,10 @@ int main(void)
         cmocka_unit_test(shares_are_the_routers),
         cmocka_unit_test(infinite_tokens_go_nowhere),
         cmocka_unit_test(lists_are_filled_with_the_nearest),
-        cmocka_unit_test(tokens_go_through_experts),
-        cmocka_unit_test(sums_are_of_an_experts_tokens),
+        cmocka_unit_test_prestate(tokens_go_through_experts, CHOSEN),
+        cmocka_unit_test_prestate(tokens_go_through_experts, SHARED),
+        cmocka_unit_test_prestate(sums_are_of_an_experts_tokens, CHOSEN),
+        cmocka_unit_test_prestate(sums_are_of_an_experts_tokens, SHARED),
         cmocka_unit_test(few_tokens_are_joined),
         cmocka_unit_test(allocation_failures),
         cmocka_unit_test(gradients_are_refused),

@@ -159,7 +159,7 @@ static void compare(const struct qt_observed *got, struct fixture *f, int input,
                     const struct seen *now, const struct seen *exact)
 {
     const size_t k = now->k[input];
-    const double scale = (double)qt_model_output_scale(f->model, input);
+    const double scale = (double)qt_model_output_scale(f->model, 0, input);
     const float *x = now->x[input];
     double unit;
     assert_int_equal(got->tokens, TOKENS);
@@ -216,7 +216,7 @@ static void model_case(const char *dir, float scale, int skipped)
         expect_ok("enter", qt_sequential_enter(s, layer, &now, &f->err), &f->err);
         for (int input = 0; input < QT_INPUTS; input++) {
             struct qt_observed seen;
-            assert_true(qt_model_output_scale(f->model, input) == (input % 2 ? scale : 0));
+            assert_true(qt_model_output_scale(f->model, 0, input) == (input % 2 ? scale : 0));
             if (input != skipped) {
                 expect_ok("observe", qt_sequential_observe(&seen, s, input, &f->err), &f->err);
                 compare(&seen, f, input, &rounded, &exact);
