@@ -72,6 +72,7 @@ struct qt_backend {
 
     int (*new)(struct qt_backend *be, void **out, size_t bytes, struct qt_err *err); /* zeroed */
     void (*free)(struct qt_backend *be, void *p);
+    /* Returns when src may be changed; download: when dst is complete. */
     int (*upload)(struct qt_backend *be, void *dst, const void *src, size_t bytes,
                   struct qt_err *err);
     int (*download)(struct qt_backend *be, void *dst, const void *src, size_t bytes,

@@ -58,7 +58,7 @@ int qt_file_finish(int *fd, const char *path, struct qt_err *err);
 /* create + write + fsync + close. */
 int qt_file_write(const char *path, const void *data, size_t size, struct qt_err *err);
 
-/* CRC-32 (zlib) of any length, continuing from crc (0 to start). */
+/* CRC-32 (zlib) of any length, continuing from crc (0 to start); of much by all threads. */
 uint32_t qt_crc32(uint32_t crc, const void *data, size_t size);
 
 #endif

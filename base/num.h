@@ -83,7 +83,7 @@ static inline float qt_f16_to_f32(uint16_t h)
 uint16_t qt_f32_to_f16(float f);
 uint16_t qt_f32_to_bf16(float f);
 
-/* Index of the first element that is inf or nan, or n. */
+/* Index of the first element that is inf or nan, or n. Many by all threads. */
 size_t qt_find_nonfinite(const float *x, size_t n);
 
 #endif

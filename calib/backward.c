@@ -3,8 +3,9 @@
  * that is kept of its forward pass; a chunk of sequences is run forward again, this time keeping
  * what the gradients need, and then back, MLP first.
  *
- * Either sublayer is x -> x + f(norm(x)); gradients g of its output are kept in place, and what
- * comes back through f is added. With norm_after it is x -> norm(x + f(x)).
+ * Either sublayer is x -> x + r f(x), r a number and f with its norms; gradients g of its output
+ * are kept in place, and what comes back through f is added. With norm_after it is x -> norm(x +
+ * f(x)).
  */
 #include "calib/block.h"
 
@@ -164,6 +165,7 @@ static int mlp_forward(struct chunk *c, struct qt_err *err)
         QT_TRY(block_linear(&c->run, ROLE_DOWN, w->down_raw, w->act, err));
     if (c->cfg->norm_after) { /* the sum in front of the norm behind */
         QT_TRY(c->be->copy(c->be, w->mlp_sum, w->down_raw, hidden_count(c) * sizeof(float), err));
+        QT_TRY(block_scale_residual(&c->run, w->mlp_sum, err));
         QT_TRY(c->be->add(c->be, w->mlp_sum, w->mid, hidden_count(c), err));
     }
 done:

@@ -339,11 +339,15 @@ static int read_windows(struct config *cfg, const struct source *src, struct qt_
     }
     if (rule == WINDOW_PATTERN) {
         const bool none = json_is_null(json_object_get(src->json, "sliding_window"));
+        const char *period = cfg->arch->window_period_key;
         from = cfg->arch->window_period;
-        if (!(none && cfg->arch->window_optional) && !config_given(src->json, "layer_types"))
-            QT_TRY(config_read_size(&from, src, "sliding_window_pattern", LIMIT_LAYERS, err));
         if (none && !cfg->arch->window_optional)
             QT_TRY(config_unsupported(src, "sliding_window", "null", err));
+        if (!none && period && !config_given(src->json, "layer_types")) {
+            if (json_is_null(json_object_get(src->json, period)))
+                QT_TRY(config_unsupported(src, period, "null", err));
+            QT_TRY(config_read_size(&from, src, period, LIMIT_LAYERS, err));
+        }
     }
     if (cfg->arch->window_given && !config_given(src->json, "sliding_window"))
         use = false;
@@ -384,9 +388,10 @@ static int read_unrotated(struct config *cfg, const struct source *src, struct q
     int rc;
     QT_TRY(qt_array_new(&cfg->unrotated, cfg->info.layers, sizeof *cfg->unrotated, err));
     if (rule == UNROTATED_LISTED) {
-        QT_TRY(config_read_size(&period, src, "no_rope_layer_interval", LIMIT_LAYERS, err));
+        if (!config_given(src->json, "no_rope_layers"))
+            QT_TRY(config_read_size(&period, src, "no_rope_layer_interval", LIMIT_LAYERS, err));
         QT_TRY(qt_json_get_bool(&slides, src->json, "use_sliding_window", src->path, err));
-        if (slides) /* only those layers would */
+        if (slides) /* of layers without the rotary embedding */
             QT_TRY(config_unsupported(src, "use_sliding_window", "true", err));
     }
     for (size_t i = 0; i < cfg->info.layers; i++) {

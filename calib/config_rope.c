@@ -245,7 +245,8 @@ static int read_rope_from(struct rotary *out, struct config *cfg, const json_t *
     const char *type = "default";
     float *powers = NULL;
     int rc = QT_OK;
-    QT_TRY(config_read_positive(&theta, src, key, err));
+    if (key)
+        QT_TRY(config_read_positive(&theta, src, key, err));
     QT_TRY(config_read_positive(&theta, &options, "rope_theta", err));
     QT_TRY(read_rotated(cfg, &options, src, err));
     QT_TRY(qt_json_get_string(&type, rope, "type", src->path, err));
@@ -299,6 +300,22 @@ static int ropes_of_layers(const json_t **full, const json_t **local, const stru
     return QT_OK;
 }
 
+/* Olmo 3's rope_theta without rope_parameters: for transformers that of layers without a window
+ * alone, for others of all. */
+static int check_theta_of_all(const struct config *cfg, const struct source *src,
+                              struct qt_err *err)
+{
+    double theta = cfg->arch->local_theta;
+    int rc = QT_OK;
+    if (config_given(src->json, "rope_parameters") || cfg->arch->local_theta_key)
+        return QT_OK;
+    QT_TRY(config_read_positive(&theta, src, "rope_theta", err));
+    if (theta != cfg->arch->local_theta)
+        QT_TRY(config_unsupported(src, "rope_theta", "another number for this family", err));
+done:
+    return rc;
+}
+
 int config_read_rope(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     json_t *empty = json_object();
@@ -309,6 +326,7 @@ int config_read_rope(struct config *cfg, const struct source *src, struct qt_err
     if (!(cfg->arch->local_theta > 0))
         QT_TRY(find_rope(&rope, src, empty, err));
     else {
+        QT_TRY(check_theta_of_all(cfg, src, err));
         QT_TRY(ropes_of_layers(&rope, &local, src, empty, err));
         QT_TRY(read_rope_from(&cfg->local_rope, cfg, local, cfg->arch->local_theta_key,
                               cfg->arch->local_theta, src, err));

@@ -5,7 +5,7 @@
  */
 #include "calib/block.h"
 
-/* The input of a sublayer: the hidden states, normed in front unless the norm comes behind. */
+/* The input of a sublayer: the hidden states, normed where there is a norm in front. */
 static int sublayer_input(const float **out, const struct block_run *r, enum role norm,
                           struct qt_err *err)
 {

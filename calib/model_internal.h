@@ -58,7 +58,7 @@ enum window_rule {
     WINDOW_ALL,       /* every layer has the sliding window */
     WINDOW_IF_USED,   /* every layer, if use_sliding_window */
     WINDOW_EVEN,      /* layers 0, 2, 4, ... */
-    WINDOW_PATTERN,   /* all layers but every sliding_window_pattern-th (else window_period) */
+    WINDOW_PATTERN,   /* all layers but every window_period-th */
     WINDOW_FROM_LAYER /* layers from max_window_layers on, if use_sliding_window */
 };
 
@@ -90,11 +90,12 @@ struct arch {
     /* rope_theta of layers with a window where config.json does not say it; 0: all layers have one
      * rotary embedding. */
     double local_theta;
-    const char *local_theta_key;
+    const char *local_theta_key;        /* NULL: it never does, outside of rope_parameters */
     double attn_softcap, logit_softcap; /* where config.json does not say it, 0: none */
     enum qt_norm_kind norm;
     struct arch_flag qkv_bias, o_bias, mlp_bias, tied;
     enum window_rule window;
+    const char *window_period_key; /* NULL: config.json does not say it */
     size_t window_period;
     bool window_given;    /* without sliding_window in config.json: no window; else 4096 */
     bool window_optional; /* with WINDOW_PATTERN: sliding_window may be null, no window */
@@ -150,7 +151,10 @@ struct config {
     float query_beta;
     size_t query_step;
     struct rotary rope, local_rope; /* local: of layers with a window; none: as the others */
-    float eps, attn_scale, attn_softcap, embed_scale, residual_scale, logit_scale;
+    /* Numbers by which scores of attention, the embedding, what is added to hidden states, and the
+     * head's output are multiplied. */
+    float attn_scale, embed_scale, residual_scale, logit_scale;
+    float eps, attn_softcap;
     enum qt_act_kind act;
     bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm, head_norms;
     bool wrapped;

@@ -22,12 +22,9 @@ static const char *spin_count(void)
 static const char *blas_core(void)
 {
 #ifdef __x86_64__
-    static const char *const old[] = {"Prescott", "Core2", "Nehalem", "Sandybridge", NULL};
-    const char *core = openblas_get_corename();
-    int i = 0;
-    while (old[i] && strcmp(old[i], core) != 0)
-        i++;
-    if (!old[i] || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+    if (strcmp(openblas_get_corename(), "Prescott") != 0 ||
+        !strstr(openblas_get_config(), "DYNAMIC_ARCH") || !__builtin_cpu_supports("avx2") ||
+        !__builtin_cpu_supports("fma"))
         return NULL;
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")

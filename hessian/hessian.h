@@ -10,7 +10,7 @@
  *   sums.c     the products of both, on the CPU or on a backend
  *   error.c    the error that given values have
  *
- * The objective of all three is, per row w of W[n][k], with q its rounded form,
+ * The objective is, per row w of W[n][k], with q its rounded form,
  *     E(q) = (w - q) H (w - q)^T.
  */
 #ifndef QT_HESSIAN_H
@@ -82,9 +82,10 @@ int qt_factor_shift(struct qt_factor *f, const float *cross, double strayed, siz
                     struct qt_err *err);
 /*
  * Targets of the one matrix whose outputs are added to hidden states that are not what they should
- * be either: off by r[n], those of the unrounded model less these. W + W S + T has the sum nearest
- * to what it should be, T = D H^-1, D = sum of r x^T. T is shrunk as S is. cross[n][k]: D; strayed:
- * sum |r|^2. f is of use for that matrix alone then.
+ * be either: off by r[n], those of the unrounded model less these (where outputs are multiplied by
+ * a number before they are added: divided by that). W + W S + T has the sum nearest to what it
+ * should be, T = D H^-1, D = sum of r x^T. T is shrunk as S is. cross[n][k]: D; strayed: sum |r|^2.
+ * f is of use for that matrix alone then.
  */
 int qt_factor_residual(struct qt_factor *f, const float *cross, size_t n, double strayed,
                        size_t tokens, struct qt_err *err);

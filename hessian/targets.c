@@ -206,14 +206,26 @@ done:
     return rc;
 }
 
+static int add_row(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct job *s = ctx;
+    const size_t k = s->f->k;
+    (void)thread;
+    (void)err;
+    for (size_t i = item * k; i < (item + 1) * k; i++)
+        s->to[i] += s->from[i];
+    return QT_OK;
+}
+
 int qt_factor_targets(float *w, size_t n, const struct qt_factor *f, struct qt_err *err)
 {
     struct job s = {.f = f, .to = w, .rows = n};
     int rc = QT_OK;
     if (f->shift)
         QT_TRY(f->backend ? shift_on_backend(w, n, f, err) : run(&s, shift_panel, err));
-    for (size_t i = 0; f->residual && i < n * f->k; i++)
-        w[i] += f->residual[i];
+    s.from = f->residual;
+    if (f->residual)
+        QT_TRY(qt_parallel(n, add_row, &s, err));
 done:
     return rc;
 }

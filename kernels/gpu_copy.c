@@ -28,6 +28,7 @@ void gpu_copier_close(struct gpu_copier *c)
 {
     if (!c)
         return;
+    cudaStreamSynchronize(c->stream); /* uploads may still be on their way */
     for (int i = 0; i < SLOTS; i++)
         if (c->used[i])
             cudaEventDestroy(c->used[i]);

@@ -5,7 +5,7 @@
  * with outliers share blocks. What comes out of attention may change places within a head only, the
  * same in all heads that read one head of values; what the MLP multiplies, freely: then the rows of
  * the producing matrices change places as well, and nothing is left to do at run time. In front of
- * the other linears is a norm, which gathers.
+ * the other linears is a norm, which gathers, or what quantizes activations gathers.
  *
  * Smoothing (after SmoothQuant, Xiao et al. 2023, for outlier channels only): a channel whose
  * quantile is above `smooth` times the median is divided by a power of two, its weights are

@@ -34,7 +34,7 @@ static int new_floats(float **out, struct qt_learner *l, size_t rows, size_t wid
 static int new_gradients(struct qt_learner *l, struct qt_err *err)
 {
     struct learn_work *work = l->work;
-    size_t size[QT_BLOCK_LINEARS] = {0}, largest = l->info.hidden;
+    size_t size[QT_BLOCK_LINEARS] = {0}, largest = 0;
     int rc = QT_OK;
     for (size_t i = 0; i < l->nmatrices; i++) {
         const struct learn_matrix *m = &l->matrices[i];
@@ -42,6 +42,10 @@ static int new_gradients(struct qt_learner *l, struct qt_err *err)
         if (m->learns && count > size[m->index])
             size[m->index] = count;
         largest = m->learns && count > largest ? count : largest;
+    }
+    for (size_t i = 0; i < l->nnorms; i++) {
+        const size_t count = l->run->plan.items[l->norms[i].item].tensor->count;
+        largest = count > largest ? count : largest;
     }
     for (size_t i = 0; i < QT_BLOCK_LINEARS; i++)
         if (size[i])

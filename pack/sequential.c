@@ -28,7 +28,7 @@ struct qt_sequential {
             float *there;             /* backend, [chunk][n]: of the unquantized model; then -d */
             float *sum, *cross;       /* backend (negative until it is complete), host */
             struct qt_channels apart; /* backend: of d */
-            float times;              /* d is the difference, times this */
+            float times;              /* d is the difference times this: what outputs make up for */
             double *square;           /* host */
         } input, state;
         size_t kept, seen; /* tokens of the chunk */

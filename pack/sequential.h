@@ -38,7 +38,9 @@ struct qt_lack {
 struct qt_observed {
     const double *h;      /* [k][k] x^T x, lower triangle */
     struct qt_lack input; /* of x itself: n = k */
-    struct qt_lack state; /* of the hidden states, where the linear's output is added to them */
+    /* Of the hidden states, where the linear's output is added to them, divided by what it is
+     * multiplied by there (qt_model_output_scale). */
+    struct qt_lack state;
     /* What regressions on these sums are worth: how many tokens that count alike would make them.
      */
     size_t tokens;

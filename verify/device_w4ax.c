@@ -1,8 +1,8 @@
 /*
  * The tensors of qtool_w4ax.h through their kernels. What activations become is pack's truth,
  * qt_act_apply; products of those codes with the decoded weights are exact in FP64. Activations are
- * those of the packed channels, as the runtime's norm or linear before leaves them, so the factors
- * of col_exp2 are in them already.
+ * those of the packed channels, as the runtime's norm, gathering or linear before leaves them, so
+ * the factors of col_exp2 are in them already.
  */
 #include "verify/device.h"
 

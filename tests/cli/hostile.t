@@ -337,7 +337,7 @@ $ cp $BAD/config/hidden_text.json n/config.json && qtool eval n --data n/eval.tx
 2 'hidden_size' is a string, but a non-negative integer is expected
 $ cp $BAD/config/layers_fewer.json n/config.json && qtool eval n --data n/eval.txt --windows 1
 ? 3
-2 tensor model\.layers\.2\.mlp\.down_proj\.weight: present, but 'num_hidden_layers' in config\.json is 2
+2 tensor model\.layers\.2\.self_attn\.o_proj\.weight: present, but 'num_hidden_layers' in config\.json is 2
 $ cp $BAD/config/layers_many.json n/config.json && qtool eval n --data n/eval.txt --windows 1
 ? 3
 2 'num_hidden_layers' is 1000000, outside 1 \.\. 4096

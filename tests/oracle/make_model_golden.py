@@ -161,7 +161,8 @@ MODELS = {
         attention_bias=True), {"no_rope_layers": None, "layer_types": None,
                                "rope_parameters": None}),
     "olmo2": ("olmo2", LLAMA, {"rms_norm_eps": None}),
-    "olmo2_biased": ("olmo2", LLAMA | dict(attention_bias=True, num_key_value_heads=4), {}),
+    "olmo2_biased": ("olmo2", LLAMA | dict(attention_bias=True, num_key_value_heads=4,
+                                           head_dim=12), {}),
     "olmo3": ("olmo3", LLAMA | dict(sliding_window=7, rope_parameters={
         "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
         "full_attention": YARN}, layer_types=["full_attention", "sliding_attention"]), {}),

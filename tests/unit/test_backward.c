@@ -221,7 +221,7 @@ static void test_golden_models(void **state)
         free(names[i]);
     }
     free(names);
-    assert_true(seen >= 30);
+    assert_true(seen >= 45);
 }
 
 static void test_nano(void **state)

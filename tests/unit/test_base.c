@@ -161,6 +161,34 @@ static void test_to_f32(void **state)
         assert_true(out[i] == (float)i);
 }
 
+/* More than a thread takes. */
+static void test_many(void **state)
+{
+    enum { N = (1 << 19) + 77, AT = (1 << 18) + 5, BYTES = (9 << 20) + 3 };
+    uint16_t *h = malloc(N * sizeof *h);
+    float *x = malloc(N * sizeof *x);
+    unsigned char *bytes = malloc(BYTES);
+    uint32_t crc = 7;
+    (void)state;
+    for (size_t i = 0; i < N; i++)
+        h[i] = (uint16_t)(i * 31 % 0x7c00);
+    qt_to_f32(x, h, QT_F16, N);
+    for (size_t i = 0; i < N; i++)
+        assert_true(x[i] == qt_f16_to_f32(h[i]));
+    assert_int_equal(qt_find_nonfinite(x, N), N);
+    x[N - 1] = x[AT] = x[AT + 1] = NAN;
+    assert_int_equal(qt_find_nonfinite(x, N), AT);
+    assert_int_equal(qt_find_nonfinite(x, AT), AT);
+    for (size_t i = 0; i < BYTES; i++)
+        bytes[i] = (unsigned char)(i * i >> 7);
+    for (size_t i = 0; i < BYTES; i += 1 << 20)
+        crc = qt_crc32(crc, bytes + i, BYTES - i < 1 << 20 ? BYTES - i : 1 << 20);
+    assert_int_equal(qt_crc32(7, bytes, BYTES), crc);
+    free(h);
+    free(x);
+    free(bytes);
+}
+
 static void test_find_nonfinite(void **state)
 {
     (void)state;
@@ -579,25 +607,16 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_threads), /* before OpenMP has started any */
-        cmocka_unit_test(test_f16_all),
-        cmocka_unit_test(test_f16_rounding),
-        cmocka_unit_test(test_bf16),
-        cmocka_unit_test(test_to_f32),
-        cmocka_unit_test(test_find_nonfinite),
-        cmocka_unit_test(test_dtypes),
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_arrays),
-        cmocka_unit_test(test_fail_after),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_exit_codes),
-        cmocka_unit_test(test_parallel),
-        cmocka_unit_test(test_reading),
-        cmocka_unit_test(test_drop),
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_writing),
-        cmocka_unit_test(test_write_error),
-        cmocka_unit_test(test_directories),
-        cmocka_unit_test(test_crc),
+        cmocka_unit_test(test_f16_all),        cmocka_unit_test(test_f16_rounding),
+        cmocka_unit_test(test_bf16),           cmocka_unit_test(test_to_f32),
+        cmocka_unit_test(test_find_nonfinite), cmocka_unit_test(test_many),
+        cmocka_unit_test(test_dtypes),         cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_arrays),         cmocka_unit_test(test_fail_after),
+        cmocka_unit_test(test_errors),         cmocka_unit_test(test_exit_codes),
+        cmocka_unit_test(test_parallel),       cmocka_unit_test(test_reading),
+        cmocka_unit_test(test_drop),           cmocka_unit_test(test_names),
+        cmocka_unit_test(test_writing),        cmocka_unit_test(test_write_error),
+        cmocka_unit_test(test_directories),    cmocka_unit_test(test_crc),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
