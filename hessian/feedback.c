@@ -12,13 +12,6 @@
 
 enum { R = QT_PANEL_ROWS };
 
-/* acc += a * x over the rows of a panel. */
-static inline void axpy_rows(float *restrict acc, float a, const float *restrict x)
-{
-    for (size_t r = 0; r < R; r++)
-        acc[r] += a * x[r];
-}
-
 /*
  * Chooses the parameters of the group of n columns from column j of the block on. Its targets are
  * what its columns would be if they could be anything, given the errors made so far: the e that
@@ -40,8 +33,8 @@ static void begin_group(struct panel *p, size_t at, size_t j, size_t n)
                 e[i * R + r] /= -vii;
                 t[i * R + r] = p->w[(from + i) * R + r] - e[i * R + r];
             }
-            for (size_t l = i + 1; l < n; l++)
-                axpy_rows(e + l * R, f->v[(from + i) * k + from + l], e + i * R);
+            qt_panel_add(e + (i + 1) * R, f->v + (from + i) * k + from + i + 1, e + i * R,
+                         n - i - 1);
         }
     }
     p->rounder->begin(p->rounder->ctx, &group, t, p->row0, p->rows);
@@ -63,8 +56,7 @@ static void round_column(struct panel *p, size_t at, size_t j, size_t n)
     }
     for (size_t r = 0; r < R; r++)
         error[r] = w[r] - q[r];
-    for (size_t i = j + 1; i < n; i++)
-        axpy_rows(p->g + i * R, f->v[pos * f->k + at + i], error);
+    qt_panel_add(p->g + (j + 1) * R, f->v + pos * f->k + at + j + 1, error, n - j - 1);
 }
 
 void qt_panel_feedback(struct panel *p, size_t at, size_t n)

@@ -17,6 +17,8 @@
 
 #include "hessian/hessian.h"
 
+#include <cblas.h>
+
 struct panel {
     const struct qt_factor *f;
     const struct qt_rounder *rounder;
@@ -42,6 +44,13 @@ struct panel {
     double ug[QT_PANEL_ROWS], uhq[QT_PANEL_ROWS];
     float scale[QT_PANEL_ROWS], move[QT_PANEL_ROWS];
 };
+
+/* g[n][R] += h[n] c[R]^T: what a column that has changed by c changes in n others. */
+static inline void qt_panel_add(float *g, const float *h, const float *c, size_t n)
+{
+    if (n)
+        cblas_sger(CblasRowMajor, (int)n, QT_PANEL_ROWS, 1, h, 1, c, 1, g, QT_PANEL_ROWS);
+}
 
 /* What is done with a block: columns [at, at + n) in processing order. */
 typedef void qt_panel_step(struct panel *p, size_t at, size_t n);

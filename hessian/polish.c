@@ -9,7 +9,6 @@
  */
 #include "hessian/panel.h"
 
-#include <cblas.h>
 #include <math.h>
 #include <string.h>
 
@@ -18,10 +17,7 @@ enum { R = QT_PANEL_ROWS };
 /* Column j's w - q has changed by c[R]: G of columns [from, to) of the block. */
 static void spread(struct panel *p, size_t at, size_t j, size_t from, size_t to, const float *c)
 {
-    const float *h = p->f->h + (at + j) * p->f->k + at;
-    for (size_t i = from; i < to; i++)
-        for (size_t r = 0; r < R; r++)
-            p->g[i * R + r] += h[i] * c[r];
+    qt_panel_add(p->g + from * R, p->f->h + (at + j) * p->f->k + at + from, c, to - from);
 }
 
 /* c[R] = what w - q of column j has changed by since q was `old`. True unless it is 0. */
@@ -131,10 +127,11 @@ static void refit_scale(struct panel *p, size_t at, size_t first, size_t end, si
     double ug[R] = {0}, uhu[R] = {0};
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)columns, R, (int)columns, 1,
                 f->h + pos * f->k + pos, (int)f->k, unit, R, 0, hu, R);
-    for (size_t i = 0; i < cells; i++) {
-        ug[i % R] += (double)unit[i] * (double)g[i];
-        uhu[i % R] += (double)unit[i] * (double)hu[i];
-    }
+    for (size_t i = 0; i < cells; i += R)
+        for (size_t r = 0; r < R; r++) {
+            ug[r] += (double)unit[i + r] * (double)g[i + r];
+            uhu[r] += (double)unit[i + r] * (double)hu[i + r];
+        }
     p->rounder->scale(p->rounder->ctx, f->group[pos], scale, p->row0, p->rows);
     choose_scale(scale, p, f->group[pos], ug, uhu);
     for (size_t j = first; j < end; j++, q += R, unit += R) {

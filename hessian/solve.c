@@ -1,7 +1,6 @@
 /* Passes over all columns: error feedback, then rounds of polishing until they stop paying. */
 #include "hessian/panel.h"
 
-#include <cblas.h>
 #include <string.h>
 
 enum {

@@ -1,7 +1,6 @@
 /* G of panel.h: rows of a block for the panels' steps, products of what these have changed. */
 #include "hessian/panel.h"
 
-#include <cblas.h>
 #include <string.h>
 
 enum { R = QT_PANEL_ROWS };
