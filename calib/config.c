@@ -66,13 +66,14 @@ done:
 static int read_dense(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     const json_t *listed = json_object_get(src->json, "mlp_only_layers");
-    size_t step = 1, first = cfg->arch->sigmoid_router, i;
-    bool any = false;
+    size_t step = 1, first = cfg->arch->first_dense, i;
+    bool any = false, all = true;
     json_t *entry;
     int rc;
     QT_TRY(qt_array_new(&cfg->dense, cfg->info.layers, sizeof *cfg->dense, err));
     QT_TRY(config_read_size(&step, src, "decoder_sparse_step", LIMIT_LAYERS, err));
-    QT_TRY(qt_json_get_size(&first, src->json, "first_k_dense_replace", src->path, err));
+    if (cfg->arch->sigmoid_router)
+        QT_TRY(qt_json_get_size(&first, src->json, "first_k_dense_replace", src->path, err));
     for (i = 0; i < cfg->info.layers; i++)
         cfg->dense[i] = i < first || (i + 1) % step != 0;
     if (config_given(src->json, "mlp_only_layers") && !json_is_array(listed))
@@ -85,8 +86,10 @@ static int read_dense(struct config *cfg, const struct source *src, struct qt_er
         if ((size_t)json_integer_value(entry) < cfg->info.layers)
             cfg->dense[json_integer_value(entry)] = true;
     }
-    for (i = 0; i < cfg->info.layers; i++)
+    for (i = 0; i < cfg->info.layers; i++) {
         any = any || cfg->dense[i];
+        all = all && cfg->dense[i];
+    }
     if (any && !cfg->arch->dense)
         QT_TRY(config_unsupported(src,
                                   "decoder_sparse_step, first_k_dense_replace or "
@@ -94,6 +97,8 @@ static int read_dense(struct config *cfg, const struct source *src, struct qt_er
                                   "with this family a layer without experts", err));
     if (any)
         QT_TRY(config_read_size(&cfg->dense_width, src, "intermediate_size", LIMIT_WIDTH, err));
+    if (all)
+        cfg->info.experts = cfg->routed = cfg->expert_width = cfg->shared_width = 0;
 done:
     return rc;
 }
@@ -165,9 +170,6 @@ static int read_sizes(struct config *cfg, const struct source *src, struct qt_er
     else
         QT_TRY(config_read_size(&cfg->dense_width, src, key ? key : "intermediate_size",
                                 LIMIT_WIDTH, err));
-    if (cfg->arch->more_layers_key)
-        QT_TRY(qt_json_get_size(&cfg->more_layers, src->json, cfg->arch->more_layers_key, src->path,
-                                err));
     QT_TRY(read_heads(cfg, src, err));
     cfg->embed_dim = info->hidden;
     if (cfg->arch->project_in)

@@ -17,11 +17,12 @@ struct route_job {
     size_t m;
 };
 
+/* The largest that is a number; ties: the lowest. */
 static size_t best(const double *x, size_t n)
 {
     size_t at = 0;
-    for (size_t i = 1; i < n; i++) /* ties: the lowest number */
-        if (x[i] > x[at])
+    for (size_t i = 1; i < n; i++)
+        if (x[i] > x[at] || (isnan(x[at]) && !isnan(x[i])))
             at = i;
     return at;
 }
@@ -70,7 +71,7 @@ static void shares_of_token(float *share, double *p, double *rank, const float *
                             const float *choice, const struct config *cfg)
 {
     const size_t n = cfg->routed;
-    double chosen = 0, by = cfg->share_scale;
+    double chosen = 0, least = 0, last = 0, by = cfg->share_scale;
     const bool finite = score(p, logit, cfg);
     for (size_t i = 0; i < cfg->info.experts; i++)
         share[i] = finite ? 1 : NAN; /* of the one that all go through */
@@ -83,12 +84,16 @@ static void shares_of_token(float *share, double *p, double *rank, const float *
         share[i] = (float)-p[i];
     for (size_t c = 0; c < cfg->chosen; c++) {
         const size_t i = best(rank, n);
-        chosen += p[i];
+        chosen += least = p[i];
+        last = rank[i];
         share[i] = (float)p[i];
-        rank[i] = -INFINITY;
+        rank[i] = NAN;
     }
+    for (size_t i = 0; i < n && cfg->arch->sigmoid_router; i++)
+        if (!isnan(rank[i])) /* how near it came, not its score, which may be the largest */
+            share[i] = (float)-(least * fmax(0, 1 - (last - rank[i])));
     if (cfg->shares_of_one)
-        by /= chosen;
+        by /= chosen + 1e-20;
     for (size_t i = 0; i < n && by != 1; i++)
         share[i] = (float)((double)share[i] * by);
 }

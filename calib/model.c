@@ -259,23 +259,39 @@ done:
     return rc;
 }
 
-/* A checkpoint with more layers than the configuration counts is not this model. (Experts are
- * counted by the router's rows.) All layers have an O. */
-static int check_no_more_layers(const struct config *cfg, const char *prefix,
-                                const struct qt_weights *w, struct qt_err *err)
+/* Whether there is a layer of that number, which would have an O; *predicts: it is one that
+ * predicts further tokens and is no part of the decoder. */
+static int find_layer(bool *there, bool *predicts, const struct config *cfg, const char *prefix,
+                      size_t index, const struct qt_weights *w, struct qt_err *err)
 {
     size_t shape[QT_MAX_DIMS];
-    char *stem = NULL, *name = NULL;
+    char *stem = NULL, *o = NULL, *joins = NULL;
     int ndim, rc;
-    QT_TRY(part_stem(&stem, cfg, &(struct layer){0}, prefix, cfg->info.layers + cfg->more_layers,
-                     ROLE_O, 0, err));
-    QT_TRY(qt_string_format(&name, err, "%s.weight", stem));
-    if (w->shape(w->ctx, name, &ndim, shape))
-        rc = qt_fail(err, QT_E_INPUT, w->dir, name,
+    QT_TRY(part_stem(&stem, cfg, &(struct layer){0}, prefix, index, ROLE_O, 0, err));
+    QT_TRY(qt_string_format(&o, err, "%s.weight", stem));
+    QT_TRY(
+        qt_string_format(&joins, err, "%s%s%zu.eh_proj.weight", prefix, cfg->arch->layers, index));
+    *there = w->shape(w->ctx, o, &ndim, shape);
+    *predicts = w->shape(w->ctx, joins, &ndim, shape);
+    if (*there && !*predicts)
+        rc = qt_fail(err, QT_E_INPUT, w->dir, o,
                      "present, but 'num_hidden_layers' in config.json is %zu", cfg->info.layers);
 done:
     qt_free(stem);
-    qt_free(name);
+    qt_free(o);
+    qt_free(joins);
+    return rc;
+}
+
+/* A checkpoint with more layers than the configuration counts is not this model. (Experts are
+ * counted by the router's rows.) */
+static int check_no_more_layers(const struct config *cfg, const char *prefix,
+                                const struct qt_weights *w, struct qt_err *err)
+{
+    bool there = true, predicts;
+    int rc = QT_OK;
+    for (size_t i = cfg->info.layers; there && rc == QT_OK; i++)
+        rc = find_layer(&there, &predicts, cfg, prefix, i, w, err);
     return rc;
 }
 

@@ -82,8 +82,9 @@ struct arch {
      * that all tokens go through (NULL: none); of the MLP in layers without (NULL: none are). */
     const char *experts, *shared, *dense;
     struct arch_flag shares_of_one; /* shares of the chosen experts are made to sum to 1 */
-    bool sigmoid_router;            /* n_group, topk_group, routed_scaling_factor */
-    const char *intermediate_key;   /* of experts, if there are any; NULL: intermediate_size */
+    bool sigmoid_router; /* n_group, topk_group, routed_scaling_factor, first_k_dense_replace */
+    size_t first_dense;  /* where config.json does not say it, layers in front without experts */
+    const char *intermediate_key; /* of experts, if there are any; NULL: intermediate_size */
     const char *act_key, *act;
     const char *eps_key; /* NULL: 1e-5 */
     double eps, theta;   /* where config.json does not say it; 0: 1e-6, 1e4 */
@@ -100,12 +101,11 @@ struct arch {
     bool window_given;    /* without sliding_window in config.json: no window; else 4096 */
     bool window_optional; /* with WINDOW_PATTERN: sliding_window may be null, no window */
     enum unrotated_rule unrotated;
-    bool norms_of_all_heads;     /* Q_NORM and K_NORM are over all heads together */
-    const char *head_norms_key;  /* whether there are any (missing: no); NULL: always */
-    const char *more_layers_key; /* of how many that are not run, behind the last; NULL: 0 */
-    bool multipliers;            /* of embedding, attention, residual, and logits_scaling */
+    bool norms_of_all_heads;    /* Q_NORM and K_NORM are over all heads together */
+    const char *head_norms_key; /* whether there are any (missing: no); NULL: always */
+    bool multipliers;           /* of embedding, attention, residual, and logits_scaling */
     bool rope;         /* else learned positions, `position_offset` rows into their table */
-    bool partial_rope; /* partial_rotary_factor; */
+    bool partial_rope; /* partial_rotary_factor */
     double rotated;    /* where config.json does not say it; 0: 1 */
     bool query_steps;  /* llama_4_scaling_beta: queries grow with the position */
     bool mrope; /* rope_type mrope: positions of images; in text an ordinary rotary embedding */
@@ -141,11 +141,10 @@ struct config {
     /* Widths between UP and DOWN: of the MLP in layers without experts, of an expert, and of the
      * one that all tokens go through; 0: there is none. */
     size_t dense_width, expert_width, shared_width;
-    bool *dense;        /* [layers]: without experts; NULL: all are as info.experts says */
-    size_t more_layers; /* in the files, not run */
-    size_t *windows;    /* [layers], 0 = none */
-    bool *unrotated;    /* [layers]: without the rotary embedding */
-    size_t rotated;     /* channels of a head that the rotary embedding turns */
+    bool *dense;     /* [layers]: without experts; NULL: all are as info.experts says */
+    size_t *windows; /* [layers], 0 = none */
+    bool *unrotated; /* [layers]: without the rotary embedding */
+    size_t rotated;  /* channels of a head that the rotary embedding turns */
     /* Queries are multiplied by 1 + query_beta ln(1 + floor(position / query_step)); 0: they are
      * not. */
     float query_beta;

@@ -209,8 +209,10 @@ done:
 static void count_few(struct block *b, size_t layer, int input, const struct qt_observed *seen)
 {
     const int expert = qt_model_expert(b->model, layer, input);
-    const size_t k = seen->input.n;
-    if (expert < 0 || seen->chose / QT_FEW_TOKENS >= k || expert == b->few_last)
+    const struct qt_calibration *data = b->run->opt->calibration;
+    const size_t k = seen->input.n, all = data->samples * data->seqlen;
+    if (expert < 0 || seen->chose / QT_FEW_TOKENS >= k || expert == b->few_last ||
+        seen->chose == all) /* nobody else could join */
         return;
     b->few->fewest = b->few->experts ? qt_min_size(b->few->fewest, seen->chose) : seen->chose;
     b->few->experts++;

@@ -45,9 +45,23 @@ static bool sees_or_hears(const char *name)
     return false;
 }
 
+/* Part of a layer that predicts further tokens, as one that has an eh_proj does: nothing that qtool
+ * runs. */
+static bool predicts_further(const struct qt_ckpt *ckpt, const char *name)
+{
+    char joins[512];
+    const char *layer = strstr(name, "layers.");
+    const size_t digits = layer ? strspn(layer + 7, "0123456789") : 0;
+    const int length = layer ? (int)(layer + 7 + digits - name) : 0;
+    if (!digits ||
+        snprintf(joins, sizeof joins, "%.*s.eh_proj.weight", length, name) >= (int)sizeof joins)
+        return false;
+    return qt_ckpt_find(ckpt, joins) != NULL;
+}
+
 /* Why a tensor is copied unless a rule names it; NULL if it is a linear weight to quantize. Goes by
- * name and shape alone, so that it holds for architectures that qtool cannot run. */
-static const char *reason_to_copy(const struct qt_tensor *t)
+ * names and shapes alone, so that it holds for architectures that qtool cannot run. */
+static const char *reason_to_copy(const struct qt_ckpt *ckpt, const struct qt_tensor *t)
 {
     if (!qt_dtype_is_weight(t->dtype))
         return "dtype";
@@ -55,6 +69,8 @@ static const char *reason_to_copy(const struct qt_tensor *t)
         return t->ndim < 2 ? "vector" : "more than 2 dimensions";
     if (sees_or_hears(t->name))
         return "not of the language model";
+    if (predicts_further(ckpt, t->name))
+        return "predicts further tokens";
     if (strstr(t->name, "lm_head") || strstr(t->name, "embed_out"))
         return "head";
     if (strstr(t->name, "embed") || strstr(t->name, ".wte.") || strstr(t->name, ".wpe."))
@@ -160,8 +176,8 @@ static int rules_check_used(const struct rules *rules, const struct qt_plan_opti
 
 /* ---- the plan ------------------------------------------------------------------------------- */
 
-static int plan_item(struct qt_plan_item *item, const struct qt_spec *def, struct rules *rules,
-                     struct qt_err *err)
+static int plan_item(struct qt_plan_item *item, const struct qt_ckpt *ckpt,
+                     const struct qt_spec *def, struct rules *rules, struct qt_err *err)
 {
     const struct qt_tensor *t = item->tensor;
     const struct rule *rule;
@@ -170,7 +186,7 @@ static int plan_item(struct qt_plan_item *item, const struct qt_spec *def, struc
     if (rc < 0)
         return rc;
     const struct qt_spec *spec = rule ? &rule->spec : def;
-    item->why = rule && !is_vector(t) ? NULL : reason_to_copy(t);
+    item->why = rule && !is_vector(t) ? NULL : reason_to_copy(ckpt, t);
     if (!item->why && !spec->scheme)
         item->why = "scheme none";
     if (item->why)
@@ -302,7 +318,7 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
     QT_TRY(qt_array_new(&out->items, qt_ckpt_count(ckpt), sizeof *out->items, err));
     for (size_t i = 0; i < qt_ckpt_count(ckpt); i++) {
         out->items[i].tensor = qt_ckpt_tensor(ckpt, i);
-        QT_TRY(plan_item(&out->items[i], &def, &rules, err));
+        QT_TRY(plan_item(&out->items[i], ckpt, &def, &rules, err));
         plan_add(out, &out->items[i]);
         out->count++;
     }

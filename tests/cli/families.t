@@ -7,10 +7,13 @@ $ qtool eval wide --ref $MODELS/olmo2_biased --data $MODELS/olmo2_biased/ids.u16
 > KL
 
 # Some layers without experts, an expert for all tokens, and a layer that is not run.
-$ qtool quantize $MODELS/glm4_moe_groups -o some --scheme nf4:g=32 --data $MODELS/glm4_moe_groups/ids.u16 --seqlen 8 -q
+$ qtool quantize $MODELS/glm4_moe_groups -o some --strict --scheme nf4:g=32 --kv 4 --data $MODELS/glm4_moe_groups/ids.u16 --seqlen 8 -q
 $ qtool verify some -q
 $ qtool eval some --ref $MODELS/glm4_moe_groups --data $MODELS/glm4_moe_groups/ids.u16 --seqlen 8 --gate 'ppl_ratio<=1.2' -q
 $ qtool inspect some
 > model.layers.0.mlp.down_proj.weight .*method=gptq
 > model.layers.1.mlp.shared_experts.down_proj.weight .*method=gptq
-> model.layers.3.mlp.experts.0.down_proj.weight .*method=search
+>! model.layers.3.*nf4
+$ qtool plan $MODELS/glm4_moe_groups --scheme nf4
+> model.layers.3.mlp.experts.0.down_proj.weight .*copied: predicts further tokens
+> model.layers.3.shared_head.head.weight .*copied

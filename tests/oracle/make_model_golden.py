@@ -106,6 +106,8 @@ MODELS = {
     "qwen3_moe_some_dense": ("qwen3_moe", MIXTURE | dict(
         num_hidden_layers=4, num_experts_per_tok=2, mlp_only_layers=[2], decoder_sparse_step=2),
         {}),
+    "qwen3_moe_one_dense": ("qwen3_moe", MIXTURE | dict(
+        num_hidden_layers=3, num_experts_per_tok=2, mlp_only_layers=[1]), {}),
     "glm4_moe": ("glm4_moe", GLM | dict(use_qk_norm=True, attention_bias=True), {}),
     "glm4_moe_groups": ("glm4_moe", GLM | dict(
         n_group=3, topk_group=2, n_shared_experts=2, norm_topk_prob=False, num_experts_per_tok=3,
@@ -249,9 +251,11 @@ def published(tensors, kind):
 
 def predictor(tensors, layers):
     """GLM's checkpoints have one more layer, which predicts the token after the next one."""
-    first = f"model.layers.{layers - 1}."
-    return {n.replace(first, f"model.layers.{layers}."): t for n, t in tensors.items()
-            if n.startswith(first)}
+    first, last = f"model.layers.{layers - 1}.", f"model.layers.{layers}."
+    embed = tensors["model.embed_tokens.weight"]
+    return {n.replace(first, last): t for n, t in tensors.items() if n.startswith(first)} | {
+        last + "eh_proj.weight": torch.cat([embed[:embed.shape[1]]] * 2, 1).contiguous(),
+        last + "embed_tokens.weight": embed, last + "shared_head.head.weight": embed}
 
 
 def fill(model, rng, embed_std):

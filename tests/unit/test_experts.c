@@ -10,8 +10,10 @@
 enum { SEQLEN = 44, SAMPLES = 110, TOKENS = SEQLEN * SAMPLES, VOCAB = 97, MOST = 8 };
 
 /* Without and with an expert that all tokens go through. */
-#define CHOSEN "tests/golden/models/qwen3_moe"
-#define SHARED "tests/golden/models/glm4_moe_all"
+#define CHOSEN    "tests/golden/models/qwen3_moe"
+#define SHARED    "tests/golden/models/glm4_moe_all"
+#define MIXTRAL   "tests/golden/models/mixtral"
+#define ONE_DENSE "tests/golden/models/qwen3_moe_one_dense"
 
 struct fixture {
     struct qt_ckpt *ckpt;
@@ -468,11 +470,11 @@ static void few_tokens_are_joined(void **state)
 
 static void allocation_failures(void **state)
 {
-    struct fixture *f = open_model("tests/golden/models/mixtral");
+    struct fixture *f = open_model(*state);
     const struct qt_calibration data = {
         .ids = f->ids, .samples = 2, .seqlen = SEQLEN, .backend = f->be};
+    const size_t layers = qt_model_info(f->model)->layers;
     bool failed = true;
-    (void)state;
     for (long n = 0; failed; n++) {
         struct qt_sequential *s = NULL;
         struct qt_observed seen;
@@ -482,6 +484,8 @@ static void allocation_failures(void **state)
         QT_TRY(qt_sequential_enter(s, 0, &f->source, &f->err));
         QT_TRY(qt_sequential_observe(&seen, s, 5, &f->err));
         QT_TRY(qt_sequential_advance(s, 5, &f->err));
+        for (size_t layer = 1; layer < layers; layer++)
+            QT_TRY(qt_sequential_enter(s, layer, &f->source, &f->err));
     done:
         qt_mem_fail_after(-1);
         failed = rc < 0;
@@ -536,7 +540,8 @@ int main(void)
         cmocka_unit_test_prestate(sums_are_of_an_experts_tokens, CHOSEN),
         cmocka_unit_test_prestate(sums_are_of_an_experts_tokens, SHARED),
         cmocka_unit_test(few_tokens_are_joined),
-        cmocka_unit_test(allocation_failures),
+        cmocka_unit_test_prestate(allocation_failures, MIXTRAL),
+        cmocka_unit_test_prestate(allocation_failures, ONE_DENSE),
         cmocka_unit_test(gradients_are_refused),
         cmocka_unit_test(calibration_files_are_refused),
     };

@@ -643,7 +643,8 @@ static const struct refusal refusals[] = {
     {"glm4_moe", "first_k_dense_replace", "2", QT_E_INPUT, "layers.1.mlp.gate_proj.weight"},
     {"glm4_moe", "first_k_dense_replace", "-1", QT_E_INPUT, "first_k_dense_replace"},
     {"glm4_moe", "use_qk_norm", "3", QT_E_INPUT, "use_qk_norm"},
-    {"glm4_moe", "num_nextn_predict_layers", "0", QT_E_INPUT, "layers.3.self_attn.o_proj"},
+    {"glm4_moe", "num_hidden_layers", "2", QT_E_INPUT, "layers.2.self_attn.o_proj"},
+    {"glm4_moe", "num_nextn_predict_layers", NULL, QT_OK, ""},
     {"glm4_moe", "num_experts", "5", QT_OK, ""}, /* it is n_routed_experts that counts */
     {"glm4_moe", "n_routed_experts", "7", QT_E_INPUT, "mlp.gate.weight"},
     {"qwen3_moe", "layer_types", "[\"full_attention\", \"linear_attention\"]", QT_E_UNSUPPORTED,
