@@ -7,7 +7,8 @@
  *   data.c        calibration and evaluation texts -> ids -> windows
  *   arch.c        one table row per model family
  *   config.c      config.json -> sizes and options
- *   config_rope.c of them, the rotary embeddings; config_source.c: values, checked
+ *   config_rope.c, config_experts.c   of these, rotary embeddings and mixtures of experts
+ *   config_source.c   values, checked
  *   model.c       the tensors these imply, checked against what is there -> struct qt_model
  *   weights.c     a checkpoint as a source of weights
  *   block.c       a block's weights and working memory, steps of its sublayers

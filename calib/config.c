@@ -6,10 +6,7 @@
 
 enum {
     LIMIT_FILE = 16 << 20,
-    LIMIT_LAYERS = 4096,
     LIMIT_HEADS = 1 << 16,
-    LIMIT_EXPERTS = 1 << 12,
-    LIMIT_WIDTH = 1 << 24,
 };
 
 /* As config_read_positive; an explicit null switches the feature off (*out = 0). */
@@ -25,13 +22,6 @@ static int read_softcap(float *out, const struct source *src, const char *key, d
         rc = config_read_positive(&value, src, key, err);
     *out = (float)value;
     return rc;
-}
-
-static int read_flag(bool *out, const struct source *src, const struct arch_flag *flag,
-                     struct qt_err *err)
-{
-    *out = flag->value;
-    return flag->key ? qt_json_get_bool(out, src->json, flag->key, src->path, err) : QT_OK;
 }
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
@@ -62,118 +52,27 @@ done:
     return rc;
 }
 
-/* cfg->dense, dense_width */
-static int read_dense(struct config *cfg, const struct source *src, struct qt_err *err)
-{
-    const json_t *listed = json_object_get(src->json, "mlp_only_layers");
-    size_t step = 1, first = cfg->arch->first_dense, i;
-    bool any = false, all = true;
-    json_t *entry;
-    int rc;
-    QT_TRY(qt_array_new(&cfg->dense, cfg->info.layers, sizeof *cfg->dense, err));
-    QT_TRY(config_read_size(&step, src, "decoder_sparse_step", LIMIT_LAYERS, err));
-    if (cfg->arch->sigmoid_router)
-        QT_TRY(qt_json_get_size(&first, src->json, "first_k_dense_replace", src->path, err));
-    for (i = 0; i < cfg->info.layers; i++)
-        cfg->dense[i] = i < first || (i + 1) % step != 0;
-    if (config_given(src->json, "mlp_only_layers") && !json_is_array(listed))
-        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'mlp_only_layers' is not a list");
-    json_array_foreach(listed, i, entry)
-    {
-        if (!json_is_integer(entry) || json_integer_value(entry) < 0)
-            return qt_fail(err, QT_E_INPUT, src->path, NULL,
-                           "'mlp_only_layers' is not a list of layers");
-        if ((size_t)json_integer_value(entry) < cfg->info.layers)
-            cfg->dense[json_integer_value(entry)] = true;
-    }
-    for (i = 0; i < cfg->info.layers; i++) {
-        any = any || cfg->dense[i];
-        all = all && cfg->dense[i];
-    }
-    if (any && !cfg->arch->dense)
-        QT_TRY(config_unsupported(src,
-                                  "decoder_sparse_step, first_k_dense_replace or "
-                                  "mlp_only_layers",
-                                  "with this family a layer without experts", err));
-    if (any)
-        QT_TRY(config_read_size(&cfg->dense_width, src, "intermediate_size", LIMIT_WIDTH, err));
-    if (all)
-        cfg->info.experts = cfg->routed = cfg->expert_width = cfg->shared_width = 0;
-done:
-    return rc;
-}
-
-/* Groups of experts, and the one that all tokens go through. */
-static int read_groups(struct config *cfg, const struct source *src, struct qt_err *err)
-{
-    size_t shared = 1;
-    int rc;
-    QT_TRY(config_read_size(&cfg->groups, src, "n_group", LIMIT_EXPERTS, err));
-    QT_TRY(config_read_size(&cfg->chosen_groups, src, "topk_group", LIMIT_EXPERTS, err));
-    QT_TRY(config_read_positive(&cfg->share_scale, src, "routed_scaling_factor", err));
-    QT_TRY(config_read_size(&shared, src, "n_shared_experts", LIMIT_EXPERTS, err));
-    if (cfg->routed % cfg->groups || cfg->chosen_groups > cfg->groups ||
-        cfg->chosen > cfg->routed / cfg->groups * cfg->chosen_groups)
-        return qt_fail(err, QT_E_INPUT, src->path, NULL,
-                       "%zu of %zu experts from %zu of %zu groups is not possible", cfg->chosen,
-                       cfg->routed, cfg->chosen_groups, cfg->groups);
-    cfg->shared_width = shared * cfg->expert_width;
-    if (cfg->shared_width > LIMIT_WIDTH)
-        rc = qt_fail(err, QT_E_INPUT, src->path, NULL, "'n_shared_experts' %zu is too large",
-                     shared);
-done:
-    return rc;
-}
-
-static int read_experts(struct config *cfg, const struct source *src, struct qt_err *err)
-{
-    static const char *const keys[] = {"n_routed_experts", "num_local_experts", "num_experts"};
-    const struct arch *arch = cfg->arch;
-    const char *key = keys[2], *width = arch->intermediate_key;
-    int rc = QT_OK;
-    for (size_t i = 3; i-- > 0;)
-        if (config_given(src->json, keys[i]))
-            key = keys[i];
-    cfg->groups = cfg->chosen_groups = 1;
-    cfg->share_scale = 1;
-    QT_TRY(config_read_size(&cfg->expert_width, src, width ? width : "intermediate_size",
-                            LIMIT_WIDTH, err));
-    QT_TRY(config_read_size(&cfg->routed, src, key, LIMIT_EXPERTS, err));
-    QT_TRY(config_read_size(&cfg->chosen, src, "num_experts_per_tok", LIMIT_EXPERTS, err));
-    if (cfg->chosen > cfg->routed)
-        return qt_fail(err, QT_E_INPUT, src->path, NULL,
-                       "'num_experts_per_tok' %zu is more than '%s' %zu", cfg->chosen, key,
-                       cfg->routed);
-    QT_TRY(read_flag(&cfg->shares_of_one, src, &arch->shares_of_one, err));
-    if (arch->sigmoid_router)
-        QT_TRY(read_groups(cfg, src, err));
-    cfg->info.experts = cfg->routed + (cfg->shared_width > 0);
-    QT_TRY(read_dense(cfg, src, err));
-done:
-    return rc;
-}
-
 static int read_sizes(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     struct qt_model_info *info = &cfg->info;
     const char *key = cfg->arch->intermediate_key;
     int rc = QT_OK;
-    QT_TRY(config_read_size(&info->layers, src, "num_hidden_layers", LIMIT_LAYERS, err));
-    QT_TRY(config_read_size(&info->hidden, src, "hidden_size", LIMIT_WIDTH, err));
+    QT_TRY(config_read_size(&info->layers, src, "num_hidden_layers", CONFIG_LAYERS, err));
+    QT_TRY(config_read_size(&info->hidden, src, "hidden_size", CONFIG_WIDTH, err));
     info->vocab = cfg->arch->vocab;
     info->max_positions = cfg->arch->max_positions;
-    QT_TRY(config_read_size(&info->vocab, src, "vocab_size", LIMIT_WIDTH, err));
+    QT_TRY(config_read_size(&info->vocab, src, "vocab_size", CONFIG_WIDTH, err));
     QT_TRY(config_read_size(&info->max_positions, src, "max_position_embeddings", CONFIG_POSITIONS,
                             err));
     if (cfg->arch->experts)
-        QT_TRY(read_experts(cfg, src, err));
+        QT_TRY(config_read_experts(cfg, src, err));
     else
         QT_TRY(config_read_size(&cfg->dense_width, src, key ? key : "intermediate_size",
-                                LIMIT_WIDTH, err));
+                                CONFIG_WIDTH, err));
     QT_TRY(read_heads(cfg, src, err));
     cfg->embed_dim = info->hidden;
     if (cfg->arch->project_in)
-        QT_TRY(config_read_size(&cfg->embed_dim, src, "word_embed_proj_dim", LIMIT_WIDTH, err));
+        QT_TRY(config_read_size(&cfg->embed_dim, src, "word_embed_proj_dim", CONFIG_WIDTH, err));
 done:
     return rc;
 }
@@ -222,11 +121,11 @@ static int read_flags(struct config *cfg, const struct source *src, struct qt_er
     const struct arch_flag head_norms = {arch->head_norms_key, !arch->head_norms_key};
     double eps = arch->eps > 0 ? arch->eps : arch->eps_key ? 1e-6 : 1e-5;
     int rc = QT_OK;
-    QT_TRY(read_flag(&cfg->qkv_bias, src, &arch->qkv_bias, err));
-    QT_TRY(read_flag(&cfg->o_bias, src, &arch->o_bias, err));
-    QT_TRY(read_flag(&cfg->mlp_bias, src, &arch->mlp_bias, err));
+    QT_TRY(config_read_flag(&cfg->qkv_bias, src, &arch->qkv_bias, err));
+    QT_TRY(config_read_flag(&cfg->o_bias, src, &arch->o_bias, err));
+    QT_TRY(config_read_flag(&cfg->mlp_bias, src, &arch->mlp_bias, err));
     QT_TRY(read_tied(cfg, src, err));
-    QT_TRY(read_flag(&cfg->head_norms, src, &head_norms, err));
+    QT_TRY(config_read_flag(&cfg->head_norms, src, &head_norms, err));
     if (arch->eps_key)
         QT_TRY(config_read_positive(&eps, src, arch->eps_key, err));
     cfg->eps = (float)eps;
@@ -348,7 +247,7 @@ static int read_windows(struct config *cfg, const struct source *src, struct qt_
         if (!none && period && !config_given(src->json, "layer_types")) {
             if (json_is_null(json_object_get(src->json, period)))
                 QT_TRY(config_unsupported(src, period, "null", err));
-            QT_TRY(config_read_size(&from, src, period, LIMIT_LAYERS, err));
+            QT_TRY(config_read_size(&from, src, period, CONFIG_LAYERS, err));
         }
     }
     if (cfg->arch->window_given && !config_given(src->json, "sliding_window"))
@@ -391,7 +290,7 @@ static int read_unrotated(struct config *cfg, const struct source *src, struct q
     QT_TRY(qt_array_new(&cfg->unrotated, cfg->info.layers, sizeof *cfg->unrotated, err));
     if (rule == UNROTATED_LISTED) {
         if (!config_given(src->json, "no_rope_layers"))
-            QT_TRY(config_read_size(&period, src, "no_rope_layer_interval", LIMIT_LAYERS, err));
+            QT_TRY(config_read_size(&period, src, "no_rope_layer_interval", CONFIG_LAYERS, err));
         QT_TRY(qt_json_get_bool(&slides, src->json, "use_sliding_window", src->path, err));
         if (slides) /* of layers without the rotary embedding */
             QT_TRY(config_unsupported(src, "use_sliding_window", "true", err));

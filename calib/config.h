@@ -1,10 +1,11 @@
-/* config.json while it is being read: config_source.c, used by config.c and config_rope.c. */
+/* config.json while it is being read: config_source.c, used by the others. */
 #ifndef QT_CALIB_CONFIG_H
 #define QT_CALIB_CONFIG_H
 
 #include "calib/model_internal.h"
 
-enum { CONFIG_POSITIONS = 1 << 30 }; /* the most that are taken */
+/* The most that are taken. */
+enum { CONFIG_POSITIONS = 1 << 30, CONFIG_LAYERS = 4096, CONFIG_WIDTH = 1 << 24 };
 
 /* What is said of the decoder, and of all. */
 struct source {
@@ -23,6 +24,12 @@ int config_read_positive(double *out, const struct source *src, const char *key,
 int config_unsupported(const struct source *src, const char *key, const char *value,
                        struct qt_err *err);
 
+/* As the flag says where the key is missing or it has none. */
+int config_read_flag(bool *out, const struct source *src, const struct arch_flag *flag,
+                     struct qt_err *err);
+
+/* Of a mixture of experts: all that struct config has of it, and the width of layers without. */
+int config_read_experts(struct config *cfg, const struct source *src, struct qt_err *err);
 /* cfg->rope, local_rope, rotated, query_beta, query_step; the positions that YaRN makes. */
 int config_read_rope(struct config *cfg, const struct source *src, struct qt_err *err);
 

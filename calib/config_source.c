@@ -34,3 +34,10 @@ int config_unsupported(const struct source *src, const char *key, const char *va
 {
     return qt_fail(err, QT_E_UNSUPPORTED, src->path, NULL, "'%s': %s is not supported", key, value);
 }
+
+int config_read_flag(bool *out, const struct source *src, const struct arch_flag *flag,
+                     struct qt_err *err)
+{
+    *out = flag->value;
+    return flag->key ? qt_json_get_bool(out, src->json, flag->key, src->path, err) : QT_OK;
+}

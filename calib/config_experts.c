@@ -1,0 +1,95 @@
+/* config.json of mixtures of experts: how many, how they are chosen, and layers without them. */
+#include "calib/config.h"
+
+enum { LIMIT_EXPERTS = 1 << 12 };
+
+/* cfg->dense, dense_width */
+static int read_dense(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const json_t *listed = json_object_get(src->json, "mlp_only_layers");
+    size_t step = 1, first = cfg->arch->first_dense, i;
+    bool any = false, all = true;
+    json_t *entry;
+    int rc;
+    QT_TRY(qt_array_new(&cfg->dense, cfg->info.layers, sizeof *cfg->dense, err));
+    QT_TRY(config_read_size(&step, src, "decoder_sparse_step", CONFIG_LAYERS, err));
+    if (cfg->arch->sigmoid_router)
+        QT_TRY(qt_json_get_size(&first, src->json, "first_k_dense_replace", src->path, err));
+    for (i = 0; i < cfg->info.layers; i++)
+        cfg->dense[i] = i < first || (i + 1) % step != 0;
+    if (config_given(src->json, "mlp_only_layers") && !json_is_array(listed))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'mlp_only_layers' is not a list");
+    json_array_foreach(listed, i, entry)
+    {
+        if (!json_is_integer(entry) || json_integer_value(entry) < 0)
+            return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                           "'mlp_only_layers' is not a list of layers");
+        if ((size_t)json_integer_value(entry) < cfg->info.layers)
+            cfg->dense[json_integer_value(entry)] = true;
+    }
+    for (i = 0; i < cfg->info.layers; i++) {
+        any = any || cfg->dense[i];
+        all = all && cfg->dense[i];
+    }
+    if (any && !cfg->arch->dense)
+        QT_TRY(config_unsupported(src,
+                                  "decoder_sparse_step, first_k_dense_replace or "
+                                  "mlp_only_layers",
+                                  "with this family a layer without experts", err));
+    if (any)
+        QT_TRY(config_read_size(&cfg->dense_width, src, "intermediate_size", CONFIG_WIDTH, err));
+    if (all)
+        cfg->info.experts = cfg->routed = cfg->expert_width = cfg->shared_width = 0;
+done:
+    return rc;
+}
+
+/* Groups of experts, and the one that all tokens go through. */
+static int read_groups(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    size_t shared = 1;
+    int rc;
+    QT_TRY(config_read_size(&cfg->groups, src, "n_group", LIMIT_EXPERTS, err));
+    QT_TRY(config_read_size(&cfg->chosen_groups, src, "topk_group", LIMIT_EXPERTS, err));
+    QT_TRY(config_read_positive(&cfg->share_scale, src, "routed_scaling_factor", err));
+    QT_TRY(config_read_size(&shared, src, "n_shared_experts", LIMIT_EXPERTS, err));
+    if (cfg->routed % cfg->groups || cfg->chosen_groups > cfg->groups ||
+        cfg->chosen > cfg->routed / cfg->groups * cfg->chosen_groups)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "%zu of %zu experts from %zu of %zu groups is not possible", cfg->chosen,
+                       cfg->routed, cfg->chosen_groups, cfg->groups);
+    cfg->shared_width = shared * cfg->expert_width;
+    if (cfg->shared_width > CONFIG_WIDTH)
+        rc = qt_fail(err, QT_E_INPUT, src->path, NULL, "'n_shared_experts' %zu is too large",
+                     shared);
+done:
+    return rc;
+}
+
+int config_read_experts(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const char *const keys[] = {"n_routed_experts", "num_local_experts", "num_experts"};
+    const struct arch *arch = cfg->arch;
+    const char *key = keys[2], *width = arch->intermediate_key;
+    int rc = QT_OK;
+    for (size_t i = 3; i-- > 0;)
+        if (config_given(src->json, keys[i]))
+            key = keys[i];
+    cfg->groups = cfg->chosen_groups = 1;
+    cfg->share_scale = 1;
+    QT_TRY(config_read_size(&cfg->expert_width, src, width ? width : "intermediate_size",
+                            CONFIG_WIDTH, err));
+    QT_TRY(config_read_size(&cfg->routed, src, key, LIMIT_EXPERTS, err));
+    QT_TRY(config_read_size(&cfg->chosen, src, "num_experts_per_tok", LIMIT_EXPERTS, err));
+    if (cfg->chosen > cfg->routed)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'num_experts_per_tok' %zu is more than '%s' %zu", cfg->chosen, key,
+                       cfg->routed);
+    QT_TRY(config_read_flag(&cfg->shares_of_one, src, &arch->shares_of_one, err));
+    if (arch->sigmoid_router)
+        QT_TRY(read_groups(cfg, src, err));
+    cfg->info.experts = cfg->routed + (cfg->shared_width > 0);
+    QT_TRY(read_dense(cfg, src, err));
+done:
+    return rc;
+}
