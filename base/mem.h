@@ -32,6 +32,10 @@ static inline size_t qt_min_size(size_t a, size_t b)
 {
     return a < b ? a : b;
 }
+static inline size_t qt_max_size(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
 
 /*
  * *out = zeroed array of n elements of `size` bytes, 64-byte aligned (a cache line, the widest

@@ -5,9 +5,11 @@
 #define DECODER_NAMES                                                                              \
     .layers = "layers.", .embed = "embed_tokens", .final_norm = "norm", .rope = true
 
-#define LLAMA_LIKE                                                                                 \
+#define LLAMA_BUT_TIED                                                                             \
     DECODER_NAMES, .eps_key = "rms_norm_eps", .act_key = "hidden_act", .act = "silu",              \
-                   .norm = QT_NORM_RMS, .tied = {"tie_word_embeddings", false}
+                   .norm = QT_NORM_RMS
+
+#define LLAMA_LIKE LLAMA_BUT_TIED, .tied = {"tie_word_embeddings", false}
 
 #define GEMMA_LIKE                                                                                 \
     DECODER_NAMES, .eps_key = "rms_norm_eps", .act_key = "hidden_activation",                      \
@@ -203,13 +205,9 @@ static const struct arch table[] = {
     {
         .family = "smollm3",
         .kv_heads = 4,
-        DECODER_NAMES,
+        LLAMA_BUT_TIED,
         .parts = {LLAMA_PARTS},
-        .eps_key = "rms_norm_eps",
         .theta = 2e6,
-        .act_key = "hidden_act",
-        .act = "silu",
-        .norm = QT_NORM_RMS,
         .tied = {"tie_word_embeddings", true},
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},

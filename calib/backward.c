@@ -263,8 +263,7 @@ static int heads_back(const struct chunk *c, enum role norm, float *d, const flo
     if (rope->cos)
         QT_TRY(c->be->rope(c->be, d, rope->cos, rope->minus_sin, c->run.m, c->run.seqlen, heads,
                            c->cfg->info.head_dim, c->cfg->rotated, err));
-    QT_TRY(norm_back(c, norm, d, d, raw,
-                     c->cfg->arch->norms_of_all_heads ? c->run.m : c->run.m * heads, err));
+    QT_TRY(norm_back(c, norm, d, d, raw, block_head_rows(&c->run, heads), err));
 done:
     return rc;
 }

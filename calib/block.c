@@ -261,21 +261,16 @@ const struct rope *block_rope(const struct qt_block *b, bool queries)
                                             : &b->rope;
 }
 
-static size_t max_size(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
 static size_t widest_mlp(const struct config *cfg)
 {
-    return max_size(cfg->dense_width, max_size(cfg->expert_width, cfg->shared_width));
+    return qt_max_size(cfg->dense_width, qt_max_size(cfg->expert_width, cfg->shared_width));
 }
 
 /* Of the inputs of linears. */
 static size_t widest_input(const struct config *cfg)
 {
     const struct qt_model_info *info = &cfg->info;
-    return max_size(widest_mlp(cfg), max_size(info->hidden, info->heads * info->head_dim));
+    return qt_max_size(widest_mlp(cfg), qt_max_size(info->hidden, info->heads * info->head_dim));
 }
 
 int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err *err)
@@ -289,7 +284,7 @@ int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err 
         return QT_OK;
     free_work(b);
     QT_TRY(block_floats(&b->x, b->be, rows, info->hidden, err));
-    QT_TRY(block_floats(&b->wide, b->be, rows, max_size(attention, mlp), err));
+    QT_TRY(block_floats(&b->wide, b->be, rows, qt_max_size(attention, mlp), err));
     if (b->runtime.input)
         QT_TRY(block_floats(&b->staged, b->be, rows, widest_input(cfg), err));
     if (info->experts)
@@ -336,6 +331,11 @@ int block_scale_residual(const struct block_run *r, float *x, struct qt_err *err
                : r->b->be->scale(r->b->be, x, cfg->residual_scale, r->m * cfg->info.hidden, err);
 }
 
+size_t block_head_rows(const struct block_run *r, size_t heads)
+{
+    return r->b->model->cfg.arch->norms_of_all_heads ? r->m : r->m * heads;
+}
+
 /* Norms and rotates queries or keys, [m][heads][head_dim]. */
 int block_heads(const struct block_run *r, enum role norm, float *x, size_t heads,
                 struct qt_err *err)
@@ -344,7 +344,7 @@ int block_heads(const struct block_run *r, enum role norm, float *x, size_t head
     const struct config *cfg = &b->model->cfg;
     const struct rope *rope = block_rope(b, norm == ROLE_Q_NORM);
     int rc = QT_OK;
-    QT_TRY(block_norm(r, norm, x, x, cfg->arch->norms_of_all_heads ? r->m : r->m * heads, err));
+    QT_TRY(block_norm(r, norm, x, x, block_head_rows(r, heads), err));
     if (rope->cos)
         QT_TRY(b->be->rope(b->be, x, rope->cos, rope->sin, r->m, r->seqlen, heads,
                            cfg->info.head_dim, cfg->rotated, err));

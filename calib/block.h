@@ -110,6 +110,8 @@ int block_norm(const struct block_run *r, enum role role, float *y, const float 
 bool block_norm_in_front(const struct qt_block *b, enum role norm);
 /* x[m][hidden], the output of a sublayer or its gradient, times config.residual_scale. */
 int block_scale_residual(const struct block_run *r, float *x, struct qt_err *err);
+/* Rows that a norm of queries or keys, [m][heads][head_dim], goes over. */
+size_t block_head_rows(const struct block_run *r, size_t heads);
 /* Norms and rotates queries or keys, [m][heads][head_dim]. */
 int block_heads(const struct block_run *r, enum role norm, float *x, size_t heads,
                 struct qt_err *err);

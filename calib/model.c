@@ -259,10 +259,10 @@ done:
     return rc;
 }
 
-/* Whether there is a layer of that number, which would have an O; *predicts: it is one that
- * predicts further tokens and is no part of the decoder. */
-static int find_layer(bool *there, bool *predicts, const struct config *cfg, const char *prefix,
-                      size_t index, const struct qt_weights *w, struct qt_err *err)
+/* Whether there is a layer of that number, which would have an O. One that predicts further tokens
+ * is no part of the decoder; any other is an error. */
+static int find_layer(bool *there, const struct config *cfg, const char *prefix, size_t index,
+                      const struct qt_weights *w, struct qt_err *err)
 {
     size_t shape[QT_MAX_DIMS];
     char *stem = NULL, *o = NULL, *joins = NULL;
@@ -272,8 +272,7 @@ static int find_layer(bool *there, bool *predicts, const struct config *cfg, con
     QT_TRY(
         qt_string_format(&joins, err, "%s%s%zu.eh_proj.weight", prefix, cfg->arch->layers, index));
     *there = w->shape(w->ctx, o, &ndim, shape);
-    *predicts = w->shape(w->ctx, joins, &ndim, shape);
-    if (*there && !*predicts)
+    if (*there && !w->shape(w->ctx, joins, &ndim, shape))
         rc = qt_fail(err, QT_E_INPUT, w->dir, o,
                      "present, but 'num_hidden_layers' in config.json is %zu", cfg->info.layers);
 done:
@@ -288,10 +287,10 @@ done:
 static int check_no_more_layers(const struct config *cfg, const char *prefix,
                                 const struct qt_weights *w, struct qt_err *err)
 {
-    bool there = true, predicts;
+    bool there = true;
     int rc = QT_OK;
     for (size_t i = cfg->info.layers; there && rc == QT_OK; i++)
-        rc = find_layer(&there, &predicts, cfg, prefix, i, w, err);
+        rc = find_layer(&there, cfg, prefix, i, w, err);
     return rc;
 }
 

@@ -43,10 +43,8 @@ static int new_gradients(struct qt_learner *l, struct qt_err *err)
             size[m->index] = count;
         largest = m->learns && count > largest ? count : largest;
     }
-    for (size_t i = 0; i < l->nnorms; i++) {
-        const size_t count = l->run->plan.items[l->norms[i].item].tensor->count;
-        largest = count > largest ? count : largest;
-    }
+    for (size_t i = 0; i < l->nnorms; i++)
+        largest = qt_max_size(largest, l->run->plan.items[l->norms[i].item].tensor->count);
     for (size_t i = 0; i < QT_BLOCK_LINEARS; i++)
         if (size[i])
             QT_TRY(new_floats(&work->dw.linear[i], l, size[i], 1, err));

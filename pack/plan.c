@@ -12,15 +12,16 @@ enum {
 
 /* ---- which tensors are linear weights of decoder blocks ------------------------------------- */
 
-/* True when a component of the dotted name is a number: "model.layers.3.mlp..." */
-static bool in_numbered_block(const char *name)
+/* Length of the dotted name up to its first component that is a number, "model.layers.3" of
+ * "model.layers.3.mlp..."; 0: it has none. */
+static size_t numbered_block(const char *name)
 {
     for (const char *p = name; (p = strchr(p, '.')) != NULL;) {
         size_t digits = strspn(++p, "0123456789");
         if (digits && p[digits] == '.')
-            return true;
+            return (size_t)(p - name) + digits;
     }
-    return false;
+    return 0;
 }
 
 static bool ends_with(const char *s, const char *end)
@@ -50,13 +51,10 @@ static bool sees_or_hears(const char *name)
 static bool predicts_further(const struct qt_ckpt *ckpt, const char *name)
 {
     char joins[512];
-    const char *layer = strstr(name, "layers.");
-    const size_t digits = layer ? strspn(layer + 7, "0123456789") : 0;
-    const int length = layer ? (int)(layer + 7 + digits - name) : 0;
-    if (!digits ||
-        snprintf(joins, sizeof joins, "%.*s.eh_proj.weight", length, name) >= (int)sizeof joins)
-        return false;
-    return qt_ckpt_find(ckpt, joins) != NULL;
+    const size_t block = numbered_block(name);
+    return block > 0 && block < sizeof joins - sizeof ".eh_proj.weight" &&
+           snprintf(joins, sizeof joins, "%.*s.eh_proj.weight", (int)block, name) > 0 &&
+           qt_ckpt_find(ckpt, joins) != NULL;
 }
 
 /* Why a tensor is copied unless a rule names it; NULL if it is a linear weight to quantize. Goes by
@@ -81,7 +79,7 @@ static const char *reason_to_copy(const struct qt_ckpt *ckpt, const struct qt_te
         return "router";
     if (!ends_with(t->name, ".weight"))
         return "not named .weight";
-    if (!in_numbered_block(t->name))
+    if (!numbered_block(t->name))
         return "not in a decoder block";
     if (t->shape[0] < MIN_SIDE || t->shape[1] < MIN_SIDE)
         return "small";
