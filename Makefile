@@ -38,7 +38,7 @@ FOLDERS := base formats calib hessian pack kernels verify
 LIB_SRC := $(filter-out $(ISA_SRC) kernels/gpu_%,$(wildcard $(FOLDERS:%=%/*.c)))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o) $(foreach i,$(ISAS),$(ISA_SRC:%.c=$(B)/%.$i.o))
 # qt_gpu_open: linked beside the library, which is the same with and without nvcc.
-GPU_OBJ := $(patsubst %,$(B)/kernels/gpu_%.o,$(if $(NVCC),copy cuda cublas backend math transfer,none)) \
+GPU_OBJ := $(patsubst %,$(B)/kernels/gpu_%.o,$(if $(NVCC),copy cuda cublas product backend math transfer,none)) \
            $(if $(NVCC),$(B)/libqtool_kernels.a)
 CLI_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard cli/*.c))
 UNIT    := $(patsubst tests/unit/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c))

@@ -1,19 +1,16 @@
 /*
- * The CUDA backend: matrix products by cuBLAS in FP32 (Cholesky in FP64), everything else by the
- * kernels of gpu_math.cu. Attention and Gram matrices are products of panels whose results go
+ * The CUDA backend: matrix products by cuBLAS (gpu_product.c; Cholesky in FP64), everything else by
+ * the kernels of gpu_math.cu. Attention and Gram matrices are products of panels whose results go
  * through the scratch. Gradients of what is no product are rare (learning only): computed on the
  * CPU.
  */
-#include "kernels/gpu_internal.h"
-#include "kernels/kernels.h"
+#include "kernels/gpu_product.h"
 
 #include <limits.h>
 #include <string.h>
 
 enum {
     QUERIES = 256, /* of a panel of attention: a key that is not finite reaches all of them */
-    PANEL = 2048,  /* rows of a Gram matrix */
-    TOKENS = 1024, /* added up in FP32 before they are in FP64, as on the CPU */
 };
 
 struct cuda {
@@ -21,44 +18,14 @@ struct cuda {
     struct qt_gpu *gpu;
     struct qt_backend *cpu;
     struct gpu_cublas *cublas;
-    void *stream, *scratch;
-    size_t scratch_bytes;
+    struct gpu_products products;
+    struct gpu_scratch scratch;
+    void *stream;
 };
 
 static struct cuda *self(struct qt_backend *be)
 {
     return be->ctx;
-}
-
-/* Of a launch: the error may be that of work before it. */
-static int launched(int status, const char *what, struct qt_err *err)
-{
-    return status == 0 ? QT_OK
-                       : qt_fail(err, QT_E_INTERNAL, NULL, NULL,
-                                 "GPU: %s, or what was before it: CUDA error %d", what, status);
-}
-
-static int multiplied(int status, struct qt_err *err)
-{
-    enum { ALLOC_FAILED = 3 };
-    return status == 0 ? QT_OK
-                       : qt_fail(err, status == ALLOC_FAILED ? QT_E_RESOURCE : QT_E_INTERNAL, NULL,
-                                 NULL, "GPU: cuBLAS: status %d", status);
-}
-
-/* Lasts until the next call: work is in order, and freeing waits for it. */
-static int need_scratch(struct cuda *g, size_t count, size_t size, struct qt_err *err)
-{
-    size_t bytes;
-    if (qt_mul_overflow(&bytes, count, size))
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory");
-    if (bytes <= g->scratch_bytes)
-        return QT_OK;
-    g->gpu->free(g->gpu, g->scratch);
-    g->scratch_bytes = 0;
-    int rc = g->gpu->new (g->gpu, &g->scratch, bytes, err);
-    g->scratch_bytes = rc < 0 ? 0 : bytes;
-    return rc;
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -141,11 +108,6 @@ done:
     return rc;
 }
 
-static int product(struct qt_backend *be, const struct gpu_product *p, struct qt_err *err)
-{
-    return multiplied(gpu_cublas_product(self(be)->cublas, p), err);
-}
-
 /* A factor of a product: whole, as it lies or turned. */
 struct factor {
     const float *x;
@@ -176,7 +138,7 @@ static int multiply(struct qt_backend *be, float *c, struct factor a, struct fac
                                   .ldb = (int)(b.turned ? k : n),
                                   .ldc = (int)n,
                                   .count = 1};
-    return product(be, &p, err);
+    return gpu_product(&self(be)->products, &p, err);
 }
 
 static int cuda_linear(struct qt_backend *be, float *y, const float *x, const float *w,
@@ -186,7 +148,7 @@ static int cuda_linear(struct qt_backend *be, float *y, const float *x, const fl
     QT_TRY(
         multiply(be, y, (struct factor){x, false}, (struct factor){w, true}, false, m, n, k, err));
     if (bias && m && n)
-        QT_TRY(launched(gpu_math_bias(y, bias, m, n, self(be)->stream), "bias", err));
+        QT_TRY(gpu_launched(gpu_math_bias(y, bias, m, n, self(be)->stream), "bias", err));
 done:
     return rc;
 }
@@ -221,8 +183,8 @@ static int attention_panel(struct qt_backend *be, float *y, const float *q, cons
     const int ldq = (int)(a->heads * dim), ldk = (int)(a->kv_heads * dim);
     float *s;
     int rc;
-    QT_TRY(need_scratch(g, group * rows * keys, sizeof *s, err));
-    s = g->scratch;
+    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, group * rows * keys, sizeof *s, err));
+    s = g->scratch.p;
     const struct gpu_product scores = {.m = (int)rows,
                                        .n = (int)keys,
                                        .k = (int)dim,
@@ -250,11 +212,11 @@ static int attention_panel(struct qt_backend *be, float *y, const float *q, cons
                                        .step_a = (long long)(rows * keys),
                                        .step_c = (long long)dim,
                                        .count = (int)group};
-    QT_TRY(product(be, &scores, err));
-    QT_TRY(
-        launched(gpu_math_softmax(s, group, rows, keys, r0, lo, a->window, a->softcap, g->stream),
-                 "softmax", err));
-    QT_TRY(product(be, &values, err));
+    QT_TRY(gpu_product(&g->products, &scores, err));
+    QT_TRY(gpu_launched(
+        gpu_math_softmax(s, group, rows, keys, r0, lo, a->window, a->softcap, g->stream), "softmax",
+        err));
+    QT_TRY(gpu_product(&g->products, &values, err));
 done:
     return rc;
 }
@@ -290,9 +252,9 @@ static int cuda_norm(struct qt_backend *be, float *y, const float *x, const floa
     int rc = check_size(m, err);
     if (rc < 0 || m == 0 || n == 0)
         return rc;
-    return launched(gpu_math_norm(y, x, w, kind == QT_NORM_LAYER ? bias : NULL, kinds[kind], eps, m,
-                                  n, self(be)->stream),
-                    "norm", err);
+    return gpu_launched(gpu_math_norm(y, x, w, kind == QT_NORM_LAYER ? bias : NULL, kinds[kind],
+                                      eps, m, n, self(be)->stream),
+                        "norm", err);
 }
 
 static int cuda_rope(struct qt_backend *be, float *x, const float *cos, const float *sin, size_t m,
@@ -300,8 +262,8 @@ static int cuda_rope(struct qt_backend *be, float *x, const float *cos, const fl
 {
     if (m * heads * (rot / 2) == 0)
         return QT_OK;
-    return launched(gpu_math_rope(x, cos, sin, m, seqlen, heads, dim, rot / 2, self(be)->stream),
-                    "rope", err);
+    return gpu_launched(
+        gpu_math_rope(x, cos, sin, m, seqlen, heads, dim, rot / 2, self(be)->stream), "rope", err);
 }
 
 static int cuda_activate(struct qt_backend *be, float *y, const float *gate, const float *up,
@@ -313,14 +275,14 @@ static int cuda_activate(struct qt_backend *be, float *y, const float *gate, con
                                          [QT_ACT_RELU] = GPU_RELU};
     if (count == 0)
         return QT_OK;
-    return launched(gpu_math_activate(y, gate, up, kinds[kind], count, self(be)->stream),
-                    "activation", err);
+    return gpu_launched(gpu_math_activate(y, gate, up, kinds[kind], count, self(be)->stream),
+                        "activation", err);
 }
 
 static int cuda_add(struct qt_backend *be, float *y, const float *x, size_t count,
                     struct qt_err *err)
 {
-    return count ? launched(gpu_math_add(y, x, count, self(be)->stream), "sum", err) : QT_OK;
+    return count ? gpu_launched(gpu_math_add(y, x, count, self(be)->stream), "sum", err) : QT_OK;
 }
 
 typedef int rows_fn(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
@@ -336,14 +298,15 @@ static int on_rows(rows_fn *fn, struct qt_backend *be, float *y, const float *x,
     int rc = QT_OK;
     if (m == 0 || n == 0)
         return QT_OK;
-    QT_TRY(need_scratch(g, m, sizeof *at + sizeof *by, err));
-    at = g->scratch;
+    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, m, sizeof *at + sizeof *by, err));
+    at = g->scratch.p;
     by = (float *)(at + m);
     if (rows)
         QT_TRY(cuda_upload(be, at, rows, m * sizeof *at, err));
     if (factor)
         QT_TRY(cuda_upload(be, by, factor, m * sizeof *by, err));
-    QT_TRY(launched(fn(y, x, rows ? at : NULL, factor ? by : NULL, m, n, g->stream), "rows", err));
+    QT_TRY(
+        gpu_launched(fn(y, x, rows ? at : NULL, factor ? by : NULL, m, n, g->stream), "rows", err));
 done:
     return rc;
 }
@@ -363,7 +326,7 @@ static int cuda_scatter_rows(struct qt_backend *be, float *y, const float *x, co
 static int cuda_scale(struct qt_backend *be, float *y, float factor, size_t count,
                       struct qt_err *err)
 {
-    return count ? launched(gpu_math_scale(y, factor, count, self(be)->stream), "scale", err)
+    return count ? gpu_launched(gpu_math_scale(y, factor, count, self(be)->stream), "scale", err)
                  : QT_OK;
 }
 
@@ -384,12 +347,12 @@ static int cuda_score(struct qt_backend *be, struct qt_score *scores, const floa
         return QT_OK;
     QT_TRY(check_sizes(m, vocab, 0, err));
     QT_TRY(qt_array_new(&host, m, sizeof *host, err));
-    QT_TRY(need_scratch(g, m, sizeof *made + sizeof *targets, err));
-    made = g->scratch;
+    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, m, sizeof *made + sizeof *targets, err));
+    made = g->scratch.p;
     QT_TRY(cuda_upload(be, made + m, targets, m * sizeof *targets, err));
-    QT_TRY(launched(gpu_math_score(made, logits, ref, (const uint32_t *)(made + m), softcap, m,
-                                   vocab, g->stream),
-                    "score", err));
+    QT_TRY(gpu_launched(gpu_math_score(made, logits, ref, (const uint32_t *)(made + m), softcap, m,
+                                       vocab, g->stream),
+                        "score", err));
     QT_TRY(cuda_download(be, host, made, m * sizeof *host, err));
     for (size_t i = 0; i < m; i++)
         scores[i] = (struct qt_score){.nll = host[i].nll,
@@ -404,44 +367,11 @@ done:
 
 /* ---- statistics ----------------------------------------------------------------------------- */
 
-/* Rows [i0, i0 + rows) of h, of the tokens x[m][k]. */
-static int gram_panel(struct qt_backend *be, double *h, const float *x, size_t m, size_t k,
-                      size_t i0, struct qt_err *err)
-{
-    struct cuda *g = self(be);
-    const size_t rows = qt_min_size(PANEL, k - i0), cols = i0 + rows;
-    float *made;
-    int rc;
-    QT_TRY(need_scratch(g, rows * cols, sizeof *made, err));
-    made = g->scratch;
-    const struct gpu_product p = {.m = (int)rows,
-                                  .n = (int)cols,
-                                  .k = (int)m,
-                                  .alpha = 1,
-                                  .a = x + i0,
-                                  .b = x,
-                                  .c = made,
-                                  .a_turned = true,
-                                  .lda = (int)k,
-                                  .ldb = (int)k,
-                                  .ldc = (int)cols,
-                                  .count = 1};
-    QT_TRY(product(be, &p, err));
-    QT_TRY(launched(gpu_math_add_lower(h, made, i0, rows, cols, k, g->stream), "Gram matrix", err));
-done:
-    return rc;
-}
-
 static int cuda_gram(struct qt_backend *be, double *h, const float *x, size_t m, size_t k,
                      struct qt_err *err)
 {
-    int rc;
-    QT_TRY(check_size(k, err));
-    for (size_t t = 0; t < m; t += TOKENS)
-        for (size_t i0 = 0; i0 < k; i0 += PANEL)
-            QT_TRY(gram_panel(be, h, x + t * k, qt_min_size(TOKENS, m - t), k, i0, err));
-done:
-    return rc;
+    int rc = check_size(k, err);
+    return rc < 0 ? rc : gpu_gram(&self(be)->products, h, x, m, k, err);
 }
 
 static int cuda_channels(struct qt_backend *be, const struct qt_channels *c, const float *x,
@@ -450,8 +380,8 @@ static int cuda_channels(struct qt_backend *be, const struct qt_channels *c, con
     int rc = check_size(k, err);
     if (rc < 0 || k == 0)
         return rc;
-    return launched(gpu_math_channels(c->absmax, c->sum2, c->hist, x, m, k, self(be)->stream),
-                    "statistics", err);
+    return gpu_launched(gpu_math_channels(c->absmax, c->sum2, c->hist, x, m, k, self(be)->stream),
+                        "statistics", err);
 }
 
 /* ---- triangles ------------------------------------------------------------------------------ */
@@ -464,16 +394,18 @@ static int cuda_cholesky(struct qt_backend *be, bool *positive, double *a, size_
     int failed = 0, rc;
     *positive = false;
     QT_TRY(check_size(k, err));
-    QT_TRY(need_scratch(g, 1, sizeof failed, err));
-    QT_TRY(g->gpu->fill(g->gpu, g->scratch, 0, sizeof failed, err));
+    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, 1, sizeof failed, err));
+    QT_TRY(g->gpu->fill(g->gpu, g->scratch.p, 0, sizeof failed, err));
     for (size_t p = 0; p < k; p += TILE) {
         const size_t n = qt_min_size(TILE, k - p);
-        QT_TRY(launched(gpu_math_cholesky_tile(a + p * k + p, (int)n, k, g->scratch, g->stream),
-                        "Cholesky factorization", err));
+        QT_TRY(
+            gpu_launched(gpu_math_cholesky_tile(a + p * k + p, (int)n, k, g->scratch.p, g->stream),
+                         "Cholesky factorization", err));
         if (p + n < k)
-            QT_TRY(multiplied(gpu_cublas_cholesky_step(g->cublas, a, (int)k, (int)p, (int)n), err));
+            QT_TRY(gpu_multiplied(gpu_cublas_cholesky_step(g->cublas, a, (int)k, (int)p, (int)n),
+                                  err));
     }
-    QT_TRY(cuda_download(be, &failed, g->scratch, sizeof failed, err));
+    QT_TRY(cuda_download(be, &failed, g->scratch.p, sizeof failed, err));
     *positive = !failed;
 done:
     return rc;
@@ -485,7 +417,8 @@ static int cuda_solve_upper(struct qt_backend *be, float *x, const float *v, boo
     int rc = check_sizes(m, k, 0, err);
     if (rc < 0 || m == 0 || k == 0)
         return rc;
-    return multiplied(gpu_cublas_solve_upper(self(be)->cublas, x, v, turned, (int)m, (int)k), err);
+    return gpu_multiplied(gpu_cublas_solve_upper(self(be)->cublas, x, v, turned, (int)m, (int)k),
+                          err);
 }
 
 /* ---- gradients on the CPU ------------------------------------------------------------------- */
@@ -622,10 +555,11 @@ static void cuda_close(struct qt_backend *be)
     struct cuda *g = be ? self(be) : NULL;
     if (!g)
         return;
-    if (g->scratch)
-        g->gpu->free(g->gpu, g->scratch);
-    if (g->gpu)
+    if (g->gpu) {
+        gpu_products_free(&g->products);
+        g->gpu->free(g->gpu, g->scratch.p);
         g->gpu->close(g->gpu);
+    }
     if (g->cpu)
         g->cpu->close(g->cpu);
     qt_free(g);
@@ -681,6 +615,7 @@ int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err
     }
     g->cublas = gpu_cublas_of(g->gpu);
     g->stream = gpu_stream_of(g->gpu);
+    g->products.gpu = g->gpu;
     QT_TRY(qt_backend_cpu_open(&g->cpu, err));
     *out = &g->be;
 done:

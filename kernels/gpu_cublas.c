@@ -10,7 +10,16 @@
 #include <string.h>
 
 enum { LEFT = 0, LOWER = 0, UPPER = 1, NON_UNIT = 0 };
-enum { OP_N = 0, OP_T = 1, R_32F = 0, R_16F = 2, R_16BF = 14, COMPUTE_32F = 68, ALGO_DEFAULT = -1 };
+enum {
+    OP_N = 0,
+    OP_T = 1,
+    R_32F = 0,
+    R_16F = 2,
+    R_16BF = 14,
+    COMPUTE_32F = 68,
+    COMPUTE_TF32 = 77,
+    ALGO_DEFAULT = -1
+};
 
 typedef int create_fn(void **handle);
 typedef int destroy_fn(void *handle);
@@ -137,8 +146,8 @@ int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)
 {
     return c->batched(c->handle, p->b_turned ? OP_T : OP_N, p->a_turned ? OP_T : OP_N, p->n, p->m,
                       p->k, &p->alpha, p->b, R_32F, p->ldb, p->step_b, p->a, R_32F, p->lda,
-                      p->step_a, &p->beta, p->c, R_32F, p->ldc, p->step_c, p->count, COMPUTE_32F,
-                      ALGO_DEFAULT);
+                      p->step_a, &p->beta, p->c, R_32F, p->ldc, p->step_c, p->count,
+                      p->tf32 ? COMPUTE_TF32 : COMPUTE_32F, ALGO_DEFAULT);
 }
 
 /* Column-major: X^T[k][m] becomes V^-T X^T, or V^-1 X^T, and V^T, lower triangular, is what lies

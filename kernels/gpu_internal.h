@@ -35,14 +35,15 @@ void gpu_cublas_close(struct gpu_cublas *c);
 int gpu_cublas_gemm(struct gpu_cublas *c, void *y, const void *x, const void *w, int m, int n,
                     int k, bool bf16);
 
-/* c[m][n] = alpha a b + beta c in FP32 (no TF32), row-major with rows ld_ apart; a is [m][k], or
- * [k][m] if a_turned, b [k][n] or [n][k]. `count` of them, step_ floats apart (0: the same). */
+/* c[m][n] = alpha a b + beta c in FP32, row-major with rows ld_ apart; a is [m][k], or [k][m] if
+ * a_turned, b [k][n] or [n][k]. `count` of them, step_ floats apart (0: the same). tf32: all values
+ * of a and b are TF32 numbers. */
 struct gpu_product {
     int m, n, k;
     float alpha, beta;
     const float *a, *b;
     float *c;
-    bool a_turned, b_turned;
+    bool a_turned, b_turned, tf32;
     int lda, ldb, ldc;
     long long step_a, step_b, step_c;
     int count;
@@ -82,6 +83,14 @@ int gpu_math_gather(float *y, const float *x, const uint32_t *rows, const float 
                     size_t n, void *stream);
 int gpu_math_scatter(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
                      size_t n, void *stream);
+/* Parts of the rows of x[rows][k] (or [k][rows], if `turned`), ld apart, as the left or the right
+ * factor of a 3xTF32 product (gpu_product.h): z[rows][width], of each row runs of GPU_PARTS_DEPTH
+ * values, the last shorter, each as its low, high and high parts (left) or high, low and high ones
+ * (right), side by side. k is filled up with zeros; width(k) is 3 times that. */
+enum { GPU_PARTS_DEPTH = 2048 };
+size_t gpu_math_parts_width(size_t k);
+int gpu_math_parts(float *z, const float *x, size_t rows, size_t k, size_t ld, bool turned,
+                   bool right, void *stream);
 int gpu_math_scale(float *y, float factor, size_t count, void *stream);
 int gpu_math_activate(float *y, const float *gate, const float *up, enum gpu_act kind, size_t count,
                       void *stream);

@@ -88,6 +88,43 @@ static __global__ void scale_kernel(float *y, float factor, size_t count)
         y[i] *= factor;
 }
 
+/* The nearest TF32 number. Not so large that it becomes infinite. */
+static __device__ __forceinline__ float to_tf32(float x)
+{
+    const uint32_t bits = __float_as_uint(x);
+    const float nearest = __uint_as_float((bits + 0x1000) & ~0x1fffu);
+    return isfinite(nearest) ? nearest : __uint_as_float(bits & ~0x1fffu);
+}
+
+/* Tiles of 32 rows and 32 of k, in turn. `width` is a row's, of one part. */
+template <bool TURNED>
+static __global__ void parts_kernel(float *z, const float *x, size_t rows, size_t k, size_t ld,
+                                    size_t width, bool right)
+{
+    enum { TILE = 32, STEP = THREADS / TILE };
+    __shared__ float tile[TILE][TILE + 1];
+    const size_t lane = threadIdx.x % TILE, first = threadIdx.x / TILE;
+    const size_t k0 = blockIdx.x * (size_t)TILE, run = k0 / GPU_PARTS_DEPTH * GPU_PARTS_DEPTH;
+    const size_t step = min(width - run, (size_t)GPU_PARTS_DEPTH);
+    for (size_t r0 = blockIdx.y * (size_t)TILE; r0 < rows; r0 += gridDim.y * (size_t)TILE) {
+        if (TURNED) {
+            __syncthreads(); /* the former has been read */
+            for (size_t i = first; i < TILE && k0 + i < k; i += STEP)
+                tile[i][lane] = r0 + lane < rows ? x[(k0 + i) * ld + r0 + lane] : 0;
+            __syncthreads();
+        }
+        for (size_t i = first; i < TILE && r0 + i < rows; i += STEP) {
+            float *to = z + (r0 + i) * 3 * width + 3 * run + (k0 + lane - run), v = 0;
+            if (k0 + lane < k)
+                v = TURNED ? tile[lane][i] : x[(r0 + i) * ld + k0 + lane];
+            const float high = isnan(v) ? v : to_tf32(v), low = isfinite(v) ? to_tf32(v - high) : 0;
+            to[0] = right ? high : low;
+            to[step] = right ? low : high;
+            to[2 * step] = high;
+        }
+    }
+}
+
 /* Elements of y (gathering) or x (scattering), with the roundings of the CPU. */
 template <bool SCATTER>
 static __global__ void rows_kernel(float *y, const float *x, const uint32_t *rows,
@@ -327,6 +364,21 @@ int gpu_math_scatter(float *y, const float *x, const uint32_t *rows, const float
 {
     return LAUNCH(rows_kernel<true>, blocks_for(m * n), THREADS, stream, y, x, rows, factor, m * n,
                   n);
+}
+
+size_t gpu_math_parts_width(size_t k)
+{
+    return 3 * ((k + 31) / 32 * 32);
+}
+
+int gpu_math_parts(float *z, const float *x, size_t rows, size_t k, size_t ld, bool turned,
+                   bool right, void *stream)
+{
+    const size_t width = gpu_math_parts_width(k) / 3, blocks = (rows + 31) / 32;
+    const dim3 grid((unsigned)(width / 32), (unsigned)(blocks < 65535 ? blocks : 65535));
+    return turned ? LAUNCH(parts_kernel<true>, grid, THREADS, stream, z, x, rows, k, ld, width, right)
+                  : LAUNCH(parts_kernel<false>, grid, THREADS, stream, z, x, rows, k, ld, width,
+                           right);
 }
 
 int gpu_math_scale(float *y, float factor, size_t count, void *stream)

@@ -4,7 +4,7 @@
  *   backend_cpu.c, cpu_*   the CPU backend
  *   qtool_kernels.h, cuda/ libqtool_kernels: fused products on packed weights; qtool_w4ax.h,
  *                          qtool_kv4.h: those of w4ax and attention over 4-bit caches
- *   gpu_backend.c          the CUDA backend: memory, cuBLAS; gpu_math.cu: its kernels
+ *   gpu_backend.c          the CUDA backend; gpu_product.c: its products; gpu_math.cu: its kernels
  *   gpu_cuda.c             struct qt_gpu over libqtool_kernels and the CUDA run time
  *   gpu_cublas.c           cuBLAS, loaded at run time
  *   gpu_transfer.cu        kernels that only read or copy: what others are measured against
@@ -20,9 +20,9 @@
 
 /* OpenBLAS + OpenMP. Uses the threads of qt_threads_set. Close with be->close(be). */
 int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err);
-/* A GPU: cuBLAS in FP32 (Cholesky: FP64) and kernels; gradients of what is no product on the CPU.
- * Results differ from the CPU's by rounding, and are the same from run to run. QT_E_NO_GPU as of
- * qt_gpu_open, or without cuBLAS. */
+/* A GPU: cuBLAS in FP32 or 3xTF32 (Cholesky: FP64) and kernels; gradients of what is no product on
+ * the CPU. Results differ from the CPU's by rounding, and are the same from run to run. QT_E_NO_GPU
+ * as of qt_gpu_open, or without cuBLAS. */
 int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err);
 
 /* ---- a GPU ---------------------------------------------------------------------------------- */

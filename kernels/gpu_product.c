@@ -1,0 +1,180 @@
+#include "kernels/gpu_product.h"
+
+enum {
+    PANEL = 2048,         /* rows of a Gram matrix */
+    TOKENS = 1024,        /* added up in FP32 before they are in FP64, as on the CPU */
+    LARGE = 256,          /* rows, columns, depth from which on making parts is worth it */
+    PART_CELLS = 1 << 26, /* of a factor whose parts are in memory at a time */
+};
+
+int gpu_launched(int status, const char *what, struct qt_err *err)
+{
+    return status == 0 ? QT_OK
+                       : qt_fail(err, QT_E_INTERNAL, NULL, NULL,
+                                 "GPU: %s, or what was before it: CUDA error %d", what, status);
+}
+
+int gpu_multiplied(int status, struct qt_err *err)
+{
+    enum { ALLOC_FAILED = 3 };
+    return status == 0 ? QT_OK
+                       : qt_fail(err, status == ALLOC_FAILED ? QT_E_RESOURCE : QT_E_INTERNAL, NULL,
+                                 NULL, "GPU: cuBLAS: status %d", status);
+}
+
+int gpu_scratch_need(struct gpu_scratch *s, struct qt_gpu *gpu, size_t count, size_t size,
+                     struct qt_err *err)
+{
+    size_t bytes;
+    if (qt_mul_overflow(&bytes, count, size))
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory");
+    if (bytes <= s->bytes)
+        return QT_OK;
+    gpu->free(gpu, s->p);
+    s->bytes = 0;
+    int rc = gpu->new (gpu, &s->p, bytes, err);
+    s->bytes = rc < 0 ? 0 : bytes;
+    return rc;
+}
+
+void gpu_products_free(struct gpu_products *g)
+{
+    g->gpu->free(g->gpu, g->left.p);
+    g->gpu->free(g->gpu, g->right.p);
+    g->gpu->free(g->gpu, g->made.p);
+    g->left = g->right = g->made = (struct gpu_scratch){0};
+}
+
+/* ---- 3xTF32 --------------------------------------------------------------------------------- */
+
+/* GPUs for data centers. Of others the tensor cores take TF32 at one or two times the rate of
+ * FP32. */
+static bool has_fast_tf32(const struct qt_gpu *gpu)
+{
+    return gpu->cc == 80 || gpu->cc / 10 == 9 || gpu->cc / 10 == 10;
+}
+
+static bool is_large(const struct gpu_products *g, int m, int n, int k)
+{
+    return has_fast_tf32(g->gpu) && m >= LARGE && n >= LARGE && k >= LARGE;
+}
+
+/* A factor of which rows (along m or n) lie in x: apart by ld, or, turned, next to each other. */
+struct factor {
+    const float *x;
+    bool turned;
+    int ld;
+};
+
+/* Parts of rows of a factor. */
+static int split(struct gpu_products *g, struct gpu_scratch *to, const struct factor *f, int row,
+                 int rows, int k, struct qt_err *err)
+{
+    const float *x = f->x + (size_t)row * (f->turned ? 1 : (size_t)f->ld);
+    const size_t width = gpu_math_parts_width((size_t)k);
+    int rc = gpu_scratch_need(to, g->gpu, (size_t)rows, width * sizeof *x, err);
+    if (rc < 0)
+        return rc;
+    return gpu_launched(gpu_math_parts(to->p, x, (size_t)rows, (size_t)k, (size_t)f->ld, f->turned,
+                                       to == &g->right, gpu_stream_of(g->gpu)),
+                        "parts", err);
+}
+
+/* p, but for where its factors lie: in parts, a's from `row` of left on. Sums of tensor cores are
+ * not rounded but cut off, for which sums of all k would be small by 2^-24 for every few terms:
+ * 3e-5 for 14336. So they begin anew every GPU_PARTS_DEPTH terms. */
+static int multiply_parts(struct gpu_products *g, const struct gpu_product *p, int row,
+                          struct qt_err *err)
+{
+    const size_t width = gpu_math_parts_width((size_t)p->k);
+    int rc = QT_OK;
+    for (size_t at = 0; at < width; at += 3 * GPU_PARTS_DEPTH) {
+        struct gpu_product q = *p;
+        q.a = (float *)g->left.p + (size_t)row * width + at;
+        q.b = (float *)g->right.p + at;
+        q.a_turned = false;
+        q.b_turned = true;
+        q.lda = q.ldb = (int)width;
+        q.k = (int)qt_min_size(3 * GPU_PARTS_DEPTH, width - at);
+        q.beta = at ? 1 : p->beta;
+        q.tf32 = true;
+        QT_TRY(gpu_multiplied(gpu_cublas_product(gpu_cublas_of(g->gpu), &q), err));
+    }
+done:
+    return rc;
+}
+
+static int product_of_parts(struct gpu_products *g, const struct gpu_product *p, struct qt_err *err)
+{
+    const struct factor a = {p->a, p->a_turned, p->lda}, b = {p->b, !p->b_turned, p->ldb};
+    const int rows = PART_CELLS / p->k > LARGE ? PART_CELLS / p->k : LARGE;
+    int rc = QT_OK;
+    for (int i = 0; i < p->m; i += rows) {
+        QT_TRY(split(g, &g->left, &a, i, p->m - i < rows ? p->m - i : rows, p->k, err));
+        for (int j = 0; j < p->n; j += rows) {
+            struct gpu_product q = *p;
+            q.m = p->m - i < rows ? p->m - i : rows;
+            q.n = p->n - j < rows ? p->n - j : rows;
+            q.c = p->c + (size_t)i * (size_t)p->ldc + j;
+            QT_TRY(split(g, &g->right, &b, j, q.n, p->k, err));
+            QT_TRY(multiply_parts(g, &q, 0, err));
+        }
+    }
+done:
+    return rc;
+}
+
+int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_err *err)
+{
+    if (p->count == 1 && is_large(g, p->m, p->n, p->k))
+        return product_of_parts(g, p, err);
+    return gpu_multiplied(gpu_cublas_product(gpu_cublas_of(g->gpu), p), err);
+}
+
+/* ---- Gram matrices -------------------------------------------------------------------------- */
+
+/* Of a few tokens x[m][k]; a panel is rows [i0, i0 + rows) of h up to its diagonal. */
+static int add_gram(struct gpu_products *g, double *h, const float *x, int m, int k,
+                    struct qt_err *err)
+{
+    const struct factor f = {x, true, k};
+    const bool large = is_large(g, k, k, m);
+    int rc = QT_OK;
+    if (large) {
+        QT_TRY(split(g, &g->left, &f, 0, k, m, err));
+        QT_TRY(split(g, &g->right, &f, 0, k, m, err));
+    }
+    for (int i0 = 0; i0 < k; i0 += PANEL) {
+        const int rows = k - i0 < PANEL ? k - i0 : PANEL, cols = i0 + rows;
+        QT_TRY(gpu_scratch_need(&g->made, g->gpu, (size_t)rows * (size_t)cols, sizeof *x, err));
+        const struct gpu_product p = {.m = rows,
+                                      .n = cols,
+                                      .k = m,
+                                      .alpha = 1,
+                                      .a = x + i0,
+                                      .b = x,
+                                      .c = g->made.p,
+                                      .a_turned = true,
+                                      .lda = k,
+                                      .ldb = k,
+                                      .ldc = cols,
+                                      .count = 1};
+        QT_TRY(large ? multiply_parts(g, &p, i0, err)
+                     : gpu_multiplied(gpu_cublas_product(gpu_cublas_of(g->gpu), &p), err));
+        QT_TRY(gpu_launched(gpu_math_add_lower(h, p.c, (size_t)i0, (size_t)rows, (size_t)cols,
+                                               (size_t)k, gpu_stream_of(g->gpu)),
+                            "Gram matrix", err));
+    }
+done:
+    return rc;
+}
+
+int gpu_gram(struct gpu_products *g, double *h, const float *x, size_t m, size_t k,
+             struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t t = 0; t < m; t += TOKENS)
+        QT_TRY(add_gram(g, h, x + t * k, (int)qt_min_size(TOKENS, m - t), (int)k, err));
+done:
+    return rc;
+}
