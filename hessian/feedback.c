@@ -33,15 +33,15 @@ static void begin_group(struct panel *p, size_t at, size_t j, size_t n)
                 e[i * R + r] /= -vii;
                 t[i * R + r] = p->w[(from + i) * R + r] - e[i * R + r];
             }
-            qt_panel_add(e + (i + 1) * R, f->v + (from + i) * k + from + i + 1, e + i * R,
+            qt_panel_add(e + (i + 1) * R, f->v + (from + i) * k + from + i + 1, k, e + i * R, 1,
                          n - i - 1);
         }
     }
     p->rounder->begin(p->rounder->ctx, &group, t, p->row0, p->rows);
 }
 
-/* Rounds column j of a block of n; its error goes to those after it. */
-static void round_column(struct panel *p, size_t at, size_t j, size_t n)
+/* Rounds column j of a block; its error goes to those after it, up to `end`. */
+static void round_column(struct panel *p, size_t at, size_t j, size_t end)
 {
     const struct qt_factor *f = p->f;
     const size_t pos = at + j;
@@ -56,17 +56,21 @@ static void round_column(struct panel *p, size_t at, size_t j, size_t n)
     }
     for (size_t r = 0; r < R; r++)
         error[r] = w[r] - q[r];
-    qt_panel_add(p->g + (j + 1) * R, f->v + pos * f->k + at + j + 1, error, n - j - 1);
+    qt_panel_add(p->g + (j + 1) * R, f->v + pos * f->k + pos + 1, f->k, error, 1, end - j - 1);
 }
 
 void qt_panel_feedback(struct panel *p, size_t at, size_t n)
 {
     const struct qt_factor *f = p->f;
     p->changed = true;
-    for (size_t j = 0; j < n; j++) {
-        const size_t pos = at + j;
+    for (size_t j = 0, end; j < n; j = end) {
+        const size_t pos = at + j, left = qt_min_size(qt_factor_group_end(f, pos) - pos, n - j);
         if (pos == 0 || f->group[pos] != f->group[pos - 1])
             begin_group(p, at, j, qt_factor_group_end(f, pos) - pos);
-        round_column(p, at, j, n);
+        end = j + qt_min_size(left, QT_PANEL_STEP);
+        for (size_t i = j; i < end; i++)
+            round_column(p, at, i, end);
+        qt_panel_add(p->g + end * R, f->v + pos * f->k + at + end, f->k, p->change + j * R, end - j,
+                     n - end);
     }
 }

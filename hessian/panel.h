@@ -45,11 +45,20 @@ struct panel {
     float scale[QT_PANEL_ROWS], move[QT_PANEL_ROWS];
 };
 
-/* g[n][R] += h[n] c[R]^T: what a column that has changed by c changes in n others. */
-static inline void qt_panel_add(float *g, const float *h, const float *c, size_t n)
+/* Columns that are rounded one after the other before others learn of it, by one product: updates
+ * for each column, of all of g, would take longer than all else that is done in a block. */
+enum { QT_PANEL_STEP = 16 };
+
+/* g[n][R] += h[m][n]^T c[m][R], rows of h apart by k: what m columns that have changed by c change
+ * in n others. */
+static inline void qt_panel_add(float *g, const float *h, size_t k, const float *c, size_t m,
+                                size_t n)
 {
-    if (n)
+    if (m == 1 && n)
         cblas_sger(CblasRowMajor, (int)n, QT_PANEL_ROWS, 1, h, 1, c, 1, g, QT_PANEL_ROWS);
+    else if (n)
+        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, QT_PANEL_ROWS, (int)m, 1, h,
+                    (int)k, c, QT_PANEL_ROWS, 1, g, QT_PANEL_ROWS);
 }
 
 /* What is done with a block: columns [at, at + n) in processing order. */

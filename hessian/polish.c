@@ -14,10 +14,12 @@
 
 enum { R = QT_PANEL_ROWS };
 
-/* Column j's w - q has changed by c[R]: G of columns [from, to) of the block. */
-static void spread(struct panel *p, size_t at, size_t j, size_t from, size_t to, const float *c)
+/* w - q of m columns from j on has changed by c[m][R]: G of columns [from, to) of the block. */
+static void spread(struct panel *p, size_t at, size_t j, size_t m, size_t from, size_t to,
+                   const float *c)
 {
-    qt_panel_add(p->g + from * R, p->f->h + (at + j) * p->f->k + at + from, c, to - from);
+    qt_panel_add(p->g + from * R, p->f->h + (at + j) * p->f->k + at + from, p->f->k, c, m,
+                 to - from);
 }
 
 /* c[R] = what w - q of column j has changed by since q was `old`. True unless it is 0. */
@@ -34,18 +36,37 @@ static bool note_change(struct panel *p, size_t at, size_t j, const float *old, 
     return changed;
 }
 
-/* Columns [from, n) of the block learn what has changed. */
-static void descend_column(struct panel *p, size_t at, size_t j, size_t from, size_t n)
+/* Columns [from, to) of the block learn what has changed: c[R]. */
+static bool descend_column(struct panel *p, size_t at, size_t j, size_t from, size_t to, float *c)
 {
     const size_t pos = at + j;
     const float hjj = p->f->h[pos * p->f->k + pos];
-    float x[R], old[R], c[R], *q = p->q + pos * R;
+    float x[R], old[R], *q = p->q + pos * R;
     memcpy(old, q, sizeof old);
     for (size_t r = 0; r < R; r++)
         x[r] = q[r] + p->g[j * R + r] / hjj;
     p->rounder->round(p->rounder->ctx, p->f->order[pos], x, q, p->unit + pos * R, p->row0, p->rows);
-    if (note_change(p, at, j, old, c))
-        spread(p, at, j, from, n, c);
+    const bool changed = note_change(p, at, j, old, c);
+    if (changed)
+        spread(p, at, j, 1, from, to, c);
+    return changed;
+}
+
+/* Columns [first, end) of a block of n, a few at a time. G of [from, first) and of those behind
+ * learns all, of those between only what a later one needs, or, if `all`, all. */
+static void descend(struct panel *p, size_t at, size_t first, size_t end, size_t n, bool all)
+{
+    float *c = p->spare;
+    for (size_t j = first, next; j < end; j = next) {
+        bool changed = false;
+        next = qt_min_size(j + QT_PANEL_STEP, end);
+        for (size_t i = j; i < next; i++)
+            changed |= descend_column(p, at, i, all ? j : i + 1, next, c + (i - j) * R);
+        if (changed && all)
+            spread(p, at, j, next - j, first, j, c);
+        if (changed)
+            spread(p, at, j, next - j, next, n, c);
+    }
 }
 
 /* ---- groups as a whole ---------------------------------------------------------------------- */
@@ -88,14 +109,16 @@ static void refit_whole(struct panel *p, size_t at, size_t first, size_t end, si
     const struct qt_factor *f = p->f;
     const size_t pos = at + first, columns = end - first;
     const struct qt_column_group group = {f->group[pos], f->order + pos, columns, p->v, columns};
-    float *q = p->q + pos * R, *old = p->spare, c[R];
+    float *q = p->q + pos * R, *old = p->spare, *c = p->spare;
+    bool changed = false;
     factor_group(p->v, f, pos, columns);
     group_targets(p->target, q, p->g + first * R, p->v, columns);
     memcpy(old, q, columns * R * sizeof *old);
     p->rounder->refit(p->rounder->ctx, &group, p->target, q, p->row0, p->rows);
-    for (size_t j = first; j < end; j++)
-        if (note_change(p, at, j, old + (j - first) * R, c))
-            spread(p, at, j, first, n, c);
+    for (size_t j = 0; j < columns; j++) /* in place */
+        changed |= note_change(p, at, first + j, old + j * R, c + j * R);
+    if (changed)
+        spread(p, at, first, columns, first, n, c);
 }
 
 /* ---- scales --------------------------------------------------------------------------------- */
@@ -123,7 +146,8 @@ static void refit_scale(struct panel *p, size_t at, size_t first, size_t end, si
     const struct qt_factor *f = p->f;
     const size_t pos = at + first, columns = end - first, cells = columns * R;
     const float *unit = p->unit + pos * R, *g = p->g + first * R;
-    float *q = p->q + pos * R, *hu = p->spare, scale[R] = {0}, old[R], c[R];
+    float *q = p->q + pos * R, *hu = p->spare, *c = p->spare, scale[R] = {0}, old[R];
+    bool changed = false;
     double ug[R] = {0}, uhu[R] = {0};
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)columns, R, (int)columns, 1,
                 f->h + pos * f->k + pos, (int)f->k, unit, R, 0, hu, R);
@@ -134,13 +158,14 @@ static void refit_scale(struct panel *p, size_t at, size_t first, size_t end, si
         }
     p->rounder->scale(p->rounder->ctx, f->group[pos], scale, p->row0, p->rows);
     choose_scale(scale, p, f->group[pos], ug, uhu);
-    for (size_t j = first; j < end; j++, q += R, unit += R) {
+    for (size_t j = first; j < end; j++, q += R, unit += R, c += R) {
         memcpy(old, q, sizeof old);
         for (size_t r = 0; r < R; r++)
             q[r] = scale[r] * unit[r];
-        if (note_change(p, at, j, old, c))
-            spread(p, at, j, end, n, c);
+        changed |= note_change(p, at, j, old, c);
     }
+    if (changed)
+        spread(p, at, first, columns, end, n, p->spare);
 }
 
 /* Where all columns have one scale: with q = s U, HU is (Hw - G) / s, without a product. */
@@ -189,8 +214,7 @@ void qt_panel_descend(struct panel *p, size_t at, size_t n)
         end = whole || scales ? qt_factor_group_end(p->f, at + j) - at : n;
         if (whole)
             refit_whole(p, at, j, end, n);
-        for (size_t i = j; i < end; i++)
-            descend_column(p, at, i, scales ? j : i + 1, n);
+        descend(p, at, j, end, n, scales);
         if (scales)
             refit_scale(p, at, j, end, n);
     }
