@@ -95,10 +95,11 @@ struct qt_backend {
      */
     int (*norm)(struct qt_backend *be, float *y, const float *x, const float *w, const float *bias,
                 enum qt_norm_kind kind, float eps, size_t m, size_t n, struct qt_err *err);
-    /* Rotates x[m][heads][dim] in place, half-split pairs (i, i + rot/2), i < rot/2, the rest of
-     * the head untouched. cos/sin are [seqlen][rot/2]. */
+    /* Rotates x[m][heads][dim] in place: half-split pairs (i, i + rot/2), or interleaved ones
+     * (2i, 2i + 1), i < rot/2, the rest of the head untouched. cos/sin are [seqlen][rot/2]. */
     int (*rope)(struct qt_backend *be, float *x, const float *cos, const float *sin, size_t m,
-                size_t seqlen, size_t heads, size_t dim, size_t rot, struct qt_err *err);
+                size_t seqlen, size_t heads, size_t dim, size_t rot, bool interleaved,
+                struct qt_err *err);
     /* Causal attention per sequence: y, q [m][heads*dim]; k, v [m][kv_heads*dim]. */
     int (*attention)(struct qt_backend *be, float *y, const float *q, const float *k,
                      const float *v, size_t m, const struct qt_attention *a, struct qt_err *err);

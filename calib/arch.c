@@ -26,6 +26,8 @@
 #define MLP_PARTS                                                                                  \
     [ROLE_GATE] = "mlp.gate_proj", [ROLE_UP] = "mlp.up_proj", [ROLE_DOWN] = "mlp.down_proj"
 
+#define FUSED_MLP_PARTS [ROLE_GATE_UP] = "mlp.gate_up_proj", [ROLE_DOWN] = "mlp.down_proj"
+
 #define LLAMA_PARTS ATTENTION_PARTS, MLP_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"
 
 #define QWEN3_PARTS                                                                                \
@@ -41,6 +43,12 @@
     ATTENTION_PARTS, MLP_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",                      \
                                 [ROLE_MLP_IN] = "pre_feedforward_layernorm",                       \
                                 [ROLE_MLP_OUT] = "post_feedforward_layernorm"
+
+#define GLM_LIKE                                                                                   \
+    LLAMA_LIKE, .kv_heads = 2, .head_dim = 128, .eps = 1.5625e-7, .partial_rope = true,            \
+                .rotated = 0.5, .interleaved = true, .qkv_bias = {"attention_bias", true}
+
+#define GLM_PARTS ATTENTION_PARTS, FUSED_MLP_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"
 
 #define QWEN3_MOE_PARTS                                                                            \
     ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",                                   \
@@ -249,14 +257,50 @@ static const struct arch table[] = {
         .unrotated = UNROTATED_WIDE,
     },
     {
+        .family = "glm",
+        GLM_LIKE,
+        .parts = {GLM_PARTS},
+    },
+    {
+        .family = "glm4",
+        GLM_LIKE,
+        .parts = {GLM_PARTS, [ROLE_ATTN_OUT] = "post_self_attn_layernorm",
+                  [ROLE_MLP_OUT] = "post_mlp_layernorm"},
+    },
+    {
+        .family = "ernie4_5",
+        .kv_heads = 2,
+        .head_dim = 128,
+        LLAMA_BUT_TIED,
+        .parts = {LLAMA_PARTS},
+        .eps = 1e-5,
+        .theta = 5e5,
+        .interleaved = true,
+        .tied = {"tie_word_embeddings", true},
+        .qkv_bias = {"use_bias", false},
+        .o_bias = {"use_bias", false},
+        .mlp_bias = {"use_bias", false},
+    },
+    {
+        .family = "helium",
+        .kv_heads = 20,
+        .head_dim = 128,
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .eps = 1e-8,
+        .theta = 1e5,
+        .interleaved = true,
+        .qkv_bias = {"attention_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+    },
+    {
         .family = "phi3",
         LLAMA_LIKE,
         .parts = {[ROLE_ATTN_IN] = "input_layernorm",
                   [ROLE_QKV] = "self_attn.qkv_proj",
                   [ROLE_O] = "self_attn.o_proj",
                   [ROLE_MLP_IN] = "post_attention_layernorm",
-                  [ROLE_GATE_UP] = "mlp.gate_up_proj",
-                  [ROLE_DOWN] = "mlp.down_proj"},
+                  FUSED_MLP_PARTS},
         .eps = 1e-5,
         .window = WINDOW_ALL,
         .window_given = true,

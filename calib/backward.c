@@ -262,7 +262,7 @@ static int heads_back(const struct chunk *c, enum role norm, float *d, const flo
     int rc = QT_OK;
     if (rope->cos)
         QT_TRY(c->be->rope(c->be, d, rope->cos, rope->minus_sin, c->run.m, c->run.seqlen, heads,
-                           c->cfg->info.head_dim, c->cfg->rotated, err));
+                           c->cfg->info.head_dim, c->cfg->rotated, c->cfg->arch->interleaved, err));
     QT_TRY(norm_back(c, norm, d, d, raw, block_head_rows(&c->run, heads), err));
 done:
     return rc;

@@ -347,7 +347,7 @@ int block_heads(const struct block_run *r, enum role norm, float *x, size_t head
     QT_TRY(block_norm(r, norm, x, x, block_head_rows(r, heads), err));
     if (rope->cos)
         QT_TRY(b->be->rope(b->be, x, rope->cos, rope->sin, r->m, r->seqlen, heads,
-                           cfg->info.head_dim, cfg->rotated, err));
+                           cfg->info.head_dim, cfg->rotated, cfg->arch->interleaved, err));
 done:
     return rc;
 }

@@ -107,6 +107,7 @@ struct arch {
     bool rope;         /* else learned positions, `position_offset` rows into their table */
     bool partial_rope; /* partial_rotary_factor */
     double rotated;    /* where config.json does not say it; 0: 1 */
+    bool interleaved;  /* the rotary embedding turns neighbouring channels */
     bool query_steps;  /* llama_4_scaling_beta: queries grow with the position */
     bool mrope; /* rope_type mrope: positions of images; in text an ordinary rotary embedding */
     /* original_max_position_embeddings where config.json does not say it outside the options of its
@@ -122,8 +123,9 @@ const struct arch *arch_find(const char *family);
  * does not name it under "text_config"; NULL: it is no such model. */
 const char *arch_of_wrapper(const char *type);
 
-/* A rotary embedding: channels i and i + rotated / 2 of a head make an angle of position *
- * inv_freq[i]; cosines and sines are multiplied by `scale`. */
+/* A rotary embedding: channels i and i + rotated / 2 of a head, or 2i and 2i + 1 where they are
+ * interleaved, are turned by an angle of position * inv_freq[i]; cosines and sines are multiplied
+ * by `scale`. */
 struct rotary {
     float *inv_freq; /* [config.rotated / 2], NULL: none */
     /* Instead, for sequences of more than long_from tokens; NULL: the same for all. */

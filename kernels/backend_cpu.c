@@ -140,6 +140,7 @@ struct rope_job {
     float *x;
     const float *cos, *sin;
     size_t m, seqlen, heads, dim, half;
+    bool interleaved;
 };
 
 static int rope_item(void *ctx, size_t item, int thread, struct qt_err *err)
@@ -151,16 +152,17 @@ static int rope_item(void *ctx, size_t item, int thread, struct qt_err *err)
     (void)err;
     for (size_t i = item * step; i < end; i++) {
         size_t at = i % job->seqlen * job->half;
-        cpu_rope(job->x + i * width, job->cos + at, job->sin + at, job->heads, job->dim, job->half);
+        cpu_rope(job->x + i * width, job->cos + at, job->sin + at, job->heads, job->dim, job->half,
+                 job->interleaved);
     }
     return QT_OK;
 }
 
 static int cpu_rope_rows(struct qt_backend *be, float *x, const float *cos, const float *sin,
                          size_t m, size_t seqlen, size_t heads, size_t dim, size_t rot,
-                         struct qt_err *err)
+                         bool interleaved, struct qt_err *err)
 {
-    struct rope_job job = {x, cos, sin, m, seqlen, heads, dim, rot / 2};
+    struct rope_job job = {x, cos, sin, m, seqlen, heads, dim, rot / 2, interleaved};
     (void)be;
     return qt_parallel(qt_ceil_div(m, cpu_rows_per_item(heads * dim)), rope_item, &job, err);
 }

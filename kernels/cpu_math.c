@@ -229,17 +229,27 @@ void cpu_softcap_grad(float *d, const float *y, float cap, size_t n)
     }
 }
 
-CLONES
-void cpu_rope(float *x, const float *cos, const float *sin, size_t heads, size_t dim, size_t half)
+/* Pairs (step i, step i + apart) of a head; a constant step lets the compiler vectorise. */
+static inline void rope_head(float *x, const float *cos, const float *sin, size_t half, size_t step,
+                             size_t apart)
 {
-    for (size_t h = 0; h < heads; h++) {
-        float *lo = x + h * dim, *hi = lo + half;
-        for (size_t i = 0; i < half; i++) {
-            float a = lo[i], b = hi[i];
-            lo[i] = a * cos[i] - b * sin[i];
-            hi[i] = b * cos[i] + a * sin[i];
-        }
+    for (size_t i = 0; i < half; i++) {
+        float *lo = x + step * i, *hi = lo + apart;
+        float a = *lo, b = *hi;
+        *lo = a * cos[i] - b * sin[i];
+        *hi = b * cos[i] + a * sin[i];
     }
+}
+
+CLONES
+void cpu_rope(float *x, const float *cos, const float *sin, size_t heads, size_t dim, size_t half,
+              bool interleaved)
+{
+    for (size_t h = 0; h < heads; h++)
+        if (interleaved)
+            rope_head(x + h * dim, cos, sin, half, 2, 1);
+        else
+            rope_head(x + h * dim, cos, sin, half, 1, half);
 }
 
 /* ---- rows ----------------------------------------------------------------------------------- */

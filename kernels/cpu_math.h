@@ -104,8 +104,9 @@ void cpu_norm(float *y, const float *x, const float *w, const float *bias, enum 
 void cpu_norm_grad(float *dx, double *dw, const float *dy, const float *x, const float *w,
                    enum qt_norm_kind kind, float eps, size_t n);
 
-/* One token: heads of width dim, pairs (i, i + half). */
-void cpu_rope(float *x, const float *cos, const float *sin, size_t heads, size_t dim, size_t half);
+/* One token: heads of width dim, pairs (i, i + half), or (2i, 2i + 1) if interleaved, i < half. */
+void cpu_rope(float *x, const float *cos, const float *sin, size_t heads, size_t dim, size_t half,
+              bool interleaved);
 
 /* x[i] = e^(x[i] - max x), returns the sum, which is at least 1 (n > 0, x finite). */
 double cpu_softmax(float *x, size_t n);

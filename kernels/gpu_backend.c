@@ -258,12 +258,14 @@ static int cuda_norm(struct qt_backend *be, float *y, const float *x, const floa
 }
 
 static int cuda_rope(struct qt_backend *be, float *x, const float *cos, const float *sin, size_t m,
-                     size_t seqlen, size_t heads, size_t dim, size_t rot, struct qt_err *err)
+                     size_t seqlen, size_t heads, size_t dim, size_t rot, bool interleaved,
+                     struct qt_err *err)
 {
     if (m * heads * (rot / 2) == 0)
         return QT_OK;
     return gpu_launched(
-        gpu_math_rope(x, cos, sin, m, seqlen, heads, dim, rot / 2, self(be)->stream), "rope", err);
+        gpu_math_rope(x, cos, sin, m, seqlen, heads, dim, rot / 2, interleaved, self(be)->stream),
+        "rope", err);
 }
 
 static int cuda_activate(struct qt_backend *be, float *y, const float *gate, const float *up,

@@ -95,7 +95,7 @@ int gpu_math_scale(float *y, float factor, size_t count, void *stream);
 int gpu_math_activate(float *y, const float *gate, const float *up, enum gpu_act kind, size_t count,
                       void *stream);
 int gpu_math_rope(float *x, const float *cos, const float *sin, size_t m, size_t seqlen,
-                  size_t heads, size_t dim, size_t half, void *stream);
+                  size_t heads, size_t dim, size_t half, bool interleaved, void *stream);
 int gpu_math_norm(float *y, const float *x, const float *w, const float *bias, enum gpu_norm kind,
                   float eps, size_t m, size_t n, void *stream);
 /* s[heads][rows][keys], scores of queries r0 and on with keys lo and on -> probabilities. */

@@ -162,11 +162,13 @@ static __global__ void activate_kernel(float *y, const float *gate, const float 
 }
 
 static __global__ void rope_kernel(float *x, const float *cos, const float *sin, size_t count,
-                                   size_t seqlen, size_t heads, size_t dim, size_t half)
+                                   size_t seqlen, size_t heads, size_t dim, size_t half,
+                                   bool interleaved)
 {
     FOR_ELEMENTS (i, count) { /* pairs of all heads of all tokens */
         const size_t pair = i % half, head = i / half, at = head / heads % seqlen * half + pair;
-        float *low = x + head * dim + pair, *high = low + half;
+        float *low = x + head * dim + (interleaved ? 2 * pair : pair);
+        float *high = low + (interleaved ? 1 : half);
         const float a = *low, b = *high;
         *low = a * cos[at] - b * sin[at];
         *high = b * cos[at] + a * sin[at];
@@ -394,11 +396,11 @@ int gpu_math_activate(float *y, const float *gate, const float *up, enum gpu_act
 }
 
 int gpu_math_rope(float *x, const float *cos, const float *sin, size_t m, size_t seqlen,
-                  size_t heads, size_t dim, size_t half, void *stream)
+                  size_t heads, size_t dim, size_t half, bool interleaved, void *stream)
 {
     const size_t count = m * heads * half;
     return LAUNCH(rope_kernel, blocks_for(count), THREADS, stream, x, cos, sin, count, seqlen,
-                  heads, dim, half);
+                  heads, dim, half, interleaved);
 }
 
 int gpu_math_norm(float *y, const float *x, const float *w, const float *bias, enum gpu_norm kind,

@@ -17,3 +17,21 @@ $ qtool inspect some
 $ qtool plan $MODELS/glm4_moe_groups --scheme nf4
 > model.layers.3.mlp.experts.0.down_proj.weight .*copied: predicts further tokens
 > model.layers.3.shared_head.head.weight .*copied
+
+# Rotary embeddings of neighbouring channels; a norm behind gate and up in one tensor.
+$ qtool quantize $MODELS/glm4 -o turned --strict --scheme nf4:g=32,learn=1 --tune-norms --data $MODELS/glm4/ids.u16 --seqlen 8 -q
+$ qtool verify turned -q
+$ qtool inspect turned
+> model.layers.0.mlp.gate_up_proj.weight .*learn=1
+$ qtool eval turned --kv 4 --ref $MODELS/glm4 --data $MODELS/glm4/ids.u16 --seqlen 8 -q
+> KL
+$ qtool quantize $MODELS/ernie4_5 -o plain --strict --scheme w4ax --data $MODELS/ernie4_5/ids.u16 --seqlen 8 -q
+$ qtool verify plain -q
+$ qtool quantize $MODELS/glm_old_keys -o old --strict --scheme nf4:g=32 --data $MODELS/glm_old_keys/ids.u16 --seqlen 8 -q
+$ qtool eval old --ref $MODELS/glm_old_keys --data $MODELS/glm_old_keys/ids.u16 --seqlen 8 -q
+> KL
+$ qtool list archs
+> ^glm$
+> ^glm4$
+> ^ernie4_5$
+> ^helium$

@@ -188,15 +188,16 @@ static void test_norm(size_t m, size_t n)
     }
 }
 
-static void test_rope(size_t sequences, size_t seqlen, size_t heads, size_t dim, size_t rot)
+static void test_rope(size_t sequences, size_t seqlen, size_t heads, size_t dim, size_t rot,
+                      bool interleaved)
 {
     size_t m = sequences * seqlen;
     struct array x = floats(m * heads * dim, 1), c = floats(seqlen * (rot / 2), 1),
                  s = floats(seqlen * (rot / 2), 1);
-#define CALL(be) be->rope(be, x.be, c.be, s.be, m, seqlen, heads, dim, rot, &err)
+#define CALL(be) be->rope(be, x.be, c.be, s.be, m, seqlen, heads, dim, rot, interleaved, &err)
     BOTH(CALL);
 #undef CALL
-    compare(&x, 1e-6, "rope");
+    compare(&x, 1e-6, interleaved ? "interleaved rope" : "rope");
     array_free(&x), array_free(&c), array_free(&s);
 }
 
@@ -607,9 +608,9 @@ int main(int argc, char **argv)
         test_linear(300, 259, 300000 + random_below(100));
     for (size_t n = 1; n <= 5000; n = 3 * n + 5)
         test_norm(1 + random_below(40), n);
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 10; i++)
         test_rope(1 + random_below(3), 1 + random_below(60), 1 + random_below(8), 64,
-                  16 * (1 + random_below(4)));
+                  16 * (1 + random_below(4)), i % 2);
     for (size_t i = 0; i < COUNT(kinds) - (quick ? 2 : 0); i++)
         test_attention(1 + random_below(3), &kinds[i]);
     test_elements(1);

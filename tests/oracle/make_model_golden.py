@@ -178,6 +178,25 @@ MODELS = {
     "exaone4_full": ("exaone4", LLAMA | dict(
         sliding_window=None, layer_types=["full_attention"] * 2, rope_parameters=LLAMA3 | {"rope_theta": 500.0},
         tie_word_embeddings=True), {"rms_norm_eps": None}),
+    "glm": ("glm", LLAMA | dict(num_attention_heads=2, head_dim=12, attention_bias=False,
+                                rope_parameters={"rope_type": "default", "rope_theta": 300.0,
+                                                 "partial_rotary_factor": 1.0}), {}),
+    "glm_old_keys": ("glm", LLAMA | dict(head_dim=8), {
+        "rms_norm_eps": None, "rope_parameters": None, "rope_theta": 200.0,
+        "partial_rotary_factor": 0.75, "attention_bias": None}),
+    "glm4": ("glm4", LLAMA | dict(head_dim=12, rope_parameters=LLAMA3 | {
+        "rope_theta": 500.0, "partial_rotary_factor": 0.5}), {}),
+    "glm4_old_keys": ("glm4", LLAMA | dict(head_dim=8, attention_bias=False,
+                                           tie_word_embeddings=True), {
+        "rms_norm_eps": None, "rope_parameters": None, "num_key_value_heads": None}),
+    "ernie4_5": ("ernie4_5", LLAMA | dict(head_dim=8, use_bias=True, tie_word_embeddings=False,
+                                          rope_parameters=YARN), {}),
+    "ernie4_5_plain": ("ernie4_5", LLAMA | dict(head_dim=6), {
+        "rms_norm_eps": None, "rope_parameters": None, "use_bias": None,
+        "tie_word_embeddings": None}),
+    "helium": ("helium", LLAMA | dict(head_dim=8), {"rms_norm_eps": None, "rope_parameters": None}),
+    "helium_biased": ("helium", LLAMA | dict(head_dim=8, attention_bias=True, mlp_bias=True,
+                                             tie_word_embeddings=True), {}),
     # Models of images and text: the least that transformers takes for eyes.
     "gemma3_images": ("gemma3", dict(
         text_config=GEMMA3 | dict(final_logit_softcapping=None), mm_tokens_per_image=4,

@@ -247,7 +247,7 @@ static void stored_order_computes_the_same(void **state)
 {
     static const char *const models[] = {
         "llama", "qwen2",   "qwen3_biased", "opt",     "llama_linear_biased", "llama3",
-        "phi3",  "granite", "olmo2_biased", "exaone4", "opt_norm_after"};
+        "phi3",  "granite", "olmo2_biased", "exaone4", "opt_norm_after",      "glm4_old_keys"};
     (void)state;
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         const char *dir = fixture_path("tests/golden/models", models[i]);

@@ -163,23 +163,26 @@ static void test_norm(void **state)
 }
 
 static void rope_case(struct qt_backend *be, size_t seqs, size_t seqlen, size_t heads, size_t dim,
-                      size_t rot)
+                      size_t rot, bool interleaved)
 {
     size_t m = seqs * seqlen, count = m * heads * dim, half = rot / 2;
+    const size_t step = interleaved ? 2 : 1, apart = interleaved ? 1 : half;
     float *x = random_floats(count, 1), *c = random_floats(seqlen * half, 1);
     float *s = random_floats(seqlen * half, 1);
     double *want = calloc(count, sizeof *want);
     assert_non_null(want);
     for (size_t i = 0; i < count; i++) {
-        size_t d = i % dim, pos = i / dim / heads % seqlen, p = pos * half + d % (half ? half : 1);
+        const size_t d = i % dim, pos = i / dim / heads % seqlen;
+        const bool low = interleaved ? d % 2 == 0 : d < half;
+        const size_t p = pos * half + (low ? d : d - apart) / step;
         if (d >= rot)
             want[i] = (double)x[i];
-        else if (d < half)
-            want[i] = (double)x[i] * (double)c[p] - (double)x[i + half] * (double)s[p];
+        else if (low)
+            want[i] = (double)x[i] * (double)c[p] - (double)x[i + apart] * (double)s[p];
         else
-            want[i] = (double)x[i] * (double)c[p] + (double)x[i - half] * (double)s[p];
+            want[i] = (double)x[i] * (double)c[p] + (double)x[i - apart] * (double)s[p];
     }
-    assert_int_equal(be->rope(be, x, c, s, m, seqlen, heads, dim, rot, NULL), QT_OK);
+    assert_int_equal(be->rope(be, x, c, s, m, seqlen, heads, dim, rot, interleaved, NULL), QT_OK);
     expect_close(x, want, count, 1e-6, "rope");
     free(want);
     qt_free(x);
@@ -191,11 +194,13 @@ static void test_rope(void **state)
 {
     struct qt_backend *be = open_cpu();
     (void)state;
-    rope_case(be, 1, 1, 1, 2, 2);
-    rope_case(be, 2, 7, 3, 10, 10);
-    rope_case(be, 3, 65, 2, 64, 64);
-    rope_case(be, 2, 33, 4, 20, 8);
-    rope_case(be, 300, 3, 2, 64, 64);
+    for (int interleaved = 0; interleaved < 2; interleaved++) {
+        rope_case(be, 1, 1, 1, 2, 2, interleaved);
+        rope_case(be, 2, 7, 3, 10, 10, interleaved);
+        rope_case(be, 3, 65, 2, 64, 64, interleaved);
+        rope_case(be, 2, 33, 4, 20, 8, interleaved);
+        rope_case(be, 300, 3, 2, 64, 64, interleaved);
+    }
     be->close(be);
 }
 
@@ -492,7 +497,8 @@ static size_t all_operations(struct qt_backend *be, unsigned char *out, float *c
     memset(scores, 0, sizeof scores);
     memcpy(x, in[0], sizeof x);
     be->norm(be, x, x, in[1], in[2], QT_NORM_LAYER, 1e-5f, M, K, NULL);
-    be->rope(be, x, in[1], in[2], M, SEQ, 6, 32, 32, NULL);
+    be->rope(be, x, in[1], in[2], M, SEQ, 6, 32, 32, false, NULL);
+    be->rope(be, x, in[1], in[2], M, SEQ, 6, 32, 32, true, NULL);
     be->attention(be, att, x, in[3], in[3] + 100, M, &a, NULL);
     be->activate(be, att, att, x, QT_ACT_GELU, M * K, NULL);
     be->add(be, x, att, M * K, NULL);

@@ -162,7 +162,7 @@ static void test_norm(void **state)
 /* ---- rope ----------------------------------------------------------------------------------- */
 
 /* The transpose of a rotation: <rope(x), r> = <x, rope with -sin (r)>. */
-static void test_rope(void **state)
+static void rope_case(bool interleaved)
 {
     enum { SEQ = 5, HEADS = 2, DIM = 6, M = 2 * SEQ, N = M * HEADS * DIM };
     struct qt_backend *be = open_cpu();
@@ -170,13 +170,12 @@ static void test_rope(void **state)
     float *d = random_floats(N, 1), *cs = random_floats(SEQ * DIM / 2, 1);
     float *sn = random_floats(SEQ * DIM / 2, 1), *minus = random_floats(SEQ * DIM / 2, 1);
     double left = 0, right = 0;
-    (void)state;
     for (size_t i = 0; i < SEQ * DIM / 2; i++)
         minus[i] = -sn[i];
     memcpy(y, x, N * sizeof *x);
     memcpy(d, r, N * sizeof *x);
-    be->rope(be, y, cs, sn, M, SEQ, HEADS, DIM, DIM, NULL);
-    be->rope(be, d, cs, minus, M, SEQ, HEADS, DIM, DIM, NULL);
+    be->rope(be, y, cs, sn, M, SEQ, HEADS, DIM, DIM, interleaved, NULL);
+    be->rope(be, d, cs, minus, M, SEQ, HEADS, DIM, DIM, interleaved, NULL);
     for (size_t i = 0; i < N; i++) {
         left += (double)y[i] * (double)r[i];
         right += (double)x[i] * (double)d[i];
@@ -186,6 +185,13 @@ static void test_rope(void **state)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         qt_free(all[i]);
     be->close(be);
+}
+
+static void test_rope(void **state)
+{
+    (void)state;
+    rope_case(false);
+    rope_case(true);
 }
 
 /* ---- activation ----------------------------------------------------------------------------- */

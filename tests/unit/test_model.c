@@ -725,6 +725,26 @@ static const struct refusal refusals[] = {
     {"olmo3_old_keys", "rope_theta", NULL, QT_OK, ""},
     {"exaone4", "sliding_window_pattern", "null", QT_OK, ""}, /* layer_types say it */
     {"smollm3", "no_rope_layer_interval", "0", QT_OK, ""},    /* no_rope_layers do */
+    {"glm", "partial_rotary_factor", "0.5", QT_OK, ""},       /* rope_parameters say 1 */
+    {"glm", "attention_bias", NULL, QT_E_INPUT, "self_attn.q_proj.bias"},
+    {"glm_old_keys", "attention_bias", "false", QT_E_INPUT, "implies no bias"},
+    {"glm_old_keys", "partial_rotary_factor", "0.2", QT_E_INPUT, "leaves 1 channels"},
+    {"glm_old_keys", "partial_rotary_factor", "1.5", QT_E_UNSUPPORTED, "above 1"},
+    {"glm_old_keys", "rope_scaling", "{\"type\": \"dynamic\"}", QT_E_UNSUPPORTED, "dynamic"},
+    {"glm4_old_keys", "partial_rotary_factor", "null", QT_E_UNSUPPORTED, "partial_rotary_factor"},
+    {"glm4", "num_key_value_heads", "4", QT_E_INPUT, "k_proj.weight"},
+    {"glm4", "head_dim", NULL, QT_E_INPUT, "[512, 32]"},
+    {"glm4", "intermediate_size", "47", QT_E_INPUT, "gate_up_proj.weight"},
+    {"glm4_old_keys", "tie_word_embeddings", NULL, QT_E_INPUT, "lm_head.weight"},
+    {"ernie4_5", "head_dim", NULL, QT_E_INPUT, "[512, 32]"},
+    {"ernie4_5", "num_key_value_heads", NULL, QT_OK, ""},
+    {"ernie4_5", "partial_rotary_factor", "0.5", QT_E_UNSUPPORTED, "partial_rotary_factor"},
+    {"ernie4_5", "use_bias", "false", QT_E_INPUT, "implies no bias"},
+    {"ernie4_5_plain", "use_bias", "true", QT_E_INPUT, "self_attn.q_proj.bias"},
+    {"helium", "head_dim", NULL, QT_E_INPUT, "[512, 32]"},
+    {"helium", "num_key_value_heads", NULL, QT_E_INPUT, "not a multiple"}, /* 20 */
+    {"helium_biased", "attention_bias", NULL, QT_E_INPUT, "implies no bias"},
+    {"helium_biased", "mlp_bias", NULL, QT_E_INPUT, "implies no bias"},
     {"exaone4", "layer_types", NULL, QT_E_INPUT, "sliding_window_pattern"},
     {"exaone4_full", "layer_types", NULL, QT_OK, ""},
 };

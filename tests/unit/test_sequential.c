@@ -255,6 +255,7 @@ static void norms_behind_sublayers(void **state)
     model_case("tests/golden/models/gemma2", 0, -1);
     model_case("tests/golden/models/gemma3", 0, -1); /* and rotary embeddings that take turns */
     model_case("tests/golden/models/olmo2", 0, -1);  /* and no norms in front */
+    model_case("tests/golden/models/glm4", 0, -1);   /* and gate and up in one tensor */
 }
 
 static void allocation_failures(void **state)
