@@ -14,7 +14,7 @@
  * (docs/pipelines.md). */
 static const char *spin_count(void)
 {
-    return getenv("OMP_WAIT_POLICY") ? NULL : "1000";
+    return getenv("OMP_WAIT_POLICY") ? NULL : "10000";
 }
 
 /* OpenBLAS knows processors by their numbers, and takes the code of an old one for those that came

@@ -10,7 +10,8 @@
 #include <string.h>
 
 enum {
-    QUERIES = 256, /* of a panel of attention: a key that is not finite reaches all of them */
+    QUERIES = 256,    /* of a panel of attention: a key that is not finite reaches all of them */
+    SCORES = 1 << 26, /* of attention in memory at a time */
 };
 
 struct cuda {
@@ -171,52 +172,89 @@ static int cuda_linear_grad_w(struct qt_backend *be, float *dw, const float *dy,
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
-/* A panel: the query heads of a key-value head, queries [r0, r1) of a sequence and the keys that
- * any of them sees. */
+/* That any of the queries from r0 on sees. */
+static size_t first_key(const struct qt_attention *a, size_t r0)
+{
+    return a->window && r0 >= a->window ? r0 - a->window + 1 : 0;
+}
+
+/* Heads that lie evenly in q and y, and in k and v. */
+struct heads {
+    size_t count, q, kv; /* steps, in floats */
+};
+
+/* A panel: queries [r0, r1) of a sequence, the keys that any of them sees, and `count` key-value
+ * heads, of which q, k, v and y are the first, with their query heads. */
 static int attention_panel(struct qt_backend *be, float *y, const float *q, const float *k,
-                           const float *v, const struct qt_attention *a, size_t r0, size_t r1,
-                           struct qt_err *err)
+                           const float *v, const struct qt_attention *a, size_t count, size_t r0,
+                           size_t r1, struct qt_err *err)
 {
     struct cuda *g = self(be);
     const size_t group = a->heads / a->kv_heads, rows = r1 - r0, dim = a->head_dim;
-    const size_t lo = a->window && r0 >= a->window ? r0 - a->window + 1 : 0, keys = r1 - lo;
+    const size_t lo = first_key(a, r0), keys = r1 - lo, cells = rows * keys;
     const int ldq = (int)(a->heads * dim), ldk = (int)(a->kv_heads * dim);
-    float *s;
+    /* Of one key-value head; one of each. Products are of all `in`, for each `out`. */
+    const struct heads of_one = {group, dim, 0}, of_each = {count, group * dim, dim};
+    const struct heads in = group < count ? of_each : of_one;
+    const struct heads out = group < count ? of_one : of_each;
     int rc;
-    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, group * rows * keys, sizeof *s, err));
-    s = g->scratch.p;
-    const struct gpu_product scores = {.m = (int)rows,
-                                       .n = (int)keys,
-                                       .k = (int)dim,
-                                       .alpha = a->scale,
-                                       .a = q + r0 * (size_t)ldq,
-                                       .b = k + lo * (size_t)ldk,
-                                       .c = s,
-                                       .b_turned = true,
-                                       .lda = ldq,
-                                       .ldb = ldk,
-                                       .ldc = (int)keys,
-                                       .step_a = (long long)dim,
-                                       .step_c = (long long)(rows * keys),
-                                       .count = (int)group};
-    const struct gpu_product values = {.m = (int)rows,
-                                       .n = (int)dim,
-                                       .k = (int)keys,
-                                       .alpha = 1,
-                                       .a = s,
-                                       .b = v + lo * (size_t)ldk,
-                                       .c = y + r0 * (size_t)ldq,
-                                       .lda = (int)keys,
-                                       .ldb = ldk,
-                                       .ldc = ldq,
-                                       .step_a = (long long)(rows * keys),
-                                       .step_c = (long long)dim,
-                                       .count = (int)group};
-    QT_TRY(gpu_product(&g->products, &scores, err));
+    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, count * group * cells, sizeof(float), err));
+    float *s = g->scratch.p;
+    struct gpu_product scores = {.m = (int)rows,
+                                 .n = (int)keys,
+                                 .k = (int)dim,
+                                 .alpha = a->scale,
+                                 .b_turned = true,
+                                 .lda = ldq,
+                                 .ldb = ldk,
+                                 .ldc = (int)keys,
+                                 .step_a = (long long)in.q,
+                                 .step_b = (long long)in.kv,
+                                 .step_c = (long long)cells,
+                                 .count = (int)in.count};
+    struct gpu_product values = {.m = (int)rows,
+                                 .n = (int)dim,
+                                 .k = (int)keys,
+                                 .alpha = 1,
+                                 .lda = (int)keys,
+                                 .ldb = ldk,
+                                 .ldc = ldq,
+                                 .step_a = (long long)cells,
+                                 .step_b = (long long)in.kv,
+                                 .step_c = (long long)in.q,
+                                 .count = (int)in.count};
+    for (size_t i = 0; i < out.count; i++) {
+        scores.a = q + r0 * (size_t)ldq + i * out.q;
+        scores.b = k + lo * (size_t)ldk + i * out.kv;
+        scores.c = s + i * in.count * cells;
+        QT_TRY(gpu_product(&g->products, &scores, err));
+    }
     QT_TRY(gpu_launched(
-        gpu_math_softmax(s, group, rows, keys, r0, lo, a->window, a->softcap, g->stream), "softmax",
-        err));
-    QT_TRY(gpu_product(&g->products, &values, err));
+        gpu_math_softmax(s, count * group, rows, keys, r0, lo, a->window, a->softcap, g->stream),
+        "softmax", err));
+    for (size_t i = 0; i < out.count; i++) {
+        values.a = s + i * in.count * cells;
+        values.b = v + lo * (size_t)ldk + i * out.kv;
+        values.c = y + r0 * (size_t)ldq + i * out.q;
+        QT_TRY(gpu_product(&g->products, &values, err));
+    }
+done:
+    return rc;
+}
+
+/* Queries [r0, r1) of a sequence, all heads, as many at a time as there is room for. */
+static int attention_rows(struct qt_backend *be, float *y, const float *q, const float *k,
+                          const float *v, const struct qt_attention *a, size_t r0, size_t r1,
+                          struct qt_err *err)
+{
+    const size_t group = a->heads / a->kv_heads, dim = a->head_dim;
+    const size_t fit = SCORES / (group * (r1 - r0) * (r1 - first_key(a, r0)));
+    int rc = QT_OK;
+    for (size_t head = 0, count; head < a->kv_heads; head += count) {
+        const size_t at = head * group * dim, kv_at = head * dim;
+        count = qt_min_size(qt_max_size(fit, 1), a->kv_heads - head);
+        QT_TRY(attention_panel(be, y + at, q + at, k + kv_at, v + kv_at, a, count, r0, r1, err));
+    }
 done:
     return rc;
 }
@@ -225,17 +263,14 @@ static int cuda_attention(struct qt_backend *be, float *y, const float *q, const
                           const float *v, size_t m, const struct qt_attention *a,
                           struct qt_err *err)
 {
-    const size_t group = a->heads / a->kv_heads, dim = a->head_dim;
+    const size_t wide = a->heads * a->head_dim, narrow = a->kv_heads * a->head_dim;
     int rc;
-    QT_TRY(check_sizes(a->heads * dim, a->seqlen, group, err));
-    for (size_t seq = 0; seq < m / a->seqlen; seq++)
-        for (size_t head = 0; head < a->kv_heads; head++) {
-            const size_t at_q = (seq * a->seqlen * a->heads + head * group) * dim;
-            const size_t at_k = (seq * a->seqlen * a->kv_heads + head) * dim;
-            for (size_t r0 = 0; r0 < a->seqlen; r0 += QUERIES)
-                QT_TRY(attention_panel(be, y + at_q, q + at_q, k + at_k, v + at_k, a, r0,
-                                       qt_min_size(r0 + QUERIES, a->seqlen), err));
-        }
+    QT_TRY(check_sizes(wide, a->seqlen, a->heads, err));
+    for (size_t seq = 0; seq < m; seq += a->seqlen)
+        for (size_t r0 = 0; r0 < a->seqlen; r0 += QUERIES)
+            QT_TRY(attention_rows(be, y + seq * wide, q + seq * wide, k + seq * narrow,
+                                  v + seq * narrow, a, r0, qt_min_size(r0 + QUERIES, a->seqlen),
+                                  err));
 done:
     return rc;
 }

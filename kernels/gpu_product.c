@@ -1,9 +1,11 @@
 #include "kernels/gpu_product.h"
 
 enum {
-    PANEL = 2048,         /* rows of a Gram matrix */
-    TOKENS = 1024,        /* added up in FP32 before they are in FP64, as on the CPU */
-    LARGE = 256,          /* rows, columns, depth from which on making parts is worth it */
+    PANEL = 2048,  /* rows of a Gram matrix */
+    TOKENS = 1024, /* added up in FP32 before they are in FP64, as on the CPU */
+    /* Parts are worth making from so many rows and columns and such a depth on. */
+    LARGE = 256,
+    DEEP = 128,
     PART_CELLS = 1 << 26, /* of a factor whose parts are in memory at a time */
 };
 
@@ -56,7 +58,7 @@ static bool has_fast_tf32(const struct qt_gpu *gpu)
 
 static bool is_large(const struct gpu_products *g, int m, int n, int k)
 {
-    return has_fast_tf32(g->gpu) && m >= LARGE && n >= LARGE && k >= LARGE;
+    return has_fast_tf32(g->gpu) && m >= LARGE && n >= LARGE && k >= DEEP;
 }
 
 /* A factor of which rows (along m or n) lie in x: apart by ld, or, turned, next to each other. */

@@ -54,9 +54,9 @@ $ qtool vresion --json
 # Threads wait for each other without spinning for long, unless the environment says otherwise.
 need OMP_DISPLAY_ENV=verbose qtool version 2>&1 | grep -q GOMP_SPINCOUNT
 $ env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose qtool version
-2 GOMP_SPINCOUNT = '1000'
+2 GOMP_SPINCOUNT = '10000'
 $ env -u GOMP_SPINCOUNT OMP_WAIT_POLICY=passive OMP_DISPLAY_ENV=verbose qtool version
-2! GOMP_SPINCOUNT = '1000'
+2! GOMP_SPINCOUNT = '10000'
 
 # Where OpenBLAS takes an old processor's code for a new one, it gets the name of a better one.
 # (With sanitizers nothing can be loaded before them.)
