@@ -2,6 +2,9 @@
 #include "pack/rowops.h"
 
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 #define QT_JOIN2(a, b) a##b
 #define QT_JOIN(a, b)  QT_JOIN2(a, b)
@@ -40,7 +43,7 @@ INLINE vf load(const float *p)
     return v;
 }
 
-INLINE vf select(vi mask, vf yes, vf no)
+INLINE vf where(vi mask, vf yes, vf no)
 {
     return (vf)((mask & (vi)yes) | (~mask & (vi)no));
 }
@@ -79,16 +82,42 @@ INLINE void chunk_at(struct chunk *c, const float *x, const float *h, size_t i, 
 
 /* ---- nearest value: tables ------------------------------------------------------------------ */
 
+#ifdef __AVX512F__
+/* table[index] */
+INLINE vf pick(const float table[16], vi index)
+{
+    return (vf)_mm512_permutexvar_ps((__m512i)index, (__m512)load(table));
+}
+
+/* A search in halves: comparing with all 15 of what is between values takes twice as long. With two
+ * registers a table, or none that can be indexed, it is the other way round. */
+INLINE vi search(vf y, const struct qt_grid *g, int levels)
+{
+    vi code = (y > splat(g->mid[levels / 2 - 1])) & splat_i(levels / 2);
+    for (int half = levels / 4; half; half /= 2)
+        code |= (y > pick(g->mid, code + (half - 1))) & splat_i(half);
+    return code;
+}
+#endif
+
 INLINE vf table_value(vf y, const struct qt_grid *g, int levels)
 {
+#ifdef __AVX512F__
+    if (levels > 4)
+        return pick(g->value, search(y, g, levels));
+#endif
     vf q = splat(g->value[0]);
     for (int i = 1; i < levels; i++)
-        q = select(y > splat(g->mid[i - 1]), splat(g->value[i]), q);
+        q = where(y > splat(g->mid[i - 1]), splat(g->value[i]), q);
     return q;
 }
 
 INLINE vi table_code(vf y, const struct qt_grid *g, int levels)
 {
+#ifdef __AVX512F__
+    if (levels > 4)
+        return search(y, g, levels);
+#endif
     vi code = {0};
     for (int i = 1; i < levels; i++)
         code -= y > splat(g->mid[i - 1]); /* a true lane is -1 */
@@ -111,7 +140,7 @@ INLINE struct mini mini_round(vf y, const struct qt_grid *g)
     int bias = (1 << (g->exp_bits - 1)) - 1;
     vi e_min = splat_i((127 + 1 - bias) << 23);
     vf a = (vf)((vi)y & 0x7fffffff), top = splat(g->max);
-    a = select(a > top, top, a);
+    a = where(a > top, top, a);
     vi e = (vi)a & 0x7f800000;
     vi low = e < e_min;
     e = (low & e_min) | (~low & e);
@@ -140,8 +169,8 @@ INLINE vi mini_code(vf y, const struct qt_grid *g)
 
 INLINE vf whole_sum(vf y, const struct qt_grid *g)
 {
-    y = select(y < splat(g->low), splat(g->low), y);
-    y = select(y > splat(g->high), splat(g->high), y);
+    y = where(y < splat(g->low), splat(g->low), y);
+    y = where(y > splat(g->high), splat(g->high), y);
     return y + splat(0x1.8p23f);
 }
 

@@ -13,12 +13,13 @@ enum { QT_GRID_MAX = 16 }; /* entries of a table */
 
 /* The values that codes stand for, before scaling: a table, a minifloat, or whole numbers. */
 struct qt_grid {
-    int levels;                 /* 4, 8 or 16 table entries; 0: no table */
-    float value[QT_GRID_MAX];   /* ascending */
-    float mid[QT_GRID_MAX - 1]; /* (value[i] + value[i+1]) / 2: x > mid[i] goes to i + 1 or above */
-    int exp_bits, man_bits;     /* minifloat ExMy; code = magnitude bits << 1 | sign; 0, 0: none */
-    float low, high;            /* else integers low..high; code = (value - low) mod 256 */
-    float max;                  /* largest magnitude */
+    int levels;               /* 4, 8 or 16 table entries; 0: no table */
+    float value[QT_GRID_MAX]; /* ascending */
+    float mid[QT_GRID_MAX];   /* (value[i] + value[i+1]) / 2: x > mid[i] goes to i + 1 or above; the
+                                 last is not used */
+    int exp_bits, man_bits;   /* minifloat ExMy; code = magnitude bits << 1 | sign; 0, 0: none */
+    float low, high;          /* else integers low..high; code = (value - low) mod 256 */
+    float max;                /* largest magnitude */
 };
 
 struct qt_rowops {
