@@ -26,13 +26,21 @@ static int read_softcap(float *out, const struct source *src, const char *key, d
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
+static bool is_null(const struct source *src, const char *key)
+{
+    return json_is_null(json_object_get(src->json, key));
+}
+
+/* What is null is not the family's default, but what follows from the others. */
 static int read_heads(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     struct qt_model_info *info = &cfg->info;
     int rc = QT_OK;
     info->heads = cfg->arch->heads;
     QT_TRY(config_read_size(&info->heads, src, "num_attention_heads", LIMIT_HEADS, err));
-    info->kv_heads = cfg->arch->kv_heads ? cfg->arch->kv_heads : info->heads;
+    info->kv_heads = info->heads;
+    if (cfg->arch->kv_heads && !is_null(src, "num_key_value_heads"))
+        info->kv_heads = cfg->arch->kv_heads;
     QT_TRY(config_read_size(&info->kv_heads, src, "num_key_value_heads", LIMIT_HEADS, err));
     if (info->heads % info->kv_heads)
         return qt_fail(err, QT_E_INPUT, src->path, NULL,
@@ -40,7 +48,7 @@ static int read_heads(struct config *cfg, const struct source *src, struct qt_er
                        info->heads, info->kv_heads);
     if (config_given(src->json, "head_dim"))
         QT_TRY(config_read_size(&info->head_dim, src, "head_dim", LIMIT_HEADS, err));
-    else if (cfg->arch->head_dim)
+    else if (cfg->arch->head_dim && !is_null(src, "head_dim"))
         info->head_dim = cfg->arch->head_dim;
     else if (info->hidden % info->heads)
         return qt_fail(err, QT_E_INPUT, src->path, NULL,

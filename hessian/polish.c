@@ -36,7 +36,7 @@ static bool note_change(struct panel *p, size_t at, size_t j, const float *old, 
     return changed;
 }
 
-/* Columns [from, to) of the block learn what has changed: c[R]. */
+/* Columns [from, to) of the block learn what has changed: c[R]. True unless that is 0. */
 static bool descend_column(struct panel *p, size_t at, size_t j, size_t from, size_t to, float *c)
 {
     const size_t pos = at + j;
@@ -52,8 +52,8 @@ static bool descend_column(struct panel *p, size_t at, size_t j, size_t from, si
     return changed;
 }
 
-/* Columns [first, end) of a block of n, a few at a time. G of [from, first) and of those behind
- * learns all, of those between only what a later one needs, or, if `all`, all. */
+/* Columns [first, end) of a block of n, a few at a time. G of [end, n) learns all, of [first, end)
+ * only what a later one needs, or, if `all`, all. */
 static void descend(struct panel *p, size_t at, size_t first, size_t end, size_t n, bool all)
 {
     float *c = p->spare;
@@ -158,7 +158,7 @@ static void refit_scale(struct panel *p, size_t at, size_t first, size_t end, si
         }
     p->rounder->scale(p->rounder->ctx, f->group[pos], scale, p->row0, p->rows);
     choose_scale(scale, p, f->group[pos], ug, uhu);
-    for (size_t j = first; j < end; j++, q += R, unit += R, c += R) {
+    for (size_t j = first; j < end; j++, q += R, unit += R, c += R) { /* hu has been used */
         memcpy(old, q, sizeof old);
         for (size_t r = 0; r < R; r++)
             q[r] = scale[r] * unit[r];

@@ -1,7 +1,7 @@
 /*
  * The CUDA backend: matrix products by cuBLAS (gpu_product.c; Cholesky in FP64), everything else by
- * the kernels of gpu_math.cu. Attention and Gram matrices are products of panels whose results go
- * through the scratch. Gradients of what is no product are rare (learning only): computed on the
+ * the kernels of gpu_math.cu. Attention is products of panels whose results go through the scratch.
+ * Gradients of what is no product are rare (learning only): computed on the
  * CPU.
  */
 #include "kernels/gpu_product.h"
@@ -266,7 +266,7 @@ static int cuda_attention(struct qt_backend *be, float *y, const float *q, const
     const size_t wide = a->heads * a->head_dim, narrow = a->kv_heads * a->head_dim;
     int rc;
     QT_TRY(check_sizes(wide, a->seqlen, a->heads, err));
-    for (size_t seq = 0; seq < m; seq += a->seqlen)
+    for (size_t seq = 0; seq + a->seqlen <= m; seq += a->seqlen)
         for (size_t r0 = 0; r0 < a->seqlen; r0 += QUERIES)
             QT_TRY(attention_rows(be, y + seq * wide, q + seq * wide, k + seq * narrow,
                                   v + seq * narrow, a, r0, qt_min_size(r0 + QUERIES, a->seqlen),
@@ -645,6 +645,7 @@ int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err
     g->be = functions;
     g->be.ctx = g;
     QT_TRY(qt_gpu_open(&g->gpu, device, err));
+    g->products.gpu = g->gpu;
     if (!g->gpu->has_cublas) {
         rc = qt_fail(err, QT_E_NO_GPU, NULL, NULL, "no GPU %d to calibrate on: %s", device,
                      g->gpu->cublas);
@@ -652,7 +653,6 @@ int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err
     }
     g->cublas = gpu_cublas_of(g->gpu);
     g->stream = gpu_stream_of(g->gpu);
-    g->products.gpu = g->gpu;
     QT_TRY(qt_backend_cpu_open(&g->cpu, err));
     *out = &g->be;
 done:

@@ -117,7 +117,7 @@ static __global__ void parts_kernel(float *z, const float *x, size_t rows, size_
             float *to = z + (r0 + i) * 3 * width + 3 * run + (k0 + lane - run), v = 0;
             if (k0 + lane < k)
                 v = TURNED ? tile[lane][i] : x[(r0 + i) * ld + k0 + lane];
-            const float high = isnan(v) ? v : to_tf32(v), low = isfinite(v) ? to_tf32(v - high) : 0;
+            const float high = isnan(v) ? nanf("") : to_tf32(v), low = isfinite(v) ? to_tf32(v - high) : 0;
             to[0] = right ? high : low;
             to[step] = right ? low : high;
             to[2 * step] = high;

@@ -49,8 +49,8 @@ void gpu_products_free(struct gpu_products *g)
 
 /* ---- 3xTF32 --------------------------------------------------------------------------------- */
 
-/* GPUs for data centers. Of others the tensor cores take TF32 at one or two times the rate of
- * FP32. */
+/* GPUs for data centers. Of others (and of cut-down ones of these, H20) the tensor cores take TF32
+ * at one or two times the rate of FP32. */
 static bool has_fast_tf32(const struct qt_gpu *gpu)
 {
     return gpu->cc == 80 || gpu->cc / 10 == 9 || gpu->cc / 10 == 10;
@@ -61,15 +61,15 @@ static bool is_large(const struct gpu_products *g, int m, int n, int k)
     return has_fast_tf32(g->gpu) && m >= LARGE && n >= LARGE && k >= DEEP;
 }
 
-/* A factor of which rows (along m or n) lie in x: apart by ld, or, turned, next to each other. */
-struct factor {
+/* Rows along m or n of a factor: in x apart by ld, or, turned, next to each other. */
+struct rows {
     const float *x;
     bool turned;
     int ld;
 };
 
 /* Parts of rows of a factor. */
-static int split(struct gpu_products *g, struct gpu_scratch *to, const struct factor *f, int row,
+static int split(struct gpu_products *g, struct gpu_scratch *to, const struct rows *f, int row,
                  int rows, int k, struct qt_err *err)
 {
     const float *x = f->x + (size_t)row * (f->turned ? 1 : (size_t)f->ld);
@@ -108,7 +108,7 @@ done:
 
 static int product_of_parts(struct gpu_products *g, const struct gpu_product *p, struct qt_err *err)
 {
-    const struct factor a = {p->a, p->a_turned, p->lda}, b = {p->b, !p->b_turned, p->ldb};
+    const struct rows a = {p->a, p->a_turned, p->lda}, b = {p->b, !p->b_turned, p->ldb};
     const int rows = PART_CELLS / p->k > LARGE ? PART_CELLS / p->k : LARGE;
     int rc = QT_OK;
     for (int i = 0; i < p->m; i += rows) {
@@ -139,7 +139,7 @@ int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_e
 static int add_gram(struct gpu_products *g, double *h, const float *x, int m, int k,
                     struct qt_err *err)
 {
-    const struct factor f = {x, true, k};
+    const struct rows f = {x, true, k};
     const bool large = is_large(g, k, k, m);
     int rc = QT_OK;
     if (large) {

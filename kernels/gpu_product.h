@@ -31,14 +31,15 @@ int gpu_scratch_need(struct gpu_scratch *s, struct qt_gpu *gpu, size_t count, si
 
 struct gpu_products {
     struct qt_gpu *gpu;
-    struct gpu_scratch left, right; /* parts of factors */
+    struct gpu_scratch left, right; /* parts of factors, at most 805 MB each; kept */
     struct gpu_scratch made;        /* of a Gram matrix */
 };
 
 void gpu_products_free(struct gpu_products *g);
 
 /* p as it says, or as 3xTF32: then c is off by up to 1e-5 of its typical value, as in FP32 by
- * 2e-6, and what would be infinite may be NaN. */
+ * 2e-6, and what would be infinite may be NaN. (Of products of a batch none is; that of one head
+ * of attention may be.) */
 int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_err *err);
 /* As struct qt_backend has it. */
 int gpu_gram(struct gpu_products *g, double *h, const float *x, size_t m, size_t k,

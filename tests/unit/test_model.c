@@ -726,6 +726,8 @@ static const struct refusal refusals[] = {
     {"exaone4", "sliding_window_pattern", "null", QT_OK, ""}, /* layer_types say it */
     {"smollm3", "no_rope_layer_interval", "0", QT_OK, ""},    /* no_rope_layers do */
     {"glm", "partial_rotary_factor", "0.5", QT_OK, ""},       /* rope_parameters say 1 */
+    {"glm", "rope_parameters", "{\"rope_type\": \"default\", \"partial_rotary_factor\": null}",
+     QT_E_UNSUPPORTED, "partial_rotary_factor"},
     {"glm", "attention_bias", NULL, QT_E_INPUT, "self_attn.q_proj.bias"},
     {"glm_old_keys", "attention_bias", "false", QT_E_INPUT, "implies no bias"},
     {"glm_old_keys", "partial_rotary_factor", "0.2", QT_E_INPUT, "leaves 1 channels"},
@@ -738,6 +740,8 @@ static const struct refusal refusals[] = {
     {"glm4_old_keys", "tie_word_embeddings", NULL, QT_E_INPUT, "lm_head.weight"},
     {"ernie4_5", "head_dim", NULL, QT_E_INPUT, "[512, 32]"},
     {"ernie4_5", "num_key_value_heads", NULL, QT_OK, ""},
+    {"ernie4_5", "num_key_value_heads", "null", QT_E_INPUT, "k_proj.weight"}, /* as many as heads */
+    {"ernie4_5", "head_dim", "null", QT_OK, ""},                              /* 32 / 4 */
     {"ernie4_5", "partial_rotary_factor", "0.5", QT_E_UNSUPPORTED, "partial_rotary_factor"},
     {"ernie4_5", "use_bias", "false", QT_E_INPUT, "implies no bias"},
     {"ernie4_5_plain", "use_bias", "true", QT_E_INPUT, "self_attn.q_proj.bias"},
