@@ -94,6 +94,9 @@ $(B)/tests/%: $(B)/tests/unit/%.o $(B)/libqtool.a
 	$(LINK) -lcmocka $(WRAP)
 
 comma := ,
+$(B)/tests/test_gpu_backend: $(patsubst %,$(B)/%.o,kernels/gpu_backend kernels/gpu_product \
+    tests/unit/gpu_missing)
+
 $(B)/tests/test_faults: WRAP := $(addprefix -Wl$(comma)--wrap=,open read pread pwrite fsync fdatasync \
     rename ftruncate fallocate mkdir unlinkat fstat lstat opendir mmap \
     malloc realloc aligned_alloc)

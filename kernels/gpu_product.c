@@ -6,7 +6,7 @@ enum {
     /* Parts are worth making from so many rows and columns and such a depth on. */
     LARGE = 256,
     DEEP = 128,
-    PART_CELLS = 1 << 26, /* of a factor whose parts are in memory at a time */
+    PART_CELLS = 1 << 26,
 };
 
 int gpu_launched(int status, const char *what, struct qt_err *err)
@@ -109,16 +109,18 @@ done:
 static int product_of_parts(struct gpu_products *g, const struct gpu_product *p, struct qt_err *err)
 {
     const struct rows a = {p->a, p->a_turned, p->lda}, b = {p->b, !p->b_turned, p->ldb};
-    const int rows = PART_CELLS / p->k > LARGE ? PART_CELLS / p->k : LARGE;
+    const int fit = (g->part_cells ? g->part_cells : PART_CELLS) / p->k;
+    const int most = fit > LARGE ? fit : LARGE;
+    struct gpu_product q = *p;
     int rc = QT_OK;
-    for (int i = 0; i < p->m; i += rows) {
-        QT_TRY(split(g, &g->left, &a, i, p->m - i < rows ? p->m - i : rows, p->k, err));
-        for (int j = 0; j < p->n; j += rows) {
-            struct gpu_product q = *p;
-            q.m = p->m - i < rows ? p->m - i : rows;
-            q.n = p->n - j < rows ? p->n - j : rows;
+    for (int i = 0; i < p->m; i += most) {
+        q.m = p->m - i < most ? p->m - i : most;
+        QT_TRY(split(g, &g->left, &a, i, q.m, p->k, err));
+        for (int j = 0; j < p->n; j += most) {
+            q.n = p->n - j < most ? p->n - j : most;
             q.c = p->c + (size_t)i * (size_t)p->ldc + j;
-            QT_TRY(split(g, &g->right, &b, j, q.n, p->k, err));
+            if (i == 0 || p->n > most) /* else they are there */
+                QT_TRY(split(g, &g->right, &b, j, q.n, p->k, err));
             QT_TRY(multiply_parts(g, &q, 0, err));
         }
     }

@@ -33,6 +33,7 @@ struct gpu_products {
     struct qt_gpu *gpu;
     struct gpu_scratch left, right; /* parts of factors, at most 805 MB each; kept */
     struct gpu_scratch made;        /* of a Gram matrix */
+    int part_cells;                 /* of a factor whose parts are in memory at a time; 0: 2^26 */
 };
 
 void gpu_products_free(struct gpu_products *g);

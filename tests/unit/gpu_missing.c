@@ -1,0 +1,24 @@
+/* What the CUDA backend also calls, but not where test_gpu_backend.c does: the linker wants it. Its
+ * types are of no account, and its header is not included. */
+#include <stdlib.h>
+
+#define MISSING(name)                                                                              \
+    void name(void);                                                                               \
+    void name(void)                                                                                \
+    {                                                                                              \
+        abort();                                                                                   \
+    }
+
+MISSING(gpu_cublas_cholesky_step)
+MISSING(gpu_cublas_solve_upper)
+MISSING(gpu_math_activate)
+MISSING(gpu_math_add)
+MISSING(gpu_math_bias)
+MISSING(gpu_math_channels)
+MISSING(gpu_math_cholesky_tile)
+MISSING(gpu_math_gather)
+MISSING(gpu_math_norm)
+MISSING(gpu_math_rope)
+MISSING(gpu_math_scale)
+MISSING(gpu_math_scatter)
+MISSING(gpu_math_score)

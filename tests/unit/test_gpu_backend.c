@@ -1,0 +1,355 @@
+/*
+ * The host side of the CUDA backend, over a GPU that is not there: its memory is the host's, its
+ * cuBLAS is OpenBLAS, and the kernels that products and attention need are loops here; others are
+ * missing. So what is cut into panels, parts and heads is checked without a GPU;
+ * tests/gpu/test_backend.c is for the kernels.
+ */
+#include "backend_fixture.h"
+
+#include "kernels/gpu_product.h"
+
+#include <cblas.h>
+
+/* ---- the GPU -------------------------------------------------------------------------------- */
+
+static bool with_cublas;
+static size_t closed, products_of_parts;
+
+static int stand_in_new(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err)
+{
+    (void)gpu;
+    char *p;
+    int rc = qt_array_new(&p, bytes, 1, err);
+    *out = p;
+    if (rc == QT_OK)
+        memset(p, 0xff, bytes); /* NaN */
+    return rc;
+}
+
+static void stand_in_free(struct qt_gpu *gpu, void *p)
+{
+    (void)gpu;
+    qt_free(p);
+}
+
+static int stand_in_fill(struct qt_gpu *gpu, void *dst, int byte, size_t bytes, struct qt_err *err)
+{
+    (void)gpu;
+    (void)err;
+    memset(dst, byte, bytes);
+    return QT_OK;
+}
+
+static void stand_in_close(struct qt_gpu *gpu)
+{
+    closed++;
+    qt_free(gpu);
+}
+
+int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
+{
+    (void)device;
+    int rc = qt_array_new(out, 1, sizeof **out, err);
+    if (rc == QT_OK)
+        **out = (struct qt_gpu){.has_cublas = with_cublas,
+                                .cublas = "no cuBLAS: a test",
+                                .cc = 90,
+                                .new = stand_in_new,
+                                .free = stand_in_free,
+                                .fill = stand_in_fill,
+                                .close = stand_in_close};
+    return rc;
+}
+
+struct gpu_cublas *gpu_cublas_of(struct qt_gpu *gpu)
+{
+    (void)gpu;
+    return NULL;
+}
+
+void *gpu_stream_of(struct qt_gpu *gpu)
+{
+    (void)gpu;
+    return NULL;
+}
+
+int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)
+{
+    (void)c;
+    products_of_parts += p->tf32;
+    for (int i = 0; i < p->count; i++)
+        cblas_sgemm(CblasRowMajor, p->a_turned ? CblasTrans : CblasNoTrans,
+                    p->b_turned ? CblasTrans : CblasNoTrans, p->m, p->n, p->k, p->alpha,
+                    p->a + i * p->step_a, p->lda, p->b + i * p->step_b, p->ldb, p->beta,
+                    p->c + i * p->step_c, p->ldc);
+    return 0;
+}
+
+/* ---- its kernels ---------------------------------------------------------------------------- */
+
+static float to_tf32(float x)
+{
+    const uint32_t bits = (qt_f32_bits(x) + 0x1000) & ~0x1fffu;
+    float y;
+    memcpy(&y, &bits, sizeof y);
+    return y;
+}
+
+size_t gpu_math_parts_width(size_t k)
+{
+    return 3 * qt_round_up(k, 32);
+}
+
+int gpu_math_parts(float *z, const float *x, size_t rows, size_t k, size_t ld, bool turned,
+                   bool right, void *stream)
+{
+    const size_t width = gpu_math_parts_width(k) / 3;
+    (void)stream;
+    for (size_t r = 0; r < rows; r++)
+        for (size_t i = 0; i < width; i++) {
+            const size_t run = i / GPU_PARTS_DEPTH * GPU_PARTS_DEPTH;
+            const size_t step = qt_min_size(width - run, GPU_PARTS_DEPTH);
+            const float v = i >= k ? 0 : turned ? x[i * ld + r] : x[r * ld + i];
+            const float high = to_tf32(v), low = to_tf32(v - high);
+            float *to = z + 3 * (r * width + run) + (i - run);
+            to[0] = right ? high : low;
+            to[step] = right ? low : high;
+            to[2 * step] = high;
+        }
+    return 0;
+}
+
+int gpu_math_add_lower(double *h, const float *product, size_t i0, size_t rows, size_t cols,
+                       size_t k, void *stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < rows; i++)
+        for (size_t j = 0; j <= i0 + i; j++)
+            h[(i0 + i) * k + j] += (double)product[i * cols + j];
+    return 0;
+}
+
+int gpu_math_softmax(float *s, size_t heads, size_t rows, size_t keys, size_t r0, size_t lo,
+                     size_t window, float softcap, void *stream)
+{
+    (void)stream;
+    for (size_t n = 0; n < heads * rows; n++) {
+        float *row = s + n * keys, most = -INFINITY, sum = 0;
+        const size_t at = r0 + n % rows, from = window && at >= window ? at - window + 1 : 0;
+        for (size_t j = 0; j < keys; j++) {
+            const float capped = softcap > 0 ? softcap * tanhf(row[j] / softcap) : row[j];
+            row[j] = lo + j >= from && lo + j <= at ? capped : -INFINITY;
+            most = fmaxf(most, row[j]);
+        }
+        for (size_t j = 0; j < keys; j++)
+            sum += row[j] = expf(row[j] - most);
+        for (size_t j = 0; j < keys; j++)
+            row[j] /= sum;
+    }
+    return 0;
+}
+
+/* ---- against the CPU ------------------------------------------------------------------------ */
+
+static struct qt_backend *open_stand_in(void)
+{
+    struct qt_backend *be;
+    with_cublas = true;
+    assert_int_equal(qt_backend_cuda_open(&be, 0, NULL), QT_OK);
+    return be;
+}
+
+static size_t random_size(size_t from, size_t to)
+{
+    return from + random_u64() % (to - from + 1);
+}
+
+static void compare(const float *x, const float *y, size_t n, double tolerance)
+{
+    double most = 0;
+    for (size_t i = 0; i < n; i++)
+        most = fmax(most, fabs((double)x[i]));
+    for (size_t i = 0; i < n; i++)
+        if (!(fabs((double)x[i] - (double)y[i]) <= tolerance * most))
+            fail_msg("%zu of %zu: %g, not %g", i, n, (double)y[i], (double)x[i]);
+}
+
+static void linear_case(size_t m, size_t n, size_t k)
+{
+    struct qt_backend *be = open_stand_in(), *cpu = open_cpu();
+    float *x = random_floats(m * k, 1), *w = random_floats(n * k, 1);
+    float *want = random_floats(m * n, 1), *y = random_floats(m * n, 1);
+    assert_int_equal(cpu->linear(cpu, want, x, w, NULL, m, n, k, NULL), QT_OK);
+    assert_int_equal(be->linear(be, y, x, w, NULL, m, n, k, NULL), QT_OK);
+    compare(want, y, m * n, 1e-5);
+    qt_free(x);
+    qt_free(w);
+    qt_free(want);
+    qt_free(y);
+    be->close(be);
+    cpu->close(cpu);
+}
+
+/* Added to what is there. */
+static void gradients_case(size_t m, size_t n, size_t k)
+{
+    struct qt_backend *be = open_stand_in(), *cpu = open_cpu();
+    float *x = random_floats(m * k, 1), *w = random_floats(n * k, 1), *dy = random_floats(m * n, 1);
+    float *dx = random_floats(m * k, 1), *dx2 = copy_floats(dx, m * k);
+    float *dw = random_floats(n * k, 1), *dw2 = copy_floats(dw, n * k);
+    assert_int_equal(cpu->linear_grad_x(cpu, dx, dy, w, true, m, n, k, NULL), QT_OK);
+    assert_int_equal(be->linear_grad_x(be, dx2, dy, w, true, m, n, k, NULL), QT_OK);
+    compare(dx, dx2, m * k, 1e-5);
+    assert_int_equal(cpu->linear_grad_w(cpu, dw, dy, x, m, n, k, NULL), QT_OK);
+    assert_int_equal(be->linear_grad_w(be, dw2, dy, x, m, n, k, NULL), QT_OK);
+    compare(dw, dw2, n * k, 1e-5);
+    float *const all[] = {x, w, dy, dx, dx2, dw, dw2};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        qt_free(all[i]);
+    be->close(be);
+    cpu->close(cpu);
+}
+
+static void products(void **state)
+{
+    (void)state;
+    linear_case(3, 5, 7);
+    gradients_case(3, 5, 7);
+    assert_int_equal(products_of_parts, 0);
+    linear_case(256, 256, 256);
+    gradients_case(256, 256, 256);
+    assert_int_equal(products_of_parts, 3);
+    linear_case(300, 256, 2049);
+    linear_case(random_size(256, 300), random_size(256, 300), random_size(2000, 4500));
+    gradients_case(random_size(256, 300), random_size(256, 700), random_size(256, 2500));
+}
+
+/* c = a b + c, of which only panels of `rows` rows are in memory at a time. */
+static void panels_case(int m, int n, int k, int rows)
+{
+    struct gpu_products g = {.part_cells = rows * k};
+    float *a = random_floats((size_t)m * (size_t)k, 1),
+          *b = random_floats((size_t)n * (size_t)k, 1);
+    float *want = random_floats((size_t)m * (size_t)n, 1);
+    float *c = copy_floats(want, (size_t)m * (size_t)n);
+    struct gpu_product p = {.m = m,
+                            .n = n,
+                            .k = k,
+                            .alpha = 1,
+                            .beta = 1,
+                            .a = a,
+                            .b = b,
+                            .c = want,
+                            .a_turned = true,
+                            .b_turned = true,
+                            .lda = m,
+                            .ldb = k,
+                            .ldc = n,
+                            .count = 1};
+    with_cublas = true;
+    assert_int_equal(qt_gpu_open(&g.gpu, 0, NULL), QT_OK);
+    gpu_cublas_product(NULL, &p);
+    p.c = c;
+    products_of_parts = 0;
+    assert_int_equal(gpu_product(&g, &p, NULL), QT_OK);
+    assert_int_equal(products_of_parts, qt_ceil_div((size_t)m, (size_t)rows) *
+                                            qt_ceil_div((size_t)n, (size_t)rows) *
+                                            qt_ceil_div((size_t)k, GPU_PARTS_DEPTH));
+    compare(want, c, (size_t)m * (size_t)n, 1e-5);
+    gpu_products_free(&g);
+    g.gpu->close(g.gpu);
+    qt_free(a);
+    qt_free(b);
+    qt_free(want);
+    qt_free(c);
+}
+
+static void panels(void **state)
+{
+    (void)state;
+    panels_case(700, 300, 130, 300);
+    panels_case(300, 700, 2050, 256);
+    panels_case((int)random_size(600, 900), (int)random_size(600, 900), 128, 257);
+}
+
+static void gram_case(size_t m, size_t k)
+{
+    struct qt_backend *be = open_stand_in(), *cpu = open_cpu();
+    float *x = random_floats(m * k, 1);
+    double *want, *h, most = 0;
+    assert_int_equal(qt_array_new(&want, k * k, sizeof *want, NULL), QT_OK);
+    assert_int_equal(qt_array_new(&h, k * k, sizeof *h, NULL), QT_OK);
+    for (int twice = 0; twice < 2; twice++) { /* added to what is there */
+        assert_int_equal(cpu->gram(cpu, want, x, m, k, NULL), QT_OK);
+        assert_int_equal(be->gram(be, h, x, m, k, NULL), QT_OK);
+    }
+    for (size_t i = 0; i < k; i++)
+        most = fmax(most, want[i * k + i]);
+    for (size_t i = 0; i < k * k; i++)
+        assert_true(fabs(want[i] - h[i]) <= 1e-5 * most);
+    qt_free(x);
+    qt_free(want);
+    qt_free(h);
+    be->close(be);
+    cpu->close(cpu);
+}
+
+static void gram_matrices(void **state)
+{
+    (void)state;
+    gram_case(7, 5);
+    gram_case(random_size(100, 3000), random_size(256, 400));
+    gram_case(random_size(1025, 1300), 2048 + random_size(1, 200)); /* two panels, two batches */
+}
+
+static void attention_case(size_t sequences, struct qt_attention a)
+{
+    struct qt_backend *be = open_stand_in(), *cpu = open_cpu();
+    const size_t m = sequences * a.seqlen, wide = m * a.heads * a.head_dim;
+    const size_t narrow = m * a.kv_heads * a.head_dim;
+    float *q = random_floats(wide, 2), *k = random_floats(narrow, 2), *v = random_floats(narrow, 1);
+    float *want = random_floats(wide, 1), *y = random_floats(wide, 1);
+    assert_int_equal(cpu->attention(cpu, want, q, k, v, m, &a, NULL), QT_OK);
+    assert_int_equal(be->attention(be, y, q, k, v, m, &a, NULL), QT_OK);
+    compare(want, y, wide, 1e-5);
+    qt_free(q);
+    qt_free(k);
+    qt_free(v);
+    qt_free(want);
+    qt_free(y);
+    be->close(be);
+    cpu->close(cpu);
+}
+
+static void attention(void **state)
+{
+    (void)state;
+    attention_case(3, (struct qt_attention){1, 4, 2, 8, 0.5f, 0, 0});
+    attention_case(2, (struct qt_attention){300, 8, 2, 16, 0.5f, 0, 0});
+    attention_case(1, (struct qt_attention){513, 6, 6, 8, 0.5f, 5, 0});   /* a head for each */
+    attention_case(2, (struct qt_attention){270, 6, 1, 8, 0.5f, 0, 100}); /* one for all */
+    attention_case(1,
+                   (struct qt_attention){600, 2, 1, 128, 0.2f, 0, 257});  /* one at a time: parts */
+    attention_case(1, (struct qt_attention){257, 1100, 550, 2, 1, 0, 0}); /* not all at a time */
+}
+
+static void without_cublas(void **state)
+{
+    struct qt_backend *be;
+    struct qt_err err = {0};
+    (void)state;
+    with_cublas = false;
+    closed = 0;
+    assert_int_equal(qt_backend_cuda_open(&be, 0, &err), QT_E_NO_GPU);
+    assert_non_null(strstr(err.reason, "no cuBLAS: a test"));
+    assert_int_equal(closed, 1);
+}
+
+int main(void)
+{
+    seed_init();
+    const struct CMUnitTest tests[] = {cmocka_unit_test(products), cmocka_unit_test(panels),
+                                       cmocka_unit_test(gram_matrices), cmocka_unit_test(attention),
+                                       cmocka_unit_test(without_cublas)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
