@@ -26,11 +26,6 @@ static int read_softcap(float *out, const struct source *src, const char *key, d
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
-static bool is_null(const struct source *src, const char *key)
-{
-    return json_is_null(json_object_get(src->json, key));
-}
-
 /* What is null is not the family's default, but what follows from the others. */
 static int read_heads(struct config *cfg, const struct source *src, struct qt_err *err)
 {
@@ -39,7 +34,7 @@ static int read_heads(struct config *cfg, const struct source *src, struct qt_er
     info->heads = cfg->arch->heads;
     QT_TRY(config_read_size(&info->heads, src, "num_attention_heads", LIMIT_HEADS, err));
     info->kv_heads = info->heads;
-    if (cfg->arch->kv_heads && !is_null(src, "num_key_value_heads"))
+    if (cfg->arch->kv_heads && !config_null(src->json, "num_key_value_heads"))
         info->kv_heads = cfg->arch->kv_heads;
     QT_TRY(config_read_size(&info->kv_heads, src, "num_key_value_heads", LIMIT_HEADS, err));
     if (info->heads % info->kv_heads)
@@ -48,7 +43,7 @@ static int read_heads(struct config *cfg, const struct source *src, struct qt_er
                        info->heads, info->kv_heads);
     if (config_given(src->json, "head_dim"))
         QT_TRY(config_read_size(&info->head_dim, src, "head_dim", LIMIT_HEADS, err));
-    else if (cfg->arch->head_dim && !is_null(src, "head_dim"))
+    else if (cfg->arch->head_dim && !config_null(src->json, "head_dim"))
         info->head_dim = cfg->arch->head_dim;
     else if (info->hidden % info->heads)
         return qt_fail(err, QT_E_INPUT, src->path, NULL,
@@ -247,20 +242,20 @@ static int read_windows(struct config *cfg, const struct source *src, struct qt_
         QT_TRY(qt_json_get_size(&from, src->json, "max_window_layers", src->path, err));
     }
     if (rule == WINDOW_PATTERN) {
-        const bool none = json_is_null(json_object_get(src->json, "sliding_window"));
+        const bool none = config_null(src->json, "sliding_window");
         const char *period = cfg->arch->window_period_key;
         from = cfg->arch->window_period;
         if (none && !cfg->arch->window_optional)
             QT_TRY(config_unsupported(src, "sliding_window", "null", err));
         if (!none && period && !config_given(src->json, "layer_types")) {
-            if (json_is_null(json_object_get(src->json, period)))
+            if (config_null(src->json, period))
                 QT_TRY(config_unsupported(src, period, "null", err));
             QT_TRY(config_read_size(&from, src, period, CONFIG_LAYERS, err));
         }
     }
     if (cfg->arch->window_given && !config_given(src->json, "sliding_window"))
         use = false;
-    if (json_is_null(json_object_get(src->json, "sliding_window")) || !use)
+    if (config_null(src->json, "sliding_window") || !use)
         window = 0;
     else if (rule != WINDOW_NONE)
         QT_TRY(config_read_size(&window, src, "sliding_window", CONFIG_POSITIONS, err));
@@ -291,7 +286,7 @@ static int read_unrotated(struct config *cfg, const struct source *src, struct q
 {
     const enum unrotated_rule rule = cfg->arch->unrotated;
     const json_t *list = json_object_get(src->json, "no_rope_layers");
-    const bool windowed = !json_is_null(json_object_get(src->json, "sliding_window"));
+    const bool windowed = !config_null(src->json, "sliding_window");
     size_t period = 4;
     bool slides = false;
     int rc;

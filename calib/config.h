@@ -15,6 +15,8 @@ struct source {
 
 /* Has a value that is not null. */
 bool config_given(const json_t *obj, const char *key);
+/* Has a null. */
+bool config_null(const json_t *obj, const char *key);
 /* A size in 1..limit; missing or null: *out is left as it is, 0 means that it is needed. */
 int config_read_size(size_t *out, const struct source *src, const char *key, size_t limit,
                      struct qt_err *err);

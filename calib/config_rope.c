@@ -221,8 +221,8 @@ static int read_rotated(struct config *cfg, const struct source *options, const 
     double partial = cfg->arch->rotated > 0 ? cfg->arch->rotated : 1;
     int rc = QT_OK;
     /* To transformers null is 1, whatever the family, or an error: it depends on the version. */
-    if (partial != 1 && (json_is_null(json_object_get(src->json, "partial_rotary_factor")) ||
-                         json_is_null(json_object_get(options->json, "partial_rotary_factor"))))
+    if (partial != 1 && (config_null(src->json, "partial_rotary_factor") ||
+                         config_null(options->json, "partial_rotary_factor")))
         QT_TRY(config_unsupported(src, "partial_rotary_factor", "null", err));
     QT_TRY(config_read_positive(&partial, src, "partial_rotary_factor", err));
     QT_TRY(config_read_positive(&partial, options, "partial_rotary_factor", err));

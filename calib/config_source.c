@@ -7,6 +7,11 @@ bool config_given(const json_t *obj, const char *key)
     return v && !json_is_null(v);
 }
 
+bool config_null(const json_t *obj, const char *key)
+{
+    return json_is_null(json_object_get(obj, key));
+}
+
 int config_read_size(size_t *out, const struct source *src, const char *key, size_t limit,
                      struct qt_err *err)
 {

@@ -64,10 +64,11 @@ void qt_panel_feedback(struct panel *p, size_t at, size_t n)
     const struct qt_factor *f = p->f;
     p->changed = true;
     for (size_t j = 0, end; j < n; j = end) {
-        const size_t pos = at + j, left = qt_min_size(qt_factor_group_end(f, pos) - pos, n - j);
+        const size_t pos = at + j, most = qt_min_size(j + QT_PANEL_STEP, n);
         if (pos == 0 || f->group[pos] != f->group[pos - 1])
             begin_group(p, at, j, qt_factor_group_end(f, pos) - pos);
-        end = j + qt_min_size(left, QT_PANEL_STEP);
+        for (end = j + 1; end < most && f->group[at + end] == f->group[pos];)
+            end++;
         for (size_t i = j; i < end; i++)
             round_column(p, at, i, end);
         qt_panel_add(p->g + end * R, f->v + pos * f->k + at + end, f->k, p->change + j * R, end - j,

@@ -1,8 +1,7 @@
 /*
  * The CUDA backend: matrix products by cuBLAS (gpu_product.c; Cholesky in FP64), everything else by
  * the kernels of gpu_math.cu. Attention is products of panels whose results go through the scratch.
- * Gradients of what is no product are rare (learning only): computed on the
- * CPU.
+ * Gradients of what is no product are rare (learning only): computed on the CPU.
  */
 #include "kernels/gpu_product.h"
 

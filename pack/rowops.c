@@ -43,7 +43,7 @@ INLINE vf load(const float *p)
     return v;
 }
 
-INLINE vf where(vi mask, vf yes, vf no)
+INLINE vf pick(vi mask, vf yes, vf no)
 {
     return (vf)((mask & (vi)yes) | (~mask & (vi)no));
 }
@@ -84,7 +84,7 @@ INLINE void chunk_at(struct chunk *c, const float *x, const float *h, size_t i, 
 
 #ifdef __AVX512F__
 /* table[index] */
-INLINE vf pick(const float table[16], vi index)
+INLINE vf lookup(const float table[16], vi index)
 {
     return (vf)_mm512_permutexvar_ps((__m512i)index, (__m512)load(table));
 }
@@ -95,7 +95,7 @@ INLINE vi search(vf y, const struct qt_grid *g, int levels)
 {
     vi code = (y > splat(g->mid[levels / 2 - 1])) & splat_i(levels / 2);
     for (int half = levels / 4; half; half /= 2)
-        code |= (y > pick(g->mid, code + (half - 1))) & splat_i(half);
+        code |= (y > lookup(g->mid, code + (half - 1))) & splat_i(half);
     return code;
 }
 #endif
@@ -104,11 +104,11 @@ INLINE vf table_value(vf y, const struct qt_grid *g, int levels)
 {
 #ifdef __AVX512F__
     if (levels > 4)
-        return pick(g->value, search(y, g, levels));
+        return lookup(g->value, search(y, g, levels));
 #endif
     vf q = splat(g->value[0]);
     for (int i = 1; i < levels; i++)
-        q = where(y > splat(g->mid[i - 1]), splat(g->value[i]), q);
+        q = pick(y > splat(g->mid[i - 1]), splat(g->value[i]), q);
     return q;
 }
 
@@ -140,7 +140,7 @@ INLINE struct mini mini_round(vf y, const struct qt_grid *g)
     int bias = (1 << (g->exp_bits - 1)) - 1;
     vi e_min = splat_i((127 + 1 - bias) << 23);
     vf a = (vf)((vi)y & 0x7fffffff), top = splat(g->max);
-    a = where(a > top, top, a);
+    a = pick(a > top, top, a);
     vi e = (vi)a & 0x7f800000;
     vi low = e < e_min;
     e = (low & e_min) | (~low & e);
@@ -169,8 +169,8 @@ INLINE vi mini_code(vf y, const struct qt_grid *g)
 
 INLINE vf whole_sum(vf y, const struct qt_grid *g)
 {
-    y = where(y < splat(g->low), splat(g->low), y);
-    y = where(y > splat(g->high), splat(g->high), y);
+    y = pick(y < splat(g->low), splat(g->low), y);
+    y = pick(y > splat(g->high), splat(g->high), y);
     return y + splat(0x1.8p23f);
 }
 

@@ -373,7 +373,8 @@ static void test_statistics(size_t m, size_t k)
     BOTH(CALL);
 #undef CALL
     snprintf(what, sizeof what, "gram %zu x %zu", m, k);
-    compare_doubles(&h, k * k, 1e-5, what); /* the upper triangle is 0 in both */
+    /* 3xTF32 or FP32; the upper triangle is 0 in both */
+    compare_doubles(&h, k * k, m >= 128 && k >= 256 ? 1e-5 : 2e-6, what);
     compare(&most, 0, "largest of channels");
     compare_doubles(&sum2, k, 1e-13, "squares of channels");
     void *c = fetch(cpu, hist.cpu, hist.bytes), *g = fetch(gpu, hist.gpu, hist.bytes);
