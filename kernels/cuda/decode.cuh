@@ -296,20 +296,14 @@ struct qt_decode_wide2 : qt_decode_pair2 {
     }
 };
 
-/* Integers by a table too: fewer instructions than the arithmetic below. */
-struct qt_decode_int4_wide : qt_decode_wide4 {
-    static __device__ void fill_table(const struct qt_decode_args *, __half, int threads)
-    {
-        pair_fill<qt_decode_wide4>(__int2half_rn((int)(threadIdx.x % 16) - 8), threads);
-    }
-};
-
 /* ---- integers ----------------------------------------------------------------------------------
  *
- * FP16 1024 + v is 0x6400 | v. A byte [h1 | h0] goes to the low byte of both halves, under 0x64,
- * and a mask leaves 1024 + h0 below and 1024 + 16 h1 above; one fused multiplication takes the 1024
- * and the 16 off, exactly.
+ * A nibble at the low end of FP16 is that number times 2^-24, a subnormal, and four bits further up
+ * times 2^-20: one fused multiplication makes either 2^-QT_INT4_EXP2 of the number and takes the
+ * zero point off, exactly.
  */
+enum { QT_INT4_EXP2 = 9 };
+
 struct qt_decode_int4 : qt_decode_plain {
     enum { WIDTH0 = 4, WIDTH1 = 0, WIDTH2 = 0, GROUPED = 1 };
     uint32_t w[4];
@@ -319,32 +313,34 @@ struct qt_decode_int4 : qt_decode_plain {
     {
         *(uint4 *)w = *(const uint4 *)src[0];
     }
-    /* offset: what is taken off the values of rows g and g + 8. */
+    /* offset: what is added to the values of rows g and g + 8. */
     __device__ __forceinline__ void fragment_of(uint32_t a[4], int s,
                                                 const uint32_t offset[2]) const
     {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint32_t v = __byte_perm(w[s], 0x64646464, 0x4040 | 0x0101 * i) & 0xfff0ff0f;
-            a[i] = ptx_fma_half2(v, 0x2c003c00, offset[i & 1]); /* times 1/16 | 1 */
+            uint32_t v = i < 2 ? w[s] : w[s] >> 8;
+            a[i] = i & 1 ? ptx_fma_half2(v & 0x00f000f0, 0x68006800, offset[1])  /* 2^11 */
+                         : ptx_fma_half2(v & 0x000f000f, 0x78007800, offset[0]); /* 2^15 */
         }
     }
     __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
     {
-        const uint32_t offset[2] = {0xd480e408, 0xd480e408}; /* -72 | -1032 */
+        const uint32_t offset[2] = {0xa400a400, 0xa400a400}; /* -8 * 2^-9 */
         fragment_of(a, s, offset);
     }
 };
 
-/* The same with zero points: they go into what is taken off, 1024 + z below and 64 + z above. */
+/* The same with zero points. */
 struct qt_decode_int4_zero : qt_decode_int4 {
     enum { ZEROS = 8 };
     uint32_t offset[2];
 
     __device__ __forceinline__ void set_zeros(uint32_t zeros)
     {
-        offset[0] = 0xd400e400 + (zeros & 15) * 0x00100001;
-        offset[1] = 0xd400e400 + (zeros >> 4) * 0x00100001;
+        const uint32_t none = 0x80008000, minus = 0xf800f800; /* -0; -2^15 */
+        offset[0] = ptx_fma_half2((zeros & 15) * 0x00010001, minus, none);
+        offset[1] = ptx_fma_half2((zeros >> 4) * 0x00010001, minus, none);
     }
     __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
     {
@@ -352,7 +348,8 @@ struct qt_decode_int4_zero : qt_decode_int4 {
     }
 };
 
-/* 8 bits, with and without zero points: the planes are high and low nibbles, in the same order. */
+/* 8 bits, with and without zero points: the planes are high and low nibbles, in the same order. FP16
+ * 1024 + v is 0x6400 | v; an addition takes the 1024 and the zero point off. */
 struct qt_decode_int8 : qt_decode_plain {
     enum { WIDTH0 = 4, WIDTH1 = 4, WIDTH2 = 0, GROUPED = 1, ZEROS = 16 };
     uint32_t high[4], low[4], offset[2];

@@ -39,7 +39,7 @@ enum qt_format {
     X(qt_decode_wide2)                                                                             \
     X(qt_decode_wide3)                                                                             \
     X(qt_decode_wide4)                                                                             \
-    X(qt_decode_int4_wide)                                                                         \
+    X(qt_decode_int4)                                                                              \
     X(qt_decode_int4_zero)                                                                         \
     X(qt_decode_int8)
 

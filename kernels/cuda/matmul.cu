@@ -102,7 +102,7 @@ const char *qt_shape_of(struct qt_shape *s, const struct qt_matmul_weight *w)
                     (s->pitch_groups * (size_t)s->zero_bytes % 16 == 0 &&
                      (size_t)w->zero % 16 == 0 && (s->zero_bytes == 16 || s->group_shift < 8));
     s->table_bytes = s->format <= QT_FORMAT_PAIR4 ? (size_t)table_bytes[s->format] : 0;
-    s->wide_table_bytes = s->format == QT_FORMAT_INT4 ? 256 * 256 : 2 * s->table_bytes;
+    s->wide_table_bytes = 2 * s->table_bytes;
     if (s->pitch_blocks < (size_t)s->blocks || s->pitch_groups < s->groups)
         return "pitch smaller than the matrix";
     if (s->pitch_blocks >= (1u << 31) / (size_t)s->strips ||
@@ -113,8 +113,10 @@ const char *qt_shape_of(struct qt_shape *s, const struct qt_matmul_weight *w)
 
 float qt_result_factor(const struct qt_matmul_weight *w)
 {
-    bool fields = w->kind == QT_MATMUL_FPX;
-    return ldexpf(1, w->scale_exp2 + (fields ? qt_minifloat_exp2(w->exp_bits) : 0));
+    int exp2 = w->kind == QT_MATMUL_FPX                   ? qt_minifloat_exp2(w->exp_bits)
+               : w->kind == QT_MATMUL_INT && w->bits == 4 ? QT_INT4_EXP2
+                                                          : 0;
+    return ldexpf(1, w->scale_exp2 + exp2);
 }
 
 struct qt_decode_args qt_decode_args_of(const struct qt_matmul_weight *w)

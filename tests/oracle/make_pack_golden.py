@@ -194,7 +194,7 @@ def int_case(name, text, w, bits, group=None, asymmetric=False):
             if asymmetric:
                 zeros[r, j // g] = zero
         codes[r, k:] = zeros[r, -1] if asymmetric else half
-    data = pack(codes, bits, "pair") + pack_scales(scales)
+    data = pack(codes, bits, "half" if bits == 4 else "pair") + pack_scales(scales)
     if asymmetric:
         order = [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]
         for t in range(np_ // 16):
