@@ -56,8 +56,8 @@ struct qt_matmul_mix24 {
 };
 
 /*
- * W[n][k] in the fragment layout. LUT codes, FPX codes of up to 4 bits and INT codes of 8 are in the
- * order "frag16x64/pair", INT codes of 4 bits and FPX codes of more in "frag16x64/half".
+ * W[n][k] in the fragment layout. LUT codes, FPX codes of up to 4 bits and INT codes of 8 are in
+ * the order "frag16x64/pair", INT codes of 4 bits and FPX codes of more in "frag16x64/half".
  */
 struct qt_matmul_weight {
     enum qt_matmul_kind kind;
@@ -130,7 +130,7 @@ struct qt_matmul_config {
     int warps_k;              /* of those, side by side along k */
     int strips_cta;           /* strips per block */
     int splits;               /* blocks along k; SKINNY: 1; TILE: 1 whole tiles, 2 shared among
-                               * blocks, 3 pairs of blocks; MIX24: a cluster */
+                               * blocks, 3, 4 clusters of 2, 4 blocks; MIX24: a cluster */
     int depth;                /* SKINNY: stages; MIX24: slots of a warp's ring */
     int parts;                /* MIX24: launches that share k, one after the other */
 };

@@ -13,7 +13,7 @@
  *     set_zeros     at the beginning of a group, qt_lane_zeros of it
  *     fragment      operand registers of k-step s as FP16x2
  *
- * Values come out as 2^-value_exp2 times the true ones (struct qt_decode_args).
+ * Values may come out as the true ones times a power of two (qt_result_factor).
  */
 #ifndef QT_CUDA_DECODE_CUH
 #define QT_CUDA_DECODE_CUH
@@ -348,8 +348,8 @@ struct qt_decode_int4_zero : qt_decode_int4 {
     }
 };
 
-/* 8 bits, with and without zero points: the planes are high and low nibbles, in the same order. FP16
- * 1024 + v is 0x6400 | v; an addition takes the 1024 and the zero point off. */
+/* 8 bits, with and without zero points: the planes are high and low nibbles, in the same order.
+ * FP16 1024 + v is 0x6400 | v; an addition takes the 1024 and the zero point off. */
 struct qt_decode_int8 : qt_decode_plain {
     enum { WIDTH0 = 4, WIDTH1 = 4, WIDTH2 = 0, GROUPED = 1, ZEROS = 16 };
     uint32_t high[4], low[4], offset[2];

@@ -40,7 +40,8 @@ static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w)
         k.kernel = qt_mix24_tile_instance(i);
         k.head_bytes = w->mix24.csr_ptr ? outlier_bytes(&k) : 0;
         k.weight_bytes = 4 * k.warpgroups * (mix24_unit_bytes(w->mix24.fours > 0) + list_bytes);
-        if (w->mix24.csr_ptr && qt_mix24_tile_sums(k.tokens))
+        k.pairs_only = w->mix24.csr_ptr && qt_mix24_tile_sums(k.tokens);
+        if (k.pairs_only)
             k.serial_us = (float)(sums_us * outlier_share(w) * k.warpgroups * k.tokens);
         t.kinds[i] = k;
     }
@@ -142,6 +143,6 @@ int qt_mix24_tile_run(const struct qt_matmul_plan *p, const struct qt_matmul_wei
     int rc = qt_mix24_gather(p, w, &to, x, &a.token_factor, stream);
     if (rc != QT_MATMUL_OK)
         return rc;
-    return qt_launch_clusters(p, &a, (k->warpgroups + (sums ? 2 : 1)) * 128, 1 + a.pairs, true,
-                              stream);
+    return qt_launch_clusters(p, &a, (k->warpgroups + (sums ? 2 : 1)) * 128, 1 << a.split_log2,
+                              true, stream);
 }

@@ -230,14 +230,14 @@ template <int WGS, int BM>
 static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_args &a, int warp)
 {
     const int T = QT_MIX24_TILE_T;
-    const int tokens = a.pairs ? BM / 2 : BM, from = a.pairs && blockIdx.x & 1 ? BM / 2 : 0;
+    const int tokens = BM >> a.split_log2, from = tile_rank(a) * tokens;
     const uint32_t buffers = ptx_shared(qt_smem) + warp * (OUTLIER_DEPTH * outlier_buffer_bytes(T));
     bool wait = true;
     int n = 0;
 #pragma unroll 1
     for (int segment = 0; segment < tile_segments(a); segment++) {
         const tile_segment s = tile_segment_at(a, segment, BM);
-        if (!a.pairs && s.k0 > 0)
+        if (!a.split_log2 && s.k0 > 0)
             continue;
         /* Sums of tokens that do not exist are zeros up to a multiple of 8: what add reads. */
         const int end = min(from + tokens, (a.m + 7) / 8 * 8 - s.token0);

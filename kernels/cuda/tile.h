@@ -40,15 +40,16 @@ struct qt_tile_base {
     int m, n, strips;
     int row_tiles, token_tiles, band; /* band: row tiles of a band, see tile_segment_at */
     int k_stages;                     /* of a tile */
-    int pairs;                        /* 1: two blocks a tile, half of k each; else 0 */
-    unsigned k_stages_inverse;        /* 2^31 / k_stages, rounded up */
-    int shared_tiles;                 /* the first ones, shared among all blocks */
-    int range, ranges_longer; /* of shared (tile, stage) pairs, a block's; so many have 1 more */
-    int whole_tiles, blocks_with_more; /* of the others, a block's or pair's; so many have 1 more */
-    float factor;                      /* power of two on every result */
-    int bf16;                          /* y is BF16 */
-    int wide_stores;                   /* rows of y are 4-byte aligned */
-    int dependent;                     /* launched before the previous kernel has ended */
+    int split_log2;            /* log2 of the blocks of a cluster, which share a tile along k */
+    unsigned k_stages_inverse; /* 2^31 / k_stages, rounded up */
+    int shared_tiles;          /* the first ones, shared among all blocks */
+    int range, ranges_longer;  /* of shared (tile, stage) pairs, a block's; so many have 1 more */
+    int whole_tiles,
+        blocks_with_more; /* of the others, a block's or cluster's; so many have 1 more */
+    float factor;         /* power of two on every result */
+    int bf16;             /* y is BF16 */
+    int wide_stores;      /* rows of y are 4-byte aligned */
+    int dependent;        /* launched before the previous kernel has ended */
     int stages, stage_bytes, ring_at, barriers_at;
 };
 
@@ -77,6 +78,7 @@ struct qt_tile_kind {
     int weight_bytes; /* of a stage, at most */
     float serial_us;  /* as column_us, but of the whole tile: what one of the blocks that share it
                          does for all, beside the products; 0: nothing */
+    bool pairs_only;  /* such work is not for clusters of four, each block of which would do it */
 };
 
 struct qt_tile_matrix {

@@ -79,8 +79,13 @@ const struct qt_tile_kind *qt_tile_kind_of(const struct qt_matmul_plan *p,
 
 enum { MAX_TILES = 1 << 30 };
 
-/* config.splits */
-enum { WHOLE_TILES = 1, SHARED_TILES = 2, PAIRS = 3 };
+/* config.splits; PAIRS and on: clusters of 2, 4 blocks that share a tile along k. */
+enum { WHOLE_TILES = 1, SHARED_TILES = 2, PAIRS = 3, QUADS = 4 };
+
+static int split_log2(int splits)
+{
+    return splits < PAIRS ? 0 : splits - PAIRS + 1;
+}
 
 static int x_bytes(const struct qt_tile_kind *k)
 {
@@ -91,10 +96,11 @@ static int x_bytes(const struct qt_tile_kind *k)
  * (docs/kernels.md). */
 enum { WEIGHTS_AHEAD = 72 << 10 };
 
-/* Stages and offsets; returns the size. Pairs put sums where the ring was, half of a block's. */
+/* Stages and offsets; returns the size. Clusters put sums where the ring was, at most as many as a
+ * block has. */
 static size_t tile_layout(struct qt_tile_base *a, const struct qt_tile_kind *k, int smem_limit)
 {
-    const int sums_bytes = k->warpgroups * 64 * k->tokens / 2 * 4;
+    const int sums_bytes = k->warpgroups * 64 * k->tokens * 4;
     a->stage_bytes = (int)round_up((size_t)(x_bytes(k) + k->weight_bytes), 1024);
     a->ring_at = (int)round_up((size_t)k->head_bytes, 1024);
     a->stages = (smem_limit - a->ring_at - QT_RING_BARRIER_BYTES) / a->stage_bytes;
@@ -126,8 +132,8 @@ static int k_stages_of(const struct qt_tile_matrix *t, const struct qt_tile_kind
 /* Thread blocks for that many tiles: one a multiprocessor, if there is work for them. */
 static int grid_of(int tiles, int k_stages, int splits, int sms)
 {
-    if (splits == PAIRS)
-        return 2 * tiles;
+    if (splits >= PAIRS)
+        return tiles << split_log2(splits);
     if (tiles >= sms || (splits == SHARED_TILES && tiles * k_stages >= sms))
         return sms;
     return splits == SHARED_TILES ? tiles * k_stages : tiles;
@@ -145,15 +151,15 @@ static int shared_tiles(int tiles, int splits, int blocks)
     return tiles < 2 * blocks ? tiles : tiles % blocks + blocks;
 }
 
-/* Blocks with whole tiles, and pairs, go through k in step and find X in the L2. */
+/* Blocks with whole tiles, and clusters, go through k in step and find X in the L2. */
 static const float whole_factor = .95f;
 /* Times of products that are long enough to bring the clock down, over that. */
 static const float warm_factor = 1.17f;
 
 /* Start and end; hand-over of shared tiles: start, and each KB of sums that a block collects. */
-static const float start_us = 3, share_us = 3, collect_us = .0104f;
-/* The same between two blocks that exchange sums directly. */
-static const float pair_us = 1.5f;
+static const float start_us = 3, share_us = 2, collect_us = .0104f;
+/* The same where the blocks of a cluster exchange sums, each KB that a block sends. */
+static const float exchange_us = .05f;
 
 static double tile_us(const struct qt_tile_matrix *t, const struct qt_tile_kind *k, int splits,
                       size_t m, int sms)
@@ -161,22 +167,31 @@ static double tile_us(const struct qt_tile_matrix *t, const struct qt_tile_kind 
     int tiles = tiles_of(t, k, m), k_stages = k_stages_of(t, k);
     int grid = grid_of(tiles, k_stages, splits, sms), shared = shared_tiles(tiles, splits, grid);
     double block_us = k->blocks * k->column_us;
-    if (splits == PAIRS)
-        return start_us + pair_us + (k_stages + 1) / 2 * block_us * whole_factor;
+    int kilobytes = k->warpgroups * 64 * k->tokens * 4 / 1024;
+    if (splits >= PAIRS) {
+        const int blocks = 1 << split_log2(splits);
+        return start_us + exchange_us * kilobytes * (blocks - 1) / blocks +
+               (double)ceil_div((size_t)k_stages, (size_t)blocks) * block_us * whole_factor;
+    }
     double whole = (double)ceil_div((size_t)(tiles - shared), (size_t)grid) * k_stages;
     if (shared == 0)
         return start_us + whole * block_us * whole_factor;
     int others = shared < grid ? (int)ceil_div((size_t)grid, (size_t)shared) : 1;
-    int kilobytes = k->warpgroups * 64 * k->tokens * 4 / 1024;
     double us = (whole + ceil((double)shared * k_stages / grid)) * block_us;
     us += collect_us * others * kilobytes;
     return start_us + share_us + fmax(us, (double)k_stages * k->blocks * k->serial_us);
 }
 
-static bool can_pair(const struct qt_matmul_plan *p, const struct qt_tile_matrix *t,
-                     const struct qt_tile_kind *k)
+/* Each block has stages of k, and at least 8 tokens to finish. A cluster is within a part of the
+ * device (GPC): of an H200's 132 multiprocessors 32 clusters of 4 are not to be had at a time, and
+ * what comes later takes as long again (nf4, 4096 x 4096, 32 tokens: 12.7 us, shared tiles 8.7). */
+static bool can_cluster(const struct qt_matmul_plan *p, const struct qt_tile_matrix *t,
+                        const struct qt_tile_kind *k, int splits)
 {
-    return 2 * tiles_of(t, k, p->m) <= p->sms && t->blocks > k->blocks;
+    const int log2 = split_log2(splits);
+    const int clusters = log2 > 1 ? (p->sms >> log2) * 7 / 8 : p->sms >> log2;
+    return tiles_of(t, k, p->m) <= clusters && k_stages_of(t, k) >= 1 << log2 &&
+           k->tokens >= 8 << log2 && (log2 == 1 || !k->pairs_only);
 }
 
 /* The kernel divides numbers of (tile, stage) pairs by multiplying with k_stages_inverse. */
@@ -192,12 +207,14 @@ bool qt_tile_choose_kind(struct qt_matmul_plan *p, const struct qt_tile_matrix *
     double best = 1e300;
     if (p->cc != 90)
         return false;
-    for (int i = 0; i < 3 * t->count; i++) {
-        const struct qt_tile_kind *k = &t->kinds[i / 3];
-        int splits = WHOLE_TILES + i % 3;
+    for (int i = 0; i < QUADS * t->count; i++) {
+        const struct qt_tile_kind *k = &t->kinds[i / QUADS];
+        int splits = WHOLE_TILES + i % QUADS;
+        if ((splits == SHARED_TILES && !can_share(p, t, k)) ||
+            (splits >= PAIRS && !can_cluster(p, t, k, splits)))
+            continue;
         double this_us = tile_us(t, k, splits, p->m, p->sms);
-        if (this_us >= best || (splits == SHARED_TILES && !can_share(p, t, k)) ||
-            (splits == PAIRS && !can_pair(p, t, k)))
+        if (this_us >= best)
             continue;
         best = this_us;
         p->config.path = QT_MATMUL_TILE;
@@ -247,13 +264,14 @@ int qt_tile_check_config(struct qt_matmul_plan *p, const struct qt_tile_matrix *
     p->kernel = k->kernel;
     p->smem_bytes = tile_layout(&a, k, p->smem_limit);
     int tiles = tiles_of(t, k, p->m);
-    if (c->splits < WHOLE_TILES || c->splits > PAIRS)
+    if (c->splits < WHOLE_TILES || c->splits > QUADS)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED,
-                         "splits must be 1 (whole tiles), 2 (shared) or 3 "
-                         "(pairs of blocks)");
-    if (c->splits == PAIRS && !can_pair(p, t, k))
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%d tiles are too many for pairs of blocks",
-                         tiles);
+                         "splits must be 1 (whole tiles), 2 (shared), 3 or 4 (clusters of 2 or 4 "
+                         "blocks)");
+    if (c->splits >= PAIRS && !can_cluster(p, t, k, c->splits))
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED,
+                         "%d tiles of %d tokens are not for clusters of %d blocks", tiles,
+                         k->tokens, 1 << split_log2(c->splits));
     if (c->splits == SHARED_TILES && !can_share(p, t, k))
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "k = %zu is too large to share tiles", p->k);
     if (a.stages < 2)
@@ -298,14 +316,14 @@ void qt_tile_fill(struct qt_tile_base *a, const struct qt_matmul_plan *p,
     a->row_tiles = (int)ceil_div((size_t)t->strips, 4 * (size_t)k->warpgroups);
     a->token_tiles = (int)ceil_div(p->m, (size_t)k->tokens);
     a->band = 16;
-    a->pairs = p->config.splits == PAIRS;
+    a->split_log2 = split_log2(p->config.splits);
     a->k_stages = k_stages_of(t, k);
     a->k_stages_inverse = (unsigned)ceil_div(1u << 31, (size_t)a->k_stages);
     a->shared_tiles = shared_tiles(a->row_tiles * a->token_tiles, p->config.splits, p->grid_x);
     a->range = a->shared_tiles * a->k_stages / p->grid_x;
     a->ranges_longer = a->shared_tiles * a->k_stages % p->grid_x;
     const int whole = a->row_tiles * a->token_tiles - a->shared_tiles;
-    const int takers = p->grid_x >> a->pairs;
+    const int takers = p->grid_x >> a->split_log2;
     a->whole_tiles = whole / takers;
     a->blocks_with_more = whole % takers;
     a->ready = (unsigned *)workspace;
@@ -342,5 +360,6 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
         !qt_weight_maps(p, a.plane, &a.scales, &a.zeros, s, w, 4 * k->warpgroups, k->blocks,
                         a.stage_groups))
         return QT_MATMUL_UNSUPPORTED;
-    return qt_launch_clusters(p, &a, k->warpgroups * 128 + 128, 1 + a.pairs, a.dependent, stream);
+    return qt_launch_clusters(p, &a, k->warpgroups * 128 + 128, 1 << a.split_log2, a.dependent,
+                              stream);
 }

@@ -135,6 +135,6 @@ int qt_w4ax_tile_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *
          !strip_map(tile, &a.scales, w->scale, t.strips, t.blocks,
                     (size_t)t.blocks * (size_t)scale_bytes, scale_bytes, k->blocks, strips)))
         return QT_MATMUL_UNSUPPORTED;
-    return qt_launch_clusters(tile, &a, k->warpgroups * 128 + 128, 1 + a.pairs, a.dependent,
+    return qt_launch_clusters(tile, &a, k->warpgroups * 128 + 128, 1 << a.split_log2, a.dependent,
                               stream);
 }

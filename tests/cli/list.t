@@ -17,6 +17,7 @@ $ qtool list kernels
 > ^cpu +OpenBLAS
 > ^lut +frag16x64/pair +CUDA
 > ^fpx +frag16x64/half +CUDA
+> ^int +frag16x64/half +CUDA
 > ^w4ax +frag16x64/byte +CUDA
 > ^kv4 +CUDA
 2-

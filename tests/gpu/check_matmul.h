@@ -143,7 +143,7 @@ static inline void vary_skinny(struct qt_matmul_config *c)
 static inline void vary_tile(struct qt_matmul_config *c)
 {
     c->path = QT_MATMUL_TILE;
-    c->splits = 1 + (int)random_below(3);
+    c->splits = 1 + (int)random_below(4);
     c->warps = 8 + 4 * (int)random_below(3);
     c->token_tiles = 2 << random_below(5);
 }

@@ -34,7 +34,8 @@ static void show(const char *name, const struct qt_matmul_config *c, double us)
                8 * c->token_tiles,
                c->splits == 1   ? "whole"
                : c->splits == 2 ? "shared"
-                                : "pairs");
+               : c->splits == 3 ? "pairs"
+                                : "quads");
         return;
     }
     if (c->path == QT_MATMUL_MMA_TILE) {
@@ -76,7 +77,7 @@ static void try_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
     plan.config.path = QT_MATMUL_TILE;
     for (int warps = 8; warps <= 16; warps += 4)
         for (int token_tiles = 2; token_tiles <= 32; token_tiles *= 2)
-            for (int splits = 1; splits <= 3; splits++) {
+            for (int splits = 1; splits <= 4; splits++) {
                 plan.config.warps = warps;
                 plan.config.token_tiles = token_tiles;
                 plan.config.splits = splits;

@@ -244,6 +244,36 @@ static void test_ring(const char *scheme)
     matrix_free(&m);
 }
 
+/* Tiles that two and four blocks share along k, of all sizes: parts of k that differ, rows and
+ * tokens that are not there. */
+static void test_clusters(const char *scheme)
+{
+    enum { M = 40 };
+    struct matrix m;
+    struct qt_matmul_plan plan;
+    const int bf16 = (int)random_below(2);
+    struct qt_matmul_options opt = {.dtype = bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16};
+    int quads = 0;
+    matrix_new(&m, scheme, 400, 1160, 0.02f);
+    const struct qt_matmul_weight *w = &m.weight;
+    random_x(pool.x, M * w->k, bf16);
+    gpu_reference(pool.reference, pool.x, m.device_decoded, M, w->n, w->k, w->k, bf16);
+    int rc = qt_matmul_plan(&plan, w, M, &opt);
+    for (int i = 0; i < 24 && rc == QT_MATMUL_OK; i++) {
+        struct qt_matmul_plan other = plan;
+        other.config.path = QT_MATMUL_TILE;
+        other.config.warps = 8 + 4 * (i % 3);
+        other.config.token_tiles = 4 << i / 3 % 4;
+        other.config.splits = 3 + i / 12;
+        if (qt_matmul_plan_check(&other, w) == QT_MATMUL_OK) {
+            check_plan(&other, w, pool.x, scheme);
+            quads += other.config.splits == 4;
+        }
+    }
+    result(rc == QT_MATMUL_OK && (quads >= 6 || plan.cc != 90), "clusters of four blocks");
+    matrix_free(&m);
+}
+
 /* Weights so small that scales need a common power of two. */
 static void test_scale_exp2(const char *scheme)
 {
@@ -295,6 +325,8 @@ int main(int argc, char **argv)
         test_scheme(schemes[i], quick ? 9 : 1, quick ? 9 : 1);
     for (size_t i = 0; i < COUNT(rare_schemes); i++)
         test_scheme(rare_schemes[i], quick ? 9 : 5, quick ? 9 : 1);
+    for (size_t i = 0; i < COUNT(main_schemes); i++)
+        test_clusters(main_schemes[i]);
     for (size_t i = 0; i < COUNT(main_schemes) && !quick; i++) {
         test_large(main_schemes[i]);
         test_scale_exp2(main_schemes[i]);
