@@ -44,12 +44,12 @@ struct qt_tile_base {
     unsigned k_stages_inverse; /* 2^31 / k_stages, rounded up */
     int shared_tiles;          /* the first ones, shared among all blocks */
     int range, ranges_longer;  /* of shared (tile, stage) pairs, a block's; so many have 1 more */
-    int whole_tiles,
-        blocks_with_more; /* of the others, a block's or cluster's; so many have 1 more */
-    float factor;         /* power of two on every result */
-    int bf16;             /* y is BF16 */
-    int wide_stores;      /* rows of y are 4-byte aligned */
-    int dependent;        /* launched before the previous kernel has ended */
+    int whole_tiles;           /* of the others, a block's or cluster's ... */
+    int blocks_with_more;      /* ... of which so many have 1 more */
+    float factor;              /* power of two on every result */
+    int bf16;                  /* y is BF16 */
+    int wide_stores;           /* rows of y are 4-byte aligned */
+    int dependent;             /* launched before the previous kernel has ended */
     int stages, stage_bytes, ring_at, barriers_at;
 };
 
