@@ -584,7 +584,8 @@ static int check_entry(struct qt_packed *out, const struct qt_entry *e, const ch
         return qt_fail(err, QT_E_INPUT, file, e->name, "%s", inner.reason);
     out->scale_exp2 = e->scale_exp2;
     if (strcmp(out->layout, e->layout) != 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, file, e->name, "layout '%s', expected '%s'",
+        return qt_fail(err, QT_E_UNSUPPORTED, file, e->name,
+                       "layout '%s', expected '%s': of another version of qtool, quantize again",
                        e->layout, out->layout);
     if (out->nsections != e->nsections)
         return qt_fail(err, QT_E_INPUT, file, e->name, "%zu sections, expected %zu", e->nsections,

@@ -407,7 +407,7 @@ $ sed '/^ "tensors"/,$s/"scheme": "fp6[^"]*/"scheme": "none/' good.json >c/qtool
 2 has no sections
 $ sed '0,/"layout": "[^"]*/s//"layout": "other/' good.json >c/qtool.json && ! cmp -s good.json c/qtool.json && qtool verify c
 ? 4
-2 layout 'other', expected
+2 layout 'other', expected 'frag16x64/half': of another version of qtool, quantize again
 $ sed '0,/"name": "plane0"/s//"name": "..\/..\/x"/' good.json >c/qtool.json && ! cmp -s good.json c/qtool.json && qtool verify c
 ? 3
 2 section name '../../x' is not 1 to 32 of a-z 0-9 _
