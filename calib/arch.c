@@ -50,11 +50,14 @@
 
 #define GLM_PARTS ATTENTION_PARTS, FUSED_MLP_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"
 
+#define EXPERT_PARTS                                                                               \
+    [ROLE_ROUTER] = "mlp.gate", [ROLE_GATE] = "gate_proj", [ROLE_UP] = "up_proj",                  \
+    [ROLE_DOWN] = "down_proj"
+
 #define QWEN3_MOE_PARTS                                                                            \
     ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",                                   \
                      [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm",       \
-                     [ROLE_ROUTER] = "mlp.gate", [ROLE_GATE] = "gate_proj", [ROLE_UP] = "up_proj", \
-                     [ROLE_DOWN] = "down_proj"
+                     EXPERT_PARTS
 
 static const struct arch table[] = {
     {
@@ -131,6 +134,20 @@ static const struct arch table[] = {
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
         .window = WINDOW_IF_USED,
+    },
+    {
+        .family = "qwen2_moe",
+        LLAMA_LIKE,
+        .intermediate_key = "moe_intermediate_size",
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  EXPERT_PARTS, [ROLE_SHARED_GATE] = "mlp.shared_expert_gate"},
+        .experts = "mlp.experts.",
+        .shared = "mlp.shared_expert.",
+        .shared_key = "shared_expert_intermediate_size",
+        .dense = "mlp.",
+        .shares_of_one = {"norm_topk_prob", false},
+        .qkv_bias = {"qkv_bias", true},
+        .window = WINDOW_EVEN_TO_LAYER,
     },
     {
         .family = "glm4_moe",

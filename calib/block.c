@@ -156,6 +156,7 @@ static int new_experts(struct qt_block *b, size_t rows, struct qt_err *err)
     QT_TRY(block_floats(&e->logits, b->be, rows, routed, err));
     QT_TRY(qt_array_new(&e->scores, rows, routed * sizeof *e->scores, err));
     QT_TRY(qt_array_new(&e->choice, routed, sizeof *e->choice, err));
+    QT_TRY(qt_array_new(&e->gate, rows, sizeof *e->gate, err));
     QT_TRY(qt_array_new(&e->share, rows, info->experts * sizeof *e->share, err));
     QT_TRY(qt_tokens_new(&e->tokens, rows, err));
 done:
@@ -171,6 +172,7 @@ static void free_experts(struct qt_block *b)
     b->be->free(b->be, e->logits);
     qt_free(e->scores);
     qt_free(e->choice);
+    qt_free(e->gate);
     qt_free(e->share);
     qt_tokens_free(&e->tokens);
     *e = (struct block_experts){0};

@@ -34,6 +34,7 @@ struct block_experts {
     float *in, *out, *sum;   /* backend, [rows][hidden]: of an expert, and of all */
     float *logits;           /* backend, [rows][routed] */
     float *scores, *choice;  /* host, [rows][routed], of the router; [routed] */
+    float *gate;             /* host, [rows] */
     float *share;            /* host, [rows][experts] */
     struct qt_tokens tokens; /* of an expert */
 };

@@ -212,6 +212,7 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
     const bool every = rule == WINDOW_ALL || rule == WINDOW_IF_USED;
     *out = (every && window) || (rule == WINDOW_EVEN && layer % 2 == 0) ||
            (rule == WINDOW_FROM_LAYER && layer >= from) ||
+           (rule == WINDOW_EVEN_TO_LAYER && layer % 2 == 0 && layer < from) ||
            (rule == WINDOW_PATTERN && (layer + 1) % from != 0);
     if (!config_given(src->json, "layer_types"))
         return QT_OK;
@@ -236,7 +237,7 @@ static int read_windows(struct config *cfg, const struct source *src, struct qt_
     bool use = true;
     int rc = QT_OK;
     QT_TRY(qt_array_new(&cfg->windows, cfg->info.layers, sizeof *cfg->windows, err));
-    if (rule == WINDOW_FROM_LAYER || rule == WINDOW_IF_USED) {
+    if (rule == WINDOW_FROM_LAYER || rule == WINDOW_EVEN_TO_LAYER || rule == WINDOW_IF_USED) {
         use = false;
         QT_TRY(qt_json_get_bool(&use, src->json, "use_sliding_window", src->path, err));
         QT_TRY(qt_json_get_size(&from, src->json, "max_window_layers", src->path, err));

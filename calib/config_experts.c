@@ -88,6 +88,8 @@ int config_read_experts(struct config *cfg, const struct source *src, struct qt_
     QT_TRY(config_read_flag(&cfg->shares_of_one, src, &arch->shares_of_one, err));
     if (arch->sigmoid_router)
         QT_TRY(read_groups(cfg, src, err));
+    if (arch->shared_key)
+        QT_TRY(config_read_size(&cfg->shared_width, src, arch->shared_key, CONFIG_WIDTH, err));
     cfg->info.experts = cfg->routed + (cfg->shared_width > 0);
     QT_TRY(read_dense(cfg, src, err));
 done:

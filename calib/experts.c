@@ -13,6 +13,7 @@ struct route_job {
     const struct config *cfg;
     const float *logits; /* [m][routed] */
     const float *choice; /* [routed] or NULL */
+    const float *gate;   /* [m], of the expert that all go through, or NULL */
     float *share;        /* [m][experts] */
     size_t m;
 };
@@ -66,15 +67,15 @@ static void leave_groups(double *rank, const struct config *cfg)
     }
 }
 
-/* p, rank: room for `routed` each. */
+/* p, rank: room for `routed` each. gate: the share of the one that all go through. */
 static void shares_of_token(float *share, double *p, double *rank, const float *logit,
-                            const float *choice, const struct config *cfg)
+                            const float *choice, double gate, const struct config *cfg)
 {
     const size_t n = cfg->routed;
     double chosen = 0, least = 0, last = 0, by = cfg->share_scale;
     const bool finite = score(p, logit, cfg);
     for (size_t i = 0; i < cfg->info.experts; i++)
-        share[i] = finite ? 1 : NAN; /* of the one that all go through */
+        share[i] = finite ? (float)gate : NAN;
     if (!finite)
         return;
     for (size_t i = 0; i < n; i++)
@@ -108,9 +109,11 @@ static int route_item(void *ctx, size_t item, int thread, struct qt_err *err)
     (void)thread;
     if (rc < 0)
         return rc;
-    for (size_t i = first; i < end; i++)
+    for (size_t i = first; i < end; i++) {
+        const double gate = job->gate ? 1 / (1 + exp(-(double)job->gate[i])) : 1;
         shares_of_token(job->share + i * job->cfg->info.experts, p, p + n, job->logits + i * n,
-                        job->choice, job->cfg);
+                        job->choice, gate, job->cfg);
+    }
     qt_free(p);
     return QT_OK;
 }
@@ -121,11 +124,17 @@ int experts_route(float *share, const struct block_run *r, const float *x, struc
     struct block_experts *e = &b->experts;
     const struct config *cfg = &b->model->cfg;
     const float *choice = b->parts[ROLE_CHOICE].weight;
-    struct route_job job = {cfg, e->scores, choice ? e->choice : NULL, share, r->m};
+    const bool gated = b->parts[ROLE_SHARED_GATE].weight != NULL;
+    struct route_job job = {cfg,   e->scores, choice ? e->choice : NULL, gated ? e->gate : NULL,
+                            share, r->m};
     int rc;
     QT_TRY(block_linear(r, ROLE_ROUTER, e->logits, x, err));
     QT_TRY(
         b->be->download(b->be, e->scores, e->logits, r->m * cfg->routed * sizeof *e->scores, err));
+    if (gated) { /* where the router's were */
+        QT_TRY(block_linear(r, ROLE_SHARED_GATE, e->logits, x, err));
+        QT_TRY(b->be->download(b->be, e->gate, e->logits, r->m * sizeof *e->gate, err));
+    }
     if (choice)
         QT_TRY(b->be->download(b->be, e->choice, choice, cfg->routed * sizeof *e->choice, err));
     QT_TRY(qt_parallel(qt_ceil_div(r->m, ROUTE_TOKENS), route_item, &job, err));

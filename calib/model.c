@@ -132,6 +132,8 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer 
         return (struct qt_linear){.n = cfg->routed, .k = h, .input = -1, .feeds = -1};
     case ROLE_CHOICE:
         return (struct qt_linear){.n = cfg->routed, .input = -1, .feeds = -1};
+    case ROLE_SHARED_GATE:
+        return (struct qt_linear){.n = 1, .k = h, .input = -1, .feeds = -1};
     case ROLE_Q_NORM:
         return (struct qt_linear){.n = all ? q : info->head_dim, .input = -1, .feeds = -1};
     case ROLE_K_NORM:
@@ -158,6 +160,7 @@ static bool role_biased(const struct config *cfg, enum role role)
         return cfg->mlp_bias;
     case ROLE_ROUTER:
     case ROLE_CHOICE:
+    case ROLE_SHARED_GATE:
     case ROLE_Q_NORM:
     case ROLE_K_NORM:
         return false;
@@ -192,7 +195,7 @@ static int part_stem(char **out, const struct config *cfg, const struct layer *l
 static bool layer_has(const struct config *cfg, const struct layer *layer, enum role role)
 {
     return cfg->arch->parts[role] &&
-           (layer->experts || (role != ROLE_ROUTER && role != ROLE_CHOICE)) &&
+           (layer->experts || role < ROLE_ROUTER || role > ROLE_SHARED_GATE) &&
            (cfg->head_norms || (role != ROLE_Q_NORM && role != ROLE_K_NORM));
 }
 

@@ -11,8 +11,8 @@
  * In a mixture of experts there are many of what stands between MLP_IN and MLP_OUT. ROUTER says,
  * of what MLP_IN gives, which few of them a token goes through; their outputs are added up, each
  * times its share. CHOICE is added to the router's scores to choose by, not to shares. The last
- * expert may be one that all tokens go through, of a width of its own. Some layers may have one
- * MLP instead, again of another width.
+ * expert may be one that all tokens go through, of a width of its own; its share is 1, or the
+ * sigmoid of what SHARED_GATE says. Some layers may have one MLP instead, again of another width.
  *
  * Some families have the weights of Q, K, V in one tensor, QKV, and those of GATE, UP in GATE_UP;
  * these are then the linears, and Q, K, V, GATE, UP are rows of them.
@@ -38,6 +38,7 @@ enum role {
     ROLE_MLP_IN,
     ROLE_ROUTER,
     ROLE_CHOICE,
+    ROLE_SHARED_GATE,
     ROLE_MLP_OUT,
     ROLE_GATE_UP, /* from here on: of each expert */
     ROLE_GATE,
@@ -55,11 +56,12 @@ struct arch_flag {
 
 enum window_rule {
     WINDOW_NONE,
-    WINDOW_ALL,       /* every layer has the sliding window */
-    WINDOW_IF_USED,   /* every layer, if use_sliding_window */
-    WINDOW_EVEN,      /* layers 0, 2, 4, ... */
-    WINDOW_PATTERN,   /* all layers but every window_period-th */
-    WINDOW_FROM_LAYER /* layers from max_window_layers on, if use_sliding_window */
+    WINDOW_ALL,          /* every layer has the sliding window */
+    WINDOW_IF_USED,      /* every layer, if use_sliding_window */
+    WINDOW_EVEN,         /* layers 0, 2, 4, ... */
+    WINDOW_PATTERN,      /* all layers but every window_period-th */
+    WINDOW_FROM_LAYER,   /* layers from max_window_layers on, if use_sliding_window */
+    WINDOW_EVEN_TO_LAYER /* layers 0, 2, 4, ... below max_window_layers, if use_sliding_window */
 };
 
 /* Layers without the rotary embedding. */
@@ -85,6 +87,7 @@ struct arch {
     bool sigmoid_router; /* n_group, topk_group, routed_scaling_factor, first_k_dense_replace */
     size_t first_dense;  /* where config.json does not say it, layers in front without experts */
     const char *intermediate_key; /* of experts, if there are any; NULL: intermediate_size */
+    const char *shared_key; /* of the one that all go through; NULL: n_shared_experts, if any */
     const char *act_key, *act;
     const char *eps_key; /* NULL: 1e-5 */
     double eps, theta;   /* where config.json does not say it; 0: 1e-6, 1e4 */

@@ -75,7 +75,8 @@ static const char *reason_to_copy(const struct qt_ckpt *ckpt, const struct qt_te
         return "embedding";
     if (strstr(t->name, "norm") || strstr(t->name, "bias"))
         return "not a linear weight";
-    if (strstr(t->name, "router") || ends_with(t->name, ".gate.weight"))
+    if (strstr(t->name, "router") || ends_with(t->name, ".gate.weight") ||
+        ends_with(t->name, ".shared_expert_gate.weight"))
         return "router";
     if (!ends_with(t->name, ".weight"))
         return "not named .weight";

@@ -18,6 +18,17 @@ $ qtool plan $MODELS/glm4_moe_groups --scheme nf4
 > model.layers.3.mlp.experts.0.down_proj.weight .*copied: predicts further tokens
 > model.layers.3.shared_head.head.weight .*copied
 
+# An expert for all tokens with a gate of its own, and a layer without experts.
+$ qtool quantize $MODELS/qwen2_moe_some_dense -o gated --strict --scheme fp6:e=2 --data $MODELS/qwen2_moe_some_dense/ids.u16 --seqlen 8 -q
+$ qtool verify gated -q
+$ qtool eval gated --ref $MODELS/qwen2_moe_some_dense --data $MODELS/qwen2_moe_some_dense/ids.u16 --seqlen 8 --gate 'kld_mean<=0.1' -q
+$ qtool inspect gated
+> model.layers.0.mlp.shared_expert.down_proj.weight .*method=gptq
+> model.layers.1.mlp.down_proj.weight .*method=gptq
+$ qtool plan $MODELS/qwen2_moe --scheme nf4
+> model.layers.0.mlp.shared_expert_gate.weight .*copied: router
+> model.layers.0.mlp.gate.weight .*copied: router
+
 # Rotary embeddings of neighbouring channels; a norm behind gate and up in one tensor.
 $ qtool quantize $MODELS/glm4 -o turned --strict --scheme nf4:g=32,learn=1 --tune-norms --data $MODELS/glm4/ids.u16 --seqlen 8 -q
 $ qtool verify turned -q

@@ -226,10 +226,18 @@ MODELS = {
                            deepstack_visual_indexes=[0])), {}),
 }
 MODELS["qwen3_vl_bare"] = MODELS["qwen3_vl"]
+# Behind the others, whose seeds follow from their places.
+MODELS["qwen2_moe"] = ("qwen2_moe", MIXTURE | dict(
+    num_experts_per_tok=2, shared_expert_intermediate_size=20), {})
+MODELS["qwen2_moe_some_dense"] = ("qwen2_moe", MIXTURE | dict(
+    num_hidden_layers=3, num_experts_per_tok=3, norm_topk_prob=True, mlp_only_layers=[1],
+    shared_expert_intermediate_size=36, qkv_bias=False, tie_word_embeddings=True,
+    use_sliding_window=True, sliding_window=5, max_window_layers=2), {"layer_types": None})
 
 # Where published checkpoints have the experts that transformers keeps in one tensor.
 EXPERTS = {"glm4_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
            "olmoe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
+           "qwen2_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
            "qwen3_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
            "mixtral": ("block_sparse_moe.gate", "block_sparse_moe.experts.", "w1", "w3", "w2")}
 
