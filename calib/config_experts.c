@@ -3,20 +3,46 @@
 
 enum { LIMIT_EXPERTS = 1 << 12 };
 
+/* Layers first to last, every step-th of which has experts. */
+struct expert_layers {
+    size_t first, last, step;
+};
+
+static int read_layers(struct expert_layers *out, const struct config *cfg,
+                       const struct source *src, struct qt_err *err)
+{
+    const char *last = "moe_layer_end_index";
+    int rc = QT_OK;
+    *out = (struct expert_layers){cfg->arch->first_dense, SIZE_MAX, 1};
+    if (cfg->arch->moe_layers) {
+        out->first = 1;
+        QT_TRY(qt_json_get_size(&out->first, src->json, "moe_layer_start_index", src->path, err));
+        QT_TRY(config_read_size(&out->step, src, "moe_layer_interval", CONFIG_LAYERS, err));
+        if (json_integer_value(json_object_get(src->json, last)) != -1) /* the last */
+            QT_TRY(qt_json_get_size(&out->last, src->json, last, src->path, err));
+    } else {
+        QT_TRY(config_read_size(&out->step, src, "decoder_sparse_step", CONFIG_LAYERS, err));
+        if (cfg->arch->sigmoid_router)
+            QT_TRY(
+                qt_json_get_size(&out->first, src->json, "first_k_dense_replace", src->path, err));
+    }
+done:
+    return rc;
+}
+
 /* cfg->dense, dense_width */
 static int read_dense(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     const json_t *listed = json_object_get(src->json, "mlp_only_layers");
-    size_t step = 1, first = cfg->arch->first_dense, i;
+    struct expert_layers layers;
+    size_t i;
     bool any = false, all = true;
     json_t *entry;
     int rc;
     QT_TRY(qt_array_new(&cfg->dense, cfg->info.layers, sizeof *cfg->dense, err));
-    QT_TRY(config_read_size(&step, src, "decoder_sparse_step", CONFIG_LAYERS, err));
-    if (cfg->arch->sigmoid_router)
-        QT_TRY(qt_json_get_size(&first, src->json, "first_k_dense_replace", src->path, err));
+    QT_TRY(read_layers(&layers, cfg, src, err));
     for (i = 0; i < cfg->info.layers; i++)
-        cfg->dense[i] = i < first || (i + 1) % step != 0;
+        cfg->dense[i] = i < layers.first || i > layers.last || (i + 1) % layers.step != 0;
     if (config_given(src->json, "mlp_only_layers") && !json_is_array(listed))
         return qt_fail(err, QT_E_INPUT, src->path, NULL, "'mlp_only_layers' is not a list");
     json_array_foreach(listed, i, entry)
@@ -44,35 +70,49 @@ done:
     return rc;
 }
 
-/* Groups of experts, and the one that all tokens go through. */
 static int read_groups(struct config *cfg, const struct source *src, struct qt_err *err)
 {
-    size_t shared = 1;
     int rc;
     QT_TRY(config_read_size(&cfg->groups, src, "n_group", LIMIT_EXPERTS, err));
     QT_TRY(config_read_size(&cfg->chosen_groups, src, "topk_group", LIMIT_EXPERTS, err));
     QT_TRY(config_read_positive(&cfg->share_scale, src, "routed_scaling_factor", err));
-    QT_TRY(config_read_size(&shared, src, "n_shared_experts", LIMIT_EXPERTS, err));
     if (cfg->routed % cfg->groups || cfg->chosen_groups > cfg->groups ||
         cfg->chosen > cfg->routed / cfg->groups * cfg->chosen_groups)
-        return qt_fail(err, QT_E_INPUT, src->path, NULL,
-                       "%zu of %zu experts from %zu of %zu groups is not possible", cfg->chosen,
-                       cfg->routed, cfg->chosen_groups, cfg->groups);
-    cfg->shared_width = shared * cfg->expert_width;
-    if (cfg->shared_width > CONFIG_WIDTH)
-        rc = qt_fail(err, QT_E_INPUT, src->path, NULL, "'n_shared_experts' %zu is too large",
-                     shared);
+        rc = qt_fail(err, QT_E_INPUT, src->path, NULL,
+                     "%zu of %zu experts from %zu of %zu groups is not possible", cfg->chosen,
+                     cfg->routed, cfg->chosen_groups, cfg->groups);
+done:
+    return rc;
+}
+
+/* Of the expert that all tokens go through. */
+static int read_shared(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const struct arch *arch = cfg->arch;
+    size_t count = arch->shared_count;
+    int rc = QT_OK;
+    if (arch->shared_key)
+        QT_TRY(config_read_size(&cfg->shared_width, src, arch->shared_key, CONFIG_WIDTH, err));
+    if (arch->shared_count_key) {
+        QT_TRY(config_read_size(&count, src, arch->shared_count_key, LIMIT_EXPERTS, err));
+        cfg->shared_width = count * cfg->expert_width;
+        if (cfg->shared_width > CONFIG_WIDTH)
+            rc = qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' %zu is too large",
+                         arch->shared_count_key, count);
+    }
 done:
     return rc;
 }
 
 int config_read_experts(struct config *cfg, const struct source *src, struct qt_err *err)
 {
-    static const char *const keys[] = {"n_routed_experts", "num_local_experts", "num_experts"};
+    static const char *const keys[] = {"n_routed_experts", "num_local_experts", "moe_num_experts",
+                                       "num_experts"};
     const struct arch *arch = cfg->arch;
-    const char *key = keys[2], *width = arch->intermediate_key;
+    const char *key = keys[3], *width = arch->intermediate_key;
+    const char *chosen = config_given(src->json, "moe_k") ? "moe_k" : "num_experts_per_tok";
     int rc = QT_OK;
-    for (size_t i = 3; i-- > 0;)
+    for (size_t i = 4; i-- > 0;)
         if (config_given(src->json, keys[i]))
             key = keys[i];
     cfg->groups = cfg->chosen_groups = 1;
@@ -80,16 +120,14 @@ int config_read_experts(struct config *cfg, const struct source *src, struct qt_
     QT_TRY(config_read_size(&cfg->expert_width, src, width ? width : "intermediate_size",
                             CONFIG_WIDTH, err));
     QT_TRY(config_read_size(&cfg->routed, src, key, LIMIT_EXPERTS, err));
-    QT_TRY(config_read_size(&cfg->chosen, src, "num_experts_per_tok", LIMIT_EXPERTS, err));
+    QT_TRY(config_read_size(&cfg->chosen, src, chosen, LIMIT_EXPERTS, err));
     if (cfg->chosen > cfg->routed)
-        return qt_fail(err, QT_E_INPUT, src->path, NULL,
-                       "'num_experts_per_tok' %zu is more than '%s' %zu", cfg->chosen, key,
-                       cfg->routed);
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' %zu is more than '%s' %zu", chosen,
+                       cfg->chosen, key, cfg->routed);
     QT_TRY(config_read_flag(&cfg->shares_of_one, src, &arch->shares_of_one, err));
     if (arch->sigmoid_router)
         QT_TRY(read_groups(cfg, src, err));
-    if (arch->shared_key)
-        QT_TRY(config_read_size(&cfg->shared_width, src, arch->shared_key, CONFIG_WIDTH, err));
+    QT_TRY(read_shared(cfg, src, err));
     cfg->info.experts = cfg->routed + (cfg->shared_width > 0);
     QT_TRY(read_dense(cfg, src, err));
 done:

@@ -32,14 +32,14 @@ static int check_tensor(const struct qt_weights *w, const char *name, size_t n, 
                    got_text, want_text);
 }
 
-/* A vector that is called `name`. */
-static int vector_set(struct part *out, const char *name, size_t n, const struct qt_weights *w,
-                      struct qt_err *err)
+/* A vector that is called `name`, or a matrix of it as its only row. */
+static int vector_set(struct part *out, const char *name, size_t n, bool row,
+                      const struct qt_weights *w, struct qt_err *err)
 {
     int rc;
     out->n = n;
     QT_TRY(qt_string_format(&out->weight, err, "%s", name));
-    QT_TRY(check_tensor(w, out->weight, n, 0, err));
+    QT_TRY(check_tensor(w, out->weight, row ? 1 : n, row ? n : 0, err));
 done:
     return rc;
 }
@@ -210,7 +210,7 @@ static int layer_part(struct layer *layer, const struct config *cfg, const char 
     int rc = part_stem(&stem, cfg, layer, prefix, index, role, expert, err);
     if (rc == QT_OK)
         rc = role == ROLE_CHOICE
-                 ? vector_set(part, stem, linear.n, w, err)
+                 ? vector_set(part, stem, linear.n, cfg->arch->choice_row, w, err)
                  : part_set(part, stem, linear.n, linear.k, role_biased(cfg, role), w, err);
     qt_free(stem);
     if (rc < 0)

@@ -46,12 +46,14 @@ static bool sees_or_hears(const char *name)
     return false;
 }
 
-/* Part of a layer that predicts further tokens, as one that has an eh_proj does: nothing that qtool
- * runs. */
+/* Part of a layer that predicts further tokens, as one that has an eh_proj does, or is called mtp:
+ * nothing that qtool runs. */
 static bool predicts_further(const struct qt_ckpt *ckpt, const char *name)
 {
     char joins[512];
     const size_t block = numbered_block(name);
+    if (strncmp(name, "mtp.", 4) == 0 || strstr(name, ".mtp.") || strstr(name, ".mtp_"))
+        return true;
     return block > 0 && block < sizeof joins - sizeof ".eh_proj.weight" &&
            snprintf(joins, sizeof joins, "%.*s.eh_proj.weight", (int)block, name) > 0 &&
            qt_ckpt_find(ckpt, joins) != NULL;

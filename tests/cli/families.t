@@ -29,6 +29,14 @@ $ qtool plan $MODELS/qwen2_moe --scheme nf4
 > model.layers.0.mlp.shared_expert_gate.weight .*copied: router
 > model.layers.0.mlp.gate.weight .*copied: router
 
+# Experts in every second layer, chosen by a bias that is a matrix of one row.
+$ qtool quantize $MODELS/ernie4_5_moe_interval -o second --strict --scheme fp6:e=2 --data $MODELS/ernie4_5_moe_interval/ids.u16 --seqlen 8 -q
+$ qtool verify second -q
+$ qtool eval second --ref $MODELS/ernie4_5_moe_interval --data $MODELS/ernie4_5_moe_interval/ids.u16 --seqlen 8 --gate 'kld_mean<=0.1' -q
+$ qtool inspect second
+> model.layers.0.mlp.down_proj.weight .*method=gptq
+> model.layers.1.mlp.experts.3.down_proj.weight .*method=gptq
+
 # Rotary embeddings of neighbouring channels; a norm behind gate and up in one tensor.
 $ qtool quantize $MODELS/glm4 -o turned --strict --scheme nf4:g=32,learn=1 --tune-norms --data $MODELS/glm4/ids.u16 --seqlen 8 -q
 $ qtool verify turned -q

@@ -233,9 +233,18 @@ MODELS["qwen2_moe_some_dense"] = ("qwen2_moe", MIXTURE | dict(
     num_hidden_layers=3, num_experts_per_tok=3, norm_topk_prob=True, mlp_only_layers=[1],
     shared_expert_intermediate_size=36, qkv_bias=False, tie_word_embeddings=True,
     use_sliding_window=True, sliding_window=5, max_window_layers=2), {"layer_types": None})
+MODELS["ernie4_5_moe"] = ("ernie4_5_moe", LLAMA | dict(
+    num_hidden_layers=3, head_dim=8, moe_intermediate_size=24, moe_num_experts=6, moe_k=2,
+    moe_num_shared_experts=1, tie_word_embeddings=True), {})
+MODELS["ernie4_5_moe_interval"] = ("ernie4_5_moe", LLAMA | dict(
+    num_hidden_layers=4, num_key_value_heads=4, moe_intermediate_size=20, moe_num_experts=4,
+    moe_k=3, moe_layer_start_index=0, moe_layer_end_index=2, moe_layer_interval=2,
+    rms_norm_eps=1e-3, tie_word_embeddings=False), {
+        "moe_num_shared_experts": None, "rope_parameters": None, "num_key_value_heads": None})
 
 # Where published checkpoints have the experts that transformers keeps in one tensor.
-EXPERTS = {"glm4_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
+EXPERTS = {"ernie4_5_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
+           "glm4_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
            "olmoe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
            "qwen2_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
            "qwen3_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
@@ -255,7 +264,7 @@ def published_name(name, kind):
     for old, new in RENAMED.get(kind, {}).items():
         if name.startswith(old):
             return new + name.removeprefix(old)
-    return name
+    return name.replace(".mlp.gate.moe_statics.", ".mlp.moe_statics.")
 
 
 def published(tensors, kind):
