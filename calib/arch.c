@@ -314,6 +314,7 @@ static const struct arch table[] = {
         .shared_count = 2,
         .dense = "mlp.",
         .shares_of_one = {NULL, true},
+        .first_dense = 1,
         .moe_layers = true,
         .eps = 1e-5,
         .theta = 5e5,

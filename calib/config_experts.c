@@ -15,7 +15,6 @@ static int read_layers(struct expert_layers *out, const struct config *cfg,
     int rc = QT_OK;
     *out = (struct expert_layers){cfg->arch->first_dense, SIZE_MAX, 1};
     if (cfg->arch->moe_layers) {
-        out->first = 1;
         QT_TRY(qt_json_get_size(&out->first, src->json, "moe_layer_start_index", src->path, err));
         QT_TRY(config_read_size(&out->step, src, "moe_layer_interval", CONFIG_LAYERS, err));
         if (json_integer_value(json_object_get(src->json, last)) != -1) /* the last */

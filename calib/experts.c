@@ -90,7 +90,7 @@ static void shares_of_token(float *share, double *p, double *rank, const float *
         share[i] = (float)p[i];
         rank[i] = NAN;
     }
-    for (size_t i = 0; i < n && cfg->arch->sigmoid_router; i++)
+    for (size_t i = 0; i < n && choice; i++)
         if (!isnan(rank[i])) /* how near it came, not its score, which may be the largest */
             share[i] = (float)-(least * fmax(0, 1 - (last - rank[i])));
     if (cfg->shares_of_one)
