@@ -92,13 +92,35 @@ static int read_shared(struct config *cfg, const struct source *src, struct qt_e
     int rc = QT_OK;
     if (arch->shared_key)
         QT_TRY(config_read_size(&cfg->shared_width, src, arch->shared_key, CONFIG_WIDTH, err));
-    if (arch->shared_count_key) {
+    const json_t *given = json_object_get(src->json, arch->shared_count_key);
+    if (arch->moe_layers && json_is_integer(given) && json_integer_value(given) == 0)
+        count = 0;
+    else if (arch->shared_count_key)
         QT_TRY(config_read_size(&count, src, arch->shared_count_key, LIMIT_EXPERTS, err));
+    if (arch->shared_count_key) {
         cfg->shared_width = count * cfg->expert_width;
         if (cfg->shared_width > CONFIG_WIDTH)
             rc = qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' %zu is too large",
                          arch->shared_count_key, count);
     }
+done:
+    return rc;
+}
+
+/* Options of families with moe_layers that would change results. */
+static int refuse_options(const struct source *src, struct qt_err *err)
+{
+    double least = 1;
+    bool biased = false;
+    int rc;
+    if (config_given(src->json, "moe_norm_min")) { /* of the sum of shares */
+        QT_TRY(config_read_positive(&least, src, "moe_norm_min", err));
+        if (least > 1e-6)
+            QT_TRY(config_unsupported(src, "moe_norm_min", "more than 1e-6", err));
+    }
+    QT_TRY(qt_json_get_bool(&biased, src->json, "use_bias", src->path, err));
+    if (biased)
+        rc = config_unsupported(src, "use_bias", "true", err);
 done:
     return rc;
 }
@@ -109,8 +131,10 @@ int config_read_experts(struct config *cfg, const struct source *src, struct qt_
                                        "num_experts"};
     const struct arch *arch = cfg->arch;
     const char *key = keys[3], *width = arch->intermediate_key;
-    const char *chosen = config_given(src->json, "moe_k") ? "moe_k" : "num_experts_per_tok";
+    const char *chosen = "num_experts_per_tok";
     int rc = QT_OK;
+    if (arch->moe_layers && !config_given(src->json, chosen))
+        chosen = "moe_k";
     for (size_t i = 4; i-- > 0;)
         if (config_given(src->json, keys[i]))
             key = keys[i];
@@ -126,6 +150,8 @@ int config_read_experts(struct config *cfg, const struct source *src, struct qt_
     QT_TRY(config_read_flag(&cfg->shares_of_one, src, &arch->shares_of_one, err));
     if (arch->sigmoid_router)
         QT_TRY(read_groups(cfg, src, err));
+    if (arch->moe_layers)
+        QT_TRY(refuse_options(src, err));
     QT_TRY(read_shared(cfg, src, err));
     cfg->info.experts = cfg->routed + (cfg->shared_width > 0);
     QT_TRY(read_dense(cfg, src, err));

@@ -92,7 +92,7 @@ static void shares_of_token(float *share, double *p, double *rank, const float *
     }
     for (size_t i = 0; i < n && choice; i++)
         if (!isnan(rank[i])) /* how near it came, not its score, which may be the largest */
-            share[i] = (float)-(least * fmax(0, 1 - (last - rank[i])));
+            share[i] = (float)-fmax(0, least - (last - rank[i]));
     if (cfg->shares_of_one)
         by /= chosen + 1e-20;
     for (size_t i = 0; i < n && by != 1; i++)

@@ -86,7 +86,7 @@ struct arch {
     struct arch_flag shares_of_one; /* shares of the chosen experts are made to sum to 1 */
     bool sigmoid_router; /* n_group, topk_group, routed_scaling_factor, first_k_dense_replace */
     size_t first_dense;  /* where config.json does not say it, layers in front without experts */
-    bool moe_layers;     /* moe_layer_start_index, moe_layer_end_index, moe_layer_interval */
+    bool moe_layers;     /* moe_k, moe_layer_start_index, moe_layer_end_index, moe_layer_interval */
     bool choice_row;     /* CHOICE is a matrix of one row */
     const char *intermediate_key; /* of experts, if there are any; NULL: intermediate_size */
     /* Of the expert that all go through: its width, or how many experts wide it is, and that where

@@ -52,8 +52,9 @@ static bool predicts_further(const struct qt_ckpt *ckpt, const char *name)
 {
     char joins[512];
     const size_t block = numbered_block(name);
-    if (strncmp(name, "mtp.", 4) == 0 || strstr(name, ".mtp.") || strstr(name, ".mtp_"))
-        return true;
+    for (const char *at = name; (at = strstr(at, "mtp")) != NULL; at++)
+        if ((at == name || at[-1] == '.') && (at[3] == '.' || at[3] == '_'))
+            return true;
     return block > 0 && block < sizeof joins - sizeof ".eh_proj.weight" &&
            snprintf(joins, sizeof joins, "%.*s.eh_proj.weight", (int)block, name) > 0 &&
            qt_ckpt_find(ckpt, joins) != NULL;
@@ -128,7 +129,8 @@ done:
 
 static bool is_vector(const struct qt_tensor *t)
 {
-    return t->ndim < 2;
+    return t->ndim < 2 ||
+           (t->ndim == 2 && t->shape[0] == 1 && !ends_with(t->name, ".weight")); /* as a row */
 }
 
 /* The last rule whose regex matches anywhere in the name, or NULL. All that match count as used,

@@ -241,6 +241,9 @@ MODELS["ernie4_5_moe_interval"] = ("ernie4_5_moe", LLAMA | dict(
     moe_k=3, moe_layer_start_index=0, moe_layer_end_index=2, moe_layer_interval=2,
     rms_norm_eps=1e-3, tie_word_embeddings=False), {
         "moe_num_shared_experts": None, "rope_parameters": None, "num_key_value_heads": None})
+MODELS["ernie4_5_moe_alone"] = ("ernie4_5_moe", LLAMA | dict(
+    num_hidden_layers=3, moe_intermediate_size=20, moe_num_experts=5, moe_k=2,
+    moe_num_shared_experts=0, moe_layer_start_index=2, tie_word_embeddings=False), {})
 
 # Where published checkpoints have the experts that transformers keeps in one tensor.
 EXPERTS = {"ernie4_5_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),

@@ -17,6 +17,8 @@ static const struct {
     {"model.mtp_block.0.self_attn.q_proj.weight", "further tokens"},
     {"model.mtp_linear_proj.0.weight", "further tokens"},
     {"mtp.layers.0.mlp.up_proj.weight", "further tokens"},
+    {"mtp_block.0.mlp.up_proj.weight", "further tokens"},
+    {"model.layers.0.mlp.smtp_proj.weight", NULL},
     {"model.layers.0.self_attn.rotary_embed.weight", "embedding"},
     {"language_model.lm_head.weight", "head"},
     {"vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight", "language model"},

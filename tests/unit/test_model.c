@@ -445,20 +445,23 @@ static void test_linears(void **state)
 }
 
 /* That a name is in the list. */
-static void use_type(bool used[32], const char *type)
+enum { MOST_TYPES = 64 };
+
+static void use_type(bool used[MOST_TYPES], const char *type)
 {
     size_t at = 0;
     while (qt_model_type(at) && strcmp(qt_model_type(at), type) != 0)
         at++;
     if (!qt_model_type(at))
         fail_msg("%s is not listed", type);
+    assert_true(at < MOST_TYPES);
     used[at] = true;
 }
 
 /* Every model_type, of a decoder or of a wrapper, has a golden model, and is in the list. */
 static void test_types(void **state)
 {
-    bool used[32] = {false};
+    bool used[MOST_TYPES] = {false};
     struct dirent **entries;
     int n = scandir(GOLDEN, &entries, NULL, alphasort);
     (void)state;
@@ -640,7 +643,11 @@ static const struct refusal refusals[] = {
     {"qwen2_moe", "qkv_bias", "false", QT_E_INPUT, "self_attn.q_proj.bias"},
     {"qwen2_moe", "max_window_layers", "-1", QT_E_INPUT, "max_window_layers"},
     {"ernie4_5_moe", "moe_k", "7", QT_E_INPUT, "'moe_k' 7 is more than 'moe_num_experts' 6"},
-    {"ernie4_5_moe", "moe_k", NULL, QT_E_INPUT, "num_experts_per_tok"},
+    {"ernie4_5_moe", "moe_k", NULL, QT_E_INPUT, "moe_k"},
+    {"ernie4_5_moe", "moe_norm_min", "1e-3", QT_E_UNSUPPORTED, "moe_norm_min"},
+    {"ernie4_5_moe", "moe_norm_min", "-1", QT_E_INPUT, "moe_norm_min"},
+    {"ernie4_5_moe", "use_bias", "true", QT_E_UNSUPPORTED, "use_bias"},
+    {"ernie4_5_moe", "num_experts_per_tok", "7", QT_E_INPUT, "'num_experts_per_tok' 7"},
     {"ernie4_5_moe", "moe_num_shared_experts", "2", QT_E_INPUT, "shared_experts.gate_proj.weight"},
     {"ernie4_5_moe", "moe_num_shared_experts", "4096", QT_E_INPUT,
      "shared_experts.gate_proj.weight"},
