@@ -12,6 +12,7 @@ enum { SEQLEN = 44, SAMPLES = 110, TOKENS = SEQLEN * SAMPLES, VOCAB = 97, MOST =
 /* Without and with an expert that all tokens go through. */
 #define CHOSEN    "tests/golden/models/qwen3_moe"
 #define SHARED    "tests/golden/models/glm4_moe_all"
+#define GATED     "tests/golden/models/qwen2_moe" /* such an expert, by a share of its own */
 #define MIXTRAL   "tests/golden/models/mixtral"
 #define ONE_DENSE "tests/golden/models/qwen3_moe_one_dense"
 
@@ -150,23 +151,34 @@ static bool naive_shares(double *share, const float *x, const float *router, siz
     return clear;
 }
 
-static void router_case(const char *dir, const char *router_name, size_t chosen, bool of_one)
+/* gate_name: of the last expert, which all tokens go through, or NULL. */
+static void router_case(const char *dir, const char *router_name, size_t chosen, bool of_one,
+                        const char *gate_name)
 {
     struct fixture *f = open_model(dir);
+    const size_t routed = f->experts - (gate_name != NULL);
     struct qt_tokens all = all_tokens();
     struct qt_block *block;
     size_t unclear = 0;
     expect_ok("block", qt_block_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
     float *share = shares_of(f, block, f->hidden);
-    float *router = malloc(f->experts * f->width * sizeof *router);
+    float *router = malloc(f->experts * f->width * sizeof *router), *gate = NULL;
     expect_ok("router", f->source.load(f->source.ctx, router_name, router, &f->err), &f->err);
+    if (gate_name) {
+        gate = router + routed * f->width;
+        expect_ok("gate", f->source.load(f->source.ctx, gate_name, gate, &f->err), &f->err);
+    }
     struct kept x = input_of(f, block, 2, f->hidden, &all);
     for (size_t t = 0; t < TOKENS; t++) {
-        double want[MOST];
-        if (!naive_shares(want, x.x + t * f->width, router, f->width, f->experts, chosen, of_one)) {
+        double want[MOST], logit = 0;
+        if (!naive_shares(want, x.x + t * f->width, router, f->width, routed, chosen, of_one)) {
             unclear++;
             continue;
         }
+        for (size_t i = 0; gate && i < f->width; i++)
+            logit += (double)gate[i] * (double)x.x[t * f->width + i];
+        if (gate)
+            want[routed] = 1 / (1 + exp(-logit));
         for (size_t e = 0; e < f->experts; e++) {
             const double got = (double)share[t * f->experts + e];
             assert_true(fabs(got - want[e]) <= 1e-4 * fabs(want[e]));
@@ -184,13 +196,14 @@ static void router_case(const char *dir, const char *router_name, size_t chosen,
 static void shares_are_the_routers(void **state)
 {
     (void)state;
-    router_case("tests/golden/models/qwen3_moe", "model.layers.0.mlp.gate.weight", 3, true);
+    router_case(CHOSEN, "model.layers.0.mlp.gate.weight", 3, true, NULL);
     router_case("tests/golden/models/qwen3_moe_biased_window", "model.layers.0.mlp.gate.weight", 2,
-                false);
-    router_case("tests/golden/models/mixtral", "model.layers.0.block_sparse_moe.gate.weight", 2,
-                true);
+                false, NULL);
+    router_case(MIXTRAL, "model.layers.0.block_sparse_moe.gate.weight", 2, true, NULL);
     router_case("tests/golden/models/mixtral_window", "model.layers.0.block_sparse_moe.gate.weight",
-                1, true);
+                1, true, NULL);
+    router_case(GATED, "model.layers.0.mlp.gate.weight", 2, false,
+                "model.layers.0.mlp.shared_expert_gate.weight");
 }
 
 /* A token that is not finite goes nowhere, and takes nobody along. */
@@ -537,8 +550,10 @@ int main(void)
         cmocka_unit_test(lists_are_filled_with_the_nearest),
         cmocka_unit_test_prestate(tokens_go_through_experts, CHOSEN),
         cmocka_unit_test_prestate(tokens_go_through_experts, SHARED),
+        cmocka_unit_test_prestate(tokens_go_through_experts, GATED),
         cmocka_unit_test_prestate(sums_are_of_an_experts_tokens, CHOSEN),
         cmocka_unit_test_prestate(sums_are_of_an_experts_tokens, SHARED),
+        cmocka_unit_test_prestate(sums_are_of_an_experts_tokens, GATED),
         cmocka_unit_test(few_tokens_are_joined),
         cmocka_unit_test_prestate(allocation_failures, MIXTRAL),
         cmocka_unit_test_prestate(allocation_failures, ONE_DENSE),

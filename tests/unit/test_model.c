@@ -651,6 +651,8 @@ static const struct refusal refusals[] = {
     {"ernie4_5_moe", "moe_num_shared_experts", "2", QT_E_INPUT, "shared_experts.gate_proj.weight"},
     {"ernie4_5_moe", "moe_num_shared_experts", "4096", QT_E_INPUT,
      "shared_experts.gate_proj.weight"},
+    {"ernie4_5_moe_interval", "moe_intermediate_size", "16777216", QT_E_INPUT,
+     "'moe_num_shared_experts' 2 is too large"},
     {"ernie4_5_moe", "moe_layer_start_index", "2", QT_E_INPUT, "layers.1.mlp.gate_proj.weight"},
     {"ernie4_5_moe", "moe_layer_start_index", "-1", QT_E_INPUT, "moe_layer_start_index"},
     {"ernie4_5_moe", "moe_layer_end_index", "1", QT_E_INPUT, "layers.2.mlp.gate_proj.weight"},
