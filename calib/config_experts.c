@@ -92,12 +92,12 @@ static int read_shared(struct config *cfg, const struct source *src, struct qt_e
     int rc = QT_OK;
     if (arch->shared_key)
         QT_TRY(config_read_size(&cfg->shared_width, src, arch->shared_key, CONFIG_WIDTH, err));
-    const json_t *given = json_object_get(src->json, arch->shared_count_key);
-    if (arch->moe_layers && json_is_integer(given) && json_integer_value(given) == 0)
-        count = 0;
-    else if (arch->shared_count_key)
-        QT_TRY(config_read_size(&count, src, arch->shared_count_key, LIMIT_EXPERTS, err));
     if (arch->shared_count_key) {
+        const json_t *given = json_object_get(src->json, arch->shared_count_key);
+        if (arch->moe_layers && json_is_integer(given) && json_integer_value(given) == 0)
+            count = 0; /* there is no such expert */
+        else
+            QT_TRY(config_read_size(&count, src, arch->shared_count_key, LIMIT_EXPERTS, err));
         cfg->shared_width = count * cfg->expert_width;
         if (cfg->shared_width > CONFIG_WIDTH)
             rc = qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' %zu is too large",

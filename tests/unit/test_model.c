@@ -444,9 +444,9 @@ static void test_linears(void **state)
     close_fixture(&f);
 }
 
-/* That a name is in the list. */
 enum { MOST_TYPES = 64 };
 
+/* That a name is in the list. */
 static void use_type(bool used[MOST_TYPES], const char *type)
 {
     size_t at = 0;
