@@ -158,8 +158,10 @@ float qt_model_output_scale(const struct qt_model *model, size_t layer, int inpu
 
 /*
  * Of tokens in front of a mixture of experts: what the output of each expert is multiplied by,
- * share[m][experts] in host memory. -share: what it would be, of an expert that is not chosen. NAN:
- * of a token that is not finite, which goes to none.
+ * share[m][experts] in host memory. -share: what it would be, of an expert that is not chosen;
+ * where a bias has a say in the choice, that of the last one chosen, less by how far it ranks
+ * behind it.
+ * NAN: of a token that is not finite, which goes to none.
  */
 struct qt_block;
 int qt_block_route(float *share, struct qt_block *block, float *hidden, size_t m, size_t seqlen,
