@@ -4,6 +4,18 @@
 
 #include "kernels/cuda/ptx_barrier.cuh"
 
+/* ---- shared memory -----------------------------------------------------------------------------
+ */
+
+/* The reverse of ptx_ldmatrix_x4_transposed: lane l gives the address of line l % 8 of matrix
+ * l / 8, of which r[] has the columns. */
+PTX void ptx_stmatrix_x4_transposed(uint32_t addr, const uint32_t r[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(addr),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
 /* ---- products ----------------------------------------------------------------------------------
  */
 

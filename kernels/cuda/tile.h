@@ -30,6 +30,9 @@ static __host__ __device__ constexpr int qt_tile_steps(int warpgroups, int token
     return blocks == 1 || (warpgroups == 4 && tokens == 128) ? 2 : 4;
 }
 
+/* Shared memory through which a warpgroup's results go, 16 tokens of 64 rows at a time. */
+enum { QT_TILE_RESULT_TOKENS = 16, QT_TILE_RESULT_BYTES = QT_TILE_RESULT_TOKENS * 64 * 2 };
+
 /* What all tile kernels have (tile_ring.cuh). */
 struct qt_tile_base {
     CUtensorMap x;             /* F16 [k / 64][m][64], boxes of a stage's blocks x tokens x 64 */
@@ -48,9 +51,9 @@ struct qt_tile_base {
     int blocks_with_more;      /* ... of which so many have 1 more */
     float factor;              /* power of two on every result */
     int bf16;                  /* y is BF16 */
-    int wide_stores;           /* rows of y are 4-byte aligned */
+    int store_bytes;           /* 2, 4 or 16: what rows of y are a multiple of, and aligned to */
     int dependent;             /* launched before the previous kernel has ended */
-    int stages, stage_bytes, ring_at, barriers_at;
+    int stages, stage_bytes, ring_at, barriers_at, results_at;
 };
 
 struct qt_tile_args : qt_tile_base {

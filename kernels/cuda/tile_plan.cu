@@ -103,7 +103,9 @@ static size_t tile_layout(struct qt_tile_base *a, const struct qt_tile_kind *k, 
     const int sums_bytes = k->warpgroups * 64 * k->tokens * 4;
     a->stage_bytes = (int)round_up((size_t)(x_bytes(k) + k->weight_bytes), 1024);
     a->ring_at = (int)round_up((size_t)k->head_bytes, 1024);
-    a->stages = (smem_limit - a->ring_at - QT_RING_BARRIER_BYTES) / a->stage_bytes;
+    const int tail =
+        (int)round_up(QT_RING_BARRIER_BYTES, 128) + k->warpgroups * QT_TILE_RESULT_BYTES;
+    a->stages = (smem_limit - a->ring_at - tail) / a->stage_bytes;
     int ahead = (WEIGHTS_AHEAD + k->weight_bytes / 2) / k->weight_bytes;
     /* w4ax, 28672 x 4096, 16 tokens: 21.5 us with 4 stages, 18.6 with 6. */
     const int least = k->blocks == 1 ? 6 : 3;
@@ -111,7 +113,8 @@ static size_t tile_layout(struct qt_tile_base *a, const struct qt_tile_kind *k, 
     a->stages = a->stages < ahead ? a->stages : ahead;
     int ring_bytes = a->stages * a->stage_bytes;
     a->barriers_at = a->ring_at + (ring_bytes > sums_bytes ? ring_bytes : sums_bytes);
-    return (size_t)a->barriers_at + QT_RING_BARRIER_BYTES;
+    a->results_at = a->barriers_at + tail - k->warpgroups * QT_TILE_RESULT_BYTES;
+    return (size_t)a->barriers_at + (size_t)tail;
 }
 
 /* ---- choosing ----------------------------------------------------------------------------------
@@ -329,7 +332,9 @@ void qt_tile_fill(struct qt_tile_base *a, const struct qt_matmul_plan *p,
     a->ready = (unsigned *)workspace;
     a->partial = (float *)((char *)workspace + QT_MATMUL_WORKSPACE_ZEROED);
     a->bf16 = p->options.dtype == QT_MATMUL_BF16;
-    a->wide_stores = p->n % 2 == 0 && (size_t)y % 4 == 0;
+    a->store_bytes = p->n % 8 == 0 && (size_t)y % 16 == 0  ? 16
+                     : p->n % 2 == 0 && (size_t)y % 4 == 0 ? 4
+                                                           : 2;
 }
 
 int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,

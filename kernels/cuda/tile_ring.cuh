@@ -5,7 +5,7 @@
  *             being 64 WGS rows x BM tokens
  *   block     WGS warpgroups that multiply, 64 rows each, and one of which two lanes keep the copy
  *             engine busy
- *   smem      [ the kernel's own | ring of stages | barriers ]
+ *   smem      [ the kernel's own | ring of stages | barriers | results ]
  *
  *   copy engine:  packed weights, X (128-byte swizzle)  --> a stage of C blocks of 64 columns of k
  *   warpgroup:    packed words -> registers -> A fragments (registers) --+
@@ -29,7 +29,7 @@
  *     sum                                    type of sums, float or int
  *     multiply(sums, ring, segment, strip)   products of a segment, for the warp's strip of 16 rows
  *     meet()                                 before the sums of a tile become results
- *     finish<N>(out, v, row0, token0, token) results, as tile_store takes them, of sums v; token is
+ *     finish<N>(out, v, row0, token0, token) results, as tile_scale takes them, of sums v; token is
  *                                            that of the tile, which begins at token0
  *     wide()                                 Y is FP32
  */
@@ -213,25 +213,40 @@ template <int BM> static __device__ __forceinline__ void tile_settle(tile_sums<B
 /* ---- results -----------------------------------------------------------------------------------
  */
 
-/* 16 rows x 8 N tokens of Y: v as accumulator fragments hold them. N at a time, for each step waits
- * for the one before. */
+/* Values of 16 rows x 8 N tokens as FP16 or BF16: [N][rows + 0, + 8], a lane two tokens. */
 template <int N>
-static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const float4 v[N],
-                                                  int row0, int token0)
+static __device__ __forceinline__ void tile_round(uint32_t out[N][2], const float4 v[N], bool bf16)
 {
-    const int lane = (int)threadIdx.x % 32;
-    uint32_t out[N][2];
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        out[j][0] = qt_round_two(bf16, v[j].x, v[j].y);
+        out[j][1] = qt_round_two(bf16, v[j].z, v[j].w);
+    }
+}
+
+/* Sums of tokens from token0 on, of the rows' scale, times the factors that are left. */
+template <int N>
+static __device__ __forceinline__ void tile_scale(const qt_tile_base &a, float4 v[N], int token0)
+{
 #pragma unroll
     for (int j = 0; j < N; j++) {
         float fx = a.factor, fy = a.factor;
         if (a.token_factor) {
-            int token = token0 + 8 * j + lane % 4 * 2;
+            int token = token0 + 8 * j + (int)threadIdx.x % 4 * 2;
             fx *= token < a.m ? a.token_factor[token] : 0;
             fy *= token + 1 < a.m ? a.token_factor[token + 1] : 0;
         }
-        out[j][0] = qt_round_two(a.bf16, v[j].x * fx, v[j].y * fy);
-        out[j][1] = qt_round_two(a.bf16, v[j].z * fx, v[j].w * fy);
+        v[j] = make_float4(v[j].x * fx, v[j].y * fy, v[j].z * fx, v[j].w * fy);
     }
+}
+
+/* 16 rows x 8 N tokens of Y, where rows of Y are not aligned. N at a time, for each step waits for
+ * the one before. */
+template <int N>
+static __device__ __forceinline__ void
+tile_store_unaligned(const qt_tile_base &a, uint32_t out[N][2], int row0, int token0)
+{
+    const int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < 2 * N; i++)
         out[i / 2][i % 2] = ptx_transpose_8x8(out[i / 2][i % 2]);
@@ -242,12 +257,44 @@ static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const f
         const bool here = token + i / 2 * 8 < a.m;
         const int left = a.n - row - i % 2 * 8;
         uint16_t *at = y + (size_t)(i / 2 * 8) * a.n + i % 2 * 8;
-        if (here && left > 0 && a.wide_stores)
+        if (here && left > 0 && a.store_bytes == 4)
             *(uint32_t *)at = out[i / 2][i % 2];
-        if (here && left > 0 && !a.wide_stores)
+        if (here && left > 0 && a.store_bytes == 2)
             at[0] = (uint16_t)out[i / 2][i % 2];
-        if (here && left > 1 && !a.wide_stores)
+        if (here && left > 1 && a.store_bytes == 2)
             at[1] = (uint16_t)(out[i / 2][i % 2] >> 16);
+    }
+}
+
+/*
+ * 64 rows x 8 N tokens of Y by a warpgroup, of which each warp has 16 rows. They go through shared
+ * memory, a token of 128 bytes a line, pieces of 16 bytes in the order of the 128-byte swizzle: so
+ * that a warp stores four whole lines, and not eight parts of 16 bytes of as many tokens.
+ */
+template <int N>
+static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const uint32_t out[N][2],
+                                                  int row0, int token0)
+{
+    const int lane = (int)threadIdx.x % 32, thread = (int)threadIdx.x % 128;
+    const int group = (int)threadIdx.x / 128;
+    const uint32_t at = ptx_shared(qt_smem) + a.results_at + group * QT_TILE_RESULT_BYTES;
+    const uint32_t to =
+        at + (lane / 16 * 8 + lane % 8) * 128 + ((thread / 32 * 2 + lane / 8 % 2) ^ lane % 8) * 16;
+    const uint32_t from = at + thread / 8 * 128 + (thread % 8 ^ thread / 8 % 8) * 16;
+    const int token = token0 + thread / 8, row = row0 - thread / 32 * 16 + thread % 8 * 8;
+    uint4 *y = (uint4 *)((uint16_t *)a.y + (size_t)token * a.n + row);
+    const size_t step = (size_t)a.n * QT_TILE_RESULT_TOKENS / 8;
+    const int left = row < a.n ? a.m - token : 0;
+#pragma unroll
+    for (int j = 0; j < N; j += 2) {
+        const uint32_t four[4] = {out[j][0], out[j][1], N > 1 ? out[j + 1][0] : 0,
+                                  N > 1 ? out[j + 1][1] : 0};
+        ptx_named_barrier(TILE_WARPGROUP + group, 128); /* what was there has been read */
+        ptx_stmatrix_x4_transposed(to, four);
+        ptx_named_barrier(TILE_WARPGROUP + group, 128);
+        const uint4 line = ptx_load_16(from);
+        if (j * 8 < left && (N > 1 || thread < 64))
+            y[j / 2 * step] = line;
     }
 }
 
@@ -273,12 +320,22 @@ static __device__ __forceinline__ void tile_results(const qt_tile_base &a, const
                                                     const tile_four<typename Work::sum> v[N],
                                                     int row0, int token0, int token)
 {
-    float4 out[N];
-    work.template finish<N>(out, v, row0, token0, token);
-    if (work.wide())
-        tile_store_wide<N>(a, out, row0, token0 + token);
+    float4 sums[N];
+    uint32_t out[N][2];
+    work.template finish<N>(sums, v, row0, token0, token);
+    if (work.wide()) {
+        tile_store_wide<N>(a, sums, row0, token0 + token);
+        return;
+    }
+    tile_scale<N>(a, sums, token0 + token);
+    if (a.bf16)
+        tile_round<N>(out, sums, true);
     else
+        tile_round<N>(out, sums, false);
+    if (a.store_bytes == 16)
         tile_store<N>(a, out, row0, token0 + token);
+    else
+        tile_store_unaligned<N>(a, out, row0, token0 + token);
 }
 
 /* Sums of a shared tile in the workspace: of each block, [tokens / 8][warpgroups * 128][4]. */
