@@ -2,16 +2,16 @@
  * Outliers of mix24 in the A operand of wgmma. The code of an outlier's place decodes to 0, so it
  * is enough to write its value there, before the product: nothing depends on the number of tokens.
  *
- * A lane's fragments go through 4 KB of shared memory a warp and unit, only k-steps in which there
- * are outliers:
+ * As no register can be chosen by number at run time, fragments of k-steps that have outliers go
+ * through shared memory. Of the eight steps of a unit
  *
- *     byte   2048 b + 512 s + 16 lane + 4 i + 2 h    of register i, half h, step s of block b
+ *     byte   512 (4 b + s) + 16 lane + 4 i + 2 h    is of register i, half h, step s of block b
  *
  * For each strip of 16 rows and unit there is a list of what to write where, made from the CSR in
- * the launch that gathers X (mix24_gather.cu):
+ * the launch that gathers X (mix24_gather.cu), of 24 or 32 words, by how many there are:
  *
- *     U32 [32]   [0]     bits 0 to 7: count, or PATCH_MANY; 8 to 15: steps 4 b + s that have some
- *                [1...]  value << 16 | byte
+ *     U32 []   [0]     bits 0 to 7: count, or PATCH_MANY; 8 to 15: steps 4 b + s that have some
+ *              [1...]  value << 16 | byte
  *
  * A list that is too long says so, and the warp looks for its outliers in the CSR itself.
  */
@@ -22,20 +22,18 @@
 #include "kernels/cuda/ptx.cuh"
 
 enum {
-    PATCH_LIST = 32, /* words */
-    PATCH_LIST_BYTES = 4 * PATCH_LIST,
-    PATCH_MOST = PATCH_LIST - 1,
+    PATCH_WORDS = 24,
+    PATCH_MOST_WORDS = 32,
     PATCH_MANY = 255,
-    PATCH_BLOCK_BYTES = 2048,
-    PATCH_STEP_BYTES = 512
+    PATCH_STEP_BYTES = 512,
+    PATCH_STEPS = 8
 };
 
 /* Where packed column col of a unit is, of row 0..15 (pack/layout_mix24.h). */
 static __device__ __forceinline__ uint32_t patch_byte(int row, uint32_t col)
 {
     const uint32_t b = col / 64, t = col / 16 % 4, s = col / 4 % 4, i = col / 2 % 2 * 2 + row / 8;
-    return b * PATCH_BLOCK_BYTES + s * PATCH_STEP_BYTES + (row % 8 * 4 + t) * 16 + i * 4 +
-           col % 2 * 2;
+    return (4 * b + s) * PATCH_STEP_BYTES + (row % 8 * 4 + t) * 16 + i * 4 + col % 2 * 2;
 }
 
 static __device__ __forceinline__ void patch_store_2(uint32_t addr, uint32_t v, bool wanted)
@@ -128,38 +126,39 @@ static __device__ __forceinline__ void patch_from_csr(const qt_mix24_outliers &o
     }
 }
 
-/* A warp's list. */
-struct patch_list {
-    uint32_t head, word; /* the lane's; no byte of the unit where there is none */
+/* A warp's outliers of a unit. base: of its shared memory, for fragments of STEPS k-steps. */
+template <int STEPS> struct patch_unit {
+    uint32_t mine;                /* the lane's part of a step */
+    uint32_t place, batch, value; /* where the lane's outlier goes, and in which batch */
+    uint32_t head;                /* of the list */
+    bool many;                    /* it is too long; the same in all lanes */
 
-    __device__ __forceinline__ void load(uint32_t list)
+    __device__ __forceinline__ void load(uint32_t list, uint32_t list_bytes, uint32_t base)
     {
         const uint32_t lane = threadIdx.x % 32;
-        word = ptx_load_4(list + lane * 4);
+        const uint32_t word = lane * 4 < list_bytes ? ptx_load_4(list + lane * 4) : 0;
         head = __shfl_sync(~0u, word, 0);
-        word = lane - 1 < (head & 0xff) ? word : 0xffff;
+        many = __any_sync(~0u, (head & 0xff) == PATCH_MANY);
+        value = word >> 16;
+        place = base + word % (STEPS * PATCH_STEP_BYTES);
+        batch = lane - 1 < (head & 0xff) ? (word & 0xffff) / (STEPS * PATCH_STEP_BYTES)
+                                         : (uint32_t)PATCH_STEPS; /* which there is not */
+    }
+    /* Writes outliers into the fragments of batch number BATCH of the unit, whose strip begins at
+     * row0. */
+    template <int BATCH>
+    __device__ __forceinline__ void apply(uint32_t f[STEPS][4], uint32_t base, int unit, int row0,
+                                          const qt_mix24_outliers &o) const
+    {
+        patch_store_steps<BATCH * STEPS, STEPS>(mine, f, head);
+        __syncwarp();
+        if (many)
+            patch_from_csr<STEPS>(o, unit, row0, BATCH * STEPS, base);
+        else
+            patch_store_2(place, value, batch == BATCH);
+        __syncwarp();
+        patch_load_steps<BATCH * STEPS, STEPS>(mine, f, head);
     }
 };
-
-/*
- * Writes outliers into the fragments of k-steps FIRST to FIRST + STEPS - 1 of a unit (4 b + s).
- * buffer: of the warp, where the first of them goes; row0: of the strip.
- */
-template <int FIRST, int STEPS>
-static __device__ __forceinline__ void patch_fragments(uint32_t f[STEPS][4], uint32_t buffer,
-                                                       const patch_list &list, int unit, int row0,
-                                                       const qt_mix24_outliers &o)
-{
-    const uint32_t mine = buffer + threadIdx.x % 32 * 16;
-    const uint32_t byte = (list.word & 0xffff) - FIRST * PATCH_STEP_BYTES;
-    patch_store_steps<FIRST, STEPS>(mine, f, list.head);
-    __syncwarp();
-    if (__any_sync(~0u, (list.head & 0xff) == PATCH_MANY))
-        patch_from_csr<STEPS>(o, unit, row0, FIRST, buffer);
-    else
-        patch_store_2(buffer + byte, list.word >> 16, byte < STEPS * PATCH_STEP_BYTES);
-    __syncwarp();
-    patch_load_steps<FIRST, STEPS>(mine, f, list.head);
-}
 
 #endif

@@ -25,6 +25,25 @@ static double outlier_share(const struct qt_matmul_weight *w)
     return (double)w->mix24.outliers / ((double)qt_mix24_csr_rows(w) * (double)w->k);
 }
 
+/*
+ * Words of a list. One list in a thousand that is too long makes some block wait in every product,
+ * and with it all (0.2 %, 8192 x 8192, 128 tokens, lists of 16 words: 41.5 us instead of 37.5): so
+ * for eight standard deviations more than there are on average in units of 2-bit groups.
+ */
+static int list_words(const struct qt_matmul_weight *w)
+{
+    const double twos = (double)w->mix24.twos * QT_MIX24_UNIT_COLS;
+    const double outliers = outlier_share(w) * (double)w->k * QT_STRIP_ROWS;
+    const double average = twos > 0 ? outliers / twos * QT_MIX24_UNIT_COLS : 0;
+    return average + 8 * sqrt(average) + 1 <= PATCH_WORDS ? PATCH_WORDS : PATCH_MOST_WORDS;
+}
+
+/* Of a strip and unit; 0: a kernel for so many tokens has none. */
+static int list_bytes(const struct qt_matmul_weight *w, int tokens)
+{
+    return w->mix24.csr_ptr && !qt_mix24_tile_sums(tokens) ? 4 * list_words(w) : 0;
+}
+
 static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w)
 {
 #define KIND(warpgroups, tokens, us, outlier_us)                                                   \
@@ -36,10 +55,10 @@ static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w)
     t.count = QT_MIX24_TILE_KINDS;
     for (int i = 0; i < t.count; i++) {
         struct qt_tile_kind k = kinds[i];
-        const int list_bytes = qt_mix24_tile_sums(k.tokens) ? 0 : PATCH_LIST_BYTES;
         k.kernel = qt_mix24_tile_instance(i);
         k.head_bytes = w->mix24.csr_ptr ? outlier_bytes(&k) : 0;
-        k.weight_bytes = 4 * k.warpgroups * (mix24_unit_bytes(w->mix24.fours > 0) + list_bytes);
+        k.weight_bytes =
+            4 * k.warpgroups * (mix24_unit_bytes(w->mix24.fours > 0) + list_bytes(w, k.tokens));
         k.pairs_only = w->mix24.csr_ptr && qt_mix24_tile_sums(k.tokens);
         if (k.pairs_only)
             k.serial_us = (float)(sums_us * outlier_share(w) * k.warpgroups * k.tokens);
@@ -71,11 +90,10 @@ static struct workspace workspace_for(const struct qt_matmul_plan *p,
     const size_t units = (size_t)qt_mix24_units(w), cols = units * QT_MIX24_UNIT_COLS;
     const size_t tile = (size_t)(k->warpgroups * 64 * k->tokens);
     const bool sums = w->mix24.csr_ptr && qt_mix24_tile_sums(k->tokens);
-    const bool lists = w->mix24.csr_ptr && !sums;
     at.rows = round_up(qt_tile_workspace(p, t), 256);
     at.columns = round_up(at.rows + p->m * cols * 2, 256);
     at.lists = at.columns + (sums ? column_pitch(p, k) * cols * 2 : 0);
-    at.sums = at.lists + (lists ? (size_t)t->strips * units * PATCH_LIST_BYTES : 0);
+    at.sums = at.lists + (size_t)t->strips * units * (size_t)list_bytes(w, k->tokens);
     at.prepared = at.sums + (sums ? (size_t)p->grid_x * 2 * tile * 4 : 0);
     at.bytes = at.prepared + qt_prepare_bytes(p);
     return at;
@@ -83,11 +101,11 @@ static struct workspace workspace_for(const struct qt_matmul_plan *p,
 
 /* Lists in boxes of one unit of so many strips. */
 static bool list_map(const struct qt_matmul_plan *p, CUtensorMap *map, const void *lists,
-                     int strips, int units, int box_strips)
+                     int strips, int units, int bytes, int box_strips)
 {
-    const size_t pitch = (size_t)units * PATCH_LIST_BYTES;
+    const size_t pitch = (size_t)units * (size_t)bytes;
     const struct qt_tensor t = {
-        lists, 2, {pitch / 8, (size_t)strips}, {pitch}, {PATCH_LIST_BYTES / 8, box_strips}, false};
+        lists, 2, {pitch / 8, (size_t)strips}, {pitch}, {bytes / 8, box_strips}, false};
     return qt_tensor_map(p, map, &t);
 }
 
@@ -127,18 +145,20 @@ int qt_mix24_tile_run(const struct qt_matmul_plan *p, const struct qt_matmul_wei
     const bool sums = qt_mix24_tile_sums(k->tokens);
     a.outliers = qt_mix24_outliers_of(w);
     a.outlier_sums = (float *)(space + at.sums);
+    a.list_bytes = list_bytes(w, k->tokens);
     const struct qt_mix24_gathered to = {space + at.rows,
                                          a.outliers.ptr && sums ? space + at.columns : NULL,
                                          column_pitch(p, k),
                                          true,
-                                         a.outliers.ptr && !sums ? (uint32_t *)(space + at.lists)
-                                                                 : NULL,
+                                         a.list_bytes ? (uint32_t *)(space + at.lists) : NULL,
+                                         a.list_bytes / 4,
                                          space + at.prepared};
     a.outliers.columns = (const __half *)to.columns;
     a.outliers.column_pitch = to.column_pitch;
     if (!qt_x_map(p, &a.x, to.rows, (size_t)t.blocks, k->tokens, k->blocks) ||
         !qt_mix24_record_maps(p, a.records, w, 4 * k->warpgroups) ||
-        (to.lists && !list_map(p, &a.lists, to.lists, t.strips, a.units, 4 * k->warpgroups)))
+        (to.lists &&
+         !list_map(p, &a.lists, to.lists, t.strips, a.units, a.list_bytes, 4 * k->warpgroups)))
         return QT_MATMUL_UNSUPPORTED;
     int rc = qt_mix24_gather(p, w, &to, x, &a.token_factor, stream);
     if (rc != QT_MATMUL_OK)

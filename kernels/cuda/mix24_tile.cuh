@@ -43,18 +43,6 @@ static __device__ __forceinline__ bool mix24_tile_next(const qt_mix24_tile_args 
     return four;
 }
 
-/* Bytes of the lists of a stage, and whether there are any. */
-template <int WGS, int BM> static __device__ __forceinline__ constexpr int mix24_tile_list_bytes()
-{
-    return qt_mix24_tile_sums(BM) ? 0 : WGS * 4 * PATCH_LIST_BYTES;
-}
-
-template <int WGS, int BM>
-static __device__ __forceinline__ bool mix24_tile_has_lists(const qt_mix24_tile_args &a)
-{
-    return !qt_mix24_tile_sums(BM) && a.outliers.ptr;
-}
-
 template <int WGS, int BM>
 static __device__ __forceinline__ void mix24_tile_copy_weights(const qt_mix24_tile_args &a,
                                                                qt_ring r)
@@ -72,13 +60,12 @@ static __device__ __forceinline__ void mix24_tile_copy_weights(const qt_mix24_ti
         for (int unit = s.k0; unit < s.k1; unit++) {
             const bool four = mix24_tile_next(a, &rest);
             const int bytes = mix24_unit_bytes(four);
-            const int list_bytes =
-                mix24_tile_has_lists<WGS, BM>(a) ? mix24_tile_list_bytes<WGS, BM>() : 0;
+            const int list_bytes = WGS * 4 * a.list_bytes;
             const uint32_t bar = r.full + 8 * r.stage;
             ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
             ptx_barrier_expect(bar, (uint32_t)(BM * 256 + list_bytes + WGS * 4 * bytes));
             ptx_copy_box(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes + BM * 256 +
-                             mix24_tile_list_bytes<WGS, BM>(),
+                             list_bytes,
                          &a.records[four], at, strip, bar);
             at += bytes / 8;
             qt_ring_next(&r, a.stages);
@@ -93,7 +80,6 @@ static __device__ __forceinline__ void mix24_tile_copy_weights(const qt_mix24_ti
 struct mix24_tile_words {
     uint4 code[2]; /* of a TWO only the first */
     uint32_t q, z, u;
-    patch_list outliers;
 
     template <bool FOUR> __device__ __forceinline__ void load_as(uint32_t record, int lane)
     {
@@ -105,13 +91,10 @@ struct mix24_tile_words {
         z = FOUR ? ptx_load_2(record + R::Z + lane * 2) : ptx_load_1(record + R::Z + lane);
         u = ptx_load_4(record + R::U + lane % 4 * 4);
     }
-    /* Of the warp's strip, from the part of a stage behind X. */
-    template <int WGS, int BM> __device__ __forceinline__ void load(uint32_t lists, bool four)
+    /* Of the warp's strip. */
+    __device__ __forceinline__ void load(uint32_t records, bool four)
     {
         const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-        const uint32_t records = lists + mix24_tile_list_bytes<WGS, BM>();
-        if (!qt_mix24_tile_sums(BM))
-            outliers.load(lists + warp * PATCH_LIST_BYTES);
         if (four)
             load_as<true>(records + warp * mix24_unit_bytes(true), lane);
         else
@@ -123,94 +106,114 @@ struct mix24_tile_words {
     }
 };
 
-/* The fragments of STEPS k-steps of block b, from step `first` on. */
-template <bool FOUR, int b, int STEPS>
-static __device__ __forceinline__ void mix24_tile_decode(uint32_t f[STEPS][4],
-                                                         const mix24_tile_words &w, int first)
+/* Fragments of batch number BATCH of a unit; group: of its block of 64 columns, opened at the
+ * first. */
+template <bool FOUR, int BATCH, int STEPS>
+static __device__ __forceinline__ void
+mix24_tile_decode(uint32_t f[STEPS][4], const mix24_tile_words &w, mix24_group *group)
 {
+    const int b = BATCH * STEPS / 4, first = BATCH * STEPS % 4;
     const uint4 v = FOUR && b ? w.code[1] : w.code[0];
     const uint32_t words[4] = {FOUR || !b ? v.x : v.z, FOUR || !b ? v.y : v.w, v.z, v.w};
-    const mix24_group group = w.group<FOUR, b>();
+    if (first == 0)
+        *group = w.group<FOUR, b>();
 #pragma unroll
     for (int s = 0; s < STEPS; s++)
-        mix24_fragment<FOUR>(f[s], words, first + s, group, mix24_by_shift());
+        mix24_fragment<FOUR>(f[s], words, first + s, *group, mix24_by_shift());
 }
 
-/* Outliers of batch number `batch` of a unit. */
-template <int STEPS>
-static __device__ __forceinline__ void
-mix24_tile_patch(uint32_t f[STEPS][4], int batch, uint32_t buffer, const patch_list &list, int unit,
-                 int row0, const qt_mix24_outliers &o)
-{
-    if (batch == 0)
-        patch_fragments<0, STEPS>(f, buffer, list, unit, row0, o);
-    else if (batch * STEPS == 2)
-        patch_fragments<2, STEPS>(f, buffer, list, unit, row0, o);
-    else if (batch * STEPS == 4)
-        patch_fragments<4, STEPS>(f, buffer, list, unit, row0, o);
-    else
-        patch_fragments<6, STEPS>(f, buffer, list, unit, row0, o);
-}
+/* The products of a tile over some units: a batch is decoded while the one before is multiplied. */
+template <int WGS, int BM> struct mix24_tile_products {
+    static const int STEPS = qt_mix24_tile_steps(WGS, BM), BATCHES = 8 / STEPS; /* of a unit */
 
-/* The products of a tile over units [begin, end), as tile_accumulate. */
-template <int WGS, int BM>
-static __device__ __forceinline__ void
-mix24_tile_accumulate(tile_sums<BM> *d, const qt_mix24_tile_args &a, qt_ring *r, int begin, int end,
-                      int row0)
-{
-    const int STEPS = qt_mix24_tile_steps(WGS, BM), BATCHES = 8 / STEPS;
-    const uint32_t ring = ptx_shared(qt_smem) + a.ring_at;
-    const bool speaks = threadIdx.x % 32 == 0;
-    const uint32_t buffer =
-        ptx_shared(qt_smem) + (uint32_t)threadIdx.x / 32 * (STEPS * PATCH_STEP_BYTES);
-    uint32_t frag[2][STEPS][4] = {}, release = 0;
-    mix24_tile_words words;
-    int rest = mix24_tile_rest(a, begin);
-    bool four = mix24_tile_next(a, &rest);
-    ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-    words.template load<WGS, BM>(ring + r->stage * a.stage_bytes + BM * 256, four);
-#pragma unroll 1
-    for (int unit = begin; unit < end; unit++) {
-        const uint32_t x = ptx_wgmma_b(ring + r->stage * a.stage_bytes);
-        const uint32_t used = r->empty + 8 * r->stage;
-        qt_ring_next(r, a.stages);
-#pragma unroll
-        for (int batch = 0; batch < BATCHES; batch++) {
-            uint32_t(&f)[STEPS][4] = frag[batch & 1];
-            const int b = batch * STEPS / 4, first = batch * STEPS % 4;
-            if (four && b)
-                mix24_tile_decode<true, 1, STEPS>(f, words, first);
-            else if (four)
-                mix24_tile_decode<true, 0, STEPS>(f, words, first);
-            else if (b)
-                mix24_tile_decode<false, 1, STEPS>(f, words, first);
-            else
-                mix24_tile_decode<false, 0, STEPS>(f, words, first);
-            if (mix24_tile_has_lists<WGS, BM>(a) && !four)
-                mix24_tile_patch<STEPS>(f, batch, buffer, words.outliers, unit, row0, a.outliers);
-            ptx_wgmma_fence();
-#pragma unroll
-            for (int s = 0; s < STEPS; s++)
-                ptx_wgmma<BM>::run(d->v, f[s], x + b * (BM * 8) + (first + s) * 2);
-            ptx_wgmma_commit();
-            /* The next unit's words, once the tensor cores are busy with the last of this one. */
-            if (batch == BATCHES - 1 && unit + 1 < end) {
-                four = mix24_tile_next(a, &rest);
-                ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-                words.template load<WGS, BM>(ring + r->stage * a.stage_bytes + BM * 256, four);
-            }
-            ptx_wgmma_wait<1>();
-            tile_keep<STEPS>(frag[(batch + 1) & 1]);
-            if (batch == 0 && release && speaks)
-                ptx_barrier_arrive(release);
-        }
-        release = used;
+    const qt_mix24_tile_args &a;
+    qt_ring *r;
+    uint32_t frag[2][STEPS][4];
+    mix24_tile_words words; /* of the unit that is decoded */
+    mix24_group group;
+    patch_unit<STEPS> outliers;
+    uint32_t ring, buffer; /* the warp's, for outliers */
+    int unit, end, row0;   /* unit: the next to be decoded */
+    int rest;
+    bool four;
+
+    __device__ __forceinline__ mix24_tile_products(const qt_mix24_tile_args &args, qt_ring *at,
+                                                   const tile_segment &s, int strip)
+        : a(args), r(at), frag{}, ring(ptx_shared(qt_smem) + args.ring_at),
+          buffer(ptx_shared(qt_smem) + threadIdx.x / 32 * (STEPS * PATCH_STEP_BYTES)), unit(s.k0),
+          end(s.k1), row0(strip * 16), rest(mix24_tile_rest(args, s.k0))
+    {
+        outliers.mine = buffer + threadIdx.x % 32 * 16;
+        asm volatile("" : "+r"(outliers.mine)); /* computed once */
     }
-    tile_settle(d);
-    tile_keep<STEPS>(frag[1]);
-    if (release && speaks)
-        ptx_barrier_arrive(release);
-}
+    /* The next unit, at stage r. */
+    __device__ __forceinline__ void open()
+    {
+        const uint32_t lists = ring + r->stage * a.stage_bytes + BM * 256;
+        four = mix24_tile_next(a, &rest);
+        unit++;
+        ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
+        if (!qt_mix24_tile_sums(BM) && a.list_bytes)
+            outliers.load(lists + threadIdx.x / 32 * a.list_bytes, a.list_bytes, buffer);
+        words.load(lists + WGS * 4 * a.list_bytes, four);
+    }
+    template <int BATCH> __device__ __forceinline__ void decode()
+    {
+        uint32_t(&f)[STEPS][4] = frag[BATCH % 2];
+        if (four) {
+            mix24_tile_decode<true, BATCH, STEPS>(f, words, &group);
+            return;
+        }
+        mix24_tile_decode<false, BATCH, STEPS>(f, words, &group);
+        if (!qt_mix24_tile_sums(BM) && a.list_bytes)
+            outliers.template apply<BATCH>(f, buffer, unit - 1, row0, a.outliers);
+    }
+    /* Products of a batch, whose unit's X is at x; behind the last unit what is decoded meanwhile
+     * is not used. */
+    template <int BATCH> __device__ __forceinline__ void multiply(tile_sums<BM> *d, uint32_t x)
+    {
+        const int b = BATCH * STEPS / 4, first = BATCH * STEPS % 4;
+        ptx_wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < STEPS; s++)
+            ptx_wgmma<BM>::run(d->v, frag[BATCH % 2][s], x + b * (BM * 8) + (first + s) * 2);
+        ptx_wgmma_commit();
+        if (BATCH == BATCHES - 1 && unit < end)
+            open();
+        ptx_wgmma_wait<1>();
+        tile_keep<STEPS>(frag[(BATCH + 1) % 2]);
+    }
+    __device__ __forceinline__ void run(tile_sums<BM> *d)
+    {
+        const int units = end - unit;
+        uint32_t release = 0;
+        open();
+        decode<0>();
+#pragma unroll 1
+        for (int i = 0; i < units; i++) {
+            const uint32_t x = ptx_wgmma_b(ring + r->stage * a.stage_bytes);
+            const uint32_t used = r->empty + 8 * r->stage;
+            qt_ring_next(r, a.stages);
+            multiply<0>(d, x);
+            if (release && threadIdx.x % 32 == 0) /* products of the unit before have ended */
+                ptx_barrier_arrive(release);
+            release = used;
+            decode<1>();
+            multiply<1>(d, x);
+            if constexpr (BATCHES == 4) {
+                decode<2>();
+                multiply<2>(d, x);
+                decode<3>();
+                multiply<3>(d, x);
+            }
+            decode<0>();
+        }
+        tile_settle(d);
+        tile_keep<STEPS>(frag[1]);
+        if (threadIdx.x % 32 == 0)
+            ptx_barrier_arrive(release);
+    }
+};
 
 /* ---- sums of outliers --------------------------------------------------------------------------
  */
@@ -270,7 +273,7 @@ template <int WGS, int BM> struct mix24_tile_work {
     __device__ __forceinline__ void multiply(tile_sums<BM> *d, qt_ring *r, const tile_segment &s,
                                              int strip) const
     {
-        mix24_tile_accumulate<WGS, BM>(d, a, r, s.k0, s.k1, strip * 16);
+        mix24_tile_products<WGS, BM>(a, r, s, strip).run(d);
     }
     __device__ __forceinline__ void meet()
     {
@@ -333,9 +336,9 @@ __global__ void __launch_bounds__((WGS + mix24_tile_others(BM)) * 128, 1)
             tile_bring<WGS, BM, 2>(
                 a, r, warp == WGS * 4, [&] { mix24_tile_copy_weights<WGS, BM>(a, r); },
                 [&](const tile_segment &s, int unit, uint32_t dst, uint32_t bar) {
-                    if (mix24_tile_has_lists<WGS, BM>(a)) /* from the launch before, as X */
-                        ptx_copy_box(dst, &a.lists, unit * (PATCH_LIST_BYTES / 8),
-                                     s.row_tile * 4 * WGS, bar);
+                    if (a.list_bytes) /* from the launch before, as X */
+                        ptx_copy_box(dst, &a.lists, unit * (a.list_bytes / 8), s.row_tile * 4 * WGS,
+                                     bar);
                 });
     } else {
         ptx_registers_more<tile_registers(WGS, mix24_tile_others(BM),

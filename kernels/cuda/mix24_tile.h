@@ -36,8 +36,9 @@ static __host__ __device__ constexpr int qt_mix24_tile_steps(int warpgroups, int
 struct qt_mix24_tile_args : qt_tile_base {
     CUtensorMap records[2]; /* of TWOs and FOURs: the stream as U64 [strips][bytes] */
     int units, fours;       /* units of 128 columns, of which fours are FOUR */
-    CUtensorMap lists;      /* of outliers: U64 [strips][16 units], mix24_patch.cuh; or ... */
-    float *outlier_sums;    /* ... their sums: [blocks][2][tile rows][tile tokens] */
+    CUtensorMap lists;      /* of outliers: U64 [strips][units][list_bytes / 8], mix24_patch.cuh */
+    int list_bytes;         /* of a strip and unit; 0: there are none, but ... */
+    float *outlier_sums;    /* ... sums: [blocks][2][tile rows][tile tokens] */
     qt_mix24_outliers outliers;
 };
 
