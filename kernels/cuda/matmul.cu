@@ -102,7 +102,6 @@ const char *qt_shape_of(struct qt_shape *s, const struct qt_matmul_weight *w)
                     (s->pitch_groups * (size_t)s->zero_bytes % 16 == 0 &&
                      (size_t)w->zero % 16 == 0 && (s->zero_bytes == 16 || s->group_shift < 8));
     s->table_bytes = s->format <= QT_FORMAT_PAIR4 ? (size_t)table_bytes[s->format] : 0;
-    s->wide_table_bytes = 2 * s->table_bytes;
     if (s->pitch_blocks < (size_t)s->blocks || s->pitch_groups < s->groups)
         return "pitch smaller than the matrix";
     if (s->pitch_blocks >= (1u << 31) / (size_t)s->strips ||

@@ -85,7 +85,7 @@ static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_
     a->zeros_at = (int)round_up((size_t)a->stage_tx, 128);
     a->zero_pitch = qt_zero_pitch(s, a->stage_groups);
     const int zeros_bytes = strips * a->zero_pitch;
-    room.head_bytes = (int)s->wide_table_bytes;
+    room.head_bytes = 2 * (int)s->table_bytes;
     room.stage_bytes = (int)round_up((size_t)(a->zeros_at + zeros_bytes), 1024);
     a->stage_tx += zeros_bytes;
     room.weight_bytes = strips * QT_SKINNY_BLOCKS * 128 * s->bits;

@@ -55,7 +55,7 @@ static struct qt_tile_matrix matrix_of(const struct qt_shape *s)
         const int steps = qt_tile_steps(kind.warpgroups, kind.tokens, kind.blocks);
         kind.kernel = qt_tile_instance(s->format, i);
         kind.column_us = fmaxf(column_us[i][!s->grouped], decode_us(s->format, kind.warpgroups));
-        kind.head_bytes = (int)s->wide_table_bytes;
+        kind.head_bytes = 2 * (int)s->table_bytes;
         kind.weight_bytes = zeros_at(s, strips, kind.blocks) +
                             strips * qt_zero_pitch(s, qt_stage_groups(s, kind.blocks));
         if (kind.kernel && s->zero_boxes && 16 * steps <= 1 << s->group_shift)

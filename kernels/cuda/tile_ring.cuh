@@ -74,7 +74,12 @@ struct tile_work {
     int whole, step;              /* the first whole tile; from one to the next */
 };
 
-/* Of the blocks that share a tile along k. */
+/* The block's cluster, or itself, and its number among the blocks that share a tile along k. */
+static __device__ __forceinline__ int tile_cluster(const qt_tile_base &a)
+{
+    return (int)blockIdx.x >> a.split_log2;
+}
+
 static __device__ __forceinline__ int tile_rank(const qt_tile_base &a)
 {
     return (int)blockIdx.x & ((1 << a.split_log2) - 1);
@@ -84,7 +89,7 @@ static __device__ __forceinline__ tile_work tile_work_of(const qt_tile_base &a)
 {
     const int i = (int)(gridDim.x - 1 - blockIdx.x);
     tile_work w;
-    w.whole = a.shared_tiles + ((int)blockIdx.x >> a.split_log2);
+    w.whole = a.shared_tiles + tile_cluster(a);
     w.step = (int)gridDim.x >> a.split_log2;
     w.pair = tile_range(a, i);
     w.end = tile_range(a, i + 1);
@@ -99,8 +104,7 @@ static __device__ __forceinline__ tile_work tile_work_of(const qt_tile_base &a)
  */
 static __device__ __forceinline__ int tile_segments(const qt_tile_base &a)
 {
-    return tile_work_of(a).shared + a.whole_tiles +
-           (((int)blockIdx.x >> a.split_log2) < a.blocks_with_more);
+    return tile_work_of(a).shared + a.whole_tiles + (tile_cluster(a) < a.blocks_with_more);
 }
 
 /*
