@@ -77,9 +77,8 @@ struct qt_mix24_gathered {
     size_t column_pitch; /* 8, or a multiple of 16 from m on */
     bool for_wgmma;      /* rows are ordered so that a lane's four columns of a k-step become its
                             part of a wgmma */
-    uint32_t *lists;     /* [strips][units][list_words] or NULL: outliers, see mix24_patch.cuh */
-    int list_words;
-    void *prepared; /* X as qt_prepare_run leaves it; BF16 */
+    uint32_t *lists;     /* [strips][units][32] or NULL: outliers, as mix24_patch.cuh wants them */
+    void *prepared;      /* X as qt_prepare_run leaves it; BF16 */
 };
 
 /* From x [m][k], by one launch, or two: BF16 is prepared first, which sets *token_factor. */

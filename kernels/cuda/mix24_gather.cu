@@ -4,8 +4,8 @@
  *
  *   grid      (unit, 8 MT tokens): a thread a packed column; slots without a group, and channels
  *             beyond k, become zero. Behind the units, for lists: a warp a strip of 16 rows
- *   Moves     X once, 2 m k bytes out, and as many again for columns; CSR once, 96 or 128 bytes of
- *             list for a strip and unit
+ *   Moves     X once, 2 m k bytes out, and as many again for columns; CSR once, 128 bytes of list
+ *             for a strip and unit
  */
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/mix24_patch.cuh"
@@ -17,8 +17,7 @@ struct gather_args {
     const uint16_t *perm; /* [cols / 16] */
     uint16_t *rows;       /* [m][cols] */
     uint16_t *columns;    /* [cols][column_pitch], or NULL */
-    uint32_t *lists;      /* [strips][units][list_words], or NULL */
-    int list_words;
+    uint32_t *lists;      /* [strips][units][PATCH_LIST], or NULL */
     qt_mix24_outliers outliers;
     size_t pitch, column_pitch;
     int m, k, cols;
@@ -37,7 +36,7 @@ static __device__ __forceinline__ void list_panel(const gather_args &a, int stri
     const int lane = (int)threadIdx.x % 32, row = strip * 16 + lane / 2;
     const int all = a.cols / QT_MIX24_UNIT_COLS,
               units = min(all - panel * PANEL_UNITS, (int)PANEL_UNITS);
-    uint32_t *lists = a.lists + ((size_t)strip * all + panel * PANEL_UNITS) * a.list_words;
+    uint32_t *lists = a.lists + ((size_t)strip * all + panel * PANEL_UNITS) * PATCH_LIST;
     const uint32_t *ptr = o.ptr + panel * o.pitch;
     const uint32_t begin = row < o.n ? __ldg(ptr + row) : 0;
     const uint32_t end = row < o.n ? __ldg(ptr + row + 1) : 0;
@@ -51,14 +50,13 @@ static __device__ __forceinline__ void list_panel(const gather_args &a, int stri
         const uint32_t byte = patch_byte(lane / 2, col % QT_MIX24_UNIT_COLS);
         const uint32_t slot = atomicAdd(heads + unit, 1) & 0xffff;
         atomicOr(heads + unit, 0x10000u << byte / PATCH_STEP_BYTES);
-        if (slot < (uint32_t)a.list_words - 1)
-            lists[unit * a.list_words + 1 + slot] = val << 16 | byte;
+        if (slot < PATCH_LIST - 1)
+            lists[unit * PATCH_LIST + 1 + slot] = val << 16 | byte;
     }
     __syncwarp();
     for (int unit = lane; unit < units; unit += 32) {
         const uint32_t count = heads[unit] & 0xffff, steps = heads[unit] >> 16;
-        lists[unit * a.list_words] =
-            steps << 8 | (count >= (uint32_t)a.list_words ? (uint32_t)PATCH_MANY : count);
+        lists[unit * PATCH_LIST] = steps << 8 | (count < PATCH_LIST ? count : (uint32_t)PATCH_MANY);
     }
     __syncwarp();
 }
@@ -136,7 +134,6 @@ int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weigh
     a.columns = (uint16_t *)to->columns;
     a.column_pitch = to->column_pitch;
     a.lists = to->lists;
-    a.list_words = to->list_words;
     a.outliers = qt_mix24_outliers_of(w);
     a.pitch = prepared ? round_up(p->k, QT_BLOCK_COLS) : p->k;
     a.m = (int)p->m;

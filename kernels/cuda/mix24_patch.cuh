@@ -7,11 +7,13 @@
  *
  *     byte   512 (4 b + s) + 16 lane + 4 i + 2 h    is of register i, half h, step s of block b
  *
- * For each strip of 16 rows and unit there is a list of what to write where, made from the CSR in
- * the launch that gathers X (mix24_gather.cu), of 24 or 32 words, by how many there are:
+ * of which a warp has room for a batch at a time: places are taken modulo 512 STEPS.
  *
- *     U32 []   [0]     bits 0 to 7: count, or PATCH_MANY; 8 to 15: steps 4 b + s that have some
- *              [1...]  value << 16 | byte
+ * For each strip of 16 rows and unit there is a list of what to write where, made from the CSR in
+ * the launch that gathers X (mix24_gather.cu):
+ *
+ *     U32 [32]   [0]     bits 0 to 7: count, or PATCH_MANY; 8 to 15: steps 4 b + s that have some
+ *                [1...]  value << 16 | byte
  *
  * A list that is too long says so, and the warp looks for its outliers in the CSR itself.
  */
@@ -22,11 +24,11 @@
 #include "kernels/cuda/ptx.cuh"
 
 enum {
-    PATCH_WORDS = 24,
-    PATCH_MOST_WORDS = 32,
+    PATCH_LIST = 32, /* words */
+    PATCH_LIST_BYTES = 4 * PATCH_LIST,
     PATCH_MANY = 255,
     PATCH_STEP_BYTES = 512,
-    PATCH_STEPS = 8
+    PATCH_STEPS = 8 /* of a unit */
 };
 
 /* Where packed column col of a unit is, of row 0..15 (pack/layout_mix24.h). */
@@ -126,34 +128,39 @@ static __device__ __forceinline__ void patch_from_csr(const qt_mix24_outliers &o
     }
 }
 
-/* A warp's outliers of a unit. base: of its shared memory, for fragments of STEPS k-steps. */
+/* A warp's outliers of a unit, and room for fragments of STEPS k-steps. */
 template <int STEPS> struct patch_unit {
-    uint32_t mine;                /* the lane's part of a step */
+    uint32_t buffer, mine;        /* of the warp, the lane's part of a step */
     uint32_t place, batch, value; /* where the lane's outlier goes, and in which batch */
     uint32_t head;                /* of the list */
     bool many;                    /* it is too long; the same in all lanes */
 
-    __device__ __forceinline__ void load(uint32_t list, uint32_t list_bytes, uint32_t base)
+    /* base: STEPS * PATCH_STEP_BYTES of the warp, in shared memory. */
+    __device__ __forceinline__ patch_unit(uint32_t base) : buffer(base)
     {
-        const uint32_t lane = threadIdx.x % 32;
-        const uint32_t word = lane * 4 < list_bytes ? ptx_load_4(list + lane * 4) : 0;
+        mine = base + threadIdx.x % 32 * 16;
+        asm volatile("" : "+r"(mine)); /* computed once */
+    }
+    __device__ __forceinline__ void load(uint32_t list)
+    {
+        const uint32_t lane = threadIdx.x % 32, word = ptx_load_4(list + lane * 4);
         head = __shfl_sync(~0u, word, 0);
         many = __any_sync(~0u, (head & 0xff) == PATCH_MANY);
         value = word >> 16;
-        place = base + word % (STEPS * PATCH_STEP_BYTES);
+        place = buffer + word % (STEPS * PATCH_STEP_BYTES);
         batch = lane - 1 < (head & 0xff) ? (word & 0xffff) / (STEPS * PATCH_STEP_BYTES)
                                          : (uint32_t)PATCH_STEPS; /* which there is not */
     }
     /* Writes outliers into the fragments of batch number BATCH of the unit, whose strip begins at
      * row0. */
     template <int BATCH>
-    __device__ __forceinline__ void apply(uint32_t f[STEPS][4], uint32_t base, int unit, int row0,
+    __device__ __forceinline__ void apply(uint32_t f[STEPS][4], int unit, int row0,
                                           const qt_mix24_outliers &o) const
     {
         patch_store_steps<BATCH * STEPS, STEPS>(mine, f, head);
         __syncwarp();
         if (many)
-            patch_from_csr<STEPS>(o, unit, row0, BATCH * STEPS, base);
+            patch_from_csr<STEPS>(o, unit, row0, BATCH * STEPS, buffer);
         else
             patch_store_2(place, value, batch == BATCH);
         __syncwarp();

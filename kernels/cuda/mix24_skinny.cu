@@ -143,7 +143,6 @@ static int run_chunk(const struct qt_matmul_plan *p, const struct qt_matmul_weig
                                          (size_t)p->config.token_tiles * 8,
                                          false,
                                          NULL,
-                                         0,
                                          space + at.prepared};
     a.outliers.columns = (const __half *)to.columns;
     int rc = qt_mix24_gather(p, w, &to, x, &a.token_factor, stream);

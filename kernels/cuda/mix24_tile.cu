@@ -25,23 +25,10 @@ static double outlier_share(const struct qt_matmul_weight *w)
     return (double)w->mix24.outliers / ((double)qt_mix24_csr_rows(w) * (double)w->k);
 }
 
-/*
- * Words of a list. One list in a thousand that is too long makes some block wait in every product,
- * and with it all (0.2 %, 8192 x 8192, 128 tokens, lists of 16 words: 41.5 us instead of 37.5): so
- * for eight standard deviations more than there are on average in units of 2-bit groups.
- */
-static int list_words(const struct qt_matmul_weight *w)
-{
-    const double twos = (double)w->mix24.twos * QT_MIX24_UNIT_COLS;
-    const double outliers = outlier_share(w) * (double)w->k * QT_STRIP_ROWS;
-    const double average = twos > 0 ? outliers / twos * QT_MIX24_UNIT_COLS : 0;
-    return average + 8 * sqrt(average) + 1 <= PATCH_WORDS ? PATCH_WORDS : PATCH_MOST_WORDS;
-}
-
 /* Of a strip and unit; 0: a kernel for so many tokens has none. */
 static int list_bytes(const struct qt_matmul_weight *w, int tokens)
 {
-    return w->mix24.csr_ptr && !qt_mix24_tile_sums(tokens) ? 4 * list_words(w) : 0;
+    return w->mix24.csr_ptr && !qt_mix24_tile_sums(tokens) ? PATCH_LIST_BYTES : 0;
 }
 
 static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w)
@@ -101,11 +88,11 @@ static struct workspace workspace_for(const struct qt_matmul_plan *p,
 
 /* Lists in boxes of one unit of so many strips. */
 static bool list_map(const struct qt_matmul_plan *p, CUtensorMap *map, const void *lists,
-                     int strips, int units, int bytes, int box_strips)
+                     int strips, int units, int box_strips)
 {
-    const size_t pitch = (size_t)units * (size_t)bytes;
+    const size_t pitch = (size_t)units * PATCH_LIST_BYTES;
     const struct qt_tensor t = {
-        lists, 2, {pitch / 8, (size_t)strips}, {pitch}, {bytes / 8, box_strips}, false};
+        lists, 2, {pitch / 8, (size_t)strips}, {pitch}, {PATCH_LIST_BYTES / 8, box_strips}, false};
     return qt_tensor_map(p, map, &t);
 }
 
@@ -151,14 +138,12 @@ int qt_mix24_tile_run(const struct qt_matmul_plan *p, const struct qt_matmul_wei
                                          column_pitch(p, k),
                                          true,
                                          a.list_bytes ? (uint32_t *)(space + at.lists) : NULL,
-                                         a.list_bytes / 4,
                                          space + at.prepared};
     a.outliers.columns = (const __half *)to.columns;
     a.outliers.column_pitch = to.column_pitch;
     if (!qt_x_map(p, &a.x, to.rows, (size_t)t.blocks, k->tokens, k->blocks) ||
         !qt_mix24_record_maps(p, a.records, w, 4 * k->warpgroups) ||
-        (to.lists &&
-         !list_map(p, &a.lists, to.lists, t.strips, a.units, a.list_bytes, 4 * k->warpgroups)))
+        (to.lists && !list_map(p, &a.lists, to.lists, t.strips, a.units, 4 * k->warpgroups)))
         return QT_MATMUL_UNSUPPORTED;
     int rc = qt_mix24_gather(p, w, &to, x, &a.token_factor, stream);
     if (rc != QT_MATMUL_OK)

@@ -3,17 +3,16 @@
  *
  *   launch 1:  X in packed order, and for outliers lists or columns of X (mix24_gather.cu); the
  *              kernel's weights are on their way meanwhile
- *   a stage:   X | a list of outliers for each strip, or nothing | a record of the unit for each
- * strip
+ *   a stage:   X | a list of outliers for each strip, or nothing | a record for each strip
  *
  * Weights are exact in FP16 (mix24_decode.cuh), so nothing happens to sums but additions. All warps
  * are at units of the same kind, so that there is a branch where records are read and decoded, and
  * none around products. Only units of 2-bit groups have outliers.
  *
  * Requires    compute capability 9.0; stream 16-byte aligned
- * Moves       packed bytes, and lists, once per BM tokens, X once per 64 WGS rows (through L2); Y
- * once Oracle      the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16
- * output
+ * Moves       packed bytes, and lists, once per BM tokens, X once per 64 WGS rows (through L2), Y
+ *             once
+ * Oracle      the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
  */
 #ifndef QT_CUDA_MIX24_TILE_CUH
 #define QT_CUDA_MIX24_TILE_CUH
@@ -124,7 +123,8 @@ mix24_tile_decode(uint32_t f[STEPS][4], const mix24_tile_words &w, mix24_group *
 
 /* The products of a tile over some units: a batch is decoded while the one before is multiplied. */
 template <int WGS, int BM> struct mix24_tile_products {
-    static const int STEPS = qt_mix24_tile_steps(WGS, BM), BATCHES = 8 / STEPS; /* of a unit */
+    static const int STEPS = qt_mix24_tile_steps(WGS, BM);
+    static const int BATCHES = PATCH_STEPS / STEPS; /* of a unit */
 
     const qt_mix24_tile_args &a;
     qt_ring *r;
@@ -132,19 +132,18 @@ template <int WGS, int BM> struct mix24_tile_products {
     mix24_tile_words words; /* of the unit that is decoded */
     mix24_group group;
     patch_unit<STEPS> outliers;
-    uint32_t ring, buffer; /* the warp's, for outliers */
-    int unit, end, row0;   /* unit: the next to be decoded */
+    uint32_t ring;
+    int unit, end, row0; /* unit: the one after that */
     int rest;
     bool four;
 
     __device__ __forceinline__ mix24_tile_products(const qt_mix24_tile_args &args, qt_ring *at,
                                                    const tile_segment &s, int strip)
-        : a(args), r(at), frag{}, ring(ptx_shared(qt_smem) + args.ring_at),
-          buffer(ptx_shared(qt_smem) + threadIdx.x / 32 * (STEPS * PATCH_STEP_BYTES)), unit(s.k0),
-          end(s.k1), row0(strip * 16), rest(mix24_tile_rest(args, s.k0))
+        : a(args), r(at), frag{},
+          outliers(ptx_shared(qt_smem) + threadIdx.x / 32 * (STEPS * PATCH_STEP_BYTES)),
+          ring(ptx_shared(qt_smem) + args.ring_at), unit(s.k0), end(s.k1), row0(strip * 16),
+          rest(mix24_tile_rest(args, s.k0))
     {
-        outliers.mine = buffer + threadIdx.x % 32 * 16;
-        asm volatile("" : "+r"(outliers.mine)); /* computed once */
     }
     /* The next unit, at stage r. */
     __device__ __forceinline__ void open()
@@ -154,7 +153,7 @@ template <int WGS, int BM> struct mix24_tile_products {
         unit++;
         ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
         if (!qt_mix24_tile_sums(BM) && a.list_bytes)
-            outliers.load(lists + threadIdx.x / 32 * a.list_bytes, a.list_bytes, buffer);
+            outliers.load(lists + threadIdx.x / 32 * PATCH_LIST_BYTES);
         words.load(lists + WGS * 4 * a.list_bytes, four);
     }
     template <int BATCH> __device__ __forceinline__ void decode()
@@ -166,7 +165,7 @@ template <int WGS, int BM> struct mix24_tile_products {
         }
         mix24_tile_decode<false, BATCH, STEPS>(f, words, &group);
         if (!qt_mix24_tile_sums(BM) && a.list_bytes)
-            outliers.template apply<BATCH>(f, buffer, unit - 1, row0, a.outliers);
+            outliers.template apply<BATCH>(f, unit - 1, row0, a.outliers);
     }
     /* Products of a batch, whose unit's X is at x; behind the last unit what is decoded meanwhile
      * is not used. */
@@ -206,7 +205,7 @@ template <int WGS, int BM> struct mix24_tile_products {
                 decode<3>();
                 multiply<3>(d, x);
             }
-            decode<0>();
+            decode<0>(); /* of the next unit; behind the last, for nothing */
         }
         tile_settle(d);
         tile_keep<STEPS>(frag[1]);
@@ -337,8 +336,8 @@ __global__ void __launch_bounds__((WGS + mix24_tile_others(BM)) * 128, 1)
                 a, r, warp == WGS * 4, [&] { mix24_tile_copy_weights<WGS, BM>(a, r); },
                 [&](const tile_segment &s, int unit, uint32_t dst, uint32_t bar) {
                     if (a.list_bytes) /* from the launch before, as X */
-                        ptx_copy_box(dst, &a.lists, unit * (a.list_bytes / 8), s.row_tile * 4 * WGS,
-                                     bar);
+                        ptx_copy_box(dst, &a.lists, unit * (PATCH_LIST_BYTES / 8),
+                                     s.row_tile * 4 * WGS, bar);
                 });
     } else {
         ptx_registers_more<tile_registers(WGS, mix24_tile_others(BM),

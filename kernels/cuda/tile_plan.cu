@@ -103,8 +103,8 @@ static size_t tile_layout(struct qt_tile_base *a, const struct qt_tile_kind *k, 
     const int sums_bytes = k->warpgroups * 64 * k->tokens * 4;
     a->stage_bytes = (int)round_up((size_t)(x_bytes(k) + k->weight_bytes), 1024);
     a->ring_at = (int)round_up((size_t)k->head_bytes, 1024);
-    const int tail =
-        (int)round_up(QT_RING_BARRIER_BYTES, 128) + k->warpgroups * QT_TILE_RESULT_BYTES;
+    const int barrier_bytes = (int)round_up(QT_RING_BARRIER_BYTES, 128);
+    const int tail = barrier_bytes + k->warpgroups * QT_TILE_RESULT_BYTES;
     a->stages = (smem_limit - a->ring_at - tail) / a->stage_bytes;
     int ahead = (WEIGHTS_AHEAD + k->weight_bytes / 2) / k->weight_bytes;
     /* w4ax, 28672 x 4096, 16 tokens: 21.5 us with 4 stages, 18.6 with 6. */
@@ -113,7 +113,7 @@ static size_t tile_layout(struct qt_tile_base *a, const struct qt_tile_kind *k, 
     a->stages = a->stages < ahead ? a->stages : ahead;
     int ring_bytes = a->stages * a->stage_bytes;
     a->barriers_at = a->ring_at + (ring_bytes > sums_bytes ? ring_bytes : sums_bytes);
-    a->results_at = a->barriers_at + tail - k->warpgroups * QT_TILE_RESULT_BYTES;
+    a->results_at = a->barriers_at + barrier_bytes;
     return (size_t)a->barriers_at + (size_t)tail;
 }
 
@@ -156,9 +156,10 @@ static int shared_tiles(int tiles, int splits, int blocks)
 
 /* Blocks with whole tiles, and clusters, go through k in step and find X in the L2. */
 static const float whole_factor = .95f;
-/* Times of products that are long enough to bring the clock down, over that; once more, where
- * scales of groups are multiplied: 4096 tokens take 1.18 and 1.09 times what the model says. */
-static const float warm_factor = 1.17f, grouped_warm_factor = 1.07f;
+/* Times of products that are long enough to bring the clock down, over that. (4096 tokens: 1.18
+ * with nf4, which is then as fast as a dense product of dequantized weights, and more exact;
+ * fp6 1.09.) */
+static const float warm_factor = 1.17f;
 
 /* Start and end; hand-over of shared tiles: start, and each KB of sums that a block collects. */
 static const float start_us = 3, share_us = 2, collect_us = .0104f;
@@ -236,10 +237,7 @@ bool qt_tile_choose_kind(struct qt_matmul_plan *p, const struct qt_tile_matrix *
 bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s, double *us)
 {
     const struct qt_tile_matrix t = matrix_of(s);
-    if (!qt_tile_choose_kind(p, &t, us))
-        return false;
-    *us *= s->grouped ? grouped_warm_factor : 1;
-    return true;
+    return qt_tile_choose_kind(p, &t, us);
 }
 
 /* ---- plan --------------------------------------------------------------------------------------

@@ -244,8 +244,8 @@ static __device__ __forceinline__ void tile_scale(const qt_tile_base &a, float4 
     }
 }
 
-/* 16 rows x 8 N tokens of Y, where rows of Y are not aligned. N at a time, for each step waits for
- * the one before. */
+/* 16 rows x 8 N tokens of Y, where its rows are not 16-byte aligned. N at a time, for each step
+ * waits for the one before. */
 template <int N>
 static __device__ __forceinline__ void
 tile_store_unaligned(const qt_tile_base &a, uint32_t out[N][2], int row0, int token0)
@@ -302,7 +302,7 @@ static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const u
     }
 }
 
-/* The same of FP32, as they lie in the registers. */
+/* 16 rows x 8 N tokens of FP32 Y, as they lie in the registers. */
 template <int N>
 static __device__ __forceinline__ void tile_store_wide(const qt_tile_base &a, const float4 v[N],
                                                        int row0, int token0)
@@ -332,7 +332,7 @@ static __device__ __forceinline__ void tile_results(const qt_tile_base &a, const
         return;
     }
     tile_scale<N>(a, sums, token0 + token);
-    if (a.bf16)
+    if (a.bf16) /* apart: one conversion, and no choice between two */
         tile_round<N>(out, sums, true);
     else
         tile_round<N>(out, sums, false);
