@@ -8,7 +8,8 @@
 
 #include <math.h>
 
-enum { GUARD = 64 }; /* elements before and after an output */
+enum { GUARD = 64 };             /* elements before and after an output */
+static size_t output_at = GUARD; /* which is aligned to 2, 4, 8 or 16 bytes: check_plan */
 
 /* Device buffers reused by all cases. */
 static struct {
@@ -47,12 +48,13 @@ static inline bool guarded_run(const struct qt_matmul_plan *p, const struct qt_m
 {
     size_t count = p->m * p->n;
     uint16_t *y = pool.y[which], guards[2 * GUARD];
-    CHECK(cudaMemset(y, 0xff, (count + 2 * GUARD) * 2));
-    int rc = qt_matmul_run(p, w, y + GUARD, x, pool.workspace, NULL);
+    CHECK(cudaMemset(y, 0xff, (output_at + count + GUARD) * 2));
+    int rc = qt_matmul_run(p, w, y + output_at, x, pool.workspace, NULL);
     CHECK(cudaGetLastError());
     CHECK(cudaDeviceSynchronize());
-    CHECK(cudaMemcpy(guards, y, GUARD * 2, cudaMemcpyDeviceToHost));
-    CHECK(cudaMemcpy(guards + GUARD, y + GUARD + count, GUARD * 2, cudaMemcpyDeviceToHost));
+    y += output_at;
+    CHECK(cudaMemcpy(guards, y - GUARD, GUARD * 2, cudaMemcpyDeviceToHost));
+    CHECK(cudaMemcpy(guards + GUARD, y + count, GUARD * 2, cudaMemcpyDeviceToHost));
     for (int i = 0; i < 2 * GUARD; i++)
         if (guards[i] != 0xffff)
             return false;
@@ -63,7 +65,7 @@ static inline bool outputs_equal(size_t count)
 {
     void *y[2];
     for (int i = 0; i < 2; i++)
-        y[i] = download(pool.y[i] + GUARD, count * 2);
+        y[i] = download(pool.y[i] + output_at, count * 2);
     bool equal = memcmp(y[0], y[1], count * 2) == 0;
     free(y[0]);
     free(y[1]);
@@ -103,12 +105,14 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
         skipped++;
         return;
     }
+    static const size_t shifts[] = {0, 0, 0, 1, 2, 4};
+    output_at = GUARD + shifts[random_below(sizeof shifts / sizeof *shifts)];
     bool guards = guarded_run(p, w, x, 0) && guarded_run(p, w, x, 1);
     bool equal = outputs_equal(count);
-    const struct gpu_error e = gpu_error_of(pool.y[0] + GUARD, pool.reference, count, bf16);
+    const struct gpu_error e = gpu_error_of(pool.y[0] + output_at, pool.reference, count, bf16);
     snprintf(what, sizeof what,
              "%s n=%zu k=%zu m=%zu %s %s: tiles %d strips %d warps %d/%d cta %d splits %d "
-             "depth %d parts %d: error %.3g, rounding %.3g%s%s",
+             "depth %d parts %d, y at %zu: error %.3g, rounding %.3g%s%s",
              name, p->n, p->k, p->m, bf16 ? "bf16" : "f16",
              c->path == QT_MATMUL_TILE       ? "tile"
              : c->path == QT_MATMUL_SKINNY   ? "skinny"
@@ -116,7 +120,8 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
              : c->path == QT_MATMUL_MMA_TILE ? "mma tile"
                                              : "stream",
              c->token_tiles, c->strips, c->warps, c->warps_k, c->strips_cta, c->splits, c->depth,
-             c->parts, e.all, e.rounding, guards ? "" : " GUARDS", equal ? "" : " NOT REPEATABLE");
+             c->parts, output_at % 8 * 2, e.all, e.rounding, guards ? "" : " GUARDS",
+             equal ? "" : " NOT REPEATABLE");
     if (count >= 1000 && c->path != QT_MATMUL_DENSE) {
         worst_error[bf16] = fmax(worst_error[bf16], e.all);
         worst_beyond[bf16] = fmax(worst_beyond[bf16], beyond_rounding(e));
