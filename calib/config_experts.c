@@ -127,17 +127,19 @@ done:
 
 int config_read_experts(struct config *cfg, const struct source *src, struct qt_err *err)
 {
+    /* The first that is there, or the last. */
     static const char *const keys[] = {"n_routed_experts", "num_local_experts", "moe_num_experts",
                                        "num_experts"};
     const struct arch *arch = cfg->arch;
-    const char *key = keys[3], *width = arch->intermediate_key;
+    const char *key, *width = arch->intermediate_key;
     const char *chosen = "num_experts_per_tok";
+    size_t at = 0;
     int rc = QT_OK;
     if (arch->moe_layers && !config_given(src->json, chosen))
         chosen = "moe_k";
-    for (size_t i = 4; i-- > 0;)
-        if (config_given(src->json, keys[i]))
-            key = keys[i];
+    while (at + 1 < sizeof keys / sizeof *keys && !config_given(src->json, keys[at]))
+        at++;
+    key = keys[at];
     cfg->groups = cfg->chosen_groups = 1;
     cfg->share_scale = 1;
     QT_TRY(config_read_size(&cfg->expert_width, src, width ? width : "intermediate_size",
