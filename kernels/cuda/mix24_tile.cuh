@@ -145,6 +145,11 @@ template <int WGS, int BM> struct mix24_tile_products {
           rest(mix24_tile_rest(args, s.k0))
     {
     }
+    /* Outliers are in lists, and become part of fragments. */
+    __device__ __forceinline__ bool patched() const
+    {
+        return !qt_mix24_tile_sums(BM) && a.list_bytes;
+    }
     /* The next unit, at stage r. */
     __device__ __forceinline__ void open()
     {
@@ -152,7 +157,7 @@ template <int WGS, int BM> struct mix24_tile_products {
         four = mix24_tile_next(a, &rest);
         unit++;
         ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-        if (!qt_mix24_tile_sums(BM) && a.list_bytes)
+        if (patched())
             outliers.load(lists + threadIdx.x / 32 * PATCH_LIST_BYTES);
         words.load(lists + WGS * 4 * a.list_bytes, four);
     }
@@ -164,7 +169,7 @@ template <int WGS, int BM> struct mix24_tile_products {
             return;
         }
         mix24_tile_decode<false, BATCH, STEPS>(f, words, &group);
-        if (!qt_mix24_tile_sums(BM) && a.list_bytes)
+        if (patched())
             outliers.template apply<BATCH>(f, unit - 1, row0, a.outliers);
     }
     /* Products of a batch, whose unit's X is at x; behind the last unit what is decoded meanwhile
