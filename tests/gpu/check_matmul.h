@@ -77,13 +77,13 @@ static inline bool outputs_equal(size_t count)
  * rounding is on average 1e-4 makes 2.3e-4. BF16: more, as outputs on the other side of the middle
  * between two numbers change what rounding explains. Few outputs can all be small differences of
  * large products. A dense product has weights rounded as well, by up to 4.9e-4: of 2 bits a row has
- * four, whose errors need not average out, and of 16 outputs nothing averages out.
+ * four, whose errors need not average out.
  */
 static inline double tolerance(size_t count, int bf16, enum qt_matmul_path path)
 {
     const bool many = count >= 1000;
     if (path == QT_MATMUL_DENSE)
-        return (many ? 5e-4 : count >= 100 ? 1e-3 : 4e-3) * (bf16 ? 8 : 1);
+        return (many ? 5e-4 : 1e-3) * (bf16 ? 8 : 1);
     return (many ? 1e-4 : 4.7e-4) * (bf16 ? 2 : 1);
 }
 
