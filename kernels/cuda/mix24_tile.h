@@ -6,8 +6,7 @@
 #include "kernels/cuda/tile.h"
 
 /* The kernels there are: X(warpgroups that multiply, tokens, microseconds of struct qt_tile_kind
- * without outliers, with them). Measured before results were stored as whole lines, which with 128
- * tokens and more saves 3 to 8 %. */
+ * without outliers, with them). Measured before results were stored as whole lines. */
 #define QT_MIX24_TILE_TABLE(X)                                                                     \
     X(2, 32, .225f, .270f)                                                                         \
     X(2, 64, .270f, .320f)                                                                         \
