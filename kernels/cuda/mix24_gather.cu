@@ -2,15 +2,21 @@
  * X for the skinny and tile mix24 kernels, in packed order for the copy engine. With outliers also
  * X by columns, or lists of what is where (mix24_patch.cuh).
  *
- *   grid      (unit, 8 MT tokens): a thread a packed column; slots without a group, and channels
- *             beyond k, become zero. Behind the units, for lists: a warp a strip of 16 rows
+ *   grid      for lists a block a strip of 16 rows; then (8 MT tokens, unit), a thread a packed
+ *             column; slots without a group, and channels beyond k, become zero
  *   Moves     X once, 2 m k bytes out, and as many again for columns; CSR once, 128 bytes of list
  *             for a strip and unit
  */
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/mix24_patch.cuh"
 
-enum { THREADS = QT_MIX24_UNIT_COLS, PANEL_UNITS = QT_MIX24_PANEL_UNITS, WARPS = THREADS / 32 };
+enum {
+    THREADS = QT_MIX24_UNIT_COLS,
+    PANEL_UNITS = QT_MIX24_PANEL_UNITS,
+    LIST_UNITS = 64, /* at a time, of a panel */
+    ROW_THREADS = THREADS / 16,
+    PIECES = PATCH_LIST / 4 /* of a list, stored at a time */
+};
 
 struct gather_args {
     const uint16_t *x;    /* F16 [m][pitch] */
@@ -21,51 +27,72 @@ struct gather_args {
     qt_mix24_outliers outliers;
     size_t pitch, column_pitch;
     int m, k, cols;
+    int list_blocks;
     int for_wgmma;
 };
 
 /* ---- lists -------------------------------------------------------------------------------------
  */
 
-/* Lists of a strip for the units of a panel; heads: in shared memory, by unit: as that of a list,
- * with a count of 16 bits, and steps above it. The order in a list does not matter. */
-static __device__ __forceinline__ void list_panel(const gather_args &a, int strip, int panel,
-                                                  uint32_t *heads)
+struct lists {
+    alignas(16) uint32_t word[LIST_UNITS][PATCH_LIST];
+    uint32_t head[LIST_UNITS]; /* as that of a list, with a count of 16 bits, and steps above it */
+};
+
+/* Lists of a strip for up to LIST_UNITS units from column `from` of a panel on, by a block. The
+ * thread's entries are each ROW_THREADS-th of a row, from e to `end`; returns the first that is
+ * beyond. The order in a list does not matter. */
+static __device__ __forceinline__ uint32_t list_units(const qt_mix24_outliers &o, uint32_t from,
+                                                      uint32_t e, uint32_t end, struct lists *to)
 {
-    const qt_mix24_outliers &o = a.outliers;
-    const int lane = (int)threadIdx.x % 32, row = strip * 16 + lane / 2;
-    const int all = a.cols / QT_MIX24_UNIT_COLS,
-              units = min(all - panel * PANEL_UNITS, (int)PANEL_UNITS);
-    uint32_t *lists = a.lists + ((size_t)strip * all + panel * PANEL_UNITS) * PATCH_LIST;
-    const uint32_t *ptr = o.ptr + panel * o.pitch;
-    const uint32_t begin = row < o.n ? __ldg(ptr + row) : 0;
-    const uint32_t end = row < o.n ? __ldg(ptr + row + 1) : 0;
-    for (int unit = lane; unit < units; unit += 32)
-        heads[unit] = 0;
-    __syncwarp();
-#pragma unroll 8
-    for (uint32_t e = begin + lane % 2; e < end; e += 2) {
-        const uint32_t col = __ldg(o.col + e), val = __ldg(o.val + e);
-        const uint32_t unit = col / QT_MIX24_UNIT_COLS;
-        const uint32_t byte = patch_byte(lane / 2, col % QT_MIX24_UNIT_COLS);
-        const uint32_t slot = atomicAdd(heads + unit, 1) & 0xffff;
-        atomicOr(heads + unit, 0x10000u << byte / PATCH_STEP_BYTES);
-        if (slot < PATCH_LIST - 1)
-            lists[unit * PATCH_LIST + 1 + slot] = val << 16 | byte;
+    if (threadIdx.x < LIST_UNITS)
+        to->head[threadIdx.x] = 0;
+    __syncthreads();
+    for (; e < end; e += ROW_THREADS) {
+        const uint32_t col = __ldg(o.col + e) - from, unit = col / QT_MIX24_UNIT_COLS;
+        if (unit >= LIST_UNITS)
+            break;
+        const uint32_t value = __ldg(o.val + e);
+        const uint32_t byte = patch_byte((int)threadIdx.x / ROW_THREADS, col % QT_MIX24_UNIT_COLS);
+        const uint32_t slot = 1 + (atomicAdd(&to->head[unit], 1) & 0xffff);
+        atomicOr(&to->head[unit], 0x10000u << byte / PATCH_STEP_BYTES);
+        if (slot < PATCH_LIST)
+            to->word[unit][slot] = byte << 16 | value;
     }
-    __syncwarp();
-    for (int unit = lane; unit < units; unit += 32) {
-        const uint32_t count = heads[unit] & 0xffff, steps = heads[unit] >> 16;
-        lists[unit * PATCH_LIST] = steps << 8 | (count < PATCH_LIST ? count : (uint32_t)PATCH_MANY);
+    __syncthreads();
+    if (threadIdx.x < LIST_UNITS) {
+        const uint32_t count = to->head[threadIdx.x] & 0xffff, steps = to->head[threadIdx.x] >> 16;
+        to->word[threadIdx.x][0] = count < PATCH_LIST ? steps << 8 | count : (uint32_t)PATCH_MANY;
     }
-    __syncwarp();
+    __syncthreads();
+    return e;
 }
 
-static __device__ __forceinline__ void list_strip(const gather_args &a, int strip, uint32_t *heads)
+/* By a block. */
+static __device__ __forceinline__ void list_strip(const gather_args &a, int strip,
+                                                  struct lists *space)
 {
-    if (strip * 16 < a.outliers.n)
-        for (int panel = 0; panel < a.outliers.panels; panel++)
-            list_panel(a, strip, panel, heads);
+    const qt_mix24_outliers &o = a.outliers;
+    const int row = strip * 16 + (int)threadIdx.x / ROW_THREADS;
+    const int units = a.cols / QT_MIX24_UNIT_COLS;
+    uint4 *lists = (uint4 *)(a.lists + (size_t)strip * units * PATCH_LIST);
+    uint32_t e = 0, end = 0;
+    for (int unit = 0; unit < units; unit += LIST_UNITS) {
+        const int panel = unit / PANEL_UNITS;
+        if (unit % PANEL_UNITS == 0) {
+            const uint32_t *ptr = o.ptr + panel * o.pitch;
+            e = row < o.n ? __ldg(ptr + row) + threadIdx.x % ROW_THREADS : 0;
+            end = row < o.n ? __ldg(ptr + row + 1) : 0;
+        }
+        e = list_units(o, (uint32_t)(unit % PANEL_UNITS * QT_MIX24_UNIT_COLS), e, end, space);
+        for (int i = (int)threadIdx.x; i < LIST_UNITS * PIECES; i += THREADS) {
+            const int u = i / PIECES, piece = i % PIECES;
+            const int count = (int)(space->head[u] & 0xffff);
+            if (unit + u < units && piece <= count / 4) /* the rest is never looked at */
+                lists[unit * PIECES + i] = ((const uint4 *)space->word[u])[piece];
+        }
+        __syncthreads();
+    }
 }
 
 /* ---- X -----------------------------------------------------------------------------------------
@@ -85,19 +112,18 @@ template <int MT>
 static __global__ void __launch_bounds__(THREADS)
     gather_kernel(const __grid_constant__ gather_args a)
 {
-    __shared__ uint32_t heads[WARPS][PANEL_UNITS];
-    const int units = a.cols / QT_MIX24_UNIT_COLS, warp = (int)threadIdx.x / 32;
+    __shared__ struct lists space;
+    const int units = a.cols / QT_MIX24_UNIT_COLS, block = (int)blockIdx.x - a.list_blocks;
     ptx_launch_dependents();
-    if ((int)blockIdx.x >= units) {
+    if (block < 0) {
         ptx_wait_previous(); /* which may read the lists */
-        if (blockIdx.y == 0)
-            list_strip(a, ((int)blockIdx.x - units) * WARPS + warp, heads[warp]);
+        list_strip(a, (int)blockIdx.x, &space);
         return;
     }
-    const int place = (int)(blockIdx.x * THREADS + threadIdx.x);
+    const int place = block % units * THREADS + (int)threadIdx.x;
     const int col = a.for_wgmma ? place / 64 * 64 + wgmma_column(place % 64) : place;
     const int channel = a.perm[col / 16] * 16 + col % 16;
-    const int token0 = (int)blockIdx.y * 8 * MT, m = a.m - token0;
+    const int token0 = block / units * 8 * MT, m = a.m - token0;
     const uint16_t *x = a.x + token0 * a.pitch + channel;
     uint16_t *rows = a.rows + (size_t)token0 * a.cols + place;
     uint32_t v[8 * MT];
@@ -142,10 +168,9 @@ int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weigh
     a.for_wgmma = to->for_wgmma;
     const bool few = to->column_pitch == 8;
     launch.kernel = few ? (const void *)gather_kernel<1> : (const void *)gather_kernel<2>;
-    launch.grid_x = qt_mix24_units(w);
-    if (to->lists)
-        launch.grid_x += (int)ceil_div((size_t)qt_mix24_strips(w), WARPS);
-    launch.grid_y = (int)(to->column_pitch / (few ? 8 : 16));
+    a.list_blocks = to->lists ? qt_mix24_strips(w) : 0;
+    launch.grid_x = a.list_blocks + qt_mix24_units(w) * (int)(to->column_pitch / (few ? 8 : 16));
+    launch.grid_y = 1;
     launch.smem_bytes = 0;
     return qt_launch(&launch, &a, THREADS, prepared || p->options.dependent_launch, stream);
 }

@@ -1,9 +1,10 @@
 /*
  * Outliers of mix24 in the A operand of wgmma. The code of an outlier's place decodes to 0, so it
- * is enough to write its value there, before the product: nothing depends on the number of tokens.
+ * is enough to add its value there, before the product: nothing depends on the number of tokens.
  *
- * As no register can be chosen by number at run time, fragments of k-steps that have outliers go
- * through shared memory. Of the eight steps of a unit
+ * As no register can be chosen by number at run time, values are stored to shared memory, which is
+ * 0 elsewhere, in the order of fragments; k-steps that have outliers load theirs while they are
+ * decoded, and add them. Then the places become 0 again. Of the eight steps of a unit
  *
  *     byte   512 (4 b + s) + 16 lane + 4 i + 2 h    is of register i, half h, step s of block b
  *
@@ -12,8 +13,8 @@
  * For each strip of 16 rows and unit there is a list of what to write where, made from the CSR in
  * the launch that gathers X (mix24_gather.cu):
  *
- *     U32 [32]   [0]     bits 0 to 7: count, or PATCH_MANY; 8 to 15: steps 4 b + s that have some
- *                [1...]  value << 16 | byte
+ *     U32 [32]   [0]     bits 0 to 7: count; 8 to 15: steps 4 b + s that have some; or PATCH_MANY
+ *                [1...]  byte << 16 | value
  *
  * A list that is too long says so, and the warp looks for its outliers in the CSR itself.
  */
@@ -26,7 +27,7 @@
 enum {
     PATCH_LIST = 32, /* words */
     PATCH_LIST_BYTES = 4 * PATCH_LIST,
-    PATCH_MANY = 255,
+    PATCH_MANY = 1 << 16,
     PATCH_STEP_BYTES = 512,
     PATCH_STEPS = 8 /* of a unit */
 };
@@ -49,25 +50,15 @@ static __device__ __forceinline__ void patch_store_2(uint32_t addr, uint32_t v, 
                  : "memory");
 }
 
-/* 16 bytes of a fragment to shared memory and back, if `steps` has a bit of MASK; without a branch,
- * behind which the compiler would take nothing to be the same in all lanes. */
-template <uint32_t MASK>
-static __device__ __forceinline__ void patch_store_16(uint32_t addr, const uint32_t v[4],
-                                                      uint32_t steps)
+static __device__ __forceinline__ void patch_zero_16(uint32_t addr)
 {
-    asm volatile("{\n"
-                 ".reg .pred wanted;\n"
-                 ".reg .b32 bit;\n"
-                 "and.b32 bit, %5, %6;\n"
-                 "setp.ne.u32 wanted, bit, 0;\n"
-                 "@wanted st.shared.v4.u32 [%0], {%1,%2,%3,%4};\n"
-                 "}" ::"r"(addr),
-                 "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(steps), "n"(MASK)
-                 : "memory");
+    asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(addr), "r"(0) : "memory");
 }
 
+/* Of a k-step, values from shared memory, if `steps` has a bit of MASK; without a branch, behind
+ * which the compiler would take nothing to be the same in all lanes. */
 template <uint32_t MASK>
-static __device__ __forceinline__ void patch_load_16(uint32_t v[4], uint32_t addr, uint32_t steps)
+static __device__ __forceinline__ void patch_load_step(uint32_t v[4], uint32_t addr, uint32_t steps)
 {
     asm volatile("{\n"
                  ".reg .pred wanted;\n"
@@ -79,25 +70,6 @@ static __device__ __forceinline__ void patch_load_16(uint32_t v[4], uint32_t add
                  : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])
                  : "r"(addr), "r"(steps), "n"(MASK)
                  : "memory");
-}
-
-/* Of k-steps FIRST to FIRST + STEPS - 1 of a unit, those that have outliers; to at + 512 s. */
-template <int FIRST, int STEPS, int S = 0>
-static __device__ __forceinline__ void patch_store_steps(uint32_t at, uint32_t f[STEPS][4],
-                                                         uint32_t head)
-{
-    patch_store_16<0x100u << (FIRST + S)>(at + S * PATCH_STEP_BYTES, f[S], head);
-    if constexpr (S + 1 < STEPS)
-        patch_store_steps<FIRST, STEPS, S + 1>(at, f, head);
-}
-
-template <int FIRST, int STEPS, int S = 0>
-static __device__ __forceinline__ void patch_load_steps(uint32_t at, uint32_t f[STEPS][4],
-                                                        uint32_t head)
-{
-    patch_load_16<0x100u << (FIRST + S)>(f[S], at + S * PATCH_STEP_BYTES, head);
-    if constexpr (S + 1 < STEPS)
-        patch_load_steps<FIRST, STEPS, S + 1>(at, f, head);
 }
 
 /* From the CSR what a list would say of STEPS k-steps of a unit, from step `first` on. By the warp,
@@ -128,43 +100,103 @@ static __device__ __forceinline__ void patch_from_csr(const qt_mix24_outliers &o
     }
 }
 
-/* A warp's outliers of a unit, and room for fragments of STEPS k-steps. */
-template <int STEPS> struct patch_unit {
-    uint32_t buffer, mine;        /* of the warp, the lane's part of a step */
-    uint32_t place, batch, value; /* where the lane's outlier goes, and in which batch */
-    uint32_t head;                /* of the list */
-    bool many;                    /* it is too long; the same in all lanes */
+/* Values for STEPS fragments. */
+template <int STEPS> struct patch_values {
+    uint32_t v[STEPS][4];
 
-    /* base: STEPS * PATCH_STEP_BYTES of the warp, in shared memory. */
-    __device__ __forceinline__ patch_unit(uint32_t base) : buffer(base)
+    /* Step s is at at + 512 s, and there are some if `steps` has bit BIT + s. */
+    template <int BIT, int S = 0> __device__ __forceinline__ void load(uint32_t at, uint32_t steps)
+    {
+        patch_load_step<1u << (BIT + S)>(v[S], at + S * PATCH_STEP_BYTES, steps);
+        if constexpr (S + 1 < STEPS)
+            load<BIT, S + 1>(at, steps);
+    }
+    /* Into fragments f: additions under a predicate. With one condition for the four of a step the
+     * compiler would branch around them. */
+    template <int BIT>
+    __device__ __forceinline__ void add(uint32_t f[STEPS][4], uint32_t steps) const
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t bits = steps;
+            asm volatile("" : "+r"(bits));
+#pragma unroll
+            for (int s = 0; s < STEPS; s++)
+                if (bits & 1u << (BIT + s)) {
+                    const __half2 sum =
+                        __hadd2(*(const __half2 *)&f[s][i], *(const __half2 *)&v[s][i]);
+                    f[s][i] = *(const uint32_t *)&sum;
+                }
+        }
+    }
+};
+
+/* A warp's outliers of a unit, and room for those of a batch of STEPS k-steps. */
+template <int STEPS> struct patch_unit {
+    enum { BYTES = STEPS * PATCH_STEP_BYTES };
+    uint32_t buffer, mine;      /* of the warp, the lane's part of a step */
+    uint32_t list, rank;        /* the lane's word, in lists of strips; which outlier it is */
+    uint32_t head;              /* of the list */
+    uint32_t word;              /* of it, the lane's, or all ones */
+    uint32_t place, batch;      /* where its outlier goes, if there were room for a unit; when */
+    patch_values<STEPS> values; /* of a batch */
+
+    /* base: BYTES of the warp, in shared memory. */
+    __device__ __forceinline__ patch_unit(uint32_t base) : buffer(base), values{}
     {
         mine = base + threadIdx.x % 32 * 16;
-        asm volatile("" : "+r"(mine)); /* computed once */
+        list = threadIdx.x * 4; /* a list has as many words as a warp has lanes */
+        rank = threadIdx.x % 32 - 1;
+        asm volatile("" : "+r"(buffer), "+r"(mine), "+r"(list), "+r"(rank)); /* computed once */
     }
-    __device__ __forceinline__ void load(uint32_t list)
+    /* Before the first unit of a tile. */
+    __device__ __forceinline__ void clear() const
     {
-        const uint32_t lane = threadIdx.x % 32, word = ptx_load_4(list + lane * 4);
+#pragma unroll
+        for (int s = 0; s < STEPS; s++)
+            patch_zero_16(mine + s * PATCH_STEP_BYTES);
+        __syncwarp();
+    }
+    __device__ __forceinline__ void load(uint32_t lists)
+    {
+        word = ptx_load_4(lists + list);
         head = __shfl_sync(~0u, word, 0);
-        many = __any_sync(~0u, (head & 0xff) == PATCH_MANY);
-        value = word >> 16;
-        place = buffer + word % (STEPS * PATCH_STEP_BYTES);
-        batch = lane - 1 < (head & 0xff) ? (word & 0xffff) / (STEPS * PATCH_STEP_BYTES)
-                                         : (uint32_t)PATCH_STEPS; /* which there is not */
+        word = rank < (head & 0xff) ? word : ~0u;
+        place = buffer + (word >> 16);
+        batch = (word >> 16) / BYTES;
+        put<0>(word);
     }
-    /* Writes outliers into the fragments of batch number BATCH of the unit, whose strip begins at
-     * row0. */
-    template <int BATCH>
-    __device__ __forceinline__ void apply(uint32_t f[STEPS][4], int unit, int row0,
-                                          const qt_mix24_outliers &o) const
+    /* Around the decoding of batch number BATCH of the unit, whose strip begins at row0. */
+    template <int BATCH> __device__ __forceinline__ void before()
     {
-        patch_store_steps<BATCH * STEPS, STEPS>(mine, f, head);
         __syncwarp();
-        if (many)
+        values.template load<8 + BATCH * STEPS>(mine, head);
+    }
+    template <int BATCH>
+    __device__ __forceinline__ void after(uint32_t f[STEPS][4], int unit, int row0,
+                                          const qt_mix24_outliers &o)
+    {
+        values.template add<8 + BATCH * STEPS>(f, head);
+        __syncwarp();
+        put<BATCH>(0);
+        __syncwarp();
+        if (__any_sync(~0u, head == PATCH_MANY)) {
             patch_from_csr<STEPS>(o, unit, row0, BATCH * STEPS, buffer);
-        else
-            patch_store_2(place, value, batch == BATCH);
-        __syncwarp();
-        patch_load_steps<BATCH * STEPS, STEPS>(mine, f, head);
+            __syncwarp();
+            values.template load<0>(mine, ~0u);
+            values.template add<0>(f, ~0u);
+            __syncwarp();
+            clear();
+        }
+        if ((BATCH + 1) * STEPS < PATCH_STEPS)
+            put<BATCH + 1>(word);
+    }
+
+  private:
+    /* Where the lane's outlier is, if that is in this batch. */
+    template <int BATCH> __device__ __forceinline__ void put(uint32_t value) const
+    {
+        patch_store_2(place - BATCH * BYTES, value, batch == BATCH);
     }
 };
 

@@ -75,33 +75,46 @@ static __device__ __forceinline__ void mix24_tile_copy_weights(const qt_mix24_ti
 /* ---- products ----------------------------------------------------------------------------------
  */
 
-/* A lane's words of a unit. */
+/* Where a lane's words are in a tile's records, of TWOs: computed once. */
+struct mix24_tile_places {
+    uint32_t warp, by_1, by_2, by_4, by_16;
+
+    __device__ __forceinline__ mix24_tile_places()
+    {
+        const uint32_t lane = threadIdx.x % 32, record = threadIdx.x / 32 * mix24_unit_bytes(false);
+        warp = threadIdx.x / 32;
+        by_1 = record + lane;
+        by_2 = record + lane * 2;
+        by_4 = record + lane % 4 * 4;
+        by_16 = record + lane * 16;
+        asm volatile("" : "+r"(warp), "+r"(by_1), "+r"(by_2), "+r"(by_4), "+r"(by_16));
+    }
+};
+
+/* A lane's part of a unit. */
 struct mix24_tile_words {
     uint4 code[2]; /* of a TWO only the first */
-    uint32_t q, z, u;
+    mix24_meta meta;
 
-    template <bool FOUR> __device__ __forceinline__ void load_as(uint32_t record, int lane)
+    template <bool FOUR>
+    __device__ __forceinline__ void load_as(uint32_t records, const mix24_tile_places &p)
     {
         using R = mix24_record<FOUR>;
-        code[0] = ptx_load_16(record + lane * 16);
+        code[0] = ptx_load_16(records + p.by_16);
         if (FOUR)
-            code[1] = ptx_load_16(record + 512 + lane * 16);
-        q = ptx_load_2(record + R::Q + lane * 2);
-        z = FOUR ? ptx_load_2(record + R::Z + lane * 2) : ptx_load_1(record + R::Z + lane);
-        u = ptx_load_4(record + R::U + lane % 4 * 4);
+            code[1] = ptx_load_16(records + 512 + p.by_16);
+        const uint32_t q = ptx_load_2(records + R::Q + p.by_2);
+        const uint32_t z =
+            FOUR ? ptx_load_2(records + R::Z + p.by_2) : ptx_load_1(records + R::Z + p.by_1);
+        meta = mix24_meta_of<FOUR>(q, z, ptx_load_4(records + R::U + p.by_4));
     }
     /* Of the warp's strip. */
-    __device__ __forceinline__ void load(uint32_t records, bool four)
+    __device__ __forceinline__ void load(uint32_t records, bool four, const mix24_tile_places &p)
     {
-        const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
         if (four)
-            load_as<true>(records + warp * mix24_unit_bytes(true), lane);
+            load_as<true>(records + p.warp * (mix24_unit_bytes(true) - mix24_unit_bytes(false)), p);
         else
-            load_as<false>(records + warp * mix24_unit_bytes(false), lane);
-    }
-    template <bool FOUR, int b> __device__ __forceinline__ mix24_group group() const
-    {
-        return mix24_open_group<FOUR, b>(mix24_meta_of<FOUR>(q, z, u));
+            load_as<false>(records, p);
     }
 };
 
@@ -115,7 +128,7 @@ mix24_tile_decode(uint32_t f[STEPS][4], const mix24_tile_words &w, mix24_group *
     const uint4 v = FOUR && b ? w.code[1] : w.code[0];
     const uint32_t words[4] = {FOUR || !b ? v.x : v.z, FOUR || !b ? v.y : v.w, v.z, v.w};
     if (first == 0)
-        *group = w.group<FOUR, b>();
+        *group = mix24_open_group<FOUR, b>(w.meta);
 #pragma unroll
     for (int s = 0; s < STEPS; s++)
         mix24_fragment<FOUR>(f[s], words, first + s, *group, mix24_by_shift());
@@ -129,6 +142,7 @@ template <int WGS, int BM> struct mix24_tile_products {
     const qt_mix24_tile_args &a;
     qt_ring *r;
     uint32_t frag[2][STEPS][4];
+    const mix24_tile_places places;
     mix24_tile_words words; /* of the unit that is decoded */
     mix24_group group;
     patch_unit<STEPS> outliers;
@@ -144,6 +158,8 @@ template <int WGS, int BM> struct mix24_tile_products {
           ring(ptx_shared(qt_smem) + args.ring_at), unit(s.k0), end(s.k1), row0(strip * 16),
           rest(mix24_tile_rest(args, s.k0))
     {
+        if (patched())
+            outliers.clear();
     }
     /* Outliers are in lists, and become part of fragments. */
     __device__ __forceinline__ bool patched() const
@@ -158,8 +174,8 @@ template <int WGS, int BM> struct mix24_tile_products {
         unit++;
         ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
         if (patched())
-            outliers.load(lists + threadIdx.x / 32 * PATCH_LIST_BYTES);
-        words.load(lists + WGS * 4 * a.list_bytes, four);
+            outliers.load(lists);
+        words.load(lists + WGS * 4 * a.list_bytes, four, places);
     }
     template <int BATCH> __device__ __forceinline__ void decode()
     {
@@ -168,9 +184,11 @@ template <int WGS, int BM> struct mix24_tile_products {
             mix24_tile_decode<true, BATCH, STEPS>(f, words, &group);
             return;
         }
+        if (patched())
+            outliers.template before<BATCH>();
         mix24_tile_decode<false, BATCH, STEPS>(f, words, &group);
         if (patched())
-            outliers.template apply<BATCH>(f, unit - 1, row0, a.outliers);
+            outliers.template after<BATCH>(f, unit - 1, row0, a.outliers);
     }
     /* Products of a batch, whose unit's X is at x; behind the last unit what is decoded meanwhile
      * is not used. */
