@@ -73,24 +73,42 @@ static __device__ __forceinline__ void tile_change_unit(tile_sums<BM> *d, float2
     *unit = s;
 }
 
+/* Where a lane's words are in a stage, from where they begin: computed once, and kept. */
+template <class Format, int C> struct tile_places {
+    uint32_t plane[3], scale, zero;
+
+    __device__ __forceinline__ tile_places(const qt_tile_args &a)
+    {
+        const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+        for (int p = 0; p < 3; p++) {
+            const int width = qt_plane_width<Format>(p);
+            plane[p] = warp * (C * 128 * width) + lane * 4 * width;
+            asm volatile("" : "+r"(plane[p]));
+        }
+        scale = warp * a.stage_groups * 32 + lane / 4 * 4;
+        zero = warp * a.zero_pitch;
+        asm volatile("" : "+r"(scale), "+r"(zero));
+    }
+};
+
 /* What a warp reads of a stage. */
 template <class Format, int WGS, int BM, int C> struct tile_source {
     const unsigned char *plane[3]; /* the lane's words of the stage's first block */
     const unsigned char *scale;    /* of its two rows, first group */
     const unsigned char *zero;     /* the box */
 
-    __device__ __forceinline__ tile_source(const qt_tile_args &a, int stage)
+    __device__ __forceinline__ tile_source(const qt_tile_args &a,
+                                           const tile_places<Format, C> &places, int stage)
     {
-        const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-        const unsigned char *at = qt_smem + a.ring_at + stage * a.stage_bytes + BM * 128 * C;
+        const unsigned char *at = qt_smem + (a.ring_at + stage * a.stage_bytes + BM * 128 * C);
 #pragma unroll
         for (int p = 0; p < 3; p++) {
-            const int width = qt_plane_width<Format>(p);
-            plane[p] = at + warp * (C * 128 * width) + lane * 4 * width;
-            at += WGS * 4 * C * 128 * width;
+            plane[p] = at + places.plane[p];
+            at += WGS * 4 * C * 128 * qt_plane_width<Format>(p);
         }
-        scale = at + warp * a.stage_groups * 32 + lane / 4 * 4;
-        zero = qt_smem + a.ring_at + stage * a.stage_bytes + a.zeros_at + warp * a.zero_pitch;
+        scale = at + places.scale;
+        zero = qt_smem + (a.ring_at + stage * a.stage_bytes + a.zeros_at) + places.zero;
     }
     __device__ __forceinline__ void load(Format *words, const qt_tile_args &a, int block) const
     {
@@ -104,8 +122,9 @@ template <class Format, int WGS, int BM, int C> struct tile_source {
 
 /*
  * The products of a tile over this block's part of k, in batches of STEPS k-steps: the fragments of
- * a batch are looked up while the batch before is multiplied, and packed words are read one block
- * of k ahead of their use.
+ * a batch are looked up while the batch before is multiplied. Packed words of a stage are read one
+ * block of k ahead of their use; the first ones once the batch before is on its way, as to wait for
+ * the next stage before that, or to ask whether it is there, takes longer than that saves.
  */
 template <class Format, int WGS, int BM, int C>
 static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const qt_tile_args &a,
@@ -113,15 +132,16 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
 {
     typedef tile_source<Format, WGS, BM, C> source;
     const int STEPS = qt_tile_steps(WGS, BM, C), BATCHES = 4 / STEPS;
+    const tile_places<Format, C> places(a);
     const int lane = (int)threadIdx.x % 32;
     const uint32_t lane_bytes = (uint32_t)lane * 4;
     const int group_mask = (1 << a.group_shift) - 1;
     uint32_t frag[2][STEPS][4] = {}, release = 0;
-    Format words;
+    Format words, ahead;
     ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-    source(a, r->stage).load(&words, a, 0);
+    source(a, places, r->stage).load(&words, a, 0);
     float2 unit = make_float2(1, 1);
-    const unsigned char *scale = source(a, r->stage).scale;
+    const unsigned char *scale = source(a, places, r->stage).scale;
     __half2 next_scale = __float2half2_rn(1);
     if (Format::GROUPED) {
         next_scale = *(const __half2 *)scale;
@@ -129,13 +149,13 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
     }
     uint32_t next_zeros = 0;
     if (Format::ZEROS) {
-        next_zeros = qt_lane_zeros<Format>(a.decode, source(a, r->stage).zero +
+        next_zeros = qt_lane_zeros<Format>(a.decode, source(a, places, r->stage).zero +
                                                          tile_zeros_at<Format, C>(a, begin) % 16);
         words.set_zeros(next_zeros);
     }
 #pragma unroll 1
     for (int i = begin; i < end; i++) {
-        const source now(a, r->stage);
+        const source now(a, places, r->stage);
         uint32_t b = ptx_wgmma_b(ptx_shared(qt_smem) + a.ring_at + r->stage * a.stage_bytes);
         uint32_t used = r->empty + 8 * r->stage;
         qt_ring_next(r, a.stages);
@@ -153,6 +173,10 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
                     zero += fresh ? 0 : Format::ZEROS;
                     words.set_zeros(fresh ? next_zeros : qt_lane_zeros<Format>(a.decode, zero));
                 }
+                if (batch == 0 && c < C - 1) {
+                    ahead = words; /* with its zero points */
+                    now.load(&ahead, a, c + 1);
+                }
 #pragma unroll
                 for (int s = 0; s < STEPS; s++)
                     words.fragment(f[s], batch * STEPS + s, lane_bytes);
@@ -169,10 +193,10 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
                 /* What the next batch needs, once the tensor cores are busy with this one. */
                 if (batch == BATCHES - 1) {
                     if (c < C - 1) {
-                        now.load(&words, a, c + 1);
+                        words = ahead;
                     } else if (i + 1 < end) {
+                        const source next(a, places, r->stage);
                         ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-                        const source next(a, r->stage);
                         next.load(&words, a, 0);
                         if (Format::GROUPED)
                             next_scale = *(const __half2 *)next.scale;
