@@ -170,6 +170,7 @@ static __device__ __forceinline__ void outlier_panel(const qt_mix24_outliers &o,
     outlier_entries next = outlier_entries_at(o, s.base + 64, s.end), then = {0, 0};
     if (wait)
         ptx_wait_previous();
+    __syncwarp(); /* all have read the rows before */
 #pragma unroll
     for (uint32_t c = 0; c < OUTLIER_DEPTH - 1; c++) {
         if (c < chunks)

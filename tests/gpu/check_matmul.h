@@ -11,11 +11,20 @@
 enum { GUARD = 64 };             /* elements before and after an output */
 static size_t output_at = GUARD; /* which is aligned to 2, 4, 8 or 16 bytes: check_plan */
 
+/* x [m][k] and weights [n][pitch] of a product, both on the device. */
+struct product {
+    const uint16_t *x;
+    const float *decoded;
+    size_t pitch;
+    const char *name;
+};
+
 /* Device buffers reused by all cases. */
 static struct {
     uint16_t *x, *y[2];
     void *workspace;
     double *reference;
+    bool dense; /* the reference: weights are rounded */
     size_t workspace_bytes;
 } pool;
 
@@ -76,15 +85,11 @@ static inline bool outputs_equal(size_t count)
  * Of a relative error, what the rounding of outputs does not explain. FP16: with the 2.07e-4 that
  * rounding is on average 1e-4 makes 2.3e-4. BF16: more, as outputs on the other side of the middle
  * between two numbers change what rounding explains. Few outputs can all be small differences of
- * large products. A dense product has weights rounded as well, by up to 4.9e-4: of 2 bits a row has
- * four, whose errors need not average out.
+ * large products.
  */
-static inline double tolerance(size_t count, int bf16, enum qt_matmul_path path)
+static inline double tolerance(size_t count, int bf16)
 {
-    const bool many = count >= 1000;
-    if (path == QT_MATMUL_DENSE)
-        return (many ? 5e-4 : 1e-3) * (bf16 ? 8 : 1);
-    return (many ? 1e-4 : 4.7e-4) * (bf16 ? 2 : 1);
+    return (count >= 1000 ? 1e-4 : 4.7e-4) * (bf16 ? 2 : 1);
 }
 
 static inline double beyond_rounding(struct gpu_error e)
@@ -92,10 +97,22 @@ static inline double beyond_rounding(struct gpu_error e)
     return e.all > e.rounding ? sqrt(e.all * e.all - e.rounding * e.rounding) : 0;
 }
 
-/* Everything about one plan; the reference is in the pool. */
-static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
-                              const uint16_t *x, const char *name)
+/* The reference of the product, with rounded weights if they are for this path. */
+static inline void expect(const struct product *product, const struct qt_matmul_plan *p)
 {
+    const bool bf16 = p->options.dtype == QT_MATMUL_BF16;
+    const bool dense = p->config.path == QT_MATMUL_DENSE;
+    gpu_reference(pool.reference, product->x, product->decoded, p->m, p->n, p->k, product->pitch,
+                  bf16, dense);
+    pool.dense = dense;
+}
+
+/* Everything about one plan of the product; the reference in the pool may be that of the other
+ * paths. */
+static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
+                              const struct product *product)
+{
+    const char *name = product->name;
     char what[320];
     size_t count = p->m * p->n;
     int bf16 = p->options.dtype == QT_MATMUL_BF16;
@@ -107,7 +124,9 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
     }
     static const size_t shifts[] = {0, 0, 0, 1, 2, 4};
     output_at = GUARD + shifts[random_below(sizeof shifts / sizeof *shifts)];
-    bool guards = guarded_run(p, w, x, 0) && guarded_run(p, w, x, 1);
+    if (pool.dense != (c->path == QT_MATMUL_DENSE))
+        expect(product, p);
+    bool guards = guarded_run(p, w, product->x, 0) && guarded_run(p, w, product->x, 1);
     bool equal = outputs_equal(count);
     const struct gpu_error e = gpu_error_of(pool.y[0] + output_at, pool.reference, count, bf16);
     snprintf(what, sizeof what,
@@ -126,7 +145,7 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
         worst_error[bf16] = fmax(worst_error[bf16], e.all);
         worst_beyond[bf16] = fmax(worst_beyond[bf16], beyond_rounding(e));
     }
-    result(guards && equal && beyond_rounding(e) <= tolerance(count, bf16, c->path), what);
+    result(guards && equal && beyond_rounding(e) <= tolerance(count, bf16), what);
 }
 
 /* Another configuration of a skinny kernel. */
@@ -178,8 +197,8 @@ static inline void check_product(const struct qt_matmul_weight *w, const float *
                                     .dependent_launch = (int)(random_bits() & 1),
                                     .dense = gpu_dense};
     struct qt_matmul_plan plan, older_plan;
+    const struct product product = {x, decoded, pitch, name};
     random_x(x, m * w->k, bf16);
-    gpu_reference(pool.reference, x, decoded, m, w->n, w->k, pitch, bf16);
     opt.compute = 0;
     int rc = qt_matmul_plan(&plan, w, m, &opt);
     opt.compute = older[random_below(COUNT(older))];
@@ -190,9 +209,10 @@ static inline void check_product(const struct qt_matmul_weight *w, const float *
         result(false, plan.reason[0] ? plan.reason : older_plan.reason);
         return;
     }
+    expect(&product, &plan);
     if (w->kind != QT_MATMUL_MIX24)
-        check_plan(&older_plan, w, x, name);
-    check_plan(&plan, w, x, name);
+        check_plan(&older_plan, w, &product);
+    check_plan(&plan, w, &product);
     for (int i = 0; i <= others; i++) {
         struct qt_matmul_plan other = plan;
         if (few_others && random_below(3))
@@ -202,7 +222,7 @@ static inline void check_product(const struct qt_matmul_weight *w, const float *
         else
             other.config.path = QT_MATMUL_DENSE;
         if (qt_matmul_plan_check(&other, w) == QT_MATMUL_OK)
-            check_plan(&other, w, x, name);
+            check_plan(&other, w, &product);
     }
 }
 

@@ -14,22 +14,24 @@ static __device__ double to_double(const void *x, size_t i, int bf16)
                 : (double)__half2float(((const __half *)x)[i]);
 }
 
+static __device__ double rounded(double v, int bf16)
+{
+    return bf16 ? (double)__bfloat162float(__double2bfloat16(v))
+                : (double)__half2float(__double2half(v));
+}
+
 static __global__ void reference_kernel(double *y, const void *x, const float *w, int n, int k,
-                                        size_t pitch, int bf16)
+                                        size_t pitch, int bf16, bool round_weights)
 {
     int row = (int)(blockIdx.x * blockDim.x + threadIdx.x), token = (int)blockIdx.y;
     if (row >= n)
         return;
     double sum = 0;
-    for (int i = 0; i < k; i++)
-        sum += to_double(x, (size_t)token * k + i, bf16) * (double)w[row * pitch + i];
+    for (int i = 0; i < k; i++) {
+        const double v = w[row * pitch + i];
+        sum += to_double(x, (size_t)token * k + i, bf16) * (round_weights ? rounded(v, bf16) : v);
+    }
     y[(size_t)token * n + row] = sum;
-}
-
-static __device__ double rounded(double v, int bf16)
-{
-    return bf16 ? (double)__bfloat162float(__double2bfloat16(v))
-                : (double)__half2float(__double2half(v));
 }
 
 /* Sums of squares: of a - reference; of the reference's own rounding; of the reference. */
@@ -57,10 +59,10 @@ void *gpu_new(size_t bytes)
 }
 
 void gpu_reference(double *y, const void *x, const float *w, size_t m, size_t n, size_t k,
-                   size_t pitch, int bf16)
+                   size_t pitch, int bf16, bool round_weights)
 {
     dim3 grid((unsigned)((n + 63) / 64), (unsigned)m);
-    reference_kernel<<<grid, 64>>>(y, x, w, (int)n, (int)k, pitch, bf16);
+    reference_kernel<<<grid, 64>>>(y, x, w, (int)n, (int)k, pitch, bf16, round_weights);
     CHECK(cudaGetLastError());
 }
 

@@ -256,9 +256,11 @@ static void test_clusters(const char *scheme)
     int quads = 0;
     matrix_new(&m, scheme, 400, 1160, 0.02f);
     const struct qt_matmul_weight *w = &m.weight;
+    const struct product product = {pool.x, m.device_decoded, w->k, scheme};
     random_x(pool.x, M * w->k, bf16);
-    gpu_reference(pool.reference, pool.x, m.device_decoded, M, w->n, w->k, w->k, bf16);
     int rc = qt_matmul_plan(&plan, w, M, &opt);
+    if (rc == QT_MATMUL_OK)
+        expect(&product, &plan);
     for (int i = 0; i < 24 && rc == QT_MATMUL_OK; i++) {
         struct qt_matmul_plan other = plan;
         other.config.path = QT_MATMUL_TILE;
@@ -266,7 +268,7 @@ static void test_clusters(const char *scheme)
         other.config.token_tiles = 4 << i / 3 % 4;
         other.config.splits = 3 + i / 12;
         if (qt_matmul_plan_check(&other, w) == QT_MATMUL_OK) {
-            check_plan(&other, w, pool.x, scheme);
+            check_plan(&other, w, &product);
             quads += other.config.splits == 4;
         }
     }
