@@ -62,7 +62,8 @@ static __device__ __forceinline__ uint32_t list_units(const qt_mix24_outliers &o
     __syncthreads();
     if (threadIdx.x < LIST_UNITS) {
         const uint32_t count = to->head[threadIdx.x] & 0xffff, steps = to->head[threadIdx.x] >> 16;
-        to->word[threadIdx.x][0] = count < PATCH_LIST ? steps << 8 | count : (uint32_t)PATCH_MANY;
+        to->word[threadIdx.x][0] =
+            count < PATCH_LIST ? steps << PATCH_STEP_BIT | count : (uint32_t)PATCH_MANY;
     }
     __syncthreads();
     return e;

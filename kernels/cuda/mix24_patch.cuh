@@ -27,6 +27,7 @@
 enum {
     PATCH_LIST = 32, /* words */
     PATCH_LIST_BYTES = 4 * PATCH_LIST,
+    PATCH_STEP_BIT = 8, /* of a list's head: the first step's */
     PATCH_MANY = 1 << 16,
     PATCH_STEP_BYTES = 512,
     PATCH_STEPS = 8 /* of a unit */
@@ -170,13 +171,13 @@ template <int STEPS> struct patch_unit {
     template <int BATCH> __device__ __forceinline__ void before()
     {
         __syncwarp();
-        values.template load<8 + BATCH * STEPS>(mine, head);
+        values.template load<PATCH_STEP_BIT + BATCH * STEPS>(mine, head);
     }
     template <int BATCH>
     __device__ __forceinline__ void after(uint32_t f[STEPS][4], int unit, int row0,
                                           const qt_mix24_outliers &o)
     {
-        values.template add<8 + BATCH * STEPS>(f, head);
+        values.template add<PATCH_STEP_BIT + BATCH * STEPS>(f, head);
         __syncwarp();
         put<BATCH>(0);
         __syncwarp();
