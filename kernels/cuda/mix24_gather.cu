@@ -2,10 +2,11 @@
  * X for the skinny and tile mix24 kernels, in packed order for the copy engine. With outliers also
  * X by columns, or lists of what is where (mix24_patch.cuh).
  *
- *   grid      for lists a block a strip of 16 rows; then (8 MT tokens, unit), a thread a packed
- *             column; slots without a group, and channels beyond k, become zero
- *   Moves     X once, 2 m k bytes out, and as many again for columns; CSR once, 128 bytes of list
- *             for a strip and unit
+ *   grid      for lists a block a strip of 16 rows; then one for 8 MT tokens and a unit, units
+ *             first: a thread a packed column; slots without a group, and channels beyond k, become
+ *             zero
+ *   Moves     X once, 2 m k bytes out, and as many again for columns; CSR once, 16 to 128 bytes of
+ *             list for a strip and unit
  */
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/mix24_patch.cuh"
@@ -17,6 +18,8 @@ enum {
     ROW_THREADS = THREADS / 16,
     PIECES = PATCH_LIST / 4 /* of a list, stored at a time */
 };
+
+static_assert(PANEL_UNITS % LIST_UNITS == 0 && LIST_UNITS <= THREADS, "list_units");
 
 struct gather_args {
     const uint16_t *x;    /* F16 [m][pitch] */

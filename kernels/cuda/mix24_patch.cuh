@@ -4,7 +4,8 @@
  *
  * As no register can be chosen by number at run time, values are stored to shared memory, which is
  * 0 elsewhere, in the order of fragments; k-steps that have outliers load theirs while they are
- * decoded, and add them. Then the places become 0 again. Of the eight steps of a unit
+ * decoded, and add them. Then the places become 0 again (but for the batch that is decoded for
+ * nothing behind the last of a tile). Of the eight steps of a unit
  *
  *     byte   512 (4 b + s) + 16 lane + 4 i + 2 h    is of register i, half h, step s of block b
  *
@@ -73,8 +74,8 @@ static __device__ __forceinline__ void patch_load_step(uint32_t v[4], uint32_t a
                  : "memory");
 }
 
-/* From the CSR what a list would say of STEPS k-steps of a unit, from step `first` on. By the warp,
- * two lanes a row. */
+/* From the CSR what a list would say of STEPS k-steps of a unit, from step `first` on, into a
+ * buffer of zeros. By the warp, two lanes a row. */
 template <int STEPS>
 static __device__ __forceinline__ void patch_from_csr(const qt_mix24_outliers &o, int unit,
                                                       int row0, int first, uint32_t buffer)
@@ -150,9 +151,10 @@ template <int STEPS> struct patch_unit {
         rank = threadIdx.x % 32 - 1;
         asm volatile("" : "+r"(buffer), "+r"(mine), "+r"(list), "+r"(rank)); /* computed once */
     }
-    /* Before the first unit of a tile. */
+    /* Before the first unit of a tile, as the one before leaves something; after patch_from_csr. */
     __device__ __forceinline__ void clear() const
     {
+        __syncwarp();
 #pragma unroll
         for (int s = 0; s < STEPS; s++)
             patch_zero_16(mine + s * PATCH_STEP_BYTES);
@@ -186,7 +188,6 @@ template <int STEPS> struct patch_unit {
             __syncwarp();
             values.template load<0>(mine, ~0u);
             values.template add<0>(f, ~0u);
-            __syncwarp();
             clear();
         }
         if ((BATCH + 1) * STEPS < PATCH_STEPS)

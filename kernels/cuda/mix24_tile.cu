@@ -6,9 +6,9 @@
 
 #include <math.h>
 
-enum { MAX_TOKENS = 1 << 19 }; /* of the launch before */
+enum { MAX_TOKENS = 1 << 19 }; /* the launch before has a block for 16 tokens and a unit */
 
-/* Shared memory for outliers: columns of X; fragments of so many k-steps a warp. */
+/* Shared memory for outliers: columns of X; values of so many k-steps a warp. */
 static int outlier_bytes(const struct qt_tile_kind *k)
 {
     return qt_mix24_tile_sums(k->tokens) ? 4 * OUTLIER_DEPTH * outlier_buffer_bytes(QT_MIX24_TILE_T)

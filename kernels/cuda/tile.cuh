@@ -123,8 +123,9 @@ template <class Format, int WGS, int BM, int C> struct tile_source {
 /*
  * The products of a tile over this block's part of k, in batches of STEPS k-steps: the fragments of
  * a batch are looked up while the batch before is multiplied. Packed words of a stage are read one
- * block of k ahead of their use; the first ones once the batch before is on its way, as to wait for
- * the next stage before that, or to ask whether it is there, takes longer than that saves.
+ * block of k ahead of their use; those of the next stage's first block only once this stage's last
+ * products are on their way: to wait for it earlier, or to ask whether it is there, costs more than
+ * it saves.
  */
 template <class Format, int WGS, int BM, int C>
 static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const qt_tile_args &a,
@@ -174,7 +175,7 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
                     words.set_zeros(fresh ? next_zeros : qt_lane_zeros<Format>(a.decode, zero));
                 }
                 if (batch == 0 && c < C - 1) {
-                    ahead = words; /* with its zero points */
+                    ahead = words; /* with the zero points of a group that goes on */
                     now.load(&ahead, a, c + 1);
                 }
 #pragma unroll

@@ -123,7 +123,9 @@ static void test_kind(const struct kind *kind, size_t shape_step, size_t token_s
 /* Many passes; k of large models, and k whose X has no room in shared memory at once. */
 static void test_large(const struct kind *kind)
 {
-    static const size_t large[][2] = {{4096, 1024}, {512, 14336}, {48, 28672}, {40, 70000}};
+    /* The second: several tiles of 128 tokens and more a block. */
+    static const size_t large[][2] = {
+        {4096, 1024}, {9040, 320}, {512, 14336}, {48, 28672}, {40, 70000}};
     static const size_t counts[] = {1, 8, 16, 17, 64, 100, 300};
     for (size_t i = 0; i < COUNT(large); i++) {
         struct mix24_matrix m;
