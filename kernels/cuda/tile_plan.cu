@@ -18,8 +18,9 @@ const void *qt_tile_instance(enum qt_format format, int kind)
  * Microseconds, see struct qt_tile_kind, in the order of QT_TILE_GROUP_TABLE: formats with a scale
  * per group, and per row. Medians of sweeps of all tiles with nf4 and fp6 at nine shapes of 1024 to
  * 57344 rows, m = 64..512, on an H200; 16 tokens, which were not among them, in proportion to what
- * was measured before. Of those and m = 1024..4096 what is planned takes on average 0.4 % longer
- * than the fastest of all.
+ * was measured before. Of those and m = 1024..4096 what is planned took on average 0.4 % longer
+ * than the fastest of all. That was before words were read ahead, which made small tiles up to 7 %
+ * faster and others 1 to 3 (docs/kernels.md).
  */
 static const float column_us[QT_TILE_KINDS][2] = {
     {.207f, .228f}, {.213f, .235f}, {.340f, .410f}, {.265f, .285f}, {.353f, .378f},
