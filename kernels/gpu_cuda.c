@@ -244,19 +244,30 @@ static int gpu_gemm(struct qt_gpu *gpu, void *y, const void *x, const void *w, s
 
 /* ---- time ----------------------------------------------------------------------------------- */
 
-static int capture(struct gpu *g, cudaGraph_t *out, size_t launches,
-                   int (*launch)(void *ctx, size_t i, struct qt_err *err), void *ctx, size_t count,
-                   struct qt_err *err)
+/* A work's launches as a graph, and the times of its replays. */
+struct timed {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    size_t launches;
+    float ms[WARM_UP + REPLAYS];
+};
+
+static int capture(struct timed *t, struct gpu *g, const struct qt_gpu_work *w, struct qt_err *err)
 {
-    int rc = check(cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal),
-                   "graph capture", err);
-    if (rc < 0)
-        return rc;
-    for (size_t i = 0; rc == QT_OK && i < launches; i++)
-        rc = launch(ctx, i % count, err);
+    int rc;
+    t->launches = w->count < MIN_LAUNCHES ? qt_round_up(MIN_LAUNCHES, w->count) : w->count;
+    QT_TRY(check(cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal),
+                 "graph capture", err));
+    for (size_t i = 0; rc == QT_OK && i < t->launches; i++)
+        rc = w->launch(w->ctx, i % w->count, err);
     /* Always ended, or the stream could not be used again. */
-    cudaError_t e = cudaStreamEndCapture(g->stream, out);
-    return rc < 0 ? rc : check(e, "graph capture", err);
+    cudaError_t e = cudaStreamEndCapture(g->stream, &t->graph);
+    if (rc == QT_OK)
+        rc = check(e, "graph capture", err);
+    if (rc == QT_OK)
+        rc = check(cudaGraphInstantiate(&t->exec, t->graph, 0), "graph", err);
+done:
+    return rc;
 }
 
 static int replay(float *ms, struct gpu *g, cudaGraphExec_t exec, cudaEvent_t begin,
@@ -278,34 +289,38 @@ static int compare_float(const void *a, const void *b)
     return (*x > *y) - (*x < *y);
 }
 
-static int gpu_time(struct qt_gpu *gpu, double *us,
-                    int (*launch)(void *ctx, size_t i, struct qt_err *err), void *ctx, size_t count,
+static double median_us(struct timed *t)
+{
+    qsort(t->ms + WARM_UP, REPLAYS, sizeof *t->ms, compare_float);
+    return 1000 * (double)t->ms[WARM_UP + REPLAYS / 2] / (double)t->launches;
+}
+
+static int gpu_time(struct qt_gpu *gpu, double *us, const struct qt_gpu_work *works, size_t n,
                     struct qt_err *err)
 {
-    struct gpu *g = self(gpu);
-    size_t launches = count < MIN_LAUNCHES ? qt_round_up(MIN_LAUNCHES, count) : count;
-    cudaGraph_t graph = NULL;
-    cudaGraphExec_t exec = NULL;
+    struct timed timed[QT_GPU_WORKS] = {{.graph = NULL}};
     cudaEvent_t begin = NULL, end = NULL;
-    float ms[WARM_UP + REPLAYS];
-    int rc;
-    QT_TRY(capture(g, &graph, launches, launch, ctx, count, err));
-    QT_TRY(check(cudaGraphInstantiate(&exec, graph, 0), "graph", err));
+    int rc = QT_OK;
+    for (size_t j = 0; j < n; j++)
+        QT_TRY(capture(&timed[j], self(gpu), &works[j], err));
     QT_TRY(check(cudaEventCreate(&begin), "event", err));
     QT_TRY(check(cudaEventCreate(&end), "event", err));
-    for (int i = 0; i < WARM_UP + REPLAYS; i++)
-        QT_TRY(replay(&ms[i], g, exec, begin, end, err));
-    qsort(ms + WARM_UP, REPLAYS, sizeof *ms, compare_float);
-    *us = 1000 * (double)ms[WARM_UP + REPLAYS / 2] / (double)launches;
+    for (size_t i = 0; i < WARM_UP + REPLAYS; i++)
+        for (size_t j = 0; j < n; j++)
+            QT_TRY(replay(&timed[j].ms[i], self(gpu), timed[j].exec, begin, end, err));
+    for (size_t j = 0; j < n; j++)
+        us[j] = median_us(&timed[j]);
 done:
     if (begin)
         cudaEventDestroy(begin);
     if (end)
         cudaEventDestroy(end);
-    if (exec)
-        cudaGraphExecDestroy(exec);
-    if (graph)
-        cudaGraphDestroy(graph);
+    for (size_t j = 0; j < n; j++) {
+        if (timed[j].exec)
+            cudaGraphExecDestroy(timed[j].exec);
+        if (timed[j].graph)
+            cudaGraphDestroy(timed[j].graph);
+    }
     return rc;
 }
 

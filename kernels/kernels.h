@@ -27,7 +27,18 @@ int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err
 
 /* ---- a GPU ---------------------------------------------------------------------------------- */
 
-enum { QT_GPU_TRANSFERS = 12 }; /* launch shapes of struct qt_gpu.transfer */
+enum {
+    QT_GPU_TRANSFERS = 12, /* launch shapes of struct qt_gpu.transfer */
+    QT_GPU_WORKS = 3,      /* that struct qt_gpu.time times at once, at most */
+};
+
+/* What is timed: launch(ctx, i, err) enqueues a kernel or some, on copy i < count of what they
+ * read. */
+struct qt_gpu_work {
+    int (*launch)(void *ctx, size_t i, struct qt_err *err);
+    void *ctx;
+    size_t count;
+};
 
 /*
  * One GPU: memory, fused products, time. A table of functions, so that what is built on it builds
@@ -100,13 +111,13 @@ struct qt_gpu {
                 size_t k, struct qt_err *err);
 
     /*
-     * Microseconds of one launch: launch(ctx, i, err), which enqueues a kernel or some, is called
-     * for i = 0..count-1 (again from 0 until there are 8) and captured into one CUDA graph; the
-     * median of its replays, divided by the launches in it. With count copies of what a kernel
-     * reads, together several times the L2, all reads are cold.
+     * Microseconds of one launch, us[n] of works[n]: it is called for i = 0..count-1 (again from 0
+     * until there are 8) and captured into one CUDA graph; the median of its replays, divided by
+     * the launches in it. With copies that are together several times the L2 all reads are cold.
+     * The works take turns, a replay each, so that what the GPU does to its clock, which long
+     * products bring down, it does to all of them.
      */
-    int (*time)(struct qt_gpu *gpu, double *us,
-                int (*launch)(void *ctx, size_t i, struct qt_err *err), void *ctx, size_t count,
+    int (*time)(struct qt_gpu *gpu, double *us, const struct qt_gpu_work *works, size_t n,
                 struct qt_err *err);
     void (*close)(struct qt_gpu *gpu);
 };

@@ -32,9 +32,10 @@ static int launch_transfer(void *ctx, size_t i, struct qt_err *err)
 /* The best of all launch shapes; what is read and what is written counts. */
 static int measure_transfer(double *gbs, struct machine_work *work, struct qt_err *err)
 {
+    const struct qt_gpu_work timed = {launch_transfer, work, 1};
     double moved = (double)work->bytes * (work->dst ? 2 : 1), us;
     for (work->shape = 0; work->shape < QT_GPU_TRANSFERS; work->shape++) {
-        int rc = work->gpu->time(work->gpu, &us, launch_transfer, work, 1, err);
+        int rc = work->gpu->time(work->gpu, &us, &timed, 1, err);
         if (rc < 0)
             return rc;
         *gbs = fmax(*gbs, moved / us / 1e3);
@@ -150,6 +151,11 @@ static struct qt_bench_row *add_row(struct bench *b, const struct qt_bench_row *
     return out;
 }
 
+static const struct gpu_dense *dense_of(const struct bench *b)
+{
+    return b->dense.weights ? &b->dense : NULL;
+}
+
 static int bench_product(struct bench *b, const struct qt_bench_row *like,
                          const struct gpu_copies *copies, struct qt_err *err)
 {
@@ -162,7 +168,8 @@ static int bench_product(struct bench *b, const struct qt_bench_row *like,
     if (rc < 0)
         return bench_refused(row->why, rc, err);
     row->config = plan.config;
-    return gpu_time_plan(&row->us, b->gpu, copies, &plan, &b->operands, err);
+    return gpu_time_plan(&row->us, &row->cublas_us, b->gpu, copies, &plan, dense_of(b),
+                         &b->operands, err);
 }
 
 /* One block of activations in five has 8 bits; channels come from anywhere. */
@@ -194,6 +201,7 @@ static int bench_w4ax_product(struct bench *b, const struct qt_bench_row *like,
                                         .dependent_launch = o->dependent_launch};
     struct qt_bench_row *row = add_row(b, like);
     struct qt_w4ax_plan plan;
+    double us[2] = {NAN, NAN};
     int rc;
     if (o->batch_invariant)
         rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "w4ax has no batch-invariant products");
@@ -204,13 +212,15 @@ static int bench_w4ax_product(struct bench *b, const struct qt_bench_row *like,
     if (rc < 0)
         return bench_refused(row->why, rc, err);
     row->w4ax = plan.config;
-    rc = gpu_time_w4ax(&row->us, &row->with_us, b->gpu, copies, &plan, in, o->dtype, &b->operands,
-                       err);
+    rc = gpu_time_w4ax(us, &row->cublas_us, b->gpu, copies, &plan, in, o->dtype, dense_of(b),
+                       &b->operands, err);
+    row->us = us[0];
+    row->with_us = us[1];
     return bench_refused(row->why, rc, err);
 }
 
 static int bench_w4ax(struct bench *b, struct qt_bench_row *row, struct gpu_copies *copies,
-                      const double *cublas_us, struct qt_err *err)
+                      struct qt_err *err)
 {
     struct gpu_w4ax_input in = {0};
     struct qt_act act = {0};
@@ -222,7 +232,6 @@ static int bench_w4ax(struct bench *b, struct qt_bench_row *row, struct gpu_copi
         copies->w4ax[i].blocks = in.in.blocks;
     for (size_t i = 0; i < b->opt->nm; i++) {
         row->m = b->opt->m[i];
-        row->cublas_us = cublas_us[i];
         QT_TRY(bench_w4ax_product(b, row, copies, &in, err));
     }
 done:
@@ -232,10 +241,10 @@ done:
 }
 
 static int bench_scheme(struct bench *b, const struct qt_bench_shape *shape,
-                        const struct qt_spec *spec, const double *cublas_us, struct qt_err *err)
+                        const struct qt_spec *spec, struct qt_err *err)
 {
     struct qt_bench_row row = {
-        .shape = shape, .spec = spec, .us = NAN, .floor_us = NAN, .with_us = NAN};
+        .shape = shape, .spec = spec, .us = NAN, .floor_us = NAN, .cublas_us = NAN, .with_us = NAN};
     struct qt_packed packed = {0};
     struct gpu_copies copies = {0};
     int rc;
@@ -244,10 +253,9 @@ static int bench_scheme(struct bench *b, const struct qt_bench_shape *shape,
     row.bytes = copies.bytes;
     QT_TRY(gpu_time_floor(&row.floor_us, b->gpu, &copies, err));
     if (copies.w4ax)
-        QT_TRY(bench_w4ax(b, &row, &copies, cublas_us, err));
+        QT_TRY(bench_w4ax(b, &row, &copies, err));
     for (size_t i = 0; copies.weight && i < b->opt->nm; i++) {
         row.m = b->opt->m[i];
-        row.cublas_us = cublas_us[i];
         QT_TRY(bench_product(b, &row, &copies, err));
     }
 done:
@@ -260,23 +268,24 @@ done:
     return rc;
 }
 
-static int bench_cublas(struct bench *b, const struct qt_bench_shape *shape, double *us,
-                        struct qt_err *err)
+static int bench_cublas(struct bench *b, const struct qt_bench_shape *shape, struct qt_err *err)
 {
-    const struct qt_bench_options *o = b->opt;
-    for (size_t i = 0; i < o->nm; i++)
-        us[i] = NAN;
+    int rc;
     if (!b->gpu->has_cublas)
         return QT_OK;
-    int rc = gpu_time_cublas(us, b->gpu, shape->n, shape->k, o->m, o->nm, &b->operands, err);
-    for (size_t i = 0; rc == QT_OK && i < o->nm; i++)
+    QT_TRY(gpu_dense_new(&b->dense, b->gpu, shape->n, shape->k, err));
+    for (size_t i = 0; i < b->opt->nm; i++) {
+        double us;
+        QT_TRY(gpu_time_cublas(&us, b->gpu, &b->dense, b->opt->m[i], &b->operands, err));
         add_row(b, &(struct qt_bench_row){.shape = shape,
-                                          .m = o->m[i],
-                                          .bytes = 2 * shape->n * shape->k,
-                                          .us = us[i],
+                                          .m = b->opt->m[i],
+                                          .bytes = b->dense.bytes,
+                                          .us = us,
                                           .with_us = NAN,
                                           .floor_us = NAN,
-                                          .cublas_us = us[i]});
+                                          .cublas_us = us});
+    }
+done:
     return rc;
 }
 
@@ -297,15 +306,13 @@ done:
 
 static int bench_shape(struct bench *b, const struct qt_bench_shape *shape, struct qt_err *err)
 {
-    double *cublas_us = NULL;
     int rc;
-    QT_TRY(qt_array_new(&cublas_us, b->opt->nm, sizeof *cublas_us, err));
     QT_TRY(operand_room(b, shape, err));
-    QT_TRY(bench_cublas(b, shape, cublas_us, err));
+    QT_TRY(bench_cublas(b, shape, err));
     for (size_t i = 0; i < b->opt->nspecs; i++)
-        QT_TRY(bench_scheme(b, shape, &b->opt->specs[i], cublas_us, err));
+        QT_TRY(bench_scheme(b, shape, &b->opt->specs[i], err));
 done:
-    qt_free(cublas_us);
+    gpu_dense_free(&b->dense, b->gpu);
     return rc;
 }
 

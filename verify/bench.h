@@ -11,7 +11,8 @@ struct bench {
     const struct qt_bench_options *opt;
     struct qt_bench_report *report;
     struct gpu_operands operands;
-    double done, total; /* rows, for progress */
+    struct gpu_dense dense; /* of the shape being measured, if there is cuBLAS */
+    double done, total;     /* rows, for progress */
 };
 
 /* What a kernel refuses is a row that says so; everything else that fails ends the run. */

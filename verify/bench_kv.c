@@ -172,7 +172,8 @@ static int time_cache(struct bench *b, struct qt_bench_cache_row *row, struct ca
     QT_TRY(gpu_workspace_need(&b->operands, b->gpu, plan.workspace_bytes, err));
     /* The first launch of a kernel loads its code, which a graph must not capture. */
     QT_TRY(launch_attention(&work, 0, err));
-    QT_TRY(b->gpu->time(b->gpu, &row->us, launch_attention, &work, c->copies.count, err));
+    QT_TRY(b->gpu->time(b->gpu, &row->us,
+                        &(struct qt_gpu_work){launch_attention, &work, c->copies.count}, 1, err));
 done:
     return rc;
 }

@@ -119,6 +119,7 @@ int device_cublas_times(double us[QT_DEVICE_TIMES], struct device *d, size_t n, 
                         struct qt_err *err)
 {
     struct device_cublas c = {.n = n, .k = k, .us = {NAN, NAN, NAN}};
+    struct gpu_dense dense = {0};
     int rc = QT_OK;
     for (size_t i = 0; i < d->cublas_count; i++)
         if (d->cublas[i].n == n && d->cublas[i].k == k) {
@@ -126,12 +127,14 @@ int device_cublas_times(double us[QT_DEVICE_TIMES], struct device *d, size_t n, 
             return QT_OK;
         }
     if (d->gpu->has_cublas)
-        QT_TRY(
-            gpu_time_cublas(c.us, d->gpu, n, k, qt_device_times, QT_DEVICE_TIMES, &d->timing, err));
+        QT_TRY(gpu_dense_new(&dense, d->gpu, n, k, err));
+    for (size_t i = 0; dense.weights && i < QT_DEVICE_TIMES; i++)
+        QT_TRY(gpu_time_cublas(&c.us[i], d->gpu, &dense, qt_device_times[i], &d->timing, err));
     QT_TRY(qt_array_grow(&d->cublas, &d->cublas_capacity, d->cublas_count + 1, sizeof c, err));
     d->cublas[d->cublas_count++] = c;
     memcpy(us, c.us, sizeof c.us);
 done:
+    gpu_dense_free(&dense, d->gpu);
     return rc;
 }
 

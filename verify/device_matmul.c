@@ -196,7 +196,8 @@ static int measure(struct check *c, struct qt_err *err)
     QT_TRY(device_timing_room(d, c->packed->n, c->packed->k, err));
     for (size_t i = 0; i < QT_DEVICE_TIMES; i++) {
         QT_TRY(d->gpu->plan(d->gpu, &plan, &c->copies.weight[0], qt_device_times[i], &opt, err));
-        QT_TRY(gpu_time_plan(&c->out->us[i], d->gpu, &c->copies, &plan, &d->timing, err));
+        QT_TRY(
+            gpu_time_plan(&c->out->us[i], NULL, d->gpu, &c->copies, &plan, NULL, &d->timing, err));
     }
     QT_TRY(device_cublas_times(c->out->cublas_us, d, c->packed->n, c->packed->k, err));
 done:

@@ -411,13 +411,14 @@ static int measure(struct check *c, struct qt_err *err)
     const struct qt_w4ax_options opt = {.output = QT_W4AX_F16, .device = c->d->gpu->device};
     struct device *d = c->d;
     struct qt_w4ax_plan plan;
-    double with_us;
     int rc;
     QT_TRY(device_timing_room(d, c->truth.n, c->truth.k, err));
     for (size_t i = 0; i < QT_DEVICE_TIMES; i++) {
+        double us[2];
         QT_TRY(d->gpu->w4ax_plan(d->gpu, &plan, &c->copies.w4ax[0], qt_device_times[i], &opt, err));
-        QT_TRY(gpu_time_w4ax(&c->out->us[i], &with_us, d->gpu, &c->copies, &plan, &c->input[BYTES],
-                             QT_MATMUL_F16, &d->timing, err));
+        QT_TRY(gpu_time_w4ax(us, NULL, d->gpu, &c->copies, &plan, &c->input[BYTES], QT_MATMUL_F16,
+                             NULL, &d->timing, err));
+        c->out->us[i] = us[0];
     }
     QT_TRY(device_cublas_times(c->out->cublas_us, d, c->truth.n, c->truth.k, err));
 done:

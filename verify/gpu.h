@@ -60,6 +60,15 @@ int gpu_copies_new(struct gpu_copies *out, struct qt_gpu *gpu, const struct qt_p
                    struct qt_err *err);
 void gpu_copies_free(struct gpu_copies *c, struct qt_gpu *gpu);
 
+/* FP16 weights of cuBLAS, so many copies as of packed ones (gpu_cold_count). */
+struct gpu_dense {
+    char *weights; /* [count][n][k] */
+    size_t n, k, bytes, count;
+};
+int gpu_dense_new(struct gpu_dense *out, struct qt_gpu *gpu, size_t n, size_t k,
+                  struct qt_err *err);
+void gpu_dense_free(struct gpu_dense *d, struct qt_gpu *gpu);
+
 /* X and Y of any element type, and workspace of the fused kernels; w4ax: X quantized. */
 struct gpu_operands {
     struct gpu_buffer x, y, workspace;
@@ -88,10 +97,12 @@ void gpu_w4ax_input_free(struct gpu_w4ax_input *in, struct qt_gpu *gpu);
 /* Scales of m tokens. */
 size_t gpu_w4ax_scales(const struct gpu_w4ax_input *in, size_t m);
 
-/* Microseconds of the product alone, cold, and of quantizing X (`dtype`) and the product. */
-int gpu_time_w4ax(double *us, double *with_us, struct qt_gpu *gpu, const struct gpu_copies *c,
+/* Microseconds of the product alone, cold, and of quantizing X (`dtype`) and the product; and as
+ * gpu_time_beside. */
+int gpu_time_w4ax(double us[2], double *cublas_us, struct qt_gpu *gpu, const struct gpu_copies *c,
                   const struct qt_w4ax_plan *plan, const struct gpu_w4ax_input *in,
-                  enum qt_matmul_dtype dtype, struct gpu_operands *o, struct qt_err *err);
+                  enum qt_matmul_dtype dtype, const struct gpu_dense *dense, struct gpu_operands *o,
+                  struct qt_err *err);
 
 /* ---- truth.c -------------------------------------------------------------------------------- */
 
@@ -136,10 +147,15 @@ static inline uint16_t truth_round(float v, enum qt_matmul_dtype dtype)
 
 /* Microseconds a launch, cold. x and y must have room. */
 int gpu_time_floor(double *us, struct qt_gpu *gpu, const struct gpu_copies *c, struct qt_err *err);
-int gpu_time_plan(double *us, struct qt_gpu *gpu, const struct gpu_copies *c,
-                  const struct qt_matmul_plan *plan, struct gpu_operands *o, struct qt_err *err);
-/* cuBLAS FP16 with weights [n][k] for each of m[count] tokens. */
-int gpu_time_cublas(double *us, struct qt_gpu *gpu, size_t n, size_t k, const size_t *m,
-                    size_t count, struct gpu_operands *o, struct qt_err *err);
+int gpu_time_cublas(double *us, struct qt_gpu *gpu, const struct gpu_dense *dense, size_t m,
+                    const struct gpu_operands *o, struct qt_err *err);
+/* works[n], which have run before, in turns with cuBLAS of m tokens; dense NULL: without. */
+int gpu_time_beside(double *us, double *cublas_us, struct qt_gpu *gpu,
+                    const struct qt_gpu_work *works, size_t n, const struct gpu_dense *dense,
+                    size_t m, const struct gpu_operands *o, struct qt_err *err);
+/* The same of one plan. */
+int gpu_time_plan(double *us, double *cublas_us, struct qt_gpu *gpu, const struct gpu_copies *c,
+                  const struct qt_matmul_plan *plan, const struct gpu_dense *dense,
+                  struct gpu_operands *o, struct qt_err *err);
 
 #endif

@@ -148,6 +148,48 @@ void gpu_copies_free(struct gpu_copies *c, struct qt_gpu *gpu)
     *c = (struct gpu_copies){0};
 }
 
+/* ---- cuBLAS --------------------------------------------------------------------------------- */
+
+int gpu_dense_new(struct gpu_dense *out, struct qt_gpu *gpu, size_t n, size_t k, struct qt_err *err)
+{
+    size_t total;
+    void *weights = NULL;
+    int rc;
+    *out = (struct gpu_dense){.n = n, .k = k};
+    QT_TRY(mul(&out->bytes, n, 2 * k, err));
+    out->count = gpu_cold_count(gpu, out->bytes);
+    QT_TRY(mul(&total, out->bytes, out->count, err));
+    QT_TRY(gpu->new (gpu, &weights, total, err));
+    out->weights = weights;
+    QT_TRY(gpu_fill_random(gpu, weights, total, 0.02f, err));
+done:
+    if (rc < 0)
+        gpu_dense_free(out, gpu);
+    return rc;
+}
+
+void gpu_dense_free(struct gpu_dense *d, struct qt_gpu *gpu)
+{
+    if (d->weights)
+        gpu->free(gpu, d->weights);
+    *d = (struct gpu_dense){0};
+}
+
+struct dense_work {
+    struct qt_gpu *gpu;
+    const struct gpu_dense *dense;
+    size_t m;
+    const struct gpu_operands *operands;
+};
+
+static int launch_dense(void *ctx, size_t i, struct qt_err *err)
+{
+    const struct dense_work *w = ctx;
+    const struct gpu_dense *d = w->dense;
+    return w->gpu->gemm(w->gpu, w->operands->y.data, w->operands->x.data, d->weights + i * d->bytes,
+                        w->m, d->n, d->k, err);
+}
+
 /* ---- times ---------------------------------------------------------------------------------- */
 
 struct read_work {
@@ -165,16 +207,46 @@ static int launch_read(void *ctx, size_t i, struct qt_err *err)
 
 int gpu_time_floor(double *us, struct qt_gpu *gpu, const struct gpu_copies *c, struct qt_err *err)
 {
-    struct read_work work = {gpu, c, 0};
+    struct read_work read = {gpu, c, 0};
+    const struct qt_gpu_work work = {launch_read, &read, c->count};
     *us = INFINITY;
-    for (; work.shape < QT_GPU_TRANSFERS; work.shape++) {
+    for (; read.shape < QT_GPU_TRANSFERS; read.shape++) {
         double t;
-        int rc = gpu->time(gpu, &t, launch_read, &work, c->count, err);
+        int rc = gpu->time(gpu, &t, &work, 1, err);
         if (rc < 0)
             return rc;
         *us = fmin(*us, t);
     }
     return QT_OK;
+}
+
+int gpu_time_cublas(double *us, struct qt_gpu *gpu, const struct gpu_dense *dense, size_t m,
+                    const struct gpu_operands *o, struct qt_err *err)
+{
+    struct dense_work dense_work = {gpu, dense, m, o};
+    const struct qt_gpu_work work = {launch_dense, &dense_work, dense->count};
+    int rc = launch_dense(&dense_work, 0, err);
+    return rc < 0 ? rc : gpu->time(gpu, us, &work, 1, err);
+}
+
+int gpu_time_beside(double *us, double *cublas_us, struct qt_gpu *gpu,
+                    const struct qt_gpu_work *works, size_t n, const struct gpu_dense *dense,
+                    size_t m, const struct gpu_operands *o, struct qt_err *err)
+{
+    struct dense_work dense_work = {gpu, dense, m, o};
+    struct qt_gpu_work all[QT_GPU_WORKS];
+    double all_us[QT_GPU_WORKS];
+    int rc;
+    if (!dense)
+        return gpu->time(gpu, us, works, n, err);
+    memcpy(all, works, n * sizeof *works);
+    all[n] = (struct qt_gpu_work){launch_dense, &dense_work, dense->count};
+    QT_TRY(launch_dense(&dense_work, 0, err));
+    QT_TRY(gpu->time(gpu, all_us, all, n + 1, err));
+    memcpy(us, all_us, n * sizeof *us);
+    *cublas_us = all_us[n];
+done:
+    return rc;
 }
 
 struct plan_work {
@@ -191,53 +263,17 @@ static int launch_plan(void *ctx, size_t i, struct qt_err *err)
                        w->operands->x.data, w->operands->workspace.data, err);
 }
 
-int gpu_time_plan(double *us, struct qt_gpu *gpu, const struct gpu_copies *c,
-                  const struct qt_matmul_plan *plan, struct gpu_operands *o, struct qt_err *err)
+int gpu_time_plan(double *us, double *cublas_us, struct qt_gpu *gpu, const struct gpu_copies *c,
+                  const struct qt_matmul_plan *plan, const struct gpu_dense *dense,
+                  struct gpu_operands *o, struct qt_err *err)
 {
-    struct plan_work work = {gpu, c, plan, o};
+    struct plan_work plan_work = {gpu, c, plan, o};
+    const struct qt_gpu_work work = {launch_plan, &plan_work, c->count};
     int rc;
     QT_TRY(gpu_workspace_need(o, gpu, plan->workspace_bytes, err));
     /* The first launch of a kernel loads its code, which a graph must not capture. */
-    QT_TRY(launch_plan(&work, 0, err));
-    QT_TRY(gpu->time(gpu, us, launch_plan, &work, c->count, err));
+    QT_TRY(launch_plan(&plan_work, 0, err));
+    QT_TRY(gpu_time_beside(us, cublas_us, gpu, &work, 1, dense, plan->m, o, err));
 done:
-    return rc;
-}
-
-struct gemm_work {
-    struct qt_gpu *gpu;
-    char *weights;
-    size_t m, n, k;
-    const struct gpu_operands *operands;
-};
-
-static int launch_gemm(void *ctx, size_t i, struct qt_err *err)
-{
-    const struct gemm_work *w = ctx;
-    return w->gpu->gemm(w->gpu, w->operands->y.data, w->operands->x.data,
-                        w->weights + i * w->n * w->k * 2, w->m, w->n, w->k, err);
-}
-
-int gpu_time_cublas(double *us, struct qt_gpu *gpu, size_t n, size_t k, const size_t *m,
-                    size_t count, struct gpu_operands *o, struct qt_err *err)
-{
-    struct gemm_work work = {.gpu = gpu, .n = n, .k = k, .operands = o};
-    size_t bytes, total, copies;
-    void *weights = NULL;
-    int rc;
-    QT_TRY(mul(&bytes, n, 2 * k, err));
-    copies = gpu_cold_count(gpu, bytes);
-    QT_TRY(mul(&total, bytes, copies, err));
-    QT_TRY(gpu->new (gpu, &weights, total, err));
-    QT_TRY(gpu_fill_random(gpu, weights, total, 0.02f, err));
-    work.weights = weights;
-    for (size_t i = 0; i < count; i++) {
-        work.m = m[i];
-        QT_TRY(launch_gemm(&work, 0, err));
-        QT_TRY(gpu->time(gpu, &us[i], launch_gemm, &work, copies, err));
-    }
-done:
-    if (weights)
-        gpu->free(gpu, weights);
     return rc;
 }

@@ -67,11 +67,14 @@ static int launch_both(void *ctx, size_t i, struct qt_err *err)
     return rc < 0 ? rc : launch_product(ctx, i, err);
 }
 
-int gpu_time_w4ax(double *us, double *with_us, struct qt_gpu *gpu, const struct gpu_copies *c,
+int gpu_time_w4ax(double us[2], double *cublas_us, struct qt_gpu *gpu, const struct gpu_copies *c,
                   const struct qt_w4ax_plan *plan, const struct gpu_w4ax_input *in,
-                  enum qt_matmul_dtype dtype, struct gpu_operands *o, struct qt_err *err)
+                  enum qt_matmul_dtype dtype, const struct gpu_dense *dense, struct gpu_operands *o,
+                  struct qt_err *err)
 {
     struct w4ax_work work = {gpu, c, plan, in, o, {0}, dtype};
+    const struct qt_gpu_work works[2] = {{launch_product, &work, c->count},
+                                         {launch_both, &work, c->count}};
     int rc;
     QT_TRY(gpu_workspace_need(o, gpu, plan->workspace_bytes, err));
     QT_TRY(gpu_buffer_need(&o->codes, gpu, plan->m * in->token_bytes, err));
@@ -80,8 +83,7 @@ int gpu_time_w4ax(double *us, double *with_us, struct qt_gpu *gpu, const struct 
     work.acts = (struct qt_w4ax_acts){o->codes.data, o->scale.data, o->sum.data};
     /* The first launches load code, which a graph must not capture, and quantize X. */
     QT_TRY(launch_both(&work, 0, err));
-    QT_TRY(gpu->time(gpu, us, launch_product, &work, c->count, err));
-    QT_TRY(gpu->time(gpu, with_us, launch_both, &work, c->count, err));
+    QT_TRY(gpu_time_beside(us, cublas_us, gpu, works, 2, dense, plan->m, o, err));
 done:
     return rc;
 }

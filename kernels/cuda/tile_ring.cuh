@@ -313,8 +313,7 @@ static __device__ __forceinline__ void tile_store_wide(const qt_tile_base &a, co
         const int token = token0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
         const int row = row0 + lane / 4 + i / 2 % 2 * 8;
         if (token < a.m && row < a.n)
-            ((float *)a.y)[(size_t)token * a.n + row] =
-                (&v[i / 4].x)[i % 4] * (a.token_factor ? a.token_factor[token] : 1) * a.factor;
+            ((float *)a.y)[(size_t)token * a.n + row] = (&v[i / 4].x)[i % 4];
     }
 }
 
@@ -327,11 +326,11 @@ static __device__ __forceinline__ void tile_results(const qt_tile_base &a, const
     float4 sums[N];
     uint32_t out[N][2];
     work.template finish<N>(sums, v, row0, token0, token);
+    tile_scale<N>(a, sums, token0 + token);
     if (work.wide()) {
         tile_store_wide<N>(a, sums, row0, token0 + token);
         return;
     }
-    tile_scale<N>(a, sums, token0 + token);
     if (a.bf16) /* apart: one conversion, and no choice between two */
         tile_round<N>(out, sums, true);
     else

@@ -66,7 +66,7 @@ static void try_one(struct tried *tried, size_t *count, struct qt_gpu *gpu,
         return;
     t->config = plan->config;
     if (gpu->replan(gpu, plan, &copies->weight[0], NULL) == QT_OK &&
-        gpu_time_plan(&t->us, gpu, copies, plan, o, NULL) == QT_OK)
+        gpu_time_plan(&t->us, NULL, gpu, copies, plan, NULL, o, NULL) == QT_OK)
         ++*count;
 }
 
@@ -196,7 +196,7 @@ int main(int argc, char **argv)
     fail_on(gpu_buffer_need(&o.y, gpu, m * n * 2, &err), &err);
     fail_on(gpu_fill_random(gpu, o.x.data, m * k * 2, 1, &err), &err);
     fail_on(gpu->plan(gpu, &plan, &copies.weight[0], m, &opt, &err), &err);
-    fail_on(gpu_time_plan(&us, gpu, &copies, &plan, &o, &err), &err);
+    fail_on(gpu_time_plan(&us, NULL, gpu, &copies, &plan, NULL, &o, &err), &err);
     show("planned", &plan.config, us);
     fail_on(gpu_time_floor(&us, gpu, &copies, &err), &err);
     printf("%-8s %8.2f us\n", "floor", us);

@@ -92,21 +92,23 @@ static inline int stand_in_gemm(struct qt_gpu *gpu, void *y, const void *x, cons
 }
 
 /* Transfers: 2 us; kernels: 4 us, and 1 where they quantize activations; cuBLAS, which reads
- * nothing of what is packed: 8 us. */
-static inline int stand_in_time(struct qt_gpu *gpu, double *us,
-                                int (*launch)(void *ctx, size_t i, struct qt_err *err), void *ctx,
-                                size_t count, struct qt_err *err)
+ * nothing of what is packed: 8 us, and 1 for each that it takes turns with. */
+static inline int stand_in_time(struct qt_gpu *gpu, double *us, const struct qt_gpu_work *works,
+                                size_t n, struct qt_err *err)
 {
     struct stand_in *f = gpu->ctx;
     int rc = QT_OK;
+    assert_true(n >= 1 && n <= QT_GPU_WORKS);
     f->timing = true;
-    f->low = f->high = NULL;
-    f->quantizes = false;
-    f->bytes_read = 0;
-    for (size_t i = 0; rc == QT_OK && i < count; i++)
-        rc = launch(ctx, i, err);
+    for (size_t j = 0; rc == QT_OK && j < n; j++) {
+        f->low = f->high = NULL;
+        f->quantizes = false;
+        f->bytes_read = 0;
+        for (size_t i = 0; rc == QT_OK && i < works[j].count; i++)
+            rc = works[j].launch(works[j].ctx, i, err);
+        us[j] = f->bytes_read ? 2 : f->low ? 4 + f->quantizes : 8 + (double)(n - 1);
+    }
     f->timing = false;
-    *us = f->bytes_read ? 2 : f->low ? 4 + f->quantizes : 8;
     return rc;
 }
 

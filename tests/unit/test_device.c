@@ -553,7 +553,7 @@ static void test_bench(void **state)
         } else if (at < 4) { /* 4 bits and a scale of 16 for 64 channels, padded, and the table */
             size_t strips = qt_ceil_div(n, 16), blocks = qt_ceil_div(k, 64);
             assert_int_equal(row->bytes, strips * blocks * (512 + 32) + 32);
-            assert_true(row->us == 4 && row->floor_us == 2 && row->cublas_us == 8);
+            assert_true(row->us == 4 && row->floor_us == 2 && row->cublas_us == 9);
         } else {
             assert_string_equal(row->why, "eight bits are too many");
         }

@@ -775,7 +775,8 @@ static void test_bench(void **state)
             assert_true(isnan(row->with_us));
             continue;
         }
-        assert_true(row->us == 4 && row->with_us == 5 && row->floor_us == 2);
+        assert_true(row->us == 4 && row->with_us == 5 && row->floor_us == 2 &&
+                    row->cublas_us == 10);
         assert_int_equal(row->bytes, strips * (blocks * 1024 + scales[at / 2 - 1]));
     }
     qt_bench_free(&r);
