@@ -216,7 +216,7 @@ static double stream_us(const struct qt_matmul_plan *p)
 
 static double mix24_us(const struct qt_matmul_plan *p, size_t packed_bytes)
 {
-    return (double)ceil_div(p->m, 16) * (3 + (double)packed_bytes / 1.7e6);
+    return (double)ceil_div(p->m, 16) * (4.3 + (double)packed_bytes / 1.7e6);
 }
 
 static void prefer_dense(struct qt_matmul_plan *p, const struct qt_matmul_weight *w,

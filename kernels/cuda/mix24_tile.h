@@ -6,15 +6,14 @@
 #include "kernels/cuda/tile.h"
 
 /* The kernels there are: X(warpgroups that multiply, tokens, microseconds of struct qt_tile_kind
- * without outliers, with them). Measured before results were stored as whole lines, and outliers of
- * 128 tokens and more added beside fragments. */
+ * without outliers, with them). From sweeps as those of tile_plan.cu. */
 #define QT_MIX24_TILE_TABLE(X)                                                                     \
-    X(2, 32, .225f, .270f)                                                                         \
-    X(2, 64, .270f, .320f)                                                                         \
-    X(3, 64, .380f, .530f)                                                                         \
-    X(2, 128, .400f, .480f)                                                                        \
-    X(3, 128, .600f, .720f)                                                                        \
-    X(2, 256, .720f, .800f)
+    X(2, 32, .220f, .265f)                                                                         \
+    X(2, 64, .275f, .365f)                                                                         \
+    X(3, 64, .380f, .550f)                                                                         \
+    X(2, 128, .385f, .475f)                                                                        \
+    X(3, 128, .550f, .690f)                                                                        \
+    X(2, 256, .765f, .885f)
 enum { QT_MIX24_TILE_KINDS = 6 };
 
 /*

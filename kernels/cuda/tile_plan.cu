@@ -16,15 +16,22 @@ const void *qt_tile_instance(enum qt_format format, int kind)
 
 /*
  * Microseconds, see struct qt_tile_kind, in the order of QT_TILE_GROUP_TABLE: formats with a scale
- * per group, and per row. Medians of sweeps of all tiles with nf4 and fp6 at nine shapes of 1024 to
- * 57344 rows, m = 64..512, on an H200; 16 tokens, which were not among them, in proportion to what
- * was measured before. Of those and m = 1024..4096 what is planned took on average 0.4 % longer
- * than the fastest of all. That was before words were read ahead, which made small tiles up to 7 %
- * faster and others 1 to 3 (docs/kernels.md).
+ * per group that are looked up, those of 4 bits that are not, and formats with a scale per row.
+ * From sweeps of all tiles with nf4, int4 and fp6 at nine shapes of 1024 to 57344 rows, m = 32 to
+ * 4096, on an H200 (docs/kernels.md): numbers with which what is planned takes on average 0.1 to
+ * 0.4 % longer than the fastest of all. 16 tokens, which were not among them, as measured before.
  */
-static const float column_us[QT_TILE_KINDS][2] = {
-    {.207f, .228f}, {.213f, .235f}, {.340f, .410f}, {.265f, .285f}, {.353f, .378f},
-    {.453f, .491f}, {.378f, .370f}, {.538f, .493f}, {.685f, .645f}, {.735f, .750f}};
+static const float column_us[QT_TILE_KINDS][3] = {
+    {.207f, .200f, .228f}, {.198f, .193f, .240f}, {.350f, .340f, .465f}, {.255f, .240f, .275f},
+    {.353f, .328f, .413f}, {.468f, .428f, .526f}, {.398f, .368f, .370f}, {.583f, .518f, .543f},
+    {.740f, .745f, .685f}, {.810f, .730f, 0}};
+
+static int column_of(enum qt_format format)
+{
+    return format > QT_FORMAT_LAST_GROUPED                             ? 2
+           : format == QT_FORMAT_INT4 || format == QT_FORMAT_INT4_ZERO ? 1
+                                                                       : 0;
+}
 
 /* What 64 columns of k take at least, as the weights are decoded however few the tokens are: for
  * formats with more to do than those above. From sweeps with int8, E5M2 and E3M3 at 4096 x 4096,
@@ -56,7 +63,8 @@ static struct qt_tile_matrix matrix_of(const struct qt_shape *s)
         const int strips = 4 * kind.warpgroups;
         const int steps = qt_tile_steps(kind.warpgroups, kind.tokens, kind.blocks);
         kind.kernel = qt_tile_instance(s->format, i);
-        kind.column_us = fmaxf(column_us[i][!s->grouped], decode_us(s->format, kind.warpgroups));
+        kind.column_us =
+            fmaxf(column_us[i][column_of(s->format)], decode_us(s->format, kind.warpgroups));
         kind.head_bytes = 2 * (int)s->table_bytes;
         kind.weight_bytes = zeros_at(s, strips, kind.blocks) +
                             strips * qt_zero_pitch(s, qt_stage_groups(s, kind.blocks));
@@ -158,10 +166,9 @@ static int shared_tiles(int tiles, int splits, int blocks)
 
 /* Blocks with whole tiles, and clusters, go through k in step and find X in the L2. */
 static const float whole_factor = .95f;
-/* Times of products that are long enough to bring the clock down, over that. (4096 tokens: 1.18
- * with nf4, which is then as fast as a dense product of dequantized weights, and more exact;
- * fp6 1.09.) */
-static const float warm_factor = 1.17f;
+/* Times of products that are long enough to bring the clock down, over that: 1.12 to 1.27, on
+ * which those of dense products are counted too. */
+static const float warm_factor = 1.18f;
 
 /* Start and end; hand-over of shared tiles: start, and each KB of sums that a block collects. */
 static const float start_us = 3, share_us = 2, collect_us = .0104f;
