@@ -24,9 +24,10 @@ struct w4ax_args {
     int token0, x_tokens; /* first token of these m, and how many X has */
     int blocks64;         /* blocks of 64 channels from strip to strip */
     int cta_units, groups;
-    float factor;  /* power of two on every result */
-    int output;    /* enum qt_w4ax_output */
-    int dependent; /* launched before the previous kernel has ended */
+    uint32_t nibbles; /* W4AX_NIBBLES */
+    float factor;     /* power of two on every result */
+    int output;       /* enum qt_w4ax_output */
+    int dependent;    /* launched before the previous kernel has ended */
 };
 
 /* ---- weights -----------------------------------------------------------------------------------
@@ -44,13 +45,13 @@ static __device__ __forceinline__ const unsigned char *w4ax_codes(const w4ax_arg
 
 /* The constants of unpacking, which may be made to depend on what must come before it. */
 struct w4ax_constants {
-    uint32_t sixteen, four, low, high;
+    uint32_t sixteen, high;
 };
 
 /* nothing: always 0, but computed from what must come first. */
 static __device__ __forceinline__ w4ax_constants w4ax_constants_after(uint32_t nothing)
 {
-    return {16 | nothing, 4 | nothing, 0x0f0f0f0f | nothing, 0xf0f0f0f0 | nothing};
+    return {16 | nothing, 0xf0f0f0f0 | nothing};
 }
 
 /* Sixteen times the codes, as signed bytes. */
@@ -74,20 +75,23 @@ static __device__ __forceinline__ w4ax_int_scale w4ax_int_scale_of(uint32_t two_
     w4ax_int_scale s;
     s.q[0] = two_bytes & 255;
     s.q[1] = two_bytes >> 8;
-    s.offset[0] = (128 - 8 * s.q[0]) * 0x01010101u;
-    s.offset[1] = (128 - 8 * s.q[1]) * 0x01010101u;
+    s.offset[0] = 0x80808080u - s.q[0] * 0x08080808u;
+    s.offset[1] = 0x80808080u - s.q[1] * 0x08080808u;
     return s;
 }
 
+/* A mask that kernels have as an argument: one instruction takes it and another constant only if
+ * the compiler does not know it. */
+enum { W4AX_NIBBLES = 0x0f0f0f0f };
+
 static __device__ __forceinline__ void w4ax_unpack_int(uint32_t a[4], uint32_t w0, uint32_t w1,
-                                                       const w4ax_int_scale &s,
-                                                       const w4ax_constants &c)
+                                                       const w4ax_int_scale &s, uint32_t nibbles)
 {
     const uint32_t w[2] = {w0, w1};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        a[h] = ((w[h] & c.low) ^ 0x08080808) * s.q[h] + s.offset[h];
-        a[2 + h] = ((w[h] >> c.four & c.low) ^ 0x08080808) * s.q[h] + s.offset[h];
+        a[h] = ((w[h] & nibbles) ^ 0x08080808) * s.q[h] + s.offset[h];
+        a[2 + h] = ((w[h] >> 4 & nibbles) ^ 0x08080808) * s.q[h] + s.offset[h];
     }
 }
 

@@ -197,7 +197,7 @@ static __device__ __forceinline__ void w4ax_step(typename w4ax_sum<SCALES>::type
             for (int k = 0; k < 4; k++) {
                 uint32_t frag[4];
                 if (SCALES == QT_W4AX_INT)
-                    w4ax_unpack_int(frag, w[2 * k], w[2 * k + 1], q, w4ax_constants_after(0));
+                    w4ax_unpack_int(frag, w[2 * k], w[2 * k + 1], q, a.nibbles);
                 else
                     w4ax_unpack(frag, w[2 * k], w[2 * k + 1], w4ax_constants_after(0));
 #pragma unroll

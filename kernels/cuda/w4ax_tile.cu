@@ -1,4 +1,5 @@
 /* Host side of the w4ax tile kernel: what a plan needs to know, launches. */
+#include "kernels/cuda/w4ax.cuh"
 #include "kernels/cuda/w4ax_tile.h"
 
 #include <math.h>
@@ -123,6 +124,7 @@ int qt_w4ax_tile_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *
     a.row_scale = (const __half *)w->row_scale;
     a.x_sum = acts->sum;
     a.token_factor = block ? NULL : acts->scale;
+    a.nibbles = W4AX_NIBBLES;
     a.factor = ldexpf(1, w->scale_exp2 - (p->scales == QT_W4AX_INT ? 0 : 4)); /* w4ax_unpack */
     a.dependent = p->options.dependent_launch;
     a.f32 = p->options.output == QT_W4AX_F32;

@@ -66,33 +66,47 @@ static __device__ __forceinline__ void w4ax_tile_copy_weights(const qt_w4ax_tile
 /* ---- products ----------------------------------------------------------------------------------
  */
 
+/* Where what a lane reads is in a stage: computed once, and kept. */
+template <enum qt_w4ax_scales SCALES, int WGS, int BM> struct w4ax_tile_places {
+    uint32_t codes, scales, token_scales;
+
+    __device__ __forceinline__ w4ax_tile_places()
+    {
+        typedef w4ax_stage<SCALES, WGS, BM> stage;
+        const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        codes = stage::CODES_AT + warp * stage::STRIP_BYTES + lane * 16;
+        scales = stage::SCALES_AT + warp * stage::STRIP_SCALE_BYTES +
+                 lane / 4 * (stage::SCALE_BYTES / 8);
+        token_scales = stage::TOKEN_SCALES_AT + lane % 4 * 8;
+        asm volatile("" : "+r"(codes), "+r"(scales), "+r"(token_scales));
+    }
+};
+
 /* What a lane has of a block of channels: words of two k-steps each, integer scales of its rows. */
 template <enum qt_w4ax_scales SCALES> struct w4ax_tile_words {
     uint32_t w[8];
     uint32_t scale;
+    const uint32_t nibbles;
 
-    /* at: the warp's strip. */
     __device__ __forceinline__ void load(const unsigned char *codes, const unsigned char *scales)
     {
-        const int lane = (int)threadIdx.x % 32;
-        *(uint4 *)w = *(const uint4 *)(codes + lane * 16);
-        *(uint4 *)(w + 4) = *(const uint4 *)(codes + 512 + lane * 16);
+        *(uint4 *)w = *(const uint4 *)codes;
+        *(uint4 *)(w + 4) = *(const uint4 *)(codes + 512);
         if (SCALES == QT_W4AX_INT)
-            scale = *(const uint16_t *)(scales + lane / 4 * 2);
+            scale = *(const uint16_t *)scales;
     }
-    /* A operands of the four k-steps, not before what the constants depend on. */
-    __device__ __forceinline__ void unpack(uint32_t frag[4][4], const w4ax_constants &c) const
+    /* A operands of k-steps from `first` on; BLOCK: not before what the constants depend on. */
+    template <int STEPS>
+    __device__ __forceinline__ void unpack(uint32_t frag[STEPS][4], int first,
+                                           const w4ax_constants &c) const
     {
-        if (SCALES == QT_W4AX_INT) {
-            const w4ax_int_scale q = w4ax_int_scale_of(scale);
+        const w4ax_int_scale q = w4ax_int_scale_of(scale);
 #pragma unroll
-            for (int k = 0; k < 4; k++)
-                w4ax_unpack_int(frag[k], w[2 * k], w[2 * k + 1], q, c);
-        } else {
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-                w4ax_unpack(frag[k], w[2 * k], w[2 * k + 1], c);
-        }
+        for (int k = 0; k < STEPS; k++)
+            if (SCALES == QT_W4AX_INT)
+                w4ax_unpack_int(frag[k], w[2 * (first + k)], w[2 * (first + k) + 1], q, nibbles);
+            else
+                w4ax_unpack(frag[k], w[2 * (first + k)], w[2 * (first + k) + 1], c);
     }
 };
 
@@ -103,16 +117,25 @@ static __device__ __forceinline__ void w4ax_tile_scale(float total[BM / 2], cons
                                                        const unsigned char *row_scales,
                                                        const unsigned char *token_scales)
 {
-    const int lane = (int)threadIdx.x % 32;
-    const float2 w = __half22float2(*(const __half2 *)(row_scales + lane / 4 * 4));
+    const float2 w = __half22float2(*(const __half2 *)row_scales);
 #pragma unroll
     for (int j = 0; j < BM / 8; j++) {
-        const float2 x = *(const float2 *)(token_scales + (j * 8 + lane % 4 * 2) * 4);
+        const float2 x = *(const float2 *)(token_scales + j * 32);
         total[4 * j] += (float)sums[4 * j] * w.x * x.x;
         total[4 * j + 1] += (float)sums[4 * j + 1] * w.x * x.y;
         total[4 * j + 2] += (float)sums[4 * j + 2] * w.y * x.x;
         total[4 * j + 3] += (float)sums[4 * j + 3] * w.y * x.y;
     }
+}
+
+/* Each warpgroup begins so many clocks later than the one before, about as long as its first
+ * products take. As they wait for the same stages, all would multiply at a time, and scale at a
+ * time; once apart they stay so by themselves (docs/kernels_w4ax.md). */
+static __device__ __forceinline__ void w4ax_tile_stagger(unsigned clocks)
+{
+    const unsigned begin = (unsigned)clock(), wait = threadIdx.x / 128 * clocks;
+    while ((unsigned)clock() - begin < wait)
+        ;
 }
 
 /* Bits that are not known before all that w4ax_tile_scale reads has come: see skinny_ring.cuh. */
@@ -127,7 +150,7 @@ static __device__ __forceinline__ uint32_t w4ax_tile_bits(const float total[BM /
 }
 
 /*
- * Products of a tile over stages [begin, end).
+ * BLOCK: products of a tile over stages [begin, end).
  *
  * Operands are written when the products that read the former ones have ended: the assembler takes
  * the registers of products under way for free; therefore unpacking depends on one of their sums. A
@@ -135,25 +158,24 @@ static __device__ __forceinline__ uint32_t w4ax_tile_bits(const float total[BM /
  */
 template <enum qt_w4ax_scales SCALES, int WGS, int BM>
 static __device__ __forceinline__ void
-w4ax_tile_accumulate(typename w4ax_sum<SCALES>::type d[BM / 2], const qt_w4ax_tile_args &a,
-                     qt_ring *r, int begin, int end)
+w4ax_tile_accumulate(float d[BM / 2], const qt_w4ax_tile_args &a, qt_ring *r, int begin, int end)
 {
     typedef w4ax_stage<SCALES, WGS, BM> stage;
     const bool speaks = threadIdx.x % 32 == 0;
-    const int warp = (int)threadIdx.x / 32;
+    const w4ax_tile_places<SCALES, WGS, BM> places;
     const unsigned char *ring = qt_smem + a.ring_at;
-    const int codes_at = stage::CODES_AT + warp * stage::STRIP_BYTES;
-    const int scales_at = stage::SCALES_AT + warp * stage::STRIP_SCALE_BYTES;
     uint32_t frag[4][4], release = 0;
     int sums[BM / 2];
-    w4ax_tile_words<SCALES> words;
+    w4ax_tile_words<SCALES> words = {{}, 0, a.nibbles};
 #pragma unroll
     for (int i = 0; i < BM / 2; i++)
         sums[i] = 0;
     ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-    words.load(ring + r->stage * a.stage_bytes + codes_at,
-               ring + r->stage * a.stage_bytes + scales_at);
-    words.unpack(frag, w4ax_constants_after(0));
+    words.load(ring + r->stage * a.stage_bytes + places.codes,
+               ring + r->stage * a.stage_bytes + places.scales);
+    words.template unpack<4>(frag, 0, w4ax_constants_after(0));
+    if (BM >= 128)
+        w4ax_tile_stagger(2 * BM);
 #pragma unroll 1
     for (int k_stage = begin; k_stage < end; k_stage++) {
         const unsigned char *now = ring + r->stage * a.stage_bytes;
@@ -164,17 +186,16 @@ w4ax_tile_accumulate(typename w4ax_sum<SCALES>::type d[BM / 2], const qt_w4ax_ti
             ptx_wgmma_fence();
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                ptx_wgmma_s8<BM, SCALES == QT_W4AX_INT>::run(sums, frag[k],
-                                                             x + block * (BM * 128 / 16) + 2 * k,
-                                                             SCALES != QT_W4AX_BLOCK || k > 0);
+                ptx_wgmma_s8<BM, false>::run(sums, frag[k], x + block * (BM * 128 / 16) + 2 * k,
+                                             k > 0);
             ptx_wgmma_commit();
             if (block + 1 < stage::BLOCKS) {
-                words.load(now + codes_at + (block + 1) * QT_W4AX_STRIP_BYTES,
-                           now + scales_at + (block + 1) * stage::SCALE_BYTES);
+                words.load(now + places.codes + (block + 1) * QT_W4AX_STRIP_BYTES,
+                           now + places.scales + (block + 1) * stage::SCALE_BYTES);
             } else if (k_stage + 1 < end) {
-                const unsigned char *next = ring + r->stage * a.stage_bytes;
                 ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-                words.load(next + codes_at, next + scales_at);
+                const unsigned char *next = ring + r->stage * a.stage_bytes;
+                words.load(next + places.codes, next + places.scales);
             }
             ptx_wgmma_wait<0>();
 #pragma unroll
@@ -182,19 +203,72 @@ w4ax_tile_accumulate(typename w4ax_sum<SCALES>::type d[BM / 2], const qt_w4ax_ti
                 ptx_keep_behind(sums[i]);
             if (block == 0 && release && speaks)
                 ptx_barrier_arrive(release);
-            words.unpack(frag, w4ax_constants_after((uint32_t)sums[BM / 2 - 1] & a.zero));
-            if (SCALES == QT_W4AX_BLOCK)
-                w4ax_tile_scale<BM>((float *)d, sums, now + scales_at + block * stage::SCALE_BYTES,
-                                    now + stage::TOKEN_SCALES_AT + block * BM * 4);
+            words.template unpack<4>(frag, 0,
+                                     w4ax_constants_after((uint32_t)sums[BM / 2 - 1] & a.zero));
+            w4ax_tile_scale<BM>(d, sums, now + places.scales + block * stage::SCALE_BYTES,
+                                now + places.token_scales + block * BM * 4);
         }
         release = used;
     }
-    if (SCALES == QT_W4AX_BLOCK)
-        release += w4ax_tile_bits<BM>((float *)d) & a.zero;
-    else
+    release += w4ax_tile_bits<BM>(d) & a.zero;
+    if (speaks)
+        ptx_barrier_arrive(release);
+}
+
+/* INT, ROW: the same in batches of k-steps, an even number of them a stage. Sums stay what they are
+ * for all of k, so the operands of a batch are unpacked while the batch before is multiplied. */
+template <enum qt_w4ax_scales SCALES, int WGS, int BM>
+static __device__ __forceinline__ void
+w4ax_tile_accumulate(int d[BM / 2], const qt_w4ax_tile_args &a, qt_ring *r, int begin, int end)
+{
+    typedef w4ax_stage<SCALES, WGS, BM> stage;
+    const int STEPS = stage::BLOCKS == 1 || (WGS == 4 && BM == 128) ? 2 : 4;
+    const int BATCHES = 4 * stage::BLOCKS / STEPS;
+    const bool speaks = threadIdx.x % 32 == 0;
+    const w4ax_tile_places<SCALES, WGS, BM> places;
+    const unsigned char *ring = qt_smem + a.ring_at;
+    uint32_t frag[2][STEPS][4] = {}, release = 0;
+    w4ax_tile_words<SCALES> words = {{}, 0, a.nibbles};
+    ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
+    words.load(ring + r->stage * a.stage_bytes + places.codes,
+               ring + r->stage * a.stage_bytes + places.scales);
+#pragma unroll 1
+    for (int k_stage = begin; k_stage < end; k_stage++) {
+        const unsigned char *now = ring + r->stage * a.stage_bytes;
+        const uint32_t x = ptx_wgmma_b(ptx_shared(now)), used = r->empty + 8 * r->stage;
+        qt_ring_next(r, a.stages);
 #pragma unroll
-        for (int i = 0; i < BM / 2; i++)
-            d[i] = sums[i];
+        for (int batch = 0; batch < BATCHES; batch++) {
+            const int block = batch * STEPS / 4, first = batch * STEPS % 4;
+            uint32_t(&f)[STEPS][4] = frag[batch & 1];
+            words.template unpack<STEPS>(f, first, w4ax_constants_after(0));
+            tile_keep<STEPS>(f); /* all of them before the fence */
+            ptx_wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < STEPS; k++)
+                ptx_wgmma_s8<BM, SCALES == QT_W4AX_INT>::run(
+                    d, f[k], x + block * (BM * 128 / 16) + 2 * (first + k), 1);
+            ptx_wgmma_commit();
+            if (first + STEPS == 4 && block + 1 < stage::BLOCKS) {
+                words.load(now + places.codes + (block + 1) * QT_W4AX_STRIP_BYTES,
+                           now + places.scales + (block + 1) * stage::SCALE_BYTES);
+            } else if (batch == BATCHES - 1 && k_stage + 1 < end) {
+                const unsigned char *next = ring + r->stage * a.stage_bytes;
+                ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
+                words.load(next + places.codes, next + places.scales);
+            }
+            ptx_wgmma_wait<1>();
+            tile_keep<STEPS>(frag[(batch + 1) & 1]);
+            if (batch == 0 && release && speaks)
+                ptx_barrier_arrive(release);
+        }
+        release = used;
+    }
+    ptx_wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < BM / 2; i++)
+        ptx_keep_behind(d[i]);
+    tile_keep<STEPS>(frag[1]);
     if (speaks)
         ptx_barrier_arrive(release);
 }
