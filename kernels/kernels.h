@@ -111,11 +111,11 @@ struct qt_gpu {
                 size_t k, struct qt_err *err);
 
     /*
-     * Microseconds of one launch, us[n] of works[n]: it is called for i = 0..count-1 (again from 0
-     * until there are 8) and captured into one CUDA graph; the median of its replays, divided by
-     * the launches in it. With copies that are together several times the L2 all reads are cold.
-     * The works take turns, a replay each, so that what the GPU does to its clock, which long
-     * products bring down, it does to all of them.
+     * Microseconds of one launch, us[j] of works[j], j < n <= QT_GPU_WORKS: it is called for
+     * i = 0..count-1 (again from 0 until there are 8) and captured into one CUDA graph; the median
+     * of its replays, divided by the launches in it. With copies that are together several times
+     * the L2 all reads are cold. The works take turns, a replay each, so that what the GPU does to
+     * its clock, which long products bring down, it does to all of them.
      */
     int (*time)(struct qt_gpu *gpu, double *us, const struct qt_gpu_work *works, size_t n,
                 struct qt_err *err);

@@ -16,10 +16,12 @@ const void *qt_tile_instance(enum qt_format format, int kind)
 
 /*
  * Microseconds, see struct qt_tile_kind, in the order of QT_TILE_GROUP_TABLE: formats with a scale
- * per group that are looked up, those of 4 bits that are not, and formats with a scale per row.
+ * per group, integers of 4 bits apart, which are not looked up, and formats with a scale per row,
+ * which have all but the last kernel.
  * From sweeps of all tiles with nf4, int4 and fp6 at nine shapes of 1024 to 57344 rows, m = 32 to
  * 4096, on an H200 (docs/kernels.md): numbers with which what is planned takes on average 0.1 to
- * 0.4 % longer than the fastest of all. 16 tokens, which were not among them, as measured before.
+ * 0.4 % longer than the fastest of all. 16 tokens, which were not among them, as measured before
+ * (int4: estimated).
  */
 static const float column_us[QT_TILE_KINDS][3] = {
     {.207f, .200f, .228f}, {.198f, .193f, .240f}, {.350f, .340f, .465f}, {.255f, .240f, .275f},
@@ -28,9 +30,9 @@ static const float column_us[QT_TILE_KINDS][3] = {
 
 static int column_of(enum qt_format format)
 {
-    return format > QT_FORMAT_LAST_GROUPED                             ? 2
-           : format == QT_FORMAT_INT4 || format == QT_FORMAT_INT4_ZERO ? 1
-                                                                       : 0;
+    if (format > QT_FORMAT_LAST_GROUPED)
+        return 2;
+    return format == QT_FORMAT_INT4 || format == QT_FORMAT_INT4_ZERO;
 }
 
 /* What 64 columns of k take at least, as the weights are decoded however few the tokens are: for
@@ -166,8 +168,8 @@ static int shared_tiles(int tiles, int splits, int blocks)
 
 /* Blocks with whole tiles, and clusters, go through k in step and find X in the L2. */
 static const float whole_factor = .95f;
-/* Times of products that are long enough to bring the clock down, over that: 1.12 to 1.27, on
- * which those of dense products are counted too. */
+/* Times of products that are long enough to bring the clock down, over those above: 1.12 to 1.27
+ * were seen. qt_dense_us is of such products too. */
 static const float warm_factor = 1.18f;
 
 /* Start and end; hand-over of shared tiles: start, and each KB of sums that a block collects. */

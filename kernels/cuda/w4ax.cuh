@@ -80,10 +80,6 @@ static __device__ __forceinline__ w4ax_int_scale w4ax_int_scale_of(uint32_t two_
     return s;
 }
 
-/* A mask that kernels have as an argument: one instruction takes it and another constant only if
- * the compiler does not know it. */
-enum { W4AX_NIBBLES = 0x0f0f0f0f };
-
 static __device__ __forceinline__ void w4ax_unpack_int(uint32_t a[4], uint32_t w0, uint32_t w1,
                                                        const w4ax_int_scale &s, uint32_t nibbles)
 {

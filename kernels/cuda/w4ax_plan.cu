@@ -212,9 +212,9 @@ static w4ax_args args_of(const struct qt_w4ax_plan *p, const struct qt_w4ax_weig
     a.x_pitch = (int)((p->m + 3) / 4 * 4);
     a.cta_units = p->config.cta_units;
     a.groups = (int)groups_of(p);
+    a.nibbles = W4AX_NIBBLES;
     /* Codes are 16 times too large in the products; INT takes them as they are, and BLOCK corrects
      * it by the block, as packed activations are too. */
-    a.nibbles = W4AX_NIBBLES;
     a.factor = ldexpf(1, w->scale_exp2 - (p->scales == QT_W4AX_ROW ? 4 : 0));
     a.output = p->options.output;
     a.dependent = p->options.dependent_launch;

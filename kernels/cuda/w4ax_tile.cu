@@ -1,5 +1,4 @@
 /* Host side of the w4ax tile kernel: what a plan needs to know, launches. */
-#include "kernels/cuda/w4ax.cuh"
 #include "kernels/cuda/w4ax_tile.h"
 
 #include <math.h>

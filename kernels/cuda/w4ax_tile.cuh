@@ -66,7 +66,8 @@ static __device__ __forceinline__ void w4ax_tile_copy_weights(const qt_w4ax_tile
 /* ---- products ----------------------------------------------------------------------------------
  */
 
-/* Where what a lane reads is in a stage: computed once, and kept. */
+/* Where what a lane reads is in a stage: computed once, and kept, as the compiler cannot compute
+ * anew what comes out of an asm. */
 template <enum qt_w4ax_scales SCALES, int WGS, int BM> struct w4ax_tile_places {
     uint32_t codes, scales, token_scales;
 
@@ -128,7 +129,7 @@ static __device__ __forceinline__ void w4ax_tile_scale(float total[BM / 2], cons
     }
 }
 
-/* Each warpgroup begins so many clocks later than the one before, about as long as its first
+/* Each warpgroup begins a tile so many clocks later than the one before, about as long as its first
  * products take. As they wait for the same stages, all would multiply at a time, and scale at a
  * time; once apart they stay so by themselves (docs/kernels_w4ax.md). */
 static __device__ __forceinline__ void w4ax_tile_stagger(unsigned clocks)
@@ -222,7 +223,7 @@ static __device__ __forceinline__ void
 w4ax_tile_accumulate(int d[BM / 2], const qt_w4ax_tile_args &a, qt_ring *r, int begin, int end)
 {
     typedef w4ax_stage<SCALES, WGS, BM> stage;
-    const int STEPS = stage::BLOCKS == 1 || (WGS == 4 && BM == 128) ? 2 : 4;
+    const int STEPS = qt_tile_steps(WGS, BM, stage::BLOCKS);
     const int BATCHES = 4 * stage::BLOCKS / STEPS;
     const bool speaks = threadIdx.x % 32 == 0;
     const w4ax_tile_places<SCALES, WGS, BM> places;
@@ -242,7 +243,7 @@ w4ax_tile_accumulate(int d[BM / 2], const qt_w4ax_tile_args &a, qt_ring *r, int 
             const int block = batch * STEPS / 4, first = batch * STEPS % 4;
             uint32_t(&f)[STEPS][4] = frag[batch & 1];
             words.template unpack<STEPS>(f, first, w4ax_constants_after(0));
-            tile_keep<STEPS>(f); /* all of them before the fence */
+            tile_keep<STEPS>(f); /* computed before the fence; wgmma_registers.py looks */
             ptx_wgmma_fence();
 #pragma unroll
             for (int k = 0; k < STEPS; k++)

@@ -3,7 +3,8 @@
 
 The assembler (13.0) takes the A registers of a product under way for free, whatever the source says,
 and may write the next operand into them: wrong results that come and go. This reads the machine
-code: between a product and the wait behind it, nothing may write its A or sum registers.
+code, loops twice: between a product and a wait that leaves fewer groups of products under way than
+came after it, nothing may write its A or sum registers.
 
 usage: wgmma_registers.py FILE...      objects or libraries; CUOBJDUMP=path
 prints "N passed, M failed, K skipped"; a kernel is a test
@@ -15,7 +16,7 @@ import subprocess
 import sys
 
 PRODUCT = re.compile(r"[HIQ]GMMA\.64x(\d+)x\d+\S* R(\d+), (R(\d+)|gdesc)")
-INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+\s+)?(.*?);")
+INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(?:@!?U?P\d+\s+)?(.*?);")
 # Write no register; a copy of a predicate or an address may still be named first.
 NO_RESULT = ("ST", "STS", "STG", "STL", "RED", "BRA", "BSSY", "BSYNC", "SYNCS", "NOP", "WARPSYNC",
              "LDGSTS", "BAR", "UBLKCP", "EXIT")
@@ -31,7 +32,7 @@ def kernels(text):
             name, code = start.group(1), []
         found = INSTRUCTION.match(line)
         if found:
-            code.append(found.group(1))
+            code.append((int(found.group(1), 16), found.group(2)))
     if name:
         yield name, code
 
@@ -45,20 +46,33 @@ def written(instruction):
     return set(range(int(first.group(1)), int(first.group(1)) + wide))
 
 
+def twice(code):
+    """All instructions in order, of loops with products the body once more where it ends."""
+    at = {address: i for i, (address, _) in enumerate(code)}
+    for i, (address, instruction) in enumerate(code):
+        yield instruction
+        back = re.match(r"BRA\S*\s.*?0x([0-9a-f]+)\s*$", instruction)
+        start = at.get(int(back.group(1), 16), i) if back else i
+        if start < i and any("GMMA" in again for _, again in code[start:i]):
+            yield from (again for _, again in code[start:i])
+
+
 def check(code):
     """Number of products with A in registers, and the instructions that disturb them."""
-    busy, products, bad = set(), 0, []
-    for instruction in code:
+    groups, products, bad = [set()], 0, []
+    for instruction in twice(code):
         product = PRODUCT.match(instruction)
         if product:
             sums = int(product.group(2))
-            busy |= set(range(sums, sums + int(product.group(1)) // 2))
+            groups[-1] |= set(range(sums, sums + int(product.group(1)) // 2))
             if product.group(4):
                 products += 1
-                busy |= set(range(int(product.group(4)), int(product.group(4)) + 4))
+                groups[-1] |= set(range(int(product.group(4)), int(product.group(4)) + 4))
+            if "gsb0" in instruction:
+                groups.append(set())
         elif instruction.startswith("WARPGROUP.DEPBAR"):
-            busy = set()
-        elif written(instruction) & busy:
+            groups = groups[-1 - int(instruction.split()[-1], 16):]
+        elif written(instruction) & set().union(*groups):
             bad.append(instruction)
     return products, bad
 

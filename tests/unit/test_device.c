@@ -561,6 +561,35 @@ static void test_bench(void **state)
     qt_bench_free(&r);
 }
 
+/* Wherever the GPU's memory ends: an error, or all rows, some without cuBLAS, whose weights made
+ * room. */
+static void test_bench_no_room(void **state)
+{
+    static const char *const schemes[] = {"nf4:g=64", "fp8"};
+    size_t without = 0;
+    struct fake f = {.on = {.no_room = 0}};
+    (void)state;
+    for (long n = 1; f.on.no_room == 0; n++) {
+        struct qt_bench_report r;
+        struct qt_err err = {0};
+        fake_init(&f, NOTHING);
+        f.on.no_room = n;
+        int rc = bench(&r, &f, schemes, 2, &err);
+        if (rc < 0) {
+            expect_error("no room", rc, QT_E_RESOURCE, "out of GPU memory", &err);
+            continue;
+        }
+        assert_int_equal(r.count, 2 * (2 + 2 * 2));
+        for (size_t i = 0; i < r.count; i++) {
+            assert_true(r.rows[i].us == (r.rows[i].spec ? 4 : 8));
+            if (isnan(r.rows[i].cublas_us))
+                without++;
+        }
+        qt_bench_free(&r);
+    }
+    assert_true(without > 0);
+}
+
 /* Rows that repeat a sample are as good as quantized ones, and launches go round more than four
  * times the L2. */
 static void test_bench_weights(void **state)
@@ -586,7 +615,7 @@ int main(void)
         cmocka_unit_test(test_faults),        cmocka_unit_test(test_refused),
         cmocka_unit_test(test_fails),         cmocka_unit_test(test_without_cublas),
         cmocka_unit_test(test_no_memory),     cmocka_unit_test(test_bench),
-        cmocka_unit_test(test_bench_weights),
+        cmocka_unit_test(test_bench_weights), cmocka_unit_test(test_bench_no_room),
     };
     return cmocka_run_group_tests(tests, open_world, close_world);
 }
