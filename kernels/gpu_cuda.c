@@ -3,9 +3,11 @@
 #include "kernels/kernels.h"
 
 #include <cuda_runtime_api.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum {
     CUBLAS_WORKSPACE = 64 << 20,
@@ -20,6 +22,7 @@ struct gpu {
     void *sink, *workspace;
     struct gpu_copier *copier;
     struct gpu_cublas *cublas;
+    double rested_ms; /* of now_ms: when the clock is what it was before what was timed last */
 };
 
 static struct gpu *self(struct qt_gpu *gpu)
@@ -244,6 +247,27 @@ static int gpu_gemm(struct qt_gpu *gpu, void *y, const void *x, const void *w, s
 
 /* ---- time ----------------------------------------------------------------------------------- */
 
+/*
+ * A GPU at its power limit lowers its clock, an H200 by a quarter, and has raised it to 97 % of
+ * what it was after 100 ms of rest, 99 % after 150 (docs/kernels.md). 50 ms of large products do
+ * that, 6 ms do not: the rest is in proportion to what was done.
+ */
+static const double rest_most_ms = 150, rest_per_ms = 3;
+
+static double now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+static void rest(const struct gpu *g)
+{
+    const double ms = g->rested_ms - now_ms();
+    if (ms > 0)
+        nanosleep(&(struct timespec){.tv_nsec = (long)(ms * 1e6)}, NULL);
+}
+
 /* A work's launches as a graph, and the times of its replays. */
 struct timed {
     cudaGraph_t graph;
@@ -300,14 +324,19 @@ static int gpu_time(struct qt_gpu *gpu, double *us, const struct qt_gpu_work *wo
 {
     struct timed timed[QT_GPU_WORKS] = {{.graph = NULL}};
     cudaEvent_t begin = NULL, end = NULL;
+    double busy_ms = 0;
     int rc = QT_OK;
     for (size_t j = 0; j < n; j++)
         QT_TRY(capture(&timed[j], self(gpu), &works[j], err));
     QT_TRY(check(cudaEventCreate(&begin), "event", err));
     QT_TRY(check(cudaEventCreate(&end), "event", err));
+    rest(self(gpu));
     for (size_t i = 0; i < WARM_UP + REPLAYS; i++)
-        for (size_t j = 0; j < n; j++)
+        for (size_t j = 0; j < n; j++) {
             QT_TRY(replay(&timed[j].ms[i], self(gpu), timed[j].exec, begin, end, err));
+            busy_ms += timed[j].ms[i];
+        }
+    self(gpu)->rested_ms = now_ms() + fmin(busy_ms * rest_per_ms, rest_most_ms);
     for (size_t j = 0; j < n; j++)
         us[j] = median_us(&timed[j]);
 done:

@@ -115,7 +115,8 @@ struct qt_gpu {
      * i = 0..count-1 (again from 0 until there are 8) and captured into one CUDA graph; the median
      * of its replays, divided by the launches in it. With copies that are together several times
      * the L2 all reads are cold. The works take turns, a replay each, so that what the GPU does to
-     * its clock, which long products bring down, it does to all of them.
+     * its clock, which long products bring down, it does to all of them; before the first it rests
+     * until it has recovered from what was timed last.
      */
     int (*time)(struct qt_gpu *gpu, double *us, const struct qt_gpu_work *works, size_t n,
                 struct qt_err *err);

@@ -143,6 +143,9 @@ struct qt_matmul_plan {
     int zeros;
     size_t workspace_bytes; /* 0, or what run needs */
     struct qt_matmul_config config;
+    /* The product is that of rounded weights: DENSE of those of dequantize to options.dtype, some
+     * TILE plans (LUT, from about 200 tokens on) of those to FP16, of stored scales. */
+    int rounded;
     char reason[160]; /* why not, when the status is not OK */
 
     struct qt_matmul_options options;

@@ -34,6 +34,7 @@ int qt_dense_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w, c
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
     p->kernel = kernel;
+    p->rounded = 1;
     p->workspace_bytes = QT_MATMUL_WORKSPACE_ZEROED + dense_bytes(p);
     return QT_MATMUL_OK;
 }

@@ -3,13 +3,14 @@
  *
  * Group scales: sums are kept in units of the scale of the current group. At a new group they are
  * multiplied by old scale / new scale, at the end by the last: one multiplication per sum and
- * group, and no second set of sums in registers. (Scales on the weights themselves would round
- * them: 2.7e-4.)
+ * group, and no second set of sums in registers. Kernels that round (qt_tile_rounds) multiply
+ * weights by their scales instead.
  *
  * Requires    compute capability 9.0; X FP16, 16-byte aligned rows (prepare.cu makes such)
  * Moves       packed bytes once per BM tokens, X once per 64 WGS rows (through L2), Y once; 8 bytes
  *             of sums through L2 for each output of a shared tile and block
- * Oracle      qt_packed_decode and an FP64 product; relative error <= 2.3e-4 with FP16 output
+ * Oracle      qt_packed_decode, rounded where the kernel rounds, and an FP64 product; with FP16
+ *             output relative error <= 2.3e-4
  */
 #ifndef QT_CUDA_TILE_CUH
 #define QT_CUDA_TILE_CUH
@@ -73,6 +74,18 @@ static __device__ __forceinline__ void tile_change_unit(tile_sums<BM> *d, float2
     *unit = s;
 }
 
+/* Fragments of rows g and g + 8 times their scales. */
+template <int STEPS>
+static __device__ __forceinline__ void tile_scale_weights(uint32_t f[STEPS][4], __half2 scales)
+{
+    const __half2 s[2] = {__low2half2(scales), __high2half2(scales)};
+#pragma unroll
+    for (int i = 0; i < 4 * STEPS; i++) {
+        const __half2 v = __hmul2(*(const __half2 *)&f[i / 4][i % 4], s[i % 2]);
+        f[i / 4][i % 4] = *(const uint32_t *)&v;
+    }
+}
+
 /* Where a lane's words are in a stage, from where they begin: computed once, and kept. */
 template <class Format, int C> struct tile_places {
     uint32_t plane[3], scale, zero;
@@ -133,6 +146,7 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
 {
     typedef tile_source<Format, WGS, BM, C> source;
     const int STEPS = qt_tile_steps(WGS, BM, C), BATCHES = 4 / STEPS;
+    const bool ROUNDS = qt_tile_rounds(Format::TABLE_BYTES, BM);
     const tile_places<Format, C> places(a);
     const int lane = (int)threadIdx.x % 32;
     const uint32_t lane_bytes = (uint32_t)lane * 4;
@@ -143,10 +157,13 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
     source(a, places, r->stage).load(&words, a, 0);
     float2 unit = make_float2(1, 1);
     const unsigned char *scale = source(a, places, r->stage).scale;
-    __half2 next_scale = __float2half2_rn(1);
+    __half2 next_scale = __float2half2_rn(1), weight_scale = next_scale;
     if (Format::GROUPED) {
         next_scale = *(const __half2 *)scale;
-        unit = qt_scale_unit(next_scale);
+        if (!ROUNDS)
+            unit = qt_scale_unit(next_scale);
+        else if (!a.row_scales)
+            weight_scale = next_scale;
     }
     uint32_t next_zeros = 0;
     if (Format::ZEROS) {
@@ -183,9 +200,14 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
                     words.fragment(f[s], batch * STEPS + s, lane_bytes);
                 if (Format::GROUPED && (k & group_mask) == 0) {
                     scale += fresh ? 0 : 32;
-                    tile_change_unit(d, &unit,
-                                     qt_scale_unit(fresh ? this_scale : *(const __half2 *)scale));
+                    const __half2 now_scale = fresh ? this_scale : *(const __half2 *)scale;
+                    if (!ROUNDS)
+                        tile_change_unit(d, &unit, qt_scale_unit(now_scale));
+                    else if (!a.row_scales)
+                        weight_scale = now_scale;
                 }
+                if (ROUNDS)
+                    tile_scale_weights<STEPS>(f, weight_scale);
                 ptx_wgmma_fence();
 #pragma unroll
                 for (int s = 0; s < STEPS; s++)
@@ -230,7 +252,7 @@ template <class Format, int WGS, int BM, int C> struct tile_planes {
                                              int strip) const
     {
         float2 unit = tile_accumulate<Format, WGS, BM, C>(d, a, r, s.k0, s.k1);
-        if (!Format::GROUPED)
+        if (!Format::GROUPED || (qt_tile_rounds(Format::TABLE_BYTES, BM) && a.row_scales))
             unit = __half22float2(*(
                 const __half2 *)(a.scale + (size_t)min(strip, a.strips - 1) * a.pitch_groups * 16 +
                                  (int)threadIdx.x % 32 / 4 * 2));

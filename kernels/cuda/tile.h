@@ -30,6 +30,17 @@ static __host__ __device__ constexpr int qt_tile_steps(int warpgroups, int token
     return blocks == 1 || (warpgroups == 4 && tokens == 128) ? 2 : 4;
 }
 
+/*
+ * Kernels that round weights, times their group scales, to FP16, as qt_matmul_dequantize does. The
+ * alternative, sums in units of a scale, multiplies 128 sums a lane at each new group where a tile
+ * has 256 tokens, and is 3 to 5 % slower (docs/kernels.md). Integers have no such kernel that is
+ * planned. With one scale a row nothing is rounded.
+ */
+static __host__ __device__ constexpr bool qt_tile_rounds(int table_bytes, int tokens)
+{
+    return table_bytes > 0 && tokens == 256;
+}
+
 /* Shared memory through which a warpgroup's results go, 16 tokens of 64 rows at a time. */
 enum { QT_TILE_RESULT_TOKENS = 16, QT_TILE_RESULT_BYTES = QT_TILE_RESULT_TOKENS * 64 * 2 };
 
@@ -63,6 +74,7 @@ struct qt_tile_args : qt_tile_base {
     const __half *scale; /* F16 [strips][pitch_groups][16]: for row scales */
     size_t pitch_groups;
     int group_shift;          /* log2(channels per scale) */
+    int row_scales;           /* all channels of a row have one */
     int stage_groups;         /* scales of a row in a stage */
     int stage_tx;             /* bytes that a stage waits for */
     CUtensorMap zeros;        /* U64 [strips][groups * zero points' bytes / 8]; formats with such */

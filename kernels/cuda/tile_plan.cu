@@ -26,7 +26,7 @@ const void *qt_tile_instance(enum qt_format format, int kind)
 static const float column_us[QT_TILE_KINDS][3] = {
     {.207f, .200f, .228f}, {.198f, .193f, .240f}, {.350f, .340f, .465f}, {.255f, .240f, .275f},
     {.353f, .328f, .413f}, {.468f, .428f, .526f}, {.398f, .368f, .370f}, {.583f, .518f, .543f},
-    {.740f, .745f, .685f}, {.810f, .730f, 0}};
+    {.703f, .745f, .685f}, {.810f, .730f, 0}};
 
 static int column_of(enum qt_format format)
 {
@@ -310,6 +310,7 @@ int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     int rc = qt_tile_check_config(p, &t);
     if (rc != QT_MATMUL_OK)
         return rc;
+    p->rounded = s->groups > 1 && qt_tile_rounds((int)s->table_bytes, 8 * p->config.token_tiles);
     if (qt_prepare_needed(p))
         p->workspace_bytes += qt_prepare_bytes(p);
     else if (p->workspace_bytes == QT_MATMUL_WORKSPACE_ZEROED)
@@ -362,6 +363,7 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
     a.scale = (const __half *)w->scale;
     a.pitch_groups = s->pitch_groups;
     a.group_shift = s->group_shift;
+    a.row_scales = s->groups == 1;
     a.stage_groups = qt_stage_groups(s, k->blocks);
     a.zeros_at = x_bytes(k) + zeros_at(s, 4 * k->warpgroups, k->blocks);
     a.zero_pitch = qt_zero_pitch(s, a.stage_groups);

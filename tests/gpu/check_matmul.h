@@ -24,7 +24,7 @@ static struct {
     uint16_t *x, *y[2];
     void *workspace;
     double *reference;
-    bool dense; /* the reference: weights are rounded */
+    struct gpu_rounding rounding; /* of the reference's weights */
     size_t workspace_bytes;
 } pool;
 
@@ -97,14 +97,24 @@ static inline double beyond_rounding(struct gpu_error e)
     return e.all > e.rounding ? sqrt(e.all * e.all - e.rounding * e.rounding) : 0;
 }
 
-/* The reference of the product, with rounded weights if they are for this path. */
-static inline void expect(const struct product *product, const struct qt_matmul_plan *p)
+/* What the plan rounds weights to. */
+static inline struct gpu_rounding rounding_of(const struct qt_matmul_plan *p,
+                                              const struct qt_matmul_weight *w)
 {
-    const bool bf16 = p->options.dtype == QT_MATMUL_BF16;
-    const bool dense = p->config.path == QT_MATMUL_DENSE;
+    struct gpu_rounding r = {0, 0};
+    if (p->rounded)
+        r = p->config.path == QT_MATMUL_DENSE
+                ? (struct gpu_rounding){1, p->options.dtype == QT_MATMUL_BF16}
+                : (struct gpu_rounding){ldexp(1, w->scale_exp2), 0};
+    return r;
+}
+
+static inline void expect(const struct product *product, const struct qt_matmul_plan *p,
+                          struct gpu_rounding rounding)
+{
     gpu_reference(pool.reference, product->x, product->decoded, p->m, p->n, p->k, product->pitch,
-                  bf16, dense);
-    pool.dense = dense;
+                  p->options.dtype == QT_MATMUL_BF16, rounding);
+    pool.rounding = rounding;
 }
 
 /* Everything about one plan of the product; the reference in the pool may be that of the other
@@ -124,8 +134,9 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
     }
     static const size_t shifts[] = {0, 0, 0, 1, 2, 4};
     output_at = GUARD + shifts[random_below(sizeof shifts / sizeof *shifts)];
-    if (pool.dense != (c->path == QT_MATMUL_DENSE))
-        expect(product, p);
+    const struct gpu_rounding rounding = rounding_of(p, w);
+    if (pool.rounding.unit != rounding.unit || pool.rounding.bf16 != rounding.bf16)
+        expect(product, p, rounding);
     bool guards = guarded_run(p, w, product->x, 0) && guarded_run(p, w, product->x, 1);
     bool equal = outputs_equal(count);
     const struct gpu_error e = gpu_error_of(pool.y[0] + output_at, pool.reference, count, bf16);
@@ -141,7 +152,7 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
              c->token_tiles, c->strips, c->warps, c->warps_k, c->strips_cta, c->splits, c->depth,
              c->parts, output_at % 8 * 2, e.all, e.rounding, guards ? "" : " GUARDS",
              equal ? "" : " NOT REPEATABLE");
-    if (count >= 1000 && c->path != QT_MATMUL_DENSE) {
+    if (count >= 1000 && !p->rounded) {
         worst_error[bf16] = fmax(worst_error[bf16], e.all);
         worst_beyond[bf16] = fmax(worst_beyond[bf16], beyond_rounding(e));
     }
@@ -209,7 +220,7 @@ static inline void check_product(const struct qt_matmul_weight *w, const float *
         result(false, plan.reason[0] ? plan.reason : older_plan.reason);
         return;
     }
-    expect(&product, &plan);
+    expect(&product, &plan, rounding_of(&plan, w));
     if (w->kind != QT_MATMUL_MIX24)
         check_plan(&older_plan, w, &product);
     check_plan(&plan, w, &product);

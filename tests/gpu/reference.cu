@@ -21,7 +21,7 @@ static __device__ double rounded(double v, int bf16)
 }
 
 static __global__ void reference_kernel(double *y, const void *x, const float *w, int n, int k,
-                                        size_t pitch, int bf16, bool round_weights)
+                                        size_t pitch, int bf16, struct gpu_rounding weights)
 {
     int row = (int)(blockIdx.x * blockDim.x + threadIdx.x), token = (int)blockIdx.y;
     if (row >= n)
@@ -29,7 +29,8 @@ static __global__ void reference_kernel(double *y, const void *x, const float *w
     double sum = 0;
     for (int i = 0; i < k; i++) {
         const double v = w[row * pitch + i];
-        sum += to_double(x, (size_t)token * k + i, bf16) * (round_weights ? rounded(v, bf16) : v);
+        sum += to_double(x, (size_t)token * k + i, bf16) *
+               (weights.unit ? rounded(v / weights.unit, weights.bf16) * weights.unit : v);
     }
     y[(size_t)token * n + row] = sum;
 }
@@ -59,10 +60,10 @@ void *gpu_new(size_t bytes)
 }
 
 void gpu_reference(double *y, const void *x, const float *w, size_t m, size_t n, size_t k,
-                   size_t pitch, int bf16, bool round_weights)
+                   size_t pitch, int bf16, struct gpu_rounding weights)
 {
     dim3 grid((unsigned)((n + 63) / 64), (unsigned)m);
-    reference_kernel<<<grid, 64>>>(y, x, w, (int)n, (int)k, pitch, bf16, round_weights);
+    reference_kernel<<<grid, 64>>>(y, x, w, (int)n, (int)k, pitch, bf16, weights);
     CHECK(cudaGetLastError());
 }
 

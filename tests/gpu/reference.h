@@ -41,10 +41,14 @@ extern "C" {
 
 void *gpu_new(size_t bytes);
 
-/* y[m][n] = x[m][k] w[n][pitch]^T in FP64; x FP16 or BF16. round_weights: to that first, as a dense
- * product has them. */
+/* Weights in units of `unit`, a power of two, are rounded to FP16 or BF16; 0: they are not. */
+struct gpu_rounding {
+    double unit;
+    int bf16;
+};
+/* y[m][n] = x[m][k] w[n][pitch]^T in FP64; x FP16 or BF16. */
 void gpu_reference(double *y, const void *x, const float *w, size_t m, size_t n, size_t k,
-                   size_t pitch, int bf16, bool round_weights);
+                   size_t pitch, int bf16, struct gpu_rounding weights);
 /* A dense product for struct qt_matmul_options: FP32 sums, context not used. */
 int gpu_dense(void *context, void *y, const void *x, const void *w, size_t m, size_t n, size_t k,
               enum qt_matmul_dtype dtype, void *stream);

@@ -201,6 +201,10 @@ int main(int argc, char **argv)
     fail_on(gpu_time_floor(&us, gpu, &copies, &err), &err);
     printf("%-8s %8.2f us\n", "floor", us);
     size_t count = 0;
+    struct qt_matmul_plan other = plan;
+    other.config = (struct qt_matmul_config){.path = QT_MATMUL_DENSE};
+    if (m > 32)
+        try_one(tried, &count, gpu, &copies, &other, &o);
     if (m > 8)
         try_tiles(tried, &count, gpu, &copies, plan, &o);
     if (m > 8 && plan.kind != QT_MATMUL_MIX24)

@@ -260,7 +260,7 @@ static void test_clusters(const char *scheme)
     random_x(pool.x, M * w->k, bf16);
     int rc = qt_matmul_plan(&plan, w, M, &opt);
     if (rc == QT_MATMUL_OK)
-        expect(&product, &plan);
+        expect(&product, &plan, rounding_of(&plan, w));
     for (int i = 0; i < 24 && rc == QT_MATMUL_OK; i++) {
         struct qt_matmul_plan other = plan;
         other.config.path = QT_MATMUL_TILE;

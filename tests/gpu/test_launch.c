@@ -113,13 +113,23 @@ static int dense(void *context, void *y, const void *x, const void *w, size_t m,
     return 0;
 }
 
+/* Weights are rounded before a dense product, and in tiles of 256 tokens with group scales. */
+static bool rounds(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+{
+    return p->config.path == QT_MATMUL_DENSE ||
+           (p->config.path == QT_MATMUL_TILE && p->config.token_tiles == 32 &&
+            w->kind == QT_MATMUL_LUT && w->group && w->group < w->k);
+}
+
 static void check_product(const char *name, const struct qt_matmul_weight *w, size_t m,
                           const struct qt_matmul_options *opt, struct qt_matmul_plan *plan)
 {
     int rc = qt_matmul_plan(plan, w, m, opt);
     if (rc == QT_MATMUL_OK)
         rc = qt_matmul_run(plan, w, memory, memory, memory, NULL);
-    result(name, w->n, w->k, m, plan_fault(plan->reason, rc));
+    result(name, w->n, w->k, m,
+           rc == QT_MATMUL_OK && plan->rounded != rounds(plan, w) ? "rounded is wrong"
+                                                                  : plan_fault(plan->reason, rc));
 }
 
 /* What the order of additions follows from: how k is cut over blocks and warps, and in skinny

@@ -5,11 +5,13 @@
 #include "tests/gpu/reference.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <thread>
 #include <vector>
 
 static __global__ void fill_bits_kernel(uint32_t *p, size_t n, uint64_t seed)
@@ -41,7 +43,8 @@ static inline void fill_half(void *p, size_t n, uint64_t seed, float lo, float h
 struct timing {
     cudaStream_t stream;
     int replays, sms;
-    size_t cold_bytes; /* to rotate over */
+    size_t cold_bytes;                                    /* to rotate over */
+    mutable std::chrono::steady_clock::time_point rested; /* when the clock is up again */
 };
 
 static inline struct timing timing_new(const cudaDeviceProp &device)
@@ -78,6 +81,8 @@ template <class F> static double time_us(const struct timing &t, int copies, F l
     CHECK(cudaGraphInstantiate(&exec, graph, 0));
     CHECK(cudaEventCreate(&begin));
     CHECK(cudaEventCreate(&end));
+    std::this_thread::sleep_until(t.rested);
+    double busy_ms = 0;
     for (int i = 0; i < t.replays + 2; i++) {
         float ms;
         CHECK(cudaEventRecord(begin, t.stream));
@@ -85,11 +90,15 @@ template <class F> static double time_us(const struct timing &t, int copies, F l
         CHECK(cudaEventRecord(end, t.stream));
         CHECK(cudaEventSynchronize(end));
         CHECK(cudaEventElapsedTime(&ms, begin, end));
+        busy_ms += ms;
         if (i >= 2)
             us.push_back(ms * 1000 / (float)rounds);
         if (i == 0 && ms > 60) /* long enough to need no more */
             i = t.replays - 1;
     }
+    /* Long products bring the clock down: as the time of kernels/gpu_cuda.c. */
+    t.rested = std::chrono::steady_clock::now() +
+               std::chrono::milliseconds((int)std::min(3 * busy_ms, 150.));
     CHECK(cudaEventDestroy(begin));
     CHECK(cudaEventDestroy(end));
     CHECK(cudaGraphExecDestroy(exec));
