@@ -26,7 +26,7 @@ const void *qt_tile_instance(enum qt_format format, int kind)
 static const float column_us[QT_TILE_KINDS][3] = {
     {.207f, .200f, .228f}, {.198f, .193f, .240f}, {.350f, .340f, .465f}, {.255f, .240f, .275f},
     {.353f, .328f, .413f}, {.468f, .428f, .526f}, {.398f, .368f, .370f}, {.583f, .518f, .543f},
-    {.703f, .745f, .685f}, {.810f, .730f, 0}};
+    {.720f, .745f, .685f}, {.810f, .730f, 0}};
 
 static int column_of(enum qt_format format)
 {
