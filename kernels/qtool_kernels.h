@@ -69,7 +69,9 @@ struct qt_matmul_weight {
     /* U32 [n/16][pitch_blocks][32][p], 16-byte aligned; as many as the bits have planes */
     const void *plane[3];
     const void *scale; /* F16 [n/16][pitch_groups][16], 16-byte aligned */
-    const void *table; /* LUT: F16 [2^bits] */
+    /* LUT: F16 [2^bits]. With groups, table[code] * scale is to be within FP16 (in qtool's
+     * containers |table| <= 1); what is subnormal there loses bits in plans that round. */
+    const void *table;
     /* INT: U8 [n/16][pitch_groups][2 bits], 8-byte aligned; NULL: 2^(bits-1). Compute 9.0: rows of
      * multiples of 16 bytes, so aligned, are faster; a plan for such takes no others. */
     const void *zero;
@@ -143,8 +145,9 @@ struct qt_matmul_plan {
     int zeros;
     size_t workspace_bytes; /* 0, or what run needs */
     struct qt_matmul_config config;
-    /* The product is that of rounded weights: DENSE of those of dequantize to options.dtype, some
-     * TILE plans (LUT, from about 200 tokens on) of those to FP16, of stored scales. */
+    /* The product is that of rounded weights: DENSE of those of dequantize to options.dtype; some
+     * TILE plans, LUT with groups from about 200 tokens on, of table[code] * stored scale in FP16.
+     */
     int rounded;
     char reason[160]; /* why not, when the status is not OK */
 

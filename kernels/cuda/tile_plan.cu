@@ -26,7 +26,10 @@ const void *qt_tile_instance(enum qt_format format, int kind)
 static const float column_us[QT_TILE_KINDS][3] = {
     {.207f, .200f, .228f}, {.198f, .193f, .240f}, {.350f, .340f, .465f}, {.255f, .240f, .275f},
     {.353f, .328f, .413f}, {.468f, .428f, .526f}, {.398f, .368f, .370f}, {.583f, .518f, .543f},
-    {.720f, .745f, .685f}, {.810f, .730f, 0}};
+    {.740f, .745f, .685f}, {.810f, .730f, 0}};
+
+/* The same of kernels that round, which are for 256 tokens (qt_tile_rounds), of sweeps with nf4. */
+static const float rounded_us = .720f;
 
 static int column_of(enum qt_format format)
 {
@@ -66,7 +69,9 @@ static struct qt_tile_matrix matrix_of(const struct qt_shape *s)
         const int steps = qt_tile_steps(kind.warpgroups, kind.tokens, kind.blocks);
         kind.kernel = qt_tile_instance(s->format, i);
         kind.column_us =
-            fmaxf(column_us[i][column_of(s->format)], decode_us(s->format, kind.warpgroups));
+            qt_tile_rounds((int)s->table_bytes, kind.tokens)
+                ? rounded_us
+                : fmaxf(column_us[i][column_of(s->format)], decode_us(s->format, kind.warpgroups));
         kind.head_bytes = 2 * (int)s->table_bytes;
         kind.weight_bytes = zeros_at(s, strips, kind.blocks) +
                             strips * qt_zero_pitch(s, qt_stage_groups(s, kind.blocks));

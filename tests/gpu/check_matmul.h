@@ -152,7 +152,7 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
              c->token_tiles, c->strips, c->warps, c->warps_k, c->strips_cta, c->splits, c->depth,
              c->parts, output_at % 8 * 2, e.all, e.rounding, guards ? "" : " GUARDS",
              equal ? "" : " NOT REPEATABLE");
-    if (count >= 1000 && !p->rounded) {
+    if (count >= 1000 && c->path != QT_MATMUL_DENSE) {
         worst_error[bf16] = fmax(worst_error[bf16], e.all);
         worst_beyond[bf16] = fmax(worst_beyond[bf16], beyond_rounding(e));
     }
