@@ -33,7 +33,7 @@ static __host__ __device__ constexpr int qt_tile_steps(int warpgroups, int token
 /*
  * Kernels that round weights, times their group scales, to FP16, as qt_matmul_dequantize does. The
  * alternative, sums in units of a scale, multiplies 128 sums a lane at each new group where a tile
- * has 256 tokens, and is 3 to 5 % slower (docs/kernels.md). Integers keep to that: plans for 4 bits
+ * has 256 tokens, and is 4 to 5 % slower (docs/kernels.md). Integers keep to that: plans for 4 bits
  * seldom take such tiles, and 8 bits times a scale want more than the range of FP16. With one scale
  * a row nothing is rounded.
  */

@@ -1,6 +1,6 @@
 /*
- * For authors of kernels: times configurations around the one that plan chooses, the fastest
- * first. Everything else is measured by `qtool bench`.
+ * For authors of kernels: times configurations around the one that plan chooses, and a dense
+ * product of dequantized weights, the fastest first. Everything else is measured by `qtool bench`.
  *
  * usage: sweep SCHEME NxK M [dependent | COMPUTE]       COMPUTE: as on a device of 80, 86, 89
  */
