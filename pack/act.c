@@ -45,15 +45,15 @@ static float absmax(const float *x, size_t n)
     return top;
 }
 
-/* Whole numbers by the addition of 1.5 * 2^23, ties to even. */
+/* Products are exact; whole numbers by the addition of 1.5 * 2^52, ties to even. */
 static void round_block(float *x, size_t n, float s, float limit)
 {
     bool nothing = s < 0x1p-120f;
     float inverse = nothing ? 0 : 1 / s;
     for (size_t i = 0; i < n; i++) {
-        float q = x[i] * inverse;
+        double q = (double)x[i] * inverse;
         q = q < -limit ? -limit : q > limit ? limit : q;
-        x[i] = nothing ? 0 : s * ((q + 0x1.8p23f) - 0x1.8p23f);
+        x[i] = nothing ? 0 : s * (float)((q + 0x1.8p52) - 0x1.8p52);
     }
 }
 

@@ -55,7 +55,7 @@ static __device__ __forceinline__ row_norm load_row(const quantize_args &a, floa
             sum += f[j];
     }
     if (NORM == QT_W4AX_LAYER_NORM) {
-        n.mean = block_sum(sum, scratch) / (float)a.k;
+        const float mean = block_sum(sum, scratch) * a.per_k;
         sum = 0;
 #pragma unroll 2
         for (int i = (int)threadIdx.x; i < a.k / 8; i += (int)blockDim.x) {
@@ -64,9 +64,9 @@ static __device__ __forceinline__ row_norm load_row(const quantize_args &a, floa
             to_floats<BF16>(f, (const uint32_t *)&v, 8);
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                sum += (f[j] - n.mean) * (f[j] - n.mean);
+                sum += (f[j] - mean) * (f[j] - mean);
         }
-        n.factor = norm_factor(a, block_sum(sum, scratch));
+        n = norm_from(a, mean, block_sum(sum, scratch));
     } else {
         __syncthreads();
     }
@@ -104,16 +104,11 @@ static __device__ __forceinline__ void load_four(float *v, float *squares, const
         *(uint2 *)e = *(const uint2 *)(row + at);
     }
     to_floats<BF16>(v, e, 4);
-    if (NORM) {
-        uint2 words = __ldg((const uint2 *)(a.weight + at));
-        float w[4], b[4] = {0, 0, 0, 0};
-        to_floats<BF16>(w, (const uint32_t *)&words, 4);
-        if (NORM == QT_W4AX_LAYER_NORM && a.bias) {
-            words = __ldg((const uint2 *)(a.bias + at));
-            to_floats<BF16>(b, (const uint32_t *)&words, 4);
-        }
-        normalise<NORM, 4>(v, squares, n, w, b);
-    }
+#pragma unroll
+    for (int j = 0; j < 4 && NORM == QT_W4AX_RMS_NORM; j++)
+        *squares += v[j] * v[j];
+    if (NORM)
+        normalise<BF16, NORM>(v, n, load_norm<NORM>(a, at));
 }
 
 template <bool BF16, int NORM, bool DIRECT>
@@ -244,7 +239,7 @@ __global__ void __launch_bounds__(512, DIRECT ? 0 : 4)
     qt_w4ax_quantize_kernel(const __grid_constant__ quantize_args a)
 {
     __shared__ float scratch[32];
-    row_norm n = {0, 1};
+    row_norm n = {};
     if (a.dependent)
         ptx_wait_previous();
     if (!DIRECT)
@@ -309,6 +304,22 @@ static unsigned threads_of(size_t k, size_t m)
     return (unsigned)(m > 256 ? 256 : most > 512 ? 512 : most);
 }
 
+int qt_w4ax_launch_quantize(const void *kernel, int blocks, int threads, size_t smem,
+                            const quantize_args *a, int cc, void *stream)
+{
+    const size_t own = 2048, usual = 48 << 10; /* at most; what any kernel may have */
+    struct qt_matmul_plan launch = {};
+    launch.kernel = kernel;
+    launch.grid_x = blocks;
+    launch.grid_y = 1;
+    launch.smem_bytes = smem;
+    launch.smem_limit = (int)smem;
+    launch.cc = cc;
+    if (smem + own > usual && qt_allow_smem(&launch) != QT_MATMUL_OK)
+        return QT_MATMUL_FAILED;
+    return qt_launch(&launch, (void *)a, threads, a->dependent, stream);
+}
+
 int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input *in,
                      const struct qt_w4ax_norm *norm, const void *x, size_t m,
                      enum qt_matmul_dtype dtype, void *stream)
@@ -336,6 +347,7 @@ int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input 
     a.sum = in->scales == QT_W4AX_INT ? out->sum : NULL;
     a.m = (int)m;
     a.k = (int)in->k;
+    a.per_k = 1 / (float)in->k;
     a.blocks_n = (a.k + COLS - 1) / COLS;
     a.scale_pitch = (int)((m + 3) / 4 * 4);
     a.scales = in->scales;
@@ -352,15 +364,7 @@ int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input 
     const int cc = a.dependent ? cc_of_current_device() : 0;
     if (qt_w4ax_quantize_rows(&status, &a, kind, dtype == QT_MATMUL_BF16, cc, stream))
         return status;
-    struct qt_matmul_plan launch = {};
-    launch.kernel =
+    const void *kernel =
         dtype == QT_MATMUL_BF16 ? kernel_of<true>(kind, direct) : kernel_of<false>(kind, direct);
-    launch.grid_x = (int)m;
-    launch.grid_y = 1;
-    launch.smem_bytes = smem;
-    launch.smem_limit = (int)smem;
-    launch.cc = cc;
-    if (smem > 48 << 10 && qt_allow_smem(&launch) != QT_MATMUL_OK)
-        return QT_MATMUL_FAILED;
-    return qt_launch(&launch, &a, (int)threads_of(in->k, m), a.dependent, stream);
+    return qt_w4ax_launch_quantize(kernel, (int)m, (int)threads_of(in->k, m), smem, &a, cc, stream);
 }

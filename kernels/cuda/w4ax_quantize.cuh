@@ -18,10 +18,11 @@ struct quantize_args {
     float *scale;
     int *sum;
     int m, k, blocks_n, scale_pitch, scales;
-    int scales_at;                  /* of the blocks, in shared memory */
-    int clamp;                      /* a clip is below 1 */
-    float eps, per7, per127, clip4; /* clip / 7, clip / 127 */
-    int dependent;                  /* launched before the previous kernel has ended */
+    int scales_at;             /* of the blocks, in shared memory */
+    int clamp;                 /* a clip is below 1 */
+    float eps, per_k;          /* of norms; 1 / k */
+    float per7, per127, clip4; /* clip / 7, clip / 127 */
+    int dependent;             /* launched before the previous kernel has ended */
 };
 
 extern __shared__ __align__(16) unsigned char quantize_smem[];
@@ -45,8 +46,9 @@ static __device__ __forceinline__ void to_floats(float *v, const uint32_t *words
 /* ---- norms and values --------------------------------------------------------------------------
  */
 
+/* x to x * factor + shift. */
 struct row_norm {
-    float mean, factor;
+    float factor, shift;
 };
 
 static __device__ __forceinline__ float warp_sum(float v)
@@ -60,22 +62,44 @@ static __device__ __forceinline__ float warp_sum(float v)
 /* From the sum of a row's squares. */
 static __device__ __forceinline__ float norm_factor(const quantize_args &a, float squares)
 {
-    return __frsqrt_rn(squares / (float)a.k + a.eps);
+    return rsqrtf(fmaf(squares, a.per_k, a.eps));
 }
 
-/* Normalises values but for the factor of an RMS norm, whose squares it adds up. */
-template <int NORM, int COUNT>
-static __device__ __forceinline__ void normalise(float v[COUNT], float *squares, const row_norm &n,
-                                                 const float w[COUNT], const float b[COUNT])
+/* From its mean and the sum of squares about it. */
+static __device__ __forceinline__ row_norm norm_from(const quantize_args &a, float mean,
+                                                     float squares)
 {
+    const float factor = norm_factor(a, squares);
+    return {factor, -mean * factor};
+}
+
+/* Of four channels: weights, and biases of a layer norm, as they are in memory. */
+struct norm_words {
+    uint2 weight, bias;
+};
+
+template <int NORM>
+static __device__ __forceinline__ norm_words load_norm(const quantize_args &a, int channel)
+{
+    norm_words n = {};
+    n.weight = __ldg((const uint2 *)(a.weight + channel));
+    if (NORM == QT_W4AX_LAYER_NORM && a.bias)
+        n.bias = __ldg((const uint2 *)(a.bias + channel));
+    return n;
+}
+
+/* Four values, but for the factor of an RMS norm. */
+template <bool BF16, int NORM>
+static __device__ __forceinline__ void normalise(float v[4], const row_norm &n,
+                                                 const norm_words &words)
+{
+    float w[4], b[4];
+    to_floats<BF16>(w, (const uint32_t *)&words.weight, 4);
+    to_floats<BF16>(b, (const uint32_t *)&words.bias, 4);
 #pragma unroll
-    for (int j = 0; j < COUNT; j++)
-        if (NORM == QT_W4AX_RMS_NORM) {
-            *squares += v[j] * v[j];
-            v[j] *= w[j];
-        } else {
-            v[j] = __fmaf_rn((v[j] - n.mean) * n.factor, w[j], b[j]);
-        }
+    for (int j = 0; j < 4; j++)
+        v[j] = NORM == QT_W4AX_RMS_NORM ? v[j] * w[j]
+                                        : fmaf(fmaf(v[j], n.factor, n.shift), w[j], b[j]);
 }
 
 /* A lane's channels of a block: 4 from this on, and 4 from 16 further on. */
@@ -113,7 +137,7 @@ static __device__ __forceinline__ uint2 encode(const float x[8], float inverse, 
     uint32_t c[8];
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        v[j] = __fadd_rn(__fmul_rn(x[j], inverse), magic);
+        v[j] = fmaf(x[j], inverse, magic);
     if (clamp)
 #pragma unroll
         for (int j = 0; j < 8; j++)
@@ -140,6 +164,11 @@ static __device__ __forceinline__ int row_bytes(uint32_t word)
     return word & QT_W4AX_WIDE_ROWS ? 128 : 64;
 }
 
+static __device__ __forceinline__ uint32_t packed(uint2 code)
+{
+    return (code.x & 0x0f0f0f0f) | (code.y & 0x0f0f0f0f) << 4;
+}
+
 /* A lane's codes into the row of a token. */
 static __device__ __forceinline__ void store_codes(unsigned char *row, int token, uint32_t word,
                                                    uint2 code)
@@ -150,8 +179,7 @@ static __device__ __forceinline__ void store_codes(unsigned char *row, int token
         *(uint32_t *)(row + at) = code.x;
         *(uint32_t *)(row + (at ^ 16)) = code.y;
     } else {
-        *(uint32_t *)(row + (i / 4 ^ (token >> 1 & 3)) * 16 + i % 4 * 4) =
-            (code.x & 0x0f0f0f0f) | (code.y & 0x0f0f0f0f) << 4;
+        *(uint32_t *)(row + (i / 4 ^ (token >> 1 & 3)) * 16 + i % 4 * 4) = packed(code);
     }
 }
 
@@ -170,5 +198,8 @@ static __device__ __forceinline__ float inverse_of(float s)
  * these. cc: compute capability of the code, for dependent launches. */
 bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool bf16, int cc,
                            void *stream);
+/* smem: bytes beside the kernel's own. */
+int qt_w4ax_launch_quantize(const void *kernel, int blocks, int threads, size_t smem,
+                            const quantize_args *a, int cc, void *stream);
 
 #endif

@@ -143,7 +143,8 @@ static float scale_of(const struct acts *a, const struct layer *l, size_t token,
 
 static int encode(float v, float s, float limit)
 {
-    return s >= 0x1p-120f ? (int)fminf(fmaxf(rintf(v * (1 / s)), -limit), limit) : 0;
+    const double q = (double)v * (double)(1 / s); /* exact */
+    return s >= 0x1p-120f ? (int)fmin(fmax(rint(q), -limit), limit) : 0;
 }
 
 /* Codes [kblocks * 128], scales [kblocks] of one token's normalised values [kblocks * 128]. */
@@ -215,8 +216,9 @@ static void check_quantize(const struct layer *l, size_t m, int bf16, enum qt_w4
     char what[200];
     size_t off = 0, wrong = 0;
     uint16_t *x = malloc(m * l->k * 2), *weight = malloc(l->k * 2), *bias = malloc(l->k * 2);
+    const float mean = random_below(2) ? 0 : 8;
     for (size_t i = 0; i < m * l->k; i++)
-        x[i] = from_float(random_float() * (random_below(40) ? 1 : 20), bf16);
+        x[i] = from_float(mean + random_float() * (random_below(40) ? 1 : 20), bf16);
     if (m > 1)
         memset(x + l->k, 0, l->k * 2); /* a token of zeros */
     for (size_t i = 0; i < l->k; i++) {
@@ -522,6 +524,20 @@ static void test_many_tokens(int scales, int kind, bool quick)
     layer_free(&l);
 }
 
+/* More tokens than are taken one at a time, by 132 multiprocessors; odd numbers of them too. */
+static void test_pairs_of_tokens(bool quick)
+{
+    static const size_t ks[] = {512, 1536, 4096, 14336};
+    for (int i = 0; i < (quick ? 3 : 48); i++) {
+        struct layer l;
+        const size_t k = ks[quick ? 0 : i / 3 % 4];
+        layer_new(&l, QT_W4AX_BLOCK, k, (int)random_below(2));
+        check_quantize(&l, 1100000 / k + random_below(200000 / k), (int)random_below(2),
+                       (enum qt_w4ax_norm_kind)(i % 3));
+        layer_free(&l);
+    }
+}
+
 static void test_quantize(bool quick)
 {
     static const size_t ks[] = {8, 120, 128, 136, 256, 1000, 512, 4096, 11008, 16384, 16392};
@@ -538,6 +554,7 @@ static void test_quantize(bool quick)
             }
     for (int i = 0; i < (quick ? 3 : 9); i++)
         test_many_tokens(i / 3, i % 3, quick);
+    test_pairs_of_tokens(quick);
 }
 
 static void test_products(bool quick)
