@@ -169,7 +169,7 @@ static __device__ __forceinline__ void quantize_by_block(const quantize_args &a,
         uint32_t word = __ldg(a.blocks + at.block);
         const float scale = __fmul_rn(l.most, narrow(word) ? a.per7 : a.per127);
         const float inverse = inverse_of(scale);
-        uint2 code = encode(l.v, inverse, narrow(word) ? 7 : 127, 1, a.clamp);
+        const uint2 code = code_bytes(round_codes(l.v, inverse, narrow(word) ? 7 : 127, a.clamp));
         if (at.mine) {
             squares += l.squares;
             store_token_codes(a, word, code);
@@ -209,13 +209,12 @@ static __device__ __forceinline__ void quantize_by_token(const quantize_args &a,
     for (block_loop at = loop_open(); loop_next(&at, a);) {
         lane_values l = load_block<BF16, NORM, false>(a, n, at.block);
         uint32_t word = __ldg(a.blocks + at.block);
-        float factor = 1, limit = 127;
-        if (a.scales == QT_W4AX_INT && narrow(word)) { /* of a token of zeros: NaN, then 1 */
-            factor = rintf(__fdiv_rn(__fmul_rn(l.most, a.clip4), __fmul_rn(7, scale)));
-            factor = fminf(fmaxf(factor, 1), 18);
-            limit = 7;
-        }
-        uint2 code = encode(l.v, inverse_of(__fmul_rn(scale, factor)), limit, factor, true);
+        const bool small = a.scales == QT_W4AX_INT && narrow(word);
+        const float factor = small ? int_factor(a, l.most, scale) : 1;
+        rounded_codes r =
+            round_codes(l.v, inverse_of(__fmul_rn(scale, factor)), small ? 7 : 127, true);
+        multiply_codes(&r, factor);
+        const uint2 code = code_bytes(r);
         if (at.mine) {
             store_token_codes(a, word | QT_W4AX_WIDE_ROWS, code);
             sum = __dp4a((int)code.x, 0x01010101, __dp4a((int)code.y, 0x01010101, sum));
@@ -349,7 +348,7 @@ int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input 
     a.k = (int)in->k;
     a.per_k = 1 / (float)in->k;
     a.blocks_n = (a.k + COLS - 1) / COLS;
-    a.scale_pitch = (int)((m + 3) / 4 * 4);
+    a.scale_pitch = in->scales == QT_W4AX_BLOCK ? (int)((m + 3) / 4 * 4) : 0;
     a.scales = in->scales;
     a.per7 = in->clip4 / 7;
     a.per127 = in->clip8 / 127;

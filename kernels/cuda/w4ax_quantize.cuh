@@ -125,31 +125,50 @@ static __device__ __forceinline__ float largest_of_block(const float v[8])
 /* ---- codes -------------------------------------------------------------------------------------
  */
 
-/* Codes of +-limit, times `factor`; `inverse` 0 for a block of zeros. clamp: there may be larger
- * values. 1.5 * 2^23 + c rounds c to the nearest whole number, ties to even, and has it in its low
- * bits: conversions run at an eighth of the speed of additions.
+/* Codes of +-limit, as FP32 numbers 1.5 * 2^23 + code, which have the code in their low bits:
+ * exact products, rounded to the nearest whole number, ties to even (conversions run at an eighth
+ * of the speed of additions). inverse: 0 for a block of zeros. clamp: there may be larger values.
  */
-static __device__ __forceinline__ uint2 encode(const float x[8], float inverse, float limit,
-                                               float factor, bool clamp)
+struct rounded_codes {
+    float v[8];
+};
+
+static __device__ __forceinline__ rounded_codes round_codes(const float x[8], float inverse,
+                                                            float limit, bool clamp)
 {
     const float magic = 12582912;
-    float v[8];
-    uint32_t c[8];
+    rounded_codes r;
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        v[j] = fmaf(x[j], inverse, magic);
+        r.v[j] = fmaf(x[j], inverse, magic);
     if (clamp)
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            v[j] = fminf(fmaxf(v[j], magic - limit), magic + limit);
+            r.v[j] = fminf(fmaxf(r.v[j], magic - limit), magic + limit);
+    return r;
+}
+
+/* Times a whole number. */
+static __device__ __forceinline__ void multiply_codes(rounded_codes *r, float factor)
+{
+    const float magic = 12582912;
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        c[j] = __float_as_uint(factor == 1 ? v[j] : __fmaf_rn(v[j] - magic, factor, magic));
+        r->v[j] = fmaf(r->v[j] - magic, factor, magic);
+}
+
+static __device__ __forceinline__ uint2 code_bytes(const rounded_codes &r)
+{
     uint32_t word[2];
 #pragma unroll
-    for (int h = 0; h < 2; h++)
-        word[h] = __byte_perm(__byte_perm(c[4 * h], c[4 * h + 1], 0x0040),
-                              __byte_perm(c[4 * h + 2], c[4 * h + 3], 0x0040), 0x5410);
+    for (int h = 0; h < 2; h++) {
+        uint32_t c[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            c[j] = __float_as_uint(r.v[4 * h + j]);
+        word[h] =
+            __byte_perm(__byte_perm(c[0], c[1], 0x0040), __byte_perm(c[2], c[3], 0x0040), 0x5410);
+    }
     return make_uint2(word[0], word[1]);
 }
 
@@ -186,6 +205,14 @@ static __device__ __forceinline__ void store_codes(unsigned char *row, int token
 static __device__ __forceinline__ bool narrow(uint32_t word)
 {
     return !(word & QT_W4AX_WIDE_ROWS) || (word & QT_W4AX_NARROW_VALUES);
+}
+
+/* `scales` = int: a block's factor, of its largest size and the scale of the token, if its values
+ * are narrow. Of a token of zeros NaN, then 1. */
+static __device__ __forceinline__ float int_factor(const quantize_args &a, float most, float scale)
+{
+    const float factor = rintf(__fdiv_rn(__fmul_rn(most, a.clip4), __fmul_rn(7, scale)));
+    return fminf(fmaxf(factor, 1), 18);
 }
 
 /* Below 2^-120, where 1 / s is near the end of FP32, codes are 0. */

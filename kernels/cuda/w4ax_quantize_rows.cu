@@ -1,6 +1,6 @@
 /*
- * Norm, gather and quantize of activations, a scale for each block of 128 channels, of rows that
- * are as many as 16 channels for each thread of a block: one token at a time, or two.
+ * Norm, gather and quantize of activations, of rows that are as many as 16 channels for each thread
+ * of a block: one token at a time, or two.
  *
  *   two rows --cp.async--> as they came --> pairs of values of a channel, a word each --> codes
  *                                      +--> sums of a norm
@@ -17,8 +17,7 @@
  * This is bound by instructions, and by banks of shared memory when channels are gathered: a read
  * of a word, its address and what is known of the channel serve both tokens. Few tokens are bound
  * by latencies, of which one at a time has fewer. A thread has the same channels of all tokens, and
- * finds but once what is the same for all: its part of the permutation and of the norm, where codes
- * go.
+ * finds but once what is the same for all: its part of the permutation, where codes go.
  *
  * Moves     the row once in, its codes and scales once out
  * Oracle    as of w4ax_quantize.cu
@@ -319,55 +318,157 @@ static __device__ __forceinline__ float reciprocal(float s)
     return fmaf(r, -fmaf(s, r, -1), r);
 }
 
-/* count: of tokens, which the last may be alone. */
-template <bool BF16, int NORM, int TOKENS>
-static __device__ __forceinline__ void quantize(const quantize_args &a, const row_norm &mine,
-                                                uint32_t values, round_state<TOKENS> s[ROUNDS],
-                                                int token, int count)
+/* What the rounds of some tokens have in common. */
+template <int TOKENS> struct unit_of_tokens {
+    row_norm n[TOKENS];
+    float factor;     /* of an RMS norm, of the token threadIdx.x % 2: goes into its scales */
+    uint32_t values;  /* pairs, or the row */
+    int token, count; /* which the last may have fewer of */
+};
+
+template <int NORM, int TOKENS>
+static __device__ __forceinline__ unit_of_tokens<TOKENS>
+open_unit(const row_norm &mine, uint32_t values, int token, int count)
 {
-    row_norm n[TOKENS] = {};
-    float factor = 1; /* of an RMS norm: goes into the scale of the token threadIdx.x % 2 */
+    unit_of_tokens<TOKENS> u = {{}, 1, values, token, count};
     if (NORM == QT_W4AX_RMS_NORM)
-        factor = __shfl_sync(~0u, mine.factor, threadIdx.x % 2 * 16);
+        u.factor = __shfl_sync(~0u, mine.factor, threadIdx.x % 2 * 16);
     if (NORM == QT_W4AX_LAYER_NORM)
 #pragma unroll
         for (int t = 0; t < TOKENS; t++)
-            n[t] = {__shfl_sync(~0u, mine.factor, 16 * t), __shfl_sync(~0u, mine.shift, 16 * t)};
+            u.n[t] = {__shfl_sync(~0u, mine.factor, 16 * t), __shfl_sync(~0u, mine.shift, 16 * t)};
+    return u;
+}
+
+/* The values of a round, normalised but for the factor of an RMS norm. */
+template <bool BF16, int NORM, int TOKENS>
+static __device__ __forceinline__ void normal_values(float v[TOKENS][8], const quantize_args &a,
+                                                     const unit_of_tokens<TOKENS> &u,
+                                                     round_state<TOKENS> *s, int round)
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++) /* or the compiler would keep 16 addresses */
+        asm volatile("" : "+r"(s->perm[j]));
+    load_values<BF16, TOKENS>(v, a, u.values, *s, s->block_of(round));
+    if (NORM && TOKENS == 2)
+        s->template load_norms<NORM>(a, round);
+#pragma unroll
+    for (int i = 0; i < 2 * TOKENS && NORM; i++)
+        normalise<BF16, NORM>(v[i / 2] + i % 2 * 4, u.n[i / 2], s->norm[i % 2]);
+}
+
+/* What the thread has that is of token threadIdx.x % 2, of token t. */
+template <int TOKENS> static __device__ __forceinline__ float of_token(float v, int t)
+{
+    return TOKENS == 2 ? __shfl_sync(~0u, v, t, 2) : v;
+}
+
+/* A scale for each block. */
+template <bool BF16, int NORM, int TOKENS>
+static __device__ __forceinline__ void quantize_by_block(const quantize_args &a,
+                                                         const unit_of_tokens<TOKENS> &u,
+                                                         round_state<TOKENS> s[ROUNDS])
+{
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
         float v[TOKENS][8];
-#pragma unroll
-        for (int j = 0; j < 4; j++) /* or the compiler would keep 16 addresses */
-            asm volatile("" : "+r"(s[r].perm[j]));
-        load_values<BF16, TOKENS>(v, a, values, s[r], s[r].block_of(r));
-        if (NORM && TOKENS == 2)
-            s[r].template load_norms<NORM>(a, r);
-#pragma unroll
-        for (int i = 0; i < 2 * TOKENS && NORM; i++)
-            normalise<BF16, NORM>(v[i / 2] + i % 2 * 4, n[i / 2], s[r].norm[i % 2]);
+        normal_values<BF16, NORM, TOKENS>(v, a, u, &s[r], r);
         const bool small = narrow(s[r].word);
         const float scale = __fmul_rn(largest_of<TOKENS>(v), small ? a.per7 : a.per127);
         const bool usual = scale >= 0x1p-120f && scale < 0x1p120f;
         const float inverse = usual ? reciprocal(scale) : inverse_of(scale);
-        if ((int)threadIdx.x % 16 < count)
-            *s[r].scale = inverse == 0 ? 1 : scale * factor;
+        if ((int)threadIdx.x % 16 < u.count)
+            *s[r].scale = inverse == 0 ? 1 : scale * u.factor;
         uint2 code[TOKENS];
 #pragma unroll
         for (int t = 0; t < TOKENS; t++)
-            code[t] = encode(v[t], TOKENS == 2 ? __shfl_sync(~0u, inverse, t, 2) : inverse,
-                             small ? 7 : 127, 1, a.clamp);
-        s[r].store(code, token, count);
+            code[t] = code_bytes(
+                round_codes(v[t], of_token<TOKENS>(inverse, t), small ? 7 : 127, a.clamp));
+        s[r].store(code, u.token, u.count);
     }
+}
+
+/* Of two tokens, by warp; sums of all codes. */
+struct token_tops {
+    float most[2][MAX_WARPS];
+    int sum[2];
+};
+
+/* Behind a barrier: sums of codes, of tokens from `token` on. */
+template <int TOKENS>
+static __device__ __forceinline__ void store_sums(const quantize_args &a, const token_tops *tops,
+                                                  int token)
+{
+    if (a.sum && threadIdx.x < TOKENS && token + (int)threadIdx.x < a.m)
+        a.sum[token + threadIdx.x] = tops->sum[threadIdx.x];
+}
+
+/* A scale for each token. back: to the tokens before, whose sums are to be stored, or 0. */
+template <bool BF16, int NORM, int TOKENS>
+static __device__ __forceinline__ void
+quantize_by_token(const quantize_args &a, const unit_of_tokens<TOKENS> &u,
+                  round_state<TOKENS> s[ROUNDS], token_tops *tops, int back)
+{
+    const int i = (int)threadIdx.x % 16, warps = (int)blockDim.x / 32;
+    float v[ROUNDS][TOKENS][8], most[ROUNDS], all = 0;
+    int sum[TOKENS] = {};
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+        normal_values<BF16, NORM, TOKENS>(v[r], a, u, &s[r], r);
+        most[r] = largest_of<TOKENS>(v[r]);
+        all = fmaxf(all, most[r]);
+    }
+    all = fmaxf(all, __shfl_xor_sync(~0u, all, 16));
+    if (threadIdx.x % 32 < 2)
+        tops->most[threadIdx.x % 2][threadIdx.x / 32] = all;
+    if (back && threadIdx.x < TOKENS) {
+        store_sums<TOKENS>(a, tops, u.token - back);
+        tops->sum[threadIdx.x] = 0;
+    }
+    __syncthreads();
+    const float *mine = tops->most[my_half()];
+    all = fmaxf(i < warps ? mine[i] : 0, i + 16 < warps ? mine[i + 16] : 0);
+#pragma unroll
+    for (int d = 8; d; d /= 2)
+        all = fmaxf(all, __shfl_xor_sync(~0u, all, d));
+    const float scale = __fmul_rn(__shfl_sync(~0u, all, threadIdx.x % 2 * 16), a.per127);
+    if ((int)threadIdx.x < u.count)
+        *s[0].scale = scale * u.factor;
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+        const bool small = a.scales == QT_W4AX_INT && narrow(s[r].word);
+        const float factor = small ? int_factor(a, most[r], scale) : 1;
+        const float inverse = inverse_of(__fmul_rn(scale, factor));
+        uint2 code[TOKENS];
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+            rounded_codes c = round_codes(v[r][t], of_token<TOKENS>(inverse, t), small ? 7 : 127,
+                                          small || a.clamp);
+            if (a.scales == QT_W4AX_INT)
+                multiply_codes(&c, of_token<TOKENS>(factor, t));
+            code[t] = code_bytes(c);
+            sum[t] = __dp4a((int)code[t].x, 0x01010101, __dp4a((int)code[t].y, 0x01010101, sum[t]));
+        }
+        s[r].store(code, u.token, u.count);
+    }
+    if (a.sum)
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+            const int of_warp = __reduce_add_sync(~0u, sum[t]);
+            if (threadIdx.x % 32 == 0)
+                atomicAdd(&tops->sum[t], of_warp);
+        }
 }
 
 /* ---- the kernel --------------------------------------------------------------------------------
  */
 
-template <bool BF16, int NORM, int TOKENS>
+template <bool BF16, int NORM, int TOKENS, bool BY_TOKEN>
 __global__ void __launch_bounds__(MAX_THREADS)
     qt_w4ax_quantize_rows_kernel(const __grid_constant__ quantize_args a)
 {
     __shared__ warp_sums sums[TOKENS];
+    __shared__ token_tops tops;
     const int step = TOKENS * (int)gridDim.x, lane = (int)threadIdx.x % 32;
     const int mine = (int)threadIdx.x / 32 * WARP_CHANNELS; /* the warp's first channel */
     const uint32_t rows = ptx_shared(quantize_smem), my_rows = rows + mine * 2;
@@ -384,9 +485,12 @@ __global__ void __launch_bounds__(MAX_THREADS)
     const uint16_t *from = a.x + (size_t)token * a.k + mine + lane * 8;
     copy_rows<TOKENS>(from, token + 1 < a.m ? a.k : 0, my_rows + lane * 16, a.k);
     ptx_copy_commit();
+    if (BY_TOKEN && threadIdx.x < TOKENS)
+        tops.sum[threadIdx.x] = 0;
 #pragma unroll 1
     for (; token < a.m; token += step, turn ^= TOKENS - 1) {
         unsigned char *const pairs = quantize_smem + (turn + 1) * a.k * 4;
+        const uint32_t values = TOKENS == 2 ? ptx_shared(pairs) : rows;
         thread_sums<NORM> s[TOKENS];
         row_norm n = {};
         ptx_copy_wait<0>();
@@ -404,29 +508,43 @@ __global__ void __launch_bounds__(MAX_THREADS)
         ptx_copy_commit();
         if (NORM)
             add_up_warp<NORM, TOKENS>(&sums[turn], s);
-        if (NORM ||
-            a.perm) /* for other warps' values and sums, and for the turn before's readers */
+        /* For other warps' values and sums, and for those that read them the turn before. */
+        if (NORM || BY_TOKEN || a.perm)
             __syncthreads();
         if (NORM)
             n = norm_of<NORM>(a, &sums[turn]);
-        quantize<BF16, NORM, TOKENS>(a, n, TOKENS == 2 ? ptx_shared(pairs) : rows, rounds, token,
-                                     min(TOKENS, a.m - token));
+        const auto u = open_unit<NORM, TOKENS>(n, values, token, min(TOKENS, a.m - token));
+        if (BY_TOKEN)
+            quantize_by_token<BF16, NORM, TOKENS>(a, u, rounds, &tops, token >= step ? step : 0);
+        else
+            quantize_by_block<BF16, NORM, TOKENS>(a, u, rounds);
 #pragma unroll
         for (int r = 0; r < ROUNDS; r++)
             rounds[r].advance(step);
+    }
+    if (BY_TOKEN) {
+        __syncthreads();
+        store_sums<TOKENS>(a, &tops, token - step);
     }
 }
 
 /* ---- host --------------------------------------------------------------------------------------
  */
 
-template <bool BF16, int TOKENS> static const void *kernel_of(int norm)
+template <bool BF16, int TOKENS, bool BY_TOKEN> static const void *kernel_of(int norm)
 {
-    return norm == QT_W4AX_LAYER_NORM
-               ? (const void *)qt_w4ax_quantize_rows_kernel<BF16, QT_W4AX_LAYER_NORM, TOKENS>
-           : norm == QT_W4AX_RMS_NORM
-               ? (const void *)qt_w4ax_quantize_rows_kernel<BF16, QT_W4AX_RMS_NORM, TOKENS>
-               : (const void *)qt_w4ax_quantize_rows_kernel<BF16, QT_W4AX_NO_NORM, TOKENS>;
+#define KERNEL(norm) (const void *)qt_w4ax_quantize_rows_kernel<BF16, norm, TOKENS, BY_TOKEN>
+    return norm == QT_W4AX_LAYER_NORM ? KERNEL(QT_W4AX_LAYER_NORM)
+           : norm == QT_W4AX_RMS_NORM ? KERNEL(QT_W4AX_RMS_NORM)
+                                      : KERNEL(QT_W4AX_NO_NORM);
+#undef KERNEL
+}
+
+template <bool BF16> static const void *kernel_for(int norm, int tokens, bool by_token)
+{
+    return tokens == 1 ? by_token ? kernel_of<BF16, 1, true>(norm) : kernel_of<BF16, 1, false>(norm)
+           : by_token ? kernel_of<BF16, 2, true>(norm)
+                       : kernel_of<BF16, 2, false>(norm);
 }
 
 bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool bf16, int cc,
@@ -434,14 +552,14 @@ bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool b
 {
     const int threads = a->k / THREAD_CHANNELS;
     int ordinal = 0, sms = 0, smem_limit = 0;
-    if (a->scales != QT_W4AX_BLOCK || a->k % WARP_CHANNELS || threads > MAX_THREADS ||
-        cudaGetDevice(&ordinal) != cudaSuccess)
+    if (a->k % WARP_CHANNELS || threads > MAX_THREADS || cudaGetDevice(&ordinal) != cudaSuccess)
         return false;
     cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, ordinal);
     cudaDeviceGetAttribute(&smem_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
     /* One at a time while that fills half of the device. */
     const int tokens = (long long)a->m * threads <= (long long)sms * (MAX_THREADS / 2) ? 1 : 2;
-    const size_t own = sizeof(warp_sums) * 2 + 1024; /* of the kernel, and of the system */
+    const size_t own =
+        sizeof(warp_sums) * 2 + sizeof(token_tops) + 1024; /* of the kernel, and of the system */
     const size_t smem = (size_t)a->k * (tokens == 1 ? 2 : 12);
     const int units = (a->m + tokens - 1) / tokens;
     int resident = MAX_THREADS / threads; /* with 64 registers a thread */
@@ -449,9 +567,9 @@ bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool b
         resident = (int)((size_t)smem_limit / (smem + own));
     if (resident < 1 || sms < 1)
         return false;
-    const void *kernel = tokens == 1 ? bf16 ? kernel_of<true, 1>(norm) : kernel_of<false, 1>(norm)
-                         : bf16 ? kernel_of<true, 2>(norm)
-                                     : kernel_of<false, 2>(norm);
+    const bool by_token = a->scales != QT_W4AX_BLOCK;
+    const void *kernel =
+        bf16 ? kernel_for<true>(norm, tokens, by_token) : kernel_for<false>(norm, tokens, by_token);
     const int blocks = tokens == 1 || units < resident * sms ? units : resident * sms;
     *status = qt_w4ax_launch_quantize(kernel, blocks, threads, smem, a, cc, stream);
     return true;

@@ -253,7 +253,7 @@ static void bench_quantize(size_t k, size_t m)
     }
     uint32_t *device_perm = (uint32_t *)gpu_new(k * 4);
     CHECK(cudaMemcpy(device_perm, perm.data(), k * 4, cudaMemcpyHostToDevice));
-    void *weight = gpu_new(k * 2);
+    void *weight = gpu_new(k * 2), *sums = gpu_new(m * 4);
     fill_half((__half *)weight, k, 3, 0.5f, 1);
     for (int i = 0; i < copies; i++)
         fill_half((__half *)(base + (in_bytes + out_bytes) * (size_t)i), m * k, (uint64_t)i, -1, 1);
@@ -267,18 +267,24 @@ static void bench_quantize(size_t k, size_t m)
                                         (uint4 *)at, in_bytes / 16, (uint4 *)(at + in_bytes),
                                         (m * token_bytes + m * (k / 128) * 4) / 16);
                                 }));
-        for (int what = 0; what < 4; what++) {
-            static const char *const names[] = {"plain", "rms", "rms gather", "layer gather"};
-            struct qt_w4ax_input in = {
-                QT_W4AX_BLOCK, k, blocks, what > 1 ? device_perm : NULL, 1, 1, packed};
+        for (int what = 0; what < (packed ? 4 : 6); what++) {
+            static const char *const names[] = {"plain",        "rms",     "rms gather",
+                                                "layer gather", "rms int", "rms gather int"};
+            struct qt_w4ax_input in = {what > 3 ? QT_W4AX_INT : QT_W4AX_BLOCK,
+                                       k,
+                                       blocks,
+                                       what > 1 && what != 4 ? device_perm : NULL,
+                                       1,
+                                       1,
+                                       packed};
             struct qt_w4ax_norm norm = {what == 3 ? QT_W4AX_LAYER_NORM
                                         : what    ? QT_W4AX_RMS_NORM
                                                   : QT_W4AX_NO_NORM,
                                         1e-5f, weight, what == 3 ? weight : NULL};
             double us = time_us(timer, copies, [&](int c) {
                 char *at = base + (in_bytes + out_bytes) * (size_t)c;
-                struct qt_w4ax_acts acts = {at + in_bytes,
-                                            (float *)(at + in_bytes + m * token_bytes), NULL};
+                struct qt_w4ax_acts acts = {
+                    at + in_bytes, (float *)(at + in_bytes + m * token_bytes), (int *)sums};
                 if (qt_w4ax_quantize(&acts, &in, &norm, at, m, QT_MATMUL_F16, timer.stream) !=
                     QT_MATMUL_OK)
                     CHECK(cudaErrorUnknown);
@@ -291,6 +297,7 @@ static void bench_quantize(size_t k, size_t m)
     CHECK(cudaFree(base));
     CHECK(cudaFree(device_perm));
     CHECK(cudaFree(weight));
+    CHECK(cudaFree(sums));
 }
 
 int main(int argc, char **argv)

@@ -528,10 +528,10 @@ static void test_many_tokens(int scales, int kind, bool quick)
 static void test_pairs_of_tokens(bool quick)
 {
     static const size_t ks[] = {512, 1536, 4096, 14336};
-    for (int i = 0; i < (quick ? 3 : 48); i++) {
+    for (int i = 0; i < (quick ? 9 : 72); i++) {
         struct layer l;
-        const size_t k = ks[quick ? 0 : i / 3 % 4];
-        layer_new(&l, QT_W4AX_BLOCK, k, (int)random_below(2));
+        const size_t k = ks[quick ? 0 : i / 9 % 4];
+        layer_new(&l, (enum qt_w4ax_scales)(i / 3 % 3), k, (int)random_below(2));
         check_quantize(&l, 1100000 / k + random_below(200000 / k), (int)random_below(2),
                        (enum qt_w4ax_norm_kind)(i % 3));
         layer_free(&l);
