@@ -55,7 +55,8 @@ static float rounded(const struct qt_act *a, const float *x, size_t p)
         s = unit * fminf(fmaxf(rintf(top * a->clip / (7 * unit)), 1), 18);
     if (s < 0x1p-120f)
         return 0;
-    float inverse = 1 / s, q = rintf(x[a->order[p]] * a->factor[p] * inverse);
+    float v = x[a->order[p]] * a->factor[p], inverse = 1 / s;
+    float q = (float)rint((double)v * inverse);
     return s * fminf(fmaxf(q, -limit), limit) / a->factor[p];
 }
 

@@ -91,7 +91,7 @@ static void round_block(float *x, size_t n, unsigned bits, float clip, float t, 
     else
         s = bits == 8 ? unit : unit * fminf(fmaxf(rintf(a * clip / (7 * unit)), 1), 18);
     for (size_t i = 0; i < n; i++)
-        x[i] = s < 0x1p-120f ? 0 : s * fminf(fmaxf(rintf(x[i] * (1 / s)), -top), top);
+        x[i] = s < 0x1p-120f ? 0 : s * fminf(fmaxf((float)rint((double)x[i] * (1 / s)), -top), top);
 }
 
 static int slow_input(void *ctx, struct qt_backend *be, float *y, const float *x,

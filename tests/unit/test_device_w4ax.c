@@ -128,8 +128,8 @@ static void quantize_token(const struct qt_w4ax_acts *out, const struct qt_w4ax_
         else if (narrow && unit > 0)
             factor = fminf(fmaxf(rintf(most * in->clip4 / (7 * unit)), 1), 18);
         for (size_t j = 0; j < 128; j++) {
-            float q = rintf(v[b * 128 + j] * (1 / (s * factor)));
-            int code = s * factor < 0x1p-120f ? 0 : (int)fminf(fmaxf(q, -limit), limit);
+            double q = rint((double)v[b * 128 + j] * (1 / (s * factor)));
+            int code = s * factor < 0x1p-120f ? 0 : (int)fmin(fmax(q, -limit), limit);
             put_code(out, in->blocks[b], m, token, j, code * (int)factor);
             sum += code * (int)factor;
         }
