@@ -2,6 +2,8 @@
 #ifndef QT_CUDA_ARRIVE_CUH
 #define QT_CUDA_ARRIVE_CUH
 
+#include "kernels/cuda/ptx.cuh"
+
 /*
  * True in the last of `of` blocks to call it with this count, which is 0 between launches; what the
  * others wrote before is then visible to all of its threads. flag: in shared memory; what
@@ -10,18 +12,14 @@
 static __device__ __forceinline__ bool qt_last_to_arrive(unsigned *count, unsigned of,
                                                          volatile int *flag)
 {
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        *flag = atomicAdd(count, 1) + 1 == of;
+        *flag = ptx_count_up(count) + 1 == of;
         if (*flag)
             *count = 0;
     }
     __syncthreads();
-    if (!*flag)
-        return false;
-    __threadfence();
-    return true;
+    return *flag;
 }
 
 #endif

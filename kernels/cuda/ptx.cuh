@@ -148,6 +148,15 @@ template <int PENDING> PTX void ptx_copy_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+/* Adds 1, and returns what was there. What other threads that this one has met wrote before is seen
+ * by those that meet a thread which counts later. */
+PTX unsigned ptx_count_up(unsigned *p)
+{
+    unsigned d;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(d) : "l"(p) : "memory");
+    return d;
+}
+
 /* Programmatic dependent launch: lets the next kernel of the stream start ... */
 PTX void ptx_launch_dependents()
 {
