@@ -69,6 +69,7 @@ struct qt_kv_plan {
     size_t splits;       /* of max_length */
     size_t workspace_bytes;
     int kernel;       /* its number */
+    int cluster;      /* the splits of a sequence are the thread blocks of a cluster, or 0 */
     char reason[160]; /* why not, when the status is not OK */
 };
 

@@ -86,43 +86,73 @@ static int check(struct qt_kv_plan *p, const struct qt_kv_cache *c)
     return QT_MATMUL_OK;
 }
 
+/* The first block's sums of a cluster's splits, behind smem_bytes. */
+static size_t meeting_bytes(const kv_instance *in, int cluster)
+{
+    return (size_t)cluster * in->heads * (in->dim + 4) * 4;
+}
+
+/* As many bytes as another plan had let the kernel have, if these are more. */
 static int allow_smem(struct qt_kv_plan *p, const kv_instance *in)
 {
-    return cudaFuncSetAttribute((const void *)in->kernel,
-                                cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)smem_bytes(in)) == cudaSuccess
-               ? QT_MATMUL_OK
-               : refuse(p, QT_MATMUL_FAILED, cudaGetErrorString(cudaGetLastError()));
+    const int bytes = (int)(smem_bytes(in) + meeting_bytes(in, p->cluster));
+    cudaFuncAttributes now = {};
+    cudaError_t e = cudaFuncGetAttributes(&now, (const void *)in->kernel);
+    if (e == cudaSuccess && now.maxDynamicSharedSizeBytes < bytes)
+        e = cudaFuncSetAttribute((const void *)in->kernel,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    return e == cudaSuccess ? QT_MATMUL_OK : refuse(p, QT_MATMUL_FAILED, cudaGetErrorString(e));
+}
+
+/* Of a device and the kernel of a plan, what splits depend on. */
+struct kv_site {
+    size_t items; /* sequences x KV heads x tiles of query heads */
+    size_t sms, resident;
+    size_t most_cluster; /* blocks of a cluster, at most: powers of two, or 0 */
+};
+
+/* Clusters are within a part of the device, so that not as many of 4 and 8 blocks run at a time as
+ * there are multiprocessors for. */
+static size_t most_cluster(const kv_site *s, int cc)
+{
+    for (size_t n = cc == 90 ? 8 : 0; n > 1; n /= 2)
+        if (s->items <= (n > 2 ? s->sms / n * 7 / 8 : s->sms / n))
+            return n;
+    return 0;
 }
 
 /*
  * The split that should take least, in microseconds of an H200, but for what is the same for all: a
  * block takes alone_us for 128 tokens, or as long as its share of the memory does, of which the
  * multiprocessor with the most blocks has the least; blocks beside each other start and end more
- * slowly, and those that find no room later; splits are to be added. Each number is from sweeps
- * over 1 to 64 sequences of 2048 to 32768 tokens.
+ * slowly, and those that find no room later; splits are to be added, faster by a cluster. Each
+ * number is from sweeps over 1 to 64 sequences of 1024 to 32768 tokens. Sets p->split_tokens and
+ * p->cluster.
  */
-static size_t best_split(const struct qt_kv_cache *c, const kv_instance *in, size_t length,
-                         size_t items, size_t sms, size_t resident)
+static void choose_split(struct qt_kv_plan *p, const struct qt_kv_cache *c, const kv_instance *in,
+                         const kv_site *s)
 {
     const double row_bytes = (double)c->head_dim * (c->format == QT_KV_INT4 ? 1 : 4) + 4;
     const double alone_us = (.3 + row_bytes / 660) * (in->heads > 8 ? 1.7 : 1);
     const double share_us = 128 * row_bytes / 33e3;
-    size_t best = 0;
+    const size_t length = p->options.max_length;
     double best_us = INFINITY;
     for (size_t n = 1; n <= MAX_SPLITS; n++) {
         size_t tokens = ((length + n - 1) / n + SPLIT_UNIT - 1) / SPLIT_UNIT * SPLIT_UNIT;
         size_t splits = (length + tokens - 1) / tokens;
-        double per_sm = (double)((items * splits + sms - 1) / sms);
+        const bool cluster =
+            splits > 1 && splits <= s->most_cluster && (splits & (splits - 1)) == 0;
+        double per_sm = (double)((s->items * splits + s->sms - 1) / s->sms);
         double us = (double)(tokens / SPLIT_UNIT) * fmax(alone_us, per_sm * share_us) +
-                    .3 * per_sm + 3 * ceil(per_sm / (double)resident) +
-                    (splits > 1 ? .8 + .05 * (double)splits : 0);
+                    .3 * per_sm + 3 * ceil(per_sm / (double)s->resident);
+        if (splits > 1)
+            us += cluster ? .2 : .8 + .05 * (double)splits;
         if (us < best_us) {
             best_us = us;
-            best = tokens;
+            p->split_tokens = tokens;
+            p->cluster = cluster ? (int)splits : 0;
         }
     }
-    return best;
 }
 
 int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
@@ -150,9 +180,12 @@ int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
         return refuse(p, QT_MATMUL_FAILED, cudaGetErrorString(cudaGetLastError()));
     if (per_sm == 0)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "not enough registers");
-    p->split_tokens = split_tokens ? split_tokens
-                                   : best_split(c, in, opt->max_length, items, (size_t)device.sms,
-                                                (size_t)per_sm);
+    kv_site site = {items, (size_t)device.sms, (size_t)per_sm, 0};
+    if (smem_bytes(in) + meeting_bytes(in, 8) + STATIC_BYTES <= smem_limit)
+        site.most_cluster = most_cluster(&site, device.cc);
+    p->split_tokens = split_tokens;
+    if (!split_tokens)
+        choose_split(p, c, in, &site);
     p->splits = (opt->max_length + p->split_tokens - 1) / p->split_tokens;
     if (p->split_tokens % SPLIT_UNIT || p->splits > MAX_SPLITS)
         return refuse(p, QT_MATMUL_UNSUPPORTED,
@@ -163,8 +196,10 @@ int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
     const size_t together = (blocks < (size_t)per_sm ? blocks : (size_t)per_sm) * (size_t)in->warps;
     in = instance_of(c, group, together != 8, smem_limit);
     p->kernel = (int)(in - instances);
-    p->workspace_bytes = QT_MATMUL_WORKSPACE_ZEROED +
-                         opt->batch * opt->heads * p->splits * (c->head_dim + 4) * sizeof(float);
+    p->workspace_bytes = QT_MATMUL_WORKSPACE_ZEROED;
+    if (!p->cluster)
+        p->workspace_bytes +=
+            opt->batch * opt->heads * p->splits * (c->head_dim + 4) * sizeof(float);
     return allow_smem(p, in);
 }
 
@@ -189,10 +224,22 @@ int qt_kv_attention_run(const struct qt_kv_plan *p, const struct qt_kv_cache *c,
     a.max_length = (int)o->max_length;
     a.scale_log2 = o->scale * 1.4426950408889634f;
     a.bf16 = o->dtype == QT_MATMUL_BF16;
-    dim3 grid((unsigned)p->splits, (unsigned)(a.tiles * (int)c->heads), (unsigned)o->batch);
+    a.cluster = p->cluster;
+    a.meeting_at = (int)smem_bytes(in);
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = (unsigned)p->cluster;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim =
+        dim3((unsigned)p->splits, (unsigned)(a.tiles * (int)c->heads), (unsigned)o->batch);
+    config.blockDim = dim3((unsigned)in->warps * 32);
+    config.dynamicSmemBytes = smem_bytes(in) + meeting_bytes(in, p->cluster);
+    config.stream = (cudaStream_t)stream;
+    config.attrs = &cluster;
+    config.numAttrs = p->cluster > 0;
     void *args[] = {&a};
-    return cudaLaunchKernel((const void *)in->kernel, grid, dim3(in->warps * 32), args,
-                            smem_bytes(in), (cudaStream_t)stream) == cudaSuccess
+    return cudaLaunchKernelExC(&config, (const void *)in->kernel, args) == cudaSuccess
                ? QT_MATMUL_OK
                : QT_MATMUL_FAILED;
 }

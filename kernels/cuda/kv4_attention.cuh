@@ -17,6 +17,9 @@
  * The running maximum m is the warp's, per head; it is only looked for when some product exceeds
  * it. Likewise v_unit, the power of two that keeps p * scale within FP16.
  *
+ * Splits meet in the workspace, where the last to arrive adds their sums; those of a cluster in the
+ * shared memory of its first block.
+ *
  * Moves     the cache once (per tile of query heads), q once a split; splits > 1: partial sums of
  *           (head_dim + 4) * 4 bytes per query head and split, written and read
  * Oracle    attention in FP64 over the decoded cache; relative error <= 1e-3 (queries times key
@@ -251,6 +254,10 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
 #pragma unroll 1
         for (int i = (int)threadIdx.x * 4; i < w.heads * D; i += WARPS * 32 * 4)
             kv_store_4(a, w, i / D, D, i % D, make_float4(0, 0, 0, 0));
+    __shared__ uint64_t meeting_barrier;
+    const uint32_t meeting = ptx_shared(&meeting_barrier);
+    if (a.cluster)
+        kv_open_meeting(meeting, splits * w.heads * (D + 4) * 4);
     if ((int)blockIdx.x >= splits)
         return;
 
@@ -295,11 +302,25 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
     __syncthreads();
     const size_t head_step = (size_t)gridDim.x * SUM;
     float *partial = a.partial + ((size_t)w.sequence * a.heads + w.head0) * head_step;
-    kv_add_warps<F, WARPS>(a, w, partial + blockIdx.x * SUM, head_step, sums, WARP_SUMS,
-                           splits == 1);
-    if (splits > 1 && qt_last_to_arrive(&a.arrivals[blockIdx.z * gridDim.y + blockIdx.y],
-                                        (unsigned)splits, &last))
-        kv_add_splits<F, WARPS>(a, w, partial, head_step, splits, sums);
+    if (a.cluster)
+        ptx_cluster_wait();
+    kv_add_warps<F, WARPS>(
+        a, w, sums, WARP_SUMS, splits == 1, [&](int head, int d, const float4 &v) {
+            const size_t at = head * head_step + blockIdx.x * SUM + d;
+            if (a.cluster)
+                ptx_cluster_send_16(
+                    ptx_cluster_map(ptx_shared(kv_smem + a.meeting_at) + (uint32_t)at * 4, 0), v,
+                    ptx_cluster_map(meeting, 0));
+            else
+                *(float4 *)(partial + at) = v;
+        });
+    if (splits == 1)
+        return;
+    if (a.cluster ? kv_have_met(meeting)
+                  : qt_last_to_arrive(&a.arrivals[blockIdx.z * gridDim.y + blockIdx.y],
+                                      (unsigned)splits, &last))
+        kv_add_splits<F, WARPS>(a, w, a.cluster ? (const float *)(kv_smem + a.meeting_at) : partial,
+                                head_step, splits, sums);
 }
 
 #endif

@@ -6,6 +6,7 @@
 #define QT_CUDA_KV4_SUMS_CUH
 
 #include "kernels/cuda/kv4_work.cuh"
+#include "kernels/cuda/ptx_cluster.cuh"
 #include "kernels/cuda/ptx_int.cuh"
 #include "kernels/cuda/round.cuh"
 
@@ -19,12 +20,12 @@ static __device__ __forceinline__ void kv_store_4(const kv_args &a, const kv_wor
         make_uint2(qt_round_two(a.bf16, v.x, v.y), qt_round_two(a.bf16, v.z, v.w));
 }
 
-/* Adds the sums of the warps: to the output when last, else as one sum to `to`. Each thread finds
- * the few factors of its head itself. */
-template <class F, int WARPS>
-static __device__ __forceinline__ void kv_add_warps(const kv_args &a, const kv_work &w, float *to,
-                                                    size_t to_step, const float *from,
-                                                    size_t warp_step, bool last)
+/* Adds the sums of the warps: to the output when `alone`, else as one sum, by put(head, d, v): four
+ * of its floats from d on. Each thread finds the few factors of its head itself. */
+template <class F, int WARPS, class Put>
+static __device__ __forceinline__ void kv_add_warps(const kv_args &a, const kv_work &w,
+                                                    const float *from, size_t warp_step, bool alone,
+                                                    Put put)
 {
     enum { D = F::DIM, SUM = D + 4 };
 #pragma unroll 1
@@ -48,20 +49,42 @@ static __device__ __forceinline__ void kv_add_warps(const kv_args &a, const kv_w
             sum.z += f * more.z;
             sum.w += f * more.w;
         }
-        if (last) {
+        if (alone) {
             const float per = __fdividef(1, den);
             kv_store_4(a, w, head, D, d,
                        make_float4(sum.x * per, sum.y * per, sum.z * per, sum.w * per));
         } else {
-            *(float4 *)(to + head * to_step + d) = sum;
+            put(head, d, sum);
             if (d == 0)
-                *(float2 *)(to + head * to_step + D) = make_float2(most, den);
+                put(head, D, make_float4(most, den, 0, 0));
         }
     }
 }
 
-/* Adds the sums of `count` splits, D + 4 floats apart in global memory, to the output. factor: room
- * for count floats a head. */
+/* The first block of a cluster opens a barrier, on which `bytes` of sums arrive. */
+static __device__ __forceinline__ void kv_open_meeting(uint32_t barrier, int bytes)
+{
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        ptx_barrier_init(barrier, 1);
+        ptx_barrier_init_fence();
+        ptx_barrier_expect(barrier, (uint32_t)bytes);
+    }
+    __syncwarp();
+    ptx_cluster_arrive();
+}
+
+/* In the first block true, when all have sent. */
+static __device__ __forceinline__ bool kv_have_met(uint32_t barrier)
+{
+    if (blockIdx.x > 0)
+        return false;
+    ptx_barrier_wait_cluster(barrier, 0);
+    __syncthreads(); /* the warps' sums have been read */
+    return true;
+}
+
+/* Adds the sums of `count` splits, D + 4 floats apart in global or shared memory, to the output.
+ * factor: room for count floats a head. */
 template <class F, int WARPS>
 static __device__ __forceinline__ void kv_add_splits(const kv_args &a, const kv_work &w,
                                                      const float *from, size_t head_step, int count,
@@ -77,7 +100,7 @@ static __device__ __forceinline__ void kv_add_splits(const kv_args &a, const kv_
         for (int i = 0; i < ROUNDS; i++) {
             v[i] = make_float2(-INFINITY, 0);
             if (i * 32 + w.lane < count)
-                v[i] = __ldcg((const float2 *)(sums + (i * 32 + w.lane) * SUM));
+                v[i] = *(const float2 *)(sums + (i * 32 + w.lane) * SUM);
         }
 #pragma unroll
         for (int i = 0; i < ROUNDS; i++)
@@ -112,7 +135,7 @@ static __device__ __forceinline__ void kv_add_splits(const kv_args &a, const kv_
                 float4 more = make_float4(0, 0, 0, 0);
                 float f = 0;
                 if (i < count) {
-                    more = __ldcg((const float4 *)(sums + i * SUM));
+                    more = *(const float4 *)(sums + i * SUM);
                     f = factor[head * count + i];
                 }
                 v.x += f * more.x;

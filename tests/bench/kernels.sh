@@ -30,7 +30,7 @@ bench dependent --dependent --scheme nf4 --scheme int4 --scheme nf3 --scheme nf2
 bench invariant --invariant --scheme nf4 --shape 8192x8192 --m 1,16,64
 bench w4ax --scheme w4ax --scheme w4ax:scales=int --scheme w4ax:scales=row --shape 4096x4096 --shape 6144x4096 \
     --shape 14336x4096 --shape 4096x14336 --shape 8192x8192 --shape 57344x8192 --m 1,8,16,32,64,128,256,512,4096
-bench kv4 --scheme kv4 --shape 32x8x128 --m 1,4,16,64 --length 2048,8192,32768
+bench kv4 --scheme kv4 --shape 32x8x128 --m 1,4,16,64 --length 1024,2048,4096,8192,32768
 bench kv4_70b --scheme kv4 --shape 64x8x128 --m 1,16,64 --length 2048,8192
 cd "$out"
 python3 "$here/speed_tables.py" . tokens.json large.json many.json integers.json minifloats.json older.json mix24.json w4ax.json dependent.json \
