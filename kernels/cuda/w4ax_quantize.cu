@@ -19,8 +19,18 @@
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/w4ax_quantize.cuh"
 
+enum { MAX_K = 65536 };
+
 /* ---- the row into shared memory, and its norm --------------------------------------------------
  */
+
+static __device__ __forceinline__ float warp_sum(float v)
+{
+#pragma unroll
+    for (int d = 16; d; d /= 2)
+        v += __shfl_xor_sync(~0u, v, d);
+    return v;
+}
 
 static __device__ __forceinline__ float block_sum(float v, float *scratch)
 {
@@ -109,6 +119,19 @@ static __device__ __forceinline__ void load_four(float *v, float *squares, const
         *squares += v[j] * v[j];
     if (NORM)
         normalise<BF16, NORM>(v, n, load_norm<NORM>(a, at));
+}
+
+/* The largest size of a block's values, of which half a warp has 8 a lane. */
+static __device__ __forceinline__ float largest_of_block(const float v[8])
+{
+    float most = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        most = fmaxf(most, fabsf(v[j]));
+#pragma unroll
+    for (int d = 1; d < 16; d *= 2)
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
+    return most;
 }
 
 template <bool BF16, int NORM, bool DIRECT>

@@ -8,7 +8,7 @@
 #include <cuda_fp16.h>
 #include <math.h>
 
-enum { COLS = QT_W4AX_BLOCK_COLS, MAX_K = 65536 };
+enum { COLS = QT_W4AX_BLOCK_COLS };
 
 struct quantize_args {
     const uint16_t *x;
@@ -50,14 +50,6 @@ static __device__ __forceinline__ void to_floats(float *v, const uint32_t *words
 struct row_norm {
     float factor, shift;
 };
-
-static __device__ __forceinline__ float warp_sum(float v)
-{
-#pragma unroll
-    for (int d = 16; d; d /= 2)
-        v += __shfl_xor_sync(~0u, v, d);
-    return v;
-}
 
 /* From the sum of a row's squares. */
 static __device__ __forceinline__ float norm_factor(const quantize_args &a, float squares)
@@ -107,19 +99,6 @@ static __device__ __forceinline__ int first_channel()
 {
     const int i = (int)threadIdx.x % 16;
     return i / 4 * 32 + i % 4 * 4;
-}
-
-/* The largest size of a block's values, of which half a warp has 8 a lane. */
-static __device__ __forceinline__ float largest_of_block(const float v[8])
-{
-    float most = 0;
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        most = fmaxf(most, fabsf(v[j]));
-#pragma unroll
-    for (int d = 1; d < 16; d *= 2)
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
-    return most;
 }
 
 /* ---- codes -------------------------------------------------------------------------------------
