@@ -87,7 +87,8 @@ struct qt_w4ax_norm {
 
 /*
  * x [m][k] of `dtype`, 16-byte aligned. Per token and block, in FP32, v the normalised values:
- *   s = max |v| * (clip / 7 or 127), codes = clamp(rint(v * (1 / s)), +-7 or +-127), ties to even
+ *   s = max |v| * (clip / 7 or 127), codes = clamp(rint(v * (1 / s)), +-7 or +-127), of the
+ *   exact product, ties to even
  *   s < 2^-120 (RMS norm: before the token's factor): codes 0, scale 1
  * INT: per token u = max |v| * (clip8 / 127), the scale that is stored; a block of 4 bits has the
  * factor f = clamp(rint(max |v| of the block * clip4 / (7 u)), 1, 18), s = f u, and bytes f * code.

@@ -86,38 +86,66 @@ static int check(struct qt_kv_plan *p, const struct qt_kv_cache *c)
     return QT_MATMUL_OK;
 }
 
-/* The first block's sums of a cluster's splits, behind smem_bytes. */
-static size_t meeting_bytes(const kv_instance *in, int cluster)
+/* The sums of a cluster's splits in its first block, behind smem_bytes. */
+static size_t meeting_bytes(const kv_instance *in, size_t cluster)
 {
-    return (size_t)cluster * in->heads * (in->dim + 4) * 4;
+    return cluster * in->heads * (in->dim + 4) * 4;
 }
 
-/* As many bytes as another plan had let the kernel have, if these are more. */
-static int allow_smem(struct qt_kv_plan *p, const kv_instance *in)
+enum { MAX_CLUSTER = 8 };
+
+/* Of any plan, so that plans need not know of each other: with room for a cluster, if there is. */
+static int allow_smem(struct qt_kv_plan *p, const kv_instance *in, size_t smem_limit)
 {
-    const int bytes = (int)(smem_bytes(in) + meeting_bytes(in, p->cluster));
-    cudaFuncAttributes now = {};
-    cudaError_t e = cudaFuncGetAttributes(&now, (const void *)in->kernel);
-    if (e == cudaSuccess && now.maxDynamicSharedSizeBytes < bytes)
-        e = cudaFuncSetAttribute((const void *)in->kernel,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    return e == cudaSuccess ? QT_MATMUL_OK : refuse(p, QT_MATMUL_FAILED, cudaGetErrorString(e));
+    const size_t most = smem_bytes(in) + meeting_bytes(in, MAX_CLUSTER);
+    const size_t bytes = most + STATIC_BYTES <= smem_limit ? most : smem_bytes(in);
+    return cudaFuncSetAttribute((const void *)in->kernel,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)bytes) == cudaSuccess
+               ? QT_MATMUL_OK
+               : refuse(p, QT_MATMUL_FAILED, cudaGetErrorString(cudaGetLastError()));
+}
+
+/* grid.x: splits, or a cluster of them, of which the last may have nothing to do. */
+static void launch_config(cudaLaunchConfig_t *config, cudaLaunchAttribute *attribute,
+                          const kv_instance *in, dim3 grid, size_t cluster)
+{
+    *attribute = {};
+    attribute->id = cudaLaunchAttributeClusterDimension;
+    attribute->val.clusterDim.x = (unsigned)cluster;
+    attribute->val.clusterDim.y = attribute->val.clusterDim.z = 1;
+    *config = {};
+    config->gridDim = grid;
+    config->blockDim = dim3((unsigned)in->warps * 32);
+    config->dynamicSmemBytes = smem_bytes(in) + meeting_bytes(in, cluster);
+    config->attrs = attribute;
+    config->numAttrs = cluster > 0;
 }
 
 /* Of a device and the kernel of a plan, what splits depend on. */
 struct kv_site {
     size_t items; /* sequences x KV heads x tiles of query heads */
     size_t sms, resident;
-    size_t most_cluster; /* blocks of a cluster, at most: powers of two, or 0 */
+    size_t most_cluster; /* blocks of a cluster, at most: a power of two, or 0 */
 };
 
-/* Clusters are within a part of the device, so that not as many of 4 and 8 blocks run at a time as
- * there are multiprocessors for. */
-static size_t most_cluster(const kv_site *s, int cc)
+/* Clusters are within a part of the device: not as many of 4 and 8 blocks have multiprocessors of
+ * their own at a time as there are for them, and what shares one is slow. */
+static size_t most_cluster(const kv_site *s, const kv_instance *in, int cc)
 {
-    for (size_t n = cc == 90 ? 8 : 0; n > 1; n /= 2)
-        if (s->items <= (n > 2 ? s->sms / n * 7 / 8 : s->sms / n))
+    cudaLaunchConfig_t config;
+    cudaLaunchAttribute attribute;
+    for (size_t n = cc == 90 ? MAX_CLUSTER : 0; n > 1; n /= 2) {
+        int at_a_time = 0;
+        if (s->items > (n > 2 ? s->sms / n * 7 / 8 : s->sms / n))
+            continue;
+        launch_config(&config, &attribute, in, dim3((unsigned)n, (unsigned)s->items), n);
+        if (cudaOccupancyMaxActiveClusters(&at_a_time, (const void *)in->kernel, &config) ==
+                cudaSuccess &&
+            (size_t)at_a_time >= s->items)
             return n;
+        cudaGetLastError();
+    }
     return 0;
 }
 
@@ -140,8 +168,7 @@ static void choose_split(struct qt_kv_plan *p, const struct qt_kv_cache *c, cons
     for (size_t n = 1; n <= MAX_SPLITS; n++) {
         size_t tokens = ((length + n - 1) / n + SPLIT_UNIT - 1) / SPLIT_UNIT * SPLIT_UNIT;
         size_t splits = (length + tokens - 1) / tokens;
-        const bool cluster =
-            splits > 1 && splits <= s->most_cluster && (splits & (splits - 1)) == 0;
+        const bool cluster = splits > 1 && splits <= s->most_cluster;
         double per_sm = (double)((s->items * splits + s->sms - 1) / s->sms);
         double us = (double)(tokens / SPLIT_UNIT) * fmax(alone_us, per_sm * share_us) +
                     .3 * per_sm + 3 * ceil(per_sm / (double)s->resident);
@@ -150,7 +177,7 @@ static void choose_split(struct qt_kv_plan *p, const struct qt_kv_cache *c, cons
         if (us < best_us) {
             best_us = us;
             p->split_tokens = tokens;
-            p->cluster = cluster ? (int)splits : 0;
+            p->cluster = !cluster ? 0 : splits > 4 ? 8 : splits > 2 ? 4 : 2;
         }
     }
 }
@@ -173,7 +200,7 @@ int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
     size_t tiles = (group + in->heads - 1) / in->heads, items = opt->batch * c->heads * tiles;
     if (c->heads * tiles > 65535 || items > QT_MATMUL_WORKSPACE_ZEROED / sizeof(unsigned))
         return refuse(p, QT_MATMUL_UNSUPPORTED, "too many heads and sequences");
-    if ((rc = allow_smem(p, in)) != QT_MATMUL_OK)
+    if ((rc = allow_smem(p, in, smem_limit)) != QT_MATMUL_OK)
         return rc;
     if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, in->kernel, in->warps * 32,
                                                       smem_bytes(in)) != cudaSuccess)
@@ -181,8 +208,8 @@ int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
     if (per_sm == 0)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "not enough registers");
     kv_site site = {items, (size_t)device.sms, (size_t)per_sm, 0};
-    if (smem_bytes(in) + meeting_bytes(in, 8) + STATIC_BYTES <= smem_limit)
-        site.most_cluster = most_cluster(&site, device.cc);
+    if (smem_bytes(in) + meeting_bytes(in, MAX_CLUSTER) + STATIC_BYTES <= smem_limit)
+        site.most_cluster = most_cluster(&site, in, device.cc);
     p->split_tokens = split_tokens;
     if (!split_tokens)
         choose_split(p, c, in, &site);
@@ -200,7 +227,7 @@ int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
     if (!p->cluster)
         p->workspace_bytes +=
             opt->batch * opt->heads * p->splits * (c->head_dim + 4) * sizeof(float);
-    return allow_smem(p, in);
+    return allow_smem(p, in, smem_limit);
 }
 
 int qt_kv_attention_run(const struct qt_kv_plan *p, const struct qt_kv_cache *c, void *out,
@@ -226,18 +253,12 @@ int qt_kv_attention_run(const struct qt_kv_plan *p, const struct qt_kv_cache *c,
     a.bf16 = o->dtype == QT_MATMUL_BF16;
     a.cluster = p->cluster;
     a.meeting_at = (int)smem_bytes(in);
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = (unsigned)p->cluster;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim =
-        dim3((unsigned)p->splits, (unsigned)(a.tiles * (int)c->heads), (unsigned)o->batch);
-    config.blockDim = dim3((unsigned)in->warps * 32);
-    config.dynamicSmemBytes = smem_bytes(in) + meeting_bytes(in, p->cluster);
+    cudaLaunchConfig_t config;
+    cudaLaunchAttribute attribute;
+    const dim3 grid((unsigned)(p->cluster ? p->cluster : p->splits),
+                    (unsigned)(a.tiles * (int)c->heads), (unsigned)o->batch);
+    launch_config(&config, &attribute, in, grid, (size_t)p->cluster);
     config.stream = (cudaStream_t)stream;
-    config.attrs = &cluster;
-    config.numAttrs = p->cluster > 0;
     void *args[] = {&a};
     return cudaLaunchKernelExC(&config, (const void *)in->kernel, args) == cudaSuccess
                ? QT_MATMUL_OK

@@ -3,7 +3,7 @@
  *
  *   grid     (splits, KV heads x tiles of 4 HQ query heads, sequences); F::warps(HQ) warps
  *   smem     a ring of DEPTH slots a warp: keys, values and their parameters; in the end the
- *            warps' sums
+ *            warps' sums. Behind it, of a cluster's first block, the sums of all its blocks
  *
  *   warp:    slot = TOKENS tokens; warps take the slots of a split in turn
  *            global -- cp.async --> ring --> codes as bytes --> S = K q (m16n8k32)
@@ -21,7 +21,8 @@
  * shared memory of its first block.
  *
  * Moves     the cache once (per tile of query heads), q once a split; splits > 1: partial sums of
- *           (head_dim + 4) * 4 bytes per query head and split, written and read
+ *           (head_dim + 4) * 4 bytes per query head and split, written and read, in memory or from
+ *           block to block
  * Oracle    attention in FP64 over the decoded cache; relative error <= 1e-3 (queries times key
  *           scales have 16 bits, p is FP16)
  */
@@ -258,8 +259,11 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
     const uint32_t meeting = ptx_shared(&meeting_barrier);
     if (a.cluster)
         kv_open_meeting(meeting, splits * w.heads * (D + 4) * 4);
-    if ((int)blockIdx.x >= splits)
+    if ((int)blockIdx.x >= splits) {
+        if (a.cluster)
+            ptx_cluster_wait(); /* threads that had come and ended would count twice */
         return;
+    }
 
     const kv_source source = kv_source_of<F>(a, w);
     const uint32_t ring = ptx_shared(kv_smem) + w.warp * DEPTH * BYTES;

@@ -172,6 +172,20 @@ static __device__ __forceinline__ bool loop_next(block_loop *l, const quantize_a
     return true;
 }
 
+/* A lane's codes into the row of a token. */
+static __device__ __forceinline__ void store_codes(unsigned char *row, int token, uint32_t word,
+                                                   uint2 code)
+{
+    const int i = (int)threadIdx.x % 16;
+    if (word & QT_W4AX_WIDE_ROWS) {
+        const int at = (i / 4 * 2 ^ (token & 7)) * 16 + i % 4 * 4;
+        *(uint32_t *)(row + at) = code.x;
+        *(uint32_t *)(row + (at ^ 16)) = code.y;
+    } else {
+        *(uint32_t *)(row + (i / 4 ^ (token >> 1 & 3)) * 16 + i % 4 * 4) = packed(code);
+    }
+}
+
 static __device__ __forceinline__ void store_token_codes(const quantize_args &a, uint32_t word,
                                                          uint2 code)
 {
@@ -254,8 +268,8 @@ static __device__ __forceinline__ void quantize_by_token(const quantize_args &a,
     }
 }
 
-/* With rows in shared memory it is latency that is waited for: 4096 x 8192, RMS norm and gather 62
- * us with 1536 threads a multiprocessor, 57 with 2048. */
+/* With rows in shared memory it is latency that is waited for: 4096 x 8192 (which this kernel took
+ * then), RMS norm and gather 62 us with 1536 threads a multiprocessor, 57 with 2048. */
 template <bool BF16, int NORM, bool DIRECT>
 __global__ void __launch_bounds__(512, DIRECT ? 0 : 4)
     qt_w4ax_quantize_kernel(const __grid_constant__ quantize_args a)
@@ -329,7 +343,7 @@ static unsigned threads_of(size_t k, size_t m)
 int qt_w4ax_launch_quantize(const void *kernel, int blocks, int threads, size_t smem,
                             const quantize_args *a, int cc, void *stream)
 {
-    const size_t own = 2048, usual = 48 << 10; /* at most; what any kernel may have */
+    const size_t usual = 48 << 10; /* what any kernel may have */
     struct qt_matmul_plan launch = {};
     launch.kernel = kernel;
     launch.grid_x = blocks;
@@ -337,7 +351,7 @@ int qt_w4ax_launch_quantize(const void *kernel, int blocks, int threads, size_t 
     launch.smem_bytes = smem;
     launch.smem_limit = (int)smem;
     launch.cc = cc;
-    if (smem + own > usual && qt_allow_smem(&launch) != QT_MATMUL_OK)
+    if (smem + QUANTIZE_OWN_BYTES > usual && qt_allow_smem(&launch) != QT_MATMUL_OK)
         return QT_MATMUL_FAILED;
     return qt_launch(&launch, (void *)a, threads, a->dependent, stream);
 }

@@ -8,7 +8,8 @@
 #include <cuda_fp16.h>
 #include <math.h>
 
-enum { COLS = QT_W4AX_BLOCK_COLS };
+/* QUANTIZE_OWN_BYTES: of shared memory, beside what launches ask for, at most. */
+enum { COLS = QT_W4AX_BLOCK_COLS, QUANTIZE_OWN_BYTES = 2048 };
 
 struct quantize_args {
     const uint16_t *x;
@@ -167,20 +168,6 @@ static __device__ __forceinline__ uint32_t packed(uint2 code)
     return (code.x & 0x0f0f0f0f) | (code.y & 0x0f0f0f0f) << 4;
 }
 
-/* A lane's codes into the row of a token. */
-static __device__ __forceinline__ void store_codes(unsigned char *row, int token, uint32_t word,
-                                                   uint2 code)
-{
-    const int i = (int)threadIdx.x % 16;
-    if (word & QT_W4AX_WIDE_ROWS) {
-        const int at = (i / 4 * 2 ^ (token & 7)) * 16 + i % 4 * 4;
-        *(uint32_t *)(row + at) = code.x;
-        *(uint32_t *)(row + (at ^ 16)) = code.y;
-    } else {
-        *(uint32_t *)(row + (i / 4 ^ (token >> 1 & 3)) * 16 + i % 4 * 4) = packed(code);
-    }
-}
-
 static __device__ __forceinline__ bool narrow(uint32_t word)
 {
     return !(word & QT_W4AX_WIDE_ROWS) || (word & QT_W4AX_NARROW_VALUES);
@@ -200,8 +187,8 @@ static __device__ __forceinline__ float inverse_of(float s)
     return s >= 0x1p-120f ? __frcp_rn(s) : 0;
 }
 
-/* Launches the kernel for whole rounds of channels (w4ax_quantize_rows.cu); false: it is not for
- * these. cc: compute capability of the code, for dependent launches. */
+/* Launches the kernel for rows of 16 channels a thread (w4ax_quantize_rows.cu); false: it is not
+ * for these. cc: compute capability of the code, for dependent launches. */
 bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool bf16, int cc,
                            void *stream);
 /* smem: bytes beside the kernel's own. */

@@ -78,9 +78,9 @@ template <int TOKENS> struct round_state {
     {
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            norm[h] = ::load_norm<NORM>(a, block_of(round) * COLS + first_channel() + 16 * h);
+            norm[h] = load_norm<NORM>(a, block_of(round) * COLS + first_channel() + 16 * h);
     }
-    /* As store_codes, `count` tokens from `token` on, two from an even one. */
+    /* As the general kernel does, `count` tokens from `token` on, two from an even one. */
     __device__ __forceinline__ void store(const uint2 code[TOKENS], int token, int count) const
     {
         unsigned char *to = codes + (place ^ (token & 6) << (wide() ? 4 : 3));
@@ -215,7 +215,8 @@ static __device__ __forceinline__ row_norm norm_of(const quantize_args &a, const
  * these it waits for no other.
  */
 
-/* Starts copying rows, of the first of which the lane's part begins at `from`. */
+/* Starts copying rows, of the first of which the lane's part begins at `from`; second: from it to
+ * the other, 0 where there is none. */
 template <int TOKENS>
 static __device__ __forceinline__ void copy_rows(const uint16_t *from, size_t second, uint32_t to,
                                                  int k)
@@ -227,7 +228,7 @@ static __device__ __forceinline__ void copy_rows(const uint16_t *from, size_t se
             ptx_copy_16(to + t * k * 2 + r * 512, from + t * second + r * 256);
 }
 
-/* rows, pairs: where the warp's part and the lane's values begin. */
+/* rows, pairs: where the lane's first values are. */
 template <bool BF16, int NORM, int TOKENS>
 static __device__ __forceinline__ void read_rows(thread_sums<NORM> s[TOKENS], uint32_t rows,
                                                  unsigned char *pairs, int k)
@@ -547,6 +548,10 @@ template <bool BF16> static const void *kernel_for(int norm, int tokens, bool by
                        : kernel_of<BF16, 2, false>(norm);
 }
 
+/* Shared memory of the kernel beside rows and pairs, and of the system. */
+enum { OWN_BYTES = sizeof(warp_sums) * 2 + sizeof(token_tops) + 1024 };
+static_assert(OWN_BYTES - 1024 <= QUANTIZE_OWN_BYTES, "what launches count on");
+
 bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool bf16, int cc,
                            void *stream)
 {
@@ -556,17 +561,14 @@ bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool b
         return false;
     cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, ordinal);
     cudaDeviceGetAttribute(&smem_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
-    /* One at a time while that fills half of the device. */
-    const int tokens = (long long)a->m * threads <= (long long)sms * (MAX_THREADS / 2) ? 1 : 2;
-    const size_t own =
-        sizeof(warp_sums) * 2 + sizeof(token_tops) + 1024; /* of the kernel, and of the system */
-    const size_t smem = (size_t)a->k * (tokens == 1 ? 2 : 12);
-    const int units = (a->m + tokens - 1) / tokens;
-    int resident = MAX_THREADS / threads; /* with 64 registers a thread */
-    if ((size_t)resident * (smem + own) > (size_t)smem_limit)
-        resident = (int)((size_t)smem_limit / (smem + own));
-    if (resident < 1 || sms < 1)
-        return false;
+    const size_t pair_bytes = (size_t)a->k * 12;
+    int resident = MAX_THREADS / threads; /* blocks of pairs, with 64 registers a thread */
+    if ((size_t)resident * (pair_bytes + OWN_BYTES) > (size_t)smem_limit)
+        resident = (int)((size_t)smem_limit / (pair_bytes + OWN_BYTES));
+    /* One token at a time while that fills half of the device, or if pairs find no room. */
+    const bool few = (long long)a->m * threads <= (long long)sms * (MAX_THREADS / 2);
+    const int tokens = few || resident < 1 ? 1 : 2, units = (a->m + tokens - 1) / tokens;
+    const size_t smem = tokens == 1 ? (size_t)a->k * 2 : pair_bytes;
     const bool by_token = a->scales != QT_W4AX_BLOCK;
     const void *kernel =
         bf16 ? kernel_for<true>(norm, tokens, by_token) : kernel_for<false>(norm, tokens, by_token);

@@ -527,10 +527,10 @@ static void test_many_tokens(int scales, int kind, bool quick)
 /* More tokens than are taken one at a time, by 132 multiprocessors; odd numbers of them too. */
 static void test_pairs_of_tokens(bool quick)
 {
-    static const size_t ks[] = {512, 1536, 4096, 14336};
-    for (int i = 0; i < (quick ? 9 : 72); i++) {
+    static const size_t ks[] = {512, 1536, 4096, 14336, 16384};
+    for (int i = 0; i < (quick ? 9 : 90); i++) {
         struct layer l;
-        const size_t k = ks[quick ? 0 : i / 9 % 4];
+        const size_t k = ks[quick ? 0 : i / 9 % 5];
         layer_new(&l, (enum qt_w4ax_scales)(i / 3 % 3), k, (int)random_below(2));
         check_quantize(&l, 1100000 / k + random_below(200000 / k), (int)random_below(2),
                        (enum qt_w4ax_norm_kind)(i % 3));
