@@ -2,7 +2,6 @@
 #include "kernels/cuda/device.h"
 #include "kernels/qtool_kernels.h"
 
-#include <cuda_runtime.h>
 #include <stdio.h>
 
 static __global__ void any_kernel(void)
@@ -39,4 +38,29 @@ int qt_device_facts(struct qt_device *out, int ordinal, char reason[160])
     }
     out->cc = code.ptxVersion;
     return QT_MATMUL_OK;
+}
+
+cudaLaunchAttribute qt_cluster_attribute(size_t blocks)
+{
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = (unsigned)blocks;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    return attribute;
+}
+
+size_t qt_clusters_at_a_time(const void *kernel, int threads, size_t smem, size_t blocks)
+{
+    int count = 0;
+    cudaLaunchAttribute attribute = qt_cluster_attribute(blocks);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks, 1024);
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = smem;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) == cudaSuccess && count > 0)
+        return (size_t)count;
+    cudaGetLastError();
+    return 0;
 }

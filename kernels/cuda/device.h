@@ -2,6 +2,9 @@
 #ifndef QT_CUDA_DEVICE_H
 #define QT_CUDA_DEVICE_H
 
+#include <cuda_runtime.h>
+#include <stddef.h>
+
 struct qt_device {
     int sms, smem_limit;
     /* What the kernels that it runs are compiled for: 90 for compute capability 9.0, else 80, also
@@ -12,5 +15,12 @@ struct qt_device {
 /* QT_MATMUL_OK for the current device if it is `ordinal` and has compute capability 8.0; else a
  * status, with why in reason. */
 int qt_device_facts(struct qt_device *out, int ordinal, char reason[160]);
+
+/* Of a launch in clusters of so many blocks along x. */
+cudaLaunchAttribute qt_cluster_attribute(size_t blocks);
+/* Clusters of so many blocks that run at a time, 0 if none can be had. Of larger ones that are less
+ * than the multiprocessors have room for, as the blocks of a cluster have to be neighbours. The
+ * kernel must have been allowed the shared memory. */
+size_t qt_clusters_at_a_time(const void *kernel, int threads, size_t smem, size_t blocks);
 
 #endif

@@ -106,22 +106,6 @@ static int allow_smem(struct qt_kv_plan *p, const kv_instance *in, size_t smem_l
                : refuse(p, QT_MATMUL_FAILED, cudaGetErrorString(cudaGetLastError()));
 }
 
-/* grid.x: splits, or a cluster of them, of which the last may have nothing to do. */
-static void launch_config(cudaLaunchConfig_t *config, cudaLaunchAttribute *attribute,
-                          const kv_instance *in, dim3 grid, size_t cluster)
-{
-    *attribute = {};
-    attribute->id = cudaLaunchAttributeClusterDimension;
-    attribute->val.clusterDim.x = (unsigned)cluster;
-    attribute->val.clusterDim.y = attribute->val.clusterDim.z = 1;
-    *config = {};
-    config->gridDim = grid;
-    config->blockDim = dim3((unsigned)in->warps * 32);
-    config->dynamicSmemBytes = smem_bytes(in) + meeting_bytes(in, cluster);
-    config->attrs = attribute;
-    config->numAttrs = cluster > 0;
-}
-
 /* Of a device and the kernel of a plan, what splits depend on. */
 struct kv_site {
     size_t items; /* sequences x KV heads x tiles of query heads */
@@ -133,20 +117,12 @@ struct kv_site {
  * their own at a time as there are for them, and what shares one is slow. */
 static size_t most_cluster(const kv_site *s, const kv_instance *in, int cc)
 {
-    cudaLaunchConfig_t config;
-    cudaLaunchAttribute attribute;
-    for (size_t n = cc == 90 ? MAX_CLUSTER : 0; n > 1; n /= 2) {
-        int at_a_time = 0;
-        if (s->items > (n > 2 ? s->sms / n * 7 / 8 : s->sms / n))
-            continue;
-        launch_config(&config, &attribute, in, dim3((unsigned)n, (unsigned)s->items), n);
-        if (cudaOccupancyMaxActiveClusters(&at_a_time, (const void *)in->kernel, &config) ==
-                cudaSuccess &&
-            (size_t)at_a_time >= s->items)
-            return n;
-        cudaGetLastError();
-    }
-    return 0;
+    size_t n = cc == 90 ? MAX_CLUSTER : 1;
+    while (n > 1 && (s->items > (n > 2 ? s->sms / n * 7 / 8 : s->sms / n) ||
+                     s->items > qt_clusters_at_a_time((const void *)in->kernel, in->warps * 32,
+                                                      smem_bytes(in) + meeting_bytes(in, n), n)))
+        n /= 2;
+    return n > 1 ? n : 0;
 }
 
 /*
@@ -253,12 +229,16 @@ int qt_kv_attention_run(const struct qt_kv_plan *p, const struct qt_kv_cache *c,
     a.bf16 = o->dtype == QT_MATMUL_BF16;
     a.cluster = p->cluster;
     a.meeting_at = (int)smem_bytes(in);
-    cudaLaunchConfig_t config;
-    cudaLaunchAttribute attribute;
-    const dim3 grid((unsigned)(p->cluster ? p->cluster : p->splits),
-                    (unsigned)(a.tiles * (int)c->heads), (unsigned)o->batch);
-    launch_config(&config, &attribute, in, grid, (size_t)p->cluster);
+    cudaLaunchAttribute cluster = qt_cluster_attribute((size_t)p->cluster);
+    cudaLaunchConfig_t config = {};
+    /* Of a cluster the last blocks may have nothing to do. */
+    config.gridDim = dim3((unsigned)(p->cluster ? p->cluster : p->splits),
+                          (unsigned)(a.tiles * (int)c->heads), (unsigned)o->batch);
+    config.blockDim = dim3((unsigned)in->warps * 32);
+    config.dynamicSmemBytes = smem_bytes(in) + meeting_bytes(in, (size_t)p->cluster);
     config.stream = (cudaStream_t)stream;
+    config.attrs = &cluster;
+    config.numAttrs = p->cluster > 0;
     void *args[] = {&a};
     return cudaLaunchKernelExC(&config, (const void *)in->kernel, args) == cudaSuccess
                ? QT_MATMUL_OK

@@ -318,12 +318,8 @@ int qt_launch_clusters(const struct qt_matmul_plan *p, void *args, int threads, 
         attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
     }
-    if (cluster > 1) {
-        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-        attributes[config.numAttrs].val.clusterDim.x = (unsigned)cluster;
-        attributes[config.numAttrs].val.clusterDim.y = 1;
-        attributes[config.numAttrs++].val.clusterDim.z = 1;
-    }
+    if (cluster > 1)
+        attributes[config.numAttrs++] = qt_cluster_attribute((size_t)cluster);
     cudaError_t e = cudaLaunchKernelExC(&config, p->kernel, &args);
     return e == cudaSuccess ? QT_MATMUL_OK : QT_MATMUL_FAILED;
 }

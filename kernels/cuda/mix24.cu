@@ -1,4 +1,5 @@
 /* mix24, host side: checks, configurations, launches. */
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/mix24_load.cuh"
 #include "kernels/cuda/mix24_skinny.h"
@@ -170,29 +171,16 @@ static const char *config_fault(const struct qt_matmul_config *c, const struct q
     return NULL;
 }
 
-/* Row groups that run at a time. Of larger clusters that is less than the multiprocessors have room
- * for, as the blocks of a cluster have to be neighbours. */
+/* Row groups that run at a time. */
 static size_t groups_at_a_time(const struct qt_matmul_plan *p, const struct qt_matmul_config *c,
                                size_t smem)
 {
-    int count = 0;
-    cudaLaunchAttribute attribute = {};
-    cudaLaunchConfig_t config = {};
     if (c->splits == 1)
         return (size_t)p->sms;
     const void *kernel = qt_mix24_instance(c->token_tiles, c->strips, c->depth);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p->smem_limit);
-    config.gridDim = dim3((unsigned)c->splits, 1024);
-    config.blockDim = dim3((unsigned)c->warps * 32);
-    config.dynamicSmemBytes = smem;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = (unsigned)c->splits;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess || count < 1)
-        return 1;
-    return (size_t)count;
+    const size_t count = qt_clusters_at_a_time(kernel, c->warps * 32, smem, (size_t)c->splits);
+    return count ? count : 1;
 }
 
 /* Completes one shape of a configuration for m tokens a pass; false if there is no room for it. */

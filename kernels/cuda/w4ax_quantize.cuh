@@ -105,36 +105,35 @@ static __device__ __forceinline__ int first_channel()
 /* ---- codes -------------------------------------------------------------------------------------
  */
 
-/* Codes of +-limit, as FP32 numbers 1.5 * 2^23 + code, which have the code in their low bits:
+/* Codes of +-limit, as FP32 numbers CODE_0 + code, which have the code in their low bits:
  * exact products, rounded to the nearest whole number, ties to even (conversions run at an eighth
  * of the speed of additions). inverse: 0 for a block of zeros. clamp: there may be larger values.
  */
 struct rounded_codes {
     float v[8];
 };
+static constexpr float CODE_0 = 12582912; /* 1.5 * 2^23 */
 
 static __device__ __forceinline__ rounded_codes round_codes(const float x[8], float inverse,
                                                             float limit, bool clamp)
 {
-    const float magic = 12582912;
     rounded_codes r;
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        r.v[j] = fmaf(x[j], inverse, magic);
+        r.v[j] = fmaf(x[j], inverse, CODE_0);
     if (clamp)
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            r.v[j] = fminf(fmaxf(r.v[j], magic - limit), magic + limit);
+            r.v[j] = fminf(fmaxf(r.v[j], CODE_0 - limit), CODE_0 + limit);
     return r;
 }
 
 /* Times a whole number. */
 static __device__ __forceinline__ void multiply_codes(rounded_codes *r, float factor)
 {
-    const float magic = 12582912;
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        r->v[j] = fmaf(r->v[j] - magic, factor, magic);
+        r->v[j] = fmaf(r->v[j] - CODE_0, factor, CODE_0);
 }
 
 static __device__ __forceinline__ uint2 code_bytes(const rounded_codes &r)
