@@ -248,12 +248,11 @@ static __device__ __forceinline__ void quantize_by_token(const quantize_args &a,
         uint32_t word = __ldg(a.blocks + at.block);
         const bool small = a.scales == QT_W4AX_INT && narrow(word);
         const float factor = small ? int_factor(a, l.most, scale) : 1;
-        rounded_codes r =
-            round_codes(l.v, inverse_of(__fmul_rn(scale, factor)), small ? 7 : 127, true);
-        multiply_codes(&r, factor);
-        const uint2 code = code_bytes(r);
+        const rounded_codes r =
+            round_codes(l.v, inverse_of(__fmul_rn(scale, factor)), small ? 7 : 127, a.clamp);
+        const uint2 code = multiplied_bytes(r, small, factor);
         if (at.mine) {
-            store_token_codes(a, word | QT_W4AX_WIDE_ROWS, code);
+            store_token_codes(a, word, code);
             sum = __dp4a((int)code.x, 0x01010101, __dp4a((int)code.y, 0x01010101, sum));
         }
     }

@@ -2,6 +2,7 @@
 #ifndef QT_CUDA_W4AX_QUANTIZE_CUH
 #define QT_CUDA_W4AX_QUANTIZE_CUH
 
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/qtool_w4ax.h"
 
 #include <cuda_bf16.h>
@@ -128,14 +129,6 @@ static __device__ __forceinline__ rounded_codes round_codes(const float x[8], fl
     return r;
 }
 
-/* Times a whole number. */
-static __device__ __forceinline__ void multiply_codes(rounded_codes *r, float factor)
-{
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        r->v[j] = fmaf(r->v[j] - CODE_0, factor, CODE_0);
-}
-
 static __device__ __forceinline__ uint2 code_bytes(const rounded_codes &r)
 {
     uint32_t word[2];
@@ -148,6 +141,26 @@ static __device__ __forceinline__ uint2 code_bytes(const rounded_codes &r)
         word[h] =
             __byte_perm(__byte_perm(c[0], c[1], 0x0040), __byte_perm(c[2], c[3], 0x0040), 0x5410);
     }
+    return make_uint2(word[0], word[1]);
+}
+
+/* Bytes of codes times a whole number. Codes are +-7 (small) or +-127, or up to 2^15 and to be
+ * clamped to that: in pairs of 16 bits code + limit is brought to 0..2 limit. Then all four of a
+ * word are multiplied at once, with 128 added, so that none is negative. */
+static __device__ __forceinline__ uint2 multiplied_bytes(const rounded_codes &r, bool small,
+                                                         float factor)
+{
+    const uint32_t limits = small ? 0x00070007 : 0x007f007f, f = (uint32_t)factor;
+    const uint32_t add = 0x80808080 - (small ? 0x07070707 : 0x7f7f7f7f) * f;
+    uint32_t pair[4], word[2];
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        pair[j] = __viaddmin_s16x2_relu(
+            __byte_perm(__float_as_uint(r.v[2 * j]), __float_as_uint(r.v[2 * j + 1]), 0x5410),
+            limits, 2 * limits);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        word[h] = (__byte_perm(pair[2 * h], pair[2 * h + 1], 0x6420) * f + add) ^ 0x80808080;
     return make_uint2(word[0], word[1]);
 }
 
@@ -172,18 +185,25 @@ static __device__ __forceinline__ bool narrow(uint32_t word)
     return !(word & QT_W4AX_WIDE_ROWS) || (word & QT_W4AX_NARROW_VALUES);
 }
 
-/* `scales` = int: a block's factor, of its largest size and the scale of the token, if its values
- * are narrow. Of a token of zeros NaN, then 1. */
-static __device__ __forceinline__ float int_factor(const quantize_args &a, float most, float scale)
-{
-    const float factor = rintf(__fdiv_rn(__fmul_rn(most, a.clip4), __fmul_rn(7, scale)));
-    return fminf(fmaxf(factor, 1), 18);
-}
-
-/* Below 2^-120, where 1 / s is near the end of FP32, codes are 0. */
+/* 1 / s for codes, as __frcp_rn rounds it, by its steps where neither is near the ends of FP32: s
+ * is below 2^126, and below 2^-120 codes are 0. */
 static __device__ __forceinline__ float inverse_of(float s)
 {
-    return s >= 0x1p-120f ? __frcp_rn(s) : 0;
+    const float r = ptx_reciprocal(s);
+    return s >= 0x1p-120f ? fmaf(r, -fmaf(s, r, -1), r) : 0;
+}
+
+/* `scales` = int: a block's factor, of its largest size and the scale of the token, if its values
+ * are narrow. The quotient is rounded as __fdiv_rn does it, likewise. */
+static __device__ __forceinline__ float int_factor(const quantize_args &a, float most, float scale)
+{
+    const float up = scale < 1 ? 0x1p64f : 1, by = __fmul_rn(7, scale) * up;
+    const float size = __fmul_rn(most, a.clip4) * up, inverse = inverse_of(by);
+    float factor = size * inverse;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        factor = fmaf(inverse, fmaf(-by, factor, size), factor);
+    return fminf(fmaxf(rintf(factor), 1), 18);
 }
 
 /* Launches the kernel for rows of 16 channels a thread (w4ax_quantize_rows.cu); false: it is not

@@ -23,17 +23,9 @@
  * Oracle    as of w4ax_quantize.cu
  */
 #include "kernels/cuda/plan.h"
-#include "kernels/cuda/ptx.cuh"
-#include "kernels/cuda/w4ax_quantize.cuh"
+#include "kernels/cuda/w4ax_norm_sums.cuh"
 
-enum {
-    ROUNDS = 2,
-    ROUND_CHANNELS = 8,
-    THREAD_CHANNELS = ROUNDS * ROUND_CHANNELS,
-    WARP_CHANNELS = 32 * THREAD_CHANNELS,
-    MAX_THREADS = 1024,
-    MAX_WARPS = MAX_THREADS / 32
-};
+enum { ROUND_CHANNELS = 8, ROUNDS = THREAD_CHANNELS / ROUND_CHANNELS };
 
 /* ---- what a thread keeps -----------------------------------------------------------------------
  */
@@ -102,112 +94,6 @@ template <int TOKENS> struct round_state {
         scale += tokens;
     }
 };
-
-/* ---- sums of a norm ----------------------------------------------------------------------------
- *
- * Of two tokens, half a warp adds up each: lanes from 16 on the second. Of one, both add it up.
- */
-
-/* Of each warp's channels. */
-struct warp_sums {
-    float mean[2][MAX_WARPS];
-    float squares[2][MAX_WARPS]; /* layer norm: of differences from the mean */
-};
-
-static __device__ __forceinline__ int my_half()
-{
-    return (int)threadIdx.x / 16 % 2;
-}
-
-template <int TOKENS> static __device__ __forceinline__ float of_my_token(const float v[TOKENS])
-{
-    return my_half() ? v[TOKENS - 1] : v[0];
-}
-
-/* What the lane 16 further has of this lane's token. */
-template <int TOKENS> static __device__ __forceinline__ float of_other_half(const float v[TOKENS])
-{
-    return __shfl_xor_sync(~0u, my_half() ? v[0] : v[TOKENS - 1], 16);
-}
-
-static __device__ __forceinline__ float half_sum(float v)
-{
-#pragma unroll
-    for (int d = 8; d; d /= 2)
-        v += __shfl_xor_sync(~0u, v, d);
-    return v;
-}
-
-/* Of a thread's values, one after the other. */
-template <int NORM> struct thread_sums {
-    float first, sum, squares; /* layer norm: of differences from the first value */
-
-    __device__ __forceinline__ void add(float v, bool is_first)
-    {
-        if (NORM == QT_W4AX_RMS_NORM) {
-            squares = is_first ? v * v : fmaf(v, v, squares);
-        } else if (is_first) {
-            first = v;
-            sum = squares = 0;
-        } else {
-            const float d = v - first;
-            sum += d;
-            squares = fmaf(d, d, squares);
-        }
-    }
-};
-
-template <int NORM, int TOKENS>
-static __device__ __forceinline__ void add_up_warp(warp_sums *to, const thread_sums<NORM> s[TOKENS])
-{
-    const int warp = (int)threadIdx.x / 32;
-    float mean[TOKENS], squares[TOKENS], all = 0, sum;
-#pragma unroll
-    for (int t = 0; t < TOKENS; t++)
-        squares[t] = s[t].squares;
-    if (NORM == QT_W4AX_RMS_NORM) {
-        sum = of_my_token<TOKENS>(squares) + of_other_half<TOKENS>(squares);
-    } else {
-        /* Squares about a mean of means are those about each mean, and their count times the
-         * squares of what the means are off (Chan, Golub and LeVeque 1979). */
-#pragma unroll
-        for (int t = 0; t < TOKENS; t++) {
-            const float off = s[t].sum * (1.0f / THREAD_CHANNELS);
-            mean[t] = s[t].first + off;
-            squares[t] = fmaf(-off, s[t].sum, squares[t]);
-        }
-        const float mine = of_my_token<TOKENS>(mean), other = of_other_half<TOKENS>(mean);
-        all = half_sum(mine + other) * (1.0f / 32);
-        sum = of_my_token<TOKENS>(squares) + of_other_half<TOKENS>(squares);
-        sum = fmaf((mine - all) * THREAD_CHANNELS, mine - all, sum);
-        sum = fmaf((other - all) * THREAD_CHANNELS, other - all, sum);
-    }
-    sum = half_sum(sum);
-    if (threadIdx.x % 16 == 0) {
-        to->mean[my_half()][warp] = all;
-        to->squares[my_half()][warp] = sum;
-    }
-}
-
-/* Of the thread's token, behind a barrier. */
-template <int NORM>
-static __device__ __forceinline__ row_norm norm_of(const quantize_args &a, const warp_sums *s)
-{
-    const float *mean = s->mean[my_half()], *squares = s->squares[my_half()];
-    const int i = (int)threadIdx.x % 16, warps = (int)blockDim.x / 32;
-    const bool has[2] = {i < warps, i + 16 < warps};
-    float sum = (has[0] ? squares[i] : 0) + (has[1] ? squares[i + 16] : 0);
-    float center = 0;
-    if (NORM == QT_W4AX_LAYER_NORM) {
-        const float m[2] = {has[0] ? mean[i] : 0, has[1] ? mean[i + 16] : 0};
-        center = half_sum(m[0] + m[1]) * (WARP_CHANNELS * a.per_k);
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-            if (has[j])
-                sum = fmaf((m[j] - center) * WARP_CHANNELS, m[j] - center, sum);
-    }
-    return norm_from(a, center, half_sum(sum));
-}
 
 /* ---- rows into shared memory -------------------------------------------------------------------
  *
@@ -312,13 +198,6 @@ template <int TOKENS> static __device__ __forceinline__ float largest_of(const f
     return mine;
 }
 
-/* 1 / s rounded to nearest, by the steps that __frcp_rn takes away from the ends of FP32. */
-static __device__ __forceinline__ float reciprocal(float s)
-{
-    const float r = ptx_reciprocal(s);
-    return fmaf(r, -fmaf(s, r, -1), r);
-}
-
 /* What the rounds of some tokens have in common. */
 template <int TOKENS> struct unit_of_tokens {
     row_norm n[TOKENS];
@@ -336,8 +215,12 @@ open_unit(const row_norm &mine, uint32_t values, int token, int count)
         u.factor = __shfl_sync(~0u, mine.factor, threadIdx.x % 2 * 16);
     if (NORM == QT_W4AX_LAYER_NORM)
 #pragma unroll
-        for (int t = 0; t < TOKENS; t++)
-            u.n[t] = {__shfl_sync(~0u, mine.factor, 16 * t), __shfl_sync(~0u, mine.shift, 16 * t)};
+        for (int t = 0; t < TOKENS; t++) {
+            /* Of any lane of a half. Of the same one both would be in uniform registers, of which
+             * an instruction takes but one. */
+            const int lane = (int)threadIdx.x % 16 + 16 * t;
+            u.n[t] = {__shfl_sync(~0u, mine.factor, 16 * t), __shfl_sync(~0u, mine.shift, lane)};
+        }
     return u;
 }
 
@@ -376,8 +259,7 @@ static __device__ __forceinline__ void quantize_by_block(const quantize_args &a,
         normal_values<BF16, NORM, TOKENS>(v, a, u, &s[r], r);
         const bool small = narrow(s[r].word);
         const float scale = __fmul_rn(largest_of<TOKENS>(v), small ? a.per7 : a.per127);
-        const bool usual = scale >= 0x1p-120f && scale < 0x1p120f;
-        const float inverse = usual ? reciprocal(scale) : inverse_of(scale);
+        const float inverse = inverse_of(scale);
         if ((int)threadIdx.x % 16 < u.count)
             *s[r].scale = inverse == 0 ? 1 : scale * u.factor;
         uint2 code[TOKENS];
@@ -422,8 +304,9 @@ quantize_by_token(const quantize_args &a, const unit_of_tokens<TOKENS> &u,
     all = fmaxf(all, __shfl_xor_sync(~0u, all, 16));
     if (threadIdx.x % 32 < 2)
         tops->most[threadIdx.x % 2][threadIdx.x / 32] = all;
-    if (back && threadIdx.x < TOKENS) {
-        store_sums<TOKENS>(a, tops, u.token - back);
+    if (threadIdx.x < TOKENS) {
+        if (back)
+            store_sums<TOKENS>(a, tops, u.token - back);
         tops->sum[threadIdx.x] = 0;
     }
     __syncthreads();
@@ -443,11 +326,11 @@ quantize_by_token(const quantize_args &a, const unit_of_tokens<TOKENS> &u,
         uint2 code[TOKENS];
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
-            rounded_codes c = round_codes(v[r][t], of_token<TOKENS>(inverse, t), small ? 7 : 127,
-                                          small || a.clamp);
-            if (a.scales == QT_W4AX_INT)
-                multiply_codes(&c, of_token<TOKENS>(factor, t));
-            code[t] = code_bytes(c);
+            const rounded_codes c =
+                round_codes(v[r][t], of_token<TOKENS>(inverse, t), small ? 7 : 127, a.clamp);
+            code[t] = a.scales == QT_W4AX_INT
+                          ? multiplied_bytes(c, small, of_token<TOKENS>(factor, t))
+                          : code_bytes(c);
             sum[t] = __dp4a((int)code[t].x, 0x01010101, __dp4a((int)code[t].y, 0x01010101, sum[t]));
         }
         s[r].store(code, u.token, u.count);
@@ -486,8 +369,6 @@ __global__ void __launch_bounds__(MAX_THREADS)
     const uint16_t *from = a.x + (size_t)token * a.k + mine + lane * 8;
     copy_rows<TOKENS>(from, token + 1 < a.m ? a.k : 0, my_rows + lane * 16, a.k);
     ptx_copy_commit();
-    if (BY_TOKEN && threadIdx.x < TOKENS)
-        tops.sum[threadIdx.x] = 0;
 #pragma unroll 1
     for (; token < a.m; token += step, turn ^= TOKENS - 1) {
         unsigned char *const pairs = quantize_smem + (turn + 1) * a.k * 4;
