@@ -521,8 +521,8 @@ static const struct opt opts[] = {
     {.name = "dependent",
      .kind = OPT_FLAG,
      .offset = offsetof(struct bench_options, dependent),
-     .help = "programmatic dependent launches: a kernel begins to load weights while the one "
-             "before it ends"},
+     .help = "programmatic dependent launches: a kernel begins to load weights, or a cache, "
+             "while the one before it ends"},
     {.name = "invariant",
      .kind = OPT_FLAG,
      .offset = offsetof(struct bench_options, invariant),

@@ -61,6 +61,10 @@ struct qt_kv_options {
     float scale;                /* of the products, mostly 1 / sqrt(head_dim) */
     enum qt_matmul_dtype dtype; /* of q and out */
     int device;                 /* CUDA ordinal; must be the current device */
+    /* Programmatic dependent launch: attention may begin to read the cache while the previous
+     * kernel of the stream ends. That may then write q and the last token of each sequence, but
+     * neither other tokens nor lengths and tables. */
+    int dependent_launch;
 };
 
 struct qt_kv_plan {
@@ -69,6 +73,7 @@ struct qt_kv_plan {
     size_t splits;       /* of max_length */
     size_t workspace_bytes;
     int kernel;       /* its number */
+    int dependent;    /* launched so: asked for, on compute capability 9.0 */
     int cluster;      /* thread blocks of a cluster that share a sequence, at least splits; or 0 */
     char reason[160]; /* why not, when the status is not OK */
 };

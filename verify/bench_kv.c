@@ -153,13 +153,12 @@ static int time_cache(struct bench *b, struct qt_bench_cache_row *row, struct ca
                                       .max_length = row->length,
                                       .scale = 1 / sqrtf((float)shape->head_dim),
                                       .dtype = b->opt->matmul.dtype,
-                                      .device = b->opt->matmul.device};
+                                      .device = b->opt->matmul.device,
+                                      .dependent_launch = b->opt->matmul.dependent_launch};
     size_t bytes = row->batch * shape->heads * shape->head_dim * 2;
     struct qt_kv_plan plan;
     struct attention_work work = {b, c, &plan};
     int rc;
-    if (b->opt->matmul.dependent_launch)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "attention has no dependent launches");
     if (b->opt->matmul.compute)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "attention runs as on this device only");
     QT_TRY(caches_new(c, b->gpu, row, err));

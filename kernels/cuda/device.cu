@@ -40,7 +40,7 @@ int qt_device_facts(struct qt_device *out, int ordinal, char reason[160])
     return QT_MATMUL_OK;
 }
 
-cudaLaunchAttribute qt_cluster_attribute(size_t blocks)
+static cudaLaunchAttribute cluster_attribute(size_t blocks)
 {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -49,10 +49,29 @@ cudaLaunchAttribute qt_cluster_attribute(size_t blocks)
     return attribute;
 }
 
+int qt_launch_kernel(const struct qt_kernel_launch *l, void *args, void *stream)
+{
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = l->grid;
+    config.blockDim = dim3((unsigned)l->threads);
+    config.dynamicSmemBytes = l->smem;
+    config.stream = (cudaStream_t)stream;
+    config.attrs = attributes;
+    if (l->dependent) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (l->cluster > 1)
+        attributes[config.numAttrs++] = cluster_attribute((size_t)l->cluster);
+    return cudaLaunchKernelExC(&config, l->kernel, &args) == cudaSuccess ? QT_MATMUL_OK
+                                                                         : QT_MATMUL_FAILED;
+}
+
 size_t qt_clusters_at_a_time(const void *kernel, int threads, size_t smem, size_t blocks)
 {
     int count = 0;
-    cudaLaunchAttribute attribute = qt_cluster_attribute(blocks);
+    cudaLaunchAttribute attribute = cluster_attribute(blocks);
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks, 1024);
     config.blockDim = dim3((unsigned)threads);

@@ -16,8 +16,18 @@ struct qt_device {
  * status, with why in reason. */
 int qt_device_facts(struct qt_device *out, int ordinal, char reason[160]);
 
-/* Of a launch in clusters of so many blocks along x. */
-cudaLaunchAttribute qt_cluster_attribute(size_t blocks);
+struct qt_kernel_launch {
+    const void *kernel;
+    dim3 grid;
+    int threads;
+    size_t smem;
+    int cluster;    /* blocks of a cluster, along x; 0 or 1: none */
+    bool dependent; /* before the previous kernel has ended: of code for 9.0 alone, as code for 8.0,
+                       which newer devices run too, does not wait */
+};
+
+/* Of a kernel with one argument. */
+int qt_launch_kernel(const struct qt_kernel_launch *l, void *args, void *stream);
 /* Clusters of so many blocks that run at a time, 0 if none can be had. Of larger ones that are less
  * than the multiprocessors have room for, as the blocks of a cluster have to be neighbours. The
  * kernel must have been allowed the shared memory. */

@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(32) kv_append_kernel(const __grid_constant__ k
         k[i] = kv_input(a.k, from + i, a.bf16);
         v[i] = kv_clamp_f16(kv_input(a.v, from + i, a.bf16));
     }
+    ptx_launch_dependents();
     if (a.f16_cache) {
 #pragma unroll
         for (int i = 0; i < PER; i++) {

@@ -183,6 +183,7 @@ int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
         return refuse(p, QT_MATMUL_FAILED, cudaGetErrorString(cudaGetLastError()));
     if (per_sm == 0)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "not enough registers");
+    p->dependent = opt->dependent_launch && device.cc == 90;
     kv_site site = {items, (size_t)device.sms, (size_t)per_sm, 0};
     if (smem_bytes(in) + meeting_bytes(in, MAX_CLUSTER) + STATIC_BYTES <= smem_limit)
         site.most_cluster = most_cluster(&site, in, device.cc);
@@ -228,19 +229,14 @@ int qt_kv_attention_run(const struct qt_kv_plan *p, const struct qt_kv_cache *c,
     a.scale_log2 = o->scale * 1.4426950408889634f;
     a.bf16 = o->dtype == QT_MATMUL_BF16;
     a.cluster = p->cluster;
+    a.dependent = p->dependent;
     a.meeting_at = (int)smem_bytes(in);
-    cudaLaunchAttribute cluster = qt_cluster_attribute((size_t)p->cluster);
-    cudaLaunchConfig_t config = {};
-    /* Of a cluster the last blocks may have nothing to do. */
-    config.gridDim = dim3((unsigned)(p->cluster ? p->cluster : p->splits),
-                          (unsigned)(a.tiles * (int)c->heads), (unsigned)o->batch);
-    config.blockDim = dim3((unsigned)in->warps * 32);
-    config.dynamicSmemBytes = smem_bytes(in) + meeting_bytes(in, (size_t)p->cluster);
-    config.stream = (cudaStream_t)stream;
-    config.attrs = &cluster;
-    config.numAttrs = p->cluster > 0;
-    void *args[] = {&a};
-    return cudaLaunchKernelExC(&config, (const void *)in->kernel, args) == cudaSuccess
-               ? QT_MATMUL_OK
-               : QT_MATMUL_FAILED;
+    const struct qt_kernel_launch launch = {
+        (const void *)in->kernel,
+        /* Of a cluster the last blocks may have nothing to do. */
+        dim3((unsigned)(p->cluster ? p->cluster : p->splits), (unsigned)(a.tiles * (int)c->heads),
+             (unsigned)o->batch),
+        in->warps * 32, smem_bytes(in) + meeting_bytes(in, (size_t)p->cluster), p->cluster,
+        p->dependent != 0};
+    return qt_launch_kernel(&launch, &a, stream);
 }

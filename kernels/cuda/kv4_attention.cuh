@@ -246,15 +246,18 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
     kv_work w = kv_work_open(a, 4 * HQ);
     kv_query_part<F> query;
     const int length = min(a.length[w.sequence], a.max_length);
-    if (w.warp < w.heads)
+    if (!a.dependent && w.warp < w.heads)
         query.load(a, w, w.warp);
     const int splits = (length + a.split_tokens - 1) / a.split_tokens;
     w.begin = (int)blockIdx.x * a.split_tokens;
     w.end = min(w.begin + a.split_tokens, length);
-    if (splits == 0 && blockIdx.x == 0) /* nothing to attend to */
+    if (splits == 0 && blockIdx.x == 0) { /* nothing to attend to */
+        if (a.dependent)
+            ptx_wait_previous();
 #pragma unroll 1
         for (int i = (int)threadIdx.x * 4; i < w.heads * D; i += WARPS * 32 * 4)
             kv_store_4(a, w, i / D, D, i % D, make_float4(0, 0, 0, 0));
+    }
     __shared__ uint64_t meeting_barrier;
     const uint32_t meeting = ptx_shared(&meeting_barrier);
     if (a.cluster)
@@ -270,8 +273,17 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
     const int stride = WARPS * F::TOKENS;
     int token = w.begin + w.warp * F::TOKENS, ahead = token;
 #pragma unroll 1
-    for (int i = 0; i < DEPTH - 1; i++, ahead += stride)
+    for (int i = 0; i < DEPTH - 1; i++, ahead += stride) {
+        if (a.dependent && (unsigned)(length - 1 - ahead) < F::TOKENS) /* the new token */
+            ptx_wait_previous();
         kv_copy<F>(a, source, w, ring + i * BYTES, ahead);
+    }
+    if (a.dependent) {
+        ptx_wait_previous();
+        if (w.warp < w.heads)
+            query.load(a, w, w.warp);
+    }
+    ptx_launch_dependents();
     kv_queries<F, HQ> q;
     kv_load_queries(&q, a, w, query,
                     (uint32_t *)(kv_smem + (DEPTH - 1) * BYTES)); /* a slot still free */

@@ -21,6 +21,7 @@ struct kv_args {
     int split_tokens, max_length;
     float scale_log2; /* softmax scale * log2(e) */
     int bf16;
+    int dependent; /* launched before the previous kernel has ended */
 };
 
 extern __shared__ __align__(256) unsigned char kv_smem[]; /* F16 rows: addresses by XOR */

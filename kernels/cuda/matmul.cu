@@ -307,21 +307,11 @@ int qt_allow_smem(struct qt_matmul_plan *p)
 int qt_launch_clusters(const struct qt_matmul_plan *p, void *args, int threads, int cluster,
                        bool dependent, void *stream)
 {
-    cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)p->grid_x, (unsigned)p->grid_y);
-    config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = p->smem_bytes;
-    config.stream = (cudaStream_t)stream;
-    config.attrs = attributes;
-    if (dependent && p->cc == 90) {
-        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-    }
-    if (cluster > 1)
-        attributes[config.numAttrs++] = qt_cluster_attribute((size_t)cluster);
-    cudaError_t e = cudaLaunchKernelExC(&config, p->kernel, &args);
-    return e == cudaSuccess ? QT_MATMUL_OK : QT_MATMUL_FAILED;
+    const struct qt_kernel_launch launch = {
+        p->kernel, dim3((unsigned)p->grid_x, (unsigned)p->grid_y),
+        threads,   p->smem_bytes,
+        cluster,   dependent && p->cc == 90};
+    return qt_launch_kernel(&launch, args, stream);
 }
 
 int qt_launch(const struct qt_matmul_plan *p, void *args, int threads, bool dependent, void *stream)

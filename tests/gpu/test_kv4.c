@@ -65,7 +65,9 @@ static void make_tokens(struct cache *c, const struct test_case *t)
 {
     c->length = malloc(t->batch * sizeof(int));
     for (size_t b = 0; b < t->batch; b++) {
-        c->length[b] = b == 0 ? (int)t->max_length : (int)random_below(t->max_length + 1);
+        c->length[b] = b == 0                      ? (int)t->max_length
+                       : b == 2 && random_below(2) ? 0
+                                                   : (int)random_below(t->max_length + 1);
         c->tokens += (size_t)c->length[b];
     }
     c->sequence = malloc(c->tokens * sizeof(int));
@@ -254,6 +256,7 @@ static void truth(double *out, const struct cache *c, const struct test_case *t,
 }
 
 static double worst[2];
+static int clusters; /* cases with such */
 
 static double relative_error(const struct cache *c, const struct test_case *t, const uint16_t *out,
                              const uint16_t *q, double scale)
@@ -322,6 +325,12 @@ static void check_attention(const struct cache *c, const struct test_case *t, si
     for (int i = 0; i < 2 && ran; i++)
         ran = guarded_run(out[i], &plan, &c->c, device_q, length, count);
     bool equal = memcmp(out[0], out[1], count * 2) == 0;
+    if (ran && plan.cluster) { /* the same splits, without one */
+        ran = qt_kv_attention_plan(&plan, &c->c, &opt, plan.split_tokens) == QT_MATMUL_OK &&
+              !plan.cluster && guarded_run(out[1], &plan, &c->c, device_q, length, count);
+        equal = equal && memcmp(out[0], out[1], count * 2) == 0;
+        clusters++;
+    }
     double e = ran ? relative_error(c, t, out[0], q, (double)opt.scale) : INFINITY;
     snprintf(what, sizeof what,
              "%s dim %zu heads %zu x %zu batch %zu length %zu page %zu %s split %zu q %g: "
@@ -354,6 +363,77 @@ static void check_case(const struct test_case *t)
     check_attention(&c, t, 0, 1);
     check_attention(&c, t, 128, 20);
     check_attention(&c, t, 128 * (1 + random_below(8)), 0.02f);
+    cache_free(&c);
+}
+
+/* New last tokens, then attention that begins while these are still being quantized: what it makes
+ * of them in the end. */
+static bool same_behind_append(const struct cache *c, const struct test_case *t,
+                               struct qt_kv_options opt, size_t split_tokens, const void *q,
+                               const int *length, const void *k, const void *v, const int *sequence,
+                               const int *position, size_t tokens)
+{
+    size_t count = t->batch * opt.heads * t->dim;
+    uint16_t *out[2] = {malloc(count * 2), malloc(count * 2)};
+    bool same = true;
+    for (int dependent = 1; dependent >= 0; dependent--) {
+        struct qt_kv_plan plan;
+        opt.dependent_launch = dependent;
+        same = same && qt_kv_attention_plan(&plan, &c->c, &opt, split_tokens) == QT_MATMUL_OK;
+        if (same && dependent)
+            same = qt_kv_append(&c->c, k, v, sequence, position, tokens, opt.dtype, NULL) ==
+                   QT_MATMUL_OK;
+        same = same && guarded_run(out[dependent], &plan, &c->c, q, length, count);
+    }
+    same = same && memcmp(out[0], out[1], count * 2) == 0;
+    free(out[0]);
+    free(out[1]);
+    return same;
+}
+
+static void check_dependent(const struct test_case *t, size_t split_tokens)
+{
+    struct cache c;
+    size_t row = t->heads * t->dim, bytes = t->batch * row * t->group * 2, tokens = 0;
+    struct qt_kv_options opt = {.batch = t->batch,
+                                .heads = t->heads * t->group,
+                                .max_length = t->max_length,
+                                .scale = 1 / sqrtf((float)t->dim),
+                                .dtype = t->bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16};
+    uint16_t *x = malloc(bytes);
+    int *sequence = malloc(t->batch * sizeof(int)), *position = malloc(t->batch * sizeof(int));
+    char what[160];
+    cache_new(&c, t);
+    for (size_t b = 0; b < t->batch; b++)
+        if (c.length[b]) {
+            sequence[tokens] = (int)b;
+            position[tokens++] = c.length[b] - 1;
+        }
+    int *device_sequence = upload(sequence, t->batch * sizeof(int));
+    int *device_position = upload(position, t->batch * sizeof(int));
+    int *length = upload(c.length, t->batch * sizeof(int));
+    int wrong = 0;
+    for (int round = 0; round < 10; round++) {
+        void *device[3]; /* q, k, v */
+        for (int i = 0; i < 3; i++) {
+            for (size_t j = 0; j < bytes / 2; j++)
+                x[j] = from_float(4 * random_float(), t->bf16);
+            device[i] = upload(x, bytes);
+        }
+        wrong += !same_behind_append(&c, t, opt, split_tokens, device[0], length, device[1],
+                                     device[2], device_sequence, device_position, tokens);
+        for (int i = 0; i < 3; i++)
+            CHECK(cudaFree(device[i]));
+    }
+    snprintf(what, sizeof what, "dependent launch dim %zu batch %zu length %zu split %zu: %d wrong",
+             t->dim, t->batch, t->max_length, split_tokens, wrong);
+    result(wrong == 0, what);
+    CHECK(cudaFree(device_sequence));
+    CHECK(cudaFree(device_position));
+    CHECK(cudaFree(length));
+    free(sequence);
+    free(position);
+    free(x);
     cache_free(&c);
 }
 
@@ -410,6 +490,23 @@ int main(int argc, char **argv)
         if (!quick || i < 4)
             check_case(&t);
     }
-    printf("worst relative error: f16 %.3g, bf16 %.3g\n", worst[0], worst[1]);
+    static const size_t few_lengths[] = {40, 1024, 2048, 8192};
+    for (int i = 0; i < 8; i++) { /* few sequences: clusters where there are such */
+        struct test_case t = {i % 2 ? QT_KV_F16 : QT_KV_INT4,
+                              i % 3 ? 128 : 64,
+                              2,
+                              4,
+                              3,
+                              few_lengths[i / 2],
+                              pages[i % 6],
+                              (int)random_below(2)};
+        if (quick && i > 3)
+            break;
+        check_case(&t);
+        check_dependent(&t, 0);
+        check_dependent(&t, 256);
+    }
+    printf("%d cases with clusters; worst relative error: f16 %.3g, bf16 %.3g\n", clusters,
+           worst[0], worst[1]);
     return check_end();
 }
