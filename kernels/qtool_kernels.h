@@ -146,7 +146,7 @@ struct qt_matmul_plan {
     size_t workspace_bytes; /* 0, or what run needs */
     struct qt_matmul_config config;
     /* The product is that of rounded weights: DENSE of those of dequantize to options.dtype; some
-     * TILE plans, LUT with groups from about 200 tokens on, of table[code] * stored scale in FP16.
+     * TILE plans, LUT with groups and more than 128 tokens, of table[code] * stored scale in FP16.
      */
     int rounded;
     char reason[160]; /* why not, when the status is not OK */

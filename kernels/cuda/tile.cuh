@@ -3,7 +3,7 @@
  *
  * Group scales: sums are kept in units of the scale of the current group. At a new group they are
  * multiplied by old scale / new scale, at the end by the last: one multiplication per sum and
- * group, and no second set of sums in registers. Kernels that round (qt_tile_rounds) multiply
+ * group, and no second set of sums in registers. Kernels that round (QT_TILE_EXACT_TOKENS) multiply
  * weights by their scales instead.
  *
  * Requires    compute capability 9.0; X FP16, 16-byte aligned rows (prepare.cu makes such)
@@ -140,13 +140,12 @@ template <class Format, int WGS, int BM, int C> struct tile_source {
  * products are on their way: to wait for it earlier, or to ask whether it is there, costs more than
  * it saves.
  */
-template <class Format, int WGS, int BM, int C>
+template <class Format, int WGS, int BM, int C, bool ROUNDS>
 static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const qt_tile_args &a,
                                                          qt_ring *r, int begin, int end)
 {
     typedef tile_source<Format, WGS, BM, C> source;
     const int STEPS = qt_tile_steps(WGS, BM, C), BATCHES = 4 / STEPS;
-    const bool ROUNDS = qt_tile_rounds(Format::TABLE_BYTES, BM);
     const tile_places<Format, C> places(a);
     const int lane = (int)threadIdx.x % 32;
     const uint32_t lane_bytes = (uint32_t)lane * 4;
@@ -244,15 +243,15 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
 }
 
 /* For tile_multiply_all. */
-template <class Format, int WGS, int BM, int C> struct tile_planes {
+template <class Format, int WGS, int BM, int C, bool ROUNDS> struct tile_planes {
     typedef float sum;
     const qt_tile_args &a;
 
     __device__ __forceinline__ void multiply(tile_sums<BM> *d, qt_ring *r, const tile_segment &s,
                                              int strip) const
     {
-        float2 unit = tile_accumulate<Format, WGS, BM, C>(d, a, r, s.k0, s.k1);
-        if (!Format::GROUPED || (qt_tile_rounds(Format::TABLE_BYTES, BM) && a.row_scales))
+        float2 unit = tile_accumulate<Format, WGS, BM, C, ROUNDS>(d, a, r, s.k0, s.k1);
+        if (!Format::GROUPED || (ROUNDS && a.row_scales))
             unit = __half22float2(*(
                 const __half2 *)(a.scale + (size_t)min(strip, a.strips - 1) * a.pitch_groups * 16 +
                                  (int)threadIdx.x % 32 / 4 * 2));
@@ -279,7 +278,7 @@ template <class Format, int WGS, int BM, int C> struct tile_planes {
 /* ---- the kernel --------------------------------------------------------------------------------
  */
 
-template <class Format, int WGS, int BM, int C>
+template <class Format, int WGS, int BM, int C, bool ROUNDS>
 __global__ void __launch_bounds__(WGS * 128 + 128, 1)
     qt_tile_kernel(const __grid_constant__ qt_tile_args a)
 {
@@ -297,21 +296,26 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
                            WGS * 128);
         ptx_launch_dependents();
         qt_ring_start(WGS * 128);
-        tile_multiply_all<WGS, BM>(a, r, tile_planes<Format, WGS, BM, C>{a});
+        tile_multiply_all<WGS, BM>(a, r, tile_planes<Format, WGS, BM, C, ROUNDS>{a});
     }
 }
 
 /* Of a format: NULL if there is none. */
 template <class Format> static const void *qt_tile_of(int kind)
 {
-#define KERNEL(wgs, tokens, blocks) (const void *)qt_tile_kernel<Format, wgs, tokens, blocks>,
-    if constexpr (Format::GROUPED) {
-        static const void *const kernels[] = {QT_TILE_GROUP_TABLE(KERNEL)};
-        return kernels[kind];
+#define KERNEL(wgs, tokens, blocks, rounds)                                                        \
+    (const void *)qt_tile_kernel<Format, wgs, tokens, blocks, rounds>,
+#define KERNELS(TABLE)                                                                             \
+    static const void *const kernels[QT_TILE_KINDS] = {TABLE(KERNEL)};                             \
+    return kernels[kind];
+    if constexpr (Format::TABLE_BYTES > 0) {
+        KERNELS(QT_TILE_LUT_TABLE)
+    } else if constexpr (Format::GROUPED) {
+        KERNELS(QT_TILE_INT_TABLE)
     } else {
-        static const void *const kernels[QT_TILE_KINDS] = {QT_TILE_TABLE(KERNEL)};
-        return kernels[kind];
+        KERNELS(QT_TILE_ROW_TABLE)
     }
+#undef KERNELS
 #undef KERNEL
 }
 

@@ -5,20 +5,29 @@
 #include "kernels/cuda/decode.cuh"
 #include "kernels/cuda/plan.h"
 
-/* The kernels there are: X(warpgroups, tokens, blocks of k in a stage). */
-#define QT_TILE_TABLE(X)                                                                           \
-    X(2, 16, 2)                                                                                    \
-    X(2, 32, 2)                                                                                    \
-    X(4, 32, 2)                                                                                    \
-    X(2, 64, 2)                                                                                    \
-    X(3, 64, 2)                                                                                    \
-    X(4, 64, 2)                                                                                    \
-    X(2, 128, 2)                                                                                   \
-    X(3, 128, 2)                                                                                   \
-    X(2, 256, 1)
-/* And of formats with a scale per group alone; the others would want more registers for it. */
-#define QT_TILE_GROUP_TABLE(X) QT_TILE_TABLE(X) X(4, 128, 2)
-enum { QT_TILE_KINDS = 10 };
+/* The kernels there are: X(warpgroups, tokens, blocks of k in a stage, rounds). */
+#define QT_TILE_COMMON_TABLE(X)                                                                    \
+    X(2, 16, 2, false)                                                                             \
+    X(2, 32, 2, false)                                                                             \
+    X(4, 32, 2, false)                                                                             \
+    X(2, 64, 2, false)                                                                             \
+    X(3, 64, 2, false)                                                                             \
+    X(4, 64, 2, false)                                                                             \
+    X(2, 128, 2, false)                                                                            \
+    X(3, 128, 2, false)
+/* With a scale a row. */
+#define QT_TILE_ROW_TABLE(X) QT_TILE_COMMON_TABLE(X) X(2, 256, 1, false)
+/* With a scale a group, for which the others would want more registers: integers, and what is
+ * looked up. */
+#define QT_TILE_INT_TABLE(X) QT_TILE_ROW_TABLE(X) X(4, 128, 2, false)
+#define QT_TILE_LUT_TABLE(X)                                                                       \
+    QT_TILE_COMMON_TABLE(X)                                                                        \
+    X(2, 256, 1, true)                                                                             \
+    X(4, 128, 2, false)                                                                            \
+    X(2, 128, 2, true)                                                                             \
+    X(3, 128, 2, true)                                                                             \
+    X(4, 128, 2, true)
+enum { QT_TILE_KINDS = 13 };
 
 /*
  * K-steps whose products are started at a time: 4 if there are registers for the fragments of two
@@ -32,15 +41,12 @@ static __host__ __device__ constexpr int qt_tile_steps(int warpgroups, int token
 
 /*
  * Kernels that round weights, times their group scales, to FP16, as qt_matmul_dequantize does. The
- * alternative, sums in units of a scale, multiplies 128 sums a lane at each new group where a tile
- * has 256 tokens, and is 4 to 5 % slower (docs/kernels.md). Integers keep to that: plans for 4 bits
- * seldom take such tiles, and 8 bits times a scale want more than the range of FP16. With one scale
- * a row nothing is rounded.
+ * alternative, sums in units of a scale, multiplies as many sums at each new group as a lane has,
+ * and is 2 to 5 % slower (docs/kernels.md). Integers keep to that: plans for 4 bits seldom take
+ * tiles of 256 tokens, and 8 bits times a scale want more than the range of FP16. With one scale a
+ * row nothing is rounded. Plans for so many tokens are exact:
  */
-static __host__ __device__ constexpr bool qt_tile_rounds(int table_bytes, int tokens)
-{
-    return table_bytes > 0 && tokens == 256;
-}
+enum { QT_TILE_EXACT_TOKENS = 128 };
 
 /* Shared memory through which a warpgroup's results go, 16 tokens of 64 rows at a time. */
 enum { QT_TILE_RESULT_TOKENS = 16, QT_TILE_RESULT_BYTES = QT_TILE_RESULT_TOKENS * 64 * 2 };
@@ -94,6 +100,7 @@ struct qt_tile_kind {
     int weight_bytes; /* of a stage, at most */
     float serial_us;  /* as column_us, but of the whole tile: what one of the blocks that share it
                          does for all, beside the products; 0: nothing */
+    bool rounds;      /* weights, to FP16 */
     bool pairs_only;  /* such work is not for clusters of four, each block of which would do it */
 };
 

@@ -15,27 +15,35 @@ const void *qt_tile_instance(enum qt_format format, int kind)
 }
 
 /*
- * Microseconds, see struct qt_tile_kind, in the order of QT_TILE_GROUP_TABLE: formats with a scale
- * per group, integers of 4 bits apart, which are not looked up, and formats with a scale per row,
- * which have all but the last kernel.
+ * Microseconds, see struct qt_tile_kind, in the order of the tables: formats that are looked up,
+ * integers of 4 bits, others with a scale per group, and formats with a scale per row.
  * From sweeps of all tiles with nf4, int4 and fp6 at nine shapes of 1024 to 57344 rows, m = 32 to
  * 4096, on an H200 (docs/kernels.md): numbers with which what is planned takes on average 0.1 to
  * 0.4 % longer than the fastest of all. 16 tokens, which were not among them, as measured before
  * (int4: estimated).
  */
-static const float column_us[QT_TILE_KINDS][3] = {
-    {.207f, .200f, .228f}, {.198f, .193f, .240f}, {.350f, .340f, .465f}, {.255f, .240f, .275f},
-    {.353f, .328f, .413f}, {.468f, .428f, .526f}, {.398f, .368f, .370f}, {.583f, .518f, .543f},
-    {.740f, .745f, .685f}, {.810f, .730f, 0}};
+enum column { LOOKED_UP, INT4, OTHERS, ROWS, COLUMNS };
+static const float column_us[QT_TILE_KINDS][COLUMNS] = {{.207f, .200f, .207f, .228f},
+                                                        {.198f, .193f, .198f, .240f},
+                                                        {.350f, .340f, .350f, .465f},
+                                                        {.255f, .240f, .255f, .275f},
+                                                        {.353f, .328f, .353f, .413f},
+                                                        {.468f, .428f, .468f, .526f},
+                                                        {.398f, .368f, .398f, .370f},
+                                                        {.583f, .518f, .583f, .543f},
+                                                        {.720f, .745f, .740f, .685f},
+                                                        {.810f, .730f, .810f},
+                                                        {.387f},
+                                                        {.568f},
+                                                        {.775f}};
 
-/* The same of kernels that round, which are for 256 tokens (qt_tile_rounds), of sweeps with nf4. */
-static const float rounded_us = .720f;
-
-static int column_of(enum qt_format format)
+static enum column column_of(const struct qt_shape *s)
 {
-    if (format > QT_FORMAT_LAST_GROUPED)
-        return 2;
-    return format == QT_FORMAT_INT4 || format == QT_FORMAT_INT4_ZERO;
+    if (s->format > QT_FORMAT_LAST_GROUPED)
+        return ROWS;
+    if (s->format == QT_FORMAT_INT4 || s->format == QT_FORMAT_INT4_ZERO)
+        return INT4;
+    return s->table_bytes ? LOOKED_UP : OTHERS;
 }
 
 /* What 64 columns of k take at least, as the weights are decoded however few the tokens are: for
@@ -58,37 +66,48 @@ static int zeros_at(const struct qt_shape *s, int strips, int blocks)
 /* A kernel is for groups of at least the columns whose products it starts at a time. */
 static struct qt_tile_matrix matrix_of(const struct qt_shape *s)
 {
-#define KIND(warpgroups, tokens, blocks) {warpgroups, tokens, blocks, NULL, 0, 0, 0, 0},
-    static const struct qt_tile_kind kinds[QT_TILE_KINDS] = {QT_TILE_GROUP_TABLE(KIND)};
+#define KIND(warpgroups, tokens, blocks, rounds)                                                   \
+    {warpgroups, tokens, blocks, NULL, 0, 0, 0, 0, rounds},
+    static const struct qt_tile_kind lut[QT_TILE_KINDS] = {QT_TILE_LUT_TABLE(KIND)};
+    static const struct qt_tile_kind others[QT_TILE_KINDS] = {QT_TILE_INT_TABLE(KIND)};
     struct qt_tile_matrix t = {};
     t.strips = s->strips;
     t.blocks = s->blocks;
     for (int i = 0; i < QT_TILE_KINDS; i++) {
-        struct qt_tile_kind kind = kinds[i];
+        struct qt_tile_kind kind = s->table_bytes ? lut[i] : others[i];
         const int strips = 4 * kind.warpgroups;
         const int steps = qt_tile_steps(kind.warpgroups, kind.tokens, kind.blocks);
         kind.kernel = qt_tile_instance(s->format, i);
-        kind.column_us =
-            qt_tile_rounds((int)s->table_bytes, kind.tokens)
-                ? rounded_us
-                : fmaxf(column_us[i][column_of(s->format)], decode_us(s->format, kind.warpgroups));
+        if (!kind.kernel || !s->zero_boxes || 16 * steps > 1 << s->group_shift)
+            continue;
+        kind.column_us = fmaxf(column_us[i][column_of(s)], decode_us(s->format, kind.warpgroups));
         kind.head_bytes = 2 * (int)s->table_bytes;
         kind.weight_bytes = zeros_at(s, strips, kind.blocks) +
                             strips * qt_zero_pitch(s, qt_stage_groups(s, kind.blocks));
-        if (kind.kernel && s->zero_boxes && 16 * steps <= 1 << s->group_shift)
-            t.kinds[t.count++] = kind;
+        t.kinds[t.count++] = kind;
     }
     return t;
+}
+
+/* Of kinds that differ only in whether they round: that for so many tokens. */
+static const struct qt_tile_kind *kind_for(const struct qt_tile_matrix *t, int warpgroups,
+                                           int tokens, size_t m)
+{
+    const struct qt_tile_kind *kind = NULL;
+    for (int i = 0; i < t->count; i++) {
+        const struct qt_tile_kind *k = &t->kinds[i];
+        if (k->warpgroups == warpgroups && k->tokens == tokens &&
+            (!kind || k->rounds == (m > QT_TILE_EXACT_TOKENS)))
+            kind = k;
+    }
+    return kind;
 }
 
 const struct qt_tile_kind *qt_tile_kind_of(const struct qt_matmul_plan *p,
                                            const struct qt_tile_matrix *t)
 {
-    for (int i = 0; i < t->count; i++)
-        if (t->kinds[i].warpgroups * 4 == p->config.warps &&
-            t->kinds[i].tokens == p->config.token_tiles * 8)
-            return &t->kinds[i];
-    return NULL;
+    return p->config.warps % 4 ? NULL
+                               : kind_for(t, p->config.warps / 4, p->config.token_tiles * 8, p->m);
 }
 
 /* ---- shared memory -----------------------------------------------------------------------------
@@ -231,7 +250,9 @@ bool qt_tile_choose_kind(struct qt_matmul_plan *p, const struct qt_tile_matrix *
     for (int i = 0; i < QUADS * t->count; i++) {
         const struct qt_tile_kind *k = &t->kinds[i / QUADS];
         int splits = WHOLE_TILES + i % QUADS;
-        if ((splits == SHARED_TILES && !can_share(p, t, k)) ||
+        if ((k->rounds && p->m <= QT_TILE_EXACT_TOKENS) ||
+            k != kind_for(t, k->warpgroups, k->tokens, p->m) ||
+            (splits == SHARED_TILES && !can_share(p, t, k)) ||
             (splits >= PAIRS && !can_cluster(p, t, k, splits)))
             continue;
         double this_us = tile_us(t, k, splits, p->m, p->sms);
@@ -315,7 +336,7 @@ int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     int rc = qt_tile_check_config(p, &t);
     if (rc != QT_MATMUL_OK)
         return rc;
-    p->rounded = s->groups > 1 && qt_tile_rounds((int)s->table_bytes, 8 * p->config.token_tiles);
+    p->rounded = s->groups > 1 && qt_tile_kind_of(p, &t)->rounds;
     if (qt_prepare_needed(p))
         p->workspace_bytes += qt_prepare_bytes(p);
     else if (p->workspace_bytes == QT_MATMUL_WORKSPACE_ZEROED)

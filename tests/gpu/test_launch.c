@@ -114,11 +114,12 @@ static int dense(void *context, void *y, const void *x, const void *w, size_t m,
     return 0;
 }
 
-/* Weights are rounded before a dense product, and in tiles of 256 tokens with group scales. */
+/* Weights are rounded before a dense product, and by tiles of 128 and 256 tokens for more than 128
+ * with group scales. */
 static bool rounds(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
     return p->config.path == QT_MATMUL_DENSE ||
-           (p->config.path == QT_MATMUL_TILE && p->config.token_tiles == 32 &&
+           (p->config.path == QT_MATMUL_TILE && p->config.token_tiles >= 16 && p->m > 128 &&
             w->kind == QT_MATMUL_LUT && w->group && w->group < w->k);
 }
 
