@@ -34,7 +34,7 @@ static int list_bytes(const struct qt_matmul_weight *w, int tokens)
 static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w)
 {
 #define KIND(warpgroups, tokens, us, outlier_us)                                                   \
-    {warpgroups, tokens, 2, NULL, w->mix24.csr_ptr ? outlier_us : us, 0, 0, 0},
+    {warpgroups, tokens, 2, NULL, w->mix24.csr_ptr ? outlier_us : us, QT_TILE_WHOLE},
     const struct qt_tile_kind kinds[] = {QT_MIX24_TILE_TABLE(KIND)};
     struct qt_tile_matrix t = {};
     t.strips = qt_mix24_strips(w);
@@ -141,7 +141,7 @@ int qt_mix24_tile_run(const struct qt_matmul_plan *p, const struct qt_matmul_wei
                                          space + at.prepared};
     a.outliers.columns = (const __half *)to.columns;
     a.outliers.column_pitch = to.column_pitch;
-    if (!qt_x_map(p, &a.x, to.rows, (size_t)t.blocks, k->tokens, k->blocks) ||
+    if (!qt_tile_x_maps(&a, p, k, to.rows, (size_t)t.blocks) ||
         !qt_mix24_record_maps(p, a.records, w, 4 * k->warpgroups) ||
         (to.lists && !list_map(p, &a.lists, to.lists, t.strips, a.units, 4 * k->warpgroups)))
         return QT_MATMUL_UNSUPPORTED;

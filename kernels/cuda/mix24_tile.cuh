@@ -62,7 +62,8 @@ static __device__ __forceinline__ void mix24_tile_copy_weights(const qt_mix24_ti
             const int list_bytes = WGS * 4 * a.list_bytes;
             const uint32_t bar = r.full + 8 * r.stage;
             ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-            ptx_barrier_expect(bar, (uint32_t)(BM * 256 + list_bytes + WGS * 4 * bytes));
+            ptx_barrier_expect(
+                bar, (uint32_t)(tile_x_bytes<BM, 2>(a, s) + list_bytes + WGS * 4 * bytes));
             ptx_copy_box(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes + BM * 256 +
                              list_bytes,
                          &a.records[four], at, strip, bar);

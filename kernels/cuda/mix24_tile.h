@@ -13,8 +13,9 @@
     X(3, 64, .380f, .550f)                                                                         \
     X(2, 128, .385f, .475f)                                                                        \
     X(3, 128, .550f, .690f)                                                                        \
+    X(2, 192, .575f, .650f)                                                                        \
     X(2, 256, .765f, .830f)
-enum { QT_MIX24_TILE_KINDS = 6 };
+enum { QT_MIX24_TILE_KINDS = 7 };
 
 /*
  * Outliers of tiles of few tokens are added up by a warpgroup of their own
@@ -30,7 +31,7 @@ enum { QT_MIX24_TILE_T = 32 };
 /* K-steps whose products are started at a time: see qt_tile_steps. */
 static __host__ __device__ constexpr int qt_mix24_tile_steps(int warpgroups, int tokens)
 {
-    return warpgroups == 2 && tokens <= 128 ? 4 : 2;
+    return warpgroups == 2 && tokens <= 192 ? 4 : 2;
 }
 
 struct qt_mix24_tile_args : qt_tile_base {

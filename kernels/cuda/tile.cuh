@@ -41,7 +41,7 @@ static __device__ __forceinline__ void tile_copy_weights(const qt_tile_args &a, 
             const uint32_t bar = r.full + 8 * r.stage;
             uint32_t dst = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes + BM * 128 * C;
             ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-            ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
+            ptx_barrier_expect(bar, (uint32_t)(a.weight_tx + tile_x_bytes<BM, C>(a, s)));
 #pragma unroll
             for (int i = 0; i < 3; i++)
                 if (qt_plane_width<Format>(i)) {

@@ -16,18 +16,19 @@
     X(2, 128, 2, false)                                                                            \
     X(3, 128, 2, false)
 /* With a scale a row. */
-#define QT_TILE_ROW_TABLE(X) QT_TILE_COMMON_TABLE(X) X(2, 256, 1, false)
+#define QT_TILE_ROW_TABLE(X) QT_TILE_COMMON_TABLE(X) X(2, 192, 1, false) X(2, 256, 1, false)
 /* With a scale a group, for which the others would want more registers: integers, and what is
  * looked up. */
 #define QT_TILE_INT_TABLE(X) QT_TILE_ROW_TABLE(X) X(4, 128, 2, false)
 #define QT_TILE_LUT_TABLE(X)                                                                       \
     QT_TILE_COMMON_TABLE(X)                                                                        \
+    X(2, 192, 1, true)                                                                             \
     X(2, 256, 1, true)                                                                             \
     X(4, 128, 2, false)                                                                            \
     X(2, 128, 2, true)                                                                             \
     X(3, 128, 2, true)                                                                             \
     X(4, 128, 2, true)
-enum { QT_TILE_KINDS = 13 };
+enum { QT_TILE_KINDS = 14 };
 
 /*
  * K-steps whose products are started at a time: 4 if there are registers for the fragments of two
@@ -54,6 +55,8 @@ enum { QT_TILE_RESULT_TOKENS = 16, QT_TILE_RESULT_BYTES = QT_TILE_RESULT_TOKENS 
 /* What all tile kernels have (tile_ring.cuh). */
 struct qt_tile_base {
     CUtensorMap x;             /* F16 [k / 64][m][64], boxes of a stage's blocks x tokens x 64 */
+    CUtensorMap x_cut;         /* the same in boxes of one block and cut_tokens */
+    int cut_tokens;            /* of the last token tile, if it is copied in these; or 0 */
     const float *token_factor; /* [m], or NULL: on every result of a token */
     void *y;                   /* F16 or BF16 [m][n] */
     float *partial;            /* [blocks][tile rows * tile tokens] */
@@ -83,7 +86,7 @@ struct qt_tile_args : qt_tile_base {
     int group_shift;          /* log2(channels per scale) */
     int row_scales;           /* all channels of a row have one */
     int stage_groups;         /* scales of a row in a stage */
-    int stage_tx;             /* bytes that a stage waits for */
+    int weight_tx;            /* bytes that a stage waits for, beside X */
     CUtensorMap zeros;        /* U64 [strips][groups * zero points' bytes / 8]; formats with such */
     int zeros_at, zero_pitch; /* in a stage; bytes of a strip */
 };
@@ -91,17 +94,22 @@ struct qt_tile_args : qt_tile_base {
 /* ---- plans (tile_plan.cu) ----------------------------------------------------------------------
  */
 
+/* Of most kernels, see below. */
+static const float QT_TILE_WHOLE = .95f;
+
 /* A kernel that there is for a matrix. */
 struct qt_tile_kind {
     int warpgroups, tokens, blocks;
     const void *kernel;
-    float column_us;  /* microseconds on an H200 for 64 columns of k of a shared tile */
-    int head_bytes;   /* of shared memory before the ring */
-    int weight_bytes; /* of a stage, at most */
-    float serial_us;  /* as column_us, but of the whole tile: what one of the blocks that share it
-                         does for all, beside the products; 0: nothing */
-    bool rounds;      /* weights, to FP16 */
-    bool pairs_only;  /* such work is not for clusters of four, each block of which would do it */
+    float column_us;    /* microseconds on an H200 for 64 columns of k of a shared tile */
+    float whole_factor; /* of that where blocks have whole tiles, or are clusters: they go through
+                           k in step, and find X in the L2 */
+    int head_bytes;     /* of shared memory before the ring */
+    int weight_bytes;   /* of a stage, at most */
+    float serial_us;    /* as column_us, but of the whole tile: what one of the blocks that share it
+                           does for all, beside the products; 0: nothing */
+    bool rounds;        /* weights, to FP16 */
+    bool pairs_only;    /* such work is not for clusters of four, each block of which would do it */
 };
 
 struct qt_tile_matrix {
@@ -120,6 +128,9 @@ int qt_tile_check_config(struct qt_matmul_plan *p, const struct qt_tile_matrix *
 /* Of a, what follows from the plan but for X and token factors. */
 void qt_tile_fill(struct qt_tile_base *a, const struct qt_matmul_plan *p,
                   const struct qt_tile_matrix *t, void *y, void *workspace);
+/* Sets what describes X: F16 [k_blocks][m][64]. False: there is no such description. */
+bool qt_tile_x_maps(struct qt_tile_base *a, const struct qt_matmul_plan *p,
+                    const struct qt_tile_kind *k, const void *x, size_t k_blocks);
 /* Bytes of the workspace that qt_tile_fill takes. */
 size_t qt_tile_workspace(const struct qt_matmul_plan *p, const struct qt_tile_matrix *t);
 

@@ -31,8 +31,9 @@ static const float column_us[QT_TILE_KINDS][COLUMNS] = {{.207f, .200f, .207f, .2
                                                         {.468f, .428f, .468f, .526f},
                                                         {.398f, .368f, .398f, .370f},
                                                         {.583f, .518f, .583f, .543f},
-                                                        {.720f, .745f, .740f, .685f},
-                                                        {.810f, .730f, .810f},
+                                                        {.570f, .580f, .590f, .570f},
+                                                        {.720f, .775f, .740f, .700f},
+                                                        {.810f, .710f, .810f},
                                                         {.387f},
                                                         {.568f},
                                                         {.775f}};
@@ -67,7 +68,7 @@ static int zeros_at(const struct qt_shape *s, int strips, int blocks)
 static struct qt_tile_matrix matrix_of(const struct qt_shape *s)
 {
 #define KIND(warpgroups, tokens, blocks, rounds)                                                   \
-    {warpgroups, tokens, blocks, NULL, 0, 0, 0, 0, rounds},
+    {warpgroups, tokens, blocks, NULL, 0, tokens > 128 ? .88f : QT_TILE_WHOLE, 0, 0, 0, rounds},
     static const struct qt_tile_kind lut[QT_TILE_KINDS] = {QT_TILE_LUT_TABLE(KIND)};
     static const struct qt_tile_kind others[QT_TILE_KINDS] = {QT_TILE_INT_TABLE(KIND)};
     struct qt_tile_matrix t = {};
@@ -190,8 +191,6 @@ static int shared_tiles(int tiles, int splits, int blocks)
     return tiles < 2 * blocks ? tiles : tiles % blocks + blocks;
 }
 
-/* Blocks with whole tiles, and clusters, go through k in step and find X in the L2. */
-static const float whole_factor = .95f;
 /* Times of products that are long enough to bring the clock down, over those above: 1.12 to 1.27
  * were seen. qt_dense_us is of such products too. */
 static const float warm_factor = 1.18f;
@@ -211,11 +210,11 @@ static double tile_us(const struct qt_tile_matrix *t, const struct qt_tile_kind 
     if (splits >= PAIRS) {
         const int blocks = 1 << split_log2(splits);
         return start_us + exchange_us * kilobytes * (blocks - 1) / blocks +
-               (double)ceil_div((size_t)k_stages, (size_t)blocks) * block_us * whole_factor;
+               (double)ceil_div((size_t)k_stages, (size_t)blocks) * block_us * k->whole_factor;
     }
     double whole = (double)ceil_div((size_t)(tiles - shared), (size_t)grid) * k_stages;
     if (shared == 0)
-        return start_us + whole * block_us * whole_factor;
+        return start_us + whole * block_us * k->whole_factor;
     int others = shared < grid ? (int)ceil_div((size_t)grid, (size_t)shared) : 1;
     double us = (whole + ceil((double)shared * k_stages / grid)) * block_us;
     us += collect_us * others * kilobytes;
@@ -377,6 +376,16 @@ void qt_tile_fill(struct qt_tile_base *a, const struct qt_matmul_plan *p,
                                                            : 2;
 }
 
+bool qt_tile_x_maps(struct qt_tile_base *a, const struct qt_matmul_plan *p,
+                    const struct qt_tile_kind *k, const void *x, size_t k_blocks)
+{
+    /* Few lines that are not there cost less than another copy (docs/kernels.md). */
+    const int left = (int)(p->m % (size_t)k->tokens);
+    a->cut_tokens = left && k->tokens - left > 16 ? left : 0;
+    return qt_x_map(p, &a->x, x, k_blocks, k->tokens, k->blocks) &&
+           (!a->cut_tokens || qt_x_map(p, &a->x_cut, x, k_blocks, a->cut_tokens, 1));
+}
+
 int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
                 const struct qt_matmul_weight *w, void *y, const void *x, void *workspace,
                 void *stream)
@@ -394,15 +403,15 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
     a.zeros_at = x_bytes(k) + zeros_at(s, 4 * k->warpgroups, k->blocks);
     a.zero_pitch = qt_zero_pitch(s, a.stage_groups);
     /* What is copied: not the gap before zero points. */
-    a.stage_tx = x_bytes(k) + 4 * k->warpgroups *
-                                  (k->blocks * 128 * s->bits + a.stage_groups * 32 + a.zero_pitch);
+    a.weight_tx =
+        4 * k->warpgroups * (k->blocks * 128 * s->bits + a.stage_groups * 32 + a.zero_pitch);
     a.factor = qt_result_factor(w);
     a.dependent = p->options.dependent_launch || qt_prepare_needed(p);
     int rc = qt_prepare_run(p, &x, &a.token_factor, (char *)workspace + qt_tile_workspace(p, &t),
                             stream);
     if (rc != QT_MATMUL_OK)
         return rc;
-    if ((size_t)x % 16 || !qt_x_map(p, &a.x, x, (size_t)s->blocks, k->tokens, k->blocks) ||
+    if ((size_t)x % 16 || !qt_tile_x_maps(&a, p, k, x, (size_t)s->blocks) ||
         !qt_weight_maps(p, a.plane, &a.scales, &a.zeros, s, w, 4 * k->warpgroups, k->blocks,
                         a.stage_groups))
         return QT_MATMUL_UNSUPPORTED;

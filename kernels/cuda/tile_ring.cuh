@@ -145,7 +145,25 @@ static __device__ __forceinline__ tile_segment tile_segment_at(const qt_tile_bas
  *
  * A lane for weights and one for X, each for all stages of all segments: what one lane issues it
  * issues one after the other. Weights do not depend on the previous kernel; X does.
+ *
+ * Of a last token tile that has fewer tokens only these are copied (cut_tokens), a box for each
+ * block of k, as the copy engine is slow where lines of a box are outside of X (fp6, 8192 x 8192,
+ * 65 tokens in a tile of 128: 40 us, of which 128 take 28). The other lines of a stage are whatever
+ * they were, and go into sums that nobody stores.
  */
+
+template <int BM>
+static __device__ __forceinline__ bool tile_is_cut(const qt_tile_base &a, const tile_segment &s)
+{
+    return a.cut_tokens && s.token0 + BM > a.m;
+}
+
+/* Bytes of X in a stage. */
+template <int BM, int C>
+static __device__ __forceinline__ int tile_x_bytes(const qt_tile_base &a, const tile_segment &s)
+{
+    return C * 128 * (tile_is_cut<BM>(a, s) ? a.cut_tokens : BM);
+}
 
 template <int BM, int C, class More>
 static __device__ __forceinline__ void tile_copy_x(const qt_tile_base &a, qt_ring r, More more)
@@ -159,7 +177,13 @@ static __device__ __forceinline__ void tile_copy_x(const qt_tile_base &a, qt_rin
         for (int k_stage = s.k0; k_stage < s.k1; k_stage++) {
             ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
             const uint32_t dst = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes;
-            ptx_copy_box_3d(dst, &a.x, 0, s.token0, k_stage * C, r.full + 8 * r.stage);
+            if (!tile_is_cut<BM>(a, s))
+                ptx_copy_box_3d(dst, &a.x, 0, s.token0, k_stage * C, r.full + 8 * r.stage);
+            else
+#pragma unroll
+                for (int c = 0; c < C; c++)
+                    ptx_copy_box_3d(dst + c * (BM * 128), &a.x_cut, 0, s.token0, k_stage * C + c,
+                                    r.full + 8 * r.stage);
             more(s, k_stage, dst + BM * 128 * C, r.full + 8 * r.stage);
             qt_ring_next(&r, a.stages);
         }
@@ -484,7 +508,7 @@ static __device__ __forceinline__ void tile_finish_quad(const qt_tile_base &a, c
                 ptx_cluster_send_16(ptx_cluster_map(at + line, to), v, ptx_cluster_map(bar, to));
         }
     ptx_barrier_wait_cluster(bar, 0);
-    const int N = QUARTER < 4 ? QUARTER : 4;
+    const int N = QUARTER < 4 ? QUARTER : QUARTER % 4 ? 2 : 4;
 #pragma unroll 1
     for (int j0 = 0; j0 < QUARTER; j0 += N) {
         tile_four<sum_t> v[N] = {};

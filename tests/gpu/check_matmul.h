@@ -177,10 +177,11 @@ static inline void vary_skinny(struct qt_matmul_config *c)
 /* Another configuration of a tile kernel. */
 static inline void vary_tile(struct qt_matmul_config *c)
 {
+    static const int token_tiles[] = {2, 4, 8, 16, 24, 32};
     c->path = QT_MATMUL_TILE;
     c->splits = 1 + (int)random_below(4);
     c->warps = 8 + 4 * (int)random_below(3);
-    c->token_tiles = 2 << random_below(5);
+    c->token_tiles = token_tiles[random_below(COUNT(token_tiles))];
 }
 
 static inline void vary_mma_tile(struct qt_matmul_config *c)

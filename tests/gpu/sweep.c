@@ -74,12 +74,13 @@ static void try_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                       const struct gpu_copies *copies, struct qt_matmul_plan plan,
                       struct gpu_operands *o)
 {
+    static const int token_tiles[] = {2, 4, 8, 16, 24, 32};
     plan.config.path = QT_MATMUL_TILE;
     for (int warps = 8; warps <= 16; warps += 4)
-        for (int token_tiles = 2; token_tiles <= 32; token_tiles *= 2)
+        for (size_t i = 0; i < sizeof token_tiles / sizeof *token_tiles; i++)
             for (int splits = 1; splits <= 4; splits++) {
                 plan.config.warps = warps;
-                plan.config.token_tiles = token_tiles;
+                plan.config.token_tiles = token_tiles[i];
                 plan.config.splits = splits;
                 try_one(tried, count, gpu, copies, &plan, o);
             }

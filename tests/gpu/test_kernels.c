@@ -199,7 +199,7 @@ static void test_scheme(const char *scheme, size_t shape_step, size_t token_step
 static void test_large(const char *scheme)
 {
     static const size_t large[][2] = {{4096, 4096}, {512, 14336}, {4112, 1024}};
-    static const size_t counts[] = {1, 8, 16, 32, 64, 200, 511, 2048};
+    static const size_t counts[] = {1, 8, 16, 32, 64, 150, 200, 511, 2048};
     for (size_t i = 0; i < COUNT(large); i++) {
         struct matrix m;
         matrix_new(&m, scheme, large[i][0], large[i][1], 0.02f);
@@ -249,6 +249,7 @@ static void test_ring(const char *scheme)
 static void test_clusters(const char *scheme)
 {
     enum { M = 40 };
+    static const int token_tiles[] = {4, 8, 16, 24, 32};
     struct matrix m;
     struct qt_matmul_plan plan;
     const int bf16 = (int)random_below(2);
@@ -261,12 +262,12 @@ static void test_clusters(const char *scheme)
     int rc = qt_matmul_plan(&plan, w, M, &opt);
     if (rc == QT_MATMUL_OK)
         expect(&product, &plan, rounding_of(&plan, w));
-    for (int i = 0; i < 24 && rc == QT_MATMUL_OK; i++) {
+    for (int i = 0; i < 30 && rc == QT_MATMUL_OK; i++) {
         struct qt_matmul_plan other = plan;
         other.config.path = QT_MATMUL_TILE;
         other.config.warps = 8 + 4 * (i % 3);
-        other.config.token_tiles = 4 << i / 3 % 4;
-        other.config.splits = 3 + i / 12;
+        other.config.token_tiles = token_tiles[i / 3 % 5];
+        other.config.splits = 3 + i / 15;
         if (qt_matmul_plan_check(&other, w) == QT_MATMUL_OK) {
             check_plan(&other, w, &product);
             quads += other.config.splits == 4;
