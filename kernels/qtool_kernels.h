@@ -100,7 +100,8 @@ struct qt_matmul_options {
     enum qt_matmul_dtype dtype; /* of X and Y */
     int device;                 /* CUDA ordinal; must be the current device */
     /* Programmatic dependent launch: the kernel may begin to load weights while the previous kernel
-     * of the stream ends. Weights must then not be written by that kernel. */
+     * of the stream ends, and with it those in front of it that were launched so. None of these may
+     * then write weights. */
     int dependent_launch;
     /* A row of Y is the same to the last bit whatever m is (on one model of GPU): k is cut in one
      * way for all m, which costs time where another m would want another. */
@@ -146,7 +147,8 @@ struct qt_matmul_plan {
     size_t workspace_bytes; /* 0, or what run needs */
     struct qt_matmul_config config;
     /* The product is that of rounded weights: DENSE of those of dequantize to options.dtype; some
-     * TILE plans, LUT with groups and more than 128 tokens, of table[code] * stored scale in FP16.
+     * TILE plans, LUT with groups and (unless config is set) more than 128 tokens, of table[code] *
+     * stored scale in FP16.
      */
     int rounded;
     char reason[160]; /* why not, when the status is not OK */

@@ -62,8 +62,9 @@ struct qt_kv_options {
     enum qt_matmul_dtype dtype; /* of q and out */
     int device;                 /* CUDA ordinal; must be the current device */
     /* Programmatic dependent launch: attention may begin to read the cache while the previous
-     * kernel of the stream ends. That may then write q and the last token of each sequence, but
-     * neither other tokens nor lengths and tables. */
+     * kernel of the stream ends, and with it those in front of it that let the next begin early, as
+     * qt_kv_append does and what is launched so itself. They may write q and the last token of each
+     * sequence, but neither other tokens nor lengths and tables. */
     int dependent_launch;
 };
 

@@ -62,13 +62,14 @@ struct qt_w4ax_acts {
     int *sum;     /* INT: [m], sums of a token's bytes */
 };
 
-/* How a layer's input is quantized. k a multiple of 8; the last block may be short. */
+/* How a layer's input is quantized. k a multiple of 8; the last block may be short. Of values that
+ * are not finite codes are undefined. */
 struct qt_w4ax_input {
     enum qt_w4ax_scales scales;
     size_t k;
     const uint32_t *blocks; /* device [k/128 rounded up] */
     const uint32_t *perm;   /* device [k]: input channel of position i; NULL: position i */
-    float clip4, clip8;     /* of the largest value; 1: none */
+    float clip4, clip8;     /* of the largest value, above 0; 1: none */
     int packed;             /* as in qt_w4ax_blocks; BLOCK only */
     /* As in struct qt_matmul_options; perm, blocks and the norm's weight and bias may then be read
      * before the kernel in front has ended. */

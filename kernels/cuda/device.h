@@ -26,7 +26,7 @@ struct qt_kernel_launch {
                        which newer devices run too, does not wait */
 };
 
-/* Of a kernel with one argument. */
+/* args: the kernel's one argument. */
 int qt_launch_kernel(const struct qt_kernel_launch *l, void *args, void *stream);
 /* Clusters of so many blocks that run at a time, 0 if none can be had. Of larger ones that are less
  * than the multiprocessors have room for, as the blocks of a cluster have to be neighbours. The

@@ -231,12 +231,14 @@ int qt_kv_attention_run(const struct qt_kv_plan *p, const struct qt_kv_cache *c,
     a.cluster = p->cluster;
     a.dependent = p->dependent;
     a.meeting_at = (int)smem_bytes(in);
-    const struct qt_kernel_launch launch = {
-        (const void *)in->kernel,
-        /* Of a cluster the last blocks may have nothing to do. */
-        dim3((unsigned)(p->cluster ? p->cluster : p->splits), (unsigned)(a.tiles * (int)c->heads),
-             (unsigned)o->batch),
-        in->warps * 32, smem_bytes(in) + meeting_bytes(in, (size_t)p->cluster), p->cluster,
-        p->dependent != 0};
+    struct qt_kernel_launch launch = {};
+    launch.kernel = (const void *)in->kernel;
+    /* Of a cluster the last blocks may have nothing to do. */
+    launch.grid = dim3((unsigned)(p->cluster ? p->cluster : p->splits),
+                       (unsigned)(a.tiles * (int)c->heads), (unsigned)o->batch);
+    launch.threads = in->warps * 32;
+    launch.smem = smem_bytes(in) + meeting_bytes(in, (size_t)p->cluster);
+    launch.cluster = p->cluster;
+    launch.dependent = p->dependent != 0;
     return qt_launch_kernel(&launch, &a, stream);
 }

@@ -307,10 +307,13 @@ int qt_allow_smem(struct qt_matmul_plan *p)
 int qt_launch_clusters(const struct qt_matmul_plan *p, void *args, int threads, int cluster,
                        bool dependent, void *stream)
 {
-    const struct qt_kernel_launch launch = {
-        p->kernel, dim3((unsigned)p->grid_x, (unsigned)p->grid_y),
-        threads,   p->smem_bytes,
-        cluster,   dependent && p->cc == 90};
+    struct qt_kernel_launch launch = {};
+    launch.kernel = p->kernel;
+    launch.grid = dim3((unsigned)p->grid_x, (unsigned)p->grid_y);
+    launch.threads = threads;
+    launch.smem = p->smem_bytes;
+    launch.cluster = cluster;
+    launch.dependent = dependent && p->cc == 90;
     return qt_launch_kernel(&launch, args, stream);
 }
 

@@ -55,9 +55,8 @@ struct qt_decode_args qt_decode_args_of(const struct qt_matmul_weight *w);
 /* Lets p->kernel have p->smem_limit bytes of shared memory, or as many as another plan had let it.
  */
 int qt_allow_smem(struct qt_matmul_plan *p);
-/* Launches p->kernel, in clusters of so many blocks along x. dependent: before the previous kernel
- * has ended, but on compute 9.0 alone, as code for 8.0, which newer devices run too, does not wait.
- */
+/* Launches p->kernel (device.h), in clusters of so many blocks along x. dependent: if its code is
+ * for 9.0. */
 int qt_launch_clusters(const struct qt_matmul_plan *p, void *args, int threads, int cluster,
                        bool dependent, void *stream);
 int qt_launch(const struct qt_matmul_plan *p, void *args, int threads, bool dependent,

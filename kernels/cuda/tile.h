@@ -17,8 +17,8 @@
     X(3, 128, 2, false)
 /* With a scale a row. */
 #define QT_TILE_ROW_TABLE(X) QT_TILE_COMMON_TABLE(X) X(2, 192, 1, false) X(2, 256, 1, false)
-/* With a scale a group, for which the others would want more registers: integers, and what is
- * looked up. */
+/* With a scale a group: integers, and what is looked up. (Others would want more registers for 4
+ * warpgroups of 128 tokens.) */
 #define QT_TILE_INT_TABLE(X) QT_TILE_ROW_TABLE(X) X(4, 128, 2, false)
 #define QT_TILE_LUT_TABLE(X)                                                                       \
     QT_TILE_COMMON_TABLE(X)                                                                        \
@@ -45,7 +45,7 @@ static __host__ __device__ constexpr int qt_tile_steps(int warpgroups, int token
  * alternative, sums in units of a scale, multiplies as many sums at each new group as a lane has,
  * and is 2 to 5 % slower (docs/kernels.md). Integers keep to that: plans for 4 bits seldom take
  * tiles of 256 tokens, and 8 bits times a scale want more than the range of FP16. With one scale a
- * row nothing is rounded. Plans for so many tokens are exact:
+ * row nothing is rounded. What plans choose for up to so many tokens is exact:
  */
 enum { QT_TILE_EXACT_TOKENS = 128 };
 

@@ -148,8 +148,8 @@ static __device__ __forceinline__ tile_segment tile_segment_at(const qt_tile_bas
  *
  * Of a last token tile that has fewer tokens only these are copied (cut_tokens), a box for each
  * block of k, as the copy engine is slow where lines of a box are outside of X (fp6, 8192 x 8192,
- * 65 tokens in a tile of 128: 40 us, of which 128 take 28). The other lines of a stage are whatever
- * they were, and go into sums that nobody stores.
+ * 65 tokens in a tile of 128: 40 us, where 128 take 28). The other lines of a stage are whatever
+ * they were, and go into sums that nobody stores. w4ax, which has no such swizzle, is not slow.
  */
 
 template <int BM>

@@ -144,7 +144,7 @@ static __device__ __forceinline__ uint2 code_bytes(const rounded_codes &r)
     return make_uint2(word[0], word[1]);
 }
 
-/* Bytes of codes times a whole number. Codes are +-7 (small) or +-127, or up to 2^15 and to be
+/* Bytes of codes times a whole number. Codes are +-7 (small) or +-127, or below 32000 and to be
  * clamped to that: in pairs of 16 bits code + limit is brought to 0..2 limit. Then all four of a
  * word are multiplied at once, with 128 added, so that none is negative. */
 static __device__ __forceinline__ uint2 multiplied_bytes(const rounded_codes &r, bool small,

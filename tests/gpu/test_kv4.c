@@ -366,29 +366,40 @@ static void check_case(const struct test_case *t)
     cache_free(&c);
 }
 
-/* New last tokens, then attention that begins while these are still being quantized: what it makes
- * of them in the end. */
+/* New last tokens, then attention that begins while these are still being quantized, then the same
+ * in a plain launch: nothing comes between the launches that would let one end before the next. */
 static bool same_behind_append(const struct cache *c, const struct test_case *t,
                                struct qt_kv_options opt, size_t split_tokens, const void *q,
                                const int *length, const void *k, const void *v, const int *sequence,
                                const int *position, size_t tokens)
 {
-    size_t count = t->batch * opt.heads * t->dim;
-    uint16_t *out[2] = {malloc(count * 2), malloc(count * 2)};
-    bool same = true;
-    for (int dependent = 1; dependent >= 0; dependent--) {
-        struct qt_kv_plan plan;
-        opt.dependent_launch = dependent;
-        same = same && qt_kv_attention_plan(&plan, &c->c, &opt, split_tokens) == QT_MATMUL_OK;
-        if (same && dependent)
-            same = qt_kv_append(&c->c, k, v, sequence, position, tokens, opt.dtype, NULL) ==
-                   QT_MATMUL_OK;
-        same = same && guarded_run(out[dependent], &plan, &c->c, q, length, count);
+    size_t bytes = t->batch * opt.heads * t->dim * 2;
+    struct qt_kv_plan plan[2];
+    void *device_out[2];
+    char *out[2];
+    bool ran = true;
+    for (int i = 0; i < 2; i++) {
+        opt.dependent_launch = i == 0;
+        device_out[i] = gpu_new(bytes);
+        out[i] = malloc(bytes);
+        CHECK(cudaMemset(device_out[i], 0xff, bytes));
+        ran = ran && qt_kv_attention_plan(&plan[i], &c->c, &opt, split_tokens) == QT_MATMUL_OK;
     }
-    same = same && memcmp(out[0], out[1], count * 2) == 0;
+    CHECK(cudaDeviceSynchronize());
+    ran = ran &&
+          qt_kv_append(&c->c, k, v, sequence, position, tokens, opt.dtype, NULL) == QT_MATMUL_OK;
+    for (int i = 0; i < 2 && ran; i++)
+        ran = qt_kv_attention_run(&plan[i], &c->c, device_out[i], q, length, workspace, NULL) ==
+              QT_MATMUL_OK;
+    CHECK(cudaDeviceSynchronize());
+    for (int i = 0; i < 2; i++) {
+        CHECK(cudaMemcpy(out[i], device_out[i], bytes, cudaMemcpyDeviceToHost));
+        CHECK(cudaFree(device_out[i]));
+    }
+    ran = ran && memcmp(out[0], out[1], bytes) == 0;
     free(out[0]);
     free(out[1]);
-    return same;
+    return ran;
 }
 
 static void check_dependent(const struct test_case *t, size_t split_tokens)

@@ -25,7 +25,8 @@ static const struct pretended_device devices[] = {
 static const size_t rows[] = {1,    16,   100,   1024,  1040,  2112,  2128,  4096,  5120,  6144,
                               8192, 8464, 10240, 11008, 14336, 18944, 28672, 57344, 128256};
 static const size_t columns[] = {64, 100, 256, 1024, 3584, 4096, 8192, 14336, 28672};
-static const size_t tokens[] = {1, 3, 8, 9, 16, 17, 32, 33, 64, 100, 128, 256, 1000, 4096};
+static const size_t tokens[] = {1,  3,   8,   9,   16,  17,  32,   33,  64,
+                                65, 100, 128, 136, 192, 256, 1000, 4096};
 
 static int passed, failed, rounded_tiles;
 static size_t clusters;    /* of plans for caches */
@@ -114,8 +115,8 @@ static int dense(void *context, void *y, const void *x, const void *w, size_t m,
     return 0;
 }
 
-/* Weights are rounded before a dense product, and by tiles of 128 and 256 tokens for more than 128
- * with group scales. */
+/* Weights are rounded before a dense product, and by tiles of 128 tokens and more, for more than
+ * 128, with group scales. */
 static bool rounds(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
     return p->config.path == QT_MATMUL_DENSE ||
@@ -261,8 +262,11 @@ static void check_attention(size_t heads, size_t kv_heads, size_t dim, enum qt_k
     result("append", heads, kv_heads * dim, 100, launch_fault(rc));
     for (size_t batch = 1; batch <= 256; batch *= 4)
         for (size_t length = 1; length <= 1 << 20; length *= 32) {
-            const struct qt_kv_options opt = {
-                .batch = batch, .heads = heads, .max_length = length, .scale = 1};
+            const struct qt_kv_options opt = {.batch = batch,
+                                              .heads = heads,
+                                              .max_length = length,
+                                              .scale = 1,
+                                              .dependent_launch = batch != 4};
             struct qt_kv_plan plan;
             rc = qt_kv_attention_plan(&plan, &cache, &opt, 0);
             if (rc == QT_MATMUL_OK)
