@@ -20,7 +20,7 @@ const void *qt_tile_instance(enum qt_format format, int kind)
  * From sweeps of all tiles with nf4, int4 and fp6 at nine shapes of 1024 to 57344 rows, m = 32 to
  * 4096, on an H200 (docs/kernels.md): numbers with which what is planned takes on average 0.1 to
  * 0.4 % longer than the fastest of all. 16 tokens, which were not among them, as measured before
- * (int4: estimated); 192 tokens and those that round from sweeps of five shapes, m = 192 to 1024.
+ * (int4: estimated); 192 tokens and those that round from later sweeps, m = 192 to 1024.
  */
 enum column { LOOKED_UP, INT4, OTHERS, ROWS, COLUMNS };
 static const float column_us[QT_TILE_KINDS][COLUMNS] = {
@@ -39,7 +39,8 @@ static const float column_us[QT_TILE_KINDS][COLUMNS] = {
     {.568f},                      /* 3, 128, rounded */
     {.775f}};                     /* 4, 128, rounded */
 
-/* Whole tiles of so many tokens bring so much of X that to find it in the L2 counts for more. */
+/* Of kernels for 192 and 256 tokens, which bring more of X: to find it in the L2 counts for more.
+ */
 static const float whole_wide = .88f;
 
 static enum column column_of(const struct qt_shape *s)

@@ -302,6 +302,15 @@ static bool guarded_run(uint16_t *out, const struct qt_kv_plan *p, const struct 
     return rc == QT_MATMUL_OK;
 }
 
+static struct qt_kv_options options_of(const struct test_case *t)
+{
+    return (struct qt_kv_options){.batch = t->batch,
+                                  .heads = t->heads * t->group,
+                                  .max_length = t->max_length,
+                                  .scale = 1 / sqrtf((float)t->dim),
+                                  .dtype = t->bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16};
+}
+
 /* q_size large: a softmax with one sharp peak; small: all tokens alike. */
 static void check_attention(const struct cache *c, const struct test_case *t, size_t split_tokens,
                             float q_size)
@@ -313,11 +322,7 @@ static void check_attention(const struct cache *c, const struct test_case *t, si
     if (random_below(3) == 0) /* a query of zeros: the mean of the values */
         memset(q, 0, t->dim * 2);
     void *device_q = upload(q, count * 2), *length = upload(c->length, t->batch * sizeof(int));
-    struct qt_kv_options opt = {.batch = t->batch,
-                                .heads = t->heads * t->group,
-                                .max_length = t->max_length,
-                                .scale = 1 / sqrtf((float)t->dim),
-                                .dtype = t->bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16};
+    const struct qt_kv_options opt = options_of(t);
     struct qt_kv_plan plan;
     char what[320];
     int rc = qt_kv_attention_plan(&plan, &c->c, &opt, split_tokens);
@@ -369,10 +374,11 @@ static void check_case(const struct test_case *t)
 /* New last tokens, then attention that begins while these are still being quantized, then the same
  * in a plain launch: nothing comes between the launches that would let one end before the next. */
 static bool same_behind_append(const struct cache *c, const struct test_case *t,
-                               struct qt_kv_options opt, size_t split_tokens, const void *q,
-                               const int *length, const void *k, const void *v, const int *sequence,
-                               const int *position, size_t tokens)
+                               size_t split_tokens, const void *q, const int *length, const void *k,
+                               const void *v, const int *sequence, const int *position,
+                               size_t tokens)
 {
+    struct qt_kv_options opt = options_of(t);
     size_t bytes = t->batch * opt.heads * t->dim * 2;
     struct qt_kv_plan plan[2];
     void *device_out[2];
@@ -406,11 +412,6 @@ static void check_dependent(const struct test_case *t, size_t split_tokens)
 {
     struct cache c;
     size_t row = t->heads * t->dim, bytes = t->batch * row * t->group * 2, tokens = 0;
-    struct qt_kv_options opt = {.batch = t->batch,
-                                .heads = t->heads * t->group,
-                                .max_length = t->max_length,
-                                .scale = 1 / sqrtf((float)t->dim),
-                                .dtype = t->bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16};
     uint16_t *x = malloc(bytes);
     int *sequence = malloc(t->batch * sizeof(int)), *position = malloc(t->batch * sizeof(int));
     char what[160];
@@ -431,8 +432,8 @@ static void check_dependent(const struct test_case *t, size_t split_tokens)
                 x[j] = from_float(4 * random_float(), t->bf16);
             device[i] = upload(x, bytes);
         }
-        wrong += !same_behind_append(&c, t, opt, split_tokens, device[0], length, device[1],
-                                     device[2], device_sequence, device_position, tokens);
+        wrong += !same_behind_append(&c, t, split_tokens, device[0], length, device[1], device[2],
+                                     device_sequence, device_position, tokens);
         for (int i = 0; i < 3; i++)
             CHECK(cudaFree(device[i]));
     }
