@@ -158,7 +158,7 @@ $(patsubst %,$(B)/kernels/cuda/%.o,tile_group tile_fpx skinny_group skinny_fpx m
 # statics are those of nvcc's launch stubs, and constant.)
 $(B)/%.o: %.cu
 	@mkdir -p $(@D)
-	$(call Q,NVCC)$(NVCC) -O3 -std=c++17 -I. $(CUDA_ARCH) \
+	$(call Q,NVCC)$(NVCC) -O3 -std=c++17 -I. $(CUDA_ARCH) -compress-mode=size \
 	    -Xcompiler -fPIC,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics -MMD -MP -c -o $@ $<
 
 $(B)/kernels/gpu_copy.o $(B)/kernels/gpu_cuda.o $(B)/tests/gpu/%.o: QFLAGS += -isystem $(CUDA_HOME)/include

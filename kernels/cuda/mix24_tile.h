@@ -11,11 +11,15 @@
     X(2, 32, .220f, .265f)                                                                         \
     X(2, 64, .275f, .365f)                                                                         \
     X(3, 64, .380f, .550f)                                                                         \
-    X(2, 128, .385f, .475f)                                                                        \
-    X(3, 128, .550f, .690f)                                                                        \
-    X(2, 192, .575f, .650f)                                                                        \
-    X(2, 256, .765f, .830f)
-enum { QT_MIX24_TILE_KINDS = 7 };
+    X(2, 96, .343f, .444f)                                                                         \
+    X(2, 112, .384f, .473f)                                                                        \
+    X(2, 128, .401f, .494f)                                                                        \
+    X(3, 128, .594f, .745f)                                                                        \
+    X(2, 160, .494f, .553f)                                                                        \
+    X(2, 192, .570f, .611f)                                                                        \
+    X(2, 224, .678f, .718f)                                                                        \
+    X(2, 256, .826f, .866f)
+enum { QT_MIX24_TILE_KINDS = 11 };
 
 /*
  * Outliers of tiles of few tokens are added up by a warpgroup of their own
@@ -24,7 +28,7 @@ enum { QT_MIX24_TILE_KINDS = 7 };
  */
 static __host__ __device__ constexpr bool qt_mix24_tile_sums(int tokens)
 {
-    return tokens < 128;
+    return tokens <= 64;
 }
 enum { QT_MIX24_TILE_T = 32 };
 

@@ -310,10 +310,8 @@ template <class Format> static const void *qt_tile_of(int kind)
     return kernels[kind];
     if constexpr (Format::TABLE_BYTES > 0) {
         KERNELS(QT_TILE_LUT_TABLE)
-    } else if constexpr (Format::GROUPED) {
-        KERNELS(QT_TILE_INT_TABLE)
     } else {
-        KERNELS(QT_TILE_ROW_TABLE)
+        KERNELS(QT_TILE_EXACT_TABLE)
     }
 #undef KERNELS
 #undef KERNEL

@@ -17,29 +17,29 @@ const void *qt_tile_instance(enum qt_format format, int kind)
 /*
  * Microseconds, see struct qt_tile_kind, in the order of the tables: formats that are looked up,
  * integers of 4 bits, others with a scale per group, and formats with a scale per row.
- * From sweeps of all tiles with nf4, int4 and fp6 at nine shapes of 1024 to 57344 rows, m = 32 to
- * 4096, on an H200 (docs/kernels.md): numbers with which what is planned takes on average 0.1 to
- * 0.4 % longer than the fastest of all. 16 tokens, which were not among them, as measured before
- * (int4: estimated); 192 tokens and those that round from later sweeps, m = 192 to 1024.
+ * From sweeps of all tiles with nf4, int4 and fp6 on H200s (docs/kernels.md): numbers with which
+ * what is planned takes on average less than 1 % longer than the fastest of all. Tiles of 48 and
+ * 112 tokens and of 160 to 224, and those that round, from later sweeps than the others.
  */
 enum column { LOOKED_UP, INT4, OTHERS, ROWS, COLUMNS };
 static const float column_us[QT_TILE_KINDS][COLUMNS] = {
-    {.207f, .200f, .207f, .228f}, /* 2 warpgroups, 16 tokens */
-    {.198f, .193f, .198f, .240f}, /* 2, 32 */
+    {.198f, .193f, .198f, .240f}, /* 2 warpgroups, 32 tokens */
     {.350f, .340f, .350f, .465f}, /* 4, 32 */
+    {.230f, .221f, .230f, .255f}, /* 2, 48 */
     {.255f, .240f, .255f, .275f}, /* 2, 64 */
     {.353f, .328f, .353f, .413f}, /* 3, 64 */
-    {.468f, .428f, .468f, .526f}, /* 4, 64 */
+    {.315f, .294f, .315f, .324f}, /* 2, 96 */
+    {.359f, .327f, .359f, .359f}, /* 2, 112 */
     {.398f, .368f, .398f, .370f}, /* 2, 128 */
     {.583f, .518f, .583f, .543f}, /* 3, 128 */
-    {.570f, .580f, .590f, .570f}, /* 2, 192; those looked up round */
+    {.460f, .440f, .465f, .456f}, /* 2, 160; those looked up round */
+    {.570f, .547f, .570f, .565f}, /* 2, 192; likewise */
+    {.645f, .630f, .650f, .645f}, /* 2, 224; likewise */
     {.720f, .775f, .740f, .700f}, /* 2, 256; likewise */
-    {.810f, .710f, .810f},        /* 4, 128 */
     {.387f},                      /* 2, 128, rounded */
-    {.568f},                      /* 3, 128, rounded */
-    {.775f}};                     /* 4, 128, rounded */
+    {.568f}};                     /* 3, 128, rounded */
 
-/* Of kernels for 192 and 256 tokens, which bring more of X: to find it in the L2 counts for more.
+/* Of kernels for 160 tokens and more, which bring more of X: to find it in the L2 counts for more.
  */
 static const float whole_wide = .88f;
 
@@ -76,7 +76,7 @@ static struct qt_tile_matrix matrix_of(const struct qt_shape *s)
     {warpgroups, tokens, blocks, NULL,  0, tokens > 128 ? whole_wide : QT_TILE_WHOLE,              \
      0,          0,      0,      rounds},
     static const struct qt_tile_kind lut[QT_TILE_KINDS] = {QT_TILE_LUT_TABLE(KIND)};
-    static const struct qt_tile_kind others[QT_TILE_KINDS] = {QT_TILE_INT_TABLE(KIND)};
+    static const struct qt_tile_kind others[QT_TILE_KINDS] = {QT_TILE_EXACT_TABLE(KIND)};
     struct qt_tile_matrix t = {};
     t.strips = s->strips;
     t.blocks = s->blocks;
@@ -239,7 +239,7 @@ static bool can_cluster(const struct qt_matmul_plan *p, const struct qt_tile_mat
     const int log2 = split_log2(splits);
     const int clusters = log2 > 1 ? (p->sms >> log2) * 7 / 8 : p->sms >> log2;
     return tiles_of(t, k, p->m) <= clusters && k_stages_of(t, k) >= 1 << log2 &&
-           k->tokens >= 8 << log2 && (log2 == 1 || !k->pairs_only);
+           k->tokens % (8 << log2) == 0 && (log2 == 1 || !k->pairs_only);
 }
 
 /* The kernel divides numbers of (tile, stage) pairs by multiplying with k_stages_inverse. */

@@ -365,6 +365,18 @@ static __device__ __forceinline__ void tile_results(const qt_tile_base &a, const
         tile_store_unaligned<N>(a, out, row0, token0 + token);
 }
 
+/* Of so many groups of 8 tokens: how many tile_results takes, 1, 2 or 4. */
+static __host__ __device__ constexpr int tile_results_at_a_time(int groups)
+{
+    return groups % 4 == 0 ? 4 : groups % 2 == 0 ? 2 : 1;
+}
+
+/* The largest divisor of n that is at most `most`. */
+static __host__ __device__ constexpr int tile_divisor(int n, int most)
+{
+    return most >= n ? n : n % most == 0 ? most : tile_divisor(n, most - 1);
+}
+
 /* Sums of a shared tile in the workspace: of each block, [tokens / 8][warpgroups * 128][4]. */
 template <int WGS, int BM, class sum_t>
 static __device__ __forceinline__ tile_four<sum_t> *tile_partial(const qt_tile_base &a, int block)
@@ -402,8 +414,8 @@ static __device__ __forceinline__ void tile_collect(const qt_tile_base &a, tile_
         *ready = 0; /* for the next launch */
     }
     ptx_named_barrier(TILE_WARPGROUP + group, 128);
-    const int CHUNK = BM < 128 ? BM / 8 : 8;       /* of loads of one block under way ... */
-    const int BLOCKS = CHUNK > 8 ? 1 : 16 / CHUNK; /* ... and of so many */
+    const int CHUNK = tile_divisor(BM / 8, 10); /* of loads of one block under way ... */
+    const int BLOCKS = 16 / CHUNK;              /* ... and of so many */
 #pragma unroll 1
     for (int i = 0; i < others; i += BLOCKS)
 #pragma unroll
@@ -460,7 +472,7 @@ static __device__ __forceinline__ void tile_finish_pair(const qt_tile_base &a, c
         ptx_cluster_send_16(to + j * (WGS * 128 * 16), tile_four_of(v), to_bar);
     }
     ptx_barrier_wait_cluster(bar, 0);
-    const int N = HALF < 4 ? HALF : 4;
+    const int N = tile_results_at_a_time(HALF);
 #pragma unroll
     for (int j0 = 0; j0 < HALF; j0 += N) {
         tile_four<sum_t> v[N];
@@ -508,7 +520,7 @@ static __device__ __forceinline__ void tile_finish_quad(const qt_tile_base &a, c
                 ptx_cluster_send_16(ptx_cluster_map(at + line, to), v, ptx_cluster_map(bar, to));
         }
     ptx_barrier_wait_cluster(bar, 0);
-    const int N = QUARTER < 4 ? QUARTER : QUARTER % 4 ? 2 : 4;
+    const int N = tile_results_at_a_time(QUARTER);
 #pragma unroll 1
     for (int j0 = 0; j0 < QUARTER; j0 += N) {
         tile_four<sum_t> v[N] = {};
@@ -544,7 +556,7 @@ static __device__ __forceinline__ void tile_multiply_all(const qt_tile_base &a, 
         work.multiply(&d, &r, s, strip);
         if (a.split_log2) { /* which have one tile */
             work.meet();
-            if constexpr (BM >= 32)
+            if constexpr (BM % 32 == 0)
                 if (a.split_log2 == 2) {
                     tile_finish_quad<WGS, BM>(a, r, d, work, strip * 16, s.token0);
                     return;
@@ -559,7 +571,7 @@ static __device__ __forceinline__ void tile_multiply_all(const qt_tile_base &a, 
         if (s.k1 < a.k_stages)
             tile_collect<WGS>(a, &d, a.k_stages - s.k1);
         work.meet();
-        const int N = BM / 8 < 4 ? BM / 8 : 4;
+        const int N = tile_results_at_a_time(BM / 8);
 #pragma unroll
         for (int j0 = 0; j0 < BM / 8; j0 += N) {
             tile_four<typename Work::sum> v[N];

@@ -140,14 +140,15 @@ static void tune(struct qt_w4ax_plan p, const struct copies *c, const struct qt_
     std::vector<tried> all;
     int keep = timer.replays;
     timer.replays = 3;
-    for (int i = 0; i < 5 * 3 * 3 && !p.options.packed; i++) {
-        p.config.kernel = QT_W4AX_TILE;
-        p.config.tokens = 16 << i % 5;
-        p.config.warps = 8 + 4 * (i / 5 % 3);
-        p.config.splits = 1 + i / 15;
-        if (p.m * 2 > (size_t)p.config.tokens && qt_w4ax_plan_check(&p) == QT_MATMUL_OK)
-            all.push_back({time_plan(&p, c, acts), p});
-    }
+    for (int tokens : {16, 32, 48, 64, 96, 112, 128, 160, 192, 224, 256})
+        for (int i = 0; i < 4 * 3 && !p.options.packed; i++) {
+            p.config.kernel = QT_W4AX_TILE;
+            p.config.tokens = tokens;
+            p.config.warps = 8 + 4 * (i % 3);
+            p.config.splits = 1 + i / 3;
+            if (p.m * 2 > (size_t)tokens && qt_w4ax_plan_check(&p) == QT_MATMUL_OK)
+                all.push_back({time_plan(&p, c, acts), p});
+        }
     if (p.m <= 32) {
         p.config.kernel = QT_W4AX_STREAM;
         p.config.tokens = p.m <= 8 ? 8 : p.m <= 16 ? 16 : 32;

@@ -177,7 +177,7 @@ static inline void vary_skinny(struct qt_matmul_config *c)
 /* Another configuration of a tile kernel. */
 static inline void vary_tile(struct qt_matmul_config *c)
 {
-    static const int token_tiles[] = {2, 4, 8, 16, 24, 32};
+    static const int token_tiles[] = {4, 6, 8, 12, 14, 16, 20, 24, 28, 32};
     c->path = QT_MATMUL_TILE;
     c->splits = 1 + (int)random_below(4);
     c->warps = 8 + 4 * (int)random_below(3);

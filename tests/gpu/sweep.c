@@ -74,7 +74,7 @@ static void try_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                       const struct gpu_copies *copies, struct qt_matmul_plan plan,
                       struct gpu_operands *o)
 {
-    static const int token_tiles[] = {2, 4, 8, 16, 24, 32};
+    static const int token_tiles[] = {4, 6, 8, 12, 14, 16, 20, 24, 28, 32};
     plan.config.path = QT_MATMUL_TILE;
     for (int warps = 8; warps <= 16; warps += 4)
         for (size_t i = 0; i < sizeof token_tiles / sizeof *token_tiles; i++)
