@@ -156,6 +156,7 @@ $(patsubst %,$(B)/kernels/cuda/%.o,tile_group tile_fpx skinny_group skinny_fpx m
 
 # C++ here is for templates: nothing of its run time is wanted by what links the library. (The
 # statics are those of nvcc's launch stubs, and constant.)
+# Machine code compressed for size: the shared library has 6 MB instead of 29.
 $(B)/%.o: %.cu
 	@mkdir -p $(@D)
 	$(call Q,NVCC)$(NVCC) -O3 -std=c++17 -I. $(CUDA_ARCH) -compress-mode=size \

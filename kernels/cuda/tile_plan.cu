@@ -33,7 +33,7 @@ static const float column_us[QT_TILE_KINDS][COLUMNS] = {
     {.398f, .368f, .398f, .370f}, /* 2, 128 */
     {.583f, .518f, .583f, .543f}, /* 3, 128 */
     {.460f, .440f, .465f, .456f}, /* 2, 160; those looked up round */
-    {.570f, .547f, .570f, .565f}, /* 2, 192; likewise */
+    {.550f, .547f, .570f, .565f}, /* 2, 192; likewise */
     {.645f, .630f, .650f, .645f}, /* 2, 224; likewise */
     {.720f, .775f, .740f, .700f}, /* 2, 256; likewise */
     {.387f},                      /* 2, 128, rounded */
