@@ -8,6 +8,7 @@
  *   kernel; -q the quantize kernel
  */
 #include "kernels/qtool_w4ax.h"
+#include "tests/gpu/tile_tokens.h"
 #include "tests/gpu/timing.cuh"
 
 #include <cublas_v2.h>
@@ -140,7 +141,7 @@ static void tune(struct qt_w4ax_plan p, const struct copies *c, const struct qt_
     std::vector<tried> all;
     int keep = timer.replays;
     timer.replays = 3;
-    for (int tokens : {16, 32, 48, 64, 96, 112, 128, 160, 192, 224, 256})
+    for (int tokens : tile_tokens)
         for (int i = 0; i < 4 * 3 && !p.options.packed; i++) {
             p.config.kernel = QT_W4AX_TILE;
             p.config.tokens = tokens;

@@ -5,6 +5,7 @@
 
 #include "kernels/qtool_kernels.h"
 #include "tests/gpu/check.h"
+#include "tests/gpu/tile_tokens.h"
 
 #include <math.h>
 
@@ -177,11 +178,10 @@ static inline void vary_skinny(struct qt_matmul_config *c)
 /* Another configuration of a tile kernel. */
 static inline void vary_tile(struct qt_matmul_config *c)
 {
-    static const int token_tiles[] = {4, 6, 8, 12, 14, 16, 20, 24, 28, 32};
     c->path = QT_MATMUL_TILE;
     c->splits = 1 + (int)random_below(4);
     c->warps = 8 + 4 * (int)random_below(3);
-    c->token_tiles = token_tiles[random_below(COUNT(token_tiles))];
+    c->token_tiles = tile_tokens[random_below(TILE_WIDTHS)] / 8;
 }
 
 static inline void vary_mma_tile(struct qt_matmul_config *c)

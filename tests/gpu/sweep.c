@@ -4,6 +4,7 @@
  *
  * usage: sweep SCHEME NxK M [dependent | COMPUTE]       COMPUTE: as on a device of 80, 86, 89
  */
+#include "tests/gpu/tile_tokens.h"
 #include "verify/gpu.h"
 
 #include <stdio.h>
@@ -74,13 +75,12 @@ static void try_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                       const struct gpu_copies *copies, struct qt_matmul_plan plan,
                       struct gpu_operands *o)
 {
-    static const int token_tiles[] = {4, 6, 8, 12, 14, 16, 20, 24, 28, 32};
     plan.config.path = QT_MATMUL_TILE;
     for (int warps = 8; warps <= 16; warps += 4)
-        for (size_t i = 0; i < sizeof token_tiles / sizeof *token_tiles; i++)
+        for (int i = 0; i < TILE_WIDTHS; i++)
             for (int splits = 1; splits <= 4; splits++) {
                 plan.config.warps = warps;
-                plan.config.token_tiles = token_tiles[i];
+                plan.config.token_tiles = tile_tokens[i] / 8;
                 plan.config.splits = splits;
                 try_one(tried, count, gpu, copies, &plan, o);
             }

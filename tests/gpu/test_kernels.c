@@ -249,7 +249,6 @@ static void test_ring(const char *scheme)
 static void test_clusters(const char *scheme)
 {
     enum { M = 40 };
-    static const int token_tiles[] = {4, 6, 8, 12, 14, 16, 20, 24, 28, 32};
     struct matrix m;
     struct qt_matmul_plan plan;
     const int bf16 = (int)random_below(2);
@@ -262,12 +261,12 @@ static void test_clusters(const char *scheme)
     int rc = qt_matmul_plan(&plan, w, M, &opt);
     if (rc == QT_MATMUL_OK)
         expect(&product, &plan, rounding_of(&plan, w));
-    for (int i = 0; i < 60 && rc == QT_MATMUL_OK; i++) {
+    for (int i = 0; i < 2 * 3 * TILE_WIDTHS && rc == QT_MATMUL_OK; i++) {
         struct qt_matmul_plan other = plan;
         other.config.path = QT_MATMUL_TILE;
         other.config.warps = 8 + 4 * (i % 3);
-        other.config.token_tiles = token_tiles[i / 3 % 10];
-        other.config.splits = 3 + i / 30;
+        other.config.token_tiles = tile_tokens[i / 3 % TILE_WIDTHS] / 8;
+        other.config.splits = 3 + i / (3 * TILE_WIDTHS);
         if (qt_matmul_plan_check(&other, w) == QT_MATMUL_OK) {
             check_plan(&other, w, &product);
             quads += other.config.splits == 4;

@@ -9,6 +9,7 @@
 #include "kernels/qtool_w4ax.h"
 #include "pack/layout_frag8.h"
 #include "tests/gpu/check.h"
+#include "tests/gpu/tile_tokens.h"
 
 #include <math.h>
 
@@ -470,7 +471,6 @@ static void check_product(enum qt_w4ax_scales scales, size_t m, size_t n, size_t
     struct weight w;
     struct acts a = {0};
     struct qt_w4ax_plan plan;
-    static const int tile_tokens[] = {16, 32, 48, 64, 96, 112, 128, 160, 192, 224, 256};
     layer_new(&l, scales, k, kernel == QT_W4AX_STREAM && random_below(2));
     weight_new(&w, &l, n, ones);
     acts_random(&a, &l, m, ones);
@@ -494,7 +494,7 @@ static void check_product(enum qt_w4ax_scales scales, size_t m, size_t n, size_t
             other.config.strips = 2 << random_below(2);
             other.config.warps = 4 << random_below(2);
         } else {
-            other.config.tokens = tile_tokens[random_below(COUNT(tile_tokens))];
+            other.config.tokens = tile_tokens[random_below(TILE_WIDTHS)];
             other.config.warps = 8 + 4 * (int)random_below(3);
             other.config.splits = i == 0 ? 4 : 1 + (int)random_below(3);
         }

@@ -1,0 +1,9 @@
+/* Tokens of tiles that there are kernels for: not each with every format and number of warps, what
+ * there is not is refused. */
+#ifndef QT_TESTS_GPU_TILE_TOKENS_H
+#define QT_TESTS_GPU_TILE_TOKENS_H
+
+static const int tile_tokens[] = {16, 32, 48, 64, 96, 112, 128, 160, 192, 224, 256};
+enum { TILE_WIDTHS = sizeof tile_tokens / sizeof *tile_tokens };
+
+#endif
