@@ -20,10 +20,6 @@ static int outlier_bytes(const struct qt_tile_kind *k)
  * tokens, takes 44.0 us in shared tiles of 128 x 64, 32.1 in pairs of 128 x 32. */
 static const double sums_us = .085 / 64 / .002;
 
-/* Of tiles of more than 64 tokens; shared ones of 4096 columns of k take longer than the model has
- * it (6144 x 4096, 160 tokens: 23.4 us, pairs 21.5). */
-static const float whole_wide = .88f;
-
 static double outlier_share(const struct qt_matmul_weight *w)
 {
     return (double)w->mix24.outliers / ((double)qt_mix24_csr_rows(w) * (double)w->k);
@@ -37,13 +33,16 @@ static int list_bytes(const struct qt_matmul_weight *w, int tokens)
 
 static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w)
 {
+    /* Wide from 96 tokens on, as shared tiles of 4096 columns of k take longer than the model has
+     * it (6144 x 4096, 160 tokens: 23.4 us, pairs 21.5); but 256, as measured with longer products.
+     */
 #define KIND(warpgroups, tokens, us, outlier_us)                                                   \
     {warpgroups,                                                                                   \
      tokens,                                                                                       \
      2,                                                                                            \
      NULL,                                                                                         \
      w->mix24.csr_ptr ? outlier_us : us,                                                           \
-     tokens > 64 ? whole_wide : QT_TILE_WHOLE},
+     tokens > 64 && tokens < 256 ? QT_TILE_WHOLE_WIDE : QT_TILE_WHOLE},
     const struct qt_tile_kind kinds[] = {QT_MIX24_TILE_TABLE(KIND)};
     struct qt_tile_matrix t = {};
     t.strips = qt_mix24_strips(w);

@@ -12,6 +12,7 @@
     X(2, 48, 2, false)                                                                             \
     X(2, 64, 2, false)                                                                             \
     X(3, 64, 2, false)                                                                             \
+    X(4, 64, 2, false)                                                                             \
     X(2, 96, 2, false)                                                                             \
     X(2, 112, 2, false)                                                                            \
     X(2, 128, 2, false)                                                                            \
@@ -33,7 +34,7 @@
     X(2, 256, 1, true)                                                                             \
     X(2, 128, 2, true)                                                                             \
     X(3, 128, 2, true)
-enum { QT_TILE_KINDS = 15 };
+enum { QT_TILE_KINDS = 16 };
 
 /*
  * K-steps whose products are started at a time: 4 if there are registers for the fragments of two
@@ -99,8 +100,9 @@ struct qt_tile_args : qt_tile_base {
 /* ---- plans (tile_plan.cu) ----------------------------------------------------------------------
  */
 
-/* Of most kernels, see below. */
-static const float QT_TILE_WHOLE = .95f;
+/* Of most kernels, see below; and of those that bring much X, where to find it in the L2 counts for
+ * more. */
+static const float QT_TILE_WHOLE = .95f, QT_TILE_WHOLE_WIDE = .88f;
 
 /* A kernel that there is for a matrix. */
 struct qt_tile_kind {

@@ -7,7 +7,7 @@
 
 /* The kernels there are: X(warpgroups, tokens, microseconds of struct qt_tile_kind, here of a block
  * of 128 channels, for BLOCK, INT, ROW). From sweeps as those of tile_plan.cu, 17 to 512 tokens:
- * what is planned takes on average 0.1, 0.9 and 0.9 % longer than the fastest of all. */
+ * what is planned takes on average 0.1 to 1 % longer than the fastest of all. */
 #define QT_W4AX_TILE_TABLE(X)                                                                      \
     X(2, 16, .23f, .225f, .19f)                                                                    \
     X(2, 32, .26f, .295f, .203f)                                                                   \
