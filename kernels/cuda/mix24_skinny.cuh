@@ -40,32 +40,39 @@ static __device__ __forceinline__ int mix24_rest_after(const qt_mix24_skinny_arg
     return rest >= a.units ? rest - a.units : rest;
 }
 
-static __device__ __forceinline__ void mix24_skinny_copy_weights(const qt_mix24_skinny_args &a,
-                                                                 qt_ring r)
-{
-    int strip = (int)blockIdx.x * a.strips_cta;
-#pragma unroll 1
-    for (int tile = 0; tile < a.tiles; tile++, strip += a.tile_strips) {
-        int rest = 0, at = 0; /* of a strip, in U64 */
-#pragma unroll 1
-        for (int k_stage = 0; k_stage < a.k_stages; k_stage++) {
-            const int next = mix24_rest_after(a, rest, a.fours);
-            const bool four[2] = {mix24_rest_is_four(a, rest), mix24_rest_is_four(a, next)};
-            const int bytes[2] = {mix24_unit_bytes(four[0]), mix24_unit_bytes(four[1])};
-            const uint32_t bar = r.full + 8 * r.stage;
-            const uint32_t dst =
-                ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes + a.weights_at;
-            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-            ptx_barrier_expect(bar,
-                               (uint32_t)(a.weights_at + a.tile_strips * (bytes[0] + bytes[1])));
-            ptx_copy_box(dst, &a.records[four[0]], at, strip, bar);
-            ptx_copy_box(dst + a.unit_bytes, &a.records[four[1]], at + bytes[0] / 8, strip, bar);
-            at += (bytes[0] + bytes[1]) / 8;
-            rest = mix24_rest_after(a, next, a.fours);
-            qt_ring_next(&r, a.stages);
-        }
+struct mix24_skinny_weights : skinny_place {
+    const qt_mix24_skinny_args &args;
+    int rest, at; /* of its first unit; in a strip, in U64 */
+
+    __device__ __forceinline__ mix24_skinny_weights(const qt_mix24_skinny_args &args_)
+        : skinny_place(args_), args(args_), rest(0), at(0)
+    {
     }
-}
+    __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
+    {
+        const bool four[2] = {mix24_rest_is_four(args, rest),
+                              mix24_rest_is_four(args, mix24_rest_after(args, rest, args.fours))};
+        const int bytes[2] = {mix24_unit_bytes(four[0]), mix24_unit_bytes(four[1])};
+        ptx_barrier_expect(bar,
+                           (uint32_t)(args.weights_at + args.tile_strips * (bytes[0] + bytes[1])));
+        dst += args.weights_at;
+        ptx_copy_box(dst, &args.records[four[0]], at, strip(), bar);
+        ptx_copy_box(dst + args.unit_bytes, &args.records[four[1]], at + bytes[0] / 8, strip(),
+                     bar);
+    }
+    __device__ __forceinline__ bool next()
+    {
+#pragma unroll
+        for (int unit = 0; unit < QT_SKINNY_SLOTS; unit++) {
+            at += mix24_unit_bytes(mix24_rest_is_four(args, rest)) / 8;
+            rest = mix24_rest_after(args, rest, args.fours);
+        }
+        const bool more = skinny_place::next();
+        if (k_stage == 0)
+            rest = at = 0;
+        return more;
+    }
+};
 
 /* ---- products ----------------------------------------------------------------------------------
  */
@@ -179,7 +186,7 @@ __global__ void __launch_bounds__(QT_MIX24_SKINNY_WARPS * 32, 1)
         mix24_skinny_outliers<MT>(a, w.warps_n * STRIPS * 16 + 4, threads,
                                   (int)threadIdx.x - threads - QT_RING_COPIERS);
     } else if (warp * 32 >= threads) {
-        skinny_bring(a, r, warp * 32 == threads, threads, [&] { mix24_skinny_copy_weights(a, r); });
+        skinny_bring(a, r, warp * 32 == threads, threads, mix24_skinny_weights(a));
     } else {
         ptx_launch_dependents();
         skinny_multiply_all<MT, STRIPS>(a, r, w, threads, mix24_skinny_work<MT, STRIPS>(a, w));

@@ -42,36 +42,45 @@ static __device__ __forceinline__ bool mix24_tile_next(const qt_mix24_tile_args 
     return four;
 }
 
-template <int WGS, int BM>
-static __device__ __forceinline__ void mix24_tile_copy_weights(const qt_mix24_tile_args &a,
-                                                               qt_ring r)
-{
-#pragma unroll 1
-    for (int segment = 0; segment < tile_segments(a); segment++) {
-        const tile_segment s = tile_segment_at(a, segment, BM);
-        const int strip = s.row_tile * 4 * WGS;
-        int rest = mix24_tile_rest(a, s.k0);
-        const int fours = (int)((unsigned)(s.k0 * a.fours) / (unsigned)a.units);
-        int at = (s.k0 * mix24_unit_bytes(false) +
-                  fours * (mix24_unit_bytes(true) - mix24_unit_bytes(false))) /
-                 8; /* of a strip, in U64 */
-#pragma unroll 1
-        for (int unit = s.k0; unit < s.k1; unit++) {
-            const bool four = mix24_tile_next(a, &rest);
-            const int bytes = mix24_unit_bytes(four);
-            const int list_bytes = WGS * 4 * a.list_bytes;
-            const uint32_t bar = r.full + 8 * r.stage;
-            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-            ptx_barrier_expect(
-                bar, (uint32_t)(tile_x_bytes<BM, 2>(a, s) + list_bytes + WGS * 4 * bytes));
-            ptx_copy_box(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes + BM * 256 +
-                             list_bytes,
-                         &a.records[four], at, strip, bar);
-            at += bytes / 8;
-            qt_ring_next(&r, a.stages);
-        }
+template <int WGS, int BM> struct mix24_tile_weights : tile_place<BM> {
+    const qt_mix24_tile_args &args;
+    int rest, at; /* of the unit; in a strip, in U64 */
+
+    __device__ __forceinline__ mix24_tile_weights(const qt_mix24_tile_args &args_)
+        : tile_place<BM>(args_), args(args_)
+    {
+        begin();
     }
-}
+    __device__ __forceinline__ void begin()
+    {
+        const int k0 = this->s.k0,
+                  fours = (int)((unsigned)(k0 * args.fours) / (unsigned)args.units);
+        rest = mix24_tile_rest(args, k0);
+        at = (k0 * mix24_unit_bytes(false) +
+              fours * (mix24_unit_bytes(true) - mix24_unit_bytes(false))) /
+             8;
+    }
+    __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
+    {
+        int next = rest;
+        const bool four = mix24_tile_next(args, &next);
+        const int list_bytes = WGS * 4 * args.list_bytes;
+        ptx_barrier_expect(bar, (uint32_t)(tile_x_bytes<BM, 2>(args, this->s) + list_bytes +
+                                           WGS * 4 * mix24_unit_bytes(four)));
+        ptx_copy_box(dst + BM * 256 + list_bytes, &args.records[four], at,
+                     this->s.row_tile * 4 * WGS, bar);
+    }
+    __device__ __forceinline__ bool next()
+    {
+        at += mix24_unit_bytes(mix24_tile_next(args, &rest)) / 8;
+        if (this->step())
+            return true;
+        if (!this->next_segment())
+            return false;
+        begin();
+        return true;
+    }
+};
 
 /* ---- products ----------------------------------------------------------------------------------
  */
@@ -357,7 +366,7 @@ __global__ void __launch_bounds__((WGS + mix24_tile_others(BM)) * 128, 1)
         ptx_registers_fewer<TILE_COPY_REGISTERS>();
         if (warp < WGS * 4 + 2)
             tile_bring<WGS, BM, 2>(
-                a, r, warp == WGS * 4, [&] { mix24_tile_copy_weights<WGS, BM>(a, r); },
+                a, r, warp == WGS * 4, mix24_tile_weights<WGS, BM>(a),
                 [&](const tile_segment &s, int unit, uint32_t dst, uint32_t bar) {
                     if (a.list_bytes) /* from the launch before, as X */
                         ptx_copy_box(dst, &a.lists, unit * (PATCH_LIST_BYTES / 8),

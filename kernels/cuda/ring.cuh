@@ -1,11 +1,13 @@
 /*
  * A ring of stages in shared memory that the copy engine fills: where a warp is in it, and how it
  * comes to be. The time to the first copy is part of every product: two warps initialise half of
- * the barriers each.
+ * the barriers each, and what the first copy needs to know is close together in the arguments, as
+ * each line of them is fetched when it is first read.
  */
 #ifndef QT_CUDA_RING_CUH
 #define QT_CUDA_RING_CUH
 
+#include "kernels/cuda/decode.cuh"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/ptx_sm90.cuh"
 
@@ -39,31 +41,83 @@ static __device__ __forceinline__ void qt_ring_next(qt_ring *r, int stages)
 enum { RING_START = 1, RING_START_X, RING_BARRIERS };
 
 /*
- * What the warps that copy do, each all stages of all tiles: copy_weights() and copy_x(), of which
- * one is called. arrivals: that give a stage back; threads: that wait for the ring (qt_ring_start).
+ * A source is what one of the warps that copy brings, beginning with the first stage:
+ *
+ *     copy(dst, bar)   starts the copies of the stage it is at, to shared memory at dst; their
+ * bytes count at the barrier. That of weights announces those of X too next()           goes on to
+ * the next stage; false: there is none
+ *
+ * Args: of the kernel (stages, stage_bytes, ring_at, dependent).
  */
-template <class Weights, class X>
-static __device__ __forceinline__ void qt_ring_bring(const qt_ring &r, int arrivals, int threads,
-                                                     bool weights, Weights copy_weights, X copy_x)
+template <class Args, class Source>
+static __device__ __forceinline__ void qt_ring_copy(const Args &a, const qt_ring &r,
+                                                    const Source &source)
 {
-    if (ptx_elect()) {
-        const uint32_t first = weights ? r.full : r.empty, count = weights ? 1 : (uint32_t)arrivals;
-        /* All there can be: in a loop the assembler puts a fence of 70 clocks before each. */
+    source.copy(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes, r.full + 8 * r.stage);
+}
+
+/* All there can be, from number `from` on: in a loop the assembler puts a fence of 70 clocks before
+ * each. */
+static __device__ __forceinline__ void qt_ring_init(uint32_t first, int from, uint32_t count)
+{
 #pragma unroll
-        for (int i = 0; i < QT_RING_STAGES; i++)
-            ptx_barrier_init(first + 8 * i, count);
-        if (!weights)
-            ptx_barrier_init(qt_ring_spare(r), 1);
-        ptx_barrier_init_fence();
-    }
+    for (int i = from; i < QT_RING_STAGES; i++)
+        ptx_barrier_init(first + 8 * i, count);
+}
+
+/* Between the warps that copy, then for the `threads` that wait for the ring (qt_ring_start). */
+static __device__ __forceinline__ void qt_ring_opened(int threads)
+{
     __syncwarp();
     ptx_launch_dependents();
     ptx_named_barrier(RING_START_X, QT_RING_COPIERS);
     ptx_named_barrier_arrive(RING_START, threads + QT_RING_COPIERS);
-    if (weights && ptx_elect())
-        copy_weights();
-    if (!weights && ptx_elect())
-        copy_x();
+}
+
+/* The warp that brings weights. The first stage is on its way before there are other barriers. */
+template <class Args, class Source>
+static __device__ __forceinline__ void qt_ring_bring_weights(const Args &a, qt_ring r, int threads,
+                                                             Source source)
+{
+    if (ptx_elect()) {
+        ptx_barrier_init(r.full, 1);
+        ptx_barrier_init_fence();
+        qt_ring_copy(a, r, source);
+        qt_ring_init(r.full, 1, 1);
+        ptx_barrier_init_fence();
+    }
+    qt_ring_opened(threads);
+    if (!ptx_elect())
+        return;
+#pragma unroll 1
+    while (source.next()) {
+        qt_ring_next(&r, a.stages);
+        ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
+        qt_ring_copy(a, r, source);
+    }
+}
+
+/* The warp that brings X. arrivals: that give a stage back. */
+template <class Args, class Source>
+static __device__ __forceinline__ void qt_ring_bring_x(const Args &a, qt_ring r, int threads,
+                                                       int arrivals, Source source)
+{
+    if (ptx_elect()) {
+        qt_ring_init(r.empty, 0, (uint32_t)arrivals);
+        ptx_barrier_init(qt_ring_spare(r), 1);
+        ptx_barrier_init_fence();
+    }
+    qt_ring_opened(threads);
+    if (!ptx_elect())
+        return;
+    if (a.dependent)
+        ptx_wait_previous();
+#pragma unroll 1
+    do {
+        ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
+        qt_ring_copy(a, r, source);
+        qt_ring_next(&r, a.stages);
+    } while (source.next());
 }
 
 /* Until the ring can be waited for. */

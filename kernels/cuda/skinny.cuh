@@ -17,38 +17,30 @@
 #include "kernels/cuda/skinny_ring.cuh"
 #include "kernels/cuda/slot.cuh"
 
-template <class Format>
-static __device__ __forceinline__ void skinny_copy_weights(const qt_skinny_args &a, qt_ring r)
-{
-    int strip = (int)blockIdx.x * a.strips_cta, tile = 0;
-#pragma unroll 1
-    do {
-        int k_stage = 0;
-#pragma unroll 1
-        do {
-            const uint32_t bar = r.full + 8 * r.stage;
-            const uint32_t dst = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes;
-            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-            ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
+template <class Format> struct skinny_weights : skinny_place {
+    const qt_skinny_args &args;
+
+    __device__ __forceinline__ skinny_weights(const qt_skinny_args &args_)
+        : skinny_place(args_), args(args_)
+    {
+    }
+    __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
+    {
+        const int group = k_stage * QT_SKINNY_BLOCKS * 64 >> args.group_shift;
+        ptx_barrier_expect(bar, (uint32_t)args.stage_tx);
 #pragma unroll
-            for (int p = 0; p < 3; p++)
-                if (qt_plane_width<Format>(p))
-                    ptx_copy_box(dst + a.planes_at[p], &a.plane[p],
-                                 k_stage * (QT_SKINNY_BLOCKS * 16 * qt_plane_width<Format>(p)),
-                                 strip, bar);
-            if (Format::GROUPED)
-                ptx_copy_box(dst + a.scales_at, &a.scales,
-                             (k_stage * QT_SKINNY_BLOCKS * 64 >> a.group_shift) * 4, strip, bar);
-            if (Format::ZEROS && a.decode.zeros)
-                ptx_copy_box(dst + a.zeros_at, &a.zeros,
-                             (k_stage * QT_SKINNY_BLOCKS * 64 >> a.group_shift) *
-                                 (Format::ZEROS / 8),
-                             strip, bar);
-            qt_ring_next(&r, a.stages);
-        } while (++k_stage < a.k_stages);
-        strip += a.tile_strips;
-    } while (++tile < a.tiles);
-}
+        for (int p = 0; p < 3; p++)
+            if (qt_plane_width<Format>(p))
+                ptx_copy_box(dst + args.planes_at[p], &args.plane[p],
+                             k_stage * (QT_SKINNY_BLOCKS * 16 * qt_plane_width<Format>(p)), strip(),
+                             bar);
+        if (Format::GROUPED)
+            ptx_copy_box(dst + args.scales_at, &args.scales, group * 4, strip(), bar);
+        if (Format::ZEROS && args.decode.zeros)
+            ptx_copy_box(dst + args.zeros_at, &args.zeros, group * (Format::ZEROS / 8), strip(),
+                         bar);
+    }
+};
 
 /* ---- products ----------------------------------------------------------------------------------
  */
@@ -161,8 +153,7 @@ __global__ void __launch_bounds__(QT_SKINNY_MAX_WARPS * 32 + QT_RING_COPIERS, 1)
     const int threads = (int)blockDim.x - QT_RING_COPIERS; /* that multiply */
     const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
     if (warp * 32 >= threads) {
-        skinny_bring(a, r, warp * 32 == threads, threads,
-                     [&] { skinny_copy_weights<Format>(a, r); });
+        skinny_bring(a, r, warp * 32 == threads, threads, skinny_weights<Format>(a));
         return;
     }
     Format::fill_table(&a.decode, Format::TABLE_BYTES ? qt_lane_value(&a.decode) : __half(),

@@ -11,38 +11,40 @@ enum { QT_SKINNY_BLOCKS = 4, QT_SKINNY_SLOTS = 2 };
 
 /* What all of them have (skinny_ring.cuh). */
 struct qt_skinny_base {
-    CUtensorMap x;             /* F16 [k / 64][m][64]; boxes of a stage's blocks, x_rows tokens */
+    CUtensorMap x; /* F16 [k / 64][m][64]; boxes of a stage's blocks, x_rows tokens */
+    /* What the first copies want is in one line of 64 bytes: each line that is read first costs
+     * 100 clocks. */
+    int barriers_at, arrivals; /* arrivals: that give a stage back */
+    int stages, stage_bytes, ring_at;
+    int strips_cta, tile_strips, tiles; /* of a block: strips_cta = tiles * tile_strips */
+    int k_stages;
+    int stage_tx, planes_at[3], scales_at, zeros_at; /* not mix24: in a stage */
+    int group_shift;                                 /* log2(channels per scale) */
+
     const float *token_factor; /* [m], or NULL: on every result of a token */
     void *y;                   /* F16 or BF16 [m][n] */
     int m, n, strips;
-    int token0;                         /* of X; token_factor and y begin there */
-    int strips_cta, tile_strips, tiles; /* of a block: strips_cta = tiles * tile_strips */
-    int warps_k;                        /* power of two, 2 or more; warps = warps_n * warps_k */
-    int k_stages;
+    int token0;      /* of X; token_factor and y begin there */
+    int warps_k;     /* power of two, 2 or more; warps = warps_n * warps_k */
     float factor;    /* power of two on every result */
     int bf16;        /* y is BF16 */
     int wide_stores; /* rows of y are multiples of 8 bytes, and aligned */
     int dependent;   /* launched before the previous kernel has ended */
     int alias;       /* partial sums go where the stages were */
-    int stages, stage_bytes, ring_at, sums_at, tail_at, barriers_at;
-    int arrivals;                   /* that give a stage back */
+    int sums_at, tail_at;
     int finish_tokens, finish_rows; /* from a thread's four outputs to its next */
     uint32_t zero;                  /* 0, which the compiler does not know */
     int x_rows;                     /* of X in a stage: at most 8 MT, more than 8 MT - 8 */
 };
-
 struct qt_skinny_args : qt_skinny_base {
-    int stage_tx;
-    int planes_at[3], scales_at;   /* in a stage */
-    int group_shift;               /* log2(channels per scale) */
+    struct qt_decode_args decode;
     int slot_groups, stage_groups; /* scales of a row in a slot (at least 1), in a stage */
     CUtensorMap plane[3]; /* U64 [strips][blocks * 16 * width]; boxes of a stage's blocks */
     CUtensorMap scales;   /* U64 [strips][groups * 4]; grouped formats */
-    struct qt_decode_args decode;
-    const __half *scale; /* F16 [strips][pitch_groups][16]: for row scales, which go to the tail */
+    const __half *scale;  /* F16 [strips][pitch_groups][16]: for row scales, which go to the tail */
     size_t pitch_groups;
-    CUtensorMap zeros;        /* U64 [strips][groups * zero points' bytes / 8]; formats with such */
-    int zeros_at, zero_pitch; /* in a stage; bytes of a strip */
+    CUtensorMap zeros; /* U64 [strips][groups * zero points' bytes / 8]; formats with such */
+    int zero_pitch;    /* bytes of a strip, in a stage */
 };
 
 /* ---- plans (skinny_plan.cu) --------------------------------------------------------------------

@@ -56,23 +56,36 @@ static __device__ __forceinline__ void skinny_ring_step(qt_ring *r, int by, int 
         r->parity ^= 1;
 }
 
-static __device__ __forceinline__ void skinny_copy_x(const qt_skinny_base &a, qt_ring r)
-{
-    if (a.dependent)
-        ptx_wait_previous();
-    int tile = 0;
-#pragma unroll 1
-    do {
-        int k_stage = 0;
-#pragma unroll 1
-        do {
-            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-            ptx_copy_box_3d(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes, &a.x, 0,
-                            a.token0, k_stage * QT_SKINNY_BLOCKS, r.full + 8 * r.stage);
-            qt_ring_next(&r, a.stages);
-        } while (++k_stage < a.k_stages);
-    } while (++tile < a.tiles);
-}
+/* Where a warp that copies is. */
+struct skinny_place {
+    const qt_skinny_base &a;
+    int tile, k_stage;
+
+    __device__ __forceinline__ skinny_place(const qt_skinny_base &args)
+        : a(args), tile(0), k_stage(0)
+    {
+    }
+    __device__ __forceinline__ int strip() const
+    {
+        return (int)blockIdx.x * a.strips_cta + tile * a.tile_strips;
+    }
+    __device__ __forceinline__ bool next()
+    {
+        if (++k_stage < a.k_stages)
+            return true;
+        k_stage = 0;
+        return ++tile < a.tiles;
+    }
+};
+
+struct skinny_x : skinny_place {
+    using skinny_place::skinny_place;
+
+    __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
+    {
+        ptx_copy_box_3d(dst, &a.x, 0, a.token0, k_stage * QT_SKINNY_BLOCKS, bar);
+    }
+};
 
 /*
  * X of a stage: for each of its blocks of 64 columns x_rows lines of 128 bytes, 16-byte chunk i of
@@ -88,11 +101,15 @@ static __device__ __forceinline__ uint32_t skinny_x_at(const qt_skinny_base &a, 
 }
 
 /* The warps that copy. threads: that multiply. */
-template <class Copy>
+template <class Weights>
 static __device__ __forceinline__ void skinny_bring(const qt_skinny_base &a, const qt_ring &r,
-                                                    bool weights, int threads, Copy copy)
+                                                    bool weights, int threads,
+                                                    const Weights &source)
 {
-    qt_ring_bring(r, a.arrivals, threads, weights, copy, [&] { skinny_copy_x(a, r); });
+    if (weights)
+        qt_ring_bring_weights(a, r, threads, source);
+    else
+        qt_ring_bring_x(a, r, threads, a.arrivals, skinny_x(a));
 }
 
 /* ---- results -----------------------------------------------------------------------------------

@@ -29,35 +29,33 @@ static __device__ __forceinline__ int tile_zeros_at(const qt_tile_args &a, int k
     return (k_stage * C * 64 >> a.group_shift) * Format::ZEROS;
 }
 
-template <class Format, int WGS, int BM, int C>
-static __device__ __forceinline__ void tile_copy_weights(const qt_tile_args &a, qt_ring r)
-{
-#pragma unroll 1
-    for (int segment = 0; segment < tile_segments(a); segment++) {
-        const tile_segment s = tile_segment_at(a, segment, BM);
-        const int strip = s.row_tile * 4 * WGS;
-#pragma unroll 1
-        for (int k_stage = s.k0; k_stage < s.k1; k_stage++) {
-            const uint32_t bar = r.full + 8 * r.stage;
-            uint32_t dst = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes + BM * 128 * C;
-            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-            ptx_barrier_expect(bar, (uint32_t)(a.weight_tx + tile_x_bytes<BM, C>(a, s)));
-#pragma unroll
-            for (int i = 0; i < 3; i++)
-                if (qt_plane_width<Format>(i)) {
-                    ptx_copy_box(dst, &a.plane[i], k_stage * (C * 16 * qt_plane_width<Format>(i)),
-                                 strip, bar);
-                    dst += WGS * 4 * C * 128 * qt_plane_width<Format>(i);
-                }
-            if (Format::GROUPED)
-                ptx_copy_box(dst, &a.scales, (k_stage * C * 64 >> a.group_shift) * 4, strip, bar);
-            if (Format::ZEROS && a.decode.zeros)
-                ptx_copy_box(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes + a.zeros_at,
-                             &a.zeros, tile_zeros_at<Format, C>(a, k_stage) / 16 * 2, strip, bar);
-            qt_ring_next(&r, a.stages);
-        }
+template <class Format, int WGS, int BM, int C> struct tile_weights : tile_place<BM> {
+    const qt_tile_args &args;
+
+    __device__ __forceinline__ tile_weights(const qt_tile_args &args_)
+        : tile_place<BM>(args_), args(args_)
+    {
     }
-}
+    __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
+    {
+        const int strip = this->s.row_tile * 4 * WGS, k_stage = this->k_stage;
+        uint32_t part = dst + BM * 128 * C;
+        ptx_barrier_expect(bar, (uint32_t)(args.weight_tx + tile_x_bytes<BM, C>(args, this->s)));
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            if (qt_plane_width<Format>(i)) {
+                ptx_copy_box(part, &args.plane[i], k_stage * (C * 16 * qt_plane_width<Format>(i)),
+                             strip, bar);
+                part += WGS * 4 * C * 128 * qt_plane_width<Format>(i);
+            }
+        if (Format::GROUPED)
+            ptx_copy_box(part, &args.scales, (k_stage * C * 64 >> args.group_shift) * 4, strip,
+                         bar);
+        if (Format::ZEROS && args.decode.zeros)
+            ptx_copy_box(dst + args.zeros_at, &args.zeros,
+                         tile_zeros_at<Format, C>(args, k_stage) / 16 * 2, strip, bar);
+    }
+};
 
 /* ---- products ----------------------------------------------------------------------------------
  */
@@ -287,9 +285,8 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
     if (warp >= WGS * 4) {
         ptx_registers_fewer<TILE_COPY_REGISTERS>();
         if (warp < WGS * 4 + 2)
-            tile_bring<WGS, BM, C>(
-                a, r, warp == WGS * 4, [&] { tile_copy_weights<Format, WGS, BM, C>(a, r); },
-                [](const tile_segment &, int, uint32_t, uint32_t) {});
+            tile_bring<WGS, BM, C>(a, r, warp == WGS * 4, tile_weights<Format, WGS, BM, C>(a),
+                                   [](const tile_segment &, int, uint32_t, uint32_t) {});
     } else {
         ptx_registers_more<tile_registers(WGS)>();
         Format::fill_table(&a.decode, Format::TABLE_BYTES ? qt_lane_value(&a.decode) : __half(),

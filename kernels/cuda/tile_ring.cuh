@@ -165,38 +165,70 @@ static __device__ __forceinline__ int tile_x_bytes(const qt_tile_base &a, const 
     return C * 128 * (tile_is_cut<BM>(a, s) ? a.cut_tokens : BM);
 }
 
-template <int BM, int C, class More>
-static __device__ __forceinline__ void tile_copy_x(const qt_tile_base &a, qt_ring r, More more)
-{
-    if (a.dependent)
-        ptx_wait_previous();
-#pragma unroll 1
-    for (int segment = 0; segment < tile_segments(a); segment++) {
-        const tile_segment s = tile_segment_at(a, segment, BM);
-#pragma unroll 1
-        for (int k_stage = s.k0; k_stage < s.k1; k_stage++) {
-            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-            const uint32_t dst = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes;
-            if (!tile_is_cut<BM>(a, s))
-                ptx_copy_box_3d(dst, &a.x, 0, s.token0, k_stage * C, r.full + 8 * r.stage);
-            else
-#pragma unroll
-                for (int c = 0; c < C; c++)
-                    ptx_copy_box_3d(dst + c * (BM * 128), &a.x_cut, 0, s.token0, k_stage * C + c,
-                                    r.full + 8 * r.stage);
-            more(s, k_stage, dst + BM * 128 * C, r.full + 8 * r.stage);
-            qt_ring_next(&r, a.stages);
-        }
-    }
-}
+/* Where a warp that copies is. Each block has something to do. */
+template <int BM> struct tile_place {
+    const qt_tile_base &a;
+    int segment, k_stage;
+    tile_segment s;
 
-/* The two warps of which a lane each copies. more: what else the one for X is to copy, behind X;
- * its bytes count with the weights. The spare barrier is of what the blocks of a cluster send. */
-template <int WGS, int BM, int C, class Copy, class More>
+    __device__ __forceinline__ tile_place(const qt_tile_base &args)
+        : a(args), segment(0), s(tile_segment_at(args, 0, BM))
+    {
+        k_stage = s.k0;
+    }
+    /* True if that is in the same segment. */
+    __device__ __forceinline__ bool step()
+    {
+        return ++k_stage < s.k1;
+    }
+    __device__ __forceinline__ bool next_segment()
+    {
+        if (++segment == tile_segments(a))
+            return false;
+        s = tile_segment_at(a, segment, BM);
+        k_stage = s.k0;
+        return true;
+    }
+    __device__ __forceinline__ bool next()
+    {
+        return step() || next_segment();
+    }
+};
+
+/* more: what else is to be copied, behind X; its bytes count with the weights. */
+template <int BM, int C, class More> struct tile_x : tile_place<BM> {
+    const More more;
+
+    __device__ __forceinline__ tile_x(const qt_tile_base &a, const More &more_)
+        : tile_place<BM>(a), more(more_)
+    {
+    }
+    __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
+    {
+        const qt_tile_base &a = this->a;
+        const tile_segment &s = this->s;
+        const int k_stage = this->k_stage;
+        if (!tile_is_cut<BM>(a, s))
+            ptx_copy_box_3d(dst, &a.x, 0, s.token0, k_stage * C, bar);
+        else
+#pragma unroll
+            for (int c = 0; c < C; c++)
+                ptx_copy_box_3d(dst + c * (BM * 128), &a.x_cut, 0, s.token0, k_stage * C + c, bar);
+        more(s, k_stage, dst + BM * 128 * C, bar);
+    }
+};
+
+/* The two warps of which a lane each copies. The spare barrier is of what the blocks of a cluster
+ * send. */
+template <int WGS, int BM, int C, class Weights, class More>
 static __device__ __forceinline__ void tile_bring(const qt_tile_base &a, const qt_ring &r,
-                                                  bool weights, Copy copy, More more)
+                                                  bool weights, const Weights &source,
+                                                  const More &more)
 {
-    qt_ring_bring(r, WGS * 4, WGS * 128, weights, copy, [&] { tile_copy_x<BM, C>(a, r, more); });
+    if (weights)
+        qt_ring_bring_weights(a, r, WGS * 128, source);
+    else
+        qt_ring_bring_x(a, r, WGS * 128, WGS * 4, tile_x<BM, C, More>(a, more));
 }
 
 /* ---- products ----------------------------------------------------------------------------------

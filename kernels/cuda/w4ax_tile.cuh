@@ -39,29 +39,25 @@ template <enum qt_w4ax_scales SCALES, int WGS, int BM> struct w4ax_stage {
 /* ---- copies ------------------------------------------------------------------------------------
  */
 
-template <enum qt_w4ax_scales SCALES, int WGS, int BM>
-static __device__ __forceinline__ void w4ax_tile_copy_weights(const qt_w4ax_tile_args &a, qt_ring r)
-{
+template <enum qt_w4ax_scales SCALES, int WGS, int BM> struct w4ax_tile_weights : tile_place<BM> {
     typedef w4ax_stage<SCALES, WGS, BM> stage;
-#pragma unroll 1
-    for (int segment = 0; segment < tile_segments(a); segment++) {
-        const tile_segment s = tile_segment_at(a, segment, BM);
-        const int strip = s.row_tile * 4 * WGS;
-#pragma unroll 1
-        for (int k_stage = s.k0; k_stage < s.k1; k_stage++) {
-            const uint32_t bar = r.full + 8 * r.stage;
-            const uint32_t dst = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes;
-            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-            ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
-            ptx_copy_box(dst + stage::CODES_AT, &a.codes, k_stage * (stage::STRIP_BYTES / 8), strip,
-                         bar);
-            if (stage::SCALE_BYTES)
-                ptx_copy_box(dst + stage::SCALES_AT, &a.scales,
-                             k_stage * (stage::STRIP_SCALE_BYTES / 8), strip, bar);
-            qt_ring_next(&r, a.stages);
-        }
+    const qt_w4ax_tile_args &args;
+
+    __device__ __forceinline__ w4ax_tile_weights(const qt_w4ax_tile_args &args_)
+        : tile_place<BM>(args_), args(args_)
+    {
     }
-}
+    __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
+    {
+        const int strip = this->s.row_tile * 4 * WGS, k_stage = this->k_stage;
+        ptx_barrier_expect(bar, (uint32_t)args.stage_tx);
+        ptx_copy_box(dst + stage::CODES_AT, &args.codes, k_stage * (stage::STRIP_BYTES / 8), strip,
+                     bar);
+        if (stage::SCALE_BYTES)
+            ptx_copy_box(dst + stage::SCALES_AT, &args.scales,
+                         k_stage * (stage::STRIP_SCALE_BYTES / 8), strip, bar);
+    }
+};
 
 /* ---- products ----------------------------------------------------------------------------------
  */
@@ -331,7 +327,7 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
         ptx_registers_fewer<TILE_COPY_REGISTERS>();
         if (warp < WGS * 4 + 2)
             tile_bring<WGS, BM, stage::BLOCKS>(
-                a, r, warp == WGS * 4, [&] { w4ax_tile_copy_weights<SCALES, WGS, BM>(a, r); },
+                a, r, warp == WGS * 4, w4ax_tile_weights<SCALES, WGS, BM>(a),
                 [&](const tile_segment &s, int k_stage, uint32_t dst, uint32_t bar) {
                     if (SCALES == QT_W4AX_BLOCK)
                         ptx_copy_box(dst, &a.token_scales, s.token0 / 2, k_stage * stage::BLOCKS,
