@@ -15,7 +15,17 @@ enum {
 };
 
 struct qt_mix24_args {
-    CUtensorMap records[2];      /* of TWOs and FOURs: the stream as U64 [strips][pitch / 8] */
+    CUtensorMap records[2]; /* of TWOs and FOURs: the stream as U64 [strips][pitch / 8] */
+    /* What the first copies want is in one line of 64 bytes: each line that is read first costs 100
+     * clocks. */
+    int warps_k, strips_cta, passes, cluster;
+    int strips, units, fours; /* strips of 16 rows; units of 128 columns, of which fours are FOUR */
+    int first_unit, end_unit; /* of this launch */
+    int split_units;          /* units of a block */
+    uint32_t ring_bytes;      /* of a warp */
+    int ring_at, barrier_at, long_at, ptr_at, sums_at; /* in shared memory ... */
+    int top_at, inbox_at, window_at;                   /* ... too */
+    int m, n, k;
     const unsigned char *stream; /* [strips][pitch] */
     const uint16_t *perm;        /* [units * 8] */
     const uint32_t *csr_ptr;     /* [panels][csr_pitch]; NULL without outliers */
@@ -24,28 +34,20 @@ struct qt_mix24_args {
     const void *x;               /* F16 or BF16 [m][k] */
     void *y;                     /* F16 or BF16 [m][n] */
     const float *before;         /* [m][n]: sums of the units before first_unit; NULL if none */
-    float *after; /* [m][n]: where sums go instead of y, when there are units after */
-    int m, n, k;
-    int strips, units, fours; /* strips of 16 rows; units of 128 columns, of which fours are FOUR */
-    int first_unit, end_unit; /* of this launch */
-    int panels;               /* of 64 Ki columns */
-    size_t csr_pitch;         /* row pointers of a panel */
-    uint32_t pitch;           /* bytes of a strip */
-    uint32_t turn;            /* MIX24_TURN */
-    float factor;             /* power of two on every result */
-    int bf16;                 /* x and y are BF16 */
-    int x_aligned;            /* rows of x are 16-byte aligned */
-    int dependent;            /* launched before the previous kernel has ended */
-    int warps_k, strips_cta, passes, cluster;
-    int split_units;     /* units of a block */
-    int row_threads;     /* log2 of the threads that add up an output */
-    int long_parts;      /* warps that share an output of a row with many outliers */
-    int ptr_rows;        /* row pointers of a block: of whole passes, and one */
-    int window;          /* outliers of a pass that have room in shared memory */
-    int x_pitch;         /* bytes of a row of X in shared memory */
-    uint32_t ring_bytes; /* of a warp */
-    int top_at, barrier_at, long_at, ptr_at, sums_at, inbox_at, window_at,
-        ring_at; /* in shared memory */
+    float *after;     /* [m][n]: where sums go instead of y, when there are units after */
+    int panels;       /* of 64 Ki columns */
+    size_t csr_pitch; /* row pointers of a panel */
+    uint32_t pitch;   /* bytes of a strip */
+    uint32_t turn;    /* MIX24_TURN */
+    float factor;     /* power of two on every result */
+    int bf16;         /* x and y are BF16 */
+    int x_aligned;    /* rows of x are 16-byte aligned */
+    int dependent;    /* launched before the previous kernel has ended */
+    int row_threads;  /* log2 of the threads that add up an output */
+    int long_parts;   /* warps that share an output of a row with many outliers */
+    int ptr_rows;     /* row pointers of a block: of whole passes, and one */
+    int window;       /* outliers of a pass that have room in shared memory */
+    int x_pitch;      /* bytes of a row of X in shared memory */
 };
 
 /* Whether the copy engine brings the weights. */
@@ -72,17 +74,6 @@ struct mix24_warp {
     uint32_t ring;               /* shared address of its ring */
 };
 
-/* Fours before unit u: they are spread evenly. */
-static __device__ __forceinline__ int mix24_fours_before(const qt_mix24_args &a, int u)
-{
-    return (int)((unsigned)(u * a.fours) / (unsigned)a.units);
-}
-
-static __device__ __forceinline__ bool mix24_is_four(const qt_mix24_args &a, int u)
-{
-    return mix24_fours_before(a, u + 1) > mix24_fours_before(a, u);
-}
-
 template <int STRIPS>
 static __device__ __forceinline__ mix24_warp mix24_warp_open(const qt_mix24_args &a)
 {
@@ -100,9 +91,13 @@ static __device__ __forceinline__ mix24_warp mix24_warp_open(const qt_mix24_args
     int count = w.cta_unit1 - w.cta_unit0, log2_k = 31 - __clz(a.warps_k);
     w.unit0 = w.cta_unit0 + (count * w.wk >> log2_k);
     w.count = w.cta_unit0 + (count * (w.wk + 1) >> log2_k) - w.unit0;
-    w.fours = __ballot_sync(~0u, mix24_is_four(a, w.unit0 + w.lane));
+    /* Fours are spread evenly: before unit u there are u F / U. One division, as all copies wait.
+     */
+    const unsigned fours = (unsigned)((w.unit0 + w.lane) * a.fours);
+    const unsigned before = fours / (unsigned)a.units;
+    w.fours = __ballot_sync(~0u, (int)(fours - before * a.units) + a.fours >= a.units);
     w.offset = (uint32_t)(w.unit0 * mix24_record<false>::BYTES +
-                          mix24_fours_before(a, w.unit0) *
+                          (int)__shfl_sync(~0u, before, 0) *
                               (mix24_record<true>::BYTES - mix24_record<false>::BYTES));
     w.ring = ptx_shared(qt_smem) + (uint32_t)a.ring_at + (uint32_t)warp * a.ring_bytes;
     /* Computed once: the compiler would do it again for each use in the main loop. */

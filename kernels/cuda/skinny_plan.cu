@@ -43,6 +43,9 @@ int qt_skinny_sums_pitch(const struct qt_matmul_config *c)
     return row_warps(c) * c->strips * QT_STRIP_ROWS + 4;
 }
 
+/* Bytes of sums that have a place of their own. */
+enum { MOST_APART = 8 << 10 };
+
 size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config *c,
                         const struct qt_skinny_room *room, size_t m)
 {
@@ -57,11 +60,12 @@ size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config 
     a->stages = c->depth;
     a->stage_bytes = room->stage_bytes;
     a->ring_at = (int)round_up((size_t)room->head_bytes, 1024);
-    /* A single tile's sums go where its stages were. */
+    /* A single tile's sums go where its stages were, if there are many: then warps meet first. */
     const int ring_end = a->ring_at + a->stages * a->stage_bytes;
-    a->alias = a->tiles == 1;
+    const int sums_bytes = c->warps_k * (int)m * qt_skinny_sums_pitch(c) * 4;
+    a->alias = a->tiles == 1 && sums_bytes > MOST_APART;
     a->sums_at = a->alias ? a->ring_at : ring_end;
-    const int sums_end = a->sums_at + c->warps_k * (int)m * qt_skinny_sums_pitch(c) * 4;
+    const int sums_end = a->sums_at + sums_bytes;
     a->tail_at = (int)round_up((size_t)(sums_end > ring_end ? sums_end : ring_end), 16);
     a->barriers_at = (int)round_up((size_t)(a->tail_at + room->tail_bytes), 8);
     return (size_t)a->barriers_at + QT_RING_BARRIER_BYTES;

@@ -60,41 +60,44 @@ enum { QT_TILE_RESULT_TOKENS = 16, QT_TILE_RESULT_BYTES = QT_TILE_RESULT_TOKENS 
 
 /* What all tile kernels have (tile_ring.cuh). */
 struct qt_tile_base {
-    CUtensorMap x;             /* F16 [k / 64][m][64], boxes of a stage's blocks x tokens x 64 */
-    CUtensorMap x_cut;         /* the same in boxes of one block and cut_tokens */
-    int cut_tokens;            /* of the last token tile, if it is copied in these; or 0 */
+    CUtensorMap x;     /* F16 [k / 64][m][64], boxes of a stage's blocks x tokens x 64 */
+    CUtensorMap x_cut; /* the same in boxes of one block and cut_tokens */
+    /* What the first copies want is in one line of 64 bytes, and so is most of the rest: each line
+     * that is read first costs 100 clocks. */
+    int barriers_at, stages, stage_bytes, ring_at;
+    int m, cut_tokens; /* cut_tokens: of the last token tile, if it is copied in these; or 0 */
+    int split_log2;    /* log2 of the blocks of a cluster, which share a tile along k */
+    int k_stages;      /* of a tile */
+    unsigned k_stages_inverse; /* 2^31 / k_stages, rounded up */
+    int shared_tiles;          /* the first ones, shared among all blocks */
+    int range, ranges_longer;  /* of shared (tile, stage) pairs, a block's; so many have 1 more */
+    int row_tiles, token_tiles, band; /* band: row tiles of a band, see tile_segment_at */
+    int weight_tx;                    /* bytes that a stage waits for, beside X (not mix24) */
+    int whole_tiles;                  /* of the others, a block's or cluster's ... */
+    int blocks_with_more;             /* ... of which so many have 1 more */
+    int n, strips;
     const float *token_factor; /* [m], or NULL: on every result of a token */
     void *y;                   /* F16 or BF16 [m][n] */
     float *partial;            /* [blocks][tile rows * tile tokens] */
     unsigned *ready;           /* [blocks][warpgroups]: of partial; 0 between launches */
-    int m, n, strips;
-    int row_tiles, token_tiles, band; /* band: row tiles of a band, see tile_segment_at */
-    int k_stages;                     /* of a tile */
-    int split_log2;            /* log2 of the blocks of a cluster, which share a tile along k */
-    unsigned k_stages_inverse; /* 2^31 / k_stages, rounded up */
-    int shared_tiles;          /* the first ones, shared among all blocks */
-    int range, ranges_longer;  /* of shared (tile, stage) pairs, a block's; so many have 1 more */
-    int whole_tiles;           /* of the others, a block's or cluster's ... */
-    int blocks_with_more;      /* ... of which so many have 1 more */
     float factor;              /* power of two on every result */
     int bf16;                  /* y is BF16 */
     int store_bytes;           /* 2, 4 or 16: what rows of y are a multiple of, and aligned to */
     int dependent;             /* launched before the previous kernel has ended */
-    int stages, stage_bytes, ring_at, barriers_at, results_at;
+    int results_at;
 };
 
 struct qt_tile_args : qt_tile_base {
-    CUtensorMap plane[3]; /* U64 [strips][blocks * 16 * width] */
-    CUtensorMap scales;   /* U64 [strips][groups * 4]; grouped formats */
-    struct qt_decode_args decode;
-    const __half *scale; /* F16 [strips][pitch_groups][16]: for row scales */
-    size_t pitch_groups;
     int group_shift;          /* log2(channels per scale) */
     int row_scales;           /* all channels of a row have one */
     int stage_groups;         /* scales of a row in a stage */
-    int weight_tx;            /* bytes that a stage waits for, beside X */
-    CUtensorMap zeros;        /* U64 [strips][groups * zero points' bytes / 8]; formats with such */
     int zeros_at, zero_pitch; /* in a stage; bytes of a strip */
+    struct qt_decode_args decode;
+    const __half *scale; /* F16 [strips][pitch_groups][16]: for row scales */
+    size_t pitch_groups;
+    CUtensorMap plane[3]; /* U64 [strips][blocks * 16 * width] */
+    CUtensorMap scales;   /* U64 [strips][groups * 4]; grouped formats */
+    CUtensorMap zeros;    /* U64 [strips][groups * zero points' bytes / 8]; formats with such */
 };
 
 /* ---- plans (tile_plan.cu) ----------------------------------------------------------------------

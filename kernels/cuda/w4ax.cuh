@@ -21,13 +21,13 @@ struct w4ax_args {
     uint32_t *partial;          /* [grid][2][m][rows of a group], float (BLOCK) or int */
     unsigned *arrivals;         /* [row groups], 0 between launches */
     int m, n, strips, kblocks, x_pitch;
-    int token0, x_tokens; /* first token of these m, and how many X has */
-    int blocks64;         /* blocks of 64 channels from strip to strip */
-    int cta_units, groups;
-    uint32_t nibbles; /* W4AX_NIBBLES */
-    float factor;     /* power of two on every result */
-    int output;       /* enum qt_w4ax_output */
-    int dependent;    /* launched before the previous kernel has ended */
+    int token0, x_tokens;  /* first token of these m, and how many X has */
+    int blocks64;          /* blocks of 64 channels from strip to strip */
+    int cta_units, groups; /* groups * kblocks < 2^31 */
+    uint32_t nibbles;      /* W4AX_NIBBLES */
+    float factor;          /* power of two on every result */
+    int output;            /* enum qt_w4ax_output */
+    int dependent;         /* launched before the previous kernel has ended */
 };
 
 /* ---- weights -----------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ static __device__ __forceinline__ void w4ax_store(const w4ax_args &a, int token,
 static __device__ __forceinline__ uint32_t *w4ax_partial(const w4ax_args &a, int cta, int group,
                                                          int rows)
 {
-    bool first = (long long)cta * a.cta_units / a.kblocks == group;
+    bool first = (unsigned)cta * a.cta_units / a.kblocks == (unsigned)group;
     return a.partial + ((size_t)cta * 2 + !first) * a.m * rows;
 }
 

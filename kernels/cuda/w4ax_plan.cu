@@ -4,6 +4,7 @@
 #include "kernels/cuda/w4ax_stream.h"
 #include "kernels/cuda/w4ax_tile.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 
@@ -91,6 +92,8 @@ static int stream_check(struct qt_w4ax_plan *p)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "more tokens than a pass has");
     if (smem > p->smem_limit)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "not enough shared memory");
+    if (groups_of(p) * kblocks_of(p) > INT_MAX) /* kernels count in 32 bits */
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "too many blocks of weights");
     /* see qt_matmul_plan_check */
     if (p->options.dependent_launch && p->cc == 90 && smem <= p->smem_limit / 2)
         smem = p->smem_limit / 2 + 1024;

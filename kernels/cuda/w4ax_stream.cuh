@@ -48,7 +48,7 @@ template <int MT, int S> struct w4ax_slot {
 };
 
 struct stream_cursor_int {
-    long long unit; /* to copy next */
+    unsigned unit; /* to copy next */
     int group, kb;
     int seen;       /* units copied */
     uint32_t words; /* of this lane: block word of the warp's unit number seen / 32 * 32 + lane */
@@ -65,13 +65,12 @@ enum { W4AX_WEIGHTS = 1, W4AX_X = 2 };
 /* Starts copying PARTS of unit c->unit, if it is below `end`. */
 template <int SCALES, int MT, int S, int PARTS>
 static __device__ __forceinline__ void w4ax_copy_next(const w4ax_args &a, stream_cursor_int *c,
-                                                      uint32_t slot, long long end, int lane,
+                                                      uint32_t slot, unsigned end, int lane,
                                                       int warps)
 {
     typedef w4ax_slot<MT, S> L;
     if (c->unit < end) {
         const int strip0 = c->group * S;
-        uint32_t word = __shfl_sync(~0u, c->words, c->seen & 31);
 #pragma unroll
         for (int s = 0; s < S && PARTS & W4AX_WEIGHTS; s++) {
             const unsigned char *codes = w4ax_codes(a, min(strip0 + s, a.strips - 1), c->kb);
@@ -85,20 +84,24 @@ static __device__ __forceinline__ void w4ax_copy_next(const w4ax_args &a, stream
             ptx_copy_16(slot + L::SCALES_AT + s * 32 + h * 16,
                         a.scale + (at * SCALE_CHUNKS + h) * 16);
         }
-        const bool wide = word & QT_W4AX_WIDE_ROWS;
-        const size_t rows =
-            (size_t)((word & ~QT_W4AX_NARROW_VALUES) >> 1) * 64 * (size_t)a.x_tokens;
-        const unsigned char *x = a.x + rows + (size_t)a.token0 * (wide ? 128 : 64);
-        const int chunks = a.m * (wide ? 8 : 4);
+        if (PARTS & W4AX_X) {
+            const uint32_t word = __shfl_sync(~0u, c->words, c->seen & 31);
+            const bool wide = word & QT_W4AX_WIDE_ROWS;
+            const size_t rows =
+                (size_t)((word & ~QT_W4AX_NARROW_VALUES) >> 1) * 64 * (size_t)a.x_tokens;
+            const unsigned char *x = a.x + rows + (size_t)a.token0 * (wide ? 128 : 64);
+            const int chunks = a.m * (wide ? 8 : 4);
 #pragma unroll
-        for (int i = 0; i < 2 * MT && PARTS & W4AX_X; i++)
-            if (i * 32 + lane < chunks)
-                ptx_copy_16(slot + L::X_AT + (i * 32 + lane) * 16, x + (i * 32 + lane) * 16);
-        if (PARTS & W4AX_X && SCALES == QT_W4AX_BLOCK && lane * 4 < a.m)
-            ptx_copy_16(slot + L::X_SCALE_AT + lane * 16,
-                        a.x_scale + (size_t)c->kb * a.x_pitch + a.token0 + lane * 4);
-        if (lane == 0)
-            asm volatile("st.shared.u32 [%0], %1;" ::"r"(slot + L::WORD_AT), "r"(word) : "memory");
+            for (int i = 0; i < 2 * MT; i++)
+                if (i * 32 + lane < chunks)
+                    ptx_copy_16(slot + L::X_AT + (i * 32 + lane) * 16, x + (i * 32 + lane) * 16);
+            if (SCALES == QT_W4AX_BLOCK && lane * 4 < a.m)
+                ptx_copy_16(slot + L::X_SCALE_AT + lane * 16,
+                            a.x_scale + (size_t)c->kb * a.x_pitch + a.token0 + lane * 4);
+            if (lane == 0)
+                asm volatile("st.shared.u32 [%0], %1;" ::"r"(slot + L::WORD_AT), "r"(word)
+                             : "memory");
+        }
         c->unit += warps;
         c->kb += warps;
         while (c->kb >= a.kblocks) {
@@ -267,8 +270,8 @@ __global__ void __launch_bounds__(256, 1) qt_w4ax_stream_kernel(const __grid_con
     typedef typename w4ax_sum<SCALES>::type sum_t;
     const int lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    const long long begin = (long long)blockIdx.x * a.cta_units;
-    const long long end = min(begin + a.cta_units, (long long)a.groups * a.kblocks);
+    const unsigned begin = blockIdx.x * (unsigned)a.cta_units;
+    const unsigned end = min(begin + a.cta_units, (unsigned)a.groups * a.kblocks);
     const int sums_bytes = warps * a.m * w4ax_slot<MT, S>::PITCH * 4;
     unsigned char *ring = w4ax_smem + (sums_bytes + 127) / 128 * 128 + warp * (DEPTH * BYTES);
     const uint32_t ring_at = ptx_shared(ring);
@@ -279,34 +282,32 @@ __global__ void __launch_bounds__(256, 1) qt_w4ax_stream_kernel(const __grid_con
     c.kb = (int)(c.unit % a.kblocks);
     c.seen = 0;
     w4ax_load_words(a, &c, lane, warps);
-    /* Weights do not depend on the previous kernel; X does, and what the workspace is used for. */
     ptx_launch_dependents();
-    if (a.dependent) {
-        stream_cursor_int early = c;
+    /* Where X is follows from the words: the first weights do not wait for them, and where this
+     * kernel may begin early none wait for the previous one. X does, and what the workspace is used
+     * for. */
+    stream_cursor_int early = c;
+    const int ahead = a.dependent ? DEPTH - 1 : 1;
 #pragma unroll 1
-        for (int i = 0; i < DEPTH - 1; i++)
-            w4ax_copy_next<SCALES, MT, S, W4AX_WEIGHTS>(a, &early, ring_at + i * BYTES, end, lane,
-                                                        warps);
+    for (int i = 0; i < ahead; i++)
+        w4ax_copy_next<SCALES, MT, S, W4AX_WEIGHTS>(a, &early, ring_at + i * BYTES, end, lane,
+                                                    warps);
+    if (a.dependent)
         ptx_wait_previous();
 #pragma unroll 1
-        for (int i = 0; i < DEPTH - 1; i++) {
-            w4ax_copy_next<SCALES, MT, S, W4AX_X>(a, &c, ring_at + i * BYTES, end, lane, warps);
-            ptx_copy_commit();
-        }
-    } else {
-#pragma unroll 1
-        for (int i = 0; i < DEPTH - 1; i++) {
-            w4ax_copy_next<SCALES, MT, S, W4AX_WEIGHTS | W4AX_X>(a, &c, ring_at + i * BYTES, end,
-                                                                 lane, warps);
-            ptx_copy_commit();
-        }
+    for (int i = 0; i < DEPTH - 1; i++) {
+        if (i >= ahead)
+            w4ax_copy_next<SCALES, MT, S, W4AX_WEIGHTS>(a, &early, ring_at + i * BYTES, end, lane,
+                                                        warps);
+        w4ax_copy_next<SCALES, MT, S, W4AX_X>(a, &c, ring_at + i * BYTES, end, lane, warps);
+        ptx_copy_commit();
     }
 
-    long long unit = begin + warp;
+    unsigned unit = begin + warp;
     int slot = 0, free_slot = DEPTH - 1;
 #pragma unroll 1
-    for (int group = (int)(begin / a.kblocks); (long long)group * a.kblocks < end; group++) {
-        const long long group0 = (long long)group * a.kblocks, group1 = group0 + a.kblocks;
+    for (int group = (int)(begin / a.kblocks); (unsigned)group * a.kblocks < end; group++) {
+        const unsigned group0 = (unsigned)group * a.kblocks, group1 = group0 + a.kblocks;
         sum_t sums[S][MT][4] = {};
 #pragma unroll 1
         for (; unit < min(group1, end); unit += warps) {

@@ -127,8 +127,8 @@ int qt_w4ax_tile_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *
     a.factor = ldexpf(1, w->scale_exp2 - (p->scales == QT_W4AX_INT ? 0 : 4)); /* w4ax_unpack */
     a.dependent = p->options.dependent_launch;
     a.f32 = p->options.output == QT_W4AX_F32;
-    a.stage_tx = k->blocks * (k->tokens * (QT_W4AX_BLOCK_COLS + (block ? 4 : 0)) +
-                              strips * (QT_W4AX_STRIP_BYTES + scale_bytes));
+    a.weight_tx =
+        k->blocks * (k->tokens * (block ? 4 : 0) + strips * (QT_W4AX_STRIP_BYTES + scale_bytes));
     if (!token_maps(tile, &a, acts, (size_t)t.blocks, k, block) ||
         !strip_map(tile, &a.codes, w->plane, t.strips, t.blocks, pitch * (QT_W4AX_STRIP_BYTES / 2),
                    QT_W4AX_STRIP_BYTES, k->blocks, strips) ||

@@ -50,7 +50,8 @@ template <enum qt_w4ax_scales SCALES, int WGS, int BM> struct w4ax_tile_weights 
     __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
     {
         const int strip = this->s.row_tile * 4 * WGS, k_stage = this->k_stage;
-        ptx_barrier_expect(bar, (uint32_t)args.stage_tx);
+        ptx_barrier_expect(
+            bar, (uint32_t)(args.weight_tx + tile_x_bytes<BM, stage::BLOCKS>(args, this->s)));
         ptx_copy_box(dst + stage::CODES_AT, &args.codes, k_stage * (stage::STRIP_BYTES / 8), strip,
                      bar);
         if (stage::SCALE_BYTES)

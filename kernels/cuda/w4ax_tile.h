@@ -59,7 +59,6 @@ struct qt_w4ax_tile_args : qt_tile_base { /* x: U64 [blocks][m][16], boxes of a 
     CUtensorMap scales;                   /* BLOCK, INT: U64 [strips][4 or 2 a block] */
     const __half *row_scale;              /* INT, ROW: [strips][16] */
     const int *x_sum;                     /* INT: [m] */
-    int stage_tx;                         /* bytes that a stage waits for */
     int f32;                              /* y is FP32 */
     uint32_t zero;                        /* 0, which the compiler does not know */
     uint32_t nibbles;                     /* W4AX_NIBBLES */
