@@ -12,14 +12,13 @@
     X(2, 64, .275f, .365f)                                                                         \
     X(3, 64, .380f, .550f)                                                                         \
     X(2, 96, .343f, .444f)                                                                         \
-    X(2, 112, .384f, .473f)                                                                        \
     X(2, 128, .401f, .494f)                                                                        \
     X(3, 128, .594f, .710f)                                                                        \
     X(2, 160, .494f, .553f)                                                                        \
     X(2, 192, .570f, .611f)                                                                        \
     X(2, 224, .678f, .750f)                                                                        \
     X(2, 256, .765f, .830f)
-enum { QT_MIX24_TILE_KINDS = 11 };
+enum { QT_MIX24_TILE_KINDS = 10 };
 
 /*
  * Outliers of tiles of few tokens are added up by a warpgroup of their own

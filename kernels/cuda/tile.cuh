@@ -297,11 +297,19 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
     }
 }
 
+template <class Format, int WGS, int BM, int C, bool ROUNDS> static const void *qt_tile_kernel_of()
+{
+    if constexpr (qt_tile_exists(Format::WIDTH0 + Format::WIDTH1 + Format::WIDTH2, BM))
+        return (const void *)qt_tile_kernel<Format, WGS, BM, C, ROUNDS>;
+    else
+        return NULL;
+}
+
 /* Of a format: NULL if there is none. */
 template <class Format> static const void *qt_tile_of(int kind)
 {
 #define KERNEL(wgs, tokens, blocks, rounds)                                                        \
-    (const void *)qt_tile_kernel<Format, wgs, tokens, blocks, rounds>,
+    qt_tile_kernel_of<Format, wgs, tokens, blocks, rounds>(),
 #define KERNELS(TABLE)                                                                             \
     static const void *const kernels[QT_TILE_KINDS] = {TABLE(KERNEL)};                             \
     return kernels[kind];

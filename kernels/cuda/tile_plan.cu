@@ -18,8 +18,8 @@ const void *qt_tile_instance(enum qt_format format, int kind)
  * Microseconds, see struct qt_tile_kind, in the order of the tables: formats that are looked up,
  * integers of 4 bits, others with a scale per group, and formats with a scale per row.
  * From sweeps of all tiles with nf4, int4 and fp6 on H200s (docs/kernels.md): numbers with which
- * what is planned takes on average 0.1 to 0.4 % longer than the fastest of all. Tiles of 48, 96,
- * 112 and 160 to 224 tokens, and those that round, from later sweeps than the others, in which it
+ * what is planned takes on average 0.1 to 0.4 % longer than the fastest of all. Tiles of 48, 96
+ * and 160 to 224 tokens, and those that round, from later sweeps than the others, in which it
  * was 0.05 to 0.2 %.
  */
 enum column { LOOKED_UP, INT4, OTHERS, ROWS, COLUMNS };
@@ -31,7 +31,6 @@ static const float column_us[QT_TILE_KINDS][COLUMNS] = {
     {.353f, .328f, .353f, .413f}, /* 3, 64 */
     {.468f, .428f, .468f, .526f}, /* 4, 64 */
     {.315f, .294f, .315f, .324f}, /* 2, 96 */
-    {.359f, .327f, .359f, .359f}, /* 2, 112 */
     {.398f, .368f, .398f, .370f}, /* 2, 128 */
     {.583f, .518f, .583f, .543f}, /* 3, 128 */
     {.460f, .440f, .465f, .456f}, /* 2, 160; those looked up round */
@@ -248,7 +247,7 @@ static bool can_share(const struct qt_matmul_plan *p, const struct qt_tile_matri
     return 2 * (size_t)p->sms * k_stages * k_stages < 1u << 31;
 }
 
-/* Tiles of 96, 112, 160 and 224 tokens are for one or two of them. Of more the others waste no
+/* Tiles of 96, 160 and 224 tokens are for one or two of them. Of more the others waste no
  * more, and such products are long, at the power limit, where these times, of short ones, are too
  * good: int4, 14336 x 4096, 1024 tokens: 184 us in tiles of 128 x 160, 161 in tiles of 192 x 128.
  */

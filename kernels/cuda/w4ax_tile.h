@@ -16,7 +16,6 @@
     X(2, 64, .363f, .335f, .273f)                                                                  \
     X(4, 64, .69f, .575f, .47f)                                                                    \
     X(2, 96, .50f, .41f, .37f)                                                                     \
-    X(2, 112, .57f, .488f, .43f)                                                                   \
     X(2, 128, .635f, .492f, .465f)                                                                 \
     X(2, 160, .79f, .62f, .58f)
 /* And those for which BLOCK, which has two sets of sums, would want more registers. */
@@ -27,7 +26,7 @@
     X(2, 192, 0, .74f, .69f)                                                                       \
     X(2, 224, 0, .865f, .80f)                                                                      \
     X(2, 256, 0, .991f, .917f)
-enum { QT_W4AX_TILE_BLOCK_KINDS = 10, QT_W4AX_TILE_KINDS = 15 };
+enum { QT_W4AX_TILE_BLOCK_KINDS = 9, QT_W4AX_TILE_KINDS = 14 };
 
 /* Blocks of 128 channels in a stage. Two spare half of the barriers, but tiles of 256 tokens would
  * have two stages, with BLOCK and 128 tokens the assembler puts a block's scaling between the

@@ -3,7 +3,7 @@
 #ifndef QT_TESTS_GPU_TILE_TOKENS_H
 #define QT_TESTS_GPU_TILE_TOKENS_H
 
-static const int tile_tokens[] = {16, 32, 48, 64, 96, 112, 128, 160, 192, 224, 256};
+static const int tile_tokens[] = {16, 32, 48, 64, 96, 128, 160, 192, 224, 256};
 enum { TILE_WIDTHS = sizeof tile_tokens / sizeof *tile_tokens };
 
 #endif
