@@ -43,9 +43,10 @@ enum { RING_START = 1, RING_START_X, RING_BARRIERS };
 /*
  * A source is what one of the warps that copy brings, beginning with the first stage:
  *
- *     copy(dst, bar)   starts the copies of the stage it is at, to shared memory at dst; their
- * bytes count at the barrier. That of weights announces those of X too next()           goes on to
- * the next stage; false: there is none
+ *     copy(dst, bar)   starts copies of the stage it is at to shared memory, counted by bar
+ *     next()           goes on to the next stage; false: there is none
+ *
+ * That of weights announces the bytes of X too.
  *
  * Args: of the kernel (stages, stage_bytes, ring_at, dependent).
  */
