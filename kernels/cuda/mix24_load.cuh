@@ -23,8 +23,8 @@ struct qt_mix24_args {
     int first_unit, end_unit; /* of this launch */
     int split_units;          /* units of a block */
     uint32_t ring_bytes;      /* of a warp */
-    int ring_at, barrier_at, long_at, ptr_at, sums_at; /* in shared memory ... */
-    int top_at, inbox_at, window_at;                   /* ... too */
+    /* In shared memory: */
+    int ring_at, barrier_at, long_at, ptr_at, sums_at, top_at, inbox_at, window_at;
     int m, n, k;
     const unsigned char *stream; /* [strips][pitch] */
     const uint16_t *perm;        /* [units * 8] */

@@ -40,32 +40,29 @@ static __device__ __forceinline__ int mix24_rest_after(const qt_mix24_skinny_arg
     return rest >= a.units ? rest - a.units : rest;
 }
 
-struct mix24_skinny_weights : skinny_place {
-    const qt_mix24_skinny_args &args;
+struct mix24_skinny_weights : skinny_place<qt_mix24_skinny_args> {
     int rest, at; /* of its first unit; in a strip, in U64 */
 
-    __device__ __forceinline__ mix24_skinny_weights(const qt_mix24_skinny_args &args_)
-        : skinny_place(args_), args(args_), rest(0), at(0)
+    __device__ __forceinline__ mix24_skinny_weights(const qt_mix24_skinny_args &args)
+        : skinny_place(args), rest(0), at(0)
     {
     }
     __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
     {
-        const bool four[2] = {mix24_rest_is_four(args, rest),
-                              mix24_rest_is_four(args, mix24_rest_after(args, rest, args.fours))};
+        const bool four[2] = {mix24_rest_is_four(a, rest),
+                              mix24_rest_is_four(a, mix24_rest_after(a, rest, a.fours))};
         const int bytes[2] = {mix24_unit_bytes(four[0]), mix24_unit_bytes(four[1])};
-        ptx_barrier_expect(bar,
-                           (uint32_t)(args.weights_at + args.tile_strips * (bytes[0] + bytes[1])));
-        dst += args.weights_at;
-        ptx_copy_box(dst, &args.records[four[0]], at, strip(), bar);
-        ptx_copy_box(dst + args.unit_bytes, &args.records[four[1]], at + bytes[0] / 8, strip(),
-                     bar);
+        ptx_barrier_expect(bar, (uint32_t)(a.weights_at + a.tile_strips * (bytes[0] + bytes[1])));
+        dst += a.weights_at;
+        ptx_copy_box(dst, &a.records[four[0]], at, strip(), bar);
+        ptx_copy_box(dst + a.unit_bytes, &a.records[four[1]], at + bytes[0] / 8, strip(), bar);
     }
     __device__ __forceinline__ bool next()
     {
 #pragma unroll
         for (int unit = 0; unit < QT_SKINNY_SLOTS; unit++) {
-            at += mix24_unit_bytes(mix24_rest_is_four(args, rest)) / 8;
-            rest = mix24_rest_after(args, rest, args.fours);
+            at += mix24_unit_bytes(mix24_rest_is_four(a, rest)) / 8;
+            rest = mix24_rest_after(a, rest, a.fours);
         }
         const bool more = skinny_place::next();
         if (k_stage == 0)

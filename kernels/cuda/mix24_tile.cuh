@@ -42,37 +42,37 @@ static __device__ __forceinline__ bool mix24_tile_next(const qt_mix24_tile_args 
     return four;
 }
 
-template <int WGS, int BM> struct mix24_tile_weights : tile_place<BM> {
-    const qt_mix24_tile_args &args;
+template <int WGS, int BM> struct mix24_tile_weights : tile_place<qt_mix24_tile_args, BM> {
     int rest, at; /* of the unit; in a strip, in U64 */
 
-    __device__ __forceinline__ mix24_tile_weights(const qt_mix24_tile_args &args_)
-        : tile_place<BM>(args_), args(args_)
+    __device__ __forceinline__ mix24_tile_weights(const qt_mix24_tile_args &args)
+        : tile_place<qt_mix24_tile_args, BM>(args)
     {
         begin();
     }
     __device__ __forceinline__ void begin()
     {
-        const int k0 = this->s.k0,
-                  fours = (int)((unsigned)(k0 * args.fours) / (unsigned)args.units);
-        rest = mix24_tile_rest(args, k0);
+        const qt_mix24_tile_args &a = this->a;
+        const int k0 = this->s.k0, fours = (int)((unsigned)(k0 * a.fours) / (unsigned)a.units);
+        rest = mix24_tile_rest(a, k0);
         at = (k0 * mix24_unit_bytes(false) +
               fours * (mix24_unit_bytes(true) - mix24_unit_bytes(false))) /
              8;
     }
     __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
     {
+        const qt_mix24_tile_args &a = this->a;
         int next = rest;
-        const bool four = mix24_tile_next(args, &next);
-        const int list_bytes = WGS * 4 * args.list_bytes;
-        ptx_barrier_expect(bar, (uint32_t)(tile_x_bytes<BM, 2>(args, this->s) + list_bytes +
+        const bool four = mix24_tile_next(a, &next);
+        const int list_bytes = WGS * 4 * a.list_bytes;
+        ptx_barrier_expect(bar, (uint32_t)(tile_x_bytes<BM, 2>(a, this->s) + list_bytes +
                                            WGS * 4 * mix24_unit_bytes(four)));
-        ptx_copy_box(dst + BM * 256 + list_bytes, &args.records[four], at,
-                     this->s.row_tile * 4 * WGS, bar);
+        ptx_copy_box(dst + BM * 256 + list_bytes, &a.records[four], at, this->s.row_tile * 4 * WGS,
+                     bar);
     }
     __device__ __forceinline__ bool next()
     {
-        at += mix24_unit_bytes(mix24_tile_next(args, &rest)) / 8;
+        at += mix24_unit_bytes(mix24_tile_next(this->a, &rest)) / 8;
         if (this->step())
             return true;
         if (!this->next_segment())

@@ -17,28 +17,23 @@
 #include "kernels/cuda/skinny_ring.cuh"
 #include "kernels/cuda/slot.cuh"
 
-template <class Format> struct skinny_weights : skinny_place {
-    const qt_skinny_args &args;
+template <class Format> struct skinny_weights : skinny_place<qt_skinny_args> {
+    using skinny_place::skinny_place;
 
-    __device__ __forceinline__ skinny_weights(const qt_skinny_args &args_)
-        : skinny_place(args_), args(args_)
-    {
-    }
     __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
     {
-        const int group = k_stage * QT_SKINNY_BLOCKS * 64 >> args.group_shift;
-        ptx_barrier_expect(bar, (uint32_t)args.stage_tx);
+        const int group = k_stage * QT_SKINNY_BLOCKS * 64 >> a.group_shift;
+        ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
 #pragma unroll
         for (int p = 0; p < 3; p++)
             if (qt_plane_width<Format>(p))
-                ptx_copy_box(dst + args.planes_at[p], &args.plane[p],
+                ptx_copy_box(dst + a.planes_at[p], &a.plane[p],
                              k_stage * (QT_SKINNY_BLOCKS * 16 * qt_plane_width<Format>(p)), strip(),
                              bar);
         if (Format::GROUPED)
-            ptx_copy_box(dst + args.scales_at, &args.scales, group * 4, strip(), bar);
-        if (Format::ZEROS && args.decode.zeros)
-            ptx_copy_box(dst + args.zeros_at, &args.zeros, group * (Format::ZEROS / 8), strip(),
-                         bar);
+            ptx_copy_box(dst + a.scales_at, &a.scales, group * 4, strip(), bar);
+        if (Format::ZEROS && a.decode.zeros)
+            ptx_copy_box(dst + a.zeros_at, &a.zeros, group * (Format::ZEROS / 8), strip(), bar);
     }
 };
 

@@ -56,13 +56,12 @@ static __device__ __forceinline__ void skinny_ring_step(qt_ring *r, int by, int 
         r->parity ^= 1;
 }
 
-/* Where a warp that copies is. */
-struct skinny_place {
-    const qt_skinny_base &a;
+/* Where a warp that copies is. Args: of the kernel. */
+template <class Args> struct skinny_place {
+    const Args &a;
     int tile, k_stage;
 
-    __device__ __forceinline__ skinny_place(const qt_skinny_base &args)
-        : a(args), tile(0), k_stage(0)
+    __device__ __forceinline__ skinny_place(const Args &args) : a(args), tile(0), k_stage(0)
     {
     }
     __device__ __forceinline__ int strip() const
@@ -78,7 +77,7 @@ struct skinny_place {
     }
 };
 
-struct skinny_x : skinny_place {
+struct skinny_x : skinny_place<qt_skinny_base> {
     using skinny_place::skinny_place;
 
     __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const

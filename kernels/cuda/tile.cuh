@@ -29,31 +29,27 @@ static __device__ __forceinline__ int tile_zeros_at(const qt_tile_args &a, int k
     return (k_stage * C * 64 >> a.group_shift) * Format::ZEROS;
 }
 
-template <class Format, int WGS, int BM, int C> struct tile_weights : tile_place<BM> {
-    const qt_tile_args &args;
+template <class Format, int WGS, int BM, int C> struct tile_weights : tile_place<qt_tile_args, BM> {
+    using tile_place<qt_tile_args, BM>::tile_place;
 
-    __device__ __forceinline__ tile_weights(const qt_tile_args &args_)
-        : tile_place<BM>(args_), args(args_)
-    {
-    }
     __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
     {
+        const qt_tile_args &a = this->a;
         const int strip = this->s.row_tile * 4 * WGS, k_stage = this->k_stage;
         uint32_t part = dst + BM * 128 * C;
-        ptx_barrier_expect(bar, (uint32_t)(args.weight_tx + tile_x_bytes<BM, C>(args, this->s)));
+        ptx_barrier_expect(bar, (uint32_t)(a.weight_tx + tile_x_bytes<BM, C>(a, this->s)));
 #pragma unroll
         for (int i = 0; i < 3; i++)
             if (qt_plane_width<Format>(i)) {
-                ptx_copy_box(part, &args.plane[i], k_stage * (C * 16 * qt_plane_width<Format>(i)),
+                ptx_copy_box(part, &a.plane[i], k_stage * (C * 16 * qt_plane_width<Format>(i)),
                              strip, bar);
                 part += WGS * 4 * C * 128 * qt_plane_width<Format>(i);
             }
         if (Format::GROUPED)
-            ptx_copy_box(part, &args.scales, (k_stage * C * 64 >> args.group_shift) * 4, strip,
-                         bar);
-        if (Format::ZEROS && args.decode.zeros)
-            ptx_copy_box(dst + args.zeros_at, &args.zeros,
-                         tile_zeros_at<Format, C>(args, k_stage) / 16 * 2, strip, bar);
+            ptx_copy_box(part, &a.scales, (k_stage * C * 64 >> a.group_shift) * 4, strip, bar);
+        if (Format::ZEROS && a.decode.zeros)
+            ptx_copy_box(dst + a.zeros_at, &a.zeros, tile_zeros_at<Format, C>(a, k_stage) / 16 * 2,
+                         strip, bar);
     }
 };
 

@@ -68,8 +68,8 @@ enum { QT_TILE_RESULT_TOKENS = 16, QT_TILE_RESULT_BYTES = QT_TILE_RESULT_TOKENS 
 struct qt_tile_base {
     CUtensorMap x;     /* F16 [k / 64][m][64], boxes of a stage's blocks x tokens x 64 */
     CUtensorMap x_cut; /* the same in boxes of one block and cut_tokens */
-    /* What the first copies want is in one line of 64 bytes, and so is most of the rest: each line
-     * that is read first costs 100 clocks. */
+    /* What the first copies want is in one line of 64 bytes: each line that is read first costs 100
+     * clocks. */
     int barriers_at, stages, stage_bytes, ring_at;
     int m, cut_tokens; /* cut_tokens: of the last token tile, if it is copied in these; or 0 */
     int split_log2;    /* log2 of the blocks of a cluster, which share a tile along k */

@@ -166,12 +166,12 @@ static __device__ __forceinline__ int tile_x_bytes(const qt_tile_base &a, const 
 }
 
 /* Where a warp that copies is. Each block has something to do. */
-template <int BM> struct tile_place {
-    const qt_tile_base &a;
+template <class Args, int BM> struct tile_place {
+    const Args &a;
     int segment, k_stage;
     tile_segment s;
 
-    __device__ __forceinline__ tile_place(const qt_tile_base &args)
+    __device__ __forceinline__ tile_place(const Args &args)
         : a(args), segment(0), s(tile_segment_at(args, 0, BM))
     {
         k_stage = s.k0;
@@ -196,11 +196,11 @@ template <int BM> struct tile_place {
 };
 
 /* more: what else is to be copied, behind X; its bytes count with the weights. */
-template <int BM, int C, class More> struct tile_x : tile_place<BM> {
+template <int BM, int C, class More> struct tile_x : tile_place<qt_tile_base, BM> {
     const More more;
 
     __device__ __forceinline__ tile_x(const qt_tile_base &a, const More &more_)
-        : tile_place<BM>(a), more(more_)
+        : tile_place<qt_tile_base, BM>(a), more(more_)
     {
     }
     __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const

@@ -39,23 +39,22 @@ template <enum qt_w4ax_scales SCALES, int WGS, int BM> struct w4ax_stage {
 /* ---- copies ------------------------------------------------------------------------------------
  */
 
-template <enum qt_w4ax_scales SCALES, int WGS, int BM> struct w4ax_tile_weights : tile_place<BM> {
+template <enum qt_w4ax_scales SCALES, int WGS, int BM>
+struct w4ax_tile_weights : tile_place<qt_w4ax_tile_args, BM> {
     typedef w4ax_stage<SCALES, WGS, BM> stage;
-    const qt_w4ax_tile_args &args;
 
-    __device__ __forceinline__ w4ax_tile_weights(const qt_w4ax_tile_args &args_)
-        : tile_place<BM>(args_), args(args_)
-    {
-    }
+    using tile_place<qt_w4ax_tile_args, BM>::tile_place;
+
     __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
     {
+        const qt_w4ax_tile_args &a = this->a;
         const int strip = this->s.row_tile * 4 * WGS, k_stage = this->k_stage;
-        ptx_barrier_expect(
-            bar, (uint32_t)(args.weight_tx + tile_x_bytes<BM, stage::BLOCKS>(args, this->s)));
-        ptx_copy_box(dst + stage::CODES_AT, &args.codes, k_stage * (stage::STRIP_BYTES / 8), strip,
+        ptx_barrier_expect(bar,
+                           (uint32_t)(a.weight_tx + tile_x_bytes<BM, stage::BLOCKS>(a, this->s)));
+        ptx_copy_box(dst + stage::CODES_AT, &a.codes, k_stage * (stage::STRIP_BYTES / 8), strip,
                      bar);
         if (stage::SCALE_BYTES)
-            ptx_copy_box(dst + stage::SCALES_AT, &args.scales,
+            ptx_copy_box(dst + stage::SCALES_AT, &a.scales,
                          k_stage * (stage::STRIP_SCALE_BYTES / 8), strip, bar);
     }
 };
