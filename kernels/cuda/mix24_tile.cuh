@@ -206,9 +206,7 @@ template <int WGS, int BM> struct mix24_tile_products {
     {
         const int b = BATCH * STEPS / 4, first = BATCH * STEPS % 4;
         ptx_wgmma_fence();
-#pragma unroll
-        for (int s = 0; s < STEPS; s++)
-            ptx_wgmma<BM>::run(d->v, frag[BATCH % 2][s], x + b * (BM * 8) + (first + s) * 2);
+        ptx_wgmma<BM>::run(d->v, frag[BATCH % 2], x + b * (BM * 8) + first * 2);
         ptx_wgmma_commit();
         if (BATCH == BATCHES - 1 && unit < end)
             open();
@@ -288,7 +286,7 @@ static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_a
                                          buffers, mix24_tile_added<WGS, BM>(a, n, row) + t, wait);
                     wait = false;
                 }
-        ptx_named_barrier(TILE_MEET, WGS * 128 + 128);
+        qt_ring_meet(TILE_MEET, 1, WGS * 128 + 128);
         n++;
     }
 }
@@ -310,7 +308,7 @@ template <int WGS, int BM> struct mix24_tile_work {
     __device__ __forceinline__ void meet()
     {
         if (qt_mix24_tile_sums(BM) && a.outliers.ptr)
-            ptx_named_barrier(TILE_MEET, WGS * 128 + 128);
+            qt_ring_meet(TILE_MEET, 0, WGS * 128 + 128);
         met++;
     }
     template <int N>

@@ -59,6 +59,25 @@ PTX void ptx_cluster_send_16(uint32_t addr, int4 v, uint32_t barrier)
     ptx_cluster_send_16(addr, *(const float4 *)&v, barrier);
 }
 
+/* The same to another block, or, if own, plainly to `at` of this one. Not a branch: dozens of them
+ * are much for the compiler. */
+PTX void ptx_cluster_put_16(bool own, uint32_t at, uint32_t there, float4 v, uint32_t barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .pred own; setp.ne.u32 own, %0, 0;\n"
+                 "@own st.shared.v4.f32 [%1], {%3, %4, %5, %6};\n"
+                 "@!own st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+                 "[%2], {%3, %4, %5, %6}, [%7];}" ::"r"((uint32_t)own),
+                 "r"(at), "r"(there), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+                 : "memory");
+#endif
+}
+
+PTX void ptx_cluster_put_16(bool own, uint32_t at, uint32_t there, int4 v, uint32_t barrier)
+{
+    ptx_cluster_put_16(own, at, there, *(const float4 *)&v, barrier);
+}
+
 /* Until the phase of that parity is complete; what was sent to it is then seen. */
 PTX void ptx_barrier_wait_cluster(uint32_t barrier, uint32_t parity)
 {

@@ -38,7 +38,18 @@ static __device__ __forceinline__ void qt_ring_next(qt_ring *r, int stages)
 }
 
 /* Numbers of barriers of a part of the block; 0 is __syncthreads. */
-enum { RING_START = 1, RING_START_X, RING_BARRIERS };
+enum { RING_START = 1, RING_COPIERS, RING_BARRIERS = RING_COPIERS + 2 };
+
+/*
+ * Where two parts of a block meet, `threads` of both together, each at a place of its own in the
+ * code; part: 0 or 1, number: of the first of two barriers. With one barrier at two places, which
+ * is allowed, compute-sanitizer takes them for threads that diverge.
+ */
+static __device__ __forceinline__ void qt_ring_meet(int number, int part, int threads)
+{
+    ptx_named_barrier_arrive(number + 1 - part, threads);
+    ptx_named_barrier(number + part, threads);
+}
 
 /*
  * A source is what one of the warps that copy brings, beginning with the first stage:
@@ -67,11 +78,11 @@ static __device__ __forceinline__ void qt_ring_init(uint32_t first, int from, ui
 }
 
 /* Between the warps that copy, then for the `threads` that wait for the ring (qt_ring_start). */
-static __device__ __forceinline__ void qt_ring_opened(int threads)
+static __device__ __forceinline__ void qt_ring_opened(bool weights, int threads)
 {
     __syncwarp();
     ptx_launch_dependents();
-    ptx_named_barrier(RING_START_X, QT_RING_COPIERS);
+    qt_ring_meet(RING_COPIERS, weights, QT_RING_COPIERS);
     ptx_named_barrier_arrive(RING_START, threads + QT_RING_COPIERS);
 }
 
@@ -87,7 +98,7 @@ static __device__ __forceinline__ void qt_ring_bring_weights(const Args &a, qt_r
         qt_ring_init(r.full, 1, 1);
         ptx_barrier_init_fence();
     }
-    qt_ring_opened(threads);
+    qt_ring_opened(true, threads);
     if (!ptx_elect())
         return;
 #pragma unroll 1
@@ -108,7 +119,7 @@ static __device__ __forceinline__ void qt_ring_bring_x(const Args &a, qt_ring r,
         ptx_barrier_init(qt_ring_spare(r), 1);
         ptx_barrier_init_fence();
     }
-    qt_ring_opened(threads);
+    qt_ring_opened(false, threads);
     if (!ptx_elect())
         return;
     if (a.dependent)

@@ -202,9 +202,7 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
                 if (ROUNDS)
                     tile_scale_weights<STEPS>(f, weight_scale);
                 ptx_wgmma_fence();
-#pragma unroll
-                for (int s = 0; s < STEPS; s++)
-                    ptx_wgmma<BM>::run(d->v, f[s], b + c * (BM * 8) + (batch * STEPS + s) * 2);
+                ptx_wgmma<BM>::run(d->v, f, b + c * (BM * 8) + batch * STEPS * 2);
                 ptx_wgmma_commit();
                 /* What the next batch needs, once the tensor cores are busy with this one. */
                 if (batch == BATCHES - 1) {

@@ -38,6 +38,7 @@
 
 #include "kernels/cuda/ptx_cluster.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/ptx_wgmma.cuh"
 #include "kernels/cuda/ring.cuh"
 #include "kernels/cuda/round.cuh"
 #include "kernels/cuda/tile.h"
@@ -46,7 +47,7 @@
  */
 
 /* Numbers of barriers of a part of the block; TILE_WARPGROUP and on: of each warpgroup. */
-enum { TILE_MEET = RING_BARRIERS, TILE_WARPGROUP };
+enum { TILE_MEET = RING_BARRIERS, TILE_WARPGROUP = TILE_MEET + 2 };
 
 /* Consecutive stages [k0, k1) of a tile. */
 struct tile_segment {
@@ -300,29 +301,27 @@ static __device__ __forceinline__ void tile_scale(const qt_tile_base &a, float4 
     }
 }
 
-/* 16 rows x 8 N tokens of Y, where its rows are not 16-byte aligned. N at a time, for each step
- * waits for the one before. */
-template <int N>
-static __device__ __forceinline__ void
-tile_store_unaligned(const qt_tile_base &a, uint32_t out[N][2], int row0, int token0)
+/*
+ * Some tokens x 64 rows of Y from row `row` on, where its rows are not 16-byte aligned, from lines
+ * of shared memory as tile_store leaves them. A warp stores a token at a time, a lane two rows. (A
+ * loop, as this is much to compile for each kernel where it is unrolled, and not what models have.)
+ */
+static __device__ __forceinline__ void tile_store_parts(const qt_tile_base &a, uint32_t lines,
+                                                        int row, int token, int tokens)
 {
-    const int lane = (int)threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 2 * N; i++)
-        out[i / 2][i % 2] = ptx_transpose_8x8(out[i / 2][i % 2]);
-    const int token = token0 + lane / 4, row = row0 + lane % 4 * 2;
-    uint16_t *y = (uint16_t *)a.y + (size_t)token * a.n + row;
-#pragma unroll
-    for (int i = 0; i < 2 * N; i++) { /* rows + 0 and + 8 of 8 tokens, then of the next */
-        const bool here = token + i / 2 * 8 < a.m;
-        const int left = a.n - row - i % 2 * 8;
-        uint16_t *at = y + (size_t)(i / 2 * 8) * a.n + i % 2 * 8;
-        if (here && left > 0 && a.store_bytes == 4)
-            *(uint32_t *)at = out[i / 2][i % 2];
-        if (here && left > 0 && a.store_bytes == 2)
-            at[0] = (uint16_t)out[i / 2][i % 2];
-        if (here && left > 1 && a.store_bytes == 2)
-            at[1] = (uint16_t)(out[i / 2][i % 2] >> 16);
+    const int lane = (int)threadIdx.x % 32, left = a.n - row - lane * 2;
+#pragma unroll 1
+    for (int t = (int)threadIdx.x / 32 % 4; t < min(tokens, a.m - token); t += 4) {
+        const uint32_t two = ptx_load_4(lines + t * 128 + (lane / 4 ^ t % 8) * 16 + lane % 4 * 4);
+        uint16_t *y = (uint16_t *)a.y + (size_t)(token + t) * a.n + row + lane * 2;
+        if (left > 1 && a.store_bytes == 4) {
+            *(uint32_t *)y = two;
+        } else {
+            if (left > 0)
+                y[0] = (uint16_t)two;
+            if (left > 1)
+                y[1] = (uint16_t)(two >> 16);
+        }
     }
 }
 
@@ -352,9 +351,13 @@ static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const u
         ptx_named_barrier(TILE_WARPGROUP + group, 128); /* what was there has been read */
         ptx_stmatrix_x4_transposed(to, four);
         ptx_named_barrier(TILE_WARPGROUP + group, 128);
-        const uint4 line = ptx_load_16(from);
-        if (j * 8 < left && (N > 1 || thread < 64))
-            y[j / 2 * step] = line;
+        if (a.store_bytes == 16) {
+            const uint4 line = ptx_load_16(from);
+            if (j * 8 < left && (N > 1 || thread < 64))
+                y[j / 2 * step] = line;
+        } else {
+            tile_store_parts(a, at, row0 - thread / 32 * 16, token0 + j * 8, N > 1 ? 16 : 8);
+        }
     }
 }
 
@@ -391,10 +394,7 @@ static __device__ __forceinline__ void tile_results(const qt_tile_base &a, const
         tile_round<N>(out, sums, true);
     else
         tile_round<N>(out, sums, false);
-    if (a.store_bytes == 16)
-        tile_store<N>(a, out, row0, token0 + token);
-    else
-        tile_store_unaligned<N>(a, out, row0, token0 + token);
+    tile_store<N>(a, out, row0, token0 + token);
 }
 
 /* Of so many groups of 8 tokens: how many tile_results takes, 1, 2 or 4. */
@@ -452,16 +452,15 @@ static __device__ __forceinline__ void tile_collect(const qt_tile_base &a, tile_
     for (int i = 0; i < others; i += BLOCKS)
 #pragma unroll
         for (int j0 = 0; j0 < BM / 8; j0 += CHUNK) {
-            tile_four<sum_t> v[BLOCKS][CHUNK];
+            tile_four<sum_t> v[BLOCKS][CHUNK] = {};
 #pragma unroll
             for (int b = 0; b < BLOCKS; b++)
+                if (i + b < others)
 #pragma unroll
-                for (int j = 0; j < CHUNK; j++)
-                    v[b][j] =
-                        i + b < others
-                            ? __ldcg(tile_partial<WGS, BM, sum_t>(a, (int)blockIdx.x - 1 - i - b) +
-                                     (j0 + j) * (WGS * 128))
-                            : tile_four<sum_t>{0, 0, 0, 0};
+                    for (int j = 0; j < CHUNK; j++)
+                        v[b][j] =
+                            __ldcg(tile_partial<WGS, BM, sum_t>(a, (int)blockIdx.x - 1 - i - b) +
+                                   (j0 + j) * (WGS * 128));
 #pragma unroll
             for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
@@ -541,16 +540,14 @@ static __device__ __forceinline__ void tile_finish_quad(const qt_tile_base &a, c
     ptx_cluster_arrive();
     ptx_cluster_wait();
 #pragma unroll
-    for (int to = 0; to < 4; to++)
+    for (int to = 0; to < 4; to++) {
+        const uint32_t there = ptx_cluster_map(at + rank * QUARTER * LINE, to);
+        const uint32_t there_bar = ptx_cluster_map(bar, to);
 #pragma unroll
-        for (int j = 0; j < QUARTER; j++) {
-            const tile_four<sum_t> v = tile_four_of(d.v + 4 * (to * QUARTER + j));
-            const int line = (rank * QUARTER + j) * LINE;
-            if (to == rank)
-                *(tile_four<sum_t> *)(qt_smem + place + line) = v;
-            else
-                ptx_cluster_send_16(ptx_cluster_map(at + line, to), v, ptx_cluster_map(bar, to));
-        }
+        for (int j = 0; j < QUARTER; j++)
+            ptx_cluster_put_16(to == rank, at + (rank * QUARTER + j) * LINE, there + j * LINE,
+                               tile_four_of(d.v + 4 * (to * QUARTER + j)), there_bar);
+    }
     ptx_barrier_wait_cluster(bar, 0);
     const int N = tile_results_at_a_time(QUARTER);
 #pragma unroll 1

@@ -181,10 +181,7 @@ w4ax_tile_accumulate(float d[BM / 2], const qt_w4ax_tile_args &a, qt_ring *r, in
 #pragma unroll
         for (int block = 0; block < stage::BLOCKS; block++) {
             ptx_wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-                ptx_wgmma_s8<BM, false>::run(sums, frag[k], x + block * (BM * 128 / 16) + 2 * k,
-                                             k > 0);
+            ptx_wgmma_s8<BM, false>::template run<false>(sums, frag, x + block * (BM * 128 / 16));
             ptx_wgmma_commit();
             if (block + 1 < stage::BLOCKS) {
                 words.load(now + places.codes + (block + 1) * QT_W4AX_STRIP_BYTES,
@@ -241,10 +238,8 @@ w4ax_tile_accumulate(int d[BM / 2], const qt_w4ax_tile_args &a, qt_ring *r, int 
             words.template unpack<STEPS>(f, first, w4ax_constants_after(0));
             tile_keep<STEPS>(f); /* computed before the fence; wgmma_registers.py looks */
             ptx_wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < STEPS; k++)
-                ptx_wgmma_s8<BM, SCALES == QT_W4AX_INT>::run(
-                    d, f[k], x + block * (BM * 128 / 16) + 2 * (first + k), 1);
+            ptx_wgmma_s8<BM, SCALES == QT_W4AX_INT>::template run<true>(
+                d, f, x + block * (BM * 128 / 16) + 2 * first);
             ptx_wgmma_commit();
             if (first + STEPS == 4 && block + 1 < stage::BLOCKS) {
                 words.load(now + places.codes + (block + 1) * QT_W4AX_STRIP_BYTES,

@@ -7,6 +7,7 @@
  */
 #include "kernels/cuda/decode.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/ptx_wgmma.cuh"
 #include "tests/gpu/reference.h"
 
 #include <algorithm>
@@ -64,9 +65,7 @@ static __global__ void __launch_bounds__(512, 1)
 #pragma unroll 1
         for (int i = 0; i < products; i++) {
             ptx_wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-                ptx_wgmma<N>::run(d, a[k], b + k * 2);
+            ptx_wgmma<N>::run(d, a, b);
             ptx_wgmma_commit();
             ptx_wgmma_wait<1>();
         }
@@ -170,9 +169,7 @@ static __global__ void __launch_bounds__(WGS * 128, 1)
                 }
             }
             ptx_wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-                ptx_wgmma<N>::run(d, a[h][k], b + k * 2);
+            ptx_wgmma<N>::run(d, a[h], b);
             ptx_wgmma_commit();
             word = read_shared(base + threadIdx.x * 4 + (i & 7) * 2048);
             ptx_wgmma_wait<1>();
