@@ -390,6 +390,15 @@ template <int E> static __device__ __forceinline__ uint32_t shift_nibble(uint32_
     return left >= 0 ? w << left : w >> -left;
 }
 
+/*
+ * `bits` of w turned left by n. A shift where none of them comes around: a rotation is for the pipe
+ * of integers alone, which is what tiles of few tokens wait for, a shift may be a multiplication.
+ */
+static __device__ __forceinline__ uint32_t turn(uint32_t w, int n, uint32_t bits)
+{
+    return ((bits & ((1u << n) - 1)) == 0 ? w << n : __funnelshift_l(w, w, n)) & bits;
+}
+
 /* 6 bits, E3M2 and E2M3. */
 template <int E> struct qt_decode_fp6 : qt_decode_plain {
     enum { WIDTH0 = 4, WIDTH1 = 2, WIDTH2 = 0, GROUPED = 0 };
@@ -420,7 +429,7 @@ template <int E> struct qt_decode_fp6 : qt_decode_plain {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int j = 4 * (s & 1) + i;
-            uint32_t sign = __funnelshift_l(w2[s], w2[s], 14 - 2 * j) & low;
+            uint32_t sign = turn(w2[s], 14 - 2 * j, low);
             a[i] = (shift_nibble<E>(w4[s], i) & high) | sign;
         }
     }
@@ -441,7 +450,7 @@ struct qt_decode_fp5 : qt_decode_plain {
     {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint32_t sign = __funnelshift_l(w1, w1, 15 - (4 * s + i)) & 0x80008000;
+            uint32_t sign = turn(w1, 15 - (4 * s + i), 0x80008000);
             a[i] = (shift_nibble<2>(w4[s], i) & 0x0f000f00) | sign;
         }
     }
@@ -468,8 +477,8 @@ struct qt_decode_fp7 : qt_decode_plain {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t w = w2[s / 2];
-            uint32_t low = __funnelshift_l(w, w, 14 - 2 * (4 * (s & 1) + i)) & 0x01800180;
-            uint32_t sign = __funnelshift_l(w1, w1, 15 - (4 * s + i)) & 0x80008000;
+            uint32_t low = turn(w, 14 - 2 * (4 * (s & 1) + i), 0x01800180);
+            uint32_t sign = turn(w1, 15 - (4 * s + i), 0x80008000);
             a[i] = (shift_nibble<3>(w4[s], i) & 0x1e001e00) | low | sign;
         }
     }
