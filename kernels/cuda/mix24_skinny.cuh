@@ -133,10 +133,7 @@ template <int MT, int STRIPS> struct mix24_skinny_work {
     }
     __device__ __forceinline__ void meet(int threads) const
     {
-        if (a.outliers.ptr)
-            qt_ring_meet(SKINNY_MEET, 0, threads + a.outliers.warps * 32);
-        else
-            ptx_named_barrier(SKINNY_MEET, threads);
+        ptx_named_barrier(SKINNY_MEET, threads + a.outliers.warps * 32);
     }
     __device__ __forceinline__ const float *added(int tile) const
     {
@@ -165,7 +162,7 @@ static __device__ __forceinline__ void mix24_skinny_outliers(const qt_mix24_skin
         float *to = (float *)(qt_smem + a.tail_at + (tile & 1) * a.outlier_bytes);
         outlier_tile<MT>(a.outliers, to, pitch, a.m, first + tile * rows, rows, thread / 32,
                          tile == 0);
-        qt_ring_meet(SKINNY_MEET, 1, threads + a.outliers.warps * 32);
+        ptx_named_barrier(SKINNY_MEET, threads + a.outliers.warps * 32);
     }
 }
 

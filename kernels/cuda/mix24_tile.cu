@@ -31,10 +31,13 @@ static int list_bytes(const struct qt_matmul_weight *w, int tokens)
     return w->mix24.csr_ptr && !qt_mix24_tile_sums(tokens) ? PATCH_LIST_BYTES : 0;
 }
 
-static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w)
+static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w, size_t m)
 {
     /* Wide from 96 tokens on, as shared tiles of 4096 columns of k take longer than the model has
-     * it (6144 x 4096, 160 tokens: 23.4 us, pairs 21.5); but 256, as measured with longer products.
+     * it (6144 x 4096, 160 tokens: 23.4 us, pairs 21.5), for one or two of them; but 256, as
+     * measured with longer products, where 128 and 192 so would be chosen too often (no outliers,
+     * 8192 x 8192, 1024 tokens: 128 rows x 256 1.00 times cuBLAS, x 128 0.91; 4096: dequantized
+     * 0.94, x 192 0.89).
      */
 #define KIND(warpgroups, tokens, us, outlier_us)                                                   \
     {warpgroups,                                                                                   \
@@ -42,7 +45,7 @@ static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w)
      2,                                                                                            \
      NULL,                                                                                         \
      w->mix24.csr_ptr ? outlier_us : us,                                                           \
-     tokens > 64 && tokens < 256 ? QT_TILE_WHOLE_WIDE : QT_TILE_WHOLE},
+     tokens > 64 && tokens < 256 && m <= 2 * tokens ? QT_TILE_WHOLE_WIDE : QT_TILE_WHOLE},
     const struct qt_tile_kind kinds[] = {QT_MIX24_TILE_TABLE(KIND)};
     struct qt_tile_matrix t = {};
     t.strips = qt_mix24_strips(w);
@@ -106,13 +109,13 @@ static bool list_map(const struct qt_matmul_plan *p, CUtensorMap *map, const voi
 
 bool qt_mix24_tile_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w, double *us)
 {
-    const struct qt_tile_matrix t = matrix_of(w);
+    const struct qt_tile_matrix t = matrix_of(w, p->m);
     return p->m <= MAX_TOKENS && qt_tile_choose_kind(p, &t, us);
 }
 
 int qt_mix24_tile_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
-    const struct qt_tile_matrix t = matrix_of(w);
+    const struct qt_tile_matrix t = matrix_of(w, p->m);
     if (p->m > MAX_TOKENS)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "too many tokens");
     int rc = qt_tile_check_config(p, &t);
@@ -125,7 +128,7 @@ int qt_mix24_tile_run(const struct qt_matmul_plan *p, const struct qt_matmul_wei
                       const void *x, void *workspace, void *stream)
 {
     struct qt_mix24_tile_args a = {};
-    const struct qt_tile_matrix t = matrix_of(w);
+    const struct qt_tile_matrix t = matrix_of(w, p->m);
     const struct qt_tile_kind *k = qt_tile_kind_of(p, &t);
     if (!p->kernel || w->n != p->n || w->k != p->k || !workspace || !k ||
         workspace_for(p, w, &t).bytes > p->workspace_bytes)

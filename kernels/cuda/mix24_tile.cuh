@@ -286,7 +286,7 @@ static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_a
                                          buffers, mix24_tile_added<WGS, BM>(a, n, row) + t, wait);
                     wait = false;
                 }
-        qt_ring_meet(TILE_MEET, 1, WGS * 128 + 128);
+        ptx_named_barrier(TILE_MEET, WGS * 128 + 128);
         n++;
     }
 }
@@ -308,7 +308,7 @@ template <int WGS, int BM> struct mix24_tile_work {
     __device__ __forceinline__ void meet()
     {
         if (qt_mix24_tile_sums(BM) && a.outliers.ptr)
-            qt_ring_meet(TILE_MEET, 0, WGS * 128 + 128);
+            ptx_named_barrier(TILE_MEET, WGS * 128 + 128);
         met++;
     }
     template <int N>

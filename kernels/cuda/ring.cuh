@@ -38,18 +38,7 @@ static __device__ __forceinline__ void qt_ring_next(qt_ring *r, int stages)
 }
 
 /* Numbers of barriers of a part of the block; 0 is __syncthreads. */
-enum { RING_START = 1, RING_COPIERS, RING_BARRIERS = RING_COPIERS + 2 };
-
-/*
- * Where two parts of a block meet, `threads` of both together, each at a place of its own in the
- * code; part: 0 or 1, number: of the first of two barriers. With one barrier at two places, which
- * is allowed, compute-sanitizer takes them for threads that diverge.
- */
-static __device__ __forceinline__ void qt_ring_meet(int number, int part, int threads)
-{
-    ptx_named_barrier_arrive(number + 1 - part, threads);
-    ptx_named_barrier(number + part, threads);
-}
+enum { RING_START = 1, RING_WEIGHTS, RING_X, RING_BARRIERS };
 
 /*
  * A source is what one of the warps that copy brings, beginning with the first stage:
@@ -77,12 +66,18 @@ static __device__ __forceinline__ void qt_ring_init(uint32_t first, int from, ui
         ptx_barrier_init(first + 8 * i, count);
 }
 
-/* Between the warps that copy, then for the `threads` that wait for the ring (qt_ring_start). */
+/*
+ * Between the warps that copy, then for the `threads` that wait for the ring (qt_ring_start). The
+ * two warps come to this at places of their own. A barrier for both is allowed there, but to
+ * compute-sanitizer it is threads that diverge: so each waits at one and arrives at the other's.
+ * (Once a launch. Who met so again could arrive a second time before the other had waited.)
+ */
 static __device__ __forceinline__ void qt_ring_opened(bool weights, int threads)
 {
     __syncwarp();
     ptx_launch_dependents();
-    qt_ring_meet(RING_COPIERS, weights, QT_RING_COPIERS);
+    ptx_named_barrier_arrive(weights ? RING_X : RING_WEIGHTS, QT_RING_COPIERS);
+    ptx_named_barrier(weights ? RING_WEIGHTS : RING_X, QT_RING_COPIERS);
     ptx_named_barrier_arrive(RING_START, threads + QT_RING_COPIERS);
 }
 

@@ -45,7 +45,7 @@
 #include <cuda_bf16.h>
 
 /* Numbers of barriers of a part of the block. */
-enum { SKINNY_SUMS = RING_BARRIERS, SKINNY_MEET /* two */ };
+enum { SKINNY_SUMS = RING_BARRIERS, SKINNY_MEET };
 
 /* ---- the ring ----------------------------------------------------------------------------------
  */

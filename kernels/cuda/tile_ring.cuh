@@ -47,7 +47,7 @@
  */
 
 /* Numbers of barriers of a part of the block; TILE_WARPGROUP and on: of each warpgroup. */
-enum { TILE_MEET = RING_BARRIERS, TILE_WARPGROUP = TILE_MEET + 2 };
+enum { TILE_MEET = RING_BARRIERS, TILE_WARPGROUP };
 
 /* Consecutive stages [k0, k1) of a tile. */
 struct tile_segment {
