@@ -382,7 +382,7 @@ struct qt_decode_int8 : qt_decode_plain {
  *
  * The 4-bit plane holds the top four magnitude bits, the small plane what is left and the sign.
  * Both halves of a register move together: a shift puts the magnitude under FP16's exponent and
- * mantissa, a rotation the sign on bit 15, and two LOP3 take what is wanted of each.
+ * mantissa, a turn (below) the sign on bit 15, and two LOP3 take what is wanted of each.
  */
 template <int E> static __device__ __forceinline__ uint32_t shift_nibble(uint32_t w, int i)
 {

@@ -45,7 +45,8 @@ static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w, size_t 
      2,                                                                                            \
      NULL,                                                                                         \
      w->mix24.csr_ptr ? outlier_us : us,                                                           \
-     tokens > 64 && tokens < 256 && m <= 2 * tokens ? QT_TILE_WHOLE_WIDE : QT_TILE_WHOLE},
+     tokens > 64 && tokens < 256 && qt_tile_short(tokens, m) ? QT_TILE_WHOLE_WIDE                  \
+                                                             : QT_TILE_WHOLE},
     const struct qt_tile_kind kinds[] = {QT_MIX24_TILE_TABLE(KIND)};
     struct qt_tile_matrix t = {};
     t.strips = qt_mix24_strips(w);

@@ -113,6 +113,13 @@ struct qt_tile_args : qt_tile_base {
  * more. */
 static const float QT_TILE_WHOLE = .95f, QT_TILE_WHOLE_WIDE = .88f;
 
+/* One or two tiles of so many tokens: longer products are at the power limit, where the times of
+ * short ones, from which some of these numbers are, are too good. */
+static inline bool qt_tile_short(int tokens, size_t m)
+{
+    return m <= 2 * (size_t)tokens;
+}
+
 /* A kernel that there is for a matrix. */
 struct qt_tile_kind {
     int warpgroups, tokens, blocks;

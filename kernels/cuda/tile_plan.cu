@@ -253,7 +253,7 @@ static bool can_share(const struct qt_matmul_plan *p, const struct qt_tile_matri
  */
 static bool fits(const struct qt_tile_kind *k, size_t m)
 {
-    return k->tokens <= 64 || k->tokens % 64 == 0 || m <= 2 * (size_t)k->tokens;
+    return k->tokens <= 64 || k->tokens % 64 == 0 || qt_tile_short(k->tokens, m);
 }
 
 bool qt_tile_choose_kind(struct qt_matmul_plan *p, const struct qt_tile_matrix *t, double *us)
