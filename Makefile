@@ -46,7 +46,7 @@ FUZZ    := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 BENCH   := $(patsubst tests/bench/%.c,$(B)/tests/%,$(wildcard tests/bench/bench_*.c))
 SOURCES := $(wildcard $(FOLDERS:%=%/*.[ch]) cli/*.[ch] tests/unit/*.[ch] tests/bench/*.[ch] \
            tests/fuzz/*.[ch] tests/oracle/*.c tests/large/*.c tests/gpu/*.[ch] tests/gpu/*.cu* \
-           kernels/cuda/*.h kernels/cuda/*.cu kernels/cuda/*.cuh)
+           $(foreach e,h cc cu cuh,kernels/cuda/*.$e))
 
 all: $(B)/qtool
 
@@ -132,7 +132,8 @@ CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] \
              -gencode arch=compute_90a,code=sm_90a
 # Those that take longest are compiled first, so that no core waits for them at the end.
 CUDA_LONG := $(patsubst %,kernels/cuda/%.cu,tile_group tile_fpx stream_fpx stream_group w4ax_tile_instances)
-CUDA_OBJ  := $(patsubst %.cu,$(B)/%.o,$(CUDA_LONG) $(filter-out $(CUDA_LONG),$(sort $(wildcard kernels/cuda/*.cu))))
+CUDA_OBJ  := $(patsubst %.cu,$(B)/%.o,$(CUDA_LONG) $(filter-out $(CUDA_LONG),$(sort $(wildcard kernels/cuda/*.cu)))) \
+             $(patsubst %.cc,$(B)/%.o,$(sort $(wildcard kernels/cuda/*.cc)))
 CUDA_LIBS := $(B)/libqtool_kernels.a $(B)/libqtool_kernels.so
 CUDA_RT   := -L$(CUDA_HOME)/lib64 -lcudart_static -lm -ldl -lrt -lpthread
 SONAME    := libqtool_kernels.so.0
@@ -153,14 +154,23 @@ $(B)/libqtool_kernels.so: $(CUDA_OBJ) kernels/cuda/exports.map
 $(patsubst %,$(B)/kernels/cuda/%.o,tile_group tile_fpx skinny_group skinny_fpx mix24_skinny_instances \
     mix24_tile_instances w4ax_tile_instances) $(B)/tests/gpu/bench_tensor.o: CUDA_ARCH := \
     -gencode arch=compute_90a,code=sm_90a
+# Those other kernels: one PTX for all, as Hopper seldom runs them.
+$(patsubst %,$(B)/kernels/cuda/%.o,stream_group stream_fpx mma_tile_group mma_tile_fpx dequantize \
+    mix24_dequantize): CUDA_ARCH := -gencode arch=compute_80,code=[sm_80,sm_90,compute_80]
 
 # C++ here is for templates: nothing of its run time is wanted by what links the library. (The
 # statics are those of nvcc's launch stubs, and constant.)
 # Machine code compressed for size: the shared library has 6 MB instead of 29.
+CUDA_CXX = $(NVCC) -O3 -std=c++17 -I. \
+           -Xcompiler -fPIC,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics -MMD -MP -c -o $@ $<
 $(B)/%.o: %.cu
 	@mkdir -p $(@D)
-	$(call Q,NVCC)$(NVCC) -O3 -std=c++17 -I. $(CUDA_ARCH) -compress-mode=size \
-	    -Xcompiler -fPIC,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics -MMD -MP -c -o $@ $<
+	$(call Q,NVCC)$(CUDA_CXX) $(CUDA_ARCH) -compress-mode=size
+
+# The host's part, by the compiler that nvcc calls.
+$(B)/%.o: %.cc
+	@mkdir -p $(@D)
+	$(call Q,NVCC)$(CUDA_CXX) -Xcompiler -Wall
 
 $(B)/kernels/gpu_copy.o $(B)/kernels/gpu_cuda.o $(B)/tests/gpu/%.o: QFLAGS += -isystem $(CUDA_HOME)/include
 $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(GPU_OBJ) $(B)/libqtool.a

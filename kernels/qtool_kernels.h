@@ -101,7 +101,8 @@ struct qt_matmul_options {
     int device;                 /* CUDA ordinal; must be the current device */
     /* Programmatic dependent launch: the kernel may begin to load weights while the previous kernel
      * of the stream ends, and with it those in front of it that were launched so. None of these may
-     * then write weights. */
+     * then write weights. Plans of QT_MATMUL_STREAM but for mix24, of QT_MATMUL_MMA_TILE and
+     * QT_MATMUL_DENSE begin as without it. */
     int dependent_launch;
     /* A row of Y is the same to the last bit whatever m is (on one model of GPU): k is cut in one
      * way for all m, which costs time where another m would want another. */

@@ -23,7 +23,7 @@ cli:     base/base.h formats/formats.h calib/calib.h hessian/hessian.h pack/pack
 
 # Violations in the tree DIR, one a line; fails if there are any or no line was looked at.
 violations() {
-    (cd "$1" && grep -rHn --include='*.c' --include='*.h' --include='*.cu' --include='*.cuh' \
+    (cd "$1" && grep -rHn --include='*.c' --include='*.h' --include='*.cc' --include='*.cu' --include='*.cuh' \
         '^[[:space:]]*#[[:space:]]*include[[:space:]]*"' base formats calib hessian pack kernels \
         verify cli 2>/dev/null) | RULES=$rules awk '
         BEGIN {

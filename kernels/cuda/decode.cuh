@@ -18,6 +18,7 @@
 #ifndef QT_CUDA_DECODE_CUH
 #define QT_CUDA_DECODE_CUH
 
+#include "kernels/cuda/decode.h"
 #include "kernels/cuda/ptx.cuh"
 
 /* Bits of plane p. */
@@ -25,13 +26,6 @@ template <class Format> static __device__ __forceinline__ constexpr int qt_plane
 {
     return p == 0 ? Format::WIDTH0 : p == 1 ? Format::WIDTH1 : Format::WIDTH2;
 }
-
-/* What a format has to know besides the codes. */
-struct qt_decode_args {
-    const __half *table; /* LUT: [2^bits] */
-    unsigned bits, exp_bits;
-    int zeros; /* there is a section of zero points */
-};
 
 /* Bytes of a lane's words of a 16 x 64 block, by plane. */
 template <class Format>
@@ -64,16 +58,6 @@ struct qt_decode_plain {
     {
     }
 };
-
-/*
- * 16-bit magnitudes of minifloats: with the exponent field at the low end of FP16's, a code reads
- * as its value times 2^(bias - 15), subnormals included. Five exponent bits would reach FP16's
- * infinities; those values are halved instead.
- */
-static __host__ __device__ inline int qt_minifloat_exp2(unsigned exp_bits)
-{
-    return 15 - ((1 << (exp_bits - 1)) - 1) + (exp_bits == 5);
-}
 
 /* The same for one code, by arithmetic: for tables of those with up to 4 bits. */
 static __device__ inline __half qt_minifloat_half(unsigned code, unsigned bits, unsigned exp_bits)
@@ -302,7 +286,6 @@ struct qt_decode_wide2 : qt_decode_pair2 {
  * times 2^-20: one fused multiplication makes either 2^-QT_INT4_EXP2 of the number and takes the
  * zero point off, exactly.
  */
-enum { QT_INT4_EXP2 = 9 };
 
 struct qt_decode_int4 : qt_decode_plain {
     enum { WIDTH0 = 4, WIDTH1 = 0, WIDTH2 = 0, GROUPED = 1 };

@@ -2,7 +2,7 @@
 #ifndef QT_CUDA_DEQUANTIZE_H
 #define QT_CUDA_DEQUANTIZE_H
 
-#include "kernels/cuda/decode.cuh"
+#include "kernels/cuda/decode.h"
 
 /* Of a block, which then does with 48 KB of shared memory; and words of a row of 64 values there.
  */

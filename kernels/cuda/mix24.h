@@ -1,4 +1,4 @@
-/* QT_MATMUL_MIX24 behind qtool_kernels.h: matmul.cu hands these matrices on. */
+/* QT_MATMUL_MIX24 behind qtool_kernels.h: matmul.cc hands these matrices on. */
 #ifndef QT_CUDA_MIX24_H
 #define QT_CUDA_MIX24_H
 
@@ -8,6 +8,15 @@
 
 /* PANEL: what a part of the CSR is for, 64 Ki columns. */
 enum { QT_MIX24_UNIT_COLS = 128, QT_MIX24_PANEL_UNITS = 65536 / QT_MIX24_UNIT_COLS };
+
+/* What is rotated by a product (mix24_decode.cuh). */
+enum { MIX24_TURN = 1 << 24 };
+
+/* Of a strip. */
+static __host__ __device__ inline int mix24_unit_bytes(bool four)
+{
+    return four ? QT_MATMUL_MIX24_FOUR : QT_MATMUL_MIX24_TWO;
+}
 
 static inline int qt_mix24_units(const struct qt_matmul_weight *w)
 {
@@ -79,6 +88,16 @@ struct qt_mix24_gathered {
                             part of a wgmma */
     uint32_t *lists;     /* [strips][units][32] or NULL: outliers, as mix24_patch.cuh wants them */
     void *prepared;      /* X as qt_prepare_run leaves it; BF16 */
+};
+
+/* Of the lists. */
+enum {
+    PATCH_LIST = 32, /* words */
+    PATCH_LIST_BYTES = 4 * PATCH_LIST,
+    PATCH_STEP_BIT = 8, /* of a list's head: the first step's */
+    PATCH_MANY = 1 << 16,
+    PATCH_STEP_BYTES = 512,
+    PATCH_STEPS = 8 /* of a unit */
 };
 
 /* From x [m][k], by one launch, or two: BF16 is prepared first, which sets *token_factor. */

@@ -15,8 +15,8 @@
 #ifndef QT_CUDA_MIX24_DECODE_CUH
 #define QT_CUDA_MIX24_DECODE_CUH
 
+#include "kernels/cuda/mix24.h"
 #include "kernels/cuda/ptx.cuh"
-#include "kernels/qtool_kernels.h"
 
 /* Sizes and offsets in a record, by kind. */
 template <bool FOUR> struct mix24_record {
@@ -39,11 +39,6 @@ static __device__ __forceinline__ uint32_t half2_bits(__half2 v)
 static __device__ __forceinline__ __half2 as_half2(uint32_t v)
 {
     return *(__half2 *)&v;
-}
-
-static __host__ __device__ inline int mix24_unit_bytes(bool four)
-{
-    return four ? (int)mix24_record<true>::BYTES : (int)mix24_record<false>::BYTES;
 }
 
 /* What a lane needs for its group of one block; row g in the low half, g + 8 in the high half. */
@@ -144,7 +139,6 @@ struct mix24_word {
     uint32_t low, high;
 };
 
-enum { MIX24_TURN = 1 << 24 };
 
 /* Rotation by a shift; beside wgmma, where products are the scarcer. */
 struct mix24_by_shift {

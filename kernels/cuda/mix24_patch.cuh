@@ -25,15 +25,6 @@
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/ptx.cuh"
 
-enum {
-    PATCH_LIST = 32, /* words */
-    PATCH_LIST_BYTES = 4 * PATCH_LIST,
-    PATCH_STEP_BIT = 8, /* of a list's head: the first step's */
-    PATCH_MANY = 1 << 16,
-    PATCH_STEP_BYTES = 512,
-    PATCH_STEPS = 8 /* of a unit */
-};
-
 /* Where packed column col of a unit is, of row 0..15 (pack/layout_mix24.h). */
 static __device__ __forceinline__ uint32_t patch_byte(int row, uint32_t col)
 {

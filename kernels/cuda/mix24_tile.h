@@ -6,7 +6,7 @@
 #include "kernels/cuda/tile.h"
 
 /* The kernels there are: X(warpgroups that multiply, tokens, microseconds of struct qt_tile_kind
- * without outliers, with them). From sweeps as those of tile_plan.cu. */
+ * without outliers, with them). From sweeps as those of tile_plan.cc. */
 #define QT_MIX24_TILE_TABLE(X)                                                                     \
     X(2, 32, .220f, .265f)                                                                         \
     X(2, 64, .275f, .365f)                                                                         \
@@ -30,6 +30,15 @@ static __host__ __device__ constexpr bool qt_mix24_tile_sums(int tokens)
     return tokens <= 64;
 }
 enum { QT_MIX24_TILE_T = 32 };
+enum {
+    OUTLIER_CHUNK = 16, /* entries that are an mma */
+    OUTLIER_DEPTH = 4   /* buffers of a warp; and chunks of a load of entries */
+};
+
+static __host__ __device__ constexpr int outlier_buffer_bytes(int tokens)
+{
+    return OUTLIER_CHUNK * tokens * 2;
+}
 
 /* K-steps whose products are started at a time: see qt_tile_steps. */
 static __host__ __device__ constexpr int qt_mix24_tile_steps(int warpgroups, int tokens)

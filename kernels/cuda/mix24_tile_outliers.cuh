@@ -23,18 +23,12 @@
 #define QT_CUDA_MIX24_TILE_OUTLIERS_CUH
 
 #include "kernels/cuda/mix24_outliers.cuh"
+#include "kernels/cuda/mix24_tile.h"
 
 enum {
-    OUTLIER_CHUNK = 16, /* entries */
-    OUTLIER_DEPTH = 4,  /* buffers of a warp; and chunks of a load of entries */
     OUTLIER_GROUP = 8,  /* rows of an mma */
     OUTLIER_ROWS = 32   /* of a warp at a time */
 };
-
-static __host__ __device__ constexpr int outlier_buffer_bytes(int tokens)
-{
-    return OUTLIER_CHUNK * tokens * 2;
-}
 
 /* Entries 2 l and 2 l + 1 of 64 for lane l. */
 struct outlier_entries {

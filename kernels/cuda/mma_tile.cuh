@@ -28,6 +28,7 @@
 #define QT_CUDA_MMA_TILE_CUH
 
 #include "kernels/cuda/arrive.cuh"
+#include "kernels/cuda/decode.cuh"
 #include "kernels/cuda/mma_tile.h"
 #include "kernels/cuda/round.cuh"
 #include "kernels/cuda/sums.cuh"

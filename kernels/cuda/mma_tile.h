@@ -2,7 +2,7 @@
 #ifndef QT_CUDA_MMA_TILE_H
 #define QT_CUDA_MMA_TILE_H
 
-#include "kernels/cuda/decode.cuh"
+#include "kernels/cuda/decode.h"
 #include "kernels/cuda/plan.h"
 
 /* X(warps along rows, along tokens; strips of 16 rows of a warp, tokens of a warp). */

@@ -62,7 +62,7 @@ int qt_launch_clusters(const struct qt_matmul_plan *p, void *args, int threads, 
 int qt_launch(const struct qt_matmul_plan *p, void *args, int threads, bool dependent,
               void *stream);
 
-/* ---- tensor_map.cu -----------------------------------------------------------------------------
+/* ---- tensor_map.cc -----------------------------------------------------------------------------
  */
 
 /* cuTensorMapEncodeTiled, for plan->encode_map; NULL: the driver has none. */

@@ -2,7 +2,7 @@
 #ifndef QT_CUDA_SKINNY_H
 #define QT_CUDA_SKINNY_H
 
-#include "kernels/cuda/decode.cuh"
+#include "kernels/cuda/decode.h"
 #include "kernels/cuda/plan.h"
 
 /* Blocks of 64 columns of a stage, and slots of 128, each of which one warp of those along k takes.
@@ -47,7 +47,7 @@ struct qt_skinny_args : qt_skinny_base {
     int zero_pitch;    /* bytes of a strip, in a stage */
 };
 
-/* ---- plans (skinny_plan.cu) --------------------------------------------------------------------
+/* ---- plans (skinny_plan.cc) --------------------------------------------------------------------
  */
 
 enum { QT_SKINNY_MAX_TOKENS = 16, QT_SKINNY_MAX_WARPS = 16 };

@@ -25,36 +25,10 @@
 
 #include "kernels/cuda/arrive.cuh"
 #include "kernels/cuda/slot.cuh"
+#include "kernels/cuda/stream.h"
 #include "kernels/cuda/token_scale.cuh"
 
 #include <cuda_bf16.h>
-
-struct qt_stream_args {
-    struct qt_decode_args decode;
-    const unsigned char *plane[3]; /* U32 [strips][pitch_blocks][32][p] */
-    const __half *scale;           /* F16 [strips][pitch_groups][16] */
-    const unsigned char *zero;     /* U8 [strips][pitch_groups][2 bits], or NULL */
-    const void *x;                 /* F16 or BF16 [m][k] */
-    void *y;                       /* F16 or BF16 [m][n] */
-    float *partial;                /* [splits][m][strips * 16] */
-    unsigned *arrivals;            /* [row groups], 0 between launches */
-    int pitch_blocks, pitch_groups;
-    int m, n, k;
-    int strips, blocks; /* 16-row strips, 64-column blocks of the matrix */
-    int group_shift;    /* log2(channels per scale); 30 for one scale per row */
-    int groups;         /* scales of a row */
-    int slot_groups;    /* groups in two blocks: 1, 2 or 4 */
-    float factor;       /* power of two on every result */
-    int bf16;           /* x and y are BF16 */
-    int warps_k, strips_cta, splits, passes;
-    int split_blocks;                /* of k, per block; a multiple of 2 and of a group */
-    int slice_blocks;                /* the same per warp */
-    int sums_buffers;                /* 1 or 2 */
-    int dependent;                   /* launched before the previous kernel has ended */
-    int x_pitch;                     /* bytes of a row of X in shared memory */
-    uint32_t slot_bytes, ring_bytes; /* of a warp */
-    int x_at, token_at, scale_at, sums_at, ring_at; /* offsets in shared memory */
-};
 
 /* ---- who does what -----------------------------------------------------------------------------
  */
@@ -405,11 +379,6 @@ __global__ void __launch_bounds__(512, 1) qt_stream_kernel(const __grid_constant
     c.pass = w.block0 < w.block1 ? 0 : a.passes;
     c.slot = 0;
     stream_cursor_pass(a, w, &c);
-    if (a.dependent) {
-        stream_copy_ahead<Format, STRIPS, DEPTH>(a, w, &c);
-        ptx_launch_dependents();
-        ptx_wait_previous();
-    }
     const int cols = (w.cta_block1 - w.cta_block0) * 64;
     if (a.k % 8 == 0 && ((size_t)a.x & 15) == 0)
         stream_x_aligned(a, w);
@@ -417,15 +386,11 @@ __global__ void __launch_bounds__(512, 1) qt_stream_kernel(const __grid_constant
         stream_x_ragged((const uint16_t *)a.x, qt_smem + a.x_at, a.x_pitch, a.m, a.k,
                         w.cta_block0 * 64, cols);
     ptx_copy_commit();
-    if (!a.dependent) /* after X, which everybody waits for */
-        stream_copy_ahead<Format, STRIPS, DEPTH>(a, w, &c);
+    stream_copy_ahead<Format, STRIPS, DEPTH>(a, w, &c); /* after X, which everybody waits for */
     Format::fill_table(&a.decode, value, (int)blockDim.x);
     if (!Format::GROUPED)
         stream_load_row_scales(a, w);
-    if (a.dependent)
-        ptx_copy_wait<0>();
-    else
-        ptx_copy_wait<DEPTH - 1>();
+    ptx_copy_wait<DEPTH - 1>();
     __syncthreads();
     if (a.bf16)
         stream_bf16_to_f16(qt_smem + a.x_at, a.x_pitch, (int *)(qt_smem + a.token_at), a.m,
@@ -464,13 +429,6 @@ __global__ void __launch_bounds__(512, 1) qt_stream_kernel(const __grid_constant
     }
     if (a.splits > 1)
         stream_fix_up(a, w, !Format::GROUPED);
-}
-
-/* Slots of a ring: with one token tile 7 to 9 KB a warp with two strips; with more, X needs the
- * room. */
-static constexpr int qt_stream_depth(int bits, int token_tiles)
-{
-    return token_tiles > 1 ? (bits >= 4 ? 2 : 3) : bits >= 4 ? 3 : bits == 3 ? 4 : 6;
 }
 
 /* Of a format: NULL if there is none. */

@@ -2,7 +2,7 @@
 #ifndef QT_CUDA_TILE_H
 #define QT_CUDA_TILE_H
 
-#include "kernels/cuda/decode.cuh"
+#include "kernels/cuda/decode.h"
 #include "kernels/cuda/plan.h"
 
 /* The kernels there are: X(warpgroups, tokens, blocks of k in a stage, rounds). */
@@ -106,7 +106,7 @@ struct qt_tile_args : qt_tile_base {
     CUtensorMap zeros;    /* U64 [strips][groups * zero points' bytes / 8]; formats with such */
 };
 
-/* ---- plans (tile_plan.cu) ----------------------------------------------------------------------
+/* ---- plans (tile_plan.cc) ----------------------------------------------------------------------
  */
 
 /* Of most kernels, see below; and of those that bring much X, where to find it in the L2 counts for

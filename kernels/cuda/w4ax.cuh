@@ -1,34 +1,13 @@
 /* Of the kernels of 4-bit integer weights: how weights are unpacked, and the stream kernel's
- * arguments and partial sums. */
+ * partial sums. */
 #ifndef QT_CUDA_W4AX_CUH
 #define QT_CUDA_W4AX_CUH
 
 #include "kernels/cuda/arrive.cuh"
 #include "kernels/cuda/ptx_int.cuh"
-#include "kernels/qtool_w4ax.h"
+#include "kernels/cuda/w4ax_stream.h"
 
 #include <cuda_bf16.h>
-
-struct w4ax_args {
-    const unsigned char *plane; /* [strips][blocks64][512 bytes] */
-    const unsigned char *scale; /* [strips][kblocks] of 32 (BLOCK) or 16 (INT) bytes */
-    const __half *row_scale;    /* [strips][16] */
-    const uint32_t *blocks;     /* [kblocks] */
-    const unsigned char *x;     /* codes */
-    const float *x_scale;       /* BLOCK: [kblocks][x_pitch], else [m] */
-    const int *x_sum;           /* INT: [m] */
-    void *y;                    /* [m][n] of `output` */
-    uint32_t *partial;          /* [grid][2][m][rows of a group], float (BLOCK) or int */
-    unsigned *arrivals;         /* [row groups], 0 between launches */
-    int m, n, strips, kblocks, x_pitch;
-    int token0, x_tokens;  /* first token of these m, and how many X has */
-    int blocks64;          /* blocks of 64 channels from strip to strip */
-    int cta_units, groups; /* groups * kblocks < 2^31 */
-    uint32_t nibbles;      /* W4AX_NIBBLES */
-    float factor;          /* power of two on every result */
-    int output;            /* enum qt_w4ax_output */
-    int dependent;         /* launched before the previous kernel has ended */
-};
 
 /* ---- weights -----------------------------------------------------------------------------------
  *

@@ -6,7 +6,7 @@
 #include "kernels/qtool_w4ax.h"
 
 /* The kernels there are: X(warpgroups, tokens, microseconds of struct qt_tile_kind, here of a block
- * of 128 channels, for BLOCK, INT, ROW). From sweeps as those of tile_plan.cu, 17 to 512 tokens:
+ * of 128 channels, for BLOCK, INT, ROW). From sweeps as those of tile_plan.cc, 17 to 512 tokens:
  * what is planned takes on average 0.1 to 1 % longer than the fastest of all. */
 #define QT_W4AX_TILE_TABLE(X)                                                                      \
     X(2, 16, .23f, .225f, .19f)                                                                    \

@@ -1,6 +1,6 @@
 /* Host side of the stream kernel: configurations and launches. */
 #include "kernels/cuda/plan.h"
-#include "kernels/cuda/stream.cuh"
+#include "kernels/cuda/stream.h"
 
 enum { STREAM_MAX_TOKENS = 32 };
 
@@ -162,10 +162,6 @@ int qt_stream_check(struct qt_matmul_plan *p, const struct qt_shape *s)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
     size_t m = chunk_tokens(p->m);
     p->smem_bytes = stream_layout(&a, s, c, m);
-    /* Blocks of a dependent launch come while others are there: with room for two on an SM some SMs
-     * would get two of them and finish late (fp6 57344 x 8192: 136 us instead of 84). */
-    if (p->options.dependent_launch && p->smem_bytes <= (size_t)p->smem_limit / 2)
-        p->smem_bytes = (size_t)p->smem_limit / 2 + 1024;
     if (!stream_fits(s, c, m, p->smem_limit))
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%zu bytes of shared memory, the device has %d",
                          p->smem_bytes, p->smem_limit);
@@ -222,7 +218,6 @@ static struct qt_stream_args stream_args(const struct qt_matmul_plan *p,
     a.slice_blocks =
         (int)round_up(ceil_div((size_t)a.split_blocks, (size_t)c->warps_k), (size_t)slice_unit(s));
     a.slot_groups = s->group_shift == 5 ? 4 : s->group_shift == 6 ? 2 : 1;
-    a.dependent = p->options.dependent_launch;
     return a;
 }
 
@@ -235,7 +230,7 @@ int qt_stream_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
         a.m = (int)chunk_tokens(p->m - t);
         a.x = (const char *)x + t * p->k * 2;
         a.y = (char *)y + t * p->n * 2;
-        int rc = qt_launch(p, &a, p->config.warps * 32, a.dependent, stream);
+        int rc = qt_launch(p, &a, p->config.warps * 32, false, stream);
         if (rc != QT_MATMUL_OK)
             return rc;
     }

@@ -1,7 +1,7 @@
 /* mix24, host side: checks, configurations, launches. */
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/mix24.h"
-#include "kernels/cuda/mix24_load.cuh"
+#include "kernels/cuda/mix24_stream.h"
 #include "kernels/cuda/mix24_skinny.h"
 #include "kernels/cuda/mix24_tile.h"
 
@@ -287,7 +287,8 @@ static int check_stream(struct qt_matmul_plan *p, const struct qt_matmul_weight 
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
     p->smem_bytes = layout(&a, w, c, chunk_tokens(p), (size_t)p->smem_limit);
-    /* see qt_matmul_plan_check */
+    /* Blocks of a dependent launch come while others are there: with room for two on an SM some SMs
+     * would get two of them and finish late (fp6, 57344 x 8192: 136 us instead of 84). */
     if (p->options.dependent_launch && p->smem_bytes <= (size_t)p->smem_limit / 2)
         p->smem_bytes = (size_t)p->smem_limit / 2 + 1024;
     if (p->smem_bytes > (size_t)p->smem_limit)

@@ -1,5 +1,4 @@
 /* Host side of the skinny mix24 kernel: configurations, launches. */
-#include "kernels/cuda/mix24_decode.cuh"
 #include "kernels/cuda/mix24_skinny.h"
 
 #include <math.h>

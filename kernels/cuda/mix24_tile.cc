@@ -1,8 +1,5 @@
 /* Host side of the mix24 tile kernel: what a plan needs to know, launches. */
-#include "kernels/cuda/mix24_decode.cuh"
-#include "kernels/cuda/mix24_patch.cuh"
 #include "kernels/cuda/mix24_tile.h"
-#include "kernels/cuda/mix24_tile_outliers.cuh"
 
 #include <math.h>
 

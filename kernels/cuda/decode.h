@@ -1,0 +1,27 @@
+/* What the host knows of how codes are decoded (decode.cuh). */
+#ifndef QT_CUDA_DECODE_H
+#define QT_CUDA_DECODE_H
+
+#include <cuda_fp16.h>
+
+/* What a format has to know besides the codes. */
+struct qt_decode_args {
+    const __half *table; /* LUT: [2^bits] */
+    unsigned bits, exp_bits;
+    int zeros; /* there is a section of zero points */
+};
+
+/*
+ * 16-bit magnitudes of minifloats: with the exponent field at the low end of FP16's, a code reads
+ * as its value times 2^(bias - 15), subnormals included. Five exponent bits would reach FP16's
+ * infinities; those values are halved instead.
+ */
+static __host__ __device__ inline int qt_minifloat_exp2(unsigned exp_bits)
+{
+    return 15 - ((1 << (exp_bits - 1)) - 1) + (exp_bits == 5);
+}
+
+/* Integers of 4 bits come out as 2^-QT_INT4_EXP2 of themselves. */
+enum { QT_INT4_EXP2 = 9 };
+
+#endif
