@@ -131,7 +131,7 @@ CUDA_HOME ?= $(abspath $(dir $(shell command -v $(NVCC)))..)
 CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] \
              -gencode arch=compute_90a,code=sm_90a
 # Those that take longest are compiled first, so that no core waits for them at the end.
-CUDA_LONG := $(patsubst %,kernels/cuda/%.cu,tile_group tile_fpx stream_fpx stream_group w4ax_tile_instances)
+CUDA_LONG := $(patsubst %,kernels/cuda/%.cu,tile_group tile_fpx w4ax_tile stream mma_tile)
 CUDA_OBJ  := $(patsubst %.cu,$(B)/%.o,$(CUDA_LONG) $(filter-out $(CUDA_LONG),$(sort $(wildcard kernels/cuda/*.cu)))) \
              $(patsubst %.cc,$(B)/%.o,$(sort $(wildcard kernels/cuda/*.cc)))
 CUDA_LIBS := $(B)/libqtool_kernels.a $(B)/libqtool_kernels.so
@@ -151,12 +151,12 @@ $(B)/libqtool_kernels.so: $(CUDA_OBJ) kernels/cuda/exports.map
 	    -Wl,--version-script=kernels/cuda/exports.map $(CUDA_RT)
 
 # Instructions of Hopper alone; other devices get the other kernels.
-$(patsubst %,$(B)/kernels/cuda/%.o,tile_group tile_fpx skinny_group skinny_fpx mix24_skinny_instances \
-    mix24_tile_instances w4ax_tile_instances) $(B)/tests/gpu/bench_tensor.o: CUDA_ARCH := \
+$(patsubst %,$(B)/kernels/cuda/%.o,tile_group tile_fpx skinny mix24_skinny \
+    mix24_tile w4ax_tile) $(B)/tests/gpu/bench_tensor.o: CUDA_ARCH := \
     -gencode arch=compute_90a,code=sm_90a
 # Those other kernels: one PTX for all, as Hopper seldom runs them.
-$(patsubst %,$(B)/kernels/cuda/%.o,stream_group stream_fpx mma_tile_group mma_tile_fpx dequantize \
-    mix24_dequantize): CUDA_ARCH := -gencode arch=compute_80,code=[sm_80,sm_90,compute_80]
+$(patsubst %,$(B)/kernels/cuda/%.o,stream mma_tile dequantize mix24_dequantize): CUDA_ARCH := \
+    -gencode arch=compute_80,code=[sm_80,sm_90,compute_80]
 
 # C++ here is for templates: nothing of its run time is wanted by what links the library. (The
 # statics are those of nvcc's launch stubs, and constant.)

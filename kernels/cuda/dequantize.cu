@@ -7,7 +7,6 @@
  *   Oracle    qt_packed_decode, rounded: equal bit for bit
  */
 #include "kernels/cuda/decode.cuh"
-#include "kernels/cuda/decode.cuh"
 #include "kernels/cuda/dequantize.h"
 #include "kernels/cuda/instances.h"
 #include "kernels/cuda/round.cuh"

@@ -51,14 +51,8 @@ const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strip
 const void *qt_tile_instance(enum qt_format format, int kind);
 const void *qt_dequantize_instance(enum qt_format format);
 
-/* Parts of these, compiled apart. */
-const void *qt_stream_group_instance(enum qt_format format, int token_tiles, int strips);
-const void *qt_stream_fpx_instance(enum qt_format format, int token_tiles, int strips);
-
+/* Parts of these, compiled apart: they take longest. */
 const void *qt_tile_group_instance(enum qt_format format, int kind);
 const void *qt_tile_fpx_instance(enum qt_format format, int kind);
-
-const void *qt_skinny_group_instance(enum qt_format format, int token_tiles, int strips);
-const void *qt_skinny_fpx_instance(enum qt_format format, int token_tiles, int strips);
 
 #endif

@@ -139,7 +139,6 @@ struct mix24_word {
     uint32_t low, high;
 };
 
-
 /* Rotation by a shift; beside wgmma, where products are the scarcer. */
 struct mix24_by_shift {
     __device__ __forceinline__ mix24_word rotate(uint32_t w) const

@@ -1,5 +1,5 @@
-/* The mix24 kernel (mix24.cuh): which warp does what, and how weights and
- * activations come into shared memory. */
+/* The mix24 kernel (mix24.cuh): which warp does what, and how weights and activations come into
+ * shared memory. */
 #ifndef QT_CUDA_MIX24_LOAD_CUH
 #define QT_CUDA_MIX24_LOAD_CUH
 

@@ -9,7 +9,8 @@ enum {
     MIX24_MAX_UNITS = 32,                      /* of a warp */
 };
 
-/* Of a warp's ring: the copy engine wants multiples of 128; the last of them have room for the barrier. */
+/* Of a warp's ring: the copy engine wants multiples of 128; the last of them have room for the
+ * barrier. */
 static constexpr __host__ __device__ uint32_t mix24_slot_bytes(int strips)
 {
     return ((uint32_t)strips * QT_MATMUL_MIX24_FOUR + 8 + 127) / 128 * 128;

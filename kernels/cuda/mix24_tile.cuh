@@ -313,7 +313,7 @@ template <int WGS, int BM> struct mix24_tile_work {
     }
     template <int N>
     __device__ __forceinline__ void finish(float4 out[N], const float4 v[N], int, int token0,
-                                           int token) const
+                                           int token, int end) const
     {
 #pragma unroll
         for (int j = 0; j < N; j++)
@@ -324,7 +324,7 @@ template <int WGS, int BM> struct mix24_tile_work {
         const float *from = mix24_tile_added<WGS, BM>(a, met - 1, row) + token + lane % 4 * 2;
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            if (token0 + token + 8 * j >= a.m)
+            if (token0 + token + 8 * j >= end)
                 continue;
             const float2 low = __ldcg((const float2 *)(from + 8 * j));
             const float2 high = __ldcg((const float2 *)(from + 8 * j + 8 * BM));

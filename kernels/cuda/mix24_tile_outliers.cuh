@@ -26,8 +26,8 @@
 #include "kernels/cuda/mix24_tile.h"
 
 enum {
-    OUTLIER_GROUP = 8,  /* rows of an mma */
-    OUTLIER_ROWS = 32   /* of a warp at a time */
+    OUTLIER_GROUP = 8, /* rows of an mma */
+    OUTLIER_ROWS = 32  /* of a warp at a time */
 };
 
 /* Entries 2 l and 2 l + 1 of 64 for lane l. */

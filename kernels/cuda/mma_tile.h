@@ -43,7 +43,5 @@ struct qt_mma_tile_args {
 };
 
 const void *qt_mma_tile_instance(enum qt_format format, int kind);
-const void *qt_mma_tile_group_instance(enum qt_format format, int kind);
-const void *qt_mma_tile_fpx_instance(enum qt_format format, int kind);
 
 #endif

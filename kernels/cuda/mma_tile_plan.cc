@@ -15,12 +15,6 @@ static const struct kind kinds[QT_MMA_TILE_KINDS] = {{8, 1, 2, 32, {.62f, .62f}}
                                                      {4, 2, 2, 64, {.92f, .88f}},
                                                      {4, 2, 4, 64, {1.57f, 1.53f}}};
 
-const void *qt_mma_tile_instance(enum qt_format format, int kind)
-{
-    return format <= QT_FORMAT_LAST_GROUPED ? qt_mma_tile_group_instance(format, kind)
-                                            : qt_mma_tile_fpx_instance(format, kind);
-}
-
 static int tile_strips(const struct kind *k)
 {
     return k->warps_n * k->strips;

@@ -1,13 +1,6 @@
 /* Host side of the skinny kernels: configurations, launches. */
 #include "kernels/cuda/skinny.h"
 
-const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strips)
-{
-    return format <= QT_FORMAT_LAST_GROUPED ? qt_skinny_group_instance(format, token_tiles, strips)
-           : format == QT_FORMAT_ANY        ? NULL
-                                            : qt_skinny_fpx_instance(format, token_tiles, strips);
-}
-
 /* Of a launch. */
 static size_t chunk_tokens(const struct qt_matmul_plan *p)
 {

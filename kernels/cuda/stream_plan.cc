@@ -179,12 +179,6 @@ int qt_stream_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     return QT_MATMUL_OK;
 }
 
-const void *qt_stream_instance(enum qt_format format, int token_tiles, int strips)
-{
-    return format <= QT_FORMAT_LAST_GROUPED ? qt_stream_group_instance(format, token_tiles, strips)
-                                            : qt_stream_fpx_instance(format, token_tiles, strips);
-}
-
 static struct qt_stream_args stream_args(const struct qt_matmul_plan *p,
                                          const struct qt_matmul_weight *w, const struct qt_shape *s,
                                          void *workspace)

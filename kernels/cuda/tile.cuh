@@ -255,7 +255,8 @@ template <class Format, int WGS, int BM, int C, bool ROUNDS> struct tile_planes 
     {
     }
     template <int N>
-    __device__ __forceinline__ void finish(float4 out[N], const float4 v[N], int, int, int) const
+    __device__ __forceinline__ void finish(float4 out[N], const float4 v[N], int, int, int,
+                                           int) const
     {
 #pragma unroll
         for (int j = 0; j < N; j++)

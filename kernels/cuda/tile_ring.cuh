@@ -29,8 +29,10 @@
  *     sum                                    type of sums, float or int
  *     multiply(sums, ring, segment, strip)   products of a segment, for the warp's strip of 16 rows
  *     meet()                                 before the sums of a tile become results
- *     finish<N>(out, v, row0, token0, token) results, as tile_scale takes them, of sums v; token is
- *                                            that of the tile, which begins at token0
+ *     finish<N>(out, v, row0, token0, token, end)
+ *                                            results, as tile_scale takes them, of sums v; token is
+ *                                            that of the tile, which begins at token0; those from
+ *                                            `end` of Y on are not stored
  *     wide()                                 Y is FP32
  */
 #ifndef QT_CUDA_TILE_RING_CUH
@@ -254,6 +256,15 @@ static __device__ __forceinline__ tile_four<sum_t> tile_four_of(const sum_t v[4]
     return {v[0], v[1], v[2], v[3]};
 }
 
+template <class sum_t>
+static __device__ __forceinline__ void tile_add(sum_t v[4], tile_four<sum_t> more)
+{
+    v[0] += more.x;
+    v[1] += more.y;
+    v[2] += more.z;
+    v[3] += more.w;
+}
+
 /* Keeps the registers of products that may still be under way. */
 template <int STEPS> static __device__ __forceinline__ void tile_keep(const uint32_t f[STEPS][4])
 {
@@ -307,11 +318,11 @@ static __device__ __forceinline__ void tile_scale(const qt_tile_base &a, float4 
  * loop, as this is much to compile for each kernel where it is unrolled, and not what models have.)
  */
 static __device__ __forceinline__ void tile_store_parts(const qt_tile_base &a, uint32_t lines,
-                                                        int row, int token, int tokens)
+                                                        int row, int token, int end)
 {
     const int lane = (int)threadIdx.x % 32, left = a.n - row - lane * 2;
 #pragma unroll 1
-    for (int t = (int)threadIdx.x / 32 % 4; t < min(tokens, a.m - token); t += 4) {
+    for (int t = (int)threadIdx.x / 32 % 4; t < end - token; t += 4) {
         const uint32_t two = ptx_load_4(lines + t * 128 + (lane / 4 ^ t % 8) * 16 + lane % 4 * 4);
         uint16_t *y = (uint16_t *)a.y + (size_t)(token + t) * a.n + row + lane * 2;
         if (left > 1 && a.store_bytes == 4) {
@@ -326,13 +337,14 @@ static __device__ __forceinline__ void tile_store_parts(const qt_tile_base &a, u
 }
 
 /*
- * 64 rows x 8 N tokens of Y by a warpgroup, of which each warp has 16 rows. They go through shared
- * memory, a token of 128 bytes a line, pieces of 16 bytes in the order of the 128-byte swizzle: so
- * that a warp stores four whole lines, and not eight parts of 16 bytes of as many tokens.
+ * 64 rows x 8 N tokens of Y, those before `end`, by a warpgroup, of which each warp has 16 rows.
+ * They go through shared memory, a token of 128 bytes a line, pieces of 16 bytes in the order of
+ * the 128-byte swizzle: so that a warp stores four whole lines, and not eight parts of 16 bytes of
+ * as many tokens.
  */
 template <int N>
 static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const uint32_t out[N][2],
-                                                  int row0, int token0)
+                                                  int row0, int token0, int end)
 {
     const int lane = (int)threadIdx.x % 32, thread = (int)threadIdx.x % 128;
     const int group = (int)threadIdx.x / 128;
@@ -343,9 +355,11 @@ static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const u
     const int token = token0 + thread / 8, row = row0 - thread / 32 * 16 + thread % 8 * 8;
     uint4 *y = (uint4 *)((uint16_t *)a.y + (size_t)token * a.n + row);
     const size_t step = (size_t)a.n * QT_TILE_RESULT_TOKENS / 8;
-    const int left = row < a.n ? a.m - token : 0;
+    const int left = row < a.n ? end - token : 0;
 #pragma unroll
     for (int j = 0; j < N; j += 2) {
+        if (j > 0 && token0 + j * 8 >= end)
+            break;
         const uint32_t four[4] = {out[j][0], out[j][1], N > 1 ? out[j + 1][0] : 0,
                                   N > 1 ? out[j + 1][1] : 0};
         ptx_named_barrier(TILE_WARPGROUP + group, 128); /* what was there has been read */
@@ -356,7 +370,8 @@ static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const u
             if (j * 8 < left && (N > 1 || thread < 64))
                 y[j / 2 * step] = line;
         } else {
-            tile_store_parts(a, at, row0 - thread / 32 * 16, token0 + j * 8, N > 1 ? 16 : 8);
+            tile_store_parts(a, at, row0 - thread / 32 * 16, token0 + j * 8,
+                             min(end, token0 + j * 8 + (N > 1 ? 16 : 8)));
         }
     }
 }
@@ -364,37 +379,37 @@ static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const u
 /* 16 rows x 8 N tokens of FP32 Y, as they lie in the registers. */
 template <int N>
 static __device__ __forceinline__ void tile_store_wide(const qt_tile_base &a, const float4 v[N],
-                                                       int row0, int token0)
+                                                       int row0, int token0, int end)
 {
     const int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < 4 * N; i++) {
         const int token = token0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
         const int row = row0 + lane / 4 + i / 2 % 2 * 8;
-        if (token < a.m && row < a.n)
+        if (token < end && row < a.n)
             ((float *)a.y)[(size_t)token * a.n + row] = (&v[i / 4].x)[i % 4];
     }
 }
 
-/* Of N x 8 tokens of a tile from `token` on: v, sums. */
+/* Of N x 8 tokens of a tile from `token` on, those before `end` of Y: v, sums. */
 template <int N, class Work>
 static __device__ __forceinline__ void tile_results(const qt_tile_base &a, const Work &work,
                                                     const tile_four<typename Work::sum> v[N],
-                                                    int row0, int token0, int token)
+                                                    int row0, int token0, int token, int end)
 {
     float4 sums[N];
     uint32_t out[N][2];
-    work.template finish<N>(sums, v, row0, token0, token);
+    work.template finish<N>(sums, v, row0, token0, token, end);
     tile_scale<N>(a, sums, token0 + token);
     if (work.wide()) {
-        tile_store_wide<N>(a, sums, row0, token0 + token);
+        tile_store_wide<N>(a, sums, row0, token0 + token, end);
         return;
     }
     if (a.bf16) /* apart: one conversion, and no choice between two */
         tile_round<N>(out, sums, true);
     else
         tile_round<N>(out, sums, false);
-    tile_store<N>(a, out, row0, token0 + token);
+    tile_store<N>(a, out, row0, token0 + token, end);
 }
 
 /* Of so many groups of 8 tokens: how many tile_results takes, 1, 2 or 4. */
@@ -464,75 +479,55 @@ static __device__ __forceinline__ void tile_collect(const qt_tile_base &a, tile_
 #pragma unroll
             for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
-                for (int j = 0; j < CHUNK; j++) {
-                    sum_t *sums = d->v + 4 * (j0 + j);
-                    sums[0] += v[b][j].x;
-                    sums[1] += v[b][j].y;
-                    sums[2] += v[b][j].z;
-                    sums[3] += v[b][j].w;
-                }
+                for (int j = 0; j < CHUNK; j++)
+                    tile_add(d->v + 4 * (j0 + j), v[b][j]);
         }
 }
 
 /*
- * Of a pair of blocks each sends the other its sums of half of the tokens, and finishes the other
- * half. They go where the ring was, so both must have done with their products. Warps that have
- * ended are not waited for; one that came to the barrier of the cluster and ended would count
- * twice.
+ * Of a pair of blocks each sends the other its sums of half of the tokens, and has those of the
+ * other half then, as its first. They go where the ring was, so both must have done with their
+ * products. Warps that have ended are not waited for; one that came to the barrier of the cluster
+ * and ended would count twice.
  */
-template <int WGS, int BM, class Work>
-static __device__ __forceinline__ void tile_finish_pair(const qt_tile_base &a, const qt_ring &r,
-                                                        const tile_sums<BM, typename Work::sum> &d,
-                                                        const Work &work, int row0, int token0)
+template <int WGS, int BM, class sum_t>
+static __device__ __forceinline__ void tile_exchange_pair(const qt_tile_base &a, const qt_ring &r,
+                                                          tile_sums<BM, sum_t> *d)
 {
-    typedef typename Work::sum sum_t;
-    const int HALF = BM / 16, rank = (int)blockIdx.x & 1; /* HALF: of 8 tokens */
-    const uint32_t at = ptx_shared(qt_smem) + a.ring_at + threadIdx.x * 16;
-    const uint32_t bar = qt_ring_spare(r);
-    const uint32_t to = ptx_cluster_map(at, rank ^ 1), to_bar = ptx_cluster_map(bar, rank ^ 1);
+    const int HALF = BM / 16, LINE = WGS * 128 * 16; /* of 8 tokens; bytes of 8 tokens */
+    const int rank = (int)blockIdx.x & 1, place = a.ring_at + (int)threadIdx.x * 16;
+    const uint32_t bar = qt_ring_spare(r), to_bar = ptx_cluster_map(bar, rank ^ 1);
+    const uint32_t to = ptx_cluster_map(ptx_shared(qt_smem) + place, rank ^ 1);
     if (threadIdx.x == 0)
-        ptx_barrier_expect(bar, HALF * WGS * 128 * 16);
+        ptx_barrier_expect(bar, HALF * LINE);
     ptx_cluster_arrive(); /* what was read of the ring has been used: no fence (600 clocks) */
     ptx_cluster_wait();
 #pragma unroll
     for (int j = 0; j < HALF; j++) {
-        sum_t v[4];
+        sum_t *low = d->v + 4 * j, *high = low + 4 * HALF, v[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            v[i] = rank ? d.v[4 * j + i] : d.v[4 * (HALF + j) + i];
-        ptx_cluster_send_16(to + j * (WGS * 128 * 16), tile_four_of(v), to_bar);
+        for (int i = 0; i < 4; i++) {
+            v[i] = rank ? low[i] : high[i];
+            low[i] = rank ? high[i] : low[i];
+        }
+        ptx_cluster_send_16(to + j * LINE, tile_four_of(v), to_bar);
     }
     ptx_barrier_wait_cluster(bar, 0);
-    const int N = tile_results_at_a_time(HALF);
 #pragma unroll
-    for (int j0 = 0; j0 < HALF; j0 += N) {
-        tile_four<sum_t> v[N];
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            const sum_t *low = d.v + 4 * (j0 + j), *high = low + 4 * HALF;
-            v[j] = *(const tile_four<sum_t> *)(qt_smem + a.ring_at + threadIdx.x * 16 +
-                                               (j0 + j) * (WGS * 128 * 16));
-            v[j].x += rank ? high[0] : low[0];
-            v[j].y += rank ? high[1] : low[1];
-            v[j].z += rank ? high[2] : low[2];
-            v[j].w += rank ? high[3] : low[3];
-        }
-        tile_results<N>(a, work, v, row0, token0, (rank * HALF + j0) * 8);
-    }
+    for (int j = 0; j < HALF; j++)
+        tile_add(d->v + 4 * j, *(const tile_four<sum_t> *)(qt_smem + place + j * LINE));
 }
 
 /*
- * The same of four blocks, of which each finishes a quarter of the tokens. Its own sums go through
+ * The same of four blocks, of which each has a quarter of the tokens then. Its own sums go through
  * shared memory too, in the order of the blocks, as registers cannot be chosen by number (which is
  * why pairs, which can choose by a comparison, are 1 % faster by themselves).
  */
-template <int WGS, int BM, class Work>
-static __device__ __forceinline__ void tile_finish_quad(const qt_tile_base &a, const qt_ring &r,
-                                                        const tile_sums<BM, typename Work::sum> &d,
-                                                        const Work &work, int row0, int token0)
+template <int WGS, int BM, class sum_t>
+static __device__ __forceinline__ void tile_exchange_quad(const qt_tile_base &a, const qt_ring &r,
+                                                          tile_sums<BM, sum_t> *d)
 {
-    typedef typename Work::sum sum_t;
-    const int QUARTER = BM / 32, LINE = WGS * 128 * 16; /* of 8 tokens; bytes of 8 tokens */
+    const int QUARTER = BM / 32, LINE = WGS * 128 * 16;
     const int rank = (int)blockIdx.x & 3, place = a.ring_at + (int)threadIdx.x * 16;
     const uint32_t at = ptx_shared(qt_smem) + place, bar = qt_ring_spare(r);
     if (threadIdx.x == 0)
@@ -546,25 +541,16 @@ static __device__ __forceinline__ void tile_finish_quad(const qt_tile_base &a, c
 #pragma unroll
         for (int j = 0; j < QUARTER; j++)
             ptx_cluster_put_16(to == rank, at + (rank * QUARTER + j) * LINE, there + j * LINE,
-                               tile_four_of(d.v + 4 * (to * QUARTER + j)), there_bar);
+                               tile_four_of(d->v + 4 * (to * QUARTER + j)), there_bar);
     }
     ptx_barrier_wait_cluster(bar, 0);
-    const int N = tile_results_at_a_time(QUARTER);
-#pragma unroll 1
-    for (int j0 = 0; j0 < QUARTER; j0 += N) {
-        tile_four<sum_t> v[N] = {};
+#pragma unroll
+    for (int j = 0; j < QUARTER; j++) {
+        sum_t *sums = d->v + 4 * j;
+        sums[0] = sums[1] = sums[2] = sums[3] = 0;
 #pragma unroll
         for (int i = 0; i < 4; i++)
-#pragma unroll
-            for (int j = 0; j < N; j++) {
-                const tile_four<sum_t> more =
-                    *(const tile_four<sum_t> *)(qt_smem + place + (i * QUARTER + j0 + j) * LINE);
-                v[j].x += more.x;
-                v[j].y += more.y;
-                v[j].z += more.z;
-                v[j].w += more.w;
-            }
-        tile_results<N>(a, work, v, row0, token0, (rank * QUARTER + j0) * 8);
+            tile_add(sums, *(const tile_four<sum_t> *)(qt_smem + place + (i * QUARTER + j) * LINE));
     }
 }
 
@@ -583,31 +569,32 @@ static __device__ __forceinline__ void tile_multiply_all(const qt_tile_base &a, 
         const int strip = s.row_tile * 4 * WGS + warp;
         tile_sums<BM, typename Work::sum> d = {};
         work.multiply(&d, &r, s, strip);
-        if (a.split_log2) { /* which have one tile */
-            work.meet();
-            if constexpr (BM % 32 == 0)
-                if (a.split_log2 == 2) {
-                    tile_finish_quad<WGS, BM>(a, r, d, work, strip * 16, s.token0);
-                    return;
-                }
-            tile_finish_pair<WGS, BM>(a, r, d, work, strip * 16, s.token0);
-            return;
-        }
-        if (s.k0 > 0) {
+        if (!a.split_log2 && s.k0 > 0) {
             tile_give<WGS>(a, d);
             continue;
         }
-        if (s.k1 < a.k_stages)
+        if (!a.split_log2 && s.k1 < a.k_stages)
             tile_collect<WGS>(a, &d, a.k_stages - s.k1);
         work.meet();
-        const int N = tile_results_at_a_time(BM / 8);
+        if (a.split_log2 == 1)
+            tile_exchange_pair<WGS>(a, r, &d);
+        else if constexpr (BM % 32 == 0)
+            if (a.split_log2 == 2)
+                tile_exchange_quad<WGS>(a, r, &d);
+        /* One end for all, of which clusters do the first part: it is much to compile. Of few
+         * tokens a cluster does not take more at a time than it has (w4ax, row, 4096 x 4096, tiles
+         * of 16: 7.25 us instead of 6.8). */
+        const int tokens = BM >> a.split_log2, first = tile_rank(a) * tokens;
+        const int end = min(a.m, s.token0 + first + tokens);
+        const int N = tile_results_at_a_time(BM <= 32 ? BM / 16 : BM / 8);
 #pragma unroll
         for (int j0 = 0; j0 < BM / 8; j0 += N) {
             tile_four<typename Work::sum> v[N];
 #pragma unroll
             for (int j = 0; j < N; j++)
                 v[j] = tile_four_of(d.v + 4 * (j0 + j));
-            tile_results<N>(a, work, v, strip * 16, s.token0, j0 * 8);
+            if (j0 * 8 < tokens)
+                tile_results<N>(a, work, v, strip * 16, s.token0, first + j0 * 8, end);
         }
     }
 }

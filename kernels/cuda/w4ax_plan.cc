@@ -59,10 +59,7 @@ static const void *kernel_of(const struct qt_w4ax_plan *p, int *smem)
 {
     const struct qt_w4ax_config *c = &p->config;
     int m = p->m > STREAM_TOKENS ? STREAM_TOKENS : (int)p->m;
-    return p->scales == QT_W4AX_BLOCK
-               ? qt_w4ax_stream_block(c->tokens, c->strips, c->warps, m, smem)
-           : p->scales == QT_W4AX_INT ? qt_w4ax_stream_int(c->tokens, c->strips, c->warps, m, smem)
-                                      : qt_w4ax_stream_row(c->tokens, c->strips, c->warps, m, smem);
+    return qt_w4ax_stream_instance(p->scales, c->tokens, c->strips, c->warps, m, smem);
 }
 
 static int rows_of(const struct qt_w4ax_plan *p)

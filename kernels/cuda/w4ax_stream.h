@@ -1,5 +1,4 @@
-/* Arguments of the stream kernels of 4-bit integer weights, and which there are; the tables are in
- * w4ax_stream_*.cu. */
+/* Arguments of the stream kernels of 4-bit integer weights, and which there are. */
 #ifndef QT_CUDA_W4AX_STREAM_H
 #define QT_CUDA_W4AX_STREAM_H
 
@@ -30,8 +29,7 @@ struct w4ax_args {
 };
 
 /* Host address of the stream kernel, and bytes of its shared memory; NULL if there is none. */
-const void *qt_w4ax_stream_block(int tokens, int strips, int warps, int m, int *smem);
-const void *qt_w4ax_stream_int(int tokens, int strips, int warps, int m, int *smem);
-const void *qt_w4ax_stream_row(int tokens, int strips, int warps, int m, int *smem);
+const void *qt_w4ax_stream_instance(enum qt_w4ax_scales scales, int tokens, int strips, int warps,
+                                    int m, int *smem);
 
 #endif

@@ -284,7 +284,7 @@ template <enum qt_w4ax_scales SCALES, int WGS, int BM> struct w4ax_tile_work {
     /* INT: 128 was added to each product's byte (w4ax_unpack_int). */
     template <int N>
     __device__ __forceinline__ void finish(float4 out[N], const tile_four<sum> v[N], int row0,
-                                           int token0, int token) const
+                                           int token0, int token, int) const
     {
         const int lane = (int)threadIdx.x % 32;
         const int strip = min(row0 / 16, a.strips - 1);

@@ -1,8 +1,8 @@
 /* mix24, host side: checks, configurations, launches. */
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/mix24.h"
-#include "kernels/cuda/mix24_stream.h"
 #include "kernels/cuda/mix24_skinny.h"
+#include "kernels/cuda/mix24_stream.h"
 #include "kernels/cuda/mix24_tile.h"
 
 #include <math.h>
