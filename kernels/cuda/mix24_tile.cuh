@@ -297,6 +297,9 @@ static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_a
 /* For tile_multiply_all. */
 template <int WGS, int BM> struct mix24_tile_work {
     typedef float sum;
+    struct per_token {
+    };
+    enum { AHEAD = 1 };
     const qt_mix24_tile_args &a;
     int met; /* tiles */
 
@@ -311,9 +314,13 @@ template <int WGS, int BM> struct mix24_tile_work {
             ptx_named_barrier(TILE_MEET, WGS * 128 + 128);
         met++;
     }
+    __device__ __forceinline__ per_token token(int) const
+    {
+        return {};
+    }
     template <int N>
-    __device__ __forceinline__ void finish(float4 out[N], const float4 v[N], int, int token0,
-                                           int token, int end) const
+    __device__ __forceinline__ void finish(float4 out[N], const float4 v[N], const per_token *, int,
+                                           int token0, int token, int end) const
     {
 #pragma unroll
         for (int j = 0; j < N; j++)

@@ -6,7 +6,8 @@
  * token_factor scales the results back.
  *
  *   grid      one block of 256 threads a token
- *   Moves     X once or twice (BF16; from L1 or L2 the second time), 2 m k bytes out
+ *   Moves     X once or twice (BF16; from L1 or L2 the second time), 2 m k bytes out; 16 bytes a
+ *             thread where rows are aligned
  */
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/ptx.cuh"
@@ -18,6 +19,7 @@ struct prepare_args {
     float *token_factor; /* [m], BF16 only */
     int m, k, pitch;
     int bf16;
+    int wide; /* rows of x are 16-byte aligned */
 };
 
 static __device__ __forceinline__ int block_max(int v)
@@ -32,22 +34,48 @@ static __device__ __forceinline__ int block_max(int v)
     return v;
 }
 
+/* The larger of the magnitudes of both halves, and so far. */
+static __device__ __forceinline__ uint32_t top_of_two(uint32_t top, uint32_t two)
+{
+    return __vmaxu2(top, two & 0x7fff7fff);
+}
+
+static __device__ __forceinline__ uint32_t prepare_two(uint32_t two, bool bf16, int up)
+{
+    if (!bf16)
+        return two;
+    const uint32_t low = __half_as_ushort(qt_token_half((uint16_t)two, up));
+    return low | (uint32_t)__half_as_ushort(qt_token_half((uint16_t)(two >> 16), up)) << 16;
+}
+
 static __global__ void __launch_bounds__(256) prepare_kernel(prepare_args a)
 {
     const uint16_t *x = (const uint16_t *)a.x + (size_t)blockIdx.x * a.k;
     __half *out = a.out + (size_t)blockIdx.x * a.pitch;
-    int top = 0, up = 0;
+    const uint4 *wide = (const uint4 *)x;
+    const int chunks = a.wide ? a.k / 8 : 0; /* of 16 bytes */
+    int up = 0;
     ptx_launch_dependents();
     ptx_wait_previous();
     if (a.bf16) {
-        for (int i = (int)threadIdx.x; i < a.k; i += 256)
-            top = max(top, x[i] & 0x7fff);
-        up = qt_token_shift(block_max(top));
+        uint32_t top = 0;
+#pragma unroll 4
+        for (int i = (int)threadIdx.x; i < chunks; i += 256) {
+            const uint4 v = wide[i];
+            top = top_of_two(top_of_two(top_of_two(top_of_two(top, v.x), v.y), v.z), v.w);
+        }
+        for (int i = chunks * 8 + (int)threadIdx.x; i < a.k; i += 256)
+            top = top_of_two(top, x[i]);
+        up = qt_token_shift(block_max(max((int)(top & 0xffff), (int)(top >> 16))));
     }
-    for (int i = (int)threadIdx.x; i < a.pitch; i += 256) {
-        uint16_t v = i < a.k ? x[i] : (uint16_t)0;
-        out[i] = a.bf16 ? qt_token_half(v, up) : __ushort_as_half(v);
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < chunks; i += 256) {
+        const uint4 v = wide[i];
+        ((uint4 *)out)[i] = make_uint4(prepare_two(v.x, a.bf16, up), prepare_two(v.y, a.bf16, up),
+                                       prepare_two(v.z, a.bf16, up), prepare_two(v.w, a.bf16, up));
     }
+    for (int i = chunks * 8 + (int)threadIdx.x; i < a.pitch; i += 256)
+        out[i] = __ushort_as_half((uint16_t)(i < a.k ? prepare_two(x[i], a.bf16, up) : 0));
     if (a.bf16 && threadIdx.x == 0)
         a.token_factor[blockIdx.x] = qt_pow2(-(up / 2)) * qt_pow2(-(up - up / 2));
 }
@@ -82,6 +110,7 @@ int qt_prepare_run(const struct qt_matmul_plan *p, const void **x, const float *
     a.k = (int)p->k;
     a.pitch = (int)round_up(p->k, QT_BLOCK_COLS);
     a.bf16 = p->options.dtype == QT_MATMUL_BF16;
+    a.wide = p->k % 8 == 0 && (size_t)a.x % 16 == 0;
     launch.kernel = (const void *)prepare_kernel;
     launch.grid_x = (int)p->m;
     launch.grid_y = 1;

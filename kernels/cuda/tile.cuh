@@ -237,16 +237,25 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
 /* For tile_multiply_all. */
 template <class Format, int WGS, int BM, int C, bool ROUNDS> struct tile_planes {
     typedef float sum;
+    struct per_token {
+    };
+    enum { AHEAD = 1 }; /* for BF16; FP16 has no factors, and loses nothing */
     const qt_tile_args &a;
 
     __device__ __forceinline__ void multiply(tile_sums<BM> *d, qt_ring *r, const tile_segment &s,
                                              int strip) const
     {
+        const __half2 *of_row =
+            (const __half2 *)(a.scale + (size_t)min(strip, a.strips - 1) * a.pitch_groups * 16) +
+            (int)threadIdx.x % 32 / 4;
+        __half2 row;
+        if (!Format::GROUPED) /* while there are products: to wait for it later is 0.4 us */
+            row = *of_row;
         float2 unit = tile_accumulate<Format, WGS, BM, C, ROUNDS>(d, a, r, s.k0, s.k1);
+        if (ROUNDS && a.row_scales) /* rare, and kept in a register they do not have */
+            row = *of_row;
         if (!Format::GROUPED || (ROUNDS && a.row_scales))
-            unit = __half22float2(*(
-                const __half2 *)(a.scale + (size_t)min(strip, a.strips - 1) * a.pitch_groups * 16 +
-                                 (int)threadIdx.x % 32 / 4 * 2));
+            unit = __half22float2(row);
 #pragma unroll
         for (int i = 0; i < BM / 2; i++)
             d->v[i] *= i & 2 ? unit.y : unit.x;
@@ -254,9 +263,13 @@ template <class Format, int WGS, int BM, int C, bool ROUNDS> struct tile_planes 
     __device__ __forceinline__ void meet() const
     {
     }
+    __device__ __forceinline__ per_token token(int) const
+    {
+        return {};
+    }
     template <int N>
-    __device__ __forceinline__ void finish(float4 out[N], const float4 v[N], int, int, int,
-                                           int) const
+    __device__ __forceinline__ void finish(float4 out[N], const float4 v[N], const per_token *, int,
+                                           int, int, int) const
     {
 #pragma unroll
         for (int j = 0; j < N; j++)

@@ -29,7 +29,9 @@
  *     sum                                    type of sums, float or int
  *     multiply(sums, ring, segment, strip)   products of a segment, for the warp's strip of 16 rows
  *     meet()                                 before the sums of a tile become results
- *     finish<N>(out, v, row0, token0, token, end)
+ *     per_token, token(t)                    what finish wants of tokens t and t + 1 of Y
+ *     AHEAD                                  they and token factors are loaded ahead
+ *     finish<N>(out, v, tokens, row0, token0, token, end)
  *                                            results, as tile_scale takes them, of sums v; token is
  *                                            that of the tile, which begins at token0; those from
  *                                            `end` of Y on are not stored
@@ -296,18 +298,41 @@ static __device__ __forceinline__ void tile_round(uint32_t out[N][2], const floa
     }
 }
 
-/* Sums of tokens from token0 on, of the rows' scale, times the factors that are left. */
+/* What the sums of 8 N tokens are multiplied by, of which a lane has two in eight, and what else
+ * Work wants of them. */
+template <int N, class Work> struct tile_tokens {
+    float2 factor[N];
+    typename Work::per_token more[N];
+};
+
+/* From `first` of Y on. Loads are of the L2, 0.4 us, and better not waited for one after the other:
+ * where there always are some. */
+template <int N, class Work>
+static __device__ __forceinline__ tile_tokens<N, Work> tile_tokens_at(const qt_tile_base &a,
+                                                                      const Work &work, int first)
+{
+    tile_tokens<N, Work> t;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const int token = first + 8 * j + (int)threadIdx.x % 4 * 2;
+        t.factor[j] = make_float2(1, 1);
+        if (a.token_factor) {
+            t.factor[j].x = token < a.m ? a.token_factor[token] : 0;
+            t.factor[j].y = token + 1 < a.m ? a.token_factor[token + 1] : 0;
+        }
+        t.more[j] = work.token(token);
+    }
+    return t;
+}
+
+/* Sums of the rows' scale times the factors that are left. */
 template <int N>
-static __device__ __forceinline__ void tile_scale(const qt_tile_base &a, float4 v[N], int token0)
+static __device__ __forceinline__ void tile_scale(const qt_tile_base &a, float4 v[N],
+                                                  const float2 factor[N])
 {
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        float fx = a.factor, fy = a.factor;
-        if (a.token_factor) {
-            int token = token0 + 8 * j + (int)threadIdx.x % 4 * 2;
-            fx *= token < a.m ? a.token_factor[token] : 0;
-            fy *= token + 1 < a.m ? a.token_factor[token + 1] : 0;
-        }
+        const float fx = a.factor * factor[j].x, fy = a.factor * factor[j].y;
         v[j] = make_float4(v[j].x * fx, v[j].y * fy, v[j].z * fx, v[j].w * fy);
     }
 }
@@ -393,14 +418,14 @@ static __device__ __forceinline__ void tile_store_wide(const qt_tile_base &a, co
 
 /* Of N x 8 tokens of a tile from `token` on, those before `end` of Y: v, sums. */
 template <int N, class Work>
-static __device__ __forceinline__ void tile_results(const qt_tile_base &a, const Work &work,
-                                                    const tile_four<typename Work::sum> v[N],
-                                                    int row0, int token0, int token, int end)
+static __device__ __forceinline__ void
+tile_results(const qt_tile_base &a, const Work &work, const tile_four<typename Work::sum> v[N],
+             const tile_tokens<N, Work> &tokens, int row0, int token0, int token, int end)
 {
     float4 sums[N];
     uint32_t out[N][2];
-    work.template finish<N>(sums, v, row0, token0, token, end);
-    tile_scale<N>(a, sums, token0 + token);
+    work.template finish<N>(sums, v, tokens.more, row0, token0, token, end);
+    tile_scale<N>(a, sums, tokens.factor);
     if (work.wide()) {
         tile_store_wide<N>(a, sums, row0, token0 + token, end);
         return;
@@ -576,25 +601,34 @@ static __device__ __forceinline__ void tile_multiply_all(const qt_tile_base &a, 
         if (!a.split_log2 && s.k1 < a.k_stages)
             tile_collect<WGS>(a, &d, a.k_stages - s.k1);
         work.meet();
+        /* One end for all, of which clusters do the first part: it is much to compile. Of few
+         * tokens a cluster does not take more at a time than it has (w4ax, row, 4096 x 4096, tiles
+         * of 16: 7.25 us instead of 6.8). */
+        const int N = tile_results_at_a_time(BM <= 32 ? BM / 16 : BM / 8);
+        const int tokens = BM >> a.split_log2, first = s.token0 + tile_rank(a) * tokens;
+        const int end = min(a.m, first + tokens);
+        tile_tokens<N, Work> next;
+        if (Work::AHEAD)
+            next = tile_tokens_at<N>(a, work, first);
         if (a.split_log2 == 1)
             tile_exchange_pair<WGS>(a, r, &d);
         else if constexpr (BM % 32 == 0)
             if (a.split_log2 == 2)
                 tile_exchange_quad<WGS>(a, r, &d);
-        /* One end for all, of which clusters do the first part: it is much to compile. Of few
-         * tokens a cluster does not take more at a time than it has (w4ax, row, 4096 x 4096, tiles
-         * of 16: 7.25 us instead of 6.8). */
-        const int tokens = BM >> a.split_log2, first = tile_rank(a) * tokens;
-        const int end = min(a.m, s.token0 + first + tokens);
-        const int N = tile_results_at_a_time(BM <= 32 ? BM / 16 : BM / 8);
 #pragma unroll
         for (int j0 = 0; j0 < BM / 8; j0 += N) {
             tile_four<typename Work::sum> v[N];
 #pragma unroll
             for (int j = 0; j < N; j++)
                 v[j] = tile_four_of(d.v + 4 * (j0 + j));
-            if (j0 * 8 < tokens)
-                tile_results<N>(a, work, v, strip * 16, s.token0, first + j0 * 8, end);
+            if (j0 * 8 < tokens) {
+                const tile_tokens<N, Work> now =
+                    Work::AHEAD ? next : tile_tokens_at<N>(a, work, first + j0 * 8);
+                if (Work::AHEAD && j0 + N < BM / 8)
+                    next = tile_tokens_at<N>(a, work, first + (j0 + N) * 8);
+                tile_results<N>(a, work, v, now, strip * 16, s.token0, first - s.token0 + j0 * 8,
+                                end);
+            }
         }
     }
 }

@@ -271,38 +271,45 @@ w4ax_tile_accumulate(int d[BM / 2], const qt_w4ax_tile_args &a, qt_ring *r, int 
 /* For tile_multiply_all. */
 template <enum qt_w4ax_scales SCALES, int WGS, int BM> struct w4ax_tile_work {
     typedef typename w4ax_sum<SCALES>::type sum;
+    struct per_token {
+        int2 sums; /* INT: of the codes of both, which are to be taken off 128 times */
+    };
+    /* BLOCK has no factors; the largest tiles no registers for those of INT. */
+    enum { AHEAD = SCALES == QT_W4AX_ROW || (SCALES == QT_W4AX_INT && (WGS < 4 || BM < 128)) };
     const qt_w4ax_tile_args &a;
+    __half2 row; /* INT, ROW: scales of rows g and g + 8 */
 
     __device__ __forceinline__ void multiply(tile_sums<BM, sum> *d, qt_ring *r,
-                                             const tile_segment &s, int) const
+                                             const tile_segment &s, int strip)
     {
+        if (SCALES != QT_W4AX_BLOCK) /* loaded while there are products */
+            row = ((const __half2 *)
+                       a.row_scale)[min(strip, a.strips - 1) * 8 + (int)threadIdx.x % 32 / 4];
         w4ax_tile_accumulate<SCALES, WGS, BM>(d->v, a, r, s.k0, s.k1);
     }
     __device__ __forceinline__ void meet() const
     {
     }
+    __device__ __forceinline__ per_token token(int t) const
+    {
+        per_token two = {{0, 0}};
+        if (SCALES == QT_W4AX_INT)
+            two.sums = make_int2(t < a.m ? a.x_sum[t] : 0, t + 1 < a.m ? a.x_sum[t + 1] : 0);
+        return two;
+    }
     /* INT: 128 was added to each product's byte (w4ax_unpack_int). */
     template <int N>
-    __device__ __forceinline__ void finish(float4 out[N], const tile_four<sum> v[N], int row0,
-                                           int token0, int token, int) const
+    __device__ __forceinline__ void finish(float4 out[N], const tile_four<sum> v[N],
+                                           const per_token tokens[N], int, int, int, int) const
     {
-        const int lane = (int)threadIdx.x % 32;
-        const int strip = min(row0 / 16, a.strips - 1);
-        float2 row = make_float2(1, 1);
-        if (SCALES != QT_W4AX_BLOCK)
-            row = __half22float2(((const __half2 *)a.row_scale)[strip * 8 + lane / 4]);
+        const float2 scale = SCALES == QT_W4AX_BLOCK ? make_float2(1, 1) : __half22float2(row);
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            const int first = token0 + token + 8 * j + lane % 4 * 2;
-            sum less[2] = {0, 0};
-            if (SCALES == QT_W4AX_INT) {
-                less[0] = first < a.m ? 128 * __ldg(a.x_sum + first) : 0;
-                less[1] = first + 1 < a.m ? 128 * __ldg(a.x_sum + first + 1) : 0;
-            }
-            out[j].x = (float)(v[j].x - less[0]) * row.x;
-            out[j].y = (float)(v[j].y - less[1]) * row.x;
-            out[j].z = (float)(v[j].z - less[0]) * row.y;
-            out[j].w = (float)(v[j].w - less[1]) * row.y;
+            const sum less[2] = {(sum)(128 * tokens[j].sums.x), (sum)(128 * tokens[j].sums.y)};
+            out[j].x = (float)(v[j].x - less[0]) * scale.x;
+            out[j].y = (float)(v[j].y - less[1]) * scale.x;
+            out[j].z = (float)(v[j].z - less[0]) * scale.y;
+            out[j].w = (float)(v[j].w - less[1]) * scale.y;
         }
     }
     __device__ __forceinline__ bool wide() const
@@ -332,7 +339,7 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
         ptx_registers_more<tile_registers(WGS)>();
         ptx_launch_dependents();
         qt_ring_start(WGS * 128);
-        tile_multiply_all<WGS, BM>(a, r, w4ax_tile_work<SCALES, WGS, BM>{a});
+        tile_multiply_all<WGS, BM>(a, r, w4ax_tile_work<SCALES, WGS, BM>{a, {}});
     }
 }
 
