@@ -59,7 +59,8 @@ struct qt_decode_plain {
     }
 };
 
-/* The same for one code, by arithmetic: for tables of those with up to 4 bits. */
+/* One code of a minifloat by arithmetic, times the power of two that qt_minifloat_exp2 undoes: for
+ * tables of those with up to 4 bits. */
 static __device__ inline __half qt_minifloat_half(unsigned code, unsigned bits, unsigned exp_bits)
 {
     int m = (int)(bits - 1 - exp_bits), mag = (int)(code >> 1), e = mag >> m;
@@ -286,7 +287,6 @@ struct qt_decode_wide2 : qt_decode_pair2 {
  * times 2^-20: one fused multiplication makes either 2^-QT_INT4_EXP2 of the number and takes the
  * zero point off, exactly.
  */
-
 struct qt_decode_int4 : qt_decode_plain {
     enum { WIDTH0 = 4, WIDTH1 = 0, WIDTH2 = 0, GROUPED = 1 };
     uint32_t w[4];

@@ -16,7 +16,7 @@ struct qt_decode_args {
  * as its value times 2^(bias - 15), subnormals included. Five exponent bits would reach FP16's
  * infinities; those values are halved instead.
  */
-static __host__ __device__ inline int qt_minifloat_exp2(unsigned exp_bits)
+static inline int qt_minifloat_exp2(unsigned exp_bits)
 {
     return 15 - ((1 << (exp_bits - 1)) - 1) + (exp_bits == 5);
 }

@@ -287,10 +287,8 @@ static int check_stream(struct qt_matmul_plan *p, const struct qt_matmul_weight 
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
     p->smem_bytes = layout(&a, w, c, chunk_tokens(p), (size_t)p->smem_limit);
-    /* Blocks of a dependent launch come while others are there: with room for two on an SM some SMs
-     * would get two of them and finish late (fp6, 57344 x 8192: 136 us instead of 84). */
-    if (p->options.dependent_launch && p->smem_bytes <= (size_t)p->smem_limit / 2)
-        p->smem_bytes = (size_t)p->smem_limit / 2 + 1024;
+    if (p->options.dependent_launch)
+        p->smem_bytes = qt_one_block_smem(p->smem_bytes, p->smem_limit);
     if (p->smem_bytes > (size_t)p->smem_limit)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%zu bytes of shared memory, the device has %d",
                          p->smem_bytes, p->smem_limit);

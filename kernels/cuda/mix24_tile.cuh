@@ -319,7 +319,7 @@ template <int WGS, int BM> struct mix24_tile_work {
         return {};
     }
     template <int N>
-    __device__ __forceinline__ void finish(float4 out[N], const float4 v[N], const per_token *, int,
+    __device__ __forceinline__ void finish(float4 out[N], const float4 v[N], const per_token *,
                                            int token0, int token, int end) const
     {
 #pragma unroll

@@ -237,9 +237,8 @@ int qt_skinny_check_room(struct qt_matmul_plan *p, size_t bytes, int strips, boo
     if (p->smem_bytes > (size_t)p->smem_limit)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%zu bytes of shared memory, the device has %d",
                          p->smem_bytes, p->smem_limit);
-    /* As for the stream kernel: no SM should get two blocks of a dependent launch. */
-    if (dependent && p->smem_bytes <= (size_t)p->smem_limit / 2)
-        p->smem_bytes = (size_t)p->smem_limit / 2 + 1024;
+    if (dependent)
+        p->smem_bytes = qt_one_block_smem(p->smem_bytes, p->smem_limit);
     p->grid_x = (int)ceil_div((size_t)strips, (size_t)p->config.strips_cta);
     p->grid_y = 1;
     p->encode_map = (void (*)(void))qt_tensor_map_encoder();

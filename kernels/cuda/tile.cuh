@@ -269,7 +269,7 @@ template <class Format, int WGS, int BM, int C, bool ROUNDS> struct tile_planes 
     }
     template <int N>
     __device__ __forceinline__ void finish(float4 out[N], const float4 v[N], const per_token *, int,
-                                           int, int, int) const
+                                           int, int) const
     {
 #pragma unroll
         for (int j = 0; j < N; j++)

@@ -31,7 +31,7 @@
  *     meet()                                 before the sums of a tile become results
  *     per_token, token(t)                    what finish wants of tokens t and t + 1 of Y
  *     AHEAD                                  they and token factors are loaded ahead
- *     finish<N>(out, v, tokens, row0, token0, token, end)
+ *     finish<N>(out, v, tokens, token0, token, end)
  *                                            results, as tile_scale takes them, of sums v; token is
  *                                            that of the tile, which begins at token0; those from
  *                                            `end` of Y on are not stored
@@ -424,7 +424,7 @@ tile_results(const qt_tile_base &a, const Work &work, const tile_four<typename W
 {
     float4 sums[N];
     uint32_t out[N][2];
-    work.template finish<N>(sums, v, tokens.more, row0, token0, token, end);
+    work.template finish<N>(sums, v, tokens.more, token0, token, end);
     tile_scale<N>(a, sums, tokens.factor);
     if (work.wide()) {
         tile_store_wide<N>(a, sums, row0, token0 + token, end);

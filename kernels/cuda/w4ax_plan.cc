@@ -91,9 +91,8 @@ static int stream_check(struct qt_w4ax_plan *p)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "not enough shared memory");
     if (groups_of(p) * kblocks_of(p) > INT_MAX) /* kernels count in 32 bits */
         return refuse(p, QT_MATMUL_UNSUPPORTED, "too many blocks of weights");
-    /* see qt_mix24_plan_check */
-    if (p->options.dependent_launch && p->cc == 90 && smem <= p->smem_limit / 2)
-        smem = p->smem_limit / 2 + 1024;
+    if (p->options.dependent_launch && p->cc == 90)
+        smem = (int)qt_one_block_smem((size_t)smem, p->smem_limit);
     l->smem_bytes = (size_t)smem;
     l->smem_limit = smem; /* there is some beside, for flags */
     l->cc = p->cc;

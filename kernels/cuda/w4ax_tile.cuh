@@ -300,7 +300,7 @@ template <enum qt_w4ax_scales SCALES, int WGS, int BM> struct w4ax_tile_work {
     /* INT: 128 was added to each product's byte (w4ax_unpack_int). */
     template <int N>
     __device__ __forceinline__ void finish(float4 out[N], const tile_four<sum> v[N],
-                                           const per_token tokens[N], int, int, int, int) const
+                                           const per_token tokens[N], int, int, int) const
     {
         const float2 scale = SCALES == QT_W4AX_BLOCK ? make_float2(1, 1) : __half22float2(row);
 #pragma unroll
