@@ -1,15 +1,20 @@
 /*
  * fpx: minifloats ExMy with one FP16 scale per output row (FP6-LLM, section 5: TC-FPx).
  *
- * Bias 2^(E-1) - 1, subnormals, no infinities or NaN: E3M2 reaches 28, E2M3 7.5, E2M2 7, E2M1 6. A
- * code is (magnitude bits << 1) | sign. With the sign last, the 4-bit plane of a 5- or 6-bit code
+ * Bias 2^(E-1) - 1, subnormals, no infinities or NaN: E3M2 reaches 28, E2M3 7.5, E2M2 7, E2M1 6.
+ * With five exponent bits, as many as FP16 has, the largest exponent is left out, as there and in
+ * OCP's E5M2 it is for infinities and NaN: E5M2 reaches 57344.
+ *
+ * A code is (magnitude bits << 1) | sign. With the sign last, the 4-bit plane of a 5- or 6-bit code
  * holds magnitude bits only, which a shift and a mask put into the exponent and mantissa fields of
  * FP16; the exponent bias becomes a power of two in the epilogue. Up to 4 bits codes index a table
- * of pairs, as lut's do.
+ * of pairs, as lut's do. Codes of 8 bits, which are not cut, begin with the sign, as OCP's do.
  */
 #include "pack/codebook.h"
 
 #include <math.h>
+
+enum { F16_EXP_BITS = 5 };
 
 static const struct qt_param params[] = {
     {"bits", QT_PARAM_INT, 6, 3, 8, NULL,
@@ -21,7 +26,7 @@ static const struct qt_param params[] = {
 };
 
 static const struct qt_preset presets[] = {
-    {"fp8", "bits=8,e=4", "E4M3 without NaN"},
+    {"fp8", "bits=8,e=4", "E4M3 without NaN; e=5 is OCP's E5M2"},
     {"fp7", "bits=7,e=3", "E3M3"},
     {"fp6", "bits=6,e=3", "E3M2 as in the FP6-LLM paper; e=2 (E2M3) is better on dense weights"},
     {"fp5", "bits=5,e=2", "E2M2"},
@@ -37,7 +42,7 @@ static unsigned spec_bits(const struct qt_spec *spec)
 
 static enum qt_frag_order order_of(unsigned bits)
 {
-    return bits <= 4 ? QT_FRAG_PAIR : QT_FRAG_HALF;
+    return bits <= 4 ? QT_FRAG_PAIR : bits < 8 ? QT_FRAG_HALF : QT_FRAG_WHOLE;
 }
 
 static int check_spec(const struct qt_spec *spec, struct qt_err *err)
@@ -59,15 +64,22 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
         .order = order_of(bits),
         .search = qt_spec_method(&p->spec) != QT_METHOD_RTN,
     };
-    for (unsigned code = 0; code < 1u << bits; code++) {
-        int mag = (int)(code >> 1), exponent = mag >> m, mantissa = mag & ((1 << m) - 1);
+    unsigned magnitudes = 1u << (bits - 1), sign_bit = bits == 8 ? 7 : 0;
+    for (unsigned mag = 0; mag < magnitudes; mag++) {
+        int exponent = (int)mag >> m, mantissa = (int)mag & ((1 << m) - 1);
         float v = exponent ? ldexpf((float)(mantissa + (1 << m)), exponent - bias - m)
                            : ldexpf((float)mantissa, 1 - bias - m);
-        out->value[code] = code & 1 ? -v : v;
+        if (e == F16_EXP_BITS && exponent == (1 << F16_EXP_BITS) - 1)
+            v = INFINITY; /* no weight becomes one of these */
+        else
+            out->grid.max = v;
+        unsigned code = mag << (sign_bit == 0);
+        out->value[code] = v;
+        out->value[code | 1u << sign_bit] = -v;
     }
     out->grid.exp_bits = (int)e;
     out->grid.man_bits = m;
-    out->grid.max = out->value[(1u << bits) - 2];
+    out->grid.sign_bit = (int)sign_bit;
 }
 
 static size_t group(const struct qt_packed *p)

@@ -64,6 +64,30 @@ INLINE void unpack_as(uint8_t *code, const uint32_t *words, size_t stride, unsig
     }
 }
 
+static void pack_whole(uint32_t *words, const uint8_t *code, size_t stride, unsigned plane)
+{
+    for (unsigned lane = 0; lane < QT_FRAG_LANES; lane++)
+        for (unsigned s = 0; s < QT_FRAG_STEPS; s++) {
+            uint32_t word = 0;
+            for (unsigned i = 2 * plane; i < 2 * plane + 2; i++)
+                for (unsigned h = 0; h < 2; h++)
+                    word |=
+                        (uint32_t)code[qt_frag_row(lane, i) * stride + qt_frag_col(lane, s, i, h)]
+                        << qt_frag_whole_bit(0, i, h);
+            words[4 * lane + s] = word;
+        }
+}
+
+static void unpack_whole(uint8_t *code, const uint32_t *words, size_t stride, unsigned plane)
+{
+    for (unsigned lane = 0; lane < QT_FRAG_LANES; lane++)
+        for (unsigned s = 0; s < QT_FRAG_STEPS; s++)
+            for (unsigned i = 2 * plane; i < 2 * plane + 2; i++)
+                for (unsigned h = 0; h < 2; h++)
+                    code[qt_frag_row(lane, i) * stride + qt_frag_col(lane, s, i, h)] =
+                        (uint8_t)(words[4 * lane + s] >> qt_frag_whole_bit(0, i, h));
+}
+
 /* A lane's word is two runs of four codes of a row, 16 columns apart. Codes count from -8, the bits
  * are two's complement: the sign is the other way round. */
 static const uint32_t SIGNS = 0x88888888;
@@ -118,6 +142,8 @@ void qt_frag_pack(uint32_t *words, const uint8_t *code, size_t stride, enum qt_f
 {
     if (order == QT_FRAG_BYTE)
         pack_byte(words, code, stride, shift);
+    else if (order == QT_FRAG_WHOLE)
+        pack_whole(words, code, stride, shift == 0);
     else
         BY_LAYOUT(pack_as, words, code, stride, shift);
 }
@@ -127,6 +153,8 @@ void qt_frag_unpack(uint8_t *code, const uint32_t *words, size_t stride, enum qt
 {
     if (order == QT_FRAG_BYTE)
         unpack_byte(code, words, stride, shift);
+    else if (order == QT_FRAG_WHOLE)
+        unpack_whole(code, words, stride, shift == 0);
     else
         BY_LAYOUT(unpack_as, code, words, stride, shift);
 }

@@ -9,13 +9,15 @@
 
 /* One block: codes code[r * stride + c], r < 16, c < 64, of which bits [shift, shift + p) go into
  * (come from) the plane of p bits; words[32 lanes][p]. Unpacking ORs into the codes. QT_FRAG_BYTE
- * has planes of 4 bits only, and takes codes u for values u - 8. */
+ * has planes of 4 bits only, and takes codes u for values u - 8. QT_FRAG_WHOLE has whole codes, p
+ * is 4, and shift is 4 for the first plane and 0 for the second, as if codes were cut. */
 void qt_frag_pack(uint32_t *words, const uint8_t *code, size_t stride, enum qt_frag_order order,
                   unsigned p, unsigned shift);
 void qt_frag_unpack(uint8_t *code, const uint32_t *words, size_t stride, enum qt_frag_order order,
                     unsigned p, unsigned shift);
 
-/* The same, written bit by bit from qt_frag_bit: the reference for tests. Not QT_FRAG_BYTE. */
+/* The same, written bit by bit from qt_frag_bit: the reference for tests. QT_FRAG_PAIR and
+ * QT_FRAG_HALF. */
 void qt_frag_pack_reference(uint32_t *words, const uint8_t *code, size_t stride,
                             enum qt_frag_order order, unsigned p, unsigned shift);
 

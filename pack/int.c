@@ -43,9 +43,8 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
 {
     unsigned bits = (unsigned)qt_spec_value(&p->spec, "bits");
     bool asymmetric = qt_spec_value(&p->spec, "zero") != 0;
-    /* Two nibbles at the same place of two halves become numbers by a mask and a multiplication;
-     * bytes, whose halves are in two planes, want theirs side by side. */
-    enum qt_frag_order order = bits == 4 ? QT_FRAG_HALF : QT_FRAG_PAIR;
+    /* Nibbles at the same place of two halves become numbers by a mask and a multiplication. */
+    enum qt_frag_order order = bits == 4 ? QT_FRAG_HALF : QT_FRAG_WHOLE;
     int levels = 1 << bits, zero = asymmetric ? 0 : levels / 2;
     *out = (struct qt_codebook){
         .bits = bits,

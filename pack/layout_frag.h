@@ -17,19 +17,20 @@
  *   row g+8  | i=1,h=0  h=1| i=3,h=0  h=1|
  *            +-------------+-------------+
  *
- * A b-bit code is cut from its top into PLANES of 4, 2 and 1 bits (8 = 4+4, 7 = 4+2+1, 6 = 4+2,
- * 5 = 4+1, 4 = 4, 3 = 2+1, 2 = 2). A plane of p bits gives a lane 32 p bits per block: p words.
+ * A b-bit code is cut from its top into PLANES of 4, 2 and 1 bits (7 = 4+2+1, 6 = 4+2, 5 = 4+1,
+ * 4 = 4, 3 = 2+1, 2 = 2). A plane of p bits gives a lane 32 p bits per block: p words. Codes of 8
+ * bits are not cut; they have two planes of p = 4 words all the same, see QT_FRAG_WHOLE.
  * Plane memory is U32 [N/16][K/64][32 lanes][p words]: a warp reads 128 p contiguous, aligned bytes
  * per block, a lane 4 p contiguous bytes (16 where p = 4); blocks of 16 rows are contiguous along
  * K, so a slice of N (16 rows) or of K (64 columns) is index arithmetic.
  *
- * Inside a lane's p words the order serves dequantization; there are two.
+ * Inside a lane's p words the order serves dequantization; there are three.
  *
  * QT_FRAG_PAIR: byte i of a word belongs to register i; the two codes of a register are adjacent
  * (h = 0 lower), so that one field of 2p bits indexes a table of pairs. Steps fill a byte from
  * below:
  *
- *   p = 4  word s          byte i = [ h1 | h0 ]                          (4+4 bits)
+ *   p = 4  word s          byte i = [ h1 | h0 ]
  *   p = 2  word s / 2      byte i = [ step 2w+1: h1 h0 | step 2w: h1 h0 ]
  *   p = 1  word 0          byte i = [ step 3: h1 h0 | 2: h1 h0 | 1: h1 h0 | 0: h1 h0 ]
  *
@@ -45,6 +46,12 @@
  * below it (modulo 32). Bit 0 is the sign of a minifloat and bit 1 its last mantissa bit: one
  * rotation by 14 - 2 j puts the sign on bit 15 and the mantissa bit on bit 8 of both halves, where
  * FP16 wants them for E3M2. 7 being odd and the slots 2 apart, the positions never collide.
+ *
+ * QT_FRAG_WHOLE, 8 bits: plane 0 has registers 0 and 1, plane 1 registers 2 and 3, a byte a code:
+ *
+ *   word s of plane i / 2  half h = [ i odd | i even ]
+ *
+ * One byte permutation brings the bytes of a register to either end of its halves.
  */
 #ifndef QT_PACK_LAYOUT_FRAG_H
 #define QT_PACK_LAYOUT_FRAG_H
@@ -63,8 +70,8 @@ enum {
     QT_FRAG_MAX_PLANES = 3, /* 7 = 4+2+1 */
 };
 
-/* QT_FRAG_BYTE is drawn in layout_frag8.h; the functions below are for the other two. */
-enum qt_frag_order { QT_FRAG_PAIR, QT_FRAG_HALF, QT_FRAG_BYTE };
+/* QT_FRAG_BYTE is drawn in layout_frag8.h. */
+enum qt_frag_order { QT_FRAG_PAIR, QT_FRAG_HALF, QT_FRAG_WHOLE, QT_FRAG_BYTE };
 
 QT_LAYOUT unsigned qt_frag_row(unsigned lane, unsigned i)
 {
@@ -77,7 +84,7 @@ QT_LAYOUT unsigned qt_frag_col(unsigned lane, unsigned s, unsigned i, unsigned h
 }
 
 /* Position of bit `bit` of the code (s, i, h) in the lane's p words: 32 * word + bit in the word.
- */
+ * Of QT_FRAG_PAIR and QT_FRAG_HALF. */
 QT_LAYOUT unsigned qt_frag_bit(enum qt_frag_order order, unsigned p, unsigned s, unsigned i,
                                unsigned h, unsigned bit)
 {
@@ -87,6 +94,12 @@ QT_LAYOUT unsigned qt_frag_bit(enum qt_frag_order order, unsigned p, unsigned s,
     if (p == 2)
         return 32 * word + ((16 * h + 2 * j + 1 + 25 * bit) & 31); /* 25 = -7 mod 32 */
     return 32 * word + 16 * h + p * j + bit;
+}
+
+/* The same of the code's lowest bit in plane i / 2 of QT_FRAG_WHOLE. */
+QT_LAYOUT unsigned qt_frag_whole_bit(unsigned s, unsigned i, unsigned h)
+{
+    return 32 * s + 16 * h + 8 * (i % 2);
 }
 
 /* Planes of a b-bit code, 2 <= b <= 8: widths top to bottom into width[]; returns their number. */

@@ -161,7 +161,8 @@ INLINE vi mini_code(vf y, const struct qt_grid *g)
 {
     struct mini r = mini_round(y, g);
     vi mag = (r.steps >> (23 - g->man_bits)) + ((vi)r.sum - (vi)r.magic);
-    return (mag << 1) | (((vi)y >> 31) & 1);
+    vi sign = ((vi)y >> 31) & 1;
+    return (mag << (g->sign_bit == 0)) | (sign << g->sign_bit);
 }
 
 /* ---- nearest value: integers ----

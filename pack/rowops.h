@@ -17,7 +17,8 @@ struct qt_grid {
     float value[QT_GRID_MAX]; /* ascending */
     float mid[QT_GRID_MAX];   /* (value[i] + value[i+1]) / 2: x > mid[i] goes to i + 1 or above; the
                                  last is not used */
-    int exp_bits, man_bits;   /* minifloat ExMy; code = magnitude bits << 1 | sign; 0, 0: none */
+    int exp_bits, man_bits;   /* minifloat ExMy; 0, 0: none */
+    int sign_bit;             /* of its code: 0, behind the magnitude, or the top one */
     float low, high;          /* else integers low..high; code = (value - low) mod 256 */
     float max;                /* largest magnitude */
 };

@@ -9,8 +9,9 @@ static const struct qt_gpu_kernel kernels[] = {
     {.scheme = "lut", .layout = "frag16x64/pair", .kind = QT_MATMUL_LUT},
     {.scheme = "fpx", .layout = "frag16x64/pair", .kind = QT_MATMUL_FPX},
     {.scheme = "fpx", .layout = "frag16x64/half", .kind = QT_MATMUL_FPX},
+    {.scheme = "fpx", .layout = "frag16x64/whole", .kind = QT_MATMUL_FPX},
     {.scheme = "int", .layout = "frag16x64/half", .kind = QT_MATMUL_INT},
-    {.scheme = "int", .layout = "frag16x64/pair", .kind = QT_MATMUL_INT},
+    {.scheme = "int", .layout = "frag16x64/whole", .kind = QT_MATMUL_INT},
     {.scheme = "mix24", .layout = "mix16x128", .kind = QT_MATMUL_MIX24},
     {.scheme = "w4ax", .layout = "frag16x64/byte", .w4ax = true},
 };

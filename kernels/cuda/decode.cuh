@@ -65,7 +65,7 @@ static __device__ inline __half qt_minifloat_half(unsigned code, unsigned bits, 
 {
     int m = (int)(bits - 1 - exp_bits), mag = (int)(code >> 1), e = mag >> m;
     int mantissa = (mag & ((1 << m) - 1)) + (e ? 1 << m : 0);
-    int exp2 = (e ? e : 1) - m - 15 - (exp_bits == 5);
+    int exp2 = (e ? e : 1) - m - 15;
     float v = ldexpf((float)mantissa, exp2);
     return __float2half(code & 1 ? -v : v);
 }
@@ -331,18 +331,25 @@ struct qt_decode_int4_zero : qt_decode_int4 {
     }
 };
 
-/* 8 bits, with and without zero points: the planes are high and low nibbles, in the same order.
- * FP16 1024 + v is 0x6400 | v; an addition takes the 1024 and the zero point off. */
-struct qt_decode_int8 : qt_decode_plain {
-    enum { WIDTH0 = 4, WIDTH1 = 4, WIDTH2 = 0, GROUPED = 1, ZEROS = 16 };
-    uint32_t high[4], low[4], offset[2];
+/* Codes of 8 bits: plane p has a byte of registers 2 p and 2 p + 1 in each half of a word. */
+struct qt_decode_bytes : qt_decode_plain {
+    enum { WIDTH0 = 4, WIDTH1 = 4, WIDTH2 = 0 };
+    uint32_t w[2][4];
 
     __device__ __forceinline__ void load(const unsigned char *const src[3],
                                          const struct qt_decode_args &)
     {
-        *(uint4 *)high = *(const uint4 *)src[0];
-        *(uint4 *)low = *(const uint4 *)src[1];
+        *(uint4 *)w[0] = *(const uint4 *)src[0];
+        *(uint4 *)w[1] = *(const uint4 *)src[1];
     }
+};
+
+/* Integers, with and without zero points. FP16 1024 + v is 0x6400 | v; an addition takes the 1024
+ * and the zero point off. */
+struct qt_decode_int8 : qt_decode_bytes {
+    enum { GROUPED = 1, ZEROS = 16 };
+    uint32_t offset[2];
+
     __device__ __forceinline__ void set_zeros(uint32_t zeros)
     {
         offset[0] = 0xe400e400 + (zeros & 255) * 0x00010001;
@@ -350,13 +357,10 @@ struct qt_decode_int8 : qt_decode_plain {
     }
     __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
     {
-        const uint32_t mask = 0xf0f0f0f0;
-        const uint32_t even = (high[s] << 4 & mask) | (low[s] & ~mask); /* codes h = 0 */
-        const uint32_t odd = (high[s] & mask) | (low[s] >> 4 & ~mask);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint32_t v = __byte_perm(even, odd, 0x4400 + 0x1111 * i);
-            a[i] = ptx_add_half2((v & 0x00ff00ff) | 0x64006400, offset[i & 1]);
+            const uint32_t selector = i & 1 ? 0x4341 : 0x4240;
+            a[i] = ptx_add_half2(__byte_perm(w[i / 2][s], 0x64, selector), offset[i & 1]);
         }
     }
 };
@@ -467,52 +471,39 @@ struct qt_decode_fp7 : qt_decode_plain {
     }
 };
 
-/*
- * 8 bits in two planes, high and low nibbles in the same order: of each byte the magnitude's seven
- * bits go under FP16's exponent and mantissa, and the sign, which is last, to bit 15. e: exponent
- * bits. Halved where there are five: a magnitude below 0x0800 is as an integer what it is as a
- * number, others have one taken off their exponent, and the larger of the two is the right one.
- */
-static __device__ __forceinline__ void byte_fragment(uint32_t a[4], uint32_t high, uint32_t low,
-                                                     unsigned e)
+/* Minifloats of 8 bits and e exponent bits at the top of both halves, else zeros: the magnitude
+ * goes under FP16's exponent and mantissa. */
+static __device__ __forceinline__ uint32_t minifloat_half2(uint32_t v, unsigned e)
 {
-    const uint32_t nibble = 0x0f0f0f0f, sign = 0x80008000, magnitude = 0x007f007fu << (3 + e);
-#pragma unroll
-    for (int i = 0; i < 2; i++) { /* slots i and i + 2, a byte each of both halves */
-        uint32_t v = i == 0 ? (high << 4 & ~nibble) | (low & nibble)
-                            : (high & ~nibble) | (low >> 4 & nibble);
-        a[i] = (v << (2 + e) & magnitude) | (v << 15 & sign);
-        a[i + 2] = (v >> (6 - e) & magnitude) | (v << 7 & sign);
-    }
-    if (e < 5)
-        return;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint32_t v = a[i] & ~sign;
-        a[i] = (a[i] & sign) | (__vmaxu2(v, (v >> 1) + 0x04000400) - 0x04000400);
-    }
+    const uint32_t sign = 0x80008000, magnitude = 0x007f007fu << (3 + e);
+    return e == 5 ? v : (v >> (5 - e) & magnitude) | (v & sign);
+}
+
+/* The bytes of even and odd registers, at the top of both halves. */
+static __device__ __forceinline__ uint32_t even_bytes(uint32_t v)
+{
+    return __byte_perm(v, 0, 0x2404);
+}
+static __device__ __forceinline__ uint32_t odd_bytes(uint32_t v)
+{
+    return v & 0xff00ff00;
 }
 
 /* E4M3 and E5M2. */
-template <int E> struct qt_decode_fp8 : qt_decode_plain {
-    enum { WIDTH0 = 4, WIDTH1 = 4, WIDTH2 = 0, GROUPED = 0 };
-    uint32_t high[4], low[4];
+template <int E> struct qt_decode_fp8 : qt_decode_bytes {
+    enum { GROUPED = 0 };
 
-    __device__ __forceinline__ void load(const unsigned char *const src[3],
-                                         const struct qt_decode_args &)
-    {
-        *(uint4 *)high = *(const uint4 *)src[0];
-        *(uint4 *)low = *(const uint4 *)src[1];
-    }
     __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
     {
-        byte_fragment(a, high[s], low[s], E);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[i] = minifloat_half2(i & 1 ? odd_bytes(w[i / 2][s]) : even_bytes(w[i / 2][s]), E);
     }
 };
 
 /*
  * Any minifloat of 5 to 8 bits: as one of 8 bits with the same exponent, whose low nibbles are put
- * together from the small planes.
+ * together from the small planes if the code is cut.
  */
 struct qt_decode_any : qt_decode_plain {
     enum { WIDTH0 = 4, WIDTH1 = -1, WIDTH2 = -1, GROUPED = 0 };
@@ -544,8 +535,6 @@ struct qt_decode_any : qt_decode_plain {
     __device__ __forceinline__ uint32_t low(int s) const
     {
         uint32_t v = 0;
-        if (bits == 8)
-            return second[s];
         if (bits >= 6) {
             const uint32_t w = second[s / 2], shift = 8 * (s & 1);
             const uint32_t bit0 = spread(w >> 1 >> shift);
@@ -560,7 +549,20 @@ struct qt_decode_any : qt_decode_plain {
     }
     __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
     {
-        byte_fragment(a, high[s], low(s), exp_bits);
+        const uint32_t nibble = 0x0f0f0f0f, first = high[s];
+        const uint32_t last = bits == 8 ? second[s] : low(s);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            /* Two bytes of both halves: of 8 bits registers 2 i and 2 i + 1, else slots i and i +
+             * 2, whose sign comes first then. */
+            uint32_t v = i == 0 ? (first << 4 & ~nibble) | (last & nibble)
+                                : (first & ~nibble) | (last >> 4 & nibble);
+            v = (v >> 1 & 0x7f7f7f7f) | (v << 7 & 0x80808080);
+            if (bits == 8)
+                v = i == 0 ? first : last;
+            a[bits == 8 ? 2 * i : i] = minifloat_half2(even_bytes(v), exp_bits);
+            a[bits == 8 ? 2 * i + 1 : i + 2] = minifloat_half2(odd_bytes(v), exp_bits);
+        }
     }
 };
 

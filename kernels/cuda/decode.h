@@ -11,14 +11,11 @@ struct qt_decode_args {
     int zeros; /* there is a section of zero points */
 };
 
-/*
- * 16-bit magnitudes of minifloats: with the exponent field at the low end of FP16's, a code reads
- * as its value times 2^(bias - 15), subnormals included. Five exponent bits would reach FP16's
- * infinities; those values are halved instead.
- */
+/* 16-bit magnitudes of minifloats: with the exponent field at the low end of FP16's, a code reads
+ * as its value times 2^(bias - 15), subnormals included. */
 static inline int qt_minifloat_exp2(unsigned exp_bits)
 {
-    return 15 - ((1 << (exp_bits - 1)) - 1) + (exp_bits == 5);
+    return 15 - ((1 << (exp_bits - 1)) - 1);
 }
 
 /* Integers of 4 bits come out as 2^-QT_INT4_EXP2 of themselves. */

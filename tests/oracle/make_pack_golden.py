@@ -28,6 +28,8 @@ def mini_values(bits, e):
     out = []
     for mag in range(2 ** (bits - 1)):
         x, f = mag >> m, mag & (2**m - 1)
+        if x == 31:
+            break  # five exponent bits, as FP16 has: infinities and NaN there
         out.append((f / 2**m) * 2.0 ** (1 - bias) if x == 0 else (1 + f / 2**m) * 2.0 ** (x - bias))
     return np.float32(out)
 
@@ -45,7 +47,8 @@ def mini_codes(w, s, bits, e):
         d = np.abs(mags.astype(np.float64) - abs(float(v)))
         best = np.flatnonzero(d == d.min())
         mag = int(best[0]) if len(best) == 1 else int([b for b in best if b % 2 == 0][0])
-        out.append(mag << 1 | int(np.signbit(v)))
+        sign = int(np.signbit(v))
+        out.append(sign << 7 | mag if bits == 8 else mag << 1 | sign)
     return np.array(out, np.uint8)
 
 
@@ -102,8 +105,16 @@ def pack_plane(codes, shift, p, words_of):
     return np.array(out, "<u4").tobytes()
 
 
+def whole_words(q, plane):
+    return [
+        sum(q[s][i][h] << 16 * h + 8 * (i % 2) for i in (2 * plane, 2 * plane + 1) for h in range(2)) for s in range(4)
+    ]
+
+
 def pack(codes, bits, order):
     planes, left, out = [], bits, b""
+    if bits == 8:
+        return b"".join(pack_plane(codes, 0, 8, lambda q, _: whole_words(q, plane)) for plane in range(2))
     while left:
         planes.append(4 if left >= 4 else 2 if left >= 2 else 1)
         left -= planes[-1]
@@ -194,7 +205,7 @@ def int_case(name, text, w, bits, group=None, asymmetric=False):
             if asymmetric:
                 zeros[r, j // g] = zero
         codes[r, k:] = zeros[r, -1] if asymmetric else half
-    data = pack(codes, bits, "half" if bits == 4 else "pair") + pack_scales(scales)
+    data = pack(codes, bits, "half") + pack_scales(scales)
     if asymmetric:
         order = [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]
         for t in range(np_ // 16):
@@ -282,6 +293,7 @@ def main():
         w4ax_case("w4ax", "w4ax:method=rtn", w4(17, 200)),
         w4ax_case("w4ax_int", "w4ax:scales=int,method=rtn", w4(19, 300) * np.float32(8), multiples=15),
         w4ax_case("w4ax_row", "w4ax:scales=row,method=rtn", w4(16, 130), per_row=True),
+        case("fp8e5", "fp8:e=5,method=rtn", w4(17, 66), 8, e=5),
     ]
     (OUT / "cases.txt").write_text("".join(lines))
 

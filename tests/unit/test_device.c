@@ -44,6 +44,11 @@ static unsigned plane_bits(const struct qt_matmul_weight *w, enum qt_frag_order 
     unsigned y = row % 16, x = col % 64, s = x / 16, i = y / 8 + 2 * (x % 16 / 8), h = x % 2;
     unsigned lane = 4 * (y % 8) + x % 8 / 2, width[QT_FRAG_MAX_PLANES], code = 0;
     size_t pitch = w->pitch_blocks ? w->pitch_blocks : qt_ceil_div(w->k, 64);
+    if (w->bits == 8) {
+        const uint32_t *words = w->plane[i / 2];
+        unsigned at = qt_frag_whole_bit(s, i, h);
+        return words[((row / 16 * pitch + col / 64) * 32 + lane) * 4 + at / 32] >> at % 32 & 255;
+    }
     int planes = qt_frag_planes(width, w->bits);
     for (int p = 0; p < planes; p++) {
         const uint32_t *words = w->plane[p];
@@ -59,17 +64,18 @@ static unsigned plane_bits(const struct qt_matmul_weight *w, enum qt_frag_order 
 
 static float minifloat(unsigned code, unsigned bits, unsigned e)
 {
-    int m = (int)(bits - 1 - e), bias = (1 << (e - 1)) - 1, mag = (int)(code >> 1);
+    int m = (int)(bits - 1 - e), bias = (1 << (e - 1)) - 1;
+    int mag = (int)(bits == 8 ? code & 127 : code >> 1);
     int exponent = mag >> m, mantissa = mag & ((1 << m) - 1);
     float v = exponent ? ldexpf((float)(mantissa + (1 << m)), exponent - bias - m)
                        : ldexpf((float)mantissa, 1 - bias - m);
-    return code & 1 ? -v : v;
+    return (bits == 8 ? code >> 7 : code & 1) ? -v : v;
 }
 
 static float weight_at(const struct qt_matmul_weight *w, size_t row, size_t col)
 {
     bool lut = w->kind == QT_MATMUL_LUT;
-    bool half = w->kind == QT_MATMUL_FPX ? w->bits > 4 : w->kind == QT_MATMUL_INT && w->bits == 4;
+    bool half = w->kind == QT_MATMUL_FPX ? w->bits > 4 : w->kind == QT_MATMUL_INT;
     unsigned code = plane_bits(w, half ? QT_FRAG_HALF : QT_FRAG_PAIR, row, col);
     size_t group = w->group ? col / w->group : 0;
     size_t pitch = w->pitch_groups ? w->pitch_groups : w->group ? qt_ceil_div(w->k, w->group) : 1;
