@@ -49,16 +49,6 @@ static enum column column_of(const struct qt_shape *s)
     return s->table_bytes ? LOOKED_UP : OTHERS;
 }
 
-/* What 64 columns of k take at least, as the weights are decoded however few the tokens are: for
- * formats with more to do than those above. From sweeps with int8, E5M2 and E3M3 at 4096 x 4096,
- * m = 64. */
-static float decode_us(enum qt_format format, int warpgroups)
-{
-    if (format != QT_FORMAT_INT8 && format != QT_FORMAT_FP7_E3 && format != QT_FORMAT_FP8_E5)
-        return 0;
-    return warpgroups == 2 ? .315f : warpgroups == 3 ? .46f : .505f;
-}
-
 /* Where zero points are behind the planes of a stage: the end, if there are none. */
 static int zeros_at(const struct qt_shape *s, int strips, int blocks)
 {
@@ -87,7 +77,7 @@ static struct qt_tile_matrix matrix_of(const struct qt_shape *s)
         /* With a scale a row the exact kernels of 128 tokens have less to do. */
         if (kind.rounds && s->groups == 1 && kind.tokens == 128)
             continue;
-        kind.column_us = fmaxf(column_us[i][column_of(s)], decode_us(s->format, kind.warpgroups));
+        kind.column_us = column_us[i][column_of(s)];
         kind.head_bytes = 2 * (int)s->table_bytes;
         kind.weight_bytes = zeros_at(s, strips, kind.blocks) +
                             strips * qt_zero_pitch(s, qt_stage_groups(s, kind.blocks));
@@ -247,13 +237,15 @@ static bool can_share(const struct qt_matmul_plan *p, const struct qt_tile_matri
     return 2 * (size_t)p->sms * k_stages * k_stages < 1u << 31;
 }
 
-/* Tiles of 96, 160 and 224 tokens are for one or two of them. Of more the others waste no
- * more, and such products are long, at the power limit, where these times, of short ones, are too
- * good: int4, 14336 x 4096, 1024 tokens: 184 us in tiles of 128 x 160, 161 in tiles of 192 x 128.
- */
-static bool fits(const struct qt_tile_kind *k, size_t m)
+/* Tiles of 96, 160 and 224 tokens are for one or two of them, or where no block has a second tile.
+ * Of more the others waste no more, and such products are long, at the power limit, where these
+ * times, of short ones, are too good: int4, 14336 x 4096, 1024 tokens: 184 us in tiles of 128 x
+ * 160, 161 in tiles of 192 x 128. */
+static bool fits(const struct qt_matmul_plan *p, const struct qt_tile_matrix *t,
+                 const struct qt_tile_kind *k)
 {
-    return k->tokens <= 64 || k->tokens % 64 == 0 || qt_tile_short(k->tokens, m);
+    return k->tokens <= 64 || k->tokens % 64 == 0 || qt_tile_short(k->tokens, p->m) ||
+           tiles_of(t, k, p->m) <= p->sms;
 }
 
 bool qt_tile_choose_kind(struct qt_matmul_plan *p, const struct qt_tile_matrix *t, double *us)
@@ -265,7 +257,7 @@ bool qt_tile_choose_kind(struct qt_matmul_plan *p, const struct qt_tile_matrix *
         const struct qt_tile_kind *k = &t->kinds[i / QUADS];
         int splits = WHOLE_TILES + i % QUADS;
         if ((k->rounds && p->m <= QT_TILE_EXACT_TOKENS) ||
-            k != kind_for(t, k->warpgroups, k->tokens, p->m) || !fits(k, p->m) ||
+            k != kind_for(t, k->warpgroups, k->tokens, p->m) || !fits(p, t, k) ||
             (splits == SHARED_TILES && !can_share(p, t, k)) ||
             (splits >= PAIRS && !can_cluster(p, t, k, splits)))
             continue;

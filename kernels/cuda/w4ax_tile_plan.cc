@@ -11,8 +11,14 @@ static float of_scales(enum qt_w4ax_scales scales, float block, float integer, f
 
 static struct qt_tile_matrix matrix_of(const struct qt_w4ax_plan *p)
 {
+    const float wide = p->scales == QT_W4AX_BLOCK ? QT_TILE_WHOLE : QT_TILE_WHOLE_WIDE;
 #define KIND(warpgroups, tokens, ...)                                                              \
-    {warpgroups, tokens, 0, NULL, of_scales(p->scales, __VA_ARGS__), QT_TILE_WHOLE},
+    {warpgroups,                                                                                   \
+     tokens,                                                                                       \
+     0,                                                                                            \
+     NULL,                                                                                         \
+     of_scales(p->scales, __VA_ARGS__),                                                            \
+     tokens > 64 ? wide : QT_TILE_WHOLE},
     const struct qt_tile_kind kinds[] = {QT_W4AX_TILE_INTEGER_TABLE(KIND)};
     struct qt_tile_matrix t = {};
     t.strips = (int)ceil_div(p->n, QT_STRIP_ROWS);
