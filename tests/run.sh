@@ -1,17 +1,20 @@
 #!/bin/sh
 # Runs all tests that need no special machine: unit tests, the inputs of the fuzz targets,
-# transcripts of the command line, the order of the folders.
+# transcripts of the command line, the order of the folders; as many at a time as there are
+# processors.
 #
 #   usage: tests/run.sh BUILD      BUILD: the directory with qtool and tests/test_*
 #          RUNNER="valgrind ..." tests/run.sh BUILD     unit tests and fuzz inputs only, under RUNNER
 #          ONLY="test_pack cli" tests/run.sh BUILD      these alone
+#          JOBS=1 tests/run.sh BUILD                    one at a time
 #
-# The output of each goes to BUILD/tests/NAME.log, and is shown when something failed. The last line
-# is "N passed, M failed, K skipped"; the exit status is 1 if anything failed or nothing ran.
+# The output of each goes to BUILD/tests/NAME.log, and is shown at the end when something failed.
+# The last line is "N passed, M failed, K skipped"; the exit status is 1 if anything failed or
+# nothing ran.
 
 cd "$(dirname "$0")/.." || exit 1
 build=${1:?usage: tests/run.sh BUILD}
-passed=0 failed=0 skipped=0 ran=
+jobs=${JOBS:-$(nproc)}
 
 # Files come and go by the thousand, each with fsync: in memory, if there is half a gigabyte.
 if [ -z "$TMPDIR" ]; then
@@ -20,6 +23,22 @@ if [ -z "$TMPDIR" ]; then
     [ "${room:-0}" -lt 524288 ] || [ ! -w /dev/shm ] || TMPDIR=/dev/shm
     export TMPDIR
 fi
+# Threads of several tests share the processors: those that wait sleep.
+export OMP_WAIT_POLICY=passive
+
+# Longest first, or it would run alone at the end.
+names() {
+    [ -n "${RUNNER-}" ] || echo cli kill_resume schema includes
+    echo test_faults test_calibrated test_mix24
+    for source in tests/unit/test_*.c tests/fuzz/fuzz_*.c; do
+        name=$(basename "$source" .c)
+        case $name in
+        test_faults | test_calibrated | test_mix24) ;;
+        fuzz_*) echo "replay_${name#fuzz_}" ;;
+        *) echo "$name" ;;
+        esac
+    done
+}
 
 # cmocka's summary, a transcript's or our own -> "PASSED FAILED SKIPPED".
 count() {
@@ -31,42 +50,54 @@ count() {
         END { print p + 0, f + 0, s + 0 }' "$1"
 }
 
-# run NAME COMMAND...
-run() {
-    case " ${ONLY:-$1} " in *" $1 "*) ;; *) return ;; esac
-    name=$1 log=$build/tests/$1.log ran="$ran $1"
-    shift
-    start=$(date +%s)
-    "$@" >"$log" 2>&1
+command_of() {
+    case $1 in
+    includes) exec tests/includes.sh --test ;;
+    cli) exec env QTOOL="$build/qtool" tests/cli/run.sh ;;
+    schema) exec env QTOOL="$build/qtool" tests/cli/schema.sh ;;
+    kill_resume) exec env QTOOL="$build/qtool" tests/cli/kill_resume.sh 2 ;;
+    replay_*) exec ${RUNNER-} "$build/tests/$1" $(tests/fuzz/inputs.sh "${1#replay_}") ;;
+    test_*) exec ${RUNNER-} "$build/tests/$1" ;;
+    esac
+}
+
+# One test: its log, and BUILD/tests/NAME.count.
+if [ $# -eq 2 ]; then
+    name=$2 log=$build/tests/$2.log start=$(date +%s)
+    (command_of "$name") >"$log" 2>&1
     status=$?
     set -- $(count "$log")
     # Ended without saying so: a crash, a sanitizer's report, nothing run.
     [ "$status" -eq 0 ] || [ "$2" -gt 0 ] || set -- "$1" 1 "$3"
     [ $(($1 + $2 + $3)) -gt 0 ] || set -- 0 1 0
-    passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
-    printf '%-20s %4d passed  %2d failed  %2d skipped  %3d s\n' \
-        "$name" "$1" "$2" "$3" $(($(date +%s) - start))
-    grep -a '^ *SKIP' "$log"
-    [ "$2" -eq 0 ] || { echo "---- $log, exit status $status"; tail -n 100 "$log"; echo ----; }
-}
-
-mkdir -p "$build/tests"
-run includes tests/includes.sh --test
-for source in tests/unit/test_*.c; do
-    name=$(basename "$source" .c)
-    run "$name" ${RUNNER-} "$build/tests/$name"
-done
-for source in tests/fuzz/fuzz_*.c; do
-    target=$(basename "$source" .c) target=${target#fuzz_}
-    run "replay_$target" ${RUNNER-} "$build/tests/replay_$target" $(tests/fuzz/inputs.sh "$target")
-done
-if [ -z "${RUNNER-}" ]; then
-    run cli env QTOOL="$build/qtool" tests/cli/run.sh
-    run schema env QTOOL="$build/qtool" tests/cli/schema.sh
-    run kill_resume env QTOOL="$build/qtool" tests/cli/kill_resume.sh 2
+    echo "$1 $2 $3 $status" >"$build/tests/$name.count"
+    # In one piece, as others write too.
+    echo "$(printf '%-20s %4d passed  %2d failed  %2d skipped  %3d s' \
+        "$name" "$1" "$2" "$3" $(($(date +%s) - start)); echo; grep -a '^ *SKIP' "$log")"
+    exit 0
 fi
-for name in ${ONLY-}; do
-    case "$ran " in *" $name "*) ;; *) echo "there is no test $name" && failed=$((failed + 1)) ;; esac
+
+passed=0 failed=0 skipped=0 known=" $(names | tr '\n' ' ') " chosen=
+for name in ${ONLY:-$known}; do
+    case $known in
+    *" $name "*) chosen="$chosen $name" ;;
+    *) echo "there is no test $name" && failed=$((failed + 1)) ;;
+    esac
+done
+mkdir -p "$build/tests"
+for name in $chosen; do
+    rm -f "$build/tests/$name.count"
+done
+echo "$chosen" | xargs -n 1 -P "$jobs" tests/run.sh "$build"
+for name in $chosen; do
+    read -r p f s status 2>/dev/null <"$build/tests/$name.count" || p=0 f=1 s=0 status=unknown
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    [ "$f" -eq 0 ] || {
+        log=$build/tests/$name.log
+        echo "---- $log, exit status $status"
+        tail -n 100 "$log"
+        echo ----
+    }
 done
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
