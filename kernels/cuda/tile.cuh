@@ -307,7 +307,8 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
 
 template <class Format, int WGS, int BM, int C, bool ROUNDS> static const void *qt_tile_kernel_of()
 {
-    if constexpr (qt_tile_exists(Format::WIDTH0 + Format::WIDTH1 + Format::WIDTH2, BM))
+    constexpr int bits = Format::WIDTH0 + Format::WIDTH1 + Format::WIDTH2;
+    if constexpr (qt_tile_exists(bits, Format::GROUPED, WGS, BM))
         return (const void *)qt_tile_kernel<Format, WGS, BM, C, ROUNDS>;
     else
         return NULL;

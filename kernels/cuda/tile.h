@@ -12,7 +12,6 @@
     X(2, 48, 2, false)                                                                             \
     X(2, 64, 2, false)                                                                             \
     X(3, 64, 2, false)                                                                             \
-    X(4, 64, 2, false)                                                                             \
     X(2, 96, 2, false)                                                                             \
     X(2, 128, 2, false)                                                                            \
     X(3, 128, 2, false)
@@ -33,13 +32,16 @@
     X(2, 256, 1, true)                                                                             \
     X(2, 128, 2, true)                                                                             \
     X(3, 128, 2, true)
-enum { QT_TILE_KINDS = 15 };
+enum { QT_TILE_KINDS = 14 };
 
-/* Each kernel takes a second to compile: formats of more than 6 bits, whose decoding tiles of few
- * tokens wait for anyway, do without some. */
-static __host__ __device__ constexpr bool qt_tile_exists(int bits, int tokens)
+/* Each kernel takes a second to compile, so those are left out that plans would seldom take: of
+ * formats of more than 6 bits, whose decoding tiles of few tokens wait for anyway, some widths, and
+ * of those with a scale a row what has more than 128 rows and few tokens. */
+static __host__ __device__ constexpr bool qt_tile_exists(int bits, bool grouped, int warpgroups,
+                                                         int tokens)
 {
-    return bits <= 6 || (tokens != 48 && tokens != 160 && tokens != 224);
+    return (bits <= 6 || (tokens != 48 && tokens != 160 && tokens != 224)) &&
+           (grouped || warpgroups == 2 || tokens > 64);
 }
 
 /*

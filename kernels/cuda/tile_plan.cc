@@ -15,30 +15,30 @@ const void *qt_tile_instance(enum qt_format format, int kind)
 }
 
 /*
- * Microseconds, see struct qt_tile_kind, in the order of the tables: formats that are looked up,
- * integers of 4 bits, others with a scale per group, and formats with a scale per row.
+ * Microseconds, see struct qt_tile_kind, in the order of the tables: formats that are looked up, 4
+ * bits, and 2 and 3, which take longer to decode than 32 tokens to multiply; integers of 4 bits,
+ * others with a scale per group, and formats with a scale per row.
  * From sweeps of all tiles with nf4, int4 and fp6 on H200s (docs/kernels.md): numbers with which
  * what is planned takes on average 0.1 to 0.4 % longer than the fastest of all. Tiles of 48, 96
  * and 160 to 224 tokens, and those that round, from later sweeps than the others, in which it
  * was 0.05 to 0.2 %.
  */
-enum column { LOOKED_UP, INT4, OTHERS, ROWS, COLUMNS };
+enum column { LOOKED_UP, FEW_BITS, INT4, OTHERS, ROWS, COLUMNS };
 static const float column_us[QT_TILE_KINDS][COLUMNS] = {
-    {.198f, .193f, .198f, .240f}, /* 2 warpgroups, 32 tokens */
-    {.350f, .340f, .350f, .465f}, /* 4, 32 */
-    {.230f, .221f, .230f, .255f}, /* 2, 48 */
-    {.255f, .240f, .255f, .275f}, /* 2, 64 */
-    {.353f, .328f, .353f, .413f}, /* 3, 64 */
-    {.468f, .428f, .468f, .526f}, /* 4, 64 */
-    {.315f, .294f, .315f, .324f}, /* 2, 96 */
-    {.398f, .368f, .398f, .370f}, /* 2, 128 */
-    {.583f, .518f, .583f, .543f}, /* 3, 128 */
-    {.460f, .440f, .465f, .456f}, /* 2, 160; those looked up round */
-    {.550f, .547f, .570f, .565f}, /* 2, 192; likewise */
-    {.645f, .630f, .650f, .645f}, /* 2, 224; likewise */
-    {.720f, .775f, .740f, .700f}, /* 2, 256; likewise */
-    {.387f},                      /* 2, 128, rounded */
-    {.568f}};                     /* 3, 128, rounded */
+    {.198f, .240f, .193f, .198f, .240f}, /* 2 warpgroups, 32 tokens */
+    {.350f, .375f, .340f, .350f},        /* 4, 32 */
+    {.230f, .240f, .221f, .230f, .255f}, /* 2, 48 */
+    {.255f, .255f, .240f, .255f, .275f}, /* 2, 64 */
+    {.353f, .353f, .328f, .353f},        /* 3, 64 */
+    {.315f, .315f, .294f, .315f, .324f}, /* 2, 96 */
+    {.398f, .398f, .368f, .398f, .370f}, /* 2, 128 */
+    {.583f, .583f, .518f, .583f, .543f}, /* 3, 128 */
+    {.460f, .460f, .440f, .465f, .456f}, /* 2, 160; those looked up round */
+    {.550f, .550f, .547f, .570f, .565f}, /* 2, 192; likewise */
+    {.645f, .645f, .630f, .650f, .645f}, /* 2, 224; likewise */
+    {.720f, .720f, .775f, .740f, .700f}, /* 2, 256; likewise */
+    {.387f, .387f},                      /* 2, 128, rounded */
+    {.568f, .568f}};                     /* 3, 128, rounded */
 
 static enum column column_of(const struct qt_shape *s)
 {
@@ -46,7 +46,7 @@ static enum column column_of(const struct qt_shape *s)
         return ROWS;
     if (s->format == QT_FORMAT_INT4 || s->format == QT_FORMAT_INT4_ZERO)
         return INT4;
-    return s->table_bytes ? LOOKED_UP : OTHERS;
+    return !s->table_bytes ? OTHERS : s->bits == 4 ? LOOKED_UP : FEW_BITS;
 }
 
 /* Where zero points are behind the planes of a stage: the end, if there are none. */

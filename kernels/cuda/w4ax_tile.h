@@ -23,7 +23,7 @@
     QT_W4AX_TILE_TABLE(X)                                                                          \
     X(3, 128, 0, .607f, .585f)                                                                     \
     X(4, 128, 0, .808f, .786f)                                                                     \
-    X(2, 192, 0, .589f, .664f)                                                                     \
+    X(2, 192, 0, .612f, .664f)                                                                     \
     X(2, 224, 0, .682f, .665f)                                                                     \
     X(2, 256, 0, .814f, .787f)
 enum { QT_W4AX_TILE_BLOCK_KINDS = 9, QT_W4AX_TILE_KINDS = 14 };
