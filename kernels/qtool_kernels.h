@@ -67,7 +67,8 @@ struct qt_matmul_weight {
     size_t n, k;       /* logical */
     size_t group;      /* channels per scale: 32, 64, 128, 256; 0 = one scale per row */
     int scale_exp2;    /* true scale = stored scale * 2^scale_exp2 */
-    /* U32 [n/16][pitch_blocks][32][p], 16-byte aligned; as many as the bits have planes */
+    /* U32 [n/16][pitch_blocks][32][p], 16-byte aligned; as many as the bits have planes (of 8 bits
+     * two of p = 4) */
     const void *plane[3];
     const void *scale; /* F16 [n/16][pitch_groups][16], 16-byte aligned */
     /* LUT: F16 [2^bits]. With groups, table[code] * scale is to be within FP16 (in qtool's
