@@ -63,6 +63,8 @@ int main(void)
         "nf3:g=128,method=rtn",
         "fp6:method=rtn",
         "fp5:method=rtn",
+        "fp8:method=rtn",
+        "int8:method=rtn",
         "nf4:g=64",
         "nf3:g=128",
         "nf2:g=64",
