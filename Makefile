@@ -6,6 +6,10 @@
 # Everything built goes to $(B). CUDA parts are built when nvcc is found (NVCC= to leave them out).
 
 MAKEFLAGS += --no-builtin-rules
+# All processors, unless -j says otherwise. (`make clean all` is one after the other.)
+ifeq ($(MAKELEVEL)$(filter clean,$(MAKECMDGOALS)),0)
+MAKEFLAGS += -j$(shell nproc)
+endif
 B       ?= build
 PREFIX  ?= /usr/local
 LIBDIR  ?= $(PREFIX)/lib
@@ -52,8 +56,8 @@ all: $(B)/qtool
 
 # ---- building ----------------------------------------------------------------------------------
 
-# `make -j deps all`: packages first.
-FIRST   := $(if $(filter deps,$(MAKECMDGOALS)),deps)
+# `make deps all`: packages first.
+FIRST   := $(filter deps,$(MAKECMDGOALS))
 
 ifeq ($(NVCC),)
 NO_NVCC := @echo "nvcc not found: building without GPU parts"
@@ -228,6 +232,7 @@ DEBS    := gcc libc6-dev make pkg-config libopenblas-dev liblapacke-dev zlib1g-d
 # For fmt, tidy and builds with clang (libomp: its OpenMP); not needed to build or test.
 DEV_DEBS := clang libomp-dev clang-format clang-tidy valgrind python3-jsonschema
 
+deps-dev: | $(filter deps,$(MAKECMDGOALS))
 deps: NEEDED = $(DEBS)
 deps-dev: NEEDED = $(DEV_DEBS)
 deps deps-dev:
