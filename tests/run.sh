@@ -28,16 +28,11 @@ export OMP_WAIT_POLICY=passive
 
 # Longest first, or it would run alone at the end.
 names() {
-    [ -n "${RUNNER-}" ] || echo cli kill_resume schema includes
-    echo test_faults test_calibrated test_mix24
-    for source in tests/unit/test_*.c tests/fuzz/fuzz_*.c; do
-        name=$(basename "$source" .c)
-        case $name in
-        test_faults | test_calibrated | test_mix24) ;;
-        fuzz_*) echo "replay_${name#fuzz_}" ;;
-        *) echo "$name" ;;
-        esac
-    done
+    {
+        [ -n "${RUNNER-}" ] || printf '%s\n' cli kill_resume schema includes
+        printf '%s\n' test_faults test_calibrated test_mix24
+        basename -s .c tests/unit/test_*.c tests/fuzz/fuzz_*.c | sed 's/^fuzz_/replay_/'
+    } | awk '!seen[$0]++'
 }
 
 # cmocka's summary, a transcript's or our own -> "PASSED FAILED SKIPPED".
