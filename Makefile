@@ -155,7 +155,7 @@ $(B)/libqtool_kernels.so: $(CUDA_OBJ) kernels/cuda/exports.map
 	    -Wl,--version-script=kernels/cuda/exports.map $(CUDA_RT)
 
 # Instructions of Hopper alone; other devices get the other kernels.
-$(patsubst %,$(B)/kernels/cuda/%.o,tile_group tile_fpx skinny mix24_skinny \
+$(patsubst %,$(B)/kernels/cuda/%.o,tile_group tile_fpx skinny mix24_skinny mix24_vector \
     mix24_tile w4ax_tile) $(B)/tests/gpu/bench_tensor.o: CUDA_ARCH := \
     -gencode arch=compute_90a,code=sm_90a
 # Those other kernels: one PTX for all, as Hopper seldom runs them.

@@ -265,8 +265,10 @@ static const char *row_config(char buf[TEXT_SIZE], const struct qt_bench_row *ro
         snprintf(buf, TEXT_SIZE, "dequantize + cublas");
     else
         snprintf(buf, TEXT_SIZE, "%s t%d s%d w%d/%d c%d x%d",
-                 c->path == QT_MATMUL_SKINNY ? "skinny" : "stream", c->token_tiles, c->strips,
-                 c->warps, c->warps_k, c->strips_cta, c->splits);
+                 c->path == QT_MATMUL_SKINNY   ? "skinny"
+                 : c->path == QT_MATMUL_VECTOR ? "vector"
+                                               : "stream",
+                 c->token_tiles, c->strips, c->warps, c->warps_k, c->strips_cta, c->splits);
     return buf;
 }
 

@@ -126,6 +126,7 @@ enum qt_matmul_path {
     QT_MATMUL_TILE,     /* tiles of rows and tokens; compute capability 9.0 */
     QT_MATMUL_DENSE,    /* dequantize, and options.dense */
     QT_MATMUL_MMA_TILE, /* tiles of rows and tokens, by mma.sync */
+    QT_MATMUL_VECTOR,   /* MIX24, one token; compute capability 9.0 */
 };
 
 struct qt_matmul_config {

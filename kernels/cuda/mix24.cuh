@@ -54,14 +54,13 @@ template <int MT> struct mix24_x_rows {
 /* One slot. */
 template <bool FOUR, int MT, int STRIPS>
 static __device__ __forceinline__ void mix24_ring_slot(qt_sums<MT, STRIPS> *sums, uint32_t slot,
-                                                       const mix24_x_rows<MT> &x, int lane,
-                                                       uint32_t turn)
+                                                       const mix24_x_rows<MT> &x, int lane)
 {
     uint32_t record[STRIPS];
 #pragma unroll
     for (int u = 0; u < STRIPS; u++)
         record[u] = slot + u * mix24_record<FOUR>::BYTES;
-    mix24_slot<FOUR, MT, STRIPS>(sums, record, x, lane, turn);
+    mix24_slot<FOUR, MT, STRIPS>(sums, record, x, lane);
 }
 
 /* ---- the kernel --------------------------------------------------------------------------------
@@ -184,9 +183,9 @@ __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant_
                 ptx_copy_commit();
             const mix24_x_rows<MT> x = {x_row, (uint32_t)unit * MIX24_UNIT_BYTES};
             if (fours & 1)
-                mix24_ring_slot<true, MT, STRIPS>(&sums, slot, x, w.lane, a.turn);
+                mix24_ring_slot<true, MT, STRIPS>(&sums, slot, x, w.lane);
             else
-                mix24_ring_slot<false, MT, STRIPS>(&sums, slot, x, w.lane, a.turn);
+                mix24_ring_slot<false, MT, STRIPS>(&sums, slot, x, w.lane);
             fours >>= 1;
             unused = slot;
             rounds += slot == last;

@@ -9,9 +9,6 @@
 /* PANEL: what a part of the CSR is for, 64 Ki columns. */
 enum { QT_MIX24_UNIT_COLS = 128, QT_MIX24_PANEL_UNITS = 65536 / QT_MIX24_UNIT_COLS };
 
-/* What is rotated by a product (mix24_decode.cuh). */
-enum { MIX24_TURN = 1 << 24 };
-
 /* Of a strip. */
 static __host__ __device__ inline int mix24_unit_bytes(bool four)
 {

@@ -131,66 +131,39 @@ static __device__ __forceinline__ uint32_t mix24_weights(uint32_t codes, __half2
                            : __hfma2(as_half2(codes), __low2half2(scale), __low2half2(zero)));
 }
 
-/*
- * A word as it is (low 0, high w), or rotated right by 8: then low | high, with 0 in bits 24 to 31
- * of high and elsewhere in low, so that only masks which reach bit 24 need both.
- */
-struct mix24_word {
-    uint32_t low, high;
-};
-
-/* Rotation by a shift; beside wgmma, where products are the scarcer. */
-struct mix24_by_shift {
-    __device__ __forceinline__ mix24_word rotate(uint32_t w) const
-    {
-        return {0, __funnelshift_r(w, w, 8)};
-    }
-};
-
-/* By the product of the word and 2^24; beside mma.sync, where the unit that shifts is busy with
- * masks and the multiplier is not. */
-struct mix24_by_product {
-    uint32_t turn; /* MIX24_TURN, but not known to the compiler, which would shift */
-
-    __device__ __forceinline__ mix24_word rotate(uint32_t w) const
-    {
-        uint64_t product;
-        asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(w), "r"(turn));
-        return {(uint32_t)product, (uint32_t)(product >> 32)};
-    }
-};
+static __device__ __forceinline__ uint32_t mix24_rotate(uint32_t w)
+{
+    return __funnelshift_r(w, w, 8);
+}
 
 /* One step of 2-bit codes; the other step of a word is the same of the word rotated. */
-static __device__ __forceinline__ void mix24_two(uint32_t a[4], mix24_word w, const mix24_group &p)
+static __device__ __forceinline__ void mix24_two(uint32_t a[4], uint32_t w, const mix24_group &p)
 {
-    a[0] = mix24_weights(w.high & 0x000c000c, p.scale, p.zero, false);
-    a[1] = mix24_weights(w.high & 0x00300030, p.scale, p.zero, true);
-    a[2] = mix24_weights(w.high & 0x00c000c0, p.scale_16, p.zero, false);
-    a[3] = mix24_weights((w.low | w.high) & 0x03000300, p.scale_16, p.zero, true);
+    a[0] = mix24_weights(w & 0x000c000c, p.scale, p.zero, false);
+    a[1] = mix24_weights(w & 0x00300030, p.scale, p.zero, true);
+    a[2] = mix24_weights(w & 0x00c000c0, p.scale_16, p.zero, false);
+    a[3] = mix24_weights(w & 0x03000300, p.scale_16, p.zero, true);
 }
 
 /* One step of 4-bit codes: w, and r, which is w rotated. */
-static __device__ __forceinline__ void mix24_four(uint32_t a[4], uint32_t w, mix24_word r,
+static __device__ __forceinline__ void mix24_four(uint32_t a[4], uint32_t w, uint32_t r,
                                                   const mix24_group &p)
 {
     a[0] = mix24_weights(w & 0x003c003c, p.scale, p.zero, false);
     a[1] = mix24_weights(w & 0x03c003c0, p.scale, p.zero, true);
-    a[2] = mix24_weights(r.high & 0x003c003c, p.scale, p.zero, false);
-    a[3] = mix24_weights((r.low | r.high) & 0x03c003c0, p.scale, p.zero, true);
+    a[2] = mix24_weights(r & 0x003c003c, p.scale, p.zero, false);
+    a[3] = mix24_weights(r & 0x03c003c0, p.scale, p.zero, true);
 }
 
-/* Step s = 0..3 of a block from the lane's words of it (2 for a TWO, 4 for a FOUR); by: how words
- * are rotated. */
-template <bool FOUR, class By>
+/* Step s = 0..3 of a block from the lane's words of it (2 for a TWO, 4 for a FOUR). */
+template <bool FOUR>
 static __device__ __forceinline__ void mix24_fragment(uint32_t a[4], const uint32_t *words, int s,
-                                                      const mix24_group &p, By by)
+                                                      const mix24_group &p)
 {
     if (FOUR)
-        mix24_four(a, words[s], by.rotate(words[s]), p);
-    else if (s % 2)
-        mix24_two(a, by.rotate(words[s / 2]), p);
+        mix24_four(a, words[s], mix24_rotate(words[s]), p);
     else
-        mix24_two(a, {0, words[s / 2]}, p);
+        mix24_two(a, s % 2 ? mix24_rotate(words[s / 2]) : words[s / 2], p);
 }
 
 #endif

@@ -110,7 +110,7 @@ static __device__ __forceinline__ void put_record(const dequantize_args &a, int 
 #pragma unroll
         for (int s = 0; s < 4; s++) {
             uint32_t frag[4];
-            mix24_fragment<FOUR>(frag, words, s, group, mix24_by_shift());
+            mix24_fragment<FOUR>(frag, words, s, group);
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 rows[i % 2][2 * s + i / 2] = frag[i];

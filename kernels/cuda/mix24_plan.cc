@@ -4,6 +4,7 @@
 #include "kernels/cuda/mix24_skinny.h"
 #include "kernels/cuda/mix24_stream.h"
 #include "kernels/cuda/mix24_tile.h"
+#include "kernels/cuda/mix24_vector.h"
 
 #include <math.h>
 #include <string.h>
@@ -252,33 +253,6 @@ static bool choose_for(struct qt_matmul_config *out, const struct qt_matmul_plan
     return best < 1e300;
 }
 
-/*
- * One token on compute 9.0: all warps along k that are not wanted for the strips of a block. It
- * saves the launch that gathers X: 8192 x 8192 12.7 us, the skinny kernel 14.0; with two
- * tokens 14.0 both. False: the skinny kernel is to be taken.
- */
-static bool choose_one_token(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
-{
-    struct qt_mix24_args a;
-    struct qt_matmul_config c = {};
-    const size_t cta = ceil_div((size_t)qt_mix24_strips(w), (size_t)p->sms);
-    if (p->m > 1 || !has_engine(p) || (cta < 4 && w->k < 8192))
-        return false;
-    c.token_tiles = c.splits = c.parts = 1;
-    c.warps = c.warps_k = 16;
-    c.depth = 2;
-    c.strips = cta < 4 ? 2 : 4;
-    while ((size_t)(c.warps / c.warps_k * c.strips) < cta && c.warps_k > 4)
-        c.warps_k /= 2;
-    if (!complete_config(&a, &c, p, w, p->m))
-        return false;
-    const size_t pass = pass_rows(&c) / QT_STRIP_ROWS, strips = (size_t)c.strips_cta;
-    if (7 * ceil_div(strips, pass) * pass > 8 * strips)
-        return false; /* warps without strips */
-    p->config = c;
-    return true;
-}
-
 static int check_stream(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
     struct qt_mix24_args a;
@@ -313,6 +287,7 @@ int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight 
     const enum qt_matmul_path path = p->config.path;
     int rc = path == QT_MATMUL_TILE     ? qt_mix24_tile_check(p, w)
              : path == QT_MATMUL_SKINNY ? qt_mix24_skinny_check(p, w)
+             : path == QT_MATMUL_VECTOR ? qt_mix24_vector_check(p, w)
                                         : check_stream(p, w);
     return rc == QT_MATMUL_OK ? qt_allow_smem(p) : rc;
 }
@@ -328,7 +303,7 @@ int qt_mix24_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w, 
         *us = tile_us;
         return qt_mix24_plan_check(p, w);
     }
-    if (!invariant && (choose_one_token(p, w) || qt_mix24_skinny_choose(p, w)))
+    if (!invariant && (qt_mix24_vector_choose(p, w) || qt_mix24_skinny_choose(p, w)))
         return qt_mix24_plan_check(p, w);
     if ((invariant && !choose_for(&cut, p, w, MAX_TOKENS, NULL)) ||
         !choose_for(&p->config, p, w, most, invariant ? &cut : NULL))
@@ -359,7 +334,6 @@ static bool matmul_args(struct qt_mix24_args *out, const struct qt_matmul_plan *
     a.strips = qt_mix24_strips(w);
     a.fours = (int)w->mix24.fours;
     a.pitch = (uint32_t)qt_mix24_strip_bytes(w);
-    a.turn = MIX24_TURN;
     a.factor = ldexpf(1, w->scale_exp2);
     a.bf16 = p->options.dtype == QT_MATMUL_BF16;
     a.dependent = p->options.dependent_launch && has_engine(p);
@@ -408,6 +382,8 @@ int qt_mix24_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *
         return qt_mix24_tile_run(p, w, y, x, workspace, stream);
     if (p->config.path == QT_MATMUL_SKINNY)
         return qt_mix24_skinny_run(p, w, y, x, workspace, stream);
+    if (p->config.path == QT_MATMUL_VECTOR)
+        return qt_mix24_vector_run(p, w, y, x, stream);
     if (!matmul_args(&a, p, w) || (p->workspace_bytes && !workspace))
         return QT_MATMUL_UNSUPPORTED;
     const struct qt_matmul_config *c = &p->config;

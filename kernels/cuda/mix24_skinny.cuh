@@ -119,7 +119,7 @@ template <int MT, int STRIPS> struct mix24_skinny_work {
 #pragma unroll
         for (int u = 0; u < STRIPS; u++)
             record[u] = records + (uint32_t)(first + u) * mix24_record<FOUR>::BYTES;
-        mix24_slot<FOUR, MT, STRIPS>(sums, record, x_of, lane, a.turn);
+        mix24_slot<FOUR, MT, STRIPS>(sums, record, x_of, lane);
     }
     __device__ __forceinline__ void slot(qt_sums<MT, STRIPS> *sums, int stage)
     {

@@ -16,7 +16,6 @@ struct qt_mix24_skinny_args : qt_skinny_base {
     int weights_at, unit_bytes; /* in a stage, behind X; from unit to unit */
     int outlier_bytes; /* of a tile's sums of outliers, for which there is room twice if there is
                           more than one tile */
-    uint32_t turn;     /* MIX24_TURN */
 };
 
 /* token_tiles 1 or 2; strips 1, 2 or 4; sm_90a. */

@@ -119,7 +119,6 @@ static size_t set_args(struct qt_mix24_skinny_args *a, const struct qt_matmul_pl
     if (a->outliers.ptr)
         a->outliers.warps = left < QT_MIX24_OUTLIER_WARPS ? left : QT_MIX24_OUTLIER_WARPS;
     a->step_rest = c->warps_k * a->fours % a->units;
-    a->turn = MIX24_TURN;
     a->factor = ldexpf(1, w->scale_exp2);
     a->dependent = true;
     return qt_skinny_layout(a, c, &room, p->m);

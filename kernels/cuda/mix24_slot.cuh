@@ -1,4 +1,4 @@
-/* Products of a unit of mix24, for both kernels. */
+/* Products of a unit of mix24, for the kernels that use mma.sync. */
 #ifndef QT_CUDA_MIX24_SLOT_CUH
 #define QT_CUDA_MIX24_SLOT_CUH
 
@@ -8,9 +8,8 @@
 /* record: shared addresses, by strip. x.load(v, b, half): what the lane needs of block b, by token
  * tile: 8 of the 16 columns of its group. */
 template <bool FOUR, int MT, int STRIPS, class X>
-static __device__ __forceinline__ void mix24_slot(qt_sums<MT, STRIPS> *sums,
-                                                  const uint32_t record[STRIPS], const X &x_of,
-                                                  int lane, uint32_t turn)
+static __device__ __forceinline__ void
+mix24_slot(qt_sums<MT, STRIPS> *sums, const uint32_t record[STRIPS], const X &x_of, int lane)
 {
     mix24_meta meta[STRIPS];
     uint4 two[STRIPS];
@@ -44,8 +43,7 @@ static __device__ __forceinline__ void mix24_slot(qt_sums<MT, STRIPS> *sums,
 #pragma unroll
                 for (int u = 0; u < STRIPS; u++) {
                     uint32_t frag[4];
-                    mix24_fragment<FOUR>(frag, words[u], 2 * half + s, group[u],
-                                         mix24_by_product{turn});
+                    mix24_fragment<FOUR>(frag, words[u], 2 * half + s, group[u]);
 #pragma unroll
                     for (int t = 0; t < MT; t++)
                         ptx_mma_f16(sums->v[u][t], frag, s ? x[t].z : x[t].x, s ? x[t].w : x[t].y);

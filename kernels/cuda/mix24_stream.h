@@ -40,7 +40,6 @@ struct qt_mix24_args {
     int panels;       /* of 64 Ki columns */
     size_t csr_pitch; /* row pointers of a panel */
     uint32_t pitch;   /* bytes of a strip */
-    uint32_t turn;    /* MIX24_TURN */
     float factor;     /* power of two on every result */
     int bf16;         /* x and y are BF16 */
     int x_aligned;    /* rows of x are 16-byte aligned */

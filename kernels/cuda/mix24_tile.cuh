@@ -141,7 +141,7 @@ mix24_tile_decode(uint32_t f[STEPS][4], const mix24_tile_words &w, mix24_group *
         *group = mix24_open_group<FOUR, b>(w.meta);
 #pragma unroll
     for (int s = 0; s < STEPS; s++)
-        mix24_fragment<FOUR>(f[s], words, first + s, *group, mix24_by_shift());
+        mix24_fragment<FOUR>(f[s], words, first + s, *group);
 }
 
 /* The products of a tile over some units: a batch is decoded while the one before is multiplied. */

@@ -72,6 +72,21 @@ PTX uint4 ptx_load_16(uint32_t addr)
     return v;
 }
 
+/* The same if so; else what is returned is anything. */
+PTX uint4 ptx_load_16_if(uint32_t addr, bool wanted)
+{
+    uint4 v;
+    asm volatile("{\n"
+                 ".reg .pred wanted;\n"
+                 "setp.ne.u32 wanted, %5, 0;\n"
+                 "@wanted ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\n"
+                 "}"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(addr), "r"((uint32_t)wanted)
+                 : "memory");
+    return v;
+}
+
 PTX uint2 ptx_load_8(uint32_t addr)
 {
     uint2 v;
@@ -97,6 +112,39 @@ PTX uint32_t ptx_load_1(uint32_t addr)
 {
     uint32_t v;
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");
+    return v;
+}
+
+/* From global memory that nobody writes, if so, else 0. Without a branch, where the value
+ * would be waited for, and where it stands: the compiler waits where a value is used, and moves
+ * what is made of it up to the load. */
+PTX uint32_t ptx_load_global_if(const uint32_t *p, bool wanted)
+{
+    uint32_t v;
+    asm volatile("{\n"
+                 ".reg .pred wanted;\n"
+                 "setp.ne.u32 wanted, %2, 0;\n"
+                 "mov.u32 %0, 0;\n"
+                 "@wanted ld.global.nc.u32 %0, [%1];\n"
+                 "}"
+                 : "=r"(v)
+                 : "l"(p), "r"((uint32_t)wanted)
+                 : "memory");
+    return v;
+}
+
+PTX uint32_t ptx_load_global_16_if(const uint16_t *p, bool wanted)
+{
+    uint32_t v;
+    asm volatile("{\n"
+                 ".reg .pred wanted;\n"
+                 "setp.ne.u32 wanted, %2, 0;\n"
+                 "mov.u32 %0, 0;\n"
+                 "@wanted ld.global.nc.u16 %0, [%1];\n"
+                 "}"
+                 : "=r"(v)
+                 : "l"(p), "r"((uint32_t)wanted)
+                 : "memory");
     return v;
 }
 

@@ -147,6 +147,7 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
              name, p->n, p->k, p->m, bf16 ? "bf16" : "f16",
              c->path == QT_MATMUL_TILE       ? "tile"
              : c->path == QT_MATMUL_SKINNY   ? "skinny"
+             : c->path == QT_MATMUL_VECTOR   ? "vector"
              : c->path == QT_MATMUL_DENSE    ? "dense"
              : c->path == QT_MATMUL_MMA_TILE ? "mma tile"
                                              : "stream",

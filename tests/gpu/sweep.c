@@ -45,8 +45,12 @@ static void show(const char *name, const struct qt_matmul_config *c, double us)
         return;
     }
     printf("%-8s %8.2f us  %s tiles %d strips %d warps %d/%d cta %d splits %d depth %d parts %d\n",
-           name, us, c->path == QT_MATMUL_SKINNY ? "skinny" : "stream", c->token_tiles, c->strips,
-           c->warps, c->warps_k, c->strips_cta, c->splits, c->depth, c->parts);
+           name, us,
+           c->path == QT_MATMUL_SKINNY   ? "skinny"
+           : c->path == QT_MATMUL_VECTOR ? "vector"
+                                         : "stream",
+           c->token_tiles, c->strips, c->warps, c->warps_k, c->strips_cta, c->splits, c->depth,
+           c->parts);
 }
 
 static void fail_on(int rc, const struct qt_err *err)
@@ -168,6 +172,21 @@ static void try_mix24(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                     }
 }
 
+static void try_vector(struct tried *tried, size_t *count, struct qt_gpu *gpu,
+                       const struct gpu_copies *copies, struct qt_matmul_plan plan,
+                       struct gpu_operands *o)
+{
+    struct qt_matmul_config c = {
+        .path = QT_MATMUL_VECTOR, .token_tiles = 1, .warps = 16, .splits = 1, .parts = 1};
+    c.strips_cta = (int)((plan.n + 15) / 16 + (size_t)gpu->sms - 1) / gpu->sms;
+    for (c.strips = 1; c.strips <= 3; c.strips++)
+        for (c.warps_k = 1; c.warps_k <= c.warps; c.warps_k *= 2) {
+            c.depth = c.strips == 1 ? 4 : 3;
+            plan.config = c;
+            try_one(tried, count, gpu, copies, &plan, o);
+        }
+}
+
 int main(int argc, char **argv)
 {
     static struct tried tried[MAX_TRIED];
@@ -210,6 +229,8 @@ int main(int argc, char **argv)
         try_tiles(tried, &count, gpu, &copies, plan, &o);
     if (m > 8 && plan.kind != QT_MATMUL_MIX24)
         try_mma_tiles(tried, &count, gpu, &copies, plan, &o);
+    if (plan.kind == QT_MATMUL_MIX24 && m == 1)
+        try_vector(tried, &count, gpu, &copies, plan, &o);
     if (plan.kind == QT_MATMUL_MIX24 && m <= 32)
         try_mix24(tried, &count, gpu, &copies, plan, &o);
     else if (m <= 32)

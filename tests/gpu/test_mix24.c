@@ -14,6 +14,15 @@ static bool quick;
 
 /* ---- products ------------------------------------------------------------------------------- */
 
+static void vary_vector(struct qt_matmul_config *c)
+{
+    static const int slots[] = {4, 3, 3};
+    c->strips = 1 + (int)random_below(3);
+    c->depth = slots[c->strips - 1];
+    c->warps_k = 16 >> random_below(5);
+    c->strips_cta = 1 + (int)random_below(30);
+}
+
 /* Other configurations than plan would choose. */
 static void vary(struct qt_matmul_config *c, int variant)
 {
@@ -21,7 +30,11 @@ static void vary(struct qt_matmul_config *c, int variant)
         vary_tile(c);
         return;
     }
-    if (variant % 3 == 1 && c->path == QT_MATMUL_SKINNY) {
+    if (variant % 3 == 1 && c->path == QT_MATMUL_VECTOR && random_below(2)) {
+        vary_vector(c);
+        return;
+    }
+    if (variant % 3 == 1 && c->path != QT_MATMUL_STREAM) {
         vary_skinny(c);
         return;
     }
