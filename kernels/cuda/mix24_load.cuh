@@ -6,6 +6,7 @@
 #include "kernels/cuda/mix24_decode.cuh"
 #include "kernels/cuda/mix24_stream.h"
 #include "kernels/cuda/ptx_cluster.cuh"
+#include "kernels/cuda/token_scale.cuh"
 
 /* Whether the copy engine brings the weights. */
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
@@ -259,18 +260,6 @@ static __device__ __noinline__ void mix24_x_ragged(const qt_mix24_args &a, mix24
     }
 }
 
-static __device__ __forceinline__ float mix24_pow2(int e)
-{
-    return __int_as_float((e + 127) << 23);
-}
-
-/* Exponent of the power of two that brings the largest BF16 magnitude to 2^14. */
-static __device__ __forceinline__ int mix24_up(int top)
-{
-    int e = (top >> 7) - 127;
-    return e == 128 ? 0 : min(14 - e, 127);
-}
-
 /*
  * BF16 has less precision and more range than FP16: each token is scaled by the power of two that
  * brings its largest value to 2^14 and converted; that is exact but for values 2^-38 of the
@@ -293,8 +282,8 @@ static __device__ __noinline__ void mix24_bf16_to_f16(const qt_mix24_args &a, in
     __syncthreads();
     for (int t = 0; t < a.m; t++) {
         uint32_t *v = (uint32_t *)(qt_smem + t * a.x_pitch);
-        int up = mix24_up(top[t]);
-        float f0 = mix24_pow2(up / 2), f1 = mix24_pow2(up - up / 2);
+        int up = qt_token_shift(top[t]);
+        float f0 = qt_pow2(up / 2), f1 = qt_pow2(up - up / 2);
         for (int i = (int)threadIdx.x; i < cols / 2; i += (int)blockDim.x) {
             float low = __int_as_float((int)(v[i] << 16)) * f0 * f1;
             v[i] = half2_bits(
@@ -308,8 +297,8 @@ static __device__ __forceinline__ float mix24_token_factor(const qt_mix24_args &
 {
     if (!a.bf16)
         return a.factor;
-    int up = mix24_up(((const int *)(qt_smem + a.top_at))[token]);
-    return a.factor * mix24_pow2(-(up / 2)) * mix24_pow2(-(up - up / 2));
+    int up = qt_token_shift(((const int *)(qt_smem + a.top_at))[token]);
+    return a.factor * qt_pow2(-(up / 2)) * qt_pow2(-(up - up / 2));
 }
 
 #endif
