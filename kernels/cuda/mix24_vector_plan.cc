@@ -28,8 +28,9 @@ static size_t layout(struct qt_mix24_vector_args *a, const struct qt_matmul_weig
                      const struct qt_matmul_config *c)
 {
     const size_t units = (size_t)qt_mix24_units(w), rows = (size_t)pass_strips(c) * QT_STRIP_ROWS;
+    const int slots = mix24_vector_slots(c->strips);
     size_t at =
-        QT_MIX24_VECTOR_RINGS + (size_t)(c->warps * c->depth) * mix24_vector_slot_bytes(c->strips);
+        QT_MIX24_VECTOR_RINGS + (size_t)(c->warps * slots) * mix24_vector_slot_bytes(c->strips);
     a->x_at = (int)at;
     at += units * QT_MIX24_UNIT_COLS * 2;
     a->at_at = (int)at;
@@ -59,10 +60,12 @@ static const char *config_fault(const struct qt_matmul_config *c, const struct q
     if (c->warps != QT_MIX24_VECTOR_WARPS || c->warps_k < 1 || c->warps % c->warps_k)
         return "warps must be 16, and warps_k a divisor";
     if (c->strips < 1 || c->strips > QT_MIX24_VECTOR_STRIPS || c->strips_cta < 1 ||
-        c->depth != mix24_vector_slots(c->strips) || c->splits != 1 || c->parts != 1)
-        return "strips must be 1..3 with 4, 3, 3 slots, strips_cta positive, splits and parts 1";
+        c->splits != 1 || c->parts != 1)
+        return "strips must be 1..3, strips_cta positive, splits and parts 1";
     if ((size_t)c->warps_k > units || ceil_div(units, (size_t)c->warps_k) > QT_MIX24_VECTOR_UNITS)
         return "too few or too many channels for a warp";
+    if (pass_strips(c) * QT_STRIP_ROWS > c->warps * 32)
+        return "a pass has more rows than threads";
     return NULL;
 }
 
@@ -76,14 +79,12 @@ bool qt_mix24_vector_choose(struct qt_matmul_plan *p, const struct qt_matmul_wei
     c.warps = QT_MIX24_VECTOR_WARPS;
     c.strips_cta = (int)ceil_div((size_t)qt_mix24_strips(w), (size_t)p->sms);
     for (c.strips = 1; c.strips <= QT_MIX24_VECTOR_STRIPS; c.strips++)
-        for (c.warps_k = 2; c.warps_k <= c.warps; c.warps_k *= 2) {
-            c.depth = mix24_vector_slots(c.strips);
+        for (c.warps_k = 2; c.warps_k <= c.warps; c.warps_k *= 2)
             if (!config_fault(&c, p, w) && layout(&a, w, &c) <= (size_t)p->smem_limit &&
                 cost(&c, w) < best) {
                 best = cost(&c, w);
                 p->config = c;
             }
-        }
     return best < 1e300;
 }
 

@@ -181,7 +181,6 @@ static void try_vector(struct tried *tried, size_t *count, struct qt_gpu *gpu,
     c.strips_cta = (int)((plan.n + 15) / 16 + (size_t)gpu->sms - 1) / gpu->sms;
     for (c.strips = 1; c.strips <= 3; c.strips++)
         for (c.warps_k = 1; c.warps_k <= c.warps; c.warps_k *= 2) {
-            c.depth = c.strips == 1 ? 4 : 3;
             plan.config = c;
             try_one(tried, count, gpu, copies, &plan, o);
         }

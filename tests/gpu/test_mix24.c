@@ -16,9 +16,7 @@ static bool quick;
 
 static void vary_vector(struct qt_matmul_config *c)
 {
-    static const int slots[] = {4, 3, 3};
     c->strips = 1 + (int)random_below(3);
-    c->depth = slots[c->strips - 1];
     c->warps_k = 16 >> random_below(5);
     c->strips_cta = 1 + (int)random_below(30);
 }
