@@ -102,8 +102,4 @@ int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weigh
                     const struct qt_mix24_gathered *to, const void *x, const float **token_factor,
                     void *stream);
 
-/* Kernel instances as host addresses: token_tiles 1, 2, 4; strips 1, 2, 4; depth 2..4. NULL if
- * there is none. */
-const void *qt_mix24_instance(int token_tiles, int strips, int depth);
-
 #endif

@@ -1,6 +1,6 @@
 /*
- * The mix24 kernel: Y = X W^T for up to 32 tokens, one pass over a matrix of 2- and 4-bit groups,
- * its outliers included.
+ * The ring mix24 kernel: Y = X W^T for up to 32 tokens, one pass over a matrix of 2- and 4-bit
+ * groups, its outliers included.
  *
  *   grid      (cluster, row groups): a cluster of `cluster` blocks owns strips_cta strips of 16
  *             rows; block r of it the r-th part of the units of 128 columns
@@ -28,10 +28,10 @@
  * Moves       packed bytes once; X once per row group; Y once, and FP32 sums between parts of k
  * Oracle      the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
  */
-#ifndef QT_CUDA_MIX24_CUH
-#define QT_CUDA_MIX24_CUH
+#ifndef QT_CUDA_MIX24_RING_CUH
+#define QT_CUDA_MIX24_RING_CUH
 
-#include "kernels/cuda/mix24_finish.cuh"
+#include "kernels/cuda/mix24_ring_finish.cuh"
 #include "kernels/cuda/mix24_slot.cuh"
 
 /* ---- products ----------------------------------------------------------------------------------

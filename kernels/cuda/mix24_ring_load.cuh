@@ -1,10 +1,10 @@
-/* The mix24 kernel (mix24.cuh): which warp does what, and how weights and activations come into
- * shared memory. */
-#ifndef QT_CUDA_MIX24_LOAD_CUH
-#define QT_CUDA_MIX24_LOAD_CUH
+/* The ring mix24 kernel (mix24_ring.cuh): which warp does what, and how weights and activations
+ * come into shared memory. */
+#ifndef QT_CUDA_MIX24_RING_LOAD_CUH
+#define QT_CUDA_MIX24_RING_LOAD_CUH
 
 #include "kernels/cuda/mix24_decode.cuh"
-#include "kernels/cuda/mix24_stream.h"
+#include "kernels/cuda/mix24_ring.h"
 #include "kernels/cuda/ptx_cluster.cuh"
 #include "kernels/cuda/token_scale.cuh"
 

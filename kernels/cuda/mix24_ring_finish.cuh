@@ -1,9 +1,9 @@
-/* The mix24 kernel (mix24.cuh): the end of a pass, from sums in registers to Y, and the outliers,
- * which are added there. */
-#ifndef QT_CUDA_MIX24_FINISH_CUH
-#define QT_CUDA_MIX24_FINISH_CUH
+/* The ring mix24 kernel (mix24_ring.cuh): the end of a pass, from sums in registers to Y, and the
+ * outliers, which are added there. */
+#ifndef QT_CUDA_MIX24_RING_FINISH_CUH
+#define QT_CUDA_MIX24_RING_FINISH_CUH
 
-#include "kernels/cuda/mix24_load.cuh"
+#include "kernels/cuda/mix24_ring_load.cuh"
 #include "kernels/cuda/sums.cuh"
 
 #include <cuda_bf16.h>

@@ -1,6 +1,5 @@
-/* Instances of the mix24 kernel. */
-#include "kernels/cuda/mix24.cuh"
-#include "kernels/cuda/mix24.h"
+/* Instances of the ring mix24 kernel. */
+#include "kernels/cuda/mix24_ring.cuh"
 
 #define KERNEL(mt, strips, depth) (const void *)qt_mix24_kernel<mt, strips, depth>
 #define DEPTHS(mt, strips)                                                                         \
@@ -8,7 +7,7 @@
         KERNEL(mt, strips, 2), KERNEL(mt, strips, 3), KERNEL(mt, strips, 4)                        \
     }
 
-const void *qt_mix24_instance(int token_tiles, int strips, int depth)
+const void *qt_mix24_ring_instance(int token_tiles, int strips, int depth)
 {
     /* Four strips are fastest with two slots, and, like four token tiles, have no room for more
      * sums in registers. */

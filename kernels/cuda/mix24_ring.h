@@ -1,6 +1,7 @@
-/* Arguments of the mix24 kernel (mix24.cuh). */
-#ifndef QT_CUDA_MIX24_STREAM_H
-#define QT_CUDA_MIX24_STREAM_H
+/* The mix24 kernel for other devices, batch-invariant plans, and what has no room elsewhere: its
+ * arguments (mix24_ring.cuh), and its plan behind mix24.h. */
+#ifndef QT_CUDA_MIX24_RING_H
+#define QT_CUDA_MIX24_RING_H
 
 #include "kernels/cuda/mix24.h"
 
@@ -50,5 +51,15 @@ struct qt_mix24_args {
     int window;       /* outliers of a pass that have room in shared memory */
     int x_pitch;      /* bytes of a row of X in shared memory */
 };
+
+/* Kernel instances as host addresses: token_tiles 1, 2, 4; strips 1, 2, 4; depth 2..4. NULL if
+ * there is none. */
+const void *qt_mix24_ring_instance(int token_tiles, int strips, int depth);
+
+/* False: n is too long for shared memory. */
+bool qt_mix24_ring_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w);
+int qt_mix24_ring_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w);
+int qt_mix24_ring_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
+                      const void *x, void *workspace, void *stream);
 
 #endif
