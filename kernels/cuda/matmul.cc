@@ -304,6 +304,17 @@ int qt_allow_smem(struct qt_matmul_plan *p)
                             : qt_refuse(p, QT_MATMUL_FAILED, "%s", cudaGetErrorString(e));
 }
 
+int qt_take_smem(struct qt_matmul_plan *p, size_t bytes, bool dependent)
+{
+    p->smem_bytes = bytes;
+    if (bytes > (size_t)p->smem_limit)
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%zu bytes of shared memory, the device has %d",
+                         bytes, p->smem_limit);
+    if (dependent)
+        p->smem_bytes = qt_one_block_smem(bytes, p->smem_limit);
+    return QT_MATMUL_OK;
+}
+
 int qt_launch_clusters(const struct qt_matmul_plan *p, void *args, int threads, int cluster,
                        bool dependent, void *stream)
 {

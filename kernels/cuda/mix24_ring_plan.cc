@@ -202,23 +202,19 @@ int qt_mix24_ring_check(struct qt_matmul_plan *p, const struct qt_matmul_weight 
     const char *fault = config_fault(c, p, w);
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
-    p->smem_bytes = layout(&a, w, c, chunk_tokens(p), (size_t)p->smem_limit);
-    if (p->options.dependent_launch)
-        p->smem_bytes = qt_one_block_smem(p->smem_bytes, p->smem_limit);
-    if (p->smem_bytes > (size_t)p->smem_limit)
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%zu bytes of shared memory, the device has %d",
-                         p->smem_bytes, p->smem_limit);
+    int rc = qt_take_smem(p, layout(&a, w, c, chunk_tokens(p), (size_t)p->smem_limit),
+                          p->options.dependent_launch);
+    if (rc != QT_MATMUL_OK)
+        return rc;
     p->kernel = qt_mix24_ring_instance(c->token_tiles, c->strips, c->depth);
-    p->encode_map = has_engine(p) ? (void (*)(void))qt_tensor_map_encoder() : NULL;
-    if (has_engine(p) && !p->encode_map)
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "the driver has no cuTensorMapEncodeTiled");
     p->grid_x = c->splits;
     p->grid_y = (int)ceil_div((size_t)qt_mix24_strips(w), (size_t)c->strips_cta);
     p->workspace_bytes =
         c->parts > 1 ? QT_MATMUL_WORKSPACE_ZEROED + chunk_tokens(p) * p->n * sizeof(float) : 0;
     if (p->grid_y > 65535)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "too many row groups");
-    return QT_MATMUL_OK;
+    p->encode_map = NULL;
+    return has_engine(p) ? qt_need_tensor_maps(p) : QT_MATMUL_OK;
 }
 
 bool qt_mix24_ring_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)

@@ -95,20 +95,14 @@ int qt_mix24_vector_check(struct qt_matmul_plan *p, const struct qt_matmul_weigh
     const char *fault = config_fault(c, p, w);
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
+    int rc = qt_take_smem(p, layout(&a, w, c), p->options.dependent_launch);
+    if (rc != QT_MATMUL_OK)
+        return rc;
     p->kernel = qt_mix24_vector_instance(c->strips);
-    p->smem_bytes = layout(&a, w, c);
-    if (p->options.dependent_launch)
-        p->smem_bytes = qt_one_block_smem(p->smem_bytes, p->smem_limit);
-    if (p->smem_bytes > (size_t)p->smem_limit)
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%zu bytes of shared memory, the device has %d",
-                         p->smem_bytes, p->smem_limit);
-    p->encode_map = (void (*)(void))qt_tensor_map_encoder();
-    if (!p->encode_map)
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "the driver has no cuTensorMapEncodeTiled");
     p->grid_x = (int)ceil_div((size_t)qt_mix24_strips(w), (size_t)c->strips_cta);
     p->grid_y = 1;
     p->workspace_bytes = 0;
-    return QT_MATMUL_OK;
+    return qt_need_tensor_maps(p);
 }
 
 /* ---- run ---------------------------------------------------------------------------------------

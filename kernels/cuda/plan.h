@@ -62,6 +62,9 @@ static inline size_t qt_one_block_smem(size_t bytes, int smem_limit)
 {
     return bytes <= (size_t)smem_limit / 2 ? (size_t)smem_limit / 2 + 1024 : bytes;
 }
+/* So many bytes of shared memory as plan->smem_bytes, or those of one block for a dependent launch;
+ * refuses more than the device has. */
+int qt_take_smem(struct qt_matmul_plan *p, size_t bytes, bool dependent);
 /* Launches p->kernel (device.h), in clusters of so many blocks along x. dependent: if its code is
  * for 9.0. */
 int qt_launch_clusters(const struct qt_matmul_plan *p, void *args, int threads, int cluster,
@@ -72,8 +75,8 @@ int qt_launch(const struct qt_matmul_plan *p, void *args, int threads, bool depe
 /* ---- tensor_map.cc -----------------------------------------------------------------------------
  */
 
-/* cuTensorMapEncodeTiled, for plan->encode_map; NULL: the driver has none. */
-void *qt_tensor_map_encoder(void);
+/* cuTensorMapEncodeTiled as plan->encode_map; refuses where the driver has none. */
+int qt_need_tensor_maps(struct qt_matmul_plan *p);
 
 /* What is copied in boxes. Fastest dimension first. */
 struct qt_tensor {

@@ -233,18 +233,12 @@ int qt_skinny_check_config(struct qt_matmul_plan *p, int strips)
 
 int qt_skinny_check_room(struct qt_matmul_plan *p, size_t bytes, int strips, bool dependent)
 {
-    p->smem_bytes = bytes;
-    if (p->smem_bytes > (size_t)p->smem_limit)
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%zu bytes of shared memory, the device has %d",
-                         p->smem_bytes, p->smem_limit);
-    if (dependent)
-        p->smem_bytes = qt_one_block_smem(p->smem_bytes, p->smem_limit);
+    int rc = qt_take_smem(p, bytes, dependent);
+    if (rc != QT_MATMUL_OK)
+        return rc;
     p->grid_x = (int)ceil_div((size_t)strips, (size_t)p->config.strips_cta);
     p->grid_y = 1;
-    p->encode_map = (void (*)(void))qt_tensor_map_encoder();
-    if (!p->encode_map)
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "the driver has no cuTensorMapEncodeTiled");
-    return QT_MATMUL_OK;
+    return qt_need_tensor_maps(p);
 }
 
 int qt_skinny_check(struct qt_matmul_plan *p, const struct qt_shape *s)

@@ -3,15 +3,16 @@
 
 #include <cudaTypedefs.h>
 
-void *qt_tensor_map_encoder(void)
+int qt_need_tensor_maps(struct qt_matmul_plan *p)
 {
     void *f = NULL;
     cudaDriverEntryPointQueryResult found;
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault,
                                          &found) != cudaSuccess ||
-        found != cudaDriverEntryPointSuccess)
-        return NULL;
-    return f;
+        found != cudaDriverEntryPointSuccess || !f)
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "the driver has no cuTensorMapEncodeTiled");
+    p->encode_map = (void (*)(void))f;
+    return QT_MATMUL_OK;
 }
 
 bool qt_tensor_map(const struct qt_matmul_plan *p, CUtensorMap *map, const struct qt_tensor *t)

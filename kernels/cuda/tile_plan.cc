@@ -330,10 +330,7 @@ int qt_tile_check_config(struct qt_matmul_plan *p, const struct qt_tile_matrix *
     p->grid_x = grid_of(tiles, k_stages_of(t, k), c->splits, p->sms);
     p->grid_y = 1;
     p->workspace_bytes = qt_tile_workspace(p, t);
-    p->encode_map = (void (*)(void))qt_tensor_map_encoder();
-    if (!p->encode_map)
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "the driver has no cuTensorMapEncodeTiled");
-    return QT_MATMUL_OK;
+    return qt_need_tensor_maps(p);
 }
 
 int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
