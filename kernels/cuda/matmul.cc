@@ -182,7 +182,7 @@ static int device_facts(struct qt_matmul_plan *p)
 
 static const void *dequantize_kernel(const struct qt_matmul_weight *w)
 {
-    return w->kind == QT_MATMUL_MIX24 ? qt_mix24_ring_instance(1, 1, 2)
+    return w->kind == QT_MATMUL_MIX24 ? qt_mix24_ring_instance(1, 1)
                                       : qt_dequantize_instance(format_of(w));
 }
 

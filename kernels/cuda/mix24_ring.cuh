@@ -8,8 +8,8 @@
  *             WN * STRIPS strips, and a warp's share of it its units of STRIPS strips
  *   smem      [ X: m rows of the block's columns | row pointers | sums | outliers | rings ]
  *
- *   warp:     records -- copies --> ring of DEPTH slots, a unit of STRIPS strips each
- *                 slot u + DEPTH - 1   its copy is started
+ *   warp:     records -- copies --> ring of depth slots, a unit of STRIPS strips each
+ *                 slot u + depth - 1   its copy is started
  *                 slot u + 1, ...      on their way
  *                 slot u               scales, zeros -> codes -> FP16 fragments -> mma.sync
  *
@@ -21,7 +21,7 @@
  * Where X has no room in shared memory, k is cut into parts of a launch each, which pass on FP32
  * sums.
  *
- * The template: MT token tiles of 8 (m <= 8 MT); STRIPS; DEPTH.
+ * The template: MT token tiles of 8 (m <= 8 MT); STRIPS.
  *
  * Requires    compute capability 8.0 (clusters of more than one block: 9.0); stream, csr_col and
  *             csr_val 16-byte aligned; at most 32 units a warp
@@ -67,12 +67,12 @@ static __device__ __forceinline__ void mix24_ring_slot(qt_sums<MT, STRIPS> *sums
  */
 
 /* Weights, X and outliers on their way; X has come. Weights that the lanes copy are in the first of
- * DEPTH - 1 groups, with X. */
-template <int STRIPS, int DEPTH>
+ * depth - 1 groups, with X. */
+template <int STRIPS>
 static __device__ __forceinline__ void mix24_begin(const qt_mix24_args &a, const mix24_warp &w,
                                                    mix24_cursor<STRIPS> *c)
 {
-    constexpr int groups = MIX24_ENGINE ? 2 : DEPTH - 1;
+    const int groups = MIX24_ENGINE ? 2 : a.depth - 1;
     uint32_t run[2] = {0, 0}, perm = mix24_perm_word(a, w, 0);
     if (a.csr_ptr) {
         const int row0 = w.first_strip * 16, row1 = row0 + min(w.pass_strips, a.strips_cta) * 16;
@@ -81,7 +81,7 @@ static __device__ __forceinline__ void mix24_begin(const qt_mix24_args &a, const
     }
     mix24_cursor_open(a, w, c);
 #pragma unroll 1
-    for (int i = 0; i < DEPTH - 1; i++)
+    for (int i = 0; i < a.depth - 1; i++)
         mix24_copy_weights(a, w, c, w.ring + i * mix24_slot_bytes(STRIPS));
     if (a.dependent) {
         ptx_launch_dependents();
@@ -97,10 +97,10 @@ static __device__ __forceinline__ void mix24_begin(const qt_mix24_args &a, const
         mix24_stage_ptr(a, w);
         mix24_copy_run(a, 0, run[0], run[1]);
     }
-#pragma unroll
+#pragma unroll 1
     for (int i = groups > 1 ? 1 : 0; i < groups; i++)
         ptx_copy_commit();
-    ptx_copy_wait<groups - 1>();
+    mix24_copy_wait(groups - 1);
     if (w.warps_n > 1 || a.bf16)
         __syncthreads();
     else
@@ -114,18 +114,10 @@ static __device__ __forceinline__ void mix24_begin(const qt_mix24_args &a, const
 
 /* Outliers were copied in the first of a pass's groups, or in the last before the first pass. With
  * a copy engine there are no others. */
-template <int DEPTH> static __device__ __forceinline__ void mix24_wait_run(int units)
+static __device__ __forceinline__ void mix24_wait_run(const qt_mix24_args &a, int units)
 {
-    if (!MIX24_ENGINE && units >= DEPTH)
-        return;
-    if (MIX24_ENGINE)
-        ptx_copy_wait<0>();
-    else if (units >= 3)
-        ptx_copy_wait<2>();
-    else if (units == 2)
-        ptx_copy_wait<1>();
-    else
-        ptx_copy_wait<0>();
+    if (MIX24_ENGINE || units < a.depth)
+        mix24_copy_wait(MIX24_ENGINE || units == 0 ? 0 : units - 1);
 }
 
 /* Copies the outliers of the next pass; all threads have been through the barriers of this one. */
@@ -142,7 +134,7 @@ static __device__ __forceinline__ void mix24_next_run(const qt_mix24_args &a, co
         ptx_copy_commit();
 }
 
-template <int MT, int STRIPS, int DEPTH>
+template <int MT, int STRIPS>
 __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant__ qt_mix24_args a)
 {
     const mix24_warp w = mix24_warp_open<STRIPS>(a);
@@ -153,12 +145,12 @@ __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant_
         ptx_barrier_init(ptx_shared(qt_smem) + (uint32_t)a.barrier_at, 1);
         ptx_barrier_init(ptx_shared(qt_smem) + (uint32_t)a.barrier_at + 8, 1);
     }
-    mix24_ring_open<STRIPS, DEPTH>(w);
+    mix24_ring_open<STRIPS>(a, w);
     ptx_barrier_init_fence();
     __syncwarp();
     if (a.cluster > 1)
         ptx_cluster_arrive();
-    mix24_begin<STRIPS, DEPTH>(a, w, &c);
+    mix24_begin<STRIPS>(a, w, &c);
 
     uint32_t x_row[MT]; /* columns of tokens >= m are never stored */
 #pragma unroll
@@ -168,7 +160,7 @@ __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant_
                               (w.unit0 - w.cta_unit0) * MIX24_UNIT_BYTES);
         asm volatile("" : "+r"(x_row[t]));
     }
-    const uint32_t last = w.ring + (DEPTH - 1) * mix24_slot_bytes(STRIPS);
+    const uint32_t last = w.ring + (uint32_t)(a.depth - 1) * mix24_slot_bytes(STRIPS);
     uint32_t slot = w.ring, unused = last, rounds = 0;
 #pragma unroll 1
     for (int pass = 0; pass < a.passes; pass++) {
@@ -176,7 +168,7 @@ __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant_
         uint32_t fours = w.fours;
 #pragma unroll 1
         for (int unit = 0; unit < w.count; unit++) {
-            mix24_wait_slot<STRIPS, DEPTH>(slot, rounds & 1);
+            mix24_wait_slot<STRIPS>(a, slot, rounds & 1);
             __syncwarp(); /* lanes read what others copied, and have read the slot before */
             mix24_copy_weights(a, w, &c, unused);
             if (!MIX24_ENGINE)
@@ -192,7 +184,7 @@ __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant_
             slot = slot == last ? w.ring : slot + mix24_slot_bytes(STRIPS);
         }
         if (a.csr_ptr)
-            mix24_wait_run<DEPTH>(w.count);
+            mix24_wait_run(a, w.count);
         mix24_finish_pass(a, w, sums, pass);
         if (a.csr_ptr)
             mix24_next_run(a, w, pass);

@@ -8,6 +8,7 @@
 enum {
     MIX24_UNIT_BYTES = QT_MIX24_UNIT_COLS * 2, /* of X */
     MIX24_MAX_UNITS = 32,                      /* of a warp */
+    MIX24_MAX_DEPTH = 4,                       /* slots of its ring, of 2 at least */
 };
 
 /* Of a warp's ring: the copy engine wants multiples of 128; the last of them have room for the
@@ -25,7 +26,7 @@ struct qt_mix24_args {
     int strips, units, fours; /* strips of 16 rows; units of 128 columns, of which fours are FOUR */
     int first_unit, end_unit; /* of this launch */
     int split_units;          /* units of a block */
-    uint32_t ring_bytes;      /* of a warp */
+    int depth;                /* slots of a warp's ring */
     /* In shared memory: */
     int ring_at, barrier_at, long_at, ptr_at, sums_at, top_at, inbox_at, window_at;
     int m, n, k;
@@ -52,9 +53,9 @@ struct qt_mix24_args {
     int x_pitch;      /* bytes of a row of X in shared memory */
 };
 
-/* Kernel instances as host addresses: token_tiles 1, 2, 4; strips 1, 2, 4; depth 2..4. NULL if
- * there is none. */
-const void *qt_mix24_ring_instance(int token_tiles, int strips, int depth);
+/* Kernel instances as host addresses: token_tiles 1, 2, 4; strips 1, 2, 4. NULL if there is none.
+ */
+const void *qt_mix24_ring_instance(int token_tiles, int strips);
 
 /* False: n is too long for shared memory. */
 bool qt_mix24_ring_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w);

@@ -57,7 +57,8 @@ static __device__ __forceinline__ mix24_warp mix24_warp_open(const qt_mix24_args
     w.offset = (uint32_t)(w.unit0 * mix24_record<false>::BYTES +
                           (int)__shfl_sync(~0u, before, 0) *
                               (mix24_record<true>::BYTES - mix24_record<false>::BYTES));
-    w.ring = ptx_shared(qt_smem) + (uint32_t)a.ring_at + (uint32_t)warp * a.ring_bytes;
+    w.ring = ptx_shared(qt_smem) + (uint32_t)a.ring_at +
+             (uint32_t)(warp * a.depth) * mix24_slot_bytes(STRIPS);
     /* Computed once: the compiler would do it again for each use in the main loop. */
     asm volatile("" : "+r"(w.count), "+r"(w.ring), "+r"(w.fours));
     return w;
@@ -167,23 +168,38 @@ static __device__ __forceinline__ void mix24_copy_weights(const qt_mix24_args &a
 }
 
 /* Prepares the barriers of the ring; by the warp. */
-template <int STRIPS, int DEPTH>
-static __device__ __forceinline__ void mix24_ring_open(const mix24_warp &w)
+template <int STRIPS>
+static __device__ __forceinline__ void mix24_ring_open(const qt_mix24_args &a, const mix24_warp &w)
 {
     if (MIX24_ENGINE && w.lane == 0)
 #pragma unroll
-        for (int i = 0; i < DEPTH; i++)
-            ptx_barrier_init(mix24_slot_barrier<STRIPS>(w.ring + i * mix24_slot_bytes(STRIPS)), 1);
+        for (int i = 0; i < MIX24_MAX_DEPTH; i++)
+            if (i < a.depth)
+                ptx_barrier_init(mix24_slot_barrier<STRIPS>(w.ring + i * mix24_slot_bytes(STRIPS)),
+                                 1);
+}
+
+/* Until so many of the lane's last groups of copies, of 0 to 2, are the only ones under way. (The
+ * instruction wants a constant.) */
+static __device__ __forceinline__ void mix24_copy_wait(int groups)
+{
+    if (groups == 0)
+        ptx_copy_wait<0>();
+    else if (groups == 1)
+        ptx_copy_wait<1>();
+    else
+        ptx_copy_wait<2>();
 }
 
 /* Until a slot is full. parity: of how often the ring has been gone round. */
-template <int STRIPS, int DEPTH>
-static __device__ __forceinline__ void mix24_wait_slot(uint32_t slot, uint32_t parity)
+template <int STRIPS>
+static __device__ __forceinline__ void mix24_wait_slot(const qt_mix24_args &a, uint32_t slot,
+                                                       uint32_t parity)
 {
     if (MIX24_ENGINE)
         ptx_barrier_wait(mix24_slot_barrier<STRIPS>(slot), parity);
     else
-        ptx_copy_wait<DEPTH - 2>();
+        mix24_copy_wait(a.depth - 2);
 }
 
 /* ---- activations -------------------------------------------------------------------------------

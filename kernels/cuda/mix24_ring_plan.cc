@@ -8,7 +8,6 @@ enum {
     MAX_TOKENS = 32, /* per pass over the weights */
     MAX_CLUSTER = 8,
     CHOSEN_CLUSTER = 2, /* larger ones were slower wherever it was measured */
-    MAX_DEPTH = 4,
 };
 
 /* ---- shared memory -----------------------------------------------------------------------------
@@ -67,8 +66,8 @@ static size_t layout(struct qt_mix24_args *a, const struct qt_matmul_weight *w,
     a->inbox_at = (int)at;
     at += c->splits > 1 ? 2 * m * rows * 4 : 0;
     a->ring_at = (int)round_up(at, 128);
-    a->ring_bytes = (uint32_t)c->depth * mix24_slot_bytes(c->strips);
-    at = (size_t)a->ring_at + (size_t)c->warps * a->ring_bytes;
+    a->depth = c->depth;
+    at = (size_t)a->ring_at + (size_t)(c->warps * c->depth) * mix24_slot_bytes(c->strips);
     a->window_at = (int)at;
     if (at + window * OUTLIER > limit)
         window = at < limit ? (limit - at) / OUTLIER / 64 * 64 : 0;
@@ -100,10 +99,10 @@ static const char *config_fault(const struct qt_matmul_config *c, const struct q
         return "strips must be 1, 2 or 4";
     if (!power_of_2(c->warps) || c->warps > 16 || !power_of_2(c->warps_k) || c->warps_k > c->warps)
         return "warps must be a power of two, at most 16, and warps_k a divisor";
-    if (c->strips_cta < 1 || c->depth < 2 || c->depth > MAX_DEPTH)
+    if (c->strips_cta < 1 || c->depth < 2 || c->depth > MIX24_MAX_DEPTH)
         return "strips_cta must be positive, depth 2..4";
-    if (!qt_mix24_ring_instance(c->token_tiles, c->strips, c->depth))
-        return "no kernel with so many strips and that depth";
+    if (!qt_mix24_ring_instance(c->token_tiles, c->strips))
+        return "no kernel with so many tokens and strips";
     if (!power_of_2(c->splits) || c->splits > (has_engine(p) ? MAX_CLUSTER : 1))
         return "splits must be 1, 2, 4 or 8 (1 but on compute capability 9.0)";
     if (c->parts < 1 || c->parts > qt_mix24_units(w))
@@ -120,7 +119,7 @@ static size_t groups_at_a_time(const struct qt_matmul_plan *p, const struct qt_m
 {
     if (c->splits == 1)
         return (size_t)p->sms;
-    const void *kernel = qt_mix24_ring_instance(c->token_tiles, c->strips, c->depth);
+    const void *kernel = qt_mix24_ring_instance(c->token_tiles, c->strips);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p->smem_limit);
     const size_t count = qt_clusters_at_a_time(kernel, c->warps * 32, smem, (size_t)c->splits);
     return count ? count : 1;
@@ -165,8 +164,14 @@ static double cost(const struct qt_matmul_config *c, const struct qt_mix24_args 
     double outliers = (size_t)a->window < window_wanted(w, c) ? 1 : 0;
     double x = (double)m * a->split_units / 100;
     double part = (double)passes * (slots * slot + 0.6 + outliers) + x + (c->splits > 1 ? 2 : 0) +
-                  0.3 * (double)(MAX_DEPTH - c->depth);
+                  0.3 * (double)(MIX24_MAX_DEPTH - c->depth);
     return c->parts * part + 2 * (c->parts - 1);
+}
+
+/* Many sums of a slot are fastest with two slots. */
+static int most_slots(const struct qt_matmul_config *c)
+{
+    return c->strips == 4 || c->strips * c->token_tiles == 8 ? 2 : MIX24_MAX_DEPTH;
 }
 
 /* Of `most` tokens a pass. cut: if given, k is to be cut as there. */
@@ -183,7 +188,7 @@ static bool choose_for(struct qt_matmul_config *out, const struct qt_matmul_plan
     for (c.splits = 1; c.splits <= CHOSEN_CLUSTER; c.splits *= 2)
         for (c.strips = 1; c.strips <= 4; c.strips *= 2)
             for (c.warps_k = 4; c.warps_k <= 16; c.warps_k *= 2)
-                for (c.depth = MAX_DEPTH; c.depth >= 2; c.depth--) {
+                for (c.depth = most_slots(&c); c.depth >= 2; c.depth--) {
                     if (cut && (c.splits != cut->splits || c.warps_k != cut->warps_k))
                         continue;
                     if (cut_parts(&a, &c, p, w, most, cut ? cut->parts : 1) &&
@@ -206,7 +211,7 @@ int qt_mix24_ring_check(struct qt_matmul_plan *p, const struct qt_matmul_weight 
                           p->options.dependent_launch);
     if (rc != QT_MATMUL_OK)
         return rc;
-    p->kernel = qt_mix24_ring_instance(c->token_tiles, c->strips, c->depth);
+    p->kernel = qt_mix24_ring_instance(c->token_tiles, c->strips);
     p->grid_x = c->splits;
     p->grid_y = (int)ceil_div((size_t)qt_mix24_strips(w), (size_t)c->strips_cta);
     p->workspace_bytes =
