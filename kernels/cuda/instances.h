@@ -43,7 +43,7 @@ enum qt_format {
     X(qt_decode_int4_zero)                                                                         \
     X(qt_decode_int8)
 
-/* token_tiles 1, 2 or 4; strips 1 or 2, 1 with 4 token tiles. */
+/* token_tiles 1, 2 or 4; strips 1 or 2. NULL: none. */
 const void *qt_stream_instance(enum qt_format format, int token_tiles, int strips);
 /* token_tiles 1 or 2; strips 1, 2 or 4; sm_90a. NULL: none. */
 const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strips);

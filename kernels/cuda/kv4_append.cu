@@ -9,7 +9,6 @@
  */
 #include "kernels/cuda/kv4_view.h"
 
-#include <cuda_bf16.h>
 #include <math.h>
 
 struct kv_append_args {
@@ -21,7 +20,7 @@ struct kv_append_args {
 
 static __device__ __forceinline__ float kv_input(const void *p, size_t i, int bf16)
 {
-    return bf16 ? __bfloat162float(((const __nv_bfloat16 *)p)[i])
+    return bf16 ? __int_as_float(((const uint16_t *)p)[i] << 16)
                 : __half2float(((const __half *)p)[i]);
 }
 

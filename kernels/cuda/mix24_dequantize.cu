@@ -31,10 +31,7 @@ static __device__ __forceinline__ void put(const dequantize_args &a, int row, in
         return;
     size_t at = (size_t)row * a.k + col;
     float v = __half2float(w) * a.factor;
-    if (a.bf16)
-        ((__nv_bfloat16 *)a.out)[at] = __float2bfloat16(v);
-    else
-        ((__half *)a.out)[at] = __float2half(v);
+    qt_put_rounded(a.out, at, v, a.bf16);
 }
 
 /* 16 channels of a row, which are neighbours in `out` too; one by one. */

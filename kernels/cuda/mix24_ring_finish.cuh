@@ -4,9 +4,8 @@
 #define QT_CUDA_MIX24_RING_FINISH_CUH
 
 #include "kernels/cuda/mix24_ring_load.cuh"
+#include "kernels/cuda/round.cuh"
 #include "kernels/cuda/sums.cuh"
-
-#include <cuda_bf16.h>
 
 /* ---- outliers ----------------------------------------------------------------------------------
  *
@@ -132,10 +131,8 @@ static __device__ __forceinline__ void mix24_store_y(const qt_mix24_args &a, con
         v += __ldcg(a.before + at);
     if (a.after)
         a.after[at] = v;
-    else if (a.bf16)
-        ((__nv_bfloat16 *)a.y)[at] = __float2bfloat16(v);
     else
-        ((__half *)a.y)[at] = __float2half(v);
+        qt_put_rounded(a.y, at, v, a.bf16);
 }
 
 /* The outliers of an output in the pass, but those of long rows; thread `sub` of its threads. */

@@ -40,14 +40,14 @@ static __device__ __forceinline__ int mix24_rest_after(const qt_mix24_skinny_arg
     return rest >= a.units ? rest - a.units : rest;
 }
 
-struct mix24_skinny_weights : skinny_place<qt_mix24_skinny_args> {
+struct mix24_skinny_copies : skinny_source<qt_mix24_skinny_args> {
     int rest, at; /* of its first unit; in a strip, in U64 */
 
-    __device__ __forceinline__ mix24_skinny_weights(const qt_mix24_skinny_args &args)
-        : skinny_place(args), rest(0), at(0)
+    __device__ __forceinline__ mix24_skinny_copies(const qt_mix24_skinny_args &args)
+        : skinny_source(args), rest(0), at(0)
     {
     }
-    __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
+    __device__ __forceinline__ void copy_weights(uint32_t dst, uint32_t bar) const
     {
         const bool four[2] = {mix24_rest_is_four(a, rest),
                               mix24_rest_is_four(a, mix24_rest_after(a, rest, a.fours))};
@@ -64,10 +64,12 @@ struct mix24_skinny_weights : skinny_place<qt_mix24_skinny_args> {
             at += mix24_unit_bytes(mix24_rest_is_four(a, rest)) / 8;
             rest = mix24_rest_after(a, rest, a.fours);
         }
-        const bool more = skinny_place::next();
-        if (k_stage == 0)
-            rest = at = 0;
-        return more;
+        return skinny_source::next();
+    }
+    __device__ __forceinline__ bool next_tile()
+    {
+        rest = at = 0;
+        return skinny_source::next_tile();
     }
 };
 
@@ -183,7 +185,7 @@ __global__ void __launch_bounds__(QT_MIX24_SKINNY_WARPS * 32, 1)
         mix24_skinny_outliers<MT>(a, w.warps_n * STRIPS * 16 + 4, threads,
                                   (int)threadIdx.x - threads - QT_RING_COPIERS);
     } else if (warp * 32 >= threads) {
-        skinny_bring(a, r, warp * 32 == threads, threads, mix24_skinny_weights(a));
+        qt_ring_bring(a, r, warp * 32 == threads, threads, a.arrivals, mix24_skinny_copies(a));
     } else {
         ptx_launch_dependents();
         skinny_multiply_all<MT, STRIPS>(a, r, w, threads, mix24_skinny_work<MT, STRIPS>(a, w));

@@ -18,7 +18,7 @@ struct qt_mix24_skinny_args : qt_skinny_base {
                           more than one tile */
 };
 
-/* token_tiles 1 or 2; strips 1, 2 or 4; sm_90a. */
+/* token_tiles 1 or 2; strips 1, 2 or 4; sm_90a. NULL: none. */
 const void *qt_mix24_skinny_instance(int token_tiles, int strips);
 
 /* False: not for this device or so many tokens. */

@@ -42,11 +42,11 @@ static __device__ __forceinline__ bool mix24_tile_next(const qt_mix24_tile_args 
     return four;
 }
 
-template <int WGS, int BM> struct mix24_tile_weights : tile_place<qt_mix24_tile_args, BM> {
+template <int WGS, int BM> struct mix24_tile_copies : tile_source<qt_mix24_tile_args, BM, 2> {
+    typedef tile_source<qt_mix24_tile_args, BM, 2> source;
     int rest, at; /* of the unit; in a strip, in U64 */
 
-    __device__ __forceinline__ mix24_tile_weights(const qt_mix24_tile_args &args)
-        : tile_place<qt_mix24_tile_args, BM>(args)
+    __device__ __forceinline__ mix24_tile_copies(const qt_mix24_tile_args &args) : source(args)
     {
         begin();
     }
@@ -59,7 +59,7 @@ template <int WGS, int BM> struct mix24_tile_weights : tile_place<qt_mix24_tile_
               fours * (mix24_unit_bytes(true) - mix24_unit_bytes(false))) /
              8;
     }
-    __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
+    __device__ __forceinline__ void copy_weights(uint32_t dst, uint32_t bar) const
     {
         const qt_mix24_tile_args &a = this->a;
         int next = rest;
@@ -70,15 +70,24 @@ template <int WGS, int BM> struct mix24_tile_weights : tile_place<qt_mix24_tile_
         ptx_copy_box(dst + BM * 256 + list_bytes, &a.records[four], at, this->s.row_tile * 4 * WGS,
                      bar);
     }
+    __device__ __forceinline__ void copy_x(uint32_t dst, uint32_t bar) const
+    {
+        const qt_mix24_tile_args &a = this->a;
+        source::copy_x(dst, bar);
+        if (a.list_bytes) /* from the launch before, as X */
+            ptx_copy_box(dst + BM * 256, &a.lists, this->k_stage * (PATCH_LIST_BYTES / 8),
+                         this->s.row_tile * 4 * WGS, bar);
+    }
     __device__ __forceinline__ bool next()
     {
         at += mix24_unit_bytes(mix24_tile_next(this->a, &rest)) / 8;
-        if (this->step())
-            return true;
-        if (!this->next_segment())
-            return false;
+        return source::next();
+    }
+    __device__ __forceinline__ bool next_tile()
+    {
+        const bool more = source::next_tile();
         begin();
-        return true;
+        return more;
     }
 };
 
@@ -369,14 +378,7 @@ __global__ void __launch_bounds__((WGS + mix24_tile_others(BM)) * 128, 1)
             mix24_tile_outliers<WGS, BM>(a, warp - (WGS + 1) * 4);
     } else if (warp >= WGS * 4) {
         ptx_registers_fewer<TILE_COPY_REGISTERS>();
-        if (warp < WGS * 4 + 2)
-            tile_bring<WGS, BM, 2>(
-                a, r, warp == WGS * 4, mix24_tile_weights<WGS, BM>(a),
-                [&](const tile_segment &s, int unit, uint32_t dst, uint32_t bar) {
-                    if (a.list_bytes) /* from the launch before, as X */
-                        ptx_copy_box(dst, &a.lists, unit * (PATCH_LIST_BYTES / 8),
-                                     s.row_tile * 4 * WGS, bar);
-                });
+        tile_bring<WGS>(a, r, warp, mix24_tile_copies<WGS, BM>(a));
     } else {
         ptx_registers_more<tile_registers(WGS, mix24_tile_others(BM),
                                           TILE_COPY_REGISTERS +

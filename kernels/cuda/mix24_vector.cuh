@@ -29,9 +29,8 @@
 #include "kernels/cuda/mix24_slot.cuh"
 #include "kernels/cuda/mix24_vector.h"
 #include "kernels/cuda/ptx_barrier.cuh"
+#include "kernels/cuda/round.cuh"
 #include "kernels/cuda/token_scale.cuh"
-
-#include <cuda_bf16.h>
 
 extern __shared__ __align__(1024) unsigned char qt_smem[];
 
@@ -367,12 +366,8 @@ __global__ void __launch_bounds__(QT_MIX24_VECTOR_WARPS * 32, 1)
         for (int d = 16; d; d /= 2)
             if (d < row_threads)
                 v += __shfl_xor_sync(~0u, v, d);
-        if (sub == 0 && here < row_end) {
-            if (a.bf16)
-                ((__nv_bfloat16 *)a.y)[here] = __float2bfloat16(v * factor);
-            else
-                ((__half *)a.y)[here] = __float2half(v * factor);
-        }
+        if (sub == 0 && here < row_end)
+            qt_put_rounded(a.y, (size_t)here, v * factor, a.bf16);
     }
 }
 

@@ -9,9 +9,8 @@
 #define QT_MMA_TILE_TABLE(X)                                                                       \
     X(8, 1, 2, 32)                                                                                 \
     X(8, 1, 2, 64)                                                                                 \
-    X(4, 2, 2, 64)                                                                                 \
     X(4, 2, 4, 64)
-enum { QT_MMA_TILE_KINDS = 4 };
+enum { QT_MMA_TILE_KINDS = 3 };
 
 /* Stages of the ring; bytes between rows of results in shared memory, against bank conflicts. */
 enum { QT_MMA_TILE_STAGES = 3, QT_MMA_TILE_PAD = 16 };

@@ -40,23 +40,6 @@ static __device__ __forceinline__ void qt_ring_next(qt_ring *r, int stages)
 /* Numbers of barriers of a part of the block; 0 is __syncthreads. */
 enum { RING_START = 1, RING_WEIGHTS, RING_X, RING_BARRIERS };
 
-/*
- * A source is what one of the warps that copy brings, beginning with the first stage:
- *
- *     copy(dst, bar)   starts copies of the stage it is at to shared memory, counted by bar
- *     next()           goes on to the next stage; false: there is none
- *
- * That of weights announces the bytes of X too.
- *
- * Args: of the kernel (stages, stage_bytes, ring_at, dependent).
- */
-template <class Args, class Source>
-static __device__ __forceinline__ void qt_ring_copy(const Args &a, const qt_ring &r,
-                                                    const Source &source)
-{
-    source.copy(ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes, r.full + 8 * r.stage);
-}
-
 /* All there can be, from number `from` on: in a loop the assembler puts a fence of 70 clocks before
  * each. */
 static __device__ __forceinline__ void qt_ring_init(uint32_t first, int from, uint32_t count)
@@ -81,50 +64,64 @@ static __device__ __forceinline__ void qt_ring_opened(bool weights, int threads)
     ptx_named_barrier_arrive(RING_START, threads + QT_RING_COPIERS);
 }
 
-/* The warp that brings weights. The first stage is on its way before there are other barriers. */
+/*
+ * The two warps that copy, one weights and one X, by an elected thread each, from the first stage
+ * on. Source says what; it is at the first stage then:
+ *
+ *     copy_weights(dst, bar)   starts copies of the stage it is at to shared memory, counted by
+ *     copy_x(dst, bar)         bar; that of weights announces the bytes of both
+ *     next()                   goes on to the next stage of a tile; false: there is none
+ *     next_tile()              then goes on to the first stage of the next tile, likewise
+ *
+ * Weights of the first stage are on their way before there are other barriers.
+ *
+ * Args: of the kernel (stages, stage_bytes, ring_at, dependent). threads: that multiply; arrivals:
+ * that give a stage back.
+ */
 template <class Args, class Source>
-static __device__ __forceinline__ void qt_ring_bring_weights(const Args &a, qt_ring r, int threads,
-                                                             Source source)
+static __device__ __forceinline__ void qt_ring_bring(const Args &a, qt_ring r, bool weights,
+                                                     int threads, int arrivals, Source source)
 {
+    const uint32_t ring = ptx_shared(qt_smem) + a.ring_at;
     if (ptx_elect()) {
-        ptx_barrier_init(r.full, 1);
-        ptx_barrier_init_fence();
-        qt_ring_copy(a, r, source);
-        qt_ring_init(r.full, 1, 1);
+        if (weights) {
+            ptx_barrier_init(r.full, 1);
+            ptx_barrier_init_fence();
+            source.copy_weights(ring, r.full);
+            qt_ring_init(r.full, 1, 1);
+        } else {
+            qt_ring_init(r.empty, 0, (uint32_t)arrivals);
+            ptx_barrier_init(qt_ring_spare(r), 1);
+        }
         ptx_barrier_init_fence();
     }
-    qt_ring_opened(true, threads);
+    qt_ring_opened(weights, threads);
     if (!ptx_elect())
         return;
-#pragma unroll 1
-    while (source.next()) {
+    bool more = true;
+    if (weights) {
         qt_ring_next(&r, a.stages);
-        ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-        qt_ring_copy(a, r, source);
-    }
-}
-
-/* The warp that brings X. arrivals: that give a stage back. */
-template <class Args, class Source>
-static __device__ __forceinline__ void qt_ring_bring_x(const Args &a, qt_ring r, int threads,
-                                                       int arrivals, Source source)
-{
-    if (ptx_elect()) {
-        qt_ring_init(r.empty, 0, (uint32_t)arrivals);
-        ptx_barrier_init(qt_ring_spare(r), 1);
-        ptx_barrier_init_fence();
-    }
-    qt_ring_opened(false, threads);
-    if (!ptx_elect())
-        return;
-    if (a.dependent)
+        more = source.next();
+    } else if (a.dependent) {
         ptx_wait_previous();
+    }
+    do { /* tiles; a loop for each of the warps, but one place where the next tile is found */
+        if (weights)
 #pragma unroll 1
-    do {
-        ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-        qt_ring_copy(a, r, source);
-        qt_ring_next(&r, a.stages);
-    } while (source.next());
+            for (; more; more = source.next()) {
+                ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
+                source.copy_weights(ring + r.stage * a.stage_bytes, r.full + 8 * r.stage);
+                qt_ring_next(&r, a.stages);
+            }
+        else
+#pragma unroll 1
+            for (; more; more = source.next()) {
+                ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
+                source.copy_x(ring + r.stage * a.stage_bytes, r.full + 8 * r.stage);
+                qt_ring_next(&r, a.stages);
+            }
+        more = source.next_tile();
+    } while (more);
 }
 
 /* Until the ring can be waited for. */

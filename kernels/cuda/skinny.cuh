@@ -17,10 +17,10 @@
 #include "kernels/cuda/skinny_ring.cuh"
 #include "kernels/cuda/slot.cuh"
 
-template <class Format> struct skinny_weights : skinny_place<qt_skinny_args> {
-    using skinny_place::skinny_place;
+template <class Format> struct skinny_copies : skinny_source<qt_skinny_args> {
+    using skinny_source::skinny_source;
 
-    __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
+    __device__ __forceinline__ void copy_weights(uint32_t dst, uint32_t bar) const
     {
         const int group = k_stage * QT_SKINNY_BLOCKS * 64 >> a.group_shift;
         ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
@@ -41,13 +41,13 @@ template <class Format> struct skinny_weights : skinny_place<qt_skinny_args> {
  */
 
 /* Where a lane of a warp reads in a stage: in the warp's slot of it. */
-template <class Format, int STRIPS> struct skinny_source {
+template <class Format, int STRIPS> struct skinny_words {
     int words[STRIPS][3]; /* of the first block */
     int scales[STRIPS];   /* of its two rows, first group */
     int zeros[STRIPS];    /* first group */
     uint32_t x[2];        /* for ldmatrix: of the blocks, the first half, token tile 0 */
 
-    __device__ __forceinline__ skinny_source(const qt_skinny_args &a, const skinny_warp &w)
+    __device__ __forceinline__ skinny_words(const qt_skinny_args &a, const skinny_warp &w)
     {
         const int lane = (int)threadIdx.x % 32;
         const int group_at = a.stage_groups > 1 ? w.slot * a.slot_groups * 32 : 0;
@@ -74,7 +74,7 @@ template <class Format, int STRIPS> struct skinny_source {
 template <class Format, int MT, int STRIPS>
 static __device__ __forceinline__ void
 skinny_slot(qt_sums<MT, STRIPS> *total, const qt_skinny_args &a,
-            const skinny_source<Format, STRIPS> &from, int stage, uint32_t lane_bytes)
+            const skinny_words<Format, STRIPS> &from, int stage, uint32_t lane_bytes)
 {
     const unsigned char *base = qt_smem + stage;
     const unsigned char *scales[STRIPS];
@@ -99,7 +99,7 @@ skinny_slot(qt_sums<MT, STRIPS> *total, const qt_skinny_args &a,
 /* For skinny_multiply_all. */
 template <class Format, int MT, int STRIPS> struct skinny_work {
     const qt_skinny_args &a;
-    const skinny_source<Format, STRIPS> from;
+    const skinny_words<Format, STRIPS> from;
     const uint32_t lane_bytes;
 
     __device__ __forceinline__ skinny_work(const qt_skinny_args &args, const skinny_warp &w)
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(QT_SKINNY_MAX_WARPS * 32 + QT_RING_COPIERS, 1)
     const int threads = (int)blockDim.x - QT_RING_COPIERS; /* that multiply */
     const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
     if (warp * 32 >= threads) {
-        skinny_bring(a, r, warp * 32 == threads, threads, skinny_weights<Format>(a));
+        qt_ring_bring(a, r, warp * 32 == threads, threads, a.arrivals, skinny_copies<Format>(a));
         return;
     }
     Format::fill_table(&a.decode, Format::TABLE_BYTES ? qt_lane_value(&a.decode) : __half(),
@@ -160,14 +160,19 @@ __global__ void __launch_bounds__(QT_SKINNY_MAX_WARPS * 32 + QT_RING_COPIERS, 1)
     skinny_multiply_all<MT, STRIPS>(a, r, w, threads, skinny_work<Format, MT, STRIPS>(a, w));
 }
 
-/* Of a format. */
+/* Of a format: NULL if there is none. Four strips a warp spare reads of X, which up to 8 tokens of
+ * codes of 2 and 3 bits wait for (skinny_plan.cc). */
 template <class Format> static const void *qt_skinny_of(int token_tiles, int strips)
 {
 #define KERNEL(mt, strips) (const void *)qt_skinny_kernel<Format, mt, strips>
-    static const void *const kernels[2][3] = {{KERNEL(1, 1), KERNEL(1, 2), KERNEL(1, 4)},
-                                              {KERNEL(2, 1), KERNEL(2, 2), KERNEL(2, 4)}};
+    static const void *const kernels[2][2] = {{KERNEL(1, 1), KERNEL(1, 2)},
+                                              {KERNEL(2, 1), KERNEL(2, 2)}};
+    if (strips < 4)
+        return kernels[token_tiles - 1][strips - 1];
+    if constexpr (Format::TABLE_BYTES > 0 && Format::WIDTH0 < 4)
+        return token_tiles == 1 ? KERNEL(1, 4) : NULL;
+    return NULL;
 #undef KERNEL
-    return kernels[token_tiles - 1][strips / 2];
 }
 
 #endif

@@ -233,6 +233,8 @@ int qt_skinny_check_config(struct qt_matmul_plan *p, int strips)
 
 int qt_skinny_check_room(struct qt_matmul_plan *p, size_t bytes, int strips, bool dependent)
 {
+    if (!p->kernel)
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "no such skinny kernel for this format");
     int rc = qt_take_smem(p, bytes, dependent);
     if (rc != QT_MATMUL_OK)
         return rc;
@@ -249,8 +251,6 @@ int qt_skinny_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     if (rc != QT_MATMUL_OK)
         return rc;
     p->kernel = qt_skinny_instance(s->format, c->token_tiles, c->strips);
-    if (!p->kernel)
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "no skinny kernel for this format");
     if (!s->zero_boxes)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED,
                          "skinny kernels want rows of zero points in multiples of 16 bytes");

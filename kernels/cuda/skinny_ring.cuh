@@ -39,10 +39,9 @@
 
 #include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/cuda/ring.cuh"
+#include "kernels/cuda/round.cuh"
 #include "kernels/cuda/skinny.h"
 #include "kernels/cuda/sums.cuh"
-
-#include <cuda_bf16.h>
 
 /* Numbers of barriers of a part of the block. */
 enum { SKINNY_SUMS = RING_BARRIERS, SKINNY_MEET };
@@ -56,13 +55,17 @@ static __device__ __forceinline__ void skinny_ring_step(qt_ring *r, int by, int 
         r->parity ^= 1;
 }
 
-/* Where a warp that copies is. Args: of the kernel. */
-template <class Args> struct skinny_place {
+/* A source of qt_ring_bring but for weights. Args: of the kernel. */
+template <class Args> struct skinny_source {
     const Args &a;
     int tile, k_stage;
 
-    __device__ __forceinline__ skinny_place(const Args &args) : a(args), tile(0), k_stage(0)
+    __device__ __forceinline__ skinny_source(const Args &args) : a(args), tile(0), k_stage(0)
     {
+    }
+    __device__ __forceinline__ void copy_x(uint32_t dst, uint32_t bar) const
+    {
+        ptx_copy_box_3d(dst, &a.x, 0, a.token0, k_stage * QT_SKINNY_BLOCKS, bar);
     }
     __device__ __forceinline__ int strip() const
     {
@@ -70,19 +73,12 @@ template <class Args> struct skinny_place {
     }
     __device__ __forceinline__ bool next()
     {
-        if (++k_stage < a.k_stages)
-            return true;
+        return ++k_stage < a.k_stages;
+    }
+    __device__ __forceinline__ bool next_tile()
+    {
         k_stage = 0;
         return ++tile < a.tiles;
-    }
-};
-
-struct skinny_x : skinny_place<qt_skinny_base> {
-    using skinny_place::skinny_place;
-
-    __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
-    {
-        ptx_copy_box_3d(dst, &a.x, 0, a.token0, k_stage * QT_SKINNY_BLOCKS, bar);
     }
 };
 
@@ -97,18 +93,6 @@ static __device__ __forceinline__ uint32_t skinny_x_at(const qt_skinny_base &a, 
 {
     int line = block * a.x_rows + token;
     return (uint32_t)(line * 128 + (chunk ^ line % 8) * 16);
-}
-
-/* The warps that copy. threads: that multiply. */
-template <class Weights>
-static __device__ __forceinline__ void skinny_bring(const qt_skinny_base &a, const qt_ring &r,
-                                                    bool weights, int threads,
-                                                    const Weights &source)
-{
-    if (weights)
-        qt_ring_bring_weights(a, r, threads, source);
-    else
-        qt_ring_bring_x(a, r, threads, a.arrivals, skinny_x(a));
 }
 
 /* ---- results -----------------------------------------------------------------------------------
@@ -138,17 +122,8 @@ static __device__ __forceinline__ void skinny_store(const qt_skinny_base &a, con
                                                     size_t at, int left)
 {
     uint16_t *y = (uint16_t *)a.y + at;
-    uint32_t low, high;
-    if (a.bf16) {
-        __nv_bfloat162 two[2] = {__floats2bfloat162_rn(v[0], v[1]),
-                                 __floats2bfloat162_rn(v[2], v[3])};
-        low = *(uint32_t *)&two[0];
-        high = *(uint32_t *)&two[1];
-    } else {
-        __half2 two[2] = {__floats2half2_rn(v[0], v[1]), __floats2half2_rn(v[2], v[3])};
-        low = *(uint32_t *)&two[0];
-        high = *(uint32_t *)&two[1];
-    }
+    const uint32_t low = qt_round_two(a.bf16, v[0], v[1]);
+    const uint32_t high = qt_round_two(a.bf16, v[2], v[3]);
     if (a.wide_stores) {
         if (left > 0)
             *(uint2 *)y = make_uint2(low, high);

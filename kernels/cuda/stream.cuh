@@ -24,11 +24,10 @@
 #define QT_CUDA_STREAM_CUH
 
 #include "kernels/cuda/arrive.cuh"
+#include "kernels/cuda/round.cuh"
 #include "kernels/cuda/slot.cuh"
 #include "kernels/cuda/stream.h"
 #include "kernels/cuda/token_scale.cuh"
-
-#include <cuda_bf16.h>
 
 /* ---- who does what -----------------------------------------------------------------------------
  */
@@ -299,11 +298,7 @@ static __device__ __forceinline__ void stream_store_y(const qt_stream_args &a, c
         v *= __half2float(
             ((const __half *)(qt_smem + a.scale_at))[(row / 16 - w.first_strip) * 16 + slot]);
     }
-    size_t at = (size_t)token * a.n + row;
-    if (a.bf16)
-        ((__nv_bfloat16 *)a.y)[at] = __float2bfloat16(v);
-    else
-        ((__half *)a.y)[at] = __float2half(v);
+    qt_put_rounded(a.y, (size_t)token * a.n + row, v, a.bf16);
 }
 
 /* The outputs of a pass: sums over warps_k, to Y or to the workspace. Who begins moves on from pass
@@ -431,16 +426,24 @@ __global__ void __launch_bounds__(512, 1) qt_stream_kernel(const __grid_constant
         stream_fix_up(a, w, !Format::GROUPED);
 }
 
-/* Of a format: NULL if there is none. */
+/* Of a format: NULL if there is none. Two strips a warp share reads of X, by which bit fields of
+ * one token tile gain nothing, and codes of 8 bits seldom. */
 template <class Format> static const void *qt_stream_of(int token_tiles, int strips)
 {
     constexpr int bits = Format::WIDTH0 + (Format::WIDTH1 > 0 ? Format::WIDTH1 : 0);
 #define KERNEL(mt, strips)                                                                         \
     (const void *)qt_stream_kernel<Format, mt, strips, qt_stream_depth(bits, mt)>
-    static const void *const kernels[3][2] = {
-        {KERNEL(1, 1), KERNEL(1, 2)}, {KERNEL(2, 1), KERNEL(2, 2)}, {KERNEL(4, 1)}};
+    static const void *const kernels[3] = {KERNEL(1, 1), KERNEL(2, 1), KERNEL(4, 1)};
+    if (strips == 1)
+        return kernels[token_tiles / 2];
+    if constexpr (bits < 8 && Format::GROUPED)
+        if (token_tiles == 1)
+            return KERNEL(1, 2);
+    if constexpr (bits < 8)
+        if (token_tiles == 2)
+            return KERNEL(2, 2);
+    return NULL;
 #undef KERNEL
-    return kernels[token_tiles / 2][strips - 1];
 }
 
 #endif

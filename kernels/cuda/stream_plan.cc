@@ -75,8 +75,8 @@ static const char *config_fault(const struct qt_matmul_config *c, const struct q
     bool pow2 = c->warps > 0 && (c->warps & (c->warps - 1)) == 0 && c->warps_k > 0;
     if (c->token_tiles != 1 && c->token_tiles != 2 && c->token_tiles != 4)
         return "token_tiles must be 1, 2 or 4";
-    if (c->strips < 1 || c->strips > (c->token_tiles == 4 ? 1 : 2))
-        return "strips must be 1 or 2 (1 with 4 token tiles)";
+    if (c->strips < 1 || c->strips > 2 || !qt_stream_instance(s->format, c->token_tiles, c->strips))
+        return "strips must be 1, or, for fewer than 8 bits, 2 with 2 token tiles or groups and 1";
     if (c->warps < 1 || c->warps > 16 || !pow2 || c->warps % c->warps_k)
         return "warps must be a power of two, at most 16, and warps_k a divisor";
     if (c->strips_cta < 1 || c->splits < 1 || c->splits > split_units(s) ||
@@ -168,8 +168,6 @@ int qt_stream_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     if ((size_t)c->token_tiles * 8 < m)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "token_tiles too few for %zu tokens", m);
     p->kernel = qt_stream_instance(s->format, c->token_tiles, c->strips);
-    if (!p->kernel)
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "no such kernel");
     p->grid_x = (int)ceil_div((size_t)s->strips, (size_t)c->strips_cta);
     p->grid_y = c->splits;
     p->workspace_bytes = 0;

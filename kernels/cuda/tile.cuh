@@ -29,10 +29,11 @@ static __device__ __forceinline__ int tile_zeros_at(const qt_tile_args &a, int k
     return (k_stage * C * 64 >> a.group_shift) * Format::ZEROS;
 }
 
-template <class Format, int WGS, int BM, int C> struct tile_weights : tile_place<qt_tile_args, BM> {
-    using tile_place<qt_tile_args, BM>::tile_place;
+template <class Format, int WGS, int BM, int C>
+struct tile_copies : tile_source<qt_tile_args, BM, C> {
+    using tile_source<qt_tile_args, BM, C>::tile_source;
 
-    __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
+    __device__ __forceinline__ void copy_weights(uint32_t dst, uint32_t bar) const
     {
         const qt_tile_args &a = this->a;
         const int strip = this->s.row_tile * 4 * WGS, k_stage = this->k_stage;
@@ -100,13 +101,13 @@ template <class Format, int C> struct tile_places {
 };
 
 /* What a warp reads of a stage. */
-template <class Format, int WGS, int BM, int C> struct tile_source {
+template <class Format, int WGS, int BM, int C> struct tile_words {
     const unsigned char *plane[3]; /* the lane's words of the stage's first block */
     const unsigned char *scale;    /* of its two rows, first group */
     const unsigned char *zero;     /* the box */
 
-    __device__ __forceinline__ tile_source(const qt_tile_args &a,
-                                           const tile_places<Format, C> &places, int stage)
+    __device__ __forceinline__ tile_words(const qt_tile_args &a,
+                                          const tile_places<Format, C> &places, int stage)
     {
         const unsigned char *at = qt_smem + (a.ring_at + stage * a.stage_bytes + BM * 128 * C);
 #pragma unroll
@@ -138,7 +139,7 @@ template <class Format, int WGS, int BM, int C, bool ROUNDS>
 static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const qt_tile_args &a,
                                                          qt_ring *r, int begin, int end)
 {
-    typedef tile_source<Format, WGS, BM, C> source;
+    typedef tile_words<Format, WGS, BM, C> source;
     const int STEPS = qt_tile_steps(WGS, BM, C), BATCHES = 4 / STEPS;
     const tile_places<Format, C> places(a);
     const int lane = (int)threadIdx.x % 32;
@@ -292,9 +293,7 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
     const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
     if (warp >= WGS * 4) {
         ptx_registers_fewer<TILE_COPY_REGISTERS>();
-        if (warp < WGS * 4 + 2)
-            tile_bring<WGS, BM, C>(a, r, warp == WGS * 4, tile_weights<Format, WGS, BM, C>(a),
-                                   [](const tile_segment &, int, uint32_t, uint32_t) {});
+        tile_bring<WGS>(a, r, warp, tile_copies<Format, WGS, BM, C>(a));
     } else {
         ptx_registers_more<tile_registers(WGS)>();
         Format::fill_table(&a.decode, Format::TABLE_BYTES ? qt_lane_value(&a.decode) : __half(),

@@ -32,13 +32,12 @@ static const float column_us[QT_TILE_KINDS][COLUMNS] = {
     {.353f, .353f, .328f, .353f},        /* 3, 64 */
     {.315f, .315f, .294f, .315f, .324f}, /* 2, 96 */
     {.398f, .398f, .368f, .398f, .370f}, /* 2, 128 */
-    {.583f, .583f, .518f, .583f, .543f}, /* 3, 128 */
-    {.460f, .460f, .440f, .465f, .456f}, /* 2, 160; those looked up round */
+    {.568f, .568f, .518f, .583f, .543f}, /* 3, 128; those looked up round */
+    {.460f, .460f, .440f, .465f, .456f}, /* 2, 160; likewise */
     {.550f, .550f, .547f, .570f, .565f}, /* 2, 192; likewise */
     {.645f, .645f, .630f, .650f, .645f}, /* 2, 224; likewise */
     {.720f, .720f, .775f, .740f, .700f}, /* 2, 256; likewise */
-    {.387f, .387f},                      /* 2, 128, rounded */
-    {.568f, .568f}};                     /* 3, 128, rounded */
+    {.387f, .387f}};                     /* 2, 128, rounded */
 
 static enum column column_of(const struct qt_shape *s)
 {
@@ -74,8 +73,8 @@ static struct qt_tile_matrix matrix_of(const struct qt_shape *s)
         kind.kernel = qt_tile_instance(s->format, i);
         if (!kind.kernel || !s->zero_boxes || 16 * steps > 1 << s->group_shift)
             continue;
-        /* With a scale a row the exact kernels of 128 tokens have less to do. */
-        if (kind.rounds && s->groups == 1 && kind.tokens == 128)
+        /* With a scale a row the exact kernel of 128 x 128 has less to do. */
+        if (kind.rounds && s->groups == 1 && kind.tokens == 128 && kind.warpgroups == 2)
             continue;
         kind.column_us = column_us[i][column_of(s)];
         kind.head_bytes = 2 * (int)s->table_bytes;

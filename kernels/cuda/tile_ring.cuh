@@ -138,10 +138,12 @@ static __device__ __forceinline__ tile_segment tile_segment_at(const qt_tile_bas
     s.row_tile = t;
     s.token0 = 0;
     if (a.token_tiles > 1) {
-        int per_band = a.band * a.token_tiles, band = t / per_band, in_band = t - band * per_band;
-        int rows = min(a.band, a.row_tiles - band * a.band);
-        s.row_tile = band * a.band + in_band % rows;
-        s.token0 = in_band / rows * tokens;
+        const unsigned per_band = (unsigned)(a.band * a.token_tiles), band = (unsigned)t / per_band;
+        const unsigned in_band = (unsigned)t - band * per_band;
+        const unsigned rows = (unsigned)min(a.band, a.row_tiles - (int)band * a.band);
+        const unsigned token_tile = in_band / rows;
+        s.row_tile = (int)(band * (unsigned)a.band + in_band - token_tile * rows);
+        s.token0 = (int)token_tile * tokens;
     }
     return s;
 }
@@ -170,23 +172,31 @@ static __device__ __forceinline__ int tile_x_bytes(const qt_tile_base &a, const 
     return C * 128 * (tile_is_cut<BM>(a, s) ? a.cut_tokens : BM);
 }
 
-/* Where a warp that copies is. Each block has something to do. */
-template <class Args, int BM> struct tile_place {
+/* A source of qt_ring_bring but for weights. Each block has something to do. */
+template <class Args, int BM, int C> struct tile_source {
     const Args &a;
     int segment, k_stage;
     tile_segment s;
 
-    __device__ __forceinline__ tile_place(const Args &args)
+    __device__ __forceinline__ tile_source(const Args &args)
         : a(args), segment(0), s(tile_segment_at(args, 0, BM))
     {
         k_stage = s.k0;
     }
-    /* True if that is in the same segment. */
-    __device__ __forceinline__ bool step()
+    __device__ __forceinline__ void copy_x(uint32_t dst, uint32_t bar) const
+    {
+        if (!tile_is_cut<BM>(a, s))
+            ptx_copy_box_3d(dst, &a.x, 0, s.token0, k_stage * C, bar);
+        else
+#pragma unroll
+            for (int c = 0; c < C; c++)
+                ptx_copy_box_3d(dst + c * (BM * 128), &a.x_cut, 0, s.token0, k_stage * C + c, bar);
+    }
+    __device__ __forceinline__ bool next()
     {
         return ++k_stage < s.k1;
     }
-    __device__ __forceinline__ bool next_segment()
+    __device__ __forceinline__ bool next_tile()
     {
         if (++segment == tile_segments(a))
             return false;
@@ -194,46 +204,16 @@ template <class Args, int BM> struct tile_place {
         k_stage = s.k0;
         return true;
     }
-    __device__ __forceinline__ bool next()
-    {
-        return step() || next_segment();
-    }
 };
 
-/* more: what else is to be copied, behind X; its bytes count with the weights. */
-template <int BM, int C, class More> struct tile_x : tile_place<qt_tile_base, BM> {
-    const More more;
-
-    __device__ __forceinline__ tile_x(const qt_tile_base &a, const More &more_)
-        : tile_place<qt_tile_base, BM>(a), more(more_)
-    {
-    }
-    __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
-    {
-        const qt_tile_base &a = this->a;
-        const tile_segment &s = this->s;
-        const int k_stage = this->k_stage;
-        if (!tile_is_cut<BM>(a, s))
-            ptx_copy_box_3d(dst, &a.x, 0, s.token0, k_stage * C, bar);
-        else
-#pragma unroll
-            for (int c = 0; c < C; c++)
-                ptx_copy_box_3d(dst + c * (BM * 128), &a.x_cut, 0, s.token0, k_stage * C + c, bar);
-        more(s, k_stage, dst + BM * 128 * C, bar);
-    }
-};
-
-/* The two warps of which a lane each copies. The spare barrier is of what the blocks of a cluster
- * send. */
-template <int WGS, int BM, int C, class Weights, class More>
-static __device__ __forceinline__ void tile_bring(const qt_tile_base &a, const qt_ring &r,
-                                                  bool weights, const Weights &source,
-                                                  const More &more)
+/* Of a block that multiplies with WGS warpgroups. The spare barrier is of what the blocks of a
+ * cluster send. */
+template <int WGS, class Args, class Source>
+static __device__ __forceinline__ void tile_bring(const Args &a, const qt_ring &r, int warp,
+                                                  const Source &source)
 {
-    if (weights)
-        qt_ring_bring_weights(a, r, WGS * 128, source);
-    else
-        qt_ring_bring_x(a, r, WGS * 128, WGS * 4, tile_x<BM, C, More>(a, more));
+    if (warp < WGS * 4 + 2)
+        qt_ring_bring(a, r, warp == WGS * 4, WGS * 128, WGS * 4, source);
 }
 
 /* ---- products ----------------------------------------------------------------------------------
@@ -430,10 +410,7 @@ tile_results(const qt_tile_base &a, const Work &work, const tile_four<typename W
         tile_store_wide<N>(a, sums, row0, token0 + token, end);
         return;
     }
-    if (a.bf16) /* apart: one conversion, and no choice between two */
-        tile_round<N>(out, sums, true);
-    else
-        tile_round<N>(out, sums, false);
+    tile_round<N>(out, sums, a.bf16);
     tile_store<N>(a, out, row0, token0 + token, end);
 }
 

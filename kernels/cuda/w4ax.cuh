@@ -5,9 +5,8 @@
 
 #include "kernels/cuda/arrive.cuh"
 #include "kernels/cuda/ptx_int.cuh"
+#include "kernels/cuda/round.cuh"
 #include "kernels/cuda/w4ax_stream.h"
-
-#include <cuda_bf16.h>
 
 /* ---- weights -----------------------------------------------------------------------------------
  *
@@ -96,10 +95,8 @@ static __device__ __forceinline__ void w4ax_store(const w4ax_args &a, int token,
     size_t at = (size_t)token * a.n + row;
     if (a.output == QT_W4AX_F32)
         ((float *)a.y)[at] = v;
-    else if (a.output == QT_W4AX_BF16)
-        ((__nv_bfloat16 *)a.y)[at] = __float2bfloat16(v);
     else
-        ((__half *)a.y)[at] = __float2half(v);
+        qt_put_rounded(a.y, at, v, a.output == QT_W4AX_BF16);
 }
 
 /* Where a block of threads leaves its sums of a group that it does not do alone: its first group,

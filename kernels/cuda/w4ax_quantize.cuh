@@ -5,7 +5,6 @@
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/qtool_w4ax.h"
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <math.h>
 

@@ -40,12 +40,13 @@ template <enum qt_w4ax_scales SCALES, int WGS, int BM> struct w4ax_stage {
  */
 
 template <enum qt_w4ax_scales SCALES, int WGS, int BM>
-struct w4ax_tile_weights : tile_place<qt_w4ax_tile_args, BM> {
+struct w4ax_tile_copies : tile_source<qt_w4ax_tile_args, BM, w4ax_stage<SCALES, WGS, BM>::BLOCKS> {
     typedef w4ax_stage<SCALES, WGS, BM> stage;
+    typedef tile_source<qt_w4ax_tile_args, BM, stage::BLOCKS> source;
 
-    using tile_place<qt_w4ax_tile_args, BM>::tile_place;
+    using source::source;
 
-    __device__ __forceinline__ void copy(uint32_t dst, uint32_t bar) const
+    __device__ __forceinline__ void copy_weights(uint32_t dst, uint32_t bar) const
     {
         const qt_w4ax_tile_args &a = this->a;
         const int strip = this->s.row_tile * 4 * WGS, k_stage = this->k_stage;
@@ -56,6 +57,13 @@ struct w4ax_tile_weights : tile_place<qt_w4ax_tile_args, BM> {
         if (stage::SCALE_BYTES)
             ptx_copy_box(dst + stage::SCALES_AT, &a.scales,
                          k_stage * (stage::STRIP_SCALE_BYTES / 8), strip, bar);
+    }
+    __device__ __forceinline__ void copy_x(uint32_t dst, uint32_t bar) const
+    {
+        source::copy_x(dst, bar);
+        if (SCALES == QT_W4AX_BLOCK)
+            ptx_copy_box(dst + BM * 128 * stage::BLOCKS, &this->a.token_scales, this->s.token0 / 2,
+                         this->k_stage * stage::BLOCKS, bar);
     }
 };
 
@@ -327,14 +335,7 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
     const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
     if (warp >= WGS * 4) {
         ptx_registers_fewer<TILE_COPY_REGISTERS>();
-        if (warp < WGS * 4 + 2)
-            tile_bring<WGS, BM, stage::BLOCKS>(
-                a, r, warp == WGS * 4, w4ax_tile_weights<SCALES, WGS, BM>(a),
-                [&](const tile_segment &s, int k_stage, uint32_t dst, uint32_t bar) {
-                    if (SCALES == QT_W4AX_BLOCK)
-                        ptx_copy_box(dst, &a.token_scales, s.token0 / 2, k_stage * stage::BLOCKS,
-                                     bar);
-                });
+        tile_bring<WGS>(a, r, warp, w4ax_tile_copies<SCALES, WGS, BM>(a));
     } else {
         ptx_registers_more<tile_registers(WGS)>();
         ptx_launch_dependents();

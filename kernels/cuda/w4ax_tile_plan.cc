@@ -19,19 +19,20 @@ static struct qt_tile_matrix matrix_of(const struct qt_w4ax_plan *p)
      NULL,                                                                                         \
      of_scales(p->scales, __VA_ARGS__),                                                            \
      tokens > 64 ? wide : QT_TILE_WHOLE},
-    const struct qt_tile_kind kinds[] = {QT_W4AX_TILE_INTEGER_TABLE(KIND)};
+    const struct qt_tile_kind kinds[] = {QT_W4AX_TILE_TABLE(KIND)};
     struct qt_tile_matrix t = {};
     t.strips = (int)ceil_div(p->n, QT_STRIP_ROWS);
     t.blocks = (int)ceil_div(p->k, QT_W4AX_BLOCK_COLS);
-    t.count = p->scales == QT_W4AX_BLOCK ? QT_W4AX_TILE_BLOCK_KINDS : QT_W4AX_TILE_KINDS;
-    for (int i = 0; i < t.count; i++) {
+    for (int i = 0; i < QT_W4AX_TILE_KINDS; i++) {
         struct qt_tile_kind k = kinds[i];
         k.blocks = qt_w4ax_stage_blocks(p->scales, k.tokens);
         k.kernel = qt_w4ax_tile_instance(p->scales, i);
+        if (!k.kernel)
+            continue;
         k.weight_bytes =
             4 * k.warpgroups * k.blocks * (QT_W4AX_STRIP_BYTES + qt_w4ax_scale_bytes(p->scales)) +
             qt_w4ax_token_bytes(p->scales, k.tokens);
-        t.kinds[i] = k;
+        t.kinds[t.count++] = k;
     }
     return t;
 }
