@@ -41,13 +41,13 @@ template <class Format> struct skinny_copies : skinny_source<qt_skinny_args> {
  */
 
 /* Where a lane of a warp reads in a stage: in the warp's slot of it. */
-template <class Format, int STRIPS> struct skinny_words {
+template <class Format, int STRIPS> struct skinny_places {
     int words[STRIPS][3]; /* of the first block */
     int scales[STRIPS];   /* of its two rows, first group */
     int zeros[STRIPS];    /* first group */
     uint32_t x[2];        /* for ldmatrix: of the blocks, the first half, token tile 0 */
 
-    __device__ __forceinline__ skinny_words(const qt_skinny_args &a, const skinny_warp &w)
+    __device__ __forceinline__ skinny_places(const qt_skinny_args &a, const skinny_warp &w)
     {
         const int lane = (int)threadIdx.x % 32;
         const int group_at = a.stage_groups > 1 ? w.slot * a.slot_groups * 32 : 0;
@@ -74,7 +74,7 @@ template <class Format, int STRIPS> struct skinny_words {
 template <class Format, int MT, int STRIPS>
 static __device__ __forceinline__ void
 skinny_slot(qt_sums<MT, STRIPS> *total, const qt_skinny_args &a,
-            const skinny_words<Format, STRIPS> &from, int stage, uint32_t lane_bytes)
+            const skinny_places<Format, STRIPS> &from, int stage, uint32_t lane_bytes)
 {
     const unsigned char *base = qt_smem + stage;
     const unsigned char *scales[STRIPS];
@@ -99,7 +99,7 @@ skinny_slot(qt_sums<MT, STRIPS> *total, const qt_skinny_args &a,
 /* For skinny_multiply_all. */
 template <class Format, int MT, int STRIPS> struct skinny_work {
     const qt_skinny_args &a;
-    const skinny_words<Format, STRIPS> from;
+    const skinny_places<Format, STRIPS> from;
     const uint32_t lane_bytes;
 
     __device__ __forceinline__ skinny_work(const qt_skinny_args &args, const skinny_warp &w)

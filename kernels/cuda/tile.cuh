@@ -101,12 +101,12 @@ template <class Format, int C> struct tile_places {
 };
 
 /* What a warp reads of a stage. */
-template <class Format, int WGS, int BM, int C> struct tile_words {
+template <class Format, int WGS, int BM, int C> struct tile_stage {
     const unsigned char *plane[3]; /* the lane's words of the stage's first block */
     const unsigned char *scale;    /* of its two rows, first group */
     const unsigned char *zero;     /* the box */
 
-    __device__ __forceinline__ tile_words(const qt_tile_args &a,
+    __device__ __forceinline__ tile_stage(const qt_tile_args &a,
                                           const tile_places<Format, C> &places, int stage)
     {
         const unsigned char *at = qt_smem + (a.ring_at + stage * a.stage_bytes + BM * 128 * C);
@@ -139,7 +139,7 @@ template <class Format, int WGS, int BM, int C, bool ROUNDS>
 static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const qt_tile_args &a,
                                                          qt_ring *r, int begin, int end)
 {
-    typedef tile_words<Format, WGS, BM, C> source;
+    typedef tile_stage<Format, WGS, BM, C> stage;
     const int STEPS = qt_tile_steps(WGS, BM, C), BATCHES = 4 / STEPS;
     const tile_places<Format, C> places(a);
     const int lane = (int)threadIdx.x % 32;
@@ -148,9 +148,9 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
     uint32_t frag[2][STEPS][4] = {}, release = 0;
     Format words, ahead;
     ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-    source(a, places, r->stage).load(&words, a, 0);
+    stage(a, places, r->stage).load(&words, a, 0);
     float2 unit = make_float2(1, 1);
-    const unsigned char *scale = source(a, places, r->stage).scale;
+    const unsigned char *scale = stage(a, places, r->stage).scale;
     __half2 next_scale = __float2half2_rn(1), weight_scale = next_scale;
     if (Format::GROUPED) {
         next_scale = *(const __half2 *)scale;
@@ -161,13 +161,13 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
     }
     uint32_t next_zeros = 0;
     if (Format::ZEROS) {
-        next_zeros = qt_lane_zeros<Format>(a.decode, source(a, places, r->stage).zero +
+        next_zeros = qt_lane_zeros<Format>(a.decode, stage(a, places, r->stage).zero +
                                                          tile_zeros_at<Format, C>(a, begin) % 16);
         words.set_zeros(next_zeros);
     }
 #pragma unroll 1
     for (int i = begin; i < end; i++) {
-        const source now(a, places, r->stage);
+        const stage now(a, places, r->stage);
         uint32_t b = ptx_wgmma_b(ptx_shared(qt_smem) + a.ring_at + r->stage * a.stage_bytes);
         uint32_t used = r->empty + 8 * r->stage;
         qt_ring_next(r, a.stages);
@@ -210,7 +210,7 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
                     if (c < C - 1) {
                         words = ahead;
                     } else if (i + 1 < end) {
-                        const source next(a, places, r->stage);
+                        const stage next(a, places, r->stage);
                         ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
                         next.load(&words, a, 0);
                         if (Format::GROUPED)
