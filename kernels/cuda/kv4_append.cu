@@ -8,6 +8,7 @@
  * Oracle    the same arithmetic in plain C (tests/gpu/test_kv4.c), bit for bit
  */
 #include "kernels/cuda/kv4_view.h"
+#include "kernels/cuda/round.cuh"
 
 #include <math.h>
 
@@ -17,12 +18,6 @@ struct kv_append_args {
     const int *sequence, *position;
     int dim, bf16, f16_cache;
 };
-
-static __device__ __forceinline__ float kv_input(const void *p, size_t i, int bf16)
-{
-    return bf16 ? __int_as_float(((const uint16_t *)p)[i] << 16)
-                : __half2float(((const __half *)p)[i]);
-}
 
 static __device__ __forceinline__ float kv_clamp_f16(float v)
 {
@@ -90,8 +85,8 @@ __global__ void __launch_bounds__(32) kv_append_kernel(const __grid_constant__ k
     float k[PER], v[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++) {
-        k[i] = kv_input(a.k, from + i, a.bf16);
-        v[i] = kv_clamp_f16(kv_input(a.v, from + i, a.bf16));
+        k[i] = qt_widen(a.bf16, ((const uint16_t *)a.k)[from + i]);
+        v[i] = kv_clamp_f16(qt_widen(a.bf16, ((const uint16_t *)a.v)[from + i]));
     }
     ptx_launch_dependents();
     if (a.f16_cache) {

@@ -3,6 +3,7 @@
 #define QT_CUDA_KV4_QUERIES_CUH
 
 #include "kernels/cuda/kv4_work.cuh"
+#include "kernels/cuda/round.cuh"
 
 #include <math.h>
 
@@ -40,8 +41,7 @@ template <class F> struct kv_query_part {
         float v[PER_LANE], top = 0;
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
-            v[i] = scale[i] * (a.bf16 ? __int_as_float((int)q[i] << 16)
-                                      : __half2float(__ushort_as_half(q[i])));
+            v[i] = scale[i] * qt_widen(a.bf16, q[i]);
             top = v[i] == v[i] ? fmaxf(top, fabsf(v[i])) : INFINITY;
         }
 #pragma unroll
