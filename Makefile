@@ -164,16 +164,16 @@ $(patsubst %,$(B)/kernels/cuda/%.o,stream mma_tile dequantize mix24_dequantize):
 # C++ here is for templates: nothing of its run time is wanted by what links the library. (The
 # statics are those of nvcc's launch stubs, and constant.)
 # (Machine code compressed for size would be 5 MB instead of 23, and 20 seconds more.)
-CUDA_CXX = $(NVCC) -O3 -std=c++17 -I. \
-           -Xcompiler -fPIC,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics -MMD -MP -c -o $@ $<
+CUDA_HOST := -fPIC -fno-exceptions -fno-rtti -fno-threadsafe-statics
+CUDA_CXX = $(NVCC) -O3 -std=c++17 -I. $(CUDA_HOST:%=-Xcompiler %) -MMD -MP -c -o $@ $<
 $(B)/%.o: %.cu
 	@mkdir -p $(@D)
 	$(call Q,NVCC)$(CUDA_CXX) $(CUDA_ARCH)
 
-# The host's part, by the compiler that nvcc calls.
+# The host's part.
 $(B)/%.o: %.cc
 	@mkdir -p $(@D)
-	$(call Q,NVCC)$(CUDA_CXX) -Xcompiler -Wall
+	$(call Q,CXX)$(CXX) -O2 -std=c++17 -Wall -I. -isystem $(CUDA_HOME)/include $(CUDA_HOST) -MMD -MP -c -o $@ $<
 
 $(B)/kernels/gpu_copy.o $(B)/kernels/gpu_cuda.o $(B)/tests/gpu/%.o: QFLAGS += -isystem $(CUDA_HOME)/include
 $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(GPU_OBJ) $(B)/libqtool.a

@@ -50,6 +50,8 @@ const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strip
 /* Kernel number `kind` of the format's table in tile.h; sm_90a. */
 const void *qt_tile_instance(enum qt_format format, int kind);
 const void *qt_dequantize_instance(enum qt_format format);
+/* For every architecture that there is code for. */
+const void *qt_prepare_instance(void);
 
 /* Parts of these, compiled apart: they take longest. */
 const void *qt_tile_group_instance(enum qt_format format, int kind);

@@ -288,23 +288,19 @@ static __device__ __noinline__ void mix24_bf16_to_f16(const qt_mix24_args &a, in
     __syncthreads();
     for (int t = 0; t < a.m; t++) {
         const uint32_t *v = (const uint32_t *)(qt_smem + t * a.x_pitch);
-        uint32_t most = 0;
+        uint32_t tops = 0;
         for (int i = (int)threadIdx.x; i < cols / 2; i += (int)blockDim.x)
-            most = max(most, max(v[i] & 0x7fff, v[i] >> 16 & 0x7fff));
-        most = __reduce_max_sync(~0u, most);
+            tops = qt_token_tops(tops, v[i]);
+        const int most = qt_token_top(tops);
         if (threadIdx.x % 32 == 0)
-            atomicMax(&top[t], (int)most);
+            atomicMax(&top[t], most);
     }
     __syncthreads();
     for (int t = 0; t < a.m; t++) {
         uint32_t *v = (uint32_t *)(qt_smem + t * a.x_pitch);
-        int up = qt_token_shift(top[t]);
-        float f0 = qt_pow2(up / 2), f1 = qt_pow2(up - up / 2);
-        for (int i = (int)threadIdx.x; i < cols / 2; i += (int)blockDim.x) {
-            float low = __int_as_float((int)(v[i] << 16)) * f0 * f1;
-            v[i] = half2_bits(
-                __floats2half2_rn(low, __int_as_float((int)(v[i] & 0xffff0000)) * f0 * f1));
-        }
+        const int up = qt_token_shift(top[t]);
+        for (int i = (int)threadIdx.x; i < cols / 2; i += (int)blockDim.x)
+            v[i] = qt_token_halves(v[i], up);
     }
 }
 
@@ -314,7 +310,7 @@ static __device__ __forceinline__ float mix24_token_factor(const qt_mix24_args &
     if (!a.bf16)
         return a.factor;
     int up = qt_token_shift(((const int *)(qt_smem + a.top_at))[token]);
-    return a.factor * qt_pow2(-(up / 2)) * qt_pow2(-(up - up / 2));
+    return a.factor * qt_token_factor(up);
 }
 
 #endif

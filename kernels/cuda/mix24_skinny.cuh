@@ -123,7 +123,7 @@ template <int MT, int STRIPS> struct mix24_skinny_work {
             record[u] = records + (uint32_t)(first + u) * mix24_record<FOUR>::BYTES;
         mix24_slot<FOUR, MT, STRIPS>(sums, record, x_of, lane);
     }
-    __device__ __forceinline__ void slot(qt_sums<MT, STRIPS> *sums, int stage)
+    __device__ __forceinline__ void slot(qt_sums<MT, STRIPS> *sums, int stage, int)
     {
         const uint32_t records = ptx_shared(qt_smem) + (uint32_t)(stage + records_at);
         const mix24_x_stage<MT> x_of = {{x[0] + stage, x[1] + stage}};

@@ -109,27 +109,28 @@ static __device__ __forceinline__ void mix24_put_at(const qt_mix24_vector_args &
         make_uint2(x0 + min(perm & 0xffff, last) * 32, x0 + min(perm >> 16, last) * 32);
 }
 
-/* BF16 has less precision and more range than FP16: token_scale.cuh. By the whole block, which has
- * met. Returns what sums are to be multiplied by. */
+/* BF16 to FP16 (token_scale.cuh), by the whole block, which has met. Returns what sums are to be
+ * multiplied by. */
 static __device__ __noinline__ float mix24_bf16_x(const qt_mix24_vector_args &a)
 {
-    uint16_t *x = (uint16_t *)(qt_smem + a.x_at);
-    int *top = (int *)(qt_smem + QT_MIX24_VECTOR_TOP), most = 0;
-    const int cols = a.units * QT_MIX24_UNIT_COLS;
+    uint4 *x = (uint4 *)(qt_smem + a.x_at);
+    int *top = (int *)(qt_smem + QT_MIX24_VECTOR_TOP);
+    uint32_t tops = 0;
+    const int chunks = a.units * QT_MIX24_UNIT_COLS / 8;
     if (threadIdx.x == 0)
         *top = 0;
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < cols; i += (int)blockDim.x)
-        most = max(most, x[i] & 0x7fff);
-    most = __reduce_max_sync(~0u, most);
+    for (int i = (int)threadIdx.x; i < chunks; i += (int)blockDim.x)
+        tops = qt_token_tops(tops, x[i]);
+    const int most = qt_token_top(tops);
     if (threadIdx.x % 32 == 0)
         atomicMax(top, most);
     __syncthreads();
     const int up = qt_token_shift(*top);
-    for (int i = (int)threadIdx.x; i < cols; i += (int)blockDim.x)
-        x[i] = __half_as_ushort(qt_token_half(x[i], up));
+    for (int i = (int)threadIdx.x; i < chunks; i += (int)blockDim.x)
+        x[i] = qt_token_halves(x[i], up);
     __syncthreads();
-    return qt_pow2(-(up / 2)) * qt_pow2(-(up - up / 2));
+    return qt_token_factor(up);
 }
 
 /* x of a unit, for mix24_slot. */

@@ -272,11 +272,12 @@ static __device__ __forceinline__ void mma_tile_store(const qt_mma_tile_args &a,
 #pragma unroll
     for (int t = 0; t < MT; t++) {
         const int token = warp / WN * (MT * 8) + t * 8 + lane % 4 * 2;
-        float factor[2] = {a.factor, a.factor};
-        if (a.token_factor)
+        float factor[2];
 #pragma unroll
-            for (int h = 0; h < 2; h++)
-                factor[h] *= a.token_factor[min(p.token0 + token + h, a.m - 1)];
+        for (int h = 0; h < 2; h++)
+            factor[h] =
+                a.factor * ptx_load_factor(a.token_factor + min(p.token0 + token + h, a.m - 1),
+                                           a.token_factor != NULL);
 #pragma unroll
         for (int u = 0; u < STRIPS; u++)
 #pragma unroll

@@ -1,9 +1,5 @@
 /*
- * Prepares X for all kernels but the stream kernel: BF16 to FP16, rows padded.
- *
- * BF16 has less precision and more range than FP16: each token is scaled by the power of two that
- * brings its largest value to 2^14, which is exact but for values 2^-38 of the largest;
- * token_factor scales the results back.
+ * Prepares X for kernels that do not do it themselves: BF16 to FP16 (token_scale.cuh), rows padded.
  *
  *   grid      one block of 256 threads a token
  *   Moves     X once or twice (BF16; from L1 or L2 the second time), 2 m k bytes out; 16 bytes a
@@ -22,30 +18,16 @@ struct prepare_args {
     int wide; /* rows of x are 16-byte aligned */
 };
 
-static __device__ __forceinline__ int block_max(int v)
+/* top: of each warp. */
+static __device__ __forceinline__ int block_max(int top)
 {
     __shared__ int most[8];
-    v = __reduce_max_sync(~0u, v);
     if (threadIdx.x % 32 == 0)
-        most[threadIdx.x / 32] = v;
+        most[threadIdx.x / 32] = top;
     __syncthreads();
     for (int i = 0; i < 8; i++)
-        v = max(v, most[i]);
-    return v;
-}
-
-/* The larger of the magnitudes of both halves, and so far. */
-static __device__ __forceinline__ uint32_t top_of_two(uint32_t top, uint32_t two)
-{
-    return __vmaxu2(top, two & 0x7fff7fff);
-}
-
-static __device__ __forceinline__ uint32_t prepare_two(uint32_t two, bool bf16, int up)
-{
-    if (!bf16)
-        return two;
-    const uint32_t low = __half_as_ushort(qt_token_half((uint16_t)two, up));
-    return low | (uint32_t)__half_as_ushort(qt_token_half((uint16_t)(two >> 16), up)) << 16;
+        top = max(top, most[i]);
+    return top;
 }
 
 static __global__ void __launch_bounds__(256) prepare_kernel(prepare_args a)
@@ -58,26 +40,28 @@ static __global__ void __launch_bounds__(256) prepare_kernel(prepare_args a)
     ptx_launch_dependents();
     ptx_wait_previous();
     if (a.bf16) {
-        uint32_t top = 0;
+        uint32_t tops = 0;
 #pragma unroll 4
-        for (int i = (int)threadIdx.x; i < chunks; i += 256) {
-            const uint4 v = wide[i];
-            top = top_of_two(top_of_two(top_of_two(top_of_two(top, v.x), v.y), v.z), v.w);
-        }
+        for (int i = (int)threadIdx.x; i < chunks; i += 256)
+            tops = qt_token_tops(tops, wide[i]);
         for (int i = chunks * 8 + (int)threadIdx.x; i < a.k; i += 256)
-            top = top_of_two(top, x[i]);
-        up = qt_token_shift(block_max(max((int)(top & 0xffff), (int)(top >> 16))));
+            tops = qt_token_tops(tops, x[i]);
+        up = qt_token_shift(block_max(qt_token_top(tops)));
     }
 #pragma unroll 4
-    for (int i = (int)threadIdx.x; i < chunks; i += 256) {
-        const uint4 v = wide[i];
-        ((uint4 *)out)[i] = make_uint4(prepare_two(v.x, a.bf16, up), prepare_two(v.y, a.bf16, up),
-                                       prepare_two(v.z, a.bf16, up), prepare_two(v.w, a.bf16, up));
-    }
+    for (int i = (int)threadIdx.x; i < chunks; i += 256)
+        ((uint4 *)out)[i] = a.bf16 ? qt_token_halves(wide[i], up) : wide[i];
     for (int i = chunks * 8 + (int)threadIdx.x; i < a.pitch; i += 256)
-        out[i] = __ushort_as_half((uint16_t)(i < a.k ? prepare_two(x[i], a.bf16, up) : 0));
+        out[i] = i >= a.k ? __ushort_as_half(0)
+                 : a.bf16 ? qt_token_half(x[i], up)
+                          : __ushort_as_half(x[i]);
     if (a.bf16 && threadIdx.x == 0)
-        a.token_factor[blockIdx.x] = qt_pow2(-(up / 2)) * qt_pow2(-(up - up / 2));
+        a.token_factor[blockIdx.x] = qt_token_factor(up);
+}
+
+const void *qt_prepare_instance(void)
+{
+    return (const void *)prepare_kernel;
 }
 
 bool qt_prepare_needed(const struct qt_matmul_plan *p)

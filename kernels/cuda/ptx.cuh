@@ -133,6 +133,28 @@ PTX uint32_t ptx_load_global_if(const uint32_t *p, bool wanted)
     return v;
 }
 
+/* The same from memory that a kernel before this one may still write when this one begins; else
+ * `otherwise`. */
+PTX uint32_t ptx_load_global_or(const void *p, bool wanted, uint32_t otherwise)
+{
+    uint32_t v;
+    asm volatile("{\n"
+                 ".reg .pred wanted;\n"
+                 "setp.ne.u32 wanted, %2, 0;\n"
+                 "mov.u32 %0, %3;\n"
+                 "@wanted ld.global.u32 %0, [%1];\n"
+                 "}"
+                 : "=r"(v)
+                 : "l"(p), "r"((uint32_t)wanted), "r"(otherwise)
+                 : "memory");
+    return v;
+}
+
+PTX float ptx_load_factor(const float *p, bool wanted)
+{
+    return __uint_as_float(ptx_load_global_or(p, wanted, __float_as_uint(1)));
+}
+
 PTX uint32_t ptx_load_global_16_if(const uint16_t *p, bool wanted)
 {
     uint32_t v;
@@ -190,7 +212,13 @@ PTX void ptx_copy_commit()
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most the PENDING youngest groups of this thread are under way. */
+/* Waits for all copies of this thread; or until at most the PENDING youngest groups are under way.
+ */
+PTX void ptx_copy_wait_all()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 template <int PENDING> PTX void ptx_copy_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");

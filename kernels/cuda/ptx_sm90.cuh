@@ -7,13 +7,47 @@
 /* ---- shared memory -----------------------------------------------------------------------------
  */
 
-/* The reverse of ptx_ldmatrix_x4_transposed: lane l gives the address of line l % 8 of matrix
- * l / 8, of which r[] has the columns. */
-PTX void ptx_stmatrix_x4_transposed(uint32_t addr, const uint32_t r[4])
+/*
+ * The reverse of ptx_ldmatrix_x4_transposed (lane l gives the address `to` of line l % 8 of matrix
+ * l / 8, of which r[] has the columns) by each warp of a warpgroup, which meets before and after at
+ * barrier `id`; then 16 bytes from `from`. (One statement: it is in each tile kernel many times.)
+ */
+PTX uint4 ptx_turn_16(int id, uint32_t to, const uint32_t r[4], uint32_t from)
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(addr),
-                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+    uint4 v;
+    asm volatile("bar.sync %4, 128;\n" /* what was there has been read */
+                 "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%5], {%6,%7,%8,%9};\n"
+                 "bar.sync %4, 128;\n"
+                 "ld.shared.v4.u32 {%0,%1,%2,%3}, [%10];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(id), "r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]), "r"(from)
                  : "memory");
+    return v;
+}
+
+/* The first `n` of eight 16-bit values to global memory; all or none, and aligned, if `whole`. */
+PTX void ptx_store_halves(void *to, uint4 v, int n, int whole)
+{
+#define PAIR(word, at, low, high)                                                                  \
+    "mov.b32 {l, h}, " word ";\n"                                                                  \
+    "setp.gt.s32 p, %5, " low ";\n"                                                                \
+    "@p st.global.b16 [%0 + " at "], l;\n"                                                         \
+    "setp.gt.s32 p, %5, " high ";\n"                                                               \
+    "@p st.global.b16 [%0 + " at " + 2], h;\n"
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 ".reg .b16 l, h;\n"
+                 "setp.eq.s32 p, %6, 0;\n"
+                 "@p bra PARTS;\n"
+                 "setp.gt.s32 p, %5, 0;\n"
+                 "@p st.global.v4.b32 [%0], {%1,%2,%3,%4};\n"
+                 "bra DONE;\n"
+                 "PARTS:\n" PAIR("%1", "0", "0", "1") PAIR("%2", "4", "2", "3")
+                     PAIR("%3", "8", "4", "5") PAIR("%4", "12", "6", "7") "DONE:\n"
+                                                                          "}" ::"l"(to),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(n), "r"(whole)
+                 : "memory");
+#undef PAIR
 }
 
 /* ---- others -------------------------------------------------------------------------------------

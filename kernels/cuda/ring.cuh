@@ -70,6 +70,7 @@ static __device__ __forceinline__ void qt_ring_opened(bool weights, int threads)
  *
  *     copy_weights(dst, bar)   starts copies of the stage it is at to shared memory, counted by
  *     copy_x(dst, bar)         bar; that of weights announces the bytes of both
+ *     brings_x()               false: no X is copied
  *     next()                   goes on to the next stage of a tile; false: there is none
  *     next_tile()              then goes on to the first stage of the next tile, likewise
  *
@@ -96,7 +97,7 @@ static __device__ __forceinline__ void qt_ring_bring(const Args &a, qt_ring r, b
         ptx_barrier_init_fence();
     }
     qt_ring_opened(weights, threads);
-    if (!ptx_elect())
+    if (!ptx_elect() || (!weights && !source.brings_x()))
         return;
     bool more = true;
     if (weights) {

@@ -14,10 +14,18 @@ static __device__ __forceinline__ float qt_widen(bool bf16, uint16_t bits)
 /* Two results as a word, the first in the low half. */
 static __device__ __forceinline__ uint32_t qt_round_two(bool bf16, float x, float y)
 {
-    uint32_t b;
-    __half2 h = __floats2half2_rn(x, y);
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(b) : "f"(y), "f"(x));
-    return bf16 ? b : *(uint32_t *)&h;
+    uint32_t two;
+    asm("{\n"
+        ".reg .pred bf16;\n"
+        ".reg .b32 f, b;\n"
+        "setp.ne.u32 bf16, %3, 0;\n"
+        "cvt.rn.f16x2.f32 f, %1, %2;\n"
+        "cvt.rn.bf16x2.f32 b, %1, %2;\n"
+        "selp.b32 %0, b, f, bf16;\n"
+        "}"
+        : "=r"(two)
+        : "f"(y), "f"(x), "r"((uint32_t)bf16));
+    return two;
 }
 
 /* y[at] = v; y: FP16 or BF16. */

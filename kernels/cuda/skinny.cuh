@@ -4,10 +4,15 @@
  *
  *   a stage:  X | packed planes | group scales | zero points
  *
+ * Few tokens of BF16 are converted by each block for itself, which is done when the first weights
+ * come: no kernel before this one has to. Shared memory has X of all stages then, as in stages, and
+ *
+ *     tops            U32 [32], of each warp that converts; FP32 [m], factors of tokens' results
+ *
  * The template: Format how codes are decoded; MT token tiles of 8 (m <= 8 MT); STRIPS.
  *
- * Requires    compute capability 9.0; X FP16, k a multiple of 64, 16-byte aligned (prepare.cu makes
- *             such)
+ * Requires    compute capability 9.0; X 16-byte aligned, FP16, k a multiple of 64 (prepare.cu makes
+ *             such), or BF16, a multiple of 256, and converters
  * Moves       packed bytes once; X once per block and tile (through L2); Y once
  * Oracle      qt_packed_decode and an FP64 product; relative error <= 2.3e-4 with FP16 output
  */
@@ -16,6 +21,7 @@
 
 #include "kernels/cuda/skinny_ring.cuh"
 #include "kernels/cuda/slot.cuh"
+#include "kernels/cuda/token_scale.cuh"
 
 template <class Format> struct skinny_copies : skinny_source<qt_skinny_args> {
     using skinny_source::skinny_source;
@@ -74,14 +80,14 @@ template <class Format, int STRIPS> struct skinny_places {
 template <class Format, int MT, int STRIPS>
 static __device__ __forceinline__ void
 skinny_slot(qt_sums<MT, STRIPS> *total, const qt_skinny_args &a,
-            const skinny_places<Format, STRIPS> &from, int stage, uint32_t lane_bytes)
+            const skinny_places<Format, STRIPS> &from, int stage, int x_at, uint32_t lane_bytes)
 {
     const unsigned char *base = qt_smem + stage;
     const unsigned char *scales[STRIPS];
 #pragma unroll
     for (int u = 0; u < STRIPS; u++)
         scales[u] = base + from.scales[u];
-    const uint32_t x[2] = {ptx_shared(base) + from.x[0], ptx_shared(base) + from.x[1]};
+    const uint32_t x0 = ptx_shared(qt_smem) + x_at, x[2] = {x0 + from.x[0], x0 + from.x[1]};
     qt_slot_multiply<Format, MT, STRIPS>(
         total, a.decode,
         [&](const unsigned char *src[3], int u, int b) {
@@ -109,9 +115,9 @@ template <class Format, int MT, int STRIPS> struct skinny_work {
     __device__ __forceinline__ void begin_tile(int)
     {
     }
-    __device__ __forceinline__ void slot(qt_sums<MT, STRIPS> *sums, int stage)
+    __device__ __forceinline__ void slot(qt_sums<MT, STRIPS> *sums, int stage, int x_at)
     {
-        skinny_slot<Format, MT, STRIPS>(sums, a, from, stage, lane_bytes);
+        skinny_slot<Format, MT, STRIPS>(sums, a, from, stage, x_at, lane_bytes);
     }
     __device__ __forceinline__ void meet(int threads) const
     {
@@ -137,16 +143,68 @@ static __device__ __forceinline__ void skinny_load_row_scales(const qt_skinny_ar
         dst[i] = a.scale[(size_t)min(first + i / 16, a.strips - 1) * a.pitch_groups * 16 + i % 16];
 }
 
+/* ---- X that a block converts -------------------------------------------------------------------
+ *
+ * By warps of its own, `warps` of them a token: 256 columns at a time, a lane 8. Most of the time
+ * that this takes is for instructions that were never run before: so there are few of them.
+ */
+
+/* One for all kernels. By value: through a reference a kernel's arguments come from memory, not
+ * from the constant cache. */
+static __device__ __noinline__ void skinny_convert_x(const uint4 *x, int stages, int warps, int m,
+                                                     int x_rows, int pitch, unsigned char *to,
+                                                     int *tops, int threads)
+{
+    const int lane = (int)threadIdx.x % 32;
+    float *factors = (float *)(tops + 32);
+    int first = (int)threadIdx.x / 32 - (threads + QT_RING_COPIERS) / 32, token = 0; /* stage */
+    for (; first >= warps; first -= warps)
+        token++;
+    const int line = lane / 8 * x_rows + token;
+    to += line * 128 + (lane % 8 ^ line % 8) * 16;
+    x += token * stages * 32 + lane;
+    tops += token * warps;
+#pragma unroll 1
+    for (int s = first; s < stages; s += warps)
+        ptx_copy_16(ptx_shared(to) + s * pitch, x + s * 32);
+    ptx_copy_wait_all();
+    uint32_t two = 0;
+#pragma unroll 2
+    for (int s = first; s < stages; s += warps)
+        two = qt_token_tops(two, *(const uint4 *)(to + s * pitch));
+    const int top = qt_token_top(two);
+    if (lane == 0)
+        tops[first] = top;
+    ptx_named_barrier(SKINNY_TOPS, m * warps * 32);
+    const int up = qt_token_shift(__reduce_max_sync(~0u, lane < warps ? tops[lane] : 0));
+#pragma unroll 2
+    for (int s = first; s < stages; s += warps) {
+        uint4 *v = (uint4 *)(to + s * pitch);
+        *v = qt_token_halves(*v, up);
+    }
+    if (first == 0 && lane == 0)
+        factors[token] = qt_token_factor(up);
+    ptx_named_barrier_arrive(SKINNY_X, threads + m * warps * 32);
+}
+
 /* ---- the kernel --------------------------------------------------------------------------------
  */
 
 template <class Format, int MT, int STRIPS>
-__global__ void __launch_bounds__(QT_SKINNY_MAX_WARPS * 32 + QT_RING_COPIERS, 1)
+__global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
     qt_skinny_kernel(const __grid_constant__ qt_skinny_args a)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    const int threads = (int)blockDim.x - QT_RING_COPIERS; /* that multiply */
+    const int threads = (int)blockDim.x - QT_RING_COPIERS - a.converters * 32; /* that multiply */
     const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
+    if (warp * 32 >= threads + QT_RING_COPIERS) {
+        ptx_launch_dependents();
+        if (a.dependent)
+            ptx_wait_previous();
+        skinny_convert_x((const uint4 *)a.kept_x, a.k_stages, a.token_converters, a.m, a.x_rows,
+                         a.kept_pitch, qt_smem + a.kept_at, (int *)(qt_smem + a.tops_at), threads);
+        return;
+    }
     if (warp * 32 >= threads) {
         qt_ring_bring(a, r, warp * 32 == threads, threads, a.arrivals, skinny_copies<Format>(a));
         return;
@@ -157,6 +215,8 @@ __global__ void __launch_bounds__(QT_SKINNY_MAX_WARPS * 32 + QT_RING_COPIERS, 1)
         skinny_load_row_scales(a, threads);
     ptx_launch_dependents();
     const skinny_warp w = skinny_warp_open(a, warp, threads);
+    if (a.converters)
+        ptx_named_barrier(SKINNY_X, threads + a.converters * 32);
     skinny_multiply_all<MT, STRIPS>(a, r, w, threads, skinny_work<Format, MT, STRIPS>(a, w));
 }
 

@@ -9,12 +9,19 @@
  */
 enum { QT_SKINNY_BLOCKS = 4, QT_SKINNY_SLOTS = 2 };
 
+/* Warps of a block, at most: those that multiply, copy and convert X; registers allow no more. */
+static __host__ __device__ constexpr int qt_skinny_warps(int token_tiles, int strips)
+{
+    return token_tiles == 2 ? 18 : strips == 4 ? 21 : 24;
+}
+
 /* What all of them have (skinny_ring.cuh). */
 struct qt_skinny_base {
     CUtensorMap x; /* F16 [k / 64][m][64]; boxes of a stage's blocks, x_rows tokens */
     /* What the first copies want is in one line of 64 bytes: each line that is read first costs
      * 100 clocks. */
-    int barriers_at, arrivals; /* arrivals: that give a stage back */
+    int barriers_at;
+    uint16_t arrivals, converters; /* warps that give a stage back; that convert X */
     int stages, stage_bytes, ring_at;
     int strips_cta, tile_strips, tiles; /* of a block: strips_cta = tiles * tile_strips */
     int k_stages;
@@ -35,6 +42,11 @@ struct qt_skinny_base {
     int finish_tokens, finish_rows; /* from a thread's four outputs to its next */
     uint32_t zero;                  /* 0, which the compiler does not know */
     int x_rows;                     /* of X in a stage: at most 8 MT, more than 8 MT - 8 */
+    /* BF16 X that each block converts itself, to kept_pitch bytes a stage; 0: it comes with the
+     * weights. */
+    const void *kept_x; /* [m][k_stages * 256] */
+    int kept_pitch, kept_at, tops_at;
+    int token_converters; /* of a token */
 };
 struct qt_skinny_args : qt_skinny_base {
     struct qt_decode_args decode;
@@ -69,6 +81,7 @@ static inline int qt_skinny_x_bytes(const struct qt_matmul_config *c, size_t tok
 /* Shared memory that a kernel wants, for a configuration. */
 struct qt_skinny_room {
     int head_bytes;   /* before the ring */
+    int kept_bytes;   /* X behind the head, if blocks convert it */
     int stage_bytes;  /* a multiple of 1024 */
     int weight_bytes; /* of a stage ... */
     int ahead_bytes;  /* ... of which so many should be under way */

@@ -36,8 +36,9 @@ int qt_skinny_sums_pitch(const struct qt_matmul_config *c)
     return row_warps(c) * c->strips * QT_STRIP_ROWS + 4;
 }
 
-/* Bytes of sums that have a place of their own. */
-enum { MOST_APART = 8 << 10 };
+/* Bytes of sums that have a place of their own; of tops, and behind the X of the last token, as
+ * warps read X of tokens that do not exist. */
+enum { MOST_APART = 8 << 10, TOPS_BYTES = 1024 };
 
 size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config *c,
                         const struct qt_skinny_room *room, size_t m)
@@ -46,13 +47,15 @@ size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config 
     a->tile_strips = qt_skinny_tile_strips(c);
     a->tiles = qt_skinny_tiles(c);
     a->warps_k = c->warps_k;
-    a->arrivals = QT_SKINNY_SLOTS * (c->warps / c->warps_k);
+    a->arrivals = (uint16_t)(QT_SKINNY_SLOTS * (c->warps / c->warps_k));
     a->finish_tokens = c->warps * 32 / (4 * a->tile_strips);
     a->finish_rows = c->warps * 32 % (4 * a->tile_strips) * 4;
     a->x_rows = qt_skinny_x_rows(c, m);
     a->stages = c->depth;
     a->stage_bytes = room->stage_bytes;
-    a->ring_at = (int)round_up((size_t)room->head_bytes, 1024);
+    a->kept_at = (int)round_up((size_t)room->head_bytes, 1024);
+    a->tops_at = a->kept_at + room->kept_bytes;
+    a->ring_at = a->tops_at + (room->kept_bytes ? TOPS_BYTES : 0);
     /* A single tile's sums go where its stages were, if there are many: then warps meet first. */
     const int ring_end = a->ring_at + a->stages * a->stage_bytes;
     const int sums_bytes = c->warps_k * (int)m * qt_skinny_sums_pitch(c) * 4;
@@ -64,13 +67,13 @@ size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config 
     return (size_t)a->barriers_at + QT_RING_BARRIER_BYTES;
 }
 
-/* Offsets in a stage; returns what the kernel wants. */
+/* Offsets in a stage; returns what the kernel wants. keep: X of all stages apart. */
 static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_shape *s,
-                                      const struct qt_matmul_config *c, size_t m)
+                                      const struct qt_matmul_config *c, size_t m, bool keep)
 {
     const int strips = qt_skinny_tile_strips(c);
     struct qt_skinny_room room = {};
-    int at = qt_skinny_x_bytes(c, m);
+    int at = keep ? 0 : qt_skinny_x_bytes(c, m);
     for (int i = 0; i < 3; i++) {
         a->planes_at[i] = at;
         at += strips * QT_SKINNY_BLOCKS * 128 * s->width[i];
@@ -83,6 +86,10 @@ static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_
     a->zero_pitch = qt_zero_pitch(s, a->stage_groups);
     const int zeros_bytes = strips * a->zero_pitch;
     room.head_bytes = 2 * (int)s->table_bytes;
+    if (keep) {
+        a->kept_pitch = (int)round_up((size_t)qt_skinny_x_bytes(c, m), 1024);
+        room.kept_bytes = (int)ceil_div((size_t)s->blocks, QT_SKINNY_BLOCKS) * a->kept_pitch;
+    }
     room.stage_bytes = (int)round_up((size_t)(a->zeros_at + zeros_bytes), 1024);
     a->stage_tx += zeros_bytes;
     room.weight_bytes = strips * QT_SKINNY_BLOCKS * 128 * s->bits;
@@ -95,6 +102,46 @@ static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_
         room.ahead_bytes = 3 * room.weight_bytes;
     room.tail_bytes = s->grouped ? 0 : c->strips_cta * 32;
     return room;
+}
+
+/*
+ * Warps that convert a token of BF16 X, 0: a kernel before this one does, which takes 1 us. Those
+ * of a block are done about when the first weights come, if they have few stages each. us, 4096 x
+ * 4096, without and with: nf4, 1 token 6.3, 5.3, 4 (8 stages a warp) 6.5, 6.1, 8 (16) 6.7, 7.7;
+ * fp6, 8192 x 8192, 1 token 17.6, 15.2.
+ */
+enum { MOST_CONVERTED = 12 };
+
+static int converting_warps(const struct qt_matmul_plan *p, const struct qt_matmul_config *c)
+{
+    const size_t m = chunk_tokens(p), columns = QT_SKINNY_BLOCKS * QT_BLOCK_COLS;
+    const size_t stages = p->k / columns, wanted = ceil_div(stages, 2);
+    const int rest = qt_skinny_warps(c->token_tiles, c->strips) - c->warps - QT_RING_COPIERS / 32;
+    if (p->options.dtype != QT_MATMUL_BF16 || p->k % columns || rest < (int)m)
+        return 0;
+    const size_t most = (size_t)rest / m, warps = wanted < most ? wanted : most;
+    return warps * MOST_CONVERTED >= stages ? (int)warps : 0;
+}
+
+/* What is wanted for p->config. Where blocks convert X, the ring is as deep as it would be. */
+static struct qt_skinny_room room_of(struct qt_skinny_args *a, const struct qt_matmul_plan *p,
+                                     const struct qt_shape *s)
+{
+    const size_t m = chunk_tokens(p);
+    a->token_converters = converting_warps(p, &p->config);
+    if (a->token_converters) {
+        const struct qt_skinny_room room = room_for(a, s, &p->config, m, true);
+        if (qt_skinny_layout(a, &p->config, &room, m) <= (size_t)p->smem_limit)
+            return room;
+        a->token_converters = a->kept_pitch = 0;
+    }
+    return room_for(a, s, &p->config, m, false);
+}
+
+/* Whether X is prepared by a kernel before this one. */
+static bool prepares(const struct qt_matmul_plan *p, const struct qt_skinny_args *a)
+{
+    return qt_prepare_needed(p) && !a->token_converters;
 }
 
 /* ---- choosing ----------------------------------------------------------------------------------
@@ -196,7 +243,7 @@ bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
         choice.largest = 2 * QT_SKINNY_TILE;
     }
     p->config = qt_skinny_config(p, s->strips, &choice);
-    const struct qt_skinny_room room = room_for(&a, s, &p->config, chunk_tokens(p));
+    const struct qt_skinny_room room = room_for(&a, s, &p->config, chunk_tokens(p), false);
     p->config.depth = qt_skinny_depth(p, &p->config, &room);
     return p->config.depth > 0;
 }
@@ -254,11 +301,11 @@ int qt_skinny_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     if (!s->zero_boxes)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED,
                          "skinny kernels want rows of zero points in multiples of 16 bytes");
-    const struct qt_skinny_room room = room_for(&a, s, c, chunk_tokens(p));
-    size_t prepared = qt_prepare_bytes(p);
-    p->workspace_bytes = prepared ? QT_MATMUL_WORKSPACE_ZEROED + prepared : 0;
+    const struct qt_skinny_room room = room_of(&a, p, s);
+    const bool before = prepares(p, &a);
+    p->workspace_bytes = before ? QT_MATMUL_WORKSPACE_ZEROED + qt_prepare_bytes(p) : 0;
     return qt_skinny_check_room(p, qt_skinny_layout(&a, c, &room, chunk_tokens(p)), s->strips,
-                                p->options.dependent_launch || qt_prepare_needed(p));
+                                p->options.dependent_launch || before);
 }
 
 /* ---- run ---------------------------------------------------------------------------------------
@@ -282,7 +329,8 @@ int qt_skinny_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
 {
     struct qt_skinny_args a = {};
     const struct qt_matmul_config *c = &p->config;
-    const struct qt_skinny_room room = room_for(&a, s, c, chunk_tokens(p));
+    const struct qt_skinny_room room = room_of(&a, p, s);
+    const bool before = prepares(p, &a);
     qt_skinny_layout(&a, c, &room, chunk_tokens(p));
     qt_skinny_fill(&a, p, s->strips, (size_t)s->blocks, y);
     a.decode = qt_decode_args_of(w);
@@ -290,22 +338,29 @@ int qt_skinny_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
     a.pitch_groups = s->pitch_groups;
     a.group_shift = s->group_shift;
     a.factor = qt_result_factor(w);
-    a.dependent = p->options.dependent_launch || qt_prepare_needed(p);
-    int rc = qt_prepare_run(p, &x, &a.token_factor, (char *)workspace + QT_MATMUL_WORKSPACE_ZEROED,
+    a.dependent = p->options.dependent_launch || before;
+    int rc = QT_MATMUL_OK;
+    if (before)
+        rc = qt_prepare_run(p, &x, &a.token_factor, (char *)workspace + QT_MATMUL_WORKSPACE_ZEROED,
                             stream);
     if (rc != QT_MATMUL_OK)
         return rc;
-    if ((size_t)x % 16 || !qt_x_map(p, &a.x, x, (size_t)s->blocks, a.x_rows, QT_SKINNY_BLOCKS) ||
+    if ((size_t)x % 16 ||
+        (!a.token_converters &&
+         !qt_x_map(p, &a.x, x, (size_t)s->blocks, a.x_rows, QT_SKINNY_BLOCKS)) ||
         !qt_weight_maps(p, a.plane, &a.scales, &a.zeros, s, w, a.tile_strips, QT_SKINNY_BLOCKS,
                         a.stage_groups))
         return QT_MATMUL_UNSUPPORTED;
     const float *token_factor = a.token_factor;
     for (size_t t = 0; t < p->m && rc == QT_MATMUL_OK; t += QT_SKINNY_MAX_TOKENS) {
         a.m = (int)(p->m - t < chunk_tokens(p) ? p->m - t : chunk_tokens(p));
+        a.converters = (uint16_t)(a.m * a.token_converters);
         a.token0 = (int)t;
+        a.kept_x = (const char *)x + t * p->k * 2;
         a.y = (char *)y + t * p->n * 2;
         a.token_factor = token_factor ? token_factor + t : NULL;
-        rc = qt_launch(p, &a, c->warps * 32 + QT_RING_COPIERS, a.dependent, stream);
+        rc =
+            qt_launch(p, &a, (c->warps + a.converters) * 32 + QT_RING_COPIERS, a.dependent, stream);
     }
     return rc;
 }

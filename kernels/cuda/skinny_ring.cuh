@@ -27,8 +27,9 @@
  * The template: MT token tiles of 8 (m <= 8 MT); STRIPS; and Work, what differs:
  *
  *     begin_tile(slot)             before the first slot of a tile, the slot-th of k
- *     slot(sums, stage)            products of a slot; stage: offset in shared memory. A warp's are
- *                                  all first slots of stages, or all second ones
+ *     slot(sums, stage, x)         products of a slot; stage: offset in shared memory, x: that of
+ *                                  its X, likewise. A warp's are all first slots of stages, or all
+ *                                  second ones
  *     meet(threads)                a barrier, after which the sums of the warps that multiply, and
  *                                  what else the outputs need, are in shared memory
  *     added(tile)                  sums to add, as those of a warp, or NULL
@@ -44,7 +45,7 @@
 #include "kernels/cuda/sums.cuh"
 
 /* Numbers of barriers of a part of the block. */
-enum { SKINNY_SUMS = RING_BARRIERS, SKINNY_MEET };
+enum { SKINNY_SUMS = RING_BARRIERS, SKINNY_MEET, SKINNY_TOPS, SKINNY_X };
 
 /* ---- the ring ----------------------------------------------------------------------------------
  */
@@ -66,6 +67,10 @@ template <class Args> struct skinny_source {
     __device__ __forceinline__ void copy_x(uint32_t dst, uint32_t bar) const
     {
         ptx_copy_box_3d(dst, &a.x, 0, a.token0, k_stage * QT_SKINNY_BLOCKS, bar);
+    }
+    __device__ __forceinline__ bool brings_x() const
+    {
+        return a.converters == 0;
     }
     __device__ __forceinline__ int strip() const
     {
@@ -143,11 +148,13 @@ static __device__ __forceinline__ void skinny_finish(const qt_skinny_base &a, co
     const int rows = a.tile_strips * 16, first = ((int)blockIdx.x * a.tiles + tile) * rows;
     const int step = pitch * a.m;
     const float *sums = (const float *)(qt_smem + a.sums_at), *added = work.added(tile);
+    const float *factors =
+        a.kept_pitch ? (const float *)(qt_smem + a.tops_at) + 32 : a.token_factor;
     const __half *scales = work.row_scales(tile);
 #pragma unroll 1
     while (token < a.m) {
         const float *part = sums + token * pitch + row;
-        const float factor = a.token_factor ? a.factor * a.token_factor[token] : a.factor;
+        const float factor = factors ? a.factor * factors[token] : a.factor;
         float v[4] = {};
         if (added)
             skinny_add<1>(v, added + token * pitch + row, 0);
@@ -212,10 +219,13 @@ static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_base 
         int end = (tile + 1) * slots;
         asm volatile("" : "+r"(end));
         work.begin_tile(n - tile * slots);
+        int kept = a.kept_at + (n - tile * slots) / QT_SKINNY_SLOTS * a.kept_pitch;
 #pragma unroll 1
         while (n < end) {
             ptx_barrier_wait(r.full + 8 * r.stage, r.parity);
-            work.slot(&sums, a.ring_at + r.stage * a.stage_bytes);
+            const int stage = a.ring_at + r.stage * a.stage_bytes;
+            work.slot(&sums, stage, a.kept_pitch ? kept : stage);
+            kept += step * a.kept_pitch;
             __syncwarp();
             if (lane == 0)
                 ptx_barrier_arrive(r.empty + 8 * r.stage + (qt_sums_bits(sums) & a.zero));

@@ -171,9 +171,7 @@ stream_copy_ahead(const qt_stream_args &a, const stream_warp &w, stream_cursor<S
 
 /* ---- activations -------------------------------------------------------------------------------
  *
- * Rows of X for the block's part of k, as FP16, zero beyond k. BF16 has less precision and more
- * range than FP16: each token is scaled by the power of two that brings its largest value to 2^14,
- * which is exact but for values 2^-38 of the largest, and its sums are scaled back.
+ * Rows of X for the block's part of k, as FP16 (token_scale.cuh), zero beyond k.
  */
 static __device__ __forceinline__ void stream_x_aligned(const qt_stream_args &a,
                                                         const stream_warp &w)
@@ -216,19 +214,16 @@ static __device__ __noinline__ void stream_bf16_to_f16(unsigned char *x, int pit
         top[i] = 0;
     __syncthreads();
     for (int i = (int)threadIdx.x; i < m * chunks; i += (int)blockDim.x) {
-        const uint16_t *v = (const uint16_t *)(x + i / chunks * pitch) + i % chunks * 8;
-        int most = 0;
-        for (int j = 0; j < 8; j++)
-            most = max(most, v[j] & 0x7fff);
+        const uint32_t tops =
+            qt_token_tops(0, *(const uint4 *)(x + i / chunks * pitch + i % chunks * 16));
+        const int most = max((int)(tops & 0xffff), (int)(tops >> 16));
         if (most > top[i / chunks])
             atomicMax(&top[i / chunks], most);
     }
     __syncthreads();
     for (int i = (int)threadIdx.x; i < m * chunks; i += (int)blockDim.x) {
-        uint16_t *v = (uint16_t *)(x + i / chunks * pitch) + i % chunks * 8;
-        int up = qt_token_shift(top[i / chunks]);
-        for (int j = 0; j < 8; j++)
-            v[j] = __half_as_ushort(qt_token_half(v[j], up));
+        uint4 *v = (uint4 *)(x + i / chunks * pitch + i % chunks * 16);
+        *v = qt_token_halves(*v, qt_token_shift(top[i / chunks]));
     }
     __syncthreads();
 }
@@ -239,7 +234,7 @@ static __device__ __forceinline__ float stream_token_factor(const qt_stream_args
     if (!a.bf16)
         return a.factor;
     int up = qt_token_shift(((const int *)(qt_smem + a.token_at))[token]);
-    return a.factor * qt_pow2(-(up / 2)) * qt_pow2(-(up - up / 2));
+    return a.factor * qt_token_factor(up);
 }
 
 /* Row scales of the block's strips, in stored order. */

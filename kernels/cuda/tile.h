@@ -91,7 +91,7 @@ struct qt_tile_base {
     unsigned *ready;           /* [blocks][warpgroups]: of partial; 0 between launches */
     float factor;              /* power of two on every result */
     int bf16;                  /* y is BF16 */
-    int store_bytes;           /* 2, 4 or 16: what rows of y are a multiple of, and aligned to */
+    int whole_stores;          /* rows of y are multiples of 16 bytes, and aligned */
     int dependent;             /* launched before the previous kernel has ended */
     int results_at;
 };

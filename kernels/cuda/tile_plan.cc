@@ -374,9 +374,7 @@ void qt_tile_fill(struct qt_tile_base *a, const struct qt_matmul_plan *p,
     a->ready = (unsigned *)workspace;
     a->partial = (float *)((char *)workspace + QT_MATMUL_WORKSPACE_ZEROED);
     a->bf16 = p->options.dtype == QT_MATMUL_BF16;
-    a->store_bytes = p->n % 8 == 0 && (size_t)y % 16 == 0  ? 16
-                     : p->n % 2 == 0 && (size_t)y % 4 == 0 ? 4
-                                                           : 2;
+    a->whole_stores = p->n % 8 == 0 && (size_t)y % 16 == 0;
 }
 
 bool qt_tile_x_maps(struct qt_tile_base *a, const struct qt_matmul_plan *p,

@@ -192,6 +192,10 @@ template <class Args, int BM, int C> struct tile_source {
             for (int c = 0; c < C; c++)
                 ptx_copy_box_3d(dst + c * (BM * 128), &a.x_cut, 0, s.token0, k_stage * C + c, bar);
     }
+    __device__ __forceinline__ bool brings_x() const
+    {
+        return true;
+    }
     __device__ __forceinline__ bool next()
     {
         return ++k_stage < s.k1;
@@ -291,15 +295,14 @@ template <int N, class Work>
 static __device__ __forceinline__ tile_tokens<N, Work> tile_tokens_at(const qt_tile_base &a,
                                                                       const Work &work, int first)
 {
+    const bool any = a.token_factor != NULL;
     tile_tokens<N, Work> t;
 #pragma unroll
     for (int j = 0; j < N; j++) {
         const int token = first + 8 * j + (int)threadIdx.x % 4 * 2;
-        t.factor[j] = make_float2(1, 1);
-        if (a.token_factor) {
-            t.factor[j].x = token < a.m ? a.token_factor[token] : 0;
-            t.factor[j].y = token + 1 < a.m ? a.token_factor[token + 1] : 0;
-        }
+        t.factor[j] =
+            make_float2(ptx_load_factor(a.token_factor + token, any && token < a.m),
+                        ptx_load_factor(a.token_factor + token + 1, any && token + 1 < a.m));
         t.more[j] = work.token(token);
     }
     return t;
@@ -314,30 +317,6 @@ static __device__ __forceinline__ void tile_scale(const qt_tile_base &a, float4 
     for (int j = 0; j < N; j++) {
         const float fx = a.factor * factor[j].x, fy = a.factor * factor[j].y;
         v[j] = make_float4(v[j].x * fx, v[j].y * fy, v[j].z * fx, v[j].w * fy);
-    }
-}
-
-/*
- * Some tokens x 64 rows of Y from row `row` on, where its rows are not 16-byte aligned, from lines
- * of shared memory as tile_store leaves them. A warp stores a token at a time, a lane two rows. (A
- * loop, as this is much to compile for each kernel where it is unrolled, and not what models have.)
- */
-static __device__ __forceinline__ void tile_store_parts(const qt_tile_base &a, uint32_t lines,
-                                                        int row, int token, int end)
-{
-    const int lane = (int)threadIdx.x % 32, left = a.n - row - lane * 2;
-#pragma unroll 1
-    for (int t = (int)threadIdx.x / 32 % 4; t < end - token; t += 4) {
-        const uint32_t two = ptx_load_4(lines + t * 128 + (lane / 4 ^ t % 8) * 16 + lane % 4 * 4);
-        uint16_t *y = (uint16_t *)a.y + (size_t)(token + t) * a.n + row + lane * 2;
-        if (left > 1 && a.store_bytes == 4) {
-            *(uint32_t *)y = two;
-        } else {
-            if (left > 0)
-                y[0] = (uint16_t)two;
-            if (left > 1)
-                y[1] = (uint16_t)(two >> 16);
-        }
     }
 }
 
@@ -358,26 +337,17 @@ static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const u
         at + (lane / 16 * 8 + lane % 8) * 128 + ((thread / 32 * 2 + lane / 8 % 2) ^ lane % 8) * 16;
     const uint32_t from = at + thread / 8 * 128 + (thread % 8 ^ thread / 8 % 8) * 16;
     const int token = token0 + thread / 8, row = row0 - thread / 32 * 16 + thread % 8 * 8;
-    uint4 *y = (uint4 *)((uint16_t *)a.y + (size_t)token * a.n + row);
-    const size_t step = (size_t)a.n * QT_TILE_RESULT_TOKENS / 8;
-    const int left = row < a.n ? end - token : 0;
+    const int tokens = N > 1 || thread < 64 ? end - token : 0, rows = max(0, a.n - row);
+    char *y = (char *)a.y + ((size_t)token * a.n + row) * 2;
+    const size_t step = (size_t)a.n * 8 * 2;
 #pragma unroll
     for (int j = 0; j < N; j += 2) {
         if (j > 0 && token0 + j * 8 >= end)
             break;
         const uint32_t four[4] = {out[j][0], out[j][1], N > 1 ? out[j + 1][0] : 0,
                                   N > 1 ? out[j + 1][1] : 0};
-        ptx_named_barrier(TILE_WARPGROUP + group, 128); /* what was there has been read */
-        ptx_stmatrix_x4_transposed(to, four);
-        ptx_named_barrier(TILE_WARPGROUP + group, 128);
-        if (a.store_bytes == 16) {
-            const uint4 line = ptx_load_16(from);
-            if (j * 8 < left && (N > 1 || thread < 64))
-                y[j / 2 * step] = line;
-        } else {
-            tile_store_parts(a, at, row0 - thread / 32 * 16, token0 + j * 8,
-                             min(end, token0 + j * 8 + (N > 1 ? 16 : 8)));
-        }
+        const uint4 line = ptx_turn_16(TILE_WARPGROUP + group, to, four, from);
+        ptx_store_halves(y + j * step, line, j * 8 < tokens ? rows : 0, a.whole_stores);
     }
 }
 

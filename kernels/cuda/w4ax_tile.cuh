@@ -302,7 +302,8 @@ template <enum qt_w4ax_scales SCALES, int WGS, int BM> struct w4ax_tile_work {
     {
         per_token two = {{0, 0}};
         if (SCALES == QT_W4AX_INT)
-            two.sums = make_int2(t < a.m ? a.x_sum[t] : 0, t + 1 < a.m ? a.x_sum[t + 1] : 0);
+            two.sums = make_int2((int)ptx_load_global_or(a.x_sum + t, t < a.m, 0),
+                                 (int)ptx_load_global_or(a.x_sum + t + 1, t + 1 < a.m, 0));
         return two;
     }
     /* INT: 128 was added to each product's byte (w4ax_unpack_int). */

@@ -1,12 +1,9 @@
 /* The device that a plan is for. */
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/instances.h"
 #include "kernels/qtool_kernels.h"
 
 #include <stdio.h>
-
-static __global__ void any_kernel(void)
-{
-}
 
 int qt_device_facts(struct qt_device *out, int ordinal, char reason[160])
 {
@@ -31,7 +28,7 @@ int qt_device_facts(struct qt_device *out, int ordinal, char reason[160])
         return QT_MATMUL_NO_GPU;
     }
     cudaFuncAttributes code = {};
-    cudaError_t e = cudaFuncGetAttributes(&code, (const void *)any_kernel);
+    cudaError_t e = cudaFuncGetAttributes(&code, qt_prepare_instance());
     if (e != cudaSuccess) {
         snprintf(reason, 160, "%s", cudaGetErrorString(e));
         return QT_MATMUL_FAILED;
