@@ -12,7 +12,7 @@ enum { QT_SKINNY_BLOCKS = 4, QT_SKINNY_SLOTS = 2 };
 /* Warps of a block, at most: those that multiply, copy and convert X; registers allow no more. */
 static __host__ __device__ constexpr int qt_skinny_warps(int token_tiles, int strips)
 {
-    return token_tiles == 2 ? 18 : strips == 4 ? 21 : 24;
+    return token_tiles == 2 || strips == 4 ? 18 : 24;
 }
 
 /* What all of them have (skinny_ring.cuh). */

@@ -21,6 +21,8 @@ bench integers --scheme int4:zero=group --scheme int8:g=128 --scheme int8:g=128,
     --shape 4096x4096 --shape 28672x4096 --shape 8192x8192 --m 1,16,32,64,128,256,1024
 bench minifloats --scheme fp8 --scheme fp8:e=5 --scheme fp7 --shape 4096x4096 --shape 28672x4096 --shape 8192x8192 \
     --m 1,16,32,64,128,256,1024
+bench bf16 --dtype bf16 --scheme nf4 --scheme int4 --scheme nf3 --scheme fp6 --shape 1024x4096 --shape 4096x4096 \
+    --shape 14336x4096 --shape 4096x14336 --shape 8192x8192 --shape 57344x8192 --m 1,2,4,8,16,64
 bench older --compute 8.0 --scheme nf4 --scheme int4 --scheme fp6 --shape 4096x4096 --shape 28672x4096 \
     --shape 8192x8192 --m 1,8,16,32,64,128,256,1024
 bench mix24 --scheme mix24 --scheme mix24:outliers=0 --shape 4096x4096 --shape 6144x4096 --shape 14336x4096 \
@@ -33,5 +35,5 @@ bench w4ax --scheme w4ax --scheme w4ax:scales=int --scheme w4ax:scales=row --sha
 bench kv4 --scheme kv4 --shape 32x8x128 --m 1,4,16,64 --length 1024,2048,4096,8192,32768
 bench kv4_70b --scheme kv4 --shape 64x8x128 --m 1,16,64 --length 2048,8192
 cd "$out"
-python3 "$here/speed_tables.py" . tokens.json large.json many.json integers.json minifloats.json older.json mix24.json w4ax.json dependent.json \
+python3 "$here/speed_tables.py" . tokens.json large.json many.json integers.json minifloats.json bf16.json older.json mix24.json w4ax.json dependent.json \
     invariant.json kv4.json kv4_70b.json

@@ -18,6 +18,7 @@ def load(paths):
         launch = "dependent" if doc["dependent_launches"] else "plain"
         launch = "invariant" if doc["batch_invariant"] else launch
         launch = launch if doc["compute"] == "own" else "as " + doc["compute"]
+        launch = launch if doc["dtype"] == "FP16" else "BF16"
         for row in doc["rows"]:
             if not row["refused"]:
                 rows.append(dict(row, launch=launch))
@@ -93,9 +94,10 @@ def main(out, paths):
         for r in rows:
             f.write("\t".join(text(r[c]) for c in COLUMNS) + "\n")
     with open(os.path.join(out, "speed.md"), "w") as f:
-        older = unique((r["scheme"], r["launch"]) for r in rows if r["launch"].startswith("as "))
+        others = unique((r["scheme"], r["launch"]) for r in rows
+                        if r["launch"].startswith("as ") or r["launch"] == "BF16")
         f.write("\n".join([scheme_table(rows, s) for s in unique(r["scheme"] for r in rows)] +
-                          [scheme_table(rows, s, launch) for s, launch in older] +
+                          [scheme_table(rows, s, launch) for s, launch in others] +
                           [dependent_table(rows)] +
                           [cache_table(caches, c) for c in unique(map(cache_shape, caches))]))
 
