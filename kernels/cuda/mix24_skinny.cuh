@@ -104,7 +104,7 @@ template <int MT, int STRIPS> struct mix24_skinny_work {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int b = 0; b < 2; b++) {
-            x[b] = ptx_shared(qt_smem) + skinny_x_at(a, 2 * w.slot + b, g, 2 * t);
+            x[b] = ptx_shared(qt_smem) + skinny_x_at(a.x_rows, 2 * w.slot + b, g, 2 * t);
             asm volatile("" : "+r"(x[b])); /* computed once */
         }
         asm volatile("" : "+r"(lane));

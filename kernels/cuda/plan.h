@@ -111,7 +111,7 @@ static inline int qt_zero_pitch(const struct qt_shape *s, int box_groups)
 
 /* ---- prepare.cu --------------------------------------------------------------------------------
  *
- * X as all kernels but the stream kernel want it: FP16, k a multiple of QT_BLOCK_COLS.
+ * X as kernels want it that do not convert it themselves: FP16, k a multiple of QT_BLOCK_COLS.
  */
 bool qt_prepare_needed(const struct qt_matmul_plan *p);
 size_t qt_prepare_bytes(const struct qt_matmul_plan *p); /* of workspace, or 0 */

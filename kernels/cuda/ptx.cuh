@@ -150,6 +150,7 @@ PTX uint32_t ptx_load_global_or(const void *p, bool wanted, uint32_t otherwise)
     return v;
 }
 
+/* Likewise a factor, else 1. */
 PTX float ptx_load_factor(const float *p, bool wanted)
 {
     return __uint_as_float(ptx_load_global_or(p, wanted, __float_as_uint(1)));

@@ -7,7 +7,8 @@
  * Few tokens of BF16 are converted by each block for itself, which is done when the first weights
  * come: no kernel before this one has to. Shared memory has X of all stages then, as in stages, and
  *
- *     tops            U32 [32], of each warp that converts; FP32 [m], factors of tokens' results
+ *     tops            U32 [QT_SKINNY_TOPS], of each warp that converts, then
+ *                     FP32 [m], what results of a token are multiplied by
  *
  * The template: Format how codes are decoded; MT token tiles of 8 (m <= 8 MT); STRIPS.
  *
@@ -59,7 +60,7 @@ template <class Format, int STRIPS> struct skinny_places {
         const int group_at = a.stage_groups > 1 ? w.slot * a.slot_groups * 32 : 0;
 #pragma unroll
         for (int b = 0; b < 2; b++)
-            x[b] = skinny_x_at(a, 2 * w.slot + b, lane % 8, lane / 8);
+            x[b] = skinny_x_at(a.x_rows, 2 * w.slot + b, lane % 8, lane / 8);
 #pragma unroll
         for (int u = 0; u < STRIPS; u++) {
             int strip = min(w.wn * STRIPS + u, a.tile_strips - 1);
@@ -156,12 +157,11 @@ static __device__ __noinline__ void skinny_convert_x(const uint4 *x, int stages,
                                                      int *tops, int threads)
 {
     const int lane = (int)threadIdx.x % 32;
-    float *factors = (float *)(tops + 32);
+    float *factors = (float *)(tops + QT_SKINNY_TOPS);
     int first = (int)threadIdx.x / 32 - (threads + QT_RING_COPIERS) / 32, token = 0; /* stage */
     for (; first >= warps; first -= warps)
         token++;
-    const int line = lane / 8 * x_rows + token;
-    to += line * 128 + (lane % 8 ^ line % 8) * 16;
+    to += skinny_x_at(x_rows, lane / 8, token, lane % 8);
     x += token * stages * 32 + lane;
     tops += token * warps;
 #pragma unroll 1

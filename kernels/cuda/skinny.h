@@ -9,6 +9,9 @@
  */
 enum { QT_SKINNY_BLOCKS = 4, QT_SKINNY_SLOTS = 2 };
 
+/* Words of shared memory for what the warps that convert X find, with room for all of them. */
+enum { QT_SKINNY_TOPS = 32 };
+
 /* Warps of a block, at most: those that multiply, copy and convert X; registers allow no more. */
 static __host__ __device__ constexpr int qt_skinny_warps(int token_tiles, int strips)
 {

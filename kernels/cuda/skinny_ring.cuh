@@ -93,10 +93,9 @@ template <class Args> struct skinny_source {
  * comes behind, which goes into sums that nobody stores. Where chunk `chunk` of a token is, in the
  * stage:
  */
-static __device__ __forceinline__ uint32_t skinny_x_at(const qt_skinny_base &a, int block,
-                                                       int token, int chunk)
+static __device__ __forceinline__ uint32_t skinny_x_at(int x_rows, int block, int token, int chunk)
 {
-    int line = block * a.x_rows + token;
+    int line = block * x_rows + token;
     return (uint32_t)(line * 128 + (chunk ^ line % 8) * 16);
 }
 
@@ -149,7 +148,7 @@ static __device__ __forceinline__ void skinny_finish(const qt_skinny_base &a, co
     const int step = pitch * a.m;
     const float *sums = (const float *)(qt_smem + a.sums_at), *added = work.added(tile);
     const float *factors =
-        a.kept_pitch ? (const float *)(qt_smem + a.tops_at) + 32 : a.token_factor;
+        a.kept_pitch ? (const float *)(qt_smem + a.tops_at) + QT_SKINNY_TOPS : a.token_factor;
     const __half *scales = work.row_scales(tile);
 #pragma unroll 1
     while (token < a.m) {

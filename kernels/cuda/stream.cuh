@@ -214,9 +214,8 @@ static __device__ __noinline__ void stream_bf16_to_f16(unsigned char *x, int pit
         top[i] = 0;
     __syncthreads();
     for (int i = (int)threadIdx.x; i < m * chunks; i += (int)blockDim.x) {
-        const uint32_t tops =
-            qt_token_tops(0, *(const uint4 *)(x + i / chunks * pitch + i % chunks * 16));
-        const int most = max((int)(tops & 0xffff), (int)(tops >> 16));
+        const uint4 v = *(const uint4 *)(x + i / chunks * pitch + i % chunks * 16);
+        const int most = qt_lane_top(qt_token_tops(0, v));
         if (most > top[i / chunks])
             atomicMax(&top[i / chunks], most);
     }

@@ -58,10 +58,15 @@ static __device__ __forceinline__ uint32_t qt_token_tops(uint32_t tops, uint4 v)
     return qt_token_tops(qt_token_tops(qt_token_tops(qt_token_tops(tops, v.x), v.y), v.z), v.w);
 }
 
-/* The larger of both, of all lanes. */
+/* The larger of both; of all lanes. */
+static __device__ __forceinline__ int qt_lane_top(uint32_t tops)
+{
+    return max((int)(tops & 0xffff), (int)(tops >> 16));
+}
+
 static __device__ __forceinline__ int qt_token_top(uint32_t tops)
 {
-    return __reduce_max_sync(~0u, max((int)(tops & 0xffff), (int)(tops >> 16)));
+    return __reduce_max_sync(~0u, qt_lane_top(tops));
 }
 
 #endif
