@@ -134,10 +134,14 @@ ifneq ($(NVCC),)
 CUDA_HOME ?= $(abspath $(dir $(shell command -v $(NVCC)))..)
 CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] \
              -gencode arch=compute_90a,code=sm_90a
-# Those that take longest are compiled first, so that no core waits for them at the end.
-CUDA_LONG := $(patsubst %,kernels/cuda/%.cu,tile_group tile_fpx w4ax_tile stream mma_tile mix24_hopper)
-CUDA_OBJ  := $(patsubst %.cu,$(B)/%.o,$(CUDA_LONG) $(filter-out $(CUDA_LONG),$(sort $(wildcard kernels/cuda/*.cu)))) \
-             $(patsubst %.cc,$(B)/%.o,$(sort $(wildcard kernels/cuda/*.cc)))
+# Of Hopper alone; for older devices; the others are compiled for either. The latter two are one
+# compilation each, as nvcc takes two seconds for a file before it comes to a kernel. What takes
+# longest goes first, so that no core waits for it at the end.
+CUDA_HOPPER := tile_group tile_fpx w4ax_tile mix24_hopper skinny
+CUDA_older  := stream mma_tile dequantize mix24_dequantize
+CUDA_either := $(filter-out $(CUDA_HOPPER) $(CUDA_older),$(sort $(patsubst kernels/cuda/%.cu,%,$(wildcard kernels/cuda/*.cu))))
+CUDA_OBJ    := $(patsubst %,$(B)/kernels/cuda/%.o,older tile_group either $(filter-out tile_group,$(CUDA_HOPPER))) \
+               $(patsubst %.cc,$(B)/%.o,$(sort $(wildcard kernels/cuda/*.cc)))
 CUDA_LIBS := $(B)/libqtool_kernels.a $(B)/libqtool_kernels.so
 CUDA_RT   := -L$(CUDA_HOME)/lib64 -lcudart_static -lm -ldl -lrt -lpthread
 SONAME    := libqtool_kernels.so.0
@@ -155,25 +159,32 @@ $(B)/libqtool_kernels.so: $(CUDA_OBJ) kernels/cuda/exports.map
 	    -Wl,--version-script=kernels/cuda/exports.map $(CUDA_RT)
 
 # Instructions of Hopper alone; other devices get the other kernels.
-$(patsubst %,$(B)/kernels/cuda/%.o,tile_group tile_fpx skinny mix24_hopper w4ax_tile) \
-    $(B)/tests/gpu/bench_tensor.o: CUDA_ARCH := -gencode arch=compute_90a,code=sm_90a
+$(CUDA_HOPPER:%=$(B)/kernels/cuda/%.o) $(B)/tests/gpu/bench_tensor.o: CUDA_ARCH := \
+    -gencode arch=compute_90a,code=sm_90a
 # Those other kernels: one PTX for all, as Hopper seldom runs them.
-$(patsubst %,$(B)/kernels/cuda/%.o,stream mma_tile dequantize mix24_dequantize): CUDA_ARCH := \
-    -gencode arch=compute_80,code=[sm_80,sm_90,compute_80]
+$(B)/kernels/cuda/older.o: CUDA_ARCH := -gencode arch=compute_80,code=[sm_80,sm_90,compute_80]
 
 # C++ here is for templates: nothing of its run time is wanted by what links the library. (The
 # statics are those of nvcc's launch stubs, and constant.)
 # (Machine code compressed for size would be 5 MB instead of 23, and 20 seconds more.)
 CUDA_HOST := -fPIC -fno-exceptions -fno-rtti -fno-threadsafe-statics
-CUDA_CXX = $(NVCC) -O3 -std=c++17 -I. $(CUDA_HOST:%=-Xcompiler %) -MMD -MP -c -o $@ $<
+# (To include C++17's <cmath>, which nvcc always does, takes it 0.4 s a file. Of C++17 there is
+# `if constexpr` here, in C++14 an extension of both compilers.)
+CUDA_STD  := -std=c++14 -diag-suppress 2912 -Xcompiler -Wno-c++17-extensions
+CUDA_CXX = $(NVCC) -O3 $(CUDA_STD) -I. $(CUDA_HOST:%=-Xcompiler %) -MMD -MP -c -o $@ $<
 $(B)/%.o: %.cu
 	@mkdir -p $(@D)
 	$(call Q,NVCC)$(CUDA_CXX) $(CUDA_ARCH)
+$(B)/kernels/cuda/%.o: $(B)/kernels/cuda/%.cu
+	$(call Q,NVCC)$(CUDA_CXX) $(CUDA_ARCH)
+$(B)/kernels/cuda/older.cu $(B)/kernels/cuda/either.cu: Makefile
+	@mkdir -p $(@D)
+	@printf '#include "kernels/cuda/%s.cu"\n' $(CUDA_$(basename $(@F))) >$@
 
 # The host's part.
 $(B)/%.o: %.cc
 	@mkdir -p $(@D)
-	$(call Q,CXX)$(CXX) -O2 -std=c++17 -Wall -I. -isystem $(CUDA_HOME)/include $(CUDA_HOST) -MMD -MP -c -o $@ $<
+	$(call Q,CXX)$(CXX) -O2 -std=c++14 -Wall -I. -isystem $(CUDA_HOME)/include $(CUDA_HOST) -MMD -MP -c -o $@ $<
 
 $(B)/kernels/gpu_copy.o $(B)/kernels/gpu_cuda.o $(B)/tests/gpu/%.o: QFLAGS += -isystem $(CUDA_HOME)/include
 $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(GPU_OBJ) $(B)/libqtool.a

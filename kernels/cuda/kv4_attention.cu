@@ -30,6 +30,9 @@ struct kv_instance {
 
 static const kv_instance instances[] = {INT4(64, 3),  INT4(64, 4), INT4(128, 2),
                                         INT4(128, 3), F16(64, 3),  F16(128, 3)};
+#undef F16
+#undef INT4
+#undef INSTANCE
 
 /* The ring; in the end the warps' sums, and then factors of splits, lie in the same place. */
 static size_t smem_bytes(const kv_instance *in)
