@@ -150,11 +150,10 @@ struct qt_matmul_plan {
     int zeros;
     size_t workspace_bytes; /* 0, or what run needs */
     struct qt_matmul_config config;
-    /* The product is that of rounded weights: DENSE of those of dequantize to options.dtype; some
-     * TILE plans, LUT with groups and (unless config is set) more than 128 tokens, of table[code] *
-     * stored scale in FP16.
-     */
-    int rounded;
+    /* The product is that of rounded weights: DENSE of those of dequantize to options.dtype; TILE,
+     * with groups of 32 channels and some with larger ones and more than 128 tokens, of
+     * weight / 2^(scale_exp2 + rounded_exp2) in FP16. */
+    int rounded, rounded_exp2;
     char reason[160]; /* why not, when the status is not OK */
 
     struct qt_matmul_options options;

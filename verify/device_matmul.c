@@ -56,17 +56,24 @@ static const double SPREAD[] = {2e-4, 8 * 2e-4};
 static const double HALF_ULP[] = {0x1p-11, 0x1p-8};
 static const double HALF_TINY = 0x1p-25; /* of FP16 subnormals */
 
+/* Where a plan rounds weights, of these. */
+static const float *expected_of(const struct product *p)
+{
+    return p->plan.rounded ? p->set->rounded : p->set->y;
+}
+
 struct difference {
     double error2, rounding2, truth2;
     size_t wrong, token, row; /* values that are off; the first */
 };
 
-static void compare_token(struct difference *out, const struct truth_set *set, const uint16_t *y,
+static void compare_token(struct difference *out, const struct product *p, const uint16_t *y,
                           size_t token, size_t n)
 {
+    const struct truth_set *set = p->set;
     unsigned d = set->dtype;
     for (size_t row = 0; row < n; row++) {
-        float truth = set->y[token * n + row];
+        float truth = expected_of(p)[token * n + row];
         double got = (double)truth_value(y[token * n + row], set->dtype),
                error = got - (double)truth;
         double rounding = (double)(truth_value(truth_round(truth, set->dtype), set->dtype) - truth);
@@ -86,7 +93,7 @@ static void compare(struct check *c, const struct product *p, const uint16_t *y)
     const struct truth_set *set = p->set;
     struct difference diff = {0};
     for (size_t t = 0; t < p->m; t++)
-        compare_token(&diff, set, y, t, c->truth.n);
+        compare_token(&diff, p, y, t, c->truth.n);
     double norm = diff.truth2 > 0 ? sqrt(diff.truth2) : 1;
     double error = sqrt(diff.error2) / norm, rounding = sqrt(diff.rounding2) / norm;
     size_t at = diff.token * c->truth.n + diff.row;
@@ -95,7 +102,7 @@ static void compare(struct check *c, const struct product *p, const uint16_t *y)
     if (diff.wrong)
         device_fault(c->out, "%s: %zu of %zu values off; token %zu, row %zu is %s, not %g", p->name,
                      diff.wrong, p->m * c->truth.n, diff.token, diff.row,
-                     device_value_text(text, got), (double)set->y[at]);
+                     device_value_text(text, got), (double)expected_of(p)[at]);
     else if (!(error <= rounding + SLACK[set->dtype]))
         device_fault(c->out, "%s: relative error %.3g, rounding alone is %.3g", p->name, error,
                      rounding);
@@ -162,13 +169,32 @@ done:
     return rc;
 }
 
+/* *out: what plans round weights in units of, 0 if none does. */
+static int rounding_unit(double *out, struct check *c, struct qt_err *err)
+{
+    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16, .device = c->d->gpu->device};
+    const struct qt_matmul_weight *w = &c->copies.weight[0];
+    struct qt_matmul_plan plan;
+    int rc = QT_OK;
+    *out = 0;
+    for (size_t i = 0; i < TOKEN_COUNTS; i++) {
+        QT_TRY(c->d->gpu->plan(c->d->gpu, &plan, w, tokens[i], &opt, err));
+        if (plan.rounded)
+            *out = ldexp(1, w->scale_exp2 + plan.rounded_exp2);
+    }
+done:
+    return rc;
+}
+
 static int make_truth(struct check *c, uint64_t seed, struct qt_err *err)
 {
     static const char *const names[] = {"FP16", "BF16"};
     struct device *d = c->d;
     size_t bytes = c->packed->n * c->packed->k * 2;
     void *dequantized[2];
+    double unit;
     int rc;
+    QT_TRY(rounding_unit(&unit, c, err));
     for (int i = 0; i < 2; i++) {
         QT_TRY(gpu_buffer_need(&d->dequantized[i], d->gpu, bytes, err));
         dequantized[i] = d->dequantized[i].data;
@@ -176,7 +202,7 @@ static int make_truth(struct check *c, uint64_t seed, struct qt_err *err)
         QT_TRY(d->gpu->dequantize(d->gpu, &c->copies.weight[0], dequantized[i],
                                   i ? QT_MATMUL_BF16 : QT_MATMUL_F16, err));
     }
-    QT_TRY(truth_new(&c->truth, c->packed, seed, d->cpu, d->gpu, dequantized, err));
+    QT_TRY(truth_new(&c->truth, c->packed, seed, unit, d->cpu, d->gpu, dequantized, err));
     for (int i = 0; i < 2; i++)
         if (c->truth.wrong[i])
             device_fault(c->out, "dequantized to %s: %zu of %zu weights differ", names[i],

@@ -117,6 +117,7 @@ struct truth_set {
     enum qt_matmul_dtype dtype;
     uint16_t *x;              /* [TRUTH_TOKENS][k] */
     float *y;                 /* [TRUTH_TOKENS][n] */
+    float *rounded;           /* the same of rounded weights, or NULL */
     double rms[TRUTH_TOKENS]; /* of a token's outputs */
 };
 struct truth {
@@ -124,9 +125,11 @@ struct truth {
     struct truth_set set[TRUTH_SETS];
     size_t wrong[2]; /* weights that are not, rounded to FP16 and BF16, what `dequantized` says */
 };
-/* dequantized: what a kernel gave, [n][k] of FP16 and of BF16 in GPU memory. */
-int truth_new(struct truth *out, const struct qt_packed *p, uint64_t seed, struct qt_backend *cpu,
-              struct qt_gpu *gpu, void *const dequantized[2], struct qt_err *err);
+/* unit: also products of weights rounded to FP16 in units of it; 0: not. dequantized: what a kernel
+ * gave, [n][k] of FP16 and of BF16 in GPU memory. */
+int truth_new(struct truth *out, const struct qt_packed *p, uint64_t seed, double unit,
+              struct qt_backend *cpu, struct qt_gpu *gpu, void *const dequantized[2],
+              struct qt_err *err);
 void truth_free(struct truth *t);
 /* Only the activations of the sets; weight_rms: products with such weights are of the order of 1.
  */

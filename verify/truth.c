@@ -118,28 +118,35 @@ static void panel_free(struct panel *p)
     qt_free(p->dequantized);
 }
 
-static void exact_row(struct truth_set *set, const struct panel *p, size_t row, size_t n, size_t k)
+static void exact_row(float *y, const struct panel *p, size_t row, size_t n, size_t k)
 {
     const float *w = p->w + row * k;
     for (size_t t = 0; t < TRUTH_TOKENS; t++) {
         double sum = 0;
         for (size_t i = 0; i < k; i++)
             sum += (double)p->x[t * k + i] * (double)w[i];
-        set->y[t * n + p->row0 + row] = (float)sum;
+        y[t * n + p->row0 + row] = (float)sum;
     }
 }
 
-static int multiply(struct truth *t, struct truth_set *set, const struct panel *p, uint64_t seed,
-                    struct qt_backend *cpu, struct qt_err *err)
+/* y: of the set, [TRUTH_TOKENS][n]. */
+static int multiply(float *y, struct truth *t, const struct truth_set *set, const struct panel *p,
+                    uint64_t seed, struct qt_backend *cpu, struct qt_err *err)
 {
     for (size_t i = 0; i < TRUTH_TOKENS * t->k; i++)
         p->x[i] = truth_value(set->x[i], set->dtype);
     int rc = cpu->linear(cpu, p->y, p->x, p->w, NULL, TRUTH_TOKENS, p->rows, t->k, err);
     for (size_t i = 0; rc == QT_OK && i < TRUTH_TOKENS; i++)
-        memcpy(set->y + i * t->n + p->row0, p->y + i * p->rows, p->rows * sizeof *p->y);
+        memcpy(y + i * t->n + p->row0, p->y + i * p->rows, p->rows * sizeof *p->y);
     for (size_t i = 0; rc == QT_OK && i < EXACT_ROWS; i++)
-        exact_row(set, p, gpu_random(seed, p->row0 + i) % p->rows, t->n, t->k);
+        exact_row(y, p, gpu_random(seed, p->row0 + i) % p->rows, t->n, t->k);
     return rc;
+}
+
+static void round_weights(const struct panel *p, size_t k, double unit)
+{
+    for (size_t i = 0; i < p->rows * k; i++)
+        p->w[i] = (float)((double)qt_f16_to_f32(qt_f32_to_f16((float)(p->w[i] / unit))) * unit);
 }
 
 struct compare_job {
@@ -181,14 +188,16 @@ done:
 
 /* ---- the whole ------------------------------------------------------------------------------ */
 
-static int truth_room(struct truth *t, bool products, struct qt_err *err)
+static int truth_room(struct truth *t, bool products, bool rounded, struct qt_err *err)
 {
     for (size_t i = 0; i < TRUTH_SETS; i++) {
         struct truth_set *set = &t->set[i];
         set->name = sets[i].name;
         set->dtype = sets[i].dtype;
         if (qt_array_new(&set->x, TRUTH_TOKENS * t->k, sizeof *set->x, err) < 0 ||
-            (products && qt_array_new(&set->y, TRUTH_TOKENS * t->n, sizeof *set->y, err) < 0))
+            (products && qt_array_new(&set->y, TRUTH_TOKENS * t->n, sizeof *set->y, err) < 0) ||
+            (rounded &&
+             qt_array_new(&set->rounded, TRUTH_TOKENS * t->n, sizeof *set->rounded, err) < 0))
             return QT_E_RESOURCE;
     }
     return QT_OK;
@@ -199,7 +208,7 @@ int truth_activations(struct truth *out, size_t n, size_t k, double weight_rms, 
 {
     int rc;
     *out = (struct truth){.n = n, .k = k};
-    QT_TRY(truth_room(out, false, err));
+    QT_TRY(truth_room(out, false, false, err));
     QT_TRY(fill_activations(out, weight_rms, seed, err));
 done:
     if (rc < 0)
@@ -207,13 +216,14 @@ done:
     return rc;
 }
 
-int truth_new(struct truth *out, const struct qt_packed *p, uint64_t seed, struct qt_backend *cpu,
-              struct qt_gpu *gpu, void *const dequantized[2], struct qt_err *err)
+int truth_new(struct truth *out, const struct qt_packed *p, uint64_t seed, double unit,
+              struct qt_backend *cpu, struct qt_gpu *gpu, void *const dequantized[2],
+              struct qt_err *err)
 {
     struct panel panel = {0};
     int rc;
     *out = (struct truth){.n = p->n, .k = p->k};
-    QT_TRY(truth_room(out, true, err));
+    QT_TRY(truth_room(out, true, unit > 0, err));
     QT_TRY(panel_new(&panel, p->n, p->k, err));
     for (; panel.row0 < p->n; panel.row0 += panel.rows) {
         panel.rows = qt_min_size(panel.capacity, p->n - panel.row0);
@@ -222,7 +232,11 @@ int truth_new(struct truth *out, const struct qt_packed *p, uint64_t seed, struc
             QT_TRY(fill_activations(out, root_mean_square(panel.w, panel.rows * p->k), seed, err));
         QT_TRY(compare_dequantized(out, &panel, gpu, dequantized, err));
         for (size_t i = 0; i < TRUTH_SETS; i++)
-            QT_TRY(multiply(out, &out->set[i], &panel, seed, cpu, err));
+            QT_TRY(multiply(out->set[i].y, out, &out->set[i], &panel, seed, cpu, err));
+        if (unit > 0)
+            round_weights(&panel, p->k, unit);
+        for (size_t i = 0; i < TRUTH_SETS && unit > 0; i++)
+            QT_TRY(multiply(out->set[i].rounded, out, &out->set[i], &panel, seed, cpu, err));
     }
     for (size_t i = 0; i < TRUTH_SETS; i++)
         for (size_t t = 0; t < TRUTH_TOKENS; t++)
@@ -239,6 +253,7 @@ void truth_free(struct truth *t)
     for (size_t i = 0; i < TRUTH_SETS; i++) {
         qt_free(t->set[i].x);
         qt_free(t->set[i].y);
+        qt_free(t->set[i].rounded);
     }
     *t = (struct truth){0};
 }

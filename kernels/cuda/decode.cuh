@@ -12,6 +12,8 @@
  *     ZEROS         bytes of the zero points of 16 rows and a group; 0: it has none
  *     set_zeros     at the beginning of a group, qt_lane_zeros of it
  *     fragment      operand registers of k-step s as FP16x2
+ *     ROUND_EXP2    fragments times 2^ROUND_EXP2 and a stored scale, below 2^15, are within the
+ *                   range of FP16 and use it well: of those with a scale per group
  *
  * Values may come out as the true ones times a power of two (qt_result_factor).
  */
@@ -49,7 +51,7 @@ static __device__ __forceinline__ uint32_t qt_lane_zeros(const qt_decode_args &d
 
 /* What formats without a table or without zero points have of these. */
 struct qt_decode_plain {
-    enum { TABLE_BYTES = 0, ZEROS = 0 };
+    enum { TABLE_BYTES = 0, ZEROS = 0, ROUND_EXP2 = 0 };
 
     static __device__ void fill_table(const struct qt_decode_args *, __half, int)
     {
@@ -288,7 +290,7 @@ struct qt_decode_wide2 : qt_decode_pair2 {
  * zero point off, exactly.
  */
 struct qt_decode_int4 : qt_decode_plain {
-    enum { WIDTH0 = 4, WIDTH1 = 0, WIDTH2 = 0, GROUPED = 1 };
+    enum { WIDTH0 = 4, WIDTH1 = 0, WIDTH2 = 0, GROUPED = 1, ROUND_EXP2 = QT_INT4_ROUND_EXP2 };
     uint32_t w[4];
 
     __device__ __forceinline__ void load(const unsigned char *const src[3],
@@ -347,7 +349,7 @@ struct qt_decode_bytes : qt_decode_plain {
 /* Integers, with and without zero points. FP16 1024 + v is 0x6400 | v; an addition takes the 1024
  * and the zero point off. */
 struct qt_decode_int8 : qt_decode_bytes {
-    enum { GROUPED = 1, ZEROS = 16 };
+    enum { GROUPED = 1, ZEROS = 16, ROUND_EXP2 = QT_INT8_ROUND_EXP2 };
     uint32_t offset[2];
 
     __device__ __forceinline__ void set_zeros(uint32_t zeros)

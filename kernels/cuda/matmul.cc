@@ -189,7 +189,7 @@ static const void *dequantize_kernel(const struct qt_matmul_weight *w)
 int qt_matmul_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
     struct qt_shape s;
-    p->rounded = 0;
+    p->rounded = p->rounded_exp2 = 0;
     if (p->config.path == QT_MATMUL_DENSE)
         return qt_dense_check(p, w, dequantize_kernel(w));
     if (w->kind == QT_MATMUL_MIX24)

@@ -3,8 +3,8 @@
  *
  * Group scales: sums are kept in units of the scale of the current group. At a new group they are
  * multiplied by old scale / new scale, at the end by the last: one multiplication per sum and
- * group, and no second set of sums in registers. Kernels that round (QT_TILE_EXACT_TOKENS) multiply
- * weights by their scales instead.
+ * group, and no second set of sums in registers. Or weights are multiplied by their scales, and
+ * rounded (QT_TILE_EXACT_TOKENS).
  *
  * Requires    compute capability 9.0; X FP16, 16-byte aligned rows (prepare.cu makes such)
  * Moves       packed bytes once per BM tokens, X once per 64 WGS rows (through L2), Y once; 8 bytes
@@ -69,14 +69,25 @@ static __device__ __forceinline__ void tile_change_unit(tile_sums<BM> *d, float2
     *unit = s;
 }
 
-/* Fragments of rows g and g + 8 times their scales. */
-template <int STEPS>
-static __device__ __forceinline__ void tile_scale_weights(uint32_t f[STEPS][4], __half2 scales)
+/* 2^e. */
+static __device__ __forceinline__ __half2 tile_power(int e)
 {
-    const __half2 s[2] = {__low2half2(scales), __high2half2(scales)};
+    return __half2half2(__ushort_as_half((unsigned short)((15 + e) << 10)));
+}
+
+/* Fragments, times 2^ROUND_EXP2, of rows g and g + 8 times their scales: those of 32 channels, and
+ * of 32 more. */
+template <class Format, int STEPS>
+static __device__ __forceinline__ void tile_scale_weights(uint32_t f[STEPS][4],
+                                                          const __half2 scales[2])
+{
 #pragma unroll
     for (int i = 0; i < 4 * STEPS; i++) {
-        const __half2 v = __hmul2(*(const __half2 *)&f[i / 4][i % 4], s[i % 2]);
+        const __half2 of_rows = scales[i / 8];
+        __half2 v = *(const __half2 *)&f[i / 4][i % 4];
+        if (Format::ROUND_EXP2)
+            v = __hmul2(v, tile_power(Format::ROUND_EXP2));
+        v = __hmul2(v, i % 2 ? __high2half2(of_rows) : __low2half2(of_rows));
         f[i / 4][i % 4] = *(const uint32_t *)&v;
     }
 }
@@ -145,19 +156,27 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
     const int lane = (int)threadIdx.x % 32;
     const uint32_t lane_bytes = (uint32_t)lane * 4;
     const int group_mask = (1 << a.group_shift) - 1;
+    /* Of 32 channels a batch of four steps has two groups. Where the second scale of a batch is,
+     * and the next batch's that begins a group, in bytes. */
+    const bool narrow = STEPS == 4 && a.group_shift == QT_TILE_ROUNDED_GROUP_LOG2;
+    const int second = ROUNDS && narrow ? 32 : 0, to_next = 32 + second;
     uint32_t frag[2][STEPS][4] = {}, release = 0;
     Format words, ahead;
     ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
     stage(a, places, r->stage).load(&words, a, 0);
     float2 unit = make_float2(1, 1);
     const unsigned char *scale = stage(a, places, r->stage).scale;
-    __half2 next_scale = __float2half2_rn(1), weight_scale = next_scale;
+    __half2 next_scale[2] = {}, weight_scale[2];
+    weight_scale[0] = weight_scale[1] = tile_power(-Format::ROUND_EXP2); /* none */
     if (Format::GROUPED) {
-        next_scale = *(const __half2 *)scale;
-        if (!ROUNDS)
-            unit = qt_scale_unit(next_scale);
-        else if (!a.row_scales)
-            weight_scale = next_scale;
+        next_scale[0] = *(const __half2 *)scale;
+        next_scale[1] = *(const __half2 *)(scale + second);
+        if (!ROUNDS) {
+            unit = qt_scale_unit(next_scale[0]);
+        } else if (!a.row_scales) {
+            weight_scale[0] = next_scale[0];
+            weight_scale[1] = next_scale[1];
+        }
     }
     uint32_t next_zeros = 0;
     if (Format::ZEROS) {
@@ -173,7 +192,7 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
         qt_ring_next(r, a.stages);
         scale = now.scale;
         const unsigned char *zero = now.zero;
-        __half2 this_scale = next_scale;
+        const __half2 this_scale[2] = {next_scale[0], next_scale[1]};
 #pragma unroll
         for (int c = 0; c < C; c++) {
 #pragma unroll
@@ -190,18 +209,26 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
                     now.load(&ahead, a, c + 1);
                 }
 #pragma unroll
-                for (int s = 0; s < STEPS; s++)
+                for (int s = 0; s < STEPS; s++) {
+                    if (Format::ZEROS && ROUNDS && s == 2 && narrow) {
+                        zero += Format::ZEROS;
+                        words.set_zeros(qt_lane_zeros<Format>(a.decode, zero));
+                    }
                     words.fragment(f[s], batch * STEPS + s, lane_bytes);
+                }
                 if (Format::GROUPED && (k & group_mask) == 0) {
-                    scale += fresh ? 0 : 32;
-                    const __half2 now_scale = fresh ? this_scale : *(const __half2 *)scale;
-                    if (!ROUNDS)
+                    scale += fresh ? 0 : to_next;
+                    const __half2 now_scale = fresh ? this_scale[0] : *(const __half2 *)scale;
+                    if (!ROUNDS) {
                         tile_change_unit(d, &unit, qt_scale_unit(now_scale));
-                    else if (!a.row_scales)
-                        weight_scale = now_scale;
+                    } else if (!a.row_scales) {
+                        weight_scale[0] = now_scale;
+                        weight_scale[1] =
+                            fresh ? this_scale[1] : *(const __half2 *)(scale + second);
+                    }
                 }
                 if (ROUNDS)
-                    tile_scale_weights<STEPS>(f, weight_scale);
+                    tile_scale_weights<Format, STEPS>(f, weight_scale);
                 ptx_wgmma_fence();
                 ptx_wgmma<BM>::run(d->v, f, b + c * (BM * 8) + batch * STEPS * 2);
                 ptx_wgmma_commit();
@@ -213,8 +240,10 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
                         const stage next(a, places, r->stage);
                         ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
                         next.load(&words, a, 0);
-                        if (Format::GROUPED)
-                            next_scale = *(const __half2 *)next.scale;
+                        if (Format::GROUPED) {
+                            next_scale[0] = *(const __half2 *)next.scale;
+                            next_scale[1] = *(const __half2 *)(next.scale + second);
+                        }
                         if (Format::ZEROS)
                             next_zeros = qt_lane_zeros<Format>(
                                 a.decode, next.zero + tile_zeros_at<Format, C>(a, i + 1) % 16);
@@ -307,7 +336,7 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
 template <class Format, int WGS, int BM, int C, bool ROUNDS> static const void *qt_tile_kernel_of()
 {
     constexpr int bits = Format::WIDTH0 + Format::WIDTH1 + Format::WIDTH2;
-    if constexpr (qt_tile_exists(bits, Format::GROUPED, WGS, BM))
+    if constexpr (qt_tile_exists(bits, Format::GROUPED, WGS, BM, ROUNDS))
         return (const void *)qt_tile_kernel<Format, WGS, BM, C, ROUNDS>;
     else
         return NULL;

@@ -5,7 +5,7 @@
 #include "kernels/cuda/decode.h"
 #include "kernels/cuda/plan.h"
 
-/* The kernels there are: X(warpgroups, tokens, blocks of k in a stage, rounds). */
+/* The kernels there are: X(warpgroups, tokens, blocks of k in a stage, rounds; see below). */
 #define QT_TILE_COMMON_TABLE(X)                                                                    \
     X(2, 32, 2, false)                                                                             \
     X(4, 32, 2, false)                                                                             \
@@ -14,15 +14,19 @@
     X(3, 64, 2, false)                                                                             \
     X(2, 96, 2, false)                                                                             \
     X(2, 128, 2, false)
-/* Integers, and formats with a scale a row. Two blocks in a stage are 4 to 6 % faster for 192 and
- * 224 tokens of integers than one, and 1 % slower for formats with a scale a row. */
+/* Integers, and formats with a scale a row. Two blocks in a stage are 4 to 6 %
+ * faster for 192 and 224 tokens of integers than one, and 1 % slower for formats with a scale a
+ * row. */
 #define QT_TILE_EXACT_TABLE(X)                                                                     \
     QT_TILE_COMMON_TABLE(X)                                                                        \
     X(3, 128, 2, false)                                                                            \
     X(2, 160, 2, false)                                                                            \
     X(2, 192, 2, false)                                                                            \
     X(2, 224, 2, false)                                                                            \
-    X(2, 256, 1, false)
+    X(2, 256, 1, false)                                                                            \
+    X(2, 64, 2, true)                                                                              \
+    X(2, 128, 2, true)                                                                             \
+    X(2, 256, 1, true)
 /* What is looked up, by tables that leave less room for stages. Exact tiles of 192 x 128 would be
  * for 65 to 128 tokens alone, by a seventh of a percent. */
 #define QT_TILE_LUT_TABLE(X)                                                                       \
@@ -32,23 +36,26 @@
     X(2, 192, 1, true)                                                                             \
     X(2, 224, 1, true)                                                                             \
     X(2, 256, 1, true)                                                                             \
+    X(2, 64, 2, true)                                                                              \
     X(2, 128, 2, true)
-enum { QT_TILE_KINDS = 13 };
+enum { QT_TILE_KINDS = 15 };
 
 /* Each kernel takes a second to compile, so those are left out that plans would seldom take: of
- * formats of more than 6 bits, whose decoding tiles of few tokens wait for anyway, some widths, and
- * of those with a scale a row what has more than 128 rows and few tokens. */
+ * formats of more than 6 bits, whose decoding tiles of few tokens wait for anyway, some widths; of
+ * those with a scale a row, with which nothing is rounded, what has more than 128 rows and few
+ * tokens; and the exact way with 256 tokens where the other is faster. */
 static __host__ __device__ constexpr bool qt_tile_exists(int bits, bool grouped, int warpgroups,
-                                                         int tokens)
+                                                         int tokens, bool rounds)
 {
     return (bits <= 6 || (tokens != 48 && tokens != 160 && tokens != 224)) &&
-           (grouped || warpgroups == 2 || tokens > 64);
+           (grouped || (!rounds && (warpgroups == 2 || tokens > 64))) &&
+           (bits < 8 || !grouped || tokens < 256 || rounds);
 }
 
 /*
  * K-steps whose products are started at a time: 4 if there are registers for the fragments of two
  * such batches, and an even number of batches in a stage. A group of channels is a whole number of
- * batches.
+ * batches, or, of 32 channels, half of one.
  */
 static __host__ __device__ constexpr int qt_tile_steps(int warpgroups, int tokens, int blocks)
 {
@@ -56,13 +63,14 @@ static __host__ __device__ constexpr int qt_tile_steps(int warpgroups, int token
 }
 
 /*
- * Kernels that round weights, times their group scales, to FP16, as qt_matmul_dequantize does. The
- * alternative, sums in units of a scale, multiplies as many sums at each new group as a lane has,
- * and is 2 to 5 % slower (docs/kernels.md). Integers keep to that: 8 bits times a scale want more
- * than the range of FP16. With one scale a row nothing is rounded. What plans choose for up to so
- * many tokens is exact:
+ * Kernels that round multiply weights by their group scales, in FP16 as qt_matmul_dequantize does.
+ * The alternative, sums in units of a scale, multiplies as many sums at each new group as a lane
+ * has: with groups of 128 channels it is 2 to 5 % slower (docs/kernels.md), but for integers of 4
+ * bits, which take two multiplications of weights, 2 % faster; groups of 32, with which it would
+ * take half as long again, are always rounded. With one scale a row nothing is. What else plans
+ * choose for up to so many tokens is exact:
  */
-enum { QT_TILE_EXACT_TOKENS = 128 };
+enum { QT_TILE_EXACT_TOKENS = 128, QT_TILE_ROUNDED_GROUP_LOG2 = 5 };
 
 /* Shared memory through which a warpgroup's results go, 16 tokens of 64 rows at a time. */
 enum { QT_TILE_RESULT_TOKENS = 16, QT_TILE_RESULT_BYTES = QT_TILE_RESULT_TOKENS * 64 * 2 };
@@ -134,7 +142,7 @@ struct qt_tile_kind {
     int weight_bytes;   /* of a stage, at most */
     float serial_us;    /* as column_us, but of the whole tile: what one of the blocks that share it
                            does for all, beside the products; 0: nothing */
-    bool rounds;        /* weights, to FP16 */
+    bool rounds;        /* weights, times their group scales */
     bool pairs_only;    /* such work is not for clusters of four, each block of which would do it */
 };
 

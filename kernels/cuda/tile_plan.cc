@@ -37,7 +37,9 @@ static const float column_us[QT_TILE_KINDS][COLUMNS] = {
     {.550f, .550f, .547f, .570f, .565f}, /* 2, 192; likewise */
     {.645f, .645f, .630f, .650f, .645f}, /* 2, 224; likewise */
     {.720f, .720f, .775f, .740f, .700f}, /* 2, 256; likewise */
-    {.387f, .387f}};                     /* 2, 128, rounded */
+    {.255f, .255f, .262f, .280f},        /* 2, 64; these and on round */
+    {.387f, .387f, .390f, .430f},        /* 2, 128 */
+    {0, 0, .770f, .720f}};               /* 2, 256 */
 
 static enum column column_of(const struct qt_shape *s)
 {
@@ -55,28 +57,51 @@ static int zeros_at(const struct qt_shape *s, int strips, int blocks)
     return s->zero_bytes ? (int)round_up((size_t)bytes, 128) : bytes;
 }
 
-/* A kernel is for groups of at least the columns whose products it starts at a time. */
-static struct qt_tile_matrix matrix_of(const struct qt_shape *s)
+/* Whether weights are rounded, for m tokens in tiles of so many: see QT_TILE_EXACT_TOKENS. Integers
+ * of 8 bits gain by it in the widest alone. */
+static bool rounds(const struct qt_shape *s, size_t m, int tokens)
+{
+    if (s->groups == 1)
+        return false;
+    return s->group_shift == QT_TILE_ROUNDED_GROUP_LOG2 ||
+           (m > QT_TILE_EXACT_TOKENS && (s->table_bytes || (s->bits == 8 && tokens == 256)));
+}
+
+/* The kernel of the same size that does the other. */
+static bool has_twin(const struct qt_shape *s, const struct qt_tile_kind kinds[QT_TILE_KINDS],
+                     const struct qt_tile_kind *k)
+{
+    for (int i = 0; i < QT_TILE_KINDS; i++)
+        if (kinds[i].warpgroups == k->warpgroups && kinds[i].tokens == k->tokens &&
+            kinds[i].rounds != k->rounds && qt_tile_instance(s->format, i))
+            return true;
+    return false;
+}
+
+/* For m tokens. Of groups of 32 channels exact kernels know nothing; of one group those that round
+ * make what is exact. */
+static struct qt_tile_matrix matrix_of(const struct qt_shape *s, size_t m)
 {
 #define KIND(warpgroups, tokens, blocks, rounds)                                                   \
     {warpgroups, tokens, blocks, NULL,  0, tokens > 128 ? QT_TILE_WHOLE_WIDE : QT_TILE_WHOLE,      \
      0,          0,      0,      rounds},
     static const struct qt_tile_kind lut[QT_TILE_KINDS] = {QT_TILE_LUT_TABLE(KIND)};
     static const struct qt_tile_kind others[QT_TILE_KINDS] = {QT_TILE_EXACT_TABLE(KIND)};
+    const struct qt_tile_kind *kinds = s->table_bytes ? lut : others;
+    const bool narrow = s->groups > 1 && s->group_shift == QT_TILE_ROUNDED_GROUP_LOG2;
     struct qt_tile_matrix t = {};
     t.strips = s->strips;
     t.blocks = s->blocks;
     for (int i = 0; i < QT_TILE_KINDS; i++) {
-        struct qt_tile_kind kind = s->table_bytes ? lut[i] : others[i];
+        struct qt_tile_kind kind = kinds[i];
         const int strips = 4 * kind.warpgroups;
-        const int steps = qt_tile_steps(kind.warpgroups, kind.tokens, kind.blocks);
+        const bool wanted = kind.rounds == rounds(s, m, kind.tokens);
         kind.kernel = qt_tile_instance(s->format, i);
-        if (!kind.kernel || !s->zero_boxes || 16 * steps > 1 << s->group_shift)
+        if (!kind.kernel || !s->zero_boxes || (narrow && !kind.rounds) ||
+            (!wanted && (has_twin(s, kinds, &kind) || (kind.rounds && s->groups > 1))))
             continue;
-        /* With a scale a row the exact kernel of 128 x 128 has less to do. */
-        if (kind.rounds && s->groups == 1 && kind.tokens == 128 && kind.warpgroups == 2)
-            continue;
-        kind.column_us = column_us[i][column_of(s)];
+        kind.rounds = wanted && kind.rounds;
+        kind.column_us = column_us[i][narrow && s->zero_bytes ? OTHERS : column_of(s)];
         kind.head_bytes = 2 * (int)s->table_bytes;
         kind.weight_bytes = zeros_at(s, strips, kind.blocks) +
                             strips * qt_zero_pitch(s, qt_stage_groups(s, kind.blocks));
@@ -85,25 +110,14 @@ static struct qt_tile_matrix matrix_of(const struct qt_shape *s)
     return t;
 }
 
-/* Of kinds that differ only in whether they round: that for so many tokens. */
-static const struct qt_tile_kind *kind_for(const struct qt_tile_matrix *t, int warpgroups,
-                                           int tokens, size_t m)
-{
-    const struct qt_tile_kind *kind = NULL;
-    for (int i = 0; i < t->count; i++) {
-        const struct qt_tile_kind *k = &t->kinds[i];
-        if (k->warpgroups == warpgroups && k->tokens == tokens &&
-            (!kind || k->rounds == (m > QT_TILE_EXACT_TOKENS)))
-            kind = k;
-    }
-    return kind;
-}
-
 const struct qt_tile_kind *qt_tile_kind_of(const struct qt_matmul_plan *p,
                                            const struct qt_tile_matrix *t)
 {
-    return p->config.warps % 4 ? NULL
-                               : kind_for(t, p->config.warps / 4, p->config.token_tiles * 8, p->m);
+    for (int i = 0; i < t->count; i++)
+        if (t->kinds[i].warpgroups * 4 == p->config.warps &&
+            t->kinds[i].tokens == p->config.token_tiles * 8)
+            return &t->kinds[i];
+    return NULL;
 }
 
 /* ---- shared memory -----------------------------------------------------------------------------
@@ -255,9 +269,7 @@ bool qt_tile_choose_kind(struct qt_matmul_plan *p, const struct qt_tile_matrix *
     for (int i = 0; i < QUADS * t->count; i++) {
         const struct qt_tile_kind *k = &t->kinds[i / QUADS];
         int splits = WHOLE_TILES + i % QUADS;
-        if ((k->rounds && p->m <= QT_TILE_EXACT_TOKENS) ||
-            k != kind_for(t, k->warpgroups, k->tokens, p->m) || !fits(p, t, k) ||
-            (splits == SHARED_TILES && !can_share(p, t, k)) ||
+        if (!fits(p, t, k) || (splits == SHARED_TILES && !can_share(p, t, k)) ||
             (splits >= PAIRS && !can_cluster(p, t, k, splits)))
             continue;
         double this_us = tile_us(t, k, splits, p->m, p->sms);
@@ -278,7 +290,7 @@ bool qt_tile_choose_kind(struct qt_matmul_plan *p, const struct qt_tile_matrix *
 
 bool qt_tile_choose(struct qt_matmul_plan *p, const struct qt_shape *s, double *us)
 {
-    const struct qt_tile_matrix t = matrix_of(s);
+    const struct qt_tile_matrix t = matrix_of(s, p->m);
     return qt_tile_choose_kind(p, &t, us);
 }
 
@@ -334,11 +346,14 @@ int qt_tile_check_config(struct qt_matmul_plan *p, const struct qt_tile_matrix *
 
 int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
 {
-    const struct qt_tile_matrix t = matrix_of(s);
+    const struct qt_tile_matrix t = matrix_of(s, p->m);
     int rc = qt_tile_check_config(p, &t);
     if (rc != QT_MATMUL_OK)
         return rc;
-    p->rounded = s->groups > 1 && qt_tile_kind_of(p, &t)->rounds;
+    p->rounded = qt_tile_kind_of(p, &t)->rounds;
+    p->rounded_exp2 = p->kind != QT_MATMUL_INT ? 0
+                      : p->bits == 4           ? QT_INT4_EXP2 - QT_INT4_ROUND_EXP2
+                                               : -QT_INT8_ROUND_EXP2;
     if (qt_prepare_needed(p))
         p->workspace_bytes += qt_prepare_bytes(p);
     else if (p->workspace_bytes == QT_MATMUL_WORKSPACE_ZEROED)
@@ -392,7 +407,7 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
                 void *stream)
 {
     struct qt_tile_args a = {};
-    const struct qt_tile_matrix t = matrix_of(s);
+    const struct qt_tile_matrix t = matrix_of(s, p->m);
     const struct qt_tile_kind *k = qt_tile_kind_of(p, &t);
     qt_tile_fill(&a, p, &t, y, workspace);
     a.decode = qt_decode_args_of(w);
@@ -406,7 +421,7 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
     /* What is copied: not the gap before zero points. */
     a.weight_tx =
         4 * k->warpgroups * (k->blocks * 128 * s->bits + a.stage_groups * 32 + a.zero_pitch);
-    a.factor = qt_result_factor(w);
+    a.factor = p->rounded ? ldexpf(1, w->scale_exp2 + p->rounded_exp2) : qt_result_factor(w);
     a.dependent = p->options.dependent_launch || qt_prepare_needed(p);
     int rc = qt_prepare_run(p, &x, &a.token_factor, (char *)workspace + qt_tile_workspace(p, &t),
                             stream);

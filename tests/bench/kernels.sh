@@ -19,6 +19,8 @@ bench many --scheme nf4 --scheme fp6 --shape 4096x4096 --shape 28672x4096 --shap
     --shape 8192x8192 --m 2048,4096
 bench integers --scheme int4:zero=group --scheme int8:g=128 --scheme int8:g=128,zero=group \
     --shape 4096x4096 --shape 28672x4096 --shape 8192x8192 --m 1,16,32,64,128,256,1024
+bench narrow --scheme nf4:g=32 --scheme nf3:g=32 --scheme int4:g=32 --scheme int4:g=32,zero=group --scheme int8:g=32 \
+    --shape 4096x4096 --shape 28672x4096 --shape 8192x8192 --m 1,16,32,64,128,256,1024
 bench minifloats --scheme fp8 --scheme fp8:e=5 --scheme fp7 --shape 4096x4096 --shape 28672x4096 --shape 8192x8192 \
     --m 1,16,32,64,128,256,1024
 bench bf16 --dtype bf16 --scheme nf4 --scheme int4 --scheme nf3 --scheme fp6 --shape 1024x4096 --shape 4096x4096 \
@@ -35,5 +37,5 @@ bench w4ax --scheme w4ax --scheme w4ax:scales=int --scheme w4ax:scales=row --sha
 bench kv4 --scheme kv4 --shape 32x8x128 --m 1,4,16,64 --length 1024,2048,4096,8192,32768
 bench kv4_70b --scheme kv4 --shape 64x8x128 --m 1,16,64 --length 2048,8192
 cd "$out"
-python3 "$here/speed_tables.py" . tokens.json large.json many.json integers.json minifloats.json bf16.json older.json mix24.json w4ax.json dependent.json \
+python3 "$here/speed_tables.py" . tokens.json large.json many.json integers.json narrow.json minifloats.json bf16.json older.json mix24.json w4ax.json dependent.json \
     invariant.json kv4.json kv4_70b.json

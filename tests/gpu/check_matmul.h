@@ -106,7 +106,7 @@ static inline struct gpu_rounding rounding_of(const struct qt_matmul_plan *p,
     if (p->rounded)
         r = p->config.path == QT_MATMUL_DENSE
                 ? (struct gpu_rounding){1, p->options.dtype == QT_MATMUL_BF16}
-                : (struct gpu_rounding){ldexp(1, w->scale_exp2), 0};
+                : (struct gpu_rounding){ldexp(1, w->scale_exp2 + p->rounded_exp2), 0};
     return r;
 }
 

@@ -115,13 +115,17 @@ static int dense(void *context, void *y, const void *x, const void *w, size_t m,
     return 0;
 }
 
-/* Weights are rounded before a dense product, and by tiles of 128 tokens and more, for more than
- * 128, with group scales. */
+/* Weights are rounded before a dense product, and by tiles: with groups of 32 channels, and for
+ * more than 128 tokens by large ones. */
 static bool rounds(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
+    const int width = p->config.token_tiles * 8;
     return p->config.path == QT_MATMUL_DENSE ||
-           (p->config.path == QT_MATMUL_TILE && p->config.token_tiles >= 16 && p->m > 128 &&
-            w->kind == QT_MATMUL_LUT && w->group && w->group < w->k);
+           (p->config.path == QT_MATMUL_TILE && w->group && w->group < w->k &&
+            (w->group == 32 ||
+             (p->m > 128 &&
+              (w->kind == QT_MATMUL_LUT ? width >= 128 || (width == 64 && p->config.warps == 8)
+                                        : width == 256 && w->bits == 8))));
 }
 
 static void check_product(const char *name, const struct qt_matmul_weight *w, size_t m,
