@@ -98,9 +98,8 @@ const char *qt_shape_of(struct qt_shape *s, const struct qt_matmul_weight *w)
     s->pitch_groups = w->pitch_groups ? w->pitch_groups : s->groups;
     s->grouped = s->format <= QT_FORMAT_LAST_GROUPED;
     s->zero_bytes = has_zeros(w) ? 2 * (int)w->bits : 0;
-    s->zero_boxes = s->zero_bytes == 0 ||
-                    (s->pitch_groups * (size_t)s->zero_bytes % 16 == 0 &&
-                     (size_t)w->zero % 16 == 0 && (s->zero_bytes == 16 || s->group_shift < 8));
+    s->zero_boxes = s->zero_bytes == 0 || (s->pitch_groups * (size_t)s->zero_bytes % 16 == 0 &&
+                                           (size_t)w->zero % 16 == 0);
     s->table_bytes = s->format <= QT_FORMAT_PAIR4 ? (size_t)table_bytes[s->format] : 0;
     if (s->pitch_blocks < (size_t)s->blocks || s->pitch_groups < s->groups)
         return "pitch smaller than the matrix";

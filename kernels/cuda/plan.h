@@ -31,8 +31,7 @@ struct qt_shape {
                          * decode.cuh */
     int zero_bytes;     /* of the zero points of 16 rows and a group; 0: there is no such section */
     bool zero_boxes;    /* the copy engine can copy them, if there are any: 16 bytes at multiples of
-                         * 16; two groups of 4 bits, so not if a group is as long as a stage of the
-                         * skinny kernel, where a warp does not know which of the two it is at */
+                         * 16, two groups of 4 bits */
 };
 
 static inline size_t ceil_div(size_t a, size_t b)

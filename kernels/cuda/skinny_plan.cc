@@ -221,6 +221,13 @@ static bool wide_warps(enum qt_format format, int cta)
                                        : false;
 }
 
+/* Of 4 bits a box of zero points has two groups; of one as long as a stage a warp would not know
+ * which of the two it is at. */
+static bool knows_zeros(const struct qt_shape *s)
+{
+    return s->zero_boxes && (s->zero_bytes != 8 || s->group_shift < 8);
+}
+
 /*
  * The order in which products are added follows from strips_cta, strips, warps and warps_k, which
  * do not depend on m in a batch-invariant plan: so it takes this kernel for any m, 16 tokens at a
@@ -229,7 +236,7 @@ static bool wide_warps(enum qt_format format, int cta)
 bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
 {
     struct qt_skinny_args a = {};
-    if (p->cc != 90 || s->format == QT_FORMAT_ANY || !s->zero_boxes ||
+    if (p->cc != 90 || s->format == QT_FORMAT_ANY || !knows_zeros(s) ||
         (p->m > QT_SKINNY_MAX_TOKENS && !p->options.batch_invariant))
         return false;
     const bool few = p->m <= 8 && !p->options.batch_invariant;
@@ -298,9 +305,10 @@ int qt_skinny_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     if (rc != QT_MATMUL_OK)
         return rc;
     p->kernel = qt_skinny_instance(s->format, c->token_tiles, c->strips);
-    if (!s->zero_boxes)
+    if (!knows_zeros(s))
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED,
-                         "skinny kernels want rows of zero points in multiples of 16 bytes");
+                         "skinny kernels want rows of zero points in multiples of 16 bytes, and, "
+                         "of 4 bits, groups of at most 128 channels");
     const struct qt_skinny_room room = room_of(&a, p, s);
     const bool before = prepares(p, &a);
     p->workspace_bytes = before ? QT_MATMUL_WORKSPACE_ZEROED + qt_prepare_bytes(p) : 0;
