@@ -96,9 +96,9 @@ static struct qt_tile_matrix matrix_of(const struct qt_shape *s, size_t m)
         struct qt_tile_kind kind = kinds[i];
         const int strips = 4 * kind.warpgroups;
         const bool wanted = kind.rounds == rounds(s, m, kind.tokens);
+        const bool can = kind.rounds ? wanted || s->groups == 1 : !narrow;
         kind.kernel = qt_tile_instance(s->format, i);
-        if (!kind.kernel || !s->zero_boxes || (narrow && !kind.rounds) ||
-            (!wanted && (has_twin(s, kinds, &kind) || (kind.rounds && s->groups > 1))))
+        if (!kind.kernel || !s->zero_boxes || !can || (!wanted && has_twin(s, kinds, &kind)))
             continue;
         kind.rounds = wanted && kind.rounds;
         kind.column_us = column_us[i][narrow && s->zero_bytes ? OTHERS : column_of(s)];
