@@ -28,9 +28,13 @@ enum wrong {
     DEQUANTIZE,
     REFUSES,
     CUDA_FAILS,
+    ROUNDS, /* weights, as the plan says: nothing is wrong */
+    ROUNDS_UNSAID,
+    SAYS_ROUNDS, /* and does not */
 };
 
-enum { WORKSPACE = QT_MATMUL_WORKSPACE_ZEROED + 1024 };
+/* ROUNDED_EXP2: 480 times the largest stored scale, 2^14, is within FP16 then. */
+enum { WORKSPACE = QT_MATMUL_WORKSPACE_ZEROED + 1024, ROUNDED_EXP2 = 8 };
 
 struct fake {
     struct stand_in on;
@@ -161,6 +165,8 @@ static int fake_plan(struct qt_gpu *gpu, struct qt_matmul_plan *out,
 {
     *out = (struct qt_matmul_plan){
         .m = m, .n = w->n, .k = w->k, .workspace_bytes = WORKSPACE, .options = *opt};
+    out->rounded = self(gpu)->wrong == ROUNDS || self(gpu)->wrong == SAYS_ROUNDS;
+    out->rounded_exp2 = ROUNDED_EXP2;
     if (self(gpu)->wrong == REFUSES && w->bits == 8)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "eight bits are too many");
     return QT_OK;
@@ -244,6 +250,10 @@ static int fake_run(struct qt_gpu *gpu, const struct qt_matmul_plan *plan,
         return QT_OK;
     }
     float *decoded = decode(w);
+    const int unit = w->scale_exp2 + ROUNDED_EXP2;
+    for (size_t i = 0; i < w->n * w->k; i++)
+        if (f->wrong == ROUNDS || f->wrong == ROUNDS_UNSAID)
+            decoded[i] = ldexpf(qt_f16_to_f32(qt_f32_to_f16(ldexpf(decoded[i], -unit))), unit);
     for (size_t t = 0; t < plan->m; t++)
         fake_token(f, out + t * w->n, tokens + t * w->k, decoded, plan);
     free(decoded);
@@ -422,6 +432,20 @@ static void test_right(void **state)
     qt_device_free(&r);
 }
 
+/* Products of rounded weights are right where the plan says so. */
+static void test_rounds(void **state)
+{
+    struct qt_device_report r;
+    struct qt_err err;
+    struct fake f;
+    (void)state;
+    expect_ok("verify", verify(&r, &f, ROUNDS, &err), &err);
+    for (size_t i = 0; i < r.count; i++)
+        assert_string_equal(r.tensors[i].fault, "");
+    assert_int_equal(r.faults, 0);
+    qt_device_free(&r);
+}
+
 /* Every fault is found, in every tensor, and named. */
 static void test_faults(void **state)
 {
@@ -442,6 +466,8 @@ static void test_faults(void **state)
         {STALE_WORKSPACE, "token 0, row 0 is "},
         {CHANGES_WEIGHTS, "section scale was written to"},
         {DEQUANTIZE, "dequantized to FP16: 1 of "},
+        {ROUNDS_UNSAID, "M=128 random f16: "},
+        {SAYS_ROUNDS, "M=128 random f16: "},
     };
     (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -617,11 +643,12 @@ static void test_bench_weights(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_descriptors),   cmocka_unit_test(test_right),
-        cmocka_unit_test(test_faults),        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_fails),         cmocka_unit_test(test_without_cublas),
-        cmocka_unit_test(test_no_memory),     cmocka_unit_test(test_bench),
-        cmocka_unit_test(test_bench_weights), cmocka_unit_test(test_bench_no_room),
+        cmocka_unit_test(test_descriptors),    cmocka_unit_test(test_right),
+        cmocka_unit_test(test_rounds),         cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_refused),        cmocka_unit_test(test_fails),
+        cmocka_unit_test(test_without_cublas), cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_bench),          cmocka_unit_test(test_bench_weights),
+        cmocka_unit_test(test_bench_no_room),
     };
     return cmocka_run_group_tests(tests, open_world, close_world);
 }
