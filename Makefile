@@ -177,9 +177,10 @@ $(B)/%.o: %.cu
 	$(call Q,NVCC)$(CUDA_CXX) $(CUDA_ARCH)
 $(B)/kernels/cuda/%.o: $(B)/kernels/cuda/%.cu
 	$(call Q,NVCC)$(CUDA_CXX) $(CUDA_ARCH)
-$(B)/kernels/cuda/older.cu $(B)/kernels/cuda/either.cu: Makefile
+$(B)/kernels/cuda/older.cu $(B)/kernels/cuda/either.cu: always
 	@mkdir -p $(@D)
-	@printf '#include "kernels/cuda/%s.cu"\n' $(CUDA_$(basename $(@F))) >$@
+	@printf '#include "kernels/cuda/%s.cu"\n' $(CUDA_$(basename $(@F))) >$@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 # The host's part.
 $(B)/%.o: %.cc

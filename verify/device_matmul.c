@@ -172,13 +172,14 @@ done:
 /* *out: what plans round weights in units of, 0 if none does. */
 static int rounding_unit(double *out, struct check *c, struct qt_err *err)
 {
-    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16, .device = c->d->gpu->device};
     const struct qt_matmul_weight *w = &c->copies.weight[0];
-    struct qt_matmul_plan plan;
     int rc = QT_OK;
     *out = 0;
-    for (size_t i = 0; i < TOKEN_COUNTS; i++) {
-        QT_TRY(c->d->gpu->plan(c->d->gpu, &plan, w, tokens[i], &opt, err));
+    for (size_t i = 0; i < 2 * TOKEN_COUNTS; i++) {
+        const struct qt_matmul_options opt = {.dtype = i % 2 ? QT_MATMUL_BF16 : QT_MATMUL_F16,
+                                              .device = c->d->gpu->device};
+        struct qt_matmul_plan plan;
+        QT_TRY(c->d->gpu->plan(c->d->gpu, &plan, w, tokens[i / 2], &opt, err));
         if (plan.rounded)
             *out = ldexp(1, w->scale_exp2 + plan.rounded_exp2);
     }

@@ -14,9 +14,8 @@
     X(3, 64, 2, false)                                                                             \
     X(2, 96, 2, false)                                                                             \
     X(2, 128, 2, false)
-/* Integers, and formats with a scale a row. Two blocks in a stage are 4 to 6 %
- * faster for 192 and 224 tokens of integers than one, and 1 % slower for formats with a scale a
- * row. */
+/* Integers, and formats with a scale a row. Two blocks in a stage are 4 to 6 % faster for 192 and
+ * 224 tokens of integers than one, and 1 % slower for formats with a scale a row. */
 #define QT_TILE_EXACT_TABLE(X)                                                                     \
     QT_TILE_COMMON_TABLE(X)                                                                        \
     X(3, 128, 2, false)                                                                            \

@@ -57,14 +57,18 @@ static int zeros_at(const struct qt_shape *s, int strips, int blocks)
     return s->zero_bytes ? (int)round_up((size_t)bytes, 128) : bytes;
 }
 
+/* Groups of 32 channels, which are always rounded. */
+static bool is_narrow(const struct qt_shape *s)
+{
+    return s->groups > 1 && s->group_shift == QT_TILE_ROUNDED_GROUP_LOG2;
+}
+
 /* Whether weights are rounded, for m tokens in tiles of so many: see QT_TILE_EXACT_TOKENS. Integers
  * of 8 bits gain by it in the widest alone. */
 static bool rounds(const struct qt_shape *s, size_t m, int tokens)
 {
-    if (s->groups == 1)
-        return false;
-    return s->group_shift == QT_TILE_ROUNDED_GROUP_LOG2 ||
-           (m > QT_TILE_EXACT_TOKENS && (s->table_bytes || (s->bits == 8 && tokens == 256)));
+    return is_narrow(s) || (s->groups > 1 && m > QT_TILE_EXACT_TOKENS &&
+                            (s->table_bytes || (s->bits == 8 && tokens == 256)));
 }
 
 /* The kernel of the same size that does the other. */
@@ -88,7 +92,7 @@ static struct qt_tile_matrix matrix_of(const struct qt_shape *s, size_t m)
     static const struct qt_tile_kind lut[QT_TILE_KINDS] = {QT_TILE_LUT_TABLE(KIND)};
     static const struct qt_tile_kind others[QT_TILE_KINDS] = {QT_TILE_EXACT_TABLE(KIND)};
     const struct qt_tile_kind *kinds = s->table_bytes ? lut : others;
-    const bool narrow = s->groups > 1 && s->group_shift == QT_TILE_ROUNDED_GROUP_LOG2;
+    const bool narrow = is_narrow(s);
     struct qt_tile_matrix t = {};
     t.strips = s->strips;
     t.blocks = s->blocks;
