@@ -14,6 +14,8 @@
  *     fragment      operand registers of k-step s as FP16x2
  *     ROUND_EXP2    fragments times 2^ROUND_EXP2 and a stored scale, below 2^15, are within the
  *                   range of FP16 and use it well: of those with a scale per group
+ *     RARE          only as many kernels as it takes to be no slower than without: each takes a
+ *                   second to compile
  *
  * Values may come out as the true ones times a power of two (qt_result_factor).
  */
@@ -29,13 +31,10 @@ template <class Format> static __device__ __forceinline__ constexpr int qt_plane
     return p == 0 ? Format::WIDTH0 : p == 1 ? Format::WIDTH1 : Format::WIDTH2;
 }
 
-/* Bytes of a lane's words of a 16 x 64 block, by plane. */
-template <class Format>
-static __device__ __forceinline__ void qt_lane_widths(int width[3], const qt_decode_args &d)
+/* Bytes of a lane's words of plane p, of a 16 x 64 block. */
+template <class Format> static __device__ __forceinline__ constexpr int qt_lane_width(int p)
 {
-    width[0] = 4 * Format::WIDTH0;
-    width[1] = 4 * (Format::WIDTH1 >= 0 ? Format::WIDTH1 : d.bits == 8 ? 4 : d.bits >= 6 ? 2 : 1);
-    width[2] = 4 * (Format::WIDTH2 >= 0 ? Format::WIDTH2 : d.bits == 7 ? 1 : 0);
+    return 4 * qt_plane_width<Format>(p);
 }
 
 /* The zero points of the lane's two rows g and g + 8, as they stand in those of a group. */
@@ -51,7 +50,7 @@ static __device__ __forceinline__ uint32_t qt_lane_zeros(const qt_decode_args &d
 
 /* What formats without a table or without zero points have of these. */
 struct qt_decode_plain {
-    enum { TABLE_BYTES = 0, ZEROS = 0, ROUND_EXP2 = 0 };
+    enum { TABLE_BYTES = 0, ZEROS = 0, ROUND_EXP2 = 0, RARE = 0 };
 
     static __device__ void fill_table(const struct qt_decode_args *, __half, int)
     {
@@ -369,14 +368,25 @@ struct qt_decode_int8 : qt_decode_bytes {
 
 /* ---- bit fields of FP16 ------------------------------------------------------------------------
  *
- * The 4-bit plane holds the top four magnitude bits, the small plane what is left and the sign.
- * Both halves of a register move together: a shift puts the magnitude under FP16's exponent and
- * mantissa, a turn (below) the sign on bit 15, and two LOP3 take what is wanted of each.
+ * Minifloats of 5 to 8 bits, e of them of the exponent. The 4-bit plane holds the top four
+ * magnitude bits, the small planes what is left and the sign. Both halves of a register move
+ * together: a shift puts the magnitude under FP16's exponent and mantissa, a turn (below) the sign
+ * on bit 15, and two LOP3 take what is wanted of each.
+ *
+ * E: the exponent bits, or 0 where the kernel has them as an argument: for all those that have no
+ * kernels of their own, which are up to a sixth faster.
  */
-template <int E> static __device__ __forceinline__ uint32_t shift_nibble(uint32_t w, int i)
+template <int E> struct qt_decode_field : qt_decode_plain {
+    enum { GROUPED = 0, RARE = E == 0 };
+};
+
+/* Register i's nibbles of w, lowest bit at 6 + e of each half; other bits are anything. */
+template <int E> static __device__ __forceinline__ uint32_t move_nibble(uint32_t w, int i, int e)
 {
-    int left = 6 + E - 4 * i; /* lowest bit of the nibble in FP16: 6 + E */
-    return left >= 0 ? w << left : w >> -left;
+    const int left = 6 + e - 4 * i;
+    if (E == 0 && i == 2) /* -1 to 3; what is turned around is not wanted */
+        return __funnelshift_l(w, w, left);
+    return (E ? left >= 0 : i < 2) ? w << left : w >> -left;
 }
 
 /*
@@ -388,182 +398,121 @@ static __device__ __forceinline__ uint32_t turn(uint32_t w, int n, uint32_t bits
     return ((bits & ((1u << n) - 1)) == 0 ? w << n : __funnelshift_l(w, w, n)) & bits;
 }
 
-/* 6 bits, E3M2 and E2M3. */
-template <int E> struct qt_decode_fp6 : qt_decode_plain {
-    enum { WIDTH0 = 4, WIDTH1 = 2, WIDTH2 = 0, GROUPED = 0 };
-    uint32_t w4[4], w2[4];
+/* 5 bits: the small plane is the sign. */
+template <int E> struct qt_decode_fp5 : qt_decode_field<E> {
+    enum { WIDTH0 = 4, WIDTH1 = 1, WIDTH2 = 0 };
+    uint32_t w4[4], w1;
+    int e;
 
     __device__ __forceinline__ void load(const unsigned char *const src[3],
-                                         const struct qt_decode_args &)
+                                         const struct qt_decode_args &d)
+    {
+        *(uint4 *)w4 = *(const uint4 *)src[0];
+        w1 = *(const uint32_t *)src[1];
+        e = E ? E : (int)d.exp_bits;
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    {
+        const uint32_t magnitude = 0x000f000fu << (6 + e);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t sign = turn(w1, 15 - (4 * s + i), 0x80008000);
+            a[i] = (move_nibble<E>(w4[s], i, e) & magnitude) | sign;
+        }
+    }
+};
+
+/* 6 bits. */
+template <int E> struct qt_decode_fp6 : qt_decode_field<E> {
+    enum { WIDTH0 = 4, WIDTH1 = 2, WIDTH2 = 0 };
+    uint32_t w4[4], w2[4];
+    int e;
+
+    __device__ __forceinline__ void load(const unsigned char *const src[3],
+                                         const struct qt_decode_args &d)
     {
         *(uint4 *)w4 = *(const uint4 *)src[0];
         uint2 v = *(const uint2 *)src[1];
         split_small(v.x, &w2[0]);
         split_small(v.y, &w2[2]);
+        e = E ? E : (int)d.exp_bits;
     }
     /*
      * The plane keeps the mantissa bit 7 below the sign, as E3M2 wants it: bits 8 and 15. E2M3
      * wants 8 below. Moved by one it would land on other slots' signs, so slots 0..3 and 4..7 of a
-     * word go into words of their own: a rotation and two LOP3 for eight registers.
+     * word go into words of their own: a rotation and two LOP3 for eight registers. Other exponents
+     * take a turn for the sign and one for the mantissa bit.
      */
     static __device__ __forceinline__ void split_small(uint32_t v, uint32_t out[2])
     {
         uint32_t moved = __funnelshift_r(v, v, 1);
-        out[0] = E == 3 ? v : (v & 0x00ff00ff) | (moved & 0xff00ff00);
-        out[1] = E == 3 ? v : (v & 0xff00ff00) | (moved & 0x00ff00ff);
+        out[0] = E != 2 ? v : (v & 0x00ff00ff) | (moved & 0xff00ff00);
+        out[1] = E != 2 ? v : (v & 0xff00ff00) | (moved & 0x00ff00ff);
     }
     __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
     {
-        const uint32_t high = 0x000f000fu << (6 + E), low = E == 3 ? 0x81008100 : 0x80808080;
+        const uint32_t high = 0x000f000fu << (6 + e), low = 0x00010001u << (5 + e);
+        const uint32_t sign = 0x80008000;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int j = 4 * (s & 1) + i;
-            uint32_t sign = turn(w2[s], 14 - 2 * j, low);
-            a[i] = (shift_nibble<E>(w4[s], i) & high) | sign;
+            const int left = 14 - 2 * (4 * (s & 1) + i);
+            a[i] = (move_nibble<E>(w4[s], i, e) & high) | turn(w2[s], left, E ? low | sign : sign);
+            if (E == 0)
+                a[i] |= __funnelshift_l(w2[s], w2[s], left + e - 3) & low;
         }
     }
 };
 
-/* 5 bits, E2M2: the small plane is the sign. */
-struct qt_decode_fp5 : qt_decode_plain {
-    enum { WIDTH0 = 4, WIDTH1 = 1, WIDTH2 = 0, GROUPED = 0 };
-    uint32_t w4[4], w1;
-
-    __device__ __forceinline__ void load(const unsigned char *const src[3],
-                                         const struct qt_decode_args &)
-    {
-        *(uint4 *)w4 = *(const uint4 *)src[0];
-        w1 = *(const uint32_t *)src[1];
-    }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
-    {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t sign = turn(w1, 15 - (4 * s + i), 0x80008000);
-            a[i] = (shift_nibble<2>(w4[s], i) & 0x0f000f00) | sign;
-        }
-    }
-};
-
-/* 7 bits, E3M3: the 2-bit plane holds mantissa bits, the 1-bit plane the sign. The mantissa bits
- * of a code are 7 places apart; moving the lower ones of a word by 8, to where other codes' were,
- * puts those of a code side by side. */
-struct qt_decode_fp7 : qt_decode_plain {
-    enum { WIDTH0 = 4, WIDTH1 = 2, WIDTH2 = 1, GROUPED = 0 };
+/* 7 bits: the 2-bit plane holds mantissa bits, the 1-bit plane the sign. The mantissa bits of a
+ * code are 7 places apart; moving the lower ones of a word by 8, to where other codes' were, puts
+ * those of a code side by side. */
+template <int E> struct qt_decode_fp7 : qt_decode_field<E> {
+    enum { WIDTH0 = 4, WIDTH1 = 2, WIDTH2 = 1 };
     uint32_t w4[4], w2[2], w1;
+    int e;
 
     __device__ __forceinline__ void load(const unsigned char *const src[3],
-                                         const struct qt_decode_args &)
+                                         const struct qt_decode_args &d)
     {
         *(uint4 *)w4 = *(const uint4 *)src[0];
         uint2 v = *(const uint2 *)src[1];
         w2[0] = (v.x & 0x55555555) | (__funnelshift_r(v.x, v.x, 8) & 0xaaaaaaaa);
         w2[1] = (v.y & 0x55555555) | (__funnelshift_r(v.y, v.y, 8) & 0xaaaaaaaa);
         w1 = *(const uint32_t *)src[2];
+        e = E ? E : (int)d.exp_bits;
     }
     __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
     {
+        const uint32_t high = 0x000f000fu << (6 + e), middle = 0x00030003u << (4 + e);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t w = w2[s / 2];
-            uint32_t low = turn(w, 14 - 2 * (4 * (s & 1) + i), 0x01800180);
+            uint32_t low = turn(w, 11 + e - 2 * (4 * (s & 1) + i), middle);
             uint32_t sign = turn(w1, 15 - (4 * s + i), 0x80008000);
-            a[i] = (shift_nibble<3>(w4[s], i) & 0x1e001e00) | low | sign;
+            a[i] = (move_nibble<E>(w4[s], i, e) & high) | low | sign;
         }
     }
 };
 
-/* Minifloats of 8 bits and e exponent bits at the top of both halves, else zeros: the magnitude
- * goes under FP16's exponent and mantissa. */
-static __device__ __forceinline__ uint32_t minifloat_half2(uint32_t v, unsigned e)
-{
-    const uint32_t sign = 0x80008000, magnitude = 0x007f007fu << (3 + e);
-    return e == 5 ? v : (v >> (5 - e) & magnitude) | (v & sign);
-}
-
-/* The bytes of even and odd registers, at the top of both halves. */
-static __device__ __forceinline__ uint32_t even_bytes(uint32_t v)
-{
-    return __byte_perm(v, 0, 0x2404);
-}
-static __device__ __forceinline__ uint32_t odd_bytes(uint32_t v)
-{
-    return v & 0xff00ff00;
-}
-
-/* E4M3 and E5M2. */
+/* 8 bits: bytes at the top of both halves, else zeros. */
 template <int E> struct qt_decode_fp8 : qt_decode_bytes {
-    enum { GROUPED = 0 };
-
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
-    {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            a[i] = minifloat_half2(i & 1 ? odd_bytes(w[i / 2][s]) : even_bytes(w[i / 2][s]), E);
-    }
-};
-
-/*
- * Any minifloat of 5 to 8 bits: as one of 8 bits with the same exponent, whose low nibbles are put
- * together from the small planes if the code is cut.
- */
-struct qt_decode_any : qt_decode_plain {
-    enum { WIDTH0 = 4, WIDTH1 = -1, WIDTH2 = -1, GROUPED = 0 };
-    uint32_t high[4], second[4], third; /* planes of 4; of 4 or 2; of 1 bit */
-    unsigned bits, exp_bits;
+    enum { GROUPED = 0, RARE = E == 0 };
+    int e;
 
     __device__ __forceinline__ void load(const unsigned char *const src[3],
                                          const struct qt_decode_args &d)
     {
-        bits = d.bits;
-        exp_bits = d.exp_bits;
-        third = 0;
-        *(uint4 *)high = *(const uint4 *)src[0];
-        if (bits == 8)
-            *(uint4 *)second = *(const uint4 *)src[1];
-        else if (bits >= 6)
-            *(uint2 *)second = *(const uint2 *)src[1];
-        if (bits & 1)
-            third = *(const uint32_t *)(bits == 7 ? src[2] : src[1]);
-    }
-    /* Bits at 0, 2, 4, 6 of each half to 0, 4, 8, 12; other bits are left out. */
-    static __device__ __forceinline__ uint32_t spread(uint32_t v)
-    {
-        v &= 0x00550055;
-        v = (v | v << 4) & 0x05050505;
-        return (v | v << 2) & 0x11111111;
-    }
-    /* Mantissa bits at the top of a nibble, the sign at its end. */
-    __device__ __forceinline__ uint32_t low(int s) const
-    {
-        uint32_t v = 0;
-        if (bits >= 6) {
-            const uint32_t w = second[s / 2], shift = 8 * (s & 1);
-            const uint32_t bit0 = spread(w >> 1 >> shift);
-            v = spread(__funnelshift_l(w, w, 6 - shift)) << 3 | bit0 << (bits == 6 ? 0 : 2);
-        }
-        if (bits & 1) { /* bits at 0..3 of each half to 0, 4, 8, 12 */
-            uint32_t one = third >> 4 * s & 0x000f000f;
-            one = (one | one << 6) & 0x03030303;
-            v |= (one | one << 3) & 0x11111111;
-        }
-        return v;
+        qt_decode_bytes::load(src, d);
+        e = E ? E : (int)d.exp_bits;
     }
     __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
     {
-        const uint32_t nibble = 0x0f0f0f0f, first = high[s];
-        const uint32_t last = bits == 8 ? second[s] : low(s);
+        const uint32_t sign = 0x80008000, magnitude = 0x007f007fu << (3 + e);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            /* Two bytes of both halves: of 8 bits registers 2 i and 2 i + 1, else slots i and i +
-             * 2, whose sign comes first then. */
-            uint32_t v = i == 0 ? (first << 4 & ~nibble) | (last & nibble)
-                                : (first & ~nibble) | (last >> 4 & nibble);
-            v = (v >> 1 & 0x7f7f7f7f) | (v << 7 & 0x80808080);
-            if (bits == 8)
-                v = i == 0 ? first : last;
-            a[bits == 8 ? 2 * i : i] = minifloat_half2(even_bytes(v), exp_bits);
-            a[bits == 8 ? 2 * i + 1 : i + 2] = minifloat_half2(odd_bytes(v), exp_bits);
+        for (int i = 0; i < 4; i++) {
+            const uint32_t word = w[i / 2][s];
+            const uint32_t v = i & 1 ? word & 0xff00ff00 : __byte_perm(word, 0, 0x2404);
+            a[i] = E == 5 ? v : (v >> (5 - e) & magnitude) | (v & sign);
         }
     }
 };

@@ -110,7 +110,6 @@ const void *qt_dequantize_instance(enum qt_format format)
 {
 #define KERNEL(Format)                       (const void *)dequantize_kernel<Format>,
 #define FIELDS(name, bits, exp_bits, Format) KERNEL(Format)
-    static const void *const kernels[] = {QT_GROUP_FORMATS(KERNEL) QT_FIELD_FORMATS(FIELDS)
-                                              KERNEL(qt_decode_any)};
+    static const void *const kernels[] = {QT_GROUP_FORMATS(KERNEL) QT_FIELD_FORMATS(FIELDS)};
     return kernels[format];
 }

@@ -2,14 +2,19 @@
 #ifndef QT_CUDA_INSTANCES_H
 #define QT_CUDA_INSTANCES_H
 
-/* Minifloats that are bit fields: X(name, bits, exponent bits, decoder in decode.cuh). */
+/* Minifloats of 5 to 8 bits: X(name, bits, exponent bits or 0 for what is not named before, decoder
+ * in decode.cuh). */
 #define QT_FIELD_FORMATS(X)                                                                        \
-    X(FP5_E2, 5, 2, qt_decode_fp5)                                                                 \
+    X(FP5_E2, 5, 2, qt_decode_fp5<2>)                                                              \
+    X(FP5, 5, 0, qt_decode_fp5<0>)                                                                 \
     X(FP6_E2, 6, 2, qt_decode_fp6<2>)                                                              \
     X(FP6_E3, 6, 3, qt_decode_fp6<3>)                                                              \
-    X(FP7_E3, 7, 3, qt_decode_fp7)                                                                 \
+    X(FP6, 6, 0, qt_decode_fp6<0>)                                                                 \
+    X(FP7_E3, 7, 3, qt_decode_fp7<3>)                                                              \
+    X(FP7, 7, 0, qt_decode_fp7<0>)                                                                 \
     X(FP8_E4, 8, 4, qt_decode_fp8<4>)                                                              \
-    X(FP8_E5, 8, 5, qt_decode_fp8<5>)
+    X(FP8_E5, 8, 5, qt_decode_fp8<5>)                                                              \
+    X(FP8, 8, 0, qt_decode_fp8<0>)
 
 /* How codes are decoded. */
 enum qt_format {
@@ -23,7 +28,6 @@ enum qt_format {
 #define QT_FORMAT_NAME(name, bits, exp_bits, decoder) QT_FORMAT_##name,
     QT_FIELD_FORMATS(QT_FORMAT_NAME)
 #undef QT_FORMAT_NAME
-        QT_FORMAT_ANY, /* other minifloats of 5 to 8 bits */
 };
 
 /* How decode.cuh decodes those with a scale per group, in that order: without and with room for

@@ -28,11 +28,11 @@ static enum qt_format format_of(const struct qt_matmul_weight *w)
     if (w->bits <= 4)
         return (enum qt_format)(QT_FORMAT_PAIR2 + (int)w->bits - 2);
 #define FIELDS(name, field_bits, field_exp_bits, decoder)                                          \
-    if (w->bits == field_bits && w->exp_bits == field_exp_bits)                                    \
+    if (w->bits == field_bits && (w->exp_bits == field_exp_bits || field_exp_bits == 0))           \
         return QT_FORMAT_##name;
     QT_FIELD_FORMATS(FIELDS)
 #undef FIELDS
-    return QT_FORMAT_ANY;
+    return QT_FORMAT_FP8; /* not reached */
 }
 
 static int log2_exact(size_t v)

@@ -64,8 +64,7 @@ template <class Format, int THREADS, int BN, int BM> struct mma_tile_copier {
     uint32_t x[X_COPIES], plane[3][W_COPIES], scale;
     uint32_t x_to, w_to; /* in a stage */
 
-    __device__ __forceinline__ mma_tile_copier(const qt_mma_tile_args &a, const mma_tile_place &p,
-                                               const int width[3])
+    __device__ __forceinline__ mma_tile_copier(const qt_mma_tile_args &a, const mma_tile_place &p)
     {
         const unsigned thread = threadIdx.x, last = (unsigned)(a.strips - 1 - p.strip0);
         x_to = thread / 8 * 128 + (thread % 8 ^ thread / 8 % 8) * 16;
@@ -79,7 +78,7 @@ template <class Format, int THREADS, int BN, int BM> struct mma_tile_copier {
         for (int j = 0; j < 3; j++)
 #pragma unroll
             for (int i = 0; i < W_COPIES; i++) {
-                const unsigned chunk = thread + i * THREADS, chunks = 2 * (unsigned)width[j];
+                const unsigned chunk = thread + i * THREADS, chunks = 2 * qt_lane_width<Format>(j);
                 plane[j][i] = chunks
                                   ? min(chunk / chunks, last) * (uint32_t)a.pitch_blocks * chunks +
                                         chunk % chunks
@@ -91,7 +90,7 @@ template <class Format, int THREADS, int BN, int BM> struct mma_tile_copier {
                     : 0;
     }
     __device__ __forceinline__ void copy(const qt_mma_tile_args &a, const mma_tile_place &p,
-                                         const int width[3], int block, uint32_t stage) const
+                                         int block, uint32_t stage) const
     {
         const unsigned thread = threadIdx.x;
         const uint4 *from = (const uint4 *)a.x + ((size_t)p.token0 * a.blocks + block) * 8;
@@ -101,7 +100,7 @@ template <class Format, int THREADS, int BN, int BM> struct mma_tile_copier {
         uint32_t to = stage + w_to;
 #pragma unroll
         for (int j = 0; j < 3; j++) {
-            const unsigned chunks = 2 * (unsigned)width[j]; /* of a strip */
+            const unsigned chunks = 2 * qt_lane_width<Format>(j); /* of a strip */
             from = (const uint4 *)a.plane[j] + ((size_t)p.strip0 * a.pitch_blocks + block) * chunks;
 #pragma unroll
             for (int i = 0; i < W_COPIES; i++)
@@ -153,8 +152,7 @@ template <class Format, int WN, int WM, int STRIPS, int MT> struct mma_tile_sour
      * the address of k-step s is x ^ 32 s, as lines have 128 bytes. */
     uint32_t x;
 
-    __device__ __forceinline__ mma_tile_source(const qt_mma_tile_args &a, const int width[3],
-                                               int at)
+    __device__ __forceinline__ mma_tile_source(const qt_mma_tile_args &a, int at)
     {
         const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
         const int strip = warp % WN * STRIPS, row = lane / 16 * 8 + lane % 8;
@@ -164,8 +162,8 @@ template <class Format, int WN, int WM, int STRIPS, int MT> struct mma_tile_sour
         at += WM * MT * 8 * 128;
 #pragma unroll
         for (int p = 0; p < 3; p++) {
-            plane[p] = qt_smem + at + (strip * 32 + lane) * width[p];
-            at += WN * STRIPS * 32 * width[p];
+            plane[p] = qt_smem + at + (strip * 32 + lane) * qt_lane_width<Format>(p);
+            at += WN * STRIPS * 32 * qt_lane_width<Format>(p);
         }
         scale = qt_smem + at + strip * a.stage_groups * 32 + lane / 4 * 4;
         zero = qt_smem + at + (WN * STRIPS * 32 + strip * Format::ZEROS) * a.stage_groups;
@@ -180,15 +178,14 @@ template <class Format, int WN, int WM, int STRIPS, int MT> struct mma_tile_sour
                 words[u].set_zeros(qt_lane_zeros<Format>(
                     a.decode, zero + (u * a.stage_groups + group) * Format::ZEROS));
     }
-    __device__ __forceinline__ void load(Format words[STRIPS], const qt_mma_tile_args &a,
-                                         const int width[3]) const
+    __device__ __forceinline__ void load(Format words[STRIPS], const qt_mma_tile_args &a) const
     {
 #pragma unroll
         for (int u = 0; u < STRIPS; u++) {
             const unsigned char *src[3];
 #pragma unroll
             for (int p = 0; p < 3; p++)
-                src[p] = plane[p] + u * 32 * width[p];
+                src[p] = plane[p] + u * 32 * qt_lane_width<Format>(p);
             words[u].load(src, a.decode);
         }
     }
@@ -315,13 +312,11 @@ __global__ void __launch_bounds__(WN *WM * 32, MT == 4 ? 2 : 1)
     const int THREADS = WN * WM * 32, BN = WN * STRIPS * 16, BM = WM * MT * 8;
     const mma_tile_place p = mma_tile_place_of<BN, BM>(a);
     const uint32_t ring = ptx_shared(qt_smem) + a.ring_at;
-    int width[3];
-    qt_lane_widths<Format>(width, a.decode);
-    const mma_tile_copier<Format, THREADS, BN, BM> copier(a, p, width);
+    const mma_tile_copier<Format, THREADS, BN, BM> copier(a, p);
 #pragma unroll 1
     for (int i = 0; i < QT_MMA_TILE_STAGES; i++) {
         if (p.k0 + i < p.k1)
-            copier.copy(a, p, width, p.k0 + i, ring + i * a.stage_bytes);
+            copier.copy(a, p, p.k0 + i, ring + i * a.stage_bytes);
         ptx_copy_commit();
     }
     Format::fill_table(&a.decode, Format::GROUPED ? qt_lane_value(&a.decode) : __half(), THREADS);
@@ -333,8 +328,8 @@ __global__ void __launch_bounds__(WN *WM * 32, MT == 4 ? 2 : 1)
     Format words[STRIPS];
     float2 unit[STRIPS];
     int now = 0; /* in the ring */
-    source from(a, width, now);
-    from.load(words, a, width);
+    source from(a, now);
+    from.load(words, a);
     from.set_zeros(words, a, 0);
     operands[0].load(words, from.x, 0);
 #pragma unroll
@@ -355,10 +350,10 @@ __global__ void __launch_bounds__(WN *WM * 32, MT == 4 ? 2 : 1)
                 ptx_copy_wait<QT_MMA_TILE_STAGES - 2>();
                 __syncthreads();
                 if (block + QT_MMA_TILE_STAGES < p.k1)
-                    copier.copy(a, p, width, block + QT_MMA_TILE_STAGES, ring + used);
+                    copier.copy(a, p, block + QT_MMA_TILE_STAGES, ring + used);
                 ptx_copy_commit();
-                from = source(a, width, now);
-                from.load(words, a, width);
+                from = source(a, now);
+                from.load(words, a);
                 from.set_zeros(words, a, 0);
             }
             if (s == 1 && a.stage_groups == 2)

@@ -82,9 +82,7 @@ static double mma_tile_us(const struct qt_matmul_plan *p, const struct qt_shape 
                           const struct kind *k, int splits)
 {
     size_t blocks = tiles_of(s, k, p->m) * (size_t)splits;
-    /* Codes that are put together: 8192 x 8192, 128 tokens, 104 us instead of 65. */
-    double decode = s->format == QT_FORMAT_ANY ? 1.8 : 1;
-    double block_us = start_us + split_blocks(s, splits) * k->stage_us[!s->grouped] * decode;
+    double block_us = start_us + split_blocks(s, splits) * k->stage_us[!s->grouped];
     double us = (double)ceil_div(blocks, (size_t)p->sms) * block_us;
     int kilobytes = sums_bytes(k) / 1024;
     if (splits > 1)

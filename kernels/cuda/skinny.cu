@@ -8,7 +8,7 @@ const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strip
 #define FIELD(name, bits, exp_bits, Format) GROUP(Format)
     static const void *(*const of[])(int,
                                      int) = {QT_WIDE_GROUP_FORMATS(GROUP) QT_FIELD_FORMATS(FIELD)};
-    return format == QT_FORMAT_ANY ? NULL : of[format](token_tiles, strips);
+    return of[format](token_tiles, strips);
 #undef FIELD
 #undef GROUP
 }

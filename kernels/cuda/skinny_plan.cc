@@ -236,7 +236,7 @@ static bool knows_zeros(const struct qt_shape *s)
 bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
 {
     struct qt_skinny_args a = {};
-    if (p->cc != 90 || s->format == QT_FORMAT_ANY || !knows_zeros(s) ||
+    if (p->cc != 90 || !knows_zeros(s) ||
         (p->m > QT_SKINNY_MAX_TOKENS && !p->options.batch_invariant))
         return false;
     const bool few = p->m <= 8 && !p->options.batch_invariant;

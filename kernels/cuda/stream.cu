@@ -6,8 +6,7 @@ const void *qt_stream_instance(enum qt_format format, int token_tiles, int strip
 {
 #define GROUP(Format)                       qt_stream_of<Format>,
 #define FIELD(name, bits, exp_bits, Format) GROUP(Format)
-    static const void *(*const of[])(int, int) = {QT_GROUP_FORMATS(GROUP) QT_FIELD_FORMATS(FIELD)
-                                                      qt_stream_of<qt_decode_any>};
+    static const void *(*const of[])(int, int) = {QT_GROUP_FORMATS(GROUP) QT_FIELD_FORMATS(FIELD)};
     return of[format](token_tiles, strips);
 #undef FIELD
 #undef GROUP

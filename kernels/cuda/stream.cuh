@@ -117,18 +117,17 @@ static __device__ __forceinline__ void
 stream_copy_next(const qt_stream_args &a, const stream_warp &w, stream_cursor<STRIPS> *c)
 {
     if (c->pass < a.passes) {
-        int width[3];
         uint32_t dst = w.ring + c->slot;
         const bool two = c->block + 1 < w.block1;
-        qt_lane_widths<Format>(width, a.decode);
 #pragma unroll
         for (int u = 0; u < STRIPS; u++)
 #pragma unroll
             for (int i = 0; i < 3; i++) {
-                if (width[i])
-                    stream_copy_blocks(dst, a.plane[i] + (size_t)c->at[u] * (32 * width[i]),
-                                       width[i], w.lane, two);
-                dst += 64 * width[i];
+                const int width = qt_lane_width<Format>(i);
+                if (width)
+                    stream_copy_blocks(dst, a.plane[i] + (size_t)c->at[u] * (32 * width), width,
+                                       w.lane, two);
+                dst += 64 * width;
             }
         int u = w.scale_strip;
         if (Format::GROUPED && u < STRIPS) {
@@ -255,9 +254,8 @@ static __device__ __forceinline__ void
 stream_slot(qt_sums<MT, STRIPS> *total, const qt_stream_args &a, const stream_warp &w,
             const unsigned char *slot, const uint32_t x_row[MT], uint32_t x_at, bool two)
 {
-    int width[3];
-    qt_lane_widths<Format>(width, a.decode);
-    const int strip_bytes = 64 * (width[0] + width[1] + width[2]);
+    const int strip_bytes =
+        64 * (qt_lane_width<Format>(0) + qt_lane_width<Format>(1) + qt_lane_width<Format>(2));
     const unsigned char *scales[STRIPS];
 #pragma unroll
     for (int u = 0; u < STRIPS; u++)
@@ -268,8 +266,9 @@ stream_slot(qt_sums<MT, STRIPS> *total, const qt_stream_args &a, const stream_wa
             const unsigned char *at = slot + u * strip_bytes;
 #pragma unroll
             for (int i = 0; i < 3; i++) {
-                src[i] = at + b * 32 * width[i] + w.lane * width[i];
-                at += 64 * width[i];
+                const int width = qt_lane_width<Format>(i);
+                src[i] = at + b * 32 * width + w.lane * width;
+                at += 64 * width;
             }
         },
         [&](int t, int b, int half) { return x_row[t] + x_at + b * 128 + half * 64; }, scales,
@@ -433,7 +432,7 @@ template <class Format> static const void *qt_stream_of(int token_tiles, int str
     if constexpr (bits < 8 && Format::GROUPED)
         if (token_tiles == 1)
             return KERNEL(1, 2);
-    if constexpr (bits < 8)
+    if constexpr (bits < 8 && !Format::RARE)
         if (token_tiles == 2)
             return KERNEL(2, 2);
     return NULL;

@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
 template <class Format, int WGS, int BM, int C, bool ROUNDS> static const void *qt_tile_kernel_of()
 {
     constexpr int bits = Format::WIDTH0 + Format::WIDTH1 + Format::WIDTH2;
-    if constexpr (qt_tile_exists(bits, Format::GROUPED, WGS, BM, ROUNDS))
+    if constexpr (qt_tile_exists(bits, Format::GROUPED, Format::RARE, WGS, BM, ROUNDS))
         return (const void *)qt_tile_kernel<Format, WGS, BM, C, ROUNDS>;
     else
         return NULL;

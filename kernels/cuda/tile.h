@@ -42,11 +42,13 @@ enum { QT_TILE_KINDS = 15 };
 /* Each kernel takes a second to compile, so those are left out that plans would seldom take: of
  * formats of more than 6 bits, whose decoding tiles of few tokens wait for anyway, some widths; of
  * those with a scale a row, with which nothing is rounded, what has more than 128 rows and few
- * tokens; and the exact way with 256 tokens where the other is faster. */
-static __host__ __device__ constexpr bool qt_tile_exists(int bits, bool grouped, int warpgroups,
-                                                         int tokens, bool rounds)
+ * tokens; the exact way with 256 tokens where the other is faster; and of rare formats all
+ * but 64, 128 and 256 tokens. */
+static __host__ __device__ constexpr bool qt_tile_exists(int bits, bool grouped, bool rare,
+                                                         int warpgroups, int tokens, bool rounds)
 {
-    return (bits <= 6 || (tokens != 48 && tokens != 160 && tokens != 224)) &&
+    return (!rare || (warpgroups == 2 && tokens % 64 == 0 && tokens != 192)) &&
+           (bits <= 6 || (tokens != 48 && tokens != 160 && tokens != 224)) &&
            (grouped || (!rounds && (warpgroups == 2 || tokens > 64))) &&
            (bits < 8 || !grouped || tokens < 256 || rounds);
 }

@@ -10,7 +10,6 @@
 const void *qt_tile_instance(enum qt_format format, int kind)
 {
     return format <= QT_FORMAT_LAST_GROUPED ? qt_tile_group_instance(format, kind)
-           : format == QT_FORMAT_ANY        ? NULL
                                             : qt_tile_fpx_instance(format, kind);
 }
 

@@ -149,10 +149,13 @@ static const char *const schemes[] = {
     "fp8:method=rtn",
     "fp8:e=5,method=rtn",
 };
-/* At some shapes, the largest among them. */
+/* All other minifloats of 5 bits and more, and one that is looked up: at some shapes. */
 static const char *const rare_schemes[] = {
-    "fpx:bits=3,e=1,method=rtn", "fpx:bits=5,e=3,method=rtn", "fpx:bits=6,e=1,method=rtn",
-    "fpx:bits=6,e=5,method=rtn", "fpx:bits=7,e=5,method=rtn", "fpx:bits=8,e=1,method=rtn",
+    "fpx:bits=3,e=1,method=rtn", "fpx:bits=5,e=1,method=rtn", "fpx:bits=5,e=3,method=rtn",
+    "fpx:bits=5,e=4,method=rtn", "fpx:bits=6,e=1,method=rtn", "fpx:bits=6,e=4,method=rtn",
+    "fpx:bits=6,e=5,method=rtn", "fpx:bits=7,e=1,method=rtn", "fpx:bits=7,e=2,method=rtn",
+    "fpx:bits=7,e=4,method=rtn", "fpx:bits=7,e=5,method=rtn", "fpx:bits=8,e=1,method=rtn",
+    "fpx:bits=8,e=2,method=rtn", "fpx:bits=8,e=3,method=rtn",
 };
 /* Also at larger shapes. */
 static const char *const main_schemes[] = {
