@@ -7,16 +7,18 @@ static size_t dense_bytes(const struct qt_matmul_plan *p)
 }
 
 /* At the speeds seen on an H200: memory 4.2 TB/s, writing dequantized weights 3, those of mix24,
- * whose channels are in another order, 2.5; products 705 TFLOP/s in large matrices, of a GPU at its
- * power limit (docs/kernels.md). Models of other kernels are of an H200 too, so for devices whose
- * tensor cores are used by mma.sync alone products count as 1.25 times as fast as the mma tile
- * kernel's there (340 TFLOP/s): an estimate, not measured on such a device. */
-double qt_dense_us(const struct qt_matmul_plan *p, size_t packed_bytes)
+ * whose channels are in another order, 2.5, and outliers 6 us more; products 705 TFLOP/s in large
+ * matrices, of a GPU at its power limit (docs/kernels.md). Models of other kernels are of an H200
+ * too, so for devices whose tensor cores are used by mma.sync alone products count as 1.25 times as
+ * fast as the mma tile kernel's there (340 TFLOP/s): an estimate, not measured on such a device. */
+double qt_dense_us(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
+                   size_t packed_bytes)
 {
     double n = (double)p->n, k = (double)p->k, m = (double)p->m;
     double read = 2 * n * k / 4.2e6, multiply = 2 * m * n * k / (p->cc == 90 ? 705e6 : 425e6);
     double write = 2 * n * k / (p->kind == QT_MATMUL_MIX24 ? 2.5e6 : 3e6);
-    return 8 + (double)packed_bytes / 4.2e6 + write + (read > multiply ? read : multiply);
+    double start = p->kind == QT_MATMUL_MIX24 && w->mix24.csr_ptr ? 14 : 8;
+    return start + (double)packed_bytes / 4.2e6 + write + (read > multiply ? read : multiply);
 }
 
 const char *qt_dense_fault(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)

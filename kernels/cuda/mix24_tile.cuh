@@ -255,24 +255,29 @@ template <int WGS, int BM> struct mix24_tile_products {
 };
 
 /* ---- sums of outliers --------------------------------------------------------------------------
+ *
+ * Of the tiles that the block finishes. The blocks of a cluster share them: as many take tokens as
+ * there are passes of T tokens, and of each pass the others take rows.
  */
 
-/* Of a row of the n-th tile that the block finishes, [tokens]. */
+/* Of the n-th tile that the block finishes, [rows][tokens]; those of a cluster have one. A tile's
+ * have been read when those of the next are met: so two of them take turns. */
 template <int WGS, int BM>
-static __device__ __forceinline__ float *mix24_tile_added(const qt_mix24_tile_args &a, int n,
-                                                          int row)
+static __device__ __forceinline__ float *mix24_tile_added(const qt_mix24_tile_args &a, int n)
 {
-    const size_t tile = (size_t)blockIdx.x * 2 + (n & 1);
-    return a.outlier_sums + (tile * (WGS * 64) + row) * BM;
+    const int tile = ((int)blockIdx.x - tile_rank(a)) * 2 + (n & 1);
+    return a.outlier_sums + (size_t)tile * (WGS * 64 * BM);
 }
 
-/* Of the tiles that the block finishes. A tile's have been read when those of the next are met: so
- * two of them take turns. */
 template <int WGS, int BM>
 static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_args &a, int warp)
 {
-    const int T = QT_MIX24_TILE_T;
-    const int tokens = BM >> a.split_log2, from = tile_rank(a) * tokens;
+    const int T = QT_MIX24_TILE_T, GROUPS = WGS * 64 / OUTLIER_GROUP;
+    const int rows_log2 = max(0, a.split_log2 - (BM > T)), part = tile_rank(a) >> rows_log2;
+    const int tokens = BM >> (a.split_log2 - rows_log2), from = part * tokens;
+    const int part_groups = GROUPS >> rows_log2; /* of a block */
+    const int begin = (tile_rank(a) - (part << rows_log2)) * part_groups;
+    const int at_a_time = min((part_groups + 3) / 4, (int)OUTLIER_GROUPS);
     const uint32_t buffers = ptx_shared(qt_smem) + warp * (OUTLIER_DEPTH * outlier_buffer_bytes(T));
     bool wait = true;
     int n = 0;
@@ -283,20 +288,25 @@ static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_a
             continue;
         /* Sums of tokens that do not exist are zeros up to a multiple of 8: what add reads. */
         const int end = min(from + tokens, (a.m + 7) / 8 * 8 - s.token0);
-        const int first = s.row_tile * WGS * 64;
-        outlier_prefetch(a.outliers, first, WGS * 64, (int)threadIdx.x % 128, 128);
+        const int first = s.row_tile * WGS * 64 + begin * OUTLIER_GROUP;
+        float *const sums = mix24_tile_added<WGS, BM>(a, n++) + begin * OUTLIER_GROUP * BM;
+        outlier_prefetch(a.outliers, first, part_groups * OUTLIER_GROUP, (int)threadIdx.x % 128,
+                         128);
 #pragma unroll 1
         for (int t = from; t < end; t += T)
 #pragma unroll 1
-            for (int row = warp * OUTLIER_ROWS; row < WGS * 64; row += 4 * OUTLIER_ROWS)
+            for (int group = warp * at_a_time; group < part_groups; group += 4 * at_a_time)
 #pragma unroll 1
                 for (int panel = 0; panel < a.outliers.panels; panel++) {
-                    outlier_panel<T, BM>(a.outliers, panel, first + row, s.token0 + t, end - t,
-                                         buffers, mix24_tile_added<WGS, BM>(a, n, row) + t, wait);
+                    const int row = group * OUTLIER_GROUP;
+                    outlier_panel<T, BM>(a.outliers, panel, first + row,
+                                         min(at_a_time, part_groups - group), s.token0 + t, end - t,
+                                         buffers, sums + row * BM + t, wait);
                     wait = false;
                 }
+        if (rows_log2) /* others read them; the barrier of the cluster orders nothing */
+            __threadfence();
         ptx_named_barrier(TILE_MEET, WGS * 128 + 128);
-        n++;
     }
 }
 
@@ -310,7 +320,8 @@ template <int WGS, int BM> struct mix24_tile_work {
     };
     enum { AHEAD = 1 };
     const qt_mix24_tile_args &a;
-    int met; /* tiles */
+    int met;            /* tiles */
+    const float *added; /* mix24_tile_added of the last */
 
     __device__ __forceinline__ void multiply(tile_sums<BM> *d, qt_ring *r, const tile_segment &s,
                                              int strip) const
@@ -319,9 +330,10 @@ template <int WGS, int BM> struct mix24_tile_work {
     }
     __device__ __forceinline__ void meet()
     {
-        if (qt_mix24_tile_sums(BM) && a.outliers.ptr)
-            ptx_named_barrier(TILE_MEET, WGS * 128 + 128);
-        met++;
+        if (!qt_mix24_tile_sums(BM) || !a.outliers.ptr)
+            return;
+        added = mix24_tile_added<WGS, BM>(a, met++);
+        ptx_named_barrier(TILE_MEET, WGS * 128 + 128);
     }
     __device__ __forceinline__ per_token token(int) const
     {
@@ -337,7 +349,7 @@ template <int WGS, int BM> struct mix24_tile_work {
         if (!qt_mix24_tile_sums(BM) || !a.outliers.ptr)
             return;
         const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16 + lane / 4;
-        const float *from = mix24_tile_added<WGS, BM>(a, met - 1, row) + token + lane % 4 * 2;
+        const float *from = added + row * BM + token + lane % 4 * 2;
 #pragma unroll
         for (int j = 0; j < N; j++) {
             if (token0 + token + 8 * j >= end)
@@ -385,7 +397,7 @@ __global__ void __launch_bounds__((WGS + mix24_tile_others(BM)) * 128, 1)
                                               (SUMS ? (int)MIX24_TILE_OUTLIER_REGISTERS : 0))>();
         ptx_launch_dependents();
         qt_ring_start(WGS * 128);
-        tile_multiply_all<WGS, BM>(a, r, mix24_tile_work<WGS, BM>{a, 0});
+        tile_multiply_all<WGS, BM>(a, r, mix24_tile_work<WGS, BM>{a, 0, NULL});
     }
 }
 

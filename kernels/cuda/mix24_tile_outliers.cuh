@@ -6,10 +6,10 @@
  *
  *   D [tokens][8 rows] += A [tokens][16 entries] B [16 entries][8 rows]
  *
- * Entries of neighbouring rows are one after the other, so a warp goes through those of 32 rows in
- * CHUNKs of 16, which lie where they lie: one that has entries of two groups of 8 rows is taken for
- * each. B has an entry's value in its row and zeros elsewhere. A are columns of X, which are in
- * memory as wholes:
+ * Entries of neighbouring rows are one after the other, so a warp goes through those of 8 to 32
+ * rows in CHUNKs of 16, which lie where they lie: one that has entries of two groups of 8 rows is
+ * taken for each. B has an entry's value in its row and zeros elsewhere. A are columns of X, which
+ * are in memory as wholes:
  *
  *   columns [packed column][tokens] --cp.async--> shared: 4 buffers of a warp [16 entries][T
  * tokens]
@@ -27,7 +27,7 @@
 
 enum {
     OUTLIER_GROUP = 8, /* rows of an mma */
-    OUTLIER_ROWS = 32  /* of a warp at a time */
+    OUTLIER_GROUPS = 4 /* of a warp at a time, at most */
 };
 
 /* Entries 2 l and 2 l + 1 of 64 for lane l. */
@@ -48,7 +48,8 @@ static __device__ __forceinline__ outlier_entries outlier_entries_at(const qt_mi
     return e;
 }
 
-/* A warp's way through the entries of 32 rows, for T tokens. Two lanes copy the column of an entry.
+/* A warp's way through the entries of its rows, for T tokens. Two lanes copy the column of an
+ * entry.
  */
 template <int T> struct outlier_stream {
     const __half *x; /* where the lane's part of the panel's column 0 is */
@@ -143,12 +144,13 @@ static __device__ __forceinline__ void outlier_store(float *to, int tokens, bool
 }
 
 /*
- * 32 rows from `first` on, T tokens from token0 on. to: the first row's sums, PITCH floats from
- * row to row. wait: for the launch that gathers X; what depends on weights alone is loaded before.
+ * `groups` of 8 rows, up to four, from row `first` on; T tokens from token0 on. to: the first row's
+ * sums, PITCH floats from row to row. wait: for the launch that gathers X; what depends on weights
+ * alone is loaded before.
  */
 template <int T, int PITCH>
 static __device__ __forceinline__ void outlier_panel(const qt_mix24_outliers &o, int panel,
-                                                     int first, int token0, int tokens,
+                                                     int first, int groups, int token0, int tokens,
                                                      uint32_t buffers, float *to, bool wait)
 {
     const int lane = (int)threadIdx.x % 32, t = lane % 4;
@@ -158,7 +160,7 @@ static __device__ __forceinline__ void outlier_panel(const qt_mix24_outliers &o,
     outlier_stream<T> s(o, buffers, panel, token0);
     s.begin = __shfl_sync(~0u, row_begin, 0);
     s.base = s.begin & ~7u;
-    s.end = __shfl_sync(~0u, row_end, 31);
+    s.end = __shfl_sync(~0u, row_end, groups * OUTLIER_GROUP - 1);
     const uint32_t chunks = (s.end - s.base + OUTLIER_CHUNK - 1) / OUTLIER_CHUNK;
     outlier_entries now = outlier_entries_at(o, s.base, s.end);
     outlier_entries next = outlier_entries_at(o, s.base + 64, s.end), then = {0, 0};
@@ -202,7 +204,7 @@ static __device__ __forceinline__ void outlier_panel(const qt_mix24_outliers &o,
 #pragma unroll
             for (int m = 0; m < T / 4; m++)
                 d[m / 4][m % 4] = 0;
-            if (++n == OUTLIER_ROWS / OUTLIER_GROUP)
+            if (++n == groups)
                 break;
             group = outlier_group_of(row_begin, row_end, n);
         }
@@ -211,7 +213,7 @@ static __device__ __forceinline__ void outlier_panel(const qt_mix24_outliers &o,
             next = then;
         }
     }
-    for (; n < OUTLIER_ROWS / OUTLIER_GROUP; n++) /* there are no entries */
+    for (; n < groups; n++) /* there are no entries */
         outlier_store<T, PITCH>(to + n * OUTLIER_GROUP * PITCH, tokens, panel > 0, d);
 }
 

@@ -13,9 +13,11 @@ static int outlier_bytes(const struct qt_tile_kind *k)
                                                qt_mix24_tile_steps(k->warpgroups, k->tokens);
 }
 
-/* Of 64 columns, 64 rows and a token, if all weights were outliers. With 0.2 %, 4096 x 14336, 64
- * tokens, takes 44.0 us in shared tiles of 128 x 64, 32.1 in pairs of 128 x 32. */
-static const double sums_us = .085 / 64 / .002;
+/* Sums of outliers: start, and of 64 columns, 64 rows and a token, if all weights were outliers.
+ * With 0.2 %, 4096 x 14336, 64 tokens, takes 44.0 us in shared tiles of 128 x 64, 30.6 in pairs of
+ * 128 x 32. Then, what to write X by columns takes for a token (1024 x 4096, 256 tokens: 14.5 us in
+ * pairs of 128 x 32, 13.4 in quads of 128 x 96). */
+static const double sums_start_us = 2, sums_us = .085 / 64 / .002, columns_us = .01;
 
 static double outlier_share(const struct qt_matmul_weight *w)
 {
@@ -55,9 +57,11 @@ static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w, size_t 
         k.head_bytes = w->mix24.csr_ptr ? outlier_bytes(&k) : 0;
         k.weight_bytes =
             4 * k.warpgroups * (mix24_unit_bytes(w->mix24.fours > 0) + list_bytes(w, k.tokens));
-        k.pairs_only = w->mix24.csr_ptr && qt_mix24_tile_sums(k.tokens);
-        if (k.pairs_only)
-            k.serial_us = (float)(sums_us * outlier_share(w) * k.warpgroups * k.tokens);
+        if (w->mix24.csr_ptr && qt_mix24_tile_sums(k.tokens)) {
+            k.before_us = (float)(columns_us * (double)m);
+            k.serial_us = (float)(sums_start_us +
+                                  sums_us * outlier_share(w) * k.warpgroups * k.tokens * t.blocks);
+        }
         t.kinds[i] = k;
     }
     return t;
@@ -69,12 +73,10 @@ struct workspace {
     size_t rows, columns, lists, sums, prepared, bytes;
 };
 
-/* Tokens of a column of X: whole passes, and where those are longer than half a tile, one of a half
- * beyond the last. */
-static size_t column_pitch(const struct qt_matmul_plan *p, const struct qt_tile_kind *k)
+/* Tokens of a column of X. */
+static size_t column_pitch(const struct qt_matmul_plan *p)
 {
-    return round_up(p->m, QT_MIX24_TILE_T) +
-           (QT_MIX24_TILE_T > k->tokens / 2 ? QT_MIX24_TILE_T / 2 : 0);
+    return round_up(p->m, QT_MIX24_TILE_T);
 }
 
 static struct workspace workspace_for(const struct qt_matmul_plan *p,
@@ -88,7 +90,7 @@ static struct workspace workspace_for(const struct qt_matmul_plan *p,
     const bool sums = w->mix24.csr_ptr && qt_mix24_tile_sums(k->tokens);
     at.rows = round_up(qt_tile_workspace(p, t), 256);
     at.columns = round_up(at.rows + p->m * cols * 2, 256);
-    at.lists = at.columns + (sums ? column_pitch(p, k) * cols * 2 : 0);
+    at.lists = at.columns + (sums ? column_pitch(p) * cols * 2 : 0);
     at.sums = at.lists + (size_t)t->strips * units * (size_t)list_bytes(w, k->tokens);
     at.prepared = at.sums + (sums ? (size_t)p->grid_x * 2 * tile * 4 : 0);
     at.bytes = at.prepared + qt_prepare_bytes(p);
@@ -144,7 +146,7 @@ int qt_mix24_tile_run(const struct qt_matmul_plan *p, const struct qt_matmul_wei
     a.list_bytes = list_bytes(w, k->tokens);
     const struct qt_mix24_gathered to = {space + at.rows,
                                          a.outliers.ptr && sums ? space + at.columns : NULL,
-                                         column_pitch(p, k),
+                                         column_pitch(p),
                                          true,
                                          a.list_bytes ? (uint32_t *)(space + at.lists) : NULL,
                                          space + at.prepared};

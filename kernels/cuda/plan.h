@@ -152,7 +152,8 @@ int qt_mma_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
                     void *stream);
 
 /* packed_bytes: of the matrix. kernel: any that dequantizes it. */
-double qt_dense_us(const struct qt_matmul_plan *p, size_t packed_bytes);
+double qt_dense_us(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
+                   size_t packed_bytes);
 const char *qt_dense_fault(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w);
 int qt_dense_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w, const void *kernel);
 int qt_dense_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,

@@ -141,10 +141,10 @@ struct qt_tile_kind {
                            k in step, and find X in the L2 */
     int head_bytes;     /* of shared memory before the ring */
     int weight_bytes;   /* of a stage, at most */
-    float serial_us;    /* as column_us, but of the whole tile: what one of the blocks that share it
-                           does for all, beside the products; 0: nothing */
+    float before_us;    /* that a launch before takes longer for this kernel than for others */
+    float serial_us;    /* of a tile that is shared otherwise than in a cluster: what one of the
+                           blocks does for all, beside the products */
     bool rounds;        /* weights, times their group scales */
-    bool pairs_only;    /* such work is not for clusters of four, each block of which would do it */
 };
 
 struct qt_tile_matrix {

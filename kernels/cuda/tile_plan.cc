@@ -86,8 +86,8 @@ static bool has_twin(const struct qt_shape *s, const struct qt_tile_kind kinds[Q
 static struct qt_tile_matrix matrix_of(const struct qt_shape *s, size_t m)
 {
 #define KIND(warpgroups, tokens, blocks, rounds)                                                   \
-    {warpgroups, tokens, blocks, NULL,  0, tokens > 128 ? QT_TILE_WHOLE_WIDE : QT_TILE_WHOLE,      \
-     0,          0,      0,      rounds},
+    {warpgroups, tokens, blocks, NULL, 0,     tokens > 128 ? QT_TILE_WHOLE_WIDE : QT_TILE_WHOLE,   \
+     0,          0,      0,      0,    rounds},
     static const struct qt_tile_kind lut[QT_TILE_KINDS] = {QT_TILE_LUT_TABLE(KIND)};
     static const struct qt_tile_kind others[QT_TILE_KINDS] = {QT_TILE_EXACT_TABLE(KIND)};
     const struct qt_tile_kind *kinds = s->table_bytes ? lut : others;
@@ -207,8 +207,9 @@ static int shared_tiles(int tiles, int splits, int blocks)
  * were seen. qt_dense_us is of such products too. */
 static const float warm_factor = 1.18f;
 
-/* Start and end; hand-over of shared tiles: start, and each KB of sums that a block collects. */
-static const float start_us = 3, share_us = 2, collect_us = .0104f;
+/* Start and end; hand-over of shared tiles: start, and each KB of sums that a block gives, and that
+ * it collects. */
+static const float start_us = 3, share_us = 2, give_us = .007f, collect_us = .0104f;
 /* The same where the blocks of a cluster exchange sums, each KB that a block sends. */
 static const float exchange_us = .05f;
 
@@ -217,20 +218,20 @@ static double tile_us(const struct qt_tile_matrix *t, const struct qt_tile_kind 
 {
     int tiles = tiles_of(t, k, m), k_stages = k_stages_of(t, k);
     int grid = grid_of(tiles, k_stages, splits, sms), shared = shared_tiles(tiles, splits, grid);
-    double block_us = k->blocks * k->column_us;
+    double start = start_us + k->before_us, block_us = k->blocks * k->column_us;
     int kilobytes = k->warpgroups * 64 * k->tokens * 4 / 1024;
     if (splits >= PAIRS) {
         const int blocks = 1 << split_log2(splits);
-        return start_us + exchange_us * kilobytes * (blocks - 1) / blocks +
+        return start + exchange_us * kilobytes * (blocks - 1) / blocks +
                (double)ceil_div((size_t)k_stages, (size_t)blocks) * block_us * k->whole_factor;
     }
     double whole = (double)ceil_div((size_t)(tiles - shared), (size_t)grid) * k_stages;
     if (shared == 0)
-        return start_us + whole * block_us * k->whole_factor;
+        return start + whole * block_us * k->whole_factor;
     int others = shared < grid ? (int)ceil_div((size_t)grid, (size_t)shared) : 1;
     double us = (whole + ceil((double)shared * k_stages / grid)) * block_us;
-    us += collect_us * others * kilobytes;
-    return start_us + share_us + fmax(us, (double)k_stages * k->blocks * k->serial_us);
+    us += (collect_us * others + give_us * shared / grid) * kilobytes;
+    return start + share_us + fmax(us, k->serial_us);
 }
 
 /* Each block has stages of k, and at least 8 tokens to finish. A cluster is within a part of the
@@ -242,7 +243,7 @@ static bool can_cluster(const struct qt_matmul_plan *p, const struct qt_tile_mat
     const int log2 = split_log2(splits);
     const int clusters = log2 > 1 ? (p->sms >> log2) * 7 / 8 : p->sms >> log2;
     return tiles_of(t, k, p->m) <= clusters && k_stages_of(t, k) >= 1 << log2 &&
-           k->tokens % (8 << log2) == 0 && (log2 == 1 || !k->pairs_only);
+           k->tokens % (8 << log2) == 0;
 }
 
 /* The kernel divides numbers of (tile, stage) pairs by multiplying with k_stages_inverse. */
