@@ -117,17 +117,20 @@ static int dense(void *context, void *y, const void *x, const void *w, size_t m,
     return 0;
 }
 
-/* Weights are rounded before a dense product, and by tiles: with groups of 32 channels, and for
- * more than 128 tokens by large ones. */
+/* Weights are rounded before a dense product, and by tiles: with groups of 32 channels; of 64, but
+ * for 8 bits; and for more than 128 tokens where they are looked up, or have 8 bits and the tile
+ * 256 tokens. Not all sizes of tiles can. */
 static bool rounds(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
+    const bool lut = w->kind == QT_MATMUL_LUT;
     const int width = p->config.token_tiles * 8;
-    return p->config.path == QT_MATMUL_DENSE ||
-           (p->config.path == QT_MATMUL_TILE && w->group && w->group < w->k &&
-            (w->group == 32 ||
-             (p->m > 128 &&
-              (w->kind == QT_MATMUL_LUT ? width >= 128 || (width == 64 && p->config.warps == 8)
-                                        : width == 256 && w->bits == 8))));
+    const bool narrow = p->config.warps == 8 && (width == 64 || width == 128);
+    if (p->config.path != QT_MATMUL_TILE || !w->group || w->group >= w->k)
+        return p->config.path == QT_MATMUL_DENSE;
+    if (w->group == 32 || w->bits == 8)
+        return w->group == 32 || (p->m > 128 && width == 256);
+    return (w->group == 64 || (lut && p->m > 128)) &&
+           (narrow || width == 256 || (lut && width >= 128));
 }
 
 static void check_product(const char *name, const struct qt_matmul_weight *w, size_t m,
