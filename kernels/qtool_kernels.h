@@ -151,7 +151,7 @@ struct qt_matmul_plan {
     size_t workspace_bytes; /* 0, or what run needs */
     struct qt_matmul_config config;
     /* The product is that of rounded weights: DENSE of those of dequantize to options.dtype; TILE,
-     * with groups of 32 channels and some with larger ones and more than 128 tokens, of
+     * with groups of 32 channels, some with 64, and some with more and over 128 tokens, of
      * weight / 2^(scale_exp2 + rounded_exp2) in FP16. */
     int rounded, rounded_exp2;
     char reason[160]; /* why not, when the status is not OK */

@@ -221,8 +221,8 @@ static bool wide_warps(enum qt_format format, int cta)
                                        : false;
 }
 
-/* Of 4 bits a box of zero points has two groups; of one as long as a stage a warp would not know
- * which of the two it is at. */
+/* Of 4 bits a box of zero points has two groups, and begins at an even one (an illegal instruction
+ * elsewhere); of one as long as a stage a warp would not know which of the two it is at. */
 static bool knows_zeros(const struct qt_shape *s)
 {
     return s->zero_boxes && (s->zero_bytes != 8 || s->group_shift < 8);
