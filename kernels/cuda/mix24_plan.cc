@@ -77,14 +77,13 @@ int qt_mix24_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w, 
 {
     double tile_us;
     const bool invariant = p->options.batch_invariant;
-    if (!invariant && p->m > QT_SKINNY_MAX_TOKENS && qt_mix24_tile_choose(p, w, &tile_us) &&
-        tile_us < *us) {
+    const bool tiles = !invariant && p->m > QT_SKINNY_MAX_TOKENS &&
+                       qt_mix24_tile_choose(p, w, &tile_us) && tile_us < *us;
+    const bool few =
+        !tiles && !invariant && (qt_mix24_vector_choose(p, w) || qt_mix24_skinny_choose(p, w));
+    if (tiles)
         *us = tile_us;
-        return qt_mix24_plan_check(p, w);
-    }
-    if (!invariant && (qt_mix24_vector_choose(p, w) || qt_mix24_skinny_choose(p, w)))
-        return qt_mix24_plan_check(p, w);
-    if (!qt_mix24_ring_choose(p, w))
+    else if (!few && !qt_mix24_ring_choose(p, w))
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "n = %zu is too long for shared memory", w->n);
     return qt_mix24_plan_check(p, w);
 }
