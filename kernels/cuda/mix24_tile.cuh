@@ -273,6 +273,7 @@ template <int WGS, int BM>
 static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_args &a, int warp)
 {
     const int T = QT_MIX24_TILE_T, GROUPS = WGS * 64 / OUTLIER_GROUP;
+    /* Passes of a tile: one or two. */
     const int rows_log2 = max(0, a.split_log2 - (BM > T)), part = tile_rank(a) >> rows_log2;
     const int tokens = BM >> (a.split_log2 - rows_log2), from = part * tokens;
     const int part_groups = GROUPS >> rows_log2; /* of a block */

@@ -24,6 +24,12 @@ static double outlier_share(const struct qt_matmul_weight *w)
     return (double)w->mix24.outliers / ((double)qt_mix24_csr_rows(w) * (double)w->k);
 }
 
+/* Whether a kernel for so many tokens adds up outliers, by columns of X. */
+static bool adds_outliers(const struct qt_matmul_weight *w, int tokens)
+{
+    return w->mix24.csr_ptr && qt_mix24_tile_sums(tokens);
+}
+
 /* Of a strip and unit; 0: a kernel for so many tokens has none. */
 static int list_bytes(const struct qt_matmul_weight *w, int tokens)
 {
@@ -57,7 +63,7 @@ static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w, size_t 
         k.head_bytes = w->mix24.csr_ptr ? outlier_bytes(&k) : 0;
         k.weight_bytes =
             4 * k.warpgroups * (mix24_unit_bytes(w->mix24.fours > 0) + list_bytes(w, k.tokens));
-        if (w->mix24.csr_ptr && qt_mix24_tile_sums(k.tokens)) {
+        if (adds_outliers(w, k.tokens)) {
             k.before_us = (float)(columns_us * (double)m);
             k.serial_us = (float)(sums_start_us +
                                   sums_us * outlier_share(w) * k.warpgroups * k.tokens * t.blocks);
@@ -87,7 +93,7 @@ static struct workspace workspace_for(const struct qt_matmul_plan *p,
     const struct qt_tile_kind *k = qt_tile_kind_of(p, t);
     const size_t units = (size_t)qt_mix24_units(w), cols = units * QT_MIX24_UNIT_COLS;
     const size_t tile = (size_t)(k->warpgroups * 64 * k->tokens);
-    const bool sums = w->mix24.csr_ptr && qt_mix24_tile_sums(k->tokens);
+    const bool sums = adds_outliers(w, k->tokens);
     at.rows = round_up(qt_tile_workspace(p, t), 256);
     at.columns = round_up(at.rows + p->m * cols * 2, 256);
     at.lists = at.columns + (sums ? column_pitch(p) * cols * 2 : 0);
@@ -145,7 +151,7 @@ int qt_mix24_tile_run(const struct qt_matmul_plan *p, const struct qt_matmul_wei
     a.outlier_sums = (float *)(space + at.sums);
     a.list_bytes = list_bytes(w, k->tokens);
     const struct qt_mix24_gathered to = {space + at.rows,
-                                         a.outliers.ptr && sums ? space + at.columns : NULL,
+                                         adds_outliers(w, k->tokens) ? space + at.columns : NULL,
                                          column_pitch(p),
                                          true,
                                          a.list_bytes ? (uint32_t *)(space + at.lists) : NULL,
