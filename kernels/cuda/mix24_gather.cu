@@ -16,6 +16,7 @@ enum {
     PANEL_UNITS = QT_MIX24_PANEL_UNITS,
     LIST_UNITS = 64, /* at a time, of a panel */
     ROW_THREADS = THREADS / 16,
+    AHEAD = 4,              /* entries of a thread that are loaded at a time */
     PIECES = PATCH_LIST / 4 /* of a list, stored at a time */
 };
 
@@ -44,23 +45,36 @@ struct lists {
 
 /* Lists of a strip for up to LIST_UNITS units from column `from` of a panel on, by a block. The
  * thread's entries are each ROW_THREADS-th of a row, from e to `end`; returns the first that is
- * beyond. The order in a list does not matter. */
+ * beyond. The order in a list does not matter. Loads are of DRAM, and not waited for one after the
+ * other. */
 static __device__ __forceinline__ uint32_t list_units(const qt_mix24_outliers &o, uint32_t from,
                                                       uint32_t e, uint32_t end, struct lists *to)
 {
     if (threadIdx.x < LIST_UNITS)
         to->head[threadIdx.x] = 0;
     __syncthreads();
-    for (; e < end; e += ROW_THREADS) {
-        const uint32_t col = __ldg(o.col + e) - from, unit = col / QT_MIX24_UNIT_COLS;
-        if (unit >= LIST_UNITS)
-            break;
-        const uint32_t value = __ldg(o.val + e);
-        const uint32_t byte = patch_byte((int)threadIdx.x / ROW_THREADS, col % QT_MIX24_UNIT_COLS);
-        const uint32_t slot = 1 + (atomicAdd(&to->head[unit], 1) & 0xffff);
-        atomicOr(&to->head[unit], 0x10000u << byte / PATCH_STEP_BYTES);
-        if (slot < PATCH_LIST)
-            to->word[unit][slot] = byte << 16 | value;
+    for (bool more = true; more;) {
+        uint32_t cols[AHEAD], values[AHEAD];
+#pragma unroll
+        for (uint32_t i = 0; i < AHEAD; i++) {
+            const uint32_t at = e + i * ROW_THREADS;
+            cols[i] = at < end ? __ldg(o.col + at) - from : ~0u;
+            values[i] = at < end ? __ldg(o.val + at) : 0;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < AHEAD; i++) {
+            const uint32_t unit = cols[i] / QT_MIX24_UNIT_COLS;
+            more = unit < LIST_UNITS;
+            if (!more)
+                break;
+            const uint32_t byte =
+                patch_byte((int)threadIdx.x / ROW_THREADS, cols[i] % QT_MIX24_UNIT_COLS);
+            const uint32_t slot = 1 + (atomicAdd(&to->head[unit], 1) & 0xffff);
+            atomicOr(&to->head[unit], 0x10000u << byte / PATCH_STEP_BYTES);
+            if (slot < PATCH_LIST)
+                to->word[unit][slot] = byte << 16 | values[i];
+            e += ROW_THREADS;
+        }
     }
     __syncthreads();
     if (threadIdx.x < LIST_UNITS) {

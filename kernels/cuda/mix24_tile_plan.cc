@@ -16,8 +16,9 @@ static int outlier_bytes(const struct qt_tile_kind *k)
 /* Sums of outliers: start, and of 64 columns, 64 rows and a token, if all weights were outliers.
  * With 0.2 %, 4096 x 14336, 64 tokens, takes 44.0 us in shared tiles of 128 x 64, 30.6 in pairs of
  * 128 x 32. Then, what to write X by columns takes for a token (1024 x 4096, 256 tokens: 14.5 us in
- * pairs of 128 x 32, 13.4 in quads of 128 x 96). */
-static const double sums_start_us = 2, sums_us = .085 / 64 / .002, columns_us = .01;
+ * pairs of 128 x 32, 13.4 in quads of 128 x 96); and what making lists and waiting for them does.
+ */
+static const double sums_start_us = 2, sums_us = .085 / 64 / .002, columns_us = .01, lists_us = 1;
 
 static double outlier_share(const struct qt_matmul_weight *w)
 {
@@ -36,22 +37,22 @@ static int list_bytes(const struct qt_matmul_weight *w, int tokens)
     return w->mix24.csr_ptr && !qt_mix24_tile_sums(tokens) ? PATCH_LIST_BYTES : 0;
 }
 
+/* From 96 tokens on shared tiles of 4096 columns of k take longer than the model has it (6144 x
+ * 4096, 160 tokens: 23.4 us, pairs 21.5), for one or two of them: of more, 128 and 192 would be
+ * chosen too often (no outliers, 8192 x 8192, 1024 tokens: 128 rows x 256 1.00 times cuBLAS, x 128
+ * 0.91; 4096: dequantized 0.94, x 192 0.89). Blocks that share tiles of 256 tokens with outliers
+ * want X, lists and records each from elsewhere (5120 x 27648: 141 us; 192 rows x 128 125). */
+static float whole_factor(const struct qt_matmul_weight *w, int tokens, size_t m)
+{
+    if (tokens == 256)
+        return w->mix24.csr_ptr ? .76f : QT_TILE_WHOLE_WIDE;
+    return tokens > 64 && qt_tile_short(tokens, m) ? QT_TILE_WHOLE_WIDE : QT_TILE_WHOLE;
+}
+
 static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w, size_t m)
 {
-    /* Wide from 96 tokens on, as shared tiles of 4096 columns of k take longer than the model has
-     * it (6144 x 4096, 160 tokens: 23.4 us, pairs 21.5), for one or two of them; but 256, as
-     * measured with longer products, where 128 and 192 so would be chosen too often (no outliers,
-     * 8192 x 8192, 1024 tokens: 128 rows x 256 1.00 times cuBLAS, x 128 0.91; 4096: dequantized
-     * 0.94, x 192 0.89).
-     */
 #define KIND(warpgroups, tokens, us, outlier_us)                                                   \
-    {warpgroups,                                                                                   \
-     tokens,                                                                                       \
-     2,                                                                                            \
-     NULL,                                                                                         \
-     w->mix24.csr_ptr ? outlier_us : us,                                                           \
-     tokens > 64 && tokens < 256 && qt_tile_short(tokens, m) ? QT_TILE_WHOLE_WIDE                  \
-                                                             : QT_TILE_WHOLE},
+    {warpgroups, tokens, 2, NULL, w->mix24.csr_ptr ? outlier_us : us, whole_factor(w, tokens, m)},
     const struct qt_tile_kind kinds[] = {QT_MIX24_TILE_TABLE(KIND)};
     struct qt_tile_matrix t = {};
     t.strips = qt_mix24_strips(w);
@@ -68,6 +69,8 @@ static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w, size_t 
             k.serial_us = (float)(sums_start_us +
                                   sums_us * outlier_share(w) * k.warpgroups * k.tokens * t.blocks);
         }
+        if (list_bytes(w, k.tokens))
+            k.before_us = lists_us;
         t.kinds[i] = k;
     }
     return t;
