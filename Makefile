@@ -194,7 +194,7 @@ $(B)/tests/gpu/test_mix24: $(B)/tests/gpu/mix24_matrix.o
 $(B)/tests/gpu/test_kernels $(B)/tests/gpu/test_mix24 $(B)/tests/gpu/test_kv4 $(B)/tests/gpu/test_w4ax \
     $(B)/tests/gpu/test_backend $(B)/tests/gpu/bench_w4ax: $(B)/tests/gpu/reference.o
 # A device that is not there, in place of the run time.
-$(B)/tests/gpu/test_launch: $(B)/tests/gpu/test_launch.o $(B)/tests/gpu/pretend.o $(B)/libqtool_kernels.a
+$(B)/tests/gpu/test_launch $(B)/tests/gpu/test_refuse: %: %.o $(B)/tests/gpu/pretend.o $(B)/libqtool_kernels.a
 	$(LINK)
 $(B)/tests/gpu/bench_w4ax: CUDA_RT += -lcublas -lstdc++
 $(B)/tests/gpu/bench_tensor: CUDA_RT += -lstdc++
@@ -212,12 +212,13 @@ install-kernels: kernels
 	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' -e 's|@cuda@|$(CUDA_HOME)|' \
 	    kernels/cuda/qtool-kernels.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/qtool-kernels.pc
 
-# test_plan and test_launch need no GPU, and wgmma_registers reads machine code; the others say SKIP
+# test_plan, test_launch and test_refuse need no GPU, and wgmma_registers reads machine code; the others say SKIP
 # where there is no GPU. CUDA_FORCE_PTX_JIT: the kernels that devices of 8.x and 12.x run.
-test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_backend test_kernels test_mix24 test_kv4 test_w4ax sweep) \
+test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_refuse test_backend test_kernels test_mix24 test_kv4 test_w4ax sweep) \
           $(B)/libqtool_kernels.a
 	$(B)/tests/gpu/test_plan
 	$(B)/tests/gpu/test_launch
+	$(B)/tests/gpu/test_refuse
 	$(B)/tests/gpu/test_backend
 	$(PYTHON) tests/gpu/wgmma_registers.py $(B)/libqtool_kernels.a
 	$(B)/tests/gpu/test_kernels

@@ -178,8 +178,9 @@ int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w,
 int qt_matmul_plan_check(struct qt_matmul_plan *plan, const struct qt_matmul_weight *w);
 
 /*
- * Y[m][n] and X[m][k] of the plan's dtype, dense, row-major, on the device; x 16-byte aligned, y
- * 2-byte aligned (16 bytes are fastest). stream is a cudaStream_t.
+ * Y[m][n] and X[m][k] of the plan's dtype, dense, row-major, on the device; x 16-byte aligned
+ * (MIX24: 2-byte), y 2-byte aligned (16 bytes are fastest). stream is a cudaStream_t. UNSUPPORTED
+ * if something is not, or the weight is not as planned.
  */
 int qt_matmul_run(const struct qt_matmul_plan *plan, const struct qt_matmul_weight *w, void *y,
                   const void *x, void *workspace, void *stream);

@@ -38,7 +38,7 @@ struct qt_kv_cache {
     size_t head_dim;    /* 64 or 128 */
     size_t page_tokens; /* a multiple of 16; with a table a power of two */
     const int *table;
-    size_t table_pitch;
+    size_t table_pitch; /* of several sequences at least ceil(max_length / page_tokens) */
     /* [pages][heads][page_tokens][head_dim] codes or F16, 16-byte aligned; fewer than 2^32 rows */
     void *k, *v;
     void *v_param;        /* INT4: F16 [pages][heads][page_tokens][2], scale and least; aligned */
@@ -73,6 +73,7 @@ struct qt_kv_plan {
     size_t split_tokens; /* of a sequence, per block; a multiple of 128 */
     size_t splits;       /* of max_length */
     size_t workspace_bytes;
+    size_t cache_heads;
     int kernel;       /* its number */
     int dependent;    /* launched so: asked for, on compute capability 9.0 */
     int cluster;      /* thread blocks of a cluster that share a sequence, at least splits; or 0 */

@@ -6,8 +6,8 @@
  * Channels are permuted and cut into blocks of 128, each of which carries activations of 4 or of 8
  * bits. The use, per linear layer (or layers that share an input):
  *
- *     qt_w4ax_blocks(words, bits, ...)                  once: what the kernels want to know of
- * blocks qt_w4ax_quantize(&acts, &input, &norm, x, ...)    norm + gather + quantize, one launch
+ *     qt_w4ax_blocks(words, bits, ...)                  once: what kernels know of blocks
+ *     qt_w4ax_quantize(&acts, &input, &norm, x, ...)    norm + gather + quantize, one launch
  *     qt_w4ax_plan(&plan, &weight, m, ...)              once per shape and m
  *     qt_w4ax_run(&plan, &weight, &acts, y, workspace, stream)
  *
@@ -15,8 +15,9 @@
  *
  * Granularities of scales; w, x the codes, sums over the channels of block b:
  *   BLOCK  y = sum_b  scale_w[row][b] * scale_x[token][b] * sum w x
- *   INT    y = scale_w[row] * scale_x[token] * sum_b  int_w[row][b] * sum w x,   x a byte that has
- * its block's integer factor multiplied in ROW    y = scale_w[row] * scale_x[token] * sum w x
+ *   INT    y = scale_w[row] * scale_x[token] * sum_b  int_w[row][b] * sum w x
+ *          (x: bytes into which their block's integer factor is multiplied)
+ *   ROW    y = scale_w[row] * scale_x[token] * sum w x
  */
 #ifndef QTOOL_W4AX_H
 #define QTOOL_W4AX_H
@@ -68,7 +69,7 @@ struct qt_w4ax_input {
     enum qt_w4ax_scales scales;
     size_t k;
     const uint32_t *blocks; /* device [k/128 rounded up] */
-    const uint32_t *perm;   /* device [k]: input channel of position i; NULL: position i */
+    const uint32_t *perm;   /* device [k], 16-byte aligned: input channel of position i; or NULL */
     float clip4, clip8;     /* of the largest value, above 0; 1: none */
     int packed;             /* as in qt_w4ax_blocks; BLOCK only */
     /* As in struct qt_matmul_options; perm, blocks and the norm's weight and bias may then be read
@@ -78,7 +79,8 @@ struct qt_w4ax_input {
 
 enum qt_w4ax_norm_kind { QT_W4AX_NO_NORM, QT_W4AX_RMS_NORM, QT_W4AX_LAYER_NORM };
 
-/* weight and bias are in the order of positions (after the gather), of x's dtype. */
+/* weight and bias are in the order of positions (after the gather), of x's dtype, and 8-byte
+ * aligned. */
 struct qt_w4ax_norm {
     enum qt_w4ax_norm_kind kind;
     float eps;
@@ -94,6 +96,9 @@ struct qt_w4ax_norm {
  * INT: per token u = max |v| * (clip8 / 127), the scale that is stored; a block of 4 bits has the
  * factor f = clamp(rint(max |v| of the block * clip4 / (7 u)), 1, 18), s = f u, and bytes f * code.
  * ROW: s = u, every block 8 bits.
+ *
+ * A row is staged in shared memory unless scales are BLOCK, and there are neither perm nor a layer
+ * norm: QT_MATMUL_UNSUPPORTED where 2 k bytes find no room (k above 48 Ki with 99 KB of it).
  */
 int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input *in,
                      const struct qt_w4ax_norm *norm, const void *x, size_t m,
@@ -112,7 +117,7 @@ struct qt_w4ax_weight {
     size_t n, k;       /* logical */
     const void *plane; /* U32 [n/16][2 ceil(k/128)][32][4], 16-byte aligned */
     const void *scale; /* BLOCK: F16 [n/16][ceil(k/128)][16], INT: U8, the same, 0..16; aligned */
-    const void *row_scale;  /* INT, ROW: F16 [n/16][16] */
+    const void *row_scale;  /* INT, ROW: F16 [n/16][16], 4-byte aligned */
     int scale_exp2;         /* true scale = stored scale * 2^scale_exp2 */
     const uint32_t *blocks; /* of the layer's input, see qt_w4ax_blocks */
     size_t pitch_blocks; /* blocks of 64 columns from a strip of 16 rows to the next; 0: k's own */
@@ -162,7 +167,8 @@ int qt_w4ax_plan(struct qt_w4ax_plan *out, const struct qt_w4ax_weight *w, size_
                  const struct qt_w4ax_options *opt);
 int qt_w4ax_plan_check(struct qt_w4ax_plan *plan);
 
-/* y[m][n] of the plan's output type, 2-byte aligned (F32: 4; 16 are faster). */
+/* y[m][n] of the plan's output type, 2-byte aligned (F32: 4; 16 are faster). Refuses another weight
+ * than one of the planned shape and scales. */
 int qt_w4ax_run(const struct qt_w4ax_plan *plan, const struct qt_w4ax_weight *w,
                 const struct qt_w4ax_acts *acts, void *y, void *workspace, void *stream);
 

@@ -45,6 +45,8 @@ int qt_dense_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *
                  const void *x, void *workspace, void *stream)
 {
     void *dense = (char *)workspace + QT_MATMUL_WORKSPACE_ZEROED;
+    if (qt_dense_fault(p, w)) /* of another weight than the planned one */
+        return QT_MATMUL_UNSUPPORTED;
     int rc = qt_matmul_dequantize(w, dense, p->options.dtype, stream);
     if (rc != QT_MATMUL_OK)
         return rc;

@@ -37,6 +37,29 @@ int qt_device_facts(struct qt_device *out, int ordinal, char reason[160])
     return QT_MATMUL_OK;
 }
 
+int qt_allow_smem(const void *kernel, size_t bytes, char reason[160])
+{
+    int ordinal = 0, limit = 0;
+    cudaFuncAttributes now = {};
+    cudaError_t e = cudaGetDevice(&ordinal);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
+    if (e == cudaSuccess)
+        e = cudaFuncGetAttributes(&now, kernel);
+    const int most = limit - (int)now.sharedSizeBytes;
+    if (e == cudaSuccess && now.maxDynamicSharedSizeBytes < most)
+        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+    if (e != cudaSuccess) {
+        snprintf(reason, 160, "%s", cudaGetErrorString(e));
+        return QT_MATMUL_FAILED;
+    }
+    if (bytes > (size_t)most) {
+        snprintf(reason, 160, "%zu bytes of shared memory, the device has %d", bytes, most);
+        return QT_MATMUL_UNSUPPORTED;
+    }
+    return QT_MATMUL_OK;
+}
+
 static cudaLaunchAttribute cluster_attribute(size_t blocks)
 {
     cudaLaunchAttribute attribute = {};

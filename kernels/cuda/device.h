@@ -16,6 +16,11 @@ struct qt_device {
  * status, with why in reason. */
 int qt_device_facts(struct qt_device *out, int ordinal, char reason[160]);
 
+/* Lets a kernel have all the shared memory that a block of the current device may have beside what
+ * the kernel declares: the same whoever asks, so it does not matter which plan or thread is last.
+ * QT_MATMUL_UNSUPPORTED: `bytes` are more than that. */
+int qt_allow_smem(const void *kernel, size_t bytes, char reason[160]);
+
 struct qt_kernel_launch {
     const void *kernel;
     dim3 grid;

@@ -71,22 +71,26 @@ static int refuse(struct qt_kv_plan *p, int status, const char *reason)
     return status;
 }
 
-static int check(struct qt_kv_plan *p, const struct qt_kv_cache *c)
+enum { MOST_TOKENS = 1 << 30 }; /* of a sequence */
+
+/* Why there is no attention with such options over a cache, or NULL. */
+static const char *fault_of(const struct qt_kv_options *o, const struct qt_kv_cache *c)
 {
-    const struct qt_kv_options *o = &p->options;
     const char *bad = qt_kv_cache_fault(c);
     if (bad)
-        return refuse(p, QT_MATMUL_UNSUPPORTED, bad);
+        return bad;
     if (o->heads == 0 || o->heads % c->heads)
-        return refuse(p, QT_MATMUL_UNSUPPORTED, "query heads are no multiple of the cache's");
-    if (o->batch == 0 || o->batch > 65535 || o->max_length == 0 || o->max_length > 1u << 30)
-        return refuse(p, QT_MATMUL_UNSUPPORTED, "batch or length out of range");
+        return "query heads are no multiple of the cache's";
+    if (o->batch == 0 || o->batch > 65535 || o->max_length == 0 || o->max_length > MOST_TOKENS)
+        return "batch or length out of range";
     if (c->heads * c->page_tokens > INT_MAX ||
         (!c->table && c->heads * c->page_tokens > UINT_MAX / o->batch))
-        return refuse(p, QT_MATMUL_UNSUPPORTED, "the cache has 2^32 rows or more");
+        return "the cache has 2^32 rows or more";
     if (!c->table && o->max_length > c->page_tokens)
-        return refuse(p, QT_MATMUL_UNSUPPORTED, "sequences are longer than the cache");
-    return QT_MATMUL_OK;
+        return "sequences are longer than the cache";
+    if (c->table && o->batch > 1 && (o->max_length - 1) / c->page_tokens >= c->table_pitch)
+        return "sequences are longer than their part of the table";
+    return NULL;
 }
 
 /* The sums of a cluster's splits in its first block, behind smem_bytes. */
@@ -97,16 +101,9 @@ static size_t meeting_bytes(const kv_instance *in, size_t cluster)
 
 enum { MAX_CLUSTER = 8 };
 
-/* Of any plan, so that plans need not know of each other: with room for a cluster, if there is. */
-static int allow_smem(struct qt_kv_plan *p, const kv_instance *in, size_t smem_limit)
+static int allow_smem(struct qt_kv_plan *p, const kv_instance *in)
 {
-    const size_t most = smem_bytes(in) + meeting_bytes(in, MAX_CLUSTER);
-    const size_t bytes = most + STATIC_BYTES <= smem_limit ? most : smem_bytes(in);
-    return cudaFuncSetAttribute((const void *)in->kernel,
-                                cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)bytes) == cudaSuccess
-               ? QT_MATMUL_OK
-               : refuse(p, QT_MATMUL_FAILED, cudaGetErrorString(cudaGetLastError()));
+    return qt_allow_smem((const void *)in->kernel, smem_bytes(in), p->reason);
 }
 
 /* Of a device and the kernel of a plan, what splits depend on. */
@@ -168,8 +165,10 @@ int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
     struct qt_device device;
     *p = {};
     p->options = *opt;
-    if ((rc = check(p, c)) != QT_MATMUL_OK)
-        return rc;
+    const char *fault = fault_of(opt, c);
+    if (fault)
+        return refuse(p, QT_MATMUL_UNSUPPORTED, fault);
+    p->cache_heads = c->heads;
     if ((rc = qt_device_facts(&device, opt->device, p->reason)) != QT_MATMUL_OK)
         return rc;
     const size_t group = opt->heads / c->heads, smem_limit = (size_t)device.smem_limit;
@@ -179,7 +178,7 @@ int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
     size_t tiles = (group + in->heads - 1) / in->heads, items = opt->batch * c->heads * tiles;
     if (c->heads * tiles > 65535 || items > QT_MATMUL_WORKSPACE_ZEROED / sizeof(unsigned))
         return refuse(p, QT_MATMUL_UNSUPPORTED, "too many heads and sequences");
-    if ((rc = allow_smem(p, in, smem_limit)) != QT_MATMUL_OK)
+    if ((rc = allow_smem(p, in)) != QT_MATMUL_OK)
         return rc;
     if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, in->kernel, in->warps * 32,
                                                       smem_bytes(in)) != cudaSuccess)
@@ -193,10 +192,10 @@ int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
     p->split_tokens = split_tokens;
     if (!split_tokens)
         choose_split(p, c, in, &site);
-    p->splits = (opt->max_length + p->split_tokens - 1) / p->split_tokens;
-    if (p->split_tokens % SPLIT_UNIT || p->splits > MAX_SPLITS)
+    p->splits = (opt->max_length - 1) / p->split_tokens + 1;
+    if (p->split_tokens % SPLIT_UNIT || p->split_tokens > MOST_TOKENS || p->splits > MAX_SPLITS)
         return refuse(p, QT_MATMUL_UNSUPPORTED,
-                      "split_tokens: no multiple of 128, or over 256 splits");
+                      "split_tokens: no multiple of 128, above 2^30, or over 256 splits");
     /* 16 sequences of 32768 tokens, us: 153 with 67 KB under way in a multiprocessor, 131 with 34,
      * 135 with 134. 8 warps bring 34 with a shallow ring, 4 or 16 have to take a deep one. */
     const size_t blocks = (items * p->splits + (size_t)device.sms - 1) / (size_t)device.sms;
@@ -207,7 +206,7 @@ int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
     if (!p->cluster)
         p->workspace_bytes +=
             opt->batch * opt->heads * p->splits * (c->head_dim + 4) * sizeof(float);
-    return allow_smem(p, in, smem_limit);
+    return allow_smem(p, in);
 }
 
 int qt_kv_attention_run(const struct qt_kv_plan *p, const struct qt_kv_cache *c, void *out,
@@ -216,8 +215,11 @@ int qt_kv_attention_run(const struct qt_kv_plan *p, const struct qt_kv_cache *c,
     const struct qt_kv_options *o = &p->options;
     const kv_instance *in = &instances[p->kernel];
     kv_args a = {};
-    if (in->format != c->format || in->dim != c->head_dim)
-        return QT_MATMUL_UNSUPPORTED; /* not what was planned for */
+    if (fault_of(o, c) || in->format != c->format || in->dim != c->head_dim ||
+        c->heads != p->cache_heads) /* not what was planned for */
+        return QT_MATMUL_UNSUPPORTED;
+    if ((size_t)q % 16 || (size_t)out % 16 || (p->splits > 1 && !p->cluster && !workspace))
+        return QT_MATMUL_UNSUPPORTED;
     a.cache = qt_kv_view(c);
     a.q = q;
     a.out = out;

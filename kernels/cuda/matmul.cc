@@ -185,10 +185,22 @@ static const void *dequantize_kernel(const struct qt_matmul_weight *w)
                                       : qt_dequantize_instance(format_of(w));
 }
 
+/* Whether a plan is for such matrices. */
+static bool is_planned(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+{
+    if (w->n != p->n || w->k != p->k || w->kind != p->kind)
+        return false;
+    return w->kind == QT_MATMUL_MIX24 ||
+           (w->bits == p->bits && (w->kind != QT_MATMUL_FPX || w->exp_bits == p->exp_bits) &&
+            w->group == p->group && p->zeros == has_zeros(w));
+}
+
 int qt_matmul_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
     struct qt_shape s;
     p->rounded = p->rounded_exp2 = 0;
+    if (!is_planned(p, w))
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "another matrix than the planned one");
     if (p->config.path == QT_MATMUL_DENSE)
         return qt_dense_check(p, w, dequantize_kernel(w));
     if (w->kind == QT_MATMUL_MIX24)
@@ -200,8 +212,10 @@ int qt_matmul_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight
     int rc = path == QT_MATMUL_TILE       ? qt_tile_check(p, &s)
              : path == QT_MATMUL_SKINNY   ? qt_skinny_check(p, &s)
              : path == QT_MATMUL_MMA_TILE ? qt_mma_tile_check(p, &s)
-                                          : qt_stream_check(p, &s);
-    return rc == QT_MATMUL_OK ? qt_allow_smem(p) : rc;
+             : path == QT_MATMUL_STREAM
+                 ? qt_stream_check(p, &s)
+                 : qt_refuse(p, QT_MATMUL_UNSUPPORTED, "no such kernel for this kind of matrix");
+    return rc == QT_MATMUL_OK ? qt_allow_smem(p->kernel, p->smem_bytes, p->reason) : rc;
 }
 
 /* About how long the stream kernel takes on an H200, and that of mix24. More than 16 tokens a pass
@@ -239,8 +253,11 @@ static bool choose(struct qt_matmul_plan *p, const struct qt_shape *s,
     if (qt_skinny_choose(p, s))
         return true;
     if (!(tiles && (qt_tile_choose(p, s, &us) || qt_mma_tile_choose(p, s, &us))) &&
-        !qt_stream_choose(p, s))
-        return false;
+        !qt_stream_choose(p, s)) {
+        us = INFINITY; /* no stream kernel to be faster than */
+        if (!(tiles && qt_mma_tile_choose(p, s, &us)))
+            return false;
+    }
     prefer_dense(p, w, packed_bytes, us);
     return true;
 }
@@ -285,23 +302,13 @@ int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w,
     if (mix24)
         return choose_mix24(out, w);
     if (!choose(out, &s, w))
-        return qt_refuse(out, QT_MATMUL_UNSUPPORTED, "k = %zu is too long for shared memory", w->k);
+        return qt_refuse(out, QT_MATMUL_UNSUPPORTED,
+                         "no room in shared memory for n = %zu, k = %zu", w->n, w->k);
     return qt_matmul_plan_check(out, w);
 }
 
 /* ---- run ---------------------------------------------------------------------------------------
  */
-
-int qt_allow_smem(struct qt_matmul_plan *p)
-{
-    cudaFuncAttributes now = {};
-    cudaError_t e = cudaFuncGetAttributes(&now, p->kernel);
-    if (e == cudaSuccess && now.maxDynamicSharedSizeBytes < p->smem_limit)
-        e = cudaFuncSetAttribute(p->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 p->smem_limit);
-    return e == cudaSuccess ? QT_MATMUL_OK
-                            : qt_refuse(p, QT_MATMUL_FAILED, "%s", cudaGetErrorString(e));
-}
 
 int qt_take_smem(struct qt_matmul_plan *p, size_t bytes, bool dependent)
 {
@@ -332,23 +339,18 @@ int qt_launch(const struct qt_matmul_plan *p, void *args, int threads, bool depe
     return qt_launch_clusters(p, args, threads, 1, dependent, stream);
 }
 
-static bool is_planned(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
-{
-    return p->kernel && w->n == p->n && w->k == p->k && w->kind == p->kind && w->bits == p->bits &&
-           (w->kind != QT_MATMUL_FPX || w->exp_bits == p->exp_bits) && w->group == p->group &&
-           p->zeros == has_zeros(w);
-}
-
 int qt_matmul_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
                   const void *x, void *workspace, void *stream)
 {
     struct qt_shape s;
-    bool dense = p->config.path == QT_MATMUL_DENSE;
-    if (w->kind == QT_MATMUL_MIX24 && !dense)
-        return qt_mix24_run(p, w, y, x, workspace, stream);
-    if ((w->kind == QT_MATMUL_MIX24 ? qt_mix24_fault(w) : qt_shape_of(&s, w)) ||
-        !is_planned(p, w) || (p->workspace_bytes && !workspace))
+    const bool dense = p->config.path == QT_MATMUL_DENSE, mix24 = w->kind == QT_MATMUL_MIX24;
+    if (!p->kernel || !is_planned(p, w) || (mix24 ? qt_mix24_fault(w) : qt_shape_of(&s, w)))
         return QT_MATMUL_UNSUPPORTED;
+    if ((size_t)x % (mix24 ? 2 : 16) || (size_t)y % 2 || (size_t)workspace % 256 ||
+        (p->workspace_bytes && !workspace))
+        return QT_MATMUL_UNSUPPORTED;
+    if (mix24 && !dense)
+        return qt_mix24_run(p, w, y, x, workspace, stream);
     const bool boxes = p->config.path == QT_MATMUL_TILE || p->config.path == QT_MATMUL_SKINNY;
     if (boxes && !s.zero_boxes) /* of another weight than the planned one */
         return QT_MATMUL_UNSUPPORTED;

@@ -184,12 +184,14 @@ int qt_mix24_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_mat
     a.factor = ldexpf(1, w->scale_exp2);
     a.wide = w->k % 16 == 0 && (size_t)out % 16 == 0;
     a.bf16 = dtype == QT_MATMUL_BF16;
-    cudaStream_t s = (cudaStream_t)stream;
+    void *args[] = {&a};
     /* Two records a warp; a strip after the other, as its units write lines of the same 16 rows. */
     const size_t strips = (w->n + 15) / 16;
     const dim3 grid((unsigned)(a.units + 7) / 8, strips < 65535 ? (unsigned)strips : 65535);
-    dense_kernel<<<grid, 128, 0, s>>>(a);
-    if (a.csr_ptr)
-        outlier_kernel<<<grid_of(w->n), 128, 0, s>>>(a);
-    return cudaGetLastError() == cudaSuccess ? QT_MATMUL_OK : QT_MATMUL_FAILED;
+    cudaError_t e = cudaLaunchKernel((const void *)dense_kernel, grid, dim3(128), args, 0,
+                                     (cudaStream_t)stream);
+    if (e == cudaSuccess && a.csr_ptr)
+        e = cudaLaunchKernel((const void *)outlier_kernel, dim3((unsigned)grid_of(w->n)), dim3(128),
+                             args, 0, (cudaStream_t)stream);
+    return e == cudaSuccess ? QT_MATMUL_OK : QT_MATMUL_FAILED;
 }

@@ -1,4 +1,5 @@
 /* mix24, host side: what a matrix is, and which kernel is for it. */
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/mix24_ring.h"
 #include "kernels/cuda/mix24_skinny.h"
 #include "kernels/cuda/mix24_tile.h"
@@ -33,13 +34,14 @@ int qt_mix24_slice(struct qt_matmul_weight *out, const struct qt_matmul_weight *
     if (qt_mix24_fault(w) || n0 % QT_STRIP_ROWS || n == 0 || n > w->n || n0 > w->n - n || k0 ||
         k != w->k)
         return QT_MATMUL_UNSUPPORTED;
-    *out = *w;
-    out->n = n;
-    out->mix24.stream =
+    struct qt_matmul_weight part = *w; /* out may be w */
+    part.n = n;
+    part.mix24.stream =
         (const char *)w->mix24.stream + n0 / QT_STRIP_ROWS * qt_mix24_strip_bytes(w);
     if (w->mix24.csr_ptr)
-        out->mix24.csr_ptr = (const uint32_t *)w->mix24.csr_ptr + n0;
-    out->mix24.csr_rows = qt_mix24_csr_rows(w);
+        part.mix24.csr_ptr = (const uint32_t *)w->mix24.csr_ptr + n0;
+    part.mix24.csr_rows = qt_mix24_csr_rows(w);
+    *out = part;
     return QT_MATMUL_OK;
 }
 
@@ -69,8 +71,10 @@ int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight 
     int rc = path == QT_MATMUL_TILE     ? qt_mix24_tile_check(p, w)
              : path == QT_MATMUL_SKINNY ? qt_mix24_skinny_check(p, w)
              : path == QT_MATMUL_VECTOR ? qt_mix24_vector_check(p, w)
-                                        : qt_mix24_ring_check(p, w);
-    return rc == QT_MATMUL_OK ? qt_allow_smem(p) : rc;
+             : path == QT_MATMUL_STREAM
+                 ? qt_mix24_ring_check(p, w)
+                 : qt_refuse(p, QT_MATMUL_UNSUPPORTED, "no such kernel for this kind of matrix");
+    return rc == QT_MATMUL_OK ? qt_allow_smem(p->kernel, p->smem_bytes, p->reason) : rc;
 }
 
 int qt_mix24_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w, double *us)
@@ -91,8 +95,6 @@ int qt_mix24_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w, 
 int qt_mix24_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
                  const void *x, void *workspace, void *stream)
 {
-    if (qt_mix24_fault(w))
-        return QT_MATMUL_UNSUPPORTED;
     switch (p->config.path) {
     case QT_MATMUL_TILE:
         return qt_mix24_tile_run(p, w, y, x, workspace, stream);

@@ -120,15 +120,18 @@ static size_t groups_at_a_time(const struct qt_matmul_plan *p, const struct qt_m
     if (c->splits == 1)
         return (size_t)p->sms;
     const void *kernel = qt_mix24_ring_instance(c->token_tiles, c->strips);
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p->smem_limit);
+    char reason[sizeof p->reason];
+    if (qt_allow_smem(kernel, smem, reason) != QT_MATMUL_OK)
+        return 1;
     const size_t count = qt_clusters_at_a_time(kernel, c->warps * 32, smem, (size_t)c->splits);
     return count ? count : 1;
 }
 
-/* Completes one shape of a configuration for m tokens a pass; false if there is no room for it. */
+/* Completes one shape of a configuration for m tokens a pass; false if there is no room for it.
+ * more: than run at a time may be the blocks, if the row pointers of fewer find no room. */
 static bool complete_config(struct qt_mix24_args *a, struct qt_matmul_config *c,
                             const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
-                            size_t m)
+                            size_t m, bool more)
 {
     const size_t limit = (size_t)p->smem_limit;
     c->strips_cta = 1;
@@ -136,6 +139,8 @@ static bool complete_config(struct qt_mix24_args *a, struct qt_matmul_config *c,
         return false;
     size_t groups = groups_at_a_time(p, c, layout(a, w, c, m, limit));
     c->strips_cta = (int)ceil_div((size_t)qt_mix24_strips(w), groups);
+    while (more && c->strips_cta > 64 && layout(a, w, c, m, limit) > limit)
+        c->strips_cta = (c->strips_cta + 1) / 2;
     return layout(a, w, c, m, limit) <= limit;
 }
 
@@ -144,9 +149,10 @@ static bool cut_parts(struct qt_mix24_args *a, struct qt_matmul_config *c,
                       const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, size_t m,
                       int least)
 {
-    for (c->parts = least; c->parts <= qt_mix24_units(w); c->parts++)
-        if (complete_config(a, c, p, w, m))
-            return true;
+    for (int more = 0; more < 2; more++)
+        for (c->parts = least; c->parts <= qt_mix24_units(w); c->parts++)
+            if (complete_config(a, c, p, w, m, more))
+                return true;
     return false;
 }
 
@@ -156,9 +162,11 @@ static bool cut_parts(struct qt_mix24_args *a, struct qt_matmul_config *c,
  * more, and a pass whose outliers come out of global memory, are guesses.
  */
 static double cost(const struct qt_matmul_config *c, const struct qt_mix24_args *a,
-                   const struct qt_matmul_weight *w, size_t m)
+                   const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, size_t m)
 {
-    size_t passes = ceil_div((size_t)c->strips_cta * QT_STRIP_ROWS, pass_rows(c));
+    size_t passes = ceil_div((size_t)c->strips_cta * QT_STRIP_ROWS, pass_rows(c)) *
+                    ceil_div((size_t)qt_mix24_strips(w) * (size_t)c->splits,
+                             (size_t)c->strips_cta * (size_t)p->sms);
     double slots = (double)ceil_div((size_t)a->split_units, (size_t)c->warps_k);
     double slot = 0.25 + 0.375 * c->strips;
     double outliers = (size_t)a->window < window_wanted(w, c) ? 1 : 0;
@@ -192,8 +200,8 @@ static bool choose_for(struct qt_matmul_config *out, const struct qt_matmul_plan
                     if (cut && (c.splits != cut->splits || c.warps_k != cut->warps_k))
                         continue;
                     if (cut_parts(&a, &c, p, w, most, cut ? cut->parts : 1) &&
-                        (!cut || c.parts == cut->parts) && cost(&c, &a, w, most) < best) {
-                        best = cost(&c, &a, w, most);
+                        (!cut || c.parts == cut->parts) && cost(&c, &a, p, w, most) < best) {
+                        best = cost(&c, &a, p, w, most);
                         *out = c;
                     }
                 }
@@ -240,8 +248,7 @@ static bool matmul_args(struct qt_mix24_args *out, const struct qt_matmul_plan *
 {
     const struct qt_matmul_config *c = &p->config;
     struct qt_mix24_args a = {};
-    if (qt_mix24_fault(w) || w->n != p->n || w->k != p->k || !p->kernel || config_fault(c, p, w) ||
-        layout(&a, w, c, chunk_tokens(p), p->smem_bytes) > p->smem_bytes)
+    if (config_fault(c, p, w) || layout(&a, w, c, chunk_tokens(p), p->smem_bytes) > p->smem_bytes)
         return false;
     a.stream = (const unsigned char *)w->mix24.stream;
     a.perm = (const uint16_t *)w->mix24.perm;

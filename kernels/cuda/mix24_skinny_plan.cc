@@ -130,9 +130,7 @@ static int run_chunk(const struct qt_matmul_plan *p, const struct qt_matmul_weig
     struct qt_mix24_skinny_args a = {};
     const struct workspace at = workspace_for(p, w);
     char *space = (char *)workspace;
-    if (!p->kernel || w->n != p->n || w->k != p->k || !workspace || at.bytes > p->workspace_bytes)
-        return QT_MATMUL_UNSUPPORTED;
-    if (set_args(&a, p, w, y) > p->smem_bytes ||
+    if (at.bytes > p->workspace_bytes || set_args(&a, p, w, y) > p->smem_bytes ||
         !qt_x_map(p, &a.x, space + at.rows, 2 * (size_t)a.units, a.x_rows, QT_SKINNY_BLOCKS) ||
         !qt_mix24_record_maps(p, a.records, w, a.tile_strips))
         return QT_MATMUL_UNSUPPORTED;

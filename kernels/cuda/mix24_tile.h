@@ -9,7 +9,7 @@
  * without outliers, with them). From sweeps as those of tile_plan.cc. */
 #define QT_MIX24_TILE_TABLE(X)                                                                     \
     X(2, 32, .220f, .265f)                                                                         \
-    X(2, 64, .275f, .425f)                                                                         \
+    X(2, 64, .275f, .375f)                                                                         \
     X(3, 64, .380f, .550f)                                                                         \
     X(2, 96, .343f, .444f)                                                                         \
     X(2, 128, .401f, .460f)                                                                        \

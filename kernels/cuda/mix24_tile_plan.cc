@@ -139,12 +139,12 @@ int qt_mix24_tile_run(const struct qt_matmul_plan *p, const struct qt_matmul_wei
     struct qt_mix24_tile_args a = {};
     const struct qt_tile_matrix t = matrix_of(w, p->m);
     const struct qt_tile_kind *k = qt_tile_kind_of(p, &t);
-    if (!p->kernel || w->n != p->n || w->k != p->k || !workspace || !k ||
-        workspace_for(p, w, &t).bytes > p->workspace_bytes)
+    if (!k || workspace_for(p, w, &t).bytes > p->workspace_bytes)
         return QT_MATMUL_UNSUPPORTED;
     const struct workspace at = workspace_for(p, w, &t);
     char *space = (char *)workspace;
-    qt_tile_fill(&a, p, &t, y, workspace);
+    if (!qt_tile_fill(&a, p, &t, y, workspace))
+        return QT_MATMUL_UNSUPPORTED;
     a.units = qt_mix24_units(w);
     a.fours = (int)w->mix24.fours;
     a.factor = ldexpf(1, w->scale_exp2);

@@ -132,8 +132,8 @@ int qt_mix24_vector_run(const struct qt_matmul_plan *p, const struct qt_matmul_w
 {
     struct qt_mix24_vector_args a = {};
     const struct qt_matmul_config *c = &p->config;
-    if (!p->kernel || w->n != p->n || w->k != p->k || config_fault(c, p, w) ||
-        layout(&a, w, c) > p->smem_bytes || !qt_mix24_record_maps(p, a.records, w, c->strips))
+    if (config_fault(c, p, w) || layout(&a, w, c) > p->smem_bytes ||
+        !qt_mix24_record_maps(p, a.records, w, c->strips))
         return QT_MATMUL_UNSUPPORTED;
     const struct qt_mix24_outliers o = qt_mix24_outliers_of(w);
     a.csr_ptr = o.ptr;

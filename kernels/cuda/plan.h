@@ -51,9 +51,6 @@ int qt_refuse(struct qt_matmul_plan *p, int status, const char *fmt, ...);
 /* The power of two that results are to be multiplied by. */
 float qt_result_factor(const struct qt_matmul_weight *w);
 struct qt_decode_args qt_decode_args_of(const struct qt_matmul_weight *w);
-/* Lets p->kernel have p->smem_limit bytes of shared memory, or as many as another plan had let it.
- */
-int qt_allow_smem(struct qt_matmul_plan *p);
 /* Bytes of shared memory with which a multiprocessor has room for one block. Those of a dependent
  * launch come while others are there: with room for two some multiprocessors would get two of them
  * and finish late (fp6, 57344 x 8192: 136 us instead of 84). */

@@ -228,6 +228,14 @@ static bool knows_zeros(const struct qt_shape *s)
     return s->zero_boxes && (s->zero_bytes != 8 || s->group_shift < 8);
 }
 
+/* 0: there is no room. */
+static int depth_for(const struct qt_matmul_plan *p, const struct qt_shape *s)
+{
+    struct qt_skinny_args a = {};
+    const struct qt_skinny_room room = room_for(&a, s, &p->config, chunk_tokens(p), false);
+    return qt_skinny_depth(p, &p->config, &room);
+}
+
 /*
  * The order in which products are added follows from strips_cta, strips, warps and warps_k, which
  * do not depend on m in a batch-invariant plan: so it takes this kernel for any m, 16 tokens at a
@@ -235,7 +243,6 @@ static bool knows_zeros(const struct qt_shape *s)
  */
 bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
 {
-    struct qt_skinny_args a = {};
     if (p->cc != 90 || !knows_zeros(s) ||
         (p->m > QT_SKINNY_MAX_TOKENS && !p->options.batch_invariant))
         return false;
@@ -250,8 +257,14 @@ bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
         choice.largest = 2 * QT_SKINNY_TILE;
     }
     p->config = qt_skinny_config(p, s->strips, &choice);
-    const struct qt_skinny_room room = room_for(&a, s, &p->config, chunk_tokens(p), false);
-    p->config.depth = qt_skinny_depth(p, &p->config, &room);
+    if (p->options.batch_invariant) { /* for one m, if for any */
+        struct qt_matmul_plan most = *p;
+        most.m = QT_SKINNY_MAX_TOKENS;
+        most.config.token_tiles = 2;
+        if (depth_for(&most, s) == 0)
+            return false;
+    }
+    p->config.depth = depth_for(p, s);
     return p->config.depth > 0;
 }
 

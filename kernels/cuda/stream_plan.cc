@@ -2,7 +2,7 @@
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/stream.h"
 
-enum { STREAM_MAX_TOKENS = 32 };
+enum { STREAM_MAX_TOKENS = 32, MOST_SPLITS = 64 };
 
 /* Blocks: slices of k begin at multiples. */
 static int slice_unit(const struct qt_shape *s)
@@ -79,8 +79,8 @@ static const char *config_fault(const struct qt_matmul_config *c, const struct q
         return "strips must be 1, or, for fewer than 8 bits, 2 with 2 token tiles or groups and 1";
     if (c->warps < 1 || c->warps > 16 || !pow2 || c->warps % c->warps_k)
         return "warps must be a power of two, at most 16, and warps_k a divisor";
-    if (c->strips_cta < 1 || c->splits < 1 || c->splits > split_units(s) ||
-        (c->splits - 1) * split_blocks(s, c->splits) >= s->blocks)
+    if (c->strips_cta < 1 || c->splits < 1 || c->splits > MOST_SPLITS ||
+        c->splits > split_units(s) || (c->splits - 1) * split_blocks(s, c->splits) >= s->blocks)
         return "strips_cta must be positive, and every split have channels";
     return NULL;
 }
@@ -109,7 +109,7 @@ static bool choose_with(struct qt_matmul_config *out, struct qt_matmul_config c,
                         const struct qt_matmul_config *cut)
 {
     double best = 1e300;
-    for (c.splits = 1; c.splits <= 64 && c.splits <= split_units(s); c.splits++) {
+    for (c.splits = 1; c.splits <= MOST_SPLITS && c.splits <= split_units(s); c.splits++) {
         int groups = p->sms / c.splits > 0 ? p->sms / c.splits : 1;
         for (c.strips = 1; c.strips <= 2; c.strips++)
             for (c.warps_k = c.warps < 4 ? c.warps : 4; c.warps_k <= c.warps; c.warps_k *= 2) {
@@ -118,6 +118,9 @@ static bool choose_with(struct qt_matmul_config *out, struct qt_matmul_config c,
                 c.strips_cta =
                     (int)round_up(ceil_div((size_t)s->strips, (size_t)groups), (size_t)c.strips);
                 double cost = stream_cost(&c, s, m);
+                /* Scales of rows, if they find no room: more blocks than run at a time. */
+                while (!s->grouped && c.strips_cta > 64 && !stream_fits(s, &c, m, p->smem_limit))
+                    c.strips_cta = (int)round_up((size_t)c.strips_cta / 2, (size_t)c.strips);
                 if (cost < best && !config_fault(&c, s) && stream_fits(s, &c, m, p->smem_limit)) {
                     best = cost;
                     *out = c;

@@ -161,8 +161,9 @@ const struct qt_tile_kind *qt_tile_kind_of(const struct qt_matmul_plan *p,
                                            const struct qt_tile_matrix *t);
 /* Checks p->config and sets what follows from it; the workspace is what qt_tile_fill takes. */
 int qt_tile_check_config(struct qt_matmul_plan *p, const struct qt_tile_matrix *t);
-/* Of a, what follows from the plan but for X and token factors. */
-void qt_tile_fill(struct qt_tile_base *a, const struct qt_matmul_plan *p,
+/* Of a, what follows from the plan but for X and token factors. False: the plan is not of such a
+ * matrix, and has no kernel for it, or less shared memory than it wants. */
+bool qt_tile_fill(struct qt_tile_base *a, const struct qt_matmul_plan *p,
                   const struct qt_tile_matrix *t, void *y, void *workspace);
 /* Sets what describes X: F16 [k_blocks][m][64]. False: there is no such description. */
 bool qt_tile_x_maps(struct qt_tile_base *a, const struct qt_matmul_plan *p,

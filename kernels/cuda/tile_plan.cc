@@ -35,7 +35,7 @@ static const float column_us[QT_TILE_KINDS][COLUMNS] = {
     {.460f, .460f, .440f, .465f, .456f}, /* 2, 160; likewise */
     {.550f, .550f, .520f, .570f, .565f}, /* 2, 192; likewise */
     {.645f, .645f, .630f, .650f, .645f}, /* 2, 224; likewise */
-    {.720f, .720f, .705f, .740f, .700f}, /* 2, 256; likewise */
+    {.720f, .720f, .715f, .740f, .700f}, /* 2, 256; likewise */
     {.255f, .255f, .262f, .280f},        /* 2, 64; these and on round */
     {.387f, .387f, .390f, .430f},        /* 2, 128 */
     {0, 0, .770f, .720f}};               /* 2, 256 */
@@ -373,11 +373,12 @@ int qt_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
 /* ---- run ---------------------------------------------------------------------------------------
  */
 
-void qt_tile_fill(struct qt_tile_base *a, const struct qt_matmul_plan *p,
+bool qt_tile_fill(struct qt_tile_base *a, const struct qt_matmul_plan *p,
                   const struct qt_tile_matrix *t, void *y, void *workspace)
 {
     const struct qt_tile_kind *k = qt_tile_kind_of(p, t);
-    tile_layout(a, k, p->smem_limit);
+    if (!k || tile_layout(a, k, p->smem_limit) > p->smem_bytes)
+        return false;
     a->y = y;
     a->m = (int)p->m;
     a->n = (int)p->n;
@@ -399,6 +400,7 @@ void qt_tile_fill(struct qt_tile_base *a, const struct qt_matmul_plan *p,
     a->partial = (float *)((char *)workspace + QT_MATMUL_WORKSPACE_ZEROED);
     a->bf16 = p->options.dtype == QT_MATMUL_BF16;
     a->whole_stores = p->n % 8 == 0 && (size_t)y % 16 == 0;
+    return true;
 }
 
 bool qt_tile_x_maps(struct qt_tile_base *a, const struct qt_matmul_plan *p,
@@ -418,7 +420,8 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
     struct qt_tile_args a = {};
     const struct qt_tile_matrix t = matrix_of(s, p->m);
     const struct qt_tile_kind *k = qt_tile_kind_of(p, &t);
-    qt_tile_fill(&a, p, &t, y, workspace);
+    if (!qt_tile_fill(&a, p, &t, y, workspace))
+        return QT_MATMUL_UNSUPPORTED;
     a.decode = qt_decode_args_of(w);
     a.scale = (const __half *)w->scale;
     a.pitch_groups = s->pitch_groups;

@@ -31,8 +31,11 @@ static const char *weight_fault(const struct qt_w4ax_weight *w)
         return "no codes, or not 16-byte aligned";
     if (w->scales != QT_W4AX_ROW && !aligned(w->scale, 16))
         return "no block scales, or not 16-byte aligned";
-    if (w->scales != QT_W4AX_BLOCK && !w->row_scale)
-        return "no row scales";
+    if (w->scales != QT_W4AX_BLOCK && !aligned(w->row_scale, 4))
+        return "no row scales, or not 4-byte aligned";
+    if (w->pitch_blocks &&
+        (w->pitch_blocks < 2 * ceil_div(w->k, QT_W4AX_BLOCK_COLS) || w->pitch_blocks > INT_MAX))
+        return "pitch smaller than the matrix, or out of range";
     return NULL;
 }
 
@@ -87,14 +90,11 @@ static int stream_check(struct qt_w4ax_plan *p)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "no such configuration");
     if (p->m > (size_t)c->tokens && c->tokens != STREAM_TOKENS)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "more tokens than a pass has");
-    if (smem > p->smem_limit)
-        return refuse(p, QT_MATMUL_UNSUPPORTED, "not enough shared memory");
     if (groups_of(p) * kblocks_of(p) > INT_MAX) /* kernels count in 32 bits */
         return refuse(p, QT_MATMUL_UNSUPPORTED, "too many blocks of weights");
     if (p->options.dependent_launch && p->cc == 90)
         smem = (int)qt_one_block_smem((size_t)smem, p->smem_limit);
     l->smem_bytes = (size_t)smem;
-    l->smem_limit = smem; /* there is some beside, for flags */
     l->cc = p->cc;
     l->grid_y = 1;
     l->grid_x = (int)ceil_div(groups_of(p) * kblocks_of(p), (size_t)c->cta_units);
@@ -105,9 +105,7 @@ static int stream_check(struct qt_w4ax_plan *p)
     p->workspace_bytes = shared ? QT_MATMUL_WORKSPACE_ZEROED +
                                       (size_t)l->grid_x * 2 * tokens * (size_t)rows_of(p) * 4
                                 : 0;
-    if (qt_allow_smem(l) != QT_MATMUL_OK)
-        return refuse(p, QT_MATMUL_FAILED, l->reason);
-    return QT_MATMUL_OK;
+    return qt_allow_smem(l->kernel, l->smem_bytes, p->reason); /* flags are beside it */
 }
 
 int qt_w4ax_plan_check(struct qt_w4ax_plan *p)
@@ -238,6 +236,8 @@ int qt_w4ax_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w,
                 const struct qt_w4ax_acts *acts, void *y, void *workspace, void *stream)
 {
     int rc = QT_MATMUL_OK;
+    if (weight_fault(w) || w->n != p->n || w->k != p->k || w->scales != p->scales)
+        return QT_MATMUL_UNSUPPORTED; /* not what was planned for */
     if (!aligned(acts->codes, 128) || !aligned(acts->scale, 16) ||
         (p->scales == QT_W4AX_INT && !acts->sum) || (p->workspace_bytes && !workspace))
         return QT_MATMUL_UNSUPPORTED;

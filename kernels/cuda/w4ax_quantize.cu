@@ -348,10 +348,11 @@ int qt_w4ax_launch_quantize(const void *kernel, int blocks, int threads, size_t 
     launch.grid_x = blocks;
     launch.grid_y = 1;
     launch.smem_bytes = smem;
-    launch.smem_limit = (int)smem;
     launch.cc = cc;
-    if (smem + QUANTIZE_OWN_BYTES > usual && qt_allow_smem(&launch) != QT_MATMUL_OK)
-        return QT_MATMUL_FAILED;
+    int rc = smem + QUANTIZE_OWN_BYTES <= usual ? QT_MATMUL_OK
+                                                : qt_allow_smem(kernel, smem, launch.reason);
+    if (rc != QT_MATMUL_OK)
+        return rc;
     return qt_launch(&launch, (void *)a, threads, a->dependent, stream);
 }
 

@@ -1,4 +1,5 @@
 /* Host side of the w4ax tile kernel: what a plan needs to know, launches. */
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/w4ax_tile.h"
 
 #include <math.h>
@@ -76,7 +77,7 @@ int qt_w4ax_tile_check(struct qt_w4ax_plan *p)
     p->launch = tile_plan_of(p);
     int rc = qt_tile_check_config(&p->launch, &t);
     if (rc == QT_MATMUL_OK)
-        rc = qt_allow_smem(&p->launch);
+        rc = qt_allow_smem(p->launch.kernel, p->launch.smem_bytes, p->launch.reason);
     snprintf(p->reason, sizeof p->reason, "%s", p->launch.reason);
     p->workspace_bytes = p->launch.workspace_bytes;
     if (p->workspace_bytes == QT_MATMUL_WORKSPACE_ZEROED)
@@ -121,12 +122,11 @@ int qt_w4ax_tile_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *
     const struct qt_matmul_plan *tile = &p->launch;
     const struct qt_tile_matrix t = matrix_of(p);
     const struct qt_tile_kind *k = qt_tile_kind_of(tile, &t);
-    if (!k || !tile->kernel)
+    if (!tile->kernel || !qt_tile_fill(&a, tile, &t, y, workspace))
         return QT_MATMUL_UNSUPPORTED; /* not planned */
     const int strips = 4 * k->warpgroups, scale_bytes = qt_w4ax_scale_bytes(p->scales);
     const bool block = p->scales == QT_W4AX_BLOCK;
     const size_t pitch = w->pitch_blocks ? w->pitch_blocks : 2 * (size_t)t.blocks; /* of 64 */
-    qt_tile_fill(&a, tile, &t, y, workspace);
     a.row_scale = (const __half *)w->row_scale;
     a.x_sum = acts->sum;
     a.token_factor = block ? NULL : acts->scale;

@@ -1,0 +1,300 @@
+/*
+ * What libqtool_kernels is to refuse instead of launching it, on devices that are not there
+ * (pretend.h): weights, caches and addresses that are not what was planned for or aligned, and
+ * options out of range. Beside each is what must be taken. Needs no GPU.
+ *
+ * usage: test_refuse     prints "N passed, M failed, K skipped"
+ */
+#include "kernels/qtool_kv4.h"
+#include "kernels/qtool_w4ax.h"
+#include "tests/gpu/pretend.h"
+
+#include <stdint.h>
+#include <stdio.h>
+
+static const struct pretended_device h200 = {"H200", 132, 232448, 9, 0, 90};
+static const struct pretended_device part = {"H200, a seventh", 16, 232448, 9, 0, 90};
+static const struct pretended_device a100 = {"A100", 108, 166912, 8, 0, 80};
+static const struct pretended_device ada = {"RTX 4090", 128, 101376, 8, 9, 80};
+static const struct pretended_device ampere = {"RTX 3060", 28, 101376, 8, 6, 80};
+
+static int passed, failed;
+static char *const memory = (char *)0x100000;
+
+/* Whether something refused, and then launched nothing, or took what it was given. */
+static void refuses(const char *what, int status)
+{
+    const int ok = status == QT_MATMUL_UNSUPPORTED && pretend_launches() == 0;
+    passed += ok;
+    failed += !ok;
+    if (!ok)
+        printf("FAILED: %s: status %d instead of a refusal\n", what, status);
+    pretend_fault();
+}
+
+static void takes(const char *what, int status)
+{
+    const char *fault = pretend_fault();
+    const int ok = status == QT_MATMUL_OK && !fault;
+    passed += ok;
+    failed += !ok;
+    if (!ok)
+        printf("FAILED: %s: status %d, %s\n", what, status, fault ? fault : "");
+    pretend_launches();
+}
+
+/* ---- qtool_kernels.h ---------------------------------------------------------------------------
+ */
+
+static struct qt_matmul_weight matrix(enum qt_matmul_kind kind, unsigned bits, size_t n, size_t k)
+{
+    return (struct qt_matmul_weight){.kind = kind,
+                                     .bits = bits,
+                                     .exp_bits = kind == QT_MATMUL_FPX ? bits / 2 : 0,
+                                     .n = n,
+                                     .k = k,
+                                     .group = kind == QT_MATMUL_FPX ? 0 : 64,
+                                     .plane = {memory, memory, memory},
+                                     .scale = memory,
+                                     .table = memory};
+}
+
+static struct qt_matmul_weight mix24(size_t n, size_t k, size_t fours, int outliers)
+{
+    void *const csr = outliers ? memory : NULL;
+    return (struct qt_matmul_weight){.kind = QT_MATMUL_MIX24,
+                                     .n = n,
+                                     .k = k,
+                                     .mix24 = {(k + 127) / 128 - fours, fours, memory, memory, csr,
+                                               csr, csr, 0, outliers ? n * k / 500 : 0}};
+}
+
+static int dense(void *context, void *y, const void *x, const void *w, size_t m, size_t n, size_t k,
+                 enum qt_matmul_dtype dtype, void *stream)
+{
+    (void)context, (void)y, (void)x, (void)w, (void)m, (void)n, (void)k, (void)dtype, (void)stream;
+    return 0;
+}
+
+static int run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+{
+    return qt_matmul_run(p, w, memory, memory, memory, NULL);
+}
+
+/* The share of 4-bit groups and outliers decide how much shared memory a kernel wants. */
+static void other_mix24(void)
+{
+    static const struct {
+        size_t m, fours, other_fours;
+        int outliers, other_outliers;
+    } cases[] = {{32, 8, 0, 0, 0}, {64, 8, 0, 0, 0},  {32, 8, 0, 1, 1},
+                 {96, 0, 8, 1, 0}, {128, 0, 8, 1, 0}, {9, 0, 8, 0, 1}};
+    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct qt_matmul_weight w = mix24(4096, 4096, cases[i].fours, cases[i].outliers);
+        const struct qt_matmul_weight other =
+            mix24(4096, 4096, cases[i].other_fours, cases[i].other_outliers);
+        struct qt_matmul_plan p;
+        takes("plan of mix24", qt_matmul_plan(&p, &w, cases[i].m, &opt));
+        takes("run of mix24", run(&p, &w));
+        refuses("mix24 with more shared memory than planned", run(&p, &other));
+    }
+}
+
+static void other_matrices(void)
+{
+    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16, .dense = dense};
+    const struct qt_matmul_weight nf4 = matrix(QT_MATMUL_LUT, 4, 8192, 4096);
+    struct qt_matmul_weight other = mix24(4096, 4096, 8, 1);
+    struct qt_matmul_plan p, q;
+    takes("plan of mix24", qt_matmul_plan(&p, &other, 64, &opt));
+    takes("mix24, x at 2", qt_matmul_run(&p, &other, memory, memory + 2, memory, NULL));
+    refuses("mix24, odd x", qt_matmul_run(&p, &other, memory, memory + 1, memory, NULL));
+    other = nf4;
+    takes("plan", qt_matmul_plan(&p, &nf4, 64, &opt));
+    takes("run", run(&p, &nf4));
+    refuses("odd y", qt_matmul_run(&p, &nf4, memory + 1, memory, memory, NULL));
+    refuses("x at 8", qt_matmul_run(&p, &nf4, memory, memory + 8, memory, NULL));
+    refuses("workspace at 8", qt_matmul_run(&p, &nf4, memory, memory, memory + 8, NULL));
+    other.n = 1024;
+    refuses("run of fewer rows", run(&p, &other));
+    q = p;
+    refuses("check with fewer rows", qt_matmul_plan_check(&q, &other));
+    other = mix24(8192, 4096, 0, 0);
+    refuses("run of another kind", run(&p, &other));
+    q = p;
+    q.config.path = QT_MATMUL_VECTOR;
+    refuses("a path for mix24 alone", qt_matmul_plan_check(&q, &nf4));
+
+    const struct qt_matmul_weight wide = matrix(QT_MATMUL_LUT, 4, 16, 1 << 24);
+    takes("plan of wide rows", qt_matmul_plan(&p, &wide, 1, &opt));
+    p.config.path = QT_MATMUL_STREAM;
+    p.config.splits = 131072;
+    refuses("more parts of k than a grid has", qt_matmul_plan_check(&p, &wide));
+
+    pretend_device(&a100);
+    other = nf4;
+    other.scale_exp2 = -16;
+    takes("plan, many tokens", qt_matmul_plan(&p, &nf4, 4096, &opt));
+    p.config.path = QT_MATMUL_DENSE;
+    takes("check of a dense product", qt_matmul_plan_check(&p, &nf4));
+    refuses("weights too small for a dense product in FP16", run(&p, &other));
+    pretend_device(&h200);
+}
+
+static void slices(void)
+{
+    struct qt_matmul_weight w = mix24(4096, 131072, 0, 1), out;
+    takes("slice", qt_matmul_slice(&out, &w, 1024, 1024, 0, w.k));
+    takes("slice in place", qt_matmul_slice(&w, &w, 1024, 1024, 0, w.k));
+    const int same = out.mix24.csr_rows == 4096 && w.mix24.csr_rows == 4096 &&
+                     w.mix24.csr_ptr == out.mix24.csr_ptr && w.mix24.stream == out.mix24.stream;
+    takes("the same slice in place", same ? QT_MATMUL_OK : QT_MATMUL_FAILED);
+}
+
+/* Matrices whose row scales, or whose rows, leave little room in shared memory. */
+static void large_matrices(void)
+{
+    static const struct {
+        const struct pretended_device *device;
+        enum qt_matmul_kind kind;
+        unsigned bits;
+        size_t n, k, m;
+    } cases[] = {{&ampere, QT_MATMUL_FPX, 6, 262144, 2560, 24},
+                 {&ampere, QT_MATMUL_FPX, 6, 262144, 2048, 64},
+                 {&ada, QT_MATMUL_FPX, 6, 262144, 8192, 1},
+                 {&ada, QT_MATMUL_LUT, 4, 256, 58368, 32},
+                 {&a100, QT_MATMUL_LUT, 4, 256, 123904, 4096},
+                 {&part, QT_MATMUL_FPX, 8, 420000, 4096, 16}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int invariant = 0; invariant < 2; invariant++) {
+            const struct qt_matmul_weight w =
+                matrix(cases[i].kind, cases[i].bits, cases[i].n, cases[i].k);
+            const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16,
+                                                  .batch_invariant = invariant};
+            struct qt_matmul_plan p, one;
+            pretend_device(cases[i].device);
+            if (invariant && cases[i].k > 16384) /* 32 tokens of X want it all */
+                continue;
+            takes(cases[i].device->name, qt_matmul_plan(&p, &w, cases[i].m, &opt));
+            takes(cases[i].device->name, run(&p, &w));
+            if (!invariant)
+                continue;
+            takes("one token", qt_matmul_plan(&one, &w, 1, &opt));
+            takes("in the same order", one.config.path == p.config.path &&
+                                               one.config.warps_k == p.config.warps_k &&
+                                               one.config.splits == p.config.splits
+                                           ? QT_MATMUL_OK
+                                           : QT_MATMUL_FAILED);
+        }
+    pretend_device(&h200);
+}
+
+/* ---- qtool_w4ax.h ------------------------------------------------------------------------------
+ */
+
+static void w4ax(void)
+{
+    const struct qt_w4ax_options opt = {.output = QT_W4AX_F16};
+    const struct qt_w4ax_weight w = {.scales = QT_W4AX_BLOCK,
+                                     .n = 8192,
+                                     .k = 8192,
+                                     .plane = memory,
+                                     .scale = memory,
+                                     .row_scale = memory,
+                                     .blocks = (const uint32_t *)memory};
+    const struct qt_w4ax_acts acts = {memory, (float *)memory, (int *)memory};
+    struct qt_w4ax_plan p;
+    for (size_t m = 1; m <= 256; m *= 256) {
+        takes("plan of w4ax", qt_w4ax_plan(&p, &w, m, &opt));
+        takes("run of w4ax", qt_w4ax_run(&p, &w, &acts, memory, memory, NULL));
+        struct qt_w4ax_weight other = w;
+        other.n = 4096;
+        refuses("w4ax, fewer rows", qt_w4ax_run(&p, &other, &acts, memory, memory, NULL));
+        other = w;
+        other.scales = QT_W4AX_ROW;
+        refuses("w4ax, other scales", qt_w4ax_run(&p, &other, &acts, memory, memory, NULL));
+        other = w;
+        other.scale = NULL;
+        refuses("w4ax, no scales", qt_w4ax_run(&p, &other, &acts, memory, memory, NULL));
+        other = w;
+        other.pitch_blocks = 1;
+        refuses("w4ax, a short pitch", qt_w4ax_plan(&p, &other, m, &opt));
+        other.pitch_blocks = (size_t)1 << 31;
+        refuses("w4ax, a long pitch", qt_w4ax_plan(&p, &other, m, &opt));
+        other = w;
+        other.scales = QT_W4AX_INT;
+        other.row_scale = memory + 2;
+        refuses("w4ax, row scales at 2", qt_w4ax_plan(&p, &other, m, &opt));
+    }
+    const struct qt_w4ax_input in = {.scales = QT_W4AX_BLOCK,
+                                     .k = 53248,
+                                     .blocks = (const uint32_t *)memory,
+                                     .perm = (const uint32_t *)memory,
+                                     .clip4 = 1,
+                                     .clip8 = 1};
+    takes("long rows", qt_w4ax_quantize(&acts, &in, NULL, memory, 8, QT_MATMUL_F16, NULL));
+    pretend_device(&ada);
+    refuses("rows longer than shared memory",
+            qt_w4ax_quantize(&acts, &in, NULL, memory, 8, QT_MATMUL_F16, NULL));
+    pretend_device(&h200);
+}
+
+/* ---- qtool_kv4.h -------------------------------------------------------------------------------
+ */
+
+static void kv4(void)
+{
+    const struct qt_kv_cache cache = {.format = QT_KV_INT4,
+                                      .heads = 8,
+                                      .head_dim = 128,
+                                      .page_tokens = 64,
+                                      .table = (const int *)memory,
+                                      .table_pitch = 128,
+                                      .k = memory,
+                                      .v = memory,
+                                      .v_param = memory,
+                                      .k_scale = (const float *)memory,
+                                      .k_zero = (const float *)memory};
+    const struct qt_kv_options opt = {.batch = 4, .heads = 32, .max_length = 8192, .scale = 1};
+    const int *const length = (const int *)memory;
+    struct qt_kv_cache other = cache;
+    struct qt_kv_plan p;
+    takes("plan of attention", qt_kv_attention_plan(&p, &cache, &opt, 2048));
+    takes("attention", qt_kv_attention_run(&p, &cache, memory, memory, length, memory, NULL));
+    refuses("no workspace", qt_kv_attention_run(&p, &cache, memory, memory, length, NULL, NULL));
+    refuses("q at 2", qt_kv_attention_run(&p, &cache, memory, memory + 2, length, memory, NULL));
+    refuses("out at 8", qt_kv_attention_run(&p, &cache, memory + 8, memory, length, memory, NULL));
+    for (size_t heads = 0; heads <= 4; heads += 2) {
+        other.heads = heads;
+        refuses("other heads",
+                qt_kv_attention_run(&p, &other, memory, memory, length, memory, NULL));
+    }
+    other = cache;
+    other.k = memory + 1;
+    refuses("odd keys", qt_kv_attention_run(&p, &other, memory, memory, length, memory, NULL));
+    other = cache;
+    other.table = NULL;
+    refuses("longer than a page",
+            qt_kv_attention_run(&p, &other, memory, memory, length, memory, NULL));
+    other = cache;
+    other.table_pitch = 16;
+    refuses("longer than the table", qt_kv_attention_plan(&p, &other, &opt, 0));
+    static const size_t splits[] = {100, (size_t)1 << 31, (size_t)1 << 32, ((size_t)1 << 31) - 128,
+                                    SIZE_MAX & ~(size_t)127};
+    for (size_t i = 0; i < sizeof splits / sizeof *splits; i++)
+        refuses("split_tokens", qt_kv_attention_plan(&p, &cache, &opt, splits[i]));
+}
+
+int main(void)
+{
+    pretend_device(&h200);
+    other_mix24();
+    other_matrices();
+    slices();
+    large_matrices();
+    w4ax();
+    kv4();
+    printf("%d passed, %d failed, 0 skipped\n", passed, failed);
+    return failed != 0;
+}
