@@ -121,6 +121,9 @@ static int fail_unknown(struct qt_err *err, const char *kind, const char *word,
     return qt_fail(err, QT_E_USAGE, NULL, NULL, "unknown %s '%s'; there are: %s", kind, word, list);
 }
 
+/* How a parameter that is a number is written. */
+#define REAL_TEXT "%.9g"
+
 /* ---- parsing -------------------------------------------------------------------------------- */
 
 static int find_preset(struct qt_spec *out, const char *name, struct qt_err *err)
@@ -158,13 +161,16 @@ static int parse_value(double *out, const struct qt_param *p, const char *value,
             }
         return fail_unknown(err, p->key, value, p->choices, n);
     }
-    char *end;
+    char *end, written[32];
     double v = strtod(value, &end);
     bool digits = value[0] && strspn(value, "0123456789.eE+-") == strlen(value);
     if (!digits || *end || !(v >= p->min && v <= p->max))
         return fail_value(err, p, value);
     if (p->type != QT_PARAM_REAL && v != (double)(long)v)
         return fail_value(err, p, value);
+    /* The number that readers of the container have: sizes of sections may follow from it. */
+    snprintf(written, sizeof written, REAL_TEXT, v);
+    v = strtod(written, NULL);
     *out = v;
     return QT_OK;
 }
@@ -225,7 +231,7 @@ void qt_params_text(char *buf, size_t size, char separator, const struct qt_para
             at += (size_t)snprintf(buf + at, size - at, "%c%s=%s", separator, params[i].key,
                                    params[i].choices[(size_t)value[i]]);
         else
-            at += (size_t)snprintf(buf + at, size - at, "%c%s=%.9g", separator, params[i].key,
+            at += (size_t)snprintf(buf + at, size - at, "%c%s=" REAL_TEXT, separator, params[i].key,
                                    value[i]);
         separator = ',';
     }

@@ -22,6 +22,10 @@ $ qtool verify q --source "$NANO" --gate 'sqnr_min>=10,bpw<=3.6' -q
 # Two threads or one: the same outliers, the same bytes.
 $ qtool quantize "$NANO" -o q1 --scheme mix24 -q --threads 1 && cmp q/model.safetensors q1/model.safetensors
 
+# A share with more digits than are written: sizes follow from what readers see.
+$ qtool quantize "$NANO" -o d --scheme mix24:four=0.24999999999,outliers=0.00195312499999 -q && qtool verify d --source "$NANO" -q
+> ^container +sound.*equal to its source
+
 $ qtool plan "$NANO" --scheme mix24:g=12
 ? 2
 2 g=12: must be 8 or 16
