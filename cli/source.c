@@ -1,11 +1,30 @@
 #include "cli/cli.h"
 
 #include <string.h>
+#include <sys/stat.h>
+
+/* A file of a container is no checkpoint by itself: its tensors are sections. */
+static int check_not_inside(const char *path, struct qt_err *err)
+{
+    const char *name = qt_base_name(path);
+    char *dir;
+    int rc = name == path ? qt_string_copy(&dir, ".", err)
+                          : qt_string_format(&dir, err, "%.*s", (int)(name - path), path);
+    if (rc < 0)
+        return rc;
+    struct stat st;
+    if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && qt_container_probe(dir))
+        rc = qt_fail(err, QT_E_UNSUPPORTED, path, NULL,
+                     "is a file of a qtool container, whose directory is to be given");
+    qt_free(dir);
+    return rc;
+}
 
 int source_open(struct source *out, const char *path, struct qt_err *err)
 {
     int rc;
     *out = (struct source){0};
+    QT_TRY(check_not_inside(path, err));
     if (qt_container_probe(path)) {
         QT_TRY(qt_container_open(&out->container, path, err));
         out->ckpt = qt_container_ckpt(out->container);
@@ -32,7 +51,8 @@ int checkpoint_open(struct qt_ckpt **out, const char *path, struct qt_err *err)
     if (qt_container_probe(path))
         return qt_fail(err, QT_E_UNSUPPORTED, path, NULL,
                        "is a qtool container; wanted is the checkpoint it was made from");
-    return qt_ckpt_open(out, path, err);
+    int rc = check_not_inside(path, err);
+    return rc < 0 ? rc : qt_ckpt_open(out, path, err);
 }
 
 int rules_parse(struct rules *out, const struct opt_list *list, struct qt_err *err)

@@ -39,15 +39,15 @@ done:
 }
 
 /*
- * What is about to be deleted must be qtool's own: no directories, and either a manifest or journal
- * among the files or nothing at all (*empty). Otherwise a mistyped output directory (the source
- * checkpoint!) would cost its owner the contents.
+ * What is about to be deleted must be qtool's own: no directories, and among the files `mark`, or
+ * nothing at all (*empty). Otherwise a mistyped output directory (the source checkpoint!) would
+ * cost its owner the contents.
  */
-static int check_ours(bool *empty, const char *path, bool journal_too, struct qt_err *err)
+static int check_ours(bool *empty, const char *path, const char *mark, struct qt_err *err)
 {
     const struct dirent *item;
     struct stat st;
-    bool marked = false;
+    bool marked = false, container = false;
     int rc = QT_OK;
     DIR *dir = opendir(path);
     if (!dir)
@@ -57,8 +57,8 @@ static int check_ours(bool *empty, const char *path, bool journal_too, struct qt
         if (is_dot(item->d_name))
             continue;
         *empty = false;
-        marked = marked || strcmp(item->d_name, QT_MANIFEST_NAME) == 0 ||
-                 (journal_too && strcmp(item->d_name, QT_JOURNAL_NAME) == 0);
+        marked = marked || strcmp(item->d_name, mark) == 0;
+        container = container || strcmp(item->d_name, QT_MANIFEST_NAME) == 0;
         if (fstatat(dirfd(dir), item->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode))
             rc = qt_fail(err, QT_E_USAGE, path, NULL,
                          "not replaced: it holds a directory '%s', which is not qtool's",
@@ -66,8 +66,10 @@ static int check_ours(bool *empty, const char *path, bool journal_too, struct qt
     }
     closedir(dir);
     if (rc == QT_OK && !*empty && !marked)
-        rc = qt_fail(err, QT_E_USAGE, path, NULL,
-                     "not replaced: it has files but no " QT_MANIFEST_NAME ", so is not qtool's");
+        rc = container ? qt_fail(err, QT_E_USAGE, path, NULL,
+                                 "not replaced: it is a complete container; rename or remove it")
+                       : qt_fail(err, QT_E_USAGE, path, NULL,
+                                 "not replaced: it has files but no %s, so is not qtool's", mark);
     return rc;
 }
 
@@ -88,7 +90,7 @@ static int check_target(bool *exists, const struct qt_outdir *o, struct qt_err *
         return qt_fail(err, QT_E_USAGE, o->old, NULL,
                        "is in the way: %s has to wait there until it is replaced",
                        qt_base_name(o->dir));
-    int rc = check_ours(&empty, o->dir, false, err);
+    int rc = check_ours(&empty, o->dir, QT_MANIFEST_NAME, err);
     /* Before the work: what is replaced has to be emptied then. */
     if (rc == QT_OK && !empty && access(o->dir, W_OK | X_OK) < 0)
         rc = io_error(err, o->dir, "cannot be replaced");
@@ -146,7 +148,7 @@ int qt_outdir_take(struct qt_outdir *o, struct qt_err *err)
         mine.st_dev != now.st_dev)
         rc = qt_fail(err, QT_E_RESOURCE, o->partial, NULL, "in use by another process");
     else
-        rc = check_ours(&o->empty, o->partial, true, err);
+        rc = check_ours(&o->empty, o->partial, QT_JOURNAL_NAME, err);
 done:
     if (rc < 0)
         unlock(o);
@@ -189,7 +191,8 @@ static int remove_journal(const struct qt_outdir *o, struct qt_err *err)
 
 /*
  * A container that is replaced waits under DIR.old until the new one is in place. A kill between
- * any two steps loses neither: at worst DIR.old stays, or the run has to be done again.
+ * any two steps loses neither: at worst DIR.old stays, or DIR.partial is complete and waits to be
+ * renamed.
  */
 int qt_outdir_publish(struct qt_outdir *o, struct qt_err *err)
 {

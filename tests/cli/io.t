@@ -47,6 +47,20 @@ $ mkdir busy.partial && flock busy.partial qtool quantize "$NANO" -o busy --sche
 2 busy\.partial: in use by another process$
 $ test -d busy.partial && qtool quantize "$NANO" -o busy --scheme fp6 -q && test ! -e busy.partial
 
+# What only has the name of an unfinished run is not deleted, and a container's file is no checkpoint.
+$ qtool quantize "$NANO" -o whole.partial --scheme fp6 -q && qtool quantize "$NANO" -o whole --scheme nf4 -q
+? 2
+2 whole\.partial: not replaced: it is a complete container; rename or remove it$
+$ test ! -e whole && qtool verify whole.partial --source "$NANO" -q
+> ^container +sound
+$ qtool quantize whole.partial/model.safetensors -o again --scheme nf4 -q
+? 4
+2 whole\.partial/model\.safetensors: is a file of a qtool container
+$ cd whole.partial && qtool eval model.safetensors --data "$NANO/eval.txt" --windows 1 -q
+? 4
+2 model\.safetensors: is a file of a qtool container
+$ test ! -e again
+
 # A place where nothing can be made, not even by root.
 need test -d /proc/self
 $ qtool quantize "$NANO" -o /proc/out --scheme fp6 -q
