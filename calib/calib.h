@@ -128,6 +128,9 @@ struct qt_model_info {
 int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_err *err);
 void qt_model_close(struct qt_model *model);
 const struct qt_model_info *qt_model_info(const struct qt_model *model);
+/* The head, where config.json ties it to the embedding and it is stored all the same: they have to
+ * stay equal. NULL: there is none. *embedding: the other. Both are the model's. */
+const char *qt_model_tied_head(const struct qt_model *model, const char **embedding);
 /* What may stand under "model_type" in config.json; NULL beyond the end. */
 const char *qt_model_type(size_t i);
 

@@ -7,15 +7,12 @@ static int check_tied_head(const struct qt_model *m, float *staging, const struc
 {
     const size_t count = m->cfg.info.vocab * m->cfg.embed_dim;
     size_t shape[QT_MAX_DIMS];
+    const char *head = m->tied_head;
     float *embed = NULL;
-    char *head = NULL;
     bool same = false;
     int ndim, rc = QT_OK;
-    if (!m->cfg.tied)
+    if (!head || !w->shape(w->ctx, head, &ndim, shape))
         return QT_OK;
-    QT_TRY(qt_string_format(&head, err, "%s.weight", m->head_name));
-    if (!w->shape(w->ctx, head, &ndim, shape))
-        goto done;
     if (ndim == 2 && shape[0] == m->cfg.info.vocab && shape[1] == m->cfg.embed_dim) {
         QT_TRY(qt_array_new(&embed, count, sizeof *embed, err));
         QT_TRY(w->load(w->ctx, m->embed.weight, embed, err));
@@ -27,7 +24,6 @@ static int check_tied_head(const struct qt_model *m, float *staging, const struc
                      "differs from the embedding, to which 'tie_word_embeddings' in config.json "
                      "ties it");
 done:
-    qt_free(head);
     qt_free(embed);
     return rc;
 }

@@ -374,9 +374,10 @@ int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_e
     QT_TRY(config_read(&m->cfg, w->dir, err));
     QT_TRY(qt_array_new(&m->layers, m->cfg.info.layers, sizeof *m->layers, err));
     const struct naming naming = find_naming(m->cfg.arch, w);
-    m->head_name = naming.head;
     if (m->cfg.tied_unclear)
         m->cfg.tied = !has_part(w, "", naming.head);
+    if (m->cfg.tied && has_part(w, "", naming.head))
+        QT_TRY(qt_string_format(&m->tied_head, err, "%s.weight", naming.head));
     QT_TRY(set_ends(m, &naming, w, err));
     for (size_t i = 0; i < m->cfg.info.layers; i++)
         QT_TRY(layer_set(&m->layers[i], &m->cfg, naming.prefix, i, w, err));
@@ -409,6 +410,7 @@ void qt_model_close(struct qt_model *model)
     part_free(&model->project_out);
     part_free(&model->final_norm);
     part_free(&model->head);
+    qt_free(model->tied_head);
     qt_free(model->layers);
     config_free(&model->cfg);
     qt_free(model);
@@ -417,6 +419,12 @@ void qt_model_close(struct qt_model *model)
 const struct qt_model_info *qt_model_info(const struct qt_model *model)
 {
     return &model->cfg.info;
+}
+
+const char *qt_model_tied_head(const struct qt_model *model, const char **embedding)
+{
+    *embedding = model->embed.weight;
+    return model->tied_head;
 }
 
 size_t qt_model_feed_row(const struct qt_model *model, int input, size_t c)

@@ -201,9 +201,9 @@ struct qt_model {
     struct config cfg;
     struct layer *layers;
     struct part embed, positions, project_in, project_out, final_norm;
-    struct part head;      /* absent when tied to embed */
-    const char *head_name; /* without ".weight" */
-    struct qt_norm last;   /* final_norm */
+    struct part head;    /* absent when tied to embed */
+    char *tied_head;     /* a tensor that is stored although it is tied; or NULL */
+    struct qt_norm last; /* final_norm */
 };
 
 /* Where among the parts. Experts count from 0, which is also the MLP where there are none. */

@@ -322,9 +322,10 @@ enum qt_need {
 enum qt_need qt_plan_item_needs(const struct qt_plan_item *item);
 /* The first item that needs most; NULL where none needs anything. */
 const struct qt_plan_item *qt_plan_needs(const struct qt_plan *plan);
-/* What only the model tells, where anything needs it: that it can be run (errors of qt_model_open);
+/* What only the model tells. Where anything needs it: that it can be run (errors of qt_model_open);
  * that w4ax and learn=1 are for linears of the decoder's blocks, and w4ax for all that share an
- * input (QT_E_UNSUPPORTED). */
+ * input (QT_E_UNSUPPORTED). Of any that qtool can run: that a stored head stays as the embedding to
+ * which it is tied (QT_E_UNSUPPORTED). */
 int qt_plan_check_model(const struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err);
 /* Bits per weight over all quantized tensors; 0 when there are none. */
 double qt_plan_bpw(const struct qt_plan *plan);

@@ -376,14 +376,48 @@ static bool is_linear(const struct qt_model *model, const char *name)
     return false;
 }
 
+static const struct qt_plan_item *find_item(const struct qt_plan *plan, const char *name)
+{
+    for (size_t i = 0; i < plan->count; i++)
+        if (strcmp(plan->items[i].tensor->name, name) == 0)
+            return &plan->items[i];
+    return NULL;
+}
+
+static const char *item_scheme(const struct qt_plan_item *item)
+{
+    return item->why ? "none" : item->packed.spec.text;
+}
+
+/* What is tied is to be the same afterwards, or no one can run the model. */
+static int check_tied(const struct qt_plan *plan, const struct qt_model *model, struct qt_err *err)
+{
+    const char *embedding, *head = qt_model_tied_head(model, &embedding);
+    const struct qt_plan_item *one = find_item(plan, embedding);
+    const struct qt_plan_item *other = head ? find_item(plan, head) : NULL;
+    if (!one || !other || strcmp(item_scheme(one), item_scheme(other)) == 0)
+        return QT_OK;
+    return qt_fail(err, QT_E_UNSUPPORTED, other->tensor->file, head,
+                   "scheme %s, but %s, to which 'tie_word_embeddings' in config.json ties it, has "
+                   "%s: both need the same",
+                   item_scheme(other), embedding, item_scheme(one));
+}
+
 int qt_plan_check_model(const struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err)
 {
     const struct qt_weights source = qt_weights_of_ckpt(ckpt);
+    const bool needed = qt_plan_needs(plan) != NULL;
+    struct qt_err inner = {0};
     struct qt_model *model = NULL;
-    int rc;
-    if (!qt_plan_needs(plan))
-        return QT_OK;
-    QT_TRY(qt_model_open(&model, &source, err));
+    int rc = qt_model_open(&model, &source, needed ? err : &inner);
+    if (rc < 0 && !needed) /* any checkpoint will do */
+        rc = rc == QT_E_RESOURCE ? qt_fail(err, rc, inner.file, inner.tensor, "%s", inner.reason)
+                                 : QT_OK;
+    if (!model)
+        return rc;
+    QT_TRY(check_tied(plan, model, err));
+    if (!needed)
+        goto done;
     const char *unfit = qt_model_info(model)->experts ? "the model is a mixture of experts" : NULL;
     for (size_t i = 0; i < plan->count; i++) {
         const struct qt_tensor *t = plan->items[i].tensor;
