@@ -211,6 +211,15 @@ static void errors_total(struct qt_error *out, const struct walk *walk)
         error_add(out, &walk->errors[i]);
 }
 
+/* Of weights near the largest FP32 number a rounded scale may decode to more than that. */
+static int check_decoded(const struct qt_error *error, const struct walk *walk, struct qt_err *err)
+{
+    if (isfinite(error->sum_e2))
+        return QT_OK;
+    return qt_fail(err, QT_E_INPUT, walk->w->file, walk->w->name,
+                   "values are so near the largest FP32 number that what they become is infinite");
+}
+
 /* ---- quantize ------------------------------------------------------------------------------- */
 
 static int scan_strip(void *ctx, size_t item, int thread, struct qt_err *err)
@@ -335,8 +344,10 @@ int qt_packed_quantize(struct qt_packed *out, const struct qt_spec *spec, const 
         rc = quantize_prepare(&walk, out, err);
     if (rc == QT_OK)
         rc = qt_parallel(strip_count(out), quantize_strip, &walk, err);
-    if (rc == QT_OK && error)
+    if (rc == QT_OK && error) {
         errors_total(error, &walk);
+        rc = check_decoded(error, &walk, err);
+    }
     quantize_end(&walk, out, rc);
     return rc;
 }
@@ -427,8 +438,10 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
     QT_TRY(spec->scheme->solve(report, out, rows, factor, &opt, err));
     QT_TRY(error_before(&report->before, spec, rows, w->n, factor, importance, err));
     report_unscale(report, out->scale_exp2);
-    if (error)
+    if (error) {
         QT_TRY(qt_packed_compare(error, out, w, err));
+        QT_TRY(check_decoded(error, &walk, err));
+    }
 done:
     qt_free(importance);
     qt_free(rows);
