@@ -297,6 +297,10 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(qt_plan_new(&run.plan, ckpt, &opt->plan, err));
     if (run.plan.quantized == 0)
         qt_log_message(opt->log, QT_LOG_WARNING, "nothing is quantized: all tensors are copied");
+    if (run.plan.quantized && opt->calibration && !qt_plan_needs(&run.plan) && !opt->kv &&
+        !opt->learn)
+        qt_log_message(opt->log, QT_LOG_WARNING,
+                       "no scheme here uses calibration data: weights are the same without it");
     QT_TRY(check_data(&run, err));
     QT_TRY(qt_plan_check_model(&run.plan, ckpt, err));
     QT_TRY(qt_run_kv_open(&run, err));

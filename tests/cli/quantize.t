@@ -118,3 +118,25 @@ $ qtool quantize "$NANO" -o lax --scheme nf4 --tensor embed=fp6 --data "$NANO/ca
 # A file name can be any bytes.
 $ name=$(printf 'm\377.safetensors') && cp "$NANO/model.safetensors" "$name" && qtool quantize "$name" -o bytes --scheme nf4 -q && qtool verify bytes -q && cat bytes/qtool.json
 > "name": "m\?\.safetensors"
+
+# Data that nothing uses.
+$ qtool quantize "$NANO" -o unused --scheme fp6:method=rtn --data "$NANO/calib.txt" --samples 2 --seqlen 32
+2 warning: no scheme here uses calibration data
+
+# A head that is tied to the embedding and stored all the same needs the embedding's scheme.
+need command -v python3
+$ cp -r "$NANO" tied && python3 -c 'import json,struct;p="tied/model.safetensors";d=open(p,"rb").read();n=struct.unpack("<Q",d[:8])[0];h=json.loads(d[8:8+n]);b=d[8+n:];e=h["model.embed_tokens.weight"];s,t=e["data_offsets"];h["lm_head.weight"]=dict(e,data_offsets=[len(b),len(b)+t-s]);j=json.dumps(h).encode();j+=b" "*(-len(j)%8);open(p,"wb").write(struct.pack("<Q",len(j))+j+b+b[s:t])'
+$ qtool quantize tied -o t --scheme nf4 --tensor embed_tokens=int8 -q
+? 4
+2 tied/model\.safetensors: tensor lm_head\.weight: scheme none, but model\.embed_tokens\.weight.* ties it, has int8
+$ qtool plan tied --scheme nf4 --tensor lm_head=int8
+? 4
+2 tensor lm_head\.weight: scheme int8.* has none: both need the same
+$ test ! -e t && qtool quantize tied -o t --scheme nf4 --tensor 'embed_tokens|lm_head=int8' -q && qtool eval t --data "$NANO/eval.txt" --windows 1 --seqlen 64 -q
+
+# Weights that a rounded scale takes beyond the largest FP32 number.
+$ mkdir huge && python3 -c 'import json,struct;j=json.dumps({"model.layers.0.mlp.up_proj.weight":{"dtype":"F32","shape":[16,256],"data_offsets":[0,16384]}}).encode();j+=b" "*(-len(j)%8);open("huge/model.safetensors","wb").write(struct.pack("<Q",len(j))+j+struct.pack("<4096f",3.4028234663852886e38,*[i%9-4 for i in range(4095)]))'
+$ qtool quantize huge -o h --scheme nf4 -q
+? 3
+2 huge/model\.safetensors: tensor model\.layers\.0\.mlp\.up_proj\.weight: values are so near the largest FP32 number
+$ test ! -e h && test ! -e h.partial
