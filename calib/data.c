@@ -1,6 +1,7 @@
 /* Texts and token ids for calibration and evaluation. */
 #include "calib/calib.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,32 +46,35 @@ static int check_regular(const char *path, struct qt_err *err)
     return rc;
 }
 
-/* Unpacks into a temporary file that keeps the inner suffix; *out is its path, to be unlinked. */
-static int gunzip(char **out, const char *path, struct qt_err *err)
+/* A temporary file without a name: however the process ends, it is gone. */
+static int unnamed_file(int *fd, struct qt_err *err)
 {
-    const char *tmp = getenv("TMPDIR"), *inner = qt_base_name(path);
-    int rc = qt_string_format(out, err, "%s/qtoolXXXXXX%s", tmp ? tmp : "/tmp", inner), fd;
+    const char *dir = getenv("TMPDIR");
+    char *path;
+    int rc = qt_string_format(&path, err, "%s/qtoolXXXXXX", dir && *dir ? dir : "/tmp");
     if (rc < 0)
         return rc;
-    (*out)[strlen(*out) - strlen(".gz")] = '\0';
+    *fd = mkostemp(path, O_CLOEXEC);
+    if (*fd < 0)
+        rc = qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot create a temporary file");
+    else
+        unlink(path);
+    qt_free(path);
+    return rc;
+}
+
+/* Unpacks into a temporary file, *fd. */
+static int gunzip(int *fd, const char *path, struct qt_err *err)
+{
     gzFile in = NULL;
-    rc = check_regular(path, err); /* opening a pipe would wait for a writer */
-    if (rc == QT_OK && !(in = gzopen(path, "rb")))
-        rc = qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot open");
-    if (rc < 0) {
-        qt_free(*out);
-        *out = NULL;
-        return rc;
-    }
-    fd = mkstemps(*out, (int)(strlen(inner) - strlen(".gz")));
-    if (fd < 0) {
-        rc = qt_fail(err, QT_E_RESOURCE, *out, NULL, "cannot create a temporary file");
-        qt_free(*out);
-        *out = NULL;
-    } else {
-        rc = inflate_into(fd, in, path, err);
-        close(fd);
-    }
+    int rc;
+    QT_TRY(check_regular(path, err)); /* opening a pipe would wait for a writer */
+    in = gzopen(path, "rb");
+    if (!in)
+        return qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot open");
+    QT_TRY(unnamed_file(fd, err));
+    QT_TRY(inflate_into(*fd, in, path, err));
+done:
     gzclose(in);
     return rc;
 }
@@ -155,19 +159,20 @@ static int append_jsonl(struct reader *r, const char *text, size_t size, const c
     return QT_OK;
 }
 
-static int read_plain(struct reader *r, const char *path, struct qt_err *err)
+/* name: by which the kind of file is told. */
+static int read_plain(struct reader *r, const char *path, const char *name, struct qt_err *err)
 {
     char *text = NULL;
     uint32_t *ids = NULL;
     size_t size;
     int rc;
-    if (has_suffix(path, ".u16") || has_suffix(path, ".u32") || has_suffix(path, ".npy")) {
-        QT_TRY(qt_token_ids_read(&ids, &size, path, r->vocab, err));
+    if (has_suffix(name, ".u16") || has_suffix(name, ".u32") || has_suffix(name, ".npy")) {
+        QT_TRY(qt_token_ids_read_as(&ids, &size, path, name, r->vocab, err));
         QT_TRY(append_ids(r->data, &r->capacity, ids, size, err));
     } else {
         QT_TRY(qt_file_read(&text, &size, path, MAX_TEXT, err));
         const size_t mark = size >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0; /* BOM */
-        rc = has_suffix(path, ".jsonl") ? append_jsonl(r, text + mark, size - mark, path, err)
+        rc = has_suffix(name, ".jsonl") ? append_jsonl(r, text + mark, size - mark, path, err)
                                         : append_text(r, text + mark, size - mark, path, err);
     }
 done:
@@ -176,19 +181,21 @@ done:
     return rc;
 }
 
-static int read_file(struct reader *r, const char *path, struct qt_err *err)
+static int read_packed(struct reader *r, const char *path, struct qt_err *err)
 {
-    char *unpacked = NULL;
-    if (!has_suffix(path, ".gz"))
-        return read_plain(r, path, err);
-    int rc = gunzip(&unpacked, path, err);
-    if (rc == QT_OK)
-        rc = read_plain(r, unpacked, err);
-    if (rc < 0 && err && unpacked && strcmp(err->file, unpacked) == 0)
+    char *name = NULL, *unpacked = NULL;
+    int fd = -1, rc;
+    QT_TRY(qt_string_format(&name, err, "%.*s", (int)(strlen(path) - strlen(".gz")), path));
+    QT_TRY(gunzip(&fd, path, err));
+    QT_TRY(qt_string_format(&unpacked, err, "/proc/self/fd/%d", fd));
+    rc = read_plain(r, unpacked, name, err);
+    if (rc < 0 && err && strcmp(err->file, unpacked) == 0)
         snprintf(err->file, sizeof err->file, "%s", path);
-    if (unpacked)
-        unlink(unpacked);
+done:
+    if (fd >= 0)
+        close(fd);
     qt_free(unpacked);
+    qt_free(name);
     return rc;
 }
 
@@ -199,7 +206,8 @@ int qt_data_read(struct qt_data *out, const char *const *paths, size_t n, const 
     int rc = QT_OK;
     *out = (struct qt_data){0};
     for (size_t i = 0; i < n && rc == QT_OK; i++)
-        rc = read_file(&r, paths[i], err);
+        rc = has_suffix(paths[i], ".gz") ? read_packed(&r, paths[i], err)
+                                         : read_plain(&r, paths[i], paths[i], err);
     qt_tokenizer_close(r.tok);
     if (rc < 0)
         qt_data_free(out);

@@ -142,6 +142,9 @@ void qt_npy_close(struct qt_npy *npy);
  * owned (qt_free). Ids at or above `vocab` are refused with their position (vocab 0: no check). */
 int qt_token_ids_read(uint32_t **ids, size_t *count, const char *path, size_t vocab,
                       struct qt_err *err);
+/* The same, of a file whose kind is told by another name than its path. */
+int qt_token_ids_read_as(uint32_t **ids, size_t *count, const char *path, const char *name,
+                         size_t vocab, struct qt_err *err);
 
 /* ---- the qtool container (docs/format.md) --------------------------------------------------- */
 

@@ -251,10 +251,10 @@ static int copy_ids(uint32_t *ids, const unsigned char *data, enum qt_dtype t, s
     return QT_OK;
 }
 
-/* The file as an array of one dimension, whatever its kind. */
-static int open_ids(struct qt_npy *out, const char *path, struct qt_err *err)
+/* The file as an array of one dimension, whatever its kind, which is told by `name`. */
+static int open_ids(struct qt_npy *out, const char *path, const char *name, struct qt_err *err)
 {
-    const char *dot = strrchr(path, '.');
+    const char *dot = strrchr(name, '.');
     if (dot && strcmp(dot, ".npy") == 0)
         return qt_npy_open(out, path, err);
     bool narrow = dot && strcmp(dot, ".u16") == 0;
@@ -277,10 +277,16 @@ static int open_ids(struct qt_npy *out, const char *path, struct qt_err *err)
 int qt_token_ids_read(uint32_t **ids, size_t *count, const char *path, size_t vocab,
                       struct qt_err *err)
 {
+    return qt_token_ids_read_as(ids, count, path, path, vocab, err);
+}
+
+int qt_token_ids_read_as(uint32_t **ids, size_t *count, const char *path, const char *name,
+                         size_t vocab, struct qt_err *err)
+{
     int rc;
     struct qt_npy npy = {0};
     *ids = NULL;
-    QT_TRY(open_ids(&npy, path, err));
+    QT_TRY(open_ids(&npy, path, name, err));
     bool integer = npy.dtype == QT_U8 || npy.dtype == QT_I8 || npy.dtype == QT_U16 ||
                    npy.dtype == QT_I16 || npy.dtype == QT_U32 || npy.dtype == QT_I32 ||
                    npy.dtype == QT_U64 || npy.dtype == QT_I64;

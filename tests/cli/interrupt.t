@@ -55,3 +55,11 @@ $ qtool quantize "$NANO" -o acts --scheme w4ax --data "$NANO/calib.txt" --sample
 ? 75
 2 interrupted while the precision of activations was being chosen
 $ test ! -e acts
+
+# What a .gz was unpacked into does not outlive the process; TMPDIR, if it says anything, is where.
+$ mkdir tmp && yes | head -c 50000000 | gzip -1 >long.txt.gz
+$ TMPDIR=tmp qtool eval "$NANO" --data long.txt.gz & pid=$!; while kill -0 $pid && ! ls -l /proc/$pid/fd | grep -q 'tmp/qtool[^/]*$'; do sleep 0.01; done; kill -KILL $pid; wait $pid; echo $? && ls -A tmp
+> ^137$
+>! qtool
+$ TMPDIR= qtool eval "$NANO" --data long.txt.gz & pid=$!; while kill -0 $pid && ! ls -l /proc/$pid/fd | grep -q 'qtool......[^/]*$'; do sleep 0.01; done; ls -l /proc/$pid/fd | grep -o ' /[^ ]*qtool......[^/]*$'; kill -KILL $pid
+> ^ /tmp/qtool
