@@ -18,32 +18,38 @@ static bool has_suffix(const char *path, const char *suffix)
 
 /* ---- .gz ------------------------------------------------------------------------------------ */
 
-static int inflate_into(int fd, gzFile in, const char *path, struct qt_err *err)
+/*
+ * Members one after the other, and nothing else: zlib's gzread would take what is not packed at
+ * all, and drop what follows the last member. inflate counts in 32 bits, hence the pieces.
+ */
+static int inflate_into(int fd, const struct qt_map *map, const char *path, struct qt_err *err)
 {
-    char buf[1 << 16];
-    size_t at = 0;
-    for (;;) {
-        int n = gzread(in, buf, sizeof buf), code;
-        const char *reason = gzerror(in, &code);
-        if (n < 0 || code != Z_OK)
-            return qt_fail(err, QT_E_INPUT, path, NULL, "gzip: %s", reason);
-        if (n == 0)
-            return QT_OK;
-        if (at + (size_t)n > MAX_TEXT)
-            return qt_fail(err, QT_E_INPUT, path, NULL, "unpacks to more than %zu bytes", MAX_TEXT);
-        int rc = qt_file_write_at(fd, path, buf, (size_t)n, at, err);
-        if (rc < 0)
-            return rc;
-        at += (size_t)n;
+    enum { GZIP = 16, PIECE = 1 << 30 };
+    unsigned char buf[1 << 16];
+    size_t in = map->size, at = 0;
+    z_stream z = {.next_in = (Bytef *)(uintptr_t)map->data}; /* zlib does not write there */
+    int status = inflateInit2(&z, GZIP + MAX_WBITS), rc = QT_OK;
+    while (status == Z_OK && rc == QT_OK) {
+        const uInt give = (uInt)qt_min_size(in, PIECE);
+        z.avail_in = give;
+        z.next_out = buf;
+        z.avail_out = sizeof buf;
+        status = inflate(&z, Z_NO_FLUSH);
+        const size_t n = sizeof buf - z.avail_out;
+        in -= give - z.avail_in;
+        rc = n > MAX_TEXT - at
+                 ? qt_fail(err, QT_E_INPUT, path, NULL, "unpacks to more than %zu bytes", MAX_TEXT)
+                 : qt_file_write_at(fd, path, buf, n, at, err);
+        at += n;
+        if (status == Z_STREAM_END && in)
+            status = inflateReset(&z);
     }
-}
-
-static int check_regular(const char *path, struct qt_err *err)
-{
-    struct qt_map map;
-    int rc = qt_map_open(&map, path, err);
-    qt_map_close(&map);
-    return rc;
+    inflateEnd(&z);
+    if (rc < 0 || status == Z_STREAM_END)
+        return rc;
+    return status == Z_MEM_ERROR
+               ? qt_fail(err, QT_E_RESOURCE, path, NULL, "out of memory while inflating")
+               : qt_fail(err, QT_E_INPUT, path, NULL, "gzip: %s", z.msg ? z.msg : "ends too early");
 }
 
 /* A temporary file without a name: however the process ends, it is gone. */
@@ -66,16 +72,13 @@ static int unnamed_file(int *fd, struct qt_err *err)
 /* Unpacks into a temporary file, *fd. */
 static int gunzip(int *fd, const char *path, struct qt_err *err)
 {
-    gzFile in = NULL;
+    struct qt_map map;
     int rc;
-    QT_TRY(check_regular(path, err)); /* opening a pipe would wait for a writer */
-    in = gzopen(path, "rb");
-    if (!in)
-        return qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot open");
+    QT_TRY(qt_map_open(&map, path, err));
     QT_TRY(unnamed_file(fd, err));
-    QT_TRY(inflate_into(*fd, in, path, err));
+    QT_TRY(inflate_into(*fd, &map, path, err));
 done:
-    gzclose(in);
+    qt_map_close(&map);
     return rc;
 }
 

@@ -65,6 +65,26 @@ $ qtool eval odd --data ids.u16 --seqlen 4 -q
 $ head -c 3000 "$NANO/eval.txt" >part.txt && printf '\357\273\277' | cat - part.txt >bom.txt && qtool eval "$NANO" --data part.txt --seqlen 64 -q --json >a && qtool eval "$NANO" --data bom.txt --seqlen 64 -q --json >b && cmp a b
 $ head -c 3000 "$NANO/eval.txt" >part.txt && gzip -k part.txt && qtool eval "$NANO" --data part.txt --seqlen 64 -q --json >a && qtool eval "$NANO" --data part.txt.gz --seqlen 64 -q --json >b && cmp a b
 
+# Members of a .gz are read one after the other; there is nothing between, behind or instead of them.
+$ (head -c 1000 part.txt | gzip; tail -c +1001 part.txt | gzip) >members.txt.gz && qtool eval "$NANO" --data members.txt.gz --seqlen 64 -q --json >b && cmp a b
+$ cp part.txt plain.txt.gz && qtool eval "$NANO" --data plain.txt.gz --seqlen 64 -q
+? 3
+>-
+2 plain\.txt\.gz: gzip: incorrect header check
+$ (cat part.txt.gz; echo junk) >junk.txt.gz && qtool eval "$NANO" --data junk.txt.gz --seqlen 64 -q
+? 3
+>-
+2 junk\.txt\.gz: gzip: incorrect header check
+$ (cat part.txt.gz; printf '\000') >zero.txt.gz && qtool eval "$NANO" --data zero.txt.gz --seqlen 64 -q
+? 3
+2 zero\.txt\.gz: gzip: ends too early
+$ head -c 500 part.txt.gz >short.txt.gz && qtool eval "$NANO" --data short.txt.gz --seqlen 64 -q
+? 3
+2 short\.txt\.gz: gzip: ends too early
+$ : >none.txt.gz && qtool eval "$NANO" --data none.txt.gz --seqlen 64 -q
+? 3
+2 none\.txt\.gz: gzip: ends too early
+
 # Rounded activations, rounded keys and values.
 $ qtool quantize "$NANO" -o w4ax --scheme w4ax -q
 ? 2
