@@ -83,6 +83,20 @@ static void opt_synopsis(char *buf, size_t size, const struct opt *o)
              o->kind == OPT_LIST ? "..." : "");
 }
 
+/* A blank and text, which stays on one line: blanks in it must not break. */
+static void usage_part(FILE *f, size_t *at, size_t indent, const char *text)
+{
+    if (*at + 1 + strlen(text) > WIDTH) {
+        fprintf(f, "\n%*s", (int)indent, "");
+        *at = indent;
+    } else {
+        fputc(' ', f);
+        *at += 1;
+    }
+    fputs(text, f);
+    *at += strlen(text);
+}
+
 static void usage_options(FILE *f, size_t *at, size_t indent, const struct opt *opts, bool required)
 {
     char text[128];
@@ -90,16 +104,7 @@ static void usage_options(FILE *f, size_t *at, size_t indent, const struct opt *
         if (o->required != required)
             continue;
         opt_synopsis(text, sizeof text, o);
-        /* An option and its value stay on one line: the blank between them must not break. */
-        if (*at + 1 + strlen(text) > WIDTH) {
-            fprintf(f, "\n%*s", (int)indent, "");
-            *at = indent;
-        } else {
-            fputc(' ', f);
-            *at += 1;
-        }
-        fputs(text, f);
-        *at += strlen(text);
+        usage_part(f, at, indent, text);
     }
 }
 
@@ -110,7 +115,7 @@ static void usage_line(FILE *f, const struct command *cmd)
         at += (size_t)fprintf(f, " %s", p->metavar);
     usage_options(f, &at, indent, cmd->opts, true);
     usage_options(f, &at, indent, cmd->opts, false);
-    wrap(f, &at, indent, "[common options]");
+    usage_part(f, &at, indent, "[common options]");
     fputs("\n\n", f);
 }
 

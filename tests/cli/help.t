@@ -85,7 +85,7 @@ $ qtool list --help
 2-
 
 $ qtool version --help
-> ^usage: qtool version
+> ^usage: qtool version \[common options\]$
 > ^Common options:
 >       --threads N
 >       --json
@@ -94,6 +94,10 @@ $ qtool version --help
 > ^  qtool version
 > ^Exit status:
 >!  .{81}
+2-
+
+$ qtool manual --help
+> ^usage: qtool manual \[common options\]$
 2-
 
 # Help wins over whatever else is wrong, and -- ends options.
