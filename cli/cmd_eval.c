@@ -164,8 +164,7 @@ done:
     return rc;
 }
 
-static const struct eval_options defaults = {
-    .common = COMMON_DEFAULTS, .seqlen = 512, .kv_keys = KV_KEYS_BEST};
+static const struct eval_options defaults = {.common = COMMON_DEFAULTS, .kv_keys = KV_KEYS_BEST};
 
 static const char *const kv_keys[] = {"static", "channel", "token", NULL}; /* enum qt_kv_keys */
 
@@ -188,7 +187,7 @@ static const struct opt opts[] = {
      .metavar = "N",
      .min = 2,
      .max = 1 << 24,
-     .help = "tokens of a window; default 512"},
+     .help = "tokens of a window; default: 512, or what the model (and the reference) takes"},
     {.name = "windows",
      .kind = OPT_SIZE,
      .offset = offsetof(struct eval_options, windows),

@@ -9,6 +9,7 @@
 #include <string.h>
 
 enum {
+    DEFAULT_SEQLEN = 512,  /* tokens of a window */
     GROUP_TOKENS = 2048,   /* tokens that go through a block in one call */
     LOGIT_POSITIONS = 256, /* positions whose logits are held at once */
 };
@@ -50,25 +51,14 @@ static void advance(struct eval *ev, size_t windows)
 
 /* ---- setting up ----------------------------------------------------------------------------- */
 
-static int open_model(struct side *s, size_t seqlen, struct qt_err *err)
-{
-    int rc = qt_model_open(&s->model, s->weights, err);
-    if (rc < 0)
-        return rc;
-    s->info = *qt_model_info(s->model);
-    if (seqlen > s->info.max_positions)
-        return qt_fail(err, QT_E_USAGE, s->weights->dir, NULL,
-                       "windows of %zu tokens, but the model has %zu positions", seqlen,
-                       s->info.max_positions);
-    return QT_OK;
-}
-
 static int open_models(struct eval *ev, struct qt_err *err)
 {
     for (size_t i = 0; i < ev->nsides; i++) {
-        int rc = open_model(&ev->side[i], ev->seqlen, err);
+        struct side *s = &ev->side[i];
+        int rc = qt_model_open(&s->model, s->weights, err);
         if (rc < 0)
             return rc;
+        s->info = *qt_model_info(s->model);
     }
     if (ev->nsides == 2 && ev->side[0].info.vocab != ev->side[1].info.vocab)
         return qt_fail(err, QT_E_INPUT, ev->side[1].weights->dir, NULL,
@@ -79,6 +69,24 @@ static int open_models(struct eval *ev, struct qt_err *err)
                        "the reference's logits have a soft cap of %g, the model's one of %g",
                        (double)ev->side[1].info.logit_softcap,
                        (double)ev->side[0].info.logit_softcap);
+    return QT_OK;
+}
+
+/* seqlen 0: the default, or what both models take. */
+static int choose_seqlen(struct eval *ev, size_t seqlen, struct qt_err *err)
+{
+    ev->seqlen = seqlen ? seqlen : DEFAULT_SEQLEN;
+    for (size_t i = 0; i < ev->nsides; i++) {
+        const struct side *s = &ev->side[i];
+        if (seqlen > s->info.max_positions)
+            return qt_fail(err, QT_E_USAGE, s->weights->dir, NULL,
+                           "windows of %zu tokens, but the model has %zu positions", seqlen,
+                           s->info.max_positions);
+        ev->seqlen = qt_min_size(ev->seqlen, s->info.max_positions);
+    }
+    if (ev->seqlen < 2)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "a window needs at least 2 tokens");
+    ev->group = ev->seqlen < GROUP_TOKENS ? GROUP_TOKENS / ev->seqlen : 1;
     return QT_OK;
 }
 
@@ -313,16 +321,14 @@ int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct
             const uint32_t *ids, size_t count, const struct qt_eval_options *opt,
             struct qt_backend *be, struct qt_err *err)
 {
-    struct eval ev = {.be = be, .log = opt->log, .ids = ids, .seqlen = opt->seqlen};
+    struct eval ev = {.be = be, .log = opt->log, .ids = ids};
     int rc;
     *out = (struct qt_eval_report){0};
-    if (opt->seqlen < 2)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "a window needs at least 2 tokens");
     ev.nsides = ref ? 2 : 1;
     ev.side[0].weights = w;
     ev.side[1].weights = ref;
-    ev.group = opt->seqlen < GROUP_TOKENS ? GROUP_TOKENS / opt->seqlen : 1;
     QT_TRY(open_models(&ev, err));
+    QT_TRY(choose_seqlen(&ev, opt->seqlen, err));
     QT_TRY(choose_windows(&ev, count, opt->windows, err));
     choose_batch(&ev, opt->batch_bytes);
     QT_TRY(new_buffers(&ev, err));

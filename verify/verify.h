@@ -47,7 +47,7 @@ void qt_verify_free(struct qt_verify_report *report);
 /* ---- eval ----------------------------------------------------------------------------------- */
 
 struct qt_eval_options {
-    size_t seqlen;      /* window length, tokens */
+    size_t seqlen;      /* window length, tokens; 0 = 512, or what the models take */
     size_t windows;     /* at most this many; 0 = all whole windows of the file */
     size_t batch_bytes; /* hidden states held at once; 0 = 1 GiB */
     const struct qt_log *log;

@@ -49,6 +49,15 @@ $ qtool eval "$NANO" --data nowhere.txt -q
 ? 3
 2 nowhere\.txt: 
 
+# Models with fewer positions get shorter windows, unless their length is asked for.
+$ head -c 256 /dev/zero >zeros.u16 && qtool eval $MODELS/llama --data zeros.u16 -q
+> ^data +2 windows of 64 tokens, 126 scored$
+$ cp -r $MODELS/llama short && chmod -R u+w short && sed '/max_position_embeddings/s/64/32/' $MODELS/llama/config.json >short/config.json && qtool eval $MODELS/llama --ref short --data zeros.u16 -q
+> ^data +4 windows of 32 tokens, 124 scored$
+$ qtool eval $MODELS/llama --ref short --data zeros.u16 --seqlen 64 -q
+? 2
+2 short: windows of 64 tokens, but the model has 32 positions
+
 # Models that cannot be run.
 $ cp -r "$NANO" odd && chmod -R u+w odd && sed 's/"llama"/"alpaca"/' "$NANO/config.json" >odd/config.json && qtool eval odd --data ids.u16
 ? 4
