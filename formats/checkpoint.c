@@ -353,6 +353,7 @@ void qt_ckpt_close(struct qt_ckpt *ckpt)
 
 /* ---- use ------------------------------------------------------------------------------------ */
 
+/* docs/format.md lists them too. */
 static const char *const side_files[] = {
     "config.json",
     "generation_config.json",
@@ -360,15 +361,17 @@ static const char *const side_files[] = {
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "vocab.txt",
-    "LICENSE",
     "tokenizer.model",
+    "tekken.json",
     "vocab.json",
+    "vocab.txt",
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "LICENSE",
 };
 
 const char *qt_side_file(size_t i)

@@ -54,6 +54,11 @@ $ qtool quantize "$NANO" -o no/such/place --scheme fp6
 # Checksums of all files but the report, as sha256sum has them.
 $ qtool quantize "$NANO" -o summed --scheme fp6 -q && cd summed && sha256sum --strict --quiet -c SHA256SUMS && ls | grep -vx -e SHA256SUMS -e qtool-report.json | xargs sha256sum | cmp - SHA256SUMS
 
+# What else a model needs goes along: exactly the files that docs/format.md names.
+$ names=$(sed -n 's/^| \(`config.json`.*\) | those of them .*/\1/p' "$NANO/../../docs/format.md" | tr -d '`,') && mkdir sides && cp "$NANO/model.safetensors" sides && for f in $names other.json; do echo $f >sides/$f; done && qtool quantize sides -o beside --scheme fp6 -q && rm beside/qtool* beside/SHA256SUMS sides/other.json && cp sides/model.safetensors beside && diff -r sides beside && ls beside
+> ^config\.json$
+> ^video_preprocessor_config\.json$
+
 # Where it comes from is in the manifest.
 $ qtool quantize "$NANO" -o traced --scheme nf3:g=64 --data "$NANO/calib.txt" --samples 2 --seqlen 64 -q && cat traced/qtool.json
 > "name": "qtool"
