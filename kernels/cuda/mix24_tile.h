@@ -8,16 +8,16 @@
 /* The kernels there are: X(warpgroups that multiply, tokens, microseconds of struct qt_tile_kind
  * without outliers, with them). From sweeps as those of tile_plan.cc. */
 #define QT_MIX24_TILE_TABLE(X)                                                                     \
-    X(2, 32, .220f, .265f)                                                                         \
-    X(2, 64, .275f, .375f)                                                                         \
-    X(3, 64, .380f, .550f)                                                                         \
-    X(2, 96, .343f, .444f)                                                                         \
-    X(2, 128, .401f, .460f)                                                                        \
-    X(3, 128, .594f, .670f)                                                                        \
-    X(2, 160, .494f, .553f)                                                                        \
-    X(2, 192, .570f, .585f)                                                                        \
-    X(2, 224, .678f, .750f)                                                                        \
-    X(2, 256, .780f, .950f)
+    X(2, 32, .220f, .230f)                                                                         \
+    X(2, 64, .275f, .335f)                                                                         \
+    X(3, 64, .380f, .520f)                                                                         \
+    X(2, 96, .343f, .370f)                                                                         \
+    X(2, 128, .401f, .430f)                                                                        \
+    X(3, 128, .594f, .630f)                                                                        \
+    X(2, 160, .494f, .490f)                                                                        \
+    X(2, 192, .570f, .560f)                                                                        \
+    X(2, 224, .678f, .640f)                                                                        \
+    X(2, 256, .780f, .860f)
 enum { QT_MIX24_TILE_KINDS = 10 };
 
 /*

@@ -13,12 +13,12 @@ static int outlier_bytes(const struct qt_tile_kind *k)
                                                qt_mix24_tile_steps(k->warpgroups, k->tokens);
 }
 
-/* Sums of outliers: start, and of 64 columns, 64 rows and a token, if all weights were outliers.
- * With 0.2 %, 4096 x 14336, 64 tokens, takes 44.0 us in shared tiles of 128 x 64, 30.6 in pairs of
- * 128 x 32. Then, what to write X by columns takes for a token (1024 x 4096, 256 tokens: 14.5 us in
- * pairs of 128 x 32, 13.4 in quads of 128 x 96); and what making lists and waiting for them does.
- */
-static const double sums_start_us = 2, sums_us = .085 / 64 / .002, columns_us = .01, lists_us = 1;
+/* Sums of outliers in shared tiles: start, and of 64 columns, 64 rows and a token, if all weights
+ * were outliers. With 0.2 %, 4096 x 14336, 64 tokens, takes 44.0 us in shared tiles of 128 x 64,
+ * 30.6 in pairs of 128 x 32. */
+static const double sums_start_us = 2, sums_us = .085 / 64 / .002;
+/* What outliers take in any tiles: X by columns, and for each token; lists. */
+static const double columns_us = 1.5, token_us = .01, lists_us = 2;
 
 static double outlier_share(const struct qt_matmul_weight *w)
 {
@@ -37,16 +37,18 @@ static int list_bytes(const struct qt_matmul_weight *w, int tokens)
     return w->mix24.csr_ptr && !qt_mix24_tile_sums(tokens) ? PATCH_LIST_BYTES : 0;
 }
 
-/* From 96 tokens on shared tiles of 4096 columns of k take longer than the model has it (6144 x
- * 4096, 160 tokens: 23.4 us, pairs 21.5), for one or two of them: of more, 128 and 192 would be
- * chosen too often (no outliers, 8192 x 8192, 1024 tokens: 128 rows x 256 1.00 times cuBLAS, x 128
- * 0.91; 4096: dequantized 0.94, x 192 0.89). Blocks that share tiles of 256 tokens with outliers
- * want X, lists and records each from elsewhere (5120 x 27648: 141 us; 192 rows x 128 125). */
+/* With outliers one for all numbers of tokens but 256, where blocks that share tiles want X, lists
+ * and records each from elsewhere (5120 x 27648, 256 tokens: 141 us; in tiles of 192 rows x 128
+ * 125). Without, from 96 tokens on, shared tiles of 4096 columns of k take longer than the model
+ * has it (6144 x 4096, 160 tokens: 23.4 us, pairs 21.5), for one or two of them: of more, 128 and
+ * 192 would be chosen too often (8192 x 8192, 1024 tokens: 128 rows x 256 1.00 times cuBLAS, x 128
+ * 0.91; 4096: dequantized 0.94, x 192 0.89). */
 static float whole_factor(const struct qt_matmul_weight *w, int tokens, size_t m)
 {
-    if (tokens == 256)
-        return w->mix24.csr_ptr ? .76f : QT_TILE_WHOLE_WIDE;
-    return tokens > 64 && qt_tile_short(tokens, m) ? QT_TILE_WHOLE_WIDE : QT_TILE_WHOLE;
+    if (w->mix24.csr_ptr)
+        return tokens == 256 ? .84f : tokens == 64 ? QT_TILE_WHOLE_WIDE : QT_TILE_WHOLE;
+    return tokens == 256 || (tokens > 64 && qt_tile_short(tokens, m)) ? QT_TILE_WHOLE_WIDE
+                                                                      : QT_TILE_WHOLE;
 }
 
 static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w, size_t m)
@@ -65,12 +67,12 @@ static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w, size_t 
         k.weight_bytes =
             4 * k.warpgroups * (mix24_unit_bytes(w->mix24.fours > 0) + list_bytes(w, k.tokens));
         if (adds_outliers(w, k.tokens)) {
-            k.before_us = (float)(columns_us * (double)m);
+            k.before_us = (float)(columns_us + token_us * (double)m);
             k.serial_us = (float)(sums_start_us +
                                   sums_us * outlier_share(w) * k.warpgroups * k.tokens * t.blocks);
         }
         if (list_bytes(w, k.tokens))
-            k.before_us = lists_us;
+            k.before_us = (float)lists_us;
         t.kinds[i] = k;
     }
     return t;

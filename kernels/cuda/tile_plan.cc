@@ -234,7 +234,7 @@ static double tile_us(const struct qt_tile_matrix *t, const struct qt_tile_kind 
     if (shared == 0)
         return start + whole * block_us * k->whole_factor;
     int others = shared < grid ? (int)ceil_div((size_t)grid, (size_t)shared) : 1;
-    double us = (whole + ceil((double)shared * k_stages / grid)) * block_us;
+    double us = (whole * k->whole_factor + ceil((double)shared * k_stages / grid)) * block_us;
     us += (collect_us * others + give_us * shared / grid) * kilobytes;
     return start + share_us + fmax(us, k->serial_us);
 }
