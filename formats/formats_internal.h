@@ -61,6 +61,9 @@ int qt_state_dict_read(struct qt_pickle_tensor **out, size_t *count, const unsig
 
 /* ---- tensors.c ------------------------------------------------------------------------------ */
 
+/* Stands among the tensors of a safetensors header. */
+#define QT_METADATA_KEY "__metadata__"
+
 /* A tensor and where its data lies. */
 struct qt_slot {
     struct qt_tensor info;
@@ -81,7 +84,7 @@ struct qt_shard {
 };
 
 /* A new slot (valid until the next call) with a copy of the name, which is checked: UTF-8, 1 to 512
- * bytes, no control characters. */
+ * bytes, no control characters, not QT_METADATA_KEY. */
 int qt_shard_add(struct qt_slot **out, struct qt_shard *shard, const char *name, size_t name_size,
                  struct qt_err *err);
 /* Brings the slots into the order of their data; the formats' open functions end with it. */

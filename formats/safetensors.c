@@ -139,7 +139,7 @@ int qt_safetensors_open(struct qt_shard *shard, struct qt_err *err)
     data = 8 + size;
     json_object_foreach(header, name, value)
     {
-        if (strcmp(name, "__metadata__") == 0) {
+        if (strcmp(name, QT_METADATA_KEY) == 0) {
             QT_TRY(check_metadata(value, shard->path, err));
             shard->metadata = json_incref(value);
             continue;
@@ -201,7 +201,7 @@ int qt_safetensors_header(char **out, size_t *size, uint64_t *offsets,
     json_t *header = json_object();
     *out = NULL;
     if (!header ||
-        (metadata && json_object_set(header, "__metadata__", (json_t *)(uintptr_t)metadata) < 0)) {
+        (metadata && json_object_set(header, QT_METADATA_KEY, (json_t *)(uintptr_t)metadata) < 0)) {
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
         goto done;
     }

@@ -11,6 +11,10 @@ int qt_tensor_check_name(const char *name, size_t size, const char *file, struct
     if (size > QT_TENSOR_NAME_MAX)
         return qt_fail(err, QT_E_INPUT, file, NULL, "a tensor's name has %zu bytes, at most %d",
                        size, QT_TENSOR_NAME_MAX);
+    if (size == strlen(QT_METADATA_KEY) && memcmp(name, QT_METADATA_KEY, size) == 0)
+        return qt_fail(err, QT_E_INPUT, file, NULL,
+                       "a tensor is named '" QT_METADATA_KEY
+                       "', which is no tensor in safetensors");
     for (size_t at = 0; at < size;) {
         utf8proc_int32_t c;
         utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)name + at,

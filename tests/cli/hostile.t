@@ -143,6 +143,9 @@ $ qtool inspect $BAD/torch/memo.bin
 $ qtool inspect $BAD/torch/method.bin
 ? 4
 2 zip entry 'm/data\.pkl': compression method 14
+$ qtool inspect $BAD/torch/name_metadata.bin
+? 3
+2 a tensor is named '__metadata__', which is no tensor in safetensors
 $ qtool inspect $BAD/torch/no_pickle.bin
 ? 3
 2 not a PyTorch checkpoint: no data\.pkl in the archive

@@ -171,6 +171,7 @@ def make_torch():
     put("view_expanded", {"w": tensor(Storage(), (2**40,), (0,))})
     put("shape_product", {"w": tensor(Storage(), (2**33, 2**33), (0, 0))})
     put("shape_negative", {"w": tensor(Storage(), (-4,))})
+    put("name_metadata", {"__metadata__": tensor(Storage())})
     put("not_a_dict", [1, 2])
     put("empty_pickle", None, raw=b"")
     put("no_stop", None, raw=b"\x80\x02}")
