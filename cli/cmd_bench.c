@@ -9,9 +9,9 @@ enum { MAX_TOKENS = 1 << 16, MAX_SIDE = 1 << 20, MAX_HEADS = 1 << 12, MAX_LENGTH
 struct bench_options {
     struct common_options common;
     struct opt_list scheme, shape;
-    const char *m, *length;
-    int dtype;   /* enum qt_matmul_dtype */
-    int compute; /* index of `computes` */
+    const char *m, *length; /* length: NULL when not given */
+    int dtype;              /* enum qt_matmul_dtype */
+    int compute;            /* index of `computes` */
     bool dependent, invariant;
 };
 
@@ -196,6 +196,19 @@ static int match_shapes(struct request *r, struct qt_err *err)
     return QT_OK;
 }
 
+/* And every option is of use to some scheme. */
+static int check_options(const struct request *r, const struct bench_options *o, struct qt_err *err)
+{
+    if (o->length && !r->kv4)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--length %s is of attention, which is --scheme %s", o->length,
+                       cache_scheme);
+    if (o->invariant && !r->nspecs)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--invariant is of products; --scheme %s has none", cache_scheme);
+    return QT_OK;
+}
+
 static int parse_request(struct request *r, const struct bench_options *o, struct qt_err *err)
 {
     const char *const *schemes = default_schemes;
@@ -212,8 +225,10 @@ static int parse_request(struct request *r, const struct bench_options *o, struc
         QT_TRY(
             parse_shapes(r, default_caches, sizeof default_caches / sizeof *default_caches, err));
     QT_TRY(match_shapes(r, err));
+    QT_TRY(check_options(r, o, err));
     QT_TRY(parse_sizes(&r->m, &r->nm, "--m", o->m, MAX_TOKENS, err));
-    QT_TRY(parse_sizes(&r->lengths, &r->nlengths, "--length", o->length, MAX_LENGTH, err));
+    QT_TRY(parse_sizes(&r->lengths, &r->nlengths, "--length",
+                       o->length ? o->length : default_length, MAX_LENGTH, err));
 done:
     return rc;
 }
@@ -483,8 +498,7 @@ done:
     return rc;
 }
 
-static const struct bench_options defaults = {
-    .common = {.device = "cuda"}, .m = default_m, .length = default_length};
+static const struct bench_options defaults = {.common = {.device = "cuda"}, .m = default_m};
 
 static const char *const dtypes[] = {"f16", "bf16", NULL};
 

@@ -159,6 +159,8 @@ static int time_cache(struct bench *b, struct qt_bench_cache_row *row, struct ca
     struct qt_kv_plan plan;
     struct attention_work work = {b, c, &plan};
     int rc;
+    if (b->opt->matmul.batch_invariant)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "attention is not batch-invariant");
     if (b->opt->matmul.compute)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "attention runs as on this device only");
     QT_TRY(caches_new(c, b->gpu, row, err));

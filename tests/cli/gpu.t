@@ -82,6 +82,17 @@ $ qtool bench --scheme kv4 --length 0
 ? 2
 2 --length: '0' is not a number from 1 to
 
+# An option that no scheme has a use for.
+$ qtool bench --scheme nf4 --length 100
+? 2
+>-
+2 --length 100 is of attention, which is --scheme kv4
+
+$ qtool bench --scheme kv4 --invariant
+? 2
+>-
+2 --invariant is of products; --scheme kv4 has none
+
 # What is right goes as far as to the GPU.
 $ for s in llama3-8b 32x8x128; do CUDA_VISIBLE_DEVICES= qtool bench --scheme kv4 --shape $s; test $? = 7 || echo $s; done
 >-

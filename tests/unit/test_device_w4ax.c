@@ -831,6 +831,11 @@ static void test_bench_caches(void **state)
     expect_ok("bench", qt_bench(&r, &f.on.gpu, &opt, &err), &err);
     assert_string_equal(r.caches[0].why, "attention runs as on this device only");
     qt_bench_free(&r);
+    opt.matmul.compute = 0;
+    opt.matmul.batch_invariant = true;
+    expect_ok("bench", qt_bench(&r, &f.on.gpu, &opt, &err), &err);
+    assert_string_equal(r.caches[0].why, "attention is not batch-invariant");
+    qt_bench_free(&r);
 }
 
 static int open_cpu(void **state)
