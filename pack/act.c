@@ -179,7 +179,7 @@ int qt_act_open(struct qt_act *out, const struct qt_container *c, const struct q
     int rc = qt_act_new(out, k, 8, err);
     if (rc < 0)
         return rc;
-    QT_TRY(qt_spec_parse(&spec, e->spec, err));
+    QT_TRY(qt_spec_read(&spec, e->spec, err));
     out->scales = (enum qt_act_scales)qt_spec_value(&spec, "scales");
     QT_TRY(qt_array_new(&exp2, k, sizeof *exp2, err));
     QT_TRY(read_section(out->order, k * sizeof *out->order, c, e, "col_order", err));

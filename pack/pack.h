@@ -78,6 +78,8 @@ struct qt_spec {
 
 /* QT_E_USAGE with a suggestion for unknown names, keys, choices; and for values out of range. */
 int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err);
+/* The same of what a container has: there, parameters without effect are no mistake any more. */
+int qt_spec_read(struct qt_spec *out, const char *text, struct qt_err *err);
 
 /* Replaces method=auto by what it means here. */
 void qt_spec_resolve(struct qt_spec *spec, bool calibrated);

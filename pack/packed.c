@@ -589,7 +589,7 @@ static int check_entry(struct qt_packed *out, const struct qt_entry *e, const ch
 {
     struct qt_spec spec;
     struct qt_err inner = {0};
-    if (qt_spec_parse(&spec, e->spec, &inner) < 0)
+    if (qt_spec_read(&spec, e->spec, &inner) < 0)
         return qt_fail(err, QT_E_INPUT, file, e->name, "scheme '%s': %s", e->spec, inner.reason);
     if (!spec.scheme)
         return qt_fail(err, QT_E_INPUT, file, e->name, "scheme 'none' has no sections");

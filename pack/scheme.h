@@ -65,6 +65,9 @@ struct qt_scheme {
     bool needs_data; /* qt_scheme_needs_data */
     /* Parameters that contradict each other: QT_E_USAGE. */
     int (*check_spec)(const struct qt_spec *spec, struct qt_err *err);
+    /* Parameters that are not at their defaults and that others leave without effect: QT_E_USAGE.
+     * Not asked of containers. NULL: there are none. */
+    int (*check_unused)(const struct qt_spec *spec, struct qt_err *err);
     /* Fills layout and section[] (no data) for p->spec, p->n, p->k. */
     int (*describe)(struct qt_packed *p, struct qt_err *err);
     size_t (*scratch_bytes)(const struct qt_packed *p);

@@ -245,7 +245,7 @@ static void write_text(struct qt_spec *spec)
                    spec->fixed);
 }
 
-int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err)
+int qt_spec_read(struct qt_spec *out, const char *text, struct qt_err *err)
 {
     char name[32];
     size_t len = strcspn(text, ":");
@@ -278,6 +278,14 @@ int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err)
         rc = out->scheme->check_spec(out, err);
     write_text(out);
     return rc;
+}
+
+int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err)
+{
+    int rc = qt_spec_read(out, text, err);
+    return rc == QT_OK && out->scheme && out->scheme->check_unused
+               ? out->scheme->check_unused(out, err)
+               : rc;
 }
 
 void qt_spec_set_method(struct qt_spec *spec, enum qt_method method)

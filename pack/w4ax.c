@@ -12,6 +12,8 @@
 static const char *const scales[] = {"block", "int", "row", NULL};
 static const char *const orders[] = {"none", "outliers", NULL};
 
+enum { CHOICE_PARAMS = 2 }; /* the first ones: of the choice of blocks with 8 bits */
+
 static const struct qt_param params[] = {
     /* order as in enum qt_act_scales */
     {"a8max", QT_PARAM_REAL, 0.2, 0, 1, NULL,
@@ -40,6 +42,19 @@ static int check_spec(const struct qt_spec *spec, struct qt_err *err)
     double smooth = qt_spec_value(spec, "smooth");
     if (smooth != 0 && smooth < 1)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "smooth=%g: must be 0, or at least 1", smooth);
+    return QT_OK;
+}
+
+/* With scales of rows there are no blocks to choose. */
+static int check_unused(const struct qt_spec *spec, struct qt_err *err)
+{
+    if (qt_spec_value(spec, "scales") != QT_ACT_SCALES_ROW)
+        return QT_OK;
+    for (size_t i = 0; i < CHOICE_PARAMS; i++)
+        if (spec->value[i] != params[i].initial)
+            return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                           "%s=%g: with scales=row all activations have 8 bits", params[i].key,
+                           spec->value[i]);
     return QT_OK;
 }
 
@@ -147,6 +162,7 @@ const struct qt_scheme qt_scheme_w4ax = {
     .params = params,
     .needs_data = true,
     .check_spec = check_spec,
+    .check_unused = check_unused,
     .describe = describe,
     .codebook = codebook,
     .group = group,

@@ -289,12 +289,10 @@ static void budget_is_kept(void **state)
     static const struct {
         const char *scheme;
         double least, most;
-    } cases[] = {{"w4ax:a8max=0", 0, 0},
-                 {"w4ax:a8max=0.3", 0.1, 0.3},
-                 {"w4ax:a8max=0.6", 0.4, 0.6},
-                 {"w4ax:a8max=1", 1, 1},
-                 {"w4ax:a8max=1,bound=1000", 0, 0},
-                 {"w4ax:a8max=0,scales=row", 1, 1}};
+    } cases[] = {
+        {"w4ax:a8max=0", 0, 0}, {"w4ax:a8max=0.3", 0.1, 0.3},      {"w4ax:a8max=0.6", 0.4, 0.6},
+        {"w4ax:a8max=1", 1, 1}, {"w4ax:a8max=1,bound=1000", 0, 0}, {"w4ax:scales=row", 1, 1},
+    };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct world w;

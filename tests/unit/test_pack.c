@@ -610,6 +610,8 @@ static void spec_text(void **state)
         {"fp4:e=4", "do not fit"},
         {"none:x=1", "none takes no parameters"},
         {"w4ax:smooth=0.5", "must be 0, or at least 1"},
+        {"w4ax:scales=row,a8max=0", "a8max=0: with scales=row all activations have 8 bits"},
+        {"w4ax:bound=0.1,scales=row", "bound=0.1: with scales=row all activations have 8 bits"},
         {"nf4:g="
          "0000000000000000000000000000000000000000000000000000000000000000000000000000000000000"
          "0000000000000000000000000000000000000000000000000000000000000000000000000000000000000000"
@@ -634,6 +636,9 @@ static void spec_text(void **state)
         if (!strstr(err.reason, bad[i].message))
             fail_msg("'%s': %s", bad[i].text, err.reason);
     }
+    /* A container may have been made when this was no mistake. */
+    assert_int_equal(qt_spec_read(&spec, "w4ax:scales=row,a8max=0", &err), QT_OK);
+    assert_int_equal(qt_spec_read(&spec, "nf4:g=48", &err), QT_E_USAGE);
 }
 
 static void absurd_shapes_are_refused(void **state)
