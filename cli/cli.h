@@ -2,7 +2,7 @@
  * cli: the only folder that prints and exits.
  *
  *   main.c       the table of commands; start, dispatch, exit code
- *   environment.c  what libraries read from the environment before main()
+ *   environment.c  what libraries read from the environment before main(), and qtool's variables
  *   opts.c       options from tables
  *   help.c       help text from the same tables
  *   ui.c         messages and progress on stderr
@@ -24,6 +24,8 @@
 /* Sets what libraries have read from the environment by now and nobody has set, and starts the
  * program again; where it cannot, or nothing is to be set, it returns. */
 void environment_complete(char **argv);
+/* QT_E_USAGE: a variable of qtool's own has a value that means nothing. */
+int environment_check(struct qt_err *err);
 
 /* ---- messages and progress (ui.c) ----------------------------------------------------------- */
 

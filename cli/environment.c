@@ -1,5 +1,5 @@
 /* Libraries read some settings from the environment before main(), and nothing sets them later: the
- * program sets those that nobody has set, and starts itself once more. */
+ * program sets those that nobody has set, and starts itself once more. Its own are checked. */
 #include "cli/cli.h"
 
 #include <cblas.h>
@@ -57,4 +57,16 @@ void environment_complete(char **argv)
     }
     if (changed)
         execv(self, argv);
+}
+
+int environment_check(struct qt_err *err)
+{
+    const char *isa = getenv("QTOOL_ISA");
+    size_t n = 0;
+    if (!isa || !*isa)
+        return QT_OK;
+    for (; qt_isa_names[n]; n++)
+        if (strcmp(qt_isa_names[n], isa) == 0)
+            return QT_OK;
+    return opts_unknown("value of QTOOL_ISA", isa, qt_isa_names, n, err);
 }

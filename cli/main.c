@@ -170,6 +170,7 @@ static int parse_and_run(struct cli *cli, const struct command *cmd, void *optio
     QT_TRY(opts_parse(options, args, &syntax, cli->argc - 2, cli->argv + 2, err));
     ui_init(&cli->ui, cmd->name, common->quiet, (enum ui_progress)common->progress);
     cli->log = ui_log(&cli->ui);
+    QT_TRY(environment_check(err));
     QT_TRY(check_device(cmd, common->device, err));
     qt_threads_set((int)common->threads);
     QT_TRY(cmd->run(cli, options, args, err));

@@ -40,6 +40,9 @@
 #include "formats/formats.h"
 #include "hessian/hessian.h"
 
+/* rowops: what QTOOL_ISA may name. NULL-terminated. */
+extern const char *const qt_isa_names[];
+
 /* ---- schemes and specs ---------------------------------------------------------------------- */
 
 enum { QT_MAX_PARAMS = 16, QT_SPEC_TEXT = 160 };

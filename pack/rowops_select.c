@@ -1,3 +1,4 @@
+#include "pack/pack.h"
 #include "pack/rowops.h"
 
 #include <stdbool.h>
@@ -5,6 +6,8 @@
 #include <string.h>
 
 extern const struct qt_rowops qt_rowops_generic, qt_rowops_avx2, qt_rowops_avx512;
+
+const char *const qt_isa_names[] = {"generic", "avx2", "avx512", NULL};
 
 static bool runs_here(const char *isa)
 {

@@ -136,6 +136,19 @@ $ qtool inspect "$NANO" --device cdua
 ? 2
 2 unknown device 'cdua'; did you mean
 
+# The environment.
+$ QTOOL_ISA=foo qtool inspect "$NANO"
+? 2
+>-
+2 ^qtool inspect: unknown value of QTOOL_ISA 'foo'
+
+$ QTOOL_ISA=axv2 qtool inspect "$NANO"
+? 2
+2 unknown value of QTOOL_ISA 'axv2'; did you mean 'avx2'\?
+
+$ for i in generic avx2 avx512 ''; do QTOOL_ISA=$i qtool inspect "$NANO" -q || echo $i; done
+2-
+
 # Options and arguments in any order, in every spelling.
 $ qtool inspect --threads=1 "$NANO" -q
 > ^tensors +29 in 1 files
