@@ -33,7 +33,7 @@ static int ckpt_load(void *ctx, const char *name, float *dst, struct qt_err *err
     qt_blob_free(&blob);
     size_t bad = qt_find_nonfinite(dst, t->count);
     if (bad < t->count)
-        return qt_fail(err, QT_E_INPUT, t->file, name, "element %zu is not finite", bad);
+        return qt_fail(err, QT_E_INPUT, t->file, name, "element %zu is not finite in FP32", bad);
     return QT_OK;
 }
 

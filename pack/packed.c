@@ -222,6 +222,31 @@ static int check_decoded(const struct qt_error *error, const struct walk *walk, 
 
 /* ---- quantize ------------------------------------------------------------------------------- */
 
+static bool is_finite_f64(const struct qt_matrix *w, size_t i)
+{
+    double x;
+    memcpy(&x, (const unsigned char *)w->data + i * sizeof x, sizeof x);
+    return isfinite(x);
+}
+
+/* Stored row `row` has a value that is not finite in FP32. w: [k], to work in. */
+static int fail_not_finite(const struct walk *walk, size_t row, float *w, struct qt_err *err)
+{
+    const struct qt_matrix *m = walk->w;
+    row = qt_packed_source_row(walk->p, row);
+    qt_matrix_rows(w, m, row, 1, 0);
+    size_t bad = qt_find_nonfinite(w, m->k);
+    if (bad == m->k)
+        return qt_fail(err, QT_E_INPUT, m->file, m->name,
+                       "row %zu has values too large to be smoothed in FP32", row);
+    bool large = m->dtype == QT_F64 && is_finite_f64(m, row * m->k + bad);
+    return qt_fail(err, QT_E_INPUT, m->file, m->name, "value at row %zu, column %zu is %s", row,
+                   bad,
+                   large           ? "too large for FP32"
+                   : isnan(w[bad]) ? "NaN"
+                                   : "infinite");
+}
+
 static int scan_strip(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     struct walk *walk = ctx;
@@ -236,14 +261,8 @@ static int scan_strip(void *ctx, size_t item, int thread, struct qt_err *err)
         stored_rows(w, walk, row, 1, 0, q);
         for (size_t k0 = 0; k0 < p->k; k0 += group) {
             float amax = ops->absmax(w + k0, qt_min_size(group, p->k - k0));
-            if (!isfinite(amax)) {
-                row = qt_packed_source_row(p, row);
-                qt_matrix_rows(w, walk->w, row, 1, 0);
-                size_t bad = qt_find_nonfinite(w, p->k);
-                return qt_fail(err, QT_E_INPUT, walk->w->file, walk->w->name,
-                               "value at row %zu, column %zu is %s", row, bad,
-                               isnan(w[bad]) ? "NaN" : "infinite");
-            }
+            if (!isfinite(amax))
+                return fail_not_finite(walk, row, w, err);
             range.largest = fmaxf(range.largest, amax);
             range.smallest = amax > 0 ? fminf(range.smallest, amax) : range.smallest;
         }

@@ -567,6 +567,35 @@ static void weights_of_every_dtype(void **state)
     qt_packed_free(&first);
 }
 
+static void weights_that_are_no_numbers(void **state)
+{
+    (void)state;
+    enum { N = 16, K = 64, ROW = 9, COLUMN = 3 };
+    static const struct {
+        double value;
+        enum qt_dtype dtype;
+        const char *message;
+    } cases[] = {{NAN, QT_F64, "is NaN"},
+                 {-INFINITY, QT_F64, "is infinite"},
+                 {1e300, QT_F64, "is too large for FP32"},
+                 {NAN, QT_F32, "is NaN"},
+                 {INFINITY, QT_F32, "is infinite"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        float f32[N * K] = {0};
+        double f64[N * K] = {0};
+        f64[ROW * K + COLUMN] = cases[i].value;
+        f32[ROW * K + COLUMN] = (float)cases[i].value;
+        struct qt_packed p;
+        struct qt_err err = {0};
+        struct qt_spec spec = spec_of("nf4");
+        const void *data = cases[i].dtype == QT_F64 ? (const void *)f64 : f32;
+        struct qt_matrix m = {data, cases[i].dtype, N, K, "f", "t"};
+        assert_int_equal(qt_packed_quantize(&p, &spec, &m, NULL, NULL, &err), QT_E_INPUT);
+        assert_non_null(strstr(err.reason, "value at row 9, column 3 is "));
+        assert_non_null(strstr(err.reason, cases[i].message));
+    }
+}
+
 /* ---- scheme text ---------------------------------------------------------------------------- */
 
 static void spec_text(void **state)
@@ -703,6 +732,7 @@ int main(void)
         cmocka_unit_test(nonfinite_weights_are_named),
         cmocka_unit_test(abused_bytes_are_refused),
         cmocka_unit_test(weights_of_every_dtype),
+        cmocka_unit_test(weights_that_are_no_numbers),
         cmocka_unit_test(spec_text),
         cmocka_unit_test(absurd_shapes_are_refused),
         cmocka_unit_test(allocation_failures),
