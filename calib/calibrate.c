@@ -124,7 +124,7 @@ static int store_input(struct run *r, size_t layer, size_t i, struct qt_err *err
     QT_TRY(be->download(be, c.hist, from->hist, k * QT_HIST_BINS * sizeof *c.hist, err));
     QT_TRY(qt_array_new(&h, k * k, sizeof *h, err));
     QT_TRY(be->download(be, h, r->gram[i], k * k * sizeof *h, err));
-    QT_TRY(qt_qcal_put(r->writer, layer, i, h, &c, err));
+    QT_TRY(qt_qcal_put(r->writer, layer, i, h, &c, r->weights.dir, err));
 done:
     qt_channels_free(&c);
     qt_free(h);

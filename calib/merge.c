@@ -104,7 +104,7 @@ static int merge_input(struct qt_qcal_writer *w, const struct merge *m, size_t l
         add_lower(h_sum, h, k);
         qt_channels_free(&c);
     }
-    QT_TRY(qt_qcal_put(w, layer, input, h_sum, &sum, err));
+    QT_TRY(qt_qcal_put(w, layer, input, h_sum, &sum, qt_qcal_path(m->files[0]), err));
 done:
     qt_channels_free(&c);
     qt_channels_free(&sum);

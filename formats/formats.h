@@ -323,9 +323,9 @@ struct qt_qcal_writer;
 int qt_qcal_create(struct qt_qcal_writer **out, const char *path, const struct qt_qcal_info *info,
                    bool force, struct qt_err *err);
 /* Each input once, in any order. h[k][k]: the lower triangle is read and rounded to FP32.
- * QT_E_INPUT when a value is not finite (in FP32). */
+ * QT_E_INPUT when a value is not finite (in FP32), naming `whose` activations they are. */
 int qt_qcal_put(struct qt_qcal_writer *w, size_t layer, size_t input, const double *h,
-                const struct qt_channels *c, struct qt_err *err);
+                const struct qt_channels *c, const char *whose, struct qt_err *err);
 int qt_qcal_finish(struct qt_qcal_writer *w, struct qt_err *err);
 /* Removes PATH.partial unless finished. */
 void qt_qcal_abandon(struct qt_qcal_writer *w);

@@ -231,16 +231,19 @@ static int put_tensor(struct qt_qcal_writer *w, size_t i, const void *data, stru
     return put_piece(w, i, data, (size_t)(w->offsets[i + 1] - at), &at, err);
 }
 
-static int not_finite(const struct qt_qcal_writer *w, size_t i, size_t channel, struct qt_err *err)
+/* What is in tensor i. */
+static int not_finite(size_t i, size_t channel, const char *whose, struct qt_err *err)
 {
-    return qt_fail(err, QT_E_INPUT, w->path, w->tensors[i].name,
-                   "channel %zu is not finite: the model's activations are NaN or too large",
-                   channel);
+    size_t input = i / QT_QCAL_KINDS;
+    return qt_fail(err, QT_E_INPUT, whose, NULL,
+                   "layer %zu, input %zu: sums of channel %zu are not finite: the model's "
+                   "activations are NaN or too large",
+                   input / QT_INPUTS, input % QT_INPUTS, channel);
 }
 
 /* The lower triangle row by row, in FP32. */
 static int put_hessian(struct qt_qcal_writer *w, size_t i, const double *h, size_t k,
-                       struct qt_err *err)
+                       const char *whose, struct qt_err *err)
 {
     uint64_t at = w->offsets[i];
     float *row;
@@ -249,7 +252,7 @@ static int put_hessian(struct qt_qcal_writer *w, size_t i, const double *h, size
         for (size_t c = 0; c <= r; c++)
             row[c] = (float)h[r * k + c];
         rc = qt_find_nonfinite(row, r + 1) <= r
-                 ? not_finite(w, i, r, err)
+                 ? not_finite(i, r, whose, err)
                  : put_piece(w, i, row, (r + 1) * sizeof *row, &at, err);
     }
     qt_free(row);
@@ -257,7 +260,7 @@ static int put_hessian(struct qt_qcal_writer *w, size_t i, const double *h, size
 }
 
 int qt_qcal_put(struct qt_qcal_writer *w, size_t layer, size_t input, const double *h,
-                const struct qt_channels *c, struct qt_err *err)
+                const struct qt_channels *c, const char *whose, struct qt_err *err)
 {
     size_t first = qt_qcal_index(layer, input, 0), k;
     int rc;
@@ -267,11 +270,11 @@ int qt_qcal_put(struct qt_qcal_writer *w, size_t layer, size_t input, const doub
     k = w->k[layer][input];
     for (size_t j = 0; j < k; j++)
         if (!isfinite(c->sum2[j]))
-            return not_finite(w, first + QT_QCAL_SUM2, j, err);
+            return not_finite(first, j, whose, err);
     QT_TRY(put_tensor(w, first + QT_QCAL_SUM2, c->sum2, err));
     QT_TRY(put_tensor(w, first + QT_QCAL_HIST, c->hist, err));
     QT_TRY(put_tensor(w, first + QT_QCAL_ABSMAX, c->absmax, err));
-    QT_TRY(put_hessian(w, first + QT_QCAL_H, h, k, err));
+    QT_TRY(put_hessian(w, first + QT_QCAL_H, h, k, whose, err));
     w->written[first] = true;
 done:
     return rc;

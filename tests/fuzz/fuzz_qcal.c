@@ -34,7 +34,7 @@ static void put_input(struct qt_qcal_writer *w, size_t input, size_t k)
             for (size_t j = 0; j <= i; j++)
                 h[i * k + j] += (double)x * (double)(x * ldexpf(1, 3 * ((int)j - (int)i)));
         }
-    fuzz_ok(qt_qcal_put(w, 0, input, h, &c, &err), &err);
+    fuzz_ok(qt_qcal_put(w, 0, input, h, &c, "model", &err), &err);
     qt_channels_free(&c);
 }
 
@@ -97,7 +97,7 @@ static bool copy(const char *from, const char *to)
         check_channels(&c, k, (double)info->tokens);
         ok = fuzz_accepted(qt_qcal_hessian(h, q, layer, input, c.sum2, &err), &err);
         if (ok)
-            fuzz_ok(qt_qcal_put(w, layer, input, h, &c, &err), &err);
+            fuzz_ok(qt_qcal_put(w, layer, input, h, &c, "model", &err), &err);
         qt_channels_free(&c);
         free(h);
     }

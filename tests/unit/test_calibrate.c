@@ -341,7 +341,7 @@ static void test_not_finite(void **state)
     bad.channels = bad_channels;
     calls = 0;
     expect_error("infinite", run("a.qcal", &bad, 0, 1, &err), QT_E_INPUT,
-                 "tensor layers.1.input.1.sum2: channel 17 is not finite", &err);
+                 NANO ": layer 1, input 1: sums of channel 17 are not finite", &err);
     assert_false(qt_path_exists(fixture_path(dir, "a.qcal")));
     assert_false(qt_path_exists(fixture_path(dir, "a.qcal.partial")));
 }

@@ -77,7 +77,7 @@ static int put_all(struct qt_qcal_writer *w, struct qt_err *err)
     for (size_t n = LAYERS * QT_INPUTS; n-- > 0 && rc == QT_OK;) {
         struct qt_channels c;
         make(h, &c, n / QT_INPUTS, n % QT_INPUTS);
-        rc = qt_qcal_put(w, n / QT_INPUTS, n % QT_INPUTS, h, &c, err);
+        rc = qt_qcal_put(w, n / QT_INPUTS, n % QT_INPUTS, h, &c, "model", err);
         qt_channels_free(&c);
     }
     return rc;
@@ -680,12 +680,12 @@ static void test_misuse(void **state)
     expect_ok("create", qt_qcal_create(&w, path, &info, false, &err), &err);
     make(h, &c, 0, 1);
     c.sum2[3] = NAN;
-    expect_error("NaN", qt_qcal_put(w, 0, 1, h, &c, &err), QT_E_INPUT,
-                 "tensor layers.0.input.1.sum2: channel 3 is not finite", &err);
+    expect_error("NaN", qt_qcal_put(w, 0, 1, h, &c, "model", &err), QT_E_INPUT,
+                 "model: layer 0, input 1: sums of channel 3 are not finite", &err);
     c.sum2[3] = 1;
     h[4 * 5 + 1] = 1e39;
-    expect_error("1e39", qt_qcal_put(w, 0, 1, h, &c, &err), QT_E_INPUT,
-                 "tensor layers.0.input.1.h: channel 4 is not finite", &err);
+    expect_error("1e39", qt_qcal_put(w, 0, 1, h, &c, "model", &err), QT_E_INPUT,
+                 "model: layer 0, input 1: sums of channel 4 are not finite", &err);
     qt_channels_free(&c);
     qt_qcal_abandon(w);
     expect_absent("a.qcal");
@@ -693,10 +693,11 @@ static void test_misuse(void **state)
 
     expect_ok("create", qt_qcal_create(&w, path, &info, false, &err), &err);
     make(h, &c, 0, 1);
-    expect_ok("put", qt_qcal_put(w, 0, 1, h, &c, &err), &err);
-    expect_error("twice", qt_qcal_put(w, 0, 1, h, &c, &err), QT_E_INTERNAL, "written twice", &err);
-    expect_error("beyond", qt_qcal_put(w, LAYERS, 0, h, &c, &err), QT_E_INTERNAL, "not planned",
-                 &err);
+    expect_ok("put", qt_qcal_put(w, 0, 1, h, &c, "model", &err), &err);
+    expect_error("twice", qt_qcal_put(w, 0, 1, h, &c, "model", &err), QT_E_INTERNAL,
+                 "written twice", &err);
+    expect_error("beyond", qt_qcal_put(w, LAYERS, 0, h, &c, "model", &err), QT_E_INTERNAL,
+                 "not planned", &err);
     expect_error("unfinished", qt_qcal_finish(w, &err), QT_E_INTERNAL,
                  "layers.0.input.0.sum2: was never written", &err);
     qt_channels_free(&c);
