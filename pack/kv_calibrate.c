@@ -96,13 +96,15 @@ static int collect(void *ctx, struct qt_backend *be, float *k, float *v,
 {
     struct pass *p = ctx;
     float *dst = p->keys + p->seen * p->width;
+    const struct qt_tensor *source;
     (void)v;
     (void)a;
     p->seen += m;
     int rc = be->download(be, dst, k, m * p->width * sizeof *k, err);
     if (rc < 0 || qt_find_nonfinite(dst, m * p->width) == m * p->width)
         return rc;
-    return qt_fail(err, QT_E_INPUT, NULL, key->weight,
+    source = qt_ckpt_find(p->run->ckpt, key->weight);
+    return qt_fail(err, QT_E_INPUT, source->file, source->name,
                    "gives keys that are not finite on the calibration data");
 }
 

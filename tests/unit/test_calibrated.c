@@ -650,6 +650,21 @@ static void infinite_activations_fall_back(void **state)
     qt_ckpt_close(ckpt);
 }
 
+static void infinite_keys_have_no_scales(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, endless_weights);
+    struct qt_quantize_options opt = options(f, "a", "nf4:g=32");
+    struct qt_quantize_report report;
+    opt.kv = true;
+    expect_error(
+        "keys", qt_quantize(&report, ckpt, &opt, &f->err), QT_E_INPUT,
+        "model.safetensors: tensor model.layers.1.self_attn.k_proj.weight: gives keys that "
+        "are not finite",
+        &f->err);
+    qt_ckpt_close(ckpt);
+}
+
 static void windows_longer_than_the_model(void **state)
 {
     struct fixture *f = *state;
@@ -723,6 +738,7 @@ int main(void)
         TEST(fewer_tokens_than_channels),
         TEST(huge_activations_are_no_problem),
         TEST(infinite_activations_fall_back),
+        TEST(infinite_keys_have_no_scales),
         TEST(windows_longer_than_the_model),
         TEST(allocation_failures),
     };
