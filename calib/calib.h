@@ -139,6 +139,8 @@ size_t qt_model_inputs(const struct qt_model *model, size_t layer);
 /* The expert whose linears have this input; -1: none. */
 int qt_model_expert(const struct qt_model *model, size_t layer, int input);
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer);
+/* Whether a tensor is the weight of a linear of some block. */
+bool qt_model_is_linear(const struct qt_model *model, const char *name);
 
 /* The norms of a block, in order of use; of layer number `layers`: the final norm, if any. */
 struct qt_norm {

@@ -467,6 +467,16 @@ size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *mod
     return model->layers[layer].linear_count;
 }
 
+bool qt_model_is_linear(const struct qt_model *model, const char *name)
+{
+    const struct qt_linear *linear;
+    for (size_t layer = 0; layer < model->cfg.info.layers; layer++)
+        for (size_t i = 0, n = qt_model_linears(&linear, model, layer); i < n; i++)
+            if (strcmp(linear[i].weight, name) == 0)
+                return true;
+    return false;
+}
+
 size_t qt_model_norms(const struct qt_norm **out, const struct qt_model *model, size_t layer)
 {
     if (layer == model->cfg.info.layers) {

@@ -33,16 +33,32 @@ static const struct qt_plan_item *find_item(const struct qt_plan *plan, const ch
     return NULL;
 }
 
+/* Whether a w4ax tensor may be that, whatever the others are. */
+static int check_item(const struct qt_plan_item *item, const struct qt_model *model,
+                      struct qt_err *err)
+{
+    const struct qt_tensor *t = item->tensor;
+    if (qt_model_info(model)->experts)
+        return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
+                       "w4ax is not for mixtures of experts: activations are planned for blocks "
+                       "with one MLP");
+    if (!qt_model_is_linear(model, t->name))
+        return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
+                       "w4ax, but it is not a linear weight of a decoder block");
+    return QT_OK;
+}
+
 static int add_linear(struct qt_act_planner *p, const struct qt_plan_item *item,
                       const struct qt_linear *linear, struct qt_err *err)
 {
     struct qt_act_input *in = qt_act_input_at(p, linear->layer, linear->input);
+    const char *file = item ? item->tensor->file : NULL;
     bool is = item && is_w4ax(item);
     if (in->n && (in->k != 0) != is)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, linear->weight,
+        return qt_fail(err, QT_E_UNSUPPORTED, file, linear->weight,
                        "of linears that share an input, all or none must be w4ax");
     if (is && p->spec && strcmp(p->spec->text, item->packed.spec.text) != 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, linear->weight,
+        return qt_fail(err, QT_E_UNSUPPORTED, file, linear->weight,
                        "%s, but others are %s: all of a model must have the same parameters",
                        item->packed.spec.text, p->spec->text);
     in->n += linear->n;
@@ -73,33 +89,24 @@ static void allow_changes(struct qt_act_planner *p, size_t layer)
 
 int qt_act_find_inputs(struct qt_act_planner *p, const struct qt_plan *plan, struct qt_err *err)
 {
-    size_t layers = qt_model_info(p->model)->layers, found = 0, wanted = 0;
-    int rc = qt_array_new(&p->inputs, layers * QT_INPUTS, sizeof *p->inputs, err);
-    if (rc < 0)
-        return rc;
+    size_t layers = qt_model_info(p->model)->layers;
+    bool wanted = false;
+    int rc;
+    QT_TRY(qt_array_new(&p->inputs, layers * QT_INPUTS, sizeof *p->inputs, err));
     for (size_t i = 0; i < plan->count; i++)
-        wanted += is_w4ax(&plan->items[i]);
-    if (wanted && qt_model_info(p->model)->experts)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "w4ax is not for mixtures of experts: activations are planned for blocks "
-                       "with one MLP");
+        if (is_w4ax(&plan->items[i])) {
+            QT_TRY(check_item(&plan->items[i], p->model, err));
+            wanted = true;
+        }
     for (size_t l = 0; l < layers && wanted; l++) {
         const struct qt_linear *linear;
         size_t n = qt_model_linears(&linear, p->model, l);
-        for (size_t i = 0; i < n; i++) {
-            const struct qt_plan_item *item = find_item(plan, linear[i].weight);
-            rc = add_linear(p, item, &linear[i], err);
-            if (rc < 0)
-                return rc;
-            found += item && is_w4ax(item);
-        }
+        for (size_t i = 0; i < n; i++)
+            QT_TRY(add_linear(p, find_item(plan, linear[i].weight), &linear[i], err));
         allow_changes(p, l);
     }
-    if (found < wanted)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "%zu tensors are to be w4ax that are no linears of the decoder's blocks",
-                       wanted - found);
-    return QT_OK;
+done:
+    return rc;
 }
 
 /* ---- statistics of a block's inputs --------------------------------------------------------- */

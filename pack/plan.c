@@ -366,16 +366,6 @@ const struct qt_plan_item *qt_plan_needs(const struct qt_plan *plan)
     return found;
 }
 
-static bool is_linear(const struct qt_model *model, const char *name)
-{
-    const struct qt_linear *linear;
-    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
-        for (size_t i = 0, n = qt_model_linears(&linear, model, layer); i < n; i++)
-            if (strcmp(linear[i].weight, name) == 0)
-                return true;
-    return false;
-}
-
 static const struct qt_plan_item *find_item(const struct qt_plan *plan, const char *name)
 {
     for (size_t i = 0; i < plan->count; i++)
@@ -422,7 +412,7 @@ int qt_plan_check_model(const struct qt_plan *plan, const struct qt_ckpt *ckpt, 
     for (size_t i = 0; i < plan->count; i++) {
         const struct qt_tensor *t = plan->items[i].tensor;
         if (!plan->items[i].why && qt_spec_learns(&plan->items[i].packed.spec) &&
-            (unfit || !is_linear(model, t->name))) {
+            (unfit || !qt_model_is_linear(model, t->name))) {
             rc = qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name, "learn=1, but %s",
                          unfit ? unfit : "it is not a linear weight of a decoder block");
             goto done;

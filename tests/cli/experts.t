@@ -20,7 +20,7 @@ $ qtool calibrate "$MODELS/mixtral" -o x.qcal --data "$MODELS/mixtral/ids.u16" -
 2 quantize with calibration data \(--data\)
 $ qtool quantize "$MODELS/mixtral" -o r --scheme w4ax --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
 ? 4
-2 w4ax is not for mixtures of experts
+2 model\.safetensors: tensor [a-z0-9_.]+: w4ax is not for mixtures of experts
 $ qtool quantize "$MODELS/mixtral" -o r --scheme nf4:learn=1 --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
 ? 4
 2 learn=1, but the model is a mixture of experts

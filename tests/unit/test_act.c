@@ -327,9 +327,12 @@ static void mixtures_are_refused(void **state)
 {
     static const struct {
         const char *regex, *spec, *message;
-    } cases[] = {{"k_proj", "nf4", "all or none"},
+    } cases[] = {{"k_proj", "nf4",
+                  "model.safetensors: tensor model.layers.0.self_attn.k_proj.weight: of linears"},
                  {"down_proj", "w4ax:smooth=8", "the same parameters"},
-                 {"embed_tokens", "w4ax", "no linears"}};
+                 {"embed_tokens", "w4ax",
+                  "model.safetensors: tensor model.embed_tokens.weight: w4ax, but it is not a "
+                  "linear weight of a decoder block"}};
     struct world w;
     (void)state;
     world_open(&w, "tests/golden/models/llama", "w4ax");
