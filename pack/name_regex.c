@@ -77,12 +77,14 @@ void qt_name_regex_free(struct qt_name_regex *re)
 int qt_name_regex_match(bool *found, const struct qt_name_regex *re, const char *name,
                         struct qt_err *err)
 {
+    unsigned char reason[128];
     int n = pcre2_match(re->code, (PCRE2_SPTR)name, strlen(name), 0, 0, re->match, NULL);
     *found = n >= 0;
     if (n >= 0 || n == PCRE2_ERROR_NOMATCH)
         return QT_OK;
-    return n == PCRE2_ERROR_NOMEMORY || n == PCRE2_ERROR_HEAPLIMIT
-               ? no_memory(err)
-               : qt_fail(err, QT_E_USAGE, NULL, name,
-                         "a regular expression takes too long to match (PCRE2 error %d)", n);
+    if (n == PCRE2_ERROR_NOMEMORY || n == PCRE2_ERROR_HEAPLIMIT)
+        return no_memory(err);
+    pcre2_get_error_message(n, reason, sizeof reason);
+    return qt_fail(err, QT_E_USAGE, NULL, name, "a regular expression cannot be matched: %s",
+                   (const char *)reason);
 }

@@ -82,6 +82,14 @@ $ qtool plan "$NANO" --scheme nf4 --tensor '(=fp6'
 ? 2
 2 --tensor '\('
 
+$ qtool plan "$NANO" --scheme nf4 --tensor '(?R)*=fp6'
+? 2
+2 a regular expression cannot be matched: nested recursion at the same subject position
+
+$ qtool plan "$NANO" --scheme nf4 --tensor '([a-z._0-9]+)+[!?]=fp6'
+? 2
+2 a regular expression cannot be matched: match limit exceeded
+
 $ qtool plan "$NANO" --scheme nf4 --tensor 'dwon_proj=fp6'
 ? 2
 2 --tensor 'dwon_proj' matches no tensor
