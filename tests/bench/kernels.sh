@@ -12,7 +12,7 @@ bench() { # NAME OPTION...
 }
 bench tokens --scheme nf4 --scheme int4 --scheme nf3 --scheme nf2 --scheme fp6 --scheme fp5 \
     --shape 1024x4096 --shape 4096x4096 --shape 6144x4096 --shape 14336x4096 --shape 28672x4096 --shape 4096x14336 \
-    --shape 8192x8192 --shape 10240x8192 --m 1,8,16,32,64,128,192,256,1024
+    --shape 8192x8192 --shape 10240x8192 --shape 8192x28672 --m 1,8,16,32,64,128,192,256,1024
 bench large --scheme nf4 --scheme int4 --scheme nf3 --scheme nf2 --scheme fp6 --scheme fp5 \
     --shape 57344x8192 --m 1,8,16,64,256
 bench many --scheme nf4 --scheme fp6 --shape 4096x4096 --shape 28672x4096 --shape 4096x14336 \
@@ -28,7 +28,7 @@ bench bf16 --dtype bf16 --scheme nf4 --scheme int4 --scheme nf3 --scheme fp6 --s
 bench older --compute 8.0 --scheme nf4 --scheme int4 --scheme fp6 --shape 4096x4096 --shape 28672x4096 \
     --shape 8192x8192 --m 1,8,16,32,64,128,256,1024
 bench mix24 --scheme mix24 --scheme mix24:outliers=0 --shape 4096x4096 --shape 6144x4096 --shape 14336x4096 \
-    --shape 8192x8192 --shape 57344x8192 --m 1,8,16,32,64,128,256,512,1024,4096
+    --shape 8192x8192 --shape 8192x28672 --shape 57344x8192 --m 1,8,16,32,64,128,256,512,1024,4096
 bench dependent --dependent --scheme nf4 --scheme int4 --scheme nf3 --scheme nf2 --scheme fp6 \
     --scheme fp5 --scheme w4ax --shape 4096x4096 --shape 8192x8192 --shape 57344x8192 --m 1,16
 bench invariant --invariant --scheme nf4 --shape 8192x8192 --m 1,16,64
