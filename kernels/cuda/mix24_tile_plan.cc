@@ -37,12 +37,12 @@ static int list_bytes(const struct qt_matmul_weight *w, int tokens)
     return w->mix24.csr_ptr && !qt_mix24_tile_sums(tokens) ? PATCH_LIST_BYTES : 0;
 }
 
-/* With outliers one for all numbers of tokens but 256, where blocks that share tiles want X, lists
- * and records each from elsewhere (5120 x 27648, 256 tokens: 141 us; in tiles of 192 rows x 128
- * 125). Without, from 96 tokens on, shared tiles of 4096 columns of k take longer than the model
- * has it (6144 x 4096, 160 tokens: 23.4 us, pairs 21.5), for one or two of them: of more, 128 and
- * 192 would be chosen too often (8192 x 8192, 1024 tokens: 128 rows x 256 1.00 times cuBLAS, x 128
- * 0.91; 4096: dequantized 0.94, x 192 0.89). */
+/* With outliers fitted with the times of the table and those above. Of 256 tokens blocks that share
+ * tiles want X, lists and records each from elsewhere (5120 x 27648: 141 us; in tiles of 192 rows x
+ * 128 125). Without outliers, from 96 tokens on, shared tiles of 4096 columns of k take longer than
+ * the model has it (6144 x 4096, 160 tokens: 23.4 us, pairs 21.5), for one or two of them: of more,
+ * 128 and 192 would be chosen too often (8192 x 8192, 1024 tokens: 128 rows x 256 1.00 times
+ * cuBLAS, x 128 0.91; 4096: dequantized 0.94, x 192 0.89). */
 static float whole_factor(const struct qt_matmul_weight *w, int tokens, size_t m)
 {
     if (w->mix24.csr_ptr)
