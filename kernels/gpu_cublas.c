@@ -52,20 +52,14 @@ struct gpu_cublas {
     dsyrk_fn *dsyrk;
 };
 
-static void *open_library(void)
-{
-    static const char *const names[] = {
-        "libcublas.so.13",
-        "libcublas.so.12",
-        "libcublas.so.11",
-        "libcublas.so",
-        "/usr/local/cuda/lib64/libcublas.so", /* where installers leave it, unknown to ld.so */
-    };
-    void *library = NULL;
-    for (size_t i = 0; !library && i < sizeof names / sizeof *names; i++)
-        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-    return library;
-}
+/* The newest that the driver can run, which may not be the newest there is. */
+static const char *const libraries[] = {
+    "libcublas.so.13",
+    "libcublas.so.12",
+    "libcublas.so.11",
+    "libcublas.so",
+    "/usr/local/cuda/lib64/libcublas.so", /* where installers leave it, unknown to ld.so */
+};
 
 /* POSIX defines the conversion of dlsym's result; ISO C does not, hence the copy. */
 static bool find(void *out, void *library, const char *name)
@@ -102,16 +96,30 @@ static const char *connect(struct gpu_cublas *c, int *version, void *stream, voi
     return NULL;
 }
 
+static void disconnect(struct gpu_cublas *c)
+{
+    if (c->handle)
+        c->destroy(c->handle);
+    if (c->library)
+        dlclose(c->library);
+    *c = (struct gpu_cublas){0};
+}
+
 struct gpu_cublas *gpu_cublas_open(char *text, size_t size, void *stream, void *workspace,
                                    size_t bytes)
 {
     struct gpu_cublas *c = NULL;
-    const char *fault = "out of memory";
+    const char *fault = "libcublas.so is not installed";
     int version = 0;
-    if (qt_array_new(&c, 1, sizeof *c, NULL) == QT_OK) {
-        c->library = open_library();
-        fault = c->library ? connect(c, &version, stream, workspace, bytes)
-                           : "libcublas.so is not installed";
+    if (qt_array_new(&c, 1, sizeof *c, NULL) < 0)
+        fault = "out of memory";
+    for (size_t i = 0; c && fault && i < sizeof libraries / sizeof *libraries; i++) {
+        c->library = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL);
+        if (!c->library)
+            continue;
+        fault = connect(c, &version, stream, workspace, bytes);
+        if (fault)
+            disconnect(c);
     }
     if (fault) {
         snprintf(text, size, "no cuBLAS: %s", fault);
@@ -124,10 +132,8 @@ struct gpu_cublas *gpu_cublas_open(char *text, size_t size, void *stream, void *
 
 void gpu_cublas_close(struct gpu_cublas *c)
 {
-    if (c && c->handle)
-        c->destroy(c->handle);
-    if (c && c->library)
-        dlclose(c->library);
+    if (c)
+        disconnect(c);
     qt_free(c);
 }
 

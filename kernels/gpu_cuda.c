@@ -1,5 +1,6 @@
 /* struct qt_gpu over the CUDA run time and libqtool_kernels. */
 #include "kernels/gpu_internal.h"
+#include "kernels/gpu_product.h"
 #include "kernels/kernels.h"
 
 #include <cuda_runtime_api.h>
@@ -154,8 +155,9 @@ static int launched(int status, const char *what, struct qt_err *err)
 {
     if (status == QT_MATMUL_OK)
         return QT_OK;
-    return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: %s: status %d, %s", what, status,
-                   cudaGetErrorString(cudaGetLastError()));
+    const cudaError_t e = cudaGetLastError();
+    return qt_fail(err, e == cudaErrorMemoryAllocation ? QT_E_RESOURCE : QT_E_INTERNAL, NULL, NULL,
+                   "GPU: %s: status %d, %s", what, status, cudaGetErrorString(e));
 }
 
 static int gpu_run(struct qt_gpu *gpu, const struct qt_matmul_plan *plan,
@@ -239,10 +241,8 @@ static int gpu_transfer(struct qt_gpu *gpu, void *dst, const void *src, size_t b
 static int gpu_gemm(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t m, size_t n,
                     size_t k, struct qt_err *err)
 {
-    int status = gpu_cublas_gemm(self(gpu)->cublas, y, x, w, (int)m, (int)n, (int)k, false);
-    if (status != 0)
-        return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "cuBLAS: status %d", status);
-    return QT_OK;
+    return gpu_multiplied(
+        gpu_cublas_gemm(self(gpu)->cublas, y, x, w, (int)m, (int)n, (int)k, false), err);
 }
 
 /* ---- time ----------------------------------------------------------------------------------- */

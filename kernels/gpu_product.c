@@ -11,9 +11,11 @@ enum {
 
 int gpu_launched(int status, const char *what, struct qt_err *err)
 {
-    return status == 0 ? QT_OK
-                       : qt_fail(err, QT_E_INTERNAL, NULL, NULL,
-                                 "GPU: %s, or what was before it: CUDA error %d", what, status);
+    enum { MEMORY_ALLOCATION = 2 }; /* which the first launch of a kernel may want */
+    return status == 0
+               ? QT_OK
+               : qt_fail(err, status == MEMORY_ALLOCATION ? QT_E_RESOURCE : QT_E_INTERNAL, NULL,
+                         NULL, "GPU: %s, or what was before it: CUDA error %d", what, status);
 }
 
 int gpu_multiplied(int status, struct qt_err *err)
