@@ -4,6 +4,8 @@
 
 #include "verify/gpu.h"
 
+#include <math.h>
+
 enum {
     DEVICE_GUARD = 4096,  /* bytes before and after what kernels touch; keeps their alignment */
     DEVICE_POISON = 0xff, /* two or four such bytes are a NaN in every format */
@@ -31,6 +33,13 @@ struct device {
 /* ---- device_check.c ------------------------------------------------------------------------- */
 
 void device_close(struct device *d);
+
+/* *worst becomes error if that is larger, or NaN, which stays. */
+static inline void device_worst(double *worst, double error)
+{
+    if (isnan(error) || error > *worst)
+        *worst = error;
+}
 
 /* Counts a fault; the first one's text stays. */
 void device_fault(struct qt_device_tensor *t, const char *fmt, ...)

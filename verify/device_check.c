@@ -126,8 +126,11 @@ int device_cublas_times(double us[QT_DEVICE_TIMES], struct device *d, size_t n, 
             memcpy(us, d->cublas[i].us, sizeof d->cublas[i].us);
             return QT_OK;
         }
-    if (d->gpu->has_cublas)
-        QT_TRY(gpu_dense_new(&dense, d->gpu, n, k, err));
+    if (d->gpu->has_cublas) {
+        rc = gpu_dense_new(&dense, d->gpu, n, k, err);
+        if (rc < 0 && rc != QT_E_RESOURCE) /* no room for them is no fault: no times, then */
+            goto done;
+    }
     for (size_t i = 0; dense.weights && i < QT_DEVICE_TIMES; i++)
         QT_TRY(gpu_time_cublas(&c.us[i], d->gpu, &dense, qt_device_times[i], &d->timing, err));
     QT_TRY(qt_array_grow(&d->cublas, &d->cublas_capacity, d->cublas_count + 1, sizeof c, err));

@@ -106,8 +106,7 @@ static void compare(struct check *c, const struct product *p, const uint16_t *y)
     else if (!(error <= rounding + SLACK[set->dtype]))
         device_fault(c->out, "%s: relative error %.3g, rounding alone is %.3g", p->name, error,
                      rounding);
-    if (!(error <= c->out->error[set->dtype])) /* NaN stays */
-        c->out->error[set->dtype] = error;
+    device_worst(&c->out->error[set->dtype], error);
 }
 
 /* Plans, runs twice, compares. *y: the outputs, in d->first. */

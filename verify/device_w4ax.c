@@ -358,8 +358,8 @@ static void compare(struct check *c, const struct run *r, const void *y)
                      wrong, r->m * n, first / n, first % n,
                      device_value_text(text, output_at(y, r->output, first)), c->want[first]);
     double error = sqrt(error2 / (want2 > 0 ? want2 : 1));
-    if (r->output != QT_W4AX_F32 && !(error <= c->out->error[r->set->dtype])) /* NaN stays */
-        c->out->error[r->set->dtype] = error;
+    if (r->output != QT_W4AX_F32)
+        device_worst(&c->out->error[r->set->dtype], error);
 }
 
 static int check_product(struct check *c, struct run *r, enum qt_w4ax_output output,

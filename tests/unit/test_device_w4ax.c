@@ -35,6 +35,7 @@ enum wrong {
     OTHER_PLACE,  /* a place that nothing was appended to */
     BESIDE_CACHE, /* behind the parameters */
     NOISY,        /* outputs too far off */
+    NO_LAST,      /* attention without the last token, where there are many */
     /* both */
     REFUSES,
     CUDA_FAILS,
@@ -466,8 +467,10 @@ static int fake_kv_run(struct qt_gpu *gpu, const struct qt_kv_plan *plan,
         for (size_t h = 0; h < o->heads; h++) {
             size_t at = (b * o->heads + h) * c->head_dim;
             assert_true((size_t)length[b] <= o->max_length);
-            attend((uint16_t *)out + at, c, (const uint16_t *)q + at, b, (size_t)length[b],
-                   h / (o->heads / c->heads), o, f->wrong == NOISY ? 1.004 : 1);
+            const bool short_of_one = f->wrong == NO_LAST && length[b] > 600;
+            attend((uint16_t *)out + at, c, (const uint16_t *)q + at, b,
+                   (size_t)length[b] - short_of_one, h / (o->heads / c->heads), o,
+                   f->wrong == NOISY ? 1.004 : 1);
         }
     spoil_output(f, out, o->batch * o->heads * c->head_dim * 2, workspace);
     return QT_OK;
@@ -655,6 +658,7 @@ static void test_cache(void **state)
         {OTHER_PLACE, "append wrote to 1 other places"},
         {BESIDE_CACHE, "wrote beside the cache"},
         {NOISY, "relative error 0.004"},
+        {NO_LAST, "of attention"},
         {UNWRITTEN, "relative error NaN of attention"},
         {BESIDE_OUTPUT, "wrote beside the output"},
         {BESIDE_WORKSPACE, "wrote beside the workspace"},
