@@ -39,37 +39,38 @@ done:
 }
 
 /*
- * What is about to be deleted must be qtool's own: no directories, and among the files `mark`, or
- * nothing at all (*empty). Otherwise a mistyped output directory (the source checkpoint!) would
- * cost its owner the contents.
+ * What is about to be deleted must be qtool's own: no directories, and among the files a manifest
+ * (*container), or `mark`, or nothing at all (*empty). Otherwise a mistyped output directory (the
+ * source checkpoint!) would cost its owner the contents.
  */
-static int check_ours(bool *empty, const char *path, const char *mark, struct qt_err *err)
+static int check_ours(bool *empty, bool *container, const char *path, const char *mark,
+                      struct qt_err *err)
 {
     const struct dirent *item;
     struct stat st;
-    bool marked = false, container = false;
+    bool marked = false;
     int rc = QT_OK;
     DIR *dir = opendir(path);
     if (!dir)
         return io_error(err, path, "cannot open directory");
     *empty = true;
+    *container = false;
     while (rc == QT_OK && (item = readdir(dir)) != NULL) {
         if (is_dot(item->d_name))
             continue;
         *empty = false;
         marked = marked || strcmp(item->d_name, mark) == 0;
-        container = container || strcmp(item->d_name, QT_MANIFEST_NAME) == 0;
+        *container = *container || strcmp(item->d_name, QT_MANIFEST_NAME) == 0;
         if (fstatat(dirfd(dir), item->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode))
             rc = qt_fail(err, QT_E_USAGE, path, NULL,
                          "not replaced: it holds a directory '%s', which is not qtool's",
                          item->d_name);
     }
     closedir(dir);
-    if (rc == QT_OK && !*empty && !marked)
-        rc = container ? qt_fail(err, QT_E_USAGE, path, NULL,
-                                 "not replaced: it is a complete container; rename or remove it")
-                       : qt_fail(err, QT_E_USAGE, path, NULL,
-                                 "not replaced: it has files but no %s, so is not qtool's", mark);
+    *container = *container && !marked;
+    if (rc == QT_OK && !*empty && !marked && !*container)
+        rc = qt_fail(err, QT_E_USAGE, path, NULL,
+                     "not replaced: it has files but no " QT_MANIFEST_NAME ", so is not qtool's");
     return rc;
 }
 
@@ -77,7 +78,7 @@ static int check_ours(bool *empty, const char *path, const char *mark, struct qt
 static int check_target(bool *exists, const struct qt_outdir *o, struct qt_err *err)
 {
     struct stat st;
-    bool empty;
+    bool empty, container;
     *exists = false;
     if (lstat(o->dir, &st) < 0)
         return errno == ENOENT ? QT_OK : io_error(err, o->dir, "cannot stat");
@@ -90,7 +91,7 @@ static int check_target(bool *exists, const struct qt_outdir *o, struct qt_err *
         return qt_fail(err, QT_E_USAGE, o->old, NULL,
                        "is in the way: %s has to wait there until it is replaced",
                        qt_base_name(o->dir));
-    int rc = check_ours(&empty, o->dir, QT_MANIFEST_NAME, err);
+    int rc = check_ours(&empty, &container, o->dir, QT_MANIFEST_NAME, err);
     /* Before the work: what is replaced has to be emptied then. */
     if (rc == QT_OK && !empty && access(o->dir, W_OK | X_OK) < 0)
         rc = io_error(err, o->dir, "cannot be replaced");
@@ -148,7 +149,7 @@ int qt_outdir_take(struct qt_outdir *o, struct qt_err *err)
         mine.st_dev != now.st_dev)
         rc = qt_fail(err, QT_E_RESOURCE, o->partial, NULL, "in use by another process");
     else
-        rc = check_ours(&o->empty, o->partial, QT_JOURNAL_NAME, err);
+        rc = check_ours(&o->empty, &o->finished, o->partial, QT_JOURNAL_NAME, err);
 done:
     if (rc < 0)
         unlock(o);
@@ -191,18 +192,20 @@ static int remove_journal(const struct qt_outdir *o, struct qt_err *err)
 
 /*
  * A container that is replaced waits under DIR.old until the new one is in place. A kill between
- * any two steps loses neither: at worst DIR.old stays, or DIR.partial is complete and waits to be
- * renamed.
+ * any two steps loses neither: at worst DIR.old stays, or DIR.partial is complete, which the same
+ * run takes for its own then. The journal goes when DIR has made room: where it cannot (it is
+ * mounted, say) the run can still be resumed.
  */
 int qt_outdir_publish(struct qt_outdir *o, struct qt_err *err)
 {
     bool exists;
     int rc;
     QT_TRY(check_target(&exists, o, err));
-    QT_TRY(remove_journal(o, err));
     if (exists)
         QT_TRY(qt_path_rename(o->dir, o->old, err));
-    rc = qt_path_rename(o->partial, o->dir, err);
+    rc = remove_journal(o, err);
+    if (rc == QT_OK)
+        rc = qt_path_rename(o->partial, o->dir, err);
     if (rc < 0) {
         if (exists)
             qt_path_rename(o->old, o->dir, NULL);

@@ -195,6 +195,25 @@ static bool keep_progress(const void *writer, const char *name)
     return strcmp(name, QT_JOURNAL_NAME) == 0 || is_progress(name) || is_shard(writer, name);
 }
 
+/* A complete container in DIR.partial is deleted only if this run would make the same. */
+static int check_finished(const struct qt_writer *w, const json_t *identity, struct qt_err *err)
+{
+    json_t *manifest = NULL;
+    char *path;
+    if (!w->out.finished)
+        return QT_OK;
+    int rc = qt_path_join(&path, w->out.partial, QT_MANIFEST_NAME, err);
+    if (rc < 0)
+        return rc;
+    bool same = qt_json_load(&manifest, path, (size_t)1 << 28, NULL) == QT_OK &&
+                json_equal(json_object_get(manifest, "identity"), identity);
+    json_decref(manifest);
+    qt_free(path);
+    return same ? QT_OK
+                : qt_fail(err, QT_E_USAGE, w->out.partial, NULL,
+                          "not replaced: it is a complete container; rename or remove it");
+}
+
 static int start_anew(struct qt_writer *w, const char *digest, const json_t *identity,
                       struct qt_err *err)
 {
@@ -267,6 +286,7 @@ int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tens
     QT_TRY(plan(w, tensors, n, opt->max_shard_bytes, err));
     QT_TRY(plan_digest(&digest, w, err));
     QT_TRY(qt_outdir_take(&w->out, err));
+    QT_TRY(check_finished(w, identity, err));
     w->scrap = w->out.empty;
     QT_TRY(qt_journal_open(&w->journal, w->out.partial, err));
     QT_TRY(qt_outdir_lock(w->journal.fd, w->journal.path, err));

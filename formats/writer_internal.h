@@ -18,8 +18,10 @@
 struct qt_outdir {
     char *dir, *parent, *partial, *old;
     bool force;
-    bool empty;  /* DIR.partial was, when it was taken */
-    int lock_fd; /* DIR.partial, held locked; -1: it is not (or no longer) ours */
+    bool empty;    /* DIR.partial was, when it was taken */
+    bool finished; /* it was a complete container: of a run that was killed before the last step, or
+                      somebody's own */
+    int lock_fd;   /* DIR.partial, held locked; -1: it is not (or no longer) ours */
 };
 
 /* Checks `dir` (QT_E_USAGE when it exists and may not be replaced); makes nothing yet. On failure,

@@ -61,6 +61,10 @@ $ cd whole.partial && qtool eval model.safetensors --data "$NANO/eval.txt" --win
 2 model\.safetensors: is a file of a qtool container
 $ test ! -e again
 
+# But what the same run left when it was killed before the last step is.
+$ mv whole.partial left.partial && qtool quantize "$NANO" -o left --scheme fp6 -q --resume && test ! -e left.partial && qtool verify left --source "$NANO" -q
+> ^container +sound
+
 # A place where nothing can be made, not even by root.
 need test -d /proc/self
 $ qtool quantize "$NANO" -o /proc/out --scheme fp6 -q
