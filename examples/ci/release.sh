@@ -14,19 +14,33 @@
 
 set -u
 ckpt=${1:?usage: release.sh CKPT OUT} out=${2:?usage: release.sh CKPT OUT}
+out=${out%/} # logs are beside it
 qtool=${QTOOL:-qtool} scheme=${SCHEME:-fp6:e=2}
 calib=${CALIB:-$ckpt/calib.txt} data=${DATA:-$ckpt/eval.txt}
 bpw=${BPW:-6.2} sqnr=${SQNR:-20} ratio=${RATIO:-1.05} kld=${KLD:-0.05}
 logs=${LOGS:-$out.logs}
+for file in "$calib" "$data"; do # the last step wants it, too
+    [ -r "$file" ] || { echo "$file: cannot be read" >&2; exit 3; }
+done
 mkdir -p "$logs" || exit 6
 
-# step NAME ARGUMENT...: one qtool command; ends the script with its status when it fails.
+# step NAME ARGUMENT...: one qtool command; ends the script with its status when it fails. A signal to
+# the script goes to qtool, which ends when it can be resumed.
 step() {
     name=$1
     shift
     echo "$name: qtool $*"
-    "$qtool" "$@" --json --progress plain >"$logs/$name.json" 2>"$logs/$name.log" && return
+    "$qtool" "$@" --json --progress plain >"$logs/$name.json" 2>"$logs/$name.log" &
+    pid=$!
+    trap 'kill -TERM "$pid" 2>/dev/null' HUP INT TERM
+    wait "$pid"
     status=$?
+    while kill -0 "$pid" 2>/dev/null; do # a signal ended the waiting, not qtool
+        wait "$pid"
+        status=$?
+    done
+    trap - HUP INT TERM
+    [ $status -eq 0 ] && return
     echo "$name: exit status $status" >&2
     tail -n 5 "$logs/$name.log" >&2
     exit $status
@@ -48,7 +62,7 @@ step eval eval "$out" --data "$data" --ref "$ckpt" ${WINDOWS:+--windows "$WINDOW
     --gate "ppl_ratio<=$ratio,kld<=$kld"
 
 # What is shipped is what was tested, and says where it comes from.
-(cd "$out" && sha256sum --strict --quiet -c SHA256SUMS) || exit 3
+(CDPATH='' cd -- "$out" && sha256sum --strict --quiet -c SHA256SUMS) || exit 3
 for member in '"tool"' '"sample_crc32"' '"scheme"' '"ids_crc32"'; do
     grep -q "$member" "$out/qtool.json" || {
         echo "manifest: no $member in $out/qtool.json" >&2

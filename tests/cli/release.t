@@ -20,3 +20,12 @@ $ sha256sum ship/* | cmp - before && grep -q '"reused": true' ship.logs/quantize
 $ QTOOL=qtool "$RELEASE" "$NANO" ship
 ? 8
 2 ship: cannot resume: calibration\.
+# A signal reaches qtool, and the same arguments go on; a slash behind OUT is none of its name.
+$ QTOOL=qtool CALIB=calib.txt WINDOWS=2 "$RELEASE" "$NANO" cut & pid=$!; while kill -0 $pid && ! [ -e cut.partial/journal ]; do sleep 0.01; done; kill -TERM $pid; wait $pid
+? 75
+$ test ! -e cut && QTOOL=qtool CALIB=calib.txt WINDOWS=2 "$RELEASE" "$NANO" cut/ && test -d cut.logs && test ! -e cut/.logs
+> ^cut: 6\.[0-9]+ bits per weight
+$ QTOOL=qtool DATA=nowhere.txt "$RELEASE" "$NANO" late
+? 3
+2 nowhere\.txt: cannot be read
+$ test ! -e late.logs
