@@ -67,7 +67,7 @@ static void print_bash(void)
           "    elif [[ $cur == -* ]]; then\n"
           "        COMPREPLY=($(compgen -W \"$options\" -- \"$cur\"))\n"
           "    else\n"
-          "        COMPREPLY=($(compgen -f -- \"$cur\"))\n"
+          "        mapfile -t COMPREPLY < <(compgen -f -- \"$cur\")\n"
           "    fi\n}\ncomplete -o filenames -F _qtool qtool\n",
           stdout);
 }

@@ -72,6 +72,12 @@ static double error_figure(const struct qt_entry *e, const char *key)
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
+/* JSON has no number for the ratio to an error of 0. */
+static double error_sqnr(const struct qt_entry *e)
+{
+    return error_figure(e, "mse") == 0 ? INFINITY : error_figure(e, "sqnr_db");
+}
+
 /* ---- text ----------------------------------------------------------------------------------- */
 
 static int print_entries(const struct source *s, struct qt_err *err)
@@ -84,7 +90,7 @@ static int print_entries(const struct source *s, struct qt_err *err)
         uint64_t size = entry_bytes(e);
         table_row(&t, "%s\t%s\t%s\t%s\t%.4f\t%.2f\t%.6f", e->name, e->spec,
                   text_shape(shape, 2, (const size_t[]){e->n, e->k}), text_bytes(bytes, size),
-                  8 * (double)size / ((double)e->n * (double)e->k), error_figure(e, "sqnr_db"),
+                  8 * (double)size / ((double)e->n * (double)e->k), error_sqnr(e),
                   error_figure(e, "cosine"));
     }
     return table_print(&t, err);

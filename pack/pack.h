@@ -223,7 +223,7 @@ struct qt_error {
 };
 double qt_error_mse(const struct qt_error *e);
 double qt_error_sqnr_db(const struct qt_error *e); /* 10 log10(sum_w2 / sum_e2); inf when exact */
-double qt_error_cosine(const struct qt_error *e);
+double qt_error_cosine(const struct qt_error *e);  /* 1 if both are 0, 0 if one is */
 
 /* Section table, sizes and layout for a shape, without data: what a plan needs.
  * QT_E_UNSUPPORTED when the scheme cannot take the shape (reason says why). */

@@ -57,7 +57,7 @@ double qt_error_sqnr_db(const struct qt_error *e)
 double qt_error_cosine(const struct qt_error *e)
 {
     double norm = sqrt(e->sum_w2 * e->sum_q2);
-    return norm > 0 ? e->sum_wq / norm : 1;
+    return norm > 0 ? e->sum_wq / norm : e->sum_w2 == e->sum_q2;
 }
 
 /* In FP64, as squares of what FP32 holds may not be numbers in FP32, or 0; and in lanes, for vector

@@ -145,3 +145,8 @@ $ qtool quantize huge -o h --scheme nf4 -q
 ? 3
 2 huge/model\.safetensors: tensor model\.layers\.0\.mlp\.up_proj\.weight: values are so near the largest FP32 number
 $ test ! -e h && test ! -e h.partial
+
+# And such small ones that all become 0: no figure calls that good.
+$ mkdir tiny && python3 -c 'import json,struct;j=json.dumps({"model.layers.0.mlp.up_proj.weight":{"dtype":"F32","shape":[16,256],"data_offsets":[0,16384]}}).encode();j+=b" "*(-len(j)%8);open("tiny/model.safetensors","wb").write(struct.pack("<Q",len(j))+j+struct.pack("<4096I",*[1+i%7 for i in range(4096)]))'
+$ qtool quantize tiny -o t0 --scheme int8 -q && grep '"cosine"' t0/qtool.json
+> "cosine": 0[,.} ]
