@@ -91,12 +91,12 @@ struct qt_runtime {
     /* y[m][k] = what the linears that share the input of `linear` get for x[m][k]. */
     int (*input)(void *ctx, struct qt_backend *be, float *y, const float *x,
                  const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err);
-    /* Keys (after rope) and values of whole sequences, [m][kv_heads * head_dim], in place. key: the
-     * linear that makes the keys. */
+    /* Keys (after rope) and values of whole sequences, [m][kv_heads * head_dim], in place. key,
+     * value: the linears that make them, perhaps one. */
     void *cache_ctx;
     int (*cache)(void *cache_ctx, struct qt_backend *be, float *k, float *v,
-                 const struct qt_linear *key, size_t m, const struct qt_attention *a,
-                 struct qt_err *err);
+                 const struct qt_linear *key, const struct qt_linear *value, size_t m,
+                 const struct qt_attention *a, struct qt_err *err);
 };
 
 /* Where a model's tensors come from: a checkpoint (qt_weights_of_ckpt) or a container (pack/). */

@@ -51,7 +51,8 @@ static int run_attention(const struct block_run *r, struct qt_err *err)
     QT_TRY(block_heads(r, ROLE_K_NORM, k, info->kv_heads, err));
     if (b->runtime.cache)
         QT_TRY(b->runtime.cache(b->runtime.cache_ctx, b->be, k, v,
-                                block_linear_of(b->layer, ROLE_K), r->m, &a, err));
+                                block_linear_of(b->layer, ROLE_K),
+                                block_linear_of(b->layer, ROLE_V), r->m, &a, err));
     QT_TRY(b->be->attention(b->be, y, q, k, v, r->m, &a, err));
     QT_TRY(block_input(&attended, &stop, r, ROLE_O, err));
     if (stop)

@@ -94,7 +94,7 @@ static int kv_open(struct qt_kv *out, int keys, const struct source *s, struct q
     struct qt_model *model;
     if (keys == KV_KEYS_BEST)
         keys = has_scales ? QT_KV_KEYS_STATIC : QT_KV_KEYS_CHANNEL;
-    *out = (struct qt_kv){.keys = (enum qt_kv_keys)keys};
+    *out = (struct qt_kv){.keys = (enum qt_kv_keys)keys, .container = s->container};
     if (keys != QT_KV_KEYS_STATIC)
         return QT_OK;
     if (!has_scales)
@@ -105,6 +105,7 @@ static int kv_open(struct qt_kv *out, int keys, const struct source *s, struct q
     if (rc < 0)
         return rc;
     rc = qt_kv_open(out, s->container, qt_model_info(model), err);
+    out->container = s->container;
     qt_model_close(model);
     return rc;
 }

@@ -170,6 +170,46 @@ int qt_act_check(const struct qt_act *a, const char *file, const char *tensor, s
                          (double)a->clip);
 }
 
+static bool has_section(const struct qt_entry *e, const char *name)
+{
+    for (size_t i = 0; i < e->nsections; i++)
+        if (strcmp(e->section[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+int qt_act_row_factors(float *factor, const struct qt_container *c, const char *weight,
+                       size_t first, size_t n, struct qt_err *err)
+{
+    const struct qt_entry *e = qt_container_find(c, weight);
+    uint32_t *order = NULL;
+    int8_t *exp2 = NULL;
+    int rc = QT_OK;
+    for (size_t i = 0; i < n; i++)
+        factor[i] = 1;
+    if (!e || !has_section(e, "row_exp2"))
+        return QT_OK;
+    if (first > e->n || n > e->n - first)
+        return qt_fail(err, QT_E_INTERNAL, qt_container_dir(c), e->name, "has no rows %zu to %zu",
+                       first, first + n);
+    QT_TRY(qt_array_new(&order, e->n, sizeof *order, err));
+    QT_TRY(qt_array_new(&exp2, e->n, sizeof *exp2, err));
+    QT_TRY(read_section(order, e->n * sizeof *order, c, e, "row_order", err));
+    QT_TRY(read_section(exp2, e->n, c, e, "row_exp2", err));
+    for (size_t r = first; r < first + n; r++) {
+        if (order[r] < first || order[r] - first >= n) {
+            rc = qt_fail(err, QT_E_INPUT, qt_container_dir(c), e->name,
+                         "row_order: entry %zu leaves its part", r);
+            goto done;
+        }
+        factor[order[r] - first] = ldexpf(1, exp2[r]);
+    }
+done:
+    qt_free(order);
+    qt_free(exp2);
+    return rc;
+}
+
 int qt_act_open(struct qt_act *out, const struct qt_container *c, const struct qt_entry *e,
                 struct qt_err *err)
 {

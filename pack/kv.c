@@ -1,6 +1,6 @@
 /* KV caches of 4 bits: rounding as a runtime does it, in plain C; what a container holds for them.
  */
-#include "pack/pack.h"
+#include "pack/scheme.h"
 
 #include <float.h>
 #include <math.h>
@@ -12,6 +12,7 @@ struct job {
     const struct qt_kv *kv;
     const struct qt_attention *a;
     const float *scale, *zero; /* static keys of the layer: [width] */
+    const float *factor;       /* of values: [width], powers of two, or NULL */
     size_t m, width;
 };
 
@@ -59,8 +60,12 @@ static int tokens_item(void *ctx, size_t item, int thread, struct qt_err *err)
     size_t first = item * TOKENS * width, end = qt_min_size((item + 1) * TOKENS, job->m) * width;
     (void)thread;
     (void)err;
+    for (size_t i = first; i < end && job->factor; i++)
+        job->v[i] /= job->factor[i % width];
     for (size_t i = first; i < end; i += dim)
         round_group(job->v + i, dim, 1);
+    for (size_t i = first; i < end && job->factor; i++)
+        job->v[i] *= job->factor[i % width];
     for (size_t i = first; i < end && job->kv->keys == QT_KV_KEYS_TOKEN; i += dim)
         round_group(job->k + i, dim, 1);
     for (size_t i = first; i < end && job->kv->keys == QT_KV_KEYS_STATIC; i += width)
@@ -84,13 +89,20 @@ static int channels_item(void *ctx, size_t item, int thread, struct qt_err *err)
 }
 
 int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v,
-                const struct qt_linear *key, size_t m, const struct qt_attention *a,
-                struct qt_err *err)
+                const struct qt_linear *key, const struct qt_linear *value, size_t m,
+                const struct qt_attention *a, struct qt_err *err)
 {
     const struct qt_kv *kv = cache_ctx;
     struct job job = {.kv = kv, .a = a, .m = m, .width = a->kv_heads * a->head_dim};
     size_t bytes = m * job.width * sizeof *k;
+    float *factor = NULL;
     int rc = QT_OK;
+    if (kv->container) {
+        QT_TRY(qt_array_new(&factor, job.width, sizeof *factor, err));
+        QT_TRY(qt_act_row_factors(factor, kv->container, value->weight, value->feeds_from,
+                                  job.width, err));
+        job.factor = factor;
+    }
     if (kv->keys == QT_KV_KEYS_STATIC) {
         job.scale = kv->scale + key->layer * job.width;
         job.zero = kv->zero + key->layer * job.width;
@@ -105,6 +117,7 @@ int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v,
     QT_TRY(be->upload(be, k, job.k, bytes, err));
     QT_TRY(be->upload(be, v, job.v, bytes, err));
 done:
+    qt_free(factor);
     qt_free(job.k);
     qt_free(job.v);
     return rc;

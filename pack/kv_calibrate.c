@@ -91,13 +91,14 @@ done:
 
 /* For struct qt_runtime: keeps the keys. */
 static int collect(void *ctx, struct qt_backend *be, float *k, float *v,
-                   const struct qt_linear *key, size_t m, const struct qt_attention *a,
-                   struct qt_err *err)
+                   const struct qt_linear *key, const struct qt_linear *value, size_t m,
+                   const struct qt_attention *a, struct qt_err *err)
 {
     struct pass *p = ctx;
     float *dst = p->keys + p->seen * p->width;
     const struct qt_tensor *source;
     (void)v;
+    (void)value;
     (void)a;
     p->seen += m;
     int rc = be->download(be, dst, k, m * p->width * sizeof *k, err);

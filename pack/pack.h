@@ -163,6 +163,9 @@ enum qt_kv_keys { QT_KV_KEYS_STATIC, QT_KV_KEYS_CHANNEL, QT_KV_KEYS_TOKEN };
 struct qt_kv {
     enum qt_kv_keys keys;
     float *scale, *zero; /* static keys: [layers][kv_heads][head_dim], owned */
+    /* Where the weights are from, as w4ax keeps values divided by powers of two (arrange.c), and so
+     * does a cache; NULL: values as they are. */
+    const struct qt_container *container;
 };
 /* The static keys of a container for its model. QT_E_INPUT naming file and tensor when what it
  * holds cannot be that, or is of another model; QT_E_USAGE when it holds none. */
@@ -179,8 +182,8 @@ float qt_kv_static(float x, float scale, float zero);
 int qt_kv_tensor_name(char **out, size_t layer, const char *what, struct qt_err *err);
 /* For struct qt_runtime; cache_ctx is a struct qt_kv. */
 int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v,
-                const struct qt_linear *key, size_t m, const struct qt_attention *a,
-                struct qt_err *err);
+                const struct qt_linear *key, const struct qt_linear *value, size_t m,
+                const struct qt_attention *a, struct qt_err *err);
 
 /* ---- one packed matrix ---------------------------------------------------------------------- */
 

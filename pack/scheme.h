@@ -138,6 +138,10 @@ void qt_arrange_cross(float *dst, const float *c, const struct qt_act *a);
 /* Columns only, of c[n][k]. */
 void qt_arrange_columns(float *dst, const float *c, size_t n, const struct qt_act *a);
 
+/* act.c: what rows [first, first + n) of a weight are divided by where they are stored, 1 without
+ * such: factor[n], in the order of the source. */
+int qt_act_row_factors(float *factor, const struct qt_container *c, const char *weight,
+                       size_t first, size_t n, struct qt_err *err);
 /* act.c: the input of an entry of a container. */
 int qt_act_open(struct qt_act *out, const struct qt_container *c, const struct qt_entry *e,
                 struct qt_err *err);

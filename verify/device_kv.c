@@ -152,7 +152,7 @@ static int append(struct check *c, const struct qt_kv *kv, size_t layer, struct 
     QT_TRY(upload(&sequence, c, &c->small[3], c->sequence, sizeof c->sequence, err));
     QT_TRY(upload(&position, c, &c->small[4], c->position, sizeof c->position, err));
     QT_TRY(gpu->kv_append(gpu, &c->cache, k, v, sequence, position, TOKENS, c->dtype, err));
-    QT_TRY(qt_kv_apply((void *)(uintptr_t)kv, c->d->cpu, c->k, c->v, &key, TOKENS, &a, err));
+    QT_TRY(qt_kv_apply((void *)(uintptr_t)kv, c->d->cpu, c->k, c->v, &key, &key, TOKENS, &a, err));
     for (int i = 0; i < ARRAYS; i++) {
         QT_TRY(gpu->download(gpu, c->got[i], c->data[i], array_bytes(c, i), err));
         QT_TRY(device_check_guards(c->d, c->out, c->name, "cache", c->data[i], array_bytes(c, i),

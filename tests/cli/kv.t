@@ -53,3 +53,8 @@ $ qtool eval "$NANO" --data "$NANO/eval.txt" --kv-keys token -q
 $ qtool quantize "$NANO" -o none --scheme none --kv 4 --data "$NANO/calib.txt" --samples 2 --seqlen 64 -q && qtool eval none --data "$NANO/eval.txt" --windows 1 --kv 4 -q
 > ^tensors +0 quantized, 29 copied$
 > ^perplexity
+
+# w4ax keeps values divided by powers of two, and so does its cache: outliers among them do no harm.
+need command -v python3
+$ python3 "$BAD/../oracle/value_outliers.py" "$NANO" large && qtool quantize large -o w --scheme w4ax --kv 4 --data "$NANO/calib.txt" --samples 8 --seqlen 128 -q
+$ qtool eval w --ref large --data "$NANO/eval.txt" --seqlen 128 --windows 4 --kv 4 -q --gate 'ppl_ratio<=1.5'

@@ -91,7 +91,8 @@ static void check_caches(struct qt_backend *be, const struct qt_kv *kv, size_t s
     random_tokens(v, m);
     memcpy(rk, k, m * WIDTH * sizeof *k);
     memcpy(rv, v, m * WIDTH * sizeof *v);
-    assert_int_equal(qt_kv_apply((void *)(uintptr_t)kv, be, rk, rv, &key, m, &a, NULL), QT_OK);
+    assert_int_equal(qt_kv_apply((void *)(uintptr_t)kv, be, rk, rv, &key, &key, m, &a, NULL),
+                     QT_OK);
     for (size_t i = 0; i < m * WIDTH; i++) {
         size_t t = i / WIDTH % seqlen, c = i % WIDTH, head = i - c % DIM;
         assert_true(rv[i] == cached(v[i], v + head, DIM));
@@ -317,11 +318,12 @@ struct keys {
 };
 
 static int keep_keys(void *ctx, struct qt_backend *be, float *k, float *v,
-                     const struct qt_linear *key, size_t m, const struct qt_attention *a,
-                     struct qt_err *err)
+                     const struct qt_linear *key, const struct qt_linear *value, size_t m,
+                     const struct qt_attention *a, struct qt_err *err)
 {
     struct keys *keys = ctx;
     (void)v;
+    (void)value;
     assert_int_equal(a->kv_heads * a->head_dim, keys->width);
     keys->at = key->layer == keys->layer ? keys->at : 0;
     keys->layer = key->layer;
