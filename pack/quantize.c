@@ -175,12 +175,14 @@ static int run_item(struct qt_run *run, size_t i, struct qt_err *err)
     return rc;
 }
 
-/* Everything that the blocks have left: copied, or quantized without calibration. */
-static int run_items(struct qt_run *run, struct qt_err *err)
+/* Everything that the blocks leave: copied (all that is, if only that), or quantized without
+ * calibration. */
+static int run_items(struct qt_run *run, bool only_copies, struct qt_err *err)
 {
     int rc = QT_OK;
     for (size_t i = 0; i < run->plan.count && rc == QT_OK; i++) {
-        if (run->entries[i] || qt_run_resume_item(run, i))
+        if (run->entries[i] || (only_copies && !run->plan.items[i].why) ||
+            qt_run_resume_item(run, i))
             continue;
         rc = qt_run_check_interrupted(run, err);
         if (rc == QT_OK)
@@ -318,9 +320,11 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
         qt_writer_open(&run.writer, opt->out_dir, run.stored, run.nstored, identity, &wopt, err));
     QT_TRY(qt_run_check_records(&run, err));
     QT_TRY(copy_side_files(&run, err));
+    /* Embedding and norms first: what calibrated blocks depend on a resumed run is to know. */
+    QT_TRY(run_items(&run, true, err));
     if (opt->calibration)
         QT_TRY(qt_run_blocks(&run, err));
-    QT_TRY(run_items(&run, err));
+    QT_TRY(run_items(&run, false, err));
     if (learner)
         QT_TRY(qt_learn_run(learner, err));
     QT_TRY(qt_run_kv(&run, err));

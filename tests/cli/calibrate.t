@@ -173,3 +173,12 @@ $ qtool calibrate "$NANO" --data "$NANO/calib.txt" -o x.qcal --samples 1 --seqle
 $ ls | grep -c '^x'
 ? 1
 > ^0$
+
+# What calibrated blocks were made of must be the same in a resumed run, though they are whole themselves.
+need command -v python3
+$ cp -r "$NANO" k && qtool quantize k -o mixed --scheme nf3 --data "$NANO/calib.txt" --samples 4 --seqlen 64 -q --threads 1 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! grep -q q_proj mixed.partial/journal; do sleep 0.01; done 2>/dev/null; kill -TERM $pid; wait $pid
+? 75
+$ python3 -c 'import json,struct;p="k/model.safetensors";f=open(p,"r+b");n=struct.unpack("<Q",f.read(8))[0];a,b=json.loads(f.read(n))["model.embed_tokens.weight"]["data_offsets"];f.seek(8+n+(a+b)//2);f.write(b"\0"*64)'
+$ qtool quantize k -o mixed --scheme nf3 --data "$NANO/calib.txt" --samples 4 --seqlen 64 -q --threads 1 --resume
+? 8
+2 embed_tokens\.weight: cannot resume: its data is not what it was
