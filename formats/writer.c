@@ -205,8 +205,9 @@ static int check_finished(const struct qt_writer *w, const json_t *identity, str
     int rc = qt_path_join(&path, w->out.partial, QT_MANIFEST_NAME, err);
     if (rc < 0)
         return rc;
-    bool same = qt_json_load(&manifest, path, (size_t)1 << 28, NULL) == QT_OK &&
-                json_equal(json_object_get(manifest, "identity"), identity);
+    bool same =
+        qt_json_load(&manifest, path, (size_t)1 << 28, NULL) == QT_OK &&
+        qt_identity_check(json_object_get(manifest, "identity"), identity, path, NULL) == QT_OK;
     json_decref(manifest);
     qt_free(path);
     return same ? QT_OK

@@ -153,6 +153,8 @@ static inline int fixture_unit(struct qt_writer *w, size_t u, struct run *r)
 static inline int fixture_finish(struct qt_writer *w, struct run *r)
 {
     json_t *manifest = fixture_manifest(w);
+    json_object_set_new(manifest, "identity",
+                        r->identity ? json_deep_copy(r->identity) : fixture_identity());
     int rc = qt_writer_finish(w, manifest, &r->err);
     json_decref(manifest);
     return rc;
