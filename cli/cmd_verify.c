@@ -117,7 +117,8 @@ static size_t device_figures(struct qt_figure *out, const struct qt_device_repor
 static size_t make_figures(struct qt_figure out[MAX_FIGURES], const struct results *r)
 {
     size_t n = 0;
-    out[n++] = (struct qt_figure){"bpw", r->report.bpw};
+    /* Of nothing there is no figure, and no gate passes. */
+    out[n++] = (struct qt_figure){"bpw", r->report.bpw > 0 ? r->report.bpw : NAN};
     out[n++] = (struct qt_figure){"bytes", (double)r->report.bytes};
     if (r->compared)
         n += source_figures(out + n, &r->report);

@@ -90,6 +90,9 @@ $ qtool quantize "$NANO" -o nothing --scheme none
 $ qtool verify nothing --source "$NANO" --gate 'sqnr_min>=1' -q
 ? 5
 2 sqnr_min is -?nan, required >= 1
+$ qtool verify nothing --gate 'bpw<=4' -q
+? 5
+2 bpw is -?nan, required <= 4
 
 # What it is not.
 $ qtool verify "$NANO"
