@@ -194,10 +194,32 @@ static void same_bytes_for_any_threads(void **state)
  */
 enum { ACT_STEPS = 2 * 5 + 4 * ((4 + 1) + (4 + 5) + 1) };
 
+/* Tensors that are copied, which come before. */
+static int copies_of(const struct qt_ckpt *ckpt)
+{
+    int n = 0;
+    for (size_t i = 0; i < qt_ckpt_count(ckpt); i++)
+        n += !strstr(qt_ckpt_tensor(ckpt, i)->name, "_proj.weight");
+    return n;
+}
+
 static int stops_left;
 static bool stop_soon(void)
 {
     return stops_left-- <= 0;
+}
+
+/* Activations have been chosen, and so many weights quantized. */
+static void stop_after(struct fixture *f, const struct qt_ckpt *ckpt, struct qt_quantize_options *o,
+                       int weights)
+{
+    struct qt_quantize_report report;
+    char says[40];
+    snprintf(says, sizeof says, "interrupted after %d of", copies_of(ckpt) + weights);
+    o->interrupted = stop_soon;
+    stops_left = copies_of(ckpt) + ACT_STEPS + weights;
+    expect_error("stopped", qt_quantize(&report, ckpt, o, &f->err), QT_E_INTERRUPTED, says,
+                 &f->err);
 }
 
 /* Stopped before one tensor (or step of choosing activations) after another, and resumed. */
@@ -410,10 +432,7 @@ static void chosen_activations_are_kept(void **state)
     struct qt_ckpt *ckpt = make_model(f, NULL);
     struct qt_quantize_options b = options(f, "b", "w4ax:a8max=0.5");
     struct qt_quantize_report report;
-    b.interrupted = stop_soon;
-    stops_left = ACT_STEPS;
-    expect_error("stopped", qt_quantize(&report, ckpt, &b, &f->err), QT_E_INTERRUPTED,
-                 "interrupted after 0 of", &f->err);
+    stop_after(f, ckpt, &b, 0);
     b.resume = true;
     for (int i = 0; i < 3; i++) {
         stops_left = 1;
@@ -471,10 +490,7 @@ static void kept_activations_are_checked(void **state)
     struct qt_quantize_report report;
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
         b.resume = false;
-        b.interrupted = stop_soon;
-        stops_left = ACT_STEPS + 2;
-        expect_error("stopped", qt_quantize(&report, ckpt, &b, &f->err), QT_E_INTERRUPTED,
-                     "interrupted after 2 of", &f->err);
+        stop_after(f, ckpt, &b, 2);
         edit_file(fixture_path(f->dir, "b.partial/activations"), &edits[i]);
         b.resume = true;
         b.interrupted = NULL;
@@ -705,12 +721,8 @@ static void allocation_failures(void **state)
     struct fixture *f = *state;
     struct qt_ckpt *ckpt = make_model(f, NULL);
     struct qt_quantize_options a = options(f, "a", "nf3:g=32"), b = options(f, "b", "w4ax");
-    struct qt_quantize_report report;
     starve(f, ckpt, &a, 8);
-    b.interrupted = stop_soon;
-    stops_left = ACT_STEPS;
-    expect_error("stopped", qt_quantize(&report, ckpt, &b, &f->err), QT_E_INTERRUPTED,
-                 "interrupted after 0 of", &f->err);
+    stop_after(f, ckpt, &b, 0);
     b.interrupted = NULL;
     b.resume = true;
     starve(f, ckpt, &b, 100);
