@@ -1,11 +1,9 @@
-#include "formats/formats.h"
+#include "formats/formats_internal.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const size_t manifest_limit = (size_t)1 << 28;
 
 enum { SECTION_NAME_LIMIT = 32, SCALE_EXP2_LIMIT = 1000 };
 
@@ -316,8 +314,8 @@ static int load(struct qt_container *c, const char *path, struct qt_err *err)
 {
     int rc;
     QT_TRY(qt_string_copy(&c->dir, path, err));
-    QT_TRY(qt_path_join(&c->manifest_path, path, "qtool.json", err));
-    QT_TRY(qt_json_load(&c->manifest, c->manifest_path, manifest_limit, err));
+    QT_TRY(qt_path_join(&c->manifest_path, path, QT_MANIFEST_NAME, err));
+    QT_TRY(qt_json_load(&c->manifest, c->manifest_path, QT_MAX_MANIFEST, err));
     QT_TRY(check_version(c, err));
     json_t *tensors = json_object_get(c->manifest, "tensors");
     json_t *copied = json_object_get(c->manifest, "copied");

@@ -15,6 +15,10 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "little-endian hosts o
 /* Largest description of a file's tensors (safetensors' own limit, and ours for the rest). */
 enum { QT_MAX_HEADER = 100 * 1000 * 1000, QT_MAX_TENSORS = 1 << 20 };
 
+/* What a container says of its tensors (container.c reads it, writer.c writes it). */
+#define QT_MANIFEST_NAME "qtool.json"
+enum { QT_MAX_MANIFEST = 1 << 28 };
+
 /* ---- zip.c ---------------------------------------------------------------------------------- */
 
 struct qt_zip_entry {

@@ -206,7 +206,7 @@ static int check_finished(const struct qt_writer *w, const json_t *identity, str
     if (rc < 0)
         return rc;
     bool same =
-        qt_json_load(&manifest, path, (size_t)1 << 28, NULL) == QT_OK &&
+        qt_json_load(&manifest, path, QT_MAX_MANIFEST, NULL) == QT_OK &&
         qt_identity_check(json_object_get(manifest, "identity"), identity, path, NULL) == QT_OK;
     json_decref(manifest);
     qt_free(path);

@@ -8,10 +8,9 @@
 #ifndef QT_FORMATS_WRITER_INTERNAL_H
 #define QT_FORMATS_WRITER_INTERNAL_H
 
-#include "formats/formats.h"
+#include "formats/formats_internal.h"
 
-#define QT_MANIFEST_NAME "qtool.json"
-#define QT_JOURNAL_NAME  "journal"
+#define QT_JOURNAL_NAME "journal"
 
 /* ---- outdir.c ------------------------------------------------------------------------------- */
 

@@ -131,23 +131,29 @@ done:
 
 /* ---- containers ----------------------------------------------------------------------------- */
 
+static const struct qt_tensor *find_section(const struct qt_entry *e, const char *name)
+{
+    for (size_t i = 0; i < e->nsections; i++)
+        if (strcmp(e->section[i].name, name) == 0)
+            return e->section[i].tensor;
+    return NULL;
+}
+
 static int read_section(void *dst, size_t bytes, const struct qt_container *c,
                         const struct qt_entry *e, const char *name, struct qt_err *err)
 {
+    const struct qt_tensor *section = find_section(e, name);
     struct qt_blob blob;
-    for (size_t i = 0; i < e->nsections; i++) {
-        if (strcmp(e->section[i].name, name) != 0)
-            continue;
-        int rc = qt_ckpt_read(&blob, qt_container_ckpt(c), e->section[i].tensor, err);
-        if (rc == QT_OK && blob.size != bytes)
-            rc = qt_fail(err, QT_E_INPUT, qt_container_dir(c), e->name,
-                         "section '%s' has %zu bytes, expected %zu", name, blob.size, bytes);
-        if (rc == QT_OK)
-            memcpy(dst, blob.data, bytes);
-        qt_blob_free(&blob);
-        return rc;
-    }
-    return qt_fail(err, QT_E_INPUT, qt_container_dir(c), e->name, "has no section '%s'", name);
+    if (!section)
+        return qt_fail(err, QT_E_INPUT, qt_container_dir(c), e->name, "has no section '%s'", name);
+    int rc = qt_ckpt_read(&blob, qt_container_ckpt(c), section, err);
+    if (rc == QT_OK && blob.size != bytes)
+        rc = qt_fail(err, QT_E_INPUT, qt_container_dir(c), e->name,
+                     "section '%s' has %zu bytes, expected %zu", name, blob.size, bytes);
+    if (rc == QT_OK)
+        memcpy(dst, blob.data, bytes);
+    qt_blob_free(&blob);
+    return rc;
 }
 
 int qt_act_check(const struct qt_act *a, const char *file, const char *tensor, struct qt_err *err)
@@ -170,14 +176,6 @@ int qt_act_check(const struct qt_act *a, const char *file, const char *tensor, s
                          (double)a->clip);
 }
 
-static bool has_section(const struct qt_entry *e, const char *name)
-{
-    for (size_t i = 0; i < e->nsections; i++)
-        if (strcmp(e->section[i].name, name) == 0)
-            return true;
-    return false;
-}
-
 int qt_act_row_factors(float *factor, const struct qt_container *c, const char *weight,
                        size_t first, size_t n, struct qt_err *err)
 {
@@ -187,7 +185,7 @@ int qt_act_row_factors(float *factor, const struct qt_container *c, const char *
     int rc = QT_OK;
     for (size_t i = 0; i < n; i++)
         factor[i] = 1;
-    if (!e || !has_section(e, "row_exp2"))
+    if (!e || !find_section(e, "row_exp2"))
         return QT_OK;
     if (first > e->n || n > e->n - first)
         return qt_fail(err, QT_E_INTERNAL, qt_container_dir(c), e->name, "has no rows %zu to %zu",

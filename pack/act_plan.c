@@ -25,14 +25,6 @@ static bool is_w4ax(const struct qt_plan_item *item)
     return !item->why && item->packed.spec.scheme == &qt_scheme_w4ax;
 }
 
-static const struct qt_plan_item *find_item(const struct qt_plan *plan, const char *name)
-{
-    for (size_t i = 0; i < plan->count; i++)
-        if (strcmp(plan->items[i].tensor->name, name) == 0)
-            return &plan->items[i];
-    return NULL;
-}
-
 /* Whether a w4ax tensor may be that, whatever the others are. */
 static int check_item(const struct qt_plan_item *item, const struct qt_model *model,
                       struct qt_err *err)
@@ -102,7 +94,7 @@ int qt_act_find_inputs(struct qt_act_planner *p, const struct qt_plan *plan, str
         const struct qt_linear *linear;
         size_t n = qt_model_linears(&linear, p->model, l);
         for (size_t i = 0; i < n; i++)
-            QT_TRY(add_linear(p, find_item(plan, linear[i].weight), &linear[i], err));
+            QT_TRY(add_linear(p, qt_plan_find(plan, linear[i].weight), &linear[i], err));
         allow_changes(p, l);
     }
 done:

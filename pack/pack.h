@@ -321,6 +321,8 @@ struct qt_plan {
 int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt_plan_options *opt,
                 struct qt_err *err);
 void qt_plan_free(struct qt_plan *plan);
+/* The item of a tensor; NULL where there is no tensor of that name. */
+const struct qt_plan_item *qt_plan_find(const struct qt_plan *plan, const char *name);
 /* What an item cannot be quantized without. */
 enum qt_need {
     QT_NEEDS_NOTHING,

@@ -366,7 +366,7 @@ const struct qt_plan_item *qt_plan_needs(const struct qt_plan *plan)
     return found;
 }
 
-static const struct qt_plan_item *find_item(const struct qt_plan *plan, const char *name)
+const struct qt_plan_item *qt_plan_find(const struct qt_plan *plan, const char *name)
 {
     for (size_t i = 0; i < plan->count; i++)
         if (strcmp(plan->items[i].tensor->name, name) == 0)
@@ -383,8 +383,8 @@ static const char *item_scheme(const struct qt_plan_item *item)
 static int check_tied(const struct qt_plan *plan, const struct qt_model *model, struct qt_err *err)
 {
     const char *embedding, *head = qt_model_tied_head(model, &embedding);
-    const struct qt_plan_item *one = find_item(plan, embedding);
-    const struct qt_plan_item *other = head ? find_item(plan, head) : NULL;
+    const struct qt_plan_item *one = qt_plan_find(plan, embedding);
+    const struct qt_plan_item *other = head ? qt_plan_find(plan, head) : NULL;
     if (!one || !other || strcmp(item_scheme(one), item_scheme(other)) == 0)
         return QT_OK;
     return qt_fail(err, QT_E_UNSUPPORTED, other->tensor->file, head,
