@@ -66,11 +66,11 @@ static __host__ __device__ constexpr int qt_tile_steps(int warpgroups, int token
 /*
  * Kernels that round multiply weights by their group scales, in FP16 as qt_matmul_dequantize does.
  * The alternative, sums in units of a scale, multiplies as many sums at each new group as a lane
- * has: with groups of 128 channels it is 2 to 5 % slower (docs/kernels.md), but for integers of 4
- * bits, which take two multiplications of weights, 2 % faster; with groups of 64 it is 2 to 12 %
- * slower, but for 8 bits; groups of 32, with which it would take half as long again, are always
- * rounded. With one scale a row nothing is. What else plans choose for up to so many tokens is
- * exact:
+ * has: with groups of 128 channels it is 2 to 5 % slower (docs/kernels_tried.md), but for integers
+ * of 4 bits, which take two multiplications of weights, 2 % faster; with groups of 64 it is 2 to
+ * 12 % slower, but for 8 bits; groups of 32, with which it would take half as long again, are
+ * always rounded. With one scale a row nothing is. What else plans choose for up to so many tokens
+ * is exact:
  */
 enum { QT_TILE_EXACT_TOKENS = 128, QT_TILE_ROUNDED_GROUP_LOG2 = 5 };
 

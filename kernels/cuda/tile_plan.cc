@@ -147,7 +147,7 @@ static int x_bytes(const struct qt_tile_kind *k)
 }
 
 /* Bytes of weights that a multiprocessor should have under way. With twice as many memory is slower
- * (docs/kernels.md). */
+ * (docs/kernels_tried.md). */
 enum { WEIGHTS_AHEAD = 72 << 10 };
 
 /* Stages and offsets; returns the size. Clusters put sums where the ring was, at most as many as a

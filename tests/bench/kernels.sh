@@ -1,5 +1,6 @@
 #!/bin/sh
-# The tables of docs/kernels.md, docs/kernels_h200.tsv and kernels_h100.tsv, measured on the GPU of this machine.
+# The tables of docs/kernels_speed.md (speed.md: between its two marks), docs/kernels_h200.tsv and kernels_h100.tsv
+# (speed.tsv), measured on the GPU of this machine.
 #
 #   usage: tests/bench/kernels.sh QTOOL OUT     OUT: an empty directory for *.json, speed.tsv, speed.md
 set -e
