@@ -138,13 +138,13 @@ void gpu_cublas_close(struct gpu_cublas *c)
 }
 
 /* Column-major: Y^T[n][m] = W[n][k] X^T[k][m]. */
-int gpu_cublas_gemm(struct gpu_cublas *c, void *y, const void *x, const void *w, int m, int n,
-                    int k, bool bf16)
+int gpu_cublas_gemm(struct gpu_cublas *c, void *y, int ldy, const void *x, const void *w, int m,
+                    int n, int k, bool bf16)
 {
     const float one = 1, zero = 0;
     const int type = bf16 ? R_16BF : R_16F;
-    return c->gemm(c->handle, OP_T, OP_N, n, m, k, &one, w, type, k, x, type, k, &zero, y, type, n,
-                   COMPUTE_32F, ALGO_DEFAULT);
+    return c->gemm(c->handle, OP_T, OP_N, n, m, k, &one, w, type, k, x, type, k, &zero, y, type,
+                   ldy, COMPUTE_32F, ALGO_DEFAULT);
 }
 
 /* Column-major: C^T = B^T A^T, and what is row-major is the turned one as it lies. */

@@ -129,11 +129,12 @@ static int planned(int status, const char *reason, struct qt_err *err)
 }
 
 /* qt_matmul_dense_fn; cuBLAS has been told of the only stream. */
-static int dense_product(void *cublas, void *y, const void *x, const void *w, size_t m, size_t n,
-                         size_t k, enum qt_matmul_dtype dtype, void *stream)
+static int dense_product(void *cublas, void *y, size_t ldy, const void *x, const void *w, size_t m,
+                         size_t n, size_t k, enum qt_matmul_dtype dtype, void *stream)
 {
     (void)stream;
-    return gpu_cublas_gemm(cublas, y, x, w, (int)m, (int)n, (int)k, dtype == QT_MATMUL_BF16);
+    return gpu_cublas_gemm(cublas, y, (int)ldy, x, w, (int)m, (int)n, (int)k,
+                           dtype == QT_MATMUL_BF16);
 }
 
 static int gpu_plan(struct qt_gpu *gpu, struct qt_matmul_plan *out,
@@ -242,7 +243,7 @@ static int gpu_gemm(struct qt_gpu *gpu, void *y, const void *x, const void *w, s
                     size_t k, struct qt_err *err)
 {
     return gpu_multiplied(
-        gpu_cublas_gemm(self(gpu)->cublas, y, x, w, (int)m, (int)n, (int)k, false), err);
+        gpu_cublas_gemm(self(gpu)->cublas, y, (int)n, x, w, (int)m, (int)n, (int)k, false), err);
 }
 
 /* ---- time ----------------------------------------------------------------------------------- */

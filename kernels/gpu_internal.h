@@ -31,9 +31,10 @@ struct gpu_cublas;
 struct gpu_cublas *gpu_cublas_open(char *text, size_t size, void *stream, void *workspace,
                                    size_t bytes);
 void gpu_cublas_close(struct gpu_cublas *c);
-/* y[m][n] = x[m][k] w[n][k]^T in FP16 or BF16; a cublasStatus_t, 0 for success. */
-int gpu_cublas_gemm(struct gpu_cublas *c, void *y, const void *x, const void *w, int m, int n,
-                    int k, bool bf16);
+/* y[m][n] = x[m][k] w[n][k]^T in FP16 or BF16, rows of y ldy apart; a cublasStatus_t, 0 for
+ * success. */
+int gpu_cublas_gemm(struct gpu_cublas *c, void *y, int ldy, const void *x, const void *w, int m,
+                    int n, int k, bool bf16);
 
 /* c[m][n] = alpha a b + beta c in FP32, row-major with rows ld_ apart; a is [m][k], or [k][m] if
  * a_turned, b [k][n] or [n][k]. `count` of them, step_ floats apart (0: the same). tf32: all values

@@ -93,10 +93,12 @@ int qt_matmul_slice(struct qt_matmul_weight *out, const struct qt_matmul_weight 
 
 /*
  * A dense product of the caller, cuBLAS for example: y[m][n] = x[m][k] w[n][k]^T, all of `dtype`
- * and row-major, enqueued on `stream`. Returns 0 for success.
+ * and row-major, enqueued on `stream`. Rows of y are ldy elements apart, those of x and w are
+ * dense. Returns 0 for success.
  */
-typedef int qt_matmul_dense_fn(void *context, void *y, const void *x, const void *w, size_t m,
-                               size_t n, size_t k, enum qt_matmul_dtype dtype, void *stream);
+typedef int qt_matmul_dense_fn(void *context, void *y, size_t ldy, const void *x, const void *w,
+                               size_t m, size_t n, size_t k, enum qt_matmul_dtype dtype,
+                               void *stream);
 
 struct qt_matmul_options {
     enum qt_matmul_dtype dtype; /* of X and Y */
@@ -109,8 +111,9 @@ struct qt_matmul_options {
     /* A row of Y is the same to the last bit whatever m is (on one model of GPU): k is cut in one
      * way for all m, which costs time where another m would want another. */
     int batch_invariant;
-    /* If not NULL, weights may be dequantized into the workspace (2 n k bytes) and multiplied by
-     * it, where that is faster: for very many tokens. They are then rounded to `dtype` first. */
+    /* If not NULL, weights may be dequantized into the workspace, some rows at a time, and
+     * multiplied by it, where that is faster: for very many tokens. They are then rounded to
+     * `dtype` first. */
     qt_matmul_dense_fn *dense;
     void *dense_context;
     /* For tests: 80, 86, 89 or 90 plans as for such a device, its kernels and its shared memory, on
@@ -124,13 +127,13 @@ enum qt_matmul_path {
     QT_MATMUL_STREAM,   /* one pass over the weights for up to 32 tokens */
     QT_MATMUL_SKINNY,   /* whole rows a block, up to 16 tokens; compute capability 9.0 */
     QT_MATMUL_TILE,     /* tiles of rows and tokens; compute capability 9.0 */
-    QT_MATMUL_DENSE,    /* dequantize, and options.dense */
+    QT_MATMUL_DENSE,    /* dequantize, and options.dense, some rows at a time */
     QT_MATMUL_MMA_TILE, /* tiles of rows and tokens, by mma.sync */
     QT_MATMUL_VECTOR,   /* MIX24, one token; compute capability 9.0 */
 };
 
 struct qt_matmul_config {
-    enum qt_matmul_path path; /* TILE uses token_tiles, warps, splits alone; DENSE nothing */
+    enum qt_matmul_path path; /* TILE uses token_tiles, warps, splits alone; DENSE parts */
     int token_tiles;          /* of 8 tokens, per pass or tile */
     int strips;               /* of 16 rows, per warp and pass */
     int warps;                /* per block */
@@ -139,7 +142,8 @@ struct qt_matmul_config {
     int splits;               /* blocks along k; SKINNY: 1; TILE: 1 whole tiles, 2 shared among
                                * blocks, 3, 4 clusters of 2, 4 blocks; MIX24: a cluster */
     int depth;                /* SKINNY: stages; MIX24: slots of a warp's ring */
-    int parts;                /* MIX24: launches that share k, one after the other */
+    int parts; /* MIX24: launches that share k; DENSE: products that share n; one after
+                * the other */
 };
 
 struct qt_matmul_plan {

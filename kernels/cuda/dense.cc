@@ -1,24 +1,44 @@
-/* Very many tokens: weights are dequantized once, and the caller's dense product does the rest. */
+/* Very many tokens: weights are dequantized once, and the caller's dense product does the rest.
+ * Some rows at a time, so that the workspace stays small, and in the L2 from dequantizing to the
+ * product. */
 #include "kernels/cuda/plan.h"
 
-static size_t dense_bytes(const struct qt_matmul_plan *p)
+/* A part has a multiple of ALIGN rows, as tiles of dense products have. */
+enum { PART_BYTES = 256 << 20, ALIGN = 256 };
+
+static size_t part_rows(const struct qt_matmul_plan *p)
 {
-    return round_up(p->n * p->k * 2, 256);
+    const size_t rows = round_up(ceil_div(p->n, (size_t)p->config.parts), ALIGN);
+    return rows < p->n ? rows : p->n;
 }
 
-/* At the speeds seen on an H200: memory 4.2 TB/s, writing dequantized weights 3, those of mix24,
- * whose channels are in another order, 2.5, and outliers 6 us more; products 705 TFLOP/s in large
- * matrices, of a GPU at its power limit (docs/kernels.md). Models of other kernels are of an H200
- * too, so for devices whose tensor cores are used by mma.sync alone products count as 1.25 times as
- * fast as the mma tile kernel's there (340 TFLOP/s): an estimate, not measured on such a device. */
-double qt_dense_us(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
-                   size_t packed_bytes)
+void qt_dense_choose(struct qt_matmul_plan *p)
 {
-    double n = (double)p->n, k = (double)p->k, m = (double)p->m;
-    double read = 2 * n * k / 4.2e6, multiply = 2 * m * n * k / (p->cc == 90 ? 705e6 : 425e6);
-    double write = 2 * n * k / (p->kind == QT_MATMUL_MIX24 ? 2.5e6 : 3e6);
-    double start = p->kind == QT_MATMUL_MIX24 && w->mix24.csr_ptr ? 14 : 8;
-    return start + (double)packed_bytes / 4.2e6 + write + (read > multiply ? read : multiply);
+    p->config = (struct qt_matmul_config){};
+    p->config.path = QT_MATMUL_DENSE;
+    p->config.parts = (int)ceil_div(p->n * p->k * 2, PART_BYTES);
+}
+
+/*
+ * At the speeds seen on an H200: memory 4.2 TB/s, writing dequantized weights 3, those of mix24,
+ * whose channels are in another order, 2.5, and outliers 3 us more; products 705 TFLOP/s in large
+ * matrices, of a GPU at its power limit (docs/kernels.md). Other kernels were timed in products too
+ * short for that limit, at which tiles have 0.95 of the rate of dense products. Models of other
+ * kernels are of an H200 too, so for devices whose tensor cores are used by mma.sync alone products
+ * count as 1.25 times as fast as the mma tile kernel's there (340 TFLOP/s): an estimate, not
+ * measured on such a device.
+ */
+bool qt_dense_is_faster(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
+                        size_t packed_bytes, double us)
+{
+    const double n = (double)p->n, k = (double)p->k, m = (double)p->m;
+    const double read = 2 * n * k / 4.2e6, multiply = 2 * m * n * k / (p->cc == 90 ? 705e6 : 425e6);
+    const double write = 2 * n * k / (p->kind == QT_MATMUL_MIX24 ? 2.5e6 : 3e6);
+    const double start = p->kind == QT_MATMUL_MIX24 && w->mix24.csr_ptr ? 11 : 8;
+    const double limited = p->cc == 90 ? multiply / 0.95 : 0;
+    const double dense =
+        start + (double)packed_bytes / 4.2e6 + write + (read > multiply ? read : multiply);
+    return dense < (us > limited ? us : limited);
 }
 
 const char *qt_dense_fault(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
@@ -35,23 +55,32 @@ int qt_dense_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w, c
     const char *fault = qt_dense_fault(p, w);
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
+    if (p->config.parts < 1)
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "a dense product in %d parts", p->config.parts);
     p->kernel = kernel;
     p->rounded = 1;
-    p->workspace_bytes = QT_MATMUL_WORKSPACE_ZEROED + dense_bytes(p);
+    p->workspace_bytes = QT_MATMUL_WORKSPACE_ZEROED + round_up(part_rows(p) * p->k * 2, 256);
     return QT_MATMUL_OK;
 }
 
 int qt_dense_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
                  const void *x, void *workspace, void *stream)
 {
-    void *dense = (char *)workspace + QT_MATMUL_WORKSPACE_ZEROED;
+    char *dense = (char *)workspace + QT_MATMUL_WORKSPACE_ZEROED;
+    const size_t rows = part_rows(p);
+    struct qt_matmul_weight part;
     if (qt_dense_fault(p, w)) /* of another weight than the planned one */
         return QT_MATMUL_UNSUPPORTED;
-    int rc = qt_matmul_dequantize(w, dense, p->options.dtype, stream);
-    if (rc != QT_MATMUL_OK)
-        return rc;
-    return p->options.dense(p->options.dense_context, y, x, dense, p->m, p->n, p->k,
-                            p->options.dtype, stream) == 0
-               ? QT_MATMUL_OK
-               : QT_MATMUL_FAILED;
+    for (size_t n0 = 0; n0 < p->n; n0 += rows) {
+        const size_t n = p->n - n0 < rows ? p->n - n0 : rows;
+        int rc = qt_matmul_slice(&part, w, n0, n, 0, p->k);
+        if (rc == QT_MATMUL_OK)
+            rc = qt_matmul_dequantize(&part, dense, p->options.dtype, stream);
+        if (rc != QT_MATMUL_OK)
+            return rc;
+        if (p->options.dense(p->options.dense_context, (char *)y + n0 * 2, p->n, x, dense, p->m, n,
+                             p->k, p->options.dtype, stream) != 0)
+            return QT_MATMUL_FAILED;
+    }
+    return QT_MATMUL_OK;
 }

@@ -237,10 +237,8 @@ static void prefer_dense(struct qt_matmul_plan *p, const struct qt_matmul_weight
                          size_t packed_bytes, double us)
 {
     if (!qt_dense_fault(p, w) && !p->options.batch_invariant && p->m > 32 &&
-        qt_dense_us(p, w, packed_bytes) < us) {
-        p->config = (struct qt_matmul_config){};
-        p->config.path = QT_MATMUL_DENSE;
-    }
+        qt_dense_is_faster(p, w, packed_bytes, us))
+        qt_dense_choose(p);
 }
 
 /* How tiles add depends on m, so a batch-invariant plan never takes them. */

@@ -148,10 +148,12 @@ int qt_mma_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
                     const struct qt_matmul_weight *w, void *y, const void *x, void *workspace,
                     void *stream);
 
-/* packed_bytes: of the matrix. kernel: any that dequantizes it. */
-double qt_dense_us(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
-                   size_t packed_bytes);
+/* Than a kernel that takes about us. packed_bytes: of the matrix. */
+bool qt_dense_is_faster(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
+                        size_t packed_bytes, double us);
+void qt_dense_choose(struct qt_matmul_plan *p);
 const char *qt_dense_fault(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w);
+/* kernel: any that dequantizes the matrix. */
 int qt_dense_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w, const void *kernel);
 int qt_dense_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w, void *y,
                  const void *x, void *workspace, void *stream);

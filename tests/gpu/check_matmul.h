@@ -233,7 +233,8 @@ static inline void check_product(const struct qt_matmul_weight *w, const float *
         if (i < others)
             vary(&other.config, i);
         else
-            other.config.path = QT_MATMUL_DENSE;
+            other.config = (struct qt_matmul_config){.path = QT_MATMUL_DENSE,
+                                                     .parts = 1 + (int)random_below(3)};
         if (qt_matmul_plan_check(&other, w) == QT_MATMUL_OK)
             check_plan(&other, w, &product);
     }

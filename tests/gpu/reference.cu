@@ -67,8 +67,8 @@ void gpu_reference(double *y, const void *x, const float *w, size_t m, size_t n,
     CHECK(cudaGetLastError());
 }
 
-static __global__ void dense_kernel(uint16_t *y, const uint16_t *x, const uint16_t *w, size_t n,
-                                    size_t k, int bf16)
+static __global__ void dense_kernel(uint16_t *y, size_t ldy, const uint16_t *x, const uint16_t *w,
+                                    size_t n, size_t k, int bf16)
 {
     size_t row = blockIdx.x * (size_t)blockDim.x + threadIdx.x, token = blockIdx.y;
     float sum = 0;
@@ -76,16 +76,17 @@ static __global__ void dense_kernel(uint16_t *y, const uint16_t *x, const uint16
         return;
     for (size_t i = 0; i < k; i++)
         sum += (float)(to_double(x, token * k + i, bf16) * to_double(w, row * k + i, bf16));
-    y[token * n + row] =
+    y[token * ldy + row] =
         bf16 ? __bfloat16_as_ushort(__float2bfloat16(sum)) : __half_as_ushort(__float2half(sum));
 }
 
-int gpu_dense(void *, void *y, const void *x, const void *w, size_t m, size_t n, size_t k,
-              enum qt_matmul_dtype dtype, void *stream)
+int gpu_dense(void *, void *y, size_t ldy, const void *x, const void *w, size_t m, size_t n,
+              size_t k, enum qt_matmul_dtype dtype, void *stream)
 {
     dim3 grid((unsigned)((n + 63) / 64), (unsigned)m);
-    dense_kernel<<<grid, 64, 0, (cudaStream_t)stream>>>(
-        (uint16_t *)y, (const uint16_t *)x, (const uint16_t *)w, n, k, dtype == QT_MATMUL_BF16);
+    dense_kernel<<<grid, 64, 0, (cudaStream_t)stream>>>((uint16_t *)y, ldy, (const uint16_t *)x,
+                                                        (const uint16_t *)w, n, k,
+                                                        dtype == QT_MATMUL_BF16);
     return cudaGetLastError() != cudaSuccess;
 }
 

@@ -50,8 +50,8 @@ struct gpu_rounding {
 void gpu_reference(double *y, const void *x, const float *w, size_t m, size_t n, size_t k,
                    size_t pitch, int bf16, struct gpu_rounding weights);
 /* A dense product for struct qt_matmul_options: FP32 sums, context not used. */
-int gpu_dense(void *context, void *y, const void *x, const void *w, size_t m, size_t n, size_t k,
-              enum qt_matmul_dtype dtype, void *stream);
+int gpu_dense(void *context, void *y, size_t ldy, const void *x, const void *w, size_t m, size_t n,
+              size_t k, enum qt_matmul_dtype dtype, void *stream);
 /* |y - reference| / |reference|, infinite if y has a NaN or an infinity; and what rounding the
  * reference alone gives. */
 struct gpu_error {

@@ -27,7 +27,7 @@ static int by_time(const void *a, const void *b)
 static void show(const char *name, const struct qt_matmul_config *c, double us)
 {
     if (c->path == QT_MATMUL_DENSE) {
-        printf("%-8s %8.2f us  dequantize + cublas\n", name, us);
+        printf("%-8s %8.2f us  dequantize + cublas, %d parts\n", name, us, c->parts);
         return;
     }
     if (c->path == QT_MATMUL_TILE) {
@@ -88,6 +88,15 @@ static void try_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                 plan.config.splits = splits;
                 try_one(tried, count, gpu, copies, &plan, o);
             }
+}
+
+static void try_dense(struct tried *tried, size_t *count, struct qt_gpu *gpu,
+                      const struct gpu_copies *copies, struct qt_matmul_plan plan,
+                      struct gpu_operands *o)
+{
+    plan.config = (struct qt_matmul_config){.path = QT_MATMUL_DENSE};
+    for (plan.config.parts = 1; plan.config.parts <= 64; plan.config.parts *= 2)
+        try_one(tried, count, gpu, copies, &plan, o);
 }
 
 static void try_mma_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
@@ -220,10 +229,8 @@ int main(int argc, char **argv)
     fail_on(gpu_time_floor(&us, gpu, &copies, &err), &err);
     printf("%-8s %8.2f us\n", "floor", us);
     size_t count = 0;
-    struct qt_matmul_plan other = plan;
-    other.config = (struct qt_matmul_config){.path = QT_MATMUL_DENSE};
     if (m > 32)
-        try_one(tried, &count, gpu, &copies, &other, &o);
+        try_dense(tried, &count, gpu, &copies, plan, &o);
     if (m > 8)
         try_tiles(tried, &count, gpu, &copies, plan, &o);
     if (m > 8 && plan.kind != QT_MATMUL_MIX24)

@@ -111,10 +111,11 @@ static struct qt_matmul_weight weight_of(const struct scheme *s, size_t n, size_
     };
 }
 
-static int dense(void *context, void *y, const void *x, const void *w, size_t m, size_t n, size_t k,
-                 enum qt_matmul_dtype dtype, void *stream)
+static int dense(void *context, void *y, size_t ldy, const void *x, const void *w, size_t m,
+                 size_t n, size_t k, enum qt_matmul_dtype dtype, void *stream)
 {
-    (void)context, (void)y, (void)x, (void)w, (void)m, (void)n, (void)k, (void)dtype, (void)stream;
+    (void)context, (void)y, (void)ldy, (void)x, (void)w;
+    (void)m, (void)n, (void)k, (void)dtype, (void)stream;
     return 0;
 }
 

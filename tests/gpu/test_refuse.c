@@ -69,10 +69,11 @@ static struct qt_matmul_weight mix24(size_t n, size_t k, size_t fours, int outli
                                                csr, csr, 0, outliers ? n * k / 500 : 0}};
 }
 
-static int dense(void *context, void *y, const void *x, const void *w, size_t m, size_t n, size_t k,
-                 enum qt_matmul_dtype dtype, void *stream)
+static int dense(void *context, void *y, size_t ldy, const void *x, const void *w, size_t m,
+                 size_t n, size_t k, enum qt_matmul_dtype dtype, void *stream)
 {
-    (void)context, (void)y, (void)x, (void)w, (void)m, (void)n, (void)k, (void)dtype, (void)stream;
+    (void)context, (void)y, (void)ldy, (void)x, (void)w;
+    (void)m, (void)n, (void)k, (void)dtype, (void)stream;
     return 0;
 }
 
@@ -136,7 +137,9 @@ static void other_matrices(void)
     other = nf4;
     other.scale_exp2 = -16;
     takes("plan, many tokens", qt_matmul_plan(&p, &nf4, 4096, &opt));
-    p.config.path = QT_MATMUL_DENSE;
+    p.config = (struct qt_matmul_config){.path = QT_MATMUL_DENSE};
+    refuses("a dense product in no parts", qt_matmul_plan_check(&p, &nf4));
+    p.config.parts = 1;
     takes("check of a dense product", qt_matmul_plan_check(&p, &nf4));
     refuses("weights too small for a dense product in FP16", run(&p, &other));
     pretend_device(&h200);
