@@ -40,6 +40,19 @@ static int remove_files(const char *path, bool (*keep)(const void *ctx, const ch
     return rc;
 }
 
+static bool is_last(const void *last, const char *name)
+{
+    return strcmp(name, last) == 0;
+}
+
+/* Removes the directory, but its file `last` only when all others are gone: what a kill leaves is
+ * known by that for ours. */
+static int remove_ours(const char *path, const char *last, struct qt_err *err)
+{
+    int rc = remove_files(path, is_last, last, err);
+    return rc < 0 ? rc : qt_dir_remove(path, err);
+}
+
 /* ---- what may be replaced ------------------------------------------------------------------- */
 
 static int set_paths(struct qt_outdir *o, const char *dir, struct qt_err *err)
@@ -205,7 +218,7 @@ int qt_outdir_clear(const struct qt_outdir *o, bool (*keep)(const void *ctx, con
 void qt_outdir_discard(struct qt_outdir *o)
 {
     if (o->lock_fd >= 0)
-        qt_dir_remove(o->partial, NULL);
+        remove_ours(o->partial, QT_JOURNAL_NAME, NULL);
     unlock(o);
 }
 
@@ -218,21 +231,12 @@ static int remove_journal(const struct qt_outdir *o, struct qt_err *err)
     return qt_dir_sync(o->partial, err);
 }
 
-static bool keep_mark(const void *ctx, const char *name)
-{
-    (void)ctx;
-    return strcmp(name, REPLACED) == 0;
-}
-
-/* What was replaced, the mark last; anything else under its name is let be. */
+/* What was replaced; anything else under its name is let be. */
 static int remove_old(const struct qt_outdir *o, struct qt_err *err)
 {
     bool left;
     int rc = check_old(&left, o, NULL);
-    if (rc < 0 || !left)
-        return QT_OK;
-    rc = remove_files(o->old, keep_mark, NULL, err);
-    return rc < 0 ? rc : qt_dir_remove(o->old, err);
+    return rc < 0 || !left ? QT_OK : remove_ours(o->old, REPLACED, err);
 }
 
 /* What an earlier run has left goes first: DIR is there. */

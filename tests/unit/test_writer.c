@@ -210,9 +210,9 @@ static void test_kill_after_every_call(void **state)
     }
 }
 
-/* Runs fixture_write in a child and kills it before its nth system call. False: it got to its end.
- * -1 in place of that when there is no tracing here. */
-static int killed_before_syscall(struct run *r, long n)
+/* Runs `work` in a child and kills it before its nth system call. False: it got to its end. -1 in
+ * place of that when there is no tracing here. */
+static int killed_before_syscall(int (*work)(struct run *r), struct run *r, long n)
 {
     int status;
     pid_t child = fork();
@@ -220,7 +220,7 @@ static int killed_before_syscall(struct run *r, long n)
         if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) < 0)
             _exit(99);
         raise(SIGSTOP);
-        _exit(fixture_write(r) == QT_OK ? 0 : 1);
+        _exit(work(r) == QT_OK ? 0 : 1);
     }
     waitpid(child, &status, 0);
     if (WIFEXITED(status))
@@ -243,7 +243,7 @@ static void test_kill_before_every_syscall(void **state)
     (void)state;
     for (long n = 0;; n++) {
         struct run r = {.dir = "traced", .side_file = "side.json", .kill_after = -1};
-        int killed = killed_before_syscall(&r, n);
+        int killed = killed_before_syscall(fixture_write, &r, n);
         if (killed < 0) {
             print_message("SKIP: no process tracing here\n");
             skip();
@@ -267,7 +267,7 @@ static void kill_while_replacing(const char *before)
         struct run r = run_many("over");
         r.force = true;
         shell(before);
-        int killed = killed_before_syscall(&r, n);
+        int killed = killed_before_syscall(fixture_write, &r, n);
         if (killed < 0) {
             print_message("SKIP: no process tracing here\n");
             skip();
@@ -509,6 +509,38 @@ static void test_foreign_partial(void **state)
     assert_status(fixture_open(&w, &r), QT_E_RESOURCE, r.err);
 }
 
+static int discard(struct run *r)
+{
+    struct qt_writer *w;
+    int rc = fixture_open(&w, r);
+    qt_writer_discard(w);
+    qt_writer_close(w);
+    return rc;
+}
+
+/* What is left of a run that was discarding its work is no obstacle to the next. */
+static void test_kill_while_discarding(void **state)
+{
+    (void)state;
+    for (long n = 0;; n++) {
+        struct run r = run_many("dropped");
+        leave_partial(&r, 2);
+        if (n % 2) /* file systems list the oldest first, or the newest */
+            shell("cd dropped.partial && cp journal j && mv j journal");
+        r.resume = true;
+        int killed = killed_before_syscall(discard, &r, n);
+        if (killed < 0) {
+            print_message("SKIP: no process tracing here\n");
+            skip();
+        }
+        r.resume = false;
+        assert_status(fixture_write(&r), QT_OK, r.err);
+        shell("rm -r dropped && test ! -e dropped.partial");
+        if (!killed)
+            break;
+    }
+}
+
 static void test_discard(void **state)
 {
     (void)state;
@@ -724,6 +756,7 @@ int main(void)
         cmocka_unit_test(test_output_appears),
         cmocka_unit_test(test_foreign_partial),
         cmocka_unit_test(test_discard),
+        cmocka_unit_test(test_kill_while_discarding),
         cmocka_unit_test(test_wrong_use),
         cmocka_unit_test(test_read_back),
         cmocka_unit_test(test_file_size_limit),
