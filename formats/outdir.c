@@ -128,6 +128,14 @@ static int check_old(bool *left, const struct qt_outdir *o, struct qt_err *err)
     return QT_OK;
 }
 
+/* st_dev would not tell: bind mounts keep it, and subvolumes, which can be renamed, do not. */
+static bool is_mounted(const char *path)
+{
+    struct statx st;
+    return statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, 0, &st) == 0 &&
+           (st.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
+}
+
 /* DIR: absent, or a container that may be replaced. *exists tells which. */
 static int check_target(bool *exists, const struct qt_outdir *o, struct qt_err *err)
 {
@@ -139,6 +147,9 @@ static int check_target(bool *exists, const struct qt_outdir *o, struct qt_err *
     *exists = true;
     if (!S_ISDIR(st.st_mode))
         return qt_fail(err, QT_E_USAGE, o->dir, NULL, "exists and is not a directory");
+    if (is_mounted(o->dir))
+        return qt_fail(err, QT_E_USAGE, o->dir, NULL,
+                       "is a mount point, which cannot be replaced: give a directory in it");
     if (!o->force)
         return qt_fail(err, QT_E_USAGE, o->dir, NULL, "exists already; --force replaces it");
     int rc = check_old(&left, o, err);
@@ -155,6 +166,10 @@ int qt_outdir_open(struct qt_outdir *o, const char *dir, bool force, struct qt_e
     bool exists;
     *o = (struct qt_outdir){.force = force, .lock_fd = -1};
     int rc = set_paths(o, dir, err);
+    /* Made, found, renamed and synced there; an OUT.partial of an earlier run asks for none of it
+     * before the end. */
+    if (rc == QT_OK && access(o->parent, R_OK | W_OK | X_OK) < 0)
+        rc = io_error(err, o->dir, "cannot be made in its directory");
     return rc < 0 ? rc : check_target(&exists, o, err);
 }
 
@@ -257,7 +272,7 @@ done:
  * A container that is replaced waits under DIR.old until the new one is in place. A kill between
  * any two steps loses neither: at worst DIR.old stays, which the next --force removes once DIR is
  * in place, or DIR.partial is complete, which the same run takes for its own then. The journal goes
- * when DIR has made room: where it cannot (it is mounted, say) the run can still be resumed.
+ * when DIR has made room: where it cannot (it has been mounted, say) the run can still be resumed.
  */
 int qt_outdir_publish(struct qt_outdir *o, struct qt_err *err)
 {

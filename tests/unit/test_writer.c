@@ -25,7 +25,8 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    umount2("disk", MNT_DETACH); /* of test_full_disk, passed or not */
+    umount2("disk", MNT_DETACH); /* of tests that have not come to their end, too */
+    umount2("mounted", MNT_DETACH);
     return fixture_teardown(state);
 }
 
@@ -680,22 +681,75 @@ static void test_full_disk(void **state)
     check_full_disk();
 }
 
-static void test_read_only_parent(void **state)
+/* In a directory of this user's. */
+static bool is_refused(const char *prepare, const char *dir, const char *reason)
+{
+    struct run r = run_many(dir);
+    struct qt_writer *w;
+    r.force = true;
+    bool refused = system(prepare) == 0 && fixture_open(&w, &r) == QT_E_RESOURCE &&
+                   strstr(r.err.reason, reason);
+    if (!refused)
+        print_error("%s: %s: %s\n", prepare, r.err.file, r.err.reason);
+    return system("chmod 755 locked && rm -r locked") == 0 && refused;
+}
+
+static bool are_refused(void)
+{
+    static const char reason[] = "cannot be made in its directory: Permission denied";
+    return is_refused("mkdir locked && chmod 555 locked", "locked/out", reason) &&
+           is_refused("mkdir -p locked/out.partial && chmod 555 locked", "locked/out", reason) &&
+           is_refused("mkdir locked && chmod 333 locked", "locked/out", reason) &&
+           is_refused("mkdir locked && chmod 666 locked", "locked/out", reason) &&
+           is_refused("mkdir locked && chmod 555 locked", "locked", "cannot be replaced") &&
+           is_refused("mkdir locked && echo {} >locked/qtool.json && chmod 555 locked", "locked",
+                      "cannot be replaced");
+}
+
+/* All that the end needs is looked at before the work. */
+static void test_no_permission(void **state)
+{
+    enum { NOBODY = 65534 };
+    (void)state;
+    int status;
+    shell("mkdir theirs && chmod 755 .");
+    if (geteuid() == 0) /* who may write anywhere */
+        assert_int_equal(chown("theirs", NOBODY, NOBODY), 0);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(chdir("theirs") == 0 && (geteuid() != 0 || setuid(NOBODY) == 0) && are_refused() ? 0
+                                                                                               : 1);
+    waitpid(child, &status, 0);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* What cannot be renamed, on another file system or the same: found before the work, and if it
+ * comes later the work is not lost. */
+static void test_mounted(void **state)
 {
     (void)state;
-    if (geteuid() == 0) {
-        print_message("SKIP: root may write anywhere\n");
-        skip();
+    struct run r = run_many("mounted");
+    r.force = true;
+    shell("mkdir source");
+    for (int bound = 0; bound < 2; bound++) {
+        struct qt_writer *w;
+        shell("cp -r ref mounted");
+        assert_status(fixture_open(&w, &r), QT_OK, r.err);
+        for (size_t u = 0; u < UNITS; u++)
+            assert_status(fixture_unit(w, u, &r), QT_OK, r.err);
+        if (mount(bound ? "source" : "tmpfs", "mounted", "tmpfs", bound ? MS_BIND : 0, "") < 0) {
+            print_message("SKIP: cannot mount: %s\n", strerror(errno));
+            qt_writer_close(w);
+            skip();
+        }
+        assert_status(fixture_finish(w, &r), QT_E_USAGE, r.err);
+        assert_reason(r.err, "mount point");
+        qt_writer_close(w);
+        expect_refused("mounted", true, "mount point");
+        assert_int_equal(umount("mounted"), 0);
+        assert_true(same_dirs("mounted", "ref"));
+        resume_and_compare(&r);
     }
-    struct run r = run_many("locked/out"), replaced = run_many("locked");
-    struct qt_writer *w;
-    shell("mkdir locked && chmod 555 locked");
-    assert_status(fixture_open(&w, &r), QT_E_RESOURCE, r.err);
-    shell("chmod 755 locked && echo {} >locked/qtool.json && chmod 555 locked");
-    replaced.force = true;
-    assert_status(fixture_open(&w, &replaced), QT_E_RESOURCE, replaced.err);
-    assert_non_null(strstr(replaced.err.reason, "cannot be replaced"));
-    shell("chmod 755 locked && rm -r locked");
 }
 
 /* The nth allocation of the whole run fails, for every n: a clean error, nothing leaks, the output
@@ -761,7 +815,8 @@ int main(void)
         cmocka_unit_test(test_read_back),
         cmocka_unit_test(test_file_size_limit),
         cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_read_only_parent),
+        cmocka_unit_test(test_no_permission),
+        cmocka_unit_test(test_mounted),
         cmocka_unit_test(test_without_memory),
         cmocka_unit_test(test_resume_without_memory),
     };
