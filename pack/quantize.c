@@ -81,7 +81,7 @@ static int identity_new(json_t **out, const struct qt_run *run, const struct qt_
                          "calibration", calibration_json(run->opt->calibration, config));
     if (*out && learner)
         failed |= json_object_set_new(*out, "learning", qt_learn_identity(learner));
-    if (*out && run->opt->kv)
+    if (*out && opt->kv)
         failed |= json_object_set_new(json_object_get(*out, "options"), "kv", json_integer(4));
     json_decref(files);
     json_decref(rules);
@@ -110,30 +110,26 @@ static int stored_add_section(struct qt_run *run, const struct qt_plan_item *ite
 static int stored_add_kv(struct qt_run *run, struct qt_err *err)
 {
     run->kv.first = run->nstored;
-    for (size_t i = 0; i < 2 * run->kv.layers; i++) {
+    for (size_t i = 0; i < 2 * run->plan.kv.layers; i++) {
         struct qt_tensor *t = &run->stored[run->nstored];
         char **name = &run->names[run->nstored];
         int rc = qt_kv_tensor_name(name, i / 2, i % 2 ? "zero" : "scale", err);
         if (rc < 0)
             return rc;
         run->nstored++;
-        if (qt_ckpt_find(run->ckpt, *name))
-            return qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_dir(run->ckpt), *name,
-                           "has the name of scales that --kv would store");
         *t = (struct qt_tensor){.name = *name,
                                 .dtype = QT_F32,
                                 .ndim = 2,
-                                .shape = {run->kv.heads, run->kv.head_dim},
-                                .count = run->kv.heads * run->kv.head_dim};
+                                .shape = {run->plan.kv.heads, run->plan.kv.head_dim},
+                                .count = run->plan.kv.heads * run->plan.kv.head_dim};
         t->nbytes = t->count * sizeof(float);
-        run->plan.output_bytes += t->nbytes;
     }
     return QT_OK;
 }
 
 static int stored_new(struct qt_run *run, struct qt_err *err)
 {
-    size_t n = 2 * run->kv.layers;
+    size_t n = 2 * run->plan.kv.layers;
     int rc = QT_OK;
     for (size_t i = 0; i < run->plan.count; i++)
         n += run->plan.items[i].why ? 1 : run->plan.items[i].packed.nsections;
@@ -207,6 +203,10 @@ static int check_data(const struct qt_run *run, struct qt_err *err)
                            "--calib)",
                            item->packed.spec.text);
     }
+    if (run->plan.kv.wanted && (!c || c->file))
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "the scales of 4-bit keys come from calibration data (--data)%s",
+                       c ? ": a calibration file does not hold them" : "");
     return QT_OK;
 }
 
@@ -299,13 +299,12 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(qt_plan_new(&run.plan, ckpt, &opt->plan, err));
     if (run.plan.quantized == 0)
         qt_log_message(opt->log, QT_LOG_WARNING, "nothing is quantized: all tensors are copied");
-    if (run.plan.quantized && opt->calibration && !qt_plan_needs(&run.plan) && !opt->kv &&
+    if (run.plan.quantized && opt->calibration && !qt_plan_needs(&run.plan) && !opt->plan.kv &&
         !opt->learn)
         qt_log_message(opt->log, QT_LOG_WARNING,
                        "no scheme here uses calibration data: weights are the same without it");
     QT_TRY(check_data(&run, err));
     QT_TRY(qt_plan_check_model(&run.plan, ckpt, err));
-    QT_TRY(qt_run_kv_open(&run, err));
     QT_TRY(qt_learn_open(&learner, &run, err));
     QT_TRY(config_crc(&config, &run, NULL, err));
     QT_TRY(identity_new(&identity, &run, learner, config, err));
