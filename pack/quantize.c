@@ -17,9 +17,7 @@ static json_t *calibration_json(const struct qt_calibration *c, uint32_t config_
 {
     if (!c)
         return json_null();
-    /* The CPU goes without saying. */
-    const bool elsewhere = c->backend && strcmp(c->backend->name, "cpu") != 0;
-    const char *backend = elsewhere ? c->backend->name : NULL;
+    const char *backend = c->backend ? c->backend->name : NULL;
     if (c->file)
         return json_pack("{s:o, s:s*}", "file_crc32", qt_crc_json(qt_qcal_crc(c->file)), "backend",
                          backend);

@@ -261,6 +261,13 @@ static void interrupted_runs_resume(void **state)
     b.plan.scheme = "nf3:g=32";
     expect_error("other scheme", qt_quantize(&report, ckpt, &b, &f->err), QT_E_RESUME,
                  "options.scheme", &f->err);
+    b.plan.scheme = "nf4:g=32";
+    struct qt_backend other = *f->be; /* another processor */
+    other.name = "OpenBLAS 0.3.21 Nehalem";
+    f->calibration.backend = &other;
+    expect_error("other kernels", qt_quantize(&report, ckpt, &b, &f->err), QT_E_RESUME,
+                 "calibration.backend: \"OpenBLAS ", &f->err);
+    f->calibration.backend = f->be;
     qt_ckpt_close(ckpt);
 }
 
