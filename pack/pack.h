@@ -167,8 +167,9 @@ struct qt_kv {
      * does a cache; NULL: values as they are. */
     const struct qt_container *container;
 };
-/* The static keys of a container for its model. QT_E_INPUT naming file and tensor when what it
- * holds cannot be that, or is of another model; QT_E_USAGE when it holds none. */
+/* The static keys of a container, which must stay open, for its model. QT_E_INPUT naming file and
+ * tensor when what it holds cannot be that, or is of another model; QT_E_USAGE when it holds none.
+ */
 int qt_kv_open(struct qt_kv *out, const struct qt_container *c, const struct qt_model_info *model,
                struct qt_err *err);
 void qt_kv_free(struct qt_kv *kv);

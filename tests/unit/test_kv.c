@@ -375,6 +375,7 @@ static void scales_are_of_the_stored_model(void **state)
         struct keys keys = {.width = info->kv_heads * info->head_dim, .layer = info->layers};
         keys.k = calloc(info->layers * M * keys.width, sizeof *keys.k);
         expect_ok("kv", qt_kv_open(&kv, c, info, &w->err), &w->err);
+        assert_ptr_equal(kv.container, c);
         run_model(&keys, w, c, model);
         for (size_t i = 0; i < info->layers * keys.width; i++) {
             size_t layer = i / keys.width;
