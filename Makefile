@@ -202,15 +202,15 @@ $(B)/tests/gpu/bench_tensor: CUDA_RT += -lstdc++
 # What programs need that launch the kernels: the library, its header, and
 # `pkg-config [--static] qtool-kernels`.
 install-kernels: kernels
-	install -d $(DESTDIR)$(PREFIX)/include
+	install -d "$(DESTDIR)$(PREFIX)/include"
 	for h in qtool_kernels.h qtool_kv4.h qtool_w4ax.h; do \
-	    sed 's|"kernels/|"|' kernels/$$h >$(DESTDIR)$(PREFIX)/include/$$h || exit 1; done
-	install -D -m 644 $(B)/libqtool_kernels.a $(DESTDIR)$(LIBDIR)/libqtool_kernels.a
-	install -D -m 755 $(B)/libqtool_kernels.so $(DESTDIR)$(LIBDIR)/$(SONAME)
-	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libqtool_kernels.so
-	install -d $(DESTDIR)$(LIBDIR)/pkgconfig
-	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' -e 's|@cuda@|$(CUDA_HOME)|' \
-	    kernels/cuda/qtool-kernels.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/qtool-kernels.pc
+	    sed 's|"kernels/|"|' kernels/$$h >"$(DESTDIR)$(PREFIX)/include/$$h" || exit 1; done
+	install -D -m 644 $(B)/libqtool_kernels.a "$(DESTDIR)$(LIBDIR)/libqtool_kernels.a"
+	install -D -m 755 $(B)/libqtool_kernels.so "$(DESTDIR)$(LIBDIR)/$(SONAME)"
+	ln -sf $(SONAME) "$(DESTDIR)$(LIBDIR)/libqtool_kernels.so"
+	install -d "$(DESTDIR)$(LIBDIR)/pkgconfig"
+	sed -e "s|@prefix@|$(PREFIX)|" -e "s|@libdir@|$(LIBDIR)|" -e "s|@cuda@|$(CUDA_HOME)|" \
+	    kernels/cuda/qtool-kernels.pc.in >"$(DESTDIR)$(LIBDIR)/pkgconfig/qtool-kernels.pc"
 
 # test_plan, test_launch and test_refuse need no GPU, and wgmma_registers reads machine code; the others say SKIP
 # where there is no GPU. CUDA_FORCE_PTX_JIT: the kernels that devices of 8.x and 12.x run.
@@ -331,19 +331,19 @@ tidy:
 	    'clang-tidy --quiet "$$@" -- $(QFLAGS) -DQT_ISA=generic' tidy
 
 install: all
-	install -D -m 755 $(B)/qtool $(DESTDIR)$(PREFIX)/bin/qtool
-	install -d $(DESTDIR)$(PREFIX)/share/doc/qtool/docs
-	install -m 644 README.md LICENSE $(DESTDIR)$(PREFIX)/share/doc/qtool
-	install -m 644 docs/*.md docs/json.schema.json $(DESTDIR)$(PREFIX)/share/doc/qtool/docs
-	install -d $(DESTDIR)$(PREFIX)/share/man/man1 \
-	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
-	    $(DESTDIR)$(PREFIX)/share/zsh/site-functions
-	$(B)/qtool manual >$(DESTDIR)$(PREFIX)/share/man/man1/qtool.1
-	$(B)/qtool completion bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/qtool
-	$(B)/qtool completion zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_qtool
+	install -D -m 755 $(B)/qtool "$(DESTDIR)$(PREFIX)/bin/qtool"
+	install -d "$(DESTDIR)$(PREFIX)/share/doc/qtool/docs"
+	install -m 644 README.md LICENSE "$(DESTDIR)$(PREFIX)/share/doc/qtool"
+	install -m 644 docs/*.md docs/json.schema.json "$(DESTDIR)$(PREFIX)/share/doc/qtool/docs"
+	install -d "$(DESTDIR)$(PREFIX)/share/man/man1" \
+	    "$(DESTDIR)$(PREFIX)/share/bash-completion/completions" \
+	    "$(DESTDIR)$(PREFIX)/share/zsh/site-functions"
+	$(B)/qtool manual >"$(DESTDIR)$(PREFIX)/share/man/man1/qtool.1"
+	$(B)/qtool completion bash >"$(DESTDIR)$(PREFIX)/share/bash-completion/completions/qtool"
+	$(B)/qtool completion zsh >"$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_qtool"
 	$(if $(NVCC),@$(MAKE) --no-print-directory install-kernels)
 
-# Installs into $(B) and builds a C and a C++ program against it.
+# Installs into $(B), and builds a C and a C++ program against it where there are kernels.
 test-install:
 	tests/gpu/install.sh $(B)
 

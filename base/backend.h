@@ -66,7 +66,9 @@ struct qt_channels {
 };
 
 struct qt_backend {
-    const char *name; /* "cpu", "cuda" */
+    /* What computes, as far as the bits of results depend on it: "OpenBLAS 0.3.21 Haswell",
+     * "NVIDIA H200, cuBLAS 13.0.2, OpenBLAS 0.3.21 Haswell". */
+    const char *name;
     void *ctx;
     bool host; /* backend memory is host memory: bringing something there is no gain */
 

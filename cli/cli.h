@@ -156,8 +156,9 @@ struct source {
 };
 int source_open(struct source *out, const char *path, struct qt_err *err);
 void source_close(struct source *s);
-/* A checkpoint: a container is refused. */
+/* A checkpoint: a container is refused; and the other way round. */
 int checkpoint_open(struct qt_ckpt **out, const char *path, struct qt_err *err);
+int container_open(struct qt_container **out, const char *path, struct qt_err *err);
 
 /* --tensor 'REGEX=SPEC', cut at the first '='. */
 struct rules {

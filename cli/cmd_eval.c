@@ -94,9 +94,10 @@ static int kv_open(struct qt_kv *out, int keys, const struct source *s, struct q
     struct qt_model *model;
     if (keys == KV_KEYS_BEST)
         keys = has_scales ? QT_KV_KEYS_STATIC : QT_KV_KEYS_CHANNEL;
-    *out = (struct qt_kv){.keys = (enum qt_kv_keys)keys, .container = s->container};
-    if (keys != QT_KV_KEYS_STATIC)
+    if (keys != QT_KV_KEYS_STATIC) {
+        *out = (struct qt_kv){.keys = (enum qt_kv_keys)keys, .container = s->container};
         return QT_OK;
+    }
     if (!has_scales)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
                        "--kv-keys static needs scales of keys in a container: 'qtool quantize' "
@@ -105,7 +106,6 @@ static int kv_open(struct qt_kv *out, int keys, const struct source *s, struct q
     if (rc < 0)
         return rc;
     rc = qt_kv_open(out, s->container, qt_model_info(model), err);
-    out->container = s->container;
     qt_model_close(model);
     return rc;
 }

@@ -7,6 +7,7 @@ struct plan_options {
     struct common_options common;
     const char *scheme;
     struct opt_list tensor;
+    size_t kv;
 };
 
 /* ---- one plan ------------------------------------------------------------------------------- */
@@ -29,7 +30,7 @@ static void item_row(struct table *t, const struct qt_plan_item *item)
 static int print_plan(const struct qt_plan *plan, struct qt_err *err)
 {
     struct table t = {.align = "llllrrr"}, sum = {.align = "ll"};
-    char before[TEXT_SIZE], after[TEXT_SIZE], memory[TEXT_SIZE];
+    char before[TEXT_SIZE], after[TEXT_SIZE], memory[TEXT_SIZE], scales[TEXT_SIZE];
     table_row(&t, "TENSOR\tDTYPE\tSHAPE\tSCHEME\tBPW\tBEFORE\tAFTER");
     for (size_t i = 0; i < plan->count; i++)
         item_row(&t, &plan->items[i]);
@@ -37,13 +38,20 @@ static int print_plan(const struct qt_plan *plan, struct qt_err *err)
               plan->count - plan->quantized);
     table_row(&sum, "bpw\t%.4f bits per quantized weight", qt_plan_bpw(plan));
     table_paper_bpw(&sum, qt_plan_paper_bpw(plan));
+    if (plan->kv.wanted)
+        table_row(&sum,
+                  "kv cache\t4 bits: scales for %zu channels of keys in each of %zu layers, %s",
+                  plan->kv.heads * plan->kv.head_dim, plan->kv.layers,
+                  text_bytes(scales, plan->kv.bytes));
     table_row(&sum, "size\t%s before, %s after (%.1f %%)", text_bytes(before, plan->source_bytes),
               text_bytes(after, plan->output_bytes),
               plan->source_bytes ? 100 * (double)plan->output_bytes / (double)plan->source_bytes
                                  : 100);
     table_row(&sum, "memory\t%s beyond mapped files", text_bytes(memory, plan->working_bytes));
     const struct qt_plan_item *needs = qt_plan_needs(plan);
-    if (needs)
+    if (plan->kv.wanted)
+        table_row(&sum, "needs\tcalibration data (--data), for the scales of keys");
+    else if (needs)
         table_row(&sum, "needs\tcalibration data (--data%s), first for %s",
                   qt_plan_item_needs(needs) == QT_NEEDS_HESSIAN ? " or --calib" : "",
                   needs->tensor->name);
@@ -74,10 +82,23 @@ static json_t *item_doc(struct cli *cli, const struct qt_plan_item *item)
     return o;
 }
 
+static json_t *kv_doc(struct cli *cli, const struct qt_plan *plan)
+{
+    json_t *o = json_object();
+    doc_set(cli, o, "bits", doc_size(4));
+    doc_set(cli, o, "layers", doc_size(plan->kv.layers));
+    doc_set(cli, o, "kv_heads", doc_size(plan->kv.heads));
+    doc_set(cli, o, "head_dim", doc_size(plan->kv.head_dim));
+    doc_set(cli, o, "bytes", doc_size(plan->kv.bytes));
+    return o;
+}
+
 static void fill_doc(struct cli *cli, const struct qt_plan *plan)
 {
     const struct qt_plan_item *needs = qt_plan_needs(plan);
-    const enum qt_need need = needs ? qt_plan_item_needs(needs) : QT_NEEDS_NOTHING;
+    const enum qt_need need = plan->kv.wanted ? QT_NEEDS_DATA
+                              : needs         ? qt_plan_item_needs(needs)
+                                              : QT_NEEDS_NOTHING;
     json_t *items = json_array();
     for (size_t i = 0; i < plan->count; i++)
         doc_append(cli, items, item_doc(cli, &plan->items[i]));
@@ -86,6 +107,8 @@ static void fill_doc(struct cli *cli, const struct qt_plan *plan)
     doc_set(cli, cli->doc, "bpw", doc_real(qt_plan_bpw(plan)));
     if (!isnan(qt_plan_paper_bpw(plan)))
         doc_set(cli, cli->doc, "paper_bpw", doc_real(qt_plan_paper_bpw(plan)));
+    if (plan->kv.wanted)
+        doc_set(cli, cli->doc, "kv", kv_doc(cli, plan));
     doc_set(cli, cli->doc, "source_bytes", doc_size(plan->source_bytes));
     doc_set(cli, cli->doc, "bytes", doc_size(plan->output_bytes));
     doc_set(cli, cli->doc, "needs_data", json_boolean(need == QT_NEEDS_DATA));
@@ -150,25 +173,25 @@ static void overview_refuse(struct cli *cli, struct overview *o, const char *nam
 }
 
 static int compare_scheme(struct cli *cli, struct overview *o, const struct qt_ckpt *ckpt,
-                          const char *name, struct qt_err *err)
+                          const struct qt_plan_options *opt, struct qt_err *err)
 {
-    const struct qt_plan_options opt = {.scheme = name};
     struct qt_plan plan = {0};
-    int rc = qt_plan_new(&plan, ckpt, &opt, err);
+    int rc = qt_plan_new(&plan, ckpt, opt, err);
     bool refused = rc == QT_E_UNSUPPORTED;
     if (rc == QT_OK) { /* without a model that can be run the other schemes still can be had */
         rc = qt_plan_check_model(&plan, ckpt, err);
         refused = rc == QT_E_UNSUPPORTED || rc == QT_E_INPUT;
     }
     if (rc == QT_OK)
-        overview_add(cli, o, name, &plan);
+        overview_add(cli, o, opt->scheme, &plan);
     else if (refused)
-        overview_refuse(cli, o, name, err);
+        overview_refuse(cli, o, opt->scheme, err);
     qt_plan_free(&plan);
     return refused ? QT_OK : rc;
 }
 
-static int compare_schemes(struct cli *cli, const struct qt_ckpt *ckpt, struct qt_err *err)
+static int compare_schemes(struct cli *cli, const struct qt_ckpt *ckpt, struct qt_plan_options opt,
+                           struct qt_err *err)
 {
     struct overview o = {.table = {.align = "lrrrl"}, .array = cli->doc ? json_array() : NULL};
     const struct qt_scheme *s;
@@ -176,8 +199,10 @@ static int compare_schemes(struct cli *cli, const struct qt_ckpt *ckpt, struct q
     int rc = QT_OK;
     table_row(&o.table, "SCHEME\tBPW\tSIZE\tTENSORS QUANTIZED\t");
     for (size_t i = 0; (s = qt_scheme_at(i)) != NULL; i++)
-        for (size_t j = 0; (preset = qt_scheme_preset(s, j)) != NULL; j++)
-            QT_TRY(compare_scheme(cli, &o, ckpt, preset->name, err));
+        for (size_t j = 0; (preset = qt_scheme_preset(s, j)) != NULL; j++) {
+            opt.scheme = preset->name;
+            QT_TRY(compare_scheme(cli, &o, ckpt, &opt, err));
+        }
     if (!cli->doc)
         QT_TRY(table_print(&o.table, err));
 done:
@@ -198,12 +223,15 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(rules_parse(&rules, &o->tensor, err));
     QT_TRY(checkpoint_open(&ckpt, args[0], err));
     QT_TRY(qt_ckpt_check_whole(ckpt, err));
-    const struct qt_plan_options opt = {
-        .scheme = o->scheme ? o->scheme : "none", .rules = rules.rule, .nrules = rules.count};
+    const struct qt_plan_options opt = {.scheme = o->scheme ? o->scheme : "none",
+                                        .rules = rules.rule,
+                                        .nrules = rules.count,
+                                        .calibrated = o->kv != 0, /* it comes from data */
+                                        .kv = o->kv != 0};
     if (o->scheme || rules.count)
         QT_TRY(show_plan(cli, ckpt, &opt, err));
     else
-        QT_TRY(compare_schemes(cli, ckpt, err));
+        QT_TRY(compare_schemes(cli, ckpt, opt, err));
 done:
     qt_ckpt_close(ckpt);
     rules_free(&rules);
@@ -224,6 +252,13 @@ static const struct opt opts[] = {
      .offset = offsetof(struct plan_options, tensor),
      .metavar = "'REGEX=S'",
      .help = "scheme of the tensors whose name matches; the last match decides"},
+    {.name = "kv",
+     .kind = OPT_SIZE,
+     .offset = offsetof(struct plan_options, kv),
+     .metavar = "4",
+     .min = 4,
+     .max = 4,
+     .help = "also plan the scales of keys for a KV cache of so many bits"},
     {0},
 };
 
@@ -238,9 +273,9 @@ const struct command cmd_plan = {
     .description =
         "Decides for every tensor what 'quantize' with the same options would do, checks all "
         "shapes, and shows true bits per weight and sizes (codes, scales, tables and padding "
-        "counted). Where calibration is needed (w4ax, learn=1, method=gptq) the model must be one "
-        "that qtool can run. Nothing is written. Without --scheme and --tensor all schemes are "
-        "compared, a line for each.\n\n"
+        "counted). Where calibration is needed (w4ax, learn=1, method=gptq, --kv) the model must "
+        "be one that qtool can run. Nothing is written. Without --scheme and --tensor all schemes "
+        "are compared, a line for each.\n\n"
         "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
         "found anywhere in the name). Vectors that match, norms and biases, are copied; "
         "a regular expression that matches nothing else is an error. The scheme 'none' copies.",

@@ -199,9 +199,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(qt_ckpt_check_whole(ckpt, err));
     QT_TRY(check_out(o->out, ckpt, args[0], err));
     struct qt_quantize_options opt = {
-        .plan = {.scheme = o->scheme, .rules = rules.rule, .nrules = rules.count},
+        .plan = {.scheme = o->scheme, .rules = rules.rule, .nrules = rules.count, .kv = o->kv != 0},
         .learn = o->learn || o->tune_norms ? &learn : NULL,
-        .kv = o->kv != 0,
         .out_dir = o->out,
         .force = o->force,
         .resume = o->resume,

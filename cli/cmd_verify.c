@@ -403,12 +403,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(check_gate(o->gate, &r, err));
     if (r.on_gpu)
         QT_TRY(qt_gpu_open(&gpu, device_number(o->common.device), err));
-    if (qt_path_exists(args[0]) && !qt_container_probe(args[0])) {
-        rc = qt_fail(err, QT_E_INPUT, args[0], NULL,
-                     "is no container: there is no qtool.json in it");
-        goto done;
-    }
-    QT_TRY(qt_container_open(&container, args[0], err));
+    QT_TRY(container_open(&container, args[0], err));
     QT_TRY(check_gate_names(o->gate, &r, container, err));
     if (o->source)
         QT_TRY(checkpoint_open(&source, o->source, err));

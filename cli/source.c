@@ -3,17 +3,25 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* A file of a container is no checkpoint by itself: its tensors are sections. */
-static int check_not_inside(const char *path, struct qt_err *err)
+/* What looks like a checkpoint and is none: the work of a quantize, whose tensors may be anything
+ * yet; a file of a container, whose tensors are sections. */
+static int check_no_part(const char *path, struct qt_err *err)
 {
     const char *name = qt_base_name(path);
+    struct stat st;
     char *dir;
-    int rc = name == path ? qt_string_copy(&dir, ".", err)
-                          : qt_string_format(&dir, err, "%.*s", (int)(name - path), path);
+    const bool file = stat(path, &st) == 0 && S_ISREG(st.st_mode);
+    int rc = !file          ? qt_string_copy(&dir, path, err)
+             : name == path ? qt_string_copy(&dir, ".", err)
+                            : qt_string_format(&dir, err, "%.*s", (int)(name - path), path);
     if (rc < 0)
         return rc;
-    struct stat st;
-    if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && qt_container_probe(dir))
+    if (qt_container_unfinished(dir))
+        rc = qt_fail(err, QT_E_INPUT, path, NULL,
+                     "is %s container that is not finished: run the 'quantize' that was making it "
+                     "again, with --resume",
+                     file ? "a file of a" : "a");
+    else if (file && qt_container_probe(dir))
         rc = qt_fail(err, QT_E_UNSUPPORTED, path, NULL,
                      "is a file of a qtool container, whose directory is to be given");
     qt_free(dir);
@@ -24,7 +32,7 @@ int source_open(struct source *out, const char *path, struct qt_err *err)
 {
     int rc;
     *out = (struct source){0};
-    QT_TRY(check_not_inside(path, err));
+    QT_TRY(check_no_part(path, err));
     if (qt_container_probe(path)) {
         QT_TRY(qt_container_open(&out->container, path, err));
         out->ckpt = qt_container_ckpt(out->container);
@@ -48,11 +56,25 @@ void source_close(struct source *s)
 int checkpoint_open(struct qt_ckpt **out, const char *path, struct qt_err *err)
 {
     *out = NULL;
+    int rc = check_no_part(path, err);
+    if (rc < 0)
+        return rc;
     if (qt_container_probe(path))
         return qt_fail(err, QT_E_UNSUPPORTED, path, NULL,
                        "is a qtool container; wanted is the checkpoint it was made from");
-    int rc = check_not_inside(path, err);
-    return rc < 0 ? rc : qt_ckpt_open(out, path, err);
+    return qt_ckpt_open(out, path, err);
+}
+
+int container_open(struct qt_container **out, const char *path, struct qt_err *err)
+{
+    *out = NULL;
+    int rc = check_no_part(path, err);
+    if (rc < 0)
+        return rc;
+    if (qt_path_exists(path) && !qt_container_probe(path))
+        return qt_fail(err, QT_E_INPUT, path, NULL,
+                       "is no container: there is no qtool.json in it");
+    return qt_container_open(out, path, err);
 }
 
 int rules_parse(struct rules *out, const struct opt_list *list, struct qt_err *err)

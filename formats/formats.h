@@ -170,6 +170,8 @@ struct qt_container; /* opaque; immutable once open */
 
 /* True when `path` is a directory with a qtool.json. */
 bool qt_container_probe(const char *path);
+/* True when it is a directory in which qt_writer is at work, or was when it was interrupted. */
+bool qt_container_unfinished(const char *path);
 #define QT_CHECKSUMS_NAME "SHA256SUMS"
 /* QT_E_INPUT unless every file of DIR/SHA256SUMS, and the list itself, is there and as listed, and
  * what is there of the manifest, safetensors files, their index and side files is in it. */

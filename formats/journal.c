@@ -1,6 +1,7 @@
 #include "formats/writer_internal.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,20 @@ static const char journal_format[] = "qtool-journal";
 static const size_t journal_limit = (size_t)1 << 30;
 
 enum { JOURNAL_VERSION = 1, TRAILER = 18 /* ,"crc":"89abcdef"} */ };
+
+/* An empty journal is that of a run that was just beginning. */
+bool qt_container_unfinished(const char *path)
+{
+    static const char start[] = "{\"format\":\"qtool-journal\"";
+    char journal[PATH_MAX]; /* no allocation that could fail; longer names cannot be opened */
+    int size = snprintf(journal, sizeof journal, "%s/" QT_JOURNAL_NAME, path);
+    struct qt_map map;
+    if (size < 0 || (size_t)size >= sizeof journal || qt_map_open(&map, journal, NULL) != QT_OK)
+        return false;
+    bool ours = !map.size || memcmp(map.data, start, qt_min_size(map.size, sizeof start - 1)) == 0;
+    qt_map_close(&map);
+    return ours;
+}
 
 static int no_memory(struct qt_err *err, const char *file)
 {

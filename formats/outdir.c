@@ -8,6 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* In a directory that is being replaced, from before it makes room until the last of it goes. */
+#define REPLACED "qtool-replaced"
+
 static int io_error(struct qt_err *err, const char *path, const char *what)
 {
     return qt_fail(err, QT_E_RESOURCE, path, NULL, "%s: %s", what, strerror(errno));
@@ -16,6 +19,38 @@ static int io_error(struct qt_err *err, const char *path, const char *what)
 static bool is_dot(const char *name)
 {
     return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
+/* Removes all files of the directory but those for which keep(ctx, name). */
+static int remove_files(const char *path, bool (*keep)(const void *ctx, const char *name),
+                        const void *ctx, struct qt_err *err)
+{
+    const struct dirent *item;
+    int rc = QT_OK;
+    DIR *dir = opendir(path);
+    if (!dir)
+        return io_error(err, path, "cannot open directory");
+    while (rc == QT_OK && (item = readdir(dir)) != NULL) {
+        if (is_dot(item->d_name) || keep(ctx, item->d_name))
+            continue;
+        if (unlinkat(dirfd(dir), item->d_name, 0) < 0)
+            rc = io_error(err, path, "cannot remove files of an earlier run");
+    }
+    closedir(dir);
+    return rc;
+}
+
+static bool is_last(const void *last, const char *name)
+{
+    return strcmp(name, last) == 0;
+}
+
+/* Removes the directory, but its file `last` only when all others are gone: what a kill leaves is
+ * known by that for ours. */
+static int remove_ours(const char *path, const char *last, struct qt_err *err)
+{
+    int rc = remove_files(path, is_last, last, err);
+    return rc < 0 ? rc : qt_dir_remove(path, err);
 }
 
 /* ---- what may be replaced ------------------------------------------------------------------- */
@@ -31,6 +66,7 @@ static int set_paths(struct qt_outdir *o, const char *dir, struct qt_err *err)
         return qt_fail(err, QT_E_USAGE, dir, NULL, "not a name for a directory to be made");
     QT_TRY(qt_string_format(&o->partial, err, "%s.partial", o->dir));
     QT_TRY(qt_string_format(&o->old, err, "%s.old", o->dir));
+    QT_TRY(qt_path_join(&o->mark, o->dir, REPLACED, err));
     int length = (int)(name - o->dir);
     QT_TRY(length ? qt_string_format(&o->parent, err, "%.*s", length, o->dir)
                   : qt_string_copy(&o->parent, ".", err));
@@ -74,26 +110,53 @@ static int check_ours(bool *empty, bool *container, const char *path, const char
     return rc;
 }
 
+/* DIR.old: absent, or what --force once put there and a kill has left. *left tells which. */
+static int check_old(bool *left, const struct qt_outdir *o, struct qt_err *err)
+{
+    struct stat st = {0};
+    bool empty, container;
+    *left = false;
+    if (lstat(o->old, &st) < 0 && errno == ENOENT)
+        return QT_OK;
+    if (!S_ISDIR(st.st_mode) || check_ours(&empty, &container, o->old, REPLACED, NULL) < 0 ||
+        container)
+        return qt_fail(err, QT_E_USAGE, o->old, NULL,
+                       "is in the way: rename or remove it; %s has to wait there until it is "
+                       "replaced",
+                       qt_base_name(o->dir));
+    *left = true;
+    return QT_OK;
+}
+
+/* st_dev would not tell: bind mounts keep it, and subvolumes, which can be renamed, do not. */
+static bool is_mounted(const char *path)
+{
+    struct statx st;
+    return statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, 0, &st) == 0 &&
+           (st.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
+}
+
 /* DIR: absent, or a container that may be replaced. *exists tells which. */
 static int check_target(bool *exists, const struct qt_outdir *o, struct qt_err *err)
 {
     struct stat st;
-    bool empty, container;
+    bool empty, container, left;
     *exists = false;
     if (lstat(o->dir, &st) < 0)
         return errno == ENOENT ? QT_OK : io_error(err, o->dir, "cannot stat");
     *exists = true;
     if (!S_ISDIR(st.st_mode))
         return qt_fail(err, QT_E_USAGE, o->dir, NULL, "exists and is not a directory");
+    if (is_mounted(o->dir))
+        return qt_fail(err, QT_E_USAGE, o->dir, NULL,
+                       "is a mount point, which cannot be replaced: give a directory in it");
     if (!o->force)
         return qt_fail(err, QT_E_USAGE, o->dir, NULL, "exists already; --force replaces it");
-    if (qt_path_exists(o->old))
-        return qt_fail(err, QT_E_USAGE, o->old, NULL,
-                       "is in the way: %s has to wait there until it is replaced",
-                       qt_base_name(o->dir));
-    int rc = check_ours(&empty, &container, o->dir, QT_MANIFEST_NAME, err);
+    int rc = check_old(&left, o, err);
+    if (rc == QT_OK)
+        rc = check_ours(&empty, &container, o->dir, QT_MANIFEST_NAME, err);
     /* Before the work: what is replaced has to be emptied then. */
-    if (rc == QT_OK && !empty && access(o->dir, W_OK | X_OK) < 0)
+    if (rc == QT_OK && access(o->dir, W_OK | X_OK) < 0)
         rc = io_error(err, o->dir, "cannot be replaced");
     return rc;
 }
@@ -103,6 +166,10 @@ int qt_outdir_open(struct qt_outdir *o, const char *dir, bool force, struct qt_e
     bool exists;
     *o = (struct qt_outdir){.force = force, .lock_fd = -1};
     int rc = set_paths(o, dir, err);
+    /* Made, found, renamed and synced there; an OUT.partial of an earlier run asks for none of it
+     * before the end. */
+    if (rc == QT_OK && access(o->parent, R_OK | W_OK | X_OK) < 0)
+        rc = io_error(err, o->dir, "cannot be made in its directory");
     return rc < 0 ? rc : check_target(&exists, o, err);
 }
 
@@ -120,6 +187,7 @@ void qt_outdir_close(struct qt_outdir *o)
     qt_free(o->parent);
     qt_free(o->partial);
     qt_free(o->old);
+    qt_free(o->mark);
 }
 
 /* ---- DIR.partial ---------------------------------------------------------------------------- */
@@ -159,25 +227,13 @@ done:
 int qt_outdir_clear(const struct qt_outdir *o, bool (*keep)(const void *ctx, const char *name),
                     const void *ctx, struct qt_err *err)
 {
-    const struct dirent *item;
-    int rc = QT_OK;
-    DIR *dir = opendir(o->partial);
-    if (!dir)
-        return io_error(err, o->partial, "cannot open directory");
-    while (rc == QT_OK && (item = readdir(dir)) != NULL) {
-        if (is_dot(item->d_name) || keep(ctx, item->d_name))
-            continue;
-        if (unlinkat(dirfd(dir), item->d_name, 0) < 0)
-            rc = io_error(err, o->partial, "cannot remove files of an earlier run");
-    }
-    closedir(dir);
-    return rc;
+    return remove_files(o->partial, keep, ctx, err);
 }
 
 void qt_outdir_discard(struct qt_outdir *o)
 {
     if (o->lock_fd >= 0)
-        qt_dir_remove(o->partial, NULL);
+        remove_ours(o->partial, QT_JOURNAL_NAME, NULL);
     unlock(o);
 }
 
@@ -190,11 +246,33 @@ static int remove_journal(const struct qt_outdir *o, struct qt_err *err)
     return qt_dir_sync(o->partial, err);
 }
 
+/* What was replaced; anything else under its name is let be. */
+static int remove_old(const struct qt_outdir *o, struct qt_err *err)
+{
+    bool left;
+    int rc = check_old(&left, o, NULL);
+    return rc < 0 || !left ? QT_OK : remove_ours(o->old, REPLACED, err);
+}
+
+/* What an earlier run has left goes first: DIR is there. */
+static int set_aside(const struct qt_outdir *o, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(remove_old(o, err));
+    QT_TRY(qt_file_write(o->mark, NULL, 0, err));
+    QT_TRY(qt_dir_sync(o->dir, err));
+    QT_TRY(qt_path_rename(o->dir, o->old, err));
+done:
+    if (rc < 0)
+        unlink(o->mark);
+    return rc;
+}
+
 /*
  * A container that is replaced waits under DIR.old until the new one is in place. A kill between
- * any two steps loses neither: at worst DIR.old stays, or DIR.partial is complete, which the same
- * run takes for its own then. The journal goes when DIR has made room: where it cannot (it is
- * mounted, say) the run can still be resumed.
+ * any two steps loses neither: at worst DIR.old stays, which the next --force removes once DIR is
+ * in place, or DIR.partial is complete, which the same run takes for its own then. The journal goes
+ * when DIR has made room: where it cannot (it has been mounted, say) the run can still be resumed.
  */
 int qt_outdir_publish(struct qt_outdir *o, struct qt_err *err)
 {
@@ -202,19 +280,19 @@ int qt_outdir_publish(struct qt_outdir *o, struct qt_err *err)
     int rc;
     QT_TRY(check_target(&exists, o, err));
     if (exists)
-        QT_TRY(qt_path_rename(o->dir, o->old, err));
+        QT_TRY(set_aside(o, err));
     rc = remove_journal(o, err);
     if (rc == QT_OK)
         rc = qt_path_rename(o->partial, o->dir, err);
     if (rc < 0) {
-        if (exists)
-            qt_path_rename(o->old, o->dir, NULL);
+        if (exists && qt_path_rename(o->old, o->dir, NULL) == QT_OK)
+            unlink(o->mark);
         return rc;
     }
     unlock(o);
     QT_TRY(qt_dir_sync(o->parent, err));
-    if (exists)
-        QT_TRY(qt_dir_remove(o->old, err));
+    if (o->force)
+        QT_TRY(remove_old(o, err));
 done:
     return rc;
 }

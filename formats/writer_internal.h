@@ -16,6 +16,7 @@
 
 struct qt_outdir {
     char *dir, *parent, *partial, *old;
+    char *mark; /* in DIR, before it is DIR.old: that it is being replaced */
     bool force;
     bool empty;    /* DIR.partial was, when it was taken */
     bool finished; /* it was a complete container: of a run that was killed before the last step, or

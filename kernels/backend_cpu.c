@@ -10,6 +10,7 @@
 #include "kernels/kernels.h"
 
 #include <cblas.h>
+#include <stdio.h>
 
 /* Output tile of `linear`. Every tile packs its operands anew, so tiles must not be small: measured
  * on 2048 tokens, k = 384..5632, against one large sgemm on the same two cores: 512x128 88 % and
@@ -19,6 +20,7 @@ enum { TILE_M = 512, TILE_N = 128 };
 
 struct cpu {
     struct qt_backend be;
+    char name[96];
     struct cpu_scratch scratch;
 };
 
@@ -381,6 +383,14 @@ static void cpu_close(struct qt_backend *be)
     qt_free(cpu);
 }
 
+/* The library's version, and the processor whose kernels it has chosen. */
+static void set_name(struct cpu *cpu)
+{
+    char version[32] = "";
+    sscanf(openblas_get_config(), "OpenBLAS %31s", version);
+    snprintf(cpu->name, sizeof cpu->name, "OpenBLAS %s %s", version, openblas_get_corename());
+}
+
 int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
 {
     struct cpu *cpu;
@@ -391,8 +401,9 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
     /* Parallelism is ours: an OpenBLAS that splits a product sums in an order that depends on how
      * many threads it finds. */
     openblas_set_num_threads(1);
+    set_name(cpu);
     cpu->be = (struct qt_backend){
-        .name = "cpu",
+        .name = cpu->name,
         .host = true,
         .ctx = cpu,
         .new = cpu_new,

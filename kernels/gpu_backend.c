@@ -6,6 +6,7 @@
 #include "kernels/gpu_product.h"
 
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -15,6 +16,7 @@ enum {
 
 struct cuda {
     struct qt_backend be;
+    char name[400];
     struct qt_gpu *gpu;
     struct qt_backend *cpu;
     struct gpu_cublas *cublas;
@@ -602,7 +604,6 @@ static void cuda_close(struct qt_backend *be)
 }
 
 static const struct qt_backend functions = {
-    .name = "cuda",
     .new = cuda_new,
     .free = cuda_free,
     .upload = cuda_upload,
@@ -653,6 +654,9 @@ int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err
     g->cublas = gpu_cublas_of(g->gpu);
     g->stream = gpu_stream_of(g->gpu);
     QT_TRY(qt_backend_cpu_open(&g->cpu, err));
+    snprintf(g->name, sizeof g->name, "%s, cuBLAS %s, %s", g->gpu->name, g->gpu->cublas,
+             g->cpu->name);
+    g->be.name = g->name;
     *out = &g->be;
 done:
     if (rc < 0 && g)

@@ -207,7 +207,7 @@ int qt_kv_open(struct qt_kv *out, const struct qt_container *c, const struct qt_
     size_t count = model->kv_heads * model->head_dim;
     size_t tensors = json_object_size(json_object_get(qt_kv_entry(c), "tensors"));
     int rc;
-    *out = (struct qt_kv){.keys = QT_KV_KEYS_STATIC};
+    *out = (struct qt_kv){.keys = QT_KV_KEYS_STATIC, .container = c};
     QT_TRY(qt_kv_check(c, err));
     if (tensors != 2 * model->layers)
         return qt_fail(err, QT_E_INPUT, qt_container_dir(c), NULL,

@@ -30,30 +30,6 @@ struct pass {
     double *sums;           /* [threads][2 * (tokens + 1)] */
 };
 
-/* ---- what will be stored -------------------------------------------------------------------- */
-
-int qt_run_kv_open(struct qt_run *run, struct qt_err *err)
-{
-    const struct qt_calibration *data = run->opt->calibration;
-    struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
-    struct qt_model *model;
-    if (!run->opt->kv)
-        return QT_OK;
-    if (!data || data->file)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "the scales of 4-bit keys come from calibration data (--data)%s",
-                       data ? ": a calibration file does not hold them" : "");
-    int rc = qt_model_open(&model, &source, err);
-    if (rc < 0)
-        return rc;
-    const struct qt_model_info *info = qt_model_info(model);
-    run->kv.layers = info->layers;
-    run->kv.heads = info->kv_heads;
-    run->kv.head_dim = info->head_dim;
-    qt_model_close(model);
-    return QT_OK;
-}
-
 /* ---- the container as it is written --------------------------------------------------------- */
 
 static bool written_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
@@ -138,8 +114,8 @@ static int put(struct pass *p, size_t layer, size_t which, const char *what, con
     QT_TRY(qt_kv_tensor_name(&name, layer, what, err));
     QT_TRY(qt_writer_put(run->writer, run->kv.first + 2 * layer + which, data, bytes, 0, err));
     json_t *stored = json_pack("{s:s, s:[I,I], s:o}", "dtype", qt_dtype_name(QT_F32), "shape",
-                               (json_int_t)run->kv.heads, (json_int_t)run->kv.head_dim, "crc32",
-                               qt_crc_json(qt_crc32(0, data, bytes)));
+                               (json_int_t)run->plan.kv.heads, (json_int_t)run->plan.kv.head_dim,
+                               "crc32", qt_crc_json(qt_crc32(0, data, bytes)));
     if (json_object_set_new(json_object_get(run->kv.entry, "tensors"), name, stored) < 0)
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
 done:
@@ -193,7 +169,7 @@ static int choose_windows(struct pass *p, const struct qt_calibration *data, str
 static int pass_open(struct pass *p, struct qt_run *run, struct qt_err *err)
 {
     const struct qt_calibration *data = run->opt->calibration;
-    size_t threads = (size_t)qt_threads(), width = run->kv.heads * run->kv.head_dim;
+    size_t threads = (size_t)qt_threads(), width = run->plan.kv.heads * run->plan.kv.head_dim;
     int rc;
     *p = (struct pass){.run = run, .be = data->backend, .seqlen = data->seqlen, .width = width};
     p->written = (struct qt_weights){.dir = qt_ckpt_dir(run->ckpt),
@@ -247,7 +223,7 @@ int qt_run_kv(struct qt_run *run, struct qt_err *err)
     struct pass p = {0};
     const char *unit;
     int rc;
-    if (run->kv.layers == 0)
+    if (run->plan.kv.layers == 0)
         return QT_OK;
     unit = run->stored[run->kv.first].name;
     const json_t *record = qt_writer_done(run->writer, unit);
@@ -257,10 +233,10 @@ int qt_run_kv(struct qt_run *run, struct qt_err *err)
     }
     run->kv.entry = entry_new();
     QT_TRY(pass_open(&p, run, err));
-    for (size_t layer = 0; layer < run->kv.layers; layer++) {
+    for (size_t layer = 0; layer < run->plan.kv.layers; layer++) {
         QT_TRY(qt_run_check_interrupted(run, err));
         QT_TRY(calibrate_layer(&p, &block, layer, err));
-        qt_log_progress(run->opt->log, "keys", (double)(layer + 1), (double)run->kv.layers);
+        qt_log_progress(run->opt->log, "keys", (double)(layer + 1), (double)run->plan.kv.layers);
     }
     rc = qt_writer_commit(run->writer, unit, run->kv.entry, err);
 done:

@@ -167,8 +167,9 @@ struct qt_kv {
      * does a cache; NULL: values as they are. */
     const struct qt_container *container;
 };
-/* The static keys of a container for its model. QT_E_INPUT naming file and tensor when what it
- * holds cannot be that, or is of another model; QT_E_USAGE when it holds none. */
+/* The static keys of a container, which must stay open, for its model. QT_E_INPUT naming file and
+ * tensor when what it holds cannot be that, or is of another model; QT_E_USAGE when it holds none.
+ */
 int qt_kv_open(struct qt_kv *out, const struct qt_container *c, const struct qt_model_info *model,
                struct qt_err *err);
 void qt_kv_free(struct qt_kv *kv);
@@ -296,6 +297,7 @@ struct qt_plan_options {
     const struct qt_rule *rules;
     size_t nrules;
     bool calibrated; /* calibration data will be there: what method=auto means */
+    bool kv;         /* also scales for the keys of a 4-bit KV cache, found on calibration data */
 };
 
 struct qt_plan_item {
@@ -311,8 +313,15 @@ struct qt_plan {
     uint64_t weights;       /* elements of those */
     uint64_t packed_bytes;  /* stored bytes of those */
     uint64_t source_bytes;  /* all tensors */
-    uint64_t output_bytes;  /* all tensors, packed and copied */
+    uint64_t output_bytes;  /* all tensors, packed and copied, and scales for a cache */
     uint64_t working_bytes; /* estimate of the memory a run needs beyond mapped files */
+    /* Scales of keys: a tensor kv.layers.L.k_scale and one k_zero, F32 [heads][head_dim], for each
+     * layer (qt_plan_check_model). */
+    struct {
+        bool wanted;
+        size_t layers, heads, head_dim;
+        uint64_t bytes;
+    } kv;
 };
 
 /* Decides every tensor and checks every shape before any work. QT_E_USAGE: bad spec or regex, or a
@@ -332,11 +341,12 @@ enum qt_need {
 enum qt_need qt_plan_item_needs(const struct qt_plan_item *item);
 /* The first item that needs most; NULL where none needs anything. */
 const struct qt_plan_item *qt_plan_needs(const struct qt_plan *plan);
-/* What only the model tells. Where anything needs it: that it can be run (errors of qt_model_open);
- * that w4ax and learn=1 are for linears of the decoder's blocks, and w4ax for all that share an
- * input (QT_E_UNSUPPORTED). Of any that qtool can run: that a stored head stays as the embedding to
- * which it is tied (QT_E_UNSUPPORTED). */
-int qt_plan_check_model(const struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err);
+/* What only the model tells: plan->kv. Where anything needs it: that it can be run (errors of
+ * qt_model_open); that w4ax and learn=1 are for linears of the decoder's blocks, and w4ax for all
+ * that share an input, that nothing has the name of scales of keys (QT_E_UNSUPPORTED). Of any that
+ * qtool can run: that a stored head stays as the embedding to which it is tied (QT_E_UNSUPPORTED).
+ */
+int qt_plan_check_model(struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err);
 /* Bits per weight over all quantized tensors; 0 when there are none. */
 double qt_plan_bpw(const struct qt_plan *plan);
 /* The same by the count of publications where they have another; NaN when none has. */
@@ -387,7 +397,6 @@ struct qt_quantize_options {
     struct qt_plan_options plan;
     const struct qt_calibration *calibration; /* NULL: data-free */
     const struct qt_learn_options *learn;     /* NULL: the defaults; else something must learn */
-    bool kv; /* also scales for the keys of a 4-bit KV cache, found on calibration data */
     const char *out_dir;
     bool force, resume;
     bool strict; /* what would be a fallback is an error */

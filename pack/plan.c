@@ -314,7 +314,7 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
     struct rules rules = {0};
     struct qt_spec def;
     int rc = QT_OK;
-    *out = (struct qt_plan){0};
+    *out = (struct qt_plan){.kv.wanted = opt->kv};
     QT_TRY(qt_spec_parse(&def, opt->scheme, err));
     qt_spec_resolve(&def, opt->calibrated);
     QT_TRY(rules_open(&rules, opt, err));
@@ -393,10 +393,32 @@ static int check_tied(const struct qt_plan *plan, const struct qt_model *model, 
                    item_scheme(other), embedding, item_scheme(one));
 }
 
-int qt_plan_check_model(const struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err)
+/* Scale and zero, layer by layer. */
+static int plan_kv(struct qt_plan *plan, const struct qt_ckpt *ckpt, const struct qt_model *model,
+                   struct qt_err *err)
+{
+    const struct qt_model_info *info = qt_model_info(model);
+    int rc = QT_OK;
+    plan->kv.layers = info->layers;
+    plan->kv.heads = info->kv_heads;
+    plan->kv.head_dim = info->head_dim;
+    plan->kv.bytes = 2 * info->layers * info->kv_heads * info->head_dim * sizeof(float);
+    plan->output_bytes += plan->kv.bytes;
+    for (size_t i = 0; i < 2 * info->layers && rc == QT_OK; i++) {
+        char *name;
+        rc = qt_kv_tensor_name(&name, i / 2, i % 2 ? "zero" : "scale", err);
+        if (rc == QT_OK && qt_ckpt_find(ckpt, name))
+            rc = qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_dir(ckpt), name,
+                         "has the name of scales that --kv would store");
+        qt_free(name);
+    }
+    return rc;
+}
+
+int qt_plan_check_model(struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err)
 {
     const struct qt_weights source = qt_weights_of_ckpt(ckpt);
-    const bool needed = qt_plan_needs(plan) != NULL;
+    const bool needed = qt_plan_needs(plan) || plan->kv.wanted;
     struct qt_err inner = {0};
     struct qt_model *model = NULL;
     int rc = qt_model_open(&model, &source, needed ? err : &inner);
@@ -419,6 +441,8 @@ int qt_plan_check_model(const struct qt_plan *plan, const struct qt_ckpt *ckpt, 
         }
     }
     QT_TRY(qt_act_plan_check(plan, model, err));
+    if (plan->kv.wanted)
+        QT_TRY(plan_kv(plan, ckpt, model, err));
 done:
     qt_model_close(model);
     return rc;

@@ -13,20 +13,39 @@
 /* ---- identity ------------------------------------------------------------------------------- */
 
 /* What determines the Hessians, and codes under them; null without any. */
-static json_t *calibration_json(const struct qt_calibration *c, uint32_t config_crc)
+static json_t *calibration_json(const struct qt_calibration *c, uint32_t config_crc,
+                                uint32_t weights_crc)
 {
     if (!c)
         return json_null();
-    /* The CPU goes without saying. */
-    const bool elsewhere = c->backend && strcmp(c->backend->name, "cpu") != 0;
-    const char *backend = elsewhere ? c->backend->name : NULL;
+    const char *backend = c->backend ? c->backend->name : NULL;
     if (c->file)
         return json_pack("{s:o, s:s*}", "file_crc32", qt_crc_json(qt_qcal_crc(c->file)), "backend",
                          backend);
-    return json_pack("{s:I, s:I, s:I, s:o, s:o, s:s*}", "samples", (json_int_t)c->samples, "seqlen",
-                     (json_int_t)c->seqlen, "seed", (json_int_t)c->seed, "ids_crc32",
+    return json_pack("{s:I, s:I, s:I, s:o, s:o, s:o, s:s*}", "samples", (json_int_t)c->samples,
+                     "seqlen", (json_int_t)c->seqlen, "seed", (json_int_t)c->seed, "ids_crc32",
                      qt_crc_json(qt_crc32(0, c->ids, c->samples * c->seqlen * sizeof *c->ids)),
-                     "config_crc32", qt_crc_json(config_crc), "backend", backend);
+                     "config_crc32", qt_crc_json(config_crc), "weights_crc32",
+                     qt_crc_json(weights_crc), "backend", backend);
+}
+
+/* Of all tensors' data. What the model's run decides of one depends on all the others, also on
+ * those whose turn has not come when a run is interrupted. 0 where no model is run. */
+static int weights_crc(uint32_t *crc, const struct qt_run *run, struct qt_err *err)
+{
+    const struct qt_calibration *c = run->opt->calibration;
+    *crc = 0;
+    for (size_t i = 0; c && !c->file && i < qt_ckpt_count(run->ckpt); i++) {
+        struct qt_blob blob;
+        int rc = qt_ckpt_read(&blob, run->ckpt, qt_ckpt_tensor(run->ckpt, i), err);
+        if (rc < 0)
+            return rc;
+        *crc = qt_crc32(*crc, blob.data, blob.size);
+        if (blob.map)
+            qt_map_drop(blob.map, blob.data, blob.size);
+        qt_blob_free(&blob);
+    }
+    return QT_OK;
 }
 
 /* Of config.json, which says how the model runs on calibration data; 0 without any. before: what it
@@ -55,13 +74,15 @@ done:
 static int identity_new(json_t **out, const struct qt_run *run, const struct qt_learner *learner,
                         uint32_t config, struct qt_err *err)
 {
-    uint32_t crc;
+    uint32_t crc, weights;
     json_t *files = json_array(), *rules = json_array();
     const struct qt_plan_options *opt = &run->opt->plan;
     struct qt_spec def;
     int failed = 0;
     *out = NULL;
     int rc = qt_ckpt_sample_crc(&crc, run->ckpt, err);
+    if (rc == QT_OK)
+        rc = weights_crc(&weights, run, err);
     if (rc == QT_OK)
         rc = qt_spec_parse(&def, opt->scheme, err);
     for (size_t i = 0; rc == QT_OK && i < qt_ckpt_file_count(run->ckpt); i++) {
@@ -78,10 +99,10 @@ static int identity_new(json_t **out, const struct qt_run *run, const struct qt_
         *out = json_pack("{s:{s:s, s:s}, s:{s:O, s:o}, s:{s:s, s:O}, s:o}", "tool", "name", "qtool",
                          "version", QT_VERSION, "source", "files", files, "sample_crc32",
                          qt_crc_json(crc), "options", "scheme", def.text, "tensor", rules,
-                         "calibration", calibration_json(run->opt->calibration, config));
+                         "calibration", calibration_json(run->opt->calibration, config, weights));
     if (*out && learner)
         failed |= json_object_set_new(*out, "learning", qt_learn_identity(learner));
-    if (*out && run->opt->kv)
+    if (*out && opt->kv)
         failed |= json_object_set_new(json_object_get(*out, "options"), "kv", json_integer(4));
     json_decref(files);
     json_decref(rules);
@@ -110,30 +131,26 @@ static int stored_add_section(struct qt_run *run, const struct qt_plan_item *ite
 static int stored_add_kv(struct qt_run *run, struct qt_err *err)
 {
     run->kv.first = run->nstored;
-    for (size_t i = 0; i < 2 * run->kv.layers; i++) {
+    for (size_t i = 0; i < 2 * run->plan.kv.layers; i++) {
         struct qt_tensor *t = &run->stored[run->nstored];
         char **name = &run->names[run->nstored];
         int rc = qt_kv_tensor_name(name, i / 2, i % 2 ? "zero" : "scale", err);
         if (rc < 0)
             return rc;
         run->nstored++;
-        if (qt_ckpt_find(run->ckpt, *name))
-            return qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_dir(run->ckpt), *name,
-                           "has the name of scales that --kv would store");
         *t = (struct qt_tensor){.name = *name,
                                 .dtype = QT_F32,
                                 .ndim = 2,
-                                .shape = {run->kv.heads, run->kv.head_dim},
-                                .count = run->kv.heads * run->kv.head_dim};
+                                .shape = {run->plan.kv.heads, run->plan.kv.head_dim},
+                                .count = run->plan.kv.heads * run->plan.kv.head_dim};
         t->nbytes = t->count * sizeof(float);
-        run->plan.output_bytes += t->nbytes;
     }
     return QT_OK;
 }
 
 static int stored_new(struct qt_run *run, struct qt_err *err)
 {
-    size_t n = 2 * run->kv.layers;
+    size_t n = 2 * run->plan.kv.layers;
     int rc = QT_OK;
     for (size_t i = 0; i < run->plan.count; i++)
         n += run->plan.items[i].why ? 1 : run->plan.items[i].packed.nsections;
@@ -175,14 +192,12 @@ static int run_item(struct qt_run *run, size_t i, struct qt_err *err)
     return rc;
 }
 
-/* Everything that the blocks leave: copied (all that is, if only that), or quantized without
- * calibration. */
-static int run_items(struct qt_run *run, bool only_copies, struct qt_err *err)
+/* Everything that the blocks have left: copied, or quantized without calibration. */
+static int run_items(struct qt_run *run, struct qt_err *err)
 {
     int rc = QT_OK;
     for (size_t i = 0; i < run->plan.count && rc == QT_OK; i++) {
-        if (run->entries[i] || (only_copies && !run->plan.items[i].why) ||
-            qt_run_resume_item(run, i))
+        if (run->entries[i] || qt_run_resume_item(run, i))
             continue;
         rc = qt_run_check_interrupted(run, err);
         if (rc == QT_OK)
@@ -207,6 +222,10 @@ static int check_data(const struct qt_run *run, struct qt_err *err)
                            "--calib)",
                            item->packed.spec.text);
     }
+    if (run->plan.kv.wanted && (!c || c->file))
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "the scales of 4-bit keys come from calibration data (--data)%s",
+                       c ? ": a calibration file does not hold them" : "");
     return QT_OK;
 }
 
@@ -299,13 +318,12 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(qt_plan_new(&run.plan, ckpt, &opt->plan, err));
     if (run.plan.quantized == 0)
         qt_log_message(opt->log, QT_LOG_WARNING, "nothing is quantized: all tensors are copied");
-    if (run.plan.quantized && opt->calibration && !qt_plan_needs(&run.plan) && !opt->kv &&
+    if (run.plan.quantized && opt->calibration && !qt_plan_needs(&run.plan) && !opt->plan.kv &&
         !opt->learn)
         qt_log_message(opt->log, QT_LOG_WARNING,
                        "no scheme here uses calibration data: weights are the same without it");
     QT_TRY(check_data(&run, err));
     QT_TRY(qt_plan_check_model(&run.plan, ckpt, err));
-    QT_TRY(qt_run_kv_open(&run, err));
     QT_TRY(qt_learn_open(&learner, &run, err));
     QT_TRY(config_crc(&config, &run, NULL, err));
     QT_TRY(identity_new(&identity, &run, learner, config, err));
@@ -320,11 +338,9 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
         qt_writer_open(&run.writer, opt->out_dir, run.stored, run.nstored, identity, &wopt, err));
     QT_TRY(qt_run_check_records(&run, err));
     QT_TRY(copy_side_files(&run, err));
-    /* Embedding and norms first: what calibrated blocks depend on a resumed run is to know. */
-    QT_TRY(run_items(&run, true, err));
     if (opt->calibration)
         QT_TRY(qt_run_blocks(&run, err));
-    QT_TRY(run_items(&run, false, err));
+    QT_TRY(run_items(&run, err));
     if (learner)
         QT_TRY(qt_learn_run(learner, err));
     QT_TRY(qt_run_kv(&run, err));

@@ -20,9 +20,8 @@ struct qt_run {
     json_t **entries; /* per plan item: its part of the manifest, once it is finished */
     double *seconds;  /* per plan item; 0 where an earlier run made it */
     struct {
-        size_t layers, heads, head_dim; /* layers = 0: no scales for a cache */
-        size_t first;                   /* stored tensor: scale and zero, layer by layer */
-        json_t *entry;                  /* of the manifest, once it is finished */
+        size_t first;  /* stored tensor: scale and zero, layer by layer */
+        json_t *entry; /* of the manifest, once it is finished */
     } kv;
     struct qt_writer *writer;
     json_t *learning;  /* what learning has done, for the report; NULL: nothing */
@@ -91,9 +90,7 @@ json_t *qt_run_earlier_report(const struct qt_run *run);
 /* blocks.c: all linears of the model's decoder blocks, calibrated block by block. */
 int qt_run_blocks(struct qt_run *run, struct qt_err *err);
 
-/* kv_calibrate.c: with the option kv, sizes and names of what will be stored for a cache (*name is
- * owned); then, when all tensors are final, the scales. */
-int qt_run_kv_open(struct qt_run *run, struct qt_err *err);
+/* kv_calibrate.c: when all tensors are final, the scales for a cache, if the plan has any. */
 int qt_run_kv(struct qt_run *run, struct qt_err *err);
 
 #define QT_REPORT_NAME "qtool-report.json"

@@ -11,6 +11,15 @@ $ qtool quantize zeros.safetensors -o 'a part' --scheme lut3 -q --json >doc & pi
 $ grep -q '"status": "interrupted"' doc && grep -q '"exit_code": 75' doc && grep -q "\"resume\": \"qtool quantize --resume" doc
 $ test ! -e 'a part' && test -d 'a part.partial'
 
+# What is there so far is neither a checkpoint nor a container yet, as a whole or file by file.
+$ for c in 'quantize -o other --scheme fp6' plan inspect verify 'calibrate -o x.qcal --data /dev/null' 'eval --data /dev/null'; do qtool $c 'a part.partial' 2>&1 | grep -q "a part\.partial: is a container that is not finished: run the 'quantize' that was making it again, with --resume" || exit 9; done
+$ qtool inspect 'a part.partial/model.safetensors'
+? 3
+2 is a file of a container that is not finished
+$ qtool verify "$NANO" --source 'a part.partial'
+? 3
+$ cp -r "$NANO" mine && echo 'what I have trained' >mine/journal && qtool inspect mine
+
 # However long the command line is.
 $ set -- $(for i in $(seq 90); do echo "--tensor m.$((i % 24)).*(w|quite_another_name.of.$i)=lut3"; done); qtool quantize zeros.safetensors -o long --scheme lut3 -q "$@" 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -d long.partial ]; do sleep 0.01; done; kill -STOP $pid; kill -TERM $pid; kill -CONT $pid; wait $pid
 ? 75
@@ -50,9 +59,8 @@ $ qtool quantize --force --resume zeros.safetensors -o 'a part' --scheme lut3 -q
 > ^container +a part$
 > ^tensors
 
-# So can one that is still choosing what activations get: it stops there. That begins once all that
-# is copied is, the last norm at the end.
-$ qtool quantize "$NANO" -o acts --scheme w4ax --data "$NANO/calib.txt" --samples 32 --seqlen 256 -q --threads 1 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! grep -qs model.norm.weight acts.partial/journal; do sleep 0.01; done; kill -TERM $pid; wait $pid; rc=$?; cat err >&2; exit $rc
+# So can one that is still choosing what activations get: it stops there.
+$ qtool quantize "$NANO" -o acts --scheme w4ax --data "$NANO/calib.txt" --samples 32 --seqlen 256 -q --threads 1 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -e acts.partial/journal ]; do sleep 0.01; done; kill -TERM $pid; wait $pid; rc=$?; cat err >&2; exit $rc
 ? 75
 2 interrupted while the precision of activations was being chosen
 $ test ! -e acts

@@ -24,6 +24,25 @@ $ qtool verify q --source "$NANO" -q
 $ grep -c '"kv.layers.[0-2].k_\(scale\|zero\)"' q/qtool.json
 > ^6$
 
+# What plan says of them, quantize does.
+$ qtool plan "$NANO" --scheme fp6 --kv 4
+> ^kv cache +4 bits: scales for 128 channels of keys in each of 3 layers, 3\.00 KiB$
+> ^needs +calibration data \(--data\), for the scales of keys$
+> q_proj\.weight +F16 +256x256 +fp6:.*method=gptq
+$ qtool plan "$NANO" --scheme fp6 --kv 4 --json >planned && qtool inspect q --json | grep -q "$(sed -n 's/^  \("bytes": [0-9]*\),$/\1/p' planned)"
+$ grep -A 6 '"kv": {' planned | tr -d ' \n'
+> "kv":\{"bits":4,"layers":3,"kv_heads":2,"head_dim":64,"bytes":3072\}
+$ grep -c '"needs_data": true' planned
+$ qtool plan "$NANO" --kv 4
+> ^nf4 +4\.
+$ mkdir bare && cp "$NANO/model.safetensors" bare && qtool plan bare --scheme fp6 --kv 4
+? 3
+>-
+2 bare/config\.json: cannot open
+$ qtool plan "$NANO" --scheme fp6 --kv 8
+? 2
+2 --kv: '8' is not a number from 4 to 4
+
 # With static scales by default, each way its own.
 $ for k in static channel token; do qtool eval q --data "$NANO/eval.txt" --windows 2 --kv 4 --kv-keys $k -q >$k; done; qtool eval q --data "$NANO/eval.txt" --windows 2 --kv 4 -q | cmp - static
 $ sort -u static channel token | grep -c perplexity

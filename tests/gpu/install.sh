@@ -1,19 +1,29 @@
 #!/bin/sh
-# What `make install` leaves behind for programs that launch the kernels: a C and a C++ program
-# are built against it with pkg-config, with the shared and with the static library, and run. They
-# ask for a plan that is refused, so no GPU is needed.
+# What `make install` leaves behind: the program, also under a DESTDIR that a shell would take apart;
+# for programs that launch the kernels, a C and a C++ program are built against it with pkg-config,
+# with the shared and with the static library, and run. They ask for a plan that is refused, so no
+# GPU is needed.
 #
 #   usage: tests/gpu/install.sh BUILD     prints "N passed, M failed, K skipped"
 
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:?usage: tests/gpu/install.sh BUILD}
-passed=0 failed=0
-if ! command -v "${NVCC:-nvcc}" >/dev/null; then
-    echo "SKIP: nvcc not found, there is no library to install"
-    echo "0 passed, 0 failed, 1 skipped"
-    exit 0
-fi
 case $build in /*) ;; *) build=$PWD/$build ;; esac
+passed=0 failed=0
+root="$build/packager's (own) root"
+rm -rf "$root"
+if make -s B="$build" DESTDIR="$root" PREFIX=/usr install && "$root/usr/bin/qtool" version &&
+    test -s "$root/usr/share/man/man1/qtool.1"; then
+    passed=$((passed + 1))
+else
+    failed=$((failed + 1))
+    echo "FAILED DESTDIR"
+fi
+if ! command -v "${NVCC-nvcc}" >/dev/null; then
+    echo "SKIP: nvcc not found, there is no library to install"
+    echo "$passed passed, $failed failed, 1 skipped"
+    exit $failed
+fi
 dir=$build/installed
 rm -rf "$dir"
 make -s B="$build" PREFIX="$dir" install || exit 1

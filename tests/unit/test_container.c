@@ -88,6 +88,18 @@ static void test_probe(void **state)
     assert_false(qt_container_probe("probe/config.json"));
     shell("touch probe/qtool.json");
     assert_true(qt_container_probe("probe"));
+    assert_false(qt_container_unfinished("absent"));
+    assert_false(qt_container_unfinished("probe"));
+    shell("touch probe/journal"); /* killed before the first line, in it, after it */
+    assert_true(qt_container_unfinished("probe"));
+    shell("printf '{\"format\":' > probe/journal");
+    assert_true(qt_container_unfinished("probe"));
+    shell("echo '{\"format\":\"qtool-journal\",\"version\":1' > probe/journal");
+    assert_true(qt_container_unfinished("probe"));
+    shell("echo today > probe/journal");
+    assert_false(qt_container_unfinished("probe"));
+    shell("rm probe/journal && mkfifo probe/journal");
+    assert_false(qt_container_unfinished("probe"));
 }
 
 static void test_no_tensors(void **state)

@@ -704,9 +704,8 @@ static void test_container(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
         ids[i] = (uint32_t)rand() % 97;
-    struct qt_quantize_options opt = {.plan = {.scheme = "w4ax", .calibrated = true},
+    struct qt_quantize_options opt = {.plan = {.scheme = "w4ax", .calibrated = true, .kv = true},
                                       .calibration = &data,
-                                      .kv = true,
                                       .out_dir = fixture_path(dir, "out")};
     expect_ok(source, qt_ckpt_open(&ckpt, source, &err), &err);
     expect_ok("quantize", qt_quantize(&made, ckpt, &opt, &err), &err);

@@ -151,9 +151,8 @@ static void quantize(struct world *w, const struct qt_ckpt *ckpt, const char *ou
     struct qt_calibration data = {
         .ids = w->ids, .samples = SAMPLES, .seqlen = SEQLEN, .backend = w->be};
     struct qt_quantize_options opt = {
-        .plan = {.scheme = scheme, .calibrated = true},
+        .plan = {.scheme = scheme, .calibrated = true, .kv = true},
         .calibration = &data,
-        .kv = true,
         .out_dir = fixture_path(w->dir, out),
         .force = true,
     };

@@ -52,6 +52,7 @@ int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
     int rc = qt_array_new(out, 1, sizeof **out, err);
     if (rc == QT_OK)
         **out = (struct qt_gpu){.has_cublas = with_cublas,
+                                .name = "stand-in",
                                 .cublas = "no cuBLAS: a test",
                                 .cc = 90,
                                 .new = stand_in_new,
@@ -156,6 +157,7 @@ static struct qt_backend *open_stand_in(void)
     struct qt_backend *be;
     with_cublas = true;
     assert_int_equal(qt_backend_cuda_open(&be, 0, NULL), QT_OK);
+    assert_memory_equal(be->name, "stand-in, cuBLAS no cuBLAS: a test, OpenBLAS ", 45);
     return be;
 }
 

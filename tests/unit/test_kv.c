@@ -287,10 +287,9 @@ static int tear_down(void **state)
 static struct qt_quantize_options options(struct world *w, const char *out, const char *scheme)
 {
     return (struct qt_quantize_options){
-        .plan = {.scheme = scheme, .calibrated = true},
+        .plan = {.scheme = scheme, .calibrated = true, .kv = true},
         .calibration = &w->data,
         .learn = strstr(scheme, "learn") ? &w->learn : NULL,
-        .kv = true,
         .out_dir = w->out[strcmp(out, "b") == 0],
         .force = true,
     };
@@ -376,6 +375,7 @@ static void scales_are_of_the_stored_model(void **state)
         struct keys keys = {.width = info->kv_heads * info->head_dim, .layer = info->layers};
         keys.k = calloc(info->layers * M * keys.width, sizeof *keys.k);
         expect_ok("kv", qt_kv_open(&kv, c, info, &w->err), &w->err);
+        assert_ptr_equal(kv.container, c);
         run_model(&keys, w, c, model);
         for (size_t i = 0; i < info->layers * keys.width; i++) {
             size_t layer = i / keys.width;
@@ -437,10 +437,10 @@ static void check_resume(struct world *w, const char *scheme, int stops)
     stops_left = 1000;
     expect_ok("uninterrupted", quantize(w, &b), &w->err);
     int polls = 1000 - stops_left;
-    a.kv = false; /* other options: another identity */
+    a.plan.kv = false; /* other options: another identity */
     expect_ok("without", quantize(w, &a), &w->err);
     assert_false(same_files(w));
-    a.kv = true;
+    a.plan.kv = true;
     expect_ok("with", quantize(w, &a), &w->err);
     for (int i = 0, after = polls - 1; i < stops; i++, after -= i < 3 ? 1 : 5) {
         assert_true(after >= 0);
@@ -450,9 +450,9 @@ static void check_resume(struct world *w, const char *scheme, int stops)
         expect_error("stopped", quantize(w, &b), QT_E_INTERRUPTED, "interrupted", &w->err);
         b.resume = true;
         stops_left = 1000;
-        b.kv = false;
+        b.plan.kv = false;
         expect_error("other options", quantize(w, &b), QT_E_RESUME, "options", &w->err);
-        b.kv = true;
+        b.plan.kv = true;
         expect_ok("resumed", quantize(w, &b), &w->err);
         assert_true(same_files(w));
     }
@@ -641,7 +641,7 @@ static void other_models_are_refused(void **state)
         expect_error("other model", open_scales(w, &other), QT_E_INPUT,
                      i < 2 ? "the model needs" : "kv.layers.0.k_scale: must be F32", &w->err);
     }
-    opt.kv = false;
+    opt.plan.kv = false;
     expect_ok("quantize", quantize(w, &opt), &w->err);
     expect_error("no scales", open_scales(w, &info), QT_E_USAGE, "quantize with --kv 4", &w->err);
 }

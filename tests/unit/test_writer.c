@@ -25,7 +25,8 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    umount2("disk", MNT_DETACH); /* of test_full_disk, passed or not */
+    umount2("disk", MNT_DETACH); /* of tests that have not come to their end, too */
+    umount2("mounted", MNT_DETACH);
     return fixture_teardown(state);
 }
 
@@ -210,9 +211,9 @@ static void test_kill_after_every_call(void **state)
     }
 }
 
-/* Runs fixture_write in a child and kills it before its nth system call. False: it got to its end.
- * -1 in place of that when there is no tracing here. */
-static int killed_before_syscall(struct run *r, long n)
+/* Runs `work` in a child and kills it before its nth system call. False: it got to its end. -1 in
+ * place of that when there is no tracing here. */
+static int killed_before_syscall(int (*work)(struct run *r), struct run *r, long n)
 {
     int status;
     pid_t child = fork();
@@ -220,7 +221,7 @@ static int killed_before_syscall(struct run *r, long n)
         if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) < 0)
             _exit(99);
         raise(SIGSTOP);
-        _exit(fixture_write(r) == QT_OK ? 0 : 1);
+        _exit(work(r) == QT_OK ? 0 : 1);
     }
     waitpid(child, &status, 0);
     if (WIFEXITED(status))
@@ -243,7 +244,7 @@ static void test_kill_before_every_syscall(void **state)
     (void)state;
     for (long n = 0;; n++) {
         struct run r = {.dir = "traced", .side_file = "side.json", .kill_after = -1};
-        int killed = killed_before_syscall(&r, n);
+        int killed = killed_before_syscall(fixture_write, &r, n);
         if (killed < 0) {
             print_message("SKIP: no process tracing here\n");
             skip();
@@ -259,27 +260,36 @@ static void test_kill_before_every_syscall(void **state)
     }
 }
 
-/* Replacing: the old container or the new one is there in full at every moment. */
-static void test_kill_while_replacing(void **state)
+/* Replacing: the old container or the new one is there in full at every moment, and nothing else is
+ * once the run has come to its end; whatever an earlier one has left when it was killed. */
+static void kill_while_replacing(const char *before)
 {
-    (void)state;
     for (long n = 0;; n++) {
         struct run r = run_many("over");
         r.force = true;
-        shell("cp -r ref over");
-        int killed = killed_before_syscall(&r, n);
+        shell(before);
+        int killed = killed_before_syscall(fixture_write, &r, n);
         if (killed < 0) {
             print_message("SKIP: no process tracing here\n");
             skip();
         }
-        shell("diff -qr over refs >/dev/null 2>&1 || diff -r over ref >/dev/null 2>&1 || "
-              "diff -r over.old ref");
-        if (access("over.old", F_OK) == 0)
-            shell("rm -rf over.old");
+        shell("diff -qr over refs >/dev/null 2>&1 || "
+              "diff -qr -x qtool-replaced over ref >/dev/null 2>&1 || "
+              "diff -r -x qtool-replaced over.old ref");
         resume_and_compare(&r);
+        shell("test ! -e over.old");
         if (!killed)
             break;
     }
+}
+
+static void test_kill_while_replacing(void **state)
+{
+    (void)state;
+    kill_while_replacing("cp -r ref over");
+    kill_while_replacing("cp -r ref over && mkdir over.old && "
+                         "touch over.old/qtool-replaced over.old/model.safetensors");
+    kill_while_replacing("cp -r ref over.old && touch over.old/qtool-replaced");
 }
 
 /* ---- the journal ---------------------------------------------------------------------------- */
@@ -445,11 +455,22 @@ static void test_existing_output(void **state)
 
     struct run r = run_many("have");
     r.force = true;
+    /* Whoever made it, qtool did not. */
+    static const char *const others[] = {"cp -r ref have.old", "touch have.old",
+                                         "ln -s ref have.old",
+                                         "mkdir -p have.old/x; touch have.old/qtool-replaced"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        shell(others[i]);
+        expect_refused("have", true, "in the way: rename or remove it");
+        shell("rm -r have.old");
+    }
     shell("mkdir have.old");
-    expect_refused("have", true, "in the way");
-    shell("rmdir have.old");
     assert_status(fixture_write(&r), QT_OK, r.err);
     assert_true(same_dirs("have", "refs"));
+    shell("rm -r have && cp -r ref have.old");
+    assert_status(fixture_write(&r), QT_OK, r.err);
+    assert_true(same_dirs("have", "refs") && same_dirs("have.old", "ref"));
+    shell("rm -r have.old");
     r.dir = "empty/";
     assert_status(fixture_write(&r), QT_OK, r.err);
     assert_true(same_dirs("empty", "refs"));
@@ -487,6 +508,38 @@ static void test_foreign_partial(void **state)
     shell("rm mine.partial");
     r.dir = "no/such/parent";
     assert_status(fixture_open(&w, &r), QT_E_RESOURCE, r.err);
+}
+
+static int discard(struct run *r)
+{
+    struct qt_writer *w;
+    int rc = fixture_open(&w, r);
+    qt_writer_discard(w);
+    qt_writer_close(w);
+    return rc;
+}
+
+/* What is left of a run that was discarding its work is no obstacle to the next. */
+static void test_kill_while_discarding(void **state)
+{
+    (void)state;
+    for (long n = 0;; n++) {
+        struct run r = run_many("dropped");
+        leave_partial(&r, 2);
+        if (n % 2) /* file systems list the oldest first, or the newest */
+            shell("cd dropped.partial && cp journal j && mv j journal");
+        r.resume = true;
+        int killed = killed_before_syscall(discard, &r, n);
+        if (killed < 0) {
+            print_message("SKIP: no process tracing here\n");
+            skip();
+        }
+        r.resume = false;
+        assert_status(fixture_write(&r), QT_OK, r.err);
+        shell("rm -r dropped && test ! -e dropped.partial");
+        if (!killed)
+            break;
+    }
 }
 
 static void test_discard(void **state)
@@ -628,22 +681,75 @@ static void test_full_disk(void **state)
     check_full_disk();
 }
 
-static void test_read_only_parent(void **state)
+/* In a directory of this user's. */
+static bool is_refused(const char *prepare, const char *dir, const char *reason)
+{
+    struct run r = run_many(dir);
+    struct qt_writer *w;
+    r.force = true;
+    bool refused = system(prepare) == 0 && fixture_open(&w, &r) == QT_E_RESOURCE &&
+                   strstr(r.err.reason, reason);
+    if (!refused)
+        print_error("%s: %s: %s\n", prepare, r.err.file, r.err.reason);
+    return system("chmod 755 locked && rm -r locked") == 0 && refused;
+}
+
+static bool are_refused(void)
+{
+    static const char reason[] = "cannot be made in its directory: Permission denied";
+    return is_refused("mkdir locked && chmod 555 locked", "locked/out", reason) &&
+           is_refused("mkdir -p locked/out.partial && chmod 555 locked", "locked/out", reason) &&
+           is_refused("mkdir locked && chmod 333 locked", "locked/out", reason) &&
+           is_refused("mkdir locked && chmod 666 locked", "locked/out", reason) &&
+           is_refused("mkdir locked && chmod 555 locked", "locked", "cannot be replaced") &&
+           is_refused("mkdir locked && echo {} >locked/qtool.json && chmod 555 locked", "locked",
+                      "cannot be replaced");
+}
+
+/* All that the end needs is looked at before the work. */
+static void test_no_permission(void **state)
+{
+    enum { NOBODY = 65534 };
+    (void)state;
+    int status;
+    shell("mkdir theirs && chmod 755 .");
+    if (geteuid() == 0) /* who may write anywhere */
+        assert_int_equal(chown("theirs", NOBODY, NOBODY), 0);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(chdir("theirs") == 0 && (geteuid() != 0 || setuid(NOBODY) == 0) && are_refused() ? 0
+                                                                                               : 1);
+    waitpid(child, &status, 0);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* What cannot be renamed, on another file system or the same: found before the work, and if it
+ * comes later the work is not lost. */
+static void test_mounted(void **state)
 {
     (void)state;
-    if (geteuid() == 0) {
-        print_message("SKIP: root may write anywhere\n");
-        skip();
+    struct run r = run_many("mounted");
+    r.force = true;
+    shell("mkdir source");
+    for (int bound = 0; bound < 2; bound++) {
+        struct qt_writer *w;
+        shell("cp -r ref mounted");
+        assert_status(fixture_open(&w, &r), QT_OK, r.err);
+        for (size_t u = 0; u < UNITS; u++)
+            assert_status(fixture_unit(w, u, &r), QT_OK, r.err);
+        if (mount(bound ? "source" : "tmpfs", "mounted", "tmpfs", bound ? MS_BIND : 0, "") < 0) {
+            print_message("SKIP: cannot mount: %s\n", strerror(errno));
+            qt_writer_close(w);
+            skip();
+        }
+        assert_status(fixture_finish(w, &r), QT_E_USAGE, r.err);
+        assert_reason(r.err, "mount point");
+        qt_writer_close(w);
+        expect_refused("mounted", true, "mount point");
+        assert_int_equal(umount("mounted"), 0);
+        assert_true(same_dirs("mounted", "ref"));
+        resume_and_compare(&r);
     }
-    struct run r = run_many("locked/out"), replaced = run_many("locked");
-    struct qt_writer *w;
-    shell("mkdir locked && chmod 555 locked");
-    assert_status(fixture_open(&w, &r), QT_E_RESOURCE, r.err);
-    shell("chmod 755 locked && echo {} >locked/qtool.json && chmod 555 locked");
-    replaced.force = true;
-    assert_status(fixture_open(&w, &replaced), QT_E_RESOURCE, replaced.err);
-    assert_non_null(strstr(replaced.err.reason, "cannot be replaced"));
-    shell("chmod 755 locked && rm -r locked");
 }
 
 /* The nth allocation of the whole run fails, for every n: a clean error, nothing leaks, the output
@@ -704,11 +810,13 @@ int main(void)
         cmocka_unit_test(test_output_appears),
         cmocka_unit_test(test_foreign_partial),
         cmocka_unit_test(test_discard),
+        cmocka_unit_test(test_kill_while_discarding),
         cmocka_unit_test(test_wrong_use),
         cmocka_unit_test(test_read_back),
         cmocka_unit_test(test_file_size_limit),
         cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_read_only_parent),
+        cmocka_unit_test(test_no_permission),
+        cmocka_unit_test(test_mounted),
         cmocka_unit_test(test_without_memory),
         cmocka_unit_test(test_resume_without_memory),
     };
