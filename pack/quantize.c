@@ -37,7 +37,9 @@ static int weights_crc(uint32_t *crc, const struct qt_run *run, struct qt_err *e
     *crc = 0;
     for (size_t i = 0; c && !c->file && i < qt_ckpt_count(run->ckpt); i++) {
         struct qt_blob blob;
-        int rc = qt_ckpt_read(&blob, run->ckpt, qt_ckpt_tensor(run->ckpt, i), err);
+        int rc = qt_run_check_interrupted(run, err);
+        if (rc == QT_OK)
+            rc = qt_ckpt_read(&blob, run->ckpt, qt_ckpt_tensor(run->ckpt, i), err);
         if (rc < 0)
             return rc;
         *crc = qt_crc32(*crc, blob.data, blob.size);

@@ -200,6 +200,12 @@ static bool stop_soon(void)
     return stops_left-- <= 0;
 }
 
+/* How often a run asks before anything else, as it reads every tensor for its identity. */
+static int reads(const struct qt_ckpt *ckpt)
+{
+    return (int)qt_ckpt_count(ckpt);
+}
+
 /* Activations have been chosen, and so many weights quantized. */
 static void stop_after(struct fixture *f, const struct qt_ckpt *ckpt, struct qt_quantize_options *o,
                        int weights)
@@ -208,7 +214,7 @@ static void stop_after(struct fixture *f, const struct qt_ckpt *ckpt, struct qt_
     char says[40];
     snprintf(says, sizeof says, "interrupted after %d of", weights);
     o->interrupted = stop_soon;
-    stops_left = ACT_STEPS + weights;
+    stops_left = reads(ckpt) + ACT_STEPS + weights;
     expect_error("stopped", qt_quantize(&report, ckpt, o, &f->err), QT_E_INTERRUPTED, says,
                  &f->err);
 }
@@ -224,7 +230,7 @@ static void check_resume(struct fixture *f, const struct qt_ckpt *ckpt, const ch
         remove_tree(f->dir, "b");
         b.resume = false;
         b.interrupted = stop_soon;
-        stops_left = after;
+        stops_left = reads(ckpt) + after;
         expect_error("stopped", qt_quantize(&report, ckpt, &b, &f->err), QT_E_INTERRUPTED,
                      "interrupted", &f->err);
         b.resume = true;
@@ -242,12 +248,13 @@ static void interrupted_runs_resume(void **state)
     struct qt_quantize_options b = options(f, "b", "nf4:g=32");
     check_resume(f, ckpt, "nf3:g=32", 20, 3);
     check_resume(f, ckpt, "w4ax:a8max=0.5", ACT_STEPS + 14, 7);
-    stops_left = 5;
+    stops_left = reads(ckpt) + 5;
     b.interrupted = stop_soon;
     b.resume = false;
     remove_tree(f->dir, "b");
     struct qt_quantize_report report;
     assert_int_equal(qt_quantize(&report, ckpt, &b, &f->err), QT_E_INTERRUPTED);
+    b.interrupted = NULL;
     b.resume = true;
     b.plan.scheme = "nf3:g=32";
     expect_error("other scheme", qt_quantize(&report, ckpt, &b, &f->err), QT_E_RESUME,
@@ -285,7 +292,7 @@ static void later_weights_must_stay(void **state)
         b.plan.rules = &rule;
         b.plan.nrules = 1;
         b.interrupted = stop_soon;
-        stops_left = acts * ACT_STEPS + 2;
+        stops_left = reads(ckpt) + acts * ACT_STEPS + 2;
         expect_error("stopped", qt_quantize(&report, ckpt, &b, &f->err), QT_E_INTERRUPTED,
                      "interrupted after", &f->err);
         qt_ckpt_close(ckpt);
@@ -472,7 +479,7 @@ static void chosen_activations_are_kept(void **state)
     stop_after(f, ckpt, &b, 0);
     b.resume = true;
     for (int i = 0; i < 3; i++) {
-        stops_left = 1;
+        stops_left = reads(ckpt) + 1;
         expect_error("again", qt_quantize(&report, ckpt, &b, &f->err), QT_E_INTERRUPTED,
                      "interrupted after", &f->err);
     }
