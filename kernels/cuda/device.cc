@@ -71,7 +71,7 @@ static cudaLaunchAttribute cluster_attribute(size_t blocks)
 
 int qt_launch_kernel(const struct qt_kernel_launch *l, void *args, void *stream)
 {
-    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchAttribute attributes[3] = {};
     cudaLaunchConfig_t config = {};
     config.gridDim = l->grid;
     config.blockDim = dim3((unsigned)l->threads);
@@ -81,6 +81,10 @@ int qt_launch_kernel(const struct qt_kernel_launch *l, void *args, void *stream)
     if (l->dependent) {
         attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (l->most_smem) {
+        attributes[config.numAttrs].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+        attributes[config.numAttrs++].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     }
     if (l->cluster > 1)
         attributes[config.numAttrs++] = cluster_attribute((size_t)l->cluster);

@@ -27,6 +27,9 @@ struct qt_kernel_launch {
     int threads;
     size_t smem;
     int cluster;    /* blocks of a cluster, along x; 0 or 1: none */
+    bool most_smem; /* the multiprocessors are set up for as much shared memory as there can be: a
+                       block of the next kernel that wants much of it can come beside the last ones
+                       of this */
     bool dependent; /* before the previous kernel has ended: of code for 9.0 alone, as code for 8.0,
                        which newer devices run too, does not wait */
 };

@@ -8,6 +8,8 @@
  *   Moves     X once, 2 m k bytes out, and as many again for columns; CSR once, 16 to 128 bytes of
  *             list for a strip and unit
  */
+#include "kernels/cuda/decode.cuh"
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/mix24_patch.cuh"
 
@@ -130,12 +132,11 @@ template <int MT>
 static __global__ void __launch_bounds__(THREADS)
     gather_kernel(const __grid_constant__ gather_args a)
 {
-    __shared__ struct lists space;
     const int units = a.cols / QT_MIX24_UNIT_COLS, block = (int)blockIdx.x - a.list_blocks;
     ptx_launch_dependents();
     if (block < 0) {
         ptx_wait_previous(); /* which may read the lists */
-        list_strip(a, (int)blockIdx.x, &space);
+        list_strip(a, (int)blockIdx.x, (struct lists *)qt_smem);
         return;
     }
     const int place = block % units * THREADS + (int)threadIdx.x;
@@ -170,7 +171,7 @@ int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weigh
         if (rc != QT_MATMUL_OK)
             return rc;
     }
-    struct qt_matmul_plan launch = *p;
+    struct qt_kernel_launch launch = {};
     struct gather_args a = {};
     a.x = (const uint16_t *)x;
     a.perm = (const uint16_t *)w->mix24.perm;
@@ -187,8 +188,11 @@ int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weigh
     const bool few = to->column_pitch == 8;
     launch.kernel = few ? (const void *)gather_kernel<1> : (const void *)gather_kernel<2>;
     a.list_blocks = to->lists ? qt_mix24_strips(w) : 0;
-    launch.grid_x = a.list_blocks + qt_mix24_units(w) * (int)(to->column_pitch / (few ? 8 : 16));
-    launch.grid_y = 1;
-    launch.smem_bytes = 0;
-    return qt_launch(&launch, &a, THREADS, prepared || p->options.dependent_launch, stream);
+    launch.grid = dim3(
+        (unsigned)(a.list_blocks + qt_mix24_units(w) * (int)(to->column_pitch / (few ? 8 : 16))));
+    launch.threads = THREADS;
+    launch.smem = to->lists ? sizeof(struct lists) : 0;
+    launch.most_smem = to->for_wgmma && p->m <= 128; /* of more tokens blocks have no room */
+    launch.dependent = (prepared || p->options.dependent_launch) && p->cc == 90;
+    return qt_launch_kernel(&launch, &a, stream);
 }

@@ -377,8 +377,15 @@ static __host__ __device__ constexpr int mix24_tile_others(int tokens)
     return qt_mix24_tile_sums(tokens) ? 2 : 1;
 }
 
+/* Warpgroups among which launch bounds share out the registers. Of few tokens one more than there
+ * are: then a block can begin beside the last ones of the launch before. */
+static __host__ __device__ constexpr int mix24_tile_bounds(int wgs, int tokens)
+{
+    return wgs + mix24_tile_others(tokens) + (wgs == 2 && qt_mix24_tile_sums(tokens));
+}
+
 template <int WGS, int BM>
-__global__ void __launch_bounds__((WGS + mix24_tile_others(BM)) * 128, 1)
+__global__ void __launch_bounds__(mix24_tile_bounds(WGS, BM) * 128, 1)
     qt_mix24_tile_kernel(const __grid_constant__ qt_mix24_tile_args a)
 {
     constexpr bool SUMS = qt_mix24_tile_sums(BM);
@@ -395,7 +402,8 @@ __global__ void __launch_bounds__((WGS + mix24_tile_others(BM)) * 128, 1)
     } else {
         ptx_registers_more<tile_registers(WGS, mix24_tile_others(BM),
                                           TILE_COPY_REGISTERS +
-                                              (SUMS ? (int)MIX24_TILE_OUTLIER_REGISTERS : 0))>();
+                                              (SUMS ? (int)MIX24_TILE_OUTLIER_REGISTERS : 0),
+                                          tile_launch_registers(mix24_tile_bounds(WGS, BM)))>();
         ptx_launch_dependents();
         qt_ring_start(WGS * 128);
         tile_multiply_all<WGS, BM>(a, r, mix24_tile_work<WGS, BM>{a, 0, NULL});

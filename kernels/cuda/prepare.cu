@@ -5,6 +5,7 @@
  *   Moves     X once or twice (BF16; from L1 or L2 the second time), 2 m k bytes out; 16 bytes a
  *             thread where rows are aligned
  */
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/token_scale.cuh"
@@ -83,7 +84,7 @@ int qt_prepare_run(const struct qt_matmul_plan *p, const void **x, const float *
                    void *workspace, void *stream)
 {
     struct prepare_args a = {};
-    struct qt_matmul_plan launch = *p;
+    struct qt_kernel_launch launch = {};
     *token_factor = NULL;
     if (!qt_prepare_needed(p))
         return QT_MATMUL_OK;
@@ -96,10 +97,11 @@ int qt_prepare_run(const struct qt_matmul_plan *p, const void **x, const float *
     a.bf16 = p->options.dtype == QT_MATMUL_BF16;
     a.wide = p->k % 8 == 0 && (size_t)a.x % 16 == 0;
     launch.kernel = (const void *)prepare_kernel;
-    launch.grid_x = (int)p->m;
-    launch.grid_y = 1;
-    launch.smem_bytes = 0;
+    launch.grid = dim3((unsigned)p->m);
+    launch.threads = 256;
+    launch.most_smem = p->config.path == QT_MATMUL_TILE && p->m > 32; /* tiles of 64 and more */
+    launch.dependent = p->options.dependent_launch && p->cc == 90;
     *x = workspace;
     *token_factor = a.bf16 ? a.token_factor : NULL;
-    return qt_launch(&launch, &a, 256, p->options.dependent_launch, stream);
+    return qt_launch_kernel(&launch, &a, stream);
 }

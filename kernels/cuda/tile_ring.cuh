@@ -580,16 +580,21 @@ static __device__ __forceinline__ void tile_multiply_all(const qt_tile_base &a, 
     }
 }
 
-/* Registers of a multiplying thread, beside `others` warpgroups whose threads keep other_registers
- * together: what the launch bounds give the block is shared out anew. More than there are would
- * wait for ever. */
 enum { TILE_COPY_REGISTERS = 24 };
 
-static __host__ __device__ constexpr int tile_registers(int wgs, int others = 1,
-                                                        int other_registers = TILE_COPY_REGISTERS)
+/* Registers that a thread begins with, of a block that has all those of a multiprocessor. */
+static __host__ __device__ constexpr int tile_launch_registers(int warpgroups)
 {
-    int all = 65536 / (128 * (wgs + others)) / 8 * 8 * (wgs + others);
-    return (all - other_registers) / wgs / 8 * 8;
+    return 65536 / (128 * warpgroups) / 8 * 8;
+}
+
+/* Registers of a multiplying thread, of a block of wgs warpgroups of such and `others` whose
+ * threads keep other_registers together: what all begin with is shared out anew. More than there
+ * are would wait for ever. */
+static __host__ __device__ constexpr int tile_registers(int wgs, int others, int other_registers,
+                                                        int launch_registers)
+{
+    return (launch_registers * (wgs + others) - other_registers) / wgs / 8 * 8;
 }
 
 #endif

@@ -338,7 +338,8 @@ __global__ void __launch_bounds__(WGS * 128 + 128, 1)
         ptx_registers_fewer<TILE_COPY_REGISTERS>();
         tile_bring<WGS>(a, r, warp, w4ax_tile_copies<SCALES, WGS, BM>(a));
     } else {
-        ptx_registers_more<tile_registers(WGS)>();
+        ptx_registers_more<tile_registers(WGS, 1, TILE_COPY_REGISTERS,
+                                          tile_launch_registers(WGS + 1))>();
         ptx_launch_dependents();
         qt_ring_start(WGS * 128);
         tile_multiply_all<WGS, BM>(a, r, w4ax_tile_work<SCALES, WGS, BM>{a, {}});
