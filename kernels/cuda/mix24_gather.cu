@@ -191,7 +191,8 @@ int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weigh
     launch.grid = dim3(
         (unsigned)(a.list_blocks + qt_mix24_units(w) * (int)(to->column_pitch / (few ? 8 : 16))));
     launch.threads = THREADS;
-    launch.smem = to->lists ? sizeof(struct lists) : 0;
+    /* Before the skinny kernel too, which took up to 6 % longer behind blocks without any. */
+    launch.smem = to->lists || !to->for_wgmma ? sizeof(struct lists) : 0;
     launch.most_smem = to->for_wgmma && p->m <= 128; /* of more tokens blocks have no room */
     launch.dependent = (prepared || p->options.dependent_launch) && p->cc == 90;
     return qt_launch_kernel(&launch, &a, stream);
