@@ -334,7 +334,7 @@ install: all
 	install -D -m 755 $(B)/qtool "$(DESTDIR)$(PREFIX)/bin/qtool"
 	install -d "$(DESTDIR)$(PREFIX)/share/doc/qtool/docs"
 	install -m 644 README.md LICENSE "$(DESTDIR)$(PREFIX)/share/doc/qtool"
-	install -m 644 docs/*.md docs/json.schema.json "$(DESTDIR)$(PREFIX)/share/doc/qtool/docs"
+	install -m 644 docs/*.md docs/*.tsv docs/json.schema.json "$(DESTDIR)$(PREFIX)/share/doc/qtool/docs"
 	install -d "$(DESTDIR)$(PREFIX)/share/man/man1" \
 	    "$(DESTDIR)$(PREFIX)/share/bash-completion/completions" \
 	    "$(DESTDIR)$(PREFIX)/share/zsh/site-functions"

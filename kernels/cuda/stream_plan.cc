@@ -164,10 +164,11 @@ int qt_stream_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
     size_t m = chunk_tokens(p->m);
-    p->smem_bytes = stream_layout(&a, s, c, m);
+    int rc = qt_take_smem(p, stream_layout(&a, s, c, m), false);
+    if (rc != QT_MATMUL_OK)
+        return rc;
     if (!stream_fits(s, c, m, p->smem_limit))
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%zu bytes of shared memory, the device has %d",
-                         p->smem_bytes, p->smem_limit);
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "too many rows of blocks for splits");
     if ((size_t)c->token_tiles * 8 < m)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "token_tiles too few for %zu tokens", m);
     p->kernel = qt_stream_instance(s->format, c->token_tiles, c->strips);
