@@ -34,6 +34,7 @@ static json_t *calibration_json(const struct qt_calibration *c, uint32_t config_
 static int weights_crc(uint32_t *crc, const struct qt_run *run, struct qt_err *err)
 {
     const struct qt_calibration *c = run->opt->calibration;
+    double done = 0;
     *crc = 0;
     for (size_t i = 0; c && !c->file && i < qt_ckpt_count(run->ckpt); i++) {
         struct qt_blob blob;
@@ -43,6 +44,8 @@ static int weights_crc(uint32_t *crc, const struct qt_run *run, struct qt_err *e
         if (rc < 0)
             return rc;
         *crc = qt_crc32(*crc, blob.data, blob.size);
+        done += (double)blob.size;
+        qt_log_progress(run->opt->log, "read", done, (double)run->plan.source_bytes);
         if (blob.map)
             qt_map_drop(blob.map, blob.data, blob.size);
         qt_blob_free(&blob);
