@@ -1,6 +1,5 @@
 /* Very many tokens: weights are dequantized once, and the caller's dense product does the rest.
- * Some rows at a time, so that the workspace stays small, and in the L2 from dequantizing to the
- * product. */
+ * Some rows at a time, which bounds the workspace and is no faster (docs/kernels_tried.md). */
 #include "kernels/cuda/plan.h"
 
 /* A part has a multiple of ALIGN rows, as tiles of dense products have. */

@@ -99,7 +99,7 @@ int qt_prepare_run(const struct qt_matmul_plan *p, const void **x, const float *
     launch.kernel = (const void *)prepare_kernel;
     launch.grid = dim3((unsigned)p->m);
     launch.threads = 256;
-    launch.most_smem = p->config.path == QT_MATMUL_TILE && p->m > 32; /* tiles of 64 and more */
+    launch.most_smem = p->config.path == QT_MATMUL_TILE && p->m > 32; /* tiles of 48 and more */
     launch.dependent = p->options.dependent_launch && p->cc == 90;
     *x = workspace;
     *token_factor = a.bf16 ? a.token_factor : NULL;
