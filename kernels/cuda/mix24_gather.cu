@@ -2,9 +2,9 @@
  * X for the skinny and tile mix24 kernels, in packed order for the copy engine. With outliers also
  * X by columns, or lists of what is where (mix24_patch.cuh).
  *
- *   grid      for lists a block a strip of 16 rows; then one for 8 MT tokens and a unit, units
- *             first: a thread a packed column; slots without a group, and channels beyond k, become
- *             zero
+ *   grid      for lists a block a strip of 16 rows; then a warp for 8 tokens and 64 N columns,
+ *             columns first: a lane N pairs of places of a row; slots without a group, and channels
+ *             beyond k, become zero
  *   Moves     X once, 2 m k bytes out, and as many again for columns; CSR once, 16 to 128 bytes of
  *             list for a strip and unit
  */
@@ -14,7 +14,8 @@
 #include "kernels/cuda/mix24_patch.cuh"
 
 enum {
-    THREADS = QT_MIX24_UNIT_COLS,
+    THREADS = 128,
+    TOKENS = 8, /* of a warp */
     PANEL_UNITS = QT_MIX24_PANEL_UNITS,
     LIST_UNITS = 64, /* at a time, of a panel */
     ROW_THREADS = THREADS / 16,
@@ -31,8 +32,8 @@ struct gather_args {
     uint16_t *columns;    /* [cols][column_pitch], or NULL */
     uint32_t *lists;      /* [strips][units][PATCH_LIST], or NULL */
     qt_mix24_outliers outliers;
-    size_t pitch, column_pitch;
-    int m, k, cols;
+    size_t pitch;
+    int m, k, cols, column_pitch;
     int list_blocks;
     int for_wgmma;
 };
@@ -120,7 +121,8 @@ static __device__ __forceinline__ void list_strip(const gather_args &a, int stri
 
 /*
  * The packed column at place i of 64. A lane of a wgmma has places 2t, 2t + 1, 2t + 8 and 2t + 9 of
- * 16: they are to be columns 4s to 4s + 3 of its 16 (pack/layout_mix24.h), s being the k-step.
+ * 16: they are to be columns 4s to 4s + 3 of its 16 (pack/layout_mix24.h), s being the k-step. So
+ * an even place and the next are neighbouring columns.
  */
 static __device__ __forceinline__ int wgmma_column(int i)
 {
@@ -128,37 +130,88 @@ static __device__ __forceinline__ int wgmma_column(int i)
     return 16 * t + 4 * s + 2 * high + odd;
 }
 
-template <int MT>
+/* Two neighbouring packed columns, and their channels. */
+struct gather_pair {
+    int col, channel;
+};
+
+/* Of an even place and the next. */
+static __device__ __forceinline__ gather_pair gather_pair_at(const gather_args &a, int place)
+{
+    gather_pair p;
+    p.col = a.for_wgmma ? place / 64 * 64 + wgmma_column(place % 64) : place;
+    p.channel = a.perm[p.col / 16] * 16 + p.col % 16;
+    return p;
+}
+
+/* PAIRS: channels 2i and 2i + 1 are a word. */
+template <bool PAIRS>
+static __device__ __forceinline__ uint32_t gather_load(const gather_args &a, int token, int channel)
+{
+    const uint16_t *x = a.x + token * a.pitch + channel;
+    if (token >= a.m || channel >= a.k)
+        return 0;
+    if (PAIRS)
+        return *(const uint32_t *)x;
+    return x[0] | (channel + 1 < a.k ? (uint32_t)x[1] << 16 : 0);
+}
+
+/* Half number `high` of the words of 8 tokens, as they lie in a column. */
+static __device__ __forceinline__ uint4 gather_column(const uint32_t v[TOKENS], bool high)
+{
+    const uint32_t halves = high ? 0x7632 : 0x5410;
+    return make_uint4(__byte_perm(v[0], v[1], halves), __byte_perm(v[2], v[3], halves),
+                      __byte_perm(v[4], v[5], halves), __byte_perm(v[6], v[7], halves));
+}
+
+template <int N, bool PAIRS>
 static __global__ void __launch_bounds__(THREADS)
     gather_kernel(const __grid_constant__ gather_args a)
 {
-    const int units = a.cols / QT_MIX24_UNIT_COLS, block = (int)blockIdx.x - a.list_blocks;
+    const int warps = a.cols / (64 * N); /* of a row */
+    const int warp = ((int)blockIdx.x - a.list_blocks) * (THREADS / 32) + (int)threadIdx.x / 32;
     ptx_launch_dependents();
-    if (block < 0) {
+    if (warp < 0) {
         ptx_wait_previous(); /* which may read the lists */
         list_strip(a, (int)blockIdx.x, (struct lists *)qt_smem);
         return;
     }
-    const int place = block % units * THREADS + (int)threadIdx.x;
-    const int col = a.for_wgmma ? place / 64 * 64 + wgmma_column(place % 64) : place;
-    const int channel = a.perm[col / 16] * 16 + col % 16;
-    const int token0 = block / units * 8 * MT, m = a.m - token0;
-    const uint16_t *x = a.x + token0 * a.pitch + channel;
+    const int place = (warp % warps * 32 + (int)threadIdx.x % 32) * 2 * N;
+    const int token0 = warp / warps * TOKENS;
+    if (token0 >= a.column_pitch)
+        return;
+    gather_pair p[N];
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        p[i] = gather_pair_at(a, place + 2 * i);
     uint16_t *rows = a.rows + (size_t)token0 * a.cols + place;
-    uint32_t v[8 * MT];
+    uint32_t v[N][TOKENS];
     ptx_wait_previous();
 #pragma unroll
-    for (int t = 0; t < 8 * MT; t++)
-        v[t] = t < m && channel < a.k ? x[t * a.pitch] : 0;
+    for (int t = 0; t < TOKENS; t++)
 #pragma unroll
-    for (int t = 0; t < 8 * MT; t++)
-        if (t < m)
-            rows[(size_t)t * a.cols] = (uint16_t)v[t];
+        for (int i = 0; i < N; i++)
+            v[i][t] = gather_load<PAIRS>(a, token0 + t, p[i].channel);
 #pragma unroll
-    for (int t = 0; t < 8 * MT && a.columns; t += 8)
-        *(uint4 *)(a.columns + col * a.column_pitch + token0 + t) =
-            make_uint4(v[t] | v[t + 1] << 16, v[t + 2] | v[t + 3] << 16, v[t + 4] | v[t + 5] << 16,
-                       v[t + 6] | v[t + 7] << 16);
+    for (int t = 0; t < TOKENS; t++, rows += a.cols) {
+        if (token0 + t >= a.m)
+            break;
+        if (N == 1)
+            *(uint32_t *)rows = v[0][t];
+        else
+            *(uint2 *)rows = make_uint2(v[0][t], v[N - 1][t]);
+    }
+    if (!a.columns)
+        return;
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++)
+        *(uint4 *)(a.columns + (size_t)(p[i / 2].col + i % 2) * a.column_pitch + token0) =
+            gather_column(v[i / 2], i % 2);
+}
+
+template <int N> static const void *instance(bool pairs)
+{
+    return pairs ? (const void *)gather_kernel<N, true> : (const void *)gather_kernel<N, false>;
 }
 
 int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
@@ -177,7 +230,7 @@ int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weigh
     a.perm = (const uint16_t *)w->mix24.perm;
     a.rows = (uint16_t *)to->rows;
     a.columns = (uint16_t *)to->columns;
-    a.column_pitch = to->column_pitch;
+    a.column_pitch = (int)to->column_pitch;
     a.lists = to->lists;
     a.outliers = qt_mix24_outliers_of(w);
     a.pitch = prepared ? round_up(p->k, QT_BLOCK_COLS) : p->k;
@@ -185,11 +238,14 @@ int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weigh
     a.k = (int)p->k;
     a.cols = qt_mix24_units(w) * QT_MIX24_UNIT_COLS;
     a.for_wgmma = to->for_wgmma;
-    const bool few = to->column_pitch == 8;
-    launch.kernel = few ? (const void *)gather_kernel<1> : (const void *)gather_kernel<2>;
+    const bool pairs = (size_t)x % 4 == 0 && a.pitch % 2 == 0 && a.k % 2 == 0;
+    const bool few = !to->for_wgmma; /* warps enough are to be found for few tokens */
+    launch.kernel = few ? instance<1>(pairs) : instance<2>(pairs);
     a.list_blocks = to->lists ? qt_mix24_strips(w) : 0;
-    launch.grid = dim3(
-        (unsigned)(a.list_blocks + qt_mix24_units(w) * (int)(to->column_pitch / (few ? 8 : 16))));
+    launch.grid =
+        dim3((unsigned)a.list_blocks +
+             (unsigned)ceil_div((size_t)a.cols / (few ? 64 : 128) * (to->column_pitch / TOKENS),
+                                THREADS / 32));
     launch.threads = THREADS;
     /* Before the skinny kernel too, which took up to 6 % longer behind blocks without any. */
     launch.smem = to->lists || !to->for_wgmma ? sizeof(struct lists) : 0;

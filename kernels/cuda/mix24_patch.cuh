@@ -130,6 +130,7 @@ template <int STEPS> struct patch_unit {
     uint32_t buffer, mine;      /* of the warp, the lane's part of a step */
     uint32_t list, rank;        /* the lane's word, in lists of strips; which outlier it is */
     uint32_t head;              /* of the list */
+    bool many;                  /* the list is too long */
     uint32_t word;              /* of it, the lane's, or all ones */
     uint32_t place, batch;      /* where its outlier goes, if there were room for a unit; when */
     patch_values<STEPS> values; /* of a batch */
@@ -155,6 +156,7 @@ template <int STEPS> struct patch_unit {
     {
         word = ptx_load_4(lists + list);
         head = __shfl_sync(~0u, word, 0);
+        many = __any_sync(~0u, head == PATCH_MANY);
         word = rank < (head & 0xff) ? word : ~0u;
         place = buffer + (word >> 16);
         batch = (word >> 16) / BYTES;
@@ -174,7 +176,7 @@ template <int STEPS> struct patch_unit {
         __syncwarp();
         put<BATCH>(0);
         __syncwarp();
-        if (__any_sync(~0u, head == PATCH_MANY)) {
+        if (many) {
             patch_from_csr<STEPS>(o, unit, row0, BATCH * STEPS, buffer);
             __syncwarp();
             values.template load<0>(mine, ~0u);

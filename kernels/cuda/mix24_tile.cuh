@@ -203,11 +203,13 @@ template <int WGS, int BM> struct mix24_tile_products {
             mix24_tile_decode<true, BATCH, STEPS>(f, words, &group);
             return;
         }
-        if (patched())
-            outliers.template before<BATCH>();
+        if (!patched()) {
+            mix24_tile_decode<false, BATCH, STEPS>(f, words, &group);
+            return;
+        }
+        outliers.template before<BATCH>();
         mix24_tile_decode<false, BATCH, STEPS>(f, words, &group);
-        if (patched())
-            outliers.template after<BATCH>(f, unit - 1, row0, a.outliers);
+        outliers.template after<BATCH>(f, unit - 1, row0, a.outliers);
     }
     /* Products of a batch, whose unit's X is at x; behind the last unit what is decoded meanwhile
      * is not used. */

@@ -19,6 +19,8 @@ static int outlier_bytes(const struct qt_tile_kind *k)
 static const double sums_start_us = 2, sums_us = .085 / 64 / .002;
 /* What outliers take in any tiles: X by columns, and for each token; lists. */
 static const double columns_us = 1.5, token_us = .01, lists_us = 2;
+/* X into packed order, read and written: bytes a microsecond. */
+static const double gather_rate = 3.5e6;
 
 static double outlier_share(const struct qt_matmul_weight *w)
 {
@@ -66,13 +68,14 @@ static struct qt_tile_matrix matrix_of(const struct qt_matmul_weight *w, size_t 
         k.head_bytes = w->mix24.csr_ptr ? outlier_bytes(&k) : 0;
         k.weight_bytes =
             4 * k.warpgroups * (mix24_unit_bytes(w->mix24.fours > 0) + list_bytes(w, k.tokens));
+        k.before_us = (float)(4 * 64.0 * t.blocks * (double)m / gather_rate);
         if (adds_outliers(w, k.tokens)) {
-            k.before_us = (float)(columns_us + token_us * (double)m);
+            k.before_us += (float)(columns_us + token_us * (double)m);
             k.serial_us = (float)(sums_start_us +
                                   sums_us * outlier_share(w) * k.warpgroups * k.tokens * t.blocks);
         }
         if (list_bytes(w, k.tokens))
-            k.before_us = (float)lists_us;
+            k.before_us += (float)lists_us;
         t.kinds[i] = k;
     }
     return t;

@@ -16,36 +16,45 @@ const void *qt_tile_instance(enum qt_format format, int kind)
 /*
  * Microseconds, see struct qt_tile_kind, in the order of the tables: formats that are looked up, 4
  * bits, and 2 and 3, which take longer to decode than 32 tokens to multiply; integers of 4 bits,
- * others with a scale per group, and formats with a scale per row.
+ * without and with zero points, others with a scale per group, and formats with a scale per row.
  * From sweeps of all tiles with nf4, int4 and fp6 on H200s (docs/kernels.md): numbers with which
  * what is planned takes on average 0.1 to 0.4 % longer than the fastest of all. Tiles of 48, 96
  * and 160 to 224 tokens, and those that round, from later sweeps than the others, in which it
- * was 0.05 to 0.2 %.
+ * was 0.05 to 0.2 %. Zero points: where they differ, from products at the power limit
+ * (docs/kernels_tried.md).
  */
-enum column { LOOKED_UP, FEW_BITS, INT4, OTHERS, ROWS, COLUMNS };
+enum column { LOOKED_UP, FEW_BITS, INT4, INT4_ZERO, OTHERS, ROWS, COLUMNS };
 static const float column_us[QT_TILE_KINDS][COLUMNS] = {
-    {.198f, .240f, .193f, .198f, .240f}, /* 2 warpgroups, 32 tokens */
-    {.350f, .375f, .340f, .350f},        /* 4, 32 */
-    {.230f, .240f, .221f, .230f, .255f}, /* 2, 48 */
-    {.255f, .255f, .240f, .255f, .275f}, /* 2, 64 */
-    {.353f, .353f, .328f, .353f},        /* 3, 64 */
-    {.315f, .315f, .294f, .315f, .324f}, /* 2, 96 */
-    {.398f, .398f, .368f, .398f, .370f}, /* 2, 128 */
-    {.568f, .568f, .518f, .583f, .543f}, /* 3, 128; those looked up round */
-    {.460f, .460f, .440f, .465f, .456f}, /* 2, 160; likewise */
-    {.550f, .550f, .540f, .570f, .565f}, /* 2, 192; likewise */
-    {.645f, .645f, .630f, .650f, .645f}, /* 2, 224; likewise */
-    {.720f, .720f, .715f, .740f, .700f}, /* 2, 256; likewise */
-    {.255f, .255f, .262f, .280f},        /* 2, 64; these and on round */
-    {.387f, .387f, .390f, .430f},        /* 2, 128 */
-    {0, 0, .770f, .720f}};               /* 2, 256 */
+    {.198f, .240f, .193f, .193f, .198f, .240f}, /* 2 warpgroups, 32 tokens */
+    {.350f, .375f, .340f, .340f, .350f},        /* 4, 32 */
+    {.230f, .240f, .221f, .221f, .230f, .255f}, /* 2, 48 */
+    {.255f, .255f, .240f, .240f, .255f, .275f}, /* 2, 64 */
+    {.353f, .353f, .328f, .328f, .353f},        /* 3, 64 */
+    {.315f, .315f, .294f, .294f, .315f, .324f}, /* 2, 96 */
+    {.398f, .398f, .368f, .387f, .398f, .370f}, /* 2, 128 */
+    {.568f, .568f, .518f, .535f, .583f, .543f}, /* 3, 128; those looked up round */
+    {.460f, .460f, .440f, .440f, .465f, .456f}, /* 2, 160; likewise */
+    {.550f, .550f, .540f, .540f, .570f, .565f}, /* 2, 192; likewise */
+    {.645f, .645f, .630f, .630f, .650f, .645f}, /* 2, 224; likewise */
+    {.720f, .720f, .715f, .765f, .740f, .700f}, /* 2, 256; likewise */
+    {.255f, .255f, .262f, .262f, .280f},        /* 2, 64; these and on round */
+    {.387f, .387f, .390f, .390f, .430f},        /* 2, 128 */
+    {0, 0, .770f, .770f, .720f}};               /* 2, 256 */
+
+/* Groups of 32 channels, which are always rounded. */
+static bool is_narrow(const struct qt_shape *s)
+{
+    return s->groups > 1 && s->group_shift == QT_TILE_ROUNDED_GROUP_LOG2;
+}
 
 static enum column column_of(const struct qt_shape *s)
 {
     if (s->format > QT_FORMAT_LAST_GROUPED)
         return ROWS;
-    if (s->format == QT_FORMAT_INT4 || s->format == QT_FORMAT_INT4_ZERO)
+    if (s->format == QT_FORMAT_INT4)
         return INT4;
+    if (s->format == QT_FORMAT_INT4_ZERO)
+        return is_narrow(s) ? OTHERS : INT4_ZERO;
     return !s->table_bytes ? OTHERS : s->bits == 4 ? LOOKED_UP : FEW_BITS;
 }
 
@@ -54,12 +63,6 @@ static int zeros_at(const struct qt_shape *s, int strips, int blocks)
 {
     const int bytes = strips * (blocks * 128 * s->bits + qt_stage_groups(s, blocks) * 32);
     return s->zero_bytes ? (int)round_up((size_t)bytes, 128) : bytes;
-}
-
-/* Groups of 32 channels, which are always rounded. */
-static bool is_narrow(const struct qt_shape *s)
-{
-    return s->groups > 1 && s->group_shift == QT_TILE_ROUNDED_GROUP_LOG2;
 }
 
 /* Whether weights are rounded, for m tokens in tiles of so many: see QT_TILE_EXACT_TOKENS. Integers
@@ -109,7 +112,7 @@ static struct qt_tile_matrix matrix_of(const struct qt_shape *s, size_t m)
         if (!kind.kernel || !s->zero_boxes || !can || (!wanted && has_twin(s, kinds, &kind)))
             continue;
         kind.rounds = wanted && kind.rounds;
-        kind.column_us = column_us[i][narrow && s->zero_bytes ? OTHERS : column_of(s)];
+        kind.column_us = column_us[i][column_of(s)];
         kind.head_bytes = 2 * (int)s->table_bytes;
         kind.weight_bytes = zeros_at(s, strips, kind.blocks) +
                             strips * qt_zero_pitch(s, qt_stage_groups(s, kind.blocks));
