@@ -1,7 +1,7 @@
 # qtool. Targets:
 #   all (default)  deps  demo  test  check  test-gpu  test-install  test-large
 #   check-threads  check-valgrind  coverage  determinism  fuzz
-#   oracle  oracle-tokenizer  bench  kernels
+#   oracle  oracle-tokenizer  oracle-registers  bench  kernels
 #   fmt  fmt-check  tidy  install  clean
 # Everything built goes to $(B). CUDA parts are built when nvcc is found (NVCC= to leave them out).
 
@@ -228,12 +228,16 @@ test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_refuse test_bac
 	for t in kernels mix24 kv4 w4ax; do \
 	    CUDA_FORCE_PTX_JIT=1 $(B)/tests/gpu/test_$$t 7 quick || exit 1; done
 
+# The machine code, by NVIDIA's cuobjdump, which goes to $(B)/venv where there is none.
+oracle-registers: $(B)/libqtool_kernels.a
+	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) registers
+
 # Needs a GPU, and some minutes.
 sanitize-gpu: $(addprefix $(B)/tests/gpu/,test_backend test_kernels test_mix24 test_kv4 test_w4ax)
 	for tool in memcheck synccheck initcheck racecheck; do for t in $^; do \
 	    compute-sanitizer --tool $$tool --error-exitcode 1 $$t 7 quick || exit 1; done; done
 else
-kernels test-gpu sanitize-gpu install-kernels:
+kernels test-gpu sanitize-gpu oracle-registers install-kernels:
 	@echo "SKIP: nvcc not found, nothing of the GPU is built"
 endif
 
@@ -351,6 +355,7 @@ clean:
 	rm -rf $(B)
 
 .PHONY: all always kernels sanitize-gpu deps deps-dev demo tests test check check-threads check-valgrind coverage \
-        determinism fuzz test-gpu test-install test-large bench oracle oracle-tokenizer fmt fmt-check tidy install install-kernels clean
+        determinism fuzz test-gpu test-install test-large bench oracle oracle-tokenizer oracle-registers fmt \
+        fmt-check tidy install install-kernels clean
 .SECONDARY:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -6,6 +6,7 @@
 #   tokenizer   ids of many kinds of tokenizers, by `tokenizers`
 #   pack        the golden bytes of packed matrices, made again; needs numpy
 #   model       logits and gradients of random models of every family, by transformers and torch (2 GB)
+#   registers   machine code of BUILD/libqtool_kernels.a, by wgmma_registers.py and NVIDIA's cuobjdump
 #
 # Packages that PYTHON lacks are installed into BUILD/venv; what cannot be had is skipped, loudly.
 # Exit status 1 if anything differed.
@@ -26,6 +27,19 @@ provide() {
     "$python" -m pip install --quiet --disable-pip-version-check "$@"
 }
 
+# Puts cuobjdump, and nvdisasm, which it runs, on the path: many installations of nvcc are without.
+provide_cuobjdump() {
+    command -v cuobjdump >/dev/null && return
+    python=$build/venv/bin/python
+    [ -x "$python" ] || "$system" -m venv "$build/venv" || return
+    "$python" -m pip install --quiet --disable-pip-version-check nvidia-cuda-cuobjdump \
+        nvidia-cuda-nvdisasm || return
+    for bin in "$build"/venv/lib/python3*/site-packages/nvidia/cu*/bin; do
+        PATH=$PATH:$bin
+    done
+    command -v cuobjdump >/dev/null
+}
+
 check() {
     case $1 in
     tokenizer)
@@ -41,6 +55,10 @@ check() {
         provide numpy tokenizers safetensors transformers torch || return 77
         "$python" tests/oracle/make_model_golden.py --check "$build/tests/test_model" \
             "$build/tests/test_backward"
+        ;;
+    registers)
+        provide_cuobjdump || return 77
+        "$system" tests/gpu/wgmma_registers.py "$build/libqtool_kernels.a"
         ;;
     *)
         echo "unknown check '$1'" >&2
