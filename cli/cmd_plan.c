@@ -48,13 +48,13 @@ static int print_plan(const struct qt_plan *plan, struct qt_err *err)
               plan->source_bytes ? 100 * (double)plan->output_bytes / (double)plan->source_bytes
                                  : 100);
     table_row(&sum, "memory\t%s beyond mapped files", text_bytes(memory, plan->working_bytes));
-    const struct qt_plan_item *needs = qt_plan_needs(plan);
-    if (plan->kv.wanted)
-        table_row(&sum, "needs\tcalibration data (--data), for the scales of keys");
-    else if (needs)
-        table_row(&sum, "needs\tcalibration data (--data%s), first for %s",
-                  qt_plan_item_needs(needs) == QT_NEEDS_HESSIAN ? " or --calib" : "",
-                  needs->tensor->name);
+    const struct qt_plan_item *first;
+    const enum qt_need need = qt_plan_needs(plan, &first);
+    if (need != QT_NEEDS_NOTHING)
+        table_row(&sum, "needs\tcalibration data (--data%s), %s%s",
+                  need == QT_NEEDS_HESSIAN ? " or --calib" : "",
+                  first ? "first for " : "for the scales of keys",
+                  first ? first->tensor->name : "");
     int rc = table_print(&t, err);
     putchar('\n');
     int second = table_print(&sum, rc < 0 ? NULL : err);
@@ -95,10 +95,7 @@ static json_t *kv_doc(struct cli *cli, const struct qt_plan *plan)
 
 static void fill_doc(struct cli *cli, const struct qt_plan *plan)
 {
-    const struct qt_plan_item *needs = qt_plan_needs(plan);
-    const enum qt_need need = plan->kv.wanted ? QT_NEEDS_DATA
-                              : needs         ? qt_plan_item_needs(needs)
-                                              : QT_NEEDS_NOTHING;
+    const enum qt_need need = qt_plan_needs(plan, NULL);
     json_t *items = json_array();
     for (size_t i = 0; i < plan->count; i++)
         doc_append(cli, items, item_doc(cli, &plan->items[i]));

@@ -332,15 +332,16 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
 void qt_plan_free(struct qt_plan *plan);
 /* The item of a tensor; NULL where there is no tensor of that name. */
 const struct qt_plan_item *qt_plan_find(const struct qt_plan *plan, const char *name);
-/* What an item cannot be quantized without. */
+/* What an item, or a plan, cannot be had without. */
 enum qt_need {
     QT_NEEDS_NOTHING,
     QT_NEEDS_HESSIAN, /* calibration data, or a calibration file */
     QT_NEEDS_DATA,
 };
 enum qt_need qt_plan_item_needs(const struct qt_plan_item *item);
-/* The first item that needs most; NULL where none needs anything. */
-const struct qt_plan_item *qt_plan_needs(const struct qt_plan *plan);
+/* The most that any part needs. first, where wanted: the first item that needs it; NULL where none
+ * does (scales of keys need data). */
+enum qt_need qt_plan_needs(const struct qt_plan *plan, const struct qt_plan_item **first);
 /* What only the model tells: plan->kv. Where anything needs it: that it can be run (errors of
  * qt_model_open); that w4ax and learn=1 are for linears of the decoder's blocks, and w4ax for all
  * that share an input, that nothing has the name of scales of keys (QT_E_UNSUPPORTED). Of any that

@@ -354,16 +354,19 @@ enum qt_need qt_plan_item_needs(const struct qt_plan_item *item)
     return qt_spec_method(spec) == QT_METHOD_GPTQ ? QT_NEEDS_HESSIAN : QT_NEEDS_NOTHING;
 }
 
-const struct qt_plan_item *qt_plan_needs(const struct qt_plan *plan)
+enum qt_need qt_plan_needs(const struct qt_plan *plan, const struct qt_plan_item **first)
 {
+    enum qt_need most = plan->kv.wanted ? QT_NEEDS_DATA : QT_NEEDS_NOTHING;
     const struct qt_plan_item *found = NULL;
-    enum qt_need most = QT_NEEDS_NOTHING;
-    for (size_t i = 0; i < plan->count; i++)
-        if (qt_plan_item_needs(&plan->items[i]) > most) {
+    for (size_t i = 0; i < plan->count; i++) {
+        const enum qt_need need = qt_plan_item_needs(&plan->items[i]);
+        if (need > most || (need == most && need != QT_NEEDS_NOTHING && !found))
             found = &plan->items[i];
-            most = qt_plan_item_needs(found);
-        }
-    return found;
+        most = need > most ? need : most;
+    }
+    if (first)
+        *first = found;
+    return most;
 }
 
 const struct qt_plan_item *qt_plan_find(const struct qt_plan *plan, const char *name)
@@ -418,7 +421,7 @@ static int plan_kv(struct qt_plan *plan, const struct qt_ckpt *ckpt, const struc
 int qt_plan_check_model(struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err)
 {
     const struct qt_weights source = qt_weights_of_ckpt(ckpt);
-    const bool needed = qt_plan_needs(plan) || plan->kv.wanted;
+    const bool needed = qt_plan_needs(plan, NULL) != QT_NEEDS_NOTHING;
     struct qt_err inner = {0};
     struct qt_model *model = NULL;
     int rc = qt_model_open(&model, &source, needed ? err : &inner);

@@ -323,8 +323,8 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(qt_plan_new(&run.plan, ckpt, &opt->plan, err));
     if (run.plan.quantized == 0)
         qt_log_message(opt->log, QT_LOG_WARNING, "nothing is quantized: all tensors are copied");
-    if (run.plan.quantized && opt->calibration && !qt_plan_needs(&run.plan) && !opt->plan.kv &&
-        !opt->learn)
+    if (run.plan.quantized && opt->calibration && !opt->learn &&
+        qt_plan_needs(&run.plan, NULL) == QT_NEEDS_NOTHING)
         qt_log_message(opt->log, QT_LOG_WARNING,
                        "no scheme here uses calibration data: weights are the same without it");
     QT_TRY(check_data(&run, err));
