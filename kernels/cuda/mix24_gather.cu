@@ -144,16 +144,17 @@ static __device__ __forceinline__ gather_pair gather_pair_at(const gather_args &
     return p;
 }
 
-/* PAIRS: channels 2i and 2i + 1 are a word. */
+/* PAIRS: channels 2i and 2i + 1 are a word. Otherwise what is not there is read elsewhere: behind a
+ * condition the compiler would branch, and wait for each pair before it asks for the next. */
 template <bool PAIRS>
 static __device__ __forceinline__ uint32_t gather_load(const gather_args &a, int token, int channel)
 {
     const uint16_t *x = a.x + token * a.pitch + channel;
-    if (token >= a.m || channel >= a.k)
-        return 0;
+    const bool low = token < a.m && channel < a.k, high = token < a.m && channel + 1 < a.k;
     if (PAIRS)
-        return *(const uint32_t *)x;
-    return x[0] | (channel + 1 < a.k ? (uint32_t)x[1] << 16 : 0);
+        return low ? *(const uint32_t *)x : 0;
+    const uint32_t v0 = *(low ? x : a.x), v1 = *(high ? x + 1 : a.x);
+    return (low ? v0 : 0) | (high ? v1 << 16 : 0);
 }
 
 /* Half number `high` of the words of 8 tokens, as they lie in a column. */
@@ -239,12 +240,12 @@ int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weigh
     a.cols = qt_mix24_units(w) * QT_MIX24_UNIT_COLS;
     a.for_wgmma = to->for_wgmma;
     const bool pairs = (size_t)x % 4 == 0 && a.pitch % 2 == 0 && a.k % 2 == 0;
-    const bool few = !to->for_wgmma; /* warps enough are to be found for few tokens */
-    launch.kernel = few ? instance<1>(pairs) : instance<2>(pairs);
+    const bool skinny = !to->for_wgmma; /* wants columns close together (docs/kernels_tried.md) */
+    launch.kernel = skinny ? instance<1>(pairs) : instance<2>(pairs);
     a.list_blocks = to->lists ? qt_mix24_strips(w) : 0;
     launch.grid =
         dim3((unsigned)a.list_blocks +
-             (unsigned)ceil_div((size_t)a.cols / (few ? 64 : 128) * (to->column_pitch / TOKENS),
+             (unsigned)ceil_div((size_t)a.cols / (skinny ? 64 : 128) * (to->column_pitch / TOKENS),
                                 THREADS / 32));
     launch.threads = THREADS;
     /* Before the skinny kernel too, which took up to 6 % longer behind blocks without any. */

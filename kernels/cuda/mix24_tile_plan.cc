@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-enum { MAX_TOKENS = 1 << 19 }; /* the launch before has a block for 16 tokens and a unit */
+enum { MAX_TOKENS = 1 << 19 }; /* the launch before has a warp for 8 tokens and a unit */
 
 /* Shared memory for outliers: columns of X; values of so many k-steps a warp. */
 static int outlier_bytes(const struct qt_tile_kind *k)

@@ -84,10 +84,14 @@ def profile(qtool, scheme, what, options):
                "--metrics", ",".join(METRICS),
                qtool, "bench", "--quiet", "--scheme", scheme, "--shape", shape, "--m", m]
     command += ["--length", length[0]] if length else []
-    run = subprocess.run(command + options, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
-    lines = [line for line in run.stdout.splitlines() if line.startswith('"')]
+    try:
+        output = subprocess.run(command + options, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                timeout=120).stdout
+    except subprocess.TimeoutExpired:
+        output = "out of time"
+    lines = [line for line in output.splitlines() if line.startswith('"')]
     if len(lines) != 3:  # names, units, the launch
-        return [scheme, shape, "/".join([m] + length), "no profile: " + run.stdout.strip().splitlines()[-1]]
+        return [f"`{scheme}`", shape, "/".join([m] + length), "no profile: " + output.strip()[-200:]]
     names, _, values = csv.reader(io.StringIO("\n".join(lines)))
     row = dict(zip(names, values))
 

@@ -91,6 +91,9 @@ def main():
             failed += bool(bad)
             for instruction in bad[:3]:
                 print(f"FAILED {name}: {instruction}")
+    if passed + failed == 0:
+        print("FAILED: no products of warpgroups found")
+        failed = 1
     print(f"{passed} passed, {failed} failed, 0 skipped")
     return failed != 0
 

@@ -29,7 +29,7 @@ provide() {
 
 # Puts cuobjdump, and nvdisasm, which it runs, on the path: many installations of nvcc are without.
 provide_cuobjdump() {
-    command -v cuobjdump >/dev/null && return
+    command -v "${CUOBJDUMP:-cuobjdump}" >/dev/null && command -v nvdisasm >/dev/null && return
     python=$build/venv/bin/python
     [ -x "$python" ] || "$system" -m venv "$build/venv" || return
     "$python" -m pip install --quiet --disable-pip-version-check nvidia-cuda-cuobjdump \
@@ -37,7 +37,8 @@ provide_cuobjdump() {
     for bin in "$build"/venv/lib/python3*/site-packages/nvidia/cu*/bin; do
         PATH=$PATH:$bin
     done
-    command -v cuobjdump >/dev/null
+    unset CUOBJDUMP
+    command -v cuobjdump >/dev/null && command -v nvdisasm >/dev/null
 }
 
 check() {
