@@ -84,7 +84,7 @@ def main():
         return 0
     passed = failed = 0
     for path in sys.argv[1:]:
-        dump = subprocess.run([tool, "-sass", path], capture_output=True, text=True, check=True)
+        dump = subprocess.run([tool, "-sass", "-arch", "sm_90a", path], capture_output=True, text=True, check=True)
         for name, code in kernels(dump.stdout):
             products, bad = check(code)
             passed += products > 0 and not bad
