@@ -253,9 +253,9 @@ int qt_data_windows(uint32_t **out, const struct qt_data *data, size_t samples, 
     *out = NULL;
     if (samples == 0 || samples > windows)
         return qt_fail(err, QT_E_INPUT, NULL, NULL,
-                       "%zu tokens make %zu windows of %zu, but %zu are wanted; lower --samples or "
-                       "--seqlen, or give more data",
-                       data->count, windows, seqlen, samples);
+                       "%zu tokens make %zu windows of %zu, but %zu are wanted; lower %s--seqlen, "
+                       "or give more data",
+                       data->count, windows, seqlen, samples, windows ? "--samples or " : "");
     if (qt_mul_overflow(&total, samples, seqlen))
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "%zu windows of %zu are too many", samples,
                        seqlen);

@@ -19,6 +19,8 @@ static void print_values(const struct opt *o)
     for (size_t i = 0; o->kind != OPT_CHOICE && (s = qt_scheme_at(i)) != NULL; i++)
         for (size_t p = 0; (preset = qt_scheme_preset(s, p)) != NULL; p++, gap = " ")
             printf("%s%s", gap, preset->name);
+    if (o->kind != OPT_CHOICE)
+        printf(" none");
 }
 
 /* ---- bash ----------------------------------------------------------------------------------- */

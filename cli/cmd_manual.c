@@ -94,6 +94,10 @@ static void files(void)
     item("TMPDIR", "where .gz files are unpacked while they are read; /tmp otherwise");
     item("QTOOL_ISA", "generic, avx2 or avx512: the fastest vector instructions to use. Results do "
                       "not depend on it");
+    item(
+        "GOMP_SPINCOUNT, OPENBLAS_CORETYPE, OPENBLAS_NUM_THREADS",
+        "of the libraries for threads and products; set by qtool, as docs/pipelines.md says, where "
+        "they are not");
 }
 
 static void overview(void)

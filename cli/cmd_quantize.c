@@ -279,7 +279,9 @@ static const struct opt opts[] = {
     {.name = "force",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, force),
-     .help = "replace OUT if it exists (at the end, when the new container is complete)"},
+     .help =
+         "replace OUT, and all files in it, if it exists (at the end, when the new container is "
+         "complete)"},
     {.name = "resume",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, resume),

@@ -35,12 +35,22 @@ static const char *blas_core(void)
 #endif
 }
 
+/* All of qtool's products are called from threads of its own. OpenBLAS would start one more for
+ * each core when it is loaded, with 128 MB of address space; where a limit (ulimit -v) has no room
+ * for that, these try again for ever, and the program never ends. */
+static const char *blas_threads(void)
+{
+    return "1";
+}
+
 void environment_complete(char **argv)
 {
     const struct {
         const char *name;
         const char *(*value)(void); /* NULL: as it is */
-    } settings[] = {{"GOMP_SPINCOUNT", spin_count}, {"OPENBLAS_CORETYPE", blas_core}};
+    } settings[] = {{"GOMP_SPINCOUNT", spin_count},
+                    {"OPENBLAS_CORETYPE", blas_core},
+                    {"OPENBLAS_NUM_THREADS", blas_threads}};
     bool changed = false;
     char self[PATH_MAX];
     ssize_t size = readlink("/proc/self/exe", self, sizeof self - 1);

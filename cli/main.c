@@ -144,8 +144,8 @@ static int check_device(const struct command *cmd, const char *device, struct qt
         return opts_unknown("device", device, names, 2, err);
     }
     return cmd->gpu ? QT_OK
-                    : qt_fail(err, QT_E_NO_GPU, NULL, NULL,
-                              "--device %s: '%s' runs on the CPU only", device, cmd->name);
+                    : qt_fail(err, QT_E_USAGE, NULL, NULL, "--device %s: '%s' runs on the CPU only",
+                              device, cmd->name);
 }
 
 /* command is NULL when there is none of that name. */

@@ -34,8 +34,10 @@ int opts_size(size_t *out, const char *what, const char *text, size_t min, size_
         fits = fits && !qt_mul_overflow(&value, value, 10) &&
                !qt_add_overflow(&value, value, (size_t)(*p - '0'));
     if (p == text || *p || !fits || value < min || value > max)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "%s: '%s' is not a number from %zu to %zu",
-                       what, text, min, max);
+        return min == max
+                   ? qt_fail(err, QT_E_USAGE, NULL, NULL, "%s: '%s' is not %zu", what, text, min)
+                   : qt_fail(err, QT_E_USAGE, NULL, NULL,
+                             "%s: '%s' is not a number from %zu to %zu", what, text, min, max);
     *out = value;
     return QT_OK;
 }

@@ -5,7 +5,7 @@ $ qtool quantize "$NANO" -o q --scheme fp6 --kv 4 -q
 2 the scales of 4-bit keys come from calibration data \(--data\)
 $ qtool quantize "$NANO" -o q --scheme fp6 --kv 8 -q
 ? 2
-2 --kv: '8' is not a number from 4 to 4
+2 --kv: '8' is not 4
 $ qtool calibrate "$NANO" -o x.qcal --data "$NANO/calib.txt" --samples 1 --seqlen 16 -q && qtool quantize "$NANO" -o q --scheme fp6 --kv 4 --calib x.qcal -q
 ? 2
 2 \(--data\): a calibration file does not hold them
@@ -41,7 +41,7 @@ $ mkdir bare && cp "$NANO/model.safetensors" bare && qtool plan bare --scheme fp
 2 bare/config\.json: cannot open
 $ qtool plan "$NANO" --scheme fp6 --kv 8
 ? 2
-2 --kv: '8' is not a number from 4 to 4
+2 --kv: '8' is not 4
 
 # With static scales by default, each way its own.
 $ for k in static channel token; do qtool eval q --data "$NANO/eval.txt" --windows 2 --kv 4 --kv-keys $k -q >$k; done; qtool eval q --data "$NANO/eval.txt" --windows 2 --kv 4 -q | cmp - static

@@ -58,6 +58,11 @@ $ env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose qtool version
 $ env -u GOMP_SPINCOUNT OMP_WAIT_POLICY=passive OMP_DISPLAY_ENV=verbose qtool version
 2! GOMP_SPINCOUNT = '10000'
 
+# Threads of OpenBLAS's own would try for ever to get their buffers where address space is short.
+need sh -c 'ulimit -v 150000; OPENBLAS_NUM_THREADS=1 timeout 20 qtool version'
+$ sh -c 'unset OPENBLAS_NUM_THREADS; ulimit -v 150000; exec timeout 20 qtool version'
+> qtool
+
 # Where OpenBLAS takes an old processor's code for a new one, it gets the name of a better one.
 # (With sanitizers nothing can be loaded before them.)
 need grep fma.*avx2 /proc/cpuinfo && cc --version && ldd "$(command -v qtool)" | grep openblas && ! ldd "$(command -v qtool)" | grep asan

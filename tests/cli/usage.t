@@ -130,11 +130,11 @@ $ qtool eval "$NANO" --data "$NANO/eval.txt" --seqlen 4096
 
 # Devices.
 $ qtool inspect "$NANO" --device cuda
-? 7
+? 2
 2 --device cuda: 'inspect' runs on the CPU only
 
 $ qtool inspect "$NANO" --device cuda:1
-? 7
+? 2
 
 $ qtool inspect "$NANO" --device cuda:x
 ? 2
