@@ -325,7 +325,7 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
         plan_add(out, &out->items[i]);
         out->count++;
     }
-    if (out->quantized)
+    if (out->quantized || def.scheme) /* wanted, though perhaps all are codes already */
         QT_TRY(check_config(out, ckpt, err));
     QT_TRY(check_names(out, err));
     QT_TRY(rules_check_used(&rules, opt, err));

@@ -25,8 +25,8 @@ $ qtool eval "$NANO" --dta x --json
 > "message": "unknown option '--dta'; did you mean '--data'\?"
 
 $ qtool inspect "$NANO" --device cuda --json
-? 7
-> "status": "no_gpu"
+? 2
+> "status": "usage"
 
 # Results stay when a gate fails.
 $ qtool eval "$NANO" --data "$NANO/eval.txt" --windows 1 --json -q --gate 'ppl<1'

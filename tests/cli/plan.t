@@ -84,6 +84,11 @@ $ mkdir conv && h='{"h.0.attn.c_attn.weight":{"dtype":"F16","shape":[16,16],"dat
 $ echo '{"model_type":"gpt_bigcode","quantization_config":{"quant_method":"gptq"}}' >conv/config.json && qtool quantize conv -o x --scheme nf4 -q
 ? 4
 2 tensor codes: an already quantized checkpoint
+$ h='{"h.0.qweight":{"dtype":"I32","shape":[4,4],"data_offsets":[0,64]}}' && mkdir codes && printf "\\$(printf %o ${#h})\\0\\0\\0\\0\\0\\0\\0%s" "$h" >codes/model.safetensors && head -c 64 /dev/zero >>codes/model.safetensors && echo '{"quantization_config":{"quant_method":"gptq"}}' >codes/config.json && qtool plan codes --scheme nf4
+? 4
+2 tensor h\.0\.qweight: an already quantized checkpoint
+$ qtool plan codes --scheme none
+> ^tensors +0 quantized
 $ echo '{"model_type":"gpt_bigcode"}' >conv/config.json && qtool plan conv --scheme nf4
 > ^tensors +1 quantized
 $ qtool plan conv --scheme none
