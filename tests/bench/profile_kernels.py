@@ -91,7 +91,7 @@ def profile(qtool, scheme, what, options):
         output = "out of time"
     lines = [line for line in output.splitlines() if line.startswith('"')]
     if len(lines) != 3:  # names, units, the launch
-        return [f"`{scheme}`", shape, "/".join([m] + length), "no profile: " + output.strip()[-200:]]
+        return [f"`{scheme}`", shape, "/".join([m] + length), "no profile: " + " ".join(output.split())[-200:]]
     names, _, values = csv.reader(io.StringIO("\n".join(lines)))
     row = dict(zip(names, values))
 

@@ -17,23 +17,26 @@ shift
 system=${PYTHON:-python3}
 passed=0 failed=0 skipped=0
 
-# provide MODULE...: sets $python to an interpreter that has them.
-provide() {
-    for python in "$system" "$build/venv/bin/python"; do
-        "$python" -c "import $(echo "$*" | tr ' ' ,)" 2>/dev/null && return
-    done
+# into_venv PACKAGE...: sets $python to the interpreter that has them.
+into_venv() {
+    python=$build/venv/bin/python
     [ -x "$python" ] || "$system" -m venv "$build/venv" || return
     echo "installing $* into $build/venv"
     "$python" -m pip install --quiet --disable-pip-version-check "$@"
 }
 
+# provide MODULE...: the same for what is imported by its package's name, where it is not there yet.
+provide() {
+    for python in "$system" "$build/venv/bin/python"; do
+        "$python" -c "import $(echo "$*" | tr ' ' ,)" 2>/dev/null && return
+    done
+    into_venv "$@"
+}
+
 # Puts cuobjdump, and nvdisasm, which it runs, on the path: many installations of nvcc are without.
 provide_cuobjdump() {
     command -v "${CUOBJDUMP:-cuobjdump}" >/dev/null && command -v nvdisasm >/dev/null && return
-    python=$build/venv/bin/python
-    [ -x "$python" ] || "$system" -m venv "$build/venv" || return
-    "$python" -m pip install --quiet --disable-pip-version-check nvidia-cuda-cuobjdump \
-        nvidia-cuda-nvdisasm || return
+    into_venv nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm || return
     for bin in "$build"/venv/lib/python3*/site-packages/nvidia/cu*/bin; do
         PATH=$PATH:$bin
     done
