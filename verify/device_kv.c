@@ -394,6 +394,8 @@ int device_cache(struct qt_device_tensor *t, struct device *d, const struct qt_k
     for (size_t i = 0; i < QT_DEVICE_TIMES; i++)
         t->us[i] = t->cublas_us[i] = NAN;
     for (size_t i = 0; rc == QT_OK && i < sizeof cases / sizeof *cases; i++) {
+        /* What is appended is made up, so it is not divided as the container's values are. */
+        const struct qt_kv undivided = {.keys = kv->keys, .scale = kv->scale, .zero = kv->zero};
         struct check c = {.d = d,
                           .out = t,
                           .name = cases[i].name,
@@ -403,7 +405,7 @@ int device_cache(struct qt_device_tensor *t, struct device *d, const struct qt_k
                           .dim = model->head_dim,
                           .scale = kv->scale + layer * width,
                           .zero = kv->zero + layer * width};
-        rc = check_case(&c, kv, layer, cases[i].paged, err);
+        rc = check_case(&c, &undivided, layer, cases[i].paged, err);
         check_free(&c);
     }
     return rc;

@@ -688,30 +688,38 @@ static void test_cache(void **state)
 
 /* ---- a container ---------------------------------------------------------------------------- */
 
-/* Of a whole model: rows of tensors, then of the caches of its layers. */
-static void test_container(void **state)
+/* A model as w4ax with the scales of a cache. */
+static struct qt_container *quantized(const char *source, const char *out_dir)
 {
-    const char *source = "tests/golden/models/llama";
     static uint32_t ids[96];
     struct qt_calibration data = {.ids = ids, .samples = 4, .seqlen = 24, .backend = cpu};
     struct qt_quantize_report made;
-    struct qt_device_report r;
     struct qt_container *container;
     struct qt_ckpt *ckpt;
     struct qt_err err = {0};
-    struct fake f;
-    char *dir = fixture_dir();
-    (void)state;
     for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
         ids[i] = (uint32_t)rand() % 97;
     struct qt_quantize_options opt = {.plan = {.scheme = "w4ax", .calibrated = true, .kv = true},
                                       .calibration = &data,
-                                      .out_dir = fixture_path(dir, "out")};
+                                      .out_dir = out_dir};
     expect_ok(source, qt_ckpt_open(&ckpt, source, &err), &err);
     expect_ok("quantize", qt_quantize(&made, ckpt, &opt, &err), &err);
     json_decref(made.document);
     qt_ckpt_close(ckpt);
-    expect_ok("open", qt_container_open(&container, opt.out_dir, &err), &err);
+    expect_ok("open", qt_container_open(&container, out_dir, &err), &err);
+    return container;
+}
+
+/* Of a whole model: rows of tensors, then of the caches of its layers. */
+static void test_container(void **state)
+{
+    struct qt_device_report r;
+    struct qt_err err = {0};
+    struct fake f;
+    char *dir = fixture_dir();
+    const char *out = fixture_path(dir, "out");
+    (void)state;
+    struct qt_container *container = quantized("tests/golden/models/llama", out);
     size_t tensors = qt_container_count(container);
     fake_init(&f, NOTHING);
     expect_ok("verify", qt_verify_device(&r, container, &f.on.gpu, cpu, NULL, &err), &err);
@@ -738,7 +746,31 @@ static void test_container(void **state)
             expect_error("no memory", (int)rc, QT_E_RESOURCE, "memory", &err);
     }
     qt_container_close(container);
-    assert_int_equal(qt_dir_remove(opt.out_dir, NULL), QT_OK);
+    assert_int_equal(qt_dir_remove(out, NULL), QT_OK);
+    fixture_remove(dir);
+}
+
+/* Of a model whose heads the kernels take. */
+static void test_container_cache(void **state)
+{
+    struct qt_device_report r;
+    struct qt_err err = {0};
+    struct fake f;
+    char *dir = fixture_dir();
+    const char *out = fixture_path(dir, "out");
+    (void)state;
+    struct qt_container *container = quantized("examples/nano-llama", out);
+    size_t tensors = qt_container_count(container);
+    fake_init(&f, NOTHING);
+    expect_ok("verify", qt_verify_device(&r, container, &f.on.gpu, cpu, NULL, &err), &err);
+    assert_int_equal(r.count, tensors + 3);
+    assert_int_equal(r.faults, 0);
+    assert_int_equal(r.missing, 0);
+    for (size_t i = tensors; i < r.count; i++)
+        assert_int_equal(r.tensors[i].runs, 2);
+    qt_device_free(&r);
+    qt_container_close(container);
+    assert_int_equal(qt_dir_remove(out, NULL), QT_OK);
     fixture_remove(dir);
 }
 
@@ -858,10 +890,10 @@ static int close_cpu(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_right),        cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_refused),      cmocka_unit_test(test_cache),
-        cmocka_unit_test(test_container),    cmocka_unit_test(test_bench),
-        cmocka_unit_test(test_bench_caches),
+        cmocka_unit_test(test_right),     cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_refused),   cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_container), cmocka_unit_test(test_container_cache),
+        cmocka_unit_test(test_bench),     cmocka_unit_test(test_bench_caches),
     };
     return cmocka_run_group_tests(tests, open_cpu, close_cpu);
 }
