@@ -133,9 +133,12 @@ template <int MT, int STRIPS> struct mix24_skinny_work {
             unit<false>(sums, records, x_of);
         rest = mix24_rest_after(a, rest, a.step_rest);
     }
-    __device__ __forceinline__ void meet(int threads) const
+    __device__ __forceinline__ void meet(int threads, int tile) const
     {
-        ptx_named_barrier(SKINNY_MEET, threads + a.outliers.warps * 32);
+        if (a.outliers.warps)
+            qt_ring_meet(SKINNY_MEET, tile, 0, threads + a.outliers.warps * 32);
+        else
+            ptx_named_barrier(SKINNY_MEET, threads);
     }
     __device__ __forceinline__ const float *added(int tile) const
     {
@@ -164,7 +167,7 @@ static __device__ __forceinline__ void mix24_skinny_outliers(const qt_mix24_skin
         float *to = (float *)(qt_smem + a.tail_at + (tile & 1) * a.outlier_bytes);
         outlier_tile<MT>(a.outliers, to, pitch, a.m, first + tile * rows, rows, thread / 32,
                          tile == 0);
-        ptx_named_barrier(SKINNY_MEET, threads + a.outliers.warps * 32);
+        qt_ring_meet(SKINNY_MEET, tile, 1, threads + a.outliers.warps * 32);
     }
 }
 

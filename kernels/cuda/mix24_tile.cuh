@@ -309,7 +309,7 @@ static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_a
                 }
         if (rows_log2) /* others read them; the barrier of the cluster orders nothing */
             __threadfence();
-        ptx_named_barrier(TILE_MEET, WGS * 128 + 128);
+        qt_ring_meet(TILE_MEET, n - 1, 1, WGS * 128 + 128);
     }
 }
 
@@ -335,8 +335,8 @@ template <int WGS, int BM> struct mix24_tile_work {
     {
         if (!qt_mix24_tile_sums(BM) || !a.outliers.ptr)
             return;
-        added = mix24_tile_added<WGS, BM>(a, met++);
-        ptx_named_barrier(TILE_MEET, WGS * 128 + 128);
+        added = mix24_tile_added<WGS, BM>(a, met);
+        qt_ring_meet(TILE_MEET, met++, 0, WGS * 128 + 128);
     }
     __device__ __forceinline__ per_token token(int) const
     {

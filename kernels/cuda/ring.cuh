@@ -65,6 +65,22 @@ static __device__ __forceinline__ void qt_ring_opened(bool weights, int threads)
 }
 
 /*
+ * Two parts of a block, number 0 and 1, of `threads` together, meet again and again, in turn 0, 1,
+ * ...: what either did before the other sees after. One barrier for both would be at two places in
+ * the code, as in qt_ring_opened: so each waits at one and arrives at the other's. There are two
+ * pairs of them, from number `first` on, for even and odd turns: who has met in turn n + 1 knows
+ * that all others have left that of turn n, and may arrive there in turn n + 2.
+ */
+enum { RING_MEET_BARRIERS = 4 };
+
+static __device__ __forceinline__ void qt_ring_meet(int first, int turn, int part, int threads)
+{
+    first += turn % 2 * 2;
+    ptx_named_barrier_arrive(first + 1 - part, threads);
+    ptx_named_barrier(first + part, threads);
+}
+
+/*
  * The two warps that copy, one weights and one X, by an elected thread each, from the first stage
  * on. Source says what; it is at the first stage then:
  *

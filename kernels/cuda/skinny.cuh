@@ -120,7 +120,7 @@ template <class Format, int MT, int STRIPS> struct skinny_work {
     {
         skinny_slot<Format, MT, STRIPS>(sums, a, from, stage, x_at, lane_bytes);
     }
-    __device__ __forceinline__ void meet(int threads) const
+    __device__ __forceinline__ void meet(int threads, int) const
     {
         ptx_named_barrier(SKINNY_MEET, threads);
     }

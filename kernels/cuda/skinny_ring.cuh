@@ -30,7 +30,7 @@
  *     slot(sums, stage, x)         products of a slot; stage: offset in shared memory, x: that of
  *                                  its X, likewise. A warp's are all first slots of stages, or all
  *                                  second ones
- *     meet(threads)                a barrier, after which the sums of the warps that multiply, and
+ *     meet(threads, tile)          a barrier, after which the sums of the warps that multiply, and
  *                                  what else the outputs need, are in shared memory
  *     added(tile)                  sums to add, as those of a warp, or NULL
  *     row_scales(tile)             scales of its rows in stored order, or NULL
@@ -45,7 +45,12 @@
 #include "kernels/cuda/sums.cuh"
 
 /* Numbers of barriers of a part of the block. */
-enum { SKINNY_SUMS = RING_BARRIERS, SKINNY_MEET, SKINNY_TOPS, SKINNY_X };
+enum {
+    SKINNY_SUMS = RING_BARRIERS,
+    SKINNY_MEET,
+    SKINNY_TOPS = SKINNY_MEET + RING_MEET_BARRIERS,
+    SKINNY_X
+};
 
 /* ---- the ring ----------------------------------------------------------------------------------
  */
@@ -236,7 +241,7 @@ static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_base 
                               threads); /* the sums of the tile before have been read */
         qt_sums_put((float *)(qt_smem + a.sums_at) + w.wk * a.m * pitch + w.wn * STRIPS * 16, pitch,
                     a.m, sums);
-        work.meet(threads);
+        work.meet(threads, tile);
         skinny_finish(a, work, pitch, tile, token, row);
     }
 }
