@@ -215,7 +215,7 @@ install-kernels: kernels
 # test_plan, test_launch and test_refuse need no GPU, and wgmma_registers reads machine code; the others say SKIP
 # where there is no GPU. CUDA_FORCE_PTX_JIT: the kernels that devices of 8.x and 12.x run.
 test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_refuse test_backend test_kernels test_mix24 test_kv4 test_w4ax sweep) \
-          $(B)/libqtool_kernels.a
+          $(B)/libqtool_kernels.a $(B)/qtool
 	$(B)/tests/gpu/test_plan
 	$(B)/tests/gpu/test_launch
 	$(B)/tests/gpu/test_refuse
@@ -227,6 +227,7 @@ test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_refuse test_bac
 	$(B)/tests/gpu/test_w4ax
 	for t in kernels mix24 kv4 w4ax; do \
 	    CUDA_FORCE_PTX_JIT=1 $(B)/tests/gpu/test_$$t 7 quick || exit 1; done
+	tests/gpu/commands.sh $(B)/qtool
 
 # The machine code, by NVIDIA's cuobjdump, which goes to $(B)/venv where there is none.
 oracle-registers: $(B)/libqtool_kernels.a

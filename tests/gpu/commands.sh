@@ -1,0 +1,94 @@
+#!/bin/sh
+# The commands that use a GPU, on examples/nano-llama: a container of every scheme, and calibrated ones with a
+# cache, through `verify --device cuda`; calibrating, quantizing and evaluating on the GPU, beside the CPU; bench.
+#
+#   usage: tests/gpu/commands.sh QTOOL [SCHEME...]     schemes of containers that are not calibrated; default: all
+#
+# Prints one line per check and "N passed, M failed, K skipped".
+
+qtool=${1:?usage: tests/gpu/commands.sh QTOOL [SCHEME...]}
+shift
+nano=$(dirname "$0")/../../examples/nano-llama
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+passed=0 failed=0
+
+"$qtool" bench --quiet --scheme nf4 --shape 128x128 --m 1 >"$dir/log" 2>&1
+if [ $? -eq 7 ]; then
+    echo "SKIP: $(tail -n 1 "$dir/log")"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
+fi
+
+# check NAME COMMAND...
+check() {
+    name=$1
+    shift
+    "$@" >"$dir/log" 2>&1
+    status=$?
+    if [ $status -eq 0 ]; then
+        passed=$((passed + 1))
+        echo "ok $name"
+    else
+        failed=$((failed + 1))
+        echo "FAILED $name: status $status of: $*"
+        tail -n 20 "$dir/log"
+    fi
+}
+
+# quantize OUT SCHEME [OPTION...]
+quantize() {
+    out=$dir/$1 scheme=$2
+    shift 2
+    "$qtool" quantize "$nano" -o "$out" --scheme "$scheme" --force --quiet "$@"
+}
+made_and_right() {
+    quantize "$@" && "$qtool" verify "$dir/$1" --device cuda --source "$nano" --quiet --gate 'kernels_missing<1'
+}
+
+# same_perplexity SHARE CONTAINER CONTAINER [OPTION...]: of the first on the GPU and the second on the CPU.
+perplexity() {
+    what=$1
+    shift
+    "$qtool" eval "$what" --data "$nano/eval.txt" --windows 8 --quiet --json "$@" |
+        sed -n 's/^  "ppl": \([-0-9.e+]*\),*$/\1/p'
+}
+same_perplexity() {
+    share=$1 first=$2 second=$3
+    shift 3
+    gpu=$(perplexity "$first" --device cuda "$@") cpu=$(perplexity "$second" "$@")
+    echo "perplexity $gpu on the GPU, $cpu on the CPU"
+    awk -v a="$gpu" -v b="$cpu" -v share="$share" 'BEGIN { exit !(a > 1 && b > 1 && a / b < 1 + share && b / a < 1 + share) }'
+}
+
+# Presets that need no data, from the table of schemes, and what else there are kernels of.
+presets() {
+    "$qtool" list schemes | awk '/^[a-z0-9]+: / { p = 1 } /^  parameter/ { p = 0 } p && /^  [a-z]/ && $1 != "w4ax" { print $1 }'
+}
+[ $# -gt 0 ] || set -- $(presets) \
+    fp6:e=2 nf4:g=32 nf3:g=64 int4:g=256 int4:zero=group int4:g=32,zero=group int8:g=32 int8:g=128,zero=group \
+    mix24:outliers=0 mix24:four=1
+for scheme; do
+    check "$scheme" made_and_right plain "$scheme"
+done
+
+# The GPU's products are a little different, and which code a weight is rounded to, or an activation of w4ax, changes
+# all that come after it: so its containers are others, and its perplexities of w4ax.
+data="--data $nano/calib.txt --samples 8 --seqlen 256"
+for scheme in nf3 int4 mix24 w4ax w4ax:scales=int; do
+    case $scheme in w4ax*) same=2e-2 ;; *) same=1e-3 ;; esac
+    check "$scheme, calibrated on the GPU, with a cache" made_and_right gpu "$scheme" $data --kv 4 --device cuda
+    check "$scheme, calibrated on the CPU, with a cache" made_and_right cpu "$scheme" $data --kv 4
+    check "$scheme: perplexity of one container" same_perplexity $same "$dir/cpu" "$dir/cpu" --kv 4
+    check "$scheme: perplexity of both" same_perplexity 8e-2 "$dir/gpu" "$dir/cpu" --kv 4
+done
+check "perplexity of the original" same_perplexity 1e-3 "$nano" "$nano"
+check "nf3, scales tuned on the GPU" made_and_right learned nf3:learn=1 $data --tune-norms --device cuda
+check "calibrate on the GPU" "$qtool" calibrate "$nano" -o "$dir/x.qcal" $data --device cuda --quiet
+check "nf3, from that file" made_and_right file nf3 --calib "$dir/x.qcal" --device cuda
+check "perplexity of that" same_perplexity 1e-3 "$dir/file" "$dir/file"
+check "bench" "$qtool" bench --quiet --scheme nf4 --scheme mix24 --scheme w4ax --shape 256x512 --m 1,40 --json
+check "bench kv4" "$qtool" bench --quiet --scheme kv4 --shape 4x2x64 --m 2 --length 100 --json
+
+echo "$passed passed, $failed failed, 0 skipped"
+[ $failed -eq 0 ]
