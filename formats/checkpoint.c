@@ -372,6 +372,11 @@ static const char *const side_files[] = {
     "processor_config.json",
     "video_preprocessor_config.json",
     "LICENSE",
+    "LICENSE.txt",
+    "LICENSE.md",
+    "NOTICE",
+    "NOTICE.txt",
+    "USE_POLICY.md",
 };
 
 const char *qt_side_file(size_t i)

@@ -7,6 +7,12 @@ $ qtool quantize "$NANO" -o fp6 --scheme fp6 --progress plain
 
 $ test ! -e fp6.partial && cmp fp6/tokenizer.json "$NANO/tokenizer.json" && cmp fp6/config.json "$NANO/config.json"
 
+# What a licence asks to go along does; other files stay.
+$ mkdir licensed && cp "$NANO"/*.json "$NANO"/model.safetensors licensed && echo terms >licensed/LICENSE.txt && echo names >licensed/NOTICE && echo x >licensed/notes.txt
+$ qtool quantize licensed -o carried --scheme fp6 -q && cmp carried/LICENSE.txt licensed/LICENSE.txt && cmp carried/NOTICE licensed/NOTICE && test ! -e carried/notes.txt && grep -c NOTICE carried/SHA256SUMS
+> ^bpw
+> ^1$
+
 # An existing output is only replaced on request.
 $ cp fp6/qtool.json before && qtool quantize "$NANO" -o fp6 --scheme fp5 -q
 ? 2
