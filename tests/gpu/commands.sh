@@ -46,6 +46,9 @@ made_and_right() {
     quantize "$@" && "$qtool" verify "$dir/$1" --device cuda --source "$nano" --quiet --gate 'kernels_missing<1'
 }
 
+# COMMAND... with calibration data.
+with_data() { "$@" --data "$nano/calib.txt" --samples 8 --seqlen 256; }
+
 # same_perplexity SHARE CONTAINER CONTAINER [OPTION...]: of the first on the GPU and the second on the CPU.
 perplexity() {
     what=$1
@@ -74,17 +77,16 @@ done
 
 # The GPU's products are a little different, and which code a weight is rounded to, or an activation of w4ax, changes
 # all that come after it: so its containers are others, and its perplexities of w4ax.
-data="--data $nano/calib.txt --samples 8 --seqlen 256"
 for scheme in nf3 int4 mix24 w4ax w4ax:scales=int; do
     case $scheme in w4ax*) same=2e-2 ;; *) same=1e-3 ;; esac
-    check "$scheme, calibrated on the GPU, with a cache" made_and_right gpu "$scheme" $data --kv 4 --device cuda
-    check "$scheme, calibrated on the CPU, with a cache" made_and_right cpu "$scheme" $data --kv 4
+    check "$scheme, calibrated on the GPU, with a cache" with_data made_and_right gpu "$scheme" --kv 4 --device cuda
+    check "$scheme, calibrated on the CPU, with a cache" with_data made_and_right cpu "$scheme" --kv 4
     check "$scheme: perplexity of one container" same_perplexity $same "$dir/cpu" "$dir/cpu" --kv 4
     check "$scheme: perplexity of both" same_perplexity 8e-2 "$dir/gpu" "$dir/cpu" --kv 4
 done
 check "perplexity of the original" same_perplexity 1e-3 "$nano" "$nano"
-check "nf3, scales tuned on the GPU" made_and_right learned nf3:learn=1 $data --tune-norms --device cuda
-check "calibrate on the GPU" "$qtool" calibrate "$nano" -o "$dir/x.qcal" $data --device cuda --quiet
+check "nf3, scales tuned on the GPU" with_data made_and_right learned nf3:learn=1 --tune-norms --device cuda
+check "calibrate on the GPU" with_data "$qtool" calibrate "$nano" -o "$dir/x.qcal" --device cuda --quiet
 check "nf3, from that file" made_and_right file nf3 --calib "$dir/x.qcal" --device cuda
 check "perplexity of that" same_perplexity 1e-3 "$dir/file" "$dir/file"
 check "bench" "$qtool" bench --quiet --scheme nf4 --scheme mix24 --scheme w4ax --shape 256x512 --m 1,40 --json
