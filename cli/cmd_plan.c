@@ -270,7 +270,8 @@ const struct command cmd_plan = {
     .description =
         "Decides for every tensor what 'quantize' with the same --scheme, --tensor and --kv would "
         "do, checks all shapes, and shows true bits per weight and sizes (codes, scales, tables "
-        "and padding counted); with data only the method is another, gptq for auto. Where calibration is needed (w4ax, learn=1, method=gptq, --kv) the model must "
+        "and padding counted); with data only the method is another, gptq for auto. Where "
+        "calibration is needed (w4ax, learn=1, method=gptq, --kv) the model must "
         "be one that qtool can run. Nothing is written. Without --scheme and --tensor all schemes "
         "are compared, a line for each.\n\n"
         "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
