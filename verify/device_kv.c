@@ -389,13 +389,13 @@ static void check_free(struct check *c)
 int device_cache(struct qt_device_tensor *t, struct device *d, const struct qt_kv *kv,
                  const struct qt_model_info *model, size_t layer, struct qt_err *err)
 {
+    /* What is appended is made up, so it is not divided as the container's values are. */
+    const struct qt_kv undivided = {.keys = kv->keys, .scale = kv->scale, .zero = kv->zero};
     size_t width = model->kv_heads * model->head_dim;
     int rc = QT_OK;
     for (size_t i = 0; i < QT_DEVICE_TIMES; i++)
         t->us[i] = t->cublas_us[i] = NAN;
     for (size_t i = 0; rc == QT_OK && i < sizeof cases / sizeof *cases; i++) {
-        /* What is appended is made up, so it is not divided as the container's values are. */
-        const struct qt_kv undivided = {.keys = kv->keys, .scale = kv->scale, .zero = kv->zero};
         struct check c = {.d = d,
                           .out = t,
                           .name = cases[i].name,

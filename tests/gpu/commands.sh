@@ -49,13 +49,14 @@ made_and_right() {
 # COMMAND... with calibration data.
 with_data() { "$@" --data "$nano/calib.txt" --samples 8 --seqlen 256; }
 
-# same_perplexity SHARE CONTAINER CONTAINER [OPTION...]: of the first on the GPU and the second on the CPU.
+# perplexity CONTAINER [OPTION...]
 perplexity() {
     what=$1
     shift
     "$qtool" eval "$what" --data "$nano/eval.txt" --windows 8 --quiet --json "$@" |
         sed -n 's/^  "ppl": \([-0-9.e+]*\),*$/\1/p'
 }
+# same_perplexity SHARE CONTAINER CONTAINER [OPTION...]: of the first on the GPU and the second on the CPU.
 same_perplexity() {
     share=$1 first=$2 second=$3
     shift 3
