@@ -135,10 +135,7 @@ template <int MT, int STRIPS> struct mix24_skinny_work {
     }
     __device__ __forceinline__ void meet(int threads, int tile) const
     {
-        if (a.outliers.warps)
-            qt_ring_meet(SKINNY_MEET, tile, 0, threads + a.outliers.warps * 32);
-        else
-            ptx_named_barrier(SKINNY_MEET, threads);
+        qt_turn_take(SKINNY_MEET, tile, threads + a.outliers.warps * 32);
     }
     __device__ __forceinline__ const float *added(int tile) const
     {
@@ -164,10 +161,11 @@ static __device__ __forceinline__ void mix24_skinny_outliers(const qt_mix24_skin
     outlier_prefetch(a.outliers, first, a.strips_cta * 16, thread, 32 * a.outliers.warps);
 #pragma unroll 1
     for (int tile = 0; tile < a.tiles; tile++) {
+        qt_turn_fill(SKINNY_MEET, tile, threads + a.outliers.warps * 32);
         float *to = (float *)(qt_smem + a.tail_at + (tile & 1) * a.outlier_bytes);
         outlier_tile<MT>(a.outliers, to, pitch, a.m, first + tile * rows, rows, thread / 32,
                          tile == 0);
-        qt_ring_meet(SKINNY_MEET, tile, 1, threads + a.outliers.warps * 32);
+        qt_turn_filled(SKINNY_MEET, tile, threads + a.outliers.warps * 32);
     }
 }
 

@@ -292,9 +292,10 @@ static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_a
         /* Sums of tokens that do not exist are zeros up to a multiple of 8: what add reads. */
         const int end = min(from + tokens, (a.m + 7) / 8 * 8 - s.token0);
         const int first = s.row_tile * WGS * 64 + begin * OUTLIER_GROUP;
-        float *const sums = mix24_tile_added<WGS, BM>(a, n++) + begin * OUTLIER_GROUP * BM;
+        float *const sums = mix24_tile_added<WGS, BM>(a, n) + begin * OUTLIER_GROUP * BM;
         outlier_prefetch(a.outliers, first, part_groups * OUTLIER_GROUP, (int)threadIdx.x % 128,
                          128);
+        qt_turn_fill(TILE_MEET, n, WGS * 128 + 128);
 #pragma unroll 1
         for (int t = from; t < end; t += T)
 #pragma unroll 1
@@ -309,7 +310,7 @@ static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_a
                 }
         if (rows_log2) /* others read them; the barrier of the cluster orders nothing */
             __threadfence();
-        qt_ring_meet(TILE_MEET, n - 1, 1, WGS * 128 + 128);
+        qt_turn_filled(TILE_MEET, n++, WGS * 128 + 128);
     }
 }
 
@@ -336,7 +337,7 @@ template <int WGS, int BM> struct mix24_tile_work {
         if (!qt_mix24_tile_sums(BM) || !a.outliers.ptr)
             return;
         added = mix24_tile_added<WGS, BM>(a, met);
-        qt_ring_meet(TILE_MEET, met++, 0, WGS * 128 + 128);
+        qt_turn_take(TILE_MEET, met++, WGS * 128 + 128);
     }
     __device__ __forceinline__ per_token token(int) const
     {

@@ -65,19 +65,34 @@ static __device__ __forceinline__ void qt_ring_opened(bool weights, int threads)
 }
 
 /*
- * Two parts of a block, number 0 and 1, of `threads` together, meet again and again, in turn 0, 1,
- * ...: what either did before the other sees after. One barrier for both would be at two places in
- * the code, as in qt_ring_opened: so each waits at one and arrives at the other's. There are two
- * pairs of them, from number `first` on, for even and odd turns: who has met in turn n + 1 knows
- * that all others have left that of turn n, and may arrive there in turn n + 2.
+ * Part of a block fills two slots of shared memory in turn, 0, 1, 2, ..., for another part that
+ * takes what is in them; `threads` of both together. Of the barriers from number `first` on two say
+ * that a slot is full, for even and odd turns, and two that it is empty. Each is waited for at one
+ * place, as in qt_ring_opened, and nobody arrives there again before the others have left: who
+ * fills slots by having waited for the turn before last to be taken, who takes them by having
+ * waited for the turn in between.
  */
-enum { RING_MEET_BARRIERS = 4 };
+enum { RING_TURN_BARRIERS = 4 };
 
-static __device__ __forceinline__ void qt_ring_meet(int first, int turn, int part, int threads)
+/* Before turn `turn` is filled. */
+static __device__ __forceinline__ void qt_turn_fill(int first, int turn, int threads)
 {
-    first += turn % 2 * 2;
-    ptx_named_barrier_arrive(first + 1 - part, threads);
-    ptx_named_barrier(first + part, threads);
+    if (turn >= 2)
+        ptx_named_barrier(first + 2 + turn % 2, threads);
+}
+
+/* It is. */
+static __device__ __forceinline__ void qt_turn_filled(int first, int turn, int threads)
+{
+    ptx_named_barrier_arrive(first + turn % 2, threads);
+}
+
+/* Waits for turn `turn`, when the one before has been taken. */
+static __device__ __forceinline__ void qt_turn_take(int first, int turn, int threads)
+{
+    if (turn > 0)
+        ptx_named_barrier_arrive(first + 3 - turn % 2, threads);
+    ptx_named_barrier(first + turn % 2, threads);
 }
 
 /*

@@ -51,7 +51,7 @@
  */
 
 /* Numbers of barriers of a part of the block; TILE_WARPGROUP and on: of each warpgroup. */
-enum { TILE_MEET = RING_BARRIERS, TILE_WARPGROUP = TILE_MEET + RING_MEET_BARRIERS };
+enum { TILE_MEET = RING_BARRIERS, TILE_WARPGROUP = TILE_MEET + RING_TURN_BARRIERS };
 
 /* Consecutive stages [k0, k1) of a tile. */
 struct tile_segment {
