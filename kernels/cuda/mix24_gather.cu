@@ -35,6 +35,7 @@ struct gather_args {
     size_t pitch;
     int m, k, cols, column_pitch;
     int list_blocks;
+    int csr_lines; /* of 128 bytes, of each of col and val; 0: not known */
     int for_wgmma;
 };
 
@@ -89,6 +90,17 @@ static __device__ __forceinline__ uint32_t list_units(const qt_mix24_outliers &o
     return e;
 }
 
+/* Entries come from DRAM, and where a row's are is there too: so all are brought to the L2 while
+ * row pointers are on their way, by all blocks that make lists. */
+static __device__ __forceinline__ void list_prefetch(const gather_args &a)
+{
+    const int line = (int)(blockIdx.x * THREADS + threadIdx.x);
+    for (int i = line; i < a.csr_lines; i += a.list_blocks * THREADS) {
+        ptx_prefetch_l2(a.outliers.col + (size_t)i * 64);
+        ptx_prefetch_l2(a.outliers.val + (size_t)i * 64);
+    }
+}
+
 /* By a block. */
 static __device__ __forceinline__ void list_strip(const gather_args &a, int strip,
                                                   struct lists *space)
@@ -106,6 +118,8 @@ static __device__ __forceinline__ void list_strip(const gather_args &a, int stri
             end = row < o.n ? __ldg(ptr + row + 1) : 0;
         }
         e = list_units(o, (uint32_t)(unit % PANEL_UNITS * QT_MIX24_UNIT_COLS), e, end, space);
+        if (unit == 0)
+            ptx_wait_previous(); /* which may read the lists */
         for (int i = (int)threadIdx.x; i < LIST_UNITS * PIECES; i += THREADS) {
             const int u = i / PIECES, piece = i % PIECES;
             const int count = (int)(space->head[u] & 0xffff);
@@ -173,7 +187,7 @@ static __global__ void __launch_bounds__(THREADS)
     const int warp = ((int)blockIdx.x - a.list_blocks) * (THREADS / 32) + (int)threadIdx.x / 32;
     ptx_launch_dependents();
     if (warp < 0) {
-        ptx_wait_previous(); /* which may read the lists */
+        list_prefetch(a);
         list_strip(a, (int)blockIdx.x, (struct lists *)qt_smem);
         return;
     }
@@ -243,6 +257,8 @@ int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weigh
     const bool skinny = !to->for_wgmma; /* wants columns close together (docs/kernels_tried.md) */
     launch.kernel = skinny ? instance<1>(pairs) : instance<2>(pairs);
     a.list_blocks = to->lists ? qt_mix24_strips(w) : 0;
+    if (qt_mix24_csr_rows(w) == w->n) /* of a slice most are of other rows */
+        a.csr_lines = (int)ceil_div(w->mix24.outliers, 64);
     launch.grid =
         dim3((unsigned)a.list_blocks +
              (unsigned)ceil_div((size_t)a.cols / (skinny ? 64 : 128) * (to->column_pitch / TOKENS),
