@@ -2,11 +2,14 @@
  * X for the skinny and tile mix24 kernels, in packed order for the copy engine. With outliers also
  * X by columns, or lists of what is where (mix24_patch.cuh).
  *
- *   grid      for lists a block a strip of 16 rows; then a warp for 8 tokens and 64 N columns,
- *             columns first: a lane N pairs of places of a row; slots without a group, and channels
- *             beyond k, become zero
- *   Moves     X once, 2 m k bytes out, and as many again for columns; CSR once, 16 to 128 bytes of
- *             list for a strip and unit
+ *   grid      for lists a block a strip of 16 rows; then for columns a warp for 64 of them and 8 N
+ *             tokens; then for rows a warp for 8 tokens and 64 N columns. Each warp loads its own
+ * X: there are few, and they wait. Slots without a group, and channels beyond k, become zero Moves
+ * X once, or twice for columns too, 2 m k bytes out for each; CSR once, 16 to 128 bytes of list for
+ * a strip and unit
+ *
+ * The template: N, 1 for the skinny kernel, 2 for the tile kernel; PAIRS, channels 2i and 2i + 1
+ * are a word.
  */
 #include "kernels/cuda/decode.cuh"
 #include "kernels/cuda/device.h"
@@ -15,7 +18,7 @@
 
 enum {
     THREADS = 128,
-    TOKENS = 8, /* of a warp */
+    TOKENS = 8, /* of a piece of a column */
     PANEL_UNITS = QT_MIX24_PANEL_UNITS,
     LIST_UNITS = 64, /* at a time, of a panel */
     ROW_THREADS = THREADS / 16,
@@ -34,7 +37,7 @@ struct gather_args {
     qt_mix24_outliers outliers;
     size_t pitch;
     int m, k, cols, column_pitch;
-    int list_blocks;
+    int list_blocks, column_blocks;
     int csr_lines; /* of 128 bytes, of each of col and val; 0: not known */
     int for_wgmma;
 };
@@ -144,22 +147,20 @@ static __device__ __forceinline__ int wgmma_column(int i)
     return 16 * t + 4 * s + 2 * high + odd;
 }
 
-/* Two neighbouring packed columns, and their channels. */
-struct gather_pair {
-    int col, channel;
-};
-
-/* Of an even place and the next. */
-static __device__ __forceinline__ gather_pair gather_pair_at(const gather_args &a, int place)
+/* The packed column at a place of a row. */
+static __device__ __forceinline__ int gather_place(const gather_args &a, int place)
 {
-    gather_pair p;
-    p.col = a.for_wgmma ? place / 64 * 64 + wgmma_column(place % 64) : place;
-    p.channel = a.perm[p.col / 16] * 16 + p.col % 16;
-    return p;
+    return a.for_wgmma ? place / 64 * 64 + wgmma_column(place % 64) : place;
 }
 
-/* PAIRS: channels 2i and 2i + 1 are a word. Otherwise what is not there is read elsewhere: behind a
- * condition the compiler would branch, and wait for each pair before it asks for the next. */
+/* Channel of an even packed column; the next column has the next. */
+static __device__ __forceinline__ int gather_channel(const gather_args &a, int col)
+{
+    return a.perm[col / 16] * 16 + col % 16;
+}
+
+/* What is not there is read elsewhere: behind a condition the compiler would branch, and wait for
+ * each token before it asks for the next. */
 template <bool PAIRS>
 static __device__ __forceinline__ uint32_t gather_load(const gather_args &a, int token, int channel)
 {
@@ -179,26 +180,60 @@ static __device__ __forceinline__ uint4 gather_column(const uint32_t v[TOKENS], 
                       __byte_perm(v[4], v[5], halves), __byte_perm(v[6], v[7], halves));
 }
 
-template <int N, bool PAIRS>
-static __global__ void __launch_bounds__(THREADS)
-    gather_kernel(const __grid_constant__ gather_args a)
+/* 16 tokens of a column of an even lane at `even`, then of the next lane's at `odd`, by both
+ * together: sectors that are written in halves take longer. */
+static __device__ __forceinline__ void gather_store(uint16_t *even, uint16_t *odd, uint4 first,
+                                                    uint4 second)
 {
-    const int warps = a.cols / (64 * N); /* of a row */
-    const int warp = ((int)blockIdx.x - a.list_blocks) * (THREADS / 32) + (int)threadIdx.x / 32;
-    ptx_launch_dependents();
-    if (warp < 0) {
-        list_prefetch(a);
-        list_strip(a, (int)blockIdx.x, (struct lists *)qt_smem);
-        return;
-    }
-    const int place = (warp % warps * 32 + (int)threadIdx.x % 32) * 2 * N;
-    const int token0 = warp / warps * TOKENS;
+    const bool other = threadIdx.x % 2;
+    const uint4 give = other ? first : second;
+    uint4 got;
+    got.x = __shfl_xor_sync(~0u, give.x, 1);
+    got.y = __shfl_xor_sync(~0u, give.y, 1);
+    got.z = __shfl_xor_sync(~0u, give.z, 1);
+    got.w = __shfl_xor_sync(~0u, give.w, 1);
+    __stcg((uint4 *)even + other, other ? got : first);
+    __stcg((uint4 *)odd + other, other ? second : got);
+}
+
+/* warp: of those for columns. A lane has a pair of them. */
+template <int N, bool PAIRS>
+static __device__ __forceinline__ void gather_columns(const gather_args &a, int warp)
+{
+    const int warps = a.cols / 64, lane = (int)threadIdx.x % 32;
+    const int col = (warp % warps * 32 + lane) * 2, token0 = warp / warps * (TOKENS * N);
+    const int channel = gather_channel(a, col);
     if (token0 >= a.column_pitch)
         return;
-    gather_pair p[N];
+    uint32_t v[N][TOKENS];
+    ptx_wait_previous();
+#pragma unroll
+    for (int t = 0; t < TOKENS * N; t++)
+        v[t / TOKENS][t % TOKENS] = gather_load<PAIRS>(a, token0 + t, channel);
+    const size_t pitch = (size_t)a.column_pitch;
+    if (N == 1) {
+        uint16_t *at = a.columns + col * pitch + token0;
+        *(uint4 *)at = gather_column(v[0], false);
+        *(uint4 *)(at + pitch) = gather_column(v[0], true);
+        return;
+    }
+    uint16_t *even = a.columns + (col - lane % 2 * 2) * pitch + token0; /* of the even lane */
+#pragma unroll
+    for (int i = 0; i < 2; i++, even += pitch)
+        gather_store(even, even + 2 * pitch, gather_column(v[0], i), gather_column(v[N - 1], i));
+}
+
+/* warp: of those for rows. A lane has N pairs of places of 8 rows. */
+template <int N, bool PAIRS>
+static __device__ __forceinline__ void gather_rows(const gather_args &a, int warp)
+{
+    const int warps = a.cols / (64 * N);
+    const int place = (warp % warps * 32 + (int)threadIdx.x % 32) * 2 * N;
+    const int token0 = warp / warps * TOKENS;
+    int channel[N];
 #pragma unroll
     for (int i = 0; i < N; i++)
-        p[i] = gather_pair_at(a, place + 2 * i);
+        channel[i] = gather_channel(a, gather_place(a, place + 2 * i));
     uint16_t *rows = a.rows + (size_t)token0 * a.cols + place;
     uint32_t v[N][TOKENS];
     ptx_wait_previous();
@@ -206,7 +241,7 @@ static __global__ void __launch_bounds__(THREADS)
     for (int t = 0; t < TOKENS; t++)
 #pragma unroll
         for (int i = 0; i < N; i++)
-            v[i][t] = gather_load<PAIRS>(a, token0 + t, p[i].channel);
+            v[i][t] = gather_load<PAIRS>(a, token0 + t, channel[i]);
 #pragma unroll
     for (int t = 0; t < TOKENS; t++, rows += a.cols) {
         if (token0 + t >= a.m)
@@ -216,17 +251,37 @@ static __global__ void __launch_bounds__(THREADS)
         else
             *(uint2 *)rows = make_uint2(v[0][t], v[N - 1][t]);
     }
-    if (!a.columns)
-        return;
-#pragma unroll
-    for (int i = 0; i < 2 * N; i++)
-        *(uint4 *)(a.columns + (size_t)(p[i / 2].col + i % 2) * a.column_pitch + token0) =
-            gather_column(v[i / 2], i % 2);
+}
+
+/* ---- the kernel --------------------------------------------------------------------------------
+ */
+
+template <int N, bool PAIRS>
+static __global__ void __launch_bounds__(THREADS)
+    gather_kernel(const __grid_constant__ gather_args a)
+{
+    const int warp = (int)threadIdx.x / 32, before = a.list_blocks + a.column_blocks;
+    const int block = (int)blockIdx.x;
+    ptx_launch_dependents();
+    if (block < a.list_blocks) {
+        list_prefetch(a);
+        list_strip(a, block, (struct lists *)qt_smem);
+    } else if (block < before) {
+        gather_columns<N, PAIRS>(a, (block - a.list_blocks) * (THREADS / 32) + warp);
+    } else {
+        gather_rows<N, PAIRS>(a, (block - before) * (THREADS / 32) + warp);
+    }
 }
 
 template <int N> static const void *instance(bool pairs)
 {
     return pairs ? (const void *)gather_kernel<N, true> : (const void *)gather_kernel<N, false>;
+}
+
+/* Blocks of so many warps. */
+static int blocks_of(size_t warps)
+{
+    return (int)ceil_div(warps, THREADS / 32);
 }
 
 int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
@@ -254,15 +309,16 @@ int qt_mix24_gather(const struct qt_matmul_plan *p, const struct qt_matmul_weigh
     a.cols = qt_mix24_units(w) * QT_MIX24_UNIT_COLS;
     a.for_wgmma = to->for_wgmma;
     const bool pairs = (size_t)x % 4 == 0 && a.pitch % 2 == 0 && a.k % 2 == 0;
-    const bool skinny = !to->for_wgmma; /* wants columns close together (docs/kernels_tried.md) */
-    launch.kernel = skinny ? instance<1>(pairs) : instance<2>(pairs);
+    const int n = to->for_wgmma ? 2 : 1;
+    const size_t chunks = (size_t)(a.cols / 64); /* of columns */
+    launch.kernel = n == 1 ? instance<1>(pairs) : instance<2>(pairs);
     a.list_blocks = to->lists ? qt_mix24_strips(w) : 0;
     if (qt_mix24_csr_rows(w) == w->n) /* of a slice most are of other rows */
         a.csr_lines = (int)ceil_div(w->mix24.outliers, 64);
-    launch.grid =
-        dim3((unsigned)a.list_blocks +
-             (unsigned)ceil_div((size_t)a.cols / (skinny ? 64 : 128) * (to->column_pitch / TOKENS),
-                                THREADS / 32));
+    if (to->columns)
+        a.column_blocks = blocks_of(chunks * (to->column_pitch / (size_t)(TOKENS * n)));
+    const int row_blocks = blocks_of(chunks / n * ceil_div(p->m, TOKENS));
+    launch.grid = dim3((unsigned)(a.list_blocks + a.column_blocks + row_blocks));
     launch.threads = THREADS;
     /* Before the skinny kernel too, which took up to 6 % longer behind blocks without any. */
     launch.smem = to->lists || !to->for_wgmma ? sizeof(struct lists) : 0;
