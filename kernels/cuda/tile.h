@@ -145,6 +145,7 @@ struct qt_tile_kind {
     float before_us;    /* that a launch before takes longer for this kernel than for others */
     float serial_us;    /* of a tile that is shared otherwise than in a cluster: what one of the
                            blocks does for all, beside the products */
+    float shared_us;    /* that such tiles take longer than those of other kernels */
     bool rounds;        /* weights, times their group scales */
 };
 

@@ -94,8 +94,8 @@ static bool has_twin(const struct qt_shape *s, const struct qt_tile_kind kinds[Q
 static struct qt_tile_matrix matrix_of(const struct qt_shape *s, size_t m)
 {
 #define KIND(warpgroups, tokens, blocks, rounds)                                                   \
-    {warpgroups, tokens, blocks, NULL, 0,     tokens > 128 ? QT_TILE_WHOLE_WIDE : QT_TILE_WHOLE,   \
-     0,          0,      0,      0,    rounds},
+    {warpgroups, tokens, blocks, NULL, 0, tokens > 128 ? QT_TILE_WHOLE_WIDE : QT_TILE_WHOLE,       \
+     0,          0,      0,      0,    0, rounds},
     static const struct qt_tile_kind lut[QT_TILE_KINDS] = {QT_TILE_LUT_TABLE(KIND)};
     static const struct qt_tile_kind others[QT_TILE_KINDS] = {QT_TILE_EXACT_TABLE(KIND)};
     const struct qt_tile_kind *kinds = s->table_bytes ? lut : others;
@@ -239,7 +239,7 @@ static double tile_us(const struct qt_tile_matrix *t, const struct qt_tile_kind 
     int others = shared < grid ? (int)ceil_div((size_t)grid, (size_t)shared) : 1;
     double us = (whole * k->whole_factor + ceil((double)shared * k_stages / grid)) * block_us;
     us += (collect_us * others + give_us * shared / grid) * kilobytes;
-    return start + share_us + fmax(us, k->serial_us);
+    return start + share_us + k->shared_us + fmax(us, k->serial_us);
 }
 
 /* Each block has stages of k, and at least 8 tokens to finish. A cluster is within a part of the
