@@ -9,13 +9,19 @@ static bool has_values(const struct opt *o)
     return o->kind == OPT_CHOICE || strcmp(o->name, "scheme") == 0;
 }
 
+static void print_choices(const char *const *choices)
+{
+    for (size_t i = 0; choices[i]; i++)
+        printf("%s%s", i ? " " : "", choices[i]);
+}
+
 static void print_values(const struct opt *o)
 {
     const struct qt_preset *preset;
     const struct qt_scheme *s;
     const char *gap = "";
-    for (size_t i = 0; o->kind == OPT_CHOICE && o->choices[i]; i++, gap = " ")
-        printf("%s%s", gap, o->choices[i]);
+    if (o->kind == OPT_CHOICE)
+        print_choices(o->choices);
     for (size_t i = 0; o->kind != OPT_CHOICE && (s = qt_scheme_at(i)) != NULL; i++)
         for (size_t p = 0; (preset = qt_scheme_preset(s, p)) != NULL; p++, gap = " ")
             printf("%s%s", gap, preset->name);
@@ -24,6 +30,16 @@ static void print_values(const struct opt *o)
 }
 
 /* ---- bash ----------------------------------------------------------------------------------- */
+
+/* The first argument of a command, behind its name. */
+static void bash_argument(const struct command *c)
+{
+    if (!c->positionals->metavar || !c->positionals->choices)
+        return;
+    printf("    %s,%s) values='", c->name, c->name);
+    print_choices(c->positionals->choices);
+    fputs("' ;;\n", stdout);
+}
 
 static void bash_values(const char *command, const struct opt *opts)
 {
@@ -53,8 +69,10 @@ static void print_bash(void)
     for (size_t i = 0; commands[i]; i++)
         printf("%s ", commands[i]->name);
     fputs("help'\n    fi\n    case ${COMP_WORDS[1]},$prev in\n", stdout);
-    for (size_t i = 0; commands[i]; i++)
+    for (size_t i = 0; commands[i]; i++) {
+        bash_argument(commands[i]);
         bash_values(commands[i]->name, commands[i]->opts);
+    }
     bash_values("*", common_opts);
     fputs("    esac\n    case ${COMP_WORDS[1]} in\n", stdout);
     for (size_t i = 0; commands[i]; i++) {
@@ -110,6 +128,18 @@ static void zsh_option(const struct opt *o)
     fputs("' \\\n", stdout);
 }
 
+/* Arguments that are not options. */
+static void zsh_arguments(const struct command *c)
+{
+    if (!c->positionals->metavar || !c->positionals->choices) {
+        fputs("            '*:file:_files'\n", stdout);
+        return;
+    }
+    printf("            '1:%s:(", c->positionals->metavar);
+    print_choices(c->positionals->choices);
+    fputs(")'\n", stdout);
+}
+
 static void print_zsh(void)
 {
     fputs("#compdef qtool\n# zsh completion of qtool, made by qtool completion zsh\n"
@@ -130,32 +160,34 @@ static void print_zsh(void)
             zsh_option(o);
         for (const struct opt *o = common_opts; o->name; o++)
             zsh_option(o);
-        fputs("            '*:file:_files'\n        ;;\n", stdout);
+        zsh_arguments(commands[i]);
+        fputs("        ;;\n", stdout);
     }
     fputs("    esac\n}\n_qtool \"$@\"\n", stdout);
 }
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
+static const char *const shells[] = {"bash", "zsh", NULL};
+
 static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
 {
-    static const char *const shells[] = {"bash", "zsh"};
     static void (*const print[])(void) = {print_bash, print_zsh};
     (void)options;
     if (cli->doc)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "a completion is no JSON document");
-    for (size_t i = 0; i < sizeof shells / sizeof *shells; i++)
+    for (size_t i = 0; shells[i]; i++)
         if (strcmp(args[0], shells[i]) == 0) {
             print[i]();
             return QT_OK;
         }
-    return opts_unknown("shell", args[0], shells, sizeof shells / sizeof *shells, err);
+    return opts_unknown("shell", args[0], shells, sizeof print / sizeof *print, err);
 }
 
 static const struct common_options defaults = COMMON_DEFAULTS;
 static const struct opt opts[] = {{0}};
 static const struct opt_positional positionals[] = {
-    {"SHELL", "bash or zsh"},
+    {"SHELL", "bash or zsh", shells},
     {0},
 };
 

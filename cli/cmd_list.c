@@ -163,22 +163,23 @@ static int list_archs(struct cli *cli, struct qt_err *err)
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
+static const char *const topics[] = {"schemes", "kernels", "archs", NULL};
+
 static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
 {
-    static const char *const topics[] = {"schemes", "kernels", "archs"};
     static int (*const lists[])(struct cli *, struct qt_err *) = {list_schemes, list_kernels,
                                                                   list_archs};
     (void)options;
-    for (size_t i = 0; i < sizeof topics / sizeof *topics; i++)
+    for (size_t i = 0; topics[i]; i++)
         if (strcmp(args[0], topics[i]) == 0)
             return lists[i](cli, err);
-    return opts_unknown("list", args[0], topics, sizeof topics / sizeof *topics, err);
+    return opts_unknown("list", args[0], topics, sizeof lists / sizeof *lists, err);
 }
 
 static const struct common_options defaults = COMMON_DEFAULTS;
 static const struct opt opts[] = {{0}};
 static const struct opt_positional positionals[] = {
-    {"WHAT", "schemes, kernels or archs"},
+    {"WHAT", "schemes, kernels or archs", topics},
     {0},
 };
 
