@@ -82,10 +82,10 @@ static void print_bash(void)
         fputs("' ;;\n", stdout);
     }
     fputs("    esac\n"
-          "    if [ -n \"$values\" ]; then\n"
-          "        COMPREPLY=($(compgen -W \"$values\" -- \"$cur\"))\n"
-          "    elif [[ $cur == -* ]]; then\n"
+          "    if [[ $cur == -* ]]; then\n"
           "        COMPREPLY=($(compgen -W \"$options\" -- \"$cur\"))\n"
+          "    elif [ -n \"$values\" ]; then\n"
+          "        COMPREPLY=($(compgen -W \"$values\" -- \"$cur\"))\n"
           "    else\n"
           "        mapfile -t COMPREPLY < <(compgen -f -- \"$cur\")\n"
           "    fi\n}\ncomplete -o filenames -F _qtool qtool\n",

@@ -2,11 +2,13 @@
  * X for the skinny and tile mix24 kernels, in packed order for the copy engine. With outliers also
  * X by columns, or lists of what is where (mix24_patch.cuh).
  *
- *   grid      for lists a block a strip of 16 rows; then for columns a warp for 64 of them and 8 N
- *             tokens; then for rows a warp for 8 tokens and 64 N columns. Each warp loads its own
- * X: there are few, and they wait. Slots without a group, and channels beyond k, become zero Moves
- * X once, or twice for columns too, 2 m k bytes out for each; CSR once, 16 to 128 bytes of list for
- * a strip and unit
+ *   grid      for lists a block a strip of 16 rows; then for columns a warp for 64 of them and
+ *             8 N tokens; then for rows a warp for 8 tokens and 64 N columns. Each warp loads its
+ *             own X: there are few, and they wait. Slots without a group, and channels beyond k,
+ *             become zero
+ *
+ *   Moves     X once, or twice for columns too, 2 m k bytes out for each; CSR once, 16 to 128
+ *             bytes of list for a strip and unit
  *
  * The template: N, 1 for the skinny kernel, 2 for the tile kernel; PAIRS, channels 2i and 2i + 1
  * are a word.

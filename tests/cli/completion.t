@@ -23,6 +23,8 @@ $ bash -c '. ./rc; COMP_WORDS=(qtool eval --progress p); COMP_CWORD=3; _qtool; e
 > ^plain$
 $ bash -c '. ./rc; COMP_WORDS=(qtool list k); COMP_CWORD=2; _qtool; echo "${COMPREPLY[@]}"'
 > ^kernels$
+$ bash -c '. ./rc; COMP_WORDS=(qtool list --js); COMP_CWORD=2; _qtool; echo "${COMPREPLY[@]}"'
+> ^--json$
 $ bash -c '. ./rc; COMP_WORDS=(qtool ver); COMP_CWORD=1; _qtool; echo "${COMPREPLY[@]}"'
 > ^verify version$
 $ touch "c d.safetensors" && bash -c '. ./rc; COMP_WORDS=(qtool inspect c); COMP_CWORD=2; _qtool; printf "<%s>" "${COMPREPLY[@]}"'
