@@ -52,7 +52,7 @@ struct qt_matmul_mix24 {
     const void *csr_col; /* U16, 16-byte aligned and readable to the next multiple of 16 bytes */
     const void *csr_val; /* F16, the same */
     size_t csr_rows;     /* rows of the sections; 0 = n. More than that in a slice. */
-    size_t outliers;     /* at most what they have: for planning, and fetching */
+    size_t outliers;     /* entries of csr_col and csr_val: for planning, and fetched ahead */
 };
 
 /*

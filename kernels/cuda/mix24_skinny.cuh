@@ -11,9 +11,9 @@
  * warps have: what they make of those that a tile lacks is not used.
  *
  * Requires    compute capability 9.0; stream 16-byte aligned
- * Moves       packed bytes once; X twice in the first launch, four times for outliers, then once
- * per block and tile, and a sector or two an outlier (through L2); Y once Oracle      the weights'
- * exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
+ * Moves       packed bytes once; X twice in the first launch, or four times with outliers, then
+ *             once per block and tile, and a sector or two an outlier (through L2); Y once
+ * Oracle      the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
  */
 #ifndef QT_CUDA_MIX24_SKINNY_CUH
 #define QT_CUDA_MIX24_SKINNY_CUH

@@ -66,11 +66,11 @@ static __device__ __forceinline__ void qt_ring_opened(bool weights, int threads)
 
 /*
  * Part of a block fills two slots of memory in turn, 0, 1, 2, ..., for another part that takes what
- * is in them; `threads` of both together. Of the barriers from number `first` on two say
- * that a slot is full, for even and odd turns, and two that it is empty. Each is waited for at one
- * place, as in qt_ring_opened, and nobody arrives there again before the others have left: who
- * fills slots by having waited for the turn before last to be taken, who takes them by having
- * waited for the turn in between.
+ * is in them; `threads` of both together. Of the barriers from number `first` on two say that a
+ * slot is full, for even and odd turns, and two that it is empty. Each is waited for at one place,
+ * as in qt_ring_opened, and nobody arrives there again before the others have left: who fills slots
+ * by having waited for the turn before last to be taken, who takes them by having waited for the
+ * turn in between.
  */
 enum { RING_TURN_BARRIERS = 4 };
 
