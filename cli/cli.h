@@ -71,7 +71,8 @@ struct command {
     const char *examples;    /* lines */
     const struct opt *opts;
     const struct opt_positional *positionals;
-    const void *defaults; /* options struct, begins with struct common_options */
+    const char *const *words; /* its argument is one of these, ended by NULL; NULL: a file */
+    const void *defaults;     /* options struct, begins with struct common_options */
     size_t options_size;
     bool gpu; /* takes --device cuda */
     int (*run)(struct cli *cli, const void *options, const char *const *args, struct qt_err *err);

@@ -31,13 +31,13 @@ static void print_values(const struct opt *o)
 
 /* ---- bash ----------------------------------------------------------------------------------- */
 
-/* The first argument of a command, behind its name. */
+/* The argument of a command, behind its name. */
 static void bash_argument(const struct command *c)
 {
-    if (!c->positionals->metavar || !c->positionals->choices)
+    if (!c->words)
         return;
     printf("    %s,%s) values='", c->name, c->name);
-    print_choices(c->positionals->choices);
+    print_choices(c->words);
     fputs("' ;;\n", stdout);
 }
 
@@ -131,12 +131,12 @@ static void zsh_option(const struct opt *o)
 /* Arguments that are not options. */
 static void zsh_arguments(const struct command *c)
 {
-    if (!c->positionals->metavar || !c->positionals->choices) {
+    if (!c->words) {
         fputs("            '*:file:_files'\n", stdout);
         return;
     }
     printf("            '1:%s:(", c->positionals->metavar);
-    print_choices(c->positionals->choices);
+    print_choices(c->words);
     fputs(")'\n", stdout);
 }
 
@@ -187,7 +187,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
 static const struct common_options defaults = COMMON_DEFAULTS;
 static const struct opt opts[] = {{0}};
 static const struct opt_positional positionals[] = {
-    {"SHELL", "bash or zsh", shells},
+    {"SHELL", "bash or zsh"},
     {0},
 };
 
@@ -200,6 +200,7 @@ const struct command cmd_completion = {
                 "  qtool completion zsh >~/.zfunc/_qtool\n",
     .opts = opts,
     .positionals = positionals,
+    .words = shells,
     .defaults = &defaults,
     .options_size = sizeof defaults,
     .run = run,

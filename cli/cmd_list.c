@@ -179,7 +179,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
 static const struct common_options defaults = COMMON_DEFAULTS;
 static const struct opt opts[] = {{0}};
 static const struct opt_positional positionals[] = {
-    {"WHAT", "schemes, kernels or archs", topics},
+    {"WHAT", "schemes, kernels or archs"},
     {0},
 };
 
@@ -195,6 +195,7 @@ const struct command cmd_list = {
                 "  qtool list archs --json\n",
     .opts = opts,
     .positionals = positionals,
+    .words = topics,
     .defaults = &defaults,
     .options_size = sizeof defaults,
     .run = run,

@@ -39,7 +39,6 @@ struct opt {
 struct opt_positional {
     const char *metavar; /* NULL ends the table; the last one may end in "...": one or more */
     const char *help;
-    const char *const *choices; /* ended by NULL: for completion; NULL: a file */
 };
 
 enum { OPTS_MAX_TABLES = 2, OPTS_MAX_ROWS = 64, OPTS_MAX_ARGS = 65 };
