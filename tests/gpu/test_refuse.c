@@ -88,8 +88,9 @@ static void other_mix24(void)
     static const struct {
         size_t m, fours, other_fours;
         int outliers, other_outliers;
-    } cases[] = {{32, 8, 0, 0, 0},  {64, 8, 0, 0, 0},  {32, 8, 0, 1, 1}, {96, 8, 0, 1, 1},
-                 {192, 0, 8, 1, 0}, {256, 0, 8, 1, 0}, {9, 0, 8, 0, 1}};
+    } cases[] = {{32, 8, 0, 0, 0}, {64, 8, 0, 0, 0},  {32, 8, 0, 1, 1},
+                 {96, 0, 8, 1, 0}, {128, 0, 8, 1, 0}, {9, 0, 8, 0, 1},
+                 {96, 8, 0, 1, 1}, {192, 0, 8, 1, 0}, {256, 0, 8, 1, 0}};
     const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct qt_matmul_weight w = mix24(4096, 4096, cases[i].fours, cases[i].outliers);
