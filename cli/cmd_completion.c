@@ -19,14 +19,14 @@ static void print_values(const struct opt *o)
 {
     const struct qt_preset *preset;
     const struct qt_scheme *s;
-    const char *gap = "";
-    if (o->kind == OPT_CHOICE)
+    if (o->kind == OPT_CHOICE) {
         print_choices(o->choices);
-    for (size_t i = 0; o->kind != OPT_CHOICE && (s = qt_scheme_at(i)) != NULL; i++)
-        for (size_t p = 0; (preset = qt_scheme_preset(s, p)) != NULL; p++, gap = " ")
-            printf("%s%s", gap, preset->name);
-    if (o->kind != OPT_CHOICE)
-        printf(" none");
+        return;
+    }
+    for (size_t i = 0; (s = qt_scheme_at(i)) != NULL; i++)
+        for (size_t p = 0; (preset = qt_scheme_preset(s, p)) != NULL; p++)
+            printf("%s ", preset->name);
+    printf("none");
 }
 
 /* ---- bash ----------------------------------------------------------------------------------- */
