@@ -11,13 +11,15 @@ const void *qt_mix24_vector_instance(int strips)
     return kernels[strips - 1];
 }
 
-#define KERNEL(mt, strips) (const void *)qt_mix24_skinny_kernel<mt, strips>
+#define KERNEL(mt, strips, last) (const void *)qt_mix24_skinny_kernel<mt, strips, last>
 
-const void *qt_mix24_skinny_instance(int token_tiles, int strips)
+const void *qt_mix24_skinny_instance(int token_tiles, int strips, int last)
 {
-    static const void *const kernels[2][3] = {{KERNEL(1, 1), KERNEL(1, 2), KERNEL(1, 4)},
-                                              {KERNEL(2, 1), KERNEL(2, 2)}};
-    return kernels[token_tiles - 1][strips / 2];
+    static const void *const kernels[2][3] = {{KERNEL(1, 1, 1), KERNEL(1, 2, 2), KERNEL(1, 4, 4)},
+                                              {KERNEL(2, 1, 1), KERNEL(2, 2, 2)}};
+    if (last == strips)
+        return kernels[token_tiles - 1][strips / 2];
+    return strips > 2 ? NULL : token_tiles == 1 ? KERNEL(1, 2, 1) : KERNEL(2, 2, 1);
 }
 
 const void *qt_mix24_tile_instance(int kind)

@@ -113,17 +113,17 @@ template <int MT, int STRIPS> struct mix24_skinny_work {
     {
         rest = (int)((unsigned)(unit * a.fours) % (unsigned)a.units);
     }
-    template <bool FOUR>
-    __device__ __forceinline__ void unit(qt_sums<MT, STRIPS> *sums, uint32_t records,
+    template <bool FOUR, int N>
+    __device__ __forceinline__ void unit(qt_sums<MT, N> *sums, uint32_t records,
                                          const mix24_x_stage<MT> &x_of) const
     {
-        uint32_t record[STRIPS];
+        uint32_t record[N];
 #pragma unroll
-        for (int u = 0; u < STRIPS; u++)
+        for (int u = 0; u < N; u++)
             record[u] = records + (uint32_t)(first + u) * mix24_record<FOUR>::BYTES;
-        mix24_slot<FOUR, MT, STRIPS>(sums, record, x_of, lane);
+        mix24_slot<FOUR, MT, N>(sums, record, x_of, lane);
     }
-    __device__ __forceinline__ void slot(qt_sums<MT, STRIPS> *sums, int stage, int)
+    template <int N> __device__ __forceinline__ void slot(qt_sums<MT, N> *sums, int stage, int)
     {
         const uint32_t records = ptx_shared(qt_smem) + (uint32_t)(stage + records_at);
         const mix24_x_stage<MT> x_of = {{x[0] + stage, x[1] + stage}};
@@ -172,7 +172,7 @@ static __device__ __forceinline__ void mix24_skinny_outliers(const qt_mix24_skin
 /* ---- the kernel --------------------------------------------------------------------------------
  */
 
-template <int MT, int STRIPS>
+template <int MT, int STRIPS, int LAST>
 __global__ void __launch_bounds__(QT_MIX24_SKINNY_WARPS * 32, 1)
     qt_mix24_skinny_kernel(const __grid_constant__ qt_mix24_skinny_args a)
 {
@@ -189,7 +189,8 @@ __global__ void __launch_bounds__(QT_MIX24_SKINNY_WARPS * 32, 1)
         qt_ring_bring(a, r, warp * 32 == threads, threads, a.arrivals, mix24_skinny_copies(a));
     } else {
         ptx_launch_dependents();
-        skinny_multiply_all<MT, STRIPS>(a, r, w, threads, mix24_skinny_work<MT, STRIPS>(a, w));
+        skinny_multiply_all<MT, STRIPS, LAST>(a, r, w, threads,
+                                              mix24_skinny_work<MT, STRIPS>(a, w));
     }
 }
 

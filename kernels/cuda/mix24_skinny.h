@@ -18,8 +18,8 @@ struct qt_mix24_skinny_args : qt_skinny_base {
                           more than one tile */
 };
 
-/* token_tiles 1 or 2; strips 1, 2 or 4; sm_90a. NULL: none. */
-const void *qt_mix24_skinny_instance(int token_tiles, int strips);
+/* token_tiles 1 or 2; strips 1, 2 or 4; last: strips or half of them; sm_90a. NULL: none. */
+const void *qt_mix24_skinny_instance(int token_tiles, int strips, int last);
 
 /* False: not for this device or so many tokens. */
 bool qt_mix24_skinny_choose(struct qt_matmul_plan *p, const struct qt_matmul_weight *w);

@@ -67,12 +67,14 @@ bool qt_mix24_skinny_choose(struct qt_matmul_plan *p, const struct qt_matmul_wei
     if (p->cc != 90)
         return false;
     const struct qt_matmul_plan first = chunk_of(p, 0);
-    const struct qt_skinny_choice choice = {QT_SKINNY_TILE, 4, false};
+    const struct qt_skinny_choice choice = {QT_SKINNY_TILE, 4, false, true, false};
     struct qt_matmul_config c = qt_skinny_config(p, qt_mix24_strips(w), &choice);
-    if (c.token_tiles == 1 &&
-        qt_skinny_tile_strips(&c) == 4) { /* 8192 x 8192: 13.4 us, else 14.1 */
+    const int tile_strips = qt_skinny_tile_strips(&c);
+    /* 8 tokens: 8192 x 8192 13.4 us, else 14.1; 14336 x 4096 12.9, else 13.4. */
+    if (c.token_tiles == 1 && (tile_strips == 4 || tile_strips == 7 || tile_strips == 8)) {
         c.strips = 4;
-        c.warps = c.warps_k = 8;
+        c.warps = 8;
+        c.warps_k = tile_strips == 4 ? 8 : 4;
     }
     if (c.warps == 16 &&
         c.warps_k == 4) { /* 14336 x 4096, M = 8 / 16: 13.8 / 16.5 us, else 16.1 / 19.0 */
@@ -94,7 +96,9 @@ int qt_mix24_skinny_check(struct qt_matmul_plan *p, const struct qt_matmul_weigh
         return rc;
     if (c->parts != 1)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "parts must be 1");
-    p->kernel = qt_mix24_skinny_instance(c->token_tiles, c->strips);
+    p->kernel = qt_mix24_skinny_instance(c->token_tiles, c->strips, qt_skinny_last(c));
+    if (!p->kernel)
+        p->kernel = qt_mix24_skinny_instance(c->token_tiles, c->strips, c->strips);
     const struct qt_matmul_plan first = chunk_of(p, 0);
     p->workspace_bytes = workspace_for(&first, w).bytes;
     const struct qt_skinny_room room = room_for(&a, w, c, first.m);

@@ -2,13 +2,13 @@
 #include "kernels/cuda/instances.h"
 #include "kernels/cuda/skinny.cuh"
 
-const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strips)
+const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strips, int last)
 {
 #define GROUP(Format)                       qt_skinny_of<Format>,
 #define FIELD(name, bits, exp_bits, Format) GROUP(Format)
-    static const void *(*const of[])(int,
+    static const void *(*const of[])(int, int,
                                      int) = {QT_WIDE_GROUP_FORMATS(GROUP) QT_FIELD_FORMATS(FIELD)};
-    return of[format](token_tiles, strips);
+    return of[format](token_tiles, strips, last);
 #undef FIELD
 #undef GROUP
 }

@@ -10,7 +10,7 @@
  *     tops            U32 [QT_SKINNY_TOPS], of each warp that converts, then
  *                     FP32 [m], what results of a token are multiplied by
  *
- * The template: Format how codes are decoded; MT token tiles of 8 (m <= 8 MT); STRIPS.
+ * The template: Format how codes are decoded; MT, STRIPS and LAST as in skinny_ring.cuh.
  *
  * Requires    compute capability 9.0; X 16-byte aligned, FP16, k a multiple of 64 (prepare.cu makes
  *             such), or BF16, a multiple of 256, and converters
@@ -77,19 +77,19 @@ template <class Format, int STRIPS> struct skinny_places {
     }
 };
 
-/* The slot of a stage at offset `stage`. */
-template <class Format, int MT, int STRIPS>
-static __device__ __forceinline__ void
-skinny_slot(qt_sums<MT, STRIPS> *total, const qt_skinny_args &a,
-            const skinny_places<Format, STRIPS> &from, int stage, int x_at, uint32_t lane_bytes)
+/* The slot of a stage at offset `stage`, of the first N strips. */
+template <class Format, int MT, int N, int STRIPS>
+static __device__ __forceinline__ void skinny_slot(qt_sums<MT, N> *total, const qt_skinny_args &a,
+                                                   const skinny_places<Format, STRIPS> &from,
+                                                   int stage, int x_at, uint32_t lane_bytes)
 {
     const unsigned char *base = qt_smem + stage;
-    const unsigned char *scales[STRIPS];
+    const unsigned char *scales[N];
 #pragma unroll
-    for (int u = 0; u < STRIPS; u++)
+    for (int u = 0; u < N; u++)
         scales[u] = base + from.scales[u];
     const uint32_t x0 = ptx_shared(qt_smem) + x_at, x[2] = {x0 + from.x[0], x0 + from.x[1]};
-    qt_slot_multiply<Format, MT, STRIPS>(
+    qt_slot_multiply<Format, MT, N>(
         total, a.decode,
         [&](const unsigned char *src[3], int u, int b) {
 #pragma unroll
@@ -116,9 +116,9 @@ template <class Format, int MT, int STRIPS> struct skinny_work {
     __device__ __forceinline__ void begin_tile(int)
     {
     }
-    __device__ __forceinline__ void slot(qt_sums<MT, STRIPS> *sums, int stage, int x_at)
+    template <int N> __device__ __forceinline__ void slot(qt_sums<MT, N> *sums, int stage, int x_at)
     {
-        skinny_slot<Format, MT, STRIPS>(sums, a, from, stage, x_at, lane_bytes);
+        skinny_slot<Format>(sums, a, from, stage, x_at, lane_bytes);
     }
     __device__ __forceinline__ void meet(int threads, int) const
     {
@@ -190,7 +190,7 @@ static __device__ __noinline__ void skinny_convert_x(const uint4 *x, int stages,
 /* ---- the kernel --------------------------------------------------------------------------------
  */
 
-template <class Format, int MT, int STRIPS>
+template <class Format, int MT, int STRIPS, int LAST>
 __global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
     qt_skinny_kernel(const __grid_constant__ qt_skinny_args a)
 {
@@ -217,20 +217,28 @@ __global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
     const skinny_warp w = skinny_warp_open(a, warp, threads);
     if (a.converters)
         ptx_named_barrier(SKINNY_X, threads + a.converters * 32);
-    skinny_multiply_all<MT, STRIPS>(a, r, w, threads, skinny_work<Format, MT, STRIPS>(a, w));
+    skinny_multiply_all<MT, STRIPS, LAST>(a, r, w, threads, skinny_work<Format, MT, STRIPS>(a, w));
 }
 
-/* Of a format: NULL if there is none. Four strips a warp spare reads of X, which up to 8 tokens of
- * codes of 2 and 3 bits wait for (skinny_plan.cc). */
-template <class Format> static const void *qt_skinny_of(int token_tiles, int strips)
+/*
+ * Of a format: NULL if there is none. Four strips a warp spare reads of X, which up to 8 tokens of
+ * codes of 2 and 3 bits wait for (skinny_plan.cc). Half of its strips for a last warp spares
+ * decoding, which those of 8 bits do not wait for.
+ */
+template <class Format> static const void *qt_skinny_of(int token_tiles, int strips, int last)
 {
-#define KERNEL(mt, strips) (const void *)qt_skinny_kernel<Format, mt, strips>
-    static const void *const kernels[2][2] = {{KERNEL(1, 1), KERNEL(1, 2)},
-                                              {KERNEL(2, 1), KERNEL(2, 2)}};
-    if (strips < 4)
+#define KERNEL(mt, strips, last) (const void *)qt_skinny_kernel<Format, mt, strips, last>
+    constexpr int bits = Format::WIDTH0 + Format::WIDTH1 + Format::WIDTH2;
+    static const void *const kernels[2][2] = {{KERNEL(1, 1, 1), KERNEL(1, 2, 2)},
+                                              {KERNEL(2, 1, 1), KERNEL(2, 2, 2)}};
+    if (strips < 4 && last == strips)
         return kernels[token_tiles - 1][strips - 1];
+    if constexpr (bits < 8 && !Format::RARE)
+        if (strips == 2)
+            return token_tiles == 1 ? KERNEL(1, 2, 1) : KERNEL(2, 2, 1);
     if constexpr (Format::TABLE_BYTES > 0 && Format::WIDTH0 < 4)
-        return token_tiles == 1 ? KERNEL(1, 4) : NULL;
+        if (strips == 4 && token_tiles == 1)
+            return last == strips ? KERNEL(1, 4, 4) : KERNEL(1, 4, 2);
     return NULL;
 #undef KERNEL
 }

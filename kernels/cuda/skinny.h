@@ -96,6 +96,8 @@ struct qt_skinny_room {
 int qt_skinny_tile_strips(const struct qt_matmul_config *c);
 int qt_skinny_sums_pitch(const struct qt_matmul_config *c);
 int qt_skinny_tiles(const struct qt_matmul_config *c);
+/* As many strips as the last warp along the rows has at most: c->strips or half of them. */
+int qt_skinny_last(const struct qt_matmul_config *c);
 
 /* What c and the room say of shared memory and of tiles, for launches of m tokens; returns the
  * size. */
@@ -104,8 +106,11 @@ size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config 
 /* All of a configuration but its depth. */
 struct qt_skinny_choice {
     int largest; /* strips of a tile, at most */
-    int small;   /* tiles of up to so many, but not of 3, get at most 8 warps, others 16 */
+    int small;   /* tiles of up to so many get at most 8 warps, others 16 */
     bool wide;   /* a warp has four strips, not two */
+    bool thirds; /* of tiles of 3 strips a warp has one: a last warp that has one of two takes as
+                    long as others */
+    bool even;   /* rather shorter tiles than some schedulers with more warps than others */
 };
 struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int strips,
                                          const struct qt_skinny_choice *choice);

@@ -31,6 +31,12 @@ int qt_skinny_tile_strips(const struct qt_matmul_config *c)
     return c->strips_cta / qt_skinny_tiles(c);
 }
 
+int qt_skinny_last(const struct qt_matmul_config *c)
+{
+    const int rest = qt_skinny_tile_strips(c) - (row_warps(c) - 1) * c->strips;
+    return c->strips > 1 && rest <= c->strips / 2 ? c->strips / 2 : c->strips;
+}
+
 int qt_skinny_sums_pitch(const struct qt_matmul_config *c)
 {
     return row_warps(c) * c->strips * QT_STRIP_ROWS + 4;
@@ -168,21 +174,36 @@ static int block_strips(const struct qt_matmul_plan *p, int strips)
     return (int)ceil_div((size_t)strips, (size_t)p->sms);
 }
 
+/*
+ * Warps go round the four schedulers. With two along k and an odd number along the rows two of them
+ * have one warp more than the others: tiles half as long, with four along k, come out even. (Not of
+ * so many tiles that qt_skinny_tiles would find fewer, as half a warp is idle in each.)
+ */
+static int even_tiles(int tiles, int cta, int strips)
+{
+    const int tile_strips = (int)ceil_div((size_t)cta, (size_t)tiles);
+    const int warps_n = tile_strips / strips;
+    const bool odd = warps_n > QT_SKINNY_MAX_WARPS / 4 && warps_n % 2 && tile_strips % strips == 0;
+    return odd && 2 * tiles <= warps_n ? 2 * tiles : tiles;
+}
+
 struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int strips,
                                          const struct qt_skinny_choice *choice)
 {
     struct qt_matmul_config c = {};
     const int cta = block_strips(p, strips);
-    const int tiles = (int)ceil_div((size_t)cta, (size_t)choice->largest);
+    const int least = (int)ceil_div((size_t)cta, (size_t)choice->largest);
+    const int tiles = choice->even ? even_tiles(least, cta, choice->wide ? 4 : 2) : least;
     const int tile_strips = (int)ceil_div((size_t)cta, (size_t)tiles);
     c.path = QT_MATMUL_SKINNY;
     c.token_tiles = p->m <= 8 ? 1 : 2;
     c.splits = 1;
     c.parts = 1;
     c.strips_cta = tile_strips * tiles;
-    c.strips = choice->wide ? 4 : tile_strips == 1 || tile_strips == 3 ? 1 : 2;
+    const bool thirds = tile_strips == 3 && (choice->thirds || tiles > 1);
+    c.strips = choice->wide ? 4 : tile_strips == 1 || thirds ? 1 : 2;
     const int warps_n = (int)ceil_div((size_t)tile_strips, (size_t)c.strips);
-    const int most = tile_strips <= choice->small && tile_strips != 3 ? 8 : QT_SKINNY_MAX_WARPS;
+    const int most = tile_strips <= choice->small && !thirds ? 8 : QT_SKINNY_MAX_WARPS;
     c.warps_k = most;
     while (c.warps_k * warps_n > most)
         c.warps_k /= 2;
@@ -209,16 +230,14 @@ static int largest_tile(int bits, int cta, bool few)
 }
 
 /*
- * Four strips a warp spare half of the reads of X, where registers allow it; a second warp along
- * the rows that is half idle or more costs more than that. nf2, 1 token, two and four: 8192 x
- * 8192 10.2 us, 9.8, 22016 x 4096 14.1, 13.3, 57344 x 8192 55.2, 51.4; 11008 x 4096, 6 strips a
- * block, 8.6, 10.0. nf3: 57344 x 8192 60.0, 57.4, less elsewhere.
+ * Four strips a warp spare half of the reads of X, where registers allow it. A last warp that has
+ * three counts as one of four. 1 token, two and four: nf2, strips of a block 3: 5.7 us, 6.2,
+ * 4: 6.5, 6.4, 5: 7.9, 8.1, 6: 8.6, 8.2, 10: 13.5, 12.0; nf3 8: 11.5, 11.6, 10: 14.7, 14.1,
+ * 14: 18.4, 17.4 (2048 rows a strip, 4096 channels).
  */
 static bool wide_warps(enum qt_format format, int cta)
 {
-    return format == QT_FORMAT_PAIR3   ? cta > QT_SKINNY_TILE
-           : format == QT_FORMAT_PAIR2 ? cta == 3 || cta == 4 || cta > 6
-                                       : false;
+    return format == QT_FORMAT_PAIR3 ? cta > 8 : format == QT_FORMAT_PAIR2 && (cta == 4 || cta > 5);
 }
 
 /* Of 4 bits a box of zero points has two groups, and begins at an even one (an illegal instruction
@@ -248,7 +267,9 @@ bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
         return false;
     const bool few = p->m <= 8 && !p->options.batch_invariant;
     const int cta = block_strips(p, s->strips);
-    struct qt_skinny_choice choice = {largest_tile(s->bits, cta, few), 2, false};
+    struct qt_skinny_choice choice = {largest_tile(s->bits, cta, few), 2, false,
+                                      !qt_skinny_instance(s->format, 1, 2, 1),
+                                      s->bits <= 4 && (few || s->format != QT_FORMAT_PAIR4)};
     /* 4096 x 14336, 1 token: nf3 11.4 us with 8 warps, 10.0 with 16; fp6 13.6 and 14.0. */
     if (s->format == QT_FORMAT_PAIR2 || s->format == QT_FORMAT_PAIR3)
         choice.small = 0;
@@ -317,7 +338,9 @@ int qt_skinny_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     int rc = qt_skinny_check_config(p, s->strips);
     if (rc != QT_MATMUL_OK)
         return rc;
-    p->kernel = qt_skinny_instance(s->format, c->token_tiles, c->strips);
+    p->kernel = qt_skinny_instance(s->format, c->token_tiles, c->strips, qt_skinny_last(c));
+    if (!p->kernel)
+        p->kernel = qt_skinny_instance(s->format, c->token_tiles, c->strips, c->strips);
     if (!knows_zeros(s))
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED,
                          "skinny kernels want rows of zero points in multiples of 16 bytes, and, "

@@ -24,12 +24,13 @@
  * At the end of a tile the WK partial sums of an output meet in shared memory and are added in
  * order.
  *
- * The template: MT token tiles of 8 (m <= 8 MT); STRIPS; and Work, what differs:
+ * The template: MT token tiles of 8 (m <= 8 MT); STRIPS; LAST, as many as the last warp along the
+ * rows has at most, STRIPS or half of them; and Work, what differs:
  *
  *     begin_tile(slot)             before the first slot of a tile, the slot-th of k
- *     slot(sums, stage, x)         products of a slot; stage: offset in shared memory, x: that of
- *                                  its X, likewise. A warp's are all first slots of stages, or all
- *                                  second ones
+ *     slot(sums, stage, x)         products of a slot, of as many strips as there are sums for;
+ *                                  stage: offset in shared memory, x: that of its X, likewise. A
+ *                                  warp's are all first slots of stages, or all second ones
  *     meet(threads, tile)          a barrier, after which the sums of the warps that multiply, and
  *                                  what else the outputs need, are in shared memory
  *     added(tile)                  sums to add, as those of a warp, or NULL
@@ -202,13 +203,37 @@ static __device__ __forceinline__ skinny_warp skinny_warp_open(const qt_skinny_b
     return {warp >> shift, wk, threads / 32 >> shift, wk % QT_SKINNY_SLOTS};
 }
 
-template <int MT, int STRIPS, class Work>
+/* Products of a tile up to slot `end`, of a warp's first N strips; kept: X of its next slot, if it
+ * is apart. */
+template <int N, int MT, int STRIPS, class Work>
+static __device__ __forceinline__ void skinny_multiply(qt_sums<MT, STRIPS> *all,
+                                                       const qt_skinny_base &a, qt_ring *r, int *n,
+                                                       int end, int kept, int lane, Work *work)
+{
+    qt_sums<MT, N> *sums = qt_sums_first<N>(all);
+    const int step = a.warps_k / QT_SKINNY_SLOTS; /* stages */
+#pragma unroll 1
+    while (*n < end) {
+        ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
+        const int stage = a.ring_at + r->stage * a.stage_bytes;
+        work->slot(sums, stage, a.kept_pitch ? kept : stage);
+        kept += step * a.kept_pitch;
+        __syncwarp();
+        if (lane == 0)
+            ptx_barrier_arrive(r->empty + 8 * r->stage + (qt_sums_bits(*sums) & a.zero));
+        skinny_ring_step(r, step, a.stages);
+        *n += a.warps_k;
+    }
+}
+
+/* LAST: of its strips, as many as a last warp has at most. */
+template <int MT, int STRIPS, int LAST, class Work>
 static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_base &a, qt_ring r,
                                                            const skinny_warp &w, int threads,
                                                            Work work)
 {
     const int pitch = w.warps_n * STRIPS * 16 + 4;
-    const int step = a.warps_k / QT_SKINNY_SLOTS; /* stages */
+    const bool last = LAST < STRIPS && w.wn * STRIPS + LAST >= a.tile_strips;
     const int token = (int)threadIdx.x / (a.tile_strips * 4);
     const int row = ((int)threadIdx.x - token * (a.tile_strips * 4)) * 4;
     int n = w.wk; /* slot, over all tiles */
@@ -223,19 +248,10 @@ static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_base 
         int end = (tile + 1) * slots;
         asm volatile("" : "+r"(end));
         work.begin_tile(n - tile * slots);
-        int kept = a.kept_at + (n - tile * slots) / QT_SKINNY_SLOTS * a.kept_pitch;
-#pragma unroll 1
-        while (n < end) {
-            ptx_barrier_wait(r.full + 8 * r.stage, r.parity);
-            const int stage = a.ring_at + r.stage * a.stage_bytes;
-            work.slot(&sums, stage, a.kept_pitch ? kept : stage);
-            kept += step * a.kept_pitch;
-            __syncwarp();
-            if (lane == 0)
-                ptx_barrier_arrive(r.empty + 8 * r.stage + (qt_sums_bits(sums) & a.zero));
-            skinny_ring_step(&r, step, a.stages);
-            n += a.warps_k;
-        }
+        const int kept = a.kept_at + (n - tile * slots) / QT_SKINNY_SLOTS * a.kept_pitch;
+        skinny_multiply<STRIPS>(&sums, a, &r, &n, last ? 0 : end, kept, lane, &work);
+        if (LAST < STRIPS)
+            skinny_multiply<LAST>(&sums, a, &r, &n, end, kept, lane, &work);
         if (tile > 0 || a.alias)
             ptx_named_barrier(SKINNY_SUMS,
                               threads); /* the sums of the tile before have been read */

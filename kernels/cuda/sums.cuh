@@ -9,6 +9,14 @@ template <int MT, int STRIPS> struct qt_sums {
     float v[STRIPS][MT][4]; /* rows g, g + 8 x tokens 2t, 2t + 1 */
 };
 
+/* Those of the first N strips. */
+template <int N, int MT, int STRIPS>
+static __device__ __forceinline__ qt_sums<MT, N> *qt_sums_first(qt_sums<MT, STRIPS> *sums)
+{
+    static_assert(N <= STRIPS, "of those that there are");
+    return (qt_sums<MT, N> *)sums;
+}
+
 /* total += sums * scale; sums = 0. scales: the lane's words of the group for the first strip, those
  * of the next `pitch` bytes further. */
 template <int MT, int STRIPS>

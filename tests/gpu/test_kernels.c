@@ -284,6 +284,21 @@ static void test_clusters(const char *scheme)
     matrix_free(&m);
 }
 
+/* An odd number of strips a multiprocessor: of what a warp may have, a last one has half. */
+static void test_odd_strips(const char *scheme)
+{
+    static const size_t strips[] = {3, 5, 7, 9};
+    int sms;
+    CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
+    for (size_t i = 0; i < COUNT(strips); i++) {
+        struct matrix m;
+        matrix_new(&m, scheme, strips[i] * 16 * (size_t)sms - 24, 392, 0.02f);
+        for (size_t count = 1; count <= 16; count += 7)
+            check_matmul(&m.weight, m.device_decoded, m.weight.k, count, (int)(i & 1), scheme);
+        matrix_free(&m);
+    }
+}
+
 /* Weights so small that scales need a common power of two. */
 static void test_scale_exp2(const char *scheme)
 {
@@ -335,8 +350,10 @@ int main(int argc, char **argv)
         test_scheme(schemes[i], quick ? 9 : 1, quick ? 9 : 1);
     for (size_t i = 0; i < COUNT(rare_schemes); i++)
         test_scheme(rare_schemes[i], quick ? 9 : 5, quick ? 9 : 1);
-    for (size_t i = 0; i < COUNT(main_schemes); i++)
+    for (size_t i = 0; i < COUNT(main_schemes); i++) {
         test_clusters(main_schemes[i]);
+        test_odd_strips(main_schemes[i]);
+    }
     for (size_t i = 0; i < COUNT(main_schemes) && !quick; i++) {
         test_large(main_schemes[i]);
         test_scale_exp2(main_schemes[i]);
