@@ -70,14 +70,14 @@ bool qt_mix24_skinny_choose(struct qt_matmul_plan *p, const struct qt_matmul_wei
     const struct qt_skinny_choice choice = {QT_SKINNY_TILE, 4, false, true, false};
     struct qt_matmul_config c = qt_skinny_config(p, qt_mix24_strips(w), &choice);
     const int tile_strips = qt_skinny_tile_strips(&c);
-    /* 8 tokens: 8192 x 8192 13.4 us, else 14.1; 14336 x 4096 12.9, else 13.4. */
+    /* 8 tokens: 8192 x 8192 13.4 us, else 14.1; 14336 x 4096 12.9, else 13.4, 16384 x 4096 13.3,
+     * else 13.7. */
     if (c.token_tiles == 1 && (tile_strips == 4 || tile_strips == 7 || tile_strips == 8)) {
         c.strips = 4;
         c.warps = 8;
         c.warps_k = tile_strips == 4 ? 8 : 4;
     }
-    if (c.warps == 16 &&
-        c.warps_k == 4) { /* 14336 x 4096, M = 8 / 16: 13.8 / 16.5 us, else 16.1 / 19.0 */
+    if (c.warps == 16 && c.warps_k == 4) { /* 14336 x 4096, 16 tokens: 16.5 us, else 19.0 */
         c.warps = 8;
         c.warps_k = 2;
     }

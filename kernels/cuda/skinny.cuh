@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
 /*
  * Of a format: NULL if there is none. Four strips a warp spare reads of X, which up to 8 tokens of
  * codes of 2 and 3 bits wait for (skinny_plan.cc). Half of its strips for a last warp spares
- * decoding, which those of 8 bits do not wait for.
+ * decoding, which those of 8 bits do not wait for; of rare formats there is no kernel for it.
  */
 template <class Format> static const void *qt_skinny_of(int token_tiles, int strips, int last)
 {

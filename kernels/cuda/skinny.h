@@ -108,8 +108,8 @@ struct qt_skinny_choice {
     int largest; /* strips of a tile, at most */
     int small;   /* tiles of up to so many get at most 8 warps, others 16 */
     bool wide;   /* a warp has four strips, not two */
-    bool thirds; /* of tiles of 3 strips a warp has one: a last warp that has one of two takes as
-                    long as others */
+    bool thirds; /* tiles of 3 strips get three warps along the rows, 12 in all: a last warp that
+                    has one of two strips takes as long as others */
     bool even;   /* rather shorter tiles than some schedulers with more warps than others */
 };
 struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int strips,

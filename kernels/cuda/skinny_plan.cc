@@ -176,8 +176,9 @@ static int block_strips(const struct qt_matmul_plan *p, int strips)
 
 /*
  * Warps go round the four schedulers. With two along k and an odd number along the rows two of them
- * have one warp more than the others: tiles half as long, with four along k, come out even. (Not of
- * so many tiles that qt_skinny_tiles would find fewer, as half a warp is idle in each.)
+ * have one warp more than the others: tiles half as long, with four along k, come out even. (With
+ * an odd number of strips the last of these warps has fewer of them, which makes up for most of it.
+ * And not of so many tiles that qt_skinny_tiles would find fewer, as half a warp is idle in each.)
  */
 static int even_tiles(int tiles, int cta, int strips)
 {
@@ -200,6 +201,7 @@ struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int str
     c.splits = 1;
     c.parts = 1;
     c.strips_cta = tile_strips * tiles;
+    /* (Several tiles of 3 would be taken for fewer of 4.) */
     const bool thirds = tile_strips == 3 && (choice->thirds || tiles > 1);
     c.strips = choice->wide ? 4 : tile_strips == 1 || thirds ? 1 : 2;
     const int warps_n = (int)ceil_div((size_t)tile_strips, (size_t)c.strips);
@@ -255,6 +257,19 @@ static int depth_for(const struct qt_matmul_plan *p, const struct qt_shape *s)
     return qt_skinny_depth(p, &p->config, &room);
 }
 
+/* If the configuration leaves no warps that convert BF16: one with fewer warps that does, as what
+ * more of them gain is less than the 1 us of a kernel before this one, but for many strips. */
+static void keep_converting(struct qt_matmul_plan *p, int strips, struct qt_skinny_choice choice)
+{
+    choice.thirds = true;
+    for (int even = choice.even; even >= 0 && !converting_warps(p, &p->config); even--) {
+        choice.even = even;
+        const struct qt_matmul_config c = qt_skinny_config(p, strips, &choice);
+        if (converting_warps(p, &c))
+            p->config = c;
+    }
+}
+
 /*
  * The order in which products are added follows from strips_cta, strips, warps and warps_k, which
  * do not depend on m in a batch-invariant plan: so it takes this kernel for any m, 16 tokens at a
@@ -273,11 +288,14 @@ bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
     /* 4096 x 14336, 1 token: nf3 11.4 us with 8 warps, 10.0 with 16; fp6 13.6 and 14.0. */
     if (s->format == QT_FORMAT_PAIR2 || s->format == QT_FORMAT_PAIR3)
         choice.small = 0;
+    const struct qt_skinny_choice narrow = choice;
     if (few && wide_warps(s->format, cta)) {
         choice.wide = true;
         choice.largest = 2 * QT_SKINNY_TILE;
     }
     p->config = qt_skinny_config(p, s->strips, &choice);
+    if (p->options.dtype == QT_MATMUL_BF16 && few && cta <= QT_SKINNY_TILE)
+        keep_converting(p, s->strips, narrow);
     if (p->options.batch_invariant) { /* for one m, if for any */
         struct qt_matmul_plan most = *p;
         most.m = QT_SKINNY_MAX_TOKENS;

@@ -249,6 +249,7 @@ static __device__ __forceinline__ void skinny_multiply_all(const qt_skinny_base 
         asm volatile("" : "+r"(end));
         work.begin_tile(n - tile * slots);
         const int kept = a.kept_at + (n - tile * slots) / QT_SKINNY_SLOTS * a.kept_pitch;
+        /* One of two loops: what most warps run comes first in the code. */
         skinny_multiply<STRIPS>(&sums, a, &r, &n, last ? 0 : end, kept, lane, &work);
         if (LAST < STRIPS)
             skinny_multiply<LAST>(&sums, a, &r, &n, end, kept, lane, &work);

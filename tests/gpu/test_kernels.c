@@ -215,7 +215,7 @@ static void test_large(const char *scheme)
 
 /* Many runs of a ring that goes round more than once: a stage that is given back too early shows
  * once in some hundred. */
-static void test_ring(const char *scheme)
+static void test_ring(const char *scheme, int strips_cta)
 {
     enum { RUNS = 3000, M = 13 };
     struct qt_matmul_config c = {.path = QT_MATMUL_SKINNY,
@@ -223,7 +223,7 @@ static void test_ring(const char *scheme)
                                  .strips = 2,
                                  .warps = 16,
                                  .warps_k = 8,
-                                 .strips_cta = 8,
+                                 .strips_cta = strips_cta,
                                  .splits = 1,
                                  .depth = 8,
                                  .parts = 1};
@@ -242,7 +242,8 @@ static void test_ring(const char *scheme)
         good = guarded_run(&plan, &m.weight, pool.x, 1);
         differ += !outputs_equal(M * m.weight.n);
     }
-    snprintf(what, sizeof what, "%s: %d of %d runs differ", scheme, differ, RUNS);
+    snprintf(what, sizeof what, "%s, %d strips: %d of %d runs differ", scheme, strips_cta, differ,
+             RUNS);
     result(good && differ == 0, what);
     matrix_free(&m);
 }
@@ -284,17 +285,20 @@ static void test_clusters(const char *scheme)
     matrix_free(&m);
 }
 
-/* An odd number of strips a multiprocessor: of what a warp may have, a last one has half. */
+/* Strips of a multiprocessor that do not come out even: of what a warp may have a last one has
+ * half, or tiles are halved so that schedulers have as many warps. */
 static void test_odd_strips(const char *scheme)
 {
-    static const size_t strips[] = {3, 5, 7, 9};
+    static const size_t strips[] = {3, 5, 7, 10, 14};
+    static const size_t few[] = {16, 9, 8, 1};
     int sms;
     CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
     for (size_t i = 0; i < COUNT(strips); i++) {
         struct matrix m;
-        matrix_new(&m, scheme, strips[i] * 16 * (size_t)sms - 24, 392, 0.02f);
+        matrix_new(&m, scheme, strips[i] * 16 * (size_t)sms - 24, i & 1 ? 392 : 1280, 0.02f);
         for (size_t count = 1; count <= 16; count += 7)
-            check_matmul(&m.weight, m.device_decoded, m.weight.k, count, (int)(i & 1), scheme);
+            check_matmul(&m.weight, m.device_decoded, m.weight.k, count, (int)(i / 2 & 1), scheme);
+        check_invariance(&m.weight, few, COUNT(few), (int)(i & 1), scheme);
         matrix_free(&m);
     }
 }
@@ -357,7 +361,8 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < COUNT(main_schemes) && !quick; i++) {
         test_large(main_schemes[i]);
         test_scale_exp2(main_schemes[i]);
-        test_ring(main_schemes[i]);
+        test_ring(main_schemes[i], 8);
+        test_ring(main_schemes[i], 6); /* tiles of 3 for warps of 2 */
     }
     return check_matmul_end();
 }
