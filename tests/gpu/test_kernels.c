@@ -295,7 +295,8 @@ static void test_odd_strips(const char *scheme)
     CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
     for (size_t i = 0; i < COUNT(strips); i++) {
         struct matrix m;
-        matrix_new(&m, scheme, strips[i] * 16 * (size_t)sms - 24, i & 1 ? 392 : 1280, 0.02f);
+        const size_t k = few_others || i & 1 ? 392 : 1280;
+        matrix_new(&m, scheme, strips[i] * 16 * (size_t)sms - 24, k, 0.02f);
         for (size_t count = 1; count <= 16; count += 7)
             check_matmul(&m.weight, m.device_decoded, m.weight.k, count, (int)(i / 2 & 1), scheme);
         check_invariance(&m.weight, few, COUNT(few), (int)(i & 1), scheme);
