@@ -246,8 +246,9 @@ endif
 
 DEBS    := gcc libc6-dev make pkg-config libopenblas-dev liblapacke-dev zlib1g-dev libjansson-dev \
            libpcre2-dev libutf8proc-dev nettle-dev libcmocka-dev
-# For fmt, tidy and builds with clang (libomp: its OpenMP); not needed to build or test.
-DEV_DEBS := clang libomp-dev clang-format clang-tidy valgrind python3-jsonschema
+# For fmt, tidy and builds with clang (libomp: its OpenMP), and for tests that say SKIP without; not needed to build or
+# test.
+DEV_DEBS := clang libomp-dev clang-format clang-tidy valgrind python3-jsonschema zsh
 
 deps-dev: | $(filter deps,$(MAKECMDGOALS))
 deps: NEEDED = $(DEBS)
