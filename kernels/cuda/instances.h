@@ -49,7 +49,8 @@ enum qt_format {
 
 /* token_tiles 1, 2 or 4; strips 1 or 2. NULL: none. */
 const void *qt_stream_instance(enum qt_format format, int token_tiles, int strips);
-/* token_tiles 1 or 2; strips 1, 2 or 4; last: strips or half of them; sm_90a. NULL: none. */
+/* token_tiles 1 or 2; strips 1, 2 or 4; last: strips or half of them, which all kernels can do,
+ * some without a gain; sm_90a. NULL: none. */
 const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strips, int last);
 /* Kernel number `kind` of the format's table in tile.h; sm_90a. */
 const void *qt_tile_instance(enum qt_format format, int kind);

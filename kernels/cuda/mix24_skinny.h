@@ -18,7 +18,8 @@ struct qt_mix24_skinny_args : qt_skinny_base {
                           more than one tile */
 };
 
-/* token_tiles 1 or 2; strips 1, 2 or 4; last: strips or half of them; sm_90a. NULL: none. */
+/* token_tiles 1 or 2; strips 1, 2 or 4; last: strips or half of them, which all kernels can do,
+ * some without a gain; sm_90a. NULL: none. */
 const void *qt_mix24_skinny_instance(int token_tiles, int strips, int last);
 
 /* False: not for this device or so many tokens. */

@@ -97,8 +97,6 @@ int qt_mix24_skinny_check(struct qt_matmul_plan *p, const struct qt_matmul_weigh
     if (c->parts != 1)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "parts must be 1");
     p->kernel = qt_mix24_skinny_instance(c->token_tiles, c->strips, qt_skinny_last(c));
-    if (!p->kernel)
-        p->kernel = qt_mix24_skinny_instance(c->token_tiles, c->strips, c->strips);
     const struct qt_matmul_plan first = chunk_of(p, 0);
     p->workspace_bytes = workspace_for(&first, w).bytes;
     const struct qt_skinny_room room = room_for(&a, w, c, first.m);

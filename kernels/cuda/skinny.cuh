@@ -231,11 +231,11 @@ template <class Format> static const void *qt_skinny_of(int token_tiles, int str
     constexpr int bits = Format::WIDTH0 + Format::WIDTH1 + Format::WIDTH2;
     static const void *const kernels[2][2] = {{KERNEL(1, 1, 1), KERNEL(1, 2, 2)},
                                               {KERNEL(2, 1, 1), KERNEL(2, 2, 2)}};
-    if (strips < 4 && last == strips)
-        return kernels[token_tiles - 1][strips - 1];
     if constexpr (bits < 8 && !Format::RARE)
-        if (strips == 2)
+        if (strips == 2 && last == 1)
             return token_tiles == 1 ? KERNEL(1, 2, 1) : KERNEL(2, 2, 1);
+    if (strips < 4)
+        return kernels[token_tiles - 1][strips - 1];
     if constexpr (Format::TABLE_BYTES > 0 && Format::WIDTH0 < 4)
         if (strips == 4 && token_tiles == 1)
             return last == strips ? KERNEL(1, 4, 4) : KERNEL(1, 4, 2);

@@ -283,7 +283,8 @@ bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
     const bool few = p->m <= 8 && !p->options.batch_invariant;
     const int cta = block_strips(p, s->strips);
     struct qt_skinny_choice choice = {largest_tile(s->bits, cta, few), 2, false,
-                                      !qt_skinny_instance(s->format, 1, 2, 1),
+                                      qt_skinny_instance(s->format, 1, 2, 1) ==
+                                          qt_skinny_instance(s->format, 1, 2, 2),
                                       s->bits <= 4 && (few || s->format != QT_FORMAT_PAIR4)};
     /* 4096 x 14336, 1 token: nf3 11.4 us with 8 warps, 10.0 with 16; fp6 13.6 and 14.0. */
     if (s->format == QT_FORMAT_PAIR2 || s->format == QT_FORMAT_PAIR3)
@@ -357,8 +358,6 @@ int qt_skinny_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     if (rc != QT_MATMUL_OK)
         return rc;
     p->kernel = qt_skinny_instance(s->format, c->token_tiles, c->strips, qt_skinny_last(c));
-    if (!p->kernel)
-        p->kernel = qt_skinny_instance(s->format, c->token_tiles, c->strips, c->strips);
     if (!knows_zeros(s))
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED,
                          "skinny kernels want rows of zero points in multiples of 16 bytes, and, "
