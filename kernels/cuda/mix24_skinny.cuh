@@ -4,7 +4,7 @@
  *
  *   launch 1:  X in packed order (mix24_gather.cu); the kernel's weights are on their way meanwhile
  *   a stage:   X | unit 0: a record a strip | unit 1: the same
- *   block      and QT_MIX24_OUTLIER_WARPS warps, or fewer, that add up outliers
+ *   block      and up to QT_MIX24_OUTLIER_WARPS warps that add up outliers
  *
  * Which units are FOURs follows from u F mod U, which grows by a constant and is taken along. The
  * places of a unit in a stage have room for FOURs, if there are any, and for as many strips as the
@@ -173,7 +173,7 @@ static __device__ __forceinline__ void mix24_skinny_outliers(const qt_mix24_skin
  */
 
 template <int MT, int STRIPS, int LAST>
-__global__ void __launch_bounds__(QT_MIX24_SKINNY_WARPS * 32, 1)
+__global__ void __launch_bounds__(qt_mix24_skinny_warps(MT, STRIPS, LAST) * 32, 1)
     qt_mix24_skinny_kernel(const __grid_constant__ qt_mix24_skinny_args a)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);

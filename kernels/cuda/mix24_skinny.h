@@ -5,8 +5,17 @@
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/skinny.h"
 
-/* Warps that add up outliers, beside those that multiply; all warps of a block. */
-enum { QT_MIX24_OUTLIER_WARPS = 4, QT_MIX24_SKINNY_WARPS = 20 };
+/* Warps that add up outliers, beside those that multiply. */
+enum { QT_MIX24_OUTLIER_LEAST = 2, QT_MIX24_OUTLIER_WARPS = 4 };
+
+/* Warps of a block, at most. 24 have fewer registers, with which larger matrices are 1 % slower,
+ * but room for 16 that multiply and 4 for outliers, which 3 and 7 strips want. Four strips of 16
+ * tokens are 5 % slower with fewer registers. */
+static __host__ __device__ constexpr int qt_mix24_skinny_warps(int token_tiles, int strips,
+                                                               int last)
+{
+    return token_tiles == 2 && strips == 4 ? 16 : strips == 2 && last == 1 ? 24 : 20;
+}
 
 struct qt_mix24_skinny_args : qt_skinny_base {
     CUtensorMap records[2]; /* of TWOs and FOURs: the stream as U64 [strips][bytes] */

@@ -50,6 +50,14 @@ static struct workspace workspace_for(const struct qt_matmul_plan *p,
     return at;
 }
 
+/* Warps that add up outliers. */
+static int outlier_warps(const struct qt_matmul_config *c)
+{
+    const int most = qt_mix24_skinny_warps(c->token_tiles, c->strips, qt_skinny_last(c));
+    const int left = most - c->warps - QT_RING_COPIERS / 32;
+    return left < QT_MIX24_OUTLIER_WARPS ? left : QT_MIX24_OUTLIER_WARPS;
+}
+
 /* ---- plan --------------------------------------------------------------------------------------
  */
 
@@ -67,19 +75,15 @@ bool qt_mix24_skinny_choose(struct qt_matmul_plan *p, const struct qt_matmul_wei
     if (p->cc != 90)
         return false;
     const struct qt_matmul_plan first = chunk_of(p, 0);
-    const struct qt_skinny_choice choice = {QT_SKINNY_TILE, 4, false, true, false};
+    const struct qt_skinny_choice choice = {QT_SKINNY_TILE, 2, false, false, false};
     struct qt_matmul_config c = qt_skinny_config(p, qt_mix24_strips(w), &choice);
     const int tile_strips = qt_skinny_tile_strips(&c);
-    /* 8 tokens: 8192 x 8192 13.4 us, else 14.1; 14336 x 4096 12.9, else 13.4, 16384 x 4096 13.3,
-     * else 13.7. */
-    if (c.token_tiles == 1 && (tile_strips == 4 || tile_strips == 7 || tile_strips == 8)) {
+    /* 8 warps, as 16 would leave 2 for outliers. 8 and 16 tokens: 8192 x 8192 13.1 us and 15.1,
+     * else 15.3 and 17.6; 16384 x 4096 13.4 and 15.4, else 16.9 and 19.4. */
+    if (tile_strips == 4 || tile_strips == 8) {
         c.strips = 4;
         c.warps = 8;
-        c.warps_k = tile_strips == 4 ? 8 : 4;
-    }
-    if (c.warps == 16 && c.warps_k == 4) { /* 14336 x 4096, 16 tokens: 16.5 us, else 19.0 */
-        c.warps = 8;
-        c.warps_k = 2;
+        c.warps_k = 32 / tile_strips;
     }
     const struct qt_skinny_room room = room_for(&a, w, &c, first.m);
     c.depth = qt_skinny_depth(&first, &c, &room);
@@ -96,6 +100,8 @@ int qt_mix24_skinny_check(struct qt_matmul_plan *p, const struct qt_matmul_weigh
         return rc;
     if (c->parts != 1)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "parts must be 1");
+    if (outlier_warps(c) < QT_MIX24_OUTLIER_LEAST)
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%d warps leave none for outliers", c->warps);
     p->kernel = qt_mix24_skinny_instance(c->token_tiles, c->strips, qt_skinny_last(c));
     const struct qt_matmul_plan first = chunk_of(p, 0);
     p->workspace_bytes = workspace_for(&first, w).bytes;
@@ -116,10 +122,9 @@ static size_t set_args(struct qt_mix24_skinny_args *a, const struct qt_matmul_pl
     a->units = qt_mix24_units(w);
     a->fours = (int)w->mix24.fours;
     qt_skinny_fill(a, p, qt_mix24_strips(w), 2 * (size_t)a->units, y);
-    const int left = QT_MIX24_SKINNY_WARPS - 2 - c->warps;
     a->outliers = qt_mix24_outliers_of(w);
     if (a->outliers.ptr)
-        a->outliers.warps = left < QT_MIX24_OUTLIER_WARPS ? left : QT_MIX24_OUTLIER_WARPS;
+        a->outliers.warps = outlier_warps(c);
     a->step_rest = c->warps_k * a->fours % a->units;
     a->factor = ldexpf(1, w->scale_exp2);
     a->dependent = true;

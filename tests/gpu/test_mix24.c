@@ -149,6 +149,21 @@ static void test_large(const struct kind *kind)
     }
 }
 
+/* As many strips a multiprocessor: each number is shared out among warps in a way of its own. */
+static void test_strips(const struct kind *kind, size_t strips)
+{
+    static const size_t counts[] = {2, 8, 9, 16};
+    int sms;
+    CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
+    struct mix24_matrix m;
+    struct mix24_recipe r = recipe(kind, strips * 16 * (size_t)sms - 24, 520);
+    mix24_matrix_new(&m, &r, &seed);
+    for (size_t j = 0; j < COUNT(counts); j++)
+        check_matmul(&m.weight, m.device_decoded, counts[j], (int)(random_bits() & 1), 0,
+                     kind->name);
+    mix24_matrix_free(&m);
+}
+
 static void test_refusals(void)
 {
     struct mix24_matrix m;
@@ -176,7 +191,12 @@ int main(int argc, char **argv)
     test_refusals();
     for (size_t i = 0; i < COUNT(kinds); i++)
         test_kind(&kinds[i], quick ? 5 : 1, quick ? 7 : 2);
-    for (size_t i = 0; i < 4 && !quick; i++)
+    for (size_t i = 0; i < 2 && quick; i++)
+        test_strips(&kinds[i], 1 + random_below(14));
+    for (size_t i = 0; i < 4 && !quick; i++) {
         test_large(&kinds[i]);
+        for (size_t strips = 1; strips <= 10 && i < 2; strips++)
+            test_strips(&kinds[i], strips);
+    }
     return check_matmul_end();
 }
