@@ -17,7 +17,7 @@ const void *qt_mix24_skinny_instance(int token_tiles, int strips, int last)
 {
     static const void *const kernels[2][3] = {{KERNEL(1, 1, 1), KERNEL(1, 2, 2), KERNEL(1, 4, 4)},
                                               {KERNEL(2, 1, 1), KERNEL(2, 2, 2), KERNEL(2, 4, 4)}};
-    if (strips == 2 && last == 1)
+    if (last < strips)
         return token_tiles == 1 ? KERNEL(1, 2, 1) : KERNEL(2, 2, 1);
     return kernels[token_tiles - 1][strips / 2];
 }

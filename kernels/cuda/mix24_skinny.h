@@ -14,7 +14,7 @@ enum { QT_MIX24_OUTLIER_LEAST = 2, QT_MIX24_OUTLIER_WARPS = 4 };
 static __host__ __device__ constexpr int qt_mix24_skinny_warps(int token_tiles, int strips,
                                                                int last)
 {
-    return token_tiles == 2 && strips == 4 ? 16 : strips == 2 && last == 1 ? 24 : 20;
+    return token_tiles == 2 && strips == 4 ? 16 : last < strips ? 24 : 20;
 }
 
 struct qt_mix24_skinny_args : qt_skinny_base {
@@ -27,8 +27,7 @@ struct qt_mix24_skinny_args : qt_skinny_base {
                           more than one tile */
 };
 
-/* token_tiles 1 or 2; strips 1, 2 or 4; last: strips or half of them, which all kernels can do,
- * some without a gain; sm_90a. NULL: none. */
+/* token_tiles 1 or 2; strips 1, 2 or 4; last: strips, or 1 of 2; sm_90a. */
 const void *qt_mix24_skinny_instance(int token_tiles, int strips, int last);
 
 /* False: not for this device or so many tokens. */

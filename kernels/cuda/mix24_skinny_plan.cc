@@ -50,10 +50,16 @@ static struct workspace workspace_for(const struct qt_matmul_plan *p,
     return at;
 }
 
+/* As many strips as the last warp has, of what there are kernels for. */
+static int last_of(const struct qt_matmul_config *c)
+{
+    return c->strips == 2 ? qt_skinny_last(c) : c->strips;
+}
+
 /* Warps that add up outliers. */
 static int outlier_warps(const struct qt_matmul_config *c)
 {
-    const int most = qt_mix24_skinny_warps(c->token_tiles, c->strips, qt_skinny_last(c));
+    const int most = qt_mix24_skinny_warps(c->token_tiles, c->strips, last_of(c));
     const int left = most - c->warps - QT_RING_COPIERS / 32;
     return left < QT_MIX24_OUTLIER_WARPS ? left : QT_MIX24_OUTLIER_WARPS;
 }
@@ -102,7 +108,7 @@ int qt_mix24_skinny_check(struct qt_matmul_plan *p, const struct qt_matmul_weigh
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "parts must be 1");
     if (outlier_warps(c) < QT_MIX24_OUTLIER_LEAST)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%d warps leave none for outliers", c->warps);
-    p->kernel = qt_mix24_skinny_instance(c->token_tiles, c->strips, qt_skinny_last(c));
+    p->kernel = qt_mix24_skinny_instance(c->token_tiles, c->strips, last_of(c));
     const struct qt_matmul_plan first = chunk_of(p, 0);
     p->workspace_bytes = workspace_for(&first, w).bytes;
     const struct qt_skinny_room room = room_for(&a, w, c, first.m);
