@@ -107,7 +107,7 @@ int qt_mix24_skinny_check(struct qt_matmul_plan *p, const struct qt_matmul_weigh
     if (c->parts != 1)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "parts must be 1");
     if (outlier_warps(c) < QT_MIX24_OUTLIER_LEAST)
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%d warps leave none for outliers", c->warps);
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%d warps leave too few for outliers", c->warps);
     p->kernel = qt_mix24_skinny_instance(c->token_tiles, c->strips, last_of(c));
     const struct qt_matmul_plan first = chunk_of(p, 0);
     p->workspace_bytes = workspace_for(&first, w).bytes;
