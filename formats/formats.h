@@ -154,7 +154,7 @@ enum { QT_MAX_SECTIONS = 16, QT_FORMAT_VERSION = 1 };
 struct qt_entry {
     const char *name;   /* of the tensor it replaces */
     const char *spec;   /* canonical scheme text, e.g. "nf4:g=128,method=search" */
-    const char *layout; /* layout id, e.g. "frag16x64/pair" */
+    const char *layout; /* layout id, e.g. "frag16x64/nibble" */
     size_t n, k;        /* logical shape [n][k] */
     int scale_exp2;     /* stored scales are to be multiplied by 2^scale_exp2 */
     size_t nsections;

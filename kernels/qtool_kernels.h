@@ -57,7 +57,7 @@ struct qt_matmul_mix24 {
 
 /*
  * W[n][k] in the fragment layout. LUT codes and FPX codes of up to 4 bits are in the order
- * "frag16x64/pair", INT codes of 4 bits and FPX codes of 5 to 7 in "frag16x64/half", codes of 8
+ * "frag16x64/nibble", INT codes of 4 bits and FPX codes of 5 to 7 in "frag16x64/half", codes of 8
  * bits in "frag16x64/whole".
  */
 struct qt_matmul_weight {

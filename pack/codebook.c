@@ -24,7 +24,7 @@ void qt_codebook_set_table(struct qt_codebook *cb, const float *table)
 /* ---- sections ------------------------------------------------------------------------------- */
 
 static const char *const layouts[] = {
-    [QT_FRAG_PAIR] = "frag16x64/pair",
+    [QT_FRAG_NIBBLE] = "frag16x64/nibble",
     [QT_FRAG_HALF] = "frag16x64/half",
     [QT_FRAG_WHOLE] = "frag16x64/whole",
     [QT_FRAG_BYTE] = "frag16x64/byte",

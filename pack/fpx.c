@@ -42,7 +42,7 @@ static unsigned spec_bits(const struct qt_spec *spec)
 
 static enum qt_frag_order order_of(unsigned bits)
 {
-    return bits <= 4 ? QT_FRAG_PAIR : bits < 8 ? QT_FRAG_HALF : QT_FRAG_WHOLE;
+    return bits <= 4 ? QT_FRAG_NIBBLE : bits < 8 ? QT_FRAG_HALF : QT_FRAG_WHOLE;
 }
 
 static int check_spec(const struct qt_spec *spec, struct qt_err *err)

@@ -123,12 +123,12 @@ static void unpack_byte(uint8_t *code, const uint32_t *words, size_t stride, uns
 
 #define BY_LAYOUT(fn, ...)                                                                         \
     do {                                                                                           \
-        if (order == QT_FRAG_PAIR && p == 4)                                                       \
-            fn(__VA_ARGS__, QT_FRAG_PAIR, 4);                                                      \
-        else if (order == QT_FRAG_PAIR && p == 2)                                                  \
-            fn(__VA_ARGS__, QT_FRAG_PAIR, 2);                                                      \
-        else if (order == QT_FRAG_PAIR)                                                            \
-            fn(__VA_ARGS__, QT_FRAG_PAIR, 1);                                                      \
+        if (order == QT_FRAG_NIBBLE && p == 4)                                                     \
+            fn(__VA_ARGS__, QT_FRAG_NIBBLE, 4);                                                    \
+        else if (order == QT_FRAG_NIBBLE && p == 2)                                                \
+            fn(__VA_ARGS__, QT_FRAG_NIBBLE, 2);                                                    \
+        else if (order == QT_FRAG_NIBBLE)                                                          \
+            fn(__VA_ARGS__, QT_FRAG_NIBBLE, 1);                                                    \
         else if (p == 4)                                                                           \
             fn(__VA_ARGS__, QT_FRAG_HALF, 4);                                                      \
         else if (p == 2)                                                                           \

@@ -16,7 +16,7 @@ void qt_frag_pack(uint32_t *words, const uint8_t *code, size_t stride, enum qt_f
 void qt_frag_unpack(uint8_t *code, const uint32_t *words, size_t stride, enum qt_frag_order order,
                     unsigned p, unsigned shift);
 
-/* The same, written bit by bit from qt_frag_bit: the reference for tests. QT_FRAG_PAIR and
+/* The same, written bit by bit from qt_frag_bit: the reference for tests. QT_FRAG_NIBBLE and
  * QT_FRAG_HALF. */
 void qt_frag_pack_reference(uint32_t *words, const uint8_t *code, size_t stride,
                             enum qt_frag_order order, unsigned p, unsigned shift);

@@ -26,13 +26,13 @@
  *
  * Inside a lane's p words the order serves dequantization; there are three.
  *
- * QT_FRAG_PAIR: byte i of a word belongs to register i; the two codes of a register are adjacent
- * (h = 0 lower), so that one field of 2p bits indexes a table of pairs. Steps fill a byte from
- * below:
+ * QT_FRAG_NIBBLE: byte i of a word belongs to register i, nibble h of it to its value h. So a byte
+ * indexes a table of pairs, and nibbles of up to three bits are what PRMT selects bytes by. Steps
+ * fill a nibble from below:
  *
- *   p = 4  word s          byte i = [ h1 | h0 ]
- *   p = 2  word s / 2      byte i = [ step 2w+1: h1 h0 | step 2w: h1 h0 ]
- *   p = 1  word 0          byte i = [ step 3: h1 h0 | 2: h1 h0 | 1: h1 h0 | 0: h1 h0 ]
+ *   p = 4  word s          nibble = [ s ]
+ *   p = 2  word s / 2      nibble = [ step 2w+1 | step 2w ]
+ *   p = 1  word 0          nibble = [ step 3 | 2 | 1 | 0 ]
  *
  * QT_FRAG_HALF: half-word h of a word holds the codes of value h, in slots of p bits from below,
  * slot number 4 s + i counted through the words; a shift and a mask align one register's two values
@@ -71,7 +71,7 @@ enum {
 };
 
 /* QT_FRAG_BYTE is drawn in layout_frag8.h. */
-enum qt_frag_order { QT_FRAG_PAIR, QT_FRAG_HALF, QT_FRAG_WHOLE, QT_FRAG_BYTE };
+enum qt_frag_order { QT_FRAG_NIBBLE, QT_FRAG_HALF, QT_FRAG_WHOLE, QT_FRAG_BYTE };
 
 QT_LAYOUT unsigned qt_frag_row(unsigned lane, unsigned i)
 {
@@ -84,12 +84,12 @@ QT_LAYOUT unsigned qt_frag_col(unsigned lane, unsigned s, unsigned i, unsigned h
 }
 
 /* Position of bit `bit` of the code (s, i, h) in the lane's p words: 32 * word + bit in the word.
- * Of QT_FRAG_PAIR and QT_FRAG_HALF. */
+ * Of QT_FRAG_NIBBLE and QT_FRAG_HALF. */
 QT_LAYOUT unsigned qt_frag_bit(enum qt_frag_order order, unsigned p, unsigned s, unsigned i,
                                unsigned h, unsigned bit)
 {
-    if (order == QT_FRAG_PAIR)
-        return 32 * (2 * p * s / 8) + 8 * i + 2 * p * s % 8 + p * h + bit;
+    if (order == QT_FRAG_NIBBLE)
+        return 32 * (p * s / 4) + 8 * i + 4 * h + p * s % 4 + bit;
     unsigned slot = 4 * s + i, per_word = 16 / p, word = slot / per_word, j = slot % per_word;
     if (p == 2)
         return 32 * word + ((16 * h + 2 * j + 1 + 25 * bit) & 31); /* 25 = -7 mod 32 */

@@ -90,7 +90,7 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
     *out = (struct qt_codebook){
         .bits = bits,
         .group = (size_t)qt_spec_value(&p->spec, "g"),
-        .order = QT_FRAG_PAIR,
+        .order = QT_FRAG_NIBBLE,
         .search = qt_spec_method(&p->spec) != QT_METHOD_RTN,
     };
     for (int i = 0; i < 1 << bits; i++)
@@ -250,7 +250,7 @@ static int describe(struct qt_packed *p, struct qt_err *err)
     const struct qt_codebook cb = {
         .bits = (unsigned)qt_spec_value(&p->spec, "bits"),
         .group = (size_t)qt_spec_value(&p->spec, "g"),
-        .order = QT_FRAG_PAIR,
+        .order = QT_FRAG_NIBBLE,
     };
     int rc = qt_codebook_describe(p, &cb, err);
     if (rc < 0)

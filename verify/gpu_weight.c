@@ -6,8 +6,8 @@
 #include <string.h>
 
 static const struct qt_gpu_kernel kernels[] = {
-    {.scheme = "lut", .layout = "frag16x64/pair", .kind = QT_MATMUL_LUT},
-    {.scheme = "fpx", .layout = "frag16x64/pair", .kind = QT_MATMUL_FPX},
+    {.scheme = "lut", .layout = "frag16x64/nibble", .kind = QT_MATMUL_LUT},
+    {.scheme = "fpx", .layout = "frag16x64/nibble", .kind = QT_MATMUL_FPX},
     {.scheme = "fpx", .layout = "frag16x64/half", .kind = QT_MATMUL_FPX},
     {.scheme = "fpx", .layout = "frag16x64/whole", .kind = QT_MATMUL_FPX},
     {.scheme = "int", .layout = "frag16x64/half", .kind = QT_MATMUL_INT},

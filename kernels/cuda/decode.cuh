@@ -3,10 +3,13 @@
  * in pack/layout_frag.h; here is what each format does with the words of a lane.
  *
  *     WIDTH0..2     bits of its planes, 0 where there is none
- *     TABLE_BYTES   of shared memory for its look-up table, 0 if none
+ *     LUT           codes are looked up, not computed:
+ *     VALUES        in registers of the lane
+ *     TABLE_BYTES   in a table in shared memory, of so many bytes; 0: there is none
+ *     LINE_BYTES    of an entry for all lanes
+ *     LANE_BYTES    of it, that a lane reads
+ *     code          of a nibble
  *     GROUPED       a scale per group; else per row
- *     fill_table    by the first `threads` threads, before a barrier; each lane brings
- *                   qt_lane_value
  *     load          the words of one 16 x 64 block from global memory: src[i] is the lane's part of
  *                   plane i
  *     ZEROS         bytes of the zero points of 16 rows and a group; 0: it has none
@@ -48,13 +51,17 @@ static __device__ __forceinline__ uint32_t qt_lane_zeros(const qt_decode_args &d
     return d.zeros ? ((const uint16_t *)group)[g] : 0x8080u;
 }
 
+/* What a lane has besides its words. */
+struct qt_lane {
+    uint32_t bytes;           /* where in a line of the table its copy is */
+    uint32_t low[2], high[2]; /* halves of the values of up to eight nibbles, a byte each */
+};
+
 /* What formats without a table or without zero points have of these. */
 struct qt_decode_plain {
-    enum { TABLE_BYTES = 0, ZEROS = 0, ROUND_EXP2 = 0, RARE = 0 };
+    enum { LUT = 0, VALUES = 0, TABLE_BYTES = 0, LANE_BYTES = 4, LINE_BYTES = 0 };
+    enum { ZEROS = 0, ROUND_EXP2 = 0, RARE = 0 };
 
-    static __device__ void fill_table(const struct qt_decode_args *, __half, int)
-    {
-    }
     __device__ __forceinline__ void set_zeros(uint32_t)
     {
     }
@@ -71,9 +78,12 @@ static __device__ inline __half qt_minifloat_half(unsigned code, unsigned bits, 
     return __float2half(code & 1 ? -v : v);
 }
 
-/* The value of code `lane`, of those with up to 4 bits: from the table section, or a minifloat. */
+/* The value of code `lane`, if codes are looked up: from the table section, or a minifloat. */
+template <class Format>
 static __device__ __forceinline__ __half qt_lane_value(const struct qt_decode_args *d)
 {
+    if (!Format::LUT)
+        return __half();
     unsigned code = threadIdx.x % 32 & ((1u << d->bits) - 1);
     return d->table ? d->table[code] : qt_minifloat_half(code, d->bits, d->exp_bits);
 }
@@ -81,97 +91,52 @@ static __device__ __forceinline__ __half qt_lane_value(const struct qt_decode_ar
 /* The table is at the start of dynamic shared memory: loads then need no base register. */
 extern __shared__ __align__(1024) unsigned char qt_smem[];
 
-/* ---- tables of pairs ---------------------------------------------------------------------------
+/* ---- values in registers -----------------------------------------------------------------------
  *
- * Two neighbouring codes index a table of FP16x2 of which every lane has its own copy: entry e is
- * the 128-byte line e, lane l reads word l of a line, so that no look-up conflicts with another.
- * The address of byte field i of a word is one shift and one (x & mask) | lane.
+ * The values of up to eight codes are four registers of bytes, and a nibble is what PRMT selects a
+ * byte by: four of it make two operand registers. So nothing is looked up in shared memory, for
+ * more instructions.
  */
-static __device__ __forceinline__ uint32_t pair_look_up(uint32_t entry_at_bit_7, uint32_t mask,
-                                                        uint32_t lane_bytes)
+template <class Format>
+static __device__ __forceinline__ void value_start(qt_lane *lane, __half value)
 {
-    return *(const uint32_t *)(qt_smem + ((entry_at_bit_7 & mask) | lane_bytes));
-}
-
-/* The four byte fields of a word, low bits first, `mask` selecting the field at bit 7. */
-static __device__ __forceinline__ void pair_fragment(uint32_t a[4], uint32_t w, uint32_t mask,
-                                                     uint32_t lane_bytes)
-{
-    a[0] = pair_look_up(w << 7, mask, lane_bytes);
-    a[1] = pair_look_up(w >> 1, mask, lane_bytes);
-    a[2] = pair_look_up(w >> 9, mask, lane_bytes);
-    a[3] = pair_look_up(w >> 17, mask, lane_bytes);
-}
-
-/* Fills the table from the values of all codes, lane l holding that of code l; Format::code maps
- * (entry, h) to a code. Two threads an entry, 16 copies each in wide stores, rotated against bank
- * conflicts. */
-template <class Format> static __device__ __forceinline__ void pair_fill(__half value, int threads)
-{
-    uint32_t *table = (uint32_t *)qt_smem;
-    for (int i = (int)threadIdx.x; i < 2 * Format::TABLE_BYTES / Format::LINE_BYTES; i += threads) {
-        unsigned entry = (unsigned)i / 2;
-        __half2 v = __halves2half2(__shfl_sync(~0u, value, Format::code(entry, 0)),
-                                   __shfl_sync(~0u, value, Format::code(entry, 1)));
-        uint32_t u = *(uint32_t *)&v;
-        uint4 *dst = (uint4 *)(table + entry * (Format::LINE_BYTES / 4) + (i & 1) * 16);
+    const int codes = 1 << (Format::WIDTH0 + Format::WIDTH1);
+    lane->low[0] = lane->low[1] = lane->high[0] = lane->high[1] = 0;
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            dst[(j + i / 2) & 3] = make_uint4(u, u, u, u);
+    for (int nibble = 0; nibble < codes; nibble++) {
+        const uint32_t v = __half_as_ushort(__shfl_sync(~0u, value, Format::code(nibble)));
+        lane->low[nibble / 4] |= (v & 255) << nibble % 4 * 8;
+        lane->high[nibble / 4] |= (v >> 8) << nibble % 4 * 8;
     }
+    if (codes == 4) /* not two registers more */
+        lane->low[1] = lane->low[0], lane->high[1] = lane->high[0];
 }
 
-/* 4 bits: a byte is an entry [h1 | h0]. */
-struct qt_decode_pair4 : qt_decode_plain {
-    enum {
-        WIDTH0 = 4,
-        WIDTH1 = 0,
-        WIDTH2 = 0,
-        TABLE_BYTES = 256 * 128,
-        LINE_BYTES = 128,
-        GROUPED = 1
-    };
-    uint32_t w[4];
+/* The two registers of which the nibbles are the low ones. */
+static __device__ __forceinline__ void value_pair(uint32_t a[2], uint32_t nibbles,
+                                                  const qt_lane &lane)
+{
+    const uint32_t low = ptx_permute(lane.low[0], lane.low[1], nibbles);
+    const uint32_t high = ptx_permute(lane.high[0], lane.high[1], nibbles);
+    a[0] = ptx_permute(low, high, 0x5140);
+    a[1] = ptx_permute(low, high, 0x7362);
+}
 
-    static __device__ unsigned code(unsigned entry, int h)
-    {
-        return entry >> 4 * h & 15;
-    }
-    static __device__ void fill_table(const struct qt_decode_args *, __half value, int threads)
-    {
-        pair_fill<qt_decode_pair4>(value, threads);
-    }
-    __device__ __forceinline__ void load(const unsigned char *const src[3],
-                                         const struct qt_decode_args &)
-    {
-        *(uint4 *)w = *(const uint4 *)src[0];
-    }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
-    {
-        pair_fragment(a, w[s], 0x7f80, lane_bytes);
-    }
-};
+static __device__ __forceinline__ void value_fragment(uint32_t a[4], uint32_t nibbles,
+                                                      const qt_lane &lane)
+{
+    value_pair(a, nibbles, lane);
+    value_pair(a + 2, nibbles >> 16, lane);
+}
 
-/* 3 bits = 2 + 1: entry [h1 h0 of the 1-bit plane | h1 h0 of the 2-bit plane], six bits; the four
- * entries of a step are first put together in the four bytes of one word. */
-struct qt_decode_pair3 : qt_decode_plain {
-    enum {
-        WIDTH0 = 2,
-        WIDTH1 = 1,
-        WIDTH2 = 0,
-        GROUPED = 1,
-        LINE_BYTES = 128,
-        TABLE_BYTES = 64 * 128
-    };
+/* 3 bits = 2 + 1. */
+struct qt_decode_value3 : qt_decode_plain {
+    enum { WIDTH0 = 2, WIDTH1 = 1, WIDTH2 = 0, LUT = 1, VALUES = 1, GROUPED = 1 };
     uint32_t w2[2], w1;
 
-    static __device__ unsigned code(unsigned entry, int h)
+    static __device__ unsigned code(unsigned nibble)
     {
-        return (entry >> 2 * h & 3) << 1 | (entry >> (4 + h) & 1);
-    }
-    static __device__ void fill_table(const struct qt_decode_args *, __half value, int threads)
-    {
-        pair_fill<qt_decode_pair3>(value, threads);
+        return (nibble & 3) << 1 | (nibble >> 2 & 1);
     }
     __device__ __forceinline__ void load(const unsigned char *const src[3],
                                          const struct qt_decode_args &)
@@ -179,108 +144,255 @@ struct qt_decode_pair3 : qt_decode_plain {
         *(uint2 *)w2 = *(const uint2 *)src[0];
         w1 = *(const uint32_t *)src[1];
     }
-    /* Of step s, in the low six bits of each byte. */
+    /* Of step s, nibbles: [anything | of the 1-bit plane | of the 2-bit plane]. */
     __device__ __forceinline__ uint32_t entries(int s) const
     {
-        uint32_t two = w2[s / 2] >> 4 * (s & 1);
-        uint32_t one = s < 2 ? w1 << (4 - 2 * s) : w1 >> (2 * s - 4);
-        return (two & 0x0f0f0f0f) | (one & ~0x0f0f0f0fu);
+        uint32_t two = w2[s / 2] >> 2 * (s & 1);
+        uint32_t one = s < 2 ? w1 << (2 - s) : w1 >> (s - 2);
+        return (two & 0x33333333) | (one & ~0x33333333u);
     }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
+    __device__ __forceinline__ uint32_t nibbles(int s) const
     {
-        pair_fragment(a, entries(s), 0x1f80, lane_bytes);
+        return entries(s) & 0x77777777;
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
+    {
+        value_fragment(a, nibbles(s), lane);
     }
 };
 
-/* 2 bits: entry [h1 h0], four bits. */
-struct qt_decode_pair2 : qt_decode_plain {
-    enum {
-        WIDTH0 = 2,
-        WIDTH1 = 0,
-        WIDTH2 = 0,
-        GROUPED = 1,
-        LINE_BYTES = 128,
-        TABLE_BYTES = 16 * 128
-    };
+/* 2 bits. */
+struct qt_decode_value2 : qt_decode_plain {
+    enum { WIDTH0 = 2, WIDTH1 = 0, WIDTH2 = 0, LUT = 1, VALUES = 1, GROUPED = 1 };
     uint32_t w2[2];
 
-    static __device__ unsigned code(unsigned entry, int h)
+    static __device__ unsigned code(unsigned nibble)
     {
-        return entry >> 2 * h & 3;
-    }
-    static __device__ void fill_table(const struct qt_decode_args *, __half value, int threads)
-    {
-        pair_fill<qt_decode_pair2>(value, threads);
+        return nibble & 3;
     }
     __device__ __forceinline__ void load(const unsigned char *const src[3],
                                          const struct qt_decode_args &)
     {
         *(uint2 *)w2 = *(const uint2 *)src[0];
     }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
+    /* Of step s, nibbles of which the upper half is anything. */
+    __device__ __forceinline__ uint32_t entries(int s) const
     {
-        uint32_t w = w2[s / 2];
-        if (s & 1) /* the odd step's nibbles: all shifts four further */
-            a[0] = pair_look_up(w << 3, 0x780, lane_bytes),
-            a[1] = pair_look_up(w >> 5, 0x780, lane_bytes),
-            a[2] = pair_look_up(w >> 13, 0x780, lane_bytes),
-            a[3] = pair_look_up(w >> 21, 0x780, lane_bytes);
-        else
-            pair_fragment(a, w, 0x780, lane_bytes);
+        return w2[s / 2] >> 2 * (s & 1);
+    }
+    __device__ __forceinline__ uint32_t nibbles(int s) const
+    {
+        return entries(s) & 0x33333333;
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
+    {
+        value_fragment(a, nibbles(s), lane);
+    }
+};
+
+/* ---- tables of pairs ---------------------------------------------------------------------------
+ *
+ * The codes of a register are the nibbles of a byte, which indexes a table of FP16x2 of which every
+ * lane has its own copy: entry e is line e, of 128 bytes or 256, lane l reads word l of a line, so
+ * that no look-up conflicts with another.
+ */
+
+/* Two threads an entry, 16 copies each in wide stores, rotated against bank conflicts. */
+template <class Format> static __device__ __forceinline__ void pair_fill(__half value, int threads)
+{
+    for (int i = (int)threadIdx.x; i < 2 * Format::TABLE_BYTES / Format::LINE_BYTES; i += threads) {
+        unsigned entry = (unsigned)i / 2;
+        __half2 v = __halves2half2(__shfl_sync(~0u, value, Format::code(entry & 15)),
+                                   __shfl_sync(~0u, value, Format::code(entry >> 4)));
+        uint32_t u = *(uint32_t *)&v;
+        uint4 *dst = (uint4 *)(qt_smem + entry * Format::LINE_BYTES + (i & 1) * 64);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            dst[(j + i / 2) & 3] = make_uint4(u, u, u, u);
+    }
+}
+
+/* The address of a byte of a word, of which `mask` has what is wanted, is one shift and one (x &
+ * mask) | lane. */
+static __device__ __forceinline__ uint32_t pair_look_up(uint32_t entry_at_bit_7, uint32_t mask,
+                                                        const qt_lane &lane)
+{
+    return *(const uint32_t *)(qt_smem + ((entry_at_bit_7 & mask << 7) | lane.bytes));
+}
+
+static __device__ __forceinline__ void pair_fragment(uint32_t a[4], uint32_t entries, uint32_t mask,
+                                                     const qt_lane &lane)
+{
+    a[0] = pair_look_up(entries << 7, mask, lane);
+    a[1] = pair_look_up(entries >> 1, mask, lane);
+    a[2] = pair_look_up(entries >> 9, mask, lane);
+    a[3] = pair_look_up(entries >> 17, mask, lane);
+}
+
+/* 4 bits. */
+struct qt_decode_pair4 : qt_decode_plain {
+    enum {
+        WIDTH0 = 4,
+        WIDTH1 = 0,
+        WIDTH2 = 0,
+        LUT = 1,
+        LINE_BYTES = 128,
+        TABLE_BYTES = 256 * LINE_BYTES,
+        GROUPED = 1
+    };
+    uint32_t w[4];
+
+    static __device__ unsigned code(unsigned nibble)
+    {
+        return nibble;
+    }
+    __device__ __forceinline__ void load(const unsigned char *const src[3],
+                                         const struct qt_decode_args &)
+    {
+        *(uint4 *)w = *(const uint4 *)src[0];
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
+    {
+        pair_fragment(a, w[s], 0xff, lane);
+    }
+};
+
+struct qt_decode_pair3 : qt_decode_value3 {
+    enum { VALUES = 0, LINE_BYTES = 128, TABLE_BYTES = 128 * LINE_BYTES };
+
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
+    {
+        pair_fragment(a, entries(s), 0x77, lane);
+    }
+};
+
+struct qt_decode_pair2 : qt_decode_value2 {
+    enum { VALUES = 0, LINE_BYTES = 128, TABLE_BYTES = 64 * LINE_BYTES };
+
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
+    {
+        pair_fragment(a, entries(s), 0x33, lane);
     }
 };
 
 /* ---- wide tables -------------------------------------------------------------------------------
  *
- * The same with lines 256 bytes apart, for devices with that much shared memory: a byte that is an
- * entry, over the lane's, is then the address, which takes one permutation of bytes.
+ * Tables of pairs with lines of 256 bytes, for devices with that much shared memory: a byte that is
+ * an entry, over the lane's, is then the address, which takes one permutation of bytes.
  */
+static __device__ __forceinline__ const unsigned char *wide_entry(uint32_t entries, int i,
+                                                                  const qt_lane &lane)
+{
+    return qt_smem + __byte_perm(entries, lane.bytes, 0x5504 | i << 4); /* 0, 0, entry i, lane's */
+}
+
 static __device__ __forceinline__ void wide_fragment(uint32_t a[4], uint32_t entries,
-                                                     uint32_t lane_bytes)
+                                                     const qt_lane &lane)
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++) /* bytes 0, 0, entry i, lane_bytes */
-        a[i] = *(const uint32_t *)(qt_smem + __byte_perm(entries, lane_bytes, 0x5504 | i << 4));
+    for (int i = 0; i < 4; i++)
+        a[i] = *(const uint32_t *)wide_entry(entries, i, lane);
 }
 
 struct qt_decode_wide4 : qt_decode_pair4 {
-    enum { TABLE_BYTES = 256 * 256, LINE_BYTES = 256 };
+    enum { VALUES = 0, LINE_BYTES = 256, TABLE_BYTES = 256 * LINE_BYTES };
 
-    static __device__ void fill_table(const struct qt_decode_args *, __half value, int threads)
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
     {
-        pair_fill<qt_decode_wide4>(value, threads);
-    }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
-    {
-        wide_fragment(a, w[s], lane_bytes);
+        wide_fragment(a, w[s], lane);
     }
 };
 
-struct qt_decode_wide3 : qt_decode_pair3 {
-    enum { TABLE_BYTES = 64 * 256, LINE_BYTES = 256 };
+struct qt_decode_wide3 : qt_decode_value3 {
+    enum { VALUES = 0, LINE_BYTES = 256, TABLE_BYTES = 128 * LINE_BYTES };
 
-    static __device__ void fill_table(const struct qt_decode_args *, __half value, int threads)
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
     {
-        pair_fill<qt_decode_wide3>(value, threads);
-    }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
-    {
-        wide_fragment(a, entries(s) & 0x3f3f3f3f, lane_bytes);
+        wide_fragment(a, nibbles(s), lane);
     }
 };
 
-struct qt_decode_wide2 : qt_decode_pair2 {
-    enum { TABLE_BYTES = 16 * 256, LINE_BYTES = 256 };
+struct qt_decode_wide2 : qt_decode_value2 {
+    enum { VALUES = 0, LINE_BYTES = 256, TABLE_BYTES = 64 * LINE_BYTES };
 
-    static __device__ void fill_table(const struct qt_decode_args *, __half value, int threads)
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
     {
-        pair_fill<qt_decode_wide2>(value, threads);
-    }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t lane_bytes) const
-    {
-        wide_fragment(a, w2[s / 2] >> 4 * (s & 1) & 0x0f0f0f0f, lane_bytes);
+        wide_fragment(a, nibbles(s), lane);
     }
 };
+
+/* ---- half of each ------------------------------------------------------------------------------
+ *
+ * For tile kernels, where look-ups wait for shared memory, which is busy with X too, and
+ * permutations for the unit of integers: half of the steps so, half that way.
+ */
+struct qt_decode_mixed3 : qt_decode_wide3 {
+    enum { VALUES = 1 };
+
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
+    {
+        if (s & 1)
+            value_fragment(a, nibbles(s), lane);
+        else
+            wide_fragment(a, nibbles(s), lane);
+    }
+};
+
+/* Four threads an entry: two codes of step 0 and two of step 1 as FP16x4. */
+template <class Format>
+static __device__ __forceinline__ void quad_fill(const qt_lane &lane, int threads)
+{
+    for (int i = (int)threadIdx.x; i < 4 * Format::TABLE_BYTES / Format::LINE_BYTES; i += threads) {
+        const uint32_t entry = (uint32_t)i / 4;
+        uint32_t v[4]; /* of step 0 in v[0], of step 1 in v[2] */
+        value_fragment(v, (entry & 0x33) | (entry & 0xcc) << 14, lane);
+        uint4 *dst = (uint4 *)(qt_smem + entry * Format::LINE_BYTES + i % 4 * 64);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            dst[(j + i / 2) & 3] = make_uint4(v[0], v[2], v[0], v[2]);
+    }
+}
+
+/* A byte is two codes of step 0 and two of step 1, and indexes a table of FP16x4: lane l reads
+ * eight bytes of a line. */
+struct qt_decode_mixed2 : qt_decode_value2 {
+    enum { LANE_BYTES = 8, LINE_BYTES = 256, TABLE_BYTES = 256 * LINE_BYTES };
+    uint32_t step1[4];
+
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane)
+    {
+        if (s >= 2)
+            value_fragment(a, nibbles(s), lane);
+#pragma unroll
+        for (int i = 0; i < 4 && s < 2; i++) {
+            if (s == 0) {
+                const uint2 v = *(const uint2 *)wide_entry(w2[0], i, lane);
+                a[i] = v.x;
+                step1[i] = v.y;
+            } else {
+                a[i] = step1[i];
+            }
+        }
+    }
+};
+
+/* ---- what a lane has ---------------------------------------------------------------------------
+ */
+
+/* Each lane brings qt_lane_value. The first `threads` threads of the block fill the table, before a
+ * barrier. */
+template <class Format>
+static __device__ __forceinline__ qt_lane qt_lane_start(__half value, int threads)
+{
+    qt_lane lane = {threadIdx.x % 32 * Format::LANE_BYTES, {}, {}};
+    if constexpr (Format::VALUES)
+        value_start<Format>(&lane, value);
+    if constexpr (Format::TABLE_BYTES > 0 && Format::LANE_BYTES == 4)
+        pair_fill<Format>(value, threads);
+    if constexpr (Format::TABLE_BYTES > 0 && Format::LANE_BYTES == 8)
+        quad_fill<Format>(lane, threads);
+    return lane;
+}
 
 /* ---- integers ----------------------------------------------------------------------------------
  *
@@ -308,7 +420,7 @@ struct qt_decode_int4 : qt_decode_plain {
                          : ptx_fma_half2(v & 0x000f000f, 0x78007800, offset[0]); /* 2^15 */
         }
     }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &) const
     {
         const uint32_t offset[2] = {0xa400a400, 0xa400a400}; /* -8 * 2^-9 */
         fragment_of(a, s, offset);
@@ -326,7 +438,7 @@ struct qt_decode_int4_zero : qt_decode_int4 {
         offset[0] = ptx_fma_half2((zeros & 15) * 0x00010001, minus, none);
         offset[1] = ptx_fma_half2((zeros >> 4) * 0x00010001, minus, none);
     }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &) const
     {
         fragment_of(a, s, offset);
     }
@@ -356,7 +468,7 @@ struct qt_decode_int8 : qt_decode_bytes {
         offset[0] = 0xe400e400 + (zeros & 255) * 0x00010001;
         offset[1] = 0xe400e400 + (zeros >> 8) * 0x00010001;
     }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &) const
     {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -411,7 +523,7 @@ template <int E> struct qt_decode_fp5 : qt_decode_field<E> {
         w1 = *(const uint32_t *)src[1];
         e = E ? E : (int)d.exp_bits;
     }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &) const
     {
         const uint32_t magnitude = 0x000f000fu << (6 + e);
 #pragma unroll
@@ -449,7 +561,7 @@ template <int E> struct qt_decode_fp6 : qt_decode_field<E> {
         out[0] = E != 2 ? v : (v & 0x00ff00ff) | (moved & 0xff00ff00);
         out[1] = E != 2 ? v : (v & 0xff00ff00) | (moved & 0x00ff00ff);
     }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &) const
     {
         const uint32_t high = 0x000f000fu << (6 + e), low = 0x00010001u << (5 + e);
         const uint32_t sign = 0x80008000;
@@ -481,7 +593,7 @@ template <int E> struct qt_decode_fp7 : qt_decode_field<E> {
         w1 = *(const uint32_t *)src[2];
         e = E ? E : (int)d.exp_bits;
     }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &) const
     {
         const uint32_t high = 0x000f000fu << (6 + e), middle = 0x00030003u << (4 + e);
 #pragma unroll
@@ -505,7 +617,7 @@ template <int E> struct qt_decode_fp8 : qt_decode_bytes {
         qt_decode_bytes::load(src, d);
         e = E ? E : (int)d.exp_bits;
     }
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, uint32_t) const
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &) const
     {
         const uint32_t sign = 0x80008000, magnitude = 0x007f007fu << (3 + e);
 #pragma unroll

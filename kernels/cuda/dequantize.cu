@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     dequantize_block<Format> now, next;
     if (item < total)
         next.load(a, (int)(item / blocks), (int)(item % blocks));
-    Format::fill_table(&a.decode, qt_lane_value(&a.decode), (int)blockDim.x);
+    const qt_lane values = qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), (int)blockDim.x);
     __syncthreads();
     for (; item < total; item += step) {
         now = next;
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(WARPS * 32)
             uint32_t frag[4];
             const float2 scale = __half22float2(now.scale[s / 2]);
             now.words.set_zeros(now.zeros[s / 2]);
-            now.words.fragment(frag, s, (uint32_t)lane * 4);
+            now.words.fragment(frag, s, values);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int row = lane / 4 + 8 * (i % 2), col = 16 * s + 2 * (lane % 4) + 8 * (i / 2);
@@ -112,4 +112,14 @@ const void *qt_dequantize_instance(enum qt_format format)
 #define FIELDS(name, bits, exp_bits, Format) KERNEL(Format)
     static const void *const kernels[] = {QT_GROUP_FORMATS(KERNEL) QT_FIELD_FORMATS(FIELDS)};
     return kernels[format];
+#undef FIELDS
+#undef KERNEL
+}
+
+int qt_table_bytes(enum qt_format format)
+{
+#define BYTES(Format) Format::TABLE_BYTES,
+    static const int bytes[] = {QT_GROUP_FORMATS(BYTES)};
+    return format <= QT_FORMAT_LAST_GROUPED ? bytes[format] : 0;
+#undef BYTES
 }

@@ -18,9 +18,9 @@
 
 /* How codes are decoded. */
 enum qt_format {
-    QT_FORMAT_PAIR2, /* tables of pairs: lut, and minifloats of up to 4 bits */
-    QT_FORMAT_PAIR3,
-    QT_FORMAT_PAIR4,
+    QT_FORMAT_LUT2, /* looked up: lut, and minifloats of up to 4 bits */
+    QT_FORMAT_LUT3,
+    QT_FORMAT_LUT4,
     QT_FORMAT_INT4,
     QT_FORMAT_INT4_ZERO, /* with zero points */
     QT_FORMAT_INT8,
@@ -30,19 +30,29 @@ enum qt_format {
 #undef QT_FORMAT_NAME
 };
 
-/* How decode.cuh decodes those with a scale per group, in that order: without and with room for
- * wide tables. */
+/* How decode.cuh decodes those with a scale per group, in that order: for mma.sync tiles and
+ * dequantizing; for stream, skinny and tile kernels. */
 #define QT_GROUP_FORMATS(X)                                                                        \
+    X(qt_decode_value2)                                                                            \
+    X(qt_decode_value3)                                                                            \
+    X(qt_decode_pair4)                                                                             \
+    QT_INT_FORMATS(X)
+#define QT_STREAM_GROUP_FORMATS(X)                                                                 \
     X(qt_decode_pair2)                                                                             \
     X(qt_decode_pair3)                                                                             \
     X(qt_decode_pair4)                                                                             \
-    X(qt_decode_int4)                                                                              \
-    X(qt_decode_int4_zero)                                                                         \
-    X(qt_decode_int8)
-#define QT_WIDE_GROUP_FORMATS(X)                                                                   \
+    QT_INT_FORMATS(X)
+#define QT_SKINNY_GROUP_FORMATS(X)                                                                 \
     X(qt_decode_wide2)                                                                             \
     X(qt_decode_wide3)                                                                             \
     X(qt_decode_wide4)                                                                             \
+    QT_INT_FORMATS(X)
+#define QT_TILE_GROUP_FORMATS(X)                                                                   \
+    X(qt_decode_mixed2)                                                                            \
+    X(qt_decode_mixed3)                                                                            \
+    X(qt_decode_wide4)                                                                             \
+    QT_INT_FORMATS(X)
+#define QT_INT_FORMATS(X)                                                                          \
     X(qt_decode_int4)                                                                              \
     X(qt_decode_int4_zero)                                                                         \
     X(qt_decode_int8)
@@ -57,6 +67,13 @@ const void *qt_tile_instance(enum qt_format format, int kind);
 const void *qt_dequantize_instance(enum qt_format format);
 /* For every architecture that there is code for. */
 const void *qt_prepare_instance(void);
+
+/* Bytes of look-up tables, which are at the start of shared memory: of mma.sync tile and
+ * dequantizing kernels, of the others. */
+int qt_table_bytes(enum qt_format format);
+int qt_stream_table_bytes(enum qt_format format, int token_tiles);
+int qt_skinny_table_bytes(enum qt_format format);
+int qt_tile_table_bytes(enum qt_format format);
 
 /* Parts of these, compiled apart: they take longest. */
 const void *qt_tile_group_instance(enum qt_format format, int kind);

@@ -26,7 +26,7 @@ static enum qt_format format_of(const struct qt_matmul_weight *w)
     if (w->kind == QT_MATMUL_INT)
         return w->bits == 8 ? QT_FORMAT_INT8 : w->zero ? QT_FORMAT_INT4_ZERO : QT_FORMAT_INT4;
     if (w->bits <= 4)
-        return (enum qt_format)(QT_FORMAT_PAIR2 + (int)w->bits - 2);
+        return (enum qt_format)(QT_FORMAT_LUT2 + (int)w->bits - 2);
 #define FIELDS(name, field_bits, field_exp_bits, decoder)                                          \
     if (w->bits == field_bits && (w->exp_bits == field_exp_bits || field_exp_bits == 0))           \
         return QT_FORMAT_##name;
@@ -76,7 +76,6 @@ static const char *weight_fault(const struct qt_matmul_weight *w)
 
 const char *qt_shape_of(struct qt_shape *s, const struct qt_matmul_weight *w)
 {
-    static const int table_bytes[] = {16 * 128, 64 * 128, 256 * 128};
     const char *fault = weight_fault(w);
     if (fault)
         return fault;
@@ -100,7 +99,6 @@ const char *qt_shape_of(struct qt_shape *s, const struct qt_matmul_weight *w)
     s->zero_bytes = has_zeros(w) ? 2 * (int)w->bits : 0;
     s->zero_boxes = s->zero_bytes == 0 || (s->pitch_groups * (size_t)s->zero_bytes % 16 == 0 &&
                                            (size_t)w->zero % 16 == 0);
-    s->table_bytes = s->format <= QT_FORMAT_PAIR4 ? (size_t)table_bytes[s->format] : 0;
     if (s->pitch_blocks < (size_t)s->blocks || s->pitch_groups < s->groups)
         return "pitch smaller than the matrix";
     if (s->pitch_blocks >= (1u << 31) / (size_t)s->strips ||
@@ -394,7 +392,8 @@ int qt_matmul_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_ma
     size_t grid = ceil_div((size_t)s.strips * (size_t)s.blocks, QT_DEQUANTIZE_WARPS);
     if (grid >> 30)
         return QT_MATMUL_UNSUPPORTED;
-    size_t smem = s.table_bytes + QT_DEQUANTIZE_WARPS * 16 * QT_DEQUANTIZE_LINE * 4;
+    size_t smem =
+        (size_t)qt_table_bytes(s.format) + QT_DEQUANTIZE_WARPS * 16 * QT_DEQUANTIZE_LINE * 4;
     void *args[] = {&a};
     cudaError_t e = cudaLaunchKernel(
         qt_dequantize_instance(s.format),

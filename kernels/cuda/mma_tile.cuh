@@ -196,14 +196,15 @@ template <int MT, int STRIPS> struct mma_tile_operands {
     uint32_t a[STRIPS][4], x[MT / 2][4];
 
     template <class Format>
-    __device__ __forceinline__ void load(const Format words[STRIPS], uint32_t x_at, int s)
+    __device__ __forceinline__ void load(const Format words[STRIPS], uint32_t x_at, int s,
+                                         const qt_lane &lane)
     {
 #pragma unroll
         for (int t = 0; t < MT / 2; t++)
             ptx_ldmatrix_x4(x[t], (x_at ^ s * 32) + t * 2048);
 #pragma unroll
         for (int u = 0; u < STRIPS; u++)
-            words[u].fragment(a[u], s, threadIdx.x % 32 * 4);
+            words[u].fragment(a[u], s, lane);
     }
     __device__ __forceinline__ void multiply(qt_sums<MT, STRIPS> *sums) const
     {
@@ -319,7 +320,7 @@ __global__ void __launch_bounds__(WN *WM * 32, MT == 4 ? 2 : 1)
             copier.copy(a, p, p.k0 + i, ring + i * a.stage_bytes);
         ptx_copy_commit();
     }
-    Format::fill_table(&a.decode, Format::GROUPED ? qt_lane_value(&a.decode) : __half(), THREADS);
+    const qt_lane lane = qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), THREADS);
     ptx_copy_wait<QT_MMA_TILE_STAGES - 1>();
     __syncthreads();
 
@@ -331,7 +332,7 @@ __global__ void __launch_bounds__(WN *WM * 32, MT == 4 ? 2 : 1)
     source from(a, now);
     from.load(words, a);
     from.set_zeros(words, a, 0);
-    operands[0].load(words, from.x, 0);
+    operands[0].load(words, from.x, 0, lane);
 #pragma unroll
     for (int u = 0; u < STRIPS; u++)
         unit[u] = Format::GROUPED
@@ -359,7 +360,7 @@ __global__ void __launch_bounds__(WN *WM * 32, MT == 4 ? 2 : 1)
             if (s == 1 && a.stage_groups == 2)
                 from.set_zeros(words, a, 1);
             if (s < 3 || block + 1 < p.k1)
-                operands[(s + 1) & 1].load(words, from.x, (s + 1) & 3);
+                operands[(s + 1) & 1].load(words, from.x, (s + 1) & 3, lane);
             if (Format::GROUPED && mma_tile_new_group(a, block, s))
 #pragma unroll
                 for (int u = 0; u < STRIPS; u++)

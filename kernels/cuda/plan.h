@@ -25,13 +25,11 @@ struct qt_shape {
     int strips, blocks; /* of the matrix */
     size_t groups;      /* scales of a row */
     size_t pitch_blocks, pitch_groups;
-    int group_shift;    /* log2(group); 30: one scale per row */
-    bool grouped;       /* the kernel applies scales to partial sums, not to results */
-    size_t table_bytes; /* of shared memory; skinny and tile kernels have wide ones, twice that:
-                         * decode.cuh */
-    int zero_bytes;     /* of the zero points of 16 rows and a group; 0: there is no such section */
-    bool zero_boxes;    /* the copy engine can copy them, if there are any: 16 bytes at multiples of
-                         * 16, two groups of 4 bits */
+    int group_shift; /* log2(group); 30: one scale per row */
+    bool grouped;    /* the kernel applies scales to partial sums, not to results */
+    int zero_bytes;  /* of the zero points of 16 rows and a group; 0: there is no such section */
+    bool zero_boxes; /* the copy engine can copy them, if there are any: 16 bytes at multiples of
+                      * 16, two groups of 4 bits */
 };
 
 static inline size_t ceil_div(size_t a, size_t b)

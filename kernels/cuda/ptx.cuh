@@ -29,6 +29,14 @@ PTX uint32_t ptx_fma_half2(uint32_t a, uint32_t b, uint32_t c)
     return d;
 }
 
+/* Bytes of b a, those that the four nibbles of the selector name, 0 to 7. */
+PTX uint32_t ptx_permute(uint32_t a, uint32_t b, uint32_t selector)
+{
+    uint32_t d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+    return d;
+}
+
 PTX uint32_t ptx_add_half2(uint32_t a, uint32_t b)
 {
     uint32_t d;

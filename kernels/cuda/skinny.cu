@@ -6,9 +6,17 @@ const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strip
 {
 #define GROUP(Format)                       qt_skinny_of<Format>,
 #define FIELD(name, bits, exp_bits, Format) GROUP(Format)
-    static const void *(*const of[])(int, int,
-                                     int) = {QT_WIDE_GROUP_FORMATS(GROUP) QT_FIELD_FORMATS(FIELD)};
+    static const void *(*const of[])(int, int, int) = {QT_SKINNY_GROUP_FORMATS(GROUP)
+                                                           QT_FIELD_FORMATS(FIELD)};
     return of[format](token_tiles, strips, last);
 #undef FIELD
 #undef GROUP
+}
+
+int qt_skinny_table_bytes(enum qt_format format)
+{
+#define BYTES(Format) Format::TABLE_BYTES,
+    static const int bytes[] = {QT_SKINNY_GROUP_FORMATS(BYTES)};
+    return format <= QT_FORMAT_LAST_GROUPED ? bytes[format] : 0;
+#undef BYTES
 }

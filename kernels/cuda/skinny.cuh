@@ -81,7 +81,7 @@ template <class Format, int STRIPS> struct skinny_places {
 template <class Format, int MT, int N, int STRIPS>
 static __device__ __forceinline__ void skinny_slot(qt_sums<MT, N> *total, const qt_skinny_args &a,
                                                    const skinny_places<Format, STRIPS> &from,
-                                                   int stage, int x_at, uint32_t lane_bytes)
+                                                   int stage, int x_at, const qt_lane &lane)
 {
     const unsigned char *base = qt_smem + stage;
     const unsigned char *scales[N];
@@ -100,17 +100,18 @@ static __device__ __forceinline__ void skinny_slot(qt_sums<MT, N> *total, const 
         [&](int u, int group) {
             return qt_lane_zeros<Format>(a.decode, base + from.zeros[u] + group * Format::ZEROS);
         },
-        a.slot_groups, true, lane_bytes);
+        a.slot_groups, true, lane);
 }
 
 /* For skinny_multiply_all. */
 template <class Format, int MT, int STRIPS> struct skinny_work {
     const qt_skinny_args &a;
     const skinny_places<Format, STRIPS> from;
-    const uint32_t lane_bytes;
+    const qt_lane lane;
 
-    __device__ __forceinline__ skinny_work(const qt_skinny_args &args, const skinny_warp &w)
-        : a(args), from(args, w), lane_bytes(threadIdx.x % 32 * 4)
+    __device__ __forceinline__ skinny_work(const qt_skinny_args &args, const skinny_warp &w,
+                                           const qt_lane &l)
+        : a(args), from(args, w), lane(l)
     {
     }
     __device__ __forceinline__ void begin_tile(int)
@@ -118,7 +119,7 @@ template <class Format, int MT, int STRIPS> struct skinny_work {
     }
     template <int N> __device__ __forceinline__ void slot(qt_sums<MT, N> *sums, int stage, int x_at)
     {
-        skinny_slot<Format>(sums, a, from, stage, x_at, lane_bytes);
+        skinny_slot<Format>(sums, a, from, stage, x_at, lane);
     }
     __device__ __forceinline__ void meet(int threads, int) const
     {
@@ -209,15 +210,15 @@ __global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
         qt_ring_bring(a, r, warp * 32 == threads, threads, a.arrivals, skinny_copies<Format>(a));
         return;
     }
-    Format::fill_table(&a.decode, Format::TABLE_BYTES ? qt_lane_value(&a.decode) : __half(),
-                       threads);
+    const qt_lane lane = qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), threads);
     if (!Format::GROUPED)
         skinny_load_row_scales(a, threads);
     ptx_launch_dependents();
     const skinny_warp w = skinny_warp_open(a, warp, threads);
     if (a.converters)
         ptx_named_barrier(SKINNY_X, threads + a.converters * 32);
-    skinny_multiply_all<MT, STRIPS, LAST>(a, r, w, threads, skinny_work<Format, MT, STRIPS>(a, w));
+    skinny_multiply_all<MT, STRIPS, LAST>(a, r, w, threads,
+                                          skinny_work<Format, MT, STRIPS>(a, w, lane));
 }
 
 /*
@@ -236,7 +237,7 @@ template <class Format> static const void *qt_skinny_of(int token_tiles, int str
             return token_tiles == 1 ? KERNEL(1, 2, 1) : KERNEL(2, 2, 1);
     if (strips < 4)
         return kernels[token_tiles - 1][strips - 1];
-    if constexpr (Format::TABLE_BYTES > 0 && Format::WIDTH0 < 4)
+    if constexpr (Format::LUT && Format::WIDTH0 < 4)
         if (strips == 4 && token_tiles == 1)
             return last == strips ? KERNEL(1, 4, 4) : KERNEL(1, 4, 2);
     return NULL;

@@ -91,7 +91,7 @@ static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_
     a->zeros_at = (int)round_up((size_t)a->stage_tx, 128);
     a->zero_pitch = qt_zero_pitch(s, a->stage_groups);
     const int zeros_bytes = strips * a->zero_pitch;
-    room.head_bytes = 2 * (int)s->table_bytes;
+    room.head_bytes = qt_skinny_table_bytes(s->format);
     if (keep) {
         a->kept_pitch = (int)round_up((size_t)qt_skinny_x_bytes(c, m), 1024);
         room.kept_bytes = (int)ceil_div((size_t)s->blocks, QT_SKINNY_BLOCKS) * a->kept_pitch;
@@ -239,7 +239,7 @@ static int largest_tile(int bits, int cta, bool few)
  */
 static bool wide_warps(enum qt_format format, int cta)
 {
-    return format == QT_FORMAT_PAIR3 ? cta > 8 : format == QT_FORMAT_PAIR2 && (cta == 4 || cta > 5);
+    return format == QT_FORMAT_LUT3 ? cta > 8 : format == QT_FORMAT_LUT2 && (cta == 4 || cta > 5);
 }
 
 /* Of 4 bits a box of zero points has two groups, and begins at an even one (an illegal instruction
@@ -285,9 +285,9 @@ bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
     struct qt_skinny_choice choice = {largest_tile(s->bits, cta, few), 2, false,
                                       qt_skinny_instance(s->format, 1, 2, 1) ==
                                           qt_skinny_instance(s->format, 1, 2, 2),
-                                      s->bits <= 4 && (few || s->format != QT_FORMAT_PAIR4)};
+                                      s->bits <= 4 && (few || s->format != QT_FORMAT_LUT4)};
     /* 4096 x 14336, 1 token: nf3 11.4 us with 8 warps, 10.0 with 16; fp6 13.6 and 14.0. */
-    if (s->format == QT_FORMAT_PAIR2 || s->format == QT_FORMAT_PAIR3)
+    if (s->format == QT_FORMAT_LUT2 || s->format == QT_FORMAT_LUT3)
         choice.small = 0;
     const struct qt_skinny_choice narrow = choice;
     if (few && wide_warps(s->format, cta)) {

@@ -16,7 +16,7 @@ template <class Format, int MT, int STRIPS, class Words, class X, class Zeros>
 static __device__ __forceinline__ void
 qt_slot_multiply(qt_sums<MT, STRIPS> *total, const qt_decode_args &decode, Words words_at, X x_at,
                  const unsigned char *const scales[STRIPS], Zeros zeros, int slot_groups, bool two,
-                 uint32_t lane_bytes)
+                 const qt_lane &lane)
 {
     qt_sums<MT, STRIPS> group = {}, *sums = Format::GROUPED ? &group : total;
 #pragma unroll
@@ -47,7 +47,7 @@ qt_slot_multiply(qt_sums<MT, STRIPS> *total, const qt_decode_args &decode, Words
 #pragma unroll
                 for (int u = 0; u < STRIPS; u++) {
                     uint32_t frag[4];
-                    words[u].fragment(frag, 2 * half + s, lane_bytes);
+                    words[u].fragment(frag, 2 * half + s, lane);
 #pragma unroll
                     for (int t = 0; t < MT; t++)
                         ptx_mma_f16(sums->v[u][t], frag, x[t][2 * s], x[t][2 * s + 1]);

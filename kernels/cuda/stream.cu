@@ -6,8 +6,17 @@ const void *qt_stream_instance(enum qt_format format, int token_tiles, int strip
 {
 #define GROUP(Format)                       qt_stream_of<Format>,
 #define FIELD(name, bits, exp_bits, Format) GROUP(Format)
-    static const void *(*const of[])(int, int) = {QT_GROUP_FORMATS(GROUP) QT_FIELD_FORMATS(FIELD)};
+    static const void *(*const of[])(int, int) = {QT_STREAM_GROUP_FORMATS(GROUP)
+                                                      QT_FIELD_FORMATS(FIELD)};
     return of[format](token_tiles, strips);
 #undef FIELD
 #undef GROUP
+}
+
+int qt_stream_table_bytes(enum qt_format format, int token_tiles)
+{
+#define BYTES(Format) {Format::TABLE_BYTES, stream_format<Format>::of_many::TABLE_BYTES},
+    static const int bytes[][2] = {QT_STREAM_GROUP_FORMATS(BYTES)};
+    return format <= QT_FORMAT_LAST_GROUPED ? bytes[format][token_tiles > 1] : 0;
+#undef BYTES
 }

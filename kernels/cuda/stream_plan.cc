@@ -34,7 +34,8 @@ static size_t pass_strips(const struct qt_matmul_config *c)
 static size_t stream_layout(struct qt_stream_args *a, const struct qt_shape *s,
                             const struct qt_matmul_config *c, size_t m)
 {
-    size_t pitch = (size_t)split_blocks(s, c->splits) * 128 + 16, at = s->table_bytes;
+    size_t pitch = (size_t)split_blocks(s, c->splits) * 128 + 16,
+           at = (size_t)qt_stream_table_bytes(s->format, c->token_tiles);
     a->x_pitch = (int)pitch;
     a->x_at = (int)at;
     at += pitch * m;

@@ -148,13 +148,13 @@ template <class Format, int WGS, int BM, int C> struct tile_stage {
  */
 template <class Format, int WGS, int BM, int C, bool ROUNDS>
 static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const qt_tile_args &a,
-                                                         qt_ring *r, int begin, int end)
+                                                         qt_ring *r, int begin, int end,
+                                                         const qt_lane &lane_values)
 {
     typedef tile_stage<Format, WGS, BM, C> stage;
     const int STEPS = qt_tile_steps(WGS, BM, C), BATCHES = 4 / STEPS;
     const tile_places<Format, C> places(a);
     const int lane = (int)threadIdx.x % 32;
-    const uint32_t lane_bytes = (uint32_t)lane * 4;
     const int group_mask = (1 << a.group_shift) - 1;
     /* Of 32 channels a batch of four steps has two groups. Where the second scale of a batch is,
      * and the next batch's that begins a group, in bytes. */
@@ -214,7 +214,7 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
                         zero += Format::ZEROS;
                         words.set_zeros(qt_lane_zeros<Format>(a.decode, zero));
                     }
-                    words.fragment(f[s], batch * STEPS + s, lane_bytes);
+                    words.fragment(f[s], batch * STEPS + s, lane_values);
                 }
                 if (Format::GROUPED && (k & group_mask) == 0) {
                     scale += fresh ? 0 : to_next;
@@ -271,6 +271,7 @@ template <class Format, int WGS, int BM, int C, bool ROUNDS> struct tile_planes 
     };
     enum { AHEAD = 1 }; /* for BF16; FP16 has no factors, and loses nothing */
     const qt_tile_args &a;
+    const qt_lane &lane;
 
     __device__ __forceinline__ void multiply(tile_sums<BM> *d, qt_ring *r, const tile_segment &s,
                                              int strip) const
@@ -281,7 +282,7 @@ template <class Format, int WGS, int BM, int C, bool ROUNDS> struct tile_planes 
         __half2 row;
         if (!Format::GROUPED) /* while there are products: to wait for it later is 0.4 us */
             row = *of_row;
-        float2 unit = tile_accumulate<Format, WGS, BM, C, ROUNDS>(d, a, r, s.k0, s.k1);
+        float2 unit = tile_accumulate<Format, WGS, BM, C, ROUNDS>(d, a, r, s.k0, s.k1, lane);
         if (ROUNDS && a.row_scales) /* rare, and kept in a register they do not have */
             row = *of_row;
         if (!Format::GROUPED || (ROUNDS && a.row_scales))
@@ -334,11 +335,10 @@ __global__ void __launch_bounds__(tile_bounds(WGS, BM) * 128, 1)
     } else {
         ptx_registers_more<tile_registers(WGS, 1, TILE_COPY_REGISTERS,
                                           tile_launch_registers(tile_bounds(WGS, BM)))>();
-        Format::fill_table(&a.decode, Format::TABLE_BYTES ? qt_lane_value(&a.decode) : __half(),
-                           WGS * 128);
+        const qt_lane lane = qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), WGS * 128);
         ptx_launch_dependents();
         qt_ring_start(WGS * 128);
-        tile_multiply_all<WGS, BM>(a, r, tile_planes<Format, WGS, BM, C, ROUNDS>{a});
+        tile_multiply_all<WGS, BM>(a, r, tile_planes<Format, WGS, BM, C, ROUNDS>{a, lane});
     }
 }
 
@@ -359,7 +359,7 @@ template <class Format> static const void *qt_tile_of(int kind)
 #define KERNELS(TABLE)                                                                             \
     static const void *const kernels[QT_TILE_KINDS] = {TABLE(KERNEL)};                             \
     return kernels[kind];
-    if constexpr (Format::TABLE_BYTES > 0) {
+    if constexpr (Format::LUT) {
         KERNELS(QT_TILE_LUT_TABLE)
     } else {
         KERNELS(QT_TILE_EXACT_TABLE)

@@ -6,6 +6,14 @@
 
 const void *qt_tile_group_instance(enum qt_format format, int kind)
 {
-    static const void *(*const of[])(int) = {QT_WIDE_GROUP_FORMATS(OF)};
-    return of[format - QT_FORMAT_PAIR2](kind);
+    static const void *(*const of[])(int) = {QT_TILE_GROUP_FORMATS(OF)};
+    return of[format - QT_FORMAT_LUT2](kind);
+}
+
+int qt_tile_table_bytes(enum qt_format format)
+{
+#define BYTES(Format) Format::TABLE_BYTES,
+    static const int bytes[] = {QT_TILE_GROUP_FORMATS(BYTES)};
+    return format <= QT_FORMAT_LAST_GROUPED ? bytes[format] : 0;
+#undef BYTES
 }

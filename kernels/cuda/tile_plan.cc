@@ -21,7 +21,9 @@ const void *qt_tile_instance(enum qt_format format, int kind)
  * what is planned takes on average 0.1 to 0.4 % longer than the fastest of all. Tiles of 48, 96
  * and 160 to 224 tokens, and those that round, from later sweeps than the others, in which it
  * was 0.05 to 0.2 %. Zero points: where they differ, from products at the power limit
- * (docs/kernels_tried.md).
+ * (docs/kernels_tried.md). Of 2 and 3 bits those of 128 that round are
+ * faster since half of their steps are not looked up (4096 x 4096, 512 tokens: 26.9 us in pairs of
+ * 128 x 256, 26.0 in whole tiles of 128 x 128).
  */
 enum column { LOOKED_UP, FEW_BITS, INT4, INT4_ZERO, OTHERS, ROWS, COLUMNS };
 static const float column_us[QT_TILE_KINDS][COLUMNS] = {
@@ -38,13 +40,18 @@ static const float column_us[QT_TILE_KINDS][COLUMNS] = {
     {.645f, .645f, .630f, .630f, .650f, .645f}, /* 2, 224; likewise */
     {.720f, .720f, .715f, .765f, .740f, .700f}, /* 2, 256; likewise */
     {.255f, .255f, .262f, .262f, .280f},        /* 2, 64; these and on round */
-    {.387f, .387f, .390f, .390f, .430f},        /* 2, 128 */
+    {.387f, .380f, .390f, .390f, .430f},        /* 2, 128 */
     {0, 0, .770f, .770f, .720f}};               /* 2, 256 */
 
 /* Groups of 32 channels, which are always rounded. */
 static bool is_narrow(const struct qt_shape *s)
 {
     return s->groups > 1 && s->group_shift == QT_TILE_ROUNDED_GROUP_LOG2;
+}
+
+static bool is_looked_up(const struct qt_shape *s)
+{
+    return s->format <= QT_FORMAT_LUT4;
 }
 
 static enum column column_of(const struct qt_shape *s)
@@ -55,7 +62,7 @@ static enum column column_of(const struct qt_shape *s)
         return INT4;
     if (s->format == QT_FORMAT_INT4_ZERO)
         return is_narrow(s) ? OTHERS : INT4_ZERO;
-    return !s->table_bytes ? OTHERS : s->bits == 4 ? LOOKED_UP : FEW_BITS;
+    return !is_looked_up(s) ? OTHERS : s->bits == 4 ? LOOKED_UP : FEW_BITS;
 }
 
 /* Where zero points are behind the planes of a stage: the end, if there are none. */
@@ -75,7 +82,7 @@ static bool rounds(const struct qt_shape *s, size_t m, int tokens)
         return false;
     if (s->bits == 8)
         return is_narrow(s) || (many && tokens == 256);
-    return s->group_shift <= 6 || (many && s->table_bytes);
+    return s->group_shift <= 6 || (many && is_looked_up(s));
 }
 
 /* The kernel of the same size that does the other. */
@@ -98,7 +105,7 @@ static struct qt_tile_matrix matrix_of(const struct qt_shape *s, size_t m)
      0,          0,      0,      0,    0, rounds},
     static const struct qt_tile_kind lut[QT_TILE_KINDS] = {QT_TILE_LUT_TABLE(KIND)};
     static const struct qt_tile_kind others[QT_TILE_KINDS] = {QT_TILE_EXACT_TABLE(KIND)};
-    const struct qt_tile_kind *kinds = s->table_bytes ? lut : others;
+    const struct qt_tile_kind *kinds = is_looked_up(s) ? lut : others;
     const bool narrow = is_narrow(s);
     struct qt_tile_matrix t = {};
     t.strips = s->strips;
@@ -113,7 +120,7 @@ static struct qt_tile_matrix matrix_of(const struct qt_shape *s, size_t m)
             continue;
         kind.rounds = wanted && kind.rounds;
         kind.column_us = column_us[i][column_of(s)];
-        kind.head_bytes = 2 * (int)s->table_bytes;
+        kind.head_bytes = qt_tile_table_bytes(s->format);
         kind.weight_bytes = zeros_at(s, strips, kind.blocks) +
                             strips * qt_zero_pitch(s, qt_stage_groups(s, kind.blocks));
         t.kinds[t.count++] = kind;

@@ -15,7 +15,7 @@ $ qtool list archs
 
 $ qtool list kernels
 > ^cpu +OpenBLAS
-> ^lut +frag16x64/pair +CUDA
+> ^lut +frag16x64/nibble +CUDA
 > ^fpx +frag16x64/half +CUDA
 > ^int +frag16x64/half +CUDA
 > ^w4ax +frag16x64/byte +CUDA

@@ -53,19 +53,14 @@ def mini_codes(w, s, bits, e):
 
 
 # Words of one lane, as drawn. `q[s][i][h]` is the plane's field of step s, register i, value h.
-def pair_words(q, p):
-    if p == 4:
-        return [sum((q[s][i][0] | q[s][i][1] << 4) << 8 * i for i in range(4)) for s in range(4)]
-    if p == 2:
-        return [
-            sum(
-                (q[2 * w][i][0] | q[2 * w][i][1] << 2 | q[2 * w + 1][i][0] << 4 | q[2 * w + 1][i][1] << 6)
-                << 8 * i
-                for i in range(4)
-            )
-            for w in range(2)
-        ]
-    return [sum(sum((q[s][i][0] | q[s][i][1] << 1) << 2 * s for s in range(4)) << 8 * i for i in range(4))]
+def nibble_words(q, p):
+    of = 4 // p  # steps of a word
+    return [
+        sum(
+            q[of * w + s][i][h] << p * s << 4 * h << 8 * i for s in range(of) for i in range(4) for h in range(2)
+        )
+        for w in range(p)
+    ]
 
 
 def half_words(q, p):
@@ -121,7 +116,7 @@ def pack(codes, bits, order):
     shift = bits
     for p in planes:
         shift -= p
-        out += pack_plane(codes, shift, p, pair_words if order == "pair" else half_words)
+        out += pack_plane(codes, shift, p, nibble_words if order == "nibble" else half_words)
     return out
 
 
@@ -240,7 +235,7 @@ def case(name, text, w, bits, group=None, e=None):
             s = np.ldexp(np.float32(stored), exp2).astype(np.float32)
             scales[r, j // g] = stored
             codes[r, j : j + len(x)] = mini_codes(x, s, bits, e) if e is not None else lut_codes(x, s, table)
-    data = pack(codes, bits, "half" if e is not None and bits > 4 else "pair") + pack_scales(scales)
+    data = pack(codes, bits, "half" if e is not None and bits > 4 else "nibble") + pack_scales(scales)
     if table is not None:
         data += table.astype("<f2").tobytes()
     (OUT / f"{name}.bin").write_bytes(data)

@@ -81,7 +81,7 @@ static float weight_at(const struct qt_matmul_weight *w, size_t row, size_t col)
 {
     bool lut = w->kind == QT_MATMUL_LUT;
     bool half = w->kind == QT_MATMUL_FPX ? w->bits > 4 : w->kind == QT_MATMUL_INT;
-    unsigned code = plane_bits(w, half ? QT_FRAG_HALF : QT_FRAG_PAIR, row, col);
+    unsigned code = plane_bits(w, half ? QT_FRAG_HALF : QT_FRAG_NIBBLE, row, col);
     size_t group = w->group ? col / w->group : 0;
     size_t pitch = w->pitch_groups ? w->pitch_groups : w->group ? qt_ceil_div(w->k, w->group) : 1;
     const uint16_t *scales = w->scale, *table = w->table;
