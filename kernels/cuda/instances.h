@@ -50,7 +50,7 @@ enum qt_format {
 #define QT_TILE_GROUP_FORMATS(X)                                                                   \
     X(qt_decode_mixed2)                                                                            \
     X(qt_decode_mixed3)                                                                            \
-    X(qt_decode_wide4)                                                                             \
+    X(qt_decode_tile4)                                                                             \
     QT_INT_FORMATS(X)
 #define QT_INT_FORMATS(X)                                                                          \
     X(qt_decode_int4)                                                                              \

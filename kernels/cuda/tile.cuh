@@ -149,12 +149,13 @@ template <class Format, int WGS, int BM, int C> struct tile_stage {
 template <class Format, int WGS, int BM, int C, bool ROUNDS>
 static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const qt_tile_args &a,
                                                          qt_ring *r, int begin, int end,
-                                                         const qt_lane &lane_values)
+                                                         const qt_lane &given)
 {
     typedef tile_stage<Format, WGS, BM, C> stage;
     const int STEPS = qt_tile_steps(WGS, BM, C), BATCHES = 4 / STEPS;
     const tile_places<Format, C> places(a);
     const int lane = (int)threadIdx.x % 32;
+    const qt_lane values = Format::TILE4 ? qt_lane{(uint32_t)lane * 4, {}, {}} : given;
     const int group_mask = (1 << a.group_shift) - 1;
     /* Of 32 channels a batch of four steps has two groups. Where the second scale of a batch is,
      * and the next batch's that begins a group, in bytes. */
@@ -214,7 +215,7 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
                         zero += Format::ZEROS;
                         words.set_zeros(qt_lane_zeros<Format>(a.decode, zero));
                     }
-                    words.fragment(f[s], batch * STEPS + s, lane_values);
+                    words.fragment(f[s], batch * STEPS + s, values);
                 }
                 if (Format::GROUPED && (k & group_mask) == 0) {
                     scale += fresh ? 0 : to_next;
