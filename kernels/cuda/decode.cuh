@@ -8,6 +8,7 @@
  *     TABLE_BYTES   in a table in shared memory, of so many bytes; 0: there is none
  *     LINE_BYTES    of an entry for all lanes
  *     LANE_BYTES    of it, that a lane reads
+ *     TILE4         see qt_decode_tile4
  *     code          of a nibble
  *     GROUPED       a scale per group; else per row
  *     load          the words of one 16 x 64 block from global memory: src[i] is the lane's part of
@@ -298,7 +299,7 @@ static __device__ __forceinline__ void wide_fragment(uint32_t a[4], uint32_t ent
 }
 
 struct qt_decode_wide4 : qt_decode_pair4 {
-    enum { VALUES = 0, LINE_BYTES = 256, TABLE_BYTES = 256 * LINE_BYTES };
+    enum { LINE_BYTES = 256, TABLE_BYTES = 256 * LINE_BYTES };
 
     __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
     {
@@ -306,8 +307,9 @@ struct qt_decode_wide4 : qt_decode_pair4 {
     }
 };
 
-/* The same for tile kernels, with addresses of entries and of the lane's copy in another form, by
- * which the assembler orders all of them otherwise: 32 to 256 tokens take 0.98 of the time. */
+/* The same for tile kernels, with addresses of entries, and of the lane's copy (tile_accumulate),
+ * in another form, by which the assembler orders all of them otherwise: 32 to 256 tokens take 0.98
+ * of the time. */
 struct qt_decode_tile4 : qt_decode_wide4 {
     enum { TILE4 = 1 };
 

@@ -149,13 +149,13 @@ template <class Format, int WGS, int BM, int C> struct tile_stage {
 template <class Format, int WGS, int BM, int C, bool ROUNDS>
 static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const qt_tile_args &a,
                                                          qt_ring *r, int begin, int end,
-                                                         const qt_lane &given)
+                                                         const qt_lane &started)
 {
     typedef tile_stage<Format, WGS, BM, C> stage;
     const int STEPS = qt_tile_steps(WGS, BM, C), BATCHES = 4 / STEPS;
     const tile_places<Format, C> places(a);
     const int lane = (int)threadIdx.x % 32;
-    const qt_lane values = Format::TILE4 ? qt_lane{(uint32_t)lane * 4, {}, {}} : given;
+    const qt_lane values = Format::TILE4 ? qt_lane{(uint32_t)lane * 4, {}, {}} : started;
     const int group_mask = (1 << a.group_shift) - 1;
     /* Of 32 channels a batch of four steps has two groups. Where the second scale of a batch is,
      * and the next batch's that begins a group, in bytes. */
