@@ -118,8 +118,6 @@ const void *qt_dequantize_instance(enum qt_format format)
 
 int qt_table_bytes(enum qt_format format)
 {
-#define BYTES(Format) Format::TABLE_BYTES,
-    static const int bytes[] = {QT_GROUP_FORMATS(BYTES)};
+    static const int bytes[] = {QT_GROUP_FORMATS(QT_TABLE_BYTES)};
     return format <= QT_FORMAT_LAST_GROUPED ? bytes[format] : 0;
-#undef BYTES
 }

@@ -74,6 +74,7 @@ int qt_table_bytes(enum qt_format format);
 int qt_stream_table_bytes(enum qt_format format, int token_tiles);
 int qt_skinny_table_bytes(enum qt_format format);
 int qt_tile_table_bytes(enum qt_format format);
+#define QT_TABLE_BYTES(Format) Format::TABLE_BYTES, /* for the lists above */
 
 /* Parts of these, compiled apart: they take longest. */
 const void *qt_tile_group_instance(enum qt_format format, int kind);

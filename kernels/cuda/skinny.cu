@@ -15,8 +15,6 @@ const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strip
 
 int qt_skinny_table_bytes(enum qt_format format)
 {
-#define BYTES(Format) Format::TABLE_BYTES,
-    static const int bytes[] = {QT_SKINNY_GROUP_FORMATS(BYTES)};
+    static const int bytes[] = {QT_SKINNY_GROUP_FORMATS(QT_TABLE_BYTES)};
     return format <= QT_FORMAT_LAST_GROUPED ? bytes[format] : 0;
-#undef BYTES
 }

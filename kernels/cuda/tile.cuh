@@ -155,6 +155,7 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
     const int STEPS = qt_tile_steps(WGS, BM, C), BATCHES = 4 / STEPS;
     const tile_places<Format, C> places(a);
     const int lane = (int)threadIdx.x % 32;
+    /* (qt_decode_tile4) */
     const qt_lane values = Format::TILE4 ? qt_lane{(uint32_t)lane * 4, {}, {}} : started;
     const int group_mask = (1 << a.group_shift) - 1;
     /* Of 32 channels a batch of four steps has two groups. Where the second scale of a batch is,

@@ -12,8 +12,6 @@ const void *qt_tile_group_instance(enum qt_format format, int kind)
 
 int qt_tile_table_bytes(enum qt_format format)
 {
-#define BYTES(Format) Format::TABLE_BYTES,
-    static const int bytes[] = {QT_TILE_GROUP_FORMATS(BYTES)};
+    static const int bytes[] = {QT_TILE_GROUP_FORMATS(QT_TABLE_BYTES)};
     return format <= QT_FORMAT_LAST_GROUPED ? bytes[format] : 0;
-#undef BYTES
 }
