@@ -19,21 +19,22 @@ void qt_dense_choose(struct qt_matmul_plan *p)
 }
 
 /*
- * At the speeds seen on an H200: memory 4.2 TB/s, writing dequantized weights 3, those of mix24,
- * whose channels are in another order, 2.5, and outliers 3 us more; products 705 TFLOP/s in large
- * matrices, of a GPU at its power limit (docs/kernels.md). Other kernels were timed in products too
- * short for that limit, at which tiles have 0.95 of the rate of dense products. Models of other
- * kernels are of an H200 too, so for devices whose tensor cores are used by mma.sync alone products
- * count as 1.25 times as fast as the mma tile kernel's there (340 TFLOP/s): an estimate, not
- * measured on such a device.
+ * At the speeds seen on an H200: memory 4.2 TB/s, writing dequantized weights 3; those of
+ * mix24 3.3, with outliers 2.9, which is a little less than they take, as tiles of up to 1536
+ * tokens are faster than their model; products 705 TFLOP/s in large matrices, of a GPU at its power
+ * limit (docs/kernels.md). Other kernels were timed in products too short for that limit, at which
+ * tiles have 0.95 of the rate of dense products. Models of other kernels are of an H200 too, so for
+ * devices whose tensor cores are used by mma.sync alone products count as 1.25 times as fast as the
+ * mma tile kernel's there (340 TFLOP/s): an estimate, not measured on such a device.
  */
 bool qt_dense_is_faster(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
                         size_t packed_bytes, double us)
 {
     const double n = (double)p->n, k = (double)p->k, m = (double)p->m;
     const double read = 2 * n * k / 4.2e6, multiply = 2 * m * n * k / (p->cc == 90 ? 705e6 : 425e6);
-    const double write = 2 * n * k / (p->kind == QT_MATMUL_MIX24 ? 2.5e6 : 3e6);
-    const double start = p->kind == QT_MATMUL_MIX24 && w->mix24.csr_ptr ? 11 : 8;
+    const bool mix24 = p->kind == QT_MATMUL_MIX24, outliers = mix24 && w->mix24.csr_ptr;
+    const double write = 2 * n * k / (outliers ? 2.9e6 : mix24 ? 3.3e6 : 3e6);
+    const double start = outliers ? 11 : mix24 ? 10 : 8;
     const double limited = p->cc == 90 ? multiply / 0.95 : 0;
     const double dense =
         start + (double)packed_bytes / 4.2e6 + write + (read > multiply ? read : multiply);

@@ -1,8 +1,9 @@
 /*
  * mix24: weights to FP16 or BF16, out[n][k] in the order of the channels.
  *
- *   grid      blocks of 4 warps x strips; a warp turns records into 16 rows x 128 columns each.
- *             Then, in a launch of its own, eight lanes a row of outliers.
+ *   grid      a strip of 16 rows x UNITS units a block
+ *   block     a warp turns a record into 16 rows x 128 columns; then outliers are put over what the
+ *             block has written, by LANES threads a row
  *   Moves     packed bytes once, 2 n k bytes out
  *   Oracle    the weights' exact values, rounded once: equal bit for bit
  */
@@ -12,8 +13,11 @@
 
 #include <math.h>
 
-/* That share a row of outliers, of which it has 8 in 4096 channels at 0.2 %. */
-enum { OUTLIER_LANES = 8 };
+/* Of a block, units and threads; and threads of a row, which each load so many of its entries of
+ * the CSR ahead, of which a row has 8 in 4096 channels at 0.2 %. */
+enum { UNITS = 4, COLS = UNITS * QT_MIX24_UNIT_COLS, THREADS = UNITS * 32 };
+enum { LANES = THREADS / 16, AHEAD = 2 };
+static_assert(QT_MIX24_PANEL_UNITS % UNITS == 0, "units of a block are of one panel");
 
 struct dequantize_args {
     const unsigned char *stream;
@@ -21,7 +25,8 @@ struct dequantize_args {
     const uint32_t *csr_ptr;
     const uint16_t *csr_col, *csr_val;
     void *out;
-    int n, k, units, fours, panels;
+    int n, k, units, fours;
+    int parts; /* blocks of a strip */
     size_t pitch, csr_pitch;
     float factor;
     int wide; /* k is a multiple of 16, rows of out 16-byte aligned */
@@ -87,9 +92,81 @@ static __device__ __forceinline__ void put_all(const dequantize_args &a, int row
         __stcg((uint4 *)(to + other), choose(odd, second, theirs));
 }
 
+/* ---- outliers ----------------------------------------------------------------------------------
+ *
+ * A thread takes each LANES-th entry of its row in the CSR. Where the first AHEAD of them go is
+ * found while weights are on their way, step by step, as each load waits for the one before.
+ */
+struct outliers_of_row {
+    int row, slot0;      /* slot0: the block's first group in packed order */
+    int col0;            /* its first column, in the panel */
+    uint32_t entry, end; /* the thread's first */
+    int col[AHEAD];      /* in the block, 0..COLS - 1, or elsewhere */
+    uint32_t group[AHEAD], value[AHEAD];
+
+    __device__ __forceinline__ outliers_of_row(const dequantize_args &a, int row0, int unit0)
+        : row(row0 + (int)threadIdx.x / LANES), slot0(unit0 * 8),
+          col0(unit0 % QT_MIX24_PANEL_UNITS * QT_MIX24_UNIT_COLS), entry(0), end(0)
+    {
+        if (!a.csr_ptr || row >= a.n)
+            return;
+        const uint32_t *ptr = a.csr_ptr + unit0 / QT_MIX24_PANEL_UNITS * a.csr_pitch + row;
+        entry = __ldg(ptr) + threadIdx.x % LANES;
+        end = __ldg(ptr + 1);
+    }
+    static __device__ __forceinline__ bool here(int c)
+    {
+        return (unsigned)c < COLS;
+    }
+    __device__ __forceinline__ int column(const dequantize_args &a, uint32_t e) const
+    {
+        return e < end ? (int)__ldg(a.csr_col + e) - col0 : COLS;
+    }
+    __device__ __forceinline__ void find_columns(const dequantize_args &a)
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < AHEAD; i++)
+            col[i] = column(a, entry + i * LANES);
+    }
+    __device__ __forceinline__ void find_values(const dequantize_args &a)
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < AHEAD; i++) {
+            group[i] = here(col[i]) ? __ldg(a.perm + slot0 + col[i] / 16) : 0;
+            value[i] = here(col[i]) ? __ldg(a.csr_val + entry + i * LANES) : 0;
+        }
+    }
+    /* Over the weights that the block has put there. Columns of a row ascend. */
+    __device__ __forceinline__ void put_all(const dequantize_args &a) const
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < AHEAD; i++)
+            if (here(col[i]))
+                put_at(a, col[i], group[i], value[i]);
+        for (uint32_t e = entry + AHEAD * LANES; e < end; e += LANES) {
+            const int c = column(a, e);
+            if (c >= COLS)
+                break;
+            if (c >= 0)
+                put_at(a, c, __ldg(a.perm + slot0 + c / 16), __ldg(a.csr_val + e));
+        }
+    }
+
+  private:
+    __device__ __forceinline__ void put_at(const dequantize_args &a, int c, uint32_t g,
+                                           uint32_t v) const
+    {
+        put(a, row, (int)g * 16 + c % 16, __ushort_as_half((uint16_t)v));
+    }
+};
+
+/* ---- weights -----------------------------------------------------------------------------------
+ */
+
 template <bool FOUR>
 static __device__ __forceinline__ void put_record(const dequantize_args &a, int strip, int unit,
-                                                  const unsigned char *record)
+                                                  const unsigned char *record,
+                                                  outliers_of_row *outliers)
 {
     const int lane = (int)threadIdx.x % 32, row = strip * 16 + lane / 4;
     using R = mix24_record<FOUR>;
@@ -115,6 +192,8 @@ static __device__ __forceinline__ void put_record(const dequantize_args &a, int 
             for (int i = 0; i < 4; i++)
                 rows[i % 2][2 * s + i / 2] = frag[i];
         }
+        if (b == 0)
+            outliers->find_columns(a);
         if (a.wide) {
             const int their_col = __shfl_xor_sync(~0u, col, 1);
             const int even = lane % 2 ? their_col : col, odd = lane % 2 ? col : their_col;
@@ -127,38 +206,31 @@ static __device__ __forceinline__ void put_record(const dequantize_args &a, int 
     }
 }
 
-static __global__ void __launch_bounds__(128)
-    dense_kernel(const __grid_constant__ dequantize_args a)
+static __global__ void __launch_bounds__(THREADS)
+    mix24_dequantize_kernel(const __grid_constant__ dequantize_args a)
 {
-    for (int strip = (int)blockIdx.y; strip * 16 < a.n; strip += (int)gridDim.y)
-        for (int unit = (int)(blockIdx.x * 4 + threadIdx.x / 32); unit < a.units;
-             unit += (int)gridDim.x * 4) {
-            const int fours = (int)((unsigned)(unit * a.fours) / (unsigned)a.units);
-            const int rest = unit * a.fours - fours * a.units;
-            const unsigned char *record =
-                a.stream + strip * a.pitch + (size_t)unit * mix24_record<false>::BYTES +
-                (size_t)fours * (mix24_record<true>::BYTES - mix24_record<false>::BYTES);
-            if (rest + a.fours >= a.units)
-                put_record<true>(a, strip, unit, record);
-            else
-                put_record<false>(a, strip, unit, record);
-        }
-}
-
-static __global__ void __launch_bounds__(128)
-    outlier_kernel(const __grid_constant__ dequantize_args a)
-{
-    const int rows = (int)blockDim.x / OUTLIER_LANES;
-    for (int row = (int)(blockIdx.x * blockDim.x + threadIdx.x) / OUTLIER_LANES; row < a.n;
-         row += (int)gridDim.x * rows)
-        for (int p = 0; p < a.panels; p++) {
-            const uint32_t *ptr = a.csr_ptr + p * a.csr_pitch + row;
-            const uint32_t end = ptr[1];
-            for (uint32_t e = ptr[0] + threadIdx.x % OUTLIER_LANES; e < end; e += OUTLIER_LANES) {
-                int col = p * 65536 + a.csr_col[e];
-                put(a, row, a.perm[col / 16] * 16 + col % 16, __ushort_as_half(a.csr_val[e]));
-            }
-        }
+    const unsigned strip = blockIdx.x / (unsigned)a.parts;
+    const int unit0 = (int)(blockIdx.x - strip * (unsigned)a.parts) * UNITS;
+    const int unit = unit0 + (int)threadIdx.x / 32;
+    outliers_of_row outliers(a, (int)strip * 16, unit0);
+    if (unit < a.units) {
+        const int fours = (int)((unsigned)(unit * a.fours) / (unsigned)a.units);
+        const int rest = unit * a.fours - fours * a.units;
+        const unsigned char *record =
+            a.stream + strip * a.pitch + (size_t)unit * mix24_record<false>::BYTES +
+            (size_t)fours * (mix24_record<true>::BYTES - mix24_record<false>::BYTES);
+        if (rest + a.fours >= a.units)
+            put_record<true>(a, (int)strip, unit, record, &outliers);
+        else
+            put_record<false>(a, (int)strip, unit, record, &outliers);
+    } else {
+        outliers.find_columns(a);
+    }
+    if (!a.csr_ptr)
+        return;
+    outliers.find_values(a);
+    __syncthreads();
+    outliers.put_all(a);
 }
 
 int qt_mix24_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_matmul_dtype dtype,
@@ -176,22 +248,18 @@ int qt_mix24_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_mat
     a.out = out;
     a.n = (int)w->n;
     a.k = (int)w->k;
-    a.units = (int)(m->twos + m->fours);
+    a.units = qt_mix24_units(w);
     a.fours = (int)m->fours;
-    a.panels = (int)ceil_div((size_t)a.units, QT_MIX24_PANEL_UNITS);
-    a.pitch = m->twos * mix24_record<false>::BYTES + m->fours * mix24_record<true>::BYTES;
-    a.csr_pitch = (m->csr_rows ? m->csr_rows : w->n) + 1;
+    a.parts = (int)ceil_div((size_t)a.units, UNITS);
+    a.pitch = qt_mix24_strip_bytes(w);
+    a.csr_pitch = qt_mix24_csr_rows(w) + 1;
     a.factor = ldexpf(1, w->scale_exp2);
     a.wide = w->k % 16 == 0 && (size_t)out % 16 == 0;
     a.bf16 = dtype == QT_MATMUL_BF16;
     void *args[] = {&a};
-    /* Two records a warp; a strip after the other, as its units write lines of the same 16 rows. */
-    const size_t strips = (w->n + 15) / 16;
-    const dim3 grid((unsigned)(a.units + 7) / 8, strips < 65535 ? (unsigned)strips : 65535);
-    cudaError_t e = cudaLaunchKernel((const void *)dense_kernel, grid, dim3(128), args, 0,
-                                     (cudaStream_t)stream);
-    if (e == cudaSuccess && a.csr_ptr)
-        e = cudaLaunchKernel((const void *)outlier_kernel, dim3(grid.y), dim3(128), args, 0,
-                             (cudaStream_t)stream);
+    const size_t blocks = (size_t)qt_mix24_strips(w) * (size_t)a.parts;
+    const cudaError_t e =
+        cudaLaunchKernel((const void *)mix24_dequantize_kernel, dim3((unsigned)blocks),
+                         dim3(THREADS), args, 0, (cudaStream_t)stream);
     return e == cudaSuccess ? QT_MATMUL_OK : QT_MATMUL_FAILED;
 }
