@@ -17,6 +17,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/mix24_patch.cuh"
+#include "kernels/cuda/ptx_barrier.cuh"
 
 enum {
     THREADS = 128,
