@@ -136,8 +136,8 @@ struct outliers_of_row {
             value[i] = here(col[i]) ? __ldg(a.csr_val + entry + i * LANES) : 0;
         }
     }
-    /* Over the weights that the block has put there. Columns of a row ascend. */
-    __device__ __forceinline__ void put_all(const dequantize_args &a) const
+    /* When the block has put its weights there. Columns of a row ascend. */
+    __device__ __forceinline__ void put_over(const dequantize_args &a) const
     {
 #pragma unroll
         for (uint32_t i = 0; i < AHEAD; i++)
@@ -230,7 +230,7 @@ static __global__ void __launch_bounds__(THREADS)
         return;
     outliers.find_values(a);
     __syncthreads();
-    outliers.put_all(a);
+    outliers.put_over(a);
 }
 
 int qt_mix24_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_matmul_dtype dtype,
