@@ -22,12 +22,11 @@ static_assert(QT_MIX24_PANEL_UNITS % UNITS == 0, "units of a block are of one pa
 struct dequantize_args {
     const unsigned char *stream;
     const uint16_t *perm;
-    const uint32_t *csr_ptr;
-    const uint16_t *csr_col, *csr_val;
+    qt_mix24_outliers outliers;
     void *out;
     int n, k, units, fours;
     int parts; /* blocks of a strip */
-    size_t pitch, csr_pitch;
+    size_t pitch;
     float factor;
     int wide; /* k is a multiple of 16, rows of out 16-byte aligned */
     int bf16;
@@ -108,9 +107,10 @@ struct outliers_of_row {
         : row(row0 + (int)threadIdx.x / LANES), slot0(unit0 * 8),
           col0(unit0 % QT_MIX24_PANEL_UNITS * QT_MIX24_UNIT_COLS), entry(0), end(0)
     {
-        if (!a.csr_ptr || row >= a.n)
+        if (!a.outliers.ptr || row >= a.n)
             return;
-        const uint32_t *ptr = a.csr_ptr + unit0 / QT_MIX24_PANEL_UNITS * a.csr_pitch + row;
+        const uint32_t *ptr =
+            a.outliers.ptr + unit0 / QT_MIX24_PANEL_UNITS * a.outliers.pitch + row;
         entry = __ldg(ptr) + threadIdx.x % LANES;
         end = __ldg(ptr + 1);
     }
@@ -120,7 +120,7 @@ struct outliers_of_row {
     }
     __device__ __forceinline__ int column(const dequantize_args &a, uint32_t e) const
     {
-        return e < end ? (int)__ldg(a.csr_col + e) - col0 : COLS;
+        return e < end ? (int)__ldg(a.outliers.col + e) - col0 : COLS;
     }
     __device__ __forceinline__ void find_columns(const dequantize_args &a)
     {
@@ -133,7 +133,7 @@ struct outliers_of_row {
 #pragma unroll
         for (uint32_t i = 0; i < AHEAD; i++) {
             group[i] = here(col[i]) ? __ldg(a.perm + slot0 + col[i] / 16) : 0;
-            value[i] = here(col[i]) ? __ldg(a.csr_val + entry + i * LANES) : 0;
+            value[i] = here(col[i]) ? __ldg(a.outliers.val + entry + i * LANES) : 0;
         }
     }
     /* When the block has put its weights there. Columns of a row ascend. */
@@ -148,7 +148,7 @@ struct outliers_of_row {
             if (c >= COLS)
                 break;
             if (c >= 0)
-                put_at(a, c, __ldg(a.perm + slot0 + c / 16), __ldg(a.csr_val + e));
+                put_at(a, c, __ldg(a.perm + slot0 + c / 16), __ldg(a.outliers.val + e));
         }
     }
 
@@ -226,7 +226,7 @@ static __global__ void __launch_bounds__(THREADS)
     } else {
         outliers.find_columns(a);
     }
-    if (!a.csr_ptr)
+    if (!a.outliers.ptr)
         return;
     outliers.find_values(a);
     __syncthreads();
@@ -242,9 +242,7 @@ int qt_mix24_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_mat
     const struct qt_matmul_mix24 *m = &w->mix24;
     a.stream = (const unsigned char *)m->stream;
     a.perm = (const uint16_t *)m->perm;
-    a.csr_ptr = (const uint32_t *)m->csr_ptr;
-    a.csr_col = (const uint16_t *)m->csr_col;
-    a.csr_val = (const uint16_t *)m->csr_val;
+    a.outliers = qt_mix24_outliers_of(w);
     a.out = out;
     a.n = (int)w->n;
     a.k = (int)w->k;
@@ -252,7 +250,6 @@ int qt_mix24_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_mat
     a.fours = (int)m->fours;
     a.parts = (int)ceil_div((size_t)a.units, UNITS);
     a.pitch = qt_mix24_strip_bytes(w);
-    a.csr_pitch = qt_mix24_csr_rows(w) + 1;
     a.factor = ldexpf(1, w->scale_exp2);
     a.wide = w->k % 16 == 0 && (size_t)out % 16 == 0;
     a.bf16 = dtype == QT_MATMUL_BF16;
