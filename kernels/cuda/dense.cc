@@ -19,13 +19,16 @@ void qt_dense_choose(struct qt_matmul_plan *p)
 }
 
 /*
- * At the speeds seen on an H200: memory 4.2 TB/s, writing dequantized weights 3; those of
- * mix24 3.3, with outliers 2.9, which is a little less than they take, as tiles of up to 1536
- * tokens are faster than their model; products 705 TFLOP/s in large matrices, of a GPU at its power
- * limit (docs/kernels.md). Other kernels were timed in products too short for that limit, at which
- * tiles have 0.95 of the rate of dense products. Models of other kernels are of an H200 too, so for
- * devices whose tensor cores are used by mma.sync alone products count as 1.25 times as fast as the
- * mma tile kernel's there (340 TFLOP/s): an estimate, not measured on such a device.
+ * At the speeds seen on an H200: memory 4.2 TB/s, writing dequantized weights 3; products 705
+ * TFLOP/s in large matrices, of a GPU at its power limit (docs/kernels.md). Other kernels were
+ * timed in products too short for that limit, at which tiles have 0.95 of the rate of dense
+ * products. Models of other kernels are of an H200 too, so for devices whose tensor cores are used
+ * by mma.sync alone products count as 1.25 times as fast as the mma tile kernel's there (340
+ * TFLOP/s): an estimate, not measured on such a device.
+ *
+ * mix24 is dequantized at 3.3 TB/s, and counts 2 us more than others; with outliers it counts 3 us
+ * and a tenth of the writing more than it takes: tiles of up to 1536 tokens are faster than their
+ * model, by which dense products would take up to 1.16 of the time (docs/kernels_tried.md).
  */
 bool qt_dense_is_faster(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
                         size_t packed_bytes, double us)
