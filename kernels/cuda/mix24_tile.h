@@ -23,7 +23,7 @@ enum { QT_MIX24_TILE_KINDS = 10 };
 /*
  * Outliers of tiles of few tokens are added up by a warpgroup of their own
  * (mix24_tile_outliers.cuh), T tokens at a time; those of others become part of the operands
- * (mix24_patch.cuh). Measured: docs/kernels_tried.md.
+ * (mix24_patch.cuh). Measured: docs/kernels_tried_mix24.md.
  */
 static __host__ __device__ constexpr bool qt_mix24_tile_sums(int tokens)
 {
