@@ -19,8 +19,9 @@ void qt_dense_choose(struct qt_matmul_plan *p)
 }
 
 /*
- * At the speeds seen on an H200: memory 4.2 TB/s, writing dequantized weights 3; products 705
- * TFLOP/s in large matrices, of a GPU at its power limit (docs/kernels.md). Other kernels were
+ * At the speeds seen on an H200: memory 4.2 TB/s; products 705 TFLOP/s in large matrices, of a GPU
+ * at its power limit (docs/kernels.md). Dequantized weights are written faster than the 3 TB/s that
+ * they count, but tiles are faster than their model too (docs/kernels_tried.md). Other kernels were
  * timed in products too short for that limit, at which tiles have 0.95 of the rate of dense
  * products. Models of other kernels are of an H200 too, so for devices whose tensor cores are used
  * by mma.sync alone products count as 1.25 times as fast as the mma tile kernel's there (340

@@ -1,8 +1,9 @@
 /*
  * Dequantize: out[n][k] = value of each code times its scale, rounded once.
  *
- *   grid      blocks of 4 warps; a warp turns one 16 x 64 block at a time into rows of `out`
- *   smem      [ look-up table | a block of each warp ]: so that rows are written in whole lines
+ *   grid      WARPS x 64 columns of a strip of 16 rows a block
+ *   block     a warp turns a 16 x 64 block of weights into rows of `out`
+ *   smem      the same of each warp: so that rows are written in whole lines
  *   Moves     packed bytes once, 2 n k bytes out
  *   Oracle    qt_packed_decode, rounded: equal bit for bit
  */
@@ -12,7 +13,7 @@
 #include "kernels/cuda/round.cuh"
 
 /* LINE: words of a row of 64 values in shared memory, by 4 of which rows lie in other banks. */
-enum { WARPS = QT_DEQUANTIZE_WARPS, LINE = QT_DEQUANTIZE_LINE };
+enum { WARPS = QT_DEQUANTIZE_WARPS, LINE = 36 };
 
 static __device__ __forceinline__ uint32_t round_pair(const qt_dequantize_args &a, uint32_t pair,
                                                       float scale)
@@ -26,6 +27,7 @@ static __device__ __forceinline__ void put_block(const qt_dequantize_args &a, co
                                                  int strip, int block)
 {
     const int lane = (int)threadIdx.x % 32;
+#pragma unroll
     for (int i = 0; i < 16; i += 4) {
         const int row = strip * 16 + i + lane / 8, col = block * 64 + lane % 8 * 8;
         const uint4 v = *(const uint4 *)(from + (i + lane / 8) * LINE + lane % 8 * 4);
@@ -69,55 +71,44 @@ template <class Format> struct dequantize_block {
     }
 };
 
-/* The next block is under way while one is written. */
 template <class Format>
 __global__ void __launch_bounds__(WARPS * 32)
     dequantize_kernel(const __grid_constant__ qt_dequantize_args a)
 {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, step = gridDim.x * WARPS;
-    const unsigned blocks = (unsigned)(a.k + 63) / 64, total = (unsigned)(a.n + 15) / 16 * blocks;
-    uint32_t *stage = (uint32_t *)(qt_smem + Format::TABLE_BYTES) + warp * 16 * LINE;
-    unsigned item = blockIdx.x * WARPS + warp;
-    dequantize_block<Format> now, next;
-    if (item < total)
-        next.load(a, (int)(item / blocks), (int)(item % blocks));
-    const qt_lane values = qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), (int)blockDim.x);
-    __syncthreads();
-    for (; item < total; item += step) {
-        now = next;
-        if (item + step < total)
-            next.load(a, (int)((item + step) / blocks), (int)((item + step) % blocks));
+    static_assert(Format::TABLE_BYTES == 0, "blocks are too short to fill a table");
+    __shared__ __align__(16) uint32_t rows[WARPS][16 * LINE];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int strip = (int)blockIdx.x / a.parts, block = (int)blockIdx.x % a.parts * WARPS + warp;
+    if (block * 64 >= a.k)
+        return;
+    dequantize_block<Format> of;
+    of.load(a, strip, block);
+    const typename Format::lane values =
+        qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), WARPS * 32);
 #pragma unroll
-        for (int s = 0; s < 4; s++) {
-            uint32_t frag[4];
-            const float2 scale = __half22float2(now.scale[s / 2]);
-            now.words.set_zeros(now.zeros[s / 2]);
-            now.words.fragment(frag, s, values);
+    for (int s = 0; s < 4; s++) {
+        uint32_t frag[4];
+        const float2 scale = __half22float2(of.scale[s / 2]);
+        of.words.set_zeros(of.zeros[s / 2]);
+        of.words.fragment(frag, s, values);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int row = lane / 4 + 8 * (i % 2), col = 16 * s + 2 * (lane % 4) + 8 * (i / 2);
-                stage[row * LINE + col / 2] =
-                    round_pair(a, frag[i], (i % 2 ? scale.y : scale.x) * a.factor);
-            }
+        for (int i = 0; i < 4; i++) {
+            int row = lane / 4 + 8 * (i % 2), col = 16 * s + 2 * (lane % 4) + 8 * (i / 2);
+            rows[warp][row * LINE + col / 2] =
+                round_pair(a, frag[i], (i % 2 ? scale.y : scale.x) * a.factor);
         }
-        __syncwarp();
-        put_block(a, stage, (int)(item / blocks), (int)(item % blocks));
-        __syncwarp();
     }
+    __syncwarp();
+    put_block(a, rows[warp], strip, block);
 }
 
 const void *qt_dequantize_instance(enum qt_format format)
 {
 #define KERNEL(Format)                       (const void *)dequantize_kernel<Format>,
 #define FIELDS(name, bits, exp_bits, Format) KERNEL(Format)
-    static const void *const kernels[] = {QT_GROUP_FORMATS(KERNEL) QT_FIELD_FORMATS(FIELDS)};
+    static const void *const kernels[] = {QT_DEQUANTIZE_GROUP_FORMATS(KERNEL)
+                                              QT_FIELD_FORMATS(FIELDS)};
     return kernels[format];
 #undef FIELDS
 #undef KERNEL
-}
-
-int qt_table_bytes(enum qt_format format)
-{
-    static const int bytes[] = {QT_GROUP_FORMATS(QT_TABLE_BYTES)};
-    return format <= QT_FORMAT_LAST_GROUPED ? bytes[format] : 0;
 }

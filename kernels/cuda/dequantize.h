@@ -4,11 +4,7 @@
 
 #include "kernels/cuda/decode.h"
 
-/* Of a block, which then does with 48 KB of shared memory; and words of a row of 64 values there.
- */
-enum { QT_DEQUANTIZE_WARPS = 4, QT_DEQUANTIZE_LINE = 36 };
-/* Blocks there are at most: what large devices run at a time. Each fills its table. */
-enum { QT_DEQUANTIZE_BLOCKS = 132 * 5 };
+enum { QT_DEQUANTIZE_WARPS = 4 }; /* of a block: as many 16 x 64 blocks of weights */
 
 struct qt_dequantize_args {
     struct qt_decode_args decode;
@@ -19,6 +15,7 @@ struct qt_dequantize_args {
     size_t pitch_blocks, pitch_groups;
     int width[3];
     int n, k;
+    int parts;       /* blocks of a strip */
     int group_shift; /* 30: one scale per row */
     float factor;
     int wide; /* rows of out are 16-byte aligned */

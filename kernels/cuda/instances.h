@@ -30,9 +30,14 @@ enum qt_format {
 #undef QT_FORMAT_NAME
 };
 
-/* How decode.cuh decodes those with a scale per group, in that order: for mma.sync tiles and
- * dequantizing; for stream, skinny and tile kernels. */
-#define QT_GROUP_FORMATS(X)                                                                        \
+/* How decode.cuh decodes those with a scale per group, in that order: for dequantizing, mma.sync
+ * tiles, stream, skinny and tile kernels. */
+#define QT_DEQUANTIZE_GROUP_FORMATS(X)                                                             \
+    X(qt_decode_value2)                                                                            \
+    X(qt_decode_value3)                                                                            \
+    X(qt_decode_value4)                                                                            \
+    QT_INT_FORMATS(X)
+#define QT_MMA_TILE_GROUP_FORMATS(X)                                                               \
     X(qt_decode_value2)                                                                            \
     X(qt_decode_value3)                                                                            \
     X(qt_decode_pair4)                                                                             \
@@ -68,9 +73,8 @@ const void *qt_dequantize_instance(enum qt_format format);
 /* For every architecture that there is code for. */
 const void *qt_prepare_instance(void);
 
-/* Bytes of look-up tables, which are at the start of shared memory: of mma.sync tile and
- * dequantizing kernels, of the others. */
-int qt_table_bytes(enum qt_format format);
+/* Bytes of look-up tables, which are at the start of shared memory. */
+int qt_mma_tile_table_bytes(enum qt_format format);
 int qt_stream_table_bytes(enum qt_format format, int token_tiles);
 int qt_skinny_table_bytes(enum qt_format format);
 int qt_tile_table_bytes(enum qt_format format);

@@ -389,15 +389,12 @@ int qt_matmul_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_ma
     a.factor = qt_result_factor(w);
     a.bf16 = dtype == QT_MATMUL_BF16;
     a.wide = w->k % 8 == 0 && (size_t)out % 16 == 0;
-    size_t grid = ceil_div((size_t)s.strips * (size_t)s.blocks, QT_DEQUANTIZE_WARPS);
+    a.parts = (int)ceil_div((size_t)s.blocks, QT_DEQUANTIZE_WARPS);
+    const size_t grid = (size_t)s.strips * (size_t)a.parts;
     if (grid >> 30)
         return QT_MATMUL_UNSUPPORTED;
-    size_t smem =
-        (size_t)qt_table_bytes(s.format) + QT_DEQUANTIZE_WARPS * 16 * QT_DEQUANTIZE_LINE * 4;
     void *args[] = {&a};
-    cudaError_t e = cudaLaunchKernel(
-        qt_dequantize_instance(s.format),
-        dim3((unsigned)(grid < QT_DEQUANTIZE_BLOCKS ? grid : QT_DEQUANTIZE_BLOCKS)),
-        dim3(QT_DEQUANTIZE_WARPS * 32), args, smem, (cudaStream_t)stream);
+    cudaError_t e = cudaLaunchKernel(qt_dequantize_instance(s.format), dim3((unsigned)grid),
+                                     dim3(QT_DEQUANTIZE_WARPS * 32), args, 0, (cudaStream_t)stream);
     return e == cudaSuccess ? QT_MATMUL_OK : QT_MATMUL_FAILED;
 }

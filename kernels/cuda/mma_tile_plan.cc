@@ -47,7 +47,7 @@ static size_t mma_tile_layout(struct qt_mma_tile_args *a, const struct qt_shape 
     /* Chunks of X are found by bits of their address, in lines of 128 bytes. */
     a->stage_bytes =
         tile_tokens(k) * 128 + (int)round_up((size_t)(tile_strips(k) * strip_bytes), 128);
-    a->ring_at = (int)round_up((size_t)qt_table_bytes(s->format), 128);
+    a->ring_at = (int)round_up((size_t)qt_mma_tile_table_bytes(s->format), 128);
     const int ring_bytes = QT_MMA_TILE_STAGES * a->stage_bytes;
     const int results_bytes = tile_tokens(k) * (tile_strips(k) * 32 + QT_MMA_TILE_PAD);
     return (size_t)(a->ring_at + (ring_bytes > results_bytes ? ring_bytes : results_bytes));

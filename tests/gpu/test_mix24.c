@@ -142,6 +142,7 @@ static void test_large(const struct kind *kind)
         struct mix24_matrix m;
         struct mix24_recipe r = recipe(kind, large[i][0], large[i][1]);
         mix24_matrix_new(&m, &r, &seed);
+        check_dequantize(&m.weight, m.decoded, (int)(i % 2), kind->name);
         for (size_t j = 0; j < COUNT(counts); j++)
             check_matmul(&m.weight, m.device_decoded, counts[j], (int)(j % 3 == 1), 0, kind->name);
         check_invariance(&m.weight, few_batches, COUNT(few_batches), 0, kind->name);
