@@ -93,9 +93,9 @@ struct qt_w4ax_norm {
  *   s = max |v| * (clip / 7 or 127), codes = clamp(rint(v * (1 / s)), +-7 or +-127), of the
  *   exact product, ties to even
  *   s < 2^-120 (RMS norm: before the token's factor): codes 0, scale 1
- * INT: per token u = max |v| * (clip8 / 127), the scale that is stored; a block of 4 bits has the
- * factor f = clamp(rint(max |v| of the block * clip4 / (7 u)), 1, 18), s = f u, and bytes f * code.
- * ROW: s = u, every block 8 bits.
+ * INT: per token u = max |v| * (clip8 / 127), the scale that is stored, or 1 for 0; a block of 4
+ * bits has the factor f = clamp(rint(max |v| of the block * clip4 / (7 u)), 1, 18), s = f u, and
+ * bytes f * code. ROW: s = u, stored likewise, every block 8 bits.
  *
  * A row is staged in shared memory unless scales are BLOCK, and there are neither perm nor a layer
  * norm: QT_MATMUL_UNSUPPORTED where 2 k bytes find no room (k above 48 Ki with 99 KB of it).

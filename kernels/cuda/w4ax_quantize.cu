@@ -261,7 +261,7 @@ static __device__ __forceinline__ void quantize_by_token(const quantize_args &a,
     /* Whole numbers below 2^24: exact as floats. */
     float total = block_sum((float)sum, scratch);
     if (threadIdx.x == 0) {
-        a.scale[blockIdx.x] = scale * factor;
+        a.scale[blockIdx.x] = token_scale(scale, factor);
         if (a.sum)
             a.sum[blockIdx.x] = (int)total;
     }
@@ -363,8 +363,8 @@ int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input 
     quantize_args a = {};
     if (in->k == 0 || in->k % 8 || in->k > MAX_K || m > 1u << 24 || !aligned(x, 16) ||
         !aligned(out->codes, 128) || !aligned(out->scale, 16) || !aligned(in->perm, 16) ||
-        !in->blocks || (in->packed && in->scales != QT_W4AX_BLOCK) ||
-        (in->scales == QT_W4AX_INT && !out->sum))
+        !in->blocks || (unsigned)dtype > QT_MATMUL_BF16 ||
+        (in->packed && in->scales != QT_W4AX_BLOCK) || (in->scales == QT_W4AX_INT && !out->sum))
         return QT_MATMUL_UNSUPPORTED;
     if (norm && norm->kind != QT_W4AX_NO_NORM) {
         if (!norm->weight || !aligned(norm->weight, 8) || !aligned(norm->bias, 8))

@@ -192,6 +192,13 @@ static __device__ __forceinline__ float inverse_of(float s)
     return s >= 0x1p-120f ? fmaf(r, -fmaf(s, r, -1), r) : 0;
 }
 
+/* What is stored of a token's scale; without an epsilon the factor of a token of zeros is infinite.
+ */
+static __device__ __forceinline__ float token_scale(float scale, float factor)
+{
+    return scale == 0 ? 1 : scale * factor;
+}
+
 /* `scales` = int: a block's factor, of its largest size and the scale of the token, if its values
  * are narrow. The quotient is rounded as __fdiv_rn does it, likewise. */
 static __device__ __forceinline__ float int_factor(const quantize_args &a, float most, float scale)

@@ -317,7 +317,7 @@ quantize_by_token(const quantize_args &a, const unit_of_tokens<TOKENS> &u,
         all = fmaxf(all, __shfl_xor_sync(~0u, all, d));
     const float scale = __fmul_rn(__shfl_sync(~0u, all, threadIdx.x % 2 * 16), a.per127);
     if ((int)threadIdx.x < u.count)
-        *s[0].scale = scale * u.factor;
+        *s[0].scale = token_scale(scale, u.factor);
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
         const bool small = a.scales == QT_W4AX_INT && narrow(s[r].word);

@@ -164,7 +164,7 @@ static void quantize_truth(int *codes, float *scale, const float *v, const struc
             s = most * (narrow ? l->in.clip4 / 7 : l->in.clip8 / 127);
         else if (narrow && token > 0)
             factor = fminf(fmaxf(rintf(most * l->in.clip4 / (7 * token)), 1), 18);
-        scale[b] = l->scales == QT_W4AX_BLOCK && s < 0x1p-120f ? 1 : s;
+        scale[b] = (l->scales == QT_W4AX_BLOCK ? s < 0x1p-120f : s == 0) ? 1 : s;
         for (size_t j = 0; j < COLS; j++)
             codes[j] = encode(v[j], s * factor, narrow ? 7 : 127) * (int)factor;
     }
@@ -181,7 +181,7 @@ static void norm_truth(float *v, const uint16_t *x, const uint16_t *weight, cons
         double d = to_float(x[i], bf16) - mean;
         squares += d * d / (double)l->k;
     }
-    double factor = kind ? 1 / sqrt(squares + (double)eps) : 1;
+    double factor = kind && squares + (double)eps > 0 ? 1 / sqrt(squares + (double)eps) : 1;
     memset(v, 0, l->kblocks * COLS * sizeof *v);
     for (size_t i = 0; i < l->k; i++) {
         v[i] = (float)((to_float(x[l->perm ? l->perm[i] : i], bf16) - mean) * factor);
@@ -229,7 +229,8 @@ static void check_quantize(const struct layer *l, size_t m, int bf16, enum qt_w4
     bool biased = kind == QT_W4AX_LAYER_NORM && random_below(2);
     void *dx = upload(x, m * l->k * 2), *dw = upload(weight, l->k * 2),
          *db = upload(bias, l->k * 2);
-    struct qt_w4ax_norm norm = {kind, 1e-5f, dw, biased ? db : NULL};
+    const float eps = kind == QT_W4AX_RMS_NORM && random_below(2) ? 0 : 1e-5f;
+    struct qt_w4ax_norm norm = {kind, eps, dw, biased ? db : NULL};
     acts_new(&a, l, m);
     int rc = qt_w4ax_quantize(&a.device, &l->in, &norm, dx, m,
                               bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16, NULL);
@@ -239,7 +240,7 @@ static void check_quantize(const struct layer *l, size_t m, int bf16, enum qt_w4
     float *v = malloc(l->kblocks * COLS * sizeof *v), *scale = malloc(l->kblocks * sizeof *scale);
     int *codes = malloc(l->kblocks * COLS * sizeof *codes);
     for (size_t t = 0; t < m; t++) {
-        norm_truth(v, x + t * l->k, weight, biased ? bias : NULL, l, kind, 1e-5f, bf16);
+        norm_truth(v, x + t * l->k, weight, biased ? bias : NULL, l, kind, eps, bf16);
         quantize_truth(codes, scale, v, l);
         int slack = !kind ? 0 : l->scales == QT_W4AX_INT ? 18 : 1;
         wrong += compare_token(&off, &a, l, t, codes, scale, slack);
