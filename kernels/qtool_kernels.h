@@ -74,7 +74,8 @@ struct qt_matmul_weight {
     /* LUT: F16 [2^bits]. With groups, table[code] * scale is to be within FP16 (in qtool's
      * containers |table| <= 1); what is subnormal there loses bits in plans that round. */
     const void *table;
-    /* INT: U8 [n/16][pitch_groups][2 bits], 8-byte aligned; NULL: 2^(bits-1). Compute 9.0: rows of
+    /* INT: U8 [n/16][pitch_groups][2 bits], 8-byte aligned; NULL: 2^(bits-1). With zero points
+     * plans that round want stored scales of up to 2^15. Compute 9.0: rows of
      * multiples of 16 bytes, so aligned, are faster; a plan for such takes no others. */
     const void *zero;
     /* Blocks of 64 columns, and scales, from one strip of 16 rows to the next; 0 = as many as k
@@ -113,7 +114,7 @@ struct qt_matmul_options {
     int batch_invariant;
     /* If not NULL, weights may be dequantized into the workspace, some rows at a time, and
      * multiplied by it, where that is faster: for very many tokens. They are then rounded to
-     * `dtype` first. */
+     * `dtype` first; to FP16 only if scale_exp2 is 0, and then beyond 65504 to infinity. */
     qt_matmul_dense_fn *dense;
     void *dense_context;
     /* For tests: 80, 86, 89 or 90 plans as for such a device, its kernels and its shared memory, on
@@ -152,6 +153,7 @@ struct qt_matmul_plan {
     unsigned bits, exp_bits;
     size_t group;
     int zeros;
+    size_t units;           /* MIX24: of groups of either kind */
     size_t workspace_bytes; /* 0, or what run needs */
     struct qt_matmul_config config;
     /* The product is that of rounded weights: DENSE of those of dequantize to options.dtype; TILE,
@@ -164,7 +166,7 @@ struct qt_matmul_plan {
     int sms, smem_limit, cc; /* of the device; cc: what its kernels are compiled for, 80 or 90 */
     int grid_x, grid_y;
     size_t smem_bytes;
-    const void *kernel;       /* host address of the kernel */
+    const void *kernel;       /* host address of the kernel; NULL if refused, and run refuses too */
     void (*encode_map)(void); /* TILE: the driver's cuTensorMapEncodeTiled */
 };
 
@@ -189,7 +191,7 @@ int qt_matmul_plan_check(struct qt_matmul_plan *plan, const struct qt_matmul_wei
 int qt_matmul_run(const struct qt_matmul_plan *plan, const struct qt_matmul_weight *w, void *y,
                   const void *x, void *workspace, void *stream);
 
-/* out[n][k] = the weights rounded to `dtype`. */
+/* out[n][k] = the weights rounded to `dtype`; 2-byte aligned (16 bytes are fastest). */
 int qt_matmul_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_matmul_dtype dtype,
                          void *stream);
 

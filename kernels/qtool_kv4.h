@@ -58,7 +58,7 @@ struct qt_kv_options {
     size_t batch;
     size_t heads;               /* of queries; a multiple of the cache's */
     size_t max_length;          /* of any sequence */
-    float scale;                /* of the products, mostly 1 / sqrt(head_dim) */
+    float scale;                /* of the products, positive; mostly 1 / sqrt(head_dim) */
     enum qt_matmul_dtype dtype; /* of q and out */
     int device;                 /* CUDA ordinal; must be the current device */
     /* Programmatic dependent launch: attention may begin to read the cache while the previous
@@ -71,7 +71,7 @@ struct qt_kv_options {
 struct qt_kv_plan {
     struct qt_kv_options options;
     size_t split_tokens; /* of a sequence, per block; a multiple of 128 */
-    size_t splits;       /* of max_length */
+    size_t splits;       /* of max_length; 0 if refused, and run refuses too */
     size_t workspace_bytes;
     size_t cache_heads;
     int kernel;       /* its number */

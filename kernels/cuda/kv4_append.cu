@@ -111,7 +111,7 @@ int qt_kv_append(const struct qt_kv_cache *cache, const void *k, const void *v, 
                  const int *position, size_t tokens, enum qt_matmul_dtype dtype, void *stream)
 {
     kv_append_args a = {};
-    if (qt_kv_cache_fault(cache) || tokens > 0x7fffffff)
+    if (qt_kv_cache_fault(cache) || tokens > 0x7fffffff || (unsigned)dtype > QT_MATMUL_BF16)
         return QT_MATMUL_UNSUPPORTED;
     if (tokens == 0)
         return QT_MATMUL_OK;

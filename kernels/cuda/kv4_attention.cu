@@ -81,6 +81,10 @@ static const char *fault_of(const struct qt_kv_options *o, const struct qt_kv_ca
         return bad;
     if (o->heads == 0 || o->heads % c->heads)
         return "query heads are no multiple of the cache's";
+    if ((unsigned)o->dtype > QT_MATMUL_BF16)
+        return "q and out must be FP16 or BF16";
+    if (!(o->scale > 0 && o->scale < INFINITY))
+        return "scale is not positive";
     if (o->batch == 0 || o->batch > 65535 || o->max_length == 0 || o->max_length > MOST_TOKENS)
         return "batch or length out of range";
     if (c->heads * c->page_tokens > INT_MAX ||
@@ -158,8 +162,8 @@ static void choose_split(struct qt_kv_plan *p, const struct qt_kv_cache *c, cons
     }
 }
 
-int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
-                         const struct qt_kv_options *opt, size_t split_tokens)
+static int plan(struct qt_kv_plan *p, const struct qt_kv_cache *c, const struct qt_kv_options *opt,
+                size_t split_tokens)
 {
     int rc, per_sm = 0;
     struct qt_device device;
@@ -209,16 +213,26 @@ int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
     return allow_smem(p, in);
 }
 
+int qt_kv_attention_plan(struct qt_kv_plan *p, const struct qt_kv_cache *c,
+                         const struct qt_kv_options *opt, size_t split_tokens)
+{
+    int rc = plan(p, c, opt, split_tokens);
+    if (rc != QT_MATMUL_OK)
+        p->splits = 0;
+    return rc;
+}
+
 int qt_kv_attention_run(const struct qt_kv_plan *p, const struct qt_kv_cache *c, void *out,
                         const void *q, const int *length, void *workspace, void *stream)
 {
     const struct qt_kv_options *o = &p->options;
     const kv_instance *in = &instances[p->kernel];
     kv_args a = {};
-    if (fault_of(o, c) || in->format != c->format || in->dim != c->head_dim ||
+    if (!p->splits || fault_of(o, c) || in->format != c->format || in->dim != c->head_dim ||
         c->heads != p->cache_heads) /* not what was planned for */
         return QT_MATMUL_UNSUPPORTED;
-    if ((size_t)q % 16 || (size_t)out % 16 || (p->splits > 1 && !p->cluster && !workspace))
+    if ((size_t)q % 16 || (size_t)out % 16 || (size_t)workspace % 256 ||
+        (p->splits > 1 && !p->cluster && !workspace))
         return QT_MATMUL_UNSUPPORTED;
     a.cache = qt_kv_view(c);
     a.q = q;

@@ -188,12 +188,21 @@ static bool is_planned(const struct qt_matmul_plan *p, const struct qt_matmul_we
 {
     if (w->n != p->n || w->k != p->k || w->kind != p->kind)
         return false;
-    return w->kind == QT_MATMUL_MIX24 ||
-           (w->bits == p->bits && (w->kind != QT_MATMUL_FPX || w->exp_bits == p->exp_bits) &&
-            w->group == p->group && p->zeros == has_zeros(w));
+    return w->kind == QT_MATMUL_MIX24
+               ? w->mix24.twos + w->mix24.fours == p->units
+               : (w->bits == p->bits && (w->kind != QT_MATMUL_FPX || w->exp_bits == p->exp_bits) &&
+                  w->group == p->group && p->zeros == has_zeros(w));
 }
 
-int qt_matmul_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+/* A plan that is refused has no kernel, whichever it had before. */
+static int settled(struct qt_matmul_plan *p, int rc)
+{
+    if (rc != QT_MATMUL_OK)
+        p->kernel = NULL;
+    return rc;
+}
+
+static int check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
     struct qt_shape s;
     p->rounded = p->rounded_exp2 = 0;
@@ -214,6 +223,11 @@ int qt_matmul_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight
                  ? qt_stream_check(p, &s)
                  : qt_refuse(p, QT_MATMUL_UNSUPPORTED, "no such kernel for this kind of matrix");
     return rc == QT_MATMUL_OK ? qt_allow_smem(p->kernel, p->smem_bytes, p->reason) : rc;
+}
+
+int qt_matmul_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+{
+    return settled(p, check(p, w));
 }
 
 /* About how long the stream kernel takes on an H200, and that of mix24. More than 16 tokens a pass
@@ -266,12 +280,11 @@ static int choose_mix24(struct qt_matmul_plan *p, const struct qt_matmul_weight 
     int rc = qt_mix24_choose(p, w, &us);
     if (rc == QT_MATMUL_OK)
         prefer_dense(p, w, packed_bytes, us);
-    return rc == QT_MATMUL_OK && p->config.path == QT_MATMUL_DENSE ? qt_matmul_plan_check(p, w)
-                                                                   : rc;
+    return rc == QT_MATMUL_OK && p->config.path == QT_MATMUL_DENSE ? check(p, w) : rc;
 }
 
-int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w, size_t m,
-                   const struct qt_matmul_options *opt)
+static int plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w, size_t m,
+                const struct qt_matmul_options *opt)
 {
     struct qt_shape s;
     *out = (struct qt_matmul_plan){};
@@ -283,6 +296,7 @@ int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w,
     out->exp_bits = w->exp_bits;
     out->group = w->group;
     out->zeros = has_zeros(w);
+    out->units = w->mix24.twos + w->mix24.fours;
     out->options = *opt;
     if (opt->dtype != QT_MATMUL_F16 && opt->dtype != QT_MATMUL_BF16)
         return qt_refuse(out, QT_MATMUL_UNSUPPORTED, "X and Y must be FP16 or BF16");
@@ -300,7 +314,13 @@ int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w,
     if (!choose(out, &s, w))
         return qt_refuse(out, QT_MATMUL_UNSUPPORTED,
                          "no room in shared memory for n = %zu, k = %zu", w->n, w->k);
-    return qt_matmul_plan_check(out, w);
+    return check(out, w);
+}
+
+int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w, size_t m,
+                   const struct qt_matmul_options *opt)
+{
+    return settled(out, plan(out, w, m, opt));
 }
 
 /* ---- run ---------------------------------------------------------------------------------------
@@ -368,6 +388,8 @@ int qt_matmul_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_ma
                          void *stream)
 {
     struct qt_shape s;
+    if ((size_t)out % 2 || (unsigned)dtype > QT_MATMUL_BF16)
+        return QT_MATMUL_UNSUPPORTED;
     if (w->kind == QT_MATMUL_MIX24)
         return qt_mix24_dequantize(w, out, dtype, stream);
     if (qt_shape_of(&s, w))

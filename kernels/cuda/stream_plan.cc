@@ -46,12 +46,13 @@ static size_t stream_layout(struct qt_stream_args *a, const struct qt_shape *s,
     a->sums_at = (int)at;
     a->sums_buffers = c->token_tiles == 1 ? 2 : 1;
     at += (size_t)a->sums_buffers * (size_t)c->warps_k * m * (pass_strips(c) * 16 + 4) * 4;
-    a->ring_at = (int)round_up(at, 128);
+    const size_t ring_at = round_up(at, 128); /* may be beyond int: then nobody uses the offsets */
+    a->ring_at = (int)ring_at;
     a->slot_bytes = (uint32_t)c->strips *
                     (128 * (uint32_t)(2 * (s->width[0] + s->width[1] + s->width[2]) + s->grouped) +
                      4 * (uint32_t)s->zero_bytes);
     a->ring_bytes = a->slot_bytes * (uint32_t)qt_stream_depth(s->bits, c->token_tiles);
-    return (size_t)a->ring_at + (size_t)c->warps * a->ring_bytes;
+    return ring_at + (size_t)c->warps * a->ring_bytes;
 }
 
 /* ---- choosing ----------------------------------------------------------------------------------

@@ -108,13 +108,26 @@ static int stream_check(struct qt_w4ax_plan *p)
     return qt_allow_smem(l->kernel, l->smem_bytes, p->reason); /* flags are beside it */
 }
 
-int qt_w4ax_plan_check(struct qt_w4ax_plan *p)
+/* A plan that is refused has no kernel, whichever it had before. */
+static int settled(struct qt_w4ax_plan *p, int rc)
+{
+    if (rc != QT_MATMUL_OK)
+        p->launch.kernel = NULL;
+    return rc;
+}
+
+static int check(struct qt_w4ax_plan *p)
 {
     if (p->config.kernel != QT_W4AX_TILE)
         return stream_check(p);
     if (p->options.packed)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "the tile kernel needs blocks that are not packed");
     return qt_w4ax_tile_check(p);
+}
+
+int qt_w4ax_plan_check(struct qt_w4ax_plan *p)
+{
+    return settled(p, check(p));
 }
 
 /* ---- choice -------------------------------------------------------------------------------------
@@ -149,8 +162,8 @@ static void choose_stream(struct qt_w4ax_plan *p)
     choose_units(p);
 }
 
-int qt_w4ax_plan(struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w, size_t m,
-                 const struct qt_w4ax_options *opt)
+static int plan(struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w, size_t m,
+                const struct qt_w4ax_options *opt)
 {
     int rc;
     const char *fault = weight_fault(w);
@@ -164,6 +177,8 @@ int qt_w4ax_plan(struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w, size_t 
         return refuse(p, QT_MATMUL_UNSUPPORTED, fault);
     if (m == 0 || m > 1u << 22)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "m out of range");
+    if ((unsigned)opt->output > QT_W4AX_F32)
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "unknown type of output");
     if ((rc = device_facts(p)) != QT_MATMUL_OK)
         return rc;
     /* The stream kernel reads X again for every 32 or 64 rows. In matrices of up to 32 rows a
@@ -181,7 +196,13 @@ int qt_w4ax_plan(struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w, size_t 
         return refuse(p, QT_MATMUL_UNSUPPORTED, "no tile kernel for this device");
     if (!chosen)
         choose_stream(p);
-    return qt_w4ax_plan_check(p);
+    return check(p);
+}
+
+int qt_w4ax_plan(struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w, size_t m,
+                 const struct qt_w4ax_options *opt)
+{
+    return settled(p, plan(p, w, m, opt));
 }
 
 /* ---- launch -------------------------------------------------------------------------------------
@@ -236,10 +257,13 @@ int qt_w4ax_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w,
                 const struct qt_w4ax_acts *acts, void *y, void *workspace, void *stream)
 {
     int rc = QT_MATMUL_OK;
-    if (weight_fault(w) || w->n != p->n || w->k != p->k || w->scales != p->scales)
+    if (!p->launch.kernel || weight_fault(w) || w->n != p->n || w->k != p->k ||
+        w->scales != p->scales)
         return QT_MATMUL_UNSUPPORTED; /* not what was planned for */
     if (!aligned(acts->codes, 128) || !aligned(acts->scale, 16) ||
-        (p->scales == QT_W4AX_INT && !acts->sum) || (p->workspace_bytes && !workspace))
+        (p->scales == QT_W4AX_INT && !acts->sum) ||
+        !aligned(y, p->options.output == QT_W4AX_F32 ? 4 : 2) ||
+        (p->workspace_bytes && !aligned(workspace, 256)))
         return QT_MATMUL_UNSUPPORTED;
     if (p->config.kernel == QT_W4AX_TILE)
         return qt_w4ax_tile_run(p, w, acts, y, workspace, stream);

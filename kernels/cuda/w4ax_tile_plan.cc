@@ -122,7 +122,7 @@ int qt_w4ax_tile_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *
     const struct qt_matmul_plan *tile = &p->launch;
     const struct qt_tile_matrix t = matrix_of(p);
     const struct qt_tile_kind *k = qt_tile_kind_of(tile, &t);
-    if (!tile->kernel || !qt_tile_fill(&a, tile, &t, y, workspace))
+    if (!qt_tile_fill(&a, tile, &t, y, workspace))
         return QT_MATMUL_UNSUPPORTED; /* not planned */
     const int strips = 4 * k->warpgroups, scale_bytes = qt_w4ax_scale_bytes(p->scales);
     const bool block = p->scales == QT_W4AX_BLOCK;

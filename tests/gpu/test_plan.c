@@ -147,7 +147,7 @@ static void test_devices(void)
     for (int i = 0; i < 2; i++) {
         const struct qt_w4ax_options far = {.device = ordinals[i]};
         const struct qt_kv_options far_too = {
-            .batch = 1, .heads = 4, .max_length = 40, .device = ordinals[i]};
+            .batch = 1, .heads = 4, .max_length = 40, .scale = 1, .device = ordinals[i]};
         struct qt_w4ax_plan plan;
         struct qt_kv_plan attention;
         result(qt_w4ax_plan(&plan, &weight, 1, &far) == QT_MATMUL_NO_GPU &&

@@ -9,6 +9,7 @@
 #include "kernels/qtool_w4ax.h"
 #include "tests/gpu/pretend.h"
 
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -101,6 +102,46 @@ static void other_mix24(void)
         takes("run of mix24", run(&p, &w));
         refuses("mix24 with more shared memory than planned", run(&p, &other));
     }
+    /* Of three units a cluster of four blocks has one without work. */
+    struct qt_matmul_weight w = mix24(1024, 384, 1, 0), other = w;
+    struct qt_matmul_plan p;
+    w.mix24.twos++;
+    takes("plan of four units", qt_matmul_plan(&p, &w, 64, &opt));
+    takes("run of four units", run(&p, &w));
+    refuses("three units", run(&p, &other));
+}
+
+/* What was planned or launched before does not show. */
+static void refused_plans(void)
+{
+    struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16, .batch_invariant = 1};
+    const struct qt_matmul_weight nf4 = matrix(QT_MATMUL_LUT, 4, 4096, 4096);
+    struct qt_matmul_plan p;
+    pretend_device(&a100);
+    takes("plan", qt_matmul_plan(&p, &nf4, 32, &opt));
+    p.config.splits = 60;
+    p.config.token_tiles = 1;
+    refuses("splits without channels", qt_matmul_plan_check(&p, &nf4));
+    refuses("run of a plan that was refused", run(&p, &nf4));
+    pretend_device(&h200);
+    refuses("no tokens", qt_matmul_plan(&p, &nf4, 0, &opt));
+    refuses("run of no tokens", run(&p, &nf4));
+}
+
+/* Those whose weights may be infinite in FP16 are not planned so, however many tokens there are. */
+static void dense_products(void)
+{
+    struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16, .dense = dense};
+    struct qt_matmul_weight nf4 = matrix(QT_MATMUL_LUT, 4, 8192, 8192);
+    struct qt_matmul_plan p;
+    for (int exp2 = -1; exp2 <= 1; exp2++)
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            nf4.scale_exp2 = exp2;
+            opt.dtype = bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16;
+            takes("plan of many tokens", qt_matmul_plan(&p, &nf4, 16384, &opt));
+            const int is_dense = p.config.path == QT_MATMUL_DENSE;
+            takes("its path", is_dense == (bf16 || !exp2) ? QT_MATMUL_OK : QT_MATMUL_FAILED);
+        }
 }
 
 static void other_matrices(void)
@@ -116,6 +157,9 @@ static void other_matrices(void)
     takes("plan", qt_matmul_plan(&p, &nf4, 64, &opt));
     takes("run", run(&p, &nf4));
     refuses("odd y", qt_matmul_run(&p, &nf4, memory + 1, memory, memory, NULL));
+    takes("out at 2", qt_matmul_dequantize(&nf4, memory + 2, QT_MATMUL_F16, NULL));
+    refuses("odd out", qt_matmul_dequantize(&nf4, memory + 1, QT_MATMUL_F16, NULL));
+    refuses("another type", qt_matmul_dequantize(&nf4, memory, (enum qt_matmul_dtype)2, NULL));
     refuses("x at 8", qt_matmul_run(&p, &nf4, memory, memory + 8, memory, NULL));
     refuses("workspace at 8", qt_matmul_run(&p, &nf4, memory, memory, memory + 8, NULL));
     other.n = 1024;
@@ -191,6 +235,24 @@ static void large_matrices(void)
                                            ? QT_MATMUL_OK
                                            : QT_MATMUL_FAILED);
         }
+    static const struct pretended_device *const small[] = {&a100, &ada, &ampere};
+    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16};
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++)
+        for (int fpx = 0; fpx < 2; fpx++) {
+            const struct qt_matmul_weight w =
+                fpx ? matrix(QT_MATMUL_FPX, 6, 16, 1 << 26) : matrix(QT_MATMUL_INT, 4, 16, 1 << 26);
+            struct qt_matmul_plan p;
+            pretend_device(small[i]);
+            takes("long rows", qt_matmul_plan(&p, &w, 32, &opt));
+            p.config = (struct qt_matmul_config){.path = QT_MATMUL_STREAM,
+                                                 .token_tiles = 4,
+                                                 .strips = 1,
+                                                 .warps = 8,
+                                                 .warps_k = 8,
+                                                 .strips_cta = 1,
+                                                 .splits = 1};
+            refuses("4 GB of shared memory", qt_matmul_plan_check(&p, &w));
+        }
     pretend_device(&h200);
 }
 
@@ -214,6 +276,7 @@ static void w4ax(void)
         takes("run of w4ax", qt_w4ax_run(&p, &w, &acts, memory, memory, NULL));
         struct qt_w4ax_weight other = w;
         other.n = 4096;
+        refuses("w4ax, odd y", qt_w4ax_run(&p, &w, &acts, memory + 1, memory, NULL));
         refuses("w4ax, fewer rows", qt_w4ax_run(&p, &other, &acts, memory, memory, NULL));
         other = w;
         other.scales = QT_W4AX_ROW;
@@ -231,12 +294,29 @@ static void w4ax(void)
         other.row_scale = memory + 2;
         refuses("w4ax, row scales at 2", qt_w4ax_plan(&p, &other, m, &opt));
     }
+    struct qt_w4ax_options wide_y = opt;
+    struct qt_w4ax_weight shares = w; /* a workspace is wanted */
+    wide_y.output = QT_W4AX_F32;
+    shares.n = 128;
+    shares.k = 65536;
+    takes("w4ax, FP32", qt_w4ax_plan(&p, &shares, 8, &wide_y));
+    takes("w4ax, y at 4", qt_w4ax_run(&p, &shares, &acts, memory + 4, memory, NULL));
+    refuses("w4ax, y at 2", qt_w4ax_run(&p, &shares, &acts, memory + 2, memory, NULL));
+    refuses("w4ax, workspace at 8", p.workspace_bytes
+                                        ? qt_w4ax_run(&p, &shares, &acts, memory, memory + 8, NULL)
+                                        : QT_MATMUL_FAILED);
+    wide_y.output = (enum qt_w4ax_output)3;
+    refuses("w4ax, another output", qt_w4ax_plan(&p, &w, 1, &wide_y));
+    refuses("w4ax, no tokens", qt_w4ax_plan(&p, &w, 0, &opt));
+    refuses("w4ax, run of no tokens", qt_w4ax_run(&p, &w, &acts, memory, memory, NULL));
     const struct qt_w4ax_input in = {.scales = QT_W4AX_BLOCK,
                                      .k = 53248,
                                      .blocks = (const uint32_t *)memory,
                                      .perm = (const uint32_t *)memory,
                                      .clip4 = 1,
                                      .clip8 = 1};
+    refuses("another type of activations",
+            qt_w4ax_quantize(&acts, &in, NULL, memory, 8, (enum qt_matmul_dtype)2, NULL));
     takes("long rows", qt_w4ax_quantize(&acts, &in, NULL, memory, 8, QT_MATMUL_F16, NULL));
     pretend_device(&ada);
     refuses("rows longer than shared memory",
@@ -267,6 +347,10 @@ static void kv4(void)
     takes("plan of attention", qt_kv_attention_plan(&p, &cache, &opt, 2048));
     takes("attention", qt_kv_attention_run(&p, &cache, memory, memory, length, memory, NULL));
     refuses("no workspace", qt_kv_attention_run(&p, &cache, memory, memory, length, NULL, NULL));
+    refuses("workspace at 8",
+            qt_kv_attention_run(&p, &cache, memory, memory, length, memory + 8, NULL));
+    refuses("another type of keys", qt_kv_append(&cache, memory, memory, (int *)memory,
+                                                 (int *)memory, 1, (enum qt_matmul_dtype)2, NULL));
     refuses("q at 2", qt_kv_attention_run(&p, &cache, memory, memory + 2, length, memory, NULL));
     refuses("out at 8", qt_kv_attention_run(&p, &cache, memory + 8, memory, length, memory, NULL));
     for (size_t heads = 0; heads <= 4; heads += 2) {
@@ -286,14 +370,28 @@ static void kv4(void)
     refuses("longer than the table", qt_kv_attention_plan(&p, &other, &opt, 0));
     static const size_t splits[] = {100, (size_t)1 << 31, (size_t)1 << 32, ((size_t)1 << 31) - 128,
                                     SIZE_MAX & ~(size_t)127};
-    for (size_t i = 0; i < sizeof splits / sizeof *splits; i++)
+    for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
         refuses("split_tokens", qt_kv_attention_plan(&p, &cache, &opt, splits[i]));
+        refuses("run of these",
+                qt_kv_attention_run(&p, &cache, memory, memory, length, memory, NULL));
+    }
+    static const float scales[] = {-1, 0, INFINITY, NAN};
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
+        struct qt_kv_options bad = opt;
+        bad.scale = scales[i];
+        refuses("scale", qt_kv_attention_plan(&p, &cache, &bad, 0));
+    }
+    struct qt_kv_options bad = opt;
+    bad.dtype = (enum qt_matmul_dtype)2;
+    refuses("another type of queries", qt_kv_attention_plan(&p, &cache, &bad, 0));
 }
 
 int main(void)
 {
     pretend_device(&h200);
     other_mix24();
+    refused_plans();
+    dense_products();
     other_matrices();
     slices();
     large_matrices();
