@@ -19,7 +19,7 @@ int qt_fail_record(struct qt_err *err, enum qt_status status, const char *file, 
     if (!err)
         return status;
     err->status = status;
-    copy_text(err->file, sizeof err->file, file);
+    copy_text(err->file, sizeof err->file, file && !*file ? "''" : file);
     copy_text(err->tensor, sizeof err->tensor, tensor);
     va_list ap;
     va_start(ap, fmt);

@@ -46,7 +46,8 @@ int qt_tokenizer_encode(uint32_t **ids, size_t *count, const struct qt_tokenizer
 struct qt_data {
     uint32_t *ids; /* owned */
     size_t count;
-    bool bos; /* there was text, and the tokenizer puts a BOS before every document */
+    const char *first; /* path of the first file, the caller's */
+    bool bos;          /* there was text, and the tokenizer puts a BOS before every document */
 };
 
 /*

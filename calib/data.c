@@ -207,7 +207,7 @@ int qt_data_read(struct qt_data *out, const char *const *paths, size_t n, const 
 {
     struct reader r = {.data = out, .vocab = vocab, .dir = dir};
     int rc = QT_OK;
-    *out = (struct qt_data){0};
+    *out = (struct qt_data){.first = n ? paths[0] : NULL};
     for (size_t i = 0; i < n && rc == QT_OK; i++)
         rc = has_suffix(paths[i], ".gz") ? read_packed(&r, paths[i], err)
                                          : read_plain(&r, paths[i], paths[i], err);
@@ -252,7 +252,7 @@ int qt_data_windows(uint32_t **out, const struct qt_data *data, size_t samples, 
     int rc = QT_OK;
     *out = NULL;
     if (samples == 0 || samples > windows)
-        return qt_fail(err, QT_E_INPUT, NULL, NULL,
+        return qt_fail(err, QT_E_INPUT, data->first, NULL,
                        "%zu tokens make %zu windows of %zu, but %zu are wanted; lower %s--seqlen, "
                        "or give more data",
                        data->count, windows, seqlen, samples, windows ? "--samples or " : "");

@@ -14,7 +14,7 @@ const struct exit_code exit_codes[] = {
     {6, "out of memory or disk, or an I/O error"},
     {7, "no usable GPU"},
     {8, "--resume with other options or inputs than the earlier run"},
-    {75, "interrupted; --resume goes on"},
+    {75, "quantize was interrupted; --resume goes on"},
     {0},
 };
 

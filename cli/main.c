@@ -27,7 +27,8 @@ const struct opt common_opts[] = {
      .kind = OPT_STRING,
      .offset = offsetof(struct common_options, device),
      .metavar = "DEV",
-     .help = "cpu (the default), cuda or cuda:N"},
+     .help = "cpu (the default; of bench cuda), cuda or cuda:N; for calibrate, quantize, eval, "
+             "verify and bench"},
     {.name = "json",
      .kind = OPT_FLAG,
      .offset = offsetof(struct common_options, json),

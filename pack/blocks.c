@@ -347,6 +347,21 @@ static void warn_of_few(const struct few *few, const struct qt_run *run)
                        few->experts, QT_FEW_TOKENS, few->fewest);
 }
 
+/* Whether an earlier run has left nothing to do here. What it has learned since then may be half
+ * written over the matrices. */
+static bool is_finished(const struct qt_run *run, const struct qt_model *model)
+{
+    const struct qt_linear *linear;
+    size_t item;
+    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
+        for (size_t i = 0, n = qt_model_linears(&linear, model, layer); i < n; i++)
+            if (qt_run_find_item(&item, run, linear[i].weight, NULL) < 0 ||
+                (!run->plan.items[item].why &&
+                 !qt_writer_done(run->writer, run->plan.items[item].tensor->name)))
+                return false;
+    return true;
+}
+
 static int run_data(struct qt_run *run, struct qt_err *err)
 {
     struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
@@ -358,6 +373,8 @@ static int run_data(struct qt_run *run, struct qt_err *err)
     QT_TRY(check_strict(run, model, err));
     warn_of_few_tokens(run, model);
     QT_TRY(plan_activations(run, model, &source, err));
+    if (is_finished(run, model))
+        goto done;
     QT_TRY(qt_sequential_open(&seq, &source, run->opt->calibration, err));
     for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
         QT_TRY(run_layer(run, model, seq, layer, &few, err));

@@ -212,8 +212,8 @@ int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, st
     return qt_fail(err, QT_E_INTERNAL, NULL, name, "not in the plan");
 }
 
-/* A finished matrix of an interrupted run, read back: the next block is calibrated on it. */
-int qt_run_read_back(struct qt_packed *out, const struct qt_run *run, size_t i, struct qt_err *err)
+int qt_run_read_unchecked(struct qt_packed *out, const struct qt_run *run, size_t i,
+                          struct qt_err *err)
 {
     int rc = QT_OK;
     *out = run->plan.items[i].packed;
@@ -224,6 +224,21 @@ int qt_run_read_back(struct qt_packed *out, const struct qt_run *run, size_t i, 
         QT_TRY(qt_writer_get(run->writer, run->first[i] + s, section->data, section->bytes, err));
     }
 done:
+    return rc;
+}
+
+int qt_run_read_back(struct qt_packed *out, const struct qt_run *run, size_t i, struct qt_err *err)
+{
+    int rc = qt_run_read_unchecked(out, run, i, err);
+    if (rc < 0)
+        return rc;
+    json_t *sections = qt_run_sections_json(out);
+    if (!sections)
+        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    else if (!json_equal(sections, json_object_get(run->entries[i], "sections")))
+        rc = qt_fail(err, QT_E_RESOURCE, run->opt->out_dir, run->plan.items[i].tensor->name,
+                     "read back differs from what was written; start anew, without --resume");
+    json_decref(sections);
     return rc;
 }
 

@@ -338,6 +338,17 @@ static int apply_finished(struct qt_learner *l, struct qt_err *err)
     return rc;
 }
 
+static uint32_t matrices_crc(const struct qt_learner *l)
+{
+    uint32_t crc = 0;
+    for (size_t i = 0; i < l->nmatrices; i++)
+        for (size_t s = 0; s < l->matrices[i].packed.nsections; s++) {
+            const struct qt_section *section = &l->matrices[i].packed.section[s];
+            crc = qt_crc32(crc, section->data, section->bytes);
+        }
+    return crc;
+}
+
 static int train(struct qt_learner *l, struct qt_err *err)
 {
     int rc = QT_OK;
@@ -350,6 +361,7 @@ static int train(struct qt_learner *l, struct qt_err *err)
         QT_TRY(learn_train(l, 0, l->params.count, learn_model_loss, err));
     learn_work_close(l);
     l->at.done = 1;
+    l->at.crc = matrices_crc(l);
     QT_TRY(learn_params_save(l, err)); /* from here on what was written may be written over */
 done:
     return rc;
@@ -466,11 +478,25 @@ static json_t *report_json(const struct qt_learner *l, double start)
 /* Journalled when everything is rewritten: then a resumed run has nothing left to learn. */
 static const char unit_name[] = "(learning)";
 
+/* Once all is learned, matrices may be half written over: they are checked with the result. */
 static int read_matrices(struct qt_learner *l, struct qt_err *err)
 {
     int rc = QT_OK;
-    for (size_t i = 0; i < l->nmatrices && rc == QT_OK; i++)
-        rc = qt_run_read_back(&l->matrices[i].packed, l->run, l->matrices[i].item, err);
+    for (size_t i = 0; i < l->nmatrices && rc == QT_OK; i++) {
+        struct learn_matrix *m = &l->matrices[i];
+        rc = l->at.done ? qt_run_read_unchecked(&m->packed, l->run, m->item, err)
+                        : qt_run_read_back(&m->packed, l->run, m->item, err);
+    }
+    return rc;
+}
+
+/* What an earlier process has saved. */
+static int go_on(struct qt_learner *l, struct qt_err *err)
+{
+    int rc = apply_finished(l, err);
+    if (rc == QT_OK && l->at.done && l->at.crc != matrices_crc(l))
+        rc = qt_fail(err, QT_E_RESOURCE, l->run->opt->out_dir, NULL,
+                     "read back differs from what was written; start anew, without --resume");
     return rc;
 }
 
@@ -484,11 +510,9 @@ int qt_learn_run(struct qt_learner *l, struct qt_err *err)
         l->run->learning = json_deep_copy(finished);
         return QT_OK;
     }
-    QT_TRY(read_matrices(l, err));
-    QT_TRY(learn_params_read(l, err));
     QT_TRY(learn_params_load(&found, l, err));
-    if (found)
-        QT_TRY(apply_finished(l, err));
+    QT_TRY(read_matrices(l, err));
+    QT_TRY(found ? go_on(l, err) : learn_params_read(l, err));
     QT_TRY(train(l, err));
     QT_TRY(rewrite(l, err));
     l->run->learning = report_json(l, start);

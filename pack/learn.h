@@ -69,7 +69,8 @@ struct learn_progress {
     uint64_t loss_steps;
     uint64_t worse; /* evaluations since the best one */
     uint64_t points;
-    uint64_t done; /* delta is the result */
+    uint64_t done; /* delta is the result, */
+    uint64_t crc;  /* and this the CRC-32 of all matrices with it */
 };
 
 struct qt_learner {

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-static const char magic[8] = "qtlearn1";
+static const char magic[8] = "qtlearn2";
 
 /* Adam. beta2 for some hundred steps, not for the usual ten thousands. */
 static const double beta1 = 0.9, beta2 = 0.99, eps = 1e-12;

@@ -247,7 +247,7 @@ static int check_config(const struct qt_plan *plan, const struct qt_ckpt *ckpt, 
         return rc;
     const int loaded = qt_path_exists(path) ? qt_json_load(&config, path, MAX_CONFIG, &inner) : rc;
     if (loaded == QT_E_RESOURCE)
-        rc = qt_fail(err, loaded, NULL, NULL, "%s", inner.reason);
+        rc = qt_fail(err, loaded, path, NULL, "%s", inner.reason);
     else if (config)
         rc = check_items(plan, config, path, err);
     json_decref(config);

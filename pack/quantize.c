@@ -361,7 +361,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(qt_writer_finish(run.writer, manifest, err));
 done:
     /* Input that will not get better by trying again leaves nothing behind; the rest can resume. */
-    if (rc == QT_E_INPUT || rc == QT_E_UNSUPPORTED)
+    if (rc == QT_E_INPUT || rc == QT_E_UNSUPPORTED || rc == QT_E_USAGE)
         qt_writer_discard(run.writer);
     if (rc < 0) {
         json_decref(out->document);

@@ -170,6 +170,13 @@ $ qtool calibrate "$NANO" --data "$NANO/calib.txt" -o x.qcal --samples 1 --seqle
 ? 2
 2 windows of 4096 tokens; the model takes 2048
 
+$ : >empty.txt && qtool quantize "$NANO" -o x --scheme nf4 --data empty.txt -q
+? 3
+2 empty\.txt: 0 tokens make 0 windows
+$ qtool quantize "$NANO" -o x --scheme nf4 --data "$NANO/calib.txt" --samples 1 --seqlen 4096 -q
+? 2
+2 windows of 4096 tokens; the model takes 2048
+
 $ ls | grep -c '^x'
 ? 1
 > ^0$

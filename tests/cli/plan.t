@@ -93,3 +93,10 @@ $ echo '{"model_type":"gpt_bigcode"}' >conv/config.json && qtool plan conv --sch
 > ^tensors +1 quantized
 $ qtool plan conv --scheme none
 > ^tensors +0 quantized
+
+$ mkdir loop && cp "$NANO/model.safetensors" loop && ln -s config.json loop/config.json && qtool plan loop --scheme nf4
+? 6
+2 ^qtool plan: loop/config\.json: cannot open: Too many levels
+$ qtool plan '' --scheme nf4
+? 3
+2 ^qtool plan: '': cannot open: No such file

@@ -417,6 +417,74 @@ static void interrupted_runs_resume(void **state)
     }
 }
 
+#define FIRST_MATRIX "model.layers.0.self_attn.q_proj.weight"
+
+static bool is_written(const char *journal, const char *unit)
+{
+    char *text = NULL, line[128];
+    size_t size;
+    if (!qt_path_exists(journal))
+        return false;
+    assert_int_equal(qt_file_read(&text, &size, journal, 1 << 20, NULL), QT_OK);
+    snprintf(line, sizeof line, "{\"unit\":\"%s\"", unit);
+    const bool found = strstr(text, line) != NULL;
+    qt_free(text);
+    return found;
+}
+
+/* A bit of the section's data in the unfinished container. */
+static void flip_bit(const char *dir, const char *section)
+{
+    FILE *file = fopen(fixture_path(dir, "model.safetensors"), "r+b");
+    uint64_t size;
+    assert_non_null(file);
+    assert_int_equal(fread(&size, sizeof size, 1, file), 1);
+    char *header = calloc(size + 1, 1);
+    assert_int_equal(fread(header, size, 1, file), 1);
+    json_t *doc = json_loads(header, 0, NULL);
+    const json_t *offsets = json_object_get(json_object_get(doc, section), "data_offsets");
+    const long at = (long)(8 + size) + (long)json_integer_value(json_array_get(offsets, 0)) + 10;
+    assert_non_null(offsets);
+    assert_int_equal(fseek(file, at, SEEK_SET), 0);
+    const int byte = fgetc(file);
+    assert_int_equal(fseek(file, at, SEEK_SET), 0);
+    assert_int_not_equal(fputc(byte ^ 4, file), EOF);
+    assert_int_equal(fclose(file), 0);
+    json_decref(doc);
+    free(header);
+}
+
+/* Stopped before every block, step and tensor that is rewritten: codes that have changed since they
+ * were written, and are not written again, are found. */
+static void damage_is_not_learned_from(void **state)
+{
+    struct fixture *f = *state;
+    char partial[sizeof f->out[0] + 8];
+    struct qt_quantize_options opt = options(f, "a", modes[0].scheme, modes[0].learn);
+    struct qt_quantize_report report;
+    int rc, found = 0;
+    snprintf(partial, sizeof partial, "%s.partial", f->out[0]);
+    opt.interrupted = stop_soon;
+    for (int stops = 0;; stops++) {
+        opt.resume = false;
+        stops_left = stops;
+        rc = qt_quantize(&report, f->ckpt, &opt, &f->err);
+        if (rc != QT_E_INTERRUPTED)
+            break;
+        if (!is_written(fixture_path(partial, "journal"), FIRST_MATRIX))
+            continue;
+        flip_bit(partial, FIRST_MATRIX ".q.plane0");
+        opt.resume = true;
+        stops_left = 1000000;
+        expect_error("damage", qt_quantize(&report, f->ckpt, &opt, &f->err), QT_E_RESOURCE,
+                     "differs from what was written", &f->err);
+        found++;
+    }
+    expect_ok("no more stops", rc, &f->err);
+    json_decref(report.document);
+    assert_true(found > 15);
+}
+
 static void other_options_do_not_resume(void **state)
 {
     struct fixture *f = *state;
@@ -489,6 +557,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(harm_is_not_kept, set_up, tear_down),
         cmocka_unit_test_setup_teardown(same_bytes_for_any_threads, set_up, tear_down),
         cmocka_unit_test_setup_teardown(interrupted_runs_resume, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(damage_is_not_learned_from, set_up, tear_down),
         cmocka_unit_test_setup_teardown(other_options_do_not_resume, set_up, tear_down),
         cmocka_unit_test_setup_teardown(tuned_containers_verify, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_cannot_learn_is_refused, set_up, tear_down),
