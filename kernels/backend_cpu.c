@@ -11,6 +11,8 @@
 
 #include <cblas.h>
 #include <stdio.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 
 /* Output tile of `linear`. Every tile packs its operands anew, so tiles must not be small: measured
  * on 2048 tokens, k = 384..5632, against one large sgemm on the same two cores: 512x128 88 % and
@@ -391,11 +393,55 @@ static void set_name(struct cpu *cpu)
     snprintf(cpu->name, sizeof cpu->name, "OpenBLAS %s %s", version, openblas_get_corename());
 }
 
+/* Of a thread: its buffer; its stack, and a margin. */
+enum { BUFFER_MB = 128, STACK_MB = 10, FIRST_N = 256 };
+
+/* Large enough a product to want a buffer. x: a matrix, and one for each thread's result. */
+static int first_product(void *x, size_t item, int thread, struct qt_err *err)
+{
+    float *y = (float *)x + (size_t)(thread + 1) * FIRST_N * FIRST_N;
+    (void)item;
+    (void)err;
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, FIRST_N, FIRST_N, FIRST_N, 1, x, FIRST_N,
+                x, FIRST_N, 0, y, FIRST_N);
+    return QT_OK;
+}
+
+/*
+ * Where address space is limited (ulimit -v): OpenBLAS asks for a buffer for each thread at its
+ * first product and, where there is no room, again and again without end. So there must be room for
+ * them, and they are taken before others take it. It keeps them.
+ */
+static int take_buffers(struct qt_err *err)
+{
+    const size_t threads = (size_t)qt_threads();
+    const size_t bytes = (threads * (BUFFER_MB + STACK_MB)) << 20;
+    struct rlimit limit;
+    float *x;
+    if (getrlimit(RLIMIT_AS, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
+        return QT_OK;
+    void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL,
+                       "out of memory: OpenBLAS wants %d MB of address space (ulimit -v) for each "
+                       "of %zu threads (--threads)",
+                       BUFFER_MB, threads);
+    munmap(room, bytes);
+    int rc = qt_array_new(&x, (threads + 1) * FIRST_N * FIRST_N, sizeof *x, err);
+    if (rc == QT_OK)
+        rc = qt_parallel(threads, first_product, x, err);
+    qt_free(x);
+    return rc;
+}
+
 int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
 {
     struct cpu *cpu;
     *out = NULL;
-    int rc = qt_array_new(&cpu, 1, sizeof *cpu, err);
+    int rc = take_buffers(err);
+    if (rc == QT_OK)
+        rc = qt_array_new(&cpu, 1, sizeof *cpu, err);
     if (rc < 0)
         return rc;
     /* Parallelism is ours: an OpenBLAS that splits a product sums in an order that depends on how

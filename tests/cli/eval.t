@@ -106,3 +106,10 @@ $ qtool quantize "$NANO" -o w4ax --scheme w4ax --data "$NANO/calib.txt" --sample
 $ qtool eval "$NANO" --data ids.u16 --kv 5 -q
 ? 2
 2 kv
+
+# Where address space is short OpenBLAS would try for ever to get its buffers.
+need sh -c 'ulimit -v 150000; timeout 20 qtool version'
+$ (ulimit -v 190000; exec timeout 20 qtool eval "$NANO" --data "$NANO/eval.txt" --windows 1 --seqlen 64 --threads 1 -q)
+? 6
+2 OpenBLAS wants 128 MB of address space
+$ (ulimit -v 900000; exec timeout 20 qtool eval "$NANO" --data "$NANO/eval.txt" --windows 1 --seqlen 64 --threads 2 -q)
