@@ -138,6 +138,13 @@ done:
     return rc;
 }
 
+/* Damaged weights have figures too. */
+static int open_whole(struct source *out, const char *path, struct qt_err *err)
+{
+    int rc = source_open(out, path, err);
+    return rc == QT_OK && out->container ? qt_container_check_crcs(out->container, err) : rc;
+}
+
 static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
 {
     const struct eval_options *o = options;
@@ -148,9 +155,9 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(check_gate(o->gate, o->ref != NULL, err));
     if (o->kv_keys != KV_KEYS_BEST && !o->kv)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "--kv-keys needs --kv 4");
-    QT_TRY(source_open(&model, args[0], err));
+    QT_TRY(open_whole(&model, args[0], err));
     if (o->ref)
-        QT_TRY(source_open(&ref, o->ref, err));
+        QT_TRY(open_whole(&ref, o->ref, err));
     QT_TRY(evaluate(&report, cli, o, &model, &ref, err));
     size_t n = make_figures(figures, &report);
     if (cli->doc)
@@ -236,7 +243,7 @@ const struct command cmd_eval = {
         "--ref both models run side by side, and at every position the next-token distributions "
         "are compared: KL(reference || model) in nats, whether the most probable token is the "
         "same, and the root mean square of the change in the probability of the actual next "
-        "token.\n\n"
+        "token. The data of containers is compared with their checksums first.\n\n"
         "Figures for --gate: ppl; with --ref also ref_ppl, ppl_ratio, kld (the mean), kld_mean, "
         "kld_median, "
         "kld_p999, same_top, rms_dp. Relations: <=, >=, <, >; several conditions are separated "

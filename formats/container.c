@@ -421,3 +421,14 @@ int qt_container_check_crc(const struct qt_container *c, size_t i, struct qt_err
                        s->crc);
     return QT_OK;
 }
+
+static int check_one(void *container, size_t i, int thread, struct qt_err *err)
+{
+    (void)thread;
+    return qt_container_check_crc(container, i, err);
+}
+
+int qt_container_check_crcs(const struct qt_container *c, struct qt_err *err)
+{
+    return qt_parallel(qt_ckpt_count(c->ckpt), check_one, (void *)(uintptr_t)c, err);
+}

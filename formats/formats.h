@@ -191,6 +191,8 @@ const struct qt_entry *qt_container_entry(const struct qt_container *c, size_t i
 const struct qt_entry *qt_container_find(const struct qt_container *c, const char *name);
 /* The CRC of stored tensor i of qt_container_ckpt against the manifest; QT_E_INPUT if different. */
 int qt_container_check_crc(const struct qt_container *c, size_t i, struct qt_err *err);
+/* Of all of them, on all threads. */
+int qt_container_check_crcs(const struct qt_container *c, struct qt_err *err);
 
 /*
  * Writing. A container is made in DIR.partial/ and renamed to DIR when everything has been written,

@@ -546,12 +546,6 @@ static int write_index(const struct qt_writer *w, struct qt_err *err)
     return rc;
 }
 
-static int check_one(void *container, size_t i, int thread, struct qt_err *err)
-{
-    (void)thread;
-    return qt_container_check_crc(container, i, err);
-}
-
 /* Reads the container as any user would. All is synced, so the cached pages can go first: what is
  * compared comes from the disk where the kernel takes the advice. */
 static int read_back(const struct qt_writer *w, struct qt_err *err)
@@ -567,7 +561,7 @@ static int read_back(const struct qt_writer *w, struct qt_err *err)
     }
     int rc = qt_container_open(&c, w->out.partial, &why);
     if (rc == QT_OK)
-        rc = qt_parallel(qt_ckpt_count(qt_container_ckpt(c)), check_one, c, &why);
+        rc = qt_container_check_crcs(c, &why);
     if (rc == QT_E_RESOURCE)
         qt_fail(err, rc, why.file, why.tensor, "%s", why.reason);
     else if (rc < 0 && c)

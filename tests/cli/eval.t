@@ -107,6 +107,14 @@ $ qtool eval "$NANO" --data ids.u16 --kv 5 -q
 ? 2
 2 kv
 
+# Damaged weights have figures too.
+$ cp -r nf4 bad && printf 'damage' | dd of=bad/model.safetensors bs=1 seek=$(($(wc -c <nf4/model.safetensors) - 100000)) conv=notrunc status=none && qtool eval bad --data "$NANO/eval.txt" --windows 1 --seqlen 64 -q
+? 3
+2 bad/model\.safetensors: tensor [^ ]+: the data's CRC-32 is [0-9a-f]{8}, the manifest's [0-9a-f]{8}: the file is damaged
+$ qtool eval "$NANO" --ref bad --data "$NANO/eval.txt" --windows 1 --seqlen 64 -q
+? 3
+2 the file is damaged
+
 # Where address space is short OpenBLAS would try for ever to get its buffers.
 need sh -c 'ulimit -v 150000; timeout 20 qtool version'
 $ (ulimit -v 190000; exec timeout 20 qtool eval "$NANO" --data "$NANO/eval.txt" --windows 1 --seqlen 64 --threads 1 -q)
