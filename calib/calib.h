@@ -4,6 +4,8 @@
  * inputs of the linear layers hangs in a tap, whoever has other weights hands in another source.
  *
  *   tokenizer.c   tokenizer.json -> ids (byte-level and SentencePiece-style BPE)
+ *   tokenizer_*.c   of it, reading, added tokens, properties of characters
+ *   bpe*.c, pretokenize*.c   of it, merges; where text is cut before
  *   data.c        calibration and evaluation texts -> ids -> windows
  *   arch.c        one table row per model family
  *   config.c      config.json -> sizes and options

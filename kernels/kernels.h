@@ -6,6 +6,7 @@
  *                          qtool_kv4.h: those of w4ax and attention over 4-bit caches
  *   gpu_backend.c          the CUDA backend; gpu_product.c: its products; gpu_math.cu: its kernels
  *   gpu_cuda.c             struct qt_gpu over libqtool_kernels and the CUDA run time
+ *   gpu_copy.c             copies between host and device
  *   gpu_cublas.c           cuBLAS, loaded at run time
  *   gpu_transfer.cu        kernels that only read or copy: what others are measured against
  *   gpu_none.c             instead of these in builds without nvcc

@@ -6,10 +6,12 @@
  *   fpx.c        minifloats ExMy with a scale per output row        (FP6-LLM)
  *   lut.c        look-up tables in groups: NormalFloat and learned  (FLUTE)
  *   int.c        whole numbers in groups or rows, symmetric or with zero points
- *   codebook.c   what these three share: value = scale * table[code]; search, rounding, packing
+ *   codebook.c   what these three share: value = scale * table[code]; search, rounding, packing;
+ *                codebook_solve.c: with a Hessian
  *   mix24*.c     2 and 4 bits in one matrix, 16-bit outliers apart   (mix24.h lists them)
  *   frag.c       codes <-> packed planes in the layout of layout_frag.h
- *   rowops.c     vector loops over rows, built per instruction set, bit-identical on all
+ *   rowops.c     vector loops over rows, built per instruction set, bit-identical on all;
+ *                rowops_select.c: which of these
  *   w4ax.c       INT4 weights for activations of 4 and 8 bits in blocks   (COMET)
  *   act.c        the activations of w4ax: order, precision, rounding
  *   act_plan.c   the plan for all of them, by act_order.c (which channels go together), act_error.c
@@ -28,7 +30,8 @@
  *   resume.c     whether what an earlier run has made is of use to it
  *   blocks.c     the calibrated part of it, decoder block by decoder block
  *   sequential.c the hidden states of the calibration windows on their way through the decoder
- *   learn.c      scales and norms tuned by gradient descent through the model, after blocks.c
+ *   learn.c      scales and norms tuned by gradient descent through the model, after blocks.c;
+ *                learn_*.c: parameters, losses, steps
  *   report.c     qtool-report.json
  *   weights.c    a container as a source of weights for calib's forward pass
  */
@@ -114,9 +117,15 @@ enum qt_act_scales { QT_ACT_SCALES_BLOCK, QT_ACT_SCALES_INT, QT_ACT_SCALES_ROW }
  * short) have bits[b] = 4 or 8. With a the absmax of a token's block and t that of the token,
  * everything in FP32:
  *     q = round(x * (1 / s)), ties to even, limited to -7..7 or -127..127
+ *
  *     block:  s = a * (clip / 7) or a * (1 / 127)
- *     int:    s = f * u, u = t * (1 / 127), f = 1 or round(a clip / (7 u)) limited to 1..18, so
- * that f q fits 8 bits row:    s = u, all blocks have 8 bits s < 2^-120: all q are 0.
+ *
+ *     int:    s = f * u, u = t * (1 / 127), f = 1 or round(a clip / (7 u)) limited to 1..18 (f q
+ *             fits 8 bits)
+ *
+ *     row:    s = u, all blocks have 8 bits
+ *
+ * Where s < 2^-120 all q are 0.
  */
 struct qt_act {
     size_t k;
