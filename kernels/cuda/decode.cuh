@@ -8,6 +8,7 @@
  *     TABLE_BYTES   in a table in shared memory, of so many bytes; 0: there is none
  *     LINE_BYTES    of an entry for all lanes
  *     LANE_BYTES    of it, that a lane reads
+ *     SINGLE        an entry is one code's value, not two codes'
  *     TILE4         see qt_decode_tile4
  *     code          of a nibble
  *     GROUPED       a scale per group; else per row
@@ -52,18 +53,16 @@ static __device__ __forceinline__ uint32_t qt_lane_zeros(const qt_decode_args &d
     return d.zeros ? ((const uint16_t *)group)[g] : 0x8080u;
 }
 
-/* What a lane has besides its words; values of 4 * WORDS codes. */
-template <int WORDS> struct qt_lane_of {
-    uint32_t bytes;                   /* where in a line of the table its copy is */
-    uint32_t low[WORDS], high[WORDS]; /* halves of the values of nibbles, a byte each */
+/* What a lane has besides its words. */
+struct qt_lane {
+    uint32_t bytes;           /* where in a line of the table its copy is */
+    uint32_t low[2], high[2]; /* halves of the values of up to eight nibbles, a byte each */
 };
-typedef qt_lane_of<2> qt_lane;
 
 /* What formats without a table or without zero points have of these. */
 struct qt_decode_plain {
     enum { LUT = 0, VALUES = 0, TABLE_BYTES = 0, LANE_BYTES = 4, LINE_BYTES = 0, TILE4 = 0 };
-    enum { ZEROS = 0, ROUND_EXP2 = 0, RARE = 0 };
-    typedef qt_lane lane;
+    enum { SINGLE = 0, ZEROS = 0, ROUND_EXP2 = 0, RARE = 0 };
 
     __device__ __forceinline__ void set_zeros(uint32_t)
     {
@@ -98,12 +97,13 @@ extern __shared__ __align__(1024) unsigned char qt_smem[];
  *
  * The values of up to eight codes are four registers of bytes, and a nibble is what PRMT selects a
  * byte by: four of it make two operand registers. So nothing is looked up in shared memory, for
- * more instructions. Of sixteen codes there are two such selections to choose from.
+ * more instructions.
  */
 template <class Format>
-static __device__ __forceinline__ void value_start(typename Format::lane *lane, __half value)
+static __device__ __forceinline__ void value_start(qt_lane *lane, __half value)
 {
     const int codes = 1 << (Format::WIDTH0 + Format::WIDTH1);
+    lane->low[0] = lane->low[1] = lane->high[0] = lane->high[1] = 0;
 #pragma unroll
     for (int nibble = 0; nibble < codes; nibble++) {
         const uint32_t v = __half_as_ushort(__shfl_sync(~0u, value, Format::code(nibble)));
@@ -130,49 +130,6 @@ static __device__ __forceinline__ void value_fragment(uint32_t a[4], uint32_t ni
     value_pair(a, nibbles, lane);
     value_pair(a + 2, nibbles >> 16, lane);
 }
-
-/* Likewise of sixteen codes: byte i of the first four registers, or of the others. */
-static __device__ __forceinline__ uint32_t value16_bytes(const uint32_t of[4], uint32_t nibbles)
-{
-    const uint32_t at = nibbles & 0x7777, which = (nibbles & 0x8888) >> 1 | 0x3210;
-    return ptx_permute(ptx_permute(of[0], of[1], at), ptx_permute(of[2], of[3], at), which);
-}
-
-static __device__ __forceinline__ void value16_pair(uint32_t a[2], uint32_t nibbles,
-                                                    const qt_lane_of<4> &lane)
-{
-    const uint32_t low = value16_bytes(lane.low, nibbles);
-    const uint32_t high = value16_bytes(lane.high, nibbles);
-    a[0] = ptx_permute(low, high, 0x5140);
-    a[1] = ptx_permute(low, high, 0x7362);
-}
-
-/* 4 bits, however they are looked up. */
-struct qt_decode_four : qt_decode_plain {
-    enum { WIDTH0 = 4, WIDTH1 = 0, WIDTH2 = 0, LUT = 1, GROUPED = 1 };
-    uint32_t w[4];
-
-    static __device__ unsigned code(unsigned nibble)
-    {
-        return nibble;
-    }
-    __device__ __forceinline__ void load(const unsigned char *const src[3],
-                                         const struct qt_decode_args &)
-    {
-        *(uint4 *)w = *(const uint4 *)src[0];
-    }
-};
-
-struct qt_decode_value4 : qt_decode_four {
-    enum { VALUES = 1 };
-    typedef qt_lane_of<4> lane;
-
-    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const lane &l) const
-    {
-        value16_pair(a, w[s], l);
-        value16_pair(a + 2, w[s] >> 16, l);
-    }
-};
 
 /* 3 bits = 2 + 1. */
 struct qt_decode_value3 : qt_decode_plain {
@@ -277,14 +234,57 @@ static __device__ __forceinline__ void pair_fragment(uint32_t a[4], uint32_t ent
     a[3] = pair_look_up(entries >> 17, mask, lane);
 }
 
-struct qt_decode_pair4 : qt_decode_four {
-    enum { LINE_BYTES = 128, TABLE_BYTES = 256 * LINE_BYTES };
+/* 4 bits. */
+struct qt_decode_pair4 : qt_decode_plain {
+    enum {
+        WIDTH0 = 4,
+        WIDTH1 = 0,
+        WIDTH2 = 0,
+        LUT = 1,
+        LINE_BYTES = 128,
+        TABLE_BYTES = 256 * LINE_BYTES,
+        GROUPED = 1
+    };
+    uint32_t w[4];
 
+    static __device__ unsigned code(unsigned nibble)
+    {
+        return nibble;
+    }
+    __device__ __forceinline__ void load(const unsigned char *const src[3],
+                                         const struct qt_decode_args &)
+    {
+        *(uint4 *)w = *(const uint4 *)src[0];
+    }
     __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
     {
         pair_fragment(a, w[s], 0xff, lane);
     }
 };
+
+/* The same with a table that is small, for blocks too short to fill a large one: an entry a code,
+ * two of which are put together. */
+struct qt_decode_single4 : qt_decode_pair4 {
+    enum { SINGLE = 1, TABLE_BYTES = 16 * LINE_BYTES };
+
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t low = i ? w[s] >> (8 * i - 7) : w[s] << 7;
+            const uint32_t high = i ? w[s] >> (8 * i - 3) : w[s] << 3;
+            a[i] = ptx_permute(pair_look_up(low, 15, lane), pair_look_up(high, 15, lane), 0x5410);
+        }
+    }
+};
+
+template <class Format>
+static __device__ __forceinline__ void single_fill(__half value, int threads)
+{
+    for (int i = (int)threadIdx.x; i < Format::TABLE_BYTES / 4; i += threads)
+        ((uint32_t *)qt_smem)[i] =
+            __half_as_ushort(__shfl_sync(~0u, value, Format::code((unsigned)i / 32)));
+}
 
 struct qt_decode_pair3 : qt_decode_value3 {
     enum { VALUES = 0, LINE_BYTES = 128, TABLE_BYTES = 128 * LINE_BYTES };
@@ -423,12 +423,14 @@ struct qt_decode_mixed2 : qt_decode_value2 {
 /* Each lane brings qt_lane_value. The first `threads` threads of the block fill the table, before a
  * barrier. */
 template <class Format>
-static __device__ __forceinline__ typename Format::lane qt_lane_start(__half value, int threads)
+static __device__ __forceinline__ qt_lane qt_lane_start(__half value, int threads)
 {
-    typename Format::lane lane = {threadIdx.x % 32 * Format::LANE_BYTES, {}, {}};
+    qt_lane lane = {threadIdx.x % 32 * Format::LANE_BYTES, {}, {}};
     if constexpr (Format::VALUES)
         value_start<Format>(&lane, value);
-    if constexpr (Format::TABLE_BYTES > 0 && Format::LANE_BYTES == 4)
+    if constexpr (Format::SINGLE)
+        single_fill<Format>(value, threads);
+    else if constexpr (Format::TABLE_BYTES > 0 && Format::LANE_BYTES == 4)
         pair_fill<Format>(value, threads);
     if constexpr (Format::TABLE_BYTES > 0 && Format::LANE_BYTES == 8)
         quad_fill<Format>(lane, threads);

@@ -3,7 +3,7 @@
  *
  *   grid      WARPS x 64 columns of a strip of 16 rows a block
  *   block     a warp turns a 16 x 64 block of weights into rows of `out`
- *   smem      the same of each warp: so that rows are written in whole lines
+ *   smem      [ look-up table | rows of each warp ]: so that rows are written in whole lines
  *   Moves     packed bytes once, 2 n k bytes out
  *   Oracle    qt_packed_decode, rounded: equal bit for bit
  */
@@ -13,7 +13,7 @@
 #include "kernels/cuda/round.cuh"
 
 /* LINE: words of a row of 64 values in shared memory, by 4 of which rows lie in other banks. */
-enum { WARPS = QT_DEQUANTIZE_WARPS, LINE = 36 };
+enum { WARPS = QT_DEQUANTIZE_WARPS, LINE = 36, ROW_BYTES = WARPS * 16 * LINE * 4 };
 
 static __device__ __forceinline__ uint32_t round_pair(const qt_dequantize_args &a, uint32_t pair,
                                                       float scale)
@@ -75,16 +75,17 @@ template <class Format>
 __global__ void __launch_bounds__(WARPS * 32)
     dequantize_kernel(const __grid_constant__ qt_dequantize_args a)
 {
-    static_assert(Format::TABLE_BYTES == 0, "blocks are too short to fill a table");
-    __shared__ __align__(16) uint32_t rows[WARPS][16 * LINE];
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int strip = (int)blockIdx.x / a.parts, block = (int)blockIdx.x % a.parts * WARPS + warp;
+    uint32_t *const rows = (uint32_t *)(qt_smem + Format::TABLE_BYTES) + warp * 16 * LINE;
+    dequantize_block<Format> of;
+    if (block * 64 < a.k)
+        of.load(a, strip, block);
+    const qt_lane values = qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), WARPS * 32);
+    if (Format::TABLE_BYTES)
+        __syncthreads();
     if (block * 64 >= a.k)
         return;
-    dequantize_block<Format> of;
-    of.load(a, strip, block);
-    const typename Format::lane values =
-        qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), WARPS * 32);
 #pragma unroll
     for (int s = 0; s < 4; s++) {
         uint32_t frag[4];
@@ -94,12 +95,12 @@ __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int row = lane / 4 + 8 * (i % 2), col = 16 * s + 2 * (lane % 4) + 8 * (i / 2);
-            rows[warp][row * LINE + col / 2] =
+            rows[row * LINE + col / 2] =
                 round_pair(a, frag[i], (i % 2 ? scale.y : scale.x) * a.factor);
         }
     }
     __syncwarp();
-    put_block(a, rows[warp], strip, block);
+    put_block(a, rows, strip, block);
 }
 
 const void *qt_dequantize_instance(enum qt_format format)
@@ -111,4 +112,10 @@ const void *qt_dequantize_instance(enum qt_format format)
     return kernels[format];
 #undef FIELDS
 #undef KERNEL
+}
+
+int qt_dequantize_smem(enum qt_format format)
+{
+    static const int bytes[] = {QT_DEQUANTIZE_GROUP_FORMATS(QT_TABLE_BYTES)};
+    return ROW_BYTES + (format <= QT_FORMAT_LAST_GROUPED ? bytes[format] : 0);
 }

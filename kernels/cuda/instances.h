@@ -35,7 +35,7 @@ enum qt_format {
 #define QT_DEQUANTIZE_GROUP_FORMATS(X)                                                             \
     X(qt_decode_value2)                                                                            \
     X(qt_decode_value3)                                                                            \
-    X(qt_decode_value4)                                                                            \
+    X(qt_decode_single4)                                                                           \
     QT_INT_FORMATS(X)
 #define QT_MMA_TILE_GROUP_FORMATS(X)                                                               \
     X(qt_decode_value2)                                                                            \
@@ -70,6 +70,7 @@ const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strip
 /* Kernel number `kind` of the format's table in tile.h; sm_90a. */
 const void *qt_tile_instance(enum qt_format format, int kind);
 const void *qt_dequantize_instance(enum qt_format format);
+int qt_dequantize_smem(enum qt_format format); /* bytes */
 /* For every architecture that there is code for. */
 const void *qt_prepare_instance(void);
 

@@ -417,6 +417,7 @@ int qt_matmul_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_ma
         return QT_MATMUL_UNSUPPORTED;
     void *args[] = {&a};
     cudaError_t e = cudaLaunchKernel(qt_dequantize_instance(s.format), dim3((unsigned)grid),
-                                     dim3(QT_DEQUANTIZE_WARPS * 32), args, 0, (cudaStream_t)stream);
+                                     dim3(QT_DEQUANTIZE_WARPS * 32), args,
+                                     (size_t)qt_dequantize_smem(s.format), (cudaStream_t)stream);
     return e == cudaSuccess ? QT_MATMUL_OK : QT_MATMUL_FAILED;
 }
