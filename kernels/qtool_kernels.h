@@ -114,7 +114,8 @@ struct qt_matmul_options {
     int batch_invariant;
     /* If not NULL, weights may be dequantized into the workspace, some rows at a time, and
      * multiplied by it, where that is faster: for very many tokens. They are then rounded to
-     * `dtype` first; to FP16 only if scale_exp2 is 0, and then beyond 65504 to infinity. */
+     * `dtype` first; to FP16 only if scale_exp2 is 0 (MIX24: or above), and then beyond 65504 to
+     * infinity. */
     qt_matmul_dense_fn *dense;
     void *dense_context;
     /* For tests: 80, 86, 89 or 90 plans as for such a device, its kernels and its shared memory, on

@@ -141,6 +141,12 @@ static void dense_products(void)
             takes("plan of many tokens", qt_matmul_plan(&p, &nf4, 16384, &opt));
             const int is_dense = p.config.path == QT_MATMUL_DENSE;
             takes("its path", is_dense == (bf16 || !exp2) ? QT_MATMUL_OK : QT_MATMUL_FAILED);
+            struct qt_matmul_weight other = mix24(8192, 8192, 16, 1);
+            other.scale_exp2 = 4 * exp2;
+            takes("plan of mix24, many tokens", qt_matmul_plan(&p, &other, 4096, &opt));
+            const int other_is_dense = p.config.path == QT_MATMUL_DENSE;
+            takes("mix24's path",
+                  other_is_dense == (bf16 || exp2 >= 0) ? QT_MATMUL_OK : QT_MATMUL_FAILED);
         }
 }
 
