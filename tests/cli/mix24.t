@@ -33,7 +33,7 @@ $ qtool plan "$NANO" --scheme mix24:four=2
 ? 2
 2 four=2.*0 to 1
 
-# Stored values that no packer writes, behind checksums that are not looked at where weights are read.
+# Stored values that no packer writes, behind checksums that vouch for them.
 # Every one is refused before the weights are used. poke.py makes them.
 need command -v python3
 $ echo 'cp -r q bad && python3 "$BAD/../oracle/poke.py" bad model.layers.1.mlp.down_proj.weight "$@" && qtool eval bad --data "$NANO/eval.txt" --windows 1 -q; s=$?; rm -rf bad; exit $s' >lie.sh
