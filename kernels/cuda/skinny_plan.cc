@@ -73,6 +73,9 @@ size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config 
     return (size_t)a->barriers_at + QT_RING_BARRIER_BYTES;
 }
 
+/* Of tiles of one or two strips, at least. */
+enum { SHORT_AHEAD = 84 << 10 };
+
 /* Offsets in a stage; returns what the kernel wants. keep: X of all stages apart. */
 static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_shape *s,
                                       const struct qt_matmul_config *c, size_t m, bool keep)
@@ -101,9 +104,13 @@ static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_
     room.weight_bytes = strips * QT_SKINNY_BLOCKS * 128 * s->bits;
     /* The stages that warps are at, and 32 KB of what follows: fp6, 10240 x 8192, 1 token, 20.1 us
      * with 30 KB, 19.1 with 60. fp5, 28672 x 4096: 24.1 with two stages, 22.6 with three. 48 KB
-     * where small tiles often end: int8, 28672 x 4096 in tiles of 2 strips 33.9, 32.4. */
-    const int more = qt_skinny_tiles(c) > 1 && strips <= 4 ? 48 << 10 : 32 << 10;
-    room.ahead_bytes = stage_step(c->warps_k) * room.weight_bytes + more;
+     * where small tiles often end: int8, 28672 x 4096 in tiles of 2 strips 33.9, 32.4; fp6 with 72
+     * in all 24.9, with 96 23.6. */
+    const bool ends_often = qt_skinny_tiles(c) > 1 && strips <= 4;
+    room.ahead_bytes =
+        stage_step(c->warps_k) * room.weight_bytes + (ends_often ? 48 << 10 : 32 << 10);
+    if (ends_often && strips <= 2 && room.ahead_bytes < SHORT_AHEAD)
+        room.ahead_bytes = SHORT_AHEAD;
     if (room.ahead_bytes < 3 * room.weight_bytes)
         room.ahead_bytes = 3 * room.weight_bytes;
     room.tail_bytes = s->grouped ? 0 : c->strips_cta * 32;

@@ -147,6 +147,7 @@ struct qt_tile_kind {
                            blocks does for all, beside the products */
     float shared_us;    /* that such tiles take longer than those of other kernels */
     bool rounds;        /* weights, times their group scales */
+    int stages;         /* at least, if they fit; 0: as many as follow from weight_bytes */
 };
 
 struct qt_tile_matrix {

@@ -173,7 +173,8 @@ static size_t tile_layout(struct qt_tile_base *a, const struct qt_tile_kind *k, 
     int ahead = (WEIGHTS_AHEAD + k->weight_bytes / 2) / k->weight_bytes;
     /* w4ax, 28672 x 4096, 16 tokens: 21.5 us with 4 stages, 18.6 with 6. */
     const int least = k->blocks == 1 ? 6 : 3;
-    ahead = ahead < least ? least : ahead < QT_RING_STAGES ? ahead : QT_RING_STAGES;
+    ahead = ahead < least ? least : ahead;
+    ahead = ahead < k->stages ? k->stages : ahead < QT_RING_STAGES ? ahead : QT_RING_STAGES;
     a->stages = a->stages < ahead ? a->stages : ahead;
     int ring_bytes = a->stages * a->stage_bytes;
     a->barriers_at = a->ring_at + (ring_bytes > sums_bytes ? ring_bytes : sums_bytes);

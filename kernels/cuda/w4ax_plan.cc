@@ -183,10 +183,13 @@ static int plan(struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w, size_t m
         return rc;
     /* The stream kernel reads X again for every 32 or 64 rows. In matrices of up to 32 rows a
      * multiprocessor that costs less than there being too few tiles. It is slower where
-     * multiprocessors have two groups of rows, most with integer scales: 10240 x 8192, 8
-     * tokens, 19.2 us, tiles 16.2. */
+     * multiprocessors have two groups of rows, and where more is done to codes or less to sums: us,
+     * 14336 x 4096, 1 / 4 / 8 tokens, BLOCK 10.2 / 10.5 / 11.1 (tiles 10.7 / 10.7 / 10.5), INT
+     * 10.9 / 11.6 / - (10.4 / 10.2 / 10.2), ROW 10.3 / 10.5 / 11.1 (9.9 / 9.8 / 9.8). */
     const size_t sms = (size_t)p->sms;
-    const size_t few = p->scales == QT_W4AX_INT && p->n > 64 * sms ? 4 : 8;
+    const size_t few = p->scales == QT_W4AX_BLOCK || p->n <= 48 * sms ? 8
+                       : p->scales == QT_W4AX_INT                     ? 0
+                                                                      : 1;
     bool many = m > 16 || (m > few && (p->n > 32 * sms || p->n * p->k > sms * 384 * 1024));
     bool tile = opt->kernel == QT_W4AX_TILE ||
                 (opt->kernel == QT_W4AX_ANY && many && p->cc == 90 && !opt->packed);
