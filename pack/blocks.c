@@ -30,8 +30,8 @@ struct block {
     struct qt_packed *packed; /* of those that are quantized */
     struct left *left;        /* by input */
     struct few *few;
-    int few_last; /* the expert that was counted last */
-    struct qt_weights source;
+    int few_last;          /* the expert that was counted last */
+    struct qt_weights now; /* of the run */
 };
 
 /* ---- the block's weights as they now are ---------------------------------------------------- */
@@ -39,17 +39,17 @@ struct block {
 static bool block_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
 {
     const struct block *b = ctx;
-    return b->source.shape(b->source.ctx, name, ndim, shape);
+    return b->now.shape(b->now.ctx, name, ndim, shape);
 }
 
-/* Decoded where quantized, the source elsewhere. */
+/* Linears are at hand; a router may be quantized, too. */
 static int block_load(void *ctx, const char *name, float *dst, struct qt_err *err)
 {
     const struct block *b = ctx;
     for (size_t i = 0; i < b->count; i++)
         if (b->packed[i].nsections && strcmp(b->linear[i].weight, name) == 0)
             return qt_packed_weights(dst, &b->packed[i], err);
-    return b->source.load(b->source.ctx, name, dst, err);
+    return b->now.load(b->now.ctx, name, dst, err);
 }
 
 /* ---- resuming ------------------------------------------------------------------------------- */
@@ -222,11 +222,11 @@ static void count_few(struct block *b, size_t layer, int input, const struct qt_
 static int quantize_and_advance(struct block *b, struct qt_sequential *seq, size_t layer,
                                 struct qt_err *err)
 {
-    const struct qt_weights now = {.dir = b->source.dir,
+    const struct qt_weights now = {.dir = b->now.dir,
                                    .ctx = b,
                                    .shape = block_shape,
                                    .load = block_load,
-                                   .runtime = qt_run_runtime(b->run)};
+                                   .runtime = b->now.runtime};
     const bool last = layer + 1 == qt_model_info(b->model)->layers;
     const int attention_out = 1, end = (int)qt_model_inputs(b->model, layer) - 1;
     int rc;
@@ -252,11 +252,8 @@ done:
 static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt_sequential *seq,
                      size_t layer, struct few *few, struct qt_err *err)
 {
-    struct block b = {.run = run,
-                      .model = model,
-                      .source = qt_weights_of_ckpt(run->ckpt),
-                      .few = few,
-                      .few_last = -1};
+    struct block b = {
+        .run = run, .model = model, .now = qt_run_weights(run), .few = few, .few_last = -1};
     const int inputs = (int)qt_model_inputs(model, layer);
     int rc;
     b.count = qt_model_linears(&b.linear, model, layer);
@@ -278,27 +275,47 @@ done:
     return rc;
 }
 
+/* of_block: per plan item, whether it is one of the blocks' linears. */
+static int find_linears(bool **of_block, const struct qt_run *run, const struct qt_model *model,
+                        struct qt_err *err)
+{
+    const struct qt_linear *linear;
+    int rc = qt_array_new(of_block, run->plan.count, sizeof **of_block, err);
+    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
+        for (size_t i = 0, item, n = qt_model_linears(&linear, model, layer); i < n && rc == QT_OK;
+             i++) {
+            rc = qt_run_find_item(&item, run, linear[i].weight, err);
+            if (rc == QT_OK)
+                (*of_block)[item] = true;
+        }
+    return rc;
+}
+
 /* --strict: before hours of work, not after them. Embeddings, the head, and what the architecture
  * does not know have no Hessian. */
-static int check_strict(const struct qt_run *run, const struct qt_model *model, struct qt_err *err)
+static int check_strict(const struct qt_run *run, const bool *of_block, struct qt_err *err)
 {
     const struct qt_plan *plan = &run->plan;
-    const struct qt_linear *linear;
-    bool *known;
-    int rc = run->opt->strict ? qt_array_new(&known, plan->count, sizeof *known, err) : QT_OK;
-    if (rc < 0 || !run->opt->strict)
-        return rc;
-    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
-        for (size_t i = 0, item, n = qt_model_linears(&linear, model, layer); i < n; i++) {
-            QT_TRY(qt_run_find_item(&item, run, linear[i].weight, err));
-            known[item] = true;
-        }
-    for (size_t i = 0; i < plan->count; i++)
-        if (!plan->items[i].why && !known[i] &&
+    int rc = QT_OK;
+    for (size_t i = 0; i < plan->count && rc == QT_OK && run->opt->strict; i++)
+        if (!plan->items[i].why && !of_block[i] &&
             qt_spec_method(&plan->items[i].packed.spec) == QT_METHOD_GPTQ)
-            QT_TRY(qt_run_fall_back(NULL, 0, run, plan->items[i].tensor, QT_NO_BLOCK, err));
-done:
-    qt_free(known);
+            rc = qt_run_fall_back(NULL, 0, run, plan->items[i].tensor, QT_NO_BLOCK, err);
+    return rc;
+}
+
+/* Quantizes what is no linear of a block first: linears get what an embedding and the routers, as
+ * they will be, give them. */
+static int quantize_others(struct qt_run *run, const bool *of_block, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; i < run->plan.count && rc == QT_OK; i++) {
+        if (of_block[i] || run->plan.items[i].why || qt_run_resume_item(run, i))
+            continue;
+        rc = qt_run_check_interrupted(run, err);
+        if (rc == QT_OK)
+            rc = qt_run_make_item(run, i, err);
+    }
     return rc;
 }
 
@@ -317,10 +334,9 @@ static int plan_activations(struct qt_run *run, const struct qt_model *model,
 
 /* A Hessian of few tokens fits those tokens. Tiny Llama, nf4, divergence after 1, 2, 4 and 8 tokens
  * a channel: 0.104, 0.078, 0.066, 0.058; without data 0.080. */
-static void warn_of_few_tokens(const struct qt_run *run, const struct qt_model *model)
+static void warn_of_few_tokens(const struct qt_run *run, const struct qt_model *model,
+                               size_t tokens)
 {
-    const struct qt_calibration *data = run->opt->calibration;
-    const size_t tokens = data->samples * data->seqlen;
     const struct qt_linear *linear;
     size_t widest = 0, item;
     for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
@@ -347,8 +363,8 @@ static void warn_of_few(const struct few *few, const struct qt_run *run)
                        few->experts, QT_FEW_TOKENS, few->fewest);
 }
 
-/* Whether an earlier run has left nothing to do here. What it has learned since then may be half
- * written over the matrices. */
+/* Whether no linear is left that needs the data: none does, or an earlier run has made all. What
+ * that has learned since then may be half written over the matrices. */
 static bool is_finished(const struct qt_run *run, const struct qt_model *model)
 {
     const struct qt_linear *linear;
@@ -356,7 +372,7 @@ static bool is_finished(const struct qt_run *run, const struct qt_model *model)
     for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
         for (size_t i = 0, n = qt_model_linears(&linear, model, layer); i < n; i++)
             if (qt_run_find_item(&item, run, linear[i].weight, NULL) < 0 ||
-                (!run->plan.items[item].why &&
+                (qt_plan_item_needs(&run->plan.items[item]) != QT_NEEDS_NOTHING &&
                  !qt_writer_done(run->writer, run->plan.items[item].tensor->name)))
                 return false;
     return true;
@@ -364,23 +380,28 @@ static bool is_finished(const struct qt_run *run, const struct qt_model *model)
 
 static int run_data(struct qt_run *run, struct qt_err *err)
 {
-    struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
+    struct qt_weights source = qt_weights_of_ckpt(run->ckpt), now;
     struct qt_sequential *seq = NULL;
     struct qt_model *model = NULL;
+    bool *of_block = NULL;
     struct few few = {0};
     int rc;
     QT_TRY(qt_model_open(&model, &source, err));
-    QT_TRY(check_strict(run, model, err));
-    warn_of_few_tokens(run, model);
+    QT_TRY(find_linears(&of_block, run, model, err));
+    QT_TRY(check_strict(run, of_block, err));
+    warn_of_few_tokens(run, model, run->opt->calibration->samples * run->opt->calibration->seqlen);
     QT_TRY(plan_activations(run, model, &source, err));
     if (is_finished(run, model))
         goto done;
-    QT_TRY(qt_sequential_open(&seq, &source, run->opt->calibration, err));
+    QT_TRY(quantize_others(run, of_block, err));
+    now = qt_run_weights(run);
+    QT_TRY(qt_sequential_open(&seq, &source, &now, run->opt->calibration, err));
     for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
         QT_TRY(run_layer(run, model, seq, layer, &few, err));
     warn_of_few(&few, run);
 done:
     qt_sequential_close(seq);
+    qt_free(of_block);
     qt_model_close(model);
     return rc;
 }
@@ -388,15 +409,19 @@ done:
 static int run_file(struct qt_run *run, struct qt_err *err)
 {
     struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
-    struct qt_model *model;
-    int rc = qt_model_open(&model, &source, err);
-    if (rc < 0)
-        return rc;
-    rc = check_strict(run, model, err);
-    if (rc == QT_OK)
-        rc = qt_calibrate_check(run->opt->calibration->file, run->ckpt, model, err);
-    for (size_t layer = 0; rc == QT_OK && layer < qt_model_info(model)->layers; layer++)
-        rc = run_layer(run, model, NULL, layer, NULL, err);
+    const struct qt_qcal *file = run->opt->calibration->file;
+    struct qt_model *model = NULL;
+    bool *of_block = NULL;
+    int rc;
+    QT_TRY(qt_model_open(&model, &source, err));
+    QT_TRY(find_linears(&of_block, run, model, err));
+    QT_TRY(check_strict(run, of_block, err));
+    QT_TRY(qt_calibrate_check(file, run->ckpt, model, err));
+    warn_of_few_tokens(run, model, qt_qcal_info(file)->tokens);
+    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
+        QT_TRY(run_layer(run, model, NULL, layer, NULL, err));
+done:
+    qt_free(of_block);
     qt_model_close(model);
     return rc;
 }

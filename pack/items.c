@@ -201,6 +201,23 @@ done:
 
 /* ---- reading them back ---------------------------------------------------------------------- */
 
+int qt_run_make_item(struct qt_run *run, size_t i, struct qt_err *err)
+{
+    const struct qt_plan_item *item = &run->plan.items[i];
+    struct qt_packed packed = {0};
+    char why[128] = "";
+    int rc = QT_OK;
+    if (item->why)
+        return qt_run_copy_item(run, i, err);
+    if (qt_spec_method(&item->packed.spec) == QT_METHOD_GPTQ)
+        rc = qt_run_fall_back(why, sizeof why, run, item->tensor, QT_NO_BLOCK, err);
+    if (rc == QT_OK)
+        rc = qt_run_quantize_item(
+            &packed, run, i, &(struct qt_run_hessian){.fallback = *why ? why : NULL}, NULL, err);
+    qt_packed_free(&packed);
+    return rc;
+}
+
 int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err)
 {
     const struct qt_tensor *t = qt_ckpt_find(run->ckpt, name);
@@ -242,8 +259,39 @@ int qt_run_read_back(struct qt_packed *out, const struct qt_run *run, size_t i, 
     return rc;
 }
 
-struct qt_runtime qt_run_runtime(struct qt_run *run)
+/* ---- the model as far as it is quantized ---------------------------------------------------- */
+
+static bool now_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
 {
-    return (struct qt_runtime){.ctx = &run->acts,
-                               .input = run->acts.act ? qt_act_plan_input : NULL};
+    const struct qt_run *run = ctx;
+    const struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
+    return source.shape(source.ctx, name, ndim, shape);
+}
+
+static int now_load(void *ctx, const char *name, float *dst, struct qt_err *err)
+{
+    const struct qt_run *run = ctx;
+    const struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
+    struct qt_packed packed = {0};
+    size_t i;
+    int rc = qt_run_find_item(&i, run, name, err);
+    if (rc < 0)
+        return rc;
+    if (run->plan.items[i].why || !run->entries[i])
+        return source.load(source.ctx, name, dst, err);
+    rc = qt_run_read_back(&packed, run, i, err);
+    if (rc == QT_OK)
+        rc = qt_packed_weights(dst, &packed, err);
+    qt_packed_free(&packed);
+    return rc;
+}
+
+struct qt_weights qt_run_weights(struct qt_run *run)
+{
+    return (struct qt_weights){
+        .dir = qt_ckpt_dir(run->ckpt),
+        .ctx = run,
+        .shape = now_shape,
+        .load = now_load,
+        .runtime = {.ctx = &run->acts, .input = run->acts.act ? qt_act_plan_input : NULL}};
 }

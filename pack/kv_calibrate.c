@@ -32,34 +32,23 @@ struct pass {
 
 /* ---- the container as it is written --------------------------------------------------------- */
 
-static bool written_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
-{
-    const struct qt_run *run = ctx;
-    struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
-    return source.shape(source.ctx, name, ndim, shape);
-}
-
 /* Copies are read back as well: learning may have tuned them. */
 static int written_load(void *ctx, const char *name, float *dst, struct qt_err *err)
 {
-    const struct qt_run *run = ctx;
-    struct qt_packed packed = {0};
+    struct qt_run *run = ctx;
+    const struct qt_weights now = qt_run_weights(run);
     void *copy = NULL;
     size_t i;
     int rc;
     QT_TRY(qt_run_find_item(&i, run, name, err));
     const struct qt_tensor *t = run->plan.items[i].tensor;
-    if (run->plan.items[i].why) {
-        QT_TRY(qt_array_new(&copy, t->nbytes, 1, err));
-        QT_TRY(qt_writer_get(run->writer, run->first[i], copy, t->nbytes, err));
-        qt_to_f32(dst, copy, t->dtype, t->count);
-    } else {
-        QT_TRY(qt_run_read_back(&packed, run, i, err));
-        QT_TRY(qt_packed_weights(dst, &packed, err));
-    }
+    if (!run->plan.items[i].why)
+        return now.load(now.ctx, name, dst, err);
+    QT_TRY(qt_array_new(&copy, t->nbytes, 1, err));
+    QT_TRY(qt_writer_get(run->writer, run->first[i], copy, t->nbytes, err));
+    qt_to_f32(dst, copy, t->dtype, t->count);
 done:
     qt_free(copy);
-    qt_packed_free(&packed);
     return rc;
 }
 
@@ -172,11 +161,8 @@ static int pass_open(struct pass *p, struct qt_run *run, struct qt_err *err)
     size_t threads = (size_t)qt_threads(), width = run->plan.kv.heads * run->plan.kv.head_dim;
     int rc;
     *p = (struct pass){.run = run, .be = data->backend, .seqlen = data->seqlen, .width = width};
-    p->written = (struct qt_weights){.dir = qt_ckpt_dir(run->ckpt),
-                                     .ctx = run,
-                                     .shape = written_shape,
-                                     .load = written_load,
-                                     .runtime = qt_run_runtime(run)};
+    p->written = qt_run_weights(run);
+    p->written.load = written_load;
     p->written.runtime.cache = collect;
     p->written.runtime.cache_ctx = p;
     QT_TRY(choose_windows(p, data, err));

@@ -179,25 +179,7 @@ done:
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-/* One that the blocks have left. */
-static int run_item(struct qt_run *run, size_t i, struct qt_err *err)
-{
-    const struct qt_plan_item *item = &run->plan.items[i];
-    struct qt_packed packed = {0};
-    char why[128] = "";
-    int rc = QT_OK;
-    if (item->why)
-        return qt_run_copy_item(run, i, err);
-    if (qt_spec_method(&item->packed.spec) == QT_METHOD_GPTQ)
-        rc = qt_run_fall_back(why, sizeof why, run, item->tensor, QT_NO_BLOCK, err);
-    if (rc == QT_OK)
-        rc = qt_run_quantize_item(
-            &packed, run, i, &(struct qt_run_hessian){.fallback = *why ? why : NULL}, NULL, err);
-    qt_packed_free(&packed);
-    return rc;
-}
-
-/* Everything that the blocks have left: copied, or quantized without calibration. */
+/* Everything that the blocks have left. */
 static int run_items(struct qt_run *run, struct qt_err *err)
 {
     int rc = QT_OK;
@@ -206,7 +188,7 @@ static int run_items(struct qt_run *run, struct qt_err *err)
             continue;
         rc = qt_run_check_interrupted(run, err);
         if (rc == QT_OK)
-            rc = run_item(run, i, err);
+            rc = qt_run_make_item(run, i, err);
     }
     return rc;
 }

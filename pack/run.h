@@ -58,6 +58,8 @@ struct qt_run_hessian {
 int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
                          const struct qt_run_hessian *hessian, const struct qt_arrange *arrange,
                          struct qt_err *err);
+/* Item i, which blocks.c does not calibrate: copied, or quantized by search. */
+int qt_run_make_item(struct qt_run *run, size_t i, struct qt_err *err);
 /* Copies item i as it is. */
 int qt_run_copy_item(struct qt_run *run, size_t i, struct qt_err *err);
 /* Replaces the entry of item i, whose stored data has been put anew after qt_writer_reopen, and
@@ -76,8 +78,9 @@ int qt_run_read_back(struct qt_packed *out, const struct qt_run *run, size_t i, 
 int qt_run_read_unchecked(struct qt_packed *out, const struct qt_run *run, size_t i,
                           struct qt_err *err);
 
-/* What the quantized model does to activations. */
-struct qt_runtime qt_run_runtime(struct qt_run *run);
+/* The model as far as it is quantized: finished matrices decoded, the source elsewhere, and what it
+ * does to activations. */
+struct qt_weights qt_run_weights(struct qt_run *run);
 
 /* ---- the parts of a run --------------------------------------------------------------------- */
 

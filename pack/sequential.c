@@ -44,18 +44,16 @@ static size_t chunk_tokens(const struct qt_sequential *s)
     return qt_min_size((windows ? windows : 1) * s->data->seqlen, s->tokens);
 }
 
-static int embed(struct qt_sequential *s, struct qt_err *err)
+static int embed(float *hidden, const struct qt_sequential *s, const struct qt_weights *weights,
+                 struct qt_err *err)
 {
-    int rc = qt_model_embed(s->hidden, s->model, &s->source, s->be, s->data->ids, s->tokens,
-                            s->data->seqlen, err);
-    if (rc < 0)
-        return rc;
-    return s->be->copy(s->be, s->reference, s->hidden, s->tokens * s->width * sizeof *s->hidden,
-                       err);
+    return qt_model_embed(hidden, s->model, weights, s->be, s->data->ids, s->tokens,
+                          s->data->seqlen, err);
 }
 
 int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *source,
-                       const struct qt_calibration *data, struct qt_err *err)
+                       const struct qt_weights *now, const struct qt_calibration *data,
+                       struct qt_err *err)
 {
     struct qt_sequential *s = NULL;
     size_t bytes;
@@ -79,7 +77,8 @@ int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *sour
     }
     QT_TRY(s->be->new (s->be, (void **)&s->hidden, bytes, err));
     QT_TRY(s->be->new (s->be, (void **)&s->reference, bytes, err));
-    QT_TRY(embed(s, err));
+    QT_TRY(embed(s->reference, s, source, err));
+    QT_TRY(embed(s->hidden, s, now, err));
     s->mixture.experts = qt_model_info(s->model)->experts;
     if (s->mixture.experts) {
         QT_TRY(qt_array_new(&s->mixture.share, s->tokens,

@@ -18,9 +18,11 @@ enum { QT_FEW_TOKENS = 4 }; /* for a channel: with fewer a Hessian fits these to
 
 struct qt_sequential;
 
-/* Embeds the windows. source: of the unquantized model, without a runtime. */
+/* Embeds the windows. source: of the unquantized model, without a runtime; now: of the quantized
+ * one, as far as there are any. */
 int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *source,
-                       const struct qt_calibration *data, struct qt_err *err);
+                       const struct qt_weights *now, const struct qt_calibration *data,
+                       struct qt_err *err);
 void qt_sequential_close(struct qt_sequential *s);
 
 /* The hidden states stand in front of this layer. now: the quantized model's weights as far as

@@ -63,6 +63,11 @@ $ grep -c '"file_crc32"' q/qtool.json
 > ^1$
 $ qtool verify q -q
 
+# Of few tokens, with a warning.
+$ qtool quantize "$NANO" -o few --scheme nf3:g=64 --calib a.qcal
+> ^tensors +21 quantized, 8 copied$
+2 warning: 1024 tokens of calibration data for up to 512 channels: with fewer than 4 a channel
+
 # A stopped run goes on with the same calibration only, and then gives the same bytes.
 $ qtool quantize "$NANO" -o p --scheme nf3:g=64 --calib m.qcal -q --threads 1 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ "$(wc -l <p.partial/journal)" -ge 2 ]; do sleep 0.01; done 2>/dev/null; kill -TERM $pid; wait $pid
 ? 75

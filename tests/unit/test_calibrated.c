@@ -15,6 +15,7 @@ struct fixture {
     struct qt_backend *be;
     uint32_t ids[SAMPLES * SEQLEN];
     struct qt_calibration calibration;
+    struct qt_rule rule; /* of a run's options, if it has a regex */
     struct qt_err err;
 };
 
@@ -107,7 +108,10 @@ static struct qt_ckpt *make_model(struct fixture *f, edit_fn *edit)
 static struct qt_quantize_options options(struct fixture *f, const char *out, const char *scheme)
 {
     return (struct qt_quantize_options){
-        .plan = {.scheme = scheme, .calibrated = true},
+        .plan = {.scheme = scheme,
+                 .calibrated = true,
+                 .rules = &f->rule,
+                 .nrules = f->rule.regex != NULL},
         .calibration = &f->calibration,
         .out_dir = f->out[strcmp(out, "b") == 0],
         .force = true,
@@ -393,6 +397,33 @@ static void runs_of_experts_resume(void **state)
     struct qt_ckpt *ckpt = make_model(f, NULL);
     many_tokens(f);
     check_resume(f, ckpt, "nf3:g=32", 2 * (4 + 5 * 3), 4);
+    qt_ckpt_close(ckpt);
+}
+
+/* What is no linear of a block is quantized before the blocks are calibrated. */
+static void embeddings_and_routers_come_first(void **state)
+{
+    struct fixture *f = *state;
+    static const char *const patterns[] = {NULL, "embed_tokens", "block_sparse_moe.gate"};
+    static const char query[] = "model.layers.0.self_attn.q_proj.weight";
+    static const char up[] = "model.layers.0.block_sparse_moe.experts.0.w3.weight";
+    double before[3];
+    json_int_t tokens[3];
+    f->golden = "mixtral";
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    many_tokens(f);
+    for (size_t i = 0; i < 3; i++) {
+        f->rule = (struct qt_rule){patterns[i], "nf2:g=32"};
+        struct qt_quantize_options opt = options(f, "a", "nf3:g=32");
+        json_t *doc = quantize(f, ckpt, &opt);
+        before[i] = json_number_value(json_object_get(hessian_of(doc, query), "error_before"));
+        tokens[i] = json_integer_value(json_object_get(hessian_of(doc, up), "tokens"));
+        json_decref(doc);
+    }
+    assert_true(before[1] != before[0]); /* another embedding, other inputs */
+    assert_true(before[2] == before[0]);
+    assert_true(tokens[2] != tokens[0]); /* another router, other experts */
+    check_resume(f, ckpt, "nf3:g=32", 6, 1);
     qt_ckpt_close(ckpt);
 }
 
@@ -786,6 +817,7 @@ int main(void)
         TEST(hidden_states_are_made_up_for),
         TEST(experts_have_their_own_tokens),
         TEST(runs_of_experts_resume),
+        TEST(embeddings_and_routers_come_first),
         TEST(experts_do_not_depend_on_threads),
         TEST(few_tokens_are_told),
         TEST(experts_have_limits),

@@ -412,7 +412,7 @@ static void sums_are_of_an_experts_tokens(void **state)
     expect_ok("there", qt_block_open(&there, f->model, 0, &f->source, f->be, &f->err), &f->err);
     expect_ok("attention", qt_block_run_sublayer(here, 0, hidden, TOKENS, SEQLEN, NULL, &f->err),
               &f->err);
-    expect_ok("open", qt_sequential_open(&s, &f->source, &data, &f->err), &f->err);
+    expect_ok("open", qt_sequential_open(&s, &f->source, &f->source, &data, &f->err), &f->err);
     expect_ok("enter", qt_sequential_enter(s, 0, &now, &f->err), &f->err);
     expect_ok("advance", qt_sequential_advance(s, 1, &f->err), &f->err);
     float *share = shares_of(f, here, hidden);
@@ -457,7 +457,7 @@ static void few_tokens_are_joined(void **state)
     (void)state;
     expect_ok("block", qt_block_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
     float *share = shares_of(f, block, f->hidden);
-    expect_ok("open", qt_sequential_open(&s, &f->source, &data, &f->err), &f->err);
+    expect_ok("open", qt_sequential_open(&s, &f->source, &f->source, &data, &f->err), &f->err);
     expect_ok("enter", qt_sequential_enter(s, 0, &f->source, &f->err), &f->err);
     expect_ok("advance", qt_sequential_advance(s, 1, &f->err), &f->err);
     for (int input = 2; input < 2 + 2 * (int)f->experts; input += 2) {
@@ -493,7 +493,7 @@ static void allocation_failures(void **state)
         struct qt_observed seen;
         int rc;
         qt_mem_fail_after(n);
-        QT_TRY(qt_sequential_open(&s, &f->source, &data, &f->err));
+        QT_TRY(qt_sequential_open(&s, &f->source, &f->source, &data, &f->err));
         QT_TRY(qt_sequential_enter(s, 0, &f->source, &f->err));
         QT_TRY(qt_sequential_observe(&seen, s, 5, &f->err));
         QT_TRY(qt_sequential_advance(s, 5, &f->err));
