@@ -132,6 +132,7 @@ int qt_block_load(struct qt_block *b, size_t layer, const struct qt_weights *w, 
     if (b->layer && b->layer->experts != b->model->layers[layer].experts)
         free_parts(b);
     b->layer = &b->model->layers[layer];
+    b->dir = w->dir;
     b->runtime = w->runtime;
     b->window = b->model->cfg.windows[layer];
     b->unrotated = b->model->cfg.unrotated[layer];

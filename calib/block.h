@@ -43,6 +43,7 @@ struct qt_block {
     const struct qt_model *model;
     const struct layer *layer;
     struct qt_backend *be;
+    const char *dir; /* of the weights */
     struct qt_runtime runtime;
     size_t window;
     bool unrotated;

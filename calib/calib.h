@@ -168,8 +168,7 @@ float qt_model_output_scale(const struct qt_model *model, size_t layer, int inpu
  * Of tokens in front of a mixture of experts: what the output of each expert is multiplied by,
  * share[m][experts] in host memory. -share: what it would be, of an expert that is not chosen;
  * where a bias has a say in the choice, that of the last one chosen, less by how far it ranks
- * behind it.
- * NAN: of a token that is not finite, which goes to none.
+ * behind it. QT_E_INPUT naming the router when its scores of a token are not finite.
  */
 struct qt_block;
 int qt_block_route(float *share, struct qt_block *block, float *hidden, size_t m, size_t seqlen,
@@ -213,7 +212,8 @@ int qt_block_load(struct qt_block *block, size_t layer, const struct qt_weights 
 int qt_block_load_linears(struct qt_block *block, int input, const struct qt_weights *w,
                           struct qt_err *err);
 /* hidden[m][hidden] in place, m a multiple of seqlen, seqlen <= max_positions. Runs sequences in
- * chunks, so that working memory does not grow with m. tap may be NULL. */
+ * chunks, so that working memory does not grow with m. tap may be NULL. QT_E_INPUT when a router's
+ * scores are not finite: without them nobody can say which way a token goes. */
 int qt_block_run(struct qt_block *block, float *hidden, size_t m, size_t seqlen,
                  const struct qt_tap *tap, struct qt_err *err);
 /* The same of one sublayer: attention, with the inputs 0 and 1 of linears, or the MLP, with those

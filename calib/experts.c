@@ -28,8 +28,8 @@ static size_t best(const double *x, size_t n)
     return at;
 }
 
-/* Softmax or sigmoid of logit[n]; false: they are not finite. */
-static bool score(double *p, const float *logit, const struct config *cfg)
+/* Softmax or sigmoid of the router's logits, which are finite. */
+static void score(double *p, const float *logit, const struct config *cfg)
 {
     const size_t n = cfg->routed;
     const bool apart = cfg->arch->sigmoid_router;
@@ -42,7 +42,6 @@ static bool score(double *p, const float *logit, const struct config *cfg)
     }
     for (size_t i = 0; i < n && !apart; i++)
         p[i] /= sum;
-    return isfinite(sum);
 }
 
 /* All but the groups whose two best add up to most are out of the race. */
@@ -73,11 +72,9 @@ static void shares_of_token(float *share, double *p, double *rank, const float *
 {
     const size_t n = cfg->routed;
     double chosen = 0, least = 0, last = 0, by = cfg->share_scale;
-    const bool finite = score(p, logit, cfg);
-    for (size_t i = 0; i < cfg->info.experts; i++)
-        share[i] = finite ? (float)gate : NAN;
-    if (!finite)
-        return;
+    score(p, logit, cfg);
+    for (size_t i = n; i < cfg->info.experts; i++)
+        share[i] = (float)gate;
     for (size_t i = 0; i < n; i++)
         rank[i] = p[i] + (choice ? (double)choice[i] : 0);
     leave_groups(rank, cfg);
@@ -118,6 +115,22 @@ static int route_item(void *ctx, size_t item, int thread, struct qt_err *err)
     return QT_OK;
 }
 
+/* out[m][n] (host memory): of the router, or of the gate of the expert that all go through. */
+static int scores_of(float *out, size_t n, enum role role, const struct block_run *r,
+                     const float *x, struct qt_err *err)
+{
+    struct qt_block *b = r->b;
+    const size_t count = r->m * n;
+    int rc;
+    QT_TRY(block_linear(r, role, b->experts.logits, x, err));
+    QT_TRY(b->be->download(b->be, out, b->experts.logits, count * sizeof *out, err));
+    if (qt_find_nonfinite(out, count) < count)
+        rc = qt_fail(err, QT_E_INPUT, b->dir, b->layer->parts[role].weight,
+                     "gives scores of experts that are not finite");
+done:
+    return rc;
+}
+
 int experts_route(float *share, const struct block_run *r, const float *x, struct qt_err *err)
 {
     struct qt_block *b = r->b;
@@ -128,13 +141,9 @@ int experts_route(float *share, const struct block_run *r, const float *x, struc
     struct route_job job = {cfg,   e->scores, choice ? e->choice : NULL, gated ? e->gate : NULL,
                             share, r->m};
     int rc;
-    QT_TRY(block_linear(r, ROLE_ROUTER, e->logits, x, err));
-    QT_TRY(
-        b->be->download(b->be, e->scores, e->logits, r->m * cfg->routed * sizeof *e->scores, err));
-    if (gated) { /* where the router's were */
-        QT_TRY(block_linear(r, ROLE_SHARED_GATE, e->logits, x, err));
-        QT_TRY(b->be->download(b->be, e->gate, e->logits, r->m * sizeof *e->gate, err));
-    }
+    QT_TRY(scores_of(e->scores, cfg->routed, ROLE_ROUTER, r, x, err));
+    if (gated)
+        QT_TRY(scores_of(e->gate, 1, ROLE_SHARED_GATE, r, x, err));
     if (choice)
         QT_TRY(b->be->download(b->be, e->choice, choice, cfg->routed * sizeof *e->choice, err));
     QT_TRY(qt_parallel(qt_ceil_div(r->m, ROUTE_TOKENS), route_item, &job, err));

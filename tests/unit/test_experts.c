@@ -6,6 +6,8 @@
 #include "kernels/kernels.h"
 #include "pack/sequential.h"
 
+#include <float.h>
+
 /* Several chunks of a block, of which calibration's are no multiple. */
 enum { SEQLEN = 44, SAMPLES = 110, TOKENS = SEQLEN * SAMPLES, VOCAB = 97, MOST = 8 };
 
@@ -204,35 +206,6 @@ static void shares_are_the_routers(void **state)
                 1, true, NULL);
     router_case(GATED, "model.layers.0.mlp.gate.weight", 2, false,
                 "model.layers.0.mlp.shared_expert_gate.weight");
-}
-
-/* A token that is not finite goes nowhere, and takes nobody along. */
-static void infinite_tokens_go_nowhere(void **state)
-{
-    struct fixture *f = open_model("tests/golden/models/mixtral");
-    struct qt_block *block;
-    (void)state;
-    expect_ok("block", qt_block_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
-    float *want = shares_of(f, block, f->hidden);
-    f->hidden[3 * f->width + 1] = INFINITY;
-    f->hidden[5 * f->width] = NAN;
-    float *share = shares_of(f, block, f->hidden);
-    for (size_t t = 0; t < TOKENS; t++)
-        for (size_t e = 0; e < f->experts; e++)
-            assert_true(t == 3 || t == 5 ? isnan(share[t * f->experts + e])
-                                         : share[t * f->experts + e] == want[t * f->experts + e]);
-    struct qt_tokens some = all_tokens();
-    for (size_t least = 0; least <= TOKENS; least += TOKENS / 2) {
-        qt_tokens_of_expert(&some, share, TOKENS, f->experts, 0, least);
-        assert_true(least < TOKENS || some.count == TOKENS - 2);
-        for (size_t i = 0; i < some.count; i++)
-            assert_true(some.row[i] != 3 && some.row[i] != 5 && some.share[i] > 0);
-    }
-    qt_tokens_free(&some);
-    qt_block_close(block);
-    free(want);
-    free(share);
-    close_model(f);
 }
 
 /* ---- lists ---------------------------------------------------------------------------------- */
@@ -511,6 +484,51 @@ static void allocation_failures(void **state)
 
 /* ---- what is not for them ------------------------------------------------------------------- */
 
+static int load_huge(void *ctx, const char *name, float *dst, struct qt_err *err)
+{
+    const struct changing *c = ctx;
+    size_t dims[QT_MAX_DIMS];
+    int ndim, rc = c->source.load(c->source.ctx, name, dst, err);
+    if (rc < 0 || !strstr(name, c->part))
+        return rc;
+    assert_true(shape(ctx, name, &ndim, dims) && ndim == 2);
+    for (size_t i = 0; i < dims[0] * dims[1]; i++)
+        dst[i] = dst[i] < 0 ? -FLT_MAX : FLT_MAX;
+    return QT_OK;
+}
+
+static void expect_no_scores(struct fixture *f, const char *part)
+{
+    struct changing huge = {f->source, part};
+    const struct qt_weights w = {
+        .dir = f->source.dir, .ctx = &huge, .shape = shape, .load = load_huge};
+    struct qt_block *block;
+    float *share = malloc(TOKENS * f->experts * sizeof *share);
+    expect_ok("block", qt_block_open(&block, f->model, 0, &w, f->be, &f->err), &f->err);
+    expect_error("route", qt_block_route(share, block, f->hidden, TOKENS, SEQLEN, &f->err),
+                 QT_E_INPUT, "not finite", &f->err);
+    expect_error("run", qt_block_run_sublayer(block, 2, f->hidden, TOKENS, SEQLEN, NULL, &f->err),
+                 QT_E_INPUT, part, &f->err);
+    qt_block_close(block);
+    free(share);
+}
+
+/* Of finite weights, and of a token that is not finite. */
+static void infinite_scores_are_refused(void **state)
+{
+    struct fixture *f = open_model(GATED);
+    (void)state;
+    expect_no_scores(f, "layers.0.mlp.gate.weight");
+    expect_no_scores(f, "layers.0.mlp.shared_expert_gate.weight");
+    f->hidden[3 * f->width + 1] = NAN;
+    struct qt_block *block;
+    expect_ok("block", qt_block_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    expect_error("run", qt_block_run_sublayer(block, 2, f->hidden, TOKENS, SEQLEN, NULL, &f->err),
+                 QT_E_INPUT, "layers.0.mlp.gate.weight", &f->err);
+    qt_block_close(block);
+    close_model(f);
+}
+
 static void gradients_are_refused(void **state)
 {
     struct fixture *f = open_model("tests/golden/models/mixtral");
@@ -546,7 +564,6 @@ int main(void)
     seed_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shares_are_the_routers),
-        cmocka_unit_test(infinite_tokens_go_nowhere),
         cmocka_unit_test(lists_are_filled_with_the_nearest),
         cmocka_unit_test_prestate(tokens_go_through_experts, CHOSEN),
         cmocka_unit_test_prestate(tokens_go_through_experts, SHARED),
@@ -557,6 +574,7 @@ int main(void)
         cmocka_unit_test(few_tokens_are_joined),
         cmocka_unit_test_prestate(allocation_failures, MIXTRAL),
         cmocka_unit_test_prestate(allocation_failures, ONE_DENSE),
+        cmocka_unit_test(infinite_scores_are_refused),
         cmocka_unit_test(gradients_are_refused),
         cmocka_unit_test(calibration_files_are_refused),
     };
