@@ -129,8 +129,8 @@ static int evaluate(struct qt_eval_report *out, struct cli *cli, const struct ev
     QT_TRY(backend_open(&be, o->common.device, err));
     QT_TRY(qt_eval(out, &w, o->ref ? &ref->weights : NULL, data.ids, data.count, &opt, be, err));
 done:
-    if (rc == QT_E_INPUT && err->file[0] == '\0') /* about the ids or the text, not a model */
-        snprintf(err->file, sizeof err->file, "%s", o->data);
+    if (rc == QT_E_INPUT && err->file[0] == '\0') /* of the model's cache, or the ids or the text */
+        snprintf(err->file, sizeof err->file, "%s", err->tensor[0] ? w.dir : o->data);
     if (be)
         be->close(be);
     qt_data_free(&data);

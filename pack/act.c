@@ -37,11 +37,12 @@ void qt_act_free(struct qt_act *a)
 
 /* ---- tokens --------------------------------------------------------------------------------- */
 
+/* NaN, which must not be rounded to a number, stays. */
 static float absmax(const float *x, size_t n)
 {
     float top = 0;
     for (size_t i = 0; i < n; i++)
-        top = fabsf(x[i]) > top ? fabsf(x[i]) : top;
+        top = isnan(top) || fabsf(x[i]) <= top ? top : fabsf(x[i]);
     return top;
 }
 

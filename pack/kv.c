@@ -88,13 +88,22 @@ static int channels_item(void *ctx, size_t item, int thread, struct qt_err *err)
     return QT_OK;
 }
 
+/* Rounding would make numbers of them. */
+static int check_finite(const float *x, size_t count, const struct qt_linear *linear,
+                        const char *what, struct qt_err *err)
+{
+    return qt_find_nonfinite(x, count) == count ? QT_OK
+                                                : qt_fail(err, QT_E_INPUT, NULL, linear->weight,
+                                                          "gives %s that are not finite", what);
+}
+
 int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v,
                 const struct qt_linear *key, const struct qt_linear *value, size_t m,
                 const struct qt_attention *a, struct qt_err *err)
 {
     const struct qt_kv *kv = cache_ctx;
     struct job job = {.kv = kv, .a = a, .m = m, .width = a->kv_heads * a->head_dim};
-    size_t bytes = m * job.width * sizeof *k;
+    size_t count = m * job.width, bytes = count * sizeof *k;
     float *factor = NULL;
     int rc = QT_OK;
     if (kv->container) {
@@ -111,6 +120,8 @@ int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v,
     QT_TRY(qt_array_new(&job.v, bytes, 1, err));
     QT_TRY(be->download(be, job.k, k, bytes, err));
     QT_TRY(be->download(be, job.v, v, bytes, err));
+    QT_TRY(check_finite(job.k, count, key, "keys", err));
+    QT_TRY(check_finite(job.v, count, value, "values", err));
     QT_TRY(qt_parallel(qt_ceil_div(m, TOKENS), tokens_item, &job, err));
     if (kv->keys == QT_KV_KEYS_CHANNEL)
         QT_TRY(qt_parallel(m / a->seqlen, channels_item, &job, err));

@@ -142,7 +142,7 @@ void qt_act_free(struct qt_act *a);
 /* Values that were read: QT_E_INPUT, of `file` and `tensor`, unless they can be used. */
 int qt_act_check(const struct qt_act *a, const char *file, const char *tensor, struct qt_err *err);
 /* y[m][k] = x[m][k] quantized, in source order and scale (host memory; y may be x): the plain C
- * truth. */
+ * truth. Where x is not finite y is NaN. */
 int qt_act_apply(float *y, const float *x, size_t m, const struct qt_act *a, struct qt_err *err);
 /* The same on backend memory. */
 int qt_act_apply_on(struct qt_backend *be, float *y, const float *x, size_t m,
@@ -190,7 +190,8 @@ int qt_kv_check(const struct qt_container *c, struct qt_err *err);
 float qt_kv_static(float x, float scale, float zero);
 /* "kv.layers.L.k_scale" or "..._zero": where a container holds them. *out is owned. */
 int qt_kv_tensor_name(char **out, size_t layer, const char *what, struct qt_err *err);
-/* For struct qt_runtime; cache_ctx is a struct qt_kv. */
+/* For struct qt_runtime; cache_ctx is a struct qt_kv. QT_E_INPUT naming the linear whose keys or
+ * values are not finite. */
 int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v,
                 const struct qt_linear *key, const struct qt_linear *value, size_t m,
                 const struct qt_attention *a, struct qt_err *err);

@@ -90,6 +90,28 @@ static void rounding_is_as_defined(void **state)
     }
 }
 
+/* Alone among zeros, where a block has nothing to round, among others, and all over a token. */
+static void what_is_not_finite_is_not_rounded(void **state)
+{
+    enum { K = 300, M = 4 };
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    (void)state;
+    for (int round = 0; round < 18; round++) {
+        struct qt_act a = random_act(K, (enum qt_act_scales)(round % 3));
+        float x[M * K], y[M * K], b = bad[round / 3 % 3];
+        const size_t at = random_u32() % K;
+        for (size_t i = 0; i < M * K; i++)
+            x[i] = i / K == 0 ? 0 : i / K == 2 ? b : random_float();
+        x[at] = x[K + at] = b;
+        assert_int_equal(qt_act_apply(y, x, M, &a, NULL), QT_OK);
+        for (size_t i = 0; i < M * K; i++) {
+            assert_true(isfinite(x[i]) || isnan(y[i]));
+            assert_true(i / K < M - 1 || isfinite(y[i])); /* another token's are its own */
+        }
+        qt_act_free(&a);
+    }
+}
+
 /* ---- plans ---------------------------------------------------------------------------------- */
 
 enum { SEQLEN = 32, SAMPLES = 6 };
@@ -527,6 +549,7 @@ int main(void)
     seed_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rounding_is_as_defined),
+        cmocka_unit_test(what_is_not_finite_is_not_rounded),
         cmocka_unit_test(stored_order_computes_the_same),
         cmocka_unit_test(sums_are_arranged),
         cmocka_unit_test(budget_is_kept),

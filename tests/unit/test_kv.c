@@ -127,6 +127,35 @@ static void caches_round_as_defined(void **state)
     be->close(be);
 }
 
+/* However the scales are made, and wherever in the cache. */
+static void infinite_caches_are_refused(void **state)
+{
+    enum { M = SEQS * 65 };
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    const struct qt_attention a = {.seqlen = 65, .heads = 6, .kv_heads = KV_HEADS, .head_dim = DIM};
+    const struct qt_linear key = {.weight = "k_proj"}, value = {.weight = "v_proj"};
+    float scale[WIDTH], zero[WIDTH] = {0};
+    static float k[M * WIDTH], v[M * WIDTH];
+    struct qt_backend *be;
+    struct qt_err err;
+    (void)state;
+    assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
+    for (size_t c = 0; c < WIDTH; c++)
+        scale[c] = 1;
+    for (int round = 0; round < 18; round++) {
+        struct qt_kv kv = {.keys = (enum qt_kv_keys)(round % 3), .scale = scale, .zero = zero};
+        bool of_keys = round / 3 % 2;
+        random_tokens(k, M);
+        random_tokens(v, M);
+        (of_keys ? k : v)[random_u32() % (M * WIDTH)] = bad[round / 6];
+        expect_error("apply", qt_kv_apply(&kv, be, k, v, &key, &value, M, &a, &err), QT_E_INPUT,
+                     of_keys ? "k_proj: gives keys that are not finite"
+                             : "v_proj: gives values that are not finite",
+                     &err);
+    }
+    be->close(be);
+}
+
 /* By hand: ties go to the even code, what is beyond the ends to the ends. */
 static void static_keys_by_hand(void **state)
 {
@@ -715,6 +744,7 @@ int main(void)
     printf("seed %llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(caches_round_as_defined),
+        cmocka_unit_test(infinite_caches_are_refused),
         cmocka_unit_test(static_keys_by_hand),
         cmocka_unit_test(scales_are_near_the_best),
         cmocka_unit_test(degenerate_samples_have_scales),
