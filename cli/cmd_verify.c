@@ -187,7 +187,7 @@ static int print_report(const struct results *r, const struct qt_gpu *gpu,
                         const struct qt_figure *figures, size_t n, struct qt_err *err)
 {
     struct table t = {.align = "ll"};
-    char bytes[TEXT_SIZE];
+    char bytes[TEXT_SIZE], tuned[TEXT_SIZE] = "";
     int rc, second;
     QT_TRY(print_tensors(&r->report, err));
     if (r->on_gpu)
@@ -195,7 +195,9 @@ static int print_report(const struct results *r, const struct qt_gpu *gpu,
     putchar('\n');
     table_row(&t, "container\tsound: checksums, structure, values, packing%s",
               r->compared ? ", and equal to its source where copied" : "");
-    table_row(&t, "tensors\t%zu quantized, %zu copied", r->report.count, r->report.copied);
+    if (r->report.tuned)
+        snprintf(tuned, sizeof tuned, ", %zu tuned", r->report.tuned);
+    table_row(&t, "tensors\t%zu quantized, %zu copied%s", r->report.count, r->report.copied, tuned);
     table_row(&t, "size\t%s (%llu bytes)", text_bytes(bytes, r->report.bytes),
               (unsigned long long)r->report.bytes);
     for (size_t i = 0; i < n; i++)
@@ -255,6 +257,7 @@ static void fill_doc(struct cli *cli, const struct results *r, const struct qt_g
     doc_set(cli, cli->doc, "bytes", doc_size(r->report.bytes));
     doc_set(cli, cli->doc, "quantized", doc_size(r->report.count));
     doc_set(cli, cli->doc, "copied", doc_size(r->report.copied));
+    doc_set(cli, cli->doc, "tuned", doc_size(r->report.tuned));
     doc_set(cli, cli->doc, "tensors", tensors);
     if (!r->on_gpu)
         return;
@@ -435,7 +438,7 @@ static const struct opt opts[] = {
      .offset = offsetof(struct verify_options, source),
      .metavar = "CKPT",
      .help = "the checkpoint it was made from: measures the error of every tensor, and compares "
-             "copied ones byte for byte"},
+             "copied ones byte for byte; tuned norms have values of their own"},
     {.name = "gate",
      .kind = OPT_STRING,
      .offset = offsetof(struct verify_options, gate),

@@ -124,7 +124,21 @@ static const json_t *copied_entry(const struct qt_container *c, const char *name
     return json_object_get(json_object_get(qt_container_manifest(c), "copied"), name);
 }
 
-static int compare_copy(const struct check *check, const struct qt_tensor *copy, struct qt_err *err)
+/* Norms alone are tuned, and only where the manifest says so: else anything might claim it. */
+static int check_tuned(const struct check *check, const struct qt_tensor *copy, struct qt_err *err)
+{
+    const json_t *identity = json_object_get(qt_container_manifest(check->container), "identity");
+    const json_t *learning = json_object_get(identity, "learning");
+    if (copy->ndim == 1 && json_is_true(json_object_get(learning, "tune_norms")))
+        return QT_OK;
+    return bad_tensor(check->container, copy->name,
+                      "has 'source_crc32', but is no norm that 'identity.learning' says was tuned",
+                      err);
+}
+
+/* tuned: a copy in dtype and shape only. */
+static int compare_copy(const struct check *check, const struct qt_tensor *copy, bool tuned,
+                        struct qt_err *err)
 {
     struct qt_blob a = {0}, b = {0};
     const struct qt_tensor *t = find_source(check, copy->name, err);
@@ -137,10 +151,10 @@ static int compare_copy(const struct check *check, const struct qt_tensor *copy,
                           err);
     QT_TRY(qt_ckpt_read(&a, check->stored, copy, err));
     QT_TRY(qt_ckpt_read(&b, check->source, t, err));
-    const json_t *entry = copied_entry(check->container, copy->name);
     bool same = a.size == b.size && (a.size == 0 || memcmp(a.data, b.data, a.size) == 0);
-    if (json_object_get(entry, "source_crc32")) /* tuned: a copy in dtype and shape only */
-        QT_TRY(check_source_crc(check, copy->name, entry, &b, err));
+    if (tuned)
+        QT_TRY(check_source_crc(check, copy->name, copied_entry(check->container, copy->name), &b,
+                                err));
     else if (!same)
         rc = bad_tensor(check->container, copy->name, "is not a copy of the source's tensor", err);
 done:
@@ -196,12 +210,17 @@ static int check_copies(struct qt_verify_report *out, struct check *check, struc
 {
     for (size_t i = 0; i < qt_ckpt_count(check->stored); i++) {
         const struct qt_tensor *t = qt_ckpt_tensor(check->stored, i);
-        if (!copied_entry(check->container, t->name))
+        const json_t *entry = copied_entry(check->container, t->name);
+        if (!entry)
             continue;
-        int rc = check->source ? compare_copy(check, t, err) : QT_OK;
+        bool tuned = json_object_get(entry, "source_crc32");
+        int rc = tuned ? check_tuned(check, t, err) : QT_OK;
+        if (rc == QT_OK && check->source)
+            rc = compare_copy(check, t, tuned, err);
         if (rc < 0)
             return rc;
-        out->copied++;
+        out->tuned += tuned;
+        out->copied += !tuned;
         advance(check, t->nbytes);
     }
     return QT_OK;

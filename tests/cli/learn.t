@@ -25,7 +25,13 @@ $ grep -c '"held_out": 0' l/qtool-report.json
 $ grep -q '"options": "objective=kl,mode=frozen,scope=model,lr=0.001,passes=1,batch=1,held-out=0.125"' l/qtool-report.json
 $ test "$(grep -c '"source_crc32"' l/qtool.json)" -gt 21 && grep -q 'nf3:g=128,method=search,learn=1' l/qtool.json && test ! -e l/progress
 $ qtool verify l --source "$NANO" -q
-> ^tensors +21 quantized, 8 copied$
+> ^container +sound.*equal to its source where copied$
+> ^tensors +21 quantized, 1 copied, 7 tuned$
+$ qtool verify l --json -q | grep -A 1 '"copied"' | tr -d ' \n'
+> "copied":1,"tuned":7
+$ cp -r l claim && chmod -R u+w claim && sed -i 's/"model.embed_tokens.weight": {/&"source_crc32": "89abcdef",/' claim/qtool.json && qtool verify claim --source "$NANO" -q
+? 3
+2 claim: tensor model\.embed_tokens\.weight: has 'source_crc32', but is no norm
 
 # What would have no effect.
 $ qtool quantize "$NANO" -o l --scheme nf3:learn=1 --data "$NANO/calib.txt" --learn scope=block,objective=nll -q

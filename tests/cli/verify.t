@@ -53,6 +53,14 @@ $ qtool verify nf4 --source other -q
 ? 3
 2 tensor model\.norm\.weight: is not a copy of the source's tensor
 
+# Nothing is excused for claiming to be tuned where nothing was.
+$ cp -r nf4 claim && chmod -R u+w claim && sed -i 's/"model.norm.weight": {/&"source_crc32": "89abcdef",/' claim/qtool.json && qtool verify claim --source "$NANO" -q
+? 3
+2 claim: tensor model\.norm\.weight: has 'source_crc32', but is no norm that 'identity\.learning' says was tuned
+$ qtool verify claim -q
+? 3
+2 'identity\.learning'
+
 # What the CRCs of the manifest do not cover.
 $ cp -r nf4 side && chmod -R u+w side && sed -i 's/"rope_theta"/"rope_thota"/' side/config.json && qtool verify side -q
 ? 3

@@ -513,6 +513,8 @@ static void tuned_containers_verify(void **state)
     const json_t *norm = json_object_get(json_object_get(qt_container_manifest(c), "copied"),
                                          "model.layers.0.input_layernorm.weight");
     assert_non_null(json_object_get(norm, "source_crc32"));
+    assert_int_equal(report.tuned, 5);
+    assert_int_equal(report.copied, 2);
     qt_verify_free(&report);
     qt_container_close(c);
 }
