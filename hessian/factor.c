@@ -74,7 +74,7 @@ static double diagonal(double *diag, size_t *dead, const double *h, size_t k)
         *dead += diag[j] == 0;
         sum += diag[j];
     }
-    double scale = sum > 0 ? (double)k / sum : 1;
+    double scale = (double)k / sum;
     if (!isfinite(scale) || !isfinite(sum))
         return 0;
     for (size_t j = 0; j < k; j++)
@@ -199,6 +199,10 @@ int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
     QT_TRY(qt_array_new(&out->v, cells, sizeof *out->v, err));
     QT_TRY(qt_array_new(&a, cells, sizeof *a, err));
     double scale = diagonal(diag, &out->dead, h, k);
+    if (out->dead == k) { /* all of H would be the damping */
+        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "no channel of the input was ever active");
+        goto done;
+    }
     if (scale == 0) {
         rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
                      "the Hessian's diagonal is not finite or negative");

@@ -54,8 +54,8 @@ struct qt_factor_options {
  * Columns are processed from the most to the least active (largest diagonal first): groups by their
  * mean, and within their group; the scales stay where they are stored, so that nothing has to be
  * gathered at run time. Channels with h_jj = 0 are left with the damping alone.
- * QT_E_UNSUPPORTED when h has a non-finite entry or cannot be factored with any damping up to 1:
- * the caller then rounds without it and says so.
+ * QT_E_UNSUPPORTED when h has a non-finite entry, nothing but such channels, or cannot be factored
+ * with any damping up to 1: the caller then rounds without it and says so.
  */
 int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
                   const struct qt_factor_options *opt, struct qt_err *err);

@@ -674,6 +674,56 @@ static void dead_channels_are_counted(void **state)
     qt_ckpt_close(ckpt);
 }
 
+static const char *killed; /* the norm in front */
+
+static void kill_inputs(const char *name, float *w, size_t count)
+{
+    if (strstr(name, killed))
+        memset(w, 0, count * sizeof *w);
+}
+
+/* All linears whose name has the part, that many, fall back, and nothing else does. */
+static void expect_fall_back(struct fixture *f, const struct qt_ckpt *ckpt, const char *scheme,
+                             const char *part, json_int_t fallbacks)
+{
+    static const char reason[] = "no channel of the input was ever active";
+    struct qt_quantize_options opt = options(f, "a", scheme);
+    struct qt_quantize_report report;
+    json_t *doc = quantize(f, ckpt, &opt), *t;
+    size_t i;
+    assert_int_equal(total(doc, "fallbacks"), fallbacks);
+    json_array_foreach(json_object_get(doc, "tensors"), i, t)
+    {
+        const char *name = json_string_value(json_object_get(t, "name"));
+        const json_t *h = json_object_get(t, "hessian");
+        const char *why = json_string_value(json_object_get(h, "fallback"));
+        assert_int_equal(strstr(name, part) != NULL, why != NULL);
+        assert_true(!why || strstr(why, reason));
+    }
+    json_decref(doc);
+    opt.strict = true;
+    expect_error("strict", qt_quantize(&report, ckpt, &opt, &f->err), QT_E_UNSUPPORTED, reason,
+                 &f->err);
+}
+
+/* What comes of zeros is zero: attention's output, an expert's activations. */
+static void dead_inputs_fall_back(void **state)
+{
+    static const char *const schemes[] = {"nf3:g=32", "fp6",  "int4:g=32",
+                                          "mix24",    "w4ax", "lut3:g=32"};
+    struct fixture *f = *state;
+    killed = "layers.0.input_layernorm";
+    struct qt_ckpt *ckpt = make_model(f, kill_inputs);
+    for (size_t s = 0; s < sizeof schemes / sizeof *schemes; s++)
+        expect_fall_back(f, ckpt, schemes[s], "layers.0.self_attn", 4);
+    qt_ckpt_close(ckpt);
+    f->golden = "mixtral";
+    killed = "layers.0.post_attention_layernorm";
+    ckpt = make_model(f, kill_inputs);
+    expect_fall_back(f, ckpt, "nf4:g=32", "layers.0.block_sparse_moe", 5 * 3);
+    qt_ckpt_close(ckpt);
+}
+
 static void fewer_tokens_than_channels(void **state)
 {
     struct fixture *f = *state;
@@ -824,6 +874,7 @@ int main(void)
         TEST(chosen_activations_are_kept),
         TEST(kept_activations_are_checked),
         TEST(dead_channels_are_counted),
+        TEST(dead_inputs_fall_back),
         TEST(fewer_tokens_than_channels),
         TEST(huge_activations_are_no_problem),
         TEST(infinite_activations_fall_back),
