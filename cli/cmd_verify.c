@@ -367,7 +367,7 @@ static int apply_gates(const char *gate, const struct results *r,
                        const struct qt_container *container, const struct qt_figure *figures,
                        size_t n, struct qt_err *err)
 {
-    const char *own = gate && strstr(gate, "kernels_missing")
+    const char *own = gate && qt_gate_names(gate, "kernels_missing")
                           ? "kernel_faults<=0"
                           : "kernel_faults<=0,kernels_missing<=0";
     char *text = NULL;

@@ -76,12 +76,20 @@ static const char *parse_regex(struct condition *out, const char *p)
     return *p && out->regex_size ? p + 1 : NULL;
 }
 
+/* In decimal: strtod reads more. */
+static const char *parse_number(double *out, const char *p)
+{
+    char *end;
+    *out = strtod(p, &end);
+    const size_t n = (size_t)(end - p);
+    return n > 0 && n <= strspn(p, "+-.0123456789eE") && isfinite(*out) ? end : NULL;
+}
+
 /* One condition at *cursor, which moves past it and the comma that follows. */
 static int parse_condition(struct condition *out, const char **cursor, const char *expr,
                            struct qt_err *err)
 {
     const char *p = skip_space(*cursor), *next = parse_name(out->name, p);
-    char *end;
     if (!next)
         return syntax_error(expr, p, "the name of a figure", err);
     out->regex = NULL;
@@ -96,10 +104,10 @@ static int parse_condition(struct condition *out, const char **cursor, const cha
     if (!next)
         return syntax_error(expr, p, "<=, >=, < or >", err);
     p = skip_space(next);
-    out->limit = strtod(p, &end);
-    if (end == p || !isfinite(out->limit))
+    next = parse_number(&out->limit, p);
+    if (!next)
         return syntax_error(expr, p, "a number", err);
-    p = skip_space(end);
+    p = skip_space(next);
     if (*p == ',' && *skip_space(p + 1))
         p++;
     else if (*p)
@@ -241,4 +249,14 @@ int qt_gate_check(const char *expr, const struct qt_figure *figures, size_t n,
     if (v.failed[0])
         return qt_fail(err, QT_E_GATE, NULL, NULL, "gate failed: %s", v.failed);
     return QT_OK;
+}
+
+bool qt_gate_names(const char *expr, const char *figure)
+{
+    struct condition c = {0};
+    const char *cursor = expr;
+    bool found = false;
+    while (!found && *cursor && parse_condition(&c, &cursor, expr, NULL) == QT_OK)
+        found = !c.regex && strcmp(c.name, figure) == 0;
+    return found;
 }

@@ -32,8 +32,14 @@ static int check(const char *expr, struct qt_err *err)
 static void test_holds(void **state)
 {
     static const char *const good[] = {
-        "ppl<=12.5",           "ppl>=12.5",  "ppl<12.6",      "ppl>12.4", " ppl <= 1.3e1 , bpw < 5",
-        "kld_mean<0.02,bpw<5", "sqnr>=1000", "bpw<=0x1.1p+2",
+        "ppl<=12.5",
+        "ppl>=12.5",
+        "ppl<12.6",
+        "ppl>12.4",
+        " ppl <= 1.3e1 , bpw < 5",
+        "kld_mean<0.02,bpw<5",
+        "sqnr>=1000",
+        "bpw<=.425E+1,bpw>-1",
     };
     struct qt_err err;
     (void)state;
@@ -75,11 +81,17 @@ static void test_failure_names_every_condition(void **state)
 static void test_syntax(void **state)
 {
     static const char *const bad[] = {
-        "",        " ",          "ppl",      "ppl=",
-        "ppl==12", "ppl<=",      "ppl<=x",   "<=3",
-        "ppl<=3,", "ppl<=3,,",   ",ppl<=3",  "ppl<=3 bpw<=4",
-        "ppl<=3x", "ppl<=nan",   "ppl<=inf", "ppl<=1e999",
-        "ppl!=3",  "ppl<=3,bpw", "p pl<=3",  "ppl<=3;bpw<4",
+        "",          " ",
+        "ppl",       "ppl=",
+        "ppl==12",   "ppl<=",
+        "ppl<=x",    "<=3",
+        "ppl<=3,",   "ppl<=3,,",
+        ",ppl<=3",   "ppl<=3 bpw<=4",
+        "ppl<=3x",   "ppl<=nan",
+        "ppl<=inf",  "ppl<=1e999",
+        "ppl!=3",    "ppl<=3,bpw",
+        "p pl<=3",   "ppl<=3;bpw<4",
+        "ppl<=0x10", "bpw<=0x1.1p+2",
     };
     struct qt_err err;
     (void)state;
@@ -108,6 +120,16 @@ static void test_long_name(void **state)
     memset(expr, 'a', sizeof expr);
     strcpy(expr + sizeof expr - 5, "<=3");
     assert_int_equal(check(expr, &err), QT_E_USAGE);
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    assert_true(qt_gate_names("ppl<=3", "ppl"));
+    assert_true(qt_gate_names("bpw<5 , bpw[ppl]<5, ppl > 0", "ppl"));
+    assert_false(qt_gate_names("bpw[ppl,ppl<=3]<5", "ppl"));
+    assert_false(qt_gate_names("ppl[up]<5", "ppl"));
+    assert_false(qt_gate_names("ppl_ratio<5,kppl<=1", "ppl"));
 }
 
 static void test_tensors(void **state)
@@ -152,6 +174,7 @@ int main(void)
         cmocka_unit_test(test_syntax),
         cmocka_unit_test(test_unknown_name),
         cmocka_unit_test(test_long_name),
+        cmocka_unit_test(test_names),
         cmocka_unit_test(test_tensors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
