@@ -285,7 +285,9 @@ struct qt_calibrate_options {
  * Runs the windows ids[samples * seqlen] through the model, block by block, and writes the
  * statistics of all linear inputs to the calibration file `path`. part says where the ids come from
  * (its ids_crc is computed here). One block's weights and Hessians are in memory at a time.
- * QT_E_INPUT when activations are not finite.
+ * QT_E_INPUT when activations are not finite; QT_E_USAGE: windows of more tokens than the model
+ * takes, too many of them, or a path that qt_qcal_create refuses; QT_E_UNSUPPORTED: a mixture of
+ * experts.
  */
 int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *ids,
                  const struct qt_qcal_part *part, const struct qt_calibrate_options *opt,

@@ -248,7 +248,7 @@ static void choose(size_t *chosen, size_t samples, size_t windows, uint64_t seed
 int qt_data_windows(uint32_t **out, const struct qt_data *data, size_t samples, size_t seqlen,
                     uint64_t seed, struct qt_err *err)
 {
-    size_t windows = seqlen ? data->count / seqlen : 0, *chosen = NULL, total;
+    size_t windows = seqlen ? data->count / seqlen : 0, *chosen = NULL;
     int rc = QT_OK;
     *out = NULL;
     if (samples == 0 || samples > windows)
@@ -256,11 +256,8 @@ int qt_data_windows(uint32_t **out, const struct qt_data *data, size_t samples, 
                        "%zu tokens make %zu windows of %zu, but %zu are wanted; lower %s--seqlen, "
                        "or give more data",
                        data->count, windows, seqlen, samples, windows ? "--samples or " : "");
-    if (qt_mul_overflow(&total, samples, seqlen))
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "%zu windows of %zu are too many", samples,
-                       seqlen);
     QT_TRY(qt_array_new(&chosen, samples, sizeof *chosen, err));
-    QT_TRY(qt_array_new(out, total, sizeof **out, err));
+    QT_TRY(qt_array_new(out, samples * seqlen, sizeof **out, err)); /* no more than data->count */
     choose(chosen, samples, windows, seed);
     for (size_t i = 0; i < samples; i++)
         memcpy(*out + i * seqlen, data->ids + chosen[i] * seqlen, seqlen * sizeof **out);

@@ -69,8 +69,9 @@ struct qt_eval_report {
 /*
  * Perplexity of the model behind `w` on ids: windows of seqlen without overlap, positions
  * 1..seqlen-1 of each scored, tail dropped. With ref (same vocabulary; may be NULL) both models run
- * side by side, one block of each in memory. QT_E_UNSUPPORTED: architecture; QT_E_INPUT: too few
- * ids, vocabularies differ.
+ * side by side, one block of each in memory. QT_E_UNSUPPORTED: architecture; QT_E_USAGE: windows of
+ * less than 2 tokens, or of more than a model takes; QT_E_INPUT: too few ids, or not of the
+ * vocabulary, vocabularies or soft caps of the logits differ, logits are not finite.
  */
 int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct qt_weights *ref,
             const uint32_t *ids, size_t count, const struct qt_eval_options *opt,
