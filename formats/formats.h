@@ -253,8 +253,9 @@ int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *valu
                        struct qt_err *err);
 /* Writes the index (when sharded) and qtool.json = manifest, reads everything back against the CRCs
  * in manifest (members "tensors" / "copied"; QT_E_RESOURCE if different), writes SHA256SUMS,
- * removes the journal, renames into place. A tensor not written and committed, or a manifest that
- * does not open as a container: QT_E_INTERNAL. By its member "identity", as given to
+ * removes the journal, renames into place (QT_E_RESOURCE when what is at DIR by now may not be
+ * replaced; a resume goes on from DIR.partial then). A tensor not written and committed, or a
+ * manifest that does not open as a container: QT_E_INTERNAL. By its member "identity", as given to
  * qt_writer_open, the same run knows for its own what was not renamed any more. */
 int qt_writer_finish(struct qt_writer *w, const json_t *manifest, struct qt_err *err);
 /* Closes and frees; a container not finished stays in DIR.partial for a resume. */

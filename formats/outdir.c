@@ -254,6 +254,18 @@ static int remove_old(const struct qt_outdir *o, struct qt_err *err)
     return rc < 0 || !left ? QT_OK : remove_ours(o->old, REPLACED, err);
 }
 
+/* What has come into the way during the run is no mistake of the command's: the work stays. */
+static int check_again(bool *exists, const struct qt_outdir *o, struct qt_err *err)
+{
+    struct qt_err why = {0};
+    int rc = check_target(exists, o, &why);
+    if (rc < 0)
+        return qt_fail(err, QT_E_RESOURCE, why.file, NULL,
+                       "%s (since the run began); once it is moved away, --resume goes on from %s",
+                       why.reason, o->partial);
+    return rc;
+}
+
 /* What an earlier run has left goes first: DIR is there. */
 static int set_aside(const struct qt_outdir *o, struct qt_err *err)
 {
@@ -278,7 +290,7 @@ int qt_outdir_publish(struct qt_outdir *o, struct qt_err *err)
 {
     bool exists;
     int rc;
-    QT_TRY(check_target(&exists, o, err));
+    QT_TRY(check_again(&exists, o, err));
     if (exists)
         QT_TRY(set_aside(o, err));
     rc = remove_journal(o, err);

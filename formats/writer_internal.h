@@ -35,7 +35,8 @@ int qt_outdir_lock(int fd, const char *path, struct qt_err *err);
 /* Removes all files of DIR.partial but those for which keep(ctx, name). */
 int qt_outdir_clear(const struct qt_outdir *o, bool (*keep)(const void *ctx, const char *name),
                     const void *ctx, struct qt_err *err);
-/* Removes the journal and makes DIR.partial DIR. The lock is given up. */
+/* Removes the journal and makes DIR.partial DIR. The lock is given up. QT_E_RESOURCE, and nothing
+ * is changed, when what is at DIR by now may not be replaced. */
 int qt_outdir_publish(struct qt_outdir *o, struct qt_err *err);
 /* Removes DIR.partial, if it is ours, as far as that is possible. */
 void qt_outdir_discard(struct qt_outdir *o);

@@ -65,6 +65,18 @@ $ qtool quantize "$NANO" -o acts --scheme w4ax --data "$NANO/calib.txt" --sample
 2 interrupted while the precision of activations was being chosen
 $ test ! -e acts
 
+# What has come into OUT's place meanwhile stays, and so does the work.
+$ qtool quantize zeros.safetensors -o late --scheme lut3 -q 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -s late.partial/journal ]; do sleep 0.01; done; mkdir late; wait $pid; rc=$?; cat err >&2; exit $rc
+? 6
+2 ^qtool quantize: late: exists already; --force replaces it \(since the run began\); once it is moved away, --resume goes on from late\.partial$
+$ rmdir late && qtool quantize --resume zeros.safetensors -o late --scheme lut3 -q && cmp whole/model.safetensors late/model.safetensors
+> ^tensors
+$ cp -r whole over && { qtool quantize zeros.safetensors -o over --scheme lut3 -q --force 2>err & pid=$!; } && while kill -0 $pid 2>/dev/null && ! [ -s over.partial/journal ]; do sleep 0.01; done; mkdir over/mine; wait $pid; rc=$?; cat err >&2; exit $rc
+? 6
+2 ^qtool quantize: over: not replaced: it holds a directory 'mine'
+$ rmdir over/mine && qtool quantize --resume zeros.safetensors -o over --scheme lut3 -q --force && cmp whole/model.safetensors over/model.safetensors
+> ^tensors
+
 # What a .gz was unpacked into does not outlive the process; TMPDIR, if it says anything, is where.
 $ mkdir tmp && yes | head -c 50000000 | gzip -1 >long.txt.gz
 $ TMPDIR=tmp qtool eval "$NANO" --data long.txt.gz & pid=$!; while kill -0 $pid && ! ls -l /proc/$pid/fd | grep -q 'tmp/qtool[^/]*$'; do sleep 0.01; done; kill -KILL $pid; wait $pid; echo $? && ls -A tmp

@@ -487,7 +487,9 @@ static void test_output_appears(void **state)
     for (size_t u = 0; u < UNITS; u++)
         assert_status(fixture_unit(w, u, &r), QT_OK, r.err);
     shell("mkdir late");
-    assert_status(fixture_finish(w, &r), QT_E_USAGE, r.err);
+    assert_status(fixture_finish(w, &r), QT_E_RESOURCE, r.err);
+    assert_reason(r.err, "exists already");
+    assert_reason(r.err, "--resume goes on from late.partial");
     qt_writer_close(w);
     shell("rmdir late");
     resume_and_compare(&r);
@@ -742,7 +744,7 @@ static void test_mounted(void **state)
             qt_writer_close(w);
             skip();
         }
-        assert_status(fixture_finish(w, &r), QT_E_USAGE, r.err);
+        assert_status(fixture_finish(w, &r), QT_E_RESOURCE, r.err);
         assert_reason(r.err, "mount point");
         qt_writer_close(w);
         expect_refused("mounted", true, "mount point");
