@@ -12,16 +12,17 @@ static const size_t journal_limit = (size_t)1 << 30;
 
 enum { JOURNAL_VERSION = 1, TRAILER = 18 /* ,"crc":"89abcdef"} */ };
 
-/* An empty journal is that of a run that was just beginning. */
+/* Of the first line, which may be cut off. */
+static const char start[] = "{\"format\":\"qtool-journal\"";
+
 bool qt_container_unfinished(const char *path)
 {
-    static const char start[] = "{\"format\":\"qtool-journal\"";
     char journal[PATH_MAX]; /* no allocation that could fail; longer names cannot be opened */
     int size = snprintf(journal, sizeof journal, "%s/" QT_JOURNAL_NAME, path);
     struct qt_map map;
     if (size < 0 || (size_t)size >= sizeof journal || qt_map_open(&map, journal, NULL) != QT_OK)
         return false;
-    bool ours = !map.size || memcmp(map.data, start, qt_min_size(map.size, sizeof start - 1)) == 0;
+    bool ours = map.size && memcmp(map.data, start, qt_min_size(map.size, sizeof start - 1)) == 0;
     qt_map_close(&map);
     return ours;
 }
@@ -267,7 +268,11 @@ done:
 
 int qt_journal_clear(struct qt_journal *j, struct qt_err *err)
 {
-    return cut(j, 0, err);
+    int rc = qt_file_write_at(j->fd, j->path, start, sizeof start - 1, 0, err);
+    if (rc == QT_OK)
+        rc = cut(j, sizeof start - 1, err);
+    j->end = 0; /* the first line comes over it */
+    return rc;
 }
 
 int qt_journal_start(struct qt_journal *j, const char *plan, const json_t *identity,

@@ -74,10 +74,18 @@ done:
     return rc;
 }
 
+/* Anybody may call a file a journal: its content tells. */
+static bool is_mark(const char *path, const char *name, const char *mark)
+{
+    return strcmp(name, mark) == 0 &&
+           (strcmp(mark, QT_JOURNAL_NAME) != 0 || qt_container_unfinished(path));
+}
+
 /*
  * What is about to be deleted must be qtool's own: no directories, and among the files a manifest
- * (*container), or `mark`, or nothing at all (*empty). Otherwise a mistyped output directory (the
- * source checkpoint!) would cost its owner the contents.
+ * (*container), or `mark`, or nothing at all (*empty), as which an empty journal counts: it never
+ * is that beside other files. Otherwise a mistyped output directory (the source checkpoint!) would
+ * cost its owner the contents.
  */
 static int check_ours(bool *empty, bool *container, const char *path, const char *mark,
                       struct qt_err *err)
@@ -94,10 +102,11 @@ static int check_ours(bool *empty, bool *container, const char *path, const char
     while (rc == QT_OK && (item = readdir(dir)) != NULL) {
         if (is_dot(item->d_name))
             continue;
-        *empty = false;
-        marked = marked || strcmp(item->d_name, mark) == 0;
+        bool known = fstatat(dirfd(dir), item->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+        *empty = *empty && known && !st.st_size && strcmp(item->d_name, QT_JOURNAL_NAME) == 0;
+        marked = marked || is_mark(path, item->d_name, mark);
         *container = *container || strcmp(item->d_name, QT_MANIFEST_NAME) == 0;
-        if (fstatat(dirfd(dir), item->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode))
+        if (known && S_ISDIR(st.st_mode))
             rc = qt_fail(err, QT_E_USAGE, path, NULL,
                          "not replaced: it holds a directory '%s', which is not qtool's",
                          item->d_name);

@@ -18,7 +18,7 @@ struct qt_outdir {
     char *dir, *parent, *partial, *old;
     char *mark; /* in DIR, before it is DIR.old: that it is being replaced */
     bool force;
-    bool empty;    /* DIR.partial was, when it was taken */
+    bool empty;    /* DIR.partial was, or had only begun to be filled, when it was taken */
     bool finished; /* it was a complete container: of a run that was killed before the last step, or
                       somebody's own */
     int lock_fd;   /* DIR.partial, held locked; -1: it is not (or no longer) ours */
@@ -28,7 +28,7 @@ struct qt_outdir {
  * too, *o may be closed. */
 int qt_outdir_open(struct qt_outdir *o, const char *dir, bool force, struct qt_err *err);
 void qt_outdir_close(struct qt_outdir *o);
-/* Makes DIR.partial if need be and locks it. */
+/* Makes DIR.partial if need be and locks it. QT_E_USAGE when what is in it is not qtool's. */
 int qt_outdir_take(struct qt_outdir *o, struct qt_err *err);
 /* Locks a file or directory against other processes (QT_E_RESOURCE); closing fd unlocks. */
 int qt_outdir_lock(int fd, const char *path, struct qt_err *err);
@@ -71,7 +71,8 @@ void qt_journal_close(struct qt_journal *j);
  * was given). */
 int qt_journal_load(bool *found, struct qt_journal *j, const char *plan, const json_t *identity,
                     struct qt_err *err);
-/* Empties the journal for good, before anything it vouches for is changed. */
+/* Empties the journal for good, before anything it vouches for is changed, but for the first bytes
+ * of its first line, by which DIR.partial is known for ours. */
 int qt_journal_clear(struct qt_journal *j, struct qt_err *err);
 /* Writes the first line; the files of the plan must be on disk. */
 int qt_journal_start(struct qt_journal *j, const char *plan, const json_t *identity,

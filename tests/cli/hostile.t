@@ -514,6 +514,9 @@ $ ln -s mine out.partial && qtool quantize "$NANO" -o out --scheme fp6 -q
 ? 6
 2 out\.partial: cannot open directory
 $ rm out.partial && mkdir out.partial && ln -s ../file out.partial/journal && qtool quantize "$NANO" -o out --scheme fp6 -q --resume
+? 2
+2 out\.partial: not replaced
+$ echo '{"format":"qtool-journal",' >like && ln -sf ../like out.partial/journal && qtool quantize "$NANO" -o out --scheme fp6 -q --resume
 ? 6
 2 out\.partial/journal: cannot create
 $ rm out.partial/journal && ln -s ../file out.partial/model.safetensors && qtool quantize "$NANO" -o out --scheme fp6 -q
@@ -524,7 +527,8 @@ $ rm -r out.partial && qtool quantize "$NANO" -o out/../.. --scheme fp6 -q
 2 not a name for a directory to be made
 $ qtool quantize "$NANO" -o '' --scheme fp6 -q
 ? 2
-$ cat file mine/file | sort -u
+$ cat file mine/file like | sort -u
 > ^precious$
-$ rm -r file link mine
+> ^."format":"qtool-journal",$
+$ rm -r file link mine like
 $ ls -A | diff before - && test ! -e owned
