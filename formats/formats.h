@@ -332,6 +332,8 @@ int qt_qcal_create(struct qt_qcal_writer **out, const char *path, const struct q
  * QT_E_INPUT when a value is not finite (in FP32), naming `whose` activations they are. */
 int qt_qcal_put(struct qt_qcal_writer *w, size_t layer, size_t input, const double *h,
                 const struct qt_channels *c, const char *whose, struct qt_err *err);
+/* QT_E_RESOURCE when what is at PATH by now may not be replaced; PATH.partial is complete then and
+ * stays. */
 int qt_qcal_finish(struct qt_qcal_writer *w, struct qt_err *err);
 /* Removes PATH.partial unless finished. */
 void qt_qcal_abandon(struct qt_qcal_writer *w);

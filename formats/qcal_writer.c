@@ -12,6 +12,7 @@
 
 struct qt_qcal_writer {
     char *path, *partial;
+    bool force;
     int fd; /* -1 when not open; locked while it is */
     json_t *doc;
     struct qt_tensor *tensors;
@@ -182,6 +183,7 @@ int qt_qcal_create(struct qt_qcal_writer **out, const char *path, const struct q
     QT_TRY(check_target(path, force, err));
     QT_TRY(qt_array_new(&w, 1, sizeof *w, err));
     w->fd = -1;
+    w->force = force;
     QT_TRY(qt_string_copy(&w->path, path, err));
     QT_TRY(qt_string_format(&w->partial, err, "%s.partial", path));
     QT_TRY(plan(w, info, err));
@@ -280,6 +282,28 @@ done:
     return rc;
 }
 
+static void close_partial(struct qt_qcal_writer *w)
+{
+    close(w->fd); /* synced; unlocks it */
+    w->fd = -1;
+}
+
+/* What has come into the way during the run stays, and so does the work. */
+static int publish(struct qt_qcal_writer *w, struct qt_err *err)
+{
+    struct qt_err why = {0};
+    if (check_target(w->path, w->force, &why) < 0) {
+        close_partial(w);
+        return qt_fail(err, QT_E_RESOURCE, w->path, NULL,
+                       "%s (since the run began); the calibration file is complete in %s",
+                       why.reason, w->partial);
+    }
+    int rc = qt_path_rename(w->partial, w->path, err);
+    if (rc == QT_OK)
+        close_partial(w);
+    return rc;
+}
+
 int qt_qcal_finish(struct qt_qcal_writer *w, struct qt_err *err)
 {
     char *header = NULL, *parent = NULL;
@@ -303,9 +327,7 @@ int qt_qcal_finish(struct qt_qcal_writer *w, struct qt_err *err)
         rc = qt_fail(err, QT_E_RESOURCE, w->partial, NULL, "cannot sync: %s", strerror(errno));
         goto done;
     }
-    QT_TRY(qt_path_rename(w->partial, w->path, err));
-    close(w->fd); /* synced; unlocks what now is PATH */
-    w->fd = -1;
+    QT_TRY(publish(w, err));
     QT_TRY(qt_dir_sync(parent, err));
 done:
     qt_free(header);

@@ -669,6 +669,28 @@ static void test_existing(void **state)
     expect_absent("b.qcal.partial");
 }
 
+/* PATH turns up while we work: nothing is overwritten, and the work is not lost. */
+static void test_appears(void **state)
+{
+    struct qt_err err = {0};
+    struct qt_qcal_writer *w;
+    char *text;
+    size_t size;
+    (void)state;
+    const char *path = fixture_path(dir, "late.qcal");
+    expect_ok("create", qt_qcal_create(&w, path, &info, false, &err), &err);
+    expect_ok("put", put_all(w, &err), &err);
+    fixture_write(dir, "late.qcal", "precious", 8);
+    expect_error("finish", qt_qcal_finish(w, &err), QT_E_RESOURCE, "is complete in ", &err);
+    qt_qcal_abandon(w);
+    expect_ok("theirs", qt_file_read(&text, &size, path, 100, &err), &err);
+    assert_string_equal(text, "precious");
+    qt_free(text);
+    expect_ok("ours", rename(fixture_path(dir, "late.qcal.partial"), path), &err);
+    expect_ok("read", read_all(path, &err), &err);
+    unlink(path);
+}
+
 static void test_misuse(void **state)
 {
     struct qt_err err = {0};
@@ -758,6 +780,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_other_files, setup, teardown),
         cmocka_unit_test_setup_teardown(test_check_model, setup, teardown),
         cmocka_unit_test_setup_teardown(test_existing, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_appears, setup, teardown),
         cmocka_unit_test_setup_teardown(test_misuse, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
     };
