@@ -213,7 +213,8 @@ struct qt_writer_options {
  * identity: everything that determines the bytes (options, source fingerprint); a resume whose
  * journal holds another identity is refused (QT_E_RESUME, naming the member that differs).
  * DIR exists without force, or is no container: QT_E_USAGE. DIR.partial in use by a live process,
- * or no room on the disk: QT_E_RESOURCE, and a DIR.partial made by this call is removed again.
+ * or no room on the disk: QT_E_RESOURCE, and a DIR.partial made by this call is removed again; that
+ * too when a resume finds another header in one of its files than was written.
  * tensors: name, dtype, ndim, shape, nbytes are used (file, if set, in errors); names are copied.
  */
 int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tensor *tensors,

@@ -420,6 +420,23 @@ static void test_lost_shard(void **state)
     shell("rm -r lost.partial");
 }
 
+/* Damaged where no CRC of the journal looks. */
+static void test_damaged_header(void **state)
+{
+    (void)state;
+    struct run r = run_many("header");
+    struct qt_writer *w;
+    leave_partial(&r, 3);
+    shell("sed -i 's/\"format\":\"pt\"/\"format\":\"tf\"/' "
+          "header.partial/model-00002-of-00003.safetensors");
+    r.resume = true;
+    assert_status(fixture_open(&w, &r), QT_E_RESOURCE, r.err);
+    assert_reason(r.err, "header, read back, differs from what was written; start anew");
+    shell("sed -i 's/\"format\":\"tf\"/\"format\":\"pt\"/' "
+          "header.partial/model-00002-of-00003.safetensors");
+    resume_and_compare(&r); /* it has cost no progress */
+}
+
 /* ---- whose directory it is ------------------------------------------------------------------ */
 
 static void test_two_writers(void **state)
@@ -826,6 +843,7 @@ int main(void)
         cmocka_unit_test(test_damaged_journal),
         cmocka_unit_test(test_other_identity),
         cmocka_unit_test(test_lost_shard),
+        cmocka_unit_test(test_damaged_header),
         cmocka_unit_test(test_two_writers),
         cmocka_unit_test(test_existing_output),
         cmocka_unit_test(test_output_appears),
