@@ -101,6 +101,9 @@ comma := ,
 $(B)/tests/test_gpu_backend: $(patsubst %,$(B)/%.o,kernels/gpu_backend kernels/gpu_product \
     tests/unit/gpu_missing)
 
+# Counted there.
+$(B)/tests/test_torch: WRAP := -Wl,--wrap=qt_crc32
+
 $(B)/tests/test_faults: WRAP := $(addprefix -Wl$(comma)--wrap=,open read pread pwrite fsync fdatasync \
     rename ftruncate fallocate mkdir unlinkat fstat lstat opendir mmap \
     malloc realloc aligned_alloc)

@@ -8,6 +8,7 @@
 #define QT_FORMATS_INTERNAL_H
 
 #include "formats/formats.h"
+#include <stdatomic.h>
 
 /* All formats here are little-endian, and data is used as it lies in the file. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "little-endian hosts only");
@@ -30,6 +31,7 @@ struct qt_zip_entry {
     size_t size;   /* bytes once inflated */
     uint32_t crc;
     bool deflated;
+    atomic_bool checked; /* stored: its data had that CRC */
 };
 
 struct qt_zip {
@@ -41,9 +43,10 @@ struct qt_zip {
 int qt_zip_open(struct qt_zip *out, const struct qt_map *map, const char *file, struct qt_err *err);
 void qt_zip_close(struct qt_zip *zip);
 /* NULL when absent. */
-const struct qt_zip_entry *qt_zip_find(const struct qt_zip *zip, const char *name);
-/* The bytes of an entry, CRC-checked; inflated into owned memory where needed. */
-int qt_zip_read(struct qt_blob *out, const struct qt_zip_entry *entry, const struct qt_map *map,
+struct qt_zip_entry *qt_zip_find(const struct qt_zip *zip, const char *name);
+/* The bytes of an entry, CRC-checked (stored ones once: many tensors can be views of them);
+ * inflated into owned memory where needed. */
+int qt_zip_read(struct qt_blob *out, struct qt_zip_entry *entry, const struct qt_map *map,
                 const char *file, struct qt_err *err);
 
 /* ---- state_dict.c --------------------------------------------------------------------------- */
@@ -72,9 +75,9 @@ int qt_state_dict_read(struct qt_pickle_tensor **out, size_t *count, const unsig
 struct qt_slot {
     struct qt_tensor info;
     const struct qt_shard *shard;
-    const struct qt_zip_entry *entry; /* torch: the storage; safetensors: NULL */
-    size_t offset;                    /* bytes from the start of the file, or of the storage */
-    size_t stride[QT_MAX_DIMS];       /* torch: in elements */
+    struct qt_zip_entry *entry; /* torch: the storage; safetensors: NULL */
+    size_t offset;              /* bytes from the start of the file, or of the storage */
+    size_t stride[QT_MAX_DIMS]; /* torch: in elements */
 };
 
 /* One open file of a checkpoint. */

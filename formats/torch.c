@@ -30,14 +30,13 @@ static int refuse_other_formats(const struct qt_shard *shard, struct qt_err *err
 }
 
 /* The entry NAME/data.pkl, where NAME is the archive's one top folder. */
-static int find_pickle(const struct qt_zip_entry **out, const struct qt_shard *shard,
-                       struct qt_err *err)
+static int find_pickle(struct qt_zip_entry **out, const struct qt_shard *shard, struct qt_err *err)
 {
     static const char ending[] = "/data.pkl";
     const size_t n = sizeof ending - 1;
     *out = NULL;
     for (size_t i = 0; i < shard->zip.count; i++) {
-        const struct qt_zip_entry *e = &shard->zip.entries[i];
+        struct qt_zip_entry *e = &shard->zip.entries[i];
         const char *slash = memchr(e->name, '/', e->name_size);
         if (e->name_size <= n || slash != e->name + e->name_size - n || memcmp(slash, ending, n))
             continue;
@@ -52,7 +51,7 @@ static int find_pickle(const struct qt_zip_entry **out, const struct qt_shard *s
 }
 
 /* The entry FOLDER/NAME beside data.pkl; *out = NULL when absent. */
-static int find_beside(const struct qt_zip_entry **out, const struct qt_shard *shard,
+static int find_beside(struct qt_zip_entry **out, const struct qt_shard *shard,
                        const struct qt_zip_entry *pickle, const char *name, size_t name_size,
                        struct qt_err *err)
 {
@@ -70,7 +69,7 @@ static int check_byteorder(const struct qt_shard *shard, const struct qt_zip_ent
                            struct qt_err *err)
 {
     static const char name[] = "byteorder";
-    const struct qt_zip_entry *entry = NULL;
+    struct qt_zip_entry *entry = NULL;
     struct qt_blob text;
     int rc = find_beside(&entry, shard, pickle, name, sizeof name - 1, err);
     if (rc < 0 || !entry)
@@ -156,7 +155,7 @@ static int add_tensor(struct qt_shard *shard, const struct qt_pickle_tensor *p,
 int qt_torch_open(struct qt_shard *shard, struct qt_err *err)
 {
     int rc;
-    const struct qt_zip_entry *pickle;
+    struct qt_zip_entry *pickle;
     struct qt_blob text = {0};
     struct qt_pickle_tensor *tensors = NULL;
     size_t count;

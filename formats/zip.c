@@ -247,7 +247,7 @@ void qt_zip_close(struct qt_zip *zip)
     *zip = (struct qt_zip){0};
 }
 
-const struct qt_zip_entry *qt_zip_find(const struct qt_zip *zip, const char *name)
+struct qt_zip_entry *qt_zip_find(const struct qt_zip *zip, const char *name)
 {
     struct qt_zip_entry key = {.name = name, .name_size = strlen(name)};
     return bsearch(&key, zip->entries, zip->count, sizeof *zip->entries, compare_names);
@@ -294,7 +294,7 @@ static int inflate_entry(unsigned char *dst, const struct qt_zip_entry *e, const
     return QT_OK;
 }
 
-int qt_zip_read(struct qt_blob *out, const struct qt_zip_entry *entry, const struct qt_map *map,
+int qt_zip_read(struct qt_blob *out, struct qt_zip_entry *entry, const struct qt_map *map,
                 const char *file, struct qt_err *err)
 {
     int rc = QT_OK;
@@ -308,9 +308,12 @@ int qt_zip_read(struct qt_blob *out, const struct qt_zip_entry *entry, const str
     } else {
         out->map = map;
     }
+    if (atomic_load(&entry->checked))
+        return QT_OK;
     QT_TRY(qt_crc32(0, out->data, out->size) == entry->crc
                ? QT_OK
                : bad_entry(&r, entry, "checksum (CRC-32) is wrong: the file is damaged"));
+    atomic_store(&entry->checked, !entry->deflated);
 done:
     if (rc < 0)
         qt_blob_free(out);
