@@ -68,19 +68,23 @@ static int find_beside(struct qt_zip_entry **out, const struct qt_shard *shard,
 static int check_byteorder(const struct qt_shard *shard, const struct qt_zip_entry *pickle,
                            struct qt_err *err)
 {
+    enum { LONGEST = 20 };
     static const char name[] = "byteorder";
     struct qt_zip_entry *entry = NULL;
     struct qt_blob text;
     int rc = find_beside(&entry, shard, pickle, name, sizeof name - 1, err);
     if (rc < 0 || !entry)
         return rc;
+    if (entry->size > LONGEST)
+        return qt_fail(err, QT_E_UNSUPPORTED, shard->path, NULL,
+                       "byteorder has %zu bytes, at most %d", entry->size, LONGEST);
     rc = qt_zip_read(&text, entry, &shard->map, shard->path, err);
     if (rc < 0)
         return rc;
     if (text.size != 6 || memcmp(text.data, "little", 6) != 0)
         rc = qt_fail(err, QT_E_UNSUPPORTED, shard->path, NULL,
-                     "byte order '%.*s': only little-endian files can be read",
-                     (int)qt_min_size(text.size, 20), (const char *)text.data);
+                     "byte order '%.*s': only little-endian files can be read", (int)text.size,
+                     (const char *)text.data);
     qt_blob_free(&text);
     return rc;
 }

@@ -678,6 +678,16 @@ static void test_bomb(void **state)
     put(central + 24, 0xfffffffe, 4);
     expect_error("bomb", open_archive(dir, &a, &err), QT_E_INPUT, "more than deflate can express",
                  &err);
+
+    /* What is known by its size is not inflated. */
+    a = (struct archive){.size = 0};
+    add_entry(&a, "m/data.pkl", BYTES(GOOD));
+    add_entry(&a, "m/data/0", storage, sizeof storage);
+    add_entry(&a, "m/byteorder", storage, sizeof storage);
+    end_archive(&a);
+    put(find_record(&a, "\1\2", 2) + 10, 8, 2);
+    expect_error("byte order", open_archive(dir, &a, &err), QT_E_UNSUPPORTED,
+                 "byteorder has 24 bytes, at most 20", &err);
     fixture_remove(dir);
 }
 
