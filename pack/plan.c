@@ -3,6 +3,8 @@
 #include "pack/act_plan.h"
 #include "pack/scheme.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -268,25 +270,45 @@ static int check_section_names(const struct qt_plan_item *item, struct qt_err *e
     return QT_OK;
 }
 
-/* Sections of a matrix NAME are tensors NAME.q.SECTION of the container. */
-static int check_names(const struct qt_plan *plan, struct qt_err *err)
+static int compare_names(const void *a, const void *b)
 {
-    for (size_t i = 0; i < plan->count; i++) {
-        const struct qt_tensor *t = plan->items[i].tensor;
-        const char *cut = strstr(t->name, ".q.");
-        int rc = check_section_names(&plan->items[i], err);
-        if (rc < 0)
-            return rc;
-        for (; cut; cut = strstr(cut + 1, ".q."))
-            for (size_t j = 0; j < plan->count; j++) {
-                const char *name = plan->items[j].tensor->name;
-                if (!plan->items[j].why && strlen(name) == (size_t)(cut - t->name) &&
-                    memcmp(name, t->name, strlen(name)) == 0)
-                    return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
-                                   "is named like a section of %s, which is to be quantized", name);
-            }
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Sections of a matrix NAME are tensors NAME.q.SECTION of the container. quantized: in name order.
+ */
+static int check_not_section(const struct qt_tensor *t, const char *const *quantized, size_t n,
+                             struct qt_err *err)
+{
+    char name[QT_TENSOR_NAME_MAX + 1];
+    const char *key = name;
+    for (const char *cut = t->name; (cut = strstr(cut, ".q.")) != NULL; cut++) {
+        snprintf(name, sizeof name, "%.*s", (int)(cut - t->name), t->name);
+        if (bsearch(&key, quantized, n, sizeof key, compare_names))
+            return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
+                           "is named like a section of %s, which is to be quantized", name);
     }
     return QT_OK;
+}
+
+static int check_names(const struct qt_plan *plan, struct qt_err *err)
+{
+    const char **quantized;
+    size_t n = 0;
+    int rc = qt_array_new(&quantized, plan->quantized, sizeof *quantized, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < plan->count; i++)
+        if (!plan->items[i].why)
+            quantized[n++] = plan->items[i].tensor->name;
+    qsort(quantized, n, sizeof *quantized, compare_names);
+    for (size_t i = 0; i < plan->count && rc == QT_OK; i++) {
+        rc = check_section_names(&plan->items[i], err);
+        if (rc == QT_OK)
+            rc = check_not_section(plan->items[i].tensor, quantized, n, err);
+    }
+    qt_free(quantized);
+    return rc;
 }
 
 static void plan_add(struct qt_plan *plan, const struct qt_plan_item *item)

@@ -93,11 +93,13 @@ $ qtool plan head
 ? 4
 2 ^qtool plan: head: is a qtool container
 
-# A tensor whose name a section would get.
+# A tensor whose name a section would get, and many that only might: not all are compared with all.
 $ mkdir clash && printf '%-128s' '{"a.weight":{"dtype":"F32","shape":[16,16],"data_offsets":[0,1024]},"a.weight.q.scale":{"dtype":"F32","shape":[1],"data_offsets":[1024,1028]}}' >header && { printf "\\$(printf %o $(wc -c <header))\0\0\0\0\0\0\0"; cat header; head -c 1028 /dev/zero; } >clash/model.safetensors && qtool plan clash --scheme none --tensor 'a.weight$=nf4'
 ? 4
 >-
 2 tensor a\.weight\.q\.scale: is named like a section of a\.weight
+$ awk 'BEGIN { printf "{"; for (i = 0; i < 200000; i++) printf "%s\"b.%d.q.w\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}", i ? "," : "", i; printf "}" }' >header && n=$(wc -c <header) && { for s in 0 8 16 24; do printf "\\$(printf %03o $((n >> s & 255)))"; done; printf '\0\0\0\0'; cat header; } >many.safetensors && timeout 60 qtool plan many.safetensors --scheme nf4 --json | tail -n 1
+> ^}$
 
 $ qtool plan "$NANO" --scheme nf4 --tensor 'q_proj=none:g=2'
 ? 2
