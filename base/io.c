@@ -156,8 +156,8 @@ bool qt_name_is_plain(const char *name)
 {
     if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strlen(name) > 255)
         return false;
-    for (const unsigned char *p = (const unsigned char *)name; *p; p++)
-        if (*p == '/' || *p < 0x20 || *p == 0x7f)
+    for (const char *p = name; *p; p++)
+        if (*p == '/' || qt_control_size(p))
             return false;
     return true;
 }

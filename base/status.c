@@ -33,9 +33,16 @@ void qt_err_format(char *buf, unsigned long size, const struct qt_err *err)
     snprintf(buf, size, "%s%s%s%s%s%s", err->file, err->file[0] ? ": " : "",
              err->tensor[0] ? "tensor " : "", err->tensor, err->tensor[0] ? ": " : "", err->reason);
     /* Names come out of untrusted files: no control character may reach a terminal. */
-    for (unsigned char *p = (unsigned char *)buf; *p; p++)
-        if (*p < 0x20 || *p == 0x7f)
-            *p = '?';
+    for (char *p = buf; *p; p++)
+        memset(p, '?', (size_t)qt_control_size(p));
+}
+
+int qt_control_size(const char *text)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    if (p[0] == 0xc2 && p[1] >= 0x80 && p[1] < 0xa0)
+        return 2;
+    return (p[0] && p[0] < 0x20) || p[0] == 0x7f;
 }
 
 int qt_exit_code(enum qt_status status)

@@ -45,6 +45,10 @@ static inline int qt_negative(int status)
 /* "FILE: tensor T: reason" into buf; always terminated; non-printable bytes shown as '?'. */
 void qt_err_format(char *buf, unsigned long size, const struct qt_err *err);
 
+/* Bytes of the control character that the text (UTF-8) begins with; 0: with none. A terminal takes
+ * those from U+0080 on for escape sequences, too. */
+int qt_control_size(const char *text);
+
 /* Process exit code: 0, 1..8, or 75 for QT_E_INTERRUPTED. */
 int qt_exit_code(enum qt_status status);
 

@@ -86,8 +86,11 @@ static void measure(size_t width[MAX_COLUMNS], const struct table *t, size_t col
 /* Names come out of untrusted files: no control character may reach a terminal. */
 static void print_clean(FILE *f, const char *p, size_t len)
 {
-    for (size_t i = 0; i < len; i++)
-        putc((unsigned char)p[i] < 0x20 || p[i] == 0x7f ? '?' : p[i], f);
+    const char *end = p + len;
+    for (int n; p < end; p += n ? n : 1) {
+        n = qt_control_size(p);
+        putc(n ? '?' : *p, f);
+    }
 }
 
 static void print_row(FILE *f, const char *p, const char *align, size_t columns,

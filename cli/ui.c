@@ -31,8 +31,10 @@ void ui_clear(struct ui *ui)
 /* Names come out of untrusted files: no control character may reach a terminal. */
 static void print_clean(const char *text)
 {
-    for (const unsigned char *p = (const unsigned char *)text; *p; p++)
-        fputc(*p < 0x20 || *p == 0x7f ? '?' : *p, stderr);
+    for (int n; *text; text += n ? n : 1) {
+        n = qt_control_size(text);
+        fputc(n ? '?' : *text, stderr);
+    }
 }
 
 static void message(void *ctx, enum qt_log_level level, const char *text)

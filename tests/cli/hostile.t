@@ -112,6 +112,10 @@ $ qtool inspect $BAD/safetensors/trailing.safetensors
 ? 3
 2 5 bytes at the end belong to no tensor
 
+$ n=$(printf 'x\302\233.safetensors') && ! qtool inspect "$n" 2>err && ! grep -q "$n" err && cat err >&2
+2 x\?\?\.safetensors: cannot open
+$ rm err
+
 # ---- PyTorch: nothing is ever executed
 $ qtool inspect $BAD/torch/big_endian.bin
 ? 4

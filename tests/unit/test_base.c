@@ -322,6 +322,11 @@ static void test_errors(void **state)
     qt_fail(&err, QT_E_INPUT, "f\x1b[2J", "a\nb", "c\x7f\td");
     qt_err_format(text, sizeof text, &err);
     assert_string_equal(text, "f?[2J: tensor a?b: c??d");
+    qt_fail(&err, QT_E_INPUT, NULL, NULL,
+            "\xc2\x9b"
+            "2J, but \u00a0\u0440");
+    qt_err_format(text, sizeof text, &err);
+    assert_string_equal(text, "??2J, but \u00a0\u0440");
     memset(name, 'x', sizeof name - 1);
     name[sizeof name - 1] = '\0';
     qt_fail(&err, QT_E_INPUT, name, name, "%s", name);
@@ -507,7 +512,8 @@ static void test_names(void **state)
     assert_false(qt_name_is_plain(longest));
     longest[255] = '\0';
     assert_true(qt_name_is_plain(longest));
-    static const char *const bad[] = {"", ".", "..", "a/b", "/a", "a/", "a\nb", "\x7f"};
+    static const char *const bad[] = {"",   ".",    "..",   "a/b",      "/a",
+                                      "a/", "a\nb", "\x7f", "a\xc2\x85"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_false(qt_name_is_plain(bad[i]));
     assert_true(qt_name_is_plain("..."));
