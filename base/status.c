@@ -3,14 +3,22 @@
 #include <stdio.h>
 #include <string.h>
 
+/* length: what there would be with room for it. Text that was cut ends with a whole character. */
+static void end_cut(char *text, size_t size, int length)
+{
+    size_t n = size - 1;
+    if ((size_t)length < size)
+        return;
+    while (n && (text[n - 1] & 0xc0) == 0x80)
+        n--;
+    if (n && (text[n - 1] & 0xc0) == 0xc0)
+        n--;
+    text[n] = '\0';
+}
+
 static void copy_text(char *dst, size_t size, const char *src)
 {
-    size_t n = src ? strlen(src) : 0;
-    if (n >= size)
-        n = size - 1;
-    if (n)
-        memcpy(dst, src, n);
-    dst[n] = '\0';
+    end_cut(dst, size, snprintf(dst, size, "%s", src ? src : ""));
 }
 
 int qt_fail_record(struct qt_err *err, enum qt_status status, const char *file, const char *tensor,
@@ -23,15 +31,17 @@ int qt_fail_record(struct qt_err *err, enum qt_status status, const char *file, 
     copy_text(err->tensor, sizeof err->tensor, tensor);
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(err->reason, sizeof err->reason, fmt, ap);
+    end_cut(err->reason, sizeof err->reason, vsnprintf(err->reason, sizeof err->reason, fmt, ap));
     va_end(ap);
     return status;
 }
 
 void qt_err_format(char *buf, unsigned long size, const struct qt_err *err)
 {
-    snprintf(buf, size, "%s%s%s%s%s%s", err->file, err->file[0] ? ": " : "",
-             err->tensor[0] ? "tensor " : "", err->tensor, err->tensor[0] ? ": " : "", err->reason);
+    int length = snprintf(buf, size, "%s%s%s%s%s%s", err->file, err->file[0] ? ": " : "",
+                          err->tensor[0] ? "tensor " : "", err->tensor, err->tensor[0] ? ": " : "",
+                          err->reason);
+    end_cut(buf, size, length);
     /* Names come out of untrusted files: no control character may reach a terminal. */
     for (char *p = buf; *p; p++)
         memset(p, '?', (size_t)qt_control_size(p));

@@ -335,6 +335,13 @@ static void test_errors(void **state)
     assert_int_equal(strlen(err.reason), sizeof err.reason - 1);
     qt_err_format(text, sizeof text, &err);
     assert_int_equal(strlen(text), sizeof text - 1);
+    for (size_t i = 0; i < sizeof name - 1; i++)
+        name[i] = "\u20ac"[i % 3];
+    qt_fail(&err, QT_E_INPUT, name, name, "%s", name);
+    qt_err_format(text, sizeof text, &err);
+    const char *const cut[] = {err.file, err.tensor, err.reason, text};
+    for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
+        assert_int_equal(strlen(cut[i]) % 3, 0);
     assert_int_equal(qt_fail(NULL, QT_E_GATE, "f", "t", "x"), QT_E_GATE);
 }
 
