@@ -214,6 +214,15 @@ int qt_file_create(int *fd, const char *path, bool keep_existing, struct qt_err 
     return qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot create: %s", strerror(e));
 }
 
+int qt_file_open(int *fd, const char *path, struct qt_err *err)
+{
+    *fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (*fd >= 0)
+        return QT_OK;
+    int e = errno;
+    return qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot open: %s", strerror(e));
+}
+
 int qt_file_write_at(int fd, const char *path, const void *data, size_t size, uint64_t offset,
                      struct qt_err *err)
 {

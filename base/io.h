@@ -48,6 +48,8 @@ int qt_path_rename(const char *from, const char *to, struct qt_err *err);
 
 /* Writing. fd-based so that data can be placed at planned offsets. */
 int qt_file_create(int *fd, const char *path, bool keep_existing, struct qt_err *err);
+/* For reading and writing a file of ours, which must be there (QT_E_RESOURCE). */
+int qt_file_open(int *fd, const char *path, struct qt_err *err);
 int qt_file_write_at(int fd, const char *path, const void *data, size_t size, uint64_t offset,
                      struct qt_err *err);
 /* Exactly size bytes; a file that ends before is QT_E_INPUT. */

@@ -342,7 +342,7 @@ int qt_writer_put(struct qt_writer *w, size_t i, const void *data, size_t size, 
         return QT_OK;
     struct shard *s = &w->shards[p->shard];
     if (s->fd < 0)
-        QT_TRY(qt_file_create(&s->fd, s->path, true, err));
+        QT_TRY(qt_file_open(&s->fd, s->path, err));
     if (p->written == 0)
         w->touched[w->ntouched++] = i;
     p->written += size;
@@ -356,7 +356,7 @@ int qt_writer_get(const struct qt_writer *w, size_t i, void *data, size_t size, 
     if (i >= w->count || !w->places[i].committed || size != w->places[i].size)
         return qt_fail(err, QT_E_INTERNAL, w->out.dir, NULL, "tensor %zu is not finished", i);
     struct shard *s = &w->shards[w->places[i].shard];
-    int rc = s->fd < 0 ? qt_file_create(&s->fd, s->path, true, err) : QT_OK;
+    int rc = s->fd < 0 ? qt_file_open(&s->fd, s->path, err) : QT_OK;
     return rc < 0 ? rc : qt_file_read_at(s->fd, s->path, data, size, w->places[i].offset, err);
 }
 
@@ -568,14 +568,14 @@ static int read_back(const struct qt_writer *w, struct qt_err *err)
 {
     struct qt_container *c = NULL;
     struct qt_err why = {0};
+    int fd, rc;
     for (size_t i = 0; i < w->nshards; i++) {
-        int fd = open(w->shards[i].path, O_RDONLY | O_CLOEXEC);
-        if (fd >= 0) {
-            posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-            close(fd);
-        }
+        if ((rc = qt_file_open(&fd, w->shards[i].path, err)) < 0)
+            return rc;
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        close(fd);
     }
-    int rc = qt_container_open(&c, w->out.partial, &why);
+    rc = qt_container_open(&c, w->out.partial, &why);
     if (rc == QT_OK)
         rc = qt_container_check_crcs(c, &why);
     if (rc == QT_E_RESOURCE)

@@ -418,6 +418,20 @@ static void test_lost_shard(void **state)
     assert_status(fixture_open(&w, &r), QT_E_RESUME, r.err);
     assert_reason(r.err, "missing");
     shell("rm -r lost.partial");
+
+    /* While they are being written: none comes back. */
+    r.resume = false;
+    for (size_t units = 1; units <= UNITS; units += UNITS - 1) {
+        assert_status(fixture_open(&w, &r), QT_OK, r.err);
+        for (size_t u = 0; u < units; u++)
+            assert_status(fixture_unit(w, u, &r), QT_OK, r.err);
+        shell("rm lost.partial/*.safetensors");
+        int rc = units < UNITS ? fixture_unit(w, units, &r) : fixture_finish(w, &r);
+        assert_status(rc, QT_E_RESOURCE, r.err);
+        assert_reason(r.err, "cannot open: No such file");
+        qt_writer_close(w);
+        shell("! ls lost.partial | grep -q 'safetensors$' && rm -r lost.partial");
+    }
 }
 
 /* Damaged where no CRC of the journal looks. */
