@@ -221,12 +221,15 @@ done:
     return rc;
 }
 
-/* The 2 of PREFIX00001-of-00002.safetensors, and the length of PREFIX; 0: another name. */
+/* The 2 of PREFIX00001-of-00002.safetensors, and the length of PREFIX, which may be anything; 0:
+ * another name. */
 static size_t shards_of(const char *name, size_t *prefix)
 {
     static const char digits[] = "0123456789";
     enum { WIDTH = 5 };
-    const char *of = strstr(name, "-of-");
+    const char *of = NULL;
+    for (const char *next = name; (next = strstr(next, "-of-")) != NULL; next++)
+        of = next;
     if (!of || of - name < WIDTH)
         return 0;
     *prefix = (size_t)(of - name) - WIDTH;

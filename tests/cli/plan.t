@@ -76,6 +76,9 @@ $ qtool plan part/model-00001-of-00002.safetensors --scheme nf4
 2 part/model-00001-of-00002\.safetensors: is one of 2 files of a checkpoint: give the directory
 $ mv part/model-00001-of-00002.safetensors part/model-00001-of-00001.safetensors && qtool plan part --scheme nf4
 > ^tensors +21 quantized
+$ mv part/model-00001-of-00001.safetensors part/best-of-model-00001-of-00002.safetensors && qtool plan part --scheme nf4
+? 3
+2 1 of the 2 files of which best-of-model-00001-of-00002\.safetensors is one
 
 # What config.json says against it.
 $ mkdir conv && h='{"h.0.attn.c_attn.weight":{"dtype":"F16","shape":[16,16],"data_offsets":[0,512]},"codes":{"dtype":"I32","shape":[4,4],"data_offsets":[512,576]}}' && printf "\\$(printf %o ${#h})\\0\\0\\0\\0\\0\\0\\0%s" "$h" >conv/model.safetensors && head -c 576 /dev/zero >>conv/model.safetensors && echo '{"model_type":"gpt2"}' >conv/config.json && qtool plan conv --scheme nf4
