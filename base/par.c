@@ -52,6 +52,12 @@ static int startable(int n)
 void qt_threads_set(int n)
 {
     omp_set_num_threads(startable(n > 0 ? n : cores()));
+    /* At once: what memory the run takes later is not there for their stacks. (A region without the
+     * barrier is left out by compilers.) */
+#pragma omp parallel
+    {
+#pragma omp barrier
+    }
 }
 
 int qt_threads(void)

@@ -6,9 +6,9 @@
 #include "base/status.h"
 #include <stddef.h>
 
-/* Worker threads for all later loops; 0 = one per available core. Fewer where so many cannot be
- * started. Whoever calls OpenBLAS sets it to one thread itself: parallelism is ours, or sums would
- * depend on the number of threads. */
+/* Starts the worker threads of all later loops; 0 = one per available core. Fewer where so many
+ * cannot be started. Whoever calls OpenBLAS sets it to one thread itself: parallelism is ours, or
+ * sums would depend on the number of threads. */
 void qt_threads_set(int n);
 int qt_threads(void);
 

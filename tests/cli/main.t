@@ -63,6 +63,11 @@ need sh -c 'ulimit -v 150000; OPENBLAS_NUM_THREADS=1 timeout 20 qtool version'
 $ sh -c 'unset OPENBLAS_NUM_THREADS; ulimit -v 150000; exec timeout 20 qtool version'
 > qtool
 
+# Threads are started before memory is taken: later they could not be, and OpenMP would end the process.
+$ h='{"w.weight":{"dtype":"F16","shape":[8192,8192],"data_offsets":[0,134217728]}}'; n=${#h}; printf "\\$(printf %03o $n)\0\0\0\0\0\0\0%s" "$h" >zeros.safetensors; truncate -s $((8 + n + 134217728)) zeros.safetensors; (ulimit -v 350000; exec qtool quantize zeros.safetensors -o x --scheme none --tensor w=none -q --threads 32)
+? 6
+2 cannot map: Cannot allocate memory
+
 # Where OpenBLAS takes an old processor's code for a new one, it gets the name of a better one.
 # (With sanitizers nothing can be loaded before them.)
 need grep fma.*avx2 /proc/cpuinfo && cc --version && ldd "$(command -v qtool)" | grep openblas && ! ldd "$(command -v qtool)" | grep asan
