@@ -140,6 +140,16 @@ bool qt_path_is_dir(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+bool qt_path_is_no_file(const char *path)
+{
+    struct stat st;
+    if (lstat(path, &st) < 0)
+        return false;
+    if (S_ISLNK(st.st_mode) && stat(path, &st) < 0)
+        return errno == ENOENT;
+    return S_ISDIR(st.st_mode);
+}
+
 int qt_path_join(char **out, const char *dir, const char *name, struct qt_err *err)
 {
     size_t n = strlen(dir);

@@ -32,6 +32,8 @@ int qt_file_read(char **out, size_t *size, const char *path, size_t limit, struc
 /* True also when it cannot be told (no permission, I/O error): opening it then says why. */
 bool qt_path_exists(const char *path);
 bool qt_path_is_dir(const char *path);
+/* A directory, or a link to nothing: something is there, but no file, of whatever kind. */
+bool qt_path_is_no_file(const char *path);
 /* "dir/name"; free with qt_free. */
 int qt_path_join(char **out, const char *dir, const char *name, struct qt_err *err);
 /* "model.safetensors" of "a/model.safetensors". */

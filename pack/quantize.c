@@ -224,7 +224,10 @@ static int copy_side_files(struct qt_run *run, struct qt_err *err)
     for (size_t i = 0; (name = qt_side_file(i)) != NULL; i++) {
         char *path;
         int rc = qt_path_join(&path, qt_ckpt_dir(run->ckpt), name, err);
-        if (rc == QT_OK && qt_path_exists(path))
+        const bool exists = rc == QT_OK && qt_path_exists(path);
+        if (exists && qt_path_is_no_file(path))
+            qt_log_message(run->opt->log, QT_LOG_WARNING, "%s is not a file: not copied", path);
+        else if (exists)
             rc = qt_writer_copy_file(run->writer, path, err);
         qt_free(path);
         if (rc < 0)

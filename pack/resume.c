@@ -83,8 +83,9 @@ static int check_side_file(const struct qt_run *run, const char *name, struct qt
     int rc;
     QT_TRY(qt_path_join(&from, qt_ckpt_dir(run->ckpt), name, err));
     QT_TRY(qt_path_join(&to, run->opt->out_dir, name, err));
-    bool same = !qt_path_exists(from) && !qt_path_exists(to);
-    if (qt_path_exists(from) && qt_path_exists(to))
+    bool wanted = qt_path_exists(from) && !qt_path_is_no_file(from);
+    bool same = !wanted && !qt_path_exists(to);
+    if (wanted && qt_path_exists(to))
         QT_TRY(same_bytes(&same, from, to, err));
     if (!same)
         rc = qt_fail(err, QT_E_RESUME, to, NULL, "cannot resume: is not as in %s",

@@ -12,6 +12,12 @@ $ mkdir licensed && cp "$NANO"/*.json "$NANO"/model.safetensors licensed && echo
 $ qtool quantize licensed -o carried --scheme fp6 -q && cmp carried/LICENSE.txt licensed/LICENSE.txt && cmp carried/NOTICE licensed/NOTICE && test ! -e carried/notes.txt && grep -c NOTICE carried/SHA256SUMS
 > ^bpw
 > ^1$
+$ mkdir licensed/LICENSE && ln -s nowhere licensed/NOTICE.txt && qtool quantize licensed -o carried --scheme fp6 --force --progress none
+> ^container
+2 ^qtool quantize: warning: licensed/LICENSE is not a file: not copied$
+2 licensed/NOTICE\.txt is not a file: not copied$
+$ test ! -e carried/LICENSE && test ! -e carried/NOTICE.txt && qtool quantize licensed -o carried --scheme fp6 -q --resume
+> complete already
 
 # An existing output is only replaced on request.
 $ cp fp6/qtool.json before && qtool quantize "$NANO" -o fp6 --scheme fp5 -q
