@@ -435,8 +435,11 @@ int qt_ckpt_read(struct qt_blob *out, const struct qt_ckpt *ckpt, const struct q
     *out = (struct qt_blob){0};
     if (!slot)
         return qt_fail(err, QT_E_INTERNAL, t->file, t->name, "is not in this checkpoint");
-    if (slot->entry)
-        return qt_torch_read(out, slot, err);
+    if (slot->entry) {
+        struct qt_err why = {0}; /* of memory, or of the archive: it may not name these */
+        int rc = qt_torch_read(out, slot, &why);
+        return rc < 0 ? qt_fail(err, rc, t->file, t->name, "%s", why.reason) : QT_OK;
+    }
     const struct qt_map *map = &slot->shard->map;
     *out =
         (struct qt_blob){.data = map->data + slot->offset, .size = slot->info.nbytes, .map = map};

@@ -691,6 +691,27 @@ static void test_bomb(void **state)
     fixture_remove(dir);
 }
 
+/* Neither what inflates nor what gathers a view knows for which tensor it does. */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path, *tensor;
+    } cases[] = {{GOLDEN("deflated.bin"), "w"}, {GOLDEN("transposed.pth"), "t"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct qt_ckpt *ckpt = open_ok(cases[i].path);
+        struct qt_err err = {0};
+        struct qt_blob blob;
+        qt_mem_fail_after(0);
+        int rc = qt_ckpt_read(&blob, ckpt, qt_ckpt_find(ckpt, cases[i].tensor), &err);
+        qt_mem_fail_after(-1);
+        expect_error(cases[i].path, rc, QT_E_RESOURCE, "out of memory", &err);
+        assert_string_equal(err.file, cases[i].path);
+        assert_string_equal(err.tensor, cases[i].tensor);
+        qt_ckpt_close(ckpt);
+    }
+}
+
 /* Every prefix of a real file, and every byte of it changed, ends in an error or a clean read. */
 static void test_damage(void **state)
 {
@@ -748,14 +769,15 @@ static void test_other_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),     cmocka_unit_test(test_dtypes),
-        cmocka_unit_test(test_views),     cmocka_unit_test(test_checked_once),
-        cmocka_unit_test(test_modules),   cmocka_unit_test(test_sharded),
-        cmocka_unit_test(test_refused),   cmocka_unit_test(test_pickles),
-        cmocka_unit_test(test_storages),  cmocka_unit_test(test_members),
-        cmocka_unit_test(test_archives),  cmocka_unit_test(test_bomb),
-        cmocka_unit_test(test_zip64_end), cmocka_unit_test(test_zip64_extra),
-        cmocka_unit_test(test_damage),    cmocka_unit_test(test_other_files),
+        cmocka_unit_test(test_plain),       cmocka_unit_test(test_dtypes),
+        cmocka_unit_test(test_views),       cmocka_unit_test(test_checked_once),
+        cmocka_unit_test(test_modules),     cmocka_unit_test(test_sharded),
+        cmocka_unit_test(test_refused),     cmocka_unit_test(test_pickles),
+        cmocka_unit_test(test_storages),    cmocka_unit_test(test_members),
+        cmocka_unit_test(test_archives),    cmocka_unit_test(test_bomb),
+        cmocka_unit_test(test_zip64_end),   cmocka_unit_test(test_zip64_extra),
+        cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_other_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
