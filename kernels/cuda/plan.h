@@ -42,8 +42,8 @@ static inline size_t round_up(size_t a, size_t b)
     return ceil_div(a, b) * b;
 }
 
-/* Whether a multiprocessor has so many weights that with few tokens the rate of memory is most of
- * the time, not latencies: then less should be under way at a time, and longer. */
+/* Whether a multiprocessor has so many weights that with few tokens it is the rate of memory that
+ * takes the time, not latencies. */
 static inline bool qt_long_share(size_t n, size_t k, int sms)
 {
     return n * k / (size_t)sms >= 160000;
