@@ -127,6 +127,8 @@ int table_print(struct table *t, struct qt_err *err);
 int table_print_to(FILE *f, struct table *t, struct qt_err *err);
 void table_free(struct table *t);
 
+/* Names come out of untrusted files: no control character may reach a terminal. */
+void text_print(FILE *f, const char *p, size_t len);
 /* Each writes into buf and returns it. */
 const char *text_bytes(char buf[TEXT_SIZE], uint64_t bytes);                /* "3.9 MiB" */
 const char *text_shape(char buf[TEXT_SIZE], int ndim, const size_t *shape); /* "384x384" */

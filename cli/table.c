@@ -83,8 +83,7 @@ static void measure(size_t width[MAX_COLUMNS], const struct table *t, size_t col
     }
 }
 
-/* Names come out of untrusted files: no control character may reach a terminal. */
-static void print_clean(FILE *f, const char *p, size_t len)
+void text_print(FILE *f, const char *p, size_t len)
 {
     const char *end = p + len;
     for (int n; p < end; p += n ? n : 1) {
@@ -102,7 +101,7 @@ static void print_row(FILE *f, const char *p, const char *align, size_t columns,
         size_t pad = width[c] - text_width(p, len);
         if (len) {
             fprintf(f, "%*s", (int)(gap + (align[c] == 'r' ? pad : 0)), "");
-            print_clean(f, p, len);
+            text_print(f, p, len);
             gap = 2 + (align[c] == 'r' ? 0 : pad);
         } else {
             gap += 2 + width[c];

@@ -28,15 +28,6 @@ void ui_clear(struct ui *ui)
     ui->drawn = false;
 }
 
-/* Names come out of untrusted files: no control character may reach a terminal. */
-static void print_clean(const char *text)
-{
-    for (int n; *text; text += n ? n : 1) {
-        n = qt_control_size(text);
-        fputc(n ? '?' : *text, stderr);
-    }
-}
-
 static void message(void *ctx, enum qt_log_level level, const char *text)
 {
     struct ui *ui = ctx;
@@ -44,7 +35,7 @@ static void message(void *ctx, enum qt_log_level level, const char *text)
         return;
     ui_clear(ui);
     fprintf(stderr, "qtool %s: %s", ui->command, level == QT_LOG_WARNING ? "warning: " : "");
-    print_clean(text);
+    text_print(stderr, text, strlen(text));
     fputc('\n', stderr);
 }
 

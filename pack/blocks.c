@@ -309,13 +309,9 @@ static int check_strict(const struct qt_run *run, const bool *of_block, struct q
 static int quantize_others(struct qt_run *run, const bool *of_block, struct qt_err *err)
 {
     int rc = QT_OK;
-    for (size_t i = 0; i < run->plan.count && rc == QT_OK; i++) {
-        if (of_block[i] || run->plan.items[i].why || qt_run_resume_item(run, i))
-            continue;
-        rc = qt_run_check_interrupted(run, err);
-        if (rc == QT_OK)
+    for (size_t i = 0; i < run->plan.count && rc == QT_OK; i++)
+        if (!of_block[i] && !run->plan.items[i].why)
             rc = qt_run_make_item(run, i, err);
-    }
     return rc;
 }
 
@@ -334,17 +330,15 @@ static int plan_activations(struct qt_run *run, const struct qt_model *model,
 
 /* A Hessian of few tokens fits those tokens. Tiny Llama, nf4, divergence after 1, 2, 4 and 8 tokens
  * a channel: 0.104, 0.078, 0.066, 0.058; without data 0.080. */
-static void warn_of_few_tokens(const struct qt_run *run, const struct qt_model *model,
-                               size_t tokens)
+static void warn_of_few_tokens(const struct qt_run *run, const bool *of_block, size_t tokens)
 {
-    const struct qt_linear *linear;
-    size_t widest = 0, item;
-    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
-        for (size_t i = 0, n = qt_model_linears(&linear, model, layer); i < n; i++)
-            if (qt_run_find_item(&item, run, linear[i].weight, NULL) == QT_OK &&
-                !run->plan.items[item].why && linear[i].k > widest &&
-                qt_spec_method(&run->plan.items[item].packed.spec) == QT_METHOD_GPTQ)
-                widest = linear[i].k;
+    size_t widest = 0;
+    for (size_t i = 0; i < run->plan.count; i++) {
+        const struct qt_packed *p = &run->plan.items[i].packed;
+        if (of_block[i] && !run->plan.items[i].why && p->k > widest &&
+            qt_spec_method(&p->spec) == QT_METHOD_GPTQ)
+            widest = p->k;
+    }
     if (tokens / QT_FEW_TOKENS < widest)
         qt_log_message(
             run->opt->log, QT_LOG_WARNING,
@@ -365,16 +359,12 @@ static void warn_of_few(const struct few *few, const struct qt_run *run)
 
 /* Whether no linear is left that needs the data: none does, or an earlier run has made all. What
  * that has learned since then may be half written over the matrices. */
-static bool is_finished(const struct qt_run *run, const struct qt_model *model)
+static bool is_finished(const struct qt_run *run, const bool *of_block)
 {
-    const struct qt_linear *linear;
-    size_t item;
-    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
-        for (size_t i = 0, n = qt_model_linears(&linear, model, layer); i < n; i++)
-            if (qt_run_find_item(&item, run, linear[i].weight, NULL) < 0 ||
-                (qt_plan_item_needs(&run->plan.items[item]) != QT_NEEDS_NOTHING &&
-                 !qt_writer_done(run->writer, run->plan.items[item].tensor->name)))
-                return false;
+    for (size_t i = 0; i < run->plan.count; i++)
+        if (of_block[i] && qt_plan_item_needs(&run->plan.items[i]) != QT_NEEDS_NOTHING &&
+            !qt_writer_done(run->writer, run->plan.items[i].tensor->name))
+            return false;
     return true;
 }
 
@@ -389,9 +379,10 @@ static int run_data(struct qt_run *run, struct qt_err *err)
     QT_TRY(qt_model_open(&model, &source, err));
     QT_TRY(find_linears(&of_block, run, model, err));
     QT_TRY(check_strict(run, of_block, err));
-    warn_of_few_tokens(run, model, run->opt->calibration->samples * run->opt->calibration->seqlen);
+    warn_of_few_tokens(run, of_block,
+                       run->opt->calibration->samples * run->opt->calibration->seqlen);
     QT_TRY(plan_activations(run, model, &source, err));
-    if (is_finished(run, model))
+    if (is_finished(run, of_block))
         goto done;
     QT_TRY(quantize_others(run, of_block, err));
     now = qt_run_weights(run);
@@ -417,7 +408,7 @@ static int run_file(struct qt_run *run, struct qt_err *err)
     QT_TRY(find_linears(&of_block, run, model, err));
     QT_TRY(check_strict(run, of_block, err));
     QT_TRY(qt_calibrate_check(file, run->ckpt, model, err));
-    warn_of_few_tokens(run, model, qt_qcal_info(file)->tokens);
+    warn_of_few_tokens(run, of_block, qt_qcal_info(file)->tokens);
     for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
         QT_TRY(run_layer(run, model, NULL, layer, NULL, err));
 done:

@@ -206,10 +206,13 @@ int qt_run_make_item(struct qt_run *run, size_t i, struct qt_err *err)
     const struct qt_plan_item *item = &run->plan.items[i];
     struct qt_packed packed = {0};
     char why[128] = "";
-    int rc = QT_OK;
-    if (item->why)
+    int rc;
+    if (run->entries[i] || qt_run_resume_item(run, i))
+        return QT_OK;
+    rc = qt_run_check_interrupted(run, err);
+    if (rc == QT_OK && item->why)
         return qt_run_copy_item(run, i, err);
-    if (qt_spec_method(&item->packed.spec) == QT_METHOD_GPTQ)
+    if (rc == QT_OK && qt_spec_method(&item->packed.spec) == QT_METHOD_GPTQ)
         rc = qt_run_fall_back(why, sizeof why, run, item->tensor, QT_NO_BLOCK, err);
     if (rc == QT_OK)
         rc = qt_run_quantize_item(

@@ -183,13 +183,8 @@ done:
 static int run_items(struct qt_run *run, struct qt_err *err)
 {
     int rc = QT_OK;
-    for (size_t i = 0; i < run->plan.count && rc == QT_OK; i++) {
-        if (run->entries[i] || qt_run_resume_item(run, i))
-            continue;
-        rc = qt_run_check_interrupted(run, err);
-        if (rc == QT_OK)
-            rc = qt_run_make_item(run, i, err);
-    }
+    for (size_t i = 0; i < run->plan.count && rc == QT_OK; i++)
+        rc = qt_run_make_item(run, i, err);
     return rc;
 }
 

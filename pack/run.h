@@ -58,7 +58,7 @@ struct qt_run_hessian {
 int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
                          const struct qt_run_hessian *hessian, const struct qt_arrange *arrange,
                          struct qt_err *err);
-/* Item i, which blocks.c does not calibrate: copied, or quantized by search. */
+/* Item i, unless it is finished, without calibration: copied, or quantized by search. */
 int qt_run_make_item(struct qt_run *run, size_t i, struct qt_err *err);
 /* Copies item i as it is. */
 int qt_run_copy_item(struct qt_run *run, size_t i, struct qt_err *err);
