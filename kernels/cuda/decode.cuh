@@ -10,7 +10,8 @@
  *     LANE_BYTES    of it, that a lane reads
  *     SINGLE        an entry is one code's value, not two codes'
  *     TILE4         see qt_decode_tile4
- *     code          of a nibble
+ *     STEPS         a table of steps
+ *     code          of a nibble; step_code, with a table of steps, of one of an even or odd step
  *     GROUPED       a scale per group; else per row
  *     load          the words of one 16 x 64 block from global memory: src[i] is the lane's part of
  *                   plane i
@@ -62,7 +63,7 @@ struct qt_lane {
 /* What formats without a table or without zero points have of these. */
 struct qt_decode_plain {
     enum { LUT = 0, VALUES = 0, TABLE_BYTES = 0, LANE_BYTES = 4, LINE_BYTES = 0, TILE4 = 0 };
-    enum { SINGLE = 0, ZEROS = 0, ROUND_EXP2 = 0, RARE = 0 };
+    enum { SINGLE = 0, STEPS = 0, ZEROS = 0, ROUND_EXP2 = 0, RARE = 0 };
 
     __device__ __forceinline__ void set_zeros(uint32_t)
     {
@@ -362,6 +363,79 @@ struct qt_decode_wide2 : qt_decode_value2 {
     }
 };
 
+/* ---- tables of steps ---------------------------------------------------------------------------
+ *
+ * Codes of 2 and 3 bits leave bits of a byte to others. Wide tables again, but with an entry for
+ * every byte, so that words need no mask, and with two pairs in an entry's line, 128 bytes apart:
+ * of an even step and of an odd one, whose codes are further up in the nibbles, so that they need
+ * no shift.
+ */
+
+/* Four threads an entry, as pair_fill. */
+template <class Format> static __device__ __forceinline__ void steps_fill(__half value, int threads)
+{
+    for (int i = (int)threadIdx.x; i < 4 * 256; i += threads) {
+        const unsigned entry = (unsigned)i / 4;
+        uint32_t v[2];
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+            const __half2 pair =
+                __halves2half2(__shfl_sync(~0u, value, Format::step_code(entry & 15, odd)),
+                               __shfl_sync(~0u, value, Format::step_code(entry >> 4, odd)));
+            v[odd] = *(const uint32_t *)&pair;
+        }
+        const uint32_t u = i & 2 ? v[1] : v[0];
+        uint4 *dst = (uint4 *)(qt_smem + entry * Format::LINE_BYTES + i % 4 * 64);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            dst[(j + i / 2) & 3] = make_uint4(u, u, u, u);
+    }
+}
+
+static __device__ __forceinline__ void step_fragment(uint32_t a[4], uint32_t entries, int s,
+                                                     const qt_lane &lane)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        a[i] = *(const uint32_t *)(wide_entry(entries, i, lane) + (s & 1) * 128);
+}
+
+/* 3 bits. */
+struct qt_decode_steps3 : qt_decode_value3 {
+    enum { VALUES = 0, STEPS = 1, LINE_BYTES = 256, TABLE_BYTES = 256 * LINE_BYTES };
+
+    /* Nibbles of even steps: [anything | of the 1-bit plane | of the 2-bit plane]; of odd ones: [of
+     * the 2-bit plane | of the 1-bit plane | anything]. */
+    static __device__ unsigned step_code(unsigned nibble, int odd)
+    {
+        return odd ? nibble >> 1 : code(nibble);
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
+    {
+        const uint32_t one = s == 0 ? w1 << 2 : s == 3 ? w1 >> 2 : w1;
+        const uint32_t two = s & 1 ? 0xcccccccc : 0x33333333;
+        step_fragment(a, ptx_select_bits(w2[s / 2], one, two), s, lane);
+    }
+};
+
+/* 2 bits: the first LOOKED_UP steps so, for which two steps have the same addresses, others by
+ * values in registers, as shared memory is what look-ups of so few bits wait for. */
+template <int LOOKED_UP> struct qt_decode_steps2 : qt_decode_value2 {
+    enum { STEPS = 1, LINE_BYTES = 256, TABLE_BYTES = 256 * LINE_BYTES };
+
+    static __device__ unsigned step_code(unsigned nibble, int odd)
+    {
+        return odd ? nibble >> 2 : nibble & 3;
+    }
+    __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
+    {
+        if (s < LOOKED_UP)
+            step_fragment(a, w2[s / 2], s, lane);
+        else
+            value_fragment(a, nibbles(s), lane);
+    }
+};
+
 /* ---- half of each ------------------------------------------------------------------------------
  *
  * For tile kernels, where look-ups wait for shared memory, which is busy with X too, and
@@ -430,9 +504,11 @@ static __device__ __forceinline__ qt_lane qt_lane_start(__half value, int thread
         value_start<Format>(&lane, value);
     if constexpr (Format::SINGLE)
         single_fill<Format>(value, threads);
+    else if constexpr (Format::STEPS)
+        steps_fill<Format>(value, threads);
     else if constexpr (Format::TABLE_BYTES > 0 && Format::LANE_BYTES == 4)
         pair_fill<Format>(value, threads);
-    if constexpr (Format::TABLE_BYTES > 0 && Format::LANE_BYTES == 8)
+    if constexpr (Format::TABLE_BYTES > 0 && Format::LANE_BYTES == 8 && !Format::STEPS)
         quad_fill<Format>(lane, threads);
     return lane;
 }

@@ -48,8 +48,8 @@ enum qt_format {
     X(qt_decode_pair4)                                                                             \
     QT_INT_FORMATS(X)
 #define QT_SKINNY_GROUP_FORMATS(X)                                                                 \
-    X(qt_decode_wide2)                                                                             \
-    X(qt_decode_wide3)                                                                             \
+    X(qt_decode_steps2<2>)                                                                         \
+    X(qt_decode_steps3)                                                                            \
     X(qt_decode_wide4)                                                                             \
     QT_INT_FORMATS(X)
 #define QT_TILE_GROUP_FORMATS(X)                                                                   \
@@ -65,8 +65,9 @@ enum qt_format {
 /* token_tiles 1, 2 or 4; strips 1 or 2. NULL: none. */
 const void *qt_stream_instance(enum qt_format format, int token_tiles, int strips);
 /* token_tiles 1 or 2; strips 1, 2 or 4; last: strips or half of them, which all kernels can do,
- * some without a gain; sm_90a. NULL: none. */
-const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strips, int last);
+ * some without a gain; small: with a small table, of 1 or 2 strips a warp; sm_90a. NULL: none. */
+const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strips, int last,
+                               bool small);
 /* Kernel number `kind` of the format's table in tile.h; sm_90a. */
 const void *qt_tile_instance(enum qt_format format, int kind);
 const void *qt_dequantize_instance(enum qt_format format);
@@ -77,7 +78,7 @@ const void *qt_prepare_instance(void);
 /* Bytes of look-up tables, which are at the start of shared memory. */
 int qt_mma_tile_table_bytes(enum qt_format format);
 int qt_stream_table_bytes(enum qt_format format, int token_tiles);
-int qt_skinny_table_bytes(enum qt_format format);
+int qt_skinny_table_bytes(enum qt_format format, bool small);
 int qt_tile_table_bytes(enum qt_format format);
 #define QT_TABLE_BYTES(Format) Format::TABLE_BYTES, /* for the lists above */
 

@@ -52,6 +52,14 @@ PTX float ptx_reciprocal(float a)
     return d;
 }
 
+/* (a & mask) | (b & ~mask), for a mask that the compiler knows: it would take two instructions. */
+PTX uint32_t ptx_select_bits(uint32_t a, uint32_t b, uint32_t mask)
+{
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(d) : "r"(a), "r"(b), "r"(mask));
+    return d;
+}
+
 /* Four 8x8 matrices of 16-bit values; lane l gives the address of row l % 8 of matrix l / 8. */
 PTX void ptx_ldmatrix_x4(uint32_t r[4], uint32_t addr)
 {

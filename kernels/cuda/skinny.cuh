@@ -210,7 +210,8 @@ __global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
         qt_ring_bring(a, r, warp * 32 == threads, threads, a.arrivals, skinny_copies<Format>(a));
         return;
     }
-    const qt_lane lane = qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), threads);
+    qt_lane lane = qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), threads);
+    asm volatile("" : "+r"(lane.bytes)); /* computed once */
     if (!Format::GROUPED)
         skinny_load_row_scales(a, threads);
     ptx_launch_dependents();
@@ -221,25 +222,48 @@ __global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
                                           skinny_work<Format, MT, STRIPS>(a, w, lane));
 }
 
+/* How codes are decoded with a small table: a large one takes too long to fill, and too much room,
+ * for blocks of few strips (skinny_plan.cc); and by warps of four strips. */
+template <class Format> struct skinny_format {
+    typedef Format of_small, of_four;
+};
+template <> struct skinny_format<qt_decode_steps2<2>> {
+    typedef qt_decode_wide2 of_small;
+    typedef qt_decode_steps2<3> of_four;
+};
+template <> struct skinny_format<qt_decode_steps3> {
+    typedef qt_decode_wide3 of_small;
+    typedef qt_decode_steps3 of_four;
+};
+
 /*
  * Of a format: NULL if there is none. Four strips a warp spare reads of X, which up to 8 tokens of
  * codes of 2 and 3 bits wait for (skinny_plan.cc). Half of its strips for a last warp spares
- * decoding, which those of 8 bits do not wait for; of rare formats there is no kernel for it.
+ * decoding, which those of 8 bits do not wait for; of rare formats there is no kernel for it. With
+ * one strip a warp the table is small.
  */
-template <class Format> static const void *qt_skinny_of(int token_tiles, int strips, int last)
+template <class Format>
+static const void *qt_skinny_of(int token_tiles, int strips, int last, bool small)
 {
-#define KERNEL(mt, strips, last) (const void *)qt_skinny_kernel<Format, mt, strips, last>
+    typedef typename skinny_format<Format>::of_small of_small;
+    typedef typename skinny_format<Format>::of_four of_four;
+#define KERNEL(Format, mt, strips, last) (const void *)qt_skinny_kernel<Format, mt, strips, last>
     constexpr int bits = Format::WIDTH0 + Format::WIDTH1 + Format::WIDTH2;
-    static const void *const kernels[2][2] = {{KERNEL(1, 1, 1), KERNEL(1, 2, 2)},
-                                              {KERNEL(2, 1, 1), KERNEL(2, 2, 2)}};
+    if (strips == 1)
+        return token_tiles == 1 ? KERNEL(of_small, 1, 1, 1) : KERNEL(of_small, 2, 1, 1);
+    if constexpr (bits == 2)
+        if (small && last == 1)
+            return token_tiles == 1 ? KERNEL(of_small, 1, 2, 1) : KERNEL(of_small, 2, 2, 1);
+    if (small)
+        return token_tiles == 1 ? KERNEL(of_small, 1, 2, 2) : KERNEL(of_small, 2, 2, 2);
     if constexpr (bits < 8 && !Format::RARE)
         if (strips == 2 && last == 1)
-            return token_tiles == 1 ? KERNEL(1, 2, 1) : KERNEL(2, 2, 1);
+            return token_tiles == 1 ? KERNEL(Format, 1, 2, 1) : KERNEL(Format, 2, 2, 1);
     if (strips < 4)
-        return kernels[token_tiles - 1][strips - 1];
+        return token_tiles == 1 ? KERNEL(Format, 1, 2, 2) : KERNEL(Format, 2, 2, 2);
     if constexpr (Format::LUT && Format::WIDTH0 < 4)
         if (strips == 4 && token_tiles == 1)
-            return last == strips ? KERNEL(1, 4, 4) : KERNEL(1, 4, 2);
+            return last == strips ? KERNEL(of_four, 1, 4, 4) : KERNEL(of_four, 1, 4, 2);
     return NULL;
 #undef KERNEL
 }

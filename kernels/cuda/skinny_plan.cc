@@ -73,6 +73,14 @@ size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qt_matmul_config 
     return (size_t)a->barriers_at + QT_RING_BARRIER_BYTES;
 }
 
+/* A large table takes 0.1 to 0.2 us to fill. us with a large one and a small one: 4096 x 4096, 1
+ * token, nf3 4.98 and 4.88, nf2 4.77 and 4.53; 16 tokens, as half of the stages fit beside it, nf3
+ * 6.71 and 5.49; nf2, 6144 x 4096, 1 token 5.89 and 5.68. */
+static bool small_table(const struct qt_shape *s, const struct qt_matmul_config *c)
+{
+    return c->strips == 1 || (c->strips == 2 && c->strips_cta <= (s->bits == 2 ? 3 : 2));
+}
+
 /* Of tiles of one or two strips, at least. */
 enum { SHORT_AHEAD = 84 << 10 };
 
@@ -94,7 +102,7 @@ static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_
     a->zeros_at = (int)round_up((size_t)a->stage_tx, 128);
     a->zero_pitch = qt_zero_pitch(s, a->stage_groups);
     const int zeros_bytes = strips * a->zero_pitch;
-    room.head_bytes = qt_skinny_table_bytes(s->format);
+    room.head_bytes = qt_skinny_table_bytes(s->format, small_table(s, c));
     if (keep) {
         a->kept_pitch = (int)round_up((size_t)qt_skinny_x_bytes(c, m), 1024);
         room.kept_bytes = (int)ceil_div((size_t)s->blocks, QT_SKINNY_BLOCKS) * a->kept_pitch;
@@ -290,8 +298,8 @@ bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
     const bool few = p->m <= 8 && !p->options.batch_invariant;
     const int cta = block_strips(p, s->strips);
     struct qt_skinny_choice choice = {largest_tile(s->bits, cta, few), 2, false,
-                                      qt_skinny_instance(s->format, 1, 2, 1) ==
-                                          qt_skinny_instance(s->format, 1, 2, 2),
+                                      qt_skinny_instance(s->format, 1, 2, 1, false) ==
+                                          qt_skinny_instance(s->format, 1, 2, 2, false),
                                       s->bits <= 4 && (few || s->format != QT_FORMAT_LUT4)};
     /* 4096 x 14336, 1 token: nf3 11.4 us with 8 warps, 10.0 with 16; fp6 13.6 and 14.0. */
     if (s->format == QT_FORMAT_LUT2 || s->format == QT_FORMAT_LUT3)
@@ -364,7 +372,8 @@ int qt_skinny_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     int rc = qt_skinny_check_config(p, s->strips);
     if (rc != QT_MATMUL_OK)
         return rc;
-    p->kernel = qt_skinny_instance(s->format, c->token_tiles, c->strips, qt_skinny_last(c));
+    p->kernel = qt_skinny_instance(s->format, c->token_tiles, c->strips, qt_skinny_last(c),
+                                   small_table(s, c));
     if (!knows_zeros(s))
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED,
                          "skinny kernels want rows of zero points in multiples of 16 bytes, and, "
