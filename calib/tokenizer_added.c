@@ -101,17 +101,21 @@ const struct qt_added *qt_added_next(size_t *start, size_t *end, size_t *from, s
             i = *end - 1; /* the occurrence is used up all the same */
             continue;
         }
-        if (t->lstrip)
+        if (t->lstrip) {
+            *start = qt_max_size(*start, done); /* the one before may have swallowed more */
             while (*start > done) {
                 size_t n, before = qt_utf8_back(s, *start);
                 if (!qt_char_is_space(qt_utf8_char(&n, s + before)))
                     break;
                 *start = before;
             }
+        }
         if (t->rstrip)
             for (size_t n; *end < size && qt_char_is_space(qt_utf8_char(&n, s + *end));)
                 *end += n;
-        return t;
+        if (*start < *end)
+            return t;
+        i = *from - 1; /* a token of blanks, none of which is left for it */
     }
     return NULL;
 }
