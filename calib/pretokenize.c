@@ -146,9 +146,10 @@ static int run_replace(struct run *run, size_t i, struct qt_piece p)
         QT_TRY(qt_regex_next(&found, &start, &end, &scan, run->err));
         if (!found)
             break;
-        if (head && start == 0)
-            head = s->text_size;
         QT_TRY(qt_text_add(out, p.text + done_to, start - done_to, run->err));
+        /* What is put in stems from the last character that it replaces. */
+        if (start < p.head)
+            head = end <= p.head ? head + s->text_size - (end - start) : out->size;
         QT_TRY(qt_text_add(out, s->text, s->text_size, run->err));
         done_to = end;
     }

@@ -141,6 +141,15 @@ static const struct {
                "'replacement':'" MARK "','prepend_scheme':'first'}",
                "null", ASCII),
      "<x>a", "16 0", false},
+#define FIRST(pattern, content)                                                                    \
+    TOKENIZER("", "{'type':'Replace','pattern':{'Regex':'" pattern "'},'content':'" content "'}",  \
+              "{'type':'Metaspace','replacement':'" MARK "','prepend_scheme':'first'}", "null",    \
+              ASCII)
+    {"Metaspace first, replaced", FIRST("b+", "a"), "bc", "12 2", false},
+    {"Metaspace first, replaced with what follows", FIRST("b+", "a"), "bbc", "0 2", false},
+    {"Metaspace first, removed", FIRST("^b", ""), "bc", "2", false},
+    {"Metaspace first, put before", FIRST("^", "a"), "b", "11 7", false},
+    {"Metaspace first, nothing put before", FIRST("^", ""), "b", "11 1", false},
     {"Split isolated", SPLIT("{'type':'Split','pattern':{'String':'b'},'behavior':'Isolated'}"),
      "abc", "0 1 2", false},
     {"Split removed", SPLIT("{'type':'Split','pattern':{'String':'b'},'behavior':'Removed'}"),
