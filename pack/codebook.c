@@ -525,14 +525,16 @@ static void learn_get(float *value, float *unit, const struct qt_packed *p,
     }
 }
 
+/* Scales keep their sign and do not become 0, and follow from the values alone: an interrupted run
+ * comes to them by another way. */
 static void learn_put(const struct qt_packed *p, const struct qt_strip *strip, const float *value)
 {
     uint16_t *scale = (uint16_t *)(void *)strip_data(p, strip, "scale");
     for (size_t i = 0; i < learn_count(p); i++) {
-        uint16_t bits = qt_f32_to_f16(value[i]);
-        bool same_sign = !((bits ^ scale[i]) & 0x8000);
-        if (same_sign && (bits & 0x7fff) < 0x7c00 && (bits & 0x7fff) != 0)
-            scale[i] = bits;
+        uint16_t sign = scale[i] & 0x8000;
+        float size = fminf(fmaxf(sign ? -value[i] : value[i], 0x1p-24f), 65504);
+        if (scale[i] & 0x7fff)
+            scale[i] = sign | qt_f32_to_f16(size);
     }
 }
 

@@ -164,9 +164,7 @@ static void put_outlier(void *ctx, size_t number, size_t entry, size_t row, size
     (void)row, (void)col;
     if (number >= outlier_places(&p->t->m))
         return;
-    uint16_t bits = qt_f32_to_f16(p->value[number]);
-    if ((bits & 0x7fff) < 0x7c00)
-        p->t->m.csr_val[entry] = bits;
+    p->t->m.csr_val[entry] = qt_f32_to_f16(fminf(fmaxf(p->value[number], -65504), 65504));
 }
 
 static void learn_put(const struct qt_packed *p, const struct qt_strip *strip, const float *value)

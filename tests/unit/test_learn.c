@@ -299,6 +299,59 @@ static void codes_follow_weights(void **state)
         check_recode(specs[i]);
 }
 
+/* What is stored follows from the values, not from what was stored in between: an interrupted run
+ * comes to the same values by another way. Also of values that are no scales. */
+static void check_put(const char *text)
+{
+    enum { N = 19, K = 170 };
+    struct qt_spec spec;
+    struct qt_packed p;
+    struct qt_err err;
+    float w[N * K], decoded[2][N * K];
+    for (size_t i = 0; i < N * K; i++)
+        w[i] = (float)sin((double)i * 1.7) * 1e-3f;
+    struct qt_matrix m = {w, QT_F32, N, K, "file", "name"};
+    expect_ok(text, qt_spec_parse(&spec, text, &err), &err);
+    for (int way = 0; way < 2; way++) {
+        expect_ok(text, qt_packed_quantize(&p, &spec, &m, NULL, NULL, &err), &err);
+        const struct qt_learnable *learnable = spec.scheme->learnable;
+        static const float factors[] = {1.5f, -0.5f, 0, 1e-9f, 1e9f};
+        size_t count = learnable->count(&p);
+        float *start, *value, *unit;
+        void *scratch;
+        qt_array_new(&start, count, sizeof *start, NULL);
+        qt_array_new(&value, count, sizeof *value, NULL);
+        qt_array_new(&unit, count, sizeof *unit, NULL);
+        qt_array_new(&scratch, 1, spec.scheme->scratch_bytes(&p), NULL);
+        for (size_t s = 0; s < 2; s++) {
+            struct qt_strip strip = {s, s ? N - QT_FRAG_ROWS : QT_FRAG_ROWS, scratch};
+            learnable->get(start, unit, &p, &strip);
+            for (int last = !way; last < 2; last++) {
+                for (size_t i = 0; i < count; i++)
+                    value[i] = start[i] * (last ? factors[i % 5] : 2);
+                learnable->put(&p, &strip, value);
+            }
+        }
+        expect_ok("valid", spec.scheme->check_values(&p, &err), &err);
+        expect_ok("decode", qt_packed_decode(decoded[way], &p, 0, N, &err), &err);
+        qt_packed_free(&p);
+        void *const all[] = {start, value, unit, scratch};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            qt_free(all[i]);
+    }
+    if (memcmp(decoded[0], decoded[1], sizeof decoded[0]) != 0)
+        fail_msg("%s: what is stored depends on what was stored before", text);
+}
+
+static void stored_by_value_alone(void **state)
+{
+    static const char *const specs[] = {"nf4:g=32", "lut2:g=32", "fp6", "int4:g=32,zero=group",
+                                        "mix24:outliers=0.02"};
+    (void)state;
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
+        check_put(specs[i]);
+}
+
 /* ---- end to end ----------------------------------------------------------------------------- */
 
 static void the_curve_falls(void **state)
@@ -554,6 +607,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_of_parameters),
         cmocka_unit_test(codes_follow_weights),
+        cmocka_unit_test(stored_by_value_alone),
         cmocka_unit_test_setup_teardown(the_curve_falls, set_up, tear_down),
         cmocka_unit_test_setup_teardown(every_block_improves, set_up, tear_down),
         cmocka_unit_test_setup_teardown(harm_is_not_kept, set_up, tear_down),
