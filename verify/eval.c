@@ -205,8 +205,9 @@ static int add_scores(struct eval *ev, size_t window, size_t pos, size_t m, stru
     for (size_t i = 0; i < m; i++) {
         const struct qt_score *s = &ev->scores[i];
         size_t token = window * ev->seqlen + pos + i;
-        if (!isfinite(s->nll) || (ref && (!isfinite(s->ref_nll) || !isfinite(s->kld))))
-            return qt_fail(err, QT_E_INPUT, ev->side[0].weights->dir, NULL,
+        const bool finite = isfinite(s->nll), ref_finite = !ref || isfinite(s->ref_nll);
+        if (!finite || !ref_finite || (ref && !isfinite(s->kld)))
+            return qt_fail(err, QT_E_INPUT, ev->side[finite && !ref_finite].weights->dir, NULL,
                            "the logits are not finite at token %zu of the data", token);
         if (ref) {
             ev->kld[token] = s->kld;

@@ -340,13 +340,20 @@ static void test_refusals(void **state)
 static void test_logits_that_are_no_numbers(void **state)
 {
     const struct qt_eval_options opt = {.seqlen = 16, .windows = 1};
+    const struct qt_weights exact = world.exact;
     struct qt_eval_report r;
-    struct qt_err err;
+    struct qt_err err, of_ref;
     (void)state;
     poison = INFINITY;
+    world.exact.dir = "examples/nano-llama/."; /* the same by another name */
     int rc = eval(&r, &world.perturbed, &world.exact, &opt, &err);
+    int ref_rc = eval(&r, &world.exact, &world.perturbed, &opt, &of_ref);
     poison = 0;
+    world.exact = exact;
     expect_error("inf", rc, QT_E_INPUT, "logits are not finite at token 0", &err);
+    expect_error("inf", rc, QT_E_INPUT, "nano-llama: ", &err);
+    expect_error("inf of the reference", ref_rc, QT_E_INPUT,
+                 "nano-llama: the logits are not finite", &of_ref);
 }
 
 static void test_other_vocabulary(void **state)
