@@ -122,11 +122,14 @@ static int run_block(struct qt_learner *l, const struct qt_weights *weights, siz
     return rc < 0 ? rc : qt_block_run(l->work->block, hidden, tokens, l->data->seqlen, NULL, err);
 }
 
-static int embed_all(float **out, struct qt_learner *l, struct qt_ends *ends, struct qt_err *err)
+static int embed_all(float **out, struct qt_learner *l, const struct qt_weights *weights,
+                     struct qt_err *err)
 {
     size_t tokens = l->data->samples * l->data->seqlen;
     int rc = new_floats(out, l, tokens, l->info.hidden, err);
-    return rc < 0 ? rc : qt_ends_embed(ends, *out, l->data->ids, tokens, l->data->seqlen, err);
+    return rc < 0 ? rc
+                  : qt_model_embed(*out, l->model, weights, l->be, l->data->ids, tokens,
+                                   l->data->seqlen, err);
 }
 
 /* The unquantized model's last hidden states: its logits can be had from them at any time. */
@@ -134,11 +137,11 @@ static int run_reference(struct qt_learner *l, struct qt_err *err)
 {
     struct learn_work *work = l->work;
     int rc;
-    QT_TRY(qt_ends_open(&work->ref_ends, l->model, &l->source, l->be, err));
-    QT_TRY(embed_all(&work->all_ref, l, work->ref_ends, err));
+    QT_TRY(embed_all(&work->all_ref, l, &l->source, err));
     for (size_t layer = 0; layer < l->info.layers; layer++)
         QT_TRY(run_block(l, &l->source, layer, work->all_ref, l->data->samples * l->data->seqlen,
                          err));
+    QT_TRY(qt_ends_open(&work->ref_ends, l->model, &l->source, l->be, err));
 done:
     return rc;
 }
@@ -149,12 +152,13 @@ int learn_work_open(struct qt_learner *l, struct qt_err *err)
     if (rc < 0)
         return rc;
     QT_TRY(new_buffers(l, err));
-    QT_TRY(qt_ends_open(&l->work->ends, l->model, &l->student, l->be, err));
     if (l->opt.scope == QT_LEARN_BLOCK) {
-        QT_TRY(embed_all(&l->work->all_student, l, l->work->ends, err));
-        QT_TRY(embed_all(&l->work->all_out, l, l->work->ends, err));
-    } else if (l->opt.objective == QT_LEARN_KL) {
-        QT_TRY(run_reference(l, err));
+        QT_TRY(embed_all(&l->work->all_student, l, &l->student, err));
+        QT_TRY(embed_all(&l->work->all_out, l, &l->source, err));
+    } else {
+        QT_TRY(qt_ends_open(&l->work->ends, l->model, &l->student, l->be, err));
+        if (l->opt.objective == QT_LEARN_KL)
+            QT_TRY(run_reference(l, err));
     }
 done:
     return rc;

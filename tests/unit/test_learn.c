@@ -396,6 +396,22 @@ static void every_block_improves(void **state)
     json_decref(doc);
 }
 
+/* What blocks are to give is what they gave for the source's embedding, not for a quantized one. */
+static void blocks_make_up_for_the_embedding(void **state)
+{
+    struct fixture *f = *state;
+    const struct qt_rule rule = {"embed_tokens", "nf2:g=32"};
+    struct qt_quantize_options opt = options(f, "a", "none", "scope=block,batch=2,passes=1");
+    double before = 0, best;
+    opt.plan.rules = &rule;
+    opt.plan.nrules = 1;
+    f->learn.norms = true;
+    json_t *doc = quantize(f, &opt);
+    curve_ends(&before, &best, doc, 0);
+    assert_true(before > 1e-3);
+    json_decref(doc);
+}
+
 /* Steps that can only do harm leave the weights as they were. */
 static void harm_is_not_kept(void **state)
 {
@@ -610,6 +626,7 @@ int main(void)
         cmocka_unit_test(stored_by_value_alone),
         cmocka_unit_test_setup_teardown(the_curve_falls, set_up, tear_down),
         cmocka_unit_test_setup_teardown(every_block_improves, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(blocks_make_up_for_the_embedding, set_up, tear_down),
         cmocka_unit_test_setup_teardown(harm_is_not_kept, set_up, tear_down),
         cmocka_unit_test_setup_teardown(same_bytes_for_any_threads, set_up, tear_down),
         cmocka_unit_test_setup_teardown(interrupted_runs_resume, set_up, tear_down),
