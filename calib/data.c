@@ -133,7 +133,7 @@ static int append_json_line(struct reader *r, const char *line, size_t size, con
     json_t *root = NULL;
     const json_t *text;
     struct qt_err inner = {0};
-    int rc = qt_json_parse(&root, line, size, path, &inner);
+    int rc = qt_json_parse_data(&root, line, size, path, &inner);
     if (rc < 0)
         return qt_fail(err, rc, path, NULL, "line %zu: %s", number, inner.reason);
     text = json_object_get(root, "text");

@@ -29,6 +29,10 @@ enum { QT_MAX_DIMS = 8 };
  * `file` names the source in errors. *out is owned (json_decref). QT_E_INPUT on any flaw. */
 int qt_json_parse(json_t **out, const char *text, size_t size, const char *file,
                   struct qt_err *err);
+/* The same of data that is not ours: strings may hold U+0000 (json_string_length), and numbers are
+ * real, however large an integer. */
+int qt_json_parse_data(json_t **out, const char *text, size_t size, const char *file,
+                       struct qt_err *err);
 int qt_json_load(json_t **out, const char *path, size_t limit, struct qt_err *err);
 
 /* A string that may be any bytes, as paths are: where JSON cannot carry it, its ASCII part with '?'

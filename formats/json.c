@@ -55,7 +55,8 @@ static int check_depth(const char *text, size_t size, const char *file, struct q
     return QT_OK;
 }
 
-int qt_json_parse(json_t **out, const char *text, size_t size, const char *file, struct qt_err *err)
+static int parse(json_t **out, const char *text, size_t size, size_t flags, const char *file,
+                 struct qt_err *err)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     json_error_t error;
@@ -65,7 +66,7 @@ int qt_json_parse(json_t **out, const char *text, size_t size, const char *file,
         return rc;
     pthread_once(&once, install_allocator);
     parse_state = PARSING;
-    *out = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
+    *out = json_loadb(text, size, JSON_REJECT_DUPLICATES | flags, &error);
     bool no_memory = parse_state == FAILED;
     parse_state = IDLE;
     if (*out && !no_memory)
@@ -76,6 +77,17 @@ int qt_json_parse(json_t **out, const char *text, size_t size, const char *file,
         return qt_fail(err, QT_E_RESOURCE, file, NULL, "out of memory while parsing JSON");
     return qt_fail(err, QT_E_INPUT, file, NULL, "line %d, column %d: %s", error.line, error.column,
                    error.text);
+}
+
+int qt_json_parse(json_t **out, const char *text, size_t size, const char *file, struct qt_err *err)
+{
+    return parse(out, text, size, 0, file, err);
+}
+
+int qt_json_parse_data(json_t **out, const char *text, size_t size, const char *file,
+                       struct qt_err *err)
+{
+    return parse(out, text, size, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, file, err);
 }
 
 int qt_json_load(json_t **out, const char *path, size_t limit, struct qt_err *err)

@@ -74,6 +74,14 @@ $ qtool eval odd --data ids.u16 --seqlen 4 -q
 $ head -c 3000 "$NANO/eval.txt" >part.txt && printf '\357\273\277' | cat - part.txt >bom.txt && qtool eval "$NANO" --data part.txt --seqlen 64 -q --json >a && qtool eval "$NANO" --data bom.txt --seqlen 64 -q --json >b && cmp a b
 $ head -c 3000 "$NANO/eval.txt" >part.txt && gzip -k part.txt && qtool eval "$NANO" --data part.txt --seqlen 64 -q --json >a && qtool eval "$NANO" --data part.txt.gz --seqlen 64 -q --json >b && cmp a b
 
+# Of a .jsonl the "text" of every line, whatever else there is; U+0000 is a character like others.
+$ printf 'The\000 old man,\nsaid: \303\251' >doc.txt && qtool eval "$NANO" --data doc.txt --seqlen 5 -q --json >c
+$ printf '\357\273\277\r\n \n{"id":98765432109876543210,"text":"The\\u0000 old man,\\nsaid: \\u00e9"}\r\n{"text":""}' >doc.jsonl && qtool eval "$NANO" --data doc.jsonl --seqlen 5 -q --json >d && cmp c d
+$ (cat doc.jsonl; printf '\n{"text":7}') >seven.jsonl && qtool eval "$NANO" --data seven.jsonl --seqlen 5 -q
+? 3
+>-
+2 seven\.jsonl: line 5 has no string "text"
+
 # Members of a .gz are read one after the other; there is nothing between, behind or instead of them.
 $ (head -c 1000 part.txt | gzip; tail -c +1001 part.txt | gzip) >members.txt.gz && qtool eval "$NANO" --data members.txt.gz --seqlen 64 -q --json >b && cmp a b
 $ cp part.txt plain.txt.gz && qtool eval "$NANO" --data plain.txt.gz --seqlen 64 -q
