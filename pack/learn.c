@@ -183,7 +183,7 @@ static int student_load(void *ctx, const char *name, float *dst, struct qt_err *
     const struct qt_plan_item *items = l->run->plan.items;
     for (size_t i = 0; i < l->nmatrices; i++)
         if (strcmp(items[l->matrices[i].item].tensor->name, name) == 0)
-            return qt_packed_decode(dst, &l->matrices[i].packed, 0, l->matrices[i].packed.n, err);
+            return qt_packed_weights(dst, &l->matrices[i].packed, err);
     for (size_t i = 0; i < l->nnorms; i++)
         if (strcmp(items[l->norms[i].item].tensor->name, name) == 0) {
             void *stored;
