@@ -220,6 +220,52 @@ static void test_duplicate(void **state)
     fixture_remove(dir);
 }
 
+/* The fingerprint of one tensor of 10000 bytes, 0 but for one, which stands where `at` says. */
+static uint32_t fingerprint(const char *dir, const char *description, size_t at)
+{
+    enum { BYTES = 10000 };
+    unsigned char file[8 + 128 + BYTES] = {128};
+    struct qt_err err = {0};
+    struct qt_ckpt *ckpt;
+    uint32_t crc;
+    snprintf((char *)file + 8, 129, "{%s,\"data_offsets\":[0,%d]}}", description, BYTES);
+    memset(file + 8 + strlen((char *)file + 8), ' ', 128 - strlen((char *)file + 8));
+    file[8 + 128 + at] = 1;
+    fixture_write(dir, "model.safetensors", file, sizeof file);
+    expect_ok(description, qt_ckpt_open(&ckpt, dir, &err), &err);
+    expect_ok(description, qt_ckpt_sample_crc(&crc, ckpt, &err), &err);
+    qt_ckpt_close(ckpt);
+    return crc;
+}
+
+/* Changes with the name, the type, the shape and both ends of the data: what it does not look at
+ * are bytes between those. */
+static void test_fingerprint(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *description;
+        size_t at;
+    } others[] = {
+        {"\"b\":{\"dtype\":\"F16\",\"shape\":[50,100]", 5000},
+        {"\"a\":{\"dtype\":\"BF16\",\"shape\":[50,100]", 5000},
+        {"\"a\":{\"dtype\":\"F16\",\"shape\":[100,50]", 5000},
+        {"\"a\":{\"dtype\":\"F16\",\"shape\":[5000]", 5000},
+        {"\"a\":{\"dtype\":\"F16\",\"shape\":[50,100]", 0},
+        {"\"a\":{\"dtype\":\"F16\",\"shape\":[50,100]", 4095},
+        {"\"a\":{\"dtype\":\"F16\",\"shape\":[50,100]", 5904},
+        {"\"a\":{\"dtype\":\"F16\",\"shape\":[50,100]", 9999},
+    };
+    char *dir = fixture_dir();
+    const char *same = "\"a\":{\"dtype\":\"F16\",\"shape\":[50,100]";
+    const uint32_t crc = fingerprint(dir, same, 5000);
+    assert_int_equal(fingerprint(dir, same, 5000), crc);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (fingerprint(dir, others[i].description, others[i].at) == crc)
+            fail_msg("%s, %zu: no other fingerprint", others[i].description, others[i].at);
+    fixture_remove(dir);
+}
+
 /* Every allocation fails once; the sanitizer build shows that nothing leaks. */
 static void fail_allocations(const char *path)
 {
@@ -306,9 +352,13 @@ static void test_shared_checkpoints(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_indexes),       cmocka_unit_test(test_order),
-        cmocka_unit_test(test_preference),    cmocka_unit_test(test_duplicate),
-        cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_shared_checkpoints),
+        cmocka_unit_test(test_indexes),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_preference),
+        cmocka_unit_test(test_duplicate),
+        cmocka_unit_test(test_fingerprint),
+        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_shared_checkpoints),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
