@@ -521,8 +521,11 @@ static void abused_bytes_are_refused(void **state)
     assert_int_equal(qt_packed_check_repack(&p, "f", "t", &err), QT_OK);
     ((uint16_t *)(void *)p.section[2].data)[31] = 1; /* a scale of a row that is not there */
     assert_int_equal(qt_packed_check_repack(&p, "f", "t", &err), QT_E_INPUT);
-    ((uint16_t *)(void *)p.section[2].data)[3] = 0x7c00;
-    assert_int_equal(p.spec.scheme->check_values(&p, &err), QT_E_INPUT);
+    for (unsigned i = 0; i < 2; i++) { /* infinite, NaN */
+        ((uint16_t *)(void *)p.section[2].data)[3] = i ? 0xfe00 : 0x7c00;
+        assert_int_equal(p.spec.scheme->check_values(&p, &err), QT_E_INPUT);
+        assert_non_null(strstr(err.reason, "scale 3 is not finite"));
+    }
     qt_packed_free(&p);
     p = quantize("lut3", w, 17, 70, NULL);
     uint16_t *table = (uint16_t *)(void *)qt_packed_section(&p, "table")->data, kept = table[3];
