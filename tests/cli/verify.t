@@ -61,6 +61,11 @@ $ qtool verify claim -q
 ? 3
 2 'identity\.learning'
 
+# Bits in other places than those where they are looked for.
+$ cp -r nf4 moved && chmod -R u+w moved && sed -i 's#frag16x64/nibble#frag16x64/half#' moved/qtool.json && qtool verify moved -q
+? 4
+2 moved: tensor model\..*: layout 'frag16x64/half', expected 'frag16x64/nibble': of another version of qtool, quantize again
+
 # What the CRCs of the manifest do not cover.
 $ cp -r nf4 side && chmod -R u+w side && sed -i 's/"rope_theta"/"rope_thota"/' side/config.json && qtool verify side -q
 ? 3
