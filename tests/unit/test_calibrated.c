@@ -167,6 +167,8 @@ static void feedback_lowers_the_weighted_error(void **state)
             double after = json_number_value(json_object_get(h, "error_after"));
             if (!(after > 0 && after < before))
                 fail_msg("%s: %g before, %g after", schemes[s], before, after);
+            assert_true(json_number_value(json_object_get(h, "damp")) == 0.01);
+            assert_true(json_is_false(json_object_get(h, "damp_raised")));
         }
         json_decref(doc);
     }
