@@ -92,6 +92,15 @@ $ mv listed/stale.safetensors listed/.stale.safetensors && qtool verify listed -
 ? 3
 2 listed/\.stale\.safetensors: is not in SHA256SUMS
 $ rm listed/.stale.safetensors && qtool verify listed -q
+# Other loaders would go by it.
+$ echo '{"weight_map":{}}' >listed/model.safetensors.index.json && qtool verify listed -q
+? 3
+2 listed/model\.safetensors\.index\.json: is not in SHA256SUMS
+# A file of the same name elsewhere does not stand for one of the container.
+$ rm listed/model.safetensors.index.json && sed 's#  config.json#  ../nf4/config.json#' sums >listed/SHA256SUMS && qtool verify listed -q
+? 3
+2 listed/SHA256SUMS: line 1 is not a SHA-256 and a file's name
+$ cp sums listed/SHA256SUMS && qtool verify listed -q
 
 # A figure that is no number meets no condition: weights whose squares FP32 does not hold.
 $ printf '%-96s' '{"a.weight":{"dtype":"F32","shape":[16,16],"data_offsets":[0,1024]}}' >header && { printf "\\$(printf %o $(wc -c <header))\0\0\0\0\0\0\0"; cat header; for i in $(seq 64); do printf '\0\0\200\143\0\0\100\343\1\0\240\142\3\0\120\343'; done; } >huge.safetensors && qtool quantize huge.safetensors -o huge --scheme none --tensor a=nf2 -q && qtool verify huge --source huge.safetensors --gate 'sqnr_min>=3' -q
