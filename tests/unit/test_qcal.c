@@ -495,6 +495,10 @@ MUTATION(h_diagonal)
 {
     patch_float(p, "layers.0.input.1.h", 5, 1); /* (2, 2), a dead channel */
 }
+MUTATION(h_diagonal_zero)
+{
+    patch_float(p, "layers.0.input.1.h", 9, 0); /* (3, 3), a live one */
+}
 
 static const struct {
     const char *name;
@@ -556,6 +560,7 @@ static const struct {
     {"H infinite", h_infinite, QT_E_INPUT, "tensor layers.0.input.1.h: channel 2: not finite"},
     {"H NaN", h_nan, QT_E_INPUT, "tensor layers.0.input.1.h: channel 4: not finite"},
     {"H diagonal", h_diagonal, QT_E_INPUT, "h: channel 2: the diagonal is not the channel's sum2"},
+    {"H diagonal 0", h_diagonal_zero, QT_E_INPUT, "h: channel 3: the diagonal is not the"},
 };
 
 static void test_hostile(void **state)
