@@ -70,6 +70,11 @@ $ cp "$NANO/config.json" odd && rm odd/tokenizer.json && qtool eval odd --data "
 $ qtool eval odd --data ids.u16 --seqlen 4 -q
 > ^perplexity
 
+# A token that the tokenizer has more than the model.
+$ cp "$NANO/tokenizer.json" odd && sed -i 's/"added_tokens": \[/&{"id":1024,"content":"<more>"},/' odd/tokenizer.json && echo 'once <more>' >more.txt && qtool eval odd --data more.txt --seqlen 2 -q
+? 3
+2 more\.txt: the tokenizer gives id 1024, the model's vocabulary has 1024
+
 # The same text in other clothes.
 $ head -c 3000 "$NANO/eval.txt" >part.txt && printf '\357\273\277' | cat - part.txt >bom.txt && qtool eval "$NANO" --data part.txt --seqlen 64 -q --json >a && qtool eval "$NANO" --data bom.txt --seqlen 64 -q --json >b && cmp a b
 $ head -c 3000 "$NANO/eval.txt" >part.txt && gzip -k part.txt && qtool eval "$NANO" --data part.txt --seqlen 64 -q --json >a && qtool eval "$NANO" --data part.txt.gz --seqlen 64 -q --json >b && cmp a b
