@@ -864,6 +864,50 @@ static void test_yarn(void **state)
     must(qt_dir_remove(dir, NULL), &err);
 }
 
+/* Pairs of channels that turn beta_fast times within the original positions are between two whole
+ * ones: from the lower one on frequencies are blended, and the same at the other end with the
+ * higher one. Of 16 channels and theta 200, 32 turns in 4096 are those of pair 4.55, one that of
+ * pair 9.79. */
+static void test_yarn_blend(void **state)
+{
+    char dir[] = "/tmp/test_model_XXXXXX", path[512];
+    struct config cfg;
+    struct qt_err err = {0};
+    json_t *json;
+    (void)state;
+    must(qt_json_load(&json, GOLDEN "/llama_yarn/config.json", 1 << 20, &err), &err);
+    json_object_set_new(json_object_get(json, "rope_parameters"),
+                        "original_max_position_embeddings", json_integer(4096));
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    assert_int_equal(json_dump_file(json, path, 0), 0);
+    must(config_read(&cfg, dir, &err), &err);
+    assert_int_equal(cfg.rotated, 16);
+    for (int i = 0; i < 8; i++) {
+        const double f = pow(200, -i / 8.0), ramp = fmax(i - 4, 0) / (10 - 4);
+        const double want = f * (1 - ramp) + f / 6 * ramp;
+        assert_true(fabs((double)cfg.rope.inv_freq[i] / want - 1) < 1e-5);
+    }
+    config_free(&cfg);
+    json_decref(json);
+    must(qt_dir_remove(dir, NULL), &err);
+}
+
+/* Sequences of as many tokens as the model had at first have the short factors. */
+static void test_longrope(void **state)
+{
+    struct config cfg;
+    struct qt_err err = {0};
+    (void)state;
+    must(config_read(&cfg, GOLDEN "/llama_longrope", &err), &err);
+    assert_non_null(cfg.rope.long_inv_freq);
+    assert_int_equal(cfg.rope.long_from, 20);
+    config_free(&cfg);
+    must(config_read(&cfg, GOLDEN "/phi3_long_old_keys", &err), &err);
+    assert_int_equal(cfg.rope.long_from, 16);
+    config_free(&cfg);
+}
+
 /* Edits that change nothing: missing keys with the defaults of transformers. */
 static void test_defaults(void **state)
 {
@@ -1007,6 +1051,7 @@ int main(void)
         cmocka_unit_test(test_windows),       cmocka_unit_test(test_types),
         cmocka_unit_test(test_refusals),      cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_yarn),          cmocka_unit_test(test_no_config),
+        cmocka_unit_test(test_yarn_blend),    cmocka_unit_test(test_longrope),
         cmocka_unit_test(test_bad_calls),     cmocka_unit_test(test_load_fails),
         cmocka_unit_test(test_out_of_memory),
     };
