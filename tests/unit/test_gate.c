@@ -138,6 +138,7 @@ static void test_tensors(void **state)
     (void)state;
     assert_int_equal(check("sqnr[up$]>=20,bpw[.]<=16,ppl<13", &err), QT_OK);
     assert_int_equal(check("bpw[^l[.][01]]<=6 , bpw[head\\[x\\]] >= 16", &err), QT_OK);
+    assert_int_equal(check("bpw[d\\[x] >= 16,bpw[x\\]$]>=16", &err), QT_OK);
     assert_int_equal(check("sqnr[down]>=10", &err), QT_E_GATE);
     assert_string_equal(err.reason, "gate failed: sqnr of l.1.down is 9, required >= 10");
     assert_int_equal(check("bpw[.]<1,ppl<1", &err), QT_E_GATE);
