@@ -86,6 +86,10 @@ $ (cat doc.jsonl; printf '\n{"text":7}') >seven.jsonl && qtool eval "$NANO" --da
 ? 3
 >-
 2 seven\.jsonl: line 5 has no string "text"
+$ printf 'Once upon a time there was a girl named Lily.' >whole.txt && printf '{"text":"Once upon a time"}\r\n \t\r\n\n{"id":7,"text":" there was a girl"}\n{"text":" named Lily."}' >lines.jsonl && qtool eval "$NANO" --data whole.txt --seqlen 4 -q --json >one && qtool eval "$NANO" --data lines.jsonl --seqlen 4 -q --json >two && cmp one two
+$ printf '{"text":"Once"}\n{"text":"upon}\n' >lines.jsonl && qtool eval "$NANO" --data lines.jsonl -q
+? 3
+2 lines\.jsonl: line 2: line 1, column
 
 # Members of a .gz are read one after the other; there is nothing between, behind or instead of them.
 $ (head -c 1000 part.txt | gzip; tail -c +1001 part.txt | gzip) >members.txt.gz && qtool eval "$NANO" --data members.txt.gz --seqlen 64 -q --json >b && cmp a b
