@@ -46,7 +46,10 @@ $ echo '{}' >config.json && qtool quantize --resume zeros.safetensors -o 'a part
 ? 8
 >-
 2 a part/config\.json: cannot resume: is not as in
-$ rm config.json && mv 'a part/SHA256SUMS' sums && qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
+$ mv config.json 'a part' && qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
+? 8
+2 a part/config\.json: cannot resume: is not as in
+$ rm 'a part/config.json' && mv 'a part/SHA256SUMS' sums && qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
 ? 3
 2 SHA256SUMS: is not there: the container is not complete
 $ mv sums 'a part/SHA256SUMS' && truncate -s 1M 'a part/model.safetensors' && qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
