@@ -174,6 +174,53 @@ static void test_every_tensor_is_checksummed(void **state)
     expect_ok("restored", verify(NULL, NULL, &err), &err);
 }
 
+/* Gives the first section of q_proj the CRC that its data has. */
+static void sign(void)
+{
+    char path[300];
+    json_t *manifest, *section;
+    struct qt_ckpt *ckpt;
+    struct qt_blob blob;
+    struct qt_err err;
+    snprintf(path, sizeof path, "%s/model.safetensors", world.out);
+    expect_ok("open", qt_ckpt_open(&ckpt, path, &err), &err);
+    snprintf(path, sizeof path, "%s.q.plane0", q_proj);
+    expect_ok("read", qt_ckpt_read(&blob, ckpt, qt_ckpt_find(ckpt, path), &err), &err);
+    const uint32_t crc = qt_crc32(0, blob.data, blob.size);
+    qt_blob_free(&blob);
+    qt_ckpt_close(ckpt);
+    snprintf(path, sizeof path, "%s/qtool.json", world.out);
+    expect_ok("manifest", qt_json_load(&manifest, path, 1 << 20, &err), &err);
+    section = json_object_get(json_object_get(manifest, "tensors"), q_proj);
+    section = json_array_get(json_object_get(section, "sections"), 0);
+    assert_int_equal(json_object_set_new(section, "crc32", json_sprintf("%08x", crc)), 0);
+    assert_int_equal(json_dump_file(manifest, path, 0), 0);
+    json_decref(manifest);
+}
+
+/* Of 64 columns that are packed together the model has 32: nothing may hide in the others, whatever
+ * the checksums say. */
+static void test_padding_is_padding(void **state)
+{
+    const struct world kept = world;
+    struct qt_quantize_report report;
+    struct qt_err err;
+    (void)state;
+    snprintf(world.out, sizeof world.out, "%s/padded", world.dir);
+    expect_ok("model", qt_ckpt_open(&world.ckpt, "tests/golden/models/llama", &err), &err);
+    const struct qt_quantize_options opt = {.plan = {.scheme = "nf4"}, .out_dir = world.out};
+    expect_ok("quantize", qt_quantize(&report, world.ckpt, &opt, &err), &err);
+    json_decref(report.document);
+    expect_ok("sound", verify(NULL, world.ckpt, &err), &err);
+    flip_byte(data_offset("model.layers.1.self_attn.q_proj.weight.q.plane0") + 8);
+    sign();
+    expect_error("padding", verify(NULL, world.ckpt, &err), QT_E_INPUT,
+                 "q_proj.weight: rows 0 to 15 are not what packing their codes gives", &err);
+    qt_ckpt_close(world.ckpt);
+    assert_int_equal(qt_dir_remove(world.out, NULL), 0);
+    world = kept;
+}
+
 /* ---- another source ------------------------------------------------------------------------- */
 
 /* What makes a copy of the model's tensors different from it. */
@@ -302,9 +349,13 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sound_alone),     cmocka_unit_test(test_sound_against_source),
-        cmocka_unit_test(test_recorded_errors), cmocka_unit_test(test_every_tensor_is_checksummed),
-        cmocka_unit_test(test_other_sources),   cmocka_unit_test(test_threads_change_nothing),
+        cmocka_unit_test(test_sound_alone),
+        cmocka_unit_test(test_sound_against_source),
+        cmocka_unit_test(test_recorded_errors),
+        cmocka_unit_test(test_every_tensor_is_checksummed),
+        cmocka_unit_test(test_padding_is_padding),
+        cmocka_unit_test(test_other_sources),
+        cmocka_unit_test(test_threads_change_nothing),
         cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, open_world, close_world);
