@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -439,6 +440,37 @@ static void test_parallel(void **state)
     assert_true(qt_threads() >= 1);
 }
 
+struct turn {
+    atomic_bool begun, over; /* item 0, item 1 */
+};
+
+/* Item 0 fails after item 1 has, where there is a thread for that. */
+static int fail_in_turn(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    struct turn *turn = ctx;
+    (void)thread;
+    if (item == 0)
+        atomic_store(&turn->begun, true);
+    for (int i = 0; i < 500 && !atomic_load(item ? &turn->begun : &turn->over); i++)
+        usleep(1000);
+    if (item == 1)
+        atomic_store(&turn->over, true);
+    else
+        usleep(20000); /* until the error of item 1 is noted */
+    return qt_fail(err, QT_E_INPUT, NULL, NULL, "item %zu", item);
+}
+
+/* Of several errors that of the lowest item counts, not the first or the last. */
+static void test_parallel_errors(void **state)
+{
+    struct turn turn = {false, false};
+    struct qt_err err = {0};
+    (void)state;
+    qt_threads_set(2);
+    expect_error("in turn", qt_parallel(2, fail_in_turn, &turn, &err), QT_E_INPUT, "item 0", &err);
+    qt_threads_set(0);
+}
+
 /* ---- files ---------------------------------------------------------------------------------- */
 
 static void test_reading(void **state)
@@ -620,16 +652,27 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_threads), /* before OpenMP has started any */
-        cmocka_unit_test(test_f16_all),        cmocka_unit_test(test_f16_rounding),
-        cmocka_unit_test(test_bf16),           cmocka_unit_test(test_to_f32),
-        cmocka_unit_test(test_find_nonfinite), cmocka_unit_test(test_many),
-        cmocka_unit_test(test_dtypes),         cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_arrays),         cmocka_unit_test(test_fail_after),
-        cmocka_unit_test(test_errors),         cmocka_unit_test(test_exit_codes),
-        cmocka_unit_test(test_parallel),       cmocka_unit_test(test_reading),
-        cmocka_unit_test(test_drop),           cmocka_unit_test(test_names),
-        cmocka_unit_test(test_writing),        cmocka_unit_test(test_write_error),
-        cmocka_unit_test(test_directories),    cmocka_unit_test(test_crc),
+        cmocka_unit_test(test_f16_all),
+        cmocka_unit_test(test_f16_rounding),
+        cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_to_f32),
+        cmocka_unit_test(test_find_nonfinite),
+        cmocka_unit_test(test_many),
+        cmocka_unit_test(test_dtypes),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_fail_after),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_exit_codes),
+        cmocka_unit_test(test_parallel),
+        cmocka_unit_test(test_parallel_errors),
+        cmocka_unit_test(test_reading),
+        cmocka_unit_test(test_drop),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_writing),
+        cmocka_unit_test(test_write_error),
+        cmocka_unit_test(test_directories),
+        cmocka_unit_test(test_crc),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
