@@ -20,6 +20,10 @@ $ qtool verify "$NANO" --source 'a part.partial'
 ? 3
 $ cp -r "$NANO" mine && echo 'what I have trained' >mine/journal && qtool inspect mine
 
+# A signal that was ignored when it started, as nohup and shells do it, stays ignored.
+$ (trap '' TERM; exec qtool quantize zeros.safetensors -o deaf --scheme int8:method=rtn -q) & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -d deaf.partial ]; do sleep 0.01; done; kill -STOP $pid; kill -TERM $pid; kill -CONT $pid; wait $pid
+> ^tensors +24 quantized
+
 # However long the command line is.
 $ set -- $(for i in $(seq 90); do echo "--tensor m.$((i % 24)).*(w|quite_another_name.of.$i)=lut3"; done); qtool quantize zeros.safetensors -o long --scheme lut3 -q "$@" 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -d long.partial ]; do sleep 0.01; done; kill -STOP $pid; kill -TERM $pid; kill -CONT $pid; wait $pid
 ? 75
