@@ -25,9 +25,9 @@ $ (trap '' TERM; exec qtool quantize zeros.safetensors -o deaf --scheme int8:met
 > ^tensors +24 quantized
 
 # However long the command line is.
-$ set -- $(for i in $(seq 90); do echo "--tensor m.$((i % 24)).*(w|quite_another_name.of.$i)=lut3"; done); qtool quantize zeros.safetensors -o long --scheme lut3 -q "$@" 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -d long.partial ]; do sleep 0.01; done; kill -STOP $pid; kill -TERM $pid; kill -CONT $pid; wait $pid
+$ set -- $(for i in $(seq 90); do echo "--tensor m.$((i % 24)).*(w|quite_another_name.of.$i)=lut3"; done); qtool quantize zeros.safetensors -o long --scheme lut3 -q "$@" --tensor "it's|m=lut3" 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -d long.partial ]; do sleep 0.01; done; kill -STOP $pid; kill -TERM $pid; kill -CONT $pid; wait $pid
 ? 75
-$ test $(wc -c <err) -gt 4500 && grep -q "of\.90)=lut3'\$" err
+$ test $(wc -c <err) -gt 4500 && grep -qF "of.90)=lut3' --tensor 'it'\\''s|m=lut3'" err
 
 # Going on with other options is refused, with the same ones it works.
 $ qtool quantize --resume zeros.safetensors -o 'a part' --scheme fp6 -q
@@ -91,3 +91,8 @@ $ TMPDIR=tmp qtool eval "$NANO" --data long.txt.gz & pid=$!; while kill -0 $pid 
 >! qtool
 $ TMPDIR= qtool eval "$NANO" --data long.txt.gz & pid=$!; while kill -0 $pid && ! ls -l /proc/$pid/fd | grep -q 'qtool......[^/]*$'; do sleep 0.01; done; ls -l /proc/$pid/fd | grep -o ' /[^ ]*qtool......[^/]*$'; kill -KILL $pid
 > ^ /tmp/qtool
+
+# A second signal ends the process at once, here while it reads the data.
+$ TMPDIR=tmp qtool quantize "$NANO" -o twice --scheme nf4 --data long.txt.gz -q & pid=$!; while kill -0 $pid && ! ls -l /proc/$pid/fd | grep -q 'tmp/qtool[^/]*$'; do sleep 0.01; done; for i in 1 2 3 4; do kill -TERM $pid; sleep 0.05; done; wait $pid
+? 143
+$ test ! -e twice && test ! -e twice.partial
