@@ -80,6 +80,9 @@ $ qtool quantize "$NANO" -o traced --scheme nf3:g=64 --data "$NANO/calib.txt" --
 > "ids_crc32": "[0-9a-f]{8}"
 > "source_crc32": "[0-9a-f]{8}"
 
+# Linears that share an input may have groups of different lengths: none has those of another.
+$ for q in none nf4:g=256; do qtool quantize "$NANO" -o q-$q --scheme none --tensor '0\..*k_proj=nf4:g=32' --tensor "0\..*q_proj=$q" --data "$NANO/calib.txt" --samples 2 --seqlen 64 -q && grep -A 50 '"model.layers.0.self_attn.k_proj.weight": {' q-$q/qtool.json | grep -m 3 crc32 >$q; done; cmp none nf4:g=256 && cat none
+> crc32
 # What is no linear of a block has no Hessian: quantized by search, which the manifest says.
 $ qtool quantize "$NANO" -o head --scheme none --tensor 'embed_tokens=nf4' --tensor '1\.mlp\.up=nf4' --data "$NANO/calib.txt" --samples 2 --seqlen 64
 > ^tensors    2 quantized
