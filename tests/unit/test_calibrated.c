@@ -247,6 +247,34 @@ static void check_resume(struct fixture *f, const struct qt_ckpt *ckpt, const ch
     }
 }
 
+/* A file that is another whenever the run asks whether to stop. */
+static const char *edited;
+static bool edit_meanwhile(void)
+{
+    FILE *file = fopen(edited, "a");
+    assert_non_null(file);
+    assert_int_not_equal(fputc('\n', file), EOF);
+    assert_int_equal(fclose(file), 0);
+    return false;
+}
+
+/* What the model was run by is to be what a resume would run it by. */
+static void config_must_stay(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    struct qt_quantize_options a = options(f, "a", "nf4:g=32");
+    struct qt_quantize_report report;
+    char path[300];
+    snprintf(path, sizeof path, "%s/config.json", f->model);
+    edited = path;
+    a.interrupted = edit_meanwhile;
+    expect_error("edited", qt_quantize(&report, ckpt, &a, &f->err), QT_E_INPUT,
+                 "model/config.json: changed during the run", &f->err);
+    assert_false(qt_path_exists(f->out[0]));
+    qt_ckpt_close(ckpt);
+}
+
 static void interrupted_runs_resume(void **state)
 {
     struct fixture *f = *state;
@@ -863,6 +891,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(feedback_lowers_the_weighted_error),
         TEST(same_bytes_for_any_threads),
+        TEST(config_must_stay),
         TEST(interrupted_runs_resume),
         TEST(later_weights_must_stay),
         TEST(runs_of_many_tokens_resume),
