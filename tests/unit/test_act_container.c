@@ -238,6 +238,45 @@ static void hostile_inputs_are_refused(void **state)
     }
 }
 
+/* What a matrix is restored by: orders are permutations, factors powers of two that FP32 has. */
+static void hostile_orders_are_refused(void **state)
+{
+    enum { SAME = 256 }; /* as the first byte of the section */
+    static const struct {
+        const char *section;
+        size_t at;
+        unsigned value;
+        const char *message;
+    } cases[] = {{"col_order", 3, 0x7f, "col_order is no permutation: entry 0"},
+                 {"row_order", 5, 0xff, "row_order is no permutation: entry 1"},
+                 {"row_order", 4, SAME, "row_order is no permutation: entry 1"},
+                 {"col_exp2", 2, 61, "col_exp2: entry 2 is 61, beyond 60"},
+                 {"col_exp2", 2, 0x80, "col_exp2: entry 2 is -128, beyond 60"},
+                 {"row_exp2", 1, 0xc3, "row_exp2: entry 1 is -61, beyond 60"}};
+    struct world w;
+    struct qt_packed p;
+    (void)state;
+    world_open(&w, "w4ax", NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct qt_entry *e = qt_container_find(w.c, down);
+        const size_t at = offset_of(&w, e, cases[i].section) + cases[i].at;
+        struct qt_blob blob;
+        expect_ok("read",
+                  qt_ckpt_read(&blob, qt_container_ckpt(w.c),
+                               e->section[find_section(e, cases[i].section)].tensor, &w.err),
+                  &w.err);
+        const unsigned char kept = blob.data[cases[i].at], first = blob.data[0];
+        qt_blob_free(&blob);
+        poke(&w, at, cases[i].value == SAME ? first : (unsigned char)cases[i].value);
+        expect_error(cases[i].section, qt_packed_open(&p, w.c, e, &w.err), QT_E_INPUT,
+                     cases[i].message, &w.err);
+        poke(&w, at, kept);
+    }
+    expect_ok("as it was", qt_packed_open(&p, w.c, qt_container_find(w.c, down), &w.err), &w.err);
+    qt_packed_free(&p);
+    world_close(&w);
+}
+
 static void sections_must_be_there_and_fit(void **state)
 {
     static const char *const names[] = {"col_order", "col_exp2", "bits", "clip"};
@@ -299,6 +338,7 @@ int main(void)
         cmocka_unit_test(models_round_as_documented),
         cmocka_unit_test(other_schemes_are_left_alone),
         cmocka_unit_test(hostile_inputs_are_refused),
+        cmocka_unit_test(hostile_orders_are_refused),
         cmocka_unit_test(sections_must_be_there_and_fit),
         cmocka_unit_test(allocation_failures),
     };
