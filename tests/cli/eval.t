@@ -5,7 +5,7 @@ $ qtool eval "$NANO" --data "$NANO/eval.txt" --windows 4 --progress plain
 2 ^qtool eval: eval done in
 
 $ qtool quantize "$NANO" -o nf4 --scheme nf4:g=64 -q
-$ qtool eval nf4 --ref "$NANO" --data "$NANO/eval.txt" --windows 4 -q --gate 'ppl_ratio<1.5,same_top>0.5'
+$ qtool eval nf4 --ref "$NANO" --data "$NANO/eval.txt" --windows 4 -q --gate 'ppl_ratio<1.5,ppl_ratio>1.01,same_top>0.5'
 > ^perplexity +1[0-9]\.
 > ^reference +1[0-9]\.[0-9]{4} \([+-][0-9.]+ %\)$
 > ^KL divergence +0\.[0-9]{6} mean, 0\.[0-9]{6} median, [0-9.]+ 99\.9 % \(nats\)$
@@ -18,6 +18,12 @@ $ qtool eval nf4 --ref "$NANO" --data "$NANO/eval.txt" --windows 4 -q --gate 'kl
 2 ^qtool eval: gate failed: kld_mean is 0\.[0-9]+, required < 1e-09$
 
 $ qtool eval "$NANO" --ref "$NANO" --data "$NANO/eval.txt" --windows 2 -q --gate 'kld_p999<=0,same_top>=1,rms_dp<=0,ppl_ratio<=1,ppl_ratio>=1'
+
+# What cannot be told is known before the work.
+$ qtool eval nf4 --data "$NANO/eval.txt" --windows 4 -q --gate 'ppl<100,kld_mean<1'
+? 2
+>-
+2 --gate 'ppl<100,kld_mean<1' needs --ref
 
 # A container stands on its own.
 $ cp nf4/tokenizer.json nf4/config.json . && qtool eval nf4 --data "$NANO/eval.txt" --windows 1 -q
