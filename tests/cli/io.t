@@ -12,6 +12,11 @@ $ qtool list schemes --json >/dev/full
 ? 6
 2 cannot write results
 
+# Nor are they a gate that has failed.
+$ qtool eval "$NANO" --data "$NANO/eval.txt" --windows 1 --seqlen 16 -q --gate 'ppl<1' >/dev/full
+? 6
+2 gate failed
+
 $ qtool --help >/dev/full
 ? 6
 
