@@ -21,6 +21,9 @@ $ qtool inspect q --json
 > "keys": "static",
 > "sqnr_db": [12][0-9]\.
 $ qtool verify q --source "$NANO" -q
+$ cp -r q odd && chmod -R u+w odd && sed -i 's/"scales": "static"/"scales": "statue"/' odd/qtool.json && qtool verify odd -q
+? 3
+2 odd: 'kv' must have "static" scales of keys
 $ grep -c '"kv.layers.[0-2].k_\(scale\|zero\)"' q/qtool.json
 > ^6$
 
