@@ -36,6 +36,10 @@ $ qtool inspect fp6
 $ qtool quantize "$NANO" -o t1 --scheme nf4 --threads 1 -q && qtool quantize "$NANO" -o t3 --scheme nf4 --threads 3 -q
 $ cmp t1/model.safetensors t3/model.safetensors && cmp t1/qtool.json t3/qtool.json
 
+# What the manifest says of the whole: weights of the quantized tensors, bytes of all.
+$ tr -d '\n ' <t1/qtool.json | grep -o '"totals":{[^}]*}'
+> ^"totals":\{"bpw":4\.128[0-9]*,"quantized_weights":1769472,"bytes":1440928\}$
+
 # The checkpoint itself is never replaced.
 $ cp -r "$NANO" copy && chmod -R u+w copy && qtool quantize copy -o copy --scheme fp6 --force
 ? 2
