@@ -476,6 +476,51 @@ static void test_quantile(void **state)
     free(x);
 }
 
+/* ---- windows -------------------------------------------------------------------------------- */
+
+enum { WINDOW = 4, WINDOWS = 10 };
+
+/* Which windows of data whose ids count up are taken: their numbers, which ascend. */
+static void windows_of(size_t *taken, size_t samples, uint64_t seed)
+{
+    uint32_t all[WINDOWS * WINDOW + 3], *out;
+    const struct qt_data data = {.ids = all, .count = sizeof all / sizeof *all, .first = "data"};
+    struct qt_err err = {0};
+    for (size_t i = 0; i < data.count; i++)
+        all[i] = (uint32_t)i;
+    expect_ok("windows", qt_data_windows(&out, &data, samples, WINDOW, seed, &err), &err);
+    for (size_t s = 0; s < samples; s++) {
+        taken[s] = out[s * WINDOW] / WINDOW;
+        for (size_t i = 0; i < WINDOW; i++)
+            assert_int_equal(out[s * WINDOW + i], taken[s] * WINDOW + i);
+        assert_true(taken[s] < WINDOWS && (s == 0 || taken[s] > taken[s - 1]));
+    }
+    qt_free(out);
+    expect_error("too many", qt_data_windows(&out, &data, WINDOWS + 1, WINDOW, seed, &err),
+                 QT_E_INPUT, "data: 43 tokens make 10 windows of 4, but 11 are wanted", &err);
+    assert_null(out);
+}
+
+/* Evenly spread; with a seed all alike in the long run. */
+static void test_windows(void **state)
+{
+    static const size_t even[] = {0, 2, 5, 7};
+    size_t taken[WINDOWS], times[WINDOWS] = {0};
+    (void)state;
+    windows_of(taken, 4, 0);
+    assert_memory_equal(taken, even, sizeof even);
+    windows_of(taken, 1, 0);
+    assert_int_equal(taken[0], 0);
+    for (uint64_t seed = 0; seed < 1000; seed++) {
+        windows_of(taken, WINDOWS, seed);
+        windows_of(taken, 4, seed + 1);
+        for (size_t s = 0; s < 4; s++)
+            times[taken[s]]++;
+    }
+    for (size_t i = 0; i < WINDOWS; i++) /* 400 are expected, with a deviation of 15 */
+        assert_in_range(times[i], 320, 480);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -489,6 +534,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
         cmocka_unit_test_setup_teardown(test_channels_op, setup, teardown),
         cmocka_unit_test_setup_teardown(test_quantile, setup, teardown),
+        cmocka_unit_test(test_windows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
