@@ -473,6 +473,34 @@ static void test_parallel_errors(void **state)
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
+/* A file that has another size or time than when it was mapped, be it by a nanosecond. */
+static void test_changed(void **state)
+{
+    static const struct timespec times[] = {{1000, 5}, {1000, 6}, {1001, 5}, {1000, 5}};
+    (void)state;
+    char *dir = fixture_dir();
+    struct qt_err err = {0};
+    struct qt_map map;
+    const char *path = fixture_write(dir, "f", "text", 4);
+    for (size_t i = 0; i < 4; i++) {
+        const struct timespec both[2] = {times[i], times[i]};
+        assert_int_equal(utimensat(AT_FDCWD, path, both, 0), 0);
+        if (i == 0)
+            expect_ok("map", qt_map_open(&map, path, &err), &err);
+        expect_error("time", qt_map_check_unchanged(&map, path, &err),
+                     i == 0 || i == 3 ? QT_OK : QT_E_INPUT, "f: changed while it was being read",
+                     &err);
+    }
+    assert_int_equal(truncate(path, 3), 0);
+    assert_int_equal(utimensat(AT_FDCWD, path, (const struct timespec[2]){times[0], times[0]}, 0),
+                     0);
+    expect_error("size", qt_map_check_unchanged(&map, path, &err), QT_E_INPUT, "f: changed", &err);
+    qt_map_close(&map);
+    assert_int_equal(unlink(path), 0);
+    expect_error("gone", qt_map_check_unchanged(&map, path, &err), QT_E_INPUT, "cannot stat", &err);
+    fixture_remove(dir);
+}
+
 static void test_reading(void **state)
 {
     (void)state;
@@ -652,27 +680,17 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_threads), /* before OpenMP has started any */
-        cmocka_unit_test(test_f16_all),
-        cmocka_unit_test(test_f16_rounding),
-        cmocka_unit_test(test_bf16),
-        cmocka_unit_test(test_to_f32),
-        cmocka_unit_test(test_find_nonfinite),
-        cmocka_unit_test(test_many),
-        cmocka_unit_test(test_dtypes),
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_arrays),
-        cmocka_unit_test(test_fail_after),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_exit_codes),
-        cmocka_unit_test(test_parallel),
-        cmocka_unit_test(test_parallel_errors),
-        cmocka_unit_test(test_reading),
-        cmocka_unit_test(test_drop),
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_writing),
-        cmocka_unit_test(test_write_error),
-        cmocka_unit_test(test_directories),
-        cmocka_unit_test(test_crc),
+        cmocka_unit_test(test_f16_all),        cmocka_unit_test(test_f16_rounding),
+        cmocka_unit_test(test_bf16),           cmocka_unit_test(test_to_f32),
+        cmocka_unit_test(test_find_nonfinite), cmocka_unit_test(test_many),
+        cmocka_unit_test(test_dtypes),         cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_arrays),         cmocka_unit_test(test_fail_after),
+        cmocka_unit_test(test_errors),         cmocka_unit_test(test_exit_codes),
+        cmocka_unit_test(test_parallel),       cmocka_unit_test(test_parallel_errors),
+        cmocka_unit_test(test_changed),        cmocka_unit_test(test_reading),
+        cmocka_unit_test(test_drop),           cmocka_unit_test(test_names),
+        cmocka_unit_test(test_writing),        cmocka_unit_test(test_write_error),
+        cmocka_unit_test(test_directories),    cmocka_unit_test(test_crc),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
