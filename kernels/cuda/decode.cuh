@@ -147,16 +147,18 @@ struct qt_decode_value3 : qt_decode_plain {
         *(uint2 *)w2 = *(const uint2 *)src[0];
         w1 = *(const uint32_t *)src[1];
     }
-    /* Of step s, nibbles: [anything | of the 1-bit plane | of the 2-bit plane]. */
-    __device__ __forceinline__ uint32_t entries(int s) const
+    /* Of step s, in bits 0 and 1 of nibbles; and in bit 2. */
+    __device__ __forceinline__ uint32_t two(int s) const
     {
-        uint32_t two = w2[s / 2] >> 2 * (s & 1);
-        uint32_t one = s < 2 ? w1 << (2 - s) : w1 >> (s - 2);
-        return (two & 0x33333333) | (one & ~0x33333333u);
+        return w2[s / 2] >> 2 * (s & 1);
+    }
+    __device__ __forceinline__ uint32_t one(int s) const
+    {
+        return s < 2 ? w1 << (2 - s) : w1 >> (s - 2);
     }
     __device__ __forceinline__ uint32_t nibbles(int s) const
     {
-        return entries(s) & 0x77777777;
+        return (two(s) & 0x33333333) | (one(s) & 0x44444444);
     }
     __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
     {
@@ -292,7 +294,7 @@ struct qt_decode_pair3 : qt_decode_value3 {
 
     __device__ __forceinline__ void fragment(uint32_t a[4], int s, const qt_lane &lane) const
     {
-        pair_fragment(a, entries(s), 0x77, lane);
+        pair_fragment(a, ptx_select_bits(two(s), one(s), 0x33333333), 0x77, lane);
     }
 };
 
