@@ -48,11 +48,13 @@ template <class Format> struct skinny_copies : skinny_source<qt_skinny_args> {
  */
 
 /* Where a lane of a warp reads in a stage: in the warp's slot of it. */
-template <class Format, int STRIPS> struct skinny_places {
+template <class Format, int MT, int STRIPS> struct skinny_places {
     int words[STRIPS][3]; /* of the first block */
     int scales[STRIPS];   /* of its two rows, first group */
     int zeros[STRIPS];    /* first group */
-    uint32_t x[2];        /* for ldmatrix: of the blocks, the first half, token tile 0 */
+    /* For ldmatrix: of the blocks, token tile 0; of one tile each half. With two tiles of tokens
+     * that takes nf4 up to 1.02 of the time, others 0.99. */
+    uint32_t x[2][2 / MT];
 
     __device__ __forceinline__ skinny_places(const qt_skinny_args &a, const skinny_warp &w)
     {
@@ -60,7 +62,9 @@ template <class Format, int STRIPS> struct skinny_places {
         const int group_at = a.stage_groups > 1 ? w.slot * a.slot_groups * 32 : 0;
 #pragma unroll
         for (int b = 0; b < 2; b++)
-            x[b] = skinny_x_at(a.x_rows, 2 * w.slot + b, lane % 8, lane / 8);
+#pragma unroll
+            for (int half = 0; half < 2 / MT; half++)
+                x[b][half] = skinny_x_at(a.x_rows, 2 * w.slot + b, lane % 8, half * 4 + lane / 8);
 #pragma unroll
         for (int u = 0; u < STRIPS; u++) {
             int strip = min(w.wn * STRIPS + u, a.tile_strips - 1);
@@ -80,7 +84,7 @@ template <class Format, int STRIPS> struct skinny_places {
 /* The slot of a stage at offset `stage`, of the first N strips. */
 template <class Format, int MT, int N, int STRIPS>
 static __device__ __forceinline__ void skinny_slot(qt_sums<MT, N> *total, const qt_skinny_args &a,
-                                                   const skinny_places<Format, STRIPS> &from,
+                                                   const skinny_places<Format, MT, STRIPS> &from,
                                                    int stage, int x_at, const qt_lane &lane)
 {
     const unsigned char *base = qt_smem + stage;
@@ -88,7 +92,7 @@ static __device__ __forceinline__ void skinny_slot(qt_sums<MT, N> *total, const 
 #pragma unroll
     for (int u = 0; u < N; u++)
         scales[u] = base + from.scales[u];
-    const uint32_t x0 = ptx_shared(qt_smem) + x_at, x[2] = {x0 + from.x[0], x0 + from.x[1]};
+    const uint32_t x0 = ptx_shared(qt_smem) + x_at;
     qt_slot_multiply<Format, MT, N>(
         total, a.decode,
         [&](const unsigned char *src[3], int u, int b) {
@@ -96,7 +100,11 @@ static __device__ __forceinline__ void skinny_slot(qt_sums<MT, N> *total, const 
             for (int i = 0; i < 3; i++)
                 src[i] = base + from.words[u][i] + b * 128 * qt_plane_width<Format>(i);
         },
-        [&](int t, int b, int half) { return (x[b] ^ half * 64) + t * 1024; }, scales,
+        [&](int t, int b, int half) {
+            return MT == 1 ? x0 + from.x[b][half % (2 / MT)]
+                           : ((x0 + from.x[b][0]) ^ half * 64) + t * 1024;
+        },
+        scales,
         [&](int u, int group) {
             return qt_lane_zeros<Format>(a.decode, base + from.zeros[u] + group * Format::ZEROS);
         },
@@ -106,7 +114,7 @@ static __device__ __forceinline__ void skinny_slot(qt_sums<MT, N> *total, const 
 /* For skinny_multiply_all. */
 template <class Format, int MT, int STRIPS> struct skinny_work {
     const qt_skinny_args &a;
-    const skinny_places<Format, STRIPS> from;
+    const skinny_places<Format, MT, STRIPS> from;
     const qt_lane lane;
 
     __device__ __forceinline__ skinny_work(const qt_skinny_args &args, const skinny_warp &w,

@@ -58,8 +58,11 @@ enum {
 
 static __device__ __forceinline__ void skinny_ring_step(qt_ring *r, int by, int stages)
 {
-    for (r->stage += by; r->stage >= stages; r->stage -= stages)
+    r->stage += by;
+    if (r->stage >= stages) { /* by is no more than they are */
+        r->stage -= stages;
         r->parity ^= 1;
+    }
 }
 
 /* A source of qt_ring_bring but for weights. Args: of the kernel. */
@@ -211,7 +214,7 @@ static __device__ __forceinline__ void skinny_multiply(qt_sums<MT, STRIPS> *all,
                                                        int end, int kept, int lane, Work *work)
 {
     qt_sums<MT, N> *sums = qt_sums_first<N>(all);
-    const int step = a.warps_k / QT_SKINNY_SLOTS; /* stages */
+    const int step = (int)((unsigned)a.warps_k / QT_SKINNY_SLOTS); /* stages */
 #pragma unroll 1
     while (*n < end) {
         ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
