@@ -268,8 +268,8 @@ static uint32_t token_id(const struct qt_tokenizer *tok, const json_t *root, con
 
 /*
  * tokenizer_config.json counts only where tokenizer.json says nothing, has no post-processor at
- * all, and the class is Llama's: there `transformers` puts a BOS before the text unless told not
- * to. Every other class takes tokenizer.json's word.
+ * all, and the class is Llama's: there version 4 of `transformers` puts a BOS before the text if
+ * add_bos_token says so. Every other class takes tokenizer.json's word, as does version 5.
  */
 static int load_config(struct qt_tokenizer *tok, const json_t *root, struct qt_err *err)
 {
