@@ -15,7 +15,8 @@ static void print_choices(const char *const *choices)
         printf("%s%s", i ? " " : "", choices[i]);
 }
 
-static void print_values(const struct opt *o)
+/* Of a command, or of all (NULL). */
+static void print_values(const struct command *c, const struct opt *o)
 {
     const struct qt_preset *preset;
     const struct qt_scheme *s;
@@ -26,7 +27,7 @@ static void print_values(const struct opt *o)
     for (size_t i = 0; (s = qt_scheme_at(i)) != NULL; i++)
         for (size_t p = 0; (preset = qt_scheme_preset(s, p)) != NULL; p++)
             printf("%s ", preset->name);
-    printf("none");
+    fputs(c == &cmd_bench ? "kv4" : "none", stdout);
 }
 
 /* ---- bash ----------------------------------------------------------------------------------- */
@@ -41,13 +42,13 @@ static void bash_argument(const struct command *c)
     fputs("' ;;\n", stdout);
 }
 
-static void bash_values(const char *command, const struct opt *opts)
+static void bash_values(const struct command *c, const struct opt *opts)
 {
     for (const struct opt *o = opts; o->name; o++) {
         if (!has_values(o))
             continue;
-        printf("    %s,--%s) values='", command, o->name);
-        print_values(o);
+        printf("    %s,--%s) values='", c ? c->name : "*", o->name);
+        print_values(c, o);
         fputs("' ;;\n", stdout);
     }
 }
@@ -71,9 +72,9 @@ static void print_bash(void)
     fputs("help'\n    fi\n    case ${COMP_WORDS[1]},$prev in\n", stdout);
     for (size_t i = 0; commands[i]; i++) {
         bash_argument(commands[i]);
-        bash_values(commands[i]->name, commands[i]->opts);
+        bash_values(commands[i], commands[i]->opts);
     }
-    bash_values("*", common_opts);
+    bash_values(NULL, common_opts);
     fputs("    esac\n    case ${COMP_WORDS[1]} in\n", stdout);
     for (size_t i = 0; commands[i]; i++) {
         printf("    %s) options='", commands[i]->name);
@@ -107,7 +108,7 @@ static void zsh_text(const char *text)
     }
 }
 
-static void zsh_option(const struct opt *o)
+static void zsh_option(const struct command *c, const struct opt *o)
 {
     printf("            '%s--%s%s[", o->kind == OPT_LIST ? "*" : "", o->name,
            o->kind == OPT_FLAG ? "" : "=");
@@ -119,7 +120,7 @@ static void zsh_option(const struct opt *o)
         putchar(':');
         if (has_values(o)) {
             putchar('(');
-            print_values(o);
+            print_values(c, o);
             putchar(')');
         } else if (o->kind != OPT_SIZE) {
             fputs("_files", stdout);
@@ -157,9 +158,9 @@ static void print_zsh(void)
     for (size_t i = 0; commands[i]; i++) {
         printf("    %s)\n        _arguments \\\n", commands[i]->name);
         for (const struct opt *o = commands[i]->opts; o->name; o++)
-            zsh_option(o);
+            zsh_option(commands[i], o);
         for (const struct opt *o = common_opts; o->name; o++)
-            zsh_option(o);
+            zsh_option(commands[i], o);
         zsh_arguments(commands[i]);
         fputs("        ;;\n", stdout);
     }

@@ -19,6 +19,12 @@ $ qtool completion bash >rc && bash -c '. ./rc; COMP_WORDS=(qtool quantize --sch
 > ^--scheme$
 $ bash -c '. ./rc; COMP_WORDS=(qtool plan --scheme nf); COMP_CWORD=3; _qtool; echo "${COMPREPLY[@]}"'
 > ^nf4 nf3 nf2$
+$ bash -c '. ./rc; COMP_WORDS=(qtool plan --scheme no); COMP_CWORD=3; _qtool; echo "${COMPREPLY[@]}"'
+> ^none$
+$ bash -c '. ./rc; COMP_WORDS=(qtool bench --scheme kv); COMP_CWORD=3; _qtool; echo "${COMPREPLY[@]}"'
+> ^kv4$
+$ bash -c '. ./rc; COMP_WORDS=(qtool bench --scheme no); COMP_CWORD=3; _qtool; echo "[${COMPREPLY[@]}]"'
+> ^\[\]$
 $ bash -c '. ./rc; COMP_WORDS=(qtool eval --progress p); COMP_CWORD=3; _qtool; echo "${COMPREPLY[@]}"'
 > ^plain$
 $ bash -c '. ./rc; COMP_WORDS=(qtool list k); COMP_CWORD=2; _qtool; echo "${COMPREPLY[@]}"'
