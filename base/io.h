@@ -43,7 +43,8 @@ bool qt_name_is_plain(const char *name);
 
 /* mkdir, one level; an existing directory is fine. */
 int qt_dir_make(const char *path, struct qt_err *err);
-/* Removes a directory and the files in it (one level of subdirectories at most is ever made). */
+/* Removes a directory and the files in it; QT_E_RESOURCE if it holds a directory. One that is not
+ * there is fine. */
 int qt_dir_remove(const char *path, struct qt_err *err);
 int qt_dir_sync(const char *path, struct qt_err *err);
 int qt_path_rename(const char *from, const char *to, struct qt_err *err);

@@ -109,8 +109,7 @@ int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input 
 
 /*
  * W[n][k] in the order "frag16x64/byte" of pack/layout_frag8.h, padded to 16 rows and 128 columns.
- * Codes -7..7 (-8 too, but not with INT scales above 16). Scales in the slot order of
- * layout_frag.h.
+ * Codes -8..7. Scales in the slot order of layout_frag.h.
  */
 struct qt_w4ax_weight {
     enum qt_w4ax_scales scales;
@@ -143,7 +142,8 @@ struct qt_w4ax_options {
  * qt_w4ax_plan_check. */
 struct qt_w4ax_config {
     enum qt_w4ax_kernel kernel;
-    int tokens;    /* per pass: 8, 16, 32 (STREAM); of a tile: 16, 32, 64, 128, 256 (TILE) */
+    int tokens;    /* per pass: 8, 16, 32 (STREAM); of a tile: 16, 32, 48, 64, 96, 128, 160, 192 or
+                    * 224, not all of them with all scales (TILE) */
     int warps;     /* STREAM: 4 or 8; TILE: 8, 12 or 16, of 16 rows each */
     int strips;    /* STREAM: of 16 rows, at once: 2 or 4 */
     int cta_units; /* STREAM: k-blocks of a row group that a block of threads does */

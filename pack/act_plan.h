@@ -11,7 +11,7 @@
 struct qt_act_plan {
     size_t layers;
     struct qt_act *act; /* [layers][QT_INPUTS]; k = 0: as they are */
-    json_t *report;     /* shares of blocks and multiply-accumulates at 8 bits; NULL: no w4ax */
+    json_t *report; /* shares of multiply-accumulates at 8 bits, divergence left; NULL: no w4ax */
 };
 
 /* QT_E_UNSUPPORTED: linears that share an input do not all have the same w4ax scheme, or a w4ax

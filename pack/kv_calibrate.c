@@ -9,8 +9,8 @@
 
 #include <math.h>
 
-/* A channel's sample, about. Few enough to keep all keys of a layer; 4 times as many, or as few,
- * made no difference (docs/accuracy.md). */
+/* A channel's sample, about. Few enough to keep all keys of a layer; perplexity with 4096, 16384
+ * and 65536: 40.486, 40.488, 40.588. */
 enum { TOKENS = 16384 };
 
 struct pass {

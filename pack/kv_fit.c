@@ -1,7 +1,7 @@
 /*
  * The static 4-bit scale of a channel of keys: the range of 16 even levels with the least squared
- * error over a sample. Tails are long, so that the best range is narrower than the
- * sample's, and not by the same on both sides; docs/accuracy.md has what that is worth.
+ * error over a sample. Tails are long, so that the best range is narrower than the sample's, and
+ * not by the same on both sides: perplexity 40.46 instead of 41.01 (40.10 without rounding).
  *
  * With the sample in ascending order and prefix sums of x and x^2, the error of any range takes
  * 15 binary searches, whatever the size of the sample.
