@@ -1,8 +1,8 @@
 # qtool. Targets:
-#   all (default)  deps  demo  test  check  test-gpu  test-install  test-large
+#   all (default)  deps  deps-dev  demo  tests  test  check  test-gpu  sanitize-gpu  test-install  test-large
 #   check-threads  check-valgrind  coverage  determinism  fuzz
 #   oracle  oracle-tokenizer  oracle-registers  bench  kernels
-#   fmt  fmt-check  tidy  install  clean
+#   fmt  fmt-check  tidy  install  install-kernels  clean
 # Everything built goes to $(B). CUDA parts are built when nvcc is found (NVCC= to leave them out).
 
 MAKEFLAGS += --no-builtin-rules
@@ -348,6 +348,7 @@ install: all
 	    "$(DESTDIR)$(PREFIX)/share/bash-completion/completions" \
 	    "$(DESTDIR)$(PREFIX)/share/zsh/site-functions"
 	$(B)/qtool manual >"$(DESTDIR)$(PREFIX)/share/man/man1/qtool.1"
+	sed -i "s|/usr/local/share/doc|$(PREFIX)/share/doc|" "$(DESTDIR)$(PREFIX)/share/man/man1/qtool.1"
 	$(B)/qtool completion bash >"$(DESTDIR)$(PREFIX)/share/bash-completion/completions/qtool"
 	$(B)/qtool completion zsh >"$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_qtool"
 	$(if $(NVCC),@$(MAKE) --no-print-directory install-kernels)

@@ -13,7 +13,7 @@ passed=0 failed=0
 root="$build/packager's (own) root"
 rm -rf "$root"
 if make -s B="$build" DESTDIR="$root" PREFIX=/usr install && "$root/usr/bin/qtool" version &&
-    test -s "$root/usr/share/man/man1/qtool.1"; then
+    grep -q '^[^/]*/usr/share/doc/qtool/docs' "$root/usr/share/man/man1/qtool.1"; then
     passed=$((passed + 1))
 else
     failed=$((failed + 1))
