@@ -18,7 +18,7 @@ static inline int qt_minifloat_exp2(unsigned exp_bits)
     return 15 - ((1 << (exp_bits - 1)) - 1);
 }
 
-/* Integers of 4 bits come out as 2^-QT_INT4_EXP2 of themselves. ROUND_EXP2: decode.cuh. */
+/* Integers of 4 bits come out as 2^-QT_INT4_EXP2 of themselves. ROUND_EXP2: decode_format.cuh. */
 enum { QT_INT4_EXP2 = 9, QT_INT4_ROUND_EXP2 = 6, QT_INT8_ROUND_EXP2 = -7 };
 
 #endif

@@ -3,7 +3,7 @@
 #define QT_CUDA_INSTANCES_H
 
 /* Minifloats of 5 to 8 bits: X(name, bits, exponent bits or 0 for what is not named before, decoder
- * in decode.cuh). */
+ * in decode_field.cuh). */
 #define QT_FIELD_FORMATS(X)                                                                        \
     X(FP5_E2, 5, 2, qt_decode_fp5<2>)                                                              \
     X(FP5, 5, 0, qt_decode_fp5<0>)                                                                 \
@@ -30,7 +30,7 @@ enum qt_format {
 #undef QT_FORMAT_NAME
 };
 
-/* How decode.cuh decodes those with a scale per group, in that order: for dequantizing, mma.sync
+/* How those are decoded that have a scale per group, in that order: for dequantizing, mma.sync
  * tiles, stream, skinny and tile kernels. */
 #define QT_DEQUANTIZE_GROUP_FORMATS(X)                                                             \
     X(qt_decode_value2)                                                                            \
