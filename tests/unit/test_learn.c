@@ -110,60 +110,83 @@ static void curve_ends(double *before, double *best, const json_t *document, jso
 
 /* ---- parameters of a matrix ----------------------------------------------------------------- */
 
+enum { N = 19 };
+
+/* A quantized matrix W[N][k] of two strips, and room for what learning has of one. */
+struct learned {
+    struct qt_packed p;
+    const struct qt_learnable *learnable;
+    struct qt_strip strip[2];
+    size_t count;
+    float *w, *dw;                      /* [N][k]; some gradient of it, [two strips][k] */
+    float *value, *unit, *grad, *again; /* [count] */
+    void *scratch;
+};
+
+static void learned_open(struct learned *l, const char *text, size_t k)
+{
+    struct qt_spec spec;
+    struct qt_err err;
+    expect_ok(text, qt_spec_parse(&spec, text, &err), &err);
+    qt_array_new(&l->w, N * k, sizeof *l->w, NULL);
+    qt_array_new(&l->dw, 2 * QT_FRAG_ROWS * k, sizeof *l->dw, NULL);
+    for (size_t i = 0; i < N * k; i++) {
+        l->w[i] = (float)sin((double)i * 1.7) * 1e-3f;
+        l->dw[i] = (float)cos((double)i * 0.9);
+    }
+    struct qt_matrix m = {l->w, QT_F32, N, k, "file", "name"};
+    expect_ok(text, qt_packed_quantize(&l->p, &spec, &m, NULL, NULL, &err), &err);
+    l->learnable = spec.scheme->learnable;
+    l->count = l->learnable->count(&l->p);
+    float **const room[] = {&l->value, &l->unit, &l->grad, &l->again};
+    for (size_t i = 0; i < sizeof room / sizeof *room; i++)
+        qt_array_new(room[i], l->count, sizeof **room[i], NULL);
+    qt_array_new(&l->scratch, 1, spec.scheme->scratch_bytes(&l->p), NULL);
+    for (size_t s = 0; s < 2; s++)
+        l->strip[s] = (struct qt_strip){s, s ? N - QT_FRAG_ROWS : QT_FRAG_ROWS, l->scratch};
+}
+
+static void learned_close(struct learned *l)
+{
+    void *const all[] = {l->w, l->dw, l->value, l->unit, l->grad, l->again, l->scratch};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        qt_free(all[i]);
+    qt_packed_free(&l->p);
+}
+
 /* W is linear in each parameter: the slope of sum dw * W is exact, up to FP16 rounding of steps
  * that are made as powers of two. */
 static void check_gradient(const char *text)
 {
-    enum { N = 19, K = 100 };
-    float *w, *dw, *decoded;
-    struct qt_spec spec;
-    struct qt_packed p;
+    enum { K = 100 };
+    struct learned l;
     struct qt_err err;
-    expect_ok(text, qt_spec_parse(&spec, text, &err), &err);
-    qt_array_new(&w, N * K, sizeof *w, NULL);
-    qt_array_new(&dw, 2 * QT_FRAG_ROWS * K, sizeof *dw, NULL);
-    qt_array_new(&decoded, N * K, sizeof *decoded, NULL);
-    for (size_t i = 0; i < N * K; i++) {
-        w[i] = (float)sin((double)i * 1.7) * 1e-3f;
-        dw[i] = (float)cos((double)i * 0.9);
-    }
-    struct qt_matrix m = {w, QT_F32, N, K, "file", "name"};
-    expect_ok(text, qt_packed_quantize(&p, &spec, &m, NULL, NULL, &err), &err);
-    const struct qt_learnable *learnable = spec.scheme->learnable;
-    size_t count = learnable->count(&p), nonzero = 0;
-    float *value, *unit, *grad;
-    void *scratch;
-    qt_array_new(&value, count, sizeof *value, NULL);
-    qt_array_new(&unit, count, sizeof *unit, NULL);
-    qt_array_new(&grad, count, sizeof *grad, NULL);
-    qt_array_new(&scratch, 1, spec.scheme->scratch_bytes(&p), NULL);
+    float decoded[N * K];
+    size_t nonzero = 0;
+    learned_open(&l, text, K);
     for (size_t s = 0; s < 2; s++) {
-        struct qt_strip strip = {s, s ? N - QT_FRAG_ROWS : QT_FRAG_ROWS, scratch};
-        learnable->get(value, unit, &p, &strip);
-        learnable->grad(grad, &p, &strip, dw + s * QT_FRAG_ROWS * K);
-        for (size_t i = 0; i < count; i++) {
+        l.learnable->get(l.value, l.unit, &l.p, &l.strip[s]);
+        l.learnable->grad(l.grad, &l.p, &l.strip[s], l.dw + s * QT_FRAG_ROWS * K);
+        for (size_t i = 0; i < l.count; i++) {
             double sum[2] = {0};
-            float was = value[i];
+            float was = l.value[i];
             for (int side = 0; side < 2; side++) {
-                value[i] = side ? was : 2 * was;
-                learnable->put(&p, &strip, value);
-                expect_ok("decode", qt_packed_decode(decoded, &p, 0, N, &err), &err);
+                l.value[i] = side ? was : 2 * was;
+                l.learnable->put(&l.p, &l.strip[s], l.value);
+                expect_ok("decode", qt_packed_decode(decoded, &l.p, 0, N, &err), &err);
                 for (size_t j = 0; j < N * K; j++)
-                    sum[side] += (double)dw[j] * (double)decoded[j];
+                    sum[side] += (double)l.dw[j] * (double)decoded[j];
             }
             double want = was != 0 ? (sum[0] - sum[1]) / (double)was : 0;
-            if (!(fabs((double)grad[i] - want) <= 1e-3 * (fabs(want) + ldexp(1, p.scale_exp2))))
+            if (!(fabs((double)l.grad[i] - want) <= 1e-3 * (fabs(want) + ldexp(1, l.p.scale_exp2))))
                 fail_msg("%s: parameter %zu of strip %zu: %g, expected %g", text, i, s,
-                         (double)grad[i], want);
+                         (double)l.grad[i], want);
             nonzero += want != 0;
-            assert_true(unit[i] == fabsf(was));
+            assert_true(l.unit[i] == fabsf(was));
         }
     }
     assert_true(nonzero >= N);
-    qt_packed_free(&p);
-    void *const all[] = {w, dw, decoded, value, unit, grad, scratch};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        qt_free(all[i]);
+    learned_close(&l);
 }
 
 /*
@@ -172,61 +195,42 @@ static void check_gradient(const char *text)
  */
 static void check_mix24_gradient(const char *text)
 {
-    enum { N = 19, K = 170 };
-    struct qt_spec spec;
-    struct qt_packed p;
+    enum { K = 170 };
+    struct learned l;
     struct qt_err err;
-    float w[N * K], dw[N * K], before[N * K], after[N * K];
-    for (size_t i = 0; i < N * K; i++) {
-        w[i] = (float)sin((double)i * 1.7) * 1e-3f;
-        dw[i] = (float)cos((double)i * 0.9);
-    }
-    struct qt_matrix m = {w, QT_F32, N, K, "file", "name"};
-    expect_ok(text, qt_spec_parse(&spec, text, &err), &err);
-    expect_ok(text, qt_packed_quantize(&p, &spec, &m, NULL, NULL, &err), &err);
-    expect_ok("decode", qt_packed_decode(before, &p, 0, N, &err), &err);
-    const struct qt_learnable *learnable = spec.scheme->learnable;
-    size_t count = learnable->count(&p), moved = 0;
-    float *value, *unit, *grad, *again;
-    void *scratch;
-    qt_array_new(&value, count, sizeof *value, NULL);
-    qt_array_new(&unit, count, sizeof *unit, NULL);
-    qt_array_new(&grad, count, sizeof *grad, NULL);
-    qt_array_new(&again, count, sizeof *again, NULL);
-    qt_array_new(&scratch, 1, spec.scheme->scratch_bytes(&p), NULL);
+    float before[N * K], after[N * K];
+    size_t moved = 0;
+    learned_open(&l, text, K);
+    expect_ok("decode", qt_packed_decode(before, &l.p, 0, N, &err), &err);
     for (size_t s = 0; s < 2; s++) {
-        struct qt_strip strip = {s, s ? N - QT_FRAG_ROWS : QT_FRAG_ROWS, scratch};
-        learnable->get(value, unit, &p, &strip);
-        learnable->grad(grad, &p, &strip, dw + s * QT_FRAG_ROWS * K);
-        for (size_t i = 0; i < count; i++)
-            for (int up = 0; up < 2 && unit[i] > 0; up++) {
-                float was = value[i], step = unit[i] == 1 ? 1 : 0.04f * unit[i];
+        l.learnable->get(l.value, l.unit, &l.p, &l.strip[s]);
+        l.learnable->grad(l.grad, &l.p, &l.strip[s], l.dw + s * QT_FRAG_ROWS * K);
+        for (size_t i = 0; i < l.count; i++)
+            for (int up = 0; up < 2 && l.unit[i] > 0; up++) {
+                float was = l.value[i], step = l.unit[i] == 1 ? 1 : 0.04f * l.unit[i];
                 double sum = 0;
-                value[i] += up ? step : -step;
-                learnable->put(&p, &strip, value);
-                learnable->get(again, unit, &p, &strip);
-                expect_ok("decode", qt_packed_decode(after, &p, 0, N, &err), &err);
+                l.value[i] += up ? step : -step;
+                l.learnable->put(&l.p, &l.strip[s], l.value);
+                l.learnable->get(l.again, l.unit, &l.p, &l.strip[s]);
+                expect_ok("decode", qt_packed_decode(after, &l.p, 0, N, &err), &err);
                 for (size_t j = 0; j < N * K; j++)
-                    sum += (double)dw[j] * ((double)after[j] - (double)before[j]);
-                double want = (double)grad[i] * ((double)again[i] - (double)was);
+                    sum += (double)l.dw[j] * ((double)after[j] - (double)before[j]);
+                double want = (double)l.grad[i] * ((double)l.again[i] - (double)was);
                 if (!(fabs(sum - want) <= 1e-3 * fabs(want) + 1e-9))
                     fail_msg("%s: parameter %zu of strip %zu: %g, expected %g", text, i, s, want,
                              sum);
-                moved += again[i] != was;
-                value[i] = was;
-                learnable->put(&p, &strip, value);
-                learnable->get(again, unit, &p, &strip);
-                assert_memory_equal(again, value, count * sizeof *value);
+                moved += l.again[i] != was;
+                l.value[i] = was;
+                l.learnable->put(&l.p, &l.strip[s], l.value);
+                l.learnable->get(l.again, l.unit, &l.p, &l.strip[s]);
+                assert_memory_equal(l.again, l.value, l.count * sizeof *l.value);
             }
     }
-    expect_ok("decode", qt_packed_decode(after, &p, 0, N, &err), &err);
+    expect_ok("decode", qt_packed_decode(after, &l.p, 0, N, &err), &err);
     assert_memory_equal(before, after, sizeof before);
-    expect_ok("valid", spec.scheme->check_values(&p, &err), &err);
+    expect_ok("valid", l.p.spec.scheme->check_values(&l.p, &err), &err);
     assert_true(moved > N * K / 16);
-    qt_packed_free(&p);
-    void *const all[] = {value, unit, grad, again, scratch};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        qt_free(all[i]);
+    learned_close(&l);
 }
 
 static void gradients_of_parameters(void **state)
@@ -247,43 +251,33 @@ static void gradients_of_parameters(void **state)
  */
 static void check_recode(const char *text)
 {
-    enum { N = 19, K = 170 };
-    struct qt_spec spec;
-    struct qt_packed p;
+    enum { K = 170 };
+    struct learned l;
     struct qt_err err;
-    float w[N * K], before[N * K], after[N * K], stored[N * K];
+    float before[N * K], after[N * K], stored[N * K];
     size_t moved = 0;
-    void *scratch;
-    for (size_t i = 0; i < N * K; i++)
-        w[i] = (float)sin((double)i * 1.7) * 1e-3f;
-    struct qt_matrix m = {w, QT_F32, N, K, "file", "name"};
-    expect_ok(text, qt_spec_parse(&spec, text, &err), &err);
-    expect_ok(text, qt_packed_quantize(&p, &spec, &m, NULL, NULL, &err), &err);
-    expect_ok("decode", qt_packed_decode(before, &p, 0, N, &err), &err);
-    qt_array_new(&scratch, 1, spec.scheme->scratch_bytes(&p), NULL);
+    learned_open(&l, text, K);
+    expect_ok("decode", qt_packed_decode(before, &l.p, 0, N, &err), &err);
     for (int round = 0; round < 2; round++) { /* what they are already; other weights */
         for (size_t i = 0; i < N * K; i++) {
-            w[i] = round ? w[i] + (float)cos((double)i * 0.9) * 5e-4f : before[i];
-            stored[i] = ldexpf(w[i], -p.scale_exp2);
+            l.w[i] = round ? l.w[i] + (float)cos((double)i * 0.9) * 5e-4f : before[i];
+            stored[i] = ldexpf(l.w[i], -l.p.scale_exp2);
         }
-        for (size_t s = 0; s < 2; s++) {
-            struct qt_strip strip = {s, s ? N - QT_FRAG_ROWS : QT_FRAG_ROWS, scratch};
-            spec.scheme->learnable->recode(&p, &strip, stored + s * QT_FRAG_ROWS * K);
-        }
-        expect_ok("valid", spec.scheme->check_values(&p, &err), &err);
-        expect_ok("repack", qt_packed_check_repack(&p, "file", "name", &err), &err);
-        expect_ok("decode", qt_packed_decode(after, &p, 0, N, &err), &err);
+        for (size_t s = 0; s < 2; s++)
+            l.learnable->recode(&l.p, &l.strip[s], stored + s * QT_FRAG_ROWS * K);
+        expect_ok("valid", l.p.spec.scheme->check_values(&l.p, &err), &err);
+        expect_ok("repack", qt_packed_check_repack(&l.p, "file", "name", &err), &err);
+        expect_ok("decode", qt_packed_decode(after, &l.p, 0, N, &err), &err);
         for (size_t i = 0; i < N * K; i++) {
-            float tolerance = 0x1p-22f * fabsf(w[i]) + ldexpf(0x1p-23f, p.scale_exp2);
-            if (!(fabsf(after[i] - w[i]) <= fabsf(before[i] - w[i]) + tolerance))
+            float tolerance = 0x1p-22f * fabsf(l.w[i]) + ldexpf(0x1p-23f, l.p.scale_exp2);
+            if (!(fabsf(after[i] - l.w[i]) <= fabsf(before[i] - l.w[i]) + tolerance))
                 fail_msg("%s: %zu: %g became %g for %g", text, i, (double)before[i],
-                         (double)after[i], (double)w[i]);
+                         (double)after[i], (double)l.w[i]);
             moved += after[i] != before[i];
         }
         assert_true(round ? moved > N * K / 4 : moved == 0);
     }
-    qt_packed_free(&p);
-    qt_free(scratch);
+    learned_close(&l);
 }
 
 static void codes_follow_weights(void **state)
@@ -303,41 +297,24 @@ static void codes_follow_weights(void **state)
  * comes to the same values by another way. Also of values that are no scales. */
 static void check_put(const char *text)
 {
-    enum { N = 19, K = 170 };
-    struct qt_spec spec;
-    struct qt_packed p;
+    enum { K = 170 };
+    static const float factors[] = {1.5f, -0.5f, 0, 1e-9f, 1e9f};
+    struct learned l;
     struct qt_err err;
-    float w[N * K], decoded[2][N * K];
-    for (size_t i = 0; i < N * K; i++)
-        w[i] = (float)sin((double)i * 1.7) * 1e-3f;
-    struct qt_matrix m = {w, QT_F32, N, K, "file", "name"};
-    expect_ok(text, qt_spec_parse(&spec, text, &err), &err);
+    float decoded[2][N * K];
     for (int way = 0; way < 2; way++) {
-        expect_ok(text, qt_packed_quantize(&p, &spec, &m, NULL, NULL, &err), &err);
-        const struct qt_learnable *learnable = spec.scheme->learnable;
-        static const float factors[] = {1.5f, -0.5f, 0, 1e-9f, 1e9f};
-        size_t count = learnable->count(&p);
-        float *start, *value, *unit;
-        void *scratch;
-        qt_array_new(&start, count, sizeof *start, NULL);
-        qt_array_new(&value, count, sizeof *value, NULL);
-        qt_array_new(&unit, count, sizeof *unit, NULL);
-        qt_array_new(&scratch, 1, spec.scheme->scratch_bytes(&p), NULL);
+        learned_open(&l, text, K);
         for (size_t s = 0; s < 2; s++) {
-            struct qt_strip strip = {s, s ? N - QT_FRAG_ROWS : QT_FRAG_ROWS, scratch};
-            learnable->get(start, unit, &p, &strip);
+            l.learnable->get(l.again, l.unit, &l.p, &l.strip[s]);
             for (int last = !way; last < 2; last++) {
-                for (size_t i = 0; i < count; i++)
-                    value[i] = start[i] * (last ? factors[i % 5] : 2);
-                learnable->put(&p, &strip, value);
+                for (size_t i = 0; i < l.count; i++)
+                    l.value[i] = l.again[i] * (last ? factors[i % 5] : 2);
+                l.learnable->put(&l.p, &l.strip[s], l.value);
             }
         }
-        expect_ok("valid", spec.scheme->check_values(&p, &err), &err);
-        expect_ok("decode", qt_packed_decode(decoded[way], &p, 0, N, &err), &err);
-        qt_packed_free(&p);
-        void *const all[] = {start, value, unit, scratch};
-        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-            qt_free(all[i]);
+        expect_ok("valid", l.p.spec.scheme->check_values(&l.p, &err), &err);
+        expect_ok("decode", qt_packed_decode(decoded[way], &l.p, 0, N, &err), &err);
+        learned_close(&l);
     }
     if (memcmp(decoded[0], decoded[1], sizeof decoded[0]) != 0)
         fail_msg("%s: what is stored depends on what was stored before", text);
