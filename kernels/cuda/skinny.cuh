@@ -244,6 +244,18 @@ template <> struct skinny_format<qt_decode_steps3> {
     typedef qt_decode_steps3 of_four;
 };
 
+#define KERNEL(Format, mt, strips, last) (const void *)qt_skinny_kernel<Format, mt, strips, last>
+
+/* Two strips a warp. HALF: there are kernels whose last warp has half of them. */
+template <class Format, bool HALF>
+static const void *skinny_of_two_strips(int token_tiles, int last)
+{
+    if constexpr (HALF)
+        if (last == 1)
+            return token_tiles == 1 ? KERNEL(Format, 1, 2, 1) : KERNEL(Format, 2, 2, 1);
+    return token_tiles == 1 ? KERNEL(Format, 1, 2, 2) : KERNEL(Format, 2, 2, 2);
+}
+
 /*
  * Of a format: NULL if there is none. Four strips a warp spare reads of X, which up to 8 tokens of
  * codes of 2 and 3 bits wait for (skinny_plan.cc). Half of its strips for a last warp spares
@@ -255,25 +267,19 @@ static const void *qt_skinny_of(int token_tiles, int strips, int last, bool smal
 {
     typedef typename skinny_format<Format>::of_small of_small;
     typedef typename skinny_format<Format>::of_four of_four;
-#define KERNEL(Format, mt, strips, last) (const void *)qt_skinny_kernel<Format, mt, strips, last>
     constexpr int bits = Format::WIDTH0 + Format::WIDTH1 + Format::WIDTH2;
     if (strips == 1)
         return token_tiles == 1 ? KERNEL(of_small, 1, 1, 1) : KERNEL(of_small, 2, 1, 1);
-    if constexpr (bits == 2)
-        if (small && last == 1)
-            return token_tiles == 1 ? KERNEL(of_small, 1, 2, 1) : KERNEL(of_small, 2, 2, 1);
-    if (small)
-        return token_tiles == 1 ? KERNEL(of_small, 1, 2, 2) : KERNEL(of_small, 2, 2, 2);
-    if constexpr (bits < 8 && !Format::RARE)
-        if (strips == 2 && last == 1)
-            return token_tiles == 1 ? KERNEL(Format, 1, 2, 1) : KERNEL(Format, 2, 2, 1);
-    if (strips < 4)
-        return token_tiles == 1 ? KERNEL(Format, 1, 2, 2) : KERNEL(Format, 2, 2, 2);
+    if (strips == 2)
+        return small ? skinny_of_two_strips<of_small, bits == 2>(token_tiles, last)
+                     : skinny_of_two_strips < Format,
+               bits < 8 && !Format::RARE > (token_tiles, last);
     if constexpr (Format::LUT && Format::WIDTH0 < 4)
         if (strips == 4 && token_tiles == 1)
             return last == strips ? KERNEL(of_four, 1, 4, 4) : KERNEL(of_four, 1, 4, 2);
     return NULL;
-#undef KERNEL
 }
+
+#undef KERNEL
 
 #endif
