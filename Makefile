@@ -140,7 +140,7 @@ CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] \
 # Of Hopper alone; for older devices; the others are compiled for either. The latter two are one
 # compilation each, as nvcc takes two seconds for a file before it comes to a kernel. What takes
 # longest goes first, so that no core waits for it at the end.
-CUDA_HOPPER := tile_group tile_fpx w4ax_tile mix24_hopper skinny
+CUDA_HOPPER := tile_group tile_fpx w4ax_hopper mix24_hopper skinny
 CUDA_older  := stream mma_tile dequantize mix24_dequantize
 CUDA_either := $(filter-out $(CUDA_HOPPER) $(CUDA_older),$(sort $(patsubst kernels/cuda/%.cu,%,$(wildcard kernels/cuda/*.cu))))
 CUDA_OBJ    := $(patsubst %,$(B)/kernels/cuda/%.o,older tile_group either $(filter-out tile_group,$(CUDA_HOPPER))) \

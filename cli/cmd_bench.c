@@ -269,6 +269,10 @@ static const char *row_config(char buf[TEXT_SIZE], const struct qt_bench_row *ro
     if (row->w4ax.tokens && row->w4ax.kernel == QT_W4AX_TILE)
         snprintf(buf, TEXT_SIZE, "tile t%d w%d s%d", row->w4ax.tokens, row->w4ax.warps,
                  row->w4ax.splits);
+    else if (row->w4ax.tokens && row->w4ax.kernel == QT_W4AX_SKINNY)
+        snprintf(buf, TEXT_SIZE, "skinny t%d s%d w%d k%d c%d d%d", row->w4ax.tokens,
+                 row->w4ax.strips, row->w4ax.warps, row->w4ax.warps_k, row->w4ax.strips_cta,
+                 row->w4ax.depth);
     else if (row->w4ax.tokens)
         snprintf(buf, TEXT_SIZE, "stream t%d s%d w%d u%d", row->w4ax.tokens, row->w4ax.strips,
                  row->w4ax.warps, row->w4ax.cta_units);

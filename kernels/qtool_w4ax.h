@@ -126,6 +126,7 @@ enum qt_w4ax_kernel {
     QT_W4AX_ANY,    /* plan's choice */
     QT_W4AX_STREAM, /* one pass over the weights for every 32 tokens; any compute capability */
     QT_W4AX_TILE,   /* compute capability 9.0; blocks not packed */
+    QT_W4AX_SKINNY, /* the same, BLOCK, up to 32 tokens */
 };
 
 enum qt_w4ax_output { QT_W4AX_F16, QT_W4AX_BF16, QT_W4AX_F32 };
@@ -142,12 +143,14 @@ struct qt_w4ax_options {
  * qt_w4ax_plan_check. */
 struct qt_w4ax_config {
     enum qt_w4ax_kernel kernel;
-    int tokens;    /* per pass: 8, 16, 32 (STREAM); of a tile: 16, 32, 48, 64, 96, 128, 160, 192 or
-                    * 224, not all of them with all scales (TILE) */
-    int warps;     /* STREAM: 4 or 8; TILE: 8, 12 or 16, of 16 rows each */
-    int strips;    /* STREAM: of 16 rows, at once: 2 or 4 */
+    int tokens;    /* per pass: 8, 16, 24 (not STREAM), 32; of a tile: 16, 32, 48, 64, 96, 128, 160,
+                    * 192 or 224, not all of them with all scales (TILE) */
+    int warps;     /* STREAM: 4 or 8; TILE: 8, 12 or 16, of 16 rows each; SKINNY: up to 14 */
+    int strips;    /* of 16 rows, at once: 2 or 4 (STREAM), of a warp 1 or, up to 16 tokens, 2
+                    * (SKINNY) */
     int cta_units; /* STREAM: k-blocks of a row group that a block of threads does */
     int splits;    /* TILE: as in struct qt_matmul_config */
+    int warps_k, strips_cta, depth; /* SKINNY: as in struct qt_matmul_config */
 };
 
 struct qt_w4ax_plan {

@@ -146,6 +146,10 @@ template <int MT, int STRIPS> struct mix24_skinny_work {
     {
         return NULL;
     }
+    __device__ __forceinline__ bool f32() const
+    {
+        return false;
+    }
 };
 
 /* ---- outliers ----------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ bool qt_mix24_skinny_choose(struct qt_matmul_plan *p, const struct qt_matmul_wei
         c.warps_k = 32 / tile_strips;
     }
     const struct qt_skinny_room room = room_for(&a, w, &c, first.m);
-    c.depth = qt_skinny_depth(&first, &c, &room);
+    c.depth = qt_skinny_depth(&first, &c, &room, first.m);
     p->config = c;
     return c.depth > 0;
 }
@@ -101,7 +101,7 @@ int qt_mix24_skinny_check(struct qt_matmul_plan *p, const struct qt_matmul_weigh
 {
     struct qt_mix24_skinny_args a = {};
     const struct qt_matmul_config *c = &p->config;
-    int rc = qt_skinny_check_config(p, qt_mix24_strips(w));
+    int rc = qt_skinny_check_config(p, qt_mix24_strips(w), QT_SKINNY_MAX_TOKENS / 8);
     if (rc != QT_MATMUL_OK)
         return rc;
     if (c->parts != 1)

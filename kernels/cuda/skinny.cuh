@@ -142,6 +142,10 @@ template <class Format, int MT, int STRIPS> struct skinny_work {
         return Format::GROUPED ? NULL
                                : (const __half *)(qt_smem + a.tail_at) + tile * a.tile_strips * 16;
     }
+    __device__ __forceinline__ bool f32() const
+    {
+        return false;
+    }
 };
 
 /* Row scales of the block's strips, in stored order. */

@@ -114,11 +114,12 @@ struct qt_skinny_choice {
 };
 struct qt_matmul_config qt_skinny_config(const struct qt_matmul_plan *p, int strips,
                                          const struct qt_skinny_choice *choice);
-/* As many stages as bring room->ahead_bytes, if they fit; 0: not even two fit. */
+/* As many stages as bring room->ahead_bytes, if they fit, for launches of m tokens; 0: not even two
+ * fit. */
 int qt_skinny_depth(const struct qt_matmul_plan *p, const struct qt_matmul_config *c,
-                    const struct qt_skinny_room *room);
-/* Checks all of p->config but that there is a kernel. */
-int qt_skinny_check_config(struct qt_matmul_plan *p, int strips);
+                    const struct qt_skinny_room *room, size_t m);
+/* Checks all of p->config but that there is a kernel. most: token tiles of the largest. */
+int qt_skinny_check_config(struct qt_matmul_plan *p, int strips, int most);
 /* Sets what follows from the shared memory that is wanted. dependent: the kernel may be launched
  * before the one before it has ended. */
 int qt_skinny_check_room(struct qt_matmul_plan *p, size_t bytes, int strips, bool dependent);

@@ -169,7 +169,7 @@ static bool prepares(const struct qt_matmul_plan *p, const struct qt_skinny_args
  */
 
 int qt_skinny_depth(const struct qt_matmul_plan *p, const struct qt_matmul_config *config,
-                    const struct qt_skinny_room *room)
+                    const struct qt_skinny_room *room, size_t m)
 {
     struct qt_skinny_base a = {};
     struct qt_matmul_config c = *config;
@@ -178,7 +178,7 @@ int qt_skinny_depth(const struct qt_matmul_plan *p, const struct qt_matmul_confi
         if (c.depth + step > QT_RING_STAGES)
             break;
     for (; c.depth >= 2; c.depth -= step)
-        if (qt_skinny_layout(&a, &c, room, chunk_tokens(p)) <= (size_t)p->smem_limit)
+        if (qt_skinny_layout(&a, &c, room, m) <= (size_t)p->smem_limit)
             return c.depth;
     return 0;
 }
@@ -268,8 +268,9 @@ static bool knows_zeros(const struct qt_shape *s)
 static int depth_for(const struct qt_matmul_plan *p, const struct qt_shape *s)
 {
     struct qt_skinny_args a = {};
-    const struct qt_skinny_room room = room_for(&a, s, &p->config, chunk_tokens(p), false);
-    return qt_skinny_depth(p, &p->config, &room);
+    const size_t m = chunk_tokens(p);
+    const struct qt_skinny_room room = room_for(&a, s, &p->config, m, false);
+    return qt_skinny_depth(p, &p->config, &room, m);
 }
 
 /* If the configuration leaves no warps that convert BF16: one with fewer warps that does, as what
@@ -323,12 +324,12 @@ bool qt_skinny_choose(struct qt_matmul_plan *p, const struct qt_shape *s)
     return p->config.depth > 0;
 }
 
-static const char *config_fault(const struct qt_matmul_config *c, int strips)
+static const char *config_fault(const struct qt_matmul_config *c, int strips, int most)
 {
     if (c->strips != 1 && c->strips != 2 && c->strips != 4)
         return "strips must be 1, 2 or 4";
-    if (c->token_tiles != 1 && c->token_tiles != 2)
-        return "token_tiles must be 1 or 2";
+    if (c->token_tiles < 1 || c->token_tiles > most)
+        return "token_tiles out of range";
     if (c->warps_k < QT_SKINNY_SLOTS || (c->warps_k & (c->warps_k - 1)) || c->warps < 1 ||
         c->warps > QT_SKINNY_MAX_WARPS || c->warps % c->warps_k)
         return "warps must be at most 16 and warps_k a power of two from 2 on that divides them";
@@ -341,14 +342,15 @@ static const char *config_fault(const struct qt_matmul_config *c, int strips)
     return NULL;
 }
 
-int qt_skinny_check_config(struct qt_matmul_plan *p, int strips)
+int qt_skinny_check_config(struct qt_matmul_plan *p, int strips, int most)
 {
-    const char *fault = config_fault(&p->config, strips);
+    const size_t first = p->m < (size_t)most * 8 ? p->m : (size_t)most * 8; /* of a launch */
+    const char *fault = config_fault(&p->config, strips, most);
     if (p->cc != 90)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "skinny kernels need compute capability 9.0");
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
-    if (chunk_tokens(p) > (size_t)p->config.token_tiles * 8)
+    if (first > (size_t)p->config.token_tiles * 8)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "token_tiles too few for %zu tokens", p->m);
     return QT_MATMUL_OK;
 }
@@ -369,7 +371,7 @@ int qt_skinny_check(struct qt_matmul_plan *p, const struct qt_shape *s)
 {
     struct qt_skinny_args a = {};
     const struct qt_matmul_config *c = &p->config;
-    int rc = qt_skinny_check_config(p, s->strips);
+    int rc = qt_skinny_check_config(p, s->strips, QT_SKINNY_MAX_TOKENS / 8);
     if (rc != QT_MATMUL_OK)
         return rc;
     p->kernel = qt_skinny_instance(s->format, c->token_tiles, c->strips, qt_skinny_last(c),

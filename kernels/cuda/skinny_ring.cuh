@@ -35,6 +35,7 @@
  *                                  what else the outputs need, are in shared memory
  *     added(tile)                  sums to add, as those of a warp, or NULL
  *     row_scales(tile)             scales of its rows in stored order, or NULL
+ *     f32()                        Y is FP32, not of 16 bits
  */
 #ifndef QT_CUDA_SKINNY_RING_CUH
 #define QT_CUDA_SKINNY_RING_CUH
@@ -132,8 +133,14 @@ static __device__ __forceinline__ void skinny_add(float v[4], const float *part,
 
 /* Four rows of Y from `at` on, of which `left` exist. */
 static __device__ __forceinline__ void skinny_store(const qt_skinny_base &a, const float v[4],
-                                                    size_t at, int left)
+                                                    size_t at, int left, bool f32)
 {
+    if (f32) {
+        for (int i = 0; i < 4; i++)
+            if (i < left)
+                ((float *)a.y)[at + i] = v[i];
+        return;
+    }
     uint16_t *y = (uint16_t *)a.y + at;
     const uint32_t low = qt_round_two(a.bf16, v[0], v[1]);
     const uint32_t high = qt_round_two(a.bf16, v[2], v[3]);
@@ -180,7 +187,7 @@ static __device__ __forceinline__ void skinny_finish(const qt_skinny_base &a, co
             if (scales) /* in stored order */
                 v[i] *= __half2float(scales[row / 16 * 16 + 2 * (row % 8 + i) + row / 8 % 2]);
         }
-        skinny_store(a, v, (size_t)token * a.n + first + row, a.n - first - row);
+        skinny_store(a, v, (size_t)token * a.n + first + row, a.n - first - row, work.f32());
         token += a.finish_tokens;
         row += a.finish_rows;
         if (row >= rows) {

@@ -1,6 +1,7 @@
 /* Host side of the products of qtool_w4ax.h: checks, choice of a kernel; configurations and
  * launches of the stream kernel. */
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/w4ax_skinny.h"
 #include "kernels/cuda/w4ax_stream.h"
 #include "kernels/cuda/w4ax_tile.h"
 
@@ -118,6 +119,8 @@ static int settled(struct qt_w4ax_plan *p, int rc)
 
 static int check(struct qt_w4ax_plan *p)
 {
+    if (p->config.kernel == QT_W4AX_SKINNY)
+        return qt_w4ax_skinny_check(p);
     if (p->config.kernel != QT_W4AX_TILE)
         return stream_check(p);
     if (p->options.packed)
@@ -181,15 +184,16 @@ static int plan(struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w, size_t m
         return refuse(p, QT_MATMUL_UNSUPPORTED, "unknown type of output");
     if ((rc = device_facts(p)) != QT_MATMUL_OK)
         return rc;
+    if ((opt->kernel == QT_W4AX_ANY || opt->kernel == QT_W4AX_SKINNY) && qt_w4ax_skinny_choose(p))
+        return check(p);
+    if (opt->kernel == QT_W4AX_SKINNY)
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "no skinny kernel for this product");
     /* The stream kernel reads X again for every 32 or 64 rows. In matrices of up to 32 rows a
      * multiprocessor that costs less than there being too few tiles. It is slower where
-     * multiprocessors have two groups of rows, and where more is done to codes or less to sums: us,
-     * 14336 x 4096, 1 / 4 / 8 tokens, BLOCK 10.2 / 10.5 / 11.1 (tiles 10.7 / 10.7 / 10.5), INT
-     * 10.9 / 11.6 / - (10.4 / 10.2 / 10.2), ROW 10.3 / 10.5 / 11.1 (9.9 / 9.8 / 9.8). */
+     * multiprocessors have two groups of rows: us, 14336 x 4096, 1 / 4 / 8 tokens, INT 10.9 / 11.6
+     * / - (tiles 10.4 / 10.2 / 10.2), ROW 10.3 / 10.5 / 11.1 (9.9 / 9.8 / 9.8). */
     const size_t sms = (size_t)p->sms;
-    const size_t few = p->scales == QT_W4AX_BLOCK || p->n <= 48 * sms ? 8
-                       : p->scales == QT_W4AX_INT                     ? 0
-                                                                      : 1;
+    const size_t few = p->n <= 48 * sms ? 8 : p->scales == QT_W4AX_INT ? 0 : 1;
     bool many = m > 16 || (m > few && (p->n > 32 * sms || p->n * p->k > sms * 384 * 1024));
     bool tile = opt->kernel == QT_W4AX_TILE ||
                 (opt->kernel == QT_W4AX_ANY && many && p->cc == 90 && !opt->packed);
@@ -268,6 +272,8 @@ int qt_w4ax_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w,
         !aligned(y, p->options.output == QT_W4AX_F32 ? 4 : 2) ||
         (p->workspace_bytes && !aligned(workspace, 256)))
         return QT_MATMUL_UNSUPPORTED;
+    if (p->config.kernel == QT_W4AX_SKINNY)
+        return qt_w4ax_skinny_run(p, w, acts, y, stream);
     if (p->config.kernel == QT_W4AX_TILE)
         return qt_w4ax_tile_run(p, w, acts, y, workspace, stream);
     const w4ax_args all = args_of(p, w, acts, y, workspace);

@@ -3,7 +3,7 @@
 #define QT_CUDA_W4AX_TILE_H
 
 #include "kernels/cuda/tile.h"
-#include "kernels/qtool_w4ax.h"
+#include "kernels/cuda/w4ax_maps.h"
 
 /* The kernels there are: X(warpgroups, tokens, microseconds of struct qt_tile_kind, here of a block
  * of 128 channels, for BLOCK, INT, ROW; 0: there is none. BLOCK, which has two sets of sums, has no
@@ -31,13 +31,6 @@ static __host__ __device__ constexpr int qt_w4ax_stage_blocks(enum qt_w4ax_scale
                                                               int tokens)
 {
     return tokens <= (scales == QT_W4AX_INT ? 128 : 64) ? 2 : 1;
-}
-
-/* Bytes of a strip of 16 rows and a block of channels: codes, scales. */
-enum { QT_W4AX_STRIP_BYTES = 1024 };
-static __host__ __device__ constexpr int qt_w4ax_scale_bytes(enum qt_w4ax_scales scales)
-{
-    return scales == QT_W4AX_BLOCK ? 32 : scales == QT_W4AX_INT ? 16 : 0;
 }
 
 /* Of a stage behind X: scales of the tokens (BLOCK). */

@@ -92,36 +92,6 @@ int qt_w4ax_tile_check(struct qt_w4ax_plan *p)
     return rc;
 }
 
-/* Boxes of some blocks of channels, of strips as rows: codes, or scales of `bytes` a block. */
-static bool strip_map(const struct qt_matmul_plan *p, CUtensorMap *map, const void *base,
-                      int strips, int blocks, size_t pitch, int bytes, int box_blocks,
-                      int box_strips)
-{
-    const struct qt_tensor t = {base,
-                                2,
-                                {(size_t)blocks * (size_t)bytes / 8, (size_t)strips},
-                                {pitch},
-                                {box_blocks * bytes / 8, box_strips},
-                                false};
-    return qt_tensor_map(p, map, &t);
-}
-
-static bool token_maps(const struct qt_matmul_plan *p, struct qt_w4ax_tile_args *a,
-                       const struct qt_w4ax_acts *acts, size_t blocks, const struct qt_tile_kind *k,
-                       bool scales)
-{
-    const size_t line = QT_W4AX_BLOCK_COLS, pitch = round_up(p->m, 4);
-    const struct qt_tensor x = {acts->codes,
-                                3,
-                                {line / 8, p->m, blocks},
-                                {line, line * p->m},
-                                {(int)line / 8, k->tokens, k->blocks},
-                                false};
-    const struct qt_tensor s = {
-        acts->scale, 2, {pitch / 2, blocks}, {pitch * 4}, {k->tokens / 2, k->blocks}, false};
-    return qt_tensor_map(p, &a->x, &x) && (!scales || qt_tensor_map(p, &a->token_scales, &s));
-}
-
 int qt_w4ax_tile_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w,
                      const struct qt_w4ax_acts *acts, void *y, void *workspace, void *stream)
 {
@@ -133,7 +103,6 @@ int qt_w4ax_tile_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *
         return QT_MATMUL_UNSUPPORTED; /* not planned */
     const int strips = 4 * k->warpgroups, scale_bytes = qt_w4ax_scale_bytes(p->scales);
     const bool block = p->scales == QT_W4AX_BLOCK;
-    const size_t pitch = w->pitch_blocks ? w->pitch_blocks : 2 * (size_t)t.blocks; /* of 64 */
     a.row_scale = (const __half *)w->row_scale;
     a.x_sum = acts->sum;
     a.token_factor = block ? NULL : acts->scale;
@@ -143,12 +112,11 @@ int qt_w4ax_tile_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *
     a.f32 = p->options.output == QT_W4AX_F32;
     a.weight_tx =
         k->blocks * (k->tokens * (block ? 4 : 0) + strips * (QT_W4AX_STRIP_BYTES + scale_bytes));
-    if (!token_maps(tile, &a, acts, (size_t)t.blocks, k, block) ||
-        !strip_map(tile, &a.codes, w->plane, t.strips, t.blocks, pitch * (QT_W4AX_STRIP_BYTES / 2),
-                   QT_W4AX_STRIP_BYTES, k->blocks, strips) ||
-        (scale_bytes &&
-         !strip_map(tile, &a.scales, w->scale, t.strips, t.blocks,
-                    (size_t)t.blocks * (size_t)scale_bytes, scale_bytes, k->blocks, strips)))
+    const struct qt_w4ax_box box = {k->tokens, k->blocks, strips};
+    if (!qt_w4ax_x_map(tile, &a.x, acts, &box) ||
+        (block && !qt_w4ax_token_scale_map(tile, &a.token_scales, acts, &box)) ||
+        !qt_w4ax_code_map(tile, &a.codes, w, &box) ||
+        (scale_bytes && !qt_w4ax_scale_map(tile, &a.scales, w, &box)))
         return QT_MATMUL_UNSUPPORTED;
     return qt_launch_clusters(tile, &a, k->warpgroups * 128 + 128, 1 << a.split_log2, a.dependent,
                               stream);

@@ -103,12 +103,13 @@ static void report(const struct qt_w4ax_plan *p, double us, const struct copies 
                    const char *mark)
 {
     const struct qt_w4ax_config *f = &p->config;
-    printf("%s%s%s\t%zu\t%zu\t%zu\t%.2f\t%.2f\t%.0f\t%.2f\t%.0f\t%s t%d s%d w%d u%d x%d\n",
+    static const char *const kernels[] = {"", "stream", "tile", "skinny"};
+    printf("%s%s%s\t%zu\t%zu\t%zu\t%.2f\t%.2f\t%.0f\t%.2f\t%.0f\t%s t%d s%d w%d u%d x%d k%d c%d "
+           "d%d\n",
            scale_names[p->scales], p->options.packed ? " packed" : "", mark, p->n, p->k, p->m, us,
            c->floor_us, 100 * c->floor_us / us, blas / us,
-           2e-6 * (double)p->m * (double)p->n * (double)p->k / us,
-           f->kernel == QT_W4AX_TILE ? "tile" : "stream", f->tokens, f->strips, f->warps,
-           f->cta_units, f->splits);
+           2e-6 * (double)p->m * (double)p->n * (double)p->k / us, kernels[f->kernel], f->tokens,
+           f->strips, f->warps, f->cta_units, f->splits, f->warps_k, f->strips_cta, f->depth);
     fflush(stdout);
 }
 
@@ -135,6 +136,31 @@ static void try_units(std::vector<tried> *all, struct qt_w4ax_plan p, const stru
     }
 }
 
+/* Skinny kernels: all warps, tiles of a block, two depths. */
+static void try_skinny(std::vector<tried> *all, struct qt_w4ax_plan p, const struct copies *c,
+                       const struct qt_w4ax_acts *acts)
+{
+    const int cta = (int)(((p.n + 15) / 16 + (size_t)p.sms - 1) / (size_t)p.sms);
+    struct qt_w4ax_config *f = &p.config;
+    *f = {};
+    f->kernel = QT_W4AX_SKINNY;
+    f->tokens = (int)(p.m + 7) / 8 * 8;
+    for (f->strips = 1; f->strips <= 2; f->strips *= 2)
+        for (f->warps_k = 2; f->warps_k <= 16; f->warps_k *= 2)
+            for (int rows = 1; rows * f->warps_k <= 14 && (rows - 1) * f->strips < cta; rows++) {
+                const int tiles = (cta + rows * f->strips - 1) / (rows * f->strips);
+                int found = 0;
+                f->warps = rows * f->warps_k;
+                f->strips_cta = (cta + tiles - 1) / tiles * tiles;
+                for (f->depth = 16; f->depth >= 2 && found < 3; f->depth--)
+                    if (qt_w4ax_plan_check(&p) == QT_MATMUL_OK) {
+                        all->push_back({time_plan(&p, c, acts), p});
+                        f->depth -= f->depth / 4;
+                        found++;
+                    }
+            }
+}
+
 static void tune(struct qt_w4ax_plan p, const struct copies *c, const struct qt_w4ax_acts *acts,
                  double blas)
 {
@@ -150,6 +176,8 @@ static void tune(struct qt_w4ax_plan p, const struct copies *c, const struct qt_
             if (p.m * 2 > (size_t)tokens && qt_w4ax_plan_check(&p) == QT_MATMUL_OK)
                 all.push_back({time_plan(&p, c, acts), p});
         }
+    if (p.m <= 32)
+        try_skinny(&all, p, c, acts);
     if (p.m <= 32) {
         p.config.kernel = QT_W4AX_STREAM;
         p.config.tokens = p.m <= 8 ? 8 : p.m <= 16 ? 16 : 32;

@@ -305,6 +305,7 @@ static void w4ax(void)
     wide_y.output = QT_W4AX_F32;
     shares.n = 128;
     shares.k = 65536;
+    wide_y.kernel = QT_W4AX_STREAM;
     takes("w4ax, FP32", qt_w4ax_plan(&p, &shares, 8, &wide_y));
     takes("w4ax, y at 4", qt_w4ax_run(&p, &shares, &acts, memory + 4, memory, NULL));
     refuses("w4ax, y at 2", qt_w4ax_run(&p, &shares, &acts, memory + 2, memory, NULL));

@@ -1,7 +1,7 @@
 /*
  * 4-bit integer weights against plain C: what the quantize kernel writes, bit for bit where no norm
  * comes before; products with exact integers (scales of one, F32 output) and with random scales to
- * 1e-6; both kernels, random configurations, all granularities, FP16, BF16 and F32 outputs with
+ * 1e-6; all kernels, random configurations, all granularities, FP16, BF16 and F32 outputs with
  * guard bands, each run made twice and compared bit for bit.
  *
  * usage: test_w4ax [SEED [quick]]     prints "N passed, M failed, K skipped"
@@ -442,7 +442,8 @@ static void check_plan(const struct qt_w4ax_plan *p, const struct weight *w, con
     const struct qt_w4ax_config *c = &p->config;
     size_t count = p->m * p->n, bytes = count * (p->options.output == QT_W4AX_F32 ? 4 : 2);
     uint8_t *y[2] = {malloc(bytes), malloc(bytes)};
-    char what[320];
+    char what[400];
+    static const char *const kernels[] = {"any", "stream", "tile", "skinny"};
     if (p->workspace_bytes > workspace_bytes) {
         printf("SKIPPED %zu bytes of workspace\n", p->workspace_bytes);
         skipped++;
@@ -455,14 +456,36 @@ static void check_plan(const struct qt_w4ax_plan *p, const struct weight *w, con
     snprintf(
         what, sizeof what,
         "product scales %d m=%zu n=%zu k=%zu output %d %s%s tokens %d strips %d warps %d units "
-        "%d splits %d: %zu of %zu wrong%s%s",
-        (int)p->scales, p->m, p->n, p->k, (int)p->options.output,
-        c->kernel == QT_W4AX_TILE ? "tile" : "stream", p->options.packed ? " packed" : "",
-        c->tokens, c->strips, c->warps, c->cta_units, c->splits, wrong, count, ran ? "" : " GUARDS",
+        "%d splits %d warps_k %d strips_cta %d depth %d: %zu of %zu wrong%s%s",
+        (int)p->scales, p->m, p->n, p->k, (int)p->options.output, kernels[c->kernel],
+        p->options.packed ? " packed" : "", c->tokens, c->strips, c->warps, c->cta_units, c->splits,
+        c->warps_k, c->strips_cta, c->depth, wrong, count, ran ? "" : " GUARDS",
         equal ? "" : " NOT REPEATABLE");
     result(ran && equal && wrong == 0, what);
     free(y[0]);
     free(y[1]);
+}
+
+/* Another configuration of the kernel of a plan, number i; not all are possible. */
+static void change_config(struct qt_w4ax_config *c, size_t kblocks, int i)
+{
+    if (c->kernel == QT_W4AX_STREAM) {
+        c->cta_units = 1 + (int)random_below(3 * kblocks);
+        c->strips = 2 << random_below(2);
+        c->warps = 4 << random_below(2);
+    } else if (c->kernel == QT_W4AX_TILE) {
+        c->tokens = tile_tokens[random_below(TILE_WIDTHS)];
+        c->warps = 8 + 4 * (int)random_below(3);
+        c->splits = i == 0 ? 4 : 1 + (int)random_below(3);
+    } else {
+        const int rows = 1 << random_below(3), tiles = 1 + (int)random_below(3);
+        c->strips = 1 + (int)random_below(2);
+        c->warps_k = 2 << random_below(3);
+        c->warps = rows * c->warps_k > 14 ? c->warps_k : rows * c->warps_k;
+        const int most = c->warps / c->warps_k * c->strips;
+        c->strips_cta = tiles * (1 + (int)random_below((size_t)most));
+        c->depth = c->warps_k / 2 * (1 + (int)random_below(4));
+    }
 }
 
 static void check_product(enum qt_w4ax_scales scales, size_t m, size_t n, size_t k, bool ones,
@@ -484,21 +507,14 @@ static void check_product(enum qt_w4ax_scales scales, size_t m, size_t n, size_t
     int rc = qt_w4ax_plan(&plan, &w.device, m, &opt);
     if (rc == QT_MATMUL_OK)
         check_plan(&plan, &w, &a, want, size, ones);
-    else if (kernel == QT_W4AX_TILE && plan.cc != 90)
+    else if (kernel != QT_W4AX_STREAM && plan.cc != 90)
         skipped++;
     else
         result(false, plan.reason);
-    for (int i = 0; i < 2 && rc == QT_MATMUL_OK; i++) {
+    const int others = kernel == QT_W4AX_SKINNY ? 6 : 2; /* many of them are not possible */
+    for (int i = 0; i < others && rc == QT_MATMUL_OK; i++) {
         struct qt_w4ax_plan other = plan;
-        if (kernel == QT_W4AX_STREAM) {
-            other.config.cta_units = 1 + (int)random_below(3 * l.kblocks);
-            other.config.strips = 2 << random_below(2);
-            other.config.warps = 4 << random_below(2);
-        } else {
-            other.config.tokens = tile_tokens[random_below(TILE_WIDTHS)];
-            other.config.warps = 8 + 4 * (int)random_below(3);
-            other.config.splits = i == 0 ? 4 : 1 + (int)random_below(3);
-        }
+        change_config(&other.config, l.kblocks, i);
         if (qt_w4ax_plan_check(&other) == QT_MATMUL_OK)
             check_plan(&other, &w, &a, want, size, ones);
     }
@@ -564,7 +580,7 @@ static void test_products(bool quick)
     static const size_t shapes[][2] = {{1, 8},     {16, 128},   {17, 136},  {100, 256},
                                        {129, 520}, {272, 640},  {513, 384}, {1024, 2048},
                                        {40, 4096}, {1040, 1032}};
-    static const size_t few[] = {1, 2, 7, 8, 9, 15, 16, 17, 25, 32};
+    static const size_t few[] = {1, 2, 7, 8, 9, 15, 16, 17, 24, 32};
     static const size_t many[] = {1, 33, 63, 64, 65, 127, 128, 129, 200, 300};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int scales = 0; scales < 3; scales++)
@@ -577,6 +593,8 @@ static void test_products(bool quick)
                     enum qt_w4ax_scales s = (enum qt_w4ax_scales)scales;
                     check_product(s, few[j], shapes[i][0], shapes[i][1], ones, QT_W4AX_STREAM);
                     check_product(s, many[j], shapes[i][0], shapes[i][1], ones, QT_W4AX_TILE);
+                    if (s == QT_W4AX_BLOCK)
+                        check_product(s, few[j], shapes[i][0], shapes[i][1], ones, QT_W4AX_SKINNY);
                     if (j % 4 == 1)
                         check_product(s, many[j], shapes[i][0], shapes[i][1], ones, QT_W4AX_STREAM);
                 }

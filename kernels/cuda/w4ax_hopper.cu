@@ -1,5 +1,17 @@
-/* Instances of the w4ax tile kernel. */
+/* Instances of the w4ax kernels of compute capability 9.0. */
+#include "kernels/cuda/w4ax_skinny.cuh"
 #include "kernels/cuda/w4ax_tile.cuh"
+
+const void *qt_w4ax_skinny_instance(int token_tiles, int strips)
+{
+#define KERNEL(mt, strips) (const void *)qt_w4ax_skinny_kernel<mt, strips>
+    static const void *const kernels[QT_W4AX_SKINNY_TOKENS / 8][2] = {{KERNEL(1, 1), KERNEL(1, 2)},
+                                                                      {KERNEL(2, 1), KERNEL(2, 2)},
+                                                                      {KERNEL(3, 1), NULL},
+                                                                      {KERNEL(4, 1), NULL}};
+#undef KERNEL
+    return strips <= 2 ? kernels[token_tiles - 1][strips - 1] : NULL;
+}
 
 template <enum qt_w4ax_scales SCALES, int WGS, int BM, bool EXISTS>
 static const void *w4ax_tile_kernel_of()

@@ -1,0 +1,33 @@
+/* Host side: how 4-bit integer weights and their activations lie in memory, for the copy engine. */
+#ifndef QT_CUDA_W4AX_MAPS_H
+#define QT_CUDA_W4AX_MAPS_H
+
+#include "kernels/cuda/plan.h"
+#include "kernels/qtool_w4ax.h"
+
+/* Bytes of a strip of 16 rows and a block of channels: codes, scales. */
+enum { QT_W4AX_STRIP_BYTES = 1024 };
+static __host__ __device__ constexpr int qt_w4ax_scale_bytes(enum qt_w4ax_scales scales)
+{
+    return scales == QT_W4AX_BLOCK ? 32 : scales == QT_W4AX_INT ? 16 : 0;
+}
+
+/* Of a box: tokens (of scales a multiple of 4), blocks of channels, strips. */
+struct qt_w4ax_box {
+    int tokens, blocks, strips;
+};
+
+/* X as U64 [blocks][m][16]. */
+bool qt_w4ax_x_map(const struct qt_matmul_plan *p, CUtensorMap *map,
+                   const struct qt_w4ax_acts *acts, const struct qt_w4ax_box *box);
+/* BLOCK: scales of tokens as U64 [blocks][pitch / 2]. */
+bool qt_w4ax_token_scale_map(const struct qt_matmul_plan *p, CUtensorMap *map,
+                             const struct qt_w4ax_acts *acts, const struct qt_w4ax_box *box);
+/* U64 [strips][128 a block]. */
+bool qt_w4ax_code_map(const struct qt_matmul_plan *p, CUtensorMap *map,
+                      const struct qt_w4ax_weight *w, const struct qt_w4ax_box *box);
+/* BLOCK, INT: scales of rows as U64 [strips][4 or 2 a block]. */
+bool qt_w4ax_scale_map(const struct qt_matmul_plan *p, CUtensorMap *map,
+                       const struct qt_w4ax_weight *w, const struct qt_w4ax_box *box);
+
+#endif
