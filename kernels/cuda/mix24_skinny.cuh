@@ -89,7 +89,7 @@ template <int MT> struct mix24_x_stage {
 };
 
 /* For skinny_multiply_all. */
-template <int MT, int STRIPS> struct mix24_skinny_work {
+template <int MT, int STRIPS> struct mix24_skinny_work : skinny_float_sums {
     const qt_mix24_skinny_args &a;
     const int first;      /* strip of the tile */
     const int records_at; /* in a stage */
@@ -145,10 +145,6 @@ template <int MT, int STRIPS> struct mix24_skinny_work {
     __device__ __forceinline__ const __half *row_scales(int) const
     {
         return NULL;
-    }
-    __device__ __forceinline__ bool f32() const
-    {
-        return false;
     }
 };
 

@@ -112,7 +112,7 @@ static __device__ __forceinline__ void skinny_slot(qt_sums<MT, N> *total, const 
 }
 
 /* For skinny_multiply_all. */
-template <class Format, int MT, int STRIPS> struct skinny_work {
+template <class Format, int MT, int STRIPS> struct skinny_work : skinny_float_sums {
     const qt_skinny_args &a;
     const skinny_places<Format, MT, STRIPS> from;
     const qt_lane lane;
@@ -142,20 +142,7 @@ template <class Format, int MT, int STRIPS> struct skinny_work {
         return Format::GROUPED ? NULL
                                : (const __half *)(qt_smem + a.tail_at) + tile * a.tile_strips * 16;
     }
-    __device__ __forceinline__ bool f32() const
-    {
-        return false;
-    }
 };
-
-/* Row scales of the block's strips, in stored order. */
-static __device__ __forceinline__ void skinny_load_row_scales(const qt_skinny_args &a, int threads)
-{
-    __half *dst = (__half *)(qt_smem + a.tail_at);
-    const int first = (int)blockIdx.x * a.strips_cta;
-    for (int i = (int)threadIdx.x; i < a.strips_cta * 16; i += threads)
-        dst[i] = a.scale[(size_t)min(first + i / 16, a.strips - 1) * a.pitch_groups * 16 + i % 16];
-}
 
 /* ---- X that a block converts -------------------------------------------------------------------
  *
@@ -225,7 +212,8 @@ __global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
     qt_lane lane = qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), threads);
     asm volatile("" : "+r"(lane.bytes)); /* computed once */
     if (!Format::GROUPED)
-        skinny_load_row_scales(a, threads);
+        skinny_load_row_scales(a, (__half *)(qt_smem + a.tail_at), a.scale, a.pitch_groups,
+                               threads);
     ptx_launch_dependents();
     const skinny_warp w = skinny_warp_open(a, warp, threads);
     if (a.converters)

@@ -36,6 +36,8 @@
  *     added(tile)                  sums to add, as those of a warp, or NULL
  *     row_scales(tile)             scales of its rows in stored order, or NULL
  *     f32()                        Y is FP32, not of 16 bits
+ *     sum                          what sums are; INT32 as bits of FP32 until they are results
+ *     value(sum, token)            what such a sum stands for, but for factors and scales
  */
 #ifndef QT_CUDA_SKINNY_RING_CUH
 #define QT_CUDA_SKINNY_RING_CUH
@@ -114,9 +116,33 @@ static __device__ __forceinline__ uint32_t skinny_x_at(int x_rows, int block, in
  * Partial sums in shared memory: [warps_k][m][rows of a tile, rounded up to warps + 4].
  */
 
+/* Of a Work with FP32 sums and results of 16 bits. */
+struct skinny_float_sums {
+    typedef float sum;
+
+    __device__ __forceinline__ float value(float v, int) const
+    {
+        return v;
+    }
+    __device__ __forceinline__ bool f32() const
+    {
+        return false;
+    }
+};
+
+static __device__ __forceinline__ void skinny_sum_of(float *v, float bits)
+{
+    *v = bits;
+}
+
+static __device__ __forceinline__ void skinny_sum_of(int *v, float bits)
+{
+    *v = __float_as_int(bits);
+}
+
 /* v += N partial sums of four rows, in order. */
-template <int N>
-static __device__ __forceinline__ void skinny_add(float v[4], const float *part, int step)
+template <int N, class Sum>
+static __device__ __forceinline__ void skinny_add(Sum v[4], const float *part, int step)
 {
     float4 p[N];
 #pragma unroll
@@ -124,10 +150,13 @@ static __device__ __forceinline__ void skinny_add(float v[4], const float *part,
         p[j] = *(const float4 *)(part + j * step);
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        v[0] += p[j].x;
-        v[1] += p[j].y;
-        v[2] += p[j].z;
-        v[3] += p[j].w;
+        const float four[4] = {p[j].x, p[j].y, p[j].z, p[j].w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            Sum more;
+            skinny_sum_of(&more, four[i]);
+            v[i] += more;
+        }
     }
 }
 
@@ -170,20 +199,21 @@ static __device__ __forceinline__ void skinny_finish(const qt_skinny_base &a, co
     while (token < a.m) {
         const float *part = sums + token * pitch + row;
         const float factor = factors ? a.factor * factors[token] : a.factor;
-        float v[4] = {};
+        typename Work::sum sums4[4] = {};
         if (added)
-            skinny_add<1>(v, added + token * pitch + row, 0);
+            skinny_add<1>(sums4, added + token * pitch + row, 0);
         if (a.warps_k == 2)
-            skinny_add<2>(v, part, step);
+            skinny_add<2>(sums4, part, step);
         else if (a.warps_k == 8)
-            skinny_add<8>(v, part, step);
+            skinny_add<8>(sums4, part, step);
         else
 #pragma unroll 1
             for (int j = 0; j < a.warps_k; j += 4)
-                skinny_add<4>(v, part + j * step, step);
+                skinny_add<4>(sums4, part + j * step, step);
+        float v[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            v[i] *= factor;
+            v[i] = work.value(sums4[i], token) * factor;
             if (scales) /* in stored order */
                 v[i] *= __half2float(scales[row / 16 * 16 + 2 * (row % 8 + i) + row / 8 % 2]);
         }
@@ -195,6 +225,17 @@ static __device__ __forceinline__ void skinny_finish(const qt_skinny_base &a, co
             token++;
         }
     }
+}
+
+/* Row scales of the block's strips, in stored order, at `to`; those of a strip so many strips'
+ * scales after the one before. */
+static __device__ __forceinline__ void skinny_load_row_scales(const qt_skinny_base &a, __half *to,
+                                                              const __half *scales, size_t pitch,
+                                                              int threads)
+{
+    const int first = (int)blockIdx.x * a.strips_cta;
+    for (int i = (int)threadIdx.x; i < a.strips_cta * 16; i += threads)
+        to[i] = scales[(size_t)min(first + i / 16, a.strips - 1) * pitch * 16 + i % 16];
 }
 
 /* ---- the warps that multiply -------------------------------------------------------------------

@@ -2,15 +2,23 @@
 #include "kernels/cuda/w4ax_skinny.cuh"
 #include "kernels/cuda/w4ax_tile.cuh"
 
-const void *qt_w4ax_skinny_instance(int token_tiles, int strips)
+template <enum qt_w4ax_scales SCALES>
+static const void *w4ax_skinny_kernel_of(int token_tiles, int strips)
 {
-#define KERNEL(mt, strips) (const void *)qt_w4ax_skinny_kernel<mt, strips>
+#define KERNEL(mt, strips) (const void *)qt_w4ax_skinny_kernel<SCALES, mt, strips>
     static const void *const kernels[QT_W4AX_SKINNY_TOKENS / 8][2] = {{KERNEL(1, 1), KERNEL(1, 2)},
                                                                       {KERNEL(2, 1), KERNEL(2, 2)},
                                                                       {KERNEL(3, 1), NULL},
                                                                       {KERNEL(4, 1), NULL}};
 #undef KERNEL
     return strips <= 2 ? kernels[token_tiles - 1][strips - 1] : NULL;
+}
+
+const void *qt_w4ax_skinny_instance(enum qt_w4ax_scales scales, int token_tiles, int strips)
+{
+    return scales == QT_W4AX_BLOCK ? w4ax_skinny_kernel_of<QT_W4AX_BLOCK>(token_tiles, strips)
+           : scales == QT_W4AX_INT ? w4ax_skinny_kernel_of<QT_W4AX_INT>(token_tiles, strips)
+                                   : w4ax_skinny_kernel_of<QT_W4AX_ROW>(token_tiles, strips);
 }
 
 template <enum qt_w4ax_scales SCALES, int WGS, int BM, bool EXISTS>

@@ -1,4 +1,5 @@
-/* Host side: how 4-bit integer weights and their activations lie in memory, for the copy engine. */
+/* What the host side of all kernels of 4-bit integer weights knows: how these and their activations
+ * lie in memory, for the copy engine. */
 #ifndef QT_CUDA_W4AX_MAPS_H
 #define QT_CUDA_W4AX_MAPS_H
 
@@ -11,6 +12,10 @@ static __host__ __device__ constexpr int qt_w4ax_scale_bytes(enum qt_w4ax_scales
 {
     return scales == QT_W4AX_BLOCK ? 32 : scales == QT_W4AX_INT ? 16 : 0;
 }
+
+/* The mask of w4ax_unpack_int: an instruction has room for one constant that the compiler knows,
+ * and (x & mask) ^ 8 has two, so kernels have this one as an argument. */
+enum { W4AX_NIBBLES = 0x0f0f0f0f };
 
 /* Of a box: tokens (of scales a multiple of 4), blocks of channels, strips. */
 struct qt_w4ax_box {

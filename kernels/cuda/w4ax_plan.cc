@@ -188,15 +188,8 @@ static int plan(struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w, size_t m
         return check(p);
     if (opt->kernel == QT_W4AX_SKINNY)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "no skinny kernel for this product");
-    /* The stream kernel reads X again for every 32 or 64 rows. In matrices of up to 32 rows a
-     * multiprocessor that costs less than there being too few tiles. It is slower where
-     * multiprocessors have two groups of rows: us, 14336 x 4096, 1 / 4 / 8 tokens, INT 10.9 / 11.6
-     * / - (tiles 10.4 / 10.2 / 10.2), ROW 10.3 / 10.5 / 11.1 (9.9 / 9.8 / 9.8). */
-    const size_t sms = (size_t)p->sms;
-    const size_t few = p->n <= 48 * sms ? 8 : p->scales == QT_W4AX_INT ? 0 : 1;
-    bool many = m > 16 || (m > few && (p->n > 32 * sms || p->n * p->k > sms * 384 * 1024));
-    bool tile = opt->kernel == QT_W4AX_TILE ||
-                (opt->kernel == QT_W4AX_ANY && many && p->cc == 90 && !opt->packed);
+    const bool tile =
+        opt->kernel == QT_W4AX_TILE || (opt->kernel == QT_W4AX_ANY && p->cc == 90 && !opt->packed);
     double us;
     const bool chosen = tile && qt_w4ax_tile_choose(p, &us);
     if (!chosen && opt->kernel == QT_W4AX_TILE)

@@ -1,15 +1,18 @@
 /*
- * The kernel of 4-bit integer weights for up to 32 tokens (skinny_ring.cuh), scales by block: what
- * is in a stage, and how it becomes products.
+ * The kernel of 4-bit integer weights for up to 32 tokens (skinny_ring.cuh): what is in a stage,
+ * and how it becomes products.
  *
  *   a stage:  X, as who quantized it has arranged it | codes, slot by slot | scales | of tokens
  *
- *   codes --> shift, mask --> m16n8k32 s8 --> sums of a block + MAGIC --scales of row, token-->
- * FP32
+ *   codes --> shift, mask --> A registers --+
+ *   X --------------------------------------+--> m16n8k32 --> INT32
+ *     BLOCK     at the end of each block INT32 * scale of row * scale of token --> FP32
+ *     INT, ROW  INT32 to the end, the block's integer multiplied into the codes
  *
- * Sums of a block begin at MAGIC = 1.5 * 2^23 as bits of an FP32 number. As they stay below 2^22
- * they are bits of MAGIC + sum then, and one FFMA takes MAGIC off and multiplies by the scale of
- * the row: scale * (MAGIC + sum) - scale * MAGIC, of which the latter is exact for a scale of FP16.
+ * BLOCK: sums of a block begin at MAGIC = 1.5 * 2^23 as bits of an FP32 number. As they stay below
+ * 2^22 they are bits of MAGIC + sum then, and one FFMA takes MAGIC off and multiplies by the scale
+ * of the row: scale * (MAGIC + sum) - scale * MAGIC, of which the latter is exact for a scale of
+ * FP16.
  *
  * Requires    compute capability 9.0; blocks of X not packed
  * Moves       codes and scales once; X once per block and tile (through L2); Y once
@@ -22,8 +25,7 @@
 #include "kernels/cuda/w4ax.cuh"
 #include "kernels/cuda/w4ax_skinny.h"
 
-enum { W4AX_STRIP_SCALES = qt_w4ax_scale_bytes(QT_W4AX_BLOCK) };
-
+template <enum qt_w4ax_scales SCALES>
 struct w4ax_skinny_copies : skinny_source<qt_w4ax_skinny_args> {
     using skinny_source::skinny_source;
 
@@ -36,22 +38,25 @@ struct w4ax_skinny_copies : skinny_source<qt_w4ax_skinny_args> {
                          (k_stage * QT_SKINNY_SLOTS + slot) *
                              (QT_W4AX_SLOT_BLOCKS * QT_W4AX_STRIP_BYTES / 8),
                          strip(), bar);
-        ptx_copy_box(dst + a.scales_at, &a.scales,
-                     k_stage * (QT_SKINNY_BLOCKS * W4AX_STRIP_SCALES / 8), strip(), bar);
+        if (qt_w4ax_scale_bytes(SCALES))
+            ptx_copy_box(dst + a.scales_at, &a.scales,
+                         k_stage * (QT_SKINNY_BLOCKS * qt_w4ax_scale_bytes(SCALES) / 8), strip(),
+                         bar);
     }
     __device__ __forceinline__ void copy_x(uint32_t dst, uint32_t bar) const
     {
         skinny_source::copy_x(dst, bar);
-        ptx_copy_box(dst + a.token_scales_at, &a.token_scales, a.token0 / 2,
-                     k_stage * QT_SKINNY_BLOCKS, bar);
+        if (SCALES == QT_W4AX_BLOCK)
+            ptx_copy_box(dst + a.token_scales_at, &a.token_scales, a.token0 / 2,
+                         k_stage * QT_SKINNY_BLOCKS, bar);
     }
 };
 
 /* ---- products ----------------------------------------------------------------------------------
  */
 
-/* Of a block: operands of its four k-steps, and scales, of MT tiles of 8 tokens. */
-template <int MT> struct w4ax_skinny_x {
+/* Of a block: operands of its four k-steps, of MT tiles of 8 tokens; BLOCK: scales of tokens. */
+template <enum qt_w4ax_scales SCALES, int MT> struct w4ax_skinny_x {
     uint32_t v[MT][4][2];
     float2 scale[MT];
 
@@ -68,48 +73,69 @@ template <int MT> struct w4ax_skinny_x {
                 for (int i = 0; i < 4; i++)
                     v[t][2 * half + i / 2][i % 2] = r[i];
             }
-            scale[t] = *(const float2 *)(scales + t * 32);
+            if (SCALES == QT_W4AX_BLOCK)
+                scale[t] = *(const float2 *)(scales + t * 32);
         }
     }
 };
 
-/* total += products of a block of a strip; codes and scales of the lane. */
-template <int MT>
+/* total, INT32 as bits of FP32 but for BLOCK, += products of a block of a strip; codes and scales
+ * of the lane. */
+template <enum qt_w4ax_scales SCALES, int MT>
 static __device__ __forceinline__ void
-w4ax_skinny_block(float total[MT][4], const w4ax_skinny_x<MT> &x, const unsigned char *codes,
-                  const unsigned char *scales)
+w4ax_skinny_block(float total[MT][4], const w4ax_skinny_x<SCALES, MT> &x, uint32_t nibbles,
+                  const unsigned char *codes, const unsigned char *scales)
 {
     const float MAGIC = 0x1.8p23f;
     uint32_t w[8];
     *(uint4 *)w = *(const uint4 *)codes;
     *(uint4 *)(w + 4) = *(const uint4 *)(codes + 512);
+    w4ax_int_scale q;
+    if (SCALES == QT_W4AX_INT)
+        q = w4ax_int_scale_of(*(const uint16_t *)scales);
     int sums[MT][4];
 #pragma unroll
     for (int t = 0; t < MT; t++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            sums[t][i] = __float_as_int(MAGIC);
+            sums[t][i] = __float_as_int(SCALES == QT_W4AX_BLOCK ? MAGIC : total[t][i]);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         uint32_t frag[4];
-        w4ax_unpack(frag, w[2 * k], w[2 * k + 1], w4ax_constants_after(0));
+        if (SCALES == QT_W4AX_INT)
+            w4ax_unpack_int(frag, w[2 * k], w[2 * k + 1], q, nibbles);
+        else
+            w4ax_unpack(frag, w[2 * k], w[2 * k + 1], w4ax_constants_after(0));
 #pragma unroll
         for (int t = 0; t < MT; t++)
-            ptx_mma_s8(sums[t], frag, x.v[t][k][0], x.v[t][k][1]);
+            if (SCALES == QT_W4AX_INT)
+                ptx_mma_u8(sums[t], frag, x.v[t][k][0], x.v[t][k][1]);
+            else
+                ptx_mma_s8(sums[t], frag, x.v[t][k][0], x.v[t][k][1]);
     }
-    const float2 row = __half22float2(*(const __half2 *)scales);
-    const float2 off = make_float2(-MAGIC * row.x, -MAGIC * row.y);
+    float2 row = {}, off = {};
+    if (SCALES == QT_W4AX_BLOCK) {
+        row = __half22float2(*(const __half2 *)scales);
+        off = make_float2(-MAGIC * row.x, -MAGIC * row.y);
+    }
 #pragma unroll
     for (int t = 0; t < MT; t++)
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            total[t][i] =
-                fmaf(fmaf(__int_as_float(sums[t][i]), i < 2 ? row.x : row.y, i < 2 ? off.x : off.y),
-                     i % 2 ? x.scale[t].y : x.scale[t].x, total[t][i]);
+        for (int i = 0; i < 4; i++) {
+            const float v = __int_as_float(sums[t][i]);
+            if (SCALES == QT_W4AX_BLOCK)
+                total[t][i] = fmaf(fmaf(v, i < 2 ? row.x : row.y, i < 2 ? off.x : off.y),
+                                   i % 2 ? x.scale[t].y : x.scale[t].x, total[t][i]);
+            else
+                total[t][i] = v;
+        }
 }
 
 /* For skinny_multiply_all. */
-template <int MT, int STRIPS> struct w4ax_skinny_work {
+template <enum qt_w4ax_scales SCALES, int MT, int STRIPS> struct w4ax_skinny_work {
+    typedef typename w4ax_sum<SCALES>::type sum;
+    enum { STRIP_SCALES = qt_w4ax_scale_bytes(SCALES) }; /* of a block */
+
     const qt_w4ax_skinny_args &a;
     /* In a stage: of the warp's first strip and its slot's first block; of its blocks. */
     uint32_t codes, scales, token_scales, x[QT_W4AX_SLOT_BLOCKS][2];
@@ -122,8 +148,8 @@ template <int MT, int STRIPS> struct w4ax_skinny_work {
         const int block0 = w.slot * QT_W4AX_SLOT_BLOCKS;
         codes = a.planes_at[0] + w.slot * a.slot_bytes +
                 first * (QT_W4AX_SLOT_BLOCKS * QT_W4AX_STRIP_BYTES) + lane * 16;
-        scales =
-            a.scales_at + (first * QT_SKINNY_BLOCKS + block0) * W4AX_STRIP_SCALES + lane / 4 * 4;
+        scales = a.scales_at + (first * QT_SKINNY_BLOCKS + block0) * STRIP_SCALES +
+                 lane / 4 * (STRIP_SCALES / 8);
         token_scales = a.token_scales_at + block0 * a.token_pitch + lane % 4 * 8;
         asm volatile("" : "+r"(codes), "+r"(scales), "+r"(token_scales)); /* computed once */
         const int token = lane % 8; /* chunk i of its line is at i ^ token */
@@ -145,15 +171,15 @@ template <int MT, int STRIPS> struct w4ax_skinny_work {
         const unsigned char *base = qt_smem + stage;
 #pragma unroll
         for (int b = 0; b < QT_W4AX_SLOT_BLOCKS; b++) {
-            w4ax_skinny_x<MT> now;
+            w4ax_skinny_x<SCALES, MT> now;
             const uint32_t at[2] = {x[b][0] + stage, x[b][1] + stage};
             now.load(at, base + token_scales + b * a.token_pitch);
 #pragma unroll
             for (int u = 0; u < N; u++)
-                w4ax_skinny_block<MT>(
-                    sums->v[u], now,
+                w4ax_skinny_block<SCALES, MT>(
+                    sums->v[u], now, a.nibbles,
                     base + codes + (u * QT_W4AX_SLOT_BLOCKS + b) * QT_W4AX_STRIP_BYTES,
-                    base + scales + (u * QT_SKINNY_BLOCKS + b) * W4AX_STRIP_SCALES);
+                    base + scales + (u * QT_SKINNY_BLOCKS + b) * STRIP_SCALES);
         }
     }
     __device__ __forceinline__ void meet(int threads, int) const
@@ -164,9 +190,16 @@ template <int MT, int STRIPS> struct w4ax_skinny_work {
     {
         return NULL;
     }
-    __device__ __forceinline__ const __half *row_scales(int) const
+    __device__ __forceinline__ const __half *row_scales(int tile) const
     {
-        return NULL;
+        return SCALES == QT_W4AX_BLOCK
+                   ? NULL
+                   : (const __half *)(qt_smem + a.tail_at) + tile * a.tile_strips * 16;
+    }
+    /* INT: 128 was added to each product's byte (w4ax_unpack_int). */
+    __device__ __forceinline__ float value(sum v, int token) const
+    {
+        return (float)(SCALES == QT_W4AX_INT ? v - 128 * a.x_sum[token] : v);
     }
     __device__ __forceinline__ bool f32() const
     {
@@ -177,7 +210,7 @@ template <int MT, int STRIPS> struct w4ax_skinny_work {
 /* ---- the kernel --------------------------------------------------------------------------------
  */
 
-template <int MT, int STRIPS>
+template <enum qt_w4ax_scales SCALES, int MT, int STRIPS>
 __global__ void __launch_bounds__(32 * QT_W4AX_SKINNY_WARPS + QT_RING_COPIERS, 1)
     qt_w4ax_skinny_kernel(const __grid_constant__ qt_w4ax_skinny_args a)
 {
@@ -185,12 +218,16 @@ __global__ void __launch_bounds__(32 * QT_W4AX_SKINNY_WARPS + QT_RING_COPIERS, 1
     const int threads = (int)blockDim.x - QT_RING_COPIERS; /* that multiply */
     const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
     if (warp * 32 >= threads) {
-        qt_ring_bring(a, r, warp * 32 == threads, threads, a.arrivals, w4ax_skinny_copies(a));
+        qt_ring_bring(a, r, warp * 32 == threads, threads, a.arrivals,
+                      w4ax_skinny_copies<SCALES>(a));
         return;
     }
+    if (SCALES != QT_W4AX_BLOCK)
+        skinny_load_row_scales(a, (__half *)(qt_smem + a.tail_at), a.row_scale, 1, threads);
     ptx_launch_dependents();
     const skinny_warp w = skinny_warp_open(a, warp, threads);
-    skinny_multiply_all<MT, STRIPS, STRIPS>(a, r, w, threads, w4ax_skinny_work<MT, STRIPS>(a, w));
+    skinny_multiply_all<MT, STRIPS, STRIPS>(a, r, w, threads,
+                                            w4ax_skinny_work<SCALES, MT, STRIPS>(a, w));
 }
 
 #endif

@@ -1,5 +1,4 @@
-/* The kernel of 4-bit integer weights for up to 32 tokens, scales by block: its arguments, and its
- * plans. */
+/* The kernel of 4-bit integer weights for up to 32 tokens: its arguments, and its plans. */
 #ifndef QT_CUDA_W4AX_SKINNY_H
 #define QT_CUDA_W4AX_SKINNY_H
 
@@ -15,16 +14,19 @@ enum { QT_W4AX_SLOT_BLOCKS = QT_SKINNY_BLOCKS / QT_SKINNY_SLOTS };
 enum { QT_W4AX_SKINNY_TOKENS = 32, QT_W4AX_SKINNY_WARPS = 14 };
 
 struct qt_w4ax_skinny_args : qt_skinny_base { /* x: U64 [blocks][m][16], boxes of a stage */
-    CUtensorMap token_scales;                 /* U64 [blocks][pitch / 2], boxes of a stage */
+    CUtensorMap token_scales;                 /* BLOCK: U64 [blocks][pitch / 2], boxes of a stage */
     CUtensorMap codes;                        /* U64 [strips][128 a block], boxes of a slot */
-    CUtensorMap scales;                       /* U64 [strips][4 a block], boxes of a stage */
-    int slot_bytes;                           /* of codes, from slot to slot of a stage */
-    int token_scales_at, token_pitch;         /* in a stage; bytes of a block's */
-    int f32;                                  /* y is FP32 */
+    CUtensorMap scales;      /* BLOCK, INT: U64 [strips][4 or 2 a block], boxes of a stage */
+    const __half *row_scale; /* INT, ROW: [strips][16] */
+    const int *x_sum;        /* INT: [m] */
+    uint32_t nibbles;        /* W4AX_NIBBLES */
+    int slot_bytes;          /* of codes, from slot to slot of a stage */
+    int token_scales_at, token_pitch; /* in a stage; bytes of a block's */
+    int f32;                          /* y is FP32 */
 };
 
 /* token_tiles 1 to 4; NULL: there is none of so many strips. */
-const void *qt_w4ax_skinny_instance(int token_tiles, int strips);
+const void *qt_w4ax_skinny_instance(enum qt_w4ax_scales scales, int token_tiles, int strips);
 
 /* Sets p->config. False: not for this device, so many tokens or such scales. */
 bool qt_w4ax_skinny_choose(struct qt_w4ax_plan *p);

@@ -2,7 +2,6 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/w4ax_skinny.h"
 
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 
@@ -40,25 +39,26 @@ static struct qt_matmul_plan skinny_plan_of(const struct qt_w4ax_plan *p)
 
 /* Offsets in a stage; returns what the kernel wants. Of codes and scales there is room for as many
  * strips as the warps have: what they make of those that a tile lacks is not used. */
-static struct qt_skinny_room room_for(struct qt_w4ax_skinny_args *a,
+static struct qt_skinny_room room_for(struct qt_w4ax_skinny_args *a, enum qt_w4ax_scales scales,
                                       const struct qt_matmul_config *c, size_t m)
 {
+    const int scale_bytes = qt_w4ax_scale_bytes(scales);
     const int strips = c->warps / c->warps_k * c->strips, tile = qt_skinny_tile_strips(c);
     struct qt_skinny_room room = {};
     a->planes_at[0] = qt_skinny_x_bytes(c, m);
     a->slot_bytes = strips * QT_W4AX_SLOT_BLOCKS * QT_W4AX_STRIP_BYTES;
     a->scales_at = a->planes_at[0] + QT_SKINNY_SLOTS * a->slot_bytes;
     a->token_scales_at =
-        a->scales_at + strips * QT_SKINNY_BLOCKS * qt_w4ax_scale_bytes(QT_W4AX_BLOCK);
-    a->token_pitch = (int)round_up((size_t)qt_skinny_x_rows(c, m), 4) * 4;
+        (int)round_up((size_t)(a->scales_at + strips * QT_SKINNY_BLOCKS * scale_bytes), 128);
+    if (scales == QT_W4AX_BLOCK)
+        a->token_pitch = (int)round_up((size_t)qt_skinny_x_rows(c, m), 4) * 4;
     room.stage_bytes =
         (int)round_up((size_t)(a->token_scales_at + QT_SKINNY_BLOCKS * a->token_pitch), 1024);
-    a->stage_tx =
-        a->planes_at[0] +
-        tile * QT_SKINNY_BLOCKS * (QT_W4AX_STRIP_BYTES + qt_w4ax_scale_bytes(QT_W4AX_BLOCK)) +
-        QT_SKINNY_BLOCKS * a->token_pitch;
+    a->stage_tx = a->planes_at[0] + tile * QT_SKINNY_BLOCKS * (QT_W4AX_STRIP_BYTES + scale_bytes) +
+                  QT_SKINNY_BLOCKS * a->token_pitch;
     room.weight_bytes = tile * QT_SKINNY_BLOCKS * QT_W4AX_STRIP_BYTES;
     room.ahead_bytes = AHEAD_BYTES;
+    room.tail_bytes = scales == QT_W4AX_BLOCK ? 0 : c->strips_cta * 32; /* scales of rows */
     return room;
 }
 
@@ -86,26 +86,30 @@ static void choose_config(struct qt_w4ax_config *c, size_t m, int cta)
     c->warps = c->warps_k * rows;
 }
 
-/* Up to so many strips a block: with more the tile kernel is faster. us, 24 tokens, 12288 x
- * 4096 10.6 (tiles 11.4), 14336 x 4096 12.0 (11.9), 32 tokens, 6144 x 4096 7.3 (8.1), 8192 x
- * 8192 13.5 (12.7). */
-static int most_strips(size_t m)
+/* Whether tiles of 128 rows are faster, where blocks have so many strips. us, skinny and tiles, 16
+ * tokens, INT, 14336 x 4096 (7 strips) 11.1, 10.3, 18944 x 3584 (9) 12.5, 13.7; 24 tokens, BLOCK,
+ * 12288 x 4096 (6) 10.6, 11.4, 14336 x 4096 12.0, 11.9, INT, 6144 x 4096 (3) 6.8, 7.6, 8192 x 8192
+ * (4) 12.5, 12.2; 32 tokens, BLOCK, 6144 x 4096 7.3, 8.1, 8192 x 8192 13.5, 12.7. */
+static bool tiles_are_faster(enum qt_w4ax_scales scales, size_t m, int strips)
 {
-    return m <= 16 ? INT_MAX : m <= 24 ? 6 : 3;
+    const bool block = scales == QT_W4AX_BLOCK;
+    return m <= 8    ? false
+           : m <= 16 ? !block && (strips == 7 || strips == 8)
+           : m <= 24 ? strips > (block ? 6 : 3)
+                     : strips > 3;
 }
 
 bool qt_w4ax_skinny_choose(struct qt_w4ax_plan *p)
 {
     struct qt_w4ax_skinny_args a = {};
     const int cta = (int)ceil_div((size_t)strips_of(p), (size_t)p->sms);
-    if (p->cc != 90 || p->scales != QT_W4AX_BLOCK || p->options.packed ||
-        p->m > QT_W4AX_SKINNY_TOKENS)
+    if (p->cc != 90 || p->options.packed || p->m > QT_W4AX_SKINNY_TOKENS)
         return false;
-    if (p->options.kernel != QT_W4AX_SKINNY && cta > most_strips(p->m))
+    if (p->options.kernel != QT_W4AX_SKINNY && tiles_are_faster(p->scales, p->m, cta))
         return false;
     choose_config(&p->config, p->m, cta);
     const struct qt_matmul_plan s = skinny_plan_of(p);
-    const struct qt_skinny_room room = room_for(&a, &s.config, p->m);
+    const struct qt_skinny_room room = room_for(&a, p->scales, &s.config, p->m);
     p->config.depth = qt_skinny_depth(&s, &s.config, &room, p->m);
     return p->config.depth > 0;
 }
@@ -116,14 +120,14 @@ static int check(struct qt_w4ax_plan *p, struct qt_matmul_plan *s)
     int rc = qt_skinny_check_config(s, strips_of(p), QT_W4AX_SKINNY_TOKENS / 8);
     if (rc != QT_MATMUL_OK)
         return rc;
-    if (p->scales != QT_W4AX_BLOCK || p->options.packed || p->m > (size_t)p->config.tokens)
+    if (p->options.packed || p->m > (size_t)p->config.tokens)
         return qt_refuse(s, QT_MATMUL_UNSUPPORTED,
-                         "the skinny kernel needs scales by block, blocks that are not packed and "
-                         "at most 32 tokens");
+                         "the skinny kernel needs blocks that are not packed and at most 32 "
+                         "tokens");
     if (s->config.warps > QT_W4AX_SKINNY_WARPS)
         return qt_refuse(s, QT_MATMUL_UNSUPPORTED, "at most %d warps", QT_W4AX_SKINNY_WARPS);
-    s->kernel = qt_w4ax_skinny_instance(s->config.token_tiles, s->config.strips);
-    const struct qt_skinny_room room = room_for(&a, &s->config, s->m);
+    s->kernel = qt_w4ax_skinny_instance(p->scales, s->config.token_tiles, s->config.strips);
+    const struct qt_skinny_room room = room_for(&a, p->scales, &s->config, s->m);
     rc = qt_skinny_check_room(s, qt_skinny_layout(&a, &s->config, &room, s->m), strips_of(p),
                               p->options.dependent_launch);
     return rc != QT_MATMUL_OK ? rc : qt_allow_smem(s->kernel, s->smem_bytes, s->reason);
@@ -146,20 +150,26 @@ int qt_w4ax_skinny_run(const struct qt_w4ax_plan *p, const struct qt_w4ax_weight
 {
     struct qt_w4ax_skinny_args a = {};
     const struct qt_matmul_plan *s = &p->launch;
-    const struct qt_skinny_room room = room_for(&a, &s->config, p->m);
+    const struct qt_skinny_room room = room_for(&a, p->scales, &s->config, p->m);
     const size_t blocks = ceil_div(p->k, QT_W4AX_BLOCK_COLS);
     if (qt_skinny_layout(&a, &s->config, &room, p->m) > s->smem_bytes)
         return QT_MATMUL_UNSUPPORTED; /* not planned */
     qt_skinny_fill(&a, s, strips_of(p), blocks, y);
-    a.factor = ldexpf(1, w->scale_exp2 - 4); /* w4ax_unpack */
+    a.factor = ldexpf(1, w->scale_exp2 - (p->scales == QT_W4AX_INT ? 0 : 4)); /* w4ax_unpack */
+    a.row_scale = (const __half *)w->row_scale;
+    a.x_sum = acts->sum;
+    a.token_factor = p->scales == QT_W4AX_BLOCK ? NULL : acts->scale;
+    a.nibbles = W4AX_NIBBLES;
     a.dependent = p->options.dependent_launch;
     a.f32 = p->options.output == QT_W4AX_F32;
     const struct qt_w4ax_box x = {a.x_rows, QT_SKINNY_BLOCKS, 0};
     const struct qt_w4ax_box scales = {a.token_pitch / 4, QT_SKINNY_BLOCKS, a.tile_strips};
     const struct qt_w4ax_box codes = {0, QT_W4AX_SLOT_BLOCKS, a.tile_strips};
     if (!qt_w4ax_x_map(s, &a.x, acts, &x) ||
-        !qt_w4ax_token_scale_map(s, &a.token_scales, acts, &scales) ||
-        !qt_w4ax_code_map(s, &a.codes, w, &codes) || !qt_w4ax_scale_map(s, &a.scales, w, &scales))
+        (p->scales == QT_W4AX_BLOCK &&
+         !qt_w4ax_token_scale_map(s, &a.token_scales, acts, &scales)) ||
+        !qt_w4ax_code_map(s, &a.codes, w, &codes) ||
+        (p->scales != QT_W4AX_ROW && !qt_w4ax_scale_map(s, &a.scales, w, &scales)))
         return QT_MATMUL_UNSUPPORTED;
     return qt_launch(s, &a, p->config.warps * 32 + QT_RING_COPIERS, a.dependent, stream);
 }

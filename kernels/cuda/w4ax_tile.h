@@ -52,10 +52,6 @@ struct qt_w4ax_tile_args : qt_tile_base { /* x: U64 [blocks][m][16], boxes of a 
     uint32_t nibbles;                     /* W4AX_NIBBLES */
 };
 
-/* The mask of w4ax_unpack_int: an instruction has room for one constant that the compiler knows,
- * and (x & mask) ^ 8 has two, so kernels have this one as an argument. */
-enum { W4AX_NIBBLES = 0x0f0f0f0f };
-
 /* Kernel number `kind` of QT_W4AX_TILE_INTEGER_TABLE; sm_90a. */
 const void *qt_w4ax_tile_instance(enum qt_w4ax_scales scales, int kind);
 
