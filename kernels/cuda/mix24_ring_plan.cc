@@ -45,6 +45,7 @@ static size_t layout(struct qt_mix24_args *a, const struct qt_matmul_weight *w,
                      const struct qt_matmul_config *c, size_t m, size_t limit)
 {
     enum { OUTLIER = 2 * 4 }; /* bytes, of two passes */
+    const size_t ptr_rows = round_up((size_t)c->strips_cta * QT_STRIP_ROWS, pass_rows(c)) + 1;
     size_t at, rows = pass_rows(c), window = window_wanted(w, c);
     a->units = qt_mix24_units(w);
     a->panels = (int)ceil_div((size_t)a->units, QT_MIX24_PANEL_UNITS);
@@ -58,16 +59,18 @@ static size_t layout(struct qt_mix24_args *a, const struct qt_matmul_weight *w,
     a->long_at = (int)at;
     at += 4;
     a->ptr_at = (int)at;
-    a->ptr_rows = (int)(round_up((size_t)c->strips_cta * QT_STRIP_ROWS, rows) + 1);
+    a->ptr_rows = (int)ptr_rows;
     if (w->mix24.csr_ptr)
-        at += (size_t)a->panels * (size_t)a->ptr_rows * 4;
-    a->sums_at = (int)round_up(at, 16);
-    at = (size_t)a->sums_at + (size_t)c->warps_k * m * (rows + 4) * 4;
+        at += (size_t)a->panels * ptr_rows * 4;
+    at = round_up(at, 16); /* from here on it may be beyond int: then nobody uses the offsets */
+    a->sums_at = (int)at;
+    at += (size_t)c->warps_k * m * (rows + 4) * 4;
     a->inbox_at = (int)at;
     at += c->splits > 1 ? 2 * m * rows * 4 : 0;
-    a->ring_at = (int)round_up(at, 128);
+    at = round_up(at, 128);
+    a->ring_at = (int)at;
     a->depth = c->depth;
-    at = (size_t)a->ring_at + (size_t)(c->warps * c->depth) * mix24_slot_bytes(c->strips);
+    at += (size_t)(c->warps * c->depth) * mix24_slot_bytes(c->strips);
     a->window_at = (int)at;
     if (at + window * OUTLIER > limit)
         window = at < limit ? (limit - at) / OUTLIER / 64 * 64 : 0;

@@ -111,6 +111,20 @@ static void other_mix24(void)
     refuses("three units", run(&p, &other));
 }
 
+/* Row pointers of a block's rows are in shared memory: of so many they are beyond 32 bits. */
+static void long_blocks(void)
+{
+    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16, .batch_invariant = 1};
+    const struct qt_matmul_weight w = mix24(65536, 4096, 8, 1);
+    struct qt_matmul_plan p;
+    takes("plan of mix24", qt_matmul_plan(&p, &w, 1, &opt));
+    for (int log2 = 20; log2 < 31; log2++) {
+        struct qt_matmul_plan q = p;
+        q.config.strips_cta = 1 << log2;
+        refuses("more rows of a block than there is room for", qt_matmul_plan_check(&q, &w));
+    }
+}
+
 /* What was planned or launched before does not show. */
 static void refused_plans(void)
 {
@@ -397,6 +411,7 @@ int main(void)
 {
     pretend_device(&h200);
     other_mix24();
+    long_blocks();
     refused_plans();
     dense_products();
     other_matrices();
