@@ -33,7 +33,7 @@ static int kind_of(const struct qt_matmul_config *c)
 {
     for (int i = 0; i < QT_MMA_TILE_KINDS; i++)
         if (kinds[i].warps_n * kinds[i].warps_m == c->warps && kinds[i].strips == c->strips &&
-            tile_strips(&kinds[i]) == c->strips_cta && tile_tokens(&kinds[i]) == c->token_tiles * 8)
+            tile_strips(&kinds[i]) == c->strips_cta && tile_tokens(&kinds[i]) / 8 == c->token_tiles)
             return i;
     return -1;
 }
@@ -149,8 +149,8 @@ int qt_mma_tile_check(struct qt_matmul_plan *p, const struct qt_shape *s)
     const int i = kind_of(&p->config);
     if (i < 0)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED,
-                         "no mma tile kernel of %d warps, %d strips and %d tokens", p->config.warps,
-                         p->config.strips_cta, p->config.token_tiles * 8);
+                         "no mma tile kernel of %d warps, %d strips and %d x 8 tokens",
+                         p->config.warps, p->config.strips_cta, p->config.token_tiles);
     const char *fault = config_fault(p, s, &kinds[i], p->config.splits);
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);

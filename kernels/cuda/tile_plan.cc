@@ -133,7 +133,7 @@ const struct qt_tile_kind *qt_tile_kind_of(const struct qt_matmul_plan *p,
 {
     for (int i = 0; i < t->count; i++)
         if (t->kinds[i].warpgroups * 4 == p->config.warps &&
-            t->kinds[i].tokens == p->config.token_tiles * 8)
+            t->kinds[i].tokens / 8 == p->config.token_tiles)
             return &t->kinds[i];
     return NULL;
 }
@@ -338,8 +338,8 @@ int qt_tile_check_config(struct qt_matmul_plan *p, const struct qt_tile_matrix *
     const struct qt_tile_kind *k = qt_tile_kind_of(p, t);
     if (!k)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED,
-                         "no tile kernel of %d warps and %d tokens for this matrix", c->warps,
-                         c->token_tiles * 8);
+                         "no tile kernel of %d warps and %d x 8 tokens for this matrix", c->warps,
+                         c->token_tiles);
     p->kernel = k->kernel;
     p->smem_bytes = tile_layout(&a, k, p->smem_limit);
     int tiles = tiles_of(t, k, p->m);

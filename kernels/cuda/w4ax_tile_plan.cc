@@ -82,7 +82,9 @@ int qt_w4ax_tile_check(struct qt_w4ax_plan *p)
 {
     const struct qt_tile_matrix t = matrix_of(p);
     p->launch = tile_plan_of(p);
-    int rc = qt_tile_check_config(&p->launch, &t);
+    int rc = p->config.tokens % 8 == 0
+                 ? qt_tile_check_config(&p->launch, &t)
+                 : qt_refuse(&p->launch, QT_MATMUL_UNSUPPORTED, "tokens must be a multiple of 8");
     if (rc == QT_MATMUL_OK)
         rc = qt_allow_smem(p->launch.kernel, p->launch.smem_bytes, p->launch.reason);
     snprintf(p->reason, sizeof p->reason, "%s", p->launch.reason);

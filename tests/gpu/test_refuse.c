@@ -125,6 +125,26 @@ static void long_blocks(void)
     }
 }
 
+/* Tiles of so many tokens as there is no kernel for, not even modulo 2^32. */
+static void no_such_tiles(void)
+{
+    static const struct {
+        const struct pretended_device *device;
+        enum qt_matmul_path path;
+    } cases[] = {{&h200, QT_MATMUL_TILE}, {&a100, QT_MATMUL_MMA_TILE}};
+    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16};
+    const struct qt_matmul_weight nf4 = matrix(QT_MATMUL_LUT, 4, 4096, 4096);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct qt_matmul_plan p;
+        pretend_device(cases[i].device);
+        takes("plan of tiles", qt_matmul_plan(&p, &nf4, 128, &opt));
+        takes("its path", p.config.path == cases[i].path ? QT_MATMUL_OK : QT_MATMUL_FAILED);
+        p.config.token_tiles += 1 << 29;
+        refuses("tiles of 2^32 tokens more", qt_matmul_plan_check(&p, &nf4));
+    }
+    pretend_device(&h200);
+}
+
 /* What was planned or launched before does not show. */
 static void refused_plans(void)
 {
@@ -313,6 +333,9 @@ static void w4ax(void)
         other.scales = QT_W4AX_INT;
         other.row_scale = memory + 2;
         refuses("w4ax, row scales at 2", qt_w4ax_plan(&p, &other, m, &opt));
+        takes("plan of w4ax", qt_w4ax_plan(&p, &w, m, &opt));
+        p.config.tokens += 3;
+        refuses("w4ax, tokens that are no multiple of 8", qt_w4ax_plan_check(&p));
     }
     struct qt_w4ax_options wide_y = opt;
     struct qt_w4ax_weight shares = w; /* a workspace is wanted */
@@ -412,6 +435,7 @@ int main(void)
     pretend_device(&h200);
     other_mix24();
     long_blocks();
+    no_such_tiles();
     refused_plans();
     dense_products();
     other_matrices();
