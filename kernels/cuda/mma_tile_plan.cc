@@ -169,6 +169,8 @@ int qt_mma_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
                     void *stream)
 {
     const struct kind *k = &kinds[kind_of(&p->config)];
+    if (config_fault(p, s, k, p->config.splits)) /* of another weight than the planned one */
+        return QT_MATMUL_UNSUPPORTED;
     char *rest = (char *)workspace + QT_MATMUL_WORKSPACE_ZEROED;
     struct qt_mma_tile_args a = {};
     mma_tile_layout(&a, s, k);

@@ -230,6 +230,24 @@ static void other_matrices(void)
     pretend_device(&h200);
 }
 
+/* The mma tile kernel counts in 32 bits from strip to strip. */
+static void long_pitches(void)
+{
+    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16};
+    const struct qt_matmul_weight nf4 = matrix(QT_MATMUL_LUT, 4, 1024, 4096);
+    struct qt_matmul_weight other = nf4;
+    struct qt_matmul_plan p, q;
+    pretend_device(&a100);
+    takes("plan of mma tiles", qt_matmul_plan(&p, &nf4, 64, &opt));
+    takes("their path", p.config.path == QT_MATMUL_MMA_TILE ? QT_MATMUL_OK : QT_MATMUL_FAILED);
+    takes("run of mma tiles", run(&p, &nf4));
+    other.pitch_blocks = 1 << 22;
+    q = p;
+    refuses("check with a long pitch", qt_matmul_plan_check(&q, &other));
+    refuses("run with a long pitch", run(&p, &other));
+    pretend_device(&h200);
+}
+
 static void slices(void)
 {
     struct qt_matmul_weight w = mix24(4096, 131072, 0, 1), out;
@@ -439,6 +457,7 @@ int main(void)
     refused_plans();
     dense_products();
     other_matrices();
+    long_pitches();
     slices();
     large_matrices();
     w4ax();
