@@ -161,10 +161,11 @@ static int device_facts(struct qt_matmul_plan *p)
 {
     struct qt_device d;
     int rc = qt_device_facts(&d, p->options.device, p->reason);
-    p->sms = d.sms;
+    if (rc != QT_MATMUL_OK)
+        return rc;
     p->smem_limit = d.smem_limit;
     p->cc = d.cc;
-    if (rc == QT_MATMUL_OK && p->options.compute) {
+    if (p->options.compute) {
         if (p->kind == QT_MATMUL_MIX24) /* one kernel, compiled for each */
             return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "options.compute is not for mix24");
         const int compute = p->options.compute, limit = smem_limit_of(compute);
@@ -174,7 +175,8 @@ static int device_facts(struct qt_matmul_plan *p)
         p->cc = compute == 90 ? 90 : 80;
         p->smem_limit = limit < d.smem_limit ? limit : d.smem_limit;
     }
-    return rc;
+    p->sms = d.sms; /* 0: refused, whatever the config */
+    return QT_MATMUL_OK;
 }
 
 static const void *dequantize_kernel(const struct qt_matmul_weight *w)
@@ -205,16 +207,19 @@ static int settled(struct qt_matmul_plan *p, int rc)
 static int check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
     struct qt_shape s;
+    const bool mix24 = w->kind == QT_MATMUL_MIX24;
     p->rounded = p->rounded_exp2 = 0;
+    if (p->sms == 0)
+        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "a plan that was refused before its config");
     if (!is_planned(p, w))
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "another matrix than the planned one");
-    if (p->config.path == QT_MATMUL_DENSE)
-        return qt_dense_check(p, w, dequantize_kernel(w));
-    if (w->kind == QT_MATMUL_MIX24)
-        return qt_mix24_plan_check(p, w);
-    const char *fault = qt_shape_of(&s, w);
+    const char *fault = mix24 ? qt_mix24_fault(w) : qt_shape_of(&s, w);
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
+    if (p->config.path == QT_MATMUL_DENSE)
+        return qt_dense_check(p, w, dequantize_kernel(w));
+    if (mix24)
+        return qt_mix24_plan_check(p, w);
     enum qt_matmul_path path = p->config.path;
     int rc = path == QT_MATMUL_TILE       ? qt_tile_check(p, &s)
              : path == QT_MATMUL_SKINNY   ? qt_skinny_check(p, &s)

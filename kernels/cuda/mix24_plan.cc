@@ -64,9 +64,6 @@ bool qt_mix24_record_maps(const struct qt_matmul_plan *p, CUtensorMap records[2]
 
 int qt_mix24_plan_check(struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
 {
-    const char *fault = qt_mix24_fault(w);
-    if (fault)
-        return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
     const enum qt_matmul_path path = p->config.path;
     int rc = path == QT_MATMUL_TILE     ? qt_mix24_tile_check(p, w)
              : path == QT_MATMUL_SKINNY ? qt_mix24_skinny_check(p, w)

@@ -44,10 +44,12 @@ static int device_facts(struct qt_w4ax_plan *p)
 {
     struct qt_device d;
     int rc = qt_device_facts(&d, p->options.device, p->reason);
-    p->sms = d.sms;
+    if (rc != QT_MATMUL_OK)
+        return rc;
+    p->sms = d.sms; /* 0: refused, whatever the config */
     p->smem_limit = d.smem_limit;
     p->cc = d.cc;
-    return rc;
+    return QT_MATMUL_OK;
 }
 
 /* ---- shapes -------------------------------------------------------------------------------------
@@ -119,6 +121,8 @@ static int settled(struct qt_w4ax_plan *p, int rc)
 
 static int check(struct qt_w4ax_plan *p)
 {
+    if (p->sms == 0)
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "a plan that was refused before its config");
     if (p->config.kernel == QT_W4AX_SKINNY)
         return qt_w4ax_skinny_check(p);
     if (p->config.kernel != QT_W4AX_TILE)

@@ -145,6 +145,27 @@ static void no_such_tiles(void)
     pretend_device(&h200);
 }
 
+/* No config makes a plan of one that was refused for what it is of. */
+static void refused_for_good(const struct qt_matmul_weight *w, size_t m,
+                             const struct qt_matmul_options *opt)
+{
+    static const enum qt_matmul_path paths[] = {QT_MATMUL_STREAM, QT_MATMUL_DENSE};
+    struct qt_matmul_plan p;
+    refuses("plan", qt_matmul_plan(&p, w, m, opt));
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        p.config = (struct qt_matmul_config){.path = paths[i],
+                                             .token_tiles = 4,
+                                             .strips = 1,
+                                             .warps = 4,
+                                             .warps_k = 4,
+                                             .strips_cta = 1,
+                                             .splits = 1,
+                                             .parts = 1};
+        refuses("check of a plan that was refused", qt_matmul_plan_check(&p, w));
+        refuses("run of a plan that was refused", run(&p, w));
+    }
+}
+
 /* What was planned or launched before does not show. */
 static void refused_plans(void)
 {
@@ -160,6 +181,14 @@ static void refused_plans(void)
     pretend_device(&h200);
     refuses("no tokens", qt_matmul_plan(&p, &nf4, 0, &opt));
     refuses("run of no tokens", run(&p, &nf4));
+
+    struct qt_matmul_weight bits = nf4;
+    bits.bits = 1;
+    opt.dense = dense;
+    refused_for_good(&nf4, 0, &opt);
+    refused_for_good(&bits, 64, &opt);
+    opt.compute = 70;
+    refused_for_good(&nf4, 64, &opt);
 }
 
 /* Those whose weights may be infinite in FP16 are not planned so, however many tokens there are. */
@@ -355,6 +384,9 @@ static void w4ax(void)
         p.config.tokens += 3;
         refuses("w4ax, tokens that are no multiple of 8", qt_w4ax_plan_check(&p));
     }
+    refuses("w4ax, too many tokens", qt_w4ax_plan(&p, &w, (1 << 22) + 1, &opt));
+    p.config = (struct qt_w4ax_config){.tokens = 32, .warps = 4, .strips = 2, .cta_units = 64};
+    refuses("w4ax, check of a plan that was refused", qt_w4ax_plan_check(&p));
     struct qt_w4ax_options wide_y = opt;
     struct qt_w4ax_weight shares = w; /* a workspace is wanted */
     wide_y.output = QT_W4AX_F32;
