@@ -654,8 +654,7 @@ int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err
     g->cublas = gpu_cublas_of(g->gpu);
     g->stream = gpu_stream_of(g->gpu);
     QT_TRY(qt_backend_cpu_open(&g->cpu, err));
-    snprintf(g->name, sizeof g->name, "%s, cuBLAS %s, %s", g->gpu->name, g->gpu->cublas,
-             g->cpu->name);
+    snprintf(g->name, sizeof g->name, "%s, %s, %s", g->gpu->name, g->gpu->cublas, g->cpu->name);
     g->be.name = g->name;
     *out = &g->be;
 done:

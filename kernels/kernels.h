@@ -50,7 +50,7 @@ struct qt_gpu_work {
 struct qt_gpu {
     char name[128];   /* "NVIDIA H200" */
     char cuda[64];    /* "driver 580.159.04, CUDA 13.0" */
-    char cublas[160]; /* "13.0.2", or why there is none */
+    char cublas[160]; /* "cuBLAS 13.0.2", or why there is none */
     bool has_cublas;
     qt_matmul_dense_fn *dense; /* cuBLAS, for struct qt_matmul_options; or NULL */
     void *dense_context;

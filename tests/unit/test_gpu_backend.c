@@ -50,15 +50,16 @@ int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
 {
     (void)device;
     int rc = qt_array_new(out, 1, sizeof **out, err);
-    if (rc == QT_OK)
-        **out = (struct qt_gpu){.has_cublas = with_cublas,
-                                .name = "stand-in",
-                                .cublas = "no cuBLAS: a test",
-                                .cc = 90,
-                                .new = stand_in_new,
-                                .free = stand_in_free,
-                                .fill = stand_in_fill,
-                                .close = stand_in_close};
+    if (rc < 0)
+        return rc;
+    **out = (struct qt_gpu){.has_cublas = with_cublas,
+                            .name = "stand-in",
+                            .cc = 90,
+                            .new = stand_in_new,
+                            .free = stand_in_free,
+                            .fill = stand_in_fill,
+                            .close = stand_in_close};
+    strcpy((*out)->cublas, with_cublas ? "cuBLAS 13.0.2" : "no cuBLAS: a test");
     return rc;
 }
 
@@ -157,7 +158,7 @@ static struct qt_backend *open_stand_in(void)
     struct qt_backend *be;
     with_cublas = true;
     assert_int_equal(qt_backend_cuda_open(&be, 0, NULL), QT_OK);
-    assert_memory_equal(be->name, "stand-in, cuBLAS no cuBLAS: a test, OpenBLAS ", 45);
+    assert_memory_equal(be->name, "stand-in, cuBLAS 13.0.2, OpenBLAS ", 34);
     return be;
 }
 
