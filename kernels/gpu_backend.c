@@ -647,7 +647,7 @@ int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err
     QT_TRY(qt_gpu_open(&g->gpu, device, err));
     g->products.gpu = g->gpu;
     if (!g->gpu->has_cublas) {
-        rc = qt_fail(err, QT_E_NO_GPU, NULL, NULL, "no GPU %d to calibrate on: %s", device,
+        rc = qt_fail(err, QT_E_NO_GPU, NULL, NULL, "no GPU %d to run models on: %s", device,
                      g->gpu->cublas);
         goto done;
     }
