@@ -126,17 +126,19 @@ static int parse_sizes(size_t **out, size_t *count, const char *option, const ch
                        size_t most, struct qt_err *err)
 {
     size_t capacity = 0;
-    char word[24];
-    int rc = QT_OK;
-    for (const char *at = text; rc == QT_OK && at;
-         at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
-        snprintf(word, sizeof word, "%.*s", (int)qt_min_size(strcspn(at, ","), sizeof word - 1),
-                 at);
+    char *words = NULL;
+    int rc;
+    QT_TRY(qt_string_format(&words, err, "%s", text));
+    for (char *at = words, *comma; at; at = comma ? comma + 1 : NULL) {
+        comma = strchr(at, ',');
+        if (comma)
+            *comma = '\0';
         QT_TRY(qt_array_grow(out, &capacity, *count + 1, sizeof **out, err));
-        QT_TRY(opts_size(&(*out)[*count], option, word, 1, most, err));
+        QT_TRY(opts_size(&(*out)[*count], option, at, 1, most, err));
         ++*count;
     }
 done:
+    qt_free(words);
     return rc;
 }
 

@@ -42,6 +42,11 @@ $ qtool bench --m 1,99999999999999999999999999
 ? 2
 2 --m: '9+' is not a number
 
+# Of a long number all digits count.
+$ qtool bench --m 1,000000000000000000000070000
+? 2
+2 --m: '000000000000000000000070000' is not a number
+
 $ qtool bench --scheme none
 ? 2
 2 --scheme none: nothing to measure
