@@ -205,6 +205,10 @@ static int check_options(const struct request *r, const struct bench_options *o,
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
                        "--length %s is of attention, which is --scheme %s", o->length,
                        cache_scheme);
+    if (o->compute && !r->nspecs)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--compute %s is of products; --scheme %s has none", computes[o->compute],
+                       cache_scheme);
     if (o->invariant && !r->nspecs)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
                        "--invariant is of products; --scheme %s has none", cache_scheme);

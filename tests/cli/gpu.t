@@ -93,6 +93,11 @@ $ qtool bench --scheme nf4 --length 100
 >-
 2 --length 100 is of attention, which is --scheme kv4
 
+$ qtool bench --scheme kv4 --compute 8.0
+? 2
+>-
+2 --compute 8.0 is of products; --scheme kv4 has none
+
 $ qtool bench --scheme kv4 --invariant
 ? 2
 >-
