@@ -160,10 +160,12 @@ static bool holds(const struct condition *c, double value)
 
 /* ---- the conditions ------------------------------------------------------------------------- */
 
-/* What a failed gate says. */
+/* What a failed gate says: of so many failures as there is room for, and how many more. */
 struct verdict {
     char failed[1000];
+    size_t more;
 };
+enum { MOST_TEXT = 900 }; /* of failures: what may follow them is shorter than the rest */
 
 static void fail_condition(struct verdict *v, const struct condition *c, const char *tensor,
                            double value)
@@ -172,7 +174,20 @@ static void fail_condition(struct verdict *v, const struct condition *c, const c
     snprintf(text, sizeof text, "%s%s%s%.240s is %.9g, required %s %.9g", v->failed[0] ? "; " : "",
              c->name, tensor ? " of " : "", tensor ? tensor : "", value, relation_text[c->relation],
              c->limit);
-    append(v->failed, sizeof v->failed, text);
+    if (v->more || strlen(v->failed) + strlen(text) > MOST_TEXT)
+        v->more++;
+    else
+        append(v->failed, sizeof v->failed, text);
+}
+
+static void fail_more_tensors(struct verdict *v, size_t count)
+{
+    char text[64];
+    snprintf(text, sizeof text, "; and of %zu more tensors", count);
+    if (v->more || strlen(v->failed) > MOST_TEXT)
+        v->more += count;
+    else
+        append(v->failed, sizeof v->failed, text);
 }
 
 static int check_whole(struct verdict *v, const struct condition *c,
@@ -192,7 +207,6 @@ static int check_each(struct verdict *v, const struct condition *c, size_t figur
                       struct qt_err *err)
 {
     size_t matched = 0, failed = 0;
-    char more[64];
     for (size_t i = 0; i < t->count; i++) {
         double value = t->figures[i * t->per_tensor + figure].value;
         bool found;
@@ -208,10 +222,8 @@ static int check_each(struct verdict *v, const struct condition *c, size_t figur
     if (matched == 0)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "gate: '%.*s' matches no quantized tensor",
                        (int)c->regex_size, c->regex);
-    if (failed > MAX_NAMED) {
-        snprintf(more, sizeof more, "; and of %zu more tensors", failed - MAX_NAMED);
-        append(v->failed, sizeof v->failed, more);
-    }
+    if (failed > MAX_NAMED)
+        fail_more_tensors(v, failed - MAX_NAMED);
     return QT_OK;
 }
 
@@ -246,6 +258,9 @@ int qt_gate_check(const char *expr, const struct qt_figure *figures, size_t n,
         if (rc < 0)
             return rc;
     } while (*cursor);
+    if (v.more)
+        return qt_fail(err, QT_E_GATE, NULL, NULL, "gate failed: %s; and %zu more", v.failed,
+                       v.more);
     if (v.failed[0])
         return qt_fail(err, QT_E_GATE, NULL, NULL, "gate failed: %s", v.failed);
     return QT_OK;

@@ -225,7 +225,8 @@ struct qt_tensor_figures {
  * expr: comma-separated NAME<=X, NAME>=X, NAME<X, NAME>X over figures[n], or NAME[REGEX]<=X over
  * the figures of all tensors whose name the regular expression matches (tensors may be NULL). X is
  * decimal. QT_E_USAGE: syntax, unknown name, or no tensor matches; QT_E_GATE naming every condition
- * that fails with the measured value, and the tensors for which it does.
+ * that fails with the measured value, and the tensors for which it does, as far as there is room,
+ * and the number of the others.
  */
 int qt_gate_check(const char *expr, const struct qt_figure *figures, size_t n,
                   const struct qt_tensor_figures *tensors, struct qt_err *err);

@@ -9,6 +9,7 @@
 #include "verify/verify.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 static const struct qt_figure figures[] = {
@@ -76,6 +77,28 @@ static void test_failure_names_every_condition(void **state)
     assert_int_equal(check("ppl<12,bpw<5,kld_mean<=0.005", &err), QT_E_GATE);
     assert_string_equal(err.reason, "gate failed: ppl is 12.5, required < 12; "
                                     "kld_mean is 0.01, required <= 0.005");
+}
+
+/* Of more conditions than there is room for: no half of one, and how many there are. */
+static void test_many_failures(void **state)
+{
+    char expr[2000] = "ppl<0";
+    struct qt_err err;
+    (void)state;
+    for (size_t i = 1; i < 60; i++)
+        strcat(expr, ",ppl<1");
+    strcat(expr, ",bpw[.]<0"); /* three named, and two more */
+    assert_int_equal(check(expr, &err), QT_E_GATE);
+    size_t named = 0, more = 0;
+    const char *at = err.reason;
+    while ((at = strstr(at, "ppl is 12.5, required < ")) != NULL)
+        at++, named++;
+    at = strstr(err.reason, "required < 1; and ");
+    assert_non_null(at);
+    assert_int_equal(sscanf(at, "required < 1; and %zu more", &more), 1);
+    assert_string_equal(strchr(at + strlen("required < 1; and "), ' '), " more");
+    assert_int_equal(named + more, 65);
+    assert_true(named > 20);
 }
 
 static void test_syntax(void **state)
@@ -172,6 +195,7 @@ int main(void)
         cmocka_unit_test(test_holds),
         cmocka_unit_test(test_fails),
         cmocka_unit_test(test_failure_names_every_condition),
+        cmocka_unit_test(test_many_failures),
         cmocka_unit_test(test_syntax),
         cmocka_unit_test(test_unknown_name),
         cmocka_unit_test(test_long_name),
