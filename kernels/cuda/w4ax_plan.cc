@@ -28,6 +28,8 @@ static const char *weight_fault(const struct qt_w4ax_weight *w)
         return "unknown granularity of scales";
     if (w->n == 0 || w->k == 0 || w->n > 1u << 26 || w->k > 65536)
         return "n or k out of range";
+    if (w->scale_exp2 < -100 || w->scale_exp2 > 100)
+        return "scale_exp2 must be -100..100";
     if (!aligned(w->plane, 16) || !w->blocks)
         return "no codes, or not 16-byte aligned";
     if (w->scales != QT_W4AX_ROW && !aligned(w->scale, 16))

@@ -377,6 +377,15 @@ static void w4ax(void)
         other.pitch_blocks = (size_t)1 << 31;
         refuses("w4ax, a long pitch", qt_w4ax_plan(&p, &other, m, &opt));
         other = w;
+        for (int sign = -1; sign <= 1; sign += 2) {
+            other.scale_exp2 = 100 * sign;
+            takes("w4ax, the largest exponent", qt_w4ax_plan(&p, &other, m, &opt));
+            other.scale_exp2 = 101 * sign;
+            refuses("w4ax, run of a larger one",
+                    qt_w4ax_run(&p, &other, &acts, memory, memory, NULL));
+            refuses("w4ax, a larger one", qt_w4ax_plan(&p, &other, m, &opt));
+        }
+        other = w;
         other.scales = QT_W4AX_INT;
         other.row_scale = memory + 2;
         refuses("w4ax, row scales at 2", qt_w4ax_plan(&p, &other, m, &opt));
