@@ -328,6 +328,9 @@ static void test_errors(void **state)
             "2J, but \u00a0\u0440");
     qt_err_format(text, sizeof text, &err);
     assert_string_equal(text, "??2J, but \u00a0\u0440");
+    qt_fail(&err, QT_E_INPUT, NULL, NULL, "%.2s, %.3s, \xff\u00e9\xe0\x80\x80\U0001f600", "a\u00e9",
+            "\u20ac");
+    assert_string_equal(err.reason, "a?, \u20ac, ?\u00e9???\U0001f600");
     memset(name, 'x', sizeof name - 1);
     name[sizeof name - 1] = '\0';
     qt_fail(&err, QT_E_INPUT, name, name, "%s", name);
