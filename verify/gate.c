@@ -170,8 +170,8 @@ enum { MOST_TEXT = 900 }; /* of failures: what may follow them is shorter than t
 static void fail_condition(struct verdict *v, const struct condition *c, const char *tensor,
                            double value)
 {
-    char text[400];
-    snprintf(text, sizeof text, "%s%s%s%.240s is %.9g, required %s %.9g", v->failed[0] ? "; " : "",
+    char text[QT_TENSOR_NAME_MAX + 200];
+    snprintf(text, sizeof text, "%s%s%s%s is %.9g, required %s %.9g", v->failed[0] ? "; " : "",
              c->name, tensor ? " of " : "", tensor ? tensor : "", value, relation_text[c->relation],
              c->limit);
     if (v->more || strlen(v->failed) + strlen(text) > MOST_TEXT)

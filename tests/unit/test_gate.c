@@ -189,6 +189,20 @@ static void test_tensors(void **state)
     assert_int_equal(qt_gate_check("sqnr[up]>1", figures, FIGURES, NULL, &err), QT_E_USAGE);
 }
 
+/* A failure names the tensor with all of its name. */
+static void test_long_tensor(void **state)
+{
+    char name[QT_TENSOR_NAME_MAX + 1] = "";
+    const char *const all[] = {name};
+    const struct qt_tensor_figures one = {all, 1, each, 2};
+    struct qt_err err;
+    (void)state;
+    memset(name, 'x', QT_TENSOR_NAME_MAX);
+    assert_int_equal(qt_gate_check("sqnr[.]>=30", figures, FIGURES, &one, &err), QT_E_GATE);
+    assert_non_null(strstr(err.reason, name));
+    assert_non_null(strstr(err.reason, "x is 20, required >= 30"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -201,6 +215,7 @@ int main(void)
         cmocka_unit_test(test_long_name),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_tensors),
+        cmocka_unit_test(test_long_tensor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
