@@ -1,8 +1,8 @@
 #include "base/status.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <utf8proc.h>
 
 /* length: what there would be with room for it. Text that was cut ends with a whole character. */
 static void end_cut(char *text, size_t size, int length)
@@ -17,32 +17,17 @@ static void end_cut(char *text, size_t size, int length)
     text[n] = '\0';
 }
 
-/* Bytes of the character that the text begins with; 0: it is none of UTF-8. */
-static size_t character_size(const unsigned char *p)
-{
-    size_t n = p[0] < 0x80   ? 1
-               : p[0] < 0xc2 ? 0
-               : p[0] < 0xe0 ? 2
-               : p[0] < 0xf0 ? 3
-               : p[0] < 0xf5 ? 4
-                             : 0;
-    for (size_t i = 1; i < n; i++)
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-    /* Longer than need be, surrogates, beyond U+10FFFF. */
-    bool none = (p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] >= 0xa0) ||
-                (p[0] == 0xf0 && p[1] < 0x90) || (p[0] == 0xf4 && p[1] >= 0x90);
-    return none ? 0 : n;
-}
-
 /* A name of which a message has the beginning may end within a character, and some are no UTF-8:
  * without those bytes a JSON document can have the message as it is. */
 static void mark_broken(char *text)
 {
-    for (size_t n; *text; text += n) {
-        n = character_size((const unsigned char *)text);
-        if (n == 0)
-            *text = '?', n = 1;
+    utf8proc_int32_t c;
+    for (size_t left = strlen(text), n; left > 0; text += n, left -= n) {
+        utf8proc_ssize_t size =
+            utf8proc_iterate((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)left, &c);
+        if (size <= 0)
+            *text = '?';
+        n = size <= 0 ? 1 : (size_t)size;
     }
 }
 

@@ -120,6 +120,8 @@ static int check(struct qt_w4ax_plan *p, struct qt_matmul_plan *s)
     int rc = qt_skinny_check_config(s, strips_of(p), QT_W4AX_SKINNY_TOKENS / 8);
     if (rc != QT_MATMUL_OK)
         return rc;
+    if (p->config.tokens % 8 != 0)
+        return qt_refuse(s, QT_MATMUL_UNSUPPORTED, "tokens must be a multiple of 8");
     if (p->options.packed || p->m > (size_t)p->config.tokens)
         return qt_refuse(s, QT_MATMUL_UNSUPPORTED,
                          "the skinny kernel needs blocks that are not packed and at most 32 "

@@ -346,6 +346,44 @@ static void large_matrices(void)
 /* ---- qtool_w4ax.h ------------------------------------------------------------------------------
  */
 
+/* Of all configs of the skinny kernel what is taken also runs, and some are. */
+static void w4ax_configs(enum qt_w4ax_scales scales)
+{
+    static const int tokens[] = {0, 8, 16, 24, 32, 40}, ctas[] = {-1, 0, 1, 6, 7, 28, 1000000};
+    static const int depths[] = {-1, 0, 1, 2, 3, 4, 16, 17};
+    const struct qt_w4ax_options opt = {.output = QT_W4AX_F32};
+    const struct qt_w4ax_weight w = {.scales = scales,
+                                     .n = 3000,
+                                     .k = 8192,
+                                     .plane = memory,
+                                     .scale = memory,
+                                     .row_scale = memory,
+                                     .blocks = (const uint32_t *)memory};
+    const struct qt_w4ax_acts acts = {memory, (float *)memory, (int *)memory};
+    struct qt_w4ax_plan planned;
+    int taken = 0, ran = 0;
+    takes("plan of w4ax", qt_w4ax_plan(&planned, &w, 5, &opt));
+    for (int i = 0; i < 6 * 7 * 8 * 5 * 18 * 18; i++) {
+        struct qt_w4ax_plan p = planned;
+        const int rest = i / (6 * 7 * 8);
+        p.config = (struct qt_w4ax_config){.kernel = QT_W4AX_SKINNY,
+                                           .tokens = tokens[i % 6],
+                                           .strips_cta = ctas[i / 6 % 7],
+                                           .depth = depths[i / 42 % 8],
+                                           .strips = rest % 5,
+                                           .warps = rest / 5 % 18,
+                                           .warps_k = rest / 90};
+        if (qt_w4ax_plan_check(&p) != QT_MATMUL_OK)
+            continue;
+        taken++;
+        ran += qt_w4ax_run(&p, &w, &acts, memory, memory, NULL) == QT_MATMUL_OK;
+    }
+    takes("w4ax, some configs", taken > 100 ? QT_MATMUL_OK : QT_MATMUL_FAILED);
+    takes("w4ax, what is taken runs", ran == taken ? QT_MATMUL_OK : QT_MATMUL_FAILED);
+    const char *fault = pretend_fault();
+    takes(fault ? fault : "w4ax, no faults", fault ? QT_MATMUL_FAILED : QT_MATMUL_OK);
+}
+
 static void w4ax(void)
 {
     const struct qt_w4ax_options opt = {.output = QT_W4AX_F16};
@@ -502,6 +540,8 @@ int main(void)
     slices();
     large_matrices();
     w4ax();
+    for (int scales = QT_W4AX_BLOCK; scales <= QT_W4AX_ROW; scales++)
+        w4ax_configs((enum qt_w4ax_scales)scales);
     kv4();
     printf("%d passed, %d failed, 0 skipped\n", passed, failed);
     return failed != 0;
