@@ -81,8 +81,8 @@ static bool small_table(const struct qt_shape *s, const struct qt_matmul_config 
     return c->strips == 1 || (c->strips == 2 && c->strips_cta <= (s->bits == 2 ? 3 : 2));
 }
 
-/* Of tiles of one or two strips, at least. */
-enum { SHORT_AHEAD = 84 << 10 };
+/* Of tiles of one or two strips, at least; of blocks of threads with so many bytes. */
+enum { SHORT_AHEAD = 84 << 10, LONG_AHEAD = 96 << 10, LONG_BLOCK = 600000 };
 
 /* Offsets in a stage; returns what the kernel wants. keep: X of all stages apart. */
 static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_shape *s,
@@ -111,14 +111,22 @@ static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_
     a->stage_tx += zeros_bytes;
     room.weight_bytes = strips * QT_SKINNY_BLOCKS * 128 * s->bits;
     /* The stages that warps are at, and 32 KB of what follows: fp6, 10240 x 8192, 1 token, 20.1 us
-     * with 30 KB, 19.1 with 60. fp5, 28672 x 4096: 24.1 with two stages, 22.6 with three. 48 KB
-     * where small tiles often end: int8, 28672 x 4096 in tiles of 2 strips 33.9, 32.4; fp6 with 72
-     * in all 24.9, with 96 23.6. */
+     * with 30 KB, 19.1 with 60. fp5, 28672 x 4096: 24.1 with two stages, 22.6 with three. 40 KB if
+     * warps are at two stages or one: fp5, 14336 x 4096 with 72 KB in all 12.3, with 107 12.0. 48
+     * KB where small tiles often end: int8, 28672 x 4096 in tiles of 2 strips 33.9, 32.4; fp6 with
+     * 72 in all 24.9, with 96 23.6. More takes the first weights longer to come (int4, 8192 x 8192,
+     * 64 KB 11.1, 128 KB 11.6), which long blocks feel less: nf3, 57344 x 8192, 86 KB 53.2, 129 KB
+     * 52.0, nf4, 8192 x 28672, 66 KB 31.7, 98 KB 30.5. */
     const bool ends_often = qt_skinny_tiles(c) > 1 && strips <= 4;
-    room.ahead_bytes =
-        stage_step(c->warps_k) * room.weight_bytes + (ends_often ? 48 << 10 : 32 << 10);
+    const int step = stage_step(c->warps_k);
+    room.ahead_bytes = step * room.weight_bytes + (ends_often  ? 48 << 10
+                                                   : step <= 2 ? 40 << 10
+                                                               : 32 << 10);
     if (ends_often && strips <= 2 && room.ahead_bytes < SHORT_AHEAD)
         room.ahead_bytes = SHORT_AHEAD;
+    if ((size_t)c->strips_cta * (size_t)(s->blocks * 128 * s->bits) >= LONG_BLOCK &&
+        room.ahead_bytes < LONG_AHEAD)
+        room.ahead_bytes = LONG_AHEAD;
     if (room.ahead_bytes < 3 * room.weight_bytes)
         room.ahead_bytes = 3 * room.weight_bytes;
     room.tail_bytes = s->grouped ? 0 : c->strips_cta * 32;

@@ -129,7 +129,7 @@ static void try_skinny(struct tried *tried, size_t *count, struct qt_gpu *gpu,
             int tile = (cta + tiles - 1) / tiles, warps_n = (tile + c.strips - 1) / c.strips;
             c.strips_cta = tile * tiles;
             for (c.warps_k = 2; c.warps_k * warps_n <= 16; c.warps_k *= 2)
-                for (c.depth = 2; c.depth <= 16; c.depth += 2) {
+                for (c.depth = 2; c.depth <= 16; c.depth += c.depth < 6 ? 1 : 2) {
                     c.warps = c.warps_k * warps_n;
                     plan.config = c;
                     if (c.warps >= 7)
