@@ -1,5 +1,5 @@
 /* Tensor maps of 4-bit integer weights and of their activations. */
-#include "kernels/cuda/w4ax_maps.h"
+#include "kernels/cuda/w4ax_plan.h"
 
 static size_t blocks_of(const struct qt_matmul_plan *p)
 {

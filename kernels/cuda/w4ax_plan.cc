@@ -54,6 +54,21 @@ static int device_facts(struct qt_w4ax_plan *p)
     return QT_MATMUL_OK;
 }
 
+struct qt_matmul_plan qt_w4ax_launch_plan(const struct qt_w4ax_plan *p, enum qt_matmul_path path)
+{
+    struct qt_matmul_plan l = {};
+    l.m = p->m;
+    l.n = p->n;
+    l.k = p->k;
+    l.sms = p->sms;
+    l.smem_limit = p->smem_limit;
+    l.cc = p->cc;
+    l.options.device = p->options.device;
+    l.options.dtype = p->options.output == QT_W4AX_BF16 ? QT_MATMUL_BF16 : QT_MATMUL_F16;
+    l.config.path = path;
+    return l;
+}
+
 /* ---- shapes -------------------------------------------------------------------------------------
  */
 

@@ -3,7 +3,7 @@
 #define QT_CUDA_W4AX_SKINNY_H
 
 #include "kernels/cuda/skinny.h"
-#include "kernels/cuda/w4ax_maps.h"
+#include "kernels/cuda/w4ax_plan.h"
 
 /* Blocks of 128 channels of a slot. To what the skinny kernels share, a block of 128 bytes of X is
  * one of 64 columns of FP16. */
@@ -28,7 +28,7 @@ struct qt_w4ax_skinny_args : qt_skinny_base { /* x: U64 [blocks][m][16], boxes o
 /* token_tiles 1 to 4; NULL: there is none of so many strips. */
 const void *qt_w4ax_skinny_instance(enum qt_w4ax_scales scales, int token_tiles, int strips);
 
-/* Sets p->config. False: not for this device, so many tokens or such scales. */
+/* Sets p->config. False: not for this device or so many tokens, or tiles are faster. */
 bool qt_w4ax_skinny_choose(struct qt_w4ax_plan *p);
 /* Checks p->config and sets what follows from it. */
 int qt_w4ax_skinny_check(struct qt_w4ax_plan *p);

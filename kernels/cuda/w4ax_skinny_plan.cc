@@ -13,20 +13,10 @@ static int strips_of(const struct qt_w4ax_plan *p)
     return (int)ceil_div(p->n, QT_STRIP_ROWS);
 }
 
-/* What the plans of skinny kernels know a product by. */
 static struct qt_matmul_plan skinny_plan_of(const struct qt_w4ax_plan *p)
 {
     const struct qt_w4ax_config *c = &p->config;
-    struct qt_matmul_plan s = {};
-    s.m = p->m;
-    s.n = p->n;
-    s.k = p->k;
-    s.sms = p->sms;
-    s.smem_limit = p->smem_limit;
-    s.cc = p->cc;
-    s.options.device = p->options.device;
-    s.options.dtype = p->options.output == QT_W4AX_BF16 ? QT_MATMUL_BF16 : QT_MATMUL_F16;
-    s.config.path = QT_MATMUL_SKINNY;
+    struct qt_matmul_plan s = qt_w4ax_launch_plan(p, QT_MATMUL_SKINNY);
     s.config.token_tiles = c->tokens / 8;
     s.config.strips = c->strips;
     s.config.warps = c->warps;

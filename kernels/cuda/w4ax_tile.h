@@ -3,7 +3,7 @@
 #define QT_CUDA_W4AX_TILE_H
 
 #include "kernels/cuda/tile.h"
-#include "kernels/cuda/w4ax_maps.h"
+#include "kernels/cuda/w4ax_plan.h"
 
 /* The kernels there are: X(warpgroups, tokens, microseconds of struct qt_tile_kind, here of a block
  * of 128 channels, for BLOCK, INT, ROW; 0: there is none. BLOCK, which has two sets of sums, has no

@@ -45,19 +45,9 @@ static struct qt_tile_matrix matrix_of(const struct qt_w4ax_plan *p)
     return t;
 }
 
-/* What the plans of tile kernels know a product by. */
 static struct qt_matmul_plan tile_plan_of(const struct qt_w4ax_plan *p)
 {
-    struct qt_matmul_plan t = {};
-    t.m = p->m;
-    t.n = p->n;
-    t.k = p->k;
-    t.sms = p->sms;
-    t.smem_limit = p->smem_limit;
-    t.cc = p->cc;
-    t.options.device = p->options.device;
-    t.options.dtype = p->options.output == QT_W4AX_BF16 ? QT_MATMUL_BF16 : QT_MATMUL_F16;
-    t.config.path = QT_MATMUL_TILE;
+    struct qt_matmul_plan t = qt_w4ax_launch_plan(p, QT_MATMUL_TILE);
     t.config.token_tiles = p->config.tokens / 8;
     t.config.warps = t.config.strips_cta = p->config.warps;
     t.config.splits = p->config.splits;

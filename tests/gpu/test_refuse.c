@@ -346,19 +346,24 @@ static void large_matrices(void)
 /* ---- qtool_w4ax.h ------------------------------------------------------------------------------
  */
 
+static struct qt_w4ax_weight w4ax_matrix(enum qt_w4ax_scales scales, size_t n)
+{
+    return (struct qt_w4ax_weight){.scales = scales,
+                                   .n = n,
+                                   .k = 8192,
+                                   .plane = memory,
+                                   .scale = memory,
+                                   .row_scale = memory,
+                                   .blocks = (const uint32_t *)memory};
+}
+
 /* Of all configs of the skinny kernel what is taken also runs, and some are. */
 static void w4ax_configs(enum qt_w4ax_scales scales)
 {
     static const int tokens[] = {0, 8, 16, 24, 32, 40}, ctas[] = {-1, 0, 1, 6, 7, 28, 1000000};
     static const int depths[] = {-1, 0, 1, 2, 3, 4, 16, 17};
     const struct qt_w4ax_options opt = {.output = QT_W4AX_F32};
-    const struct qt_w4ax_weight w = {.scales = scales,
-                                     .n = 3000,
-                                     .k = 8192,
-                                     .plane = memory,
-                                     .scale = memory,
-                                     .row_scale = memory,
-                                     .blocks = (const uint32_t *)memory};
+    const struct qt_w4ax_weight w = w4ax_matrix(scales, 3000);
     const struct qt_w4ax_acts acts = {memory, (float *)memory, (int *)memory};
     struct qt_w4ax_plan planned;
     int taken = 0, ran = 0;
@@ -387,13 +392,7 @@ static void w4ax_configs(enum qt_w4ax_scales scales)
 static void w4ax(void)
 {
     const struct qt_w4ax_options opt = {.output = QT_W4AX_F16};
-    const struct qt_w4ax_weight w = {.scales = QT_W4AX_BLOCK,
-                                     .n = 8192,
-                                     .k = 8192,
-                                     .plane = memory,
-                                     .scale = memory,
-                                     .row_scale = memory,
-                                     .blocks = (const uint32_t *)memory};
+    const struct qt_w4ax_weight w = w4ax_matrix(QT_W4AX_BLOCK, 8192);
     const struct qt_w4ax_acts acts = {memory, (float *)memory, (int *)memory};
     struct qt_w4ax_plan p;
     for (size_t m = 1; m <= 256; m *= 256) {

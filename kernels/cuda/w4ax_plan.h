@@ -1,7 +1,6 @@
-/* What the host side of all kernels of 4-bit integer weights knows: how these and their activations
- * lie in memory, for the copy engine. */
-#ifndef QT_CUDA_W4AX_MAPS_H
-#define QT_CUDA_W4AX_MAPS_H
+/* Host side: what the plans of all kernels of 4-bit integer weights share. */
+#ifndef QT_CUDA_W4AX_PLAN_H
+#define QT_CUDA_W4AX_PLAN_H
 
 #include "kernels/cuda/plan.h"
 #include "kernels/qtool_w4ax.h"
@@ -16,6 +15,13 @@ static __host__ __device__ constexpr int qt_w4ax_scale_bytes(enum qt_w4ax_scales
 /* The mask of w4ax_unpack_int: an instruction has room for one constant that the compiler knows,
  * and (x & mask) ^ 8 has two, so kernels have this one as an argument. */
 enum { W4AX_NIBBLES = 0x0f0f0f0f };
+
+/* What the plans of tile and skinny kernels know a product by; of its config the path and no more.
+ */
+struct qt_matmul_plan qt_w4ax_launch_plan(const struct qt_w4ax_plan *p, enum qt_matmul_path path);
+
+/* ---- w4ax_maps.cc: how weights and activations lie, for the copy engine ------------------------
+ */
 
 /* Of a box: tokens (of scales a multiple of 4), blocks of channels, strips. */
 struct qt_w4ax_box {
