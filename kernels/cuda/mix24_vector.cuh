@@ -5,14 +5,14 @@
  * comes later; and nothing is waited for before it is used.
  *
  *   grid      row groups: a block owns strips_cta strips of 16 rows
- *   block     16 warps = WN x WK: WK side by side along k, WN along rows; a PASS is WN * STRIPS
- *             strips, and a warp's share of it its units of STRIPS strips
+ *   block     12 to 16 warps = WN x WK: WK side by side along k, WN along rows; a PASS is WN x
+ *             STRIPS strips, and a warp's share of it its units of STRIPS strips
  *   smem      [ barriers, a few words | rings | x as it is | at | sums ]
  *
  *   warp:     records -- copy engine --> ring, a slot a unit of STRIPS strips
  *                 scales, zeros -> codes -> FP16 fragments -> mma.sync
- *   thread:   row pointers -> outliers of a row -> registers, before the products of a pass;
- *             times x, after them
+ *   thread:   row pointers, a pass ahead -> outliers of a row -> registers, before the products of
+ *             a pass; times x, after them
  *
  * At the end of a pass the WK sums of an output meet in shared memory and are added in order, by
  * the threads that have the outliers of its row. So results do not depend on timing.
@@ -185,13 +185,21 @@ static __device__ __forceinline__ void mix24_ask_outliers(const qt_mix24_vector_
     }
 }
 
-static __device__ __forceinline__ float mix24_add_entry(const qt_mix24_vector_args &a, float sum,
-                                                        uint32_t col, uint32_t val)
+/* x of a packed column: where its chunk is, then the value. */
+static __device__ __forceinline__ uint32_t mix24_x_chunk(const qt_mix24_vector_args &a,
+                                                         uint32_t col)
 {
-    const uint32_t at = ptx_shared(qt_smem) + (uint32_t)a.at_at;
-    const uint32_t x = ptx_load_2(ptx_load_4(at + (col >> 4) * 4) + (col & 15) * 2);
-    return fmaf(__half2float(__ushort_as_half((uint16_t)val)),
-                __half2float(__ushort_as_half((uint16_t)x)), sum);
+    return ptx_load_4(ptx_shared(qt_smem) + (uint32_t)a.at_at + (col >> 4) * 4);
+}
+
+static __device__ __forceinline__ float mix24_x_value(uint32_t chunk, uint32_t col)
+{
+    return __half2float(__ushort_as_half((uint16_t)ptx_load_2(chunk + (col & 15) * 2)));
+}
+
+static __device__ __forceinline__ float mix24_value(uint32_t val)
+{
+    return __half2float(__ushort_as_half((uint16_t)val));
 }
 
 /* Entries from `begin` on that have not been loaded, times x. */
@@ -200,8 +208,11 @@ static __device__ __noinline__ float mix24_add_entries(const qt_mix24_vector_arg
 {
     float sum = 0;
 #pragma unroll 4
-    for (uint32_t e = begin; e < end; e += step)
-        sum = mix24_add_entry(a, sum, __ldg(a.csr_col + e), __ldg(a.csr_val + e));
+    for (uint32_t e = begin; e < end; e += step) {
+        const uint32_t col = __ldg(a.csr_col + e);
+        sum =
+            fmaf(mix24_value(__ldg(a.csr_val + e)), mix24_x_value(mix24_x_chunk(a, col), col), sum);
+    }
     return sum;
 }
 
@@ -209,11 +220,20 @@ static __device__ __noinline__ float mix24_add_entries(const qt_mix24_vector_arg
 static __device__ __forceinline__ float mix24_add_outliers(const qt_mix24_vector_args &a,
                                                            const mix24_outliers &o, uint32_t step)
 {
-    float sum = 0;
+    uint32_t chunk[MIX24_AHEAD];
+    float x[MIX24_AHEAD], sum = 0;
+    if (!a.csr_ptr)
+        return 0;
+        /* One after the other they would wait for shared memory eight times. */
+#pragma unroll
+    for (int i = 0; i < MIX24_AHEAD; i++)
+        chunk[i] = mix24_x_chunk(a, o.col[i]);
+#pragma unroll
+    for (int i = 0; i < MIX24_AHEAD; i++)
+        x[i] = mix24_x_value(chunk[i], o.col[i]);
 #pragma unroll
     for (uint32_t i = 0; i < MIX24_AHEAD; i++)
-        if (o.next + i * step < o.end)
-            sum = mix24_add_entry(a, sum, o.col[i], o.val[i]);
+        sum = o.next + i * step < o.end ? fmaf(mix24_value(o.val[i]), x[i], sum) : sum;
     if (o.next + MIX24_AHEAD * step < o.end)
         sum += mix24_add_entries(a, o.next + MIX24_AHEAD * step, o.end, step);
     return sum;
@@ -243,7 +263,7 @@ static __device__ __noinline__ void mix24_long_rows(const qt_mix24_vector_args &
             tail[threadIdx.x / 32] = v;
         __syncthreads();
         if (threadIdx.x == 0)
-            for (int i = 0; i < QT_MIX24_VECTOR_WARPS; i++)
+            for (int i = 0; i < (int)blockDim.x / 32; i++)
                 sums[row] += tail[i];
         __syncthreads();
     }
@@ -322,6 +342,9 @@ __global__ void __launch_bounds__(QT_MIX24_VECTOR_WARPS * 32, 1)
             *mix24_long_pass(pass) = pass + 1;
         mix24_ask_outliers(a, &outliers, run[0] + (uint32_t)sub, min(run[1], most),
                            (uint32_t)row_threads);
+        const int here = out;
+        out += rows;
+        mix24_ask_row(a, run, out, pass + 1 < a.passes ? row_end : 0);
         qt_sums<1, STRIPS> sums = {};
         uint32_t fours = share.fours;
 #pragma unroll 1
@@ -347,9 +370,6 @@ __global__ void __launch_bounds__(QT_MIX24_VECTOR_WARPS * 32, 1)
                 parity ^= 1;
             }
         }
-        const int here = out;
-        out += rows;
-        mix24_ask_row(a, run, out, pass + 1 < a.passes ? row_end : 0);
         float v = mix24_add_outliers(a, outliers, (uint32_t)row_threads);
         const int pitch = rows + 4;
         float *to = (float *)(qt_smem + a.sums_at) + (pass & 1) * a.warps_k * pitch;

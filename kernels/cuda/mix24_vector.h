@@ -5,7 +5,7 @@
 #include "kernels/cuda/mix24.h"
 
 enum {
-    QT_MIX24_VECTOR_WARPS = 16,
+    QT_MIX24_VECTOR_WARPS = 16,                       /* at most */
     QT_MIX24_VECTOR_STRIPS = 3,                       /* at most, of a warp and pass */
     QT_MIX24_VECTOR_SLOTS = 4,                        /* at most, of a warp's ring */
     QT_MIX24_VECTOR_UNITS = 32,                       /* at most, of a warp */

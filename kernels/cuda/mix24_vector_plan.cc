@@ -3,7 +3,10 @@
 
 #include <math.h>
 
-enum { MAX_COLS = 65536 }; /* of a panel of the CSR: the kernel knows one */
+enum {
+    MAX_COLS = 65536, /* of a panel of the CSR: the kernel knows one */
+    LEAST_WARPS = 12  /* of fewer two blocks would go to one multiprocessor */
+};
 
 static int pass_strips(const struct qt_matmul_config *c)
 {
@@ -42,13 +45,15 @@ static size_t layout(struct qt_mix24_vector_args *a, const struct qt_matmul_weig
 /* ---- plan --------------------------------------------------------------------------------------
  */
 
-/* Relative time of the products, fitted to an H200. A unit of 1, 2, 3 strips takes
- * 1.45, 2.5 and 3.7, the end of a pass 3.1. */
+/* Relative time of the products, fitted to an H200. A unit of 1, 2, 3 strips takes 1.5, 2.5, 3.65
+ * where some of a multiprocessor's four schedulers have four warps, less where all have three; the
+ * end of a pass 2. */
 static double cost(const struct qt_matmul_config *c, const struct qt_matmul_weight *w)
 {
-    static const double unit[QT_MIX24_VECTOR_STRIPS] = {1.45, 2.5, 3.7};
+    static const double unit[QT_MIX24_VECTOR_STRIPS] = {1.5, 2.5, 3.65};
     const size_t units = ceil_div((size_t)qt_mix24_units(w), (size_t)c->warps_k);
-    return (double)passes_of(c) * ((double)units * unit[c->strips - 1] + 3.1);
+    const double busy = c->warps > 12 ? 1 : 0.78;
+    return (double)passes_of(c) * ((double)units * unit[c->strips - 1] * busy + 2);
 }
 
 static const char *config_fault(const struct qt_matmul_config *c, const struct qt_matmul_plan *p,
@@ -57,8 +62,9 @@ static const char *config_fault(const struct qt_matmul_config *c, const struct q
     const size_t units = (size_t)qt_mix24_units(w);
     if (p->cc != 90 || p->m != 1 || units * QT_MIX24_UNIT_COLS > MAX_COLS)
         return "the vector kernel is for one token, 65536 channels, compute capability 9.0";
-    if (c->warps != QT_MIX24_VECTOR_WARPS || c->warps_k < 1 || c->warps % c->warps_k)
-        return "warps must be 16, and warps_k a divisor";
+    if (c->warps < LEAST_WARPS || c->warps > QT_MIX24_VECTOR_WARPS || c->warps_k < 1 ||
+        c->warps % c->warps_k)
+        return "warps must be 12..16, and warps_k a divisor";
     if (c->strips < 1 || c->strips > QT_MIX24_VECTOR_STRIPS || c->strips_cta < 1 ||
         c->splits != 1 || c->parts != 1)
         return "strips must be 1..3, strips_cta positive, splits and parts 1";
@@ -76,15 +82,16 @@ bool qt_mix24_vector_choose(struct qt_matmul_plan *p, const struct qt_matmul_wei
     struct qt_matmul_config c = {};
     c.path = QT_MATMUL_VECTOR;
     c.token_tiles = c.splits = c.parts = 1;
-    c.warps = QT_MIX24_VECTOR_WARPS;
     c.strips_cta = (int)ceil_div((size_t)qt_mix24_strips(w), (size_t)p->sms);
     for (c.strips = 1; c.strips <= QT_MIX24_VECTOR_STRIPS; c.strips++)
-        for (c.warps_k = 2; c.warps_k <= c.warps; c.warps_k *= 2)
-            if (!config_fault(&c, p, w) && layout(&a, w, &c) <= (size_t)p->smem_limit &&
-                cost(&c, w) < best) {
-                best = cost(&c, w);
-                p->config = c;
-            }
+        for (c.warps_k = 1; c.warps_k <= QT_MIX24_VECTOR_WARPS; c.warps_k++)
+            for (c.warps = (int)round_up(LEAST_WARPS, (size_t)c.warps_k);
+                 c.warps <= QT_MIX24_VECTOR_WARPS; c.warps += c.warps_k)
+                if (!config_fault(&c, p, w) && layout(&a, w, &c) <= (size_t)p->smem_limit &&
+                    cost(&c, w) < best) {
+                    best = cost(&c, w);
+                    p->config = c;
+                }
     return best < 1e300;
 }
 

@@ -186,13 +186,14 @@ static void try_vector(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                        struct gpu_operands *o)
 {
     struct qt_matmul_config c = {
-        .path = QT_MATMUL_VECTOR, .token_tiles = 1, .warps = 16, .splits = 1, .parts = 1};
+        .path = QT_MATMUL_VECTOR, .token_tiles = 1, .splits = 1, .parts = 1};
     c.strips_cta = (int)((plan.n + 15) / 16 + (size_t)gpu->sms - 1) / gpu->sms;
     for (c.strips = 1; c.strips <= 3; c.strips++)
-        for (c.warps_k = 1; c.warps_k <= c.warps; c.warps_k *= 2) {
-            plan.config = c;
-            try_one(tried, count, gpu, copies, &plan, o);
-        }
+        for (c.warps_k = 1; c.warps_k <= 16; c.warps_k++)
+            for (c.warps = 16 / c.warps_k * c.warps_k; c.warps >= 12; c.warps -= c.warps_k) {
+                plan.config = c;
+                try_one(tried, count, gpu, copies, &plan, o);
+            }
 }
 
 int main(int argc, char **argv)

@@ -17,7 +17,10 @@ static bool quick;
 static void vary_vector(struct qt_matmul_config *c)
 {
     c->strips = 1 + (int)random_below(3);
-    c->warps_k = 16 >> random_below(5);
+    c->warps = 12 + (int)random_below(5);
+    do
+        c->warps_k = 1 + (int)random_below(16);
+    while (c->warps % c->warps_k);
     c->strips_cta = 1 + (int)random_below(30);
 }
 
