@@ -216,7 +216,8 @@ static __device__ __noinline__ float mix24_add_entries(const qt_mix24_vector_arg
     return sum;
 }
 
-/* The thread's outliers times x. */
+/* The thread's outliers times x. What is read is read together: one after the other, places and
+ * values would wait for shared memory eight times. */
 static __device__ __forceinline__ float mix24_add_outliers(const qt_mix24_vector_args &a,
                                                            const mix24_outliers &o, uint32_t step)
 {
@@ -224,7 +225,6 @@ static __device__ __forceinline__ float mix24_add_outliers(const qt_mix24_vector
     float x[MIX24_AHEAD], sum = 0;
     if (!a.csr_ptr)
         return 0;
-        /* One after the other they would wait for shared memory eight times. */
 #pragma unroll
     for (int i = 0; i < MIX24_AHEAD; i++)
         chunk[i] = mix24_x_chunk(a, o.col[i]);
