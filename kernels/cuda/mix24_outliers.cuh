@@ -15,6 +15,7 @@
 #include "kernels/cuda/mix24.h"
 #include "kernels/cuda/mix24_decode.cuh"
 #include "kernels/cuda/ptx_barrier.cuh"
+#include "kernels/cuda/round.cuh"
 
 enum {
     OUTLIER_LANES = 8, /* of a row */
@@ -77,7 +78,7 @@ static __device__ __forceinline__ void outlier_add(outlier_sums<MT> *sums,
     }
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const float val = __half2float(__ushort_as_half((unsigned short)b.val[i]));
+        const float val = qt_widen(false, (uint16_t)b.val[i]);
 #pragma unroll
         for (int t = 0; t < MT; t++) {
             const uint32_t v[4] = {x[i][t].x, x[i][t].y, x[i][t].z, x[i][t].w};

@@ -76,7 +76,7 @@ static __device__ __forceinline__ float mix24_add_entries(const qt_mix24_args &a
 #pragma unroll 4
     for (uint32_t e = begin; e < end; e += step) {
         int col = (int)r.col[e] + col0;
-        float v = __half2float(__ushort_as_half(r.val[e]));
+        float v = qt_widen(false, r.val[e]);
         if ((unsigned)col < (unsigned)cols)
             sum = fmaf(v, __half2float(*(const __half *)(x + col * 2)), sum);
     }

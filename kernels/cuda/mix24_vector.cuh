@@ -194,12 +194,7 @@ static __device__ __forceinline__ uint32_t mix24_x_chunk(const qt_mix24_vector_a
 
 static __device__ __forceinline__ float mix24_x_value(uint32_t chunk, uint32_t col)
 {
-    return __half2float(__ushort_as_half((uint16_t)ptx_load_2(chunk + (col & 15) * 2)));
-}
-
-static __device__ __forceinline__ float mix24_value(uint32_t val)
-{
-    return __half2float(__ushort_as_half((uint16_t)val));
+    return qt_widen(false, (uint16_t)ptx_load_2(chunk + (col & 15) * 2));
 }
 
 /* Entries from `begin` on that have not been loaded, times x. */
@@ -210,8 +205,8 @@ static __device__ __noinline__ float mix24_add_entries(const qt_mix24_vector_arg
 #pragma unroll 4
     for (uint32_t e = begin; e < end; e += step) {
         const uint32_t col = __ldg(a.csr_col + e);
-        sum =
-            fmaf(mix24_value(__ldg(a.csr_val + e)), mix24_x_value(mix24_x_chunk(a, col), col), sum);
+        sum = fmaf(qt_widen(false, __ldg(a.csr_val + e)), mix24_x_value(mix24_x_chunk(a, col), col),
+                   sum);
     }
     return sum;
 }
@@ -233,7 +228,8 @@ static __device__ __forceinline__ float mix24_add_outliers(const qt_mix24_vector
         x[i] = mix24_x_value(chunk[i], o.col[i]);
 #pragma unroll
     for (uint32_t i = 0; i < MIX24_AHEAD; i++)
-        sum = o.next + i * step < o.end ? fmaf(mix24_value(o.val[i]), x[i], sum) : sum;
+        sum =
+            o.next + i * step < o.end ? fmaf(qt_widen(false, (uint16_t)o.val[i]), x[i], sum) : sum;
     if (o.next + MIX24_AHEAD * step < o.end)
         sum += mix24_add_entries(a, o.next + MIX24_AHEAD * step, o.end, step);
     return sum;
