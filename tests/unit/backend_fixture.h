@@ -5,8 +5,10 @@
 #include "kernels/kernels.h"
 #include "random.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -33,6 +35,46 @@ static inline struct qt_backend *open_cpu(void)
     assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
     assert_memory_equal(be->name, "OpenBLAS ", 9);
     return be;
+}
+
+/* One query of one head: q[head_dim] at position i of its sequence, whose first key is k. */
+static inline void attend_truth(double *y, const float *q, const float *k, const float *v, size_t i,
+                                const struct qt_attention *a)
+{
+    size_t ldk = a->kv_heads * a->head_dim;
+    double sum = 0, max = -INFINITY;
+    double *s = calloc(i + 1, sizeof *s);
+    assert_non_null(s);
+    for (size_t j = 0; j <= i; j++) {
+        for (size_t d = 0; d < a->head_dim; d++)
+            s[j] += (double)q[d] * (double)k[j * ldk + d] * (double)a->scale;
+        if (a->softcap > 0)
+            s[j] = (double)a->softcap * tanh(s[j] / (double)a->softcap);
+        if (a->window && i - j >= a->window)
+            s[j] = -INFINITY;
+        max = s[j] > max ? s[j] : max;
+    }
+    for (size_t j = 0; j <= i; j++)
+        sum += s[j] = exp(s[j] - max);
+    for (size_t d = 0; d < a->head_dim; d++) {
+        y[d] = 0;
+        for (size_t j = 0; j <= i; j++)
+            y[d] += s[j] / sum * (double)v[j * ldk + d];
+    }
+    free(s);
+}
+
+/* qt_backend.attention in FP64: each channel of y comes from that of v alone. */
+static inline void attention_truth(double *y, const float *q, const float *k, const float *v,
+                                   size_t m, const struct qt_attention *a)
+{
+    size_t ldq = a->heads * a->head_dim, ldk = a->kv_heads * a->head_dim;
+    for (size_t i = 0; i < m; i++)
+        for (size_t h = 0; h < a->heads; h++) {
+            size_t first = i / a->seqlen * a->seqlen, kv = h / (a->heads / a->kv_heads);
+            size_t at = i * ldq + h * a->head_dim, at_k = first * ldk + kv * a->head_dim;
+            attend_truth(y + at, q + at, k + at_k, v + at_k, i - first, a);
+        }
 }
 
 #endif

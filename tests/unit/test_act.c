@@ -1,6 +1,7 @@
 /* Quantized activations: rounding against slow truths, the plan that orders channels and chooses
  * precisions, and that a model in the stored order computes what the source computes. The seed is
  * printed; set QT_SEED to repeat a run. */
+#include "backend_fixture.h"
 #include "fixture.h"
 
 #include "kernels/kernels.h"
@@ -266,8 +267,11 @@ static bool is_moved(const struct qt_act *a)
     return false;
 }
 
-/* qt_backend.linear with sums in FP64, which are the same in FP32 whatever their order, or the last
- * bit is another, rarely: FP32 sums differ by more the worse a token is conditioned. */
+/*
+ * What sums, in FP64: rounded to FP32, sums are the same whatever their order, or the last bit is
+ * another, rarely. In FP32 they are not, and differ by more the worse a token is conditioned; BLAS
+ * sums in an order of its own in the last columns, which of attention are channels of v.
+ */
 static int exact_linear(struct qt_backend *be, float *y, const float *x, const float *w,
                         const float *bias, size_t m, size_t n, size_t k, struct qt_err *err)
 {
@@ -283,6 +287,22 @@ static int exact_linear(struct qt_backend *be, float *y, const float *x, const f
     return QT_OK;
 }
 
+static int exact_attention(struct qt_backend *be, float *y, const float *q, const float *k,
+                           const float *v, size_t m, const struct qt_attention *a,
+                           struct qt_err *err)
+{
+    size_t count = m * a->heads * a->head_dim;
+    double *sums = calloc(count, sizeof *sums);
+    (void)be;
+    (void)err;
+    assert_non_null(sums);
+    attention_truth(sums, q, k, v, m, a);
+    for (size_t i = 0; i < count; i++)
+        y[i] = (float)sums[i];
+    free(sums);
+    return QT_OK;
+}
+
 static void stored_order_computes_the_same(void **state)
 {
     static const char *const models[] = {
@@ -294,6 +314,7 @@ static void stored_order_computes_the_same(void **state)
         struct world w;
         world_open(&w, dir, "w4ax:smooth=2");
         w.be->linear = exact_linear;
+        w.be->attention = exact_attention;
         struct qt_weights arranged = w.source;
         arranged.load = arranged_load;
         arranged.runtime = (struct qt_runtime){.ctx = &w, .input = gather_input};

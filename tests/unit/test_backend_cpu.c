@@ -311,32 +311,6 @@ static void test_add_scale_copy(void **state)
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
-static void attend(double *y, const float *q, const float *k, const float *v, size_t i,
-                   const struct qt_attention *a)
-{
-    size_t ldk = a->kv_heads * a->head_dim;
-    double sum = 0, max = -INFINITY;
-    double *s = calloc(i + 1, sizeof *s);
-    assert_non_null(s);
-    for (size_t j = 0; j <= i; j++) {
-        for (size_t d = 0; d < a->head_dim; d++)
-            s[j] += (double)q[d] * (double)k[j * ldk + d] * (double)a->scale;
-        if (a->softcap > 0)
-            s[j] = (double)a->softcap * tanh(s[j] / (double)a->softcap);
-        if (a->window && i - j >= a->window)
-            s[j] = -INFINITY;
-        max = s[j] > max ? s[j] : max;
-    }
-    for (size_t j = 0; j <= i; j++)
-        sum += s[j] = exp(s[j] - max);
-    for (size_t d = 0; d < a->head_dim; d++) {
-        y[d] = 0;
-        for (size_t j = 0; j <= i; j++)
-            y[d] += s[j] / sum * (double)v[j * ldk + d];
-    }
-    free(s);
-}
-
 static void attention_case(struct qt_backend *be, size_t seqs, struct qt_attention a, double spread)
 {
     size_t m = seqs * a.seqlen, ldq = a.heads * a.head_dim, ldk = a.kv_heads * a.head_dim;
@@ -344,12 +318,7 @@ static void attention_case(struct qt_backend *be, size_t seqs, struct qt_attenti
     float *v = random_floats(m * ldk, 1), *y = random_floats(m * ldq, 1);
     double *want = calloc(m * ldq, sizeof *want);
     assert_non_null(want);
-    for (size_t i = 0; i < m; i++)
-        for (size_t h = 0; h < a.heads; h++) {
-            size_t first = i / a.seqlen * a.seqlen, kv = h / (a.heads / a.kv_heads) * a.head_dim;
-            attend(want + i * ldq + h * a.head_dim, q + i * ldq + h * a.head_dim,
-                   k + first * ldk + kv, v + first * ldk + kv, i - first, &a);
-        }
+    attention_truth(want, q, k, v, m, &a);
     assert_int_equal(be->attention(be, y, q, k, v, m, &a, NULL), QT_OK);
     expect_close(y, want, m * ldq, 2e-5, "attention");
     free(want);
