@@ -494,7 +494,9 @@ static void dead_channels_case(bool keep_scales)
     struct qt_solve_report report = grid_solve(&g, &f, w, 3);
     float *q = grid_values(&g);
     assert_int_equal(f.dead, DEAD);
-    assert_true(isfinite(report.polished) && report.polished < report.feedback);
+    /* (Of so few codes with kept scales sometimes none is to be changed.) */
+    assert_true(isfinite(report.polished));
+    assert_true(report.polished < report.feedback * (keep_scales ? 1 + 1e-6 : 1));
     for (size_t r = 0; r < N; r++) {
         double nearest_error = 0, error = 0;
         for (size_t j = 0; j < DEAD; j++) {
