@@ -137,14 +137,17 @@ ifneq ($(NVCC),)
 CUDA_HOME ?= $(abspath $(dir $(shell command -v $(NVCC)))..)
 CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] \
              -gencode arch=compute_90a,code=sm_90a
-# Of Hopper alone; for older devices; the others are compiled for either. The latter two are one
-# compilation each, as nvcc takes two seconds for a file before it comes to a kernel. What takes
-# longest goes first, so that no core waits for it at the end.
+# Of Hopper alone; for older devices alone, as Hopper has others for what they do; what Hopper seldom
+# runs; the others are compiled for either. The latter three are one compilation each, as nvcc takes
+# two seconds for a file before it comes to a kernel. What takes longest goes first, so that no core
+# waits for it at the end.
 CUDA_HOPPER := tile_group tile_fpx w4ax_hopper mix24_hopper skinny
-CUDA_older  := stream mma_tile dequantize mix24_dequantize
-CUDA_either := $(filter-out $(CUDA_HOPPER) $(CUDA_older),$(sort $(patsubst kernels/cuda/%.cu,%,$(wildcard kernels/cuda/*.cu))))
-CUDA_OBJ    := $(patsubst %,$(B)/kernels/cuda/%.o,older tile_group either $(filter-out tile_group,$(CUDA_HOPPER))) \
+CUDA_older  := stream mma_tile w4ax_stream_older
+CUDA_seldom := int4_zero dequantize mix24_dequantize
+CUDA_either := $(filter-out $(CUDA_HOPPER) $(CUDA_older) $(CUDA_seldom),$(sort $(patsubst kernels/cuda/%.cu,%,$(wildcard kernels/cuda/*.cu))))
+CUDA_OBJ    := $(patsubst %,$(B)/kernels/cuda/%.o,tile_group either older $(filter-out tile_group,$(CUDA_HOPPER)) seldom) \
                $(patsubst %.cc,$(B)/%.o,$(sort $(wildcard kernels/cuda/*.cc)))
+CUDA_GROUPS := older seldom either
 CUDA_LIBS := $(B)/libqtool_kernels.a $(B)/libqtool_kernels.so
 CUDA_RT   := -L$(CUDA_HOME)/lib64 -lcudart_static -lm -ldl -lrt -lpthread
 SONAME    := libqtool_kernels.so.0
@@ -164,8 +167,9 @@ $(B)/libqtool_kernels.so: $(CUDA_OBJ) kernels/cuda/exports.map
 # Instructions of Hopper alone; other devices get the other kernels.
 $(CUDA_HOPPER:%=$(B)/kernels/cuda/%.o) $(B)/tests/gpu/bench_tensor.o: CUDA_ARCH := \
     -gencode arch=compute_90a,code=sm_90a
-# Those other kernels: one PTX for all, as Hopper seldom runs them.
-$(B)/kernels/cuda/older.o: CUDA_ARCH := -gencode arch=compute_80,code=[sm_80,sm_90,compute_80]
+# Where Hopper is to run kernels for older devices (`--compute 8.0`), the driver compiles their PTX.
+$(B)/kernels/cuda/older.o: CUDA_ARCH := -gencode arch=compute_80,code=[sm_80,compute_80]
+$(B)/kernels/cuda/seldom.o: CUDA_ARCH := -gencode arch=compute_80,code=[sm_80,sm_90,compute_80]
 
 # C++ here is for templates: nothing of its run time is wanted by what links the library. (The
 # statics are those of nvcc's launch stubs, and constant.)
@@ -180,7 +184,7 @@ $(B)/%.o: %.cu
 	$(call Q,NVCC)$(CUDA_CXX) $(CUDA_ARCH)
 $(B)/kernels/cuda/%.o: $(B)/kernels/cuda/%.cu
 	$(call Q,NVCC)$(CUDA_CXX) $(CUDA_ARCH)
-$(B)/kernels/cuda/older.cu $(B)/kernels/cuda/either.cu: always
+$(CUDA_GROUPS:%=$(B)/kernels/cuda/%.cu): always
 	@mkdir -p $(@D)
 	@printf '#include "kernels/cuda/%s.cu"\n' $(CUDA_$(basename $(@F))) >$@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi

@@ -82,8 +82,11 @@ int qt_skinny_table_bytes(enum qt_format format, bool small);
 int qt_tile_table_bytes(enum qt_format format);
 #define QT_TABLE_BYTES(Format) Format::TABLE_BYTES, /* for the lists above */
 
-/* Parts of these, compiled apart: they take longest. */
+/* Parts of these, compiled apart: of tile kernels, as they take longest; and QT_FORMAT_INT4_ZERO of
+ * the others, as Hopper runs it. */
 const void *qt_tile_group_instance(enum qt_format format, int kind);
 const void *qt_tile_fpx_instance(enum qt_format format, int kind);
+const void *qt_stream_zero_instance(int token_tiles, int strips);
+const void *qt_mma_tile_zero_instance(int kind);
 
 #endif

@@ -1,14 +1,23 @@
-/* mma.sync tile kernels by code format. */
+/* mma.sync tile kernels by code format; of QT_FORMAT_INT4_ZERO they are in int4_zero.cu. */
 #include "kernels/cuda/instances.h"
 #include "kernels/cuda/mma_tile.cuh"
 
+template <class Format> static const void *of(int kind)
+{
+    return qt_mma_tile_of<Format>(kind);
+}
+template <> const void *of<qt_decode_int4_zero>(int kind)
+{
+    return qt_mma_tile_zero_instance(kind);
+}
+
 const void *qt_mma_tile_instance(enum qt_format format, int kind)
 {
-#define GROUP(Format)                       qt_mma_tile_of<Format>,
+#define GROUP(Format)                       of<Format>,
 #define FIELD(name, bits, exp_bits, Format) GROUP(Format)
-    static const void *(*const of[])(int) = {QT_MMA_TILE_GROUP_FORMATS(GROUP)
-                                                 QT_FIELD_FORMATS(FIELD)};
-    return of[format](kind);
+    static const void *(*const formats[])(int) = {QT_MMA_TILE_GROUP_FORMATS(GROUP)
+                                                      QT_FIELD_FORMATS(FIELD)};
+    return formats[format](kind);
 #undef FIELD
 #undef GROUP
 }

@@ -112,10 +112,10 @@ static int stream_check(struct qt_w4ax_plan *p)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "more tokens than a pass has");
     if (groups_of(p) * kblocks_of(p) > INT_MAX) /* kernels count in 32 bits */
         return refuse(p, QT_MATMUL_UNSUPPORTED, "too many blocks of weights");
-    if (p->options.dependent_launch && p->cc == 90)
+    l->cc = qt_w4ax_stream_cc(p->scales, p->cc);
+    if (p->options.dependent_launch && l->cc == 90)
         smem = (int)qt_one_block_smem((size_t)smem, p->smem_limit);
     l->smem_bytes = (size_t)smem;
-    l->cc = p->cc;
     l->grid_y = 1;
     l->grid_x = (int)ceil_div(groups_of(p) * kblocks_of(p), (size_t)c->cta_units);
     bool shared = (size_t)c->cta_units % kblocks_of(p) != 0;

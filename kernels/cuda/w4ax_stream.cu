@@ -1,10 +1,11 @@
-/* Instances of the stream kernel of 4-bit integer weights. */
+/* The stream kernels of 4-bit integer weights by granularity; those that Hopper runs, with packed
+ * activations, are here, the others in w4ax_stream_older.cu. */
 #include "kernels/cuda/w4ax_stream.cuh"
 
 const void *qt_w4ax_stream_instance(enum qt_w4ax_scales scales, int tokens, int strips, int warps,
                                     int m, int *smem)
 {
-    return scales == QT_W4AX_BLOCK ? w4ax_stream_find<QT_W4AX_BLOCK>(tokens, strips, warps, m, smem)
-           : scales == QT_W4AX_INT ? w4ax_stream_find<QT_W4AX_INT>(tokens, strips, warps, m, smem)
-                                   : w4ax_stream_find<QT_W4AX_ROW>(tokens, strips, warps, m, smem);
+    return scales == QT_W4AX_BLOCK
+               ? w4ax_stream_find<QT_W4AX_BLOCK>(tokens, strips, warps, m, smem)
+               : qt_w4ax_stream_older_instance(scales, tokens, strips, warps, m, smem);
 }

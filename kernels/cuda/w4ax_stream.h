@@ -31,5 +31,14 @@ struct w4ax_args {
 /* Host address of the stream kernel, and bytes of its shared memory; NULL if there is none. */
 const void *qt_w4ax_stream_instance(enum qt_w4ax_scales scales, int tokens, int strips, int warps,
                                     int m, int *smem);
+/* Its part for INT and ROW. */
+const void *qt_w4ax_stream_older_instance(enum qt_w4ax_scales scales, int tokens, int strips,
+                                          int warps, int m, int *smem);
+/* Compute capability that the kernels are compiled for, on a device of cc: those of INT and ROW for
+ * 8.0 alone, so that they do not wait for the launch before. */
+static inline int qt_w4ax_stream_cc(enum qt_w4ax_scales scales, int cc)
+{
+    return scales == QT_W4AX_BLOCK ? cc : 80;
+}
 
 #endif
