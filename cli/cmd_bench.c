@@ -558,8 +558,10 @@ static const struct opt opts[] = {
      .offset = offsetof(struct bench_options, compute),
      .choices = computes,
      .metavar = "CC",
-     .help = "the kernels, and shared memory, of devices of compute capability 8.0, 8.6 or 8.9, on "
-             "a newer one; own, the default: of the device; not of mix24, w4ax and kv4"},
+     .help =
+         "the kernels, and shared memory, of devices of compute capability 8.0, 8.6 or 8.9, on "
+         "a newer one, whose driver compiles them first; own, the default: of the device; not of "
+         "mix24, w4ax and kv4"},
     {0},
 };
 

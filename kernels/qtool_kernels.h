@@ -119,7 +119,8 @@ struct qt_matmul_options {
     qt_matmul_dense_fn *dense;
     void *dense_context;
     /* For tests: 80, 86, 89 or 90 plans as for such a device, its kernels and its shared memory, on
-     * a newer one. 0: as for the device. Not for MIX24. */
+     * a newer one, whose driver may have to compile them first. 0: as for the device. Not for
+     * MIX24. */
     int compute;
 };
 

@@ -124,7 +124,8 @@ struct qt_w4ax_weight {
 
 enum qt_w4ax_kernel {
     QT_W4AX_ANY,    /* plan's choice */
-    QT_W4AX_STREAM, /* one pass over the weights for every 32 tokens; any compute capability */
+    QT_W4AX_STREAM, /* one pass over the weights for every 32 tokens; any compute capability, of INT
+                       and ROW on 9.0 when the driver has compiled it */
     QT_W4AX_TILE,   /* compute capability 9.0; blocks not packed */
     QT_W4AX_SKINNY, /* the same, BLOCK, up to 32 tokens */
 };
