@@ -19,7 +19,7 @@
 
 enum {
     OUTLIER_LANES = 8, /* of a row */
-    OUTLIER_HEAD = 3,  /* entries of a lane that are loaded ahead */
+    OUTLIER_HEAD = 4,  /* entries of a lane that are loaded ahead */
     OUTLIER_BATCH = 4, /* that are loaded together */
     OUTLIER_LONG = 128 /* entries that a row has for its own lanes */
 };
