@@ -128,7 +128,7 @@ uint16_t qt_codebook_unit(const struct qt_codebook *cb, const struct qt_rowops *
 static bool fit_try(struct fit *f, float s)
 {
     uint16_t bits = qt_codebook_nearest_scale(f->cb, s, f->unit, 0);
-    if (bits == f->best.scale || (bits & 0x7fff) == 0)
+    if ((bits & 0x7fff) == 0 || (bits == f->best.scale && f->error < INFINITY))
         return false;
     float stored = qt_codebook_scale(f->cb, bits, f->unit);
     float error = f->ops->error(f->w, f->h, f->n, qt_codebook_inverse(stored), stored, &f->grid);

@@ -429,6 +429,42 @@ static void search_beats_rtn(void **state)
     }
 }
 
+/* The scale of rtn is tried too, where it is 1 as well: no group may come out worse. A row is a
+ * group here. */
+static void search_is_never_worse_than_rtn(void **state)
+{
+    enum { N = 16384, K = 32 };
+    struct qt_packed p[2];
+    struct qt_error error;
+    float *w = random_matrix(N, K), *q[2];
+    (void)state;
+    for (size_t r = 0; r < N; r++) {
+        float *row = w + r * K, top = 0;
+        for (size_t i = 0; i < K; i++)
+            top = fmaxf(top, fabsf(row[i]));
+        for (size_t i = 0; i < K; i++)
+            row[i] = fabsf(row[i]) == top ? copysignf(7, row[i]) : row[i] * (7 / top);
+    }
+    for (int i = 0; i < 2; i++) {
+        p[i] = quantize(i ? "int4:g=32,method=search" : "int4:g=32,method=rtn", w, N, K, &error);
+        q[i] = malloc(N * K * sizeof *q[i]);
+        assert_int_equal(qt_packed_decode(q[i], &p[i], 0, N, NULL), QT_OK);
+    }
+    for (size_t r = 0; r < N; r++) {
+        double e[2] = {0};
+        for (int i = 0; i < 2; i++)
+            for (size_t j = r * K; j < (r + 1) * K; j++)
+                e[i] += (double)(q[i][j] - w[j]) * (double)(q[i][j] - w[j]);
+        if (!(e[1] <= e[0] * (1 + 1e-6)))
+            fail_msg("row %zu: error %.9g by search, %.9g by rtn", r, e[1], e[0]);
+    }
+    for (int i = 0; i < 2; i++) {
+        qt_packed_free(&p[i]);
+        free(q[i]);
+    }
+    free(w);
+}
+
 static void same_bytes_for_any_threads_and_isa(void **state)
 {
     (void)state;
@@ -730,6 +766,7 @@ int main(void)
         cmocka_unit_test(golden_bytes),
         cmocka_unit_test(edge_shapes),
         cmocka_unit_test(search_beats_rtn),
+        cmocka_unit_test(search_is_never_worse_than_rtn),
         cmocka_unit_test(same_bytes_for_any_threads_and_isa),
         cmocka_unit_test(extreme_magnitudes),
         cmocka_unit_test(nonfinite_weights_are_named),
