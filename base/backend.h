@@ -10,6 +10,7 @@
 #ifndef QT_BASE_BACKEND_H
 #define QT_BASE_BACKEND_H
 
+#include "base/mem.h"
 #include "base/num.h"
 #include "base/status.h"
 #include <stdbool.h>
@@ -172,5 +173,38 @@ struct qt_backend {
                        size_t k, struct qt_err *err);
     void (*close)(struct qt_backend *be);
 };
+
+/* Zeros [rows][cols] in backend memory; be->free. */
+static inline int qt_backend_floats(float **out, struct qt_backend *be, size_t rows, size_t cols,
+                                    struct qt_err *err)
+{
+    size_t bytes;
+    *out = NULL;
+    if (qt_mul_overflow(&bytes, rows, cols) || qt_mul_overflow(&bytes, bytes, sizeof **out))
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory (%zu x %zu floats)", rows,
+                       cols);
+    return be->new (be, (void **)out, bytes, err);
+}
+
+/* Statistics of k channels in backend memory, of no token yet. After an error too, free what there
+ * is. */
+static inline int qt_backend_channels(struct qt_channels *out, struct qt_backend *be, size_t k,
+                                      struct qt_err *err)
+{
+    int rc = be->new (be, (void **)&out->absmax, k * sizeof *out->absmax, err);
+    if (rc == QT_OK)
+        rc = be->new (be, (void **)&out->sum2, k * sizeof *out->sum2, err);
+    if (rc == QT_OK)
+        rc = be->new (be, (void **)&out->hist, k * QT_HIST_BINS * sizeof *out->hist, err);
+    return rc;
+}
+
+static inline void qt_backend_channels_free(struct qt_channels *c, struct qt_backend *be)
+{
+    be->free(be, c->absmax);
+    be->free(be, c->sum2);
+    be->free(be, c->hist);
+    *c = (struct qt_channels){0};
+}
 
 #endif

@@ -162,6 +162,12 @@ const char *qt_base_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
+bool qt_name_ends_in(const char *name, const char *ending)
+{
+    const size_t n = strlen(name), m = strlen(ending);
+    return n > m && strcmp(name + n - m, ending) == 0;
+}
+
 bool qt_name_is_plain(const char *name)
 {
     if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strlen(name) > 255)

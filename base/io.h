@@ -38,6 +38,8 @@ bool qt_path_is_no_file(const char *path);
 int qt_path_join(char **out, const char *dir, const char *name, struct qt_err *err);
 /* "model.safetensors" of "a/model.safetensors". */
 const char *qt_base_name(const char *path);
+/* True when there is something before the ending: "a.gz", not ".gz". */
+bool qt_name_ends_in(const char *name, const char *ending);
 /* True for a plain file name: not empty, no '/', not "." or "..", no control characters. */
 bool qt_name_is_plain(const char *name);
 

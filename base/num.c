@@ -73,7 +73,10 @@ static void bf16_to_f32(float *restrict dst, const uint16_t *restrict src, size_
 static void to_f32(float *dst, const void *src, enum qt_dtype t, size_t n)
 {
     enum { CHUNK = 512 };
-    uint64_t buf[CHUNK];
+    union {
+        uint16_t half[CHUNK];
+        double number[CHUNK];
+    } buf;
     const unsigned char *bytes = src;
     size_t size = qt_dtype_bits(t) / 8;
     if (t == QT_F32) {
@@ -82,17 +85,14 @@ static void to_f32(float *dst, const void *src, enum qt_dtype t, size_t n)
     }
     for (size_t i = 0; i < n; i += CHUNK) {
         size_t m = n - i < CHUNK ? n - i : CHUNK;
-        memcpy(buf, bytes + i * size, m * size);
+        memcpy(&buf, bytes + i * size, m * size);
         if (t == QT_F16)
-            f16_to_f32(dst + i, (const uint16_t *)buf, m);
+            f16_to_f32(dst + i, buf.half, m);
         else if (t == QT_BF16)
-            bf16_to_f32(dst + i, (const uint16_t *)buf, m);
+            bf16_to_f32(dst + i, buf.half, m);
         else
-            for (size_t j = 0; j < m; j++) {
-                double d;
-                memcpy(&d, &buf[j], sizeof d);
-                dst[i + j] = (float)d;
-            }
+            for (size_t j = 0; j < m; j++)
+                dst[i + j] = (float)buf.number[j];
     }
 }
 

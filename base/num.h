@@ -64,6 +64,16 @@ static inline float qt_bits_f32(uint32_t u)
     return f;
 }
 
+/* SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). */
+#define QT_SPLITMIX64_STEP 0x9e3779b97f4a7c15u
+static inline uint64_t qt_splitmix64(uint64_t *state)
+{
+    uint64_t z = *state += QT_SPLITMIX64_STEP;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
 static inline float qt_bf16_to_f32(uint16_t h)
 {
     return qt_bits_f32((uint32_t)h << 16);

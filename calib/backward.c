@@ -66,7 +66,7 @@ static int prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err
     b->be->free(b->be, w->memory);
     *w = (struct block_grad_work){.rows = rows};
     /* Sizes are small enough that no product overflows (struct config); their sum is then known. */
-    QT_TRY(block_floats(&w->memory, b->be, lay_out(w, b, NULL), 1, err));
+    QT_TRY(qt_backend_floats(&w->memory, b->be, lay_out(w, b, NULL), 1, err));
     lay_out(w, b, w->memory);
 done:
     return rc;
@@ -355,9 +355,9 @@ int qt_ends_grad(struct qt_ends *ends, double *losses, float *grad, float *norm,
     size_t n = ends->model->cfg.info.hidden, vocab = ends->model->cfg.info.vocab;
     int rc = QT_OK;
     if (!ends->logits)
-        QT_TRY(block_floats(&ends->logits, ends->be, ENDS_TOKENS, vocab, err));
+        QT_TRY(qt_backend_floats(&ends->logits, ends->be, ENDS_TOKENS, vocab, err));
     if (objective->ref && !ends->ref_logits)
-        QT_TRY(block_floats(&ends->ref_logits, ends->be, ENDS_TOKENS, vocab, err));
+        QT_TRY(qt_backend_floats(&ends->ref_logits, ends->be, ENDS_TOKENS, vocab, err));
     for (size_t at = 0; at < m; at += ENDS_TOKENS) {
         struct qt_objective o = *objective;
         o.ref_hidden = o.ref ? o.ref_hidden + at * n : NULL;

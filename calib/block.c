@@ -6,19 +6,6 @@
 
 /* ---- backend memory ------------------------------------------------------------------------- */
 
-int block_floats(float **out, struct qt_backend *be, size_t rows, size_t width, struct qt_err *err)
-{
-    size_t bytes;
-    void *p = NULL;
-    *out = NULL;
-    if (qt_mul_overflow(&bytes, rows, width) || qt_mul_overflow(&bytes, bytes, sizeof(float)))
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory (%zu x %zu floats)", rows,
-                       width);
-    int rc = be->new (be, &p, bytes, err);
-    *out = p;
-    return rc;
-}
-
 /* `staging` holds the largest tensor: the one copy beside the backend's. Memory that *out has from
  * another layer is used again. */
 static int load_tensor(float **out, const char *name, size_t count, float *staging,
@@ -26,7 +13,7 @@ static int load_tensor(float **out, const char *name, size_t count, float *stagi
 {
     int rc = QT_OK;
     if (!*out)
-        QT_TRY(block_floats(out, be, count, 1, err));
+        QT_TRY(qt_backend_floats(out, be, count, 1, err));
     QT_TRY(w->load(w->ctx, name, staging, err));
     QT_TRY(be->upload(be, *out, staging, count * sizeof **out, err));
 done:
@@ -151,10 +138,10 @@ static int new_experts(struct qt_block *b, size_t rows, struct qt_err *err)
     const size_t routed = b->model->cfg.routed;
     struct block_experts *e = &b->experts;
     int rc;
-    QT_TRY(block_floats(&e->in, b->be, rows, info->hidden, err));
-    QT_TRY(block_floats(&e->out, b->be, rows, info->hidden, err));
-    QT_TRY(block_floats(&e->sum, b->be, rows, info->hidden, err));
-    QT_TRY(block_floats(&e->logits, b->be, rows, routed, err));
+    QT_TRY(qt_backend_floats(&e->in, b->be, rows, info->hidden, err));
+    QT_TRY(qt_backend_floats(&e->out, b->be, rows, info->hidden, err));
+    QT_TRY(qt_backend_floats(&e->sum, b->be, rows, info->hidden, err));
+    QT_TRY(qt_backend_floats(&e->logits, b->be, rows, routed, err));
     QT_TRY(qt_array_new(&e->scores, rows, routed * sizeof *e->scores, err));
     QT_TRY(qt_array_new(&e->choice, routed, sizeof *e->choice, err));
     QT_TRY(qt_array_new(&e->gate, rows, sizeof *e->gate, err));
@@ -231,10 +218,10 @@ static int make_rope(struct rope *out, struct qt_block *b, const struct rotary *
     int rc = QT_OK;
     if (!inv_freq)
         return QT_OK;
-    QT_TRY(block_floats(&out->cos, b->be, seqlen, half, err));
-    QT_TRY(block_floats(&out->sin, b->be, seqlen, half, err));
-    QT_TRY(block_floats(&out->minus_sin, b->be, seqlen, half, err));
-    bytes = seqlen * half * sizeof(float); /* fits: block_floats has checked it */
+    QT_TRY(qt_backend_floats(&out->cos, b->be, seqlen, half, err));
+    QT_TRY(qt_backend_floats(&out->sin, b->be, seqlen, half, err));
+    QT_TRY(qt_backend_floats(&out->minus_sin, b->be, seqlen, half, err));
+    bytes = seqlen * half * sizeof(float); /* fits: qt_backend_floats has checked it */
     QT_TRY(qt_array_new(&cos_host, seqlen * half, sizeof *cos_host, err));
     QT_TRY(qt_array_new(&sin_host, seqlen * half, sizeof *sin_host, err));
     for (size_t pos = 0; pos < seqlen; pos++) {
@@ -286,10 +273,10 @@ int block_prepare(struct qt_block *b, size_t rows, size_t seqlen, struct qt_err 
     if (rows <= b->rows && seqlen == b->seqlen && (!b->runtime.input || b->staged))
         return QT_OK;
     free_work(b);
-    QT_TRY(block_floats(&b->x, b->be, rows, info->hidden, err));
-    QT_TRY(block_floats(&b->wide, b->be, rows, qt_max_size(attention, mlp), err));
+    QT_TRY(qt_backend_floats(&b->x, b->be, rows, info->hidden, err));
+    QT_TRY(qt_backend_floats(&b->wide, b->be, rows, qt_max_size(attention, mlp), err));
     if (b->runtime.input)
-        QT_TRY(block_floats(&b->staged, b->be, rows, widest_input(cfg), err));
+        QT_TRY(qt_backend_floats(&b->staged, b->be, rows, widest_input(cfg), err));
     if (info->experts)
         QT_TRY(new_experts(b, rows, err));
     QT_TRY(make_rope(&b->rope, b, &cfg->rope, false, seqlen, err));

@@ -84,7 +84,6 @@ struct block_run {
 
 /* ---- block.c -------------------------------------------------------------------------------- */
 
-int block_floats(float **out, struct qt_backend *be, size_t rows, size_t width, struct qt_err *err);
 /* Of a part or of none. staging: room for its weight or bias. */
 int block_load_part(struct loaded *out, const struct part *part, float *staging,
                     const struct qt_weights *w, struct qt_backend *be, struct qt_err *err);

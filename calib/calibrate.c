@@ -69,29 +69,12 @@ static int tap_input(void *ctx, int input, const float *x, size_t m, size_t k, s
     return rc < 0 ? rc : r->be->channels(r->be, &r->channels[input], x, m, k, err);
 }
 
-/* Zeros in backend memory. */
-static int new_zeros(void *out, struct run *r, size_t bytes, struct qt_err *err)
-{
-    void *zeros = NULL, *p = NULL;
-    int rc;
-    QT_TRY(qt_array_new(&zeros, bytes, 1, err));
-    QT_TRY(r->be->new (r->be, &p, bytes, err));
-    memcpy(out, &p, sizeof p);
-    QT_TRY(r->be->upload(r->be, p, zeros, bytes, err));
-done:
-    qt_free(zeros);
-    return rc;
-}
-
 static void free_input(struct run *r, size_t i)
 {
     struct qt_channels *c = &r->channels[i];
     r->be->free(r->be, r->gram[i]);
-    r->be->free(r->be, c->absmax);
-    r->be->free(r->be, c->sum2);
-    r->be->free(r->be, c->hist);
+    qt_backend_channels_free(c, r->be);
     r->gram[i] = NULL;
-    *c = (struct qt_channels){0};
 }
 
 static int new_input(struct run *r, size_t i, size_t k, struct qt_err *err)
@@ -101,10 +84,8 @@ static int new_input(struct run *r, size_t i, size_t k, struct qt_err *err)
     int rc;
     if (qt_mul_overflow(&bytes, k, k) || qt_mul_overflow(&bytes, bytes, sizeof **r->gram))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory (%zu x %zu doubles)", k, k);
-    QT_TRY(new_zeros(&r->gram[i], r, bytes, err));
-    QT_TRY(new_zeros(&c->absmax, r, k * sizeof *c->absmax, err));
-    QT_TRY(new_zeros(&c->sum2, r, k * sizeof *c->sum2, err));
-    QT_TRY(new_zeros(&c->hist, r, k * QT_HIST_BINS * sizeof *c->hist, err));
+    QT_TRY(r->be->new (r->be, (void **)&r->gram[i], bytes, err));
+    QT_TRY(qt_backend_channels(c, r->be, k, err));
 done:
     return rc;
 }

@@ -10,12 +10,6 @@
 
 static const size_t MAX_TEXT = (size_t)1 << 32;
 
-static bool has_suffix(const char *path, const char *suffix)
-{
-    size_t n = strlen(path), m = strlen(suffix);
-    return n > m && strcmp(path + n - m, suffix) == 0;
-}
-
 /* ---- .gz ------------------------------------------------------------------------------------ */
 
 /*
@@ -169,14 +163,15 @@ static int read_plain(struct reader *r, const char *path, const char *name, stru
     uint32_t *ids = NULL;
     size_t size;
     int rc;
-    if (has_suffix(name, ".u16") || has_suffix(name, ".u32") || has_suffix(name, ".npy")) {
+    if (qt_name_ends_in(name, ".u16") || qt_name_ends_in(name, ".u32") ||
+        qt_name_ends_in(name, ".npy")) {
         QT_TRY(qt_token_ids_read_as(&ids, &size, path, name, r->vocab, err));
         QT_TRY(append_ids(r->data, &r->capacity, ids, size, err));
     } else {
         QT_TRY(qt_file_read(&text, &size, path, MAX_TEXT, err));
         const size_t mark = size >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0; /* BOM */
-        rc = has_suffix(name, ".jsonl") ? append_jsonl(r, text + mark, size - mark, path, err)
-                                        : append_text(r, text + mark, size - mark, path, err);
+        rc = qt_name_ends_in(name, ".jsonl") ? append_jsonl(r, text + mark, size - mark, path, err)
+                                             : append_text(r, text + mark, size - mark, path, err);
     }
 done:
     qt_free(text);
@@ -209,8 +204,8 @@ int qt_data_read(struct qt_data *out, const char *const *paths, size_t n, const 
     int rc = QT_OK;
     *out = (struct qt_data){.first = n ? paths[0] : NULL};
     for (size_t i = 0; i < n && rc == QT_OK; i++)
-        rc = has_suffix(paths[i], ".gz") ? read_packed(&r, paths[i], err)
-                                         : read_plain(&r, paths[i], paths[i], err);
+        rc = qt_name_ends_in(paths[i], ".gz") ? read_packed(&r, paths[i], err)
+                                              : read_plain(&r, paths[i], paths[i], err);
     qt_tokenizer_close(r.tok);
     if (rc < 0)
         qt_data_free(out);
@@ -225,20 +220,12 @@ void qt_data_free(struct qt_data *data)
 
 /* ---- windows -------------------------------------------------------------------------------- */
 
-static uint64_t splitmix64(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 /* Chosen windows, ascending: selection sampling (Knuth 3.4.2 S) for a seed, even spacing without.
  */
 static void choose(size_t *chosen, size_t samples, size_t windows, uint64_t seed)
 {
     for (size_t i = 0, taken = 0; i < windows && taken < samples; i++) {
-        bool take = seed ? splitmix64(&seed) % (windows - i) < samples - taken
+        bool take = seed ? qt_splitmix64(&seed) % (windows - i) < samples - taken
                          : i == taken * windows / samples;
         if (take)
             chosen[taken++] = i;

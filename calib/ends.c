@@ -41,8 +41,8 @@ static int load_ends(struct qt_ends *e, float *staging, const struct qt_weights 
     QT_TRY(block_load_part(&e->project_out, &m->project_out, staging, w, be, err));
     QT_TRY(block_load_part(&e->final_norm, &m->final_norm, staging, w, be, err));
     QT_TRY(block_load_part(&e->head, &m->head, staging, w, be, err));
-    QT_TRY(block_floats(&e->normed, be, ENDS_TOKENS, m->cfg.info.hidden, err));
-    QT_TRY(block_floats(&e->narrow, be, ENDS_TOKENS, m->cfg.embed_dim, err));
+    QT_TRY(qt_backend_floats(&e->normed, be, ENDS_TOKENS, m->cfg.info.hidden, err));
+    QT_TRY(qt_backend_floats(&e->narrow, be, ENDS_TOKENS, m->cfg.embed_dim, err));
 done:
     return rc;
 }

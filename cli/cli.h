@@ -120,9 +120,9 @@ struct table {
 
 /* Adds a row: a format whose cells are separated by tabs. */
 void table_row(struct table *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Prints to stdout (or f) and frees the rows. */
 /* The size by the scheme's publication; no row for NaN, where it counts the same. */
 void table_paper_bpw(struct table *t, double bpw);
+/* Prints to stdout (or f) and frees the rows. */
 int table_print(struct table *t, struct qt_err *err);
 int table_print_to(FILE *f, struct table *t, struct qt_err *err);
 void table_free(struct table *t);

@@ -65,17 +65,14 @@ static void names_sort_unique(struct names *names)
 /* All *.safetensors of the directory. */
 static int list_directory(struct names *names, const char *dir, struct qt_err *err)
 {
-    static const char ending[] = ".safetensors";
     int rc = QT_OK;
     struct dirent *entry;
     DIR *d = opendir(dir);
     if (!d)
         return qt_fail(err, QT_E_RESOURCE, dir, NULL, "cannot list: %s", strerror(errno));
-    while (rc == QT_OK && (entry = readdir(d)) != NULL) {
-        size_t n = strlen(entry->d_name), m = sizeof ending - 1;
-        if (n > m && strcmp(entry->d_name + n - m, ending) == 0)
+    while (rc == QT_OK && (entry = readdir(d)) != NULL)
+        if (qt_name_ends_in(entry->d_name, ".safetensors"))
             rc = names_add(names, entry->d_name, err);
-    }
     closedir(d);
     if (rc == QT_OK && names->count == 0)
         rc = qt_fail(err, QT_E_INPUT, dir, NULL,

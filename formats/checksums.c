@@ -145,10 +145,8 @@ static const char *parse_line(const char **hex, char **text)
 /* What readers of the container go by; who adds a README need not list it. */
 static bool must_be_listed(const char *name)
 {
-    static const char tensors[] = ".safetensors";
-    const size_t n = strlen(name), end = sizeof tensors - 1;
     const char *side;
-    if (n >= end && strcmp(name + n - end, tensors) == 0)
+    if (qt_name_ends_in(name, ".safetensors"))
         return true;
     for (size_t i = 0; (side = qt_side_file(i)) != NULL; i++)
         if (strcmp(name, side) == 0)

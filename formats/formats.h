@@ -38,6 +38,8 @@ int qt_json_load(json_t **out, const char *path, size_t limit, struct qt_err *er
 /* A string that may be any bytes, as paths are: where JSON cannot carry it, its ASCII part with '?'
  * for the rest, cut to 4 KiB. */
 json_t *qt_json_name(const char *name);
+/* "0123abcd"; NULL: out of memory. */
+json_t *qt_crc_json(uint32_t crc);
 
 /* Members of an object with a type check. Missing or null: QT_E_INPUT for `need`, the default for
  * `get` (then *out is left as it is). Strings are borrowed from the object. */

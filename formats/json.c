@@ -158,6 +158,11 @@ json_t *qt_json_name(const char *name)
     return json_string(ascii);
 }
 
+json_t *qt_crc_json(uint32_t crc)
+{
+    return json_sprintf("%08x", crc);
+}
+
 int qt_json_need_string(const char **out, const json_t *obj, const char *key, const char *file,
                         struct qt_err *err)
 {

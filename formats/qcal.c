@@ -21,9 +21,7 @@ struct qt_qcal {
 
 bool qt_qcal_probe(const char *path)
 {
-    static const char suffix[] = ".qcal";
-    size_t n = strlen(path), m = sizeof suffix - 1;
-    return n > m && path[n - m - 1] != '/' && strcmp(path + n - m, suffix) == 0;
+    return qt_name_ends_in(qt_base_name(path), ".qcal");
 }
 
 int qt_channels_new(struct qt_channels *out, size_t k, struct qt_err *err)

@@ -31,11 +31,6 @@ static int no_memory(struct qt_err *err)
 
 /* ---- the document --------------------------------------------------------------------------- */
 
-static json_t *crc_json(uint32_t crc)
-{
-    return json_sprintf("%08x", crc);
-}
-
 static json_t *part_json(const struct qt_qcal_part *p)
 {
     json_t *data = json_array();
@@ -46,7 +41,7 @@ static json_t *part_json(const struct qt_qcal_part *p)
         }
     return json_pack("{s:I, s:I, s:I, s:b, s:o, s:o}", "samples", (json_int_t)p->samples, "seqlen",
                      (json_int_t)p->seqlen, "seed", (json_int_t)p->seed, "bos", p->bos, "ids_crc32",
-                     crc_json(p->ids_crc), "data", data);
+                     qt_crc_json(p->ids_crc), "data", data);
 }
 
 static json_t *widths_json(const struct qt_qcal_info *info)
@@ -86,7 +81,7 @@ static int doc_new(json_t **out, const struct qt_qcal_info *info, struct qt_err 
         json_pack("{s:s, s:i, s:{s:s, s:s}, s:{s:s, s:I, s:I, s:o, s:o}, s:I, s:O}", "format",
                   QT_QCAL_FORMAT, "version", QT_QCAL_VERSION, "tool", "name", "qtool", "version",
                   QT_VERSION, "model", "family", info->family, "layers", (json_int_t)info->layers,
-                  "hidden", (json_int_t)info->hidden, "sample_crc32", crc_json(info->sample_crc),
+                  "hidden", (json_int_t)info->hidden, "sample_crc32", qt_crc_json(info->sample_crc),
                   "k", widths_json(info), "tokens", (json_int_t)tokens, "parts", parts);
     json_decref(parts);
     return failed || !*out ? no_memory(err) : QT_OK;
@@ -101,7 +96,7 @@ static int header_new(char **out, size_t *size, struct qt_qcal_writer *w, struct
     int rc, failed = 0;
     *out = NULL;
     for (size_t i = 0; i < w->count; i++)
-        failed |= json_object_set_new(crcs, w->tensors[i].name, crc_json(w->crcs[i]));
+        failed |= json_object_set_new(crcs, w->tensors[i].name, qt_crc_json(w->crcs[i]));
     failed |= json_object_set(w->doc, "crc32", crcs);
     QT_TRY(failed ? no_memory(err) : qt_json_text(&text, &length, w->doc, JSON_COMPACT, err));
     if (json_object_set_new(metadata, QT_QCAL_KEY, json_string(text)) < 0) {

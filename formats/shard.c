@@ -1,20 +1,15 @@
 /* One file of a checkpoint, whatever its format. */
 #include "formats/formats_internal.h"
 
-static bool ends_with(const char *s, const char *ending)
-{
-    size_t n = strlen(s), m = strlen(ending);
-    return n > m && strcmp(s + n - m, ending) == 0;
-}
-
 static bool is_torch_name(const char *name)
 {
-    return ends_with(name, ".bin") || ends_with(name, ".pt") || ends_with(name, ".pth");
+    return qt_name_ends_in(name, ".bin") || qt_name_ends_in(name, ".pt") ||
+           qt_name_ends_in(name, ".pth");
 }
 
 bool qt_shard_name_ok(const char *name)
 {
-    return ends_with(name, ".safetensors") || is_torch_name(name);
+    return qt_name_ends_in(name, ".safetensors") || is_torch_name(name);
 }
 
 int qt_shard_open(struct qt_shard *out, const char *path, struct qt_err *err)

@@ -80,8 +80,14 @@ static int sense_chunk(struct qt_act_planner *p, struct senses *s, const float *
         QT_TRY(qt_ends_logits(s->ends, s->logits, hidden, m, err));
         QT_TRY(p->be->score(p->be, s->scores, s->logits, s->ref, s->targets, info->logit_softcap, m,
                             info->vocab, err));
-        for (size_t i = 0; i < m; i++)
+        for (size_t i = 0; i < m; i++) {
+            if (!isfinite(s->scores[i].kld)) {
+                rc = qt_fail(err, QT_E_INPUT, p->source.dir, NULL,
+                             "gives logits that are not finite on the calibration data");
+                goto done;
+            }
             p->inputs[v].sense += s->scores[i].kld / (double)sense_tokens(p);
+        }
     }
 done:
     return rc;

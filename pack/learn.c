@@ -396,7 +396,10 @@ static int rewrite_matrix(struct qt_learner *l, const struct learn_matrix *m, st
     QT_TRY(qt_ckpt_read(&blob, run->ckpt, t, err));
     struct qt_matrix w = {blob.data, t->dtype, t->shape[0], t->shape[1], t->file, t->name};
     QT_TRY(qt_packed_compare(&error, &m->packed, &w, err));
-    json_object_set_new(entry, "error", qt_run_error_json(&error));
+    if (json_object_set_new(entry, "error", qt_run_error_json(&error)) < 0) {
+        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        goto done;
+    }
     QT_TRY(qt_writer_reopen(run->writer, t->name, err));
     for (size_t s = 0; s < m->packed.nsections; s++)
         QT_TRY(qt_writer_put(run->writer, run->first[m->item] + s, m->packed.section[s].data,
@@ -450,15 +453,19 @@ static int rewrite(struct qt_learner *l, struct qt_err *err)
 static json_t *curve_json(const struct qt_learner *l)
 {
     json_t *curve = json_array();
+    bool failed = !curve;
     for (size_t i = 0; i < l->at.points; i++) {
         const struct learn_point *p = &l->points[i];
         json_t *row = json_pack("{s:I, s:f, s:f}", "step", (json_int_t)p->step, "train", p->train,
                                 "held_out", p->held_out);
         if (l->opt.scope == QT_LEARN_BLOCK)
-            json_object_set_new(row, "block", json_integer((json_int_t)p->layer));
-        json_array_append_new(curve, row);
+            failed |= json_object_set_new(row, "block", json_integer((json_int_t)p->layer)) < 0;
+        failed |= json_array_append_new(curve, row) < 0;
     }
-    return curve;
+    if (!failed)
+        return curve;
+    json_decref(curve);
+    return NULL;
 }
 
 static json_t *report_json(const struct qt_learner *l, double start)
@@ -468,8 +475,11 @@ static json_t *report_json(const struct qt_learner *l, double start)
                   "tune_norms", l->opt.norms, "parameters", (json_int_t)l->params.count, "windows",
                   "train", (json_int_t)l->ntrain, "held_out", (json_int_t)l->nheld, "optimizer",
                   LEARN_OPTIMIZER, "seconds", qt_clock() - start, "curve", curve_json(l));
-    if (report && l->opt.scope == QT_LEARN_MODEL)
-        json_object_set_new(report, "best_step", json_integer((json_int_t)l->at.best_step));
+    if (report && l->opt.scope == QT_LEARN_MODEL &&
+        json_object_set_new(report, "best_step", json_integer((json_int_t)l->at.best_step)) < 0) {
+        json_decref(report);
+        return NULL;
+    }
     return report;
 }
 

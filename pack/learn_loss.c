@@ -9,7 +9,7 @@ struct learn_work {
     size_t nhidden;
     float *grad, *ref;            /* backend, of a batch */
     float *all_ref;               /* backend, all windows: the unquantized model's last output */
-    struct qt_block_grads dw;     /* backend, each as large as that of any block */
+    struct qt_block_grads dw;     /* backend, each as large as that of any block, norms all alike */
     float *host;                  /* the largest of those, downloaded */
     float *all_student, *all_out; /* scope=block: inputs of the block; its unquantized output */
     size_t inputs_of, outputs_of; /* blocks that these two stand in front of, behind */
@@ -17,24 +17,11 @@ struct learn_work {
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-static int new_floats(float **out, struct qt_learner *l, size_t rows, size_t width,
-                      struct qt_err *err)
-{
-    size_t bytes;
-    void *p = NULL;
-    if (qt_mul_overflow(&bytes, rows, width) || qt_mul_overflow(&bytes, bytes, sizeof **out))
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory (%zu x %zu floats)", rows,
-                       width);
-    int rc = l->be->new (l->be, &p, bytes, err);
-    *out = p;
-    return rc;
-}
-
 /* Space for the gradients of any one block. */
 static int new_gradients(struct qt_learner *l, struct qt_err *err)
 {
     struct learn_work *work = l->work;
-    size_t size[QT_BLOCK_LINEARS] = {0}, largest = 0;
+    size_t size[QT_BLOCK_LINEARS] = {0}, largest = 0, norm_size = 0;
     int rc = QT_OK;
     for (size_t i = 0; i < l->nmatrices; i++) {
         const struct learn_matrix *m = &l->matrices[i];
@@ -44,14 +31,15 @@ static int new_gradients(struct qt_learner *l, struct qt_err *err)
         largest = m->learns && count > largest ? count : largest;
     }
     for (size_t i = 0; i < l->nnorms; i++)
-        largest = qt_max_size(largest, l->run->plan.items[l->norms[i].item].tensor->count);
+        norm_size = qt_max_size(norm_size, l->run->plan.items[l->norms[i].item].tensor->count);
+    largest = qt_max_size(largest, norm_size);
     for (size_t i = 0; i < QT_BLOCK_LINEARS; i++)
         if (size[i])
-            QT_TRY(new_floats(&work->dw.linear[i], l, size[i], 1, err));
+            QT_TRY(qt_backend_floats(&work->dw.linear[i], l->be, size[i], 1, err));
     for (size_t i = 0; i < l->nnorms; i++) {
         const struct learn_norm *norm = &l->norms[i];
         if (!work->dw.norm[norm->index])
-            QT_TRY(new_floats(&work->dw.norm[norm->index], l, largest, 1, err));
+            QT_TRY(qt_backend_floats(&work->dw.norm[norm->index], l->be, norm_size, 1, err));
     }
     QT_TRY(qt_array_new(&work->host, largest, sizeof *work->host, err));
 done:
@@ -66,9 +54,9 @@ static int new_buffers(struct qt_learner *l, struct qt_err *err)
     work->nhidden = l->opt.scope == QT_LEARN_BLOCK ? 2 : l->info.layers + 1;
     QT_TRY(qt_array_new(&work->hidden, work->nhidden, sizeof *work->hidden, err));
     for (size_t i = 0; i < work->nhidden; i++)
-        QT_TRY(new_floats(&work->hidden[i], l, batch, width, err));
-    QT_TRY(new_floats(&work->grad, l, batch, width, err));
-    QT_TRY(new_floats(&work->ref, l, batch, width, err));
+        QT_TRY(qt_backend_floats(&work->hidden[i], l->be, batch, width, err));
+    QT_TRY(qt_backend_floats(&work->grad, l->be, batch, width, err));
+    QT_TRY(qt_backend_floats(&work->ref, l->be, batch, width, err));
     QT_TRY(qt_array_new(&work->ids, batch, sizeof *work->ids, err));
     QT_TRY(qt_array_new(&work->targets, batch, sizeof *work->targets, err));
     QT_TRY(qt_array_new(&work->losses, batch, sizeof *work->losses, err));
@@ -126,7 +114,7 @@ static int embed_all(float **out, struct qt_learner *l, const struct qt_weights 
                      struct qt_err *err)
 {
     size_t tokens = l->data->samples * l->data->seqlen;
-    int rc = new_floats(out, l, tokens, l->info.hidden, err);
+    int rc = qt_backend_floats(out, l->be, tokens, l->info.hidden, err);
     return rc < 0 ? rc
                   : qt_model_embed(*out, l->model, weights, l->be, l->data->ids, tokens,
                                    l->data->seqlen, err);
@@ -192,7 +180,7 @@ static void gather_ids(struct qt_learner *l, const size_t *windows, size_t n)
 
 static int zero(struct qt_learner *l, float *x, size_t count, struct qt_err *err)
 {
-    return l->be->scale(l->be, x, 0, count, err);
+    return l->be->zero(l->be, x, count * sizeof *x, err);
 }
 
 /* Which of work->dw the layer wants, zeroed. */

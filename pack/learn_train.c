@@ -29,10 +29,7 @@ static void shuffle(size_t *windows, const struct qt_learner *l, size_t pass)
     uint64_t state = l->data->seed * 1000003 + pass;
     memcpy(windows, l->train, l->ntrain * sizeof *windows);
     for (size_t i = l->ntrain; i > 1; i--) {
-        uint64_t z = state += 0x9e3779b97f4a7c15;
-        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-        z = (z ^ z >> 27) * 0x94d049bb133111eb;
-        size_t j = (size_t)((z ^ z >> 31) % i), keep = windows[i - 1];
+        size_t j = (size_t)(qt_splitmix64(&state) % i), keep = windows[i - 1];
         windows[i - 1] = windows[j];
         windows[j] = keep;
     }
@@ -83,6 +80,10 @@ static int evaluate(struct qt_learner *l, size_t first, size_t end, learn_loss_f
     double value;
     int rc;
     QT_TRY(held_out_loss(&value, l, loss, err));
+    if (!isfinite(value))
+        return qt_fail(err, QT_E_INPUT, l->source.dir, NULL,
+                       "learning: loss of the held-out windows is not finite at step %zu",
+                       (size_t)at->step);
     QT_TRY(qt_array_grow(&l->points, &l->points_capacity, at->points + 1, sizeof *l->points, err));
     l->points[at->points++] = (struct learn_point){
         at->layer, at->step, at->loss_steps ? at->loss_sum / (double)at->loss_steps : 0, value};

@@ -26,12 +26,6 @@ static size_t numbered_block(const char *name)
     return 0;
 }
 
-static bool ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && strcmp(s + n - m, end) == 0;
-}
-
 /* Of models of images, sound and text: a word of the name begins like what sees, hears, or passes
  * on what was seen or heard. */
 static bool sees_or_hears(const char *name)
@@ -80,10 +74,10 @@ static const char *reason_to_copy(const struct qt_ckpt *ckpt, const struct qt_te
         return "embedding";
     if (strstr(t->name, "norm") || strstr(t->name, "bias"))
         return "not a linear weight";
-    if (strstr(t->name, "router") || ends_with(t->name, ".gate.weight") ||
-        ends_with(t->name, ".shared_expert_gate.weight"))
+    if (strstr(t->name, "router") || qt_name_ends_in(t->name, ".gate.weight") ||
+        qt_name_ends_in(t->name, ".shared_expert_gate.weight"))
         return "router";
-    if (!ends_with(t->name, ".weight"))
+    if (!qt_name_ends_in(t->name, ".weight"))
         return "not named .weight";
     if (!numbered_block(t->name))
         return "not in a decoder block";
@@ -131,8 +125,8 @@ done:
 
 static bool is_vector(const struct qt_tensor *t)
 {
-    return t->ndim < 2 ||
-           (t->ndim == 2 && t->shape[0] == 1 && !ends_with(t->name, ".weight")); /* as a row */
+    return t->ndim < 2 || (t->ndim == 2 && t->shape[0] == 1 &&
+                           !qt_name_ends_in(t->name, ".weight")); /* as a row */
 }
 
 /* The last rule whose regex matches anywhere in the name, or NULL. All that match count as used,

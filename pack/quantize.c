@@ -46,8 +46,6 @@ static int weights_crc(uint32_t *crc, const struct qt_run *run, struct qt_err *e
         *crc = qt_crc32(*crc, blob.data, blob.size);
         done += (double)blob.size;
         qt_log_progress(run->opt->log, "read", done, (double)run->plan.source_bytes);
-        if (blob.map)
-            qt_map_drop(blob.map, blob.data, blob.size);
         qt_blob_free(&blob);
     }
     return QT_OK;

@@ -70,7 +70,8 @@ static int same_bytes(bool *same, const char *a, const char *b, struct qt_err *e
         return rc;
     rc = qt_map_open(&map[1], b, err);
     if (rc == QT_OK) {
-        *same = map[0].size == map[1].size && memcmp(map[0].data, map[1].data, map[0].size) == 0;
+        *same = map[0].size == map[1].size &&
+                (map[0].size == 0 || memcmp(map[0].data, map[1].data, map[0].size) == 0);
         qt_map_close(&map[1]);
     }
     qt_map_close(&map[0]);

@@ -29,11 +29,6 @@ struct qt_run {
     double done_bytes; /* of the source, for progress */
 };
 
-static inline json_t *qt_crc_json(uint32_t crc)
-{
-    return json_sprintf("%08x", crc);
-}
-
 /* ---- items.c -------------------------------------------------------------------------------- */
 
 /* QT_E_INTERRUPTED when the caller has asked to stop. */

@@ -9,13 +9,13 @@
 
 #include <string.h>
 
+/* In the order of enum qt_act_scales. */
 static const char *const scales[] = {"block", "int", "row", NULL};
 static const char *const orders[] = {"none", "outliers", NULL};
 
 enum { CHOICE_PARAMS = 2 }; /* the first ones: of the choice of blocks with 8 bits */
 
 static const struct qt_param params[] = {
-    /* order as in enum qt_act_scales */
     {"a8max", QT_PARAM_REAL, 0.2, 0, 1, NULL,
      "largest share of multiply-accumulates with activations of 8 bits"},
     {"bound", QT_PARAM_REAL, 0, 0, 1e6, NULL,

@@ -122,27 +122,14 @@ static void choose_batch(struct eval *ev, size_t batch_bytes)
     ev->total = (double)ev->windows * (layers + 1);
 }
 
-static int new_floats(float **out, struct qt_backend *be, size_t rows, size_t cols,
-                      struct qt_err *err)
-{
-    size_t bytes;
-    void *p = NULL;
-    if (qt_mul_overflow(&bytes, rows, cols) || qt_mul_overflow(&bytes, bytes, sizeof **out))
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory (%zu x %zu floats)", rows,
-                       cols);
-    int rc = be->new (be, &p, bytes, err);
-    *out = p;
-    return rc;
-}
-
 static int new_buffers(struct eval *ev, struct qt_err *err)
 {
     int rc;
     for (size_t i = 0; i < ev->nsides; i++) {
         struct side *s = &ev->side[i];
         QT_TRY(qt_ends_open(&s->ends, s->model, s->weights, ev->be, err));
-        QT_TRY(new_floats(&s->hidden, ev->be, ev->batch * ev->seqlen, s->info.hidden, err));
-        QT_TRY(new_floats(&s->logits, ev->be, LOGIT_POSITIONS, s->info.vocab, err));
+        QT_TRY(qt_backend_floats(&s->hidden, ev->be, ev->batch * ev->seqlen, s->info.hidden, err));
+        QT_TRY(qt_backend_floats(&s->logits, ev->be, LOGIT_POSITIONS, s->info.vocab, err));
     }
     QT_TRY(qt_array_new(&ev->targets, LOGIT_POSITIONS, sizeof *ev->targets, err));
     QT_TRY(qt_array_new(&ev->scores, LOGIT_POSITIONS, sizeof *ev->scores, err));

@@ -4,13 +4,11 @@
 
 #include "verify/verify.h"
 
-/* splitmix64: the i-th value of a sequence. */
+/* The i-th value of a sequence. */
 static inline uint64_t gpu_random(uint64_t seed, uint64_t i)
 {
-    uint64_t z = seed + (i + 1) * 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
+    uint64_t state = seed + i * QT_SPLITMIX64_STEP;
+    return qt_splitmix64(&state);
 }
 
 /* Uniform in [-1, 1). */
