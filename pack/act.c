@@ -1,4 +1,5 @@
 /* The inputs of w4ax linears: rounding as a runtime does it, in plain C. */
+#include "pack/act_plan.h"
 #include "pack/scheme.h"
 
 #include <math.h>
@@ -140,8 +141,8 @@ static const struct qt_tensor *find_section(const struct qt_entry *e, const char
     return NULL;
 }
 
-static int read_section(void *dst, size_t bytes, const struct qt_container *c,
-                        const struct qt_entry *e, const char *name, struct qt_err *err)
+int qt_act_section(void *dst, size_t bytes, const struct qt_container *c, const struct qt_entry *e,
+                   const char *name, struct qt_err *err)
 {
     const struct qt_tensor *section = find_section(e, name);
     struct qt_blob blob;
@@ -193,8 +194,8 @@ int qt_act_row_factors(float *factor, const struct qt_container *c, const char *
                        first, first + n);
     QT_TRY(qt_array_new(&order, e->n, sizeof *order, err));
     QT_TRY(qt_array_new(&exp2, e->n, sizeof *exp2, err));
-    QT_TRY(read_section(order, e->n * sizeof *order, c, e, "row_order", err));
-    QT_TRY(read_section(exp2, e->n, c, e, "row_exp2", err));
+    QT_TRY(qt_act_section(order, e->n * sizeof *order, c, e, "row_order", err));
+    QT_TRY(qt_act_section(exp2, e->n, c, e, "row_exp2", err));
     for (size_t r = first; r < first + n; r++) {
         if (order[r] < first || order[r] - first >= n) {
             rc = qt_fail(err, QT_E_INPUT, qt_container_dir(c), e->name,
@@ -221,12 +222,12 @@ int qt_act_open(struct qt_act *out, const struct qt_container *c, const struct q
     QT_TRY(qt_spec_read(&spec, e->spec, err));
     out->scales = (enum qt_act_scales)qt_spec_value(&spec, "scales");
     QT_TRY(qt_array_new(&exp2, k, sizeof *exp2, err));
-    QT_TRY(read_section(out->order, k * sizeof *out->order, c, e, "col_order", err));
-    QT_TRY(read_section(exp2, k, c, e, "col_exp2", err));
+    QT_TRY(qt_act_section(out->order, k * sizeof *out->order, c, e, "col_order", err));
+    QT_TRY(qt_act_section(exp2, k, c, e, "col_exp2", err));
     for (size_t i = 0; i < k; i++)
         out->factor[i] = ldexpf(1, -exp2[i]);
-    QT_TRY(read_section(out->bits, qt_ceil_div(k, QT_ACT_BLOCK), c, e, "bits", err));
-    QT_TRY(read_section(&out->clip, sizeof out->clip, c, e, "clip", err));
+    QT_TRY(qt_act_section(out->bits, qt_ceil_div(k, QT_ACT_BLOCK), c, e, "bits", err));
+    QT_TRY(qt_act_section(&out->clip, sizeof out->clip, c, e, "clip", err));
     QT_TRY(qt_act_check(out, qt_container_dir(c), e->name, err));
 done:
     qt_free(exp2);

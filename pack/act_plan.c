@@ -62,7 +62,7 @@ static int add_linear(struct qt_act_planner *p, const struct qt_plan_item *item,
 }
 
 /* Channels of an input may be changed where a norm or w4ax linears make them. */
-static void allow_changes(struct qt_act_planner *p, size_t layer)
+void qt_act_allow_changes(struct qt_act_planner *p, size_t layer)
 {
     const struct qt_linear *linear;
     size_t n = qt_model_linears(&linear, p->model, layer);
@@ -95,7 +95,7 @@ int qt_act_find_inputs(struct qt_act_planner *p, const struct qt_plan *plan, str
         size_t n = qt_model_linears(&linear, p->model, l);
         for (size_t i = 0; i < n; i++)
             QT_TRY(add_linear(p, qt_plan_find(plan, linear[i].weight), &linear[i], err));
-        allow_changes(p, l);
+        qt_act_allow_changes(p, l);
     }
 done:
     return rc;
@@ -103,27 +103,11 @@ done:
 
 /* ---- statistics of a block's inputs --------------------------------------------------------- */
 
-static int new_zeros(void *out, struct qt_backend *be, size_t bytes, struct qt_err *err)
-{
-    void *zeros = NULL, *made = NULL;
-    int rc;
-    QT_TRY(qt_array_new(&zeros, bytes, 1, err));
-    QT_TRY(be->new (be, &made, bytes, err));
-    memcpy(out, &made, sizeof made);
-    QT_TRY(be->upload(be, made, zeros, bytes, err));
-done:
-    qt_free(zeros);
-    return rc;
-}
-
 static void observe_end(struct qt_act_planner *p)
 {
     for (int i = 0; i < QT_INPUTS; i++) {
         struct qt_channels *c = &p->channels[i];
-        p->be->free(p->be, c->absmax);
-        p->be->free(p->be, c->sum2);
-        p->be->free(p->be, c->hist);
-        *c = (struct qt_channels){0};
+        qt_backend_channels_free(c, p->be);
         qt_free(p->sample[i]);
         p->sample[i] = NULL;
     }
@@ -138,9 +122,7 @@ static int observe_begin(struct qt_act_planner *p, size_t layer, struct qt_err *
         p->sampled[i] = p->seen[i] = 0;
         if (!k)
             continue;
-        QT_TRY(new_zeros(&c->absmax, p->be, k * sizeof *c->absmax, err));
-        QT_TRY(new_zeros(&c->sum2, p->be, k * sizeof *c->sum2, err));
-        QT_TRY(new_zeros(&c->hist, p->be, k * QT_HIST_BINS * sizeof *c->hist, err));
+        QT_TRY(qt_backend_channels(c, p->be, k, err));
         QT_TRY(qt_array_new(&p->sample[i], SAMPLES, k * sizeof *p->sample[i], err));
     }
 done:
@@ -238,18 +220,19 @@ static int make_report(struct qt_act_planner *p, double left, struct qt_err *err
 {
     struct shares all = {0};
     json_t *layers = json_array();
+    bool failed = !layers;
     for (size_t l = 0; l < p->out->layers; l++) {
         struct shares one = {0};
         for (int i = 0; i < QT_INPUTS; i++) {
             add_input(&one, qt_act_input_at(p, l, i), qt_act_planned(p, l, i));
             add_input(&all, qt_act_input_at(p, l, i), qt_act_planned(p, l, i));
         }
-        json_array_append_new(layers, shares_json(&one));
+        failed |= json_array_append_new(layers, shares_json(&one)) < 0;
     }
     p->out->report = shares_json(&all);
-    json_object_set_new(p->out->report, "estimated_kld", json_real(left));
-    json_object_set_new(p->out->report, "layers", layers);
-    return p->out->report ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    failed |= json_object_set_new(p->out->report, "estimated_kld", json_real(left)) < 0;
+    failed |= json_object_set_new(p->out->report, "layers", layers) < 0;
+    return failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory") : QT_OK;
 }
 
 /* ---- the plan ------------------------------------------------------------------------------- */

@@ -42,4 +42,9 @@ int qt_act_plan_arrange(struct qt_arrange *out, const struct qt_act_plan *p,
                         struct qt_err *err);
 void qt_act_plan_arrange_free(struct qt_arrange *a);
 
+/* act.c: a section of a container's tensor into dst; QT_E_INPUT unless it has so many bytes. */
+int qt_act_section(void *dst, size_t bytes, const struct qt_container *c, const struct qt_entry *e,
+                   const char *name, struct qt_err *err);
+bool qt_entry_is_w4ax(const struct qt_entry *e);
+
 #endif

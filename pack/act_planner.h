@@ -36,6 +36,8 @@ struct qt_act_planner {
 /* act_plan.c: makes p->inputs (the caller's to free, also on failure) and finds p->spec, NULL where
  * the plan has no w4ax linear. Of p only the model counts. */
 int qt_act_find_inputs(struct qt_act_planner *p, const struct qt_plan *plan, struct qt_err *err);
+/* Sets what may be done to the inputs of a layer, from their k. */
+void qt_act_allow_changes(struct qt_act_planner *p, size_t layer);
 
 /* So many tokens more have gone through a block. QT_E_INTERRUPTED when the caller has asked to
  * stop.

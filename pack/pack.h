@@ -116,7 +116,7 @@ enum qt_act_scales { QT_ACT_SCALES_BLOCK, QT_ACT_SCALES_INT, QT_ACT_SCALES_ROW }
  * multiplied by factor[p], a power of two. Blocks of QT_ACT_BLOCK packed channels (the last may be
  * short) have bits[b] = 4 or 8. With a the absmax of a token's block and t that of the token,
  * everything in FP32:
- *     q = round(x * (1 / s)), ties to even, limited to -7..7 or -127..127
+ *     q = round(x * (1 / s)), of the exact product, ties to even, limited to -7..7 or -127..127
  *
  *     block:  s = a * (clip / 7) or a * (1 / 127)
  *
@@ -147,6 +147,11 @@ int qt_act_apply(float *y, const float *x, size_t m, const struct qt_act *a, str
 /* The same on backend memory. */
 int qt_act_apply_on(struct qt_backend *be, float *y, const float *x, size_t m,
                     const struct qt_act *a, struct qt_err *err);
+
+/* QT_E_INPUT, naming the tensor, unless the w4ax tensors of a container go together: linears that
+ * share an input take it alike, and their rows stand where the input that they become has its
+ * channels. model: the container's. */
+int qt_act_agree(const struct qt_container *c, const struct qt_model *model, struct qt_err *err);
 
 /* Which rows and columns of a matrix stand where: packed row r is source row row_order[r] times
  * row_factor[r], packed column p the input's packed channel p (divided by its factor). */
@@ -324,7 +329,7 @@ struct qt_plan {
     uint64_t packed_bytes;  /* stored bytes of those */
     uint64_t source_bytes;  /* all tensors */
     uint64_t output_bytes;  /* all tensors, packed and copied, and scales for a cache */
-    uint64_t working_bytes; /* estimate of the memory a run needs beyond mapped files */
+    uint64_t working_bytes; /* a tensor and what packing it by search takes, beyond mapped files */
     /* Scales of keys: a tensor kv.layers.L.k_scale and one k_zero, F32 [heads][head_dim], for each
      * layer (qt_plan_check_model). */
     struct {

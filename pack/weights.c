@@ -1,9 +1,10 @@
 /* A container as a source of weights: quantized tensors decoded, the others as they are. */
+#include "pack/act_plan.h"
 #include "pack/scheme.h"
 
 #include <string.h>
 
-static bool is_w4ax(const struct qt_entry *e)
+bool qt_entry_is_w4ax(const struct qt_entry *e)
 {
     return strncmp(e->spec, "w4ax", 4) == 0 && (e->spec[4] == ':' || e->spec[4] == '\0');
 }
@@ -44,7 +45,7 @@ static int runtime_input(void *ctx, struct qt_backend *be, float *y, const float
     const struct qt_container *c = ctx;
     const struct qt_entry *e = qt_container_find(c, linear->weight);
     struct qt_act act;
-    if (!e || !is_w4ax(e))
+    if (!e || !qt_entry_is_w4ax(e))
         return be->copy(be, y, x, m * k * sizeof *x, err);
     int rc = qt_act_open(&act, c, e, err);
     if (rc == QT_OK)
@@ -58,7 +59,7 @@ struct qt_weights qt_weights_of_container(const struct qt_container *c)
     void *ctx = (void *)(uintptr_t)c;
     bool quantized_inputs = false;
     for (size_t i = 0; i < qt_container_count(c); i++)
-        quantized_inputs |= is_w4ax(qt_container_entry(c, i));
+        quantized_inputs |= qt_entry_is_w4ax(qt_container_entry(c, i));
     return (struct qt_weights){
         .dir = qt_container_dir(c),
         .ctx = ctx,

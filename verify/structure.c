@@ -3,8 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { STRIP_ROWS = 16 };
-
 /* What one run of the check needs everywhere. */
 struct check {
     const struct qt_container *container;
@@ -39,27 +37,25 @@ static int check_crcs(struct check *check, struct qt_err *err)
 
 /* ---- decoded weights are numbers ------------------------------------------------------------ */
 
-struct finite_job {
-    const struct qt_container *container;
-    const struct qt_packed *packed;
-    const char *name;
-};
-
-static int strip_is_finite(void *ctx, size_t item, int thread, struct qt_err *err)
+/* Some strips of 16 rows at a time, for all threads. */
+static int check_finite(const struct check *check, const struct qt_packed *p, const char *name,
+                        struct qt_err *err)
 {
-    const struct finite_job *job = ctx;
-    const struct qt_packed *p = job->packed;
-    size_t row0 = item * STRIP_ROWS, rows = qt_min_size(STRIP_ROWS, p->n - row0);
-    float *w = NULL;
+    const size_t weights = 1 << 23, rows = qt_round_up(qt_ceil_div(weights, p->k), 16);
+    float *w;
     int rc;
-    (void)thread;
-    QT_TRY(qt_array_new(&w, rows * p->k, sizeof *w, err));
-    QT_TRY(qt_packed_decode(w, p, row0, rows, err));
-    size_t at = qt_find_nonfinite(w, rows * p->k);
-    if (at < rows * p->k)
-        rc = qt_fail(err, QT_E_INPUT, qt_container_dir(job->container), job->name,
+    QT_TRY(qt_array_new(&w, qt_min_size(rows, p->n) * p->k, sizeof *w, err));
+    for (size_t row0 = 0; row0 < p->n; row0 += rows) {
+        const size_t count = qt_min_size(rows, p->n - row0) * p->k;
+        QT_TRY(qt_packed_decode(w, p, row0, count / p->k, err));
+        const size_t at = qt_find_nonfinite(w, count);
+        if (at == count)
+            continue;
+        rc = qt_fail(err, QT_E_INPUT, qt_container_dir(check->container), name,
                      "decodes to a non-finite weight at row %zu, column %zu", row0 + at / p->k,
                      at % p->k);
+        goto done;
+    }
 done:
     qt_free(w);
     return rc;
@@ -172,8 +168,7 @@ static int check_entry(struct qt_verify_tensor *out, const struct check *check,
     int rc;
     QT_TRY(qt_packed_open(&p, check->container, e, err));
     QT_TRY(qt_packed_check_repack(&p, qt_container_dir(check->container), e->name, err));
-    struct finite_job job = {check->container, &p, e->name};
-    QT_TRY(qt_parallel(qt_ceil_div(p.n, STRIP_ROWS), strip_is_finite, &job, err));
+    QT_TRY(check_finite(check, &p, e->name, err));
     out->name = e->name;
     out->spec = e->spec;
     out->n = e->n;
@@ -227,20 +222,30 @@ static int check_copies(struct qt_verify_report *out, struct check *check, struc
 }
 
 /* Scales of keys fit the model, and are scales. */
-static int check_kv(struct check *check, struct qt_err *err)
+static int check_kv(struct check *check, const struct qt_model_info *info, struct qt_err *err)
 {
-    struct qt_weights w = qt_weights_of_container(check->container);
-    struct qt_model *model;
     struct qt_kv kv;
-    if (!qt_kv_entry(check->container))
-        return QT_OK;
-    int rc = qt_model_open(&model, &w, err);
-    if (rc < 0)
-        return rc;
-    const struct qt_model_info *info = qt_model_info(model);
-    rc = qt_kv_open(&kv, check->container, info, err);
+    int rc = qt_kv_open(&kv, check->container, info, err);
     qt_kv_free(&kv);
     advance(check, 2 * info->layers * info->kv_heads * info->head_dim * sizeof *kv.scale);
+    return rc;
+}
+
+/* What only the model tells. */
+static int check_with_model(struct check *check, struct qt_err *err)
+{
+    const struct qt_weights w = qt_weights_of_container(check->container);
+    const bool kv = qt_kv_entry(check->container) != NULL, inputs = w.runtime.input != NULL;
+    struct qt_model *model = NULL;
+    int rc = QT_OK;
+    if (!kv && !inputs)
+        return QT_OK;
+    QT_TRY(qt_model_open(&model, &w, err));
+    if (inputs)
+        QT_TRY(qt_act_agree(check->container, model, err));
+    if (kv)
+        QT_TRY(check_kv(check, qt_model_info(model), err));
+done:
     qt_model_close(model);
     return rc;
 }
@@ -270,7 +275,7 @@ int qt_verify(struct qt_verify_report *out, const struct qt_container *c,
     QT_TRY(check_crcs(&check, err));
     QT_TRY(check_entries(out, &check, err));
     QT_TRY(check_copies(out, &check, err));
-    QT_TRY(check_kv(&check, err));
+    QT_TRY(check_with_model(&check, err));
     QT_TRY(check_complete(&check, err));
     QT_TRY(qt_checksums_check(qt_container_dir(c), err));
 done:

@@ -37,11 +37,11 @@ struct qt_verify_report {
     uint64_t bytes; /* of all stored tensors */
 };
 
-/* CRC of every stored tensor, section shapes and values, finiteness of the decoded weights, repack
- * round trip, scales of a KV cache, that nothing but norms claims to be tuned, and they only where
- * norms were; with a source also the error per tensor, that copied tensors equal it byte for byte,
- * and that tuned ones were made of it. QT_E_INPUT at the first violation, naming the tensor. source
- * and log may be NULL. */
+/* CRC of every stored tensor, section shapes and values, finiteness of the decoded weights,
+ * repack round trip, scales of a KV cache, that w4ax tensors go together, that nothing but
+ * vectors claims to be tuned, and they only where norms were; with a source also the error per
+ * tensor, that copied tensors equal it byte for byte, and that tuned ones were made of it.
+ * QT_E_INPUT at the first violation, naming the tensor. source and log may be NULL. */
 int qt_verify(struct qt_verify_report *out, const struct qt_container *c,
               const struct qt_ckpt *source, const struct qt_log *log, struct qt_err *err);
 void qt_verify_free(struct qt_verify_report *report);

@@ -277,6 +277,62 @@ static void hostile_orders_are_refused(void **state)
     world_close(&w);
 }
 
+/* What linears that share an input, or make the one of others, have to have in common. */
+static void tensors_go_together(void **state)
+{
+    enum how { SWAP, FLIP_BITS, ADD, CLIP }; /* the first two U32; the first byte; F32 */
+    static const struct {
+        const char *tensor, *section;
+        enum how how;
+        const char *message;
+    } cases[] = {
+        {"self_attn.q_proj", "col_order", SWAP, "'col_order' is not that of"},
+        {"self_attn.v_proj", "col_exp2", ADD, "'col_exp2' is not that of"},
+        {"self_attn.k_proj", "bits", FLIP_BITS, "'bits' is not that of"},
+        {"mlp.up_proj", "clip", CLIP, "'clip' is not that of"},
+        {"self_attn.q_proj", "row_order", SWAP, "of the source"},
+        {"self_attn.v_proj", "row_order", SWAP, "of the source"},
+        {"self_attn.o_proj", "col_order", SWAP, ""},
+        {"mlp.down_proj", "col_order", SWAP, "of the source"},
+        {"mlp.up_proj", "row_exp2", ADD, "the model wants"},
+        {"mlp.gate_proj", "row_exp2", ADD, "the model wants"},
+    };
+    struct world w;
+    (void)state;
+    world_open(&w, "w4ax", NULL);
+    expect_ok("as it was", qt_act_agree(w.c, w.model, &w.err), &w.err);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char tensor[80];
+        snprintf(tensor, sizeof tensor, "model.layers.0.%s.weight", cases[i].tensor);
+        const struct qt_entry *e = qt_container_find(w.c, tensor);
+        const size_t at = offset_of(&w, e, cases[i].section);
+        const float clip = 0.4375f;
+        unsigned char kept[8], now[8];
+        struct qt_blob blob;
+        expect_ok("read",
+                  qt_ckpt_read(&blob, qt_container_ckpt(w.c),
+                               e->section[find_section(e, cases[i].section)].tensor, &w.err),
+                  &w.err);
+        const size_t size = cases[i].how == SWAP ? 8 : cases[i].how == CLIP ? 4 : 1;
+        memcpy(kept, blob.data, size);
+        qt_blob_free(&blob);
+        for (size_t b = 0; b < size; b++)
+            now[b] = cases[i].how == SWAP        ? kept[(b + 4) % 8]
+                     : cases[i].how == FLIP_BITS ? (unsigned char)(12 - kept[b])
+                                                 : (unsigned char)(kept[b] + 1);
+        if (cases[i].how == CLIP)
+            memcpy(now, &clip, sizeof clip);
+        for (size_t b = 0; b < size; b++)
+            poke(&w, at + b, now[b]);
+        expect_error(tensor, qt_act_agree(w.c, w.model, &w.err), QT_E_INPUT, cases[i].message,
+                     &w.err);
+        for (size_t b = 0; b < size; b++)
+            poke(&w, at + b, kept[b]);
+    }
+    expect_ok("as it was", qt_act_agree(w.c, w.model, &w.err), &w.err);
+    world_close(&w);
+}
+
 static void sections_must_be_there_and_fit(void **state)
 {
     static const char *const names[] = {"col_order", "col_exp2", "bits", "clip"};
@@ -326,6 +382,15 @@ static void allocation_failures(void **state)
         qt_act_free(&act);
         assert_true(n < 1000);
     }
+    failed = true;
+    for (long n = 0; failed; n++) {
+        qt_mem_fail_after(n);
+        int rc = qt_act_agree(w.c, w.model, NULL);
+        qt_mem_fail_after(-1);
+        failed = rc < 0;
+        assert_int_equal(rc, failed ? QT_E_RESOURCE : QT_OK);
+        assert_true(n < 1000);
+    }
     world_close(&w);
 }
 
@@ -339,6 +404,7 @@ int main(void)
         cmocka_unit_test(other_schemes_are_left_alone),
         cmocka_unit_test(hostile_inputs_are_refused),
         cmocka_unit_test(hostile_orders_are_refused),
+        cmocka_unit_test(tensors_go_together),
         cmocka_unit_test(sections_must_be_there_and_fit),
         cmocka_unit_test(allocation_failures),
     };
