@@ -14,8 +14,8 @@ enum qt_status {
     QT_E_GATE = -5,        /* a --gate condition failed */
     QT_E_RESOURCE = -6,    /* out of memory, disk or I/O error */
     QT_E_NO_GPU = -7,      /* no usable GPU */
-    QT_E_RESUME = -8,      /* --resume with other options or inputs */
-    QT_E_INTERRUPTED = -9, /* stopped by a signal, resumable */
+    QT_E_RESUME = -8,      /* --resume with other options or inputs, or of what is damaged */
+    QT_E_INTERRUPTED = -9, /* stopped by a signal */
 };
 
 /* Filled by the first function that knows what went wrong; empty strings where not applicable. */

@@ -49,6 +49,8 @@ int qt_calibrate_check(const struct qt_qcal *q, const struct qt_ckpt *ckpt,
 /* ---- gathering ------------------------------------------------------------------------------ */
 
 struct run {
+    const char *path;
+    const struct qt_calibrate_options *opt;
     struct qt_backend *be;
     struct qt_weights weights;
     struct qt_model *model;
@@ -65,6 +67,8 @@ struct run {
 static int tap_input(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err)
 {
     struct run *r = ctx;
+    if (r->opt->interrupted && r->opt->interrupted())
+        return qt_fail(err, QT_E_INTERRUPTED, r->path, NULL, "interrupted; nothing is kept");
     int rc = r->be->gram(r->be, r->gram[input], x, m, k, err);
     return rc < 0 ? rc : r->be->channels(r->be, &r->channels[input], x, m, k, err);
 }
@@ -163,7 +167,8 @@ int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *i
                  const struct qt_qcal_part *part, const struct qt_calibrate_options *opt,
                  struct qt_err *err)
 {
-    struct run r = {.be = opt->backend, .weights = qt_weights_of_ckpt(ckpt)};
+    struct run r = {
+        .path = path, .opt = opt, .be = opt->backend, .weights = qt_weights_of_ckpt(ckpt)};
     struct qt_qcal_part stored = *part;
     int rc;
     QT_TRY(qt_model_open(&r.model, &r.weights, err));

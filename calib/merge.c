@@ -129,6 +129,10 @@ int qt_calibrate_merge(const char *path, const char *const *paths, size_t n,
     for (size_t l = 0; l < info.layers; l++) {
         for (size_t i = 0; i < QT_INPUTS; i++)
             QT_TRY(merge_input(w, &m, l, i, err));
+        if (opt->interrupted && opt->interrupted()) {
+            rc = qt_fail(err, QT_E_INTERRUPTED, path, NULL, "interrupted; nothing is kept");
+            goto done;
+        }
         qt_log_progress(opt->log, "merge", (double)(l + 1), (double)info.layers);
     }
     QT_TRY(qt_qcal_finish(w, err));

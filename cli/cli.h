@@ -127,6 +127,12 @@ int table_print(struct table *t, struct qt_err *err);
 int table_print_to(FILE *f, struct table *t, struct qt_err *err);
 void table_free(struct table *t);
 
+/* interrupt.c. From catch on the first SIGINT or SIGTERM is kept for long work to ask after; a
+ * second one ends the process at once. One that is ignored from the start (nohup, a background job)
+ * stays ignored. */
+void interrupt_catch(void);
+bool interrupt_came(void);
+
 /* Names come out of untrusted files: no control character may reach a terminal. */
 void text_print(FILE *f, const char *p, size_t len);
 /* Each writes into buf and returns it. */

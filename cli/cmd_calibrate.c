@@ -59,7 +59,8 @@ static int check_arguments(const struct calibrate_options *o, const char *const 
 static int calibrate(struct cli *cli, const struct calibrate_options *o, const char *path,
                      struct qt_err *err)
 {
-    struct qt_calibrate_options opt = {.force = o->force, .log = &cli->log};
+    struct qt_calibrate_options opt = {
+        .force = o->force, .log = &cli->log, .interrupted = interrupt_came};
     struct calibration calibration = {0};
     struct qt_ckpt *ckpt = NULL;
     int rc;
@@ -77,9 +78,11 @@ done:
 static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
 {
     const struct calibrate_options *o = options;
-    struct qt_calibrate_options opt = {.force = o->force, .log = &cli->log};
+    struct qt_calibrate_options opt = {
+        .force = o->force, .log = &cli->log, .interrupted = interrupt_came};
     size_t n = 0;
     int rc;
+    interrupt_catch();
     QT_TRY(check_arguments(o, args, err));
     while (args[n])
         n++;
@@ -130,7 +133,8 @@ const struct command cmd_calibrate = {
         "added to others with --merge, as if calibrated on the data of all; the order of the "
         "files makes no difference. docs/format.md describes it.\n\n"
         "The same checkpoint and data give the same bytes, for any number of threads. The work is "
-        "done in X.qcal.partial, which becomes X.qcal at the end; an interrupted run starts anew.",
+        "done in X.qcal.partial, which becomes X.qcal at the end. Ctrl-C or SIGTERM ends it (exit "
+        "status 75) and leaves nothing; there is no going on.",
     .examples = "  qtool calibrate examples/nano-llama -o nano.qcal \\\n"
                 "      --data examples/nano-llama/calib.txt\n"
                 "  qtool calibrate --merge prose.qcal code.qcal -o both.qcal\n"

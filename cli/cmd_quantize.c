@@ -1,7 +1,6 @@
 #include "cli/cli.h"
 
 #include <math.h>
-#include <signal.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,32 +13,6 @@ struct quantize_options {
     size_t kv;
     bool tune_norms, force, resume, strict;
 };
-
-/* ---- signals -------------------------------------------------------------------------------- */
-
-/* A signal handler can only reach a global. */
-static volatile sig_atomic_t stop_requested;
-
-static void request_stop(int sig)
-{
-    (void)sig;
-    stop_requested = 1;
-}
-
-static bool is_interrupted(void)
-{
-    return stop_requested != 0;
-}
-
-/* The first signal stops at the next tensor; a second one ends the process at once. A signal that
- * is ignored from the start (nohup, a background job) stays ignored. */
-static void catch_signal(int sig)
-{
-    struct sigaction action = {.sa_handler = request_stop, .sa_flags = (int)SA_RESETHAND}, before;
-    sigemptyset(&action.sa_mask);
-    if (sigaction(sig, NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-        sigaction(sig, &action, NULL);
-}
 
 /* ---- resuming ------------------------------------------------------------------------------- */
 
@@ -190,8 +163,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     struct calibration calibration = {0};
     struct qt_learn_options learn;
     int rc;
-    catch_signal(SIGINT);
-    catch_signal(SIGTERM);
+    interrupt_catch();
     QT_TRY(rules_parse(&rules, &o->tensor, err));
     QT_TRY(qt_learn_parse(&learn, o->learn ? o->learn : "", err));
     learn.norms = o->tune_norms;
@@ -206,7 +178,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         .resume = o->resume,
         .strict = o->strict,
         .log = &cli->log,
-        .interrupted = is_interrupted,
+        .interrupted = interrupt_came,
     };
     QT_TRY(calibration_open(&calibration, &o->calibration, ckpt, o->common.device, err));
     if (calibration.data.samples || calibration.file)

@@ -202,7 +202,8 @@ static int print_report(const struct results *r, const struct qt_gpu *gpu,
               (unsigned long long)r->report.bytes);
     for (size_t i = 0; i < n; i++)
         if (i != 1) /* bytes are above */
-            table_row(&t, "%s\t%.6g", figures[i].name, figures[i].value);
+            table_row(&t, isnan(figures[i].value) ? "%s\t-" : "%s\t%.6g", figures[i].name,
+                      figures[i].value);
 done:
     second = table_print(&t, rc < 0 ? NULL : err);
     return rc < 0 ? rc : second;
@@ -459,7 +460,8 @@ const struct command cmd_verify = {
     .description =
         "Reads all of a container: checksums, SHA256SUMS too, manifest against tensors, what each "
         "scheme requires of its sections, that every quantized weight decodes to a finite number, "
-        "and that codes pack to the stored bytes again.\n\n"
+        "that codes pack to the stored bytes again, and that w4ax tensors of a model go together. "
+        "Of copied tensors the values are not looked at.\n\n"
         "With --device cuda every quantized tensor also goes through its fused GPU kernel: 1 to "
         "128 tokens, random and heavy-tailed activations, FP16 and BF16, against the CPU's "
         "products of the decoded weights (FP32, some rows in FP64), each run twice, with NaN in "

@@ -13,8 +13,8 @@ const struct exit_code exit_codes[] = {
     {5, "a --gate condition failed"},
     {6, "out of memory or disk, or an I/O error"},
     {7, "no usable GPU"},
-    {8, "--resume with other options or inputs than the earlier run"},
-    {75, "quantize was interrupted; --resume goes on"},
+    {8, "--resume with other options or inputs, or of what is damaged"},
+    {75, "interrupted; quantize --resume goes on"},
     {0},
 };
 

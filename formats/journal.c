@@ -187,7 +187,8 @@ static int add_unit(struct qt_journal *j, json_t *line, struct qt_err *err)
     const char *unit = json_string_value(json_object_get(line, "unit"));
     if (!unit || !json_object_get(line, "record") ||
         !json_is_array(json_object_get(line, "tensors")))
-        return qt_fail(err, QT_E_RESUME, j->path, NULL, "cannot resume: the journal is damaged");
+        return qt_fail(err, QT_E_RESUME, j->path, NULL,
+                       "cannot resume: the journal is damaged; start anew, without --resume");
     return json_object_set(j->units, unit, line) < 0 ? no_memory(err, j->path) : QT_OK;
 }
 

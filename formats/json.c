@@ -75,8 +75,9 @@ static int parse(json_t **out, const char *text, size_t size, size_t flags, cons
     *out = NULL;
     if (no_memory)
         return qt_fail(err, QT_E_RESOURCE, file, NULL, "out of memory while parsing JSON");
+    const bool nul = json_error_code(&error) == json_error_null_character;
     return qt_fail(err, QT_E_INPUT, file, NULL, "line %d, column %d: %s", error.line, error.column,
-                   error.text);
+                   nul ? "NUL byte in a string (\\u0000)" : error.text);
 }
 
 int qt_json_parse(json_t **out, const char *text, size_t size, const char *file, struct qt_err *err)

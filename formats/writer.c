@@ -239,7 +239,7 @@ static int mark_committed(struct qt_writer *w, const json_t *unit, struct qt_err
         json_int_t i = json_is_integer(item) ? json_integer_value(item) : -1;
         if (i < 0 || (size_t)i >= w->count || w->places[i].committed)
             return qt_fail(err, QT_E_RESUME, w->journal.path, NULL,
-                           "cannot resume: the journal is damaged");
+                           "cannot resume: the journal is damaged; start anew, without --resume");
         w->places[i].committed = true;
         w->places[i].written = w->places[i].size;
     }
@@ -254,7 +254,8 @@ static int check_shard(const struct shard *s, struct qt_err *err)
     struct qt_map map;
     if (lstat(s->path, &st) < 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != s->size)
         return qt_fail(err, QT_E_RESUME, s->path, NULL,
-                       "cannot resume: the file is missing or not as it was left");
+                       "cannot resume: the file is missing or not as it was left; start anew, "
+                       "without --resume");
     int rc = qt_map_open(&map, s->path, err);
     if (rc < 0)
         return rc;
@@ -450,7 +451,8 @@ int qt_writer_load(void **data, size_t *size, const struct qt_writer *w, enum qt
     if (*size >= sizeof crc)
         memcpy(&crc, text + *size - sizeof crc, sizeof crc);
     if (*size < sizeof crc || crc != qt_crc32(0, text, *size - sizeof crc)) {
-        rc = qt_fail(err, QT_E_RESUME, path, NULL, "cannot resume: the file is damaged");
+        rc = qt_fail(err, QT_E_RESUME, path, NULL,
+                     "cannot resume: the file is damaged; start anew, without --resume");
         goto done;
     }
     *size -= sizeof crc;

@@ -245,11 +245,29 @@ static void write_text(struct qt_spec *spec)
                    spec->fixed);
 }
 
+/* Parameters behind the preset's name, "" or ":...", with those of the preset. */
+static int read_params(struct qt_spec *out, const char *text, struct qt_err *err)
+{
+    const struct qt_param *params = out->scheme->params;
+    unsigned by_preset = 0, by_user = 0;
+    int rc = QT_OK;
+    for (size_t i = 0; params[i].key; i++)
+        out->value[i] = params[i].initial;
+    if (out->preset->values[0])
+        QT_TRY(qt_params_parse(out->value, &by_preset, params, 0, out->preset->values, err));
+    out->fixed = fixed_params(params, by_preset);
+    if (*text)
+        QT_TRY(qt_params_parse(out->value, &by_user, params, out->fixed, text + 1, err));
+    QT_TRY(out->scheme->check_spec(out, err));
+done:
+    return rc;
+}
+
 int qt_spec_read(struct qt_spec *out, const char *text, struct qt_err *err)
 {
+    struct qt_err inner = {0};
     char name[32];
     size_t len = strcspn(text, ":");
-    unsigned by_preset = 0, by_user = 0;
     *out = (struct qt_spec){0};
     if (strlen(text) >= QT_SPEC_TEXT || len >= sizeof name)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "scheme text '%.40s...' is too long", text);
@@ -264,20 +282,9 @@ int qt_spec_read(struct qt_spec *out, const char *text, struct qt_err *err)
     int rc = find_preset(out, name, err);
     if (rc < 0)
         return rc;
-    const struct qt_param *params = out->scheme->params;
-    for (size_t i = 0; params[i].key; i++)
-        out->value[i] = params[i].initial;
-    if (out->preset->values[0])
-        rc = qt_params_parse(out->value, &by_preset, params, 0, out->preset->values, err);
-    if (rc < 0)
-        return rc;
-    out->fixed = fixed_params(params, by_preset);
-    if (text[len])
-        rc = qt_params_parse(out->value, &by_user, params, out->fixed, text + len + 1, err);
-    if (rc == QT_OK)
-        rc = out->scheme->check_spec(out, err);
+    rc = read_params(out, text + len, &inner);
     write_text(out);
-    return rc;
+    return rc < 0 ? qt_fail(err, rc, NULL, NULL, "scheme '%s': %s", text, inner.reason) : QT_OK;
 }
 
 int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err)

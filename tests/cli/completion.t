@@ -3,7 +3,7 @@ $ qtool manual
 > ^\.TH QTOOL 1 
 > ^\.SS qtool quantize CKPT
 > ^\.B \\-\-tensor|^\.B \\-\\-tensor
-> ^quantize was interrupted
+> ^interrupted
 2-
 need command -v groff
 $ qtool manual >qtool.1 && groff -man -Tutf8 -ww qtool.1 >/dev/null

@@ -72,6 +72,12 @@ $ qtool quantize "$NANO" -o acts --scheme w4ax --data "$NANO/calib.txt" --sample
 2 interrupted while the precision of activations was being chosen
 $ test ! -e acts
 
+# What calibrates has nothing to go on from, and leaves nothing.
+$ qtool calibrate "$NANO" -o x.qcal --data "$NANO/calib.txt" --samples 64 --seqlen 512 -q --threads 1 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -e x.qcal.partial ]; do sleep 0.01; done; kill -TERM $pid; wait $pid; rc=$?; cat err >&2; exit $rc
+? 75
+2 ^qtool calibrate: x\.qcal: interrupted; nothing is kept$
+$ ! ls | grep x.qcal
+
 # What has come into OUT's place meanwhile stays, and so does the work.
 $ qtool quantize zeros.safetensors -o late --scheme lut3 -q 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -s late.partial/journal ]; do sleep 0.01; done; mkdir late; wait $pid; rc=$?; cat err >&2; exit $rc
 ? 6

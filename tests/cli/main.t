@@ -7,7 +7,7 @@ $ qtool
 $ qtool --help
 > ^usage: qtool COMMAND
 > ^  quantize +make a container
-> ^  75  quantize was interrupted
+> ^  75  interrupted
 2-
 
 $ qtool help

@@ -680,6 +680,24 @@ static void hidden_states_are_made_up_for(void **state)
     }
 }
 
+static void enlarge_last_norm(const char *name, float *w, size_t count)
+{
+    for (size_t i = 0; i < count && strcmp(name, "model.norm.weight") == 0; i++)
+        w[i] = 3e38f;
+}
+
+/* Of these no block is more sensitive than another. */
+static void logits_have_to_be_finite(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, enlarge_last_norm);
+    struct qt_quantize_options opt = options(f, "a", "w4ax");
+    struct qt_quantize_report report;
+    expect_error("overflow", qt_quantize(&report, ckpt, &opt, &f->err), QT_E_INPUT,
+                 "logits that are not finite", &f->err);
+    qt_ckpt_close(ckpt);
+}
+
 static void dead_channels_are_counted(void **state)
 {
     struct fixture *f = *state;
@@ -904,6 +922,7 @@ int main(void)
         TEST(experts_have_limits),
         TEST(chosen_activations_are_kept),
         TEST(kept_activations_are_checked),
+        TEST(logits_have_to_be_finite),
         TEST(dead_channels_are_counted),
         TEST(dead_inputs_fall_back),
         TEST(fewer_tokens_than_channels),

@@ -17,7 +17,7 @@ static const struct {
     {"column", "{\"a\" 1}", "line 1, column 6: ':' expected"},
     {"duplicate key", "{\"a\": 1, \"a\": 2}", "duplicate object key"},
     {"duplicate by escape", "{\"a\": 1, \"\\u0061\": 2}", "duplicate object key"},
-    {"nul in string", "{\"a\": \"\\u0000\"}", "NUL"},
+    {"nul in string", "{\"a\": \"\\u0000\"}", "NUL byte in a string"},
     {"nul in key", "{\"a\\u0000b\": 1}", "NUL"},
     {"bad utf-8", "{\"a\": \"\xff\"}", "unable to decode byte 0xff"},
     {"overlong utf-8", "{\"a\": \"\xc0\xaf\"}", "unable to decode byte 0xc0"},
