@@ -47,7 +47,8 @@ static int print_plan(const struct qt_plan *plan, struct qt_err *err)
               text_bytes(after, plan->output_bytes),
               plan->source_bytes ? 100 * (double)plan->output_bytes / (double)plan->source_bytes
                                  : 100);
-    table_row(&sum, "memory\t%s beyond mapped files", text_bytes(memory, plan->working_bytes));
+    table_row(&sum, "memory\t%s beyond mapped files, without calibration",
+              text_bytes(memory, plan->working_bytes));
     const struct qt_plan_item *first;
     const enum qt_need need = qt_plan_needs(plan, &first);
     if (need != QT_NEEDS_NOTHING)

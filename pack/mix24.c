@@ -189,6 +189,7 @@ const struct qt_scheme qt_scheme_mix24 = {
     .conditional = true,
     .polish = polish,
     .prepare = qt_mix24_prepare,
+    .prepare_bytes = qt_mix24_prepare_bytes,
     .scratch_bytes = qt_mix24_scratch_bytes,
     .paper_bpw = paper_bpw,
     .quantize = qt_mix24_quantize,

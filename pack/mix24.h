@@ -128,6 +128,7 @@ bool qt_mix24_repack_equal(const struct qt_packed *p, const struct qt_strip *str
 
 /* scheme->prepare: section perm, the CSR's structure, scale_exp2. importance[k]: what a squared
  * error of a channel costs; NULL = 1. */
+size_t qt_mix24_prepare_bytes(const struct qt_packed *p);
 int qt_mix24_prepare(struct qt_packed *p, const struct qt_matrix *w, const float *importance,
                      struct qt_err *err);
 

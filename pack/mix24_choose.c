@@ -379,6 +379,14 @@ static void set_costs(struct chooser *c, const float *importance, bool squared)
     }
 }
 
+size_t qt_mix24_prepare_bytes(const struct qt_packed *p)
+{
+    struct qt_mix24 m;
+    qt_mix24_open(&m, p);
+    return (m.outliers ? m.n * m.k * sizeof(float) : 0) + m.strips * m.groups * sizeof(double) +
+           (size_t)qt_threads() * ROWS * m.k * sizeof(float);
+}
+
 int qt_mix24_prepare(struct qt_packed *p, const struct qt_matrix *w, const float *importance,
                      struct qt_err *err)
 {

@@ -314,8 +314,10 @@ static void plan_add(struct qt_plan *plan, const struct qt_plan_item *item)
     }
     size_t bytes = qt_packed_bytes(&item->packed);
     size_t rows = 2 * QT_FRAG_ROWS * item->packed.k * sizeof(float);
-    size_t scratch = item->packed.spec.scheme->scratch_bytes(&item->packed) + rows;
-    uint64_t working = bytes + scratch * (size_t)qt_threads();
+    const struct qt_scheme *scheme = item->packed.spec.scheme;
+    const size_t strips = (scheme->scratch_bytes(&item->packed) + rows) * (size_t)qt_threads();
+    const size_t before = scheme->prepare_bytes ? scheme->prepare_bytes(&item->packed) : 0;
+    const uint64_t working = bytes + qt_max_size(strips, before);
     plan->quantized++;
     plan->weights += item->tensor->count;
     plan->packed_bytes += bytes;

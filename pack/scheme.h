@@ -85,6 +85,8 @@ struct qt_scheme {
     /* Whole-matrix preparation before strips: tables, what is global. NULL if there is none. */
     int (*prepare)(struct qt_packed *p, const struct qt_matrix *w, const float *importance,
                    struct qt_err *err);
+    /* What that takes, beside p's sections. NULL: nothing to speak of. */
+    size_t (*prepare_bytes)(const struct qt_packed *p);
     /* w[rows][k], already divided by 2^scale_exp2, -> packed bytes of the strip (the sections'
      * data; p itself does not change, as several threads work on it). */
     void (*quantize)(const struct qt_packed *p, const struct qt_strip *strip, const float *w,

@@ -13,7 +13,7 @@ $ qtool plan "$NANO" --scheme nf4:g=64 --tensor 'down_proj=fp6' --tensor 'layers
 > ^model\.embed_tokens\.weight +F16 +1024x256 +copied: embedding
 > ^model\.norm\.weight .*copied: vector
 > ^tensors +20 quantized, 9 copied$
-> ^memory +[0-9.]+ [KM]iB beyond mapped files$
+> ^memory +[0-9.]+ [KM]iB beyond mapped files, without calibration$
 2-
 
 # What plan promises, quantize does.
