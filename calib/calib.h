@@ -279,8 +279,8 @@ struct qt_calibrate_options {
     struct qt_backend *backend; /* qt_calibrate_merge needs none */
     bool force;                 /* replace an existing file */
     const struct qt_log *log;
-    bool (*interrupted)(
-        void); /* polled; true: QT_E_INTERRUPTED, and nothing is left. NULL: never */
+    /* Polled; true: QT_E_INTERRUPTED, and nothing is left. NULL: never. */
+    bool (*interrupted)(void);
 };
 
 /*

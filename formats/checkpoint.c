@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { MAX_INDEX = QT_MAX_HEADER };
 
@@ -308,7 +309,7 @@ static int open_file(struct qt_ckpt *ckpt, const char *path, struct qt_err *err)
     int rc;
     const char *name = qt_base_name(path);
     ckpt->is_file = true;
-    if (!qt_path_exists(path))
+    if (access(path, F_OK) < 0 && errno != EACCES) /* a link to nothing, or to itself, too */
         return qt_fail(err, QT_E_INPUT, path, NULL, "cannot open: %s", strerror(errno));
     if (!qt_shard_name_ok(name))
         return qt_fail(err, QT_E_INPUT, path, NULL,

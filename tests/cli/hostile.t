@@ -487,6 +487,9 @@ $ rm s/model.safetensors && ln -s /dev/zero s/model.safetensors && qtool inspect
 $ rm s/model.safetensors && ln -s model.safetensors s/model.safetensors && qtool inspect s
 ? 6
 2 cannot open: Too many levels of symbolic links
+$ ln -s nowhere dangling && qtool plan dangling --scheme nf4; rc=$?; rm dangling; exit $rc
+? 3
+2 dangling: cannot open: No such file or directory
 $ rm s/model.safetensors && ln -s gone s/model.safetensors && qtool inspect s
 ? 3
 2 cannot open: No such file or directory
