@@ -48,7 +48,8 @@ struct qt_matmul_mix24 {
     size_t twos, fours; /* units of 2-bit and of 4-bit groups */
     const void *stream; /* U8 [n/16][TWO twos + FOUR fours bytes], 16-byte aligned */
     const void *perm; /* U16 [8 (twos + fours)]: which 16 channels; 0xffff: none; 4-byte aligned */
-    const void *csr_ptr; /* U32 [panels of 64 Ki columns][csr_rows + 1]; NULL without outliers */
+    const void *csr_ptr; /* U32 [panels of 64 Ki columns][csr_rows + 1], 4-byte aligned; NULL
+                            without outliers */
     const void *csr_col; /* U16, 16-byte aligned and readable to the next multiple of 16 bytes */
     const void *csr_val; /* F16, the same */
     size_t csr_rows;     /* rows of the sections; 0 = n. More than that in a slice. */
@@ -168,12 +169,13 @@ struct qt_matmul_plan {
     int sms, smem_limit, cc; /* of the device; cc: what its kernels are compiled for, 80 or 90 */
     int grid_x, grid_y;
     size_t smem_bytes;
-    const void *kernel;       /* host address of the kernel; NULL if refused, and run refuses too */
-    void (*encode_map)(void); /* TILE: the driver's cuTensorMapEncodeTiled */
+    const void *kernel; /* host address of the kernel; NULL if refused, and run refuses too */
+    void (*encode_map)(
+        void); /* the driver's cuTensorMapEncodeTiled, where the kernel takes tensor maps */
 };
 
 /*
- * Chooses a configuration for m tokens.
+ * Chooses a configuration for m tokens, 1 to 2^24.
  *
  * The workspace is 256-byte aligned device memory of workspace_bytes. Its first
  * QT_MATMUL_WORKSPACE_ZEROED bytes are to be zero before its first use, and every run leaves them

@@ -59,12 +59,13 @@ size_t qt_w4ax_blocks(uint32_t *words, const uint8_t *bits, size_t count, int pa
 
 struct qt_w4ax_acts {
     void *codes;  /* m * bytes of a token; 128-byte aligned */
-    float *scale; /* BLOCK: [k/128][pitch], pitch = m rounded up to 4; else [m]; 16-byte aligned */
+    float *scale; /* BLOCK: [k/128 rounded up][pitch], pitch = m rounded up to 4; else [m]; 16-byte
+                     aligned */
     int *sum;     /* INT: [m], sums of a token's bytes */
 };
 
-/* How a layer's input is quantized. k a multiple of 8; the last block may be short. Of values that
- * are not finite codes are undefined. */
+/* How a layer's input is quantized. k a multiple of 8, up to 65536; the last block may be short. Of
+ * values that are not finite codes are undefined. */
 struct qt_w4ax_input {
     enum qt_w4ax_scales scales;
     size_t k;
@@ -89,13 +90,12 @@ struct qt_w4ax_norm {
 };
 
 /*
- * x [m][k] of `dtype`, 16-byte aligned. Per token and block, in FP32, v the normalised values:
- *   s = max |v| * (clip / 7 or 127), codes = clamp(rint(v * (1 / s)), +-7 or +-127), of the
- *   exact product, ties to even
- *   s < 2^-120 (RMS norm: before the token's factor): codes 0, scale 1
- * INT: per token u = max |v| * (clip8 / 127), the scale that is stored, or 1 for 0; a block of 4
- * bits has the factor f = clamp(rint(max |v| of the block * clip4 / (7 u)), 1, 18), s = f u, and
- * bytes f * code. ROW: s = u, stored likewise, every block 8 bits.
+ * x [m][k] of `dtype`, 16-byte aligned, m up to 2^24; norm may be NULL: none. Per token and block,
+ * in FP32, v the normalised values: s = max |v| * (clip / 7 or 127), codes = clamp(rint(v * (1 /
+ * s)), +-7 or +-127), of the exact product, ties to even s < 2^-120 (RMS norm: before the token's
+ * factor): codes 0, scale 1 INT: per token u = max |v| * (clip8 / 127), the scale that is stored,
+ * or 1 for 0; a block of 4 bits has the factor f = clamp(rint(max |v| of the block * clip4 / (7
+ * u)), 1, 18), s = f u, and bytes f * code. ROW: s = u, stored likewise, every block 8 bits.
  *
  * A row is staged in shared memory unless scales are BLOCK, and there are neither perm nor a layer
  * norm: QT_MATMUL_UNSUPPORTED where 2 k bytes find no room (k above 48 Ki with 99 KB of it).
@@ -165,8 +165,8 @@ struct qt_w4ax_plan {
     struct qt_matmul_plan launch; /* what there is in common with the kernels of qtool_kernels.h */
 };
 
-/* The workspace is 256-byte aligned; its first QT_MATMUL_WORKSPACE_ZEROED bytes are to be zero
- * before its first use, and runs leave them so. */
+/* m from 1 to 2^22. The workspace is 256-byte aligned; its first QT_MATMUL_WORKSPACE_ZEROED bytes
+ * are to be zero before its first use, and runs leave them so. */
 int qt_w4ax_plan(struct qt_w4ax_plan *out, const struct qt_w4ax_weight *w, size_t m,
                  const struct qt_w4ax_options *opt);
 int qt_w4ax_plan_check(struct qt_w4ax_plan *plan);

@@ -115,6 +115,8 @@ int qt_kv_append(const struct qt_kv_cache *cache, const void *k, const void *v, 
         return QT_MATMUL_UNSUPPORTED;
     if (tokens == 0)
         return QT_MATMUL_OK;
+    if (!k || !v || !sequence || !position)
+        return QT_MATMUL_UNSUPPORTED;
     a.cache = qt_kv_view(cache);
     a.k = k;
     a.v = v;

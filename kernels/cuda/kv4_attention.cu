@@ -231,7 +231,7 @@ int qt_kv_attention_run(const struct qt_kv_plan *p, const struct qt_kv_cache *c,
     if (!p->splits || fault_of(o, c) || in->format != c->format || in->dim != c->head_dim ||
         c->heads != p->cache_heads) /* not what was planned for */
         return QT_MATMUL_UNSUPPORTED;
-    if ((size_t)q % 16 || (size_t)out % 16 || (size_t)workspace % 256 ||
+    if (!q || !out || !length || (size_t)q % 16 || (size_t)out % 16 || (size_t)workspace % 256 ||
         (p->splits > 1 && !p->cluster && !workspace))
         return QT_MATMUL_UNSUPPORTED;
     a.cache = qt_kv_view(c);

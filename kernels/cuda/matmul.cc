@@ -68,7 +68,7 @@ static const char *weight_fault(const struct qt_matmul_weight *w)
     if (w->scale_exp2 < -100 || w->scale_exp2 > 100)
         return "scale_exp2 must be -100..100";
     if (!w->scale || (size_t)w->scale % 16 || (lut && (!w->table || (size_t)w->table % 2)))
-        return "sections scale (and table) must be there, 16-byte aligned";
+        return "sections scale, 16-byte aligned, and table, 2-byte, must be there";
     if (w->kind == QT_MATMUL_INT && (size_t)w->zero % 8)
         return "section zero must be 8-byte aligned";
     return NULL;
@@ -367,7 +367,7 @@ int qt_matmul_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight 
     const bool dense = p->config.path == QT_MATMUL_DENSE, mix24 = w->kind == QT_MATMUL_MIX24;
     if (!p->kernel || !is_planned(p, w) || (mix24 ? qt_mix24_fault(w) : qt_shape_of(&s, w)))
         return QT_MATMUL_UNSUPPORTED;
-    if ((size_t)x % (mix24 ? 2 : 16) || (size_t)y % 2 || (size_t)workspace % 256 ||
+    if (!x || !y || (size_t)x % (mix24 ? 2 : 16) || (size_t)y % 2 || (size_t)workspace % 256 ||
         (p->workspace_bytes && !workspace))
         return QT_MATMUL_UNSUPPORTED;
     if (mix24 && !dense)
@@ -393,7 +393,7 @@ int qt_matmul_dequantize(const struct qt_matmul_weight *w, void *out, enum qt_ma
                          void *stream)
 {
     struct qt_shape s;
-    if ((size_t)out % 2 || (unsigned)dtype > QT_MATMUL_BF16)
+    if (!out || (size_t)out % 2 || (unsigned)dtype > QT_MATMUL_BF16)
         return QT_MATMUL_UNSUPPORTED;
     if (w->kind == QT_MATMUL_MIX24)
         return qt_mix24_dequantize(w, out, dtype, stream);

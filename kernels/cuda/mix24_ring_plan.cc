@@ -192,7 +192,6 @@ static bool choose_for(struct qt_matmul_config *out, const struct qt_matmul_plan
 {
     double best = 1e300;
     struct qt_matmul_config c = {};
-    c.warps = 16;
     struct qt_mix24_args a;
     c.warps = 16;
     c.token_tiles = most > 16 ? 4 : most > 8 ? 2 : 1;
@@ -219,7 +218,7 @@ int qt_mix24_ring_check(struct qt_matmul_plan *p, const struct qt_matmul_weight 
     if (fault)
         return qt_refuse(p, QT_MATMUL_UNSUPPORTED, "%s", fault);
     int rc = qt_take_smem(p, layout(&a, w, c, chunk_tokens(p), (size_t)p->smem_limit),
-                          p->options.dependent_launch);
+                          p->options.dependent_launch && has_engine(p));
     if (rc != QT_MATMUL_OK)
         return rc;
     p->kernel = qt_mix24_ring_instance(c->token_tiles, c->strips);
@@ -306,7 +305,7 @@ int qt_mix24_ring_run(const struct qt_matmul_plan *p, const struct qt_matmul_wei
                       const void *x, void *workspace, void *stream)
 {
     struct qt_mix24_args a;
-    if (!matmul_args(&a, p, w) || (p->workspace_bytes && !workspace))
+    if (!matmul_args(&a, p, w))
         return QT_MATMUL_UNSUPPORTED;
     const struct qt_matmul_config *c = &p->config;
     const size_t chunk = chunk_tokens(p);

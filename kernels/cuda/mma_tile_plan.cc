@@ -177,8 +177,6 @@ int qt_mma_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
     int rc = qt_prepare_run(p, &x, &a.token_factor, rest + partial_bytes(p, k), stream);
     if (rc != QT_MATMUL_OK)
         return rc;
-    if ((size_t)x % 16)
-        return QT_MATMUL_UNSUPPORTED;
     a.decode = qt_decode_args_of(w);
     for (int i = 0; i < 3; i++)
         a.plane[i] = (const unsigned char *)w->plane[i];

@@ -432,8 +432,7 @@ int qt_skinny_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
                             stream);
     if (rc != QT_MATMUL_OK)
         return rc;
-    if ((size_t)x % 16 ||
-        (!a.token_converters &&
+    if ((!a.token_converters &&
          !qt_x_map(p, &a.x, x, (size_t)s->blocks, a.x_rows, QT_SKINNY_BLOCKS)) ||
         !qt_weight_maps(p, a.plane, &a.scales, &a.zeros, s, w, a.tile_strips, QT_SKINNY_BLOCKS,
                         a.stage_groups))

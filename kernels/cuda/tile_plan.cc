@@ -450,7 +450,7 @@ int qt_tile_run(const struct qt_matmul_plan *p, const struct qt_shape *s,
                             stream);
     if (rc != QT_MATMUL_OK)
         return rc;
-    if ((size_t)x % 16 || !qt_tile_x_maps(&a, p, k, x, (size_t)s->blocks) ||
+    if (!qt_tile_x_maps(&a, p, k, x, (size_t)s->blocks) ||
         !qt_weight_maps(p, a.plane, &a.scales, &a.zeros, s, w, 4 * k->warpgroups, k->blocks,
                         a.stage_groups))
         return QT_MATMUL_UNSUPPORTED;

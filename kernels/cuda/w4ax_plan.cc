@@ -203,6 +203,8 @@ static int plan(struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w, size_t m
         return refuse(p, QT_MATMUL_UNSUPPORTED, "m out of range");
     if ((unsigned)opt->output > QT_W4AX_F32)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "unknown type of output");
+    if ((unsigned)opt->kernel > QT_W4AX_SKINNY)
+        return refuse(p, QT_MATMUL_UNSUPPORTED, "unknown kernel");
     if ((rc = device_facts(p)) != QT_MATMUL_OK)
         return rc;
     if ((opt->kernel == QT_W4AX_ANY || opt->kernel == QT_W4AX_SKINNY) && qt_w4ax_skinny_choose(p))

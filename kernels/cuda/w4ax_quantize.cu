@@ -363,7 +363,8 @@ int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input 
     quantize_args a = {};
     if (in->k == 0 || in->k % 8 || in->k > MAX_K || m > 1u << 24 || !aligned(x, 16) ||
         !aligned(out->codes, 128) || !aligned(out->scale, 16) || !aligned(in->perm, 16) ||
-        !in->blocks || (unsigned)dtype > QT_MATMUL_BF16 ||
+        !in->blocks || (unsigned)dtype > QT_MATMUL_BF16 || (unsigned)in->scales > QT_W4AX_ROW ||
+        !(in->clip4 > 0 && in->clip8 > 0) || (norm && (unsigned)norm->kind > QT_W4AX_LAYER_NORM) ||
         (in->packed && in->scales != QT_W4AX_BLOCK) || (in->scales == QT_W4AX_INT && !out->sum))
         return QT_MATMUL_UNSUPPORTED;
     if (norm && norm->kind != QT_W4AX_NO_NORM) {
@@ -375,6 +376,8 @@ int qt_w4ax_quantize(const struct qt_w4ax_acts *out, const struct qt_w4ax_input 
     }
     if (m == 0)
         return QT_MATMUL_OK;
+    if (!x || !out->codes || !out->scale)
+        return QT_MATMUL_UNSUPPORTED;
     a.x = (const uint16_t *)x;
     a.perm = in->perm;
     a.blocks = in->blocks;

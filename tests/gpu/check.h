@@ -4,6 +4,7 @@
 
 #include "base/num.h"
 #include "tests/gpu/reference.h"
+#include "tests/worse.h"
 
 #include <cuda_runtime_api.h>
 #include <stdbool.h>

@@ -155,8 +155,8 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
              c->parts, output_at % 8 * 2, e.all, e.rounding, guards ? "" : " GUARDS",
              equal ? "" : " NOT REPEATABLE");
     if (count >= 1000 && c->path != QT_MATMUL_DENSE) {
-        worst_error[bf16] = fmax(worst_error[bf16], e.all);
-        worst_beyond[bf16] = fmax(worst_beyond[bf16], beyond_rounding(e));
+        worst_error[bf16] = worse(worst_error[bf16], e.all);
+        worst_beyond[bf16] = worse(worst_beyond[bf16], beyond_rounding(e));
     }
     result(guards && equal && beyond_rounding(e) <= tolerance(count, bf16), what);
 }

@@ -89,8 +89,7 @@ static void compare_at_least(const struct array *a, double tolerance, double lea
             most = fmax(most, fabs((double)x[i]));
     for (size_t i = 0; i < n; i++)
         if (isfinite(x[i]))
-            worst =
-                fmax(worst, fabs((double)x[i] - (double)y[i]) / most + (isfinite(y[i]) ? 0 : 1));
+            worst = worse(worst, fabs((double)x[i] - (double)y[i]) / most);
         else
             same = same && (isnan(x[i]) ? isnan(y[i]) : x[i] == y[i]);
     char text[300];
@@ -112,7 +111,7 @@ static void compare_doubles(const struct array *a, size_t n, double tolerance, c
     for (size_t i = 0; i < n; i++)
         most = fmax(most, fabs(x[i]));
     for (size_t i = 0; i < n; i++)
-        worst = fmax(worst, fabs(x[i] - y[i]) / most);
+        worst = worse(worst, fabs(x[i] - y[i]) / most);
     char text[300];
     snprintf(text, sizeof text, "%s: off by %.2g of the largest value", what, worst);
     result(worst <= tolerance, text);
@@ -413,7 +412,7 @@ static void compare_host(const float *x, const float *y, size_t n, double tolera
     for (size_t i = 0; i < n; i++)
         most = fmax(most, fabs((double)x[i]));
     for (size_t i = 0; i < n; i++)
-        worst = fmax(worst, fabs((double)x[i] - (double)y[i]) / most);
+        worst = worse(worst, fabs((double)x[i] - (double)y[i]) / most);
     snprintf(text, sizeof text, "%s: off by %.2g of the largest value", what, worst);
     result(worst <= tolerance, text);
 }

@@ -230,6 +230,9 @@ static void other_matrices(void)
     refuses("odd out", qt_matmul_dequantize(&nf4, memory + 1, QT_MATMUL_F16, NULL));
     refuses("another type", qt_matmul_dequantize(&nf4, memory, (enum qt_matmul_dtype)2, NULL));
     refuses("x at 8", qt_matmul_run(&p, &nf4, memory, memory + 8, memory, NULL));
+    refuses("no x", qt_matmul_run(&p, &nf4, memory, NULL, memory, NULL));
+    refuses("no y", qt_matmul_run(&p, &nf4, NULL, memory, memory, NULL));
+    refuses("nowhere to dequantize to", qt_matmul_dequantize(&nf4, NULL, QT_MATMUL_F16, NULL));
     refuses("workspace at 8", qt_matmul_run(&p, &nf4, memory, memory, memory + 8, NULL));
     other.n = 1024;
     refuses("run of fewer rows", run(&p, &other));
@@ -445,6 +448,9 @@ static void w4ax(void)
     refuses("w4ax, workspace at 8", p.workspace_bytes
                                         ? qt_w4ax_run(&p, &shares, &acts, memory, memory + 8, NULL)
                                         : QT_MATMUL_FAILED);
+    wide_y.kernel = (enum qt_w4ax_kernel)4;
+    refuses("w4ax, another kernel", qt_w4ax_plan(&p, &w, 1, &wide_y));
+    wide_y.kernel = QT_W4AX_ANY;
     wide_y.output = (enum qt_w4ax_output)3;
     refuses("w4ax, another output", qt_w4ax_plan(&p, &w, 1, &wide_y));
     refuses("w4ax, no tokens", qt_w4ax_plan(&p, &w, 0, &opt));
@@ -458,6 +464,20 @@ static void w4ax(void)
     refuses("another type of activations",
             qt_w4ax_quantize(&acts, &in, NULL, memory, 8, (enum qt_matmul_dtype)2, NULL));
     takes("long rows", qt_w4ax_quantize(&acts, &in, NULL, memory, 8, QT_MATMUL_F16, NULL));
+    struct qt_w4ax_input odd = in;
+    odd.scales = (enum qt_w4ax_scales)3;
+    refuses("other scales", qt_w4ax_quantize(&acts, &odd, NULL, memory, 8, QT_MATMUL_F16, NULL));
+    static const float clips[] = {0, -1, NAN};
+    for (size_t i = 0; i < sizeof clips / sizeof *clips; i++) {
+        odd = in;
+        odd.clip4 = clips[i];
+        refuses("clip", qt_w4ax_quantize(&acts, &odd, NULL, memory, 8, QT_MATMUL_F16, NULL));
+    }
+    const struct qt_w4ax_norm norm = {.kind = (enum qt_w4ax_norm_kind)3, .weight = memory};
+    refuses("another norm", qt_w4ax_quantize(&acts, &in, &norm, memory, 8, QT_MATMUL_F16, NULL));
+    refuses("no activations", qt_w4ax_quantize(&acts, &in, NULL, NULL, 8, QT_MATMUL_F16, NULL));
+    const struct qt_w4ax_acts nowhere = {NULL, (float *)memory, (int *)memory};
+    refuses("no codes", qt_w4ax_quantize(&nowhere, &in, NULL, memory, 8, QT_MATMUL_F16, NULL));
     pretend_device(&ada);
     refuses("rows longer than shared memory",
             qt_w4ax_quantize(&acts, &in, NULL, memory, 8, QT_MATMUL_F16, NULL));
@@ -491,6 +511,13 @@ static void kv4(void)
             qt_kv_attention_run(&p, &cache, memory, memory, length, memory + 8, NULL));
     refuses("another type of keys", qt_kv_append(&cache, memory, memory, (int *)memory,
                                                  (int *)memory, 1, (enum qt_matmul_dtype)2, NULL));
+    refuses("no keys", qt_kv_append(&cache, NULL, memory, (int *)memory, (int *)memory, 1,
+                                    QT_MATMUL_F16, NULL));
+    refuses("no positions",
+            qt_kv_append(&cache, memory, memory, (int *)memory, NULL, 1, QT_MATMUL_F16, NULL));
+    refuses("no q", qt_kv_attention_run(&p, &cache, memory, NULL, length, memory, NULL));
+    refuses("no out", qt_kv_attention_run(&p, &cache, NULL, memory, length, memory, NULL));
+    refuses("no lengths", qt_kv_attention_run(&p, &cache, memory, memory, NULL, memory, NULL));
     refuses("q at 2", qt_kv_attention_run(&p, &cache, memory, memory + 2, length, memory, NULL));
     refuses("out at 8", qt_kv_attention_run(&p, &cache, memory + 8, memory, length, memory, NULL));
     for (size_t heads = 0; heads <= 4; heads += 2) {

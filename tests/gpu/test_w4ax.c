@@ -429,7 +429,7 @@ static size_t count_wrong(const uint8_t *y, const double *want, const double *si
                            ? fabs(want[i]) * 0x1.01p-8 + 1e-6 * size[i]
                            : fabs(want[i]) * 0x1.01p-11 + 1e-6 * size[i] + 3e-8;
         if (output == QT_W4AX_F32 && !ones && size[i] > 0)
-            worst = fmax(worst, fabs(got - want[i]) / size[i]);
+            worst = worse(worst, fabs(got - want[i]) / size[i]);
         bool close = fabs(got - want[i]) <= slack;
         wrong += !close;
     }

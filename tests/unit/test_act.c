@@ -323,7 +323,7 @@ static void stored_order_computes_the_same(void **state)
         float *a = run_model(&w, &w.source), *b = run_model(&w, &arranged);
         size_t count = SEQLEN * SAMPLES * qt_model_info(w.model)->vocab;
         for (size_t j = 0; j < count; j++)
-            if (fabsf(a[j] - b[j]) > 1e-5f * fmaxf(1, fabsf(a[j])))
+            if (!(fabsf(a[j] - b[j]) <= 1e-5f * fmaxf(1, fabsf(a[j]))))
                 fail_msg("%s: logit %zu: %g, not %g", models[i], j, (double)b[j], (double)a[j]);
         free(a);
         free(b);

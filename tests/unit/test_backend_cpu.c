@@ -5,6 +5,7 @@
  */
 #include "backend_fixture.h"
 #include "kernels/cpu_math.h"
+#include "tests/worse.h"
 
 static void expect_close(const float *got, const double *want, size_t n, double tolerance,
                          const char *what)
@@ -34,7 +35,7 @@ static void test_exp_all_floats(void **state)
         if (!(x > -103.0f && x < 88.72f))
             continue;
         double d = ulps(cpu_exp(x), exp((double)x));
-        worst = d > worst ? d : worst;
+        worst = worse(worst, d);
     }
     print_message("exp: at most %.3f ulp\n", worst);
     assert_true(worst < 1.1);
@@ -59,8 +60,8 @@ static void test_tanh_erf(void **state)
             continue;
         double t = ulps(cpu_tanh(x), tanh((double)x));
         double e = fabs((double)cpu_erf(x) - erf((double)x));
-        worst_tanh = t > worst_tanh ? t : worst_tanh;
-        worst_erf = e > worst_erf ? e : worst_erf;
+        worst_tanh = worse(worst_tanh, t);
+        worst_erf = worse(worst_erf, e);
     }
     print_message("tanh: at most %.3f ulp; erf: at most %.2e\n", worst_tanh, worst_erf);
     assert_true(worst_tanh < 2.0);

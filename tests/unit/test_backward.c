@@ -5,6 +5,7 @@
  */
 #include "calib/calib.h"
 #include "kernels/kernels.h"
+#include "tests/worse.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -166,7 +167,7 @@ static double compare(const json_t *golden, const char *name, const float *g, si
     double norm = json_real_value(json_array_get(want, 0));
     for (size_t i = 0; i < 3; i++) {
         double d = fabs(got[i] - json_real_value(json_array_get(want, i))) / (norm + 1e-6);
-        worst = d <= worst ? worst : d; /* NaN counts */
+        worst = worse(worst, d);
     }
     if (!(worst < 1e-3))
         print_message("    %s: off by %.2e of its norm %.3g\n", name, worst, norm);
@@ -187,11 +188,11 @@ static double golden_case(const char *dir, const char *ids, const char *grads, s
         const struct qt_norm *norm;
         size_t n = layer < f.info.layers ? qt_model_linears(&linear, f.model, layer) : 0;
         for (size_t i = 0; i < n; i++)
-            worst = fmax(worst, compare(golden, linear[i].weight, f.grads[layer].linear[i],
-                                        linear[i].n * linear[i].k, copies));
+            worst = worse(worst, compare(golden, linear[i].weight, f.grads[layer].linear[i],
+                                         linear[i].n * linear[i].k, copies));
         n = qt_model_norms(&norm, f.model, layer);
         for (size_t i = 0; i < n; i++)
-            worst = fmax(
+            worst = worse(
                 worst, compare(golden, norm[i].weight, f.grads[layer].norm[i], norm[i].n, copies));
     }
     json_decref(golden);

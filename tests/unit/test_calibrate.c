@@ -6,6 +6,7 @@
 #include "calib/calib.h"
 #include "kernels/kernels.h"
 #include "tests/unit/fixture.h"
+#include "tests/worse.h"
 
 #include <math.h>
 
@@ -133,7 +134,7 @@ static void compare_hessian(const double *h, const float *x, size_t m, size_t k)
         for (size_t j = 0; j <= i; j++) {
             double unit = sqrt(want[i * k + i] * want[j * k + j]);
             double d = unit > 0 ? fabs(h[i * k + j] - want[i * k + j]) / unit : h[i * k + j];
-            worst = d <= worst ? worst : d; /* NaN counts */
+            worst = worse(worst, d);
         }
     if (!(worst < rounding))
         fail_msg("H is off by %.2g of its diagonal", worst);

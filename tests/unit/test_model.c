@@ -4,6 +4,7 @@
  */
 #include "calib/model_internal.h"
 #include "kernels/kernels.h"
+#include "tests/worse.h"
 
 #include <dirent.h>
 #include <setjmp.h>
@@ -105,7 +106,7 @@ static double compare(const float *logits, const struct qt_model_info *info, siz
         memcpy(&w, want.data + i * sizeof w, sizeof w);
         double got = cap > 0 ? cap * tanh((double)logits[i] / cap) : (double)logits[i];
         double d = fabs(got - (double)w);
-        worst = d <= worst ? worst : d; /* NaN counts */
+        worst = worse(worst, d);
         lo = fmin(lo, (double)w);
         hi = fmax(hi, (double)w);
     }
@@ -136,7 +137,7 @@ static double golden_case(const char *dir)
     worst = compare(one, info, n, logits_path, &range) / range;
     for (size_t i = 0; i < 3; i++) {
         double d = compare(three + i * n * info->vocab, info, n, logits_path, &range) / range;
-        worst = d <= worst ? worst : d;
+        worst = worse(worst, d);
     }
     qt_free(one);
     qt_free(three);
