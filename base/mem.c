@@ -124,3 +124,15 @@ int qt_string_format(char **out, struct qt_err *err, const char *fmt, ...)
     *out = s;
     return QT_OK;
 }
+
+void *qt_zlib_alloc(void *ctx, unsigned n, unsigned size)
+{
+    (void)ctx;
+    return qt_malloc((size_t)n * size);
+}
+
+void qt_zlib_free(void *ctx, void *p)
+{
+    (void)ctx;
+    qt_free(p);
+}

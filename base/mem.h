@@ -57,6 +57,9 @@ void qt_free(void *p);
 /* Allocators with libc's signatures for libraries that take them (Jansson, PCRE2). */
 void *qt_malloc(size_t size);
 void *qt_realloc_unaligned(void *p, size_t size);
+/* And with zlib's. */
+void *qt_zlib_alloc(void *ctx, unsigned n, unsigned size);
+void qt_zlib_free(void *ctx, void *p);
 
 /* Tests: let `n` more allocations succeed, then fail all. Negative: never fail (the default). */
 void qt_mem_fail_after(long n);

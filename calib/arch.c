@@ -103,6 +103,7 @@ static const struct arch table[] = {
         .mrope = true,
         .qkv_bias = {NULL, true},
         .window = WINDOW_FROM_LAYER,
+        .window_from = 80,
     },
     {
         .family = "qwen3",

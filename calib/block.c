@@ -326,7 +326,6 @@ size_t block_head_rows(const struct block_run *r, size_t heads)
     return r->b->model->cfg.arch->norms_of_all_heads ? r->m : r->m * heads;
 }
 
-/* Norms and rotates queries or keys, [m][heads][head_dim]. */
 int block_heads(const struct block_run *r, enum role norm, float *x, size_t heads,
                 struct qt_err *err)
 {
@@ -350,8 +349,6 @@ struct qt_attention block_attention(const struct block_run *r)
                                  cfg->attn_scale, cfg->attn_softcap, r->b->window};
 }
 
-/* The input of the linear `part` and of those beside it, x[m][k], is complete: through the runtime,
- * past the tap. *stop: that was all. */
 int block_input(const float **x, bool *stop, const struct block_run *r, size_t part,
                 struct qt_err *err)
 {

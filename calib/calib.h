@@ -30,7 +30,8 @@
 
 struct qt_tokenizer;
 
-/* Reads DIR/tokenizer.json (and tokenizer_config.json for add_bos_token when present).
+/* Reads DIR/tokenizer.json (and tokenizer_config.json for add_bos_token, where that has no template
+ * and the class is Llama's).
  * QT_E_INPUT: broken file. QT_E_UNSUPPORTED: a component qtool does not implement, named. */
 int qt_tokenizer_open(struct qt_tokenizer **out, const char *dir, struct qt_err *err);
 void qt_tokenizer_close(struct qt_tokenizer *tok);

@@ -233,7 +233,8 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
 static int read_windows(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     enum window_rule rule = cfg->arch->window;
-    size_t window = 4096, from = 28; /* the defaults of transformers */
+    size_t window = 4096; /* the defaults of transformers */
+    size_t from = cfg->arch->window_from ? cfg->arch->window_from : 28;
     bool use = true;
     int rc = QT_OK;
     QT_TRY(qt_array_new(&cfg->windows, cfg->info.layers, sizeof *cfg->windows, err));

@@ -21,7 +21,9 @@ static int inflate_into(int fd, const struct qt_map *map, const char *path, stru
     enum { GZIP = 16, PIECE = 1 << 30 };
     unsigned char buf[1 << 16];
     size_t in = map->size, at = 0;
-    z_stream z = {.next_in = (Bytef *)(uintptr_t)map->data}; /* zlib does not write there */
+    z_stream z = {.next_in = (Bytef *)(uintptr_t)map->data, /* zlib does not write there */
+                  .zalloc = qt_zlib_alloc,
+                  .zfree = qt_zlib_free};
     int status = inflateInit2(&z, GZIP + MAX_WBITS), rc = QT_OK;
     while (status == Z_OK && rc == QT_OK) {
         const uInt give = (uInt)qt_min_size(in, PIECE);

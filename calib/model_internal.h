@@ -106,6 +106,7 @@ struct arch {
     enum window_rule window;
     const char *window_period_key; /* NULL: config.json does not say it */
     size_t window_period;
+    size_t window_from;   /* max_window_layers where config.json does not say it; 0: 28 */
     bool window_given;    /* without sliding_window in config.json: no window; else 4096 */
     bool window_optional; /* with WINDOW_PATTERN: sliding_window may be null, no window */
     enum unrotated_rule unrotated;

@@ -2,14 +2,17 @@
  * Oniguruma patterns (Ruby syntax, which is what tokenizer.json means) by way of PCRE2.
  *
  * The pattern is rewritten into one that means the same to PCRE2; what cannot be is refused by
- * name, never guessed. What differs between the two: \s      Oniguruma: White_Space. PCRE2 with UCP
- * also takes U+180E. \w      Oniguruma: Alphabetic, M, Nd, Pc (and No below U+0100). PCRE2
- * before 10.43: L, N, "_". \v      Oniguruma: U+000B. PCRE2: a class. \h, \R, \K, \b...: refused.
+ * name, never guessed. What differs between the two:
+ *
+ *   \s   Oniguruma: White_Space. PCRE2 with UCP also takes U+180E.
+ *   \w   Oniguruma: Alphabetic, M, Nd, Pc (and No below U+0100). PCRE2 before 10.43: L, N, "_".
+ *   \v   Oniguruma: U+000B. PCRE2: a class. \h, \R, \K, \b...: refused.
  *   ^ $ .   Oniguruma: lines, always; a newline is U+000A only.
  *   {n}+ {n}?    Oniguruma: a second quantifier. PCRE2: possessive, lazy. Refused.
  *   [a[b]] [a&&b] [[:alpha:]]   nested sets, intersections, POSIX names: refused.
  *   \p{Han}      Oniguruma: the script. PCRE2 from 10.40 on: script extensions, unless "sc:".
  *   (?i)    Oniguruma: full case folding ("ss" = U+00DF). PCRE2: simple. Refused where they differ.
+ *
  * Both follow their own version of Unicode: characters that one of them does not know yet are
  * unassigned for it (no \p{L}, \p{N}, ...).
  */

@@ -12,7 +12,8 @@ struct qt_tokenizer {
     struct qt_bpe bpe;
     struct qt_stages stages;
     size_t vocab;
-    struct qt_ids prefix, suffix; /* of the post-processor's template */
+    bool has_template;            /* among post-processors */
+    struct qt_ids prefix, suffix; /* of that */
 };
 
 /* ---- added tokens --------------------------------------------------------------------------- */
@@ -196,14 +197,17 @@ done:
     return rc;
 }
 
-/* {"SpecialToken": {"id": "<s>"}} or {"Sequence": {"id": "A"}}, the latter once. A template inside
- * a Sequence wraps what the one before it made. */
+/* {"SpecialToken": {"id": "<s>"}} or {"Sequence": {"id": "A"}}, the latter once. Of a second
+ * template the library takes the form for two texts, or none: refused. */
 static int load_template(struct qt_tokenizer *tok, const json_t *section, struct qt_err *err)
 {
     const json_t *single = json_object_get(section, "single");
-    struct qt_ids prefix = {0};
     bool seen = false;
     int rc = QT_OK;
+    if (tok->has_template)
+        return qt_fail(err, QT_E_UNSUPPORTED, tok->file, NULL,
+                       "TemplateProcessing behind another one");
+    tok->has_template = true;
     for (size_t i = 0; i < json_array_size(single); i++) {
         const json_t *item = json_array_get(single, i);
         const json_t *special = json_object_get(item, "SpecialToken");
@@ -216,19 +220,11 @@ static int load_template(struct qt_tokenizer *tok, const json_t *section, struct
         }
         seen = seen || !special;
         if (special)
-            QT_TRY(add_special(seen ? &tok->suffix : &prefix, tok, section, name, err));
+            QT_TRY(add_special(seen ? &tok->suffix : &tok->prefix, tok, section, name, err));
     }
-    if (!seen) {
+    if (!seen)
         rc = qt_fail(err, QT_E_INPUT, tok->file, NULL, "TemplateProcessing: \"single\" lacks $A");
-        goto done;
-    }
-    for (size_t i = 0; i < tok->prefix.count; i++)
-        QT_TRY(qt_ids_add(&prefix, tok->prefix.data[i], err));
-    qt_free(tok->prefix.data);
-    tok->prefix = prefix;
-    prefix = (struct qt_ids){0};
 done:
-    qt_free(prefix.data);
     return rc;
 }
 
@@ -267,19 +263,24 @@ static uint32_t token_id(const struct qt_tokenizer *tok, const json_t *root, con
 }
 
 /*
- * tokenizer_config.json counts only where tokenizer.json says nothing, has no post-processor at
- * all, and the class is Llama's: there version 4 of `transformers` puts a BOS before the text if
- * add_bos_token says so. Every other class takes tokenizer.json's word, as does version 5.
+ * tokenizer_config.json counts only where tokenizer.json says nothing of it, has no template, and
+ * the class is Llama's with add_bos_token: there version 4 of `transformers` puts a BOS before the
+ * text, whatever the post-processor, and models of such files were trained so. Version 5 takes
+ * tokenizer.json's word.
  */
 static int load_config(struct qt_tokenizer *tok, const json_t *root, struct qt_err *err)
 {
     json_t *config = NULL;
+    char *text = NULL;
+    size_t size;
     const char *class = "", *bos = NULL;
     bool add_bos = false;
     int rc = QT_OK;
     if (!qt_path_exists(tok->config_file))
         return QT_OK;
-    QT_TRY(qt_json_load(&config, tok->config_file, FILE_LIMIT, err));
+    /* As data: model_max_length is 1000000000000000019884624838656 where nobody knows it. */
+    QT_TRY(qt_file_read(&text, &size, tok->config_file, FILE_LIMIT, err));
+    QT_TRY(qt_json_parse_data(&config, text, size, tok->config_file, err));
     QT_TRY(qt_json_get_string(&class, config, "tokenizer_class", tok->config_file, err));
     QT_TRY(qt_json_get_bool(&add_bos, config, "add_bos_token", tok->config_file, err));
     if (!add_bos || strncmp(class, "LlamaTokenizer", 14) != 0)
@@ -294,6 +295,7 @@ static int load_config(struct qt_tokenizer *tok, const json_t *root, struct qt_e
         rc = qt_ids_add(&tok->prefix, id, err);
 done:
     json_decref(config);
+    qt_free(text);
     return rc;
 }
 
@@ -310,7 +312,7 @@ static int load_tokenizer(struct qt_tokenizer *tok, const json_t *root, struct q
     QT_TRY(load_stages(tok, root, err));
     if (post && !json_is_null(post))
         QT_TRY(load_post_processor(tok, post, err));
-    else
+    if (!tok->has_template)
         QT_TRY(load_config(tok, root, err));
 done:
     return rc;

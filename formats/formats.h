@@ -25,7 +25,7 @@ enum { QT_MAX_DIMS = 8 };
 
 /* ---- JSON ----------------------------------------------------------------------------------- */
 
-/* Parses UTF-8 JSON: no duplicate keys, at most `limit` bytes, at most 64 levels deep.
+/* Parses UTF-8 JSON: no duplicate keys, at most 64 levels deep.
  * `file` names the source in errors. *out is owned (json_decref). QT_E_INPUT on any flaw. */
 int qt_json_parse(json_t **out, const char *text, size_t size, const char *file,
                   struct qt_err *err);
@@ -33,6 +33,7 @@ int qt_json_parse(json_t **out, const char *text, size_t size, const char *file,
  * real, however large an integer. */
 int qt_json_parse_data(json_t **out, const char *text, size_t size, const char *file,
                        struct qt_err *err);
+/* The same as qt_json_parse of a file of at most `limit` bytes. */
 int qt_json_load(json_t **out, const char *path, size_t limit, struct qt_err *err);
 
 /* A string that may be any bytes, as paths are: where JSON cannot carry it, its ASCII part with '?'

@@ -255,23 +255,11 @@ struct qt_zip_entry *qt_zip_find(const struct qt_zip *zip, const char *name)
 
 /* ---- data ----------------------------------------------------------------------------------- */
 
-static void *inflate_memory(void *ctx, unsigned n, unsigned size)
-{
-    (void)ctx;
-    return qt_malloc((size_t)n * size);
-}
-
-static void inflate_free(void *ctx, void *p)
-{
-    (void)ctx;
-    qt_free(p);
-}
-
 /* dst has room for exactly e->size bytes. zlib counts in 32 bits, hence the pieces. */
 static int inflate_entry(unsigned char *dst, const struct qt_zip_entry *e, const struct reader *r)
 {
     enum { PIECE = 1 << 30 };
-    z_stream z = {.zalloc = inflate_memory, .zfree = inflate_free};
+    z_stream z = {.zalloc = qt_zlib_alloc, .zfree = qt_zlib_free};
     size_t in = e->packed, out = e->size;
     int status = inflateInit2(&z, -MAX_WBITS);
     if (status != Z_OK)

@@ -423,10 +423,15 @@ static void test_add_bos(void **state)
         {"{'tokenizer_class':'LlamaTokenizer','bos_token':'f'}", "null", "7"},
         {"{'tokenizer_class':'GPT2Tokenizer','add_bos_token':true,'bos_token':'f'}", "null", "7"},
         {"{'tokenizer_class':'LlamaTokenizer','add_bos_token':true,'bos_token':'f'}",
-         "{'type':'ByteLevel'}", "7"},
+         "{'type':'ByteLevel'}", "5 7"},
+        {"{'tokenizer_class':'LlamaTokenizer','add_bos_token':true,'bos_token':'f'}",
+         "{'type':'TemplateProcessing','single':[{'Sequence':{'id':'A'}}]}", "7"},
         {"{'tokenizer_class':'LlamaTokenizer','add_bos_token':true,'bos_token':'?'}", "null",
          "bos_token is not a token"},
         {"{'add_bos_token':3}", "null", "add_bos_token"},
+        {"{'model_max_length':1000000000000000019884624838656,'tokenizer_class':'LlamaTokenizer',"
+         "'add_bos_token':true,'bos_token':'f'}",
+         "null", "5 7"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char *dir = fixture_dir(), json[4096];
@@ -534,6 +539,13 @@ static const struct {
                "'Sequence':{'id':'B'}}]}",
                ASCII),
      "item 0", QT_E_UNSUPPORTED},
+    {"two templates",
+     TOKENIZER("", "null", "null",
+               "{'type':'Sequence','processors':[{'type':'TemplateProcessing','single':"
+               "[{'Sequence':{'id':'A'}}]},{'type':'TemplateProcessing','single':"
+               "[{'Sequence':{'id':'A'}}]}]}",
+               ASCII),
+     "behind another one", QT_E_UNSUPPORTED},
     {"added_tokens object", "{'added_tokens':{},'model':{" ASCII "}}", "added_tokens", QT_E_INPUT},
     {"added number", ADDED("3"), "non-object", QT_E_INPUT},
     {"added without id", ADDED("{'content':'x'}"), "id", QT_E_INPUT},
