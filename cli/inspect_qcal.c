@@ -113,7 +113,7 @@ static json_t *part_doc(struct cli *cli, const struct qt_qcal_part *p)
     doc_set(cli, o, "seqlen", doc_size(p->seqlen));
     doc_set(cli, o, "seed", doc_size(p->seed));
     doc_set(cli, o, "bos", json_boolean(p->bos));
-    doc_set(cli, o, "ids_crc32", json_sprintf("%08x", p->ids_crc));
+    doc_set(cli, o, "ids_crc32", qt_crc_json(p->ids_crc));
     doc_set(cli, o, "data", data);
     return o;
 }

@@ -170,8 +170,8 @@ struct qt_matmul_plan {
     int grid_x, grid_y;
     size_t smem_bytes;
     const void *kernel; /* host address of the kernel; NULL if refused, and run refuses too */
-    void (*encode_map)(
-        void); /* the driver's cuTensorMapEncodeTiled, where the kernel takes tensor maps */
+    /* The driver's cuTensorMapEncodeTiled, where the kernel takes tensor maps. */
+    void (*encode_map)(void);
 };
 
 /*

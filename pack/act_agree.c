@@ -27,7 +27,7 @@ static const char *differs(const struct qt_act *a, const struct qt_act *b)
     return memcmp(a->order, b->order, a->k * sizeof *a->order) != 0         ? "col_order"
            : memcmp(a->factor, b->factor, a->k * sizeof *a->factor) != 0    ? "col_exp2"
            : memcmp(a->bits, b->bits, qt_ceil_div(a->k, QT_ACT_BLOCK)) != 0 ? "bits"
-           : a->clip < b->clip || a->clip > b->clip                         ? "clip"
+           : a->clip != b->clip                                             ? "clip"
                                                                             : NULL;
 }
 
@@ -89,8 +89,7 @@ static int check_heads(const struct agreement *a, const struct qt_linear *linear
         const size_t row = last + qt_model_feed_row(a->p.model, linear->feeds, c);
         const size_t from = last + qt_model_feed_row(a->p.model, linear->feeds, fed->order[c]);
         const float factor = linear->feeds_scale ? fed->factor[c] : 1;
-        if (want->row_order[row] != from || want->row_factor[row] < factor ||
-            want->row_factor[row] > factor)
+        if (want->row_order[row] != from || want->row_factor[row] != factor)
             return qt_fail(err, QT_E_INPUT, qt_container_dir(a->c), a->first[v]->name,
                            "channel %zu of its input and another one have one value, but not one "
                            "place and exponent",

@@ -202,6 +202,18 @@ static size_t offset_of(const struct world *w, const struct qt_entry *e, const c
     return at;
 }
 
+/* Bytes of a section from `at` on. */
+static void peek(void *to, size_t size, struct world *w, const struct qt_entry *e,
+                 const char *section, size_t at)
+{
+    struct qt_blob blob;
+    const struct qt_tensor *t = e->section[find_section(e, section)].tensor;
+    expect_ok(section, qt_ckpt_read(&blob, qt_container_ckpt(w->c), t, &w->err), &w->err);
+    assert_true(at + size <= blob.size);
+    memcpy(to, blob.data + at, size);
+    qt_blob_free(&blob);
+}
+
 static void poke(struct world *w, size_t at, unsigned char value)
 {
     const char *path = fixture_path(w->dir, "out/model.safetensors");
@@ -260,13 +272,9 @@ static void hostile_orders_are_refused(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct qt_entry *e = qt_container_find(w.c, down);
         const size_t at = offset_of(&w, e, cases[i].section) + cases[i].at;
-        struct qt_blob blob;
-        expect_ok("read",
-                  qt_ckpt_read(&blob, qt_container_ckpt(w.c),
-                               e->section[find_section(e, cases[i].section)].tensor, &w.err),
-                  &w.err);
-        const unsigned char kept = blob.data[cases[i].at], first = blob.data[0];
-        qt_blob_free(&blob);
+        unsigned char kept, first;
+        peek(&kept, 1, &w, e, cases[i].section, cases[i].at);
+        peek(&first, 1, &w, e, cases[i].section, 0);
         poke(&w, at, cases[i].value == SAME ? first : (unsigned char)cases[i].value);
         expect_error(cases[i].section, qt_packed_open(&p, w.c, e, &w.err), QT_E_INPUT,
                      cases[i].message, &w.err);
@@ -308,14 +316,8 @@ static void tensors_go_together(void **state)
         const size_t at = offset_of(&w, e, cases[i].section);
         const float clip = 0.4375f;
         unsigned char kept[8], now[8];
-        struct qt_blob blob;
-        expect_ok("read",
-                  qt_ckpt_read(&blob, qt_container_ckpt(w.c),
-                               e->section[find_section(e, cases[i].section)].tensor, &w.err),
-                  &w.err);
         const size_t size = cases[i].how == SWAP ? 8 : cases[i].how == CLIP ? 4 : 1;
-        memcpy(kept, blob.data, size);
-        qt_blob_free(&blob);
+        peek(kept, size, &w, e, cases[i].section, 0);
         for (size_t b = 0; b < size; b++)
             now[b] = cases[i].how == SWAP        ? kept[(b + 4) % 8]
                      : cases[i].how == FLIP_BITS ? (unsigned char)(12 - kept[b])
