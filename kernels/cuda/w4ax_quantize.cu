@@ -56,7 +56,7 @@ static __device__ __forceinline__ row_norm load_row(const quantize_args &a, floa
     float sum = 0;
 #pragma unroll 4
     for (int i = (int)threadIdx.x; i < a.k / 8; i += (int)blockDim.x) {
-        uint4 v = __ldg(src + i);
+        uint4 v = __ldcg(src + i); /* which the launch before may just have written */
         float f[8];
         row[i] = v;
         to_floats<BF16>(f, (const uint32_t *)&v, 8);
@@ -105,7 +105,7 @@ static __device__ __forceinline__ void load_four(float *v, float *squares, const
         return;
     }
     if (DIRECT) {
-        *(uint2 *)e = __ldg((const uint2 *)(a.x + (size_t)blockIdx.x * a.k + at));
+        *(uint2 *)e = __ldcg((const uint2 *)(a.x + (size_t)blockIdx.x * a.k + at));
     } else if (a.perm) {
         uint4 p = __ldg((const uint4 *)(a.perm + at));
         e[0] = row[p.x] | (uint32_t)row[p.y] << 16;

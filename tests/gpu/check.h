@@ -65,6 +65,39 @@ static inline float random_float(void)
     return (float)random_bits() * 0x1p-31f - 1;
 }
 
+/* ---- the workspace of all runs ---- */
+
+enum { WORKSPACE_GUARD = 4096 };
+
+static struct {
+    char *at;
+    size_t bytes;
+} workspace;
+
+static inline void workspace_new(size_t bytes)
+{
+    workspace.at = gpu_new(bytes + WORKSPACE_GUARD);
+    workspace.bytes = bytes;
+    CHECK(cudaMemset(workspace.at, 0, bytes + WORKSPACE_GUARD));
+}
+
+/* For a run that asks for so many bytes: nothing, or the zeros and then NaN, beyond their end. */
+static inline void *workspace_of(size_t bytes)
+{
+    const size_t zeros = QT_MATMUL_WORKSPACE_ZEROED;
+    if (bytes == 0)
+        return NULL;
+    CHECK(cudaMemset(workspace.at + zeros, 0xff, bytes - zeros + WORKSPACE_GUARD));
+    return workspace.at;
+}
+
+/* Whether the run left the zeros, and wrote nothing beyond the end. */
+static inline bool workspace_kept(size_t bytes)
+{
+    return bytes == 0 || (gpu_all_are(0, workspace.at, QT_MATMUL_WORKSPACE_ZEROED / 4) &&
+                          gpu_all_are(0xffffffff, workspace.at + bytes, WORKSPACE_GUARD / 4));
+}
+
 static inline float to_float(uint16_t x, int bf16)
 {
     return bf16 ? qt_bf16_to_f32(x) : qt_f16_to_f32(x);

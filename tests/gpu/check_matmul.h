@@ -1,5 +1,6 @@
-/* Products of qt_matmul kernels, checked: outputs are poisoned with NaN and have guard bands, every
- * run is made twice and must repeat bit for bit. */
+/* Products of qt_matmul kernels, checked: outputs and workspace are poisoned with NaN and have
+ * guard bands, every run is made twice and must repeat bit for bit; dependent launches now and then
+ * behind a kernel that still writes X. */
 #ifndef QT_TESTS_GPU_CHECK_MATMUL_H
 #define QT_TESTS_GPU_CHECK_MATMUL_H
 
@@ -22,24 +23,25 @@ struct product {
 
 /* Device buffers reused by all cases. */
 static struct {
-    uint16_t *x, *y[2];
-    void *workspace;
+    uint16_t *x, *late_x, *y[2];
     double *reference;
     struct gpu_rounding rounding; /* of the reference's weights */
-    size_t workspace_bytes;
 } pool;
+
+enum { LATE_X = 4 << 20 }; /* values that are written late, at most */
 
 static double worst_error[2], worst_beyond[2]; /* FP16, BF16: all, and beyond rounding */
 static bool few_others; /* of the other configurations, one in three: for compute-sanitizer */
+static const char *const path_names[] = {"stream", "skinny", "tile", "dense", "mma tile", "vector"};
+static int checked[COUNT(path_names)], checked_late; /* plans, by their path */
 static inline void pool_new(void)
 {
     enum { OUTPUT = 64 << 20 };
-    pool.workspace_bytes = 256 << 20;
+    workspace_new(256 << 20);
     pool.x = gpu_new(OUTPUT);
+    pool.late_x = gpu_new(LATE_X * 2);
     pool.y[0] = gpu_new(OUTPUT);
     pool.y[1] = gpu_new(OUTPUT);
-    pool.workspace = gpu_new(pool.workspace_bytes);
-    CHECK(cudaMemset(pool.workspace, 0, pool.workspace_bytes));
     pool.reference = gpu_new((size_t)OUTPUT * 4);
 }
 
@@ -52,17 +54,26 @@ static inline void random_x(uint16_t *to, size_t count, int bf16)
     free(x);
 }
 
-/* Runs into y[which]; false when memory beside the output was touched. */
+/* Runs into y[which]; false when memory beside the output or the workspace was touched. late: X is
+ * written elsewhere first, and not complete when a dependent launch begins. */
 static inline bool guarded_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
-                               const uint16_t *x, int which)
+                               const uint16_t *x, int which, bool late)
 {
-    size_t count = p->m * p->n;
+    size_t count = p->m * p->n, shift = (size_t)(x - pool.x);
     uint16_t *y = pool.y[which], guards[2 * GUARD];
+    void *space = workspace_of(p->workspace_bytes);
     CHECK(cudaMemset(y, 0xff, (output_at + count + GUARD) * 2));
-    int rc = qt_matmul_run(p, w, y + output_at, x, pool.workspace, NULL);
+    if (late) {
+        CHECK(cudaMemset(pool.late_x, 0xff, LATE_X * 2));
+        gpu_write_late(pool.late_x + shift, x, p->m * p->k);
+        x = pool.late_x + shift;
+    }
+    int rc = qt_matmul_run(p, w, y + output_at, x, space, NULL);
     CHECK(cudaGetLastError());
     CHECK(cudaDeviceSynchronize());
     y += output_at;
+    if (!workspace_kept(p->workspace_bytes))
+        return false;
     CHECK(cudaMemcpy(guards, y - GUARD, GUARD * 2, cudaMemcpyDeviceToHost));
     CHECK(cudaMemcpy(guards + GUARD, y + count, GUARD * 2, cudaMemcpyDeviceToHost));
     for (int i = 0; i < 2 * GUARD; i++)
@@ -128,7 +139,7 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
     size_t count = p->m * p->n;
     int bf16 = p->options.dtype == QT_MATMUL_BF16;
     const struct qt_matmul_config *c = &p->config;
-    if (p->workspace_bytes > pool.workspace_bytes) {
+    if (p->workspace_bytes > workspace.bytes) {
         printf("SKIPPED %s: %zu bytes of workspace\n", name, p->workspace_bytes);
         skipped++;
         return;
@@ -138,22 +149,21 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
     const struct gpu_rounding rounding = rounding_of(p, w);
     if (pool.rounding.unit != rounding.unit || pool.rounding.bf16 != rounding.bf16)
         expect(product, p, rounding);
-    bool guards = guarded_run(p, w, product->x, 0) && guarded_run(p, w, product->x, 1);
+    const bool late = p->options.dependent_launch && p->m * p->k + 8 <= LATE_X && !random_below(4);
+    bool guards = guarded_run(p, w, product->x, 0, false) && guarded_run(p, w, product->x, 1, late);
     bool equal = outputs_equal(count);
     const struct gpu_error e = gpu_error_of(pool.y[0] + output_at, pool.reference, count, bf16);
     snprintf(what, sizeof what,
              "%s n=%zu k=%zu m=%zu %s %s: tiles %d strips %d warps %d/%d cta %d splits %d "
              "depth %d parts %d, y at %zu: error %.3g, rounding %.3g%s%s",
-             name, p->n, p->k, p->m, bf16 ? "bf16" : "f16",
-             c->path == QT_MATMUL_TILE       ? "tile"
-             : c->path == QT_MATMUL_SKINNY   ? "skinny"
-             : c->path == QT_MATMUL_VECTOR   ? "vector"
-             : c->path == QT_MATMUL_DENSE    ? "dense"
-             : c->path == QT_MATMUL_MMA_TILE ? "mma tile"
-                                             : "stream",
-             c->token_tiles, c->strips, c->warps, c->warps_k, c->strips_cta, c->splits, c->depth,
-             c->parts, output_at % 8 * 2, e.all, e.rounding, guards ? "" : " GUARDS",
-             equal ? "" : " NOT REPEATABLE");
+             name, p->n, p->k, p->m, bf16 ? "bf16" : "f16", path_names[c->path], c->token_tiles,
+             c->strips, c->warps, c->warps_k, c->strips_cta, c->splits, c->depth, c->parts,
+             output_at % 8 * 2, e.all, e.rounding, guards ? "" : " GUARDS",
+             equal  ? ""
+             : late ? " NOT REPEATABLE BEHIND A LATE X"
+                    : " NOT REPEATABLE");
+    checked[c->path]++;
+    checked_late += late;
     if (count >= 1000 && c->path != QT_MATMUL_DENSE) {
         worst_error[bf16] = worse(worst_error[bf16], e.all);
         worst_beyond[bf16] = worse(worst_beyond[bf16], beyond_rounding(e));
@@ -252,8 +262,8 @@ static inline void check_invariance(const struct qt_matmul_weight *w, const size
     random_x(pool.x, count[0] * w->k, bf16);
     for (size_t i = 0; i < counts; i++) {
         bool good = qt_matmul_plan(&plan, w, count[i], &opt) == QT_MATMUL_OK &&
-                    plan.workspace_bytes <= pool.workspace_bytes &&
-                    guarded_run(&plan, w, pool.x, i > 0) &&
+                    plan.workspace_bytes <= workspace.bytes &&
+                    guarded_run(&plan, w, pool.x, i > 0, false) &&
                     (i == 0 || outputs_equal(count[i] * w->n));
         snprintf(what, sizeof what, "%s n=%zu k=%zu %s batch-invariant: m=%zu %s", name, w->n, w->k,
                  bf16 ? "bf16" : "f16", count[i], plan.reason);
@@ -267,21 +277,35 @@ static inline void check_dequantize(const struct qt_matmul_weight *w, const floa
 {
     size_t count = w->n * w->k, bad = 0;
     char what[160];
-    CHECK(cudaMemset(pool.y[0], 0xff, count * 2));
-    int rc = qt_matmul_dequantize(w, pool.y[0], bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16, NULL);
-    uint16_t *got = download(pool.y[0], count * 2);
+    CHECK(cudaMemset(pool.y[0], 0xff, (count + 2 * GUARD) * 2));
+    int rc =
+        qt_matmul_dequantize(w, pool.y[0] + GUARD, bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16, NULL);
+    uint16_t *all = download(pool.y[0], (count + 2 * GUARD) * 2), *got = all + GUARD;
     for (size_t i = 0; i < count; i++) {
         uint16_t expected = from_float(decoded[i], bf16);
         bad += got[i] != expected && !((got[i] | expected) == 0x8000); /* -0 is 0 */
     }
+    for (size_t i = 0; i < GUARD; i++)
+        bad += all[i] != 0xffff || got[count + i] != 0xffff;
     snprintf(what, sizeof what, "%s n=%zu k=%zu dequantize %s: %zu of %zu differ", name, w->n, w->k,
              bf16 ? "bf16" : "f16", bad, count);
     result(rc == QT_MATMUL_OK && bad == 0, what);
-    free(got);
+    free(all);
 }
 
-static inline int check_matmul_end(void)
+/* own: the path that this program's weights have on compute capability 9.0, beside those of all. */
+static inline int check_matmul_end(enum qt_matmul_path own)
 {
+    static const enum qt_matmul_path all[] = {QT_MATMUL_STREAM, QT_MATMUL_SKINNY, QT_MATMUL_TILE,
+                                              QT_MATMUL_DENSE};
+    int major;
+    CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    for (size_t i = 0; i < COUNT(path_names); i++)
+        printf("%s%s %d", i ? ", " : "plans checked: ", path_names[i], checked[i]);
+    printf("; behind a late X %d\n", checked_late);
+    for (size_t i = 0; i < COUNT(all) && major == 9 && !few_others; i++)
+        result(checked[all[i]] > 0, path_names[all[i]]);
+    result(few_others || major != 9 || (checked[own] > 0 && checked_late > 0), path_names[own]);
     printf("worst relative error: f16 %.3g, bf16 %.3g; beyond rounding %.3g, %.3g\n",
            worst_error[0], worst_error[1], worst_beyond[0], worst_beyond[1]);
     return check_end();

@@ -90,6 +90,46 @@ int gpu_dense(void *, void *y, size_t ldy, const void *x, const void *w, size_t 
     return cudaGetLastError() != cudaSuccess;
 }
 
+static __global__ void all_are_kernel(int *others, uint32_t word, const uint32_t *p, size_t words)
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < words;
+         i += (size_t)gridDim.x * blockDim.x)
+        if (p[i] != word)
+            *others = 1;
+}
+
+bool gpu_all_are(uint32_t word, const void *p, size_t words)
+{
+    static int *device = NULL;
+    int others = 0;
+    if (!device)
+        device = (int *)gpu_new(sizeof *device);
+    CHECK(cudaMemcpy(device, &others, sizeof others, cudaMemcpyHostToDevice));
+    all_are_kernel<<<64, 256>>>(device, word, (const uint32_t *)p, words);
+    CHECK(cudaMemcpy(&others, device, sizeof others, cudaMemcpyDeviceToHost));
+    return !others;
+}
+
+/* So few blocks that the next kernel's find room beside them. */
+static __global__ void write_late_kernel(uint16_t *to, const uint16_t *x, size_t count)
+{
+#if __CUDA_ARCH__ >= 900
+    cudaTriggerProgrammaticLaunchCompletion();
+#endif
+    const long long begin = clock64();
+    while (clock64() - begin < 60000) /* 30 us, in which that is launched */
+        ;
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count;
+         i += (size_t)gridDim.x * blockDim.x)
+        to[i] = x[i];
+}
+
+void gpu_write_late(uint16_t *to, const uint16_t *x, size_t count)
+{
+    write_late_kernel<<<8, 256>>>(to, x, count);
+    CHECK(cudaGetLastError());
+}
+
 struct gpu_error gpu_error_of(const void *y, const double *reference, size_t count, int bf16)
 {
     static double *device = NULL;

@@ -59,6 +59,11 @@ struct gpu_error {
 };
 struct gpu_error gpu_error_of(const void *y, const double *reference, size_t count, int bf16);
 
+/* Whether all words are so. */
+bool gpu_all_are(uint32_t word, const void *p, size_t words);
+/* x to `to` by a kernel that lets the next one begin first, and takes its time. */
+void gpu_write_late(uint16_t *to, const uint16_t *x, size_t count);
+
 #ifdef __cplusplus
 }
 #endif

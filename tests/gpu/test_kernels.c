@@ -237,9 +237,9 @@ static void test_ring(const char *scheme, int strips_cta)
     bool good = qt_matmul_plan(&plan, &m.weight, M, &opt) == QT_MATMUL_OK;
     plan.config = c;
     good = good && qt_matmul_plan_check(&plan, &m.weight) == QT_MATMUL_OK &&
-           guarded_run(&plan, &m.weight, pool.x, 0);
+           guarded_run(&plan, &m.weight, pool.x, 0, false);
     for (int i = 0; i < RUNS && good; i++) {
-        good = guarded_run(&plan, &m.weight, pool.x, 1);
+        good = guarded_run(&plan, &m.weight, pool.x, 1, false);
         differ += !outputs_equal(M * m.weight.n);
     }
     snprintf(what, sizeof what, "%s, %d strips: %d of %d runs differ", scheme, strips_cta, differ,
@@ -328,7 +328,7 @@ static void test_refusals(void)
     result(qt_matmul_plan(&plan, &m.weight, 1, &opt) == QT_MATMUL_OK, "plan");
     other.bits = 3;
     other.plane[1] = other.plane[0];
-    result(qt_matmul_run(&plan, &other, pool.y[0], pool.x, pool.workspace, NULL) ==
+    result(qt_matmul_run(&plan, &other, pool.y[0], pool.x, workspace.at, NULL) ==
                QT_MATMUL_UNSUPPORTED,
            "run of another weight than planned");
     struct matrix zero;
@@ -338,7 +338,7 @@ static void test_refusals(void)
     other.zero = (const char *)other.zero + 8;
     result(qt_matmul_plan(&zero_plan, &zero.weight, 64, &opt) == QT_MATMUL_OK &&
                (zero_plan.config.path != QT_MATMUL_TILE ||
-                qt_matmul_run(&zero_plan, &other, pool.y[0], pool.x, pool.workspace, NULL) ==
+                qt_matmul_run(&zero_plan, &other, pool.y[0], pool.x, workspace.at, NULL) ==
                     QT_MATMUL_UNSUPPORTED),
            "run of zero points in other places than planned");
     matrix_free(&zero);
@@ -368,5 +368,5 @@ int main(int argc, char **argv)
         test_ring(main_schemes[i], 8);
         test_ring(main_schemes[i], 6); /* tiles of 3 for warps of 2 */
     }
-    return check_matmul_end();
+    return check_matmul_end(QT_MATMUL_MMA_TILE);
 }

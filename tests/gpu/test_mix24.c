@@ -203,5 +203,5 @@ int main(int argc, char **argv)
     }
     for (size_t i = 0; i < 4 && !quick; i++)
         test_large(&kinds[i]);
-    return check_matmul_end();
+    return check_matmul_end(QT_MATMUL_VECTOR);
 }

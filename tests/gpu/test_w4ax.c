@@ -392,15 +392,12 @@ static void acts_random(struct acts *a, const struct layer *l, size_t m, bool on
     CHECK(cudaMemcpy(a->device.sum, a->sum, m * 4, cudaMemcpyHostToDevice));
 }
 
-static void *workspace;
-static const size_t workspace_bytes = 256 << 20;
-
 static bool guarded_run(uint8_t *y, const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w,
                         const struct acts *a, size_t bytes)
 {
     uint8_t *d = gpu_new(bytes + 2 * GUARD), guards[2 * GUARD];
     CHECK(cudaMemset(d, 0xff, bytes + 2 * GUARD));
-    int rc = qt_w4ax_run(p, w, &a->device, d + GUARD, workspace, NULL);
+    int rc = qt_w4ax_run(p, w, &a->device, d + GUARD, workspace_of(p->workspace_bytes), NULL);
     CHECK(cudaGetLastError());
     CHECK(cudaDeviceSynchronize());
     CHECK(cudaMemcpy(guards, d, GUARD, cudaMemcpyDeviceToHost));
@@ -410,7 +407,7 @@ static bool guarded_run(uint8_t *y, const struct qt_w4ax_plan *p, const struct q
     for (int i = 0; i < 2 * GUARD; i++)
         if (guards[i] != 0xff)
             return false;
-    return rc == QT_MATMUL_OK;
+    return rc == QT_MATMUL_OK && workspace_kept(p->workspace_bytes);
 }
 
 static double worst;
@@ -444,7 +441,7 @@ static void check_plan(const struct qt_w4ax_plan *p, const struct weight *w, con
     uint8_t *y[2] = {malloc(bytes), malloc(bytes)};
     char what[400];
     static const char *const kernels[] = {"any", "stream", "tile", "skinny"};
-    if (p->workspace_bytes > workspace_bytes) {
+    if (p->workspace_bytes > workspace.bytes) {
         printf("SKIPPED %zu bytes of workspace\n", p->workspace_bytes);
         skipped++;
         return;
@@ -627,11 +624,11 @@ static void check_dependent(enum qt_w4ax_scales scales, size_t m, size_t n, size
         in.dependent_launch = round >= 2;
         if (round == 0 || round == 2)
             ran = qt_w4ax_plan(&plan, &w.device, m, &opt) == QT_MATMUL_OK &&
-                  plan.workspace_bytes <= workspace_bytes;
+                  plan.workspace_bytes <= workspace.bytes;
         ran = ran &&
               qt_w4ax_quantize(&a.device, &in, &norm, dx + (size_t)(round % 2) * x_bytes, m,
                                QT_MATMUL_F16, NULL) == QT_MATMUL_OK &&
-              qt_w4ax_run(&plan, &w.device, &a.device, dy + (size_t)round * y_bytes, workspace,
+              qt_w4ax_run(&plan, &w.device, &a.device, dy + (size_t)round * y_bytes, workspace.at,
                           NULL) == QT_MATMUL_OK;
     }
     CHECK(cudaDeviceSynchronize());
@@ -689,8 +686,7 @@ static void test_refusals(void)
 int main(int argc, char **argv)
 {
     bool quick = check_begin(argc, argv);
-    workspace = gpu_new(workspace_bytes);
-    CHECK(cudaMemset(workspace, 0, workspace_bytes));
+    workspace_new(256 << 20);
     test_refusals();
     cudaGetLastError();
     test_dependent();
