@@ -181,7 +181,7 @@ struct qt_matmul_plan {
  * QT_MATMUL_WORKSPACE_ZEROED bytes are to be zero before its first use, and every run leaves them
  * so. One workspace, large enough for the largest, serves all runs of a stream.
  */
-enum { QT_MATMUL_WORKSPACE_ZEROED = 256 << 10 };
+enum { QT_MATMUL_WORKSPACE_ZEROED = 2 << 20 };
 int qt_matmul_plan(struct qt_matmul_plan *out, const struct qt_matmul_weight *w, size_t m,
                    const struct qt_matmul_options *opt);
 /* Takes over a changed config: checks it and sets what follows from it. */

@@ -76,13 +76,13 @@ struct qt_kv_plan {
     size_t cache_heads;
     int kernel;       /* its number */
     int dependent;    /* launched so: asked for, on compute capability 9.0 */
-    int cluster;      /* thread blocks of a cluster that share a sequence, at least splits; or 0 */
+    int in_zeros;     /* sums of splits meet in the workspace's zeros, or else behind them */
     char reason[160]; /* why not, when the status is not OK */
 };
 
-/* Chooses split_tokens and cluster, unless `split_tokens` is not 0, which gives no cluster. The
- * workspace is 256-byte aligned; its first QT_MATMUL_WORKSPACE_ZEROED bytes are to be zero before
- * its first use, and runs leave them so. */
+/* Chooses split_tokens, unless `split_tokens` is not 0. The workspace is 256-byte aligned; its
+ * first QT_MATMUL_WORKSPACE_ZEROED bytes are to be zero before its first use, and runs leave them
+ * so. */
 int qt_kv_attention_plan(struct qt_kv_plan *out, const struct qt_kv_cache *cache,
                          const struct qt_kv_options *opt, size_t split_tokens);
 

@@ -34,13 +34,11 @@ static const kv_instance instances[] = {INT4(64, 3),  INT4(64, 4), INT4(128, 2),
 #undef INT4
 #undef INSTANCE
 
-/* The ring; in the end the warps' sums, and then factors of splits, lie in the same place. */
+/* The ring; in the end the warps' sums lie in the same place. */
 static size_t smem_bytes(const kv_instance *in)
 {
     size_t ring = (size_t)in->warps * in->slots * in->slot_bytes;
     size_t sums = (size_t)in->warps * in->heads * (in->dim + 4) * 4;
-    size_t factors = (size_t)MAX_SPLITS * in->heads * 4;
-    sums = sums > factors ? sums : factors;
     return ring > sums ? ring : sums;
 }
 
@@ -97,14 +95,6 @@ static const char *fault_of(const struct qt_kv_options *o, const struct qt_kv_ca
     return NULL;
 }
 
-/* The sums of a cluster's splits in its first block, behind smem_bytes. */
-static size_t meeting_bytes(const kv_instance *in, size_t cluster)
-{
-    return cluster * in->heads * (in->dim + 4) * 4;
-}
-
-enum { MAX_CLUSTER = 8 };
-
 static int allow_smem(struct qt_kv_plan *p, const kv_instance *in)
 {
     return qt_allow_smem((const void *)in->kernel, smem_bytes(in), p->reason);
@@ -114,28 +104,23 @@ static int allow_smem(struct qt_kv_plan *p, const kv_instance *in)
 struct kv_site {
     size_t items; /* sequences x KV heads x tiles of query heads */
     size_t sms, resident;
-    size_t most_cluster; /* blocks of a cluster, at most: a power of two, or 0 */
 };
 
-/* Clusters are within a part of the device: not as many of 4 and 8 blocks have multiprocessors of
- * their own at a time as there are for them, and what shares one is slow. */
-static size_t most_cluster(const kv_site *s, const kv_instance *in, int cc)
+/* Of sums that are waited for, and not counted: they lie in the workspace's zeros. */
+enum { MOST_WAITED = QT_MATMUL_WORKSPACE_ZEROED };
+
+static size_t sums_bytes(const struct qt_kv_plan *p, const struct qt_kv_cache *c, size_t splits)
 {
-    size_t n = cc == 90 ? MAX_CLUSTER : 1;
-    while (n > 1 && (s->items > (n > 2 ? s->sms / n * 7 / 8 : s->sms / n) ||
-                     s->items > qt_clusters_at_a_time((const void *)in->kernel, in->warps * 32,
-                                                      smem_bytes(in) + meeting_bytes(in, n), n)))
-        n /= 2;
-    return n > 1 ? n : 0;
+    const size_t row = (c->head_dim + 4) * sizeof(float);
+    return splits > 1 ? p->options.batch * p->options.heads * splits * row : 0;
 }
 
 /*
  * The split that should take least, in microseconds of an H200, but for what is the same for all: a
  * block takes alone_us for 128 tokens, or as long as its share of the memory does, of which the
  * multiprocessor with the most blocks has the least; blocks beside each other start and end more
- * slowly, and those that find no room later; splits are to be added, faster by a cluster. Each
- * number is from sweeps over 1 to 64 sequences of 1024 to 32768 tokens. Sets p->split_tokens and
- * p->cluster.
+ * slowly, and those that find no room later; splits are to be added. Each number is from sweeps
+ * over 1 to 64 sequences of 1024 to 32768 tokens. Sets p->split_tokens.
  */
 static void choose_split(struct qt_kv_plan *p, const struct qt_kv_cache *c, const kv_instance *in,
                          const kv_site *s)
@@ -148,16 +133,15 @@ static void choose_split(struct qt_kv_plan *p, const struct qt_kv_cache *c, cons
     for (size_t n = 1; n <= MAX_SPLITS; n++) {
         size_t tokens = ((length + n - 1) / n + SPLIT_UNIT - 1) / SPLIT_UNIT * SPLIT_UNIT;
         size_t splits = (length + tokens - 1) / tokens;
-        const bool cluster = splits > 1 && splits <= s->most_cluster;
         double per_sm = (double)((s->items * splits + s->sms - 1) / s->sms);
         double us = (double)(tokens / SPLIT_UNIT) * fmax(alone_us, per_sm * share_us) +
                     .3 * per_sm + 3 * ceil(per_sm / (double)s->resident);
         if (splits > 1)
-            us += cluster ? .2 : .8 + .05 * (double)splits;
+            us += .09 * (double)splits + (splits > 8 ? .15 : 0) +
+                  (sums_bytes(p, c, splits) > MOST_WAITED ? .7 : 0);
         if (us < best_us) {
             best_us = us;
             p->split_tokens = tokens;
-            p->cluster = !cluster ? 0 : splits > 4 ? 8 : splits > 2 ? 4 : 2;
         }
     }
 }
@@ -190,9 +174,7 @@ static int plan(struct qt_kv_plan *p, const struct qt_kv_cache *c, const struct 
     if (per_sm == 0)
         return refuse(p, QT_MATMUL_UNSUPPORTED, "not enough registers");
     p->dependent = opt->dependent_launch && device.cc == 90;
-    kv_site site = {items, (size_t)device.sms, (size_t)per_sm, 0};
-    if (smem_bytes(in) + meeting_bytes(in, MAX_CLUSTER) + STATIC_BYTES <= smem_limit)
-        site.most_cluster = most_cluster(&site, in, device.cc);
+    const kv_site site = {items, (size_t)device.sms, (size_t)per_sm};
     p->split_tokens = split_tokens;
     if (!split_tokens)
         choose_split(p, c, in, &site);
@@ -206,10 +188,9 @@ static int plan(struct qt_kv_plan *p, const struct qt_kv_cache *c, const struct 
     const size_t together = (blocks < (size_t)per_sm ? blocks : (size_t)per_sm) * (size_t)in->warps;
     in = instance_of(c, group, together != 8, smem_limit);
     p->kernel = (int)(in - instances);
-    p->workspace_bytes = QT_MATMUL_WORKSPACE_ZEROED;
-    if (!p->cluster)
-        p->workspace_bytes +=
-            opt->batch * opt->heads * p->splits * (c->head_dim + 4) * sizeof(float);
+    const size_t sums = sums_bytes(p, c, p->splits);
+    p->in_zeros = sums <= MOST_WAITED;
+    p->workspace_bytes = QT_MATMUL_WORKSPACE_ZEROED + (p->in_zeros ? 0 : sums);
     return allow_smem(p, in);
 }
 
@@ -232,14 +213,14 @@ int qt_kv_attention_run(const struct qt_kv_plan *p, const struct qt_kv_cache *c,
         c->heads != p->cache_heads) /* not what was planned for */
         return QT_MATMUL_UNSUPPORTED;
     if (!q || !out || !length || (size_t)q % 16 || (size_t)out % 16 || (size_t)workspace % 256 ||
-        (p->splits > 1 && !p->cluster && !workspace))
+        (p->splits > 1 && !workspace))
         return QT_MATMUL_UNSUPPORTED;
     a.cache = qt_kv_view(c);
     a.q = q;
     a.out = out;
     a.length = length;
-    a.arrivals = (unsigned *)workspace;
-    a.partial = (float *)((char *)workspace + QT_MATMUL_WORKSPACE_ZEROED);
+    a.arrivals = p->in_zeros ? NULL : (unsigned *)workspace;
+    a.partial = (float *)((char *)workspace + (p->in_zeros ? 0 : QT_MATMUL_WORKSPACE_ZEROED));
     a.heads = (int)o->heads;
     a.group = (int)(o->heads / c->heads);
     a.tiles = (a.group + (int)in->heads - 1) / (int)in->heads;
@@ -247,17 +228,13 @@ int qt_kv_attention_run(const struct qt_kv_plan *p, const struct qt_kv_cache *c,
     a.max_length = (int)o->max_length;
     a.scale_log2 = o->scale * 1.4426950408889634f;
     a.bf16 = o->dtype == QT_MATMUL_BF16;
-    a.cluster = p->cluster;
     a.dependent = p->dependent;
-    a.meeting_at = (int)smem_bytes(in);
     struct qt_kernel_launch launch = {};
     launch.kernel = (const void *)in->kernel;
-    /* Of a cluster the last blocks may have nothing to do. */
-    launch.grid = dim3((unsigned)(p->cluster ? p->cluster : p->splits),
-                       (unsigned)(a.tiles * (int)c->heads), (unsigned)o->batch);
+    launch.grid =
+        dim3((unsigned)p->splits, (unsigned)(a.tiles * (int)c->heads), (unsigned)o->batch);
     launch.threads = in->warps * 32;
-    launch.smem = smem_bytes(in) + meeting_bytes(in, (size_t)p->cluster);
-    launch.cluster = p->cluster;
+    launch.smem = smem_bytes(in);
     launch.dependent = p->dependent != 0;
     return qt_launch_kernel(&launch, &a, stream);
 }

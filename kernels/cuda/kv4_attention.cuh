@@ -3,7 +3,7 @@
  *
  *   grid     (splits, KV heads x tiles of 4 HQ query heads, sequences); F::warps(HQ) warps
  *   smem     a ring of DEPTH slots a warp: keys, values and their parameters; in the end the
- *            warps' sums. Behind it, of a cluster's first block, the sums of all its blocks
+ *            warps' sums
  *
  *   warp:    slot = TOKENS tokens; warps take the slots of a split in turn
  *            global -- cp.async --> ring --> codes as bytes --> S = K q (m16n8k32)
@@ -17,19 +17,17 @@
  * The running maximum m is the warp's, per head; it is only looked for when some product exceeds
  * it. Likewise v_unit, the power of two that keeps p * scale within FP16.
  *
- * Splits meet in the workspace, where the last to arrive adds their sums; those of a cluster in the
- * shared memory of its first block.
+ * Splits meet in the workspace (kv4_sums.cuh): blocks of the last ones wait for the sums of all, or
+ * the last to arrive adds them.
  *
  * Moves     the cache once (per tile of query heads), q once a split; splits > 1: partial sums of
- *           (head_dim + 4) * 4 bytes per query head and split, written and read, in memory or from
- *           block to block
+ *           (head_dim + 4) * 4 bytes per query head and split, written and read
  * Oracle    attention in FP64 over the decoded cache; relative error <= 1.5e-3, BF16 3e-3 (queries
  *           times key scales have 16 bits, p is FP16)
  */
 #ifndef QT_CUDA_KV4_ATTENTION_CUH
 #define QT_CUDA_KV4_ATTENTION_CUH
 
-#include "kernels/cuda/arrive.cuh"
 #include "kernels/cuda/kv4_queries.cuh"
 #include "kernels/cuda/kv4_sums.cuh"
 
@@ -258,15 +256,8 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
         for (int i = (int)threadIdx.x * 4; i < w.heads * D; i += WARPS * 32 * 4)
             kv_store_4(a, w, i / D, D, i % D, make_float4(0, 0, 0, 0));
     }
-    __shared__ uint64_t meeting_barrier;
-    const uint32_t meeting = ptx_shared(&meeting_barrier);
-    if (a.cluster)
-        kv_open_meeting(meeting, splits * w.heads * (D + 4) * 4);
-    if ((int)blockIdx.x >= splits) {
-        if (a.cluster)
-            ptx_cluster_wait(); /* threads that had come and ended would count twice */
+    if ((int)blockIdx.x >= splits)
         return;
-    }
 
     const kv_source source = kv_source_of<F>(a, w);
     const uint32_t ring = ptx_shared(kv_smem) + w.warp * DEPTH * BYTES;
@@ -312,31 +303,13 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
     __syncthreads();
 
     enum { SUM = D + 4, WARP_SUMS = 4 * HQ * SUM };
-    __shared__ int last;
     float *sums = (float *)kv_smem;
     kv_put_sums<F, HQ>(&st, w, sums + w.warp * WARP_SUMS);
     __syncthreads();
-    const size_t head_step = (size_t)gridDim.x * SUM;
-    float *partial = a.partial + ((size_t)w.sequence * a.heads + w.head0) * head_step;
-    if (a.cluster)
-        ptx_cluster_wait();
-    kv_add_warps<F, WARPS>(
-        a, w, sums, WARP_SUMS, splits == 1, [&](int head, int d, const float4 &v) {
-            const size_t at = head * head_step + blockIdx.x * SUM + d;
-            if (a.cluster)
-                ptx_cluster_send_16(
-                    ptx_cluster_map(ptx_shared(kv_smem + a.meeting_at) + (uint32_t)at * 4, 0), v,
-                    ptx_cluster_map(meeting, 0));
-            else
-                *(float4 *)(partial + at) = v;
-        });
     if (splits == 1)
-        return;
-    if (a.cluster ? kv_have_met(meeting)
-                  : qt_last_to_arrive(&a.arrivals[blockIdx.z * gridDim.y + blockIdx.y],
-                                      (unsigned)splits, &last))
-        kv_add_splits<F, WARPS>(a, w, a.cluster ? (const float *)(kv_smem + a.meeting_at) : partial,
-                                head_step, splits, sums);
+        kv_finish<F, WARPS, false>(a, w, sums, WARP_SUMS, 1);
+    else
+        kv_finish<F, WARPS, true>(a, w, sums, WARP_SUMS, splits);
 }
 
 #endif

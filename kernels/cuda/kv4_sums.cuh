@@ -5,8 +5,8 @@
 #ifndef QT_CUDA_KV4_SUMS_CUH
 #define QT_CUDA_KV4_SUMS_CUH
 
+#include "kernels/cuda/arrive.cuh"
 #include "kernels/cuda/kv4_work.cuh"
-#include "kernels/cuda/ptx_cluster.cuh"
 #include "kernels/cuda/ptx_int.cuh"
 #include "kernels/cuda/round.cuh"
 
@@ -20,131 +20,139 @@ static __device__ __forceinline__ void kv_store_4(const kv_args &a, const kv_wor
         make_uint2(qt_round_two(a.bf16, v.x, v.y), qt_round_two(a.bf16, v.z, v.w));
 }
 
-/* Adds the sums of the warps: to the output when `alone`, else as one sum, by put(head, d, v): four
- * of its floats from d on. Each thread finds the few factors of its head itself. */
-template <class F, int WARPS, class Put>
-static __device__ __forceinline__ void kv_add_warps(const kv_args &a, const kv_work &w,
-                                                    const float *from, size_t warp_step, bool alone,
-                                                    Put put)
+/*
+ * Sums of splits meet in memory, four at a time. 0 is stored as -0, and who reads clears: so what
+ * is not 0 has come. Where splits are not counted (kv_args.arrivals) that is all there is to know,
+ * as memory is 0 between launches. A count would wait for all that was stored before it.
+ *
+ * Blocks of the last splits wait for those of the others. Blocks begin in the order of their
+ * numbers, so all but the very last, which is next, have begun by then.
+ */
+static __device__ __forceinline__ void kv_put_four(float *at, const float4 &v)
 {
-    enum { D = F::DIM, SUM = D + 4 };
-#pragma unroll 1
-    for (int o = (int)threadIdx.x; o < w.heads * (D / 4); o += WARPS * 32) {
-        const int head = o / (D / 4), d = o % (D / 4) * 4;
-        float2 v[WARPS]; /* maximum, denominator */
-        float most = -INFINITY, den = 0;
-        float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-        for (int i = 0; i < WARPS; i++) {
-            v[i] = *(const float2 *)(from + i * warp_step + head * SUM + D);
-            most = fmaxf(most, v[i].x);
-        }
-#pragma unroll
-        for (int i = 0; i < WARPS; i++) {
-            const float4 more = *(const float4 *)(from + i * warp_step + head * SUM + d);
-            const float f = ptx_exp2(v[i].x - most);
-            den += f * v[i].y;
-            sum.x += f * more.x;
-            sum.y += f * more.y;
-            sum.z += f * more.z;
-            sum.w += f * more.w;
-        }
-        if (alone) {
-            const float per = __fdividef(1, den);
-            kv_store_4(a, w, head, D, d,
-                       make_float4(sum.x * per, sum.y * per, sum.z * per, sum.w * per));
-        } else {
-            put(head, d, sum);
-            if (d == 0)
-                put(head, D, make_float4(most, den, 0, 0));
-        }
-    }
+    ptx_store_whole(at, make_float4(v.x == 0 ? -0.f : v.x, v.y, v.z, v.w));
 }
 
-/* The first block of a cluster opens a barrier, on which `bytes` of sums arrive. */
-static __device__ __forceinline__ void kv_open_meeting(uint32_t barrier, int bytes)
+static __device__ __forceinline__ void kv_clear_four(float *at)
 {
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        ptx_barrier_init(barrier, 1);
-        ptx_barrier_init_fence();
-        ptx_barrier_expect(barrier, (uint32_t)bytes);
-    }
-    __syncwarp();
-    ptx_cluster_arrive();
+    ptx_store_whole(at, make_float4(0, 0, 0, 0));
 }
 
-/* In the first block true, when all have sent. */
-static __device__ __forceinline__ bool kv_have_met(uint32_t barrier)
-{
-    if (blockIdx.x > 0)
-        return false;
-    ptx_barrier_wait_cluster(barrier, 0);
-    __syncthreads(); /* the warps' sums have been read */
-    return true;
-}
+/* Four floats of a sum of sums, not yet divided by their denominator. */
+struct kv_sum_4 {
+    float4 v;
+    float most, denominator;
+};
 
-/* Adds the sums of `count` splits, D + 4 floats apart in global or shared memory, to the output.
- * factor: room for count floats a head. */
-template <class F, int WARPS>
-static __device__ __forceinline__ void kv_add_splits(const kv_args &a, const kv_work &w,
-                                                     const float *from, size_t head_step, int count,
-                                                     float *factor)
+/* Of `count` sums, `step` floats apart, AT_ONCE at a time, the four from d on. APART: perhaps not
+ * in shared memory; meet: in memory, and perhaps still on their way. */
+template <int D, int AT_ONCE, bool APART>
+static __device__ __forceinline__ kv_sum_4 kv_add(float *sums, int step, int count, int d,
+                                                  bool meet)
 {
-    enum { D = F::DIM, SUM = D + 4, ROUNDS = MAX_SPLITS / 32 };
+    const auto load = [](const float *p) { return APART ? ptx_load_whole(p) : *(const float4 *)p; };
+    kv_sum_4 all = {make_float4(0, 0, 0, 0), -INFINITY, 0};
 #pragma unroll 1
-    for (int head = w.warp; head < w.heads; head += WARPS) {
-        const float *sums = from + head * head_step + D;
-        float2 v[ROUNDS]; /* maximum, denominator */
-        float most = -INFINITY, den = 0;
+    for (int left = count; left > 0; left -= AT_ONCE) { /* the last too: one wait */
+        float4 top[AT_ONCE], v[AT_ONCE];                /* maximum, denominator; sums */
+        unsigned least;
+        do {
+            least = ~0u;
 #pragma unroll
-        for (int i = 0; i < ROUNDS; i++) {
-            v[i] = make_float2(-INFINITY, 0);
-            if (i * 32 + w.lane < count)
-                v[i] = *(const float2 *)(sums + (i * 32 + w.lane) * SUM);
-        }
-#pragma unroll
-        for (int i = 0; i < ROUNDS; i++)
-            most = fmaxf(most, v[i].x);
-#pragma unroll
-        for (int d = 1; d < 32; d *= 2)
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
-#pragma unroll
-        for (int i = 0; i < ROUNDS; i++) {
-            v[i].x = ptx_exp2(v[i].x - most);
-            den += v[i].x * v[i].y;
-        }
-#pragma unroll
-        for (int d = 1; d < 32; d *= 2)
-            den += __shfl_xor_sync(~0u, den, d);
-        const float per = __fdividef(1, den);
-#pragma unroll
-        for (int i = 0; i < ROUNDS; i++)
-            if (i * 32 + w.lane < count)
-                factor[head * count + i * 32 + w.lane] = v[i].x * per;
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int o = (int)threadIdx.x; o < w.heads * (D / 4); o += WARPS * 32) {
-        int head = o / (D / 4), d = o % (D / 4) * 4;
-        const float *sums = from + head * head_step + d;
-        float4 v = make_float4(0, 0, 0, 0);
-#pragma unroll 1
-        for (int first = 0; first < count; first += 16) /* 16 at a time, the last too: one wait */
-#pragma unroll
-            for (int i = first; i < first + 16; i++) {
-                float4 more = make_float4(0, 0, 0, 0);
-                float f = 0;
-                if (i < count) {
-                    more = *(const float4 *)(sums + i * SUM);
-                    f = factor[head * count + i];
+            for (int i = 0; i < AT_ONCE; i++) {
+                top[i] = make_float4(-INFINITY, 0, 0, 0);
+                v[i] = make_float4(1, 0, 0, 0);
+                if (i < left) {
+                    top[i] = load(sums + i * step + D);
+                    v[i] = load(sums + i * step + d);
                 }
-                v.x += f * more.x;
-                v.y += f * more.y;
-                v.z += f * more.z;
-                v.w += f * more.w;
             }
-        kv_store_4(a, w, head, D, d, v);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+                least = min(least, min(__float_as_uint(top[i].x), __float_as_uint(v[i].x)));
+        } while (meet && !least);
+        float most = all.most;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            most = fmaxf(most, top[i].x);
+        float f = ptx_exp2(all.most - most);
+        all = {make_float4(f * all.v.x, f * all.v.y, f * all.v.z, f * all.v.w), most,
+               f * all.denominator};
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            f = ptx_exp2(top[i].x - most);
+            all.denominator += f * top[i].y;
+            all.v.x += f * v[i].x;
+            all.v.y += f * v[i].y;
+            all.v.z += f * v[i].z;
+            all.v.w += f * v[i].w;
+            if (meet && i < left)
+                kv_clear_four(sums + i * step + d);
+        }
+        sums += AT_ONCE * step;
     }
+    return all;
+}
+
+/*
+ * Adds the sums of the warps in shared memory, [warp][head][D + 4], to the output; with SPLITS the
+ * output gets those of the splits, added in one or two blocks by the same loop: what runs once
+ * comes from memory, instructions too, but those of the second round are there already. So little
+ * code is what counts here (docs/kernels_tried_w4ax.md, "Attention").
+ */
+template <class F, int WARPS, bool SPLITS>
+static __device__ __forceinline__ void kv_finish(const kv_args &a, const kv_work &w, float *sums,
+                                                 int step, int splits)
+{
+    enum { D = F::DIM, SUM = D + 4, AT_ONCE = SPLITS ? 8 : WARPS };
+    __shared__ int last;
+    const int head_step = (int)gridDim.x * SUM;
+    float *partial = a.partial + ((size_t)w.sequence * a.heads + w.head0) * head_step;
+    int count = WARPS, next_head = SUM, first = 0, heads = w.heads;
+#pragma unroll 1
+    for (bool meet = false;; meet = true) {
+        const bool done = !SPLITS || meet;
+#pragma unroll 1
+        for (int o = (int)threadIdx.x; o < heads * (D / 4); o += WARPS * 32) {
+            const int head = o / (D / 4), d = o % (D / 4) * 4;
+            const kv_sum_4 s =
+                kv_add<D, AT_ONCE, SPLITS>(sums + head * next_head, step, count, d, meet);
+            if (done) {
+                const float per = __fdividef(1, s.denominator);
+                kv_store_4(a, w, first + head, D, d,
+                           make_float4(s.v.x * per, s.v.y * per, s.v.z * per, s.v.w * per));
+            } else {
+                float *to = partial + head * head_step + blockIdx.x * SUM;
+                kv_put_four(to + d, s.v);
+                if (d == 0)
+                    kv_put_four(to + D, make_float4(s.most, s.denominator, 0, 0));
+            }
+        }
+        if (done)
+            break;
+        if (a.arrivals) {
+            if (!qt_last_to_arrive(&a.arrivals[blockIdx.z * gridDim.y + blockIdx.y],
+                                   (unsigned)splits, &last))
+                return;
+        } else { /* two blocks, if that is much to read */
+            const int readers = splits > AT_ONCE ? 2 : 1, reader = splits - 1 - (int)blockIdx.x;
+            if (reader >= readers)
+                return;
+            heads = (w.heads + readers - 1) / readers;
+            first = reader * heads;
+            heads = min(heads, w.heads - first);
+            partial += first * head_step;
+        }
+        sums = partial;
+        step = SUM;
+        count = splits;
+        next_head = head_step;
+    }
+    if (!SPLITS)
+        return;
+    __syncthreads(); /* maxima have been read by all */
+    for (int i = (int)threadIdx.x; i < heads * splits; i += WARPS * 32)
+        kv_clear_four(partial + i / splits * head_step + i % splits * SUM + D);
 }
 
 #endif

@@ -13,10 +13,8 @@ struct kv_args {
     const void *q;
     void *out;
     const int *length;
-    float *partial;     /* [sequence][query head][split][D + 4]: sums, maximum, denominator */
-    unsigned *arrivals; /* [sequence][grid.y], 0 between launches */
-    int cluster;    /* the grid.x blocks of a sequence are one, and meet in shared memory instead */
-    int meeting_at; /* of the first one's: [query head][grid.x][D + 4] */
+    float *partial;          /* [sequence][query head][split][D + 4]: sums, maximum, denominator */
+    unsigned *arrivals;      /* [sequence][grid.y], 0 between launches; or NULL: partial is */
     int heads, group, tiles; /* query heads; per KV head; tiles of them */
     int split_tokens, max_length;
     float scale_log2; /* softmax scale * log2(e) */

@@ -250,6 +250,38 @@ PTX unsigned ptx_count_up(unsigned *p)
     return d;
 }
 
+/* 16 bytes that other blocks write or read meanwhile: all of them, or none. */
+PTX void ptx_store_whole(float *p, float4 v)
+{
+    asm volatile("{\n"
+                 ".reg .b64 low, high;\n"
+                 ".reg .b128 all;\n"
+                 "mov.b64 low, {%1,%2};\n"
+                 "mov.b64 high, {%3,%4};\n"
+                 "mov.b128 all, {low,high};\n"
+                 "st.relaxed.gpu.b128 [%0], all;\n"
+                 "}" ::"l"(p),
+                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+}
+
+PTX float4 ptx_load_whole(const float *p)
+{
+    float4 v;
+    asm volatile("{\n"
+                 ".reg .b64 low, high;\n"
+                 ".reg .b128 all;\n"
+                 "ld.relaxed.gpu.b128 all, [%4];\n"
+                 "mov.b128 {low,high}, all;\n"
+                 "mov.b64 {%0,%1}, low;\n"
+                 "mov.b64 {%2,%3}, high;\n"
+                 "}"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+
 /* Programmatic dependent launch: lets the next kernel of the stream start ... */
 PTX void ptx_launch_dependents()
 {

@@ -30,7 +30,6 @@ static const size_t tokens[] = {1,  3,   8,   9,   16,  17,  32,   33,  64,
                                 65, 100, 128, 136, 192, 256, 1000, 4096};
 
 static int passed, failed, rounded_tiles;
-static size_t clusters;    /* of plans for caches */
 static const char *device; /* its name */
 static bool hopper;
 
@@ -296,7 +295,6 @@ static void check_attention(size_t heads, size_t kv_heads, size_t dim, enum qt_k
             if (rc == QT_MATMUL_OK)
                 rc = qt_kv_attention_run(&plan, &cache, memory, memory, memory, memory, NULL);
             result("attention", heads, kv_heads * dim, batch, plan_fault(plan.reason, rc));
-            clusters += plan.cluster > 0;
         }
 }
 
@@ -333,7 +331,6 @@ int main(void)
                     check_attention(4 * group, 4, dim, (enum qt_kv_format)format);
     }
     result("tiles that round", 0, 0, 0, rounded_tiles > 0 ? NULL : "none is planned");
-    result("splits of a cluster", 0, 0, 0, clusters > 0 ? NULL : "none is planned");
     printf("%d passed, %d failed, 0 skipped\n", passed, failed);
     return failed != 0;
 }
