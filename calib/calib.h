@@ -150,6 +150,7 @@ bool qt_model_is_linear(const struct qt_model *model, const char *name);
 struct qt_norm {
     const char *weight; /* tensor name */
     size_t n;
+    float added; /* to the weights, before they multiply: 0 or 1 */
 };
 size_t qt_model_norms(const struct qt_norm **out, const struct qt_model *model, size_t layer);
 

@@ -73,6 +73,13 @@ static double yarn_attention(double factor, double mscale)
     return factor > 1 ? 0.1 * mscale * log(factor) + 1 : 1;
 }
 
+/* transformers takes 0 for not given. */
+static bool given_not_0(const json_t *options, const char *key)
+{
+    const json_t *value = json_object_get(options, key);
+    return config_given(options, key) && !(json_is_number(value) && json_number_value(value) == 0);
+}
+
 /* YaRN (Peng et al. 2023, section 3.2): pairs that turn beta_fast times and more are kept, those
  * that turn beta_slow times and less are stretched by `factor`, between them a blend; queries and
  * keys grow. So do the positions, which config.json may still count as they were. attn_factor is a
@@ -87,8 +94,8 @@ static int scale_yarn(const struct scaling *s, struct qt_err *err)
     QT_TRY(config_read_positive(&factor, s->options, "factor", err));
     QT_TRY(config_read_positive(&fast, s->options, "beta_fast", err));
     QT_TRY(config_read_positive(&slow, s->options, "beta_slow", err));
-    if (config_given(s->options->json, "mscale") &&
-        config_given(s->options->json, "mscale_all_dim")) {
+    if (given_not_0(s->options->json, "mscale") &&
+        given_not_0(s->options->json, "mscale_all_dim")) {
         QT_TRY(config_read_positive(&mscale, s->options, "mscale", err));
         QT_TRY(config_read_positive(&mscale_all, s->options, "mscale_all_dim", err));
     }

@@ -1,6 +1,7 @@
 /* Texts and token ids for calibration and evaluation. */
 #include "calib/calib.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +36,7 @@ static int inflate_into(int fd, const struct qt_map *map, const char *path, stru
         in -= give - z.avail_in;
         rc = n > MAX_TEXT - at
                  ? qt_fail(err, QT_E_INPUT, path, NULL, "unpacks to more than %zu bytes", MAX_TEXT)
-                 : qt_file_write_at(fd, path, buf, n, at, err);
+                 : qt_file_write_at(fd, "a temporary file (in TMPDIR)", buf, n, at, err);
         at += n;
         if (status == Z_STREAM_END && in)
             status = inflateReset(&z);
@@ -58,7 +59,8 @@ static int unnamed_file(int *fd, struct qt_err *err)
         return rc;
     *fd = mkostemp(path, O_CLOEXEC);
     if (*fd < 0)
-        rc = qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot create a temporary file");
+        rc = qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot create a temporary file: %s",
+                     strerror(errno));
     else
         unlink(path);
     qt_free(path);

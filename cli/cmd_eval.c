@@ -54,7 +54,7 @@ static int print_report(const struct qt_eval_report *r, struct qt_err *err)
     struct table t = {.align = "ll"};
     table_row(&t, "data\t%zu windows of %zu tokens, %llu scored", r->windows, r->seqlen,
               (unsigned long long)r->scored_tokens);
-    table_row(&t, "perplexity\t%.4f", r->ppl);
+    table_row(&t, r->ppl < 1e6 ? "perplexity\t%.4f" : "perplexity\t%.4g", r->ppl);
     if (r->has_ref) {
         table_row(&t, "reference\t%.4f (%+.3f %%)", r->ref_ppl, 100 * (r->ppl / r->ref_ppl - 1));
         table_row(&t, "KL divergence\t%.6f mean, %.6f median, %.6f 99.9 %% (nats)", r->kld_mean,

@@ -139,7 +139,7 @@ static void model_rows(struct table *t, const struct qt_model_info *m, const cha
     if (m)
         table_row(t, "model\t%s: %zu layers, hidden %zu, vocabulary %zu, heads %zu (%zu key/value)",
                   m->family, m->layers, m->hidden, m->vocab, m->heads, m->kv_heads);
-    else if (unsupported)
+    else if (unsupported[0])
         table_row(t, "model\tcannot be run by eval: %s", unsupported);
 }
 
@@ -238,7 +238,8 @@ static json_t *model_doc(struct cli *cli, const struct qt_model_info *m)
     return o;
 }
 
-static void fill_doc(struct cli *cli, const struct source *s, const struct qt_model_info *model)
+static void fill_doc(struct cli *cli, const struct source *s, const struct qt_model_info *model,
+                     const char *unsupported)
 {
     json_t *quantized = json_array(), *tensors = json_array();
     struct totals sum = count_totals(s);
@@ -249,6 +250,8 @@ static void fill_doc(struct cli *cli, const struct source *s, const struct qt_mo
             doc_append(cli, tensors, tensor_doc(cli, qt_ckpt_tensor(s->ckpt, i)));
     doc_set(cli, cli->doc, "kind", doc_text(s->container ? "container" : "checkpoint"));
     doc_set(cli, cli->doc, "model", model_doc(cli, model));
+    if (unsupported[0])
+        doc_set(cli, cli->doc, "unsupported", doc_text(unsupported));
     doc_set(cli, cli->doc, "parameters", doc_size(sum.elements));
     doc_set(cli, cli->doc, "bytes", doc_size(sum.bytes));
     if (s->container) {
@@ -267,17 +270,19 @@ static void fill_doc(struct cli *cli, const struct source *s, const struct qt_mo
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
-/* Files without a model that eval could run are worth looking at, too: *out stays NULL, and reason
- * says why when there is a config.json. */
-static void try_model(struct qt_model **out, const char **reason, const struct source *s,
-                      struct qt_err *why)
+enum { WHY_SIZE = 2048 };
+
+/* Files without a model that eval could run are worth looking at, too: *out stays NULL, and `why`
+ * says so, when there is a config.json, or is empty. */
+static void try_model(struct qt_model **out, char why[WHY_SIZE], const struct source *s)
 {
+    struct qt_err err = {0};
     char *config = NULL;
     *out = NULL;
-    *reason = NULL;
+    why[0] = 0;
     if (qt_path_join(&config, s->weights.dir, "config.json", NULL) == QT_OK &&
-        qt_path_exists(config) && qt_model_open(out, &s->weights, why) < 0)
-        *reason = why->reason;
+        qt_path_exists(config) && qt_model_open(out, &s->weights, &err) < 0)
+        qt_err_format(why, WHY_SIZE, &err);
     qt_free(config);
 }
 
@@ -285,8 +290,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
 {
     struct source s;
     struct qt_model *model = NULL;
-    struct qt_err why;
-    const char *unsupported;
+    char why[WHY_SIZE];
     int rc;
     (void)options;
     if (qt_qcal_probe(args[0]))
@@ -294,12 +298,12 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(source_open(&s, args[0], err));
     if (s.container && qt_kv_entry(s.container))
         QT_TRY(qt_kv_check(s.container, err));
-    try_model(&model, &unsupported, &s, &why);
+    try_model(&model, why, &s);
     const struct qt_model_info *info = model ? qt_model_info(model) : NULL;
     if (cli->doc)
-        fill_doc(cli, &s, info);
+        fill_doc(cli, &s, info, why);
     else
-        QT_TRY(print_all(&s, info, unsupported, err));
+        QT_TRY(print_all(&s, info, why, err));
 done:
     qt_model_close(model);
     source_close(&s);

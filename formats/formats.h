@@ -276,7 +276,7 @@ void qt_writer_discard(struct qt_writer *w);
 
 /* Inputs that the linears of a block share (qt_linear.input in calib). */
 enum { QT_INPUTS = 4 };
-enum { QT_QCAL_VERSION = 1 };
+enum { QT_QCAL_VERSION = 1, QT_QCAL_PARTS = 4096 /* at most, in a file */ };
 
 /* One run of a model over data. */
 struct qt_qcal_part {

@@ -22,6 +22,7 @@ static const struct {
     {"collections", "OrderedDict", ORDERED_DICT, QT_DTYPE_COUNT},
     {"torch._utils", "_rebuild_tensor_v2", REBUILD_TENSOR, QT_DTYPE_COUNT},
     {"torch._utils", "_rebuild_parameter", REBUILD_PARAMETER, QT_DTYPE_COUNT},
+    {"torch._utils", "_rebuild_parameter_with_state", REBUILD_PARAMETER, QT_DTYPE_COUNT},
     {"torch", "BoolStorage", STORAGE_TYPE, QT_BOOL},
     {"torch", "ByteStorage", STORAGE_TYPE, QT_U8},
     {"torch", "CharStorage", STORAGE_TYPE, QT_I8},
@@ -453,7 +454,7 @@ static int op_reduce(struct machine *m, unsigned unused)
             return bad(m, "_rebuild_tensor_v2 with unexpected arguments");
         args.kind = TENSOR;
         return push_new(m, args);
-    default: /* REBUILD_PARAMETER: a parameter is its tensor */
+    default: /* REBUILD_PARAMETER: a parameter is its tensor, whatever its attributes */
         if (!qt_pickle_is(first, TENSOR))
             return bad(m, "_rebuild_parameter with unexpected arguments");
         return push(m, m->values.cells[args.first].node);

@@ -66,6 +66,11 @@ static int doc_new(json_t **out, const struct qt_qcal_info *info, struct qt_err 
     json_t *parts = json_array();
     size_t tokens = 0;
     int failed = 0;
+    if (info->nparts > QT_QCAL_PARTS) {
+        json_decref(parts);
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "calibration of more than %d parts",
+                       QT_QCAL_PARTS);
+    }
     for (size_t i = 0; i < info->nparts; i++) {
         const struct qt_qcal_part *p = &info->parts[i];
         size_t n;

@@ -195,20 +195,26 @@ static int check_scales(const float *scale, const struct qt_container *c, size_t
     return QT_OK;
 }
 
+/* Whether scales of `part`, "keys" or "values", are as they are described. */
+static bool scales_are(const json_t *kv, const char *part, const char *scales, const char *dtype)
+{
+    const json_t *o = json_object_get(kv, part);
+    const char *got[] = {json_string_value(json_object_get(o, "scales")),
+                         json_string_value(json_object_get(o, "dtype"))};
+    return got[0] && got[1] && strcmp(got[0], scales) == 0 && strcmp(got[1], dtype) == 0;
+}
+
 int qt_kv_check(const struct qt_container *c, struct qt_err *err)
 {
     const json_t *kv = qt_kv_entry(c), *bits = json_object_get(kv, "bits");
-    const char *keys = json_string_value(json_object_get(json_object_get(kv, "keys"), "scales"));
-    const char *values =
-        json_string_value(json_object_get(json_object_get(kv, "values"), "scales"));
     if (!kv)
         return qt_fail(err, QT_E_USAGE, qt_container_dir(c), NULL,
                        "holds no scales of keys: quantize with --kv 4");
     if (!json_is_integer(bits) || json_integer_value(bits) != 4)
         return qt_fail(err, QT_E_INPUT, qt_container_dir(c), NULL, "'kv.bits' must be 4");
-    if (!keys || strcmp(keys, "static") != 0 || !values || strcmp(values, "token") != 0)
+    if (!scales_are(kv, "keys", "static", "F32") || !scales_are(kv, "values", "token", "F16"))
         return qt_fail(err, QT_E_INPUT, qt_container_dir(c), NULL,
-                       "'kv' must have \"static\" scales of keys, \"token\" of values");
+                       "'kv' must have \"static\" scales of keys (F32), \"token\" of values (F16)");
     return QT_OK;
 }
 

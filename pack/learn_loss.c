@@ -49,7 +49,8 @@ done:
 static int new_buffers(struct qt_learner *l, struct qt_err *err)
 {
     struct learn_work *work = l->work;
-    size_t batch = l->opt.batch * l->data->seqlen, width = l->info.hidden;
+    const size_t windows = qt_min_size(l->opt.batch, qt_max_size(l->ntrain, l->nheld));
+    size_t batch = windows * l->data->seqlen, width = l->info.hidden;
     int rc = QT_OK;
     work->nhidden = l->opt.scope == QT_LEARN_BLOCK ? 2 : l->info.layers + 1;
     QT_TRY(qt_array_new(&work->hidden, work->nhidden, sizeof *work->hidden, err));
@@ -99,6 +100,9 @@ static int load_block(struct qt_learner *l, const struct qt_weights *weights, si
                       struct qt_err *err)
 {
     struct learn_work *work = l->work;
+    int rc = qt_run_check_interrupted(l->run, err);
+    if (rc < 0)
+        return rc;
     return work->block ? qt_block_load(work->block, layer, weights, err)
                        : qt_block_open(&work->block, l->model, layer, weights, l->be, err);
 }

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-static const char magic[8] = "qtlearn2";
+static const char magic[8] = "qtlearn3";
 
 /* Adam. beta2 for some hundred steps, not for the usual ten thousands. */
 static const double beta1 = 0.9, beta2 = 0.99, eps = 1e-12;
@@ -197,7 +197,7 @@ static int read_norm(struct qt_learner *l, const struct learn_norm *norm, struct
     if (rc < 0)
         return rc;
     for (size_t i = 0; i < t->count; i++)
-        square += (double)p->start[norm->first + i] * (double)p->start[norm->first + i];
+        square += pow((double)p->start[norm->first + i] + (double)norm->added, 2);
     for (size_t i = 0; i < t->count; i++)
         p->unit[norm->first + i] = (float)sqrt(square / (double)t->count);
     return QT_OK;

@@ -126,9 +126,10 @@ static int restore_best(struct qt_learner *l, size_t first, size_t end, struct q
 
 /* ---- the loop ------------------------------------------------------------------------------- */
 
-static int interrupted(struct qt_learner *l, struct qt_err *err)
+/* Of a step: the steps since the last evaluation are saved, as what was interrupted has changed
+ * nothing yet. (Saved within an evaluation, the run would be resumed behind it.) */
+static int keep(struct qt_learner *l, int rc, struct qt_err *err)
 {
-    int rc = qt_run_check_interrupted(l->run, err);
     if (rc == QT_E_INTERRUPTED && learn_params_save(l, NULL) < 0)
         return qt_fail(err, QT_E_RESOURCE, l->run->opt->out_dir, NULL,
                        "what was learned so far could not be saved");
@@ -144,9 +145,8 @@ static int train(struct qt_learner *l, size_t *windows, size_t first, size_t end
         QT_TRY(evaluate(l, first, end, loss, err));
     QT_TRY(learn_params_apply(l, first, end, err)); /* resumed; or the first choice of mode=ste */
     while (l->at.step < all_steps(l) && l->at.worse < PATIENCE) {
-        QT_TRY(interrupted(l, err));
         shuffle(windows, l, l->at.step / per_pass);
-        QT_TRY(step(l, windows, first, end, loss, err));
+        QT_TRY(keep(l, step(l, windows, first, end, loss, err), err));
         if (is_due(l))
             QT_TRY(evaluate(l, first, end, loss, err));
         qt_log_progress(

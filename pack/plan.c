@@ -75,6 +75,7 @@ static const char *reason_to_copy(const struct qt_ckpt *ckpt, const struct qt_te
     if (strstr(t->name, "norm") || strstr(t->name, "bias"))
         return "not a linear weight";
     if (strstr(t->name, "router") || qt_name_ends_in(t->name, ".gate.weight") ||
+        strstr(t->name, ".mlp.gate.") || /* whose parts have names, as gate.wg.weight */
         qt_name_ends_in(t->name, ".shared_expert_gate.weight"))
         return "router";
     if (!qt_name_ends_in(t->name, ".weight"))

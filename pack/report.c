@@ -1,6 +1,9 @@
 /* qtool-report.json: the manifest's figures per tensor, with what may differ from run to run. */
 #include "pack/run.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
 
 static const char *const copied_members[] = {"scheme",    "shape", "bpw",
@@ -35,6 +38,23 @@ static size_t count_fallbacks(const json_t *tensors)
     return n;
 }
 
+/* Of this program. What getrusage says is handed on from who started it, who may be larger. */
+static size_t peak_memory(void)
+{
+    struct rusage usage;
+    size_t kilobytes = 0;
+    char line[128];
+    FILE *status = fopen("/proc/self/status", "r");
+    while (status && kilobytes == 0 && fgets(line, sizeof line, status))
+        if (strncmp(line, "VmHWM:", 6) == 0)
+            kilobytes = strtoull(line + 6, NULL, 10);
+    if (status)
+        fclose(status);
+    if (kilobytes == 0 && getrusage(RUSAGE_SELF, &usage) == 0)
+        kilobytes = (size_t)usage.ru_maxrss;
+    return kilobytes * 1024;
+}
+
 static size_t calibration_tokens(const struct qt_calibration *c)
 {
     if (!c)
@@ -44,14 +64,12 @@ static size_t calibration_tokens(const struct qt_calibration *c)
 
 int qt_run_report(json_t **out, const struct qt_run *run, double start, struct qt_err *err)
 {
-    struct rusage usage;
     json_t *tensors = json_array();
     int failed = 0;
     *out = NULL;
     for (size_t i = 0; i < run->plan.count; i++)
         if (!run->plan.items[i].why)
             failed |= json_array_append_new(tensors, tensor_json(run, i));
-    getrusage(RUSAGE_SELF, &usage);
     size_t fallbacks = count_fallbacks(tensors);
     if (failed) {
         json_decref(tensors);
@@ -63,7 +81,7 @@ int qt_run_report(json_t **out, const struct qt_run *run, double start, struct q
         (json_int_t)(run->plan.count - run->plan.quantized), "bpw", qt_plan_bpw(&run->plan),
         "bytes", (json_int_t)run->plan.output_bytes, "calibration_tokens",
         (json_int_t)calibration_tokens(run->opt->calibration), "fallbacks", (json_int_t)fallbacks,
-        "seconds", qt_clock() - start, "peak_rss_bytes", (json_int_t)usage.ru_maxrss * 1024);
+        "seconds", qt_clock() - start, "peak_rss_bytes", (json_int_t)peak_memory());
     if (*out && run->learning)
         failed |= json_object_set(*out, "learning", run->learning);
     if (*out && run->acts.report)

@@ -17,6 +17,11 @@ $ mkdir odd && cp "$NANO/model.safetensors" odd && sed 's/"llama"/"alpaca"/' "$N
 $ qtool inspect odd
 > ^model +cannot be run by eval: .*alpaca
 > ^parameters +2033408$
+$ qtool inspect odd --json
+> "unsupported": "odd/config\.json: .*alpaca
+$ sed 's/"num_hidden_layers": 3/"num_hidden_layers": 4/' "$NANO/config.json" >odd/config.json
+$ qtool inspect odd
+> ^model +cannot be run by eval: .*model\.layers\.3\.
 
 $ qtool quantize "$NANO" -o nf4 --scheme nf4:g=64 --tensor 'down_proj=fp6:e=2' -q
 $ qtool inspect nf4

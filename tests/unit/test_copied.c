@@ -13,6 +13,7 @@ static const struct {
     {"transformer.h.0.attn.division.weight", NULL},
     {"model.layers.0.mlp.gate.weight", "router"},
     {"model.layers.0.mlp.shared_expert_gate.weight", "router"},
+    {"model.layers.0.mlp.gate.wg.weight", "router"},
     {"model.layers.0.mlp.shared_expert.gate_proj.weight", NULL},
     {"model.mtp_block.0.self_attn.q_proj.weight", "further tokens"},
     {"model.mtp_linear_proj.0.weight", "further tokens"},

@@ -527,7 +527,7 @@ static const struct {
     {"k = 2^31", k_huge, QT_E_INPUT, "'k' of layer 1 must be 4 positive"},
     {"k = 2^31 - 1", k_large, QT_E_INPUT, "tensor layers.1.input.0.sum2: F64 of 1 elements"},
     {"another k", k_other, QT_E_INPUT, "layers.0.input.1.sum2: F64 of 5 elements; F64 of 6"},
-    {"no parts", no_parts, QT_E_INPUT, "'parts' must be an array that is not empty"},
+    {"no parts", no_parts, QT_E_INPUT, "'parts' must be an array of 1 to 4096"},
     {"a part is a number", part_number, QT_E_INPUT, "'samples'"},
     {"no data", no_data, QT_E_INPUT, "'data' must be an array of strings"},
     {"data is numbers", data_numbers, QT_E_INPUT, "'data' must be an array of strings"},
