@@ -131,7 +131,8 @@ const struct command cmd_calibrate = {
         "for every channel the largest value, the sum of squares and a histogram. The file can "
         "be used again and again ('qtool quantize --calib'), looked at ('qtool inspect') and "
         "added to others with --merge, as if calibrated on the data of all; the order of the "
-        "files makes no difference. docs/format.md describes it.\n\n"
+        "files makes no difference. The same windows are not counted twice, but windows that "
+        "overlap in part are. docs/format.md describes the file.\n\n"
         "The same checkpoint and data give the same bytes, for any number of threads. The work is "
         "done in X.qcal.partial, which becomes X.qcal at the end. Ctrl-C or SIGTERM ends it (exit "
         "status 75) and leaves nothing; there is no going on.",

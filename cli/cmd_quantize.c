@@ -292,12 +292,13 @@ const struct command cmd_quantize = {
         "and the "
         "attention kernels use. Weights are not changed by it.\n\n"
         "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
-        "found anywhere in the name). Vectors that match, norms and biases, are "
-        "copied; a regular expression that matches nothing else is an error. The scheme 'none' "
+        "found anywhere in the name, in a vision tower too). Vectors that match, norms and biases, "
+        "are copied; a regular expression that matches nothing else is an error. The scheme 'none' "
         "copies.\n\n"
         "Ctrl-C or SIGTERM stops after the current tensor (exit status 75); the same command "
-        "with --resume goes on. While w4ax chooses the precision of activations it stops at once, "
-        "and the choice begins anew.",
+        "with --resume goes on. While scales are learned it stops within a step, and that "
+        "begins anew. While w4ax chooses the precision of activations it stops at once, and the "
+        "choice begins anew.",
     .examples = "  qtool quantize examples/nano-llama -o nano-fp6 --scheme fp6:e=2\n"
                 "  qtool quantize examples/nano-llama -o nano-nf3 --scheme nf3:g=64 \\\n"
                 "      --data examples/nano-llama/calib.txt\n"

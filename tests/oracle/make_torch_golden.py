@@ -51,6 +51,9 @@ def main():
     module.bias.data = ramp(3)
     save("module.pt", module.state_dict())  # with its _metadata attribute
     save("parameter.pt", {"w": torch.nn.Parameter(ramp(3, 5))})
+    marked = torch.nn.Parameter(ramp(3, 5))
+    marked._is_hf_initialized = True  # as those of transformers are
+    save("marked.pt", {"w": marked})
     save("nested.pt", {"epoch": 3, "lr": 0.5, "betas": (0.9, 0.95),
                        "state_dict": {"w": ramp(3, 5)}})
     save("expanded.pt", {"w": ramp(1).expand(1000)})

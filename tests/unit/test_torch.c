@@ -152,6 +152,10 @@ static void test_modules(void **state)
     ckpt = open_ok(GOLDEN("parameter.pt"));
     expect_ramp(ckpt, "w", QT_F32, 2, 3, 5, 0, 1);
     qt_ckpt_close(ckpt);
+    ckpt = open_ok(GOLDEN("marked.pt"));
+    assert_int_equal(qt_ckpt_count(ckpt), 1);
+    expect_ramp(ckpt, "w", QT_F32, 2, 3, 5, 0, 1);
+    qt_ckpt_close(ckpt);
     ckpt = open_ok(GOLDEN("nested.pt"));
     assert_int_equal(qt_ckpt_count(ckpt), 1);
     expect_ramp(ckpt, "w", QT_F32, 2, 3, 5, 0, 1);
