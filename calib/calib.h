@@ -124,6 +124,7 @@ struct qt_model_info {
     size_t layers, hidden, vocab, heads, kv_heads, head_dim, max_positions;
     float logit_softcap; /* 0 = none */
     size_t experts;      /* of which blocks' MLPs are mixtures; 0: of none */
+    bool norms_plus_1;   /* norms multiply by 1 + their weights */
 };
 
 /* Parses config.json and checks every tensor's presence and shape against it.
@@ -150,7 +151,6 @@ bool qt_model_is_linear(const struct qt_model *model, const char *name);
 struct qt_norm {
     const char *weight; /* tensor name */
     size_t n;
-    float added; /* to the weights, before they multiply: 0 or 1 */
 };
 size_t qt_model_norms(const struct qt_norm **out, const struct qt_model *model, size_t layer);
 

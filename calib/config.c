@@ -339,6 +339,7 @@ static int read_all(struct config *cfg, struct source *src, struct qt_err *err)
     int rc = QT_OK;
     QT_TRY(find_decoder(cfg, src, err));
     cfg->info.family = cfg->arch->family;
+    cfg->info.norms_plus_1 = cfg->arch->norm == QT_NORM_RMS1;
     QT_TRY(read_sizes(cfg, src, err));
     QT_TRY(read_flags(cfg, src, err));
     QT_TRY(read_act(cfg, src, err));

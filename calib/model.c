@@ -224,8 +224,7 @@ static int layer_part(struct layer *layer, const struct config *cfg, const char 
         layer->linears[part->index] = linear;
     } else if (!linear.k && role != ROLE_CHOICE) {
         part->index = layer->norm_count++;
-        layer->norms[part->index] =
-            (struct qt_norm){part->weight, linear.n, cfg->arch->norm == QT_NORM_RMS1 ? 1 : 0};
+        layer->norms[part->index] = (struct qt_norm){part->weight, linear.n};
     }
     return QT_OK;
 }
@@ -383,8 +382,7 @@ int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_e
     for (size_t i = 0; i < m->cfg.info.layers; i++)
         QT_TRY(layer_set(&m->layers[i], &m->cfg, naming.prefix, i, w, err));
     QT_TRY(check_no_more_layers(&m->cfg, naming.prefix, w, err));
-    m->last = (struct qt_norm){m->final_norm.weight, m->final_norm.n,
-                               m->cfg.arch->norm == QT_NORM_RMS1 ? 1 : 0};
+    m->last = (struct qt_norm){m->final_norm.weight, m->final_norm.n};
     *out = m;
 done:
     if (rc < 0)

@@ -189,7 +189,8 @@ static int parse_parts(struct qt_qcal *q, struct qt_err *err)
     size_t n = json_array_size(parts), names = 0;
     int rc;
     if (n == 0 || n > QT_QCAL_PARTS)
-        return bad(q, err, "'parts' must be an array of 1 to 4096");
+        return qt_fail(err, QT_E_INPUT, q->shard.path, NULL, "'parts' must be an array of 1 to %d",
+                       QT_QCAL_PARTS);
     for (size_t i = 0; i < n; i++)
         names += json_array_size(json_object_get(json_array_get(parts, i), "data"));
     QT_TRY(qt_array_new(&q->parts, n, sizeof *q->parts, err));

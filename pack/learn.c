@@ -119,7 +119,7 @@ static int add_norms(struct qt_learner *l, size_t layer, struct qt_err *err)
     size_t n = qt_model_norms(&norms, l->model, layer);
     for (size_t i = 0; i < n; i++) {
         struct learn_norm *norm = &l->norms[l->nnorms];
-        *norm = (struct learn_norm){.layer = layer, .index = i, .added = norms[i].added};
+        *norm = (struct learn_norm){.layer = layer, .index = i};
         int rc = qt_run_find_item(&norm->item, l->run, norms[i].weight, err);
         if (rc < 0)
             return rc;

@@ -39,7 +39,6 @@ struct learn_matrix {
 struct learn_norm {
     size_t item, layer, index; /* as above; layer = number of layers: the final norm */
     size_t first;
-    float added; /* struct qt_norm */
 };
 
 /* value = start + unit * delta, so that steps are relative to the size of a parameter. In order of

@@ -192,12 +192,12 @@ static int read_norm(struct qt_learner *l, const struct learn_norm *norm, struct
 {
     const struct qt_tensor *t = l->run->plan.items[norm->item].tensor;
     struct learn_params *p = &l->params;
-    double square = 0;
+    double square = 0, one = l->info.norms_plus_1 ? 1 : 0;
     int rc = l->source.load(l->source.ctx, t->name, p->start + norm->first, err);
     if (rc < 0)
         return rc;
     for (size_t i = 0; i < t->count; i++)
-        square += pow((double)p->start[norm->first + i] + (double)norm->added, 2);
+        square += pow((double)p->start[norm->first + i] + one, 2);
     for (size_t i = 0; i < t->count; i++)
         p->unit[norm->first + i] = (float)sqrt(square / (double)t->count);
     return QT_OK;

@@ -137,7 +137,7 @@ static void choose_split(struct qt_kv_plan *p, const struct qt_kv_cache *c, cons
         double us = (double)(tokens / SPLIT_UNIT) * fmax(alone_us, per_sm * share_us) +
                     .3 * per_sm + 3 * ceil(per_sm / (double)s->resident);
         if (splits > 1)
-            us += .09 * (double)splits + (splits > 8 ? .15 : 0) +
+            us += .09 * (double)splits + (splits > SUMS_AT_ONCE ? .15 : 0) +
                   (sums_bytes(p, c, splits) > MOST_WAITED ? .7 : 0);
         if (us < best_us) {
             best_us = us;

@@ -104,7 +104,7 @@ template <class F, int WARPS, bool SPLITS>
 static __device__ __forceinline__ void kv_finish(const kv_args &a, const kv_work &w, float *sums,
                                                  int step, int splits)
 {
-    enum { D = F::DIM, SUM = D + 4, AT_ONCE = SPLITS ? 8 : WARPS };
+    enum { D = F::DIM, SUM = D + 4, AT_ONCE = SPLITS ? SUMS_AT_ONCE : WARPS };
     __shared__ int last;
     const int head_step = (int)gridDim.x * SUM;
     float *partial = a.partial + ((size_t)w.sequence * a.heads + w.head0) * head_step;

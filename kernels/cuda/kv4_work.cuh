@@ -6,7 +6,8 @@
 
 #include "kernels/cuda/kv4_cache.cuh"
 
-enum { SPLIT_UNIT = 128, MAX_SPLITS = 256 };
+/* SUMS_AT_ONCE: that a thread has under way; more splits are added in two blocks. */
+enum { SPLIT_UNIT = 128, MAX_SPLITS = 256, SUMS_AT_ONCE = 8 };
 
 struct kv_args {
     kv_view cache;

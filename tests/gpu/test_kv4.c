@@ -547,9 +547,8 @@ int main(int argc, char **argv)
         check_dependent(&t, 0);
         check_dependent(&t, 256);
     }
-    printf("%d cases with counted splits; worst relative error: f16 %.3g, of a row %.3g; bf16 "
-           "%.3g, of a "
-           "row %.3g\n",
+    printf("%d cases with counted splits; worst relative error: f16 %.3g, of a row %.3g; "
+           "bf16 %.3g, of a row %.3g\n",
            counted, worst[0].all, worst[0].row, worst[1].all, worst[1].row);
     return check_end();
 }
