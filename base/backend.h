@@ -3,7 +3,7 @@
  * the drivers are written once for CPU (OpenBLAS + OpenMP) and GPU (cuBLAS + kernels). Backends
  * live in kernels/; callers receive a pointer and never ask which one it is.
  *
- * All tensors are FP32, row-major, in backend memory (`new`/`upload`). `m` counts tokens. Sequences
+ * All tensors are FP32, row-major, in backend memory (`alloc`/`upload`). `m` counts tokens. Sequences
  * of equal length are stacked: token i belongs to sequence i / seqlen at position i % seqlen.
  * Results never depend on the number of threads.
  */
@@ -73,7 +73,8 @@ struct qt_backend {
     void *ctx;
     bool host; /* backend memory is host memory: bringing something there is no gain */
 
-    int (*new)(struct qt_backend *be, void **out, size_t bytes, struct qt_err *err); /* zeroed */
+    /* out: the address of a pointer to any object type; it receives zeroed backend memory. */
+    int (*alloc)(struct qt_backend *be, void *out, size_t bytes, struct qt_err *err);
     void (*free)(struct qt_backend *be, void *p);
     /* Returns when src may be changed; download: when dst is complete. */
     int (*upload)(struct qt_backend *be, void *dst, const void *src, size_t bytes,
@@ -168,8 +169,8 @@ struct qt_backend {
     /* The lower triangle of a[k][k] becomes L, a = L L^T; what stands above it is left alone.
      * *positive false: a is not positive definite, and of no use any more. */
     int (*cholesky)(struct qt_backend *be, bool *positive, double *a, size_t k, struct qt_err *err);
-    /* x[m][k] becomes x V^-1, or x V^-T if `turned`, of an upper triangular v[k][k]. */
-    int (*solve_upper)(struct qt_backend *be, float *x, const float *v, bool turned, size_t m,
+    /* x[m][k] becomes x V^-1, or x V^-T if `transposed`, of an upper triangular v[k][k]. */
+    int (*solve_upper)(struct qt_backend *be, float *x, const float *v, bool transposed, size_t m,
                        size_t k, struct qt_err *err);
     void (*close)(struct qt_backend *be);
 };
@@ -183,7 +184,7 @@ static inline int qt_backend_floats(float **out, struct qt_backend *be, size_t r
     if (qt_mul_overflow(&bytes, rows, cols) || qt_mul_overflow(&bytes, bytes, sizeof **out))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory (%zu x %zu floats)", rows,
                        cols);
-    return be->new (be, (void **)out, bytes, err);
+    return be->alloc(be, out, bytes, err);
 }
 
 /* Statistics of k channels in backend memory, of no token yet. After an error too, free what there
@@ -191,11 +192,11 @@ static inline int qt_backend_floats(float **out, struct qt_backend *be, size_t r
 static inline int qt_backend_channels(struct qt_channels *out, struct qt_backend *be, size_t k,
                                       struct qt_err *err)
 {
-    int rc = be->new (be, (void **)&out->absmax, k * sizeof *out->absmax, err);
+    int rc = be->alloc(be, &out->absmax, k * sizeof *out->absmax, err);
     if (rc == QT_OK)
-        rc = be->new (be, (void **)&out->sum2, k * sizeof *out->sum2, err);
+        rc = be->alloc(be, &out->sum2, k * sizeof *out->sum2, err);
     if (rc == QT_OK)
-        rc = be->new (be, (void **)&out->hist, k * QT_HIST_BINS * sizeof *out->hist, err);
+        rc = be->alloc(be, &out->hist, k * QT_HIST_BINS * sizeof *out->hist, err);
     return rc;
 }
 

@@ -7,8 +7,8 @@
  *   - libraries never print, exit or assert on input;
  *   - open/close for resources, new/free for memory; every free accepts NULL.
  */
-#ifndef QT_BASE_H
-#define QT_BASE_H
+#ifndef QT_BASE_BASE_H
+#define QT_BASE_BASE_H
 
 #include "base/backend.h"
 #include "base/io.h"

@@ -91,3 +91,23 @@ int qt_parallel(size_t n, int (*fn)(void *ctx, size_t item, int thread, struct q
     }
     return rc;
 }
+
+struct plain_loop {
+    void (*fn)(void *ctx, size_t item);
+    void *ctx;
+};
+
+static int plain_item(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct plain_loop *loop = ctx;
+    (void)thread;
+    (void)err;
+    loop->fn(loop->ctx, item);
+    return QT_OK;
+}
+
+void qt_parallel_for(size_t n, void (*fn)(void *ctx, size_t item), void *ctx)
+{
+    struct plain_loop loop = {fn, ctx};
+    qt_parallel(n, plain_item, &loop, NULL);
+}

@@ -20,6 +20,9 @@ int qt_threads(void);
 int qt_parallel(size_t n, int (*fn)(void *ctx, size_t item, int thread, struct qt_err *err),
                 void *ctx, struct qt_err *err);
 
+/* The same with a function that cannot fail and needs no scratch per thread. */
+void qt_parallel_for(size_t n, void (*fn)(void *ctx, size_t item), void *ctx);
+
 /* Item number -> row and column of the lower triangle of tiles, row by row. */
 static inline void qt_triangle_tile(size_t *row, size_t *col, size_t item)
 {

@@ -88,7 +88,7 @@ static int new_input(struct run *r, size_t i, size_t k, struct qt_err *err)
     int rc;
     if (qt_mul_overflow(&bytes, k, k) || qt_mul_overflow(&bytes, bytes, sizeof **r->gram))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory (%zu x %zu doubles)", k, k);
-    QT_TRY(r->be->new (r->be, (void **)&r->gram[i], bytes, err));
+    QT_TRY(r->be->alloc(r->be, &r->gram[i], bytes, err));
     QT_TRY(qt_backend_channels(c, r->be, k, err));
 done:
     return rc;
@@ -118,21 +118,21 @@ done:
 
 static int run_layer(struct run *r, size_t layer, struct qt_err *err)
 {
-    struct qt_tap tap = {r, tap_input};
-    struct qt_block *block = NULL;
+    struct qt_hook tap = {r, tap_input};
+    struct qt_layer *block = NULL;
     int rc;
     for (size_t i = 0; i < QT_INPUTS; i++)
         QT_TRY(new_input(r, i, r->k[layer][i], err));
-    QT_TRY(qt_block_open(&block, r->model, layer, &r->weights, r->be, err));
-    QT_TRY(qt_block_run(block, r->hidden, r->tokens, r->seqlen, &tap, err));
-    qt_block_close(block);
+    QT_TRY(qt_layer_open(&block, r->model, layer, &r->weights, r->be, err));
+    QT_TRY(qt_layer_run(block, r->hidden, r->tokens, r->seqlen, &tap, err));
+    qt_layer_close(block);
     block = NULL;
     for (size_t i = 0; i < QT_INPUTS; i++) {
         QT_TRY(store_input(r, layer, i, err));
         free_input(r, i);
     }
 done:
-    qt_block_close(block);
+    qt_layer_close(block);
     return rc;
 }
 
@@ -157,7 +157,7 @@ static int embed(struct run *r, const uint32_t *ids, struct qt_err *err)
     int rc;
     if (qt_mul_overflow(&bytes, r->tokens, r->info.hidden * sizeof *r->hidden))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-    QT_TRY(r->be->new (r->be, (void **)&r->hidden, bytes, err));
+    QT_TRY(r->be->alloc(r->be, &r->hidden, bytes, err));
     QT_TRY(qt_model_embed(r->hidden, r->model, &r->weights, r->be, ids, r->tokens, r->seqlen, err));
 done:
     return rc;

@@ -12,8 +12,8 @@
  *   calibration.c  --data and --calib
  *   cmd_*.c      one subcommand each; inspect_qcal.c: inspect of calibration files
  */
-#ifndef CLI_H
-#define CLI_H
+#ifndef QT_CLI_CLI_H
+#define QT_CLI_CLI_H
 
 #include "cli/opts.h"
 #include "verify/verify.h"

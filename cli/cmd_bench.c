@@ -10,7 +10,7 @@ struct bench_options {
     struct common_options common;
     struct opt_list scheme, shape;
     const char *m, *length; /* length: NULL when not given */
-    int dtype;              /* enum qt_matmul_dtype */
+    int dtype;              /* enum qtool_dtype */
     int compute;            /* index of `computes` */
     bool dependent, invariant;
 };
@@ -268,31 +268,31 @@ static double row_tflops(const struct qt_bench_row *row)
 
 static const char *row_config(char buf[TEXT_SIZE], const struct qt_bench_row *row)
 {
-    const struct qt_matmul_config *c = &row->config;
+    const struct qtool_matmul_config *c = &row->config;
     buf[0] = '\0';
     if (!row->spec || row->why[0])
         return buf;
-    if (row->w4ax.tokens && row->w4ax.kernel == QT_W4AX_TILE)
+    if (row->w4ax.tokens && row->w4ax.kernel == QTOOL_W4AX_TILE)
         snprintf(buf, TEXT_SIZE, "tile t%d w%d s%d", row->w4ax.tokens, row->w4ax.warps,
                  row->w4ax.splits);
-    else if (row->w4ax.tokens && row->w4ax.kernel == QT_W4AX_SKINNY)
+    else if (row->w4ax.tokens && row->w4ax.kernel == QTOOL_W4AX_SKINNY)
         snprintf(buf, TEXT_SIZE, "skinny t%d s%d w%d k%d c%d d%d", row->w4ax.tokens,
                  row->w4ax.strips, row->w4ax.warps, row->w4ax.warps_k, row->w4ax.strips_cta,
                  row->w4ax.depth);
     else if (row->w4ax.tokens)
         snprintf(buf, TEXT_SIZE, "stream t%d s%d w%d u%d", row->w4ax.tokens, row->w4ax.strips,
                  row->w4ax.warps, row->w4ax.cta_units);
-    else if (c->path == QT_MATMUL_TILE)
+    else if (c->path == QTOOL_MATMUL_TILE)
         snprintf(buf, TEXT_SIZE, "tile t%d w%d x%d", c->token_tiles, c->warps, c->splits);
-    else if (c->path == QT_MATMUL_MMA_TILE)
+    else if (c->path == QTOOL_MATMUL_MMA_TILE)
         snprintf(buf, TEXT_SIZE, "mma tile t%d c%d x%d", c->token_tiles, c->strips_cta, c->splits);
-    else if (c->path == QT_MATMUL_DENSE)
+    else if (c->path == QTOOL_MATMUL_DENSE)
         snprintf(buf, TEXT_SIZE, "dequantize + cublas");
     else
         snprintf(buf, TEXT_SIZE, "%s t%d s%d w%d/%d c%d x%d",
-                 c->path == QT_MATMUL_SKINNY   ? "skinny"
-                 : c->path == QT_MATMUL_VECTOR ? "vector"
-                                               : "stream",
+                 c->path == QTOOL_MATMUL_SKINNY   ? "skinny"
+                 : c->path == QTOOL_MATMUL_VECTOR ? "vector"
+                                                  : "stream",
                  c->token_tiles, c->strips, c->warps, c->warps_k, c->strips_cta, c->splits);
     return buf;
 }
@@ -325,7 +325,7 @@ static void add_table_row(struct table *t, const struct request *r, const struct
 
 static const char *cache_name(const struct qt_bench_cache_row *row)
 {
-    return row->format == QT_KV_F16 ? "kv-f16" : row->paged ? "kv4 paged" : "kv4";
+    return row->format == QTOOL_KV_F16 ? "kv-f16" : row->paged ? "kv4 paged" : "kv4";
 }
 
 static double cache_gbs(const struct qt_bench_cache_row *row)
@@ -377,7 +377,7 @@ static int print_report(const struct qt_bench_report *report, const struct reque
     printf("copy %.0f GB/s (read + written), read %.0f GB/s\n", report->copy_gbs, report->read_gbs);
     printf("%s, %s launches%s; weights cold in L2, CUDA graphs, medians; floor: bare read of the "
            "same bytes, plain launches\n",
-           o->dtype == QT_MATMUL_BF16 ? "BF16" : "FP16", o->dependent ? "dependent" : "plain",
+           o->dtype == QTOOL_BF16 ? "BF16" : "FP16", o->dependent ? "dependent" : "plain",
            o->invariant ? ", batch-invariant" : "");
     if (o->compute)
         printf("fused kernels as on a device of compute capability %s\n", computes[o->compute]);
@@ -415,7 +415,7 @@ static json_t *row_doc(struct cli *cli, const struct request *r, const struct qt
 static json_t *cache_doc(struct cli *cli, const struct qt_bench_cache_row *row)
 {
     json_t *o = json_object();
-    doc_set(cli, o, "format", doc_text(row->format == QT_KV_F16 ? "FP16" : "INT4"));
+    doc_set(cli, o, "format", doc_text(row->format == QTOOL_KV_F16 ? "FP16" : "INT4"));
     doc_set(cli, o, "paged", json_boolean(row->paged));
     doc_set(cli, o, "shape_name", doc_text(row->shape->name));
     doc_set(cli, o, "heads", doc_size(row->shape->heads));
@@ -443,7 +443,7 @@ static void fill_doc(struct cli *cli, const struct qt_bench_report *report, cons
     for (size_t i = 0; i < report->ncaches; i++)
         doc_append(cli, caches, cache_doc(cli, &report->caches[i]));
     doc_set(cli, cli->doc, "gpu", doc_gpu(cli, gpu));
-    doc_set(cli, cli->doc, "dtype", doc_text(o->dtype == QT_MATMUL_BF16 ? "BF16" : "FP16"));
+    doc_set(cli, cli->doc, "dtype", doc_text(o->dtype == QTOOL_BF16 ? "BF16" : "FP16"));
     doc_set(cli, cli->doc, "dependent_launches", json_boolean(o->dependent));
     doc_set(cli, cli->doc, "batch_invariant", json_boolean(o->invariant));
     doc_set(cli, cli->doc, "compute", doc_text(computes[o->compute]));
@@ -469,7 +469,7 @@ static int measure(struct cli *cli, const struct request *r, const struct bench_
         .ncaches = r->ncaches,
         .nm = r->nm,
         .nlengths = r->nlengths,
-        .matmul = {.dtype = (enum qt_matmul_dtype)o->dtype,
+        .matmul = {.dtype = (enum qtool_dtype)o->dtype,
                    .device = gpu->device,
                    .dependent_launch = o->dependent,
                    .batch_invariant = o->invariant,

@@ -117,8 +117,7 @@ static double kv_sqnr(const json_t *kv)
     const json_t *list = json_object_get(kv, "sqnr_db"), *value;
     double least = NAN;
     size_t i;
-    json_array_foreach(list, i, value)
-    {
+    json_array_foreach (list, i, value) {
         if (json_is_number(value))
             least = fmin(least, json_number_value(value)); /* of a NaN: the other */
     }

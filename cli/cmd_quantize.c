@@ -90,8 +90,7 @@ static int print_tensors(const json_t *document, struct qt_err *err)
     size_t i;
     json_t *tensor;
     table_row(&t, "TENSOR\tSHAPE\tSCHEME\tBPW\tMSE\tSQNR dB\tH BEFORE\tH AFTER\tMS\tNOTE");
-    json_array_foreach(json_object_get(document, "tensors"), i, tensor)
-    {
+    json_array_foreach (json_object_get(document, "tensors"), i, tensor) {
         const json_t *error = json_object_get(tensor, "error");
         const json_t *hessian = json_object_get(tensor, "hessian");
         const json_t *shape = json_object_get(tensor, "shape");

@@ -107,8 +107,8 @@ static size_t device_figures(struct qt_figure *out, const struct qt_device_repor
     }
     out[n++] = (struct qt_figure){"kernel_faults", (double)r->faults};
     out[n++] = (struct qt_figure){"kernels_missing", (double)r->missing};
-    out[n++] = (struct qt_figure){"kernel_error", error[QT_MATMUL_F16]};
-    out[n++] = (struct qt_figure){"kernel_error_bf16", error[QT_MATMUL_BF16]};
+    out[n++] = (struct qt_figure){"kernel_error", error[QTOOL_F16]};
+    out[n++] = (struct qt_figure){"kernel_error_bf16", error[QTOOL_BF16]};
     out[n++] = (struct qt_figure){"kernel_speedup_min", timed ? speedup : NAN};
     return n;
 }
@@ -177,7 +177,7 @@ static int print_device(const struct qt_device_report *r, const struct qt_gpu *g
         for (int j = 0; j < QT_DEVICE_TIMES; j++)
             text_time(us[j], d->us[j], d->cublas_us[j]);
         table_row(&t, "%s\t%s\t%s\t%.2e\t%.2e\t%s\t%s\t%s\t%s%s", d->name, d->spec, shape,
-                  d->error[QT_MATMUL_F16], d->error[QT_MATMUL_BF16], us[0], us[1], us[2],
+                  d->error[QTOOL_F16], d->error[QTOOL_BF16], us[0], us[1], us[2],
                   d->faults ? "WRONG: " : "right", d->fault);
     }
     return table_print(&t, err);
@@ -241,8 +241,8 @@ static json_t *device_tensor_doc(struct cli *cli, const struct qt_device_tensor 
         doc_set(cli, o, "products", doc_size(t->runs));
         doc_set(cli, o, "faults", doc_size(t->faults));
         doc_set(cli, o, "first_fault", doc_text(t->fault[0] ? t->fault : NULL));
-        doc_set(cli, o, "error_f16", doc_real(t->error[QT_MATMUL_F16]));
-        doc_set(cli, o, "error_bf16", doc_real(t->error[QT_MATMUL_BF16]));
+        doc_set(cli, o, "error_f16", doc_real(t->error[QTOOL_F16]));
+        doc_set(cli, o, "error_bf16", doc_real(t->error[QTOOL_BF16]));
     }
     doc_set(cli, o, "times", times);
     return o;

@@ -6,8 +6,8 @@
  * "--" ends the options; "-" is a positional. Options are spelled in full. Only an OPT_LIST may be
  * given more than once.
  */
-#ifndef CLI_OPTS_H
-#define CLI_OPTS_H
+#ifndef QT_CLI_OPTS_H
+#define QT_CLI_OPTS_H
 
 #include "base/base.h"
 

@@ -89,8 +89,7 @@ static int list_index(struct names *names, json_t *index, const char *path, stru
     const char *tensor;
     if (!json_is_object(map))
         return qt_fail(err, QT_E_INPUT, path, NULL, "'weight_map' must be an object");
-    json_object_foreach(map, tensor, value)
-    {
+    json_object_foreach (map, tensor, value) {
         const char *name = json_string_value(value);
         int rc = qt_tensor_check_name(tensor, strlen(tensor), path, err);
         if (rc < 0)
@@ -116,7 +115,9 @@ static int missing_shard(const json_t *index, const char *index_path, const char
 {
     const char *tensor;
     json_t *value, *map = json_object_get(index, "weight_map");
-    json_object_foreach(map, tensor, value) if (strcmp(json_string_value(value), name) == 0) break;
+    json_object_foreach (map, tensor, value)
+        if (strcmp(json_string_value(value), name) == 0)
+            break;
     return qt_fail(err, QT_E_INPUT, index_path, tensor, "its file '%s' does not exist", name);
 }
 
@@ -180,8 +181,7 @@ static int check_index(const struct qt_ckpt *ckpt, const json_t *index, const ch
 {
     json_t *map = json_object_get(index, "weight_map"), *value;
     const char *name;
-    json_object_foreach(map, name, value)
-    {
+    json_object_foreach (map, name, value) {
         const struct qt_tensor *t = qt_ckpt_find(ckpt, name);
         const char *file = json_string_value(value);
         if (!t)

@@ -240,8 +240,7 @@ static int parse_entries(struct qt_container *c, json_t *tensors, struct qt_err 
     if ((rc = qt_array_new(&c->entries, n, sizeof *c->entries, err)) < 0 ||
         (rc = qt_array_new(&c->by_name, n, sizeof *c->by_name, err)) < 0)
         return rc;
-    json_object_foreach(tensors, name, value)
-    {
+    json_object_foreach (tensors, name, value) {
         struct qt_entry *e = &c->entries[c->count];
         e->name = name;
         e->json = value;
@@ -261,8 +260,7 @@ static int parse_list(struct qt_container *c, json_t *list, const char *what, st
     json_t *value;
     if (!json_is_object(list))
         return qt_fail(err, QT_E_INPUT, c->manifest_path, NULL, "'%s' must be an object", what);
-    json_object_foreach(list, name, value)
-    {
+    json_object_foreach (list, name, value) {
         if (!json_is_object(value) || !name[0])
             return qt_fail(err, QT_E_INPUT, c->manifest_path, name,
                            "an entry of '%s' must be a named object", what);

@@ -15,8 +15,8 @@
  *   qcal.c         the calibration file: reading and checking (qcal_writer.c writes it)
  *   json.c         strict JSON reading with errors that name the file
  */
-#ifndef QT_FORMATS_H
-#define QT_FORMATS_H
+#ifndef QT_FORMATS_FORMATS_H
+#define QT_FORMATS_FORMATS_H
 
 #include "base/base.h"
 #include <jansson.h>
@@ -251,7 +251,7 @@ int qt_writer_reopen(struct qt_writer *w, const char *unit, struct qt_err *err);
 enum qt_progress { QT_PROGRESS_LEARNING, QT_PROGRESS_ACTIVATIONS, QT_PROGRESS_KINDS };
 int qt_writer_save(struct qt_writer *w, enum qt_progress kind, const void *data, size_t size,
                    struct qt_err *err);
-int qt_writer_load(void **data, size_t *size, const struct qt_writer *w, enum qt_progress kind,
+int qt_writer_load(void *data, size_t *size, const struct qt_writer *w, enum qt_progress kind,
                    struct qt_err *err);
 /* Copies a side file (config.json, tokenizer.json) byte for byte under its own name. Not
  * journalled: to be done in every run, resumed or not. */

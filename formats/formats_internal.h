@@ -4,8 +4,8 @@
  *                safetensors.c -----------------------------.
  *   tensors.c -> pickle.c -> state_dict.c, zip.c -> torch.c +-> shard.c (one file) -> checkpoint.c
  */
-#ifndef QT_FORMATS_INTERNAL_H
-#define QT_FORMATS_INTERNAL_H
+#ifndef QT_FORMATS_FORMATS_INTERNAL_H
+#define QT_FORMATS_FORMATS_INTERNAL_H
 
 #include "formats/formats.h"
 #include <stdatomic.h>

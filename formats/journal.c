@@ -124,14 +124,12 @@ static int compare_objects(const char *path, const json_t *before, const json_t 
     char member[256];
     json_t *value;
     int rc;
-    json_object_foreach(unconst(before), key, value)
-    {
+    json_object_foreach (unconst(before), key, value) {
         snprintf(member, sizeof member, "%s%s%s", path, dot, key);
         if ((rc = compare(member, value, json_object_get(now, key), file, err)) < 0)
             return rc;
     }
-    json_object_foreach(unconst(now), key, value)
-    {
+    json_object_foreach (unconst(now), key, value) {
         snprintf(member, sizeof member, "%s%s%s", path, dot, key);
         if ((rc = compare(member, json_object_get(before, key), value, file, err)) < 0)
             return rc;

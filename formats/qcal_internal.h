@@ -1,6 +1,6 @@
 /* Private to formats: what the reader and the writer of calibration files share. */
-#ifndef QT_QCAL_INTERNAL_H
-#define QT_QCAL_INTERNAL_H
+#ifndef QT_FORMATS_QCAL_INTERNAL_H
+#define QT_FORMATS_QCAL_INTERNAL_H
 
 #include "formats/formats_internal.h"
 

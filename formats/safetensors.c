@@ -80,8 +80,10 @@ static int check_metadata(json_t *metadata, const char *file, struct qt_err *err
     json_t *value;
     if (!json_is_object(metadata))
         return qt_fail(err, QT_E_INPUT, file, NULL, "'__metadata__' must be an object");
-    json_object_foreach(metadata, key, value) if (!json_is_string(value)) return qt_fail(
-        err, QT_E_INPUT, file, NULL, "'__metadata__': '%s' must be a string", key);
+    json_object_foreach (metadata, key, value)
+        if (!json_is_string(value))
+            return qt_fail(err, QT_E_INPUT, file, NULL, "'__metadata__': '%s' must be a string",
+                           key);
     return QT_OK;
 }
 
@@ -137,8 +139,7 @@ int qt_safetensors_open(struct qt_shard *shard, struct qt_err *err)
     QT_TRY(header_size(&size, &shard->map, shard->path, err));
     QT_TRY(qt_json_parse(&header, (const char *)shard->map.data + 8, size, shard->path, err));
     data = 8 + size;
-    json_object_foreach(header, name, value)
-    {
+    json_object_foreach (header, name, value) {
         if (strcmp(name, QT_METADATA_KEY) == 0) {
             QT_TRY(check_metadata(value, shard->path, err));
             shard->metadata = json_incref(value);

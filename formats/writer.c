@@ -275,8 +275,7 @@ static int go_on(struct qt_writer *w, struct qt_err *err)
     for (size_t i = 0; i < w->nshards; i++)
         if ((rc = check_shard(&w->shards[i], err)) < 0)
             return rc;
-    json_object_foreach(w->journal.units, name, unit)
-    {
+    json_object_foreach (w->journal.units, name, unit) {
         if ((rc = mark_committed(w, unit, err)) < 0)
             return rc;
     }
@@ -436,13 +435,13 @@ done:
     return rc;
 }
 
-int qt_writer_load(void **data, size_t *size, const struct qt_writer *w, enum qt_progress kind,
+int qt_writer_load(void *data, size_t *size, const struct qt_writer *w, enum qt_progress kind,
                    struct qt_err *err)
 {
     char *path = NULL, *text = NULL;
     uint32_t crc;
     int rc;
-    *data = NULL;
+    memset(data, 0, sizeof text);
     *size = 0;
     QT_TRY(qt_path_join(&path, w->out.partial, progress_names[kind], err));
     if (!qt_path_exists(path))
@@ -456,7 +455,7 @@ int qt_writer_load(void **data, size_t *size, const struct qt_writer *w, enum qt
         goto done;
     }
     *size -= sizeof crc;
-    *data = text;
+    memcpy(data, &text, sizeof text);
     text = NULL;
 done:
     qt_free(text);

@@ -84,9 +84,9 @@ static int all_on_backend(struct job *s, struct qt_err *err)
     QT_TRY(qt_array_new(&s->d, s->n, row_bytes, err));
     QT_TRY(qt_array_new(&s->dh, s->n, row_bytes, err));
     QT_TRY(qt_parallel(s->n, subtract_row, s, err));
-    QT_TRY(be->new (be, &d, bytes, err));
-    QT_TRY(be->new (be, &h, k * row_bytes, err));
-    QT_TRY(be->new (be, &dh, bytes, err));
+    QT_TRY(be->alloc(be, &d, bytes, err));
+    QT_TRY(be->alloc(be, &h, k * row_bytes, err));
+    QT_TRY(be->alloc(be, &dh, bytes, err));
     QT_TRY(be->upload(be, d, s->d, bytes, err));
     QT_TRY(be->upload(be, h, s->f->h, k * row_bytes, err));
     QT_TRY(be->linear(be, dh, d, h, NULL, s->n, k, k, err)); /* H is symmetric */

@@ -122,7 +122,7 @@ static int cholesky_on_backend(bool *positive, double *a, size_t k, struct qt_ba
 {
     const size_t bytes = k * k * sizeof *a;
     void *there;
-    int rc = be->new (be, &there, bytes, err);
+    int rc = be->alloc(be, &there, bytes, err);
     if (rc < 0)
         return rc;
     QT_TRY(be->upload(be, there, a, bytes, err));
@@ -134,7 +134,8 @@ done:
     return rc;
 }
 
-static int factor_ladder(struct qt_factor *f, double *a, double first, struct qt_err *err)
+static int factor_with_damping_retry(struct qt_factor *f, double *a, double first,
+                                     struct qt_err *err)
 {
     int rc;
     for (double damp = first;; damp = fmin(damp > 0 ? damp * 10 : 1e-6, 1)) {
@@ -211,7 +212,7 @@ int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
     out->scale = scale;
     QT_TRY(order_new(out, diag, opt, err));
     QT_TRY(qt_parallel(k, gather_row, &(struct gather){out, h}, err));
-    QT_TRY(factor_ladder(out, a, opt->damp, err));
+    QT_TRY(factor_with_damping_retry(out, a, opt->damp, err));
 done:
     qt_free(diag);
     qt_free(a);

@@ -13,8 +13,8 @@
  * The objective is, per row w of W[n][k], with q its rounded form,
  *     E(q) = (w - q) H (w - q)^T.
  */
-#ifndef QT_HESSIAN_H
-#define QT_HESSIAN_H
+#ifndef QT_HESSIAN_HESSIAN_H
+#define QT_HESSIAN_HESSIAN_H
 
 #include "base/base.h"
 
@@ -28,8 +28,8 @@ struct qt_factor {
     size_t *group;   /* [k] group number at position p */
     float *h;        /* [k][k] damped H, symmetric, mean diagonal 1 */
     float *v;        /* [k][k] upper triangular, h = v v^T */
-    float *shift;    /* [k][k] in storage order, or NULL: see qt_factor_shift */
-    float *residual; /* [n][k] in storage order, or NULL: see qt_factor_residual */
+    float *shift;    /* [k][k] in storage order, or NULL: see qt_factor_correct_input_error */
+    float *residual; /* [n][k] in storage order, or NULL: see qt_factor_correct_residual_error */
     double scale;    /* that has made the mean diagonal 1 */
     double shift_shrink, residual_shrink; /* what is left of them, 0 to 1 */
     double damp;                          /* added to the diagonal, as a share of its mean */
@@ -78,8 +78,8 @@ int qt_factor_inverse_diagonal(float *out, const struct qt_factor *f, struct qt_
  * of a text are not independent. (On 8 tokens a channel S unshrunk made a model of 256 channels
  * worse by half.) strayed: sum |z - x|^2, of which S explains the trace of C S^T.
  */
-int qt_factor_shift(struct qt_factor *f, const float *cross, double strayed, size_t tokens,
-                    struct qt_err *err);
+int qt_factor_correct_input_error(struct qt_factor *f, const float *cross, double strayed,
+                                  size_t tokens, struct qt_err *err);
 /*
  * Targets of the one matrix whose outputs are added to hidden states that are not what they should
  * be either: off by r[n], those of the unrounded model less these (where outputs are multiplied by
@@ -87,8 +87,8 @@ int qt_factor_shift(struct qt_factor *f, const float *cross, double strayed, siz
  * should be, T = D H^-1, D = sum of r x^T. T is shrunk as S is. cross[n][k]: D; strayed: sum |r|^2.
  * f is of use for that matrix alone then.
  */
-int qt_factor_residual(struct qt_factor *f, const float *cross, size_t n, double strayed,
-                       size_t tokens, struct qt_err *err);
+int qt_factor_correct_residual_error(struct qt_factor *f, const float *cross, size_t n,
+                                     double strayed, size_t tokens, struct qt_err *err);
 /* w[n][k] += w S + T */
 int qt_factor_targets(float *w, size_t n, const struct qt_factor *f, struct qt_err *err);
 

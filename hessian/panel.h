@@ -65,7 +65,7 @@ static inline void qt_panel_add(float *g, const float *h, size_t k, const float 
 typedef void qt_panel_step(struct panel *p, size_t at, size_t n);
 
 /* Rounds the columns, each with the errors before it. sum: the objective. */
-qt_panel_step qt_panel_feedback;
+qt_panel_step qt_panel_compensate;
 /* Descends through the columns of the block; refits the parameters of its groups, if more than one
  * in the matrix. */
 qt_panel_step qt_panel_descend;
@@ -78,7 +78,7 @@ size_t qt_factor_group_end(const struct qt_factor *f, size_t at);
 bool qt_factor_is_one_group(const struct qt_factor *f);
 
 /* G of some panels. */
-struct qt_sums {
+struct qt_running_sums {
     const struct qt_factor *f;
     struct panel *panel;
     size_t panels;
@@ -90,16 +90,16 @@ struct qt_sums {
 };
 
 /* On be; longest: columns of the longest block. */
-int qt_sums_on_backend(struct qt_sums *s, struct qt_backend *be, size_t longest,
-                       struct qt_err *err);
-void qt_sums_free(struct qt_sums *s); /* what qt_sums_on_backend has made */
+int qt_running_sums_on_backend(struct qt_running_sums *s, struct qt_backend *be, size_t longest,
+                               struct qt_err *err);
+void qt_running_sums_free(struct qt_running_sums *s); /* what qt_running_sums_on_backend has made */
 /* G = 0; from now on products are with m, which is V or H of the factor. */
-int qt_sums_start(struct qt_sums *s, const float *m, struct qt_err *err);
+int qt_running_sums_start(struct qt_running_sums *s, const float *m, struct qt_err *err);
 
 /* What becomes of a step's results: nothing; G += m^T change; g takes the place of G's rows. */
-enum qt_sums_use { QT_SUMS_READ, QT_SUMS_ADD, QT_SUMS_STORE };
-int qt_sums_block(struct qt_sums *s, qt_panel_step *step, enum qt_sums_use use, size_t at, size_t n,
-                  struct qt_err *err);
+enum qt_running_sums_use { QT_SUMS_READ, QT_SUMS_ADD, QT_SUMS_STORE };
+int qt_running_sums_block(struct qt_running_sums *s, qt_panel_step *step,
+                          enum qt_running_sums_use use, size_t at, size_t n, struct qt_err *err);
 
 /* cholesky.c: the lower triangle of a[k][k] becomes L, a = L L^T; what stands above is left alone.
  * *positive false: a is not positive definite, and half done. Never depends on the number of

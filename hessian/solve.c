@@ -49,11 +49,11 @@ struct slab {
     struct panel *panel;
     size_t count;
     bool refits_groups;
-    struct qt_sums sums;
+    struct qt_running_sums sums;
 };
 
 /* A step in all blocks. wide: of any columns. */
-static int pass(struct slab *s, qt_panel_step *step, enum qt_sums_use use, bool wide,
+static int pass(struct slab *s, qt_panel_step *step, enum qt_running_sums_use use, bool wide,
                 struct qt_err *err)
 {
     const struct qt_factor *f = s->sums.f;
@@ -62,7 +62,7 @@ static int pass(struct slab *s, qt_panel_step *step, enum qt_sums_use use, bool 
         s->panel[i].sum = 0;
     for (size_t at = 0, n; at < f->k && rc == QT_OK; at += n) {
         n = wide ? qt_min_size(WIDE, f->k - at) : block_columns(f, s->refits_groups, at);
-        rc = qt_sums_block(&s->sums, step, use, at, n, err);
+        rc = qt_running_sums_block(&s->sums, step, use, at, n, err);
     }
     return rc;
 }
@@ -70,8 +70,8 @@ static int pass(struct slab *s, qt_panel_step *step, enum qt_sums_use use, bool 
 static int feedback(struct slab *s, struct qt_err *err)
 {
     int rc;
-    QT_TRY(qt_sums_start(&s->sums, s->sums.f->v, err));
-    QT_TRY(pass(s, qt_panel_feedback, QT_SUMS_ADD, false, err));
+    QT_TRY(qt_running_sums_start(&s->sums, s->sums.f->v, err));
+    QT_TRY(pass(s, qt_panel_compensate, QT_SUMS_ADD, false, err));
 done:
     return rc;
 }
@@ -117,11 +117,11 @@ static int start_polishing(struct slab *s, struct qt_err *err)
     const float *h = s->sums.f->h;
     int rc;
     if (s->panel[0].hw) {
-        QT_TRY(qt_sums_start(&s->sums, h, err));
+        QT_TRY(qt_running_sums_start(&s->sums, h, err));
         QT_TRY(pass(s, put_source, QT_SUMS_ADD, true, err));
         QT_TRY(pass(s, keep_sums, QT_SUMS_READ, true, err));
     }
-    QT_TRY(qt_sums_start(&s->sums, h, err));
+    QT_TRY(qt_running_sums_start(&s->sums, h, err));
     QT_TRY(pass(s, put_error, QT_SUMS_ADD, true, err));
     QT_TRY(objective(s, err));
 done:
@@ -250,7 +250,7 @@ static int solve_alone(void *ctx, size_t item, int thread, struct qt_err *err)
     return solve_slab(&a->s->panels[item], a->s, &slab, err);
 }
 
-static int solve_apart(struct solve *s, size_t panels, struct qt_err *err)
+static int solve_panels_cpu(struct solve *s, size_t panels, struct qt_err *err)
 {
     struct alone a = {s, NULL, panel_floats(s)};
     int rc;
@@ -277,7 +277,7 @@ static int open_panel(void *ctx, size_t item, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-static int solve_together(struct solve *s, size_t panels, struct qt_err *err)
+static int solve_panels_backend(struct solve *s, size_t panels, struct qt_err *err)
 {
     struct together t = {.s = s};
     struct slab slab = {.count = panels, .refits_groups = s->whole};
@@ -286,11 +286,11 @@ static int solve_together(struct solve *s, size_t panels, struct qt_err *err)
     QT_TRY(qt_array_new(&t.work, panels, panel_floats(s) * sizeof *t.work, err));
     QT_TRY(qt_parallel(panels, open_panel, &t, err));
     slab.panel = t.panel;
-    slab.sums = (struct qt_sums){.f = s->f, .panel = t.panel, .panels = panels};
-    QT_TRY(qt_sums_on_backend(&slab.sums, s->be, s->longest, err));
+    slab.sums = (struct qt_running_sums){.f = s->f, .panel = t.panel, .panels = panels};
+    QT_TRY(qt_running_sums_on_backend(&slab.sums, s->be, s->longest, err));
     QT_TRY(solve_slab(s->panels, s, &slab, err));
 done:
-    qt_sums_free(&slab.sums);
+    qt_running_sums_free(&slab.sums);
     qt_free(t.panel);
     qt_free(t.work);
     return rc;
@@ -316,7 +316,8 @@ int qt_solve(struct qt_solve_report *out, const struct qt_factor *f, const float
     openblas_set_num_threads(1); /* panels are the threads */
     s.longest = longest_block(f, s.whole);
     QT_TRY(qt_array_new(&s.panels, panels, sizeof *s.panels, err));
-    QT_TRY(s.be && panels ? solve_together(&s, panels, err) : solve_apart(&s, panels, err));
+    QT_TRY(s.be && panels ? solve_panels_backend(&s, panels, err)
+                          : solve_panels_cpu(&s, panels, err));
     for (size_t i = 0; i < panels; i++) {
         out->feedback += s.panels[i].feedback;
         out->polished += s.panels[i].polished;

@@ -89,8 +89,8 @@ static int solve_on_backend(struct job *s, struct qt_err *err)
     int rc;
     QT_TRY(qt_array_new(&s->work, s->rows, row_bytes, err));
     QT_TRY(qt_parallel(s->rows, gather_row, s, err));
-    QT_TRY(be->new (be, &x, bytes, err));
-    QT_TRY(be->new (be, &v, k * row_bytes, err));
+    QT_TRY(be->alloc(be, &x, bytes, err));
+    QT_TRY(be->alloc(be, &v, k * row_bytes, err));
     QT_TRY(be->upload(be, x, s->work, bytes, err));
     QT_TRY(be->upload(be, v, s->f->v, k * row_bytes, err));
     QT_TRY(be->solve_upper(be, x, v, true, s->rows, k, err));
@@ -158,14 +158,14 @@ done:
     return rc;
 }
 
-int qt_factor_shift(struct qt_factor *f, const float *cross, double strayed, size_t tokens,
-                    struct qt_err *err)
+int qt_factor_correct_input_error(struct qt_factor *f, const float *cross, double strayed,
+                                  size_t tokens, struct qt_err *err)
 {
     return regress(&f->shift, &f->shift_shrink, f, cross, f->k, strayed, tokens, err);
 }
 
-int qt_factor_residual(struct qt_factor *f, const float *cross, size_t n, double strayed,
-                       size_t tokens, struct qt_err *err)
+int qt_factor_correct_residual_error(struct qt_factor *f, const float *cross, size_t n,
+                                     double strayed, size_t tokens, struct qt_err *err)
 {
     return regress(&f->residual, &f->residual_shrink, f, cross, n, strayed, tokens, err);
 }
@@ -191,9 +191,9 @@ static int shift_on_backend(float *w, size_t n, const struct qt_factor *f, struc
     const size_t k = f->k, bytes = n * k * sizeof *w;
     void *shift = NULL, *from = NULL, *to = NULL;
     int rc;
-    QT_TRY(be->new (be, &shift, k * k * sizeof *f->shift, err));
-    QT_TRY(be->new (be, &from, bytes, err));
-    QT_TRY(be->new (be, &to, bytes, err));
+    QT_TRY(be->alloc(be, &shift, k * k * sizeof *f->shift, err));
+    QT_TRY(be->alloc(be, &from, bytes, err));
+    QT_TRY(be->alloc(be, &to, bytes, err));
     QT_TRY(be->upload(be, shift, f->shift, k * k * sizeof *f->shift, err));
     QT_TRY(be->upload(be, from, w, bytes, err));
     QT_TRY(be->copy(be, to, from, bytes, err));

@@ -11,13 +11,13 @@
  *   gpu_transfer.cu        kernels that only read or copy: what others are measured against
  *   gpu_none.c             instead of these in builds without nvcc
  */
-#ifndef QT_KERNELS_H
-#define QT_KERNELS_H
+#ifndef QT_KERNELS_KERNELS_H
+#define QT_KERNELS_KERNELS_H
 
 #include "base/base.h"
-#include "kernels/qtool_kernels.h"
-#include "kernels/qtool_kv4.h"
-#include "kernels/qtool_w4ax.h"
+#include "kernels/include/qtool_kernels.h"
+#include "kernels/include/qtool_kv4.h"
+#include "kernels/include/qtool_w4ax.h"
 
 /* OpenBLAS + OpenMP. Uses the threads of qt_threads_set. Close with be->close(be). */
 int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err);
@@ -52,14 +52,14 @@ struct qt_gpu {
     char cuda[64];    /* "driver 580.159.04, CUDA 13.0" */
     char cublas[160]; /* "cuBLAS 13.0.2", or why there is none */
     bool has_cublas;
-    qt_matmul_dense_fn *dense; /* cuBLAS, for struct qt_matmul_options; or NULL */
+    qtool_matmul_dense_fn *dense; /* cuBLAS, for struct qtool_matmul_options; or NULL */
     void *dense_context;
     int device, sms, cc;
     size_t l2_bytes, memory_bytes;
     void *ctx;
 
     /* 256-byte aligned. */
-    int (*new)(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err);
+    int (*alloc)(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err);
     void (*free)(struct qt_gpu *gpu, void *p);
     int (*upload)(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, struct qt_err *err);
     int (*download)(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
@@ -71,36 +71,39 @@ struct qt_gpu {
     void (*unpin)(struct qt_gpu *gpu, void *p);
 
     /* qt_matmul_*; QT_E_UNSUPPORTED with the reason when plan refuses. */
-    int (*plan)(struct qt_gpu *gpu, struct qt_matmul_plan *out, const struct qt_matmul_weight *w,
-                size_t m, const struct qt_matmul_options *opt, struct qt_err *err);
-    int (*replan)(struct qt_gpu *gpu, struct qt_matmul_plan *plan, const struct qt_matmul_weight *w,
-                  struct qt_err *err);
-    int (*run)(struct qt_gpu *gpu, const struct qt_matmul_plan *plan,
-               const struct qt_matmul_weight *w, void *y, const void *x, void *workspace,
+    int (*plan)(struct qt_gpu *gpu, struct qtool_matmul_plan *out,
+                const struct qtool_matmul_weight *w, size_t m,
+                const struct qtool_matmul_options *opt, struct qt_err *err);
+    int (*replan)(struct qt_gpu *gpu, struct qtool_matmul_plan *plan,
+                  const struct qtool_matmul_weight *w, struct qt_err *err);
+    int (*run)(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
+               const struct qtool_matmul_weight *w, void *y, const void *x, void *workspace,
                struct qt_err *err);
-    int (*dequantize)(struct qt_gpu *gpu, const struct qt_matmul_weight *w, void *out,
-                      enum qt_matmul_dtype dtype, struct qt_err *err);
+    int (*dequantize)(struct qt_gpu *gpu, const struct qtool_matmul_weight *w, void *out,
+                      enum qtool_dtype dtype, struct qt_err *err);
 
     /* qt_w4ax_*; QT_E_UNSUPPORTED with the reason when plan refuses, or what quantize cannot take.
      */
     size_t (*w4ax_blocks)(uint32_t *words, const uint8_t *bits, size_t count, int packed);
-    int (*w4ax_quantize)(struct qt_gpu *gpu, const struct qt_w4ax_acts *out,
-                         const struct qt_w4ax_input *in, const void *x, size_t m,
-                         enum qt_matmul_dtype dtype, struct qt_err *err);
-    int (*w4ax_plan)(struct qt_gpu *gpu, struct qt_w4ax_plan *out, const struct qt_w4ax_weight *w,
-                     size_t m, const struct qt_w4ax_options *opt, struct qt_err *err);
-    int (*w4ax_run)(struct qt_gpu *gpu, const struct qt_w4ax_plan *plan,
-                    const struct qt_w4ax_weight *w, const struct qt_w4ax_acts *acts, void *y,
+    int (*w4ax_quantize)(struct qt_gpu *gpu, const struct qtool_w4ax_acts *out,
+                         const struct qtool_w4ax_input *in, const void *x, size_t m,
+                         enum qtool_dtype dtype, struct qt_err *err);
+    int (*w4ax_plan)(struct qt_gpu *gpu, struct qtool_w4ax_plan *out,
+                     const struct qtool_w4ax_weight *w, size_t m,
+                     const struct qtool_w4ax_options *opt, struct qt_err *err);
+    int (*w4ax_run)(struct qt_gpu *gpu, const struct qtool_w4ax_plan *plan,
+                    const struct qtool_w4ax_weight *w, const struct qtool_w4ax_acts *acts, void *y,
                     void *workspace, struct qt_err *err);
 
     /* qt_kv_*; QT_E_UNSUPPORTED with the reason when plan refuses. */
-    int (*kv_append)(struct qt_gpu *gpu, const struct qt_kv_cache *cache, const void *k,
+    int (*kv_append)(struct qt_gpu *gpu, const struct qtool_kv_cache *cache, const void *k,
                      const void *v, const int *sequence, const int *position, size_t tokens,
-                     enum qt_matmul_dtype dtype, struct qt_err *err);
-    int (*kv_plan)(struct qt_gpu *gpu, struct qt_kv_plan *out, const struct qt_kv_cache *cache,
-                   const struct qt_kv_options *opt, struct qt_err *err);
-    int (*kv_run)(struct qt_gpu *gpu, const struct qt_kv_plan *plan,
-                  const struct qt_kv_cache *cache, void *out, const void *q, const int *length,
+                     enum qtool_dtype dtype, struct qt_err *err);
+    int (*kv_plan)(struct qt_gpu *gpu, struct qtool_kv_plan *out,
+                   const struct qtool_kv_cache *cache, const struct qtool_kv_options *opt,
+                   struct qt_err *err);
+    int (*kv_run)(struct qt_gpu *gpu, const struct qtool_kv_plan *plan,
+                  const struct qtool_kv_cache *cache, void *out, const void *q, const int *length,
                   void *workspace, struct qt_err *err);
 
     /* Copies bytes (a multiple of 16) by a kernel of plain loads and stores; dst NULL: only reads

@@ -35,8 +35,8 @@
  *   report.c     qtool-report.json
  *   weights.c    a container as a source of weights for calib's forward pass
  */
-#ifndef QT_PACK_H
-#define QT_PACK_H
+#ifndef QT_PACK_PACK_H
+#define QT_PACK_PACK_H
 
 #include "base/base.h"
 #include "calib/calib.h"
@@ -164,7 +164,7 @@ struct qt_arrange {
 /* ---- KV caches of 4 bits -------------------------------------------------------------------- */
 
 /*
- * Codes are 0..15, ties to even; everything in FP32, as kernels/qtool_kv4.h does it.
+ * Codes are 0..15, ties to even; everything in FP32, as kernels/include/qtool_kv4.h does it.
  *     values, per token and head: x = q s + low, q = round((x - low) * (1 / s)), where x is limited
  * to the range of FP16, s = (high - low) / 15 and low are stored as FP16, and s = 1 where that is 0
  *     keys, static: x = (q - zero) * scale, q = round(fma(x, 1 / scale, zero)); fixed numbers per
@@ -195,7 +195,7 @@ int qt_kv_check(const struct qt_container *c, struct qt_err *err);
 float qt_kv_static(float x, float scale, float zero);
 /* "kv.layers.L.k_scale" or "..._zero": where a container holds them. *out is owned. */
 int qt_kv_tensor_name(char **out, size_t layer, const char *what, struct qt_err *err);
-/* For struct qt_runtime; cache_ctx is a struct qt_kv. QT_E_INPUT naming the linear whose keys or
+/* For struct qt_fake_quant; cache_ctx is a struct qt_kv. QT_E_INPUT naming the linear whose keys or
  * values are not finite. */
 int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v,
                 const struct qt_linear *key, const struct qt_linear *value, size_t m,

@@ -1,5 +1,5 @@
 /* One packed matrix: whatever is the same for every scheme. */
-#include "pack/scheme.h"
+#include "pack/schemes/scheme.h"
 
 #include <math.h>
 #include <stdlib.h>

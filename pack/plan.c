@@ -1,7 +1,7 @@
 /* Which tensor gets which scheme. What can be refused before any work is refused here.
  */
-#include "pack/act_plan.h"
-#include "pack/scheme.h"
+#include "pack/activations/plan.h"
+#include "pack/schemes/scheme.h"
 
 #include <stdio.h>
 #include <stdlib.h>

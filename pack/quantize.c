@@ -4,7 +4,7 @@
  * last the parameters that are to be learned are tuned through the whole model (learn.c). The
  * writer journals every finished tensor, so that an interrupted run can go on.
  */
-#include "pack/learn.h"
+#include "pack/learn/learn.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -322,7 +322,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(qt_run_check_records(&run, err));
     QT_TRY(copy_side_files(&run, err));
     if (opt->calibration)
-        QT_TRY(qt_run_blocks(&run, err));
+        QT_TRY(qt_run_layers(&run, err));
     QT_TRY(run_items(&run, err));
     if (learner)
         QT_TRY(qt_learn_run(learner, err));

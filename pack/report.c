@@ -31,8 +31,7 @@ static size_t count_fallbacks(const json_t *tensors)
 {
     size_t i, n = 0;
     json_t *t;
-    json_array_foreach(tensors, i, t)
-    {
+    json_array_foreach (tensors, i, t) {
         n += json_object_get(json_object_get(t, "hessian"), "fallback") != NULL;
     }
     return n;

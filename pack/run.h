@@ -5,8 +5,8 @@
 #ifndef QT_PACK_RUN_H
 #define QT_PACK_RUN_H
 
-#include "pack/act_plan.h"
-#include "pack/scheme.h"
+#include "pack/activations/plan.h"
+#include "pack/schemes/scheme.h"
 
 struct qt_run {
     const struct qt_ckpt *ckpt;
@@ -90,7 +90,7 @@ int qt_run_reuse(bool *reused, struct qt_run *run, const json_t *identity, struc
 json_t *qt_run_earlier_report(const struct qt_run *run);
 
 /* blocks.c: all linears of the model's decoder blocks, calibrated block by block. */
-int qt_run_blocks(struct qt_run *run, struct qt_err *err);
+int qt_run_layers(struct qt_run *run, struct qt_err *err);
 
 /* kv_calibrate.c: when all tensors are final, the scales for a cache, if the plan has any. */
 int qt_run_kv(struct qt_run *run, struct qt_err *err);

@@ -1,5 +1,5 @@
 /* The sections of a packed matrix: their list, and how they are found. */
-#include "pack/scheme.h"
+#include "pack/schemes/scheme.h"
 
 #include <string.h>
 

@@ -18,7 +18,7 @@ struct qt_sequential {
         struct qt_tokens all;    /* that go through the expert */
         struct qt_tokens tokens; /* of the chunk, numbered from its first */
     } mixture;
-    struct qt_block *rounded, *exact; /* of the layer, for either */
+    struct qt_layer *rounded, *exact; /* of the layer, for either */
     struct sums {
         int of; /* an input */
         size_t k;
@@ -75,8 +75,8 @@ int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *sour
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
         goto done;
     }
-    QT_TRY(s->be->new (s->be, (void **)&s->hidden, bytes, err));
-    QT_TRY(s->be->new (s->be, (void **)&s->reference, bytes, err));
+    QT_TRY(s->be->alloc(s->be, &s->hidden, bytes, err));
+    QT_TRY(s->be->alloc(s->be, &s->reference, bytes, err));
     QT_TRY(embed(s->reference, s, source, err));
     QT_TRY(embed(s->hidden, s, now, err));
     s->mixture.experts = qt_model_info(s->model)->experts;
@@ -130,8 +130,8 @@ void qt_sequential_close(struct qt_sequential *s)
     if (!s)
         return;
     sums_free(s);
-    qt_block_close(s->rounded);
-    qt_block_close(s->exact);
+    qt_layer_close(s->rounded);
+    qt_layer_close(s->exact);
     s->be->free(s->be, s->hidden);
     s->be->free(s->be, s->reference);
     qt_free(s->mixture.share);
@@ -143,11 +143,11 @@ void qt_sequential_close(struct qt_sequential *s)
 
 /* ---- the blocks of a layer ------------------------------------------------------------------ */
 
-static int enter(struct qt_block **block, struct qt_sequential *s, size_t layer,
+static int enter(struct qt_layer **block, struct qt_sequential *s, size_t layer,
                  const struct qt_weights *weights, struct qt_err *err)
 {
-    return *block ? qt_block_load(*block, layer, weights, err)
-                  : qt_block_open(block, s->model, layer, weights, s->be, err);
+    return *block ? qt_layer_load(*block, layer, weights, err)
+                  : qt_layer_open(block, s->model, layer, weights, s->be, err);
 }
 
 int qt_sequential_enter(struct qt_sequential *s, size_t layer, const struct qt_weights *now,
@@ -161,7 +161,7 @@ int qt_sequential_enter(struct qt_sequential *s, size_t layer, const struct qt_w
 int qt_sequential_renew(struct qt_sequential *s, int input, const struct qt_weights *now,
                         struct qt_err *err)
 {
-    return qt_block_load_linears(s->rounded, input, now, err);
+    return qt_layer_load_linears(s->rounded, input, now, err);
 }
 
 int qt_sequential_advance(struct qt_sequential *s, int input, struct qt_err *err)
@@ -171,10 +171,10 @@ int qt_sequential_advance(struct qt_sequential *s, int input, struct qt_err *err
     /* In the steps of observe, where the reference may have moved: the same bits either way. */
     for (size_t at = 0; at < s->tokens; at += step) {
         const size_t m = qt_min_size(step, s->tokens - at), row = at * s->width;
-        QT_TRY(qt_block_run_sublayer(s->rounded, input, s->hidden + row, m, seqlen, NULL, err));
+        QT_TRY(qt_layer_run_sublayer(s->rounded, input, s->hidden + row, m, seqlen, NULL, err));
         if (!s->ahead)
             QT_TRY(
-                qt_block_run_sublayer(s->exact, input, s->reference + row, m, seqlen, NULL, err));
+                qt_layer_run_sublayer(s->exact, input, s->reference + row, m, seqlen, NULL, err));
     }
     s->ahead = s->mixture.routed = false;
 done:
@@ -265,10 +265,10 @@ static int lack_new(struct lack *l, struct qt_sequential *s, size_t n, size_t k,
     l->times = times;
     QT_TRY(qt_array_new(&l->cross, n, k * sizeof *l->cross, err));
     QT_TRY(qt_array_new(&l->square, n, sizeof *l->square, err));
-    QT_TRY(be->new (be, (void **)&l->there, chunk_tokens(s) * n * sizeof *l->there, err));
-    QT_TRY(be->new (be, (void **)&l->sum, n * k * sizeof *l->sum, err));
-    QT_TRY(be->new (be, (void **)&l->apart.absmax, n * sizeof *l->apart.absmax, err));
-    QT_TRY(be->new (be, (void **)&l->apart.sum2, n * sizeof *l->apart.sum2, err));
+    QT_TRY(be->alloc(be, &l->there, chunk_tokens(s) * n * sizeof *l->there, err));
+    QT_TRY(be->alloc(be, &l->sum, n * k * sizeof *l->sum, err));
+    QT_TRY(be->alloc(be, &l->apart.absmax, n * sizeof *l->apart.absmax, err));
+    QT_TRY(be->alloc(be, &l->apart.sum2, n * sizeof *l->apart.sum2, err));
 done:
     return rc;
 }
@@ -285,11 +285,10 @@ static int sums_new(struct qt_sequential *s, const struct qt_linear *linear, str
     u->of = linear->input;
     u->k = k;
     QT_TRY(qt_array_new(&u->h, cells, sizeof *u->h, err));
-    QT_TRY(s->be->new (s->be, (void **)&u->gram, bytes, err));
+    QT_TRY(s->be->alloc(s->be, &u->gram, bytes, err));
     QT_TRY(lack_new(&u->input, s, k, k, 1, err));
     if (qt_model_expert(s->model, s->layer, linear->input) >= 0)
-        QT_TRY(s->be->new (s->be, (void **)&u->weighted, chunk_tokens(s) * k * sizeof *u->weighted,
-                           err));
+        QT_TRY(s->be->alloc(s->be, &u->weighted, chunk_tokens(s) * k * sizeof *u->weighted, err));
     if (output_scale > 0)
         QT_TRY(lack_new(&u->state, s, s->width, k, 1 / output_scale, err));
 done:
@@ -331,7 +330,7 @@ static int route(struct qt_sequential *s, struct qt_err *err)
     const size_t step = chunk_tokens(s);
     int rc = QT_OK;
     for (size_t at = 0; at < s->tokens && !s->mixture.routed; at += step)
-        QT_TRY(qt_block_route(s->mixture.share + at * s->mixture.experts, s->rounded,
+        QT_TRY(qt_layer_route(s->mixture.share + at * s->mixture.experts, s->rounded,
                               s->hidden + at * s->width, qt_min_size(step, s->tokens - at),
                               s->data->seqlen, err));
     s->mixture.routed = true;
@@ -363,7 +362,7 @@ static int observe_chunk(struct qt_sequential *s, int input, size_t at, size_t m
 {
     float *hidden = s->hidden + at * s->width, *reference = s->reference + at * s->width;
     struct arriving arriving = {s, hidden};
-    const struct qt_tap keep = {s, tap_exact}, sum = {&arriving, tap_input};
+    const struct qt_hook keep = {s, tap_exact}, sum = {&arriving, tap_input};
     const size_t seqlen = s->data->seqlen;
     struct sums *u = &s->sums;
     const struct qt_tokens *tokens = u->weighted ? &s->mixture.tokens : NULL;
@@ -373,9 +372,9 @@ static int observe_chunk(struct qt_sequential *s, int input, size_t at, size_t m
         qt_tokens_slice(&s->mixture.tokens, &s->mixture.all, at, m);
     if (u->state.n)
         QT_TRY(s->be->copy(s->be, u->state.there, reference, m * s->width * sizeof *hidden, err));
-    QT_TRY(s->ahead ? qt_block_run_sublayer(s->exact, input, reference, m, seqlen, &keep, err)
-                    : qt_block_run_to(s->exact, input, reference, m, seqlen, tokens, &keep, err));
-    QT_TRY(qt_block_run_to(s->rounded, input, hidden, m, seqlen, tokens, &sum, err));
+    QT_TRY(s->ahead ? qt_layer_run_sublayer(s->exact, input, reference, m, seqlen, &keep, err)
+                    : qt_layer_run_to(s->exact, input, reference, m, seqlen, tokens, &keep, err));
+    QT_TRY(qt_layer_run_to(s->rounded, input, hidden, m, seqlen, tokens, &sum, err));
 done:
     return rc;
 }

@@ -1,6 +1,6 @@
 /* A container as a source of weights: quantized tensors decoded, the others as they are. */
-#include "pack/act_plan.h"
-#include "pack/scheme.h"
+#include "pack/activations/plan.h"
+#include "pack/schemes/scheme.h"
 
 #include <string.h>
 

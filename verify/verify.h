@@ -9,8 +9,8 @@
  *   bench*.c     the speed of the fused kernels
  *   gpu_*.c      which kernel takes which packed matrix; copies in GPU memory, times
  */
-#ifndef QT_VERIFY_H
-#define QT_VERIFY_H
+#ifndef QT_VERIFY_VERIFY_H
+#define QT_VERIFY_VERIFY_H
 
 #include "base/base.h"
 #include "calib/calib.h"
@@ -82,18 +82,18 @@ int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct
 /* A scheme in a layout that there is a fused kernel for. */
 struct qt_gpu_kernel {
     const char *scheme, *layout;
-    bool w4ax;                /* it is that of qtool_w4ax.h */
-    enum qt_matmul_kind kind; /* else: of qtool_kernels.h */
+    bool w4ax;                   /* it is that of qtool_w4ax.h */
+    enum qtool_matmul_kind kind; /* else: of qtool_kernels.h */
 };
 /* NULL beyond the end. */
 const struct qt_gpu_kernel *qt_gpu_kernel_at(size_t i);
 
 /* The descriptor of p (which needs no data) for the device addresses section[p->nsections] of its
  * sections. QT_E_UNSUPPORTED: no kernel for this scheme and layout. */
-int qt_gpu_weight(struct qt_matmul_weight *out, const struct qt_packed *p,
+int qt_gpu_weight(struct qtool_matmul_weight *out, const struct qt_packed *p,
                   const void *const *section, struct qt_err *err);
 /* The same of a w4ax matrix; `blocks`, which are of its input, are left NULL. */
-int qt_gpu_w4ax_weight(struct qt_w4ax_weight *out, const struct qt_packed *p,
+int qt_gpu_w4ax_weight(struct qtool_w4ax_weight *out, const struct qt_packed *p,
                        const void *const *section, struct qt_err *err);
 
 /* Tokens of the products that are timed. */
@@ -157,7 +157,7 @@ struct qt_bench_options {
     const size_t *m;       /* tokens; of caches, sequences */
     const size_t *lengths; /* of sequences */
     size_t nspecs, nshapes, ncaches, nm, nlengths;
-    struct qt_matmul_options matmul;
+    struct qtool_matmul_options matmul;
     const struct qt_log *log;
 };
 
@@ -167,14 +167,14 @@ struct qt_bench_row {
     size_t m, bytes;                    /* packed bytes of the weights */
     double us, floor_us, cublas_us;     /* NaN where not measured */
     double with_us; /* w4ax: with the quantizing of X, which `us` is without; else NaN */
-    struct qt_matmul_config config; /* of fused kernels, */
-    struct qt_w4ax_config w4ax;     /* one of the two */
-    char why[200];                  /* refused: the reason */
+    struct qtool_matmul_config config; /* of fused kernels, */
+    struct qtool_w4ax_config w4ax;     /* one of the two */
+    char why[200];                     /* refused: the reason */
 };
 
 struct qt_bench_cache_row {
     const struct qt_bench_cache *shape; /* of the options */
-    enum qt_kv_format format;
+    enum qtool_kv_format format;
     bool paged; /* in random pages of 64 tokens; else contiguous */
     size_t batch, length, bytes;
     size_t split_tokens;         /* of a sequence, a block of threads */

@@ -114,7 +114,7 @@ static void bench_block(struct qt_backend *be, double yardstick)
     char dir[] = "/tmp/bench_forward_XXXXXX", path[64];
     struct qt_weights w = {.dir = dir, .shape = random_shape, .load = random_load};
     struct qt_model *model;
-    struct qt_block *block;
+    struct qt_layer *block;
     struct qt_err err;
     float *hidden = bench_random((size_t)M * 2048, 1);
     double best = INFINITY;
@@ -124,14 +124,14 @@ static void bench_block(struct qt_backend *be, double yardstick)
     bench_must(qt_file_write(path, config, sizeof config - 1, &err), &err);
     bench_must(qt_model_open(&model, &w, &err), &err);
     bench_must(qt_dir_remove(dir, &err), &err);
-    bench_must(qt_block_open(&block, model, 0, &w, be, &err), &err);
+    bench_must(qt_layer_open(&block, model, 0, &w, be, &err), &err);
     for (int i = 0; i < ROUNDS; i++) {
         double t = bench_wall_seconds();
-        bench_must(qt_block_run(block, hidden, M, SEQLEN, NULL, &err), &err);
+        bench_must(qt_layer_run(block, hidden, M, SEQLEN, NULL, &err), &err);
         best = fmin(best, bench_wall_seconds() - t);
     }
     report("block 2048/5632, 4 x 512 tokens", block_flops(model, M), best, yardstick);
-    qt_block_close(block);
+    qt_layer_close(block);
     qt_model_close(model);
     qt_free(hidden);
 }
@@ -154,18 +154,18 @@ static void run_eval(struct eval *e, bool kld)
 {
     const struct qt_model_info *info = qt_model_info(e->model);
     struct qt_err err;
-    struct qt_ends *ends;
-    struct qt_block *block;
-    bench_must(qt_ends_open(&ends, e->model, &e->weights, e->be, &err), &err);
-    bench_must(qt_ends_embed(ends, e->hidden, e->ids, e->m, SEQLEN, &err), &err);
+    struct qt_embed_head *ends;
+    struct qt_layer *block;
+    bench_must(qt_embed_head_open(&ends, e->model, &e->weights, e->be, &err), &err);
+    bench_must(qt_embed_tokens(ends, e->hidden, e->ids, e->m, SEQLEN, &err), &err);
     for (size_t i = 0; i < info->layers; i++) {
-        bench_must(qt_block_open(&block, e->model, i, &e->weights, e->be, &err), &err);
-        bench_must(qt_block_run(block, e->hidden, e->m, SEQLEN, NULL, &err), &err);
-        qt_block_close(block);
+        bench_must(qt_layer_open(&block, e->model, i, &e->weights, e->be, &err), &err);
+        bench_must(qt_layer_run(block, e->hidden, e->m, SEQLEN, NULL, &err), &err);
+        qt_layer_close(block);
     }
     e->nll = 0;
     for (size_t at = 0; at < e->m; at += SEQLEN) {
-        bench_must(qt_ends_logits(ends, e->logits, e->hidden + at * info->hidden, SEQLEN, &err),
+        bench_must(qt_head_logits(ends, e->logits, e->hidden + at * info->hidden, SEQLEN, &err),
                    &err);
         bench_must(e->be->score(e->be, e->scores, e->logits, kld ? e->logits : NULL,
                                 e->ids + at + 1, info->logit_softcap, SEQLEN - 1, info->vocab,
@@ -174,7 +174,7 @@ static void run_eval(struct eval *e, bool kld)
         for (size_t i = 0; i < SEQLEN - 1; i++)
             e->nll += e->scores[i].nll;
     }
-    qt_ends_close(ends);
+    qt_embed_head_close(ends);
 }
 
 static void time_eval(struct eval *e, bool kld, double yardstick)

@@ -5,7 +5,7 @@
  * the ratios.
  */
 #include "kernels/kernels.h"
-#include "pack/scheme.h"
+#include "pack/schemes/scheme.h"
 #include "tests/bench/bench.h"
 
 #include <cblas.h>

@@ -37,15 +37,15 @@ static void run_block(const struct qt_model *model, const struct qt_weights *w)
     const struct qt_model_info *info = qt_model_info(model);
     size_t m = qt_min_size(SEQLEN, info->max_positions);
     static float hidden[SEQLEN * 4096];
-    struct qt_block *block = NULL;
+    struct qt_layer *block = NULL;
     struct qt_err err = {0};
     FUZZ_CHECK(info->hidden <= 4096);
     for (size_t i = 0; i < m * info->hidden; i++)
         hidden[i] = (float)(i % 7) - 3;
-    fuzz_ok(qt_block_open(&block, model, 0, w, be, &err), &err);
-    int rc = qt_block_run(block, hidden, m, m, NULL, &err);
+    fuzz_ok(qt_layer_open(&block, model, 0, w, be, &err), &err);
+    int rc = qt_layer_run(block, hidden, m, m, NULL, &err);
     (void)fuzz_accepted(rc, &err);
-    qt_block_close(block);
+    qt_layer_close(block);
 }
 
 static void check_model(const struct qt_model *model, const struct qt_ckpt *ckpt)

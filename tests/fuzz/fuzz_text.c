@@ -48,8 +48,7 @@ void fuzz_init(void)
     bytes = calloc(qt_tokenizer_vocab(tok), sizeof *bytes);
     lengths = calloc(qt_tokenizer_vocab(tok), sizeof *lengths);
     FUZZ_CHECK(bytes && lengths);
-    json_object_foreach(json_object_get(json_object_get(json, "model"), "vocab"), text, id)
-    {
+    json_object_foreach (json_object_get(json_object_get(json, "model"), "vocab"), text, id) {
         add_token(text, (size_t)json_integer_value(id));
     }
     json_decref(json);

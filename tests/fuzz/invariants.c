@@ -1,6 +1,6 @@
 /* What docs/schemes.md promises of the sections of a matrix that a reader has accepted, looked up
  * in the stored bytes, without the code that reads them. */
-#include "pack/scheme.h"
+#include "pack/schemes/scheme.h"
 #include "tests/fuzz/quantized.h"
 
 #include <math.h>

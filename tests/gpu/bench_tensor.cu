@@ -1,13 +1,13 @@
 /*
  * For authors of kernels: what other instructions cost beside Hopper's wgmma, whose sums live in
  * the registers that those read and write. One block a multiprocessor, all in shared memory; clocks
- * of the slowest block. Weights are A operands from registers, as in kernels/cuda/tile.cuh.
+ * of the slowest block. Weights are A operands from registers, as in kernels/cuda/matmul/tile.cuh.
  *
  * usage: bench_tensor
  */
-#include "kernels/cuda/decode.cuh"
-#include "kernels/cuda/ptx_sm90.cuh"
-#include "kernels/cuda/ptx_wgmma.cuh"
+#include "kernels/cuda/common/ptx_sm90.cuh"
+#include "kernels/cuda/common/ptx_wgmma.cuh"
+#include "kernels/cuda/matmul/decode.cuh"
 #include "tests/gpu/reference.h"
 
 #include <algorithm>

@@ -7,7 +7,7 @@
  *   -t tries many configurations and prints the best, -a all; -p packed activations for the stream
  *   kernel; -q the quantize kernel
  */
-#include "kernels/qtool_w4ax.h"
+#include "kernels/include/qtool_w4ax.h"
 #include "tests/gpu/tile_tokens.h"
 #include "tests/gpu/timing.cuh"
 
@@ -41,8 +41,8 @@ static uint32_t *make_blocks(size_t k, int packed, size_t *token_bytes)
     std::vector<uint32_t> words(count);
     for (size_t i = 0; i < count; i++)
         bits[i] = i % 5 ? 4 : 8;
-    *token_bytes = qt_w4ax_blocks(words.data(), bits.data(), count, packed);
-    uint32_t *d = (uint32_t *)gpu_new(count * 4);
+    *token_bytes = qtool_w4ax_blocks(words.data(), bits.data(), count, packed);
+    uint32_t *d = (uint32_t *)gpu_alloc(count * 4);
     CHECK(cudaMemcpy(d, words.data(), count * 4, cudaMemcpyHostToDevice));
     return d;
 }
@@ -55,24 +55,24 @@ struct copies {
     size_t bytes;
     int count;
     double floor_us;
-    std::vector<struct qt_w4ax_weight> weight;
+    std::vector<struct qtool_w4ax_weight> weight;
 };
 
-static void copies_new(struct copies *c, enum qt_w4ax_scales scales, size_t n, size_t k,
+static void copies_new(struct copies *c, enum qtool_w4ax_scales scales, size_t n, size_t k,
                        const uint32_t *blocks)
 {
     size_t strips = (n + 15) / 16, kblocks = (k + 127) / 128, plane = strips * kblocks * 1024;
-    size_t scale = scales == QT_W4AX_BLOCK ? strips * kblocks * 32 : strips * kblocks * 16;
+    size_t scale = scales == QTOOL_W4AX_BLOCK ? strips * kblocks * 32 : strips * kblocks * 16;
     c->bytes = (plane + scale + strips * 32) / 256 * 256 + 256;
     c->count = copies_of(timer, c->bytes);
-    c->base = (char *)gpu_new(c->bytes * (size_t)c->count);
+    c->base = (char *)gpu_alloc(c->bytes * (size_t)c->count);
     fill_bits(c->base, c->bytes * (size_t)c->count, 1);
     c->floor_us = read_floor(timer, c->base, c->bytes, c->count);
     for (int i = 0; i < c->count; i++) {
-        struct qt_w4ax_weight w = {};
+        struct qtool_w4ax_weight w = {};
         char *at = c->base + (size_t)i * c->bytes;
         fill_half((__half *)(at + plane + scale), strips * 16, 3, 0.01f, 0.02f);
-        if (scales == QT_W4AX_BLOCK)
+        if (scales == QTOOL_W4AX_BLOCK)
             fill_half((__half *)(at + plane), scale / 2, 3, 0.01f, 0.02f);
         else
             CHECK(cudaMemset(at + plane, 7, scale));
@@ -88,21 +88,21 @@ static void copies_new(struct copies *c, enum qt_w4ax_scales scales, size_t n, s
     CHECK(cudaDeviceSynchronize());
 }
 
-static double time_plan(const struct qt_w4ax_plan *p, const struct copies *c,
-                        const struct qt_w4ax_acts *acts)
+static double time_plan(const struct qtool_w4ax_plan *p, const struct copies *c,
+                        const struct qtool_w4ax_acts *acts)
 {
     if (p->workspace_bytes > workspace_bytes)
         return 1e30;
     return time_us(timer, c->count, [&](int i) {
-        if (qt_w4ax_run(p, &c->weight[(size_t)i], acts, y, workspace, timer.stream) != QT_MATMUL_OK)
+        if (qtool_w4ax_run(p, &c->weight[(size_t)i], acts, y, workspace, timer.stream) != QTOOL_OK)
             CHECK(cudaErrorUnknown);
     });
 }
 
-static void report(const struct qt_w4ax_plan *p, double us, const struct copies *c, double blas,
+static void report(const struct qtool_w4ax_plan *p, double us, const struct copies *c, double blas,
                    const char *mark)
 {
-    const struct qt_w4ax_config *f = &p->config;
+    const struct qtool_w4ax_config *f = &p->config;
     static const char *const kernels[] = {"", "stream", "tile", "skinny"};
     printf("%s%s%s\t%zu\t%zu\t%zu\t%.2f\t%.2f\t%.0f\t%.2f\t%.0f\t%s t%d s%d w%d u%d x%d k%d c%d "
            "d%d\n",
@@ -115,12 +115,12 @@ static void report(const struct qt_w4ax_plan *p, double us, const struct copies 
 
 struct tried {
     double us;
-    struct qt_w4ax_plan plan;
+    struct qtool_w4ax_plan plan;
 };
 
 /* Units of a block of threads: even shares of 1 to 4 rounds, or whole groups. */
-static void try_units(std::vector<tried> *all, struct qt_w4ax_plan p, const struct copies *c,
-                      const struct qt_w4ax_acts *acts, size_t group_rows)
+static void try_units(std::vector<tried> *all, struct qtool_w4ax_plan p, const struct copies *c,
+                      const struct qtool_w4ax_acts *acts, size_t group_rows)
 {
     size_t kblocks = (p.k + 127) / 128, groups = (p.n + group_rows - 1) / group_rows;
     std::vector<size_t> units;
@@ -131,19 +131,19 @@ static void try_units(std::vector<tried> *all, struct qt_w4ax_plan p, const stru
     units.push_back((groups + (size_t)p.sms - 1) / (size_t)p.sms * kblocks);
     for (size_t u : units) {
         p.config.cta_units = (int)u;
-        if (u * (size_t)p.sms * 4 >= groups * kblocks && qt_w4ax_plan_check(&p) == QT_MATMUL_OK)
+        if (u * (size_t)p.sms * 4 >= groups * kblocks && qtool_w4ax_plan_check(&p) == QTOOL_OK)
             all->push_back({time_plan(&p, c, acts), p});
     }
 }
 
 /* Skinny kernels: all warps, tiles of a block, two depths. */
-static void try_skinny(std::vector<tried> *all, struct qt_w4ax_plan p, const struct copies *c,
-                       const struct qt_w4ax_acts *acts)
+static void try_skinny(std::vector<tried> *all, struct qtool_w4ax_plan p, const struct copies *c,
+                       const struct qtool_w4ax_acts *acts)
 {
     const int cta = (int)(((p.n + 15) / 16 + (size_t)p.sms - 1) / (size_t)p.sms);
-    struct qt_w4ax_config *f = &p.config;
+    struct qtool_w4ax_config *f = &p.config;
     *f = {};
-    f->kernel = QT_W4AX_SKINNY;
+    f->kernel = QTOOL_W4AX_SKINNY;
     f->tokens = (int)(p.m + 7) / 8 * 8;
     for (f->strips = 1; f->strips <= 2; f->strips *= 2)
         for (f->warps_k = 2; f->warps_k <= 16; f->warps_k *= 2)
@@ -153,7 +153,7 @@ static void try_skinny(std::vector<tried> *all, struct qt_w4ax_plan p, const str
                 f->warps = rows * f->warps_k;
                 f->strips_cta = (cta + tiles - 1) / tiles * tiles;
                 for (f->depth = 16; f->depth >= 2 && found < 3; f->depth--)
-                    if (qt_w4ax_plan_check(&p) == QT_MATMUL_OK) {
+                    if (qtool_w4ax_plan_check(&p) == QTOOL_OK) {
                         all->push_back({time_plan(&p, c, acts), p});
                         f->depth -= f->depth / 4;
                         found++;
@@ -161,25 +161,25 @@ static void try_skinny(std::vector<tried> *all, struct qt_w4ax_plan p, const str
             }
 }
 
-static void tune(struct qt_w4ax_plan p, const struct copies *c, const struct qt_w4ax_acts *acts,
-                 double blas)
+static void tune(struct qtool_w4ax_plan p, const struct copies *c,
+                 const struct qtool_w4ax_acts *acts, double blas)
 {
     std::vector<tried> all;
     int keep = timer.replays;
     timer.replays = 3;
     for (int tokens : tile_tokens)
         for (int i = 0; i < 4 * 3 && !p.options.packed; i++) {
-            p.config.kernel = QT_W4AX_TILE;
+            p.config.kernel = QTOOL_W4AX_TILE;
             p.config.tokens = tokens;
             p.config.warps = 8 + 4 * (i % 3);
             p.config.splits = 1 + i / 3;
-            if (p.m * 2 > (size_t)tokens && qt_w4ax_plan_check(&p) == QT_MATMUL_OK)
+            if (p.m * 2 > (size_t)tokens && qtool_w4ax_plan_check(&p) == QTOOL_OK)
                 all.push_back({time_plan(&p, c, acts), p});
         }
     if (p.m <= 32)
         try_skinny(&all, p, c, acts);
     if (p.m <= 32) {
-        p.config.kernel = QT_W4AX_STREAM;
+        p.config.kernel = QTOOL_W4AX_STREAM;
         p.config.tokens = p.m <= 8 ? 8 : p.m <= 16 ? 16 : 32;
         for (int strips = 2; strips <= 4; strips *= 2)
             for (int warps = 4; warps <= 8; warps *= 2) {
@@ -198,7 +198,7 @@ static double cublas_time(cublasHandle_t handle, size_t n, size_t k, size_t m)
 {
     size_t bytes = n * k * 2;
     int count = copies_of(timer, bytes);
-    char *w = (char *)gpu_new(bytes * (size_t)count);
+    char *w = (char *)gpu_alloc(bytes * (size_t)count);
     fill_half((__half *)w, n * k * (size_t)count, 7, -0.02f, 0.02f);
     float one = 1, zero = 0;
     double us = time_us(timer, count, [&](int i) {
@@ -224,19 +224,19 @@ static void bench_products(size_t n, size_t k, const std::vector<std::string> &m
         struct copies c;
         size_t token_bytes;
         uint32_t *wide = make_blocks(k, 0, &token_bytes), *packed = make_blocks(k, 1, &token_bytes);
-        copies_new(&c, (enum qt_w4ax_scales)g, n, k, wide);
+        copies_new(&c, (enum qtool_w4ax_scales)g, n, k, wide);
         size_t j = 0;
         for (const std::string &text : ms) {
-            struct qt_w4ax_plan plan;
-            struct qt_w4ax_options opt = {};
+            struct qtool_w4ax_plan plan;
+            struct qtool_w4ax_options opt = {};
             size_t m = strtoull(text.c_str(), NULL, 10);
             opt.packed = packed_wanted && g == 0 && m <= 32;
-            for (struct qt_w4ax_weight &w : c.weight)
+            for (struct qtool_w4ax_weight &w : c.weight)
                 w.blocks = opt.packed ? packed : wide;
             size_t scales_at = m * ((k + 127) / 128) * 128;
-            struct qt_w4ax_acts acts = {x, (float *)((char *)x + scales_at), (int *)x};
+            struct qtool_w4ax_acts acts = {x, (float *)((char *)x + scales_at), (int *)x};
             CHECK(cudaMemset(acts.scale, 0x3c, m * ((k + 127) / 128 + 4) * 4));
-            if (qt_w4ax_plan(&plan, &c.weight[0], m, &opt) != QT_MATMUL_OK) {
+            if (qtool_w4ax_plan(&plan, &c.weight[0], m, &opt) != QTOOL_OK) {
                 printf("%s\n", plan.reason);
                 continue;
             }
@@ -271,7 +271,7 @@ static __global__ void move_kernel(const uint4 *from, size_t in, uint4 *to, size
 static void bench_quantize(size_t k, size_t m)
 {
     size_t token_bytes, in_bytes = m * k * 2, out_bytes = m * k + m * (k / 128) * 4 + 4096;
-    char *base = (char *)gpu_new((size_t)4 << 30);
+    char *base = (char *)gpu_alloc((size_t)4 << 30);
     int copies = copies_of(timer, in_bytes + out_bytes);
     if ((in_bytes + out_bytes) * (size_t)copies > (size_t)4 << 30)
         return;
@@ -281,9 +281,9 @@ static void bench_quantize(size_t k, size_t m)
         perm[i] = perm[j];
         perm[j] = (uint32_t)i;
     }
-    uint32_t *device_perm = (uint32_t *)gpu_new(k * 4);
+    uint32_t *device_perm = (uint32_t *)gpu_alloc(k * 4);
     CHECK(cudaMemcpy(device_perm, perm.data(), k * 4, cudaMemcpyHostToDevice));
-    void *weight = gpu_new(k * 2), *sums = gpu_new(m * 4);
+    void *weight = gpu_alloc(k * 2), *sums = gpu_alloc(m * 4);
     fill_half((__half *)weight, k, 3, 0.5f, 1);
     for (int i = 0; i < copies; i++)
         fill_half((__half *)(base + (in_bytes + out_bytes) * (size_t)i), m * k, (uint64_t)i, -1, 1);
@@ -300,23 +300,23 @@ static void bench_quantize(size_t k, size_t m)
         for (int what = 0; what < (packed ? 4 : 6); what++) {
             static const char *const names[] = {"plain",        "rms",     "rms gather",
                                                 "layer gather", "rms int", "rms gather int"};
-            struct qt_w4ax_input in = {what > 3 ? QT_W4AX_INT : QT_W4AX_BLOCK,
-                                       k,
-                                       blocks,
-                                       what > 1 && what != 4 ? device_perm : NULL,
-                                       1,
-                                       1,
-                                       packed};
-            struct qt_w4ax_norm norm = {what == 3 ? QT_W4AX_LAYER_NORM
-                                        : what    ? QT_W4AX_RMS_NORM
-                                                  : QT_W4AX_NO_NORM,
-                                        1e-5f, weight, what == 3 ? weight : NULL};
+            struct qtool_w4ax_input in = {what > 3 ? QTOOL_W4AX_INT : QTOOL_W4AX_BLOCK,
+                                          k,
+                                          blocks,
+                                          what > 1 && what != 4 ? device_perm : NULL,
+                                          1,
+                                          1,
+                                          packed};
+            struct qtool_w4ax_norm norm = {what == 3 ? QTOOL_W4AX_LAYER_NORM
+                                           : what    ? QTOOL_W4AX_RMS_NORM
+                                                     : QTOOL_W4AX_NO_NORM,
+                                           1e-5f, weight, what == 3 ? weight : NULL};
             double us = time_us(timer, copies, [&](int c) {
                 char *at = base + (in_bytes + out_bytes) * (size_t)c;
-                struct qt_w4ax_acts acts = {
+                struct qtool_w4ax_acts acts = {
                     at + in_bytes, (float *)(at + in_bytes + m * token_bytes), (int *)sums};
-                if (qt_w4ax_quantize(&acts, &in, &norm, at, m, QT_MATMUL_F16, timer.stream) !=
-                    QT_MATMUL_OK)
+                if (qtool_w4ax_quantize(&acts, &in, &norm, at, m, QTOOL_F16, timer.stream) !=
+                    QTOOL_OK)
                     CHECK(cudaErrorUnknown);
             });
             printf("quantize %s%s\t%zu\t%zu\t%.2f\t%.2f\t%.2fx\n", names[what],
@@ -357,11 +357,11 @@ int main(int argc, char **argv)
     cublasHandle_t handle;
     cublasCreate(&handle);
     cublasSetStream(handle, timer.stream);
-    void *blas_workspace = gpu_new(64 << 20);
+    void *blas_workspace = gpu_alloc(64 << 20);
     cublasSetWorkspace(handle, blas_workspace, 64 << 20);
-    x = gpu_new(x_bytes);
-    y = gpu_new((size_t)4096 * 65536 * 2);
-    workspace = gpu_new(workspace_bytes);
+    x = gpu_alloc(x_bytes);
+    y = gpu_alloc((size_t)4096 * 65536 * 2);
+    workspace = gpu_alloc(workspace_bytes);
     fill_half((__half *)x, x_bytes / 2, 5, -1, 1);
     CHECK(cudaMemset(workspace, 0, workspace_bytes));
     printf("# %s\nscales\tN\tK\tM\tus\tfloor\t%%\tx cublas\tTOP/s\tconfig\n", device.name);

@@ -76,7 +76,7 @@ static struct {
 
 static inline void workspace_new(size_t bytes)
 {
-    workspace.at = gpu_new(bytes + WORKSPACE_GUARD);
+    workspace.at = gpu_alloc(bytes + WORKSPACE_GUARD);
     workspace.bytes = bytes;
     CHECK(cudaMemset(workspace.at, 0, bytes + WORKSPACE_GUARD));
 }
@@ -84,7 +84,7 @@ static inline void workspace_new(size_t bytes)
 /* For a run that asks for so many bytes: nothing, or the zeros and then NaN, beyond their end. */
 static inline void *workspace_of(size_t bytes)
 {
-    const size_t zeros = QT_MATMUL_WORKSPACE_ZEROED;
+    const size_t zeros = QTOOL_WORKSPACE_ZEROED;
     if (bytes == 0)
         return NULL;
     CHECK(cudaMemset(workspace.at + zeros, 0xff, bytes - zeros + WORKSPACE_GUARD));
@@ -94,7 +94,7 @@ static inline void *workspace_of(size_t bytes)
 /* Whether the run left the zeros, and wrote nothing beyond the end. */
 static inline bool workspace_kept(size_t bytes)
 {
-    return bytes == 0 || (gpu_all_are(0, workspace.at, QT_MATMUL_WORKSPACE_ZEROED / 4) &&
+    return bytes == 0 || (gpu_all_are(0, workspace.at, QTOOL_WORKSPACE_ZEROED / 4) &&
                           gpu_all_are(0xffffffff, workspace.at + bytes, WORKSPACE_GUARD / 4));
 }
 
@@ -110,7 +110,7 @@ static inline uint16_t from_float(float x, int bf16)
 
 static inline void *upload(const void *host, size_t bytes)
 {
-    void *d = gpu_new(bytes);
+    void *d = gpu_alloc(bytes);
     CHECK(cudaMemcpy(d, host, bytes, cudaMemcpyHostToDevice));
     return d;
 }

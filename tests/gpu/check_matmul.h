@@ -4,7 +4,7 @@
 #ifndef QT_TESTS_GPU_CHECK_MATMUL_H
 #define QT_TESTS_GPU_CHECK_MATMUL_H
 
-#include "kernels/qtool_kernels.h"
+#include "kernels/include/qtool_kernels.h"
 #include "tests/gpu/check.h"
 #include "tests/gpu/tile_tokens.h"
 
@@ -38,11 +38,11 @@ static inline void pool_new(void)
 {
     enum { OUTPUT = 64 << 20 };
     workspace_new(256 << 20);
-    pool.x = gpu_new(OUTPUT);
-    pool.late_x = gpu_new(LATE_X * 2);
-    pool.y[0] = gpu_new(OUTPUT);
-    pool.y[1] = gpu_new(OUTPUT);
-    pool.reference = gpu_new((size_t)OUTPUT * 4);
+    pool.x = gpu_alloc(OUTPUT);
+    pool.late_x = gpu_alloc(LATE_X * 2);
+    pool.y[0] = gpu_alloc(OUTPUT);
+    pool.y[1] = gpu_alloc(OUTPUT);
+    pool.reference = gpu_alloc((size_t)OUTPUT * 4);
 }
 
 static inline void random_x(uint16_t *to, size_t count, int bf16)
@@ -56,8 +56,9 @@ static inline void random_x(uint16_t *to, size_t count, int bf16)
 
 /* Runs into y[which]; false when memory beside the output or the workspace was touched. late: X is
  * written elsewhere first, and not complete when a dependent launch begins. */
-static inline bool guarded_run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
-                               const uint16_t *x, int which, bool late)
+static inline bool guarded_run(const struct qtool_matmul_plan *p,
+                               const struct qtool_matmul_weight *w, const uint16_t *x, int which,
+                               bool late)
 {
     size_t count = p->m * p->n, shift = (size_t)(x - pool.x);
     uint16_t *y = pool.y[which], guards[2 * GUARD];
@@ -68,7 +69,7 @@ static inline bool guarded_run(const struct qt_matmul_plan *p, const struct qt_m
         gpu_write_late(pool.late_x + shift, x, p->m * p->k);
         x = pool.late_x + shift;
     }
-    int rc = qt_matmul_run(p, w, y + output_at, x, space, NULL);
+    int rc = qtool_matmul_run(p, w, y + output_at, x, space, NULL);
     CHECK(cudaGetLastError());
     CHECK(cudaDeviceSynchronize());
     y += output_at;
@@ -79,7 +80,7 @@ static inline bool guarded_run(const struct qt_matmul_plan *p, const struct qt_m
     for (int i = 0; i < 2 * GUARD; i++)
         if (guards[i] != 0xffff)
             return false;
-    return rc == QT_MATMUL_OK;
+    return rc == QTOOL_OK;
 }
 
 static inline bool outputs_equal(size_t count)
@@ -110,35 +111,35 @@ static inline double beyond_rounding(struct gpu_error e)
 }
 
 /* What the plan rounds weights to. */
-static inline struct gpu_rounding rounding_of(const struct qt_matmul_plan *p,
-                                              const struct qt_matmul_weight *w)
+static inline struct gpu_rounding rounding_of(const struct qtool_matmul_plan *p,
+                                              const struct qtool_matmul_weight *w)
 {
     struct gpu_rounding r = {0, 0};
     if (p->rounded)
-        r = p->config.path == QT_MATMUL_DENSE
-                ? (struct gpu_rounding){1, p->options.dtype == QT_MATMUL_BF16}
+        r = p->config.path == QTOOL_MATMUL_DENSE
+                ? (struct gpu_rounding){1, p->options.dtype == QTOOL_BF16}
                 : (struct gpu_rounding){ldexp(1, w->scale_exp2 + p->rounded_exp2), 0};
     return r;
 }
 
-static inline void expect(const struct product *product, const struct qt_matmul_plan *p,
+static inline void expect(const struct product *product, const struct qtool_matmul_plan *p,
                           struct gpu_rounding rounding)
 {
     gpu_reference(pool.reference, product->x, product->decoded, p->m, p->n, p->k, product->pitch,
-                  p->options.dtype == QT_MATMUL_BF16, rounding);
+                  p->options.dtype == QTOOL_BF16, rounding);
     pool.rounding = rounding;
 }
 
 /* Everything about one plan of the product; the reference in the pool may be that of the other
  * paths. */
-static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w,
-                              const struct product *product)
+static inline void check_plan(const struct qtool_matmul_plan *p,
+                              const struct qtool_matmul_weight *w, const struct product *product)
 {
     const char *name = product->name;
     char what[320];
     size_t count = p->m * p->n;
-    int bf16 = p->options.dtype == QT_MATMUL_BF16;
-    const struct qt_matmul_config *c = &p->config;
+    int bf16 = p->options.dtype == QTOOL_BF16;
+    const struct qtool_matmul_config *c = &p->config;
     if (p->workspace_bytes > workspace.bytes) {
         printf("SKIPPED %s: %zu bytes of workspace\n", name, p->workspace_bytes);
         skipped++;
@@ -164,7 +165,7 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
                     : " NOT REPEATABLE");
     checked[c->path]++;
     checked_late += late;
-    if (count >= 1000 && c->path != QT_MATMUL_DENSE) {
+    if (count >= 1000 && c->path != QTOOL_MATMUL_DENSE) {
         worst_error[bf16] = worse(worst_error[bf16], e.all);
         worst_beyond[bf16] = worse(worst_beyond[bf16], beyond_rounding(e));
     }
@@ -172,10 +173,10 @@ static inline void check_plan(const struct qt_matmul_plan *p, const struct qt_ma
 }
 
 /* Another configuration of a skinny kernel. */
-static inline void vary_skinny(struct qt_matmul_config *c)
+static inline void vary_skinny(struct qtool_matmul_config *c)
 {
     int warps_n = 1 << random_below(4), step;
-    c->path = QT_MATMUL_SKINNY;
+    c->path = QTOOL_MATMUL_SKINNY;
     c->strips = 1 << random_below(3);
     c->warps_k = 16 / warps_n >> (warps_n < 8 ? random_below(2) : 0);
     c->warps = c->warps_k * warps_n;
@@ -187,81 +188,81 @@ static inline void vary_skinny(struct qt_matmul_config *c)
 }
 
 /* Another configuration of a tile kernel. */
-static inline void vary_tile(struct qt_matmul_config *c)
+static inline void vary_tile(struct qtool_matmul_config *c)
 {
-    c->path = QT_MATMUL_TILE;
+    c->path = QTOOL_MATMUL_TILE;
     c->splits = 1 + (int)random_below(4);
     c->warps = 8 + 4 * (int)random_below(3);
     c->token_tiles = tile_tokens[random_below(TILE_WIDTHS)] / 8;
 }
 
-static inline void vary_mma_tile(struct qt_matmul_config *c)
+static inline void vary_mma_tile(struct qtool_matmul_config *c)
 {
-    static const struct qt_matmul_config kinds[] = {
+    static const struct qtool_matmul_config kinds[] = {
         {.warps = 8, .strips = 2, .strips_cta = 16, .token_tiles = 8},
         {.warps = 8, .strips = 2, .strips_cta = 8, .token_tiles = 16},
         {.warps = 8, .strips = 4, .strips_cta = 16, .token_tiles = 16},
         {.warps = 8, .strips = 2, .strips_cta = 16, .token_tiles = 4},
     };
     *c = kinds[random_below(COUNT(kinds))];
-    c->path = QT_MATMUL_MMA_TILE;
+    c->path = QTOOL_MATMUL_MMA_TILE;
     c->splits = 1 + (int)random_below(4);
 }
 
 /* The configurations that plan chooses, for the device and as for an older one, and `others` made
  * by `vary` where plan_check takes them. x: in the pool; decoded: device, [n][pitch]. */
-static inline void check_product(const struct qt_matmul_weight *w, const float *decoded,
+static inline void check_product(const struct qtool_matmul_weight *w, const float *decoded,
                                  size_t pitch, uint16_t *x, size_t m, int bf16, int others,
-                                 void (*vary)(struct qt_matmul_config *c, int variant),
+                                 void (*vary)(struct qtool_matmul_config *c, int variant),
                                  const char *name)
 {
     static const int older[] = {80, 86, 89};
-    struct qt_matmul_options opt = {.dtype = bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16,
-                                    .dependent_launch = (int)(random_bits() & 1),
-                                    .dense = gpu_dense};
-    struct qt_matmul_plan plan, older_plan;
+    struct qtool_matmul_options opt = {.dtype = bf16 ? QTOOL_BF16 : QTOOL_F16,
+                                       .dependent_launch = (int)(random_bits() & 1),
+                                       .dense = gpu_dense};
+    struct qtool_matmul_plan plan, older_plan;
     const struct product product = {x, decoded, pitch, name};
     random_x(x, m * w->k, bf16);
     opt.compute = 0;
-    int rc = qt_matmul_plan(&plan, w, m, &opt);
+    int rc = qtool_matmul_plan(&plan, w, m, &opt);
     opt.compute = older[random_below(COUNT(older))];
     older_plan = plan;
-    if (rc == QT_MATMUL_OK && w->kind != QT_MATMUL_MIX24)
-        rc = qt_matmul_plan(&older_plan, w, m, &opt);
-    if (rc != QT_MATMUL_OK) {
+    if (rc == QTOOL_OK && w->kind != QTOOL_MATMUL_MIX24)
+        rc = qtool_matmul_plan(&older_plan, w, m, &opt);
+    if (rc != QTOOL_OK) {
         result(false, plan.reason[0] ? plan.reason : older_plan.reason);
         return;
     }
     expect(&product, &plan, rounding_of(&plan, w));
-    if (w->kind != QT_MATMUL_MIX24)
+    if (w->kind != QTOOL_MATMUL_MIX24)
         check_plan(&older_plan, w, &product);
     check_plan(&plan, w, &product);
     for (int i = 0; i <= others; i++) {
-        struct qt_matmul_plan other = plan;
+        struct qtool_matmul_plan other = plan;
         if (few_others && random_below(3))
             continue;
         if (i < others)
             vary(&other.config, i);
         else
-            other.config = (struct qt_matmul_config){.path = QT_MATMUL_DENSE,
-                                                     .parts = 1 + (int)random_below(3)};
-        if (qt_matmul_plan_check(&other, w) == QT_MATMUL_OK)
+            other.config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_DENSE,
+                                                        .parts = 1 + (int)random_below(3)};
+        if (qtool_matmul_plan_check(&other, w) == QTOOL_OK)
             check_plan(&other, w, &product);
     }
 }
 
 /* In batch-invariant mode the rows of a product have the same bits for every number of tokens;
  * count[0] is the largest. */
-static inline void check_invariance(const struct qt_matmul_weight *w, const size_t *count,
+static inline void check_invariance(const struct qtool_matmul_weight *w, const size_t *count,
                                     size_t counts, int bf16, const char *name)
 {
-    struct qt_matmul_options opt = {.dtype = bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16,
-                                    .batch_invariant = 1};
-    struct qt_matmul_plan plan;
+    struct qtool_matmul_options opt = {.dtype = bf16 ? QTOOL_BF16 : QTOOL_F16,
+                                       .batch_invariant = 1};
+    struct qtool_matmul_plan plan;
     char what[320];
     random_x(pool.x, count[0] * w->k, bf16);
     for (size_t i = 0; i < counts; i++) {
-        bool good = qt_matmul_plan(&plan, w, count[i], &opt) == QT_MATMUL_OK &&
+        bool good = qtool_matmul_plan(&plan, w, count[i], &opt) == QTOOL_OK &&
                     plan.workspace_bytes <= workspace.bytes &&
                     guarded_run(&plan, w, pool.x, i > 0, false) &&
                     (i == 0 || outputs_equal(count[i] * w->n));
@@ -272,14 +273,13 @@ static inline void check_invariance(const struct qt_matmul_weight *w, const size
 }
 
 /* decoded: host. */
-static inline void check_dequantize(const struct qt_matmul_weight *w, const float *decoded,
+static inline void check_dequantize(const struct qtool_matmul_weight *w, const float *decoded,
                                     int bf16, const char *name)
 {
     size_t count = w->n * w->k, bad = 0;
     char what[160];
     CHECK(cudaMemset(pool.y[0], 0xff, (count + 2 * GUARD) * 2));
-    int rc =
-        qt_matmul_dequantize(w, pool.y[0] + GUARD, bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16, NULL);
+    int rc = qtool_matmul_dequantize(w, pool.y[0] + GUARD, bf16 ? QTOOL_BF16 : QTOOL_F16, NULL);
     uint16_t *all = download(pool.y[0], (count + 2 * GUARD) * 2), *got = all + GUARD;
     for (size_t i = 0; i < count; i++) {
         uint16_t expected = from_float(decoded[i], bf16);
@@ -289,15 +289,15 @@ static inline void check_dequantize(const struct qt_matmul_weight *w, const floa
         bad += all[i] != 0xffff || got[count + i] != 0xffff;
     snprintf(what, sizeof what, "%s n=%zu k=%zu dequantize %s: %zu of %zu differ", name, w->n, w->k,
              bf16 ? "bf16" : "f16", bad, count);
-    result(rc == QT_MATMUL_OK && bad == 0, what);
+    result(rc == QTOOL_OK && bad == 0, what);
     free(all);
 }
 
 /* own: the path that this program's weights have on compute capability 9.0, beside those of all. */
-static inline int check_matmul_end(enum qt_matmul_path own)
+static inline int check_matmul_end(enum qtool_matmul_path own)
 {
-    static const enum qt_matmul_path all[] = {QT_MATMUL_STREAM, QT_MATMUL_SKINNY, QT_MATMUL_TILE,
-                                              QT_MATMUL_DENSE};
+    static const enum qtool_matmul_path all[] = {QTOOL_MATMUL_STREAM, QTOOL_MATMUL_SKINNY,
+                                                 QTOOL_MATMUL_TILE, QTOOL_MATMUL_DENSE};
     int major;
     CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
     for (size_t i = 0; i < COUNT(path_names); i++)

@@ -38,17 +38,17 @@ cat >"$dir/use.c" <<'EOF'
 
 int main(void)
 {
-    struct qt_matmul_weight w, slice;
-    struct qt_matmul_options opt;
-    struct qt_matmul_plan plan;
+    struct qtool_matmul_weight w, slice;
+    struct qtool_matmul_options opt;
+    struct qtool_matmul_plan plan;
     memset(&w, 0, sizeof w);
     memset(&opt, 0, sizeof opt);
-    w.kind = QT_MATMUL_LUT;
+    w.kind = QTOOL_MATMUL_LUT;
     w.bits = 7;
-    int rc = qt_matmul_plan(&plan, &w, 1, &opt);
+    int rc = qtool_matmul_plan(&plan, &w, 1, &opt);
     printf("%d %s\n", rc, plan.reason);
-    return rc != QT_MATMUL_UNSUPPORTED || !strstr(plan.reason, "bits out of range") ||
-           qt_matmul_slice(&slice, &w, 0, 16, 0, 64) != QT_MATMUL_UNSUPPORTED;
+    return rc != QTOOL_UNSUPPORTED || !strstr(plan.reason, "bits out of range") ||
+           qtool_matmul_slice(&slice, &w, 0, 16, 0, 64) != QTOOL_UNSUPPORTED;
 }
 EOF
 cp "$dir/use.c" "$dir/use.cc"

@@ -139,13 +139,13 @@ static size_t choose_outliers(struct builder *b)
 
 static void *upload(const void *data, size_t bytes)
 {
-    void *d = gpu_new((bytes + 15) / 16 * 16);
+    void *d = gpu_alloc((bytes + 15) / 16 * 16);
     CHECK(cudaMemset(d, 0xff, (bytes + 15) / 16 * 16)); /* padding may be anything */
     CHECK(cudaMemcpy(d, data, bytes, cudaMemcpyHostToDevice));
     return d;
 }
 
-static void put_outliers(struct builder *b, struct qt_matmul_mix24 *out, size_t count)
+static void put_outliers(struct builder *b, struct qtool_matmul_mix24 *out, size_t count)
 {
     const struct mix24_recipe *r = b->r;
     size_t cols = b->units * COLS, panels = (cols + 65535) / 65536, e = 0;
@@ -189,8 +189,8 @@ void mix24_matrix_new(struct mix24_matrix *m, const struct mix24_recipe *r, uint
         for (size_t u = 0; u < b.units; u++)
             for (unsigned g = 0; g < GROUPS; g++)
                 put_group(&b, s, u, g);
-    struct qt_matmul_weight *w = &m->weight;
-    w->kind = QT_MATMUL_MIX24;
+    struct qtool_matmul_weight *w = &m->weight;
+    w->kind = QTOOL_MATMUL_MIX24;
     w->n = r->n;
     w->k = r->k;
     w->scale_exp2 = r->scale_exp2;
@@ -211,7 +211,7 @@ void mix24_matrix_new(struct mix24_matrix *m, const struct mix24_recipe *r, uint
 
 void mix24_matrix_free(struct mix24_matrix *m)
 {
-    const struct qt_matmul_mix24 *w = &m->weight.mix24;
+    const struct qtool_matmul_mix24 *w = &m->weight.mix24;
     const void *all[] = {w->stream, w->perm, w->csr_ptr, w->csr_col, w->csr_val, m->device_decoded};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         CHECK(cudaFree((void *)(uintptr_t)all[i]));

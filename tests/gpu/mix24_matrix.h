@@ -3,7 +3,7 @@
 #ifndef QT_TESTS_GPU_MIX24_MATRIX_H
 #define QT_TESTS_GPU_MIX24_MATRIX_H
 
-#include "kernels/qtool_kernels.h"
+#include "kernels/include/qtool_kernels.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,8 +19,8 @@ struct mix24_recipe {
 };
 
 struct mix24_matrix {
-    struct qt_matmul_weight weight; /* device */
-    float *decoded;                 /* host [n][k] */
+    struct qtool_matmul_weight weight; /* device */
+    float *decoded;                    /* host [n][k] */
     float *device_decoded;
     size_t outliers;
 };

@@ -52,7 +52,7 @@ static __global__ void compare_kernel(double *sums, const void *a, const double 
     atomicAdd(&sums[2], r2);
 }
 
-void *gpu_new(size_t bytes)
+void *gpu_alloc(size_t bytes)
 {
     void *p = NULL;
     CHECK(cudaMalloc(&p, bytes ? bytes : 1));
@@ -81,12 +81,11 @@ static __global__ void dense_kernel(uint16_t *y, size_t ldy, const uint16_t *x, 
 }
 
 int gpu_dense(void *, void *y, size_t ldy, const void *x, const void *w, size_t m, size_t n,
-              size_t k, enum qt_matmul_dtype dtype, void *stream)
+              size_t k, enum qtool_dtype dtype, void *stream)
 {
     dim3 grid((unsigned)((n + 63) / 64), (unsigned)m);
-    dense_kernel<<<grid, 64, 0, (cudaStream_t)stream>>>((uint16_t *)y, ldy, (const uint16_t *)x,
-                                                        (const uint16_t *)w, n, k,
-                                                        dtype == QT_MATMUL_BF16);
+    dense_kernel<<<grid, 64, 0, (cudaStream_t)stream>>>(
+        (uint16_t *)y, ldy, (const uint16_t *)x, (const uint16_t *)w, n, k, dtype == QTOOL_BF16);
     return cudaGetLastError() != cudaSuccess;
 }
 
@@ -103,7 +102,7 @@ bool gpu_all_are(uint32_t word, const void *p, size_t words)
     static int *device = NULL;
     int others = 0;
     if (!device)
-        device = (int *)gpu_new(sizeof *device);
+        device = (int *)gpu_alloc(sizeof *device);
     CHECK(cudaMemcpy(device, &others, sizeof others, cudaMemcpyHostToDevice));
     all_are_kernel<<<64, 256>>>(device, word, (const uint32_t *)p, words);
     CHECK(cudaMemcpy(&others, device, sizeof others, cudaMemcpyDeviceToHost));
@@ -135,7 +134,7 @@ struct gpu_error gpu_error_of(const void *y, const double *reference, size_t cou
     static double *device = NULL;
     double sums[3] = {0, 0, 0};
     if (!device)
-        device = (double *)gpu_new(sizeof sums);
+        device = (double *)gpu_alloc(sizeof sums);
     CHECK(cudaMemcpy(device, sums, sizeof sums, cudaMemcpyHostToDevice));
     compare_kernel<<<64, 256>>>(device, y, reference, count, bf16);
     CHECK(cudaMemcpy(sums, device, sizeof sums, cudaMemcpyDeviceToHost));

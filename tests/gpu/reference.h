@@ -23,7 +23,7 @@ static inline GPU_AND_HOST uint32_t gpu_hash(uint64_t x)
     return (uint32_t)x;
 }
 
-#include "kernels/qtool_kernels.h"
+#include "kernels/include/qtool_kernels.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -39,7 +39,7 @@ extern "C" {
         }                                                                                          \
     } while (0)
 
-void *gpu_new(size_t bytes);
+void *gpu_alloc(size_t bytes);
 
 /* Weights in units of `unit`, a power of two, are rounded to FP16 or BF16; 0: they are not. */
 struct gpu_rounding {
@@ -49,9 +49,9 @@ struct gpu_rounding {
 /* y[m][n] = x[m][k] w[n][pitch]^T in FP64; x FP16 or BF16. */
 void gpu_reference(double *y, const void *x, const float *w, size_t m, size_t n, size_t k,
                    size_t pitch, int bf16, struct gpu_rounding weights);
-/* A dense product for struct qt_matmul_options: FP32 sums, context not used. */
+/* A dense product for struct qtool_matmul_options: FP32 sums, context not used. */
 int gpu_dense(void *context, void *y, size_t ldy, const void *x, const void *w, size_t m, size_t n,
-              size_t k, enum qt_matmul_dtype dtype, void *stream);
+              size_t k, enum qtool_dtype dtype, void *stream);
 /* |y - reference| / |reference|, infinite if y has a NaN or an infinity; and what rounding the
  * reference alone gives. */
 struct gpu_error {

@@ -5,7 +5,7 @@
  * usage: sweep SCHEME NxK M [dependent | COMPUTE]       COMPUTE: as on a device of 80, 86, 89
  */
 #include "tests/gpu/tile_tokens.h"
-#include "verify/gpu.h"
+#include "verify/gpu/gpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 enum { SHOWN = 12, MAX_TRIED = 4096 };
 
 struct tried {
-    struct qt_matmul_config config;
+    struct qtool_matmul_config config;
     double us;
 };
 
@@ -24,13 +24,13 @@ static int by_time(const void *a, const void *b)
     return (x->us > y->us) - (x->us < y->us);
 }
 
-static void show(const char *name, const struct qt_matmul_config *c, double us)
+static void show(const char *name, const struct qtool_matmul_config *c, double us)
 {
-    if (c->path == QT_MATMUL_DENSE) {
+    if (c->path == QTOOL_MATMUL_DENSE) {
         printf("%-8s %8.2f us  dequantize + cublas, %d parts\n", name, us, c->parts);
         return;
     }
-    if (c->path == QT_MATMUL_TILE) {
+    if (c->path == QTOOL_MATMUL_TILE) {
         printf("%-8s %8.2f us  tiles of %d rows x %d tokens, %s\n", name, us, 16 * c->warps,
                8 * c->token_tiles,
                c->splits == 1   ? "whole"
@@ -39,16 +39,16 @@ static void show(const char *name, const struct qt_matmul_config *c, double us)
                                 : "quads");
         return;
     }
-    if (c->path == QT_MATMUL_MMA_TILE) {
+    if (c->path == QTOOL_MATMUL_MMA_TILE) {
         printf("%-8s %8.2f us  mma tiles of %d rows x %d tokens, %d warps, %d splits\n", name, us,
                16 * c->strips_cta, 8 * c->token_tiles, c->warps, c->splits);
         return;
     }
     printf("%-8s %8.2f us  %s tiles %d strips %d warps %d/%d cta %d splits %d depth %d parts %d\n",
            name, us,
-           c->path == QT_MATMUL_SKINNY   ? "skinny"
-           : c->path == QT_MATMUL_VECTOR ? "vector"
-                                         : "stream",
+           c->path == QTOOL_MATMUL_SKINNY   ? "skinny"
+           : c->path == QTOOL_MATMUL_VECTOR ? "vector"
+                                            : "stream",
            c->token_tiles, c->strips, c->warps, c->warps_k, c->strips_cta, c->splits, c->depth,
            c->parts);
 }
@@ -63,7 +63,7 @@ static void fail_on(int rc, const struct qt_err *err)
 
 /* Times plan->config if the plan takes it. */
 static void try_one(struct tried *tried, size_t *count, struct qt_gpu *gpu,
-                    const struct gpu_copies *copies, struct qt_matmul_plan *plan,
+                    const struct gpu_copies *copies, struct qtool_matmul_plan *plan,
                     struct gpu_operands *o)
 {
     struct tried *t = &tried[*count];
@@ -76,10 +76,10 @@ static void try_one(struct tried *tried, size_t *count, struct qt_gpu *gpu,
 }
 
 static void try_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
-                      const struct gpu_copies *copies, struct qt_matmul_plan plan,
+                      const struct gpu_copies *copies, struct qtool_matmul_plan plan,
                       struct gpu_operands *o)
 {
-    plan.config.path = QT_MATMUL_TILE;
+    plan.config.path = QTOOL_MATMUL_TILE;
     for (int warps = 8; warps <= 16; warps += 4)
         for (int i = 0; i < TILE_WIDTHS; i++)
             for (int splits = 1; splits <= 4; splits++) {
@@ -91,20 +91,20 @@ static void try_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
 }
 
 static void try_dense(struct tried *tried, size_t *count, struct qt_gpu *gpu,
-                      const struct gpu_copies *copies, struct qt_matmul_plan plan,
+                      const struct gpu_copies *copies, struct qtool_matmul_plan plan,
                       struct gpu_operands *o)
 {
-    plan.config = (struct qt_matmul_config){.path = QT_MATMUL_DENSE};
+    plan.config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_DENSE};
     for (plan.config.parts = 1; plan.config.parts <= 64; plan.config.parts *= 2)
         try_one(tried, count, gpu, copies, &plan, o);
 }
 
 static void try_mma_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
-                          const struct gpu_copies *copies, struct qt_matmul_plan plan,
+                          const struct gpu_copies *copies, struct qtool_matmul_plan plan,
                           struct gpu_operands *o)
 {
-    struct qt_matmul_config *c = &plan.config;
-    c->path = QT_MATMUL_MMA_TILE;
+    struct qtool_matmul_config *c = &plan.config;
+    c->path = QTOOL_MATMUL_MMA_TILE;
     c->warps = 8;
     for (c->strips = 1; c->strips <= 4; c->strips *= 2)
         for (c->strips_cta = 8; c->strips_cta <= 32; c->strips_cta *= 2)
@@ -114,12 +114,12 @@ static void try_mma_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu
 }
 
 static void try_skinny(struct tried *tried, size_t *count, struct qt_gpu *gpu,
-                       const struct gpu_copies *copies, struct qt_matmul_plan plan,
+                       const struct gpu_copies *copies, struct qtool_matmul_plan plan,
                        struct gpu_operands *o)
 {
-    struct qt_matmul_config c = plan.config;
+    struct qtool_matmul_config c = plan.config;
     int strips_total = (int)((plan.n + 15) / 16);
-    c.path = QT_MATMUL_SKINNY;
+    c.path = QTOOL_MATMUL_SKINNY;
     c.token_tiles = plan.m <= 8 ? 1 : 2;
     c.splits = 1;
     c.parts = 1;
@@ -139,12 +139,12 @@ static void try_skinny(struct tried *tried, size_t *count, struct qt_gpu *gpu,
 }
 
 static void try_streams(struct tried *tried, size_t *count, struct qt_gpu *gpu,
-                        const struct gpu_copies *copies, struct qt_matmul_plan plan,
+                        const struct gpu_copies *copies, struct qtool_matmul_plan plan,
                         struct gpu_operands *o)
 {
-    struct qt_matmul_config c = plan.config;
+    struct qtool_matmul_config c = plan.config;
     int strips_total = (int)((plan.n + 15) / 16);
-    c.path = QT_MATMUL_STREAM;
+    c.path = QTOOL_MATMUL_STREAM;
     c.token_tiles = plan.m <= 8 ? 1 : plan.m <= 16 ? 2 : 4;
     for (c.strips = 1; c.strips <= 2; c.strips++)
         for (c.splits = 1; c.splits <= 8; c.splits++)
@@ -162,12 +162,12 @@ static void try_streams(struct tried *tried, size_t *count, struct qt_gpu *gpu,
 /* Of the ring kernel; k in as many launches as planned. Fewer groups of rows too, as not all large
  * clusters that would fill the device run at a time. */
 static void try_mix24(struct tried *tried, size_t *count, struct qt_gpu *gpu,
-                      const struct gpu_copies *copies, struct qt_matmul_plan plan,
+                      const struct gpu_copies *copies, struct qtool_matmul_plan plan,
                       struct gpu_operands *o)
 {
-    struct qt_matmul_config c = plan.config;
+    struct qtool_matmul_config c = plan.config;
     int strips_total = (int)((plan.n + 15) / 16);
-    c.path = QT_MATMUL_STREAM;
+    c.path = QTOOL_MATMUL_STREAM;
     c.warps = 16;
     for (c.strips = 1; c.strips <= 4; c.strips *= 2)
         for (c.splits = 1; c.splits <= 8; c.splits *= 2)
@@ -182,11 +182,11 @@ static void try_mix24(struct tried *tried, size_t *count, struct qt_gpu *gpu,
 }
 
 static void try_vector(struct tried *tried, size_t *count, struct qt_gpu *gpu,
-                       const struct gpu_copies *copies, struct qt_matmul_plan plan,
+                       const struct gpu_copies *copies, struct qtool_matmul_plan plan,
                        struct gpu_operands *o)
 {
-    struct qt_matmul_config c = {
-        .path = QT_MATMUL_VECTOR, .token_tiles = 1, .splits = 1, .parts = 1};
+    struct qtool_matmul_config c = {
+        .path = QTOOL_MATMUL_VECTOR, .token_tiles = 1, .splits = 1, .parts = 1};
     c.strips_cta = (int)((plan.n + 15) / 16 + (size_t)gpu->sms - 1) / gpu->sms;
     for (c.strips = 1; c.strips <= 3; c.strips++)
         for (c.warps_k = 1; c.warps_k <= 16; c.warps_k++)
@@ -205,7 +205,7 @@ int main(int argc, char **argv)
     struct qt_packed packed = {0};
     struct gpu_copies copies;
     struct gpu_operands o = {.x = {0}};
-    struct qt_matmul_plan plan;
+    struct qtool_matmul_plan plan;
     size_t n, k, m;
     double us;
     if (argc < 4 || sscanf(argv[2], "%zux%zu", &n, &k) != 2 || sscanf(argv[3], "%zu", &m) != 1) {
@@ -214,10 +214,10 @@ int main(int argc, char **argv)
     }
     fail_on(qt_gpu_open(&gpu, 0, &err), &err);
     const int compute = argc > 4 ? atoi(argv[4]) : 0;
-    const struct qt_matmul_options opt = {.dependent_launch = argc > 4 && !compute,
-                                          .compute = compute,
-                                          .dense = gpu->dense,
-                                          .dense_context = gpu->dense_context};
+    const struct qtool_matmul_options opt = {.dependent_launch = argc > 4 && !compute,
+                                             .compute = compute,
+                                             .dense = gpu->dense,
+                                             .dense_context = gpu->dense_context};
     fail_on(qt_spec_parse(&spec, argv[1], &err), &err);
     fail_on(qt_bench_weights(&packed, &spec, n, k, &err), &err);
     fail_on(gpu_copies_new(&copies, gpu, &packed, &err), &err);
@@ -234,11 +234,11 @@ int main(int argc, char **argv)
         try_dense(tried, &count, gpu, &copies, plan, &o);
     if (m > 8)
         try_tiles(tried, &count, gpu, &copies, plan, &o);
-    if (m > 8 && plan.kind != QT_MATMUL_MIX24)
+    if (m > 8 && plan.kind != QTOOL_MATMUL_MIX24)
         try_mma_tiles(tried, &count, gpu, &copies, plan, &o);
-    if (plan.kind == QT_MATMUL_MIX24 && m == 1)
+    if (plan.kind == QTOOL_MATMUL_MIX24 && m == 1)
         try_vector(tried, &count, gpu, &copies, plan, &o);
-    if (plan.kind == QT_MATMUL_MIX24 && m <= 32)
+    if (plan.kind == QTOOL_MATMUL_MIX24 && m <= 32)
         try_mix24(tried, &count, gpu, &copies, plan, &o);
     else if (m <= 32)
         try_streams(tried, &count, gpu, &copies, plan, &o);

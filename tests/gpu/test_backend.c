@@ -7,7 +7,7 @@
  */
 #include "hessian/hessian.h"
 #include "kernels/kernels.h"
-#include "pack/scheme.h"
+#include "pack/schemes/scheme.h"
 #include "tests/gpu/check.h"
 
 #include <math.h>
@@ -35,8 +35,8 @@ static struct array array_of(const void *values, size_t bytes)
 {
     struct qt_err err = {0};
     struct array a = {.bytes = bytes};
-    must(cpu->new (cpu, &a.cpu, bytes, &err), &err, "new");
-    must(gpu->new (gpu, &a.gpu, bytes, &err), &err, "new");
+    must(cpu->alloc(cpu, &a.cpu, bytes, &err), &err, "new");
+    must(gpu->alloc(gpu, &a.gpu, bytes, &err), &err, "new");
     must(cpu->upload(cpu, a.cpu, values, bytes, &err), &err, "upload");
     must(gpu->upload(gpu, a.gpu, values, bytes, &err), &err, "upload");
     return a;
@@ -432,8 +432,9 @@ static void test_factor(size_t k)
             const struct qt_factor_options opt = {
                 .damp = 0.01, .group = 128, .backend = on ? gpu : cpu};
             must(qt_factor_new(&f[on], h, k, &opt, &err), &err, "factor");
-            must(qt_factor_shift(&f[on], cross, 0, 1000 * k, &err), &err, "shift");
-            must(qt_factor_residual(&f[on], cross, lacking, 0, 1000 * k, &err), &err, "residual");
+            must(qt_factor_correct_input_error(&f[on], cross, 0, 1000 * k, &err), &err, "shift");
+            must(qt_factor_correct_residual_error(&f[on], cross, lacking, 0, 1000 * k, &err), &err,
+                 "residual");
             w[on] = malloc(lacking * k * sizeof **w);
             for (size_t i = 0; i < lacking * k; i++)
                 w[on][i] = (float)(i % 7) - 3;
@@ -542,7 +543,7 @@ static void test_new(void)
         struct array a = floats(100000, NAN);
         array_free(&a);
         void *p;
-        must(gpu->new (gpu, &p, 400000, &err), &err, "new");
+        must(gpu->alloc(gpu, &p, 400000, &err), &err, "new");
         unsigned char *x = fetch(gpu, p, 400000);
         bool zero = true;
         for (size_t j = 0; j < 400000; j++)
@@ -569,7 +570,7 @@ static void test_copies(size_t bytes, size_t pieces, bool pinned)
     fill_random(all, bytes * pieces);
     if (pinned)
         gpu->pin(gpu, piece, bytes);
-    must(gpu->new (gpu, &there, bytes * pieces, &err), &err, "new");
+    must(gpu->alloc(gpu, &there, bytes * pieces, &err), &err, "new");
     for (size_t i = 0; i < pieces; i++) {
         memcpy(piece, all + i * bytes, bytes);
         must(gpu->upload(gpu, (char *)there + i * bytes, piece, bytes, &err), &err, "upload");

@@ -14,15 +14,15 @@
 
 struct matrix {
     struct qt_packed packed;
-    struct qt_matmul_weight weight; /* device */
-    float *decoded;                 /* host [n][k] */
+    struct qtool_matmul_weight weight; /* device */
+    float *decoded;                    /* host [n][k] */
     float *device_decoded;
 };
 
-static struct qt_matmul_weight upload_packed(const struct qt_packed *p)
+static struct qtool_matmul_weight upload_packed(const struct qt_packed *p)
 {
     const void *section[QT_MAX_SECTIONS];
-    struct qt_matmul_weight w;
+    struct qtool_matmul_weight w;
     struct qt_err err = {0};
     for (size_t i = 0; i < p->nsections; i++)
         section[i] = upload(p->section[i].data, p->section[i].bytes);
@@ -68,7 +68,7 @@ static void matrix_free(struct matrix *m)
 /* ---- products ------------------------------------------------------------------------------- */
 
 /* Other configurations than plan would choose. */
-static void vary(struct qt_matmul_config *c, int variant)
+static void vary(struct qtool_matmul_config *c, int variant)
 {
     if (variant >= 7) {
         vary_skinny(c);
@@ -82,7 +82,7 @@ static void vary(struct qt_matmul_config *c, int variant)
         vary_tile(c);
         return;
     }
-    c->path = QT_MATMUL_STREAM;
+    c->path = QTOOL_MATMUL_STREAM;
     c->splits = 1 + (int)random_below(4);
     c->warps = 1 << random_below(5);
     c->warps_k = 1 << random_below(5);
@@ -94,7 +94,7 @@ static void vary(struct qt_matmul_config *c, int variant)
         c->strips = 1;
 }
 
-static void check_matmul(const struct qt_matmul_weight *w, const float *decoded, size_t pitch,
+static void check_matmul(const struct qtool_matmul_weight *w, const float *decoded, size_t pitch,
                          size_t m, int bf16, const char *name)
 {
     check_product(w, decoded, pitch, pool.x, m, bf16, m <= 16 ? 10 : 7, vary, name);
@@ -104,8 +104,8 @@ static void check_matmul(const struct qt_matmul_weight *w, const float *decoded,
  * group; a slice of a slice. */
 static void check_slices(const struct matrix *m, const char *name)
 {
-    const struct qt_matmul_weight *w = &m->weight;
-    struct qt_matmul_weight slice, part;
+    const struct qtool_matmul_weight *w = &m->weight;
+    struct qtool_matmul_weight slice, part;
     size_t unit = w->group > 64 ? w->group : 64;
     for (int i = 0; i < 4; i++) {
         size_t n0 = random_bits() % (w->n / 16) * 16, n = 1 + random_bits() % (w->n - n0);
@@ -113,9 +113,9 @@ static void check_slices(const struct matrix *m, const char *name)
         size_t n1 = random_bits() % ((n + 15) / 16) * 16;
         size_t k1 = random_bits() % ((k + unit - 1) / unit) * unit;
         const float *decoded = m->device_decoded + n0 * w->k + k0;
-        result(qt_matmul_slice(&slice, w, n0, n, k0, k) == QT_MATMUL_OK, "slice");
+        result(qtool_matmul_slice(&slice, w, n0, n, k0, k) == QTOOL_OK, "slice");
         check_matmul(&slice, decoded, w->k, 1 + random_bits() % 40, i & 1, name);
-        result(qt_matmul_slice(&part, &slice, n1, n - n1, k1, k - k1) == QT_MATMUL_OK,
+        result(qtool_matmul_slice(&part, &slice, n1, n - n1, k1, k - k1) == QTOOL_OK,
                "slice of a slice");
         check_matmul(&part, decoded + n1 * w->k + k1, w->k, 1 + random_bits() % 40, i & 1, name);
     }
@@ -218,25 +218,25 @@ static void test_large(const char *scheme)
 static void test_ring(const char *scheme, int strips_cta)
 {
     enum { RUNS = 3000, M = 13 };
-    struct qt_matmul_config c = {.path = QT_MATMUL_SKINNY,
-                                 .token_tiles = 2,
-                                 .strips = 2,
-                                 .warps = 16,
-                                 .warps_k = 8,
-                                 .strips_cta = strips_cta,
-                                 .splits = 1,
-                                 .depth = 8,
-                                 .parts = 1};
-    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16};
-    struct qt_matmul_plan plan;
+    struct qtool_matmul_config c = {.path = QTOOL_MATMUL_SKINNY,
+                                    .token_tiles = 2,
+                                    .strips = 2,
+                                    .warps = 16,
+                                    .warps_k = 8,
+                                    .strips_cta = strips_cta,
+                                    .splits = 1,
+                                    .depth = 8,
+                                    .parts = 1};
+    const struct qtool_matmul_options opt = {.dtype = QTOOL_F16};
+    struct qtool_matmul_plan plan;
     struct matrix m;
     int differ = 0;
     char what[160];
     matrix_new(&m, scheme, 4096, 4096, 0.02f);
     random_x(pool.x, M * m.weight.k, 0);
-    bool good = qt_matmul_plan(&plan, &m.weight, M, &opt) == QT_MATMUL_OK;
+    bool good = qtool_matmul_plan(&plan, &m.weight, M, &opt) == QTOOL_OK;
     plan.config = c;
-    good = good && qt_matmul_plan_check(&plan, &m.weight) == QT_MATMUL_OK &&
+    good = good && qtool_matmul_plan_check(&plan, &m.weight) == QTOOL_OK &&
            guarded_run(&plan, &m.weight, pool.x, 0, false);
     for (int i = 0; i < RUNS && good; i++) {
         good = guarded_run(&plan, &m.weight, pool.x, 1, false);
@@ -255,26 +255,26 @@ static void test_clusters(const char *scheme)
     static const size_t counts[] = {40, 136}; /* some kernels are for more than 128 alone */
     struct matrix m;
     const int bf16 = (int)random_below(2);
-    struct qt_matmul_options opt = {.dtype = bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16};
+    struct qtool_matmul_options opt = {.dtype = bf16 ? QTOOL_BF16 : QTOOL_F16};
     int quads = 0;
     matrix_new(&m, scheme, 400, 1160, 0.02f);
-    const struct qt_matmul_weight *w = &m.weight;
+    const struct qtool_matmul_weight *w = &m.weight;
     const struct product product = {pool.x, m.device_decoded, w->k, scheme};
     for (size_t t = 0; t < sizeof counts / sizeof *counts; t++) {
-        struct qt_matmul_plan plan;
+        struct qtool_matmul_plan plan;
         random_x(pool.x, counts[t] * w->k, bf16);
-        int rc = qt_matmul_plan(&plan, w, counts[t], &opt);
-        result(rc == QT_MATMUL_OK, "a plan");
-        if (rc != QT_MATMUL_OK)
+        int rc = qtool_matmul_plan(&plan, w, counts[t], &opt);
+        result(rc == QTOOL_OK, "a plan");
+        if (rc != QTOOL_OK)
             continue;
         expect(&product, &plan, rounding_of(&plan, w));
         for (int i = 0; i < 2 * 3 * TILE_WIDTHS; i++) {
-            struct qt_matmul_plan other = plan;
-            other.config.path = QT_MATMUL_TILE;
+            struct qtool_matmul_plan other = plan;
+            other.config.path = QTOOL_MATMUL_TILE;
             other.config.warps = 8 + 4 * (i % 3);
             other.config.token_tiles = tile_tokens[i / 3 % TILE_WIDTHS] / 8;
             other.config.splits = 3 + i / (3 * TILE_WIDTHS);
-            if (qt_matmul_plan_check(&other, w) == QT_MATMUL_OK) {
+            if (qtool_matmul_plan_check(&other, w) == QTOOL_OK) {
                 check_plan(&other, w, &product);
                 quads += other.config.splits == 4;
             }
@@ -321,29 +321,29 @@ static void test_scale_exp2(const char *scheme)
 static void test_refusals(void)
 {
     struct matrix m;
-    struct qt_matmul_plan plan;
-    struct qt_matmul_options opt = {0};
+    struct qtool_matmul_plan plan;
+    struct qtool_matmul_options opt = {0};
     matrix_new(&m, "nf4:g=128,method=rtn", 64, 256, 0.02f);
-    struct qt_matmul_weight other = m.weight;
-    result(qt_matmul_plan(&plan, &m.weight, 1, &opt) == QT_MATMUL_OK, "plan");
+    struct qtool_matmul_weight other = m.weight;
+    result(qtool_matmul_plan(&plan, &m.weight, 1, &opt) == QTOOL_OK, "plan");
     other.bits = 3;
     other.plane[1] = other.plane[0];
-    result(qt_matmul_run(&plan, &other, pool.y[0], pool.x, workspace.at, NULL) ==
-               QT_MATMUL_UNSUPPORTED,
+    result(qtool_matmul_run(&plan, &other, pool.y[0], pool.x, workspace.at, NULL) ==
+               QTOOL_UNSUPPORTED,
            "run of another weight than planned");
     struct matrix zero;
-    struct qt_matmul_plan zero_plan;
+    struct qtool_matmul_plan zero_plan;
     matrix_new(&zero, "int4:g=128,zero=group,method=rtn", 64, 256, 0.02f);
     other = zero.weight;
     other.zero = (const char *)other.zero + 8;
-    result(qt_matmul_plan(&zero_plan, &zero.weight, 64, &opt) == QT_MATMUL_OK &&
-               (zero_plan.config.path != QT_MATMUL_TILE ||
-                qt_matmul_run(&zero_plan, &other, pool.y[0], pool.x, workspace.at, NULL) ==
-                    QT_MATMUL_UNSUPPORTED),
+    result(qtool_matmul_plan(&zero_plan, &zero.weight, 64, &opt) == QTOOL_OK &&
+               (zero_plan.config.path != QTOOL_MATMUL_TILE ||
+                qtool_matmul_run(&zero_plan, &other, pool.y[0], pool.x, workspace.at, NULL) ==
+                    QTOOL_UNSUPPORTED),
            "run of zero points in other places than planned");
     matrix_free(&zero);
     plan.config.splits = 1000;
-    result(qt_matmul_plan_check(&plan, &m.weight) == QT_MATMUL_UNSUPPORTED && plan.reason[0],
+    result(qtool_matmul_plan_check(&plan, &m.weight) == QTOOL_UNSUPPORTED && plan.reason[0],
            "too many splits");
     matrix_free(&m);
 }
@@ -368,5 +368,5 @@ int main(int argc, char **argv)
         test_ring(main_schemes[i], 8);
         test_ring(main_schemes[i], 6); /* tiles of 3 for warps of 2 */
     }
-    return check_matmul_end(QT_MATMUL_MMA_TILE);
+    return check_matmul_end(QTOOL_MATMUL_MMA_TILE);
 }

@@ -5,7 +5,7 @@
  *
  * usage: test_kv4 [SEED [quick]]     prints "N passed, M failed, K skipped"
  */
-#include "kernels/qtool_kv4.h"
+#include "kernels/include/qtool_kv4.h"
 #include "tests/gpu/check.h"
 
 #include <math.h>
@@ -15,14 +15,14 @@ enum { GUARD = 64 };
 /* ---- a cache and what was appended to it ---------------------------------------------------- */
 
 struct test_case {
-    enum qt_kv_format format;
+    enum qtool_kv_format format;
     size_t dim, heads, group, batch, max_length;
     size_t page; /* tokens; 0: contiguous */
     int bf16;
 };
 
 struct cache {
-    struct qt_kv_cache c; /* device */
+    struct qtool_kv_cache c; /* device */
     size_t pages, tokens;
     int *table, *length, *sequence, *position; /* host; the latter two [tokens] */
     float *k_scale, *k_zero;
@@ -109,8 +109,8 @@ static int append(struct cache *c, const struct test_case *t)
     void *k = upload(c->k, bytes), *v = upload(c->v, bytes);
     void *sequence = upload(c->sequence, c->tokens * sizeof(int));
     void *position = upload(c->position, c->tokens * sizeof(int));
-    int rc = qt_kv_append(&c->c, k, v, sequence, position, c->tokens,
-                          t->bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16, NULL);
+    int rc = qtool_kv_append(&c->c, k, v, sequence, position, c->tokens,
+                             t->bf16 ? QTOOL_BF16 : QTOOL_F16, NULL);
     CHECK(cudaGetLastError());
     CHECK(cudaDeviceSynchronize());
     CHECK(cudaFree(k));
@@ -123,7 +123,7 @@ static int append(struct cache *c, const struct test_case *t)
 static void cache_new(struct cache *c, const struct test_case *t)
 {
     memset(c, 0, sizeof *c);
-    c->c = (struct qt_kv_cache){.format = t->format, .heads = t->heads, .head_dim = t->dim};
+    c->c = (struct qtool_kv_cache){.format = t->format, .heads = t->heads, .head_dim = t->dim};
     c->pages = t->batch;
     c->c.page_tokens = t->page ? t->page : (t->max_length + 15) / 16 * 16;
     if (t->page)
@@ -131,16 +131,16 @@ static void cache_new(struct cache *c, const struct test_case *t)
     make_tokens(c, t);
     make_values(c, t);
     size_t rows = c->pages * t->heads * c->c.page_tokens;
-    size_t bytes = rows * t->dim * 2 / (t->format == QT_KV_INT4 ? 4 : 1);
-    c->c.k = gpu_new(bytes);
-    c->c.v = gpu_new(bytes);
-    c->c.v_param = gpu_new(rows * 4);
+    size_t bytes = rows * t->dim * 2 / (t->format == QTOOL_KV_INT4 ? 4 : 1);
+    c->c.k = gpu_alloc(bytes);
+    c->c.v = gpu_alloc(bytes);
+    c->c.v_param = gpu_alloc(rows * 4);
     CHECK(cudaMemset(c->c.k, 0xff, bytes));
     CHECK(cudaMemset(c->c.v, 0xff, bytes));
     CHECK(cudaMemset(c->c.v_param, 0xff, rows * 4));
     c->c.k_scale = upload(c->k_scale, t->heads * t->dim * sizeof(float));
     c->c.k_zero = upload(c->k_zero, t->heads * t->dim * sizeof(float));
-    result(append(c, t) == QT_MATMUL_OK, "append");
+    result(append(c, t) == QTOOL_OK, "append");
     c->got_k = download(c->c.k, bytes);
     c->got_v = download(c->c.v, bytes);
     c->got_param = download(c->c.v_param, rows * 4);
@@ -202,7 +202,7 @@ static size_t count_wrong(const struct cache *c, const struct test_case *t)
             const uint16_t *k = c->k + (i * t->heads + h) * t->dim, *p = c->got_param + at * 2;
             const uint16_t *v = c->v + (i * t->heads + h) * t->dim;
             uint16_t param[2];
-            if (t->format == QT_KV_F16) {
+            if (t->format == QTOOL_KV_F16) {
                 for (size_t d = 0; d < t->dim; d++) {
                     uint16_t want_k = qt_f32_to_f16(clamped(to_float(k[d], t->bf16)));
                     uint16_t want_v = qt_f32_to_f16(clamped(to_float(v[d], t->bf16)));
@@ -228,7 +228,7 @@ static size_t count_wrong(const struct cache *c, const struct test_case *t)
 static double decoded(const struct cache *c, const struct test_case *t, bool key, size_t at,
                       size_t head, size_t d)
 {
-    if (t->format == QT_KV_F16)
+    if (t->format == QTOOL_KV_F16)
         return qt_f16_to_f32(((const uint16_t *)(key ? c->got_k : c->got_v))[at * t->dim + d]);
     size_t j = head * t->dim + d;
     if (key)
@@ -306,13 +306,14 @@ static struct errors relative_errors(const struct cache *c, const struct test_ca
 
 /* ---- cases ---------------------------------------------------------------------------------- */
 
-static bool guarded_run(uint16_t *out, const struct qt_kv_plan *p, const struct qt_kv_cache *c,
-                        const void *q, const int *length, size_t count)
+static bool guarded_run(uint16_t *out, const struct qtool_kv_plan *p,
+                        const struct qtool_kv_cache *c, const void *q, const int *length,
+                        size_t count)
 {
-    uint16_t *d = gpu_new((count + 2 * GUARD) * 2), guards[2 * GUARD];
+    uint16_t *d = gpu_alloc((count + 2 * GUARD) * 2), guards[2 * GUARD];
     CHECK(cudaMemset(d, 0xff, (count + 2 * GUARD) * 2));
     void *space = workspace_of(p->workspace_bytes);
-    int rc = qt_kv_attention_run(p, c, d + GUARD, q, length, space, NULL);
+    int rc = qtool_kv_attention_run(p, c, d + GUARD, q, length, space, NULL);
     CHECK(cudaGetLastError());
     CHECK(cudaDeviceSynchronize());
     CHECK(cudaMemcpy(guards, d, GUARD * 2, cudaMemcpyDeviceToHost));
@@ -322,16 +323,16 @@ static bool guarded_run(uint16_t *out, const struct qt_kv_plan *p, const struct 
     for (int i = 0; i < 2 * GUARD; i++)
         if (guards[i] != 0xffff)
             return false;
-    return rc == QT_MATMUL_OK && workspace_kept(p->workspace_bytes);
+    return rc == QTOOL_OK && workspace_kept(p->workspace_bytes);
 }
 
-static struct qt_kv_options options_of(const struct test_case *t)
+static struct qtool_kv_options options_of(const struct test_case *t)
 {
-    return (struct qt_kv_options){.batch = t->batch,
-                                  .heads = t->heads * t->group,
-                                  .max_length = t->max_length,
-                                  .scale = 1 / sqrtf((float)t->dim),
-                                  .dtype = t->bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16};
+    return (struct qtool_kv_options){.batch = t->batch,
+                                     .heads = t->heads * t->group,
+                                     .max_length = t->max_length,
+                                     .scale = 1 / sqrtf((float)t->dim),
+                                     .dtype = t->bf16 ? QTOOL_BF16 : QTOOL_F16};
 }
 
 /* q_size large: a softmax with one sharp peak; small: all tokens alike. */
@@ -345,16 +346,16 @@ static void check_attention(const struct cache *c, const struct test_case *t, si
     if (random_below(3) == 0) /* a query of zeros: the mean of the values */
         memset(q, 0, t->dim * 2);
     void *device_q = upload(q, count * 2), *length = upload(c->length, t->batch * sizeof(int));
-    const struct qt_kv_options opt = options_of(t);
-    struct qt_kv_plan plan;
+    const struct qtool_kv_options opt = options_of(t);
+    struct qtool_kv_plan plan;
     char what[320];
-    int rc = qt_kv_attention_plan(&plan, &c->c, &opt, split_tokens);
-    bool ran = rc == QT_MATMUL_OK && plan.workspace_bytes <= workspace.bytes;
+    int rc = qtool_kv_attention_plan(&plan, &c->c, &opt, split_tokens);
+    bool ran = rc == QTOOL_OK && plan.workspace_bytes <= workspace.bytes;
     for (int i = 0; i < 2 && ran; i++)
         ran = guarded_run(out[i], &plan, &c->c, device_q, length, count);
     bool equal = memcmp(out[0], out[1], count * 2) == 0;
     if (ran && plan.in_zeros && plan.splits > 1) { /* the same sums, counted */
-        struct qt_kv_plan other = plan;
+        struct qtool_kv_plan other = plan;
         other.in_zeros = 0;
         other.workspace_bytes += t->batch * opt.heads * plan.splits * (t->dim + 4) * sizeof(float);
         ran = guarded_run(out[1], &other, &c->c, device_q, length, count);
@@ -367,7 +368,7 @@ static void check_attention(const struct cache *c, const struct test_case *t, si
     snprintf(what, sizeof what,
              "%s dim %zu heads %zu x %zu batch %zu length %zu page %zu %s split %zu q %g: "
              "error %.3g, of a row %.3g%s%s %s",
-             t->format == QT_KV_INT4 ? "int4" : "f16", t->dim, t->heads, t->group, t->batch,
+             t->format == QTOOL_KV_INT4 ? "int4" : "f16", t->dim, t->heads, t->group, t->batch,
              t->max_length, t->page, t->bf16 ? "bf16" : "f16", plan.split_tokens, q_size, e.all,
              e.row, ran ? "" : " DID NOT RUN OR GUARDS", equal ? "" : " NOT REPEATABLE",
              plan.reason);
@@ -408,25 +409,25 @@ static bool same_behind_append(const struct cache *c, const struct test_case *t,
                                const void *v, const int *sequence, const int *position,
                                size_t tokens)
 {
-    struct qt_kv_options opt = options_of(t);
+    struct qtool_kv_options opt = options_of(t);
     size_t bytes = t->batch * opt.heads * t->dim * 2;
-    struct qt_kv_plan plan[2];
+    struct qtool_kv_plan plan[2];
     void *device_out[2];
     char *out[2];
     bool ran = true;
     for (int i = 0; i < 2; i++) {
         opt.dependent_launch = i == 0;
-        device_out[i] = gpu_new(bytes);
+        device_out[i] = gpu_alloc(bytes);
         out[i] = malloc(bytes);
         CHECK(cudaMemset(device_out[i], 0xff, bytes));
-        ran = ran && qt_kv_attention_plan(&plan[i], &c->c, &opt, split_tokens) == QT_MATMUL_OK;
+        ran = ran && qtool_kv_attention_plan(&plan[i], &c->c, &opt, split_tokens) == QTOOL_OK;
     }
     CHECK(cudaDeviceSynchronize());
     ran = ran &&
-          qt_kv_append(&c->c, k, v, sequence, position, tokens, opt.dtype, NULL) == QT_MATMUL_OK;
+          qtool_kv_append(&c->c, k, v, sequence, position, tokens, opt.dtype, NULL) == QTOOL_OK;
     for (int i = 0; i < 2 && ran; i++)
-        ran = qt_kv_attention_run(&plan[i], &c->c, device_out[i], q, length, workspace.at, NULL) ==
-              QT_MATMUL_OK;
+        ran = qtool_kv_attention_run(&plan[i], &c->c, device_out[i], q, length, workspace.at,
+                                     NULL) == QTOOL_OK;
     CHECK(cudaDeviceSynchronize());
     for (int i = 0; i < 2; i++) {
         CHECK(cudaMemcpy(out[i], device_out[i], bytes, cudaMemcpyDeviceToHost));
@@ -481,25 +482,25 @@ static void check_dependent(const struct test_case *t, size_t split_tokens)
 
 static void test_refusals(void)
 {
-    struct test_case t = {QT_KV_INT4, 64, 2, 4, 1, 40, 0, 0};
+    struct test_case t = {QTOOL_KV_INT4, 64, 2, 4, 1, 40, 0, 0};
     struct cache c;
-    struct qt_kv_plan p;
-    struct qt_kv_options o = {.batch = 1, .heads = 8, .max_length = 40, .scale = 1};
+    struct qtool_kv_plan p;
+    struct qtool_kv_options o = {.batch = 1, .heads = 8, .max_length = 40, .scale = 1};
     cache_new(&c, &t);
-    result(qt_kv_attention_plan(&p, &c.c, &o, 0) == QT_MATMUL_OK, "plan");
-    result(qt_kv_attention_plan(&p, &c.c, &o, 100) == QT_MATMUL_UNSUPPORTED, "split of 100");
+    result(qtool_kv_attention_plan(&p, &c.c, &o, 0) == QTOOL_OK, "plan");
+    result(qtool_kv_attention_plan(&p, &c.c, &o, 100) == QTOOL_UNSUPPORTED, "split of 100");
     o.heads = 7;
-    result(qt_kv_attention_plan(&p, &c.c, &o, 0) == QT_MATMUL_UNSUPPORTED && p.reason[0], "heads");
+    result(qtool_kv_attention_plan(&p, &c.c, &o, 0) == QTOOL_UNSUPPORTED && p.reason[0], "heads");
     o.heads = 8;
     o.max_length = 49;
-    result(qt_kv_attention_plan(&p, &c.c, &o, 0) == QT_MATMUL_UNSUPPORTED && p.reason[0], "length");
+    result(qtool_kv_attention_plan(&p, &c.c, &o, 0) == QTOOL_UNSUPPORTED && p.reason[0], "length");
     o.max_length = 40;
-    struct qt_kv_cache bad = c.c;
+    struct qtool_kv_cache bad = c.c;
     bad.head_dim = 96;
-    result(qt_kv_attention_plan(&p, &bad, &o, 0) == QT_MATMUL_UNSUPPORTED && p.reason[0], "dim");
+    result(qtool_kv_attention_plan(&p, &bad, &o, 0) == QTOOL_UNSUPPORTED && p.reason[0], "dim");
     bad = c.c;
     bad.page_tokens = 24;
-    result(qt_kv_attention_plan(&p, &bad, &o, 0) == QT_MATMUL_UNSUPPORTED && p.reason[0], "page");
+    result(qtool_kv_attention_plan(&p, &bad, &o, 0) == QTOOL_UNSUPPORTED && p.reason[0], "page");
     cache_free(&c);
 }
 
@@ -514,7 +515,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
         for (int format = 0; format < 2; format++)
             for (size_t dim = 64; dim <= 128; dim += 64) {
-                struct test_case t = {format ? QT_KV_F16 : QT_KV_INT4,
+                struct test_case t = {format ? QTOOL_KV_F16 : QTOOL_KV_INT4,
                                       dim,
                                       1 + random_below(3),
                                       groups[random_below(7)],
@@ -526,14 +527,14 @@ int main(int argc, char **argv)
                     check_case(&t);
             }
     for (int i = 0; i < 6; i++) { /* several blocks on a multiprocessor */
-        struct test_case t = {QT_KV_INT4, i % 2 ? 64 : 128,    4, (size_t)4 << i / 2, 12, 700,
-                              pages[i],   (int)random_below(2)};
+        struct test_case t = {QTOOL_KV_INT4, i % 2 ? 64 : 128,    4, (size_t)4 << i / 2, 12, 700,
+                              pages[i],      (int)random_below(2)};
         if (!quick || i < 4)
             check_case(&t);
     }
     static const size_t few_lengths[] = {40, 1024, 2048, 8192};
     for (int i = 0; i < 8; i++) { /* few sequences, in splits */
-        struct test_case t = {i % 2 ? QT_KV_F16 : QT_KV_INT4,
+        struct test_case t = {i % 2 ? QTOOL_KV_F16 : QTOOL_KV_INT4,
                               i % 3 ? 128 : 64,
                               2,
                               4,

@@ -6,8 +6,8 @@
  *
  * usage: test_launch     prints "N passed, M failed, K skipped"
  */
-#include "kernels/qtool_kv4.h"
-#include "kernels/qtool_w4ax.h"
+#include "kernels/include/qtool_kv4.h"
+#include "kernels/include/qtool_w4ax.h"
 #include "tests/gpu/pretend.h"
 
 #include <stdbool.h>
@@ -50,10 +50,10 @@ static const char *launch_fault(int status)
 {
     const int launches = pretend_launches();
     const char *fault = pretend_fault();
-    return fault                    ? fault
-           : status != QT_MATMUL_OK ? "run refused what plan took"
-           : launches < 1           ? "nothing was launched"
-                                    : NULL;
+    return fault                ? fault
+           : status != QTOOL_OK ? "run refused what plan took"
+           : launches < 1       ? "nothing was launched"
+                                : NULL;
 }
 
 /* The same where plan may have refused. */
@@ -68,36 +68,36 @@ static const char *plan_fault(const char *reason, int status)
 
 struct scheme {
     const char *name;
-    enum qt_matmul_kind kind;
+    enum qtool_matmul_kind kind;
     unsigned bits, exp_bits;
     size_t group;
     bool zeros;
 };
 
 static const struct scheme schemes[] = {
-    {"nf4", QT_MATMUL_LUT, 4, 0, 128, false},
-    {"nf4:g=32", QT_MATMUL_LUT, 4, 0, 32, false},
-    {"nf3", QT_MATMUL_LUT, 3, 0, 64, false},
-    {"nf2:g=256", QT_MATMUL_LUT, 2, 0, 256, false},
-    {"fp4", QT_MATMUL_FPX, 4, 2, 0, false},
-    {"fp5", QT_MATMUL_FPX, 5, 2, 0, false},
-    {"fp5:e=3", QT_MATMUL_FPX, 5, 3, 0, false},
-    {"fp6", QT_MATMUL_FPX, 6, 3, 0, false},
-    {"fp6:e=2", QT_MATMUL_FPX, 6, 2, 0, false},
-    {"fp6:e=1", QT_MATMUL_FPX, 6, 1, 0, false},
-    {"fp7", QT_MATMUL_FPX, 7, 3, 0, false},
-    {"fp8", QT_MATMUL_FPX, 8, 4, 0, false},
-    {"fp8:e=3", QT_MATMUL_FPX, 8, 3, 0, false},
-    {"fp8:e=5", QT_MATMUL_FPX, 8, 5, 0, false},
-    {"int4", QT_MATMUL_INT, 4, 0, 128, false},
-    {"int4, zero points", QT_MATMUL_INT, 4, 0, 64, true},
-    {"int8, rows", QT_MATMUL_INT, 8, 0, 0, false},
-    {"int8, zero points", QT_MATMUL_INT, 8, 0, 32, true},
+    {"nf4", QTOOL_MATMUL_LUT, 4, 0, 128, false},
+    {"nf4:g=32", QTOOL_MATMUL_LUT, 4, 0, 32, false},
+    {"nf3", QTOOL_MATMUL_LUT, 3, 0, 64, false},
+    {"nf2:g=256", QTOOL_MATMUL_LUT, 2, 0, 256, false},
+    {"fp4", QTOOL_MATMUL_FPX, 4, 2, 0, false},
+    {"fp5", QTOOL_MATMUL_FPX, 5, 2, 0, false},
+    {"fp5:e=3", QTOOL_MATMUL_FPX, 5, 3, 0, false},
+    {"fp6", QTOOL_MATMUL_FPX, 6, 3, 0, false},
+    {"fp6:e=2", QTOOL_MATMUL_FPX, 6, 2, 0, false},
+    {"fp6:e=1", QTOOL_MATMUL_FPX, 6, 1, 0, false},
+    {"fp7", QTOOL_MATMUL_FPX, 7, 3, 0, false},
+    {"fp8", QTOOL_MATMUL_FPX, 8, 4, 0, false},
+    {"fp8:e=3", QTOOL_MATMUL_FPX, 8, 3, 0, false},
+    {"fp8:e=5", QTOOL_MATMUL_FPX, 8, 5, 0, false},
+    {"int4", QTOOL_MATMUL_INT, 4, 0, 128, false},
+    {"int4, zero points", QTOOL_MATMUL_INT, 4, 0, 64, true},
+    {"int8, rows", QTOOL_MATMUL_INT, 8, 0, 0, false},
+    {"int8, zero points", QTOOL_MATMUL_INT, 8, 0, 32, true},
 };
 
-static struct qt_matmul_weight weight_of(const struct scheme *s, size_t n, size_t k)
+static struct qtool_matmul_weight weight_of(const struct scheme *s, size_t n, size_t k)
 {
-    return (struct qt_matmul_weight){
+    return (struct qtool_matmul_weight){
         .kind = s->kind,
         .bits = s->bits,
         .exp_bits = s->exp_bits,
@@ -106,13 +106,13 @@ static struct qt_matmul_weight weight_of(const struct scheme *s, size_t n, size_
         .group = s->group,
         .plane = {memory, memory, memory},
         .scale = memory,
-        .table = s->kind == QT_MATMUL_LUT ? memory : NULL,
+        .table = s->kind == QTOOL_MATMUL_LUT ? memory : NULL,
         .zero = s->zeros ? memory : NULL,
     };
 }
 
 static int dense(void *context, void *y, size_t ldy, const void *x, const void *w, size_t m,
-                 size_t n, size_t k, enum qt_matmul_dtype dtype, void *stream)
+                 size_t n, size_t k, enum qtool_dtype dtype, void *stream)
 {
     (void)context, (void)y, (void)ldy, (void)x, (void)w;
     (void)m, (void)n, (void)k, (void)dtype, (void)stream;
@@ -122,13 +122,13 @@ static int dense(void *context, void *y, size_t ldy, const void *x, const void *
 /* Weights are rounded before a dense product, and by tiles: with groups of 32 channels; of 64, but
  * for 8 bits; and for more than 128 tokens where they are looked up, or have 8 bits and the tile
  * 256 tokens. Not all sizes of tiles can. */
-static bool rounds(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+static bool rounds(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
 {
-    const bool lut = w->kind == QT_MATMUL_LUT;
+    const bool lut = w->kind == QTOOL_MATMUL_LUT;
     const int width = p->config.token_tiles * 8;
     const bool narrow = p->config.warps == 8 && (width == 64 || width == 128);
-    if (p->config.path != QT_MATMUL_TILE || !w->group || w->group >= w->k)
-        return p->config.path == QT_MATMUL_DENSE;
+    if (p->config.path != QTOOL_MATMUL_TILE || !w->group || w->group >= w->k)
+        return p->config.path == QTOOL_MATMUL_DENSE;
     if (w->group == 32 || w->bits == 8)
         return w->group == 32 || (p->m > 128 && width == 256);
     return (w->group == 64 || (lut && p->m > 128)) &&
@@ -136,49 +136,50 @@ static bool rounds(const struct qt_matmul_plan *p, const struct qt_matmul_weight
 }
 
 /* Kernels for older devices have machine code for 9.0 where plans take them there (Makefile). */
-static bool is_compiled(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+static bool is_compiled(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
 {
-    const bool older = p->config.path == QT_MATMUL_STREAM || p->config.path == QT_MATMUL_MMA_TILE;
-    return !hopper || !older || w->kind == QT_MATMUL_MIX24 || (w->zero && w->bits == 4);
+    const bool older =
+        p->config.path == QTOOL_MATMUL_STREAM || p->config.path == QTOOL_MATMUL_MMA_TILE;
+    return !hopper || !older || w->kind == QTOOL_MATMUL_MIX24 || (w->zero && w->bits == 4);
 }
 
-static void check_product(const char *name, const struct qt_matmul_weight *w, size_t m,
-                          const struct qt_matmul_options *opt, struct qt_matmul_plan *plan)
+static void check_product(const char *name, const struct qtool_matmul_weight *w, size_t m,
+                          const struct qtool_matmul_options *opt, struct qtool_matmul_plan *plan)
 {
-    int rc = qt_matmul_plan(plan, w, m, opt);
-    if (rc == QT_MATMUL_OK)
-        rc = qt_matmul_run(plan, w, memory, memory, memory, NULL);
+    int rc = qtool_matmul_plan(plan, w, m, opt);
+    if (rc == QTOOL_OK)
+        rc = qtool_matmul_run(plan, w, memory, memory, memory, NULL);
     const char *fault = plan_fault(plan->reason, rc);
     if (!fault && plan->rounded != rounds(plan, w))
         fault = "rounded is wrong";
     if (!fault && !is_compiled(plan, w))
         fault = "a kernel that the driver has to compile";
     result(name, w->n, w->k, m, fault);
-    rounded_tiles += plan->rounded && plan->config.path == QT_MATMUL_TILE;
+    rounded_tiles += plan->rounded && plan->config.path == QTOOL_MATMUL_TILE;
 }
 
 /* What the order of additions follows from: how k is cut over blocks and warps, and in skinny
  * kernels, whose warps take slots over all tiles in turn, the tiles. */
-static bool same_order(const struct qt_matmul_config *a, const struct qt_matmul_config *b)
+static bool same_order(const struct qtool_matmul_config *a, const struct qtool_matmul_config *b)
 {
     return a->path == b->path && a->warps_k == b->warps_k && a->splits == b->splits &&
            a->parts == b->parts &&
-           (a->path != QT_MATMUL_SKINNY ||
+           (a->path != QTOOL_MATMUL_SKINNY ||
             (a->strips_cta == b->strips_cta && a->strips == b->strips && a->warps == b->warps));
 }
 
-static void check_products(const char *name, const struct qt_matmul_weight *w)
+static void check_products(const char *name, const struct qtool_matmul_weight *w)
 {
     for (int option = 0; option < 4; option++) {
-        const struct qt_matmul_options opt = {
-            .dtype = option & 1 ? QT_MATMUL_BF16 : QT_MATMUL_F16,
+        const struct qtool_matmul_options opt = {
+            .dtype = option & 1 ? QTOOL_BF16 : QTOOL_F16,
             .dependent_launch = option == 1,
             .batch_invariant = option == 2,
             .dense = option == 3 ? dense : NULL,
         };
-        struct qt_matmul_plan first = {0};
+        struct qtool_matmul_plan first = {0};
         for (size_t i = 0; i < COUNT(tokens); i++) {
-            struct qt_matmul_plan plan;
+            struct qtool_matmul_plan plan;
             check_product(name, w, tokens[i], &opt, &plan);
             if (i == 0)
                 first = plan;
@@ -194,8 +195,8 @@ static void check_products(const char *name, const struct qt_matmul_weight *w)
 static void check_mix24(size_t n, size_t k, bool outliers)
 {
     const size_t units = (k + 127) / 128;
-    const struct qt_matmul_weight w = {
-        .kind = QT_MATMUL_MIX24,
+    const struct qtool_matmul_weight w = {
+        .kind = QTOOL_MATMUL_MIX24,
         .n = n,
         .k = k,
         .mix24 = {.twos = units - units / 4,
@@ -213,28 +214,29 @@ static void check_mix24(size_t n, size_t k, bool outliers)
 /* ---- products of qtool_w4ax.h ------------------------------------------------------------------
  */
 
-static void check_w4ax(size_t n, size_t k, enum qt_w4ax_scales scales, bool packed)
+static void check_w4ax(size_t n, size_t k, enum qtool_w4ax_scales scales, bool packed)
 {
     static const char *const names[] = {"w4ax", "w4ax:scales=int", "w4ax:scales=row"};
-    const struct qt_w4ax_weight w = {
+    const struct qtool_w4ax_weight w = {
         .scales = scales,
         .n = n,
         .k = k,
         .plane = memory,
         .scale = memory,
-        .row_scale = scales == QT_W4AX_BLOCK ? NULL : memory,
+        .row_scale = scales == QTOOL_W4AX_BLOCK ? NULL : memory,
         .blocks = memory,
     };
-    const struct qt_w4ax_acts acts = {memory, memory, memory};
+    const struct qtool_w4ax_acts acts = {memory, memory, memory};
     for (size_t i = 0; i < COUNT(tokens); i++) {
-        const struct qt_w4ax_options opt = {
-            .output = (enum qt_w4ax_output)(i % 3), .packed = packed, .dependent_launch = i & 1};
-        struct qt_w4ax_plan plan;
-        int rc = qt_w4ax_plan(&plan, &w, tokens[i], &opt);
-        if (rc == QT_MATMUL_OK)
-            rc = qt_w4ax_run(&plan, &w, &acts, memory, memory, NULL);
+        const struct qtool_w4ax_options opt = {
+            .output = (enum qtool_w4ax_output)(i % 3), .packed = packed, .dependent_launch = i & 1};
+        struct qtool_w4ax_plan plan;
+        int rc = qtool_w4ax_plan(&plan, &w, tokens[i], &opt);
+        if (rc == QTOOL_OK)
+            rc = qtool_w4ax_run(&plan, &w, &acts, memory, memory, NULL);
         const char *fault = plan_fault(plan.reason, rc);
-        if (!fault && hopper && plan.config.kernel == QT_W4AX_STREAM && scales != QT_W4AX_BLOCK)
+        if (!fault && hopper && plan.config.kernel == QTOOL_W4AX_STREAM &&
+            scales != QTOOL_W4AX_BLOCK)
             fault = "a kernel that the driver has to compile";
         result(names[scales], n, k, tokens[i], fault);
     }
@@ -242,23 +244,23 @@ static void check_w4ax(size_t n, size_t k, enum qt_w4ax_scales scales, bool pack
 
 static void check_quantize(size_t k)
 {
-    const struct qt_w4ax_acts acts = {memory, memory, memory};
+    const struct qtool_w4ax_acts acts = {memory, memory, memory};
     for (size_t i = 0; i < COUNT(tokens); i++)
         for (int what = 0; what < 3 * 3 * 2 * 2; what++) {
-            const enum qt_w4ax_scales scales = (enum qt_w4ax_scales)(what % 3);
-            const struct qt_w4ax_norm norm = {.kind = (enum qt_w4ax_norm_kind)(what / 3 % 3),
-                                              .weight = memory,
-                                              .bias = what / 3 % 3 == 2 ? memory : NULL};
-            const struct qt_w4ax_input in = {.scales = scales,
-                                             .k = k,
-                                             .blocks = memory,
-                                             .perm = what / 9 % 2 ? memory : NULL,
-                                             .clip4 = 1,
-                                             .clip8 = 1,
-                                             .packed = scales == QT_W4AX_BLOCK && what / 18,
-                                             .dependent_launch = what / 18};
+            const enum qtool_w4ax_scales scales = (enum qtool_w4ax_scales)(what % 3);
+            const struct qtool_w4ax_norm norm = {.kind = (enum qtool_w4ax_norm_kind)(what / 3 % 3),
+                                                 .weight = memory,
+                                                 .bias = what / 3 % 3 == 2 ? memory : NULL};
+            const struct qtool_w4ax_input in = {.scales = scales,
+                                                .k = k,
+                                                .blocks = memory,
+                                                .perm = what / 9 % 2 ? memory : NULL,
+                                                .clip4 = 1,
+                                                .clip8 = 1,
+                                                .packed = scales == QTOOL_W4AX_BLOCK && what / 18,
+                                                .dependent_launch = what / 18};
             const int rc =
-                qt_w4ax_quantize(&acts, &in, &norm, memory, tokens[i], QT_MATMUL_BF16, NULL);
+                qtool_w4ax_quantize(&acts, &in, &norm, memory, tokens[i], QTOOL_BF16, NULL);
             result("quantize", 1, k, tokens[i], launch_fault(rc));
         }
 }
@@ -266,9 +268,9 @@ static void check_quantize(size_t k)
 /* ---- attention ---------------------------------------------------------------------------------
  */
 
-static void check_attention(size_t heads, size_t kv_heads, size_t dim, enum qt_kv_format format)
+static void check_attention(size_t heads, size_t kv_heads, size_t dim, enum qtool_kv_format format)
 {
-    const struct qt_kv_cache cache = {
+    const struct qtool_kv_cache cache = {
         .format = format,
         .heads = kv_heads,
         .head_dim = dim,
@@ -281,19 +283,19 @@ static void check_attention(size_t heads, size_t kv_heads, size_t dim, enum qt_k
         .k_scale = memory,
         .k_zero = memory,
     };
-    int rc = qt_kv_append(&cache, memory, memory, memory, memory, 100, QT_MATMUL_F16, NULL);
+    int rc = qtool_kv_append(&cache, memory, memory, memory, memory, 100, QTOOL_F16, NULL);
     result("append", heads, kv_heads * dim, 100, launch_fault(rc));
     for (size_t batch = 1; batch <= 256; batch *= 4)
         for (size_t length = 1; length <= 1 << 20; length *= 32) {
-            const struct qt_kv_options opt = {.batch = batch,
-                                              .heads = heads,
-                                              .max_length = length,
-                                              .scale = 1,
-                                              .dependent_launch = batch != 4};
-            struct qt_kv_plan plan;
-            rc = qt_kv_attention_plan(&plan, &cache, &opt, 0);
-            if (rc == QT_MATMUL_OK)
-                rc = qt_kv_attention_run(&plan, &cache, memory, memory, memory, memory, NULL);
+            const struct qtool_kv_options opt = {.batch = batch,
+                                                 .heads = heads,
+                                                 .max_length = length,
+                                                 .scale = 1,
+                                                 .dependent_launch = batch != 4};
+            struct qtool_kv_plan plan;
+            rc = qtool_kv_attention_plan(&plan, &cache, &opt, 0);
+            if (rc == QTOOL_OK)
+                rc = qtool_kv_attention_run(&plan, &cache, memory, memory, memory, memory, NULL);
             result("attention", heads, kv_heads * dim, batch, plan_fault(plan.reason, rc));
         }
 }
@@ -310,25 +312,25 @@ int main(void)
                 if (n > 65536 && k > 8192) /* as no model has; not for the 99 KB of some devices */
                     continue;
                 for (size_t s = 0; s < COUNT(schemes); s++) {
-                    const struct qt_matmul_weight w = weight_of(&schemes[s], n, k);
+                    const struct qtool_matmul_weight w = weight_of(&schemes[s], n, k);
                     check_products(schemes[s].name, &w);
-                    const int rc = qt_matmul_dequantize(&w, memory, QT_MATMUL_F16, NULL);
+                    const int rc = qtool_matmul_dequantize(&w, memory, QTOOL_F16, NULL);
                     result("dequantize", n, k, 0, launch_fault(rc));
                 }
                 check_mix24(n, k, false);
                 check_mix24(n, k, true);
-                for (int scales = QT_W4AX_BLOCK; scales <= QT_W4AX_ROW; scales++)
-                    check_w4ax(n, k, (enum qt_w4ax_scales)scales, false);
-                check_w4ax(n, k, QT_W4AX_BLOCK, true);
+                for (int scales = QTOOL_W4AX_BLOCK; scales <= QTOOL_W4AX_ROW; scales++)
+                    check_w4ax(n, k, (enum qtool_w4ax_scales)scales, false);
+                check_w4ax(n, k, QTOOL_W4AX_BLOCK, true);
             }
-        for (int scales = QT_W4AX_BLOCK; scales <= QT_W4AX_ROW; scales++)
-            check_w4ax(5000000, 65536, (enum qt_w4ax_scales)scales, false);
+        for (int scales = QTOOL_W4AX_BLOCK; scales <= QTOOL_W4AX_ROW; scales++)
+            check_w4ax(5000000, 65536, (enum qtool_w4ax_scales)scales, false);
         for (size_t j = 0; j < COUNT(columns); j++)
             check_quantize((columns[j] + 7) / 8 * 8);
         for (size_t dim = 64; dim <= 128; dim *= 2)
             for (size_t group = 1; group <= 32; group *= 2)
-                for (int format = QT_KV_INT4; format <= QT_KV_F16; format++)
-                    check_attention(4 * group, 4, dim, (enum qt_kv_format)format);
+                for (int format = QTOOL_KV_INT4; format <= QTOOL_KV_F16; format++)
+                    check_attention(4 * group, 4, dim, (enum qtool_kv_format)format);
     }
     result("tiles that round", 0, 0, 0, rounded_tiles > 0 ? NULL : "none is planned");
     printf("%d passed, %d failed, 0 skipped\n", passed, failed);

@@ -14,7 +14,7 @@ static bool quick;
 
 /* ---- products ------------------------------------------------------------------------------- */
 
-static void vary_vector(struct qt_matmul_config *c)
+static void vary_vector(struct qtool_matmul_config *c)
 {
     c->strips = 1 + (int)random_below(3);
     c->warps = 12 + (int)random_below(5);
@@ -25,23 +25,23 @@ static void vary_vector(struct qt_matmul_config *c)
 }
 
 /* Other configurations than plan would choose. */
-static void vary(struct qt_matmul_config *c, int variant)
+static void vary(struct qtool_matmul_config *c, int variant)
 {
     if (variant % 3 == 0) {
         vary_tile(c);
         return;
     }
-    if (variant % 3 == 1 && c->path == QT_MATMUL_VECTOR && random_below(2)) {
+    if (variant % 3 == 1 && c->path == QTOOL_MATMUL_VECTOR && random_below(2)) {
         vary_vector(c);
         return;
     }
-    if (variant % 3 == 1 && c->path != QT_MATMUL_STREAM) {
+    if (variant % 3 == 1 && c->path != QTOOL_MATMUL_STREAM) {
         vary_skinny(c);
         return;
     }
     if (c->token_tiles > 4)
         c->token_tiles = 4;
-    c->path = QT_MATMUL_STREAM;
+    c->path = QTOOL_MATMUL_STREAM;
     c->splits = 1 << random_below(4);
     c->strips = 1 << random_below(3);
     c->warps = 1 << random_below(5);
@@ -52,21 +52,21 @@ static void vary(struct qt_matmul_config *c, int variant)
 }
 
 /* shift: elements by which the activations are off their alignment. */
-static void check_matmul(const struct qt_matmul_weight *w, const float *decoded, size_t m, int bf16,
-                         int shift, const char *name)
+static void check_matmul(const struct qtool_matmul_weight *w, const float *decoded, size_t m,
+                         int bf16, int shift, const char *name)
 {
     check_product(w, decoded, w->k, pool.x + shift, m, bf16, quick ? 3 : 6, vary, name);
 }
 
 static void check_slices(const struct mix24_matrix *m, const char *name)
 {
-    struct qt_matmul_weight slice;
+    struct qtool_matmul_weight slice;
     size_t n0 = 32, n = m->weight.n - n0 - 3, k = m->weight.k;
-    result(qt_matmul_slice(&slice, &m->weight, n0, n, 0, k) == QT_MATMUL_OK, "slice");
+    result(qtool_matmul_slice(&slice, &m->weight, n0, n, 0, k) == QTOOL_OK, "slice");
     check_matmul(&slice, m->device_decoded + n0 * k, 5, 0, 0, name);
-    result(qt_matmul_slice(&slice, &m->weight, 8, 16, 0, k) == QT_MATMUL_UNSUPPORTED,
+    result(qtool_matmul_slice(&slice, &m->weight, 8, 16, 0, k) == QTOOL_UNSUPPORTED,
            "slice of rows 8...");
-    result(qt_matmul_slice(&slice, &m->weight, 0, 16, 64, k - 64) == QT_MATMUL_UNSUPPORTED,
+    result(qtool_matmul_slice(&slice, &m->weight, 0, 16, 64, k - 64) == QTOOL_UNSUPPORTED,
            "slice of columns");
 }
 
@@ -171,20 +171,20 @@ static void test_strips(const struct kind *kind, size_t strips)
 static void test_refusals(void)
 {
     struct mix24_matrix m;
-    struct qt_matmul_plan plan;
-    struct qt_matmul_options opt = {0};
+    struct qtool_matmul_plan plan;
+    struct qtool_matmul_options opt = {0};
     struct mix24_recipe r = recipe(&kinds[0], 64, 512);
     mix24_matrix_new(&m, &r, &seed);
-    struct qt_matmul_weight w = m.weight;
+    struct qtool_matmul_weight w = m.weight;
     w.mix24.stream = (const char *)w.mix24.stream + 4;
-    result(qt_matmul_plan(&plan, &w, 1, &opt) == QT_MATMUL_UNSUPPORTED && plan.reason[0], "align");
+    result(qtool_matmul_plan(&plan, &w, 1, &opt) == QTOOL_UNSUPPORTED && plan.reason[0], "align");
     w = m.weight;
     w.mix24.twos += 2;
-    result(qt_matmul_plan(&plan, &w, 1, &opt) == QT_MATMUL_UNSUPPORTED && plan.reason[0], "units");
+    result(qtool_matmul_plan(&plan, &w, 1, &opt) == QTOOL_UNSUPPORTED && plan.reason[0], "units");
     w = m.weight;
     w.mix24.csr_val = NULL;
-    result(qt_matmul_plan(&plan, &w, 1, &opt) == QT_MATMUL_UNSUPPORTED && plan.reason[0], "csr");
-    result(qt_matmul_plan(&plan, &m.weight, 0, &opt) == QT_MATMUL_UNSUPPORTED, "m = 0");
+    result(qtool_matmul_plan(&plan, &w, 1, &opt) == QTOOL_UNSUPPORTED && plan.reason[0], "csr");
+    result(qtool_matmul_plan(&plan, &m.weight, 0, &opt) == QTOOL_UNSUPPORTED, "m = 0");
     mix24_matrix_free(&m);
 }
 
@@ -203,5 +203,5 @@ int main(int argc, char **argv)
     }
     for (size_t i = 0; i < 4 && !quick; i++)
         test_large(&kinds[i]);
-    return check_matmul_end(QT_MATMUL_VECTOR);
+    return check_matmul_end(QTOOL_MATMUL_VECTOR);
 }

@@ -4,8 +4,8 @@
  *
  * usage: test_plan     prints "N passed, M failed, K skipped"
  */
-#include "kernels/qtool_kv4.h"
-#include "kernels/qtool_w4ax.h"
+#include "kernels/include/qtool_kv4.h"
+#include "kernels/include/qtool_w4ax.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,8 +25,8 @@ static void result(bool ok, const char *what)
     }
 }
 
-static const struct qt_matmul_weight lut = {
-    .kind = QT_MATMUL_LUT,
+static const struct qtool_matmul_weight lut = {
+    .kind = QTOOL_MATMUL_LUT,
     .bits = 4,
     .n = 64,
     .k = 256,
@@ -35,8 +35,8 @@ static const struct qt_matmul_weight lut = {
     .scale = (void *)0x20000,
     .table = (void *)0x30000,
 };
-static const struct qt_matmul_weight fpx = {
-    .kind = QT_MATMUL_FPX,
+static const struct qtool_matmul_weight fpx = {
+    .kind = QTOOL_MATMUL_FPX,
     .bits = 6,
     .exp_bits = 3,
     .n = 64,
@@ -45,8 +45,8 @@ static const struct qt_matmul_weight fpx = {
     .scale = (void *)0x20000,
 };
 
-static const struct qt_matmul_weight integer = {
-    .kind = QT_MATMUL_INT,
+static const struct qtool_matmul_weight integer = {
+    .kind = QTOOL_MATMUL_INT,
     .bits = 4,
     .n = 64,
     .k = 256,
@@ -58,10 +58,10 @@ static const struct qt_matmul_weight integer = {
 /* ---- refusals ------------------------------------------------------------------------------- */
 
 #define FIELD(name)                                                                                \
-    offsetof(struct qt_matmul_weight, name), sizeof((struct qt_matmul_weight *)0)->name
+    offsetof(struct qtool_matmul_weight, name), sizeof((struct qtool_matmul_weight *)0)->name
 
 static const struct {
-    const struct qt_matmul_weight *from;
+    const struct qtool_matmul_weight *from;
     size_t offset, size;
     uint64_t value;
     const char *says;
@@ -96,36 +96,35 @@ static const struct {
     {&lut, FIELD(pitch_groups), (size_t)1 << 62, "too large"},
 };
 
-static void refuse(const struct qt_matmul_weight *w, size_t m, const struct qt_matmul_options *opt,
-                   const char *says)
+static void refuse(const struct qtool_matmul_weight *w, size_t m,
+                   const struct qtool_matmul_options *opt, const char *says)
 {
-    struct qt_matmul_plan plan;
+    struct qtool_matmul_plan plan;
     char what[300];
-    int rc = qt_matmul_plan(&plan, w, m, opt);
+    int rc = qtool_matmul_plan(&plan, w, m, opt);
     snprintf(what, sizeof what, "status %d, \"%s\"; expected \"%s\"", rc, plan.reason, says);
-    result(rc == QT_MATMUL_UNSUPPORTED && strstr(plan.reason, says), what);
+    result(rc == QTOOL_UNSUPPORTED && strstr(plan.reason, says), what);
 }
 
 static void test_refusals(void)
 {
-    const struct qt_matmul_options f16 = {0}, f32 = {.dtype = 5}, far = {.device = 1000};
-    struct qt_matmul_plan plan;
+    const struct qtool_matmul_options f16 = {0}, f32 = {.dtype = 5}, far = {.device = 1000};
+    struct qtool_matmul_plan plan;
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
-        struct qt_matmul_weight w = *refusals[i].from, slice;
+        struct qtool_matmul_weight w = *refusals[i].from, slice;
         memcpy((char *)&w + refusals[i].offset, &refusals[i].value, refusals[i].size);
         refuse(&w, 1, &f16, refusals[i].says);
-        result(qt_matmul_slice(&slice, &w, 0, 16, 0, 64) == QT_MATMUL_UNSUPPORTED,
-               refusals[i].says);
-        result(qt_matmul_dequantize(&w, NULL, QT_MATMUL_F16, NULL) == QT_MATMUL_UNSUPPORTED,
+        result(qtool_matmul_slice(&slice, &w, 0, 16, 0, 64) == QTOOL_UNSUPPORTED, refusals[i].says);
+        result(qtool_matmul_dequantize(&w, NULL, QTOOL_F16, NULL) == QTOOL_UNSUPPORTED,
                refusals[i].says);
     }
     refuse(&lut, 0, &f16, "m must be");
     refuse(&lut, SIZE_MAX, &f16, "m must be");
     refuse(&lut, 1, &f32, "FP16 or BF16");
-    result(qt_matmul_plan(&plan, &lut, 1, &far) == QT_MATMUL_NO_GPU && plan.reason[0],
+    result(qtool_matmul_plan(&plan, &lut, 1, &far) == QTOOL_NO_GPU && plan.reason[0],
            "device 1000");
     memset(&plan, 0, sizeof plan);
-    result(qt_matmul_run(&plan, &lut, NULL, NULL, NULL, NULL) == QT_MATMUL_UNSUPPORTED,
+    result(qtool_matmul_run(&plan, &lut, NULL, NULL, NULL, NULL) == QTOOL_UNSUPPORTED,
            "run without a plan");
 }
 
@@ -133,35 +132,35 @@ static void test_refusals(void)
 static void test_devices(void)
 {
     static const uint32_t blocks[2];
-    const struct qt_w4ax_weight weight = {
+    const struct qtool_w4ax_weight weight = {
         .n = 64, .k = 256, .plane = (void *)0x10000, .scale = (void *)0x20000, .blocks = blocks};
-    const struct qt_kv_cache cache = {.heads = 2,
-                                      .head_dim = 64,
-                                      .page_tokens = 64,
-                                      .k = (void *)0x10000,
-                                      .v = (void *)0x20000,
-                                      .v_param = (void *)0x30000,
-                                      .k_scale = (void *)0x40000,
-                                      .k_zero = (void *)0x50000};
+    const struct qtool_kv_cache cache = {.heads = 2,
+                                         .head_dim = 64,
+                                         .page_tokens = 64,
+                                         .k = (void *)0x10000,
+                                         .v = (void *)0x20000,
+                                         .v_param = (void *)0x30000,
+                                         .k_scale = (void *)0x40000,
+                                         .k_zero = (void *)0x50000};
     const int ordinals[] = {-1, 1000};
     for (int i = 0; i < 2; i++) {
-        const struct qt_w4ax_options far = {.device = ordinals[i]};
-        const struct qt_kv_options far_too = {
+        const struct qtool_w4ax_options far = {.device = ordinals[i]};
+        const struct qtool_kv_options far_too = {
             .batch = 1, .heads = 4, .max_length = 40, .scale = 1, .device = ordinals[i]};
-        struct qt_w4ax_plan plan;
-        struct qt_kv_plan attention;
-        result(qt_w4ax_plan(&plan, &weight, 1, &far) == QT_MATMUL_NO_GPU &&
+        struct qtool_w4ax_plan plan;
+        struct qtool_kv_plan attention;
+        result(qtool_w4ax_plan(&plan, &weight, 1, &far) == QTOOL_NO_GPU &&
                    strstr(plan.reason, "no CUDA device"),
                "w4ax on a device that is not there");
-        struct qt_kv_cache large = cache;
+        struct qtool_kv_cache large = cache;
         large.page_tokens = 1 << 30;
         large.heads = 4;
-        struct qt_kv_options heads = far_too;
+        struct qtool_kv_options heads = far_too;
         heads.heads = 4;
-        result(qt_kv_attention_plan(&attention, &large, &heads, 0) == QT_MATMUL_UNSUPPORTED &&
+        result(qtool_kv_attention_plan(&attention, &large, &heads, 0) == QTOOL_UNSUPPORTED &&
                    strstr(attention.reason, "2^32 rows"),
                "attention over too many rows");
-        result(qt_kv_attention_plan(&attention, &cache, &far_too, 0) == QT_MATMUL_NO_GPU &&
+        result(qtool_kv_attention_plan(&attention, &cache, &far_too, 0) == QTOOL_NO_GPU &&
                    strstr(attention.reason, "no CUDA device"),
                "attention on a device that is not there");
     }
@@ -176,8 +175,9 @@ static size_t ceil_div(size_t a, size_t b)
 
 /* Of the slice [n0..., k0...] of `whole`: where its first words and scales are, as the layout has
  * them. */
-static void check_slice(const struct qt_matmul_weight *whole, const struct qt_matmul_weight *slice,
-                        size_t n0, size_t k0, const char *what)
+static void check_slice(const struct qtool_matmul_weight *whole,
+                        const struct qtool_matmul_weight *slice, size_t n0, size_t k0,
+                        const char *what)
 {
     size_t blocks = ceil_div(whole->k, 64);
     size_t groups = whole->group ? ceil_div(whole->k, whole->group) : 1;
@@ -199,9 +199,9 @@ static void check_slice(const struct qt_matmul_weight *whole, const struct qt_ma
 static void test_slices(void)
 {
     static const size_t groups[] = {0, 32, 64, 128, 256};
-    struct qt_matmul_weight slice, part;
+    struct qtool_matmul_weight slice, part;
     for (int i = 0; i < 2000; i++) {
-        struct qt_matmul_weight w = i % 2 ? lut : fpx;
+        struct qtool_matmul_weight w = i % 2 ? lut : fpx;
         w.bits = (unsigned)(i % 2 ? 2 + rand() % 3 : 6 + rand() % 3);
         w.n = (size_t)(1 + rand() % 500);
         w.k = (size_t)(1 + rand() % 2000);
@@ -212,25 +212,24 @@ static void test_slices(void)
         size_t n0 = (size_t)rand() % w.n / 16 * 16, k0 = (size_t)rand() % w.k / unit * unit;
         size_t n = w.n - n0, k = w.k - k0;
         size_t n1 = (size_t)rand() % n / 16 * 16, k1 = (size_t)rand() % k / unit * unit;
-        result(qt_matmul_slice(&slice, &w, n0, n, k0, k) == QT_MATMUL_OK && slice.n == n &&
+        result(qtool_matmul_slice(&slice, &w, n0, n, k0, k) == QTOOL_OK && slice.n == n &&
                    slice.k == k,
                "slice");
         check_slice(&w, &slice, n0, k0, "addresses of a slice");
-        result(qt_matmul_slice(&part, &slice, n1, n - n1, k1, k - k1) == QT_MATMUL_OK, "part");
+        result(qtool_matmul_slice(&part, &slice, n1, n - n1, k1, k - k1) == QTOOL_OK, "part");
         check_slice(&w, &part, n0 + n1, k0 + k1, "addresses of a slice of a slice");
-        result(qt_matmul_slice(&slice, &w, n0 + 8, 1, 0, k) == QT_MATMUL_UNSUPPORTED, "8 rows");
-        result(qt_matmul_slice(&slice, &w, 0, n, k0 + 32, 1) == QT_MATMUL_UNSUPPORTED,
-               "32 columns");
-        result(qt_matmul_slice(&slice, &w, n0, n + 1, k0, k) == QT_MATMUL_UNSUPPORTED, "too far");
-        result(qt_matmul_slice(&slice, &w, n0, n, k0, k + 1) == QT_MATMUL_UNSUPPORTED, "too far");
+        result(qtool_matmul_slice(&slice, &w, n0 + 8, 1, 0, k) == QTOOL_UNSUPPORTED, "8 rows");
+        result(qtool_matmul_slice(&slice, &w, 0, n, k0 + 32, 1) == QTOOL_UNSUPPORTED, "32 columns");
+        result(qtool_matmul_slice(&slice, &w, n0, n + 1, k0, k) == QTOOL_UNSUPPORTED, "too far");
+        result(qtool_matmul_slice(&slice, &w, n0, n, k0, k + 1) == QTOOL_UNSUPPORTED, "too far");
     }
-    result(qt_matmul_slice(&slice, &lut, (size_t)0 - 16, 32, 0, 64) == QT_MATMUL_UNSUPPORTED,
+    result(qtool_matmul_slice(&slice, &lut, (size_t)0 - 16, 32, 0, 64) == QTOOL_UNSUPPORTED,
            "n0 + n overflows");
-    result(qt_matmul_slice(&slice, &lut, 0, 16, (size_t)0 - 128, 192) == QT_MATMUL_UNSUPPORTED,
+    result(qtool_matmul_slice(&slice, &lut, 0, 16, (size_t)0 - 128, 192) == QTOOL_UNSUPPORTED,
            "k0 + k overflows");
-    result(qt_matmul_slice(&slice, &lut, 0, 16, 64, 64) == QT_MATMUL_UNSUPPORTED,
+    result(qtool_matmul_slice(&slice, &lut, 0, 16, 64, 64) == QTOOL_UNSUPPORTED,
            "half a group of 128");
-    result(qt_matmul_slice(&slice, &lut, 0, 0, 0, 64) == QT_MATMUL_UNSUPPORTED, "no rows");
+    result(qtool_matmul_slice(&slice, &lut, 0, 0, 0, 64) == QTOOL_UNSUPPORTED, "no rows");
 }
 
 int main(void)

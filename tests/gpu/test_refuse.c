@@ -5,8 +5,8 @@
  *
  * usage: test_refuse     prints "N passed, M failed, K skipped"
  */
-#include "kernels/qtool_kv4.h"
-#include "kernels/qtool_w4ax.h"
+#include "kernels/include/qtool_kv4.h"
+#include "kernels/include/qtool_w4ax.h"
 #include "tests/gpu/pretend.h"
 
 #include <math.h>
@@ -25,7 +25,7 @@ static char *const memory = (char *)0x100000;
 /* Whether something refused, and then launched nothing, or took what it was given. */
 static void refuses(const char *what, int status)
 {
-    const int ok = status == QT_MATMUL_UNSUPPORTED && pretend_launches() == 0;
+    const int ok = status == QTOOL_UNSUPPORTED && pretend_launches() == 0;
     passed += ok;
     failed += !ok;
     if (!ok)
@@ -36,7 +36,7 @@ static void refuses(const char *what, int status)
 static void takes(const char *what, int status)
 {
     const char *fault = pretend_fault();
-    const int ok = status == QT_MATMUL_OK && !fault;
+    const int ok = status == QTOOL_OK && !fault;
     passed += ok;
     failed += !ok;
     if (!ok)
@@ -47,40 +47,41 @@ static void takes(const char *what, int status)
 /* ---- qtool_kernels.h ---------------------------------------------------------------------------
  */
 
-static struct qt_matmul_weight matrix(enum qt_matmul_kind kind, unsigned bits, size_t n, size_t k)
+static struct qtool_matmul_weight matrix(enum qtool_matmul_kind kind, unsigned bits, size_t n,
+                                         size_t k)
 {
-    return (struct qt_matmul_weight){.kind = kind,
-                                     .bits = bits,
-                                     .exp_bits = kind == QT_MATMUL_FPX ? bits / 2 : 0,
-                                     .n = n,
-                                     .k = k,
-                                     .group = kind == QT_MATMUL_FPX ? 0 : 64,
-                                     .plane = {memory, memory, memory},
-                                     .scale = memory,
-                                     .table = memory};
+    return (struct qtool_matmul_weight){.kind = kind,
+                                        .bits = bits,
+                                        .exp_bits = kind == QTOOL_MATMUL_FPX ? bits / 2 : 0,
+                                        .n = n,
+                                        .k = k,
+                                        .group = kind == QTOOL_MATMUL_FPX ? 0 : 64,
+                                        .plane = {memory, memory, memory},
+                                        .scale = memory,
+                                        .table = memory};
 }
 
-static struct qt_matmul_weight mix24(size_t n, size_t k, size_t fours, int outliers)
+static struct qtool_matmul_weight mix24(size_t n, size_t k, size_t fours, int outliers)
 {
     void *const csr = outliers ? memory : NULL;
-    return (struct qt_matmul_weight){.kind = QT_MATMUL_MIX24,
-                                     .n = n,
-                                     .k = k,
-                                     .mix24 = {(k + 127) / 128 - fours, fours, memory, memory, csr,
-                                               csr, csr, 0, outliers ? n * k / 500 : 0}};
+    return (struct qtool_matmul_weight){.kind = QTOOL_MATMUL_MIX24,
+                                        .n = n,
+                                        .k = k,
+                                        .mix24 = {(k + 127) / 128 - fours, fours, memory, memory,
+                                                  csr, csr, csr, 0, outliers ? n * k / 500 : 0}};
 }
 
 static int dense(void *context, void *y, size_t ldy, const void *x, const void *w, size_t m,
-                 size_t n, size_t k, enum qt_matmul_dtype dtype, void *stream)
+                 size_t n, size_t k, enum qtool_dtype dtype, void *stream)
 {
     (void)context, (void)y, (void)ldy, (void)x, (void)w;
     (void)m, (void)n, (void)k, (void)dtype, (void)stream;
     return 0;
 }
 
-static int run(const struct qt_matmul_plan *p, const struct qt_matmul_weight *w)
+static int run(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
 {
-    return qt_matmul_run(p, w, memory, memory, memory, NULL);
+    return qtool_matmul_run(p, w, memory, memory, memory, NULL);
 }
 
 /* The share of 4-bit groups and outliers decide how much shared memory a kernel wants. */
@@ -92,21 +93,21 @@ static void other_mix24(void)
     } cases[] = {{32, 8, 0, 0, 0}, {64, 8, 0, 0, 0},  {32, 8, 0, 1, 1},
                  {96, 0, 8, 1, 0}, {128, 0, 8, 1, 0}, {9, 0, 8, 0, 1},
                  {96, 8, 0, 1, 1}, {192, 0, 8, 1, 0}, {256, 0, 8, 1, 0}};
-    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16};
+    const struct qtool_matmul_options opt = {.dtype = QTOOL_F16};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const struct qt_matmul_weight w = mix24(4096, 4096, cases[i].fours, cases[i].outliers);
-        const struct qt_matmul_weight other =
+        const struct qtool_matmul_weight w = mix24(4096, 4096, cases[i].fours, cases[i].outliers);
+        const struct qtool_matmul_weight other =
             mix24(4096, 4096, cases[i].other_fours, cases[i].other_outliers);
-        struct qt_matmul_plan p;
-        takes("plan of mix24", qt_matmul_plan(&p, &w, cases[i].m, &opt));
+        struct qtool_matmul_plan p;
+        takes("plan of mix24", qtool_matmul_plan(&p, &w, cases[i].m, &opt));
         takes("run of mix24", run(&p, &w));
         refuses("mix24 with more shared memory than planned", run(&p, &other));
     }
     /* Of three units a cluster of four blocks has one without work. */
-    struct qt_matmul_weight w = mix24(1024, 384, 1, 0), other = w;
-    struct qt_matmul_plan p;
+    struct qtool_matmul_weight w = mix24(1024, 384, 1, 0), other = w;
+    struct qtool_matmul_plan p;
     w.mix24.twos++;
-    takes("plan of four units", qt_matmul_plan(&p, &w, 64, &opt));
+    takes("plan of four units", qtool_matmul_plan(&p, &w, 64, &opt));
     takes("run of four units", run(&p, &w));
     refuses("three units", run(&p, &other));
 }
@@ -114,14 +115,14 @@ static void other_mix24(void)
 /* Row pointers of a block's rows are in shared memory: of so many they are beyond 32 bits. */
 static void long_blocks(void)
 {
-    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16, .batch_invariant = 1};
-    const struct qt_matmul_weight w = mix24(65536, 4096, 8, 1);
-    struct qt_matmul_plan p;
-    takes("plan of mix24", qt_matmul_plan(&p, &w, 1, &opt));
+    const struct qtool_matmul_options opt = {.dtype = QTOOL_F16, .batch_invariant = 1};
+    const struct qtool_matmul_weight w = mix24(65536, 4096, 8, 1);
+    struct qtool_matmul_plan p;
+    takes("plan of mix24", qtool_matmul_plan(&p, &w, 1, &opt));
     for (int log2 = 20; log2 < 31; log2++) {
-        struct qt_matmul_plan q = p;
+        struct qtool_matmul_plan q = p;
         q.config.strips_cta = 1 << log2;
-        refuses("more rows of a block than there is room for", qt_matmul_plan_check(&q, &w));
+        refuses("more rows of a block than there is room for", qtool_matmul_plan_check(&q, &w));
     }
 }
 
@@ -130,38 +131,38 @@ static void no_such_tiles(void)
 {
     static const struct {
         const struct pretended_device *device;
-        enum qt_matmul_path path;
-    } cases[] = {{&h200, QT_MATMUL_TILE}, {&a100, QT_MATMUL_MMA_TILE}};
-    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16};
-    const struct qt_matmul_weight nf4 = matrix(QT_MATMUL_LUT, 4, 4096, 4096);
+        enum qtool_matmul_path path;
+    } cases[] = {{&h200, QTOOL_MATMUL_TILE}, {&a100, QTOOL_MATMUL_MMA_TILE}};
+    const struct qtool_matmul_options opt = {.dtype = QTOOL_F16};
+    const struct qtool_matmul_weight nf4 = matrix(QTOOL_MATMUL_LUT, 4, 4096, 4096);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct qt_matmul_plan p;
+        struct qtool_matmul_plan p;
         pretend_device(cases[i].device);
-        takes("plan of tiles", qt_matmul_plan(&p, &nf4, 128, &opt));
-        takes("its path", p.config.path == cases[i].path ? QT_MATMUL_OK : QT_MATMUL_FAILED);
+        takes("plan of tiles", qtool_matmul_plan(&p, &nf4, 128, &opt));
+        takes("its path", p.config.path == cases[i].path ? QTOOL_OK : QTOOL_FAILED);
         p.config.token_tiles += 1 << 29;
-        refuses("tiles of 2^32 tokens more", qt_matmul_plan_check(&p, &nf4));
+        refuses("tiles of 2^32 tokens more", qtool_matmul_plan_check(&p, &nf4));
     }
     pretend_device(&h200);
 }
 
 /* No config makes a plan of one that was refused for what it is of. */
-static void refused_for_good(const struct qt_matmul_weight *w, size_t m,
-                             const struct qt_matmul_options *opt)
+static void refused_for_good(const struct qtool_matmul_weight *w, size_t m,
+                             const struct qtool_matmul_options *opt)
 {
-    static const enum qt_matmul_path paths[] = {QT_MATMUL_STREAM, QT_MATMUL_DENSE};
-    struct qt_matmul_plan p;
-    refuses("plan", qt_matmul_plan(&p, w, m, opt));
+    static const enum qtool_matmul_path paths[] = {QTOOL_MATMUL_STREAM, QTOOL_MATMUL_DENSE};
+    struct qtool_matmul_plan p;
+    refuses("plan", qtool_matmul_plan(&p, w, m, opt));
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
-        p.config = (struct qt_matmul_config){.path = paths[i],
-                                             .token_tiles = 4,
-                                             .strips = 1,
-                                             .warps = 4,
-                                             .warps_k = 4,
-                                             .strips_cta = 1,
-                                             .splits = 1,
-                                             .parts = 1};
-        refuses("check of a plan that was refused", qt_matmul_plan_check(&p, w));
+        p.config = (struct qtool_matmul_config){.path = paths[i],
+                                                .token_tiles = 4,
+                                                .strips = 1,
+                                                .warps = 4,
+                                                .warps_k = 4,
+                                                .strips_cta = 1,
+                                                .splits = 1,
+                                                .parts = 1};
+        refuses("check of a plan that was refused", qtool_matmul_plan_check(&p, w));
         refuses("run of a plan that was refused", run(&p, w));
     }
 }
@@ -169,20 +170,20 @@ static void refused_for_good(const struct qt_matmul_weight *w, size_t m,
 /* What was planned or launched before does not show. */
 static void refused_plans(void)
 {
-    struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16, .batch_invariant = 1};
-    const struct qt_matmul_weight nf4 = matrix(QT_MATMUL_LUT, 4, 4096, 4096);
-    struct qt_matmul_plan p;
+    struct qtool_matmul_options opt = {.dtype = QTOOL_F16, .batch_invariant = 1};
+    const struct qtool_matmul_weight nf4 = matrix(QTOOL_MATMUL_LUT, 4, 4096, 4096);
+    struct qtool_matmul_plan p;
     pretend_device(&a100);
-    takes("plan", qt_matmul_plan(&p, &nf4, 32, &opt));
+    takes("plan", qtool_matmul_plan(&p, &nf4, 32, &opt));
     p.config.splits = 60;
     p.config.token_tiles = 1;
-    refuses("splits without channels", qt_matmul_plan_check(&p, &nf4));
+    refuses("splits without channels", qtool_matmul_plan_check(&p, &nf4));
     refuses("run of a plan that was refused", run(&p, &nf4));
     pretend_device(&h200);
-    refuses("no tokens", qt_matmul_plan(&p, &nf4, 0, &opt));
+    refuses("no tokens", qtool_matmul_plan(&p, &nf4, 0, &opt));
     refuses("run of no tokens", run(&p, &nf4));
 
-    struct qt_matmul_weight bits = nf4;
+    struct qtool_matmul_weight bits = nf4;
     bits.bits = 1;
     opt.dense = dense;
     refused_for_good(&nf4, 0, &opt);
@@ -194,70 +195,69 @@ static void refused_plans(void)
 /* Those whose weights may be infinite in FP16 are not planned so, however many tokens there are. */
 static void dense_products(void)
 {
-    struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16, .dense = dense};
-    struct qt_matmul_weight nf4 = matrix(QT_MATMUL_LUT, 4, 8192, 8192);
-    struct qt_matmul_plan p;
+    struct qtool_matmul_options opt = {.dtype = QTOOL_F16, .dense = dense};
+    struct qtool_matmul_weight nf4 = matrix(QTOOL_MATMUL_LUT, 4, 8192, 8192);
+    struct qtool_matmul_plan p;
     for (int exp2 = -1; exp2 <= 1; exp2++)
         for (int bf16 = 0; bf16 < 2; bf16++) {
             nf4.scale_exp2 = exp2;
-            opt.dtype = bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16;
-            takes("plan of many tokens", qt_matmul_plan(&p, &nf4, 16384, &opt));
-            const int is_dense = p.config.path == QT_MATMUL_DENSE;
-            takes("its path", is_dense == (bf16 || !exp2) ? QT_MATMUL_OK : QT_MATMUL_FAILED);
-            struct qt_matmul_weight other = mix24(8192, 8192, 16, 1);
+            opt.dtype = bf16 ? QTOOL_BF16 : QTOOL_F16;
+            takes("plan of many tokens", qtool_matmul_plan(&p, &nf4, 16384, &opt));
+            const int is_dense = p.config.path == QTOOL_MATMUL_DENSE;
+            takes("its path", is_dense == (bf16 || !exp2) ? QTOOL_OK : QTOOL_FAILED);
+            struct qtool_matmul_weight other = mix24(8192, 8192, 16, 1);
             other.scale_exp2 = 4 * exp2;
-            takes("plan of mix24, many tokens", qt_matmul_plan(&p, &other, 4096, &opt));
-            const int other_is_dense = p.config.path == QT_MATMUL_DENSE;
-            takes("mix24's path",
-                  other_is_dense == (bf16 || exp2 >= 0) ? QT_MATMUL_OK : QT_MATMUL_FAILED);
+            takes("plan of mix24, many tokens", qtool_matmul_plan(&p, &other, 4096, &opt));
+            const int other_is_dense = p.config.path == QTOOL_MATMUL_DENSE;
+            takes("mix24's path", other_is_dense == (bf16 || exp2 >= 0) ? QTOOL_OK : QTOOL_FAILED);
         }
 }
 
 static void other_matrices(void)
 {
-    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16, .dense = dense};
-    const struct qt_matmul_weight nf4 = matrix(QT_MATMUL_LUT, 4, 8192, 4096);
-    struct qt_matmul_weight other = mix24(4096, 4096, 8, 1);
-    struct qt_matmul_plan p, q;
-    takes("plan of mix24", qt_matmul_plan(&p, &other, 64, &opt));
-    takes("mix24, x at 2", qt_matmul_run(&p, &other, memory, memory + 2, memory, NULL));
-    refuses("mix24, odd x", qt_matmul_run(&p, &other, memory, memory + 1, memory, NULL));
+    const struct qtool_matmul_options opt = {.dtype = QTOOL_F16, .dense = dense};
+    const struct qtool_matmul_weight nf4 = matrix(QTOOL_MATMUL_LUT, 4, 8192, 4096);
+    struct qtool_matmul_weight other = mix24(4096, 4096, 8, 1);
+    struct qtool_matmul_plan p, q;
+    takes("plan of mix24", qtool_matmul_plan(&p, &other, 64, &opt));
+    takes("mix24, x at 2", qtool_matmul_run(&p, &other, memory, memory + 2, memory, NULL));
+    refuses("mix24, odd x", qtool_matmul_run(&p, &other, memory, memory + 1, memory, NULL));
     other = nf4;
-    takes("plan", qt_matmul_plan(&p, &nf4, 64, &opt));
+    takes("plan", qtool_matmul_plan(&p, &nf4, 64, &opt));
     takes("run", run(&p, &nf4));
-    refuses("odd y", qt_matmul_run(&p, &nf4, memory + 1, memory, memory, NULL));
-    takes("out at 2", qt_matmul_dequantize(&nf4, memory + 2, QT_MATMUL_F16, NULL));
-    refuses("odd out", qt_matmul_dequantize(&nf4, memory + 1, QT_MATMUL_F16, NULL));
-    refuses("another type", qt_matmul_dequantize(&nf4, memory, (enum qt_matmul_dtype)2, NULL));
-    refuses("x at 8", qt_matmul_run(&p, &nf4, memory, memory + 8, memory, NULL));
-    refuses("no x", qt_matmul_run(&p, &nf4, memory, NULL, memory, NULL));
-    refuses("no y", qt_matmul_run(&p, &nf4, NULL, memory, memory, NULL));
-    refuses("nowhere to dequantize to", qt_matmul_dequantize(&nf4, NULL, QT_MATMUL_F16, NULL));
-    refuses("workspace at 8", qt_matmul_run(&p, &nf4, memory, memory, memory + 8, NULL));
+    refuses("odd y", qtool_matmul_run(&p, &nf4, memory + 1, memory, memory, NULL));
+    takes("out at 2", qtool_matmul_dequantize(&nf4, memory + 2, QTOOL_F16, NULL));
+    refuses("odd out", qtool_matmul_dequantize(&nf4, memory + 1, QTOOL_F16, NULL));
+    refuses("another type", qtool_matmul_dequantize(&nf4, memory, (enum qtool_dtype)2, NULL));
+    refuses("x at 8", qtool_matmul_run(&p, &nf4, memory, memory + 8, memory, NULL));
+    refuses("no x", qtool_matmul_run(&p, &nf4, memory, NULL, memory, NULL));
+    refuses("no y", qtool_matmul_run(&p, &nf4, NULL, memory, memory, NULL));
+    refuses("nowhere to dequantize to", qtool_matmul_dequantize(&nf4, NULL, QTOOL_F16, NULL));
+    refuses("workspace at 8", qtool_matmul_run(&p, &nf4, memory, memory, memory + 8, NULL));
     other.n = 1024;
     refuses("run of fewer rows", run(&p, &other));
     q = p;
-    refuses("check with fewer rows", qt_matmul_plan_check(&q, &other));
+    refuses("check with fewer rows", qtool_matmul_plan_check(&q, &other));
     other = mix24(8192, 4096, 0, 0);
     refuses("run of another kind", run(&p, &other));
     q = p;
-    q.config.path = QT_MATMUL_VECTOR;
-    refuses("a path for mix24 alone", qt_matmul_plan_check(&q, &nf4));
+    q.config.path = QTOOL_MATMUL_VECTOR;
+    refuses("a path for mix24 alone", qtool_matmul_plan_check(&q, &nf4));
 
-    const struct qt_matmul_weight wide = matrix(QT_MATMUL_LUT, 4, 16, 1 << 24);
-    takes("plan of wide rows", qt_matmul_plan(&p, &wide, 1, &opt));
-    p.config.path = QT_MATMUL_STREAM;
+    const struct qtool_matmul_weight wide = matrix(QTOOL_MATMUL_LUT, 4, 16, 1 << 24);
+    takes("plan of wide rows", qtool_matmul_plan(&p, &wide, 1, &opt));
+    p.config.path = QTOOL_MATMUL_STREAM;
     p.config.splits = 131072;
-    refuses("more parts of k than a grid has", qt_matmul_plan_check(&p, &wide));
+    refuses("more parts of k than a grid has", qtool_matmul_plan_check(&p, &wide));
 
     pretend_device(&a100);
     other = nf4;
     other.scale_exp2 = -16;
-    takes("plan, many tokens", qt_matmul_plan(&p, &nf4, 4096, &opt));
-    p.config = (struct qt_matmul_config){.path = QT_MATMUL_DENSE};
-    refuses("a dense product in no parts", qt_matmul_plan_check(&p, &nf4));
+    takes("plan, many tokens", qtool_matmul_plan(&p, &nf4, 4096, &opt));
+    p.config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_DENSE};
+    refuses("a dense product in no parts", qtool_matmul_plan_check(&p, &nf4));
     p.config.parts = 1;
-    takes("check of a dense product", qt_matmul_plan_check(&p, &nf4));
+    takes("check of a dense product", qtool_matmul_plan_check(&p, &nf4));
     refuses("weights too small for a dense product in FP16", run(&p, &other));
     pretend_device(&h200);
 }
@@ -265,29 +265,29 @@ static void other_matrices(void)
 /* The mma tile kernel counts in 32 bits from strip to strip. */
 static void long_pitches(void)
 {
-    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16};
-    const struct qt_matmul_weight nf4 = matrix(QT_MATMUL_LUT, 4, 1024, 4096);
-    struct qt_matmul_weight other = nf4;
-    struct qt_matmul_plan p, q;
+    const struct qtool_matmul_options opt = {.dtype = QTOOL_F16};
+    const struct qtool_matmul_weight nf4 = matrix(QTOOL_MATMUL_LUT, 4, 1024, 4096);
+    struct qtool_matmul_weight other = nf4;
+    struct qtool_matmul_plan p, q;
     pretend_device(&a100);
-    takes("plan of mma tiles", qt_matmul_plan(&p, &nf4, 64, &opt));
-    takes("their path", p.config.path == QT_MATMUL_MMA_TILE ? QT_MATMUL_OK : QT_MATMUL_FAILED);
+    takes("plan of mma tiles", qtool_matmul_plan(&p, &nf4, 64, &opt));
+    takes("their path", p.config.path == QTOOL_MATMUL_MMA_TILE ? QTOOL_OK : QTOOL_FAILED);
     takes("run of mma tiles", run(&p, &nf4));
     other.pitch_blocks = 1 << 22;
     q = p;
-    refuses("check with a long pitch", qt_matmul_plan_check(&q, &other));
+    refuses("check with a long pitch", qtool_matmul_plan_check(&q, &other));
     refuses("run with a long pitch", run(&p, &other));
     pretend_device(&h200);
 }
 
 static void slices(void)
 {
-    struct qt_matmul_weight w = mix24(4096, 131072, 0, 1), out;
-    takes("slice", qt_matmul_slice(&out, &w, 1024, 1024, 0, w.k));
-    takes("slice in place", qt_matmul_slice(&w, &w, 1024, 1024, 0, w.k));
+    struct qtool_matmul_weight w = mix24(4096, 131072, 0, 1), out;
+    takes("slice", qtool_matmul_slice(&out, &w, 1024, 1024, 0, w.k));
+    takes("slice in place", qtool_matmul_slice(&w, &w, 1024, 1024, 0, w.k));
     const int same = out.mix24.csr_rows == 4096 && w.mix24.csr_rows == 4096 &&
                      w.mix24.csr_ptr == out.mix24.csr_ptr && w.mix24.stream == out.mix24.stream;
-    takes("the same slice in place", same ? QT_MATMUL_OK : QT_MATMUL_FAILED);
+    takes("the same slice in place", same ? QTOOL_OK : QTOOL_FAILED);
 }
 
 /* Matrices whose row scales, or whose rows, leave little room in shared memory. */
@@ -295,53 +295,53 @@ static void large_matrices(void)
 {
     static const struct {
         const struct pretended_device *device;
-        enum qt_matmul_kind kind;
+        enum qtool_matmul_kind kind;
         unsigned bits;
         size_t n, k, m;
-    } cases[] = {{&ampere, QT_MATMUL_FPX, 6, 262144, 2560, 24},
-                 {&ampere, QT_MATMUL_FPX, 6, 262144, 2048, 64},
-                 {&ada, QT_MATMUL_FPX, 6, 262144, 8192, 1},
-                 {&ada, QT_MATMUL_LUT, 4, 256, 58368, 32},
-                 {&a100, QT_MATMUL_LUT, 4, 256, 123904, 4096},
-                 {&part, QT_MATMUL_FPX, 8, 420000, 4096, 16}};
+    } cases[] = {{&ampere, QTOOL_MATMUL_FPX, 6, 262144, 2560, 24},
+                 {&ampere, QTOOL_MATMUL_FPX, 6, 262144, 2048, 64},
+                 {&ada, QTOOL_MATMUL_FPX, 6, 262144, 8192, 1},
+                 {&ada, QTOOL_MATMUL_LUT, 4, 256, 58368, 32},
+                 {&a100, QTOOL_MATMUL_LUT, 4, 256, 123904, 4096},
+                 {&part, QTOOL_MATMUL_FPX, 8, 420000, 4096, 16}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int invariant = 0; invariant < 2; invariant++) {
-            const struct qt_matmul_weight w =
+            const struct qtool_matmul_weight w =
                 matrix(cases[i].kind, cases[i].bits, cases[i].n, cases[i].k);
-            const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16,
-                                                  .batch_invariant = invariant};
-            struct qt_matmul_plan p, one;
+            const struct qtool_matmul_options opt = {.dtype = QTOOL_F16,
+                                                     .batch_invariant = invariant};
+            struct qtool_matmul_plan p, one;
             pretend_device(cases[i].device);
             if (invariant && cases[i].k > 16384) /* 32 tokens of X want it all */
                 continue;
-            takes(cases[i].device->name, qt_matmul_plan(&p, &w, cases[i].m, &opt));
+            takes(cases[i].device->name, qtool_matmul_plan(&p, &w, cases[i].m, &opt));
             takes(cases[i].device->name, run(&p, &w));
             if (!invariant)
                 continue;
-            takes("one token", qt_matmul_plan(&one, &w, 1, &opt));
+            takes("one token", qtool_matmul_plan(&one, &w, 1, &opt));
             takes("in the same order", one.config.path == p.config.path &&
                                                one.config.warps_k == p.config.warps_k &&
                                                one.config.splits == p.config.splits
-                                           ? QT_MATMUL_OK
-                                           : QT_MATMUL_FAILED);
+                                           ? QTOOL_OK
+                                           : QTOOL_FAILED);
         }
     static const struct pretended_device *const small[] = {&a100, &ada, &ampere};
-    const struct qt_matmul_options opt = {.dtype = QT_MATMUL_F16};
+    const struct qtool_matmul_options opt = {.dtype = QTOOL_F16};
     for (size_t i = 0; i < sizeof small / sizeof *small; i++)
         for (int fpx = 0; fpx < 2; fpx++) {
-            const struct qt_matmul_weight w =
-                fpx ? matrix(QT_MATMUL_FPX, 6, 16, 1 << 26) : matrix(QT_MATMUL_INT, 4, 16, 1 << 26);
-            struct qt_matmul_plan p;
+            const struct qtool_matmul_weight w = fpx ? matrix(QTOOL_MATMUL_FPX, 6, 16, 1 << 26)
+                                                     : matrix(QTOOL_MATMUL_INT, 4, 16, 1 << 26);
+            struct qtool_matmul_plan p;
             pretend_device(small[i]);
-            takes("long rows", qt_matmul_plan(&p, &w, 32, &opt));
-            p.config = (struct qt_matmul_config){.path = QT_MATMUL_STREAM,
-                                                 .token_tiles = 4,
-                                                 .strips = 1,
-                                                 .warps = 8,
-                                                 .warps_k = 8,
-                                                 .strips_cta = 1,
-                                                 .splits = 1};
-            refuses("4 GB of shared memory", qt_matmul_plan_check(&p, &w));
+            takes("long rows", qtool_matmul_plan(&p, &w, 32, &opt));
+            p.config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_STREAM,
+                                                    .token_tiles = 4,
+                                                    .strips = 1,
+                                                    .warps = 8,
+                                                    .warps_k = 8,
+                                                    .strips_cta = 1,
+                                                    .splits = 1};
+            refuses("4 GB of shared memory", qtool_matmul_plan_check(&p, &w));
         }
     pretend_device(&h200);
 }
@@ -349,138 +349,138 @@ static void large_matrices(void)
 /* ---- qtool_w4ax.h ------------------------------------------------------------------------------
  */
 
-static struct qt_w4ax_weight w4ax_matrix(enum qt_w4ax_scales scales, size_t n)
+static struct qtool_w4ax_weight w4ax_matrix(enum qtool_w4ax_scales scales, size_t n)
 {
-    return (struct qt_w4ax_weight){.scales = scales,
-                                   .n = n,
-                                   .k = 8192,
-                                   .plane = memory,
-                                   .scale = memory,
-                                   .row_scale = memory,
-                                   .blocks = (const uint32_t *)memory};
+    return (struct qtool_w4ax_weight){.scales = scales,
+                                      .n = n,
+                                      .k = 8192,
+                                      .plane = memory,
+                                      .scale = memory,
+                                      .row_scale = memory,
+                                      .blocks = (const uint32_t *)memory};
 }
 
 /* Of all configs of the skinny kernel what is taken also runs, and some are. */
-static void w4ax_configs(enum qt_w4ax_scales scales)
+static void w4ax_configs(enum qtool_w4ax_scales scales)
 {
     static const int tokens[] = {0, 8, 16, 24, 32, 40}, ctas[] = {-1, 0, 1, 6, 7, 28, 1000000};
     static const int depths[] = {-1, 0, 1, 2, 3, 4, 16, 17};
-    const struct qt_w4ax_options opt = {.output = QT_W4AX_F32};
-    const struct qt_w4ax_weight w = w4ax_matrix(scales, 3000);
-    const struct qt_w4ax_acts acts = {memory, (float *)memory, (int *)memory};
-    struct qt_w4ax_plan planned;
+    const struct qtool_w4ax_options opt = {.output = QTOOL_W4AX_F32};
+    const struct qtool_w4ax_weight w = w4ax_matrix(scales, 3000);
+    const struct qtool_w4ax_acts acts = {memory, (float *)memory, (int *)memory};
+    struct qtool_w4ax_plan planned;
     int taken = 0, ran = 0;
-    takes("plan of w4ax", qt_w4ax_plan(&planned, &w, 5, &opt));
+    takes("plan of w4ax", qtool_w4ax_plan(&planned, &w, 5, &opt));
     for (int i = 0; i < 6 * 7 * 8 * 5 * 18 * 18; i++) {
-        struct qt_w4ax_plan p = planned;
+        struct qtool_w4ax_plan p = planned;
         const int rest = i / (6 * 7 * 8);
-        p.config = (struct qt_w4ax_config){.kernel = QT_W4AX_SKINNY,
-                                           .tokens = tokens[i % 6],
-                                           .strips_cta = ctas[i / 6 % 7],
-                                           .depth = depths[i / 42 % 8],
-                                           .strips = rest % 5,
-                                           .warps = rest / 5 % 18,
-                                           .warps_k = rest / 90};
-        if (qt_w4ax_plan_check(&p) != QT_MATMUL_OK)
+        p.config = (struct qtool_w4ax_config){.kernel = QTOOL_W4AX_SKINNY,
+                                              .tokens = tokens[i % 6],
+                                              .strips_cta = ctas[i / 6 % 7],
+                                              .depth = depths[i / 42 % 8],
+                                              .strips = rest % 5,
+                                              .warps = rest / 5 % 18,
+                                              .warps_k = rest / 90};
+        if (qtool_w4ax_plan_check(&p) != QTOOL_OK)
             continue;
         taken++;
-        ran += qt_w4ax_run(&p, &w, &acts, memory, memory, NULL) == QT_MATMUL_OK;
+        ran += qtool_w4ax_run(&p, &w, &acts, memory, memory, NULL) == QTOOL_OK;
     }
-    takes("w4ax, some configs", taken > 100 ? QT_MATMUL_OK : QT_MATMUL_FAILED);
-    takes("w4ax, what is taken runs", ran == taken ? QT_MATMUL_OK : QT_MATMUL_FAILED);
+    takes("w4ax, some configs", taken > 100 ? QTOOL_OK : QTOOL_FAILED);
+    takes("w4ax, what is taken runs", ran == taken ? QTOOL_OK : QTOOL_FAILED);
     const char *fault = pretend_fault();
-    takes(fault ? fault : "w4ax, no faults", fault ? QT_MATMUL_FAILED : QT_MATMUL_OK);
+    takes(fault ? fault : "w4ax, no faults", fault ? QTOOL_FAILED : QTOOL_OK);
 }
 
 static void w4ax(void)
 {
-    const struct qt_w4ax_options opt = {.output = QT_W4AX_F16};
-    const struct qt_w4ax_weight w = w4ax_matrix(QT_W4AX_BLOCK, 8192);
-    const struct qt_w4ax_acts acts = {memory, (float *)memory, (int *)memory};
-    struct qt_w4ax_plan p;
+    const struct qtool_w4ax_options opt = {.output = QTOOL_W4AX_F16};
+    const struct qtool_w4ax_weight w = w4ax_matrix(QTOOL_W4AX_BLOCK, 8192);
+    const struct qtool_w4ax_acts acts = {memory, (float *)memory, (int *)memory};
+    struct qtool_w4ax_plan p;
     for (size_t m = 1; m <= 256; m *= 256) {
-        takes("plan of w4ax", qt_w4ax_plan(&p, &w, m, &opt));
-        takes("run of w4ax", qt_w4ax_run(&p, &w, &acts, memory, memory, NULL));
-        struct qt_w4ax_weight other = w;
+        takes("plan of w4ax", qtool_w4ax_plan(&p, &w, m, &opt));
+        takes("run of w4ax", qtool_w4ax_run(&p, &w, &acts, memory, memory, NULL));
+        struct qtool_w4ax_weight other = w;
         other.n = 4096;
-        refuses("w4ax, odd y", qt_w4ax_run(&p, &w, &acts, memory + 1, memory, NULL));
-        refuses("w4ax, fewer rows", qt_w4ax_run(&p, &other, &acts, memory, memory, NULL));
+        refuses("w4ax, odd y", qtool_w4ax_run(&p, &w, &acts, memory + 1, memory, NULL));
+        refuses("w4ax, fewer rows", qtool_w4ax_run(&p, &other, &acts, memory, memory, NULL));
         other = w;
-        other.scales = QT_W4AX_ROW;
-        refuses("w4ax, other scales", qt_w4ax_run(&p, &other, &acts, memory, memory, NULL));
+        other.scales = QTOOL_W4AX_ROW;
+        refuses("w4ax, other scales", qtool_w4ax_run(&p, &other, &acts, memory, memory, NULL));
         other = w;
         other.scale = NULL;
-        refuses("w4ax, no scales", qt_w4ax_run(&p, &other, &acts, memory, memory, NULL));
+        refuses("w4ax, no scales", qtool_w4ax_run(&p, &other, &acts, memory, memory, NULL));
         other = w;
         other.pitch_blocks = 1;
-        refuses("w4ax, a short pitch", qt_w4ax_plan(&p, &other, m, &opt));
+        refuses("w4ax, a short pitch", qtool_w4ax_plan(&p, &other, m, &opt));
         other.pitch_blocks = (size_t)1 << 31;
-        refuses("w4ax, a long pitch", qt_w4ax_plan(&p, &other, m, &opt));
+        refuses("w4ax, a long pitch", qtool_w4ax_plan(&p, &other, m, &opt));
         other = w;
         for (int sign = -1; sign <= 1; sign += 2) {
             other.scale_exp2 = 100 * sign;
-            takes("w4ax, the largest exponent", qt_w4ax_plan(&p, &other, m, &opt));
+            takes("w4ax, the largest exponent", qtool_w4ax_plan(&p, &other, m, &opt));
             other.scale_exp2 = 101 * sign;
             refuses("w4ax, run of a larger one",
-                    qt_w4ax_run(&p, &other, &acts, memory, memory, NULL));
-            refuses("w4ax, a larger one", qt_w4ax_plan(&p, &other, m, &opt));
+                    qtool_w4ax_run(&p, &other, &acts, memory, memory, NULL));
+            refuses("w4ax, a larger one", qtool_w4ax_plan(&p, &other, m, &opt));
         }
         other = w;
-        other.scales = QT_W4AX_INT;
+        other.scales = QTOOL_W4AX_INT;
         other.row_scale = memory + 2;
-        refuses("w4ax, row scales at 2", qt_w4ax_plan(&p, &other, m, &opt));
-        takes("plan of w4ax", qt_w4ax_plan(&p, &w, m, &opt));
+        refuses("w4ax, row scales at 2", qtool_w4ax_plan(&p, &other, m, &opt));
+        takes("plan of w4ax", qtool_w4ax_plan(&p, &w, m, &opt));
         p.config.tokens += 3;
-        refuses("w4ax, tokens that are no multiple of 8", qt_w4ax_plan_check(&p));
+        refuses("w4ax, tokens that are no multiple of 8", qtool_w4ax_plan_check(&p));
     }
-    refuses("w4ax, too many tokens", qt_w4ax_plan(&p, &w, (1 << 22) + 1, &opt));
-    p.config = (struct qt_w4ax_config){.tokens = 32, .warps = 4, .strips = 2, .cta_units = 64};
-    refuses("w4ax, check of a plan that was refused", qt_w4ax_plan_check(&p));
-    struct qt_w4ax_options wide_y = opt;
-    struct qt_w4ax_weight shares = w; /* a workspace is wanted */
-    wide_y.output = QT_W4AX_F32;
+    refuses("w4ax, too many tokens", qtool_w4ax_plan(&p, &w, (1 << 22) + 1, &opt));
+    p.config = (struct qtool_w4ax_config){.tokens = 32, .warps = 4, .strips = 2, .cta_units = 64};
+    refuses("w4ax, check of a plan that was refused", qtool_w4ax_plan_check(&p));
+    struct qtool_w4ax_options wide_y = opt;
+    struct qtool_w4ax_weight shares = w; /* a workspace is wanted */
+    wide_y.output = QTOOL_W4AX_F32;
     shares.n = 128;
     shares.k = 65536;
-    wide_y.kernel = QT_W4AX_STREAM;
-    takes("w4ax, FP32", qt_w4ax_plan(&p, &shares, 8, &wide_y));
-    takes("w4ax, y at 4", qt_w4ax_run(&p, &shares, &acts, memory + 4, memory, NULL));
-    refuses("w4ax, y at 2", qt_w4ax_run(&p, &shares, &acts, memory + 2, memory, NULL));
-    refuses("w4ax, workspace at 8", p.workspace_bytes
-                                        ? qt_w4ax_run(&p, &shares, &acts, memory, memory + 8, NULL)
-                                        : QT_MATMUL_FAILED);
-    wide_y.kernel = (enum qt_w4ax_kernel)4;
-    refuses("w4ax, another kernel", qt_w4ax_plan(&p, &w, 1, &wide_y));
-    wide_y.kernel = QT_W4AX_ANY;
-    wide_y.output = (enum qt_w4ax_output)3;
-    refuses("w4ax, another output", qt_w4ax_plan(&p, &w, 1, &wide_y));
-    refuses("w4ax, no tokens", qt_w4ax_plan(&p, &w, 0, &opt));
-    refuses("w4ax, run of no tokens", qt_w4ax_run(&p, &w, &acts, memory, memory, NULL));
-    const struct qt_w4ax_input in = {.scales = QT_W4AX_BLOCK,
-                                     .k = 53248,
-                                     .blocks = (const uint32_t *)memory,
-                                     .perm = (const uint32_t *)memory,
-                                     .clip4 = 1,
-                                     .clip8 = 1};
+    wide_y.kernel = QTOOL_W4AX_STREAM;
+    takes("w4ax, FP32", qtool_w4ax_plan(&p, &shares, 8, &wide_y));
+    takes("w4ax, y at 4", qtool_w4ax_run(&p, &shares, &acts, memory + 4, memory, NULL));
+    refuses("w4ax, y at 2", qtool_w4ax_run(&p, &shares, &acts, memory + 2, memory, NULL));
+    refuses("w4ax, workspace at 8",
+            p.workspace_bytes ? qtool_w4ax_run(&p, &shares, &acts, memory, memory + 8, NULL)
+                              : QTOOL_FAILED);
+    wide_y.kernel = (enum qtool_w4ax_kernel)4;
+    refuses("w4ax, another kernel", qtool_w4ax_plan(&p, &w, 1, &wide_y));
+    wide_y.kernel = QTOOL_W4AX_ANY;
+    wide_y.output = (enum qtool_w4ax_output)3;
+    refuses("w4ax, another output", qtool_w4ax_plan(&p, &w, 1, &wide_y));
+    refuses("w4ax, no tokens", qtool_w4ax_plan(&p, &w, 0, &opt));
+    refuses("w4ax, run of no tokens", qtool_w4ax_run(&p, &w, &acts, memory, memory, NULL));
+    const struct qtool_w4ax_input in = {.scales = QTOOL_W4AX_BLOCK,
+                                        .k = 53248,
+                                        .blocks = (const uint32_t *)memory,
+                                        .perm = (const uint32_t *)memory,
+                                        .clip4 = 1,
+                                        .clip8 = 1};
     refuses("another type of activations",
-            qt_w4ax_quantize(&acts, &in, NULL, memory, 8, (enum qt_matmul_dtype)2, NULL));
-    takes("long rows", qt_w4ax_quantize(&acts, &in, NULL, memory, 8, QT_MATMUL_F16, NULL));
-    struct qt_w4ax_input odd = in;
-    odd.scales = (enum qt_w4ax_scales)3;
-    refuses("other scales", qt_w4ax_quantize(&acts, &odd, NULL, memory, 8, QT_MATMUL_F16, NULL));
+            qtool_w4ax_quantize(&acts, &in, NULL, memory, 8, (enum qtool_dtype)2, NULL));
+    takes("long rows", qtool_w4ax_quantize(&acts, &in, NULL, memory, 8, QTOOL_F16, NULL));
+    struct qtool_w4ax_input odd = in;
+    odd.scales = (enum qtool_w4ax_scales)3;
+    refuses("other scales", qtool_w4ax_quantize(&acts, &odd, NULL, memory, 8, QTOOL_F16, NULL));
     static const float clips[] = {0, -1, NAN};
     for (size_t i = 0; i < sizeof clips / sizeof *clips; i++) {
         odd = in;
         odd.clip4 = clips[i];
-        refuses("clip", qt_w4ax_quantize(&acts, &odd, NULL, memory, 8, QT_MATMUL_F16, NULL));
+        refuses("clip", qtool_w4ax_quantize(&acts, &odd, NULL, memory, 8, QTOOL_F16, NULL));
     }
-    const struct qt_w4ax_norm norm = {.kind = (enum qt_w4ax_norm_kind)3, .weight = memory};
-    refuses("another norm", qt_w4ax_quantize(&acts, &in, &norm, memory, 8, QT_MATMUL_F16, NULL));
-    refuses("no activations", qt_w4ax_quantize(&acts, &in, NULL, NULL, 8, QT_MATMUL_F16, NULL));
-    const struct qt_w4ax_acts nowhere = {NULL, (float *)memory, (int *)memory};
-    refuses("no codes", qt_w4ax_quantize(&nowhere, &in, NULL, memory, 8, QT_MATMUL_F16, NULL));
+    const struct qtool_w4ax_norm norm = {.kind = (enum qtool_w4ax_norm_kind)3, .weight = memory};
+    refuses("another norm", qtool_w4ax_quantize(&acts, &in, &norm, memory, 8, QTOOL_F16, NULL));
+    refuses("no activations", qtool_w4ax_quantize(&acts, &in, NULL, NULL, 8, QTOOL_F16, NULL));
+    const struct qtool_w4ax_acts nowhere = {NULL, (float *)memory, (int *)memory};
+    refuses("no codes", qtool_w4ax_quantize(&nowhere, &in, NULL, memory, 8, QTOOL_F16, NULL));
     pretend_device(&ada);
     refuses("rows longer than shared memory",
-            qt_w4ax_quantize(&acts, &in, NULL, memory, 8, QT_MATMUL_F16, NULL));
+            qtool_w4ax_quantize(&acts, &in, NULL, memory, 8, QTOOL_F16, NULL));
     pretend_device(&h200);
 }
 
@@ -489,68 +489,69 @@ static void w4ax(void)
 
 static void kv4(void)
 {
-    const struct qt_kv_cache cache = {.format = QT_KV_INT4,
-                                      .heads = 8,
-                                      .head_dim = 128,
-                                      .page_tokens = 64,
-                                      .table = (const int *)memory,
-                                      .table_pitch = 128,
-                                      .k = memory,
-                                      .v = memory,
-                                      .v_param = memory,
-                                      .k_scale = (const float *)memory,
-                                      .k_zero = (const float *)memory};
-    const struct qt_kv_options opt = {.batch = 4, .heads = 32, .max_length = 8192, .scale = 1};
+    const struct qtool_kv_cache cache = {.format = QTOOL_KV_INT4,
+                                         .heads = 8,
+                                         .head_dim = 128,
+                                         .page_tokens = 64,
+                                         .table = (const int *)memory,
+                                         .table_pitch = 128,
+                                         .k = memory,
+                                         .v = memory,
+                                         .v_param = memory,
+                                         .k_scale = (const float *)memory,
+                                         .k_zero = (const float *)memory};
+    const struct qtool_kv_options opt = {.batch = 4, .heads = 32, .max_length = 8192, .scale = 1};
     const int *const length = (const int *)memory;
-    struct qt_kv_cache other = cache;
-    struct qt_kv_plan p;
-    takes("plan of attention", qt_kv_attention_plan(&p, &cache, &opt, 2048));
-    takes("attention", qt_kv_attention_run(&p, &cache, memory, memory, length, memory, NULL));
-    refuses("no workspace", qt_kv_attention_run(&p, &cache, memory, memory, length, NULL, NULL));
+    struct qtool_kv_cache other = cache;
+    struct qtool_kv_plan p;
+    takes("plan of attention", qtool_kv_attention_plan(&p, &cache, &opt, 2048));
+    takes("attention", qtool_kv_attention_run(&p, &cache, memory, memory, length, memory, NULL));
+    refuses("no workspace", qtool_kv_attention_run(&p, &cache, memory, memory, length, NULL, NULL));
     refuses("workspace at 8",
-            qt_kv_attention_run(&p, &cache, memory, memory, length, memory + 8, NULL));
-    refuses("another type of keys", qt_kv_append(&cache, memory, memory, (int *)memory,
-                                                 (int *)memory, 1, (enum qt_matmul_dtype)2, NULL));
-    refuses("no keys", qt_kv_append(&cache, NULL, memory, (int *)memory, (int *)memory, 1,
-                                    QT_MATMUL_F16, NULL));
+            qtool_kv_attention_run(&p, &cache, memory, memory, length, memory + 8, NULL));
+    refuses("another type of keys", qtool_kv_append(&cache, memory, memory, (int *)memory,
+                                                    (int *)memory, 1, (enum qtool_dtype)2, NULL));
+    refuses("no keys", qtool_kv_append(&cache, NULL, memory, (int *)memory, (int *)memory, 1,
+                                       QTOOL_F16, NULL));
     refuses("no positions",
-            qt_kv_append(&cache, memory, memory, (int *)memory, NULL, 1, QT_MATMUL_F16, NULL));
-    refuses("no q", qt_kv_attention_run(&p, &cache, memory, NULL, length, memory, NULL));
-    refuses("no out", qt_kv_attention_run(&p, &cache, NULL, memory, length, memory, NULL));
-    refuses("no lengths", qt_kv_attention_run(&p, &cache, memory, memory, NULL, memory, NULL));
-    refuses("q at 2", qt_kv_attention_run(&p, &cache, memory, memory + 2, length, memory, NULL));
-    refuses("out at 8", qt_kv_attention_run(&p, &cache, memory + 8, memory, length, memory, NULL));
+            qtool_kv_append(&cache, memory, memory, (int *)memory, NULL, 1, QTOOL_F16, NULL));
+    refuses("no q", qtool_kv_attention_run(&p, &cache, memory, NULL, length, memory, NULL));
+    refuses("no out", qtool_kv_attention_run(&p, &cache, NULL, memory, length, memory, NULL));
+    refuses("no lengths", qtool_kv_attention_run(&p, &cache, memory, memory, NULL, memory, NULL));
+    refuses("q at 2", qtool_kv_attention_run(&p, &cache, memory, memory + 2, length, memory, NULL));
+    refuses("out at 8",
+            qtool_kv_attention_run(&p, &cache, memory + 8, memory, length, memory, NULL));
     for (size_t heads = 0; heads <= 4; heads += 2) {
         other.heads = heads;
         refuses("other heads",
-                qt_kv_attention_run(&p, &other, memory, memory, length, memory, NULL));
+                qtool_kv_attention_run(&p, &other, memory, memory, length, memory, NULL));
     }
     other = cache;
     other.k = memory + 1;
-    refuses("odd keys", qt_kv_attention_run(&p, &other, memory, memory, length, memory, NULL));
+    refuses("odd keys", qtool_kv_attention_run(&p, &other, memory, memory, length, memory, NULL));
     other = cache;
     other.table = NULL;
     refuses("longer than a page",
-            qt_kv_attention_run(&p, &other, memory, memory, length, memory, NULL));
+            qtool_kv_attention_run(&p, &other, memory, memory, length, memory, NULL));
     other = cache;
     other.table_pitch = 16;
-    refuses("longer than the table", qt_kv_attention_plan(&p, &other, &opt, 0));
+    refuses("longer than the table", qtool_kv_attention_plan(&p, &other, &opt, 0));
     static const size_t splits[] = {100, (size_t)1 << 31, (size_t)1 << 32, ((size_t)1 << 31) - 128,
                                     SIZE_MAX & ~(size_t)127};
     for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
-        refuses("split_tokens", qt_kv_attention_plan(&p, &cache, &opt, splits[i]));
+        refuses("split_tokens", qtool_kv_attention_plan(&p, &cache, &opt, splits[i]));
         refuses("run of these",
-                qt_kv_attention_run(&p, &cache, memory, memory, length, memory, NULL));
+                qtool_kv_attention_run(&p, &cache, memory, memory, length, memory, NULL));
     }
     static const float scales[] = {-1, 0, INFINITY, NAN};
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
-        struct qt_kv_options bad = opt;
+        struct qtool_kv_options bad = opt;
         bad.scale = scales[i];
-        refuses("scale", qt_kv_attention_plan(&p, &cache, &bad, 0));
+        refuses("scale", qtool_kv_attention_plan(&p, &cache, &bad, 0));
     }
-    struct qt_kv_options bad = opt;
-    bad.dtype = (enum qt_matmul_dtype)2;
-    refuses("another type of queries", qt_kv_attention_plan(&p, &cache, &bad, 0));
+    struct qtool_kv_options bad = opt;
+    bad.dtype = (enum qtool_dtype)2;
+    refuses("another type of queries", qtool_kv_attention_plan(&p, &cache, &bad, 0));
 }
 
 int main(void)
@@ -566,8 +567,8 @@ int main(void)
     slices();
     large_matrices();
     w4ax();
-    for (int scales = QT_W4AX_BLOCK; scales <= QT_W4AX_ROW; scales++)
-        w4ax_configs((enum qt_w4ax_scales)scales);
+    for (int scales = QTOOL_W4AX_BLOCK; scales <= QTOOL_W4AX_ROW; scales++)
+        w4ax_configs((enum qtool_w4ax_scales)scales);
     kv4();
     printf("%d passed, %d failed, 0 skipped\n", passed, failed);
     return failed != 0;

@@ -6,38 +6,38 @@
  *
  * usage: test_w4ax [SEED [quick]]     prints "N passed, M failed, K skipped"
  */
-#include "kernels/qtool_w4ax.h"
-#include "pack/layout_frag8.h"
+#include "kernels/include/qtool_w4ax.h"
+#include "pack/layouts/layout_frag8.h"
 #include "tests/gpu/check.h"
 #include "tests/gpu/tile_tokens.h"
 
 #include <math.h>
 
-enum { GUARD = 256, COLS = QT_W4AX_BLOCK_COLS };
+enum { GUARD = 256, COLS = QTOOL_W4AX_BLOCK_COLS };
 
 /* ---- a layer's input ------------------------------------------------------------------------ */
 
 struct layer {
-    enum qt_w4ax_scales scales;
+    enum qtool_w4ax_scales scales;
     size_t k, kblocks, token_bytes;
     int packed;
     uint8_t *bits;
     uint32_t *words, *perm;
-    struct qt_w4ax_input in; /* device */
+    struct qtool_w4ax_input in; /* device */
 };
 
-static void layer_new(struct layer *l, enum qt_w4ax_scales scales, size_t k, int packed)
+static void layer_new(struct layer *l, enum qtool_w4ax_scales scales, size_t k, int packed)
 {
     memset(l, 0, sizeof *l);
     l->scales = scales;
     l->k = k;
-    l->packed = packed && scales == QT_W4AX_BLOCK;
+    l->packed = packed && scales == QTOOL_W4AX_BLOCK;
     l->kblocks = (k + COLS - 1) / COLS;
     l->bits = malloc(l->kblocks);
     l->words = malloc(l->kblocks * 4);
     for (size_t i = 0; i < l->kblocks; i++)
         l->bits[i] = random_below(3) ? 4 : 8;
-    l->token_bytes = qt_w4ax_blocks(l->words, l->bits, l->kblocks, l->packed);
+    l->token_bytes = qtool_w4ax_blocks(l->words, l->bits, l->kblocks, l->packed);
     if (random_below(2)) {
         l->perm = malloc(k * 4);
         for (size_t i = 0; i < k; i++) {
@@ -46,13 +46,13 @@ static void layer_new(struct layer *l, enum qt_w4ax_scales scales, size_t k, int
             l->perm[j] = (uint32_t)i;
         }
     }
-    l->in = (struct qt_w4ax_input){.scales = scales,
-                                   .k = k,
-                                   .blocks = upload(l->words, l->kblocks * 4),
-                                   .perm = l->perm ? upload(l->perm, k * 4) : NULL,
-                                   .clip4 = random_below(2) ? 0.9f : 1,
-                                   .clip8 = 1,
-                                   .packed = l->packed};
+    l->in = (struct qtool_w4ax_input){.scales = scales,
+                                      .k = k,
+                                      .blocks = upload(l->words, l->kblocks * 4),
+                                      .perm = l->perm ? upload(l->perm, k * 4) : NULL,
+                                      .clip4 = random_below(2) ? 0.9f : 1,
+                                      .clip8 = 1,
+                                      .packed = l->packed};
 }
 
 static void layer_free(struct layer *l)
@@ -67,7 +67,7 @@ static void layer_free(struct layer *l)
 /* ---- activations: the truth ----------------------------------------------------------------- */
 
 struct acts {
-    struct qt_w4ax_acts device;
+    struct qtool_w4ax_acts device;
     size_t m, bytes, scales_n;
     uint8_t *codes; /* as on the device */
     float *scale;
@@ -78,10 +78,10 @@ static void acts_new(struct acts *a, const struct layer *l, size_t m)
 {
     a->m = m;
     a->bytes = m * l->token_bytes;
-    a->scales_n = l->scales == QT_W4AX_BLOCK ? l->kblocks * ((m + 3) / 4 * 4) : (m + 3) / 4 * 4;
-    a->device.codes = gpu_new(a->bytes);
-    a->device.scale = gpu_new(a->scales_n * 4);
-    a->device.sum = gpu_new(m * 4);
+    a->scales_n = l->scales == QTOOL_W4AX_BLOCK ? l->kblocks * ((m + 3) / 4 * 4) : (m + 3) / 4 * 4;
+    a->device.codes = gpu_alloc(a->bytes);
+    a->device.scale = gpu_alloc(a->scales_n * 4);
+    a->device.sum = gpu_alloc(m * 4);
     CHECK(cudaMemset(a->device.codes, 0x55, a->bytes));
     CHECK(cudaMemset(a->device.scale, 0xff, a->scales_n * 4));
     CHECK(cudaMemset(a->device.sum, 0xff, m * 4));
@@ -107,8 +107,8 @@ static void acts_free(struct acts *a)
 /* Where channel j of block b of a token is: byte, and shift of its nibble (-1: a whole byte). */
 static size_t code_at(int *shift, const struct layer *l, size_t m, size_t token, size_t b, size_t j)
 {
-    size_t rows = (size_t)((l->words[b] & ~QT_W4AX_NARROW_VALUES) >> 1) * 64 * m;
-    if (l->words[b] & QT_W4AX_WIDE_ROWS) {
+    size_t rows = (size_t)((l->words[b] & ~QTOOL_W4AX_NARROW_VALUES) >> 1) * 64 * m;
+    if (l->words[b] & QTOOL_W4AX_WIDE_ROWS) {
         *shift = -1;
         return rows + token * 128 + (j / 16 ^ (token & 7)) * 16 + j % 16;
     }
@@ -138,8 +138,8 @@ static void put_code(struct acts *a, const struct layer *l, size_t token, size_t
 
 static float scale_of(const struct acts *a, const struct layer *l, size_t token, size_t b)
 {
-    return l->scales == QT_W4AX_BLOCK ? a->scale[b * ((a->m + 3) / 4 * 4) + token]
-                                      : a->scale[token];
+    return l->scales == QTOOL_W4AX_BLOCK ? a->scale[b * ((a->m + 3) / 4 * 4) + token]
+                                         : a->scale[token];
 }
 
 static int encode(float v, float s, float limit)
@@ -156,15 +156,15 @@ static void quantize_truth(int *codes, float *scale, const float *v, const struc
         all = fmaxf(all, fabsf(v[i]));
     const float token = all * (l->in.clip8 / 127);
     for (size_t b = 0; b < l->kblocks; b++, v += COLS, codes += COLS) {
-        bool narrow = l->bits[b] == 4 && l->scales != QT_W4AX_ROW;
+        bool narrow = l->bits[b] == 4 && l->scales != QTOOL_W4AX_ROW;
         float most = 0, factor = 1, s = token;
         for (size_t j = 0; j < COLS; j++)
             most = fmaxf(most, fabsf(v[j]));
-        if (l->scales == QT_W4AX_BLOCK)
+        if (l->scales == QTOOL_W4AX_BLOCK)
             s = most * (narrow ? l->in.clip4 / 7 : l->in.clip8 / 127);
         else if (narrow && token > 0)
             factor = fminf(fmaxf(rintf(most * l->in.clip4 / (7 * token)), 1), 18);
-        scale[b] = (l->scales == QT_W4AX_BLOCK ? s < 0x1p-120f : s == 0) ? 1 : s;
+        scale[b] = (l->scales == QTOOL_W4AX_BLOCK ? s < 0x1p-120f : s == 0) ? 1 : s;
         for (size_t j = 0; j < COLS; j++)
             codes[j] = encode(v[j], s * factor, narrow ? 7 : 127) * (int)factor;
     }
@@ -172,10 +172,10 @@ static void quantize_truth(int *codes, float *scale, const float *v, const struc
 
 /* A token's values after norm and gather, zeros behind k. */
 static void norm_truth(float *v, const uint16_t *x, const uint16_t *weight, const uint16_t *bias,
-                       const struct layer *l, enum qt_w4ax_norm_kind kind, float eps, int bf16)
+                       const struct layer *l, enum qtool_w4ax_norm_kind kind, float eps, int bf16)
 {
     double mean = 0, squares = 0;
-    for (size_t i = 0; i < l->k && kind == QT_W4AX_LAYER_NORM; i++)
+    for (size_t i = 0; i < l->k && kind == QTOOL_W4AX_LAYER_NORM; i++)
         mean += to_float(x[i], bf16) / (double)l->k;
     for (size_t i = 0; i < l->k; i++) {
         double d = to_float(x[i], bf16) - mean;
@@ -208,10 +208,11 @@ static size_t compare_token(size_t *off, const struct acts *a, const struct laye
             wrong += abs(d) > slack;
         }
     }
-    return wrong + (l->scales == QT_W4AX_INT && a->sum[token] != sum);
+    return wrong + (l->scales == QTOOL_W4AX_INT && a->sum[token] != sum);
 }
 
-static void check_quantize(const struct layer *l, size_t m, int bf16, enum qt_w4ax_norm_kind kind)
+static void check_quantize(const struct layer *l, size_t m, int bf16,
+                           enum qtool_w4ax_norm_kind kind)
 {
     struct acts a = {0};
     char what[200];
@@ -226,14 +227,14 @@ static void check_quantize(const struct layer *l, size_t m, int bf16, enum qt_w4
         weight[i] = from_float(1 + 0.5f * random_float(), bf16);
         bias[i] = from_float(random_float(), bf16);
     }
-    bool biased = kind == QT_W4AX_LAYER_NORM && random_below(2);
+    bool biased = kind == QTOOL_W4AX_LAYER_NORM && random_below(2);
     void *dx = upload(x, m * l->k * 2), *dw = upload(weight, l->k * 2),
          *db = upload(bias, l->k * 2);
-    const float eps = kind == QT_W4AX_RMS_NORM && random_below(2) ? 0 : 1e-5f;
-    struct qt_w4ax_norm norm = {kind, eps, dw, biased ? db : NULL};
+    const float eps = kind == QTOOL_W4AX_RMS_NORM && random_below(2) ? 0 : 1e-5f;
+    struct qtool_w4ax_norm norm = {kind, eps, dw, biased ? db : NULL};
     acts_new(&a, l, m);
-    int rc = qt_w4ax_quantize(&a.device, &l->in, &norm, dx, m,
-                              bf16 ? QT_MATMUL_BF16 : QT_MATMUL_F16, NULL);
+    int rc =
+        qtool_w4ax_quantize(&a.device, &l->in, &norm, dx, m, bf16 ? QTOOL_BF16 : QTOOL_F16, NULL);
     CHECK(cudaGetLastError());
     CHECK(cudaDeviceSynchronize());
     acts_fetch(&a);
@@ -242,14 +243,14 @@ static void check_quantize(const struct layer *l, size_t m, int bf16, enum qt_w4
     for (size_t t = 0; t < m; t++) {
         norm_truth(v, x + t * l->k, weight, biased ? bias : NULL, l, kind, eps, bf16);
         quantize_truth(codes, scale, v, l);
-        int slack = !kind ? 0 : l->scales == QT_W4AX_INT ? 18 : 1;
+        int slack = !kind ? 0 : l->scales == QTOOL_W4AX_INT ? 18 : 1;
         wrong += compare_token(&off, &a, l, t, codes, scale, slack);
     }
     snprintf(what, sizeof what,
              "quantize scales %d m=%zu k=%zu %s norm %d packed %d perm %d: %zu wrong, %zu off",
              (int)l->scales, m, l->k, bf16 ? "bf16" : "f16", (int)kind, l->packed, l->perm != NULL,
              wrong, off);
-    result(rc == QT_MATMUL_OK && wrong == 0 && off <= 2 + m * l->k / 1000, what);
+    result(rc == QTOOL_OK && wrong == 0 && off <= 2 + m * l->k / 1000, what);
     acts_free(&a);
     CHECK(cudaFree(dx));
     CHECK(cudaFree(dw));
@@ -260,7 +261,7 @@ static void check_quantize(const struct layer *l, size_t m, int bf16, enum qt_w4
 /* ---- weights -------------------------------------------------------------------------------- */
 
 struct weight {
-    struct qt_w4ax_weight device;
+    struct qtool_w4ax_weight device;
     size_t n, k, strips, kblocks;
     int8_t *code;             /* [strips * 16][kblocks * 128] */
     float *scale, *row_scale; /* [strips * 16][kblocks], [strips * 16] */
@@ -297,7 +298,8 @@ static void upload_scales(struct weight *w)
         }
     }
     w->device.row_scale = upload(row, w->strips * 32);
-    w->device.scale = w->device.scales == QT_W4AX_INT ? upload(u8, count) : upload(f16, count * 2);
+    w->device.scale =
+        w->device.scales == QTOOL_W4AX_INT ? upload(u8, count) : upload(f16, count * 2);
     free(f16), free(u8), free(row);
 }
 
@@ -318,11 +320,11 @@ static void weight_new(struct weight *w, const struct layer *l, size_t n, bool o
         w->row_scale[r] = ones ? 1 : qt_f16_to_f32(qt_f32_to_f16(0.01f + 0.005f * random_float()));
         for (size_t b = 0; b < w->kblocks; b++)
             w->scale[r * w->kblocks + b] =
-                l->scales == QT_W4AX_INT ? (float)random_below(17)
-                : ones                   ? 1
+                l->scales == QTOOL_W4AX_INT ? (float)random_below(17)
+                : ones                      ? 1
                        : qt_f16_to_f32(qt_f32_to_f16(0.01f + 0.005f * random_float()));
     }
-    w->device = (struct qt_w4ax_weight){
+    w->device = (struct qtool_w4ax_weight){
         .scales = l->scales, .n = n, .k = l->k, .scale_exp2 = 0, .blocks = l->in.blocks};
     w->device.plane = pack_codes(w);
     upload_scales(w);
@@ -356,17 +358,18 @@ static void product_truth(double *y, double *size, const struct acts *a, const s
             for (size_t j = b * COLS; j < (b + 1) * COLS; j++)
                 s += x[t * cols + j] * w->code[r * cols + j];
             double v = s;
-            if (l->scales == QT_W4AX_BLOCK)
+            if (l->scales == QTOOL_W4AX_BLOCK)
                 v *= (double)w->scale[r * w->kblocks + b] * (double)scale_of(a, l, t, b);
-            else if (l->scales == QT_W4AX_INT)
+            else if (l->scales == QTOOL_W4AX_INT)
                 v *= (double)w->scale[r * w->kblocks + b];
             sum += v;
             sizes += fabs(v);
         }
-        double row =
-            l->scales == QT_W4AX_BLOCK ? 1 : (double)w->row_scale[r] * (double)scale_of(a, l, t, 0);
+        double row = l->scales == QTOOL_W4AX_BLOCK
+                         ? 1
+                         : (double)w->row_scale[r] * (double)scale_of(a, l, t, 0);
         y[o] = sum * row;
-        size[o] = l->scales == QT_W4AX_BLOCK ? sizes : fabs(y[o]);
+        size[o] = l->scales == QTOOL_W4AX_BLOCK ? sizes : fabs(y[o]);
     }
     free(x);
 }
@@ -379,7 +382,7 @@ static void acts_random(struct acts *a, const struct layer *l, size_t m, bool on
     for (size_t t = 0; t < m; t++) {
         a->sum[t] = 0;
         for (size_t j = 0; j < l->kblocks * COLS; j++) {
-            int narrow = l->bits[j / COLS] == 4 && l->scales != QT_W4AX_ROW;
+            int narrow = l->bits[j / COLS] == 4 && l->scales != QTOOL_W4AX_ROW;
             int v = j < l->k ? (int)random_below(narrow ? 15 : 255) - (narrow ? 7 : 127) : 0;
             put_code(a, l, t, j / COLS, j % COLS, v);
             a->sum[t] += v;
@@ -392,12 +395,12 @@ static void acts_random(struct acts *a, const struct layer *l, size_t m, bool on
     CHECK(cudaMemcpy(a->device.sum, a->sum, m * 4, cudaMemcpyHostToDevice));
 }
 
-static bool guarded_run(uint8_t *y, const struct qt_w4ax_plan *p, const struct qt_w4ax_weight *w,
-                        const struct acts *a, size_t bytes)
+static bool guarded_run(uint8_t *y, const struct qtool_w4ax_plan *p,
+                        const struct qtool_w4ax_weight *w, const struct acts *a, size_t bytes)
 {
-    uint8_t *d = gpu_new(bytes + 2 * GUARD), guards[2 * GUARD];
+    uint8_t *d = gpu_alloc(bytes + 2 * GUARD), guards[2 * GUARD];
     CHECK(cudaMemset(d, 0xff, bytes + 2 * GUARD));
-    int rc = qt_w4ax_run(p, w, &a->device, d + GUARD, workspace_of(p->workspace_bytes), NULL);
+    int rc = qtool_w4ax_run(p, w, &a->device, d + GUARD, workspace_of(p->workspace_bytes), NULL);
     CHECK(cudaGetLastError());
     CHECK(cudaDeviceSynchronize());
     CHECK(cudaMemcpy(guards, d, GUARD, cudaMemcpyDeviceToHost));
@@ -407,25 +410,25 @@ static bool guarded_run(uint8_t *y, const struct qt_w4ax_plan *p, const struct q
     for (int i = 0; i < 2 * GUARD; i++)
         if (guards[i] != 0xff)
             return false;
-    return rc == QT_MATMUL_OK && workspace_kept(p->workspace_bytes);
+    return rc == QTOOL_OK && workspace_kept(p->workspace_bytes);
 }
 
 static double worst;
 
 /* Outputs that are off: exact F32 when `ones`, else within 1e-6 of the terms; 16 bits: rounding. */
 static size_t count_wrong(const uint8_t *y, const double *want, const double *size, size_t count,
-                          enum qt_w4ax_output output, bool ones)
+                          enum qtool_w4ax_output output, bool ones)
 {
     size_t wrong = 0;
     for (size_t i = 0; i < count; i++) {
-        double got = output == QT_W4AX_F32
+        double got = output == QTOOL_W4AX_F32
                          ? (double)((const float *)y)[i]
-                         : (double)to_float(((const uint16_t *)y)[i], output == QT_W4AX_BF16);
-        double slack = output == QT_W4AX_F32 ? (ones ? 0 : 1e-6 * size[i])
-                       : output == QT_W4AX_BF16
+                         : (double)to_float(((const uint16_t *)y)[i], output == QTOOL_W4AX_BF16);
+        double slack = output == QTOOL_W4AX_F32 ? (ones ? 0 : 1e-6 * size[i])
+                       : output == QTOOL_W4AX_BF16
                            ? fabs(want[i]) * 0x1.01p-8 + 1e-6 * size[i]
                            : fabs(want[i]) * 0x1.01p-11 + 1e-6 * size[i] + 3e-8;
-        if (output == QT_W4AX_F32 && !ones && size[i] > 0)
+        if (output == QTOOL_W4AX_F32 && !ones && size[i] > 0)
             worst = worse(worst, fabs(got - want[i]) / size[i]);
         bool close = fabs(got - want[i]) <= slack;
         wrong += !close;
@@ -433,11 +436,11 @@ static size_t count_wrong(const uint8_t *y, const double *want, const double *si
     return wrong;
 }
 
-static void check_plan(const struct qt_w4ax_plan *p, const struct weight *w, const struct acts *a,
-                       const double *want, const double *size, bool ones)
+static void check_plan(const struct qtool_w4ax_plan *p, const struct weight *w,
+                       const struct acts *a, const double *want, const double *size, bool ones)
 {
-    const struct qt_w4ax_config *c = &p->config;
-    size_t count = p->m * p->n, bytes = count * (p->options.output == QT_W4AX_F32 ? 4 : 2);
+    const struct qtool_w4ax_config *c = &p->config;
+    size_t count = p->m * p->n, bytes = count * (p->options.output == QTOOL_W4AX_F32 ? 4 : 2);
     uint8_t *y[2] = {malloc(bytes), malloc(bytes)};
     char what[400];
     static const char *const kernels[] = {"any", "stream", "tile", "skinny"};
@@ -464,13 +467,13 @@ static void check_plan(const struct qt_w4ax_plan *p, const struct weight *w, con
 }
 
 /* Another configuration of the kernel of a plan, number i; not all are possible. */
-static void change_config(struct qt_w4ax_config *c, size_t kblocks, int i)
+static void change_config(struct qtool_w4ax_config *c, size_t kblocks, int i)
 {
-    if (c->kernel == QT_W4AX_STREAM) {
+    if (c->kernel == QTOOL_W4AX_STREAM) {
         c->cta_units = 1 + (int)random_below(3 * kblocks);
         c->strips = 2 << random_below(2);
         c->warps = 4 << random_below(2);
-    } else if (c->kernel == QT_W4AX_TILE) {
+    } else if (c->kernel == QTOOL_W4AX_TILE) {
         c->tokens = tile_tokens[random_below(TILE_WIDTHS)];
         c->warps = 8 + 4 * (int)random_below(3);
         c->splits = i == 0 ? 4 : 1 + (int)random_below(3);
@@ -485,34 +488,34 @@ static void change_config(struct qt_w4ax_config *c, size_t kblocks, int i)
     }
 }
 
-static void check_product(enum qt_w4ax_scales scales, size_t m, size_t n, size_t k, bool ones,
-                          enum qt_w4ax_kernel kernel)
+static void check_product(enum qtool_w4ax_scales scales, size_t m, size_t n, size_t k, bool ones,
+                          enum qtool_w4ax_kernel kernel)
 {
     struct layer l;
     struct weight w;
     struct acts a = {0};
-    struct qt_w4ax_plan plan;
-    layer_new(&l, scales, k, kernel == QT_W4AX_STREAM && random_below(2));
+    struct qtool_w4ax_plan plan;
+    layer_new(&l, scales, k, kernel == QTOOL_W4AX_STREAM && random_below(2));
     weight_new(&w, &l, n, ones);
     acts_random(&a, &l, m, ones);
     double *want = malloc(m * n * sizeof *want), *size = malloc(m * n * sizeof *size);
     product_truth(want, size, &a, &w, &l);
-    struct qt_w4ax_options opt = {.output =
-                                      ones ? QT_W4AX_F32 : (enum qt_w4ax_output)random_below(3),
-                                  .packed = l.packed,
-                                  .kernel = kernel};
-    int rc = qt_w4ax_plan(&plan, &w.device, m, &opt);
-    if (rc == QT_MATMUL_OK)
+    struct qtool_w4ax_options opt = {.output = ones ? QTOOL_W4AX_F32
+                                                    : (enum qtool_w4ax_output)random_below(3),
+                                     .packed = l.packed,
+                                     .kernel = kernel};
+    int rc = qtool_w4ax_plan(&plan, &w.device, m, &opt);
+    if (rc == QTOOL_OK)
         check_plan(&plan, &w, &a, want, size, ones);
-    else if (kernel != QT_W4AX_STREAM && plan.cc != 90)
+    else if (kernel != QTOOL_W4AX_STREAM && plan.cc != 90)
         skipped++;
     else
         result(false, plan.reason);
-    const int others = kernel == QT_W4AX_SKINNY ? 6 : 2; /* many of them are not possible */
-    for (int i = 0; i < others && rc == QT_MATMUL_OK; i++) {
-        struct qt_w4ax_plan other = plan;
+    const int others = kernel == QTOOL_W4AX_SKINNY ? 6 : 2; /* many of them are not possible */
+    for (int i = 0; i < others && rc == QTOOL_OK; i++) {
+        struct qtool_w4ax_plan other = plan;
         change_config(&other.config, l.kblocks, i);
-        if (qt_w4ax_plan_check(&other) == QT_MATMUL_OK)
+        if (qtool_w4ax_plan_check(&other) == QTOOL_OK)
             check_plan(&other, &w, &a, want, size, ones);
     }
     free(want);
@@ -534,8 +537,9 @@ static void test_many_tokens(int scales, int kind, bool quick)
     struct layer l;
     const size_t k = quick ? 1024 : ks[scales][kind];
     const size_t m = quick ? 2200 : k == 65536 ? 200 : 550;
-    layer_new(&l, (enum qt_w4ax_scales)scales, k, (int)random_below(2));
-    check_quantize(&l, m + random_below(100), (int)random_below(2), (enum qt_w4ax_norm_kind)kind);
+    layer_new(&l, (enum qtool_w4ax_scales)scales, k, (int)random_below(2));
+    check_quantize(&l, m + random_below(100), (int)random_below(2),
+                   (enum qtool_w4ax_norm_kind)kind);
     layer_free(&l);
 }
 
@@ -546,9 +550,9 @@ static void test_pairs_of_tokens(bool quick)
     for (int i = 0; i < (quick ? 9 : 90); i++) {
         struct layer l;
         const size_t k = ks[quick ? 0 : i / 9 % 5];
-        layer_new(&l, (enum qt_w4ax_scales)(i / 3 % 3), k, (int)random_below(2));
+        layer_new(&l, (enum qtool_w4ax_scales)(i / 3 % 3), k, (int)random_below(2));
         check_quantize(&l, 1100000 / k + random_below(200000 / k), (int)random_below(2),
-                       (enum qt_w4ax_norm_kind)(i % 3));
+                       (enum qtool_w4ax_norm_kind)(i % 3));
         layer_free(&l);
     }
 }
@@ -562,9 +566,9 @@ static void test_quantize(bool quick)
                 struct layer l;
                 if (quick && (i != 3 && i != 5))
                     continue;
-                layer_new(&l, (enum qt_w4ax_scales)scales, ks[i], (int)random_below(2));
+                layer_new(&l, (enum qtool_w4ax_scales)scales, ks[i], (int)random_below(2));
                 check_quantize(&l, 1 + random_below(11), (int)random_below(2),
-                               (enum qt_w4ax_norm_kind)kind);
+                               (enum qtool_w4ax_norm_kind)kind);
                 layer_free(&l);
             }
     for (int i = 0; i < (quick ? 3 : 9); i++)
@@ -587,26 +591,28 @@ static void test_products(bool quick)
                         continue;
                     if (quick && j % 4 != 1)
                         continue;
-                    enum qt_w4ax_scales s = (enum qt_w4ax_scales)scales;
-                    check_product(s, few[j], shapes[i][0], shapes[i][1], ones, QT_W4AX_STREAM);
-                    check_product(s, many[j], shapes[i][0], shapes[i][1], ones, QT_W4AX_TILE);
-                    if (!quick || j % 8 == 5 || s == QT_W4AX_BLOCK)
-                        check_product(s, few[j], shapes[i][0], shapes[i][1], ones, QT_W4AX_SKINNY);
+                    enum qtool_w4ax_scales s = (enum qtool_w4ax_scales)scales;
+                    check_product(s, few[j], shapes[i][0], shapes[i][1], ones, QTOOL_W4AX_STREAM);
+                    check_product(s, many[j], shapes[i][0], shapes[i][1], ones, QTOOL_W4AX_TILE);
+                    if (!quick || j % 8 == 5 || s == QTOOL_W4AX_BLOCK)
+                        check_product(s, few[j], shapes[i][0], shapes[i][1], ones,
+                                      QTOOL_W4AX_SKINNY);
                     if (j % 4 == 1)
-                        check_product(s, many[j], shapes[i][0], shapes[i][1], ones, QT_W4AX_STREAM);
+                        check_product(s, many[j], shapes[i][0], shapes[i][1], ones,
+                                      QTOOL_W4AX_STREAM);
                 }
 }
 
 /* Two inputs by turns through the same buffers, all launches dependent: what plain launches give.
  */
-static void check_dependent(enum qt_w4ax_scales scales, size_t m, size_t n, size_t k)
+static void check_dependent(enum qtool_w4ax_scales scales, size_t m, size_t n, size_t k)
 {
     enum { ROUNDS = 20 };
-    const struct qt_w4ax_norm norm = {QT_W4AX_NO_NORM, 0, NULL, NULL};
+    const struct qtool_w4ax_norm norm = {QTOOL_W4AX_NO_NORM, 0, NULL, NULL};
     struct layer l;
     struct weight w;
     struct acts a = {0};
-    struct qt_w4ax_plan plan;
+    struct qtool_w4ax_plan plan;
     char what[120];
     const size_t y_bytes = m * n * 2, x_bytes = m * k * 2;
     layer_new(&l, scales, k, 0);
@@ -615,21 +621,21 @@ static void check_dependent(enum qt_w4ax_scales scales, size_t m, size_t n, size
     uint16_t *x = malloc(2 * x_bytes);
     for (size_t i = 0; i < 2 * m * k; i++)
         x[i] = from_float(random_float(), 0);
-    char *dx = upload(x, 2 * x_bytes), *dy = gpu_new((ROUNDS + 2) * y_bytes);
+    char *dx = upload(x, 2 * x_bytes), *dy = gpu_alloc((ROUNDS + 2) * y_bytes);
     char *y = malloc((ROUNDS + 2) * y_bytes);
     bool ran = true;
     for (int round = 0; round < ROUNDS + 2 && ran; round++) {
-        const struct qt_w4ax_options opt = {.dependent_launch = round >= 2};
-        struct qt_w4ax_input in = l.in;
+        const struct qtool_w4ax_options opt = {.dependent_launch = round >= 2};
+        struct qtool_w4ax_input in = l.in;
         in.dependent_launch = round >= 2;
         if (round == 0 || round == 2)
-            ran = qt_w4ax_plan(&plan, &w.device, m, &opt) == QT_MATMUL_OK &&
+            ran = qtool_w4ax_plan(&plan, &w.device, m, &opt) == QTOOL_OK &&
                   plan.workspace_bytes <= workspace.bytes;
         ran = ran &&
-              qt_w4ax_quantize(&a.device, &in, &norm, dx + (size_t)(round % 2) * x_bytes, m,
-                               QT_MATMUL_F16, NULL) == QT_MATMUL_OK &&
-              qt_w4ax_run(&plan, &w.device, &a.device, dy + (size_t)round * y_bytes, workspace.at,
-                          NULL) == QT_MATMUL_OK;
+              qtool_w4ax_quantize(&a.device, &in, &norm, dx + (size_t)(round % 2) * x_bytes, m,
+                                  QTOOL_F16, NULL) == QTOOL_OK &&
+              qtool_w4ax_run(&plan, &w.device, &a.device, dy + (size_t)round * y_bytes,
+                             workspace.at, NULL) == QTOOL_OK;
     }
     CHECK(cudaDeviceSynchronize());
     CHECK(cudaMemcpy(y, dy, (ROUNDS + 2) * y_bytes, cudaMemcpyDeviceToHost));
@@ -654,31 +660,31 @@ static void test_dependent(void)
     static const size_t ms[] = {1, 16, 40, 200};
     for (int scales = 0; scales < 3; scales++)
         for (size_t i = 0; i < sizeof ms / sizeof *ms; i++)
-            check_dependent((enum qt_w4ax_scales)scales, ms[i], 1024, 2048);
+            check_dependent((enum qtool_w4ax_scales)scales, ms[i], 1024, 2048);
 }
 
 static void test_refusals(void)
 {
     struct layer l;
     struct weight w;
-    struct qt_w4ax_plan p;
-    struct qt_w4ax_options o = {.kernel = QT_W4AX_ANY};
+    struct qtool_w4ax_plan p;
+    struct qtool_w4ax_options o = {.kernel = QTOOL_W4AX_ANY};
     uint8_t bad_bits[2] = {4, 5};
     uint32_t words[2];
-    result(qt_w4ax_blocks(words, bad_bits, 2, 0) == 0, "blocks of 5 bits");
-    layer_new(&l, QT_W4AX_BLOCK, 256, 0);
+    result(qtool_w4ax_blocks(words, bad_bits, 2, 0) == 0, "blocks of 5 bits");
+    layer_new(&l, QTOOL_W4AX_BLOCK, 256, 0);
     weight_new(&w, &l, 64, true);
-    result(qt_w4ax_plan(&p, &w.device, 1, &o) == QT_MATMUL_OK, "plan");
-    result(qt_w4ax_plan(&p, &w.device, 0, &o) == QT_MATMUL_UNSUPPORTED && p.reason[0], "m = 0");
-    o.kernel = QT_W4AX_TILE;
+    result(qtool_w4ax_plan(&p, &w.device, 1, &o) == QTOOL_OK, "plan");
+    result(qtool_w4ax_plan(&p, &w.device, 0, &o) == QTOOL_UNSUPPORTED && p.reason[0], "m = 0");
+    o.kernel = QTOOL_W4AX_TILE;
     o.packed = 1;
-    result(qt_w4ax_plan(&p, &w.device, 64, &o) != QT_MATMUL_OK && p.reason[0], "packed tiles");
-    struct qt_w4ax_weight bad = w.device;
-    o = (struct qt_w4ax_options){.device = 1000};
-    result(qt_w4ax_plan(&p, &bad, 1, &o) == QT_MATMUL_NO_GPU, "device 1000");
+    result(qtool_w4ax_plan(&p, &w.device, 64, &o) != QTOOL_OK && p.reason[0], "packed tiles");
+    struct qtool_w4ax_weight bad = w.device;
+    o = (struct qtool_w4ax_options){.device = 1000};
+    result(qtool_w4ax_plan(&p, &bad, 1, &o) == QTOOL_NO_GPU, "device 1000");
     o.device = 0;
     bad.plane = (const char *)bad.plane + 4;
-    result(qt_w4ax_plan(&p, &bad, 1, &o) == QT_MATMUL_UNSUPPORTED && p.reason[0], "align");
+    result(qtool_w4ax_plan(&p, &bad, 1, &o) == QTOOL_UNSUPPORTED && p.reason[0], "align");
     weight_free(&w);
     layer_free(&l);
 }

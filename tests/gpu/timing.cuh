@@ -96,7 +96,7 @@ template <class F> static double time_us(const struct timing &t, int copies, F l
         if (i == 0 && ms > 60) /* long enough to need no more */
             i = t.replays - 1;
     }
-    /* Long products bring the clock down: as the time of kernels/gpu_cuda.c. */
+    /* Long products bring the clock down: as the time of kernels/gpu/cuda.c. */
     t.rested = std::chrono::steady_clock::now() +
                std::chrono::milliseconds((int)std::min(3 * busy_ms, 150.));
     CHECK(cudaEventDestroy(begin));

@@ -18,14 +18,14 @@ struct stand_in {
     long no_room;           /* the how manieth allocation from here fails, once; 0: none */
 };
 
-static inline float from_bits(uint16_t v, enum qt_matmul_dtype dtype)
+static inline float from_bits(uint16_t v, enum qtool_dtype dtype)
 {
-    return dtype == QT_MATMUL_F16 ? qt_f16_to_f32(v) : qt_bf16_to_f32(v);
+    return dtype == QTOOL_F16 ? qt_f16_to_f32(v) : qt_bf16_to_f32(v);
 }
 
-static inline uint16_t to_bits(float v, enum qt_matmul_dtype dtype)
+static inline uint16_t to_bits(float v, enum qtool_dtype dtype)
 {
-    return dtype == QT_MATMUL_F16 ? qt_f32_to_f16(v) : qt_f32_to_bf16(v);
+    return dtype == QTOOL_F16 ? qt_f32_to_f16(v) : qt_f32_to_bf16(v);
 }
 
 /* A timed launch reads at this address. */
@@ -40,7 +40,7 @@ static inline void stand_in_reads(struct stand_in *s, const char *at)
 enum { STAND_IN_ROOM = 256 };
 
 /* With room around, for the faults that write there. */
-static inline int stand_in_new(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err)
+static inline int stand_in_alloc(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err)
 {
     struct stand_in *f = gpu->ctx;
     char *p = NULL;
@@ -126,7 +126,7 @@ static inline void stand_in_init(struct stand_in *s)
         .l2_bytes = 100000,
         .memory_bytes = 64 << 20,
         .ctx = s,
-        .new = stand_in_new,
+        .alloc = stand_in_alloc,
         .free = stand_in_free,
         .upload = stand_in_move,
         .download = stand_in_move,

@@ -99,12 +99,12 @@ static inline void expect_close(const char *what, double got, double want, doubl
         fail_msg("%s: %.9g, expected %.9g", what, got, want);
 }
 
-static inline int solve_upper(struct qt_backend *be, float *x, const float *v, bool turned,
+static inline int solve_upper(struct qt_backend *be, float *x, const float *v, bool transposed,
                               size_t m, size_t k, struct qt_err *err)
 {
     (void)be;
     (void)err;
-    cblas_strsm(CblasRowMajor, CblasRight, CblasUpper, turned ? CblasTrans : CblasNoTrans,
+    cblas_strsm(CblasRowMajor, CblasRight, CblasUpper, transposed ? CblasTrans : CblasNoTrans,
                 CblasNonUnit, (int)m, (int)k, 1, v, (int)k, x, (int)k);
     return QT_OK;
 }

@@ -5,8 +5,8 @@
 #include "fixture.h"
 
 #include "kernels/kernels.h"
-#include "pack/act_plan.h"
-#include "pack/scheme.h"
+#include "pack/activations/plan.h"
+#include "pack/schemes/scheme.h"
 #include "random.h"
 
 static float random_float(void) /* heavy tails */
@@ -203,19 +203,19 @@ static float *run_model(struct world *w, const struct qt_weights *weights)
 {
     size_t width = qt_model_info(w->model)->hidden, m = SEQLEN * SAMPLES;
     float *hidden = calloc(m * width, sizeof *hidden);
-    struct qt_ends *ends;
-    expect_ok("ends", qt_ends_open(&ends, w->model, &w->source, w->be, &w->err), &w->err);
-    expect_ok("embed", qt_ends_embed(ends, hidden, w->ids, m, SEQLEN, &w->err), &w->err);
+    struct qt_embed_head *ends;
+    expect_ok("ends", qt_embed_head_open(&ends, w->model, &w->source, w->be, &w->err), &w->err);
+    expect_ok("embed", qt_embed_tokens(ends, hidden, w->ids, m, SEQLEN, &w->err), &w->err);
     for (size_t l = 0; l < qt_model_info(w->model)->layers; l++) {
-        struct qt_block *block;
-        expect_ok("open", qt_block_open(&block, w->model, l, weights, w->be, &w->err), &w->err);
-        expect_ok("run", qt_block_run(block, hidden, m, SEQLEN, NULL, &w->err), &w->err);
-        qt_block_close(block);
+        struct qt_layer *block;
+        expect_ok("open", qt_layer_open(&block, w->model, l, weights, w->be, &w->err), &w->err);
+        expect_ok("run", qt_layer_run(block, hidden, m, SEQLEN, NULL, &w->err), &w->err);
+        qt_layer_close(block);
     }
     size_t vocab = qt_model_info(w->model)->vocab;
     float *logits = calloc(m * vocab, sizeof *logits);
-    expect_ok("head", qt_ends_logits(ends, logits, hidden, m, &w->err), &w->err);
-    qt_ends_close(ends);
+    expect_ok("head", qt_head_logits(ends, logits, hidden, m, &w->err), &w->err);
+    qt_embed_head_close(ends);
     free(hidden);
     return logits;
 }
@@ -317,7 +317,7 @@ static void stored_order_computes_the_same(void **state)
         w.be->attention = exact_attention;
         struct qt_weights arranged = w.source;
         arranged.load = arranged_load;
-        arranged.runtime = (struct qt_runtime){.ctx = &w, .input = gather_input};
+        arranged.runtime = (struct qt_fake_quant){.ctx = &w, .input = gather_input};
         for (int input = 0; input < QT_INPUTS; input++)
             assert_true(is_moved(qt_act_plan_find(&w.acts, 0, input)));
         float *a = run_model(&w, &w.source), *b = run_model(&w, &arranged);

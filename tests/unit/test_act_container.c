@@ -3,7 +3,7 @@
 #include "fixture.h"
 
 #include "kernels/kernels.h"
-#include "pack/scheme.h"
+#include "pack/schemes/scheme.h"
 
 #include <math.h>
 #include <time.h>
@@ -131,16 +131,16 @@ static int slow_input(void *ctx, struct qt_backend *be, float *y, const float *x
 static float *run_model(struct world *w, const struct qt_weights *weights)
 {
     float *hidden = calloc(TOKENS * qt_model_info(w->model)->hidden, sizeof *hidden);
-    struct qt_ends *ends;
-    expect_ok("ends", qt_ends_open(&ends, w->model, weights, w->be, &w->err), &w->err);
-    expect_ok("embed", qt_ends_embed(ends, hidden, ids, TOKENS, SEQLEN, &w->err), &w->err);
+    struct qt_embed_head *ends;
+    expect_ok("ends", qt_embed_head_open(&ends, w->model, weights, w->be, &w->err), &w->err);
+    expect_ok("embed", qt_embed_tokens(ends, hidden, ids, TOKENS, SEQLEN, &w->err), &w->err);
     for (size_t l = 0; l < qt_model_info(w->model)->layers; l++) {
-        struct qt_block *block;
-        expect_ok("open", qt_block_open(&block, w->model, l, weights, w->be, &w->err), &w->err);
-        expect_ok("run", qt_block_run(block, hidden, TOKENS, SEQLEN, NULL, &w->err), &w->err);
-        qt_block_close(block);
+        struct qt_layer *block;
+        expect_ok("open", qt_layer_open(&block, w->model, l, weights, w->be, &w->err), &w->err);
+        expect_ok("run", qt_layer_run(block, hidden, TOKENS, SEQLEN, NULL, &w->err), &w->err);
+        qt_layer_close(block);
     }
-    qt_ends_close(ends);
+    qt_embed_head_close(ends);
     return hidden;
 }
 
@@ -154,8 +154,8 @@ static void models_round_as_documented(void **state)
         struct world w;
         world_open(&w, schemes[i], i ? NULL : &rule);
         struct qt_weights own = qt_weights_of_container(w.c), slow = own, plain = own;
-        slow.runtime = (struct qt_runtime){.ctx = &w, .input = slow_input};
-        plain.runtime = (struct qt_runtime){0};
+        slow.runtime = (struct qt_fake_quant){.ctx = &w, .input = slow_input};
+        plain.runtime = (struct qt_fake_quant){0};
         float *a = run_model(&w, &own), *b = run_model(&w, &slow), *c = run_model(&w, &plain);
         size_t bytes = TOKENS * qt_model_info(w.model)->hidden * sizeof *a;
         assert_memory_equal(a, b, bytes);

@@ -4,7 +4,7 @@
  * QT_SEED to repeat a run.
  */
 #include "backend_fixture.h"
-#include "kernels/cpu_math.h"
+#include "kernels/cpu/math.h"
 #include "tests/worse.h"
 
 static void expect_close(const float *got, const double *want, size_t n, double tolerance,
@@ -298,7 +298,7 @@ static void test_add_scale_copy(void **state)
     be->scale(be, z, 3.0f, n, NULL);
     for (size_t i = 0; i < n; i++)
         assert_true(z[i] == (y[i] + x[i]) * 3.0f);
-    assert_int_equal(be->new (be, &p, n * sizeof *x, NULL), QT_OK);
+    assert_int_equal(be->alloc(be, &p, n * sizeof *x, NULL), QT_OK);
     be->upload(be, p, z, n * sizeof *x, NULL);
     be->download(be, x, p, n * sizeof *x, NULL);
     assert_memory_equal(x, z, n * sizeof *x);
@@ -521,7 +521,7 @@ static void test_out_of_memory(void **state)
     assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_E_RESOURCE);
     qt_mem_fail_after(1);
     assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
-    assert_int_equal(be->new (be, &p, 100, NULL), QT_E_RESOURCE);
+    assert_int_equal(be->alloc(be, &p, 100, NULL), QT_E_RESOURCE);
     assert_int_equal(be->attention(be, y, x, x, x, 64, &a, NULL), QT_E_RESOURCE);
     qt_mem_fail_after(-1);
     assert_int_equal(be->attention(be, y, x, x, x, 64, &a, NULL), QT_OK);

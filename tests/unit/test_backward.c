@@ -41,11 +41,11 @@ struct fixture {
     struct qt_model *model;
     struct qt_model_info info;
     struct qt_backend *be;
-    struct qt_ends *ends;
+    struct qt_embed_head *ends;
     uint32_t *ids, *targets;
     size_t m, seqlen;
     float *hidden[MAX_LAYERS + 1]; /* block inputs, and the last output */
-    struct qt_block_grads grads[MAX_LAYERS + 1];
+    struct qt_layer_grads grads[MAX_LAYERS + 1];
     double *losses;
     struct qt_err err;
 };
@@ -55,11 +55,11 @@ static void new_grads(struct fixture *f, size_t layer)
     const struct qt_linear *linear;
     const struct qt_norm *norm;
     size_t n = layer < f->info.layers ? qt_model_linears(&linear, f->model, layer) : 0;
-    assert_true(n <= QT_BLOCK_LINEARS);
+    assert_true(n <= QT_LAYER_LINEARS);
     for (size_t i = 0; i < n; i++)
         f->grads[layer].linear[i] = new_floats(linear[i].n * linear[i].k);
     n = qt_model_norms(&norm, f->model, layer);
-    assert_true(n <= QT_BLOCK_NORMS);
+    assert_true(n <= QT_LAYER_NORMS);
     for (size_t i = 0; i < n; i++)
         f->grads[layer].norm[i] = new_floats(norm[i].n);
 }
@@ -73,7 +73,7 @@ static void open_fixture(struct fixture *f, const char *dir, const char *path, s
     f->weights = qt_weights_of_ckpt(f->ckpt);
     must(qt_model_open(&f->model, &f->weights, &f->err), &f->err);
     must(qt_backend_cpu_open(&f->be, &f->err), &f->err);
-    must(qt_ends_open(&f->ends, f->model, &f->weights, f->be, &f->err), &f->err);
+    must(qt_embed_head_open(&f->ends, f->model, &f->weights, f->be, &f->err), &f->err);
     f->info = *qt_model_info(f->model);
     must(qt_token_ids_read(&ids, &f->seqlen, path, f->info.vocab, &f->err), &f->err);
     f->m = f->seqlen * copies;
@@ -96,15 +96,15 @@ static void close_fixture(struct fixture *f)
 {
     for (size_t i = 0; i <= f->info.layers; i++) {
         qt_free(f->hidden[i]);
-        for (size_t j = 0; j < QT_BLOCK_LINEARS; j++)
+        for (size_t j = 0; j < QT_LAYER_LINEARS; j++)
             qt_free(f->grads[i].linear[j]);
-        for (size_t j = 0; j < QT_BLOCK_NORMS; j++)
+        for (size_t j = 0; j < QT_LAYER_NORMS; j++)
             qt_free(f->grads[i].norm[j]);
     }
     qt_free(f->ids);
     qt_free(f->targets);
     qt_free(f->losses);
-    qt_ends_close(f->ends);
+    qt_embed_head_close(f->ends);
     f->be->close(f->be);
     qt_model_close(f->model);
     qt_ckpt_close(f->ckpt);
@@ -112,31 +112,31 @@ static void close_fixture(struct fixture *f)
 
 static void forward(struct fixture *f)
 {
-    struct qt_block *block;
+    struct qt_layer *block;
     size_t bytes = f->m * f->info.hidden * sizeof(float);
-    must(qt_ends_embed(f->ends, f->hidden[0], f->ids, f->m, f->seqlen, &f->err), &f->err);
+    must(qt_embed_tokens(f->ends, f->hidden[0], f->ids, f->m, f->seqlen, &f->err), &f->err);
     for (size_t i = 0; i < f->info.layers; i++) {
         memcpy(f->hidden[i + 1], f->hidden[i], bytes);
-        must(qt_block_open(&block, f->model, i, &f->weights, f->be, &f->err), &f->err);
-        must(qt_block_run(block, f->hidden[i + 1], f->m, f->seqlen, NULL, &f->err), &f->err);
-        qt_block_close(block);
+        must(qt_layer_open(&block, f->model, i, &f->weights, f->be, &f->err), &f->err);
+        must(qt_layer_run(block, f->hidden[i + 1], f->m, f->seqlen, NULL, &f->err), &f->err);
+        qt_layer_close(block);
     }
 }
 
 /* Fills f->grads and f->losses. */
 static void backward(struct fixture *f, const struct qt_objective *objective)
 {
-    struct qt_block *block;
+    struct qt_layer *block;
     size_t layers = f->info.layers;
     float *grad = new_floats(f->m * f->info.hidden);
-    must(qt_ends_grad(f->ends, f->losses, grad, f->grads[layers].norm[0], f->hidden[layers],
+    must(qt_head_grad(f->ends, f->losses, grad, f->grads[layers].norm[0], f->hidden[layers],
                       objective, f->m, &f->err),
          &f->err);
     for (size_t i = layers; i-- > 0;) {
-        must(qt_block_open(&block, f->model, i, &f->weights, f->be, &f->err), &f->err);
-        must(qt_block_grad(block, grad, &f->grads[i], f->hidden[i], f->m, f->seqlen, &f->err),
+        must(qt_layer_open(&block, f->model, i, &f->weights, f->be, &f->err), &f->err);
+        must(qt_layer_grad(block, grad, &f->grads[i], f->hidden[i], f->m, f->seqlen, &f->err),
              &f->err);
-        qt_block_close(block);
+        qt_layer_close(block);
     }
     qt_free(grad);
 }
@@ -263,7 +263,7 @@ static double mean_loss(struct fixture *f, const struct qt_objective *objective)
 {
     double sum = 0;
     forward(f);
-    must(qt_ends_grad(f->ends, f->losses, NULL, NULL, f->hidden[f->info.layers], objective, f->m,
+    must(qt_head_grad(f->ends, f->losses, NULL, NULL, f->hidden[f->info.layers], objective, f->m,
                       &f->err),
          &f->err);
     for (size_t i = 0; i < f->m; i++)
@@ -339,23 +339,23 @@ static void test_threads(void **state)
 static void test_out_of_memory(void **state)
 {
     struct fixture f;
-    struct qt_block *block;
+    struct qt_layer *block;
     (void)state;
     open_fixture(&f, "tests/golden/models/llama", "tests/golden/models/llama/ids.u16", 1);
     forward(&f);
-    must(qt_block_open(&block, f.model, 0, &f.weights, f.be, &f.err), &f.err);
+    must(qt_layer_open(&block, f.model, 0, &f.weights, f.be, &f.err), &f.err);
     float *grad = new_floats(f.m * f.info.hidden);
     long allowed = 0;
     int rc;
     do {
         qt_mem_fail_after(allowed++);
-        rc = qt_block_grad(block, grad, &f.grads[0], f.hidden[0], f.m, f.seqlen, &f.err);
+        rc = qt_layer_grad(block, grad, &f.grads[0], f.hidden[0], f.m, f.seqlen, &f.err);
         qt_mem_fail_after(-1);
         assert_true(rc == QT_OK || rc == QT_E_RESOURCE);
     } while (rc != QT_OK);
     assert_true(allowed > 3);
     qt_free(grad);
-    qt_block_close(block);
+    qt_layer_close(block);
     close_fixture(&f);
 }
 

@@ -163,8 +163,8 @@ static void test_against_naive(void **state)
     struct qt_err err = {0};
     struct qt_weights w = qt_weights_of_ckpt(ckpt);
     struct qt_model *model;
-    struct qt_ends *ends;
-    struct qt_block *block;
+    struct qt_embed_head *ends;
+    struct qt_layer *block;
     float *hidden = malloc(SAMPLES * SEQLEN * 256 * sizeof *hidden);
     (void)state;
     must_run("a.qcal", 0, SAMPLES);
@@ -175,19 +175,19 @@ static void test_against_naive(void **state)
                      qt_crc32(0, ids, SAMPLES * SEQLEN * sizeof *ids));
     expect_ok("model", qt_model_open(&model, &w, &err), &err);
     expect_ok("check", qt_calibrate_check(q, ckpt, model, &err), &err);
-    expect_ok("ends", qt_ends_open(&ends, model, &w, be, &err), &err);
-    expect_ok("embed", qt_ends_embed(ends, hidden, ids, SAMPLES * SEQLEN, SEQLEN, &err), &err);
+    expect_ok("ends", qt_embed_head_open(&ends, model, &w, be, &err), &err);
+    expect_ok("embed", qt_embed_tokens(ends, hidden, ids, SAMPLES * SEQLEN, SEQLEN, &err), &err);
     for (size_t l = 0; l < qt_model_info(model)->layers; l++) {
         struct seen s = {0};
-        struct qt_tap tap = {&s, keep};
-        expect_ok("block", qt_block_open(&block, model, l, &w, be, &err), &err);
-        expect_ok("run", qt_block_run(block, hidden, SAMPLES * SEQLEN, SEQLEN, &tap, &err), &err);
-        qt_block_close(block);
+        struct qt_hook tap = {&s, keep};
+        expect_ok("block", qt_layer_open(&block, model, l, &w, be, &err), &err);
+        expect_ok("run", qt_layer_run(block, hidden, SAMPLES * SEQLEN, SEQLEN, &tap, &err), &err);
+        qt_layer_close(block);
         compare_layer(q, l, &s);
         for (size_t i = 0; i < QT_INPUTS; i++)
             free(s.x[i]);
     }
-    qt_ends_close(ends);
+    qt_embed_head_close(ends);
     qt_model_close(model);
     qt_qcal_close(q);
     free(hidden);

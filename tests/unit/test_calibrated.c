@@ -160,8 +160,7 @@ static void feedback_lowers_the_weighted_error(void **state)
         assert_int_equal(total(doc, "fallbacks"), 0);
         assert_int_equal(total(doc, "quantized"), 14);
         assert_int_equal(total(doc, "calibration_tokens"), SAMPLES * SEQLEN);
-        json_array_foreach(json_object_get(doc, "tensors"), i, t)
-        {
+        json_array_foreach (json_object_get(doc, "tensors"), i, t) {
             const json_t *h = json_object_get(t, "hessian");
             double before = json_number_value(json_object_get(h, "error_before"));
             double after = json_number_value(json_object_get(h, "error_after"));
@@ -375,8 +374,7 @@ static const json_t *hessian_of(const json_t *document, const char *name)
 {
     size_t i;
     json_t *t;
-    json_array_foreach(json_object_get(document, "tensors"), i, t)
-    {
+    json_array_foreach (json_object_get(document, "tensors"), i, t) {
         if (strcmp(json_string_value(json_object_get(t, "name")), name) == 0)
             return json_object_get(t, "hessian");
     }
@@ -664,8 +662,7 @@ static void hidden_states_are_made_up_for(void **state)
             json_t *doc = quantize(f, ckpt, &opt), *t;
             size_t at;
             assert_int_equal(total(doc, "fallbacks"), 0);
-            json_array_foreach(json_object_get(doc, "tensors"), at, t)
-            {
+            json_array_foreach (json_object_get(doc, "tensors"), at, t) {
                 const json_t *h = json_object_get(t, "hessian");
                 double before = json_number_value(json_object_get(h, "error_before"));
                 double after = json_number_value(json_object_get(h, "error_after"));
@@ -707,8 +704,7 @@ static void dead_channels_are_counted(void **state)
     size_t i, found = 0;
     opt.strict = true;
     assert_int_equal(total(doc, "fallbacks"), 0);
-    json_array_foreach(json_object_get(doc, "tensors"), i, t)
-    {
+    json_array_foreach (json_object_get(doc, "tensors"), i, t) {
         const char *name = json_string_value(json_object_get(t, "name"));
         if (!strstr(name, "layers.0.self_attn.q_proj"))
             continue;
@@ -740,8 +736,7 @@ static void expect_fall_back(struct fixture *f, const struct qt_ckpt *ckpt, cons
     json_t *doc = quantize(f, ckpt, &opt), *t;
     size_t i;
     assert_int_equal(total(doc, "fallbacks"), fallbacks);
-    json_array_foreach(json_object_get(doc, "tensors"), i, t)
-    {
+    json_array_foreach (json_object_get(doc, "tensors"), i, t) {
         const char *name = json_string_value(json_object_get(t, "name"));
         const json_t *h = json_object_get(t, "hessian");
         const char *why = json_string_value(json_object_get(h, "fallback"));
@@ -824,8 +819,7 @@ static void infinite_activations_fall_back(void **state)
     struct qt_quantize_report report;
     json_t *doc = quantize(f, ckpt, &opt), *t;
     size_t i, with_reason = 0;
-    json_array_foreach(json_object_get(doc, "tensors"), i, t)
-    {
+    json_array_foreach (json_object_get(doc, "tensors"), i, t) {
         json_t *why = json_object_get(json_object_get(t, "hessian"), "fallback");
         with_reason += why && strstr(json_string_value(why), "not finite");
     }

@@ -5,8 +5,8 @@
  */
 #include "gpu_fixture.h"
 
-#include "pack/layout_frag.h"
-#include "pack/layout_mix24.h"
+#include "pack/layouts/layout_frag.h"
+#include "pack/layouts/layout_mix24.h"
 #include "verify/verify.h"
 
 /* ---- the stand-in --------------------------------------------------------------------------- */
@@ -35,7 +35,7 @@ enum wrong {
 };
 
 /* ROUNDED_EXP2: 480 times the largest stored scale, 2^14, is within FP16 then. */
-enum { WORKSPACE = QT_MATMUL_WORKSPACE_ZEROED + 1024, ROUNDED_EXP2 = 8 };
+enum { WORKSPACE = QTOOL_WORKSPACE_ZEROED + 1024, ROUNDED_EXP2 = 8 };
 
 struct fake {
     struct stand_in on;
@@ -43,8 +43,8 @@ struct fake {
     unsigned runs;
 };
 
-static unsigned plane_bits(const struct qt_matmul_weight *w, enum qt_frag_order order, size_t row,
-                           size_t col)
+static unsigned plane_bits(const struct qtool_matmul_weight *w, enum qt_frag_order order,
+                           size_t row, size_t col)
 {
     unsigned y = row % 16, x = col % 64, s = x / 16, i = y / 8 + 2 * (x % 16 / 8), h = x % 2;
     unsigned lane = 4 * (y % 8) + x % 8 / 2, width[QT_FRAG_MAX_PLANES], code = 0;
@@ -77,24 +77,24 @@ static float minifloat(unsigned code, unsigned bits, unsigned e)
     return (bits == 8 ? code >> 7 : code & 1) ? -v : v;
 }
 
-static float weight_at(const struct qt_matmul_weight *w, size_t row, size_t col)
+static float weight_at(const struct qtool_matmul_weight *w, size_t row, size_t col)
 {
-    bool lut = w->kind == QT_MATMUL_LUT;
-    bool half = w->kind == QT_MATMUL_FPX ? w->bits > 4 : w->kind == QT_MATMUL_INT;
+    bool lut = w->kind == QTOOL_MATMUL_LUT;
+    bool half = w->kind == QTOOL_MATMUL_FPX ? w->bits > 4 : w->kind == QTOOL_MATMUL_INT;
     unsigned code = plane_bits(w, half ? QT_FRAG_HALF : QT_FRAG_NIBBLE, row, col);
     size_t group = w->group ? col / w->group : 0;
     size_t pitch = w->pitch_groups ? w->pitch_groups : w->group ? qt_ceil_div(w->k, w->group) : 1;
     const uint16_t *scales = w->scale, *table = w->table;
-    float value = lut                        ? qt_f16_to_f32(table[code])
-                  : w->kind == QT_MATMUL_FPX ? minifloat(code, w->bits, w->exp_bits)
-                                             : (float)((int)code - (1 << (w->bits - 1)));
+    float value = lut                           ? qt_f16_to_f32(table[code])
+                  : w->kind == QTOOL_MATMUL_FPX ? minifloat(code, w->bits, w->exp_bits)
+                                                : (float)((int)code - (1 << (w->bits - 1)));
     float scale = qt_f16_to_f32(
         scales[(row / 16 * pitch + group) * 16 + qt_frag_scale_slot((unsigned)row % 16)]);
     return ldexpf(scale, w->scale_exp2) * value;
 }
 
 /* The stored weight at a packed column, without outliers, in units of 2^scale_exp2. */
-static float mix24_dense(const struct qt_matmul_weight *w, size_t row, size_t col)
+static float mix24_dense(const struct qtool_matmul_weight *w, size_t row, size_t col)
 {
     const struct qt_mix24_units x = {(uint32_t)(w->mix24.twos + w->mix24.fours),
                                      (uint32_t)w->mix24.fours, 1, 1};
@@ -124,7 +124,7 @@ static float mix24_dense(const struct qt_matmul_weight *w, size_t row, size_t co
 }
 
 /* Source channels of what is stored in packed columns, outliers added. */
-static void mix24_row(float *out, const struct qt_matmul_weight *w, size_t row)
+static void mix24_row(float *out, const struct qtool_matmul_weight *w, size_t row)
 {
     size_t columns = (w->mix24.twos + w->mix24.fours) * QT_MIX24_UNIT;
     const uint16_t *perm = w->mix24.perm, *cols = w->mix24.csr_col, *vals = w->mix24.csr_val;
@@ -141,11 +141,11 @@ static void mix24_row(float *out, const struct qt_matmul_weight *w, size_t row)
     assert_int_equal(next, end);
 }
 
-static float *decode(const struct qt_matmul_weight *w)
+static float *decode(const struct qtool_matmul_weight *w)
 {
     float *out = malloc(w->n * w->k * sizeof *out);
     assert_non_null(out);
-    if (w->kind == QT_MATMUL_MIX24) {
+    if (w->kind == QTOOL_MATMUL_MIX24) {
         for (size_t row = 0; row < w->n; row++)
             mix24_row(out + row * w->k, w, row);
         return out;
@@ -160,11 +160,11 @@ static struct fake *self(struct qt_gpu *gpu)
     return gpu->ctx;
 }
 
-static int fake_plan(struct qt_gpu *gpu, struct qt_matmul_plan *out,
-                     const struct qt_matmul_weight *w, size_t m,
-                     const struct qt_matmul_options *opt, struct qt_err *err)
+static int fake_plan(struct qt_gpu *gpu, struct qtool_matmul_plan *out,
+                     const struct qtool_matmul_weight *w, size_t m,
+                     const struct qtool_matmul_options *opt, struct qt_err *err)
 {
-    *out = (struct qt_matmul_plan){
+    *out = (struct qtool_matmul_plan){
         .m = m, .n = w->n, .k = w->k, .workspace_bytes = WORKSPACE, .options = *opt};
     out->rounded = self(gpu)->wrong == ROUNDS || self(gpu)->wrong == SAYS_ROUNDS;
     out->rounded_exp2 = ROUNDED_EXP2;
@@ -173,7 +173,7 @@ static int fake_plan(struct qt_gpu *gpu, struct qt_matmul_plan *out,
     return QT_OK;
 }
 
-static void misbehave(struct fake *f, const struct qt_matmul_plan *plan, uint16_t *y,
+static void misbehave(struct fake *f, const struct qtool_matmul_plan *plan, uint16_t *y,
                       const uint16_t *x, unsigned char *workspace)
 {
     size_t count = plan->m * plan->n;
@@ -210,7 +210,7 @@ static void misbehave(struct fake *f, const struct qt_matmul_plan *plan, uint16_
                        plan->options.dtype);
         break;
     case STALE_WORKSPACE:
-        memcpy(&stale, workspace + QT_MATMUL_WORKSPACE_ZEROED, sizeof stale);
+        memcpy(&stale, workspace + QTOOL_WORKSPACE_ZEROED, sizeof stale);
         y[0] = to_bits(from_bits(y[0], plan->options.dtype) + 0 * stale, plan->options.dtype);
         break;
     default:
@@ -219,9 +219,9 @@ static void misbehave(struct fake *f, const struct qt_matmul_plan *plan, uint16_
 }
 
 static void fake_token(const struct fake *f, uint16_t *y, const uint16_t *x, const float *w,
-                       const struct qt_matmul_plan *plan)
+                       const struct qtool_matmul_plan *plan)
 {
-    enum qt_matmul_dtype dtype = plan->options.dtype;
+    enum qtool_dtype dtype = plan->options.dtype;
     double sum2 = 0, sum[1024];
     assert_true(plan->n <= 1024);
     for (size_t row = 0; row < plan->n; row++) {
@@ -238,8 +238,8 @@ static void fake_token(const struct fake *f, uint16_t *y, const uint16_t *x, con
         y[row] = to_bits((float)(sum[row] * factor + (row % 2 ? noise : -noise)), dtype);
 }
 
-static int fake_run(struct qt_gpu *gpu, const struct qt_matmul_plan *plan,
-                    const struct qt_matmul_weight *w, void *y, const void *x, void *workspace,
+static int fake_run(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
+                    const struct qtool_matmul_weight *w, void *y, const void *x, void *workspace,
                     struct qt_err *err)
 {
     struct fake *f = self(gpu);
@@ -267,8 +267,8 @@ static int fake_run(struct qt_gpu *gpu, const struct qt_matmul_plan *plan,
     return QT_OK;
 }
 
-static int fake_dequantize(struct qt_gpu *gpu, const struct qt_matmul_weight *w, void *out,
-                           enum qt_matmul_dtype dtype, struct qt_err *err)
+static int fake_dequantize(struct qt_gpu *gpu, const struct qtool_matmul_weight *w, void *out,
+                           enum qtool_dtype dtype, struct qt_err *err)
 {
     float *decoded = decode(w);
     uint16_t *to = out;
@@ -381,7 +381,7 @@ static void test_descriptors(void **state)
             enum { N = 35, K = 150 };
             static float w[N * K], expected[N * K];
             const void *section[QT_MAX_SECTIONS];
-            struct qt_matmul_weight weight;
+            struct qtool_matmul_weight weight;
             struct qt_packed p = {0};
             struct qt_spec spec;
             struct qt_err err = {0};
@@ -427,8 +427,8 @@ static void test_right(void **state)
         assert_string_equal(t->missing, "");
         assert_int_equal(t->runs, 20); /* 5 numbers of tokens, 3 sets and batch-invariant */
         /* One token of 17 outputs may be lucky or not; rounding costs about 2.07e-4. */
-        assert_true(t->error[QT_MATMUL_F16] > 1e-4 && t->error[QT_MATMUL_F16] < 4e-4);
-        assert_true(t->error[QT_MATMUL_BF16] > 8e-4 && t->error[QT_MATMUL_BF16] < 32e-4);
+        assert_true(t->error[QTOOL_F16] > 1e-4 && t->error[QTOOL_F16] < 4e-4);
+        assert_true(t->error[QTOOL_BF16] > 8e-4 && t->error[QTOOL_BF16] < 32e-4);
         for (size_t j = 0; j < QT_DEVICE_TIMES; j++) {
             assert_true(t->us[j] == 4);
             assert_true(t->cublas_us[j] == 8);
@@ -487,7 +487,7 @@ static void test_faults(void **state)
                 fail_msg("fault %d, %s: \"%s\" does not say \"%s\"", (int)cases[c].wrong,
                          r.tensors[i].name, r.tensors[i].fault, cases[c].says);
         for (size_t i = 0; i < r.count && cases[c].wrong == FIRST_UNWRITTEN; i++)
-            assert_true(isnan(r.tensors[i].error[QT_MATMUL_F16])); /* whatever comes after */
+            assert_true(isnan(r.tensors[i].error[QTOOL_F16])); /* whatever comes after */
         qt_device_free(&r);
     }
 }

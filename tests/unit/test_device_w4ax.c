@@ -5,8 +5,8 @@
  */
 #include "gpu_fixture.h"
 
-#include "pack/layout_frag8.h"
-#include "verify/device.h"
+#include "pack/layouts/layout_frag8.h"
+#include "verify/gpu/device.h"
 
 #include <math.h>
 
@@ -64,7 +64,7 @@ static size_t fake_blocks(uint32_t *words, const uint8_t *bits, size_t count, in
         bool wide = bits[i] == 8 || !packed;
         words[i] = at * 2 + wide;
         if (wide && bits[i] == 4)
-            words[i] |= QT_W4AX_NARROW_VALUES;
+            words[i] |= QTOOL_W4AX_NARROW_VALUES;
         at += wide ? 2 : 1;
     }
     return (size_t)at * 64;
@@ -72,23 +72,24 @@ static size_t fake_blocks(uint32_t *words, const uint8_t *bits, size_t count, in
 
 static bool is_narrow(uint32_t word)
 {
-    return !(word & QT_W4AX_WIDE_ROWS) || word & QT_W4AX_NARROW_VALUES;
+    return !(word & QTOOL_W4AX_WIDE_ROWS) || word & QTOOL_W4AX_NARROW_VALUES;
 }
 
-static uint8_t *byte_of(const struct qt_w4ax_acts *acts, uint32_t word, size_t m, size_t token,
+static uint8_t *byte_of(const struct qtool_w4ax_acts *acts, uint32_t word, size_t m, size_t token,
                         size_t j)
 {
     uint8_t *rows =
-        (uint8_t *)acts->codes + (size_t)((word & ~QT_W4AX_NARROW_VALUES) >> 1) * 64 * m;
-    return word & QT_W4AX_WIDE_ROWS ? rows + token * 128 + (j / 16 ^ (token & 7)) * 16 + j % 16
-                                    : rows + token * 64 + (j / 32 ^ (token / 2 & 3)) * 16 + j % 16;
+        (uint8_t *)acts->codes + (size_t)((word & ~QTOOL_W4AX_NARROW_VALUES) >> 1) * 64 * m;
+    return word & QTOOL_W4AX_WIDE_ROWS
+               ? rows + token * 128 + (j / 16 ^ (token & 7)) * 16 + j % 16
+               : rows + token * 64 + (j / 32 ^ (token / 2 & 3)) * 16 + j % 16;
 }
 
-static void put_code(const struct qt_w4ax_acts *acts, uint32_t word, size_t m, size_t token,
+static void put_code(const struct qtool_w4ax_acts *acts, uint32_t word, size_t m, size_t token,
                      size_t j, int v)
 {
     uint8_t *at = byte_of(acts, word, m, token, j);
-    if (word & QT_W4AX_WIDE_ROWS)
+    if (word & QTOOL_W4AX_WIDE_ROWS)
         *at = (uint8_t)v;
     else if (j % 32 < 16)
         *at = (uint8_t)((*at & 0xf0) | (v & 15));
@@ -96,11 +97,11 @@ static void put_code(const struct qt_w4ax_acts *acts, uint32_t word, size_t m, s
         *at = (uint8_t)((*at & 0x0f) | (v & 15) << 4);
 }
 
-static int get_code(const struct qt_w4ax_acts *acts, uint32_t word, size_t m, size_t token,
+static int get_code(const struct qtool_w4ax_acts *acts, uint32_t word, size_t m, size_t token,
                     size_t j)
 {
     int v = *byte_of(acts, word, m, token, j);
-    if (word & QT_W4AX_WIDE_ROWS)
+    if (word & QTOOL_W4AX_WIDE_ROWS)
         return (int8_t)v;
     v = j % 32 < 16 ? v & 15 : v >> 4;
     return v < 8 ? v : v - 16;
@@ -115,16 +116,16 @@ static float most_of(const float *v, size_t n)
 }
 
 /* v: the token's values, whole blocks. */
-static void quantize_token(const struct qt_w4ax_acts *out, const struct qt_w4ax_input *in,
+static void quantize_token(const struct qtool_w4ax_acts *out, const struct qtool_w4ax_input *in,
                            const float *v, size_t m, size_t token)
 {
     size_t blocks = qt_ceil_div(in->k, 128);
     float unit = most_of(v, blocks * 128) * (in->clip8 / 127);
     int sum = 0;
     for (size_t b = 0; b < blocks; b++) {
-        bool narrow = is_narrow(in->blocks[b]) && in->scales != QT_W4AX_ROW;
+        bool narrow = is_narrow(in->blocks[b]) && in->scales != QTOOL_W4AX_ROW;
         float most = most_of(v + b * 128, 128), limit = narrow ? 7 : 127, factor = 1, s = unit;
-        if (in->scales == QT_W4AX_BLOCK)
+        if (in->scales == QTOOL_W4AX_BLOCK)
             s = most * (narrow ? in->clip4 / 7 : in->clip8 / 127);
         else if (narrow && unit > 0)
             factor = fminf(fmaxf(rintf(most * in->clip4 / (7 * unit)), 1), 18);
@@ -134,17 +135,17 @@ static void quantize_token(const struct qt_w4ax_acts *out, const struct qt_w4ax_
             put_code(out, in->blocks[b], m, token, j, code * (int)factor);
             sum += code * (int)factor;
         }
-        if (in->scales == QT_W4AX_BLOCK)
+        if (in->scales == QTOOL_W4AX_BLOCK)
             out->scale[b * qt_round_up(m, 4) + token] = s < 0x1p-120f ? 1 : s;
     }
-    if (in->scales != QT_W4AX_BLOCK)
+    if (in->scales != QTOOL_W4AX_BLOCK)
         out->scale[token] = unit;
-    if (in->scales == QT_W4AX_INT)
+    if (in->scales == QTOOL_W4AX_INT)
         out->sum[token] = sum;
 }
 
-static void spoil_activations(struct fake *f, const struct qt_w4ax_acts *out,
-                              const struct qt_w4ax_input *in, size_t m)
+static void spoil_activations(struct fake *f, const struct qtool_w4ax_acts *out,
+                              const struct qtool_w4ax_input *in, size_t m)
 {
     size_t last = qt_ceil_div(in->k, 128) - 1;
     uint32_t word = in->blocks[last];
@@ -159,7 +160,7 @@ static void spoil_activations(struct fake *f, const struct qt_w4ax_acts *out,
         put_code(out, word, m, m - 1, 127, 1);
         break;
     case ONE_SUM:
-        if (in->scales == QT_W4AX_INT)
+        if (in->scales == QTOOL_W4AX_INT)
             out->sum[m - 1]++;
         break;
     case CODES_BESIDE:
@@ -177,9 +178,9 @@ static void spoil_activations(struct fake *f, const struct qt_w4ax_acts *out,
     }
 }
 
-static int fake_quantize(struct qt_gpu *gpu, const struct qt_w4ax_acts *out,
-                         const struct qt_w4ax_input *in, const void *x, size_t m,
-                         enum qt_matmul_dtype dtype, struct qt_err *err)
+static int fake_quantize(struct qt_gpu *gpu, const struct qtool_w4ax_acts *out,
+                         const struct qtool_w4ax_input *in, const void *x, size_t m,
+                         enum qtool_dtype dtype, struct qt_err *err)
 {
     struct fake *f = self(gpu);
     size_t blocks = qt_ceil_div(in->k, 128);
@@ -204,7 +205,7 @@ static int fake_quantize(struct qt_gpu *gpu, const struct qt_w4ax_acts *out,
 
 /* ---- products ------------------------------------------------------------------------------- */
 
-static int weight_code(const struct qt_w4ax_weight *w, size_t row, size_t col)
+static int weight_code(const struct qtool_w4ax_weight *w, size_t row, size_t col)
 {
     const uint32_t *plane = w->plane;
     unsigned y = row % 16, x = col % 64, s = x / 32, h = x % 32 / 16, b = x % 4;
@@ -216,23 +217,24 @@ static int weight_code(const struct qt_w4ax_weight *w, size_t row, size_t col)
     return v < 8 ? v : v - 16;
 }
 
-static double weight_scale(const struct qt_w4ax_weight *w, size_t row, size_t block)
+static double weight_scale(const struct qtool_w4ax_weight *w, size_t row, size_t block)
 {
     size_t slot = qt_frag_scale_slot((unsigned)row % 16);
     size_t at = (row / 16 * qt_ceil_div(w->k, 128) + block) * 16 + slot;
     double unit =
-        w->scales == QT_W4AX_BLOCK
+        w->scales == QTOOL_W4AX_BLOCK
             ? 1
             : (double)qt_f16_to_f32(((const uint16_t *)w->row_scale)[row / 16 * 16 + slot]);
-    if (w->scales == QT_W4AX_BLOCK)
+    if (w->scales == QTOOL_W4AX_BLOCK)
         unit = (double)qt_f16_to_f32(((const uint16_t *)w->scale)[at]);
-    else if (w->scales == QT_W4AX_INT)
+    else if (w->scales == QTOOL_W4AX_INT)
         unit *= ((const uint8_t *)w->scale)[at];
     return ldexp(unit, w->scale_exp2);
 }
 
 /* All codes of the weights, [n][blocks * 128], or of the activations, [m][blocks * 128]. */
-static int8_t *all_codes(const struct qt_w4ax_weight *w, const struct qt_w4ax_acts *acts, size_t m)
+static int8_t *all_codes(const struct qtool_w4ax_weight *w, const struct qtool_w4ax_acts *acts,
+                         size_t m)
 {
     size_t width = qt_ceil_div(w->k, 128) * 128, rows = acts ? m : w->n;
     int8_t *out = malloc(rows * width);
@@ -245,34 +247,35 @@ static int8_t *all_codes(const struct qt_w4ax_weight *w, const struct qt_w4ax_ac
     return out;
 }
 
-static double product(const struct qt_w4ax_weight *w, const struct qt_w4ax_acts *acts, size_t m,
-                      size_t token, size_t row, const int8_t *x, const int8_t *codes)
+static double product(const struct qtool_w4ax_weight *w, const struct qtool_w4ax_acts *acts,
+                      size_t m, size_t token, size_t row, const int8_t *x, const int8_t *codes)
 {
     double y = 0;
     for (size_t b = 0; b < qt_ceil_div(w->k, 128); b++) {
         int sum = 0;
         for (size_t j = b * 128; j < b * 128 + 128; j++)
             sum += x[j] * codes[j];
-        size_t at = w->scales == QT_W4AX_BLOCK ? b * qt_round_up(m, 4) + token : token;
+        size_t at = w->scales == QTOOL_W4AX_BLOCK ? b * qt_round_up(m, 4) + token : token;
         y += sum * weight_scale(w, row, b) * (double)acts->scale[at];
     }
     return y;
 }
 
-static int fake_plan(struct qt_gpu *gpu, struct qt_w4ax_plan *out, const struct qt_w4ax_weight *w,
-                     size_t m, const struct qt_w4ax_options *opt, struct qt_err *err)
+static int fake_plan(struct qt_gpu *gpu, struct qtool_w4ax_plan *out,
+                     const struct qtool_w4ax_weight *w, size_t m,
+                     const struct qtool_w4ax_options *opt, struct qt_err *err)
 {
-    *out = (struct qt_w4ax_plan){.m = m,
-                                 .n = w->n,
-                                 .k = w->k,
-                                 .scales = w->scales,
-                                 .workspace_bytes = WORKSPACE,
-                                 .options = *opt,
-                                 .config = {.tokens = 8}};
+    *out = (struct qtool_w4ax_plan){.m = m,
+                                    .n = w->n,
+                                    .k = w->k,
+                                    .scales = w->scales,
+                                    .workspace_bytes = WORKSPACE,
+                                    .options = *opt,
+                                    .config = {.tokens = 8}};
     assert_non_null(w->blocks);
-    assert_true(w->scales == QT_W4AX_ROW || w->scale);
-    assert_true(w->scales == QT_W4AX_BLOCK || w->row_scale);
-    assert_true(!opt->packed || w->scales == QT_W4AX_BLOCK);
+    assert_true(w->scales == QTOOL_W4AX_ROW || w->scale);
+    assert_true(w->scales == QTOOL_W4AX_BLOCK || w->row_scale);
+    assert_true(!opt->packed || w->scales == QTOOL_W4AX_BLOCK);
     assert_int_equal(opt->dependent_launch, self(gpu)->dependent);
     if (self(gpu)->wrong == REFUSES)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "not today");
@@ -307,17 +310,16 @@ static void spoil_output(struct fake *f, unsigned char *y, size_t bytes, unsigne
     f->runs++;
 }
 
-static void put_output(void *y, size_t at, double v, enum qt_w4ax_output output)
+static void put_output(void *y, size_t at, double v, enum qtool_w4ax_output output)
 {
-    if (output == QT_W4AX_F32)
+    if (output == QTOOL_W4AX_F32)
         ((float *)y)[at] = (float)v;
     else
-        ((uint16_t *)y)[at] =
-            to_bits((float)v, output == QT_W4AX_BF16 ? QT_MATMUL_BF16 : QT_MATMUL_F16);
+        ((uint16_t *)y)[at] = to_bits((float)v, output == QTOOL_W4AX_BF16 ? QTOOL_BF16 : QTOOL_F16);
 }
 
-static int fake_run(struct qt_gpu *gpu, const struct qt_w4ax_plan *plan,
-                    const struct qt_w4ax_weight *w, const struct qt_w4ax_acts *acts, void *y,
+static int fake_run(struct qt_gpu *gpu, const struct qtool_w4ax_plan *plan,
+                    const struct qtool_w4ax_weight *w, const struct qtool_w4ax_acts *acts, void *y,
                     void *workspace, struct qt_err *err)
 {
     struct fake *f = self(gpu);
@@ -339,14 +341,14 @@ static int fake_run(struct qt_gpu *gpu, const struct qt_w4ax_plan *plan,
                        plan->options.output);
     free(x);
     free(codes);
-    spoil_output(f, y, plan->m * plan->n * (plan->options.output == QT_W4AX_F32 ? 4 : 2),
+    spoil_output(f, y, plan->m * plan->n * (plan->options.output == QTOOL_W4AX_F32 ? 4 : 2),
                  workspace);
     return QT_OK;
 }
 
 /* ---- caches --------------------------------------------------------------------------------- */
 
-static size_t place(const struct qt_kv_cache *c, size_t sequence, size_t token, size_t head)
+static size_t place(const struct qtool_kv_cache *c, size_t sequence, size_t token, size_t head)
 {
     size_t page = sequence;
     if (c->table)
@@ -361,8 +363,8 @@ static void put_nibble(void *codes, size_t i, float q)
     *at = (uint8_t)(i % 2 ? (*at & 15) | code << 4 : (*at & 0xf0) | code);
 }
 
-static void append_head(const struct qt_kv_cache *c, const uint16_t *k, const uint16_t *v,
-                        size_t at, size_t head, enum qt_matmul_dtype dtype)
+static void append_head(const struct qtool_kv_cache *c, const uint16_t *k, const uint16_t *v,
+                        size_t at, size_t head, enum qtool_dtype dtype)
 {
     uint16_t *param = (uint16_t *)c->v_param + 2 * at;
     float low = INFINITY, high = -INFINITY;
@@ -384,9 +386,9 @@ static void append_head(const struct qt_kv_cache *c, const uint16_t *k, const ui
     }
 }
 
-static int fake_append(struct qt_gpu *gpu, const struct qt_kv_cache *c, const void *k,
+static int fake_append(struct qt_gpu *gpu, const struct qtool_kv_cache *c, const void *k,
                        const void *v, const int *sequence, const int *position, size_t tokens,
-                       enum qt_matmul_dtype dtype, struct qt_err *err)
+                       enum qtool_dtype dtype, struct qt_err *err)
 {
     struct fake *f = self(gpu);
     size_t at = 0, rows = 4 * 704 * c->heads;
@@ -408,17 +410,19 @@ static int fake_append(struct qt_gpu *gpu, const struct qt_kv_cache *c, const vo
     return QT_OK;
 }
 
-static int fake_kv_plan(struct qt_gpu *gpu, struct qt_kv_plan *out, const struct qt_kv_cache *c,
-                        const struct qt_kv_options *opt, struct qt_err *err)
+static int fake_kv_plan(struct qt_gpu *gpu, struct qtool_kv_plan *out,
+                        const struct qtool_kv_cache *c, const struct qtool_kv_options *opt,
+                        struct qt_err *err)
 {
     (void)gpu;
-    *out = (struct qt_kv_plan){.options = *opt, .split_tokens = 128, .workspace_bytes = WORKSPACE};
+    *out =
+        (struct qtool_kv_plan){.options = *opt, .split_tokens = 128, .workspace_bytes = WORKSPACE};
     if (c->head_dim != 64 && c->head_dim != 128)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "head_dim is not 64 or 128");
     return QT_OK;
 }
 
-static float cached(const struct qt_kv_cache *c, bool key, size_t at, size_t head, size_t d)
+static float cached(const struct qtool_kv_cache *c, bool key, size_t at, size_t head, size_t d)
 {
     size_t i = at * c->head_dim + d, j = head * c->head_dim + d;
     float code = (float)(((const uint8_t *)(key ? c->k : c->v))[i / 2] >> i % 2 * 4 & 15);
@@ -427,8 +431,8 @@ static float cached(const struct qt_kv_cache *c, bool key, size_t at, size_t hea
                : code * qt_f16_to_f32(param[0]) + qt_f16_to_f32(param[1]);
 }
 
-static void attend(uint16_t *y, const struct qt_kv_cache *c, const uint16_t *q, size_t sequence,
-                   size_t length, size_t head, const struct qt_kv_options *o, double factor)
+static void attend(uint16_t *y, const struct qtool_kv_cache *c, const uint16_t *q, size_t sequence,
+                   size_t length, size_t head, const struct qtool_kv_options *o, double factor)
 {
     double *p = calloc(length, sizeof *p), most = -INFINITY, sum = 0;
     assert_non_null(p);
@@ -450,11 +454,11 @@ static void attend(uint16_t *y, const struct qt_kv_cache *c, const uint16_t *q, 
     free(p);
 }
 
-static int fake_kv_run(struct qt_gpu *gpu, const struct qt_kv_plan *plan,
-                       const struct qt_kv_cache *c, void *out, const void *q, const int *length,
+static int fake_kv_run(struct qt_gpu *gpu, const struct qtool_kv_plan *plan,
+                       const struct qtool_kv_cache *c, void *out, const void *q, const int *length,
                        void *workspace, struct qt_err *err)
 {
-    const struct qt_kv_options *o = &plan->options;
+    const struct qtool_kv_options *o = &plan->options;
     struct fake *f = self(gpu);
     if (f->wrong == CUDA_FAILS)
         return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: illegal address");
@@ -463,7 +467,7 @@ static int fake_kv_run(struct qt_gpu *gpu, const struct qt_kv_plan *plan,
         return QT_OK;
     }
     /* bench loads the kernel before it is timed, and FP16 is only there for comparison */
-    for (size_t b = 0; b < o->batch && c->format == QT_KV_INT4; b++)
+    for (size_t b = 0; b < o->batch && c->format == QTOOL_KV_INT4; b++)
         for (size_t h = 0; h < o->heads; h++) {
             size_t at = (b * o->heads + h) * c->head_dim;
             assert_true((size_t)length[b] <= o->max_length);
@@ -562,8 +566,8 @@ static void test_right(void **state)
             assert_string_equal(t.fault, "");
             /* 3 sets, 5 numbers of tokens; outputs of 16 bits and FP32; BLOCK also packed */
             assert_int_equal(t.runs, s == 0 ? 45 : 30);
-            assert_true(t.error[QT_MATMUL_F16] > 5e-5 && t.error[QT_MATMUL_F16] < 5e-4);
-            assert_true(t.error[QT_MATMUL_BF16] > 5e-4 && t.error[QT_MATMUL_BF16] < 4e-3);
+            assert_true(t.error[QTOOL_F16] > 5e-5 && t.error[QTOOL_F16] < 5e-4);
+            assert_true(t.error[QTOOL_BF16] > 5e-4 && t.error[QTOOL_BF16] < 4e-3);
             for (size_t j = 0; j < QT_DEVICE_TIMES; j++)
                 assert_true(t.us[j] == 4 && t.cublas_us[j] == 8);
         }
@@ -677,8 +681,8 @@ static void test_cache(void **state)
                      cases[c].says);
         assert_int_equal(t.runs, 2);
         if (c == 0)
-            assert_true(t.error[QT_MATMUL_F16] > 5e-5 && t.error[QT_MATMUL_F16] < 5e-4 &&
-                        t.error[QT_MATMUL_BF16] > 5e-4 && t.error[QT_MATMUL_BF16] < 3e-3);
+            assert_true(t.error[QTOOL_F16] > 5e-5 && t.error[QTOOL_F16] < 5e-4 &&
+                        t.error[QTOOL_BF16] > 5e-4 && t.error[QTOOL_BF16] < 3e-3);
     }
     fake_init(&f, NOTHING);
     expect_error("dim", check_cache(&t, &f, 32, &err), QT_E_UNSUPPORTED, "head_dim", &err);
@@ -794,7 +798,7 @@ static void bench(struct qt_bench_report *out, struct fake *f, struct qt_bench_o
 
 static void test_bench(void **state)
 {
-    struct qt_bench_options opt = {.matmul = {.dtype = QT_MATMUL_F16}};
+    struct qt_bench_options opt = {.matmul = {.dtype = QTOOL_F16}};
     struct qt_bench_report r;
     struct fake f;
     (void)state;
@@ -851,7 +855,7 @@ static void test_bench_caches(void **state)
         size_t length = lengths[i / 3 % 2], batch = m[i / 6 % 2];
         bool f16 = i % 3 == 0;
         assert_true(row->shape == shape && row->length == length && row->batch == batch);
-        assert_true((row->format == QT_KV_F16) == f16 && row->paged == (i % 3 == 2));
+        assert_true((row->format == QTOOL_KV_F16) == f16 && row->paged == (i % 3 == 2));
         if (i / 12 == 2) {
             assert_string_equal(row->why, "head_dim is not 64 or 128");
             continue;

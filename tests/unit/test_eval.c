@@ -128,31 +128,31 @@ static void naive_logits(float *logits, const struct qt_weights *w)
 {
     struct qt_backend *be = world.be;
     struct qt_model *model;
-    struct qt_ends *ends;
-    struct qt_block *block;
+    struct qt_embed_head *ends;
+    struct qt_layer *block;
     void *hidden, *out;
     assert_int_equal(qt_model_open(&model, w, NULL), 0);
     const struct qt_model_info *info = qt_model_info(model);
     assert_int_equal(info->vocab, VOCAB);
-    assert_int_equal(qt_ends_open(&ends, model, w, be, NULL), 0);
-    assert_int_equal(be->new (be, &hidden, SEQLEN * info->hidden * sizeof(float), NULL), 0);
-    assert_int_equal(be->new (be, &out, (size_t)SEQLEN * VOCAB * sizeof(float), NULL), 0);
+    assert_int_equal(qt_embed_head_open(&ends, model, w, be, NULL), 0);
+    assert_int_equal(be->alloc(be, &hidden, SEQLEN * info->hidden * sizeof(float), NULL), 0);
+    assert_int_equal(be->alloc(be, &out, (size_t)SEQLEN * VOCAB * sizeof(float), NULL), 0);
     for (size_t i = 0; i < WINDOWS; i++) {
-        assert_int_equal(qt_ends_embed(ends, hidden, world.ids + i * SEQLEN, SEQLEN, SEQLEN, NULL),
-                         0);
+        assert_int_equal(
+            qt_embed_tokens(ends, hidden, world.ids + i * SEQLEN, SEQLEN, SEQLEN, NULL), 0);
         for (size_t l = 0; l < info->layers; l++) {
-            assert_int_equal(qt_block_open(&block, model, l, w, be, NULL), 0);
-            assert_int_equal(qt_block_run(block, hidden, SEQLEN, SEQLEN, NULL, NULL), 0);
-            qt_block_close(block);
+            assert_int_equal(qt_layer_open(&block, model, l, w, be, NULL), 0);
+            assert_int_equal(qt_layer_run(block, hidden, SEQLEN, SEQLEN, NULL, NULL), 0);
+            qt_layer_close(block);
         }
-        assert_int_equal(qt_ends_logits(ends, out, hidden, SEQLEN, NULL), 0);
+        assert_int_equal(qt_head_logits(ends, out, hidden, SEQLEN, NULL), 0);
         assert_int_equal(be->download(be, logits + i * SEQLEN * VOCAB, out,
                                       (size_t)SEQLEN * VOCAB * sizeof(float), NULL),
                          0);
     }
     be->free(be, out);
     be->free(be, hidden);
-    qt_ends_close(ends);
+    qt_embed_head_close(ends);
     qt_model_close(model);
 }
 

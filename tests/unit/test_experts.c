@@ -32,7 +32,7 @@ struct fixture {
 static struct fixture *open_model(const char *dir)
 {
     struct fixture *f = calloc(1, sizeof *f);
-    struct qt_block *block;
+    struct qt_layer *block;
     expect_ok("ckpt", qt_ckpt_open(&f->ckpt, dir, &f->err), &f->err);
     expect_ok("backend", qt_backend_cpu_open(&f->be, &f->err), &f->err);
     f->source = qt_weights_of_ckpt(f->ckpt);
@@ -48,10 +48,10 @@ static struct fixture *open_model(const char *dir)
         "embed",
         qt_model_embed(f->hidden, f->model, &f->source, f->be, f->ids, TOKENS, SEQLEN, &f->err),
         &f->err);
-    expect_ok("block", qt_block_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    expect_ok("block", qt_layer_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
     expect_ok("attention",
-              qt_block_run_sublayer(block, 0, f->hidden, TOKENS, SEQLEN, NULL, &f->err), &f->err);
-    qt_block_close(block);
+              qt_layer_run_sublayer(block, 0, f->hidden, TOKENS, SEQLEN, NULL, &f->err), &f->err);
+    qt_layer_close(block);
     return f;
 }
 
@@ -85,15 +85,15 @@ static int keep(void *ctx, int input, const float *x, size_t m, size_t k, struct
 }
 
 /* An input of an expert for the tokens, in the block; NULL: for those that choose it. */
-static struct kept input_of(struct fixture *f, struct qt_block *block, int input,
+static struct kept input_of(struct fixture *f, struct qt_layer *block, int input,
                             const float *hidden, const struct qt_tokens *tokens)
 {
     struct kept kept = {.input = input};
     float *copy = malloc(TOKENS * f->width * sizeof *copy);
     memcpy(copy, hidden, TOKENS * f->width * sizeof *copy);
     expect_ok("run to",
-              qt_block_run_to(block, input, copy, TOKENS, SEQLEN, tokens,
-                              &(struct qt_tap){&kept, keep}, &f->err),
+              qt_layer_run_to(block, input, copy, TOKENS, SEQLEN, tokens,
+                              &(struct qt_hook){&kept, keep}, &f->err),
               &f->err);
     assert_memory_equal(copy, hidden, TOKENS * f->width * sizeof *copy);
     free(copy);
@@ -110,12 +110,12 @@ static struct qt_tokens all_tokens(void)
     return t;
 }
 
-static float *shares_of(struct fixture *f, struct qt_block *block, const float *hidden)
+static float *shares_of(struct fixture *f, struct qt_layer *block, const float *hidden)
 {
     float *share = malloc(TOKENS * f->experts * sizeof *share);
     float *copy = malloc(TOKENS * f->width * sizeof *copy);
     memcpy(copy, hidden, TOKENS * f->width * sizeof *copy);
-    expect_ok("route", qt_block_route(share, block, copy, TOKENS, SEQLEN, &f->err), &f->err);
+    expect_ok("route", qt_layer_route(share, block, copy, TOKENS, SEQLEN, &f->err), &f->err);
     assert_memory_equal(copy, hidden, TOKENS * f->width * sizeof *copy);
     free(copy);
     return share;
@@ -160,9 +160,9 @@ static void router_case(const char *dir, const char *router_name, size_t chosen,
     struct fixture *f = open_model(dir);
     const size_t routed = f->experts - (gate_name != NULL);
     struct qt_tokens all = all_tokens();
-    struct qt_block *block;
+    struct qt_layer *block;
     size_t unclear = 0;
-    expect_ok("block", qt_block_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    expect_ok("block", qt_layer_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
     float *share = shares_of(f, block, f->hidden);
     float *router = malloc(f->experts * f->width * sizeof *router), *gate = NULL;
     expect_ok("router", f->source.load(f->source.ctx, router_name, router, &f->err), &f->err);
@@ -187,7 +187,7 @@ static void router_case(const char *dir, const char *router_name, size_t chosen,
         }
     }
     assert_true(unclear < TOKENS / 50);
-    qt_block_close(block);
+    qt_layer_close(block);
     qt_tokens_free(&all);
     free(x.x);
     free(share);
@@ -265,8 +265,8 @@ static void tokens_go_through_experts(void **state)
 {
     struct fixture *f = open_model(*state);
     struct qt_tokens all = all_tokens(), some = all_tokens();
-    struct qt_block *block;
-    expect_ok("block", qt_block_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    struct qt_layer *block;
+    expect_ok("block", qt_layer_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
     float *share = shares_of(f, block, f->hidden);
     for (size_t e = 0; e < f->experts; e++)
         for (int input = 2 + 2 * (int)e; input < 4 + 2 * (int)e; input++) {
@@ -287,7 +287,7 @@ static void tokens_go_through_experts(void **state)
             free(own.x);
             free(told.x);
         }
-    qt_block_close(block);
+    qt_layer_close(block);
     qt_tokens_free(&all);
     qt_tokens_free(&some);
     free(share);
@@ -374,16 +374,16 @@ static void sums_are_of_an_experts_tokens(void **state)
     const struct qt_calibration data = {
         .ids = f->ids, .samples = SAMPLES, .seqlen = SEQLEN, .backend = f->be};
     struct qt_tokens all = all_tokens(), some = all_tokens();
-    struct qt_block *here, *there;
+    struct qt_layer *here, *there;
     struct qt_sequential *s;
     const size_t bytes = TOKENS * f->width * sizeof(float);
     float *hidden = malloc(bytes);
     expect_ok("embed",
               qt_model_embed(hidden, f->model, &f->source, f->be, f->ids, TOKENS, SEQLEN, &f->err),
               &f->err);
-    expect_ok("here", qt_block_open(&here, f->model, 0, &now, f->be, &f->err), &f->err);
-    expect_ok("there", qt_block_open(&there, f->model, 0, &f->source, f->be, &f->err), &f->err);
-    expect_ok("attention", qt_block_run_sublayer(here, 0, hidden, TOKENS, SEQLEN, NULL, &f->err),
+    expect_ok("here", qt_layer_open(&here, f->model, 0, &now, f->be, &f->err), &f->err);
+    expect_ok("there", qt_layer_open(&there, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    expect_ok("attention", qt_layer_run_sublayer(here, 0, hidden, TOKENS, SEQLEN, NULL, &f->err),
               &f->err);
     expect_ok("open", qt_sequential_open(&s, &f->source, &f->source, &data, &f->err), &f->err);
     expect_ok("enter", qt_sequential_enter(s, 0, &now, &f->err), &f->err);
@@ -401,13 +401,13 @@ static void sums_are_of_an_experts_tokens(void **state)
         assert_true(chose > QT_FEW_TOKENS * x.k); /* nothing is added to these, in any chunk */
         compare(&seen, &x, &z, &some);
         expect_ok("renew", qt_sequential_renew(s, input, &now, &f->err), &f->err);
-        expect_ok("renew here", qt_block_load_linears(here, input, &now, &f->err), &f->err);
+        expect_ok("renew here", qt_layer_load_linears(here, input, &now, &f->err), &f->err);
         free(x.x);
         free(z.x);
     }
     qt_sequential_close(s);
-    qt_block_close(here);
-    qt_block_close(there);
+    qt_layer_close(here);
+    qt_layer_close(there);
     qt_tokens_free(&all);
     qt_tokens_free(&some);
     free(share);
@@ -423,12 +423,12 @@ static void few_tokens_are_joined(void **state)
     const struct qt_calibration data = {
         .ids = f->ids, .samples = FEW_SAMPLES, .seqlen = SEQLEN, .backend = f->be};
     struct qt_tokens all = all_tokens(), some = all_tokens();
-    struct qt_block *block;
+    struct qt_layer *block;
     struct qt_sequential *s;
     struct qt_observed seen;
     size_t chose = 0, joined = 0;
     (void)state;
-    expect_ok("block", qt_block_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    expect_ok("block", qt_layer_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
     float *share = shares_of(f, block, f->hidden);
     expect_ok("open", qt_sequential_open(&s, &f->source, &f->source, &data, &f->err), &f->err);
     expect_ok("enter", qt_sequential_enter(s, 0, &f->source, &f->err), &f->err);
@@ -447,7 +447,7 @@ static void few_tokens_are_joined(void **state)
     assert_int_equal(chose, 2 * FEW); /* two each */
     assert_true(joined > 0);
     qt_sequential_close(s);
-    qt_block_close(block);
+    qt_layer_close(block);
     qt_tokens_free(&all);
     qt_tokens_free(&some);
     free(share);
@@ -502,14 +502,14 @@ static void expect_no_scores(struct fixture *f, const char *part)
     struct changing huge = {f->source, part};
     const struct qt_weights w = {
         .dir = f->source.dir, .ctx = &huge, .shape = shape, .load = load_huge};
-    struct qt_block *block;
+    struct qt_layer *block;
     float *share = malloc(TOKENS * f->experts * sizeof *share);
-    expect_ok("block", qt_block_open(&block, f->model, 0, &w, f->be, &f->err), &f->err);
-    expect_error("route", qt_block_route(share, block, f->hidden, TOKENS, SEQLEN, &f->err),
+    expect_ok("block", qt_layer_open(&block, f->model, 0, &w, f->be, &f->err), &f->err);
+    expect_error("route", qt_layer_route(share, block, f->hidden, TOKENS, SEQLEN, &f->err),
                  QT_E_INPUT, "not finite", &f->err);
-    expect_error("run", qt_block_run_sublayer(block, 2, f->hidden, TOKENS, SEQLEN, NULL, &f->err),
+    expect_error("run", qt_layer_run_sublayer(block, 2, f->hidden, TOKENS, SEQLEN, NULL, &f->err),
                  QT_E_INPUT, part, &f->err);
-    qt_block_close(block);
+    qt_layer_close(block);
     free(share);
 }
 
@@ -521,25 +521,25 @@ static void infinite_scores_are_refused(void **state)
     expect_no_scores(f, "layers.0.mlp.gate.weight");
     expect_no_scores(f, "layers.0.mlp.shared_expert_gate.weight");
     f->hidden[3 * f->width + 1] = NAN;
-    struct qt_block *block;
-    expect_ok("block", qt_block_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
-    expect_error("run", qt_block_run_sublayer(block, 2, f->hidden, TOKENS, SEQLEN, NULL, &f->err),
+    struct qt_layer *block;
+    expect_ok("block", qt_layer_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    expect_error("run", qt_layer_run_sublayer(block, 2, f->hidden, TOKENS, SEQLEN, NULL, &f->err),
                  QT_E_INPUT, "layers.0.mlp.gate.weight", &f->err);
-    qt_block_close(block);
+    qt_layer_close(block);
     close_model(f);
 }
 
 static void gradients_are_refused(void **state)
 {
     struct fixture *f = open_model("tests/golden/models/mixtral");
-    const struct qt_block_grads none = {{NULL}, {NULL}};
-    struct qt_block *block;
+    const struct qt_layer_grads none = {{NULL}, {NULL}};
+    struct qt_layer *block;
     float *grad = calloc(SEQLEN * f->width, sizeof *grad);
     (void)state;
-    expect_ok("block", qt_block_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
-    expect_error("gradient", qt_block_grad(block, grad, &none, f->hidden, SEQLEN, SEQLEN, &f->err),
+    expect_ok("block", qt_layer_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    expect_error("gradient", qt_layer_grad(block, grad, &none, f->hidden, SEQLEN, SEQLEN, &f->err),
                  QT_E_UNSUPPORTED, "mixture of experts", &f->err);
-    qt_block_close(block);
+    qt_layer_close(block);
     free(grad);
     close_model(f);
 }

@@ -6,7 +6,7 @@
  */
 #include "backend_fixture.h"
 
-#include "kernels/gpu_product.h"
+#include "kernels/gpu/product.h"
 
 #include <cblas.h>
 
@@ -15,7 +15,7 @@
 static bool with_cublas;
 static size_t closed, products_of_parts;
 
-static int stand_in_new(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err)
+static int stand_in_alloc(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err)
 {
     (void)gpu;
     char *p;
@@ -55,7 +55,7 @@ int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
     **out = (struct qt_gpu){.has_cublas = with_cublas,
                             .name = "stand-in",
                             .cc = 90,
-                            .new = stand_in_new,
+                            .alloc = stand_in_alloc,
                             .free = stand_in_free,
                             .fill = stand_in_fill,
                             .close = stand_in_close};
@@ -80,8 +80,8 @@ int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)
     (void)c;
     products_of_parts += p->tf32;
     for (int i = 0; i < p->count; i++)
-        cblas_sgemm(CblasRowMajor, p->a_turned ? CblasTrans : CblasNoTrans,
-                    p->b_turned ? CblasTrans : CblasNoTrans, p->m, p->n, p->k, p->alpha,
+        cblas_sgemm(CblasRowMajor, p->a_transposed ? CblasTrans : CblasNoTrans,
+                    p->b_transposed ? CblasTrans : CblasNoTrans, p->m, p->n, p->k, p->alpha,
                     p->a + i * p->step_a, p->lda, p->b + i * p->step_b, p->ldb, p->beta,
                     p->c + i * p->step_c, p->ldc);
     return 0;
@@ -102,7 +102,7 @@ size_t gpu_math_parts_width(size_t k)
     return 3 * qt_round_up(k, 32);
 }
 
-int gpu_math_parts(float *z, const float *x, size_t rows, size_t k, size_t ld, bool turned,
+int gpu_math_parts(float *z, const float *x, size_t rows, size_t k, size_t ld, bool transposed,
                    bool right, void *stream)
 {
     const size_t width = gpu_math_parts_width(k) / 3;
@@ -111,7 +111,7 @@ int gpu_math_parts(float *z, const float *x, size_t rows, size_t k, size_t ld, b
         for (size_t i = 0; i < width; i++) {
             const size_t run = i / GPU_PARTS_DEPTH * GPU_PARTS_DEPTH;
             const size_t step = qt_min_size(width - run, GPU_PARTS_DEPTH);
-            const float v = i >= k ? 0 : turned ? x[i * ld + r] : x[r * ld + i];
+            const float v = i >= k ? 0 : transposed ? x[i * ld + r] : x[r * ld + i];
             const float high = to_tf32(v), low = to_tf32(v - high);
             float *to = z + 3 * (r * width + run) + (i - run);
             to[0] = right ? high : low;
@@ -243,8 +243,8 @@ static void panels_case(int m, int n, int k, int rows)
                             .a = a,
                             .b = b,
                             .c = want,
-                            .a_turned = true,
-                            .b_turned = true,
+                            .a_transposed = true,
+                            .b_transposed = true,
                             .lda = m,
                             .ldb = k,
                             .ldc = n,

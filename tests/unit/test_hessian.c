@@ -277,8 +277,8 @@ static void targets_case(struct qt_backend *be)
     memcpy(t, w, (size_t)N * K * sizeof *t);
     assert_int_equal(qt_factor_targets(t, N, &f, NULL), QT_OK);
     assert_memory_equal(t, w, (size_t)N * K * sizeof *t); /* nothing to make up for */
-    assert_int_equal(qt_factor_shift(&f, cross, 0, 1000, NULL), QT_OK);
-    assert_int_equal(qt_factor_residual(&f, lack, N, 0, 1000, NULL), QT_OK);
+    assert_int_equal(qt_factor_correct_input_error(&f, cross, 0, 1000, NULL), QT_OK);
+    assert_int_equal(qt_factor_correct_residual_error(&f, lack, N, 0, 1000, NULL), QT_OK);
     assert_true(f.shift_shrink == 1 && f.residual_shrink == 1);
     check_regression(f.shift, cross, K, d, f.scale);
     check_regression(f.residual, lack, N, d, f.scale);
@@ -321,13 +321,14 @@ static void targets_shrink(void **state)
         lack[i] *= (float)h[0];
     for (size_t tokens = 8 * K; tokens >= K; tokens -= K) {
         struct qt_factor f = factor_of(h, K, 64, false, 0.01);
-        assert_int_equal(qt_factor_residual(&f, lack, N, 0, 1000000, NULL), QT_OK);
+        assert_int_equal(qt_factor_correct_residual_error(&f, lack, N, 0, 1000000, NULL), QT_OK);
         explained = 0;
         for (size_t i = 0; i < (size_t)N * K; i++)
             explained += (double)lack[i] * (double)f.residual[i];
         qt_factor_free(&f);
         f = factor_of(h, K, 64, false, 0.01);
-        assert_int_equal(qt_factor_residual(&f, lack, N, 1.5 * explained, tokens, NULL), QT_OK);
+        assert_int_equal(
+            qt_factor_correct_residual_error(&f, lack, N, 1.5 * explained, tokens, NULL), QT_OK);
         double want = tokens > K ? 1 - 1.0 * K / (double)(tokens - K) : 0;
         assert_true(fabs(f.residual_shrink - fmax(want, 0)) < 1e-3);
         assert_true(f.residual_shrink <= last);

@@ -4,7 +4,7 @@
 #include "fixture.h"
 
 #include "kernels/kernels.h"
-#include "pack/kv_fit.h"
+#include "pack/kv/fit.h"
 #include "pack/pack.h"
 
 #include <float.h>
@@ -365,22 +365,21 @@ static void run_model(struct keys *keys, struct world *w, const struct qt_contai
 {
     enum { M = SAMPLES * SEQLEN };
     struct qt_weights weights = qt_weights_of_container(c);
-    struct qt_ends *ends;
+    struct qt_embed_head *ends;
     float *hidden;
     size_t width = qt_model_info(model)->hidden;
     weights.runtime.cache = keep_keys;
     weights.runtime.cache_ctx = keys;
-    expect_ok("new", w->be->new (w->be, (void **)&hidden, M * width * sizeof *hidden, &w->err),
-              &w->err);
-    expect_ok("ends", qt_ends_open(&ends, model, &weights, w->be, &w->err), &w->err);
-    expect_ok("embed", qt_ends_embed(ends, hidden, w->ids, M, SEQLEN, &w->err), &w->err);
+    expect_ok("new", w->be->alloc(w->be, &hidden, M * width * sizeof *hidden, &w->err), &w->err);
+    expect_ok("ends", qt_embed_head_open(&ends, model, &weights, w->be, &w->err), &w->err);
+    expect_ok("embed", qt_embed_tokens(ends, hidden, w->ids, M, SEQLEN, &w->err), &w->err);
     for (size_t l = 0; l < qt_model_info(model)->layers; l++) {
-        struct qt_block *block;
-        expect_ok("block", qt_block_open(&block, model, l, &weights, w->be, &w->err), &w->err);
-        expect_ok("run", qt_block_run(block, hidden, M, SEQLEN, NULL, &w->err), &w->err);
-        qt_block_close(block);
+        struct qt_layer *block;
+        expect_ok("block", qt_layer_open(&block, model, l, &weights, w->be, &w->err), &w->err);
+        expect_ok("run", qt_layer_run(block, hidden, M, SEQLEN, NULL, &w->err), &w->err);
+        qt_layer_close(block);
     }
-    qt_ends_close(ends);
+    qt_embed_head_close(ends);
     w->be->free(w->be, hidden);
 }
 

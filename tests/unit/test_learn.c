@@ -5,7 +5,7 @@
 #include "fixture.h"
 
 #include "kernels/kernels.h"
-#include "pack/scheme.h"
+#include "pack/schemes/scheme.h"
 #include "verify/verify.h"
 
 #include <math.h>
@@ -97,8 +97,7 @@ static void curve_ends(double *before, double *best, const json_t *document, jso
     const json_t *row, *curve = json_object_get(json_object_get(document, "learning"), "curve");
     size_t i;
     *best = INFINITY;
-    json_array_foreach(curve, i, row)
-    {
+    json_array_foreach (curve, i, row) {
         double loss = json_number_value(json_object_get(row, "held_out"));
         if (block >= 0 && json_integer_value(json_object_get(row, "block")) != block)
             continue;
@@ -379,8 +378,7 @@ static void norms_of_zeros_are_tuned(void **state)
             memcpy(&header, data, sizeof header);
             json_t *tensors = json_loadb(data + 8, header, 0, NULL);
             assert_non_null(tensors);
-            json_object_foreach(tensors, name, tensor)
-            {
+            json_object_foreach (tensors, name, tensor) {
                 const json_t *at = json_object_get(tensor, "data_offsets");
                 size_t begin = (size_t)json_integer_value(json_array_get(at, 0));
                 size_t end = (size_t)json_integer_value(json_array_get(at, 1));

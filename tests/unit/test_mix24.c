@@ -1,7 +1,7 @@
 /* mix24: its layout, what is chosen, data-free and under a Hessian, and stored bytes that lie. */
 #include "hessian_fixture.h"
 #include "mix24_bits.h"
-#include "pack/mix24.h"
+#include "pack/schemes/mix24/mix24.h"
 #include "pack_fixture.h"
 
 static const char *const specs[] = {

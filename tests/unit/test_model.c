@@ -2,8 +2,8 @@
  * Models against logits that Hugging Face transformers computed (tests/oracle/make_model_golden.py;
  * QT_MODELS names another directory of such models), and configurations that must be refused.
  */
-#include "calib/model_internal.h"
 #include "kernels/kernels.h"
+#include "model/graph/internal.h"
 #include "tests/worse.h"
 
 #include <dirent.h>
@@ -60,28 +60,28 @@ static void close_fixture(struct fixture *f)
 
 /* Logits [m][vocab] of ids in sequences of seqlen; the caller frees them. */
 static int run_model(float **out, struct fixture *f, const uint32_t *ids, size_t m, size_t seqlen,
-                     const struct qt_tap *tap)
+                     const struct qt_hook *tap)
 {
     const struct qt_model_info *info = qt_model_info(f->model);
-    struct qt_ends *ends = NULL;
-    struct qt_block *block = NULL;
+    struct qt_embed_head *ends = NULL;
+    struct qt_layer *block = NULL;
     float *hidden = NULL;
     int rc = QT_OK;
     *out = NULL;
     QT_TRY(qt_array_new(&hidden, m * info->hidden, sizeof *hidden, &f->err));
     QT_TRY(qt_array_new(out, m * info->vocab, sizeof **out, &f->err));
-    QT_TRY(qt_ends_open(&ends, f->model, &f->weights, f->be, &f->err));
-    QT_TRY(qt_ends_embed(ends, hidden, ids, m, seqlen, &f->err));
+    QT_TRY(qt_embed_head_open(&ends, f->model, &f->weights, f->be, &f->err));
+    QT_TRY(qt_embed_tokens(ends, hidden, ids, m, seqlen, &f->err));
     for (size_t i = 0; i < info->layers; i++) {
-        QT_TRY(qt_block_open(&block, f->model, i, &f->weights, f->be, &f->err));
-        QT_TRY(qt_block_run(block, hidden, m, seqlen, tap, &f->err));
-        qt_block_close(block);
+        QT_TRY(qt_layer_open(&block, f->model, i, &f->weights, f->be, &f->err));
+        QT_TRY(qt_layer_run(block, hidden, m, seqlen, tap, &f->err));
+        qt_layer_close(block);
         block = NULL;
     }
-    QT_TRY(qt_ends_logits(ends, *out, hidden, m, &f->err));
+    QT_TRY(qt_head_logits(ends, *out, hidden, m, &f->err));
 done:
-    qt_block_close(block);
-    qt_ends_close(ends);
+    qt_layer_close(block);
+    qt_embed_head_close(ends);
     qt_free(hidden);
     if (rc < 0) {
         qt_free(*out);
@@ -297,12 +297,12 @@ static void tap_case(const char *dir)
     open_fixture(&f, dir);
     struct seen seen = {.model = f.model};
     fill_ids(ids, M, 97);
-    must(run_model(&logits, &f, ids, M, 33, &(struct qt_tap){&seen, watch}), &f.err);
+    must(run_model(&logits, &f, ids, M, 33, &(struct qt_hook){&seen, watch}), &f.err);
     qt_free(logits);
     for (int i = 0; i < 4; i++)
         assert_int_equal(seen.tokens[i], M * qt_model_info(f.model)->layers);
     assert_int_equal(seen.calls, 4 * 2 * qt_model_info(f.model)->layers); /* two chunks */
-    assert_int_equal(run_model(&logits, &f, ids, 33, 33, &(struct qt_tap){NULL, refuse}),
+    assert_int_equal(run_model(&logits, &f, ids, 33, 33, &(struct qt_hook){NULL, refuse}),
                      QT_E_INTERRUPTED);
     close_fixture(&f);
 }
@@ -354,7 +354,7 @@ static void part_case(const char *dir)
 {
     enum { M = 21 };
     struct fixture f;
-    struct qt_block *block;
+    struct qt_layer *block;
     struct kept whole = {0}, part = {0};
     uint32_t ids[M];
     open_fixture(&f, dir);
@@ -363,21 +363,21 @@ static void part_case(const char *dir)
     fill_ids(ids, M, 97);
     must(qt_model_embed(all, f.model, &f.weights, f.be, ids, M, M, &f.err), &f.err);
     memcpy(parts, all, bytes);
-    must(qt_block_open(&block, f.model, 0, &f.weights, f.be, &f.err), &f.err);
-    must(qt_block_run(block, all, M, M, &(struct qt_tap){&whole, keep}, &f.err), &f.err);
+    must(qt_layer_open(&block, f.model, 0, &f.weights, f.be, &f.err), &f.err);
+    must(qt_layer_run(block, all, M, M, &(struct qt_hook){&whole, keep}, &f.err), &f.err);
     for (int i = 0; i < QT_INPUTS; i++) {
         memcpy(before, parts, bytes);
-        must(qt_block_run_to(block, i, parts, M, M, NULL, &(struct qt_tap){&part, keep}, &f.err),
+        must(qt_layer_run_to(block, i, parts, M, M, NULL, &(struct qt_hook){&part, keep}, &f.err),
              &f.err);
         compare_kept(&whole, &part, i, i);
         assert_memory_equal(before, parts, bytes);
         free_kept(&part);
         if (i % 2)
-            must(qt_block_run_sublayer(block, i, parts, M, M, NULL, &f.err), &f.err);
+            must(qt_layer_run_sublayer(block, i, parts, M, M, NULL, &f.err), &f.err);
     }
     assert_memory_equal(all, parts, bytes);
     free_kept(&whole);
-    qt_block_close(block);
+    qt_layer_close(block);
     close_fixture(&f);
     free(all);
     free(parts);
@@ -783,7 +783,7 @@ static const struct refusal refusals[] = {
     {"exaone4_full", "layer_types", NULL, QT_OK, ""},
 };
 
-/* qt_model_open and qt_ends_open on MODEL's tensors with config.json edited. */
+/* qt_model_open and qt_embed_head_open on MODEL's tensors with config.json edited. */
 static int open_edited(const struct refusal *r, struct qt_err *err)
 {
     static char template[] = "/tmp/test_model_XXXXXX";
@@ -812,10 +812,10 @@ static int open_edited(const struct refusal *r, struct qt_err *err)
     assert_true((rc == QT_OK) == (model != NULL));
     if (rc == QT_OK) {
         struct qt_backend *be;
-        struct qt_ends *ends;
+        struct qt_embed_head *ends;
         must(qt_backend_cpu_open(&be, err), err);
-        rc = qt_ends_open(&ends, model, &w, be, err);
-        qt_ends_close(ends);
+        rc = qt_embed_head_open(&ends, model, &w, be, err);
+        qt_embed_head_close(ends);
         be->close(be);
     }
     qt_model_close(model);
@@ -947,26 +947,26 @@ static void test_no_config(void **state)
 static void test_bad_calls(void **state)
 {
     struct fixture f;
-    struct qt_block *block;
-    struct qt_ends *ends;
+    struct qt_layer *block;
+    struct qt_embed_head *ends;
     uint32_t ids[65] = {0};
     float *hidden;
     (void)state;
     open_fixture(&f, GOLDEN "/llama");
-    must(qt_block_open(&block, f.model, 0, &f.weights, f.be, &f.err), &f.err);
-    must(qt_ends_open(&ends, f.model, &f.weights, f.be, &f.err), &f.err);
+    must(qt_layer_open(&block, f.model, 0, &f.weights, f.be, &f.err), &f.err);
+    must(qt_embed_head_open(&ends, f.model, &f.weights, f.be, &f.err), &f.err);
     must(qt_array_new(&hidden, 65 * 32, sizeof *hidden, &f.err), &f.err);
-    assert_int_equal(qt_block_run(block, hidden, 65, 65, NULL, &f.err), QT_E_USAGE);
+    assert_int_equal(qt_layer_run(block, hidden, 65, 65, NULL, &f.err), QT_E_USAGE);
     assert_non_null(strstr(f.err.reason, "64"));
-    assert_int_equal(qt_block_run(block, hidden, 65, 64, NULL, &f.err), QT_E_INTERNAL);
-    assert_int_equal(qt_block_run(block, hidden, 0, 0, NULL, &f.err), QT_E_INTERNAL);
-    assert_int_equal(qt_block_run(block, hidden, 0, 4, NULL, &f.err), QT_OK);
+    assert_int_equal(qt_layer_run(block, hidden, 65, 64, NULL, &f.err), QT_E_INTERNAL);
+    assert_int_equal(qt_layer_run(block, hidden, 0, 0, NULL, &f.err), QT_E_INTERNAL);
+    assert_int_equal(qt_layer_run(block, hidden, 0, 4, NULL, &f.err), QT_OK);
     ids[3] = 97;
-    assert_int_equal(qt_ends_embed(ends, hidden, ids, 4, 4, &f.err), QT_E_INPUT);
+    assert_int_equal(qt_embed_tokens(ends, hidden, ids, 4, 4, &f.err), QT_E_INPUT);
     assert_non_null(strstr(f.err.reason, "97"));
     qt_free(hidden);
-    qt_ends_close(ends);
-    qt_block_close(block);
+    qt_embed_head_close(ends);
+    qt_layer_close(block);
     close_fixture(&f);
 }
 
@@ -998,16 +998,16 @@ static void test_load_fails(void **state)
         "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.bias",
         "model.layers.0.mlp.down_proj.weight", "model.embed_tokens.weight"};
     struct fixture f;
-    struct qt_block *block = NULL;
-    struct qt_ends *ends = NULL;
+    struct qt_layer *block = NULL;
+    struct qt_embed_head *ends = NULL;
     (void)state;
     open_fixture(&f, GOLDEN "/qwen2");
     for (size_t i = 0; i < 4; i++) {
         struct spoiled s = {f.weights, victims[i]};
         struct qt_weights w = {
             .dir = f.weights.dir, .ctx = &s, .shape = spoiled_shape, .load = spoiled_load};
-        int rc = i < 3 ? qt_block_open(&block, f.model, 0, &w, f.be, &f.err)
-                       : qt_ends_open(&ends, f.model, &w, f.be, &f.err);
+        int rc = i < 3 ? qt_layer_open(&block, f.model, 0, &w, f.be, &f.err)
+                       : qt_embed_head_open(&ends, f.model, &w, f.be, &f.err);
         assert_int_equal(rc, QT_E_INPUT);
         assert_string_equal(f.err.tensor, victims[i]);
         assert_true(block == NULL && ends == NULL);

@@ -1,8 +1,8 @@
 /* Schemes, the fragment layout, packing, and the vector loops, against slow truths and golden
  * bytes. */
-#include "pack/codebook.h"
-#include "pack/frag.h"
-#include "pack/rowops.h"
+#include "pack/layouts/frag.h"
+#include "pack/schemes/codebook.h"
+#include "pack/schemes/rowops.h"
 #include "pack_fixture.h"
 
 static float *random_matrix(size_t n, size_t k)

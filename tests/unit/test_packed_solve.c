@@ -1,7 +1,7 @@
 /* Codebook schemes under a Hessian, from weights to packed bytes and back. */
 #include "hessian_fixture.h"
 #include "kernels/kernels.h"
-#include "pack/scheme.h"
+#include "pack/schemes/scheme.h"
 #include "pack_fixture.h"
 
 static const char *const specs[] = {

@@ -87,23 +87,23 @@ static void watch(struct seen *out, struct fixture *f, float *hidden, size_t lay
                   const struct qt_weights *w)
 {
     const size_t bytes = TOKENS * f->width * sizeof *hidden;
-    struct qt_block *block;
+    struct qt_layer *block;
     *out = (struct seen){0};
-    expect_ok("open", qt_block_open(&block, f->model, layer, w, f->be, &f->err), &f->err);
+    expect_ok("open", qt_layer_open(&block, f->model, layer, w, f->be, &f->err), &f->err);
     for (int i = 0; i < 2; i++) {
         out->states[i] = malloc(bytes);
         memcpy(out->states[i], hidden, bytes);
         expect_ok("sublayer",
-                  qt_block_run_sublayer(block, 2 * i, hidden, TOKENS, SEQLEN, NULL, &f->err),
+                  qt_layer_run_sublayer(block, 2 * i, hidden, TOKENS, SEQLEN, NULL, &f->err),
                   &f->err);
     }
     float *again = malloc(bytes);
     memcpy(again, out->states[0], bytes);
     expect_ok("run",
-              qt_block_run(block, again, TOKENS, SEQLEN, &(struct qt_tap){out, keep}, &f->err),
+              qt_layer_run(block, again, TOKENS, SEQLEN, &(struct qt_hook){out, keep}, &f->err),
               &f->err);
     free(again);
-    qt_block_close(block);
+    qt_layer_close(block);
 }
 
 static void forget(struct seen *s)

@@ -1,6 +1,6 @@
 /* JSON here is written with ' for "; a literal apostrophe is \u0027. Ids are worked out by hand. */
 #include "calib/calib.h"
-#include "calib/tokenizer_internal.h"
+#include "model/tokenizer/internal.h"
 #include "tests/unit/fixture.h"
 
 static void write_json(const char *dir, const char *name, const char *json)

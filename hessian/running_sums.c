@@ -1,0 +1,144 @@
+/* G of panel.h: rows of a block for the panels' steps, products of what these have changed. */
+#include "hessian/panel.h"
+
+#include <string.h>
+
+enum { R = QT_PANEL_ROWS };
+
+/* ---- one panel, on the thread that asks ----------------------------------------------------- */
+
+/* V is upper triangular: a block's products are for the columns after it alone. */
+static size_t first_column(const struct qt_running_sums *s, size_t end)
+{
+    return s->m == s->f->v ? end : 0;
+}
+
+static void block_here(struct qt_running_sums *s, qt_panel_step *step, enum qt_running_sums_use use,
+                       size_t at, size_t n)
+{
+    struct panel *p = s->panel;
+    const size_t k = s->f->k, bytes = n * R * sizeof *s->g, first = first_column(s, at + n);
+    memcpy(p->g, s->g + at * R, bytes);
+    step(p, at, n);
+    if (use == QT_SUMS_STORE)
+        memcpy(s->g + at * R, p->g, bytes);
+    if (use == QT_SUMS_ADD && p->changed && first < k)
+        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)(k - first), R, (int)n, 1,
+                    s->m + at * k + first, (int)k, p->change, R, 1, s->g + first * R, R);
+}
+
+/* ---- all panels, products on a backend ------------------------------------------------------ */
+
+struct block {
+    struct qt_running_sums *s;
+    qt_panel_step *step;
+    enum qt_running_sums_use use;
+    size_t at, n;
+};
+
+/* Between a panel's rows and its part of the staged ones. */
+static void load_staged(const struct block *b, size_t item, float *to)
+{
+    for (size_t i = 0; i < b->n; i++)
+        memcpy(to + i * R, b->s->staged + (i * b->s->panels + item) * R, R * sizeof *to);
+}
+
+static void store_staged(const struct block *b, size_t item, const float *from)
+{
+    for (size_t i = 0; i < b->n; i++)
+        memcpy(b->s->staged + (i * b->s->panels + item) * R, from + i * R, R * sizeof *from);
+}
+
+static int step_panel(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct block *b = ctx;
+    struct panel *p = &b->s->panel[item];
+    (void)thread;
+    (void)err;
+    load_staged(b, item, p->g);
+    b->step(p, b->at, b->n);
+    if (b->use != QT_SUMS_READ)
+        store_staged(b, item, b->use == QT_SUMS_ADD ? p->change : p->g);
+    return QT_OK;
+}
+
+static int block_on_backend(struct qt_running_sums *s, struct block *b, struct qt_err *err)
+{
+    struct qt_backend *be = s->be;
+    const size_t k = s->f->k, width = s->panels * R, bytes = b->n * width * sizeof *s->staged;
+    float *rows = s->device_g + b->at * width;
+    bool changed = false;
+    int rc;
+    QT_TRY(be->download(be, s->staged, rows, bytes, err));
+    QT_TRY(qt_parallel(s->panels, step_panel, b, err));
+    for (size_t i = 0; i < s->panels; i++)
+        changed |= s->panel[i].changed;
+    if (b->use == QT_SUMS_STORE)
+        QT_TRY(be->upload(be, rows, s->staged, bytes, err));
+    if (b->use == QT_SUMS_ADD && changed) { /* of V all columns: what is below its diagonal is 0 */
+        QT_TRY(be->upload(be, s->device_change, s->staged, bytes, err));
+        QT_TRY(be->linear_grad_w(be, s->device_g, s->device_m + b->at * k, s->device_change, b->n,
+                                 k, width, err));
+    }
+done:
+    return rc;
+}
+
+int qt_running_sums_on_backend(struct qt_running_sums *s, struct qt_backend *be, size_t longest,
+                               struct qt_err *err)
+{
+    const size_t k = s->f->k, width = s->panels * R;
+    void *p;
+    int rc;
+    s->be = be;
+    QT_TRY(qt_array_new(&s->staged, longest, width * sizeof *s->staged, err));
+    be->pin(be, s->staged, longest * width * sizeof *s->staged);
+    QT_TRY(be->alloc(be, &p, longest * width * sizeof *s->staged, err));
+    s->device_change = p;
+    QT_TRY(be->alloc(be, &p, k * k * sizeof *s->m, err));
+    s->device_m = p;
+    QT_TRY(be->alloc(be, &p, k * width * sizeof *s->g, err));
+    s->device_g = p;
+done:
+    return rc;
+}
+
+void qt_running_sums_free(struct qt_running_sums *s)
+{
+    if (!s->be)
+        return;
+    s->be->free(s->be, s->device_g);
+    s->be->free(s->be, s->device_m);
+    s->be->free(s->be, s->device_change);
+    s->be->unpin(s->be, s->staged);
+    qt_free(s->staged);
+    s->be = NULL;
+}
+
+/* ---- either --------------------------------------------------------------------------------- */
+
+int qt_running_sums_start(struct qt_running_sums *s, const float *m, struct qt_err *err)
+{
+    const size_t k = s->f->k;
+    const float *before = s->m;
+    int rc = QT_OK;
+    s->m = m;
+    if (!s->be) {
+        memset(s->g, 0, k * R * sizeof *s->g);
+        return QT_OK;
+    }
+    QT_TRY(s->be->zero(s->be, s->device_g, k * s->panels * R * sizeof *s->g, err));
+    if (m != before)
+        QT_TRY(s->be->upload(s->be, s->device_m, m, k * k * sizeof *m, err));
+done:
+    return rc;
+}
+
+int qt_running_sums_block(struct qt_running_sums *s, qt_panel_step *step,
+                          enum qt_running_sums_use use, size_t at, size_t n, struct qt_err *err)
+{
+    if (s->be)
+        return block_on_backend(s, &(struct block){s, step, use, at, n}, err);
+    block_here(s, step, use, at, n);
+    return QT_OK;
+}

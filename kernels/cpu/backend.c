@@ -1,0 +1,486 @@
+/*
+ * The CPU backend: OpenBLAS for products, base/par.h for parallelism. Backend memory is host
+ * memory.
+ *
+ * Every operation is cut into items whose size depends on the shapes only; an item is computed by
+ * one thread, and no sum crosses an item. So the results do not depend on the number of threads.
+ */
+#include "kernels/cpu/internal.h"
+#include "kernels/cpu/math.h"
+#include "kernels/kernels.h"
+
+#include <cblas.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+/* Output tile of `linear`. Every tile packs its operands anew, so tiles must not be small: measured
+ * on 2048 tokens, k = 384..5632, against one large sgemm on the same two cores: 512x128 88 % and
+ * more, 256x256 87 %, 128x128 74 %. The narrow side is n, because k and v projections are narrow.
+ */
+enum { TILE_M = 512, TILE_N = 128 };
+
+struct cpu {
+    struct qt_backend be;
+    char name[96];
+    struct cpu_scratch scratch;
+};
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static int cpu_alloc(struct qt_backend *be, void *out, size_t bytes, struct qt_err *err)
+{
+    (void)be;
+    return qt_array_new(out, bytes, 1, err);
+}
+
+static void cpu_free(struct qt_backend *be, void *p)
+{
+    (void)be;
+    qt_free(p);
+}
+
+static void cpu_pin(struct qt_backend *be, void *p, size_t bytes)
+{
+    (void)be;
+    (void)p;
+    (void)bytes;
+}
+
+static void cpu_unpin(struct qt_backend *be, void *p)
+{
+    (void)be;
+    (void)p;
+}
+
+static int cpu_copy(struct qt_backend *be, void *dst, const void *src, size_t bytes,
+                    struct qt_err *err)
+{
+    (void)be;
+    (void)err;
+    if (bytes)
+        memcpy(dst, src, bytes);
+    return QT_OK;
+}
+
+static int cpu_zero(struct qt_backend *be, void *p, size_t bytes, struct qt_err *err)
+{
+    (void)be;
+    (void)err;
+    if (bytes)
+        memset(p, 0, bytes);
+    return QT_OK;
+}
+
+/* ---- linear --------------------------------------------------------------------------------- */
+
+struct linear_job {
+    float *y;
+    const float *x, *w, *bias;
+    size_t m, n, k, tiles_n;
+};
+
+static int linear_tile(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct linear_job *job = ctx;
+    size_t i = item / job->tiles_n * TILE_M, j = item % job->tiles_n * TILE_N;
+    size_t rows = qt_min_size(TILE_M, job->m - i), cols = qt_min_size(TILE_N, job->n - j);
+    float *y = job->y + i * job->n + j;
+    int k = (int)job->k, ldy = (int)job->n;
+    (void)thread;
+    (void)err;
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)rows, (int)cols, k, 1.0f,
+                job->x + i * job->k, k, job->w + j * job->k, k, 0.0f, y, ldy);
+    for (size_t r = 0; job->bias && r < rows; r++)
+        cpu_add(y + r * job->n, job->bias + j, cols);
+    return QT_OK;
+}
+
+static int cpu_linear(struct qt_backend *be, float *y, const float *x, const float *w,
+                      const float *bias, size_t m, size_t n, size_t k, struct qt_err *err)
+{
+    struct linear_job job = {y, x, w, bias, m, n, k, qt_ceil_div(n, TILE_N)};
+    int rc = QT_OK;
+    (void)be;
+    QT_TRY(cpu_check_width(n, err));
+    QT_TRY(cpu_check_width(k, err));
+    QT_TRY(qt_parallel(qt_ceil_div(m, TILE_M) * job.tiles_n, linear_tile, &job, err));
+done:
+    return rc;
+}
+
+/* ---- rows and elements ---------------------------------------------------------------------- */
+
+struct norm_job {
+    float *y;
+    const float *x, *w, *bias;
+    enum qt_norm_kind kind;
+    float eps;
+    size_t m, n;
+};
+
+static int norm_item(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct norm_job *job = ctx;
+    size_t step = cpu_rows_per_item(job->n), end = qt_min_size((item + 1) * step, job->m);
+    (void)thread;
+    (void)err;
+    for (size_t i = item * step; i < end; i++)
+        cpu_norm(job->y + i * job->n, job->x + i * job->n, job->w, job->bias, job->kind, job->eps,
+                 job->n);
+    return QT_OK;
+}
+
+static int cpu_norm_rows(struct qt_backend *be, float *y, const float *x, const float *w,
+                         const float *bias, enum qt_norm_kind kind, float eps, size_t m, size_t n,
+                         struct qt_err *err)
+{
+    struct norm_job job = {y, x, w, bias, kind, eps, m, n};
+    (void)be;
+    return qt_parallel(qt_ceil_div(m, cpu_rows_per_item(n)), norm_item, &job, err);
+}
+
+struct rope_job {
+    float *x;
+    const float *cos, *sin;
+    size_t m, seqlen, heads, dim, half;
+    bool interleaved;
+};
+
+static int rope_item(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct rope_job *job = ctx;
+    size_t width = job->heads * job->dim, step = cpu_rows_per_item(width);
+    size_t end = qt_min_size((item + 1) * step, job->m);
+    (void)thread;
+    (void)err;
+    for (size_t i = item * step; i < end; i++) {
+        size_t at = i % job->seqlen * job->half;
+        cpu_rope(job->x + i * width, job->cos + at, job->sin + at, job->heads, job->dim, job->half,
+                 job->interleaved);
+    }
+    return QT_OK;
+}
+
+static int cpu_rope_rows(struct qt_backend *be, float *x, const float *cos, const float *sin,
+                         size_t m, size_t seqlen, size_t heads, size_t dim, size_t rot,
+                         bool interleaved, struct qt_err *err)
+{
+    struct rope_job job = {x, cos, sin, m, seqlen, heads, dim, rot / 2, interleaved};
+    (void)be;
+    return qt_parallel(qt_ceil_div(m, cpu_rows_per_item(heads * dim)), rope_item, &job, err);
+}
+
+static int cpu_attention_op(struct qt_backend *be, float *y, const float *q, const float *k,
+                            const float *v, size_t m, const struct qt_attention *a,
+                            struct qt_err *err)
+{
+    struct cpu *cpu = be->ctx;
+    return cpu_attention(&cpu->scratch, y, q, k, v, m, a, err);
+}
+
+enum element_op { OP_ACTIVATE, OP_ADD, OP_SCALE };
+
+struct element_job {
+    enum element_op op;
+    float *y;
+    const float *x, *up;
+    enum qt_act_kind kind;
+    float factor;
+    size_t count;
+};
+
+static int element_item(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct element_job *job = ctx;
+    size_t at = item * CPU_ITEM, n = qt_min_size(CPU_ITEM, job->count - at);
+    (void)thread;
+    (void)err;
+    switch (job->op) {
+    case OP_ACTIVATE:
+        cpu_activate(job->y + at, job->x + at, job->up ? job->up + at : NULL, job->kind, n);
+        break;
+    case OP_ADD:
+        cpu_add(job->y + at, job->x + at, n);
+        break;
+    case OP_SCALE:
+        cpu_scale(job->y + at, job->factor, n);
+        break;
+    }
+    return QT_OK;
+}
+
+static int run_elements(struct element_job *job, struct qt_err *err)
+{
+    return qt_parallel(qt_ceil_div(job->count, CPU_ITEM), element_item, job, err);
+}
+
+static int cpu_activate_op(struct qt_backend *be, float *y, const float *gate, const float *up,
+                           enum qt_act_kind kind, size_t count, struct qt_err *err)
+{
+    (void)be;
+    return run_elements(
+        &(struct element_job){
+            .op = OP_ACTIVATE, .y = y, .x = gate, .up = up, .kind = kind, .count = count},
+        err);
+}
+
+static int cpu_add_op(struct qt_backend *be, float *y, const float *x, size_t count,
+                      struct qt_err *err)
+{
+    (void)be;
+    return run_elements(&(struct element_job){.op = OP_ADD, .y = y, .x = x, .count = count}, err);
+}
+
+static int cpu_scale_op(struct qt_backend *be, float *y, float factor, size_t count,
+                        struct qt_err *err)
+{
+    (void)be;
+    return run_elements(
+        &(struct element_job){.op = OP_SCALE, .y = y, .factor = factor, .count = count}, err);
+}
+
+struct rows_job {
+    float *y;
+    const float *x;
+    const uint32_t *rows;
+    const float *factor;
+    bool scatter;
+    size_t m, n;
+};
+
+static int rows_item(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct rows_job *job = ctx;
+    size_t n = job->n, step = cpu_rows_per_item(n), end = qt_min_size((item + 1) * step, job->m);
+    (void)thread;
+    (void)err;
+    for (size_t i = item * step; i < end; i++) {
+        const size_t other = job->rows ? job->rows[i] : i;
+        const float factor = job->factor ? job->factor[i] : 1;
+        if (job->scatter)
+            for (size_t j = 0; j < n; j++)
+                job->y[other * n + j] += job->x[i * n + j] * factor;
+        else
+            for (size_t j = 0; j < n; j++)
+                job->y[i * n + j] = job->x[other * n + j] * factor;
+    }
+    return QT_OK;
+}
+
+static int cpu_gather_rows(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
+                           const float *factor, size_t m, size_t n, struct qt_err *err)
+{
+    struct rows_job job = {y, x, rows, factor, false, m, n};
+    (void)be;
+    return qt_parallel(qt_ceil_div(m, cpu_rows_per_item(n)), rows_item, &job, err);
+}
+
+static int cpu_scatter_rows(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
+                            const float *factor, size_t m, size_t n, struct qt_err *err)
+{
+    struct rows_job job = {y, x, rows, factor, true, m, n};
+    (void)be;
+    return qt_parallel(qt_ceil_div(m, cpu_rows_per_item(n)), rows_item, &job, err);
+}
+
+/* ---- score ---------------------------------------------------------------------------------- */
+
+struct score_job {
+    const struct cpu_scratch *scratch;
+    struct qt_score *scores;
+    const float *logits, *ref;
+    const uint32_t *targets;
+    float softcap;
+    size_t vocab;
+};
+
+/* With a = logits, b = reference, p = softmax(b): KL = sum p (b - a) - (lse b - lse a). Equal rows
+ * give exactly 0, because every term is; rounding may not make it negative. */
+static int score_item(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct score_job *job = ctx;
+    struct qt_score *out = &job->scores[item];
+    size_t vocab = job->vocab, target = job->targets[item];
+    const float *a = job->logits + item * vocab, *b = job->ref ? job->ref + item * vocab : NULL;
+    float *buf = cpu_scratch_of(job->scratch, thread);
+    if (target >= vocab)
+        return qt_fail(err, QT_E_INPUT, NULL, NULL, "target %zu is token %zu, vocabulary is %zu",
+                       item, target, vocab);
+    if (job->softcap > 0.0f) {
+        cpu_softcap(buf, a, job->softcap, vocab);
+        a = buf;
+        if (b) {
+            cpu_softcap(buf + vocab, b, job->softcap, vocab);
+            b = buf + vocab;
+        }
+    }
+    struct cpu_row_stats sa = cpu_row_stats(a, vocab);
+    double lse_a = (double)sa.max + log(sa.sum);
+    *out = (struct qt_score){.nll = lse_a - (double)a[target]};
+    if (b) {
+        struct cpu_row_stats sb = cpu_row_stats(b, vocab);
+        double lse_b = (double)sb.max + log(sb.sum);
+        double kld = cpu_cross_sum(b, a, sb.max, vocab) / sb.sum - (lse_b - lse_a);
+        out->ref_nll = lse_b - (double)b[target];
+        out->kld = kld < 0.0 ? 0.0 : kld;
+        out->p_delta = exp(-out->nll) - exp(-out->ref_nll);
+        out->same_top = sa.top == sb.top;
+    }
+    return QT_OK;
+}
+
+static int cpu_score(struct qt_backend *be, struct qt_score *scores, const float *logits,
+                     const float *ref, const uint32_t *targets, float softcap, size_t m,
+                     size_t vocab, struct qt_err *err)
+{
+    struct cpu *cpu = be->ctx;
+    struct score_job job = {&cpu->scratch, scores, logits, ref, targets, softcap, vocab};
+    int rc = QT_OK;
+    QT_TRY(cpu_scratch_need(&cpu->scratch, softcap > 0.0f ? 2 * vocab : 0, err));
+    QT_TRY(qt_parallel(m, score_item, &job, err));
+done:
+    return rc;
+}
+
+static int cpu_gram_op(struct qt_backend *be, double *h, const float *x, size_t m, size_t k,
+                       struct qt_err *err)
+{
+    struct cpu *cpu = be->ctx;
+    return cpu_gram(&cpu->scratch, h, x, m, k, err);
+}
+
+static int cpu_channels_op(struct qt_backend *be, const struct qt_channels *c, const float *x,
+                           size_t m, size_t k, struct qt_err *err)
+{
+    (void)be;
+    return cpu_channels(c, x, m, k, err);
+}
+
+static int cpu_attention_grad_op(struct qt_backend *be, float *dq, float *dk, float *dv,
+                                 const float *dy, const float *q, const float *k, const float *v,
+                                 size_t m, const struct qt_attention *a, struct qt_err *err)
+{
+    struct cpu *cpu = be->ctx;
+    return cpu_attention_grad(&cpu->scratch, dq, dk, dv, dy, q, k, v, m, a, err);
+}
+
+static int cpu_loss_grad_op(struct qt_backend *be, double *losses, float *dlogits,
+                            const float *logits, const float *ref, const uint32_t *targets,
+                            float softcap, float weight, size_t m, size_t vocab, struct qt_err *err)
+{
+    struct cpu *cpu = be->ctx;
+    return cpu_loss_grad(&cpu->scratch, losses, dlogits, logits, ref, targets, softcap, weight, m,
+                         vocab, err);
+}
+
+/* ---- open and close ------------------------------------------------------------------------- */
+
+static void cpu_close(struct qt_backend *be)
+{
+    if (!be)
+        return;
+    struct cpu *cpu = be->ctx;
+    qt_free(cpu->scratch.data);
+    qt_free(cpu);
+}
+
+/* The library's version, and the processor whose kernels it has chosen. */
+static void set_name(struct cpu *cpu)
+{
+    char version[32] = "";
+    sscanf(openblas_get_config(), "OpenBLAS %31s", version);
+    snprintf(cpu->name, sizeof cpu->name, "OpenBLAS %s %s", version, openblas_get_corename());
+}
+
+/* Of a thread: its buffer; its stack, and a margin. */
+enum { BUFFER_MB = 128, STACK_MB = 10, FIRST_N = 256 };
+
+/* Large enough a product to want a buffer. x: a matrix, and one for each thread's result. */
+static int first_product(void *x, size_t item, int thread, struct qt_err *err)
+{
+    float *y = (float *)x + (size_t)(thread + 1) * FIRST_N * FIRST_N;
+    (void)item;
+    (void)err;
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, FIRST_N, FIRST_N, FIRST_N, 1, x, FIRST_N,
+                x, FIRST_N, 0, y, FIRST_N);
+    return QT_OK;
+}
+
+/*
+ * Where address space is limited (ulimit -v): OpenBLAS asks for a buffer for each thread at its
+ * first product and, where there is no room, again and again without end. So there must be room for
+ * them, and they are taken before others take it. It keeps them.
+ */
+static int take_buffers(struct qt_err *err)
+{
+    const size_t threads = (size_t)qt_threads();
+    const size_t bytes = (threads * (BUFFER_MB + STACK_MB)) << 20;
+    struct rlimit limit;
+    float *x;
+    if (getrlimit(RLIMIT_AS, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
+        return QT_OK;
+    void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL,
+                       "out of memory: OpenBLAS wants %d MB of address space (ulimit -v) for each "
+                       "of %zu threads (--threads)",
+                       BUFFER_MB, threads);
+    munmap(room, bytes);
+    int rc = qt_array_new(&x, (threads + 1) * FIRST_N * FIRST_N, sizeof *x, err);
+    if (rc == QT_OK)
+        rc = qt_parallel(threads, first_product, x, err);
+    qt_free(x);
+    return rc;
+}
+
+int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
+{
+    struct cpu *cpu;
+    *out = NULL;
+    int rc = take_buffers(err);
+    if (rc == QT_OK)
+        rc = qt_array_new(&cpu, 1, sizeof *cpu, err);
+    if (rc < 0)
+        return rc;
+    /* Parallelism is ours: an OpenBLAS that splits a product sums in an order that depends on how
+     * many threads it finds. */
+    openblas_set_num_threads(1);
+    set_name(cpu);
+    cpu->be = (struct qt_backend){
+        .name = cpu->name,
+        .host = true,
+        .ctx = cpu,
+        .alloc = cpu_alloc,
+        .free = cpu_free,
+        .upload = cpu_copy,
+        .download = cpu_copy,
+        .pin = cpu_pin,
+        .unpin = cpu_unpin,
+        .copy = cpu_copy,
+        .zero = cpu_zero,
+        .linear = cpu_linear,
+        .norm = cpu_norm_rows,
+        .rope = cpu_rope_rows,
+        .attention = cpu_attention_op,
+        .activate = cpu_activate_op,
+        .add = cpu_add_op,
+        .gather_rows = cpu_gather_rows,
+        .scatter_rows = cpu_scatter_rows,
+        .scale = cpu_scale_op,
+        .score = cpu_score,
+        .gram = cpu_gram_op,
+        .channels = cpu_channels_op,
+        .linear_grad_x = cpu_linear_grad_x,
+        .linear_grad_w = cpu_linear_grad_w,
+        .norm_grad = cpu_norm_grad_rows,
+        .attention_grad = cpu_attention_grad_op,
+        .activate_grad = cpu_activate_grad_op,
+        .loss_grad = cpu_loss_grad_op,
+        .square_grad = cpu_square_grad,
+        .close = cpu_close,
+    };
+    *out = &cpu->be;
+    return QT_OK;
+}

@@ -1,0 +1,391 @@
+#include "kernels/cpu/math.h"
+
+/*
+ * CLONES: one body per instruction set, chosen when the program is loaded. Left out under
+ * sanitizers, whose runtimes are not up yet when the loader asks which body to use, and with clang,
+ * whose versions before 18 give the clones names that other files do not find.
+ */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) &&       \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define CLONES
+#endif
+
+/* Lanes of a sum. Fixed: the order of addition must not follow the width of a vector register. */
+enum { LANES = 16 };
+
+static inline double lanes_total(double acc[LANES])
+{
+    for (size_t half = LANES / 2; half; half /= 2)
+        for (size_t l = 0; l < half; l++)
+            acc[l] += acc[l + half];
+    return acc[0];
+}
+
+static inline float lanes_max(const float *x, size_t n)
+{
+    float acc[LANES];
+    size_t i = 0;
+    for (size_t l = 0; l < LANES; l++)
+        acc[l] = -INFINITY;
+    for (; i + LANES <= n; i += LANES)
+        for (size_t l = 0; l < LANES; l++)
+            acc[l] = x[i + l] > acc[l] ? x[i + l] : acc[l];
+    for (size_t l = 0; i + l < n; l++)
+        acc[l] = x[i + l] > acc[l] ? x[i + l] : acc[l];
+    for (size_t l = 1; l < LANES; l++)
+        acc[0] = acc[l] > acc[0] ? acc[l] : acc[0];
+    return acc[0];
+}
+
+static inline void lanes_add(double acc[LANES], const float *x, size_t n)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (size_t l = 0; l < LANES; l++)
+            acc[l] += (double)x[i + l];
+    for (size_t l = 0; i + l < n; l++)
+        acc[l] += (double)x[i + l];
+}
+
+/* acc += (x - mean)^2 */
+static inline void lanes_add_squares(double acc[LANES], const float *x, double mean, size_t n)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (size_t l = 0; l < LANES; l++) {
+            double d = (double)x[i + l] - mean;
+            acc[l] += d * d;
+        }
+    for (size_t l = 0; i + l < n; l++) {
+        double d = (double)x[i + l] - mean;
+        acc[l] += d * d;
+    }
+}
+
+/* acc += e * (r - x) */
+static inline void lanes_add_cross(double acc[LANES], const float *e, const float *r,
+                                   const float *x, size_t n)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (size_t l = 0; l < LANES; l++)
+            acc[l] += (double)e[i + l] * ((double)r[i + l] - (double)x[i + l]);
+    for (size_t l = 0; i + l < n; l++)
+        acc[l] += (double)e[i + l] * ((double)r[i + l] - (double)x[i + l]);
+}
+
+/* acc += a * b */
+static inline void lanes_add_products(double acc[LANES], const float *a, const float *b, size_t n)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (size_t l = 0; l < LANES; l++)
+            acc[l] += (double)a[i + l] * (double)b[i + l];
+    for (size_t l = 0; i + l < n; l++)
+        acc[l] += (double)a[i + l] * (double)b[i + l];
+}
+
+/* ---- elementwise ---------------------------------------------------------------------------- */
+
+static inline float silu(float x)
+{
+    return x / (1.0f + cpu_exp(-x));
+}
+
+static inline float gelu_tanh(float x)
+{
+    /* 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */
+    float u = 0.79788456f * (x + 0.044715f * x * x * x);
+    return 0.5f * x * (1.0f + cpu_tanh(u));
+}
+
+static inline float gelu(float x)
+{
+    return 0.5f * x * (1.0f + cpu_erf(x * 0.70710678f));
+}
+
+static inline float relu(float x)
+{
+    return x < 0.0f ? 0.0f : x; /* NaN stays NaN */
+}
+
+#define ACTIVATE(act)                                                                              \
+    if (up)                                                                                        \
+        for (size_t i = 0; i < n; i++)                                                             \
+            y[i] = act(gate[i]) * up[i];                                                           \
+    else                                                                                           \
+        for (size_t i = 0; i < n; i++)                                                             \
+            y[i] = act(gate[i]);                                                                   \
+    break
+
+CLONES
+void cpu_activate(float *y, const float *gate, const float *up, enum qt_act_kind kind, size_t n)
+{
+    switch (kind) {
+    case QT_ACT_SILU:
+        ACTIVATE(silu);
+    case QT_ACT_GELU_TANH:
+        ACTIVATE(gelu_tanh);
+    case QT_ACT_GELU:
+        ACTIVATE(gelu);
+    case QT_ACT_RELU:
+        ACTIVATE(relu);
+    }
+}
+
+static inline float silu_slope(float x)
+{
+    float s = 1.0f / (1.0f + cpu_exp(-x));
+    return s * (1.0f + x * (1.0f - s));
+}
+
+static inline float gelu_tanh_slope(float x)
+{
+    float t = cpu_tanh(0.79788456f * (x + 0.044715f * x * x * x));
+    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.79788456f * (1.0f + 0.134145f * x * x);
+}
+
+static inline float gelu_slope(float x)
+{
+    /* the normal distribution function, and x times its density */
+    return 0.5f * (1.0f + cpu_erf(x * 0.70710678f)) + x * 0.39894228f * cpu_exp(-0.5f * x * x);
+}
+
+static inline float relu_slope(float x)
+{
+    return x > 0.0f ? 1.0f : 0.0f;
+}
+
+#define ACTIVATE_GRAD(act, slope)                                                                  \
+    if (up)                                                                                        \
+        for (size_t i = 0; i < n; i++) {                                                           \
+            float d = dy[i], g = gate[i], u = up[i];                                               \
+            dgate[i] = d * u * slope(g);                                                           \
+            dup[i] = d * act(g);                                                                   \
+        }                                                                                          \
+    else                                                                                           \
+        for (size_t i = 0; i < n; i++)                                                             \
+            dgate[i] = dy[i] * slope(gate[i]);                                                     \
+    break
+
+CLONES
+void cpu_activate_grad(float *dgate, float *dup, const float *dy, const float *gate,
+                       const float *up, enum qt_act_kind kind, size_t n)
+{
+    switch (kind) {
+    case QT_ACT_SILU:
+        ACTIVATE_GRAD(silu, silu_slope);
+    case QT_ACT_GELU_TANH:
+        ACTIVATE_GRAD(gelu_tanh, gelu_tanh_slope);
+    case QT_ACT_GELU:
+        ACTIVATE_GRAD(gelu, gelu_slope);
+    case QT_ACT_RELU:
+        ACTIVATE_GRAD(relu, relu_slope);
+    }
+}
+
+CLONES
+void cpu_add(float *y, const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] += x[i];
+}
+
+CLONES
+void cpu_scale(float *y, float factor, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] *= factor;
+}
+
+CLONES
+void cpu_softcap(float *y, const float *x, float cap, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = cap * cpu_tanh(x[i] / cap);
+}
+
+CLONES
+double cpu_square_error(float *d, const float *y, const float *target, float factor, size_t n)
+{
+    double acc[LANES] = {0};
+    for (size_t i = 0; i < n; i += LANES)
+        for (size_t l = 0; l < qt_min_size(LANES, n - i); l++) {
+            float e = y[i + l] - target[i + l];
+            acc[l] += (double)e * (double)e;
+            d[i + l] = factor * e;
+        }
+    return lanes_total(acc);
+}
+
+CLONES
+void cpu_softcap_grad(float *d, const float *y, float cap, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float t = y[i] / cap;
+        d[i] *= 1.0f - t * t;
+    }
+}
+
+/* Pairs (step i, step i + apart) of a head; a constant step lets the compiler vectorise. */
+static inline void rope_head(float *x, const float *cos, const float *sin, size_t half, size_t step,
+                             size_t apart)
+{
+    for (size_t i = 0; i < half; i++) {
+        float *lo = x + step * i, *hi = lo + apart;
+        float a = *lo, b = *hi;
+        *lo = a * cos[i] - b * sin[i];
+        *hi = b * cos[i] + a * sin[i];
+    }
+}
+
+CLONES
+void cpu_rope(float *x, const float *cos, const float *sin, size_t heads, size_t dim, size_t half,
+              bool interleaved)
+{
+    for (size_t h = 0; h < heads; h++)
+        if (interleaved)
+            rope_head(x + h * dim, cos, sin, half, 2, 1);
+        else
+            rope_head(x + h * dim, cos, sin, half, 1, half);
+}
+
+/* ---- rows ----------------------------------------------------------------------------------- */
+
+/* 1 / sqrt(mean square + eps) of a row, and the mean that is taken off first. */
+static inline float norm_factor(double *mean, const float *x, enum qt_norm_kind kind, float eps,
+                                size_t n)
+{
+    double sum[LANES] = {0}, squares[LANES] = {0};
+    *mean = 0.0;
+    if (kind == QT_NORM_LAYER) {
+        lanes_add(sum, x, n);
+        *mean = lanes_total(sum) / (double)n;
+    }
+    lanes_add_squares(squares, x, *mean, n);
+    return (float)(1.0 / sqrt(lanes_total(squares) / (double)n + (double)eps));
+}
+
+CLONES
+void cpu_norm(float *y, const float *x, const float *w, const float *bias, enum qt_norm_kind kind,
+              float eps, size_t n)
+{
+    double mean;
+    float inv = norm_factor(&mean, x, kind, eps, n);
+    switch (kind) {
+    case QT_NORM_RMS:
+        for (size_t i = 0; i < n; i++)
+            y[i] = x[i] * inv * w[i];
+        break;
+    case QT_NORM_RMS1:
+        for (size_t i = 0; i < n; i++)
+            y[i] = x[i] * inv * (1.0f + w[i]);
+        break;
+    case QT_NORM_LAYER: /* x - mean cancels when the row is nearly constant: in double */
+        for (size_t i = 0; i < n; i++)
+            y[i] = (float)((double)x[i] - mean) * inv * w[i];
+        if (bias)
+            for (size_t i = 0; i < n; i++)
+                y[i] += bias[i];
+        break;
+    }
+}
+
+/* With z = (x - mean) * inv and t = dy * w: dx = inv * (t - mean(t) - z * mean(t z)), where mean(t)
+ * is there only if the mean is taken off. */
+CLONES
+void cpu_norm_grad(float *dx, double *dw, const float *dy, const float *x, const float *w,
+                   enum qt_norm_kind kind, float eps, size_t n)
+{
+    double mean, tz[LANES] = {0}, ts[LANES] = {0};
+    float inv = norm_factor(&mean, x, kind, eps, n), one = kind == QT_NORM_RMS1 ? 1.0f : 0.0f;
+    for (size_t i = 0; i < n; i += LANES)
+        for (size_t l = 0; l < qt_min_size(LANES, n - i); l++) {
+            double t = (double)dy[i + l] * (double)(one + w[i + l]);
+            ts[l] += t;
+            tz[l] += t * ((double)x[i + l] - mean);
+        }
+    float mean_t = kind == QT_NORM_LAYER ? (float)(lanes_total(ts) / (double)n) : 0.0f;
+    float mean_tz = (float)(lanes_total(tz) * (double)inv / (double)n);
+    for (size_t i = 0; i < n; i++) {
+        float d = dy[i], z = (float)((double)x[i] - mean) * inv;
+        if (dw)
+            dw[i] += (double)(d * z);
+        dx[i] = inv * (d * (one + w[i]) - mean_t - z * mean_tz);
+    }
+}
+
+static inline void exp_row(float *y, const float *x, float max, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = cpu_exp(x[i] - max);
+}
+
+CLONES
+double cpu_softmax(float *x, size_t n)
+{
+    double acc[LANES] = {0};
+    exp_row(x, x, lanes_max(x, n), n);
+    lanes_add(acc, x, n);
+    return lanes_total(acc);
+}
+
+CLONES
+void cpu_softmax_grad(float *d, const float *p, size_t n)
+{
+    double acc[LANES] = {0};
+    lanes_add_products(acc, d, p, n);
+    float mean = (float)lanes_total(acc);
+    for (size_t i = 0; i < n; i++)
+        d[i] = p[i] * (d[i] - mean);
+}
+
+CLONES
+void cpu_exp_scaled(float *y, const float *x, float max, float factor, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = cpu_exp(x[i] - max) * factor;
+}
+
+CLONES
+void cpu_exp_subtract(float *y, const float *x, float max, float factor, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] -= cpu_exp(x[i] - max) * factor;
+}
+
+/* Pieces of a row of logits whose e^x are kept in the first-level cache. A multiple of LANES, so
+ * that an element's lane does not depend on the piece. */
+enum { PIECE = 256 };
+
+CLONES
+struct cpu_row_stats cpu_row_stats(const float *x, size_t n)
+{
+    float max = lanes_max(x, n), e[PIECE];
+    double acc[LANES] = {0};
+    size_t top = 0;
+    for (size_t i = 0; i < n; i += PIECE) {
+        size_t piece = qt_min_size(PIECE, n - i);
+        exp_row(e, x + i, max, piece);
+        lanes_add(acc, e, piece);
+    }
+    while (top < n && x[top] != max)
+        top++;
+    /* No element equals the maximum when all are NaN. */
+    return (struct cpu_row_stats){max, lanes_total(acc), top < n ? top : 0};
+}
+
+CLONES
+double cpu_cross_sum(const float *r, const float *x, float max, size_t n)
+{
+    double acc[LANES] = {0};
+    float e[PIECE];
+    for (size_t i = 0; i < n; i += PIECE) {
+        size_t piece = qt_min_size(PIECE, n - i);
+        exp_row(e, r + i, max, piece);
+        lanes_add_cross(acc, e, r + i, x + i, piece);
+    }
+    return lanes_total(acc);
+}

@@ -1,0 +1,169 @@
+/* Host side of the mix24 kernel for one token: configurations, launches. */
+#include "kernels/cuda/mix24/vector.h"
+
+#include <math.h>
+
+enum {
+    MAX_COLS = 65536, /* of a panel of the CSR: the kernel knows one */
+    LEAST_WARPS = 12  /* of fewer two blocks would go to one multiprocessor */
+};
+
+static int pass_strips(const struct qtool_matmul_config *c)
+{
+    return c->warps / c->warps_k * c->strips;
+}
+
+static size_t passes_of(const struct qtool_matmul_config *c)
+{
+    return ceil_div((size_t)c->strips_cta, (size_t)pass_strips(c));
+}
+
+static int log2_of(int v)
+{
+    int log2 = 0;
+    while (v >> (log2 + 1))
+        log2++;
+    return log2;
+}
+
+/* Offsets in shared memory; returns how much is wanted. */
+static size_t layout(struct qt_mix24_vector_args *a, const struct qtool_matmul_weight *w,
+                     const struct qtool_matmul_config *c)
+{
+    const size_t units = (size_t)qt_mix24_units(w), rows = (size_t)pass_strips(c) * QT_STRIP_ROWS;
+    const int slots = mix24_vector_slots(c->strips);
+    size_t at =
+        QT_MIX24_VECTOR_RINGS + (size_t)(c->warps * slots) * mix24_vector_slot_bytes(c->strips);
+    a->x_at = (int)at;
+    at += units * QT_MIX24_UNIT_COLS * 2;
+    a->at_at = (int)at;
+    at += units * QT_MIX24_VECTOR_AT;
+    a->sums_at = (int)at;
+    return at + 2 * (size_t)c->warps_k * (rows + 4) * sizeof(float);
+}
+
+/* ---- plan --------------------------------------------------------------------------------------
+ */
+
+/* Relative time of the products, fitted to an H200. A unit of 1, 2, 3 strips takes 1.5, 2.5, 3.65
+ * where some of a multiprocessor's four schedulers have four warps, less where all have three; the
+ * end of a pass 2. */
+static double cost(const struct qtool_matmul_config *c, const struct qtool_matmul_weight *w)
+{
+    static const double unit[QT_MIX24_VECTOR_STRIPS] = {1.5, 2.5, 3.65};
+    const size_t units = ceil_div((size_t)qt_mix24_units(w), (size_t)c->warps_k);
+    const double busy = c->warps > 12 ? 1 : 0.78;
+    return (double)passes_of(c) * ((double)units * unit[c->strips - 1] * busy + 2);
+}
+
+static const char *config_fault(const struct qtool_matmul_config *c,
+                                const struct qtool_matmul_plan *p,
+                                const struct qtool_matmul_weight *w)
+{
+    const size_t units = (size_t)qt_mix24_units(w);
+    if (p->cc != 90 || p->m != 1 || units * QT_MIX24_UNIT_COLS > MAX_COLS)
+        return "the vector kernel is for one token, 65536 channels, compute capability 9.0";
+    if (c->warps < LEAST_WARPS || c->warps > QT_MIX24_VECTOR_WARPS || c->warps_k < 1 ||
+        c->warps % c->warps_k)
+        return "warps must be 12..16, and warps_k a divisor";
+    if (c->strips < 1 || c->strips > QT_MIX24_VECTOR_STRIPS || c->strips_cta < 1 ||
+        c->splits != 1 || c->parts != 1)
+        return "strips must be 1..3, strips_cta positive, splits and parts 1";
+    if ((size_t)c->warps_k > units || ceil_div(units, (size_t)c->warps_k) > QT_MIX24_VECTOR_UNITS)
+        return "too few or too many channels for a warp";
+    if (pass_strips(c) * QT_STRIP_ROWS > c->warps * 32)
+        return "a pass has more rows than threads";
+    return NULL;
+}
+
+bool qt_mix24_vector_choose(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
+{
+    struct qt_mix24_vector_args a;
+    double best = 1e300;
+    struct qtool_matmul_config c = {};
+    c.path = QTOOL_MATMUL_VECTOR;
+    c.token_tiles = c.splits = c.parts = 1;
+    c.strips_cta = (int)ceil_div((size_t)qt_mix24_strips(w), (size_t)p->sms);
+    for (c.strips = 1; c.strips <= QT_MIX24_VECTOR_STRIPS; c.strips++)
+        for (c.warps_k = 1; c.warps_k <= QT_MIX24_VECTOR_WARPS; c.warps_k++)
+            for (c.warps = (int)round_up(LEAST_WARPS, (size_t)c.warps_k);
+                 c.warps <= QT_MIX24_VECTOR_WARPS; c.warps += c.warps_k)
+                if (!config_fault(&c, p, w) && layout(&a, w, &c) <= (size_t)p->smem_limit &&
+                    cost(&c, w) < best) {
+                    best = cost(&c, w);
+                    p->config = c;
+                }
+    return best < 1e300;
+}
+
+int qt_mix24_vector_check(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
+{
+    struct qt_mix24_vector_args a;
+    const struct qtool_matmul_config *c = &p->config;
+    const char *fault = config_fault(c, p, w);
+    if (fault)
+        return qt_refuse(p, QTOOL_UNSUPPORTED, "%s", fault);
+    int rc = qt_take_smem(p, layout(&a, w, c), p->options.dependent_launch);
+    if (rc != QTOOL_OK)
+        return rc;
+    p->kernel = qt_mix24_vector_instance(c->strips);
+    p->grid_x = (int)ceil_div((size_t)qt_mix24_strips(w), (size_t)c->strips_cta);
+    p->grid_y = 1;
+    p->workspace_bytes = 0;
+    return qt_need_tensor_maps(p);
+}
+
+/* ---- run ---------------------------------------------------------------------------------------
+ */
+
+static struct qt_mix24_share share_of(const struct qtool_matmul_weight *w,
+                                      const struct qtool_matmul_config *c, int warp)
+{
+    const uint32_t parts = (uint32_t)c->warps_k, i = (uint32_t)warp % parts;
+    const uint32_t units = (uint32_t)qt_mix24_units(w), fours = (uint32_t)w->mix24.fours;
+    struct qt_mix24_share s = {};
+    s.unit = (uint16_t)(units * i / parts);
+    s.count = (uint16_t)(units * (i + 1) / parts - s.unit);
+    s.strip = (uint16_t)(warp / c->warps_k * c->strips);
+    s.warp_of_k = (uint16_t)i;
+    /* Fours are spread evenly: before unit u there are u F / U. */
+    s.at = (s.unit * (uint32_t)QTOOL_MATMUL_MIX24_TWO +
+            s.unit * fours / units * (QTOOL_MATMUL_MIX24_FOUR - QTOOL_MATMUL_MIX24_TWO)) /
+           8;
+    for (uint32_t u = 0; u < s.count; u++)
+        s.fours |= (uint32_t)((s.unit + u) * fours % units + fours >= units) << u;
+    return s;
+}
+
+int qt_mix24_vector_run(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w,
+                        void *y, const void *x, void *stream)
+{
+    struct qt_mix24_vector_args a = {};
+    const struct qtool_matmul_config *c = &p->config;
+    if (config_fault(c, p, w) || layout(&a, w, c) > p->smem_bytes ||
+        !qt_mix24_record_maps(p, a.records, w, c->strips))
+        return QTOOL_UNSUPPORTED;
+    const struct qt_mix24_outliers o = qt_mix24_outliers_of(w);
+    a.csr_ptr = o.ptr;
+    a.csr_col = o.col;
+    a.csr_val = o.val;
+    a.perm = (const uint32_t *)w->mix24.perm;
+    a.x = x;
+    a.y = y;
+    a.n = (int)w->n;
+    a.k = (int)w->k;
+    a.units = qt_mix24_units(w);
+    a.strips = qt_mix24_strips(w);
+    a.strips_cta = c->strips_cta;
+    a.pass_strips = pass_strips(c);
+    a.passes = (int)passes_of(c);
+    a.warps_k = c->warps_k;
+    a.log2_row_threads = log2_of(c->warps * 32 / (pass_strips(c) * QT_STRIP_ROWS));
+    a.bf16 = p->options.dtype == QTOOL_BF16;
+    a.x_aligned = p->k % 8 == 0 && ((size_t)x & 15) == 0;
+    a.dependent = p->options.dependent_launch;
+    a.factor = ldexpf(1, w->scale_exp2);
+    for (int i = 0; i < c->warps; i++)
+        a.share[i] = share_of(w, c, i);
+    return qt_launch(p, &a, c->warps * 32, a.dependent, stream);
+}

@@ -1,0 +1,413 @@
+/*
+ * Norm, gather and quantize of activations in one launch: what w4ax_quantize_rows.cu does not take.
+ *
+ *   grid     tokens; a block of 256 threads each, of up to 512 when there are few tokens
+ *   smem     the token's row as it came, [k] F16 or BF16, unless a block of channels is read once
+ *            and in order; its blocks' largest values
+ *   lanes    half a warp per block of 128 channels, 8 channels a lane: 32 (i / 4) + 4 (i % 4) +
+ * 0..3 and 16 more, which is one word of packed codes, or two of bytes
+ *
+ * The factor of an RMS norm is in the scales alone: codes of x w and of factor x w are the same. So
+ * the squares are added up while codes are made, and scales are stored last.
+ *
+ * Moves     the row once in, its codes and scales once out
+ * Oracle    the same arithmetic in plain C (tests/gpu/test_w4ax.c): codes bit for bit without norm;
+ * with it, where the order of a sum moves a last bit, codes may differ by one
+ */
+#include "kernels/cuda/common/device.h"
+#include "kernels/cuda/common/plan.h"
+#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/w4ax/quantize.cuh"
+
+enum { MAX_K = 65536 };
+
+/* ---- the row into shared memory, and its norm --------------------------------------------------
+ */
+
+static __device__ __forceinline__ float warp_sum(float v)
+{
+#pragma unroll
+    for (int d = 16; d; d /= 2)
+        v += __shfl_xor_sync(~0u, v, d);
+    return v;
+}
+
+static __device__ __forceinline__ float block_sum(float v, float *scratch)
+{
+    const int lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
+    v = warp_sum(v);
+    __syncthreads();
+    if (lane == 0)
+        scratch[threadIdx.x / 32] = v;
+    __syncthreads();
+    return warp_sum(lane < warps ? scratch[lane] : 0);
+}
+
+/*
+ * The variance of a layer norm is the mean of squared differences, in a second pass over shared
+ * memory: E[x^2] - E[x]^2 cancels.
+ */
+template <bool BF16, int NORM>
+static __device__ __forceinline__ row_norm load_row(const quantize_args &a, float *scratch)
+{
+    const uint4 *src = (const uint4 *)(a.x + (size_t)blockIdx.x * a.k);
+    uint4 *row = (uint4 *)quantize_smem;
+    row_norm n = {0, 1};
+    float sum = 0;
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < a.k / 8; i += (int)blockDim.x) {
+        uint4 v = __ldcg(src + i); /* which the launch before may just have written */
+        float f[8];
+        row[i] = v;
+        to_floats<BF16>(f, (const uint32_t *)&v, 8);
+#pragma unroll
+        for (int j = 0; j < 8 && NORM == QTOOL_W4AX_LAYER_NORM; j++)
+            sum += f[j];
+    }
+    if (NORM == QTOOL_W4AX_LAYER_NORM) {
+        const float mean = block_sum(sum, scratch) * a.per_k;
+        sum = 0;
+#pragma unroll 2
+        for (int i = (int)threadIdx.x; i < a.k / 8; i += (int)blockDim.x) {
+            uint4 v = row[i];
+            float f[8];
+            to_floats<BF16>(f, (const uint32_t *)&v, 8);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                sum += (f[j] - mean) * (f[j] - mean);
+        }
+        n = norm_from(a, mean, block_sum(sum, scratch));
+    } else {
+        __syncthreads();
+    }
+    return n;
+}
+
+/* ---- values and codes of a lane ----------------------------------------------------------------
+ */
+
+struct lane_values {
+    float v[8];
+    float most;    /* of the block */
+    float squares; /* RMS norm: the lane's sum of x^2 */
+};
+
+/* Four neighbouring positions, normalised but for the factor of an RMS norm. DIRECT: from the row
+ * in memory. */
+template <bool BF16, int NORM, bool DIRECT>
+static __device__ __forceinline__ void load_four(float *v, float *squares, const quantize_args &a,
+                                                 const row_norm &n, int at)
+{
+    const uint16_t *row = (const uint16_t *)quantize_smem;
+    uint32_t e[2];
+    if (at >= a.k) {
+        v[0] = v[1] = v[2] = v[3] = 0;
+        return;
+    }
+    if (DIRECT) {
+        *(uint2 *)e = __ldcg((const uint2 *)(a.x + (size_t)blockIdx.x * a.k + at));
+    } else if (a.perm) {
+        uint4 p = __ldg((const uint4 *)(a.perm + at));
+        e[0] = row[p.x] | (uint32_t)row[p.y] << 16;
+        e[1] = row[p.z] | (uint32_t)row[p.w] << 16;
+    } else {
+        *(uint2 *)e = *(const uint2 *)(row + at);
+    }
+    to_floats<BF16>(v, e, 4);
+#pragma unroll
+    for (int j = 0; j < 4 && NORM == QTOOL_W4AX_RMS_NORM; j++)
+        *squares += v[j] * v[j];
+    if (NORM)
+        normalise<BF16, NORM>(v, n, load_norm<NORM>(a, at));
+}
+
+/* The largest size of a block's values, of which half a warp has 8 a lane. */
+static __device__ __forceinline__ float largest_of_block(const float v[8])
+{
+    float most = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        most = fmaxf(most, fabsf(v[j]));
+#pragma unroll
+    for (int d = 1; d < 16; d *= 2)
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
+    return most;
+}
+
+template <bool BF16, int NORM, bool DIRECT>
+static __device__ __forceinline__ lane_values load_block(const quantize_args &a, const row_norm &n,
+                                                         int block)
+{
+    const int at = block * COLS + first_channel();
+    lane_values l;
+    l.squares = 0;
+    load_four<BF16, NORM, DIRECT>(l.v, &l.squares, a, n, at);
+    load_four<BF16, NORM, DIRECT>(l.v + 4, &l.squares, a, n, at + 16);
+    l.most = largest_of_block(l.v);
+    return l;
+}
+
+/* ---- the kernel --------------------------------------------------------------------------------
+ */
+
+/* Two blocks a warp at a time; the last may be one, whose half warp then does it twice. */
+struct block_loop {
+    int pair, block;
+    bool mine; /* block is to be written */
+};
+
+static __device__ __forceinline__ block_loop loop_open()
+{
+    return {(int)threadIdx.x / 32 * 2, 0, false};
+}
+
+static __device__ __forceinline__ bool loop_next(block_loop *l, const quantize_args &a)
+{
+    if (l->pair >= a.blocks_n)
+        return false;
+    l->block = l->pair + (int)threadIdx.x / 16 % 2;
+    l->mine = l->block < a.blocks_n;
+    l->block = min(l->block, a.blocks_n - 1);
+    l->pair += (int)blockDim.x / 16;
+    return true;
+}
+
+/* A lane's codes into the row of a token. */
+static __device__ __forceinline__ void store_codes(unsigned char *row, int token, uint32_t word,
+                                                   uint2 code)
+{
+    const int i = (int)threadIdx.x % 16;
+    if (word & QTOOL_W4AX_WIDE_ROWS) {
+        const int at = (i / 4 * 2 ^ (token & 7)) * 16 + i % 4 * 4;
+        *(uint32_t *)(row + at) = code.x;
+        *(uint32_t *)(row + (at ^ 16)) = code.y;
+    } else {
+        *(uint32_t *)(row + (i / 4 ^ (token >> 1 & 3)) * 16 + i % 4 * 4) = packed(code);
+    }
+}
+
+static __device__ __forceinline__ void store_token_codes(const quantize_args &a, uint32_t word,
+                                                         uint2 code)
+{
+    const int token = (int)blockIdx.x;
+    store_codes(codes_of(a, word) + (size_t)token * row_bytes(word), token, word, code);
+}
+
+template <bool BF16, int NORM, bool DIRECT>
+static __device__ __forceinline__ void quantize_by_block(const quantize_args &a, const row_norm &n,
+                                                         float *scratch)
+{
+    float *scales = (float *)(quantize_smem + a.scales_at), squares = 0;
+    float *out = a.scale + blockIdx.x;
+    block_loop at = loop_open();
+#pragma unroll 4
+    while (loop_next(&at, a)) {
+        lane_values l = load_block<BF16, NORM, DIRECT>(a, n, at.block);
+        uint32_t word = __ldg(a.blocks + at.block);
+        const float scale = __fmul_rn(l.most, narrow(word) ? a.per7 : a.per127);
+        const float inverse = inverse_of(scale);
+        const uint2 code = code_bytes(round_codes(l.v, inverse, narrow(word) ? 7 : 127, a.clamp));
+        if (at.mine) {
+            squares += l.squares;
+            store_token_codes(a, word, code);
+            if (NORM == QTOOL_W4AX_RMS_NORM && threadIdx.x % 16 == 0)
+                scales[at.block] = inverse == 0 ? 0 : scale;
+            else if (threadIdx.x % 16 == 0)
+                out[(size_t)at.block * a.scale_pitch] = inverse == 0 ? 1 : scale;
+        }
+    }
+    if (NORM == QTOOL_W4AX_RMS_NORM) {
+        const float factor = norm_factor(a, block_sum(squares, scratch));
+        for (int i = (int)threadIdx.x; i < a.blocks_n; i += (int)blockDim.x)
+            out[(size_t)i * a.scale_pitch] = scales[i] == 0 ? 1 : scales[i] * factor;
+    }
+}
+
+/* One scale per token: the blocks' maxima first, then the codes. */
+template <bool BF16, int NORM>
+static __device__ __forceinline__ void quantize_by_token(const quantize_args &a, const row_norm &n,
+                                                         float *scratch)
+{
+    float *most = (float *)(quantize_smem + a.scales_at), all = 0, squares = 0;
+    for (block_loop at = loop_open(); loop_next(&at, a);) {
+        lane_values l = load_block<BF16, NORM, false>(a, n, at.block);
+        squares += at.mine ? l.squares : 0;
+        if (threadIdx.x % 16 == 0)
+            most[at.block] = l.most;
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x % 32; i < a.blocks_n; i += 32)
+        all = fmaxf(all, most[i]);
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2)
+        all = fmaxf(all, __shfl_xor_sync(~0u, all, d));
+    const float scale = __fmul_rn(all, a.per127);
+    int sum = 0;
+    for (block_loop at = loop_open(); loop_next(&at, a);) {
+        lane_values l = load_block<BF16, NORM, false>(a, n, at.block);
+        uint32_t word = __ldg(a.blocks + at.block);
+        const bool small = a.scales == QTOOL_W4AX_INT && narrow(word);
+        const float factor = small ? int_factor(a, l.most, scale) : 1;
+        const rounded_codes r =
+            round_codes(l.v, inverse_of(__fmul_rn(scale, factor)), small ? 7 : 127, a.clamp);
+        const uint2 code = multiplied_bytes(r, small, factor);
+        if (at.mine) {
+            store_token_codes(a, word, code);
+            sum = __dp4a((int)code.x, 0x01010101, __dp4a((int)code.y, 0x01010101, sum));
+        }
+    }
+    ptx_launch_dependents();
+    const float factor =
+        NORM == QTOOL_W4AX_RMS_NORM ? norm_factor(a, block_sum(squares, scratch)) : 1;
+    /* Whole numbers below 2^24: exact as floats. */
+    float total = block_sum((float)sum, scratch);
+    if (threadIdx.x == 0) {
+        a.scale[blockIdx.x] = token_scale(scale, factor);
+        if (a.sum)
+            a.sum[blockIdx.x] = (int)total;
+    }
+}
+
+/* With rows in shared memory it is latency that is waited for: 4096 x 8192 (which this kernel took
+ * then), RMS norm and gather 62 us with 1536 threads a multiprocessor, 57 with 2048. */
+template <bool BF16, int NORM, bool DIRECT>
+__global__ void __launch_bounds__(512, DIRECT ? 0 : 4)
+    qt_w4ax_quantize_kernel(const __grid_constant__ quantize_args a)
+{
+    __shared__ float scratch[32];
+    row_norm n = {};
+    if (a.dependent)
+        ptx_wait_previous();
+    if (!DIRECT)
+        n = load_row<BF16, NORM>(a, scratch);
+    /* Not earlier: the next kernel's weights would come before the row, or before the second pass.
+     */
+    if (DIRECT || a.scales == QTOOL_W4AX_BLOCK) {
+        ptx_launch_dependents();
+        quantize_by_block<BF16, NORM, DIRECT>(a, n, scratch);
+    } else {
+        quantize_by_token<BF16, NORM>(a, n, scratch);
+    }
+}
+
+/* ---- host --------------------------------------------------------------------------------------
+ */
+
+size_t qtool_w4ax_blocks(uint32_t *words, const uint8_t *bits, size_t count, int packed)
+{
+    uint32_t at = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (bits[i] != 4 && bits[i] != 8)
+            return 0;
+        bool wide = bits[i] == 8 || !packed;
+        words[i] = at << 1 | wide | (wide && bits[i] == 4 ? QTOOL_W4AX_NARROW_VALUES : 0);
+        at += wide ? 2 : 1;
+    }
+    return (size_t)at * 64;
+}
+
+static bool aligned(const void *p, size_t to)
+{
+    return ((size_t)p & (to - 1)) == 0;
+}
+
+template <bool BF16> static const void *kernel_of(int norm, bool direct)
+{
+    return direct && norm == QTOOL_W4AX_RMS_NORM
+               ? (const void *)qt_w4ax_quantize_kernel<BF16, QTOOL_W4AX_RMS_NORM, true>
+           : direct ? (const void *)qt_w4ax_quantize_kernel<BF16, QTOOL_W4AX_NO_NORM, true>
+           : norm == QTOOL_W4AX_RMS_NORM
+               ? (const void *)qt_w4ax_quantize_kernel<BF16, QTOOL_W4AX_RMS_NORM, false>
+           : norm == QTOOL_W4AX_LAYER_NORM
+               ? (const void *)qt_w4ax_quantize_kernel<BF16, QTOOL_W4AX_LAYER_NORM, false>
+               : (const void *)qt_w4ax_quantize_kernel<BF16, QTOOL_W4AX_NO_NORM, false>;
+}
+
+static int cc_of_current_device(void)
+{
+    int ordinal = 0;
+    char reason[160];
+    struct qt_device d = {};
+    if (cudaGetDevice(&ordinal) == cudaSuccess)
+        qt_device_facts(&d, ordinal, reason);
+    return d.cc;
+}
+
+/* A thread has at least 8 channels. */
+static unsigned threads_of(size_t k, size_t m)
+{
+    size_t most = (k / 8 + 31) / 32 * 32;
+    return (unsigned)(m > 256 ? 256 : most > 512 ? 512 : most);
+}
+
+int qt_w4ax_launch_quantize(const void *kernel, int blocks, int threads, size_t smem,
+                            const quantize_args *a, int cc, void *stream)
+{
+    const size_t usual = 48 << 10; /* what any kernel may have */
+    struct qtool_matmul_plan launch = {};
+    launch.kernel = kernel;
+    launch.grid_x = blocks;
+    launch.grid_y = 1;
+    launch.smem_bytes = smem;
+    launch.cc = cc;
+    int rc =
+        smem + QUANTIZE_OWN_BYTES <= usual ? QTOOL_OK : qt_allow_smem(kernel, smem, launch.reason);
+    if (rc != QTOOL_OK)
+        return rc;
+    return qt_launch(&launch, (void *)a, threads, a->dependent, stream);
+}
+
+int qtool_w4ax_quantize(const struct qtool_w4ax_acts *out, const struct qtool_w4ax_input *in,
+                        const struct qtool_w4ax_norm *norm, const void *x, size_t m,
+                        enum qtool_dtype dtype, void *stream)
+{
+    quantize_args a = {};
+    if (in->k == 0 || in->k % 8 || in->k > MAX_K || m > 1u << 24 || !aligned(x, 16) ||
+        !aligned(out->codes, 128) || !aligned(out->scale, 16) || !aligned(in->perm, 16) ||
+        !in->blocks || (unsigned)dtype > QTOOL_BF16 || (unsigned)in->scales > QTOOL_W4AX_ROW ||
+        !(in->clip4 > 0 && in->clip8 > 0) ||
+        (norm && (unsigned)norm->kind > QTOOL_W4AX_LAYER_NORM) ||
+        (in->packed && in->scales != QTOOL_W4AX_BLOCK) ||
+        (in->scales == QTOOL_W4AX_INT && !out->sum))
+        return QTOOL_UNSUPPORTED;
+    if (norm && norm->kind != QTOOL_W4AX_NO_NORM) {
+        if (!norm->weight || !aligned(norm->weight, 8) || !aligned(norm->bias, 8))
+            return QTOOL_UNSUPPORTED;
+        a.weight = (const uint16_t *)norm->weight;
+        a.bias = (const uint16_t *)norm->bias;
+        a.eps = norm->eps;
+    }
+    if (m == 0)
+        return QTOOL_OK;
+    if (!x || !out->codes || !out->scale)
+        return QTOOL_UNSUPPORTED;
+    a.x = (const uint16_t *)x;
+    a.perm = in->perm;
+    a.blocks = in->blocks;
+    a.codes = (unsigned char *)out->codes;
+    a.scale = out->scale;
+    a.sum = in->scales == QTOOL_W4AX_INT ? out->sum : NULL;
+    a.m = (int)m;
+    a.k = (int)in->k;
+    a.per_k = 1 / (float)in->k;
+    a.blocks_n = (a.k + COLS - 1) / COLS;
+    a.scale_pitch = in->scales == QTOOL_W4AX_BLOCK ? (int)((m + 3) / 4 * 4) : 0;
+    a.scales = in->scales;
+    a.per7 = in->clip4 / 7;
+    a.per127 = in->clip8 / 127;
+    a.clip4 = in->clip4;
+    const int kind = norm ? (int)norm->kind : QTOOL_W4AX_NO_NORM;
+    const bool direct =
+        kind != QTOOL_W4AX_LAYER_NORM && !in->perm && in->scales == QTOOL_W4AX_BLOCK;
+    a.clamp = !(in->clip4 >= 1 && in->clip8 >= 1);
+    a.scales_at = direct ? 0 : a.k * 2;
+    size_t smem = (size_t)a.scales_at + (size_t)a.blocks_n * 4;
+    int status = QTOOL_OK;
+    a.dependent = in->dependent_launch;
+    const int cc = a.dependent ? cc_of_current_device() : 0;
+    if (qt_w4ax_quantize_rows(&status, &a, kind, dtype == QTOOL_BF16, cc, stream))
+        return status;
+    const void *kernel =
+        dtype == QTOOL_BF16 ? kernel_of<true>(kind, direct) : kernel_of<false>(kind, direct);
+    return qt_w4ax_launch_quantize(kernel, (int)m, (int)threads_of(in->k, m), smem, &a, cc, stream);
+}

@@ -1,0 +1,666 @@
+/*
+ * The CUDA backend: matrix products by cuBLAS (gpu_product.c; Cholesky in FP64), everything else by
+ * the kernels of gpu_math.cu. Attention is products of panels whose results go through the scratch.
+ * Gradients of what is no product are rare (learning only): computed on the CPU.
+ */
+#include "kernels/gpu/product.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    QUERIES = 256,    /* of a panel of attention: a key that is not finite reaches all of them */
+    SCORES = 1 << 26, /* of attention in memory at a time */
+};
+
+struct cuda {
+    struct qt_backend be;
+    char name[400];
+    struct qt_gpu *gpu;
+    struct qt_backend *cpu;
+    struct gpu_cublas *cublas;
+    struct gpu_products products;
+    struct gpu_scratch scratch;
+    void *stream;
+};
+
+static struct cuda *self(struct qt_backend *be)
+{
+    return be->ctx;
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static int cuda_zero(struct qt_backend *be, void *p, size_t bytes, struct qt_err *err)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    return gpu->fill(gpu, p, 0, bytes, err);
+}
+
+static int cuda_alloc(struct qt_backend *be, void *out, size_t bytes, struct qt_err *err)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    void *p = NULL;
+    int rc = gpu->alloc(gpu, &p, bytes, err);
+    if (rc == QT_OK)
+        rc = cuda_zero(be, p, bytes, err);
+    if (rc < 0 && p) {
+        gpu->free(gpu, p);
+        p = NULL;
+    }
+    memcpy(out, &p, sizeof p);
+    return rc;
+}
+
+static void cuda_free(struct qt_backend *be, void *p)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    if (p)
+        gpu->free(gpu, p);
+}
+
+static int cuda_upload(struct qt_backend *be, void *dst, const void *src, size_t bytes,
+                       struct qt_err *err)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    return bytes ? gpu->upload(gpu, dst, src, bytes, err) : QT_OK;
+}
+
+static int cuda_download(struct qt_backend *be, void *dst, const void *src, size_t bytes,
+                         struct qt_err *err)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    return bytes ? gpu->download(gpu, dst, src, bytes, err) : QT_OK;
+}
+
+static void cuda_pin(struct qt_backend *be, void *p, size_t bytes)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    gpu->pin(gpu, p, bytes);
+}
+
+static void cuda_unpin(struct qt_backend *be, void *p)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    gpu->unpin(gpu, p);
+}
+
+static int cuda_copy(struct qt_backend *be, void *dst, const void *src, size_t bytes,
+                     struct qt_err *err)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    return bytes && dst != src ? gpu->copy(gpu, dst, src, bytes, err) : QT_OK;
+}
+
+/* ---- products ------------------------------------------------------------------------------- */
+
+static int check_size(size_t n, struct qt_err *err)
+{
+    return n <= INT_MAX ? QT_OK
+                        : qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                                  "a matrix of %zu rows or columns is too large for cuBLAS", n);
+}
+
+static int check_sizes(size_t m, size_t n, size_t k, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(check_size(m, err));
+    QT_TRY(check_size(n, err));
+    QT_TRY(check_size(k, err));
+done:
+    return rc;
+}
+
+/* A factor of a product: whole, as it lies or transposed. */
+struct factor {
+    const float *x;
+    bool transposed;
+};
+
+/* c[m][n] (+)= a[m][k] b[k][n] of whole matrices. */
+static int multiply(struct qt_backend *be, float *c, struct factor a, struct factor b, bool add,
+                    size_t m, size_t n, size_t k, struct qt_err *err)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    int rc = check_sizes(m, n, k, err);
+    if (rc < 0 || m == 0 || n == 0 || (k == 0 && add))
+        return rc;
+    if (k == 0)
+        return gpu->fill(gpu, c, 0, m * n * sizeof *c, err);
+    const struct gpu_product p = {.m = (int)m,
+                                  .n = (int)n,
+                                  .k = (int)k,
+                                  .alpha = 1,
+                                  .beta = add ? 1 : 0,
+                                  .a = a.x,
+                                  .b = b.x,
+                                  .c = c,
+                                  .a_transposed = a.transposed,
+                                  .b_transposed = b.transposed,
+                                  .lda = (int)(a.transposed ? m : k),
+                                  .ldb = (int)(b.transposed ? k : n),
+                                  .ldc = (int)n,
+                                  .count = 1};
+    return gpu_product(&self(be)->products, &p, err);
+}
+
+static int cuda_linear(struct qt_backend *be, float *y, const float *x, const float *w,
+                       const float *bias, size_t m, size_t n, size_t k, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(
+        multiply(be, y, (struct factor){x, false}, (struct factor){w, true}, false, m, n, k, err));
+    if (bias && m && n)
+        QT_TRY(gpu_launched(gpu_math_bias(y, bias, m, n, self(be)->stream), "bias", err));
+done:
+    return rc;
+}
+
+/* dx[m][k] (+)= dy[m][n] w[n][k] */
+static int cuda_linear_grad_x(struct qt_backend *be, float *dx, const float *dy, const float *w,
+                              bool add, size_t m, size_t n, size_t k, struct qt_err *err)
+{
+    return multiply(be, dx, (struct factor){dy, false}, (struct factor){w, false}, add, m, k, n,
+                    err);
+}
+
+/* dw[n][k] += dy[m][n]^T x[m][k] */
+static int cuda_linear_grad_w(struct qt_backend *be, float *dw, const float *dy, const float *x,
+                              size_t m, size_t n, size_t k, struct qt_err *err)
+{
+    return multiply(be, dw, (struct factor){dy, true}, (struct factor){x, false}, true, n, k, m,
+                    err);
+}
+
+/* ---- attention ------------------------------------------------------------------------------ */
+
+/* That any of the queries from r0 on sees. */
+static size_t first_key(const struct qt_attention *a, size_t r0)
+{
+    return a->window && r0 >= a->window ? r0 - a->window + 1 : 0;
+}
+
+/* Heads that lie evenly in q and y, and in k and v. */
+struct heads {
+    size_t count, q, kv; /* steps, in floats */
+};
+
+/* A panel: queries [r0, r1) of a sequence, the keys that any of them sees, and `count` key-value
+ * heads, of which q, k, v and y are the first, with their query heads. */
+static int attention_panel(struct qt_backend *be, float *y, const float *q, const float *k,
+                           const float *v, const struct qt_attention *a, size_t count, size_t r0,
+                           size_t r1, struct qt_err *err)
+{
+    struct cuda *g = self(be);
+    const size_t group = a->heads / a->kv_heads, rows = r1 - r0, dim = a->head_dim;
+    const size_t lo = first_key(a, r0), keys = r1 - lo, cells = rows * keys;
+    const int ldq = (int)(a->heads * dim), ldk = (int)(a->kv_heads * dim);
+    /* Of one key-value head; one of each. Products are of all `in`, for each `out`. */
+    const struct heads of_one = {group, dim, 0}, of_each = {count, group * dim, dim};
+    const struct heads in = group < count ? of_each : of_one;
+    const struct heads out = group < count ? of_one : of_each;
+    int rc;
+    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, count * group * cells, sizeof(float), err));
+    float *s = g->scratch.p;
+    struct gpu_product scores = {.m = (int)rows,
+                                 .n = (int)keys,
+                                 .k = (int)dim,
+                                 .alpha = a->scale,
+                                 .b_transposed = true,
+                                 .lda = ldq,
+                                 .ldb = ldk,
+                                 .ldc = (int)keys,
+                                 .step_a = (long long)in.q,
+                                 .step_b = (long long)in.kv,
+                                 .step_c = (long long)cells,
+                                 .count = (int)in.count};
+    struct gpu_product values = {.m = (int)rows,
+                                 .n = (int)dim,
+                                 .k = (int)keys,
+                                 .alpha = 1,
+                                 .lda = (int)keys,
+                                 .ldb = ldk,
+                                 .ldc = ldq,
+                                 .step_a = (long long)cells,
+                                 .step_b = (long long)in.kv,
+                                 .step_c = (long long)in.q,
+                                 .count = (int)in.count};
+    for (size_t i = 0; i < out.count; i++) {
+        scores.a = q + r0 * (size_t)ldq + i * out.q;
+        scores.b = k + lo * (size_t)ldk + i * out.kv;
+        scores.c = s + i * in.count * cells;
+        QT_TRY(gpu_product(&g->products, &scores, err));
+    }
+    QT_TRY(gpu_launched(
+        gpu_math_softmax(s, count * group, rows, keys, r0, lo, a->window, a->softcap, g->stream),
+        "softmax", err));
+    for (size_t i = 0; i < out.count; i++) {
+        values.a = s + i * in.count * cells;
+        values.b = v + lo * (size_t)ldk + i * out.kv;
+        values.c = y + r0 * (size_t)ldq + i * out.q;
+        QT_TRY(gpu_product(&g->products, &values, err));
+    }
+done:
+    return rc;
+}
+
+/* Queries [r0, r1) of a sequence, all heads, as many at a time as there is room for. */
+static int attention_rows(struct qt_backend *be, float *y, const float *q, const float *k,
+                          const float *v, const struct qt_attention *a, size_t r0, size_t r1,
+                          struct qt_err *err)
+{
+    const size_t group = a->heads / a->kv_heads, dim = a->head_dim;
+    const size_t fit = SCORES / (group * (r1 - r0) * (r1 - first_key(a, r0)));
+    int rc = QT_OK;
+    for (size_t head = 0, count; head < a->kv_heads; head += count) {
+        const size_t at = head * group * dim, kv_at = head * dim;
+        count = qt_min_size(qt_max_size(fit, 1), a->kv_heads - head);
+        QT_TRY(attention_panel(be, y + at, q + at, k + kv_at, v + kv_at, a, count, r0, r1, err));
+    }
+done:
+    return rc;
+}
+
+static int cuda_attention(struct qt_backend *be, float *y, const float *q, const float *k,
+                          const float *v, size_t m, const struct qt_attention *a,
+                          struct qt_err *err)
+{
+    const size_t wide = a->heads * a->head_dim, narrow = a->kv_heads * a->head_dim;
+    int rc;
+    QT_TRY(check_sizes(wide, a->seqlen, a->heads, err));
+    for (size_t seq = 0; seq + a->seqlen <= m; seq += a->seqlen)
+        for (size_t r0 = 0; r0 < a->seqlen; r0 += QUERIES)
+            QT_TRY(attention_rows(be, y + seq * wide, q + seq * wide, k + seq * narrow,
+                                  v + seq * narrow, a, r0, qt_min_size(r0 + QUERIES, a->seqlen),
+                                  err));
+done:
+    return rc;
+}
+
+/* ---- rows and elements ---------------------------------------------------------------------- */
+
+static int cuda_norm(struct qt_backend *be, float *y, const float *x, const float *w,
+                     const float *bias, enum qt_norm_kind kind, float eps, size_t m, size_t n,
+                     struct qt_err *err)
+{
+    static const enum gpu_norm kinds[] = {[QT_NORM_RMS] = GPU_NORM_RMS,
+                                          [QT_NORM_RMS1] = GPU_NORM_RMS1,
+                                          [QT_NORM_LAYER] = GPU_NORM_LAYER};
+    int rc = check_size(m, err);
+    if (rc < 0 || m == 0 || n == 0)
+        return rc;
+    return gpu_launched(gpu_math_norm(y, x, w, kind == QT_NORM_LAYER ? bias : NULL, kinds[kind],
+                                      eps, m, n, self(be)->stream),
+                        "norm", err);
+}
+
+static int cuda_rope(struct qt_backend *be, float *x, const float *cos, const float *sin, size_t m,
+                     size_t seqlen, size_t heads, size_t dim, size_t rot, bool interleaved,
+                     struct qt_err *err)
+{
+    if (m * heads * (rot / 2) == 0)
+        return QT_OK;
+    return gpu_launched(
+        gpu_math_rope(x, cos, sin, m, seqlen, heads, dim, rot / 2, interleaved, self(be)->stream),
+        "rope", err);
+}
+
+static int cuda_activate(struct qt_backend *be, float *y, const float *gate, const float *up,
+                         enum qt_act_kind kind, size_t count, struct qt_err *err)
+{
+    static const enum gpu_act kinds[] = {[QT_ACT_SILU] = GPU_SILU,
+                                         [QT_ACT_GELU_TANH] = GPU_GELU_TANH,
+                                         [QT_ACT_GELU] = GPU_GELU,
+                                         [QT_ACT_RELU] = GPU_RELU};
+    if (count == 0)
+        return QT_OK;
+    return gpu_launched(gpu_math_activate(y, gate, up, kinds[kind], count, self(be)->stream),
+                        "activation", err);
+}
+
+static int cuda_add(struct qt_backend *be, float *y, const float *x, size_t count,
+                    struct qt_err *err)
+{
+    return count ? gpu_launched(gpu_math_add(y, x, count, self(be)->stream), "sum", err) : QT_OK;
+}
+
+typedef int rows_fn(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
+                    size_t n, void *stream);
+
+static int on_rows(rows_fn *fn, struct qt_backend *be, float *y, const float *x,
+                   const uint32_t *rows, const float *factor, size_t m, size_t n,
+                   struct qt_err *err)
+{
+    struct cuda *g = self(be);
+    uint32_t *at;
+    float *by;
+    int rc = QT_OK;
+    if (m == 0 || n == 0)
+        return QT_OK;
+    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, m, sizeof *at + sizeof *by, err));
+    at = g->scratch.p;
+    by = (float *)(at + m);
+    if (rows)
+        QT_TRY(cuda_upload(be, at, rows, m * sizeof *at, err));
+    if (factor)
+        QT_TRY(cuda_upload(be, by, factor, m * sizeof *by, err));
+    QT_TRY(
+        gpu_launched(fn(y, x, rows ? at : NULL, factor ? by : NULL, m, n, g->stream), "rows", err));
+done:
+    return rc;
+}
+
+static int cuda_gather_rows(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
+                            const float *factor, size_t m, size_t n, struct qt_err *err)
+{
+    return on_rows(gpu_math_gather, be, y, x, rows, factor, m, n, err);
+}
+
+static int cuda_scatter_rows(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
+                             const float *factor, size_t m, size_t n, struct qt_err *err)
+{
+    return on_rows(gpu_math_scatter, be, y, x, rows, factor, m, n, err);
+}
+
+static int cuda_scale(struct qt_backend *be, float *y, float factor, size_t count,
+                      struct qt_err *err)
+{
+    return count ? gpu_launched(gpu_math_scale(y, factor, count, self(be)->stream), "scale", err)
+                 : QT_OK;
+}
+
+/* ---- score ---------------------------------------------------------------------------------- */
+
+static int cuda_score(struct qt_backend *be, struct qt_score *scores, const float *logits,
+                      const float *ref, const uint32_t *targets, float softcap, size_t m,
+                      size_t vocab, struct qt_err *err)
+{
+    struct cuda *g = self(be);
+    struct gpu_score *host = NULL, *made;
+    int rc = QT_OK;
+    for (size_t i = 0; i < m; i++)
+        if (targets[i] >= vocab)
+            return qt_fail(err, QT_E_INPUT, NULL, NULL, "target %zu is token %u, vocabulary is %zu",
+                           i, targets[i], vocab);
+    if (m == 0)
+        return QT_OK;
+    QT_TRY(check_sizes(m, vocab, 0, err));
+    QT_TRY(qt_array_new(&host, m, sizeof *host, err));
+    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, m, sizeof *made + sizeof *targets, err));
+    made = g->scratch.p;
+    QT_TRY(cuda_upload(be, made + m, targets, m * sizeof *targets, err));
+    QT_TRY(gpu_launched(gpu_math_score(made, logits, ref, (const uint32_t *)(made + m), softcap, m,
+                                       vocab, g->stream),
+                        "score", err));
+    QT_TRY(cuda_download(be, host, made, m * sizeof *host, err));
+    for (size_t i = 0; i < m; i++)
+        scores[i] = (struct qt_score){.nll = host[i].nll,
+                                      .ref_nll = host[i].ref_nll,
+                                      .kld = host[i].kld,
+                                      .p_delta = host[i].p_delta,
+                                      .same_top = host[i].same_top};
+done:
+    qt_free(host);
+    return rc;
+}
+
+/* ---- statistics ----------------------------------------------------------------------------- */
+
+static int cuda_gram(struct qt_backend *be, double *h, const float *x, size_t m, size_t k,
+                     struct qt_err *err)
+{
+    int rc = check_size(k, err);
+    return rc < 0 ? rc : gpu_gram(&self(be)->products, h, x, m, k, err);
+}
+
+static int cuda_channels(struct qt_backend *be, const struct qt_channels *c, const float *x,
+                         size_t m, size_t k, struct qt_err *err)
+{
+    int rc = check_size(k, err);
+    if (rc < 0 || k == 0)
+        return rc;
+    return gpu_launched(gpu_math_channels(c->absmax, c->sum2, c->hist, x, m, k, self(be)->stream),
+                        "statistics", err);
+}
+
+/* ---- triangles ------------------------------------------------------------------------------ */
+
+static int cuda_cholesky(struct qt_backend *be, bool *positive, double *a, size_t k,
+                         struct qt_err *err)
+{
+    enum { TILE = 128 };
+    struct cuda *g = self(be);
+    int failed = 0, rc;
+    *positive = false;
+    QT_TRY(check_size(k, err));
+    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, 1, sizeof failed, err));
+    QT_TRY(g->gpu->fill(g->gpu, g->scratch.p, 0, sizeof failed, err));
+    for (size_t p = 0; p < k; p += TILE) {
+        const size_t n = qt_min_size(TILE, k - p);
+        QT_TRY(
+            gpu_launched(gpu_math_cholesky_tile(a + p * k + p, (int)n, k, g->scratch.p, g->stream),
+                         "Cholesky factorization", err));
+        if (p + n < k)
+            QT_TRY(gpu_multiplied(gpu_cublas_cholesky_step(g->cublas, a, (int)k, (int)p, (int)n),
+                                  err));
+    }
+    QT_TRY(cuda_download(be, &failed, g->scratch.p, sizeof failed, err));
+    *positive = !failed;
+done:
+    return rc;
+}
+
+static int cuda_solve_upper(struct qt_backend *be, float *x, const float *v, bool transposed,
+                            size_t m, size_t k, struct qt_err *err)
+{
+    int rc = check_sizes(m, k, 0, err);
+    if (rc < 0 || m == 0 || k == 0)
+        return rc;
+    return gpu_multiplied(
+        gpu_cublas_solve_upper(self(be)->cublas, x, v, transposed, (int)m, (int)k), err);
+}
+
+/* ---- gradients on the CPU ------------------------------------------------------------------- */
+
+/* *out: x[count] in host memory, owned; NULL of NULL. */
+static int fetch(float **out, struct qt_backend *be, const float *x, size_t count,
+                 struct qt_err *err)
+{
+    int rc = QT_OK;
+    *out = NULL;
+    if (!x)
+        return QT_OK;
+    QT_TRY(qt_array_new(out, count, sizeof **out, err));
+    QT_TRY(cuda_download(be, *out, x, count * sizeof **out, err));
+done:
+    return rc;
+}
+
+static int put(struct qt_backend *be, float *x, const float *from, size_t count, struct qt_err *err)
+{
+    return x ? cuda_upload(be, x, from, count * sizeof *x, err) : QT_OK;
+}
+
+static int cuda_norm_grad(struct qt_backend *be, float *dx, float *dw, const float *dy,
+                          const float *x, const float *w, enum qt_norm_kind kind, float eps,
+                          size_t m, size_t n, struct qt_err *err)
+{
+    struct qt_backend *cpu = self(be)->cpu;
+    float *hdw = NULL, *hdy = NULL, *hx = NULL, *hw = NULL;
+    int rc;
+    QT_TRY(fetch(&hdw, be, dw, n, err));
+    QT_TRY(fetch(&hdy, be, dy, m * n, err));
+    QT_TRY(fetch(&hx, be, x, m * n, err));
+    QT_TRY(fetch(&hw, be, w, n, err));
+    QT_TRY(cpu->norm_grad(cpu, hdy, hdw, hdy, hx, hw, kind, eps, m, n, err));
+    QT_TRY(put(be, dx, hdy, m * n, err));
+    QT_TRY(put(be, dw, hdw, n, err));
+done:
+    qt_free(hdw);
+    qt_free(hdy);
+    qt_free(hx);
+    qt_free(hw);
+    return rc;
+}
+
+static int cuda_attention_grad(struct qt_backend *be, float *dq, float *dk, float *dv,
+                               const float *dy, const float *q, const float *k, const float *v,
+                               size_t m, const struct qt_attention *a, struct qt_err *err)
+{
+    struct qt_backend *cpu = self(be)->cpu;
+    const size_t wide = m * a->heads * a->head_dim, narrow = m * a->kv_heads * a->head_dim;
+    float *hdy = NULL, *hq = NULL, *hk = NULL, *hv = NULL, *hdq = NULL, *hdk = NULL, *hdv = NULL;
+    int rc;
+    QT_TRY(fetch(&hdy, be, dy, wide, err));
+    QT_TRY(fetch(&hq, be, q, wide, err));
+    QT_TRY(fetch(&hk, be, k, narrow, err));
+    QT_TRY(fetch(&hv, be, v, narrow, err));
+    QT_TRY(qt_array_new(&hdq, wide, sizeof *hdq, err));
+    QT_TRY(qt_array_new(&hdk, narrow, sizeof *hdk, err));
+    QT_TRY(qt_array_new(&hdv, narrow, sizeof *hdv, err));
+    QT_TRY(cpu->attention_grad(cpu, hdq, hdk, hdv, hdy, hq, hk, hv, m, a, err));
+    QT_TRY(put(be, dq, hdq, wide, err));
+    QT_TRY(put(be, dk, hdk, narrow, err));
+    QT_TRY(put(be, dv, hdv, narrow, err));
+done:
+    qt_free(hdy);
+    qt_free(hq);
+    qt_free(hk);
+    qt_free(hv);
+    qt_free(hdq);
+    qt_free(hdk);
+    qt_free(hdv);
+    return rc;
+}
+
+static int cuda_activate_grad(struct qt_backend *be, float *dgate, float *dup, const float *dy,
+                              const float *gate, const float *up, enum qt_act_kind kind,
+                              size_t count, struct qt_err *err)
+{
+    struct qt_backend *cpu = self(be)->cpu;
+    float *hdy = NULL, *hgate = NULL, *hup = NULL;
+    int rc;
+    QT_TRY(fetch(&hdy, be, dy, count, err));
+    QT_TRY(fetch(&hgate, be, gate, count, err));
+    QT_TRY(fetch(&hup, be, up, count, err));
+    QT_TRY(cpu->activate_grad(cpu, hgate, hup, hdy, hgate, hup, kind, count, err));
+    QT_TRY(put(be, dgate, hgate, count, err));
+    QT_TRY(put(be, dup, hup, count, err));
+done:
+    qt_free(hdy);
+    qt_free(hgate);
+    qt_free(hup);
+    return rc;
+}
+
+static int cuda_loss_grad(struct qt_backend *be, double *losses, float *dlogits,
+                          const float *logits, const float *ref, const uint32_t *targets,
+                          float softcap, float weight, size_t m, size_t vocab, struct qt_err *err)
+{
+    struct qt_backend *cpu = self(be)->cpu;
+    float *hlogits = NULL, *href = NULL;
+    int rc;
+    QT_TRY(fetch(&hlogits, be, logits, m * vocab, err));
+    QT_TRY(fetch(&href, be, ref, m * vocab, err));
+    QT_TRY(cpu->loss_grad(cpu, losses, hlogits, hlogits, href, targets, softcap, weight, m, vocab,
+                          err));
+    QT_TRY(put(be, dlogits, hlogits, m * vocab, err));
+done:
+    qt_free(hlogits);
+    qt_free(href);
+    return rc;
+}
+
+static int cuda_square_grad(struct qt_backend *be, double *sum, float *grad, const float *y,
+                            const float *target, float weight, size_t count, struct qt_err *err)
+{
+    struct qt_backend *cpu = self(be)->cpu;
+    float *hy = NULL, *htarget = NULL;
+    int rc;
+    QT_TRY(fetch(&hy, be, y, count, err));
+    QT_TRY(fetch(&htarget, be, target, count, err));
+    QT_TRY(cpu->square_grad(cpu, sum, hy, hy, htarget, weight, count, err));
+    QT_TRY(put(be, grad, hy, count, err));
+done:
+    qt_free(hy);
+    qt_free(htarget);
+    return rc;
+}
+
+/* ---- open and close ------------------------------------------------------------------------- */
+
+static void cuda_close(struct qt_backend *be)
+{
+    struct cuda *g = be ? self(be) : NULL;
+    if (!g)
+        return;
+    if (g->gpu) {
+        gpu_products_free(&g->products);
+        g->gpu->free(g->gpu, g->scratch.p);
+        g->gpu->close(g->gpu);
+    }
+    if (g->cpu)
+        g->cpu->close(g->cpu);
+    qt_free(g);
+}
+
+static const struct qt_backend functions = {
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .upload = cuda_upload,
+    .download = cuda_download,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
+    .copy = cuda_copy,
+    .zero = cuda_zero,
+    .linear = cuda_linear,
+    .norm = cuda_norm,
+    .rope = cuda_rope,
+    .attention = cuda_attention,
+    .activate = cuda_activate,
+    .add = cuda_add,
+    .gather_rows = cuda_gather_rows,
+    .scatter_rows = cuda_scatter_rows,
+    .scale = cuda_scale,
+    .score = cuda_score,
+    .gram = cuda_gram,
+    .channels = cuda_channels,
+    .linear_grad_x = cuda_linear_grad_x,
+    .linear_grad_w = cuda_linear_grad_w,
+    .norm_grad = cuda_norm_grad,
+    .attention_grad = cuda_attention_grad,
+    .activate_grad = cuda_activate_grad,
+    .loss_grad = cuda_loss_grad,
+    .square_grad = cuda_square_grad,
+    .cholesky = cuda_cholesky,
+    .solve_upper = cuda_solve_upper,
+    .close = cuda_close,
+};
+
+int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err)
+{
+    struct cuda *g = NULL;
+    int rc;
+    *out = NULL;
+    QT_TRY(qt_array_new(&g, 1, sizeof *g, err));
+    g->be = functions;
+    g->be.ctx = g;
+    QT_TRY(qt_gpu_open(&g->gpu, device, err));
+    g->products.gpu = g->gpu;
+    if (!g->gpu->has_cublas) {
+        rc = qt_fail(err, QT_E_NO_GPU, NULL, NULL, "no GPU %d to run models on: %s", device,
+                     g->gpu->cublas);
+        goto done;
+    }
+    g->cublas = gpu_cublas_of(g->gpu);
+    g->stream = gpu_stream_of(g->gpu);
+    QT_TRY(qt_backend_cpu_open(&g->cpu, err));
+    snprintf(g->name, sizeof g->name, "%s, %s, %s", g->gpu->name, g->gpu->cublas, g->cpu->name);
+    g->be.name = g->name;
+    *out = &g->be;
+done:
+    if (rc < 0 && g)
+        cuda_close(&g->be);
+    return rc;
+}

@@ -1,0 +1,181 @@
+/*
+ * cuBLAS, loaded when it is first wanted, so that qtool runs where it is not installed. Types and
+ * numbers are those of its C interface, which has been the same since CUDA 11.
+ */
+#include "base/base.h"
+#include "kernels/gpu/internal.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { LEFT = 0, LOWER = 0, UPPER = 1, NON_UNIT = 0 };
+enum {
+    OP_N = 0,
+    OP_T = 1,
+    R_32F = 0,
+    R_16F = 2,
+    R_16BF = 14,
+    COMPUTE_32F = 68,
+    COMPUTE_TF32 = 77,
+    ALGO_DEFAULT = -1
+};
+
+typedef int create_fn(void **handle);
+typedef int destroy_fn(void *handle);
+typedef int set_stream_fn(void *handle, void *stream);
+typedef int set_workspace_fn(void *handle, void *workspace, size_t bytes);
+typedef int version_fn(void *handle, int *version);
+typedef int gemm_fn(void *handle, int op_a, int op_b, int m, int n, int k, const void *alpha,
+                    const void *a, int type_a, int lda, const void *b, int type_b, int ldb,
+                    const void *beta, void *c, int type_c, int ldc, int compute, int algo);
+
+typedef int batched_fn(void *handle, int op_a, int op_b, int m, int n, int k, const void *alpha,
+                       const void *a, int type_a, int lda, long long step_a, const void *b,
+                       int type_b, int ldb, long long step_b, const void *beta, void *c, int type_c,
+                       int ldc, long long step_c, int count, int compute, int algo);
+
+typedef int strsm_fn(void *handle, int side, int uplo, int op_a, int diag, int m, int n,
+                     const float *alpha, const float *a, int lda, float *b, int ldb);
+typedef int dtrsm_fn(void *handle, int side, int uplo, int op_a, int diag, int m, int n,
+                     const double *alpha, const double *a, int lda, double *b, int ldb);
+typedef int dsyrk_fn(void *handle, int uplo, int op_a, int n, int k, const double *alpha,
+                     const double *a, int lda, const double *beta, double *c, int ldc);
+
+struct gpu_cublas {
+    void *library, *handle;
+    destroy_fn *destroy;
+    gemm_fn *gemm;
+    batched_fn *batched;
+    strsm_fn *strsm;
+    dtrsm_fn *dtrsm;
+    dsyrk_fn *dsyrk;
+};
+
+/* The newest that the driver can run, which may not be the newest there is. */
+static const char *const libraries[] = {
+    "libcublas.so.13",
+    "libcublas.so.12",
+    "libcublas.so.11",
+    "libcublas.so",
+    "/usr/local/cuda/lib64/libcublas.so", /* where installers leave it, unknown to ld.so */
+};
+
+/* POSIX defines the conversion of dlsym's result; ISO C does not, hence the copy. */
+static bool find(void *out, void *library, const char *name)
+{
+    void *symbol = dlsym(library, name);
+    memcpy(out, &symbol, sizeof symbol);
+    return symbol != NULL;
+}
+
+/* The workspace is set, as cuBLAS would otherwise allocate one while a graph is captured. */
+static const char *connect(struct gpu_cublas *c, int *version, void *stream, void *workspace,
+                           size_t bytes)
+{
+    create_fn *create;
+    set_stream_fn *set_stream;
+    set_workspace_fn *set_workspace;
+    version_fn *get_version;
+    if (!find(&create, c->library, "cublasCreate_v2") ||
+        !find(&c->destroy, c->library, "cublasDestroy_v2") ||
+        !find(&set_stream, c->library, "cublasSetStream_v2") ||
+        !find(&set_workspace, c->library, "cublasSetWorkspace_v2") ||
+        !find(&get_version, c->library, "cublasGetVersion_v2") ||
+        !find(&c->gemm, c->library, "cublasGemmEx") ||
+        !find(&c->batched, c->library, "cublasGemmStridedBatchedEx") ||
+        !find(&c->strsm, c->library, "cublasStrsm_v2") ||
+        !find(&c->dtrsm, c->library, "cublasDtrsm_v2") ||
+        !find(&c->dsyrk, c->library, "cublasDsyrk_v2"))
+        return "its library lacks a function";
+    if (create(&c->handle) != 0)
+        return "it cannot be initialised";
+    if (set_stream(c->handle, stream) != 0 || set_workspace(c->handle, workspace, bytes) != 0 ||
+        get_version(c->handle, version) != 0)
+        return "it does not answer";
+    return NULL;
+}
+
+static void disconnect(struct gpu_cublas *c)
+{
+    if (c->handle)
+        c->destroy(c->handle);
+    if (c->library)
+        dlclose(c->library);
+    *c = (struct gpu_cublas){0};
+}
+
+struct gpu_cublas *gpu_cublas_open(char *text, size_t size, void *stream, void *workspace,
+                                   size_t bytes)
+{
+    struct gpu_cublas *c = NULL;
+    const char *fault = "libcublas.so is not installed";
+    int version = 0;
+    if (qt_array_new(&c, 1, sizeof *c, NULL) < 0)
+        fault = "out of memory";
+    for (size_t i = 0; c && fault && i < sizeof libraries / sizeof *libraries; i++) {
+        c->library = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL);
+        if (!c->library)
+            continue;
+        fault = connect(c, &version, stream, workspace, bytes);
+        if (fault)
+            disconnect(c);
+    }
+    if (fault) {
+        snprintf(text, size, "no cuBLAS: %s", fault);
+        gpu_cublas_close(c);
+        return NULL;
+    }
+    snprintf(text, size, "cuBLAS %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    return c;
+}
+
+void gpu_cublas_close(struct gpu_cublas *c)
+{
+    if (c)
+        disconnect(c);
+    qt_free(c);
+}
+
+/* Column-major: Y^T[n][m] = W[n][k] X^T[k][m]. */
+int gpu_cublas_gemm(struct gpu_cublas *c, void *y, int ldy, const void *x, const void *w, int m,
+                    int n, int k, bool bf16)
+{
+    const float one = 1, zero = 0;
+    const int type = bf16 ? R_16BF : R_16F;
+    return c->gemm(c->handle, OP_T, OP_N, n, m, k, &one, w, type, k, x, type, k, &zero, y, type,
+                   ldy, COMPUTE_32F, ALGO_DEFAULT);
+}
+
+/* Column-major: C^T = B^T A^T, and what is row-major is the transposed one as it lies. */
+int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)
+{
+    return c->batched(c->handle, p->b_transposed ? OP_T : OP_N, p->a_transposed ? OP_T : OP_N, p->n,
+                      p->m, p->k, &p->alpha, p->b, R_32F, p->ldb, p->step_b, p->a, R_32F, p->lda,
+                      p->step_a, &p->beta, p->c, R_32F, p->ldc, p->step_c, p->count,
+                      p->tf32 ? COMPUTE_TF32 : COMPUTE_32F, ALGO_DEFAULT);
+}
+
+/* Column-major: X^T[k][m] becomes V^-T X^T, or V^-1 X^T, and V^T, lower triangular, is what lies
+ * there. */
+int gpu_cublas_solve_upper(struct gpu_cublas *c, float *x, const float *v, bool transposed, int m,
+                           int k)
+{
+    const float one = 1;
+    return c->strsm(c->handle, LEFT, LOWER, transposed ? OP_T : OP_N, NON_UNIT, k, m, &one, v, k, x,
+                    k);
+}
+
+/* Column-major: of L11 and A22 the upper triangles of the transposed; L21^T becomes L11^-1 A21^T. */
+int gpu_cublas_cholesky_step(struct gpu_cublas *c, double *a, int k, int p, int n)
+{
+    const double one = 1, minus = -1;
+    const int below = k - p - n;
+    const size_t row = (size_t)(p + n) * (size_t)k;
+    const double *l11 = a + (size_t)p * (size_t)k + p;
+    double *l21 = a + row + p;
+    int status = c->dtrsm(c->handle, LEFT, UPPER, OP_T, NON_UNIT, n, below, &one, l11, k, l21, k);
+    return status ? status
+                  : c->dsyrk(c->handle, UPPER, OP_T, below, n, &minus, l21, k, &one,
+                             a + row + p + n, k);
+}

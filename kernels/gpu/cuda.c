@@ -1,0 +1,490 @@
+/* struct qt_gpu over the CUDA run time and libqtool_kernels. */
+#include "kernels/gpu/internal.h"
+#include "kernels/gpu/product.h"
+#include "kernels/kernels.h"
+
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    CUBLAS_WORKSPACE = 64 << 20,
+    MIN_LAUNCHES = 8, /* in a graph, so that its own launch does not count */
+    WARM_UP = 2,
+    REPLAYS = 15,
+};
+
+struct gpu {
+    struct qt_gpu gpu;
+    cudaStream_t stream;
+    void *sink, *workspace;
+    struct gpu_copier *copier;
+    struct gpu_cublas *cublas;
+    double rested_ms; /* of now_ms: when the clock is what it was before what was timed last */
+};
+
+static struct gpu *self(struct qt_gpu *gpu)
+{
+    return gpu->ctx;
+}
+
+static int check(cudaError_t e, const char *what, struct qt_err *err)
+{
+    if (e == cudaSuccess)
+        return QT_OK;
+    return qt_fail(err, e == cudaErrorMemoryAllocation ? QT_E_RESOURCE : QT_E_INTERNAL, NULL, NULL,
+                   "GPU: %s: %s", what, cudaGetErrorString(e));
+}
+
+struct gpu_cublas *gpu_cublas_of(struct qt_gpu *gpu)
+{
+    return self(gpu)->cublas;
+}
+
+void *gpu_stream_of(struct qt_gpu *gpu)
+{
+    return self(gpu)->stream;
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static int gpu_alloc(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err)
+{
+    (void)gpu;
+    *out = NULL;
+    cudaError_t e = cudaMalloc(out, bytes ? bytes : 1);
+    if (e == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); /* or the next launch would report it */
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory (%zu bytes)", bytes);
+    }
+    return check(e, "allocation", err);
+}
+
+/* What is enqueued may still use it. */
+static void gpu_free(struct qt_gpu *gpu, void *p)
+{
+    if (p)
+        cudaStreamSynchronize(self(gpu)->stream);
+    cudaFree(p);
+}
+
+static int gpu_upload(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
+                      struct qt_err *err)
+{
+    struct gpu *g = self(gpu);
+    return check(gpu_copier_upload(g->copier, g->stream, dst, src, bytes), "upload", err);
+}
+
+/* Also where a kernel that failed since is noticed. */
+static int gpu_download(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
+                        struct qt_err *err)
+{
+    struct gpu *g = self(gpu);
+    return check(gpu_copier_download(g->copier, g->stream, dst, src, bytes), "download", err);
+}
+
+static int gpu_copy(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
+                    struct qt_err *err)
+{
+    return check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, self(gpu)->stream),
+                 "copy", err);
+}
+
+static int gpu_fill(struct qt_gpu *gpu, void *dst, int byte, size_t bytes, struct qt_err *err)
+{
+    return check(cudaMemsetAsync(dst, byte, bytes, self(gpu)->stream), "fill", err);
+}
+
+static void gpu_pin(struct qt_gpu *gpu, void *p, size_t bytes)
+{
+    (void)gpu;
+    if (cudaHostRegister(p, bytes, cudaHostRegisterDefault) != cudaSuccess)
+        cudaGetLastError(); /* or the next launch would report it */
+}
+
+static void gpu_unpin(struct qt_gpu *gpu, void *p)
+{
+    (void)gpu;
+    if (p && cudaHostUnregister(p) != cudaSuccess)
+        cudaGetLastError();
+}
+
+/* ---- products ------------------------------------------------------------------------------- */
+
+static int planned(int status, const char *reason, struct qt_err *err)
+{
+    switch (status) {
+    case QTOOL_OK:
+        return QT_OK;
+    case QTOOL_UNSUPPORTED:
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%s", reason);
+    case QTOOL_NO_GPU:
+        return qt_fail(err, QT_E_NO_GPU, NULL, NULL, "%s", reason);
+    default:
+        return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: %s", reason);
+    }
+}
+
+/* qtool_matmul_dense_fn; cuBLAS has been told of the only stream. */
+static int dense_product(void *cublas, void *y, size_t ldy, const void *x, const void *w, size_t m,
+                         size_t n, size_t k, enum qtool_dtype dtype, void *stream)
+{
+    (void)stream;
+    return gpu_cublas_gemm(cublas, y, (int)ldy, x, w, (int)m, (int)n, (int)k, dtype == QTOOL_BF16);
+}
+
+static int gpu_plan(struct qt_gpu *gpu, struct qtool_matmul_plan *out,
+                    const struct qtool_matmul_weight *w, size_t m,
+                    const struct qtool_matmul_options *opt, struct qt_err *err)
+{
+    (void)gpu;
+    return planned(qtool_matmul_plan(out, w, m, opt), out->reason, err);
+}
+
+static int gpu_replan(struct qt_gpu *gpu, struct qtool_matmul_plan *plan,
+                      const struct qtool_matmul_weight *w, struct qt_err *err)
+{
+    (void)gpu;
+    return planned(qtool_matmul_plan_check(plan, w), plan->reason, err);
+}
+
+static int launched(int status, const char *what, struct qt_err *err)
+{
+    if (status == QTOOL_OK)
+        return QT_OK;
+    const cudaError_t e = cudaGetLastError();
+    return qt_fail(err, e == cudaErrorMemoryAllocation ? QT_E_RESOURCE : QT_E_INTERNAL, NULL, NULL,
+                   "GPU: %s: status %d, %s", what, status, cudaGetErrorString(e));
+}
+
+static int gpu_run(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
+                   const struct qtool_matmul_weight *w, void *y, const void *x, void *workspace,
+                   struct qt_err *err)
+{
+    return launched(qtool_matmul_run(plan, w, y, x, workspace, self(gpu)->stream), "fused product",
+                    err);
+}
+
+static int gpu_dequantize(struct qt_gpu *gpu, const struct qtool_matmul_weight *w, void *out,
+                          enum qtool_dtype dtype, struct qt_err *err)
+{
+    return launched(qtool_matmul_dequantize(w, out, dtype, self(gpu)->stream), "dequantize", err);
+}
+
+/* ---- w4ax and caches ------------------------------------------------------------------------ */
+
+static int gpu_w4ax_quantize(struct qt_gpu *gpu, const struct qtool_w4ax_acts *out,
+                             const struct qtool_w4ax_input *in, const void *x, size_t m,
+                             enum qtool_dtype dtype, struct qt_err *err)
+{
+    const struct qtool_w4ax_norm none = {.kind = QTOOL_W4AX_NO_NORM};
+    int status = qtool_w4ax_quantize(out, in, &none, x, m, dtype, self(gpu)->stream);
+    if (status == QTOOL_UNSUPPORTED)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "activations: %zu channels are no multiple of 8, or too many", in->k);
+    return launched(status, "activations", err);
+}
+
+static int gpu_w4ax_plan(struct qt_gpu *gpu, struct qtool_w4ax_plan *out,
+                         const struct qtool_w4ax_weight *w, size_t m,
+                         const struct qtool_w4ax_options *opt, struct qt_err *err)
+{
+    (void)gpu;
+    return planned(qtool_w4ax_plan(out, w, m, opt), out->reason, err);
+}
+
+static int gpu_w4ax_run(struct qt_gpu *gpu, const struct qtool_w4ax_plan *plan,
+                        const struct qtool_w4ax_weight *w, const struct qtool_w4ax_acts *acts,
+                        void *y, void *workspace, struct qt_err *err)
+{
+    return launched(qtool_w4ax_run(plan, w, acts, y, workspace, self(gpu)->stream), "w4ax product",
+                    err);
+}
+
+static int gpu_kv_append(struct qt_gpu *gpu, const struct qtool_kv_cache *cache, const void *k,
+                         const void *v, const int *sequence, const int *position, size_t tokens,
+                         enum qtool_dtype dtype, struct qt_err *err)
+{
+    int status = qtool_kv_append(cache, k, v, sequence, position, tokens, dtype, self(gpu)->stream);
+    return launched(status, "append to a cache", err);
+}
+
+static int gpu_kv_plan(struct qt_gpu *gpu, struct qtool_kv_plan *out,
+                       const struct qtool_kv_cache *cache, const struct qtool_kv_options *opt,
+                       struct qt_err *err)
+{
+    (void)gpu;
+    return planned(qtool_kv_attention_plan(out, cache, opt, 0), out->reason, err);
+}
+
+static int gpu_kv_run(struct qt_gpu *gpu, const struct qtool_kv_plan *plan,
+                      const struct qtool_kv_cache *cache, void *out, const void *q,
+                      const int *length, void *workspace, struct qt_err *err)
+{
+    return launched(
+        qtool_kv_attention_run(plan, cache, out, q, length, workspace, self(gpu)->stream),
+        "attention", err);
+}
+
+/* ---- what others are compared with ---------------------------------------------------------- */
+
+static int gpu_transfer(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, int shape,
+                        struct qt_err *err)
+{
+    struct gpu *g = self(gpu);
+    return check((cudaError_t)gpu_transfer_launch(dst ? dst : g->sink, src, bytes, dst != NULL,
+                                                  shape, gpu->sms, g->stream),
+                 "transfer", err);
+}
+
+static int gpu_gemm(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t m, size_t n,
+                    size_t k, struct qt_err *err)
+{
+    return gpu_multiplied(
+        gpu_cublas_gemm(self(gpu)->cublas, y, (int)n, x, w, (int)m, (int)n, (int)k, false), err);
+}
+
+/* ---- time ----------------------------------------------------------------------------------- */
+
+/*
+ * A GPU at its power limit lowers its clock, an H200 by a quarter, and has raised it to 97 % of
+ * what it was after 100 ms of rest, 99 % after 150 (docs/kernels.md). 50 ms of large products do
+ * that, 6 ms do not: the rest is in proportion to what was done.
+ */
+static const double rest_most_ms = 150, rest_per_ms = 3;
+
+static double now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+static void rest(const struct gpu *g)
+{
+    const double ms = g->rested_ms - now_ms();
+    if (ms > 0)
+        nanosleep(&(struct timespec){.tv_nsec = (long)(ms * 1e6)}, NULL);
+}
+
+/* A work's launches as a graph, and the times of its replays. */
+struct timed {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    size_t launches;
+    float ms[WARM_UP + REPLAYS];
+};
+
+static int capture(struct timed *t, struct gpu *g, const struct qt_gpu_work *w, struct qt_err *err)
+{
+    int rc;
+    t->launches = w->count < MIN_LAUNCHES ? qt_round_up(MIN_LAUNCHES, w->count) : w->count;
+    QT_TRY(check(cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal),
+                 "graph capture", err));
+    for (size_t i = 0; rc == QT_OK && i < t->launches; i++)
+        rc = w->launch(w->ctx, i % w->count, err);
+    /* Always ended, or the stream could not be used again. */
+    cudaError_t e = cudaStreamEndCapture(g->stream, &t->graph);
+    if (rc == QT_OK)
+        rc = check(e, "graph capture", err);
+    if (rc == QT_OK)
+        rc = check(cudaGraphInstantiate(&t->exec, t->graph, 0), "graph", err);
+done:
+    return rc;
+}
+
+static int replay(float *ms, struct gpu *g, cudaGraphExec_t exec, cudaEvent_t begin,
+                  cudaEvent_t end, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(check(cudaEventRecord(begin, g->stream), "event", err));
+    QT_TRY(check(cudaGraphLaunch(exec, g->stream), "graph launch", err));
+    QT_TRY(check(cudaEventRecord(end, g->stream), "event", err));
+    QT_TRY(check(cudaEventSynchronize(end), "graph", err));
+    QT_TRY(check(cudaEventElapsedTime(ms, begin, end), "event", err));
+done:
+    return rc;
+}
+
+static int compare_float(const void *a, const void *b)
+{
+    const float *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
+}
+
+static double median_us(struct timed *t)
+{
+    qsort(t->ms + WARM_UP, REPLAYS, sizeof *t->ms, compare_float);
+    return 1000 * (double)t->ms[WARM_UP + REPLAYS / 2] / (double)t->launches;
+}
+
+static int gpu_time(struct qt_gpu *gpu, double *us, const struct qt_gpu_work *works, size_t n,
+                    struct qt_err *err)
+{
+    struct timed timed[QT_GPU_WORKS] = {{.graph = NULL}};
+    cudaEvent_t begin = NULL, end = NULL;
+    double busy_ms = 0;
+    int rc = QT_OK;
+    for (size_t j = 0; j < n; j++)
+        QT_TRY(capture(&timed[j], self(gpu), &works[j], err));
+    QT_TRY(check(cudaEventCreate(&begin), "event", err));
+    QT_TRY(check(cudaEventCreate(&end), "event", err));
+    rest(self(gpu));
+    for (size_t i = 0; i < WARM_UP + REPLAYS; i++)
+        for (size_t j = 0; j < n; j++) {
+            QT_TRY(replay(&timed[j].ms[i], self(gpu), timed[j].exec, begin, end, err));
+            busy_ms += timed[j].ms[i];
+        }
+    self(gpu)->rested_ms = now_ms() + fmin(busy_ms * rest_per_ms, rest_most_ms);
+    for (size_t j = 0; j < n; j++)
+        us[j] = median_us(&timed[j]);
+done:
+    if (begin)
+        cudaEventDestroy(begin);
+    if (end)
+        cudaEventDestroy(end);
+    for (size_t j = 0; j < n; j++) {
+        if (timed[j].exec)
+            cudaGraphExecDestroy(timed[j].exec);
+        if (timed[j].graph)
+            cudaGraphDestroy(timed[j].graph);
+    }
+    return rc;
+}
+
+/* ---- opening -------------------------------------------------------------------------------- */
+
+static int no_gpu(int device, const char *why, struct qt_err *err)
+{
+    return qt_fail(err, QT_E_NO_GPU, NULL, NULL, "no GPU %d: %s", device, why);
+}
+
+static int find_device(int device, struct qt_err *err)
+{
+    int driver = 0, count = 0, rc = QT_OK;
+    /* Version 0 is what the run time says without a driver; its error then speaks of a driver that
+     * is too old. */
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+        return no_gpu(device, "no NVIDIA driver on this machine", err);
+    cudaError_t e = cudaGetDeviceCount(&count);
+    if (e != cudaSuccess)
+        return no_gpu(device, cudaGetErrorString(e), err);
+    if (device >= count)
+        rc = qt_fail(err, QT_E_NO_GPU, NULL, NULL, "no GPU %d: there are %d, counted from 0",
+                     device, count);
+    return rc;
+}
+
+/* "driver 580.159.04, CUDA 13.0"; the driver's number is the first word with a dot of a line like
+ * "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build". */
+static void describe_cuda(char *text, size_t size)
+{
+    char line[256] = "", *rest = line, *word = NULL;
+    int version = 0;
+    FILE *f = fopen("/proc/driver/nvidia/version", "r");
+    if (f && fgets(line, sizeof line, f))
+        while ((word = strtok_r(rest, " \t\n", &rest)) && !strchr(word, '.'))
+            ;
+    if (f)
+        fclose(f);
+    cudaDriverGetVersion(&version);
+    snprintf(text, size, "driver %.30s, CUDA %d.%d", word ? word : "?", version / 1000,
+             version % 1000 / 10);
+}
+
+static int fill_facts(struct qt_gpu *gpu, struct qt_err *err)
+{
+    struct cudaDeviceProp p;
+    int rc = check(cudaGetDeviceProperties(&p, gpu->device), "device properties", err);
+    if (rc < 0)
+        return rc;
+    snprintf(gpu->name, sizeof gpu->name, "%.100s", p.name);
+    describe_cuda(gpu->cuda, sizeof gpu->cuda);
+    gpu->sms = p.multiProcessorCount;
+    gpu->cc = 10 * p.major + p.minor;
+    gpu->l2_bytes = (size_t)p.l2CacheSize;
+    gpu->memory_bytes = p.totalGlobalMem;
+    if (gpu->cc < 80)
+        return qt_fail(err, QT_E_NO_GPU, NULL, NULL,
+                       "no GPU %d: %s has compute capability %d.%d, the kernels need 8.0",
+                       gpu->device, gpu->name, p.major, p.minor);
+    return QT_OK;
+}
+
+static void gpu_close(struct qt_gpu *gpu)
+{
+    struct gpu *g = gpu ? self(gpu) : NULL;
+    if (!g)
+        return;
+    gpu_cublas_close(g->cublas);
+    gpu_copier_close(g->copier);
+    cudaFree(g->workspace);
+    cudaFree(g->sink);
+    if (g->stream)
+        cudaStreamDestroy(g->stream);
+    qt_free(g);
+}
+
+static const struct qt_gpu functions = {
+    .alloc = gpu_alloc,
+    .free = gpu_free,
+    .upload = gpu_upload,
+    .download = gpu_download,
+    .copy = gpu_copy,
+    .fill = gpu_fill,
+    .pin = gpu_pin,
+    .unpin = gpu_unpin,
+    .plan = gpu_plan,
+    .replan = gpu_replan,
+    .run = gpu_run,
+    .dequantize = gpu_dequantize,
+    .w4ax_blocks = qtool_w4ax_blocks,
+    .w4ax_quantize = gpu_w4ax_quantize,
+    .w4ax_plan = gpu_w4ax_plan,
+    .w4ax_run = gpu_w4ax_run,
+    .kv_append = gpu_kv_append,
+    .kv_plan = gpu_kv_plan,
+    .kv_run = gpu_kv_run,
+    .transfer = gpu_transfer,
+    .gemm = gpu_gemm,
+    .time = gpu_time,
+    .close = gpu_close,
+};
+
+bool qt_gpu_built(void)
+{
+    return true;
+}
+
+int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
+{
+    struct gpu *g = NULL;
+    int rc;
+    *out = NULL;
+    QT_TRY(find_device(device, err));
+    QT_TRY(qt_array_new(&g, 1, sizeof *g, err));
+    g->gpu = functions;
+    g->gpu.ctx = g;
+    g->gpu.device = device;
+    QT_TRY(check(cudaSetDevice(device), "device", err));
+    QT_TRY(fill_facts(&g->gpu, err));
+    QT_TRY(check(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), "stream", err));
+    g->copier = gpu_copier_open(g->stream);
+    QT_TRY(gpu_alloc(&g->gpu, &g->sink, 256, err));
+    QT_TRY(gpu_alloc(&g->gpu, &g->workspace, CUBLAS_WORKSPACE, err));
+    g->cublas = gpu_cublas_open(g->gpu.cublas, sizeof g->gpu.cublas, g->stream, g->workspace,
+                                CUBLAS_WORKSPACE);
+    g->gpu.has_cublas = g->cublas != NULL;
+    if (g->cublas) {
+        g->gpu.dense = dense_product;
+        g->gpu.dense_context = g->cublas;
+    }
+    *out = &g->gpu;
+done:
+    if (rc < 0 && g)
+        gpu_close(&g->gpu);
+    return rc;
+}

@@ -1,0 +1,449 @@
+/*
+ * What the CUDA backend computes beside matrix products: rows and elements of FP32 arrays. The
+ * truth is the CPU backend's (base/backend.h says what each does); sums are in another order.
+ * Everything is deterministic: a sum belongs to one thread, or to one block, whose threads' parts are
+ * added in a fixed order.
+ */
+#include "kernels/gpu/internal.h"
+
+#include <cuda_runtime.h>
+#include <math.h>
+
+enum { THREADS = 256, WARPS = THREADS / 32 };
+
+static unsigned blocks_for(size_t count)
+{
+    const size_t blocks = (count + THREADS - 1) / THREADS;
+    return (unsigned)(blocks < 1 << 20 ? blocks : 1 << 20);
+}
+
+/* Elements of a thread: i, i + step, ... */
+#define FOR_ELEMENTS(i, count)                                                                     \
+    for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < (count);                       \
+         i += (size_t)gridDim.x * THREADS)
+
+/* ---- sums of a block ---------------------------------------------------------------------------
+ */
+
+struct largest {
+    float value;
+    int index;
+};
+
+static __device__ __forceinline__ double join(double a, double b)
+{
+    return a + b;
+}
+
+/* Ties: the lowest index. */
+static __device__ __forceinline__ largest join(largest a, largest b)
+{
+    return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
+}
+
+static __device__ __forceinline__ double from_lane(double v, int mask)
+{
+    return __shfl_xor_sync(~0u, v, mask);
+}
+
+static __device__ __forceinline__ largest from_lane(largest v, int mask)
+{
+    return {__shfl_xor_sync(~0u, v.value, mask), __shfl_xor_sync(~0u, v.index, mask)};
+}
+
+/* Of all threads, for all threads. */
+template <class T> static __device__ __forceinline__ T block_join(T v)
+{
+    __shared__ T part[WARPS];
+    for (int mask = 16; mask; mask /= 2)
+        v = join(v, from_lane(v, mask));
+    __syncthreads(); /* the former has been read */
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = part[0];
+    for (int i = 1; i < WARPS; i++)
+        v = join(v, part[i]);
+    return v;
+}
+
+/* ---- elements ----------------------------------------------------------------------------------
+ */
+
+static __global__ void bias_kernel(float *y, const float *bias, size_t count, size_t n)
+{
+    FOR_ELEMENTS(i, count)
+    y[i] += bias[i % n];
+}
+
+static __global__ void add_kernel(float *y, const float *x, size_t count)
+{
+    FOR_ELEMENTS(i, count)
+    y[i] += x[i];
+}
+
+static __global__ void scale_kernel(float *y, float factor, size_t count)
+{
+    FOR_ELEMENTS(i, count)
+    y[i] *= factor;
+}
+
+/* The nearest TF32 number. Not so large that it becomes infinite. */
+static __device__ __forceinline__ float to_tf32(float x)
+{
+    const uint32_t bits = __float_as_uint(x);
+    const float nearest = __uint_as_float((bits + 0x1000) & ~0x1fffu);
+    return isfinite(nearest) ? nearest : __uint_as_float(bits & ~0x1fffu);
+}
+
+/* Tiles of 32 rows and 32 of k, in turn. `width` is a row's, of one part. */
+template <bool TURNED>
+static __global__ void parts_kernel(float *z, const float *x, size_t rows, size_t k, size_t ld,
+                                    size_t width, bool right)
+{
+    enum { TILE = 32, STEP = THREADS / TILE };
+    __shared__ float tile[TILE][TILE + 1];
+    const size_t lane = threadIdx.x % TILE, first = threadIdx.x / TILE;
+    const size_t k0 = blockIdx.x * (size_t)TILE, run = k0 / GPU_PARTS_DEPTH * GPU_PARTS_DEPTH;
+    const size_t step = min(width - run, (size_t)GPU_PARTS_DEPTH);
+    for (size_t r0 = blockIdx.y * (size_t)TILE; r0 < rows; r0 += gridDim.y * (size_t)TILE) {
+        if (TURNED) {
+            __syncthreads(); /* the former has been read */
+            for (size_t i = first; i < TILE && k0 + i < k; i += STEP)
+                tile[i][lane] = r0 + lane < rows ? x[(k0 + i) * ld + r0 + lane] : 0;
+            __syncthreads();
+        }
+        for (size_t i = first; i < TILE && r0 + i < rows; i += STEP) {
+            float *to = z + (r0 + i) * 3 * width + 3 * run + (k0 + lane - run), v = 0;
+            if (k0 + lane < k)
+                v = TURNED ? tile[lane][i] : x[(r0 + i) * ld + k0 + lane];
+            const float high = isnan(v) ? nanf("") : to_tf32(v),
+                        low = isfinite(v) ? to_tf32(v - high) : 0;
+            to[0] = right ? high : low;
+            to[step] = right ? low : high;
+            to[2 * step] = high;
+        }
+    }
+}
+
+/* Elements of y (gathering) or x (scattering), with the roundings of the CPU. */
+template <bool SCATTER>
+static __global__ void rows_kernel(float *y, const float *x, const uint32_t *rows,
+                                   const float *factor, size_t count, size_t n)
+{
+    FOR_ELEMENTS(e, count)
+    {
+        const size_t i = e / n, other = (rows ? rows[i] : i) * n + e % n;
+        const float by = factor ? factor[i] : 1;
+        if (SCATTER)
+            y[other] = __fadd_rn(y[other], __fmul_rn(x[e], by));
+        else
+            y[e] = x[other] * by;
+    }
+}
+
+static __device__ float activated(float x, int kind)
+{
+    switch (kind) {
+    case GPU_SILU:
+        return x / (1.0f + expf(-x));
+    case GPU_GELU_TANH:
+        return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+    case GPU_GELU:
+        return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+    default:
+        return x < 0 ? 0 : x; /* NaN stays NaN */
+    }
+}
+
+static __global__ void activate_kernel(float *y, const float *gate, const float *up, int kind,
+                                       size_t count)
+{
+    FOR_ELEMENTS(i, count)
+    y[i] = activated(gate[i], kind) * (up ? up[i] : 1.0f);
+}
+
+static __global__ void rope_kernel(float *x, const float *cos, const float *sin, size_t count,
+                                   size_t seqlen, size_t heads, size_t dim, size_t half,
+                                   bool interleaved)
+{
+    FOR_ELEMENTS(i, count)
+    { /* pairs of all heads of all tokens */
+        const size_t pair = i % half, head = i / half, at = head / heads % seqlen * half + pair;
+        float *low = x + head * dim + (interleaved ? 2 * pair : pair);
+        float *high = low + (interleaved ? 1 : half);
+        const float a = *low, b = *high;
+        *low = a * cos[at] - b * sin[at];
+        *high = b * cos[at] + a * sin[at];
+    }
+}
+
+/* ---- rows --------------------------------------------------------------------------------------
+ *
+ * A block each.
+ */
+
+static __global__ void norm_kernel(float *y, const float *x, const float *w, const float *bias,
+                                   int kind, float eps, size_t n)
+{
+    const float *row = x + blockIdx.x * n;
+    double mean = 0, squares = 0;
+    if (kind == GPU_NORM_LAYER) {
+        for (size_t i = threadIdx.x; i < n; i += THREADS)
+            mean += (double)row[i];
+        mean = block_join(mean) / (double)n;
+    }
+    for (size_t i = threadIdx.x; i < n; i += THREADS)
+        squares += ((double)row[i] - mean) * ((double)row[i] - mean);
+    const float inv = (float)(1 / sqrt(block_join(squares) / (double)n + (double)eps));
+    for (size_t i = threadIdx.x; i < n; i += THREADS) {
+        const float scale = kind == GPU_NORM_RMS1 ? 1.0f + w[i] : w[i];
+        y[blockIdx.x * n + i] = (float)((double)row[i] - mean) * inv * scale + (bias ? bias[i] : 0);
+    }
+}
+
+static __device__ __forceinline__ float capped(float x, float softcap)
+{
+    return softcap > 0 ? softcap * tanhf(x / softcap) : x;
+}
+
+/* Rows of scores of queries r0, r0 + 1, ... (`rows` of each head), keys lo and on: query i sees
+ * keys up to its own, from `window` - 1 before it (0: all). */
+static __global__ void softmax_kernel(float *s, size_t rows, size_t keys, size_t r0, size_t lo,
+                                      size_t window, float softcap)
+{
+    float *row = s + blockIdx.x * keys;
+    const size_t i = r0 + blockIdx.x % rows, from = window && i >= window ? i - window + 1 : 0;
+    largest top = {-INFINITY, 0};
+    double sum = 0;
+    for (size_t j = threadIdx.x; j < keys; j += THREADS) {
+        const bool seen = lo + j >= from && lo + j <= i;
+        row[j] = seen ? capped(row[j], softcap) : -INFINITY;
+        top.value = fmaxf(top.value, row[j]);
+    }
+    top = block_join(top);
+    for (size_t j = threadIdx.x; j < keys; j += THREADS) {
+        row[j] = expf(row[j] - top.value); /* not seen: 0 */
+        sum += (double)row[j];
+    }
+    const float factor = (float)(1 / block_join(sum));
+    for (size_t j = threadIdx.x; j < keys; j += THREADS)
+        row[j] *= factor;
+}
+
+struct row_stats {
+    largest top;
+    double lse;
+};
+
+static __device__ row_stats stats_of(const float *row, float softcap, size_t vocab)
+{
+    row_stats s = {{-INFINITY, 0}, 0};
+    double sum = 0;
+    for (size_t i = threadIdx.x; i < vocab; i += THREADS)
+        s.top = join(s.top, largest{capped(row[i], softcap), (int)i});
+    s.top = block_join(s.top);
+    for (size_t i = threadIdx.x; i < vocab; i += THREADS)
+        sum += (double)expf(capped(row[i], softcap) - s.top.value);
+    s.lse = (double)s.top.value + log(block_join(sum));
+    return s;
+}
+
+/* As in kernels/cpu/backend.c: KL = sum p (b - a) - (lse b - lse a), p of the reference b. */
+static __global__ void score_kernel(struct gpu_score *scores, const float *logits, const float *ref,
+                                    const uint32_t *targets, float softcap, size_t vocab)
+{
+    const float *a = logits + blockIdx.x * vocab, *b = ref + blockIdx.x * vocab;
+    const row_stats sa = stats_of(a, softcap, vocab);
+    struct gpu_score out = {};
+    out.nll = sa.lse - (double)capped(a[targets[blockIdx.x]], softcap);
+    if (ref) {
+        const row_stats sb = stats_of(b, softcap, vocab);
+        double cross = 0;
+        for (size_t i = threadIdx.x; i < vocab; i += THREADS) {
+            const float bi = capped(b[i], softcap);
+            cross += exp((double)bi - sb.lse) * ((double)bi - (double)capped(a[i], softcap));
+        }
+        const double kld = block_join(cross) - (sb.lse - sa.lse);
+        out.kld = kld < 0 ? 0 : kld; /* NaN stays NaN */
+        out.ref_nll = sb.lse - (double)capped(b[targets[blockIdx.x]], softcap);
+        out.p_delta = exp(-out.nll) - exp(-out.ref_nll);
+        out.same_top = sa.top.index == sb.top.index;
+    }
+    if (threadIdx.x == 0)
+        scores[blockIdx.x] = out;
+}
+
+/* ---- triangles ---------------------------------------------------------------------------------
+ */
+
+/* Column by column: the pivot's root, the column by it, its squares off what is to the right. */
+static __global__ void cholesky_tile_kernel(double *a, int n, size_t pitch, int *failed)
+{
+    for (int j = 0; j < n; j++) {
+        const double pivot = a[j * pitch + j], root = sqrt(pivot);
+        __syncthreads(); /* the pivot has been read */
+        if (!(pivot > 0) && threadIdx.x == 0)
+            *failed = 1;
+        for (int i = j + (int)threadIdx.x; i < n; i += blockDim.x)
+            a[i * pitch + j] = i == j ? root : a[i * pitch + j] / root;
+        __syncthreads();
+        const int left = n - j - 1;
+        for (int e = threadIdx.x; e < left * left; e += blockDim.x) {
+            const int row = j + 1 + e / left, col = j + 1 + e % left;
+            if (col <= row)
+                a[row * pitch + col] -= a[row * pitch + j] * a[col * pitch + j];
+        }
+        __syncthreads();
+    }
+}
+
+/* ---- statistics --------------------------------------------------------------------------------
+ */
+
+/* Rows [i0, i0 + rows) of the lower triangle of h[k][k] += product[rows][cols]. */
+static __global__ void add_lower_kernel(double *h, const float *product, size_t i0, size_t rows,
+                                        size_t cols, size_t k)
+{
+    FOR_ELEMENTS(i, rows * cols)
+    {
+        const size_t row = i0 + i / cols, col = i % cols;
+        if (col <= row)
+            h[row * k + col] += (double)product[i];
+    }
+}
+
+/* qt_hist_bin of base/backend.h. */
+static __device__ __forceinline__ int hist_bin(float x)
+{
+    const uint32_t u = __float_as_uint(x) & 0x7fffffff;
+    const int b = (int)((u >> 23) + ((u + (0x800000 - 0x3504f4)) >> 23)) - 221;
+    return min(max(b, 0), GPU_HIST_BINS - 1);
+}
+
+/* A thread a channel, tokens in order. */
+static __global__ void channels_kernel(float *absmax, double *sum2, uint32_t *hist, const float *x,
+                                       size_t m, size_t k)
+{
+    const size_t c = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (c >= k)
+        return;
+    float most = absmax[c];
+    double sum = sum2[c];
+#pragma unroll 8
+    for (size_t t = 0; t < m; t++) {
+        const float a = fabsf(x[t * k + c]);
+        most = a > most ? a : most;
+        sum += (double)a * (double)a;
+        if (hist)
+            atomicAdd(&hist[c * GPU_HIST_BINS + hist_bin(a)], 1u); /* nobody else's: no wait */
+    }
+    absmax[c] = most;
+    sum2[c] = sum;
+}
+
+/* ---- launches ----------------------------------------------------------------------------------
+ */
+
+#define LAUNCH(kernel, blocks, threads, stream, ...)                                               \
+    (kernel<<<(blocks), (threads), 0, (cudaStream_t)(stream)>>>(__VA_ARGS__),                      \
+     (int)cudaGetLastError())
+
+int gpu_math_bias(float *y, const float *bias, size_t m, size_t n, void *stream)
+{
+    return LAUNCH(bias_kernel, blocks_for(m * n), THREADS, stream, y, bias, m * n, n);
+}
+
+int gpu_math_add(float *y, const float *x, size_t count, void *stream)
+{
+    return LAUNCH(add_kernel, blocks_for(count), THREADS, stream, y, x, count);
+}
+
+int gpu_math_gather(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
+                    size_t n, void *stream)
+{
+    return LAUNCH(rows_kernel<false>, blocks_for(m * n), THREADS, stream, y, x, rows, factor, m * n,
+                  n);
+}
+
+int gpu_math_scatter(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
+                     size_t n, void *stream)
+{
+    return LAUNCH(rows_kernel<true>, blocks_for(m * n), THREADS, stream, y, x, rows, factor, m * n,
+                  n);
+}
+
+size_t gpu_math_parts_width(size_t k)
+{
+    return 3 * ((k + 31) / 32 * 32);
+}
+
+int gpu_math_parts(float *z, const float *x, size_t rows, size_t k, size_t ld, bool transposed,
+                   bool right, void *stream)
+{
+    const size_t width = gpu_math_parts_width(k) / 3, blocks = (rows + 31) / 32;
+    const dim3 grid((unsigned)(width / 32), (unsigned)(blocks < 65535 ? blocks : 65535));
+    return transposed
+               ? LAUNCH(parts_kernel<true>, grid, THREADS, stream, z, x, rows, k, ld, width, right)
+               : LAUNCH(parts_kernel<false>, grid, THREADS, stream, z, x, rows, k, ld, width,
+                        right);
+}
+
+int gpu_math_scale(float *y, float factor, size_t count, void *stream)
+{
+    return LAUNCH(scale_kernel, blocks_for(count), THREADS, stream, y, factor, count);
+}
+
+int gpu_math_activate(float *y, const float *gate, const float *up, enum gpu_act kind, size_t count,
+                      void *stream)
+{
+    return LAUNCH(activate_kernel, blocks_for(count), THREADS, stream, y, gate, up, (int)kind,
+                  count);
+}
+
+int gpu_math_rope(float *x, const float *cos, const float *sin, size_t m, size_t seqlen,
+                  size_t heads, size_t dim, size_t half, bool interleaved, void *stream)
+{
+    const size_t count = m * heads * half;
+    return LAUNCH(rope_kernel, blocks_for(count), THREADS, stream, x, cos, sin, count, seqlen,
+                  heads, dim, half, interleaved);
+}
+
+int gpu_math_norm(float *y, const float *x, const float *w, const float *bias, enum gpu_norm kind,
+                  float eps, size_t m, size_t n, void *stream)
+{
+    return LAUNCH(norm_kernel, (unsigned)m, THREADS, stream, y, x, w, bias, (int)kind, eps, n);
+}
+
+int gpu_math_softmax(float *s, size_t heads, size_t rows, size_t keys, size_t r0, size_t lo,
+                     size_t window, float softcap, void *stream)
+{
+    return LAUNCH(softmax_kernel, (unsigned)(heads * rows), THREADS, stream, s, rows, keys, r0, lo,
+                  window, softcap);
+}
+
+int gpu_math_score(struct gpu_score *scores, const float *logits, const float *ref,
+                   const uint32_t *targets, float softcap, size_t m, size_t vocab, void *stream)
+{
+    return LAUNCH(score_kernel, (unsigned)m, THREADS, stream, scores, logits, ref, targets, softcap,
+                  vocab);
+}
+
+int gpu_math_cholesky_tile(double *a, int n, size_t pitch, int *failed, void *stream)
+{
+    return LAUNCH(cholesky_tile_kernel, 1, 1024, stream, a, n, pitch, failed);
+}
+
+int gpu_math_add_lower(double *h, const float *product, size_t i0, size_t rows, size_t cols,
+                       size_t k, void *stream)
+{
+    return LAUNCH(add_lower_kernel, blocks_for(rows * cols), THREADS, stream, h, product, i0, rows,
+                  cols, k);
+}
+
+int gpu_math_channels(float *absmax, double *sum2, uint32_t *hist, const float *x, size_t m,
+                      size_t k, void *stream)
+{
+    return LAUNCH(channels_kernel, (unsigned)((k + 31) / 32), 32, stream, absmax, sum2, hist, x, m,
+                  k);
+}

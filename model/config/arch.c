@@ -1,0 +1,439 @@
+/* The table of model families. Sources: the published checkpoints' config.json files and tensor
+ * names, and the behaviour of Hugging Face transformers, against which tests compare. */
+#include "model/graph/internal.h"
+
+#define DECODER_NAMES                                                                              \
+    .layers = "layers.", .embed = "embed_tokens", .final_norm = "norm", .rope = true
+
+#define LLAMA_BUT_TIED                                                                             \
+    DECODER_NAMES, .eps_key = "rms_norm_eps", .act_key = "hidden_act", .act = "silu",              \
+                   .norm = QT_NORM_RMS
+
+#define LLAMA_LIKE LLAMA_BUT_TIED, .tied = {"tie_word_embeddings", false}
+
+#define GEMMA_LIKE                                                                                 \
+    DECODER_NAMES, .eps_key = "rms_norm_eps", .act_key = "hidden_activation",                      \
+                   .act = "gelu_pytorch_tanh", .norm = QT_NORM_RMS1,                               \
+                   .tied = {"tie_word_embeddings", true}, .qkv_bias = {"attention_bias", false},   \
+                   .o_bias = {"attention_bias", false}, .head_dim = 256, .gemma_scales = true
+
+#define ATTENTION_WITHOUT_NORM                                                                     \
+    [ROLE_Q] = "self_attn.q_proj", [ROLE_K] = "self_attn.k_proj", [ROLE_V] = "self_attn.v_proj",   \
+    [ROLE_O] = "self_attn.o_proj"
+
+#define ATTENTION_PARTS ATTENTION_WITHOUT_NORM, [ROLE_ATTN_IN] = "input_layernorm"
+
+#define MLP_PARTS                                                                                  \
+    [ROLE_GATE] = "mlp.gate_proj", [ROLE_UP] = "mlp.up_proj", [ROLE_DOWN] = "mlp.down_proj"
+
+#define FUSED_MLP_PARTS [ROLE_GATE_UP] = "mlp.gate_up_proj", [ROLE_DOWN] = "mlp.down_proj"
+
+#define LLAMA_PARTS ATTENTION_PARTS, MLP_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"
+
+#define QWEN3_PARTS                                                                                \
+    LLAMA_PARTS, [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"
+
+#define NORM_BEHIND_PARTS                                                                          \
+    ATTENTION_WITHOUT_NORM,                                                                        \
+        MLP_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",                                   \
+                   [ROLE_MLP_OUT] = "post_feedforward_layernorm",                                  \
+                   [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"
+
+#define GEMMA_PARTS                                                                                \
+    ATTENTION_PARTS, MLP_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",                      \
+                                [ROLE_MLP_IN] = "pre_feedforward_layernorm",                       \
+                                [ROLE_MLP_OUT] = "post_feedforward_layernorm"
+
+#define GLM_LIKE                                                                                   \
+    LLAMA_LIKE, .kv_heads = 2, .head_dim = 128, .eps = 1.5625e-7, .partial_rope = true,            \
+                .rotated = 0.5, .interleaved = true, .qkv_bias = {"attention_bias", true}
+
+#define GLM_PARTS ATTENTION_PARTS, FUSED_MLP_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"
+
+#define EXPERT_PARTS                                                                               \
+    [ROLE_ROUTER] = "mlp.gate", [ROLE_GATE] = "gate_proj", [ROLE_UP] = "up_proj",                  \
+    [ROLE_DOWN] = "down_proj"
+
+#define QWEN3_MOE_PARTS                                                                            \
+    ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",                                   \
+                     [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm",       \
+                     EXPERT_PARTS
+
+static const struct arch table[] = {
+    {
+        .family = "llama",
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+    },
+    {
+        .family = "mistral",
+        .kv_heads = 8,
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .window = WINDOW_ALL,
+    },
+    {
+        .family = "ministral3",
+        .kv_heads = 8,
+        .head_dim = 128,
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .eps = 1e-5,
+        .window = WINDOW_ALL,
+        .window_given = true,
+        .query_steps = true,
+    },
+    {
+        .family = "qwen2",
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .qkv_bias = {NULL, true},
+        .window = WINDOW_FROM_LAYER,
+    },
+    {
+        .family = "qwen2_5_vl_text",
+        .kv_heads = 8,
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .eps = 1e-5,
+        .theta = 1e6,
+        .mrope = true,
+        .qkv_bias = {NULL, true},
+        .window = WINDOW_FROM_LAYER,
+        .window_from = 80,
+    },
+    {
+        .family = "qwen3",
+        .head_dim = 128,
+        LLAMA_LIKE,
+        .parts = {QWEN3_PARTS},
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .window = WINDOW_FROM_LAYER,
+    },
+    {
+        .family = "qwen3_vl_text",
+        .head_dim = 128,
+        LLAMA_LIKE,
+        .parts = {QWEN3_PARTS},
+        .theta = 5e5,
+        .mrope = true,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+    },
+    {
+        .family = "qwen3_moe",
+        LLAMA_LIKE,
+        .intermediate_key = "moe_intermediate_size",
+        .parts = {QWEN3_MOE_PARTS},
+        .experts = "mlp.experts.",
+        .dense = "mlp.",
+        .shares_of_one = {"norm_topk_prob", false},
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .window = WINDOW_IF_USED,
+    },
+    {
+        .family = "qwen2_moe",
+        LLAMA_LIKE,
+        .intermediate_key = "moe_intermediate_size",
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  EXPERT_PARTS, [ROLE_SHARED_GATE] = "mlp.shared_expert_gate"},
+        .experts = "mlp.experts.",
+        .shared = "mlp.shared_expert.",
+        .shared_key = "shared_expert_intermediate_size",
+        .dense = "mlp.",
+        .shares_of_one = {"norm_topk_prob", false},
+        .qkv_bias = {"qkv_bias", true},
+        .window = WINDOW_EVEN_TO_LAYER,
+    },
+    {
+        .family = "glm4_moe",
+        LLAMA_LIKE,
+        .intermediate_key = "moe_intermediate_size",
+        .parts = {QWEN3_MOE_PARTS, [ROLE_CHOICE] = "mlp.gate.e_score_correction_bias"},
+        .experts = "mlp.experts.",
+        .shared = "mlp.shared_experts.",
+        .dense = "mlp.",
+        .shares_of_one = {"norm_topk_prob", true},
+        .sigmoid_router = true,
+        .shared_count_key = "n_shared_experts",
+        .shared_count = 1,
+        .first_dense = 1,
+        .head_norms_key = "use_qk_norm",
+        .eps = 1e-5,
+        .partial_rope = true,
+        .rotated = 0.5,
+        .qkv_bias = {"attention_bias", false},
+    },
+    {
+        .family = "olmoe",
+        LLAMA_LIKE,
+        .parts = {QWEN3_MOE_PARTS},
+        .norms_of_all_heads = true,
+        .experts = "mlp.experts.",
+        .shares_of_one = {"norm_topk_prob", false},
+        .eps = 1e-5,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+    },
+    {
+        .family = "mixtral",
+        LLAMA_LIKE,
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_ROUTER] = "block_sparse_moe.gate", [ROLE_GATE] = "w1", [ROLE_UP] = "w3",
+                  [ROLE_DOWN] = "w2"},
+        .experts = "block_sparse_moe.experts.",
+        .eps = 1e-5,
+        .theta = 1e6,
+        .shares_of_one = {NULL, true},
+        .window = WINDOW_ALL,
+        .window_given = true,
+    },
+    {
+        .family = "seed_oss",
+        .kv_heads = 8,
+        .head_dim = 128,
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .qkv_bias = {"attention_bias", true},
+        .o_bias = {"attention_out_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+    },
+    {
+        .family = "starcoder2",
+        .kv_heads = 2,
+        DECODER_NAMES,
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_UP] = "mlp.c_fc", [ROLE_DOWN] = "mlp.c_proj"},
+        .eps_key = "norm_epsilon",
+        .eps = 1e-5,
+        .act_key = "hidden_act",
+        .act = "gelu_pytorch_tanh",
+        .norm = QT_NORM_LAYER,
+        .qkv_bias = {"use_bias", true},
+        .o_bias = {"use_bias", true},
+        .mlp_bias = {"use_bias", true},
+        .tied = {"tie_word_embeddings", true},
+        .window = WINDOW_ALL,
+        .window_given = true,
+    },
+    {
+        .family = "granite",
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+        .multipliers = true,
+    },
+    {
+        .family = "smollm3",
+        .kv_heads = 4,
+        LLAMA_BUT_TIED,
+        .parts = {LLAMA_PARTS},
+        .theta = 2e6,
+        .tied = {"tie_word_embeddings", true},
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+        .unrotated = UNROTATED_LISTED,
+    },
+    {
+        .family = "olmo2",
+        LLAMA_LIKE,
+        .parts = {NORM_BEHIND_PARTS},
+        .norms_of_all_heads = true,
+        .eps = 1e-5,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+    },
+    {
+        .family = "olmo3",
+        LLAMA_LIKE,
+        .parts = {NORM_BEHIND_PARTS},
+        .norms_of_all_heads = true,
+        .eps = 1e-5,
+        .theta = 5e5,
+        .local_theta = 5e5,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .window = WINDOW_PATTERN,
+        .window_period = 4,
+    },
+    {
+        .family = "exaone4",
+        .kv_heads = 32,
+        LLAMA_LIKE,
+        .parts = {NORM_BEHIND_PARTS},
+        .eps = 1e-5,
+        .window = WINDOW_PATTERN,
+        .window_period_key = "sliding_window_pattern",
+        .window_period = 4,
+        .window_optional = true,
+        .unrotated = UNROTATED_WIDE,
+    },
+    {
+        .family = "glm",
+        GLM_LIKE,
+        .parts = {GLM_PARTS},
+    },
+    {
+        .family = "glm4",
+        GLM_LIKE,
+        .parts = {GLM_PARTS, [ROLE_ATTN_OUT] = "post_self_attn_layernorm",
+                  [ROLE_MLP_OUT] = "post_mlp_layernorm"},
+    },
+    {
+        .family = "ernie4_5",
+        .kv_heads = 2,
+        .head_dim = 128,
+        LLAMA_BUT_TIED,
+        .parts = {LLAMA_PARTS},
+        .eps = 1e-5,
+        .theta = 5e5,
+        .interleaved = true,
+        .tied = {"tie_word_embeddings", true},
+        .qkv_bias = {"use_bias", false},
+        .o_bias = {"use_bias", false},
+        .mlp_bias = {"use_bias", false},
+    },
+    {
+        .family = "ernie4_5_moe",
+        .kv_heads = 4,
+        LLAMA_BUT_TIED,
+        .intermediate_key = "moe_intermediate_size",
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  EXPERT_PARTS, [ROLE_CHOICE] = "mlp.moe_statics.e_score_correction_bias"},
+        .choice_row = true,
+        .experts = "mlp.experts.",
+        .shared = "mlp.shared_experts.",
+        .shared_count_key = "moe_num_shared_experts",
+        .shared_count = 2,
+        .dense = "mlp.",
+        .shares_of_one = {NULL, true},
+        .first_dense = 1,
+        .moe_layers = true,
+        .eps = 1e-5,
+        .theta = 5e5,
+        .interleaved = true,
+        .tied = {"tie_word_embeddings", true},
+    },
+    {
+        .family = "helium",
+        .kv_heads = 20,
+        .head_dim = 128,
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .eps = 1e-8,
+        .theta = 1e5,
+        .interleaved = true,
+        .qkv_bias = {"attention_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+    },
+    {
+        .family = "phi3",
+        LLAMA_LIKE,
+        .parts = {[ROLE_ATTN_IN] = "input_layernorm",
+                  [ROLE_QKV] = "self_attn.qkv_proj",
+                  [ROLE_O] = "self_attn.o_proj",
+                  [ROLE_MLP_IN] = "post_attention_layernorm",
+                  FUSED_MLP_PARTS},
+        .eps = 1e-5,
+        .window = WINDOW_ALL,
+        .window_given = true,
+        .partial_rope = true,
+        .original_positions = 4096,
+    },
+    {
+        .family = "gemma2",
+        GEMMA_LIKE,
+        .parts = {GEMMA_PARTS},
+        .window = WINDOW_EVEN,
+        .attn_softcap = 50,
+        .logit_softcap = 30,
+    },
+    {
+        .family = "gemma3_text",
+        GEMMA_LIKE,
+        .vocab = 262208,
+        .max_positions = 131072,
+        .heads = 8,
+        .kv_heads = 4,
+        .theta = 1e6,
+        .local_theta = 1e4,
+        .local_theta_key = "rope_local_base_freq",
+        .window_period_key = "sliding_window_pattern",
+        .parts =
+            {GEMMA_PARTS, [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"},
+        .window = WINDOW_PATTERN,
+        .window_period = 6,
+    },
+    {
+        .family = "opt",
+        .layers = "decoder.layers.",
+        .embed = "decoder.embed_tokens",
+        .positions = "decoder.embed_positions",
+        .position_offset = 2,
+        .final_norm = "decoder.final_layer_norm",
+        .project_in = "decoder.project_in",
+        .project_out = "decoder.project_out",
+        .parts = {[ROLE_ATTN_IN] = "self_attn_layer_norm",
+                  [ROLE_Q] = "self_attn.q_proj",
+                  [ROLE_K] = "self_attn.k_proj",
+                  [ROLE_V] = "self_attn.v_proj",
+                  [ROLE_O] = "self_attn.out_proj",
+                  [ROLE_MLP_IN] = "final_layer_norm",
+                  [ROLE_UP] = "fc1",
+                  [ROLE_DOWN] = "fc2"},
+        .intermediate_key = "ffn_dim",
+        .act_key = "activation_function",
+        .act = "relu",
+        .norm = QT_NORM_LAYER,
+        .qkv_bias = {"enable_bias", true},
+        .o_bias = {"enable_bias", true},
+        .mlp_bias = {"enable_bias", true},
+        .tied = {"tie_word_embeddings", true},
+        .opt_layout = true,
+    },
+};
+
+enum { FAMILIES = sizeof table / sizeof *table };
+
+/* Models of images and text, and what their decoders are unless they say it. */
+static const struct {
+    const char *type, *decoder;
+} wrappers[] = {
+    {"gemma3", "gemma3_text"},
+    {"mistral3", "mistral"},
+    {"qwen2_5_vl", "qwen2_5_vl_text"},
+    {"qwen3_vl", "qwen3_vl_text"},
+};
+
+enum { WRAPPERS = sizeof wrappers / sizeof *wrappers };
+
+const char *arch_of_wrapper(const char *type)
+{
+    for (size_t i = 0; i < WRAPPERS; i++)
+        if (strcmp(wrappers[i].type, type) == 0)
+            return wrappers[i].decoder;
+    return NULL;
+}
+
+const struct arch *arch_find(const char *family)
+{
+    for (size_t i = 0; i < FAMILIES; i++)
+        if (strcmp(table[i].family, family) == 0)
+            return &table[i];
+    return NULL;
+}
+
+const char *qt_model_type(size_t i)
+{
+    return i < FAMILIES              ? table[i].family
+           : i < FAMILIES + WRAPPERS ? wrappers[i - FAMILIES].type
+                                     : NULL;
+}

@@ -1,0 +1,387 @@
+/*
+ * config.json -> struct config. Nothing in the file is trusted: every number has a range, and an
+ * option that would change the result but is not implemented is refused by name.
+ */
+#include "model/config/config.h"
+
+enum {
+    LIMIT_FILE = 16 << 20,
+    LIMIT_HEADS = 1 << 16,
+};
+
+/* As config_read_positive; an explicit null switches the feature off (*out = 0). */
+static int read_softcap(float *out, const struct source *src, const char *key, double missing,
+                        struct qt_err *err)
+{
+    const json_t *v = json_object_get(src->json, key);
+    double value = missing;
+    int rc = QT_OK;
+    if (json_is_null(v))
+        value = 0;
+    else if (v)
+        rc = config_read_positive(&value, src, key, err);
+    *out = (float)value;
+    return rc;
+}
+
+/* ---- sizes ---------------------------------------------------------------------------------- */
+
+/* What is null is not the family's default, but what follows from the others. */
+static int read_heads(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    struct qt_model_info *info = &cfg->info;
+    int rc = QT_OK;
+    info->heads = cfg->arch->heads;
+    QT_TRY(config_read_size(&info->heads, src, "num_attention_heads", LIMIT_HEADS, err));
+    info->kv_heads = info->heads;
+    if (cfg->arch->kv_heads && !config_null(src->json, "num_key_value_heads"))
+        info->kv_heads = cfg->arch->kv_heads;
+    QT_TRY(config_read_size(&info->kv_heads, src, "num_key_value_heads", LIMIT_HEADS, err));
+    if (info->heads % info->kv_heads)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'num_attention_heads' %zu is not a multiple of 'num_key_value_heads' %zu",
+                       info->heads, info->kv_heads);
+    if (config_given(src->json, "head_dim"))
+        QT_TRY(config_read_size(&info->head_dim, src, "head_dim", LIMIT_HEADS, err));
+    else if (cfg->arch->head_dim && !config_null(src->json, "head_dim"))
+        info->head_dim = cfg->arch->head_dim;
+    else if (info->hidden % info->heads)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'hidden_size' %zu is not a multiple of 'num_attention_heads' %zu",
+                       info->hidden, info->heads);
+    else
+        info->head_dim = info->hidden / info->heads;
+done:
+    return rc;
+}
+
+static int read_sizes(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    struct qt_model_info *info = &cfg->info;
+    const char *key = cfg->arch->intermediate_key;
+    int rc = QT_OK;
+    QT_TRY(config_read_size(&info->layers, src, "num_hidden_layers", CONFIG_LAYERS, err));
+    QT_TRY(config_read_size(&info->hidden, src, "hidden_size", CONFIG_WIDTH, err));
+    info->vocab = cfg->arch->vocab;
+    info->max_positions = cfg->arch->max_positions;
+    QT_TRY(config_read_size(&info->vocab, src, "vocab_size", CONFIG_WIDTH, err));
+    QT_TRY(config_read_size(&info->max_positions, src, "max_position_embeddings", CONFIG_POSITIONS,
+                            err));
+    if (cfg->arch->experts)
+        QT_TRY(config_read_experts(cfg, src, err));
+    else
+        QT_TRY(config_read_size(&cfg->dense_width, src, key ? key : "intermediate_size",
+                                CONFIG_WIDTH, err));
+    QT_TRY(read_heads(cfg, src, err));
+    cfg->embed_dim = info->hidden;
+    if (cfg->arch->project_in)
+        QT_TRY(config_read_size(&cfg->embed_dim, src, "word_embed_proj_dim", CONFIG_WIDTH, err));
+done:
+    return rc;
+}
+
+/* ---- options -------------------------------------------------------------------------------- */
+
+static int read_act(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const struct {
+        const char *name;
+        enum qt_act_kind kind;
+    } acts[] = {
+        {"silu", QT_ACT_SILU},          {"swish", QT_ACT_SILU},
+        {"gelu", QT_ACT_GELU},          {"gelu_pytorch_tanh", QT_ACT_GELU_TANH},
+        {"gelu_new", QT_ACT_GELU_TANH}, {"relu", QT_ACT_RELU},
+    };
+    const char *name = cfg->arch->act;
+    int rc = qt_json_get_string(&name, src->json, cfg->arch->act_key, src->path, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
+        if (strcmp(acts[i].name, name) == 0) {
+            cfg->act = acts[i].kind;
+            return QT_OK;
+        }
+    return config_unsupported(src, cfg->arch->act_key, name, err);
+}
+
+static int read_tied(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const char *key = cfg->arch->tied.key;
+    const bool in = config_given(src->json, key), out = config_given(src->root, key);
+    bool inner = cfg->arch->tied.value, outer = inner;
+    int rc = QT_OK;
+    QT_TRY(qt_json_get_bool(&inner, src->json, key, src->path, err));
+    QT_TRY(qt_json_get_bool(&outer, src->root, key, src->path, err));
+    cfg->tied = in ? inner : outer;
+    cfg->tied_unclear = cfg->wrapped && in == out && (!in || inner != outer);
+done:
+    return rc;
+}
+
+static int read_flags(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const struct arch *arch = cfg->arch;
+    const struct arch_flag head_norms = {arch->head_norms_key, !arch->head_norms_key};
+    double eps = arch->eps > 0 ? arch->eps : arch->eps_key ? 1e-6 : 1e-5;
+    int rc = QT_OK;
+    QT_TRY(config_read_flag(&cfg->qkv_bias, src, &arch->qkv_bias, err));
+    QT_TRY(config_read_flag(&cfg->o_bias, src, &arch->o_bias, err));
+    QT_TRY(config_read_flag(&cfg->mlp_bias, src, &arch->mlp_bias, err));
+    QT_TRY(read_tied(cfg, src, err));
+    QT_TRY(config_read_flag(&cfg->head_norms, src, &head_norms, err));
+    if (arch->eps_key)
+        QT_TRY(config_read_positive(&eps, src, arch->eps_key, err));
+    cfg->eps = (float)eps;
+    cfg->final_norm = true;
+    cfg->embed_scale = cfg->residual_scale = cfg->logit_scale = 1.0f;
+    cfg->attn_scale = (float)(1.0 / sqrt((double)cfg->info.head_dim));
+    if (config_given(src->json, "clip_qkv"))
+        QT_TRY(config_unsupported(src, "clip_qkv", "a number", err));
+    if (config_given(src->json, "quantization_config") ||
+        config_given(src->root, "quantization_config"))
+        rc = config_unsupported(src, "quantization_config", "an already quantized checkpoint", err);
+done:
+    return rc;
+}
+
+static int read_opt(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    bool before = true, affine = true, no_final = false;
+    int rc = QT_OK;
+    QT_TRY(qt_json_get_bool(&before, src->json, "do_layer_norm_before", src->path, err));
+    QT_TRY(qt_json_get_bool(&affine, src->json, "layer_norm_elementwise_affine", src->path, err));
+    QT_TRY(qt_json_get_bool(&no_final, src->json, "_remove_final_layer_norm", src->path, err));
+    if (!affine)
+        QT_TRY(config_unsupported(src, "layer_norm_elementwise_affine", "false", err));
+    cfg->norm_after = !before;
+    cfg->final_norm = before && !no_final;
+done:
+    return rc;
+}
+
+static int read_gemma(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const struct arch *arch = cfg->arch;
+    double scalar = 256;
+    bool both_ways = false;
+    int rc = QT_OK;
+    QT_TRY(
+        read_softcap(&cfg->attn_softcap, src, "attn_logit_softcapping", arch->attn_softcap, err));
+    QT_TRY(read_softcap(&cfg->info.logit_softcap, src, "final_logit_softcapping",
+                        arch->logit_softcap, err));
+    QT_TRY(config_read_positive(&scalar, src, "query_pre_attn_scalar", err));
+    QT_TRY(qt_json_get_bool(&both_ways, src->json, "use_bidirectional_attention", src->path, err));
+    if (both_ways)
+        QT_TRY(config_unsupported(src, "use_bidirectional_attention", "true", err));
+    if (arch->local_theta > 0 && cfg->attn_softcap > 0) /* transformers reads it and does nothing */
+        QT_TRY(config_unsupported(src, "attn_logit_softcapping", "with this family a number", err));
+    if (cfg->wrapped && cfg->info.logit_softcap > 0) /* and this it does not even read */
+        QT_TRY(
+            config_unsupported(src, "final_logit_softcapping", "in 'text_config' a number", err));
+    cfg->attn_scale = (float)(1.0 / sqrt(scalar));
+    cfg->embed_scale = (float)sqrt((double)cfg->info.hidden);
+done:
+    return rc;
+}
+
+static int read_multipliers(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    double embed = 1, attention = 1, residual = 1, logits = 1;
+    int rc;
+    QT_TRY(config_read_positive(&embed, src, "embedding_multiplier", err));
+    QT_TRY(config_read_positive(&attention, src, "attention_multiplier", err));
+    QT_TRY(config_read_positive(&residual, src, "residual_multiplier", err));
+    QT_TRY(config_read_positive(&logits, src, "logits_scaling", err));
+    cfg->embed_scale = (float)embed;
+    cfg->attn_scale = (float)attention;
+    cfg->residual_scale = (float)residual;
+    cfg->logit_scale = (float)(1 / logits);
+done:
+    return rc;
+}
+
+/* ---- sliding windows ------------------------------------------------------------------------ */
+
+/* Does `layer` have the window? By the family's rule, or as layer_types spells out, which must
+ * agree where the rule is one for all layers. from: the first layer, or the period, of the rule. */
+static int layer_slides(bool *out, const struct config *cfg, const struct source *src, size_t layer,
+                        size_t window, size_t from, struct qt_err *err)
+{
+    const json_t *types = json_object_get(src->json, "layer_types");
+    enum window_rule rule = cfg->arch->window;
+    const bool every = rule == WINDOW_ALL || rule == WINDOW_IF_USED;
+    *out = (every && window) || (rule == WINDOW_EVEN && layer % 2 == 0) ||
+           (rule == WINDOW_FROM_LAYER && layer >= from) ||
+           (rule == WINDOW_EVEN_TO_LAYER && layer % 2 == 0 && layer < from) ||
+           (rule == WINDOW_PATTERN && (layer + 1) % from != 0);
+    if (!config_given(src->json, "layer_types"))
+        return QT_OK;
+    if (!json_is_array(types) || json_array_size(types) != cfg->info.layers)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'layer_types' is not a list of %zu names",
+                       cfg->info.layers);
+    const char *type = json_string_value(json_array_get(types, layer));
+    bool slides = type && strcmp(type, "sliding_attention") == 0;
+    if (!type || (!slides && strcmp(type, "full_attention") != 0))
+        return config_unsupported(src, "layer_types", type ? type : "an entry that is no string",
+                                  err);
+    if ((every || rule == WINDOW_NONE) && slides != *out)
+        return config_unsupported(src, "layer_types", type, err);
+    *out = slides;
+    return QT_OK;
+}
+
+static int read_windows(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    enum window_rule rule = cfg->arch->window;
+    size_t window = 4096; /* the defaults of transformers */
+    size_t from = cfg->arch->window_from ? cfg->arch->window_from : 28;
+    bool use = true;
+    int rc = QT_OK;
+    QT_TRY(qt_array_new(&cfg->windows, cfg->info.layers, sizeof *cfg->windows, err));
+    if (rule == WINDOW_FROM_LAYER || rule == WINDOW_EVEN_TO_LAYER || rule == WINDOW_IF_USED) {
+        use = false;
+        QT_TRY(qt_json_get_bool(&use, src->json, "use_sliding_window", src->path, err));
+        QT_TRY(qt_json_get_size(&from, src->json, "max_window_layers", src->path, err));
+    }
+    if (rule == WINDOW_PATTERN) {
+        const bool none = config_null(src->json, "sliding_window");
+        const char *period = cfg->arch->window_period_key;
+        from = cfg->arch->window_period;
+        if (none && !cfg->arch->window_optional)
+            QT_TRY(config_unsupported(src, "sliding_window", "null", err));
+        if (!none && period && !config_given(src->json, "layer_types")) {
+            if (config_null(src->json, period))
+                QT_TRY(config_unsupported(src, period, "null", err));
+            QT_TRY(config_read_size(&from, src, period, CONFIG_LAYERS, err));
+        }
+    }
+    if (cfg->arch->window_given && !config_given(src->json, "sliding_window"))
+        use = false;
+    if (config_null(src->json, "sliding_window") || !use)
+        window = 0;
+    else if (rule != WINDOW_NONE)
+        QT_TRY(config_read_size(&window, src, "sliding_window", CONFIG_POSITIONS, err));
+    for (size_t i = 0; i < cfg->info.layers; i++) {
+        bool slides;
+        QT_TRY(layer_slides(&slides, cfg, src, i, window, from, err));
+        cfg->windows[i] = slides ? window : 0;
+    }
+done:
+    return rc;
+}
+
+/* ---- layers without the rotary embedding ---------------------------------------------------- */
+
+/* Entry `layer` of no_rope_layers: 0 or false for a layer without. */
+static int listed_unrotated(bool *out, const json_t *list, const struct source *src, size_t layer,
+                            struct qt_err *err)
+{
+    const json_t *entry = json_array_get(list, layer);
+    if (!json_is_integer(entry) && !json_is_boolean(entry))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'no_rope_layers' is not a list of a 0 or 1 for each layer");
+    *out = json_is_boolean(entry) ? json_is_false(entry) : json_integer_value(entry) == 0;
+    return QT_OK;
+}
+
+static int read_unrotated(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const enum unrotated_rule rule = cfg->arch->unrotated;
+    const json_t *list = json_object_get(src->json, "no_rope_layers");
+    const bool windowed = !config_null(src->json, "sliding_window");
+    size_t period = 4;
+    bool slides = false;
+    int rc;
+    QT_TRY(qt_array_new(&cfg->unrotated, cfg->info.layers, sizeof *cfg->unrotated, err));
+    if (rule == UNROTATED_LISTED) {
+        if (!config_given(src->json, "no_rope_layers"))
+            QT_TRY(config_read_size(&period, src, "no_rope_layer_interval", CONFIG_LAYERS, err));
+        QT_TRY(qt_json_get_bool(&slides, src->json, "use_sliding_window", src->path, err));
+        if (slides) /* of layers without the rotary embedding */
+            QT_TRY(config_unsupported(src, "use_sliding_window", "true", err));
+    }
+    for (size_t i = 0; i < cfg->info.layers; i++) {
+        cfg->unrotated[i] = (rule == UNROTATED_WIDE && windowed && !cfg->windows[i]) ||
+                            (rule == UNROTATED_LISTED && (i + 1) % period == 0);
+        if (rule == UNROTATED_LISTED && config_given(src->json, "no_rope_layers"))
+            QT_TRY(listed_unrotated(&cfg->unrotated[i], list, src, i, err));
+    }
+done:
+    return rc;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------ */
+
+/* The family, and where in the file its options are. */
+static int find_decoder(struct config *cfg, struct source *src, struct qt_err *err)
+{
+    const json_t *inner = json_object_get(src->root, "text_config");
+    const char *type, *decoder;
+    int rc = QT_OK;
+    QT_TRY(qt_json_need_string(&type, src->root, "model_type", src->path, err));
+    decoder = arch_of_wrapper(type);
+    cfg->wrapped = decoder != NULL;
+    if (cfg->wrapped)
+        type = decoder;
+    if (cfg->wrapped && json_is_object(inner)) { /* else flat, as Qwen2.5-VL's */
+        src->json = inner;
+        QT_TRY(qt_json_get_string(&type, inner, "model_type", src->path, err));
+    }
+    cfg->arch = arch_find(type);
+    if (!cfg->arch)
+        rc = config_unsupported(src, "model_type", type, err);
+done:
+    return rc;
+}
+
+static int read_all(struct config *cfg, struct source *src, struct qt_err *err)
+{
+    int rc = QT_OK;
+    QT_TRY(find_decoder(cfg, src, err));
+    cfg->info.family = cfg->arch->family;
+    cfg->info.norms_plus_1 = cfg->arch->norm == QT_NORM_RMS1;
+    QT_TRY(read_sizes(cfg, src, err));
+    QT_TRY(read_flags(cfg, src, err));
+    QT_TRY(read_act(cfg, src, err));
+    QT_TRY(read_windows(cfg, src, err));
+    QT_TRY(read_unrotated(cfg, src, err));
+    if (cfg->arch->rope)
+        QT_TRY(config_read_rope(cfg, src, err));
+    if (cfg->arch->opt_layout)
+        QT_TRY(read_opt(cfg, src, err));
+    if (cfg->arch->gemma_scales)
+        QT_TRY(read_gemma(cfg, src, err));
+    if (cfg->arch->multipliers)
+        QT_TRY(read_multipliers(cfg, src, err));
+done:
+    return rc;
+}
+
+int config_read(struct config *out, const char *dir, struct qt_err *err)
+{
+    char *path = NULL;
+    json_t *json = NULL;
+    int rc = QT_OK;
+    *out = (struct config){0};
+    QT_TRY(qt_path_join(&path, dir, "config.json", err));
+    QT_TRY(qt_json_load(&json, path, LIMIT_FILE, err));
+    QT_TRY(read_all(out, &(struct source){json, json, path}, err));
+done:
+    json_decref(json);
+    qt_free(path);
+    if (rc < 0)
+        config_free(out);
+    return rc;
+}
+
+void config_free(struct config *cfg)
+{
+    qt_free(cfg->windows);
+    qt_free(cfg->unrotated);
+    qt_free(cfg->dense);
+    qt_free(cfg->rope.inv_freq);
+    qt_free(cfg->rope.long_inv_freq);
+    qt_free(cfg->local_rope.inv_freq);
+    qt_free(cfg->local_rope.long_inv_freq);
+    *cfg = (struct config){0};
+}

@@ -1,0 +1,370 @@
+/*
+ * The backward pass of every family: see the drawing in internal.h. A block's input is all
+ * that is kept of its forward pass; a chunk of sequences is run forward again, this time keeping
+ * what the gradients need, and then back, MLP first.
+ *
+ * Either sublayer is x -> x + r f(x), r a number and f with its norms; gradients g of its output
+ * are kept in place, and what comes back through f is added. With norm_after it is x -> norm(x +
+ * f(x)).
+ */
+#include "model/graph/layer.h"
+
+/* ---- working memory ------------------------------------------------------------------------- */
+
+/* Memory that is handed out from the front; base NULL: only counted. */
+struct arena {
+    float *base;
+    size_t used;
+};
+
+static float *carve(struct arena *a, size_t count)
+{
+    float *p = a->base ? a->base + a->used : NULL;
+    a->used += qt_round_up(count, 16);
+    return p;
+}
+
+/* Sets the pointers into memory that starts at `base`; returns the floats it takes. */
+static size_t lay_out(struct layer_grad_work *w, const struct qt_layer *b, float *base)
+{
+    const struct config *cfg = &b->model->cfg;
+    const struct qt_model_info *info = &cfg->info;
+    bool q_norm = b->parts[ROLE_Q_NORM].weight != NULL, gated = b->parts[ROLE_GATE].weight != NULL;
+    size_t n = w->rows, h = n * info->hidden, inner = n * cfg->dense_width;
+    size_t q = n * info->heads * info->head_dim, kv = n * info->kv_heads * info->head_dim;
+    struct arena at = {base, 0};
+    bool raw_out = b->parts[ROLE_MLP_OUT].weight || cfg->norm_after;
+    w->attn_in = layer_norm_in_front(b, ROLE_ATTN_IN) ? carve(&at, h) : NULL;
+    w->q = carve(&at, q);
+    w->k = carve(&at, kv);
+    w->q_raw = q_norm ? carve(&at, q) : w->q;
+    w->k_raw = q_norm ? carve(&at, kv) : w->k;
+    w->v = carve(&at, kv);
+    w->y = carve(&at, q);
+    w->o_raw = carve(&at, h);
+    w->attn_sum = cfg->norm_after ? carve(&at, h) : NULL;
+    w->mid = carve(&at, h);
+    w->mlp_in = layer_norm_in_front(b, ROLE_MLP_IN) ? carve(&at, h) : NULL;
+    w->up = carve(&at, inner);
+    w->gate = gated ? carve(&at, inner) : w->up;
+    w->act = carve(&at, inner);
+    w->down_raw = raw_out ? carve(&at, h) : NULL;
+    w->mlp_sum = cfg->norm_after ? carve(&at, h) : NULL;
+    w->dx = carve(&at, h);
+    size_t attention = 2 * (q + kv), mlp = 2 * inner;
+    w->dwide = carve(&at, attention > mlp ? attention : mlp);
+    return at.used;
+}
+
+static int prepare(struct qt_layer *b, size_t rows, size_t seqlen, struct qt_err *err)
+{
+    struct layer_grad_work *w = &b->grad;
+    int rc = QT_OK;
+    QT_TRY(layer_prepare(b, 0, seqlen, err));
+    if (w->memory && rows <= w->rows)
+        return QT_OK;
+    b->be->free(b->be, w->memory);
+    *w = (struct layer_grad_work){.rows = rows};
+    /* Sizes are small enough that no product overflows (struct config); their sum is then known. */
+    QT_TRY(qt_backend_floats(&w->memory, b->be, lay_out(w, b, NULL), 1, err));
+    lay_out(w, b, w->memory);
+done:
+    return rc;
+}
+
+/* ---- forward again -------------------------------------------------------------------------- */
+
+/* One chunk; run.hidden is not used. */
+struct chunk {
+    struct layer_run run;
+    struct layer_grad_work *w;
+    struct qt_backend *be;
+    const struct config *cfg;
+    const struct qt_layer_grads *add;
+    const float *x; /* the block's input */
+    float *g;       /* gradient */
+};
+
+static size_t hidden_count(const struct chunk *c)
+{
+    return c->run.m * c->cfg->info.hidden;
+}
+
+static bool has(const struct chunk *c, enum role role)
+{
+    return c->run.b->parts[role].weight != NULL;
+}
+
+/* out = x + raw, raw normed first where the family has norm_out; then, with norm_after, normed. */
+static int join(const struct chunk *c, float *out, float *sum, const float *x, const float *raw,
+                enum role norm_in, enum role norm_out, struct qt_err *err)
+{
+    size_t count = hidden_count(c);
+    float *to = c->cfg->norm_after ? sum : out;
+    int rc = QT_OK;
+    if (has(c, norm_out))
+        QT_TRY(layer_apply_norm(&c->run, norm_out, to, raw, c->run.m, err));
+    else
+        QT_TRY(c->be->copy(c->be, to, raw, count * sizeof *to, err));
+    QT_TRY(layer_scale_residual(&c->run, to, err));
+    QT_TRY(c->be->add(c->be, to, x, count, err));
+    if (c->cfg->norm_after)
+        QT_TRY(layer_apply_norm(&c->run, norm_in, out, to, c->run.m, err));
+done:
+    return rc;
+}
+
+static int heads_forward(const struct chunk *c, enum role norm, float *x, float *raw, size_t heads,
+                         struct qt_err *err)
+{
+    size_t count = c->run.m * heads * c->cfg->info.head_dim;
+    int rc = QT_OK;
+    if (raw != x)
+        QT_TRY(c->be->copy(c->be, raw, x, count * sizeof *x, err));
+    QT_TRY(layer_heads(&c->run, norm, x, heads, err));
+done:
+    return rc;
+}
+
+static int attention_forward(struct chunk *c, struct qt_err *err)
+{
+    struct layer_grad_work *w = c->w;
+    const struct qt_model_info *info = &c->cfg->info;
+    struct qt_attention a = layer_attention(&c->run);
+    const float *in = w->attn_in ? w->attn_in : c->x;
+    int rc = QT_OK;
+    if (w->attn_in)
+        QT_TRY(layer_apply_norm(&c->run, ROLE_ATTN_IN, w->attn_in, c->x, c->run.m, err));
+    QT_TRY(layer_linear(&c->run, ROLE_Q, w->q, in, err));
+    QT_TRY(layer_linear(&c->run, ROLE_K, w->k, in, err));
+    QT_TRY(layer_linear(&c->run, ROLE_V, w->v, in, err));
+    QT_TRY(heads_forward(c, ROLE_Q_NORM, w->q, w->q_raw, info->heads, err));
+    QT_TRY(heads_forward(c, ROLE_K_NORM, w->k, w->k_raw, info->kv_heads, err));
+    QT_TRY(c->be->attention(c->be, w->y, w->q, w->k, w->v, c->run.m, &a, err));
+    QT_TRY(layer_linear(&c->run, ROLE_O, w->o_raw, w->y, err));
+    QT_TRY(join(c, w->mid, w->attn_sum, c->x, w->o_raw, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
+done:
+    return rc;
+}
+
+/* Up to the activation; further only where a norm of the output wants it. */
+static int mlp_forward(struct chunk *c, struct qt_err *err)
+{
+    struct layer_grad_work *w = c->w;
+    const float *in = w->mlp_in ? w->mlp_in : w->mid;
+    bool gated = has(c, ROLE_GATE);
+    int rc = QT_OK;
+    if (w->mlp_in)
+        QT_TRY(layer_apply_norm(&c->run, ROLE_MLP_IN, w->mlp_in, w->mid, c->run.m, err));
+    if (gated)
+        QT_TRY(layer_linear(&c->run, ROLE_GATE, w->gate, in, err));
+    QT_TRY(layer_linear(&c->run, ROLE_UP, w->up, in, err));
+    QT_TRY(c->be->activate(c->be, w->act, w->gate, gated ? w->up : NULL, c->cfg->act,
+                           c->run.m * c->cfg->dense_width, err));
+    if (has(c, ROLE_MLP_OUT) || c->cfg->norm_after)
+        QT_TRY(layer_linear(&c->run, ROLE_DOWN, w->down_raw, w->act, err));
+    if (c->cfg->norm_after) { /* the sum in front of the norm behind */
+        QT_TRY(c->be->copy(c->be, w->mlp_sum, w->down_raw, hidden_count(c) * sizeof(float), err));
+        QT_TRY(layer_scale_residual(&c->run, w->mlp_sum, err));
+        QT_TRY(c->be->add(c->be, w->mlp_sum, w->mid, hidden_count(c), err));
+    }
+done:
+    return rc;
+}
+
+/* ---- back ----------------------------------------------------------------------------------- */
+
+static int linear_back(const struct chunk *c, enum role role, float *dx, bool add, const float *dy,
+                       const float *x, struct qt_err *err)
+{
+    const struct layer_def *layer = c->run.b->layer;
+    const struct part *part = &layer->parts[role];
+    float *dw = c->add->linear[part->index];
+    int rc = QT_OK;
+    if (dw)
+        QT_TRY(c->be->linear_grad_w(c->be, dw + part->first * part->k, dy, x, c->run.m, part->n,
+                                    part->k, err));
+    QT_TRY(c->be->linear_grad_x(c->be, dx, dy, c->run.b->parts[role].weight, add, c->run.m, part->n,
+                                part->k, err));
+done:
+    return rc;
+}
+
+/* Nothing happens where the family has no such norm: dx must be dy then. */
+static int norm_back(const struct chunk *c, enum role role, float *dx, const float *dy,
+                     const float *x, size_t m, struct qt_err *err)
+{
+    const struct layer_def *layer = c->run.b->layer;
+    if (!has(c, role))
+        return QT_OK;
+    return c->be->norm_grad(c->be, dx, c->add->norm[layer->parts[role].index], dy, x,
+                            c->run.b->parts[role].weight, c->cfg->arch->norm, c->cfg->eps, m,
+                            layer->parts[role].n, err);
+}
+
+/* *d = gradient of what f returns, for that of the sublayer's output in g. */
+static int sublayer_back(const float **d, struct chunk *c, const float *sum, const float *raw,
+                         enum role norm_in, enum role norm_out, struct qt_err *err)
+{
+    int rc = QT_OK;
+    if (c->cfg->norm_after)
+        QT_TRY(norm_back(c, norm_in, c->g, c->g, sum, c->run.m, err));
+    *d = c->g;
+    if (c->cfg->residual_scale != 1) {
+        QT_TRY(c->be->copy(c->be, c->w->dx, c->g, hidden_count(c) * sizeof(float), err));
+        QT_TRY(layer_scale_residual(&c->run, c->w->dx, err));
+        *d = c->w->dx;
+    }
+    if (has(c, norm_out)) {
+        QT_TRY(norm_back(c, norm_out, c->w->dx, *d, raw, c->run.m, err));
+        *d = c->w->dx;
+    }
+done:
+    return rc;
+}
+
+/* g += dx, the gradient of what f got, through the norm in front. x: the sublayer's input. */
+static int input_back(struct chunk *c, const float *x, enum role norm_in, struct qt_err *err)
+{
+    int rc = QT_OK;
+    if (!c->cfg->norm_after) /* nothing where there is none */
+        QT_TRY(norm_back(c, norm_in, c->w->dx, c->w->dx, x, c->run.m, err));
+    QT_TRY(c->be->add(c->be, c->g, c->w->dx, hidden_count(c), err));
+done:
+    return rc;
+}
+
+static int mlp_back(struct chunk *c, struct qt_err *err)
+{
+    struct layer_grad_work *w = c->w;
+    const float *in = w->mlp_in ? w->mlp_in : w->mid, *d;
+    bool gated = has(c, ROLE_GATE);
+    size_t count = c->run.m * c->cfg->dense_width;
+    float *dgate = w->dwide, *dup = gated ? dgate + count : dgate;
+    int rc = QT_OK;
+    QT_TRY(sublayer_back(&d, c, w->mlp_sum, w->down_raw, ROLE_MLP_IN, ROLE_MLP_OUT, err));
+    QT_TRY(linear_back(c, ROLE_DOWN, dgate, false, d, w->act, err));
+    QT_TRY(c->be->activate_grad(c->be, dgate, gated ? dup : NULL, dgate, w->gate,
+                                gated ? w->up : NULL, c->cfg->act, count, err));
+    QT_TRY(linear_back(c, ROLE_UP, w->dx, false, dup, in, err));
+    if (gated)
+        QT_TRY(linear_back(c, ROLE_GATE, w->dx, true, dgate, in, err));
+    QT_TRY(input_back(c, w->mid, ROLE_MLP_IN, err));
+done:
+    return rc;
+}
+
+/* Of queries or keys, in place: rope turns back, then the norm. */
+static int heads_back(const struct chunk *c, enum role norm, float *d, const float *raw,
+                      size_t heads, struct qt_err *err)
+{
+    const struct rope *rope = layer_rope(c->run.b, norm == ROLE_Q_NORM);
+    int rc = QT_OK;
+    if (rope->cos)
+        QT_TRY(c->be->rope(c->be, d, rope->cos, rope->minus_sin, c->run.m, c->run.seqlen, heads,
+                           c->cfg->info.head_dim, c->cfg->rotated, c->cfg->arch->interleaved, err));
+    QT_TRY(norm_back(c, norm, d, d, raw, layer_head_rows(&c->run, heads), err));
+done:
+    return rc;
+}
+
+static int attention_back(struct chunk *c, struct qt_err *err)
+{
+    struct layer_grad_work *w = c->w;
+    const struct qt_model_info *info = &c->cfg->info;
+    struct qt_attention a = layer_attention(&c->run);
+    const float *in = w->attn_in ? w->attn_in : c->x, *d;
+    size_t q = c->run.m * info->heads * info->head_dim;
+    size_t kv = c->run.m * info->kv_heads * info->head_dim;
+    float *dq = w->dwide, *dy = dq + q, *dk = dy + q, *dv = dk + kv;
+    int rc = QT_OK;
+    QT_TRY(sublayer_back(&d, c, w->attn_sum, w->o_raw, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
+    QT_TRY(linear_back(c, ROLE_O, dy, false, d, w->y, err));
+    QT_TRY(c->be->attention_grad(c->be, dq, dk, dv, dy, w->q, w->k, w->v, c->run.m, &a, err));
+    QT_TRY(heads_back(c, ROLE_Q_NORM, dq, w->q_raw, info->heads, err));
+    QT_TRY(heads_back(c, ROLE_K_NORM, dk, w->k_raw, info->kv_heads, err));
+    QT_TRY(linear_back(c, ROLE_Q, w->dx, false, dq, in, err));
+    QT_TRY(linear_back(c, ROLE_K, w->dx, true, dk, in, err));
+    QT_TRY(linear_back(c, ROLE_V, w->dx, true, dv, in, err));
+    QT_TRY(input_back(c, c->x, ROLE_ATTN_IN, err));
+done:
+    return rc;
+}
+
+int qt_layer_grad(struct qt_layer *block, float *grad, const struct qt_layer_grads *add,
+                  const float *hidden, size_t m, size_t seqlen, struct qt_err *err)
+{
+    const struct config *cfg = &block->model->cfg;
+    size_t width = cfg->info.hidden, rows;
+    int rc = QT_OK;
+    if (cfg->info.experts)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "gradients of a mixture of experts");
+    QT_TRY(layer_check_length(block->model, m, seqlen, err));
+    rows = layer_chunk(m, seqlen);
+    QT_TRY(prepare(block, rows, seqlen, err));
+    for (size_t at = 0; at < m; at += rows) {
+        const struct layer_run run = {
+            .b = block, .m = qt_min_size(rows, m - at), .seqlen = seqlen, .stop = -1};
+        struct chunk c = {run, &block->grad,        block->be,        cfg,
+                          add, hidden + at * width, grad + at * width};
+        QT_TRY(attention_forward(&c, err));
+        QT_TRY(mlp_forward(&c, err));
+        QT_TRY(mlp_back(&c, err));
+        QT_TRY(attention_back(&c, err));
+    }
+done:
+    return rc;
+}
+
+/* ---- head ----------------------------------------------------------------------------------- */
+
+static int head_chunk(struct qt_embed_head *e, double *losses, float *grad, float *norm,
+                      const float *hidden, const struct qt_objective *o, size_t m,
+                      struct qt_err *err)
+{
+    const struct config *cfg = &e->model->cfg;
+    struct qt_backend *be = e->be;
+    const float *head = e->head.weight ? e->head.weight : e->embed.weight;
+    const float *w = e->final_norm.weight, *project = e->project_out.weight;
+    size_t vocab = cfg->info.vocab, n = cfg->info.hidden;
+    int rc = QT_OK;
+    QT_TRY(qt_head_logits(e, e->logits, hidden, m, err));
+    if (o->ref)
+        QT_TRY(qt_head_logits(o->ref, e->ref_logits, o->ref_hidden, m, err));
+    QT_TRY(be->loss_grad(be, losses, e->logits, e->logits, o->ref ? e->ref_logits : NULL,
+                         o->targets, cfg->info.logit_softcap, o->weight, m, vocab, err));
+    if (!grad)
+        goto done;
+    if (cfg->logit_scale != 1)
+        QT_TRY(be->scale(be, e->logits, cfg->logit_scale, m * vocab, err));
+    QT_TRY(be->linear_grad_x(be, project ? e->narrow : grad, e->logits, head, false, m, vocab,
+                             cfg->embed_dim, err));
+    if (project)
+        QT_TRY(be->linear_grad_x(be, grad, e->narrow, project, false, m, cfg->embed_dim, n, err));
+    if (w)
+        QT_TRY(
+            be->norm_grad(be, grad, norm, grad, hidden, w, cfg->arch->norm, cfg->eps, m, n, err));
+done:
+    return rc;
+}
+
+int qt_head_grad(struct qt_embed_head *ends, double *losses, float *grad, float *norm,
+                 const float *hidden, const struct qt_objective *objective, size_t m,
+                 struct qt_err *err)
+{
+    size_t n = ends->model->cfg.info.hidden, vocab = ends->model->cfg.info.vocab;
+    int rc = QT_OK;
+    if (!ends->logits)
+        QT_TRY(qt_backend_floats(&ends->logits, ends->be, HEAD_TOKENS, vocab, err));
+    if (objective->ref && !ends->ref_logits)
+        QT_TRY(qt_backend_floats(&ends->ref_logits, ends->be, HEAD_TOKENS, vocab, err));
+    for (size_t at = 0; at < m; at += HEAD_TOKENS) {
+        struct qt_objective o = *objective;
+        o.ref_hidden = o.ref ? o.ref_hidden + at * n : NULL;
+        o.targets = o.ref ? NULL : o.targets + at;
+        QT_TRY(head_chunk(ends, losses + at, grad ? grad + at * n : NULL, norm, hidden + at * n, &o,
+                          qt_min_size(HEAD_TOKENS, m - at), err));
+    }
+done:
+    return rc;
+}

@@ -1,0 +1,185 @@
+/* What stands around the blocks: embedding and head, with the final norm. */
+#include "model/graph/layer.h"
+
+/* A head beside a tied embedding must be the same: it would be left out without a word. */
+static int check_tied_head(const struct qt_model *m, float *staging, const struct qt_weights *w,
+                           struct qt_err *err)
+{
+    const size_t count = m->cfg.info.vocab * m->cfg.embed_dim;
+    size_t shape[QT_MAX_DIMS];
+    const char *head = m->tied_head;
+    float *embed = NULL;
+    bool same = false;
+    int ndim, rc = QT_OK;
+    if (!head || !w->shape(w->ctx, head, &ndim, shape))
+        return QT_OK;
+    if (ndim == 2 && shape[0] == m->cfg.info.vocab && shape[1] == m->cfg.embed_dim) {
+        QT_TRY(qt_array_new(&embed, count, sizeof *embed, err));
+        QT_TRY(w->load(w->ctx, m->embed.weight, embed, err));
+        QT_TRY(w->load(w->ctx, head, staging, err));
+        same = memcmp(embed, staging, count * sizeof *embed) == 0;
+    }
+    if (!same)
+        rc = qt_fail(err, QT_E_INPUT, w->dir, head,
+                     "differs from the embedding, to which 'tie_word_embeddings' in config.json "
+                     "ties it");
+done:
+    qt_free(embed);
+    return rc;
+}
+
+static int load_ends(struct qt_embed_head *e, float *staging, const struct qt_weights *w,
+                     struct qt_err *err)
+{
+    const struct qt_model *m = e->model;
+    struct qt_backend *be = e->be;
+    int rc = QT_OK;
+    QT_TRY(check_tied_head(m, staging, w, err));
+    QT_TRY(layer_load_part(&e->embed, &m->embed, staging, w, be, err));
+    QT_TRY(layer_load_part(&e->positions, &m->positions, staging, w, be, err));
+    QT_TRY(layer_load_part(&e->project_in, &m->project_in, staging, w, be, err));
+    QT_TRY(layer_load_part(&e->project_out, &m->project_out, staging, w, be, err));
+    QT_TRY(layer_load_part(&e->final_norm, &m->final_norm, staging, w, be, err));
+    QT_TRY(layer_load_part(&e->head, &m->head, staging, w, be, err));
+    QT_TRY(qt_backend_floats(&e->normed, be, HEAD_TOKENS, m->cfg.info.hidden, err));
+    QT_TRY(qt_backend_floats(&e->narrow, be, HEAD_TOKENS, m->cfg.embed_dim, err));
+done:
+    return rc;
+}
+
+int qt_embed_head_open(struct qt_embed_head **out, const struct qt_model *model,
+                       const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
+{
+    const struct part *parts[] = {&model->embed, &model->positions, &model->project_in};
+    struct qt_embed_head *e = NULL;
+    float *staging = NULL;
+    size_t largest = 0;
+    int rc = QT_OK;
+    *out = NULL;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) /* the others are no larger */
+        if (part_count(parts[i]) > largest)
+            largest = part_count(parts[i]);
+    QT_TRY(qt_array_new(&staging, largest, sizeof *staging, err));
+    QT_TRY(qt_array_new(&e, 1, sizeof *e, err));
+    *e = (struct qt_embed_head){.model = model, .be = be};
+    QT_TRY(load_ends(e, staging, w, err));
+    *out = e;
+done:
+    qt_free(staging);
+    if (rc < 0)
+        qt_embed_head_close(e);
+    return rc;
+}
+
+void qt_embed_head_close(struct qt_embed_head *ends)
+{
+    if (!ends)
+        return;
+    struct qt_backend *be = ends->be;
+    layer_free_part(&ends->embed, be);
+    layer_free_part(&ends->positions, be);
+    layer_free_part(&ends->project_in, be);
+    layer_free_part(&ends->project_out, be);
+    layer_free_part(&ends->final_norm, be);
+    layer_free_part(&ends->head, be);
+    be->free(be, ends->normed);
+    be->free(be, ends->narrow);
+    be->free(be, ends->logits);
+    be->free(be, ends->ref_logits);
+    qt_free(ends);
+}
+
+int qt_head_set_norm(struct qt_embed_head *ends, const float *w, struct qt_err *err)
+{
+    return ends->be->upload(ends->be, ends->final_norm.weight, w,
+                            ends->model->final_norm.n * sizeof *w, err);
+}
+
+/* Rows of the table -> hidden[m][hidden], m <= HEAD_TOKENS. */
+static int embed_chunk(struct qt_embed_head *e, float *hidden, const uint32_t *ids, size_t m,
+                       struct qt_err *err)
+{
+    const struct config *cfg = &e->model->cfg;
+    struct qt_backend *be = e->be;
+    size_t width = cfg->embed_dim, n = cfg->info.hidden;
+    bool project = e->project_in.weight != NULL;
+    int rc = QT_OK;
+    for (size_t i = 0; i < m; i++)
+        if (ids[i] >= cfg->info.vocab)
+            return qt_fail(err, QT_E_INPUT, NULL, NULL, "token %u, vocabulary is %zu",
+                           (unsigned)ids[i], cfg->info.vocab);
+    QT_TRY(be->gather_rows(be, project ? e->narrow : hidden, e->embed.weight, ids, NULL, m, width,
+                           err));
+    if (project)
+        QT_TRY(be->linear(be, hidden, e->narrow, e->project_in.weight, NULL, m, n, width, err));
+    if (cfg->embed_scale != 1.0f)
+        QT_TRY(be->scale(be, hidden, cfg->embed_scale, m * n, err));
+done:
+    return rc;
+}
+
+int qt_embed_tokens(struct qt_embed_head *ends, float *hidden, const uint32_t *ids, size_t m,
+                    size_t seqlen, struct qt_err *err)
+{
+    const struct config *cfg = &ends->model->cfg;
+    struct qt_backend *be = ends->be;
+    size_t n = cfg->info.hidden;
+    int rc = QT_OK;
+    QT_TRY(layer_check_length(ends->model, m, seqlen, err));
+    for (size_t at = 0; at < m; at += HEAD_TOKENS)
+        QT_TRY(embed_chunk(ends, hidden + at * n, ids + at, qt_min_size(HEAD_TOKENS, m - at), err));
+    for (size_t at = 0; ends->positions.weight && at < m; at += seqlen)
+        QT_TRY(be->add(be, hidden + at * n, ends->positions.weight + cfg->arch->position_offset * n,
+                       seqlen * n, err));
+done:
+    return rc;
+}
+
+int qt_model_embed(float *hidden, const struct qt_model *model, const struct qt_weights *w,
+                   struct qt_backend *be, const uint32_t *ids, size_t m, size_t seqlen,
+                   struct qt_err *err)
+{
+    struct qt_embed_head *ends = NULL;
+    int rc;
+    QT_TRY(qt_embed_head_open(&ends, model, w, be, err));
+    QT_TRY(qt_embed_tokens(ends, hidden, ids, m, seqlen, err));
+done:
+    qt_embed_head_close(ends);
+    return rc;
+}
+
+static int logits_chunk(struct qt_embed_head *e, float *logits, const float *hidden, size_t m,
+                        struct qt_err *err)
+{
+    const struct config *cfg = &e->model->cfg;
+    struct qt_backend *be = e->be;
+    const float *x = hidden, *head = e->head.weight ? e->head.weight : e->embed.weight;
+    int rc = QT_OK;
+    if (e->final_norm.weight) {
+        QT_TRY(be->norm(be, e->normed, x, e->final_norm.weight, e->final_norm.bias, cfg->arch->norm,
+                        cfg->eps, m, cfg->info.hidden, err));
+        x = e->normed;
+    }
+    if (e->project_out.weight) {
+        QT_TRY(be->linear(be, e->narrow, x, e->project_out.weight, NULL, m, cfg->embed_dim,
+                          cfg->info.hidden, err));
+        x = e->narrow;
+    }
+    QT_TRY(be->linear(be, logits, x, head, NULL, m, cfg->info.vocab, cfg->embed_dim, err));
+    if (cfg->logit_scale != 1)
+        QT_TRY(be->scale(be, logits, cfg->logit_scale, m * cfg->info.vocab, err));
+done:
+    return rc;
+}
+
+int qt_head_logits(struct qt_embed_head *ends, float *logits, const float *hidden, size_t m,
+                   struct qt_err *err)
+{
+    const struct config *cfg = &ends->model->cfg;
+    int rc = QT_OK;
+    for (size_t at = 0; at < m; at += HEAD_TOKENS)
+        QT_TRY(logits_chunk(ends, logits + at * cfg->info.vocab, hidden + at * cfg->info.hidden,
+                            qt_min_size(HEAD_TOKENS, m - at), err));
+done:
+    return rc;
+}

@@ -1,0 +1,488 @@
+/* The decoder graph: names every tensor the configuration implies and checks that it is there, with
+ * the implied shape. */
+#include "model/graph/internal.h"
+
+#include <stdio.h>
+
+/* ---- parts ---------------------------------------------------------------------------------- */
+
+static void shape_text(char *buf, size_t size, const size_t *shape, int ndim)
+{
+    size_t at = 0;
+    buf[0] = '\0';
+    for (int i = 0; i < ndim && at < size; i++)
+        at += (size_t)snprintf(buf + at, size - at, "%s%zu", i ? ", " : "", shape[i]);
+}
+
+/* The tensor must exist with shape [n] (k = 0) or [n, k]. */
+static int check_tensor(const struct qt_weights *w, const char *name, size_t n, size_t k,
+                        struct qt_err *err)
+{
+    size_t want[2] = {n, k}, got[QT_MAX_DIMS];
+    int ndim = k ? 2 : 1, got_ndim;
+    char want_text[64], got_text[256];
+    shape_text(want_text, sizeof want_text, want, ndim);
+    if (!w->shape(w->ctx, name, &got_ndim, got))
+        return qt_fail(err, QT_E_INPUT, w->dir, name, "missing; config.json implies shape [%s]",
+                       want_text);
+    if (got_ndim == ndim && memcmp(got, want, (size_t)ndim * sizeof *got) == 0)
+        return QT_OK;
+    shape_text(got_text, sizeof got_text, got, got_ndim);
+    return qt_fail(err, QT_E_INPUT, w->dir, name, "shape is [%s], config.json implies [%s]",
+                   got_text, want_text);
+}
+
+/* A vector that is called `name`, or a matrix of it as its only row. */
+static int vector_set(struct part *out, const char *name, size_t n, bool row,
+                      const struct qt_weights *w, struct qt_err *err)
+{
+    int rc;
+    out->n = n;
+    QT_TRY(qt_string_format(&out->weight, err, "%s", name));
+    QT_TRY(check_tensor(w, out->weight, row ? 1 : n, row ? n : 0, err));
+done:
+    return rc;
+}
+
+/* stem: the name without ".weight". */
+static int part_set(struct part *out, const char *stem, size_t n, size_t k, bool biased,
+                    const struct qt_weights *w, struct qt_err *err)
+{
+    char *bias = NULL;
+    size_t shape[QT_MAX_DIMS];
+    int ndim, rc = QT_OK;
+    out->n = n;
+    out->k = k;
+    QT_TRY(qt_string_format(&out->weight, err, "%s.weight", stem));
+    QT_TRY(qt_string_format(&bias, err, "%s.bias", stem));
+    QT_TRY(check_tensor(w, out->weight, n, k, err));
+    if (biased) {
+        QT_TRY(check_tensor(w, bias, n, 0, err));
+        out->bias = bias;
+        bias = NULL;
+    } else if (w->shape(w->ctx, bias, &ndim, shape)) {
+        rc =
+            qt_fail(err, QT_E_INPUT, w->dir, bias, "present, but config.json implies no bias here");
+    }
+done:
+    qt_free(bias);
+    return rc;
+}
+
+static void part_free(struct part *p)
+{
+    qt_free(p->weight);
+    qt_free(p->bias);
+}
+
+/* ---- layers --------------------------------------------------------------------------------- */
+
+static size_t mlp_width(const struct config *cfg, const struct layer_def *layer, size_t expert)
+{
+    return !layer->experts        ? cfg->dense_width
+           : expert < cfg->routed ? cfg->expert_width
+                                  : cfg->shared_width;
+}
+
+/* What a role's tensors look like. input: -1 for a norm or router. */
+static struct qt_linear role_shape(const struct config *cfg, const struct layer_def *layer,
+                                   enum role role, size_t expert)
+{
+    const struct qt_model_info *info = &cfg->info;
+    const bool gated = cfg->arch->parts[ROLE_GATE] != NULL, all = cfg->arch->norms_of_all_heads;
+    const int in = expert_input(expert, false), down = expert_input(expert, true);
+    size_t h = info->hidden, q = info->heads * info->head_dim, kv = info->kv_heads * info->head_dim;
+    size_t inner = mlp_width(cfg, layer, expert);
+    switch (role) {
+    case ROLE_QKV:
+        return (struct qt_linear){.n = q + 2 * kv,
+                                  .k = h,
+                                  .input = 0,
+                                  .feeds = 1,
+                                  .feeds_from = q + kv,
+                                  .feeds_rows = kv,
+                                  .feeds_scale = true};
+    case ROLE_Q:
+        return (struct qt_linear){.n = q, .k = h, .input = 0, .feeds = -1};
+    case ROLE_K:
+        return (struct qt_linear){.n = kv, .k = h, .input = 0, .feeds = -1};
+    case ROLE_V:
+        return (struct qt_linear){
+            .n = kv, .k = h, .input = 0, .feeds = 1, .feeds_rows = kv, .feeds_scale = true};
+    case ROLE_O:
+        return (struct qt_linear){.n = h, .k = q, .input = 1, .feeds = -1};
+    case ROLE_GATE_UP:
+        return (struct qt_linear){.n = 2 * inner,
+                                  .k = h,
+                                  .input = in,
+                                  .feeds = down,
+                                  .feeds_rows = inner,
+                                  .feeds_scale = true};
+    case ROLE_GATE:
+    case ROLE_UP:
+        return (struct qt_linear){.n = inner,
+                                  .k = h,
+                                  .input = in,
+                                  .feeds = down,
+                                  .feeds_rows = inner,
+                                  .feeds_scale = role == ROLE_UP && gated};
+    case ROLE_DOWN:
+        return (struct qt_linear){.n = h, .k = inner, .input = down, .feeds = -1};
+    case ROLE_ROUTER:
+        return (struct qt_linear){.n = cfg->routed, .k = h, .input = -1, .feeds = -1};
+    case ROLE_CHOICE:
+        return (struct qt_linear){.n = cfg->routed, .input = -1, .feeds = -1};
+    case ROLE_SHARED_GATE:
+        return (struct qt_linear){.n = 1, .k = h, .input = -1, .feeds = -1};
+    case ROLE_Q_NORM:
+        return (struct qt_linear){.n = all ? q : info->head_dim, .input = -1, .feeds = -1};
+    case ROLE_K_NORM:
+        return (struct qt_linear){.n = all ? kv : info->head_dim, .input = -1, .feeds = -1};
+    default:
+        return (struct qt_linear){.n = h, .input = -1, .feeds = -1};
+    }
+}
+
+static bool role_biased(const struct config *cfg, enum role role)
+{
+    switch (role) {
+    case ROLE_QKV:
+    case ROLE_Q:
+    case ROLE_K:
+    case ROLE_V:
+        return cfg->qkv_bias;
+    case ROLE_O:
+        return cfg->o_bias;
+    case ROLE_GATE_UP:
+    case ROLE_GATE:
+    case ROLE_UP:
+    case ROLE_DOWN:
+        return cfg->mlp_bias;
+    case ROLE_ROUTER:
+    case ROLE_CHOICE:
+    case ROLE_SHARED_GATE:
+    case ROLE_Q_NORM:
+    case ROLE_K_NORM:
+        return false;
+    default:
+        return cfg->arch->norm == QT_NORM_LAYER;
+    }
+}
+
+/* The part whose rows a role is in a family that has that part; itself: none. */
+static enum role role_whole(enum role role)
+{
+    return role >= ROLE_Q && role <= ROLE_V       ? ROLE_QKV
+           : role == ROLE_GATE || role == ROLE_UP ? ROLE_GATE_UP
+                                                  : role;
+}
+
+/* The name without ".weight". prefix: of the decoder's tensors. */
+static int part_stem(char **out, const struct config *cfg, const struct layer_def *layer,
+                     const char *prefix, size_t index, enum role role, size_t expert,
+                     struct qt_err *err)
+{
+    const struct arch *arch = cfg->arch;
+    const char *name = arch->parts[role], *mlp = "";
+    if (layer->experts && role >= ROLE_GATE_UP && expert < cfg->routed)
+        return qt_string_format(out, err, "%s%s%zu.%s%zu.%s", prefix, arch->layers, index,
+                                arch->experts, expert, name);
+    if (arch->experts && role >= ROLE_GATE_UP)
+        mlp = layer->experts ? arch->shared : arch->dense;
+    return qt_string_format(out, err, "%s%s%zu.%s%s", prefix, arch->layers, index, mlp, name);
+}
+
+static bool layer_has(const struct config *cfg, const struct layer_def *layer, enum role role)
+{
+    return cfg->arch->parts[role] &&
+           (layer->experts || role < ROLE_ROUTER || role > ROLE_SHARED_GATE) &&
+           (cfg->head_norms || (role != ROLE_Q_NORM && role != ROLE_K_NORM));
+}
+
+static int layer_part(struct layer_def *layer, const struct config *cfg, const char *prefix,
+                      size_t index, enum role role, size_t expert, const struct qt_weights *w,
+                      struct qt_err *err)
+{
+    const size_t at = part_at(expert, role);
+    struct part *part = &layer->parts[at];
+    struct qt_linear linear = role_shape(cfg, layer, role, expert);
+    char *stem;
+    int rc = part_stem(&stem, cfg, layer, prefix, index, role, expert, err);
+    if (rc == QT_OK)
+        rc = role == ROLE_CHOICE
+                 ? vector_set(part, stem, linear.n, cfg->arch->choice_row, w, err)
+                 : part_set(part, stem, linear.n, linear.k, role_biased(cfg, role), w, err);
+    qt_free(stem);
+    if (rc < 0)
+        return rc;
+    part->whole = at;
+    part->linear = linear.input >= 0;
+    if (part->linear) {
+        part->index = layer->linear_count++;
+        linear.weight = part->weight;
+        linear.layer = index;
+        layer->linears[part->index] = linear;
+    } else if (!linear.k && role != ROLE_CHOICE) {
+        part->index = layer->norm_count++;
+        layer->norms[part->index] = (struct qt_norm){part->weight, linear.n};
+    }
+    return QT_OK;
+}
+
+/* Rows of the part `whole`, behind those of the role before. */
+static void layer_rows(struct layer_def *layer, const struct config *cfg, enum role role,
+                       enum role whole, size_t expert)
+{
+    const struct qt_linear shape = role_shape(cfg, layer, role, expert);
+    const size_t at = part_at(expert, role), of = part_at(expert, whole);
+    const struct part *before = &layer->parts[at - 1];
+    layer->parts[at] = (struct part){.n = shape.n,
+                                     .k = shape.k,
+                                     .index = layer->parts[of].index,
+                                     .whole = of,
+                                     .first = at - 1 == of ? 0 : before->first + before->n};
+}
+
+static int layer_set(struct layer_def *layer, const struct config *cfg, const char *prefix,
+                     size_t index, const struct qt_weights *w, struct qt_err *err)
+{
+    const char *const *names = cfg->arch->parts;
+    const size_t parts = layer_parts(cfg);
+    int rc;
+    layer->experts = cfg->dense && cfg->dense[index] ? 0 : cfg->info.experts;
+    QT_TRY(qt_array_new(&layer->parts, parts, sizeof *layer->parts, err));
+    QT_TRY(qt_array_new(&layer->linears, parts, sizeof *layer->linears, err));
+    for (size_t expert = 0; expert < (layer->experts ? layer->experts : 1); expert++)
+        for (int role = expert ? ROLE_GATE_UP : 0; role < ROLE_COUNT; role++)
+            if (layer_has(cfg, layer, (enum role)role))
+                QT_TRY(layer_part(layer, cfg, prefix, index, (enum role)role, expert, w, err));
+            else if (!names[role] && names[role_whole((enum role)role)])
+                layer_rows(layer, cfg, (enum role)role, role_whole((enum role)role), expert);
+done:
+    return rc;
+}
+
+/* Whether there is a layer of that number, which would have an O. One that predicts further tokens
+ * is no part of the decoder; any other is an error. */
+static int find_layer(bool *there, const struct config *cfg, const char *prefix, size_t index,
+                      const struct qt_weights *w, struct qt_err *err)
+{
+    size_t shape[QT_MAX_DIMS];
+    char *stem = NULL, *o = NULL, *joins = NULL;
+    int ndim, rc;
+    QT_TRY(part_stem(&stem, cfg, &(struct layer_def){0}, prefix, index, ROLE_O, 0, err));
+    QT_TRY(qt_string_format(&o, err, "%s.weight", stem));
+    QT_TRY(
+        qt_string_format(&joins, err, "%s%s%zu.eh_proj.weight", prefix, cfg->arch->layers, index));
+    *there = w->shape(w->ctx, o, &ndim, shape);
+    if (*there && !w->shape(w->ctx, joins, &ndim, shape))
+        rc = qt_fail(err, QT_E_INPUT, w->dir, o,
+                     "present, but 'num_hidden_layers' in config.json is %zu", cfg->info.layers);
+done:
+    qt_free(stem);
+    qt_free(o);
+    qt_free(joins);
+    return rc;
+}
+
+/* A checkpoint with more layers than the configuration counts is not this model. (Experts are
+ * counted by the router's rows.) */
+static int check_no_more_layers(const struct config *cfg, const char *prefix,
+                                const struct qt_weights *w, struct qt_err *err)
+{
+    bool there = true;
+    int rc = QT_OK;
+    for (size_t i = cfg->info.layers; there && rc == QT_OK; i++)
+        rc = find_layer(&there, cfg, prefix, i, w, err);
+    return rc;
+}
+
+/* ---- model ---------------------------------------------------------------------------------- */
+
+/* What stands before the names of the decoder's tensors, and the head's name. */
+struct naming {
+    const char *prefix, *head;
+};
+
+static bool has_part(const struct qt_weights *w, const char *prefix, const char *stem)
+{
+    char name[128];
+    size_t shape[QT_MAX_DIMS];
+    int ndim;
+    snprintf(name, sizeof name, "%s%s.weight", prefix, stem);
+    return w->shape(w->ctx, name, &ndim, shape);
+}
+
+/* The usual one, the bare decoder's, and those of models of images and text. */
+static struct naming find_naming(const struct arch *arch, const struct qt_weights *w)
+{
+    static const struct naming known[] = {
+        {"model.", "lm_head"},
+        {"", "lm_head"},
+        {"language_model.model.", "language_model.lm_head"},
+        {"model.language_model.", "lm_head"},
+        {"language_model.", "lm_head"},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (has_part(w, known[i].prefix, arch->embed))
+            return known[i];
+    return known[0];
+}
+
+static int end_set(struct part *out, const char *prefix, const char *name, size_t n, size_t k,
+                   bool biased, const struct qt_weights *w, struct qt_err *err)
+{
+    char *stem;
+    int rc = qt_string_format(&stem, err, "%s%s", prefix, name);
+    if (rc == QT_OK)
+        rc = part_set(out, stem, n, k, biased, w, err);
+    qt_free(stem);
+    return rc;
+}
+
+static int set_ends(struct qt_model *m, const struct naming *naming, const struct qt_weights *w,
+                    struct qt_err *err)
+{
+    const struct config *cfg = &m->cfg;
+    const struct arch *arch = cfg->arch;
+    const char *prefix = naming->prefix;
+    size_t hidden = cfg->info.hidden, vocab = cfg->info.vocab, embed = cfg->embed_dim;
+    int rc = QT_OK;
+    QT_TRY(end_set(&m->embed, prefix, arch->embed, vocab, embed, false, w, err));
+    if (arch->positions)
+        QT_TRY(end_set(&m->positions, prefix, arch->positions,
+                       cfg->info.max_positions + arch->position_offset, hidden, false, w, err));
+    if (embed != hidden) {
+        QT_TRY(end_set(&m->project_in, prefix, arch->project_in, hidden, embed, false, w, err));
+        QT_TRY(end_set(&m->project_out, prefix, arch->project_out, embed, hidden, false, w, err));
+    }
+    if (cfg->final_norm)
+        QT_TRY(end_set(&m->final_norm, prefix, arch->final_norm, hidden, 0,
+                       arch->norm == QT_NORM_LAYER, w, err));
+    if (!cfg->tied)
+        QT_TRY(end_set(&m->head, "", naming->head, vocab, embed, false, w, err));
+done:
+    return rc;
+}
+
+int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_err *err)
+{
+    struct qt_model *m = NULL;
+    int rc = QT_OK;
+    *out = NULL;
+    QT_TRY(qt_array_new(&m, 1, sizeof *m, err));
+    QT_TRY(config_read(&m->cfg, w->dir, err));
+    QT_TRY(qt_array_new(&m->layers, m->cfg.info.layers, sizeof *m->layers, err));
+    const struct naming naming = find_naming(m->cfg.arch, w);
+    if (m->cfg.tied_unclear)
+        m->cfg.tied = !has_part(w, "", naming.head);
+    if (m->cfg.tied && has_part(w, "", naming.head))
+        QT_TRY(qt_string_format(&m->tied_head, err, "%s.weight", naming.head));
+    QT_TRY(set_ends(m, &naming, w, err));
+    for (size_t i = 0; i < m->cfg.info.layers; i++)
+        QT_TRY(layer_set(&m->layers[i], &m->cfg, naming.prefix, i, w, err));
+    QT_TRY(check_no_more_layers(&m->cfg, naming.prefix, w, err));
+    m->last = (struct qt_norm){m->final_norm.weight, m->final_norm.n};
+    *out = m;
+done:
+    if (rc < 0)
+        qt_model_close(m);
+    return rc;
+}
+
+static void layer_free(struct layer_def *layer, size_t parts)
+{
+    for (size_t i = 0; layer->parts && i < parts; i++)
+        part_free(&layer->parts[i]);
+    qt_free(layer->parts);
+    qt_free(layer->linears);
+}
+
+void qt_model_close(struct qt_model *model)
+{
+    if (!model)
+        return;
+    for (size_t i = 0; model->layers && i < model->cfg.info.layers; i++)
+        layer_free(&model->layers[i], layer_parts(&model->cfg));
+    part_free(&model->embed);
+    part_free(&model->positions);
+    part_free(&model->project_in);
+    part_free(&model->project_out);
+    part_free(&model->final_norm);
+    part_free(&model->head);
+    qt_free(model->tied_head);
+    qt_free(model->layers);
+    config_free(&model->cfg);
+    qt_free(model);
+}
+
+const struct qt_model_info *qt_model_info(const struct qt_model *model)
+{
+    return &model->cfg.info;
+}
+
+const char *qt_model_tied_head(const struct qt_model *model, const char **embedding)
+{
+    *embedding = model->embed.weight;
+    return model->tied_head;
+}
+
+size_t qt_model_feed_row(const struct qt_model *model, int input, size_t c)
+{
+    const struct qt_model_info *info = &model->cfg.info;
+    if (input != 1)
+        return c;
+    size_t head = c / info->head_dim, kv_head = head / (info->heads / info->kv_heads);
+    return kv_head * info->head_dim + c % info->head_dim;
+}
+
+bool qt_model_input_is_norm(const struct qt_model *model, int input)
+{
+    return input % 2 == 0 && !model->cfg.norm_after &&
+           model->cfg.arch->parts[input < 2 ? ROLE_ATTN_IN : ROLE_MLP_IN];
+}
+
+float qt_model_output_scale(const struct qt_model *model, size_t layer, int input)
+{
+    const bool added = input % 2 &&
+                       !model->cfg.arch->parts[input < 2 ? ROLE_ATTN_OUT : ROLE_MLP_OUT] &&
+                       qt_model_expert(model, layer, input) < 0;
+    return added ? model->cfg.residual_scale : 0;
+}
+
+int qt_model_expert(const struct qt_model *model, size_t layer, int input)
+{
+    return layer_expert(&model->layers[layer], input);
+}
+
+size_t qt_model_inputs(const struct qt_model *model, size_t layer)
+{
+    const size_t experts = model->layers[layer].experts;
+    return 2 + 2 * (experts ? experts : 1);
+}
+
+size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer)
+{
+    *out = model->layers[layer].linears;
+    return model->layers[layer].linear_count;
+}
+
+bool qt_model_is_linear(const struct qt_model *model, const char *name)
+{
+    const struct qt_linear *linear;
+    for (size_t layer = 0; layer < model->cfg.info.layers; layer++)
+        for (size_t i = 0, n = qt_model_linears(&linear, model, layer); i < n; i++)
+            if (strcmp(linear[i].weight, name) == 0)
+                return true;
+    return false;
+}
+
+size_t qt_model_norms(const struct qt_norm **out, const struct qt_model *model, size_t layer)
+{
+    if (layer == model->cfg.info.layers) {
+        *out = &model->last;
+        return model->last.weight ? 1 : 0;
+    }
+    *out = model->layers[layer].norms;
+    return model->layers[layer].norm_count;
+}

@@ -1,0 +1,416 @@
+#include "model/tokenizer/internal.h"
+
+#include <string.h>
+
+/* The largest published tokenizer.json have about 35 MB. */
+#define FILE_LIMIT ((size_t)256 << 20)
+
+enum { MAX_ADDED_BYTES = 4096 }; /* bounds the work per byte of text */
+
+struct qt_tokenizer {
+    char *file, *config_file;
+    struct qt_bpe bpe;
+    struct qt_stages stages;
+    size_t vocab;
+    bool has_template;            /* among post-processors */
+    struct qt_ids prefix, suffix; /* of that */
+};
+
+/* ---- added tokens --------------------------------------------------------------------------- */
+
+/* The id that the tokenizers library gives a token: the vocabulary's, else the next free one, in
+ * the order of the file. It disregards the id in the file; a file where that differs is refused. */
+static int check_added_id(struct qt_tokenizer *tok, const char *content, uint32_t id,
+                          size_t *next_id, struct qt_err *err)
+{
+    uint32_t known = qt_strmap_find(&tok->bpe.vocab, content, strlen(content));
+    uint32_t given = known != QT_NO_ID ? known : (uint32_t)(*next_id)++;
+    if (id != given)
+        return qt_fail(err, QT_E_INPUT, tok->file, NULL,
+                       "added token '%.200s' has id %u where it must be %u", content, id, given);
+    if (id >= tok->vocab)
+        tok->vocab = (size_t)id + 1;
+    return QT_OK;
+}
+
+static int parse_added(struct qt_added *out, const char **content, const json_t *item,
+                       const struct qt_tokenizer *tok, struct qt_err *err)
+{
+    size_t id;
+    int rc;
+    if (!json_is_object(item))
+        return qt_fail(err, QT_E_INPUT, tok->file, NULL, "added_tokens holds a non-object");
+    QT_TRY(qt_json_need_string(content, item, "content", tok->file, err));
+    QT_TRY(qt_json_need_size(&id, item, "id", tok->file, err));
+    if (id >= QT_MAX_ID)
+        return qt_fail(err, QT_E_INPUT, tok->file, NULL, "added token id %zu is out of range", id);
+    if (strlen(*content) > MAX_ADDED_BYTES)
+        return qt_fail(err, QT_E_UNSUPPORTED, tok->file, NULL,
+                       "an added token of %zu bytes (at most %d)", strlen(*content),
+                       MAX_ADDED_BYTES);
+    out->id = (uint32_t)id;
+    QT_TRY(qt_json_get_bool(&out->single_word, item, "single_word", tok->file, err));
+    QT_TRY(qt_json_get_bool(&out->lstrip, item, "lstrip", tok->file, err));
+    QT_TRY(qt_json_get_bool(&out->rstrip, item, "rstrip", tok->file, err));
+    QT_TRY(qt_json_get_bool(&out->normalized, item, "normalized", tok->file, err));
+done:
+    return rc;
+}
+
+static int append_text(void *ctx, const char *s, size_t size, struct qt_err *err)
+{
+    return qt_text_add(ctx, s, size, err);
+}
+
+/* The text to look for: as it is, or as the normalizers leave it. */
+static int added_text(struct qt_added *token, const char *content,
+                      const struct qt_stages *normalizers, const char *file, struct qt_err *err)
+{
+    struct qt_text text = {0};
+    int rc;
+    if (token->normalized) {
+        struct qt_stage_sink sink = {.ctx = &text, .piece = append_text};
+        QT_TRY(qt_stages_run(normalizers, &sink, content, strlen(content), err));
+    } else {
+        QT_TRY(qt_text_add(&text, content, strlen(content), err));
+    }
+    /* The tokenizers library would then find it everywhere, or fail. */
+    if (text.size == 0) {
+        rc = qt_fail(err, QT_E_UNSUPPORTED, file, NULL,
+                     "added token '%.200s', of which the normalizer leaves nothing", content);
+        goto done;
+    }
+    token->text = text.data;
+    token->size = text.size;
+    text.data = NULL;
+done:
+    qt_free(text.data);
+    return rc;
+}
+
+/* Splits added_tokens into those found in the raw and those found in the normalized text. */
+static int load_added(struct qt_added_set sets[2], struct qt_tokenizer *tok, const json_t *list,
+                      const struct qt_stages *normalizers, struct qt_err *err)
+{
+    size_t n = json_array_size(list), capacity[2] = {0}, next_id = tok->bpe.vocab.count;
+    struct qt_strmap seen = {0};
+    int rc = QT_OK;
+    if (list && !json_is_null(list) && !json_is_array(list))
+        return qt_fail(err, QT_E_INPUT, tok->file, NULL, "added_tokens is not an array");
+    for (size_t i = 0; i < n; i++) {
+        struct qt_added token = {.order = i};
+        const char *content;
+        QT_TRY(parse_added(&token, &content, json_array_get(list, i), tok, err));
+        if (!*content) /* the library passes over it, too */
+            continue;
+        if (qt_strmap_find(&seen, content, strlen(content)) != QT_NO_ID) {
+            rc = qt_fail(err, QT_E_INPUT, tok->file, NULL, "added token '%.200s' is there twice",
+                         content);
+            goto done;
+        }
+        QT_TRY(qt_strmap_add(&seen, content, strlen(content), token.id, err));
+        QT_TRY(check_added_id(tok, content, token.id, &next_id, err));
+        struct qt_added_set *set = &sets[token.normalized];
+        QT_TRY(qt_array_grow(&set->tokens, &capacity[token.normalized], set->count + 1,
+                             sizeof token, err));
+        QT_TRY(added_text(&token, content, normalizers, tok->file, err));
+        set->tokens[set->count++] = token;
+    }
+    qt_added_set_sort(&sets[0]);
+    qt_added_set_sort(&sets[1]);
+done:
+    qt_strmap_free(&seen);
+    return rc;
+}
+
+/* ---- stages --------------------------------------------------------------------------------- */
+
+/* Moves the set into a new stage. */
+static int add_added_stage(struct qt_tokenizer *tok, struct qt_added_set *set, struct qt_err *err)
+{
+    struct qt_stage *stage;
+    int rc;
+    if (set->count == 0)
+        return QT_OK;
+    QT_TRY(qt_stages_add(&stage, &tok->stages, QT_STAGE_ADDED, tok->file, err));
+    stage->added = *set;
+    *set = (struct qt_added_set){0};
+done:
+    return rc;
+}
+
+/* Moves all stages of `from` to the end of the tokenizer's. */
+static int append_stages(struct qt_tokenizer *tok, struct qt_stages *from, struct qt_err *err)
+{
+    struct qt_stage *stage;
+    int rc = QT_OK;
+    for (size_t i = 0; i < from->count; i++) {
+        QT_TRY(qt_stages_add(&stage, &tok->stages, from->list[i].kind, tok->file, err));
+        *stage = from->list[i];
+        from->list[i] = (struct qt_stage){0};
+    }
+done:
+    return rc;
+}
+
+static int load_stages(struct qt_tokenizer *tok, const json_t *root, struct qt_err *err)
+{
+    struct qt_stages normalizers = {0};
+    struct qt_added_set added[2] = {0};
+    int rc;
+    QT_TRY(qt_normalizer_load(&normalizers, json_object_get(root, "normalizer"), tok->file, err));
+    QT_TRY(load_added(added, tok, json_object_get(root, "added_tokens"), &normalizers, err));
+    QT_TRY(add_added_stage(tok, &added[0], err));
+    QT_TRY(append_stages(tok, &normalizers, err));
+    QT_TRY(add_added_stage(tok, &added[1], err));
+    QT_TRY(
+        qt_pretokenizer_load(&tok->stages, json_object_get(root, "pre_tokenizer"), tok->file, err));
+done:
+    qt_stages_free(&normalizers);
+    qt_added_set_free(&added[0]);
+    qt_added_set_free(&added[1]);
+    return rc;
+}
+
+/* ---- post-processor ------------------------------------------------------------------------- */
+
+static int add_special(struct qt_ids *ids, const struct qt_tokenizer *tok, const json_t *template,
+                       const char *name, struct qt_err *err)
+{
+    const json_t *specials = json_object_get(template, "special_tokens");
+    const json_t *list = json_object_get(json_object_get(specials, name), "ids");
+    int rc = QT_OK;
+    if (!json_is_array(list))
+        return qt_fail(err, QT_E_INPUT, tok->file, NULL,
+                       "TemplateProcessing: special token '%.200s' is not defined", name);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *item = json_array_get(list, i);
+        json_int_t id = json_is_integer(item) ? json_integer_value(item) : -1;
+        if (id < 0 || (uint64_t)id >= tok->vocab) {
+            rc = qt_fail(err, QT_E_INPUT, tok->file, NULL,
+                         "TemplateProcessing: id of '%.200s' is not in the vocabulary", name);
+            goto done;
+        }
+        QT_TRY(qt_ids_add(ids, (uint32_t)id, err));
+    }
+done:
+    return rc;
+}
+
+/* {"SpecialToken": {"id": "<s>"}} or {"Sequence": {"id": "A"}}, the latter once. Of a second
+ * template the library takes the form for two texts, or none: refused. */
+static int load_template(struct qt_tokenizer *tok, const json_t *section, struct qt_err *err)
+{
+    const json_t *single = json_object_get(section, "single");
+    bool seen = false;
+    int rc = QT_OK;
+    if (tok->has_template)
+        return qt_fail(err, QT_E_UNSUPPORTED, tok->file, NULL,
+                       "TemplateProcessing behind another one");
+    tok->has_template = true;
+    for (size_t i = 0; i < json_array_size(single); i++) {
+        const json_t *item = json_array_get(single, i);
+        const json_t *special = json_object_get(item, "SpecialToken");
+        const json_t *sequence = json_object_get(item, "Sequence");
+        const char *name = json_string_value(json_object_get(special ? special : sequence, "id"));
+        if (!name || (!special && (strcmp(name, "A") != 0 || seen))) {
+            rc = qt_fail(err, QT_E_UNSUPPORTED, tok->file, NULL,
+                         "TemplateProcessing: item %zu of \"single\"", i);
+            goto done;
+        }
+        seen = seen || !special;
+        if (special)
+            QT_TRY(add_special(seen ? &tok->suffix : &tok->prefix, tok, section, name, err));
+    }
+    if (!seen)
+        rc = qt_fail(err, QT_E_INPUT, tok->file, NULL, "TemplateProcessing: \"single\" lacks $A");
+done:
+    return rc;
+}
+
+static int load_post_processor(struct qt_tokenizer *tok, const json_t *section, struct qt_err *err)
+{
+    const char *type;
+    int rc;
+    if (!json_is_object(section))
+        return qt_fail(err, QT_E_INPUT, tok->file, NULL, "post-processor is not an object");
+    QT_TRY(qt_json_need_string(&type, section, "type", tok->file, err));
+    if (strcmp(type, "TemplateProcessing") == 0)
+        return load_template(tok, section, err);
+    if (strcmp(type, "ByteLevel") == 0) /* about offsets only */
+        return QT_OK;
+    if (strcmp(type, "Sequence") != 0)
+        return qt_fail(err, QT_E_UNSUPPORTED, tok->file, NULL, "post-processor '%.100s'", type);
+    const json_t *list = json_object_get(section, "processors");
+    if (!json_is_array(list))
+        return qt_fail(err, QT_E_INPUT, tok->file, NULL, "processors is not an array");
+    for (size_t i = 0; i < json_array_size(list); i++)
+        QT_TRY(load_post_processor(tok, json_array_get(list, i), err));
+done:
+    return rc;
+}
+
+/* The id of a token by its text, be it of the vocabulary or an added one. */
+static uint32_t token_id(const struct qt_tokenizer *tok, const json_t *root, const char *token)
+{
+    const json_t *list = json_object_get(root, "added_tokens");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *item = json_array_get(list, i);
+        if (strcmp(json_string_value(json_object_get(item, "content")), token) == 0)
+            return (uint32_t)json_integer_value(json_object_get(item, "id"));
+    }
+    return qt_strmap_find(&tok->bpe.vocab, token, strlen(token));
+}
+
+/*
+ * tokenizer_config.json counts only where tokenizer.json says nothing of it, has no template, and
+ * the class is Llama's with add_bos_token: there version 4 of `transformers` puts a BOS before the
+ * text, whatever the post-processor, and models of such files were trained so. Version 5 takes
+ * tokenizer.json's word.
+ */
+static int load_config(struct qt_tokenizer *tok, const json_t *root, struct qt_err *err)
+{
+    json_t *config = NULL;
+    char *text = NULL;
+    size_t size;
+    const char *class = "", *bos = NULL;
+    bool add_bos = false;
+    int rc = QT_OK;
+    if (!qt_path_exists(tok->config_file))
+        return QT_OK;
+    /* As data: model_max_length is 1000000000000000019884624838656 where nobody knows it. */
+    QT_TRY(qt_file_read(&text, &size, tok->config_file, FILE_LIMIT, err));
+    QT_TRY(qt_json_parse_data(&config, text, size, tok->config_file, err));
+    QT_TRY(qt_json_get_string(&class, config, "tokenizer_class", tok->config_file, err));
+    QT_TRY(qt_json_get_bool(&add_bos, config, "add_bos_token", tok->config_file, err));
+    if (!add_bos || strncmp(class, "LlamaTokenizer", 14) != 0)
+        goto done;
+    const json_t *token = json_object_get(config, "bos_token");
+    bos = json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
+    uint32_t id = bos ? token_id(tok, root, bos) : QT_NO_ID;
+    if (id == QT_NO_ID)
+        rc = qt_fail(err, QT_E_INPUT, tok->config_file, NULL,
+                     "add_bos_token, but bos_token is not a token of tokenizer.json");
+    else
+        rc = qt_ids_add(&tok->prefix, id, err);
+done:
+    json_decref(config);
+    qt_free(text);
+    return rc;
+}
+
+/* ---- public --------------------------------------------------------------------------------- */
+
+static int load_tokenizer(struct qt_tokenizer *tok, const json_t *root, struct qt_err *err)
+{
+    const json_t *post = json_object_get(root, "post_processor");
+    int rc;
+    if (!json_is_object(root))
+        return qt_fail(err, QT_E_INPUT, tok->file, NULL, "not a JSON object");
+    QT_TRY(qt_bpe_load(&tok->bpe, json_object_get(root, "model"), tok->file, err));
+    tok->vocab = (size_t)tok->bpe.max_id + 1;
+    QT_TRY(load_stages(tok, root, err));
+    if (post && !json_is_null(post))
+        QT_TRY(load_post_processor(tok, post, err));
+    if (!tok->has_template)
+        QT_TRY(load_config(tok, root, err));
+done:
+    return rc;
+}
+
+int qt_tokenizer_open(struct qt_tokenizer **out, const char *dir, struct qt_err *err)
+{
+    struct qt_tokenizer *tok = NULL;
+    json_t *root = NULL;
+    int rc;
+    *out = NULL;
+    QT_TRY(qt_array_new(&tok, 1, sizeof *tok, err));
+    QT_TRY(qt_path_join(&tok->file, dir, "tokenizer.json", err));
+    QT_TRY(qt_path_join(&tok->config_file, dir, "tokenizer_config.json", err));
+    QT_TRY(qt_json_load(&root, tok->file, FILE_LIMIT, err));
+    QT_TRY(load_tokenizer(tok, root, err));
+    *out = tok;
+    tok = NULL;
+done:
+    json_decref(root);
+    qt_tokenizer_close(tok);
+    return rc;
+}
+
+void qt_tokenizer_close(struct qt_tokenizer *tok)
+{
+    if (!tok)
+        return;
+    qt_bpe_free(&tok->bpe);
+    qt_stages_free(&tok->stages);
+    qt_free(tok->prefix.data);
+    qt_free(tok->suffix.data);
+    qt_free(tok->file);
+    qt_free(tok->config_file);
+    qt_free(tok);
+}
+
+/* One more than the largest id. */
+size_t qt_tokenizer_vocab(const struct qt_tokenizer *tok)
+{
+    return tok->vocab;
+}
+
+struct encode {
+    const struct qt_tokenizer *tok;
+    struct qt_bpe_work work;
+    struct qt_ids ids;
+};
+
+static int encode_piece(void *ctx, const char *s, size_t size, struct qt_err *err)
+{
+    struct encode *e = ctx;
+    return qt_bpe_encode(&e->ids, &e->work, &e->tok->bpe, s, size, err);
+}
+
+static int encode_added(void *ctx, uint32_t id, struct qt_err *err)
+{
+    struct encode *e = ctx;
+    return qt_ids_add(&e->ids, id, err);
+}
+
+static int add_all(struct qt_ids *ids, const struct qt_ids *more, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; i < more->count; i++)
+        QT_TRY(qt_ids_add(ids, more->data[i], err));
+done:
+    return rc;
+}
+
+bool qt_tokenizer_adds_bos(const struct qt_tokenizer *tok)
+{
+    return tok->prefix.count > 0;
+}
+
+int qt_tokenizer_encode(uint32_t **ids, size_t *count, const struct qt_tokenizer *tok,
+                        const char *text, size_t size, bool special, struct qt_err *err)
+{
+    struct encode e = {.tok = tok};
+    struct qt_stage_sink sink = {&e, encode_piece, encode_added};
+    int rc;
+    *ids = NULL;
+    *count = 0;
+    size_t bad = qt_utf8_check(text, size);
+    if (bad < size)
+        return qt_fail(err, QT_E_INPUT, NULL, NULL, "the text is not UTF-8 at byte %zu", bad);
+    /* So that an empty result is an array, too. */
+    QT_TRY(qt_array_grow(&e.ids.data, &e.ids.capacity, 16, sizeof *e.ids.data, err));
+    if (special)
+        QT_TRY(add_all(&e.ids, &tok->prefix, err));
+    QT_TRY(qt_stages_run(&tok->stages, &sink, text, size, err));
+    if (special)
+        QT_TRY(add_all(&e.ids, &tok->suffix, err));
+    *ids = e.ids.data;
+    *count = e.ids.count;
+    e.ids.data = NULL;
+done:
+    qt_free(e.ids.data);
+    qt_bpe_work_free(&e.work);
+    return rc;
+}

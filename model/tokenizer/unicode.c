@@ -1,0 +1,228 @@
+/*
+ * Characters and normalization forms. The `tokenizers` library normalizes by tables of Unicode 12,
+ * utf8proc by its own, newer ones: the two agree on every character that Unicode 12 knows; of later
+ * ones a few compose, decompose or reorder here and pass unchanged there.
+ */
+#include "model/tokenizer/internal.h"
+
+#include <string.h>
+#include <utf8proc.h>
+
+/* ---- UTF-8 ---------------------------------------------------------------------------------- */
+
+size_t qt_utf8_check(const char *s, size_t size)
+{
+    const utf8proc_uint8_t *p = (const utf8proc_uint8_t *)s;
+    utf8proc_int32_t c;
+    for (size_t i = 0; i < size;) {
+        if (p[i] < 0x80) {
+            i++;
+            continue;
+        }
+        utf8proc_ssize_t n =
+            utf8proc_iterate(p + i, (utf8proc_ssize_t)qt_min_size(size - i, 4), &c);
+        if (n <= 0)
+            return i;
+        i += (size_t)n;
+    }
+    return size;
+}
+
+int32_t qt_utf8_char(size_t *bytes, const char *s)
+{
+    const unsigned char *p = (const unsigned char *)s;
+    *bytes = p[0] < 0x80 ? 1 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
+    switch (*bytes) {
+    case 1:
+        return p[0];
+    case 2:
+        return (p[0] & 0x1f) << 6 | (p[1] & 0x3f);
+    case 3:
+        return (p[0] & 0xf) << 12 | (p[1] & 0x3f) << 6 | (p[2] & 0x3f);
+    default:
+        return (p[0] & 7) << 18 | (p[1] & 0x3f) << 12 | (p[2] & 0x3f) << 6 | (p[3] & 0x3f);
+    }
+}
+
+size_t qt_utf8_back(const char *s, size_t end)
+{
+    do
+        end--;
+    while (end > 0 && (s[end] & 0xc0) == 0x80);
+    return end;
+}
+
+int qt_text_add(struct qt_text *text, const char *s, size_t size, struct qt_err *err)
+{
+    size_t need;
+    if (qt_add_overflow(&need, text->size, size) || (text->limit && need > text->limit))
+        return qt_fail(err, QT_E_INPUT, NULL, NULL,
+                       "the tokenizer's normalizers blow the text up beyond %zu bytes",
+                       text->limit);
+    int rc = qt_array_grow(&text->data, &text->capacity, need, 1, err);
+    if (rc < 0)
+        return rc;
+    if (size)
+        memcpy(text->data + text->size, s, size);
+    text->size = need;
+    return QT_OK;
+}
+
+int qt_text_add_char(struct qt_text *text, int32_t c, struct qt_err *err)
+{
+    utf8proc_uint8_t utf8[4];
+    return qt_text_add(text, (char *)utf8, (size_t)utf8proc_encode_char(c, utf8), err);
+}
+
+/* ---- properties ----------------------------------------------------------------------------- */
+
+bool qt_char_is_space(int32_t c)
+{
+    return (c >= 9 && c <= 13) || c == ' ' || c == 0x85 || c == 0xa0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f ||
+           c == 0x205f || c == 0x3000;
+}
+
+bool qt_char_is_word(int32_t c)
+{
+    switch (utf8proc_category(c)) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_PC:
+        return true;
+    default: /* the circled and squared letters among the symbols; ZWNJ, ZWJ */
+        return (c >= 0x24b6 && c <= 0x24e9) || (c >= 0x1f130 && c <= 0x1f149) ||
+               (c >= 0x1f150 && c <= 0x1f169) || (c >= 0x1f170 && c <= 0x1f189) || c == 0x200c ||
+               c == 0x200d;
+    }
+}
+
+int qt_unicode_lower(struct qt_text *out, const char *s, size_t size, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0, n; i < size; i += n) {
+        int32_t c = qt_utf8_char(&n, s + i);
+        if (c == 0x130) /* the one character whose lower case is two */
+            QT_TRY(qt_text_add(out, "i\xcc\x87", 3, err));
+        else
+            QT_TRY(qt_text_add_char(out, utf8proc_tolower(c), err));
+    }
+done:
+    return rc;
+}
+
+/* ---- normalization forms -------------------------------------------------------------------- */
+
+struct marks {
+    utf8proc_int32_t *chars;
+    size_t count, capacity;
+    utf8proc_int32_t *sorted;
+    size_t sorted_capacity;
+};
+
+static utf8proc_propval_t class_of(utf8proc_int32_t c)
+{
+    return utf8proc_get_property(c)->combining_class;
+}
+
+/* Canonical order: each run of combining marks sorted by class, stably. By counting, since
+ * utf8proc's own sort is quadratic and a text may consist of marks. */
+static int order_run(struct marks *m, size_t first, size_t end, struct qt_err *err)
+{
+    bool ordered = true;
+    for (size_t i = first + 1; i < end && ordered; i++)
+        ordered = class_of(m->chars[i - 1]) <= class_of(m->chars[i]);
+    if (ordered)
+        return QT_OK;
+    size_t n = end - first, at[257] = {0};
+    int rc = qt_array_grow(&m->sorted, &m->sorted_capacity, n, sizeof *m->sorted, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = first; i < end; i++)
+        at[class_of(m->chars[i]) + 1]++;
+    for (size_t k = 1; k < 257; k++)
+        at[k] += at[k - 1];
+    for (size_t i = first; i < end; i++)
+        m->sorted[at[class_of(m->chars[i])]++] = m->chars[i];
+    memcpy(m->chars + first, m->sorted, n * sizeof *m->sorted);
+    return QT_OK;
+}
+
+static int order_marks(struct marks *m, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0, end; i < m->count; i = end + 1) {
+        for (end = i; end < m->count && class_of(m->chars[end]) != 0; end++)
+            ;
+        QT_TRY(order_run(m, i, end, err));
+    }
+done:
+    return rc;
+}
+
+static int decompose(struct marks *m, const char *s, size_t size, bool compat, struct qt_err *err)
+{
+    enum { LONGEST = 32 }; /* Unicode's longest compatibility decomposition has 18 characters */
+    utf8proc_option_t options =
+        (utf8proc_option_t)(UTF8PROC_DECOMPOSE | (compat ? UTF8PROC_COMPAT : 0));
+    int rc = QT_OK, boundary = 0;
+    for (size_t i = 0, n; i < size; i += n) {
+        int32_t c = qt_utf8_char(&n, s + i);
+        QT_TRY(qt_array_grow(&m->chars, &m->capacity, m->count + LONGEST, sizeof c, err));
+        utf8proc_ssize_t k =
+            utf8proc_decompose_char(c, m->chars + m->count, LONGEST, options, &boundary);
+        if (k < 0 || k > LONGEST) {
+            rc = qt_fail(err, QT_E_INTERNAL, NULL, NULL, "utf8proc: U+%04X", (unsigned)c);
+            goto done;
+        }
+        m->count += (size_t)k;
+    }
+done:
+    return rc;
+}
+
+static int normalize_span(struct qt_text *out, struct marks *m, const char *s, size_t size,
+                          enum qt_unicode_form form, struct qt_err *err)
+{
+    int rc;
+    m->count = 0;
+    QT_TRY(decompose(m, s, size, form == QT_NFKC || form == QT_NFKD, err));
+    QT_TRY(order_marks(m, err));
+    if (form == QT_NFC || form == QT_NFKC)
+        m->count = (size_t)utf8proc_normalize_utf32(m->chars, (utf8proc_ssize_t)m->count,
+                                                    UTF8PROC_COMPOSE | UTF8PROC_STABLE);
+    for (size_t i = 0; i < m->count; i++)
+        QT_TRY(qt_text_add_char(out, m->chars[i], err));
+done:
+    return rc;
+}
+
+/* ASCII never changes, and never joins what is before it: only spans of other characters, each with
+ * the ASCII character before it (a possible base), need any work. */
+int qt_unicode_normalize(struct qt_text *out, const char *s, size_t size, enum qt_unicode_form form,
+                         struct qt_err *err)
+{
+    struct marks m = {0};
+    int rc = QT_OK;
+    for (size_t i = 0, plain, end; i < size; i = end) {
+        for (plain = i; plain < size && !(s[plain] & 0x80); plain++)
+            ;
+        for (end = plain; end < size && (s[end] & 0x80); end++)
+            ;
+        size_t span = end > plain && plain > i ? plain - 1 : plain;
+        QT_TRY(qt_text_add(out, s + i, span - i, err));
+        QT_TRY(normalize_span(out, &m, s + span, end - span, form, err));
+    }
+done:
+    qt_free(m.chars);
+    qt_free(m.sorted);
+    return rc;
+}

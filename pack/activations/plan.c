@@ -1,0 +1,345 @@
+/*
+ * Decisions about activations, from a few calibration windows through the unquantized model: how
+ * channels are ordered and smoothed (act_order.c), what rounding costs (act_error.c), which blocks
+ * get 8 bits (act_budget.c).
+ */
+#include "pack/activations/planner.h"
+
+#include <string.h>
+
+enum {
+    STAT_WINDOWS = 32, /* for quantiles */
+    SAMPLES = 1024,    /* tokens whose rounding errors are measured, about */
+};
+
+const struct qt_act *qt_act_plan_find(const struct qt_act_plan *p, size_t layer, int input)
+{
+    const struct qt_act *a = p->act ? &p->act[layer * QT_INPUTS + (size_t)input] : NULL;
+    return a && a->k ? a : NULL;
+}
+
+/* ---- what is there -------------------------------------------------------------------------- */
+
+static bool is_w4ax(const struct qt_plan_item *item)
+{
+    return !item->why && item->packed.spec.scheme == &qt_scheme_w4ax;
+}
+
+/* Whether a w4ax tensor may be that, whatever the others are. */
+static int check_item(const struct qt_plan_item *item, const struct qt_model *model,
+                      struct qt_err *err)
+{
+    const struct qt_tensor *t = item->tensor;
+    if (qt_model_info(model)->experts)
+        return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
+                       "w4ax is not for mixtures of experts: activations are planned for blocks "
+                       "with one MLP");
+    if (!qt_model_is_linear(model, t->name))
+        return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
+                       "w4ax, but it is not a linear weight of a decoder block");
+    return QT_OK;
+}
+
+static int add_linear(struct qt_act_planner *p, const struct qt_plan_item *item,
+                      const struct qt_linear *linear, struct qt_err *err)
+{
+    struct qt_act_input *in = qt_act_input_at(p, linear->layer, linear->input);
+    const char *file = item ? item->tensor->file : NULL;
+    bool is = item && is_w4ax(item);
+    if (in->n && (in->k != 0) != is)
+        return qt_fail(err, QT_E_UNSUPPORTED, file, linear->weight,
+                       "of linears that share an input, all or none must be w4ax");
+    if (is && p->spec && strcmp(p->spec->text, item->packed.spec.text) != 0)
+        return qt_fail(err, QT_E_UNSUPPORTED, file, linear->weight,
+                       "%s, but others are %s: all of a model must have the same parameters",
+                       item->packed.spec.text, p->spec->text);
+    in->n += linear->n;
+    if (is) {
+        in->k = linear->k;
+        p->spec = &item->packed.spec;
+    }
+    return QT_OK;
+}
+
+/* Channels of an input may be changed where a norm or w4ax linears make them. */
+void qt_act_allow_changes(struct qt_act_planner *p, size_t layer)
+{
+    const struct qt_linear *linear;
+    size_t n = qt_model_linears(&linear, p->model, layer);
+    for (int i = 0; i < QT_INPUTS; i++) {
+        struct qt_act_input *in = qt_act_input_at(p, layer, i);
+        in->reorder = true;
+        in->scale = qt_model_input_is_norm(p->model, i);
+        for (size_t l = 0; l < n; l++)
+            if (linear[l].feeds == i) {
+                in->reorder = in->reorder && qt_act_input_at(p, layer, linear[l].input)->k;
+                in->scale = in->scale || linear[l].feeds_scale;
+            }
+        in->scale = in->scale && in->reorder;
+    }
+}
+
+int qt_act_find_inputs(struct qt_act_planner *p, const struct qt_plan *plan, struct qt_err *err)
+{
+    size_t layers = qt_model_info(p->model)->layers;
+    bool wanted = false;
+    int rc;
+    QT_TRY(qt_array_new(&p->inputs, layers * QT_INPUTS, sizeof *p->inputs, err));
+    for (size_t i = 0; i < plan->count; i++)
+        if (is_w4ax(&plan->items[i])) {
+            QT_TRY(check_item(&plan->items[i], p->model, err));
+            wanted = true;
+        }
+    for (size_t l = 0; l < layers && wanted; l++) {
+        const struct qt_linear *linear;
+        size_t n = qt_model_linears(&linear, p->model, l);
+        for (size_t i = 0; i < n; i++)
+            QT_TRY(add_linear(p, qt_plan_find(plan, linear[i].weight), &linear[i], err));
+        qt_act_allow_changes(p, l);
+    }
+done:
+    return rc;
+}
+
+/* ---- statistics of a block's inputs --------------------------------------------------------- */
+
+static void observe_end(struct qt_act_planner *p)
+{
+    for (int i = 0; i < QT_INPUTS; i++) {
+        struct qt_channels *c = &p->channels[i];
+        qt_backend_channels_free(c, p->be);
+        qt_free(p->sample[i]);
+        p->sample[i] = NULL;
+    }
+}
+
+static int observe_begin(struct qt_act_planner *p, size_t layer, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (int i = 0; i < QT_INPUTS; i++) {
+        struct qt_channels *c = &p->channels[i];
+        size_t k = qt_act_input_at(p, layer, i)->k;
+        p->sampled[i] = p->seen[i] = 0;
+        if (!k)
+            continue;
+        QT_TRY(qt_backend_channels(c, p->be, k, err));
+        QT_TRY(qt_array_new(&p->sample[i], SAMPLES, k * sizeof *p->sample[i], err));
+    }
+done:
+    return rc;
+}
+
+static int tap_input(void *ctx, int i, const float *x, size_t m, size_t k, struct qt_err *err)
+{
+    struct qt_act_planner *p = ctx;
+    size_t first = (p->stride - p->seen[i] % p->stride) % p->stride;
+    int rc = QT_OK;
+    if (!p->sample[i])
+        return QT_OK;
+    QT_TRY(p->be->channels(p->be, &p->channels[i], x, m, k, err));
+    for (size_t t = first; t < m && p->sampled[i] < SAMPLES; t += p->stride)
+        QT_TRY(p->be->download(p->be, p->sample[i] + p->sampled[i]++ * k, x + t * k, k * sizeof *x,
+                               err));
+    p->seen[i] += m;
+done:
+    return rc;
+}
+
+/* ---- the pass over the blocks --------------------------------------------------------------- */
+
+static size_t stat_tokens(const struct qt_act_planner *p)
+{
+    return qt_min_size(p->data->samples, STAT_WINDOWS) * p->data->seqlen;
+}
+
+static int plan_layer(struct qt_act_planner *p, size_t layer, float *hidden, size_t tokens,
+                      struct qt_err *err)
+{
+    const struct qt_hook tap = {p, tap_input};
+    struct qt_layer *block = NULL;
+    int rc;
+    QT_TRY(observe_begin(p, layer, err));
+    QT_TRY(qt_layer_open(&block, p->model, layer, &p->source, p->be, err));
+    QT_TRY(qt_layer_run(block, hidden, tokens, p->data->seqlen, &tap, err));
+    QT_TRY(qt_act_went_on(p, tokens, err));
+    for (int i = 0; i < QT_INPUTS; i++) {
+        size_t k = qt_act_input_at(p, layer, i)->k;
+        if (!k)
+            continue;
+        QT_TRY(qt_act_new(qt_act_planned(p, layer, i), k, 4, err));
+        qt_act_planned(p, layer, i)->scales = (enum qt_act_scales)qt_spec_value(p->spec, "scales");
+        QT_TRY(qt_act_order(p, layer, i, err));
+        QT_TRY(qt_act_measure(p, layer, i, err));
+        QT_TRY(qt_act_went_on(p, 0, err));
+    }
+done:
+    observe_end(p);
+    qt_layer_close(block);
+    return rc;
+}
+
+static int plan_layers(struct qt_act_planner *p, struct qt_err *err)
+{
+    size_t tokens = stat_tokens(p), bytes;
+    float *hidden = NULL;
+    int rc = QT_OK;
+    p->stride = qt_ceil_div(tokens, SAMPLES);
+    if (qt_mul_overflow(&bytes, tokens, qt_model_info(p->model)->hidden * sizeof *hidden))
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    QT_TRY(p->be->alloc(p->be, &hidden, bytes, err));
+    QT_TRY(qt_model_embed(hidden, p->model, &p->source, p->be, p->data->ids, tokens,
+                          p->data->seqlen, err));
+    for (size_t l = 0; l < p->out->layers; l++)
+        QT_TRY(plan_layer(p, l, hidden, tokens, err));
+done:
+    p->be->free(p->be, hidden);
+    return rc;
+}
+
+/* ---- report --------------------------------------------------------------------------------- */
+
+struct shares {
+    double macs, macs8;
+};
+
+static void add_input(struct shares *s, const struct qt_act_input *in, const struct qt_act *act)
+{
+    for (size_t b = 0, at = 0; at < in->k; b++, at += QT_ACT_BLOCK) {
+        double macs = (double)in->n * (double)qt_min_size(QT_ACT_BLOCK, in->k - at);
+        s->macs += macs;
+        s->macs8 += act->bits[b] == 8 ? macs : 0;
+    }
+}
+
+static json_t *shares_json(const struct shares *s)
+{
+    return json_pack("{s:f}", "a8_macs", s->macs > 0 ? s->macs8 / s->macs : 0.0);
+}
+
+static int make_report(struct qt_act_planner *p, double left, struct qt_err *err)
+{
+    struct shares all = {0};
+    json_t *layers = json_array();
+    bool failed = !layers;
+    for (size_t l = 0; l < p->out->layers; l++) {
+        struct shares one = {0};
+        for (int i = 0; i < QT_INPUTS; i++) {
+            add_input(&one, qt_act_input_at(p, l, i), qt_act_planned(p, l, i));
+            add_input(&all, qt_act_input_at(p, l, i), qt_act_planned(p, l, i));
+        }
+        failed |= json_array_append_new(layers, shares_json(&one)) < 0;
+    }
+    p->out->report = shares_json(&all);
+    failed |= json_object_set_new(p->out->report, "estimated_kld", json_real(left)) < 0;
+    failed |= json_object_set_new(p->out->report, "layers", layers) < 0;
+    return failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory") : QT_OK;
+}
+
+/* ---- the plan ------------------------------------------------------------------------------- */
+
+int qt_act_plan_check(const struct qt_plan *plan, const struct qt_model *model, struct qt_err *err)
+{
+    struct qt_act_planner p = {.model = model};
+    int rc = qt_act_find_inputs(&p, plan, err);
+    qt_free(p.inputs);
+    return rc;
+}
+
+int qt_act_plan_new(struct qt_act_plan *out, const struct qt_plan *plan,
+                    const struct qt_model *model, const struct qt_weights *source,
+                    const struct qt_quantize_options *opt, struct qt_err *err)
+{
+    struct qt_act_planner p = {.out = out,
+                               .model = model,
+                               .source = *source,
+                               .opt = opt,
+                               .data = opt->calibration,
+                               .be = opt->calibration->backend,
+                               .active = -1};
+    size_t layers = qt_model_info(model)->layers;
+    double left;
+    int rc;
+    *out = (struct qt_act_plan){.layers = layers};
+    QT_TRY(qt_act_find_inputs(&p, plan, err));
+    if (!p.spec)
+        goto done;
+    p.total = (double)layers * (double)stat_tokens(&p) + qt_act_sense_tokens(&p);
+    QT_TRY(qt_array_new(&out->act, layers * QT_INPUTS, sizeof *out->act, err));
+    QT_TRY(plan_layers(&p, err));
+    QT_TRY(qt_act_sense(&p, err));
+    QT_TRY(qt_act_spend(&p, &left, err));
+    QT_TRY(make_report(&p, left, err));
+    qt_log_message(opt->log, QT_LOG_INFO,
+                   "activations: %.1f %% of the multiply-accumulates at 8 bits",
+                   100 * json_real_value(json_object_get(out->report, "a8_macs")));
+done:
+    for (size_t v = 0; p.inputs && v < layers * QT_INPUTS; v++) {
+        qt_free(p.inputs[v].d4);
+        qt_free(p.inputs[v].d8);
+    }
+    qt_free(p.inputs);
+    if (rc < 0)
+        qt_act_plan_free(out);
+    return rc;
+}
+
+void qt_act_plan_free(struct qt_act_plan *p)
+{
+    for (size_t v = 0; p->act && v < p->layers * QT_INPUTS; v++)
+        qt_act_free(&p->act[v]);
+    qt_free(p->act);
+    json_decref(p->report);
+    *p = (struct qt_act_plan){0};
+}
+
+int qt_act_plan_input(void *ctx, struct qt_backend *be, float *y, const float *x,
+                      const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err)
+{
+    const struct qt_act *act = qt_act_plan_find(ctx, linear->layer, linear->input);
+    return act ? qt_act_apply_on(be, y, x, m, act, err)
+               : be->copy(be, y, x, m * k * sizeof *x, err);
+}
+
+int qt_act_plan_arrange(struct qt_arrange *out, const struct qt_act_plan *p,
+                        const struct qt_model *model, const struct qt_linear *linear,
+                        struct qt_err *err)
+{
+    const struct qt_act *fed =
+        linear->feeds >= 0 ? qt_act_plan_find(p, linear->layer, linear->feeds) : NULL;
+    uint32_t *order = NULL;
+    float *factor = NULL;
+    int rc = QT_OK;
+    *out = (struct qt_arrange){.input = qt_act_plan_find(p, linear->layer, linear->input)};
+    if (!fed || !out->input)
+        return QT_OK;
+    QT_TRY(qt_array_new(&order, linear->n, sizeof *order, err));
+    QT_TRY(qt_array_new(&factor, linear->n, sizeof *factor, err));
+    for (size_t i = 0; i < linear->n; i++) {
+        order[i] = (uint32_t)i;
+        factor[i] = 1;
+    }
+    for (size_t first = linear->feeds_from; first < linear->n; first += linear->feeds_rows) {
+        const bool scaled = linear->feeds_scale && first + linear->feeds_rows == linear->n;
+        for (size_t c = 0; c < fed->k; c++) {
+            size_t row = first + qt_model_feed_row(model, linear->feeds, c);
+            size_t from = first + qt_model_feed_row(model, linear->feeds, fed->order[c]);
+            order[row] = (uint32_t)from;
+            factor[row] = scaled ? fed->factor[c] : 1;
+        }
+    }
+    out->row_order = order;
+    out->row_factor = factor;
+done:
+    if (rc < 0) {
+        qt_free(order);
+        qt_free(factor);
+    }
+    return rc;
+}
+
+void qt_act_plan_arrange_free(struct qt_arrange *a)
+{
+    qt_free((void *)(uintptr_t)a->row_order);
+    qt_free((void *)(uintptr_t)a->row_factor);
+    *a = (struct qt_arrange){0};
+}

@@ -1,0 +1,325 @@
+#include "pack/learn/learn.h"
+
+#include <stdlib.h>
+
+static const char magic[8] = "qtlearn3";
+
+/* Adam. beta2 for some hundred steps, not for the usual ten thousands. */
+static const double beta1 = 0.9, beta2 = 0.99, eps = 1e-12;
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static size_t strip_count(const struct learn_matrix *m)
+{
+    return qt_ceil_div(m->packed.n, QT_FRAG_ROWS);
+}
+
+static const struct qt_learnable *learnable(const struct learn_matrix *m)
+{
+    return m->packed.spec.scheme->learnable;
+}
+
+/* Gives every learning matrix and norm its place. */
+static int lay_out(struct qt_learner *l, struct qt_err *err)
+{
+    size_t count = 0, im = 0, in = 0;
+    for (size_t layer = 0; layer <= l->info.layers; layer++) {
+        l->layer_first[layer] = count;
+        for (; im < l->nmatrices && l->matrices[im].layer == layer; im++) {
+            struct learn_matrix *m = &l->matrices[im];
+            if (!m->learns)
+                continue;
+            m->first = count;
+            m->per_strip = learnable(m)->count(&m->packed);
+            count += strip_count(m) * m->per_strip; /* fewer than bytes of the matrix */
+        }
+        for (; in < l->nnorms && l->norms[in].layer == layer; in++) {
+            l->norms[in].first = count;
+            count += l->run->plan.items[l->norms[in].item].tensor->count;
+        }
+    }
+    l->layer_first[l->info.layers + 1] = count;
+    l->params.count = count;
+    if (count > SIZE_MAX / 64)
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    return QT_OK;
+}
+
+int learn_params_new(struct qt_learner *l, struct qt_err *err)
+{
+    struct learn_params *p = &l->params;
+    float **arrays[] = {&p->start, &p->unit, &p->delta, &p->m, &p->v, &p->best, &p->grad};
+    int rc = lay_out(l, err);
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays && rc == QT_OK; i++)
+        rc = qt_array_new(arrays[i], p->count, sizeof(float), err);
+    return rc;
+}
+
+void learn_params_free(struct learn_params *p)
+{
+    float *const arrays[] = {p->start, p->unit, p->delta, p->m, p->v, p->best, p->grad};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        qt_free(arrays[i]);
+}
+
+/* ---- matrices ------------------------------------------------------------------------------- */
+
+/* Work on all strips of a matrix. */
+struct strips {
+    struct qt_learner *l;
+    const struct learn_matrix *m;
+    const struct qt_matrix *source; /* mode=ste */
+    const float *dw;
+    unsigned char *scratch; /* per thread: the scheme's, then rows [16][k], then values */
+    size_t own, stride;
+};
+
+static int strips_open(struct strips *s, struct qt_learner *l, const struct learn_matrix *m,
+                       struct qt_err *err)
+{
+    const struct qt_packed *p = &m->packed;
+    size_t rows = QT_FRAG_ROWS * p->k * sizeof(float), values = m->per_strip * sizeof(float);
+    *s = (struct strips){.l = l, .m = m};
+    s->own = qt_round_up(p->spec.scheme->scratch_bytes(p), 64);
+    s->stride = s->own + qt_round_up(rows, 64) + qt_round_up(values, 64);
+    return qt_array_new(&s->scratch, (size_t)qt_threads(), s->stride, err);
+}
+
+static struct qt_strip strip_at(const struct strips *s, size_t item, int thread, float **rows,
+                                float **values)
+{
+    const struct qt_packed *p = &s->m->packed;
+    unsigned char *scratch = s->scratch + (size_t)thread * s->stride;
+    *rows = (float *)(void *)(scratch + s->own);
+    *values = *rows + qt_round_up(QT_FRAG_ROWS * p->k, 16);
+    return (struct qt_strip){
+        .index = item,
+        .rows = qt_min_size(QT_FRAG_ROWS, p->n - item * QT_FRAG_ROWS),
+        .scratch = scratch,
+    };
+}
+
+static int get_strip(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct strips *s = ctx;
+    const struct learn_params *params = &s->l->params;
+    size_t at = s->m->first + item * s->m->per_strip;
+    float *rows, *values;
+    struct qt_strip strip = strip_at(s, item, thread, &rows, &values);
+    (void)err;
+    learnable(s->m)->get(params->start + at, params->unit + at, &s->m->packed, &strip);
+    return QT_OK;
+}
+
+static int put_strip(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct strips *s = ctx;
+    const struct learn_params *params = &s->l->params;
+    const struct qt_packed *p = &s->m->packed;
+    size_t at = s->m->first + item * s->m->per_strip;
+    float *rows, *values;
+    struct qt_strip strip = strip_at(s, item, thread, &rows, &values);
+    (void)err;
+    for (size_t i = 0; i < s->m->per_strip; i++)
+        values[i] = params->start[at + i] + params->unit[at + i] * params->delta[at + i];
+    learnable(s->m)->put(p, &strip, values);
+    if (s->source) {
+        qt_matrix_rows(rows, s->source, item * QT_FRAG_ROWS, strip.rows, -p->scale_exp2);
+        learnable(s->m)->recode(p, &strip, rows);
+    }
+    return QT_OK;
+}
+
+static int grad_strip(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct strips *s = ctx;
+    float *rows, *values, *grad = s->l->params.grad + s->m->first + item * s->m->per_strip;
+    struct qt_strip strip = strip_at(s, item, thread, &rows, &values);
+    (void)err;
+    learnable(s->m)->grad(values, &s->m->packed, &strip,
+                          s->dw + item * QT_FRAG_ROWS * s->m->packed.k);
+    for (size_t i = 0; i < s->m->per_strip; i++)
+        grad[i] += values[i];
+    return QT_OK;
+}
+
+static int apply_matrix(struct qt_learner *l, const struct learn_matrix *m, struct qt_err *err)
+{
+    const struct qt_tensor *t = l->run->plan.items[m->item].tensor;
+    struct strips s;
+    struct qt_blob blob = {0};
+    struct qt_matrix w;
+    int rc;
+    QT_TRY(strips_open(&s, l, m, err));
+    if (l->opt.mode == QT_LEARN_STE) {
+        QT_TRY(qt_ckpt_read(&blob, l->run->ckpt, t, err));
+        w = (struct qt_matrix){blob.data, t->dtype, t->shape[0], t->shape[1], t->file, t->name};
+        s.source = &w;
+    }
+    QT_TRY(qt_parallel(strip_count(m), put_strip, &s, err));
+done:
+    qt_blob_free(&blob);
+    qt_free(s.scratch);
+    return rc;
+}
+
+int learn_params_apply(struct qt_learner *l, size_t first, size_t end, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; i < l->nmatrices && rc == QT_OK; i++) {
+        const struct learn_matrix *m = &l->matrices[i];
+        if (m->learns && m->first >= first && m->first < end)
+            rc = apply_matrix(l, m, err);
+    }
+    return rc;
+}
+
+int learn_params_grad(struct qt_learner *l, const struct learn_matrix *m, const float *dw,
+                      struct qt_err *err)
+{
+    struct strips s;
+    int rc = strips_open(&s, l, m, err);
+    s.dw = dw;
+    if (rc == QT_OK)
+        rc = qt_parallel(strip_count(m), grad_strip, &s, err);
+    qt_free(s.scratch);
+    return rc;
+}
+
+/* ---- norms ---------------------------------------------------------------------------------- */
+
+static int read_norm(struct qt_learner *l, const struct learn_norm *norm, struct qt_err *err)
+{
+    const struct qt_tensor *t = l->run->plan.items[norm->item].tensor;
+    struct learn_params *p = &l->params;
+    double square = 0, one = l->info.norms_plus_1 ? 1 : 0;
+    int rc = l->source.load(l->source.ctx, t->name, p->start + norm->first, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < t->count; i++)
+        square += pow((double)p->start[norm->first + i] + one, 2);
+    for (size_t i = 0; i < t->count; i++)
+        p->unit[norm->first + i] = (float)sqrt(square / (double)t->count);
+    return QT_OK;
+}
+
+int learn_norm_stored(void **bytes, float *w, const struct qt_learner *l,
+                      const struct learn_norm *norm, struct qt_err *err)
+{
+    const struct qt_tensor *t = l->run->plan.items[norm->item].tensor;
+    const struct learn_params *p = &l->params;
+    int rc = qt_array_new(bytes, t->nbytes, 1, err);
+    for (size_t i = 0; rc == QT_OK && i < t->count; i++) {
+        size_t at = norm->first + i;
+        float v = p->start[at] + p->unit[at] * p->delta[at];
+        uint16_t half = t->dtype == QT_F16 ? qt_f32_to_f16(v) : qt_f32_to_bf16(v);
+        if (t->dtype == QT_F32)
+            ((float *)*bytes)[i] = v;
+        else if (t->dtype == QT_F64)
+            ((double *)*bytes)[i] = (double)v;
+        else
+            ((uint16_t *)*bytes)[i] = half;
+    }
+    if (rc == QT_OK)
+        qt_to_f32(w, *bytes, t->dtype, t->count);
+    return rc;
+}
+
+/* ---- all of them ---------------------------------------------------------------------------- */
+
+int learn_params_read(struct qt_learner *l, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; i < l->nmatrices && rc == QT_OK; i++) {
+        struct strips s;
+        if (!l->matrices[i].learns)
+            continue;
+        rc = strips_open(&s, l, &l->matrices[i], err);
+        if (rc == QT_OK)
+            rc = qt_parallel(strip_count(s.m), get_strip, &s, err);
+        qt_free(s.scratch);
+    }
+    for (size_t i = 0; i < l->nnorms && rc == QT_OK; i++)
+        rc = read_norm(l, &l->norms[i], err);
+    return rc;
+}
+
+void learn_params_step(struct qt_learner *l, size_t first, size_t end, size_t t, double lr)
+{
+    struct learn_params *p = &l->params;
+    double fix1 = 1 - pow(beta1, (double)t), fix2 = 1 - pow(beta2, (double)t);
+    for (size_t i = first; i < end; i++) {
+        double g = (double)p->grad[i] * (double)p->unit[i];
+        double m = beta1 * (double)p->m[i] + (1 - beta1) * g;
+        double v = beta2 * (double)p->v[i] + (1 - beta2) * g * g;
+        p->m[i] = (float)m;
+        p->v[i] = (float)v;
+        p->delta[i] -= (float)(lr * (m / fix1) / (sqrt(v / fix2) + eps));
+    }
+}
+
+/* ---- progress ------------------------------------------------------------------------------- */
+
+enum { SAVED = 6 };
+
+/* The arrays that are saved, in this order. */
+static void saved_arrays(float *arrays[SAVED], const struct learn_params *p)
+{
+    float *const list[SAVED] = {p->start, p->unit, p->delta, p->m, p->v, p->best};
+    memcpy(arrays, list, sizeof list);
+}
+
+int learn_params_save(struct qt_learner *l, struct qt_err *err)
+{
+    size_t array = l->params.count * sizeof(float), curve = l->at.points * sizeof *l->points;
+    size_t size = sizeof l->at + SAVED * array + curve;
+    float *arrays[SAVED];
+    unsigned char *data, *to;
+    int rc = qt_array_new(&data, size, 1, err);
+    if (rc < 0)
+        return rc;
+    memcpy(l->at.magic, magic, sizeof magic);
+    l->at.params = l->params.count;
+    memcpy(data, &l->at, sizeof l->at);
+    to = data + sizeof l->at;
+    saved_arrays(arrays, &l->params);
+    for (size_t i = 0; i < SAVED; i++, to += array)
+        memcpy(to, arrays[i], array);
+    memcpy(to, l->points, curve);
+    rc = qt_writer_save(l->run->writer, QT_PROGRESS_LEARNING, data, size, err);
+    qt_free(data);
+    return rc;
+}
+
+int learn_params_load(bool *found, struct qt_learner *l, struct qt_err *err)
+{
+    size_t array = l->params.count * sizeof(float), size;
+    struct learn_progress at;
+    float *arrays[SAVED];
+    unsigned char *data;
+    int rc;
+    *found = false;
+    QT_TRY(qt_writer_load(&data, &size, l->run->writer, QT_PROGRESS_LEARNING, err));
+    if (!data)
+        return QT_OK;
+    if (size >= sizeof at)
+        memcpy(&at, data, sizeof at);
+    if (size < sizeof at + SAVED * array || memcmp(at.magic, magic, sizeof magic) != 0 ||
+        at.params != l->params.count || at.layer > l->info.layers ||
+        at.points > (size - sizeof at - SAVED * array) / sizeof *l->points ||
+        size != sizeof at + SAVED * array + at.points * sizeof *l->points) {
+        rc = qt_fail(err, QT_E_RESUME, l->run->opt->out_dir, NULL,
+                     "cannot resume: what was learned so far is not of this run");
+        goto done;
+    }
+    QT_TRY(qt_array_grow(&l->points, &l->points_capacity, at.points + 1, sizeof *l->points, err));
+    l->at = at;
+    saved_arrays(arrays, &l->params);
+    for (size_t i = 0; i < SAVED; i++)
+        memcpy(arrays[i], data + sizeof at + i * array, array);
+    memcpy(l->points, data + sizeof at + SAVED * array, at.points * sizeof *l->points);
+    *found = true;
+done:
+    qt_free(data);
+    return rc;
+}

@@ -1,0 +1,170 @@
+#include "pack/learn/learn.h"
+
+enum { EVALUATIONS = 2 /* per pass */, PATIENCE = 2 /* evaluations without a new best */ };
+
+/* ---- what a step does ----------------------------------------------------------------------- */
+
+static size_t steps_per_pass(const struct qt_learner *l)
+{
+    return qt_ceil_div(l->ntrain, l->opt.batch);
+}
+
+static size_t all_steps(const struct qt_learner *l)
+{
+    return l->opt.passes * steps_per_pass(l);
+}
+
+/* Warm-up over a twentieth of the steps, then half a cosine down to 0. */
+static double rate(const struct qt_learner *l, size_t step)
+{
+    double total = (double)all_steps(l), warm = fmax(1, total / 20), t = (double)step + 1;
+    if (t < warm)
+        return l->opt.lr * t / warm;
+    return l->opt.lr * 0.5 * (1 + cos(3.14159265358979323846 * (t - warm) / (total - warm + 1)));
+}
+
+/* The training windows in the order of pass number `pass`: shuffled by SplitMix64. */
+static void shuffle(size_t *windows, const struct qt_learner *l, size_t pass)
+{
+    uint64_t state = l->data->seed * 1000003 + pass;
+    memcpy(windows, l->train, l->ntrain * sizeof *windows);
+    for (size_t i = l->ntrain; i > 1; i--) {
+        size_t j = (size_t)(qt_splitmix64(&state) % i), keep = windows[i - 1];
+        windows[i - 1] = windows[j];
+        windows[j] = keep;
+    }
+}
+
+static int step(struct qt_learner *l, const size_t *windows, size_t first, size_t end,
+                learn_loss_fn *loss, struct qt_err *err)
+{
+    size_t at = l->at.step % steps_per_pass(l) * l->opt.batch;
+    double value;
+    int rc;
+    memset(l->params.grad + first, 0, (end - first) * sizeof *l->params.grad);
+    QT_TRY(loss(&value, l, windows + at, qt_min_size(l->opt.batch, l->ntrain - at), true, err));
+    if (!isfinite(value) || qt_find_nonfinite(l->params.grad + first, end - first) < end - first)
+        return qt_fail(err, QT_E_INPUT, l->source.dir, NULL,
+                       "learning: loss or gradient is not finite at step %zu", (size_t)l->at.step);
+    learn_params_step(l, first, end, l->at.step + 1, rate(l, l->at.step));
+    QT_TRY(learn_params_apply(l, first, end, err));
+    l->at.loss_sum += value;
+    l->at.loss_steps++;
+    l->at.step++;
+done:
+    return rc;
+}
+
+/* ---- evaluation ----------------------------------------------------------------------------- */
+
+static int held_out_loss(double *out, struct qt_learner *l, learn_loss_fn *loss, struct qt_err *err)
+{
+    double sum = 0;
+    for (size_t i = 0; i < l->nheld; i += l->opt.batch) {
+        size_t n = qt_min_size(l->opt.batch, l->nheld - i);
+        double value;
+        int rc = loss(&value, l, l->held + i, n, false, err);
+        if (rc < 0)
+            return rc;
+        sum += value * (double)n;
+    }
+    *out = sum / (double)l->nheld;
+    return QT_OK;
+}
+
+/* A row of the curve; keeps the parameters if they are the best so far; saves everything. */
+static int evaluate(struct qt_learner *l, size_t first, size_t end, learn_loss_fn *loss,
+                    struct qt_err *err)
+{
+    struct learn_progress *at = &l->at;
+    double value;
+    int rc;
+    QT_TRY(held_out_loss(&value, l, loss, err));
+    if (!isfinite(value))
+        return qt_fail(err, QT_E_INPUT, l->source.dir, NULL,
+                       "learning: loss of the held-out windows is not finite at step %zu",
+                       (size_t)at->step);
+    QT_TRY(qt_array_grow(&l->points, &l->points_capacity, at->points + 1, sizeof *l->points, err));
+    l->points[at->points++] = (struct learn_point){
+        at->layer, at->step, at->loss_steps ? at->loss_sum / (double)at->loss_steps : 0, value};
+    at->loss_sum = 0;
+    at->loss_steps = 0;
+    at->worse++;
+    if (at->step == 0 || value < at->best_loss) {
+        at->best_loss = value;
+        at->best_step = at->step;
+        at->worse = 0;
+        memcpy(l->params.best + first, l->params.delta + first, (end - first) * sizeof(float));
+    }
+    QT_TRY(learn_params_save(l, err));
+done:
+    return rc;
+}
+
+static bool is_due(const struct qt_learner *l)
+{
+    size_t every = qt_ceil_div(steps_per_pass(l), EVALUATIONS);
+    return l->at.step % every == 0 || l->at.step == all_steps(l);
+}
+
+/* The best parameters into delta and the matrices; the untuned ones are read back as written. */
+static int restore_best(struct qt_learner *l, size_t first, size_t end, struct qt_err *err)
+{
+    int rc = QT_OK;
+    memcpy(l->params.delta + first, l->params.best + first, (end - first) * sizeof(float));
+    if (l->at.best_step)
+        return learn_params_apply(l, first, end, err);
+    for (size_t i = 0; i < l->nmatrices && rc == QT_OK; i++) {
+        struct learn_matrix *m = &l->matrices[i];
+        if (!m->learns || m->first < first || m->first >= end)
+            continue;
+        qt_packed_free(&m->packed);
+        rc = qt_run_read_back(&m->packed, l->run, m->item, err);
+    }
+    return rc;
+}
+
+/* ---- the loop ------------------------------------------------------------------------------- */
+
+/* Of a step: the steps since the last evaluation are saved, as what was interrupted has changed
+ * nothing yet. (Saved within an evaluation, the run would be resumed behind it.) */
+static int keep(struct qt_learner *l, int rc, struct qt_err *err)
+{
+    if (rc == QT_E_INTERRUPTED && learn_params_save(l, NULL) < 0)
+        return qt_fail(err, QT_E_RESOURCE, l->run->opt->out_dir, NULL,
+                       "what was learned so far could not be saved");
+    return rc;
+}
+
+static int train(struct qt_learner *l, size_t *windows, size_t first, size_t end,
+                 learn_loss_fn *loss, struct qt_err *err)
+{
+    size_t per_pass = steps_per_pass(l);
+    int rc = QT_OK;
+    if (l->at.points == 0 || l->points[l->at.points - 1].layer != l->at.layer)
+        QT_TRY(evaluate(l, first, end, loss, err));
+    QT_TRY(learn_params_apply(l, first, end, err)); /* resumed; or the first choice of mode=ste */
+    while (l->at.step < all_steps(l) && l->at.worse < PATIENCE) {
+        shuffle(windows, l, l->at.step / per_pass);
+        QT_TRY(keep(l, step(l, windows, first, end, loss, err), err));
+        if (is_due(l))
+            QT_TRY(evaluate(l, first, end, loss, err));
+        qt_log_progress(
+            l->run->opt->log, "learn", (double)(l->at.layer * all_steps(l) + l->at.step),
+            (double)(all_steps(l) * (l->opt.scope == QT_LEARN_BLOCK ? l->info.layers : 1)));
+    }
+    QT_TRY(restore_best(l, first, end, err));
+done:
+    return rc;
+}
+
+int learn_train(struct qt_learner *l, size_t first, size_t end, learn_loss_fn *loss,
+                struct qt_err *err)
+{
+    size_t *windows;
+    int rc = qt_array_new(&windows, l->ntrain, sizeof *windows, err);
+    if (rc == QT_OK)
+        rc = train(l, windows, first, end, loss, err);
+    qt_free(windows);
+    return rc;
+}

@@ -1,0 +1,590 @@
+#include "pack/schemes/codebook.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { F16_ONE = 0x3c00 };
+
+void qt_codebook_set_table(struct qt_codebook *cb, const float *table)
+{
+    int levels = 1 << cb->bits;
+    cb->grid = (struct qt_grid){.levels = levels};
+    cb->zero = 0;
+    for (int i = 0; i < levels; i++) {
+        cb->value[i] = cb->grid.value[i] = table[i];
+        if (i)
+            cb->grid.mid[i - 1] = (table[i - 1] + table[i]) / 2;
+        if (fabsf(table[i]) < fabsf(table[cb->zero]))
+            cb->zero = (uint8_t)i;
+        cb->grid.max = fmaxf(cb->grid.max, fabsf(table[i]));
+    }
+}
+
+/* ---- sections ------------------------------------------------------------------------------- */
+
+static const char *const layouts[] = {
+    [QT_FRAG_NIBBLE] = "frag16x64/nibble",
+    [QT_FRAG_HALF] = "frag16x64/half",
+    [QT_FRAG_WHOLE] = "frag16x64/whole",
+    [QT_FRAG_BYTE] = "frag16x64/byte",
+};
+/* K is padded to whole blocks, or pairs of them. */
+static size_t padding(enum qt_frag_order order)
+{
+    return order == QT_FRAG_BYTE ? 2 * QT_FRAG_COLS : QT_FRAG_COLS;
+}
+
+static const char *const plane_names[QT_FRAG_MAX_PLANES] = {"plane0", "plane1", "plane2"};
+
+int qt_codebook_describe(struct qt_packed *p, const struct qt_codebook *cb, struct qt_err *err)
+{
+    unsigned width[QT_FRAG_MAX_PLANES];
+    int planes = qt_frag_planes(width, cb->bits), rc = QT_OK;
+    size_t strips = qt_ceil_div(p->n, QT_FRAG_ROWS);
+    size_t blocks = qt_round_up(p->k, padding(cb->order)) / QT_FRAG_COLS;
+    size_t groups = qt_ceil_div(p->k, cb->group);
+    for (int i = 0; i < planes && rc == QT_OK; i++)
+        rc = qt_packed_add_section(p, plane_names[i], QT_U32, 4,
+                                   (size_t[]){strips, blocks, QT_FRAG_LANES, width[i]}, err);
+    if (rc == QT_OK)
+        rc = qt_packed_add_section(p, "scale", QT_F16, 3,
+                                   (size_t[]){strips, cb->multiples ? 1 : groups, QT_FRAG_ROWS},
+                                   err);
+    if (rc == QT_OK && cb->multiples)
+        rc = qt_packed_add_section(p, "sub", QT_U8, 3, (size_t[]){strips, groups, QT_FRAG_ROWS},
+                                   err);
+    if (rc == QT_OK && cb->asymmetric)
+        rc = qt_packed_add_section(p, "zero", QT_U8, 3,
+                                   (size_t[]){strips, groups, QT_FRAG_ROWS * cb->bits / 8}, err);
+    p->layout = layouts[cb->order];
+    return rc;
+}
+
+int qt_codebook_describe_all(struct qt_packed *p, struct qt_err *err)
+{
+    struct qt_codebook cb;
+    p->spec.scheme->codebook(&cb, p);
+    return qt_codebook_describe(p, &cb, err);
+}
+
+double qt_codebook_unit_scale(const struct qt_packed *p)
+{
+    struct qt_codebook cb;
+    p->spec.scheme->codebook(&cb, p);
+    return 1 / (double)cb.grid.max;
+}
+
+/* ---- one group's parameters ----------------------------------------------------------------- */
+
+struct fit {
+    const struct qt_codebook *cb;
+    const struct qt_rowops *ops;
+    const float *w, *h;
+    size_t n;
+    uint16_t unit;
+    struct qt_grid grid;
+    float error;                   /* of the best so far */
+    struct qt_codebook_group best; /* with the zero of grid, when that is asymmetric */
+};
+
+struct qt_grid qt_codebook_grid(const struct qt_codebook *cb, uint8_t zero)
+{
+    struct qt_grid grid = cb->grid;
+    grid.low -= (float)zero;
+    grid.high -= (float)zero;
+    return grid;
+}
+
+float qt_codebook_inverse(float scale)
+{
+    return scale != 0 ? 1 / scale : 0;
+}
+
+float qt_codebook_scale(const struct qt_codebook *cb, uint16_t scale, uint16_t unit)
+{
+    return cb->multiples ? (float)scale * qt_f16_to_f32(unit) : qt_f16_to_f32(scale);
+}
+
+uint16_t qt_codebook_nearest_scale(const struct qt_codebook *cb, float s, uint16_t unit,
+                                   uint16_t instead)
+{
+    if (cb->multiples)
+        return (uint16_t)fminf(fmaxf(rintf(s * qt_codebook_inverse(qt_f16_to_f32(unit))), 1),
+                               (float)cb->multiples);
+    uint16_t bits = qt_f32_to_f16(s);
+    return (bits & 0x7fff) < 0x7c00 ? bits : instead;
+}
+
+uint16_t qt_codebook_unit(const struct qt_codebook *cb, const struct qt_rowops *ops, const float *w,
+                          size_t k)
+{
+    float top = cb->multiples ? ops->absmax(w, k) : 0;
+    uint16_t bits = qt_f32_to_f16(top / cb->grid.max / (float)(cb->multiples ? cb->multiples : 1));
+    return bits ? bits : F16_ONE;
+}
+
+/* Judges the scale as it will be stored, that is, after rounding. */
+static bool fit_try(struct fit *f, float s)
+{
+    uint16_t bits = qt_codebook_nearest_scale(f->cb, s, f->unit, 0);
+    if ((bits & 0x7fff) == 0 || (bits == f->best.scale && f->error < INFINITY))
+        return false;
+    float stored = qt_codebook_scale(f->cb, bits, f->unit);
+    float error = f->ops->error(f->w, f->h, f->n, qt_codebook_inverse(stored), stored, &f->grid);
+    if (!(error < f->error))
+        return false;
+    f->error = error;
+    f->best.scale = bits;
+    return true;
+}
+
+/* Least squares for the codes that the best scale gives, repeated while it helps. */
+static void fit_refine(struct fit *f)
+{
+    for (int round = 0; round < 4; round++) {
+        float xq, qq;
+        float inv = qt_codebook_inverse(qt_codebook_scale(f->cb, f->best.scale, f->unit));
+        f->ops->moments(&xq, &qq, f->w, f->h, f->n, inv, &f->grid);
+        if (!(qq > 0) || !fit_try(f, xq / qq))
+            return;
+    }
+}
+
+/*
+ * Tables and whole numbers: shrinking the scale clips the largest weights and resolves the rest
+ * more finely; past a half it never pays, slightly above 1 helps ends that are not equally far out,
+ * and a negative scale mirrors a range that reaches further on one side (a zero does that by
+ * itself).
+ *
+ * Minifloats: a scale serves a whole row and its error is a rugged function of it, so the grid is
+ * finer (60 steps for 20: 2.6 % less squared error at E3M2; tables gain 0.4 % from 12 to 60).
+ * Without importance they do not clip: squared error would (6 % less of it at fp4), but a row's few
+ * largest weights matter more than it knows. Perplexity of the model of docs/accuracy.md, clipping
+ * / not: fp4 45.67 / 44.92, fp6 43.18 / 43.11, rtn 45.21 and 43.28.
+ */
+static void fit_search(struct fit *f, float unit)
+{
+    bool table = f->grid.exp_bits == 0;
+    const float from = table ? 1.05f : f->h ? 1.3f : 1.5f;
+    const float to = table ? 0.5f : f->h ? 0.4f : 1.0f;
+    const int steps = table ? 12 : 60;
+    for (int i = 0; i <= steps; i++) {
+        float s = unit * (from + (to - from) * (float)i / (float)steps);
+        fit_try(f, s);
+        if (table && !f->cb->asymmetric && !f->cb->multiples)
+            fit_try(f, -s);
+    }
+    fit_refine(f);
+}
+
+/* The best scale with the zero as it is. */
+static void fit_scale(struct fit *f, float unit)
+{
+    if (!f->cb->search) {
+        uint16_t bits = qt_codebook_nearest_scale(f->cb, unit, f->unit, 0);
+        f->best.scale = (bits & 0x7fff) ? bits : f->best.scale;
+        return;
+    }
+    fit_try(f, unit);
+    fit_search(f, unit);
+}
+
+/*
+ * Asymmetric: the range is that of the weights and zero, at both ends; clipping both by one factor
+ * leaves the zero where it is, so that zeros around that one are searched with scales each.
+ */
+static void fit_zero(struct fit *f)
+{
+    const struct fit start = *f;
+    float low = 0, high = 0, levels = f->cb->grid.max;
+    for (size_t i = 0; i < f->n; i++) {
+        low = fminf(low, f->w[i]);
+        high = fmaxf(high, f->w[i]);
+    }
+    float unit = (high - low) / levels;
+    int middle = (int)rintf(-low / (high - low) * levels), reach = f->cb->search ? 2 : 0;
+    for (int zero = middle - reach; zero <= middle + reach; zero++) {
+        struct fit one = start;
+        if (zero < 0 || zero > (int)levels)
+            continue;
+        one.grid = qt_codebook_grid(f->cb, (uint8_t)zero);
+        one.best.zero = (uint8_t)zero;
+        fit_scale(&one, unit);
+        if (!f->cb->search || one.error < f->error)
+            *f = one;
+    }
+}
+
+struct qt_codebook_group qt_codebook_fit(const struct qt_codebook *cb, const struct qt_rowops *ops,
+                                         const float *w, const float *h, size_t n, uint16_t unit)
+{
+    float amax = ops->absmax(w, n);
+    struct fit f = {cb, ops, w, h, n, unit, cb->grid, INFINITY, {0, 0}};
+    if (!cb->multiples) /* of those any may be the best, the first too */
+        f.best.scale = cb->value[cb->zero] == 0 ? F16_ONE : 0;
+    if (amax > 0 && cb->asymmetric)
+        fit_zero(&f);
+    else if (amax > 0)
+        fit_scale(&f, amax / cb->grid.max);
+    if (cb->multiples && f.best.scale == 0)
+        f.best.scale = 1;
+    return f.best;
+}
+
+/* ---- strips --------------------------------------------------------------------------------- */
+
+/* A strip between weights and packed bytes: full blocks, padding included. */
+struct strip_codes {
+    uint8_t *code;   /* [16][stride] */
+    size_t stride;   /* k with its padding */
+    uint16_t *scale; /* [groups][16], in stored order */
+    uint8_t *zero;   /* likewise; all 0 unless asymmetric */
+    uint16_t *unit;  /* [16], in stored order; of multiples */
+    size_t groups;
+};
+
+static size_t padded_k(const struct qt_packed *p)
+{
+    return qt_packed_section(p, plane_names[0])->shape[1] * QT_FRAG_COLS;
+}
+
+static size_t codes_bytes(const struct qt_packed *p)
+{
+    return QT_FRAG_ROWS * padded_k(p);
+}
+
+static size_t strip_bytes(const struct qt_section *s)
+{
+    return s->bytes / s->shape[0];
+}
+
+static size_t group_count(const struct qt_packed *p)
+{
+    const struct qt_section *sub = qt_packed_section(p, "sub");
+    return (sub ? sub : qt_packed_section(p, "scale"))->shape[1];
+}
+
+/* Of scales, zeros and units, each from a multiple of 64 on. */
+static size_t params_bytes(const struct qt_packed *p)
+{
+    size_t count = group_count(p) * QT_FRAG_ROWS;
+    return qt_round_up(count * sizeof(uint16_t), 64) + qt_round_up(count, 64) + 64;
+}
+
+size_t qt_codebook_scratch_bytes(const struct qt_packed *p)
+{
+    size_t bytes = codes_bytes(p) + params_bytes(p);
+    for (size_t i = 0; i < p->nsections; i++) /* a second copy of the planes: repack_equal */
+        if (p->section[i].dtype == QT_U32)
+            bytes += strip_bytes(&p->section[i]);
+    return bytes;
+}
+
+/* All codes zero-valued, all scales 0: the padding as it must be. */
+static struct strip_codes strip_new(const struct qt_packed *p, const struct qt_codebook *cb,
+                                    const struct qt_strip *strip)
+{
+    struct strip_codes c;
+    c.code = strip->scratch;
+    c.stride = padded_k(p);
+    c.groups = qt_ceil_div(p->k, cb->group);
+    c.scale = (uint16_t *)(void *)(c.code + codes_bytes(p));
+    c.zero = (uint8_t *)c.scale + qt_round_up(c.groups * QT_FRAG_ROWS * sizeof *c.scale, 64);
+    c.unit = (uint16_t *)(void *)((uint8_t *)c.scale + params_bytes(p) - 64);
+    memset(c.code, cb->zero, codes_bytes(p));
+    memset(c.scale, 0, params_bytes(p));
+    return c;
+}
+
+static void set_group(struct strip_codes *c, size_t row, size_t g, struct qt_codebook_group group)
+{
+    size_t at = g * QT_FRAG_ROWS + qt_frag_scale_slot((unsigned)row);
+    c->scale[at] = group.scale;
+    c->zero[at] = group.zero;
+}
+
+static struct qt_codebook_group get_group(const struct strip_codes *c, size_t row, size_t g)
+{
+    size_t at = g * QT_FRAG_ROWS + qt_frag_scale_slot((unsigned)row);
+    return (struct qt_codebook_group){c->scale[at], c->zero[at]};
+}
+
+/* Codes beyond the last channel decode to zero (or what is nearest): the zero of the last group. */
+static void pad_row(struct strip_codes *c, const struct qt_packed *p, const struct qt_codebook *cb,
+                    size_t row)
+{
+    uint8_t zero = cb->asymmetric ? get_group(c, row, c->groups - 1).zero : cb->zero;
+    memset(c->code + row * c->stride + p->k, zero, c->stride - p->k);
+}
+
+static size_t group_size(const struct qt_packed *p, const struct qt_codebook *cb, size_t g)
+{
+    return qt_min_size(cb->group, p->k - g * cb->group);
+}
+
+/* words: planes of the strip one after the other, or NULL for the packed matrix itself. */
+static void pack_planes(const struct qt_packed *p, const struct qt_codebook *cb,
+                        const struct qt_strip *strip, const struct strip_codes *c, uint32_t *words)
+{
+    unsigned width[QT_FRAG_MAX_PLANES], shift = cb->bits;
+    int planes = qt_frag_planes(width, cb->bits);
+    size_t blocks = c->stride / QT_FRAG_COLS;
+    for (int i = 0; i < planes; i++) {
+        size_t per_strip = strip_bytes(&p->section[i]);
+        uint32_t *dst = words;
+        if (!words)
+            dst = (uint32_t *)(void *)(p->section[i].data + strip->index * per_strip);
+        else
+            words += per_strip / sizeof *words;
+        shift -= width[i];
+        for (size_t b = 0; b < blocks; b++)
+            qt_frag_pack(dst + b * QT_FRAG_LANES * width[i], c->code + b * QT_FRAG_COLS, c->stride,
+                         cb->order, width[i], shift);
+    }
+}
+
+static void unpack_planes(struct strip_codes *c, const struct qt_packed *p,
+                          const struct qt_codebook *cb, const struct qt_strip *strip)
+{
+    unsigned width[QT_FRAG_MAX_PLANES], shift = cb->bits;
+    int planes = qt_frag_planes(width, cb->bits);
+    size_t blocks = c->stride / QT_FRAG_COLS;
+    memset(c->code, 0, codes_bytes(p));
+    for (int i = 0; i < planes; i++) {
+        const unsigned char *data = p->section[i].data + strip->index * strip_bytes(&p->section[i]);
+        const uint32_t *src = (const uint32_t *)(const void *)data;
+        shift -= width[i];
+        for (size_t b = 0; b < blocks; b++)
+            qt_frag_unpack(c->code + b * QT_FRAG_COLS, src + b * QT_FRAG_LANES * width[i],
+                           c->stride, cb->order, width[i], shift);
+    }
+}
+
+static unsigned char *strip_data(const struct qt_packed *p, const struct qt_strip *strip,
+                                 const char *section)
+{
+    const struct qt_section *s = qt_packed_section(p, section);
+    return s->data + strip->index * strip_bytes(s);
+}
+
+/* Zeros are packed in the order of scales, lowest bits first. */
+static void pack_zeros(const struct qt_packed *p, const struct qt_codebook *cb,
+                       const struct qt_strip *strip, const struct strip_codes *c)
+{
+    unsigned char *dst = strip_data(p, strip, "zero");
+    size_t per_byte = 8 / cb->bits;
+    memset(dst, 0, strip_bytes(qt_packed_section(p, "zero")));
+    for (size_t i = 0; i < c->groups * QT_FRAG_ROWS; i++)
+        dst[i / per_byte] |= (unsigned char)(c->zero[i] << i % per_byte * cb->bits);
+}
+
+static void unpack_params(struct strip_codes *c, const struct qt_packed *p,
+                          const struct qt_codebook *cb, const struct qt_strip *strip)
+{
+    size_t count = c->groups * QT_FRAG_ROWS, per_byte = 8 / cb->bits;
+    if (cb->multiples)
+        memcpy(c->unit, strip_data(p, strip, "scale"), QT_FRAG_ROWS * sizeof *c->unit);
+    else
+        memcpy(c->scale, strip_data(p, strip, "scale"), count * sizeof *c->scale);
+    for (size_t i = 0; cb->multiples && i < count; i++)
+        c->scale[i] = strip_data(p, strip, "sub")[i];
+    for (size_t i = 0; cb->asymmetric && i < count; i++) {
+        unsigned byte = strip_data(p, strip, "zero")[i / per_byte];
+        c->zero[i] = (uint8_t)(byte >> i % per_byte * cb->bits & ((1u << cb->bits) - 1));
+    }
+}
+
+static void store(const struct qt_packed *p, const struct qt_codebook *cb,
+                  const struct qt_strip *strip, const struct strip_codes *c)
+{
+    pack_planes(p, cb, strip, c, NULL);
+    size_t count = c->groups * QT_FRAG_ROWS;
+    if (cb->multiples)
+        memcpy(strip_data(p, strip, "scale"), c->unit, QT_FRAG_ROWS * sizeof *c->unit);
+    else
+        memcpy(strip_data(p, strip, "scale"), c->scale, count * sizeof *c->scale);
+    for (size_t i = 0; cb->multiples && i < count; i++)
+        strip_data(p, strip, "sub")[i] = (unsigned char)c->scale[i];
+    if (cb->asymmetric)
+        pack_zeros(p, cb, strip, c);
+}
+
+void qt_codebook_store(const struct qt_packed *p, const struct qt_codebook *cb,
+                       const struct qt_strip *strip, const struct qt_codebook_codes *codes)
+{
+    struct strip_codes c = strip_new(p, cb, strip);
+    for (size_t r = 0; r < strip->rows; r++) {
+        for (size_t i = 0; i < p->k; i++)
+            c.code[r * c.stride + i] = codes->code[i * codes->stride + r];
+        for (size_t g = 0; g < c.groups; g++) {
+            size_t at = g * codes->stride + r;
+            set_group(&c, r, g, (struct qt_codebook_group){codes->scale[at], codes->zero[at]});
+        }
+        c.unit[qt_frag_scale_slot((unsigned)r)] = cb->multiples ? codes->unit[r] : 0;
+        pad_row(&c, p, cb, r);
+    }
+    store(p, cb, strip, &c);
+}
+
+void qt_codebook_quantize(const struct qt_packed *p, const struct qt_strip *strip, const float *w,
+                          const float *importance)
+{
+    struct qt_codebook cb;
+    const struct qt_rowops *ops = qt_rowops_best();
+    p->spec.scheme->codebook(&cb, p);
+    struct strip_codes c = strip_new(p, &cb, strip);
+    for (size_t r = 0; r < strip->rows; r++) {
+        uint16_t unit = qt_codebook_unit(&cb, ops, w + r * p->k, p->k);
+        c.unit[qt_frag_scale_slot((unsigned)r)] = unit;
+        for (size_t g = 0; g < c.groups; g++) {
+            size_t k0 = g * cb.group, n = group_size(p, &cb, g);
+            const float *x = w + r * p->k + k0, *h = importance ? importance + k0 : NULL;
+            struct qt_codebook_group best = qt_codebook_fit(&cb, ops, x, h, n, unit);
+            struct qt_grid grid = qt_codebook_grid(&cb, best.zero);
+            set_group(&c, r, g, best);
+            float s = qt_codebook_scale(&cb, best.scale, unit);
+            ops->round(c.code + r * c.stride + k0, x, n, qt_codebook_inverse(s), &grid);
+        }
+        pad_row(&c, p, &cb, r);
+    }
+    store(p, &cb, strip, &c);
+}
+
+void qt_codebook_decode(float *w, const struct qt_packed *p, const struct qt_strip *strip)
+{
+    struct qt_codebook cb;
+    p->spec.scheme->codebook(&cb, p);
+    struct strip_codes c = strip_new(p, &cb, strip);
+    unpack_params(&c, p, &cb, strip);
+    unpack_planes(&c, p, &cb, strip);
+    for (size_t r = 0; r < strip->rows; r++)
+        for (size_t g = 0; g < c.groups; g++) {
+            struct qt_codebook_group group = get_group(&c, r, g);
+            uint16_t unit = c.unit[qt_frag_scale_slot((unsigned)r)];
+            float s = ldexpf(qt_codebook_scale(&cb, group.scale, unit), p->scale_exp2);
+            const uint8_t *code = c.code + r * c.stride + g * cb.group;
+            float *dst = w + r * p->k + g * cb.group;
+            for (size_t i = 0, n = group_size(p, &cb, g); i < n; i++)
+                dst[i] = s * (cb.value[code[i]] - (float)group.zero);
+        }
+}
+
+bool qt_codebook_repack_equal(const struct qt_packed *p, const struct qt_strip *strip)
+{
+    struct qt_codebook cb;
+    p->spec.scheme->codebook(&cb, p);
+    struct strip_codes c = strip_new(p, &cb, strip);
+    uint32_t *words = (uint32_t *)(void *)((unsigned char *)c.scale + params_bytes(p));
+    unpack_params(&c, p, &cb, strip);
+    unpack_planes(&c, p, &cb, strip);
+    for (size_t r = 0; r < strip->rows; r++)
+        pad_row(&c, p, &cb, r);
+    for (size_t r = strip->rows; r < QT_FRAG_ROWS; r++) {
+        memset(c.code + r * c.stride, cb.zero, c.stride);
+        if (c.unit[qt_frag_scale_slot((unsigned)r)] != 0)
+            return false;
+        for (size_t g = 0; g < c.groups; g++)
+            if (get_group(&c, r, g).scale != 0 || get_group(&c, r, g).zero != 0)
+                return false;
+    }
+    pack_planes(p, &cb, strip, &c, words);
+    for (size_t i = 0; i < p->nsections && p->section[i].dtype == QT_U32; i++) {
+        size_t bytes = strip_bytes(&p->section[i]);
+        if (memcmp(words, p->section[i].data + strip->index * bytes, bytes) != 0)
+            return false;
+        words += bytes / sizeof *words;
+    }
+    return true;
+}
+
+int qt_codebook_check_values(const struct qt_packed *p, struct qt_err *err)
+{
+    const struct qt_section *s = qt_packed_section(p, "scale");
+    const uint16_t *scale = (const uint16_t *)(const void *)s->data;
+    for (size_t i = 0; i < s->bytes / sizeof *scale; i++)
+        if ((scale[i] & 0x7c00) == 0x7c00)
+            return qt_fail(err, QT_E_INPUT, NULL, NULL, "scale %zu is not finite", i);
+    return QT_OK;
+}
+
+/* ---- learning ------------------------------------------------------------------------------- */
+
+static size_t learn_count(const struct qt_packed *p)
+{
+    return qt_packed_section(p, "scale")->shape[1] * QT_FRAG_ROWS;
+}
+
+static void learn_get(float *value, float *unit, const struct qt_packed *p,
+                      const struct qt_strip *strip)
+{
+    const uint16_t *scale = (const uint16_t *)(const void *)strip_data(p, strip, "scale");
+    for (size_t i = 0; i < learn_count(p); i++) {
+        value[i] = qt_f16_to_f32(scale[i]);
+        unit[i] = fabsf(value[i]);
+    }
+}
+
+/* Scales keep their sign and do not become 0, and follow from the values alone: an interrupted run
+ * comes to them by another way. */
+static void learn_put(const struct qt_packed *p, const struct qt_strip *strip, const float *value)
+{
+    uint16_t *scale = (uint16_t *)(void *)strip_data(p, strip, "scale");
+    for (size_t i = 0; i < learn_count(p); i++) {
+        uint16_t sign = scale[i] & 0x8000;
+        float size = fminf(fmaxf(sign ? -value[i] : value[i], 0x1p-24f), 65504);
+        if (scale[i] & 0x7fff)
+            scale[i] = sign | qt_f32_to_f16(size);
+    }
+}
+
+/* dL/ds = sum over the group of dL/dw * value. */
+static void learn_grad(float *grad, const struct qt_packed *p, const struct qt_strip *strip,
+                       const float *dw)
+{
+    struct qt_codebook cb;
+    p->spec.scheme->codebook(&cb, p);
+    struct strip_codes c = strip_new(p, &cb, strip);
+    unpack_params(&c, p, &cb, strip);
+    unpack_planes(&c, p, &cb, strip);
+    memset(grad, 0, learn_count(p) * sizeof *grad);
+    for (size_t r = 0; r < strip->rows; r++)
+        for (size_t g = 0; g < c.groups; g++) {
+            const uint8_t *code = c.code + r * c.stride + g * cb.group;
+            const float *d = dw + r * p->k + g * cb.group;
+            float zero = (float)get_group(&c, r, g).zero;
+            double sum = 0;
+            for (size_t i = 0, n = group_size(p, &cb, g); i < n; i++)
+                sum += (double)(d[i] * (cb.value[code[i]] - zero));
+            grad[g * QT_FRAG_ROWS + qt_frag_scale_slot((unsigned)r)] =
+                (float)ldexp(sum, p->scale_exp2);
+        }
+}
+
+static void learn_recode(const struct qt_packed *p, const struct qt_strip *strip, const float *w)
+{
+    struct qt_codebook cb;
+    const struct qt_rowops *ops = qt_rowops_best();
+    p->spec.scheme->codebook(&cb, p);
+    struct strip_codes c = strip_new(p, &cb, strip);
+    unpack_params(&c, p, &cb, strip);
+    for (size_t r = 0; r < strip->rows; r++) {
+        for (size_t g = 0; g < c.groups; g++) {
+            struct qt_codebook_group group = get_group(&c, r, g);
+            struct qt_grid grid = qt_codebook_grid(&cb, group.zero);
+            size_t k0 = g * cb.group;
+            ops->round(c.code + r * c.stride + k0, w + r * p->k + k0, group_size(p, &cb, g),
+                       qt_codebook_inverse(qt_f16_to_f32(group.scale)), &grid);
+        }
+        pad_row(&c, p, &cb, r);
+    }
+    store(p, &cb, strip, &c);
+}
+
+const struct qt_learnable qt_codebook_learnable = {
+    .count = learn_count,
+    .get = learn_get,
+    .put = learn_put,
+    .grad = learn_grad,
+    .recode = learn_recode,
+};

@@ -1,0 +1,300 @@
+/*
+ * lut: codes index a table of 2^b FP16 values in [-1, 1], scaled per group of channels (FLUTE).
+ *
+ * nf2..nf4 use NormalFloat tables. lut2..lut4 learn one table per tensor: Lloyd's algorithm on the
+ * importance-weighted histogram of the normalised weights w / s, alternating with the search for s.
+ * A scale may be negative: the tables are not symmetric, and mirroring a group costs nothing.
+ */
+#include "pack/schemes/codebook.h"
+
+#include <math.h>
+#include <string.h>
+
+static const char *const tables[] = {"nf", "learned", NULL};
+
+static const struct qt_param params[] = {
+    {"bits", QT_PARAM_INT, 4, 2, 4, NULL, "bits per weight"},
+    {"table", QT_PARAM_CHOICE, 0, 0, 1, tables, "nf: NormalFloat; learned: per tensor"},
+    {"g", QT_PARAM_INT, 128, 32, 256, NULL, "channels per scale: 32, 64, 128 or 256"},
+    QT_PARAM_METHOD,
+    QT_PARAM_LEARN,
+    {0},
+};
+
+static const struct qt_preset presets[] = {
+    {"nf4", "bits=4,table=nf", "NormalFloat, 16 values"},
+    {"nf3", "bits=3,table=nf", "NormalFloat, 8 values"},
+    {"nf2", "bits=2,table=nf", "NormalFloat, 4 values"},
+    {"lut4", "bits=4,table=learned", "16 values learned per tensor"},
+    {"lut3", "bits=3,table=learned", "8 values learned per tensor"},
+    {"lut2", "bits=2,table=learned", "4 values learned per tensor"},
+    {0},
+};
+
+static int check_spec(const struct qt_spec *spec, struct qt_err *err)
+{
+    unsigned g = (unsigned)qt_spec_value(spec, "g");
+    if (g & (g - 1))
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "g=%u: must be 32, 64, 128 or 256", g);
+    return QT_OK;
+}
+
+static bool is_learned(const struct qt_packed *p)
+{
+    return qt_spec_value(&p->spec, "table") != 0;
+}
+
+/* ---- NormalFloat ---------------------------------------------------------------------------- */
+
+/* Inverse of the standard normal distribution function by Newton's method; 0 < p < 1. */
+static double normal_quantile(double p)
+{
+    const double sqrt_2pi = 2.5066282746310002;
+    double x = 0;
+    for (int i = 0; i < 60; i++) {
+        double cdf = 0.5 * erfc(-x * 0.70710678118654752);
+        double step = (cdf - p) * sqrt_2pi * exp(x * x / 2);
+        /* Limited, as the first steps towards a tail overshoot. */
+        x -= fmax(-0.5, fmin(0.5, step));
+    }
+    return x;
+}
+
+/* 2^(b-1) evenly spaced probabilities on [delta, 1/2] and 2^(b-1) + 1 on [1/2, 1 - delta], 1/2
+ * once; quantiles relative to the last (QLoRA, appendix E, generalised as in FLUTE, section 3). */
+static void normal_float(float *table, unsigned bits)
+{
+    const double delta = (1.0 / 30 + 1.0 / 32) / 2;
+    int half = 1 << (bits - 1);
+    double end = normal_quantile(1 - delta);
+    for (int i = 0; i < half; i++) {
+        double low = delta + (0.5 - delta) * i / (half - 1);
+        double high = 0.5 + (0.5 - delta) * (i + 1) / half;
+        table[i] = i == half - 1 ? 0 : (float)(normal_quantile(low) / end);
+        table[half + i] = (float)(normal_quantile(high) / end);
+    }
+}
+
+static void store_table(struct qt_packed *p, const float *table)
+{
+    uint16_t *dst = (uint16_t *)(void *)qt_packed_section(p, "table")->data;
+    for (size_t i = 0; i < (size_t)1 << (unsigned)qt_spec_value(&p->spec, "bits"); i++)
+        dst[i] = qt_f32_to_f16(table[i]);
+}
+
+static void codebook(struct qt_codebook *out, const struct qt_packed *p)
+{
+    unsigned bits = (unsigned)qt_spec_value(&p->spec, "bits");
+    const uint16_t *stored = (const uint16_t *)(const void *)qt_packed_section(p, "table")->data;
+    float table[QT_GRID_MAX];
+    *out = (struct qt_codebook){
+        .bits = bits,
+        .group = (size_t)qt_spec_value(&p->spec, "g"),
+        .order = QT_FRAG_NIBBLE,
+        .search = qt_spec_method(&p->spec) != QT_METHOD_RTN,
+    };
+    for (int i = 0; i < 1 << bits; i++)
+        table[i] = qt_f16_to_f32(stored[i]);
+    qt_codebook_set_table(out, table);
+}
+
+/* ---- learned tables ------------------------------------------------------------------------- */
+
+enum {
+    BINS = 2048,        /* of the histogram of w / s over [-SPAN, SPAN] */
+    SAMPLE_STRIPS = 32, /* at most; evenly spread over the matrix */
+    ROUNDS = 3,         /* scales, then table */
+};
+static const float SPAN = 1.25f;
+
+struct histogram {
+    double weight[BINS], moment[BINS]; /* sum of h s^2, and of that times w / s */
+    double error;                      /* of the table the histogram was made with */
+};
+
+struct learner {
+    const struct qt_packed *p;
+    const struct qt_matrix *w;
+    const float *importance;
+    struct qt_codebook cb;
+    struct histogram *strips; /* [nstrips] */
+    size_t nstrips;
+    float *rows; /* [threads][16][k] */
+};
+
+static void histogram_add(struct histogram *hist, const struct learner *l, const float *w,
+                          const float *h, size_t n)
+{
+    const struct qt_rowops *ops = qt_rowops_best();
+    uint16_t bits = qt_codebook_fit(&l->cb, ops, w, h, n, 0).scale;
+    float s = qt_f16_to_f32(bits), inv = qt_codebook_inverse(s);
+    if (ops->absmax(w, n) == 0)
+        return;
+    hist->error += (double)ops->error(w, h, n, inv, s, &l->cb.grid);
+    for (size_t i = 0; i < n; i++) {
+        float x = w[i] * inv;
+        int bin = (int)((x + SPAN) * (BINS / (2 * SPAN)));
+        double weight = (h ? (double)h[i] : 1) * (double)s * (double)s;
+        bin = bin < 0 ? 0 : bin >= BINS ? BINS - 1 : bin;
+        hist->weight[bin] += weight;
+        hist->moment[bin] += weight * (double)x;
+    }
+}
+
+static int learn_strip(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    struct learner *l = ctx;
+    size_t strips = qt_ceil_div(l->w->n, QT_FRAG_ROWS), k = l->w->k;
+    size_t row0 = item * strips / l->nstrips * QT_FRAG_ROWS;
+    size_t count = qt_min_size(QT_FRAG_ROWS, l->w->n - row0);
+    float *rows = l->rows + (size_t)thread * QT_FRAG_ROWS * k;
+    (void)err;
+    qt_matrix_rows(rows, l->w, row0, count, -l->p->scale_exp2);
+    memset(&l->strips[item], 0, sizeof l->strips[item]);
+    for (size_t r = 0; r < count; r++)
+        for (size_t k0 = 0; k0 < k; k0 += l->cb.group)
+            histogram_add(&l->strips[item], l, rows + r * k + k0,
+                          l->importance ? l->importance + k0 : NULL,
+                          qt_min_size(l->cb.group, k - k0));
+    return QT_OK;
+}
+
+/* Histogram of all sampled strips, added in strip order, into strips[0]. */
+static int learn_histogram(struct learner *l, struct qt_err *err)
+{
+    int rc = qt_parallel(l->nstrips, learn_strip, l, err);
+    for (size_t i = 1; i < l->nstrips && rc == QT_OK; i++) {
+        for (int b = 0; b < BINS; b++) {
+            l->strips[0].weight[b] += l->strips[i].weight[b];
+            l->strips[0].moment[b] += l->strips[i].moment[b];
+        }
+        l->strips[0].error += l->strips[i].error;
+    }
+    return rc;
+}
+
+/* One step: every value moves to the centroid of the bins nearest to it. */
+static void lloyd_step(float *table, int levels, const struct histogram *hist)
+{
+    double weight[QT_GRID_MAX] = {0}, moment[QT_GRID_MAX] = {0};
+    int level = 0;
+    for (int b = 0; b < BINS; b++) {
+        float x = ((float)b + 0.5f) * (2 * SPAN / BINS) - SPAN;
+        while (level + 1 < levels && x > (table[level] + table[level + 1]) / 2)
+            level++;
+        weight[level] += hist->weight[b];
+        moment[level] += hist->moment[b];
+    }
+    for (int i = 0; i < levels; i++)
+        if (weight[i] > 0)
+            table[i] = (float)(moment[i] / weight[i]);
+}
+
+/* Largest magnitude 1, FP16 values, ascending order kept; the scales absorb the factor. */
+static void normalise(float *table, int levels)
+{
+    float top = fmaxf(fabsf(table[0]), fabsf(table[levels - 1]));
+    for (int i = 0; i < levels && top > 0; i++)
+        table[i] = qt_f16_to_f32(qt_f32_to_f16(table[i] / top));
+}
+
+static int learn_table(struct learner *l, struct qt_err *err)
+{
+    int levels = 1 << l->cb.bits, rc = QT_OK;
+    float best[QT_GRID_MAX], table[QT_GRID_MAX];
+    double best_error = INFINITY;
+    memcpy(table, l->cb.grid.value, sizeof table);
+    memcpy(best, table, sizeof best);
+    for (int round = 0; round <= ROUNDS; round++) {
+        qt_codebook_set_table(&l->cb, table);
+        QT_TRY(learn_histogram(l, err));
+        if (!(l->strips[0].error < best_error))
+            break;
+        best_error = l->strips[0].error;
+        memcpy(best, table, sizeof best);
+        for (int i = 0; i < 40; i++)
+            lloyd_step(table, levels, &l->strips[0]);
+        normalise(table, levels);
+    }
+    qt_codebook_set_table(&l->cb, best);
+done:
+    return rc;
+}
+
+static int prepare(struct qt_packed *p, const struct qt_matrix *w, const float *importance,
+                   struct qt_err *err)
+{
+    struct learner l = {.p = p, .w = w, .importance = importance};
+    float table[QT_GRID_MAX];
+    int rc = QT_OK;
+    normal_float(table, (unsigned)qt_spec_value(&p->spec, "bits"));
+    store_table(p, table);
+    if (!is_learned(p))
+        return QT_OK;
+    codebook(&l.cb, p);
+    l.nstrips = qt_min_size(SAMPLE_STRIPS, qt_ceil_div(w->n, QT_FRAG_ROWS));
+    QT_TRY(qt_array_new(&l.strips, l.nstrips, sizeof *l.strips, err));
+    QT_TRY(qt_array_new(&l.rows, (size_t)qt_threads() * QT_FRAG_ROWS * w->k, sizeof *l.rows, err));
+    QT_TRY(learn_table(&l, err));
+    store_table(p, l.cb.grid.value);
+done:
+    qt_free(l.strips);
+    qt_free(l.rows);
+    return rc;
+}
+
+/* ---- the scheme ----------------------------------------------------------------------------- */
+
+static int describe(struct qt_packed *p, struct qt_err *err)
+{
+    const struct qt_codebook cb = {
+        .bits = (unsigned)qt_spec_value(&p->spec, "bits"),
+        .group = (size_t)qt_spec_value(&p->spec, "g"),
+        .order = QT_FRAG_NIBBLE,
+    };
+    int rc = qt_codebook_describe(p, &cb, err);
+    if (rc < 0)
+        return rc;
+    return qt_packed_add_section(p, "table", QT_F16, 1, (size_t[]){(size_t)1 << cb.bits}, err);
+}
+
+static size_t group(const struct qt_packed *p)
+{
+    return (size_t)qt_spec_value(&p->spec, "g");
+}
+
+static double unit_scale(const struct qt_packed *p)
+{
+    (void)p;
+    return 1;
+}
+
+static int check_values(const struct qt_packed *p, struct qt_err *err)
+{
+    const struct qt_section *s = qt_packed_section(p, "table");
+    const uint16_t *table = (const uint16_t *)(const void *)s->data;
+    for (size_t i = 0; i < s->shape[0]; i++) {
+        float v = qt_f16_to_f32(table[i]);
+        if (!(fabsf(v) <= 1))
+            return qt_fail(err, QT_E_INPUT, NULL, NULL, "table entry %zu is outside [-1, 1]", i);
+        if (i && v < qt_f16_to_f32(table[i - 1]))
+            return qt_fail(err, QT_E_INPUT, NULL, NULL, "table entry %zu is out of order", i);
+    }
+    return qt_codebook_check_values(p, err);
+}
+
+const struct qt_scheme qt_scheme_lut = {
+    .name = "lut",
+    .help = "table look-up weights in groups: NormalFloat or learned tables (FLUTE)",
+    .presets = presets,
+    .params = params,
+    .check_spec = check_spec,
+    .describe = describe,
+    .codebook = codebook,
+    .group = group,
+    .unit_scale = unit_scale,
+    .prepare = prepare,
+    QT_CODEBOOK_STRIPS,
+    .check_values = check_values,
+    .learnable = &qt_codebook_learnable,
+};

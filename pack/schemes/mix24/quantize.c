@@ -1,0 +1,370 @@
+/* All groups of a matrix: under a Hessian by qt_solve, or strip by strip without. What is decided
+ * beforehand (mix24_choose.c) is in section perm and the CSR. */
+#include "pack/schemes/mix24/fit.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+extern const struct qt_mix24_fitops qt_mix24_fit_generic, qt_mix24_fit_avx2, qt_mix24_fit_avx512;
+
+const struct qt_mix24_fitops *qt_mix24_fitops_best(void)
+{
+    const char *isa = qt_rowops_best()->isa;
+#ifdef __x86_64__
+    if (strcmp(isa, "avx512") == 0)
+        return &qt_mix24_fit_avx512;
+    if (strcmp(isa, "avx2") == 0)
+        return &qt_mix24_fit_avx2;
+#endif
+    (void)isa;
+    return &qt_mix24_fit_generic;
+}
+
+enum { ROWS = QT_FRAG_ROWS, MAX_G = 16, R = QT_PANEL_ROWS };
+
+/* ---- outliers ------------------------------------------------------------------------------- */
+
+/* Sets bit r of apart[channel] for every outlier of the strip's row r: apart[k]. */
+static void mark_outliers(uint16_t *apart, const struct qt_mix24 *m, size_t strip)
+{
+    size_t count = qt_min_size(ROWS, m->n - strip * ROWS);
+    memset(apart, 0, m->k * sizeof *apart);
+    for (size_t panel = 0; m->csr_ptr && panel < m->panels; panel++)
+        for (size_t r = 0; r < count; r++) {
+            size_t first, end;
+            qt_mix24_row(&first, &end, m, panel, strip * ROWS + r);
+            for (size_t i = first; i < end; i++)
+                apart[qt_mix24_channel(m, panel * QT_MIX24_PANEL + m->csr_col[i])] |=
+                    (uint16_t)(1u << r);
+        }
+}
+
+/* Stores the value of the outlier at (row, packed column); returns it as stored. */
+static float store_outlier(const struct qt_mix24 *m, size_t row, size_t col, float value)
+{
+    uint16_t local = (uint16_t)(col % QT_MIX24_PANEL), bits = qt_f32_to_f16(value);
+    size_t low, high;
+    qt_mix24_row(&low, &high, m, col / QT_MIX24_PANEL, row);
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (m->csr_col[middle] <= local)
+            low = middle;
+        else
+            high = middle;
+    }
+    if ((bits & 0x7fff) >= 0x7c00)
+        bits = (uint16_t)((bits & 0x8000) | 0x7bff);
+    m->csr_val[low] = bits;
+    return qt_f16_to_f32(bits);
+}
+
+/* ---- one group of one strip ----------------------------------------------------------------- */
+
+/* A group's problem with its storage. */
+struct part {
+    struct qt_mix24_problem p;
+    float t[MAX_G * ROWS], q[MAX_G * ROWS];
+    uint8_t channel[MAX_G];
+    uint16_t apart[MAX_G];
+};
+
+static void part_new(struct part *x, const struct qt_mix24 *m, bool search, size_t slot, size_t n)
+{
+    memset(x, 0, sizeof *x);
+    x->p = (struct qt_mix24_problem){
+        .n = n,
+        .bits = qt_mix24_bits(m, slot),
+        .halves = m->units.halves,
+        .search = search,
+        .channel = x->channel,
+        .t = x->t,
+        .apart = x->apart,
+    };
+}
+
+/* The channels that a group has not: zero. */
+static void clear_missing(struct qt_mix24_group *group, size_t n)
+{
+    for (size_t c = n; c < MAX_G; c++)
+        memcpy(group->code[c], group->zero, ROWS);
+}
+
+/* Outliers have the code of 0, rows that are not there nothing at all. */
+static void finish_group(struct qt_mix24_group *group, size_t rows)
+{
+    for (size_t r = rows; r < ROWS; r++) {
+        group->q[r] = group->zero[r] = 0;
+        for (size_t c = 0; c < MAX_G; c++)
+            group->code[c][r] = 0;
+    }
+}
+
+/* ---- without a Hessian ---------------------------------------------------------------------- */
+
+void qt_mix24_quantize(const struct qt_packed *p, const struct qt_strip *strip, const float *w,
+                       const float *importance)
+{
+    struct qt_mix24 m;
+    struct qt_mix24_group *groups = strip->scratch;
+    const struct qt_mix24_fitops *ops = qt_mix24_fitops_best();
+    const bool search = qt_mix24_recipe(&p->spec).search;
+    float v[MAX_G * MAX_G];
+    qt_mix24_open(&m, p);
+    uint16_t *apart = (uint16_t *)(void *)(groups + m.slots);
+    memset(groups, 0, m.slots * sizeof *groups);
+    mark_outliers(apart, &m, strip->index);
+    for (size_t slot = 0; slot < m.slots; slot++) {
+        struct part x;
+        if (m.perm[slot] == QT_MIX24_NO_GROUP)
+            continue;
+        size_t first = m.perm[slot] * m.g, n = qt_min_size(m.g, m.k - first);
+        part_new(&x, &m, search, slot, n);
+        x.p.v = v;
+        x.p.stride = MAX_G;
+        for (size_t j = 0; j < n; j++) {
+            v[j * MAX_G + j] = importance ? sqrtf(importance[first + j]) : 1;
+            x.channel[j] = (uint8_t)j;
+            x.apart[j] = apart[first + j];
+            for (size_t r = 0; r < strip->rows; r++)
+                x.t[j * ROWS + r] = w[r * m.k + first + j];
+        }
+        ops->fit(&groups[slot], x.q, &x.p);
+        clear_missing(&groups[slot], n);
+        finish_group(&groups[slot], strip->rows);
+        for (size_t j = 0; j < n; j++)
+            for (size_t r = 0; r < strip->rows; r++)
+                if (x.apart[j] >> r & 1)
+                    store_outlier(&m, strip->index * ROWS + r, slot * m.g + j, x.t[j * ROWS + r]);
+    }
+    qt_mix24_pack(qt_mix24_strip(&m, strip->index), &m, groups);
+}
+
+/* ---- under a Hessian ------------------------------------------------------------------------ */
+
+/* Scales and ranges of one group's rows in one panel: the columns of a group are rounded one after
+ * the other. */
+struct rows_cache {
+    size_t group; /* SIZE_MAX: none */
+    float scale[R], inverse[R], low[R], high[R];
+    float zero[R];
+};
+
+struct solver {
+    struct qt_mix24 m;
+    bool search;
+    const struct qt_mix24_fitops *ops;
+    struct qt_mix24_group *groups; /* [strips][slots] */
+    uint16_t *apart;               /* [strips][k] */
+    uint16_t *slot_of;             /* [groups] */
+    struct rows_cache *cache;      /* [panels of rows] */
+};
+
+static size_t packed_column(const struct solver *s, size_t channel)
+{
+    return s->slot_of[channel / s->m.g] * s->m.g + channel % s->m.g;
+}
+
+static struct qt_mix24_group *group_at(const struct solver *s, size_t row, size_t group)
+{
+    return &s->groups[row / ROWS * s->m.slots + s->slot_of[group]];
+}
+
+/* Fits or refits a group in all strips of a panel. */
+static void fit_panel(struct solver *s, const struct qt_column_group *g, const float *t, float *q,
+                      size_t row0, size_t rows)
+{
+    struct part x;
+    part_new(&x, &s->m, s->search, s->slot_of[g->index], g->n);
+    x.p.coupled = true;
+    x.p.v = g->v;
+    x.p.stride = g->stride;
+    for (size_t j = 0; j < qt_min_size(g->n, MAX_G); j++)
+        x.channel[j] = (uint8_t)(g->col[j] - g->index * s->m.g);
+    for (size_t r = 0; r < rows; r += ROWS) {
+        struct qt_mix24_group *group = group_at(s, row0 + r, g->index);
+        for (size_t j = 0; j < g->n; j++) {
+            x.apart[j] = s->apart[(row0 + r) / ROWS * s->m.k + g->col[j]];
+            memcpy(x.t + j * ROWS, t + j * R + r, ROWS * sizeof *t);
+            if (q)
+                memcpy(x.q + j * ROWS, q + j * R + r, ROWS * sizeof *q);
+        }
+        if (q)
+            s->ops->refit(group, x.q, &x.p);
+        else
+            s->ops->fit(group, x.q, &x.p);
+        clear_missing(group, g->n);
+        for (size_t j = 0; j < g->n && q; j++)
+            for (size_t i = 0; i < ROWS && r + i < rows; i++)
+                q[j * R + r + i] = x.apart[j] >> i & 1 ? store_outlier(&s->m, row0 + r + i,
+                                                                       packed_column(s, g->col[j]),
+                                                                       x.q[j * ROWS + i])
+                                                       : x.q[j * ROWS + i];
+    }
+    s->cache[row0 / R].group = SIZE_MAX;
+}
+
+static void begin(void *ctx, const struct qt_column_group *group, const float *t, size_t row0,
+                  size_t rows)
+{
+    fit_panel(ctx, group, t, NULL, row0, rows);
+}
+
+static void refit(void *ctx, const struct qt_column_group *group, const float *t, float *q,
+                  size_t row0, size_t rows)
+{
+    fit_panel(ctx, group, t, q, row0, rows);
+}
+
+static const struct rows_cache *cache_for(struct solver *s, size_t group, size_t row0, size_t rows)
+{
+    struct rows_cache *cache = &s->cache[row0 / R];
+    if (cache->group == group)
+        return cache;
+    cache->group = group;
+    const float top = qt_mix24_bits(&s->m, s->slot_of[group]) == 4 ? 15 : 3;
+    for (size_t r = 0; r < rows; r++) {
+        const struct qt_mix24_group *g = group_at(s, row0 + r, group);
+        cache->scale[r] = qt_mix24_scale(g, r % ROWS);
+        cache->inverse[r] = 1 / cache->scale[r];
+        cache->zero[r] = g->zero[r % ROWS];
+        cache->low[r] = -cache->zero[r];
+        cache->high[r] = top - cache->zero[r];
+    }
+    return cache;
+}
+
+static void round_column(void *ctx, size_t col, const float *x, float *q, float *unit, size_t row0,
+                         size_t rows)
+{
+    struct solver *s = ctx;
+    size_t group = col / s->m.g, c = col % s->m.g;
+    const struct rows_cache *cache = cache_for(s, group, row0, rows);
+    for (size_t r = 0; r < rows; r++) {
+        float y = x[r] * cache->inverse[r];
+        y = y < cache->low[r] ? cache->low[r] : y > cache->high[r] ? cache->high[r] : y;
+        unit[r] = (y + 12582912.0f) - 12582912.0f; /* to the nearest integer, ties to even */
+        q[r] = qt_mix24_value(cache->zero[r] + unit[r], cache->zero[r], cache->scale[r]);
+    }
+    for (size_t r = 0; r < rows; r += ROWS) {
+        uint8_t *code = group_at(s, row0 + r, group)->code[c];
+        uint16_t apart = s->apart[(row0 + r) / ROWS * s->m.k + col];
+        for (size_t i = 0; i < ROWS && r + i < rows; i++) {
+            code[i] = (uint8_t)(cache->zero[r + i] + unit[r + i]);
+            if (apart >> i & 1) {
+                code[i] = (uint8_t)cache->zero[r + i];
+                q[r + i] = store_outlier(&s->m, row0 + r + i, packed_column(s, col), x[r + i]);
+            }
+        }
+    }
+}
+
+static int store_strip(void *ctx, size_t strip, int thread, struct qt_err *err)
+{
+    struct solver *s = ctx;
+    struct qt_mix24_group *groups = s->groups + strip * s->m.slots;
+    (void)thread;
+    (void)err;
+    for (size_t slot = 0; slot < s->m.slots; slot++)
+        finish_group(&groups[slot], qt_min_size(ROWS, s->m.n - strip * ROWS));
+    qt_mix24_pack(qt_mix24_strip(&s->m, strip), &s->m, groups);
+    return QT_OK;
+}
+
+/* f in the order of the recipe. */
+static int order_new(struct qt_factor *out, const struct solver *s, enum qt_mix24_order order,
+                     const struct qt_factor *f, struct qt_err *err)
+{
+    struct qt_factor_options opt = {.natural = order == QT_MIX24_NATURAL};
+    uint8_t *class = NULL;
+    int rc = qt_array_new(&class, s->m.groups, 1, err);
+    if (rc < 0)
+        return rc;
+    for (size_t group = 0; group < s->m.groups && order == QT_MIX24_TWOS_FIRST; group++)
+        class[group] = qt_mix24_bits(&s->m, s->slot_of[group]) == 4;
+    opt.class = class;
+    rc = qt_factor_reorder(out, f, &opt, err);
+    qt_free(class);
+    return rc;
+}
+
+/* Strip by strip, with the diagonal of H as importance: where nothing makes up for an error, that
+ * is what it costs. */
+struct weighing {
+    struct qt_packed *p;
+    const float *w;
+    float *importance;
+    unsigned char *scratch; /* per thread */
+    size_t scratch_stride;
+};
+
+static int weigh_strip(void *ctx, size_t strip, int thread, struct qt_err *err)
+{
+    struct weighing *x = ctx;
+    struct qt_strip s = {strip, qt_min_size(ROWS, x->p->n - strip * ROWS),
+                         x->scratch + (size_t)thread * x->scratch_stride};
+    (void)err;
+    qt_mix24_quantize(x->p, &s, x->w + strip * ROWS * x->p->k, x->importance);
+    return QT_OK;
+}
+
+static int solve_without_feedback(struct qt_solve_report *out, struct qt_packed *p, const float *w,
+                                  const struct qt_factor *f, struct qt_err *err)
+{
+    struct weighing x = {.p = p, .w = w};
+    struct qt_packed plain = *p; /* the same data, read as w is scaled */
+    float *q = NULL;
+    int rc = QT_OK;
+    plain.scale_exp2 = 0;
+    x.scratch_stride = qt_round_up(qt_mix24_scratch_bytes(p), 64);
+    QT_TRY(qt_array_new(&x.importance, p->k, sizeof *x.importance, err));
+    QT_TRY(qt_array_new(&x.scratch, (size_t)qt_threads(), x.scratch_stride, err));
+    QT_TRY(qt_array_new(&q, p->n, p->k * sizeof *q, err));
+    for (size_t i = 0; i < p->k; i++)
+        x.importance[f->order[i]] = f->h[i * p->k + i];
+    QT_TRY(qt_parallel(qt_ceil_div(p->n, ROWS), weigh_strip, &x, err));
+    QT_TRY(qt_packed_decode(q, &plain, 0, p->n, err));
+    QT_TRY(qt_solve_error(&out->feedback, f, w, q, p->n, err));
+    out->polished = out->feedback;
+done:
+    qt_free(x.importance);
+    qt_free(x.scratch);
+    qt_free(q);
+    return rc;
+}
+
+int qt_mix24_solve(struct qt_solve_report *out, struct qt_packed *p, const float *w,
+                   const struct qt_factor *f, const struct qt_solve_options *opt,
+                   struct qt_err *err)
+{
+    struct solver s = {.ops = qt_mix24_fitops_best()};
+    const struct qt_mix24_recipe recipe = qt_mix24_recipe(&p->spec);
+    struct qt_rounder rounder = {.ctx = &s, .begin = begin, .round = round_column, .refit = refit};
+    struct qt_factor ordered = {0};
+    size_t panels = qt_ceil_div(p->n, R);
+    int rc = QT_OK;
+    if (recipe.order == QT_MIX24_NO_FEEDBACK)
+        return solve_without_feedback(out, p, w, f, err);
+    qt_mix24_open(&s.m, p);
+    s.search = recipe.search;
+    QT_TRY(qt_array_new(&s.groups, s.m.strips, s.m.slots * sizeof *s.groups, err));
+    QT_TRY(qt_array_new(&s.apart, s.m.strips, s.m.k * sizeof *s.apart, err));
+    QT_TRY(qt_array_new(&s.slot_of, s.m.groups, sizeof *s.slot_of, err));
+    QT_TRY(qt_array_new(&s.cache, panels, sizeof *s.cache, err));
+    for (size_t i = 0; i < panels; i++)
+        s.cache[i].group = SIZE_MAX;
+    for (size_t slot = 0; slot < s.m.slots; slot++)
+        if (s.m.perm[slot] != QT_MIX24_NO_GROUP)
+            s.slot_of[s.m.perm[slot]] = (uint16_t)slot;
+    for (size_t strip = 0; strip < s.m.strips; strip++)
+        mark_outliers(s.apart + strip * s.m.k, &s.m, strip);
+    QT_TRY(order_new(&ordered, &s, recipe.order, f, err));
+    QT_TRY(qt_solve(out, &ordered, w, p->n, &rounder, opt, err));
+    QT_TRY(qt_parallel(s.m.strips, store_strip, &s, err));
+done:
+    qt_factor_free(&ordered);
+    qt_free(s.groups);
+    qt_free(s.apart);
+    qt_free(s.slot_of);
+    qt_free(s.cache);
+    return rc;
+}

@@ -1,0 +1,328 @@
+/*
+ * Perplexity and divergence. The loop is: batch of windows / decoder block / group of windows, so
+ * that each block's weights are read (and decoded) once per batch, whatever the number of windows.
+ */
+#include "verify/verify.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    DEFAULT_SEQLEN = 512,  /* tokens of a window */
+    GROUP_TOKENS = 2048,   /* tokens that go through a block in one call */
+    LOGIT_POSITIONS = 256, /* positions whose logits are held at once */
+};
+static const size_t default_batch_bytes = (size_t)1 << 30;
+
+/* One of the models that run side by side. */
+struct side {
+    const struct qt_weights *weights;
+    struct qt_model *model;
+    struct qt_model_info info;
+    struct qt_embed_head *ends;
+    float *hidden; /* backend: [batch windows * seqlen][hidden] */
+    float *logits; /* backend: [LOGIT_POSITIONS][vocab] */
+};
+
+struct eval {
+    struct qt_backend *be;
+    const struct qt_log *log;
+    const uint32_t *ids;
+    size_t seqlen, windows;
+    /* Windows per call of a block, and per batch. A batch is a multiple of a group, so that the
+     * calls, and with them the results to the last bit, do not depend on the batch. */
+    size_t group, batch;
+    size_t nsides; /* 1, or 2 with a reference */
+    struct side side[2];
+    uint32_t *targets;             /* [LOGIT_POSITIONS] */
+    struct qt_score *scores;       /* [LOGIT_POSITIONS] */
+    double *kld;                   /* [windows * seqlen] with a reference */
+    double nll, ref_nll, p_delta2; /* sums over scored positions */
+    size_t same_top;
+    double done, total; /* progress: windows times (blocks + head) */
+};
+
+static void advance(struct eval *ev, size_t windows)
+{
+    ev->done += (double)windows;
+    qt_log_progress(ev->log, "eval", ev->done, ev->total);
+}
+
+/* ---- setting up ----------------------------------------------------------------------------- */
+
+static int open_models(struct eval *ev, struct qt_err *err)
+{
+    for (size_t i = 0; i < ev->nsides; i++) {
+        struct side *s = &ev->side[i];
+        int rc = qt_model_open(&s->model, s->weights, err);
+        if (rc < 0)
+            return rc;
+        s->info = *qt_model_info(s->model);
+    }
+    if (ev->nsides == 2 && ev->side[0].info.vocab != ev->side[1].info.vocab)
+        return qt_fail(err, QT_E_INPUT, ev->side[1].weights->dir, NULL,
+                       "the reference has a vocabulary of %zu, the model one of %zu",
+                       ev->side[1].info.vocab, ev->side[0].info.vocab);
+    if (ev->nsides == 2 && ev->side[0].info.logit_softcap != ev->side[1].info.logit_softcap)
+        return qt_fail(err, QT_E_INPUT, ev->side[1].weights->dir, NULL,
+                       "the reference's logits have a soft cap of %g, the model's one of %g",
+                       (double)ev->side[1].info.logit_softcap,
+                       (double)ev->side[0].info.logit_softcap);
+    return QT_OK;
+}
+
+/* seqlen 0: the default, or what both models take. */
+static int choose_seqlen(struct eval *ev, size_t seqlen, struct qt_err *err)
+{
+    ev->seqlen = seqlen ? seqlen : DEFAULT_SEQLEN;
+    for (size_t i = 0; i < ev->nsides; i++) {
+        const struct side *s = &ev->side[i];
+        if (seqlen > s->info.max_positions)
+            return qt_fail(err, QT_E_USAGE, s->weights->dir, NULL,
+                           "windows of %zu tokens, but the model has %zu positions", seqlen,
+                           s->info.max_positions);
+        ev->seqlen = qt_min_size(ev->seqlen, s->info.max_positions);
+    }
+    if (ev->seqlen < 2)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "a window needs at least 2 tokens");
+    ev->group = ev->seqlen < GROUP_TOKENS ? GROUP_TOKENS / ev->seqlen : 1;
+    return QT_OK;
+}
+
+static int choose_windows(struct eval *ev, size_t count, size_t limit, struct qt_err *err)
+{
+    size_t vocab = ev->side[0].info.vocab;
+    ev->windows = count / ev->seqlen;
+    if (ev->windows == 0)
+        return qt_fail(err, QT_E_INPUT, NULL, NULL,
+                       "the data has %zu tokens, less than one window of %zu", count, ev->seqlen);
+    if (limit)
+        ev->windows = qt_min_size(ev->windows, limit);
+    for (size_t i = 0; i < ev->windows * ev->seqlen; i++)
+        if (ev->ids[i] >= vocab)
+            return qt_fail(err, QT_E_INPUT, NULL, NULL,
+                           "token %zu has id %u, but the model's vocabulary is %zu", i, ev->ids[i],
+                           vocab);
+    return QT_OK;
+}
+
+static void choose_batch(struct eval *ev, size_t batch_bytes)
+{
+    size_t hidden = 0;
+    double layers = 0;
+    for (size_t i = 0; i < ev->nsides; i++) {
+        hidden += ev->side[i].info.hidden;
+        layers += (double)ev->side[i].info.layers;
+    }
+    size_t groups = (batch_bytes ? batch_bytes : default_batch_bytes) / sizeof(float) / hidden /
+                    ev->seqlen / ev->group;
+    groups = qt_min_size(groups ? groups : 1, qt_ceil_div(ev->windows, ev->group));
+    ev->batch = qt_min_size(groups * ev->group, ev->windows);
+    ev->total = (double)ev->windows * (layers + 1);
+}
+
+static int new_buffers(struct eval *ev, struct qt_err *err)
+{
+    int rc;
+    for (size_t i = 0; i < ev->nsides; i++) {
+        struct side *s = &ev->side[i];
+        QT_TRY(qt_embed_head_open(&s->ends, s->model, s->weights, ev->be, err));
+        QT_TRY(qt_backend_floats(&s->hidden, ev->be, ev->batch * ev->seqlen, s->info.hidden, err));
+        QT_TRY(qt_backend_floats(&s->logits, ev->be, LOGIT_POSITIONS, s->info.vocab, err));
+    }
+    QT_TRY(qt_array_new(&ev->targets, LOGIT_POSITIONS, sizeof *ev->targets, err));
+    QT_TRY(qt_array_new(&ev->scores, LOGIT_POSITIONS, sizeof *ev->scores, err));
+    if (ev->nsides == 2)
+        QT_TRY(qt_array_new(&ev->kld, ev->windows * ev->seqlen, sizeof *ev->kld, err));
+done:
+    return rc;
+}
+
+static void eval_close(struct eval *ev)
+{
+    for (size_t i = 0; i < ev->nsides; i++) {
+        struct side *s = &ev->side[i];
+        if (s->logits)
+            ev->be->free(ev->be, s->logits);
+        if (s->hidden)
+            ev->be->free(ev->be, s->hidden);
+        qt_embed_head_close(s->ends);
+        qt_model_close(s->model);
+    }
+    qt_free(ev->targets);
+    qt_free(ev->scores);
+    qt_free(ev->kld);
+}
+
+/* ---- running -------------------------------------------------------------------------------- */
+
+/* Runs a decoder block over all windows of the batch. */
+static int run_layer(struct eval *ev, struct side *s, size_t layer, size_t windows,
+                     struct qt_err *err)
+{
+    struct qt_layer *block = NULL;
+    int rc;
+    QT_TRY(qt_layer_open(&block, s->model, layer, s->weights, ev->be, err));
+    for (size_t i = 0; i < windows; i += ev->group) {
+        size_t n = qt_min_size(ev->group, windows - i);
+        float *hidden = s->hidden + i * ev->seqlen * s->info.hidden;
+        QT_TRY(qt_layer_run(block, hidden, n * ev->seqlen, ev->seqlen, NULL, err));
+        advance(ev, n);
+    }
+done:
+    qt_layer_close(block);
+    return rc;
+}
+
+static int run_blocks(struct eval *ev, struct side *s, size_t first, size_t windows,
+                      struct qt_err *err)
+{
+    int rc = qt_embed_tokens(s->ends, s->hidden, ev->ids + first * ev->seqlen, windows * ev->seqlen,
+                             ev->seqlen, err);
+    for (size_t layer = 0; rc == QT_OK && layer < s->info.layers; layer++)
+        rc = run_layer(ev, s, layer, windows, err);
+    return rc;
+}
+
+/* Adds the scores of positions [pos, pos + m) of a window. */
+static int add_scores(struct eval *ev, size_t window, size_t pos, size_t m, struct qt_err *err)
+{
+    bool ref = ev->nsides == 2;
+    for (size_t i = 0; i < m; i++) {
+        const struct qt_score *s = &ev->scores[i];
+        size_t token = window * ev->seqlen + pos + i;
+        const bool finite = isfinite(s->nll), ref_finite = !ref || isfinite(s->ref_nll);
+        if (!finite || !ref_finite || (ref && !isfinite(s->kld)))
+            return qt_fail(err, QT_E_INPUT, ev->side[finite && !ref_finite].weights->dir, NULL,
+                           "the logits are not finite at token %zu of the data", token);
+        if (ref) {
+            ev->kld[token] = s->kld;
+            ev->same_top += s->same_top;
+        }
+        if (pos + i + 1 == ev->seqlen)
+            continue; /* nothing to predict: see score_chunk */
+        ev->nll += s->nll;
+        if (ref) {
+            ev->ref_nll += s->ref_nll;
+            ev->p_delta2 += s->p_delta * s->p_delta;
+        }
+    }
+    return QT_OK;
+}
+
+/* Logits and scores of positions [pos, pos + m) of a window whose hidden states are at row `row`.
+ * The target of a position is the token after it. The last position of a window has none (the next
+ * window starts afresh): it is compared with the reference like any other, its target is a
+ * placeholder and what depends on the target is left out of the sums. */
+static int score_chunk(struct eval *ev, size_t window, size_t row, size_t pos, size_t m,
+                       struct qt_err *err)
+{
+    const uint32_t *ids = ev->ids + window * ev->seqlen;
+    int rc;
+    for (size_t i = 0; i < m; i++)
+        ev->targets[i] = ids[pos + i + 1 < ev->seqlen ? pos + i + 1 : 0];
+    for (size_t i = 0; i < ev->nsides; i++) {
+        struct side *s = &ev->side[i];
+        QT_TRY(
+            qt_head_logits(s->ends, s->logits, s->hidden + (row + pos) * s->info.hidden, m, err));
+    }
+    QT_TRY(ev->be->score(ev->be, ev->scores, ev->side[0].logits, ev->side[1].logits, ev->targets,
+                         ev->side[0].info.logit_softcap, m, ev->side[0].info.vocab, err));
+    QT_TRY(add_scores(ev, window, pos, m, err));
+done:
+    return rc;
+}
+
+static int score_batch(struct eval *ev, size_t first, size_t windows, struct qt_err *err)
+{
+    for (size_t i = 0; i < windows; i++) {
+        for (size_t pos = 0; pos < ev->seqlen; pos += LOGIT_POSITIONS) {
+            size_t m = qt_min_size(LOGIT_POSITIONS, ev->seqlen - pos);
+            int rc = score_chunk(ev, first + i, i * ev->seqlen, pos, m, err);
+            if (rc < 0)
+                return rc;
+        }
+        advance(ev, 1);
+    }
+    return QT_OK;
+}
+
+static int run_batches(struct eval *ev, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t first = 0; first < ev->windows; first += ev->batch) {
+        size_t windows = qt_min_size(ev->batch, ev->windows - first);
+        for (size_t i = 0; i < ev->nsides; i++)
+            QT_TRY(run_blocks(ev, &ev->side[i], first, windows, err));
+        QT_TRY(score_batch(ev, first, windows, err));
+    }
+done:
+    return rc;
+}
+
+/* ---- figures -------------------------------------------------------------------------------- */
+
+static int compare_double(const void *a, const void *b)
+{
+    double x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    return (x > y) - (x < y);
+}
+
+/* Quantile q of sorted x[n], linear between neighbours (as NumPy and R by default). */
+static double quantile(const double *x, size_t n, double q)
+{
+    double at = q * (double)(n - 1);
+    size_t i = (size_t)at;
+    double part = at - (double)i;
+    return i + 1 < n ? x[i] + part * (x[i + 1] - x[i]) : x[n - 1];
+}
+
+static void fill_report(struct qt_eval_report *out, struct eval *ev)
+{
+    double scored = (double)(ev->windows * (ev->seqlen - 1));
+    size_t positions = ev->windows * ev->seqlen;
+    *out = (struct qt_eval_report){
+        .windows = ev->windows,
+        .seqlen = ev->seqlen,
+        .scored_tokens = ev->windows * (ev->seqlen - 1),
+        .ppl = exp(ev->nll / scored),
+        .has_ref = ev->nsides == 2,
+    };
+    if (!out->has_ref)
+        return;
+    double sum = 0;
+    for (size_t i = 0; i < positions; i++)
+        sum += ev->kld[i];
+    qsort(ev->kld, positions, sizeof *ev->kld, compare_double);
+    out->ref_ppl = exp(ev->ref_nll / scored);
+    out->kld_mean = sum / (double)positions;
+    out->kld_median = quantile(ev->kld, positions, 0.5);
+    out->kld_p999 = quantile(ev->kld, positions, 0.999);
+    out->same_top = (double)ev->same_top / (double)positions;
+    out->rms_dp = sqrt(ev->p_delta2 / scored);
+}
+
+int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct qt_weights *ref,
+            const uint32_t *ids, size_t count, const struct qt_eval_options *opt,
+            struct qt_backend *be, struct qt_err *err)
+{
+    struct eval ev = {.be = be, .log = opt->log, .ids = ids};
+    int rc;
+    *out = (struct qt_eval_report){0};
+    ev.nsides = ref ? 2 : 1;
+    ev.side[0].weights = w;
+    ev.side[1].weights = ref;
+    QT_TRY(open_models(&ev, err));
+    QT_TRY(choose_seqlen(&ev, opt->seqlen, err));
+    QT_TRY(choose_windows(&ev, count, opt->windows, err));
+    choose_batch(&ev, opt->batch_bytes);
+    QT_TRY(new_buffers(&ev, err));
+    QT_TRY(run_batches(&ev, err));
+    fill_report(out, &ev);
+done:
+    eval_close(&ev);
+    return rc;
+}

@@ -1,0 +1,113 @@
+/* verify --device: the tensors of a container, and its KV cache, each through the kernels of its
+ * kind. What counts as a fault is in device_matmul.c, device_w4ax.c and device_kv.c. */
+#include "verify/gpu/device.h"
+
+#include <stdio.h>
+
+/* What no kernel takes is a row that says so; everything else that fails ends the run. */
+static int finish_row(struct qt_device_report *out, struct qt_device_tensor *t, int rc,
+                      struct qt_err *err)
+{
+    if (rc == QT_E_UNSUPPORTED) {
+        snprintf(t->missing, sizeof t->missing, "%.*s", (int)sizeof t->missing - 1, err->reason);
+        out->missing++;
+        rc = QT_OK;
+    } else if (rc < 0 && err && !err->tensor[0]) {
+        snprintf(err->tensor, sizeof err->tensor, "%s", t->name);
+    }
+    out->faults += t->faults;
+    return rc;
+}
+
+static int check_entry(struct qt_device_report *out, struct device *d,
+                       const struct qt_container *container, size_t i, struct qt_err *err)
+{
+    const struct qt_entry *e = qt_container_entry(container, i);
+    struct qt_device_tensor *t = &out->tensors[i];
+    struct qt_packed packed = {0};
+    int rc;
+    *t = (struct qt_device_tensor){.name = e->name, .spec = e->spec, .n = e->n, .k = e->k};
+    QT_TRY(qt_packed_open(&packed, container, e, err));
+    rc = gpu_is_w4ax(&packed) ? device_w4ax(t, d, &packed, 1000 * i, err)
+                              : device_matmul(t, d, &packed, 1000 * i, err);
+    rc = finish_row(out, t, rc, err);
+done:
+    qt_packed_free(&packed);
+    return rc;
+}
+
+/* The caches of all layers: rows behind those of the tensors, by the names of their scales. */
+static int check_caches(struct qt_device_report *out, struct device *d,
+                        const struct qt_container *container, const struct qt_kv *kv,
+                        const struct qt_model_info *model, struct qt_err *err)
+{
+    for (size_t l = 0; l < model->layers; l++) {
+        struct qt_device_tensor *t = &out->tensors[out->count++];
+        char *name;
+        int rc = qt_kv_tensor_name(&name, l, "scale", err);
+        if (rc < 0)
+            return rc;
+        const struct qt_tensor *scale = qt_ckpt_find(qt_container_ckpt(container), name);
+        qt_free(name);
+        *t = (struct qt_device_tensor){
+            .name = scale->name, .spec = "kv4", .n = model->kv_heads, .k = model->head_dim};
+        rc = finish_row(out, t, device_cache(t, d, kv, model, l, err), err);
+        if (rc < 0)
+            return rc;
+    }
+    return QT_OK;
+}
+
+static int check_all(struct qt_device_report *out, struct device *d, const struct qt_container *c,
+                     const struct qt_kv *kv, const struct qt_model_info *model,
+                     const struct qt_log *log, struct qt_err *err)
+{
+    size_t count = qt_container_count(c);
+    double done = 0, total = 0;
+    int rc;
+    QT_TRY(qt_array_new(&out->tensors, count + (model ? model->layers : 0), sizeof *out->tensors,
+                        err));
+    for (size_t i = 0; i < count; i++)
+        total += (double)qt_container_entry(c, i)->n * (double)qt_container_entry(c, i)->k;
+    for (size_t i = 0; i < count; i++) {
+        out->count++;
+        QT_TRY(check_entry(out, d, c, i, err));
+        done += (double)out->tensors[i].n * (double)out->tensors[i].k;
+        qt_log_progress(log, "kernels", done, total);
+    }
+    if (model)
+        QT_TRY(check_caches(out, d, c, kv, model, err));
+done:
+    return rc;
+}
+
+int qt_verify_device(struct qt_device_report *out, const struct qt_container *c, struct qt_gpu *gpu,
+                     struct qt_backend *cpu, const struct qt_log *log, struct qt_err *err)
+{
+    struct device d = {.gpu = gpu, .cpu = cpu};
+    struct qt_weights weights = qt_weights_of_container(c);
+    const struct qt_model_info *info = NULL;
+    struct qt_model *model = NULL;
+    struct qt_kv kv = {0};
+    int rc;
+    *out = (struct qt_device_report){0};
+    if (qt_kv_entry(c)) {
+        QT_TRY(qt_model_open(&model, &weights, err));
+        info = qt_model_info(model);
+        QT_TRY(qt_kv_open(&kv, c, info, err));
+    }
+    QT_TRY(check_all(out, &d, c, &kv, info, log, err));
+done:
+    device_close(&d);
+    qt_kv_free(&kv);
+    qt_model_close(model);
+    if (rc < 0)
+        qt_device_free(out);
+    return rc;
+}
+
+void qt_device_free(struct qt_device_report *report)
+{
+    qt_free(report->tensors);
+    *report = (struct qt_device_report){0};
+}

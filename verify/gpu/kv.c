@@ -1,0 +1,412 @@
+/*
+ * A layer's 4-bit cache through the kernels of qtool_kv4.h: what append leaves is, decoded, what
+ * pack rounds to, bit for bit, and nothing else; attention over it against FP64.
+ */
+#include "verify/gpu/device.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { SEQUENCES = 4, PAGE = 64, CAPACITY = 704, TOKENS = 700 + 129 + 33 + 1 };
+static const int lengths[SEQUENCES] = {700, 129, 33, 1}; /* around slots, pages and splits */
+
+static const struct {
+    const char *name;
+    enum qtool_dtype dtype;
+    bool paged;
+} cases[] = {
+    {"paged f16", QTOOL_F16, true},
+    {"contiguous bf16", QTOOL_BF16, false},
+};
+
+/* Of the outputs: rounding of probabilities to FP16, of sums to FP16 or BF16. */
+static const double MOST_ERROR[] = {1.5e-3, 3e-3};
+
+enum { K, V, PARAM, ARRAYS };
+
+struct check {
+    struct device *d;
+    struct qt_device_tensor *out;
+    const char *name;
+    enum qtool_dtype dtype;
+    size_t heads, group, dim;  /* of keys and values, query heads of one of those */
+    size_t pages, rows;        /* rows: tokens of a head that there is room for */
+    const float *scale, *zero; /* [heads][dim] */
+    int table[SEQUENCES * CAPACITY / PAGE];
+    int sequence[TOKENS], position[TOKENS];
+    float *k, *v;    /* [TOKENS][heads][dim], as they should come out of the cache */
+    uint16_t *input; /* one of them as appended; then queries */
+    struct gpu_buffer memory[ARRAYS], k_in, v_in, q, small[5]; /* small: scale, zero, table... */
+    struct qtool_kv_cache cache;
+    char *data[ARRAYS]; /* in memory */
+    unsigned char *got[ARRAYS];
+    bool *used; /* [rows] */
+};
+
+/* ---- a cache -------------------------------------------------------------------------------- */
+
+static size_t array_bytes(const struct check *c, int array)
+{
+    return c->rows * (array == PARAM ? 4 : c->dim / 2);
+}
+
+static size_t place(const struct check *c, size_t token, size_t head)
+{
+    size_t page = (size_t)c->sequence[token], at = (size_t)c->position[token];
+    if (c->cache.table) {
+        page = (size_t)c->table[page * c->cache.table_pitch + at / PAGE];
+        at %= PAGE;
+    }
+    return (page * c->heads + head) * c->cache.page_tokens + at;
+}
+
+/* Pages in random order. */
+static void number_tokens(struct check *c)
+{
+    size_t i = 0;
+    for (size_t p = 0; p < c->pages; p++) {
+        size_t j = gpu_random(7, p) % (p + 1);
+        c->table[p] = c->table[j];
+        c->table[j] = (int)p;
+    }
+    for (int s = 0; s < SEQUENCES; s++)
+        for (int j = 0; j < lengths[s]; j++, i++) {
+            c->sequence[i] = s;
+            c->position[i] = j;
+        }
+}
+
+static int upload(void **out, struct check *c, struct gpu_buffer *b, const void *data, size_t bytes,
+                  struct qt_err *err)
+{
+    struct qt_gpu *gpu = c->d->gpu;
+    int rc = gpu_buffer_need(b, gpu, bytes, err);
+    *out = b->data;
+    return rc < 0 ? rc : gpu->upload(gpu, b->data, data, bytes, err);
+}
+
+static int make_cache(struct check *c, bool paged, struct qt_err *err)
+{
+    size_t width = c->heads * c->dim;
+    void *scale, *zero, *table;
+    int rc;
+    c->pages = paged ? SEQUENCES * CAPACITY / PAGE : SEQUENCES;
+    c->rows = SEQUENCES * CAPACITY * c->heads;
+    number_tokens(c);
+    for (int i = 0; i < ARRAYS; i++) {
+        QT_TRY(device_poison(&c->data[i], c->d, &c->memory[i], array_bytes(c, i), err));
+        QT_TRY(qt_array_new(&c->got[i], array_bytes(c, i), 1, err));
+    }
+    QT_TRY(qt_array_new(&c->used, c->rows, sizeof *c->used, err));
+    QT_TRY(upload(&scale, c, &c->small[0], c->scale, width * sizeof *c->scale, err));
+    QT_TRY(upload(&zero, c, &c->small[1], c->zero, width * sizeof *c->zero, err));
+    QT_TRY(upload(&table, c, &c->small[2], c->table, sizeof c->table, err));
+    c->cache = (struct qtool_kv_cache){.format = QTOOL_KV_INT4,
+                                       .heads = c->heads,
+                                       .head_dim = c->dim,
+                                       .page_tokens = paged ? PAGE : CAPACITY,
+                                       .table = paged ? table : NULL,
+                                       .table_pitch = CAPACITY / PAGE,
+                                       .k = c->data[K],
+                                       .v = c->data[V],
+                                       .v_param = c->data[PARAM],
+                                       .k_scale = scale,
+                                       .k_zero = zero};
+done:
+    return rc;
+}
+
+/* ---- append --------------------------------------------------------------------------------- */
+
+/* Keys over the range of their codes and somewhat beyond it, values of different size per token. */
+static float made_up(const struct check *c, size_t i, bool key)
+{
+    size_t width = c->heads * c->dim, channel = i % width;
+    float u = gpu_random_unit(key ? 11 : 12, i);
+    if (key)
+        return c->scale[channel] * (8.2f * (u + 1) - 0.5f - c->zero[channel]);
+    return ldexpf(u, (int)(gpu_random(13, i / width) % 7) - 3);
+}
+
+static int make_input(void **out, struct check *c, struct gpu_buffer *b, float *x, bool key,
+                      struct qt_err *err)
+{
+    size_t count = TOKENS * c->heads * c->dim;
+    for (size_t i = 0; i < count; i++) {
+        c->input[i] = truth_round(made_up(c, i, key), c->dtype);
+        x[i] = truth_value(c->input[i], c->dtype);
+    }
+    return upload(out, c, b, c->input, count * sizeof *c->input, err);
+}
+
+static int append(struct check *c, const struct qt_kv *kv, size_t layer, struct qt_err *err)
+{
+    const struct qt_attention a = {
+        .seqlen = TOKENS, .heads = c->heads * c->group, .kv_heads = c->heads, .head_dim = c->dim};
+    const struct qt_linear key = {.layer = layer};
+    struct qt_gpu *gpu = c->d->gpu;
+    void *k, *v, *sequence, *position;
+    int rc;
+    QT_TRY(make_input(&k, c, &c->k_in, c->k, true, err));
+    QT_TRY(make_input(&v, c, &c->v_in, c->v, false, err));
+    QT_TRY(upload(&sequence, c, &c->small[3], c->sequence, sizeof c->sequence, err));
+    QT_TRY(upload(&position, c, &c->small[4], c->position, sizeof c->position, err));
+    QT_TRY(gpu->kv_append(gpu, &c->cache, k, v, sequence, position, TOKENS, c->dtype, err));
+    QT_TRY(qt_kv_apply((void *)(uintptr_t)kv, c->d->cpu, c->k, c->v, &key, &key, TOKENS, &a, err));
+    for (int i = 0; i < ARRAYS; i++) {
+        QT_TRY(gpu->download(gpu, c->got[i], c->data[i], array_bytes(c, i), err));
+        QT_TRY(device_check_guards(c->d, c->out, c->name, "cache", c->data[i], array_bytes(c, i),
+                                   err));
+    }
+done:
+    return rc;
+}
+
+static float code_of(const unsigned char *codes, size_t i)
+{
+    return (float)(codes[i / 2] >> i % 2 * 4 & 15);
+}
+
+/* Channels of a token's head that are not as they should be. */
+static size_t count_wrong(const struct check *c, size_t token, size_t head)
+{
+    size_t at = place(c, token, head), wrong = 0;
+    const float *k = c->k + (token * c->heads + head) * c->dim;
+    const float *v = c->v + (token * c->heads + head) * c->dim;
+    uint16_t param[2];
+    memcpy(param, c->got[PARAM] + at * sizeof param, sizeof param);
+    float scale = qt_f16_to_f32(param[0]), least = qt_f16_to_f32(param[1]);
+    for (size_t i = 0; i < c->dim; i++) {
+        size_t j = head * c->dim + i;
+        float key = (code_of(c->got[K], at * c->dim + i) - c->zero[j]) * c->scale[j];
+        float value = code_of(c->got[V], at * c->dim + i) * scale + least;
+        wrong += (size_t) !(key == k[i]) + (size_t) !(value == v[i]);
+    }
+    c->used[at] = true;
+    return wrong;
+}
+
+static bool is_poison(const struct check *c, int array, size_t row)
+{
+    size_t bytes = array_bytes(c, array) / c->rows;
+    const unsigned char *p = c->got[array] + row * bytes;
+    for (size_t i = 0; i < bytes; i++)
+        if (p[i] != DEVICE_POISON)
+            return false;
+    return true;
+}
+
+static void compare_cache(struct check *c)
+{
+    size_t wrong = 0, beside = 0;
+    for (size_t t = 0; t < TOKENS; t++)
+        for (size_t h = 0; h < c->heads; h++)
+            wrong += count_wrong(c, t, h);
+    for (size_t row = 0; row < c->rows; row++)
+        beside += !c->used[row] &&
+                  !(is_poison(c, K, row) && is_poison(c, V, row) && is_poison(c, PARAM, row));
+    if (wrong)
+        device_fault(c->out, "%s: %zu of %zu appended values off", c->name, wrong,
+                     2 * TOKENS * c->heads * c->dim);
+    if (beside)
+        device_fault(c->out, "%s: append wrote to %zu other places", c->name, beside);
+}
+
+/* ---- attention ------------------------------------------------------------------------------ */
+
+struct attention_job {
+    const struct check *c;
+    const uint16_t *out; /* [SEQUENCES][heads * group][dim]; queries are in c->input */
+    double scale;
+    double error2[SEQUENCES], truth2[SEQUENCES];
+};
+
+/* One query over the tokens from first on. */
+static int attend(double *y, const struct check *c, const uint16_t *q, size_t first, size_t length,
+                  size_t head, double scale, struct qt_err *err)
+{
+    double *p = NULL, most = -INFINITY, sum = 0;
+    int rc = qt_array_new(&p, length, sizeof *p, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < length; i++) {
+        const float *k = c->k + ((first + i) * c->heads + head) * c->dim;
+        for (size_t d = 0; d < c->dim; d++)
+            p[i] += scale * (double)truth_value(q[d], c->dtype) * (double)k[d];
+        most = fmax(most, p[i]);
+    }
+    memset(y, 0, c->dim * sizeof *y);
+    for (size_t i = 0; i < length; i++) {
+        const float *v = c->v + ((first + i) * c->heads + head) * c->dim;
+        double weight = exp(p[i] - most);
+        sum += weight;
+        for (size_t d = 0; d < c->dim; d++)
+            y[d] += weight * (double)v[d];
+    }
+    for (size_t d = 0; d < c->dim; d++)
+        y[d] /= sum;
+    qt_free(p);
+    return rc;
+}
+
+static int compare_sequence(void *ctx, size_t s, int thread, struct qt_err *err)
+{
+    struct attention_job *job = ctx;
+    const struct check *c = job->c;
+    size_t first = 0;
+    double *y = NULL;
+    int rc;
+    (void)thread;
+    QT_TRY(qt_array_new(&y, c->dim, sizeof *y, err));
+    for (size_t i = 0; i < s; i++)
+        first += (size_t)lengths[i];
+    for (size_t h = 0; h < c->heads * c->group; h++) {
+        size_t at = (s * c->heads * c->group + h) * c->dim;
+        QT_TRY(
+            attend(y, c, c->input + at, first, (size_t)lengths[s], h / c->group, job->scale, err));
+        for (size_t d = 0; d < c->dim; d++) {
+            double e = (double)truth_value(job->out[at + d], c->dtype) - y[d];
+            job->error2[s] += e * e;
+            job->truth2[s] += y[d] * y[d];
+        }
+    }
+done:
+    qt_free(y);
+    return rc;
+}
+
+static int compare_attention(struct check *c, double scale, struct qt_err *err)
+{
+    struct attention_job job = {.c = c, .out = c->d->first, .scale = scale};
+    double error = 0;
+    char text[32];
+    int rc = qt_parallel(SEQUENCES, compare_sequence, &job, err);
+    /* The worst sequence: outputs of short ones, means of few values, are larger, and would hide
+     * what a long one has wrong. */
+    for (size_t s = 0; s < SEQUENCES; s++) {
+        double e = sqrt(job.error2[s] / (job.truth2[s] > 0 ? job.truth2[s] : 1));
+        if (isnan(e) || e > error)
+            error = e;
+    }
+    if (!(error <= MOST_ERROR[c->dtype]))
+        device_fault(c->out, "%s: relative error %s of attention", c->name,
+                     device_value_text(text, error));
+    device_worst(&c->out->error[c->dtype], error);
+    return rc;
+}
+
+static int guarded_run(struct check *c, uint16_t *y, const struct qtool_kv_plan *plan,
+                       const void *q, const int *length, size_t count, struct qt_err *err)
+{
+    struct device *d = c->d;
+    char *dy, *workspace;
+    int rc;
+    QT_TRY(device_poison(&dy, d, &d->y, count * 2, err));
+    QT_TRY(device_workspace(&workspace, d, plan->workspace_bytes, err));
+    QT_TRY(d->gpu->kv_run(d->gpu, plan, &c->cache, dy, q, length, workspace, err));
+    QT_TRY(d->gpu->download(d->gpu, y, dy, count * 2, err));
+    QT_TRY(device_check_guards(d, c->out, c->name, "output", dy, count * 2, err));
+    QT_TRY(device_check_workspace(d, c->out, c->name, workspace, plan->workspace_bytes, err));
+done:
+    return rc;
+}
+
+/* So that every channel moves the scores alike and they spread over 1, about: softmax then is
+ * neither flat nor one peak. */
+static float made_up_query(const struct check *c, size_t i)
+{
+    size_t head = i / c->dim % (c->heads * c->group) / c->group;
+    float scale = c->scale[head * c->dim + i % c->dim];
+    return gpu_random_unit(14, i) * fminf(1 / (4 * scale), 1000);
+}
+
+static int check_attention(struct check *c, const struct qtool_kv_plan *plan, struct qt_err *err)
+{
+    size_t count = SEQUENCES * c->heads * c->group * c->dim;
+    struct device *d = c->d;
+    void *q, *length;
+    int rc;
+    for (size_t i = 0; i < count; i++)
+        c->input[i] = truth_round(made_up_query(c, i), c->dtype);
+    QT_TRY(qt_array_grow(&d->first, &d->first_capacity, count, sizeof *d->first, err));
+    QT_TRY(qt_array_grow(&d->again, &d->again_capacity, count, sizeof *d->again, err));
+    QT_TRY(upload(&q, c, &c->q, c->input, count * sizeof *c->input, err));
+    QT_TRY(upload(&length, c, &c->small[3], lengths, sizeof lengths, err));
+    QT_TRY(guarded_run(c, d->first, plan, q, length, count, err));
+    QT_TRY(guarded_run(c, d->again, plan, q, length, count, err));
+    c->out->runs++;
+    if (memcmp(d->first, d->again, count * 2) != 0)
+        device_fault(c->out, "%s: two runs differ", c->name);
+    QT_TRY(compare_attention(c, (double)plan->options.scale, err));
+done:
+    return rc;
+}
+
+/* ---- the whole ------------------------------------------------------------------------------ */
+
+static int check_case(struct check *c, const struct qt_kv *kv, size_t layer, bool paged,
+                      struct qt_err *err)
+{
+    size_t count = TOKENS * c->heads * c->dim, queries = SEQUENCES * c->heads * c->group * c->dim;
+    const struct qtool_kv_options opt = {.batch = SEQUENCES,
+                                         .heads = c->heads * c->group,
+                                         .max_length = (size_t)lengths[0],
+                                         .scale = 1 / sqrtf((float)c->dim),
+                                         .dtype = c->dtype,
+                                         .device = c->d->gpu->device};
+    struct qtool_kv_plan plan;
+    int rc;
+    QT_TRY(qt_array_new(&c->k, count, sizeof *c->k, err));
+    QT_TRY(qt_array_new(&c->v, count, sizeof *c->v, err));
+    QT_TRY(qt_array_new(&c->input, count > queries ? count : queries, sizeof *c->input, err));
+    QT_TRY(make_cache(c, paged, err));
+    QT_TRY(c->d->gpu->kv_plan(c->d->gpu, &plan, &c->cache, &opt, err));
+    QT_TRY(append(c, kv, layer, err));
+    compare_cache(c);
+    QT_TRY(check_attention(c, &plan, err));
+done:
+    return rc;
+}
+
+static void check_free(struct check *c)
+{
+    struct qt_gpu *gpu = c->d->gpu;
+    for (int i = 0; i < ARRAYS; i++) {
+        gpu_buffer_free(&c->memory[i], gpu);
+        qt_free(c->got[i]);
+    }
+    for (size_t i = 0; i < sizeof c->small / sizeof *c->small; i++)
+        gpu_buffer_free(&c->small[i], gpu);
+    gpu_buffer_free(&c->k_in, gpu);
+    gpu_buffer_free(&c->v_in, gpu);
+    gpu_buffer_free(&c->q, gpu);
+    qt_free(c->used);
+    qt_free(c->k);
+    qt_free(c->v);
+    qt_free(c->input);
+}
+
+int device_cache(struct qt_device_tensor *t, struct device *d, const struct qt_kv *kv,
+                 const struct qt_model_info *model, size_t layer, struct qt_err *err)
+{
+    /* What is appended is made up, so it is not divided as the container's values are. */
+    const struct qt_kv undivided = {.keys = kv->keys, .scale = kv->scale, .zero = kv->zero};
+    size_t width = model->kv_heads * model->head_dim;
+    int rc = QT_OK;
+    for (size_t i = 0; i < QT_DEVICE_TIMES; i++)
+        t->us[i] = t->cublas_us[i] = NAN;
+    for (size_t i = 0; rc == QT_OK && i < sizeof cases / sizeof *cases; i++) {
+        struct check c = {.d = d,
+                          .out = t,
+                          .name = cases[i].name,
+                          .dtype = cases[i].dtype,
+                          .heads = model->kv_heads,
+                          .group = model->heads / model->kv_heads,
+                          .dim = model->head_dim,
+                          .scale = kv->scale + layer * width,
+                          .zero = kv->zero + layer * width};
+        rc = check_case(&c, &undivided, layer, cases[i].paged, err);
+        check_free(&c);
+    }
+    return rc;
+}
