@@ -1,6 +1,6 @@
 # qtool: building, installing. cuda.mk has the CUDA kernels, tests.mk the tests and checkers.
 # Targets:
-#   all (default)  kernels  install  install-kernels  deps  deps-dev  demo  clean
+#   all (default)  kernels  install  install-kernels  deps  deps-dev  demo  charts  clean
 #   tests.mk: test  check  check-threads  check-valgrind  coverage  determinism  fuzz  bench  oracle
 #             test-gpu  sanitize-gpu  test-install  test-large  fmt  fmt-check  tidy
 # Output goes to $(B). NVCC= builds without CUDA. V=1 shows commands.
@@ -46,7 +46,7 @@ ALL_SRC := $(sort $(shell find $(FOLDERS) cli -name '*.c'))
 LIB_SRC := $(filter-out $(ISA_SRC) kernels/gpu/% cli/%,$(ALL_SRC))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o) $(foreach i,$(ISAS),$(ISA_SRC:%.c=$(B)/%.$i.o))
 # qt_gpu_open is linked beside the library, which is the same with and without CUDA.
-GPU_OBJ := $(patsubst %,$(B)/kernels/gpu/%.o,$(if $(GPU),copy cuda cublas product backend math transfer,none)) \
+GPU_OBJ := $(patsubst %,$(B)/kernels/gpu/%.o,$(if $(GPU),copy cuda cublas status product backend math transfer,none)) \
            $(if $(GPU),$(B)/libqtool_kernels.a)
 CLI_OBJ := $(patsubst %.c,$(B)/%.o,$(filter cli/%,$(ALL_SRC)))
 
@@ -120,11 +120,15 @@ deps deps-dev:
 demo: $(B)/qtool
 	examples/demo.sh $(B)/qtool $(B)/demo
 
+# The charts and generated tables of docs/kernels_speed.md, from docs/*.tsv.
+charts:
+	$(PYTHON) docs/charts.py
+
 DOC := $(DESTDIR)$(PREFIX)/share/doc/qtool
 install: all
 	install -D -m 755 $(B)/qtool "$(DESTDIR)$(PREFIX)/bin/qtool"
 	install -d "$(DOC)/docs"
-	install -m 644 README.md CHANGELOG.md LICENSE "$(DOC)"
+	install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE "$(DOC)"
 	install -m 644 $(wildcard docs/*.md docs/*.tsv docs/*.svg docs/*.json) "$(DOC)/docs"
 	install -d "$(DESTDIR)$(PREFIX)/share/man/man1" \
 	    "$(DESTDIR)$(PREFIX)/share/bash-completion/completions" \
@@ -138,6 +142,6 @@ install: all
 clean:
 	rm -rf $(B)
 
-.PHONY: all always deps deps-dev demo install clean
+.PHONY: all always deps deps-dev demo charts install clean
 .SECONDARY:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -12,7 +12,7 @@ CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] \
 #   either  8.0 and 9.0a
 # The last three are one compilation each, as nvcc needs two seconds per file before the first kernel.
 CUDA_HOPPER := matmul/tile_group matmul/tile_fpx w4ax/hopper mix24/hopper matmul/skinny
-CUDA_older  := matmul/stream matmul/mma_tile w4ax/stream_older
+CUDA_older  := matmul/stream matmul/mma_tile w4ax/stream_sm80
 CUDA_seldom := matmul/int4_zero matmul/dequantize mix24/dequantize
 CUDA_either := $(filter-out $(CUDA_HOPPER) $(CUDA_older) $(CUDA_seldom),\
                  $(sort $(patsubst kernels/cuda/%.cu,%,$(wildcard kernels/cuda/*/*.cu))))
@@ -73,8 +73,8 @@ $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(GPU_OBJ) $(B)/libqtool.a | $(B)/pkg.libs
 $(B)/tests/gpu/test_mix24: $(B)/tests/gpu/mix24_matrix.o
 $(B)/tests/gpu/test_kernels $(B)/tests/gpu/test_mix24 $(B)/tests/gpu/test_kv4 $(B)/tests/gpu/test_w4ax \
     $(B)/tests/gpu/test_backend $(B)/tests/gpu/bench_w4ax: $(B)/tests/gpu/reference.o
-# A simulated device in place of the CUDA run time.
-$(B)/tests/gpu/test_launch $(B)/tests/gpu/test_refuse: %: %.o $(B)/tests/gpu/pretend.o $(B)/libqtool_kernels.a \
+# These link a simulated device instead of the CUDA runtime.
+$(B)/tests/gpu/test_launch $(B)/tests/gpu/test_refuse: %: %.o $(B)/tests/gpu/simulated.o $(B)/libqtool_kernels.a \
     | $(B)/pkg.libs
 	$(LINK)
 $(B)/tests/gpu/bench_w4ax: CUDA_LINK += -lcublas -lstdc++

@@ -1,23 +1,26 @@
 /*
- * base: what every other folder stands on. Depends on libc, zlib and OpenMP only.
+ * base: errors, memory, files, numbers, threads and the backend interface. Every other folder uses
+ * it; it depends on libc, zlib, utf8proc and OpenMP only.
  *
- * Rules that hold everywhere:
- *   - a function that can fail returns an enum qt_status (0 or negative) and, when it fails, fills
- *     its last parameter `struct qt_err *err` once, where the fact is known;
- *   - libraries never print, exit or assert on input;
- *   - open/close for resources, new/free for memory; every free accepts NULL.
+ * Conventions of the whole library:
+ *   - a function that can fail returns an enum qt_status (0 or negative); the function that detects
+ *     the failure fills the last parameter, `struct qt_err *err`;
+ *   - the library never prints, exits, or asserts on input;
+ *   - resources have open/close, memory has new/free; close and free accept NULL.
  */
 #ifndef QT_BASE_BASE_H
 #define QT_BASE_BASE_H
 
 #include "base/backend.h"
 #include "base/io.h"
+#include "base/kv4.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
 #include "base/par.h"
 #include "base/status.h"
 
-#define QT_VERSION "0.1.0"
+#define QT_VERSION        "0.2.0"
+#define QT_VERSION_NUMBER 200 /* major * 10000 + minor * 100 + patch */
 
 #endif

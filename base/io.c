@@ -22,7 +22,7 @@ static int io_fail(struct qt_err *err, const char *path, const char *what)
 
 static int open_regular(int *fd, struct stat *st, const char *path, struct qt_err *err)
 {
-    /* O_NONBLOCK: opening a FIFO must not hang before we can refuse it. */
+    /* O_NONBLOCK: open must not block on a FIFO, which the check below rejects. */
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*fd < 0)
         return io_fail(err, path, "cannot open");
@@ -81,11 +81,11 @@ void qt_map_drop(const struct qt_map *map, const void *data, size_t size)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)map->data;
     uintptr_t lo = ((uintptr_t)data + page - 1) & ~(page - 1);
-    /* Private pages outside would lose their contents: never beyond the map, whatever is asked. */
+    /* Clamp to the map: dropping private pages outside it would lose their contents. */
     size_t room = map->size - qt_min_size(map->size, (uintptr_t)data - start);
     uintptr_t hi = ((uintptr_t)data + qt_min_size(size, room)) & ~(page - 1);
     if (map->data && lo >= start && lo < hi)
-        madvise((void *)lo, hi - lo, MADV_DONTNEED); /* advice only: failure changes nothing */
+        madvise((void *)lo, hi - lo, MADV_DONTNEED); /* only advice: failure does not matter */
 }
 
 int qt_file_read(char **out, size_t *size, const char *path, size_t limit, struct qt_err *err)
@@ -247,7 +247,7 @@ int qt_file_write_at(int fd, const char *path, const void *data, size_t size, ui
         ssize_t n = pwrite(fd, p, size, (off_t)offset);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0 && errno == EFAULT) /* data are in a mapping; read here they would be a SIGBUS */
+        if (n < 0 && errno == EFAULT) /* data is in a mapping whose file was truncated */
             return qt_fail(err, QT_E_RESOURCE, NULL, NULL, QT_MAPPING_LOST);
         if (n <= 0)
             return io_fail(err, path, "cannot write");
@@ -269,7 +269,7 @@ int qt_file_read_at(int fd, const char *path, void *data, size_t size, uint64_t 
         if (n < 0)
             return io_fail(err, path, "cannot read");
         if (n == 0)
-            return qt_fail(err, QT_E_INPUT, path, NULL, "ends too early");
+            return qt_fail(err, QT_E_INPUT, path, NULL, "the file is truncated");
         p += n;
         size -= (size_t)n;
         offset += (uint64_t)n;
@@ -312,13 +312,10 @@ static size_t crc_piece_size(const struct crc_job *job, size_t item)
     return qt_min_size(CRC_PIECE, job->size - item * CRC_PIECE);
 }
 
-static int crc_piece(void *ctx, size_t item, int thread, struct qt_err *err)
+static void crc_piece(void *ctx, size_t item)
 {
     struct crc_job *job = ctx;
-    (void)thread;
-    (void)err;
     job->crc[item] = crc32_z(0, job->data + item * CRC_PIECE, crc_piece_size(job, item));
-    return QT_OK;
 }
 
 uint32_t qt_crc32(uint32_t crc, const void *data, size_t size)
@@ -330,7 +327,7 @@ uint32_t qt_crc32(uint32_t crc, const void *data, size_t size)
     for (size_t at = 0; at < size; at += most) {
         struct crc_job job = {(const unsigned char *)data + at, qt_min_size(most, size - at), {0}};
         const size_t pieces = qt_ceil_div(job.size, CRC_PIECE);
-        qt_parallel(pieces, crc_piece, &job, NULL);
+        qt_parallel_for(pieces, crc_piece, &job);
         for (size_t i = 0; i < pieces; i++)
             sum = crc32_combine(sum, job.crc[i], (z_off_t)crc_piece_size(&job, i));
     }

@@ -1,4 +1,4 @@
-/* Where messages and progress go. The CLI provides one; libraries only call it. */
+/* Sink for messages and progress: the CLI implements it, the library calls it. */
 #ifndef QT_BASE_LOG_H
 #define QT_BASE_LOG_H
 
@@ -8,18 +8,18 @@ enum qt_log_level { QT_LOG_INFO, QT_LOG_WARNING };
 
 struct qt_log {
     void *ctx;
-    /* One line without newline. May be called from the main thread only. */
+    /* `text` is one line without its newline. Called from the main thread only. */
     void (*message)(void *ctx, enum qt_log_level level, const char *text);
-    /* `done` of `total` units of `stage` ("quantize", "eval"). Main thread only. */
+    /* `done` of `total` units of `stage` ("quantize", "eval"). Called from the main thread only. */
     void (*progress)(void *ctx, const char *stage, double done, double total);
 };
 
-/* All accept log = NULL or missing callbacks. */
+/* These accept log = NULL and missing callbacks. */
 void qt_log_message(const struct qt_log *log, enum qt_log_level level, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 void qt_log_progress(const struct qt_log *log, const char *stage, double done, double total);
 
-/* Monotonic seconds. */
+/* Monotonic clock, seconds. */
 double qt_clock(void);
 
 #endif

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* The one mutable global of the library: a test hook, off unless a test arms it. */
+/* The only mutable global of the library: a test hook, off by default. */
 static atomic_long allocations_left = -1;
 
 void qt_mem_fail_after(long n)
@@ -44,8 +44,8 @@ static int out_of_memory(struct qt_err *err, size_t bytes)
     return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory (%zu bytes)", bytes);
 }
 
-/* Large arrays on all threads, in pages of 2 MB where the kernel gives such on request: most of the
- * time is its own, for page after page. */
+/* Zeroes large arrays on all threads and asks for 2 MB pages: the kernel's page faults take most of
+ * the time. */
 static void zero(char *p, size_t bytes)
 {
     enum { PIECE = 4 << 20, HUGE_PAGE = 2 << 20 };

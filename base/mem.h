@@ -1,6 +1,6 @@
 /*
- * Memory and checked sizes. All allocation in qtool goes through these, so that tests can make the
- * nth one fail (qt_mem_fail_after).
+ * Allocation and checked size arithmetic. All allocations of qtool go through these functions, so
+ * that tests can make the nth allocation fail (qt_mem_fail_after).
  */
 #ifndef QT_BASE_MEM_H
 #define QT_BASE_MEM_H
@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* True when the result does not fit; *out is then untouched. */
+/* True if the result overflows; *out then does not change. */
 static inline bool qt_mul_overflow(size_t *out, size_t a, size_t b)
 {
     return __builtin_mul_overflow(a, b, out);
@@ -38,30 +38,31 @@ static inline size_t qt_max_size(size_t a, size_t b)
 }
 
 /*
- * *out = zeroed array of n elements of `size` bytes, 64-byte aligned (a cache line, the widest
- * vector). n = 0 gives a valid pointer. On failure *out = NULL, QT_E_RESOURCE.
+ * Allocates a zeroed array of n elements of `size` bytes, aligned to 64 bytes (a cache line, the
+ * widest vector). `out` is the address of any object pointer. n = 0 gives a valid pointer. On
+ * failure *out = NULL and the result is QT_E_RESOURCE. Freed with qt_free.
  */
 int qt_array_new(void *out, size_t n, size_t size, struct qt_err *err);
 
-/* Grows *array (owned, from this function or NULL) to hold at least `need` elements of `size`
- * bytes, doubling *capacity. The contents are kept; the new part is not initialised. */
+/* Grows *array (NULL or from this function) to at least `need` elements of `size` bytes, doubling
+ * *capacity. Keeps the contents; new elements are not initialized. Freed with qt_free. */
 int qt_array_grow(void *array, size_t *capacity, size_t need, size_t size, struct qt_err *err);
 
-/* Copies of strings; freed with qt_free. */
+/* New strings, freed with qt_free. */
 int qt_string_copy(char **out, const char *s, struct qt_err *err);
 int qt_string_format(char **out, struct qt_err *err, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
 void qt_free(void *p);
 
-/* Allocators with libc's signatures for libraries that take them (Jansson, PCRE2). */
+/* Allocators for libraries that take them: with libc's signatures (Jansson, PCRE2), */
 void *qt_malloc(size_t size);
 void *qt_realloc_unaligned(void *p, size_t size);
-/* And with zlib's. */
+/* and with zlib's. */
 void *qt_zlib_alloc(void *ctx, unsigned n, unsigned size);
 void qt_zlib_free(void *ctx, void *p);
 
-/* Tests: let `n` more allocations succeed, then fail all. Negative: never fail (the default). */
+/* For tests: lets n more allocations succeed, then fails all. Negative: none fails (default). */
 void qt_mem_fail_after(long n);
 
 #endif

@@ -69,7 +69,7 @@ static void bf16_to_f32(float *restrict dst, const uint16_t *restrict src, size_
         dst[i] = qt_bf16_to_f32(src[i]);
 }
 
-/* Checkpoint data may start at any byte offset: copy through an aligned buffer. */
+/* Copies through an aligned buffer, as checkpoint data may start at any byte offset. */
 static void to_f32(float *dst, const void *src, enum qt_dtype t, size_t n)
 {
     enum { CHUNK = 512 };
@@ -96,7 +96,7 @@ static void to_f32(float *dst, const void *src, enum qt_dtype t, size_t n)
     }
 }
 
-enum { PIECE = 1 << 18 }; /* elements that a thread takes */
+enum { PIECE = 1 << 18 }; /* elements per parallel item */
 
 struct convert {
     float *dst;
@@ -105,15 +105,12 @@ struct convert {
     size_t n;
 };
 
-static int convert_piece(void *ctx, size_t item, int thread, struct qt_err *err)
+static void convert_piece(void *ctx, size_t item)
 {
     const struct convert *c = ctx;
     const size_t at = item * PIECE;
-    (void)thread;
-    (void)err;
     to_f32(c->dst + at, c->src + at * (qt_dtype_bits(c->t) / 8), c->t,
            qt_min_size(PIECE, c->n - at));
-    return QT_OK;
 }
 
 void qt_to_f32(float *dst, const void *src, enum qt_dtype t, size_t n)
@@ -121,7 +118,7 @@ void qt_to_f32(float *dst, const void *src, enum qt_dtype t, size_t n)
     if (n <= PIECE)
         to_f32(dst, src, t, n);
     else
-        qt_parallel(qt_ceil_div(n, PIECE), convert_piece, &(struct convert){dst, src, t, n}, NULL);
+        qt_parallel_for(qt_ceil_div(n, PIECE), convert_piece, &(struct convert){dst, src, t, n});
 }
 
 uint16_t qt_f32_to_f16(float f)
@@ -153,7 +150,7 @@ static size_t find_nonfinite(const float *x, size_t n)
     for (size_t i = 0; i < n; i += CHUNK) {
         size_t m = n - i < CHUNK ? n - i : CHUNK;
         unsigned bad = 0;
-        for (size_t j = 0; j < m; j++) /* branch-free, so that it vectorises */
+        for (size_t j = 0; j < m; j++) /* branch-free for vectorization */
             bad |= (qt_f32_bits(x[i + j]) & 0x7f800000u) == 0x7f800000u;
         for (size_t j = 0; bad && j < m; j++)
             if (!isfinite(x[i + j]))
@@ -165,21 +162,18 @@ static size_t find_nonfinite(const float *x, size_t n)
 struct search {
     const float *x;
     size_t n;
-    _Atomic size_t first; /* that is found */
+    _Atomic size_t first; /* lowest index found so far, or n */
 };
 
-static int search_piece(void *ctx, size_t item, int thread, struct qt_err *err)
+static void search_piece(void *ctx, size_t item)
 {
     struct search *s = ctx;
     const size_t at = item * PIECE, n = qt_min_size(PIECE, s->n - at);
     const size_t found = find_nonfinite(s->x + at, n);
     size_t first = s->first;
-    (void)thread;
-    (void)err;
     while (found < n && at + found < first &&
            !atomic_compare_exchange_weak(&s->first, &first, at + found))
         ;
-    return QT_OK;
 }
 
 size_t qt_find_nonfinite(const float *x, size_t n)
@@ -187,6 +181,6 @@ size_t qt_find_nonfinite(const float *x, size_t n)
     struct search s = {x, n, n};
     if (n <= PIECE)
         return find_nonfinite(x, n);
-    qt_parallel(qt_ceil_div(n, PIECE), search_piece, &s, NULL);
+    qt_parallel_for(qt_ceil_div(n, PIECE), search_piece, &s);
     return s.first;
 }

@@ -1,6 +1,6 @@
 /*
- * Number formats of checkpoints, and conversions. All conversions to FP16/BF16 round to nearest,
- * ties to even, as the GPU does; conversions to FP32 are exact.
+ * Number formats of checkpoints and conversions between them. Conversions to FP16 and BF16 round to
+ * nearest, ties to even; conversions from FP16 and BF16 are exact.
  */
 #ifndef QT_BASE_NUM_H
 #define QT_BASE_NUM_H
@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Every dtype of the safetensors format. Names are the safetensors names ("BF16"). */
+/* The dtypes of the safetensors format; qt_dtype_name gives the safetensors name ("BF16"). */
 enum qt_dtype {
     QT_BOOL,
     QT_F4,      /* E2M1, two per byte */
@@ -41,14 +41,15 @@ enum qt_dtype {
 
 /* "BF16"; "?" for a value out of range. */
 const char *qt_dtype_name(enum qt_dtype t);
-/* False when the name is unknown. */
+/* False if the name is unknown. */
 bool qt_dtype_parse(enum qt_dtype *out, const char *name);
-/* Bits of one element: 1 byte and more except F4 (4) and F6 (6). */
+/* Bits of one element: a multiple of 8 except for F4 (4) and F6 (6). */
 unsigned qt_dtype_bits(enum qt_dtype t);
 /* True for the dtypes that can be read as weights: F16, BF16, F32, F64. */
 bool qt_dtype_is_weight(enum qt_dtype t);
 
-/* n elements of `t` (a weight dtype) to FP32; F64 rounds to nearest. Many by all threads. */
+/* Converts n elements of the weight dtype t to FP32; F64 rounds to nearest. src may be unaligned.
+ * Uses all threads for large n. */
 void qt_to_f32(float *dst, const void *src, enum qt_dtype t, size_t n);
 
 static inline uint32_t qt_f32_bits(float f)
@@ -83,7 +84,7 @@ static inline float qt_bf16_to_f32(uint16_t h)
 static inline float qt_f16_to_f32(uint16_t h)
 {
     /* Put exponent and mantissa into FP32 position, then multiply by 2^112 to re-bias: the
-     * multiplication also normalises subnormals. 2^112 * 65536 or more is an FP16 inf/nan. */
+     * multiplication also normalizes subnormals. A result >= 65536 is an FP16 inf or NaN. */
     float mag = qt_bits_f32((uint32_t)(h & 0x7fff) << 13) * 0x1p112f;
     uint32_t u = qt_f32_bits(mag);
     u = mag >= 65536.0f ? u | 0x7f800000u : u;
@@ -93,7 +94,7 @@ static inline float qt_f16_to_f32(uint16_t h)
 uint16_t qt_f32_to_f16(float f);
 uint16_t qt_f32_to_bf16(float f);
 
-/* Index of the first element that is inf or nan, or n. Many by all threads. */
+/* Index of the first element that is inf or NaN, or n. Uses all threads for large n. */
 size_t qt_find_nonfinite(const float *x, size_t n);
 
 #endif

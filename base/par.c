@@ -7,8 +7,8 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-/* Cores that this process may run on, and no more than the CPU time that a container (cgroup v2)
- * gives it: more threads than that stop each other, and each has its scratch. */
+/* Number of cores that this process may use, limited by the CPU quota of its cgroup (v2): more
+ * threads than the quota would be throttled, and each needs scratch memory. */
 static int cores(void)
 {
     int n = omp_get_num_procs();
@@ -30,8 +30,8 @@ static void *pass(void *gate)
     return NULL;
 }
 
-/* How many of n threads there can be: OpenMP ends the process when it cannot start one, and
- * containers limit them. */
+/* How many of n threads can be started, by trying. OpenMP aborts the process if it cannot start a
+ * thread, and containers limit their number. */
 static int startable(int n)
 {
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
@@ -39,7 +39,7 @@ static int startable(int n)
     int made = 0;
     if (n <= 1 || qt_array_new(&threads, (size_t)n, sizeof *threads, NULL) < 0)
         return 1;
-    pthread_mutex_lock(&gate); /* all at the same time */
+    pthread_mutex_lock(&gate); /* keeps all threads alive at the same time */
     while (made + 1 < n && pthread_create(&threads[made], NULL, pass, &gate) == 0)
         made++;
     pthread_mutex_unlock(&gate);
@@ -52,8 +52,8 @@ static int startable(int n)
 void qt_threads_set(int n)
 {
     omp_set_num_threads(startable(n > 0 ? n : cores()));
-    /* At once: what memory the run takes later is not there for their stacks. (A region without the
-     * barrier is left out by compilers.) */
+    /* Starts the threads now, while there is memory for their stacks. The barrier keeps compilers
+     * from removing the empty region. */
 #pragma omp parallel
     {
 #pragma omp barrier
@@ -71,7 +71,7 @@ int qt_parallel(size_t n, int (*fn)(void *ctx, size_t item, int thread, struct q
     atomic_int stop = 0;
     size_t failed_item = n;
     int rc = QT_OK;
-    /* Not within another: so many threads are not ours to start. */
+    /* No nested parallelism: it would start more threads than qt_threads_set allowed. */
 #pragma omp parallel for schedule(dynamic, 1) if (n > 1 && !omp_in_parallel())
     for (size_t i = 0; i < n; i++) {
         struct qt_err local = {0};

@@ -4,7 +4,8 @@
 #include <string.h>
 #include <utf8proc.h>
 
-/* length: what there would be with room for it. Text that was cut ends with a whole character. */
+/* If snprintf, which returned `length`, truncated the text: removes an incomplete UTF-8 character
+ * from its end. */
 static void end_cut(char *text, size_t size, int length)
 {
     size_t n = size - 1;
@@ -17,8 +18,8 @@ static void end_cut(char *text, size_t size, int length)
     text[n] = '\0';
 }
 
-/* A name of which a message has the beginning may end within a character, and some are no UTF-8:
- * without those bytes a JSON document can have the message as it is. */
+/* Replaces bytes that are not valid UTF-8, so that a JSON document can hold the message: names may
+ * be truncated or in another encoding. */
 static void mark_broken(char *text)
 {
     utf8proc_int32_t c;
@@ -58,7 +59,7 @@ void qt_err_format(char *buf, unsigned long size, const struct qt_err *err)
                           err->tensor[0] ? "tensor " : "", err->tensor, err->tensor[0] ? ": " : "",
                           err->reason);
     end_cut(buf, size, length);
-    /* Names come out of untrusted files: no control character may reach a terminal. */
+    /* Names come from untrusted files: no control character may reach a terminal. */
     for (char *p = buf; *p; p++)
         memset(p, '?', (size_t)qt_control_size(p));
 }

@@ -1,6 +1,6 @@
 /*
- * Calibration on the unquantized model: one pass over the decoder blocks, in which the hidden
- * states of all windows move on while a tap gathers the statistics of the linears' inputs.
+ * Calibration on the unquantized model: one pass over the decoder layers. Each layer runs on the
+ * hidden states of all windows, and a hook adds up the statistics of the linear inputs.
  */
 #include "calib/calib.h"
 
@@ -8,7 +8,7 @@
 
 /* ---- the model ------------------------------------------------------------------------------ */
 
-/* Everything of out but the parts; *k is what out->k points to. */
+/* Fills *out except for its parts; the caller frees *k, to which out->k points. */
 static int describe_model(struct qt_qcal_info *out, size_t (**k)[QT_INPUTS],
                           const struct qt_ckpt *ckpt, const struct qt_model *model,
                           struct qt_err *err)
@@ -17,8 +17,8 @@ static int describe_model(struct qt_qcal_info *out, size_t (**k)[QT_INPUTS],
     int rc;
     if (info->experts)
         return qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_dir(ckpt), NULL,
-                       "calibration files are not for mixtures of experts; quantize with "
-                       "calibration data (--data) observes experts one by one");
+                       "calibration files do not support mixtures of experts; quantize with "
+                       "--data instead");
     *out = (struct qt_qcal_info){
         .family = info->family, .layers = info->layers, .hidden = info->hidden};
     QT_TRY(qt_ckpt_sample_crc(&out->sample_crc, ckpt, err));
@@ -46,7 +46,7 @@ int qt_calibrate_check(const struct qt_qcal *q, const struct qt_ckpt *ckpt,
     return rc;
 }
 
-/* ---- gathering ------------------------------------------------------------------------------ */
+/* ---- statistics ----------------------------------------------------------------------------- */
 
 struct run {
     const char *path;
@@ -59,16 +59,17 @@ struct run {
     struct qt_qcal_writer *writer;
     size_t tokens, seqlen;
     float *hidden; /* backend, [tokens][hidden] */
-    /* Of the block that runs, in backend memory. */
+    /* Statistics of the current layer, in backend memory. */
     double *gram[QT_INPUTS];
     struct qt_channels channels[QT_INPUTS];
 };
 
-static int tap_input(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err)
+static int add_statistics(void *ctx, int input, const float *x, size_t m, size_t k,
+                          struct qt_err *err)
 {
     struct run *r = ctx;
     if (r->opt->interrupted && r->opt->interrupted())
-        return qt_fail(err, QT_E_INTERRUPTED, r->path, NULL, "interrupted; nothing is kept");
+        return qt_fail(err, QT_E_INTERRUPTED, r->path, NULL, "interrupted; no file was written");
     int rc = r->be->gram(r->be, r->gram[input], x, m, k, err);
     return rc < 0 ? rc : r->be->channels(r->be, &r->channels[input], x, m, k, err);
 }
@@ -94,7 +95,7 @@ done:
     return rc;
 }
 
-/* Brings the statistics of an input to the host and into the file. */
+/* Downloads the statistics of an input and writes them to the file. */
 static int store_input(struct run *r, size_t layer, size_t i, struct qt_err *err)
 {
     size_t k = r->k[layer][i];
@@ -118,21 +119,21 @@ done:
 
 static int run_layer(struct run *r, size_t layer, struct qt_err *err)
 {
-    struct qt_hook tap = {r, tap_input};
-    struct qt_layer *block = NULL;
+    struct qt_hook hook = {r, add_statistics};
+    struct qt_layer *decoder_layer = NULL;
     int rc;
     for (size_t i = 0; i < QT_INPUTS; i++)
         QT_TRY(new_input(r, i, r->k[layer][i], err));
-    QT_TRY(qt_layer_open(&block, r->model, layer, &r->weights, r->be, err));
-    QT_TRY(qt_layer_run(block, r->hidden, r->tokens, r->seqlen, &tap, err));
-    qt_layer_close(block);
-    block = NULL;
+    QT_TRY(qt_layer_open(&decoder_layer, r->model, layer, &r->weights, r->be, err));
+    QT_TRY(qt_layer_run(decoder_layer, r->hidden, r->tokens, r->seqlen, &hook, err));
+    qt_layer_close(decoder_layer);
+    decoder_layer = NULL;
     for (size_t i = 0; i < QT_INPUTS; i++) {
         QT_TRY(store_input(r, layer, i, err));
         free_input(r, i);
     }
 done:
-    qt_layer_close(block);
+    qt_layer_close(decoder_layer);
     return rc;
 }
 
@@ -207,7 +208,7 @@ double qt_hist_quantile(const uint32_t hist[QT_HIST_BINS], float absmax, double 
     while (b + 1 < QT_HIST_BINS && below + hist[b] < rank)
         below += hist[b++];
     if (hist[b] == 0)
-        return (double)absmax; /* no tokens */
+        return (double)absmax; /* no tokens in the histogram */
     lo = b ? exp2(((double)b - 33) / 2) : 0;
     hi = exp2(((double)b - 32) / 2);
     hi = b + 1 < QT_HIST_BINS && hi < (double)absmax ? hi : (double)absmax;

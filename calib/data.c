@@ -1,4 +1,4 @@
-/* Texts and token ids for calibration and evaluation. */
+/* Reads texts and token ids for calibration and evaluation, and selects windows. */
 #include "calib/calib.h"
 
 #include <errno.h>
@@ -14,15 +14,16 @@ static const size_t MAX_TEXT = (size_t)1 << 32;
 /* ---- .gz ------------------------------------------------------------------------------------ */
 
 /*
- * Members one after the other, and nothing else: zlib's gzread would take what is not packed at
- * all, and drop what follows the last member. inflate counts in 32 bits, hence the pieces.
+ * Inflates a sequence of gzip members and refuses anything else. zlib's gzread would accept files
+ * that are not compressed and ignore data after the last member. inflate has 32-bit counters, so
+ * the input is passed in pieces.
  */
-static int inflate_into(int fd, const struct qt_map *map, const char *path, struct qt_err *err)
+static int inflate_members(int fd, const struct qt_map *map, const char *path, struct qt_err *err)
 {
     enum { GZIP = 16, PIECE = 1 << 30 };
     unsigned char buf[1 << 16];
     size_t in = map->size, at = 0;
-    z_stream z = {.next_in = (Bytef *)(uintptr_t)map->data, /* zlib does not write there */
+    z_stream z = {.next_in = (Bytef *)(uintptr_t)map->data, /* zlib only reads it */
                   .zalloc = qt_zlib_alloc,
                   .zfree = qt_zlib_free};
     int status = inflateInit2(&z, GZIP + MAX_WBITS), rc = QT_OK;
@@ -49,8 +50,8 @@ static int inflate_into(int fd, const struct qt_map *map, const char *path, stru
                : qt_fail(err, QT_E_INPUT, path, NULL, "gzip: %s", z.msg ? z.msg : "ends too early");
 }
 
-/* A temporary file without a name: however the process ends, it is gone. */
-static int unnamed_file(int *fd, struct qt_err *err)
+/* Opens an unlinked temporary file, which disappears however the process ends. */
+static int open_temporary(int *fd, struct qt_err *err)
 {
     const char *dir = getenv("TMPDIR");
     char *path;
@@ -67,14 +68,14 @@ static int unnamed_file(int *fd, struct qt_err *err)
     return rc;
 }
 
-/* Unpacks into a temporary file, *fd. */
+/* Decompresses `path` into a temporary file, *fd. */
 static int gunzip(int *fd, const char *path, struct qt_err *err)
 {
     struct qt_map map;
     int rc;
     QT_TRY(qt_map_open(&map, path, err));
-    QT_TRY(unnamed_file(fd, err));
-    QT_TRY(inflate_into(*fd, &map, path, err));
+    QT_TRY(open_temporary(fd, err));
+    QT_TRY(inflate_members(*fd, &map, path, err));
 done:
     qt_map_close(&map);
     return rc;
@@ -98,7 +99,7 @@ struct reader {
     struct qt_data *data;
     size_t capacity, vocab;
     const char *dir;
-    struct qt_tokenizer *tok; /* opened when the first text comes */
+    struct qt_tokenizer *tok; /* opened for the first text */
 };
 
 static int append_text(struct reader *r, const char *text, size_t size, const char *path,
@@ -116,8 +117,8 @@ static int append_text(struct reader *r, const char *text, size_t size, const ch
     for (size_t i = 0; rc == QT_OK && i < count; i++)
         if (r->vocab && ids[i] >= r->vocab)
             rc = qt_fail(err, QT_E_INPUT, path, NULL,
-                         "the tokenizer gives id %u, the model's vocabulary has %zu", ids[i],
-                         r->vocab);
+                         "the tokenizer gives id %u, but the model's vocabulary has %zu ids",
+                         ids[i], r->vocab);
     if (rc == QT_OK)
         rc = append_ids(r->data, &r->capacity, ids, count, err);
 done:
@@ -131,7 +132,7 @@ static int append_json_line(struct reader *r, const char *line, size_t size, con
     json_t *root = NULL;
     const json_t *text;
     struct qt_err inner = {0};
-    int rc = qt_json_parse_data(&root, line, size, path, &inner);
+    int rc = qt_json_parse_data(&root, line, size, 1, "\\ufffd", path, &inner);
     if (rc < 0)
         return qt_fail(err, rc, path, NULL, "line %zu: %s", number, inner.reason);
     text = json_object_get(root, "text");
@@ -160,8 +161,8 @@ static int append_jsonl(struct reader *r, const char *text, size_t size, const c
     return QT_OK;
 }
 
-/* name: by which the kind of file is told. */
-static int read_plain(struct reader *r, const char *path, const char *name, struct qt_err *err)
+/* name: its extension selects the kind of file. */
+static int read_file(struct reader *r, const char *path, const char *name, struct qt_err *err)
 {
     char *text = NULL;
     uint32_t *ids = NULL;
@@ -183,14 +184,14 @@ done:
     return rc;
 }
 
-static int read_packed(struct reader *r, const char *path, struct qt_err *err)
+static int read_gzip(struct reader *r, const char *path, struct qt_err *err)
 {
     char *name = NULL, *unpacked = NULL;
     int fd = -1, rc;
     QT_TRY(qt_string_format(&name, err, "%.*s", (int)(strlen(path) - strlen(".gz")), path));
     QT_TRY(gunzip(&fd, path, err));
     QT_TRY(qt_string_format(&unpacked, err, "/proc/self/fd/%d", fd));
-    rc = read_plain(r, unpacked, name, err);
+    rc = read_file(r, unpacked, name, err);
     if (rc < 0 && err && strcmp(err->file, unpacked) == 0)
         snprintf(err->file, sizeof err->file, "%s", path);
 done:
@@ -208,8 +209,8 @@ int qt_data_read(struct qt_data *out, const char *const *paths, size_t n, const 
     int rc = QT_OK;
     *out = (struct qt_data){.first = n ? paths[0] : NULL};
     for (size_t i = 0; i < n && rc == QT_OK; i++)
-        rc = qt_name_ends_in(paths[i], ".gz") ? read_packed(&r, paths[i], err)
-                                              : read_plain(&r, paths[i], paths[i], err);
+        rc = qt_name_ends_in(paths[i], ".gz") ? read_gzip(&r, paths[i], err)
+                                              : read_file(&r, paths[i], paths[i], err);
     qt_tokenizer_close(r.tok);
     if (rc < 0)
         qt_data_free(out);
@@ -224,8 +225,8 @@ void qt_data_free(struct qt_data *data)
 
 /* ---- windows -------------------------------------------------------------------------------- */
 
-/* Chosen windows, ascending: selection sampling (Knuth 3.4.2 S) for a seed, even spacing without.
- */
+/* Chooses windows in ascending order. seed = 0: even spacing; else selection sampling (Knuth 3.4.2,
+ * algorithm S). */
 static void choose(size_t *chosen, size_t samples, size_t windows, uint64_t seed)
 {
     for (size_t i = 0, taken = 0; i < windows && taken < samples; i++) {
@@ -248,7 +249,7 @@ int qt_data_windows(uint32_t **out, const struct qt_data *data, size_t samples, 
                        "or give more data",
                        data->count, windows, seqlen, samples, windows ? "--samples or " : "");
     QT_TRY(qt_array_new(&chosen, samples, sizeof *chosen, err));
-    QT_TRY(qt_array_new(out, samples * seqlen, sizeof **out, err)); /* no more than data->count */
+    QT_TRY(qt_array_new(out, samples * seqlen, sizeof **out, err)); /* at most data->count */
     choose(chosen, samples, windows, seed);
     for (size_t i = 0; i < samples; i++)
         memcpy(*out + i * seqlen, data->ids + chosen[i] * seqlen, seqlen * sizeof **out);

@@ -1,7 +1,7 @@
 /*
- * Calibration files are sums over tokens, so that those of one model can be added. Files are taken
- * in the order of their fingerprints, whatever order they are named in: the sums are FP64 and
- * round.
+ * Adds calibration files. Their statistics are sums over tokens, so that files of one model can be
+ * added. The files are added in the order of their checksums: FP64 sums round, and the result must
+ * not depend on the order of the arguments.
  */
 #include "calib/calib.h"
 
@@ -11,7 +11,7 @@
 struct merge {
     struct qt_qcal **files;
     size_t count;
-    struct qt_qcal_part *parts; /* of all */
+    struct qt_qcal_part *parts; /* of all files */
     size_t nparts;
 };
 
@@ -35,7 +35,7 @@ done:
     return rc;
 }
 
-/* Neither the settings nor the names of files matter, but what the model saw. */
+/* True if the model saw the same tokens, whatever the settings and file names. */
 static bool same_windows(const struct qt_qcal_part *a, const struct qt_qcal_part *b)
 {
     return a->ids_crc == b->ids_crc && a->samples == b->samples && a->seqlen == b->seqlen;
@@ -47,7 +47,7 @@ static int add_part(struct merge *m, const struct qt_qcal *file, const struct qt
     for (size_t i = 0; i < m->nparts; i++)
         if (same_windows(&m->parts[i], part))
             return qt_fail(err, QT_E_USAGE, qt_qcal_path(file), NULL,
-                           "its windows of %s are in another of the files, too: they would count "
+                           "its windows of %s are also in another of the files; they would count "
                            "twice",
                            part->data[0]);
     m->parts[m->nparts++] = *part;
@@ -130,7 +130,7 @@ int qt_calibrate_merge(const char *path, const char *const *paths, size_t n,
         for (size_t i = 0; i < QT_INPUTS; i++)
             QT_TRY(merge_input(w, &m, l, i, err));
         if (opt->interrupted && opt->interrupted()) {
-            rc = qt_fail(err, QT_E_INTERRUPTED, path, NULL, "interrupted; nothing is kept");
+            rc = qt_fail(err, QT_E_INTERRUPTED, path, NULL, "interrupted; no file was written");
             goto done;
         }
         qt_log_progress(opt->log, "merge", (double)(l + 1), (double)info.layers);

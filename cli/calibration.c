@@ -1,3 +1,4 @@
+/* --data and --calib. */
 #include "cli/cli.h"
 
 #include "kernels/kernels.h"
@@ -14,7 +15,7 @@ static int read_windows(struct calibration *out, const struct calibration_option
     if (seqlen == 0)
         seqlen = qt_min_size(CALIBRATION_SEQLEN, info->max_positions);
     QT_TRY(qt_data_read(&data, o->data.items, o->data.count, w->dir, info->vocab, err));
-    if (samples == 0) /* short data: what there is; less than one window is an error below */
+    if (samples == 0) /* default; data shorter than one window is an error below */
         samples = qt_min_size(CALIBRATION_SAMPLES, data.count / seqlen ? data.count / seqlen : 1);
     QT_TRY(qt_data_windows(&out->ids, &data, samples, seqlen, o->seed, err));
     out->data = (struct qt_calibration){
@@ -55,11 +56,12 @@ int calibration_open(struct calibration *out, const struct calibration_options *
     struct qt_weights w = qt_weights_of_ckpt(ckpt);
     *out = (struct calibration){0};
     if (o->file && o->data.count)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--data and --calib exclude each other");
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--data and --calib cannot be used together");
     if (o->data.count == 0 && calibration_has_windows(o))
         return qt_fail(err, QT_E_USAGE, NULL, NULL, WINDOWS_WITHOUT_DATA);
     if (!o->file && o->data.count == 0 && device_number(device) >= 0)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, GPU_WITHOUT_DATA);
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--device cuda needs --data or --calib: without them nothing runs on a GPU");
     if (!o->file && o->data.count == 0)
         return QT_OK;
     int rc;

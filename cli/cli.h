@@ -1,16 +1,17 @@
 /*
- * cli: the only folder that prints and exits.
+ * cli: the command line. The only folder that prints and exits.
  *
- *   main.c       the table of commands; start, dispatch, exit code
- *   environment.c  what libraries read from the environment before main(), and qtool's variables
- *   opts.c       options from tables
- *   help.c       help text from the same tables
- *   ui.c         messages and progress on stderr
- *   table.c      aligned columns on stdout, numbers for people
- *   doc.c        the --json document
- *   source.c     PATH arguments: checkpoint or container; --tensor rules; gates
+ *   main.c         table of commands; start, dispatch, exit status
+ *   environment.c  environment variables of libraries and of qtool
+ *   opts.c         option parser
+ *   help.c         help text
+ *   ui.c           messages and progress on stderr
+ *   table.c        aligned columns on stdout; readable sizes and shapes
+ *   doc.c          the --json document
+ *   source.c       PATH arguments, --tensor rules, gates
  *   calibration.c  --data and --calib
- *   cmd_*.c      one subcommand each; inspect_qcal.c: inspect of calibration files
+ *   interrupt.c    SIGINT and SIGTERM
+ *   cmd_*.c        one command each; inspect_qcal.c: inspect of calibration files
  */
 #ifndef QT_CLI_CLI_H
 #define QT_CLI_CLI_H
@@ -19,12 +20,12 @@
 #include "verify/verify.h"
 #include <stdio.h>
 
-/* ---- the environment (environment.c) -------------------------------------------------------- */
+/* ---- environment (environment.c) ------------------------------------------------------------ */
 
-/* Sets what libraries have read from the environment by now and nobody has set, and starts the
- * program again; where it cannot, or nothing is to be set, it returns. */
+/* Sets variables that libraries read before main(), unless they are set, and executes the program
+ * again. Returns if nothing is to be set, or if that fails. */
 void environment_complete(char **argv);
-/* QT_E_USAGE: a variable of qtool's own has a value that means nothing. */
+/* Checks qtool's own variables. QT_E_USAGE: unknown value. */
 int environment_check(struct qt_err *err);
 
 /* ---- messages and progress (ui.c) ----------------------------------------------------------- */
@@ -34,15 +35,15 @@ enum ui_progress { UI_AUTO, UI_PLAIN, UI_NONE };
 struct ui {
     const char *command;
     bool quiet, bar, plain;
-    bool drawn;            /* a bar is on the screen's current line */
-    char stage[32];        /* the stage that runs, "" before the first */
-    double started, shown; /* of the stage, and its last output: seconds */
+    bool drawn;            /* the current line of the terminal shows a bar */
+    char stage[32];        /* the current stage, "" before the first */
+    double started, shown; /* times of the stage's start and of its last output, seconds */
 };
 
 void ui_init(struct ui *ui, const char *command, bool quiet, enum ui_progress progress);
-/* Sink whose ctx is ui. */
+/* Returns a log that prints through ui, which must outlive it. */
 struct qt_log ui_log(struct ui *ui);
-/* Removes the bar, so that other text can be printed. */
+/* Erases the bar before other output. */
 void ui_clear(struct ui *ui);
 
 /* ---- commands ------------------------------------------------------------------------------- */
@@ -61,7 +62,7 @@ struct cli {
     char **argv;
     struct ui ui;
     struct qt_log log;
-    json_t *doc;     /* --json: results go here instead of stdout; else NULL */
+    json_t *doc;     /* with --json: document for the results; otherwise NULL */
     bool doc_failed; /* out of memory while filling doc */
 };
 
@@ -71,30 +72,30 @@ struct command {
     const char *examples;    /* lines */
     const struct opt *opts;
     const struct opt_positional *positionals;
-    const char *const *words; /* its argument is one of these, ended by NULL; NULL: a file */
-    const void *defaults;     /* options struct, begins with struct common_options */
+    const char *const *words; /* possible values of the argument, NULL-terminated; NULL: a file */
+    const void *defaults;     /* options struct; begins with struct common_options */
     size_t options_size;
-    bool gpu; /* takes --device cuda */
+    bool gpu; /* accepts --device cuda */
     int (*run)(struct cli *cli, const void *options, const char *const *args, struct qt_err *err);
 };
 
 extern const struct command cmd_inspect, cmd_plan, cmd_calibrate, cmd_quantize, cmd_verify,
     cmd_eval, cmd_bench, cmd_list, cmd_version, cmd_completion, cmd_manual;
-/* All of them, NULL-terminated (main.c). */
+/* All commands, NULL-terminated (main.c). */
 extern const struct command *const commands[];
 extern const struct opt common_opts[];
-/* Of a checked --device: the GPU's number, -1 for cpu (main.c). */
+/* Returns the GPU number of a valid --device, -1 for cpu (main.c). */
 int device_number(const char *device);
-/* What runs models: the CPU, or the GPU of --device. Close with be->close(be). */
+/* Opens the backend of --device. The caller closes it with be->close(be). */
 int backend_open(struct qt_backend **out, const char *device, struct qt_err *err);
 
-/* The initialiser of the common part of a command's defaults. */
+/* Initializer of struct common_options in a command's defaults. */
 #define COMMON_DEFAULTS                                                                            \
     {                                                                                              \
         .device = "cpu"                                                                            \
     }
 
-/* What the exit status means; ends with meaning = NULL (help.c). */
+/* Meanings of the exit status; meaning = NULL ends the table (help.c). */
 struct exit_code {
     int code;
     const char *meaning;
@@ -110,53 +111,52 @@ void help_command(FILE *f, const struct command *cmd);
 
 enum { TEXT_SIZE = 48 };
 
-/* Rows of cells; columns are aligned when printed. */
+/* A table of text whose columns are aligned when it is printed. */
 struct table {
     const char *align; /* one letter per column: 'l' or 'r' */
-    char **rows;       /* cells separated by tabs */
+    char **rows;       /* tabs separate the cells */
     size_t count, capacity;
     bool failed; /* out of memory; reported by table_print */
 };
 
-/* Adds a row: a format whose cells are separated by tabs. */
+/* Adds a row: a printf format with tabs between cells. */
 void table_row(struct table *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* The size by the scheme's publication; no row for NaN, where it counts the same. */
+/* Adds the bits per weight as counted in the scheme's paper; NaN (same count): adds nothing. */
 void table_paper_bpw(struct table *t, double bpw);
 /* Prints to stdout (or f) and frees the rows. */
 int table_print(struct table *t, struct qt_err *err);
 int table_print_to(FILE *f, struct table *t, struct qt_err *err);
 void table_free(struct table *t);
 
-/* interrupt.c. From catch on the first SIGINT or SIGTERM is kept for long work to ask after; a
- * second one ends the process at once. One that is ignored from the start (nohup, a background job)
- * stays ignored. */
+/* interrupt.c. After interrupt_catch, the first SIGINT or SIGTERM sets a flag, which interrupt_came
+ * returns; the second ends the process. Signals ignored from the start (nohup) stay ignored. */
 void interrupt_catch(void);
 bool interrupt_came(void);
 
-/* Names come out of untrusted files: no control character may reach a terminal. */
+/* Prints text with control characters replaced: names from untrusted files may have them. */
 void text_print(FILE *f, const char *p, size_t len);
-/* Each writes into buf and returns it. */
+/* Write into buf and return it. */
 const char *text_bytes(char buf[TEXT_SIZE], uint64_t bytes);                /* "3.9 MiB" */
 const char *text_shape(char buf[TEXT_SIZE], int ndim, const size_t *shape); /* "384x384" */
 
 /* ---- the JSON document (doc.c) -------------------------------------------------------------- */
 
-/* All take ownership of value, and note a failure in cli->doc_failed. */
+/* Take ownership of value; failure sets cli->doc_failed. */
 void doc_set(struct cli *cli, json_t *object, const char *key, json_t *value);
 void doc_append(struct cli *cli, json_t *array, json_t *value);
-json_t *doc_text(const char *s); /* any bytes; NULL gives null */
-json_t *doc_real(double value);  /* null when not finite */
+json_t *doc_text(const char *s); /* any bytes; null if s is NULL */
+json_t *doc_real(double value);  /* null if not finite */
 json_t *doc_size(uint64_t value);
 json_t *doc_shape(int ndim, const size_t *shape);
 json_t *doc_gpu(struct cli *cli, const struct qt_gpu *gpu);
 void doc_figures(struct cli *cli, const struct qt_figure *figures, size_t n);
-/* Completes the document with the command's result rc and prints it on stdout. Returns rc, or
- * QT_E_RESOURCE when memory did not suffice. */
+/* Adds the command's result rc to the document and prints it on stdout. Returns rc, or
+ * QT_E_RESOURCE if out of memory. */
 int doc_print(struct cli *cli, const char *command, int rc, const struct qt_err *err);
 
 /* ---- shared by commands (source.c) ---------------------------------------------------------- */
 
-/* A PATH argument: a checkpoint, or a container (then container is set and ckpt is its own). */
+/* A PATH argument: a checkpoint, or a container (`container` is set, `ckpt` has its tensors). */
 struct source {
     struct qt_container *container;
     struct qt_ckpt *opened;
@@ -165,21 +165,21 @@ struct source {
 };
 int source_open(struct source *out, const char *path, struct qt_err *err);
 void source_close(struct source *s);
-/* A checkpoint: a container is refused; and the other way round. */
+/* checkpoint_open refuses containers, container_open refuses checkpoints. */
 int checkpoint_open(struct qt_ckpt **out, const char *path, struct qt_err *err);
 int container_open(struct qt_container **out, const char *path, struct qt_err *err);
 
-/* --tensor 'REGEX=SPEC', cut at the first '='. */
+/* --tensor 'REGEX=SPEC', split at the first '='. */
 struct rules {
     struct qt_rule *rule;
-    char **text; /* what the rules point into */
+    char **text; /* strings that the rules point into */
     size_t count;
 };
 int rules_parse(struct rules *out, const struct opt_list *list, struct qt_err *err);
 void rules_free(struct rules *rules);
 
-/* Whether a --gate expression (or NULL) is well-formed and names only these figures: to be called
- * before the work that measures them. */
+/* Checks, before any work, that a --gate expression (or NULL) is well-formed and names only these
+ * figures. */
 int gate_validate(const char *expr, const struct qt_figure *figures, size_t n,
                   const struct qt_tensor_figures *tensors, struct qt_err *err);
 
@@ -188,61 +188,97 @@ int gate_validate(const char *expr, const struct qt_figure *figures, size_t n,
 struct calibration_options {
     struct opt_list data;
     size_t samples, seqlen, seed;
-    const char *file; /* --calib, of commands that have it */
+    const char *file; /* --calib, for commands that have it */
 };
 
 enum { CALIBRATION_SAMPLES = 128, CALIBRATION_SEQLEN = 2048 };
 
-/* Option rows; member is the struct calibration_options in the command's options. */
+/* Option rows. member: the struct calibration_options in the command's options. */
 #define CALIBRATION_OPTS(type, member)                                                             \
     {.name = "data",                                                                               \
      .kind = OPT_LIST,                                                                             \
      .offset = offsetof(type, member.data),                                                        \
      .metavar = "FILE",                                                                            \
      .help = "calibration data: UTF-8 text, .jsonl with \"text\", or token ids (.u16, .u32, "      \
-             ".npy), each also .gz; may be given several times"},                                  \
+             ".npy); each may be compressed (.gz)"},                                               \
         {.name = "samples",                                                                        \
          .kind = OPT_SIZE,                                                                         \
          .offset = offsetof(type, member.samples),                                                 \
          .metavar = "N",                                                                           \
          .min = 1,                                                                                 \
          .max = (size_t)1 << 24,                                                                   \
-         .help = "windows of calibration data (default 128, or what there is)"},                   \
+         .help = "windows of calibration data (default 128, or all if fewer)"},                    \
         {.name = "seqlen",                                                                         \
          .kind = OPT_SIZE,                                                                         \
          .offset = offsetof(type, member.seqlen),                                                  \
          .metavar = "N",                                                                           \
          .min = 1,                                                                                 \
          .max = (size_t)1 << 24,                                                                   \
-         .help = "tokens of a window (default 2048 or what the model takes)"},                     \
+         .help = "tokens of a window (default 2048, or the model's maximum)"},                     \
     {                                                                                              \
         .name = "seed", .kind = OPT_SIZE, .offset = offsetof(type, member.seed), .metavar = "N",   \
         .max = INT64_MAX,                                                                          \
-        .help = "0 (default): windows spread evenly over the data; else drawn by this seed"        \
+        .help = "0 (default): windows spread evenly over the data; otherwise drawn with this seed" \
     }
 
 struct calibration {
-    struct qt_calibration data; /* all zero without --data and --calib */
-    struct qt_qcal_part part;   /* where data came from; points into the options */
+    struct qt_calibration data; /* zero without --data and --calib */
+    struct qt_qcal_part part;   /* origin of the data; points into the options */
     uint32_t *ids;
     struct qt_backend *backend;
     struct qt_qcal *file;
 };
 
-/* Whether windows of --data are chosen; what to say if there are none. */
+/* Returns true if --samples, --seqlen or --seed is given. */
 bool calibration_has_windows(const struct calibration_options *o);
-#define WINDOWS_WITHOUT_DATA                                                                       \
-    "--samples, --seqlen and --seed choose windows of --data, which is not given"
-#define GPU_WITHOUT_DATA "--device cuda: only what calibration data decide runs on a GPU"
-/* Opens the backend, and reads the windows or opens the file; without --data and --calib it only
- * checks that there are no options of theirs (QT_E_USAGE). */
+#define WINDOWS_WITHOUT_DATA "--samples, --seqlen and --seed need --data"
+/* Opens the backend, and reads the windows of --data or opens the file of --calib. Without either
+ * it only checks that options which need them are not given (QT_E_USAGE). */
 int calibration_open(struct calibration *out, const struct calibration_options *o,
                      const struct qt_ckpt *ckpt, const char *device, struct qt_err *err);
 void calibration_close(struct calibration *c);
 
+/* ---- KV caches (kv.c) ----------------------------------------------------------------------- */
+
+struct kv_options {
+    size_t bits; /* 4, or 0: no --kv */
+    int keys;    /* index into qt_kv_keys_names, or KV_KEYS_DEFAULT */
+};
+
+enum { KV_KEYS_DEFAULT = -1 };
+#define KV_DEFAULTS                                                                                \
+    {                                                                                              \
+        .keys = KV_KEYS_DEFAULT                                                                    \
+    }
+
+/* Option rows. member: the struct kv_options in the command's options. */
+#define KV_OPTS(type, member, kv_help, keys_help)                                                  \
+    {.name = "kv",                                                                                 \
+     .kind = OPT_SIZE,                                                                             \
+     .offset = offsetof(type, member.bits),                                                        \
+     .metavar = "4",                                                                               \
+     .min = 4,                                                                                     \
+     .max = 4,                                                                                     \
+     .help = kv_help},                                                                             \
+    {                                                                                              \
+        .name = "kv-keys", .kind = OPT_CHOICE, .offset = offsetof(type, member.keys),              \
+        .metavar = "HOW", .choices = qt_kv_keys_names, .help = keys_help                           \
+    }
+#define KV_KEYS_HELP                                                                               \
+    "with --kv, key scales: channel (one per channel and 64 tokens, as in the attention kernels), " \
+    "static (one per channel, from calibration data) or token (one per token and head, like value " \
+    "scales). Default: "
+
+/* Sets *out to the chosen kind of keys, QT_KV_KEYS_NONE without --kv. */
+int kv_options_keys(enum qt_kv_keys *out, const struct kv_options *o, struct qt_err *err);
+/* "channel", "static" or "token". */
+const char *kv_keys_name(enum qt_kv_keys keys);
+/* Adds a row about a cache. head_dim: 0 if unknown. */
+void kv_row(struct table *t, enum qt_kv_keys keys, size_t head_dim);
+
 /* ---- inspect (inspect_qcal.c) --------------------------------------------------------------- */
 
-/* What inspect says of a calibration file. */
+/* Runs inspect on a calibration file. */
 int inspect_qcal(struct cli *cli, const char *path, struct qt_err *err);
 
 #endif

@@ -1,3 +1,4 @@
+/* bench: times the fused GPU kernels. */
 #include "cli/cli.h"
 
 #include <math.h>
@@ -37,16 +38,16 @@ static const char *const default_shapes[] = {"llama3-8b:o", "llama3-70b:o", "lla
 static const char *const default_caches[] = {"llama3-8b:attention"};
 static const char default_m[] = "1,16,64,256", default_length[] = "2048,8192,32768";
 
-/* Stands among schemes, but is attention over a 4-bit cache. */
+/* A value of --scheme that selects attention over a 4-bit cache instead of a scheme. */
 static const char cache_scheme[] = "kv4";
 
-/* Devices to plan for. */
+/* Values of --compute. */
 static const char *const computes[] = {"own", "8.0", "8.6", "8.9", NULL};
 static const int compute_numbers[] = {0, 80, 86, 89};
 
 struct request {
     struct qt_spec *specs;
-    const char **names; /* of the specs, as given */
+    const char **names; /* [nspecs], the specs as given */
     struct qt_bench_shape *shapes;
     struct qt_bench_cache *caches;
     size_t *m, *lengths;
@@ -63,7 +64,7 @@ static int add_shape(struct request *r, const struct qt_bench_shape *shape, stru
     return rc;
 }
 
-/* Whether a name is `word` or begins with it and a colon. */
+/* True if name is `word` or begins with `word` and a colon. */
 static bool is_named(const char *name, const char *word)
 {
     size_t n = strlen(word);
@@ -78,7 +79,7 @@ static int add_cache(struct request *r, const struct qt_bench_cache *shape, stru
     return rc;
 }
 
-/* One of the names, or a model: all of its. */
+/* Adds a named shape, or all shapes of a named model. */
 static int add_named(struct request *r, const char *text, struct qt_err *err)
 {
     const char *names[NAMED + NAMED_CACHES + 2] = {"llama3-8b", "llama3-70b"};
@@ -100,7 +101,7 @@ done:
     return rc;
 }
 
-/* A name, NxK, or HEADSxKV_HEADSxDIM. */
+/* Parses a name, NxK or HEADSxKV_HEADSxDIM. */
 static int parse_shape(struct request *r, const char *text, struct qt_err *err)
 {
     size_t side[3];
@@ -115,8 +116,9 @@ static int parse_shape(struct request *r, const char *text, struct qt_err *err)
     if (words == 2)
         return add_shape(r, &(struct qt_bench_shape){.n = side[0], .k = side[1]}, err);
     if (side[0] % side[1])
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--shape %s: %zu heads are no multiple of %zu",
-                       text, side[0], side[1]);
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--shape %s: %zu query heads are not a multiple of %zu KV heads", text,
+                       side[0], side[1]);
     rc = add_cache(r, &(struct qt_bench_cache){NULL, side[0], side[1], side[2]}, err);
 done:
     return rc;
@@ -155,13 +157,14 @@ static int parse_schemes(struct request *r, const char *const *names, size_t n, 
         r->names[r->nspecs] = names[i];
         QT_TRY(qt_spec_parse(&r->specs[r->nspecs], names[i], err));
         if (!r->specs[r->nspecs++].scheme)
-            QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL, "--scheme none: nothing to measure"));
+            QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL,
+                           "--scheme none copies weights: there is no kernel to measure"));
     }
 done:
     return rc;
 }
 
-/* Every shape is of use to some scheme; a model has both kinds, and may have one too many. */
+/* Parses --shape. Each must suit a scheme; of a model, which has both kinds, one is enough. */
 static int parse_shapes(struct request *r, const char *const *texts, size_t n, struct qt_err *err)
 {
     for (size_t i = 0; i < n; i++) {
@@ -171,25 +174,25 @@ static int parse_shapes(struct request *r, const char *const *texts, size_t n, s
             return rc;
         if (!r->kv4 && r->nshapes == shapes)
             return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                           "--shape %s is of attention, which is --scheme %s", texts[i],
+                           "--shape %s is an attention shape: it needs --scheme %s", texts[i],
                            cache_scheme);
         if (!r->nspecs && r->ncaches == caches)
             return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                           "--shape %s is of a matrix; --scheme %s wants HEADSxKV_HEADSxDIM",
+                           "--shape %s is a matrix shape: --scheme %s needs HEADSxKV_HEADSxDIM",
                            texts[i], cache_scheme);
     }
     return QT_OK;
 }
 
-/* And every scheme has a shape. */
+/* Checks that every scheme has a shape. */
 static int match_shapes(struct request *r, struct qt_err *err)
 {
     if (r->kv4 && r->ncaches == 0)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "--scheme %s: no --shape is of attention (HEADSxKV_HEADSxDIM)",
+                       "--scheme %s needs an attention shape: --shape HEADSxKV_HEADSxDIM",
                        cache_scheme);
     if (r->nspecs && r->nshapes == 0)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--scheme %s: no --shape is of a matrix",
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--scheme %s needs a matrix shape: --shape NxK",
                        r->names[0]);
     if (!r->kv4)
         r->ncaches = 0;
@@ -198,20 +201,20 @@ static int match_shapes(struct request *r, struct qt_err *err)
     return QT_OK;
 }
 
-/* And every option is of use to some scheme. */
+/* Checks that every option applies to some scheme. */
 static int check_options(const struct request *r, const struct bench_options *o, struct qt_err *err)
 {
     if (o->length && !r->kv4)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "--length %s is of attention, which is --scheme %s", o->length,
-                       cache_scheme);
+                       "--length applies to attention only: it needs --scheme %s", cache_scheme);
     if (o->compute && !r->nspecs)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "--compute %s is of products; --scheme %s has none", computes[o->compute],
+                       "--compute applies to matrix products only, not to --scheme %s",
                        cache_scheme);
     if (o->invariant && !r->nspecs)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "--invariant is of products; --scheme %s has none", cache_scheme);
+                       "--invariant applies to matrix products only, not to --scheme %s",
+                       cache_scheme);
     return QT_OK;
 }
 
@@ -266,38 +269,68 @@ static double row_tflops(const struct qt_bench_row *row)
     return 2e-6 * (double)row->shape->n * (double)row->shape->k * (double)row->m / row->us;
 }
 
+/* Writes the configuration of a w4ax kernel. */
+static void text_w4ax(char buf[TEXT_SIZE], const struct qtool_w4ax_config *c)
+{
+    const struct qtool_tile_config *tile = &c->tile;
+    const struct qtool_skinny_config *skinny = &c->skinny;
+    if (c->kernel == QTOOL_W4AX_TILE)
+        snprintf(buf, TEXT_SIZE, "tile t%d w%d s%d", 8 * tile->token_tiles, tile->warps,
+                 (int)tile->schedule);
+    else if (c->kernel == QTOOL_W4AX_SKINNY)
+        snprintf(buf, TEXT_SIZE, "skinny t%d s%d w%d k%d c%d d%d", 8 * skinny->token_tiles,
+                 skinny->strips, skinny->warps, skinny->warps_k, skinny->strips_cta, skinny->depth);
+    else
+        snprintf(buf, TEXT_SIZE, "stream t%d s%d w%d u%d", c->stream.tokens, c->stream.strips,
+                 c->stream.warps, c->stream.cta_units);
+}
+
+/* Writes the configuration of a kernel of qtool_kernels.h. */
+static void text_matmul(char buf[TEXT_SIZE], const struct qtool_matmul_config *c)
+{
+    static const char format[] = "%s t%d s%d w%d/%d c%d x%d";
+    switch (c->path) {
+    case QTOOL_MATMUL_TILE:
+        snprintf(buf, TEXT_SIZE, "tile t%d w%d x%d", c->tile.token_tiles, c->tile.warps,
+                 (int)c->tile.schedule);
+        break;
+    case QTOOL_MATMUL_MMA_TILE:
+        snprintf(buf, TEXT_SIZE, "mma tile t%d c%d x%d", c->mma_tile.token_tiles,
+                 c->mma_tile.strips_cta, c->mma_tile.splits);
+        break;
+    case QTOOL_MATMUL_DENSE:
+        snprintf(buf, TEXT_SIZE, "dequantize + cublas");
+        break;
+    case QTOOL_MATMUL_SKINNY:
+        snprintf(buf, TEXT_SIZE, format, "skinny", c->skinny.token_tiles, c->skinny.strips,
+                 c->skinny.warps, c->skinny.warps_k, c->skinny.strips_cta, 1);
+        break;
+    case QTOOL_MATMUL_VECTOR:
+        snprintf(buf, TEXT_SIZE, format, "vector", 1, c->vector.strips, c->vector.warps,
+                 c->vector.warps_k, c->vector.strips_cta, 1);
+        break;
+    case QTOOL_MATMUL_STREAM:
+        snprintf(buf, TEXT_SIZE, format, "stream", c->stream.token_tiles, c->stream.strips,
+                 c->stream.warps, c->stream.warps_k, c->stream.strips_cta, c->stream.splits);
+        break;
+    case QTOOL_MATMUL_RING:
+        snprintf(buf, TEXT_SIZE, format, "stream", c->ring.token_tiles, c->ring.strips,
+                 c->ring.warps, c->ring.warps_k, c->ring.strips_cta, c->ring.cluster);
+        break;
+    }
+}
+
 static const char *row_config(char buf[TEXT_SIZE], const struct qt_bench_row *row)
 {
-    const struct qtool_matmul_config *c = &row->config;
     buf[0] = '\0';
-    if (!row->spec || row->why[0])
-        return buf;
-    if (row->w4ax.tokens && row->w4ax.kernel == QTOOL_W4AX_TILE)
-        snprintf(buf, TEXT_SIZE, "tile t%d w%d s%d", row->w4ax.tokens, row->w4ax.warps,
-                 row->w4ax.splits);
-    else if (row->w4ax.tokens && row->w4ax.kernel == QTOOL_W4AX_SKINNY)
-        snprintf(buf, TEXT_SIZE, "skinny t%d s%d w%d k%d c%d d%d", row->w4ax.tokens,
-                 row->w4ax.strips, row->w4ax.warps, row->w4ax.warps_k, row->w4ax.strips_cta,
-                 row->w4ax.depth);
-    else if (row->w4ax.tokens)
-        snprintf(buf, TEXT_SIZE, "stream t%d s%d w%d u%d", row->w4ax.tokens, row->w4ax.strips,
-                 row->w4ax.warps, row->w4ax.cta_units);
-    else if (c->path == QTOOL_MATMUL_TILE)
-        snprintf(buf, TEXT_SIZE, "tile t%d w%d x%d", c->token_tiles, c->warps, c->splits);
-    else if (c->path == QTOOL_MATMUL_MMA_TILE)
-        snprintf(buf, TEXT_SIZE, "mma tile t%d c%d x%d", c->token_tiles, c->strips_cta, c->splits);
-    else if (c->path == QTOOL_MATMUL_DENSE)
-        snprintf(buf, TEXT_SIZE, "dequantize + cublas");
-    else
-        snprintf(buf, TEXT_SIZE, "%s t%d s%d w%d/%d c%d x%d",
-                 c->path == QTOOL_MATMUL_SKINNY   ? "skinny"
-                 : c->path == QTOOL_MATMUL_VECTOR ? "vector"
-                                                  : "stream",
-                 c->token_tiles, c->strips, c->warps, c->warps_k, c->strips_cta, c->splits);
+    if (row->spec && !row->why[0] && row->w4ax.kernel != QTOOL_W4AX_ANY)
+        text_w4ax(buf, &row->w4ax);
+    else if (row->spec && !row->why[0])
+        text_matmul(buf, &row->config);
     return buf;
 }
 
-/* "" for what was not measured */
+/* Formats value; "" if it was not measured. */
 static const char *number(char buf[TEXT_SIZE], const char *format, double value)
 {
     buf[0] = '\0';
@@ -319,7 +352,7 @@ static void add_table_row(struct table *t, const struct request *r, const struct
     table_row(t, "%s\t%s\t%zu\t%.2f\t%.0f\t%s\t%s\t%s\t%.1f\t%s\t%s", shape, row_name(r, row),
               row->m, row->us, row_gbs(row), number(floor, "%.2f", row->floor_us),
               number(share, "%.1f", 100 * row->floor_us / row->us),
-              number(with, "%.2f", row->with_us), row_tflops(row),
+              number(with, "%.2f", row->total_us), row_tflops(row),
               number(speed, "%.2f", row->cublas_us / row->us), row_config(config, row));
 }
 
@@ -375,12 +408,12 @@ static int print_report(const struct qt_bench_report *report, const struct reque
     int rc = QT_OK;
     printf("%s, %d SMs, %s, %s\n", gpu->name, gpu->sms, gpu->cuda, gpu->cublas);
     printf("copy %.0f GB/s (read + written), read %.0f GB/s\n", report->copy_gbs, report->read_gbs);
-    printf("%s, %s launches%s; weights cold in L2, CUDA graphs, medians; floor: bare read of the "
+    printf("%s, %s launches%s; weights cold in L2, CUDA graphs, medians; floor: cold read of the "
            "same bytes, plain launches\n",
            o->dtype == QTOOL_BF16 ? "BF16" : "FP16", o->dependent ? "dependent" : "plain",
            o->invariant ? ", batch-invariant" : "");
     if (o->compute)
-        printf("fused kernels as on a device of compute capability %s\n", computes[o->compute]);
+        printf("fused kernels chosen for compute capability %s\n", computes[o->compute]);
     putchar('\n');
     if (report->count)
         QT_TRY(print_rows(report, r, err));
@@ -405,7 +438,7 @@ static json_t *row_doc(struct cli *cli, const struct request *r, const struct qt
     doc_set(cli, o, "gb_per_s", doc_real(row_gbs(row)));
     doc_set(cli, o, "floor_us", doc_real(row->floor_us));
     doc_set(cli, o, "floor_share", doc_real(row->floor_us / row->us));
-    doc_set(cli, o, "with_activations_us", doc_real(row->with_us));
+    doc_set(cli, o, "with_activations_us", doc_real(row->total_us));
     doc_set(cli, o, "tflop_per_s", doc_real(row_tflops(row)));
     doc_set(cli, o, "cublas_speedup", doc_real(row->cublas_us / row->us));
     doc_set(cli, o, "config", doc_text(row_config(config, row)));
@@ -498,7 +531,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     (void)args;
     QT_TRY(parse_request(&request, o, err));
     if (device_number(o->common.device) < 0)
-        QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL, "bench measures a GPU: --device cuda[:N]"));
+        QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL, "bench needs a GPU: use --device cuda[:N]"));
     QT_TRY(qt_gpu_open(&gpu, device_number(o->common.device), err));
     QT_TRY(measure(cli, &request, o, gpu, err));
 done:
@@ -517,51 +550,51 @@ static const struct opt opts[] = {
      .kind = OPT_LIST,
      .offset = offsetof(struct bench_options, scheme),
      .metavar = "S",
-     .help = "scheme, for example nf4:g=64 or w4ax:scales=int, or kv4: attention over a 4-bit KV "
-             "cache; may be given several times (default int4, nf4, nf3, nf2, fp6, fp5)"},
+     .help = "scheme, for example nf4:g=64 or w4ax:scales=int, or kv4 for attention over a 4-bit "
+             "KV cache (default int4, nf4, nf3, nf2, fp6, fp5)"},
     {.name = "shape",
      .kind = OPT_LIST,
      .offset = offsetof(struct bench_options, shape),
      .metavar = "SHAPE",
-     .help = "NxK (output x input features), llama3-8b or llama3-70b, or one of their linears: "
-             "llama3-8b:qkv, :o, :gate+up, :down; of kv4 HEADSxKV_HEADSxDIM, or "
-             "llama3-8b:attention; may be given several times (default llama3-8b:o, llama3-70b:o, "
-             "llama3-70b:gate+up; llama3-8b:attention)"},
+     .help = "NxK (output x input features); llama3-8b or llama3-70b (all their linears); one of "
+             "their linears: llama3-8b:qkv, :o, :gate+up or :down; for kv4 HEADSxKV_HEADSxDIM or "
+             "llama3-8b:attention (default llama3-8b:o, llama3-70b:o and llama3-70b:gate+up; for "
+             "kv4 llama3-8b:attention)"},
     {.name = "m",
      .kind = OPT_STRING,
      .offset = offsetof(struct bench_options, m),
      .metavar = "LIST",
-     .help = "tokens, separated by commas (default 1,16,64,256); of kv4 sequences, each with one "
-             "new token"},
+     .help = "numbers of tokens, separated by commas (default 1,16,64,256); for kv4 numbers of "
+             "sequences with one new token each"},
     {.name = "length",
      .kind = OPT_STRING,
      .offset = offsetof(struct bench_options, length),
      .metavar = "LIST",
-     .help = "kv4: tokens of a sequence, separated by commas (default 2048,8192,32768)"},
+     .help = "kv4: cached tokens of a sequence, separated by commas (default 2048,8192,32768)"},
     {.name = "dtype",
      .kind = OPT_CHOICE,
      .offset = offsetof(struct bench_options, dtype),
      .choices = dtypes,
      .metavar = "TYPE",
-     .help = "activations and outputs of the fused kernels: f16 (the default) or bf16"},
+     .help = "type of activations and outputs: f16 (the default) or bf16"},
     {.name = "dependent",
      .kind = OPT_FLAG,
      .offset = offsetof(struct bench_options, dependent),
-     .help = "programmatic dependent launches: a kernel begins to load weights, or a cache, "
-             "while the one before it ends"},
+     .help = "programmatic dependent launches: a kernel starts to load weights, or the cache, "
+             "while the previous kernel ends"},
     {.name = "invariant",
      .kind = OPT_FLAG,
      .offset = offsetof(struct bench_options, invariant),
-     .help = "batch-invariant products: a token's result does not depend on the others"},
+     .help = "batch-invariant products: a token's result does not depend on other tokens"},
     {.name = "compute",
      .kind = OPT_CHOICE,
      .offset = offsetof(struct bench_options, compute),
      .choices = computes,
      .metavar = "CC",
      .help =
-         "the kernels, and shared memory, of devices of compute capability 8.0, 8.6 or 8.9, on "
-         "a newer one, whose driver compiles them first; own, the default: of the device; not of "
-         "mix24, w4ax and kv4"},
+         "use the kernels and shared memory of compute capability 8.0, 8.6 or 8.9 on a newer GPU, "
+         "whose driver compiles them first; own (the default): those of the GPU. Not for mix24, "
+         "w4ax and kv4"},
     {0},
 };
 
@@ -569,24 +602,24 @@ static const struct opt_positional positionals[] = {{0}};
 
 const struct command cmd_bench = {
     .name = "bench",
-    .summary = "speed of the fused GPU kernels",
+    .summary = "measure the speed of the fused GPU kernels",
     .description =
         "Times the fused matrix products on random weights, packed by the scheme's own quantizer. "
-        "Launches rotate over copies of five times the L2's size, so that weights come from "
-        "memory, and are captured in CUDA graphs; times are medians.\n\n"
-        "Measured in the same run: the floor, a bare cold read of exactly the packed bytes; "
-        "cuBLAS in FP16, if it is installed (it is loaded at run time), by itself and in turns "
-        "with each kernel, which is what X CUBLAS is over; and the GPU's copy and read bandwidth. "
-        "GB/s are packed bytes by time, %FLOOR is the floor's time by the kernel's.\n\n"
-        "w4ax: US is the product of activations that are quantized already, +ACT US both, from "
-        "activations in FP16 or BF16. One block of activations in five has 8 bits.\n\n"
-        "kv4: attention of one query token a sequence over its cache, in FP16, in 4 bits, and in 4 "
-        "bits and random pages of 64 tokens.",
-    .examples =
-        "  qtool bench\n"
-        "  qtool bench --scheme nf4:g=64 --scheme fp6:e=2 --shape llama3-8b --m 1,8 --json\n"
-        "  qtool bench --scheme w4ax --scheme w4ax:scales=row --m 1,128,1024\n"
-        "  qtool bench --scheme kv4 --shape 32x8x128 --m 1,8 --length 8192\n",
+        "Launches rotate over copies of 5 times the L2 size, so that weights come from memory, "
+        "and are captured in CUDA graphs. Times are medians.\n\n"
+        "The same run measures the read floor (a cold read of exactly the packed bytes), cuBLAS "
+        "in FP16 if it is installed (it is loaded at run time), and the copy and read bandwidth "
+        "of the GPU. US: microseconds. GB/S: packed bytes / time. FLOOR: read floor in "
+        "microseconds. %FLOOR: floor / time. X CUBLAS: speed-up over cuBLAS, timed alternately; "
+        "the rows of cublas-f16 are cuBLAS timed alone.\n\n"
+        "w4ax: US is the product with quantized activations; +ACT US is quantizing FP16 or BF16 "
+        "activations and the product. One channel block in five has 8-bit activations.\n\n"
+        "kv4: attention of one query token per sequence over an FP16 cache, a 4-bit cache, and a "
+        "4-bit cache in random pages of 64 tokens. X FP16: speed-up over the FP16 cache.",
+    .examples = "  qtool bench\n"
+                "  qtool bench --scheme nf4:g=64 --scheme fp6 --shape llama3-8b --m 1,8 --json\n"
+                "  qtool bench --scheme w4ax --scheme w4ax:scales=row --m 1,128,1024\n"
+                "  qtool bench --scheme kv4 --shape 32x8x128 --m 1,8 --length 8192\n",
     .opts = opts,
     .positionals = positionals,
     .defaults = &defaults,

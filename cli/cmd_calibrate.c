@@ -1,3 +1,4 @@
+/* calibrate: makes and merges calibration files. */
 #include "cli/cli.h"
 
 #include <stddef.h>
@@ -10,7 +11,7 @@ struct calibrate_options {
     bool merge, force;
 };
 
-/* Says what the file now holds. */
+/* Prints a summary of the new file. */
 static int print_result(struct cli *cli, const char *path, struct qt_err *err)
 {
     struct qt_qcal *q;
@@ -40,15 +41,15 @@ static int check_arguments(const struct calibrate_options *o, const char *const 
 {
     const char *what = NULL;
     if (o->merge && o->calibration.data.count)
-        what = "--merge and --data exclude each other";
+        what = "--merge and --data cannot be used together";
     else if (o->merge && calibration_has_windows(&o->calibration))
         what = WINDOWS_WITHOUT_DATA;
     else if (o->merge && device_number(o->common.device) >= 0)
-        what = GPU_WITHOUT_DATA;
+        what = "--device cuda: --merge runs on the CPU only";
     else if (o->merge && !args[1])
-        what = "--merge needs two calibration files or more";
+        what = "--merge needs at least two calibration files";
     else if (!o->merge && !o->calibration.data.count)
-        what = "--data FILE is missing (or --merge, to add calibration files)";
+        what = "--data FILE is missing (or --merge to add calibration files)";
     if (what)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "%s", what);
     if (!o->merge && args[1])
@@ -104,21 +105,21 @@ static const struct opt opts[] = {
      .offset = offsetof(struct calibrate_options, out),
      .required = true,
      .metavar = "X.qcal",
-     .help = "the calibration file to be made"},
+     .help = "calibration file to write"},
     CALIBRATION_OPTS(struct calibrate_options, calibration),
     {.name = "merge",
      .kind = OPT_FLAG,
      .offset = offsetof(struct calibrate_options, merge),
-     .help = "add calibration files of one checkpoint, made of different data"},
+     .help = "add calibration files of one checkpoint that have different data"},
     {.name = "force",
      .kind = OPT_FLAG,
      .offset = offsetof(struct calibrate_options, force),
-     .help = "replace X.qcal if it exists (at the end, when the new one is complete)"},
+     .help = "replace X.qcal if it exists, once the new file is complete"},
     {0},
 };
 
 static const struct opt_positional positionals[] = {
-    {"PATH...", "a checkpoint; with --merge two calibration files or more"},
+    {"PATH...", "a checkpoint; with --merge at least two calibration files"},
     {0},
 };
 
@@ -126,16 +127,16 @@ const struct command cmd_calibrate = {
     .name = "calibrate",
     .summary = "gather statistics of a model's activations for quantize --calib",
     .description =
-        "Runs calibration data through the unquantized model, block by block, and writes what "
-        "quantizing needs to know about the inputs of its linear layers: the Hessian X^T X, and "
-        "for every channel the largest value, the sum of squares and a histogram. The file can "
-        "be used again and again ('qtool quantize --calib'), looked at ('qtool inspect') and "
-        "added to others with --merge, as if calibrated on the data of all; the order of the "
-        "files makes no difference. The same windows are not counted twice, but windows that "
-        "overlap in part are. docs/format.md describes the file.\n\n"
-        "The same checkpoint and data give the same bytes, for any number of threads. The work is "
-        "done in X.qcal.partial, which becomes X.qcal at the end. Ctrl-C or SIGTERM ends it (exit "
-        "status 75) and leaves nothing; there is no going on.",
+        "Runs calibration data through the unquantized model, layer by layer, and writes the "
+        "statistics of the inputs of its linears that 'quantize' needs: the Hessian X^T X, and "
+        "for every channel the largest absolute value, the sum of squares and a histogram. The "
+        "file can be used repeatedly ('qtool quantize --calib'), inspected ('qtool inspect') and "
+        "added to others with --merge, as if calibrated on the data of all files; their order "
+        "does not matter. --merge refuses windows that two files share; windows that overlap only "
+        "in part count twice. docs/format.md describes the file.\n\n"
+        "The same checkpoint and data give the same bytes for any number of threads. The work is "
+        "done in X.qcal.partial, which is renamed to X.qcal at the end. Ctrl-C or SIGTERM stops "
+        "(exit status 75) and removes the partial file; calibrate cannot be resumed.",
     .examples = "  qtool calibrate examples/nano-llama -o nano.qcal \\\n"
                 "      --data examples/nano-llama/calib.txt\n"
                 "  qtool calibrate --merge prose.qcal code.qcal -o both.qcal\n"

@@ -1,9 +1,9 @@
-/* Completion for shells, made of the tables that the options are parsed by. */
+/* completion: scripts for shells, generated from the tables of options. */
 #include "cli/cli.h"
 
 #include <string.h>
 
-/* The words that an option takes, if they are known: choices, or the names of schemes. */
+/* True for options whose values can be listed: choices and scheme names. */
 static bool has_values(const struct opt *o)
 {
     return o->kind == OPT_CHOICE || strcmp(o->name, "scheme") == 0;
@@ -15,7 +15,7 @@ static void print_choices(const char *const *choices)
         printf("%s%s", i ? " " : "", choices[i]);
 }
 
-/* Of a command, or of all (NULL). */
+/* Prints the values of option o of command c; NULL: a common option. */
 static void print_values(const struct command *c, const struct opt *o)
 {
     const struct qt_preset *preset;
@@ -32,7 +32,7 @@ static void print_values(const struct command *c, const struct opt *o)
 
 /* ---- bash ----------------------------------------------------------------------------------- */
 
-/* The argument of a command, behind its name. */
+/* Completes the argument of a command that takes one of its words. */
 static void bash_argument(const struct command *c)
 {
     if (!c->words)
@@ -95,7 +95,7 @@ static void print_bash(void)
 
 /* ---- zsh ------------------------------------------------------------------------------------ */
 
-/* Inside single quotes, and inside the brackets and colons of _arguments. */
+/* Escapes text for single quotes and for the brackets and colons of _arguments. */
 static void zsh_text(const char *text)
 {
     for (; *text; text++) {
@@ -176,7 +176,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     static void (*const print[])(void) = {print_bash, print_zsh};
     (void)options;
     if (cli->doc)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "a completion is no JSON document");
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "completion has no JSON output: omit --json");
     for (size_t i = 0; shells[i]; i++)
         if (strcmp(args[0], shells[i]) == 0) {
             print[i]();
@@ -194,9 +194,9 @@ static const struct opt_positional positionals[] = {
 
 const struct command cmd_completion = {
     .name = "completion",
-    .summary = "completion of commands and options for a shell",
-    .description = "Prints what a shell needs to complete qtool's commands, options and schemes. "
-                   "'make install' puts it where bash and zsh look.",
+    .summary = "print a completion script for bash or zsh",
+    .description = "Prints a script that completes qtool's commands, options and schemes in a "
+                   "shell. 'make install' installs the scripts of bash and zsh.",
     .examples = "  . <(qtool completion bash)\n"
                 "  qtool completion zsh >~/.zfunc/_qtool\n",
     .opts = opts,

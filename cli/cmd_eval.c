@@ -1,3 +1,4 @@
+/* eval: perplexity, and divergence from a reference. */
 #include "cli/cli.h"
 
 #include "kernels/kernels.h"
@@ -7,15 +8,13 @@
 struct eval_options {
     struct common_options common;
     const char *data, *ref, *gate;
-    size_t seqlen, windows, kv;
-    int kv_keys; /* enum qt_kv_keys; KV_KEYS_BEST: static where there are such scales */
+    size_t seqlen, windows;
+    struct kv_options kv;
 };
-
-enum { KV_KEYS_BEST = -1 };
 
 /* ---- data ----------------------------------------------------------------------------------- */
 
-/* Token ids of --data for the model behind w. */
+/* Reads the token ids of --data for the model with weights w. */
 static int read_data(struct qt_data *out, const char *path, const struct qt_weights *w,
                      struct qt_err *err)
 {
@@ -76,7 +75,7 @@ static void fill_doc(struct cli *cli, const struct qt_eval_report *r,
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
-/* Before the work: an expression that will not be understood afterwards is refused now. */
+/* Rejects an invalid gate before any work. */
 static int check_gate(const char *gate, bool has_ref, struct qt_err *err)
 {
     const struct qt_eval_report with_ref = {.has_ref = true}, without = {0};
@@ -88,21 +87,27 @@ static int check_gate(const char *gate, bool has_ref, struct qt_err *err)
     return rc;
 }
 
-static int kv_open(struct qt_kv *out, int keys, const struct source *s, struct qt_err *err)
+/* The cache that --kv-keys names, or else the one that the container was made for. */
+static int kv_open(struct qt_kv *out, const struct kv_options *o, const struct source *s,
+                   struct qt_err *err)
 {
-    bool has_scales = s->container && qt_kv_entry(s->container);
+    enum qt_kv_keys stored = QT_KV_KEYS_NONE, keys;
     struct qt_model *model;
-    if (keys == KV_KEYS_BEST)
-        keys = has_scales ? QT_KV_KEYS_STATIC : QT_KV_KEYS_CHANNEL;
-    if (keys != QT_KV_KEYS_STATIC) {
-        *out = (struct qt_kv){.keys = (enum qt_kv_keys)keys, .container = s->container};
+    int rc = kv_options_keys(&keys, o, err);
+    if (rc == QT_OK && s->container && qt_kv_entry(s->container))
+        rc = qt_kv_check(&stored, s->container, err);
+    if (rc < 0)
+        return rc;
+    if (o->keys == KV_KEYS_DEFAULT && stored)
+        keys = stored;
+    *out = (struct qt_kv){.keys = keys, .container = s->container};
+    if (keys != QT_KV_KEYS_STATIC)
         return QT_OK;
-    }
-    if (!has_scales)
+    if (stored != QT_KV_KEYS_STATIC)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "--kv-keys static needs scales of keys in a container: 'qtool quantize' "
-                       "with --data and --kv 4 finds them");
-    int rc = qt_model_open(&model, &s->weights, err);
+                       "--kv-keys static needs a container with static key scales: make it with "
+                       "'qtool quantize --kv 4 --kv-keys static --data FILE'");
+    rc = qt_model_open(&model, &s->weights, err);
     if (rc < 0)
         return rc;
     rc = qt_kv_open(out, s->container, qt_model_info(model), err);
@@ -120,16 +125,16 @@ static int evaluate(struct qt_eval_report *out, struct cli *cli, const struct ev
     int rc;
     struct qt_weights w = model->weights;
     struct qt_kv kv = {0};
-    if (o->kv) {
-        QT_TRY(kv_open(&kv, o->kv_keys, model, err));
-        w.runtime.cache = qt_kv_apply;
-        w.runtime.cache_ctx = &kv;
+    if (o->kv.bits) {
+        QT_TRY(kv_open(&kv, &o->kv, model, err));
+        w.fake_quant.cache = qt_kv_apply;
+        w.fake_quant.cache_ctx = &kv;
     }
     QT_TRY(read_data(&data, o->data, &w, err));
     QT_TRY(backend_open(&be, o->common.device, err));
     QT_TRY(qt_eval(out, &w, o->ref ? &ref->weights : NULL, data.ids, data.count, &opt, be, err));
 done:
-    if (rc == QT_E_INPUT && err->file[0] == '\0') /* of the model's cache, or the ids or the text */
+    if (rc == QT_E_INPUT && err->file[0] == '\0') /* errors of the cache name a tensor */
         snprintf(err->file, sizeof err->file, "%s", err->tensor[0] ? w.dir : o->data);
     if (be)
         be->close(be);
@@ -138,7 +143,7 @@ done:
     return rc;
 }
 
-/* Damaged weights have figures too. */
+/* Checks the CRCs of a container: damaged weights would give plausible figures. */
 static int open_whole(struct source *out, const char *path, struct qt_err *err)
 {
     int rc = source_open(out, path, err);
@@ -151,10 +156,10 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     struct source model = {0}, ref = {0};
     struct qt_eval_report report;
     struct qt_figure figures[MAX_FIGURES];
+    enum qt_kv_keys keys;
     int rc;
     QT_TRY(check_gate(o->gate, o->ref != NULL, err));
-    if (o->kv_keys != KV_KEYS_BEST && !o->kv)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--kv-keys needs --kv 4");
+    QT_TRY(kv_options_keys(&keys, &o->kv, err));
     QT_TRY(open_whole(&model, args[0], err));
     if (o->ref)
         QT_TRY(open_whole(&ref, o->ref, err));
@@ -172,9 +177,7 @@ done:
     return rc;
 }
 
-static const struct eval_options defaults = {.common = COMMON_DEFAULTS, .kv_keys = KV_KEYS_BEST};
-
-static const char *const kv_keys[] = {"static", "channel", "token", NULL}; /* enum qt_kv_keys */
+static const struct eval_options defaults = {.common = COMMON_DEFAULTS, .kv = KV_DEFAULTS};
 
 static const struct opt opts[] = {
     {.name = "data",
@@ -183,7 +186,7 @@ static const struct opt opts[] = {
      .required = true,
      .metavar = "FILE",
      .help = "UTF-8 text, .jsonl (the \"text\" of every line), or token ids: .u16, .u32 "
-             "(little-endian) or .npy; each also with .gz behind"},
+             "(little-endian) or .npy; each may be compressed (.gz)"},
     {.name = "ref",
      .kind = OPT_STRING,
      .offset = offsetof(struct eval_options, ref),
@@ -195,59 +198,46 @@ static const struct opt opts[] = {
      .metavar = "N",
      .min = 2,
      .max = 1 << 24,
-     .help = "tokens of a window; default: 512, or what the model (and the reference) takes"},
+     .help = "tokens of a window (default 512, or the models' maximum if smaller)"},
     {.name = "windows",
      .kind = OPT_SIZE,
      .offset = offsetof(struct eval_options, windows),
      .metavar = "N",
      .min = 1,
      .max = (size_t)1 << 40,
-     .help = "stop after N windows; default: all of the data"},
-    {.name = "kv",
-     .kind = OPT_SIZE,
-     .offset = offsetof(struct eval_options, kv),
-     .metavar = "4",
-     .min = 4,
-     .max = 4,
-     .help = "keys and values of the model pass through a cache of so many bits; the reference's "
-             "do not. Default: no rounding"},
-    {.name = "kv-keys",
-     .kind = OPT_CHOICE,
-     .offset = offsetof(struct eval_options, kv_keys),
-     .metavar = "HOW",
-     .choices = kv_keys,
-     .help =
-         "with --kv, scales of keys: static, the container's, one per channel; channel, one per "
-         "channel and 64 tokens; token, one per token and head, as those of values always are. "
-         "Default: static where the container has them, else channel"},
+     .help = "use at most N windows (default: all)"},
+    KV_OPTS(
+        struct eval_options, kv,
+        "round keys and values as each query would find them in a 4-bit KV cache; the reference "
+        "is not rounded (default: no rounding)",
+        KV_KEYS_HELP "as the container was made, otherwise channel"),
     {.name = "gate",
      .kind = OPT_STRING,
      .offset = offsetof(struct eval_options, gate),
      .metavar = "EXPR",
      .help = "conditions on the figures, for example 'ppl_ratio<=1.01,same_top>=0.95'; exit "
-             "status 5 when one fails"},
+             "status 5 if one fails"},
     {0},
 };
 
 static const struct opt_positional positionals[] = {
-    {"PATH", "checkpoint or container, with config.json; with tokenizer.json if FILE is text"},
+    {"PATH", "checkpoint or container with config.json, and tokenizer.json if FILE is text"},
     {0},
 };
 
 const struct command cmd_eval = {
     .name = "eval",
-    .summary = "perplexity of a model, and its divergence from a reference",
+    .summary = "measure perplexity, and divergence from a reference model",
     .description =
-        "The data is cut into windows of --seqlen tokens without overlap, the rest at the end "
-        "is dropped. Perplexity is taken over all positions of a window but its first. With "
-        "--ref both models run side by side, and at every position the next-token distributions "
-        "are compared: KL(reference || model) in nats, whether the most probable token is the "
-        "same, and the root mean square of the change in the probability of the actual next "
-        "token. The data of containers is compared with their checksums first.\n\n"
-        "Figures for --gate: ppl; with --ref also ref_ppl, ppl_ratio, kld (the mean), kld_mean, "
-        "kld_median, "
-        "kld_p999, same_top, rms_dp. Relations: <=, >=, <, >; several conditions are separated "
-        "by commas.",
+        "Cuts the data into windows of --seqlen tokens without overlap and drops the remainder. "
+        "Perplexity is computed over all tokens of a window except the first. With --ref both "
+        "models run side by side, and their next-token distributions are compared at every "
+        "position: KL(reference || model) in nats, the fraction of positions with the same most "
+        "probable token, and the root mean square of the change in the probability of the actual "
+        "next token. Checksums of containers are checked first.\n\n"
+        "Figures for --gate: ppl; with --ref also ref_ppl, ppl_ratio, kld_mean (short: kld), "
+        "kld_median, kld_p999, same_top, rms_dp. Relations: <=, >=, <, >; commas separate "
+        "conditions.",
     .examples = "  qtool eval examples/nano-llama --data examples/nano-llama/eval.txt\n"
                 "  qtool eval nano-fp6 --data examples/nano-llama/eval.txt \\\n"
                 "      --ref examples/nano-llama --gate 'kld_mean<=0.1'\n",

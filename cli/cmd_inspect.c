@@ -1,13 +1,14 @@
+/* inspect: lists a checkpoint or a container. */
 #include "cli/cli.h"
 
 #include <math.h>
 
-/* What the whole of it comes to. */
+/* Totals of a checkpoint or container. */
 struct totals {
     size_t quantized, copied;
     uint64_t weights, packed_bytes; /* of quantized tensors */
-    double paper_bits;              /* of those, by their publications' count; NaN: no other */
-    uint64_t elements, bytes;       /* stored tensors */
+    double paper_bits;        /* same, as counted in the schemes' papers; NaN: no difference */
+    uint64_t elements, bytes; /* stored tensors */
 };
 
 static double totals_bpw(const struct totals *t)
@@ -15,7 +16,7 @@ static double totals_bpw(const struct totals *t)
     return t->weights ? 8 * (double)t->packed_bytes / (double)t->weights : 0;
 }
 
-/* As the scheme's publication counts; NaN when it counts the same. */
+/* Bits per weight as counted in the scheme's paper; NaN if that is no different. */
 static double entry_paper_bpw(const struct qt_entry *e)
 {
     const json_t *value = json_object_get(e->json, "paper_bpw");
@@ -30,7 +31,7 @@ static uint64_t entry_bytes(const struct qt_entry *e)
     return bytes;
 }
 
-/* Tensors of a container that are not sections: the keys of the manifest's "copied". */
+/* True for tensors that are not sections: in a container, the keys of the manifest's "copied". */
 static bool is_copied(const struct source *s, const struct qt_tensor *t)
 {
     return !s->container ||
@@ -65,14 +66,14 @@ static struct totals count_totals(const struct source *s)
     return sum;
 }
 
-/* A figure of the manifest's "error", NaN when it is not there. */
+/* A figure of the manifest's "error"; NaN if it is missing. */
 static double error_figure(const struct qt_entry *e, const char *key)
 {
     const json_t *value = json_object_get(json_object_get(e->json, "error"), key);
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
-/* JSON has no number for the ratio to an error of 0. */
+/* The manifest cannot store the infinite SQNR of an error of 0. */
 static double error_sqnr(const struct qt_entry *e)
 {
     return error_figure(e, "mse") == 0 ? INFINITY : error_figure(e, "sqnr_db");
@@ -111,26 +112,17 @@ static int print_tensors(const struct source *s, struct qt_err *err)
     return table_print(&t, err);
 }
 
-/* The lowest signal-to-noise ratio of a layer's keys; NaN when it is not told. */
+/* The lowest SQNR of the layers' keys; NaN if unknown. */
 static double kv_sqnr(const json_t *kv)
 {
     const json_t *list = json_object_get(kv, "sqnr_db"), *value;
-    double least = NAN;
+    double min = NAN;
     size_t i;
     json_array_foreach (list, i, value) {
         if (json_is_number(value))
-            least = fmin(least, json_number_value(value)); /* of a NaN: the other */
+            min = fmin(min, json_number_value(value)); /* ignores NaN */
     }
-    return least;
-}
-
-static const char *text_sqnr(char buf[TEXT_SIZE], double db)
-{
-    if (isnan(db))
-        snprintf(buf, TEXT_SIZE, "unknown");
-    else
-        snprintf(buf, TEXT_SIZE, "%.2f dB or more", db);
-    return buf;
+    return min;
 }
 
 static void model_rows(struct table *t, const struct qt_model_info *m, const char *unsupported)
@@ -143,11 +135,11 @@ static void model_rows(struct table *t, const struct qt_model_info *m, const cha
 }
 
 static int print_totals(const struct source *s, const struct qt_model_info *model,
-                        const char *unsupported, struct qt_err *err)
+                        const char *unsupported, enum qt_kv_keys kv, struct qt_err *err)
 {
     struct table t = {.align = "ll"};
     struct totals sum = count_totals(s);
-    char bytes[TEXT_SIZE], sqnr[TEXT_SIZE];
+    char bytes[TEXT_SIZE];
     model_rows(&t, model, unsupported);
     if (s->container)
         table_row(&t, "tensors\t%zu quantized, %zu copied", sum.quantized, sum.copied);
@@ -160,14 +152,16 @@ static int print_totals(const struct source *s, const struct qt_model_info *mode
         table_row(&t, "bpw\t%.4f bits per quantized weight", totals_bpw(&sum));
         table_paper_bpw(&t, sum.paper_bits / (double)sum.weights);
     }
-    if (s->container && qt_kv_entry(s->container))
-        table_row(&t, "kv cache\t4 bits: static scales of keys (SQNR %s), values by token",
-                  text_sqnr(sqnr, kv_sqnr(qt_kv_entry(s->container))));
+    if (kv)
+        kv_row(&t, kv, model ? model->head_dim : 0);
+    if (kv == QT_KV_KEYS_STATIC && !isnan(kv_sqnr(qt_kv_entry(s->container))))
+        table_row(&t, "key sqnr\t%.2f dB or more in every layer",
+                  kv_sqnr(qt_kv_entry(s->container)));
     return table_print(&t, err);
 }
 
 static int print_all(const struct source *s, const struct qt_model_info *model,
-                     const char *unsupported, struct qt_err *err)
+                     const char *unsupported, enum qt_kv_keys kv, struct qt_err *err)
 {
     int rc = QT_OK;
     if (s->container) {
@@ -176,7 +170,7 @@ static int print_all(const struct source *s, const struct qt_model_info *model,
     }
     QT_TRY(print_tensors(s, err));
     putchar('\n');
-    QT_TRY(print_totals(s, model, unsupported, err));
+    QT_TRY(print_totals(s, model, unsupported, kv, err));
 done:
     return rc;
 }
@@ -211,11 +205,11 @@ static json_t *tensor_doc(struct cli *cli, const struct qt_tensor *t)
     return o;
 }
 
-static json_t *kv_doc(struct cli *cli, const json_t *kv)
+static json_t *kv_doc(struct cli *cli, const json_t *kv, enum qt_kv_keys keys)
 {
     json_t *o = json_object();
     doc_set(cli, o, "bits", doc_size(4));
-    doc_set(cli, o, "keys", doc_text("static"));
+    doc_set(cli, o, "keys", doc_text(kv_keys_name(keys)));
     doc_set(cli, o, "values", doc_text("token"));
     doc_set(cli, o, "sqnr_db", doc_real(kv_sqnr(kv)));
     return o;
@@ -238,7 +232,7 @@ static json_t *model_doc(struct cli *cli, const struct qt_model_info *m)
 }
 
 static void fill_doc(struct cli *cli, const struct source *s, const struct qt_model_info *model,
-                     const char *unsupported)
+                     const char *unsupported, enum qt_kv_keys kv)
 {
     json_t *quantized = json_array(), *tensors = json_array();
     struct totals sum = count_totals(s);
@@ -257,8 +251,8 @@ static void fill_doc(struct cli *cli, const struct source *s, const struct qt_mo
         doc_set(cli, cli->doc, "bpw", doc_real(totals_bpw(&sum)));
         if (!isnan(sum.paper_bits))
             doc_set(cli, cli->doc, "paper_bpw", doc_real(sum.paper_bits / (double)sum.weights));
-        if (qt_kv_entry(s->container))
-            doc_set(cli, cli->doc, "kv", kv_doc(cli, qt_kv_entry(s->container)));
+        if (kv)
+            doc_set(cli, cli->doc, "kv", kv_doc(cli, qt_kv_entry(s->container), kv));
         doc_set(cli, cli->doc, "quantized", quantized);
         doc_set(cli, cli->doc, "copied", tensors);
     } else {
@@ -271,8 +265,8 @@ static void fill_doc(struct cli *cli, const struct source *s, const struct qt_mo
 
 enum { WHY_SIZE = 2048 };
 
-/* Files without a model that eval could run are worth looking at, too: *out stays NULL, and `why`
- * says so, when there is a config.json, or is empty. */
+/* Opens the model if eval can run it. Otherwise *out is NULL; `why` has the reason, or is empty if
+ * there is no config.json. */
 static void try_model(struct qt_model **out, char why[WHY_SIZE], const struct source *s)
 {
     struct qt_err err = {0};
@@ -289,6 +283,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
 {
     struct source s;
     struct qt_model *model = NULL;
+    enum qt_kv_keys kv = QT_KV_KEYS_NONE;
     char why[WHY_SIZE];
     int rc;
     (void)options;
@@ -296,13 +291,13 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         return inspect_qcal(cli, args[0], err);
     QT_TRY(source_open(&s, args[0], err));
     if (s.container && qt_kv_entry(s.container))
-        QT_TRY(qt_kv_check(s.container, err));
+        QT_TRY(qt_kv_check(&kv, s.container, err));
     try_model(&model, why, &s);
     const struct qt_model_info *info = model ? qt_model_info(model) : NULL;
     if (cli->doc)
-        fill_doc(cli, &s, info, why);
+        fill_doc(cli, &s, info, why, kv);
     else
-        QT_TRY(print_all(&s, info, why, err));
+        QT_TRY(print_all(&s, info, why, kv, err));
 done:
     qt_model_close(model);
     source_close(&s);
@@ -318,19 +313,18 @@ static const struct opt_positional positionals[] = {
 
 const struct command cmd_inspect = {
     .name = "inspect",
-    .summary = "what is in a checkpoint, container or calibration file",
+    .summary = "show what is in a checkpoint, container or calibration file",
     .description =
         "Lists the tensors of a checkpoint (safetensors, or PyTorch .bin/.pt) with dtype, shape "
-        "and size. For a container also scheme, true bits per weight and the recorded error of "
-        "every quantized tensor, and whether it has scales for a KV cache. Headers and the "
-        "manifest are checked, the data is not read: "
-        "'verify' does that.\n\n"
-        "SQNR is the ratio of the energy of the weights to that of the error; cosine is the "
+        "and size. For a container it also lists scheme, bits per weight and recorded error of "
+        "every quantized tensor, and whether it was made for a 4-bit KV cache. Headers and "
+        "the manifest are checked; the data is not read ('verify' does that).\n\n"
+        "SQNR is the ratio of the energy of the weights to the energy of the error; cosine is the "
         "cosine of the angle between stored and original weights.\n\n"
-        "For a calibration file (.qcal): the model and the data it was made of, and for the "
-        "inputs of every block's linear layers the number of channels, the root of their mean "
-        "square, the largest 99.9 % quantile and the largest value of a channel, and the channels "
-        "that were always 0. All statistics but the Hessians are read and checked.",
+        "For a calibration file (.qcal) it lists the model and the data, and for each linear input "
+        "of every decoder layer the number of channels (K), their root mean square, the largest "
+        "99.9 % quantile and the largest absolute value of a channel, and the number of channels "
+        "that were always 0 (DEAD). All statistics except the Hessians are read and checked.",
     .examples = "  qtool inspect examples/nano-llama\n"
                 "  qtool inspect nano-fp6 --json\n",
     .opts = opts,

@@ -1,3 +1,4 @@
+/* list: schemes, kernels, architectures. */
 #include "cli/cli.h"
 
 #include <string.h>
@@ -53,8 +54,8 @@ static int print_schemes(struct qt_err *err)
     for (size_t i = 0; rc == QT_OK && (s = qt_scheme_at(i)) != NULL; i++)
         rc = print_scheme(s, err);
     printf("none: the tensor is copied\n\n"
-           "A scheme is written NAME[:KEY=VALUE,...], for example nf4:g=128. A name may fix or\n"
-           "default some of its family's parameters.\n");
+           "A scheme is written NAME[:KEY=VALUE,...], for example nf4:g=128. A name may fix some\n"
+           "parameters of its scheme, or have other defaults.\n");
     return rc;
 }
 
@@ -185,12 +186,12 @@ static const struct opt_positional positionals[] = {
 
 const struct command cmd_list = {
     .name = "list",
-    .summary = "schemes with their parameters, kernels, model architectures",
+    .summary = "list schemes with their parameters, kernels, model architectures",
     .description =
-        "Lists what this build of qtool can do: quantization schemes with their parameters and "
-        "defaults, the backends that run models, fused GPU kernels by the layout of packed weights "
-        "they take, and the model architectures that 'eval' can run. "
-        "Checkpoints of other architectures can still be quantized.",
+        "Lists what this build of qtool supports: quantization schemes with their parameters and "
+        "defaults, the backends that run models, fused GPU kernels with the layout of packed "
+        "weights that each takes, and the model architectures that 'eval' can run. Checkpoints of "
+        "other architectures can be quantized without data.",
     .examples = "  qtool list schemes\n"
                 "  qtool list archs --json\n",
     .opts = opts,

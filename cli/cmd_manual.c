@@ -1,11 +1,11 @@
-/* qtool(1), made of the tables that the options are parsed by. */
+/* manual: the page qtool(1), generated from the tables of options. */
 #include "cli/cli.h"
 
 #include <string.h>
 
 /* ---- roff ----------------------------------------------------------------------------------- */
 
-/* Text as it is: no character of it is an instruction or becomes typographic. */
+/* Prints text literally: escapes requests and characters that roff would replace. */
 static void roff(const char *text)
 {
     bool line_start = true;
@@ -28,7 +28,7 @@ static void roff(const char *text)
     }
 }
 
-/* Paragraphs are separated by an empty line. */
+/* Prints paragraphs that an empty line separates. */
 static void paragraphs(const char *text)
 {
     const char *end;
@@ -84,20 +84,20 @@ static void command(const struct command *cmd)
 static void files(void)
 {
     fputs(".SH FILES\n", stdout);
-    item("OUT.partial", "the work of 'quantize' until OUT is complete; --resume goes on with it");
-    item("OUT.old", "a container that --force replaces, for a moment");
-    item("X.qcal.partial", "the same for 'calibrate'");
-    item("OUT/SHA256SUMS", "checksums: sha256sum -c SHA256SUMS");
+    item("OUT.partial",
+         "working directory of 'quantize' until OUT is complete; --resume continues from it");
+    item("OUT.old", "the container that --force replaces, until the new one is in place");
+    item("X.qcal.partial", "working file of 'calibrate'");
+    item("OUT/SHA256SUMS", "checksums; 'sha256sum -c SHA256SUMS' checks them");
     item("/usr/local/share/doc/qtool/docs",
          "format.md (containers, calibration files), schemes.md, json.schema.json (--json)");
     fputs(".SH ENVIRONMENT\n", stdout);
-    item("TMPDIR", "where .gz files are unpacked while they are read; /tmp otherwise");
-    item("QTOOL_ISA", "generic, avx2 or avx512: the fastest vector instructions to use. Results do "
-                      "not depend on it");
-    item(
-        "GOMP_SPINCOUNT, OPENBLAS_CORETYPE, OPENBLAS_NUM_THREADS",
-        "of the libraries for threads and products; set by qtool, as docs/pipelines.md says, where "
-        "they are not");
+    item("TMPDIR", "directory for unpacked .gz files (default /tmp)");
+    item("QTOOL_ISA", "generic, avx2 or avx512: the widest vector instructions that qtool uses. "
+                      "Results do not depend on it");
+    item("GOMP_SPINCOUNT, OPENBLAS_CORETYPE, OPENBLAS_NUM_THREADS",
+         "settings of the OpenMP and OpenBLAS libraries; qtool sets those that are unset (see "
+         "docs/pipelines.md)");
 }
 
 static void overview(void)
@@ -107,8 +107,8 @@ static void overview(void)
     fputs(".SH NAME\nqtool \\- quantize checkpoints of language models into packed containers\n"
           ".SH SYNOPSIS\n.B qtool\n.I COMMAND\n[arguments] [options]\n.SH DESCRIPTION\n",
           stdout);
-    roff("Quantizes checkpoints of language models into packed containers, and measures what that "
-         "costs. Results go to standard output, everything else to standard error.\n");
+    roff("Quantizes checkpoints of language models into packed containers, and measures their "
+         "accuracy and speed. Results go to standard output, everything else to standard error.\n");
     for (size_t i = 0; commands[i]; i++)
         item(commands[i]->name, commands[i]->summary);
 }
@@ -117,7 +117,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
 {
     (void)options, (void)args;
     if (cli->doc)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "the manual is no JSON document");
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "manual has no JSON output: omit --json");
     overview();
     fputs(".SH COMMANDS\n", stdout);
     for (size_t i = 0; commands[i]; i++)
@@ -141,10 +141,8 @@ static const struct opt_positional positionals[] = {{0}};
 
 const struct command cmd_manual = {
     .name = "manual",
-    .summary = "the manual page qtool(1)",
-    .description =
-        "Prints the manual page, in the language of man(1). 'make install' puts it where "
-        "man finds it.",
+    .summary = "print the manual page qtool(1)",
+    .description = "Prints the manual page in the format of man(1). 'make install' installs it.",
     .examples = "  qtool manual | man -l -\n",
     .opts = opts,
     .positionals = positionals,

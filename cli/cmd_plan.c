@@ -1,3 +1,4 @@
+/* plan: what quantize would do. */
 #include "cli/cli.h"
 
 #include <math.h>
@@ -7,7 +8,7 @@ struct plan_options {
     struct common_options common;
     const char *scheme;
     struct opt_list tensor;
-    size_t kv;
+    struct kv_options kv;
 };
 
 /* ---- one plan ------------------------------------------------------------------------------- */
@@ -18,7 +19,7 @@ static void item_row(struct table *t, const struct qt_plan_item *item)
     char shape[TEXT_SIZE], before[TEXT_SIZE], after[TEXT_SIZE];
     text_shape(shape, tensor->ndim, tensor->shape);
     text_bytes(before, tensor->nbytes);
-    if (item->packed.spec.scheme)
+    if (!item->copied)
         table_row(t, "%s\t%s\t%s\t%s\t%.4f\t%s\t%s", tensor->name, qt_dtype_name(tensor->dtype),
                   shape, item->packed.spec.text, qt_packed_bpw(&item->packed), before,
                   text_bytes(after, qt_packed_bytes(&item->packed)));
@@ -30,7 +31,7 @@ static void item_row(struct table *t, const struct qt_plan_item *item)
 static int print_plan(const struct qt_plan *plan, struct qt_err *err)
 {
     struct table t = {.align = "llllrrr"}, sum = {.align = "ll"};
-    char before[TEXT_SIZE], after[TEXT_SIZE], memory[TEXT_SIZE], scales[TEXT_SIZE];
+    char before[TEXT_SIZE], after[TEXT_SIZE], memory[TEXT_SIZE];
     table_row(&t, "TENSOR\tDTYPE\tSHAPE\tSCHEME\tBPW\tBEFORE\tAFTER");
     for (size_t i = 0; i < plan->count; i++)
         item_row(&t, &plan->items[i]);
@@ -38,11 +39,8 @@ static int print_plan(const struct qt_plan *plan, struct qt_err *err)
               plan->count - plan->quantized);
     table_row(&sum, "bpw\t%.4f bits per quantized weight", qt_plan_bpw(plan));
     table_paper_bpw(&sum, qt_plan_paper_bpw(plan));
-    if (plan->kv.wanted)
-        table_row(&sum,
-                  "kv cache\t4 bits: scales for %zu channels of keys in each of %zu layers, %s",
-                  plan->kv.heads * plan->kv.head_dim, plan->kv.layers,
-                  text_bytes(scales, plan->kv.bytes));
+    if (plan->kv.keys)
+        kv_row(&sum, plan->kv.keys, plan->kv.head_dim);
     table_row(&sum, "size\t%s before, %s after (%.1f %%)", text_bytes(before, plan->source_bytes),
               text_bytes(after, plan->output_bytes),
               plan->source_bytes ? 100 * (double)plan->output_bytes / (double)plan->source_bytes
@@ -54,7 +52,7 @@ static int print_plan(const struct qt_plan *plan, struct qt_err *err)
     if (need != QT_NEEDS_NOTHING)
         table_row(&sum, "needs\tcalibration data (--data%s), %s%s",
                   need == QT_NEEDS_HESSIAN ? " or --calib" : "",
-                  first ? "first for " : "for the scales of keys",
+                  first ? "first for " : "for the static key scales",
                   first ? first->tensor->name : "");
     int rc = table_print(&t, err);
     putchar('\n');
@@ -70,7 +68,7 @@ static json_t *item_doc(struct cli *cli, const struct qt_plan_item *item)
     doc_set(cli, o, "dtype", doc_text(qt_dtype_name(t->dtype)));
     doc_set(cli, o, "shape", doc_shape(t->ndim, t->shape));
     doc_set(cli, o, "source_bytes", doc_size(t->nbytes));
-    if (item->packed.spec.scheme) {
+    if (!item->copied) {
         doc_set(cli, o, "scheme", doc_text(item->packed.spec.text));
         doc_set(cli, o, "bpw", doc_real(qt_packed_bpw(&item->packed)));
         if (!isnan(qt_packed_paper_bpw(&item->packed)))
@@ -87,10 +85,15 @@ static json_t *kv_doc(struct cli *cli, const struct qt_plan *plan)
 {
     json_t *o = json_object();
     doc_set(cli, o, "bits", doc_size(4));
+    doc_set(cli, o, "keys", doc_text(kv_keys_name(plan->kv.keys)));
     doc_set(cli, o, "layers", doc_size(plan->kv.layers));
     doc_set(cli, o, "kv_heads", doc_size(plan->kv.heads));
     doc_set(cli, o, "head_dim", doc_size(plan->kv.head_dim));
     doc_set(cli, o, "bytes", doc_size(plan->kv.bytes));
+    doc_set(cli, o, "bits_per_number", doc_real(qt_kv_bits(plan->kv.keys, plan->kv.head_dim)));
+    doc_set(cli, o, "tail_bytes",
+            doc_size(qt_kv_tail_bytes(plan->kv.keys, plan->kv.layers, plan->kv.heads,
+                                      plan->kv.head_dim)));
     return o;
 }
 
@@ -105,7 +108,7 @@ static void fill_doc(struct cli *cli, const struct qt_plan *plan)
     doc_set(cli, cli->doc, "bpw", doc_real(qt_plan_bpw(plan)));
     if (!isnan(qt_plan_paper_bpw(plan)))
         doc_set(cli, cli->doc, "paper_bpw", doc_real(qt_plan_paper_bpw(plan)));
-    if (plan->kv.wanted)
+    if (plan->kv.keys)
         doc_set(cli, cli->doc, "kv", kv_doc(cli, plan));
     doc_set(cli, cli->doc, "source_bytes", doc_size(plan->source_bytes));
     doc_set(cli, cli->doc, "bytes", doc_size(plan->output_bytes));
@@ -131,11 +134,11 @@ done:
     return rc;
 }
 
-/* ---- all schemes side by side --------------------------------------------------------------- */
+/* ---- comparison of all schemes -------------------------------------------------------------- */
 
 struct overview {
     struct table table;
-    json_t *array; /* instead of the table with --json */
+    json_t *array; /* with --json, instead of the table */
 };
 
 static void overview_add(struct cli *cli, struct overview *o, const char *name,
@@ -176,7 +179,7 @@ static int compare_scheme(struct cli *cli, struct overview *o, const struct qt_c
     struct qt_plan plan = {0};
     int rc = qt_plan_new(&plan, ckpt, opt, err);
     bool refused = rc == QT_E_UNSUPPORTED;
-    if (rc == QT_OK) { /* without a model that can be run the other schemes still can be had */
+    if (rc == QT_OK) { /* a model that cannot be run rules out only the schemes that need it */
         rc = qt_plan_check_model(&plan, ckpt, err);
         refused = rc == QT_E_UNSUPPORTED || rc == QT_E_INPUT;
     }
@@ -217,15 +220,17 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     const struct plan_options *o = options;
     struct qt_ckpt *ckpt = NULL;
     struct rules rules;
+    enum qt_kv_keys kv;
     int rc;
+    QT_TRY(kv_options_keys(&kv, &o->kv, err));
     QT_TRY(rules_parse(&rules, &o->tensor, err));
     QT_TRY(checkpoint_open(&ckpt, args[0], err));
     QT_TRY(qt_ckpt_check_whole(ckpt, err));
     const struct qt_plan_options opt = {.scheme = o->scheme ? o->scheme : "none",
                                         .rules = rules.rule,
                                         .nrules = rules.count,
-                                        .calibrated = o->kv != 0, /* it comes from data */
-                                        .kv = o->kv != 0};
+                                        .calibrated = kv == QT_KV_KEYS_STATIC, /* needs data */
+                                        .kv = kv};
     if (o->scheme || rules.count)
         QT_TRY(show_plan(cli, ckpt, &opt, err));
     else
@@ -236,27 +241,21 @@ done:
     return rc;
 }
 
-static const struct plan_options defaults = {.common = COMMON_DEFAULTS};
+static const struct plan_options defaults = {.common = COMMON_DEFAULTS, .kv = KV_DEFAULTS};
 
 static const struct opt opts[] = {
     {.name = "scheme",
      .kind = OPT_STRING,
      .offset = offsetof(struct plan_options, scheme),
      .metavar = "S",
-     .help = "scheme of all linear weights, for example fp6 or nf4:g=128; 'qtool list schemes' "
-             "shows all"},
+     .help = "scheme of all linear weights, for example fp6 or nf4:g=128; see 'qtool list "
+             "schemes'"},
     {.name = "tensor",
      .kind = OPT_LIST,
      .offset = offsetof(struct plan_options, tensor),
      .metavar = "'REGEX=S'",
-     .help = "scheme of the tensors whose name matches; the last match decides"},
-    {.name = "kv",
-     .kind = OPT_SIZE,
-     .offset = offsetof(struct plan_options, kv),
-     .metavar = "4",
-     .min = 4,
-     .max = 4,
-     .help = "also plan the scales of keys for a KV cache of so many bits"},
+     .help = "scheme of the tensors whose name matches REGEX; the last match decides"},
+    KV_OPTS(struct plan_options, kv, "also plan a 4-bit KV cache", KV_KEYS_HELP "channel"),
     {0},
 };
 
@@ -267,16 +266,16 @@ static const struct opt_positional positionals[] = {
 
 const struct command cmd_plan = {
     .name = "plan",
-    .summary = "what quantize would do: schemes, true sizes, refusals",
+    .summary = "show what quantize would do: schemes, sizes, errors",
     .description =
         "Decides for every tensor what 'quantize' with the same --scheme, --tensor and --kv would "
-        "do, checks all shapes, and shows true bits per weight and sizes (codes, scales, tables "
-        "and padding counted); with data only the method is another, gptq for auto. Where "
-        "calibration is needed (w4ax, learn=1, method=gptq, --kv) the model must "
-        "be one that qtool can run. Nothing is written. Without --scheme and --tensor all schemes "
-        "are compared, a line for each.\n\n"
-        "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
-        "found anywhere in the name). Vectors that match, norms and biases, are copied; "
+        "do, checks all shapes, and shows bits per weight and sizes with scales, tables and "
+        "padding. Calibration data would only change method=auto from search to gptq. If "
+        "calibration is needed (w4ax, learn=1, method=gptq), or with --kv, the model must be one "
+        "that qtool can run. Nothing is written. Without --scheme and --tensor, all schemes are "
+        "compared, one per line.\n\n"
+        "--tensor is split at its first '='; write \\x3d for a '=' in the regular expression "
+        "(PCRE2, matched anywhere in the name). Vectors that match (norms and biases) are copied; "
         "a regular expression that matches nothing else is an error. The scheme 'none' copies.",
     .examples = "  qtool plan examples/nano-llama\n"
                 "  qtool plan examples/nano-llama --scheme nf4:g=128 --tensor 'down_proj=fp6'\n",

@@ -1,3 +1,4 @@
+/* quantize: makes a container. */
 #include "cli/cli.h"
 
 #include <math.h>
@@ -10,13 +11,14 @@ struct quantize_options {
     const char *out, *scheme, *learn;
     struct opt_list tensor;
     struct calibration_options calibration;
-    size_t kv;
+    struct kv_options kv;
     bool tune_norms, force, resume, strict;
 };
 
 /* ---- resuming ------------------------------------------------------------------------------- */
 
-/* A word as a shell reads it back, at most 4 bytes for each of its own and 3; returns the end. */
+/* Appends a blank and the word quoted for a shell, at most 4 bytes per byte and 3 more. Returns the
+ * end. */
 static char *append_quoted(char *to, const char *word)
 {
     static const char safe[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -29,7 +31,7 @@ static char *append_quoted(char *to, const char *word)
     return to + sprintf(to, "'");
 }
 
-/* The command line of this run with --resume: what to type to go on. *out is owned (qt_free). */
+/* *out: the command line that resumes this run. The caller frees it with qt_free. */
 static int resume_command(char **out, const struct cli *cli, bool has_resume, struct qt_err *err)
 {
     static const char start[] = "qtool quantize --resume";
@@ -51,7 +53,7 @@ static void tell_resume(struct cli *cli, const struct quantize_options *o)
     if (resume_command(&text, cli, o->resume, NULL) < 0)
         return;
     ui_clear(&cli->ui);
-    fprintf(stderr, "qtool quantize: to go on: %s\n", text);
+    fprintf(stderr, "qtool quantize: to continue: %s\n", text);
     if (cli->doc)
         doc_set(cli, cli->doc, "resume", doc_text(text));
     qt_free(text);
@@ -59,7 +61,7 @@ static void tell_resume(struct cli *cli, const struct quantize_options *o)
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
-/* --force replaces OUT: it must not be what is read. */
+/* --force would delete the checkpoint if OUT were the same directory. */
 static int check_out(const char *out, const struct qt_ckpt *ckpt, const char *path,
                      struct qt_err *err)
 {
@@ -70,7 +72,8 @@ static int check_out(const char *out, const struct qt_ckpt *ckpt, const char *pa
     free(from);
     free(dir);
     if (same)
-        return qt_fail(err, QT_E_USAGE, out, NULL, "the output would replace the checkpoint");
+        return qt_fail(err, QT_E_USAGE, out, NULL,
+                       "is the checkpoint itself: choose another output directory");
     return QT_OK;
 }
 
@@ -83,7 +86,7 @@ static const char *text_real(char buf[TEXT_SIZE], const char *format, const json
     return buf;
 }
 
-/* The table of tensors, on stderr: what went on, not the result. */
+/* Prints the table of tensors on stderr: it is a message, not a result. */
 static int print_tensors(const json_t *document, struct qt_err *err)
 {
     struct table t = {.align = "lrlrrrrrrl"};
@@ -142,7 +145,7 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
         rc = print_tensors(r->document, err);
     if (rc < 0)
         return rc;
-    table_row(&t, "container\t%s%s", o->out, r->reused ? ", complete already" : "");
+    table_row(&t, "container\t%s%s", o->out, r->reused ? ", already complete" : "");
     if (data->samples)
         table_row(&t, "data\t%zu windows of %zu tokens", data->samples, data->seqlen);
     table_row(&t, "tensors\t%zu quantized, %zu copied", r->quantized, r->copied);
@@ -161,8 +164,10 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     struct rules rules;
     struct calibration calibration = {0};
     struct qt_learn_options learn;
+    enum qt_kv_keys kv;
     int rc;
     interrupt_catch();
+    QT_TRY(kv_options_keys(&kv, &o->kv, err));
     QT_TRY(rules_parse(&rules, &o->tensor, err));
     QT_TRY(qt_learn_parse(&learn, o->learn ? o->learn : "", err));
     learn.norms = o->tune_norms;
@@ -170,7 +175,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(qt_ckpt_check_whole(ckpt, err));
     QT_TRY(check_out(o->out, ckpt, args[0], err));
     struct qt_quantize_options opt = {
-        .plan = {.scheme = o->scheme, .rules = rules.rule, .nrules = rules.count, .kv = o->kv != 0},
+        .plan = {.scheme = o->scheme, .rules = rules.rule, .nrules = rules.count, .kv = kv},
         .learn = o->learn || o->tune_norms ? &learn : NULL,
         .out_dir = o->out,
         .force = o->force,
@@ -185,7 +190,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     opt.plan.calibrated = opt.calibration != NULL;
     if (o->strict && !opt.calibration) {
         rc = qt_fail(err, QT_E_USAGE, NULL, NULL,
-                     "--strict: there is no Hessian without --data or --calib");
+                     "--strict needs --data or --calib: without them no tensor has a Hessian");
         goto done;
     }
     QT_TRY(qt_quantize(&report, ckpt, &opt, err));
@@ -202,6 +207,7 @@ done:
 
 static const struct quantize_options defaults = {
     .common = COMMON_DEFAULTS,
+    .kv = KV_DEFAULTS,
 };
 
 static const struct opt opts[] = {
@@ -217,51 +223,45 @@ static const struct opt opts[] = {
      .offset = offsetof(struct quantize_options, scheme),
      .required = true,
      .metavar = "S",
-     .help = "scheme of all linear weights, for example fp6 or nf4:g=128; 'qtool list schemes' "
-             "shows all"},
+     .help = "scheme of all linear weights, for example fp6 or nf4:g=128; see 'qtool list "
+             "schemes'"},
     {.name = "tensor",
      .kind = OPT_LIST,
      .offset = offsetof(struct quantize_options, tensor),
      .metavar = "'REGEX=S'",
-     .help = "scheme of the tensors whose name matches; the last match decides"},
+     .help = "scheme of the tensors whose name matches REGEX; the last match decides"},
     CALIBRATION_OPTS(struct quantize_options, calibration),
     {.name = "calib",
      .kind = OPT_STRING,
      .offset = offsetof(struct quantize_options, calibration.file),
      .metavar = "X.qcal",
-     .help = "instead of --data: statistics of the unquantized model, from 'qtool calibrate'"},
-    {.name = "kv",
-     .kind = OPT_SIZE,
-     .offset = offsetof(struct quantize_options, kv),
-     .metavar = "4",
-     .min = 4,
-     .max = 4,
-     .help = "also find the scales of keys for a KV cache of so many bits, on --data"},
+     .help = "calibration file of 'qtool calibrate', instead of --data"},
+    KV_OPTS(struct quantize_options, kv,
+            "for runtimes with a 4-bit KV cache: record it in the manifest",
+            KV_KEYS_HELP "channel"),
     {.name = "learn",
      .kind = OPT_STRING,
      .offset = offsetof(struct quantize_options, learn),
      .metavar = "KEY=VALUE,...",
-     .help = "how tensors whose scheme says learn=1 are tuned: objective=kl|nll, "
-             "mode=frozen|ste, scope=model|block, lr, passes, batch (windows), held-out (share)"},
+     .help = "options of learning, for tensors with learn=1: objective=kl|nll, mode=frozen|ste, "
+             "scope=model|block, lr, passes, batch (windows), held-out (fraction)"},
     {.name = "tune-norms",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, tune_norms),
-     .help = "tune the weights of norms in the same way"},
+     .help = "also learn the weights of norms"},
     {.name = "force",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, force),
-     .help =
-         "replace OUT, and all files in it, if it exists (at the end, when the new container is "
-         "complete)"},
+     .help = "replace OUT and all files in it if it exists, once the new container is complete"},
     {.name = "resume",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, resume),
-     .help = "go on where an interrupted run with the same options stopped; if OUT is complete, "
-             "check that this run would have made it ('verify' reads its data)"},
+     .help = "continue an interrupted run with the same options; if OUT is complete, check that "
+             "this run would have made it ('verify' checks its data)"},
     {.name = "strict",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, strict),
-     .help = "fail where a tensor could only be quantized without its Hessian"},
+     .help = "fail if a tensor can only be quantized without its Hessian"},
     {0},
 };
 
@@ -275,29 +275,32 @@ const struct command cmd_quantize = {
     .summary = "make a container of packed weights from a checkpoint",
     .description =
         "Quantizes the linear weights of a checkpoint and writes a container: a directory with "
-        "packed tensors, all other tensors as they were, and the side files of the model. The "
-        "work is done in OUT.partial, which becomes OUT once everything has been written and "
-        "read back. The same input and options give the same bytes, for any number of threads.\n\n"
-        "With --data the linear weights of the decoder blocks are quantized by error feedback "
-        "under "
-        "the Hessian of their inputs (method=gptq), block by block, each calibrated on the output "
-        "of the blocks quantized before it. This needs a model that qtool can run ('qtool list "
-        "archs'), on the CPU or with --device cuda on a GPU; without --data any checkpoint will "
-        "do. --calib takes the Hessians from a file "
-        "that 'qtool calibrate' made of the same checkpoint: the model is not run, but no block "
-        "sees the errors of those before it; with --device cuda the rounding uses the GPU.\n\n"
-        "--kv 4 runs the finished model over some of --data once more and stores, for every "
-        "channel of the keys, the scale and zero of a static 4-bit code: what 'qtool eval --kv 4' "
-        "and the "
-        "attention kernels use. Weights are not changed by it.\n\n"
-        "--tensor is cut at its first '='; write \\x3d for a '=' in the regular expression (PCRE2, "
-        "found anywhere in the name, in a vision tower too). Vectors that match, norms and biases, "
-        "are copied; a regular expression that matches nothing else is an error. The scheme 'none' "
-        "copies.\n\n"
+        "packed tensors, unchanged copies of all other tensors, and the side files of the model. "
+        "The work is done in OUT.partial, which is renamed to OUT once everything has been "
+        "written and read back. The same input and options give the same bytes for any number of "
+        "threads.\n\n"
+        "With --data the linear weights of the decoder layers are quantized with GPTQ error "
+        "compensation under the Hessian of their inputs (method=gptq), layer by layer; each layer "
+        "is calibrated on the output of the quantized layers before it. This needs a model that "
+        "qtool can run ('qtool list archs'), on the CPU or with --device cuda on a GPU; without "
+        "--data any checkpoint can be quantized. --calib takes the Hessians from a file that "
+        "'qtool calibrate' made from the same checkpoint: the model is not run, so no layer "
+        "compensates for the errors of earlier layers; --device cuda then speeds up the "
+        "rounding.\n\n"
+        "--kv 4 records in the manifest that the KV cache has 4 bits, for 'qtool eval --kv 4', "
+        "'qtool verify --device cuda' and runtimes. Scales of values and of keys (--kv-keys "
+        "channel, "
+        "token) are made when a token enters the cache. --kv-keys static runs the quantized model "
+        "once more over part of --data and stores a scale and zero-point for every key channel; it "
+        "costs much accuracy on models with outliers in keys. --kv does not change the weights.\n\n"
+        "--tensor is split at its first '='; write \\x3d for a '=' in the regular expression "
+        "(PCRE2, matched anywhere in the name, also of multimodal tensors). Vectors that match "
+        "(norms and biases) are copied; a regular expression that matches nothing else is an "
+        "error. The scheme 'none' copies.\n\n"
         "Ctrl-C or SIGTERM stops after the current tensor (exit status 75); the same command "
-        "with --resume goes on. While scales are learned it stops within a step, and that "
-        "begins anew. While w4ax chooses the precision of activations it stops at once, and the "
-        "choice begins anew.",
+        "with --resume continues. Learning stops within a step, which the resumed run repeats. "
+        "The choice of activation precisions for w4ax stops at once and is repeated from its "
+        "start.",
     .examples = "  qtool quantize examples/nano-llama -o nano-fp6 --scheme fp6:e=2\n"
                 "  qtool quantize examples/nano-llama -o nano-nf3 --scheme nf3:g=64 \\\n"
                 "      --data examples/nano-llama/calib.txt\n"

@@ -1,3 +1,4 @@
+/* verify: checks a container, compares it with its source, and runs its GPU kernels. */
 #include "cli/cli.h"
 
 #include <math.h>
@@ -8,7 +9,7 @@ struct verify_options {
     const char *source, *gate;
 };
 
-/* What was measured; report in any case, device if on_gpu. */
+/* Measurements: `report` always, `device` if on_gpu. */
 struct results {
     struct qt_verify_report report;
     struct qt_device_report device;
@@ -31,14 +32,14 @@ static struct qt_error sum_errors(const struct qt_verify_report *r)
     return sum;
 }
 
-/* The larger; NaN, which no gate passes, stays. */
+/* Maximum; NaN wins, because no gate passes it. */
 static double worse(double a, double b)
 {
     return isnan(a) || a > b ? a : b;
 }
 
-/* The mean leaves out matrices without any error, whose ratio is infinite. Of no matrix at all
- * there is no figure: NaN. */
+/* The mean skips matrices without error, whose SQNR is infinite. All figures are NaN if no tensor
+ * is quantized. */
 static size_t source_figures(struct qt_figure *out, const struct qt_verify_report *r)
 {
     const struct qt_error sum = sum_errors(r);
@@ -67,9 +68,9 @@ static size_t source_figures(struct qt_figure *out, const struct qt_verify_repor
     return n;
 }
 
-/* What NAME[REGEX] can ask of every tensor; returns how many. */
 enum { TENSOR_FIGURES = 5 };
 
+/* Figures of one tensor, for NAME[REGEX]. Returns their number. */
 static size_t tensor_figures(struct qt_figure out[TENSOR_FIGURES], const struct qt_verify_tensor *t,
                              const struct results *r)
 {
@@ -89,7 +90,7 @@ static bool is_timed(const struct qt_device_tensor *t)
     return !t->missing[0] && isfinite(t->us[0]);
 }
 
-/* Without a kernel there is no error, without a time (of a cache) no speed: NaN. */
+/* Errors are NaN if no tensor has a kernel, the speed-up is NaN if none is timed. */
 static size_t device_figures(struct qt_figure *out, const struct qt_device_report *r)
 {
     bool none = r->missing == r->count, timed = false;
@@ -113,11 +114,11 @@ static size_t device_figures(struct qt_figure *out, const struct qt_device_repor
     return n;
 }
 
-/* Without a source there is no error to speak of, without a GPU no kernel. */
+/* Errors need a source, kernel figures a GPU. Returns the number of figures. */
 static size_t make_figures(struct qt_figure out[MAX_FIGURES], const struct results *r)
 {
     size_t n = 0;
-    /* Of nothing there is no figure, and no gate passes. */
+    /* NaN if no tensor is quantized: no gate passes. */
     out[n++] = (struct qt_figure){"bpw", r->report.bpw > 0 ? r->report.bpw : NAN};
     out[n++] = (struct qt_figure){"bytes", (double)r->report.bytes};
     if (r->compared)
@@ -147,7 +148,7 @@ static int print_tensors(const struct qt_verify_report *r, struct qt_err *err)
     return table_print(&t, err);
 }
 
-/* "12.3 3.21x", the speed-up where there is cuBLAS to compare with; "" where there is no time */
+/* "12.3 3.21x" (time, speed-up over cuBLAS), "12.3" without cuBLAS, "" without a time. */
 static const char *text_time(char buf[TEXT_SIZE], double us, double cublas_us)
 {
     buf[0] = '\0';
@@ -178,7 +179,7 @@ static int print_device(const struct qt_device_report *r, const struct qt_gpu *g
             text_time(us[j], d->us[j], d->cublas_us[j]);
         table_row(&t, "%s\t%s\t%s\t%.2e\t%.2e\t%s\t%s\t%s\t%s%s", d->name, d->spec, shape,
                   d->error[QTOOL_F16], d->error[QTOOL_BF16], us[0], us[1], us[2],
-                  d->faults ? "WRONG: " : "right", d->fault);
+                  d->faults ? "FAILED: " : "ok", d->fault);
     }
     return table_print(&t, err);
 }
@@ -194,14 +195,14 @@ static int print_report(const struct results *r, const struct qt_gpu *gpu,
         QT_TRY(print_device(&r->device, gpu, err));
     putchar('\n');
     table_row(&t, "container\tsound: checksums, structure, values, packing%s",
-              r->compared ? ", and equal to its source where copied" : "");
+              r->compared ? "; copied tensors equal the source" : "");
     if (r->report.tuned)
         snprintf(tuned, sizeof tuned, ", %zu tuned", r->report.tuned);
     table_row(&t, "tensors\t%zu quantized, %zu copied%s", r->report.count, r->report.copied, tuned);
     table_row(&t, "size\t%s (%llu bytes)", text_bytes(bytes, r->report.bytes),
               (unsigned long long)r->report.bytes);
     for (size_t i = 0; i < n; i++)
-        if (i != 1) /* bytes are above */
+        if (i != 1) /* "bytes" is printed above */
             table_row(&t, isnan(figures[i].value) ? "%s\t-" : "%s\t%.6g", figures[i].name,
                       figures[i].value);
 done:
@@ -270,8 +271,8 @@ static void fill_doc(struct cli *cli, const struct results *r, const struct qt_g
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
-/* Whether the gate can be understood when what r says has been measured. */
-static int understand(const char *gate, struct results r, struct qt_err *err)
+/* Checks the gate against the names of the figures that the measurements in r give. */
+static int check_syntax(const char *gate, struct results r, struct qt_err *err)
 {
     const struct qt_verify_tensor none = {0};
     struct qt_figure figures[MAX_FIGURES], each[TENSOR_FIGURES];
@@ -281,16 +282,16 @@ static int understand(const char *gate, struct results r, struct qt_err *err)
 
 static int needs(const char *gate, struct results r, const char *option, struct qt_err *err)
 {
-    if (understand(gate, r, NULL) < 0)
+    if (check_syntax(gate, r, NULL) < 0)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "--gate '%s' needs %s", gate, option);
     return QT_OK;
 }
 
-/* Before the work: an expression that will not be understood afterwards is refused now. */
+/* Rejects an invalid gate before any work, and names the option that a figure needs. */
 static int check_gate(const char *gate, const struct results *r, struct qt_err *err)
 {
     int rc;
-    QT_TRY(understand(gate, (struct results){.compared = true, .on_gpu = true}, err));
+    QT_TRY(check_syntax(gate, (struct results){.compared = true, .on_gpu = true}, err));
     QT_TRY(needs(gate, (struct results){.compared = r->compared, .on_gpu = true}, "--source", err));
     QT_TRY(
         needs(gate, (struct results){.compared = true, .on_gpu = r->on_gpu}, "--device cuda", err));
@@ -298,8 +299,7 @@ done:
     return rc;
 }
 
-/* What a gate finds of tensors: names of the container, and what r says of them, which is nothing
- * before the work. */
+/* Figures of all tensors of the container, for a gate. Values are 0 before the measurements. */
 struct tensor_rows {
     struct qt_tensor_figures t;
     struct qt_figure *each;
@@ -321,7 +321,8 @@ static int rows_new(struct tensor_rows *rows, const struct results *r,
     *rows = (struct tensor_rows){0};
     QT_TRY(qt_array_new(&rows->each, (count + 1) * TENSOR_FIGURES, sizeof *rows->each, err));
     QT_TRY(qt_array_new(&rows->names, count, sizeof *rows->names, err));
-    const size_t n = tensor_figures(rows->each, &none, r); /* names, also without tensors */
+    const size_t n = tensor_figures(rows->each, &none,
+                                    r); /* the names are needed even if there are no tensors */
     for (size_t i = 0; i < count; i++) {
         rows->names[i] = qt_container_entry(container, i)->name;
         if (i < r->report.count)
@@ -334,7 +335,7 @@ done:
     return rc;
 }
 
-/* Before the work, too: regular expressions that match no quantized tensor. */
+/* Rejects regular expressions that match no quantized tensor, before any work. */
 static int check_gate_names(const char *gate, const struct results *r,
                             const struct qt_container *container, struct qt_err *err)
 {
@@ -363,7 +364,7 @@ static int check_figures(const char *gate, const struct results *r,
     return rc;
 }
 
-/* On a GPU, two conditions go without saying; the second one can be replaced. */
+/* On a GPU, two conditions are always required; --gate can replace the second. */
 static int apply_gates(const char *gate, const struct results *r,
                        const struct qt_container *container, const struct qt_figure *figures,
                        size_t n, struct qt_err *err)
@@ -438,13 +439,13 @@ static const struct opt opts[] = {
      .kind = OPT_STRING,
      .offset = offsetof(struct verify_options, source),
      .metavar = "CKPT",
-     .help = "the checkpoint it was made from: measures the error of every tensor, and compares "
-             "copied ones byte for byte; tuned norms have values of their own"},
+     .help = "checkpoint that the container was made from: measures the error of every tensor and "
+             "compares copied tensors (except learned norms) byte for byte"},
     {.name = "gate",
      .kind = OPT_STRING,
      .offset = offsetof(struct verify_options, gate),
      .metavar = "EXPR",
-     .help = "conditions on the figures, for example 'bpw<=4.3,sqnr_min>=18'; exit status 5 when "
+     .help = "conditions on the figures, for example 'bpw<=4.3,sqnr_min>=18'; exit status 5 if "
              "one fails"},
     {0},
 };
@@ -456,39 +457,39 @@ static const struct opt_positional positionals[] = {
 
 const struct command cmd_verify = {
     .name = "verify",
-    .summary = "prove that a container is sound, and how close to its source",
+    .summary = "check a container, and measure its error against the source",
     .description =
-        "Reads all of a container: checksums, SHA256SUMS too, manifest against tensors, what each "
-        "scheme requires of its sections, that every quantized weight decodes to a finite number, "
-        "that codes pack to the stored bytes again, and that w4ax tensors of a model go together. "
-        "Of copied tensors the values are not looked at.\n\n"
-        "With --device cuda every quantized tensor also goes through its fused GPU kernel: 1 to "
-        "128 tokens, random and heavy-tailed activations, FP16 and BF16, against the CPU's "
-        "products of the decoded weights (FP32, some rows in FP64), each run twice, with NaN in "
-        "outputs and workspace and guards around them, batch-invariant products bit for bit over "
-        "the number of tokens, and weights dequantized bit for bit. Kernels that round weights to "
-        "FP16 (17 tokens and more, groups of 32 and 64 channels) are held to products of weights "
-        "rounded so. Of w4ax, activations are "
-        "quantized bit for bit to what the CPU makes of them, and products of those are to be "
-        "exact but for FP32 sums and rounding. A 4-bit KV cache ('quantize --kv 4') has a row per "
-        "layer: tokens appended bit for bit, attention over them against FP64. The table shows "
-        "relative errors (rounding to FP16 alone is about 2.07e-4, to BF16 1.66e-3), microseconds "
-        "with weights cold in the L2, and the speed-up over cuBLAS in FP16.\n\n"
-        "Figures for --gate: bpw, bytes; with --source also sqnr (dB, of all quantized weights), "
-        "sqnr_min, sqnr_mean (over tensors), cosine_min, mse_max, max_abs; with --device cuda "
-        "kernel_faults (products and "
-        "other checks that were wrong), kernels_missing (tensors and caches that no kernel takes), "
-        "kernel_error, kernel_error_bf16 (the largest), kernel_speedup_min (over cuBLAS, one "
-        "token). On a GPU 'kernel_faults<=0,kernels_missing<=0' is always required, unless --gate "
-        "names kernels_missing itself. Relations: <=, >=, <, >; several conditions are separated "
-        "by commas. NAME[REGEX] asks each tensor whose name matches: bpw[REGEX]; with --source "
-        "also "
-        "sqnr, cosine, mse, max_abs.",
-    .examples =
-        "  qtool verify nano-fp6\n"
-        "  qtool verify nano-fp6 --source examples/nano-llama --gate 'sqnr_min>=30'\n"
-        "  qtool verify nano-fp6 --source examples/nano-llama --gate 'sqnr[down_proj]>=32'\n"
-        "  qtool verify nano-fp6 --device cuda --gate 'kernel_speedup_min>=1.2'\n",
+        "Reads the whole container and checks that checksums (also SHA256SUMS) are right, that "
+        "manifest and tensors agree, that sections are as their scheme requires, that every "
+        "quantized weight decodes to a finite number, that packing the codes again gives the "
+        "stored bytes, and that w4ax tensors with a common input agree. The values of copied "
+        "tensors are not checked without --source.\n\n"
+        "With --device cuda every quantized tensor also runs through its fused GPU kernel, with 1 "
+        "to 128 tokens and random and heavy-tailed activations in FP16 and BF16, and is compared "
+        "with CPU products of the decoded weights (FP32, some rows in FP64). Every product runs "
+        "twice; outputs and workspace are filled with NaN and surrounded by guards; batch-"
+        "invariant products must have the same bits for any number of tokens; dequantized weights "
+        "must match bit for bit. Kernels that round weights to FP16 (17 tokens and more, groups "
+        "of 32 and 64 channels) are compared with products of equally rounded weights. w4ax: "
+        "quantized activations must match those of the CPU bit for bit, and their products must "
+        "match up to FP32 rounding. A 4-bit KV cache ('quantize --kv 4') has a row per layer: "
+        "appended tokens must match bit for bit, and attention is compared with FP64. The table "
+        "shows relative errors (rounding to FP16 alone gives about 2.07e-4, to BF16 1.66e-3), "
+        "microseconds with weights cold in L2, and the speed-up over cuBLAS in FP16.\n\n"
+        "Figures for --gate: bpw, bytes; with --source also sqnr (dB, over all quantized weights), "
+        "sqnr_min, sqnr_mean (over tensors), cosine_min, mse_max, max_abs; with --device cuda also "
+        "kernel_faults (failed products and other checks), kernels_missing (tensors and caches "
+        "without a kernel), kernel_error, kernel_error_bf16 (largest relative errors), "
+        "kernel_speedup_min (over cuBLAS, one token). --device cuda always requires "
+        "'kernel_faults<=0,kernels_missing<=0'; a --gate that names kernels_missing replaces the "
+        "second condition. Relations: <=, >=, <, >; commas separate conditions. NAME[REGEX] is a "
+        "condition on each tensor whose name matches: bpw[REGEX]; with --source also sqnr, cosine, "
+        "mse, max_abs.",
+    .examples = "  qtool verify nano-fp6\n"
+                "  qtool verify nano-fp6 --source examples/nano-llama --gate 'sqnr_min>=30'\n"
+                "  qtool verify nano-fp6 --source examples/nano-llama \\\n"
+                "      --gate 'sqnr[down_proj]>=32'\n"
+                "  qtool verify nano-fp6 --device cuda --gate 'kernel_speedup_min>=1.2'\n",
     .opts = opts,
     .positionals = positionals,
     .defaults = &defaults,

@@ -1,3 +1,4 @@
+/* version: of qtool and of the container format. */
 #include "cli/cli.h"
 
 static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
@@ -21,8 +22,9 @@ static const struct opt_positional positionals[] = {{0}};
 
 const struct command cmd_version = {
     .name = "version",
-    .summary = "version of qtool and of the container format it writes",
-    .description = "Prints the version of qtool and of the container format it reads and writes.",
+    .summary = "print the version of qtool and of the container format",
+    .description = "Prints the version of qtool and of the container format that it reads and "
+                   "writes, and whether GPU kernels are built in.",
     .examples = "  qtool version\n",
     .opts = opts,
     .positionals = positionals,

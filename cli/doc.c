@@ -1,3 +1,4 @@
+/* The --json document. */
 #include "cli/cli.h"
 
 #include <math.h>
@@ -121,6 +122,6 @@ int doc_print(struct cli *cli, const char *command, int rc, const struct qt_err 
         fputs("qtool: out of memory for the JSON document\n", stderr);
         return rc < 0 ? rc : QT_E_RESOURCE;
     }
-    putchar('\n'); /* write errors are noticed when stdout is closed */
+    putchar('\n'); /* close_stdout reports write errors */
     return rc;
 }

@@ -1,5 +1,5 @@
-/* Libraries read some settings from the environment before main(), and nothing sets them later: the
- * program sets those that nobody has set, and starts itself once more. Its own are checked. */
+/* Environment variables. Libraries read some before main(), and there is no later way to set them:
+ * the program sets those that are unset and executes itself again. */
 #include "cli/cli.h"
 
 #include <cblas.h>
@@ -9,16 +9,16 @@
 #include <string.h>
 #include <unistd.h>
 
-/* GCC's OpenMP lets threads spin for milliseconds while they wait for each other. Where other
- * programs want the cores, that is time of those they wait for: calibration took a third longer
+/* Threads of GCC's OpenMP spin for milliseconds while they wait for each other. On a busy machine
+ * that takes time from the threads they wait for: calibration took a third longer
  * (docs/pipelines.md). */
 static const char *spin_count(void)
 {
     return getenv("OMP_WAIT_POLICY") ? NULL : "10000";
 }
 
-/* OpenBLAS knows processors by their numbers, and takes the code of an old one for those that came
- * after it: without AVX, a calibrated run takes 2.3 times as long (docs/pipelines.md). */
+/* OpenBLAS recognizes processors by model number and uses code without AVX for models it does not
+ * know: a calibrated run then takes 2.3 times as long (docs/pipelines.md). */
 static const char *blas_core(void)
 {
 #ifdef __x86_64__
@@ -35,9 +35,9 @@ static const char *blas_core(void)
 #endif
 }
 
-/* All of qtool's products are called from threads of its own. OpenBLAS would start one more for
- * each core when it is loaded, with 128 MB of address space; where a limit (ulimit -v) has no room
- * for that, these try again for ever, and the program never ends. */
+/* qtool calls OpenBLAS from its own threads. At load time OpenBLAS would start another thread per
+ * core, each with 128 MB of address space; under a limit (ulimit -v) these retry forever, and the
+ * program hangs. */
 static const char *blas_threads(void)
 {
     return "1";
@@ -47,7 +47,7 @@ void environment_complete(char **argv)
 {
     const struct {
         const char *name;
-        const char *(*value)(void); /* NULL: as it is */
+        const char *(*value)(void); /* returns NULL to leave the variable unset */
     } settings[] = {{"GOMP_SPINCOUNT", spin_count},
                     {"OPENBLAS_CORETYPE", blas_core},
                     {"OPENBLAS_NUM_THREADS", blas_threads}};

@@ -1,24 +1,25 @@
+/* Help text, generated from the tables of options. */
 #include "cli/cli.h"
 
 #include <string.h>
 
-enum { WIDTH = 80, COMMAND_COLUMN = 12, OPTION_COLUMN = 26 };
+enum { WIDTH = 80, COMMAND_COLUMN = 14, OPTION_COLUMN = 26 };
 
 const struct exit_code exit_codes[] = {
     {0, "success"},
     {1, "internal error: a bug in qtool"},
-    {2, "usage: options or arguments"},
-    {3, "bad input: a file breaks its format or contradicts another"},
-    {4, "unsupported shape, dtype, option of a file, or architecture"},
+    {2, "usage error: wrong options or arguments"},
+    {3, "bad input: a file violates its format or contradicts another file"},
+    {4, "unsupported shape, dtype, file feature or model architecture"},
     {5, "a --gate condition failed"},
-    {6, "out of memory or disk, or an I/O error"},
+    {6, "out of memory, disk full, or I/O error"},
     {7, "no usable GPU"},
-    {8, "--resume with other options or inputs, or of what is damaged"},
-    {75, "interrupted; quantize --resume goes on"},
+    {8, "cannot resume: options or inputs changed, or the partial output is damaged"},
+    {75, "interrupted: 'quantize --resume' continues"},
     {0},
 };
 
-/* Prints words from column `*at`, breaking lines at WIDTH and indenting them. */
+/* Prints words from column *at on, breaks lines at WIDTH and indents the next lines. */
 static void wrap(FILE *f, size_t *at, size_t indent, const char *text)
 {
     while (*text) {
@@ -37,7 +38,7 @@ static void wrap(FILE *f, size_t *at, size_t indent, const char *text)
     }
 }
 
-/* "  label      text", the text wrapped in its own column. */
+/* Prints "  label      text" with the text wrapped in its own column. */
 static void entry(FILE *f, const char *label, size_t column, const char *text)
 {
     size_t at = column;
@@ -49,7 +50,7 @@ static void entry(FILE *f, const char *label, size_t column, const char *text)
     fputc('\n', f);
 }
 
-/* Paragraphs are separated by an empty line. */
+/* Prints paragraphs that an empty line separates. */
 static void paragraphs(FILE *f, const char *text)
 {
     char one[2048];
@@ -70,7 +71,7 @@ static const char *opt_metavar(const struct opt *o)
     return o->kind == OPT_FLAG ? "" : o->metavar;
 }
 
-/* What to type: "--scheme S", or "-o OUT" where a short form exists. */
+/* Usage of an option: "--scheme S", or "-o OUT" if it has a short form. */
 static void opt_synopsis(char *buf, size_t size, const struct opt *o)
 {
     char dashed[64];
@@ -83,7 +84,7 @@ static void opt_synopsis(char *buf, size_t size, const struct opt *o)
              o->kind == OPT_LIST ? "..." : "");
 }
 
-/* A blank and text, which stays on one line: blanks in it must not break. */
+/* Prints a blank and text without breaking the text. */
 static void usage_part(FILE *f, size_t *at, size_t indent, const char *text)
 {
     if (*at + 1 + strlen(text) > WIDTH) {
@@ -148,7 +149,7 @@ static void print_exit_codes(FILE *f)
         fprintf(f, "  %2d  %s\n", c->code, c->meaning);
 }
 
-/* ---- the two pages -------------------------------------------------------------------------- */
+/* ---- pages ---------------------------------------------------------------------------------- */
 
 void help_command(FILE *f, const struct command *cmd)
 {
@@ -170,10 +171,10 @@ void help_overview(FILE *f)
 {
     fputs("usage: qtool COMMAND [arguments] [options]\n\n"
           "Quantizes checkpoints of language models into packed containers, and measures\n"
-          "what that costs.\n\nCommands:\n",
+          "their accuracy and speed.\n\nCommands:\n",
           f);
     for (size_t i = 0; commands[i]; i++)
         entry(f, commands[i]->name, COMMAND_COLUMN, commands[i]->summary);
-    fputs("\n'qtool COMMAND --help' describes a command.\n\n", f);
+    fputs("\nRun 'qtool COMMAND --help' for the options of a command.\n\n", f);
     print_exit_codes(f);
 }

@@ -6,7 +6,7 @@
 static const char *const input_names[QT_INPUTS] = {"attention in", "attention out", "MLP in",
                                                    "MLP down"};
 
-/* The channels of one input, summed up. */
+/* Statistics of the channels of one linear input. */
 struct summary {
     double rms; /* over channels and tokens */
     double p999, absmax;
@@ -41,7 +41,7 @@ static json_t *input_doc(struct cli *cli, size_t layer, size_t input, size_t k,
     return o;
 }
 
-/* Adds a row for every input to the table, or an object to the array. */
+/* Adds a row per linear input to the table or, if array is not NULL, an object to the array. */
 static int add_inputs(struct cli *cli, struct table *t, json_t *array, const struct qt_qcal *q,
                       struct qt_err *err)
 {

@@ -1,9 +1,9 @@
-/* SIGINT and SIGTERM as a question that long work asks now and then. */
+/* SIGINT and SIGTERM as a flag that long work polls. */
 #include "cli/cli.h"
 
 #include <signal.h>
 
-/* A signal handler can only reach a global. */
+/* Global because a signal handler has no context. */
 static volatile sig_atomic_t stop_requested;
 
 static void request_stop(int sig)

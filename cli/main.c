@@ -1,3 +1,4 @@
+/* Start, dispatch and exit status of the program. */
 #include "cli/cli.h"
 
 #include <errno.h>
@@ -21,41 +22,42 @@ const struct opt common_opts[] = {
      .offset = offsetof(struct common_options, threads),
      .metavar = "N",
      .max = 4096,
-     .help = "worker threads; 0, the default, is one per available core. Results do not depend on "
-             "it"},
+     .help = "worker threads; 0 (the default): one per available core. Results do not depend on "
+             "the number"},
     {.name = "device",
      .kind = OPT_STRING,
      .offset = offsetof(struct common_options, device),
      .metavar = "DEV",
-     .help = "cpu (the default; of bench cuda), cuda or cuda:N; for calibrate, quantize, eval, "
-             "verify and bench"},
+     .help = "cpu (the default, except for bench), cuda or cuda:N; calibrate, quantize, eval, "
+             "verify and bench can use a GPU"},
     {.name = "json",
      .kind = OPT_FLAG,
      .offset = offsetof(struct common_options, json),
-     .help = "one JSON document on stdout instead of text, also on failure"},
+     .help = "print one JSON document on stdout instead of text, also on failure"},
     {.name = "progress",
      .kind = OPT_CHOICE,
      .offset = offsetof(struct common_options, progress),
      .choices = progress_modes,
      .metavar = "MODE",
-     .help = "auto (a bar on a terminal, else plain lines), plain or none"},
+     .help = "auto (a bar on a terminal, otherwise plain lines), plain or none"},
     {.name = "quiet",
      .letter = 'q',
      .kind = OPT_FLAG,
      .offset = offsetof(struct common_options, quiet),
-     .help = "no messages and no progress on stderr; errors are still shown"},
+     .help = "print errors only: no messages and no progress on stderr"},
     {.name = "help",
      .letter = 'h',
      .kind = OPT_FLAG,
      .offset = offsetof(struct common_options, help),
-     .help = "this text"},
+     .help = "print this text"},
     {0},
 };
 
 /* ---- the process ---------------------------------------------------------------------------- */
 
-/* With a standard descriptor closed, the next file opened would take its number, and results or
- * messages would be written into it. A descriptor of the wrong direction fails cleanly instead. */
+/* If a standard descriptor is closed, the next opened file would get its number, and results or
+ * messages would be written into that file. A descriptor of the wrong direction makes such writes
+ * fail instead. */
 static void occupy_standard_descriptors(void)
 {
     for (int fd = 0; fd <= 2; fd++)
@@ -63,7 +65,7 @@ static void occupy_standard_descriptors(void)
             _exit(qt_exit_code(QT_E_RESOURCE));
 }
 
-/* A closed pipe or a file size limit shall be an error of the write, not the end of the process. */
+/* Makes a closed pipe or a file size limit an error of write() instead of a fatal signal. */
 static void ignore_write_signals(void)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -75,12 +77,11 @@ static volatile sig_atomic_t json_wanted;
 static void write_text(int fd, const char *text)
 {
     if (write(fd, text, strlen(text)) < 0)
-        return; /* there is nobody left to tell */
+        return; /* no way left to report it */
 }
 
-/* Files are read through mappings: when one becomes shorter, or its disk fails, there is no read
- * that could return an error, and nothing to go on with. OUT.partial stays as it would after a
- * kill. */
+/* SIGBUS handler. Files are read through mappings; if a file is truncated or its disk fails, no
+ * call returns an error, so the process ends here. OUT.partial remains, as after SIGKILL. */
 static void mapping_lost(int sig)
 {
     (void)sig;
@@ -89,7 +90,7 @@ static void mapping_lost(int sig)
                                   "  \"command\": null,\n  \"ok\": false,\n  \"error\": {\n"
                                   "    \"status\": \"resource\",\n    \"exit_code\": 6,\n"
                                   "    \"file\": null,\n    \"tensor\": null,\n"
-                                  "    \"message\": \"a file could not be read on\"\n  }\n}\n");
+                                  "    \"message\": \"" QT_MAPPING_LOST "\"\n  }\n}\n");
     write_text(STDERR_FILENO, "qtool: " QT_MAPPING_LOST "\n");
     _exit(qt_exit_code(QT_E_RESOURCE));
 }
@@ -101,7 +102,7 @@ static void catch_lost_mappings(void)
     sigaction(SIGBUS, &action, NULL);
 }
 
-/* Results that did not reach their reader are no success. */
+/* Turns success into QT_E_RESOURCE if the results could not be written. */
 static int close_stdout(const char *command, int rc)
 {
     bool failed = ferror(stdout);
@@ -116,8 +117,7 @@ static int close_stdout(const char *command, int rc)
 
 /* ---- running a command ---------------------------------------------------------------------- */
 
-/* Whether an option that changes how errors are reported, or that makes them moot, is given: it
- * must be known even when the command line is wrong. */
+/* True if --json or --help is given. These must be known even if the command line has errors. */
 static bool has_flag(int argc, char **argv, const char *name, const char *letter)
 {
     for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++)
@@ -149,18 +149,18 @@ static int check_device(const struct command *cmd, const char *device, struct qt
                               device, cmd->name);
 }
 
-/* command is NULL when there is none of that name. */
+/* command: NULL if the command is unknown. */
 static void print_error(const char *command, const struct qt_err *err)
 {
     char text[2048];
     qt_err_format(text, sizeof text, err);
     fprintf(stderr, "qtool%s%s: %s\n", command ? " " : "", command ? command : "", text);
     if (err->status == QT_E_USAGE)
-        fprintf(stderr, "'qtool %s%s--help' tells more.\n", command ? command : "",
+        fprintf(stderr, "Run 'qtool %s%s--help' for usage.\n", command ? command : "",
                 command ? " " : "");
 }
 
-/* cmd's options struct is parsed into options, which holds the defaults. */
+/* options: the command's options struct, filled with the defaults. */
 static int parse_and_run(struct cli *cli, const struct command *cmd, void *options,
                          struct qt_err *err)
 {
@@ -183,11 +183,11 @@ done:
     return rc;
 }
 
-/* Reports how a command ended: the error on stderr, with --json the document on stdout. */
+/* Prints the error on stderr and, with --json, the document on stdout. */
 static int report(struct cli *cli, const char *command, int rc, const struct qt_err *err)
 {
     if (rc < 0) {
-        fflush(stdout); /* results before the error, where both go to one place */
+        fflush(stdout); /* keep the order if both go to one file */
         print_error(command, err);
     }
     if (cli->doc)

@@ -1,3 +1,4 @@
+/* Option parser. */
 #include "cli/opts.h"
 
 #include "pack/pack.h"
@@ -35,7 +36,8 @@ int opts_size(size_t *out, const char *what, const char *text, size_t min, size_
                !qt_add_overflow(&value, value, (size_t)(*p - '0'));
     if (p == text || *p || !fits || value < min || value > max)
         return min == max
-                   ? qt_fail(err, QT_E_USAGE, NULL, NULL, "%s: '%s' is not %zu", what, text, min)
+                   ? qt_fail(err, QT_E_USAGE, NULL, NULL, "%s: '%s' is not supported, only %zu is",
+                             what, text, min)
                    : qt_fail(err, QT_E_USAGE, NULL, NULL,
                              "%s: '%s' is not a number from %zu to %zu", what, text, min, max);
     *out = value;
@@ -125,12 +127,12 @@ static int store(struct parse *p, struct row row, const char *value, struct qt_e
     case OPT_LIST:
         return store_list(target, value, err);
     }
-    return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "option kind of --%s", opt->name);
+    return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "unknown option kind of --%s", opt->name);
 }
 
 /* ---- arguments ------------------------------------------------------------------------------ */
 
-/* attached: the value that came in the same argument ("=value", "-nvalue"), or NULL. */
+/* attached: the value in the same argument ("--name=value", "-nvalue"), or NULL. */
 static int parse_value(struct parse *p, struct row row, const char *attached, struct qt_err *err)
 {
     if (row.opt->kind == OPT_FLAG) {
@@ -171,7 +173,7 @@ static size_t count_positionals(const struct opt_positional *table)
     return n;
 }
 
-/* Whether there is room for a positional after n of them. */
+/* True if another positional may follow the first n. */
 static bool takes_argument(const struct opt_positional *table, size_t n)
 {
     size_t rows = count_positionals(table);

@@ -1,10 +1,10 @@
 /*
- * Options of a command as a table: parsing, help, completion and the manual page all read the same
- * rows. A row says where in the command's own options struct the value goes.
+ * Tables of options. Parser, help, completion and manual page read the same rows. A row has the
+ * offset of the value in the command's options struct.
  *
  * Accepted: --name value, --name=value, -n value, -nvalue; options and positionals in any order;
- * "--" ends the options; "-" is a positional. Options are spelled in full. Only an OPT_LIST may be
- * given more than once.
+ * "--" ends the options; "-" is a positional. Abbreviated option names are not accepted. Only an
+ * OPT_LIST may be given more than once.
  */
 #ifndef QT_CLI_OPTS_H
 #define QT_CLI_OPTS_H
@@ -28,7 +28,7 @@ struct opt {
     const char *name; /* without dashes; NULL ends the table */
     char letter;      /* 0 = none */
     enum opt_kind kind;
-    size_t offset; /* in the command's options struct */
+    size_t offset; /* of the value in the command's options struct */
     bool required;
     const char *metavar;
     const char *help;
@@ -37,32 +37,32 @@ struct opt {
 };
 
 struct opt_positional {
-    const char *metavar; /* NULL ends the table; the last one may end in "...": one or more */
+    const char *metavar; /* NULL ends the table; "..." at the end of the last: one or more */
     const char *help;
 };
 
 enum { OPTS_MAX_TABLES = 2, OPTS_MAX_ROWS = 64, OPTS_MAX_ARGS = 65 };
 
-/* What a command accepts: the rows of all tables write into one options struct. */
+/* What a command accepts. The rows of all tables write into one options struct. */
 struct opt_syntax {
-    const struct opt *tables[OPTS_MAX_TABLES]; /* NULL: none */
-    const struct opt_positional *positionals;  /* all of them are required */
+    const struct opt *tables[OPTS_MAX_TABLES]; /* unused ones NULL */
+    const struct opt_positional *positionals;  /* all are required */
 };
 
 /*
- * Parses argv[0..argc) (after the command's name) into *options, which holds the defaults, and
- * args[OPTS_MAX_ARGS], the positionals, ended by NULL. QT_E_USAGE with "did you mean". On failure
- * the lists filled so far are kept: opts_free in any case.
+ * Parses argv[0..argc), the arguments after the command's name, into *options, which has the
+ * defaults, and the positionals into args, which NULL ends. Strings point into argv. QT_E_USAGE:
+ * wrong arguments. The caller calls opts_free in any case: it frees the lists.
  */
 int opts_parse(void *options, const char *args[OPTS_MAX_ARGS], const struct opt_syntax *syntax,
                int argc, char **argv, struct qt_err *err);
 void opts_free(void *options, const struct opt_syntax *syntax);
 
-/* A decimal number within min..max, nothing before or after it. `what` names it in errors. */
+/* Parses text as a decimal number in min..max. `what` names the value in errors. */
 int opts_size(size_t *out, const char *what, const char *text, size_t min, size_t max,
               struct qt_err *err);
 
-/* QT_E_USAGE "unknown WHAT 'WORD'", with the nearest of the names if one is near. */
+/* Returns QT_E_USAGE "unknown WHAT 'WORD'" and suggests the nearest of names[n] if it is close. */
 int opts_unknown(const char *what, const char *word, const char *const *names, size_t n,
                  struct qt_err *err);
 

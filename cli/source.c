@@ -1,10 +1,11 @@
+/* PATH arguments, --tensor rules, gates. */
 #include "cli/cli.h"
 
 #include <string.h>
 #include <sys/stat.h>
 
-/* What looks like a checkpoint and is none: the work of a quantize, whose tensors may be anything
- * yet; a file of a container, whose tensors are sections. */
+/* Refuses paths that look like a checkpoint but are not: the partial output of quantize, and a
+ * single file of a container. */
 static int check_no_part(const char *path, struct qt_err *err)
 {
     const char *name = qt_base_name(path);
@@ -18,12 +19,11 @@ static int check_no_part(const char *path, struct qt_err *err)
         return rc;
     if (qt_container_unfinished(dir))
         rc = qt_fail(err, QT_E_INPUT, path, NULL,
-                     "is %s container that is not finished: run the 'quantize' that was making it "
-                     "again, with --resume",
-                     file ? "a file of a" : "a");
+                     "is %s unfinished container: run its 'quantize' command again with --resume",
+                     file ? "a file of an" : "an");
     else if (file && qt_container_probe(dir))
         rc = qt_fail(err, QT_E_UNSUPPORTED, path, NULL,
-                     "is a file of a qtool container, whose directory is to be given");
+                     "is a file of a qtool container: give the directory instead");
     qt_free(dir);
     return rc;
 }
@@ -61,7 +61,7 @@ int checkpoint_open(struct qt_ckpt **out, const char *path, struct qt_err *err)
         return rc;
     if (qt_container_probe(path))
         return qt_fail(err, QT_E_UNSUPPORTED, path, NULL,
-                       "is a qtool container; wanted is the checkpoint it was made from");
+                       "is a qtool container: give the checkpoint it was made from instead");
     return qt_ckpt_open(out, path, err);
 }
 
@@ -72,8 +72,7 @@ int container_open(struct qt_container **out, const char *path, struct qt_err *e
     if (rc < 0)
         return rc;
     if (qt_path_exists(path) && !qt_container_probe(path))
-        return qt_fail(err, QT_E_INPUT, path, NULL,
-                       "is no container: there is no qtool.json in it");
+        return qt_fail(err, QT_E_INPUT, path, NULL, "is not a container: it has no qtool.json");
     return qt_container_open(out, path, err);
 }
 

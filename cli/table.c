@@ -1,3 +1,4 @@
+/* Tables of text. */
 #include "cli/cli.h"
 
 #include <string.h>
@@ -31,15 +32,15 @@ const char *text_shape(char buf[TEXT_SIZE], int ndim, const size_t *shape)
 void table_row(struct table *t, const char *fmt, ...)
 {
     char *text;
-    va_list ap, again;
+    va_list ap, copy;
     va_start(ap, fmt);
-    va_copy(again, ap);
+    va_copy(copy, ap);
     int len = vsnprintf(NULL, 0, fmt, ap);
     va_end(ap);
     text = len < 0 ? NULL : qt_malloc((size_t)len + 1);
     if (text)
-        vsnprintf(text, (size_t)len + 1, fmt, again);
-    va_end(again);
+        vsnprintf(text, (size_t)len + 1, fmt, copy);
+    va_end(copy);
     if (text &&
         qt_array_grow(&t->rows, &t->capacity, t->count + 1, sizeof *t->rows, NULL) == QT_OK) {
         t->rows[t->count++] = text;
@@ -52,17 +53,17 @@ void table_row(struct table *t, const char *fmt, ...)
 void table_paper_bpw(struct table *t, double bpw)
 {
     if (!isnan(bpw))
-        table_row(t, "paper\t%.4f as the scheme's publication counts, which leaves things out",
+        table_row(t, "paper\t%.4f as counted in the scheme's paper, which omits some sections",
                   bpw);
 }
 
-/* Bytes of the cell at p. The last column takes all that is left. */
+/* Bytes of the cell at p. The last column extends to the end of the row. */
 static size_t cell_length(const char *p, bool last)
 {
     return last ? strlen(p) : strcspn(p, "\t");
 }
 
-/* Characters of UTF-8 text. */
+/* Number of characters of UTF-8 text. */
 static size_t text_width(const char *p, size_t len)
 {
     size_t width = 0;
@@ -95,7 +96,7 @@ void text_print(FILE *f, const char *p, size_t len)
 static void print_row(FILE *f, const char *p, const char *align, size_t columns,
                       const size_t width[MAX_COLUMNS])
 {
-    size_t gap = 0; /* blanks due before the next text: none are left at the end of a line */
+    size_t gap = 0; /* pending blanks; dropped at the end of the line */
     for (size_t c = 0; c < columns; c++) {
         size_t len = cell_length(p, c + 1 == columns);
         size_t pad = width[c] - text_width(p, len);

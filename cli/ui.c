@@ -1,3 +1,4 @@
+/* Messages and progress on stderr. */
 #include "cli/cli.h"
 
 #include <stdlib.h>
@@ -52,7 +53,7 @@ static const char *text_time(char buf[TEXT_SIZE], double seconds)
     return buf;
 }
 
-static void draw_bar(struct ui *ui, double share, const char *left)
+static void draw_bar(struct ui *ui, double fraction, const char *eta)
 {
     static const char full[] = "########################################";
     struct winsize size = {0};
@@ -60,22 +61,22 @@ static void draw_bar(struct ui *ui, double share, const char *left)
     int width = columns - 40;
     width = width > 40 ? 40 : width;
     width = width < 0 ? 0 : width;
-    int filled = (int)(share * width);
+    int filled = (int)(fraction * width);
     fprintf(stderr, "\r%-10s [%.*s%*s] %3d%%  ETA %s\033[K", ui->stage, filled, full,
-            width - filled, "", (int)(share * 100), left);
+            width - filled, "", (int)(fraction * 100), eta);
     fflush(stderr);
     ui->drawn = true;
 }
 
-static void show_progress(struct ui *ui, double share, double elapsed)
+static void show_progress(struct ui *ui, double fraction, double elapsed)
 {
     char buf[TEXT_SIZE];
-    const char *left = share > 0 ? text_time(buf, elapsed * (1 - share) / share) : "?";
+    const char *eta = fraction > 0 ? text_time(buf, elapsed * (1 - fraction) / fraction) : "?";
     if (ui->bar)
-        draw_bar(ui, share, left);
+        draw_bar(ui, fraction, eta);
     else
-        fprintf(stderr, "qtool %s: %s %d%%, %s left\n", ui->command, ui->stage, (int)(share * 100),
-                left);
+        fprintf(stderr, "qtool %s: %s %d%%, %s left\n", ui->command, ui->stage,
+                (int)(fraction * 100), eta);
 }
 
 static void finish_progress(struct ui *ui, double elapsed)
@@ -96,7 +97,7 @@ static void progress(void *ctx, const char *stage, double done, double total)
         return;
     if (strcmp(ui->stage, stage) != 0) {
         if (done >= total)
-            return; /* the end of a stage that has been reported already, or of an empty one */
+            return; /* the stage was reported already, or is empty */
         snprintf(ui->stage, sizeof ui->stage, "%s", stage);
         ui->started = ui->shown = time;
     }

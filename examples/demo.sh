@@ -1,10 +1,11 @@
 #!/bin/sh
-# Quantizes examples/nano-llama in several ways, compares each with the original on eval.txt, and
-# prints one table.
+# Quantizes examples/nano-llama with several schemes, compares each with the original on eval.txt, and
+# prints a table and the time that it took.
 #
 #   usage: examples/demo.sh QTOOL OUT      OUT: a directory for the containers
 
 set -e
+start=$(date +%s)
 qtool=${1:?usage: examples/demo.sh QTOOL OUT} out=${2:?usage: examples/demo.sh QTOOL OUT}
 nano=$(dirname "$0")/nano-llama
 mkdir -p "$out"
@@ -44,3 +45,4 @@ line original 16 "$(figure source_bytes "$out/quantize.json")" \
     "$(figure ref_ppl "$out/eval.json")" 0 1 >>"$out/table"
 echo
 cat "$out/table"
+echo "took $(($(date +%s) - start)) s"

@@ -13,7 +13,7 @@ struct qt_ckpt {
     char *dir;
     struct qt_shard *shards; /* in name order; fixed once allocated: slots point into it */
     size_t shard_count;
-    bool is_file; /* was opened as one, not as a directory */
+    bool is_file; /* opened as a single file, not as a directory */
     const struct qt_slot **in_file_order;
     const struct qt_slot **in_name_order;
     size_t count;
@@ -25,7 +25,7 @@ struct names {
     size_t count, capacity;
 };
 
-/* ---- which files ---------------------------------------------------------------------------- */
+/* ---- list of files -------------------------------------------------------------------------- */
 
 static void names_free(struct names *names)
 {
@@ -63,7 +63,7 @@ static void names_sort_unique(struct names *names)
     names->count = kept;
 }
 
-/* All *.safetensors of the directory. */
+/* Lists all *.safetensors files of the directory. */
 static int list_directory(struct names *names, const char *dir, struct qt_err *err)
 {
     int rc = QT_OK;
@@ -82,7 +82,7 @@ static int list_directory(struct names *names, const char *dir, struct qt_err *e
     return rc;
 }
 
-/* The files an index names: {"metadata": ..., "weight_map": {tensor: file}}. */
+/* Lists the files of an index: {"metadata": ..., "weight_map": {tensor: file}}. */
 static int list_index(struct names *names, json_t *index, const char *path, struct qt_err *err)
 {
     json_t *map = json_object_get(index, "weight_map"), *value;
@@ -121,7 +121,7 @@ static int missing_shard(const json_t *index, const char *index_path, const char
     return qt_fail(err, QT_E_INPUT, index_path, tensor, "its file '%s' does not exist", name);
 }
 
-/* index: NULL when there is none. */
+/* index may be NULL. */
 static int open_shards(struct qt_ckpt *ckpt, const struct names *names, const json_t *index,
                        const char *index_path, struct qt_err *err)
 {
@@ -165,17 +165,17 @@ static int list_tensors(struct qt_ckpt *ckpt, struct qt_err *err)
         const struct qt_tensor *b = &ckpt->in_name_order[i]->info;
         if (strcmp(a->name, b->name) != 0)
             continue;
-        /* qsort leaves open which of the two comes first. */
+        /* The order of equal elements after qsort is unspecified. */
         const char *low = strcmp(a->file, b->file) <= 0 ? a->file : b->file;
         rc = qt_fail(err, QT_E_INPUT, low == a->file ? b->file : a->file, a->name,
-                     "is there twice: also in %s", low);
+                     "is stored more than once: also in %s", low);
         goto done;
     }
 done:
     return rc;
 }
 
-/* Index and files must name the same tensors in the same places. */
+/* The index must list exactly the tensors of each file. */
 static int check_index(const struct qt_ckpt *ckpt, const json_t *index, const char *path,
                        struct qt_err *err)
 {
@@ -188,8 +188,8 @@ static int check_index(const struct qt_ckpt *ckpt, const json_t *index, const ch
             return qt_fail(err, QT_E_INPUT, path, name, "is not in '%s', where the index puts it",
                            file);
         if (strcmp(strrchr(t->file, '/') + 1, file) != 0)
-            return qt_fail(err, QT_E_INPUT, t->file, name, "is here, but the index puts it in '%s'",
-                           file);
+            return qt_fail(err, QT_E_INPUT, t->file, name,
+                           "is in this file, but the index puts it in '%s'", file);
     }
     for (size_t i = 0; i < ckpt->count; i++) {
         const struct qt_tensor *t = &ckpt->in_file_order[i]->info;
@@ -219,8 +219,8 @@ done:
     return rc;
 }
 
-/* The 2 of PREFIX00001-of-00002.safetensors, and the length of PREFIX, which may be anything; 0:
- * another name. */
+/* Number of shards according to a file name: 2 for PREFIX00001-of-00002.safetensors, with the
+ * length of PREFIX in *prefix; 0 for other names. */
 static size_t shards_of(const char *name, size_t *prefix)
 {
     static const char digits[] = "0123456789";
@@ -238,7 +238,7 @@ static size_t shards_of(const char *name, size_t *prefix)
                : 0;
 }
 
-/* Without an index the names alone say that a file is missing. */
+/* Without an index, only the file names show that a shard is missing. */
 static int check_numbered(const struct names *names, const char *dir, struct qt_err *err)
 {
     for (size_t i = 0, prefix, other; i < names->count; i++) {
@@ -250,8 +250,9 @@ static int check_numbered(const struct names *names, const char *dir, struct qt_
                      memcmp(names->items[j], name, prefix) == 0;
         if (found < total)
             return qt_fail(err, QT_E_INPUT, dir, NULL,
-                           "there is no index, and %zu of the %zu files of which %s is one", found,
-                           total, name);
+                           "the checkpoint has no index, and only %zu of the %zu files to which %s "
+                           "belongs",
+                           found, total, name);
     }
     return QT_OK;
 }
@@ -265,7 +266,7 @@ int qt_ckpt_check_whole(const struct qt_ckpt *ckpt, struct qt_err *err)
                          "is one of %zu files of a checkpoint: give the directory", total);
 }
 
-/* name: one file of the directory; NULL: all *.safetensors. */
+/* name: a file of the directory, or NULL for all *.safetensors files. */
 static int open_files(struct qt_ckpt *ckpt, const char *name, struct qt_err *err)
 {
     int rc;
@@ -309,7 +310,7 @@ static int open_file(struct qt_ckpt *ckpt, const char *path, struct qt_err *err)
     int rc;
     const char *name = qt_base_name(path);
     ckpt->is_file = true;
-    if (access(path, F_OK) < 0 && errno != EACCES) /* a link to nothing, or to itself, too */
+    if (access(path, F_OK) < 0 && errno != EACCES) /* also for dangling and circular links */
         return qt_fail(err, QT_E_INPUT, path, NULL, "cannot open: %s", strerror(errno));
     if (!qt_shard_name_ok(name))
         return qt_fail(err, QT_E_INPUT, path, NULL,
@@ -352,9 +353,9 @@ void qt_ckpt_close(struct qt_ckpt *ckpt)
     qt_free(ckpt);
 }
 
-/* ---- use ------------------------------------------------------------------------------------ */
+/* ---- access --------------------------------------------------------------------------------- */
 
-/* docs/format.md lists them too. */
+/* Keep in step with docs/format.md. */
 static const char *const side_files[] = {
     "config.json",
     "generation_config.json",
@@ -434,7 +435,7 @@ int qt_ckpt_read(struct qt_blob *out, const struct qt_ckpt *ckpt, const struct q
     if (!slot)
         return qt_fail(err, QT_E_INTERNAL, t->file, t->name, "is not in this checkpoint");
     if (slot->entry) {
-        struct qt_err why = {0}; /* of memory, or of the archive: it may not name these */
+        struct qt_err why = {0}; /* allocation errors do not name file and tensor */
         int rc = qt_torch_read(out, slot, &why);
         return rc < 0 ? qt_fail(err, rc, t->file, t->name, "%s", why.reason) : QT_OK;
     }

@@ -1,6 +1,6 @@
 /*
- * SHA256SUMS, as sha256sum writes and checks it: what people verify downloads with, and sign. The
- * CRCs of the manifest find damage, but not a forgery.
+ * SHA256SUMS in the format of sha256sum, for verifying downloads and for signing. The CRCs of the
+ * manifest detect damage but not forgery.
  */
 #include "formats/writer_internal.h"
 
@@ -14,8 +14,8 @@ enum { HEX = 2 * SHA256_DIGEST_SIZE };
 
 struct sum {
     char *path;
-    const char *name;     /* in path */
-    const char *expected; /* of a list that is checked */
+    const char *name;     /* last component of path */
+    const char *expected; /* hexadecimal digits from the list being checked */
     char hex[HEX + 1];
 };
 
@@ -128,7 +128,8 @@ done:
     return rc;
 }
 
-/* Of "HEX  NAME" or "HEX *NAME"; cuts the line off and moves *text past it. NULL: neither. */
+/* Parses a line "HEX  NAME" or "HEX *NAME": sets *hex, moves *text past the line and returns the
+ * name, or NULL if the line is neither. */
 static const char *parse_line(const char **hex, char **text)
 {
     char *line = *text, *end = strchr(line, '\n'), *name;
@@ -142,7 +143,8 @@ static const char *parse_line(const char **hex, char **text)
     return qt_name_is_plain(name) ? name : NULL;
 }
 
-/* What readers of the container go by; who adds a README need not list it. */
+/* True for files that readers of a container use. Other files, such as a README, may be added
+ * without being listed. */
 static bool must_be_listed(const char *name)
 {
     const char *side;
@@ -164,7 +166,7 @@ static int check_all_listed(struct sums *listed, const char *dir, struct qt_err 
         if (must_be_listed(file->name) &&
             !(listed->count &&
               bsearch(file, listed->items, listed->count, sizeof *listed->items, compare_names)))
-            rc = qt_fail(err, QT_E_INPUT, file->path, NULL, "is not in " QT_CHECKSUMS_NAME);
+            rc = qt_fail(err, QT_E_INPUT, file->path, NULL, "is not listed in " QT_CHECKSUMS_NAME);
     }
     sums_free(&present);
     return rc;
@@ -183,8 +185,8 @@ int qt_checksums_check(const char *dir, struct qt_err *err)
     for (at = text; *at;) {
         name = parse_line(&hex, &at);
         if (!name) {
-            rc = qt_fail(err, QT_E_INPUT, path, NULL, "line %zu is not a SHA-256 and a file's name",
-                         s.count + 1);
+            rc = qt_fail(err, QT_E_INPUT, path, NULL,
+                         "line %zu is not a SHA-256 checksum and a file name", s.count + 1);
             goto done;
         }
         QT_TRY(add_file(&s, dir, name, err));
@@ -194,8 +196,8 @@ int qt_checksums_check(const char *dir, struct qt_err *err)
     QT_TRY(qt_parallel(s.count, sum_file, &s, err));
     for (size_t i = 0; i < s.count && rc == QT_OK; i++)
         if (strcmp(s.items[i].hex, s.items[i].expected) != 0)
-            rc = qt_fail(err, QT_E_INPUT, s.items[i].path, NULL, "is not what %s says",
-                         QT_CHECKSUMS_NAME);
+            rc = qt_fail(err, QT_E_INPUT, s.items[i].path, NULL,
+                         "differs from its checksum in " QT_CHECKSUMS_NAME);
 done:
     sums_free(&s);
     qt_free(text);

@@ -7,7 +7,7 @@
 
 enum { SECTION_NAME_LIMIT = 32, SCALE_EXP2_LIMIT = 1000 };
 
-/* A tensor of the safetensors files and the manifest's claim on it. */
+/* A tensor of the safetensors files. `claimed`: the manifest lists it. */
 struct stored {
     const struct qt_tensor *tensor;
     uint32_t crc;
@@ -19,7 +19,7 @@ struct qt_container {
     char *manifest_path;
     json_t *manifest;
     struct qt_ckpt *ckpt;
-    struct stored *stored; /* by name */
+    struct stored *stored; /* sorted by name */
     struct qt_entry *entries;
     const struct qt_entry **by_name;
     size_t count;
@@ -33,7 +33,7 @@ static int bad(struct qt_err *err, const struct qt_container *c, const char *ten
     return qt_fail(err, QT_E_INPUT, c->manifest_path, tensor, "%s", reason);
 }
 
-/* The JSON helpers know the file but not the tensor. */
+/* Adds the tensor name to the errors of the JSON helper. */
 static int need_string(const char **out, const struct qt_container *c, const json_t *obj,
                        const char *key, const char *tensor, struct qt_err *err)
 {
@@ -98,8 +98,8 @@ static struct stored *stored_find(const struct qt_container *c, const char *name
     return bsearch(name, c->stored, qt_ckpt_count(c->ckpt), sizeof *c->stored, compare_stored_name);
 }
 
-/* Takes the stored tensor `name` for one line of the manifest: it must be there, look as `obj`
- * (dtype, shape, crc32) declares, and be claimed once. */
+/* Claims the stored tensor `name` for an entry of the manifest. The tensor must exist, must not be
+ * claimed yet, and must have the dtype and shape that `obj` declares. */
 static int claim(const struct stored **out, struct qt_container *c, const char *name,
                  const json_t *obj, struct qt_err *err)
 {
@@ -113,7 +113,7 @@ static int claim(const struct stored **out, struct qt_container *c, const char *
         (rc = parse_crc(&crc, c, obj, name, err)) < 0)
         return rc;
     if (!qt_dtype_parse(&dtype, dtype_name))
-        return bad(err, c, name, "'dtype' is not a known one");
+        return bad(err, c, name, "'dtype' is not a known dtype");
     struct stored *s = stored_find(c, name);
     if (!s)
         return bad(err, c, name, "is in the manifest but not in the safetensors files");
@@ -121,7 +121,7 @@ static int claim(const struct stored **out, struct qt_container *c, const char *
         return bad(err, c, name, "is in the manifest twice");
     const struct qt_tensor *t = s->tensor;
     if (t->dtype != dtype)
-        return qt_fail(err, QT_E_INPUT, t->file, name, "dtype is %s, %s in the manifest",
+        return qt_fail(err, QT_E_INPUT, t->file, name, "dtype is %s, but the manifest says %s",
                        qt_dtype_name(t->dtype), qt_dtype_name(dtype));
     if (t->ndim != ndim || memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) != 0)
         return qt_fail(err, QT_E_INPUT, t->file, name, "shape differs from the manifest's");
@@ -149,7 +149,7 @@ static int check_all_claimed(const struct qt_container *c, struct qt_err *err)
         const struct qt_tensor *t = c->stored[i].tensor;
         if (!c->stored[i].claimed)
             return qt_fail(err, QT_E_INPUT, t->file, t->name,
-                           "is in none of 'tensors', 'copied' and 'kv' of qtool.json");
+                           "is not listed in 'tensors', 'copied' or 'kv' of qtool.json");
     }
     return QT_OK;
 }
@@ -167,7 +167,8 @@ static int parse_section(struct qt_entry *e, struct qt_container *c, const json_
         return rc;
     if (!section_name_ok(name))
         return qt_fail(err, QT_E_INPUT, c->manifest_path, e->name,
-                       "section name '%s' is not 1 to %d of a-z 0-9 _", name, SECTION_NAME_LIMIT);
+                       "section name '%s' must be 1 to %d characters of a-z 0-9 _", name,
+                       SECTION_NAME_LIMIT);
     QT_TRY(qt_string_format(&stored_name, err, "%s.q.%s", e->name, name));
     QT_TRY(claim(&s, c, stored_name, obj, err));
     e->section[e->nsections].name = name;
@@ -252,7 +253,7 @@ static int parse_entries(struct qt_container *c, json_t *tensors, struct qt_err 
     return QT_OK;
 }
 
-/* Stored tensors that are no sections: `what` is "copied" or "kv.tensors". */
+/* Claims stored tensors that are not sections; `what` is "copied" or "kv.tensors". */
 static int parse_list(struct qt_container *c, json_t *list, const char *what, struct qt_err *err)
 {
     const struct stored *s;
@@ -273,7 +274,7 @@ static int parse_list(struct qt_container *c, json_t *list, const char *what, st
 
 /* ---- opening -------------------------------------------------------------------------------- */
 
-/* Before anything else is looked at: another version may differ in all of it. */
+/* Must come before all other checks: another version may differ in anything else. */
 static int check_version(const struct qt_container *c, struct qt_err *err)
 {
     const char *format;
@@ -303,7 +304,7 @@ static int check_files(const struct qt_container *c, struct qt_err *err)
         const char *path = qt_ckpt_file(c->ckpt, i, &size), *dot = strrchr(path, '.');
         if (!dot || strcmp(dot, suffix) != 0)
             return qt_fail(err, QT_E_INPUT, path, NULL,
-                           "a container holds its tensors in safetensors files");
+                           "the tensors of a container must be in safetensors files");
     }
     return QT_OK;
 }
@@ -336,7 +337,7 @@ done:
 
 bool qt_container_probe(const char *path)
 {
-    char manifest[PATH_MAX]; /* no allocation that could fail; longer names cannot be opened */
+    char manifest[PATH_MAX]; /* avoids an allocation; longer paths cannot be opened */
     int size = snprintf(manifest, sizeof manifest, "%s/qtool.json", path);
     return qt_path_is_dir(path) && size > 0 && (size_t)size < sizeof manifest &&
            qt_path_exists(manifest);

@@ -12,12 +12,12 @@ static const size_t journal_limit = (size_t)1 << 30;
 
 enum { JOURNAL_VERSION = 1, TRAILER = 18 /* ,"crc":"89abcdef"} */ };
 
-/* Of the first line, which may be cut off. */
+/* Start of the first line; the line may be cut off after it. */
 static const char start[] = "{\"format\":\"qtool-journal\"";
 
 bool qt_container_unfinished(const char *path)
 {
-    char journal[PATH_MAX]; /* no allocation that could fail; longer names cannot be opened */
+    char journal[PATH_MAX]; /* avoids an allocation; longer paths cannot be opened */
     int size = snprintf(journal, sizeof journal, "%s/" QT_JOURNAL_NAME, path);
     struct qt_map map;
     if (size < 0 || (size_t)size >= sizeof journal || qt_map_open(&map, journal, NULL) != QT_OK)
@@ -32,7 +32,7 @@ static int no_memory(struct qt_err *err, const char *file)
     return qt_fail(err, QT_E_RESOURCE, file, NULL, "out of memory");
 }
 
-/* Jansson counts references and iterates through pointers to non-const, also when only reading. */
+/* Jansson takes pointers to non-const for reference counts and iteration, even when reading. */
 static json_t *unconst(const json_t *value)
 {
     return (json_t *)(uintptr_t)value;
@@ -47,7 +47,7 @@ int qt_json_text(char **out, size_t *size, const json_t *value, size_t flags, st
     int rc = qt_array_new(out, *size + 1, 1, err);
     if (rc < 0)
         return rc;
-    if (json_dumpb(value, *out, *size, flags) != *size) { /* it allocates, too */
+    if (json_dumpb(value, *out, *size, flags) != *size) { /* allocates and may fail */
         qt_free(*out);
         *out = NULL;
         return no_memory(err, NULL);
@@ -79,7 +79,7 @@ void qt_journal_close(struct qt_journal *j)
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-/* *out = the line's object, or NULL if the line does not check. */
+/* *out = the object of the line, or NULL if its CRC or syntax is wrong. */
 static int parse_line(json_t **out, const char *line, size_t size, const char *path,
                       struct qt_err *err)
 {
@@ -105,7 +105,7 @@ static int differ(struct qt_err *err, const char *file, const char *member, cons
     for (int i = 0; i < 2; i++)
         if (value[i])
             QT_TRY(qt_json_text(&text[i], &size, value[i], JSON_ENCODE_ANY | JSON_COMPACT, err));
-    rc = qt_fail(err, QT_E_RESUME, file, NULL, "cannot resume: %s: %.200s before, %.200s now",
+    rc = qt_fail(err, QT_E_RESUME, file, NULL, "cannot resume: %s was %.200s, is now %.200s",
                  member[0] ? member : "the identity", text[0] ? text[0] : "absent",
                  text[1] ? text[1] : "absent");
 done:
@@ -137,7 +137,7 @@ static int compare_objects(const char *path, const json_t *before, const json_t 
     return QT_OK;
 }
 
-/* QT_OK when equal, else QT_E_RESUME with the path of the first member that is not. */
+/* QT_E_RESUME, naming the path of the first member that differs, unless the values are equal. */
 static int compare(const char *path, const json_t *before, const json_t *now, const char *file,
                    struct qt_err *err)
 {
@@ -176,7 +176,8 @@ static int check_header(const struct qt_journal *j, const json_t *header, const 
     int rc = qt_identity_check(json_object_get(header, "identity"), identity, j->path, err);
     if (rc == QT_OK && (!old_plan || strcmp(old_plan, plan) != 0))
         rc = qt_fail(err, QT_E_RESUME, j->path, NULL,
-                     "cannot resume: the tensors to be written, or the limit of a shard, differ");
+                     "cannot resume: the tensors to write or the maximum shard size differ from "
+                     "the earlier run");
     return rc;
 }
 
@@ -186,11 +187,11 @@ static int add_unit(struct qt_journal *j, json_t *line, struct qt_err *err)
     if (!unit || !json_object_get(line, "record") ||
         !json_is_array(json_object_get(line, "tensors")))
         return qt_fail(err, QT_E_RESUME, j->path, NULL,
-                       "cannot resume: the journal is damaged; start anew, without --resume");
+                       "cannot resume: the journal is damaged; run again without --resume");
     return json_object_set(j->units, unit, line) < 0 ? no_memory(err, j->path) : QT_OK;
 }
 
-/* All lines that check. j->end moves past each. */
+/* Loads all valid lines and moves j->end past them. */
 static int load_lines(bool *found, struct qt_journal *j, const char *text, size_t size,
                       const char *plan, const json_t *identity, struct qt_err *err)
 {
@@ -220,7 +221,7 @@ static int io_error(struct qt_err *err, const struct qt_journal *j, const char *
     return qt_fail(err, QT_E_RESOURCE, j->path, NULL, "%s: %s", what, strerror(errno));
 }
 
-/* Makes `end` the end of the file, on disk. */
+/* Truncates the file to `end` and syncs. */
 static int cut(struct qt_journal *j, uint64_t end, struct qt_err *err)
 {
     j->end = end;
@@ -235,7 +236,7 @@ static int append(struct qt_journal *j, const json_t *line, struct qt_err *err)
     size_t size;
     int rc;
     QT_TRY(qt_json_text(&text, &size, line, JSON_COMPACT, err));
-    text[--size] = '\0'; /* the brace comes after the CRC */
+    text[--size] = '\0'; /* the closing brace comes after the CRC */
     QT_TRY(qt_string_format(&full, err, "%s,\"crc\":\"%08x\"}\n", text, qt_crc32(0, text, size)));
     size = strlen(full);
     QT_TRY(qt_file_write_at(j->fd, j->path, full, size, j->end, err));
@@ -270,7 +271,7 @@ int qt_journal_clear(struct qt_journal *j, struct qt_err *err)
     int rc = qt_file_write_at(j->fd, j->path, start, sizeof start - 1, 0, err);
     if (rc == QT_OK)
         rc = cut(j, sizeof start - 1, err);
-    j->end = 0; /* the first line comes over it */
+    j->end = 0; /* the next first line overwrites it */
     return rc;
 }
 
@@ -295,7 +296,7 @@ int qt_journal_add(struct qt_journal *j, const char *unit, const json_t *record,
 {
     int rc;
     json_t *line = json_object();
-    /* A copy of the record, as a resume would see it: the caller may go on changing its own. */
+    /* Copies the record: the caller may change its own later. */
     if (json_object_set_new(line, "unit", json_string(unit)) < 0 ||
         json_object_set_new(line, "record", json_deep_copy(record)) < 0 ||
         json_object_set(line, "tensors", tensors) < 0)

@@ -1,14 +1,16 @@
-/* Strict JSON on top of Jansson, which checks syntax, UTF-8, number ranges and duplicate keys. */
+/* Strict JSON by Jansson, which checks syntax, UTF-8, number ranges and duplicate keys. */
 #include "formats/formats.h"
 
+#include <ctype.h>
 #include <pthread.h>
+#include <string.h>
 
 enum { MAX_DEPTH = 64 };
 
 /*
- * Jansson ignores some failed allocations and then reads on in a buffer that never grew, and
- * reports others as syntax errors. Therefore, during a parse, the first failed allocation makes all
- * later ones fail (nothing is read from a short buffer), and is remembered (the status is right).
+ * Jansson ignores some failed allocations and continues with a buffer that did not grow; it reports
+ * others as syntax errors. During a parse, therefore, all allocations after a failed one fail too
+ * (nothing reads a short buffer), and the failure is remembered (the status is correct).
  */
 static _Thread_local enum { IDLE, PARSING, FAILED } parse_state;
 
@@ -25,10 +27,11 @@ static void install_allocator(void)
     json_set_alloc_funcs(json_memory, qt_free);
 }
 
-/* Jansson's parser recurses; its own limit (2048 levels) is far beyond any real file. */
-static int check_depth(const char *text, size_t size, const char *file, struct qt_err *err)
+/* Limits the recursion of Jansson's parser, whose own limit is 2048 levels. */
+static int check_depth(const char *text, size_t size, size_t line, const char *file,
+                       struct qt_err *err)
 {
-    int depth = 0, line = 1, column = 0;
+    int depth = 0, column = 0;
     bool in_string = false;
     for (size_t i = 0; i < size; i++) {
         char c = text[i];
@@ -46,7 +49,7 @@ static int check_depth(const char *text, size_t size, const char *file, struct q
         } else if (c == '[' || c == '{') {
             if (++depth > MAX_DEPTH)
                 return qt_fail(err, QT_E_INPUT, file, NULL,
-                               "line %d, column %d: JSON nested deeper than %d levels", line,
+                               "line %zu, column %d: JSON nested deeper than %d levels", line,
                                column, MAX_DEPTH);
         } else if (c == ']' || c == '}') {
             depth--;
@@ -55,56 +58,232 @@ static int check_depth(const char *text, size_t size, const char *file, struct q
     return QT_OK;
 }
 
-static int parse(json_t **out, const char *text, size_t size, size_t flags, const char *file,
-                 struct qt_err *err)
+/* ---- Python's JSON -------------------------------------------------------------------------- */
+
+/* A walk through a text in Python's JSON. It writes strict JSON to `out`, or only measures it if
+ * out is NULL. */
+struct strict {
+    char *out;
+    size_t size;      /* of the strict text so far */
+    size_t changes;   /* literals and lone surrogates replaced so far */
+    size_t on_line;   /* literals replaced on the current line */
+    const char *lone; /* escape that takes the place of a lone surrogate */
+};
+
+enum { LITERALS = 3 };
+static const char *const literals[LITERALS] = {"NaN", "Infinity", "-Infinity"};
+
+/* The object that takes the place of a literal is longer than the literal by this. */
+enum { LITERAL_GROWS = sizeof "{\"NaN\":0}" - sizeof "NaN" };
+
+static void emit(struct strict *s, const char *text, size_t size)
+{
+    if (s->out)
+        memcpy(s->out + s->size, text, size);
+    s->size += size;
+}
+
+static const char *literal_at(const char *text, size_t size)
+{
+    for (size_t i = 0; i < LITERALS; i++)
+        if (size >= strlen(literals[i]) && memcmp(text, literals[i], strlen(literals[i])) == 0)
+            return literals[i];
+    return NULL;
+}
+
+static void emit_literal(struct strict *s, const char *name)
+{
+    emit(s, "{\"", 2);
+    emit(s, name, strlen(name));
+    emit(s, "\":0}", 4);
+    s->changes++;
+    s->on_line++;
+}
+
+/* Returns the surrogate \uD800 .. \uDFFF that is escaped at text, or 0. */
+static unsigned surrogate_at(const char *text, size_t size)
+{
+    unsigned code = 0;
+    if (size < 6 || text[0] != '\\' || text[1] != 'u')
+        return 0;
+    for (int i = 2; i < 6; i++) {
+        const char *digit =
+            text[i] ? strchr("0123456789abcdef", tolower((unsigned char)text[i])) : NULL;
+        if (!digit)
+            return 0;
+        code = code << 4 | (unsigned)(digit - "0123456789abcdef");
+    }
+    return code >= 0xd800 && code <= 0xdfff ? code : 0;
+}
+
+/* Copies the escape at text and returns its size. */
+static size_t emit_escape(struct strict *s, const char *text, size_t size)
+{
+    const unsigned first = surrogate_at(text, size);
+    const unsigned second = first && size > 6 ? surrogate_at(text + 6, size - 6) : 0;
+    size_t n = !first ? qt_min_size(size, 2) : 6;
+    if (first && first < 0xdc00 && second >= 0xdc00)
+        n = 12;
+    emit(s, n == 6 ? s->lone : text, n);
+    s->changes += n == 6;
+    return n;
+}
+
+/* Walks until the strict text has `stop` bytes. */
+static void make_strict(struct strict *s, const char *text, size_t size, size_t stop)
+{
+    bool in_string = false;
+    for (size_t i = 0, n; i < size && s->size < stop; i += n) {
+        const char c = text[i], *name = NULL;
+        n = 1;
+        if (c == '\n')
+            s->on_line = 0;
+        if (in_string && c == '\\') {
+            n = emit_escape(s, text + i, size - i);
+            continue;
+        }
+        if (c == '"')
+            in_string = !in_string;
+        else if (!in_string && (c == 'N' || c == 'I' || c == '-'))
+            name = literal_at(text + i, size - i);
+        if (name) {
+            emit_literal(s, name);
+            n = strlen(name);
+        } else {
+            emit(s, text + i, 1);
+        }
+    }
+}
+
+/* ---- parsing -------------------------------------------------------------------------------- */
+
+static int load(json_t **out, json_error_t *error, const char *text, size_t size, size_t flags)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    json_error_t error;
-    *out = NULL;
-    int rc = check_depth(text, size, file, err);
-    if (rc < 0)
-        return rc;
     pthread_once(&once, install_allocator);
     parse_state = PARSING;
-    *out = json_loadb(text, size, JSON_REJECT_DUPLICATES | flags, &error);
+    *out = json_loadb(text, size, JSON_REJECT_DUPLICATES | flags, error);
     bool no_memory = parse_state == FAILED;
     parse_state = IDLE;
     if (*out && !no_memory)
         return QT_OK;
     json_decref(*out);
     *out = NULL;
-    if (no_memory)
-        return qt_fail(err, QT_E_RESOURCE, file, NULL, "out of memory while parsing JSON");
-    const bool nul = json_error_code(&error) == json_error_null_character;
-    return qt_fail(err, QT_E_INPUT, file, NULL, "line %d, column %d: %s", error.line, error.column,
-                   nul ? "NUL byte in a string (\\u0000)" : error.text);
+    return no_memory ? QT_E_RESOURCE : QT_E_INPUT;
+}
+
+/* line: number of the first line, for errors. lone: escape that takes the place of a lone
+ * surrogate; NULL: strict JSON. */
+static int parse(json_t **out, const char *text, size_t size, size_t flags, size_t line,
+                 const char *lone, const char *file, struct qt_err *err)
+{
+    struct strict s = {.lone = lone};
+    json_error_t error;
+    *out = NULL;
+    int rc = check_depth(text, size, line, file, err);
+    if (rc < 0)
+        return rc;
+    if (lone)
+        make_strict(&s, text, size, SIZE_MAX);
+    if (s.changes) {
+        const size_t strict_size = s.size;
+        QT_TRY(qt_array_new(&s.out, strict_size, 1, err));
+        s.size = s.on_line = 0;
+        make_strict(&s, text, size, SIZE_MAX);
+        rc = load(out, &error, s.out, strict_size, flags);
+    } else {
+        rc = load(out, &error, text, size, flags);
+    }
+    if (rc == QT_E_RESOURCE)
+        qt_fail(err, QT_E_RESOURCE, file, NULL, "out of memory while parsing JSON");
+    if (rc == QT_E_INPUT) {
+        struct strict before = {.lone = lone};
+        if (s.changes) /* the column counts the objects that stand for literals */
+            make_strict(&before, text, size, (size_t)error.position);
+        const bool nul = json_error_code(&error) == json_error_null_character;
+        qt_fail(err, QT_E_INPUT, file, NULL, "line %zu, column %d: %s",
+                line + (size_t)error.line - 1, error.column - LITERAL_GROWS * (int)before.on_line,
+                nul ? "NUL byte in a string (\\u0000)" : error.text);
+    }
+done:
+    qt_free(s.out);
+    return rc;
 }
 
 int qt_json_parse(json_t **out, const char *text, size_t size, const char *file, struct qt_err *err)
 {
-    return parse(out, text, size, 0, file, err);
+    return parse(out, text, size, 0, 1, NULL, file, err);
 }
 
-int qt_json_parse_data(json_t **out, const char *text, size_t size, const char *file,
-                       struct qt_err *err)
+int qt_json_parse_lenient(json_t **out, const char *text, size_t size, const char *file,
+                          struct qt_err *err)
 {
-    return parse(out, text, size, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, file, err);
+    return parse(out, text, size, 0, 1, "\\ufffd", file, err);
 }
 
-int qt_json_load(json_t **out, const char *path, size_t limit, struct qt_err *err)
+int qt_json_parse_data(json_t **out, const char *text, size_t size, size_t line, const char *lone,
+                       const char *file, struct qt_err *err)
+{
+    return parse(out, text, size, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL | JSON_DECODE_ANY, line,
+                 lone, file, err);
+}
+
+/* A download that failed may leave {"error": "Repository not found"}. */
+static int check_no_server_error(const json_t *value, const char *path, struct qt_err *err)
+{
+    enum { MOST = 4 };
+    const char *text = json_string_value(json_object_get(value, "error"));
+    if (!text || json_object_size(value) > MOST)
+        return QT_OK;
+    return qt_fail(err, QT_E_INPUT, path, NULL,
+                   "is the error message of a server: '%.200s'; download the file again", text);
+}
+
+static int load_file(json_t **out, const char *path, size_t limit, const char *lone,
+                     struct qt_err *err)
 {
     char *text;
     size_t size;
     *out = NULL;
     int rc = qt_file_read(&text, &size, path, limit, err);
-    if (rc == QT_OK)
-        rc = qt_json_parse(out, text, size, path, err);
+    if (rc < 0)
+        return rc;
+    rc = parse(out, text, size, 0, 1, lone, path, err);
+    if (rc == QT_E_INPUT)
+        qt_kind_expect(QT_KIND_JSON, NULL, text, size, path, err); /* says more about the reason */
+    else if (rc == QT_OK)
+        rc = check_no_server_error(*out, path, err);
+    if (rc < 0) {
+        json_decref(*out);
+        *out = NULL;
+    }
     qt_free(text);
     return rc;
 }
 
-static const char *type_name(const json_t *v)
+int qt_json_load(json_t **out, const char *path, size_t limit, struct qt_err *err)
 {
+    return load_file(out, path, limit, NULL, err);
+}
+
+int qt_json_load_lenient(json_t **out, const char *path, size_t limit, struct qt_err *err)
+{
+    return load_file(out, path, limit, "\\ufffd", err);
+}
+
+const char *qt_json_literal(const json_t *v)
+{
+    for (size_t i = 0; i < LITERALS; i++)
+        if (json_object_size(v) == 1 && json_object_get(v, literals[i]))
+            return literals[i];
+    return NULL;
+}
+
+const char *qt_json_type(const json_t *v)
+{
+    const char *literal = qt_json_literal(v);
+    if (literal)
+        return literal;
     switch (json_typeof(v)) {
     case JSON_OBJECT:
         return "an object";
@@ -123,7 +302,7 @@ static const char *type_name(const json_t *v)
     }
 }
 
-/* The member, or NULL when it is absent or null. */
+/* The member, or NULL if it is absent or null. */
 static const json_t *member(const json_t *obj, const char *key)
 {
     const json_t *v = json_object_get(obj, key);
@@ -133,8 +312,8 @@ static const json_t *member(const json_t *obj, const char *key)
 static int wrong_type(const json_t *v, const char *key, const char *expected, const char *file,
                       struct qt_err *err)
 {
-    return qt_fail(err, QT_E_INPUT, file, NULL, "'%s' is %s, but %s is expected", key, type_name(v),
-                   expected);
+    return qt_fail(err, QT_E_INPUT, file, NULL, "'%s' is %s, but %s is expected", key,
+                   qt_json_type(v), expected);
 }
 
 static int need_member(const json_t *obj, const char *key, const char *file, struct qt_err *err)

@@ -1,11 +1,12 @@
 /*
- * NumPy arrays, and files of token ids.
+ * NumPy arrays and token files.
  *
- * .npy: "\x93NUMPY", version, header size (u16 in 1.0, u32 later), then a Python literal
+ * A .npy file is "\x93NUMPY", the version, the header size (u16 in 1.0, u32 later), a Python
+ * literal padded with spaces and a final newline,
  *
  *   {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }
  *
- * padded with spaces and ended by a newline, then the data.
+ * and the data.
  */
 #include "formats/formats_internal.h"
 
@@ -15,7 +16,7 @@ struct text {
     const char *at, *end;
 };
 
-/* ---- the header's literal ------------------------------------------------------------------- */
+/* ---- header literal ------------------------------------------------------------------------- */
 
 static void skip_space(struct text *s)
 {
@@ -92,18 +93,19 @@ static int read_descr(enum qt_dtype *out, struct text *s, const char *file, stru
     };
     char descr[32];
     if (accept(s, "["))
-        return qt_fail(err, QT_E_UNSUPPORTED, file, NULL, "npy array of records");
+        return qt_fail(err, QT_E_UNSUPPORTED, file, NULL,
+                       "npy structured arrays are not supported");
     if (!read_string(descr, sizeof descr, s))
         return qt_fail(err, QT_E_INPUT, file, NULL, "npy header: 'descr' must be a string");
     if (descr[0] == '<' && strlen(descr) == 3 && descr[2] == '1')
-        descr[0] = '|'; /* byte order means nothing for bytes */
+        descr[0] = '|'; /* single bytes have no byte order */
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (strcmp(types[i].code, descr) == 0) {
             *out = types[i].dtype;
             return QT_OK;
         }
     return qt_fail(err, QT_E_UNSUPPORTED, file, NULL,
-                   "npy data type '%s': only little-endian numbers can be read", descr);
+                   "npy data type '%s' is not supported: it must be a little-endian number", descr);
 }
 
 static int read_order(bool *fortran, struct text *s, const char *file, struct qt_err *err)
@@ -154,22 +156,26 @@ static int read_literal(struct qt_npy *npy, struct text s, const char *file, str
     if (s.at != s.end || seen != ALL)
         return bad_literal(file, err);
     if (fortran && npy->ndim > 1)
-        return qt_fail(err, QT_E_UNSUPPORTED, file, NULL, "npy array in Fortran order");
+        return qt_fail(err, QT_E_UNSUPPORTED, file, NULL,
+                       "npy arrays in Fortran order are not supported");
     return QT_OK;
 }
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
-/* *data: offset of the data. */
+/* *data = offset of the array data in the file. */
 static int read_header(struct qt_npy *npy, size_t *data, const char *file, struct qt_err *err)
 {
     const unsigned char *p = npy->map.data;
     size_t size = npy->map.size;
+    int rc = qt_kind_expect(QT_KIND_NPY, NULL, p, size, file, err);
+    if (rc < 0)
+        return rc;
     if (size < 10 || memcmp(p, "\x93NUMPY", 6) != 0)
         return qt_fail(err, QT_E_INPUT, file, NULL, "not a .npy file");
     if (p[6] < 1 || p[6] > 3 || p[7] != 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, file, NULL, "npy format %d.%d, 1.0 to 3.0 are known",
-                       p[6], p[7]);
+        return qt_fail(err, QT_E_UNSUPPORTED, file, NULL,
+                       "npy format %d.%d is not supported (1.0 to 3.0 are)", p[6], p[7]);
     size_t start = p[6] == 1 ? 10 : 12;
     if (size < start)
         return qt_fail(err, QT_E_INPUT, file, NULL, "npy header is truncated");
@@ -177,8 +183,8 @@ static int read_header(struct qt_npy *npy, size_t *data, const char *file, struc
     if (start == 12)
         n |= (size_t)p[10] << 16 | (size_t)p[11] << 24;
     if (n > MAX_LITERAL)
-        return qt_fail(err, QT_E_INPUT, file, NULL, "npy header of %zu bytes, at most %d", n,
-                       MAX_LITERAL);
+        return qt_fail(err, QT_E_INPUT, file, NULL,
+                       "npy header has %zu bytes, but at most %d are allowed", n, MAX_LITERAL);
     if (n > size - start)
         return qt_fail(err, QT_E_INPUT, file, NULL, "npy header is truncated");
     if (n == 0 || p[start + n - 1] != '\n')
@@ -199,9 +205,10 @@ int qt_npy_open(struct qt_npy *out, const char *path, struct qt_err *err)
     memcpy(t.shape, out->shape, sizeof t.shape);
     QT_TRY(qt_tensor_measure(&t, err));
     if (t.nbytes != out->map.size - start) {
-        rc =
-            qt_fail(err, QT_E_INPUT, path, NULL, "npy shape needs %zu bytes of data, there are %zu",
-                    t.nbytes, out->map.size - start);
+        rc = qt_fail(err, QT_E_INPUT, path, NULL,
+                     "npy shape needs %zu bytes of data, but the file has %zu%s", t.nbytes,
+                     out->map.size - start,
+                     t.nbytes > out->map.size - start ? ": the file is truncated" : "");
         goto done;
     }
     out->count = t.count;
@@ -220,7 +227,7 @@ void qt_npy_close(struct qt_npy *npy)
 
 /* ---- token ids ------------------------------------------------------------------------------ */
 
-/* One integer of `size` bytes; negative ones become huge and are refused like all too large. */
+/* Loads an integer of `size` bytes. Negative values become huge, which fails the range check. */
 static uint64_t load_integer(const unsigned char *p, size_t size, bool is_signed)
 {
     uint64_t u = 0;
@@ -251,7 +258,8 @@ static int copy_ids(uint32_t *ids, const unsigned char *data, enum qt_dtype t, s
     return QT_OK;
 }
 
-/* The file as an array of one dimension, whatever its kind, which is told by `name`. */
+/* Opens a token file as an array of one dimension; the ending of `name` determines the file
+ * type. */
 static int open_ids(struct qt_npy *out, const char *path, const char *name, struct qt_err *err)
 {
     const char *dot = strrchr(name, '.');
@@ -259,7 +267,8 @@ static int open_ids(struct qt_npy *out, const char *path, const char *name, stru
         return qt_npy_open(out, path, err);
     bool narrow = dot && strcmp(dot, ".u16") == 0;
     if (!narrow && !(dot && strcmp(dot, ".u32") == 0))
-        return qt_fail(err, QT_E_INPUT, path, NULL, "token ids: .u16, .u32 or .npy is expected");
+        return qt_fail(err, QT_E_INPUT, path, NULL,
+                       "the name of a token file must end in .u16, .u32 or .npy");
     int rc = qt_map_open(&out->map, path, err);
     if (rc < 0)
         return rc;
@@ -269,8 +278,8 @@ static int open_ids(struct qt_npy *out, const char *path, const char *name, stru
     out->data = out->map.data;
     out->count = out->shape[0] = out->map.size / size;
     if (out->map.size % size)
-        return qt_fail(err, QT_E_INPUT, path, NULL, "%zu bytes are no whole number of %zu-byte ids",
-                       out->map.size, size);
+        return qt_fail(err, QT_E_INPUT, path, NULL,
+                       "file size %zu is not a multiple of the id size %zu", out->map.size, size);
     return QT_OK;
 }
 

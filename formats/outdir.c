@@ -8,7 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* In a directory that is being replaced, from before it makes room until the last of it goes. */
+/* Marks a directory that is being replaced, from before its rename to DIR.old until it is
+ * removed. */
 #define REPLACED "qtool-replaced"
 
 static int io_error(struct qt_err *err, const char *path, const char *what)
@@ -21,7 +22,7 @@ static bool is_dot(const char *name)
     return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
 }
 
-/* Removes all files of the directory but those for which keep(ctx, name). */
+/* Removes all files of the directory except those for which keep(ctx, name) is true. */
 static int remove_files(const char *path, bool (*keep)(const void *ctx, const char *name),
                         const void *ctx, struct qt_err *err)
 {
@@ -45,15 +46,15 @@ static bool is_last(const void *last, const char *name)
     return strcmp(name, last) == 0;
 }
 
-/* Removes the directory, but its file `last` only when all others are gone: what a kill leaves is
- * known by that for ours. */
+/* Removes the directory. The file `last` goes last, so that the remains of an interrupted removal
+ * are recognized as qtool's. */
 static int remove_ours(const char *path, const char *last, struct qt_err *err)
 {
     int rc = remove_files(path, is_last, last, err);
     return rc < 0 ? rc : qt_dir_remove(path, err);
 }
 
-/* ---- what may be replaced ------------------------------------------------------------------- */
+/* ---- checks before replacing ---------------------------------------------------------------- */
 
 static int set_paths(struct qt_outdir *o, const char *dir, struct qt_err *err)
 {
@@ -63,7 +64,7 @@ static int set_paths(struct qt_outdir *o, const char *dir, struct qt_err *err)
         o->dir[n - 1] = '\0';
     const char *name = qt_base_name(o->dir);
     if (!qt_name_is_plain(name))
-        return qt_fail(err, QT_E_USAGE, dir, NULL, "not a name for a directory to be made");
+        return qt_fail(err, QT_E_USAGE, dir, NULL, "not a valid name for a new directory");
     QT_TRY(qt_string_format(&o->partial, err, "%s.partial", o->dir));
     QT_TRY(qt_string_format(&o->old, err, "%s.old", o->dir));
     QT_TRY(qt_path_join(&o->mark, o->dir, REPLACED, err));
@@ -74,7 +75,7 @@ done:
     return rc;
 }
 
-/* Anybody may call a file a journal: its content tells. */
+/* True if the file is `mark`. A journal must also have the content of one. */
 static bool is_mark(const char *path, const char *name, const char *mark)
 {
     return strcmp(name, mark) == 0 &&
@@ -82,10 +83,10 @@ static bool is_mark(const char *path, const char *name, const char *mark)
 }
 
 /*
- * What is about to be deleted must be qtool's own: no directories, and among the files a manifest
- * (*container), or `mark`, or nothing at all (*empty), as which an empty journal counts: it never
- * is that beside other files. Otherwise a mistyped output directory (the source checkpoint!) would
- * cost its owner the contents.
+ * Checks that a directory is qtool's own before its contents are deleted, so that a mistyped output
+ * directory (the source checkpoint, say) is not lost. It must have no subdirectories, and either a
+ * manifest (*container), or `mark`, or be empty (*empty). A directory with just an empty journal
+ * counts as empty.
  */
 static int check_ours(bool *empty, bool *container, const char *path, const char *mark,
                       struct qt_err *err)
@@ -108,36 +109,38 @@ static int check_ours(bool *empty, bool *container, const char *path, const char
         *container = *container || strcmp(item->d_name, QT_MANIFEST_NAME) == 0;
         if (known && S_ISDIR(st.st_mode))
             rc = qt_fail(err, QT_E_USAGE, path, NULL,
-                         "not replaced: it holds a directory '%s', which is not qtool's",
+                         "not replaced: it contains a directory '%s', which qtool did not create",
                          item->d_name);
     }
     closedir(dir);
     *container = *container && !marked;
     if (rc == QT_OK && !*empty && !marked && !*container)
         rc = qt_fail(err, QT_E_USAGE, path, NULL,
-                     "not replaced: it has files but no " QT_MANIFEST_NAME ", so is not qtool's");
+                     "not replaced: it has files but no " QT_MANIFEST_NAME
+                     ", so qtool did not create it");
     return rc;
 }
 
-/* DIR.old: absent, or what --force once put there and a kill has left. *left tells which. */
-static int check_old(bool *left, const struct qt_outdir *o, struct qt_err *err)
+/* DIR.old must be absent or left by an interrupted --force (*exists). */
+static int check_old(bool *exists, const struct qt_outdir *o, struct qt_err *err)
 {
     struct stat st = {0};
     bool empty, container;
-    *left = false;
+    *exists = false;
     if (lstat(o->old, &st) < 0 && errno == ENOENT)
         return QT_OK;
     if (!S_ISDIR(st.st_mode) || check_ours(&empty, &container, o->old, REPLACED, NULL) < 0 ||
         container)
         return qt_fail(err, QT_E_USAGE, o->old, NULL,
-                       "is in the way: rename or remove it; %s has to wait there until it is "
-                       "replaced",
+                       "exists already: rename or remove it; --force moves the old %s there until "
+                       "the new one is complete",
                        qt_base_name(o->dir));
-    *left = true;
+    *exists = true;
     return QT_OK;
 }
 
-/* st_dev would not tell: bind mounts keep it, and subvolumes, which can be renamed, do not. */
+/* st_dev does not suffice: a bind mount keeps it, and a subvolume, which can be renamed, does
+ * not. */
 static bool is_mounted(const char *path)
 {
     struct statx st;
@@ -145,11 +148,11 @@ static bool is_mounted(const char *path)
            (st.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
 }
 
-/* DIR: absent, or a container that may be replaced. *exists tells which. */
+/* DIR must be absent or a container that may be replaced (*exists). */
 static int check_target(bool *exists, const struct qt_outdir *o, struct qt_err *err)
 {
     struct stat st;
-    bool empty, container, left;
+    bool empty, container, old_exists;
     *exists = false;
     if (lstat(o->dir, &st) < 0)
         return errno == ENOENT ? QT_OK : io_error(err, o->dir, "cannot stat");
@@ -161,10 +164,10 @@ static int check_target(bool *exists, const struct qt_outdir *o, struct qt_err *
                        "is a mount point, which cannot be replaced: give a directory in it");
     if (!o->force)
         return qt_fail(err, QT_E_USAGE, o->dir, NULL, "exists already; --force replaces it");
-    int rc = check_old(&left, o, err);
+    int rc = check_old(&old_exists, o, err);
     if (rc == QT_OK)
         rc = check_ours(&empty, &container, o->dir, QT_MANIFEST_NAME, err);
-    /* Before the work: what is replaced has to be emptied then. */
+    /* Check now, before the work, that the old container can be emptied later. */
     if (rc == QT_OK && access(o->dir, W_OK | X_OK) < 0)
         rc = io_error(err, o->dir, "cannot be replaced");
     return rc;
@@ -175,10 +178,10 @@ int qt_outdir_open(struct qt_outdir *o, const char *dir, bool force, struct qt_e
     bool exists;
     *o = (struct qt_outdir){.force = force, .lock_fd = -1};
     int rc = set_paths(o, dir, err);
-    /* Made, found, renamed and synced there; an OUT.partial of an earlier run asks for none of it
-     * before the end. */
+    /* The final rename needs access to the parent. If DIR.partial exists already, nothing before
+     * the rename would fail without it. */
     if (rc == QT_OK && access(o->parent, R_OK | W_OK | X_OK) < 0)
-        rc = io_error(err, o->dir, "cannot be made in its directory");
+        rc = io_error(err, o->dir, "cannot be created in its parent directory");
     return rc < 0 ? rc : check_target(&exists, o, err);
 }
 
@@ -201,7 +204,7 @@ void qt_outdir_close(struct qt_outdir *o)
 
 /* ---- DIR.partial ---------------------------------------------------------------------------- */
 
-/* Where the file system cannot lock, two runs on one output are the user's care. */
+/* If the file system does not support locks, qtool does not detect two runs on one output. */
 int qt_outdir_lock(int fd, const char *path, struct qt_err *err)
 {
     if (flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK)
@@ -209,9 +212,8 @@ int qt_outdir_lock(int fd, const char *path, struct qt_err *err)
     return QT_OK;
 }
 
-/* The directory is what stays the same file from the first moment to the rename; the journal, which
- * is locked as well (network file systems share locks on files, not those on directories), goes
- * before. */
+/* Locks the directory, which stays the same inode until the rename. The writer also locks the
+ * journal, because network file systems share locks on files but not on directories. */
 int qt_outdir_take(struct qt_outdir *o, struct qt_err *err)
 {
     struct stat mine, now;
@@ -246,7 +248,7 @@ void qt_outdir_discard(struct qt_outdir *o)
     unlock(o);
 }
 
-/* ---- the end -------------------------------------------------------------------------------- */
+/* ---- publishing ----------------------------------------------------------------------------- */
 
 static int remove_journal(const struct qt_outdir *o, struct qt_err *err)
 {
@@ -255,27 +257,28 @@ static int remove_journal(const struct qt_outdir *o, struct qt_err *err)
     return qt_dir_sync(o->partial, err);
 }
 
-/* What was replaced; anything else under its name is let be. */
+/* Removes DIR.old if it is a replaced container; leaves anything else alone. */
 static int remove_old(const struct qt_outdir *o, struct qt_err *err)
 {
-    bool left;
-    int rc = check_old(&left, o, NULL);
-    return rc < 0 || !left ? QT_OK : remove_ours(o->old, REPLACED, err);
+    bool exists;
+    int rc = check_old(&exists, o, NULL);
+    return rc < 0 || !exists ? QT_OK : remove_ours(o->old, REPLACED, err);
 }
 
-/* What has come into the way during the run is no mistake of the command's: the work stays. */
+/* A conflict that appeared during the run is not a usage error; DIR.partial stays. */
 static int check_again(bool *exists, const struct qt_outdir *o, struct qt_err *err)
 {
     struct qt_err why = {0};
     int rc = check_target(exists, o, &why);
     if (rc < 0)
-        return qt_fail(err, QT_E_RESOURCE, why.file, NULL,
-                       "%s (since the run began); once it is moved away, --resume goes on from %s",
-                       why.reason, o->partial);
+        return qt_fail(
+            err, QT_E_RESOURCE, why.file, NULL,
+            "%s (since the run began); move it away, then continue from %s with --resume",
+            why.reason, o->partial);
     return rc;
 }
 
-/* What an earlier run has left goes first: DIR is there. */
+/* Moves DIR to DIR.old. A DIR.old of an earlier run is obsolete, as DIR exists. */
 static int set_aside(const struct qt_outdir *o, struct qt_err *err)
 {
     int rc;
@@ -290,10 +293,10 @@ done:
 }
 
 /*
- * A container that is replaced waits under DIR.old until the new one is in place. A kill between
- * any two steps loses neither: at worst DIR.old stays, which the next --force removes once DIR is
- * in place, or DIR.partial is complete, which the same run takes for its own then. The journal goes
- * when DIR has made room: where it cannot (it has been mounted, say) the run can still be resumed.
+ * A replaced container stays in DIR.old until the new one is in place. A kill between any two steps
+ * loses neither: at worst DIR.old stays, and the next --force removes it once DIR is in place; or
+ * DIR.partial stays complete, and the same command recognizes it. The journal is removed after DIR
+ * was moved away: if the move fails (DIR was mounted, say), the run can still be resumed.
  */
 int qt_outdir_publish(struct qt_outdir *o, struct qt_err *err)
 {

@@ -1,18 +1,27 @@
 /*
- * A pickle machine that can only describe tensors.
+ * A restricted unpickler that can only describe tensors.
  *
  * A pickle is a program for a stack machine (Python's pickletools.py documents every opcode). This
- * one knows the opcodes that torch.save emits for state dicts, pickle protocols 2 to 5. Names of
- * classes and functions ("globals") are looked up in one table below and anything else is refused;
- * "calling" one of them builds a node that says so. Nothing is ever executed.
+ * machine implements the opcodes that torch.save emits for state dicts, pickle protocols 2 to 5. It
+ * accepts only the classes and functions ("globals") of the table below; "calling" one of them
+ * builds a node. It never executes code.
  */
 #include "formats/pickle.h"
 
+#include <ctype.h>
+
 enum { MAX_NODES = 1 << 24, MAX_STACK = 1 << 20 };
 
-enum { MARK_NODE = 0 }; /* one node serves for all marks */
+enum { MARK_NODE = 0 }; /* the node of all marks */
 
-enum global { ORDERED_DICT, REBUILD_TENSOR, REBUILD_PARAMETER, STORAGE_TYPE };
+enum global {
+    ORDERED_DICT,
+    REBUILD_TENSOR,       /* storage of a type: _rebuild_tensor_v2 */
+    REBUILD_TENSOR_DTYPE, /* storage of bytes and a dtype: _rebuild_tensor_v3 */
+    REBUILD_PARAMETER,
+    STORAGE_TYPE, /* dtype QT_DTYPE_COUNT: bytes */
+    DTYPE,
+};
 
 static const struct {
     const char *module, *name;
@@ -21,6 +30,7 @@ static const struct {
 } globals[] = {
     {"collections", "OrderedDict", ORDERED_DICT, QT_DTYPE_COUNT},
     {"torch._utils", "_rebuild_tensor_v2", REBUILD_TENSOR, QT_DTYPE_COUNT},
+    {"torch._utils", "_rebuild_tensor_v3", REBUILD_TENSOR_DTYPE, QT_DTYPE_COUNT},
     {"torch._utils", "_rebuild_parameter", REBUILD_PARAMETER, QT_DTYPE_COUNT},
     {"torch._utils", "_rebuild_parameter_with_state", REBUILD_PARAMETER, QT_DTYPE_COUNT},
     {"torch", "BoolStorage", STORAGE_TYPE, QT_BOOL},
@@ -34,6 +44,27 @@ static const struct {
     {"torch", "ComplexFloatStorage", STORAGE_TYPE, QT_C64},
     {"torch", "DoubleStorage", STORAGE_TYPE, QT_F64},
     {"torch", "LongStorage", STORAGE_TYPE, QT_I64},
+    {"torch", "UntypedStorage", STORAGE_TYPE, QT_DTYPE_COUNT},
+    {"torch.storage", "UntypedStorage", STORAGE_TYPE, QT_DTYPE_COUNT},
+    {"torch", "bool", DTYPE, QT_BOOL},
+    {"torch", "uint8", DTYPE, QT_U8},
+    {"torch", "int8", DTYPE, QT_I8},
+    {"torch", "uint16", DTYPE, QT_U16},
+    {"torch", "int16", DTYPE, QT_I16},
+    {"torch", "uint32", DTYPE, QT_U32},
+    {"torch", "int32", DTYPE, QT_I32},
+    {"torch", "uint64", DTYPE, QT_U64},
+    {"torch", "int64", DTYPE, QT_I64},
+    {"torch", "float8_e4m3fn", DTYPE, QT_F8_E4M3},
+    {"torch", "float8_e5m2", DTYPE, QT_F8_E5M2},
+    {"torch", "float8_e8m0fnu", DTYPE, QT_F8_E8M0},
+    {"torch", "float8_e4m3fnuz", DTYPE, QT_F8_E4M3FNUZ},
+    {"torch", "float8_e5m2fnuz", DTYPE, QT_F8_E5M2FNUZ},
+    {"torch", "float16", DTYPE, QT_F16},
+    {"torch", "bfloat16", DTYPE, QT_BF16},
+    {"torch", "float32", DTYPE, QT_F32},
+    {"torch", "float64", DTYPE, QT_F64},
+    {"torch", "complex64", DTYPE, QT_C64},
 };
 
 struct machine {
@@ -128,7 +159,7 @@ static int append(struct machine *m, uint32_t container, uint32_t member)
     return QT_OK;
 }
 
-/* The values from stack index `from` up become members of `container`. */
+/* Moves the values from stack index `from` up into `container`. */
 static int append_from(struct machine *m, uint32_t container, size_t from)
 {
     int rc = QT_OK;
@@ -138,7 +169,7 @@ static int append_from(struct machine *m, uint32_t container, size_t from)
     return rc;
 }
 
-/* A container of the values from stack index `from` up. */
+/* Moves the values from stack index `from` up into a new container. */
 static int push_container(struct machine *m, enum pickle_kind kind, size_t from)
 {
     int rc = push_kind(m, kind);
@@ -160,7 +191,7 @@ static int take(struct machine *m, const unsigned char **out, uint64_t n)
     return QT_OK;
 }
 
-/* Little-endian number of n bytes, n <= 8. */
+/* Takes a little-endian number of n <= 8 bytes. */
 static int take_number(struct machine *m, uint64_t *out, unsigned n)
 {
     const unsigned char *p = NULL;
@@ -182,7 +213,7 @@ static int take_line(struct machine *m, const unsigned char **out, size_t *size)
     return QT_OK;
 }
 
-/* A value of `kind` whose bytes follow their length, itself of `width` bytes. */
+/* Pushes a value of `kind`: a length of `width` bytes, then that many bytes. */
 static int push_text(struct machine *m, enum pickle_kind kind, unsigned width)
 {
     uint64_t n;
@@ -215,7 +246,7 @@ static int op_int(struct machine *m, unsigned width)
     return rc < 0 ? rc : push_new(m, (struct pickle_node){.kind = INT, .number = value});
 }
 
-/* Two's complement of any number of bytes. */
+/* Two's complement number of any length. */
 static int op_long(struct machine *m, unsigned width)
 {
     uint64_t n, value = 0;
@@ -234,7 +265,7 @@ static int op_long(struct machine *m, unsigned width)
     return push_new(m, (struct pickle_node){.kind = INT, .number = (int64_t)value});
 }
 
-/* A value of n bytes that does not matter here. */
+/* Pushes a value of n bytes that is not needed. */
 static int op_other(struct machine *m, unsigned n)
 {
     const unsigned char *p = NULL;
@@ -242,7 +273,7 @@ static int op_other(struct machine *m, unsigned n)
     return rc < 0 ? rc : push_kind(m, OTHER);
 }
 
-/* Framing only matters to readers of streams. */
+/* Frames matter to readers of streams only. */
 static int op_frame(struct machine *m, unsigned width)
 {
     uint64_t n;
@@ -293,17 +324,17 @@ static int op_tuple(struct machine *m, unsigned unused)
         rc = push_container(m, TUPLE, from);
     if (rc < 0)
         return rc;
-    m->stack[m->depth - 2] = m->stack[m->depth - 1]; /* over the mark */
+    m->stack[m->depth - 2] = m->stack[m->depth - 1]; /* overwrites the mark */
     m->depth--;
     return QT_OK;
 }
 
-/* The values from stack index `from` up go into the container right below `below`. */
+/* Moves the values from stack index `from` up into the container at stack index `below` - 1. */
 static int extend(struct machine *m, enum pickle_kind kind, size_t from, size_t below)
 {
     if (below == 0 || m->values.nodes[m->stack[below - 1]].kind != kind)
-        return bad(m, kind == DICT ? "sets items of what is not a dict"
-                                   : "appends to what is not a list");
+        return bad(m, kind == DICT ? "sets items of a value that is not a dict"
+                                   : "appends to a value that is not a list");
     if (kind == DICT && (m->depth - from) % 2)
         return bad(m, "a dict item has no value");
     int rc = append_from(m, m->stack[below - 1], from);
@@ -325,7 +356,7 @@ static int op_extend_one(struct machine *m, unsigned kind)
                          : extend(m, (enum pickle_kind)kind, m->depth - n, m->depth - n);
 }
 
-/* Picklers number their memo entries consecutively; a gap could only serve to waste memory. */
+/* Picklers number memo entries consecutively; gaps are rejected, as they would waste memory. */
 static int memo_set(struct machine *m, uint64_t i)
 {
     if (!top(m))
@@ -378,10 +409,16 @@ static int push_global(struct machine *m, const unsigned char *module, size_t mo
             return push_new(m, (struct pickle_node){.kind = GLOBAL,
                                                     .number = globals[i].which,
                                                     .dtype = globals[i].dtype});
-    return qt_fail(m->err, QT_E_INPUT, m->file, NULL,
-                   "pickle asks for %.*s.%.*s: only tensors are allowed",
-                   (int)qt_min_size(module_size, 100), (const char *)module,
-                   (int)qt_min_size(name_size, 100), (const char *)name);
+    /* The names of dtypes are in lower case: float4_e2m1fn_x2, complex128, quint8. */
+    const bool torch = module_size >= 5 && memcmp(module, "torch", 5) == 0 &&
+                       (module_size == 5 || module[5] == '.');
+    const bool dtype = module_size == 5 && torch && name_size && islower(name[0]);
+    const char *why = dtype   ? "tensors of this dtype are not supported"
+                      : torch ? "only plain tensors are supported: save the state dict with them"
+                              : "only tensors are allowed";
+    return qt_fail(m->err, torch ? QT_E_UNSUPPORTED : QT_E_INPUT, m->file, NULL,
+                   "pickle refers to %.*s.%.*s: %s", (int)qt_min_size(module_size, 100),
+                   (const char *)module, (int)qt_min_size(name_size, 100), (const char *)name, why);
 }
 
 static int op_global(struct machine *m, unsigned unused)
@@ -420,13 +457,13 @@ static int op_persistent_id(struct machine *m, unsigned unused)
         return rc;
     struct pickle_node id = m->values.nodes[i];
     if (id.kind != TUPLE || id.count != 5)
-        return bad(m, "a persistent id that is no storage");
+        return bad(m, "a persistent id is not a storage");
     const struct pickle_node *type = qt_pickle_member(&m->values, &id, 1);
     if (!qt_pickle_is_string(qt_pickle_member(&m->values, &id, 0), "storage") ||
         type->kind != GLOBAL || type->number != STORAGE_TYPE ||
         !qt_pickle_is(qt_pickle_member(&m->values, &id, 2), STRING) ||
         !qt_pickle_is(qt_pickle_member(&m->values, &id, 4), INT))
-        return bad(m, "a persistent id that is no storage");
+        return bad(m, "a persistent id is not a storage");
     id.kind = STORAGE;
     id.dtype = type->dtype;
     return push_new(m, id);
@@ -444,24 +481,36 @@ static int op_reduce(struct machine *m, unsigned unused)
     struct pickle_node args = m->values.nodes[i];
     const struct pickle_node *f = &m->values.nodes[callee];
     const struct pickle_node *first = qt_pickle_member(&m->values, &args, 0);
-    if (f->kind != GLOBAL || f->number == STORAGE_TYPE || args.kind != TUPLE)
-        return bad(m, "calls what is not a function");
+    const struct pickle_node *dtype;
+    if (f->kind != GLOBAL || f->number == STORAGE_TYPE || f->number == DTYPE || args.kind != TUPLE)
+        return bad(m, "calls a value that is not a function");
     switch (f->number) {
     case ORDERED_DICT:
         return args.count ? bad(m, "OrderedDict with arguments") : push_kind(m, DICT);
     case REBUILD_TENSOR:
-        if (args.count < 6 || args.count > 7 || !qt_pickle_is(first, STORAGE))
+        if (args.count < 6 || args.count > 7 || !qt_pickle_is(first, STORAGE) ||
+            first->dtype == QT_DTYPE_COUNT)
             return bad(m, "_rebuild_tensor_v2 with unexpected arguments");
         args.kind = TENSOR;
+        args.dtype = first->dtype;
         return push_new(m, args);
-    default: /* REBUILD_PARAMETER: a parameter is its tensor, whatever its attributes */
+    case REBUILD_TENSOR_DTYPE:
+        dtype = qt_pickle_member(&m->values, &args, 6);
+        if (args.count < 7 || args.count > 8 || !qt_pickle_is(first, STORAGE) ||
+            first->dtype != QT_DTYPE_COUNT || !qt_pickle_is(dtype, GLOBAL) ||
+            dtype->number != DTYPE)
+            return bad(m, "_rebuild_tensor_v3 with unexpected arguments");
+        args.kind = TENSOR;
+        args.dtype = dtype->dtype;
+        return push_new(m, args);
+    default: /* REBUILD_PARAMETER: a parameter is its tensor; attributes are ignored */
         if (!qt_pickle_is(first, TENSOR))
             return bad(m, "_rebuild_parameter with unexpected arguments");
         return push(m, m->values.cells[args.first].node);
     }
 }
 
-/* Attributes of a state dict (its _metadata) are not needed. */
+/* Ignores the attributes of a state dict (its _metadata). */
 static int op_build(struct machine *m, unsigned unused)
 {
     (void)unused;
@@ -469,7 +518,8 @@ static int op_build(struct machine *m, unsigned unused)
     int rc = pop(m, &state);
     if (rc < 0)
         return rc;
-    return qt_pickle_is(top(m), DICT) ? QT_OK : bad(m, "sets the state of what is not a dict");
+    return qt_pickle_is(top(m), DICT) ? QT_OK
+                                      : bad(m, "sets the state of a value that is not a dict");
 }
 
 /* ---- the program ---------------------------------------------------------------------------- */
@@ -531,12 +581,12 @@ static int step(struct machine *m)
     return instructions[op].run(m, instructions[op].argument);
 }
 
-/* Runs the program, which must leave exactly one value. */
+/* Runs the program, which must leave exactly one value on the stack. */
 static int run(struct machine *m)
 {
     enum { PROTO = 0x80, STOP = '.' };
     if (m->end - m->at < 2 || m->at[0] != PROTO)
-        return bad(m, "does not start like one");
+        return bad(m, "does not start with a PROTO instruction");
     if (m->at[1] < 2 || m->at[1] > 5)
         return qt_fail(m->err, QT_E_UNSUPPORTED, m->file, NULL,
                        "pickle protocol %d, but 2 to 5 are supported", m->at[1]);
@@ -549,7 +599,7 @@ static int run(struct machine *m)
     if (m->at == m->end)
         return bad(m, "ends without a STOP instruction");
     if (m->at + 1 != m->end)
-        return bad(m, "has bytes behind its STOP instruction");
+        return bad(m, "has bytes after its STOP instruction");
     if (m->depth != 1)
         return bad(m, "does not leave exactly one value");
     return pop(m, &m->values.root);
@@ -560,7 +610,7 @@ int qt_pickle_open(struct pickle *out, const unsigned char *data, size_t size, c
 {
     int rc;
     struct machine m = {.at = data, .end = data + size, .file = file, .err = err};
-    /* Number 0 is taken in both arrays: the mark, and the end of a list of members. */
+    /* Index 0 is reserved in both arrays: for the mark, and for the end of a member list. */
     QT_TRY(qt_array_grow(&m.values.nodes, &m.node_room, 1, sizeof *m.values.nodes, err));
     QT_TRY(qt_array_grow(&m.values.cells, &m.cell_room, 1, sizeof *m.values.cells, err));
     m.values.nodes[m.node_count++] = (struct pickle_node){.kind = MARK};

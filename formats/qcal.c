@@ -1,6 +1,6 @@
 /*
- * Calibration files: safetensors with a JSON document in their metadata. The document is checked
- * against the tensors when the file is opened, values when they are read: a file can be larger than
+ * Calibration files: safetensors files with a JSON document in the metadata. Opening checks the
+ * document against the tensors; values are checked when they are read, as a file can be larger than
  * memory.
  */
 #include "formats/qcal_internal.h"
@@ -10,13 +10,13 @@
 
 struct qt_qcal {
     struct qt_shard shard;
-    json_t *doc; /* what strings below point into */
+    json_t *doc; /* owns the strings below */
     uint32_t crc;
     struct qt_qcal_info info;
     size_t (*k)[QT_INPUTS];
     struct qt_qcal_part *parts;
-    const char **names; /* data files of all parts */
-    uint32_t *crcs;     /* of all tensors */
+    const char **names; /* names of the data files of all parts */
+    uint32_t *crcs;     /* one per tensor */
 };
 
 bool qt_qcal_probe(const char *path)
@@ -60,14 +60,14 @@ int qt_qcal_describe(struct qt_tensor *out, char name[QT_QCAL_NAME], size_t i,
     return qt_tensor_measure(out, err);
 }
 
-/* ---- the document --------------------------------------------------------------------------- */
+/* ---- JSON document -------------------------------------------------------------------------- */
 
 static int bad(const struct qt_qcal *q, struct qt_err *err, const char *what)
 {
     return qt_fail(err, QT_E_INPUT, q->shard.path, NULL, "%s", what);
 }
 
-/* The hexadecimal digits of a CRC-32; `member` names it in errors. */
+/* Parses the hexadecimal digits of a CRC-32; `member` names it in errors. */
 static int parse_crc(uint32_t *out, const struct qt_qcal *q, const json_t *value,
                      const char *member, struct qt_err *err)
 {
@@ -88,11 +88,12 @@ static int check_version(const struct qt_qcal *q, struct qt_err *err)
     int rc = qt_json_need_size(&version, q->doc, "version", q->shard.path, err);
     if (rc == QT_OK && version != QT_QCAL_VERSION)
         rc = qt_fail(err, QT_E_UNSUPPORTED, q->shard.path, NULL,
-                     "calibration format %zu; this qtool reads %d", version, QT_QCAL_VERSION);
+                     "calibration format %zu is not supported; this qtool reads format %d", version,
+                     QT_QCAL_VERSION);
     return rc;
 }
 
-/* [[k0, k1, k2, k3], ...], one row per layer. */
+/* Parses [[k0, k1, k2, k3], ...], one row per layer. */
 static int parse_widths(struct qt_qcal *q, const json_t *widths, struct qt_err *err)
 {
     if (json_array_size(widths) != q->info.layers)
@@ -124,18 +125,18 @@ static int parse_model(struct qt_qcal *q, struct qt_err *err)
     QT_TRY(qt_json_need_size(&info->hidden, model, "hidden", file, err));
     QT_TRY(parse_crc(&info->sample_crc, q, json_object_get(model, "sample_crc32"), "sample_crc32",
                      err));
-    /* Before anything is allocated by it. */
+    /* Must precede the allocations that depend on it. */
     if (info->layers == 0 || info->hidden == 0 || q->shard.count % per_layer != 0 ||
         info->layers != q->shard.count / per_layer)
         return qt_fail(err, QT_E_INPUT, file, NULL,
-                       "%zu tensors and %zu layers; there must be %zu for each layer",
+                       "has %zu tensors for %zu layers, but each layer must have %zu",
                        q->shard.count, info->layers, per_layer);
     QT_TRY(parse_widths(q, json_object_get(model, "k"), err));
 done:
     return rc;
 }
 
-/* The names go to *at, which moves on. */
+/* Stores the names of the data files at *at, and advances it. */
 static int parse_part(struct qt_qcal_part *part, const char ***at, const struct qt_qcal *q,
                       const json_t *json, struct qt_err *err)
 {
@@ -160,12 +161,13 @@ static int parse_part(struct qt_qcal_part *part, const char ***at, const struct 
         return bad(q, err, "'data' must be an array of strings");
     if (part->samples == 0 || part->seqlen == 0 ||
         qt_mul_overflow(&tokens, part->samples, part->seqlen))
-        return bad(q, err, "'samples' and 'seqlen' must be positive, and their product small");
+        return bad(q, err,
+                   "'samples' and 'seqlen' must be positive, and their product must not overflow");
 done:
     return rc;
 }
 
-/* Every count of tokens must fit into a histogram. */
+/* The number of tokens must fit into the 32-bit counts of a histogram. */
 static int check_tokens(struct qt_qcal *q, struct qt_err *err)
 {
     size_t sum = 0, stated;
@@ -189,8 +191,8 @@ static int parse_parts(struct qt_qcal *q, struct qt_err *err)
     size_t n = json_array_size(parts), names = 0;
     int rc;
     if (n == 0 || n > QT_QCAL_PARTS)
-        return qt_fail(err, QT_E_INPUT, q->shard.path, NULL, "'parts' must be an array of 1 to %d",
-                       QT_QCAL_PARTS);
+        return qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
+                       "'parts' must be an array of 1 to %d parts", QT_QCAL_PARTS);
     for (size_t i = 0; i < n; i++)
         names += json_array_size(json_object_get(json_array_get(parts, i), "data"));
     QT_TRY(qt_array_new(&q->parts, n, sizeof *q->parts, err));
@@ -205,7 +207,7 @@ done:
     return rc;
 }
 
-/* Tensor i must be what the document makes it. */
+/* Tensor i must have the name, dtype and shape that follow from the document. */
 static int check_tensor(struct qt_qcal *q, size_t i, const json_t *crcs, struct qt_err *err)
 {
     const struct qt_tensor *have = &q->shard.slots[i].info;
@@ -215,13 +217,14 @@ static int check_tensor(struct qt_qcal *q, size_t i, const json_t *crcs, struct 
     if (rc < 0)
         return rc;
     if (strcmp(have->name, want.name) != 0)
-        return qt_fail(err, QT_E_INPUT, q->shard.path, have->name, "stands where '%s' is expected",
+        return qt_fail(err, QT_E_INPUT, q->shard.path, have->name, "found where '%s' is expected",
                        want.name);
     if (have->dtype != want.dtype || have->ndim != want.ndim ||
         memcmp(have->shape, want.shape, (size_t)want.ndim * sizeof *want.shape) != 0)
         return qt_fail(err, QT_E_INPUT, q->shard.path, have->name,
-                       "%s of %zu elements; %s of %zu are expected", qt_dtype_name(have->dtype),
-                       have->count, qt_dtype_name(want.dtype), want.count);
+                       "wrong dtype or shape: %zu elements of %s, but %zu of %s are expected",
+                       have->count, qt_dtype_name(have->dtype), want.count,
+                       qt_dtype_name(want.dtype));
     return parse_crc(&q->crcs[i], q, json_object_get(crcs, want.name), want.name, err);
 }
 
@@ -244,7 +247,8 @@ int qt_qcal_open(struct qt_qcal **out, const char *path, struct qt_err *err)
     int rc;
     *out = NULL;
     if (!qt_qcal_probe(path))
-        return qt_fail(err, QT_E_INPUT, path, NULL, "the name of a calibration file ends in .qcal");
+        return qt_fail(err, QT_E_INPUT, path, NULL,
+                       "the name of a calibration file must end in .qcal");
     rc = qt_array_new(&q, 1, sizeof *q, err);
     if (rc < 0)
         return rc;
@@ -296,10 +300,11 @@ uint32_t qt_qcal_crc(const struct qt_qcal *q)
 }
 
 static int other_model(const struct qt_qcal *q, const char *whose, struct qt_err *err,
-                       const char *what, size_t here, size_t there)
+                       const char *what, size_t found, size_t expected)
 {
     return qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
-                   "made of another model than %s: %s is %zu, not %zu", whose, what, here, there);
+                   "made from another model than %s: %s is %zu, not %zu", whose, what, found,
+                   expected);
 }
 
 int qt_qcal_check_model(const struct qt_qcal *q, const struct qt_qcal_info *model,
@@ -308,7 +313,7 @@ int qt_qcal_check_model(const struct qt_qcal *q, const struct qt_qcal_info *mode
     const struct qt_qcal_info *info = &q->info;
     if (strcmp(info->family, model->family) != 0)
         return qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
-                       "made of another model than %s: the family is %s, not %s", whose,
+                       "made from another model than %s: the family is %s, not %s", whose,
                        info->family, model->family);
     if (info->layers != model->layers)
         return other_model(q, whose, err, "the number of layers", info->layers, model->layers);
@@ -321,7 +326,7 @@ int qt_qcal_check_model(const struct qt_qcal *q, const struct qt_qcal_info *mode
                                    model->k[l][i]);
     if (info->sample_crc != model->sample_crc)
         return qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
-                       "made of another model than %s: the weights differ (fingerprint %08x, not "
+                       "made from another model than %s: the weights differ (fingerprint %08x, not "
                        "%08x)",
                        whose, info->sample_crc, model->sample_crc);
     return QT_OK;
@@ -329,7 +334,7 @@ int qt_qcal_check_model(const struct qt_qcal *q, const struct qt_qcal_info *mode
 
 /* ---- values --------------------------------------------------------------------------------- */
 
-/* The data of tensor i, CRC-checked. It need not be aligned. */
+/* *out = the data of tensor i after a check of its CRC; may be unaligned. */
 static int tensor_data(const unsigned char **out, const struct qt_qcal *q, size_t i,
                        struct qt_err *err)
 {
@@ -363,7 +368,7 @@ static int bad_channel(const struct qt_qcal *q, size_t i, size_t channel, struct
                    channel, what);
 }
 
-/* `first`: number of the input's first tensor. */
+/* first: number of the first tensor of the linear input. */
 static int check_channel(const struct qt_qcal *q, size_t first, const struct qt_channels *c,
                          size_t j, struct qt_err *err)
 {
@@ -412,8 +417,7 @@ done:
 int qt_qcal_hessian(double *h, const struct qt_qcal *q, size_t layer, size_t input,
                     const double *sum2, struct qt_err *err)
 {
-    /* H is made of FP32 products, summed in FP32 over some tokens and rounded to FP32 at the end.
-     */
+    /* H consists of FP32 products, summed in FP32 over some tokens and finally rounded to FP32. */
     const double relative = 1e-3, absolute = 1e-30;
     size_t number = qt_qcal_index(layer, input, QT_QCAL_H), k = q->info.k[layer][input];
     const unsigned char *data, *at;
@@ -430,7 +434,7 @@ int qt_qcal_hessian(double *h, const struct qt_qcal *q, size_t layer, size_t inp
             h[i * k + j] = (double)v;
         }
         if (fabs(h[i * k + i] - sum2[i]) > relative * sum2[i] + absolute)
-            return bad_channel(q, number, i, err, "the diagonal is not the channel's sum2");
+            return bad_channel(q, number, i, err, "the diagonal differs from the channel's sum2");
     }
     qt_map_drop(&q->shard.map, data, (size_t)(at - data));
     return QT_OK;

@@ -1,7 +1,7 @@
 /*
  * Writing calibration files. The header is planned first, with zeros for the CRCs; tensors are
- * written at their offsets as they come; the header is written last, when the CRCs are known. They
- * are digits of a fixed number, so that its size does not change.
+ * written at their offsets in any order; the header is written last, when the CRCs are known. Each
+ * CRC is a fixed number of digits, so that the header's size does not change.
  */
 #include "formats/qcal_internal.h"
 #include "formats/writer_internal.h"
@@ -13,7 +13,7 @@
 struct qt_qcal_writer {
     char *path, *partial;
     bool force;
-    int fd; /* -1 when not open; locked while it is */
+    int fd; /* of the locked PATH.partial, or -1 */
     json_t *doc;
     struct qt_tensor *tensors;
     char (*names)[QT_QCAL_NAME];
@@ -29,7 +29,7 @@ static int no_memory(struct qt_err *err)
     return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
 }
 
-/* ---- the document --------------------------------------------------------------------------- */
+/* ---- JSON document -------------------------------------------------------------------------- */
 
 static json_t *part_json(const struct qt_qcal_part *p)
 {
@@ -60,7 +60,7 @@ static json_t *widths_json(const struct qt_qcal_info *info)
     return NULL;
 }
 
-/* All but the CRCs. */
+/* Makes the document without the CRCs. */
 static int doc_new(json_t **out, const struct qt_qcal_info *info, struct qt_err *err)
 {
     json_t *parts = json_array();
@@ -92,7 +92,7 @@ static int doc_new(json_t **out, const struct qt_qcal_info *info, struct qt_err 
     return failed || !*out ? no_memory(err) : QT_OK;
 }
 
-/* The file's header with the CRCs as they now are. */
+/* Makes the file header with the current CRCs. */
 static int header_new(char **out, size_t *size, struct qt_qcal_writer *w, struct qt_err *err)
 {
     json_t *metadata = json_object(), *crcs = json_object();
@@ -116,13 +116,14 @@ done:
     return rc;
 }
 
-/* ---- the file ------------------------------------------------------------------------------- */
+/* ---- file ----------------------------------------------------------------------------------- */
 
 static int check_target(const char *path, bool force, struct qt_err *err)
 {
     struct stat st;
     if (!qt_qcal_probe(path) || !qt_name_is_plain(qt_base_name(path)))
-        return qt_fail(err, QT_E_USAGE, path, NULL, "the name of a calibration file ends in .qcal");
+        return qt_fail(err, QT_E_USAGE, path, NULL,
+                       "the name of a calibration file must end in .qcal");
     if (lstat(path, &st) < 0)
         return QT_OK;
     if (!S_ISREG(st.st_mode))
@@ -131,8 +132,8 @@ static int check_target(const char *path, bool force, struct qt_err *err)
                  : qt_fail(err, QT_E_USAGE, path, NULL, "exists already; --force replaces it");
 }
 
-/* Locked, and only then emptied: it may be another process's. What was locked can have been renamed
- * by that process in the meantime. */
+/* Truncates PATH.partial only after locking it: another process may be writing it. That process may
+ * also have renamed the file between open and lock. */
 static int open_partial(struct qt_qcal_writer *w, struct qt_err *err)
 {
     struct stat mine, now;
@@ -145,7 +146,7 @@ static int open_partial(struct qt_qcal_writer *w, struct qt_err *err)
     else if (ftruncate(w->fd, 0) < 0)
         rc = qt_fail(err, QT_E_RESOURCE, w->partial, NULL, "cannot truncate");
 done:
-    if (rc < 0 && w->fd >= 0) { /* not ours to remove */
+    if (rc < 0 && w->fd >= 0) { /* another process owns the file: do not remove it */
         close(w->fd);
         w->fd = -1;
     }
@@ -200,7 +201,7 @@ void qt_qcal_abandon(struct qt_qcal_writer *w)
     if (!w)
         return;
     if (w->fd >= 0) {
-        unlink(w->partial); /* before the lock is given up */
+        unlink(w->partial); /* while it is locked */
         close(w->fd);
     }
     json_decref(w->doc);
@@ -217,7 +218,7 @@ void qt_qcal_abandon(struct qt_qcal_writer *w)
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-/* The next piece of tensor i, at *offset, which moves on. */
+/* Writes the next piece of tensor i at *offset and advances it. */
 static int put_piece(struct qt_qcal_writer *w, size_t i, const void *data, size_t size,
                      uint64_t *offset, struct qt_err *err)
 {
@@ -233,7 +234,7 @@ static int put_tensor(struct qt_qcal_writer *w, size_t i, const void *data, stru
     return put_piece(w, i, data, (size_t)(w->offsets[i + 1] - at), &at, err);
 }
 
-/* What is in tensor i. */
+/* Error for a non-finite value in tensor i. */
 static int not_finite(size_t i, size_t channel, const char *whose, struct qt_err *err)
 {
     size_t input = i / QT_QCAL_KINDS;
@@ -243,7 +244,7 @@ static int not_finite(size_t i, size_t channel, const char *whose, struct qt_err
                    input / QT_INPUTS, input % QT_INPUTS, channel);
 }
 
-/* The lower triangle row by row, in FP32. */
+/* Writes the lower triangle row by row in FP32. */
 static int put_hessian(struct qt_qcal_writer *w, size_t i, const double *h, size_t k,
                        const char *whose, struct qt_err *err)
 {
@@ -284,11 +285,11 @@ done:
 
 static void close_partial(struct qt_qcal_writer *w)
 {
-    close(w->fd); /* synced; unlocks it */
+    close(w->fd); /* already synced; unlocks */
     w->fd = -1;
 }
 
-/* What has come into the way during the run stays, and so does the work. */
+/* If a conflict appeared during the run, keeps both the existing file and PATH.partial. */
 static int publish(struct qt_qcal_writer *w, struct qt_err *err)
 {
     struct qt_err why = {0};
@@ -316,7 +317,7 @@ int qt_qcal_finish(struct qt_qcal_writer *w, struct qt_err *err)
     uint64_t data = w->offsets[0];
     QT_TRY(header_new(&header, &size, w, err));
     if (size != data)
-        rc = qt_fail(err, QT_E_INTERNAL, w->path, NULL, "the header has changed its size");
+        rc = qt_fail(err, QT_E_INTERNAL, w->path, NULL, "the size of the header changed");
     if (rc < 0)
         goto done;
     QT_TRY(qt_file_write_at(w->fd, w->partial, header, size, 0, err));

@@ -1,5 +1,5 @@
 /*
- * safetensors: u64 length of the header, a JSON header, then the tensors' bytes.
+ * safetensors: u64 size of the header, a JSON header, then the data of the tensors.
  *
  *   {"__metadata__": {string: string}, NAME: {"dtype", "shape", "data_offsets": [begin, end)}}
  *
@@ -27,8 +27,9 @@ static int read_shape(struct qt_tensor *t, const json_t *shape, struct qt_err *e
     if (!json_is_array(shape))
         return bad(t, err, "'shape' must be an array");
     if (json_array_size(shape) > QT_MAX_DIMS)
-        return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name, "%zu dimensions, at most %d",
-                       json_array_size(shape), QT_MAX_DIMS);
+        return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
+                       "has %zu dimensions, but at most %d are supported", json_array_size(shape),
+                       QT_MAX_DIMS);
     t->ndim = (int)json_array_size(shape);
     for (int d = 0; d < t->ndim; d++)
         if (!read_size(&t->shape[d], json_array_get(shape, (size_t)d)))
@@ -47,10 +48,12 @@ static int read_offsets(struct qt_slot *slot, const json_t *pair, size_t data, s
         return bad(t, err, "'data_offsets' run backwards");
     if (end > room)
         return qt_fail(err, QT_E_INPUT, t->file, t->name,
-                       "data ends at byte %zu, but the file has only %zu bytes of data", end, room);
+                       "data ends at byte %zu, but the file has only %zu bytes of data: the file is "
+                       "truncated",
+                       end, room);
     if (end - begin != t->nbytes)
         return qt_fail(err, QT_E_INPUT, t->file, t->name,
-                       "dtype and shape need %zu bytes, 'data_offsets' span %zu", t->nbytes,
+                       "dtype and shape need %zu bytes, but 'data_offsets' span %zu", t->nbytes,
                        end - begin);
     slot->offset = data + begin;
     return QT_OK;
@@ -87,7 +90,7 @@ static int check_metadata(json_t *metadata, const char *file, struct qt_err *err
     return QT_OK;
 }
 
-/* Sorted tensors must follow each other without holes: nothing hides in the file. */
+/* Sorted tensors must be contiguous: no other data may hide in the file. */
 static int check_layout(const struct qt_shard *shard, size_t data, struct qt_err *err)
 {
     size_t at = data;
@@ -111,6 +114,9 @@ static int check_layout(const struct qt_shard *shard, size_t data, struct qt_err
 static int header_size(size_t *out, const struct qt_map *map, const char *file, struct qt_err *err)
 {
     uint64_t size;
+    int rc = qt_kind_expect(QT_KIND_SAFETENSORS, NULL, map->data, map->size, file, err);
+    if (rc < 0)
+        return rc;
     if (map->size < sizeof size + 2)
         return qt_fail(err, QT_E_INPUT, file, NULL, "%zu bytes are too few for safetensors",
                        map->size);
@@ -121,7 +127,8 @@ static int header_size(size_t *out, const struct qt_map *map, const char *file, 
                        (unsigned long long)size, QT_MAX_HEADER);
     if (size > map->size - sizeof size)
         return qt_fail(err, QT_E_INPUT, file, NULL,
-                       "the header of %llu bytes goes beyond the end of the file (%zu bytes)",
+                       "the header of %llu bytes goes beyond the end of the file (%zu bytes): the file "
+                       "is truncated",
                        (unsigned long long)size, map->size);
     if (map->data[sizeof size] != '{')
         return qt_fail(err, QT_E_INPUT, file, NULL, "the header does not start with '{'");
@@ -170,7 +177,7 @@ static json_t *header_entry(const struct qt_tensor *t, uint64_t begin, uint64_t 
     return entry;
 }
 
-/* Fills `header` and offsets (relative to the data section). */
+/* Fills `header` and offsets; offsets are relative to the data section. */
 static int header_object(json_t *header, uint64_t *offsets, const struct qt_tensor *tensors,
                          size_t n, struct qt_err *err)
 {

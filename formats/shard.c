@@ -1,4 +1,4 @@
-/* One file of a checkpoint, whatever its format. */
+/* A weight file of a checkpoint in either format. */
 #include "formats/formats_internal.h"
 
 static bool is_torch_name(const char *name)
@@ -18,10 +18,6 @@ int qt_shard_open(struct qt_shard *out, const char *path, struct qt_err *err)
     *out = (struct qt_shard){0};
     QT_TRY(qt_string_copy(&out->path, path, err));
     QT_TRY(qt_map_open(&out->map, path, err));
-    if (out->map.size == 0) {
-        rc = qt_fail(err, QT_E_INPUT, path, NULL, "the file is empty");
-        goto done;
-    }
     QT_TRY(is_torch_name(path) ? qt_torch_open(out, err) : qt_safetensors_open(out, err));
 done:
     if (rc < 0)

@@ -1,4 +1,4 @@
-/* The tensors of a PyTorch state dict, out of the values of its pickle. */
+/* Extracts the tensors of a PyTorch state dict from the values of its pickle. */
 #include "formats/pickle.h"
 
 #include <stdio.h>
@@ -48,7 +48,7 @@ static int read_tensor(struct qt_pickle_tensor *t, const struct state *s,
         .name_size = (size_t)key->number,
         .key = (const char *)id->text,
         .key_size = (size_t)id->number,
-        .dtype = storage->dtype,
+        .dtype = tensor->dtype,
     };
     if (!qt_pickle_is(shape, TUPLE) || !qt_pickle_is(stride, TUPLE) ||
         shape->count != stride->count)
@@ -60,6 +60,12 @@ static int read_tensor(struct qt_pickle_tensor *t, const struct state *s,
         !read_size(&t->offset, qt_pickle_member(&s->p, tensor, 1)) ||
         !read_size(&t->storage, qt_pickle_member(&s->p, storage, 4)))
         return bad_member(s, key, QT_E_INPUT, "sizes, strides and offset must not be negative");
+    if (storage->dtype == QT_DTYPE_COUNT) { /* counts bytes */
+        const size_t item = qt_dtype_bits(t->dtype) / 8;
+        if (t->storage % item)
+            return bad_member(s, key, QT_E_INPUT, "its storage ends inside an element");
+        t->storage /= item;
+    }
     return QT_OK;
 }
 
@@ -76,7 +82,7 @@ static bool is_wrapper_key(const struct pickle_node *key)
     return qt_pickle_is_string(key, "state_dict") || qt_pickle_is_string(key, "model");
 }
 
-/* The value itself, or its one member `state_dict` or `model` if the tensors are there. */
+/* *out = the root if it holds tensors, else its only member `state_dict` or `model` that does. */
 static int find_state_dict(const struct pickle_node **out, const struct state *s,
                            const struct pickle_node *root)
 {
@@ -103,7 +109,7 @@ static int find_state_dict(const struct pickle_node **out, const struct state *s
     return QT_OK;
 }
 
-/* Plain values beside the tensors are passed over; what could hold more tensors is not. */
+/* Ignores plain values beside the tensors; rejects values that could hold more tensors. */
 static int list_tensors(struct qt_pickle_tensor *out, size_t *count, const struct state *s,
                         const struct pickle_node *dict)
 {
@@ -115,7 +121,8 @@ static int list_tensors(struct qt_pickle_tensor *out, size_t *count, const struc
             return qt_fail(s->err, QT_E_INPUT, s->file, NULL,
                            "a state dict has a key that is not a string");
         if (value->kind == STORAGE || (value->count && value->kind != TENSOR))
-            return bad_member(s, key, QT_E_UNSUPPORTED, "is not a tensor: nested state dict");
+            return bad_member(s, key, QT_E_UNSUPPORTED,
+                              "is not a tensor: nested state dicts are not supported");
         if (value->kind != TENSOR)
             continue;
         int rc = read_tensor(&out[*count], s, key, value);

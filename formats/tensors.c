@@ -1,4 +1,4 @@
-/* The tensors of one file, whatever its format: checks, their list, the memory of what is read. */
+/* The tensor list of a weight file, checks common to all formats, and blobs. */
 #include "formats/formats_internal.h"
 
 #include <stdlib.h>
@@ -9,12 +9,13 @@ int qt_tensor_check_name(const char *name, size_t size, const char *file, struct
     if (size == 0)
         return qt_fail(err, QT_E_INPUT, file, NULL, "a tensor has an empty name");
     if (size > QT_TENSOR_NAME_MAX)
-        return qt_fail(err, QT_E_INPUT, file, NULL, "a tensor's name has %zu bytes, at most %d",
-                       size, QT_TENSOR_NAME_MAX);
+        return qt_fail(err, QT_E_INPUT, file, NULL,
+                       "a tensor's name has %zu bytes, but at most %d are allowed", size,
+                       QT_TENSOR_NAME_MAX);
     if (size == strlen(QT_METADATA_KEY) && memcmp(name, QT_METADATA_KEY, size) == 0)
         return qt_fail(err, QT_E_INPUT, file, NULL,
                        "a tensor is named '" QT_METADATA_KEY
-                       "', which is no tensor in safetensors");
+                       "', which safetensors reserves for metadata");
     for (size_t at = 0; at < size;) {
         utf8proc_int32_t c;
         utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)name + at,
@@ -31,7 +32,7 @@ int qt_tensor_check_name(const char *name, size_t size, const char *file, struct
 
 int qt_tensor_measure(struct qt_tensor *t, struct qt_err *err)
 {
-    size_t span = 1, bits; /* product with empty dimensions as 1: strides must be computable too */
+    size_t span = 1, bits; /* product with empty dimensions as 1, so that strides cannot overflow */
     bool empty = false, overflow = false;
     for (int d = 0; d < t->ndim; d++) {
         empty |= t->shape[d] == 0;
@@ -71,7 +72,7 @@ int qt_shard_add(struct qt_slot **out, struct qt_shard *shard, const char *name,
     return QT_OK;
 }
 
-/* By position of the data; empty tensors first where they meet others, then by name. */
+/* By position of the data, then by size (empty tensors first), then by name. */
 static int compare_slots(const void *a, const void *b)
 {
     const struct qt_slot *x = a, *y = b;

@@ -5,7 +5,8 @@
  *   NAME/data/KEY     one storage
  *   NAME/byteorder    "little" (absent in older files, which are little-endian)
  *
- * Several tensors may share a storage (tied weights), and a tensor may view it through any strides.
+ * Several tensors may share a storage (tied weights). A tensor is a view of its storage with any
+ * strides.
  */
 #include "formats/formats_internal.h"
 
@@ -18,18 +19,23 @@ static int bad(const struct qt_tensor *t, struct qt_err *err, const char *what)
 
 static int refuse_other_formats(const struct qt_shard *shard, struct qt_err *err)
 {
-    const unsigned char *p = shard->map.data;
-    /* The old format is a plain sequence of pickles. */
-    if (shard->map.size >= 2 && p[0] == 0x80 && p[1] <= 5)
+    const struct qt_map *map = &shard->map;
+    switch (qt_file_kind(map->data, map->size)) {
+    case QT_KIND_TORCH:
+    case QT_KIND_ZIP: /* data.pkl need not be the first entry */
+        return QT_OK;
+    case QT_KIND_PICKLE: /* the format before 1.6 is a plain sequence of pickles */
         return qt_fail(err, QT_E_UNSUPPORTED, shard->path, NULL,
-                       "a file of PyTorch before 1.6: load it with torch.load and save it again");
-    if (shard->map.size < 4 || memcmp(p, "PK", 2) != 0)
+                       "written by PyTorch before 1.6: load it with torch.load and save it again");
+    case QT_KIND_UNKNOWN:
         return qt_fail(err, QT_E_INPUT, shard->path, NULL,
                        "not a PyTorch checkpoint (a zip archive is expected)");
-    return QT_OK;
+    default:
+        return qt_kind_expect(QT_KIND_TORCH, NULL, map->data, map->size, shard->path, err);
+    }
 }
 
-/* The entry NAME/data.pkl, where NAME is the archive's one top folder. */
+/* Finds the entry NAME/data.pkl, where NAME is the only top-level folder. */
 static int find_pickle(struct qt_zip_entry **out, const struct qt_shard *shard, struct qt_err *err)
 {
     static const char ending[] = "/data.pkl";
@@ -41,16 +47,18 @@ static int find_pickle(struct qt_zip_entry **out, const struct qt_shard *shard, 
         if (e->name_size <= n || slash != e->name + e->name_size - n || memcmp(slash, ending, n))
             continue;
         if (*out)
-            return qt_fail(err, QT_E_INPUT, shard->path, NULL, "more than one data.pkl");
+            return qt_fail(err, QT_E_INPUT, shard->path, NULL,
+                           "the archive has more than one data.pkl");
         *out = e;
     }
     if (!*out)
         return qt_fail(err, QT_E_INPUT, shard->path, NULL,
-                       "not a PyTorch checkpoint: no data.pkl in the archive");
+                       "not a PyTorch checkpoint: a zip archive of %zu files without data.pkl",
+                       shard->zip.count);
     return QT_OK;
 }
 
-/* The entry FOLDER/NAME beside data.pkl; *out = NULL when absent. */
+/* Finds the entry `name` in the folder of data.pkl; *out = NULL if absent. */
 static int find_beside(struct qt_zip_entry **out, const struct qt_shard *shard,
                        const struct qt_zip_entry *pickle, const char *name, size_t name_size,
                        struct qt_err *err)
@@ -77,7 +85,7 @@ static int check_byteorder(const struct qt_shard *shard, const struct qt_zip_ent
         return rc;
     if (entry->size > LONGEST)
         return qt_fail(err, QT_E_UNSUPPORTED, shard->path, NULL,
-                       "byteorder has %zu bytes, at most %d", entry->size, LONGEST);
+                       "byteorder has %zu bytes, but at most %d are allowed", entry->size, LONGEST);
     rc = qt_zip_read(&text, entry, &shard->map, shard->path, err);
     if (rc < 0)
         return rc;
@@ -89,7 +97,7 @@ static int check_byteorder(const struct qt_shard *shard, const struct qt_zip_ent
     return rc;
 }
 
-/* Every element that shape, strides and offset reach must lie in the storage. */
+/* Checks that all elements of the view lie in the storage. */
 static int check_view(const struct qt_slot *slot, const struct qt_pickle_tensor *p,
                       struct qt_err *err)
 {
@@ -104,7 +112,7 @@ static int check_view(const struct qt_slot *slot, const struct qt_pickle_tensor 
     if (last >= p->storage)
         return qt_fail(err, QT_E_INPUT, t->file, t->name,
                        "reaches element %zu of a storage of %zu elements", last, p->storage);
-    /* Only overlapping elements (stride 0) do this; a small file could ask for any memory. */
+    /* Overlapping elements (stride 0): a small file could request any amount of memory. */
     if (t->count > p->storage)
         return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
                        "%zu elements expanded from a storage of %zu", t->count, p->storage);
@@ -168,8 +176,9 @@ int qt_torch_open(struct qt_shard *shard, struct qt_err *err)
     QT_TRY(find_pickle(&pickle, shard, err));
     QT_TRY(check_byteorder(shard, pickle, err));
     if (pickle->size > QT_MAX_HEADER) {
-        rc = qt_fail(err, QT_E_UNSUPPORTED, shard->path, NULL, "data.pkl has %zu bytes, at most %d",
-                     pickle->size, QT_MAX_HEADER);
+        rc = qt_fail(err, QT_E_UNSUPPORTED, shard->path, NULL,
+                     "data.pkl has %zu bytes, but at most %d are supported", pickle->size,
+                     QT_MAX_HEADER);
         goto done;
     }
     QT_TRY(qt_zip_read(&text, pickle, &shard->map, shard->path, err));
@@ -185,7 +194,7 @@ done:
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-/* Dimensions of size 1 may have any stride. */
+/* The strides of dimensions of size 1 do not matter. */
 static bool is_contiguous(const struct qt_slot *slot)
 {
     size_t expected = 1;
@@ -197,12 +206,12 @@ static bool is_contiguous(const struct qt_slot *slot)
     return true;
 }
 
-/* Copies row by row along the last dimension; the others count like an odometer. */
+/* Copies rows along the last dimension while an odometer counts the other indices. */
 static void gather(unsigned char *dst, const unsigned char *src, const struct qt_slot *slot)
 {
     const struct qt_tensor *t = &slot->info;
     const size_t item = qt_dtype_bits(t->dtype) / 8, *stride = slot->stride;
-    const int last = t->ndim - 1; /* a tensor without dimensions is contiguous and not seen here */
+    const int last = t->ndim - 1; /* >= 0: a tensor without dimensions is contiguous */
     size_t index[QT_MAX_DIMS] = {0}, from = 0;
     for (size_t rows = t->count / t->shape[last]; rows > 0; rows--) {
         for (size_t i = 0; i < t->shape[last]; i++, dst += item)

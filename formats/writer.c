@@ -8,20 +8,20 @@
 
 static const uint64_t default_shard_bytes = (uint64_t)4 << 30;
 
-/* One safetensors file of the plan. */
+/* A safetensors file of the plan. */
 struct shard {
     char *path;
-    int fd; /* open while it has data that is not synced, else -1 */
+    int fd; /* open while it has unsynced data, else -1 */
     uint64_t size;
     char *header;
     size_t header_size;
 };
 
-/* One tensor of the plan. */
+/* A tensor of the plan. */
 struct place {
     char *name;
     size_t shard;
-    uint64_t offset; /* of its data in the shard */
+    uint64_t offset; /* of the data in the shard */
     uint64_t size, written;
     bool committed;
 };
@@ -29,8 +29,8 @@ struct place {
 struct qt_writer {
     struct qt_outdir out;
     struct qt_journal journal;
-    json_t *unsummed; /* names of files that SHA256SUMS leaves out */
-    bool scrap;       /* nothing in DIR.partial is worth a resume (yet) */
+    json_t *unlisted; /* names of files that SHA256SUMS does not list */
+    bool scrap;       /* DIR.partial holds nothing to resume from yet */
     struct shard *shards;
     size_t nshards;
     struct place *places;
@@ -39,9 +39,9 @@ struct qt_writer {
     size_t ntouched;
 };
 
-/* ---- the plan ------------------------------------------------------------------------------- */
+/* ---- plan ----------------------------------------------------------------------------------- */
 
-/* Tensors in order, a new shard where the next one would exceed the limit. */
+/* Assigns tensors in order, and starts a new shard where the next tensor would exceed the limit. */
 static int assign_shards(struct qt_writer *w, const struct qt_tensor *tensors, uint64_t limit,
                          struct qt_err *err)
 {
@@ -73,7 +73,7 @@ static int name_shard(struct qt_writer *w, size_t i, struct qt_err *err)
                             w->out.partial, i + 1, w->nshards);
 }
 
-/* Header and offsets of shard i, which holds tensors [first, first + n). */
+/* Plans the header and offsets of shard i, which holds tensors [first, first + n). */
 static int plan_shard(struct qt_writer *w, size_t i, const struct qt_tensor *tensors, size_t first,
                       size_t n, const json_t *metadata, struct qt_err *err)
 {
@@ -89,7 +89,7 @@ static int plan_shard(struct qt_writer *w, size_t i, const struct qt_tensor *ten
         p->offset = offsets[k];
         if (offsets[k + 1] - offsets[k] != p->size) {
             rc = qt_fail(err, QT_E_INTERNAL, NULL, p->name,
-                         "planned with a size that is not that of its dtype and shape");
+                         "planned size differs from the size of its dtype and shape");
             goto done;
         }
     }
@@ -113,7 +113,7 @@ static int plan(struct qt_writer *w, const struct qt_tensor *tensors, size_t n, 
     for (size_t i = 0; i < w->nshards; i++)
         shards[i].fd = -1;
     w->shards = shards;
-    /* Common loaders of safetensors files refuse one that does not name its framework. */
+    /* Common loaders reject safetensors files that do not name a framework. */
     metadata = json_object();
     if (json_object_set_new(metadata, "format", json_string("pt")) < 0) {
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
@@ -131,7 +131,7 @@ done:
     return rc;
 }
 
-/* The headers hold names, dtypes, shapes and offsets: their CRC stands for the plan. */
+/* The CRC of all headers identifies the plan: names, dtypes, shapes and offsets. */
 static int plan_digest(char **out, const struct qt_writer *w, struct qt_err *err)
 {
     uint32_t crc = 0;
@@ -150,7 +150,7 @@ static bool is_shard(const struct qt_writer *w, const char *name)
 
 /* ---- opening -------------------------------------------------------------------------------- */
 
-/* Reserves the space now where the file system can: a full disk is best found before the work. */
+/* Allocates the disk space if the file system can, so that a full disk is found before the work. */
 static int make_shard(const struct shard *s, struct qt_err *err)
 {
     int fd, rc, lacking;
@@ -172,7 +172,7 @@ done:
     return rc;
 }
 
-/* By enum qt_progress. */
+/* File names by enum qt_progress. */
 static const char *const progress_names[QT_PROGRESS_KINDS] = {"progress", "activations"};
 
 static bool is_progress(const char *name)
@@ -189,13 +189,13 @@ static bool keep_journal(const void *writer, const char *name)
     return strcmp(name, QT_JOURNAL_NAME) == 0;
 }
 
-/* Not the side files: they are always copied anew, so that none stays that is no longer wanted. */
+/* Does not keep side files: each run copies them again, so that no obsolete side file stays. */
 static bool keep_progress(const void *writer, const char *name)
 {
     return strcmp(name, QT_JOURNAL_NAME) == 0 || is_progress(name) || is_shard(writer, name);
 }
 
-/* A complete container in DIR.partial is deleted only if this run would make the same. */
+/* A complete container in DIR.partial may be deleted only if this run would make the same one. */
 static int check_finished(const struct qt_writer *w, const json_t *identity, struct qt_err *err)
 {
     json_t *manifest = NULL;
@@ -215,7 +215,7 @@ static int check_finished(const struct qt_writer *w, const json_t *identity, str
                           "not replaced: it is a complete container; rename or remove it");
 }
 
-static int start_anew(struct qt_writer *w, const char *digest, const json_t *identity,
+static int start_over(struct qt_writer *w, const char *digest, const json_t *identity,
                       struct qt_err *err)
 {
     int rc;
@@ -239,35 +239,34 @@ static int mark_committed(struct qt_writer *w, const json_t *unit, struct qt_err
         json_int_t i = json_is_integer(item) ? json_integer_value(item) : -1;
         if (i < 0 || (size_t)i >= w->count || w->places[i].committed)
             return qt_fail(err, QT_E_RESUME, w->journal.path, NULL,
-                           "cannot resume: the journal is damaged; start anew, without --resume");
+                           "cannot resume: the journal is damaged; run again without --resume");
         w->places[i].committed = true;
         w->places[i].written = w->places[i].size;
     }
     return QT_OK;
 }
 
-/* The journal vouches for the data, and their CRCs are looked at when they are read; for the header
- * nothing else does. */
+/* Checks the size and header of a shard. The data needs no check: it was synced before its journal
+ * line, and readers check its CRCs. */
 static int check_shard(const struct shard *s, struct qt_err *err)
 {
     struct stat st;
     struct qt_map map;
     if (lstat(s->path, &st) < 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != s->size)
         return qt_fail(err, QT_E_RESUME, s->path, NULL,
-                       "cannot resume: the file is missing or not as it was left; start anew, "
-                       "without --resume");
+                       "cannot resume: the file is missing or has changed; run again without "
+                       "--resume");
     int rc = qt_map_open(&map, s->path, err);
     if (rc < 0)
         return rc;
     if (map.size != s->size || memcmp(map.data, s->header, s->header_size) != 0)
         rc = qt_fail(err, QT_E_RESOURCE, s->path, NULL,
-                     "its header, read back, differs from what was written; start anew, without "
-                     "--resume");
+                     "header read back differs from what was written; run again without --resume");
     qt_map_close(&map);
     return rc;
 }
 
-static int go_on(struct qt_writer *w, struct qt_err *err)
+static int continue_earlier(struct qt_writer *w, struct qt_err *err)
 {
     const char *name;
     json_t *unit;
@@ -294,8 +293,8 @@ int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tens
     if (rc < 0)
         return rc;
     w->journal.fd = -1;
-    w->unsummed = json_pack("{s:b, s:b}", QT_JOURNAL_NAME, true, QT_CHECKSUMS_NAME, true);
-    if (!w->unsummed) {
+    w->unlisted = json_pack("{s:b, s:b}", QT_JOURNAL_NAME, true, QT_CHECKSUMS_NAME, true);
+    if (!w->unlisted) {
         qt_free(w);
         return qt_fail(err, QT_E_RESOURCE, dir, NULL, "out of memory");
     }
@@ -309,7 +308,7 @@ int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tens
     QT_TRY(qt_outdir_lock(w->journal.fd, w->journal.path, err));
     if (opt->resume)
         QT_TRY(qt_journal_load(&found, &w->journal, digest, identity, err));
-    QT_TRY(found ? go_on(w, err) : start_anew(w, digest, identity, err));
+    QT_TRY(found ? continue_earlier(w, err) : start_over(w, digest, identity, err));
     *out = w;
 done:
     qt_free(digest);
@@ -337,7 +336,7 @@ int qt_writer_put(struct qt_writer *w, size_t i, const void *data, size_t size, 
     struct place *p = &w->places[i];
     if (p->committed || offset > p->size || size > p->size - offset || size > p->size - p->written)
         return qt_fail(err, QT_E_INTERNAL, w->out.dir, p->name,
-                       "data beyond its end, or written twice");
+                       "data beyond the end of the tensor, or written twice");
     if (size == 0)
         return QT_OK;
     struct shard *s = &w->shards[p->shard];
@@ -360,19 +359,19 @@ int qt_writer_get(const struct qt_writer *w, size_t i, void *data, size_t size, 
     return rc < 0 ? rc : qt_file_read_at(s->fd, s->path, data, size, w->places[i].offset, err);
 }
 
-/* Data first, then the line that vouches for it. */
+/* Syncs the data first, then the journal line. */
 int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record,
                      struct qt_err *err)
 {
     json_t *tensors = NULL;
     int rc;
     if (json_object_get(w->journal.units, unit))
-        return qt_fail(err, QT_E_INTERNAL, w->out.dir, unit, "finished twice");
+        return qt_fail(err, QT_E_INTERNAL, w->out.dir, unit, "unit committed twice");
     for (size_t k = 0; k < w->ntouched; k++) {
         const struct place *p = &w->places[w->touched[k]];
         if (p->written != p->size)
             return qt_fail(err, QT_E_INTERNAL, w->out.dir, p->name,
-                           "%llu of %llu bytes written when its unit was declared finished",
+                           "only %llu of %llu bytes were written before the commit",
                            (unsigned long long)p->written, (unsigned long long)p->size);
     }
     tensors = json_array();
@@ -398,7 +397,8 @@ int qt_writer_reopen(struct qt_writer *w, const char *unit, struct qt_err *err)
 {
     const json_t *list = json_object_get(json_object_get(w->journal.units, unit), "tensors");
     if (!list || w->ntouched)
-        return qt_fail(err, QT_E_INTERNAL, w->out.dir, unit, "is not finished, or another is open");
+        return qt_fail(err, QT_E_INTERNAL, w->out.dir, unit,
+                       "unit is not finished, or another one is open");
     for (size_t k = 0; k < json_array_size(list); k++) {
         struct place *p = &w->places[json_integer_value(json_array_get(list, k))];
         p->committed = false;
@@ -408,11 +408,11 @@ int qt_writer_reopen(struct qt_writer *w, const char *unit, struct qt_err *err)
     return QT_OK;
 }
 
-/* ---- the caller's progress ------------------------------------------------------------------ */
+/* ---- progress of the caller ----------------------------------------------------------------- */
 
 static const size_t progress_limit = (size_t)1 << 40;
 
-/* The data, then its CRC-32. Written beside the old one, which the rename replaces. */
+/* Writes the data and its CRC-32 to a new file, which then replaces the old one by a rename. */
 int qt_writer_save(struct qt_writer *w, enum qt_progress kind, const void *data, size_t size,
                    struct qt_err *err)
 {
@@ -451,7 +451,7 @@ int qt_writer_load(void *data, size_t *size, const struct qt_writer *w, enum qt_
         memcpy(&crc, text + *size - sizeof crc, sizeof crc);
     if (*size < sizeof crc || crc != qt_crc32(0, text, *size - sizeof crc)) {
         rc = qt_fail(err, QT_E_RESUME, path, NULL,
-                     "cannot resume: the file is damaged; start anew, without --resume");
+                     "cannot resume: the file is damaged; run again without --resume");
         goto done;
     }
     *size -= sizeof crc;
@@ -476,13 +476,14 @@ static int drop_progress(const struct qt_writer *w, struct qt_err *err)
     return rc;
 }
 
-/* Files that the container makes itself are not side files. */
+/* Side files must not have the name of another file of the container. */
 static int check_side_name(const struct qt_writer *w, const char *name, struct qt_err *err)
 {
     if (!qt_name_is_plain(name) || strcmp(name, QT_MANIFEST_NAME) == 0 ||
         strcmp(name, QT_JOURNAL_NAME) == 0 || strcmp(name, QT_CHECKSUMS_NAME) == 0 ||
         strcmp(name, QT_INDEX_NAME) == 0 || is_progress(name) || is_shard(w, name))
-        return qt_fail(err, QT_E_INTERNAL, name, NULL, "the container has its own file '%s'", name);
+        return qt_fail(err, QT_E_INTERNAL, name, NULL,
+                       "a side file cannot be named '%s': the container uses this name", name);
     return QT_OK;
 }
 
@@ -508,9 +509,9 @@ static int write_json(const struct qt_writer *w, const char *name, const json_t 
     char *text = NULL, *path = NULL;
     size_t size;
     int rc;
-    /* 9 digits tell all FP32 figures apart; a fixed number keeps the text the same everywhere. */
+    /* 9 digits distinguish all FP32 values; a fixed number gives the same text everywhere. */
     QT_TRY(qt_json_text(&text, &size, value, JSON_INDENT(1) | JSON_REAL_PRECISION(9), err));
-    text[size++] = '\n'; /* over the NUL */
+    text[size++] = '\n'; /* replaces the NUL */
     QT_TRY(qt_path_join(&path, w->out.partial, name, err));
     QT_TRY(qt_file_write(path, text, size, err));
 done:
@@ -523,7 +524,7 @@ int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *valu
                        struct qt_err *err)
 {
     int rc = check_side_name(w, name, err);
-    if (rc == QT_OK && json_object_set_new(w->unsummed, name, json_true()) < 0)
+    if (rc == QT_OK && json_object_set_new(w->unlisted, name, json_true()) < 0)
         rc = qt_fail(err, QT_E_RESOURCE, name, NULL, "out of memory");
     return rc < 0 ? rc : write_json(w, name, value, err);
 }
@@ -535,8 +536,7 @@ static int check_complete(const struct qt_writer *w, struct qt_err *err)
     for (size_t i = 0; i < w->count; i++) {
         const struct place *p = &w->places[i];
         if (p->size != 0 && !p->committed)
-            return qt_fail(err, QT_E_INTERNAL, w->out.dir, p->name,
-                           "was never written and declared finished");
+            return qt_fail(err, QT_E_INTERNAL, w->out.dir, p->name, "was never committed");
     }
     return QT_OK;
 }
@@ -563,8 +563,8 @@ static int write_index(const struct qt_writer *w, struct qt_err *err)
     return rc;
 }
 
-/* Reads the container as any user would. All is synced, so the cached pages can go first: what is
- * compared comes from the disk where the kernel takes the advice. */
+/* Opens and checks the container like a reader. Drops the cached pages first, so that the
+ * comparison reads the disk if the kernel follows the advice. */
 static int read_back(const struct qt_writer *w, struct qt_err *err)
 {
     struct qt_container *c = NULL;
@@ -582,12 +582,13 @@ static int read_back(const struct qt_writer *w, struct qt_err *err)
     if (rc == QT_E_RESOURCE)
         qt_fail(err, rc, why.file, why.tensor, "%s", why.reason);
     else if (rc < 0 && c)
-        rc = qt_fail(err, QT_E_RESOURCE, why.file, why.tensor,
-                     "read back differs from what was written (%s); start anew, without --resume",
-                     why.reason);
+        rc =
+            qt_fail(err, QT_E_RESOURCE, why.file, why.tensor,
+                    "data read back differs from what was written (%s); run again without --resume",
+                    why.reason);
     else if (rc < 0)
         rc = qt_fail(err, QT_E_INTERNAL, why.file, why.tensor,
-                     "what was written is not a container: %s", why.reason);
+                     "the written container does not open: %s", why.reason);
     qt_container_close(c);
     return rc;
 }
@@ -601,7 +602,7 @@ int qt_writer_finish(struct qt_writer *w, const json_t *manifest, struct qt_err 
         QT_TRY(write_index(w, err));
     QT_TRY(write_json(w, QT_MANIFEST_NAME, manifest, err));
     QT_TRY(read_back(w, err));
-    QT_TRY(qt_checksums_write(w->out.partial, w->unsummed, err));
+    QT_TRY(qt_checksums_write(w->out.partial, w->unlisted, err));
     QT_TRY(qt_dir_sync(w->out.partial, err));
     QT_TRY(qt_outdir_publish(&w->out, err));
 done:
@@ -626,7 +627,7 @@ void qt_writer_close(struct qt_writer *w)
     }
     for (size_t i = 0; i < w->count; i++)
         qt_free(w->places[i].name);
-    json_decref(w->unsummed);
+    json_decref(w->unlisted);
     qt_journal_close(&w->journal);
     qt_outdir_close(&w->out);
     qt_free(w->shards);

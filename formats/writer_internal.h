@@ -1,8 +1,8 @@
 /*
- * Private to the writer: what writer.c stands on.
+ * Private to formats: the parts of the writer.
  *
- *   outdir.c   DIR.partial and DIR: whose they are, what may be removed, the rename
- *   journal.c  which units are finished and safe on disk
+ *   outdir.c     DIR.partial and DIR: locking, removal, the final rename
+ *   journal.c    the finished units
  *   checksums.c  SHA256SUMS
  */
 #ifndef QT_FORMATS_WRITER_INTERNAL_H
@@ -16,73 +16,72 @@
 
 struct qt_outdir {
     char *dir, *parent, *partial, *old;
-    char *mark; /* in DIR, before it is DIR.old: that it is being replaced */
+    char *mark; /* path of a file in DIR that says that DIR is being replaced */
     bool force;
-    bool empty;    /* DIR.partial was, or had only begun to be filled, when it was taken */
-    bool finished; /* it was a complete container: of a run that was killed before the last step, or
-                      somebody's own */
-    int lock_fd;   /* DIR.partial, held locked; -1: it is not (or no longer) ours */
+    bool empty;    /* DIR.partial had no content, or an empty journal, when it was locked */
+    bool finished; /* DIR.partial was a complete container: of a run that was killed before the last
+                      step, or made by the user */
+    int lock_fd;   /* locked DIR.partial, or -1 */
 };
 
-/* Checks `dir` (QT_E_USAGE when it exists and may not be replaced); makes nothing yet. On failure,
- * too, *o may be closed. */
+/* Checks `dir` without creating anything; QT_E_USAGE if it exists and may not be replaced. The
+ * caller closes *o, after a failure as well. */
 int qt_outdir_open(struct qt_outdir *o, const char *dir, bool force, struct qt_err *err);
 void qt_outdir_close(struct qt_outdir *o);
-/* Makes DIR.partial if need be and locks it. QT_E_USAGE when what is in it is not qtool's. */
+/* Creates DIR.partial if necessary and locks it. QT_E_USAGE if its content is not qtool's. */
 int qt_outdir_take(struct qt_outdir *o, struct qt_err *err);
-/* Locks a file or directory against other processes (QT_E_RESOURCE); closing fd unlocks. */
+/* Locks a file or directory; QT_E_RESOURCE if another process has locked it. Closing fd unlocks. */
 int qt_outdir_lock(int fd, const char *path, struct qt_err *err);
-/* Removes all files of DIR.partial but those for which keep(ctx, name). */
+/* Removes all files of DIR.partial except those for which keep(ctx, name) is true. */
 int qt_outdir_clear(const struct qt_outdir *o, bool (*keep)(const void *ctx, const char *name),
                     const void *ctx, struct qt_err *err);
-/* Removes the journal and makes DIR.partial DIR. The lock is given up. QT_E_RESOURCE, and nothing
- * is changed, when what is at DIR by now may not be replaced. */
+/* Removes the journal, renames DIR.partial to DIR and unlocks. QT_E_RESOURCE, without any change,
+ * if DIR now may not be replaced. */
 int qt_outdir_publish(struct qt_outdir *o, struct qt_err *err);
-/* Removes DIR.partial, if it is ours, as far as that is possible. */
+/* Removes DIR.partial, if it is locked, as far as possible. */
 void qt_outdir_discard(struct qt_outdir *o);
 
 /* ---- checksums.c ---------------------------------------------------------------------------- */
 
-/* Writes DIR/SHA256SUMS over the files of `dir`, but for those that are members of `omit`. */
+/* Writes DIR/SHA256SUMS for all files of `dir` except the members of the object `omit`. */
 int qt_checksums_write(const char *dir, const json_t *omit, struct qt_err *err);
 
 /* ---- journal.c ------------------------------------------------------------------------------ */
 
 /*
- * A line is a JSON object in one line, whose last member is the CRC-32 of the text before it:
+ * Each line is a JSON object whose last member is the CRC-32 of the text before it:
  *   {"format":"qtool-journal","version":1,"plan":"0123abcd","identity":{...},"crc":"89abcdef"}
  *   {"unit":"NAME","record":{...},"tensors":[4,5,6],"crc":"01234567"}
- * Lines are only ever appended, so whatever follows the first line that does not check is what was
- * being written when the process died, and is cut off.
+ * Lines are only appended. The first line with a wrong CRC was therefore being written when the
+ * process died: it is cut off with everything after it.
  */
 struct qt_journal {
     char *path;
-    int fd;        /* -1 when not open */
-    uint64_t end;  /* of the last line that checks */
+    int fd;        /* -1 if not open */
+    uint64_t end;  /* end of the last valid line */
     json_t *units; /* NAME -> its line, in journal order */
 };
 
-/* Creates the file if need be and leaves its content alone. On failure too, *j may be closed. */
+/* Opens the journal of DIR.partial, or creates it; does not change its content. The caller closes
+ * *j, after a failure as well. */
 int qt_journal_open(struct qt_journal *j, const char *dir, struct qt_err *err);
 void qt_journal_close(struct qt_journal *j);
 
-/* Reads what an earlier process wrote; *found is false when there is nothing to go on from.
- * QT_E_RESUME when it was written for another identity or plan (both are what qt_journal_start
- * was given). */
+/* Reads the lines of an earlier process; *found is false if there is no valid first line.
+ * QT_E_RESUME if its identity or plan (arguments of qt_journal_start) was another. */
 int qt_journal_load(bool *found, struct qt_journal *j, const char *plan, const json_t *identity,
                     struct qt_err *err);
-/* Empties the journal for good, before anything it vouches for is changed, but for the first bytes
- * of its first line, by which DIR.partial is known for ours. */
+/* Empties the journal on disk, before the data of its units changes. The first bytes of its first
+ * line stay: they mark DIR.partial as qtool's. */
 int qt_journal_clear(struct qt_journal *j, struct qt_err *err);
-/* Writes the first line; the files of the plan must be on disk. */
+/* Writes the first line. The files of the plan must be on disk. */
 int qt_journal_start(struct qt_journal *j, const char *plan, const json_t *identity,
                      struct qt_err *err);
-/* Appends a unit and returns when it is on disk; the data of `tensors` (an array of tensor
- * numbers) must be there already. */
+/* Appends a unit and syncs. The data of `tensors`, an array of tensor numbers, must be on disk. */
 int qt_journal_add(struct qt_journal *j, const char *unit, const json_t *record, json_t *tensors,
                    struct qt_err *err);
 
-/* A value as owned text (qt_free) of *size bytes with a NUL behind it. */
+/* Serializes a value: *size bytes and a NUL. The caller frees *out with qt_free. */
 int qt_json_text(char **out, size_t *size, const json_t *value, size_t flags, struct qt_err *err);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * Reading zip archives as torch.save writes them (APPNOTE 6.3): stored or deflated entries, zip64,
- * one disk, no encryption. The central directory is the authority; local headers are only used to
- * find the data.
+ * Reads zip archives as torch.save writes them (APPNOTE 6.3): stored or deflated entries, zip64,
+ * one disk, no encryption. The central directory is authoritative; local headers only locate the
+ * data.
  */
 #include "formats/formats_internal.h"
 
@@ -9,13 +9,13 @@
 #include <zlib.h>
 
 enum {
-    END_SIZE = 22,     /* end of central directory record, without its comment */
-    END64_SIZE = 56,   /* the zip64 one */
-    LOCATOR_SIZE = 20, /* zip64 locator, right before the end record */
-    CENTRAL_SIZE = 46, /* central directory header, without name and so on */
-    LOCAL_SIZE = 30,   /* local header, the same */
+    END_SIZE = 22,     /* end of central directory record without comment */
+    END64_SIZE = 56,   /* zip64 end of central directory record */
+    LOCATOR_SIZE = 20, /* zip64 locator, directly before the end record */
+    CENTRAL_SIZE = 46, /* central directory header without its variable part */
+    LOCAL_SIZE = 30,   /* local header without its variable part */
     MAX_COMMENT = 65535,
-    MAX_DEFLATE = 1032, /* deflate cannot expand by more: RFC 1951, length 258 in 2 bits */
+    MAX_DEFLATE = 1032, /* highest expansion of deflate: 258 bytes in 2 bits (RFC 1951) */
     ENCRYPTED = 1 | 1 << 6 | 1 << 13,
 };
 
@@ -50,7 +50,7 @@ static uint64_t u64(const unsigned char *p)
     return u32(p) | (uint64_t)u32(p + 4) << 32;
 }
 
-/* Does [offset, offset + n) lie in [0, limit)? */
+/* True if [offset, offset + n) lies in [0, limit). */
 static bool inside(uint64_t offset, uint64_t n, uint64_t limit)
 {
     return offset <= limit && n <= limit - offset;
@@ -58,10 +58,10 @@ static bool inside(uint64_t offset, uint64_t n, uint64_t limit)
 
 struct directory {
     uint64_t count, size, offset;
-    size_t limit; /* where the records behind it begin */
+    size_t limit; /* offset of the records after it */
 };
 
-/* The end record is the last thing in the file, but for a comment of the length it states. */
+/* The end record is followed only by a comment of the length that it states. */
 static int find_end(size_t *out, const struct reader *r)
 {
     for (size_t back = END_SIZE; back <= r->size && back <= END_SIZE + MAX_COMMENT; back++) {
@@ -111,8 +111,8 @@ static int read_end(struct directory *dir, const struct reader *r)
     return QT_OK;
 }
 
-/* The zip64 extra field holds, in this order, those of size, packed size and offset that did not
- * fit (all ones in the header). */
+/* The zip64 extra field holds the values, in the order size, packed size, offset, that did not fit
+ * into the header (where they are all ones). */
 static int read_extra(struct qt_zip_entry *e, const struct reader *r, const unsigned char *p,
                       size_t size)
 {
@@ -137,7 +137,7 @@ static int read_extra(struct qt_zip_entry *e, const struct reader *r, const unsi
     return missing ? bad_entry(r, e, "zip64 field missing") : QT_OK;
 }
 
-/* limit: local headers and data end before the central directory. */
+/* limit: offset of the central directory, before which local header and data must end. */
 static int read_local(struct qt_zip_entry *e, const struct reader *r, size_t limit)
 {
     if (!inside(e->header, LOCAL_SIZE, limit))
@@ -150,7 +150,7 @@ static int read_local(struct qt_zip_entry *e, const struct reader *r, size_t lim
     if (!inside(e->data, e->packed, limit))
         return bad_entry(r, e, "data outside the file");
     if (name_size != e->name_size || memcmp(p + LOCAL_SIZE, e->name, name_size) != 0)
-        return bad_entry(r, e, "another name in its local header");
+        return bad_entry(r, e, "its local header has another name");
     return QT_OK;
 }
 
@@ -186,8 +186,8 @@ static int read_entry(struct qt_zip_entry *e, size_t *used, const struct reader 
         return bad_entry(r, e, "encrypted");
     if (method != 0 && method != 8)
         return qt_fail(r->err, QT_E_UNSUPPORTED, r->file, NULL,
-                       "zip entry '%.*s': compression method %u", (int)qt_min_size(name_size, 200),
-                       e->name, method);
+                       "zip entry '%.*s': compression method %u is not supported",
+                       (int)qt_min_size(name_size, 200), e->name, method);
     int rc = read_extra(e, r, p + CENTRAL_SIZE + name_size, extra_size);
     if (rc == QT_OK)
         rc = check_sizes(e, r);
@@ -207,7 +207,7 @@ static int compare_names(const void *a, const void *b)
     return order ? order : (x->name_size > y->name_size) - (x->name_size < y->name_size);
 }
 
-/* Leaves the entries in name order. */
+/* Checks for overlaps and equal names; leaves the entries sorted by name. */
 static int check_entries(const struct qt_zip *zip, const struct reader *r)
 {
     struct qt_zip_entry *e = zip->entries;
@@ -218,7 +218,7 @@ static int check_entries(const struct qt_zip *zip, const struct reader *r)
     qsort(e, zip->count, sizeof *e, compare_names);
     for (size_t i = 1; i < zip->count; i++)
         if (compare_names(&e[i - 1], &e[i]) == 0)
-            return bad_entry(r, &e[i], "is there twice");
+            return bad_entry(r, &e[i], "occurs twice");
     return QT_OK;
 }
 
@@ -255,7 +255,7 @@ struct qt_zip_entry *qt_zip_find(const struct qt_zip *zip, const char *name)
 
 /* ---- data ----------------------------------------------------------------------------------- */
 
-/* dst has room for exactly e->size bytes. zlib counts in 32 bits, hence the pieces. */
+/* Inflates exactly e->size bytes to dst, in pieces, as zlib counts in 32 bits. */
 static int inflate_entry(unsigned char *dst, const struct qt_zip_entry *e, const struct reader *r)
 {
     enum { PIECE = 1 << 30 };
@@ -264,7 +264,7 @@ static int inflate_entry(unsigned char *dst, const struct qt_zip_entry *e, const
     int status = inflateInit2(&z, -MAX_WBITS);
     if (status != Z_OK)
         return qt_fail(r->err, QT_E_RESOURCE, r->file, NULL, "out of memory while inflating");
-    z.next_in = (Bytef *)(uintptr_t)(r->data + e->data); /* zlib does not write there */
+    z.next_in = (Bytef *)(uintptr_t)(r->data + e->data); /* zlib does not write to it */
     z.next_out = dst;
     while (status == Z_OK) {
         uInt give = (uInt)qt_min_size(in, PIECE), room = (uInt)qt_min_size(out, PIECE);
@@ -278,7 +278,7 @@ static int inflate_entry(unsigned char *dst, const struct qt_zip_entry *e, const
     if (status == Z_MEM_ERROR)
         return qt_fail(r->err, QT_E_RESOURCE, r->file, NULL, "out of memory while inflating");
     if (status != Z_STREAM_END || in != 0 || out != 0)
-        return bad_entry(r, e, "deflated data is damaged or of another size than stated");
+        return bad_entry(r, e, "deflated data is damaged or has another size than stated");
     return QT_OK;
 }
 

@@ -1,10 +1,10 @@
 /*
- * Error feedback. With H = V V^T, V upper triangular, and e = w - q,
- *     E(q) = sum over j of ( V_jj e_j + sum over i < j of V_ij e_i )^2,
- * so that going through the columns in order, the best q_j given all earlier choices is the stored
- * value nearest to w_j + (sum over i < j of V_ij e_i) / V_jj, and V_jj^2 weighs its error. This is
- * GPTQ's update (its U is V^-1) without the inverse. The sums for later columns are one matrix
- * product per block of columns.
+ * GPTQ error compensation (arXiv 2210.17323). With H = V V^T, V upper triangular, and e = w - q,
+ *     E(q) = sum over j of ( V_jj e_j + sum over i < j of V_ij e_i )^2.
+ * When columns are processed in order, the best q_j for the earlier choices is therefore the
+ * representable value nearest to w_j + (sum over i < j of V_ij e_i) / V_jj, and its error has the
+ * weight V_jj^2. This equals GPTQ's update (its U is V^-1) but needs no inverse. The sums for later
+ * columns take one matrix product per column block.
  */
 #include "hessian/panel.h"
 
@@ -13,15 +13,15 @@
 enum { R = QT_PANEL_ROWS };
 
 /*
- * Chooses the parameters of the group of n columns from column j of the block on. Its targets are
- * what its columns would be if they could be anything, given the errors made so far: the e that
- * makes every term of E vanish, by forward substitution.
+ * Chooses the parameters of the group of n columns that starts at column j of the column block. Its
+ * targets are the optimum without rounding for the errors so far: the e for which every term of E
+ * is 0, by forward substitution.
  */
 static void begin_group(struct panel *p, size_t at, size_t j, size_t n)
 {
     const struct qt_factor *f = p->f;
     size_t from = at + j, k = f->k;
-    float *t = p->w, *e = p->spare;
+    float *t = p->w, *e = p->scratch;
     const struct qt_column_group group = {f->group[from], f->order + from, n,
                                           f->v + from * k + from, k};
     if (from > 0) { /* the first group's targets are the weights themselves */
@@ -40,7 +40,7 @@ static void begin_group(struct panel *p, size_t at, size_t j, size_t n)
     p->rounder->begin(p->rounder->ctx, &group, t, p->row0, p->rows);
 }
 
-/* Rounds column j of a block; its error goes to those after it, up to `end`. */
+/* Rounds column j of a column block and adds its error to g of the columns after it up to `end`. */
 static void round_column(struct panel *p, size_t at, size_t j, size_t end)
 {
     const struct qt_factor *f = p->f;

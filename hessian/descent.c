@@ -1,11 +1,12 @@
 /*
- * Coordinate descent under H after the feedback pass. With G = H (w - q)^T kept up to date, the
- * best value of one coordinate is q_j + G_j / H_jj, rounded. The best values of a group, if they
- * could be anything, are t = q + (H_gg)^-1 G_g, and others cost (t - q) H_gg (t - q)^T more: where
- * the scheme can refit a group as a whole, it does so for these targets. Otherwise the best scale
- * of a group, its codes fixed, is s + U.G / U.HU, U being the group's values before scaling: least
- * squares in one unknown, tried as it will be stored and kept only if E falls. Every step lowers E
- * or leaves it.
+ * Coordinate descent under H after error compensation (as in QuantEase, arXiv 2309.01885), and
+ * refits of scales. No step increases E.
+ *
+ * With G = H (w - q)^T kept up to date, the best value of one coordinate is q_j + G_j / H_jj,
+ * rounded. The best values of a group without rounding are t = q + (H_gg)^-1 G_g; values q' cost
+ * (t - q') H_gg (t - q')^T more. A scheme that can refit a whole group does so for these targets.
+ * Otherwise the best scale for fixed codes is s + U.G / U.HU, where U are the group's values before
+ * scaling. This least-squares scale is rounded as it will be stored and kept only if E decreases.
  */
 #include "hessian/panel.h"
 
@@ -14,7 +15,8 @@
 
 enum { R = QT_PANEL_ROWS };
 
-/* w - q of m columns from j on has changed by c[m][R]: G of columns [from, to) of the block. */
+/* Updates G of columns [from, to) of the column block for a change c[m][R] of w - q in the m
+ * columns from j on. */
 static void spread(struct panel *p, size_t at, size_t j, size_t m, size_t from, size_t to,
                    const float *c)
 {
@@ -22,7 +24,7 @@ static void spread(struct panel *p, size_t at, size_t j, size_t m, size_t from, 
                  to - from);
 }
 
-/* c[R] = what w - q of column j has changed by since q was `old`. True unless it is 0. */
+/* c[R] = change of w - q in column j since q was `old`. True if any change is not 0. */
 static bool note_change(struct panel *p, size_t at, size_t j, const float *old, float *c)
 {
     const float *q = p->q + (at + j) * R;
@@ -36,7 +38,8 @@ static bool note_change(struct panel *p, size_t at, size_t j, const float *old, 
     return changed;
 }
 
-/* Columns [from, to) of the block learn what has changed: c[R]. True unless that is 0. */
+/* Rounds column j again and updates G of columns [from, to) for its change c[R]. True if any change
+ * is not 0. */
 static bool descend_column(struct panel *p, size_t at, size_t j, size_t from, size_t to, float *c)
 {
     const size_t pos = at + j;
@@ -52,11 +55,12 @@ static bool descend_column(struct panel *p, size_t at, size_t j, size_t from, si
     return changed;
 }
 
-/* Columns [first, end) of a block of n, a few at a time. G of [end, n) learns all, of [first, end)
- * only what a later one needs, or, if `all`, all. */
+/* Descends through columns [first, end) of a column block of n, QT_PANEL_STEP at a time. Keeps G of
+ * [end, n) up to date, and G of [first, end) as well if `all`; else only as far as later columns
+ * need it. */
 static void descend(struct panel *p, size_t at, size_t first, size_t end, size_t n, bool all)
 {
-    float *c = p->spare;
+    float *c = p->scratch;
     for (size_t j = first, next; j < end; j = next) {
         bool changed = false;
         next = qt_min_size(j + QT_PANEL_STEP, end);
@@ -69,9 +73,9 @@ static void descend(struct panel *p, size_t at, size_t first, size_t end, size_t
     }
 }
 
-/* ---- groups as a whole ---------------------------------------------------------------------- */
+/* ---- refit of whole groups ------------------------------------------------------------------ */
 
-/* The n x n of H from position `at` on as V V^T, V upper triangular. */
+/* Factors the n x n diagonal block of H at position `at` as V V^T, V upper triangular. */
 static void factor_group(float *v, const struct qt_factor *f, size_t at, size_t n)
 {
     for (size_t j = n; j-- > 0;)
@@ -103,27 +107,27 @@ static void group_targets(float *t, const float *q, const float *g, const float 
         t[i] += q[i];
 }
 
-/* Columns [first, end) of a block of n. */
-static void refit_whole(struct panel *p, size_t at, size_t first, size_t end, size_t n)
+/* Refits the group of columns [first, end) of a column block of n. */
+static void refit_group(struct panel *p, size_t at, size_t first, size_t end, size_t n)
 {
     const struct qt_factor *f = p->f;
     const size_t pos = at + first, columns = end - first;
     const struct qt_column_group group = {f->group[pos], f->order + pos, columns, p->v, columns};
-    float *q = p->q + pos * R, *old = p->spare, *c = p->spare;
+    float *q = p->q + pos * R, *old = p->scratch, *c = p->scratch;
     bool changed = false;
     factor_group(p->v, f, pos, columns);
     group_targets(p->target, q, p->g + first * R, p->v, columns);
     memcpy(old, q, columns * R * sizeof *old);
     p->rounder->refit(p->rounder->ctx, &group, p->target, q, p->row0, p->rows);
-    for (size_t j = 0; j < columns; j++) /* in place */
+    for (size_t j = 0; j < columns; j++) /* c overwrites old */
         changed |= note_change(p, at, first + j, old + j * R, c + j * R);
     if (changed)
         spread(p, at, first, columns, first, n, c);
 }
 
-/* ---- scales --------------------------------------------------------------------------------- */
+/* ---- refit of scales ------------------------------------------------------------------------ */
 
-/* scale[R] of a group: the best there is, as stored, where E falls by it. */
+/* Replaces scale[R] of a group by the best storable scale in the rows where that lowers E. */
 static void choose_scale(float *scale, const struct panel *p, size_t group, const double *ug,
                          const double *uhu)
 {
@@ -134,19 +138,19 @@ static void choose_scale(float *scale, const struct panel *p, size_t group, cons
     rounder->rescale(rounder->ctx, group, best, p->row0, p->rows);
     for (size_t r = 0; r < p->rows; r++) {
         const double step = (double)best[r] - (double)scale[r];
-        if (step * (step * uhu[r] - 2 * ug[r]) < 0) /* what E changes by */
+        if (step * (step * uhu[r] - 2 * ug[r]) < 0) /* change of E */
             scale[r] = best[r];
     }
     rounder->rescale(rounder->ctx, group, scale, p->row0, p->rows);
 }
 
-/* Of columns [first, end) of a block of n, whose G is complete. */
+/* Refits the scale of columns [first, end) of a column block of n, whose G must be up to date. */
 static void refit_scale(struct panel *p, size_t at, size_t first, size_t end, size_t n)
 {
     const struct qt_factor *f = p->f;
     const size_t pos = at + first, columns = end - first, cells = columns * R;
     const float *unit = p->unit + pos * R, *g = p->g + first * R;
-    float *q = p->q + pos * R, *hu = p->spare, *c = p->spare, scale[R] = {0}, old[R];
+    float *q = p->q + pos * R, *hu = p->scratch, *c = p->scratch, scale[R] = {0}, old[R];
     bool changed = false;
     double ug[R] = {0}, uhu[R] = {0};
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)columns, R, (int)columns, 1,
@@ -158,21 +162,21 @@ static void refit_scale(struct panel *p, size_t at, size_t first, size_t end, si
         }
     p->rounder->scale(p->rounder->ctx, f->group[pos], scale, p->row0, p->rows);
     choose_scale(scale, p, f->group[pos], ug, uhu);
-    for (size_t j = first; j < end; j++, q += R, unit += R, c += R) { /* hu has been used */
+    for (size_t j = first; j < end; j++, q += R, unit += R, c += R) { /* c overwrites hu */
         memcpy(old, q, sizeof old);
         for (size_t r = 0; r < R; r++)
             q[r] = scale[r] * unit[r];
         changed |= note_change(p, at, j, old, c);
     }
     if (changed)
-        spread(p, at, first, columns, end, n, p->spare);
+        spread(p, at, first, columns, end, n, p->scratch);
 }
 
-/* Where all columns have one scale: with q = s U, HU is (Hw - G) / s, without a product. */
+/* One scale per row: with q = s U, HU is (Hw - G) / s, which needs no matrix product. */
 void qt_panel_moments(struct panel *p, size_t at, size_t n)
 {
     float before[R] = {0};
-    if (p->done)
+    if (p->converged)
         return;
     if (at == 0) {
         memset(p->ug, 0, sizeof p->ug);
@@ -187,35 +191,36 @@ void qt_panel_moments(struct panel *p, size_t at, size_t n)
         return;
     p->rounder->scale(p->rounder->ctx, p->f->group[0], before, p->row0, p->rows);
     memcpy(p->scale, before, sizeof before);
-    for (size_t r = 0; r < R; r++) /* a scale of 0 stays */
+    for (size_t r = 0; r < R; r++) /* a scale of 0 stays 0 */
         p->uhq[r] = before[r] != 0 ? p->uhq[r] / (double)before[r] : 0;
     choose_scale(p->scale, p, p->f->group[0], p->ug, p->uhq);
     for (size_t r = 0; r < R; r++)
-        p->move[r] = before[r] != 0 ? (p->scale[r] - before[r]) / before[r] : 0;
+        p->scale_change[r] = before[r] != 0 ? (p->scale[r] - before[r]) / before[r] : 0;
 }
 
 void qt_panel_rescale(struct panel *p, size_t at, size_t n)
 {
     const size_t first = at * R;
-    for (size_t i = 0; i < n * R && !p->done; i++) {
+    for (size_t i = 0; i < n * R && !p->converged; i++) {
         p->q[first + i] = p->scale[i % R] * p->unit[first + i];
-        p->g[i] -= p->move[i % R] * (p->hw[first + i] - p->g[i]);
+        p->g[i] -= p->scale_change[i % R] * (p->hw[first + i] - p->g[i]);
     }
 }
 
-/* ---- a block -------------------------------------------------------------------------------- */
+/* ---- a column block ------------------------------------------------------------------------- */
 
 void qt_panel_descend(struct panel *p, size_t at, size_t n)
 {
-    const bool whole = p->rounder->refit, scales = !whole && !qt_factor_is_one_group(p->f);
+    const bool refits_groups = p->rounder->refit,
+               refits_scales = !refits_groups && !qt_factor_is_one_group(p->f);
     p->changed = false;
     memset(p->change, 0, n * R * sizeof *p->change);
-    for (size_t j = 0, end; j < n && !p->done; j = end) {
-        end = whole || scales ? qt_factor_group_end(p->f, at + j) - at : n;
-        if (whole)
-            refit_whole(p, at, j, end, n);
-        descend(p, at, j, end, n, scales);
-        if (scales)
+    for (size_t j = 0, end; j < n && !p->converged; j = end) {
+        end = refits_groups || refits_scales ? qt_factor_group_end(p->f, at + j) - at : n;
+        if (refits_groups)
+            refit_group(p, at, j, end, n);
+        descend(p, at, j, end, n, refits_scales);
+        if (refits_scales)
             refit_scale(p, at, j, end, n);
     }
 }

@@ -1,16 +1,16 @@
-/* E(q) = sum over rows of (w - q) H (w - q)^T of values that are given, by one product. */
+/* E(q) = sum over rows of (w - q) H (w - q)^T for given values q, by one matrix product. */
 #include "hessian/hessian.h"
 
 #include <cblas.h>
 
-enum { ROWS = 128 }; /* of a panel, on one thread */
+enum { ROWS = 128 }; /* rows per parallel item */
 
 struct job {
     const struct qt_factor *f;
     const float *w, *q;
     size_t n;
-    float *d, *dh; /* w - q, columns in processing order, and (w - q) H: of a panel for each thread;
-                      on a backend of all rows */
+    float *d, *dh; /* w - q in processing order, and (w - q) H. CPU: ROWS rows per thread; backend:
+                      all rows */
     double *sums;  /* [n] */
 };
 
@@ -29,7 +29,7 @@ static double dot(const float *x, const float *y, size_t n)
     return sum;
 }
 
-static int panel_here(void *ctx, size_t item, int thread, struct qt_err *err)
+static int error_of_panel(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct job *s = ctx;
     const size_t k = s->f->k, row0 = item * ROWS, rows = qt_min_size(ROWS, s->n - row0);
@@ -44,38 +44,32 @@ static int panel_here(void *ctx, size_t item, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-static int all_here(struct job *s, struct qt_err *err)
+static int error_on_cpu(struct job *s, struct qt_err *err)
 {
     const size_t rows = (size_t)qt_threads() * ROWS, row_bytes = s->f->k * sizeof *s->d;
     int rc;
-    openblas_set_num_threads(1); /* panels are the threads */
+    openblas_set_num_threads(1); /* threads work on panels instead */
     QT_TRY(qt_array_new(&s->d, rows, row_bytes, err));
     QT_TRY(qt_array_new(&s->dh, rows, row_bytes, err));
-    QT_TRY(qt_parallel(qt_ceil_div(s->n, ROWS), panel_here, s, err));
+    QT_TRY(qt_parallel(qt_ceil_div(s->n, ROWS), error_of_panel, s, err));
 done:
     return rc;
 }
 
-static int subtract_row(void *ctx, size_t item, int thread, struct qt_err *err)
+static void subtract_row(void *ctx, size_t item)
 {
     const struct job *s = ctx;
-    (void)thread;
-    (void)err;
     subtract(s->d + item * s->f->k, s, item);
-    return QT_OK;
 }
 
-static int sum_row(void *ctx, size_t item, int thread, struct qt_err *err)
+static void sum_row(void *ctx, size_t item)
 {
     const struct job *s = ctx;
     const size_t k = s->f->k;
-    (void)thread;
-    (void)err;
     s->sums[item] = dot(s->d + item * k, s->dh + item * k, k);
-    return QT_OK;
 }
 
-static int all_on_backend(struct job *s, struct qt_err *err)
+static int error_on_backend(struct job *s, struct qt_err *err)
 {
     struct qt_backend *be = s->f->backend;
     const size_t k = s->f->k, row_bytes = k * sizeof *s->d, bytes = s->n * row_bytes;
@@ -83,7 +77,7 @@ static int all_on_backend(struct job *s, struct qt_err *err)
     int rc;
     QT_TRY(qt_array_new(&s->d, s->n, row_bytes, err));
     QT_TRY(qt_array_new(&s->dh, s->n, row_bytes, err));
-    QT_TRY(qt_parallel(s->n, subtract_row, s, err));
+    qt_parallel_for(s->n, subtract_row, s);
     QT_TRY(be->alloc(be, &d, bytes, err));
     QT_TRY(be->alloc(be, &h, k * row_bytes, err));
     QT_TRY(be->alloc(be, &dh, bytes, err));
@@ -91,7 +85,7 @@ static int all_on_backend(struct job *s, struct qt_err *err)
     QT_TRY(be->upload(be, h, s->f->h, k * row_bytes, err));
     QT_TRY(be->linear(be, dh, d, h, NULL, s->n, k, k, err)); /* H is symmetric */
     QT_TRY(be->download(be, s->dh, dh, bytes, err));
-    QT_TRY(qt_parallel(s->n, sum_row, s, err));
+    qt_parallel_for(s->n, sum_row, s);
 done:
     be->free(be, d);
     be->free(be, h);
@@ -106,7 +100,7 @@ int qt_solve_error(double *out, const struct qt_factor *f, const float *w, const
     int rc;
     *out = 0;
     QT_TRY(qt_array_new(&s.sums, n, sizeof *s.sums, err));
-    QT_TRY(f->backend ? all_on_backend(&s, err) : all_here(&s, err));
+    QT_TRY(f->backend ? error_on_backend(&s, err) : error_on_cpu(&s, err));
     for (size_t i = 0; i < n; i++)
         *out += s.sums[i];
 done:

@@ -13,8 +13,8 @@ struct rank {
     size_t index;
 };
 
-/* Lower class, then larger key first; ties by index, so that the order does not depend on the sort.
- */
+/* Lower class first, then larger key. Ties go by index, so that the order does not depend on the
+ * qsort implementation. */
 static int by_rank(const void *a, const void *b)
 {
     const struct rank *x = a, *y = b;
@@ -36,14 +36,14 @@ static int order_new(struct qt_factor *f, const double *diag, const struct qt_fa
     for (size_t i = 0; i < groups; i++) {
         size_t n = qt_min_size(g, k - i * g);
         outer[i] = (struct rank){opt->class ? opt->class[i] : 0, 0, i};
-        for (size_t j = 0; j < n && !opt->natural; j++)
+        for (size_t j = 0; j < n && !opt->storage_order; j++)
             outer[i].key += diag[i * g + j] / (double)n;
     }
     qsort(outer, groups, sizeof *outer, by_rank);
     for (size_t i = 0; i < groups; i++) {
         size_t first = outer[i].index * g, n = qt_min_size(g, k - first);
         for (size_t j = 0; j < n; j++)
-            inner[j] = (struct rank){0, opt->natural ? 0 : diag[first + j], first + j};
+            inner[j] = (struct rank){0, opt->storage_order ? 0 : diag[first + j], first + j};
         qsort(inner, n, sizeof *inner, by_rank);
         for (size_t j = 0; j < n; j++, at++) {
             f->order[at] = inner[j].index;
@@ -63,7 +63,8 @@ static double entry(const double *h, size_t k, size_t i, size_t j)
     return i >= j ? h[i * k + j] : h[j * k + i];
 }
 
-/* diag[j] of the scaled matrix; returns the factor that makes its mean 1, or 0 if h is unusable. */
+/* diag[j] = diagonal of h scaled to mean 1, *dead += number of zeros in it. Returns the scale, or 0
+ * if the diagonal has a negative or non-finite entry. */
 static double diagonal(double *diag, size_t *dead, const double *h, size_t k)
 {
     double sum = 0;
@@ -89,48 +90,41 @@ struct reversal {
 };
 
 /*
- * H = V V^T with V upper triangular is the Cholesky factorization of H with rows and columns
- * reversed, reversed back. (GPTQ factors H^-1 = U^T U instead; U = V^-1, so V spares the inverse.)
+ * H = V V^T with V upper triangular: reverse the rows and columns of H, factor, reverse back. (GPTQ
+ * factors H^-1 = U^T U instead; U = V^-1, so that V needs no inverse.)
  */
-static int reverse_row(void *ctx, size_t i, int thread, struct qt_err *err)
+static void reverse_row(void *ctx, size_t i)
 {
     const struct reversal *r = ctx;
     const size_t k = r->f->k;
-    (void)thread;
-    (void)err;
     for (size_t j = 0; j <= i; j++)
         r->a[i * k + j] = (double)r->f->h[(k - 1 - i) * k + (k - 1 - j)];
     r->a[i * k + i] += r->damp;
-    return QT_OK;
 }
 
-static int take_row(void *ctx, size_t i, int thread, struct qt_err *err)
+static void store_row(void *ctx, size_t i)
 {
     const struct reversal *r = ctx;
     const size_t k = r->f->k;
-    (void)thread;
-    (void)err;
     r->f->h[i * k + i] += (float)r->damp;
     for (size_t j = i; j < k; j++)
         r->f->v[i * k + j] = (float)r->a[(k - 1 - i) * k + (k - 1 - j)];
-    return QT_OK;
 }
 
-/* Of the whole matrix there. */
 static int cholesky_on_backend(bool *positive, double *a, size_t k, struct qt_backend *be,
                                struct qt_err *err)
 {
     const size_t bytes = k * k * sizeof *a;
-    void *there;
-    int rc = be->alloc(be, &there, bytes, err);
+    double *device_a;
+    int rc = be->alloc(be, &device_a, bytes, err);
     if (rc < 0)
         return rc;
-    QT_TRY(be->upload(be, there, a, bytes, err));
-    QT_TRY(be->cholesky(be, positive, there, k, err));
+    QT_TRY(be->upload(be, device_a, a, bytes, err));
+    QT_TRY(be->cholesky(be, positive, device_a, k, err));
     if (*positive)
-        QT_TRY(be->download(be, a, there, bytes, err));
+        QT_TRY(be->download(be, a, device_a, bytes, err));
 done:
-    be->free(be, there);
+    be->free(be, device_a);
     return rc;
 }
 
@@ -141,21 +135,23 @@ static int factor_with_damping_retry(struct qt_factor *f, double *a, double firs
     for (double damp = first;; damp = fmin(damp > 0 ? damp * 10 : 1e-6, 1)) {
         struct reversal r = {f, a, damp};
         bool positive;
-        QT_TRY(qt_parallel(f->k, reverse_row, &r, err));
-        QT_TRY(f->backend && f->backend->cholesky
-                   ? cholesky_on_backend(&positive, a, f->k, f->backend, err)
-                   : qt_cholesky(&positive, a, f->k, err));
+        qt_parallel_for(f->k, reverse_row, &r);
+        if (f->backend && f->backend->cholesky)
+            QT_TRY(cholesky_on_backend(&positive, a, f->k, f->backend, err));
+        else
+            positive = qt_cholesky(a, f->k);
         if (!positive && damp >= 1)
             break;
         if (positive) {
             f->damp = damp;
             f->damping = damp == first ? QT_DAMP_PLAIN : QT_DAMP_RAISED;
-            return qt_parallel(f->k, take_row, &r, err);
+            qt_parallel_for(f->k, store_row, &r);
+            return QT_OK;
         }
     }
     f->damping = QT_DAMP_FAILED;
     rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                 "the Hessian cannot be factored, even damped by its mean diagonal");
+                 "the Hessian cannot be factored, even with its mean diagonal as damping");
 done:
     return rc;
 }
@@ -165,7 +161,7 @@ struct gather {
     const double *h;
 };
 
-/* A row of H in the order of the factor, scaled. */
+/* Row i of H in processing order, scaled. */
 static int gather_row(void *ctx, size_t i, int thread, struct qt_err *err)
 {
     const struct gather *g = ctx;
@@ -200,13 +196,13 @@ int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
     QT_TRY(qt_array_new(&out->v, cells, sizeof *out->v, err));
     QT_TRY(qt_array_new(&a, cells, sizeof *a, err));
     double scale = diagonal(diag, &out->dead, h, k);
-    if (out->dead == k) { /* all of H would be the damping */
+    if (out->dead == k) { /* H would consist of the damping alone */
         rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "no channel of the input was ever active");
         goto done;
     }
     if (scale == 0) {
         rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                     "the Hessian's diagonal is not finite or negative");
+                     "the Hessian's diagonal is negative or not finite");
         goto done;
     }
     out->scale = scale;
@@ -224,32 +220,32 @@ done:
 int qt_factor_reorder(struct qt_factor *out, const struct qt_factor *f,
                       const struct qt_factor_options *opt, struct qt_err *err)
 {
-    struct qt_factor_options all = *opt;
+    struct qt_factor_options full = *opt;
     size_t k = f->k;
     double *h;
     int rc = qt_array_new(&h, k, k * sizeof *h, err);
     if (rc < 0)
         return rc;
-    all.damp = f->damp;
-    all.group = f->group_size;
-    all.backend = f->backend;
+    full.damp = f->damp;
+    full.group = f->group_size;
+    full.backend = f->backend;
     for (size_t i = 0; i < k; i++)
         for (size_t j = 0; j < k; j++)
             h[f->order[i] * k + f->order[j]] =
                 (double)f->h[i * k + j] - (i == j ? (double)(float)f->damp : 0);
-    rc = qt_factor_new(out, h, k, &all, err);
+    rc = qt_factor_new(out, h, k, &full, err);
     qt_free(h);
     return rc;
 }
 
-enum { COLUMNS = 128 }; /* of V^-1, an item's */
+enum { COLUMNS = 128 }; /* columns of V^-1 per parallel item */
 
 struct inverse {
     const struct qt_factor *f;
-    float *out, *work; /* [k]; per thread [k][COLUMNS] */
+    float *out, *work; /* [k]; [threads][k][COLUMNS] */
 };
 
-/* H^-1 = (V^-1)^T V^-1: sums of squares down the columns of V^-1. */
+/* H^-1 = (V^-1)^T V^-1: its diagonal is the sums of squares of the columns of V^-1. */
 static int invert_columns(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct inverse *v = ctx;
@@ -287,10 +283,10 @@ void qt_factor_free(struct qt_factor *f)
     qt_free(f->group);
     qt_free(f->h);
     qt_free(f->v);
-    qt_free(f->shift);
-    qt_free(f->residual);
+    qt_free(f->input_correction);
+    qt_free(f->residual_correction);
     f->order = f->group = NULL;
-    f->h = f->v = f->shift = f->residual = NULL;
+    f->h = f->v = f->input_correction = f->residual_correction = NULL;
     f->k = 0;
 }
 

@@ -1,20 +1,21 @@
-/* G of panel.h: rows of a block for the panels' steps, products of what these have changed. */
+/* G of panel.h: passes the rows of a column block to the panels' steps and multiplies their changes
+ * by V or H. */
 #include "hessian/panel.h"
 
 #include <string.h>
 
 enum { R = QT_PANEL_ROWS };
 
-/* ---- one panel, on the thread that asks ----------------------------------------------------- */
+/* ---- one panel, on the calling thread ------------------------------------------------------- */
 
-/* V is upper triangular: a block's products are for the columns after it alone. */
+/* First column that a product changes. V is upper triangular: only columns after the block. */
 static size_t first_column(const struct qt_running_sums *s, size_t end)
 {
     return s->m == s->f->v ? end : 0;
 }
 
-static void block_here(struct qt_running_sums *s, qt_panel_step *step, enum qt_running_sums_use use,
-                       size_t at, size_t n)
+static void block_on_cpu(struct qt_running_sums *s, qt_panel_step *step,
+                         enum qt_running_sums_use use, size_t at, size_t n)
 {
     struct panel *p = s->panel;
     const size_t k = s->f->k, bytes = n * R * sizeof *s->g, first = first_column(s, at + n);
@@ -29,40 +30,37 @@ static void block_here(struct qt_running_sums *s, qt_panel_step *step, enum qt_r
 
 /* ---- all panels, products on a backend ------------------------------------------------------ */
 
-struct block {
+struct column_block {
     struct qt_running_sums *s;
     qt_panel_step *step;
     enum qt_running_sums_use use;
     size_t at, n;
 };
 
-/* Between a panel's rows and its part of the staged ones. */
-static void load_staged(const struct block *b, size_t item, float *to)
+/* Copy between a panel's rows and its part of the staged rows. */
+static void load_staged(const struct column_block *b, size_t item, float *to)
 {
     for (size_t i = 0; i < b->n; i++)
         memcpy(to + i * R, b->s->staged + (i * b->s->panels + item) * R, R * sizeof *to);
 }
 
-static void store_staged(const struct block *b, size_t item, const float *from)
+static void store_staged(const struct column_block *b, size_t item, const float *from)
 {
     for (size_t i = 0; i < b->n; i++)
         memcpy(b->s->staged + (i * b->s->panels + item) * R, from + i * R, R * sizeof *from);
 }
 
-static int step_panel(void *ctx, size_t item, int thread, struct qt_err *err)
+static void step_panel(void *ctx, size_t item)
 {
-    const struct block *b = ctx;
+    const struct column_block *b = ctx;
     struct panel *p = &b->s->panel[item];
-    (void)thread;
-    (void)err;
     load_staged(b, item, p->g);
     b->step(p, b->at, b->n);
     if (b->use != QT_SUMS_READ)
         store_staged(b, item, b->use == QT_SUMS_ADD ? p->change : p->g);
-    return QT_OK;
 }
 
-static int block_on_backend(struct qt_running_sums *s, struct block *b, struct qt_err *err)
+static int block_on_backend(struct qt_running_sums *s, struct column_block *b, struct qt_err *err)
 {
     struct qt_backend *be = s->be;
     const size_t k = s->f->k, width = s->panels * R, bytes = b->n * width * sizeof *s->staged;
@@ -70,12 +68,13 @@ static int block_on_backend(struct qt_running_sums *s, struct block *b, struct q
     bool changed = false;
     int rc;
     QT_TRY(be->download(be, s->staged, rows, bytes, err));
-    QT_TRY(qt_parallel(s->panels, step_panel, b, err));
+    qt_parallel_for(s->panels, step_panel, b);
     for (size_t i = 0; i < s->panels; i++)
         changed |= s->panel[i].changed;
     if (b->use == QT_SUMS_STORE)
         QT_TRY(be->upload(be, rows, s->staged, bytes, err));
-    if (b->use == QT_SUMS_ADD && changed) { /* of V all columns: what is below its diagonal is 0 */
+    if (b->use == QT_SUMS_ADD &&
+        changed) { /* all columns even of V, which is 0 below its diagonal */
         QT_TRY(be->upload(be, s->device_change, s->staged, bytes, err));
         QT_TRY(be->linear_grad_w(be, s->device_g, s->device_m + b->at * k, s->device_change, b->n,
                                  k, width, err));
@@ -88,17 +87,13 @@ int qt_running_sums_on_backend(struct qt_running_sums *s, struct qt_backend *be,
                                struct qt_err *err)
 {
     const size_t k = s->f->k, width = s->panels * R;
-    void *p;
     int rc;
     s->be = be;
     QT_TRY(qt_array_new(&s->staged, longest, width * sizeof *s->staged, err));
     be->pin(be, s->staged, longest * width * sizeof *s->staged);
-    QT_TRY(be->alloc(be, &p, longest * width * sizeof *s->staged, err));
-    s->device_change = p;
-    QT_TRY(be->alloc(be, &p, k * k * sizeof *s->m, err));
-    s->device_m = p;
-    QT_TRY(be->alloc(be, &p, k * width * sizeof *s->g, err));
-    s->device_g = p;
+    QT_TRY(be->alloc(be, &s->device_change, longest * width * sizeof *s->staged, err));
+    QT_TRY(be->alloc(be, &s->device_m, k * k * sizeof *s->m, err));
+    QT_TRY(be->alloc(be, &s->device_g, k * width * sizeof *s->g, err));
 done:
     return rc;
 }
@@ -115,7 +110,7 @@ void qt_running_sums_free(struct qt_running_sums *s)
     s->be = NULL;
 }
 
-/* ---- either --------------------------------------------------------------------------------- */
+/* ---- both ----------------------------------------------------------------------------------- */
 
 int qt_running_sums_start(struct qt_running_sums *s, const float *m, struct qt_err *err)
 {
@@ -138,7 +133,7 @@ int qt_running_sums_block(struct qt_running_sums *s, qt_panel_step *step,
                           enum qt_running_sums_use use, size_t at, size_t n, struct qt_err *err)
 {
     if (s->be)
-        return block_on_backend(s, &(struct block){s, step, use, at, n}, err);
-    block_here(s, step, use, at, n);
+        return block_on_backend(s, &(struct column_block){s, step, use, at, n}, err);
+    block_on_cpu(s, step, use, at, n);
     return QT_OK;
 }

@@ -1,25 +1,26 @@
-/* Passes over all columns: error feedback, then rounds of polishing until they stop paying. */
+/* Passes over all columns: error compensation, then rounds of coordinate descent until the gain is
+ * too small. */
 #include "hessian/panel.h"
 
 #include <string.h>
 
 enum {
     R = QT_PANEL_ROWS,
-    BLOCK = 128, /* columns of a block, where groups do not want more */
-    WIDE = 512,  /* where the step is the same for all columns */
+    BLOCK = 128, /* columns of a column block, unless a group is longer */
+    WIDE = 512,  /* the same for steps that treat all columns alike */
 };
 
-static const double WORTHWHILE = 1e-3; /* relative gain of a round below which it is the last */
+static const double MIN_GAIN = 1e-3; /* relative gain of a round at which descent stops */
 
-/* ---- blocks --------------------------------------------------------------------------------- */
+/* ---- column blocks -------------------------------------------------------------------------- */
 
 bool qt_factor_is_one_group(const struct qt_factor *f)
 {
     return f->group[0] == f->group[f->k - 1];
 }
 
-/* Columns of the block that begins at `at`: whole groups, at least one. Only a group that is all of
- * the matrix is split, unless it is to be refitted as a whole. */
+/* Number of columns of the column block that begins at `at`: one or more whole groups. A single
+ * group that spans the matrix is split, unless it is refitted as a whole. */
 static size_t block_columns(const struct qt_factor *f, bool refits_groups, size_t at)
 {
     if (qt_factor_is_one_group(f) && !refits_groups)
@@ -45,15 +46,15 @@ static size_t longest_block(const struct qt_factor *f, bool refits_groups)
 
 /* ---- panels that are solved together -------------------------------------------------------- */
 
-struct slab {
+struct panel_set {
     struct panel *panel;
     size_t count;
     bool refits_groups;
     struct qt_running_sums sums;
 };
 
-/* A step in all blocks. wide: of any columns. */
-static int pass(struct slab *s, qt_panel_step *step, enum qt_running_sums_use use, bool wide,
+/* Runs a step on all column blocks; `wide`: the step does not depend on groups. */
+static int pass(struct panel_set *s, qt_panel_step *step, enum qt_running_sums_use use, bool wide,
                 struct qt_err *err)
 {
     const struct qt_factor *f = s->sums.f;
@@ -67,7 +68,7 @@ static int pass(struct slab *s, qt_panel_step *step, enum qt_running_sums_use us
     return rc;
 }
 
-static int feedback(struct slab *s, struct qt_err *err)
+static int compensate(struct panel_set *s, struct qt_err *err)
 {
     int rc;
     QT_TRY(qt_running_sums_start(&s->sums, s->sums.f->v, err));
@@ -78,13 +79,13 @@ done:
 
 /* ---- the objective -------------------------------------------------------------------------- */
 
-static void put_source(struct panel *p, size_t at, size_t n)
+static void put_weights(struct panel *p, size_t at, size_t n)
 {
     memcpy(p->change, p->w + at * R, n * R * sizeof *p->change);
     p->changed = true;
 }
 
-static void keep_sums(struct panel *p, size_t at, size_t n)
+static void keep_hw(struct panel *p, size_t at, size_t n)
 {
     memcpy(p->hw + at * R, p->g, n * R * sizeof *p->g);
 }
@@ -102,8 +103,8 @@ static void add_terms(struct panel *p, size_t at, size_t n)
         p->sum += (double)(p->w[at * R + i] - p->q[at * R + i]) * (double)p->g[i];
 }
 
-/* With G = H (w - q). */
-static int objective(struct slab *s, struct qt_err *err)
+/* Computes the objective of each panel; requires G = H (w - q). */
+static int objective(struct panel_set *s, struct qt_err *err)
 {
     int rc = pass(s, add_terms, QT_SUMS_READ, true, err);
     for (size_t i = 0; i < s->count; i++)
@@ -111,15 +112,15 @@ static int objective(struct slab *s, struct qt_err *err)
     return rc;
 }
 
-/* Makes G = H (w - q). */
-static int start_polishing(struct slab *s, struct qt_err *err)
+/* Sets G = H (w - q), and hw = H w if needed. */
+static int start_descent(struct panel_set *s, struct qt_err *err)
 {
     const float *h = s->sums.f->h;
     int rc;
     if (s->panel[0].hw) {
         QT_TRY(qt_running_sums_start(&s->sums, h, err));
-        QT_TRY(pass(s, put_source, QT_SUMS_ADD, true, err));
-        QT_TRY(pass(s, keep_sums, QT_SUMS_READ, true, err));
+        QT_TRY(pass(s, put_weights, QT_SUMS_ADD, true, err));
+        QT_TRY(pass(s, keep_hw, QT_SUMS_READ, true, err));
     }
     QT_TRY(qt_running_sums_start(&s->sums, h, err));
     QT_TRY(pass(s, put_error, QT_SUMS_ADD, true, err));
@@ -128,8 +129,8 @@ done:
     return rc;
 }
 
-/* Sets done for panels that have gained too little. *left: others. */
-static int polish_round(bool *left, struct slab *s, struct qt_err *err)
+/* Marks panels that gained too little as converged. *active: some have not converged. */
+static int descent_round(bool *active, struct panel_set *s, struct qt_err *err)
 {
     int rc;
     for (size_t i = 0; i < s->count; i++)
@@ -140,11 +141,11 @@ static int polish_round(bool *left, struct slab *s, struct qt_err *err)
         QT_TRY(pass(s, qt_panel_rescale, QT_SUMS_STORE, true, err));
     }
     QT_TRY(objective(s, err));
-    *left = false;
+    *active = false;
     for (size_t i = 0; i < s->count; i++) {
         struct panel *p = &s->panel[i];
-        p->done |= !(p->before - p->error > WORTHWHILE * p->before);
-        *left |= !p->done;
+        p->converged |= !(p->before - p->error > MIN_GAIN * p->before);
+        *active |= !p->converged;
     }
 done:
     return rc;
@@ -157,10 +158,10 @@ struct solve {
     const float *w;
     size_t n;
     const struct qt_rounder *rounder;
-    int polish;
-    struct qt_backend *be; /* NULL: panels one by one */
-    size_t longest;
-    bool whole, scales; /* polishing refits groups as a whole; one scale a row */
+    int descent_rounds;
+    struct qt_backend *be;                 /* NULL: each thread solves one panel at a time */
+    size_t longest;                        /* columns of the longest column block */
+    bool refits_groups, refits_row_scales; /* how descent refits: whole groups; one scale per row */
     struct qt_solve_report *panels;
 };
 
@@ -173,16 +174,16 @@ static void load_rows(float *dst, const float *src, const struct qt_factor *f, s
             dst[j * R + r] = src[(row0 + r) * f->k + f->order[j]];
 }
 
-/* Floats of a panel's matrices, and of G where it has one of its own. */
+/* Floats of a panel's matrices, and of its G without a backend. */
 static size_t panel_floats(const struct solve *s)
 {
-    const size_t matrices = 3 + (size_t)s->scales + !s->be,
+    const size_t matrices = 3 + (size_t)s->refits_row_scales + !s->be,
                  group = qt_min_size(s->f->group_size, s->f->k);
-    return qt_round_up((matrices * s->f->k + 4 * s->longest) * R + (s->whole ? group * group : 0),
-                       16);
+    return qt_round_up(
+        (matrices * s->f->k + 4 * s->longest) * R + (s->refits_groups ? group * group : 0), 16);
 }
 
-/* Panel number `item` in work[panel_floats(s)]; returns where G would be. */
+/* Sets up panel number `item` in work[panel_floats(s)]; returns the place of its G. */
 static float *panel_open(struct panel *p, const struct solve *s, size_t item, float *work)
 {
     const size_t cells = s->f->k * R, block = s->longest * R;
@@ -194,17 +195,17 @@ static float *panel_open(struct panel *p, const struct solve *s, size_t item, fl
         .g = work,
         .change = work + block,
         .target = work + 2 * block,
-        .spare = work + 3 * block,
+        .scratch = work + 3 * block,
         .w = work + 4 * block,
         .q = work + 4 * block + cells,
         .unit = work + 4 * block + 2 * cells,
     };
     work += 4 * block + 3 * cells;
-    if (s->scales) {
+    if (s->refits_row_scales) {
         p->hw = work;
         work += cells;
     }
-    if (s->whole) {
+    if (s->refits_groups) {
         const size_t group = qt_min_size(s->f->group_size, s->f->k);
         p->v = work;
         work += group * group;
@@ -215,84 +216,82 @@ static float *panel_open(struct panel *p, const struct solve *s, size_t item, fl
     return work;
 }
 
-/* reports[slab->count] */
-static int solve_slab(struct qt_solve_report *reports, const struct solve *s, struct slab *slab,
-                      struct qt_err *err)
+/* Fills reports[set->count]. */
+static int solve_set(struct qt_solve_report *reports, const struct solve *s, struct panel_set *set,
+                     struct qt_err *err)
 {
-    bool left = true;
+    bool active = true;
     int rc = QT_OK;
-    QT_TRY(feedback(slab, err));
-    for (size_t i = 0; i < slab->count; i++)
-        reports[i].feedback = slab->panel[i].error = slab->panel[i].sum;
-    if (s->polish > 0)
-        QT_TRY(start_polishing(slab, err));
-    for (int round = 0; round < s->polish && left; round++)
-        QT_TRY(polish_round(&left, slab, err));
-    for (size_t i = 0; i < slab->count; i++)
-        reports[i].polished = slab->panel[i].error;
+    QT_TRY(compensate(set, err));
+    for (size_t i = 0; i < set->count; i++)
+        reports[i].after_compensation = set->panel[i].error = set->panel[i].sum;
+    if (s->descent_rounds > 0)
+        QT_TRY(start_descent(set, err));
+    for (int round = 0; round < s->descent_rounds && active; round++)
+        QT_TRY(descent_round(&active, set, err));
+    for (size_t i = 0; i < set->count; i++)
+        reports[i].after_descent = set->panel[i].error;
 done:
     return rc;
 }
 
-/* Each thread solves panels on its own. */
-struct alone {
+/* Each thread solves one panel at a time. */
+struct cpu_job {
     struct solve *s;
-    float *work; /* per thread */
+    float *work; /* [threads][stride] */
     size_t stride;
 };
 
-static int solve_alone(void *ctx, size_t item, int thread, struct qt_err *err)
+static int solve_panel(void *ctx, size_t item, int thread, struct qt_err *err)
 {
-    const struct alone *a = ctx;
+    const struct cpu_job *job = ctx;
+    const struct solve *s = job->s;
     struct panel p;
-    float *g = panel_open(&p, a->s, item, a->work + (size_t)thread * a->stride);
-    struct slab slab = {&p, 1, a->s->whole, {.f = a->s->f, .panel = &p, .panels = 1, .g = g}};
-    return solve_slab(&a->s->panels[item], a->s, &slab, err);
+    float *g = panel_open(&p, s, item, job->work + (size_t)thread * job->stride);
+    struct panel_set set = {&p, 1, s->refits_groups, {.f = s->f, .panel = &p, .panels = 1, .g = g}};
+    return solve_set(&s->panels[item], s, &set, err);
 }
 
 static int solve_panels_cpu(struct solve *s, size_t panels, struct qt_err *err)
 {
-    struct alone a = {s, NULL, panel_floats(s)};
+    struct cpu_job job = {s, NULL, panel_floats(s)};
     int rc;
-    QT_TRY(qt_array_new(&a.work, (size_t)qt_threads(), a.stride * sizeof *a.work, err));
-    QT_TRY(qt_parallel(panels, solve_alone, &a, err));
+    QT_TRY(qt_array_new(&job.work, (size_t)qt_threads(), job.stride * sizeof *job.work, err));
+    QT_TRY(qt_parallel(panels, solve_panel, &job, err));
 done:
-    qt_free(a.work);
+    qt_free(job.work);
     return rc;
 }
 
-/* All panels at the same time. */
-struct together {
+/* All panels advance together. */
+struct backend_job {
     const struct solve *s;
     struct panel *panel;
     float *work;
 };
 
-static int open_panel(void *ctx, size_t item, int thread, struct qt_err *err)
+static void open_panel(void *ctx, size_t item)
 {
-    const struct together *t = ctx;
-    (void)thread;
-    (void)err;
-    panel_open(&t->panel[item], t->s, item, t->work + item * panel_floats(t->s));
-    return QT_OK;
+    const struct backend_job *job = ctx;
+    panel_open(&job->panel[item], job->s, item, job->work + item * panel_floats(job->s));
 }
 
 static int solve_panels_backend(struct solve *s, size_t panels, struct qt_err *err)
 {
-    struct together t = {.s = s};
-    struct slab slab = {.count = panels, .refits_groups = s->whole};
+    struct backend_job job = {.s = s};
+    struct panel_set set = {.count = panels, .refits_groups = s->refits_groups};
     int rc;
-    QT_TRY(qt_array_new(&t.panel, panels, sizeof *t.panel, err));
-    QT_TRY(qt_array_new(&t.work, panels, panel_floats(s) * sizeof *t.work, err));
-    QT_TRY(qt_parallel(panels, open_panel, &t, err));
-    slab.panel = t.panel;
-    slab.sums = (struct qt_running_sums){.f = s->f, .panel = t.panel, .panels = panels};
-    QT_TRY(qt_running_sums_on_backend(&slab.sums, s->be, s->longest, err));
-    QT_TRY(solve_slab(s->panels, s, &slab, err));
+    QT_TRY(qt_array_new(&job.panel, panels, sizeof *job.panel, err));
+    QT_TRY(qt_array_new(&job.work, panels, panel_floats(s) * sizeof *job.work, err));
+    qt_parallel_for(panels, open_panel, &job);
+    set.panel = job.panel;
+    set.sums = (struct qt_running_sums){.f = s->f, .panel = job.panel, .panels = panels};
+    QT_TRY(qt_running_sums_on_backend(&set.sums, s->be, s->longest, err));
+    QT_TRY(solve_set(s->panels, s, &set, err));
 done:
-    qt_running_sums_free(&slab.sums);
-    qt_free(t.panel);
-    qt_free(t.work);
+    qt_running_sums_free(&set.sums);
+    qt_free(job.panel);
+    qt_free(job.work);
     return rc;
 }
 
@@ -305,22 +304,23 @@ int qt_solve(struct qt_solve_report *out, const struct qt_factor *f, const float
         .w = w,
         .n = n,
         .rounder = rounder,
-        .polish = opt->polish,
+        .descent_rounds = opt->descent_rounds,
         .be = f->backend,
-        .whole = opt->polish > 0 && rounder->refit,
-        .scales = opt->polish > 0 && !rounder->refit && qt_factor_is_one_group(f),
+        .refits_groups = opt->descent_rounds > 0 && rounder->refit,
+        .refits_row_scales =
+            opt->descent_rounds > 0 && !rounder->refit && qt_factor_is_one_group(f),
     };
     const size_t panels = qt_ceil_div(n, R);
     int rc = QT_OK;
     *out = (struct qt_solve_report){0};
-    openblas_set_num_threads(1); /* panels are the threads */
-    s.longest = longest_block(f, s.whole);
+    openblas_set_num_threads(1); /* threads work on panels instead */
+    s.longest = longest_block(f, s.refits_groups);
     QT_TRY(qt_array_new(&s.panels, panels, sizeof *s.panels, err));
     QT_TRY(s.be && panels ? solve_panels_backend(&s, panels, err)
                           : solve_panels_cpu(&s, panels, err));
     for (size_t i = 0; i < panels; i++) {
-        out->feedback += s.panels[i].feedback;
-        out->polished += s.panels[i].polished;
+        out->after_compensation += s.panels[i].after_compensation;
+        out->after_descent += s.panels[i].after_descent;
     }
 done:
     qt_free(s.panels);

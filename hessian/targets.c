@@ -1,25 +1,26 @@
+/* Corrections of the targets: see qt_factor_correct_input_error in hessian.h. */
 #include "hessian/hessian.h"
 
 #include <cblas.h>
 #include <math.h>
 #include <string.h>
 
-enum { ROWS = 128 }; /* of a panel, on one thread */
+enum { ROWS = 128 }; /* rows per parallel item */
 
 struct job {
     const struct qt_factor *f;
     const float *from;
     float *to;         /* [rows][k] */
-    size_t rows;       /* of both */
-    float *work;       /* [threads][ROWS][k]; on a backend [rows][k] */
-    double *explained; /* [rows]: products of `from` and `to` */
+    size_t rows;       /* of `from` and `to` */
+    float *work;       /* CPU: [threads][ROWS][k]; backend: [rows][k] */
+    double *explained; /* [rows] dot products of `from` and `to` */
     double shrink;
 };
 
 static int run(struct job *s, int (*fn)(void *, size_t, int, struct qt_err *), struct qt_err *err)
 {
     int rc = QT_OK;
-    openblas_set_num_threads(1); /* panels are the threads */
+    openblas_set_num_threads(1); /* threads work on rows instead */
     QT_TRY(qt_array_new(&s->work, (size_t)qt_threads() * ROWS, s->f->k * sizeof *s->work, err));
     QT_TRY(qt_parallel(qt_ceil_div(s->rows, ROWS), fn, s, err));
 done:
@@ -27,10 +28,9 @@ done:
     return rc;
 }
 
-/* ---- regression on x: sums of products -> C H^-1 ----------------------------------------------
- */
+/* ---- regression on x: C -> C H^-1 ----------------------------------------------------------- */
 
-/* Row r of C, columns in processing order, and of C H^-1 from such. */
+/* Row r of C into processing order, and row r of C H^-1 back. */
 static void gather(float *x, const struct job *s, size_t r)
 {
     for (size_t j = 0; j < s->f->k; j++)
@@ -43,7 +43,7 @@ static void scatter(const float *x, const struct job *s, size_t r)
         s->to[r * s->f->k + s->f->order[j]] = x[j];
 }
 
-/* Rows of the result: x h = c, that is (x V) V^T = c. */
+/* Solves x h = c for the rows of a panel, that is (x V) V^T = c. */
 static int solve_panel(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct job *s = ctx;
@@ -62,25 +62,18 @@ static int solve_panel(void *ctx, size_t item, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-static int gather_row(void *ctx, size_t item, int thread, struct qt_err *err)
+static void gather_row(void *ctx, size_t item)
 {
     const struct job *s = ctx;
-    (void)thread;
-    (void)err;
     gather(s->work + item * s->f->k, s, item);
-    return QT_OK;
 }
 
-static int scatter_row(void *ctx, size_t item, int thread, struct qt_err *err)
+static void scatter_row(void *ctx, size_t item)
 {
     const struct job *s = ctx;
-    (void)thread;
-    (void)err;
     scatter(s->work + item * s->f->k, s, item);
-    return QT_OK;
 }
 
-/* All rows there. */
 static int solve_on_backend(struct job *s, struct qt_err *err)
 {
     const size_t k = s->f->k, row_bytes = k * sizeof *s->work, bytes = s->rows * row_bytes;
@@ -88,7 +81,7 @@ static int solve_on_backend(struct job *s, struct qt_err *err)
     void *x = NULL, *v = NULL;
     int rc;
     QT_TRY(qt_array_new(&s->work, s->rows, row_bytes, err));
-    QT_TRY(qt_parallel(s->rows, gather_row, s, err));
+    qt_parallel_for(s->rows, gather_row, s);
     QT_TRY(be->alloc(be, &x, bytes, err));
     QT_TRY(be->alloc(be, &v, k * row_bytes, err));
     QT_TRY(be->upload(be, x, s->work, bytes, err));
@@ -96,7 +89,7 @@ static int solve_on_backend(struct job *s, struct qt_err *err)
     QT_TRY(be->solve_upper(be, x, v, true, s->rows, k, err));
     QT_TRY(be->solve_upper(be, x, v, false, s->rows, k, err));
     QT_TRY(be->download(be, s->work, x, bytes, err));
-    QT_TRY(qt_parallel(s->rows, scatter_row, s, err));
+    qt_parallel_for(s->rows, scatter_row, s);
 done:
     be->free(be, x);
     be->free(be, v);
@@ -104,43 +97,37 @@ done:
     return rc;
 }
 
-static int explain_row(void *ctx, size_t item, int thread, struct qt_err *err)
+static void explain_row(void *ctx, size_t item)
 {
     const struct job *s = ctx;
     const float *from = s->from + item * s->f->k, *to = s->to + item * s->f->k;
     double sum = 0;
-    (void)thread;
-    (void)err;
     for (size_t i = 0; i < s->f->k; i++)
         sum += (double)from[i] * (double)to[i];
     s->explained[item] = sum;
-    return QT_OK;
 }
 
-static double shrinkage(const struct job *s, double strayed, size_t tokens)
+static double shrinkage(const struct job *s, double error_energy, size_t tokens)
 {
     double explained = 0, k = (double)s->f->k, t = (double)tokens;
     for (size_t i = 0; i < s->rows; i++)
         explained += s->explained[i];
-    if (!(explained > 0) || !isfinite(explained) || !isfinite(strayed) || t <= k)
+    if (!(explained > 0) || !isfinite(explained) || !isfinite(error_energy) || t <= k)
         return 0;
-    return fmax(0, 1 - 2 * k / (t - k) * fmax(strayed - explained, 0) / explained);
+    return fmax(0, 1 - 2 * k / (t - k) * fmax(error_energy - explained, 0) / explained);
 }
 
-static int shrink_row(void *ctx, size_t item, int thread, struct qt_err *err)
+static void shrink_row(void *ctx, size_t item)
 {
     const struct job *s = ctx;
     float *to = s->to + item * s->f->k;
-    (void)thread;
-    (void)err;
     for (size_t i = 0; i < s->f->k; i++)
-        to[i] = s->shrink > 0 ? to[i] * (float)s->shrink : 0; /* it may not be finite */
-    return QT_OK;
+        to[i] = s->shrink > 0 ? to[i] * (float)s->shrink : 0; /* to[i] may be non-finite */
 }
 
-/* *out = C H^-1, shrunk; cross[rows][k]: C. */
+/* *out = C H^-1 times *shrink, for C = cross[rows][k]. */
 static int regress(float **out, double *shrink, const struct qt_factor *f, const float *cross,
-                   size_t rows, double strayed, size_t tokens, struct qt_err *err)
+                   size_t rows, double error_energy, size_t tokens, struct qt_err *err)
 {
     struct job s = {.f = f, .from = cross, .rows = rows};
     int rc = qt_array_new(out, rows, f->k * sizeof **out, err);
@@ -150,29 +137,31 @@ static int regress(float **out, double *shrink, const struct qt_factor *f, const
     QT_TRY(f->backend && f->backend->solve_upper ? solve_on_backend(&s, err)
                                                  : run(&s, solve_panel, err));
     QT_TRY(qt_array_new(&s.explained, rows, sizeof *s.explained, err));
-    QT_TRY(qt_parallel(rows, explain_row, &s, err));
-    s.shrink = *shrink = shrinkage(&s, strayed, tokens);
-    QT_TRY(qt_parallel(rows, shrink_row, &s, err));
+    qt_parallel_for(rows, explain_row, &s);
+    s.shrink = *shrink = shrinkage(&s, error_energy, tokens);
+    qt_parallel_for(rows, shrink_row, &s);
 done:
     qt_free(s.explained);
     return rc;
 }
 
-int qt_factor_correct_input_error(struct qt_factor *f, const float *cross, double strayed,
+int qt_factor_correct_input_error(struct qt_factor *f, const float *cross, double error_energy,
                                   size_t tokens, struct qt_err *err)
 {
-    return regress(&f->shift, &f->shift_shrink, f, cross, f->k, strayed, tokens, err);
+    return regress(&f->input_correction, &f->input_shrink, f, cross, f->k, error_energy, tokens,
+                   err);
 }
 
 int qt_factor_correct_residual_error(struct qt_factor *f, const float *cross, size_t n,
-                                     double strayed, size_t tokens, struct qt_err *err)
+                                     double error_energy, size_t tokens, struct qt_err *err)
 {
-    return regress(&f->residual, &f->residual_shrink, f, cross, n, strayed, tokens, err);
+    return regress(&f->residual_correction, &f->residual_shrink, f, cross, n, error_energy, tokens,
+                   err);
 }
 
 /* ---- targets -------------------------------------------------------------------------------- */
 
-static int shift_panel(void *ctx, size_t item, int thread, struct qt_err *err)
+static int correct_panel(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct job *s = ctx;
     size_t k = s->f->k, row0 = item * ROWS, rows = qt_min_size(ROWS, s->rows - row0);
@@ -180,52 +169,49 @@ static int shift_panel(void *ctx, size_t item, int thread, struct qt_err *err)
     (void)err;
     memcpy(copy, w, rows * k * sizeof *copy);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)rows, (int)k, (int)k, 1, copy,
-                (int)k, s->f->shift, (int)k, 1, w, (int)k);
+                (int)k, s->f->input_correction, (int)k, 1, w, (int)k);
     return QT_OK;
 }
 
-/* By one product there. */
-static int shift_on_backend(float *w, size_t n, const struct qt_factor *f, struct qt_err *err)
+static int correct_on_backend(float *w, size_t n, const struct qt_factor *f, struct qt_err *err)
 {
     struct qt_backend *be = f->backend;
     const size_t k = f->k, bytes = n * k * sizeof *w;
-    void *shift = NULL, *from = NULL, *to = NULL;
+    void *correction = NULL, *from = NULL, *to = NULL;
     int rc;
-    QT_TRY(be->alloc(be, &shift, k * k * sizeof *f->shift, err));
+    QT_TRY(be->alloc(be, &correction, k * k * sizeof *f->input_correction, err));
     QT_TRY(be->alloc(be, &from, bytes, err));
     QT_TRY(be->alloc(be, &to, bytes, err));
-    QT_TRY(be->upload(be, shift, f->shift, k * k * sizeof *f->shift, err));
+    QT_TRY(
+        be->upload(be, correction, f->input_correction, k * k * sizeof *f->input_correction, err));
     QT_TRY(be->upload(be, from, w, bytes, err));
     QT_TRY(be->copy(be, to, from, bytes, err));
-    QT_TRY(be->linear_grad_x(be, to, from, shift, true, n, k, k, err));
+    QT_TRY(be->linear_grad_x(be, to, from, correction, true, n, k, k, err));
     QT_TRY(be->download(be, w, to, bytes, err));
 done:
-    be->free(be, shift);
+    be->free(be, correction);
     be->free(be, from);
     be->free(be, to);
     return rc;
 }
 
-static int add_row(void *ctx, size_t item, int thread, struct qt_err *err)
+static void add_row(void *ctx, size_t item)
 {
     const struct job *s = ctx;
     const size_t k = s->f->k;
-    (void)thread;
-    (void)err;
     for (size_t i = item * k; i < (item + 1) * k; i++)
         s->to[i] += s->from[i];
-    return QT_OK;
 }
 
 int qt_factor_targets(float *w, size_t n, const struct qt_factor *f, struct qt_err *err)
 {
     struct job s = {.f = f, .to = w, .rows = n};
     int rc = QT_OK;
-    if (f->shift)
-        QT_TRY(f->backend ? shift_on_backend(w, n, f, err) : run(&s, shift_panel, err));
-    s.from = f->residual;
-    if (f->residual)
-        QT_TRY(qt_parallel(n, add_row, &s, err));
+    if (f->input_correction)
+        QT_TRY(f->backend ? correct_on_backend(w, n, f, err) : run(&s, correct_panel, err));
+    s.from = f->residual_correction;
+    if (f->residual_correction)
+        qt_parallel_for(n, add_row, &s);
 done:
     return rc;
 }

@@ -1,15 +1,16 @@
 /*
- * kernels: the backends behind struct qt_backend, and the GPU as verify and bench see it.
+ * kernels: the CPU and CUDA backends behind struct qt_backend, and struct qt_gpu, the interface of
+ * verify and bench to a GPU.
  *
- *   backend_cpu.c, cpu_*   the CPU backend
- *   qtool_kernels.h, cuda/ libqtool_kernels: fused products on packed weights; qtool_w4ax.h,
- *                          qtool_kv4.h: those of w4ax and attention over 4-bit caches
- *   gpu_backend.c          the CUDA backend; gpu_product.c: its products; gpu_math.cu: its kernels
- *   gpu_cuda.c             struct qt_gpu over libqtool_kernels and the CUDA run time
- *   gpu_copy.c             copies between host and device
- *   gpu_cublas.c           cuBLAS, loaded at run time
- *   gpu_transfer.cu        kernels that only read or copy: what others are measured against
- *   gpu_none.c             instead of these in builds without nvcc
+ *   cpu/             the CPU backend
+ *   include/, cuda/  libqtool_kernels: matrix products with packed weights (qtool_kernels.h),
+ *                    w4ax (qtool_w4ax.h), attention over 4-bit KV caches (qtool_kv4.h)
+ *   gpu/backend.c    the CUDA backend; product.c: its matrix products; math.cu: its kernels
+ *   gpu/cuda.c       struct qt_gpu on top of libqtool_kernels and the CUDA runtime
+ *   gpu/copy.c       copies between host and device
+ *   gpu/cublas.c     cuBLAS, loaded at run time
+ *   gpu/transfer.cu  kernels that only read or copy, to measure memory bandwidth
+ *   gpu/none.c       replaces the files of gpu/ in builds without nvcc
  */
 #ifndef QT_KERNELS_KERNELS_H
 #define QT_KERNELS_KERNELS_H
@@ -19,22 +20,24 @@
 #include "kernels/include/qtool_kv4.h"
 #include "kernels/include/qtool_w4ax.h"
 
-/* OpenBLAS + OpenMP. Uses the threads of qt_threads_set. Close with be->close(be). */
+/* Opens the CPU backend: OpenBLAS and OpenMP, on the threads of qt_threads_set. Close with
+ * be->close(be). QT_E_RESOURCE if memory or address space is short. */
 int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err);
-/* A GPU: cuBLAS in FP32 or 3xTF32 (Cholesky: FP64) and kernels; gradients of what is no product on
- * the CPU. Results differ from the CPU's by rounding, and are the same from run to run. QT_E_NO_GPU
- * as of qt_gpu_open, or without cuBLAS. */
+/* Opens the CUDA backend on a GPU: cuBLAS in FP32 or 3xTF32 (Cholesky: FP64), and CUDA kernels.
+ * Gradients other than matrix products are computed on the CPU. Results are the same from run to
+ * run; they differ from the CPU backend's by rounding. QT_E_NO_GPU as qt_gpu_open, or without
+ * cuBLAS. */
 int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err);
 
 /* ---- a GPU ---------------------------------------------------------------------------------- */
 
 enum {
     QT_GPU_TRANSFERS = 12, /* launch shapes of struct qt_gpu.transfer */
-    QT_GPU_WORKS = 3,      /* that struct qt_gpu.time times at once, at most */
+    QT_GPU_WORKS = 3,      /* at most so many works per call of struct qt_gpu.time */
 };
 
-/* What is timed: launch(ctx, i, err) enqueues a kernel or some, on copy i < count of what they
- * read. */
+/* Work to be timed: launch(ctx, i, err) enqueues one or more kernels on copy i of their operands,
+ * i < count. */
 struct qt_gpu_work {
     int (*launch)(void *ctx, size_t i, struct qt_err *err);
     void *ctx;
@@ -42,15 +45,15 @@ struct qt_gpu_work {
 };
 
 /*
- * One GPU: memory, fused products, time. A table of functions, so that what is built on it builds
- * without CUDA and can be tested against a stand-in. Work goes to one stream, in order; download
- * and time return when it is done, upload when src has been read, everything else only enqueues.
- * Failed CUDA calls are QT_E_INTERNAL, memory that is not there QT_E_RESOURCE.
+ * One GPU: memory, kernels, timing. It is a table of functions, so that its users build without
+ * CUDA and can be tested with a simulated device. All work goes to one stream, in order. download
+ * and time return when the work is done, upload when src has been read; all others only enqueue.
+ * Errors: QT_E_INTERNAL for failed CUDA calls, QT_E_RESOURCE if device memory is exhausted.
  */
 struct qt_gpu {
     char name[128];   /* "NVIDIA H200" */
     char cuda[64];    /* "driver 580.159.04, CUDA 13.0" */
-    char cublas[160]; /* "cuBLAS 13.0.2", or why there is none */
+    char cublas[160]; /* "cuBLAS 13.0.2", or the reason why cuBLAS is missing */
     bool has_cublas;
     qtool_matmul_dense_fn *dense; /* cuBLAS, for struct qtool_matmul_options; or NULL */
     void *dense_context;
@@ -58,7 +61,7 @@ struct qt_gpu {
     size_t l2_bytes, memory_bytes;
     void *ctx;
 
-    /* 256-byte aligned. */
+    /* Device memory, 256-byte aligned. */
     int (*alloc)(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err);
     void (*free)(struct qt_gpu *gpu, void *p);
     int (*upload)(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, struct qt_err *err);
@@ -66,11 +69,12 @@ struct qt_gpu {
                     struct qt_err *err);
     int (*copy)(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, struct qt_err *err);
     int (*fill)(struct qt_gpu *gpu, void *dst, int byte, size_t bytes, struct qt_err *err);
-    /* Host memory that is copied often, until unpin: faster, if it can be had. */
+    /* Tries to page-lock host memory that is copied often, until unpin. A failure is ignored. */
     void (*pin)(struct qt_gpu *gpu, void *p, size_t bytes);
     void (*unpin)(struct qt_gpu *gpu, void *p);
 
-    /* qt_matmul_*; QT_E_UNSUPPORTED with the reason when plan refuses. */
+    /* The functions qtool_matmul_* of the kernel library. QT_E_UNSUPPORTED with the reason if plan
+     * refuses. */
     int (*plan)(struct qt_gpu *gpu, struct qtool_matmul_plan *out,
                 const struct qtool_matmul_weight *w, size_t m,
                 const struct qtool_matmul_options *opt, struct qt_err *err);
@@ -82,8 +86,8 @@ struct qt_gpu {
     int (*dequantize)(struct qt_gpu *gpu, const struct qtool_matmul_weight *w, void *out,
                       enum qtool_dtype dtype, struct qt_err *err);
 
-    /* qt_w4ax_*; QT_E_UNSUPPORTED with the reason when plan refuses, or what quantize cannot take.
-     */
+    /* The functions qtool_w4ax_*. QT_E_UNSUPPORTED with the reason if plan refuses, or if quantize
+     * does not support the input. */
     size_t (*w4ax_blocks)(uint32_t *words, const uint8_t *bits, size_t count, int packed);
     int (*w4ax_quantize)(struct qt_gpu *gpu, const struct qtool_w4ax_acts *out,
                          const struct qtool_w4ax_input *in, const void *x, size_t m,
@@ -95,7 +99,7 @@ struct qt_gpu {
                     const struct qtool_w4ax_weight *w, const struct qtool_w4ax_acts *acts, void *y,
                     void *workspace, struct qt_err *err);
 
-    /* qt_kv_*; QT_E_UNSUPPORTED with the reason when plan refuses. */
+    /* The functions qtool_kv_*. QT_E_UNSUPPORTED with the reason if plan refuses. */
     int (*kv_append)(struct qt_gpu *gpu, const struct qtool_kv_cache *cache, const void *k,
                      const void *v, const int *sequence, const int *position, size_t tokens,
                      enum qtool_dtype dtype, struct qt_err *err);
@@ -106,30 +110,31 @@ struct qt_gpu {
                   const struct qtool_kv_cache *cache, void *out, const void *q, const int *length,
                   void *workspace, struct qt_err *err);
 
-    /* Copies bytes (a multiple of 16) by a kernel of plain loads and stores; dst NULL: only reads
-     * them. shape < QT_GPU_TRANSFERS. */
+    /* Copies bytes (a multiple of 16) by a kernel of plain loads and stores; dst = NULL: only
+     * reads. shape < QT_GPU_TRANSFERS selects the launch configuration. */
     int (*transfer)(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, int shape,
                     struct qt_err *err);
-    /* FP16 y[m][n] = x[m][k] w[n][k]^T by cuBLAS with FP32 sums; only if has_cublas. */
+    /* FP16 y[m][n] = x[m][k] w[n][k]^T by cuBLAS with FP32 accumulation; needs has_cublas. */
     int (*gemm)(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t m, size_t n,
                 size_t k, struct qt_err *err);
 
     /*
-     * Microseconds of one launch, us[j] of works[j], j < n <= QT_GPU_WORKS: it is called for
-     * i = 0..count-1 (again from 0 until there are 8) and captured into one CUDA graph; the median
-     * of its replays, divided by the launches in it. With copies that are together several times
-     * the L2 all reads are cold. The works take turns, a replay each, so that what the GPU does to
-     * its clock, which long products bring down, it does to all of them; before the first it rests
-     * until it has recovered from what was timed last.
+     * Returns in us[j] the microseconds of one launch of works[j], j < n <= QT_GPU_WORKS. The
+     * launches for i = 0..count-1 (repeated until there are 8) are captured into one CUDA graph;
+     * us[j] is the median time of its replays, divided by the number of launches. If the copies
+     * together are several times larger than the L2 cache, all reads are cold. The works are
+     * replayed alternately, so that changes of the GPU's clock affect all of them. Before the first
+     * replay the GPU idles until it has recovered from the previous measurement.
      */
     int (*time)(struct qt_gpu *gpu, double *us, const struct qt_gpu_work *works, size_t n,
                 struct qt_err *err);
     void (*close)(struct qt_gpu *gpu);
 };
 
-/* Whether this is a build with CUDA. */
+/* True in builds with CUDA. */
 bool qt_gpu_built(void);
-/* QT_E_NO_GPU in one clear line: built without CUDA, no driver, no such device, too old. */
+/* Opens a GPU; close it with gpu->close(gpu). QT_E_NO_GPU with the reason: built without CUDA, no
+ * driver, no such device, or an unsupported GPU. */
 int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err);
 
 #endif

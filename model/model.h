@@ -1,19 +1,20 @@
 /*
- * model: the decoder as something that runs. config.json -> decoder graph, tokenizer, forward and
- * backward pass layer by layer over struct qt_backend. Knows nothing of quantization: a caller that
- * wants the inputs of linears passes a tap; a caller with other weights passes another source.
+ * model: config.json -> decoder graph, tokenizer, forward and backward pass, one decoder layer at a
+ * time over struct qt_backend. This folder does not depend on quantization: a caller that needs the
+ * inputs of linears passes a hook; a caller with other weights passes another struct qt_weights.
  *
- *   tokenizer/tokenizer.c   tokenizer.json -> ids (byte-level and SentencePiece-style BPE)
- *   tokenizer/load.c, added.c, unicode.c   its parts: reading, added tokens, character properties
- *   tokenizer/pretokenize*.c   where text is split before BPE;  bpe*.c: vocabulary and merges
- *   config/arch.c     one table row per model family
+ *   tokenizer/tokenizer.c      tokenizer.json -> ids (byte-level and SentencePiece-style BPE)
+ *   tokenizer/load.c           normalizers and pre-tokenizers; added.c: added tokens
+ *   tokenizer/unicode.c        character properties and normalization forms
+ *   tokenizer/pretokenize*.c   splitting text before BPE;  bpe*.c: vocabulary and merges
+ *   config/arch.c     the table of model families, one row per family
  *   config/config.c   config.json -> sizes and options; rope.c, experts.c: rotary embeddings and
  *                     mixtures of experts; source.c: typed, checked values
  *   graph/model.c     the tensors that a config implies, checked against the source -> qt_model
  *   graph/weights.c   a checkpoint as a source of weights
- *   graph/block.c     a decoder layer: its weights, working memory, the steps of its sublayers
+ *   graph/layer.c     a decoder layer: weights, working memory, the steps of its sublayers
  *   graph/forward.c   forward pass of decoder layers
- *   graph/ends.c      embedding and head
+ *   graph/embed_head.c  embedding and head
  *   graph/experts.c   routing of tokens to experts; tokens.c: token lists
  *   graph/backward.c  gradients of a loss through head and decoder layers
  */
@@ -27,63 +28,81 @@
 
 struct qt_tokenizer;
 
-/* Reads DIR/tokenizer.json (and tokenizer_config.json for add_bos_token, where that has no template
- * and the class is Llama's).
- * QT_E_INPUT: broken file. QT_E_UNSUPPORTED: a component qtool does not implement, named. */
+/* Reads DIR/tokenizer.json. If the file has no post-processor template, add_bos_token is read from
+ * DIR/tokenizer_config.json for Llama tokenizers. *out is freed by qt_tokenizer_close.
+ * QT_E_INPUT: broken file. QT_E_UNSUPPORTED: names a component that qtool does not implement. */
 int qt_tokenizer_open(struct qt_tokenizer **out, const char *dir, struct qt_err *err);
 void qt_tokenizer_close(struct qt_tokenizer *tok);
+/* Vocabulary size, added tokens included: one more than the largest id. */
 size_t qt_tokenizer_vocab(const struct qt_tokenizer *tok);
-/* Whether the post-processor puts something (BOS) before the text. */
+/* True if encoding with special = true puts a token (BOS) before the text. */
 bool qt_tokenizer_adds_bos(const struct qt_tokenizer *tok);
-/* Ids of UTF-8 text. special = true also applies the post-processor's BOS/EOS template.
- * *ids is owned (qt_free). Invalid UTF-8: QT_E_INPUT with the byte offset. */
+struct qt_encode_options {
+    bool special; /* add the BOS/EOS tokens of the post-processor */
+    size_t most;  /* stop after this many ids; 0: no limit */
+    /* Polled; may be NULL. Returning true ends the call with QT_E_INTERRUPTED. */
+    bool (*interrupted)(void);
+};
+/*
+ * Encodes UTF-8 text[size] to (*ids)[*count]; the caller frees *ids with qt_free. QT_E_INPUT:
+ * invalid UTF-8, with its offset; a pattern of the tokenizer that takes more steps of backtracking
+ * than a fixed number for each byte of the text, with the offset.
+ */
+int qt_tokenizer_encode_most(uint32_t **ids, size_t *count, const struct qt_tokenizer *tok,
+                             const char *text, size_t size, const struct qt_encode_options *opt,
+                             struct qt_err *err);
+/* The same without limit and interruption. */
 int qt_tokenizer_encode(uint32_t **ids, size_t *count, const struct qt_tokenizer *tok,
                         const char *text, size_t size, bool special, struct qt_err *err);
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
-/* The linear layers of a block, in order of use. Those with equal `input` share their input. */
+/* A linear of a decoder layer. Linears with equal `input` share their input. */
 struct qt_linear {
     const char *weight; /* tensor name, e.g. "model.layers.3.self_attn.q_proj.weight" */
     size_t n, k, layer;
-    int input; /* 0 attention in, 1 attention out, 2 MLP in, 3 MLP down; of expert e: + 2 e */
-    /* The input whose channels this one's rows become (through attention, or elementwise), so that
-     * they may change places together. -1: none. */
+    /* 0 attention input, 1 input of the output projection, 2 MLP input, 3 input of the down
+     * projection; 2 + 2 e and 3 + 2 e for expert e. */
+    int input;
+    /* The later linear input whose channels are computed from rows of this linear, elementwise or
+     * through attention: permuting these rows permutes its channels. -1: none. */
     int feeds;
-    /* Rows from feeds_from on do, each set of feeds_rows for all channels (gate and up in one
-     * tensor are two sets): channel c is row qt_model_feed_row(c) of a set. */
+    /* The rows from feeds_from on are sets of feeds_rows rows; a fused gate and up projection has
+     * two sets. Channel c of `feeds` comes from row qt_model_feed_row(c) of every set. */
     size_t feeds_from, feeds_rows;
-    /* A row of the last set that is multiplied by a positive number multiplies its channel. */
+    /* Multiplying a row of the last set by a positive number multiplies the channel by it. */
     bool feeds_scale;
 };
 
 /*
- * What a runtime does to activations between the operations, for example rounding them to few bits.
- * Buffers are in backend memory; either function may be NULL, which leaves things as they are.
+ * Simulated quantization of activations and KV caches. Buffers are in backend memory. A function
+ * that is NULL leaves the values unchanged.
  */
 struct qt_fake_quant {
     void *ctx;
-    /* y[m][k] = what the linears that share the input of `linear` get for x[m][k]. */
+    /* Writes y[m][k], the rounded x[m][k]; y is the input of all linears with linear->input. */
     int (*input)(void *ctx, struct qt_backend *be, float *y, const float *x,
                  const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err);
-    /* Keys (after rope) and values of whole sequences, [m][kv_heads * head_dim], in place. key,
-     * value: the linears that make them, perhaps one. */
+    /* Rounds keys (after rope) and values of whole sequences, [m][kv_heads * head_dim], in place.
+     * key, value: the linears that compute them; the same one if fused. A cache with groups of keys
+     * writes the keys before rounding to `exact`, of the same size, and sets a->exact_keys. */
     void *cache_ctx;
-    int (*cache)(void *cache_ctx, struct qt_backend *be, float *k, float *v,
+    int (*cache)(void *cache_ctx, struct qt_backend *be, float *k, float *v, float *exact,
                  const struct qt_linear *key, const struct qt_linear *value, size_t m,
-                 const struct qt_attention *a, struct qt_err *err);
+                 struct qt_attention *a, struct qt_err *err);
 };
 
 /* Where a model's tensors come from: a checkpoint (qt_weights_of_ckpt) or a container (pack/). */
 struct qt_weights {
     const char *dir; /* holds config.json, tokenizer.json */
     void *ctx;
-    /* Logical shape of a tensor; false when absent. */
+    /* Sets the logical shape of a tensor; returns false if there is no such tensor. */
     bool (*shape)(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS]);
-    /* The whole tensor as FP32 in host memory, dst[count]. */
+    /* Writes the whole tensor as FP32 to dst[count] in host memory. */
     int (*load)(void *ctx, const char *name, float *dst, struct qt_err *err);
-    struct qt_fake_quant runtime; /* what goes with these weights; all NULL: nothing */
+    struct qt_fake_quant fake_quant; /* activation rounding that these weights need; NULL: none */
 };
+/* Borrows ckpt. */
 struct qt_weights qt_weights_of_ckpt(const struct qt_ckpt *ckpt);
 
 /* ---- model ---------------------------------------------------------------------------------- */
@@ -91,158 +110,166 @@ struct qt_weights qt_weights_of_ckpt(const struct qt_ckpt *ckpt);
 struct qt_model; /* the decoder graph: sizes, per-layer tensor names, no weights */
 
 struct qt_model_info {
-    const char *family; /* "llama", "qwen2", ... the row of the table in arch.c */
+    const char *family; /* "llama", "qwen2", ...: the row of the table in config/arch.c */
     size_t layers, hidden, vocab, heads, kv_heads, head_dim, max_positions;
     float logit_softcap; /* 0 = none */
-    size_t experts;      /* of which blocks' MLPs are mixtures; 0: of none */
-    bool norms_plus_1;   /* norms multiply by 1 + their weights */
+    size_t experts;      /* experts of an MoE layer, a shared expert included; 0: no MoE layers */
+    bool norms_plus_1;   /* norms multiply by 1 + w (QT_NORM_RMS1) */
 };
 
-/* Parses config.json and checks every tensor's presence and shape against it.
- * QT_E_UNSUPPORTED: unknown model_type or option (named); QT_E_INPUT: config contradicts tensors.
- */
+/* Parses config.json of w->dir and checks the presence and shape of every tensor. w is used during
+ * the call only. QT_E_UNSUPPORTED: names an unknown model_type or option; QT_E_INPUT: config.json
+ * contradicts the tensors. */
 int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_err *err);
 void qt_model_close(struct qt_model *model);
 const struct qt_model_info *qt_model_info(const struct qt_model *model);
-/* The head, where config.json ties it to the embedding and it is stored all the same: they have to
- * stay equal. NULL: there is none. *embedding: the other. Both are the model's. */
+/* Name of a head tensor that is stored although config.json ties the head to the embedding; NULL if
+ * there is none. Both tensors must stay equal. *embedding is set to the embedding's name. The model
+ * owns both strings. */
 const char *qt_model_tied_head(const struct qt_model *model, const char **embedding);
-/* What may stand under "model_type" in config.json; NULL beyond the end. */
+/* The i-th supported "model_type" of config.json; NULL beyond the end. */
 const char *qt_model_type(size_t i);
 
-/* Of a block: how many different inputs its linears have. */
+/* Number of linear inputs of a decoder layer. */
 size_t qt_model_inputs(const struct qt_model *model, size_t layer);
-/* The expert whose linears have this input; -1: none. */
+/* The expert that has this linear input; -1 if it does not belong to an expert. */
 int qt_model_expert(const struct qt_model *model, size_t layer, int input);
+/* *out = the linears of a decoder layer in order of use (the model's); returns their number. */
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer);
-/* Whether a tensor is the weight of a linear of some block. */
+/* True if the tensor is the weight of a linear of some decoder layer. */
 bool qt_model_is_linear(const struct qt_model *model, const char *name);
 
-/* The norms of a block, in order of use; of layer number `layers`: the final norm, if any. */
 struct qt_norm {
     const char *weight; /* tensor name */
-    size_t n;
+    size_t n;           /* number of weights */
 };
+/* *out = the norms of a decoder layer in order of use (the model's); returns their number.
+ * layer = info.layers: the final norm, if the model has one. */
 size_t qt_model_norms(const struct qt_norm **out, const struct qt_model *model, size_t layer);
 
-enum { QT_LAYER_LINEARS = 7, QT_LAYER_NORMS = 6 }; /* at most, where there are no experts */
+enum { QT_LAYER_LINEARS = 7, QT_LAYER_NORMS = 6 }; /* at most, in a layer without experts */
 
-/* The row of a linear that makes channel c of the input it feeds: itself, but for values, one head
- * of which serves several heads of queries. */
+/* The row (of a set, see struct qt_linear) from which channel c of `input` is computed. This is c
+ * except for values under grouped-query attention: several query heads share one KV head. */
 size_t qt_model_feed_row(const struct qt_model *model, int input, size_t c);
-/* Whether what comes before an input can divide its channels by numbers of its own: norms in front
- * of sublayers, whose weights those become. */
+/* True if a norm directly precedes the input, so that per-channel factors can be folded into the
+ * weights of the norm. */
 bool qt_model_input_is_norm(const struct qt_model *model, int input);
-/* Where the one linear with this input is the last of its sublayer, and what it gives is added to
- * the hidden states by itself, times a number: that number. Else 0. */
+/* If the linear with this input is the last operation of its sublayer before the residual add:
+ * the factor by which its output is multiplied there. Otherwise 0. */
 float qt_model_output_scale(const struct qt_model *model, size_t layer, int input);
 
 /*
- * Of tokens in front of a mixture of experts: what the output of each expert is multiplied by,
- * share[m][experts] in host memory. -share: what it would be, of an expert that is not chosen;
- * where a bias has a say in the choice, that of the last one chosen, less by how far it ranks
- * behind it. QT_E_INPUT naming the router when its scores of a token are not finite.
+ * Computes the routing weights of m tokens, weights[m][experts] in host memory, from the layer's
+ * input hidden[m][hidden] in front of the MLP (backend memory, unchanged). A chosen expert has a
+ * positive weight. An expert that is not chosen has minus the weight that it would have; with a
+ * selection bias (ROLE_SELECT_BIAS), minus the weight of the last chosen expert, reduced by the
+ * distance between both in the ranking. QT_E_INPUT naming the router if its scores are not finite.
  */
 struct qt_layer;
-int qt_layer_route(float *share, struct qt_layer *block, float *hidden, size_t m, size_t seqlen,
+int qt_layer_route(float *weights, struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
                    struct qt_err *err);
-/* Tokens that go through an expert, by their numbers, ascending. */
+/* The tokens that an expert processes. */
 struct qt_tokens {
     size_t count;
-    uint32_t *row;
-    float *share; /* above 0 */
+    uint32_t *row; /* [count] token numbers, ascending */
+    float *weight; /* [count] routing weights, above 0 */
 };
-/* Room for m tokens; freed by qt_tokens_free. */
+/* Allocates room for m tokens; freed by qt_tokens_free. */
 int qt_tokens_new(struct qt_tokens *out, size_t m, struct qt_err *err);
 void qt_tokens_free(struct qt_tokens *t);
 /*
- * Those that chose the expert, according to share[m][experts]; how many these are is the result.
- * And if they are fewer than `least`, of the others those that came nearest to it.
+ * Lists the tokens that chose the expert, by weights[m][experts] of qt_layer_route, and returns
+ * their number. If they are fewer than `least`, the tokens that came nearest to choosing the expert
+ * are added until there are `least`.
  */
-size_t qt_tokens_of_expert(struct qt_tokens *out, const float *share, size_t m, size_t experts,
+size_t qt_tokens_of_expert(struct qt_tokens *out, const float *weights, size_t m, size_t experts,
                            size_t expert, size_t least);
-/* Those among tokens [at, at + m), numbered from `at`. */
+/* Lists the tokens of `all` in [at, at + m), renumbered from 0. */
 void qt_tokens_slice(struct qt_tokens *out, const struct qt_tokens *all, size_t at, size_t m);
 
-/* Called with the input x[m][k] (backend memory) of the linears whose `input` it names, as its
- * runtime leaves it, before they run; of an expert, with the tokens that go through it, if any. */
+/* fn is called with a linear input x[m][k] (backend memory) before the linears with this `input`
+ * run, after simulated quantization. For an expert, x has the tokens that the expert processes; fn
+ * is not called if there are none. */
 struct qt_hook {
     void *ctx;
     int (*fn)(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err);
 };
 
-/* One decoder block's weights in backend memory. */
+/* Loads the weights of one decoder layer into backend memory. model and be must outlive *out. */
 int qt_layer_open(struct qt_layer **out, const struct qt_model *model, size_t layer,
                   const struct qt_weights *w, struct qt_backend *be, struct qt_err *err);
-void qt_layer_close(struct qt_layer *block);
-/* Another layer (or other weights) in the same memory. After a failure the block may only be
- * closed.
- */
-int qt_layer_load(struct qt_layer *block, size_t layer, const struct qt_weights *w,
+void qt_layer_close(struct qt_layer *layer);
+/* Loads another decoder layer, or other weights, into the same memory. After a failure the layer
+ * may only be closed. */
+int qt_layer_load(struct qt_layer *layer, size_t index, const struct qt_weights *w,
                   struct qt_err *err);
-/* Other weights for the linears with that input; all else, the runtime too, as it is. After a
- * failure the block may only be closed. */
-int qt_layer_load_linears(struct qt_layer *block, int input, const struct qt_weights *w,
+/* Loads other weights for the linears with this input. All else, simulated quantization included,
+ * stays. After a failure the layer may only be closed. */
+int qt_layer_load_linears(struct qt_layer *layer, int input, const struct qt_weights *w,
                           struct qt_err *err);
-/* hidden[m][hidden] in place, m a multiple of seqlen, seqlen <= max_positions. Runs sequences in
- * chunks, so that working memory does not grow with m. tap may be NULL. QT_E_INPUT when a router's
- * scores are not finite: without them nobody can say which way a token goes. */
-int qt_layer_run(struct qt_layer *block, float *hidden, size_t m, size_t seqlen,
-                 const struct qt_hook *tap, struct qt_err *err);
-/* The same of one sublayer: attention, with the inputs 0 and 1 of linears, or the MLP, with those
- * from 2 on. */
-int qt_layer_run_sublayer(struct qt_layer *block, int input, float *hidden, size_t m, size_t seqlen,
-                          const struct qt_hook *tap, struct qt_err *err);
-/* The sublayer of `input` up to there: tap gets that input alone, hidden stays as it is. The
- * linears with this input and those behind it are not used. tokens: which of hidden[m] go through
- * the expert that has this input; NULL: those that choose it. */
-int qt_layer_run_to(struct qt_layer *block, int input, float *hidden, size_t m, size_t seqlen,
-                    const struct qt_tokens *tokens, const struct qt_hook *tap, struct qt_err *err);
+/* Runs the decoder layer on hidden[m][hidden] (backend memory) in place: m / seqlen sequences, m a
+ * multiple of seqlen, seqlen <= max_positions. Sequences run in chunks, so that working memory does
+ * not grow with m. hook may be NULL. QT_E_INPUT if router scores are not finite; QT_E_USAGE if
+ * seqlen is too large. */
+int qt_layer_run(struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
+                 const struct qt_hook *hook, struct qt_err *err);
+/* Runs only the sublayer that has this linear input: attention (0 and 1) or the MLP (2 and up). */
+int qt_layer_run_sublayer(struct qt_layer *layer, int input, float *hidden, size_t m, size_t seqlen,
+                          const struct qt_hook *hook, struct qt_err *err);
+/* Runs the sublayer up to this linear input: the hook gets this input only, and hidden does not
+ * change. The linears with this input and later ones are not used. tokens: the tokens that the
+ * expert with this input processes; NULL: those that choose the expert. */
+int qt_layer_run_to(struct qt_layer *layer, int input, float *hidden, size_t m, size_t seqlen,
+                    const struct qt_tokens *tokens, const struct qt_hook *hook, struct qt_err *err);
 
-/* Embedding and head. */
+/* Embedding and head, with the final norm, in backend memory. */
 struct qt_embed_head;
 int qt_embed_head_open(struct qt_embed_head **out, const struct qt_model *model,
                        const struct qt_weights *w, struct qt_backend *be, struct qt_err *err);
-void qt_embed_head_close(struct qt_embed_head *ends);
-/* Other weights (host memory) for the final norm, which must be there. */
-int qt_head_set_norm(struct qt_embed_head *ends, const float *w, struct qt_err *err);
-/* hidden[m][hidden] (backend memory) = embedding of ids[m] (host memory). */
-int qt_embed_tokens(struct qt_embed_head *ends, float *hidden, const uint32_t *ids, size_t m,
+void qt_embed_head_close(struct qt_embed_head *e);
+/* Replaces the weights of the final norm by w (host memory). The model must have a final norm. */
+int qt_head_set_norm(struct qt_embed_head *e, const float *w, struct qt_err *err);
+/* hidden[m][hidden] (backend memory) = embedding of ids[m] (host memory). QT_E_INPUT: an id is not
+ * in the vocabulary. */
+int qt_embed_tokens(struct qt_embed_head *e, float *hidden, const uint32_t *ids, size_t m,
                     size_t seqlen, struct qt_err *err);
-/* The same for once, without ends that stay open. */
+/* Opens embedding and head, calls qt_embed_tokens and closes them. */
 int qt_model_embed(float *hidden, const struct qt_model *model, const struct qt_weights *w,
                    struct qt_backend *be, const uint32_t *ids, size_t m, size_t seqlen,
                    struct qt_err *err);
-/* logits[m][vocab] of hidden[m][hidden] after the final norm, before the final softcap. */
-int qt_head_logits(struct qt_embed_head *ends, float *logits, const float *hidden, size_t m,
+/* logits[m][vocab] = head applied to the final norm of hidden[m][hidden], before the softcap. */
+int qt_head_logits(struct qt_embed_head *e, float *logits, const float *hidden, size_t m,
                    struct qt_err *err);
 
 /* ---- backward ------------------------------------------------------------------------------- */
 
-/* Where dL/dW of a block's parameters are added (backend memory, shaped as the parameters), in the
- * order of qt_model_linears and qt_model_norms. NULL: not wanted. */
+/* Buffers to which dL/dW of a layer's parameters are added (backend memory, shaped like the
+ * parameters), in the order of qt_model_linears and qt_model_norms. NULL: not computed. */
 struct qt_layer_grads {
     float *linear[QT_LAYER_LINEARS], *norm[QT_LAYER_NORMS];
 };
-/* grad[m][hidden]: dL/d output in, dL/d input out, for the block's input hidden[m][hidden] (kept).
- * The forward pass of each chunk is done again, so that between blocks only hidden states need be
- * stored. Norms' and linears' biases have no gradient. */
-int qt_layer_grad(struct qt_layer *block, float *grad, const struct qt_layer_grads *add,
+/* Replaces grad[m][hidden], dL/d output of the layer, by dL/d input. hidden[m][hidden] is the
+ * layer's input (unchanged). The forward pass of each chunk is recomputed, so that callers store
+ * only hidden states between layers. Biases get no gradient. QT_E_UNSUPPORTED: MoE models. */
+int qt_layer_grad(struct qt_layer *layer, float *grad, const struct qt_layer_grads *add,
                   const float *hidden, size_t m, size_t seqlen, struct qt_err *err);
 
-/* What is minimised: KL(reference || this) over all positions, the reference's logits being those
- * of ref for ref_hidden[m][hidden]; or, with ref = NULL, -ln p(target) over the positions whose
- * target (host memory) is not QT_NO_TARGET. L is `weight` times the sum. */
+/*
+ * The loss L is `weight` times a sum over positions:
+ *   with ref:      KL(reference || this), reference logits = head of ref on ref_hidden[m][hidden]
+ *   ref = NULL:    -ln p(target), over positions with targets[i] != QT_NO_TARGET (host memory)
+ */
 struct qt_objective {
     struct qt_embed_head *ref;
     const float *ref_hidden;
     const uint32_t *targets;
     float weight;
 };
-/* Of hidden[m][hidden], the last block's output: the loss of each position without the weight
- * (host memory), grad[m][hidden] = dL/d hidden, and dL/dw of the final norm added to norm. grad,
- * norm: NULL when not wanted. */
-int qt_head_grad(struct qt_embed_head *ends, double *losses, float *grad, float *norm,
+/* For hidden[m][hidden], the output of the last layer: sets losses[m] (host memory) to the loss of
+ * each position without the factor `weight`, sets grad[m][hidden] to dL/d hidden, and adds dL/dw of
+ * the final norm to norm. grad and norm may be NULL: not computed. */
+int qt_head_grad(struct qt_embed_head *e, double *losses, float *grad, float *norm,
                  const float *hidden, const struct qt_objective *objective, size_t m,
                  struct qt_err *err);
 

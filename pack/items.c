@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- what the manifest says ----------------------------------------------------------------- */
+/* ---- manifest entries ----------------------------------------------------------------------- */
 
 static json_t *shape_json(const size_t *shape, int ndim)
 {
@@ -17,7 +17,7 @@ static json_t *shape_json(const size_t *shape, int ndim)
     return a;
 }
 
-/* Infinity (an exact result) has no JSON number. */
+/* JSON has no infinity, which is the SQNR of an exact result. */
 static json_t *real_json(double v)
 {
     return isfinite(v) ? json_real(v) : json_null();
@@ -30,7 +30,7 @@ json_t *qt_run_error_json(const struct qt_error *e)
                      "max_abs", real_json(e->max_abs));
 }
 
-/* What calibration did for the tensor; null without. */
+/* Calibration results of a tensor; null without a Hessian. */
 static json_t *hessian_json(const struct qt_run_hessian *h, const struct qt_solve_report *r)
 {
     const struct qt_factor *f = h->factor;
@@ -40,8 +40,9 @@ static json_t *hessian_json(const struct qt_run_hessian *h, const struct qt_solv
         return json_null();
     return json_pack("{s:o, s:b, s:I, s:o, s:o, s:o*}", "damp", real_json(f->damp), "damp_raised",
                      f->damping == QT_DAMP_RAISED, "dead_channels", (json_int_t)f->dead,
-                     "error_before", real_json(r->before), "error_after", real_json(r->polished),
-                     "tokens", h->of_expert ? json_integer((json_int_t)h->chose) : NULL);
+                     "error_before", real_json(r->before), "error_after",
+                     real_json(r->after_descent), "tokens",
+                     h->is_expert ? json_integer((json_int_t)h->routed_tokens) : NULL);
 }
 
 json_t *qt_run_sections_json(const struct qt_packed *p)
@@ -54,7 +55,7 @@ json_t *qt_run_sections_json(const struct qt_packed *p)
                                     "crc32", qt_crc_json(qt_crc32(0, s->data, s->bytes)));
         if (json_array_append_new(sections, section) < 0) {
             json_decref(sections);
-            return NULL; /* fails what packs it */
+            return NULL; /* makes the caller's json_pack fail */
         }
     }
     return sections;
@@ -76,7 +77,7 @@ static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
     return NULL;
 }
 
-/* ---- making them ---------------------------------------------------------------------------- */
+/* ---- making items --------------------------------------------------------------------------- */
 
 int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err)
 {
@@ -87,7 +88,7 @@ int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err)
     return QT_OK;
 }
 
-/* The entry becomes the run's. */
+/* Takes ownership of the entry. */
 static void count_item(struct qt_run *run, size_t i, json_t *entry)
 {
     run->entries[i] = entry;
@@ -100,11 +101,12 @@ bool qt_run_resume_item(struct qt_run *run, size_t i)
 {
     const json_t *record = qt_writer_done(run->writer, run->plan.items[i].tensor->name);
     if (record)
-        count_item(run, i, json_incref((json_t *)(uintptr_t)record)); /* nobody changes an entry */
+        count_item(run, i, json_incref((json_t *)(uintptr_t)record)); /* entries are never
+                                                                       * modified */
     return record != NULL;
 }
 
-/* Takes the entry over in any case. */
+/* Takes ownership of the entry, also on failure. */
 static int commit_item(struct qt_run *run, size_t i, json_t *entry, struct qt_err *err)
 {
     if (!entry)
@@ -148,7 +150,7 @@ int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
     int rc = QT_OK;
     spec.arrange = arrange;
     if (!factor && qt_spec_method(&spec) == QT_METHOD_GPTQ)
-        qt_spec_set_method(&spec, QT_METHOD_SEARCH); /* what the manifest then says */
+        qt_spec_set_method(&spec, QT_METHOD_SEARCH); /* recorded in the manifest */
     QT_TRY(qt_ckpt_read(&blob, run->ckpt, t, err));
     struct qt_matrix w = {.data = blob.data,
                           .dtype = t->dtype,
@@ -173,7 +175,8 @@ done:
     return rc;
 }
 
-/* In pieces that are given back to the kernel, so that large embeddings do not stay resident. */
+/* Copies in pieces and returns their pages to the kernel, so that large embeddings do not stay
+ * resident. */
 int qt_run_copy_item(struct qt_run *run, size_t i, struct qt_err *err)
 {
     enum { PIECE = 1 << 24 };
@@ -199,7 +202,7 @@ done:
     return rc;
 }
 
-/* ---- reading them back ---------------------------------------------------------------------- */
+/* ---- reading items back --------------------------------------------------------------------- */
 
 int qt_run_make_item(struct qt_run *run, size_t i, struct qt_err *err)
 {
@@ -210,10 +213,10 @@ int qt_run_make_item(struct qt_run *run, size_t i, struct qt_err *err)
     if (run->entries[i] || qt_run_resume_item(run, i))
         return QT_OK;
     rc = qt_run_check_interrupted(run, err);
-    if (rc == QT_OK && item->why)
+    if (rc == QT_OK && item->copied)
         return qt_run_copy_item(run, i, err);
     if (rc == QT_OK && qt_spec_method(&item->packed.spec) == QT_METHOD_GPTQ)
-        rc = qt_run_fall_back(why, sizeof why, run, item->tensor, QT_NO_BLOCK, err);
+        rc = qt_run_fall_back(why, sizeof why, run, item->tensor, QT_NO_HESSIAN, err);
     if (rc == QT_OK)
         rc = qt_run_quantize_item(
             &packed, run, i, &(struct qt_run_hessian){.fallback = *why ? why : NULL}, NULL, err);
@@ -257,21 +260,21 @@ int qt_run_read_back(struct qt_packed *out, const struct qt_run *run, size_t i, 
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     else if (!json_equal(sections, json_object_get(run->entries[i], "sections")))
         rc = qt_fail(err, QT_E_RESOURCE, run->opt->out_dir, run->plan.items[i].tensor->name,
-                     "read back differs from what was written; start anew, without --resume");
+                     "data read back differs from the data written; start again without --resume");
     json_decref(sections);
     return rc;
 }
 
-/* ---- the model as far as it is quantized ---------------------------------------------------- */
+/* ---- the partly quantized model ------------------------------------------------------------- */
 
-static bool now_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
+static bool current_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
 {
     const struct qt_run *run = ctx;
     const struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
     return source.shape(source.ctx, name, ndim, shape);
 }
 
-static int now_load(void *ctx, const char *name, float *dst, struct qt_err *err)
+static int current_load(void *ctx, const char *name, float *dst, struct qt_err *err)
 {
     const struct qt_run *run = ctx;
     const struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
@@ -280,7 +283,7 @@ static int now_load(void *ctx, const char *name, float *dst, struct qt_err *err)
     int rc = qt_run_find_item(&i, run, name, err);
     if (rc < 0)
         return rc;
-    if (run->plan.items[i].why || !run->entries[i])
+    if (run->plan.items[i].copied || !run->entries[i])
         return source.load(source.ctx, name, dst, err);
     rc = qt_run_read_back(&packed, run, i, err);
     if (rc == QT_OK)
@@ -294,7 +297,7 @@ struct qt_weights qt_run_weights(struct qt_run *run)
     return (struct qt_weights){
         .dir = qt_ckpt_dir(run->ckpt),
         .ctx = run,
-        .shape = now_shape,
-        .load = now_load,
-        .runtime = {.ctx = &run->acts, .input = run->acts.act ? qt_act_plan_input : NULL}};
+        .shape = current_shape,
+        .load = current_load,
+        .fake_quant = {.ctx = &run->acts, .input = run->acts.act ? qt_act_plan_input : NULL}};
 }

@@ -1,4 +1,4 @@
-/* Regular expressions over tensor names, with all memory from base. */
+/* Regular expressions over tensor names (PCRE2), with memory from base/mem.h. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "pack/pack.h"
 

@@ -1,39 +1,27 @@
 /*
- * pack: quantization SCHEMES - what codes mean, how their parameters are found, where bits go -
+ * pack: quantization schemes (what codes mean, how their parameters are found, where the bits go),
  * and the driver that turns a checkpoint into a container.
  *
- *   schemes.c    the table of schemes; scheme text ("nf4:g=64,method=search") <-> struct qt_spec
- *   fpx.c        minifloats ExMy with a scale per output row        (FP6-LLM)
- *   lut.c        look-up tables in groups: NormalFloat and learned  (FLUTE)
- *   int.c        whole numbers in groups or rows, symmetric or with zero points
- *   codebook.c   what these three share: value = scale * table[code]; search, rounding, packing;
- *                codebook_solve.c: with a Hessian
- *   mix24*.c     2 and 4 bits in one matrix, 16-bit outliers apart   (mix24.h lists them)
- *   frag.c       codes <-> packed planes in the layout of layout_frag.h
- *   rowops.c     vector loops over rows, built per instruction set, bit-identical on all;
- *                rowops_select.c: which of these
- *   w4ax.c       INT4 weights for activations of 4 and 8 bits in blocks   (COMET)
- *   act.c        the activations of w4ax: order, precision, rounding
- *   act_plan.c   the plan for all of them, by act_order.c (which channels go together), act_error.c
- *                (what rounding costs) and act_budget.c (which blocks get 8 bits); kept
- *                by act_saved.c for a run that goes on
- *   kv.c         KV caches of 4 bits: rounding, and what a container holds for them
- *   kv_calibrate.c  the scales of their keys, from a run of the quantized model; kv_fit.c: of one
- *                channel
- *   arrange.c    matrices whose rows and columns are stored in another order
- *   sections.c   the parts of a packed matrix
- *   packed.c     one matrix: quantize, decode, errors; strips of 16 rows in parallel
- *   name_regex.c regular expressions over tensor names
- *   plan.c       which tensor gets which scheme; sizes; refusals
- *   quantize.c   the driver: checkpoint -> plan -> container
- *   items.c      its tensors: quantized or copied, stored, journaled, read back
- *   resume.c     whether what an earlier run has made is of use to it
- *   blocks.c     the calibrated part of it, decoder block by decoder block
- *   sequential.c the hidden states of the calibration windows on their way through the decoder
- *   learn.c      scales and norms tuned by gradient descent through the model, after blocks.c;
- *                learn_*.c: parameters, losses, steps
- *   report.c     qtool-report.json
- *   weights.c    a container as a source of weights for calib's forward pass
+ *     plan.c             chooses a scheme for each tensor; sizes; refusals by name and shape
+ *     plan_model.c       checks of a plan that need the model
+ *     packed.c           one matrix: quantize, dequantize, errors; strips of 16 rows in parallel
+ *     sections.c         the sections of a packed matrix
+ *     name_regex.c       regular expressions over tensor names
+ *     quantize.c         the driver: checkpoint -> plan -> container
+ *     items.c            the items of a plan: quantized or copied, stored, journaled, read back
+ *     layers.c           the calibrated part of a run, decoder layer by decoder layer
+ *     sequential.c       hidden states of the calibration windows on their way through the decoder
+ *     resume.c           checks whether the output of an earlier run can be used
+ *     report.c           qtool-report.json
+ *     weights.c          a container as a source of weights for a forward pass
+ *
+ *     schemes/           the table of schemes, and one file for each scheme: fpx, lut, int, w4ax;
+ *                        codebook*.c has what these share; rowops*.c are its vector loops
+ *     schemes/mix24/     the scheme mix24 (mix24.h lists its files)
+ *     layouts/           packed layouts, shared with the kernels
+ *     activations/       activation quantization of w4ax: channel order, precisions, rounding
+ *     kv/                4-bit KV caches
+ *     learn/             gradient descent on scales and norms after rounding
  */
 #ifndef QT_PACK_PACK_H
 #define QT_PACK_PACK_H
@@ -43,15 +31,15 @@
 #include "formats/formats.h"
 #include "hessian/hessian.h"
 
-/* rowops: what QTOOL_ISA may name. NULL-terminated. */
+/* Instruction sets that the environment variable QTOOL_ISA may name. NULL-terminated. */
 extern const char *const qt_isa_names[];
 
 /* ---- schemes and specs ---------------------------------------------------------------------- */
 
 enum { QT_MAX_PARAMS = 16, QT_SPEC_TEXT = 160 };
 
-/* A parameter of a scheme: integer, real, one of named choices (then its value is the index), or a
- * flag, 0 or 1, which is left out of the canonical text while it is 0. */
+/* A parameter of a scheme. A choice has the index of the chosen name as its value. A flag is 0 or
+ * 1; the canonical text omits it while it is 0. */
 struct qt_param {
     const char *key;
     enum { QT_PARAM_INT, QT_PARAM_REAL, QT_PARAM_CHOICE, QT_PARAM_FLAG } type;
@@ -60,10 +48,10 @@ struct qt_param {
     const char *help;
 };
 
-/* A name users type: a scheme with some parameters fixed. */
+/* A name that users type: a scheme with some parameters fixed. */
 struct qt_preset {
     const char *name;   /* "nf4" */
-    const char *values; /* "bits=4,table=nf": parameters fixed or defaulted by the name */
+    const char *values; /* "bits=4,table=nf": parameters that the preset sets */
     const char *help;
 };
 
@@ -75,57 +63,65 @@ struct qt_spec {
     const struct qt_scheme *scheme; /* NULL: "none", the tensor is copied */
     const struct qt_preset *preset;
     double value[QT_MAX_PARAMS]; /* by index into scheme->params */
-    unsigned fixed;              /* bit i: parameter i is decided by the preset */
-    char text[QT_SPEC_TEXT];     /* canonical: preset and every parameter that it leaves open */
-    /* What calibration has decided for the matrix at hand, beside the text (w4ax); NULL: nothing.
-     */
+    unsigned fixed;              /* bit i: the preset fixes parameter i */
+    char text[QT_SPEC_TEXT];     /* canonical text: preset and all parameters that are not fixed */
+    /* Channel order and factors of the matrix at hand (w4ax), borrowed; NULL: source order. */
     const struct qt_arrange *arrange;
 };
 
-/* QT_E_USAGE with a suggestion for unknown names, keys, choices; and for values out of range. */
+/* Parses scheme text. QT_E_USAGE for unknown names, keys and choices (with a suggestion) and for
+ * values out of range. */
 int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err);
-/* The same of what a container has: there, parameters without effect are no mistake any more. */
+/* Parses the scheme text of a container. Unlike qt_spec_parse, accepts parameters without
+ * effect. */
 int qt_spec_read(struct qt_spec *out, const char *text, struct qt_err *err);
 
-/* Replaces method=auto by what it means here. */
+/* Replaces method=auto by gptq (calibrated) or search. */
 void qt_spec_resolve(struct qt_spec *spec, bool calibrated);
 
-/* The table, for help and tests. NULL beyond the end. */
+/* Scheme number i of the table; NULL past the end. */
 const struct qt_scheme *qt_scheme_at(size_t i);
 const char *qt_scheme_name(const struct qt_scheme *s);
 const char *qt_scheme_help(const struct qt_scheme *s);
-/* Decides about activations, so that it cannot do without running the model on some text. */
+/* True if the scheme quantizes activations, so that calibration has to run the model on text. */
 bool qt_scheme_needs_data(const struct qt_scheme *s);
-/* NULL beyond the end. */
+/* Preset or parameter number i of a scheme; NULL past the end. */
 const struct qt_preset *qt_scheme_preset(const struct qt_scheme *s, size_t i);
 const struct qt_param *qt_scheme_param(const struct qt_scheme *s, size_t i);
 
-/* The candidate nearest to `word` by edit distance, or NULL when none is near: "did you mean". */
+/* Returns the candidate nearest to `word` by edit distance, for "did you mean"; NULL if none is
+ * near. */
 const char *qt_nearest_name(const char *word, const char *const *names, size_t n);
 
 /* ---- quantized activations ------------------------------------------------------------------ */
 
 enum { QT_ACT_BLOCK = 128 }; /* channels that share a scale and a precision */
 
-/* A token's blocks have scales of their own; or small multiples of one of the token; or all that of
- * the token. */
+/* Scales of a token's channel blocks: one per block; an integer multiple of one scale per token; or
+ * one scale per token. */
 enum qt_act_scales { QT_ACT_SCALES_BLOCK, QT_ACT_SCALES_INT, QT_ACT_SCALES_ROW };
 
 /*
- * How an input of linears is quantized at run time. Packed channel p is source channel order[p],
- * multiplied by factor[p], a power of two. Blocks of QT_ACT_BLOCK packed channels (the last may be
- * short) have bits[b] = 4 or 8. With a the absmax of a token's block and t that of the token,
- * everything in FP32:
- *     q = round(x * (1 / s)), of the exact product, ties to even, limited to -7..7 or -127..127
+ * How a linear input is quantized during inference. Packed channel p is source channel order[p],
+ * multiplied by factor[p], a power of two. A channel block is QT_ACT_BLOCK packed channels (the
+ * last one may be shorter) with bits[b] = 4 or 8. Let a be the absmax of the token's channel block
+ * and t the absmax of the token. All arithmetic is FP32. The codes are
  *
- *     block:  s = a * (clip / 7) or a * (1 / 127)
+ *     q = clamp(round(x * (1 / s)), -7, 7)          4 bits
+ *     q = clamp(round(x * (1 / s)), -127, 127)      8 bits
  *
- *     int:    s = f * u, u = t * (1 / 127), f = 1 or round(a clip / (7 u)) limited to 1..18 (f q
- *             fits 8 bits)
+ * where the exact product is rounded to the nearest integer, ties to even. The scale s is
  *
- *     row:    s = u, all blocks have 8 bits
+ *     QT_ACT_SCALES_BLOCK   s = a * (clip / 7)      4 bits
+ *                           s = a * (1 / 127)       8 bits
  *
- * Where s < 2^-120 all q are 0.
+ *     QT_ACT_SCALES_INT     s = f * u,  u = t * (1 / 127)
+ *                           f = clamp(round(a * clip / (7 * u)), 1, 18)   4 bits: f * q fits 8 bits
+ *                           f = 1                                         8 bits
+ *
+ *     QT_ACT_SCALES_ROW     s = t * (1 / 127)       all channel blocks have 8 bits
+ *
+ * If s < 2^-120, all q are 0.
  */
 struct qt_act {
     size_t k;
@@ -136,25 +132,26 @@ struct qt_act {
     enum qt_act_scales scales;
 };
 
-/* Source order, factors 1, all blocks of `bits`, no clipping. */
+/* Initializes source order, factors 1, `bits` for all channel blocks, clip 1. Arrays are owned. */
 int qt_act_new(struct qt_act *out, size_t k, unsigned bits, struct qt_err *err);
 void qt_act_free(struct qt_act *a);
-/* Values that were read: QT_E_INPUT, of `file` and `tensor`, unless they can be used. */
+/* Checks values read from a file. QT_E_INPUT naming `file` and `tensor` if they are out of
+ * range. */
 int qt_act_check(const struct qt_act *a, const char *file, const char *tensor, struct qt_err *err);
-/* y[m][k] = x[m][k] quantized, in source order and scale (host memory; y may be x): the plain C
- * truth. Where x is not finite y is NaN. */
+/* y[m][k] = x[m][k] quantized and dequantized, in source order and scale: the plain C reference.
+ * Host memory; y may be x. If x is not finite, y is NaN. */
 int qt_act_apply(float *y, const float *x, size_t m, const struct qt_act *a, struct qt_err *err);
-/* The same on backend memory. */
+/* Same on backend memory. */
 int qt_act_apply_on(struct qt_backend *be, float *y, const float *x, size_t m,
                     const struct qt_act *a, struct qt_err *err);
 
-/* QT_E_INPUT, naming the tensor, unless the w4ax tensors of a container go together: linears that
- * share an input take it alike, and their rows stand where the input that they become has its
- * channels. model: the container's. */
+/* Checks that the w4ax tensors of a container are consistent: linears with the same input have the
+ * same channel order and factors, and the row order of a linear matches the channel order of the
+ * input that it produces. QT_E_INPUT naming the tensor. model: the model of the container. */
 int qt_act_agree(const struct qt_container *c, const struct qt_model *model, struct qt_err *err);
 
-/* Which rows and columns of a matrix stand where: packed row r is source row row_order[r] times
- * row_factor[r], packed column p the input's packed channel p (divided by its factor). */
+/* Row and column order of a stored matrix. Packed row r is source row row_order[r] times
+ * row_factor[r]; packed column p is packed channel p of the input, divided by its factor. */
 struct qt_arrange {
     const struct qt_act *input;
     const uint32_t *row_order; /* [n]; NULL: source order */
@@ -164,42 +161,56 @@ struct qt_arrange {
 /* ---- KV caches of 4 bits -------------------------------------------------------------------- */
 
 /*
- * Codes are 0..15, ties to even; everything in FP32, as kernels/include/qtool_kv4.h does it.
- *     values, per token and head: x = q s + low, q = round((x - low) * (1 / s)), where x is limited
- * to the range of FP16, s = (high - low) / 15 and low are stored as FP16, and s = 1 where that is 0
- *     keys, static: x = (q - zero) * scale, q = round(fma(x, 1 / scale, zero)); fixed numbers per
- * layer, head and channel, from calibration
- *     keys, channel: as values, but a scale per channel and QT_KV_TOKENS tokens of a sequence (the
- * last of them fewer); keys, token: as values
+ * Keys and values are rounded as in base/kv4.h; what shares a scale and a minimum:
+ *
+ *     values                the channels of a token and head
+ *     keys, channel         the tokens of a group (qt_kv4_group), for each head and channel. The
+ *                           cache keeps the exact keys of a sequence's last group as FP16 and
+ *                           rounds that group again for each new token.
+ *                           kernels/include/qtool_kv4.h has kernels.
+ *     keys, token           as values
+ *
+ * Keys, static: constants per layer, head and channel from calibration, in FP32:
+ *
+ *     q = round(fma(x, 1 / scale, zero))
+ *     x ~ (q - zero) * scale
  */
-enum { QT_KV_TOKENS = 64 };
-enum qt_kv_keys { QT_KV_KEYS_STATIC, QT_KV_KEYS_CHANNEL, QT_KV_KEYS_TOKEN };
+enum qt_kv_keys { QT_KV_KEYS_NONE, QT_KV_KEYS_CHANNEL, QT_KV_KEYS_STATIC, QT_KV_KEYS_TOKEN };
+/* Names of the kinds from QT_KV_KEYS_CHANNEL on: "channel", "static", "token", NULL. */
+extern const char *const qt_kv_keys_names[];
 struct qt_kv {
     enum qt_kv_keys keys;
     float *scale, *zero; /* static keys: [layers][kv_heads][head_dim], owned */
-    /* Where the weights are from, as w4ax keeps values divided by powers of two (arrange.c), and so
-     * does a cache; NULL: values as they are. */
+    /* Container of the weights, borrowed. w4ax stores values divided by powers of two
+     * (activations/arrange.c), and the cache holds them in that form; NULL: values as they are. */
     const struct qt_container *container;
 };
-/* The static keys of a container, which must stay open, for its model. QT_E_INPUT naming file and
- * tensor when what it holds cannot be that, or is of another model; QT_E_USAGE when it holds none.
- */
+/* Bits per key or value of a cache for heads of head_dim channels: codes, and scales and minima that
+ * the cache holds. */
+double qt_kv_bits(enum qt_kv_keys keys, size_t head_dim);
+/* Bytes of exact keys that a cache holds for a sequence, in all layers. */
+uint64_t qt_kv_tail_bytes(enum qt_kv_keys keys, size_t layers, size_t kv_heads, size_t head_dim);
+/* The cache of a container, which must stay open, for `model`, with static key scales if the
+ * container has them. QT_E_INPUT naming file and tensor if they are invalid or belong to another
+ * model; QT_E_USAGE if the container has no cache. */
 int qt_kv_open(struct qt_kv *out, const struct qt_container *c, const struct qt_model_info *model,
                struct qt_err *err);
 void qt_kv_free(struct qt_kv *kv);
-/* The container's "kv", NULL when it has none; and whether it is of a kind that qtool knows: needs
- * no model and reads no tensor, statuses as above. */
+/* The "kv" member of the manifest; NULL if there is none. qt_kv_check finds its kind, and returns
+ * an error if that is unknown; it needs no model and reads no tensor. Statuses as above. */
 const json_t *qt_kv_entry(const struct qt_container *c);
-int qt_kv_check(const struct qt_container *c, struct qt_err *err);
-/* A static key as it comes out of the cache. */
+int qt_kv_check(enum qt_kv_keys *keys, const struct qt_container *c, struct qt_err *err);
+/* A new "kv" member, without tensors; NULL if out of memory. */
+json_t *qt_kv_entry_new(enum qt_kv_keys keys);
+/* A static key after quantization and dequantization. */
 float qt_kv_static(float x, float scale, float zero);
-/* "kv.layers.L.k_scale" or "..._zero": where a container holds them. *out is owned. */
+/* Name of a cache tensor: "kv.layers.L.k_scale" or "kv.layers.L.k_zero". *out is owned. */
 int qt_kv_tensor_name(char **out, size_t layer, const char *what, struct qt_err *err);
-/* For struct qt_fake_quant; cache_ctx is a struct qt_kv. QT_E_INPUT naming the linear whose keys or
- * values are not finite. */
-int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v,
+/* Callback for struct qt_fake_quant; cache_ctx is a struct qt_kv. QT_E_INPUT naming the linear
+ * whose keys or values are not finite. */
+int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v, float *exact,
                 const struct qt_linear *key, const struct qt_linear *value, size_t m,
-                const struct qt_attention *a, struct qt_err *err);
+                struct qt_attention *a, struct qt_err *err);
 
 /* ---- one packed matrix ---------------------------------------------------------------------- */
 
@@ -213,25 +224,25 @@ struct qt_section {
     unsigned char *data; /* 64-byte aligned */
 };
 
-/* W[n][k] in the packed form of a scheme. Sections' data belongs to it. */
+/* W[n][k] in the packed form of a scheme. Owns the data of its sections. */
 struct qt_packed {
     struct qt_spec spec;
     size_t n, k;        /* logical */
     const char *layout; /* layout id, static */
-    int scale_exp2;     /* true scale = stored scale * 2^scale_exp2 */
+    int scale_exp2;     /* scale = stored scale * 2^scale_exp2 */
     size_t nsections;
     struct qt_section section[QT_MAX_SECTIONS];
 };
 
-/* A matrix to be quantized, in its stored dtype: n rows of k, contiguous. */
+/* A matrix to quantize, in its stored dtype: n rows of k, contiguous. Borrowed. */
 struct qt_matrix {
     const void *data;
     enum qt_dtype dtype; /* a weight dtype (qt_dtype_is_weight) */
     size_t n, k;
-    const char *file, *name; /* for errors */
+    const char *file, *name; /* for error messages */
 };
 
-/* How far a decoded matrix is from its source. Sums over all elements. */
+/* Error of a dequantized matrix q against its source w. Sums over all elements. */
 struct qt_error {
     double sum_w2;  /* w^2 */
     double sum_q2;  /* q^2 */
@@ -244,54 +255,55 @@ double qt_error_mse(const struct qt_error *e);
 double qt_error_sqnr_db(const struct qt_error *e); /* 10 log10(sum_w2 / sum_e2); inf when exact */
 double qt_error_cosine(const struct qt_error *e);  /* 1 if both are 0, 0 if one is */
 
-/* Section table, sizes and layout for a shape, without data: what a plan needs.
- * QT_E_UNSUPPORTED when the scheme cannot take the shape (reason says why). */
+/* Fills in section table, sizes and layout for a shape, without data. QT_E_UNSUPPORTED, with the
+ * reason, if the scheme does not support the shape. */
 int qt_packed_describe(struct qt_packed *out, const struct qt_spec *spec, size_t n, size_t k,
                        struct qt_err *err);
 size_t qt_packed_bytes(const struct qt_packed *p);
 double qt_packed_bpw(const struct qt_packed *p);
-/* What the scheme's publication would call it, where that leaves things out; else NaN. */
+/* Bits per weight as the scheme's publication counts them, if it omits some parts; else NaN. */
 double qt_packed_paper_bpw(const struct qt_packed *p);
 
 /*
  * Quantizes and packs. importance[k] weights the squared error of each stored channel (the diagonal
- * of the Hessian); NULL = 1. error may be NULL. QT_E_INPUT for a non-finite weight (row, column).
- * Results do not depend on the number of threads or the instruction set.
+ * of the Hessian); NULL: 1. error may be NULL. QT_E_INPUT for a non-finite weight (row, column).
+ * The result does not depend on the number of threads or the instruction set.
  */
 int qt_packed_quantize(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
                        const float *importance, struct qt_error *error, struct qt_err *err);
-/* The same under the Hessian of calibration data, factored for qt_packed_group. */
+/* Same under the Hessian of calibration data, factored for qt_packed_group. */
 int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
                     const struct qt_factor *factor, struct qt_error *error,
                     struct qt_solve_report *report, struct qt_err *err);
-/* Channels that share a scale: k for one scale per row. */
+/* Channels that share a scale; k for one scale per row. */
 size_t qt_packed_group(const struct qt_packed *p);
 void qt_packed_free(struct qt_packed *p);
 
-/* Rows [row0, row0 + rows) as FP32, w[rows][k]: the plain C truth of the stored form. Rows are
- * counted as stored; columns and values are those of the source. */
+/* Dequantizes rows [row0, row0 + rows) to w[rows][k]: the plain C reference of the stored form.
+ * Rows are numbered in stored order; columns and values are those of the source. */
 int qt_packed_decode(float *w, const struct qt_packed *p, size_t row0, size_t rows,
                      struct qt_err *err);
-/* All of it, w[n][k], rows in the order of the source as well. */
+/* Dequantizes the matrix to w[n][k], rows and columns in source order. */
 int qt_packed_weights(float *w, const struct qt_packed *p, struct qt_err *err);
-/* The row of the source that is stored as row r. */
+/* Source row that is stored as row r. */
 size_t qt_packed_source_row(const struct qt_packed *p, size_t r);
 /* Error of the stored form against its source. */
 int qt_packed_compare(struct qt_error *out, const struct qt_packed *p, const struct qt_matrix *w,
                       struct qt_err *err);
-/* Unpacks to codes and packs again: QT_E_INPUT when the bytes differ (padding or code abused). */
+/* Unpacks all codes and packs them again. QT_E_INPUT if the bytes differ: padding or codes that the
+ * packer does not produce. */
 int qt_packed_check_repack(const struct qt_packed *p, const char *file, const char *name,
                            struct qt_err *err);
 
-/* Reads an entry of a container: sections checked against what the scheme requires for the shape,
- * values against what it allows (finite scales, ...). QT_E_INPUT naming the tensor. */
+/* Reads an entry of a container. Checks the sections against what the scheme requires for the
+ * shape, and the values against its ranges (finite scales, ...). QT_E_INPUT naming the tensor. */
 int qt_packed_open(struct qt_packed *out, const struct qt_container *c, const struct qt_entry *e,
                    struct qt_err *err);
 
 /* ---- tensor names --------------------------------------------------------------------------- */
 
-/* A regular expression (PCRE2, UTF-8) that is looked for anywhere in a name; one thread at a time.
- * QT_E_USAGE with `what` ("--tensor") when it is none, or takes too long to match. */
+/* A regular expression (PCRE2, UTF-8), searched for anywhere in a name; not thread-safe. QT_E_USAGE
+ * with `what` ("--tensor") if the text is invalid or matching takes too long. */
 struct qt_name_regex;
 int qt_name_regex_new(struct qt_name_regex **out, const char *text, size_t size, const char *what,
                       struct qt_err *err);
@@ -301,7 +313,7 @@ int qt_name_regex_match(bool *found, const struct qt_name_regex *re, const char 
 
 /* ---- plan ----------------------------------------------------------------------------------- */
 
-/* One --tensor 'REGEX=SPEC'; the last one that matches a name decides. */
+/* One --tensor 'REGEX=SPEC'. The last rule that matches a name applies. */
 struct qt_rule {
     const char *regex;
     const char *spec;
@@ -311,131 +323,137 @@ struct qt_plan_options {
     const char *scheme; /* default scheme text */
     const struct qt_rule *rules;
     size_t nrules;
-    bool calibrated; /* calibration data will be there: what method=auto means */
-    bool kv;         /* also scales for the keys of a 4-bit KV cache, found on calibration data */
+    bool calibrated;    /* with calibration data: decides method=auto */
+    enum qt_kv_keys kv; /* also a 4-bit KV cache; static key scales need calibration data */
 };
 
 struct qt_plan_item {
     const struct qt_tensor *tensor;
-    struct qt_packed packed; /* described, no data; spec.scheme NULL: copied */
-    const char *why;         /* why it is copied: "embedding", "1-D", ... ; NULL if quantized */
+    bool copied;             /* stored as in the source; else quantized */
+    const char *why;         /* reason for copying: "embedding", "vector", ...; static string */
+    struct qt_packed packed; /* if quantized: sections and sizes, without data */
 };
 
 struct qt_plan {
     struct qt_plan_item *items; /* one per source tensor, in source order */
     size_t count;
     size_t quantized;       /* items that are quantized */
-    uint64_t weights;       /* elements of those */
-    uint64_t packed_bytes;  /* stored bytes of those */
+    uint64_t weights;       /* elements of the quantized items */
+    uint64_t packed_bytes;  /* stored bytes of the quantized items */
     uint64_t source_bytes;  /* all tensors */
-    uint64_t output_bytes;  /* all tensors, packed and copied, and scales for a cache */
-    uint64_t working_bytes; /* a tensor and what packing it by search takes, beyond mapped files */
-    /* Scales of keys: a tensor kv.layers.L.k_scale and one k_zero, F32 [heads][head_dim], for each
-     * layer (qt_plan_check_model). */
+    uint64_t output_bytes;  /* all tensors, packed and copied, and KV cache scales */
+    uint64_t working_bytes; /* largest memory for one tensor without Hessian, beyond mapped files */
     struct {
-        bool wanted;
+        enum qt_kv_keys keys;
+        /* Set by qt_plan_check_model. bytes: of static key scales, tensors kv.layers.L.k_scale and
+         * kv.layers.L.k_zero for each layer, F32 [heads][head_dim]. */
         size_t layers, heads, head_dim;
         uint64_t bytes;
     } kv;
 };
 
-/* Decides every tensor and checks every shape before any work. QT_E_USAGE: bad spec or regex, or a
- * regex that matches nothing; QT_E_UNSUPPORTED: a shape that the scheme refuses, or a regex that
- * matches nothing but vectors (where it matches matrices too, they are copied). */
+/* Chooses a scheme for every tensor and checks every shape before any work. QT_E_USAGE: bad spec or
+ * regex, or a regex that matches nothing; QT_E_UNSUPPORTED: a shape that the scheme does not
+ * support, or a regex that matches only vectors (vectors are copied if the regex matches a matrix
+ * as well). */
 int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt_plan_options *opt,
                 struct qt_err *err);
 void qt_plan_free(struct qt_plan *plan);
-/* The item of a tensor; NULL where there is no tensor of that name. */
+/* The item of a tensor; NULL if there is no tensor of that name. */
 const struct qt_plan_item *qt_plan_find(const struct qt_plan *plan, const char *name);
-/* What an item, or a plan, cannot be had without. */
+/* What quantizing an item, or a plan, requires. */
 enum qt_need {
     QT_NEEDS_NOTHING,
     QT_NEEDS_HESSIAN, /* calibration data, or a calibration file */
     QT_NEEDS_DATA,
 };
 enum qt_need qt_plan_item_needs(const struct qt_plan_item *item);
-/* The most that any part needs. first, where wanted: the first item that needs it; NULL where none
- * does (scales of keys need data). */
+/* The highest need of all items. first may be NULL; it is set to the first item with that need, or
+ * to NULL if no item has it (static key scales need data). */
 enum qt_need qt_plan_needs(const struct qt_plan *plan, const struct qt_plan_item **first);
-/* What only the model tells: plan->kv. Where anything needs it: that it can be run (errors of
- * qt_model_open); that w4ax and learn=1 are for linears of the decoder's blocks, and w4ax for all
- * that share an input, that nothing has the name of scales of keys (QT_E_UNSUPPORTED). Of any that
- * qtool can run: that a stored head stays as the embedding to which it is tied (QT_E_UNSUPPORTED).
- */
+/* Sets plan->kv and makes the checks that need the model. With a KV cache, or if anything needs
+ * calibration: the model can be run (errors of qt_model_open), w4ax and learn=1 are only used for linears of decoder
+ * layers, w4ax is used for all linears with the same input or for none, and no tensor has the name
+ * of a key scale (QT_E_UNSUPPORTED). For any model that qtool can run: a stored head has the same
+ * scheme as the embedding that it is tied to (QT_E_UNSUPPORTED). */
 int qt_plan_check_model(struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err);
 /* Bits per weight over all quantized tensors; 0 when there are none. */
 double qt_plan_bpw(const struct qt_plan *plan);
-/* The same by the count of publications where they have another; NaN when none has. */
+/* Same, as the schemes' publications count; NaN if no scheme counts in another way. */
 double qt_plan_paper_bpw(const struct qt_plan *plan);
 
 /* ---- the driver ----------------------------------------------------------------------------- */
 
-/* Calibration on data: token windows ids[samples * seqlen], and where to run the model; each block
- * sees what the quantized blocks before it give. Or on the statistics of a file, without running
- * the model. */
+/* Calibration on data (token windows ids[samples][seqlen]; each decoder layer sees the outputs of
+ * the quantized layers before it), or on the statistics of a calibration file, without running the
+ * model. */
 struct qt_calibration {
     const uint32_t *ids;
     size_t samples, seqlen;
-    uint64_t seed;              /* that chose the windows; only recorded */
-    struct qt_backend *backend; /* of the model and of solving; with a file it may be NULL */
-    const struct qt_qcal *file; /* if not NULL, nothing else counts but the backend */
+    uint64_t seed;              /* the windows were chosen with; only recorded */
+    struct qt_backend *backend; /* runs model and solver; may be NULL with a file */
+    const struct qt_qcal *file; /* if not NULL, only `backend` is used besides */
 };
 
 /*
- * How the continuous parameters of tensors whose spec says learn=1 are tuned, by Adam on the
- * calibration windows. Some windows are held out; what is kept is what is best on them, which can
- * be what there was to begin with.
+ * How the continuous parameters of tensors with learn=1 are tuned: Adam on the calibration windows.
+ * Some windows are held out. The parameters that are best on these are kept, which may be the
+ * initial ones.
  */
 enum qt_learn_objective { QT_LEARN_KL, QT_LEARN_NLL };
 enum qt_learn_mode {
-    QT_LEARN_FROZEN, /* codes stay as they were found */
-    QT_LEARN_STE,    /* codes are the nearest to the weights, chosen anew after every step */
+    QT_LEARN_FROZEN, /* codes are fixed */
+    QT_LEARN_STE,    /* straight-through: weights are rounded again after every step */
 };
 enum qt_learn_scope {
-    QT_LEARN_MODEL, /* the objective at the head, all blocks at once */
-    QT_LEARN_BLOCK, /* every block by itself: squared error of its output; no objective */
+    QT_LEARN_MODEL, /* objective at the head, all decoder layers at once */
+    QT_LEARN_BLOCK, /* each decoder layer by itself: squared error of its output, no objective */
 };
 struct qt_learn_options {
     enum qt_learn_objective objective;
     enum qt_learn_mode mode;
     enum qt_learn_scope scope;
-    double lr;               /* of Adam; parameters are in units of their own size */
+    double lr;               /* of Adam; in units of each parameter's magnitude */
     size_t passes;           /* over the windows that are not held out */
     size_t batch;            /* windows per step */
-    double held_out;         /* share of the windows */
+    double held_out;         /* fraction of the windows */
     bool norms;              /* tune norm weights as well (--tune-norms) */
     char text[QT_SPEC_TEXT]; /* canonical, without norms */
 };
-/* key=value,... on top of the defaults ("": those). QT_E_USAGE as for specs. */
+/* Parses key=value,... on top of the defaults (""). QT_E_USAGE as for specs. */
 int qt_learn_parse(struct qt_learn_options *out, const char *text, struct qt_err *err);
 
 struct qt_quantize_options {
     struct qt_plan_options plan;
     const struct qt_calibration *calibration; /* NULL: data-free */
-    const struct qt_learn_options *learn;     /* NULL: the defaults; else something must learn */
+    const struct qt_learn_options *learn;     /* NULL: the defaults; else at least one tensor must
+                                               * learn */
     const char *out_dir;
     bool force, resume;
-    bool strict; /* what would be a fallback is an error */
+    bool strict; /* fallbacks are errors */
     const struct qt_log *log;
-    /* Polled between tensors; true stops with QT_E_INTERRUPTED and leaves a resumable state. */
+    /* Polled between tensors. If true, qt_quantize returns QT_E_INTERRUPTED and can be resumed. */
     bool (*interrupted)(void);
 };
 
 struct qt_quantize_report {
-    json_t *document; /* what qtool-report.json holds (of reused output without one: made anew,
-                         without times and learning); owned (json_decref) */
+    json_t *document; /* content of qtool-report.json, owned (json_decref); if reused output has
+                       * none, it is rebuilt without times and learning */
     size_t quantized, copied;
-    double bpw, paper_bpw; /* of qt_plan_bpw, qt_plan_paper_bpw */
+    double bpw, paper_bpw; /* as qt_plan_bpw, qt_plan_paper_bpw */
     uint64_t bytes;        /* of all stored tensors */
-    bool reused;           /* resume: the output was complete already, nothing was written */
+    bool reused;           /* resume: the output was complete, nothing was written */
 };
 
+/* Quantizes a checkpoint into the container opt->out_dir. Errors of planning (qt_plan_new,
+ * qt_plan_check_model), of input files, of writing; QT_E_RESUME if opt->resume and the output
+ * belongs to other options or inputs. */
 int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
                 const struct qt_quantize_options *opt, struct qt_err *err);
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
-/* A container's tensors, decoded on load, for qt_model_open and friends. */
+/* The tensors of a container, dequantized when loaded, for qt_model_open and similar functions. */
 struct qt_weights qt_weights_of_container(const struct qt_container *c);
 
 #endif

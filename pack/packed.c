@@ -1,4 +1,4 @@
-/* One packed matrix: whatever is the same for every scheme. */
+/* One packed matrix: everything that does not depend on the scheme. */
 #include "pack/schemes/scheme.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@ int qt_packed_describe(struct qt_packed *out, const struct qt_spec *spec, size_t
     *out = (struct qt_packed){.spec = *spec, .n = n, .k = k};
     if (n == 0 || k == 0)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu x %zu has no elements", n, k);
-    /* Whoever has such a matrix may multiply n and k, and add up its sections, without a check. */
+    /* Callers may multiply n and k, and add up section sizes, without overflow checks. */
     size_t product, sum = 0;
     bool overflow = n > SIZE_MAX / 2 || k > SIZE_MAX / 2 || qt_mul_overflow(&product, n, k);
     int rc = overflow ? QT_OK : spec->scheme->describe(out, err);
@@ -60,8 +60,8 @@ double qt_error_cosine(const struct qt_error *e)
     return norm > 0 ? e->sum_wq / norm : e->sum_w2 == e->sum_q2;
 }
 
-/* In FP64, as squares of what FP32 holds may not be numbers in FP32, or 0; and in lanes, for vector
- * instructions. */
+/* In FP64, because squares of FP32 values may overflow or underflow in FP32; in lanes, so that the
+ * compiler vectorizes the loop. */
 static void error_add_row(struct qt_error *e, const float *w, const float *q, size_t n)
 {
     enum { LANES = 16 };
@@ -112,19 +112,20 @@ void qt_matrix_rows(float *dst, const struct qt_matrix *w, size_t row0, size_t r
 }
 
 struct range {
-    float largest, smallest; /* absmax over groups, zero groups left out */
+    float largest, smallest; /* absmax of groups, zero groups excluded */
 };
 
 struct walk {
     const struct qt_packed *p;
     const struct qt_matrix *w;       /* source, or NULL */
-    const struct qt_matrix *targets; /* what is quantized instead, arranged; or NULL */
-    float *dst;                      /* decode: rows [row0, row0 + rows) */
+    const struct qt_matrix *targets; /* values to quantize instead of the source, arranged; or
+                                      * NULL */
+    float *dst;                      /* decode: output for rows [row0, row0 + rows) */
     size_t row0, rows;
     const float *importance;
     struct qt_error *errors; /* per strip, or NULL */
     struct range *ranges;    /* per strip */
-    unsigned char *scratch;  /* per thread: scheme's, then rows of w, rows of q, one more row */
+    unsigned char *scratch;  /* per thread: scheme scratch, rows of w, rows of q, a spare row */
     size_t scratch_stride, rows_offset;
 };
 
@@ -157,11 +158,11 @@ static size_t strip_count(const struct qt_packed *p)
     return qt_ceil_div(p->n, QT_FRAG_ROWS);
 }
 
-/* The strip's rows of the source, times 2^exp2, as they are stored: w[rows][k]. spare: one row. */
+/* Source rows [row0, row0 + rows) in stored order, times 2^exp2: w[rows][k]. spare: one row. */
 static void arranged_rows(float *w, const struct qt_packed *p, const struct qt_matrix *source,
                           size_t row0, size_t rows, int exp2, float *spare)
 {
-    if (!qt_arrange_is_there(p)) {
+    if (!qt_is_arranged(p)) {
         qt_matrix_rows(w, source, row0, rows, exp2);
         return;
     }
@@ -180,12 +181,12 @@ static void stored_rows(float *w, const struct walk *walk, size_t row0, size_t r
         arranged_rows(w, walk->p, walk->w, row0, rows, exp2, spare);
 }
 
-/* The strip's rows in source columns: q[rows][k]. */
+/* Dequantizes a strip in source column order: q[rows][k]. */
 static void decode_rows(float *q, const struct qt_packed *p, const struct qt_strip *strip,
                         float *spare)
 {
     p->spec.scheme->decode(q, p, strip);
-    if (!qt_arrange_is_there(p))
+    if (!qt_is_arranged(p))
         return;
     for (size_t r = 0; r < strip->rows; r++, q += p->k) {
         memcpy(spare, q, p->k * sizeof *q);
@@ -211,13 +212,13 @@ static void errors_total(struct qt_error *out, const struct walk *walk)
         error_add(out, &walk->errors[i]);
 }
 
-/* Of weights near the largest FP32 number a rounded scale may decode to more than that. */
+/* A rounded scale may decode to infinity if weights are near the FP32 maximum. */
 static int check_decoded(const struct qt_error *error, const struct walk *walk, struct qt_err *err)
 {
     if (isfinite(error->sum_e2))
         return QT_OK;
     return qt_fail(err, QT_E_INPUT, walk->w->file, walk->w->name,
-                   "values are so near the largest FP32 number that what they become is infinite");
+                   "weights near the FP32 maximum become infinite when they are quantized");
 }
 
 /* ---- quantize ------------------------------------------------------------------------------- */
@@ -229,7 +230,7 @@ static bool is_finite_f64(const struct qt_matrix *w, size_t i)
     return isfinite(x);
 }
 
-/* Stored row `row` has a value that is not finite in FP32. w: [k], to work in. */
+/* Error for a value of stored row `row` that is not finite in FP32. w: [k], scratch. */
 static int fail_not_finite(const struct walk *walk, size_t row, float *w, struct qt_err *err)
 {
     const struct qt_matrix *m = walk->w;
@@ -238,7 +239,8 @@ static int fail_not_finite(const struct walk *walk, size_t row, float *w, struct
     size_t bad = qt_find_nonfinite(w, m->k);
     if (bad == m->k)
         return qt_fail(err, QT_E_INPUT, m->file, m->name,
-                       "row %zu has values too large to be smoothed in FP32", row);
+                       "row %zu has values that overflow FP32 when smoothing factors are applied",
+                       row);
     bool large = m->dtype == QT_F64 && is_finite_f64(m, row * m->k + bad);
     return qt_fail(err, QT_E_INPUT, m->file, m->name, "value at row %zu, column %zu is %s", row,
                    bad,
@@ -272,9 +274,9 @@ static int scan_strip(void *ctx, size_t item, int thread, struct qt_err *err)
 }
 
 /*
- * 0 when all scales are comfortably inside FP16's normal range (a search moves them by a factor of
- * two at most); else the power of two that puts the largest scale just below 2^14, which leaves 28
- * binades of normal scales below it.
+ * Returns 0 if all scales are well inside the normal range of FP16 (a search moves them by at most
+ * a factor of two). Otherwise returns the power of two that moves the largest scale just below
+ * 2^14, which leaves 28 binades of normal scales below it.
  */
 static int choose_scale_exp2(const struct walk *walk)
 {
@@ -314,7 +316,7 @@ static int sections_new(struct qt_packed *p, struct qt_err *err)
     return rc;
 }
 
-/* Empty sections; the source's values are looked at. */
+/* Allocates the sections and scans the source. */
 static int quantize_begin(struct walk *walk, struct qt_packed *out, const struct qt_spec *spec,
                           const struct qt_matrix *w, const float *importance, bool want_errors,
                           struct qt_err *err)
@@ -324,7 +326,7 @@ static int quantize_begin(struct walk *walk, struct qt_packed *out, const struct
     QT_TRY(qt_packed_describe(out, spec, w->n, w->k, err));
     size_t strips = strip_count(out);
     QT_TRY(sections_new(out, err));
-    if (qt_arrange_is_there(out))
+    if (qt_is_arranged(out))
         qt_arrange_store(out, spec->arrange);
     QT_TRY(walk_open(walk, out, err));
     QT_TRY(qt_array_new(&walk->ranges, strips, sizeof *walk->ranges, err));
@@ -335,7 +337,7 @@ done:
     return rc;
 }
 
-/* Exponent of the scales, tables: all that precedes codes, from values that were looked at. */
+/* Chooses the scale exponent and the parameters that precede the codes (tables), after the scan. */
 static int quantize_prepare(struct walk *walk, struct qt_packed *out, struct qt_err *err)
 {
     const struct qt_matrix *w = walk->targets ? walk->targets : walk->w;
@@ -349,7 +351,7 @@ static void quantize_end(struct walk *walk, struct qt_packed *out, int rc)
     qt_free(walk->scratch);
     qt_free(walk->ranges);
     qt_free(walk->errors);
-    out->spec.arrange = NULL; /* the caller's; all of it is in sections now */
+    out->spec.arrange = NULL; /* borrowed; the sections hold its content now */
     if (rc < 0)
         qt_packed_free(out);
 }
@@ -371,7 +373,7 @@ int qt_packed_quantize(struct qt_packed *out, const struct qt_spec *spec, const 
     return rc;
 }
 
-/* In storage order: the diagonal of H, or the inverses of that of H^-1. */
+/* Importance in storage order: the diagonal of H, or 1 / diagonal of H^-1 (conditional). */
 static int importance_new(float **out, const struct qt_factor *f, bool conditional,
                           struct qt_err *err)
 {
@@ -386,8 +388,8 @@ static int importance_new(float **out, const struct qt_factor *f, bool condition
     return rc;
 }
 
-/* E of the same scheme without feedback, for comparison: scales by search, codes to nearest.
- * rows[n][k]: the targets, as they are stored. */
+/* Error under H of rounding to nearest with searched scales, for comparison. rows[n][k]: the
+ * targets in stored order. */
 static int error_before(double *out, const struct qt_spec *spec, const float *rows, size_t n,
                         const struct qt_factor *factor, const float *importance, struct qt_err *err)
 {
@@ -408,16 +410,15 @@ done:
     return rc;
 }
 
-/* From squares of what was divided by 2^exp2 to squares of weights. */
+/* From squared errors of values divided by 2^exp2 to squared errors of weights. */
 static void report_unscale(struct qt_solve_report *report, int exp2)
 {
     report->before = ldexp(report->before, 2 * exp2);
-    report->feedback = ldexp(report->feedback, 2 * exp2);
-    report->polished = ldexp(report->polished, 2 * exp2);
+    report->after_compensation = ldexp(report->after_compensation, 2 * exp2);
+    report->after_descent = ldexp(report->after_descent, 2 * exp2);
 }
 
-/* rows[n][k], arranged: what is to be rounded. Not finite (nothing sensible is so far from W): W.
- */
+/* Targets of rounding, in stored order: rows[n][k]. Falls back to W if a target is not finite. */
 static int make_targets(float *rows, struct walk *walk, const struct qt_factor *factor,
                         struct qt_err *err)
 {
@@ -436,7 +437,7 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
                     struct qt_solve_report *report, struct qt_err *err)
 {
     const struct qt_solve_options opt = {
-        .polish = spec->scheme->polish ? spec->scheme->polish(spec) : 6,
+        .descent_rounds = spec->scheme->descent_rounds ? spec->scheme->descent_rounds(spec) : 6,
     };
     struct walk walk = {0};
     struct qt_matrix targets = *w;
@@ -449,7 +450,7 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
     targets.data = rows;
     targets.dtype = QT_F32;
     QT_TRY(make_targets(rows, &walk, factor, err));
-    /* The exponent and all that is prepared are of what is rounded, which may be larger than W. */
+    /* Exponent and tables are chosen for the targets, which may be larger than W. */
     walk.targets = &targets;
     QT_TRY(qt_parallel(strip_count(out), scan_strip, &walk, err));
     QT_TRY(quantize_prepare(&walk, out, err));
@@ -517,7 +518,7 @@ int qt_packed_weights(float *w, const struct qt_packed *p, struct qt_err *err)
     size_t row_bytes = p->k * sizeof *w;
     float *stored = NULL;
     int rc = QT_OK;
-    if (!qt_arrange_is_there(p))
+    if (!qt_is_arranged(p))
         return qt_packed_decode(w, p, 0, p->n, err);
     QT_TRY(qt_array_new(&stored, p->n, row_bytes, err));
     QT_TRY(qt_packed_decode(stored, p, 0, p->n, err));
@@ -561,7 +562,7 @@ static int repack_strip(void *ctx, size_t item, int thread, struct qt_err *err)
     if (walk->p->spec.scheme->repack_equal(walk->p, &strip))
         return QT_OK;
     return qt_fail(err, QT_E_INPUT, NULL, NULL,
-                   "rows %zu to %zu are not what packing their codes gives", item * QT_FRAG_ROWS,
+                   "rows %zu to %zu differ from their codes packed again", item * QT_FRAG_ROWS,
                    item * QT_FRAG_ROWS + strip.rows - 1);
 }
 
@@ -616,16 +617,17 @@ static int check_entry(struct qt_packed *out, const struct qt_entry *e, const ch
         return qt_fail(err, QT_E_INPUT, file, e->name, "%s", inner.reason);
     out->scale_exp2 = e->scale_exp2;
     if (strcmp(out->layout, e->layout) != 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, file, e->name,
-                       "layout '%s', expected '%s': of another version of qtool, quantize again",
-                       e->layout, out->layout);
+        return qt_fail(
+            err, QT_E_UNSUPPORTED, file, e->name,
+            "layout '%s', expected '%s': written by another version of qtool, quantize again",
+            e->layout, out->layout);
     if (out->nsections != e->nsections)
         return qt_fail(err, QT_E_INPUT, file, e->name, "%zu sections, expected %zu", e->nsections,
                        out->nsections);
     for (size_t i = 0; i < e->nsections; i++)
         if (!section_matches(&out->section[i], e->section[i].name, e->section[i].tensor))
             return qt_fail(err, QT_E_INPUT, file, e->name,
-                           "section '%s' is not as scheme '%s' requires for %zu x %zu",
+                           "section '%s' does not match scheme '%s' for %zu x %zu",
                            e->section[i].name, e->spec, e->n, e->k);
     return QT_OK;
 }

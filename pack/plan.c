@@ -1,6 +1,4 @@
-/* Which tensor gets which scheme. What can be refused before any work is refused here.
- */
-#include "pack/activations/plan.h"
+/* Chooses a scheme for each tensor. Refuses here what can be refused before any work. */
 #include "pack/schemes/scheme.h"
 
 #include <stdio.h>
@@ -12,11 +10,11 @@ enum {
     MAX_CONFIG = 16 << 20,
 };
 
-/* ---- which tensors are linear weights of decoder blocks ------------------------------------- */
+/* ---- which tensors are linear weights of decoder layers ------------------------------------- */
 
-/* Length of the dotted name up to its first component that is a number, "model.layers.3" of
- * "model.layers.3.mlp..."; 0: it has none. */
-static size_t numbered_block(const char *name)
+/* Length of the name up to its first component that is a number: "model.layers.3" of
+ * "model.layers.3.mlp..."; 0 if there is none. */
+static size_t layer_prefix(const char *name)
 {
     for (const char *p = name; (p = strchr(p, '.')) != NULL;) {
         size_t digits = strspn(++p, "0123456789");
@@ -26,13 +24,12 @@ static size_t numbered_block(const char *name)
     return 0;
 }
 
-/* Of models of images, sound and text: a word of the name begins like what sees, hears, or passes
- * on what was seen or heard. */
-static bool sees_or_hears(const char *name)
+/* True for tensors of vision and audio modules: a word of the name begins with one of these. */
+static bool is_multimodal(const char *name)
 {
     static const char *const parts[] = {
         "vision",  "visual",    "image",   "video",     "audio",     "speech",    "siglip",
-        "clip",    "vit.",      "vpm.",    "apm.",      "sam_model", "mlp1.", /* InternVL's */
+        "clip",    "vit.",      "vpm.",    "apm.",      "sam_model", "mlp1.", /* of InternVL */
         "qformer", "resampler", "aligner", "connector", "projector", "perceiver",
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
@@ -42,32 +39,32 @@ static bool sees_or_hears(const char *name)
     return false;
 }
 
-/* Part of a layer that predicts further tokens, as one that has an eh_proj does, or is called mtp:
- * nothing that qtool runs. */
-static bool predicts_further(const struct qt_ckpt *ckpt, const char *name)
+/* True for tensors of MTP layers, which qtool does not run: a component of the name begins with
+ * "mtp", or the layer has an eh_proj. */
+static bool is_mtp(const struct qt_ckpt *ckpt, const char *name)
 {
-    char joins[512];
-    const size_t block = numbered_block(name);
+    char eh_proj[512];
+    const size_t prefix = layer_prefix(name);
     for (const char *at = name; (at = strstr(at, "mtp")) != NULL; at++)
         if ((at == name || at[-1] == '.') && (at[3] == '.' || at[3] == '_'))
             return true;
-    return block > 0 && block < sizeof joins - sizeof ".eh_proj.weight" &&
-           snprintf(joins, sizeof joins, "%.*s.eh_proj.weight", (int)block, name) > 0 &&
-           qt_ckpt_find(ckpt, joins) != NULL;
+    return prefix > 0 && prefix < sizeof eh_proj - sizeof ".eh_proj.weight" &&
+           snprintf(eh_proj, sizeof eh_proj, "%.*s.eh_proj.weight", (int)prefix, name) > 0 &&
+           qt_ckpt_find(ckpt, eh_proj) != NULL;
 }
 
-/* Why a tensor is copied unless a rule names it; NULL if it is a linear weight to quantize. Goes by
- * names and shapes alone, so that it holds for architectures that qtool cannot run. */
+/* Reason to copy a tensor unless a rule names it; NULL for a linear weight to quantize. Uses names
+ * and shapes only, so that it works for architectures that qtool cannot run. */
 static const char *reason_to_copy(const struct qt_ckpt *ckpt, const struct qt_tensor *t)
 {
     if (!qt_dtype_is_weight(t->dtype))
         return "dtype";
     if (t->ndim != 2)
         return t->ndim < 2 ? "vector" : "more than 2 dimensions";
-    if (sees_or_hears(t->name))
-        return "not of the language model";
-    if (predicts_further(ckpt, t->name))
-        return "predicts further tokens";
+    if (is_multimodal(t->name))
+        return "multimodal tensor";
+    if (is_mtp(ckpt, t->name))
+        return "MTP layer";
     if (strstr(t->name, "lm_head") || strstr(t->name, "embed_out"))
         return "head";
     if (strstr(t->name, "embed") || strstr(t->name, ".wte.") || strstr(t->name, ".wpe."))
@@ -75,13 +72,13 @@ static const char *reason_to_copy(const struct qt_ckpt *ckpt, const struct qt_te
     if (strstr(t->name, "norm") || strstr(t->name, "bias"))
         return "not a linear weight";
     if (strstr(t->name, "router") || qt_name_ends_in(t->name, ".gate.weight") ||
-        strstr(t->name, ".mlp.gate.") || /* whose parts have names, as gate.wg.weight */
+        strstr(t->name, ".mlp.gate.") || /* parts of a router: gate.wg.weight */
         qt_name_ends_in(t->name, ".shared_expert_gate.weight"))
         return "router";
     if (!qt_name_ends_in(t->name, ".weight"))
         return "not named .weight";
-    if (!numbered_block(t->name))
-        return "not in a decoder block";
+    if (!layer_prefix(t->name))
+        return "not in a decoder layer";
     if (t->shape[0] < MIN_SIDE || t->shape[1] < MIN_SIDE)
         return "small";
     return NULL;
@@ -93,7 +90,7 @@ struct rule {
     struct qt_name_regex *regex;
     struct qt_spec spec;
     bool used;
-    const struct qt_tensor *vector; /* the first that matches, to name if nothing else does */
+    const struct qt_tensor *vector; /* first match that is a vector, for the error message */
 };
 
 struct rules {
@@ -127,11 +124,11 @@ done:
 static bool is_vector(const struct qt_tensor *t)
 {
     return t->ndim < 2 || (t->ndim == 2 && t->shape[0] == 1 &&
-                           !qt_name_ends_in(t->name, ".weight")); /* as a row */
+                           !qt_name_ends_in(t->name, ".weight")); /* a vector stored as a row */
 }
 
-/* The last rule whose regex matches anywhere in the name, or NULL. All that match count as used,
- * but a vector is nothing to quantize. */
+/* Sets *out to the last rule whose regex matches anywhere in the name, or NULL. Marks every
+ * matching rule as used, unless it matches only vectors, which cannot be quantized. */
 static int rules_find(const struct rule **out, struct rules *rules, const struct qt_tensor *t,
                       struct qt_err *err)
 {
@@ -189,7 +186,8 @@ static int plan_item(struct qt_plan_item *item, const struct qt_ckpt *ckpt,
     item->why = rule && !is_vector(t) ? NULL : reason_to_copy(ckpt, t);
     if (!item->why && !spec->scheme)
         item->why = "scheme none";
-    if (item->why)
+    item->copied = item->why != NULL;
+    if (item->copied)
         return QT_OK;
     if (t->ndim != 2 || !qt_dtype_is_weight(t->dtype))
         return cannot_quantize(t, err);
@@ -198,12 +196,12 @@ static int plan_item(struct qt_plan_item *item, const struct qt_ckpt *ckpt,
                   : QT_OK;
 }
 
-/* GPT-2's linears are stored by input and output, not by output and input. */
-static bool is_turned(const struct qt_plan_item *item)
+/* GPT-2 stores its linears as [input][output]. */
+static bool is_transposed(const struct qt_plan_item *item)
 {
     static const char *const parts[] = {".c_attn.", ".c_proj.", ".c_fc."};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        if (!item->why && strstr(item->tensor->name, parts[i]))
+        if (!item->copied && strstr(item->tensor->name, parts[i]))
             return true;
     return false;
 }
@@ -217,23 +215,25 @@ static int check_items(const struct qt_plan *plan, const json_t *config, const c
                        struct qt_err *err)
 {
     const char *type = json_string_value(json_object_get(config, "model_type"));
-    const bool turned = type && (strcmp(type, "gpt2") == 0 || strcmp(type, "openai-gpt") == 0);
+    const bool transposed = type && (strcmp(type, "gpt2") == 0 || strcmp(type, "openai-gpt") == 0);
     const bool quantized = json_is_object(json_object_get(config, "quantization_config"));
     for (size_t i = 0; i < plan->count; i++) {
         const struct qt_plan_item *item = &plan->items[i];
-        if (turned && is_turned(item))
-            return qt_fail(err, QT_E_UNSUPPORTED, path, item->tensor->name,
-                           "%s stores it by input and output, not by output and input", type);
+        if (transposed && is_transposed(item))
+            return qt_fail(
+                err, QT_E_UNSUPPORTED, path, item->tensor->name,
+                "%s stores this matrix as [input][output]; only [output][input] is supported",
+                type);
         if (quantized && holds_codes(item->tensor))
-            return qt_fail(err, QT_E_UNSUPPORTED, path, item->tensor->name,
-                           "an already quantized checkpoint is not supported "
-                           "(quantization_config)");
+            return qt_fail(
+                err, QT_E_UNSUPPORTED, path, item->tensor->name,
+                "the checkpoint is already quantized (quantization_config in config.json)");
     }
     return QT_OK;
 }
 
-/* What config.json says against quantizing. Without one, or one that cannot be read, nothing:
- * whoever runs the model will say so. */
+/* Refuses what config.json rules out. A missing or unreadable config.json is no error here:
+ * whatever runs the model reports it. */
 static int check_config(const struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err)
 {
     struct qt_err inner = {0};
@@ -259,8 +259,7 @@ static int check_section_names(const struct qt_plan_item *item, struct qt_err *e
         if (strlen(t->name) + strlen(".q.") + strlen(item->packed.section[s].name) >
             QT_TENSOR_NAME_MAX)
             return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
-                           "its name is too long: with the name of a section it would have more "
-                           "than %d bytes",
+                           "its name is too long: with a section name appended it exceeds %d bytes",
                            QT_TENSOR_NAME_MAX);
     return QT_OK;
 }
@@ -270,8 +269,7 @@ static int compare_names(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Sections of a matrix NAME are tensors NAME.q.SECTION of the container. quantized: in name order.
- */
+/* The sections of a matrix NAME are stored as tensors NAME.q.SECTION. quantized: sorted names. */
 static int check_not_section(const struct qt_tensor *t, const char *const *quantized, size_t n,
                              struct qt_err *err)
 {
@@ -281,7 +279,7 @@ static int check_not_section(const struct qt_tensor *t, const char *const *quant
         snprintf(name, sizeof name, "%.*s", (int)(cut - t->name), t->name);
         if (bsearch(&key, quantized, n, sizeof key, compare_names))
             return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
-                           "is named like a section of %s, which is to be quantized", name);
+                           "its name collides with a section of %s, which will be quantized", name);
     }
     return QT_OK;
 }
@@ -294,7 +292,7 @@ static int check_names(const struct qt_plan *plan, struct qt_err *err)
     if (rc < 0)
         return rc;
     for (size_t i = 0; i < plan->count; i++)
-        if (!plan->items[i].why)
+        if (!plan->items[i].copied)
             quantized[n++] = plan->items[i].tensor->name;
     qsort(quantized, n, sizeof *quantized, compare_names);
     for (size_t i = 0; i < plan->count && rc == QT_OK; i++) {
@@ -309,7 +307,7 @@ static int check_names(const struct qt_plan *plan, struct qt_err *err)
 static void plan_add(struct qt_plan *plan, const struct qt_plan_item *item)
 {
     plan->source_bytes += item->tensor->nbytes;
-    if (item->why) {
+    if (item->copied) {
         plan->output_bytes += item->tensor->nbytes;
         return;
     }
@@ -317,8 +315,9 @@ static void plan_add(struct qt_plan *plan, const struct qt_plan_item *item)
     size_t rows = 2 * QT_FRAG_ROWS * item->packed.k * sizeof(float);
     const struct qt_scheme *scheme = item->packed.spec.scheme;
     const size_t strips = (scheme->scratch_bytes(&item->packed) + rows) * (size_t)qt_threads();
-    const size_t before = scheme->prepare_bytes ? scheme->prepare_bytes(&item->packed) : 0;
-    const uint64_t working = bytes + qt_max_size(strips, before);
+    const size_t whole_matrix_bytes =
+        scheme->prepare_bytes ? scheme->prepare_bytes(&item->packed) : 0;
+    const uint64_t working = bytes + qt_max_size(strips, whole_matrix_bytes);
     plan->quantized++;
     plan->weights += item->tensor->count;
     plan->packed_bytes += bytes;
@@ -333,7 +332,7 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
     struct rules rules = {0};
     struct qt_spec def;
     int rc = QT_OK;
-    *out = (struct qt_plan){.kv.wanted = opt->kv};
+    *out = (struct qt_plan){.kv.keys = opt->kv};
     QT_TRY(qt_spec_parse(&def, opt->scheme, err));
     qt_spec_resolve(&def, opt->calibrated);
     QT_TRY(rules_open(&rules, opt, err));
@@ -344,7 +343,7 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
         plan_add(out, &out->items[i]);
         out->count++;
     }
-    if (out->quantized || def.scheme) /* wanted, though perhaps all are codes already */
+    if (out->quantized || def.scheme) /* also if every tensor holds codes already */
         QT_TRY(check_config(out, ckpt, err));
     QT_TRY(check_names(out, err));
     QT_TRY(rules_check_used(&rules, opt, err));
@@ -361,12 +360,12 @@ void qt_plan_free(struct qt_plan *plan)
     *plan = (struct qt_plan){0};
 }
 
-/* ---- what it needs -------------------------------------------------------------------------- */
+/* ---- calibration data that a plan needs ----------------------------------------------------- */
 
 enum qt_need qt_plan_item_needs(const struct qt_plan_item *item)
 {
     const struct qt_spec *spec = &item->packed.spec;
-    if (item->why)
+    if (item->copied)
         return QT_NEEDS_NOTHING;
     if (qt_scheme_needs_data(spec->scheme) || qt_spec_learns(spec))
         return QT_NEEDS_DATA;
@@ -375,7 +374,7 @@ enum qt_need qt_plan_item_needs(const struct qt_plan_item *item)
 
 enum qt_need qt_plan_needs(const struct qt_plan *plan, const struct qt_plan_item **first)
 {
-    enum qt_need most = plan->kv.wanted ? QT_NEEDS_DATA : QT_NEEDS_NOTHING;
+    enum qt_need most = plan->kv.keys == QT_KV_KEYS_STATIC ? QT_NEEDS_DATA : QT_NEEDS_NOTHING;
     const struct qt_plan_item *found = NULL;
     for (size_t i = 0; i < plan->count; i++) {
         const enum qt_need need = qt_plan_item_needs(&plan->items[i]);
@@ -396,80 +395,6 @@ const struct qt_plan_item *qt_plan_find(const struct qt_plan *plan, const char *
     return NULL;
 }
 
-static const char *item_scheme(const struct qt_plan_item *item)
-{
-    return item->why ? "none" : item->packed.spec.text;
-}
-
-/* What is tied is to be the same afterwards, or no one can run the model. */
-static int check_tied(const struct qt_plan *plan, const struct qt_model *model, struct qt_err *err)
-{
-    const char *embedding, *head = qt_model_tied_head(model, &embedding);
-    const struct qt_plan_item *one = qt_plan_find(plan, embedding);
-    const struct qt_plan_item *other = head ? qt_plan_find(plan, head) : NULL;
-    if (!one || !other || strcmp(item_scheme(one), item_scheme(other)) == 0)
-        return QT_OK;
-    return qt_fail(err, QT_E_UNSUPPORTED, other->tensor->file, head,
-                   "scheme %s, but %s, to which 'tie_word_embeddings' in config.json ties it, has "
-                   "%s: both need the same",
-                   item_scheme(other), embedding, item_scheme(one));
-}
-
-/* Scale and zero, layer by layer. */
-static int plan_kv(struct qt_plan *plan, const struct qt_ckpt *ckpt, const struct qt_model *model,
-                   struct qt_err *err)
-{
-    const struct qt_model_info *info = qt_model_info(model);
-    int rc = QT_OK;
-    plan->kv.layers = info->layers;
-    plan->kv.heads = info->kv_heads;
-    plan->kv.head_dim = info->head_dim;
-    plan->kv.bytes = 2 * info->layers * info->kv_heads * info->head_dim * sizeof(float);
-    plan->output_bytes += plan->kv.bytes;
-    for (size_t i = 0; i < 2 * info->layers && rc == QT_OK; i++) {
-        char *name;
-        rc = qt_kv_tensor_name(&name, i / 2, i % 2 ? "zero" : "scale", err);
-        if (rc == QT_OK && qt_ckpt_find(ckpt, name))
-            rc = qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_dir(ckpt), name,
-                         "has the name of scales that --kv would store");
-        qt_free(name);
-    }
-    return rc;
-}
-
-int qt_plan_check_model(struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err)
-{
-    const struct qt_weights source = qt_weights_of_ckpt(ckpt);
-    const bool needed = qt_plan_needs(plan, NULL) != QT_NEEDS_NOTHING;
-    struct qt_err inner = {0};
-    struct qt_model *model = NULL;
-    int rc = qt_model_open(&model, &source, needed ? err : &inner);
-    if (rc < 0 && !needed) /* any checkpoint will do */
-        rc = rc == QT_E_RESOURCE ? qt_fail(err, rc, inner.file, inner.tensor, "%s", inner.reason)
-                                 : QT_OK;
-    if (!model)
-        return rc;
-    QT_TRY(check_tied(plan, model, err));
-    if (!needed)
-        goto done;
-    const char *unfit = qt_model_info(model)->experts ? "the model is a mixture of experts" : NULL;
-    for (size_t i = 0; i < plan->count; i++) {
-        const struct qt_tensor *t = plan->items[i].tensor;
-        if (!plan->items[i].why && qt_spec_learns(&plan->items[i].packed.spec) &&
-            (unfit || !qt_model_is_linear(model, t->name))) {
-            rc = qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name, "learn=1, but %s",
-                         unfit ? unfit : "it is not a linear weight of a decoder block");
-            goto done;
-        }
-    }
-    QT_TRY(qt_act_plan_check(plan, model, err));
-    if (plan->kv.wanted)
-        QT_TRY(plan_kv(plan, ckpt, model, err));
-done:
-    qt_model_close(model);
-    return rc;
-}
-
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
 double qt_plan_bpw(const struct qt_plan *plan)
@@ -483,7 +408,7 @@ double qt_plan_paper_bpw(const struct qt_plan *plan)
     bool other = false;
     for (size_t i = 0; i < plan->count; i++) {
         const struct qt_plan_item *item = &plan->items[i];
-        if (item->why)
+        if (item->copied)
             continue;
         double paper = qt_packed_paper_bpw(&item->packed);
         other |= !isnan(paper);

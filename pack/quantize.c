@@ -1,8 +1,8 @@
 /*
- * The driver: checkpoint -> plan -> container. With calibration data the decoder blocks come first
- * (blocks.c); everything else goes tensor by tensor in source order, one in memory at a time; at
- * last the parameters that are to be learned are tuned through the whole model (learn.c). The
- * writer journals every finished tensor, so that an interrupted run can go on.
+ * The driver: checkpoint -> plan -> container. With calibration data the decoder layers come first
+ * (layers.c). All other tensors follow in source order, one in memory at a time. At last the
+ * parameters to learn are tuned through the whole model (learn/learn.c). The writer journals every
+ * finished tensor, so that an interrupted run can be resumed.
  */
 #include "pack/learn/learn.h"
 
@@ -12,7 +12,8 @@
 
 /* ---- identity ------------------------------------------------------------------------------- */
 
-/* What determines the Hessians, and codes under them; null without any. */
+/* Everything that determines the Hessians and the codes found with them; null without
+ * calibration. */
 static json_t *calibration_json(const struct qt_calibration *c, uint32_t config_crc,
                                 uint32_t weights_crc)
 {
@@ -29,8 +30,8 @@ static json_t *calibration_json(const struct qt_calibration *c, uint32_t config_
                      qt_crc_json(weights_crc), "backend", backend);
 }
 
-/* Of all tensors' data. What the model's run decides of one depends on all the others, also on
- * those whose turn has not come when a run is interrupted. 0 where no model is run. */
+/* CRC of the data of all tensors. With a model run, the result for a tensor depends on all others,
+ * also on those that were not reached when the run was interrupted. 0 if no model is run. */
 static int weights_crc(uint32_t *crc, const struct qt_run *run, struct qt_err *err)
 {
     const struct qt_calibration *c = run->opt->calibration;
@@ -51,8 +52,8 @@ static int weights_crc(uint32_t *crc, const struct qt_run *run, struct qt_err *e
     return QT_OK;
 }
 
-/* Of config.json, which says how the model runs on calibration data; 0 without any. before: what it
- * was when the run began, or NULL; QT_E_INPUT when it is another now. */
+/* CRC of config.json, which determines how the model runs on calibration data; 0 without data.
+ * before: the CRC at the start of the run, or NULL; QT_E_INPUT if it has changed. */
 static int config_crc(uint32_t *crc, const struct qt_run *run, const uint32_t *before,
                       struct qt_err *err)
 {
@@ -106,7 +107,9 @@ static int identity_new(json_t **out, const struct qt_run *run, const struct qt_
     if (*out && learner)
         failed |= json_object_set_new(*out, "learning", qt_learn_identity(learner));
     if (*out && opt->kv)
-        failed |= json_object_set_new(json_object_get(*out, "options"), "kv", json_integer(4));
+        failed |= json_object_update_new(json_object_get(*out, "options"),
+                                         json_pack("{s:i, s:s}", "kv", 4, "kv_keys",
+                                                   qt_kv_keys_names[opt->kv - QT_KV_KEYS_CHANNEL]));
     json_decref(files);
     json_decref(rules);
     if (rc == QT_OK && (!*out || failed))
@@ -114,7 +117,7 @@ static int identity_new(json_t **out, const struct qt_run *run, const struct qt_
     return rc;
 }
 
-/* ---- what will be stored -------------------------------------------------------------------- */
+/* ---- stored tensors ------------------------------------------------------------------------- */
 
 static int stored_add_section(struct qt_run *run, const struct qt_plan_item *item,
                               const struct qt_section *s, struct qt_err *err)
@@ -134,7 +137,7 @@ static int stored_add_section(struct qt_run *run, const struct qt_plan_item *ite
 static int stored_add_kv(struct qt_run *run, struct qt_err *err)
 {
     run->kv.first = run->nstored;
-    for (size_t i = 0; i < 2 * run->plan.kv.layers; i++) {
+    for (size_t i = 0; run->plan.kv.bytes && i < 2 * run->plan.kv.layers; i++) {
         struct qt_tensor *t = &run->stored[run->nstored];
         char **name = &run->names[run->nstored];
         int rc = qt_kv_tensor_name(name, i / 2, i % 2 ? "zero" : "scale", err);
@@ -156,7 +159,7 @@ static int stored_new(struct qt_run *run, struct qt_err *err)
     size_t n = 2 * run->plan.kv.layers;
     int rc = QT_OK;
     for (size_t i = 0; i < run->plan.count; i++)
-        n += run->plan.items[i].why ? 1 : run->plan.items[i].packed.nsections;
+        n += run->plan.items[i].copied ? 1 : run->plan.items[i].packed.nsections;
     QT_TRY(qt_array_new(&run->stored, n, sizeof *run->stored, err));
     QT_TRY(qt_array_new(&run->names, n, sizeof *run->names, err));
     QT_TRY(qt_array_new(&run->first, run->plan.count, sizeof *run->first, err));
@@ -165,7 +168,7 @@ static int stored_new(struct qt_run *run, struct qt_err *err)
     for (size_t i = 0; i < run->plan.count; i++) {
         const struct qt_plan_item *item = &run->plan.items[i];
         run->first[i] = run->nstored;
-        if (item->why)
+        if (item->copied)
             run->stored[run->nstored++] = *item->tensor;
         for (size_t s = 0; s < item->packed.nsections; s++)
             QT_TRY(stored_add_section(run, item, &item->packed.section[s], err));
@@ -177,7 +180,7 @@ done:
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-/* Everything that the blocks have left. */
+/* Makes all items that layers.c has not made. */
 static int run_items(struct qt_run *run, struct qt_err *err)
 {
     int rc = QT_OK;
@@ -194,7 +197,7 @@ static int check_data(const struct qt_run *run, struct qt_err *err)
         const enum qt_need need = qt_plan_item_needs(item);
         if (need == QT_NEEDS_DATA)
             return qt_fail(err, QT_E_USAGE, NULL, item->tensor->name,
-                           "%s runs the model: it needs calibration data (--data)%s",
+                           "%s needs calibration data (--data), because it runs the model%s",
                            item->packed.spec.text, c ? ", not a calibration file" : "");
         if (need == QT_NEEDS_HESSIAN && !c)
             return qt_fail(err, QT_E_USAGE, NULL, item->tensor->name,
@@ -202,9 +205,9 @@ static int check_data(const struct qt_run *run, struct qt_err *err)
                            "--calib)",
                            item->packed.spec.text);
     }
-    if (run->plan.kv.wanted && (!c || c->file))
+    if (run->plan.kv.keys == QT_KV_KEYS_STATIC && (!c || c->file))
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "the scales of 4-bit keys come from calibration data (--data)%s",
+                       "static scales of 4-bit keys need calibration data (--data)%s",
                        c ? ": a calibration file does not hold them" : "");
     return QT_OK;
 }
@@ -229,13 +232,13 @@ static int copy_side_files(struct qt_run *run, struct qt_err *err)
     return QT_OK;
 }
 
-/* In source order, in whichever order the items were made. */
+/* Entries in source order, whatever order the items were made in. */
 static json_t *manifest_new(const struct qt_run *run, json_t *identity)
 {
     const struct qt_plan *plan = &run->plan;
     json_t *tensors = json_object(), *copied = json_object();
     for (size_t i = 0; i < plan->count; i++)
-        if (json_object_set(plan->items[i].why ? copied : tensors, plan->items[i].tensor->name,
+        if (json_object_set(plan->items[i].copied ? copied : tensors, plan->items[i].tensor->name,
                             run->entries[i]) < 0) {
             json_decref(tensors);
             json_decref(copied);
@@ -304,7 +307,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     if (run.plan.quantized && opt->calibration && !opt->learn &&
         qt_plan_needs(&run.plan, NULL) == QT_NEEDS_NOTHING)
         qt_log_message(opt->log, QT_LOG_WARNING,
-                       "no scheme here uses calibration data: weights are the same without it");
+                       "no scheme uses the calibration data: weights are the same without it");
     QT_TRY(check_data(&run, err));
     QT_TRY(qt_plan_check_model(&run.plan, ckpt, err));
     QT_TRY(qt_learn_open(&learner, &run, err));
@@ -338,7 +341,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(qt_writer_add_json(run.writer, QT_REPORT_NAME, out->document, err));
     QT_TRY(qt_writer_finish(run.writer, manifest, err));
 done:
-    /* Input that will not get better by trying again leaves nothing behind; the rest can resume. */
+    /* Bad input fails again: discard the output. After other errors the run can be resumed. */
     if (rc == QT_E_INPUT || rc == QT_E_UNSUPPORTED || rc == QT_E_USAGE)
         qt_writer_discard(run.writer);
     if (rc < 0) {

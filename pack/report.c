@@ -1,4 +1,5 @@
-/* qtool-report.json: the manifest's figures per tensor, with what may differ from run to run. */
+/* qtool-report.json: the errors from the manifest, with times and memory, which differ between
+ * runs. */
 #include "pack/run.h"
 
 #include <stdio.h>
@@ -16,7 +17,7 @@ static json_t *tensor_json(const struct qt_run *run, size_t i)
     int failed = 0;
     for (size_t m = 0; m < sizeof copied_members / sizeof *copied_members; m++) {
         json_t *value = json_object_get(run->entries[i], copied_members[m]);
-        if (value) /* not every scheme has them all */
+        if (value) /* some schemes lack some members */
             failed |= json_object_set(t, copied_members[m], value);
     }
     failed |= json_object_set_new(
@@ -37,7 +38,8 @@ static size_t count_fallbacks(const json_t *tensors)
     return n;
 }
 
-/* Of this program. What getrusage says is handed on from who started it, who may be larger. */
+/* Peak memory of this process. VmHWM is preferred: ru_maxrss is inherited from the parent process,
+ * which may be larger. */
 static size_t peak_memory(void)
 {
     struct rusage usage;
@@ -67,7 +69,7 @@ int qt_run_report(json_t **out, const struct qt_run *run, double start, struct q
     int failed = 0;
     *out = NULL;
     for (size_t i = 0; i < run->plan.count; i++)
-        if (!run->plan.items[i].why)
+        if (!run->plan.items[i].copied)
             failed |= json_array_append_new(tensors, tensor_json(run, i));
     size_t fallbacks = count_fallbacks(tensors);
     if (failed) {

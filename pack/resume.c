@@ -1,17 +1,17 @@
-/* What an earlier run has made: whether it is of use to this one. */
+/* Checks whether the output of an earlier run can be used by this run. */
 #include "pack/run.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* record: what an earlier run says of a tensor. The checkpoint's fingerprint looks at a part of
- * each tensor: what was made is of use only if all of its source is still the same; and --strict is
- * no part of the identity. */
+/* Checks the record that an earlier run left of a tensor. The fingerprint of the checkpoint covers
+ * only a part of each tensor, so the CRC of the whole source is compared. --strict is not part of
+ * the identity, so fallbacks are checked here. */
 static int check_record(const struct qt_run *run, const struct qt_tensor *t, const json_t *record,
                         struct qt_err *err)
 {
     const json_t *source = json_object_get(record, "source_crc32");
-    if (!source) /* an untouched copy */
+    if (!source) /* a copy that learning did not change */
         source = json_object_get(record, "crc32");
     const char *before = json_string_value(source);
     const char *fallback =
@@ -20,7 +20,7 @@ static int check_record(const struct qt_run *run, const struct qt_tensor *t, con
     char now[9];
     if (run->opt->strict && fallback)
         return qt_fail(err, QT_E_RESUME, t->file, t->name,
-                       "cannot resume: the earlier run was without --strict: %s", fallback);
+                       "cannot resume with --strict: the earlier run fell back: %s", fallback);
     int rc = qt_ckpt_read(&blob, run->ckpt, t, err);
     if (rc < 0)
         return rc;
@@ -28,7 +28,7 @@ static int check_record(const struct qt_run *run, const struct qt_tensor *t, con
     qt_blob_free(&blob);
     if (!before || strcmp(before, now) != 0)
         return qt_fail(err, QT_E_RESUME, t->file, t->name,
-                       "cannot resume: its data is not what it was");
+                       "cannot resume: its source data has changed");
     return QT_OK;
 }
 
@@ -46,19 +46,20 @@ int qt_run_check_records(const struct qt_run *run, struct qt_err *err)
 
 /* ---- complete output ------------------------------------------------------------------------ */
 
-static int check_stored(const struct qt_run *run, const struct qt_ckpt *made, struct qt_err *err)
+static int check_stored(const struct qt_run *run, const struct qt_ckpt *container,
+                        struct qt_err *err)
 {
     for (size_t i = 0; i < run->nstored; i++) {
-        const struct qt_tensor *t = &run->stored[i], *there = qt_ckpt_find(made, t->name);
-        if (!there || there->dtype != t->dtype || there->ndim != t->ndim ||
-            memcmp(there->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) != 0)
+        const struct qt_tensor *t = &run->stored[i], *stored = qt_ckpt_find(container, t->name);
+        if (!stored || stored->dtype != t->dtype || stored->ndim != t->ndim ||
+            memcmp(stored->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) != 0)
             return qt_fail(err, QT_E_RESUME, run->opt->out_dir, t->name, "cannot resume: %s",
-                           there ? "of another type or shape" : "not there");
+                           stored ? "stored with another type or shape" : "missing");
     }
-    if (qt_ckpt_count(made) != run->nstored)
+    if (qt_ckpt_count(container) != run->nstored)
         return qt_fail(err, QT_E_RESUME, run->opt->out_dir, NULL,
-                       "cannot resume: %zu tensors before, %zu now", qt_ckpt_count(made),
-                       run->nstored);
+                       "cannot resume: the output has %zu tensors, expected %zu",
+                       qt_ckpt_count(container), run->nstored);
     return QT_OK;
 }
 
@@ -89,15 +90,15 @@ static int check_side_file(const struct qt_run *run, const char *name, struct qt
     if (wanted && qt_path_exists(to))
         QT_TRY(same_bytes(&same, from, to, err));
     if (!same)
-        rc = qt_fail(err, QT_E_RESUME, to, NULL, "cannot resume: is not as in %s",
-                     qt_ckpt_dir(run->ckpt));
+        rc = qt_fail(err, QT_E_RESUME, to, NULL,
+                     "cannot resume: the file differs from the one in %s", qt_ckpt_dir(run->ckpt));
 done:
     qt_free(from);
     qt_free(to);
     return rc;
 }
 
-/* SHA256SUMS is the last file that a run writes: without it a copy of a container is not whole. */
+/* SHA256SUMS is the last file that a run writes; without it the container is incomplete. */
 static int check_checksums(const struct qt_run *run, struct qt_err *err)
 {
     char *path;
@@ -105,7 +106,7 @@ static int check_checksums(const struct qt_run *run, struct qt_err *err)
     if (rc < 0)
         return rc;
     if (!qt_path_exists(path))
-        rc = qt_fail(err, QT_E_INPUT, path, NULL, "is not there: the container is not complete");
+        rc = qt_fail(err, QT_E_INPUT, path, NULL, "missing: the container is not complete");
     qt_free(path);
     return rc;
 }
@@ -116,10 +117,10 @@ static int take_entries(struct qt_run *run, const json_t *manifest, struct qt_er
     const json_t *copied = json_object_get(manifest, "copied");
     for (size_t i = 0; i < run->plan.count; i++) {
         const struct qt_plan_item *item = &run->plan.items[i];
-        json_t *entry = json_object_get(item->why ? copied : tensors, item->tensor->name);
+        json_t *entry = json_object_get(item->copied ? copied : tensors, item->tensor->name);
         if (!entry)
             return qt_fail(err, QT_E_INPUT, run->opt->out_dir, item->tensor->name,
-                           "is not in the manifest");
+                           "missing from the manifest");
         run->entries[i] = json_incref(entry);
         int rc = qt_run_check_interrupted(run, err);
         if (rc == QT_OK)
@@ -155,7 +156,7 @@ done:
     return rc;
 }
 
-/* What readers of a report count on; SHA256SUMS leaves it out. */
+/* Checks the members that readers of a report need; SHA256SUMS does not cover the report. */
 static bool is_report(const json_t *report, size_t quantized)
 {
     const json_t *tensors = json_object_get(report, "tensors");

@@ -1,4 +1,4 @@
-/* The sections of a packed matrix: their list, and how they are found. */
+/* The section list of a packed matrix. */
 #include "pack/schemes/scheme.h"
 
 #include <string.h>

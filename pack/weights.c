@@ -1,4 +1,5 @@
-/* A container as a source of weights: quantized tensors decoded, the others as they are. */
+/* A container as a source of weights: quantized tensors are dequantized, others are read as they
+ * are. */
 #include "pack/activations/plan.h"
 #include "pack/schemes/scheme.h"
 
@@ -38,9 +39,9 @@ static int weights_load(void *ctx, const char *name, float *dst, struct qt_err *
     return rc;
 }
 
-/* The inputs of w4ax linears as a runtime rounds them; others as they are. */
-static int runtime_input(void *ctx, struct qt_backend *be, float *y, const float *x,
-                         const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err)
+/* Simulated quantization: rounds the inputs of w4ax linears, copies others. */
+static int fake_quant_input(void *ctx, struct qt_backend *be, float *y, const float *x,
+                            const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err)
 {
     const struct qt_container *c = ctx;
     const struct qt_entry *e = qt_container_find(c, linear->weight);
@@ -63,7 +64,7 @@ struct qt_weights qt_weights_of_container(const struct qt_container *c)
     return (struct qt_weights){
         .dir = qt_container_dir(c),
         .ctx = ctx,
-        .runtime = {.ctx = ctx, .input = quantized_inputs ? runtime_input : NULL},
+        .fake_quant = {.ctx = ctx, .input = quantized_inputs ? fake_quant_input : NULL},
         .shape = weights_shape,
         .load = weights_load,
     };

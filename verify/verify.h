@@ -1,13 +1,14 @@
 /*
- * verify: proves what a container holds and what it costs.
+ * verify: checks containers, and measures accuracy and speed.
  *
- *   structure.c  container check: CRCs, sections, finiteness, repacking, error against the source
- *   eval.c       perplexity and divergence from a reference, block by block
- *   gate.c       --gate expressions over named figures
- *   device*.c    the fused GPU kernels on a container's tensors and cache; truth.c: the products of
- *                the CPU
- *   bench*.c     the speed of the fused kernels
- *   gpu_*.c      which kernel takes which packed matrix; copies in GPU memory, times
+ *   container/structure.c  CRCs, sections, finite values, repacking, error against the source
+ *   eval/eval.c            perplexity and divergence from a reference model
+ *   eval/gate.c            --gate expressions over named figures
+ *   gpu/device.c           the fused GPU kernels on the tensors and the KV cache of a container
+ *   gpu/reference.c        reference products of the CPU
+ *   gpu/weight.c           which kernel takes which packed matrix
+ *   gpu/time.c             copies in GPU memory, and times
+ *   bench/                 speed of the fused kernels
  */
 #ifndef QT_VERIFY_VERIFY_H
 #define QT_VERIFY_VERIFY_H
@@ -18,30 +19,33 @@
 #include "kernels/kernels.h"
 #include "pack/pack.h"
 
-/* ---- container against itself and its source ------------------------------------------------ */
+/* ---- container check ------------------------------------------------------------------------ */
 
 struct qt_verify_tensor {
     const char *name, *spec; /* owned by the container */
     size_t n, k;
     double bpw;
-    bool compared; /* error is filled: a source was given */
+    bool compared; /* a source was given: `error` is filled */
     struct qt_error error;
 };
 
 struct qt_verify_report {
     struct qt_verify_tensor *tensors;
     size_t count;
-    size_t copied;  /* tensors kept as they were */
-    size_t tuned;   /* norms of which only dtype and shape were kept */
-    double bpw;     /* over all quantized tensors */
-    uint64_t bytes; /* of all stored tensors */
+    size_t copied;  /* tensors stored unchanged */
+    size_t tuned;   /* norms with learned values */
+    double bpw;     /* bits per weight of all quantized tensors */
+    uint64_t bytes; /* size of all stored tensors */
 };
 
-/* CRC of every stored tensor, section shapes and values, finiteness of the decoded weights,
- * repack round trip, scales of a KV cache, that w4ax tensors go together, that nothing but
- * vectors claims to be tuned, and they only where norms were; with a source also the error per
- * tensor, that copied tensors equal it byte for byte, and that tuned ones were made of it.
- * QT_E_INPUT at the first violation, naming the tensor. source and log may be NULL. */
+/*
+ * Checks the CRC of every stored tensor, the shapes and values of sections, that decoded weights
+ * are finite, that packing the codes again gives the stored bytes, the scales of a KV cache, that
+ * w4ax tensors that share an input agree, and that only norms are marked as tuned. With a source it
+ * also measures the error per tensor, compares copied tensors byte for byte, and compares the CRC
+ * of each source tensor. source and log may be NULL. QT_E_INPUT at the first violation, with the
+ * name of the tensor. The caller frees *out.
+ */
 int qt_verify(struct qt_verify_report *out, const struct qt_container *c,
               const struct qt_ckpt *source, const struct qt_log *log, struct qt_err *err);
 void qt_verify_free(struct qt_verify_report *report);
@@ -49,9 +53,9 @@ void qt_verify_free(struct qt_verify_report *report);
 /* ---- eval ----------------------------------------------------------------------------------- */
 
 struct qt_eval_options {
-    size_t seqlen;      /* window length, tokens; 0 = 512, or what the models take */
-    size_t windows;     /* at most this many; 0 = all whole windows of the file */
-    size_t batch_bytes; /* hidden states held at once; 0 = 1 GiB */
+    size_t seqlen;      /* tokens of a window; 0 = 512, or the models' maximum if smaller */
+    size_t windows;     /* maximum number of windows; 0 = all whole windows of the data */
+    size_t batch_bytes; /* memory for hidden states; 0 = 1 GiB */
     const struct qt_log *log;
 };
 
@@ -59,19 +63,22 @@ struct qt_eval_report {
     size_t windows, seqlen;
     uint64_t scored_tokens; /* windows * (seqlen - 1) */
     double ppl;
-    bool has_ref; /* the rest is filled */
+    bool has_ref; /* a reference was given: the fields below are filled */
     double ref_ppl;
-    double kld_mean, kld_median, kld_p999; /* nats, at every position of a window */
-    double same_top; /* share of positions with the same most probable token */
+    double kld_mean, kld_median, kld_p999; /* nats, over all positions of all windows */
+    double same_top; /* fraction of positions with the same most probable token */
     double rms_dp;   /* root mean square of p(target) - p_ref(target) over scored positions */
 };
 
 /*
- * Perplexity of the model behind `w` on ids: windows of seqlen without overlap, positions
- * 1..seqlen-1 of each scored, tail dropped. With ref (same vocabulary; may be NULL) both models run
- * side by side, one block of each in memory. QT_E_UNSUPPORTED: architecture; QT_E_USAGE: windows of
- * less than 2 tokens, or of more than a model takes; QT_E_INPUT: too few ids, or not of the
- * vocabulary, vocabularies or soft caps of the logits differ, logits are not finite.
+ * Computes the perplexity of the model with weights `w` on ids[count]. The ids are cut into windows
+ * of seqlen tokens without overlap; tokens 1..seqlen-1 of each window are scored; the remainder is
+ * dropped. With ref (may be NULL) both models run side by side, with one decoder layer of each in
+ * memory, and the distributions are compared.
+ *
+ * QT_E_UNSUPPORTED: unknown architecture. QT_E_USAGE: windows of less than 2 tokens, or longer than
+ * a model's maximum. QT_E_INPUT: too few ids, ids outside the vocabulary, different vocabularies or
+ * logit soft caps of the two models, logits that are not finite.
  */
 int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct qt_weights *ref,
             const uint32_t *ids, size_t count, const struct qt_eval_options *opt,
@@ -79,59 +86,65 @@ int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct
 
 /* ---- fused kernels -------------------------------------------------------------------------- */
 
-/* A scheme in a layout that there is a fused kernel for. */
+/* A combination of scheme and layout that has a fused kernel. */
 struct qt_gpu_kernel {
     const char *scheme, *layout;
-    bool w4ax;                   /* it is that of qtool_w4ax.h */
-    enum qtool_matmul_kind kind; /* else: of qtool_kernels.h */
+    bool w4ax;                   /* true: a kernel of qtool_w4ax.h */
+    enum qtool_matmul_kind kind; /* otherwise: the kind of qtool_kernels.h */
 };
-/* NULL beyond the end. */
+/* Returns entry i of the table of kernels, NULL past the end. */
 const struct qt_gpu_kernel *qt_gpu_kernel_at(size_t i);
 
-/* The descriptor of p (which needs no data) for the device addresses section[p->nsections] of its
- * sections. QT_E_UNSUPPORTED: no kernel for this scheme and layout. */
+/* Fills the kernel's descriptor of p from the device addresses section[p->nsections] of its
+ * sections; p may be without data. QT_E_UNSUPPORTED: no kernel for this scheme and layout. */
 int qt_gpu_weight(struct qtool_matmul_weight *out, const struct qt_packed *p,
                   const void *const *section, struct qt_err *err);
-/* The same of a w4ax matrix; `blocks`, which are of its input, are left NULL. */
+/* Same for a w4ax matrix. Leaves out->blocks NULL: the caller sets it from the input. */
 int qt_gpu_w4ax_weight(struct qtool_w4ax_weight *out, const struct qt_packed *p,
                        const void *const *section, struct qt_err *err);
 
-/* Tokens of the products that are timed. */
+/* Numbers of tokens of the timed products. */
 enum { QT_DEVICE_TIMES = 3 };
 extern const size_t qt_device_times[QT_DEVICE_TIMES];
 
 struct qt_device_tensor {
     const char *name, *spec; /* owned by the container */
     size_t n, k;
-    char missing[200];   /* why no kernel takes it; "" when one does, then the rest is filled */
-    size_t runs, faults; /* products, and those of them (and other checks) that were wrong */
-    char fault[200];     /* the first */
-    double error[2];     /* worst |y - truth| / |truth| of FP16 and BF16 products */
-    /* FP16, of w4ax the product alone; NaN without cuBLAS, and of a cache */
+    char missing[200]; /* why no kernel takes the tensor; "": the fields below are filled */
+    size_t runs;       /* products that were checked */
+    size_t faults;     /* products and other checks that failed */
+    char fault[200];   /* text of the first fault */
+    double error[2];   /* largest |y - reference| / |reference|, FP16 and BF16 */
+    /* Times with FP16 activations; w4ax: without quantizing them. NaN: not measured (cublas_us
+     * without cuBLAS; both for a cache). */
     double us[QT_DEVICE_TIMES], cublas_us[QT_DEVICE_TIMES];
 };
 
 struct qt_device_report {
     struct qt_device_tensor *tensors;
-    size_t count, missing, faults; /* faults of all tensors */
+    size_t count, missing, faults; /* missing: tensors without a kernel; faults: sum */
 };
 
 /*
- * Every quantized tensor of a container through its fused kernel: several numbers of tokens,
- * random and heavy-tailed activations in FP16 and BF16, against products of the decoded weights on
- * the CPU (FP32; some rows in FP64). A product is at fault when its error is more than 2.3e-5
- * (BF16: 8 times that) above what rounding the true values to its type costs, when a single value
- * is off, when a second run or, with batch_invariant, another number of tokens gives other bits, or
- * when memory beside the output or the workspace was touched; outputs and workspace are filled with
- * NaN before. Also: dequantized weights equal the decoded ones bit for bit.
+ * Runs every quantized tensor of a container through its fused kernel, with several numbers of
+ * tokens and random and heavy-tailed activations in FP16 and BF16, and compares with products of
+ * the decoded weights on the CPU (FP32; some rows in FP64). A product is a fault if
  *
- * w4ax: the activations are quantized on the GPU to what qt_act_apply makes of them, bit for bit,
- * and each product of them is within 1e-6 of the size of what it adds up, and rounding.
- * A KV cache, a row per layer behind the tensors: appended tokens are what qt_kv_apply makes of
- * them, bit for bit, attention over them is within 1.5e-3 (BF16: 3e-3) of FP64; error is that, no
- * times.
+ *   - its relative error exceeds that of rounding the reference to the output type by more than
+ *     2.3e-5 (BF16: 8 times that), or one value exceeds its own limit;
+ *   - a second run gives other bits or, with batch_invariant, another number of tokens does;
+ *   - the kernel wrote outside the output or the workspace (both are filled with NaN before).
  *
- * Faults are reported, not errors. cpu: the CPU backend. log may be NULL.
+ * Dequantized weights must equal the decoded ones bit for bit.
+ *
+ * w4ax: activations that the GPU quantizes must equal those of qt_act_apply bit for bit; products
+ * of these codes must match up to 1e-6 of the sum of absolute terms, and output rounding.
+ *
+ * KV cache (one row per layer, after the tensors): appended tokens must equal those of qt_kv_apply
+ * bit for bit; attention must match FP64 with a relative error of 1.5e-3 (BF16: 3e-3).
+ *
+ * Faults are counted in the report; the function still returns QT_OK. cpu: the CPU backend. log may
+ * be NULL. The caller frees *out.
  */
 int qt_verify_device(struct qt_device_report *out, const struct qt_container *c, struct qt_gpu *gpu,
                      struct qt_backend *cpu, const struct qt_log *log, struct qt_err *err);
@@ -144,7 +157,7 @@ struct qt_bench_shape {
     size_t n, k;
 };
 
-/* Attention of one token a sequence over the keys and values of those before. */
+/* Attention of one query token per sequence over a KV cache. */
 struct qt_bench_cache {
     const char *name; /* "llama3-8b:attention", or NULL */
     size_t heads, kv_heads, head_dim;
@@ -154,53 +167,53 @@ struct qt_bench_options {
     const struct qt_spec *specs;
     const struct qt_bench_shape *shapes;
     const struct qt_bench_cache *caches;
-    const size_t *m;       /* tokens; of caches, sequences */
-    const size_t *lengths; /* of sequences */
+    const size_t *m;       /* numbers of tokens; for caches, of sequences */
+    const size_t *lengths; /* tokens of a sequence in the cache */
     size_t nspecs, nshapes, ncaches, nm, nlengths;
     struct qtool_matmul_options matmul;
     const struct qt_log *log;
 };
 
 struct qt_bench_row {
-    const struct qt_bench_shape *shape; /* of the options */
+    const struct qt_bench_shape *shape; /* into the options */
     const struct qt_spec *spec;         /* NULL: cuBLAS FP16 */
-    size_t m, bytes;                    /* packed bytes of the weights */
-    double us, floor_us, cublas_us;     /* NaN where not measured */
-    double with_us; /* w4ax: with the quantizing of X, which `us` is without; else NaN */
-    struct qtool_matmul_config config; /* of fused kernels, */
-    struct qtool_w4ax_config w4ax;     /* one of the two */
-    char why[200];                     /* refused: the reason */
+    size_t m, bytes;                    /* bytes: packed weights */
+    double us, floor_us, cublas_us;     /* NaN: not measured */
+    double total_us; /* w4ax: quantizing X and the product (`us`: the product); else NaN */
+    struct qtool_matmul_config config; /* configuration of the fused kernel: */
+    struct qtool_w4ax_config w4ax;     /* one of these two */
+    char why[200];                     /* why the kernel refused the shape; "": measured */
 };
 
 struct qt_bench_cache_row {
-    const struct qt_bench_cache *shape; /* of the options */
+    const struct qt_bench_cache *shape; /* into the options */
     enum qtool_kv_format format;
-    bool paged; /* in random pages of 64 tokens; else contiguous */
+    bool paged; /* random pages of 64 tokens; otherwise contiguous */
     size_t batch, length, bytes;
-    size_t split_tokens;         /* of a sequence, a block of threads */
-    double us, floor_us, f16_us; /* NaN where not measured; f16: contiguous, in FP16 */
-    char why[200];               /* refused: the reason */
+    size_t split_tokens;         /* tokens of a sequence per thread block (split-K) */
+    double us, floor_us, f16_us; /* f16_us: contiguous FP16 cache; NaN: not measured */
+    char why[200];               /* why the kernel refused the shape; "": measured */
 };
 
 struct qt_bench_report {
-    double copy_gbs; /* copies of 512 MiB, if there is room: bytes read + bytes written */
-    double read_gbs; /* bare reads of 1 GiB */
+    double copy_gbs; /* GB/s, read + written: copies of 512 MiB (less on a small GPU) */
+    double read_gbs; /* GB/s: reads of 1 GiB (less on a small GPU) */
     struct qt_bench_row *rows;
     size_t count;
     struct qt_bench_cache_row *caches;
     size_t ncaches;
 };
 
-/* Random weights [n][k] packed by the scheme's own quantizer, in the cheapest way; of w4ax, where n
- * is large, only the sections that products read. */
+/* Packs random weights [n][k] by the scheme's fastest method. If n is large, 256 rows are quantized
+ * and repeated; a w4ax result then has only the sections that products read. */
 int qt_bench_weights(struct qt_packed *out, const struct qt_spec *spec, size_t n, size_t k,
                      struct qt_err *err);
 
 /*
- * Times the fused kernels on random weights, shape by shape: first cuBLAS for each m, then each
- * scheme with its read floor. Weights are cold in the L2, X and Y are not; launches are in CUDA
- * graphs; medians. Then attention: for each m and length an FP16 cache, a 4-bit one, the same in
- * pages, cold as well.
+ * Times the fused kernels on random weights: for each shape cuBLAS at each m, then each scheme and
+ * its read floor. Then attention: for each m and length an FP16 cache, a 4-bit cache, and a paged
+ * 4-bit cache. Weights and caches are cold in L2, X and Y are not. Times are medians of launches in
+ * CUDA graphs. The caller frees *out.
  */
 int qt_bench(struct qt_bench_report *out, struct qt_gpu *gpu, const struct qt_bench_options *opt,
              struct qt_err *err);
@@ -213,24 +226,24 @@ struct qt_figure {
     double value;
 };
 
-/* Figures that every tensor has. */
+/* Figures of each tensor. */
 struct qt_tensor_figures {
-    const char *const *tensors; /* names; NULL when they are not known yet: figures is one row */
+    const char *const *tensors; /* names; NULL: not known yet, `figures` has one row of names */
     size_t count;
     const struct qt_figure *figures; /* [count][per_tensor] */
     size_t per_tensor;
 };
 
 /*
- * expr: comma-separated NAME<=X, NAME>=X, NAME<X, NAME>X over figures[n], or NAME[REGEX]<=X over
- * the figures of all tensors whose name the regular expression matches (tensors may be NULL). X is
- * decimal. QT_E_USAGE: syntax, unknown name, or no tensor matches; QT_E_GATE naming every condition
- * that fails with the measured value, and the tensors for which it does, as far as there is room,
- * and the number of the others.
+ * Evaluates the conditions of expr: comma-separated NAME<=X, NAME>=X, NAME<X or NAME>X over
+ * figures[n], or NAME[REGEX]<=X over the figures of all tensors whose name matches the regular
+ * expression (tensors may be NULL). X is decimal. QT_E_USAGE: bad syntax, unknown name, or no
+ * tensor matches. QT_E_GATE: a condition fails; the message has each failed condition with its
+ * value and tensor, as many as fit, and the number of the others.
  */
 int qt_gate_check(const char *expr, const struct qt_figure *figures, size_t n,
                   const struct qt_tensor_figures *tensors, struct qt_err *err);
-/* Whether a condition of expr is about that figure of the whole. */
+/* Returns true if expr has a condition NAME<=X (without [REGEX]) on that figure. */
 bool qt_gate_names(const char *expr, const char *figure);
 
 #endif

@@ -1,9 +1,9 @@
 /*
- * The CPU backend: OpenBLAS for products, base/par.h for parallelism. Backend memory is host
+ * The CPU backend: OpenBLAS for matrix products, base/par.h for parallelism. Backend memory is host
  * memory.
  *
- * Every operation is cut into items whose size depends on the shapes only; an item is computed by
- * one thread, and no sum crosses an item. So the results do not depend on the number of threads.
+ * Every operation is divided into items whose size depends on the shapes only. One thread computes
+ * an item, and no sum crosses items, so results do not depend on the number of threads.
  */
 #include "kernels/cpu/internal.h"
 #include "kernels/cpu/math.h"
@@ -14,10 +14,9 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-/* Output tile of `linear`. Every tile packs its operands anew, so tiles must not be small: measured
- * on 2048 tokens, k = 384..5632, against one large sgemm on the same two cores: 512x128 88 % and
- * more, 256x256 87 %, 128x128 74 %. The narrow side is n, because k and v projections are narrow.
- */
+/* Output tile of `linear`. Every sgemm call packs its operands, so small tiles are slow. Speed
+ * relative to one large sgemm on the same two cores, 2048 tokens, k = 384..5632: 512x128 at least
+ * 88 %, 256x256 87 %, 128x128 74 %. The short side is n, because k and v projections are narrow. */
 enum { TILE_M = 512, TILE_N = 128 };
 
 struct cpu {
@@ -80,20 +79,17 @@ struct linear_job {
     size_t m, n, k, tiles_n;
 };
 
-static int linear_tile(void *ctx, size_t item, int thread, struct qt_err *err)
+static void linear_tile(void *ctx, size_t item)
 {
     const struct linear_job *job = ctx;
     size_t i = item / job->tiles_n * TILE_M, j = item % job->tiles_n * TILE_N;
     size_t rows = qt_min_size(TILE_M, job->m - i), cols = qt_min_size(TILE_N, job->n - j);
     float *y = job->y + i * job->n + j;
     int k = (int)job->k, ldy = (int)job->n;
-    (void)thread;
-    (void)err;
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)rows, (int)cols, k, 1.0f,
                 job->x + i * job->k, k, job->w + j * job->k, k, 0.0f, y, ldy);
     for (size_t r = 0; job->bias && r < rows; r++)
         cpu_add(y + r * job->n, job->bias + j, cols);
-    return QT_OK;
 }
 
 static int cpu_linear(struct qt_backend *be, float *y, const float *x, const float *w,
@@ -104,7 +100,7 @@ static int cpu_linear(struct qt_backend *be, float *y, const float *x, const flo
     (void)be;
     QT_TRY(cpu_check_width(n, err));
     QT_TRY(cpu_check_width(k, err));
-    QT_TRY(qt_parallel(qt_ceil_div(m, TILE_M) * job.tiles_n, linear_tile, &job, err));
+    qt_parallel_for(qt_ceil_div(m, TILE_M) * job.tiles_n, linear_tile, &job);
 done:
     return rc;
 }
@@ -119,16 +115,13 @@ struct norm_job {
     size_t m, n;
 };
 
-static int norm_item(void *ctx, size_t item, int thread, struct qt_err *err)
+static void norm_item(void *ctx, size_t item)
 {
     const struct norm_job *job = ctx;
     size_t step = cpu_rows_per_item(job->n), end = qt_min_size((item + 1) * step, job->m);
-    (void)thread;
-    (void)err;
     for (size_t i = item * step; i < end; i++)
         cpu_norm(job->y + i * job->n, job->x + i * job->n, job->w, job->bias, job->kind, job->eps,
                  job->n);
-    return QT_OK;
 }
 
 static int cpu_norm_rows(struct qt_backend *be, float *y, const float *x, const float *w,
@@ -137,7 +130,9 @@ static int cpu_norm_rows(struct qt_backend *be, float *y, const float *x, const 
 {
     struct norm_job job = {y, x, w, bias, kind, eps, m, n};
     (void)be;
-    return qt_parallel(qt_ceil_div(m, cpu_rows_per_item(n)), norm_item, &job, err);
+    (void)err;
+    qt_parallel_for(qt_ceil_div(m, cpu_rows_per_item(n)), norm_item, &job);
+    return QT_OK;
 }
 
 struct rope_job {
@@ -147,19 +142,16 @@ struct rope_job {
     bool interleaved;
 };
 
-static int rope_item(void *ctx, size_t item, int thread, struct qt_err *err)
+static void rope_item(void *ctx, size_t item)
 {
     const struct rope_job *job = ctx;
     size_t width = job->heads * job->dim, step = cpu_rows_per_item(width);
     size_t end = qt_min_size((item + 1) * step, job->m);
-    (void)thread;
-    (void)err;
     for (size_t i = item * step; i < end; i++) {
         size_t at = i % job->seqlen * job->half;
         cpu_rope(job->x + i * width, job->cos + at, job->sin + at, job->heads, job->dim, job->half,
                  job->interleaved);
     }
-    return QT_OK;
 }
 
 static int cpu_rope_rows(struct qt_backend *be, float *x, const float *cos, const float *sin,
@@ -168,7 +160,9 @@ static int cpu_rope_rows(struct qt_backend *be, float *x, const float *cos, cons
 {
     struct rope_job job = {x, cos, sin, m, seqlen, heads, dim, rot / 2, interleaved};
     (void)be;
-    return qt_parallel(qt_ceil_div(m, cpu_rows_per_item(heads * dim)), rope_item, &job, err);
+    (void)err;
+    qt_parallel_for(qt_ceil_div(m, cpu_rows_per_item(heads * dim)), rope_item, &job);
+    return QT_OK;
 }
 
 static int cpu_attention_op(struct qt_backend *be, float *y, const float *q, const float *k,
@@ -190,12 +184,10 @@ struct element_job {
     size_t count;
 };
 
-static int element_item(void *ctx, size_t item, int thread, struct qt_err *err)
+static void element_item(void *ctx, size_t item)
 {
     const struct element_job *job = ctx;
     size_t at = item * CPU_ITEM, n = qt_min_size(CPU_ITEM, job->count - at);
-    (void)thread;
-    (void)err;
     switch (job->op) {
     case OP_ACTIVATE:
         cpu_activate(job->y + at, job->x + at, job->up ? job->up + at : NULL, job->kind, n);
@@ -207,37 +199,38 @@ static int element_item(void *ctx, size_t item, int thread, struct qt_err *err)
         cpu_scale(job->y + at, job->factor, n);
         break;
     }
-    return QT_OK;
 }
 
-static int run_elements(struct element_job *job, struct qt_err *err)
+static int run_elements(struct element_job job)
 {
-    return qt_parallel(qt_ceil_div(job->count, CPU_ITEM), element_item, job, err);
+    qt_parallel_for(qt_ceil_div(job.count, CPU_ITEM), element_item, &job);
+    return QT_OK;
 }
 
 static int cpu_activate_op(struct qt_backend *be, float *y, const float *gate, const float *up,
                            enum qt_act_kind kind, size_t count, struct qt_err *err)
 {
     (void)be;
-    return run_elements(
-        &(struct element_job){
-            .op = OP_ACTIVATE, .y = y, .x = gate, .up = up, .kind = kind, .count = count},
-        err);
+    (void)err;
+    return run_elements((struct element_job){
+        .op = OP_ACTIVATE, .y = y, .x = gate, .up = up, .kind = kind, .count = count});
 }
 
 static int cpu_add_op(struct qt_backend *be, float *y, const float *x, size_t count,
                       struct qt_err *err)
 {
     (void)be;
-    return run_elements(&(struct element_job){.op = OP_ADD, .y = y, .x = x, .count = count}, err);
+    (void)err;
+    return run_elements((struct element_job){.op = OP_ADD, .y = y, .x = x, .count = count});
 }
 
 static int cpu_scale_op(struct qt_backend *be, float *y, float factor, size_t count,
                         struct qt_err *err)
 {
     (void)be;
+    (void)err;
     return run_elements(
-        &(struct element_job){.op = OP_SCALE, .y = y, .factor = factor, .count = count}, err);
+        (struct element_job){.op = OP_SCALE, .y = y, .factor = factor, .count = count});
 }
 
 struct rows_job {
@@ -249,12 +242,10 @@ struct rows_job {
     size_t m, n;
 };
 
-static int rows_item(void *ctx, size_t item, int thread, struct qt_err *err)
+static void rows_item(void *ctx, size_t item)
 {
     const struct rows_job *job = ctx;
     size_t n = job->n, step = cpu_rows_per_item(n), end = qt_min_size((item + 1) * step, job->m);
-    (void)thread;
-    (void)err;
     for (size_t i = item * step; i < end; i++) {
         const size_t other = job->rows ? job->rows[i] : i;
         const float factor = job->factor ? job->factor[i] : 1;
@@ -265,7 +256,6 @@ static int rows_item(void *ctx, size_t item, int thread, struct qt_err *err)
             for (size_t j = 0; j < n; j++)
                 job->y[i * n + j] = job->x[other * n + j] * factor;
     }
-    return QT_OK;
 }
 
 static int cpu_gather_rows(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
@@ -273,7 +263,9 @@ static int cpu_gather_rows(struct qt_backend *be, float *y, const float *x, cons
 {
     struct rows_job job = {y, x, rows, factor, false, m, n};
     (void)be;
-    return qt_parallel(qt_ceil_div(m, cpu_rows_per_item(n)), rows_item, &job, err);
+    (void)err;
+    qt_parallel_for(qt_ceil_div(m, cpu_rows_per_item(n)), rows_item, &job);
+    return QT_OK;
 }
 
 static int cpu_scatter_rows(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
@@ -281,7 +273,9 @@ static int cpu_scatter_rows(struct qt_backend *be, float *y, const float *x, con
 {
     struct rows_job job = {y, x, rows, factor, true, m, n};
     (void)be;
-    return qt_parallel(qt_ceil_div(m, cpu_rows_per_item(n)), rows_item, &job, err);
+    (void)err;
+    qt_parallel_for(qt_ceil_div(m, cpu_rows_per_item(n)), rows_item, &job);
+    return QT_OK;
 }
 
 /* ---- score ---------------------------------------------------------------------------------- */
@@ -295,8 +289,8 @@ struct score_job {
     size_t vocab;
 };
 
-/* With a = logits, b = reference, p = softmax(b): KL = sum p (b - a) - (lse b - lse a). Equal rows
- * give exactly 0, because every term is; rounding may not make it negative. */
+/* With logits a, reference logits b, and p = softmax(b): KL = sum p (b - a) - (lse b - lse a). For
+ * equal rows every term and KL are exactly 0. Values that rounding makes negative become 0. */
 static int score_item(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct score_job *job = ctx;
@@ -305,8 +299,9 @@ static int score_item(void *ctx, size_t item, int thread, struct qt_err *err)
     const float *a = job->logits + item * vocab, *b = job->ref ? job->ref + item * vocab : NULL;
     float *buf = cpu_scratch_of(job->scratch, thread);
     if (target >= vocab)
-        return qt_fail(err, QT_E_INPUT, NULL, NULL, "target %zu is token %zu, vocabulary is %zu",
-                       item, target, vocab);
+        return qt_fail(err, QT_E_INPUT, NULL, NULL,
+                       "target %zu is token %zu, but the vocabulary has %zu tokens", item, target,
+                       vocab);
     if (job->softcap > 0.0f) {
         cpu_softcap(buf, a, job->softcap, vocab);
         a = buf;
@@ -354,7 +349,9 @@ static int cpu_channels_op(struct qt_backend *be, const struct qt_channels *c, c
                            size_t m, size_t k, struct qt_err *err)
 {
     (void)be;
-    return cpu_channels(c, x, m, k, err);
+    (void)err;
+    cpu_channels(c, x, m, k);
+    return QT_OK;
 }
 
 static int cpu_attention_grad_op(struct qt_backend *be, float *dq, float *dk, float *dv,
@@ -385,7 +382,7 @@ static void cpu_close(struct qt_backend *be)
     qt_free(cpu);
 }
 
-/* The library's version, and the processor whose kernels it has chosen. */
+/* The name holds the version of OpenBLAS and the processor type that it selected kernels for. */
 static void set_name(struct cpu *cpu)
 {
     char version[32] = "";
@@ -393,10 +390,11 @@ static void set_name(struct cpu *cpu)
     snprintf(cpu->name, sizeof cpu->name, "OpenBLAS %s %s", version, openblas_get_corename());
 }
 
-/* Of a thread: its buffer; its stack, and a margin. */
+/* Address space per thread: OpenBLAS buffer, and stack with a margin. FIRST_N: size of a product
+ * that is large enough to make OpenBLAS allocate the buffer. */
 enum { BUFFER_MB = 128, STACK_MB = 10, FIRST_N = 256 };
 
-/* Large enough a product to want a buffer. x: a matrix, and one for each thread's result. */
+/* x holds an input matrix, then a result matrix for each thread. */
 static int first_product(void *x, size_t item, int thread, struct qt_err *err)
 {
     float *y = (float *)x + (size_t)(thread + 1) * FIRST_N * FIRST_N;
@@ -408,11 +406,12 @@ static int first_product(void *x, size_t item, int thread, struct qt_err *err)
 }
 
 /*
- * Where address space is limited (ulimit -v): OpenBLAS asks for a buffer for each thread at its
- * first product and, where there is no room, again and again without end. So there must be room for
- * them, and they are taken before others take it. It keeps them.
+ * Makes OpenBLAS allocate its buffers if address space is limited (ulimit -v). OpenBLAS allocates a
+ * buffer for each thread at its first product and keeps it; if the allocation fails, OpenBLAS
+ * retries forever. This function first checks that there is enough address space, then runs a
+ * product on each thread.
  */
-static int take_buffers(struct qt_err *err)
+static int reserve_buffers(struct qt_err *err)
 {
     const size_t threads = (size_t)qt_threads();
     const size_t bytes = (threads * (BUFFER_MB + STACK_MB)) << 20;
@@ -424,7 +423,7 @@ static int take_buffers(struct qt_err *err)
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (room == MAP_FAILED)
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL,
-                       "out of memory: OpenBLAS wants %d MB of address space (ulimit -v) for each "
+                       "out of memory: OpenBLAS needs %d MB of address space (ulimit -v) for each "
                        "of %zu threads (--threads)",
                        BUFFER_MB, threads);
     munmap(room, bytes);
@@ -439,13 +438,13 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
 {
     struct cpu *cpu;
     *out = NULL;
-    int rc = take_buffers(err);
+    int rc = reserve_buffers(err);
     if (rc == QT_OK)
         rc = qt_array_new(&cpu, 1, sizeof *cpu, err);
     if (rc < 0)
         return rc;
-    /* Parallelism is ours: an OpenBLAS that splits a product sums in an order that depends on how
-     * many threads it finds. */
+    /* The backend parallelizes by itself: an OpenBLAS with several threads would add in an order
+     * that depends on their number. */
     openblas_set_num_threads(1);
     set_name(cpu);
     cpu->be = (struct qt_backend){

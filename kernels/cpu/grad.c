@@ -1,15 +1,15 @@
 /*
- * Gradients on the CPU but that of attention (cpu_attention.c). As in backend_cpu.c, items are cut
- * by shape alone; sums over tokens are either one thread's (linear_grad_w) or of items' partial
- * sums in item order (norm_grad).
+ * Gradients of the CPU backend, except for attention (attention.c). As in backend.c, the size of an
+ * item depends on the shapes only. A sum over tokens is computed by one thread (linear_grad_w), or
+ * from partial sums of items that are added in item order (norm_grad).
  */
 #include "kernels/cpu/internal.h"
 #include "kernels/cpu/math.h"
 
 #include <cblas.h>
 
-/* Output tiles of the products, as in backend_cpu.c: the long side along the larger dimension of
- * the usual shapes. */
+/* Output tiles of the products. As in backend.c, the long side is along the dimension that is
+ * usually larger. */
 enum { TILE_M = 512, TILE_N = 128 };
 
 /* ---- linear --------------------------------------------------------------------------------- */
@@ -21,30 +21,24 @@ struct linear_job {
     size_t m, n, k, tiles;
 };
 
-static int grad_x_tile(void *ctx, size_t item, int thread, struct qt_err *err)
+static void grad_x_tile(void *ctx, size_t item)
 {
     const struct linear_job *job = ctx;
     size_t i = item / job->tiles * TILE_M, j = item % job->tiles * TILE_N;
     int rows = (int)qt_min_size(TILE_M, job->m - i), cols = (int)qt_min_size(TILE_N, job->k - j);
-    (void)thread;
-    (void)err;
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, cols, (int)job->n, 1.0f,
                 job->dy + i * job->n, (int)job->n, job->other + j, (int)job->k,
                 job->add ? 1.0f : 0.0f, job->out + i * job->k + j, (int)job->k);
-    return QT_OK;
 }
 
-static int grad_w_tile(void *ctx, size_t item, int thread, struct qt_err *err)
+static void grad_w_tile(void *ctx, size_t item)
 {
     const struct linear_job *job = ctx;
     size_t i = item / job->tiles * TILE_M, j = item % job->tiles * TILE_N;
     int rows = (int)qt_min_size(TILE_M, job->n - i), cols = (int)qt_min_size(TILE_N, job->k - j);
-    (void)thread;
-    (void)err;
     cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, rows, cols, (int)job->m, 1.0f, job->dy + i,
                 (int)job->n, job->other + j, (int)job->k, 1.0f, job->out + i * job->k + j,
                 (int)job->k);
-    return QT_OK;
 }
 
 static int check_widths(size_t m, size_t n, size_t k, struct qt_err *err)
@@ -63,7 +57,9 @@ int cpu_linear_grad_x(struct qt_backend *be, float *dx, const float *dy, const f
     struct linear_job job = {dx, dy, w, add, m, n, k, qt_ceil_div(k, TILE_N)};
     int rc = check_widths(m, n, k, err);
     (void)be;
-    return rc < 0 ? rc : qt_parallel(qt_ceil_div(m, TILE_M) * job.tiles, grad_x_tile, &job, err);
+    if (rc == QT_OK)
+        qt_parallel_for(qt_ceil_div(m, TILE_M) * job.tiles, grad_x_tile, &job);
+    return rc;
 }
 
 int cpu_linear_grad_w(struct qt_backend *be, float *dw, const float *dy, const float *x, size_t m,
@@ -72,7 +68,9 @@ int cpu_linear_grad_w(struct qt_backend *be, float *dw, const float *dy, const f
     struct linear_job job = {dw, dy, x, true, m, n, k, qt_ceil_div(k, TILE_N)};
     int rc = check_widths(m, n, k, err);
     (void)be;
-    return rc < 0 ? rc : qt_parallel(qt_ceil_div(n, TILE_M) * job.tiles, grad_w_tile, &job, err);
+    if (rc == QT_OK)
+        qt_parallel_for(qt_ceil_div(n, TILE_M) * job.tiles, grad_w_tile, &job);
+    return rc;
 }
 
 /* ---- norm ----------------------------------------------------------------------------------- */
@@ -86,16 +84,13 @@ struct norm_job {
     size_t m, n;
 };
 
-static int norm_item(void *ctx, size_t item, int thread, struct qt_err *err)
+static void norm_item(void *ctx, size_t item)
 {
     const struct norm_job *job = ctx;
     size_t n = job->n, step = cpu_rows_per_item(n), end = qt_min_size((item + 1) * step, job->m);
-    (void)thread;
-    (void)err;
     for (size_t i = item * step; i < end; i++)
         cpu_norm_grad(job->dx + i * n, job->dw ? job->dw + item * n : NULL, job->dy + i * n,
                       job->x + i * n, job->w, job->kind, job->eps, n);
-    return QT_OK;
 }
 
 int cpu_norm_grad_rows(struct qt_backend *be, float *dx, float *dw, const float *dy, const float *x,
@@ -108,7 +103,7 @@ int cpu_norm_grad_rows(struct qt_backend *be, float *dx, float *dw, const float 
     (void)be;
     if (dw)
         QT_TRY(qt_array_new(&job.dw, items, n * sizeof *job.dw, err));
-    QT_TRY(qt_parallel(items, norm_item, &job, err));
+    qt_parallel_for(items, norm_item, &job);
     for (size_t j = 0; dw && j < n; j++) {
         double sum = 0;
         for (size_t i = 0; i < items; i++)
@@ -129,16 +124,13 @@ struct activate_job {
     size_t count;
 };
 
-static int activate_item(void *ctx, size_t item, int thread, struct qt_err *err)
+static void activate_item(void *ctx, size_t item)
 {
     const struct activate_job *job = ctx;
     size_t at = item * CPU_ITEM, n = qt_min_size(CPU_ITEM, job->count - at);
     bool gated = job->up != NULL;
-    (void)thread;
-    (void)err;
     cpu_activate_grad(job->dgate + at, gated ? job->dup + at : NULL, job->dy + at, job->gate + at,
                       gated ? job->up + at : NULL, job->kind, n);
-    return QT_OK;
 }
 
 int cpu_activate_grad_op(struct qt_backend *be, float *dgate, float *dup, const float *dy,
@@ -147,7 +139,9 @@ int cpu_activate_grad_op(struct qt_backend *be, float *dgate, float *dup, const 
 {
     struct activate_job job = {dgate, dup, dy, gate, up, kind, count};
     (void)be;
-    return qt_parallel(qt_ceil_div(count, CPU_ITEM), activate_item, &job, err);
+    (void)err;
+    qt_parallel_for(qt_ceil_div(count, CPU_ITEM), activate_item, &job);
+    return QT_OK;
 }
 
 /* ---- squared error -------------------------------------------------------------------------- */
@@ -160,14 +154,11 @@ struct square_job {
     size_t count;
 };
 
-static int square_item(void *ctx, size_t item, int thread, struct qt_err *err)
+static void square_item(void *ctx, size_t item)
 {
     const struct square_job *job = ctx;
     size_t at = item * CPU_ITEM, n = qt_min_size(CPU_ITEM, job->count - at);
-    (void)thread;
-    (void)err;
     job->sums[item] = cpu_square_error(job->d + at, job->y + at, job->target + at, job->factor, n);
-    return QT_OK;
 }
 
 int cpu_square_grad(struct qt_backend *be, double *sum, float *grad, const float *y,
@@ -178,7 +169,7 @@ int cpu_square_grad(struct qt_backend *be, double *sum, float *grad, const float
     int rc = QT_OK;
     (void)be;
     QT_TRY(qt_array_new(&job.sums, items, sizeof *job.sums, err));
-    QT_TRY(qt_parallel(items, square_item, &job, err));
+    qt_parallel_for(items, square_item, &job);
     *sum = 0;
     for (size_t i = 0; i < items; i++)
         *sum += job.sums[i];
@@ -199,8 +190,9 @@ struct loss_job {
     size_t vocab;
 };
 
-/* With a = logits, b = reference: the gradient of KL(softmax b || softmax a) is softmax a - softmax
- * b, that of -ln p(target) has 1 at the target for softmax b. The value of KL: see score. */
+/* With logits a and reference logits b, the gradient of KL(softmax b || softmax a) is softmax a -
+ * softmax b. For the loss -ln p(target), softmax b is replaced by 1 at the target. score_item in
+ * backend.c derives the value of KL. */
 static double loss_row(const struct loss_job *job, float *d, const float *a, const float *b,
                        uint32_t target)
 {
@@ -235,8 +227,9 @@ static int loss_item(void *ctx, size_t item, int thread, struct qt_err *err)
         return QT_OK;
     }
     if (target >= vocab)
-        return qt_fail(err, QT_E_INPUT, NULL, NULL, "target %zu is token %u, vocabulary is %zu",
-                       item, (unsigned)target, vocab);
+        return qt_fail(err, QT_E_INPUT, NULL, NULL,
+                       "target %zu is token %u, but the vocabulary has %zu tokens", item,
+                       (unsigned)target, vocab);
     if (job->softcap > 0.0f) {
         cpu_softcap(buf, a, job->softcap, vocab);
         a = buf;

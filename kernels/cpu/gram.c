@@ -1,13 +1,13 @@
 /*
- * H += X^T X for calibration: FP32 products over chunks of tokens, FP64 sums over chunks. Only the
- * lower triangle is made, in square tiles; a tile belongs to one thread and takes the chunks in
- * order.
+ * H += X^T X for Hessians: FP32 products over chunks of tokens, accumulated over the chunks in
+ * FP64. Only the lower triangle is computed, in square tiles. One thread computes a tile and takes
+ * the chunks in order, so results do not depend on the number of threads.
  */
 #include "kernels/cpu/internal.h"
 
 #include <cblas.h>
 
-/* A tile's FP32 product is 256 KB and stays in the second-level cache. */
+/* A tile's FP32 product has 256 KB and stays in the L2 cache. */
 enum { TILE = 256, CHUNK = 1024 };
 
 struct gram_job {

@@ -1,9 +1,9 @@
 #include "kernels/cpu/math.h"
 
 /*
- * CLONES: one body per instruction set, chosen when the program is loaded. Left out under
- * sanitizers, whose runtimes are not up yet when the loader asks which body to use, and with clang,
- * whose versions before 18 give the clones names that other files do not find.
+ * CLONES compiles one body per instruction set; the loader chooses one at program start. It is
+ * empty under sanitizers, because the loader calls the resolver before their runtimes are
+ * initialized, and with clang, because versions before 18 mangle the names of clones.
  */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) &&       \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -12,7 +12,7 @@
 #define CLONES
 #endif
 
-/* Lanes of a sum. Fixed: the order of addition must not follow the width of a vector register. */
+/* Lanes of a sum. Fixed, so that the order of additions does not depend on the vector width. */
 enum { LANES = 16 };
 
 static inline double lanes_total(double acc[LANES])
@@ -149,7 +149,7 @@ static inline float gelu_tanh_slope(float x)
 
 static inline float gelu_slope(float x)
 {
-    /* the normal distribution function, and x times its density */
+    /* The normal distribution function plus x times the normal density. */
     return 0.5f * (1.0f + cpu_erf(x * 0.70710678f)) + x * 0.39894228f * cpu_exp(-0.5f * x * x);
 }
 
@@ -208,6 +208,19 @@ void cpu_softcap(float *y, const float *x, float cap, size_t n)
 }
 
 CLONES
+void cpu_kv4_round(float *y, const float *x, struct qt_kv4_grid grid, size_t n)
+{
+    const float inverse = 1 / grid.scale;
+    for (size_t i = 0; i < n; i++) {
+        float q = (x[i] - grid.minimum) * inverse;
+        q = q < 0.0f ? 0.0f : q;
+        q = q > 15.0f ? 15.0f : q;
+        q = (q + 0x1.8p+23f) - 0x1.8p+23f; /* rint */
+        y[i] = q * grid.scale + grid.minimum;
+    }
+}
+
+CLONES
 double cpu_square_error(float *d, const float *y, const float *target, float factor, size_t n)
 {
     double acc[LANES] = {0};
@@ -229,12 +242,13 @@ void cpu_softcap_grad(float *d, const float *y, float cap, size_t n)
     }
 }
 
-/* Pairs (step i, step i + apart) of a head; a constant step lets the compiler vectorise. */
+/* Rotates pairs (step i, step i + offset) of a head. Callers pass a constant step, so that the
+ * compiler vectorizes. */
 static inline void rope_head(float *x, const float *cos, const float *sin, size_t half, size_t step,
-                             size_t apart)
+                             size_t offset)
 {
     for (size_t i = 0; i < half; i++) {
-        float *lo = x + step * i, *hi = lo + apart;
+        float *lo = x + step * i, *hi = lo + offset;
         float a = *lo, b = *hi;
         *lo = a * cos[i] - b * sin[i];
         *hi = b * cos[i] + a * sin[i];
@@ -254,7 +268,8 @@ void cpu_rope(float *x, const float *cos, const float *sin, size_t heads, size_t
 
 /* ---- rows ----------------------------------------------------------------------------------- */
 
-/* 1 / sqrt(mean square + eps) of a row, and the mean that is taken off first. */
+/* Returns 1 / sqrt(mean square + eps) of a row. QT_NORM_LAYER subtracts the mean first; *mean is 0
+ * for the other kinds. */
 static inline float norm_factor(double *mean, const float *x, enum qt_norm_kind kind, float eps,
                                 size_t n)
 {
@@ -283,7 +298,7 @@ void cpu_norm(float *y, const float *x, const float *w, const float *bias, enum 
         for (size_t i = 0; i < n; i++)
             y[i] = x[i] * inv * (1.0f + w[i]);
         break;
-    case QT_NORM_LAYER: /* x - mean cancels when the row is nearly constant: in double */
+    case QT_NORM_LAYER: /* in double: x - mean cancels if the row is nearly constant */
         for (size_t i = 0; i < n; i++)
             y[i] = (float)((double)x[i] - mean) * inv * w[i];
         if (bias)
@@ -293,8 +308,8 @@ void cpu_norm(float *y, const float *x, const float *w, const float *bias, enum 
     }
 }
 
-/* With z = (x - mean) * inv and t = dy * w: dx = inv * (t - mean(t) - z * mean(t z)), where mean(t)
- * is there only if the mean is taken off. */
+/* With z = (x - mean) * inv and t = dy * w: dx = inv * (t - mean(t) - z * mean(t z)). The term
+ * mean(t) is present for QT_NORM_LAYER only. */
 CLONES
 void cpu_norm_grad(float *dx, double *dw, const float *dy, const float *x, const float *w,
                    enum qt_norm_kind kind, float eps, size_t n)
@@ -356,8 +371,8 @@ void cpu_exp_subtract(float *y, const float *x, float max, float factor, size_t 
         y[i] -= cpu_exp(x[i] - max) * factor;
 }
 
-/* Pieces of a row of logits whose e^x are kept in the first-level cache. A multiple of LANES, so
- * that an element's lane does not depend on the piece. */
+/* Elements of a row of logits that are processed at a time, so that their e^x stay in the L1 cache.
+ * A multiple of LANES, so that each element keeps its lane. */
 enum { PIECE = 256 };
 
 CLONES
@@ -373,7 +388,7 @@ struct cpu_row_stats cpu_row_stats(const float *x, size_t n)
     }
     while (top < n && x[top] != max)
         top++;
-    /* No element equals the maximum when all are NaN. */
+    /* If all elements are NaN, none equals the maximum. */
     return (struct cpu_row_stats){max, lanes_total(acc), top < n ? top : 0};
 }
 

@@ -1,9 +1,9 @@
 /*
- * Row arithmetic of the CPU backend: everything that is not a matrix product.
+ * Vector arithmetic of the CPU backend: all operations that are not matrix products.
  *
- * cpu_math.c is compiled for several instruction sets (function multiversioning) and gives the same
- * bits on all of them: elementwise code has no data-dependent order, sums run in a fixed number of
- * lanes which are then added in a fixed order, and the build forbids contraction of a*b+c.
+ * math.c is compiled for several instruction sets (function multiversioning) and gives the same
+ * bits on all of them: sums use a fixed number of lanes, the lanes are added in a fixed order, and
+ * the build forbids contraction of a*b+c.
  */
 #ifndef QT_KERNELS_CPU_MATH_H
 #define QT_KERNELS_CPU_MATH_H
@@ -11,8 +11,9 @@
 #include "base/base.h"
 
 /*
- * e^x. Error below 1.1 ulp (measured over all floats), subnormal results included; exact 1 at 0, 0
- * below -104, inf from 88.73 on; NaN gives NaN. Branch-free, so that loops over it vectorise.
+ * Returns e^x. The error is below 1.1 ulp (measured over all floats), also for subnormal results.
+ * Exactly 1 at 0; 0 below -104; infinity from 88.73 on; NaN for NaN. Branch-free, so that loops
+ * vectorize.
  */
 static inline float cpu_exp(float x)
 {
@@ -39,7 +40,7 @@ static inline float cpu_exp(float x)
     return p * a * b;
 }
 
-/* tanh(x), error below 2 ulp. */
+/* Returns tanh(x), error below 2 ulp. */
 static inline float cpu_tanh(float x)
 {
     float s = x * x;
@@ -55,7 +56,7 @@ static inline float cpu_tanh(float x)
     return fabsf(x) < 0.625f ? small : big;
 }
 
-/* erf(x), absolute error below 1.5e-7. */
+/* Returns erf(x), absolute error below 1.5e-7. */
 static inline float cpu_erf(float x)
 {
     float a = fabsf(x), s = x * x;
@@ -81,47 +82,56 @@ static inline float cpu_erf(float x)
     return a < 1.0f ? p * x : big;
 }
 
-/* y = act(gate) * up, up may be NULL; y may be gate. */
-void cpu_activate(float *y, const float *gate, const float *up, enum qt_act_kind kind, size_t n);
-void cpu_add(float *y, const float *x, size_t n);
-void cpu_scale(float *y, float factor, size_t n);
-/* x = cap * tanh(x / cap); y may be x. */
-void cpu_softcap(float *y, const float *x, float cap, size_t n);
+/* Elementwise functions of arrays of n floats. */
 
-/* dgate and dup (NULL where up is) of dy; each may be any of the inputs. */
+/* y = act(gate) * up; up = NULL: y = act(gate). y may be gate. */
+void cpu_activate(float *y, const float *gate, const float *up, enum qt_act_kind kind, size_t n);
+/* y += x */
+void cpu_add(float *y, const float *x, size_t n);
+/* y *= factor */
+void cpu_scale(float *y, float factor, size_t n);
+/* y = cap * tanh(x / cap); y may be x. */
+void cpu_softcap(float *y, const float *x, float cap, size_t n);
+/* y = qt_kv4_round(x, grid) */
+void cpu_kv4_round(float *y, const float *x, struct qt_kv4_grid grid, size_t n);
+
+/* Gradient of cpu_activate: dgate and dup from dy; dup is NULL if up is. dgate and dup may be any
+ * of the inputs. */
 void cpu_activate_grad(float *dgate, float *dup, const float *dy, const float *gate,
                        const float *up, enum qt_act_kind kind, size_t n);
-/* Returns the sum of (y - target)^2; d = factor * (y - target), may be y. */
+/* Returns the sum of (y - target)^2; d = factor * (y - target). d may be y. */
 double cpu_square_error(float *d, const float *y, const float *target, float factor, size_t n);
-/* d *= slope of cpu_softcap where its result is y. */
+/* d *= derivative of cpu_softcap at the point where its result is y. */
 void cpu_softcap_grad(float *d, const float *y, float cap, size_t n);
 
-/* One row of width n; y may be x. */
+/* Norm of one row of width n; y may be x; bias may be NULL. */
 void cpu_norm(float *y, const float *x, const float *w, const float *bias, enum qt_norm_kind kind,
               float eps, size_t n);
 
-/* dx (may be dy) of a row; dw[n] += dy * normed x unless dw is NULL. */
+/* Gradient of cpu_norm for one row: dx (may be dy), and dw[n] += dy * normalized x unless dw is
+ * NULL. */
 void cpu_norm_grad(float *dx, double *dw, const float *dy, const float *x, const float *w,
                    enum qt_norm_kind kind, float eps, size_t n);
 
-/* One token: heads of width dim, pairs (i, i + half), or (2i, 2i + 1) if interleaved, i < half. */
+/* Rotates one token x[heads][dim] in place: pairs (i, i + half) of a head, or (2i, 2i + 1) if
+ * interleaved, i < half. */
 void cpu_rope(float *x, const float *cos, const float *sin, size_t heads, size_t dim, size_t half,
               bool interleaved);
 
-/* x[i] = e^(x[i] - max x), returns the sum, which is at least 1 (n > 0, x finite). */
+/* x[i] = e^(x[i] - max x), not normalized. Returns the sum, at least 1 (n > 0, x finite). */
 double cpu_softmax(float *x, size_t n);
 
-/* Gradient through a softmax with result p: d = p * (d - sum p d). */
+/* Gradient of a softmax with result p: d = p * (d - sum p d). */
 void cpu_softmax_grad(float *d, const float *p, size_t n);
 
-/* What one row of logits contributes to a score. */
+/* Statistics of a row of logits. */
 struct cpu_row_stats {
     float max;
-    double sum; /* of e^(x - max) */
+    double sum; /* sum of e^(x - max) */
     size_t top; /* lowest index of the maximum */
 };
 struct cpu_row_stats cpu_row_stats(const float *x, size_t n);
-/* sum over i of e^(r[i] - max) * (r[i] - x[i]). */
+/* Returns the sum over i of e^(r[i] - max) * (r[i] - x[i]). */
 double cpu_cross_sum(const float *r, const float *x, float max, size_t n);
 /* y = e^(x - max) * factor; y may be x. */
 void cpu_exp_scaled(float *y, const float *x, float max, float factor, size_t n);

@@ -1,4 +1,4 @@
-/* What the operations of the CPU backend have in common: working memory, and a limit. */
+/* Scratch memory of the CPU backend, and its limit on matrix widths. */
 #include "kernels/cpu/internal.h"
 
 #include <limits.h>
@@ -24,6 +24,6 @@ int cpu_check_width(size_t n, struct qt_err *err)
 {
     if (n <= INT_MAX)
         return QT_OK;
-    return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "a matrix of width %zu (at most %d)", n,
-                   INT_MAX);
+    return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                   "a matrix has width %zu, at most %d is supported", n, INT_MAX);
 }

@@ -1,7 +1,8 @@
 /*
- * The CUDA backend: matrix products by cuBLAS (gpu_product.c; Cholesky in FP64), everything else by
- * the kernels of gpu_math.cu. Attention is products of panels whose results go through the scratch.
- * Gradients of what is no product are rare (learning only): computed on the CPU.
+ * The CUDA backend. Matrix products use cuBLAS (product.c; Cholesky in FP64), everything else the
+ * kernels of math.cu. Attention is computed by products of panels, with the scores in scratch
+ * memory. Gradients that are not matrix products are needed for learning only and are computed on
+ * the CPU.
  */
 #include "kernels/gpu/product.h"
 
@@ -10,8 +11,8 @@
 #include <string.h>
 
 enum {
-    QUERIES = 256,    /* of a panel of attention: a key that is not finite reaches all of them */
-    SCORES = 1 << 26, /* of attention in memory at a time */
+    QUERIES = 256,    /* per attention panel; a non-finite key affects all queries of its panel */
+    SCORES = 1 << 26, /* attention scores in memory at a time */
 };
 
 struct cuda {
@@ -112,13 +113,13 @@ done:
     return rc;
 }
 
-/* A factor of a product: whole, as it lies or transposed. */
+/* A factor of a product: a whole matrix, possibly transposed. */
 struct factor {
     const float *x;
     bool transposed;
 };
 
-/* c[m][n] (+)= a[m][k] b[k][n] of whole matrices. */
+/* c[m][n] = a[m][k] b[k][n], added to c if `add`. */
 static int multiply(struct qt_backend *be, float *c, struct factor a, struct factor b, bool add,
                     size_t m, size_t n, size_t k, struct qt_err *err)
 {
@@ -152,12 +153,12 @@ static int cuda_linear(struct qt_backend *be, float *y, const float *x, const fl
     QT_TRY(
         multiply(be, y, (struct factor){x, false}, (struct factor){w, true}, false, m, n, k, err));
     if (bias && m && n)
-        QT_TRY(gpu_launched(gpu_math_bias(y, bias, m, n, self(be)->stream), "bias", err));
+        QT_TRY(gpu_check_launch(gpu_math_bias(y, bias, m, n, self(be)->stream), "bias", err));
 done:
     return rc;
 }
 
-/* dx[m][k] (+)= dy[m][n] w[n][k] */
+/* dx[m][k] = dy[m][n] w[n][k], added to dx if `add`. */
 static int cuda_linear_grad_x(struct qt_backend *be, float *dx, const float *dy, const float *w,
                               bool add, size_t m, size_t n, size_t k, struct qt_err *err)
 {
@@ -175,28 +176,30 @@ static int cuda_linear_grad_w(struct qt_backend *be, float *dw, const float *dy,
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
-/* That any of the queries from r0 on sees. */
+/* Returns the first key that any query from r0 on attends to. */
 static size_t first_key(const struct qt_attention *a, size_t r0)
 {
     return a->window && r0 >= a->window ? r0 - a->window + 1 : 0;
 }
 
-/* Heads that lie evenly in q and y, and in k and v. */
+/* A set of heads at equal distances. q, kv: floats from head to head in q and y, and in k and v. */
 struct heads {
-    size_t count, q, kv; /* steps, in floats */
+    size_t count, q, kv;
 };
 
-/* A panel: queries [r0, r1) of a sequence, the keys that any of them sees, and `count` key-value
- * heads, of which q, k, v and y are the first, with their query heads. */
+/* Attention of a panel: queries [r0, r1) of a sequence, all keys that they attend to, and `count`
+ * KV heads with their query heads. q, k, exact (see struct qt_attention), v and y point to the first
+ * of these heads. */
 static int attention_panel(struct qt_backend *be, float *y, const float *q, const float *k,
-                           const float *v, const struct qt_attention *a, size_t count, size_t r0,
-                           size_t r1, struct qt_err *err)
+                           const float *exact, const float *v, const struct qt_attention *a,
+                           size_t count, size_t r0, size_t r1, struct qt_err *err)
 {
     struct cuda *g = self(be);
     const size_t group = a->heads / a->kv_heads, rows = r1 - r0, dim = a->head_dim;
     const size_t lo = first_key(a, r0), keys = r1 - lo, cells = rows * keys;
     const int ldq = (int)(a->heads * dim), ldk = (int)(a->kv_heads * dim);
-    /* Of one key-value head; one of each. Products are of all `in`, for each `out`. */
+    /* Query heads of one KV head; one query head of each KV head. Each batched product computes all
+     * heads of `in`; there is one batched product for each head of `out`. */
     const struct heads of_one = {group, dim, 0}, of_each = {count, group * dim, dim};
     const struct heads in = group < count ? of_each : of_one;
     const struct heads out = group < count ? of_one : of_each;
@@ -232,7 +235,25 @@ static int attention_panel(struct qt_backend *be, float *y, const float *q, cons
         scores.c = s + i * in.count * cells;
         QT_TRY(gpu_product(&g->products, &scores, err));
     }
-    QT_TRY(gpu_launched(
+    if (a->exact_keys) {
+        const struct gpu_own_scores own = {.s = s,
+                                           .q = q + r0 * (size_t)ldq,
+                                           .exact = exact,
+                                           .count = count,
+                                           .group = group,
+                                           .step_kv = group < count ? 1 : group,
+                                           .step_query = group < count ? count : 1,
+                                           .rows = rows,
+                                           .keys = keys,
+                                           .r0 = r0,
+                                           .lo = lo,
+                                           .ldq = (size_t)ldq,
+                                           .ldk = (size_t)ldk,
+                                           .dim = dim,
+                                           .scale = a->scale};
+        QT_TRY(gpu_check_launch(gpu_math_own_scores(&own, g->stream), "own scores", err));
+    }
+    QT_TRY(gpu_check_launch(
         gpu_math_softmax(s, count * group, rows, keys, r0, lo, a->window, a->softcap, g->stream),
         "softmax", err));
     for (size_t i = 0; i < out.count; i++) {
@@ -245,10 +266,11 @@ done:
     return rc;
 }
 
-/* Queries [r0, r1) of a sequence, all heads, as many at a time as there is room for. */
+/* Attention of the queries [r0, r1) of a sequence for all heads, as many heads at a time as SCORES
+ * allows. */
 static int attention_rows(struct qt_backend *be, float *y, const float *q, const float *k,
-                          const float *v, const struct qt_attention *a, size_t r0, size_t r1,
-                          struct qt_err *err)
+                          const float *exact, const float *v, const struct qt_attention *a,
+                          size_t r0, size_t r1, struct qt_err *err)
 {
     const size_t group = a->heads / a->kv_heads, dim = a->head_dim;
     const size_t fit = SCORES / (group * (r1 - r0) * (r1 - first_key(a, r0)));
@@ -256,7 +278,8 @@ static int attention_rows(struct qt_backend *be, float *y, const float *q, const
     for (size_t head = 0, count; head < a->kv_heads; head += count) {
         const size_t at = head * group * dim, kv_at = head * dim;
         count = qt_min_size(qt_max_size(fit, 1), a->kv_heads - head);
-        QT_TRY(attention_panel(be, y + at, q + at, k + kv_at, v + kv_at, a, count, r0, r1, err));
+        QT_TRY(attention_panel(be, y + at, q + at, k + kv_at, exact ? exact + kv_at : NULL,
+                               v + kv_at, a, count, r0, r1, err));
     }
 done:
     return rc;
@@ -269,9 +292,15 @@ static int cuda_attention(struct qt_backend *be, float *y, const float *q, const
     const size_t wide = a->heads * a->head_dim, narrow = a->kv_heads * a->head_dim;
     int rc;
     QT_TRY(check_sizes(wide, a->seqlen, a->heads, err));
+    if (a->exact_keys && a->head_dim > GPU_OWN_DIM)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "attention over 4-bit keys has heads of %zu channels, at most %d are "
+                       "supported on a GPU",
+                       a->head_dim, GPU_OWN_DIM);
     for (size_t seq = 0; seq + a->seqlen <= m; seq += a->seqlen)
         for (size_t r0 = 0; r0 < a->seqlen; r0 += QUERIES)
             QT_TRY(attention_rows(be, y + seq * wide, q + seq * wide, k + seq * narrow,
+                                  a->exact_keys ? a->exact_keys + seq * narrow : NULL,
                                   v + seq * narrow, a, r0, qt_min_size(r0 + QUERIES, a->seqlen),
                                   err));
 done:
@@ -290,9 +319,9 @@ static int cuda_norm(struct qt_backend *be, float *y, const float *x, const floa
     int rc = check_size(m, err);
     if (rc < 0 || m == 0 || n == 0)
         return rc;
-    return gpu_launched(gpu_math_norm(y, x, w, kind == QT_NORM_LAYER ? bias : NULL, kinds[kind],
-                                      eps, m, n, self(be)->stream),
-                        "norm", err);
+    return gpu_check_launch(gpu_math_norm(y, x, w, kind == QT_NORM_LAYER ? bias : NULL, kinds[kind],
+                                          eps, m, n, self(be)->stream),
+                            "norm", err);
 }
 
 static int cuda_rope(struct qt_backend *be, float *x, const float *cos, const float *sin, size_t m,
@@ -301,7 +330,7 @@ static int cuda_rope(struct qt_backend *be, float *x, const float *cos, const fl
 {
     if (m * heads * (rot / 2) == 0)
         return QT_OK;
-    return gpu_launched(
+    return gpu_check_launch(
         gpu_math_rope(x, cos, sin, m, seqlen, heads, dim, rot / 2, interleaved, self(be)->stream),
         "rope", err);
 }
@@ -315,19 +344,21 @@ static int cuda_activate(struct qt_backend *be, float *y, const float *gate, con
                                          [QT_ACT_RELU] = GPU_RELU};
     if (count == 0)
         return QT_OK;
-    return gpu_launched(gpu_math_activate(y, gate, up, kinds[kind], count, self(be)->stream),
-                        "activation", err);
+    return gpu_check_launch(gpu_math_activate(y, gate, up, kinds[kind], count, self(be)->stream),
+                            "activation", err);
 }
 
 static int cuda_add(struct qt_backend *be, float *y, const float *x, size_t count,
                     struct qt_err *err)
 {
-    return count ? gpu_launched(gpu_math_add(y, x, count, self(be)->stream), "sum", err) : QT_OK;
+    return count ? gpu_check_launch(gpu_math_add(y, x, count, self(be)->stream), "sum", err)
+                 : QT_OK;
 }
 
 typedef int rows_fn(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
                     size_t n, void *stream);
 
+/* Uploads rows and factor (host memory, or NULL) and calls a gather or scatter kernel. */
 static int on_rows(rows_fn *fn, struct qt_backend *be, float *y, const float *x,
                    const uint32_t *rows, const float *factor, size_t m, size_t n,
                    struct qt_err *err)
@@ -345,8 +376,8 @@ static int on_rows(rows_fn *fn, struct qt_backend *be, float *y, const float *x,
         QT_TRY(cuda_upload(be, at, rows, m * sizeof *at, err));
     if (factor)
         QT_TRY(cuda_upload(be, by, factor, m * sizeof *by, err));
-    QT_TRY(
-        gpu_launched(fn(y, x, rows ? at : NULL, factor ? by : NULL, m, n, g->stream), "rows", err));
+    QT_TRY(gpu_check_launch(fn(y, x, rows ? at : NULL, factor ? by : NULL, m, n, g->stream), "rows",
+                            err));
 done:
     return rc;
 }
@@ -366,8 +397,9 @@ static int cuda_scatter_rows(struct qt_backend *be, float *y, const float *x, co
 static int cuda_scale(struct qt_backend *be, float *y, float factor, size_t count,
                       struct qt_err *err)
 {
-    return count ? gpu_launched(gpu_math_scale(y, factor, count, self(be)->stream), "scale", err)
-                 : QT_OK;
+    return count
+               ? gpu_check_launch(gpu_math_scale(y, factor, count, self(be)->stream), "scale", err)
+               : QT_OK;
 }
 
 /* ---- score ---------------------------------------------------------------------------------- */
@@ -381,8 +413,9 @@ static int cuda_score(struct qt_backend *be, struct qt_score *scores, const floa
     int rc = QT_OK;
     for (size_t i = 0; i < m; i++)
         if (targets[i] >= vocab)
-            return qt_fail(err, QT_E_INPUT, NULL, NULL, "target %zu is token %u, vocabulary is %zu",
-                           i, targets[i], vocab);
+            return qt_fail(err, QT_E_INPUT, NULL, NULL,
+                           "target %zu is token %u, but the vocabulary has %zu tokens", i,
+                           targets[i], vocab);
     if (m == 0)
         return QT_OK;
     QT_TRY(check_sizes(m, vocab, 0, err));
@@ -390,9 +423,9 @@ static int cuda_score(struct qt_backend *be, struct qt_score *scores, const floa
     QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, m, sizeof *made + sizeof *targets, err));
     made = g->scratch.p;
     QT_TRY(cuda_upload(be, made + m, targets, m * sizeof *targets, err));
-    QT_TRY(gpu_launched(gpu_math_score(made, logits, ref, (const uint32_t *)(made + m), softcap, m,
-                                       vocab, g->stream),
-                        "score", err));
+    QT_TRY(gpu_check_launch(gpu_math_score(made, logits, ref, (const uint32_t *)(made + m), softcap,
+                                           m, vocab, g->stream),
+                            "score", err));
     QT_TRY(cuda_download(be, host, made, m * sizeof *host, err));
     for (size_t i = 0; i < m; i++)
         scores[i] = (struct qt_score){.nll = host[i].nll,
@@ -420,11 +453,12 @@ static int cuda_channels(struct qt_backend *be, const struct qt_channels *c, con
     int rc = check_size(k, err);
     if (rc < 0 || k == 0)
         return rc;
-    return gpu_launched(gpu_math_channels(c->absmax, c->sum2, c->hist, x, m, k, self(be)->stream),
-                        "statistics", err);
+    return gpu_check_launch(
+        gpu_math_channels(c->absmax, c->sum2, c->hist, x, m, k, self(be)->stream), "statistics",
+        err);
 }
 
-/* ---- triangles ------------------------------------------------------------------------------ */
+/* ---- triangular matrices -------------------------------------------------------------------- */
 
 static int cuda_cholesky(struct qt_backend *be, bool *positive, double *a, size_t k,
                          struct qt_err *err)
@@ -438,12 +472,12 @@ static int cuda_cholesky(struct qt_backend *be, bool *positive, double *a, size_
     QT_TRY(g->gpu->fill(g->gpu, g->scratch.p, 0, sizeof failed, err));
     for (size_t p = 0; p < k; p += TILE) {
         const size_t n = qt_min_size(TILE, k - p);
-        QT_TRY(
-            gpu_launched(gpu_math_cholesky_tile(a + p * k + p, (int)n, k, g->scratch.p, g->stream),
-                         "Cholesky factorization", err));
+        QT_TRY(gpu_check_launch(
+            gpu_math_cholesky_tile(a + p * k + p, (int)n, k, g->scratch.p, g->stream),
+            "Cholesky factorization", err));
         if (p + n < k)
-            QT_TRY(gpu_multiplied(gpu_cublas_cholesky_step(g->cublas, a, (int)k, (int)p, (int)n),
-                                  err));
+            QT_TRY(gpu_check_cublas(gpu_cublas_cholesky_step(g->cublas, a, (int)k, (int)p, (int)n),
+                                    err));
     }
     QT_TRY(cuda_download(be, &failed, g->scratch.p, sizeof failed, err));
     *positive = !failed;
@@ -457,13 +491,13 @@ static int cuda_solve_upper(struct qt_backend *be, float *x, const float *v, boo
     int rc = check_sizes(m, k, 0, err);
     if (rc < 0 || m == 0 || k == 0)
         return rc;
-    return gpu_multiplied(
+    return gpu_check_cublas(
         gpu_cublas_solve_upper(self(be)->cublas, x, v, transposed, (int)m, (int)k), err);
 }
 
 /* ---- gradients on the CPU ------------------------------------------------------------------- */
 
-/* *out: x[count] in host memory, owned; NULL of NULL. */
+/* *out: copy of x[count] in host memory, owned by the caller; NULL if x is NULL. */
 static int fetch(float **out, struct qt_backend *be, const float *x, size_t count,
                  struct qt_err *err)
 {
@@ -477,6 +511,7 @@ done:
     return rc;
 }
 
+/* Uploads from[count] to x unless x is NULL. */
 static int put(struct qt_backend *be, float *x, const float *from, size_t count, struct qt_err *err)
 {
     return x ? cuda_upload(be, x, from, count * sizeof *x, err) : QT_OK;
@@ -649,7 +684,7 @@ int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err
     QT_TRY(qt_gpu_open(&g->gpu, device, err));
     g->products.gpu = g->gpu;
     if (!g->gpu->has_cublas) {
-        rc = qt_fail(err, QT_E_NO_GPU, NULL, NULL, "no GPU %d to run models on: %s", device,
+        rc = qt_fail(err, QT_E_NO_GPU, NULL, NULL, "GPU %d cannot run models: %s", device,
                      g->gpu->cublas);
         goto done;
     }

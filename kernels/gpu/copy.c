@@ -1,13 +1,13 @@
 /*
- * Copies between host and device memory.
+ * Copies between host and device memory through pinned staging buffers.
  *
- *   upload      src --all threads--> slot --copy engine--> dst
- *   download    src --copy engine--> slot --all threads--> dst
+ *   upload      src --all threads--> buffer --DMA--> dst
+ *   download    src --DMA--> buffer --all threads--> dst
  *
- * The driver copies pageable memory by one thread, which first touches it: 1 to 2 GB/s where a
- * calibration stores its sums. Slots are pinned and go round; the event of a slot is that of the
- * last copy from it or to it. Everything is on one stream, so copies to a slot and from it on the
- * device's side are in order.
+ * The driver copies pageable memory with one thread, which also takes the page faults: 1 to 2 GB/s
+ * when a calibration downloads its Hessians. The staging buffers are used in turn; the event of a
+ * buffer is recorded after the last DMA copy from or to the buffer. Everything is on one stream, so
+ * the DMA copies of a buffer are in order.
  */
 #include "base/base.h"
 #include "kernels/gpu/internal.h"
@@ -15,110 +15,109 @@
 #include <cuda_runtime_api.h>
 #include <string.h>
 
-enum { SLOTS = 8, SLOT = 4 << 20, PIECE = 256 << 10 };
+/* CHUNK: bytes of a buffer. PIECE: bytes that a thread copies at a time. */
+enum { BUFFERS = 8, CHUNK = 4 << 20, PIECE = 256 << 10 };
 
-struct gpu_copier {
+struct gpu_staging {
     cudaStream_t stream;
-    char *slots; /* NULL: there is no pinned memory */
-    cudaEvent_t used[SLOTS];
-    size_t next; /* slots taken so far */
+    char *buffers; /* NULL: no pinned memory */
+    cudaEvent_t used[BUFFERS];
+    size_t next; /* number of the next chunk; chunk i uses buffer i % BUFFERS */
 };
 
-void gpu_copier_close(struct gpu_copier *c)
+void gpu_staging_close(struct gpu_staging *s)
 {
-    if (!c)
+    if (!s)
         return;
-    cudaStreamSynchronize(c->stream); /* uploads may still be on their way */
-    for (int i = 0; i < SLOTS; i++)
-        if (c->used[i])
-            cudaEventDestroy(c->used[i]);
-    cudaFreeHost(c->slots);
-    qt_free(c);
+    cudaStreamSynchronize(s->stream); /* uploads may still be running */
+    for (int i = 0; i < BUFFERS; i++)
+        if (s->used[i])
+            cudaEventDestroy(s->used[i]);
+    cudaFreeHost(s->buffers);
+    qt_free(s);
 }
 
-struct gpu_copier *gpu_copier_open(void *stream)
+struct gpu_staging *gpu_staging_open(void *stream)
 {
-    struct gpu_copier *c;
-    bool made;
+    struct gpu_staging *s;
+    bool ok;
     void *p;
-    if (qt_array_new(&c, 1, sizeof *c, NULL) < 0)
+    if (qt_array_new(&s, 1, sizeof *s, NULL) < 0)
         return NULL;
-    c->stream = stream;
-    made = cudaMallocHost(&p, SLOTS * (size_t)SLOT) == cudaSuccess;
-    c->slots = made ? p : NULL;
-    for (int i = 0; i < SLOTS; i++)
-        made = made && cudaEventCreateWithFlags(&c->used[i], cudaEventDisableTiming) == cudaSuccess;
-    if (made)
-        return c;
-    cudaGetLastError(); /* or the next launch would report it */
-    gpu_copier_close(c);
+    s->stream = stream;
+    ok = cudaMallocHost(&p, BUFFERS * (size_t)CHUNK) == cudaSuccess;
+    s->buffers = ok ? p : NULL;
+    for (int i = 0; i < BUFFERS; i++)
+        ok = ok && cudaEventCreateWithFlags(&s->used[i], cudaEventDisableTiming) == cudaSuccess;
+    if (ok)
+        return s;
+    cudaGetLastError(); /* clears the error, which the next launch would report */
+    gpu_staging_close(s);
     return NULL;
 }
 
-struct spread {
+struct copy {
     char *dst;
     const char *src;
     size_t bytes;
 };
 
-static int copy_piece(void *ctx, size_t item, int thread, struct qt_err *err)
+static void copy_piece(void *ctx, size_t item)
 {
-    const struct spread *s = ctx;
+    const struct copy *c = ctx;
     const size_t at = item * PIECE;
-    (void)thread;
-    (void)err;
-    memcpy(s->dst + at, s->src + at, qt_min_size(PIECE, s->bytes - at));
-    return QT_OK;
+    memcpy(c->dst + at, c->src + at, qt_min_size(PIECE, c->bytes - at));
 }
 
 /* memcpy by all threads. */
-static void copy_spread(char *dst, const char *src, size_t bytes)
+static void parallel_memcpy(char *dst, const char *src, size_t bytes)
 {
-    qt_parallel(qt_ceil_div(bytes, PIECE), copy_piece, &(struct spread){dst, src, bytes}, NULL);
+    qt_parallel_for(qt_ceil_div(bytes, PIECE), copy_piece, &(struct copy){dst, src, bytes});
 }
 
-/* Chunks of a copy are slots that follow each other. */
-static char *slot_of(const struct gpu_copier *c, size_t number)
+static char *buffer_of(const struct gpu_staging *s, size_t number)
 {
-    return c->slots + number % SLOTS * SLOT;
+    return s->buffers + number % BUFFERS * CHUNK;
 }
 
-static cudaError_t enqueue(struct gpu_copier *c, size_t number, void *dst, const void *src,
+/* Enqueues the DMA copy of chunk `number` and records the event of its buffer. */
+static cudaError_t enqueue(struct gpu_staging *s, size_t number, void *dst, const void *src,
                            size_t bytes, enum cudaMemcpyKind kind)
 {
-    cudaError_t e = cudaMemcpyAsync(dst, src, bytes, kind, c->stream);
-    return e == cudaSuccess ? cudaEventRecord(c->used[number % SLOTS], c->stream) : e;
+    cudaError_t e = cudaMemcpyAsync(dst, src, bytes, kind, s->stream);
+    return e == cudaSuccess ? cudaEventRecord(s->used[number % BUFFERS], s->stream) : e;
 }
 
-static cudaError_t upload(struct gpu_copier *c, char *dst, const char *src, size_t bytes)
+static cudaError_t upload(struct gpu_staging *s, char *dst, const char *src, size_t bytes)
 {
     cudaError_t e = cudaSuccess;
-    for (size_t at = 0; at < bytes && e == cudaSuccess; at += SLOT) {
-        const size_t number = c->next++, n = qt_min_size(SLOT, bytes - at);
-        e = cudaEventSynchronize(c->used[number % SLOTS]);
+    for (size_t at = 0; at < bytes && e == cudaSuccess; at += CHUNK) {
+        const size_t number = s->next++, n = qt_min_size(CHUNK, bytes - at);
+        e = cudaEventSynchronize(s->used[number % BUFFERS]);
         if (e != cudaSuccess)
             break;
-        copy_spread(slot_of(c, number), src + at, n);
-        e = enqueue(c, number, dst + at, slot_of(c, number), n, cudaMemcpyHostToDevice);
+        parallel_memcpy(buffer_of(s, number), src + at, n);
+        e = enqueue(s, number, dst + at, buffer_of(s, number), n, cudaMemcpyHostToDevice);
     }
     return e;
 }
 
-static cudaError_t download(struct gpu_copier *c, char *dst, const char *src, size_t bytes)
+static cudaError_t download(struct gpu_staging *s, char *dst, const char *src, size_t bytes)
 {
-    const size_t first = c->next, chunks = qt_ceil_div(bytes, SLOT);
+    const size_t first = s->next, chunks = qt_ceil_div(bytes, CHUNK);
     cudaError_t e = cudaSuccess;
     for (size_t done = 0; done < chunks && e == cudaSuccess; done++) {
-        for (; c->next - first < qt_min_size(chunks, done + SLOTS) && e == cudaSuccess; c->next++) {
-            const size_t at = (c->next - first) * SLOT;
-            e = enqueue(c, c->next, slot_of(c, c->next), src + at, qt_min_size(SLOT, bytes - at),
+        for (; s->next - first < qt_min_size(chunks, done + BUFFERS) && e == cudaSuccess;
+             s->next++) {
+            const size_t at = (s->next - first) * CHUNK;
+            e = enqueue(s, s->next, buffer_of(s, s->next), src + at, qt_min_size(CHUNK, bytes - at),
                         cudaMemcpyDeviceToHost);
         }
         if (e == cudaSuccess)
-            e = cudaEventSynchronize(c->used[(first + done) % SLOTS]);
+            e = cudaEventSynchronize(s->used[(first + done) % BUFFERS]);
         if (e == cudaSuccess)
-            copy_spread(dst + done * SLOT, slot_of(c, first + done),
-                        qt_min_size(SLOT, bytes - done * SLOT));
+            parallel_memcpy(dst + done * CHUNK, buffer_of(s, first + done),
+                            qt_min_size(CHUNK, bytes - done * CHUNK));
     }
     return e;
 }
@@ -139,17 +138,18 @@ static cudaError_t copy_and_wait(cudaStream_t stream, void *dst, const void *src
     return e == cudaSuccess ? cudaStreamSynchronize(stream) : e;
 }
 
-int gpu_copier_upload(struct gpu_copier *c, void *stream, void *dst, const void *src, size_t bytes)
+int gpu_staging_upload(struct gpu_staging *s, void *stream, void *dst, const void *src,
+                       size_t bytes)
 {
-    if (!c || is_pinned(src))
+    if (!s || is_pinned(src))
         return (int)copy_and_wait(stream, dst, src, bytes, cudaMemcpyHostToDevice);
-    return (int)upload(c, dst, src, bytes);
+    return (int)upload(s, dst, src, bytes);
 }
 
-int gpu_copier_download(struct gpu_copier *c, void *stream, void *dst, const void *src,
-                        size_t bytes)
+int gpu_staging_download(struct gpu_staging *s, void *stream, void *dst, const void *src,
+                         size_t bytes)
 {
-    if (!c || is_pinned(dst))
+    if (!s || is_pinned(dst))
         return (int)copy_and_wait(stream, dst, src, bytes, cudaMemcpyDeviceToHost);
-    return (int)download(c, dst, src, bytes);
+    return (int)download(s, dst, src, bytes);
 }

@@ -1,6 +1,6 @@
 /*
- * cuBLAS, loaded when it is first wanted, so that qtool runs where it is not installed. Types and
- * numbers are those of its C interface, which has been the same since CUDA 11.
+ * cuBLAS, loaded at run time so that qtool also runs where it is not installed. The types and
+ * constants repeat the C interface of cuBLAS, which has been stable since CUDA 11.
  */
 #include "base/base.h"
 #include "kernels/gpu/internal.h"
@@ -52,16 +52,16 @@ struct gpu_cublas {
     dsyrk_fn *dsyrk;
 };
 
-/* The newest that the driver can run, which may not be the newest there is. */
+/* Candidates, newest first. A library that the driver cannot run is skipped. */
 static const char *const libraries[] = {
     "libcublas.so.13",
     "libcublas.so.12",
     "libcublas.so.11",
     "libcublas.so",
-    "/usr/local/cuda/lib64/libcublas.so", /* where installers leave it, unknown to ld.so */
+    "/usr/local/cuda/lib64/libcublas.so", /* installers put it here, where ld.so does not look */
 };
 
-/* POSIX defines the conversion of dlsym's result; ISO C does not, hence the copy. */
+/* Copies the result of dlsym, as ISO C does not define its conversion to a function pointer. */
 static bool find(void *out, void *library, const char *name)
 {
     void *symbol = dlsym(library, name);
@@ -69,7 +69,8 @@ static bool find(void *out, void *library, const char *name)
     return symbol != NULL;
 }
 
-/* The workspace is set, as cuBLAS would otherwise allocate one while a graph is captured. */
+/* Creates the handle. Returns NULL or what failed. The workspace is set because cuBLAS would
+ * otherwise allocate one during graph capture. */
 static const char *connect(struct gpu_cublas *c, int *version, void *stream, void *workspace,
                            size_t bytes)
 {
@@ -87,12 +88,12 @@ static const char *connect(struct gpu_cublas *c, int *version, void *stream, voi
         !find(&c->strsm, c->library, "cublasStrsm_v2") ||
         !find(&c->dtrsm, c->library, "cublasDtrsm_v2") ||
         !find(&c->dsyrk, c->library, "cublasDsyrk_v2"))
-        return "its library lacks a function";
+        return "libcublas.so lacks a required function";
     if (create(&c->handle) != 0)
-        return "it cannot be initialised";
+        return "cublasCreate failed";
     if (set_stream(c->handle, stream) != 0 || set_workspace(c->handle, workspace, bytes) != 0 ||
         get_version(c->handle, version) != 0)
-        return "it does not answer";
+        return "setting its stream or workspace failed";
     return NULL;
 }
 
@@ -137,7 +138,7 @@ void gpu_cublas_close(struct gpu_cublas *c)
     qt_free(c);
 }
 
-/* Column-major: Y^T[n][m] = W[n][k] X^T[k][m]. */
+/* cuBLAS is column-major and computes Y^T[n][m] = W[n][k] X^T[k][m]. */
 int gpu_cublas_gemm(struct gpu_cublas *c, void *y, int ldy, const void *x, const void *w, int m,
                     int n, int k, bool bf16)
 {
@@ -147,7 +148,8 @@ int gpu_cublas_gemm(struct gpu_cublas *c, void *y, int ldy, const void *x, const
                    ldy, COMPUTE_32F, ALGO_DEFAULT);
 }
 
-/* Column-major: C^T = B^T A^T, and what is row-major is the transposed one as it lies. */
+/* cuBLAS is column-major and computes C^T = B^T A^T: a row-major matrix is its transpose in
+ * column-major order. */
 int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)
 {
     return c->batched(c->handle, p->b_transposed ? OP_T : OP_N, p->a_transposed ? OP_T : OP_N, p->n,
@@ -156,8 +158,8 @@ int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)
                       p->tf32 ? COMPUTE_TF32 : COMPUTE_32F, ALGO_DEFAULT);
 }
 
-/* Column-major: X^T[k][m] becomes V^-T X^T, or V^-1 X^T, and V^T, lower triangular, is what lies
- * there. */
+/* In column-major order v is V^T, lower triangular, and x is X^T[k][m], which is replaced by
+ * V^-T X^T, or by V^-1 X^T if `transposed`. */
 int gpu_cublas_solve_upper(struct gpu_cublas *c, float *x, const float *v, bool transposed, int m,
                            int k)
 {
@@ -166,7 +168,8 @@ int gpu_cublas_solve_upper(struct gpu_cublas *c, float *x, const float *v, bool 
                     k);
 }
 
-/* Column-major: of L11 and A22 the upper triangles of the transposed; L21^T becomes L11^-1 A21^T. */
+/* In column-major order the lower triangles of L11 and A22 are upper triangles of their transposes.
+ * Computes L21^T = L11^-1 A21^T, then A22 -= L21 L21^T. */
 int gpu_cublas_cholesky_step(struct gpu_cublas *c, double *a, int k, int p, int n)
 {
     const double one = 1, minus = -1;

@@ -1,6 +1,6 @@
-/* struct qt_gpu over the CUDA run time and libqtool_kernels. */
+/* Implements struct qt_gpu with the CUDA runtime and libqtool_kernels. */
 #include "kernels/gpu/internal.h"
-#include "kernels/gpu/product.h"
+#include "kernels/gpu/status.h"
 #include "kernels/kernels.h"
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@
 
 enum {
     CUBLAS_WORKSPACE = 64 << 20,
-    MIN_LAUNCHES = 8, /* in a graph, so that its own launch does not count */
+    MIN_LAUNCHES = 8, /* per graph, so that the launch of the graph itself does not count */
     WARM_UP = 2,
     REPLAYS = 15,
 };
@@ -21,9 +21,9 @@ struct gpu {
     struct qt_gpu gpu;
     cudaStream_t stream;
     void *sink, *workspace;
-    struct gpu_copier *copier;
+    struct gpu_staging *staging;
     struct gpu_cublas *cublas;
-    double rested_ms; /* of now_ms: when the clock is what it was before what was timed last */
+    double rested_ms; /* time (now_ms) when the GPU clock has recovered from the last timing */
 };
 
 static struct gpu *self(struct qt_gpu *gpu)
@@ -36,7 +36,7 @@ static int check(cudaError_t e, const char *what, struct qt_err *err)
     if (e == cudaSuccess)
         return QT_OK;
     return qt_fail(err, e == cudaErrorMemoryAllocation ? QT_E_RESOURCE : QT_E_INTERNAL, NULL, NULL,
-                   "GPU: %s: %s", what, cudaGetErrorString(e));
+                   "GPU: %s failed: %s", what, cudaGetErrorString(e));
 }
 
 struct gpu_cublas *gpu_cublas_of(struct qt_gpu *gpu)
@@ -57,13 +57,13 @@ static int gpu_alloc(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err
     *out = NULL;
     cudaError_t e = cudaMalloc(out, bytes ? bytes : 1);
     if (e == cudaErrorMemoryAllocation) {
-        cudaGetLastError(); /* or the next launch would report it */
+        cudaGetLastError(); /* clears the error, which the next launch would report */
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory (%zu bytes)", bytes);
     }
     return check(e, "allocation", err);
 }
 
-/* What is enqueued may still use it. */
+/* Waits for the stream, as enqueued work may still use the memory. */
 static void gpu_free(struct qt_gpu *gpu, void *p)
 {
     if (p)
@@ -75,15 +75,15 @@ static int gpu_upload(struct qt_gpu *gpu, void *dst, const void *src, size_t byt
                       struct qt_err *err)
 {
     struct gpu *g = self(gpu);
-    return check(gpu_copier_upload(g->copier, g->stream, dst, src, bytes), "upload", err);
+    return check(gpu_staging_upload(g->staging, g->stream, dst, src, bytes), "upload", err);
 }
 
-/* Also where a kernel that failed since is noticed. */
+/* Also reports the failure of a kernel that was enqueued before. */
 static int gpu_download(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
                         struct qt_err *err)
 {
     struct gpu *g = self(gpu);
-    return check(gpu_copier_download(g->copier, g->stream, dst, src, bytes), "download", err);
+    return check(gpu_staging_download(g->staging, g->stream, dst, src, bytes), "download", err);
 }
 
 static int gpu_copy(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
@@ -102,7 +102,7 @@ static void gpu_pin(struct qt_gpu *gpu, void *p, size_t bytes)
 {
     (void)gpu;
     if (cudaHostRegister(p, bytes, cudaHostRegisterDefault) != cudaSuccess)
-        cudaGetLastError(); /* or the next launch would report it */
+        cudaGetLastError(); /* clears the error, which the next launch would report */
 }
 
 static void gpu_unpin(struct qt_gpu *gpu, void *p)
@@ -128,7 +128,7 @@ static int planned(int status, const char *reason, struct qt_err *err)
     }
 }
 
-/* qtool_matmul_dense_fn; cuBLAS has been told of the only stream. */
+/* A qtool_matmul_dense_fn. The cuBLAS handle already has the stream. */
 static int dense_product(void *cublas, void *y, size_t ldy, const void *x, const void *w, size_t m,
                          size_t n, size_t k, enum qtool_dtype dtype, void *stream)
 {
@@ -157,7 +157,7 @@ static int launched(int status, const char *what, struct qt_err *err)
         return QT_OK;
     const cudaError_t e = cudaGetLastError();
     return qt_fail(err, e == cudaErrorMemoryAllocation ? QT_E_RESOURCE : QT_E_INTERNAL, NULL, NULL,
-                   "GPU: %s: status %d, %s", what, status, cudaGetErrorString(e));
+                   "GPU: %s failed with status %d: %s", what, status, cudaGetErrorString(e));
 }
 
 static int gpu_run(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
@@ -184,7 +184,9 @@ static int gpu_w4ax_quantize(struct qt_gpu *gpu, const struct qtool_w4ax_acts *o
     int status = qtool_w4ax_quantize(out, in, &none, x, m, dtype, self(gpu)->stream);
     if (status == QTOOL_UNSUPPORTED)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "activations: %zu channels are no multiple of 8, or too many", in->k);
+                       "activations: the number of channels, %zu, must be a multiple of 8, at most "
+                       "65536, and fit in shared memory",
+                       in->k);
     return launched(status, "activations", err);
 }
 
@@ -229,7 +231,7 @@ static int gpu_kv_run(struct qt_gpu *gpu, const struct qtool_kv_plan *plan,
         "attention", err);
 }
 
-/* ---- what others are compared with ---------------------------------------------------------- */
+/* ---- baselines ------------------------------------------------------------------------------ */
 
 static int gpu_transfer(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, int shape,
                         struct qt_err *err)
@@ -243,18 +245,18 @@ static int gpu_transfer(struct qt_gpu *gpu, void *dst, const void *src, size_t b
 static int gpu_gemm(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t m, size_t n,
                     size_t k, struct qt_err *err)
 {
-    return gpu_multiplied(
+    return gpu_check_cublas(
         gpu_cublas_gemm(self(gpu)->cublas, y, (int)n, x, w, (int)m, (int)n, (int)k, false), err);
 }
 
 /* ---- time ----------------------------------------------------------------------------------- */
 
 /*
- * A GPU at its power limit lowers its clock, an H200 by a quarter, and has raised it to 97 % of
- * what it was after 100 ms of rest, 99 % after 150 (docs/kernels.md). 50 ms of large products do
- * that, 6 ms do not: the rest is in proportion to what was done.
+ * A GPU at its power limit lowers its clock: an H200 by a quarter, and it is back at 97 % after
+ * 100 ms of idling and at 99 % after 150 ms (docs/kernels.md). 50 ms of large products have this
+ * effect, 6 ms do not, so the idle time is proportional to the busy time.
  */
-static const double rest_most_ms = 150, rest_per_ms = 3;
+static const double rest_max_ms = 150, rest_per_ms = 3;
 
 static double now_ms(void)
 {
@@ -270,7 +272,7 @@ static void rest(const struct gpu *g)
         nanosleep(&(struct timespec){.tv_nsec = (long)(ms * 1e6)}, NULL);
 }
 
-/* A work's launches as a graph, and the times of its replays. */
+/* The launches of a work as a CUDA graph, and the times of its replays. */
 struct timed {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -286,12 +288,12 @@ static int capture(struct timed *t, struct gpu *g, const struct qt_gpu_work *w, 
                  "graph capture", err));
     for (size_t i = 0; rc == QT_OK && i < t->launches; i++)
         rc = w->launch(w->ctx, i % w->count, err);
-    /* Always ended, or the stream could not be used again. */
+    /* The capture is ended after a failure too; otherwise the stream could not be used again. */
     cudaError_t e = cudaStreamEndCapture(g->stream, &t->graph);
     if (rc == QT_OK)
         rc = check(e, "graph capture", err);
     if (rc == QT_OK)
-        rc = check(cudaGraphInstantiate(&t->exec, t->graph, 0), "graph", err);
+        rc = check(cudaGraphInstantiate(&t->exec, t->graph, 0), "graph instantiation", err);
 done:
     return rc;
 }
@@ -303,7 +305,7 @@ static int replay(float *ms, struct gpu *g, cudaGraphExec_t exec, cudaEvent_t be
     QT_TRY(check(cudaEventRecord(begin, g->stream), "event", err));
     QT_TRY(check(cudaGraphLaunch(exec, g->stream), "graph launch", err));
     QT_TRY(check(cudaEventRecord(end, g->stream), "event", err));
-    QT_TRY(check(cudaEventSynchronize(end), "graph", err));
+    QT_TRY(check(cudaEventSynchronize(end), "graph execution", err));
     QT_TRY(check(cudaEventElapsedTime(ms, begin, end), "event", err));
 done:
     return rc;
@@ -338,7 +340,7 @@ static int gpu_time(struct qt_gpu *gpu, double *us, const struct qt_gpu_work *wo
             QT_TRY(replay(&timed[j].ms[i], self(gpu), timed[j].exec, begin, end, err));
             busy_ms += timed[j].ms[i];
         }
-    self(gpu)->rested_ms = now_ms() + fmin(busy_ms * rest_per_ms, rest_most_ms);
+    self(gpu)->rested_ms = now_ms() + fmin(busy_ms * rest_per_ms, rest_max_ms);
     for (size_t j = 0; j < n; j++)
         us[j] = median_us(&timed[j]);
 done:
@@ -365,21 +367,21 @@ static int no_gpu(int device, const char *why, struct qt_err *err)
 static int find_device(int device, struct qt_err *err)
 {
     int driver = 0, count = 0, rc = QT_OK;
-    /* Version 0 is what the run time says without a driver; its error then speaks of a driver that
-     * is too old. */
+    /* Without a driver the runtime reports version 0, and its error says that the driver is too
+     * old. */
     if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
         return no_gpu(device, "no NVIDIA driver on this machine", err);
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e != cudaSuccess)
         return no_gpu(device, cudaGetErrorString(e), err);
     if (device >= count)
-        rc = qt_fail(err, QT_E_NO_GPU, NULL, NULL, "no GPU %d: there are %d, counted from 0",
-                     device, count);
+        rc = qt_fail(err, QT_E_NO_GPU, NULL, NULL,
+                     "no GPU %d: this machine has %d, numbered from 0", device, count);
     return rc;
 }
 
-/* "driver 580.159.04, CUDA 13.0"; the driver's number is the first word with a dot of a line like
- * "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build". */
+/* Writes "driver 580.159.04, CUDA 13.0". The driver version is the first word with a dot in a line
+ * like "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build". */
 static void describe_cuda(char *text, size_t size)
 {
     char line[256] = "", *rest = line, *word = NULL;
@@ -395,7 +397,7 @@ static void describe_cuda(char *text, size_t size)
              version % 1000 / 10);
 }
 
-static int fill_facts(struct qt_gpu *gpu, struct qt_err *err)
+static int fill_properties(struct qt_gpu *gpu, struct qt_err *err)
 {
     struct cudaDeviceProp p;
     int rc = check(cudaGetDeviceProperties(&p, gpu->device), "device properties", err);
@@ -409,7 +411,7 @@ static int fill_facts(struct qt_gpu *gpu, struct qt_err *err)
     gpu->memory_bytes = p.totalGlobalMem;
     if (gpu->cc < 80)
         return qt_fail(err, QT_E_NO_GPU, NULL, NULL,
-                       "no GPU %d: %s has compute capability %d.%d, the kernels need 8.0",
+                       "no GPU %d: %s has compute capability %d.%d, but the kernels need 8.0",
                        gpu->device, gpu->name, p.major, p.minor);
     return QT_OK;
 }
@@ -420,7 +422,7 @@ static void gpu_close(struct qt_gpu *gpu)
     if (!g)
         return;
     gpu_cublas_close(g->cublas);
-    gpu_copier_close(g->copier);
+    gpu_staging_close(g->staging);
     cudaFree(g->workspace);
     cudaFree(g->sink);
     if (g->stream)
@@ -470,9 +472,9 @@ int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
     g->gpu.ctx = g;
     g->gpu.device = device;
     QT_TRY(check(cudaSetDevice(device), "device", err));
-    QT_TRY(fill_facts(&g->gpu, err));
+    QT_TRY(fill_properties(&g->gpu, err));
     QT_TRY(check(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), "stream", err));
-    g->copier = gpu_copier_open(g->stream);
+    g->staging = gpu_staging_open(g->stream);
     QT_TRY(gpu_alloc(&g->gpu, &g->sink, 256, err));
     QT_TRY(gpu_alloc(&g->gpu, &g->workspace, CUBLAS_WORKSPACE, err));
     g->cublas = gpu_cublas_open(g->gpu.cublas, sizeof g->gpu.cublas, g->stream, g->workspace,

@@ -1,4 +1,5 @@
-/* Parts of struct qt_gpu and of the CUDA backend that are compiled apart. */
+/* Internal interface between the source files of the GPU and of the CUDA backend. Functions that
+ * return int return a cudaError_t unless stated otherwise, and only enqueue work on `stream`. */
 #ifndef QT_KERNELS_GPU_INTERNAL_H
 #define QT_KERNELS_GPU_INTERNAL_H
 
@@ -10,35 +11,43 @@
 extern "C" {
 #endif
 
-/* Enqueues on `stream` (a cudaStream_t) a copy of bytes to dst, or only their reading: then dst is
- * 4 bytes that are not used. A cudaError_t. */
+/* ---- transfer.cu ---------------------------------------------------------------------------- */
+
+/* Enqueues a kernel that copies `bytes` from src to dst or, if !copy, only reads them; dst is then
+ * 4 bytes of scratch memory. shape: a launch shape below QT_GPU_TRANSFERS. stream: a
+ * cudaStream_t. */
 int gpu_transfer_launch(void *dst, const void *src, size_t bytes, bool copy, int shape, int sms,
                         void *stream);
 
-/* gpu_copy.c: copies between the host and what `stream` does. NULL where there is no memory for it:
- * the copies take a NULL, too, and are slower. An upload returns when src may be changed, a
- * download when it is complete. A cudaError_t. */
-struct gpu_copier;
-struct gpu_copier *gpu_copier_open(void *stream);
-void gpu_copier_close(struct gpu_copier *c);
-int gpu_copier_upload(struct gpu_copier *c, void *stream, void *dst, const void *src, size_t bytes);
-int gpu_copier_download(struct gpu_copier *c, void *stream, void *dst, const void *src,
-                        size_t bytes);
+/* ---- copy.c --------------------------------------------------------------------------------- */
+
+/* Pinned staging buffers for copies between host and device memory, ordered with the other work on
+ * `stream`. open returns NULL without memory for the buffers. Copies accept a NULL staging and are
+ * slower then. An upload returns when src may be changed, a download when it is complete. */
+struct gpu_staging;
+struct gpu_staging *gpu_staging_open(void *stream);
+void gpu_staging_close(struct gpu_staging *s);
+int gpu_staging_upload(struct gpu_staging *s, void *stream, void *dst, const void *src,
+                       size_t bytes);
+int gpu_staging_download(struct gpu_staging *s, void *stream, void *dst, const void *src,
+                         size_t bytes);
+
+/* ---- cublas.c: these functions return a cublasStatus_t, 0 for success ----------------------- */
 
 struct gpu_cublas;
-/* NULL when cuBLAS cannot be used; text[size] tells its version, or why not. Products go to
- * `stream` and use the workspace, device memory of `bytes`. */
+/* Loads cuBLAS. Returns NULL if it cannot be used. text[size] receives its version, or the reason.
+ * Products are enqueued on `stream` and use `workspace`, `bytes` of device memory. */
 struct gpu_cublas *gpu_cublas_open(char *text, size_t size, void *stream, void *workspace,
                                    size_t bytes);
 void gpu_cublas_close(struct gpu_cublas *c);
-/* y[m][n] = x[m][k] w[n][k]^T in FP16 or BF16, rows of y ldy apart; a cublasStatus_t, 0 for
- * success. */
+/* y[m][n] = x[m][k] w[n][k]^T in FP16 or BF16; ldy: elements from one row of y to the next. */
 int gpu_cublas_gemm(struct gpu_cublas *c, void *y, int ldy, const void *x, const void *w, int m,
                     int n, int k, bool bf16);
 
-/* c[m][n] = alpha a b + beta c in FP32, row-major with rows ld_ apart; a is [m][k], or [k][m] if
- * a_transposed, b [k][n] or [n][k]. `count` of them, step_ floats apart (0: the same). tf32: all values
- * of a and b are TF32 numbers. */
+/* A batch of `count` FP32 products c[m][n] = alpha a b + beta c. Matrices are row-major: a is
+ * [m][k], or [k][m] if a_transposed; b is [k][n], or [n][k] if b_transposed. lda, ldb, ldc: floats
+ * from row to row; step_a, step_b, step_c: floats from one product of the batch to the next (0:
+ * shared). tf32: all values of a and b are TF32 numbers. */
 struct gpu_product {
     int m, n, k;
     float alpha, beta;
@@ -51,24 +60,26 @@ struct gpu_product {
 };
 int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p);
 
-/* x[m][k] becomes x V^-1, or x V^-T if `transposed`, of an upper triangular v[k][k]; row-major. */
+/* Replaces x[m][k] by x V^-1, or by x V^-T if `transposed`. v[k][k] is upper triangular;
+ * row-major. */
 int gpu_cublas_solve_upper(struct gpu_cublas *c, float *x, const float *v, bool transposed, int m,
                            int k);
-/* A step of a Cholesky factorization of a[k][k], row-major: columns [p, p + n), factored from row p
- * to p + n, are solved for the rows below; the square below loses theirs. Lower triangles. */
+/* One step of a blocked Cholesky factorization of the lower triangle of a[k][k], row-major. The
+ * diagonal tile [p, p + n) is already factored. Solves the rows below the tile in its columns, and
+ * subtracts their product from the trailing square. */
 int gpu_cublas_cholesky_step(struct gpu_cublas *c, double *a, int k, int p, int n);
 
-/* gpu_cuda.c, of an open GPU. */
+/* ---- cuda.c --------------------------------------------------------------------------------- */
+
+/* Return the cuBLAS and the cudaStream_t of an open GPU. */
 struct qt_gpu;
 struct gpu_cublas *gpu_cublas_of(struct qt_gpu *gpu);
 void *gpu_stream_of(struct qt_gpu *gpu);
 
-/* ---- gpu_math.cu: what the CUDA backend enqueues; a cudaError_t --------------------------------
- *
- * As the functions of struct qt_backend of the same names (base/backend.h, which is no C++), arrays
- * in device memory.
- */
+/* ---- math.cu: kernels of the CUDA backend --------------------------------------------------- */
 
+/* These functions compute the functions of struct qt_backend with the same names; all arrays are in
+ * device memory. The types repeat those of base/backend.h, which is not valid C++. */
 enum gpu_norm { GPU_NORM_RMS, GPU_NORM_RMS1, GPU_NORM_LAYER };
 enum gpu_act { GPU_SILU, GPU_GELU_TANH, GPU_GELU, GPU_RELU };
 enum { GPU_HIST_BINS = 64 };
@@ -79,19 +90,20 @@ struct gpu_score {
 
 int gpu_math_bias(float *y, const float *bias, size_t m, size_t n, void *stream);
 int gpu_math_add(float *y, const float *x, size_t count, void *stream);
-/* rows, factor: device memory. gpu_math_gather, gpu_math_scatter: gather_rows, scatter_rows. */
+/* The functions gather_rows and scatter_rows of struct qt_backend. */
 int gpu_math_gather(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
                     size_t n, void *stream);
 int gpu_math_scatter(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
                      size_t n, void *stream);
-/* Parts of the rows of x[rows][k] (or [k][rows], if `transposed`), ld apart, as the left or the right
- * factor of a 3xTF32 product (gpu_product.h): z[rows][width], of each row runs of GPU_PARTS_DEPTH
- * values, the last shorter, each as its low, high and high parts (left) or high, low and high ones
- * (right), side by side. k is filled up with zeros; width(k) is 3 times that. */
-enum { GPU_PARTS_DEPTH = 2048 };
-size_t gpu_math_parts_width(size_t k);
-int gpu_math_parts(float *z, const float *x, size_t rows, size_t k, size_t ld, bool transposed,
-                   bool right, void *stream);
+/* Splits x[rows][k] (or [k][rows] if `transposed`; ld: floats from row to row) into TF32 parts, as
+ * the left or the right factor of a 3xTF32 product (product.h). Each run of GPU_TF32_DEPTH values
+ * of a row becomes its low, high and high parts (left) or its high, low and high parts (right), one
+ * after the other, in z[rows][width]. The last run is padded with zeros to a multiple of 32.
+ * gpu_math_tf32_width(k) returns the width: 3 times the padded k. */
+enum { GPU_TF32_DEPTH = 2048 };
+size_t gpu_math_tf32_width(size_t k);
+int gpu_math_split_tf32(float *z, const float *x, size_t rows, size_t k, size_t ld, bool transposed,
+                        bool right, void *stream);
 int gpu_math_scale(float *y, float factor, size_t count, void *stream);
 int gpu_math_activate(float *y, const float *gate, const float *up, enum gpu_act kind, size_t count,
                       void *stream);
@@ -99,17 +111,34 @@ int gpu_math_rope(float *x, const float *cos, const float *sin, size_t m, size_t
                   size_t heads, size_t dim, size_t half, bool interleaved, void *stream);
 int gpu_math_norm(float *y, const float *x, const float *w, const float *bias, enum gpu_norm kind,
                   float eps, size_t m, size_t n, void *stream);
-/* s[heads][rows][keys], scores of queries r0 and on with keys lo and on -> probabilities. */
+/* Replaces scores s[heads][rows][keys] by probabilities. Row i is query r0 + i, column j key lo +
+ * j. window: as in struct qt_attention. */
 int gpu_math_softmax(float *s, size_t heads, size_t rows, size_t keys, size_t r0, size_t lo,
                      size_t window, float softcap, void *stream);
-/* targets: device memory, below vocab. */
+/*
+ * Replaces the scores of queries with the keys of their own groups, as struct qt_attention says for
+ * exact_keys, before the softmax. q[rows][ldq]: query r0 on, first of `group` query heads of the
+ * first of `count` KV heads; exact[][ldk]: key 0 of the sequence, first KV head. The scores of
+ * query head g of KV head h are s[h * step_kv + g * step_query][rows][keys]. dim: at most
+ * GPU_OWN_DIM.
+ */
+enum { GPU_OWN_DIM = 512 };
+struct gpu_own_scores {
+    float *s;
+    const float *q, *exact;
+    size_t count, group, step_kv, step_query;
+    size_t rows, keys, r0, lo, ldq, ldk, dim;
+    float scale;
+};
+int gpu_math_own_scores(const struct gpu_own_scores *a, void *stream);
+/* targets must be below vocab. */
 int gpu_math_score(struct gpu_score *scores, const float *logits, const float *ref,
                    const uint32_t *targets, float softcap, size_t m, size_t vocab, void *stream);
-/* Rows i0 and on of h[k][k], up to the diagonal, += product[rows][cols]. */
+/* Adds product[rows][cols] to the rows from i0 on of h[k][k], up to the diagonal. */
 int gpu_math_add_lower(double *h, const float *product, size_t i0, size_t rows, size_t cols,
                        size_t k, void *stream);
-/* The lower triangle of a[n][n], rows pitch apart, becomes its Cholesky factor. *failed is set to 1
- * if it has none. One block of threads: for tiles. */
+/* Replaces the lower triangle of a[n][n] (pitch: doubles from row to row) by its Cholesky factor.
+ * Sets *failed (device memory) to 1 if a is not positive definite. Runs in one thread block. */
 int gpu_math_cholesky_tile(double *a, int n, size_t pitch, int *failed, void *stream);
 int gpu_math_channels(float *absmax, double *sum2, uint32_t *hist, const float *x, size_t m,
                       size_t k, void *stream);

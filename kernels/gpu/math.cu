@@ -1,11 +1,14 @@
 /*
- * What the CUDA backend computes beside matrix products: rows and elements of FP32 arrays. The
- * truth is the CPU backend's (base/backend.h says what each does); sums are in another order.
- * Everything is deterministic: a sum belongs to one thread, or to one block, whose threads' parts are
- * added in a fixed order.
+ * Kernels of the CUDA backend for everything except matrix products: elementwise and row operations
+ * on FP32 arrays, scores, statistics and Cholesky tiles. The functions are specified in
+ * base/backend.h; the reference is the CPU backend, which adds in another order.
+ *
+ * All results are deterministic: a sum is computed by one thread, or by one thread block that adds
+ * the partial sums of its threads in a fixed order.
  */
 #include "kernels/gpu/internal.h"
 
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <math.h>
 
@@ -17,13 +20,12 @@ static unsigned blocks_for(size_t count)
     return (unsigned)(blocks < 1 << 20 ? blocks : 1 << 20);
 }
 
-/* Elements of a thread: i, i + step, ... */
+/* Grid-stride loop over `count` elements. */
 #define FOR_ELEMENTS(i, count)                                                                     \
     for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < (count);                       \
          i += (size_t)gridDim.x * THREADS)
 
-/* ---- sums of a block ---------------------------------------------------------------------------
- */
+/* ---- thread block reductions ---------------------------------------------------------------- */
 
 struct largest {
     float value;
@@ -35,7 +37,7 @@ static __device__ __forceinline__ double join(double a, double b)
     return a + b;
 }
 
-/* Ties: the lowest index. */
+/* Maximum; the lowest index of equal values. */
 static __device__ __forceinline__ largest join(largest a, largest b)
 {
     return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
@@ -51,13 +53,13 @@ static __device__ __forceinline__ largest from_lane(largest v, int mask)
     return {__shfl_xor_sync(~0u, v.value, mask), __shfl_xor_sync(~0u, v.index, mask)};
 }
 
-/* Of all threads, for all threads. */
+/* Reduces v over the thread block; all threads get the result. */
 template <class T> static __device__ __forceinline__ T block_join(T v)
 {
     __shared__ T part[WARPS];
     for (int mask = 16; mask; mask /= 2)
         v = join(v, from_lane(v, mask));
-    __syncthreads(); /* the former has been read */
+    __syncthreads(); /* the previous result has been read */
     if (threadIdx.x % 32 == 0)
         part[threadIdx.x / 32] = v;
     __syncthreads();
@@ -67,8 +69,7 @@ template <class T> static __device__ __forceinline__ T block_join(T v)
     return v;
 }
 
-/* ---- elements ----------------------------------------------------------------------------------
- */
+/* ---- elements ------------------------------------------------------------------------------- */
 
 static __global__ void bias_kernel(float *y, const float *bias, size_t count, size_t n)
 {
@@ -88,7 +89,7 @@ static __global__ void scale_kernel(float *y, float factor, size_t count)
     y[i] *= factor;
 }
 
-/* The nearest TF32 number. Not so large that it becomes infinite. */
+/* Rounds to the nearest TF32 number, or toward zero if that would be infinite. */
 static __device__ __forceinline__ float to_tf32(float x)
 {
     const uint32_t bits = __float_as_uint(x);
@@ -96,19 +97,20 @@ static __device__ __forceinline__ float to_tf32(float x)
     return isfinite(nearest) ? nearest : __uint_as_float(bits & ~0x1fffu);
 }
 
-/* Tiles of 32 rows and 32 of k, in turn. `width` is a row's, of one part. */
-template <bool TURNED>
+/* Splits x into TF32 parts (gpu_math_split_tf32), in tiles of 32 rows x 32 columns of k. width:
+ * padded k, the width of one part. */
+template <bool TRANSPOSED>
 static __global__ void parts_kernel(float *z, const float *x, size_t rows, size_t k, size_t ld,
                                     size_t width, bool right)
 {
     enum { TILE = 32, STEP = THREADS / TILE };
     __shared__ float tile[TILE][TILE + 1];
     const size_t lane = threadIdx.x % TILE, first = threadIdx.x / TILE;
-    const size_t k0 = blockIdx.x * (size_t)TILE, run = k0 / GPU_PARTS_DEPTH * GPU_PARTS_DEPTH;
-    const size_t step = min(width - run, (size_t)GPU_PARTS_DEPTH);
+    const size_t k0 = blockIdx.x * (size_t)TILE, run = k0 / GPU_TF32_DEPTH * GPU_TF32_DEPTH;
+    const size_t step = min(width - run, (size_t)GPU_TF32_DEPTH);
     for (size_t r0 = blockIdx.y * (size_t)TILE; r0 < rows; r0 += gridDim.y * (size_t)TILE) {
-        if (TURNED) {
-            __syncthreads(); /* the former has been read */
+        if (TRANSPOSED) {
+            __syncthreads(); /* the previous tile has been read */
             for (size_t i = first; i < TILE && k0 + i < k; i += STEP)
                 tile[i][lane] = r0 + lane < rows ? x[(k0 + i) * ld + r0 + lane] : 0;
             __syncthreads();
@@ -116,7 +118,7 @@ static __global__ void parts_kernel(float *z, const float *x, size_t rows, size_
         for (size_t i = first; i < TILE && r0 + i < rows; i += STEP) {
             float *to = z + (r0 + i) * 3 * width + 3 * run + (k0 + lane - run), v = 0;
             if (k0 + lane < k)
-                v = TURNED ? tile[lane][i] : x[(r0 + i) * ld + k0 + lane];
+                v = TRANSPOSED ? tile[lane][i] : x[(r0 + i) * ld + k0 + lane];
             const float high = isnan(v) ? nanf("") : to_tf32(v),
                         low = isfinite(v) ? to_tf32(v - high) : 0;
             to[0] = right ? high : low;
@@ -126,7 +128,8 @@ static __global__ void parts_kernel(float *z, const float *x, size_t rows, size_
     }
 }
 
-/* Elements of y (gathering) or x (scattering), with the roundings of the CPU. */
+/* Gather or scatter. A thread takes elements of y (gather) or of x (scatter), and rounds as the CPU
+ * backend does. */
 template <bool SCATTER>
 static __global__ void rows_kernel(float *y, const float *x, const uint32_t *rows,
                                    const float *factor, size_t count, size_t n)
@@ -168,7 +171,7 @@ static __global__ void rope_kernel(float *x, const float *cos, const float *sin,
                                    bool interleaved)
 {
     FOR_ELEMENTS(i, count)
-    { /* pairs of all heads of all tokens */
+    { /* i counts the pairs of all heads of all tokens */
         const size_t pair = i % half, head = i / half, at = head / heads % seqlen * half + pair;
         float *low = x + head * dim + (interleaved ? 2 * pair : pair);
         float *high = low + (interleaved ? 1 : half);
@@ -178,10 +181,7 @@ static __global__ void rope_kernel(float *x, const float *cos, const float *sin,
     }
 }
 
-/* ---- rows --------------------------------------------------------------------------------------
- *
- * A block each.
- */
+/* ---- rows: one thread block per row --------------------------------------------------------- */
 
 static __global__ void norm_kernel(float *y, const float *x, const float *w, const float *bias,
                                    int kind, float eps, size_t n)
@@ -207,8 +207,8 @@ static __device__ __forceinline__ float capped(float x, float softcap)
     return softcap > 0 ? softcap * tanhf(x / softcap) : x;
 }
 
-/* Rows of scores of queries r0, r0 + 1, ... (`rows` of each head), keys lo and on: query i sees
- * keys up to its own, from `window` - 1 before it (0: all). */
+/* Softmax of scores s[heads][rows][keys] of queries r0, r0 + 1, ... and keys lo, lo + 1, ... A
+ * query attends to its own key and to window - 1 keys before it (window 0: to all before it). */
 static __global__ void softmax_kernel(float *s, size_t rows, size_t keys, size_t r0, size_t lo,
                                       size_t window, float softcap)
 {
@@ -217,18 +217,84 @@ static __global__ void softmax_kernel(float *s, size_t rows, size_t keys, size_t
     largest top = {-INFINITY, 0};
     double sum = 0;
     for (size_t j = threadIdx.x; j < keys; j += THREADS) {
-        const bool seen = lo + j >= from && lo + j <= i;
-        row[j] = seen ? capped(row[j], softcap) : -INFINITY;
+        const bool visible = lo + j >= from && lo + j <= i;
+        row[j] = visible ? capped(row[j], softcap) : -INFINITY;
         top.value = fmaxf(top.value, row[j]);
     }
     top = block_join(top);
     for (size_t j = threadIdx.x; j < keys; j += THREADS) {
-        row[j] = expf(row[j] - top.value); /* not seen: 0 */
+        row[j] = expf(row[j] - top.value); /* masked keys: 0 */
         sum += (double)row[j];
     }
     const float factor = (float)(1 / block_join(sum));
     for (size_t j = threadIdx.x; j < keys; j += THREADS)
         row[j] *= factor;
+}
+
+/* ---- keys of a 4-bit cache ------------------------------------------------------------------ */
+
+/* The groups of base/kv4.h: 0 is token 0, n + 1 has KV_GROUP tokens from n * KV_GROUP + 1 on. */
+enum { KV_GROUP = 64 };
+
+static __host__ __device__ size_t kv_group_of(size_t token)
+{
+    return token ? (token - 1) / KV_GROUP + 1 : 0;
+}
+
+static __device__ unsigned char kv_code(float x, float scale, float minimum)
+{
+    return (unsigned char)fminf(fmaxf(rintf(__fmul_rn(x - minimum, __frcp_rn(scale))), 0), 15);
+}
+
+/*
+ * One thread block per group of keys and KV head adds the keys of the group one after the other. A
+ * thread rounds channels; a key that widens the range of its channel rounds the channel again. Then
+ * a thread takes a query head and an earlier key at a time.
+ */
+static __global__ void own_scores_kernel(const gpu_own_scores a)
+{
+    extern __shared__ float
+        kv_grid[]; /* scales and minima [dim][2], then codes [KV_GROUP][pitch] */
+    unsigned char *codes = (unsigned char *)(kv_grid + 2 * a.dim);
+    const size_t pitch = a.dim + 4, group = kv_group_of(a.r0) + blockIdx.x, head = blockIdx.y;
+    const size_t first = group ? (group - 1) * KV_GROUP + 1 : 0;
+    const size_t end = min(group ? first + KV_GROUP : 1, a.r0 + a.rows);
+    const float *exact = a.exact + head * a.dim;
+    float low[GPU_OWN_DIM / THREADS], high[GPU_OWN_DIM / THREADS];
+    for (size_t i = first; i < end; i++) {
+#pragma unroll
+        for (int c = 0; c < GPU_OWN_DIM / THREADS; c++) {
+            const size_t d = threadIdx.x + c * THREADS;
+            if (d >= a.dim)
+                break;
+            const float x = exact[i * a.ldk + d];
+            size_t from = i;
+            if (i == first || x < low[c] || x > high[c]) {
+                low[c] = i == first ? x : fminf(low[c], x);
+                high[c] = i == first ? x : fmaxf(high[c], x);
+                const float scale = __half2float(__float2half_rn(__fdiv_rn(high[c] - low[c], 15)));
+                kv_grid[2 * d] = scale == 0 ? 1 : scale;
+                kv_grid[2 * d + 1] = __half2float(__float2half_rn(low[c]));
+                from = first;
+            }
+            for (size_t j = from; j <= i; j++)
+                codes[(j - first) * pitch + d] =
+                    kv_code(exact[j * a.ldk + d], kv_grid[2 * d], kv_grid[2 * d + 1]);
+        }
+        __syncthreads();
+        const size_t from = max(first, a.lo), n = i + 1 - from;
+        for (size_t p = threadIdx.x; i >= a.r0 && p < a.group * n; p += THREADS) {
+            const size_t g = p / n, j = from + p % n;
+            const float *q = a.q + (i - a.r0) * a.ldq + (head * a.group + g) * a.dim;
+            const unsigned char *code = codes + (j - first) * pitch;
+            float sum = 0;
+            for (size_t d = 0; d < a.dim; d++)
+                sum += q[d] * __fadd_rn(__fmul_rn(code[d], kv_grid[2 * d]), kv_grid[2 * d + 1]);
+            const size_t plane = head * a.step_kv + g * a.step_query;
+            a.s[(plane * a.rows + i - a.r0) * a.keys + j - a.lo] = sum * a.scale;
+        }
+        __syncthreads();
+    }
 }
 
 struct row_stats {
@@ -249,7 +315,8 @@ static __device__ row_stats stats_of(const float *row, float softcap, size_t voc
     return s;
 }
 
-/* As in kernels/cpu/backend.c: KL = sum p (b - a) - (lse b - lse a), p of the reference b. */
+/* As in kernels/cpu/backend.c: KL = sum p (b - a) - (lse b - lse a), where p are the probabilities
+ * of the reference b. */
 static __global__ void score_kernel(struct gpu_score *scores, const float *logits, const float *ref,
                                     const uint32_t *targets, float softcap, size_t vocab)
 {
@@ -274,10 +341,10 @@ static __global__ void score_kernel(struct gpu_score *scores, const float *logit
         scores[blockIdx.x] = out;
 }
 
-/* ---- triangles ---------------------------------------------------------------------------------
- */
+/* ---- Cholesky ------------------------------------------------------------------------------- */
 
-/* Column by column: the pivot's root, the column by it, its squares off what is to the right. */
+/* Right-looking factorization, column by column: takes the root of the pivot, divides the column by
+ * the root, and subtracts the outer product of the column from the remaining triangle. */
 static __global__ void cholesky_tile_kernel(double *a, int n, size_t pitch, int *failed)
 {
     for (int j = 0; j < n; j++) {
@@ -288,9 +355,9 @@ static __global__ void cholesky_tile_kernel(double *a, int n, size_t pitch, int 
         for (int i = j + (int)threadIdx.x; i < n; i += blockDim.x)
             a[i * pitch + j] = i == j ? root : a[i * pitch + j] / root;
         __syncthreads();
-        const int left = n - j - 1;
-        for (int e = threadIdx.x; e < left * left; e += blockDim.x) {
-            const int row = j + 1 + e / left, col = j + 1 + e % left;
+        const int below = n - j - 1;
+        for (int e = threadIdx.x; e < below * below; e += blockDim.x) {
+            const int row = j + 1 + e / below, col = j + 1 + e % below;
             if (col <= row)
                 a[row * pitch + col] -= a[row * pitch + j] * a[col * pitch + j];
         }
@@ -298,8 +365,7 @@ static __global__ void cholesky_tile_kernel(double *a, int n, size_t pitch, int 
     }
 }
 
-/* ---- statistics --------------------------------------------------------------------------------
- */
+/* ---- statistics ----------------------------------------------------------------------------- */
 
 /* Rows [i0, i0 + rows) of the lower triangle of h[k][k] += product[rows][cols]. */
 static __global__ void add_lower_kernel(double *h, const float *product, size_t i0, size_t rows,
@@ -313,7 +379,7 @@ static __global__ void add_lower_kernel(double *h, const float *product, size_t 
     }
 }
 
-/* qt_hist_bin of base/backend.h. */
+/* The function qt_hist_bin of base/backend.h. */
 static __device__ __forceinline__ int hist_bin(float x)
 {
     const uint32_t u = __float_as_uint(x) & 0x7fffffff;
@@ -321,29 +387,29 @@ static __device__ __forceinline__ int hist_bin(float x)
     return min(max(b, 0), GPU_HIST_BINS - 1);
 }
 
-/* A thread a channel, tokens in order. */
+/* One thread per channel; it adds the tokens in order. */
 static __global__ void channels_kernel(float *absmax, double *sum2, uint32_t *hist, const float *x,
                                        size_t m, size_t k)
 {
     const size_t c = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
     if (c >= k)
         return;
-    float most = absmax[c];
+    float top = absmax[c];
     double sum = sum2[c];
 #pragma unroll 8
     for (size_t t = 0; t < m; t++) {
         const float a = fabsf(x[t * k + c]);
-        most = a > most ? a : most;
+        top = a > top ? a : top;
         sum += (double)a * (double)a;
         if (hist)
-            atomicAdd(&hist[c * GPU_HIST_BINS + hist_bin(a)], 1u); /* nobody else's: no wait */
+            atomicAdd(&hist[c * GPU_HIST_BINS + hist_bin(a)],
+                      1u); /* no contention; does not wait */
     }
-    absmax[c] = most;
+    absmax[c] = top;
     sum2[c] = sum;
 }
 
-/* ---- launches ----------------------------------------------------------------------------------
- */
+/* ---- launches ------------------------------------------------------------------------------- */
 
 #define LAUNCH(kernel, blocks, threads, stream, ...)                                               \
     (kernel<<<(blocks), (threads), 0, (cudaStream_t)(stream)>>>(__VA_ARGS__),                      \
@@ -373,15 +439,15 @@ int gpu_math_scatter(float *y, const float *x, const uint32_t *rows, const float
                   n);
 }
 
-size_t gpu_math_parts_width(size_t k)
+size_t gpu_math_tf32_width(size_t k)
 {
     return 3 * ((k + 31) / 32 * 32);
 }
 
-int gpu_math_parts(float *z, const float *x, size_t rows, size_t k, size_t ld, bool transposed,
-                   bool right, void *stream)
+int gpu_math_split_tf32(float *z, const float *x, size_t rows, size_t k, size_t ld, bool transposed,
+                        bool right, void *stream)
 {
-    const size_t width = gpu_math_parts_width(k) / 3, blocks = (rows + 31) / 32;
+    const size_t width = gpu_math_tf32_width(k) / 3, blocks = (rows + 31) / 32;
     const dim3 grid((unsigned)(width / 32), (unsigned)(blocks < 65535 ? blocks : 65535));
     return transposed
                ? LAUNCH(parts_kernel<true>, grid, THREADS, stream, z, x, rows, k, ld, width, right)
@@ -420,6 +486,15 @@ int gpu_math_softmax(float *s, size_t heads, size_t rows, size_t keys, size_t r0
 {
     return LAUNCH(softmax_kernel, (unsigned)(heads * rows), THREADS, stream, s, rows, keys, r0, lo,
                   window, softcap);
+}
+
+int gpu_math_own_scores(const struct gpu_own_scores *a, void *stream)
+{
+    const dim3 grid((unsigned)(kv_group_of(a->r0 + a->rows - 1) - kv_group_of(a->r0) + 1),
+                    (unsigned)a->count);
+    const size_t bytes = 2 * a->dim * sizeof(float) + KV_GROUP * (a->dim + 4);
+    own_scores_kernel<<<grid, THREADS, bytes, (cudaStream_t)stream>>>(*a);
+    return cudaGetLastError();
 }
 
 int gpu_math_score(struct gpu_score *scores, const float *logits, const float *ref,

@@ -1,3 +1,4 @@
+/* Replaces the GPU and the CUDA backend in builds without nvcc: opening them fails. */
 #include "kernels/kernels.h"
 
 bool qt_gpu_built(void)
@@ -8,7 +9,7 @@ bool qt_gpu_built(void)
 static int not_built(int device, struct qt_err *err)
 {
     return qt_fail(err, QT_E_NO_GPU, NULL, NULL,
-                   "no GPU %d: built without GPU support (nvcc was not found)", device);
+                   "no GPU %d: qtool was built without CUDA; rebuild it with nvcc in PATH", device);
 }
 
 int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err)

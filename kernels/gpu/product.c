@@ -1,30 +1,14 @@
+/* FP32 products and Gram matrices of the CUDA backend (see product.h). */
 #include "kernels/gpu/product.h"
 
 enum {
-    PANEL = 2048,  /* rows of a Gram matrix */
-    TOKENS = 1024, /* added up in FP32 before they are in FP64, as on the CPU */
-    /* Parts are worth making from so many rows and columns and such a depth on. */
-    LARGE = 256,
-    DEEP = 128,
-    PART_CELLS = 1 << 26,
+    PANEL = 2048,  /* rows of a Gram matrix per product */
+    TOKENS = 1024, /* tokens added in FP32 before the sums are added in FP64, as on the CPU */
+    /* 3xTF32 pays from this number of rows and columns, and from this depth on. */
+    MIN_SIDE = 256,
+    MIN_DEPTH = 128,
+    SPLIT_CELLS = 1 << 26,
 };
-
-int gpu_launched(int status, const char *what, struct qt_err *err)
-{
-    enum { MEMORY_ALLOCATION = 2 }; /* which the first launch of a kernel may want */
-    return status == 0
-               ? QT_OK
-               : qt_fail(err, status == MEMORY_ALLOCATION ? QT_E_RESOURCE : QT_E_INTERNAL, NULL,
-                         NULL, "GPU: %s, or what was before it: CUDA error %d", what, status);
-}
-
-int gpu_multiplied(int status, struct qt_err *err)
-{
-    enum { ALLOC_FAILED = 3 };
-    return status == 0 ? QT_OK
-                       : qt_fail(err, status == ALLOC_FAILED ? QT_E_RESOURCE : QT_E_INTERNAL, NULL,
-                                 NULL, "GPU: cuBLAS: status %d", status);
-}
 
 int gpu_scratch_need(struct gpu_scratch *s, struct qt_gpu *gpu, size_t count, size_t size,
                      struct qt_err *err)
@@ -45,14 +29,14 @@ void gpu_products_free(struct gpu_products *g)
 {
     g->gpu->free(g->gpu, g->left.p);
     g->gpu->free(g->gpu, g->right.p);
-    g->gpu->free(g->gpu, g->made.p);
-    g->left = g->right = g->made = (struct gpu_scratch){0};
+    g->gpu->free(g->gpu, g->panel.p);
+    g->left = g->right = g->panel = (struct gpu_scratch){0};
 }
 
 /* ---- 3xTF32 --------------------------------------------------------------------------------- */
 
-/* GPUs for data centers. Of others (and of cut-down ones of these, H20) the tensor cores take TF32
- * at one or two times the rate of FP32. */
+/* True for data center GPUs. The tensor cores of other GPUs (and of reduced ones: H20) multiply
+ * TF32 at once or twice the FP32 rate. */
 static bool has_fast_tf32(const struct qt_gpu *gpu)
 {
     return gpu->cc == 80 || gpu->cc / 10 == 9 || gpu->cc / 10 == 10;
@@ -60,70 +44,73 @@ static bool has_fast_tf32(const struct qt_gpu *gpu)
 
 static bool is_large(const struct gpu_products *g, int m, int n, int k)
 {
-    return has_fast_tf32(g->gpu) && m >= LARGE && n >= LARGE && k >= DEEP;
+    return has_fast_tf32(g->gpu) && m >= MIN_SIDE && n >= MIN_SIDE && k >= MIN_DEPTH;
 }
 
-/* Rows along m or n of a factor: in x apart by ld, or, transposed, next to each other. */
+/* A factor by its rows (along m or n). Rows are ld floats apart, or adjacent columns if
+ * transposed. */
 struct rows {
     const float *x;
     bool transposed;
     int ld;
 };
 
-/* Parts of rows of a factor. */
+/* Splits `rows` rows of a factor from `row` on into TF32 parts. */
 static int split(struct gpu_products *g, struct gpu_scratch *to, const struct rows *f, int row,
                  int rows, int k, struct qt_err *err)
 {
     const float *x = f->x + (size_t)row * (f->transposed ? 1 : (size_t)f->ld);
-    const size_t width = gpu_math_parts_width((size_t)k);
+    const size_t width = gpu_math_tf32_width((size_t)k);
     int rc = gpu_scratch_need(to, g->gpu, (size_t)rows, width * sizeof *x, err);
     if (rc < 0)
         return rc;
-    return gpu_launched(gpu_math_parts(to->p, x, (size_t)rows, (size_t)k, (size_t)f->ld,
-                                       f->transposed, to == &g->right, gpu_stream_of(g->gpu)),
-                        "parts", err);
+    return gpu_check_launch(gpu_math_split_tf32(to->p, x, (size_t)rows, (size_t)k, (size_t)f->ld,
+                                                f->transposed, to == &g->right,
+                                                gpu_stream_of(g->gpu)),
+                            "TF32 split", err);
 }
 
-/* p, but for where its factors lie: in parts, a's from `row` of left on. Sums of tensor cores are
- * not rounded but cut off, for which sums of all k would be small by 2^-24 for every few terms:
- * 3e-5 for 14336. So they begin anew every GPU_PARTS_DEPTH terms. */
-static int multiply_parts(struct gpu_products *g, const struct gpu_product *p, int row,
+/* Computes p from the TF32 parts of its factors; those of a start at `row` of g->left. Tensor cores
+ * truncate their sums instead of rounding, so a sum over all of k would be too small by 2^-24 per
+ * few terms, 3e-5 for 14336. Therefore the accumulation in tensor cores restarts every
+ * GPU_TF32_DEPTH terms. */
+static int multiply_split(struct gpu_products *g, const struct gpu_product *p, int row,
                           struct qt_err *err)
 {
-    const size_t width = gpu_math_parts_width((size_t)p->k);
+    const size_t width = gpu_math_tf32_width((size_t)p->k);
     int rc = QT_OK;
-    for (size_t at = 0; at < width; at += 3 * GPU_PARTS_DEPTH) {
+    for (size_t at = 0; at < width; at += 3 * GPU_TF32_DEPTH) {
         struct gpu_product q = *p;
         q.a = (float *)g->left.p + (size_t)row * width + at;
         q.b = (float *)g->right.p + at;
         q.a_transposed = false;
         q.b_transposed = true;
         q.lda = q.ldb = (int)width;
-        q.k = (int)qt_min_size(3 * GPU_PARTS_DEPTH, width - at);
+        q.k = (int)qt_min_size(3 * GPU_TF32_DEPTH, width - at);
         q.beta = at ? 1 : p->beta;
         q.tf32 = true;
-        QT_TRY(gpu_multiplied(gpu_cublas_product(gpu_cublas_of(g->gpu), &q), err));
+        QT_TRY(gpu_check_cublas(gpu_cublas_product(gpu_cublas_of(g->gpu), &q), err));
     }
 done:
     return rc;
 }
 
-static int product_of_parts(struct gpu_products *g, const struct gpu_product *p, struct qt_err *err)
+static int product_3xtf32(struct gpu_products *g, const struct gpu_product *p, struct qt_err *err)
 {
     const struct rows a = {p->a, p->a_transposed, p->lda}, b = {p->b, !p->b_transposed, p->ldb};
-    const int fit = (g->part_cells ? g->part_cells : PART_CELLS) / p->k;
-    const int most = fit > LARGE ? fit : LARGE;
+    const int fit = (g->split_cells ? g->split_cells : SPLIT_CELLS) / p->k;
+    const int rows = fit > MIN_SIDE ? fit : MIN_SIDE;
     struct gpu_product q = *p;
     int rc = QT_OK;
-    for (int i = 0; i < p->m; i += most) {
-        q.m = p->m - i < most ? p->m - i : most;
+    for (int i = 0; i < p->m; i += rows) {
+        q.m = p->m - i < rows ? p->m - i : rows;
         QT_TRY(split(g, &g->left, &a, i, q.m, p->k, err));
-        for (int j = 0; j < p->n; j += most) {
-            q.n = p->n - j < most ? p->n - j : most;
+        for (int j = 0; j < p->n; j += rows) {
+            q.n = p->n - j < rows ? p->n - j : rows;
             q.c = p->c + (size_t)i * (size_t)p->ldc + j;
-            if (i == 0 || p->n > most) /* else they are there */
+            if (i == 0 || p->n > rows) /* otherwise b is still split from the first i */
                 QT_TRY(split(g, &g->right, &b, j, q.n, p->k, err));
-            QT_TRY(multiply_parts(g, &q, 0, err));
+            QT_TRY(multiply_split(g, &q, 0, err));
         }
     }
 done:
@@ -133,13 +120,14 @@ done:
 int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_err *err)
 {
     if (p->count == 1 && is_large(g, p->m, p->n, p->k))
-        return product_of_parts(g, p, err);
-    return gpu_multiplied(gpu_cublas_product(gpu_cublas_of(g->gpu), p), err);
+        return product_3xtf32(g, p, err);
+    return gpu_check_cublas(gpu_cublas_product(gpu_cublas_of(g->gpu), p), err);
 }
 
 /* ---- Gram matrices -------------------------------------------------------------------------- */
 
-/* Of a few tokens x[m][k]; a panel is rows [i0, i0 + rows) of h up to its diagonal. */
+/* Adds the Gram matrix of x[m][k], m <= TOKENS, to h in panels: rows [i0, i0 + rows) of h up to the
+ * diagonal. */
 static int add_gram(struct gpu_products *g, double *h, const float *x, int m, int k,
                     struct qt_err *err)
 {
@@ -152,24 +140,24 @@ static int add_gram(struct gpu_products *g, double *h, const float *x, int m, in
     }
     for (int i0 = 0; i0 < k; i0 += PANEL) {
         const int rows = k - i0 < PANEL ? k - i0 : PANEL, cols = i0 + rows;
-        QT_TRY(gpu_scratch_need(&g->made, g->gpu, (size_t)rows * (size_t)cols, sizeof *x, err));
+        QT_TRY(gpu_scratch_need(&g->panel, g->gpu, (size_t)rows * (size_t)cols, sizeof *x, err));
         const struct gpu_product p = {.m = rows,
                                       .n = cols,
                                       .k = m,
                                       .alpha = 1,
                                       .a = x + i0,
                                       .b = x,
-                                      .c = g->made.p,
+                                      .c = g->panel.p,
                                       .a_transposed = true,
                                       .lda = k,
                                       .ldb = k,
                                       .ldc = cols,
                                       .count = 1};
-        QT_TRY(large ? multiply_parts(g, &p, i0, err)
-                     : gpu_multiplied(gpu_cublas_product(gpu_cublas_of(g->gpu), &p), err));
-        QT_TRY(gpu_launched(gpu_math_add_lower(h, p.c, (size_t)i0, (size_t)rows, (size_t)cols,
-                                               (size_t)k, gpu_stream_of(g->gpu)),
-                            "Gram matrix", err));
+        QT_TRY(large ? multiply_split(g, &p, i0, err)
+                     : gpu_check_cublas(gpu_cublas_product(gpu_cublas_of(g->gpu), &p), err));
+        QT_TRY(gpu_check_launch(gpu_math_add_lower(h, p.c, (size_t)i0, (size_t)rows, (size_t)cols,
+                                                   (size_t)k, gpu_stream_of(g->gpu)),
+                                "Gram matrix", err));
     }
 done:
     return rc;

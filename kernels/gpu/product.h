@@ -1,27 +1,23 @@
 /*
  * Products of FP32 matrices on a GPU (private to kernels/).
  *
- * Where tensor cores multiply TF32 numbers (10 bits of mantissa) at several times the rate of FP32,
- * large products are 3xTF32: each factor is the sum of a high and a low TF32 number, and of the
- * four products that of the low ones, 2^-22 of the result, is left out (Ootomo and Yokota,
- * "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical
- * peak performance", 2022, section III). The three are one product of three times the depth, of the
- * parts side by side.
+ * On GPUs whose tensor cores multiply TF32 numbers (10 bits of mantissa) at several times the FP32
+ * rate, large products use 3xTF32: each factor is the sum of a high and a low TF32 number, and the
+ * product of the low numbers, 2^-22 of the result, is omitted (Ootomo and Yokota, "Recovering
+ * single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
+ * performance", arXiv 2203.03341, section III). The other three products are computed as one
+ * product of three times the depth.
  */
 #ifndef QT_KERNELS_GPU_PRODUCT_H
 #define QT_KERNELS_GPU_PRODUCT_H
 
 #include "base/base.h"
 #include "kernels/gpu/internal.h"
+#include "kernels/gpu/status.h"
 #include "kernels/kernels.h"
 
-/* QT_E_INTERNAL of a cudaError_t, that of the launch or of work before it; of a cublasStatus_t,
- * QT_E_RESOURCE where memory lacked. 0: QT_OK. */
-int gpu_launched(int status, const char *what, struct qt_err *err);
-int gpu_multiplied(int status, struct qt_err *err);
-
-/* Device memory that grows. What it holds lasts until the next need: work is in order, and freeing
- * waits for it. */
+/* Device memory that grows on demand. gpu_scratch_need makes room for count * size bytes and
+ * discards the contents if it has to allocate; freeing waits for the enqueued work. */
 struct gpu_scratch {
     void *p;
     size_t bytes;
@@ -31,18 +27,17 @@ int gpu_scratch_need(struct gpu_scratch *s, struct qt_gpu *gpu, size_t count, si
 
 struct gpu_products {
     struct qt_gpu *gpu;
-    struct gpu_scratch left, right; /* parts of factors, at most 805 MB each; kept */
-    struct gpu_scratch made;        /* of a Gram matrix */
-    int part_cells;                 /* of a factor whose parts are in memory at a time; 0: 2^26 */
+    struct gpu_scratch left, right; /* TF32 parts of the factors, at most 805 MB each */
+    struct gpu_scratch panel;       /* product of a panel of a Gram matrix */
+    int split_cells;                /* values of a factor that are split at a time; 0: 2^26 */
 };
 
 void gpu_products_free(struct gpu_products *g);
 
-/* p as it says, or as 3xTF32: then c is off by up to 1e-5 of its typical value, as in FP32 by
- * 2e-6, and what would be infinite may be NaN. (Of products of a batch none is; that of one head
- * of attention may be.) */
+/* Computes p in FP32, or in 3xTF32 if it is large and not a batch. The error of c is up to 1e-5 of
+ * a typical value with 3xTF32 (2e-6 with FP32), and infinite results may be NaN. */
 int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_err *err);
-/* As struct qt_backend has it. */
+/* h[k][k] += x^T x of x[m][k], lower triangle: the function gram of struct qt_backend. */
 int gpu_gram(struct gpu_products *g, double *h, const float *x, size_t m, size_t k,
              struct qt_err *err);
 

@@ -1,12 +1,12 @@
 /*
- * What memory gives: every byte of an array into registers once, by plain 16-byte streaming loads,
- * and out again for a copy.
+ * Measures the memory bandwidth for the read floor of benchmarks: reads every byte of an array once
+ * with 16-byte streaming loads, and writes it to another array in the copy variant.
  *
- *   src    any bytes, 16-byte aligned, a multiple of 16
- *   dst    as many (copies); U32 [1] (reads), written only in a case that does not happen, so that
- *          loads are not dropped
- *   grid   1, 2 or 4 blocks per SM of 256 or 512 threads, 8 or 16 loads in flight per thread:
- *          the caller takes the fastest
+ *   src    16-byte aligned; the size is a multiple of 16 bytes
+ *   dst    the copy; for reads a U32 that is written only in a case that does not occur, so that
+ *          the compiler keeps the loads
+ *   grid   1, 2 or 4 thread blocks per SM of 256 or 512 threads, 8 or 16 loads in flight per
+ *          thread; the caller measures all and takes the fastest
  */
 #include "kernels/gpu/internal.h"
 
@@ -34,6 +34,8 @@ static __global__ void __launch_bounds__(512) transfer_kernel(void *dst, const u
         *(uint32_t *)dst = sum;
 }
 
+/* shape: bit 0 selects 16 loads, bit 1 512 threads; shape / 4 is log2 of the thread blocks per
+ * SM. */
 int gpu_transfer_launch(void *dst, const void *src, size_t bytes, bool copy, int shape, int sms,
                         void *stream)
 {

@@ -1,17 +1,18 @@
 /*
- * Fused matrix products on packed weights, Y[m][n] = X[m][k] * W[n][k]^T, for CUDA devices of
- * compute capability 8.0 and up. Plain C; stands alone: neither this header nor libqtool_kernels
- * needs another part of qtool.
- *
- * A matrix is described by the device addresses of its sections as they stand in a container
- * (docs/format.md, pack/layouts/layout_frag.h); sections are uploaded by plain copies. The use:
+ * libqtool_kernels: matrix products on packed weights, Y[m][n] = X[m][k] * W[n][k]^T, for CUDA
+ * devices of compute capability 8.0 and higher. Kernels dequantize weights in registers (fused
+ * dequantization). The API is plain C and self-contained: neither this header nor the library needs
+ * another part of qtool.
  *
  *     qtool_matmul_plan(&plan, &weight, m, &options)      once per matrix shape and m; may be slow
  *     qtool_matmul_run(&plan, &weight, y, x, workspace, stream)           as often as needed
  *
- * run only enqueues kernels: it does not allocate, synchronise or touch the host state, and it can
- * be captured into a CUDA graph. Results are bitwise repeatable: partial sums are FP32 and added
- * in an order that depends on the plan alone.
+ * A weight is described by the device addresses of its sections, which have the byte layout of a
+ * qtool container (docs/format.md, pack/layouts/layout_frag.h) and are uploaded unchanged.
+ *
+ * qtool_matmul_run only enqueues kernels. It does not allocate, does not synchronize, changes no
+ * host state, and can be captured into a CUDA graph. Results are bitwise reproducible: partial sums
+ * are FP32 and are added in an order that depends only on the plan.
  */
 #ifndef QTOOL_KERNELS_H
 #define QTOOL_KERNELS_H
@@ -22,85 +23,119 @@
 extern "C" {
 #endif
 
+/* 10000 * major + 100 * minor + patch. Plan structs of one version must not be passed to a library
+ * of another: compare this macro with qtool_kernels_version(). */
+#define QTOOL_KERNELS_VERSION 200
+/* Returns the QTOOL_KERNELS_VERSION that the library was built with. */
+int qtool_kernels_version(void);
+
+/* Returns the architecture of the machine code that runs on CUDA device `device`, which must be the
+ * current device: 90 (Hopper kernels) or 80 (all other devices). Returns 0 if the device cannot be
+ * used. */
+int qtool_kernels_compute(int device);
+
+/* Private storage inside the plan structs, aligned for any type. Callers copy it with the struct
+ * and do not access it. */
+#define QTOOL_KERNELS_OPAQUE(size)                                                                 \
+    union {                                                                                        \
+        unsigned char bytes[size];                                                                 \
+        long long align_integer;                                                                   \
+        double align_real;                                                                         \
+        void *align_pointer;                                                                       \
+    }
+
+/* Return value of all functions that return int, unless stated otherwise. */
 enum qtool_status {
     QTOOL_OK = 0,
-    QTOOL_UNSUPPORTED = -4, /* shape, type or alignment: plan->reason says which */
+    QTOOL_UNSUPPORTED = -4, /* shape, type or alignment; plan->reason has the details */
     QTOOL_NO_GPU = -7,      /* no usable device */
-    QTOOL_FAILED = -1,      /* a CUDA call failed: plan->reason or the CUDA error state */
+    QTOOL_FAILED = -1,      /* a CUDA call failed: see plan->reason or cudaGetLastError */
 };
 
+/* ---- weights -------------------------------------------------------------------------------- */
+
 enum qtool_matmul_kind {
-    QTOOL_MATMUL_LUT,   /* table[code] * scale; table F16 [2^bits] */
-    QTOOL_MATMUL_FPX,   /* minifloats: code = magnitude << 1 | sign; no table */
-    QTOOL_MATMUL_INT,   /* (code - zero) * scale; no table */
-    QTOOL_MATMUL_MIX24, /* groups of 16 of 2 or 4 bits, outliers apart: struct qtool_matmul_mix24 */
+    QTOOL_MATMUL_LUT,   /* table[code] * scale; as in FLUTE, arXiv 2407.10960 */
+    QTOOL_MATMUL_FPX,   /* minifloats, magnitude << 1 | sign; as in FP6-LLM, arXiv 2401.14112 */
+    QTOOL_MATMUL_INT,   /* (code - zero-point) * scale */
+    QTOOL_MATMUL_MIX24, /* groups of 16 weights of 2 or 4 bits, and FP16 outliers; as in
+                           arXiv 2311.16442; see struct qtool_matmul_mix24 */
 };
 
 enum qtool_dtype { QTOOL_F16, QTOOL_BF16 };
 
-/*
- * What only MIX24 has (pack/layouts/layout_mix24.h). A unit is 128 packed columns of groups of one kind.
- * Columns of outliers are packed ones, ascending in a row, and of 2-bit groups, whose codes there
- * decode to 0: kernels may add an outlier to the weight or put it in its place.
- */
+/* Bytes of a MIX24 unit in one strip of 16 rows. A unit is 128 packed columns of groups of one bit
+ * width. */
 enum {
-    QTOOL_MATMUL_MIX24_TWO = 624,
-    QTOOL_MATMUL_MIX24_FOUR = 1168
-}; /* bytes of a unit in 16 rows */
-struct qtool_matmul_mix24 {
-    size_t twos, fours; /* units of 2-bit and of 4-bit groups */
-    const void *stream; /* U8 [n/16][TWO twos + FOUR fours bytes], 16-byte aligned */
-    const void *perm; /* U16 [8 (twos + fours)]: which 16 channels; 0xffff: none; 4-byte aligned */
-    const void *csr_ptr; /* U32 [panels of 64 Ki columns][csr_rows + 1], 4-byte aligned; NULL
-                            without outliers */
-    const void *csr_col; /* U16, 16-byte aligned and readable to the next multiple of 16 bytes */
-    const void *csr_val; /* F16, the same */
-    size_t csr_rows;     /* rows of the sections; 0 = n. More than that in a slice. */
-    size_t outliers;     /* entries of csr_col and csr_val: for planning, and fetched ahead */
+    QTOOL_MATMUL_MIX24_TWO = 624,  /* 2-bit groups */
+    QTOOL_MATMUL_MIX24_FOUR = 1168 /* 4-bit groups */
 };
 
 /*
- * W[n][k] in the fragment layout. LUT codes and FPX codes of up to 4 bits are in the order
- * "frag16x64/nibble", INT codes of 4 bits and FPX codes of 5 to 7 in "frag16x64/half", codes of 8
- * bits in "frag16x64/whole".
+ * Sections of a MIX24 weight (pack/layouts/layout_mix24.h). Outliers are a CSR matrix. Their column
+ * indices are packed columns, ascending within a row, and all lie in 2-bit groups. The code at an
+ * outlier's place decodes to 0, so kernels may either add or substitute the outlier.
+ */
+struct qtool_matmul_mix24 {
+    size_t twos, fours;  /* number of units of 2-bit and of 4-bit groups */
+    const void *stream;  /* U8 [n/16][TWO * twos + FOUR * fours], 16-byte aligned */
+    const void *perm;    /* U16 [8 * (twos + fours)]: the group of 16 channels that each group of 16
+                            packed columns holds, 0xffff for padding; 4-byte aligned */
+    const void *csr_ptr; /* U32 [panels of 65536 columns][csr_rows + 1], 4-byte aligned; NULL if
+                            there are no outliers */
+    const void *csr_col; /* U16 [outliers], 16-byte aligned, readable to a multiple of 16 bytes */
+    const void *csr_val; /* F16 [outliers], with the same alignment and padding */
+    size_t csr_rows;     /* rows of csr_ptr; 0 means n; larger than n in a slice */
+    size_t outliers;     /* entries of csr_col and csr_val: used for planning and prefetching */
+};
+
+/*
+ * W[n][k] in a fragment layout. LUT codes and FPX codes of up to 4 bits are in the order
+ * "frag16x64/nibble", INT codes of 4 bits and FPX codes of 5 to 7 bits in "frag16x64/half", codes
+ * of 8 bits in "frag16x64/whole". Zero-initialize the struct and set the fields of the kind.
  */
 struct qtool_matmul_weight {
     enum qtool_matmul_kind kind;
     unsigned bits;     /* LUT 2..4, FPX 3..8, INT 4 or 8 */
-    unsigned exp_bits; /* FPX: 1..5 exponent bits */
-    size_t n, k;       /* logical */
-    size_t group;      /* channels per scale: 32, 64, 128, 256; 0 = one scale per row */
-    int scale_exp2;    /* true scale = stored scale * 2^scale_exp2 */
-    /* U32 [n/16][pitch_blocks][32][p], 16-byte aligned; as many as the bits have planes (of 8 bits
-     * two of p = 4) */
+    unsigned exp_bits; /* FPX: exponent bits, 1..5 */
+    size_t n, k;       /* without padding */
+    size_t group;      /* channels per scale: 32, 64, 128, 256; 0: one scale per row */
+    int scale_exp2;    /* scale = stored scale * 2^scale_exp2 */
+    /* Bit planes, U32 [n/16][pitch_blocks][32][p] each for a plane of p bits, 16-byte aligned.
+     * 8-bit codes have two planes of p = 4. Unused planes are ignored. */
     const void *plane[3];
     const void *scale; /* F16 [n/16][pitch_groups][16], 16-byte aligned */
-    /* LUT: F16 [2^bits]. With groups, table[code] * scale is to be within FP16 (in qtool's
-     * containers |table| <= 1); what is subnormal there loses bits in plans that round. */
+    /* LUT: F16 [2^bits], 2-byte aligned. With groups, table[code] * scale must be within the range
+     * of FP16 (qtool's containers have |table| <= 1). Plans that round weights to FP16
+     * (plan->rounded) lose bits of subnormal products. */
     const void *table;
-    /* INT: U8 [n/16][pitch_groups][2 bits], 8-byte aligned; NULL: 2^(bits-1). With zero points
-     * plans that round want stored scales of up to 2^15. Compute 9.0: rows of
-     * multiples of 16 bytes, so aligned, are faster; a plan for such takes no others. */
+    /* INT: zero-points, U8 [n/16][pitch_groups][2 * bits], 8-byte aligned; NULL: all zero-points
+     * are 2^(bits-1). Plans that round weights need stored scales of at most 2^15. On compute
+     * capability 9.0, strip pitches that are a multiple of 16 bytes, with a 16-byte aligned
+     * section, select faster kernels; such a plan refuses other weights. */
     const void *zero;
-    /* Blocks of 64 columns, and scales, from one strip of 16 rows to the next; 0 = as many as k
-     * has. More than that in a slice of k. */
+    /* Fragment blocks of 64 columns, and scales, from one strip of 16 rows to the next. 0: as many
+     * as k has. Larger in a slice along k. */
     size_t pitch_blocks, pitch_groups;
-    struct qtool_matmul_mix24
-        mix24; /* MIX24: instead of bits to pitch_groups but n, k, scale_exp2 */
+    /* MIX24 uses these, kind, n, k and scale_exp2, and no other fields. */
+    struct qtool_matmul_mix24 mix24;
 };
 
 /*
- * Rows [n0, n0 + n) and channels [k0, k0 + k) of a matrix, for tensor parallelism: index arithmetic
- * on the same memory. n0 must be a multiple of 16, k0 of 64 and of the group. UNSUPPORTED if not,
- * or if the slice is not inside. MIX24: only all channels, as they are permuted.
+ * Describes rows [n0, n0 + n) and channels [k0, k0 + k) of w in the same memory, for tensor
+ * parallelism. n0 must be a multiple of 16, k0 a multiple of 64 and of the group. MIX24 weights,
+ * whose channels are permuted, can only be sliced by rows. out may be w. Returns UNSUPPORTED if the
+ * slice is not possible.
  */
 int qtool_matmul_slice(struct qtool_matmul_weight *out, const struct qtool_matmul_weight *w,
                        size_t n0, size_t n, size_t k0, size_t k);
 
+/* ---- plans ---------------------------------------------------------------------------------- */
+
 /*
- * A dense product of the caller, cuBLAS for example: y[m][n] = x[m][k] w[n][k]^T, all of `dtype`
- * and row-major, enqueued on `stream`. Rows of y are ldy elements apart, those of x and w are
- * dense. Returns 0 for success.
+ * A dense product supplied by the caller, for example cuBLAS: enqueues y[m][n] = x[m][k] w[n][k]^T
+ * on `stream`. All matrices are row-major and of type `dtype`. Rows of y are ldy elements apart; x
+ * and w are contiguous. Returns 0 on success.
  */
 typedef int qtool_matmul_dense_fn(void *context, void *y, size_t ldy, const void *x, const void *w,
                                   size_t m, size_t n, size_t k, enum qtool_dtype dtype,
@@ -108,98 +143,159 @@ typedef int qtool_matmul_dense_fn(void *context, void *y, size_t ldy, const void
 
 struct qtool_matmul_options {
     enum qtool_dtype dtype; /* of X and Y */
-    int device;             /* CUDA ordinal; must be the current device */
-    /* Programmatic dependent launch: the kernel may begin to load weights while the previous kernel
-     * of the stream ends, and with it those in front of it that were launched so. None of these may
-     * then write weights. Plans of QTOOL_MATMUL_STREAM but for mix24, of QTOOL_MATMUL_MMA_TILE and
-     * QTOOL_MATMUL_DENSE begin as without it. */
+    int device;             /* CUDA device ordinal; must be the current device */
+    /* Not 0: use programmatic dependent launch (PDL). The kernel may start to load weights before
+     * the preceding kernel in the stream, and kernels before it that were launched with PDL, have
+     * finished. None of those kernels may write weights. The paths MMA_TILE, DENSE and STREAM
+     * ignore this option. */
     int dependent_launch;
-    /* A row of Y is the same to the last bit whatever m is (on one model of GPU): k is cut in one
-     * way for all m, which costs time where another m would want another. */
+    /* Not 0: a row of Y does not depend on m, bit for bit, on one GPU model. The plan then divides
+     * k in the same way for every m, which is slower for some m. */
     int batch_invariant;
-    /* If not NULL, weights may be dequantized into the workspace, some rows at a time, and
-     * multiplied by it, where that is faster: for very many tokens. They are then rounded to
-     * `dtype` first; to FP16 only if scale_exp2 is 0 (MIX24: or above), and then beyond 65504 to
-     * infinity. */
+    /* If not NULL, the plan may use the path DENSE where that is faster (large m). DENSE rounds
+     * weights to `dtype`. It is available for FP16 only if scale_exp2 is 0 (MIX24: 0 or more);
+     * weights above 65504 then become infinity. */
     qtool_matmul_dense_fn *dense;
     void *dense_context;
-    /* For tests: 80, 86, 89 or 90 plans as for such a device, its kernels and its shared memory, on
-     * a newer one, whose driver may have to compile them first. 0: as for the device. Not for
-     * MIX24. */
+    /* For tests: 80, 86, 89 or 90 plans with the kernels and the shared memory of that compute
+     * capability on a newer device. The driver may have to compile these kernels first. 0: use the
+     * device's own. MIX24 supports only 0. */
     int compute;
 };
 
-/* How a kernel is laid over a matrix. Chosen by plan; a test or a tuner may change it between plan
- * and qtool_matmul_plan_check. */
+/* The kernels. Each path has its own member in the union of struct qtool_matmul_config. */
 enum qtool_matmul_path {
-    QTOOL_MATMUL_STREAM,   /* one pass over the weights for up to 32 tokens */
-    QTOOL_MATMUL_SKINNY,   /* whole rows a block, up to 16 tokens; compute capability 9.0 */
-    QTOOL_MATMUL_TILE,     /* tiles of rows and tokens; compute capability 9.0 */
-    QTOOL_MATMUL_DENSE,    /* dequantize, and options.dense, some rows at a time */
-    QTOOL_MATMUL_MMA_TILE, /* tiles of rows and tokens, by mma.sync */
+    QTOOL_MATMUL_STREAM,   /* one pass over the weights for every 32 tokens; not MIX24 */
+    QTOOL_MATMUL_SKINNY,   /* 16 tokens per launch, no split-K; compute capability 9.0 */
+    QTOOL_MATMUL_TILE,     /* output tiles by wgmma; compute capability 9.0 */
+    QTOOL_MATMUL_DENSE,    /* dequantize, then options.dense */
+    QTOOL_MATMUL_MMA_TILE, /* output tiles by mma.sync; not MIX24 */
     QTOOL_MATMUL_VECTOR,   /* MIX24, one token; compute capability 9.0 */
+    QTOOL_MATMUL_RING,     /* MIX24, one pass over the weights for every 32 tokens */
 };
 
+/* How the tile kernel distributes output tiles. qtool bench prints the numbers. */
+enum qtool_tile_schedule {
+    QTOOL_TILE_WHOLE = 1, /* one thread block computes a tile (data-parallel) */
+    QTOOL_TILE_STREAM_K,  /* thread blocks take equal shares of the k ranges of the first tiles and
+                             whole tiles after that (as two-tile Stream-K, arXiv 2301.03598) */
+    QTOOL_TILE_CLUSTER_2, /* split-K: a cluster of 2 thread blocks computes a tile */
+    QTOOL_TILE_CLUSTER_4, /* split-K: a cluster of 4 thread blocks computes a tile */
+};
+
+/* In all configurations a strip is 16 rows of W and a token tile 8 tokens. */
+
+struct qtool_stream_config {
+    int token_tiles; /* per pass: 1, 2 or 4 */
+    int strips;      /* per warp: 1 or 2 */
+    int warps;       /* per thread block: a power of two, at most 16 */
+    int warps_k;     /* of these, along k; divides warps */
+    int strips_cta;  /* per thread block */
+    int splits;      /* split-K: thread blocks along k, 1..64 */
+};
+
+struct qtool_skinny_config {
+    int token_tiles; /* per launch: 1 or 2 (qtool_w4ax.h: 1 to 4) */
+    int strips;      /* per warp: 1, 2 or 4 */
+    int warps;       /* consumer warps per thread block, at most 16; a multiple of warps_k */
+    int warps_k;     /* of these, along k: a power of two, at least 2 */
+    int strips_cta;  /* per thread block: a multiple of its number of row tiles */
+    int depth;       /* pipeline stages: 2..16, a multiple of warps_k / 2 */
+};
+
+struct qtool_tile_config {
+    int token_tiles; /* per output tile: 2 to 32; few combinations with warps exist */
+    int warps;       /* consumer warps, one strip each: 8, 12 or 16 */
+    enum qtool_tile_schedule schedule;
+};
+
+struct qtool_dense_config {
+    int parts; /* the product is divided along n into this many successive products */
+};
+
+struct qtool_mma_tile_config {
+    int token_tiles; /* per output tile: 4, 8 or 16 */
+    int strips;      /* per warp: 2 or 4 */
+    int strips_cta;  /* per output tile */
+    int warps;       /* per thread block */
+    int splits;      /* split-K: thread blocks along k, 1..16 */
+};
+
+struct qtool_vector_config {
+    int strips;     /* per warp: 1..3 */
+    int warps;      /* per thread block: 12..16 */
+    int warps_k;    /* of these, along k; divides warps */
+    int strips_cta; /* per thread block */
+};
+
+struct qtool_ring_config {
+    int token_tiles; /* per pass: 1, 2 or 4 */
+    int strips;      /* per warp: 1, 2 or 4 */
+    int warps;       /* per thread block: a power of two, at most 16 */
+    int warps_k;     /* of these, along k: a power of two */
+    int strips_cta;  /* per thread block */
+    int cluster;     /* split-K: thread blocks of a cluster along k, 1, 2, 4 or 8; above 1 only on
+                        compute capability 9.0 */
+    int depth;       /* pipeline stages of each warp: 2..4 */
+    int parts;       /* k is divided into this many successive launches */
+};
+
+/* A kernel and its parameters. qtool_matmul_plan chooses them. A tuner may change them and call
+ * qtool_matmul_plan_check. */
 struct qtool_matmul_config {
-    enum qtool_matmul_path path; /* TILE uses token_tiles, warps, splits alone; DENSE parts */
-    int token_tiles;             /* of 8 tokens, per pass or tile */
-    int strips;                  /* of 16 rows, per warp and pass */
-    int warps;                   /* per block */
-    int warps_k;                 /* of those, side by side along k */
-    int strips_cta;              /* strips per block */
-    int splits;                  /* blocks along k; SKINNY: 1; TILE: 1 whole tiles, 2 shared among
-                               * blocks, 3, 4 clusters of 2, 4 blocks; MIX24: a cluster */
-    int depth;                   /* SKINNY: stages; MIX24: slots of a warp's ring */
-    int parts; /* MIX24: launches that share k; DENSE: products that share n; one after
-                * the other */
+    enum qtool_matmul_path path; /* selects the union member of the same name */
+    union {
+        struct qtool_stream_config stream;
+        struct qtool_skinny_config skinny;
+        struct qtool_tile_config tile;
+        struct qtool_dense_config dense;
+        struct qtool_mma_tile_config mma_tile;
+        struct qtool_vector_config vector;
+        struct qtool_ring_config ring;
+    };
 };
 
+/* Result of planning. A caller reads it, and writes config alone. */
 struct qtool_matmul_plan {
     size_t m, n, k;
-    enum qtool_matmul_kind kind; /* of the weight; run refuses another */
-    unsigned bits, exp_bits;
-    size_t group;
-    int zeros;
-    size_t units;           /* MIX24: of groups of either kind */
-    size_t workspace_bytes; /* 0, or what run needs */
-    struct qtool_matmul_config config;
-    /* The product is that of rounded weights: DENSE of those of dequantize to options.dtype; TILE,
-     * with groups of 32 channels, some with 64, and some with more and over 128 tokens, of
-     * weight / 2^(scale_exp2 + rounded_exp2) in FP16. */
-    int rounded, rounded_exp2;
-    char reason[160]; /* why not, when the status is not OK */
-
+    enum qtool_matmul_kind kind;
     struct qtool_matmul_options options;
-    int sms, smem_limit, cc; /* of the device; cc: what its kernels are compiled for, 80 or 90 */
-    int grid_x, grid_y;
-    size_t smem_bytes;
-    const void *kernel; /* host address of the kernel; NULL if refused, and run refuses too */
-    /* The driver's cuTensorMapEncodeTiled, where the kernel takes tensor maps. */
-    void (*encode_map)(void);
+    struct qtool_matmul_config config;
+    size_t workspace_bytes; /* that run needs; may be 0 */
+    /* Not 0: weights are rounded before the product. DENSE rounds them to options.dtype, as
+     * qtool_matmul_dequantize does. TILE rounds weight / 2^(scale_exp2 + rounded_exp2) to FP16:
+     * with groups of 32 channels always, with larger groups in some kernels. */
+    int rounded, rounded_exp2;
+    char reason[160]; /* error message when the status is not QTOOL_OK, else "" */
+    QTOOL_KERNELS_OPAQUE(160) internal;
 };
 
 /*
- * Chooses a configuration for m tokens, 1 to 2^24.
- *
- * The workspace is 256-byte aligned device memory of workspace_bytes. Its first
- * QTOOL_WORKSPACE_ZEROED bytes are to be zero before its first use, and every run leaves them
- * so. One workspace, large enough for the largest, serves all runs of a stream.
+ * Workspace: 256-byte aligned device memory of plan->workspace_bytes. The caller must zero its
+ * first QTOOL_WORKSPACE_ZEROED bytes before the first use; every run leaves them zero. One
+ * workspace of the largest size can serve all runs of a stream, of all headers of this library.
  */
 enum { QTOOL_WORKSPACE_ZEROED = 2 << 20 };
+
+/* Chooses a kernel for m tokens, 1..2^24, and the weight's shape and alignment. The plan can run
+ * with any weight of the same kind, format and shape. If the status is not QTOOL_OK, out->reason
+ * says why and run refuses the plan. */
 int qtool_matmul_plan(struct qtool_matmul_plan *out, const struct qtool_matmul_weight *w, size_t m,
                       const struct qtool_matmul_options *opt);
-/* Takes over a changed config: checks it and sets what follows from it. */
+/* Validates a changed plan->config and updates the rest of the plan. Must be called before run. */
 int qtool_matmul_plan_check(struct qtool_matmul_plan *plan, const struct qtool_matmul_weight *w);
 
 /*
- * Y[m][n] and X[m][k] of the plan's dtype, dense, row-major, on the device; x 16-byte aligned
- * (MIX24: 2-byte), y 2-byte aligned (16 bytes are fastest). stream is a cudaStream_t. UNSUPPORTED
- * if something is not, or the weight is not as planned.
+ * Enqueues the product on `stream` (a cudaStream_t). x [m][k] and y [m][n] are contiguous row-major
+ * device matrices of options.dtype. x must be 16-byte aligned (MIX24: 2-byte), y 2-byte aligned (16
+ * bytes are fastest). Returns UNSUPPORTED, and enqueues nothing, if an address is misaligned or
+ * NULL or the weight does not match the plan.
  */
 int qtool_matmul_run(const struct qtool_matmul_plan *plan, const struct qtool_matmul_weight *w,
                      void *y, const void *x, void *workspace, void *stream);
 
-/* out[n][k] = the weights rounded to `dtype`; 2-byte aligned (16 bytes are fastest). */
+/* Enqueues out[n][k] = the weights rounded to `dtype`. out is 2-byte aligned (16 bytes are
+ * fastest). */
 int qtool_matmul_dequantize(const struct qtool_matmul_weight *w, void *out, enum qtool_dtype dtype,
                             void *stream);
 

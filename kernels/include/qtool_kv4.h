@@ -1,14 +1,14 @@
 /*
- * Attention of decode steps over a 4-bit key-value cache, for CUDA devices of compute capability
- * 8.0 and up. Plain C; part of libqtool_kernels and as self-contained as qtool_kernels.h, whose
- * status codes it uses.
+ * Decode attention over a 4-bit key-value cache, for CUDA devices of compute capability 8.0 and
+ * higher. Plain C; part of libqtool_kernels. Status codes and the workspace rules are those of
+ * qtool_kernels.h.
  *
- *     qtool_kv_append(&cache, k, v, ...)                  quantizes the new tokens into the cache
- *     qtool_kv_attention_plan(&plan, &cache, ...)         once per batch size and longest length
+ *     qtool_kv_append(&cache, k, v, ...)                  quantizes new tokens into the cache
+ *     qtool_kv_attention_plan(&plan, &cache, ...)         once per batch size and maximum length
  *     qtool_kv_attention_run(&plan, &cache, out, q, length, workspace, stream)
  *
- * append and run only enqueue kernels. Results are bitwise repeatable; those of a sequence depend
- * on nothing but that sequence and plan->split_tokens.
+ * append and run only enqueue kernels. Results are bitwise reproducible: the result of a sequence
+ * depends only on that sequence and on plan->split_tokens.
  */
 #ifndef QTOOL_KV4_H
 #define QTOOL_KV4_H
@@ -20,36 +20,51 @@ extern "C" {
 #endif
 
 enum qtool_kv_format {
-    QTOOL_KV_INT4, /* codes 0..15, two to a byte, the even channel in the low half */
-    QTOOL_KV_F16,  /* for comparison */
+    QTOOL_KV_INT4, /* codes 0..15, two per byte, the even channel in the low half */
+    QTOOL_KV_F16,  /* unquantized, for comparison */
 };
 
 /*
- * Device memory of a cache, in pages of page_tokens tokens of every KV head. Paged: sequence b has
- * token i on page table[b * table_pitch + i / page_tokens]. Contiguous (table NULL): sequence b is
- * page b, and page_tokens its capacity.
+ * A cache in device memory. A page holds page_tokens tokens of every KV head. Paged: token i of
+ * sequence b is on page table[b * table_pitch + i / page_tokens]. Contiguous (table NULL): sequence
+ * b is page b, and page_tokens is its capacity.
  *
- * INT4 keys:   key[d]   = (code - k_zero[d]) * k_scale[d], scales fixed per head and channel
- * INT4 values: value[d] = code * scale + least, per token and head
+ * INT4 dequantizes channel d of a token and head to
+ *
+ *     key[d]   = (key_code[d] - k_zero[head][d]) * k_scale[head][d]
+ *     value[d] = value_code[d] * scale + least
+ *
+ * where k_scale and k_zero are fixed per head and channel, and scale and least are stored in
+ * v_param per token and head.
  */
 struct qtool_kv_cache {
     enum qtool_kv_format format;
-    size_t heads;       /* of keys and values */
+    size_t heads;       /* KV heads */
     size_t head_dim;    /* 64 or 128 */
-    size_t page_tokens; /* a multiple of 16; with a table a power of two */
+    size_t page_tokens; /* a multiple of 16; with a table also a power of two */
     const int *table;
-    size_t table_pitch; /* of several sequences at least ceil(max_length / page_tokens) */
-    /* [pages][heads][page_tokens][head_dim] codes or F16, 16-byte aligned; fewer than 2^32 rows */
+    size_t table_pitch; /* with several sequences at least ceil(max_length / page_tokens) */
+    /* [pages][heads][page_tokens][head_dim] codes or F16, 16-byte aligned; fewer than 2^32 rows of
+     * head_dim */
     void *k, *v;
-    void *v_param;        /* INT4: F16 [pages][heads][page_tokens][2], scale and least; aligned */
+    void *v_param;        /* INT4: F16 [pages][heads][page_tokens][2], scale and least; 16-byte
+                             aligned */
     const float *k_scale; /* INT4: [heads][head_dim], positive */
-    const float *k_zero;  /* INT4: [heads][head_dim], any value */
+    const float *k_zero;  /* INT4: [heads][head_dim], any finite value */
 };
 
 /*
- * Writes `tokens` new tokens: k and v [tokens][heads][head_dim] of `dtype`; token i becomes number
- * position[i] of sequence[i]. Ties to even. A value's scale is (max - min) / 15 rounded to F16, and
- * 1 where that is 0; values beyond the range of F16 are clamped.
+ * Enqueues the quantization of `tokens` new tokens, k and v [tokens][heads][head_dim] of `dtype`.
+ * Token i is written as token number position[i] of sequence sequence[i]. All arrays are in device
+ * memory. INT4 computes, per token and head:
+ *
+ *     key_code[d]   = clamp(rint(k[d] * (1 / k_scale[head][d]) + k_zero[head][d]), 0, 15)
+ *     least         = F16(min over d of v[d])
+ *     scale         = F16((max over d of v[d] - min over d of v[d]) / 15), or 1 if that is 0
+ *     value_code[d] = clamp(rint((v[d] - least) * (1 / scale)), 0, 15)
+ *
+ * in FP32, after v is clamped to the range of FP16. The multiply-add of key_code is fused, and rint
+ * rounds ties to even. The F16 format stores k and v clamped to the range of FP16.
  */
 int qtool_kv_append(const struct qtool_kv_cache *cache, const void *k, const void *v,
                     const int *sequence, const int *position, size_t tokens, enum qtool_dtype dtype,
@@ -57,40 +72,43 @@ int qtool_kv_append(const struct qtool_kv_cache *cache, const void *k, const voi
 
 struct qtool_kv_options {
     size_t batch;
-    size_t heads;           /* of queries; a multiple of the cache's */
-    size_t max_length;      /* of any sequence */
-    float scale;            /* of the products, positive; mostly 1 / sqrt(head_dim) */
+    size_t heads;           /* query heads: a multiple of the cache's KV heads */
+    size_t max_length;      /* maximum length of a sequence in tokens */
+    float scale;            /* factor of the scores, positive; usually 1 / sqrt(head_dim) */
     enum qtool_dtype dtype; /* of q and out */
-    int device;             /* CUDA ordinal; must be the current device */
-    /* Programmatic dependent launch: attention may begin to read the cache while the previous
-     * kernel of the stream ends, and with it those in front of it that let the next begin early, as
-     * qtool_kv_append does and what is launched so itself. They may write q and the last token of each
-     * sequence, but neither other tokens nor lengths and tables. */
+    int device;             /* CUDA device ordinal; must be the current device */
+    /* Not 0: use programmatic dependent launch (PDL). Attention may start to read the cache before
+     * the preceding kernel in the stream has finished, and before kernels that allowed PDL to that
+     * kernel (qtool_kv_append does) have finished. Those kernels may write q and the last token of
+     * each sequence, but no other tokens, lengths or tables. */
     int dependent_launch;
 };
 
+/* Result of planning; read-only for callers. */
 struct qtool_kv_plan {
     struct qtool_kv_options options;
-    size_t split_tokens; /* of a sequence, per block; a multiple of 128 */
-    size_t splits;       /* of max_length; 0 if refused, and run refuses too */
+    size_t split_tokens; /* tokens of a sequence per thread block (split-K); a multiple of 128 */
+    size_t splits;       /* ceil(max_length / split_tokens); 0 if the plan was refused */
     size_t workspace_bytes;
-    size_t cache_heads;
-    int kernel;       /* its number */
-    int dependent;    /* launched so: asked for, on compute capability 9.0 */
-    int in_zeros;     /* sums of splits meet in the workspace's zeros, or else behind them */
-    char reason[160]; /* why not, when the status is not OK */
+    char reason[160]; /* error message when the status is not QTOOL_OK, else "" */
+    QTOOL_KERNELS_OPAQUE(64) internal;
 };
 
-/* Chooses split_tokens, unless `split_tokens` is not 0. The workspace is 256-byte aligned; its
- * first QTOOL_WORKSPACE_ZEROED bytes are to be zero before its first use, and runs leave them
- * so. */
+/* Plans attention over caches of the format, heads and head_dim of `cache`. split_tokens: 0 lets
+ * the planner choose. If the status is not QTOOL_OK, out->reason says why and run refuses the plan.
+ * */
 int qtool_kv_attention_plan(struct qtool_kv_plan *out, const struct qtool_kv_cache *cache,
                             const struct qtool_kv_options *opt, size_t split_tokens);
 
 /*
- * out[b][h][d] = sum_i softmax_i(scale * q[b][h] . key[i]) * value[i][d] over the length[b] tokens
- * of sequence b, of KV head h * cache heads / heads. q and out [batch][heads][head_dim], 16-byte
- * aligned; length [batch] on the device, 1..max_length (more is cut; a length of 0 gives zeros).
+ * Enqueues, for every sequence b and query head h,
+ *
+ *     out[b][h] = sum over i < length[b] of p[i] * value[i]
+ *     p         = softmax over i < length[b] of (options.scale * dot(q[b][h], key[i]))
+ *
+ * where key and value are those of sequence b and KV head h * cache heads / query heads. q and out
+ * are [batch][heads][head_dim] of options.dtype, 16-byte aligned. length [batch] is in device
+ * memory; a length above max_length is cut to max_length, and a length of 0 gives zeros.
  */
 int qtool_kv_attention_run(const struct qtool_kv_plan *plan, const struct qtool_kv_cache *cache,
                            void *out, const void *q, const int *length, void *workspace,

@@ -1,23 +1,25 @@
 /*
- * Products of 4-bit integer weights with activations of 4 and 8 bits, for CUDA devices of compute
- * capability 8.0 and up. Plain C; part of libqtool_kernels and as self-contained as
- * qtool_kernels.h, whose status codes it uses.
+ * Products of 4-bit integer weights with activations of 4 and 8 bits (as in COMET, arXiv
+ * 2410.12168), for CUDA devices of compute capability 8.0 and higher. Plain C; part of
+ * libqtool_kernels. Status codes and the workspace rules are those of qtool_kernels.h.
  *
- * Channels are permuted and cut into blocks of 128, each of which carries activations of 4 or of 8
- * bits. The use, per linear layer (or layers that share an input):
+ * Channels are permuted and divided into channel blocks of 128. The activations of a channel block
+ * have 4 or 8 bits. Per linear layer, or per group of layers that share an input:
  *
- *     qtool_w4ax_blocks(words, bits, ...)                  once: what kernels know of blocks
+ *     qtool_w4ax_blocks(words, bits, ...)                  once: the block words of the kernels
  *     qtool_w4ax_quantize(&acts, &input, &norm, x, ...)    norm + gather + quantize, one launch
  *     qtool_w4ax_plan(&plan, &weight, m, ...)              once per shape and m
  *     qtool_w4ax_run(&plan, &weight, &acts, y, workspace, stream)
  *
- * quantize and run only enqueue kernels. Integer sums are exact; results are bitwise repeatable.
+ * quantize and run only enqueue kernels. Integer sums are exact; results are bitwise reproducible.
  *
- * Granularities of scales; w, x the codes, sums over the channels of block b:
- *   BLOCK  y = sum_b  scale_w[row][b] * scale_x[token][b] * sum w x
- *   INT    y = scale_w[row] * scale_x[token] * sum_b  int_w[row][b] * sum w x
- *          (x: bytes into which their block's integer factor is multiplied)
- *   ROW    y = scale_w[row] * scale_x[token] * sum w x
+ * Scale granularities, with weight codes w, activation codes x, and dot(b) = the sum of w * x over
+ * the channels of channel block b:
+ *
+ *   BLOCK  y = sum over b of scale_w[row][b] * scale_x[token][b] * dot(b)
+ *   INT    y = scale_w[row] * scale_x[token] * sum over b of int_w[row][b] * dot(b)
+ *          (x already contains the integer factor of its channel block, see qtool_w4ax_quantize)
+ *   ROW    y = scale_w[row] * scale_x[token] * sum over b of dot(b)
  */
 #ifndef QTOOL_W4AX_H
 #define QTOOL_W4AX_H
@@ -34,54 +36,58 @@ enum { QTOOL_W4AX_BLOCK_COLS = 128 };
 
 enum qtool_w4ax_scales { QTOOL_W4AX_BLOCK, QTOOL_W4AX_INT, QTOOL_W4AX_ROW };
 
-/* ---- activations -------------------------------------------------------------------------------
- *
- * As they lie in memory, for m tokens: block after block; of a block, rows of 128 bytes (8 bits) or
- * of 64 (4 bits, packed), one a token, in 16-byte chunks that are exchanged so that eight
- * neighbouring rows lie in different banks: chunk c of token i is at place
+/* ---- activations ---------------------------------------------------------------------------- */
+
+/*
+ * Memory layout of the codes of m tokens: one channel block after the other. A channel block has a
+ * row per token, of 128 bytes (one signed byte per code) or of 64 bytes (two 4-bit codes per byte).
+ * The 16-byte chunks of a row are permuted so that neighboring rows use different shared-memory
+ * banks. Chunk c of token i is stored at chunk position
  *
  *     128-byte rows: c ^ (i & 7)        64-byte rows: c ^ (i >> 1 & 3)
  *
- * A packed chunk holds 32 channels: byte j = channel j in the low half, channel 16 + j in the high.
+ * Byte j of a chunk of a 64-byte row holds channel j of its 32 channels in the low half and channel
+ * 16 + j in the high half.
  */
 
-/* What the quantizer and the kernels know of a block: where its rows begin, in units of 64 bytes a
- * token, times 2, plus 1 when it has 8 bits; bit 31: 8-bit rows that hold 4-bit values. */
-enum { QTOOL_W4AX_WIDE_ROWS = 1 };
-#define QTOOL_W4AX_NARROW_VALUES 0x80000000u
+/*
+ * A block word describes a channel block to the quantizer and the kernels: the offset of its rows
+ * in bytes per token divided by 64, times 2, plus these flags.
+ */
+enum { QTOOL_W4AX_WIDE_ROWS = 1 };           /* rows of 128 bytes */
+#define QTOOL_W4AX_NARROW_VALUES 0x80000000u /* rows of 128 bytes with 4-bit codes */
 
 /*
- * words[count] for blocks of bits[i] = 4 or 8, to be uploaded. packed: blocks of 4 bits take 64
- * bytes a token, otherwise 128, one byte a value. Returns the bytes a token takes over all blocks,
- * 0 when bits holds another value.
+ * Writes words[count], to be uploaded, for channel blocks of bits[i] = 4 or 8. packed: not 0 stores
+ * 4-bit codes in rows of 64 bytes, else in rows of 128 bytes. Returns the number of bytes per token
+ * over all channel blocks, or 0 if bits has another value.
  */
 size_t qtool_w4ax_blocks(uint32_t *words, const uint8_t *bits, size_t count, int packed);
 
+/* Quantized activations in device memory, allocated by the caller. */
 struct qtool_w4ax_acts {
-    void *codes;  /* m * bytes of a token; 128-byte aligned */
-    float *scale; /* BLOCK: [k/128 rounded up][pitch], pitch = m rounded up to 4; else [m]; 16-byte
-                     aligned */
-    int *sum;     /* INT: [m], sums of a token's bytes */
+    void *codes;  /* m * bytes per token (qtool_w4ax_blocks), 128-byte aligned */
+    float *scale; /* BLOCK: [ceil(k/128)][m rounded up to 4]; INT, ROW: [m]; 16-byte aligned */
+    int *sum;     /* INT: [m], the sum of each token's bytes; else unused */
 };
 
-/* How a layer's input is quantized. k a multiple of 8, up to 65536; the last block may be short. Of
- * values that are not finite codes are undefined. */
+/* How the input of a layer is quantized. Codes of values that are not finite are undefined. */
 struct qtool_w4ax_input {
     enum qtool_w4ax_scales scales;
-    size_t k;
-    const uint32_t *blocks; /* device [k/128 rounded up] */
-    const uint32_t *perm;   /* device [k], 16-byte aligned: input channel of position i; or NULL */
-    float clip4, clip8;     /* of the largest value, above 0; 1: none */
-    int packed;             /* as in qtool_w4ax_blocks; BLOCK only */
-    /* As in struct qtool_matmul_options; perm, blocks and the norm's weight and bias may then be read
-     * before the kernel in front has ended. */
+    size_t k; /* a multiple of 8, at most 65536; the last channel block may be short */
+    const uint32_t *blocks; /* device, [ceil(k/128)]: block words */
+    const uint32_t *perm;   /* device, [k], 16-byte aligned: input channel of position i; NULL: i */
+    float clip4, clip8;     /* fraction of the largest magnitude that is representable, above 0;
+                               1: no clipping */
+    int packed;             /* as passed to qtool_w4ax_blocks; BLOCK only */
+    /* Not 0: use programmatic dependent launch, as in struct qtool_matmul_options. perm, blocks and
+     * the norm's weight and bias may then be read before the preceding kernel has finished. */
     int dependent_launch;
 };
 
 enum qtool_w4ax_norm_kind { QTOOL_W4AX_NO_NORM, QTOOL_W4AX_RMS_NORM, QTOOL_W4AX_LAYER_NORM };
 
-/* weight and bias are in the order of positions (after the gather), of x's dtype, and 8-byte
- * aligned. */
+/* weight and bias are in position order (after the permutation), of x's dtype, 8-byte aligned. */
 struct qtool_w4ax_norm {
     enum qtool_w4ax_norm_kind kind;
     float eps;
@@ -90,90 +96,117 @@ struct qtool_w4ax_norm {
 };
 
 /*
- * x [m][k] of `dtype`, 16-byte aligned, m up to 2^24; norm may be NULL: none. Per token and block,
- * in FP32, v the normalised values: s = max |v| * (clip / 7 or 127), codes = clamp(rint(v * (1 /
- * s)), +-7 or +-127), of the exact product, ties to even s < 2^-120 (RMS norm: before the token's
- * factor): codes 0, scale 1 INT: per token u = max |v| * (clip8 / 127), the scale that is stored,
- * or 1 for 0; a block of 4 bits has the factor f = clamp(rint(max |v| of the block * clip4 / (7
- * u)), 1, 18), s = f u, and bytes f * code. ROW: s = u, stored likewise, every block 8 bits.
+ * Enqueues norm, permutation and quantization of x [m][k] of `dtype`, 16-byte aligned, m up to
+ * 2^24. norm may be NULL for none. Arithmetic is FP32. With v the normalized values of a token:
  *
- * A row is staged in shared memory unless scales are BLOCK, and there are neither perm nor a layer
- * norm: QTOOL_UNSUPPORTED where 2 k bytes find no room (k above 48 Ki with 99 KB of it).
+ *   BLOCK, for each channel block:
+ *     s    = max |v| * (clip4 / 7)                     4 bits   (the maximum is over the block)
+ *     s    = max |v| * (clip8 / 127)                   8 bits
+ *     code = clamp(rint(v * (1 / s)), -7, 7)           4 bits
+ *     code = clamp(rint(v * (1 / s)), -127, 127)       8 bits
+ *     stored scale: s. If s < 2^-120, the codes are 0 and the stored scale is 1.
+ *
+ *   INT, for each token:
+ *     u    = max |v| * (clip8 / 127)                   (the maximum is over the token)
+ *     f    = clamp(rint(max |v| * clip4 / (7 * u)), 1, 18)    4 bits   (maximum over the block)
+ *     f    = 1                                                8 bits
+ *     code = clamp(rint(v * (1 / (f * u))), -7, 7)     4 bits
+ *     code = clamp(rint(v * (1 / (f * u))), -127, 127) 8 bits
+ *     stored byte: f * code. stored scale: u, or 1 if u is 0. If f * u < 2^-120, codes are 0.
+ *
+ *   ROW, for each token:
+ *     as INT with all channel blocks of 8 bits.
+ *
+ * The product v * (1 / s) is exact before rint, and rint rounds ties to even. With an RMS norm, v
+ * is x * weight, without the factor 1 / rms of the token. The codes and the comparison with 2^-120
+ * do not depend on that factor. The stored scale is multiplied by it, except a stored scale of 1
+ * for s or u of 0.
+ *
+ * The kernel keeps a row of 2 * k bytes in shared memory, unless scales is BLOCK and there is
+ * neither a permutation nor a layer norm. Returns QTOOL_UNSUPPORTED if the row does not fit (k
+ * above 48 Ki on devices with 99 KB per thread block) or an argument is invalid.
  */
 int qtool_w4ax_quantize(const struct qtool_w4ax_acts *out, const struct qtool_w4ax_input *in,
                         const struct qtool_w4ax_norm *norm, const void *x, size_t m,
                         enum qtool_dtype dtype, void *stream);
 
-/* ---- products ----------------------------------------------------------------------------------
- */
+/* ---- products ------------------------------------------------------------------------------- */
 
 /*
- * W[n][k] in the order "frag16x64/byte" of pack/layouts/layout_frag8.h, padded to 16 rows and 128 columns.
- * Codes -8..7. Scales in the slot order of layout_frag.h.
+ * W[n][k] with codes -8..7, in the order "frag16x64/byte" of pack/layouts/layout_frag8.h, padded to
+ * 16 rows and 128 columns. Scales are in the slot order of pack/layouts/layout_frag.h.
  */
 struct qtool_w4ax_weight {
     enum qtool_w4ax_scales scales;
-    size_t n, k;       /* logical */
-    const void *plane; /* U32 [n/16][2 ceil(k/128)][32][4], 16-byte aligned */
-    const void *scale; /* BLOCK: F16 [n/16][ceil(k/128)][16], INT: U8, the same, 0..16; aligned */
-    const void *row_scale;  /* INT, ROW: F16 [n/16][16], 4-byte aligned */
-    int scale_exp2;         /* true scale = stored scale * 2^scale_exp2 */
-    const uint32_t *blocks; /* of the layer's input, see qtool_w4ax_blocks */
-    size_t pitch_blocks; /* blocks of 64 columns from a strip of 16 rows to the next; 0: k's own */
+    size_t n, k;           /* without padding */
+    const void *plane;     /* U32 [n/16][2 * ceil(k/128)][32][4], 16-byte aligned */
+    const void *scale;     /* BLOCK: F16, INT: U8 0..16; [n/16][ceil(k/128)][16], 16-byte aligned */
+    const void *row_scale; /* INT, ROW: F16 [n/16][16], 4-byte aligned */
+    int scale_exp2;        /* scale = stored scale * 2^scale_exp2 */
+    const uint32_t *blocks; /* device: block words of the layer's input */
+    size_t pitch_blocks;    /* fragment blocks of 64 columns from one strip of 16 rows to the next;
+                               0: as many as k has */
 };
 
+/* The kernels. Each has its own member in the union of struct qtool_w4ax_config. */
 enum qtool_w4ax_kernel {
-    QTOOL_W4AX_ANY,    /* plan's choice */
-    QTOOL_W4AX_STREAM, /* one pass over the weights for every 32 tokens; any compute capability, of INT
-                       and ROW on 9.0 when the driver has compiled it */
-    QTOOL_W4AX_TILE,   /* compute capability 9.0; blocks not packed */
-    QTOOL_W4AX_SKINNY, /* the same, BLOCK, up to 32 tokens */
+    QTOOL_W4AX_ANY,    /* in the options: the planner chooses */
+    QTOOL_W4AX_STREAM, /* one pass over the weights for every 32 tokens. INT and ROW on compute
+                          capability 9.0: the driver compiles the kernel on first use. */
+    QTOOL_W4AX_TILE,   /* output tiles by wgmma; compute capability 9.0, rows of 128 bytes */
+    QTOOL_W4AX_SKINNY, /* up to 32 tokens; compute capability 9.0, rows of 128 bytes */
 };
 
 enum qtool_w4ax_output { QTOOL_W4AX_F16, QTOOL_W4AX_BF16, QTOOL_W4AX_F32 };
 
 struct qtool_w4ax_options {
     enum qtool_w4ax_output output; /* type of y */
-    int device;                    /* CUDA ordinal; must be the current device */
-    int packed;                    /* some blocks of the activations are packed */
-    int dependent_launch; /* as in struct qtool_matmul_options; behind qtool_w4ax_quantize, say */
+    int device;                    /* CUDA device ordinal; must be the current device */
+    int packed;                    /* some channel blocks have rows of 64 bytes */
+    int dependent_launch;          /* as in struct qtool_matmul_options; the preceding kernel may be
+                                      that of qtool_w4ax_quantize */
     enum qtool_w4ax_kernel kernel;
 };
 
-/* How the kernel is laid over the matrix. A test or a tuner may change it between plan and
+struct qtool_w4ax_stream_config {
+    int tokens;    /* per pass: 8, 16 or 32 */
+    int strips;    /* of 16 rows, per thread block at a time: 2 or 4 */
+    int warps;     /* per thread block: 4 or 8 */
+    int cta_units; /* channel blocks of row groups that a thread block computes (Stream-K) */
+};
+
+/* A kernel and its parameters. qtool_w4ax_plan chooses them. A tuner may change them and call
  * qtool_w4ax_plan_check. */
 struct qtool_w4ax_config {
-    enum qtool_w4ax_kernel kernel;
-    int tokens;    /* per pass: 8, 16, 24 (not STREAM), 32; of a tile: 16, 32, 48, 64, 96, 128, 160,
-                    * 192 or 224, not all of them with all scales (TILE) */
-    int warps;     /* STREAM: 4 or 8; TILE: 8, 12 or 16, of 16 rows each; SKINNY: up to 14 */
-    int strips;    /* of 16 rows, at once: 2 or 4 (STREAM), of a warp 1 or, up to 16 tokens, 2
-                    * (SKINNY) */
-    int cta_units; /* STREAM: k-blocks of a row group that a block of threads does */
-    int splits;    /* TILE: as in struct qtool_matmul_config */
-    int warps_k, strips_cta, depth; /* SKINNY: as in struct qtool_matmul_config */
+    enum qtool_w4ax_kernel kernel; /* selects the union member of the same name */
+    union {
+        struct qtool_w4ax_stream_config stream;
+        struct qtool_tile_config tile;
+        struct qtool_skinny_config skinny; /* warps: at most 14 */
+    };
 };
 
+/* Result of planning. A caller reads it, and writes config alone. */
 struct qtool_w4ax_plan {
     size_t m, n, k;
     enum qtool_w4ax_scales scales;
-    size_t workspace_bytes; /* 0, or what run needs */
     struct qtool_w4ax_options options;
     struct qtool_w4ax_config config;
-    int sms, smem_limit, cc; /* of the device, as in struct qtool_matmul_plan */
-    char reason[160];        /* why not, when the status is not OK */
-    struct qtool_matmul_plan
-        launch; /* what there is in common with the kernels of qtool_kernels.h */
+    size_t workspace_bytes; /* that run needs; may be 0 */
+    char reason[160];       /* error message when the status is not QTOOL_OK, else "" */
+    QTOOL_KERNELS_OPAQUE(640) internal;
 };
 
-/* m from 1 to 2^22. The workspace is 256-byte aligned; its first QTOOL_WORKSPACE_ZEROED bytes
- * are to be zero before its first use, and runs leave them so. */
+/* Chooses a kernel for m tokens, 1..2^22. The plan can run with any weight of the same shape and
+ * scales. If the status is not QTOOL_OK, out->reason says why and run refuses the plan. */
 int qtool_w4ax_plan(struct qtool_w4ax_plan *out, const struct qtool_w4ax_weight *w, size_t m,
                     const struct qtool_w4ax_options *opt);
+/* Validates a changed plan->config and updates the rest of the plan. Must be called before run. */
 int qtool_w4ax_plan_check(struct qtool_w4ax_plan *plan);
 
-/* y[m][n] of the plan's output type, 2-byte aligned (F32: 4; 16 are faster). Refuses another weight
- * than one of the planned shape and scales. */
+/* Enqueues y[m][n] = the product, of options.output, contiguous and row-major. y is 2-byte aligned
+ * (F32: 4-byte; 16 bytes are fastest). Returns UNSUPPORTED, and enqueues nothing, if an address is
+ * misaligned or NULL or the weight does not match the plan. */
 int qtool_w4ax_run(const struct qtool_w4ax_plan *plan, const struct qtool_w4ax_weight *w,
                    const struct qtool_w4ax_acts *acts, void *y, void *workspace, void *stream);
 

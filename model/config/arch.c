@@ -1,15 +1,30 @@
-/* The table of model families. Sources: the published checkpoints' config.json files and tensor
- * names, and the behaviour of Hugging Face transformers, against which tests compare. */
+/*
+ * The table of model families: one row (struct arch in graph/internal.h) per model_type.
+ *
+ * How to add a family:
+ *   1. Compare the model in Hugging Face transformers with the drawing of a decoder layer in
+ *      graph/internal.h. If every operation has a place there, a row of this table is enough.
+ *   2. Add a row: the model_type, a macro with the common keys (LLAMA_LIKE, ...), the tensor names
+ *      of the parts, and every default of the model's config class in transformers that differs. A
+ *      field that is left out is 0, false or NULL; struct arch says what that means.
+ *   3. config.c must refuse options that change the result and are not implemented.
+ *   4. An operation that the drawing lacks needs a new role or field in graph/internal.h, code in
+ *      graph/layer.c, forward.c and backward.c, and perhaps a new function of struct qt_backend.
+ *   5. A multimodal model whose decoder is in the table needs a row in `multimodal` below.
+ *   6. Add small models with random weights to tests/oracle/make_model_golden.py, one for each
+ *      variant of config.json. test_model and test_backward compare with their logits and
+ *      gradients.
+ */
 #include "model/graph/internal.h"
 
 #define DECODER_NAMES                                                                              \
     .layers = "layers.", .embed = "embed_tokens", .final_norm = "norm", .rope = true
 
-#define LLAMA_BUT_TIED                                                                             \
+#define LLAMA_COMMON                                                                               \
     DECODER_NAMES, .eps_key = "rms_norm_eps", .act_key = "hidden_act", .act = "silu",              \
                    .norm = QT_NORM_RMS
 
-#define LLAMA_LIKE LLAMA_BUT_TIED, .tied = {"tie_word_embeddings", false}
+#define LLAMA_LIKE LLAMA_COMMON, .tied = {"tie_word_embeddings", false}
 
 #define GEMMA_LIKE                                                                                 \
     DECODER_NAMES, .eps_key = "rms_norm_eps", .act_key = "hidden_activation",                      \
@@ -33,7 +48,7 @@
 #define QWEN3_PARTS                                                                                \
     LLAMA_PARTS, [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"
 
-#define NORM_BEHIND_PARTS                                                                          \
+#define POST_NORM_PARTS                                                                            \
     ATTENTION_WITHOUT_NORM,                                                                        \
         MLP_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",                                   \
                    [ROLE_MLP_OUT] = "post_feedforward_layernorm",                                  \
@@ -46,7 +61,7 @@
 
 #define GLM_LIKE                                                                                   \
     LLAMA_LIKE, .kv_heads = 2, .head_dim = 128, .eps = 1.5625e-7, .partial_rope = true,            \
-                .rotated = 0.5, .interleaved = true, .qkv_bias = {"attention_bias", true}
+                .rotary_factor = 0.5, .interleaved = true, .qkv_bias = {"attention_bias", true}
 
 #define GLM_PARTS ATTENTION_PARTS, FUSED_MLP_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"
 
@@ -131,7 +146,7 @@ static const struct arch table[] = {
         .parts = {QWEN3_MOE_PARTS},
         .experts = "mlp.experts.",
         .dense = "mlp.",
-        .shares_of_one = {"norm_topk_prob", false},
+        .normalize_routing = {"norm_topk_prob", false},
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
         .window = WINDOW_IF_USED,
@@ -146,7 +161,7 @@ static const struct arch table[] = {
         .shared = "mlp.shared_expert.",
         .shared_key = "shared_expert_intermediate_size",
         .dense = "mlp.",
-        .shares_of_one = {"norm_topk_prob", false},
+        .normalize_routing = {"norm_topk_prob", false},
         .qkv_bias = {"qkv_bias", true},
         .window = WINDOW_EVEN_TO_LAYER,
     },
@@ -154,11 +169,11 @@ static const struct arch table[] = {
         .family = "glm4_moe",
         LLAMA_LIKE,
         .intermediate_key = "moe_intermediate_size",
-        .parts = {QWEN3_MOE_PARTS, [ROLE_CHOICE] = "mlp.gate.e_score_correction_bias"},
+        .parts = {QWEN3_MOE_PARTS, [ROLE_SELECT_BIAS] = "mlp.gate.e_score_correction_bias"},
         .experts = "mlp.experts.",
         .shared = "mlp.shared_experts.",
         .dense = "mlp.",
-        .shares_of_one = {"norm_topk_prob", true},
+        .normalize_routing = {"norm_topk_prob", true},
         .sigmoid_router = true,
         .shared_count_key = "n_shared_experts",
         .shared_count = 1,
@@ -166,7 +181,7 @@ static const struct arch table[] = {
         .head_norms_key = "use_qk_norm",
         .eps = 1e-5,
         .partial_rope = true,
-        .rotated = 0.5,
+        .rotary_factor = 0.5,
         .qkv_bias = {"attention_bias", false},
     },
     {
@@ -175,7 +190,7 @@ static const struct arch table[] = {
         .parts = {QWEN3_MOE_PARTS},
         .norms_of_all_heads = true,
         .experts = "mlp.experts.",
-        .shares_of_one = {"norm_topk_prob", false},
+        .normalize_routing = {"norm_topk_prob", false},
         .eps = 1e-5,
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
@@ -189,7 +204,7 @@ static const struct arch table[] = {
         .experts = "block_sparse_moe.experts.",
         .eps = 1e-5,
         .theta = 1e6,
-        .shares_of_one = {NULL, true},
+        .normalize_routing = {NULL, true},
         .window = WINDOW_ALL,
         .window_given = true,
     },
@@ -233,19 +248,19 @@ static const struct arch table[] = {
     {
         .family = "smollm3",
         .kv_heads = 4,
-        LLAMA_BUT_TIED,
+        LLAMA_COMMON,
         .parts = {LLAMA_PARTS},
         .theta = 2e6,
         .tied = {"tie_word_embeddings", true},
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
         .mlp_bias = {"mlp_bias", false},
-        .unrotated = UNROTATED_LISTED,
+        .no_rope = NO_ROPE_LISTED,
     },
     {
         .family = "olmo2",
         LLAMA_LIKE,
-        .parts = {NORM_BEHIND_PARTS},
+        .parts = {POST_NORM_PARTS},
         .norms_of_all_heads = true,
         .eps = 1e-5,
         .qkv_bias = {"attention_bias", false},
@@ -254,7 +269,7 @@ static const struct arch table[] = {
     {
         .family = "olmo3",
         LLAMA_LIKE,
-        .parts = {NORM_BEHIND_PARTS},
+        .parts = {POST_NORM_PARTS},
         .norms_of_all_heads = true,
         .eps = 1e-5,
         .theta = 5e5,
@@ -268,13 +283,13 @@ static const struct arch table[] = {
         .family = "exaone4",
         .kv_heads = 32,
         LLAMA_LIKE,
-        .parts = {NORM_BEHIND_PARTS},
+        .parts = {POST_NORM_PARTS},
         .eps = 1e-5,
         .window = WINDOW_PATTERN,
         .window_period_key = "sliding_window_pattern",
         .window_period = 4,
         .window_optional = true,
-        .unrotated = UNROTATED_WIDE,
+        .no_rope = NO_ROPE_GLOBAL,
     },
     {
         .family = "glm",
@@ -291,7 +306,7 @@ static const struct arch table[] = {
         .family = "ernie4_5",
         .kv_heads = 2,
         .head_dim = 128,
-        LLAMA_BUT_TIED,
+        LLAMA_COMMON,
         .parts = {LLAMA_PARTS},
         .eps = 1e-5,
         .theta = 5e5,
@@ -304,17 +319,17 @@ static const struct arch table[] = {
     {
         .family = "ernie4_5_moe",
         .kv_heads = 4,
-        LLAMA_BUT_TIED,
+        LLAMA_COMMON,
         .intermediate_key = "moe_intermediate_size",
         .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
-                  EXPERT_PARTS, [ROLE_CHOICE] = "mlp.moe_statics.e_score_correction_bias"},
-        .choice_row = true,
+                  EXPERT_PARTS, [ROLE_SELECT_BIAS] = "mlp.moe_statics.e_score_correction_bias"},
+        .select_bias_row = true,
         .experts = "mlp.experts.",
         .shared = "mlp.shared_experts.",
         .shared_count_key = "moe_num_shared_experts",
         .shared_count = 2,
         .dense = "mlp.",
-        .shares_of_one = {NULL, true},
+        .normalize_routing = {NULL, true},
         .first_dense = 1,
         .moe_layers = true,
         .eps = 1e-5,
@@ -403,23 +418,23 @@ static const struct arch table[] = {
 
 enum { FAMILIES = sizeof table / sizeof *table };
 
-/* Models of images and text, and what their decoders are unless they say it. */
+/* Multimodal models, and the family of their decoders if "text_config" does not name it. */
 static const struct {
     const char *type, *decoder;
-} wrappers[] = {
+} multimodal[] = {
     {"gemma3", "gemma3_text"},
     {"mistral3", "mistral"},
     {"qwen2_5_vl", "qwen2_5_vl_text"},
     {"qwen3_vl", "qwen3_vl_text"},
 };
 
-enum { WRAPPERS = sizeof wrappers / sizeof *wrappers };
+enum { MULTIMODAL = sizeof multimodal / sizeof *multimodal };
 
-const char *arch_of_wrapper(const char *type)
+const char *arch_of_multimodal(const char *type)
 {
-    for (size_t i = 0; i < WRAPPERS; i++)
-        if (strcmp(wrappers[i].type, type) == 0)
-            return wrappers[i].decoder;
+    for (size_t i = 0; i < MULTIMODAL; i++)
+        if (strcmp(multimodal[i].type, type) == 0)
+            return multimodal[i].decoder;
     return NULL;
 }
 
@@ -433,7 +448,7 @@ const struct arch *arch_find(const char *family)
 
 const char *qt_model_type(size_t i)
 {
-    return i < FAMILIES              ? table[i].family
-           : i < FAMILIES + WRAPPERS ? wrappers[i - FAMILIES].type
-                                     : NULL;
+    return i < FAMILIES                ? table[i].family
+           : i < FAMILIES + MULTIMODAL ? multimodal[i - FAMILIES].type
+                                       : NULL;
 }

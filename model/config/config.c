@@ -1,6 +1,6 @@
 /*
- * config.json -> struct config. Nothing in the file is trusted: every number has a range, and an
- * option that would change the result but is not implemented is refused by name.
+ * config.json -> struct config. The file is untrusted: every number has a range, and an option that
+ * changes the result but is not implemented is an error that names the option.
  */
 #include "model/config/config.h"
 
@@ -9,7 +9,7 @@ enum {
     LIMIT_HEADS = 1 << 16,
 };
 
-/* As config_read_positive; an explicit null switches the feature off (*out = 0). */
+/* Like config_read_positive, with the default `missing`; null turns the softcap off (*out = 0). */
 static int read_softcap(float *out, const struct source *src, const char *key, double missing,
                         struct qt_err *err)
 {
@@ -26,7 +26,8 @@ static int read_softcap(float *out, const struct source *src, const char *key, d
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
-/* What is null is not the family's default, but what follows from the others. */
+/* For kv_heads and head_dim, null does not mean the family's default but the value that follows
+ * from the other sizes. */
 static int read_heads(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     struct qt_model_info *info = &cfg->info;
@@ -113,7 +114,7 @@ static int read_tied(struct config *cfg, const struct source *src, struct qt_err
     QT_TRY(qt_json_get_bool(&inner, src->json, key, src->path, err));
     QT_TRY(qt_json_get_bool(&outer, src->root, key, src->path, err));
     cfg->tied = in ? inner : outer;
-    cfg->tied_unclear = cfg->wrapped && in == out && (!in || inner != outer);
+    cfg->tied_unclear = cfg->multimodal && in == out && (!in || inner != outer);
 done:
     return rc;
 }
@@ -173,11 +174,11 @@ static int read_gemma(struct config *cfg, const struct source *src, struct qt_er
     QT_TRY(qt_json_get_bool(&both_ways, src->json, "use_bidirectional_attention", src->path, err));
     if (both_ways)
         QT_TRY(config_unsupported(src, "use_bidirectional_attention", "true", err));
-    if (arch->local_theta > 0 && cfg->attn_softcap > 0) /* transformers reads it and does nothing */
-        QT_TRY(config_unsupported(src, "attn_logit_softcapping", "with this family a number", err));
-    if (cfg->wrapped && cfg->info.logit_softcap > 0) /* and this it does not even read */
+    if (arch->local_theta > 0 && cfg->attn_softcap > 0) /* transformers ignores it */
+        QT_TRY(config_unsupported(src, "attn_logit_softcapping", "a number in this family", err));
+    if (cfg->multimodal && cfg->info.logit_softcap > 0) /* ignored, too */
         QT_TRY(
-            config_unsupported(src, "final_logit_softcapping", "in 'text_config' a number", err));
+            config_unsupported(src, "final_logit_softcapping", "a number in 'text_config'", err));
     cfg->attn_scale = (float)(1.0 / sqrt(scalar));
     cfg->embed_scale = (float)sqrt((double)cfg->info.hidden);
 done:
@@ -202,8 +203,8 @@ done:
 
 /* ---- sliding windows ------------------------------------------------------------------------ */
 
-/* Does `layer` have the window? By the family's rule, or as layer_types spells out, which must
- * agree where the rule is one for all layers. from: the first layer, or the period, of the rule. */
+/* *out = whether `layer` has the window, by layer_types or else by the family's rule. layer_types
+ * must agree with a rule for all layers. from: the first layer or period of the rule. */
 static int layer_slides(bool *out, const struct config *cfg, const struct source *src, size_t layer,
                         size_t window, size_t from, struct qt_err *err)
 {
@@ -222,7 +223,7 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
     const char *type = json_string_value(json_array_get(types, layer));
     bool slides = type && strcmp(type, "sliding_attention") == 0;
     if (!type || (!slides && strcmp(type, "full_attention") != 0))
-        return config_unsupported(src, "layer_types", type ? type : "an entry that is no string",
+        return config_unsupported(src, "layer_types", type ? type : "an entry that is not a string",
                                   err);
     if ((every || rule == WINDOW_NONE) && slides != *out)
         return config_unsupported(src, "layer_types", type, err);
@@ -233,7 +234,7 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
 static int read_windows(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     enum window_rule rule = cfg->arch->window;
-    size_t window = 4096; /* the defaults of transformers */
+    size_t window = 4096; /* defaults of transformers */
     size_t from = cfg->arch->window_from ? cfg->arch->window_from : 28;
     bool use = true;
     int rc = QT_OK;
@@ -272,9 +273,9 @@ done:
 
 /* ---- layers without the rotary embedding ---------------------------------------------------- */
 
-/* Entry `layer` of no_rope_layers: 0 or false for a layer without. */
-static int listed_unrotated(bool *out, const json_t *list, const struct source *src, size_t layer,
-                            struct qt_err *err)
+/* Entry `layer` of no_rope_layers; 0 or false: no rotary embedding. */
+static int listed_no_rope(bool *out, const json_t *list, const struct source *src, size_t layer,
+                          struct qt_err *err)
 {
     const json_t *entry = json_array_get(list, layer);
     if (!json_is_integer(entry) && !json_is_boolean(entry))
@@ -284,46 +285,46 @@ static int listed_unrotated(bool *out, const json_t *list, const struct source *
     return QT_OK;
 }
 
-static int read_unrotated(struct config *cfg, const struct source *src, struct qt_err *err)
+static int read_no_rope(struct config *cfg, const struct source *src, struct qt_err *err)
 {
-    const enum unrotated_rule rule = cfg->arch->unrotated;
+    const enum no_rope_rule rule = cfg->arch->no_rope;
     const json_t *list = json_object_get(src->json, "no_rope_layers");
     const bool windowed = !config_null(src->json, "sliding_window");
     size_t period = 4;
     bool slides = false;
     int rc;
-    QT_TRY(qt_array_new(&cfg->unrotated, cfg->info.layers, sizeof *cfg->unrotated, err));
-    if (rule == UNROTATED_LISTED) {
+    QT_TRY(qt_array_new(&cfg->no_rope, cfg->info.layers, sizeof *cfg->no_rope, err));
+    if (rule == NO_ROPE_LISTED) {
         if (!config_given(src->json, "no_rope_layers"))
             QT_TRY(config_read_size(&period, src, "no_rope_layer_interval", CONFIG_LAYERS, err));
         QT_TRY(qt_json_get_bool(&slides, src->json, "use_sliding_window", src->path, err));
-        if (slides) /* of layers without the rotary embedding */
+        if (slides)
             QT_TRY(config_unsupported(src, "use_sliding_window", "true", err));
     }
     for (size_t i = 0; i < cfg->info.layers; i++) {
-        cfg->unrotated[i] = (rule == UNROTATED_WIDE && windowed && !cfg->windows[i]) ||
-                            (rule == UNROTATED_LISTED && (i + 1) % period == 0);
-        if (rule == UNROTATED_LISTED && config_given(src->json, "no_rope_layers"))
-            QT_TRY(listed_unrotated(&cfg->unrotated[i], list, src, i, err));
+        cfg->no_rope[i] = (rule == NO_ROPE_GLOBAL && windowed && !cfg->windows[i]) ||
+                          (rule == NO_ROPE_LISTED && (i + 1) % period == 0);
+        if (rule == NO_ROPE_LISTED && config_given(src->json, "no_rope_layers"))
+            QT_TRY(listed_no_rope(&cfg->no_rope[i], list, src, i, err));
     }
 done:
     return rc;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------ */
+/* ---- the file ------------------------------------------------------------------------------- */
 
-/* The family, and where in the file its options are. */
+/* Finds the family and the object with the decoder's options. */
 static int find_decoder(struct config *cfg, struct source *src, struct qt_err *err)
 {
     const json_t *inner = json_object_get(src->root, "text_config");
     const char *type, *decoder;
     int rc = QT_OK;
     QT_TRY(qt_json_need_string(&type, src->root, "model_type", src->path, err));
-    decoder = arch_of_wrapper(type);
-    cfg->wrapped = decoder != NULL;
-    if (cfg->wrapped)
+    decoder = arch_of_multimodal(type);
+    cfg->multimodal = decoder != NULL;
+    if (cfg->multimodal)
         type = decoder;
-    if (cfg->wrapped && json_is_object(inner)) { /* else flat, as Qwen2.5-VL's */
+    if (cfg->multimodal && json_is_object(inner)) { /* else no inner object, as in Qwen2.5-VL */
         src->json = inner;
         QT_TRY(qt_json_get_string(&type, inner, "model_type", src->path, err));
     }
@@ -344,7 +345,7 @@ static int read_all(struct config *cfg, struct source *src, struct qt_err *err)
     QT_TRY(read_flags(cfg, src, err));
     QT_TRY(read_act(cfg, src, err));
     QT_TRY(read_windows(cfg, src, err));
-    QT_TRY(read_unrotated(cfg, src, err));
+    QT_TRY(read_no_rope(cfg, src, err));
     if (cfg->arch->rope)
         QT_TRY(config_read_rope(cfg, src, err));
     if (cfg->arch->opt_layout)
@@ -377,7 +378,7 @@ done:
 void config_free(struct config *cfg)
 {
     qt_free(cfg->windows);
-    qt_free(cfg->unrotated);
+    qt_free(cfg->no_rope);
     qt_free(cfg->dense);
     qt_free(cfg->rope.inv_freq);
     qt_free(cfg->rope.long_inv_freq);

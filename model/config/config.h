@@ -1,38 +1,40 @@
-/* config.json while it is being read: config_source.c, used by the others. */
+/* Reading config.json: source.c reads checked values; the other files of this folder use it. */
 #ifndef QT_MODEL_CONFIG_CONFIG_H
 #define QT_MODEL_CONFIG_CONFIG_H
 
 #include "model/graph/internal.h"
 
-/* The most that are taken. */
+/* Largest accepted values. */
 enum { CONFIG_POSITIONS = 1 << 30, CONFIG_LAYERS = 4096, CONFIG_WIDTH = 1 << 24 };
 
-/* What is said of the decoder, and of all. */
+/* json: the object with the decoder's options, "text_config" or root. */
 struct source {
     const json_t *json, *root;
     const char *path;
 };
 
-/* Has a value that is not null. */
+/* True if the key is present and not null. */
 bool config_given(const json_t *obj, const char *key);
-/* Has a null. */
+/* True if the key is present and null. */
 bool config_null(const json_t *obj, const char *key);
-/* A size in 1..limit; missing or null: *out is left as it is, 0 means that it is needed. */
+/* Reads a size in 1..limit. *out holds the default for a missing or null key; 0: required key. */
 int config_read_size(size_t *out, const struct source *src, const char *key, size_t limit,
                      struct qt_err *err);
-/* A positive finite number; missing or null: *out is left as it is, 0 means that it is needed. */
+/* Reads a positive finite number, with the same default rule. */
 int config_read_positive(double *out, const struct source *src, const char *key,
                          struct qt_err *err);
+/* Fails with QT_E_UNSUPPORTED: "'KEY': VALUE is not supported". */
 int config_unsupported(const struct source *src, const char *key, const char *value,
                        struct qt_err *err);
 
-/* As the flag says where the key is missing or it has none. */
+/* Reads the flag's key, or uses its default. */
 int config_read_flag(bool *out, const struct source *src, const struct arch_flag *flag,
                      struct qt_err *err);
 
-/* Of a mixture of experts: all that struct config has of it, and the width of layers without. */
+/* Reads all fields of cfg about experts, and the width of dense MLPs. */
 int config_read_experts(struct config *cfg, const struct source *src, struct qt_err *err);
-/* cfg->rope, local_rope, rotated, query_beta, query_step; the positions that YaRN makes. */
+/* Reads cfg->rope, local_rope, rotary_dim, query_beta and query_step; YaRN may raise
+ * info.max_positions. */
 int config_read_rope(struct config *cfg, const struct source *src, struct qt_err *err);
 
 #endif

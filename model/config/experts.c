@@ -1,9 +1,9 @@
-/* config.json of mixtures of experts: how many, how they are chosen, and layers without them. */
+/* Mixtures of experts in config.json: number of experts, routing, and layers with a dense MLP. */
 #include "model/config/config.h"
 
 enum { LIMIT_EXPERTS = 1 << 12 };
 
-/* Layers first to last, every step-th of which has experts. */
+/* Layers first..last have experts if (layer + 1) % step = 0. */
 struct expert_layers {
     size_t first, last, step;
 };
@@ -29,7 +29,7 @@ done:
     return rc;
 }
 
-/* cfg->dense, dense_width */
+/* Reads cfg->dense and dense_width. */
 static int read_dense(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     const json_t *listed = json_object_get(src->json, "mlp_only_layers");
@@ -59,7 +59,7 @@ static int read_dense(struct config *cfg, const struct source *src, struct qt_er
         QT_TRY(config_unsupported(src,
                                   "decoder_sparse_step, first_k_dense_replace or "
                                   "mlp_only_layers",
-                                  "with this family a layer without experts", err));
+                                  "a layer without experts in this family", err));
     if (any)
         QT_TRY(config_read_size(&cfg->dense_width, src, "intermediate_size", CONFIG_WIDTH, err));
     if (all)
@@ -72,18 +72,18 @@ static int read_groups(struct config *cfg, const struct source *src, struct qt_e
 {
     int rc;
     QT_TRY(config_read_size(&cfg->groups, src, "n_group", LIMIT_EXPERTS, err));
-    QT_TRY(config_read_size(&cfg->chosen_groups, src, "topk_group", LIMIT_EXPERTS, err));
-    QT_TRY(config_read_positive(&cfg->share_scale, src, "routed_scaling_factor", err));
-    if (cfg->routed % cfg->groups || cfg->chosen_groups > cfg->groups ||
-        cfg->chosen > cfg->routed / cfg->groups * cfg->chosen_groups)
+    QT_TRY(config_read_size(&cfg->top_groups, src, "topk_group", LIMIT_EXPERTS, err));
+    QT_TRY(config_read_positive(&cfg->routing_scale, src, "routed_scaling_factor", err));
+    if (cfg->routed % cfg->groups || cfg->top_groups > cfg->groups ||
+        cfg->top_k > cfg->routed / cfg->groups * cfg->top_groups)
         rc = qt_fail(err, QT_E_INPUT, src->path, NULL,
-                     "%zu of %zu experts from %zu of %zu groups is not possible", cfg->chosen,
-                     cfg->routed, cfg->chosen_groups, cfg->groups);
+                     "cannot choose %zu of %zu experts from %zu of %zu groups", cfg->top_k,
+                     cfg->routed, cfg->top_groups, cfg->groups);
 done:
     return rc;
 }
 
-/* Of the expert that all tokens go through. */
+/* Reads cfg->shared_width. */
 static int read_shared(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     const struct arch *arch = cfg->arch;
@@ -94,7 +94,7 @@ static int read_shared(struct config *cfg, const struct source *src, struct qt_e
     if (arch->shared_count_key) {
         const json_t *given = json_object_get(src->json, arch->shared_count_key);
         if (arch->moe_layers && json_is_integer(given) && json_integer_value(given) == 0)
-            count = 0; /* there is no such expert */
+            count = 0; /* no shared expert */
         else
             QT_TRY(config_read_size(&count, src, arch->shared_count_key, LIMIT_EXPERTS, err));
         cfg->shared_width = count * cfg->expert_width;
@@ -106,13 +106,13 @@ done:
     return rc;
 }
 
-/* Options of families with moe_layers that would change results. */
+/* Refuses options of families with moe_layers that change the result and are not implemented. */
 static int refuse_options(const struct source *src, struct qt_err *err)
 {
     double least = 1;
     bool biased = false;
     int rc;
-    if (config_given(src->json, "moe_norm_min")) { /* of the sum of shares */
+    if (config_given(src->json, "moe_norm_min")) { /* lower bound of the sum of routing weights */
         QT_TRY(config_read_positive(&least, src, "moe_norm_min", err));
         if (least > 1e-6)
             QT_TRY(config_unsupported(src, "moe_norm_min", "more than 1e-6", err));
@@ -126,7 +126,7 @@ done:
 
 int config_read_experts(struct config *cfg, const struct source *src, struct qt_err *err)
 {
-    /* The first that is there, or the last. */
+    /* The number of experts is read from the first key that is present. */
     static const char *const keys[] = {"n_routed_experts", "num_local_experts", "moe_num_experts",
                                        "num_experts"};
     const struct arch *arch = cfg->arch;
@@ -139,16 +139,16 @@ int config_read_experts(struct config *cfg, const struct source *src, struct qt_
     while (at + 1 < sizeof keys / sizeof *keys && !config_given(src->json, keys[at]))
         at++;
     key = keys[at];
-    cfg->groups = cfg->chosen_groups = 1;
-    cfg->share_scale = 1;
+    cfg->groups = cfg->top_groups = 1;
+    cfg->routing_scale = 1;
     QT_TRY(config_read_size(&cfg->expert_width, src, width ? width : "intermediate_size",
                             CONFIG_WIDTH, err));
     QT_TRY(config_read_size(&cfg->routed, src, key, LIMIT_EXPERTS, err));
-    QT_TRY(config_read_size(&cfg->chosen, src, chosen, LIMIT_EXPERTS, err));
-    if (cfg->chosen > cfg->routed)
+    QT_TRY(config_read_size(&cfg->top_k, src, chosen, LIMIT_EXPERTS, err));
+    if (cfg->top_k > cfg->routed)
         return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' %zu is more than '%s' %zu", chosen,
-                       cfg->chosen, key, cfg->routed);
-    QT_TRY(config_read_flag(&cfg->shares_of_one, src, &arch->shares_of_one, err));
+                       cfg->top_k, key, cfg->routed);
+    QT_TRY(config_read_flag(&cfg->normalize_routing, src, &arch->normalize_routing, err));
     if (arch->sigmoid_router)
         QT_TRY(read_groups(cfg, src, err));
     if (arch->moe_layers)

@@ -1,18 +1,18 @@
-/* Rotary embeddings, as config.json describes them, in numbers. */
+/* Rotary embeddings: rope options of config.json -> inverse frequencies and scales. */
 #include "model/config/config.h"
 
 static const char original_key[] = "original_max_position_embeddings";
 
-/* A rotary embedding on its way from ordinary to scaled. */
+/* Arguments of a scaling method, which changes the unscaled rotary embedding in *out. */
 struct scaling {
-    struct rotary *out;  /* inv_freq is 1 / powers */
-    const float *powers; /* [rotated / 2]: theta^exponent */
+    struct rotary *out;  /* inv_freq[i] = 1 / powers[i] on entry */
+    const float *powers; /* [rotary_dim / 2]: theta^(2 i / rotary_dim) */
     double theta;
     struct config *cfg;
-    const struct source *src, *options; /* options: the object that names the scaling */
+    const struct source *src, *options; /* options: the object with the scaling's options */
 };
 
-/* The positions that the model had before it was stretched. */
+/* *old = number of positions before context extension. */
 static int read_original(size_t *old, const struct scaling *s, struct qt_err *err)
 {
     const size_t family = s->cfg->arch->original_positions;
@@ -22,7 +22,8 @@ static int read_original(size_t *old, const struct scaling *s, struct qt_err *er
         QT_TRY(config_read_size(old, s->options, original_key, CONFIG_POSITIONS, err));
     QT_TRY(config_read_size(old, s->src, original_key, CONFIG_POSITIONS, err));
     if (*old < 2)
-        rc = qt_fail(err, QT_E_INPUT, s->src->path, NULL, "'%s' is %zu", original_key, *old);
+        rc = qt_fail(err, QT_E_INPUT, s->src->path, NULL, "'%s' is %zu; at least 2 is required",
+                     original_key, *old);
 done:
     return rc;
 }
@@ -31,13 +32,14 @@ static int scale_linear(const struct scaling *s, struct qt_err *err)
 {
     double factor = 0;
     int rc = config_read_positive(&factor, s->options, "factor", err);
-    for (size_t i = 0; rc == QT_OK && i < s->cfg->rotated / 2; i++)
+    for (size_t i = 0; rc == QT_OK && i < s->cfg->rotary_dim / 2; i++)
         s->out->inv_freq[i] /= (float)factor;
     return rc;
 }
 
-/* Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, between them a blend. In
- * float, in the order of the reference implementation, because models were trained with those. */
+/* Llama 3.1: long wavelengths are stretched by `factor`, short ones are kept, and those in between
+ * are interpolated. Computed in float in the order of transformers, because models were trained
+ * with these roundings. */
 static int scale_llama3(const struct scaling *s, struct qt_err *err)
 {
     double factor = 0, low = 0, high = 0;
@@ -50,7 +52,7 @@ static int scale_llama3(const struct scaling *s, struct qt_err *err)
     if (high <= low)
         return qt_fail(err, QT_E_INPUT, s->src->path, NULL,
                        "'high_freq_factor' %g is not above 'low_freq_factor' %g", high, low);
-    for (size_t i = 0; i < s->cfg->rotated / 2; i++) {
+    for (size_t i = 0; i < s->cfg->rotary_dim / 2; i++) {
         float f = s->out->inv_freq[i], wavelength = (float)(2 * M_PI) / f;
         float blend = ((float)old / wavelength - (float)low) / (float)(high - low);
         if (wavelength > (float)((double)old / low))
@@ -62,10 +64,10 @@ done:
     return rc;
 }
 
-/* The pair of channels that turns so many times within the original positions. */
+/* Index (not an integer) of the channel pair that rotates `turns` times within `old` positions. */
 static double turning_pair(const struct scaling *s, double turns, size_t old)
 {
-    return (double)s->cfg->rotated * log((double)old / (turns * 2 * M_PI)) / (2 * log(s->theta));
+    return (double)s->cfg->rotary_dim * log((double)old / (turns * 2 * M_PI)) / (2 * log(s->theta));
 }
 
 static double yarn_attention(double factor, double mscale)
@@ -73,17 +75,18 @@ static double yarn_attention(double factor, double mscale)
     return factor > 1 ? 0.1 * mscale * log(factor) + 1 : 1;
 }
 
-/* transformers takes 0 for not given. */
+/* transformers treats 0 like a missing key. */
 static bool given_not_0(const json_t *options, const char *key)
 {
     const json_t *value = json_object_get(options, key);
     return config_given(options, key) && !(json_is_number(value) && json_number_value(value) == 0);
 }
 
-/* YaRN (Peng et al. 2023, section 3.2): pairs that turn beta_fast times and more are kept, those
- * that turn beta_slow times and less are stretched by `factor`, between them a blend; queries and
- * keys grow. So do the positions, which config.json may still count as they were. attn_factor is a
- * correction of the growth that runtimes multiply by, and transformers does not know. */
+/* YaRN (arXiv 2309.00071, section 3.2): channel pairs that rotate beta_fast times or more are kept,
+ * pairs that rotate beta_slow times or less are stretched by `factor`, and those in between are
+ * interpolated. Queries and keys are scaled up. max_positions is raised to factor * old, because
+ * config.json may still have the original number. attn_factor is an additional factor that
+ * inference runtimes apply and transformers ignores. */
 static int scale_yarn(const struct scaling *s, struct qt_err *err)
 {
     double factor = 0, fast = 32, slow = 1, mscale = 1, mscale_all = 0, correction = 1;
@@ -101,12 +104,13 @@ static int scale_yarn(const struct scaling *s, struct qt_err *err)
     }
     QT_TRY(qt_json_get_bool(&truncate, s->options->json, "truncate", s->src->path, err));
     if (s->theta <= 1)
-        return qt_fail(err, QT_E_INPUT, s->src->path, NULL, "'rope_theta' is %g", s->theta);
+        return qt_fail(err, QT_E_INPUT, s->src->path, NULL,
+                       "'rope_theta' is %g; YaRN requires more than 1", s->theta);
     double from = turning_pair(s, fast, old), to = turning_pair(s, slow, old);
     from = fmax(truncate ? floor(from) : from, 0);
-    to = fmin(truncate ? ceil(to) : to, (double)s->cfg->rotated - 1);
+    to = fmin(truncate ? ceil(to) : to, (double)s->cfg->rotary_dim - 1);
     to += from == to ? 0.001 : 0;
-    for (size_t i = 0; i < s->cfg->rotated / 2; i++) {
+    for (size_t i = 0; i < s->cfg->rotary_dim / 2; i++) {
         float ramp = ((float)i - (float)from) / (float)(to - from);
         float keep = 1 - fminf(fmaxf(ramp, 0), 1);
         float slowed = 1 / ((float)factor * s->powers[i]);
@@ -123,11 +127,11 @@ done:
     return rc;
 }
 
-/* factor[rotated / 2] */
+/* Reads factor[rotary_dim / 2] from the list `key`. */
 static int read_factors(float *factor, const struct scaling *s, const char *key, struct qt_err *err)
 {
     const json_t *list = json_object_get(s->options->json, key);
-    const size_t half = s->cfg->rotated / 2;
+    const size_t half = s->cfg->rotary_dim / 2;
     if (!json_is_array(list) || json_array_size(list) != half)
         return qt_fail(err, QT_E_INPUT, s->src->path, NULL, "'%s' is not a list of %zu numbers",
                        key, half);
@@ -141,11 +145,11 @@ static int read_factors(float *factor, const struct scaling *s, const char *key,
     return QT_OK;
 }
 
-/* LongRoPE (Phi-3): a factor per frequency, others for long sequences, and larger queries and keys
- * by as much as the model was stretched. */
+/* LongRoPE (arXiv 2402.13753, Phi-3): a factor per frequency, from one list for short and another
+ * for long sequences. The context extension also determines a scale of queries and keys. */
 static int scale_longrope(const struct scaling *s, struct qt_err *err)
 {
-    const size_t half = s->cfg->rotated / 2;
+    const size_t half = s->cfg->rotary_dim / 2;
     struct rotary *out = s->out;
     double factor, attention;
     size_t old;
@@ -168,8 +172,7 @@ done:
     return rc;
 }
 
-/* Ministral 3: queries grow with the logarithm of the position, in steps as long as the original
- * positions. */
+/* Ministral 3: queries are multiplied by 1 + beta ln(1 + floor(position / original positions)). */
 static int read_query_steps(const struct scaling *s, struct qt_err *err)
 {
     double beta = 0;
@@ -202,8 +205,8 @@ static int scale(const struct scaling *s, const char *type, struct qt_err *err)
                : config_unsupported(s->src, "rope_type", type, err);
 }
 
-/* The object with the rope options: "rope_scaling" (old, beside a top-level rope_theta) goes before
- * "rope_parameters" (new, rope_theta inside). An empty object when there is none. */
+/* *out = the object with the rope options: "rope_scaling" (old files, with a top-level rope_theta)
+ * is preferred to "rope_parameters" (new files, rope_theta inside); `empty` if there is none. */
 static int find_rope(const json_t **out, const struct source *src, const json_t *empty,
                      struct qt_err *err)
 {
@@ -221,13 +224,13 @@ static int find_rope(const json_t **out, const struct source *src, const json_t 
     return QT_OK;
 }
 
-/* cfg->rotated */
-static int read_rotated(struct config *cfg, const struct source *options, const struct source *src,
-                        struct qt_err *err)
+/* Reads cfg->rotary_dim. */
+static int read_rotary_dim(struct config *cfg, const struct source *options,
+                           const struct source *src, struct qt_err *err)
 {
-    double partial = cfg->arch->rotated > 0 ? cfg->arch->rotated : 1;
+    double partial = cfg->arch->rotary_factor > 0 ? cfg->arch->rotary_factor : 1;
     int rc = QT_OK;
-    /* To transformers null is 1, whatever the family, or an error: it depends on the version. */
+    /* Depending on its version, transformers takes null as 1 or reports an error. */
     if (partial != 1 && (config_null(src->json, "partial_rotary_factor") ||
                          config_null(options->json, "partial_rotary_factor")))
         QT_TRY(config_unsupported(src, "partial_rotary_factor", "null", err));
@@ -236,18 +239,23 @@ static int read_rotated(struct config *cfg, const struct source *options, const 
     if (partial != 1 && (!cfg->arch->partial_rope || partial > 1))
         QT_TRY(config_unsupported(src, "partial_rotary_factor",
                                   partial > 1 ? "a value above 1" : "a value other than 1", err));
-    cfg->rotated = (size_t)((double)cfg->info.head_dim * partial);
-    if (cfg->rotated % 2 || !cfg->rotated)
-        rc = partial < 1
-                 ? qt_fail(err, QT_E_INPUT, src->path, NULL,
-                           "'partial_rotary_factor' leaves %zu channels of a head", cfg->rotated)
-                 : qt_fail(err, QT_E_INPUT, src->path, NULL, "'head_dim' %zu is odd", cfg->rotated);
+    cfg->rotary_dim = (size_t)((double)cfg->info.head_dim * partial);
+    if (cfg->rotary_dim % 2 || !cfg->rotary_dim)
+        rc =
+            partial < 1
+                ? qt_fail(err, QT_E_INPUT, src->path, NULL,
+                          "'partial_rotary_factor' gives %zu rotary channels of an attention head; "
+                          "an even number above 0 is required",
+                          cfg->rotary_dim)
+                : qt_fail(err, QT_E_INPUT, src->path, NULL,
+                          "'head_dim' %zu is odd; the rotary embedding requires an even number",
+                          cfg->rotary_dim);
 done:
     return rc;
 }
 
-/* What *out points to is owned. theta: where neither `key` of config.json nor the options say it.
- */
+/* Fills *out, whose arrays the caller frees. theta: the default if neither `key` of config.json nor
+ * the options have it. */
 static int read_rope_from(struct rotary *out, struct config *cfg, const json_t *rope,
                           const char *key, double theta, const struct source *src,
                           struct qt_err *err)
@@ -259,15 +267,15 @@ static int read_rope_from(struct rotary *out, struct config *cfg, const json_t *
     if (key)
         QT_TRY(config_read_positive(&theta, src, key, err));
     QT_TRY(config_read_positive(&theta, &options, "rope_theta", err));
-    QT_TRY(read_rotated(cfg, &options, src, err));
+    QT_TRY(read_rotary_dim(cfg, &options, src, err));
     QT_TRY(qt_json_get_string(&type, rope, "type", src->path, err));
     QT_TRY(qt_json_get_string(&type, rope, "rope_type", src->path, err));
-    const size_t half = cfg->rotated / 2;
+    const size_t half = cfg->rotary_dim / 2;
     QT_TRY(qt_array_new(&powers, half, sizeof *powers, err));
     QT_TRY(qt_array_new(&out->inv_freq, half, sizeof *out->inv_freq, err));
     out->scale = 1;
     for (size_t i = 0; i < half; i++) {
-        powers[i] = (float)pow(theta, (double)((float)(2 * i) / (float)cfg->rotated));
+        powers[i] = (float)pow(theta, (double)((float)(2 * i) / (float)cfg->rotary_dim));
         out->inv_freq[i] = 1.0f / powers[i];
     }
     const struct scaling s = {out, powers, theta, cfg, src, &options};
@@ -279,8 +287,8 @@ done:
     return rc;
 }
 
-/* Of layers without and with a window. New: rope_parameters has an object for either; old:
- * rope_scaling is for those without. */
+/* Rope options of layers without (*full) and with (*local) a window. In new files, rope_parameters
+ * has one object for each; in old files, rope_scaling is for layers without a window. */
 static int ropes_of_layers(const json_t **full, const json_t **local, const struct source *src,
                            const json_t *empty, struct qt_err *err)
 {
@@ -311,8 +319,8 @@ static int ropes_of_layers(const json_t **full, const json_t **local, const stru
     return QT_OK;
 }
 
-/* Olmo 3's rope_theta without rope_parameters: for transformers that of layers without a window
- * alone, for others of all. */
+/* Olmo 3 without rope_parameters: transformers applies rope_theta only to layers without a window,
+ * other runtimes to all layers. Only the family's default is unambiguous. */
 static int check_theta_of_all(const struct config *cfg, const struct source *src,
                               struct qt_err *err)
 {
@@ -322,7 +330,8 @@ static int check_theta_of_all(const struct config *cfg, const struct source *src
         return QT_OK;
     QT_TRY(config_read_positive(&theta, src, "rope_theta", err));
     if (theta != cfg->arch->local_theta)
-        QT_TRY(config_unsupported(src, "rope_theta", "another number for this family", err));
+        QT_TRY(
+            config_unsupported(src, "rope_theta", "a value other than the family's default", err));
 done:
     return rc;
 }

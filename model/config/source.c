@@ -1,4 +1,4 @@
-/* Values of config.json, checked. */
+/* Reads typed values of config.json and checks their ranges. */
 #include "model/config/config.h"
 
 bool config_given(const json_t *obj, const char *key)

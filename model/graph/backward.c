@@ -1,17 +1,17 @@
 /*
- * The backward pass of every family: see the drawing in internal.h. A block's input is all
- * that is kept of its forward pass; a chunk of sequences is run forward again, this time keeping
- * what the gradients need, and then back, MLP first.
+ * The backward pass of every family: see the drawing in internal.h. Only the input of a decoder
+ * layer is kept from the forward pass. Each chunk of sequences is run forward again, keeping the
+ * activations that the gradients need, and then backward, MLP first.
  *
- * Either sublayer is x -> x + r f(x), r a number and f with its norms; gradients g of its output
- * are kept in place, and what comes back through f is added. With norm_after it is x -> norm(x +
- * f(x)).
+ * A sublayer computes x -> x + r f(x), where f includes the norms and r is residual_scale. The
+ * gradient g of its output stays in place, and the gradient through f is added to it. With
+ * norm_after the sublayer computes x -> norm(x + r f(x)).
  */
 #include "model/graph/layer.h"
 
 /* ---- working memory ------------------------------------------------------------------------- */
 
-/* Memory that is handed out from the front; base NULL: only counted. */
+/* Bump allocator; base = NULL: only counts. */
 struct arena {
     float *base;
     size_t used;
@@ -24,17 +24,17 @@ static float *carve(struct arena *a, size_t count)
     return p;
 }
 
-/* Sets the pointers into memory that starts at `base`; returns the floats it takes. */
-static size_t lay_out(struct layer_grad_work *w, const struct qt_layer *b, float *base)
+/* Sets the pointers of w into memory that starts at `base`; returns the number of floats used. */
+static size_t lay_out(struct layer_grad_work *w, const struct qt_layer *l, float *base)
 {
-    const struct config *cfg = &b->model->cfg;
+    const struct config *cfg = &l->model->cfg;
     const struct qt_model_info *info = &cfg->info;
-    bool q_norm = b->parts[ROLE_Q_NORM].weight != NULL, gated = b->parts[ROLE_GATE].weight != NULL;
+    bool q_norm = l->parts[ROLE_Q_NORM].weight != NULL, gated = l->parts[ROLE_GATE].weight != NULL;
     size_t n = w->rows, h = n * info->hidden, inner = n * cfg->dense_width;
     size_t q = n * info->heads * info->head_dim, kv = n * info->kv_heads * info->head_dim;
     struct arena at = {base, 0};
-    bool raw_out = b->parts[ROLE_MLP_OUT].weight || cfg->norm_after;
-    w->attn_in = layer_norm_in_front(b, ROLE_ATTN_IN) ? carve(&at, h) : NULL;
+    bool raw_out = l->parts[ROLE_MLP_OUT].weight || cfg->norm_after;
+    w->attn_in = layer_norm_in_front(l, ROLE_ATTN_IN) ? carve(&at, h) : NULL;
     w->q = carve(&at, q);
     w->k = carve(&at, kv);
     w->q_raw = q_norm ? carve(&at, q) : w->q;
@@ -44,7 +44,7 @@ static size_t lay_out(struct layer_grad_work *w, const struct qt_layer *b, float
     w->o_raw = carve(&at, h);
     w->attn_sum = cfg->norm_after ? carve(&at, h) : NULL;
     w->mid = carve(&at, h);
-    w->mlp_in = layer_norm_in_front(b, ROLE_MLP_IN) ? carve(&at, h) : NULL;
+    w->mlp_in = layer_norm_in_front(l, ROLE_MLP_IN) ? carve(&at, h) : NULL;
     w->up = carve(&at, inner);
     w->gate = gated ? carve(&at, inner) : w->up;
     w->act = carve(&at, inner);
@@ -52,37 +52,37 @@ static size_t lay_out(struct layer_grad_work *w, const struct qt_layer *b, float
     w->mlp_sum = cfg->norm_after ? carve(&at, h) : NULL;
     w->dx = carve(&at, h);
     size_t attention = 2 * (q + kv), mlp = 2 * inner;
-    w->dwide = carve(&at, attention > mlp ? attention : mlp);
+    w->dscratch = carve(&at, attention > mlp ? attention : mlp);
     return at.used;
 }
 
-static int prepare(struct qt_layer *b, size_t rows, size_t seqlen, struct qt_err *err)
+static int prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err *err)
 {
-    struct layer_grad_work *w = &b->grad;
+    struct layer_grad_work *w = &l->grad;
     int rc = QT_OK;
-    QT_TRY(layer_prepare(b, 0, seqlen, err));
+    QT_TRY(layer_prepare(l, 0, seqlen, err));
     if (w->memory && rows <= w->rows)
         return QT_OK;
-    b->be->free(b->be, w->memory);
+    l->be->free(l->be, w->memory);
     *w = (struct layer_grad_work){.rows = rows};
-    /* Sizes are small enough that no product overflows (struct config); their sum is then known. */
-    QT_TRY(qt_backend_floats(&w->memory, b->be, lay_out(w, b, NULL), 1, err));
-    lay_out(w, b, w->memory);
+    /* The products do not overflow: see the limits of struct config. */
+    QT_TRY(qt_backend_floats(&w->memory, l->be, lay_out(w, l, NULL), 1, err));
+    lay_out(w, l, w->memory);
 done:
     return rc;
 }
 
-/* ---- forward again -------------------------------------------------------------------------- */
+/* ---- forward -------------------------------------------------------------------------------- */
 
-/* One chunk; run.hidden is not used. */
+/* The arguments of a chunk; run.hidden is not used. */
 struct chunk {
     struct layer_run run;
     struct layer_grad_work *w;
     struct qt_backend *be;
     const struct config *cfg;
     const struct qt_layer_grads *add;
-    const float *x; /* the block's input */
-    float *g;       /* gradient */
+    const float *x; /* the layer's input */
+    float *g;       /* gradient of the output, then of the input */
 };
 
 static size_t hidden_count(const struct chunk *c)
@@ -92,10 +92,10 @@ static size_t hidden_count(const struct chunk *c)
 
 static bool has(const struct chunk *c, enum role role)
 {
-    return c->run.b->parts[role].weight != NULL;
+    return c->run.layer->parts[role].weight != NULL;
 }
 
-/* out = x + raw, raw normed first where the family has norm_out; then, with norm_after, normed. */
+/* The end of a sublayer: out = x + r norm_out(raw), or with norm_after out = norm_in(x + r raw). */
 static int join(const struct chunk *c, float *out, float *sum, const float *x, const float *raw,
                 enum role norm_in, enum role norm_out, struct qt_err *err)
 {
@@ -147,7 +147,7 @@ done:
     return rc;
 }
 
-/* Up to the activation; further only where a norm of the output wants it. */
+/* Runs up to the activation; runs DOWN too if a norm follows it. */
 static int mlp_forward(struct chunk *c, struct qt_err *err)
 {
     struct layer_grad_work *w = c->w;
@@ -163,7 +163,7 @@ static int mlp_forward(struct chunk *c, struct qt_err *err)
                            c->run.m * c->cfg->dense_width, err));
     if (has(c, ROLE_MLP_OUT) || c->cfg->norm_after)
         QT_TRY(layer_linear(&c->run, ROLE_DOWN, w->down_raw, w->act, err));
-    if (c->cfg->norm_after) { /* the sum in front of the norm behind */
+    if (c->cfg->norm_after) { /* the input of the norm after the residual add */
         QT_TRY(c->be->copy(c->be, w->mlp_sum, w->down_raw, hidden_count(c) * sizeof(float), err));
         QT_TRY(layer_scale_residual(&c->run, w->mlp_sum, err));
         QT_TRY(c->be->add(c->be, w->mlp_sum, w->mid, hidden_count(c), err));
@@ -172,37 +172,37 @@ done:
     return rc;
 }
 
-/* ---- back ----------------------------------------------------------------------------------- */
+/* ---- backward ------------------------------------------------------------------------------- */
 
 static int linear_back(const struct chunk *c, enum role role, float *dx, bool add, const float *dy,
                        const float *x, struct qt_err *err)
 {
-    const struct layer_def *layer = c->run.b->layer;
+    const struct layer_def *layer = c->run.layer->def;
     const struct part *part = &layer->parts[role];
     float *dw = c->add->linear[part->index];
     int rc = QT_OK;
     if (dw)
         QT_TRY(c->be->linear_grad_w(c->be, dw + part->first * part->k, dy, x, c->run.m, part->n,
                                     part->k, err));
-    QT_TRY(c->be->linear_grad_x(c->be, dx, dy, c->run.b->parts[role].weight, add, c->run.m, part->n,
-                                part->k, err));
+    QT_TRY(c->be->linear_grad_x(c->be, dx, dy, c->run.layer->parts[role].weight, add, c->run.m,
+                                part->n, part->k, err));
 done:
     return rc;
 }
 
-/* Nothing happens where the family has no such norm: dx must be dy then. */
+/* Does nothing if the family has no such norm; dx and dy must then be the same array. */
 static int norm_back(const struct chunk *c, enum role role, float *dx, const float *dy,
                      const float *x, size_t m, struct qt_err *err)
 {
-    const struct layer_def *layer = c->run.b->layer;
+    const struct layer_def *layer = c->run.layer->def;
     if (!has(c, role))
         return QT_OK;
     return c->be->norm_grad(c->be, dx, c->add->norm[layer->parts[role].index], dy, x,
-                            c->run.b->parts[role].weight, c->cfg->arch->norm, c->cfg->eps, m,
+                            c->run.layer->parts[role].weight, c->cfg->arch->norm, c->cfg->eps, m,
                             layer->parts[role].n, err);
 }
 
-/* *d = gradient of what f returns, for that of the sublayer's output in g. */
+/* *d = gradient of the last linear's output, from the gradient g of the sublayer's output. */
 static int sublayer_back(const float **d, struct chunk *c, const float *sum, const float *raw,
                          enum role norm_in, enum role norm_out, struct qt_err *err)
 {
@@ -223,11 +223,11 @@ done:
     return rc;
 }
 
-/* g += dx, the gradient of what f got, through the norm in front. x: the sublayer's input. */
+/* Adds dx, taken through the norm that precedes the sublayer, to g. x: the sublayer's input. */
 static int input_back(struct chunk *c, const float *x, enum role norm_in, struct qt_err *err)
 {
     int rc = QT_OK;
-    if (!c->cfg->norm_after) /* nothing where there is none */
+    if (!c->cfg->norm_after)
         QT_TRY(norm_back(c, norm_in, c->w->dx, c->w->dx, x, c->run.m, err));
     QT_TRY(c->be->add(c->be, c->g, c->w->dx, hidden_count(c), err));
 done:
@@ -240,7 +240,7 @@ static int mlp_back(struct chunk *c, struct qt_err *err)
     const float *in = w->mlp_in ? w->mlp_in : w->mid, *d;
     bool gated = has(c, ROLE_GATE);
     size_t count = c->run.m * c->cfg->dense_width;
-    float *dgate = w->dwide, *dup = gated ? dgate + count : dgate;
+    float *dgate = w->dscratch, *dup = gated ? dgate + count : dgate;
     int rc = QT_OK;
     QT_TRY(sublayer_back(&d, c, w->mlp_sum, w->down_raw, ROLE_MLP_IN, ROLE_MLP_OUT, err));
     QT_TRY(linear_back(c, ROLE_DOWN, dgate, false, d, w->act, err));
@@ -254,15 +254,16 @@ done:
     return rc;
 }
 
-/* Of queries or keys, in place: rope turns back, then the norm. */
+/* Gradient of queries or keys in place: the inverse rotation, then the norm. */
 static int heads_back(const struct chunk *c, enum role norm, float *d, const float *raw,
                       size_t heads, struct qt_err *err)
 {
-    const struct rope *rope = layer_rope(c->run.b, norm == ROLE_Q_NORM);
+    const struct rope *rope = layer_rope(c->run.layer, norm == ROLE_Q_NORM);
     int rc = QT_OK;
     if (rope->cos)
         QT_TRY(c->be->rope(c->be, d, rope->cos, rope->minus_sin, c->run.m, c->run.seqlen, heads,
-                           c->cfg->info.head_dim, c->cfg->rotated, c->cfg->arch->interleaved, err));
+                           c->cfg->info.head_dim, c->cfg->rotary_dim, c->cfg->arch->interleaved,
+                           err));
     QT_TRY(norm_back(c, norm, d, d, raw, layer_head_rows(&c->run, heads), err));
 done:
     return rc;
@@ -276,7 +277,7 @@ static int attention_back(struct chunk *c, struct qt_err *err)
     const float *in = w->attn_in ? w->attn_in : c->x, *d;
     size_t q = c->run.m * info->heads * info->head_dim;
     size_t kv = c->run.m * info->kv_heads * info->head_dim;
-    float *dq = w->dwide, *dy = dq + q, *dk = dy + q, *dv = dk + kv;
+    float *dq = w->dscratch, *dy = dq + q, *dk = dy + q, *dv = dk + kv;
     int rc = QT_OK;
     QT_TRY(sublayer_back(&d, c, w->attn_sum, w->o_raw, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
     QT_TRY(linear_back(c, ROLE_O, dy, false, d, w->y, err));
@@ -291,21 +292,22 @@ done:
     return rc;
 }
 
-int qt_layer_grad(struct qt_layer *block, float *grad, const struct qt_layer_grads *add,
+int qt_layer_grad(struct qt_layer *layer, float *grad, const struct qt_layer_grads *add,
                   const float *hidden, size_t m, size_t seqlen, struct qt_err *err)
 {
-    const struct config *cfg = &block->model->cfg;
+    const struct config *cfg = &layer->model->cfg;
     size_t width = cfg->info.hidden, rows;
     int rc = QT_OK;
     if (cfg->info.experts)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "gradients of a mixture of experts");
-    QT_TRY(layer_check_length(block->model, m, seqlen, err));
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "gradients of a mixture of experts are not supported");
+    QT_TRY(layer_check_length(layer->model, m, seqlen, err));
     rows = layer_chunk(m, seqlen);
-    QT_TRY(prepare(block, rows, seqlen, err));
+    QT_TRY(prepare(layer, rows, seqlen, err));
     for (size_t at = 0; at < m; at += rows) {
         const struct layer_run run = {
-            .b = block, .m = qt_min_size(rows, m - at), .seqlen = seqlen, .stop = -1};
-        struct chunk c = {run, &block->grad,        block->be,        cfg,
+            .layer = layer, .m = qt_min_size(rows, m - at), .seqlen = seqlen, .stop = -1};
+        struct chunk c = {run, &layer->grad,        layer->be,        cfg,
                           add, hidden + at * width, grad + at * width};
         QT_TRY(attention_forward(&c, err));
         QT_TRY(mlp_forward(&c, err));
@@ -337,10 +339,11 @@ static int head_chunk(struct qt_embed_head *e, double *losses, float *grad, floa
         goto done;
     if (cfg->logit_scale != 1)
         QT_TRY(be->scale(be, e->logits, cfg->logit_scale, m * vocab, err));
-    QT_TRY(be->linear_grad_x(be, project ? e->narrow : grad, e->logits, head, false, m, vocab,
+    QT_TRY(be->linear_grad_x(be, project ? e->projected : grad, e->logits, head, false, m, vocab,
                              cfg->embed_dim, err));
     if (project)
-        QT_TRY(be->linear_grad_x(be, grad, e->narrow, project, false, m, cfg->embed_dim, n, err));
+        QT_TRY(
+            be->linear_grad_x(be, grad, e->projected, project, false, m, cfg->embed_dim, n, err));
     if (w)
         QT_TRY(
             be->norm_grad(be, grad, norm, grad, hidden, w, cfg->arch->norm, cfg->eps, m, n, err));
@@ -348,21 +351,21 @@ done:
     return rc;
 }
 
-int qt_head_grad(struct qt_embed_head *ends, double *losses, float *grad, float *norm,
+int qt_head_grad(struct qt_embed_head *e, double *losses, float *grad, float *norm,
                  const float *hidden, const struct qt_objective *objective, size_t m,
                  struct qt_err *err)
 {
-    size_t n = ends->model->cfg.info.hidden, vocab = ends->model->cfg.info.vocab;
+    size_t n = e->model->cfg.info.hidden, vocab = e->model->cfg.info.vocab;
     int rc = QT_OK;
-    if (!ends->logits)
-        QT_TRY(qt_backend_floats(&ends->logits, ends->be, HEAD_TOKENS, vocab, err));
-    if (objective->ref && !ends->ref_logits)
-        QT_TRY(qt_backend_floats(&ends->ref_logits, ends->be, HEAD_TOKENS, vocab, err));
+    if (!e->logits)
+        QT_TRY(qt_backend_floats(&e->logits, e->be, HEAD_TOKENS, vocab, err));
+    if (objective->ref && !e->ref_logits)
+        QT_TRY(qt_backend_floats(&e->ref_logits, e->be, HEAD_TOKENS, vocab, err));
     for (size_t at = 0; at < m; at += HEAD_TOKENS) {
         struct qt_objective o = *objective;
         o.ref_hidden = o.ref ? o.ref_hidden + at * n : NULL;
         o.targets = o.ref ? NULL : o.targets + at;
-        QT_TRY(head_chunk(ends, losses + at, grad ? grad + at * n : NULL, norm, hidden + at * n, &o,
+        QT_TRY(head_chunk(e, losses + at, grad ? grad + at * n : NULL, norm, hidden + at * n, &o,
                           qt_min_size(HEAD_TOKENS, m - at), err));
     }
 done:

@@ -1,7 +1,7 @@
-/* What stands around the blocks: embedding and head, with the final norm. */
+/* The parts of a model outside its decoder layers: embedding, final norm and head. */
 #include "model/graph/layer.h"
 
-/* A head beside a tied embedding must be the same: it would be left out without a word. */
+/* A head that is stored beside a tied embedding is not used, so it must be equal to it. */
 static int check_tied_head(const struct qt_model *m, float *staging, const struct qt_weights *w,
                            struct qt_err *err)
 {
@@ -21,15 +21,15 @@ static int check_tied_head(const struct qt_model *m, float *staging, const struc
     }
     if (!same)
         rc = qt_fail(err, QT_E_INPUT, w->dir, head,
-                     "differs from the embedding, to which 'tie_word_embeddings' in config.json "
-                     "ties it");
+                     "differs from the embedding, but 'tie_word_embeddings' in config.json "
+                     "requires them to be equal");
 done:
     qt_free(embed);
     return rc;
 }
 
-static int load_ends(struct qt_embed_head *e, float *staging, const struct qt_weights *w,
-                     struct qt_err *err)
+static int load_outer_parts(struct qt_embed_head *e, float *staging, const struct qt_weights *w,
+                            struct qt_err *err)
 {
     const struct qt_model *m = e->model;
     struct qt_backend *be = e->be;
@@ -42,7 +42,7 @@ static int load_ends(struct qt_embed_head *e, float *staging, const struct qt_we
     QT_TRY(layer_load_part(&e->final_norm, &m->final_norm, staging, w, be, err));
     QT_TRY(layer_load_part(&e->head, &m->head, staging, w, be, err));
     QT_TRY(qt_backend_floats(&e->normed, be, HEAD_TOKENS, m->cfg.info.hidden, err));
-    QT_TRY(qt_backend_floats(&e->narrow, be, HEAD_TOKENS, m->cfg.embed_dim, err));
+    QT_TRY(qt_backend_floats(&e->projected, be, HEAD_TOKENS, m->cfg.embed_dim, err));
 done:
     return rc;
 }
@@ -56,13 +56,13 @@ int qt_embed_head_open(struct qt_embed_head **out, const struct qt_model *model,
     size_t largest = 0;
     int rc = QT_OK;
     *out = NULL;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) /* the others are no larger */
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) /* no other part is larger */
         if (part_count(parts[i]) > largest)
             largest = part_count(parts[i]);
     QT_TRY(qt_array_new(&staging, largest, sizeof *staging, err));
     QT_TRY(qt_array_new(&e, 1, sizeof *e, err));
     *e = (struct qt_embed_head){.model = model, .be = be};
-    QT_TRY(load_ends(e, staging, w, err));
+    QT_TRY(load_outer_parts(e, staging, w, err));
     *out = e;
 done:
     qt_free(staging);
@@ -71,31 +71,30 @@ done:
     return rc;
 }
 
-void qt_embed_head_close(struct qt_embed_head *ends)
+void qt_embed_head_close(struct qt_embed_head *e)
 {
-    if (!ends)
+    if (!e)
         return;
-    struct qt_backend *be = ends->be;
-    layer_free_part(&ends->embed, be);
-    layer_free_part(&ends->positions, be);
-    layer_free_part(&ends->project_in, be);
-    layer_free_part(&ends->project_out, be);
-    layer_free_part(&ends->final_norm, be);
-    layer_free_part(&ends->head, be);
-    be->free(be, ends->normed);
-    be->free(be, ends->narrow);
-    be->free(be, ends->logits);
-    be->free(be, ends->ref_logits);
-    qt_free(ends);
+    struct qt_backend *be = e->be;
+    layer_free_part(&e->embed, be);
+    layer_free_part(&e->positions, be);
+    layer_free_part(&e->project_in, be);
+    layer_free_part(&e->project_out, be);
+    layer_free_part(&e->final_norm, be);
+    layer_free_part(&e->head, be);
+    be->free(be, e->normed);
+    be->free(be, e->projected);
+    be->free(be, e->logits);
+    be->free(be, e->ref_logits);
+    qt_free(e);
 }
 
-int qt_head_set_norm(struct qt_embed_head *ends, const float *w, struct qt_err *err)
+int qt_head_set_norm(struct qt_embed_head *e, const float *w, struct qt_err *err)
 {
-    return ends->be->upload(ends->be, ends->final_norm.weight, w,
-                            ends->model->final_norm.n * sizeof *w, err);
+    return e->be->upload(e->be, e->final_norm.weight, w, e->model->final_norm.n * sizeof *w, err);
 }
 
-/* Rows of the table -> hidden[m][hidden], m <= HEAD_TOKENS. */
+/* hidden[m][hidden] = embedding of ids[m], without positions; m <= HEAD_TOKENS. */
 static int embed_chunk(struct qt_embed_head *e, float *hidden, const uint32_t *ids, size_t m,
                        struct qt_err *err)
 {
@@ -106,30 +105,31 @@ static int embed_chunk(struct qt_embed_head *e, float *hidden, const uint32_t *i
     int rc = QT_OK;
     for (size_t i = 0; i < m; i++)
         if (ids[i] >= cfg->info.vocab)
-            return qt_fail(err, QT_E_INPUT, NULL, NULL, "token %u, vocabulary is %zu",
-                           (unsigned)ids[i], cfg->info.vocab);
-    QT_TRY(be->gather_rows(be, project ? e->narrow : hidden, e->embed.weight, ids, NULL, m, width,
-                           err));
+            return qt_fail(err, QT_E_INPUT, NULL, NULL,
+                           "token id %u is outside the vocabulary of %zu tokens", (unsigned)ids[i],
+                           cfg->info.vocab);
+    QT_TRY(be->gather_rows(be, project ? e->projected : hidden, e->embed.weight, ids, NULL, m,
+                           width, err));
     if (project)
-        QT_TRY(be->linear(be, hidden, e->narrow, e->project_in.weight, NULL, m, n, width, err));
+        QT_TRY(be->linear(be, hidden, e->projected, e->project_in.weight, NULL, m, n, width, err));
     if (cfg->embed_scale != 1.0f)
         QT_TRY(be->scale(be, hidden, cfg->embed_scale, m * n, err));
 done:
     return rc;
 }
 
-int qt_embed_tokens(struct qt_embed_head *ends, float *hidden, const uint32_t *ids, size_t m,
+int qt_embed_tokens(struct qt_embed_head *e, float *hidden, const uint32_t *ids, size_t m,
                     size_t seqlen, struct qt_err *err)
 {
-    const struct config *cfg = &ends->model->cfg;
-    struct qt_backend *be = ends->be;
+    const struct config *cfg = &e->model->cfg;
+    struct qt_backend *be = e->be;
     size_t n = cfg->info.hidden;
     int rc = QT_OK;
-    QT_TRY(layer_check_length(ends->model, m, seqlen, err));
+    QT_TRY(layer_check_length(e->model, m, seqlen, err));
     for (size_t at = 0; at < m; at += HEAD_TOKENS)
-        QT_TRY(embed_chunk(ends, hidden + at * n, ids + at, qt_min_size(HEAD_TOKENS, m - at), err));
-    for (size_t at = 0; ends->positions.weight && at < m; at += seqlen)
-        QT_TRY(be->add(be, hidden + at * n, ends->positions.weight + cfg->arch->position_offset * n,
+        QT_TRY(embed_chunk(e, hidden + at * n, ids + at, qt_min_size(HEAD_TOKENS, m - at), err));
+    for (size_t at = 0; e->positions.weight && at < m; at += seqlen)
+        QT_TRY(be->add(be, hidden + at * n, e->positions.weight + cfg->arch->position_offset * n,
                        seqlen * n, err));
 done:
     return rc;
@@ -139,12 +139,12 @@ int qt_model_embed(float *hidden, const struct qt_model *model, const struct qt_
                    struct qt_backend *be, const uint32_t *ids, size_t m, size_t seqlen,
                    struct qt_err *err)
 {
-    struct qt_embed_head *ends = NULL;
+    struct qt_embed_head *e = NULL;
     int rc;
-    QT_TRY(qt_embed_head_open(&ends, model, w, be, err));
-    QT_TRY(qt_embed_tokens(ends, hidden, ids, m, seqlen, err));
+    QT_TRY(qt_embed_head_open(&e, model, w, be, err));
+    QT_TRY(qt_embed_tokens(e, hidden, ids, m, seqlen, err));
 done:
-    qt_embed_head_close(ends);
+    qt_embed_head_close(e);
     return rc;
 }
 
@@ -161,9 +161,9 @@ static int logits_chunk(struct qt_embed_head *e, float *logits, const float *hid
         x = e->normed;
     }
     if (e->project_out.weight) {
-        QT_TRY(be->linear(be, e->narrow, x, e->project_out.weight, NULL, m, cfg->embed_dim,
+        QT_TRY(be->linear(be, e->projected, x, e->project_out.weight, NULL, m, cfg->embed_dim,
                           cfg->info.hidden, err));
-        x = e->narrow;
+        x = e->projected;
     }
     QT_TRY(be->linear(be, logits, x, head, NULL, m, cfg->info.vocab, cfg->embed_dim, err));
     if (cfg->logit_scale != 1)
@@ -172,13 +172,13 @@ done:
     return rc;
 }
 
-int qt_head_logits(struct qt_embed_head *ends, float *logits, const float *hidden, size_t m,
+int qt_head_logits(struct qt_embed_head *e, float *logits, const float *hidden, size_t m,
                    struct qt_err *err)
 {
-    const struct config *cfg = &ends->model->cfg;
+    const struct config *cfg = &e->model->cfg;
     int rc = QT_OK;
     for (size_t at = 0; at < m; at += HEAD_TOKENS)
-        QT_TRY(logits_chunk(ends, logits + at * cfg->info.vocab, hidden + at * cfg->info.hidden,
+        QT_TRY(logits_chunk(e, logits + at * cfg->info.vocab, hidden + at * cfg->info.hidden,
                             qt_min_size(HEAD_TOKENS, m - at), err));
 done:
     return rc;

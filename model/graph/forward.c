@@ -1,28 +1,28 @@
 /*
  * The forward pass of every family, over struct qt_backend: see the drawing in internal.h.
- * Callers loop over blocks outside and over windows of text inside, so that one block's weights are
- * in memory at a time.
+ * Callers loop over decoder layers outside and over windows inside, so that the weights of one
+ * layer are in memory at a time.
  */
 #include "model/graph/layer.h"
 
-/* The input of a sublayer: the hidden states, normed where there is a norm in front. */
+/* *out = the input of a sublayer: the hidden states, normalized if a norm precedes the sublayer. */
 static int sublayer_input(const float **out, const struct layer_run *r, enum role norm,
                           struct qt_err *err)
 {
-    *out = layer_norm_in_front(r->b, norm) ? r->b->x : r->hidden;
-    return *out == r->hidden ? QT_OK : layer_apply_norm(r, norm, r->b->x, r->hidden, r->m, err);
+    *out = layer_norm_in_front(r->layer, norm) ? r->layer->x : r->hidden;
+    return *out == r->hidden ? QT_OK : layer_apply_norm(r, norm, r->layer->x, r->hidden, r->m, err);
 }
 
-/* hidden += x, the output of a sublayer. */
+/* Adds the output of a sublayer, in layer->x, to the hidden states. */
 static int sublayer_output(const struct layer_run *r, enum role norm_in, enum role norm_out,
                            struct qt_err *err)
 {
-    const struct config *cfg = &r->b->model->cfg;
-    struct qt_backend *be = r->b->be;
+    const struct config *cfg = &r->layer->model->cfg;
+    struct qt_backend *be = r->layer->be;
     int rc = QT_OK;
-    QT_TRY(layer_apply_norm(r, norm_out, r->b->x, r->b->x, r->m, err));
-    QT_TRY(layer_scale_residual(r, r->b->x, err));
-    QT_TRY(be->add(be, r->hidden, r->b->x, r->m * cfg->info.hidden, err));
+    QT_TRY(layer_apply_norm(r, norm_out, r->layer->x, r->layer->x, r->m, err));
+    QT_TRY(layer_scale_residual(r, r->layer->x, err));
+    QT_TRY(be->add(be, r->hidden, r->layer->x, r->m * cfg->info.hidden, err));
     if (cfg->norm_after)
         QT_TRY(layer_apply_norm(r, norm_in, r->hidden, r->hidden, r->m, err));
 done:
@@ -31,12 +31,13 @@ done:
 
 static int run_attention(const struct layer_run *r, struct qt_err *err)
 {
-    struct qt_layer *b = r->b;
-    const struct config *cfg = &b->model->cfg;
+    struct qt_layer *l = r->layer;
+    const struct config *cfg = &l->model->cfg;
     const struct qt_model_info *info = &cfg->info;
     struct qt_attention a = layer_attention(r);
     size_t width = info->heads * info->head_dim, kv_width = info->kv_heads * info->head_dim;
-    float *q = b->wide, *k = q + r->m * width, *v = k + r->m * kv_width, *y = v + r->m * kv_width;
+    float *q = l->scratch, *k = q + r->m * width, *v = k + r->m * kv_width,
+          *y = v + r->m * kv_width;
     const float *x, *attended = y;
     bool stop;
     int rc = QT_OK;
@@ -49,15 +50,15 @@ static int run_attention(const struct layer_run *r, struct qt_err *err)
     QT_TRY(layer_linear(r, ROLE_V, v, x, err));
     QT_TRY(layer_heads(r, ROLE_Q_NORM, q, info->heads, err));
     QT_TRY(layer_heads(r, ROLE_K_NORM, k, info->kv_heads, err));
-    if (b->runtime.cache)
-        QT_TRY(b->runtime.cache(b->runtime.cache_ctx, b->be, k, v,
-                                layer_linear_of(b->layer, ROLE_K),
-                                layer_linear_of(b->layer, ROLE_V), r->m, &a, err));
-    QT_TRY(b->be->attention(b->be, y, q, k, v, r->m, &a, err));
+    if (l->fake_quant.cache)
+        QT_TRY(l->fake_quant.cache(l->fake_quant.cache_ctx, l->be, k, v, l->exact_keys,
+                                   layer_linear_of(l->def, ROLE_K), layer_linear_of(l->def, ROLE_V),
+                                   r->m, &a, err));
+    QT_TRY(l->be->attention(l->be, y, q, k, v, r->m, &a, err));
     QT_TRY(layer_input(&attended, &stop, r, ROLE_O, err));
     if (stop)
         goto done;
-    QT_TRY(layer_linear(r, ROLE_O, b->x, attended, err));
+    QT_TRY(layer_linear(r, ROLE_O, l->x, attended, err));
     QT_TRY(sublayer_output(r, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
 done:
     return rc;
@@ -65,13 +66,13 @@ done:
 
 static int run_mlp(const struct layer_run *r, struct qt_err *err)
 {
-    struct qt_layer *b = r->b;
+    struct qt_layer *l = r->layer;
     const float *x;
     bool stop;
     int rc = QT_OK;
     QT_TRY(sublayer_input(&x, r, ROLE_MLP_IN, err));
-    QT_TRY(b->layer->experts ? experts_run(&stop, b->x, x, r, err)
-                             : layer_mlp(&stop, b->x, x, r, 0, err));
+    QT_TRY(l->def->experts ? experts_run(&stop, l->x, x, r, err)
+                           : layer_mlp(&stop, l->x, x, r, 0, err));
     if (!stop)
         QT_TRY(sublayer_output(r, ROLE_MLP_IN, ROLE_MLP_OUT, err));
 done:
@@ -80,22 +81,22 @@ done:
 
 typedef int sublayer(const struct layer_run *r, struct qt_err *err);
 
-/* sublayers[2]: NULL for one that is left out. all: how to run, for m tokens, which go in chunks.
- */
+/* Runs the sublayers (NULL: skipped) on all m tokens, chunk by chunk. all: the arguments, without
+ * those of a chunk. */
 static int run_sublayers(sublayer *const sublayers[2], const struct layer_run *all,
                          struct qt_err *err)
 {
-    const size_t width = all->b->model->cfg.info.hidden, m = all->m;
+    const size_t width = all->layer->model->cfg.info.hidden, m = all->m;
     size_t rows;
     int rc = QT_OK;
-    QT_TRY(layer_check_length(all->b->model, m, all->seqlen, err));
+    QT_TRY(layer_check_length(all->layer->model, m, all->seqlen, err));
     rows = layer_chunk(m, all->seqlen);
-    QT_TRY(layer_prepare(all->b, rows, all->seqlen, err));
+    QT_TRY(layer_prepare(all->layer, rows, all->seqlen, err));
     for (size_t at = 0; at < m; at += rows) {
         struct layer_run r = *all;
         r.hidden += at * width;
         r.m = qt_min_size(rows, m - at);
-        r.at = at;
+        r.first_token = at;
         for (int i = 0; i < 2; i++)
             if (sublayers[i])
                 QT_TRY(sublayers[i](&r, err));
@@ -104,13 +105,13 @@ done:
     return rc;
 }
 
-int qt_layer_run(struct qt_layer *block, float *hidden, size_t m, size_t seqlen,
-                 const struct qt_hook *tap, struct qt_err *err)
+int qt_layer_run(struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
+                 const struct qt_hook *hook, struct qt_err *err)
 {
     return run_sublayers(
         (sublayer *const[]){run_attention, run_mlp},
         &(struct layer_run){
-            .b = block, .hidden = hidden, .m = m, .seqlen = seqlen, .tap = tap, .stop = -1},
+            .layer = layer, .hidden = hidden, .m = m, .seqlen = seqlen, .hook = hook, .stop = -1},
         err);
 }
 
@@ -119,25 +120,25 @@ static sublayer *sublayer_of(int input)
     return input < 2 ? run_attention : run_mlp;
 }
 
-int qt_layer_run_sublayer(struct qt_layer *block, int input, float *hidden, size_t m, size_t seqlen,
-                          const struct qt_hook *tap, struct qt_err *err)
+int qt_layer_run_sublayer(struct qt_layer *layer, int input, float *hidden, size_t m, size_t seqlen,
+                          const struct qt_hook *hook, struct qt_err *err)
 {
     return run_sublayers(
         (sublayer *const[]){sublayer_of(input), NULL},
         &(struct layer_run){
-            .b = block, .hidden = hidden, .m = m, .seqlen = seqlen, .tap = tap, .stop = -1},
+            .layer = layer, .hidden = hidden, .m = m, .seqlen = seqlen, .hook = hook, .stop = -1},
         err);
 }
 
-int qt_layer_run_to(struct qt_layer *block, int input, float *hidden, size_t m, size_t seqlen,
-                    const struct qt_tokens *tokens, const struct qt_hook *tap, struct qt_err *err)
+int qt_layer_run_to(struct qt_layer *layer, int input, float *hidden, size_t m, size_t seqlen,
+                    const struct qt_tokens *tokens, const struct qt_hook *hook, struct qt_err *err)
 {
     return run_sublayers((sublayer *const[]){sublayer_of(input), NULL},
-                         &(struct layer_run){.b = block,
+                         &(struct layer_run){.layer = layer,
                                              .hidden = hidden,
                                              .m = m,
                                              .seqlen = seqlen,
-                                             .tap = tap,
+                                             .hook = hook,
                                              .stop = input,
                                              .tokens = tokens},
                          err);
@@ -147,15 +148,20 @@ static int route(const struct layer_run *r, struct qt_err *err)
 {
     const float *x;
     int rc = sublayer_input(&x, r, ROLE_MLP_IN, err);
-    return rc < 0 ? rc : experts_route(r->share + r->at * r->b->model->cfg.info.experts, r, x, err);
+    return rc < 0 ? rc
+                  : experts_route(r->weights + r->first_token * r->layer->model->cfg.info.experts,
+                                  r, x, err);
 }
 
-int qt_layer_route(float *share, struct qt_layer *block, float *hidden, size_t m, size_t seqlen,
+int qt_layer_route(float *weights, struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
                    struct qt_err *err)
 {
-    return run_sublayers(
-        (sublayer *const[]){route, NULL},
-        &(struct layer_run){
-            .b = block, .hidden = hidden, .m = m, .seqlen = seqlen, .stop = -1, .share = share},
-        err);
+    return run_sublayers((sublayer *const[]){route, NULL},
+                         &(struct layer_run){.layer = layer,
+                                             .hidden = hidden,
+                                             .m = m,
+                                             .seqlen = seqlen,
+                                             .stop = -1,
+                                             .weights = weights},
+                         err);
 }

@@ -1,24 +1,29 @@
 /*
- * The decoder graph, shared by the files of this folder that name, load and run its parts.
+ * The decoder graph, shared by the files that read config.json and that name, load and run the
+ * parts of a decoder layer.
  *
- * Every supported decoder block is an instance of one drawing; a family leaves parts out:
+ * Every supported decoder layer is an instance of this drawing. Parts in parentheses exist in some
+ * families only; (+) is the residual add.
  *
+ *   attention sublayer:
  *   hidden -+- ATTN_IN -- Q K V -- (Q_NORM K_NORM) -- (rope) -- attention -- O -- (ATTN_OUT) -(+)-
  *           +---------------------------------------------------------------------------------+
+ *   MLP sublayer:
  *          -+- MLP_IN -- (GATE) UP -- act -- DOWN -- (MLP_OUT) -(+)-
  *           +----------------------------------------------------+
  *
- * In a mixture of experts there are many of what stands between MLP_IN and MLP_OUT. ROUTER says,
- * of what MLP_IN gives, which few of them a token goes through; their outputs are added up, each
- * times its share. CHOICE is added to the router's scores to choose by, not to shares. The last
- * expert may be one that all tokens go through, of a width of its own; its share is 1, or the
- * sigmoid of what SHARED_GATE says. Some layers may have one MLP instead, again of another width.
+ * Mixture of experts: every expert has its own GATE, UP and DOWN. ROUTER scores the output of
+ * MLP_IN and chooses a few experts for each token. The outputs of these experts are multiplied by
+ * their routing weights and added. SELECT_BIAS is added to the scores for the choice, not to the
+ * routing weights. The last expert may be a shared expert with its own width; its routing weight is
+ * 1, or the sigmoid of SHARED_GATE. Some layers may have a dense MLP instead, with yet another
+ * width.
  *
- * Some families have the weights of Q, K, V in one tensor, QKV, and those of GATE, UP in GATE_UP;
- * these are then the linears, and Q, K, V, GATE, UP are rows of them.
+ * Fused tensors: some families store Q, K, V as one tensor QKV, and GATE, UP as GATE_UP. The fused
+ * tensors are then the linears, and Q, K, V, GATE, UP are row ranges of them.
  *
- * With `norm_after` (early OPT) ATTN_IN and MLP_IN are applied behind the additions instead. What
- * comes to the additions is multiplied by `residual_scale`.
+ * With `norm_after` (early OPT), ATTN_IN and MLP_IN are applied after the residual adds instead.
+ * The output of a sublayer is multiplied by `residual_scale` before the residual add.
  */
 #ifndef QT_MODEL_GRAPH_INTERNAL_H
 #define QT_MODEL_GRAPH_INTERNAL_H
@@ -37,10 +42,10 @@ enum role {
     ROLE_ATTN_OUT,
     ROLE_MLP_IN,
     ROLE_ROUTER,
-    ROLE_CHOICE,
+    ROLE_SELECT_BIAS,
     ROLE_SHARED_GATE,
     ROLE_MLP_OUT,
-    ROLE_GATE_UP, /* from here on: of each expert */
+    ROLE_GATE_UP, /* this and the following parts exist once per expert */
     ROLE_GATE,
     ROLE_UP,
     ROLE_DOWN,
@@ -48,7 +53,7 @@ enum role {
     EXPERT_ROLES = ROLE_COUNT - ROLE_GATE_UP
 };
 
-/* A yes/no that is fixed for a family (key NULL) or read from config.json (value: when missing). */
+/* An option that is fixed for a family (key NULL), or read from config.json with a default. */
 struct arch_flag {
     const char *key;
     bool value;
@@ -64,135 +69,134 @@ enum window_rule {
     WINDOW_EVEN_TO_LAYER /* layers 0, 2, 4, ... below max_window_layers, if use_sliding_window */
 };
 
-/* Layers without the rotary embedding. */
-enum unrotated_rule {
-    UNROTATED_NONE,
-    UNROTATED_LISTED, /* no_rope_layers: those with a 0; or every no_rope_layer_interval-th */
-    UNROTATED_WIDE    /* unless sliding_window is null, those without a window */
+/* Which layers have no rotary embedding (NoPE). */
+enum no_rope_rule {
+    NO_ROPE_NEVER,
+    NO_ROPE_LISTED, /* a 0 in no_rope_layers, or else every no_rope_layer_interval-th layer */
+    NO_ROPE_GLOBAL  /* layers without a window, unless sliding_window is null */
 };
 
-/* A model family: what config.json calls things, and which parts the graph has. */
+/* A model family: the keys of config.json, their defaults, tensor names and parts of the graph. */
 struct arch {
     const char *family; /* model_type */
-    /* Where config.json does not say it. 0: it must; of head_dim: hidden / heads. */
+    /* Defaults. 0: config.json must have the key; for kv_heads: heads; head_dim: hidden / heads. */
     size_t vocab, max_positions, heads, kv_heads, head_dim;
-    /* Tensor names without the decoder's prefix ("model.") and ".weight"/".bias"; of a layer:
-     * behind `layers` and its number. */
+    /* Tensor names without the decoder's prefix ("model.") and ".weight" or ".bias". The names of a
+     * layer follow `layers` and the layer number. */
     const char *layers, *embed, *positions, *final_norm, *project_in, *project_out;
     const char *parts[ROLE_COUNT]; /* NULL: the family has no such part */
-    /* What stands before an expert's number and part (NULL: no experts); before a part of the one
-     * that all tokens go through (NULL: none); of the MLP in layers without (NULL: none are). */
+    /* Name prefixes of MLP parts in families with experts: `experts` precedes the expert number,
+     * `shared` a part of the shared expert, `dense` a part of a dense MLP. NULL: there are none. */
     const char *experts, *shared, *dense;
-    struct arch_flag shares_of_one; /* shares of the chosen experts are made to sum to 1 */
-    bool sigmoid_router; /* n_group, topk_group, routed_scaling_factor, first_k_dense_replace */
-    size_t first_dense;  /* where config.json does not say it, layers in front without experts */
-    bool moe_layers;     /* moe_k, moe_layer_start_index, moe_layer_end_index, moe_layer_interval */
-    bool choice_row;     /* CHOICE is a matrix of one row */
-    const char *intermediate_key; /* of experts, if there are any; NULL: intermediate_size */
-    /* Of the expert that all go through: its width, or how many experts wide it is, and that where
-     * config.json does not say it; NULL: neither. */
+    struct arch_flag normalize_routing; /* routing weights of the chosen experts sum to 1 */
+    /* Also reads n_group, topk_group, routed_scaling_factor and first_k_dense_replace. */
+    bool sigmoid_router;
+    size_t first_dense;           /* default of the number of leading layers with a dense MLP */
+    bool moe_layers;              /* reads moe_k and moe_layer_{start_index,end_index,interval} */
+    bool select_bias_row;         /* SELECT_BIAS is stored as a matrix of one row */
+    const char *intermediate_key; /* width of the MLP, or of an expert; NULL: intermediate_size */
+    /* Width of the shared expert: the key of the width itself, or the key and default of the number
+     * of experts whose widths it adds up. NULL: no such key. */
     const char *shared_key, *shared_count_key;
     size_t shared_count;
     const char *act_key, *act;
-    const char *eps_key; /* NULL: 1e-5 */
-    double eps, theta;   /* where config.json does not say it; 0: 1e-6, 1e4 */
-    /* rope_theta of layers with a window where config.json does not say it; 0: all layers have one
-     * rotary embedding. */
+    const char *eps_key; /* NULL: always 1e-5 */
+    double eps, theta;   /* defaults of the norm's epsilon and rope_theta; 0: 1e-6 and 1e4 */
+    /* Default rope_theta of layers with a window. 0: all layers have the same rotary embedding. */
     double local_theta;
-    const char *local_theta_key;        /* NULL: it never does, outside of rope_parameters */
-    double attn_softcap, logit_softcap; /* where config.json does not say it, 0: none */
+    const char *local_theta_key;        /* NULL: only rope_parameters can set it */
+    double attn_softcap, logit_softcap; /* defaults; 0: none */
     enum qt_norm_kind norm;
     struct arch_flag qkv_bias, o_bias, mlp_bias, tied;
     enum window_rule window;
-    const char *window_period_key; /* NULL: config.json does not say it */
+    const char *window_period_key; /* NULL: window_period is fixed */
     size_t window_period;
-    size_t window_from;   /* max_window_layers where config.json does not say it; 0: 28 */
-    bool window_given;    /* without sliding_window in config.json: no window; else 4096 */
-    bool window_optional; /* with WINDOW_PATTERN: sliding_window may be null, no window */
-    enum unrotated_rule unrotated;
-    bool norms_of_all_heads;    /* Q_NORM and K_NORM are over all heads together */
-    const char *head_norms_key; /* whether there are any (missing: no); NULL: always */
-    bool multipliers;           /* of embedding, attention, residual, and logits_scaling */
-    bool rope;         /* else learned positions, `position_offset` rows into their table */
-    bool partial_rope; /* partial_rotary_factor */
-    double rotated;    /* where config.json does not say it; 0: 1 */
-    bool interleaved;  /* the rotary embedding turns neighbouring channels */
-    bool query_steps;  /* llama_4_scaling_beta: queries grow with the position */
-    bool mrope; /* rope_type mrope: positions of images; in text an ordinary rotary embedding */
-    /* original_max_position_embeddings where config.json does not say it outside the options of its
-     * rotary embedding, which has only LongRoPE, also called su or yarn; 0: what these say. */
+    size_t window_from;   /* default of max_window_layers; 0: 28 */
+    bool window_given;    /* without the key sliding_window there is no window (else: 4096) */
+    bool window_optional; /* with WINDOW_PATTERN: sliding_window null means no window */
+    enum no_rope_rule no_rope;
+    bool norms_of_all_heads;    /* Q_NORM and K_NORM normalize all attention heads together */
+    const char *head_norms_key; /* key that enables Q_NORM and K_NORM; NULL: always enabled */
+    bool multipliers;     /* reads {embedding,attention,residual}_multiplier and logits_scaling */
+    bool rope;            /* false: learned positions from row `position_offset` of the table */
+    bool partial_rope;    /* reads partial_rotary_factor */
+    double rotary_factor; /* default of partial_rotary_factor; 0: 1 */
+    bool interleaved;     /* the rotary embedding pairs channels 2i and 2i + 1 */
+    bool query_steps;     /* reads llama_4_scaling_beta: queries are scaled by position */
+    bool mrope;           /* accepts rope_type mrope, equal to the default for text */
+    /* Default of the top-level original_max_position_embeddings. In such a family the only scaling
+     * is LongRoPE (also called su or yarn). 0: the key is among the rope options. */
     size_t original_positions;
-    bool opt_layout;   /* do_layer_norm_before, word_embed_proj_dim and their like */
+    bool opt_layout;   /* reads do_layer_norm_before, word_embed_proj_dim and other OPT options */
     bool gemma_scales; /* softcaps, query_pre_attn_scalar, embedding times sqrt(hidden) */
     size_t position_offset;
 };
-/* NULL when unknown. */
+/* Returns NULL for an unknown family. */
 const struct arch *arch_find(const char *family);
-/* The family of the decoder in a model of images and text of this model_type, where config.json
- * does not name it under "text_config"; NULL: it is no such model. */
-const char *arch_of_wrapper(const char *type);
+/* For the model_type of a multimodal model: the family of its decoder, used if "text_config" of
+ * config.json does not name one. NULL: not a multimodal model. */
+const char *arch_of_multimodal(const char *type);
 
-/* A rotary embedding: channels i and i + rotated / 2 of a head, or 2i and 2i + 1 where they are
- * interleaved, are turned by an angle of position * inv_freq[i]; cosines and sines are multiplied
- * by `scale`. */
+/* A rotary embedding rotates channels i and i + rotary_dim / 2 of an attention head (2i and 2i + 1
+ * if interleaved) by position * inv_freq[i]. Cosines and sines are multiplied by `scale`. */
 struct rotary {
-    float *inv_freq; /* [config.rotated / 2], NULL: none */
-    /* Instead, for sequences of more than long_from tokens; NULL: the same for all. */
+    float *inv_freq; /* [config.rotary_dim / 2], NULL: none */
+    /* Replaces inv_freq in sequences of more than long_from tokens; NULL: no replacement. */
     float *long_inv_freq;
     size_t long_from;
     float scale;
 };
 
-/* config.json in numbers. All sizes, but of what there is none, are at least 1 and small enough
- * that a product of any two fits easily; heads is a multiple of kv_heads. */
+/* The checked contents of config.json. Sizes are at least 1 (0 only where "0:" says so) and small
+ * enough that the product of any two fits in a size_t; heads is a multiple of kv_heads. */
 struct config {
     const struct arch *arch;
     struct qt_model_info info;
     size_t embed_dim; /* width of the embedding table */
-    /* Widths between UP and DOWN: of the MLP in layers without experts, of an expert, and of the
-     * one that all tokens go through; 0: there is none. */
+    /* Intermediate widths (rows of UP) of a dense MLP, an expert and the shared expert; 0: none. */
     size_t dense_width, expert_width, shared_width;
-    bool *dense;     /* [layers]: without experts; NULL: all are as info.experts says */
-    size_t *windows; /* [layers], 0 = none */
-    bool *unrotated; /* [layers]: without the rotary embedding */
-    size_t rotated;  /* channels of a head that the rotary embedding turns */
-    /* Queries are multiplied by 1 + query_beta ln(1 + floor(position / query_step)); 0: they are
-     * not. */
+    bool *dense;       /* [layers] true: dense MLP in a model with experts; NULL: no experts */
+    size_t *windows;   /* [layers] sliding window in tokens; 0: none */
+    bool *no_rope;     /* [layers] true: no rotary embedding */
+    size_t rotary_dim; /* channels of an attention head that the rotary embedding rotates */
+    /* Queries are multiplied by 1 + query_beta ln(1 + floor(position / query_step)); query_beta 0:
+     * by 1. */
     float query_beta;
     size_t query_step;
-    struct rotary rope, local_rope; /* local: of layers with a window; none: as the others */
-    /* Numbers by which scores of attention, the embedding, what is added to hidden states, and the
-     * head's output are multiplied. */
+    struct rotary rope, local_rope; /* local: for layers with a window; none: `rope` for all */
+    /* Factors of the attention scores, the embedding, sublayer outputs, and logits. */
     float attn_scale, embed_scale, residual_scale, logit_scale;
     float eps, attn_softcap;
     enum qt_act_kind act;
     bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm, head_norms;
-    bool wrapped;
-    /* Wrappers say `tied` here, there, in both places or not at all. Where that is nothing, or both
-     * yes and no: it is tied if there is no head. */
+    bool multimodal; /* the decoder is part of a multimodal model */
+    /* Set if a multimodal config.json has no tie_word_embeddings, or different ones for the decoder
+     * and the whole model. The head is then tied if no head tensor is stored. */
     bool tied_unclear;
-    /* The router chooses `chosen` of the first `routed` of info.experts for a token, from the best
-     * `chosen_groups` of `groups` of them; their shares are multiplied by share_scale. */
-    size_t routed, chosen, groups, chosen_groups;
-    bool shares_of_one;
-    double share_scale;
+    /* The router chooses top_k experts per token, from the best top_groups of `groups` equal groups
+     * of the first `routed` of info.experts. Routing weights are multiplied by routing_scale. */
+    size_t routed, top_k, groups, top_groups;
+    bool normalize_routing;
+    double routing_scale;
 };
+/* Reads DIR/config.json; *out is freed by config_free. */
 int config_read(struct config *out, const char *dir, struct qt_err *err);
 void config_free(struct config *cfg);
 
-/* A linear layer, norm or table: y[n] = W[n][k] x[k] + b[n]; k = 0: the weight is a vector [n].
- * weight NULL: absent, or, with k, rows of a part that several are in. */
+/* A linear, norm or table: y[n] = W[n][k] x[k] + b[n]; k = 0: the weight is a vector [n].
+ * weight = NULL: the part is absent (k = 0), or is a row range of a fused part (k > 0). */
 struct part {
-    char *weight, *bias;
+    char *weight, *bias; /* tensor names, owned; NULL: none */
     size_t n, k;
-    bool linear;         /* that qt_model_linears lists */
-    size_t index;        /* among these, or among the norms; of rows of a part: as that */
-    size_t whole, first; /* rows [first, first + n) of that part; itself, 0 */
+    bool linear;  /* listed by qt_model_linears */
+    size_t index; /* in the list of linears or of norms; row range: that of the fused part */
+    size_t whole,
+        first; /* this is rows [first, first + n) of part number `whole` (else: itself, 0) */
 };
 
 struct layer_def {
-    size_t experts;     /* 0: no mixture */
-    struct part *parts; /* [layer_parts()] */
+    size_t experts;     /* 0: dense MLP */
+    struct part *parts; /* [layer_parts()], indexed by part_at() */
     struct qt_linear *linears;
     struct qt_norm norms[QT_LAYER_NORMS];
     size_t linear_count, norm_count;
@@ -202,35 +206,36 @@ struct qt_model {
     struct config cfg;
     struct layer_def *layers;
     struct part embed, positions, project_in, project_out, final_norm;
-    struct part head;    /* absent when tied to embed */
-    char *tied_head;     /* a tensor that is stored although it is tied; or NULL */
-    struct qt_norm last; /* final_norm */
+    struct part head;    /* absent if tied to embed */
+    char *tied_head;     /* name of a head that is stored although it is tied; NULL: none */
+    struct qt_norm last; /* final_norm, for qt_model_norms */
 };
 
-/* Where among the parts. Experts count from 0, which is also the MLP where there are none. */
+/* Index of a part in layer_def.parts. A dense MLP is expert 0. */
 static inline size_t part_at(size_t expert, enum role role)
 {
     return expert * EXPERT_ROLES + role;
 }
 
-/* Room for the parts of any layer. */
+/* Size of layer_def.parts, for any layer. */
 static inline size_t layer_parts(const struct config *cfg)
 {
     return part_at(cfg->info.experts ? cfg->info.experts - 1 : 0, ROLE_COUNT);
 }
 
-/* The inputs of an expert's linears. */
+/* The linear input of an expert: of DOWN, or of GATE and UP. */
 static inline int expert_input(size_t expert, bool down)
 {
     return 2 + 2 * (int)expert + down;
 }
 
-/* -1: it is no expert's. */
+/* The expert that has this linear input; -1: none. */
 static inline int layer_expert(const struct layer_def *layer, int input)
 {
     return input >= 2 && layer->experts ? (input - 2) / 2 : -1;
 }
 
+/* Number of elements of the weight. */
 static inline size_t part_count(const struct part *p)
 {
     return p->n * (p->k ? p->k : 1);

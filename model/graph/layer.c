@@ -1,13 +1,13 @@
 /*
- * A block in backend memory, and the steps of its sublayers that forward.c, experts.c and
+ * A decoder layer in backend memory, and the steps of its sublayers that forward.c, experts.c and
  * backward.c share.
  */
 #include "model/graph/layer.h"
 
 /* ---- backend memory ------------------------------------------------------------------------- */
 
-/* `staging` holds the largest tensor: the one copy beside the backend's. Memory that *out has from
- * another layer is used again. */
+/* `staging` has room for the largest tensor; it is the only copy besides the backend's. *out may
+ * hold memory from another layer, which is reused. */
 static int load_tensor(float **out, const char *name, size_t count, float *staging,
                        const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
 {
@@ -32,136 +32,137 @@ done:
     return rc;
 }
 
-void layer_free_part(struct loaded *l, struct qt_backend *be)
+void layer_free_part(struct loaded *loaded, struct qt_backend *be)
 {
-    be->free(be, l->weight);
-    be->free(be, l->bias);
+    be->free(be, loaded->weight);
+    be->free(be, loaded->bias);
 }
 
-/* ---- block ---------------------------------------------------------------------------------- */
+/* ---- decoder layer -------------------------------------------------------------------------- */
 
 int qt_layer_open(struct qt_layer **out, const struct qt_model *model, size_t layer,
                   const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
 {
-    struct qt_layer *b;
+    struct qt_layer *l;
     *out = NULL;
-    int rc = qt_array_new(&b, 1, sizeof *b, err);
+    int rc = qt_array_new(&l, 1, sizeof *l, err);
     if (rc < 0)
         return rc;
-    *b = (struct qt_layer){.model = model, .be = be};
-    rc = qt_array_new(&b->parts, layer_parts(&model->cfg), sizeof *b->parts, err);
+    *l = (struct qt_layer){.model = model, .be = be};
+    rc = qt_array_new(&l->parts, layer_parts(&model->cfg), sizeof *l->parts, err);
     if (rc == QT_OK)
-        rc = qt_layer_load(b, layer, w, err);
+        rc = qt_layer_load(l, layer, w, err);
     if (rc < 0)
-        qt_layer_close(b);
+        qt_layer_close(l);
     else
-        *out = b;
+        *out = l;
     return rc;
 }
 
-const struct qt_linear *layer_linear_of(const struct layer_def *l, size_t part)
+const struct qt_linear *layer_linear_of(const struct layer_def *def, size_t part)
 {
-    return &l->linears[l->parts[part].index];
+    return &def->linears[def->parts[part].index];
 }
 
-static bool is_linear_of(const struct layer_def *l, size_t part, int input)
+static bool is_linear_of(const struct layer_def *def, size_t part, int input)
 {
-    return l->parts[part].linear && layer_linear_of(l, part)->input == input;
+    return def->parts[part].linear && layer_linear_of(def, part)->input == input;
 }
 
-/* Parts that are rows of another one have no memory of their own. */
-static void find_rows(struct qt_layer *b)
+/* Points the parts that are row ranges into the memory of their fused part. */
+static void point_to_rows(struct qt_layer *l)
 {
-    const struct layer_def *l = b->layer;
-    for (size_t i = 0; i < layer_parts(&b->model->cfg); i++) {
-        const struct part *part = &l->parts[i];
-        const struct loaded *whole = &b->parts[part->whole];
+    const struct layer_def *def = l->def;
+    for (size_t i = 0; i < layer_parts(&l->model->cfg); i++) {
+        const struct part *part = &def->parts[i];
+        const struct loaded *whole = &l->parts[part->whole];
         if (part->whole == i || !part->k)
             continue;
-        b->parts[i].weight = whole->weight + part->first * part->k;
-        b->parts[i].bias = whole->bias ? whole->bias + part->first : NULL;
+        l->parts[i].weight = whole->weight + part->first * part->k;
+        l->parts[i].bias = whole->bias ? whole->bias + part->first : NULL;
     }
 }
 
-/* input: of the linears to load; -1: all parts. */
-static int load_parts(struct qt_layer *b, int input, const struct qt_weights *w, struct qt_err *err)
+/* input: loads the linears with this input; -1: loads all parts. */
+static int load_parts(struct qt_layer *l, int input, const struct qt_weights *w, struct qt_err *err)
 {
-    const struct layer_def *l = b->layer;
-    const size_t parts = layer_parts(&b->model->cfg);
+    const struct layer_def *def = l->def;
+    const size_t parts = layer_parts(&l->model->cfg);
     float *staging = NULL;
     size_t largest = 0;
     int rc = QT_OK;
     for (size_t i = 0; i < parts; i++)
-        if (part_count(&l->parts[i]) > largest)
-            largest = part_count(&l->parts[i]);
+        if (part_count(&def->parts[i]) > largest)
+            largest = part_count(&def->parts[i]);
     QT_TRY(qt_array_new(&staging, largest, sizeof *staging, err));
     for (size_t i = 0; i < parts; i++)
-        if (input < 0 || is_linear_of(l, i, input))
-            QT_TRY(layer_load_part(&b->parts[i], &l->parts[i], staging, w, b->be, err));
-    find_rows(b);
+        if (input < 0 || is_linear_of(def, i, input))
+            QT_TRY(layer_load_part(&l->parts[i], &def->parts[i], staging, w, l->be, err));
+    point_to_rows(l);
 done:
     qt_free(staging);
     return rc;
 }
 
-static void free_parts(struct qt_layer *b)
+static void free_parts(struct qt_layer *l)
 {
-    for (size_t i = 0; b->parts && b->layer && i < layer_parts(&b->model->cfg); i++) {
-        if (b->layer->parts[i].weight)
-            layer_free_part(&b->parts[i], b->be);
-        b->parts[i] = (struct loaded){0};
+    for (size_t i = 0; l->parts && l->def && i < layer_parts(&l->model->cfg); i++) {
+        if (l->def->parts[i].weight)
+            layer_free_part(&l->parts[i], l->be);
+        l->parts[i] = (struct loaded){0};
     }
 }
 
-/* The parts of layers with experts have the same shapes, and those of all others (role_shape). */
-int qt_layer_load(struct qt_layer *b, size_t layer, const struct qt_weights *w, struct qt_err *err)
+/* All layers with experts have parts of the same shapes, and so have all layers without: only a
+ * change between the two kinds needs new memory. */
+int qt_layer_load(struct qt_layer *l, size_t layer, const struct qt_weights *w, struct qt_err *err)
 {
-    if (b->layer && b->layer->experts != b->model->layers[layer].experts)
-        free_parts(b);
-    b->layer = &b->model->layers[layer];
-    b->dir = w->dir;
-    b->runtime = w->runtime;
-    b->window = b->model->cfg.windows[layer];
-    b->unrotated = b->model->cfg.unrotated[layer];
-    return load_parts(b, -1, w, err);
+    if (l->def && l->def->experts != l->model->layers[layer].experts)
+        free_parts(l);
+    l->def = &l->model->layers[layer];
+    l->dir = w->dir;
+    l->fake_quant = w->fake_quant;
+    l->window = l->model->cfg.windows[layer];
+    l->no_rope = l->model->cfg.no_rope[layer];
+    return load_parts(l, -1, w, err);
 }
 
-int qt_layer_load_linears(struct qt_layer *b, int input, const struct qt_weights *w,
+int qt_layer_load_linears(struct qt_layer *l, int input, const struct qt_weights *w,
                           struct qt_err *err)
 {
-    return load_parts(b, input, w, err);
+    return load_parts(l, input, w, err);
 }
 
-static int new_experts(struct qt_layer *b, size_t rows, struct qt_err *err)
+static int new_experts(struct qt_layer *l, size_t rows, struct qt_err *err)
 {
-    const struct qt_model_info *info = &b->model->cfg.info;
-    const size_t routed = b->model->cfg.routed;
-    struct layer_experts *e = &b->experts;
+    const struct qt_model_info *info = &l->model->cfg.info;
+    const size_t routed = l->model->cfg.routed;
+    struct layer_experts *e = &l->experts;
     int rc;
-    QT_TRY(qt_backend_floats(&e->in, b->be, rows, info->hidden, err));
-    QT_TRY(qt_backend_floats(&e->out, b->be, rows, info->hidden, err));
-    QT_TRY(qt_backend_floats(&e->sum, b->be, rows, info->hidden, err));
-    QT_TRY(qt_backend_floats(&e->logits, b->be, rows, routed, err));
+    QT_TRY(qt_backend_floats(&e->in, l->be, rows, info->hidden, err));
+    QT_TRY(qt_backend_floats(&e->out, l->be, rows, info->hidden, err));
+    QT_TRY(qt_backend_floats(&e->sum, l->be, rows, info->hidden, err));
+    QT_TRY(qt_backend_floats(&e->logits, l->be, rows, routed, err));
     QT_TRY(qt_array_new(&e->scores, rows, routed * sizeof *e->scores, err));
-    QT_TRY(qt_array_new(&e->choice, routed, sizeof *e->choice, err));
+    QT_TRY(qt_array_new(&e->select_bias, routed, sizeof *e->select_bias, err));
     QT_TRY(qt_array_new(&e->gate, rows, sizeof *e->gate, err));
-    QT_TRY(qt_array_new(&e->share, rows, info->experts * sizeof *e->share, err));
+    QT_TRY(qt_array_new(&e->weights, rows, info->experts * sizeof *e->weights, err));
     QT_TRY(qt_tokens_new(&e->tokens, rows, err));
 done:
     return rc;
 }
 
-static void free_experts(struct qt_layer *b)
+static void free_experts(struct qt_layer *l)
 {
-    struct layer_experts *e = &b->experts;
-    b->be->free(b->be, e->in);
-    b->be->free(b->be, e->out);
-    b->be->free(b->be, e->sum);
-    b->be->free(b->be, e->logits);
+    struct layer_experts *e = &l->experts;
+    l->be->free(l->be, e->in);
+    l->be->free(l->be, e->out);
+    l->be->free(l->be, e->sum);
+    l->be->free(l->be, e->logits);
     qt_free(e->scores);
-    qt_free(e->choice);
+    qt_free(e->select_bias);
     qt_free(e->gate);
-    qt_free(e->share);
+    qt_free(e->weights);
     qt_tokens_free(&e->tokens);
     *e = (struct layer_experts){0};
 }
@@ -174,29 +175,30 @@ static void free_rope(struct rope *r, struct qt_backend *be)
     *r = (struct rope){0};
 }
 
-static void free_work(struct qt_layer *b)
+static void free_work(struct qt_layer *l)
 {
-    struct qt_backend *be = b->be;
-    be->free(be, b->x);
-    be->free(be, b->wide);
-    be->free(be, b->staged);
-    free_rope(&b->rope, be);
-    free_rope(&b->local_rope, be);
-    free_rope(&b->query_rope, be);
-    b->x = b->wide = b->staged = NULL;
-    free_experts(b);
-    b->rows = b->seqlen = 0;
+    struct qt_backend *be = l->be;
+    be->free(be, l->x);
+    be->free(be, l->scratch);
+    be->free(be, l->quantized_input);
+    be->free(be, l->exact_keys);
+    free_rope(&l->rope, be);
+    free_rope(&l->local_rope, be);
+    free_rope(&l->query_rope, be);
+    l->x = l->scratch = l->quantized_input = l->exact_keys = NULL;
+    free_experts(l);
+    l->rows = l->seqlen = 0;
 }
 
-void qt_layer_close(struct qt_layer *block)
+void qt_layer_close(struct qt_layer *layer)
 {
-    if (!block)
+    if (!layer)
         return;
-    free_work(block);
-    block->be->free(block->be, block->grad.memory);
-    free_parts(block);
-    qt_free(block->parts);
-    qt_free(block);
+    free_work(layer);
+    layer->be->free(layer->be, layer->grad.memory);
+    free_parts(layer);
+    qt_free(layer->parts);
+    qt_free(layer);
 }
 
 static float query_growth(const struct config *cfg, size_t position)
@@ -204,23 +206,23 @@ static float query_growth(const struct config *cfg, size_t position)
     return 1 + cfg->query_beta * (float)log1p((double)(position / cfg->query_step));
 }
 
-/* cos, sin of position * inv_freq; none: nothing. The angle is rounded to float first, as in the
- * reference implementation. */
-static int make_rope(struct rope *out, struct qt_layer *b, const struct rotary *rotary,
+/* Fills the tables with cos and sin of position * inv_freq; without inv_freq, *out stays empty. The
+ * angle is rounded to float first, as in transformers. */
+static int make_rope(struct rope *out, struct qt_layer *l, const struct rotary *rotary,
                      bool queries, size_t seqlen, struct qt_err *err)
 {
-    const struct config *cfg = &b->model->cfg;
+    const struct config *cfg = &l->model->cfg;
     const float *inv_freq = rotary->long_inv_freq && seqlen > rotary->long_from
                                 ? rotary->long_inv_freq
                                 : rotary->inv_freq;
-    size_t half = cfg->rotated / 2, bytes;
+    size_t half = cfg->rotary_dim / 2, bytes;
     float *cos_host = NULL, *sin_host = NULL;
     int rc = QT_OK;
     if (!inv_freq)
         return QT_OK;
-    QT_TRY(qt_backend_floats(&out->cos, b->be, seqlen, half, err));
-    QT_TRY(qt_backend_floats(&out->sin, b->be, seqlen, half, err));
-    QT_TRY(qt_backend_floats(&out->minus_sin, b->be, seqlen, half, err));
+    QT_TRY(qt_backend_floats(&out->cos, l->be, seqlen, half, err));
+    QT_TRY(qt_backend_floats(&out->sin, l->be, seqlen, half, err));
+    QT_TRY(qt_backend_floats(&out->minus_sin, l->be, seqlen, half, err));
     bytes = seqlen * half * sizeof(float); /* fits: qt_backend_floats has checked it */
     QT_TRY(qt_array_new(&cos_host, seqlen * half, sizeof *cos_host, err));
     QT_TRY(qt_array_new(&sin_host, seqlen * half, sizeof *sin_host, err));
@@ -232,23 +234,23 @@ static int make_rope(struct rope *out, struct qt_layer *b, const struct rotary *
             sin_host[pos * half + i] = (float)sin((double)angle) * scale;
         }
     }
-    QT_TRY(b->be->upload(b->be, out->cos, cos_host, bytes, err));
-    QT_TRY(b->be->upload(b->be, out->sin, sin_host, bytes, err));
-    QT_TRY(b->be->copy(b->be, out->minus_sin, out->sin, bytes, err));
-    QT_TRY(b->be->scale(b->be, out->minus_sin, -1.0f, seqlen * half, err));
+    QT_TRY(l->be->upload(l->be, out->cos, cos_host, bytes, err));
+    QT_TRY(l->be->upload(l->be, out->sin, sin_host, bytes, err));
+    QT_TRY(l->be->copy(l->be, out->minus_sin, out->sin, bytes, err));
+    QT_TRY(l->be->scale(l->be, out->minus_sin, -1.0f, seqlen * half, err));
 done:
     qt_free(cos_host);
     qt_free(sin_host);
     return rc;
 }
 
-const struct rope *layer_rope(const struct qt_layer *b, bool queries)
+const struct rope *layer_rope(const struct qt_layer *l, bool queries)
 {
     static const struct rope none;
-    return b->unrotated                     ? &none
-           : queries && b->query_rope.cos   ? &b->query_rope
-           : b->local_rope.cos && b->window ? &b->local_rope
-                                            : &b->rope;
+    return l->no_rope                       ? &none
+           : queries && l->query_rope.cos   ? &l->query_rope
+           : l->local_rope.cos && l->window ? &l->local_rope
+                                            : &l->rope;
 }
 
 static size_t widest_mlp(const struct config *cfg)
@@ -256,35 +258,37 @@ static size_t widest_mlp(const struct config *cfg)
     return qt_max_size(cfg->dense_width, qt_max_size(cfg->expert_width, cfg->shared_width));
 }
 
-/* Of the inputs of linears. */
 static size_t widest_input(const struct config *cfg)
 {
     const struct qt_model_info *info = &cfg->info;
     return qt_max_size(widest_mlp(cfg), qt_max_size(info->hidden, info->heads * info->head_dim));
 }
 
-int layer_prepare(struct qt_layer *b, size_t rows, size_t seqlen, struct qt_err *err)
+int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err *err)
 {
-    const struct config *cfg = &b->model->cfg;
+    const struct config *cfg = &l->model->cfg;
     const struct qt_model_info *info = &cfg->info;
     size_t attention = 2 * (info->heads + info->kv_heads) * info->head_dim;
-    size_t mlp = (b->parts[ROLE_GATE].weight ? 2 : 1) * widest_mlp(cfg);
+    size_t mlp = (l->parts[ROLE_GATE].weight ? 2 : 1) * widest_mlp(cfg);
     int rc = QT_OK;
-    if (rows <= b->rows && seqlen == b->seqlen && (!b->runtime.input || b->staged))
+    if (rows <= l->rows && seqlen == l->seqlen && (!l->fake_quant.input || l->quantized_input) &&
+        (!l->fake_quant.cache || l->exact_keys))
         return QT_OK;
-    free_work(b);
-    QT_TRY(qt_backend_floats(&b->x, b->be, rows, info->hidden, err));
-    QT_TRY(qt_backend_floats(&b->wide, b->be, rows, qt_max_size(attention, mlp), err));
-    if (b->runtime.input)
-        QT_TRY(qt_backend_floats(&b->staged, b->be, rows, widest_input(cfg), err));
+    free_work(l);
+    QT_TRY(qt_backend_floats(&l->x, l->be, rows, info->hidden, err));
+    QT_TRY(qt_backend_floats(&l->scratch, l->be, rows, qt_max_size(attention, mlp), err));
+    if (l->fake_quant.input)
+        QT_TRY(qt_backend_floats(&l->quantized_input, l->be, rows, widest_input(cfg), err));
+    if (l->fake_quant.cache)
+        QT_TRY(qt_backend_floats(&l->exact_keys, l->be, rows, info->kv_heads * info->head_dim, err));
     if (info->experts)
-        QT_TRY(new_experts(b, rows, err));
-    QT_TRY(make_rope(&b->rope, b, &cfg->rope, false, seqlen, err));
+        QT_TRY(new_experts(l, rows, err));
+    QT_TRY(make_rope(&l->rope, l, &cfg->rope, false, seqlen, err));
     if (cfg->query_beta > 0)
-        QT_TRY(make_rope(&b->query_rope, b, &cfg->rope, true, seqlen, err));
-    QT_TRY(make_rope(&b->local_rope, b, &cfg->local_rope, false, seqlen, err));
-    b->rows = rows;
-    b->seqlen = seqlen;
+        QT_TRY(make_rope(&l->query_rope, l, &cfg->rope, true, seqlen, err));
+    QT_TRY(make_rope(&l->local_rope, l, &cfg->local_rope, false, seqlen, err));
+    l->rows = rows;
+    l->seqlen = seqlen;
 done:
     return rc;
 }
@@ -292,77 +296,83 @@ done:
 int layer_linear(const struct layer_run *r, size_t part, float *y, const float *x,
                  struct qt_err *err)
 {
-    const struct part *p = &r->b->layer->parts[part];
-    const struct loaded *l = &r->b->parts[part];
-    return r->b->be->linear(r->b->be, y, x, l->weight, l->bias, r->m, p->n, p->k, err);
+    const struct part *p = &r->layer->def->parts[part];
+    const struct loaded *loaded = &r->layer->parts[part];
+    return r->layer->be->linear(r->layer->be, y, x, loaded->weight, loaded->bias, r->m, p->n, p->k,
+                                err);
 }
 
 int layer_apply_norm(const struct layer_run *r, enum role role, float *y, const float *x, size_t m,
                      struct qt_err *err)
 {
-    const struct config *cfg = &r->b->model->cfg;
-    const struct loaded *l = &r->b->parts[role];
-    if (!l->weight)
+    const struct config *cfg = &r->layer->model->cfg;
+    const struct loaded *loaded = &r->layer->parts[role];
+    if (!loaded->weight)
         return QT_OK;
-    return r->b->be->norm(r->b->be, y, x, l->weight, l->bias, cfg->arch->norm, cfg->eps, m,
-                          r->b->layer->parts[role].n, err);
+    return r->layer->be->norm(r->layer->be, y, x, loaded->weight, loaded->bias, cfg->arch->norm,
+                              cfg->eps, m, r->layer->def->parts[role].n, err);
 }
 
-bool layer_norm_in_front(const struct qt_layer *b, enum role norm)
+bool layer_norm_in_front(const struct qt_layer *l, enum role norm)
 {
-    return b->parts[norm].weight && !b->model->cfg.norm_after;
+    return l->parts[norm].weight && !l->model->cfg.norm_after;
 }
 
 int layer_scale_residual(const struct layer_run *r, float *x, struct qt_err *err)
 {
-    const struct config *cfg = &r->b->model->cfg;
-    return cfg->residual_scale == 1
-               ? QT_OK
-               : r->b->be->scale(r->b->be, x, cfg->residual_scale, r->m * cfg->info.hidden, err);
+    const struct config *cfg = &r->layer->model->cfg;
+    return cfg->residual_scale == 1 ? QT_OK
+                                    : r->layer->be->scale(r->layer->be, x, cfg->residual_scale,
+                                                          r->m * cfg->info.hidden, err);
 }
 
 size_t layer_head_rows(const struct layer_run *r, size_t heads)
 {
-    return r->b->model->cfg.arch->norms_of_all_heads ? r->m : r->m * heads;
+    return r->layer->model->cfg.arch->norms_of_all_heads ? r->m : r->m * heads;
 }
 
 int layer_heads(const struct layer_run *r, enum role norm, float *x, size_t heads,
                 struct qt_err *err)
 {
-    const struct qt_layer *b = r->b;
-    const struct config *cfg = &b->model->cfg;
-    const struct rope *rope = layer_rope(b, norm == ROLE_Q_NORM);
+    const struct qt_layer *l = r->layer;
+    const struct config *cfg = &l->model->cfg;
+    const struct rope *rope = layer_rope(l, norm == ROLE_Q_NORM);
     int rc = QT_OK;
     QT_TRY(layer_apply_norm(r, norm, x, x, layer_head_rows(r, heads), err));
     if (rope->cos)
-        QT_TRY(b->be->rope(b->be, x, rope->cos, rope->sin, r->m, r->seqlen, heads,
-                           cfg->info.head_dim, cfg->rotated, cfg->arch->interleaved, err));
+        QT_TRY(l->be->rope(l->be, x, rope->cos, rope->sin, r->m, r->seqlen, heads,
+                           cfg->info.head_dim, cfg->rotary_dim, cfg->arch->interleaved, err));
 done:
     return rc;
 }
 
 struct qt_attention layer_attention(const struct layer_run *r)
 {
-    const struct config *cfg = &r->b->model->cfg;
+    const struct config *cfg = &r->layer->model->cfg;
     const struct qt_model_info *info = &cfg->info;
-    return (struct qt_attention){r->seqlen,       info->heads,       info->kv_heads, info->head_dim,
-                                 cfg->attn_scale, cfg->attn_softcap, r->b->window};
+    return (struct qt_attention){.seqlen = r->seqlen,
+                                 .heads = info->heads,
+                                 .kv_heads = info->kv_heads,
+                                 .head_dim = info->head_dim,
+                                 .scale = cfg->attn_scale,
+                                 .softcap = cfg->attn_softcap,
+                                 .window = r->layer->window};
 }
 
 int layer_input(const float **x, bool *stop, const struct layer_run *r, size_t part,
                 struct qt_err *err)
 {
-    struct qt_layer *b = r->b;
-    const struct qt_linear *linear = layer_linear_of(b->layer, part);
+    struct qt_layer *l = r->layer;
+    const struct qt_linear *linear = layer_linear_of(l->def, part);
     int rc = QT_OK;
     *stop = linear->input == r->stop;
-    if (b->runtime.input) {
-        QT_TRY(
-            b->runtime.input(b->runtime.ctx, b->be, b->staged, *x, linear, r->m, linear->k, err));
-        *x = b->staged;
+    if (l->fake_quant.input) {
+        QT_TRY(l->fake_quant.input(l->fake_quant.ctx, l->be, l->quantized_input, *x, linear, r->m,
+                                   linear->k, err));
+        *x = l->quantized_input;
     }
-    if (r->tap && (r->stop < 0 || *stop))
-        QT_TRY(r->tap->fn(r->tap->ctx, linear->input, *x, r->m, linear->k, err));
+    if (r->hook && (r->stop < 0 || *stop))
+        QT_TRY(r->hook->fn(r->hook->ctx, linear->input, *x, r->m, linear->k, err));
 done:
     return rc;
 }
@@ -370,11 +380,11 @@ done:
 int layer_mlp(bool *stop, float *y, const float *x, const struct layer_run *r, size_t expert,
               struct qt_err *err)
 {
-    struct qt_layer *b = r->b;
-    const struct config *cfg = &b->model->cfg;
-    bool gated = b->parts[part_at(expert, ROLE_GATE)].weight != NULL;
-    size_t count = r->m * b->layer->parts[part_at(expert, ROLE_UP)].n;
-    float *up = b->wide, *gate = gated ? up + count : up; /* ungated: act(up) */
+    struct qt_layer *l = r->layer;
+    const struct config *cfg = &l->model->cfg;
+    bool gated = l->parts[part_at(expert, ROLE_GATE)].weight != NULL;
+    size_t count = r->m * l->def->parts[part_at(expert, ROLE_UP)].n;
+    float *up = l->scratch, *gate = gated ? up + count : up; /* ungated: act(up) */
     const float *product = gate;
     int rc = QT_OK;
     QT_TRY(layer_input(&x, stop, r, part_at(expert, ROLE_UP), err));
@@ -383,7 +393,7 @@ int layer_mlp(bool *stop, float *y, const float *x, const struct layer_run *r, s
     if (gated)
         QT_TRY(layer_linear(r, part_at(expert, ROLE_GATE), gate, x, err));
     QT_TRY(layer_linear(r, part_at(expert, ROLE_UP), up, x, err));
-    QT_TRY(b->be->activate(b->be, gate, gate, gated ? up : NULL, cfg->act, count, err));
+    QT_TRY(l->be->activate(l->be, gate, gate, gated ? up : NULL, cfg->act, count, err));
     QT_TRY(layer_input(&product, stop, r, part_at(expert, ROLE_DOWN), err));
     if (!*stop)
         QT_TRY(layer_linear(r, part_at(expert, ROLE_DOWN), y, product, err));
@@ -394,10 +404,11 @@ done:
 int layer_check_length(const struct qt_model *model, size_t m, size_t seqlen, struct qt_err *err)
 {
     if (seqlen == 0 || m % seqlen)
-        return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "%zu tokens in sequences of %zu", m, seqlen);
+        return qt_fail(err, QT_E_INTERNAL, NULL, NULL,
+                       "%zu tokens are not a multiple of the sequence length %zu", m, seqlen);
     if (seqlen > model->cfg.info.max_positions)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "sequence length %zu, the model has %zu positions", seqlen,
+                       "sequence length %zu, but the model has %zu positions", seqlen,
                        model->cfg.info.max_positions);
     return QT_OK;
 }

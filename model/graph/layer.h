@@ -1,135 +1,141 @@
-/* What the forward and the backward pass share: a block and the ends in backend memory, and the
- * steps of the forward pass that the backward pass does again. */
-#ifndef QT_MODEL_GRAPH_BLOCK_H
-#define QT_MODEL_GRAPH_BLOCK_H
+/* Shared by forward and backward pass: a decoder layer, the embedding and the head in backend
+ * memory, and the steps of the forward pass that the backward pass repeats. */
+#ifndef QT_MODEL_GRAPH_LAYER_H
+#define QT_MODEL_GRAPH_LAYER_H
 
 #include "model/graph/internal.h"
 
-/* Tokens that go through a block (or the head) at a time, about. Enough that the products are
- * large; fixed, so that results do not depend on the machine. */
+/* Approximate number of tokens of a chunk, in decoder layers and in the head. Large enough for
+ * efficient matrix products; fixed, so that results do not depend on the machine. */
 enum { LAYER_TOKENS = 2048, HEAD_TOKENS = 512 };
 
-/* A part's weights in backend memory. */
+/* The weights of a part in backend memory; NULL: none. */
 struct loaded {
     float *weight, *bias;
 };
 
+/* Working memory of backward.c. */
 struct layer_grad_work {
     size_t rows;
-    float *memory; /* holds all that follow */
-    /* Forward: [rows][hidden] but q, k, v, y, gate, up, act. The raw ones are in front of a norm.
-     */
+    float *memory; /* one allocation that holds all following arrays */
+    /* Forward activations, [rows][hidden] except q, k, v, y, gate, up, act. *_raw: input of a norm;
+     * *_sum: result of a residual add. */
     float *attn_in, *q_raw, *k_raw, *q, *k, *v, *y, *o_raw, *attn_sum, *mid;
     float *mlp_in, *gate, *up, *act, *down_raw, *mlp_sum;
-    float *dx, *dwide; /* gradients: [rows][hidden]; q, k, v, y or gate, up side by side */
+    float *dx;       /* gradient, [rows][hidden] */
+    float *dscratch; /* gradients of q, y, k, v, or of gate, up, one after the other */
 };
 
-/* A rotary embedding's tables, [seqlen][config.rotated / 2]. */
+/* Tables of a rotary embedding, [seqlen][config.rotary_dim / 2]; NULL: none. */
 struct rope {
     float *cos, *sin, *minus_sin;
 };
 
-/* Of experts.c, for chunks of `rows` tokens. */
+/* Working memory of experts.c, for chunks of `rows` tokens. */
 struct layer_experts {
-    float *in, *out, *sum;   /* backend, [rows][hidden]: of an expert, and of all */
-    float *logits;           /* backend, [rows][routed] */
-    float *scores, *choice;  /* host, [rows][routed], of the router; [routed] */
-    float *gate;             /* host, [rows] */
-    float *share;            /* host, [rows][experts] */
-    struct qt_tokens tokens; /* of an expert */
+    float *in, *out;         /* backend, [rows][hidden], of one expert */
+    float *sum;              /* backend, [rows][hidden], weighted sum over the experts */
+    float *logits;           /* backend, [rows][routed], of the router */
+    float *scores;           /* host, copy of logits */
+    float *select_bias;      /* host, [routed] */
+    float *gate;             /* host, [rows], logits of the shared expert's gate */
+    float *weights;          /* host, [rows][experts], routing weights */
+    struct qt_tokens tokens; /* of one expert */
 };
 
 struct qt_layer {
     const struct qt_model *model;
-    const struct layer_def *layer;
+    const struct layer_def *def;
     struct qt_backend *be;
-    const char *dir; /* of the weights */
-    struct qt_fake_quant runtime;
+    const char *dir; /* directory of the weights, for messages */
+    struct qt_fake_quant fake_quant;
     size_t window;
-    bool unrotated;
+    bool no_rope;
     struct loaded *parts; /* [layer_parts()] */
-    /* Working memory for chunks of `rows` tokens in sequences of `seqlen`, made by the first run:
-     * x [rows][hidden]; wide: q, k, v and the attention's output, later gate and up; staged: an
-     * input of linears behind the runtime. */
+    /* Working memory for `rows` tokens in sequences of `seqlen`, allocated by the first run. */
     size_t rows, seqlen;
-    float *x, *wide, *staged;
-    struct rope rope, local_rope; /* of all layers, or of those with and without a window */
-    struct rope query_rope;       /* of queries, where these grow with the position */
+    float *x;                     /* [rows][hidden] */
+    float *scratch;               /* q, k, v and attention output, then up and gate */
+    float *quantized_input;       /* linear input after simulated quantization */
+    float *exact_keys;            /* keys before simulated quantization */
+    struct rope rope, local_rope; /* local: for layers with a window, if they differ */
+    struct rope query_rope;       /* for queries, if they are scaled by position */
     struct layer_experts experts;
-    struct layer_grad_work grad; /* of backward.c, made by its first run */
+    struct layer_grad_work grad; /* allocated by the first backward pass */
 };
 
 struct qt_embed_head {
     const struct qt_model *model;
     struct qt_backend *be;
     struct loaded embed, positions, project_in, project_out, final_norm, head;
-    /* Working memory for HEAD_TOKENS rows: [hidden] and [embed_dim]. */
-    float *normed, *narrow;
-    float *logits, *ref_logits; /* of backward.c, [HEAD_TOKENS][vocab], made by its first run */
+    float *normed, *projected;  /* [HEAD_TOKENS][hidden], [HEAD_TOKENS][embed_dim] */
+    float *logits, *ref_logits; /* [HEAD_TOKENS][vocab], allocated by the first backward pass */
 };
 
-/* One chunk on its way through a block. */
+/* Arguments of the steps of a decoder layer, for one chunk of tokens. */
 struct layer_run {
-    struct qt_layer *b;
+    struct qt_layer *layer;
     float *hidden;
     size_t m, seqlen;
-    const struct qt_hook *tap;
-    int stop; /* the input of linears where the way ends, and the only one tapped; -1: none */
-    /* NULL, or the tokens that go through the expert whose input that is; the first of the chunk is
-     * number `at`. */
-    const struct qt_tokens *tokens;
-    size_t at;
-    float *share; /* of qt_layer_route */
+    const struct qt_hook *hook;
+    int stop; /* stop at this linear input, and call the hook for it only; -1: run to the end */
+    const struct qt_tokens *tokens; /* tokens of the expert with input `stop`; NULL: the router's */
+    size_t first_token;             /* number of the chunk's first token */
+    float *weights;                 /* result of qt_layer_route, for all tokens */
 };
 
-/* ---- block.c -------------------------------------------------------------------------------- */
+/* ---- layer.c -------------------------------------------------------------------------------- */
 
-/* Of a part or of none. staging: room for its weight or bias. */
+/* Loads a part, if it is present. staging: host memory for its weight or bias. */
 int layer_load_part(struct loaded *out, const struct part *part, float *staging,
                     const struct qt_weights *w, struct qt_backend *be, struct qt_err *err);
 void layer_free_part(struct loaded *l, struct qt_backend *be);
-/* Of the layer's queries or keys; without tables where the layer has none. */
-const struct rope *layer_rope(const struct qt_layer *b, bool queries);
+/* The rotary tables of queries or keys; NULL tables if the layer has no rotary embedding. */
+const struct rope *layer_rope(const struct qt_layer *l, bool queries);
+/* The linear of a part, or of the fused part that contains it. */
 const struct qt_linear *layer_linear_of(const struct layer_def *l, size_t part);
-/* QT_E_USAGE, QT_E_INTERNAL: m tokens in sequences of seqlen are not for this model. */
+/* QT_E_USAGE: seqlen exceeds max_positions. QT_E_INTERNAL: m is not a multiple of seqlen. */
 int layer_check_length(const struct qt_model *model, size_t m, size_t seqlen, struct qt_err *err);
-/* Working memory for chunks of up to `rows` tokens and the tables of rope; rows = 0: only those. */
-int layer_prepare(struct qt_layer *b, size_t rows, size_t seqlen, struct qt_err *err);
+/* Allocates working memory for chunks of up to `rows` tokens, and the rotary tables (rows = 0: only
+ * the tables). */
+int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err *err);
 
-/* Tokens of a chunk: whole sequences, about LAYER_TOKENS. */
+/* Number of tokens of a chunk: whole sequences, about LAYER_TOKENS. */
 static inline size_t layer_chunk(size_t m, size_t seqlen)
 {
     return qt_min_size(m, seqlen < LAYER_TOKENS ? LAYER_TOKENS / seqlen * seqlen : seqlen);
 }
 
-/* part: a role; of an expert, part_at(). */
+/* y[m][n] = linear of x[m][k]. part: index by part_at(). */
 int layer_linear(const struct layer_run *r, size_t part, float *y, const float *x,
                  struct qt_err *err);
-/* Nothing happens where the family has no such norm. */
+/* y = norm of x, m rows of the norm's width. Does nothing if the family has no such norm. */
 int layer_apply_norm(const struct layer_run *r, enum role role, float *y, const float *x, size_t m,
                      struct qt_err *err);
-bool layer_norm_in_front(const struct qt_layer *b, enum role norm);
-/* x[m][hidden], the output of a sublayer or its gradient, times config.residual_scale. */
+/* True if the norm exists and is applied before its sublayer. */
+bool layer_norm_in_front(const struct qt_layer *l, enum role norm);
+/* Multiplies x[m][hidden], the output of a sublayer or its gradient, by config.residual_scale. */
 int layer_scale_residual(const struct layer_run *r, float *x, struct qt_err *err);
-/* Rows that a norm of queries or keys, [m][heads][head_dim], goes over. */
+/* Number of rows that Q_NORM or K_NORM normalizes in [m][heads][head_dim]. */
 size_t layer_head_rows(const struct layer_run *r, size_t heads);
-/* Norms and rotates queries or keys, [m][heads][head_dim]. */
+/* Applies Q_NORM or K_NORM and the rotary embedding to x[m][heads][head_dim] in place. */
 int layer_heads(const struct layer_run *r, enum role norm, float *x, size_t heads,
                 struct qt_err *err);
 struct qt_attention layer_attention(const struct layer_run *r);
-/* The input of the linear `part` and of those beside it, x[m][k], is complete: through the runtime,
- * past the tap. *stop: that was all. */
+/* Called when x[m][k], the input of the linear `part`, is complete: applies simulated quantization
+ * (*x then points to the rounded copy) and calls the hook. *stop = true: the run ends here. */
 int layer_input(const float **x, bool *stop, const struct layer_run *r, size_t part,
                 struct qt_err *err);
-/* y[m][hidden] of x[m][hidden] by the MLP, or one of many. *stop: that was not all of the way. */
+/* y[m][hidden] = dense MLP or expert of x[m][hidden]. *stop = true: ended at r->stop, y not set. */
 int layer_mlp(bool *stop, float *y, const float *x, const struct layer_run *r, size_t expert,
               struct qt_err *err);
 
 /* ---- experts.c ------------------------------------------------------------------------------ */
 
-/* share[m][experts] (host memory) of x[m][hidden], which is what the router gets. */
-int experts_route(float *share, const struct layer_run *r, const float *x, struct qt_err *err);
-/* As layer_mlp, by those experts that the tokens go through; with r->stop, by one at most. */
+/* Sets weights[m][experts] (host memory) as qt_layer_route; x[m][hidden]: the router's input. */
+int experts_route(float *weights, const struct layer_run *r, const float *x, struct qt_err *err);
+/* Like layer_mlp, for the weighted sum of the chosen experts. If r->stop is an input of an expert,
+ * runs that expert only. */
 int experts_run(bool *stop, float *y, const float *x, const struct layer_run *r,
                 struct qt_err *err);
 

@@ -1,5 +1,5 @@
-/* The decoder graph: names every tensor the configuration implies and checks that it is there, with
- * the implied shape. */
+/* Builds the decoder graph: names every tensor that config.json implies and checks that the tensor
+ * exists with the implied shape. */
 #include "model/graph/internal.h"
 
 #include <stdio.h>
@@ -32,7 +32,7 @@ static int check_tensor(const struct qt_weights *w, const char *name, size_t n, 
                    got_text, want_text);
 }
 
-/* A vector that is called `name`, or a matrix of it as its only row. */
+/* A vector called `name` (without ".weight"). row: it is stored as a matrix [1][n]. */
 static int vector_set(struct part *out, const char *name, size_t n, bool row,
                       const struct qt_weights *w, struct qt_err *err)
 {
@@ -84,7 +84,7 @@ static size_t mlp_width(const struct config *cfg, const struct layer_def *layer,
                                   : cfg->shared_width;
 }
 
-/* What a role's tensors look like. input: -1 for a norm or router. */
+/* Shape and inputs of a part; input is -1 for norms, the router and its bias. */
 static struct qt_linear role_shape(const struct config *cfg, const struct layer_def *layer,
                                    enum role role, size_t expert)
 {
@@ -130,7 +130,7 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
         return (struct qt_linear){.n = h, .k = inner, .input = down, .feeds = -1};
     case ROLE_ROUTER:
         return (struct qt_linear){.n = cfg->routed, .k = h, .input = -1, .feeds = -1};
-    case ROLE_CHOICE:
+    case ROLE_SELECT_BIAS:
         return (struct qt_linear){.n = cfg->routed, .input = -1, .feeds = -1};
     case ROLE_SHARED_GATE:
         return (struct qt_linear){.n = 1, .k = h, .input = -1, .feeds = -1};
@@ -159,7 +159,7 @@ static bool role_biased(const struct config *cfg, enum role role)
     case ROLE_DOWN:
         return cfg->mlp_bias;
     case ROLE_ROUTER:
-    case ROLE_CHOICE:
+    case ROLE_SELECT_BIAS:
     case ROLE_SHARED_GATE:
     case ROLE_Q_NORM:
     case ROLE_K_NORM:
@@ -169,7 +169,7 @@ static bool role_biased(const struct config *cfg, enum role role)
     }
 }
 
-/* The part whose rows a role is in a family that has that part; itself: none. */
+/* The fused part that contains the role in families that have it; else the role itself. */
 static enum role role_whole(enum role role)
 {
     return role >= ROLE_Q && role <= ROLE_V       ? ROLE_QKV
@@ -177,7 +177,7 @@ static enum role role_whole(enum role role)
                                                   : role;
 }
 
-/* The name without ".weight". prefix: of the decoder's tensors. */
+/* Tensor name without ".weight". prefix: that of all tensors of the decoder. */
 static int part_stem(char **out, const struct config *cfg, const struct layer_def *layer,
                      const char *prefix, size_t index, enum role role, size_t expert,
                      struct qt_err *err)
@@ -209,8 +209,8 @@ static int layer_part(struct layer_def *layer, const struct config *cfg, const c
     char *stem;
     int rc = part_stem(&stem, cfg, layer, prefix, index, role, expert, err);
     if (rc == QT_OK)
-        rc = role == ROLE_CHOICE
-                 ? vector_set(part, stem, linear.n, cfg->arch->choice_row, w, err)
+        rc = role == ROLE_SELECT_BIAS
+                 ? vector_set(part, stem, linear.n, cfg->arch->select_bias_row, w, err)
                  : part_set(part, stem, linear.n, linear.k, role_biased(cfg, role), w, err);
     qt_free(stem);
     if (rc < 0)
@@ -222,14 +222,14 @@ static int layer_part(struct layer_def *layer, const struct config *cfg, const c
         linear.weight = part->weight;
         linear.layer = index;
         layer->linears[part->index] = linear;
-    } else if (!linear.k && role != ROLE_CHOICE) {
+    } else if (!linear.k && role != ROLE_SELECT_BIAS) {
         part->index = layer->norm_count++;
         layer->norms[part->index] = (struct qt_norm){part->weight, linear.n};
     }
     return QT_OK;
 }
 
-/* Rows of the part `whole`, behind those of the role before. */
+/* Makes a role a row range of the fused part `whole`, after the rows of the preceding role. */
 static void layer_rows(struct layer_def *layer, const struct config *cfg, enum role role,
                        enum role whole, size_t expert)
 {
@@ -262,44 +262,44 @@ done:
     return rc;
 }
 
-/* Whether there is a layer of that number, which would have an O. One that predicts further tokens
- * is no part of the decoder; any other is an error. */
-static int find_layer(bool *there, const struct config *cfg, const char *prefix, size_t index,
+/* *exists: there is a layer `index` beyond the decoder, recognized by its O. MTP layers, which have
+ * an eh_proj, are allowed there; any other layer is an error. */
+static int find_layer(bool *exists, const struct config *cfg, const char *prefix, size_t index,
                       const struct qt_weights *w, struct qt_err *err)
 {
     size_t shape[QT_MAX_DIMS];
-    char *stem = NULL, *o = NULL, *joins = NULL;
+    char *stem = NULL, *o = NULL, *eh_proj = NULL;
     int ndim, rc;
     QT_TRY(part_stem(&stem, cfg, &(struct layer_def){0}, prefix, index, ROLE_O, 0, err));
     QT_TRY(qt_string_format(&o, err, "%s.weight", stem));
-    QT_TRY(
-        qt_string_format(&joins, err, "%s%s%zu.eh_proj.weight", prefix, cfg->arch->layers, index));
-    *there = w->shape(w->ctx, o, &ndim, shape);
-    if (*there && !w->shape(w->ctx, joins, &ndim, shape))
+    QT_TRY(qt_string_format(&eh_proj, err, "%s%s%zu.eh_proj.weight", prefix, cfg->arch->layers,
+                            index));
+    *exists = w->shape(w->ctx, o, &ndim, shape);
+    if (*exists && !w->shape(w->ctx, eh_proj, &ndim, shape))
         rc = qt_fail(err, QT_E_INPUT, w->dir, o,
                      "present, but 'num_hidden_layers' in config.json is %zu", cfg->info.layers);
 done:
     qt_free(stem);
     qt_free(o);
-    qt_free(joins);
+    qt_free(eh_proj);
     return rc;
 }
 
-/* A checkpoint with more layers than the configuration counts is not this model. (Experts are
- * counted by the router's rows.) */
+/* A checkpoint with more layers than config.json says is a different model. (The number of experts
+ * is checked by the rows of the router.) */
 static int check_no_more_layers(const struct config *cfg, const char *prefix,
                                 const struct qt_weights *w, struct qt_err *err)
 {
-    bool there = true;
+    bool exists = true;
     int rc = QT_OK;
-    for (size_t i = cfg->info.layers; there && rc == QT_OK; i++)
-        rc = find_layer(&there, cfg, prefix, i, w, err);
+    for (size_t i = cfg->info.layers; exists && rc == QT_OK; i++)
+        rc = find_layer(&exists, cfg, prefix, i, w, err);
     return rc;
 }
 
 /* ---- model ---------------------------------------------------------------------------------- */
 
-/* What stands before the names of the decoder's tensors, and the head's name. */
+/* The prefix of the decoder's tensor names, and the name of the head. */
 struct naming {
     const char *prefix, *head;
 };
@@ -313,7 +313,7 @@ static bool has_part(const struct qt_weights *w, const char *prefix, const char 
     return w->shape(w->ctx, name, &ndim, shape);
 }
 
-/* The usual one, the bare decoder's, and those of models of images and text. */
+/* Tries the usual prefix, that of a bare decoder, and those of multimodal models. */
 static struct naming find_naming(const struct arch *arch, const struct qt_weights *w)
 {
     static const struct naming known[] = {
@@ -329,8 +329,8 @@ static struct naming find_naming(const struct arch *arch, const struct qt_weight
     return known[0];
 }
 
-static int end_set(struct part *out, const char *prefix, const char *name, size_t n, size_t k,
-                   bool biased, const struct qt_weights *w, struct qt_err *err)
+static int outer_part_set(struct part *out, const char *prefix, const char *name, size_t n,
+                          size_t k, bool biased, const struct qt_weights *w, struct qt_err *err)
 {
     char *stem;
     int rc = qt_string_format(&stem, err, "%s%s", prefix, name);
@@ -340,27 +340,30 @@ static int end_set(struct part *out, const char *prefix, const char *name, size_
     return rc;
 }
 
-static int set_ends(struct qt_model *m, const struct naming *naming, const struct qt_weights *w,
-                    struct qt_err *err)
+static int set_outer_parts(struct qt_model *m, const struct naming *naming,
+                           const struct qt_weights *w, struct qt_err *err)
 {
     const struct config *cfg = &m->cfg;
     const struct arch *arch = cfg->arch;
     const char *prefix = naming->prefix;
     size_t hidden = cfg->info.hidden, vocab = cfg->info.vocab, embed = cfg->embed_dim;
     int rc = QT_OK;
-    QT_TRY(end_set(&m->embed, prefix, arch->embed, vocab, embed, false, w, err));
+    QT_TRY(outer_part_set(&m->embed, prefix, arch->embed, vocab, embed, false, w, err));
     if (arch->positions)
-        QT_TRY(end_set(&m->positions, prefix, arch->positions,
-                       cfg->info.max_positions + arch->position_offset, hidden, false, w, err));
+        QT_TRY(outer_part_set(&m->positions, prefix, arch->positions,
+                              cfg->info.max_positions + arch->position_offset, hidden, false, w,
+                              err));
     if (embed != hidden) {
-        QT_TRY(end_set(&m->project_in, prefix, arch->project_in, hidden, embed, false, w, err));
-        QT_TRY(end_set(&m->project_out, prefix, arch->project_out, embed, hidden, false, w, err));
+        QT_TRY(
+            outer_part_set(&m->project_in, prefix, arch->project_in, hidden, embed, false, w, err));
+        QT_TRY(outer_part_set(&m->project_out, prefix, arch->project_out, embed, hidden, false, w,
+                              err));
     }
     if (cfg->final_norm)
-        QT_TRY(end_set(&m->final_norm, prefix, arch->final_norm, hidden, 0,
-                       arch->norm == QT_NORM_LAYER, w, err));
+        QT_TRY(outer_part_set(&m->final_norm, prefix, arch->final_norm, hidden, 0,
+                              arch->norm == QT_NORM_LAYER, w, err));
     if (!cfg->tied)
-        QT_TRY(end_set(&m->head, "", naming->head, vocab, embed, false, w, err));
+        QT_TRY(outer_part_set(&m->head, "", naming->head, vocab, embed, false, w, err));
 done:
     return rc;
 }
@@ -378,7 +381,7 @@ int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_e
         m->cfg.tied = !has_part(w, "", naming.head);
     if (m->cfg.tied && has_part(w, "", naming.head))
         QT_TRY(qt_string_format(&m->tied_head, err, "%s.weight", naming.head));
-    QT_TRY(set_ends(m, &naming, w, err));
+    QT_TRY(set_outer_parts(m, &naming, w, err));
     for (size_t i = 0; i < m->cfg.info.layers; i++)
         QT_TRY(layer_set(&m->layers[i], &m->cfg, naming.prefix, i, w, err));
     QT_TRY(check_no_more_layers(&m->cfg, naming.prefix, w, err));

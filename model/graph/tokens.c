@@ -1,4 +1,4 @@
-/* Lists of tokens that go through an expert of a mixture, made of their shares. */
+/* Lists of the tokens that an expert processes, made from routing weights. */
 #include "model/model.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@ int qt_tokens_new(struct qt_tokens *out, size_t m, struct qt_err *err)
     int rc;
     *out = (struct qt_tokens){0};
     QT_TRY(qt_array_new(&out->row, m, sizeof *out->row, err));
-    QT_TRY(qt_array_new(&out->share, m, sizeof *out->share, err));
+    QT_TRY(qt_array_new(&out->weight, m, sizeof *out->weight, err));
 done:
     return rc;
 }
@@ -16,11 +16,11 @@ done:
 void qt_tokens_free(struct qt_tokens *t)
 {
     qt_free(t->row);
-    qt_free(t->share);
+    qt_free(t->weight);
     *t = (struct qt_tokens){0};
 }
 
-/* Least share of a token that does not choose the expert: sums of them must not vanish. */
+/* Lower bound for the weight of an added token, so that sums over added tokens do not vanish. */
 static const float SMALLEST = 0x1p-10f;
 
 static int descending(const void *a, const void *b)
@@ -29,15 +29,16 @@ static int descending(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* The share that the n-th of those that do not choose the expert would have, or the last if there
- * are fewer; *ties: how many of those with this share are among the n. sorted: room for m. */
-static float nth_share(size_t *ties, float *sorted, const float *share, size_t m, size_t experts,
-                       size_t n)
+/* Sorts the tokens that did not choose the expert by the weight they would have, descending, and
+ * returns the weight of the n-th (or of the last, if there are fewer). *ties: how many of the first
+ * n have this weight. sorted: room for m. */
+static float nth_weight(size_t *ties, float *sorted, const float *weights, size_t m, size_t experts,
+                        size_t n)
 {
     size_t others = 0;
     for (size_t i = 0; i < m; i++)
-        if (share[i * experts] <= 0)
-            sorted[others++] = -share[i * experts];
+        if (weights[i * experts] <= 0)
+            sorted[others++] = -weights[i * experts];
     n = qt_min_size(n, others);
     if (n == 0)
         return INFINITY;
@@ -47,25 +48,25 @@ static float nth_share(size_t *ties, float *sorted, const float *share, size_t m
     return sorted[n - 1];
 }
 
-size_t qt_tokens_of_expert(struct qt_tokens *out, const float *share, size_t m, size_t experts,
+size_t qt_tokens_of_expert(struct qt_tokens *out, const float *weights, size_t m, size_t experts,
                            size_t expert, size_t least)
 {
     float last = INFINITY;
     size_t chose = 0, ties = 0;
-    share += expert;
+    weights += expert;
     for (size_t i = 0; i < m; i++)
-        chose += share[i * experts] > 0;
+        chose += weights[i * experts] > 0;
     if (chose < least)
-        last = nth_share(&ties, out->share, share, m, experts, least - chose);
+        last = nth_weight(&ties, out->weight, weights, m, experts, least - chose);
     out->count = 0;
     for (size_t i = 0; i < m; i++) {
-        const float s = share[i * experts];
+        const float s = weights[i * experts];
         const bool joins = s <= 0 && (-s > last || (-s == last && ties > 0));
         if (!(s > 0 || joins))
             continue;
         ties -= joins && -s == last;
         out->row[out->count] = (uint32_t)i;
-        out->share[out->count++] = s > 0 ? s : fmaxf(-s, SMALLEST);
+        out->weight[out->count++] = s > 0 ? s : fmaxf(-s, SMALLEST);
     }
     return chose;
 }
@@ -76,6 +77,6 @@ void qt_tokens_slice(struct qt_tokens *out, const struct qt_tokens *all, size_t 
     for (size_t i = 0; i < all->count; i++)
         if (all->row[i] >= at && all->row[i] < at + m) {
             out->row[out->count] = all->row[i] - (uint32_t)at;
-            out->share[out->count++] = all->share[i];
+            out->weight[out->count++] = all->weight[i];
         }
 }

@@ -24,8 +24,8 @@ static int ckpt_load(void *ctx, const char *name, float *dst, struct qt_err *err
     if (!t)
         return qt_fail(err, QT_E_INPUT, qt_ckpt_dir(ctx), name, "missing");
     if (!qt_dtype_is_weight(t->dtype))
-        return qt_fail(err, QT_E_UNSUPPORTED, t->file, name, "dtype %s is not a weight's",
-                       qt_dtype_name(t->dtype));
+        return qt_fail(err, QT_E_UNSUPPORTED, t->file, name,
+                       "dtype %s is not supported for weights", qt_dtype_name(t->dtype));
     int rc = qt_ckpt_read(&blob, ctx, t, err);
     if (rc < 0)
         return rc;
@@ -39,7 +39,7 @@ static int ckpt_load(void *ctx, const char *name, float *dst, struct qt_err *err
 
 struct qt_weights qt_weights_of_ckpt(const struct qt_ckpt *ckpt)
 {
-    /* The callbacks take their context back as const: nothing is changed through this pointer. */
+    /* The callbacks only read through ctx. */
     void *ctx = (void *)(uintptr_t)ckpt;
     return (struct qt_weights){
         .dir = qt_ckpt_dir(ckpt), .ctx = ctx, .shape = ckpt_shape, .load = ckpt_load};

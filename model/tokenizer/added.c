@@ -1,7 +1,7 @@
 /*
- * Finding added tokens: leftmost, of those the longest. The tokens are sorted by text, so that
- * those that share a prefix are neighbours: walking along the text narrows a range of them byte by
- * byte.
+ * Finds added tokens in a text: the leftmost one, and of several at one place the longest. The
+ * tokens are sorted by text, so that tokens with a common prefix form a range. Each byte of the
+ * text narrows the range.
  */
 #include "model/tokenizer/internal.h"
 
@@ -49,7 +49,7 @@ void qt_added_set_free(struct qt_added_set *set)
     *set = (struct qt_added_set){0};
 }
 
-/* First of tokens[lo, hi), all longer than `depth`, whose byte at depth is >= b. */
+/* Index of the first of tokens[lo, hi) whose byte at `depth` is >= b; all are longer than depth. */
 static size_t lower_bound(const struct qt_added *tokens, size_t lo, size_t hi, size_t depth,
                           unsigned b)
 {
@@ -89,20 +89,23 @@ static bool stands_alone(const char *s, size_t size, size_t start, size_t end)
 }
 
 const struct qt_added *qt_added_next(size_t *start, size_t *end, size_t *from, size_t done,
-                                     const struct qt_added_set *set, const char *s, size_t size)
+                                     const struct qt_added_set *set, const char *s, size_t size,
+                                     bool (*interrupted)(void))
 {
     for (size_t i = *from; i < size; i++) {
+        if (i % 65536 == 0 && interrupted && interrupted())
+            return NULL;
         const struct qt_added *t = longest_at(set, s + i, size - i);
         if (!t)
             continue;
         *start = i;
         *end = *from = i + t->size;
         if (t->single_word && !stands_alone(s, size, *start, *end)) {
-            i = *end - 1; /* the occurrence is used up all the same */
+            i = *end - 1; /* the search continues after this occurrence */
             continue;
         }
         if (t->lstrip) {
-            *start = qt_max_size(*start, done); /* the one before may have swallowed more */
+            *start = qt_max_size(*start, done); /* rstrip of the previous token may overlap */
             while (*start > done) {
                 size_t n, before = qt_utf8_back(s, *start);
                 if (!qt_char_is_space(qt_utf8_char(&n, s + before)))
@@ -115,7 +118,7 @@ const struct qt_added *qt_added_next(size_t *start, size_t *end, size_t *from, s
                 *end += n;
         if (*start < *end)
             return t;
-        i = *from - 1; /* a token of blanks, none of which is left for it */
+        i = *from - 1; /* white space that the previous token's rstrip has consumed */
     }
     return NULL;
 }

@@ -1,29 +1,34 @@
 /*
- * Word -> ids. Characters become symbols in a doubly linked list; possible merges wait in a heap
- * by (rank, position). n symbols cost O(n log n), however long the word. The rules, oddities
- * included, are those of the `tokenizers` library (its models/bpe): ids must be equal to its ids.
+ * Word -> ids. Characters become symbols in a doubly linked list; possible merges are kept in a
+ * heap ordered by (rank, position). n symbols take O(n log n) time. All rules, unusual ones
+ * included, are those of models/bpe of the Hugging Face `tokenizers` library, so that the ids are
+ * equal.
  */
 #include "model/tokenizer/bpe.h"
 
 #include <string.h>
 
 enum {
-    CACHE_WORD_MAX = 64,      /* longer words hardly repeat */
-    CACHE_WORDS_MAX = 1 << 18 /* bounds the memory, not the text */
+    PART_BYTES = 1 << 18,     /* of a long word, encoded at a time */
+    PART_TOKEN_MAX = 1 << 10, /* with longer tokens, words are encoded whole */
+    POLL_MERGES = 1 << 16,    /* merges between two looks at `interrupted` */
+    CACHE_WORD_MAX = 64,      /* bytes; longer words rarely repeat */
+    CACHE_WORDS_MAX = 1 << 18 /* words; bounds the memory */
 };
 
 struct qt_symbol {
     uint32_t id;
     uint32_t prev, next; /* index, or NONE */
-    uint32_t alive;
+    uint32_t end; /* offset of its end in the word, or UNKNOWN: an unknown character is the last */
 };
 
 struct qt_candidate {
-    uint32_t rank, pos; /* of the left symbol */
-    uint32_t id;        /* what it would become */
+    uint32_t rank, pos; /* pos: index of the left symbol */
+    uint32_t id;        /* id of the merged symbol */
 };
 
-#define NONE UINT32_MAX
+#define NONE    UINT32_MAX
+#define UNKNOWN 0
 
 int qt_ids_add(struct qt_ids *ids, uint32_t id, struct qt_err *err)
 {
@@ -39,7 +44,21 @@ void qt_bpe_work_free(struct qt_bpe_work *work)
     qt_free(work->heap);
     qt_strmap_free(&work->cache);
     qt_free(work->cached.data);
+    qt_free(work->places.data);
+    qt_free(work->cuts.data);
     *work = (struct qt_bpe_work){0};
+}
+
+bool qt_bpe_enough(const struct qt_ids *out, const struct qt_bpe_work *work)
+{
+    return work->most && out->count >= work->most;
+}
+
+int qt_tokenizer_poll(bool (*interrupted)(void), struct qt_err *err)
+{
+    if (interrupted && interrupted())
+        return qt_fail(err, QT_E_INTERRUPTED, NULL, NULL, "interrupted while text was tokenized");
+    return QT_OK;
 }
 
 /* ---- heap ----------------------------------------------------------------------------------- */
@@ -78,14 +97,14 @@ static struct qt_candidate heap_pop(struct qt_bpe_work *w)
 
 /* ---- characters -> symbols ------------------------------------------------------------------ */
 
-static int add_symbol(struct qt_bpe_work *w, uint32_t id, struct qt_err *err)
+static int add_symbol(struct qt_bpe_work *w, uint32_t id, size_t end, struct qt_err *err)
 {
     int rc = qt_array_grow(&w->symbols, &w->symbol_capacity, w->symbol_count + 1,
                            sizeof *w->symbols, err);
     if (rc < 0)
         return rc;
     uint32_t i = (uint32_t)w->symbol_count++;
-    w->symbols[i] = (struct qt_symbol){id, i ? i - 1 : NONE, NONE, 1};
+    w->symbols[i] = (struct qt_symbol){id, i ? i - 1 : NONE, NONE, (uint32_t)end};
     if (i)
         w->symbols[i - 1].next = i;
     return QT_OK;
@@ -97,7 +116,15 @@ static size_t char_size(const char *s)
     return c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
 }
 
-/* True when every byte of the character has a "<0xNN>" token; then they have been added. */
+/* The start of the character that covers s[at]. */
+static size_t char_start(const char *s, size_t at)
+{
+    while (at > 0 && ((unsigned char)s[at] & 0xc0) == 0x80)
+        at--;
+    return at;
+}
+
+/* Adds the "<0xNN>" tokens of the character's bytes; false if one of them has no such token. */
 static bool byte_fallback(int *rc, struct qt_bpe_work *w, const struct qt_bpe *bpe, const char *s,
                           size_t size, struct qt_err *err)
 {
@@ -105,14 +132,14 @@ static bool byte_fallback(int *rc, struct qt_bpe_work *w, const struct qt_bpe *b
         if (bpe->byte_ids[(unsigned char)s[i]] == QT_NO_ID)
             return false;
     for (size_t i = 0; i < size && *rc == QT_OK; i++)
-        *rc = add_symbol(w, bpe->byte_ids[(unsigned char)s[i]], err);
+        *rc = add_symbol(w, bpe->byte_ids[(unsigned char)s[i]], UNKNOWN, err);
     return true;
 }
 
 /*
- * A run of unknown characters is one unk symbol with fuse_unk, else one each. The pending unk is
- * written only before the next *known* character: bytes of a fallback in between overtake it.
- * Without unk token unknown characters vanish.
+ * A run of unknown characters becomes one unk symbol with fuse_unk, else one symbol per character.
+ * As in the tokenizers library, a pending unk is added only before the next known character, after
+ * the byte fallback symbols in between. Without an unk token, unknown characters are dropped.
  */
 static int add_symbols(struct qt_bpe_work *w, const struct qt_bpe *bpe, const char *word,
                        size_t size, struct qt_err *err)
@@ -125,9 +152,9 @@ static int add_symbols(struct qt_bpe_work *w, const struct qt_bpe *bpe, const ch
         uint32_t id = qt_strmap_find(&bpe->vocab, word + i, n);
         if (id != QT_NO_ID) {
             if (unk_pending)
-                QT_TRY(add_symbol(w, bpe->unk, err));
+                QT_TRY(add_symbol(w, bpe->unk, UNKNOWN, err));
             unk_pending = false;
-            QT_TRY(add_symbol(w, id, err));
+            QT_TRY(add_symbol(w, id, i + n, err));
             continue;
         }
         if (bpe->byte_fallback && byte_fallback(&rc, w, bpe, word + i, n, err)) {
@@ -140,11 +167,11 @@ static int add_symbols(struct qt_bpe_work *w, const struct qt_bpe *bpe, const ch
             return qt_fail(err, QT_E_INPUT, bpe->file, NULL,
                            "the text needs unk_token, which is not in the vocabulary");
         if (unk_pending && !bpe->fuse_unk)
-            QT_TRY(add_symbol(w, bpe->unk, err));
+            QT_TRY(add_symbol(w, bpe->unk, UNKNOWN, err));
         unk_pending = true;
     }
     if (unk_pending)
-        QT_TRY(add_symbol(w, bpe->unk, err));
+        QT_TRY(add_symbol(w, bpe->unk, UNKNOWN, err));
 done:
     return rc;
 }
@@ -165,23 +192,27 @@ static int merge_symbols(struct qt_bpe_work *w, const struct qt_bpe *bpe, struct
 {
     struct qt_symbol *sym = w->symbols;
     int rc = QT_OK;
+    size_t popped = 0;
     w->heap_count = 0;
     for (size_t i = 0; i + 1 < w->symbol_count; i++)
         QT_TRY(push_pair(w, bpe, (uint32_t)i, err));
     while (w->heap_count > 0) {
         struct qt_candidate c = heap_pop(w);
         struct qt_symbol *left = &sym[c.pos];
-        if (!left->alive || left->next == NONE)
+        if (++popped % POLL_MERGES == 0)
+            QT_TRY(qt_tokenizer_poll(w->interrupted, err));
+        if (left->id == QT_NO_ID || left->next == NONE)
             continue;
         struct qt_symbol *right = &sym[left->next];
-        /* Outdated unless the pair still makes the same token. That the rank may differ by now is
-         * how the tokenizers library does it, too. */
+        /* The candidate is stale unless the pair still merges to the same token. The rank is not
+         * compared, as in the tokenizers library. */
         const struct qt_merge *m = qt_bpe_merge(bpe, left->id, right->id);
         if (!m || m->id != c.id)
             continue;
         left->id = c.id;
         left->next = right->next;
-        right->alive = 0;
+        left->end = right->end;
+        right->id = QT_NO_ID;
         if (left->next != NONE)
             sym[left->next].prev = c.pos;
         QT_TRY(push_pair(w, bpe, left->prev, err));
@@ -191,17 +222,178 @@ done:
     return rc;
 }
 
-static int encode_word(struct qt_ids *out, struct qt_bpe_work *w, const struct qt_bpe *bpe,
-                       const char *word, size_t size, struct qt_err *err)
+/* Encodes the text into a list of symbols. The first one always stays: merges keep the left one. */
+static int encode_symbols(struct qt_bpe_work *w, const struct qt_bpe *bpe, const char *text,
+                          size_t size, struct qt_err *err)
 {
     int rc;
     if (size >= NONE)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "a word of 4 GiB or more");
-    QT_TRY(add_symbols(w, bpe, word, size, err));
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "a word of 4 GiB or more is not supported");
+    QT_TRY(add_symbols(w, bpe, text, size, err));
     QT_TRY(merge_symbols(w, bpe, err));
-    /* The first symbol never dies: merges keep the left one. */
+done:
+    return rc;
+}
+
+static int append_symbols(struct qt_ids *out, const struct qt_bpe_work *w, struct qt_err *err)
+{
+    int rc = QT_OK;
     for (uint32_t i = w->symbol_count ? 0 : NONE; i != NONE; i = w->symbols[i].next)
         QT_TRY(qt_ids_add(out, w->symbols[i].id, err));
+done:
+    return rc;
+}
+
+/* ---- long words ----------------------------------------------------------------------------- */
+
+/*
+ * A long word is encoded in parts, so that the working memory does not grow with the word. The ids
+ * are those of the whole word:
+ *
+ *   Where no merge crosses a place, the merges on its two sides do not depend on each other. So if
+ *   the encoding of a text has a boundary at p, it is the encoding of the text before p, followed
+ *   by that of the text from p on.
+ *
+ *   Take any place `end`. The encoding of the text has a boundary at `end`, or at the beginning p of
+ *   the token that covers it. There are few such places: a token of the vocabulary must stand at p
+ *   and reach beyond `end`. A boundary that the encodings of the texts before all of these places
+ *   have in common is a boundary of the whole text.
+ */
+
+/* True if the `n` characters before and after the place are in the vocabulary: then every token
+ * that covers the place is a string of the text. */
+static bool all_known(const struct qt_bpe *bpe, const char *word, size_t size, size_t place,
+                      size_t n)
+{
+    size_t at = place;
+    for (size_t i = 0; i < n && at < size; i++) {
+        const size_t bytes = char_size(word + at);
+        if (qt_strmap_find(&bpe->vocab, word + at, bytes) == QT_NO_ID)
+            return false;
+        at += bytes;
+    }
+    at = place;
+    for (size_t i = 0; i < n && at > 0; i++) {
+        const size_t before = char_start(word, at - 1);
+        if (qt_strmap_find(&bpe->vocab, word + before, at - before) == QT_NO_ID)
+            return false;
+        at = before;
+    }
+    return true;
+}
+
+/* w->places = `end` and all places before it at which a token begins that reaches beyond it. */
+static int find_places(struct qt_bpe_work *w, const struct qt_bpe *bpe, const char *word,
+                       size_t size, size_t end, struct qt_err *err)
+{
+    int rc;
+    w->places.count = 0;
+    QT_TRY(qt_ids_add(&w->places, (uint32_t)end, err));
+    for (size_t p = end; p > 0 && end - p < bpe->longest;) {
+        bool found = false;
+        p = char_start(word, p - 1);
+        const size_t most = qt_min_size(bpe->longest, size - p);
+        for (size_t n = end - p + 1; n <= most && !found; n++)
+            found = qt_strmap_find(&bpe->vocab, word + p, n) != QT_NO_ID;
+        if (found)
+            QT_TRY(qt_ids_add(&w->places, (uint32_t)p, err));
+    }
+done:
+    return rc;
+}
+
+/* Chooses among some ends of a part of about `part` bytes the one with the fewest places; 0 if none
+ * is suitable. */
+static int choose_end(size_t *end, struct qt_bpe_work *w, const struct qt_bpe *bpe,
+                      const char *word, size_t size, size_t part, struct qt_err *err)
+{
+    enum { TRIES = 8 };
+    size_t fewest = SIZE_MAX;
+    int rc = QT_OK;
+    *end = 0;
+    for (size_t i = 0; i < TRIES && fewest > 1; i++) {
+        const size_t at = char_start(word, part - i * (part / 64) / TRIES);
+        if (!all_known(bpe, word, size, at, bpe->longest))
+            continue;
+        QT_TRY(find_places(w, bpe, word, size, at, err));
+        if (w->places.count < fewest) {
+            fewest = w->places.count;
+            *end = at;
+        }
+    }
+    if (*end)
+        QT_TRY(find_places(w, bpe, word, size, *end, err));
+done:
+    return rc;
+}
+
+/* Keeps of w->cuts (all: true: replaces them by) the boundaries of the symbols. */
+static int keep_cuts(struct qt_bpe_work *w, bool all, struct qt_err *err)
+{
+    size_t kept = 0, k = 0;
+    int rc = QT_OK;
+    if (all)
+        w->cuts.count = 0;
+    for (uint32_t i = w->symbol_count ? 0 : NONE; i != NONE; i = w->symbols[i].next) {
+        const uint32_t end = w->symbols[i].end;
+        if (end == UNKNOWN)
+            continue;
+        if (all)
+            QT_TRY(qt_ids_add(&w->cuts, end, err));
+        while (!all && k < w->cuts.count && w->cuts.data[k] < end)
+            k++;
+        if (!all && k < w->cuts.count && w->cuts.data[k] == end)
+            w->cuts.data[kept++] = end;
+    }
+    if (!all)
+        w->cuts.count = kept;
+done:
+    return rc;
+}
+
+/* Appends the ids of the longest part of the word that is certain and sets *done to its size; 0: no
+ * such part of at most `part` bytes was found. part < size. */
+static int encode_part(size_t *done, struct qt_ids *out, struct qt_bpe_work *w,
+                       const struct qt_bpe *bpe, const char *word, size_t size, size_t part,
+                       struct qt_err *err)
+{
+    size_t end;
+    int rc;
+    *done = 0;
+    QT_TRY(choose_end(&end, w, bpe, word, size, part, err));
+    if (!end)
+        goto done;
+    for (size_t i = 0; i < w->places.count; i++) {
+        QT_TRY(encode_symbols(w, bpe, word, w->places.data[i], err));
+        QT_TRY(keep_cuts(w, i == 0, err));
+    }
+    if (w->cuts.count == 0 || w->cuts.data[w->cuts.count - 1] < part / 2) /* keeps it linear */
+        goto done;
+    *done = w->cuts.data[w->cuts.count - 1];
+    if (w->places.count > 1)
+        QT_TRY(encode_symbols(w, bpe, word, *done, err));
+    QT_TRY(append_symbols(out, w, err));
+done:
+    return rc;
+}
+
+static int encode_word(struct qt_ids *out, struct qt_bpe_work *w, const struct qt_bpe *bpe,
+                       const char *word, size_t size, struct qt_err *err)
+{
+    const bool whole = bpe->longest > PART_TOKEN_MAX;
+    int rc;
+    for (size_t part = PART_BYTES, done; part < size && !whole;) {
+        QT_TRY(qt_tokenizer_poll(w->interrupted, err));
+        QT_TRY(encode_part(&done, out, w, bpe, word, size, part, err));
+        if (qt_bpe_enough(out, w))
+            return QT_OK;
+        part = done ? PART_BYTES : 2 * part;
+        word += done;
+        size -= done;
+    }
+    QT_TRY(encode_symbols(w, bpe, word, size, err));
+    QT_TRY(append_symbols(out, w, err));
 done:
     return rc;
 }
@@ -243,7 +435,7 @@ done:
     return rc;
 }
 
-/* Where the next U+2581 after something else begins, beyond s; `end` when there is none. */
+/* Returns the first U+2581 after s that follows another character, or `end`. */
 static const char *next_cut(const char *s, const char *end)
 {
     const char *mark = s;
@@ -265,7 +457,8 @@ int qt_bpe_encode(struct qt_ids *out, struct qt_bpe_work *work, const struct qt_
         if (id != QT_NO_ID)
             return qt_ids_add(out, id, err);
     }
-    for (const char *cut; word < end; word = cut) {
+    for (const char *cut; word < end && !qt_bpe_enough(out, work); word = cut) {
+        QT_TRY(qt_tokenizer_poll(work->interrupted, err));
         cut = bpe->cut_at_space_mark ? next_cut(word, end) : end;
         QT_TRY(encode_cached(out, work, bpe, word, (size_t)(cut - word), err));
     }

@@ -22,7 +22,7 @@ struct qt_strmap_slot {
     uint32_t hash, offset, size, value; /* value QT_NO_ID: free slot */
 };
 
-/* Open addressing, linear probing, at most 2/3 full. Keys are copied into one block of text. */
+/* Hash table with linear probing, at most 2/3 full. `text` holds copies of all keys. */
 struct qt_strmap {
     struct qt_strmap_slot *slots;
     size_t slot_count; /* a power of two, or 0 */
@@ -31,9 +31,9 @@ struct qt_strmap {
     size_t text_size, text_capacity;
 };
 
-/* The value of s[size], or QT_NO_ID. */
+/* Returns the value of the key s[size], or QT_NO_ID. */
 uint32_t qt_strmap_find(const struct qt_strmap *map, const char *s, size_t size);
-/* Adds a key that is not there yet; value < QT_NO_ID. */
+/* Adds a key that is not in the map; value < QT_NO_ID. */
 int qt_strmap_add(struct qt_strmap *map, const char *s, size_t size, uint32_t value,
                   struct qt_err *err);
 void qt_strmap_free(struct qt_strmap *map);
@@ -50,20 +50,22 @@ struct qt_bpe {
     const char *file; /* borrowed, for errors */
     struct qt_strmap vocab;
     uint32_t max_id;         /* largest id of the vocabulary */
+    size_t longest;          /* bytes of the longest token that a merge makes */
     struct qt_merge *merges; /* hash table over (left, right) */
     size_t merge_slots;      /* a power of two */
     uint32_t byte_ids[256];  /* of "<0x00>".."<0xFF>"; QT_NO_ID where missing */
     uint32_t unk;            /* QT_NO_ID: none, or not in the vocabulary */
     bool has_unk, byte_fallback, fuse_unk, ignore_merges;
-    /* No merge joins U+2581 to anything before it but another U+2581, so that a text without
-     * pre-tokenizer can be cut there: same ids, but short words that the cache can hold. */
+    /* No merge joins U+2581 to a preceding character other than U+2581. A text without
+     * pre-tokenizer is then cut before U+2581: same ids, but short words that fit the cache. */
     bool cut_at_space_mark;
 };
 
-/* `model` is the section of that name; `file` must outlive bpe. Frees what it made on failure. */
+/* Loads the "model" section of tokenizer.json. `file` is borrowed for messages and must outlive
+ * bpe. On failure *bpe is empty; otherwise it is freed by qt_bpe_free. */
 int qt_bpe_load(struct qt_bpe *bpe, const json_t *model, const char *file, struct qt_err *err);
 void qt_bpe_free(struct qt_bpe *bpe);
-/* NULL when there is none. */
+/* Returns the merge of a pair of ids, or NULL. */
 const struct qt_merge *qt_bpe_merge(const struct qt_bpe *bpe, uint32_t left, uint32_t right);
 
 /* ---- encoding ------------------------------------------------------------------------------- */
@@ -77,18 +79,27 @@ int qt_ids_add(struct qt_ids *ids, uint32_t id, struct qt_err *err);
 struct qt_symbol;
 struct qt_candidate;
 
-/* Working memory of one encode call; all zero to start with. */
+/* Working memory of one encode call; zero-initialized but for the first two members. */
 struct qt_bpe_work {
+    bool (*interrupted)(void); /* NULL: the call cannot be stopped */
+    size_t most;               /* stop once there are this many ids; 0: no limit */
     struct qt_symbol *symbols;
     size_t symbol_count, symbol_capacity;
     struct qt_candidate *heap; /* binary min-heap by (rank, position) */
     size_t heap_count, heap_capacity;
     struct qt_strmap cache; /* word -> index into cached */
-    struct qt_ids cached;   /* count, ids... of each cached word */
+    struct qt_ids cached;   /* for each cached word: count, ids... */
+    struct qt_ids places;   /* parts of a long word: where tokens may begin, */
+    struct qt_ids cuts;     /* and where they do, as offsets in the part */
 };
 void qt_bpe_work_free(struct qt_bpe_work *work);
 
-/* Appends the ids of one pre-tokenized word (valid UTF-8) to `out`. */
+/* True if `out` has as many ids as are wanted. */
+bool qt_bpe_enough(const struct qt_ids *out, const struct qt_bpe_work *work);
+/* QT_E_INTERRUPTED if `interrupted` (may be NULL) returns true. */
+int qt_tokenizer_poll(bool (*interrupted)(void), struct qt_err *err);
+/* Appends the ids of one pre-tokenized word (valid UTF-8) to `out`; of a long word at least as many
+ * as are wanted. */
 int qt_bpe_encode(struct qt_ids *out, struct qt_bpe_work *work, const struct qt_bpe *bpe,
                   const char *word, size_t size, struct qt_err *err);
 

@@ -17,9 +17,9 @@ static int load_vocab(struct qt_bpe *bpe, const json_t *vocab, struct qt_err *er
     json_t *value;
     int rc;
     if (!json_is_object(vocab) || json_object_size(vocab) == 0)
-        return qt_fail(err, QT_E_INPUT, bpe->file, NULL, "model.vocab is not a filled object");
+        return qt_fail(err, QT_E_INPUT, bpe->file, NULL, "model.vocab is not a non-empty object");
     QT_TRY(qt_array_new(&seen, QT_MAX_ID / 8, 1, err));
-    /* Iterating does not change the object; Jansson's macro only lacks the const. */
+    /* Iterating does not change the object; Jansson's macro has no const version. */
     json_object_foreach ((json_t *)(uintptr_t)vocab, token, value) {
         json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
         if (id < 0 || id >= QT_MAX_ID) {
@@ -102,7 +102,7 @@ static int find_token(uint32_t *id, const struct qt_bpe *bpe, const char *s, siz
     *id = qt_strmap_find(&bpe->vocab, s, size);
     if (*id == QT_NO_ID)
         return qt_fail(err, QT_E_INPUT, bpe->file, NULL,
-                       "merge %zu names or makes '%.*s', which is not in the vocabulary", rank,
+                       "merge %zu uses or produces '%.*s', which is not in the vocabulary", rank,
                        (int)qt_min_size(size, 200), s);
     return QT_OK;
 }
@@ -139,7 +139,8 @@ static int load_merge(struct qt_bpe *bpe, const json_t *merge, size_t rank, char
     QT_TRY(find_token(&id, bpe, *joined, size, rank, err));
     if (has_inner_space_mark(*joined, size))
         bpe->cut_at_space_mark = false;
-    /* Of equal pairs the last one counts, as in the tokenizers library. */
+    bpe->longest = qt_max_size(bpe->longest, size);
+    /* The last of equal pairs wins, as in the tokenizers library. */
     *merge_slot(bpe, left, right) = (struct qt_merge){left, right, (uint32_t)rank, id};
     rc = QT_OK;
 done:
@@ -175,14 +176,14 @@ done:
 
 static int check_type(const json_t *model, const char *file, struct qt_err *err)
 {
-    const char *type = "BPE"; /* old files leave it out */
+    const char *type = "BPE"; /* missing in old files */
     int rc;
     if (!json_is_object(model))
         return qt_fail(err, QT_E_INPUT, file, NULL, "no \"model\" object");
     QT_TRY(qt_json_get_string(&type, model, "type", file, err));
     if (strcmp(type, "BPE") != 0)
-        rc =
-            qt_fail(err, QT_E_UNSUPPORTED, file, NULL, "tokenizer model '%.100s' (only BPE)", type);
+        rc = qt_fail(err, QT_E_UNSUPPORTED, file, NULL,
+                     "tokenizer model '%.100s' is not supported (only BPE)", type);
 done:
     return rc;
 }
@@ -194,13 +195,14 @@ static int check_unused_options(const json_t *model, const char *file, struct qt
     int rc;
     QT_TRY(qt_json_get_real(&dropout, model, "dropout", file, err));
     if (dropout != 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, file, NULL, "BPE dropout %g", dropout);
+        return qt_fail(err, QT_E_UNSUPPORTED, file, NULL, "BPE dropout %g is not supported",
+                       dropout);
     for (size_t i = 0; i < 2; i++) {
         const char *affix = "";
         QT_TRY(qt_json_get_string(&affix, model, affixes[i], file, err));
         if (*affix)
-            return qt_fail(err, QT_E_UNSUPPORTED, file, NULL, "BPE with %s '%.100s'", affixes[i],
-                           affix);
+            return qt_fail(err, QT_E_UNSUPPORTED, file, NULL,
+                           "BPE with %s '%.100s' is not supported", affixes[i], affix);
     }
     rc = QT_OK;
 done:
@@ -224,8 +226,8 @@ int qt_bpe_load(struct qt_bpe *bpe, const json_t *model, const char *file, struc
     bpe->has_unk = unk != NULL;
     if (unk)
         bpe->unk = qt_strmap_find(&bpe->vocab, unk, strlen(unk));
-    /* An unknown mark would fuse with an unknown character before it; with ignore_merges the whole
-     * word may be a token. */
+    /* If U+2581 is unknown, it may fuse with an unknown character before it; with ignore_merges the
+     * whole word may be a token. */
     if (bpe->ignore_merges || qt_strmap_find(&bpe->vocab, "\xe2\x96\x81", 3) == QT_NO_ID)
         bpe->cut_at_space_mark = false;
 done:

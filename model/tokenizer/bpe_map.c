@@ -8,8 +8,7 @@ static uint64_t mix(uint64_t h, uint64_t word)
     return h ^ h >> 32;
 }
 
-/* Eight bytes at a time; the size goes in first, so that zero padding of the tail is unambiguous.
- */
+/* Hashes eight bytes at a time; the size comes first, so that zero padding is unambiguous. */
 static uint32_t hash_of(const char *s, size_t size)
 {
     uint64_t h = mix(0, size), word;
@@ -22,7 +21,7 @@ static uint32_t hash_of(const char *s, size_t size)
     return (uint32_t)mix(h, word);
 }
 
-/* The slot that holds the key, or the free one where it belongs. slot_count > 0. */
+/* The slot that holds the key, or the free slot where it belongs. slot_count > 0. */
 static struct qt_strmap_slot *slot_of(const struct qt_strmap *map, uint32_t hash, const char *s,
                                       size_t size)
 {
@@ -65,7 +64,8 @@ int qt_strmap_add(struct qt_strmap *map, const char *s, size_t size, uint32_t va
 {
     int rc;
     if (size >= UINT32_MAX - map->text_size)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "strings of more than 4 GiB in all");
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "more than 4 GiB of strings are not supported");
     if ((map->count + 1) * 3 > map->slot_count * 2)
         QT_TRY(enlarge(map, err));
     QT_TRY(qt_array_grow(&map->text, &map->text_capacity, map->text_size + size, 1, err));

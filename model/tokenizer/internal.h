@@ -1,17 +1,18 @@
 /*
- * Inside the tokenizer. A text runs through a list of stages; each stage turns a piece of text into
- * pieces for the next one, at once, so that nothing but ids piles up:
+ * Internals of the tokenizer. Text passes through a list of stages. Each stage turns a piece of
+ * text into pieces and passes each of them to the next stage immediately, so that only ids
+ * accumulate:
  *
- *   added tokens taken verbatim -> normalizers -> added tokens in normalized text
+ *   added tokens in raw text -> normalizers -> added tokens in normalized text
  *     -> pre-tokenizers -> BPE
  *
  *   tokenizer.c          open, encode, BOS/EOS template
- *   tokenizer_load.c     normalizers and pre-tokenizers of tokenizer.json -> stages
- *   tokenizer_added.c    added tokens: finding them in a text
- *   tokenizer_unicode.c  characters, normalization forms
- *   pretokenize.c        running the stages
- *   pretokenize_regex.c  Oniguruma patterns by way of PCRE2
- *   bpe*.c               the model
+ *   load.c               normalizers and pre-tokenizers of tokenizer.json -> stages
+ *   added.c              finds added tokens in a text
+ *   unicode.c            characters, normalization forms
+ *   pretokenize.c        runs the stages
+ *   pretokenize_regex.c  translates Oniguruma patterns to PCRE2 and matches them
+ *   bpe*.c               the BPE model
  */
 #ifndef QT_MODEL_TOKENIZER_INTERNAL_H
 #define QT_MODEL_TOKENIZER_INTERNAL_H
@@ -21,10 +22,12 @@
 
 /* ---- text ----------------------------------------------------------------------------------- */
 
-/* Growing bytes; zero to start with. limit 0: none, else QT_E_INPUT beyond it. */
+/* A growing byte string; zero-initialized, data freed by qt_free. Growing beyond `limit` bytes is
+ * QT_E_INPUT; limit = 0: no limit. */
 struct qt_text {
     char *data;
     size_t size, capacity, limit;
+    bool (*interrupted)(void); /* polled while the text grows; may be NULL */
 };
 int qt_text_add(struct qt_text *text, const char *s, size_t size, struct qt_err *err);
 int qt_text_add_char(struct qt_text *text, int32_t c, struct qt_err *err);
@@ -32,41 +35,45 @@ int qt_text_add_char(struct qt_text *text, int32_t c, struct qt_err *err);
 struct qt_piece {
     const char *text;
     size_t size;
-    size_t head; /* so many of its bytes stem from the first character of the whole text */
+    size_t head; /* the first `head` bytes come from the first character of the whole text */
 };
 
-/* ---- characters (tokenizer_unicode.c) ------------------------------------------------------- */
+/* ---- characters (unicode.c) ----------------------------------------------------------------- */
 
-/* Offset of the first byte that is not UTF-8, or size. */
+/* Returns the offset of the first invalid byte of UTF-8, or size. */
 size_t qt_utf8_check(const char *s, size_t size);
-/* The character at s of valid UTF-8, and its bytes. */
+/* Returns the character at s (valid UTF-8); *bytes = its length. */
 int32_t qt_utf8_char(size_t *bytes, const char *s);
-/* Start of the character that ends at s[end], end > 0. */
+/* Returns the start of the character that ends at s[end], end > 0. */
 size_t qt_utf8_back(const char *s, size_t end);
 
 bool qt_char_is_space(int32_t c); /* White_Space */
 bool qt_char_is_word(int32_t c);  /* \w of UTS 18: Alphabetic, M, Nd, Pc, Join_Control */
 
 enum qt_unicode_form { QT_NFC, QT_NFD, QT_NFKC, QT_NFKD };
-/* Appends the normalized text. */
+/* Appends the normalized text to *out. */
 int qt_unicode_normalize(struct qt_text *out, const char *s, size_t size, enum qt_unicode_form form,
                          struct qt_err *err);
-/* Character by character, as Rust's char::to_lowercase (no final sigma). */
+/* Appends the lower case of each character, as Rust's char::to_lowercase (no final sigma). */
 int qt_unicode_lower(struct qt_text *out, const char *s, size_t size, struct qt_err *err);
 
 /* ---- patterns (pretokenize_regex.c) --------------------------------------------------------- */
 
 struct qt_regex; /* immutable */
-/* An Oniguruma pattern (Ruby syntax), or text to find as it is. */
+/* Compiles an Oniguruma pattern (Ruby syntax); literal: a string to find verbatim. `file` is
+ * borrowed for messages. QT_E_UNSUPPORTED names a construct that cannot be translated to PCRE2. */
 int qt_regex_new(struct qt_regex **out, const char *pattern, bool literal, const char *file,
                  struct qt_err *err);
 void qt_regex_free(struct qt_regex *regex);
 
 struct qt_regex_work; /* match data and stacks of one encode call */
-int qt_regex_work_new(struct qt_regex_work **out, struct qt_err *err);
+/* text: of the whole call; the matches in it and in what becomes of it may together take a number of
+ * steps that is proportional to its size. */
+int qt_regex_work_new(struct qt_regex_work **out, const char *text, size_t size,
+                      bool (*interrupted)(void), struct qt_err *err);
 void qt_regex_work_free(struct qt_regex_work *work);
 
-/* One pass over a text. An empty match right after another match is no match. */
+/* A scan for all matches in text[size]. An empty match right after another match is skipped. */
 struct qt_regex_scan {
     const struct qt_regex *regex;
     struct qt_regex_work *work;
@@ -74,14 +81,15 @@ struct qt_regex_scan {
     size_t size, from, last_end;
     bool any;
 };
-/* *found = false at the end. QT_E_UNSUPPORTED when the match limits are exceeded. */
+/* Finds the next match [*start, *end); *found = false at the end of the text. QT_E_INPUT names the
+ * pattern and the place in the text if the text takes too many steps. */
 int qt_regex_next(bool *found, size_t *start, size_t *end, struct qt_regex_scan *scan,
                   struct qt_err *err);
 
-/* ---- added tokens (tokenizer_added.c) ------------------------------------------------------- */
+/* ---- added tokens (added.c) ----------------------------------------------------------------- */
 
 struct qt_added {
-    char *text; /* owned; normalized where `normalized` */
+    char *text; /* owned; normalized if `normalized` */
     size_t size;
     uint32_t id;
     size_t order; /* position in the file */
@@ -91,20 +99,23 @@ struct qt_added {
 struct qt_added_set {
     struct qt_added *tokens; /* none empty; sorted by text */
     size_t count;
-    uint32_t first[257]; /* tokens whose first byte is b: first[b] .. first[b+1]-1 */
+    uint32_t first[257]; /* tokens first[b] .. first[b+1]-1 begin with the byte b */
 };
-/* Sorts; of tokens with equal text the first of the file stays. */
+/* Sorts the tokens, drops all but the first (in file order) of equal texts, and fills `first`. */
 void qt_added_set_sort(struct qt_added_set *set);
 void qt_added_set_free(struct qt_added_set *set);
-/* The next occurrence at or after *from: [*start, *end) with the blanks that it swallows; NULL when
- * there is none. *from = where to go on; `done` = end of the occurrence before this one. */
+/* Finds the next occurrence of a token at or after *from; NULL if there is none, or if `interrupted`
+ * (may be NULL) returns true. [*start, *end)
+ * includes the white space that lstrip and rstrip remove. *from is set to where the search
+ * continues; `done` is the end of the previous occurrence. */
 const struct qt_added *qt_added_next(size_t *start, size_t *end, size_t *from, size_t done,
-                                     const struct qt_added_set *set, const char *s, size_t size);
+                                     const struct qt_added_set *set, const char *s, size_t size,
+                                     bool (*interrupted)(void));
 
 /* ---- stages (pretokenize.c) ----------------------------------------------------------------- */
 
 enum qt_stage_kind {
-    QT_STAGE_ADDED,   /* added: ids of added tokens go out, the text between goes on */
+    QT_STAGE_ADDED,   /* added: emits ids of added tokens, passes on the text between them */
     QT_STAGE_UNICODE, /* form */
     QT_STAGE_LOWER,
     QT_STAGE_STRIP,   /* left, right */
@@ -142,21 +153,25 @@ struct qt_stages {
     struct qt_stage *list;
     size_t count, capacity;
 };
-/* Appends a stage of this kind, everything else zero; *out stays valid until the next call. */
+/* Appends a stage of this kind with all other fields zero; *out is valid until the next call. */
 int qt_stages_add(struct qt_stage **out, struct qt_stages *stages, enum qt_stage_kind kind,
                   const char *file, struct qt_err *err);
 void qt_stages_free(struct qt_stages *stages);
 
-/* One run of text through stages; `piece` receives what comes out, `added` added tokens. */
+/* Callbacks of a run: `piece` gets each piece after the last stage, `added` the id of each added
+ * token, both in text order. `interrupted` is polled; may be NULL. */
 struct qt_stage_sink {
     void *ctx;
+    bool (*interrupted)(void);
     int (*piece)(void *ctx, const char *s, size_t size, struct qt_err *err);
     int (*added)(void *ctx, uint32_t id, struct qt_err *err);
 };
 int qt_stages_run(const struct qt_stages *stages, const struct qt_stage_sink *sink, const char *s,
                   size_t size, struct qt_err *err);
 
-/* ---- sections of tokenizer.json (tokenizer_load.c) ------------------------------------------ */
+/* ---- sections of tokenizer.json (load.c) ---------------------------------------------------- */
+
+/* Append the stages of a section; a missing or null section has none. */
 
 int qt_normalizer_load(struct qt_stages *stages, const json_t *section, const char *file,
                        struct qt_err *err);

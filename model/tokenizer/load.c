@@ -1,6 +1,6 @@
 /*
- * "normalizer" and "pre_tokenizer" of tokenizer.json -> stages. Every component is one row of a
- * table; what is not there is refused by name.
+ * "normalizer" and "pre_tokenizer" of tokenizer.json -> stages. Every supported component is a row
+ * of a table. Any other component is an error that names it.
  */
 #include "model/tokenizer/internal.h"
 
@@ -98,7 +98,8 @@ static int get_behavior(enum qt_split_behavior *out, struct load *load, const js
             *out = (enum qt_split_behavior)i;
             return QT_OK;
         }
-    return qt_fail(load->err, QT_E_UNSUPPORTED, load->file, NULL, "split behavior '%.100s'", name);
+    return qt_fail(load->err, QT_E_UNSUPPORTED, load->file, NULL,
+                   "split behavior '%.100s' is not supported", name);
 }
 
 static int load_component(struct load *load, const json_t *section, const char *what,
@@ -112,7 +113,8 @@ static int load_component(struct load *load, const json_t *section, const char *
     for (size_t i = 0; i < count; i++)
         if (strcmp(type, table[i].type) == 0)
             return table[i].load(load, section);
-    rc = qt_fail(load->err, QT_E_UNSUPPORTED, load->file, NULL, "%s '%.100s'", what, type);
+    rc = qt_fail(load->err, QT_E_UNSUPPORTED, load->file, NULL, "%s '%.100s' is not supported",
+                 what, type);
 done:
     return rc;
 }
@@ -289,7 +291,7 @@ done:
 static int load_whitespace(struct load *load, const json_t *section)
 {
     (void)section;
-    /* Matches are what stays. \w as Rust's regex crate has it, not as Oniguruma. */
+    /* Inverted: the matches are kept. \w is that of Rust's regex crate, not of Oniguruma. */
 #define WORD                                                                                       \
     "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{200c}\\x{200d}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}"  \
     "\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
@@ -303,7 +305,7 @@ static int load_whitespace_split(struct load *load, const json_t *section)
     return add_split(load, "\\s", false, QT_SPLIT_REMOVED, false);
 }
 
-/* Old files have add_prefix_space, newer ones prepend_scheme and split. */
+/* Old files have add_prefix_space; newer files have prepend_scheme and split. */
 static int metaspace_scheme(const char **scheme, struct load *load, const json_t *section)
 {
     static const char *const known[] = {"always", "first", "never"};
@@ -318,7 +320,8 @@ static int metaspace_scheme(const char **scheme, struct load *load, const json_t
     for (size_t i = 0; i < 3; i++)
         if (strcmp(*scheme, known[i]) == 0)
             return QT_OK;
-    rc = qt_fail(load->err, QT_E_UNSUPPORTED, load->file, NULL, "prepend_scheme '%.100s'", *scheme);
+    rc = qt_fail(load->err, QT_E_UNSUPPORTED, load->file, NULL,
+                 "prepend_scheme '%.100s' is not supported", *scheme);
 done:
     return rc;
 }

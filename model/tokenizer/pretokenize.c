@@ -34,8 +34,8 @@ struct run {
     const struct qt_stages *stages;
     const struct qt_stage_sink *sink;
     struct qt_regex_work *regex;
-    struct qt_text scratch[QT_MAX_STAGES]; /* what each stage rewrites its piece into */
-    char bytes[256][2];                    /* GPT-2's printable stand-ins, in UTF-8 */
+    struct qt_text scratch[QT_MAX_STAGES]; /* output of each stage that rewrites its piece */
+    char bytes[256][2];                    /* GPT-2's printable characters for bytes, in UTF-8 */
     unsigned char byte_sizes[256];
     struct qt_err *err;
 };
@@ -54,7 +54,7 @@ static struct qt_text *scratch_of(struct run *run, size_t i)
     return &run->scratch[i];
 }
 
-/* What a stage made of a piece; `head` as in struct qt_piece. */
+/* Passes the output of stage i, in scratch[i], to the next stage; `head` as in struct qt_piece. */
 static int pass_on(struct run *run, size_t i, size_t head)
 {
     const struct qt_text *t = &run->scratch[i];
@@ -69,12 +69,15 @@ static int run_added(struct run *run, size_t i, struct qt_piece p)
     const struct qt_added *token;
     size_t start, end, from = 0, done_to = 0;
     int rc;
-    while ((token = qt_added_next(&start, &end, &from, done_to, set, p.text, p.size))) {
+    while ((token = qt_added_next(&start, &end, &from, done_to, set, p.text, p.size,
+                                  run->sink->interrupted))) {
+        QT_TRY(qt_tokenizer_poll(run->sink->interrupted, run->err));
         if (done_to < start)
             QT_TRY(run_from(run, i + 1, part_of(p, done_to, start)));
         QT_TRY(run->sink->added(run->sink->ctx, token->id, run->err));
         done_to = end;
     }
+    QT_TRY(qt_tokenizer_poll(run->sink->interrupted, run->err));
     rc = done_to < p.size ? run_from(run, i + 1, part_of(p, done_to, p.size)) : QT_OK;
 done:
     return rc;
@@ -147,7 +150,7 @@ static int run_replace(struct run *run, size_t i, struct qt_piece p)
         if (!found)
             break;
         QT_TRY(qt_text_add(out, p.text + done_to, start - done_to, run->err));
-        /* What is put in stems from the last character that it replaces. */
+        /* The replacement counts as coming from the last character that it replaces. */
         if (start < p.head)
             head = end <= p.head ? head + s->text_size - (end - start) : out->size;
         QT_TRY(qt_text_add(out, s->text, s->text_size, run->err));
@@ -173,14 +176,14 @@ static bool joins_previous(enum qt_split_behavior behavior, bool previous, bool 
     }
 }
 
-/* The piece that a split is gathering. */
+/* The piece that a split has collected so far. */
 struct gather {
     size_t start, end;
     bool any, previous; /* flag of the segment last seen */
 };
 
-/* The next segment of the text: a match (flag = true; the other way round with invert), or what
- * lies between matches. */
+/* Adds the next segment of the text, a match or the text between two matches. `invert` swaps the
+ * roles of both. */
 static int add_segment(struct run *run, size_t i, struct qt_piece p, struct gather *g, size_t start,
                        size_t end, bool match)
 {
@@ -266,8 +269,7 @@ static int run_from(struct run *run, size_t i, struct qt_piece piece)
 
 /* ---- entry ---------------------------------------------------------------------------------- */
 
-/* GPT-2: printable Latin-1 bytes stand for themselves, the others for U+0100, U+0101, ... in turn.
- */
+/* GPT-2: printable Latin-1 bytes map to themselves, the others to U+0100, U+0101, ... in order. */
 static void fill_byte_table(struct run *run)
 {
     int32_t next = 0x100;
@@ -292,16 +294,18 @@ int qt_stages_run(const struct qt_stages *stages, const struct qt_stage_sink *si
     size_t first = 0, limit;
     int rc;
     QT_TRY(qt_array_new(&run, 1, sizeof *run, err));
-    QT_TRY(qt_regex_work_new(&run->regex, err));
+    QT_TRY(qt_regex_work_new(&run->regex, s, size, sink->interrupted, err));
     run->stages = stages;
     run->sink = sink;
     run->err = err;
     fill_byte_table(run);
-    /* No form of Unicode expands a text that far; a hostile list of Replace could do any damage. */
+    /* Normalization forms expand a text less than this; a hostile list of Replace has no bound. */
     if (qt_mul_overflow(&limit, size, 64) || qt_add_overflow(&limit, limit, 1 << 16))
         limit = SIZE_MAX;
-    for (size_t i = 0; i < stages->count; i++)
+    for (size_t i = 0; i < stages->count; i++) {
         run->scratch[i].limit = limit;
+        run->scratch[i].interrupted = sink->interrupted;
+    }
     if (size)
         qt_utf8_char(&first, s);
     rc = run_from(run, 0, (struct qt_piece){s, size, first});

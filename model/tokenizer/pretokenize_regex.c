@@ -1,8 +1,7 @@
 /*
- * Oniguruma patterns (Ruby syntax, which is what tokenizer.json means) by way of PCRE2.
- *
- * The pattern is rewritten into one that means the same to PCRE2; what cannot be is refused by
- * name, never guessed. What differs between the two:
+ * Patterns in tokenizer.json are Oniguruma patterns (Ruby syntax). They are rewritten into
+ * equivalent PCRE2 patterns. A construct without an equivalent is an error that names it. The
+ * differences:
  *
  *   \s   Oniguruma: White_Space. PCRE2 with UCP also takes U+180E.
  *   \w   Oniguruma: Alphabetic, M, Nd, Pc (and No below U+0100). PCRE2 before 10.43: L, N, "_".
@@ -13,8 +12,8 @@
  *   \p{Han}      Oniguruma: the script. PCRE2 from 10.40 on: script extensions, unless "sc:".
  *   (?i)    Oniguruma: full case folding ("ss" = U+00DF). PCRE2: simple. Refused where they differ.
  *
- * Both follow their own version of Unicode: characters that one of them does not know yet are
- * unassigned for it (no \p{L}, \p{N}, ...).
+ * The two libraries use different versions of Unicode. A character that a library does not know is
+ * unassigned for that library (no \p{L}, \p{N}, ...).
  */
 #include "model/tokenizer/internal.h"
 
@@ -26,8 +25,13 @@
 #include <strings.h>
 
 enum {
-    MATCH_LIMIT = 10 * 1000 * 1000,
-    HEAP_LIMIT_KIB = 256 * 1024, /* of the interpreter, where there is no JIT */
+    WINDOW = 4096,     /* bytes of text that the first try of a match may look at */
+    MATCH_LIMIT = 256, /* backtracking steps of the first try */
+    WINDOW_GROWS = 4,  /* factors to the next try */
+    LIMIT_GROWS = 8,
+    STEPS_MIN = 1 << 24,         /* of all tries in a text: this many, */
+    STEPS_PER_BYTE = 256,        /* and this many for each byte of it */
+    HEAP_LIMIT_KIB = 256 * 1024, /* of the interpreter, used without JIT */
     JIT_STACK_MIN = 32 * 1024,
     JIT_STACK_MAX = 64 * 1024 * 1024,
 };
@@ -51,7 +55,7 @@ struct rewrite {
     const char *file, *pattern;
     const char *p; /* next character */
     struct qt_text out;
-    size_t depth, icase_depth; /* parentheses; those of the (?i:...) that we are in, or 0 */
+    size_t depth, icase_depth; /* open parentheses; depth of the current (?i:...), or 0 */
     bool icase;
     struct qt_err *err;
 };
@@ -59,8 +63,8 @@ struct rewrite {
 static int refuse(struct rewrite *r, const char *what)
 {
     return qt_fail(r->err, QT_E_UNSUPPORTED, r->file, NULL,
-                   "%s at offset %zu of the regex '%.300s'", what, (size_t)(r->p - r->pattern),
-                   r->pattern);
+                   "%s at offset %zu of the regex '%.300s' is not supported", what,
+                   (size_t)(r->p - r->pattern), r->pattern);
 }
 
 static int put(struct rewrite *r, const char *s)
@@ -75,7 +79,7 @@ static int take(struct rewrite *r, size_t n)
     return rc;
 }
 
-/* s instead of the next character. */
+/* Writes s in place of the next character. */
 static int put_instead(struct rewrite *r, const char *s)
 {
     r->p++;
@@ -104,7 +108,7 @@ static int rewrite_property(struct rewrite *r)
     if (n == 0 || s[n] != '}')
         return refuse(r, "property");
     if (r->icase && n == 2 && name[0] == 'L' && strchr("ult", name[1]))
-        return refuse(r, "case property without regard to case");
+        return refuse(r, "a case property in a case-insensitive pattern");
 #if PCRE2_MAJOR == 10 && PCRE2_MINOR < 40
     const char *prefix = "";
 #else
@@ -133,7 +137,7 @@ static int rewrite_code(struct rewrite *r)
     if (!braces)
         n = qt_min_size(n, r->p[1] == 'u' ? 4 : 2);
     bool ok = braces ? n >= 1 && n <= 6 && s[n] == '}' : r->p[1] == 'u' ? n == 4 : n == 2;
-    if (ok && r->p[1] == 'x' && !braces && *s >= '8') /* a byte of UTF-8, not a character */
+    if (ok && r->p[1] == 'x' && !braces && *s >= '8') /* a byte, not a character */
         ok = false;
     if (!ok)
         return refuse(r, "character code");
@@ -142,7 +146,7 @@ static int rewrite_code(struct rewrite *r)
     return put(r, text);
 }
 
-/* *set = true for what stands for more than one character. */
+/* *set = true for an escape that matches more than one character. */
 static int rewrite_escape(bool *set, struct rewrite *r, bool in_class)
 {
     char c = r->p[1];
@@ -184,17 +188,17 @@ static int take_char(struct rewrite *r)
     size_t n;
     qt_utf8_char(&n, r->p);
     if (r->icase && n > 1)
-        return refuse(r, "non-ASCII character without regard to case");
+        return refuse(r, "a non-ASCII character in a case-insensitive pattern");
     return take(r, n);
 }
 
 static int rewrite_literal(struct rewrite *r)
 {
-    /* Ligatures and sharp s fold to pairs of letters. */
+    /* Full case folding maps ligatures and sharp s to these pairs of letters. */
     static const char *const folded[] = {"ss", "st", "ff", "fi", "fl"};
     for (size_t i = 0; r->icase && i < 5; i++)
         if (strncasecmp(r->p, folded[i], 2) == 0)
-            return refuse(r, "letters with a ligature, without regard to case,");
+            return refuse(r, "a pair of letters with a ligature in a case-insensitive pattern");
     return take_char(r);
 }
 
@@ -208,7 +212,7 @@ static int rewrite_class(struct rewrite *r)
     for (; *r->p != ']'; first = false) {
         const char *p = r->p;
         if (*p == '\0')
-            return refuse(r, "set without end");
+            return refuse(r, "an unterminated set");
         if (*p == '[' || (p[0] == '&' && p[1] == '&'))
             return refuse(r, "nested set, POSIX name or intersection");
         if (*p == '\\') {
@@ -218,7 +222,7 @@ static int rewrite_class(struct rewrite *r)
         if (*p == '-' && (first || p[1] == ']'))
             QT_TRY(put_instead(r, "\\-"));
         else if (*p == '-' && (after_set || (p[1] == '\\' && p[2] && strchr("sSdDwWpP", p[2]))))
-            return refuse(r, "range that ends in a set");
+            return refuse(r, "a range that ends in a set");
         else
             QT_TRY(take_char(r));
         after_set = false;
@@ -249,7 +253,7 @@ static int rewrite_group(struct rewrite *r)
             return take(r, strlen(kinds[i]));
     if (p[1] == '?' || p[1] == '*')
         return refuse(r, "kind of group");
-    return put_instead(r, "(?:"); /* nobody asks for captures */
+    return put_instead(r, "(?:"); /* captures are not used */
 }
 
 static int rewrite_group_end(struct rewrite *r)
@@ -264,7 +268,7 @@ static int rewrite_group_end(struct rewrite *r)
     return take(r, 1);
 }
 
-/* {n}, {n,}, {n,m}; any other brace is a character. */
+/* {n}, {n,} and {n,m} are quantifiers; any other brace is a literal. */
 static int rewrite_brace(struct rewrite *r)
 {
     const char *s = r->p + 1;
@@ -353,8 +357,8 @@ static int compile(struct qt_regex *regex, const char *text, size_t size, bool l
                            regex->pattern, message);
         goto done;
     }
-    /* Without JIT (the platform, a hardened kernel) matching is slower, and the same. */
-    pcre2_jit_compile(regex->code, PCRE2_JIT_COMPLETE);
+    /* JIT may be unavailable; matching is then slower, with the same results. */
+    pcre2_jit_compile(regex->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
 done:
     pcre2_compile_context_free(ctx);
     pcre2_general_context_free(general);
@@ -403,28 +407,36 @@ struct qt_regex_work {
     pcre2_match_context *match;
     pcre2_match_data *data;
     pcre2_jit_stack *stack;
+    const char *text; /* of the whole call */
+    size_t size;
+    uint64_t steps; /* left for this text */
+    bool (*interrupted)(void);
 };
 
-int qt_regex_work_new(struct qt_regex_work **out, struct qt_err *err)
+int qt_regex_work_new(struct qt_regex_work **out, const char *text, size_t size,
+                      bool (*interrupted)(void), struct qt_err *err)
 {
     struct qt_regex_work *w;
     int rc = qt_array_new(out, 1, sizeof **out, err);
     if (rc < 0)
         return rc;
     w = *out;
+    w->text = text;
+    w->size = size;
+    w->steps = STEPS_MIN + (uint64_t)STEPS_PER_BYTE * size;
+    w->interrupted = interrupted;
     w->general = pcre2_general_context_create(pcre_malloc, pcre_free, NULL);
     if (w->general) {
         w->match = pcre2_match_context_create(w->general);
         w->data = pcre2_match_data_create(1, w->general);
         w->stack = pcre2_jit_stack_create(JIT_STACK_MIN, JIT_STACK_MAX, w->general);
     }
-    /* No stack: no JIT on this platform, or no memory; then PCRE2 uses 32 KiB of the machine's. */
+    /* Without a JIT stack, PCRE2 uses 32 KiB of the machine stack. */
     if (!w->match || !w->data) {
         qt_regex_work_free(w);
         *out = NULL;
         return out_of_memory(err);
     }
-    pcre2_set_match_limit(w->match, MATCH_LIMIT);
     pcre2_set_heap_limit(w->match, HEAP_LIMIT_KIB);
     if (w->stack)
         pcre2_jit_stack_assign(w->match, NULL, w->stack);
@@ -448,33 +460,110 @@ static int match_failed(const struct qt_regex *regex, int code, struct qt_err *e
     if (code == PCRE2_ERROR_NOMEMORY)
         return out_of_memory(err);
     pcre2_get_error_message(code, (PCRE2_UCHAR *)message, sizeof message);
-    return qt_fail(err, QT_E_UNSUPPORTED, regex->file, NULL, "regex '%.300s' on this text: %s",
-                   regex->pattern, message);
+    return qt_fail(err, QT_E_UNSUPPORTED, regex->file, NULL,
+                   "matching the regex '%.300s' against this text failed: %s", regex->pattern,
+                   message);
+}
+
+/* Takes steps from what is left for the text; QT_E_INPUT if that is not enough. */
+static int spend(const struct qt_regex_scan *scan, size_t steps, struct qt_err *err)
+{
+    struct qt_regex_work *w = scan->work;
+    if (steps <= w->steps) {
+        w->steps -= steps;
+        return QT_OK;
+    }
+    const uintptr_t at = (uintptr_t)scan->text + scan->from, start = (uintptr_t)w->text;
+    char place[64] = "in the normalized text";
+    if (at >= start && at - start <= w->size)
+        snprintf(place, sizeof place, "at byte %zu of the text", (size_t)(at - start));
+    return qt_fail(err, QT_E_INPUT, scan->regex->file, NULL,
+                   "the regex '%.300s' takes too many steps %s", scan->regex->pattern, place);
+}
+
+/* The end of a window of `size` bytes from scan->from on, which splits no character. */
+static size_t window_end(const struct qt_regex_scan *scan, size_t size)
+{
+    if (size >= scan->size - scan->from)
+        return scan->size;
+    size_t end = scan->from + size;
+    while (end > scan->from && ((unsigned char)scan->text[end] & 0xc0) == 0x80)
+        end--;
+    return end;
+}
+
+/*
+ * Finds the first match at or after scan->from, [at[0], at[1]); *found = false if there is none
+ * before *end, which is the end of the text only if all of it was searched.
+ *
+ * PCRE2 counts neither the steps of all matches in a text nor the bytes that they look at. So each
+ * try sees a window of the text and has few steps. A try that would look beyond its window (PCRE2
+ * then gives PCRE2_ERROR_PARTIAL) or take more steps is repeated with more of them, and what it
+ * took is counted. The result is that of a search in the whole text.
+ */
+static int search(bool *found, size_t at[2], size_t *end, const struct qt_regex_scan *scan,
+                  struct qt_err *err)
+{
+    size_t window = WINDOW, limit = MATCH_LIMIT;
+    int rc;
+    *found = false;
+    for (;;) {
+        *end = window_end(scan, window);
+        pcre2_set_match_limit(scan->work->match, (uint32_t)limit);
+        QT_TRY(qt_tokenizer_poll(scan->work->interrupted, err));
+        const bool all = *end == scan->size;
+        const int code = pcre2_match(scan->regex->code, (PCRE2_SPTR)scan->text, *end, scan->from,
+                                     PCRE2_NO_UTF_CHECK | (all ? 0 : PCRE2_PARTIAL_HARD),
+                                     scan->work->data, scan->work->match);
+        if (code == PCRE2_ERROR_PARTIAL) {
+            QT_TRY(spend(scan, *end - scan->from, err));
+            window *= WINDOW_GROWS;
+        } else if (code == PCRE2_ERROR_MATCHLIMIT) {
+            QT_TRY(spend(scan, limit, err));
+            limit = qt_min_size(limit * LIMIT_GROWS, UINT32_MAX);
+        } else if (code == PCRE2_ERROR_NOMATCH) {
+            return QT_OK;
+        } else if (code < 0) {
+            return match_failed(scan->regex, code, err);
+        } else {
+            const PCRE2_SIZE *range = pcre2_get_ovector_pointer(scan->work->data);
+            at[0] = range[0];
+            at[1] = range[1];
+            *found = all || at[0] < *end; /* an empty match at the end may become another one */
+            return QT_OK;
+        }
+    }
+done:
+    return rc;
 }
 
 int qt_regex_next(bool *found, size_t *start, size_t *end, struct qt_regex_scan *scan,
                   struct qt_err *err)
 {
+    size_t at[2] = {0}, searched;
+    int rc = QT_OK;
     *found = false;
     while (scan->from <= scan->size) {
-        int code = pcre2_match(scan->regex->code, (PCRE2_SPTR)scan->text, scan->size, scan->from,
-                               PCRE2_NO_UTF_CHECK, scan->work->data, scan->work->match);
-        if (code == PCRE2_ERROR_NOMATCH)
+        QT_TRY(search(found, at, &searched, scan, err));
+        if (!*found && searched == scan->size)
             break;
-        if (code < 0)
-            return match_failed(scan->regex, code, err);
-        const PCRE2_SIZE *at = pcre2_get_ovector_pointer(scan->work->data);
+        if (!*found) {
+            scan->from = searched;
+            continue;
+        }
         if (at[0] == at[1] && scan->any && at[1] == scan->last_end) {
             size_t n = 1;
             if (scan->from < scan->size)
                 qt_utf8_char(&n, scan->text + scan->from);
             scan->from += n;
+            *found = false;
             continue;
         }
         *start = at[0];
         *end = scan->from = scan->last_end = at[1];
-        *found = scan->any = true;
+        scan->any = true;
         break;
     }
-    return QT_OK;
+done:
+    return rc;
 }

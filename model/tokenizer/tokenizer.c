@@ -1,8 +1,9 @@
+/* The tokenizer: reads tokenizer.json with its added tokens and BOS/EOS template; encodes text. */
 #include "model/tokenizer/internal.h"
 
 #include <string.h>
 
-/* The largest published tokenizer.json have about 35 MB. */
+/* The largest published tokenizer.json files have about 35 MB. */
 #define FILE_LIMIT ((size_t)256 << 20)
 
 enum { MAX_ADDED_BYTES = 4096 }; /* bounds the work per byte of text */
@@ -12,14 +13,14 @@ struct qt_tokenizer {
     struct qt_bpe bpe;
     struct qt_stages stages;
     size_t vocab;
-    bool has_template;            /* among post-processors */
-    struct qt_ids prefix, suffix; /* of that */
+    bool has_template;            /* a post-processor is a TemplateProcessing */
+    struct qt_ids prefix, suffix; /* special tokens before and after the text */
 };
 
 /* ---- added tokens --------------------------------------------------------------------------- */
 
-/* The id that the tokenizers library gives a token: the vocabulary's, else the next free one, in
- * the order of the file. It disregards the id in the file; a file where that differs is refused. */
+/* The tokenizers library ignores the id in the file: an added token gets its id in the vocabulary,
+ * or else the next free id, in file order. A file with a different id is refused. */
 static int check_added_id(struct qt_tokenizer *tok, const char *content, uint32_t id,
                           size_t *next_id, struct qt_err *err)
 {
@@ -39,14 +40,15 @@ static int parse_added(struct qt_added *out, const char **content, const json_t 
     size_t id;
     int rc;
     if (!json_is_object(item))
-        return qt_fail(err, QT_E_INPUT, tok->file, NULL, "added_tokens holds a non-object");
+        return qt_fail(err, QT_E_INPUT, tok->file, NULL,
+                       "added_tokens has an entry that is not an object");
     QT_TRY(qt_json_need_string(content, item, "content", tok->file, err));
     QT_TRY(qt_json_need_size(&id, item, "id", tok->file, err));
     if (id >= QT_MAX_ID)
         return qt_fail(err, QT_E_INPUT, tok->file, NULL, "added token id %zu is out of range", id);
     if (strlen(*content) > MAX_ADDED_BYTES)
         return qt_fail(err, QT_E_UNSUPPORTED, tok->file, NULL,
-                       "an added token of %zu bytes (at most %d)", strlen(*content),
+                       "an added token has %zu bytes; at most %d are supported", strlen(*content),
                        MAX_ADDED_BYTES);
     out->id = (uint32_t)id;
     QT_TRY(qt_json_get_bool(&out->single_word, item, "single_word", tok->file, err));
@@ -62,7 +64,7 @@ static int append_text(void *ctx, const char *s, size_t size, struct qt_err *err
     return qt_text_add(ctx, s, size, err);
 }
 
-/* The text to look for: as it is, or as the normalizers leave it. */
+/* Sets token->text to the text to search for: content, or normalized content. */
 static int added_text(struct qt_added *token, const char *content,
                       const struct qt_stages *normalizers, const char *file, struct qt_err *err)
 {
@@ -74,10 +76,11 @@ static int added_text(struct qt_added *token, const char *content,
     } else {
         QT_TRY(qt_text_add(&text, content, strlen(content), err));
     }
-    /* The tokenizers library would then find it everywhere, or fail. */
+    /* The tokenizers library finds an empty token everywhere, or fails. */
     if (text.size == 0) {
         rc = qt_fail(err, QT_E_UNSUPPORTED, file, NULL,
-                     "added token '%.200s', of which the normalizer leaves nothing", content);
+                     "added token '%.200s' is empty after normalization; this is not supported",
+                     content);
         goto done;
     }
     token->text = text.data;
@@ -101,10 +104,10 @@ static int load_added(struct qt_added_set sets[2], struct qt_tokenizer *tok, con
         struct qt_added token = {.order = i};
         const char *content;
         QT_TRY(parse_added(&token, &content, json_array_get(list, i), tok, err));
-        if (!*content) /* the library passes over it, too */
+        if (!*content) /* the tokenizers library ignores it, too */
             continue;
         if (qt_strmap_find(&seen, content, strlen(content)) != QT_NO_ID) {
-            rc = qt_fail(err, QT_E_INPUT, tok->file, NULL, "added token '%.200s' is there twice",
+            rc = qt_fail(err, QT_E_INPUT, tok->file, NULL, "added token '%.200s' appears twice",
                          content);
             goto done;
         }
@@ -139,7 +142,7 @@ done:
     return rc;
 }
 
-/* Moves all stages of `from` to the end of the tokenizer's. */
+/* Moves all stages of `from` to the end of the tokenizer's list. */
 static int append_stages(struct qt_tokenizer *tok, struct qt_stages *from, struct qt_err *err)
 {
     struct qt_stage *stage;
@@ -197,8 +200,8 @@ done:
     return rc;
 }
 
-/* {"SpecialToken": {"id": "<s>"}} or {"Sequence": {"id": "A"}}, the latter once. Of a second
- * template the library takes the form for two texts, or none: refused. */
+/* Items of "single" are {"SpecialToken": {"id": "<s>"}} or, once, {"Sequence": {"id": "A"}}. A
+ * second template is refused: the tokenizers library applies its form for pairs, or none. */
 static int load_template(struct qt_tokenizer *tok, const json_t *section, struct qt_err *err)
 {
     const json_t *single = json_object_get(section, "single");
@@ -206,7 +209,7 @@ static int load_template(struct qt_tokenizer *tok, const json_t *section, struct
     int rc = QT_OK;
     if (tok->has_template)
         return qt_fail(err, QT_E_UNSUPPORTED, tok->file, NULL,
-                       "TemplateProcessing behind another one");
+                       "more than one TemplateProcessing is not supported");
     tok->has_template = true;
     for (size_t i = 0; i < json_array_size(single); i++) {
         const json_t *item = json_array_get(single, i);
@@ -215,7 +218,7 @@ static int load_template(struct qt_tokenizer *tok, const json_t *section, struct
         const char *name = json_string_value(json_object_get(special ? special : sequence, "id"));
         if (!name || (!special && (strcmp(name, "A") != 0 || seen))) {
             rc = qt_fail(err, QT_E_UNSUPPORTED, tok->file, NULL,
-                         "TemplateProcessing: item %zu of \"single\"", i);
+                         "TemplateProcessing: item %zu of \"single\" is not supported", i);
             goto done;
         }
         seen = seen || !special;
@@ -240,7 +243,8 @@ static int load_post_processor(struct qt_tokenizer *tok, const json_t *section, 
     if (strcmp(type, "ByteLevel") == 0) /* about offsets only */
         return QT_OK;
     if (strcmp(type, "Sequence") != 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, tok->file, NULL, "post-processor '%.100s'", type);
+        return qt_fail(err, QT_E_UNSUPPORTED, tok->file, NULL,
+                       "post-processor '%.100s' is not supported", type);
     const json_t *list = json_object_get(section, "processors");
     if (!json_is_array(list))
         return qt_fail(err, QT_E_INPUT, tok->file, NULL, "processors is not an array");
@@ -250,7 +254,7 @@ done:
     return rc;
 }
 
-/* The id of a token by its text, be it of the vocabulary or an added one. */
+/* The id of an added token or vocabulary entry with this text, or QT_NO_ID. */
 static uint32_t token_id(const struct qt_tokenizer *tok, const json_t *root, const char *token)
 {
     const json_t *list = json_object_get(root, "added_tokens");
@@ -263,10 +267,9 @@ static uint32_t token_id(const struct qt_tokenizer *tok, const json_t *root, con
 }
 
 /*
- * tokenizer_config.json counts only where tokenizer.json says nothing of it, has no template, and
- * the class is Llama's with add_bos_token: there version 4 of `transformers` puts a BOS before the
- * text, whatever the post-processor, and models of such files were trained so. Version 5 takes
- * tokenizer.json's word.
+ * tokenizer_config.json is used only if tokenizer.json has no template, the class is LlamaTokenizer
+ * and add_bos_token is true. Version 4 of transformers then puts a BOS before the text, whatever
+ * the post-processor is, and the models were trained with it. Version 5 uses tokenizer.json only.
  */
 static int load_config(struct qt_tokenizer *tok, const json_t *root, struct qt_err *err)
 {
@@ -278,9 +281,13 @@ static int load_config(struct qt_tokenizer *tok, const json_t *root, struct qt_e
     int rc = QT_OK;
     if (!qt_path_exists(tok->config_file))
         return QT_OK;
-    /* As data: model_max_length is 1000000000000000019884624838656 where nobody knows it. */
+    /* Parsed as data: an unknown model_max_length is written as 1000000000000000019884624838656. */
     QT_TRY(qt_file_read(&text, &size, tok->config_file, FILE_LIMIT, err));
-    QT_TRY(qt_json_parse_data(&config, text, size, tok->config_file, err));
+    QT_TRY(qt_json_parse_data(&config, text, size, 1, "\\ufffd", tok->config_file, err));
+    if (!json_is_object(config)) {
+        rc = qt_fail(err, QT_E_INPUT, tok->config_file, NULL, "not a JSON object");
+        goto done;
+    }
     QT_TRY(qt_json_get_string(&class, config, "tokenizer_class", tok->config_file, err));
     QT_TRY(qt_json_get_bool(&add_bos, config, "add_bos_token", tok->config_file, err));
     if (!add_bos || strncmp(class, "LlamaTokenizer", 14) != 0)
@@ -290,7 +297,7 @@ static int load_config(struct qt_tokenizer *tok, const json_t *root, struct qt_e
     uint32_t id = bos ? token_id(tok, root, bos) : QT_NO_ID;
     if (id == QT_NO_ID)
         rc = qt_fail(err, QT_E_INPUT, tok->config_file, NULL,
-                     "add_bos_token, but bos_token is not a token of tokenizer.json");
+                     "add_bos_token is true, but bos_token is not a token of tokenizer.json");
     else
         rc = qt_ids_add(&tok->prefix, id, err);
 done:
@@ -327,7 +334,7 @@ int qt_tokenizer_open(struct qt_tokenizer **out, const char *dir, struct qt_err 
     QT_TRY(qt_array_new(&tok, 1, sizeof *tok, err));
     QT_TRY(qt_path_join(&tok->file, dir, "tokenizer.json", err));
     QT_TRY(qt_path_join(&tok->config_file, dir, "tokenizer_config.json", err));
-    QT_TRY(qt_json_load(&root, tok->file, FILE_LIMIT, err));
+    QT_TRY(qt_json_load_lenient(&root, tok->file, FILE_LIMIT, err));
     QT_TRY(load_tokenizer(tok, root, err));
     *out = tok;
     tok = NULL;
@@ -350,7 +357,6 @@ void qt_tokenizer_close(struct qt_tokenizer *tok)
     qt_free(tok);
 }
 
-/* One more than the largest id. */
 size_t qt_tokenizer_vocab(const struct qt_tokenizer *tok)
 {
     return tok->vocab;
@@ -360,18 +366,28 @@ struct encode {
     const struct qt_tokenizer *tok;
     struct qt_bpe_work work;
     struct qt_ids ids;
+    bool enough;
 };
+
+/* Ends a run that has given enough ids. */
+static int stop_if_enough(struct encode *e)
+{
+    e->enough = qt_bpe_enough(&e->ids, &e->work);
+    return e->enough ? QT_E_INTERRUPTED : QT_OK;
+}
 
 static int encode_piece(void *ctx, const char *s, size_t size, struct qt_err *err)
 {
     struct encode *e = ctx;
-    return qt_bpe_encode(&e->ids, &e->work, &e->tok->bpe, s, size, err);
+    int rc = qt_bpe_encode(&e->ids, &e->work, &e->tok->bpe, s, size, err);
+    return rc < 0 ? rc : stop_if_enough(e);
 }
 
 static int encode_added(void *ctx, uint32_t id, struct qt_err *err)
 {
     struct encode *e = ctx;
-    return qt_ids_add(&e->ids, id, err);
+    int rc = qt_ids_add(&e->ids, id, err);
+    return rc < 0 ? rc : stop_if_enough(e);
 }
 
 static int add_all(struct qt_ids *ids, const struct qt_ids *more, struct qt_err *err)
@@ -388,29 +404,55 @@ bool qt_tokenizer_adds_bos(const struct qt_tokenizer *tok)
     return tok->prefix.count > 0;
 }
 
-int qt_tokenizer_encode(uint32_t **ids, size_t *count, const struct qt_tokenizer *tok,
-                        const char *text, size_t size, bool special, struct qt_err *err)
+/* Checks that the text is UTF-8, in pieces between which an interruption is noticed. */
+static int check_text(const char *text, size_t size, bool (*interrupted)(void), struct qt_err *err)
 {
-    struct encode e = {.tok = tok};
-    struct qt_stage_sink sink = {&e, encode_piece, encode_added};
+    enum { PIECE = 1 << 20, LONGEST = 4 /* bytes of a character */ };
+    int rc = QT_OK;
+    for (size_t at = 0; at < size;) {
+        const size_t n = qt_min_size(size - at, PIECE), valid = qt_utf8_check(text + at, n);
+        at += valid;
+        if (valid < n && (n - valid >= LONGEST || at + n - valid == size))
+            return qt_fail(err, QT_E_INPUT, NULL, NULL, "the text is not UTF-8 at byte %zu", at);
+        QT_TRY(qt_tokenizer_poll(interrupted, err));
+    }
+done:
+    return rc;
+}
+
+int qt_tokenizer_encode_most(uint32_t **ids, size_t *count, const struct qt_tokenizer *tok,
+                             const char *text, size_t size, const struct qt_encode_options *opt,
+                             struct qt_err *err)
+{
+    struct encode e = {.tok = tok, .work = {.interrupted = opt->interrupted, .most = opt->most}};
+    struct qt_stage_sink sink = {&e, opt->interrupted, encode_piece, encode_added};
     int rc;
     *ids = NULL;
     *count = 0;
-    size_t bad = qt_utf8_check(text, size);
-    if (bad < size)
-        return qt_fail(err, QT_E_INPUT, NULL, NULL, "the text is not UTF-8 at byte %zu", bad);
-    /* So that an empty result is an array, too. */
+    QT_TRY(check_text(text, size, opt->interrupted, err));
+    /* An empty result is an array, too. */
     QT_TRY(qt_array_grow(&e.ids.data, &e.ids.capacity, 16, sizeof *e.ids.data, err));
-    if (special)
+    if (opt->special)
         QT_TRY(add_all(&e.ids, &tok->prefix, err));
-    QT_TRY(qt_stages_run(&tok->stages, &sink, text, size, err));
-    if (special)
-        QT_TRY(add_all(&e.ids, &tok->suffix, err));
+    rc = qt_stages_run(&tok->stages, &sink, text, size, err);
+    if (e.enough)
+        rc = QT_OK;
+    else if (rc == QT_OK && opt->special)
+        rc = add_all(&e.ids, &tok->suffix, err);
+    if (rc < 0)
+        goto done;
     *ids = e.ids.data;
-    *count = e.ids.count;
+    *count = opt->most ? qt_min_size(e.ids.count, opt->most) : e.ids.count;
     e.ids.data = NULL;
 done:
     qt_free(e.ids.data);
     qt_bpe_work_free(&e.work);
     return rc;
+}
+
+int qt_tokenizer_encode(uint32_t **ids, size_t *count, const struct qt_tokenizer *tok,
+                        const char *text, size_t size, bool special, struct qt_err *err)
+{
+    const struct qt_encode_options opt = {.special = special};
+    return qt_tokenizer_encode_most(ids, count, tok, text, size, &opt, err);
 }

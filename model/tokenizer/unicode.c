@@ -1,12 +1,14 @@
 /*
- * Characters and normalization forms. The `tokenizers` library normalizes by tables of Unicode 12,
- * utf8proc by its own, newer ones: the two agree on every character that Unicode 12 knows; of later
- * ones a few compose, decompose or reorder here and pass unchanged there.
+ * Characters and normalization forms. The tokenizers library normalizes with tables of Unicode 12,
+ * utf8proc with newer ones. Both agree on every character of Unicode 12. A few later characters
+ * compose, decompose or reorder here and are unchanged there.
  */
 #include "model/tokenizer/internal.h"
 
 #include <string.h>
 #include <utf8proc.h>
+
+enum { POLL_BYTES = 1 << 16 }; /* between two looks at `interrupted` */
 
 /* ---- UTF-8 ---------------------------------------------------------------------------------- */
 
@@ -57,9 +59,10 @@ int qt_text_add(struct qt_text *text, const char *s, size_t size, struct qt_err 
     size_t need;
     if (qt_add_overflow(&need, text->size, size) || (text->limit && need > text->limit))
         return qt_fail(err, QT_E_INPUT, NULL, NULL,
-                       "the tokenizer's normalizers blow the text up beyond %zu bytes",
-                       text->limit);
+                       "the tokenizer's normalizers expand the text beyond %zu bytes", text->limit);
     int rc = qt_array_grow(&text->data, &text->capacity, need, 1, err);
+    if (rc == QT_OK && need / POLL_BYTES != text->size / POLL_BYTES)
+        rc = qt_tokenizer_poll(text->interrupted, err);
     if (rc < 0)
         return rc;
     if (size)
@@ -98,7 +101,7 @@ bool qt_char_is_word(int32_t c)
     case UTF8PROC_CATEGORY_NL:
     case UTF8PROC_CATEGORY_PC:
         return true;
-    default: /* the circled and squared letters among the symbols; ZWNJ, ZWJ */
+    default: /* circled and squared letters; ZWNJ, ZWJ */
         return (c >= 0x24b6 && c <= 0x24e9) || (c >= 0x1f130 && c <= 0x1f149) ||
                (c >= 0x1f150 && c <= 0x1f169) || (c >= 0x1f170 && c <= 0x1f189) || c == 0x200c ||
                c == 0x200d;
@@ -110,7 +113,7 @@ int qt_unicode_lower(struct qt_text *out, const char *s, size_t size, struct qt_
     int rc = QT_OK;
     for (size_t i = 0, n; i < size; i += n) {
         int32_t c = qt_utf8_char(&n, s + i);
-        if (c == 0x130) /* the one character whose lower case is two */
+        if (c == 0x130) /* the only character whose lower case has two characters */
             QT_TRY(qt_text_add(out, "i\xcc\x87", 3, err));
         else
             QT_TRY(qt_text_add_char(out, utf8proc_tolower(c), err));
@@ -133,8 +136,8 @@ static utf8proc_propval_t class_of(utf8proc_int32_t c)
     return utf8proc_get_property(c)->combining_class;
 }
 
-/* Canonical order: each run of combining marks sorted by class, stably. By counting, since
- * utf8proc's own sort is quadratic and a text may consist of marks. */
+/* Canonical order: sorts a run of combining marks by class, stably. Counting sort, because
+ * utf8proc's own sort is quadratic and a hostile text may consist of marks. */
 static int order_run(struct marks *m, size_t first, size_t end, struct qt_err *err)
 {
     bool ordered = true;
@@ -168,7 +171,8 @@ done:
     return rc;
 }
 
-static int decompose(struct marks *m, const char *s, size_t size, bool compat, struct qt_err *err)
+static int decompose(struct marks *m, const char *s, size_t size, bool compat,
+                     bool (*interrupted)(void), struct qt_err *err)
 {
     enum { LONGEST = 32 }; /* Unicode's longest compatibility decomposition has 18 characters */
     utf8proc_option_t options =
@@ -176,6 +180,8 @@ static int decompose(struct marks *m, const char *s, size_t size, bool compat, s
     int rc = QT_OK, boundary = 0;
     for (size_t i = 0, n; i < size; i += n) {
         int32_t c = qt_utf8_char(&n, s + i);
+        if (i / POLL_BYTES != (i + n) / POLL_BYTES)
+            QT_TRY(qt_tokenizer_poll(interrupted, err));
         QT_TRY(qt_array_grow(&m->chars, &m->capacity, m->count + LONGEST, sizeof c, err));
         utf8proc_ssize_t k =
             utf8proc_decompose_char(c, m->chars + m->count, LONGEST, options, &boundary);
@@ -194,7 +200,7 @@ static int normalize_span(struct qt_text *out, struct marks *m, const char *s, s
 {
     int rc;
     m->count = 0;
-    QT_TRY(decompose(m, s, size, form == QT_NFKC || form == QT_NFKD, err));
+    QT_TRY(decompose(m, s, size, form == QT_NFKC || form == QT_NFKD, out->interrupted, err));
     QT_TRY(order_marks(m, err));
     if (form == QT_NFC || form == QT_NFKC)
         m->count = (size_t)utf8proc_normalize_utf32(m->chars, (utf8proc_ssize_t)m->count,
@@ -205,8 +211,8 @@ done:
     return rc;
 }
 
-/* ASCII never changes, and never joins what is before it: only spans of other characters, each with
- * the ASCII character before it (a possible base), need any work. */
+/* ASCII characters never change and never compose with the preceding character. Only spans of other
+ * characters are normalized, each with the ASCII character before it, a possible base. */
 int qt_unicode_normalize(struct qt_text *out, const char *s, size_t size, enum qt_unicode_form form,
                          struct qt_err *err)
 {

@@ -1,11 +1,11 @@
-/* The inputs of w4ax linears: rounding as a runtime does it, in plain C. */
+/* Quantized activations of w4ax linears: the reference in plain C, and reading from containers. */
 #include "pack/activations/plan.h"
 #include "pack/schemes/scheme.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { TOKENS = 64 }; /* per item */
+enum { TOKENS = 64 }; /* per item of a parallel loop */
 
 /* ---- description ---------------------------------------------------------------------------- */
 
@@ -38,7 +38,7 @@ void qt_act_free(struct qt_act *a)
 
 /* ---- tokens --------------------------------------------------------------------------------- */
 
-/* NaN, which must not be rounded to a number, stays. */
+/* Returns NaN if any x is NaN, so that a NaN is never rounded to a number. */
 static float absmax(const float *x, size_t n)
 {
     float top = 0;
@@ -47,15 +47,15 @@ static float absmax(const float *x, size_t n)
     return top;
 }
 
-/* Products are exact; whole numbers by the addition of 1.5 * 2^52, ties to even. */
+/* The product in double is exact; adding 1.5 * 2^52 rounds to an integer, ties to even. */
 static void round_block(float *x, size_t n, float s, float limit)
 {
-    bool nothing = s < 0x1p-120f;
-    float inverse = nothing ? 0 : 1 / s;
+    bool zero = s < 0x1p-120f;
+    float inverse = zero ? 0 : 1 / s;
     for (size_t i = 0; i < n; i++) {
         double q = (double)x[i] * inverse;
         q = q < -limit ? -limit : q > limit ? limit : q;
-        x[i] = nothing ? 0 : s * (float)((q + 0x1.8p52) - 0x1.8p52);
+        x[i] = zero ? 0 : s * (float)((q + 0x1.8p52) - 0x1.8p52);
     }
 }
 
@@ -69,7 +69,7 @@ static float block_scale(const struct qt_act *a, unsigned bits, float top, float
     return unit * fminf(fmaxf(rintf(top * a->clip / (7 * unit)), 1), 18);
 }
 
-/* x[k] in packed order and scale. */
+/* Rounds a token x[k] whose channels are in packed order and scale. */
 static void round_token(float *x, const struct qt_act *a)
 {
     float token_top = absmax(x, a->k);
@@ -162,16 +162,18 @@ int qt_act_check(const struct qt_act *a, const char *file, const char *tensor, s
 {
     for (size_t i = 0; i < a->k; i++)
         if (a->order[i] >= a->k)
-            return qt_fail(err, QT_E_INPUT, file, tensor, "col_order: entry %zu is %u of %zu", i,
-                           a->order[i], a->k);
+            return qt_fail(err, QT_E_INPUT, file, tensor,
+                           "col_order: entry %zu is %u, but there are %zu channels", i, a->order[i],
+                           a->k);
     for (size_t i = 0; i < a->k; i++)
         if (!(a->factor[i] > 0) || !isfinite(a->factor[i]))
-            return qt_fail(err, QT_E_INPUT, file, tensor, "channel %zu has the factor %g", i,
+            return qt_fail(err, QT_E_INPUT, file, tensor,
+                           "channel %zu has the factor %g, which is not positive and finite", i,
                            (double)a->factor[i]);
     for (size_t b = 0; b < qt_ceil_div(a->k, QT_ACT_BLOCK); b++)
         if (a->bits[b] != 4 && a->bits[b] != 8)
-            return qt_fail(err, QT_E_INPUT, file, tensor, "block %zu has %u bits, not 4 or 8", b,
-                           a->bits[b]);
+            return qt_fail(err, QT_E_INPUT, file, tensor,
+                           "channel block %zu has %u bits, not 4 or 8", b, a->bits[b]);
     return a->clip > 0 && a->clip <= 1
                ? QT_OK
                : qt_fail(err, QT_E_INPUT, file, tensor, "the clip ratio %g is not in (0, 1]",
@@ -199,7 +201,8 @@ int qt_act_row_factors(float *factor, const struct qt_container *c, const char *
     for (size_t r = first; r < first + n; r++) {
         if (order[r] < first || order[r] - first >= n) {
             rc = qt_fail(err, QT_E_INPUT, qt_container_dir(c), e->name,
-                         "row_order: entry %zu leaves its part", r);
+                         "row_order: entry %zu is %u, outside rows %zu to %zu", r, order[r], first,
+                         first + n - 1);
             goto done;
         }
         factor[order[r] - first] = ldexpf(1, exp2[r]);

@@ -1,6 +1,7 @@
 /*
- * Whether the w4ax tensors of a container go together (docs/schemes.md, w4ax): linears that share
- * an input take it alike, and rows stand where the input that they become has its channels.
+ * Checks the w4ax tensors of a container against each other (docs/schemes.md, w4ax): linears that
+ * share an input must quantize it in the same way, and the rows of a linear must have the order and
+ * exponents of the input channels that they produce.
  */
 #include "pack/activations/planner.h"
 
@@ -9,10 +10,10 @@
 
 struct agreement {
     const struct qt_container *c;
-    struct qt_act_planner p;       /* of which only the model and the inputs count */
-    struct qt_act_plan plan;       /* as the first linear of each input has it */
-    const struct qt_entry **first; /* [layers][QT_INPUTS] */
-    const struct qt_entry *any;    /* the first of all */
+    struct qt_act_planner p;       /* only model and inputs are used */
+    struct qt_act_plan plan;       /* each input as its first linear quantizes it */
+    const struct qt_entry **first; /* [layers][QT_INPUTS] first w4ax linear of each input */
+    const struct qt_entry *any;    /* first w4ax linear of the model */
 };
 
 static const struct qt_entry *w4ax_of(const struct agreement *a, const struct qt_linear *linear)
@@ -21,7 +22,7 @@ static const struct qt_entry *w4ax_of(const struct agreement *a, const struct qt
     return e && qt_entry_is_w4ax(e) ? e : NULL;
 }
 
-/* The first section that differs, or NULL. */
+/* Returns the name of the first section that differs, or NULL. */
 static const char *differs(const struct qt_act *a, const struct qt_act *b)
 {
     return memcmp(a->order, b->order, a->k * sizeof *a->order) != 0         ? "col_order"
@@ -41,14 +42,15 @@ static int join_input(struct agreement *a, const struct qt_linear *linear, struc
     int rc;
     if (in->n && (in->k != 0) != (e != NULL))
         return qt_fail(err, QT_E_INPUT, dir, linear->weight,
-                       "of linears that share an input, all or none must be w4ax");
+                       "either all or none of the linears that share an input must be w4ax");
     in->n += linear->n;
     if (!e)
         return QT_OK;
     a->any = a->any ? a->any : e;
     if (strcmp(a->any->spec, e->spec) != 0)
         return qt_fail(err, QT_E_INPUT, dir, e->name,
-                       "is %s, but '%s' is %s: all of a model must have the same parameters",
+                       "is %s, but '%s' is %s: all w4ax tensors of a model must have the same "
+                       "parameters",
                        e->spec, a->any->name, a->any->spec);
     in->k = linear->k;
     if (!a->first[v]) {
@@ -59,7 +61,8 @@ static int join_input(struct agreement *a, const struct qt_linear *linear, struc
     const char *what = differs(&own, &a->plan.act[v]);
     if (what)
         rc = qt_fail(err, QT_E_INPUT, dir, e->name,
-                     "'%s' is not that of '%s', which has the same input", what, a->first[v]->name);
+                     "section '%s' differs from that of '%s', although both share an input", what,
+                     a->first[v]->name);
 done:
     qt_act_free(&own);
     return rc;
@@ -73,12 +76,14 @@ static int check_input(const struct agreement *a, size_t layer, int i, struct qt
         if ((!in->reorder && act->order[c] != c) || (!in->scale && act->factor[c] != 1))
             return qt_fail(err, QT_E_INPUT, qt_container_dir(a->c),
                            a->first[layer * QT_INPUTS + (size_t)i]->name,
-                           "channel %zu of its input has changed, but nothing that makes it has",
+                           "input channel %zu is permuted or scaled, but no layer in front of this "
+                           "linear produces that order or scale",
                            c);
     return QT_OK;
 }
 
-/* Query heads that share a KV head have its order and exponents. want: of one of them. */
+/* Query heads that share a KV head must have its order and exponents. want: the arrangement that
+ * qt_act_plan_arrange derives from the last query head of each KV head. */
 static int check_heads(const struct agreement *a, const struct qt_linear *linear,
                        const struct qt_arrange *want, struct qt_err *err)
 {
@@ -90,10 +95,11 @@ static int check_heads(const struct agreement *a, const struct qt_linear *linear
         const size_t from = last + qt_model_feed_row(a->p.model, linear->feeds, fed->order[c]);
         const float factor = linear->feeds_scale ? fed->factor[c] : 1;
         if (want->row_order[row] != from || want->row_factor[row] != factor)
-            return qt_fail(err, QT_E_INPUT, qt_container_dir(a->c), a->first[v]->name,
-                           "channel %zu of its input and another one have one value, but not one "
-                           "place and exponent",
-                           c);
+            return qt_fail(
+                err, QT_E_INPUT, qt_container_dir(a->c), a->first[v]->name,
+                "input channel %zu and a channel of another query head come from the same "
+                "value channel, but differ in position or exponent",
+                c);
     }
     return QT_OK;
 }
@@ -120,8 +126,8 @@ static int check_rows(const struct agreement *a, const struct qt_linear *linear,
         if (order[r] == row && exp2[r] == by)
             continue;
         rc = qt_fail(err, QT_E_INPUT, qt_container_dir(a->c), e->name,
-                     "row %zu is row %u of the source, exponent %d; the model wants row %u, "
-                     "exponent %d there",
+                     "row %zu is source row %u with exponent %d, but the model requires source row "
+                     "%u with exponent %d",
                      r, order[r], exp2[r], row, by);
         goto done;
     }
@@ -148,7 +154,8 @@ done:
     return rc;
 }
 
-/* Each w4ax tensor is a linear of a block with one MLP; *any: there are some. */
+/* Each w4ax tensor must be a linear of a decoder layer with one MLP. *any: the container has w4ax
+ * tensors. */
 static int check_kinds(bool *any, const struct agreement *a, struct qt_err *err)
 {
     *any = false;
@@ -158,7 +165,7 @@ static int check_kinds(bool *any, const struct agreement *a, struct qt_err *err)
             continue;
         if (qt_model_info(a->p.model)->experts || !qt_model_is_linear(a->p.model, e->name))
             return qt_fail(err, QT_E_INPUT, qt_container_dir(a->c), e->name,
-                           "is w4ax, but no linear of a decoder block with one MLP");
+                           "is w4ax, but is not a linear of a decoder layer with one MLP");
         *any = true;
     }
     return QT_OK;

@@ -1,8 +1,10 @@
 /*
- * Matrices whose rows and columns are stored in another order than the source's, and times powers
- * of two: W'[r][p] = W[row_order[r]][col_order[p]] * 2^(col_exp2[p] - row_exp2[r]). What decoding
- * gives is W again; what a runtime computes with is W', on inputs x'[p] = x[col_order[p]] *
- * 2^-col_exp2[p].
+ * Matrices whose rows and columns are stored permuted and scaled by powers of two:
+ *
+ *   W'[r][p] = W[row_order[r]][col_order[p]] * 2^(col_exp2[p] - row_exp2[r])
+ *   x'[p]    = x[col_order[p]] * 2^-col_exp2[p]
+ *
+ * Decoding returns W. An inference engine multiplies the stored W' with x'.
  *
  * Sections: col_order [K] and row_order [N], U32; col_exp2 [K] and row_exp2 [N], I8.
  */
@@ -17,7 +19,8 @@ static int describe_side(struct qt_packed *p, const char *order, const char *exp
                          struct qt_err *err)
 {
     int rc = count > UINT32_MAX
-                 ? qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu channels are too many", count)
+                 ? qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                           "%s has %zu entries, at most %u are supported", order, count, UINT32_MAX)
                  : qt_packed_add_section(p, order, QT_U32, 1, &count, err);
     return rc < 0 ? rc : qt_packed_add_section(p, exp2, QT_I8, 1, &count, err);
 }
@@ -28,7 +31,7 @@ int qt_arrange_describe(struct qt_packed *p, struct qt_err *err)
     return rc < 0 ? rc : describe_side(p, "row_order", "row_exp2", p->n, err);
 }
 
-bool qt_arrange_is_there(const struct qt_packed *p)
+bool qt_is_arranged(const struct qt_packed *p)
 {
     return qt_packed_section(p, "col_order") != NULL;
 }
@@ -43,7 +46,8 @@ static int8_t *exponents(const struct qt_section *s)
     return (int8_t *)(void *)s->data;
 }
 
-/* factor: powers of two, as the exponents of their inverse. */
+/* Stores an order, and the powers of two in `factor` as exponents of 1 / factor. NULL: source
+ * order, factors 1. */
 static void store_side(struct qt_packed *p, const char *order_name, const char *exp2_name,
                        const uint32_t *order, const float *factor)
 {
@@ -74,14 +78,14 @@ static int check_side(const struct qt_packed *p, const char *order, const char *
     for (size_t i = 0; i < n; i++) {
         size_t at = orders(o)[i];
         if (at >= n || seen[at]) {
-            rc = qt_fail(err, QT_E_INPUT, NULL, NULL, "%s is no permutation: entry %zu is %zu",
+            rc = qt_fail(err, QT_E_INPUT, NULL, NULL, "%s is not a permutation: entry %zu is %zu",
                          order, i, at);
             goto done;
         }
         seen[at] = 1;
         if (e[i] < -EXP2_LIMIT || e[i] > EXP2_LIMIT) {
-            rc = qt_fail(err, QT_E_INPUT, NULL, NULL, "%s: entry %zu is %d, beyond %d", exp2, i,
-                         e[i], EXP2_LIMIT);
+            rc = qt_fail(err, QT_E_INPUT, NULL, NULL, "%s: entry %zu is %d, outside -%d to %d",
+                         exp2, i, e[i], EXP2_LIMIT, EXP2_LIMIT);
             goto done;
         }
     }
@@ -98,7 +102,7 @@ int qt_arrange_check(const struct qt_packed *p, struct qt_err *err)
 
 size_t qt_packed_source_row(const struct qt_packed *p, size_t r)
 {
-    return qt_arrange_is_there(p) ? orders(qt_packed_section(p, "row_order"))[r] : r;
+    return qt_is_arranged(p) ? orders(qt_packed_section(p, "row_order"))[r] : r;
 }
 
 void qt_arrange_row(float *dst, const struct qt_packed *p, const float *src, size_t r)

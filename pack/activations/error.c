@@ -1,5 +1,10 @@
-/* A block's rounding error, D = sum |(x - Q(x))_b W_b^T|^2 over all linears of the input, at 4 and
- * 8 bits; the clip ratio of 4-bit blocks that makes it least. */
+/*
+ * The output error of a channel block at 4 and 8 bits,
+ *
+ *   D[b] = sum over sampled tokens and linears of |(x - Q(x))_b W_b^T|^2,
+ *
+ * and the clip ratio of the 4-bit blocks with the least error.
+ */
 #include "pack/activations/planner.h"
 
 #include <cblas.h>
@@ -9,14 +14,14 @@
 static const float clips[] = {1, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f, 0.7f};
 enum { CLIPS = sizeof clips / sizeof *clips };
 
-/* G[b] = W_b^T W_b of the packed channels of each block, over all linears of the input. */
+/* G[b] = sum over the linears of W_b^T W_b, lower triangle, for the packed channels of block b. */
 static int block_grams(double *g, const struct qt_act_planner *p, size_t layer, int i,
                        struct qt_err *err)
 {
     const struct qt_act *act = qt_act_planned(p, layer, i);
     const struct qt_linear *linear;
     size_t count = qt_model_linears(&linear, p->model, layer), k = act->k;
-    float *w = NULL, *part = NULL, product[QT_ACT_BLOCK * QT_ACT_BLOCK];
+    float *w = NULL, *columns = NULL, product[QT_ACT_BLOCK * QT_ACT_BLOCK];
     int rc = QT_OK;
     openblas_set_num_threads(1);
     for (size_t l = 0; l < count; l++) {
@@ -24,18 +29,18 @@ static int block_grams(double *g, const struct qt_act_planner *p, size_t layer, 
         if (linear[l].input != i)
             continue;
         qt_free(w);
-        qt_free(part);
-        w = part = NULL;
+        qt_free(columns);
+        w = columns = NULL;
         QT_TRY(qt_array_new(&w, n, k * sizeof *w, err));
-        QT_TRY(qt_array_new(&part, n, QT_ACT_BLOCK * sizeof *part, err));
+        QT_TRY(qt_array_new(&columns, n, QT_ACT_BLOCK * sizeof *columns, err));
         QT_TRY(p->source.load(p->source.ctx, linear[l].weight, w, err));
         for (size_t at = 0; at < k; at += QT_ACT_BLOCK) {
             size_t width = qt_min_size(QT_ACT_BLOCK, k - at);
             for (size_t r = 0; r < n; r++)
                 for (size_t c = 0; c < width; c++)
-                    part[r * QT_ACT_BLOCK + c] =
+                    columns[r * QT_ACT_BLOCK + c] =
                         w[r * k + act->order[at + c]] / act->factor[at + c];
-            cblas_ssyrk(CblasRowMajor, CblasLower, CblasTrans, (int)width, (int)n, 1, part,
+            cblas_ssyrk(CblasRowMajor, CblasLower, CblasTrans, (int)width, (int)n, 1, columns,
                         QT_ACT_BLOCK, 0, product, QT_ACT_BLOCK);
             double *sum = g + at / QT_ACT_BLOCK * QT_ACT_BLOCK * QT_ACT_BLOCK;
             for (size_t r = 0; r < width; r++)
@@ -45,7 +50,7 @@ static int block_grams(double *g, const struct qt_act_planner *p, size_t layer, 
     }
 done:
     qt_free(w);
-    qt_free(part);
+    qt_free(columns);
     return rc;
 }
 
@@ -57,16 +62,14 @@ struct error_job {
     double *d; /* [blocks] */
 };
 
-/* d[b] = sum over tokens of e G[b] e^T */
-static int error_block(void *ctx, size_t b, int thread, struct qt_err *err)
+/* d[b] = sum over tokens of e G[b] e^T, e: rounding errors of the block's channels. */
+static void error_block(void *ctx, size_t b)
 {
     const struct error_job *job = ctx;
     const struct qt_act *act = job->act;
     const double *g = job->g + b * QT_ACT_BLOCK * QT_ACT_BLOCK;
     size_t at = b * QT_ACT_BLOCK, width = qt_min_size(QT_ACT_BLOCK, act->k - at);
     double e[QT_ACT_BLOCK], sum = 0;
-    (void)thread;
-    (void)err;
     for (size_t t = 0; t < job->m; t++) {
         for (size_t c = 0; c < width; c++) {
             size_t j = t * act->k + act->order[at + c];
@@ -80,10 +83,10 @@ static int error_block(void *ctx, size_t b, int thread, struct qt_err *err)
         }
     }
     job->d[b] = sum;
-    return QT_OK;
 }
 
-/* Errors of all blocks with these bits and this clip ratio; returns their sum. */
+/* Returns in d[blocks] the errors of all blocks at `bits` and `clip`, in *total their sum. q[m][k]
+ * is scratch. */
 static int measure(double *total, double *d, struct qt_act *act, const double *g, const float *x,
                    size_t m, unsigned bits, float clip, float *q, struct qt_err *err)
 {
@@ -94,14 +97,14 @@ static int measure(double *total, double *d, struct qt_act *act, const double *g
     act->clip = clip;
     *total = 0;
     QT_TRY(qt_act_apply(q, x, m, act, err));
-    QT_TRY(qt_parallel(blocks, error_block, &job, err));
+    qt_parallel_for(blocks, error_block, &job);
     for (size_t b = 0; b < blocks; b++)
         *total += d[b];
 done:
     return rc;
 }
 
-int qt_act_measure(struct qt_act_planner *p, size_t layer, int i, struct qt_err *err)
+int qt_act_measure_errors(struct qt_act_planner *p, size_t layer, int i, struct qt_err *err)
 {
     struct qt_act_input *in = qt_act_input_at(p, layer, i);
     struct qt_act *act = qt_act_planned(p, layer, i);

@@ -1,16 +1,17 @@
 /*
  * Order and smoothing of an input's channels.
  *
- * Order: channels by their 99.9 % quantile, descending (ties: absmax, then index), so that those
- * with outliers share blocks. What comes out of attention may change places within a head only, the
- * same in all heads that read one head of values; what the MLP multiplies, freely: then the rows of
- * the producing matrices change places as well, and nothing is left to do at run time. In front of
- * the other linears is a norm, which gathers, or what quantizes activations gathers.
+ * Order (channel permutation of COMET, arXiv 2410.12168): channels are sorted by their 99.9 %
+ * quantile, descending (ties: absmax, then index), so that outlier channels share channel blocks.
+ * Attention outputs are permuted only within a head, in the same way in all heads that read one
+ * value head. Products of the MLP are permuted freely. In both cases the rows of the producing
+ * linears are stored in that order, so inference needs no gather. The other inputs are gathered by
+ * the norm in front of them or, without a norm, by the activation quantizer.
  *
- * Smoothing (after SmoothQuant, Xiao et al. 2023, for outlier channels only): a channel whose
- * quantile is above `smooth` times the median is divided by a power of two, its weights are
- * multiplied by it. A block of 8 bits for the outliers alone would leave its other channels two or
- * three levels.
+ * Smoothing (SmoothQuant, arXiv 2211.10438, for outlier channels only): a channel whose quantile is
+ * above `smooth` times the median is divided by a power of two, and its weights are multiplied by
+ * the same number. Without smoothing, the other channels of an 8-bit block with outliers would have
+ * only two or three levels.
  */
 #include "pack/activations/planner.h"
 
@@ -40,8 +41,9 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Channels that one row of values makes have the largest of their statistics. */
-static void share_ranks(struct rank *rank, const struct qt_act_planner *p, int i, size_t k)
+/* Channels that one row of the value projection produces must have the same rank: each gets the
+ * largest of their statistics. */
+static void merge_ranks(struct rank *rank, const struct qt_act_planner *p, int i, size_t k)
 {
     for (size_t c = 0; c < k; c++)
         for (size_t d = 0; d < k && i == 1; d++)
@@ -65,12 +67,13 @@ static int ranks_new(struct rank **out, const struct qt_act_planner *p, size_t l
     for (size_t j = 0; j < k; j++)
         (*out)[j] = (struct rank){qt_hist_quantile(c.hist + j * QT_HIST_BINS, c.absmax[j], 0.999),
                                   c.absmax[j], (uint32_t)j};
-    share_ranks(*out, p, i, k);
+    merge_ranks(*out, p, i, k);
 done:
     qt_channels_free(&c);
     return rc;
 }
 
+/* The power of two that brings `quantile` down to `limit`; limit = 0: no smoothing. */
 static float smooth_factor(double quantile, double limit)
 {
     if (!(limit > 0) || quantile <= limit)

@@ -1,15 +1,12 @@
-/*
- * Decisions about activations, from a few calibration windows through the unquantized model: how
- * channels are ordered and smoothed (act_order.c), what rounding costs (act_error.c), which blocks
- * get 8 bits (act_budget.c).
- */
+/* Makes and applies the activation plan (plan.h): finds the linear inputs, runs calibration windows
+ * through the unquantized model layer by layer, and calls the steps of planner.h. */
 #include "pack/activations/planner.h"
 
 #include <string.h>
 
 enum {
-    STAT_WINDOWS = 32, /* for quantiles */
-    SAMPLES = 1024,    /* tokens whose rounding errors are measured, about */
+    STAT_WINDOWS = 32, /* calibration windows for channel statistics */
+    SAMPLES = 1024,    /* at most so many tokens are sampled for qt_act_measure_errors */
 };
 
 const struct qt_act *qt_act_plan_find(const struct qt_act_plan *p, size_t layer, int input)
@@ -18,25 +15,24 @@ const struct qt_act *qt_act_plan_find(const struct qt_act_plan *p, size_t layer,
     return a && a->k ? a : NULL;
 }
 
-/* ---- what is there -------------------------------------------------------------------------- */
+/* ---- inputs --------------------------------------------------------------------------------- */
 
 static bool is_w4ax(const struct qt_plan_item *item)
 {
-    return !item->why && item->packed.spec.scheme == &qt_scheme_w4ax;
+    return !item->copied && item->packed.spec.scheme == &qt_scheme_w4ax;
 }
 
-/* Whether a w4ax tensor may be that, whatever the others are. */
+/* Checks a w4ax tensor by itself. */
 static int check_item(const struct qt_plan_item *item, const struct qt_model *model,
                       struct qt_err *err)
 {
     const struct qt_tensor *t = item->tensor;
     if (qt_model_info(model)->experts)
         return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
-                       "w4ax is not for mixtures of experts: activations are planned for blocks "
-                       "with one MLP");
+                       "w4ax does not support mixtures of experts: use another scheme");
     if (!qt_model_is_linear(model, t->name))
         return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
-                       "w4ax, but it is not a linear weight of a decoder block");
+                       "is w4ax, but is not a linear weight of a decoder layer");
     return QT_OK;
 }
 
@@ -48,10 +44,11 @@ static int add_linear(struct qt_act_planner *p, const struct qt_plan_item *item,
     bool is = item && is_w4ax(item);
     if (in->n && (in->k != 0) != is)
         return qt_fail(err, QT_E_UNSUPPORTED, file, linear->weight,
-                       "of linears that share an input, all or none must be w4ax");
+                       "either all or none of the linears that share an input must be w4ax");
     if (is && p->spec && strcmp(p->spec->text, item->packed.spec.text) != 0)
         return qt_fail(err, QT_E_UNSUPPORTED, file, linear->weight,
-                       "%s, but others are %s: all of a model must have the same parameters",
+                       "is %s, but others are %s: all w4ax tensors of a model must have the same "
+                       "parameters",
                        item->packed.spec.text, p->spec->text);
     in->n += linear->n;
     if (is) {
@@ -61,7 +58,9 @@ static int add_linear(struct qt_act_planner *p, const struct qt_plan_item *item,
     return QT_OK;
 }
 
-/* Channels of an input may be changed where a norm or w4ax linears make them. */
+/* An input can be permuted if every linear that produces its channels is w4ax, because then their
+ * rows can be stored in the same order. It can be scaled if, in addition, a norm or such rows can
+ * absorb the factors. */
 void qt_act_allow_changes(struct qt_act_planner *p, size_t layer)
 {
     const struct qt_linear *linear;
@@ -101,7 +100,7 @@ done:
     return rc;
 }
 
-/* ---- statistics of a block's inputs --------------------------------------------------------- */
+/* ---- statistics of a layer's inputs --------------------------------------------------------- */
 
 static void observe_end(struct qt_act_planner *p)
 {
@@ -129,7 +128,8 @@ done:
     return rc;
 }
 
-static int tap_input(void *ctx, int i, const float *x, size_t m, size_t k, struct qt_err *err)
+/* Hook: adds x[m][k] to the statistics of input i, and every stride-th token to its sample. */
+static int observe_input(void *ctx, int i, const float *x, size_t m, size_t k, struct qt_err *err)
 {
     struct qt_act_planner *p = ctx;
     size_t first = (p->stride - p->seen[i] % p->stride) % p->stride;
@@ -145,7 +145,7 @@ done:
     return rc;
 }
 
-/* ---- the pass over the blocks --------------------------------------------------------------- */
+/* ---- the pass over the layers --------------------------------------------------------------- */
 
 static size_t stat_tokens(const struct qt_act_planner *p)
 {
@@ -155,13 +155,13 @@ static size_t stat_tokens(const struct qt_act_planner *p)
 static int plan_layer(struct qt_act_planner *p, size_t layer, float *hidden, size_t tokens,
                       struct qt_err *err)
 {
-    const struct qt_hook tap = {p, tap_input};
-    struct qt_layer *block = NULL;
+    const struct qt_hook hook = {p, observe_input};
+    struct qt_layer *handle = NULL;
     int rc;
     QT_TRY(observe_begin(p, layer, err));
-    QT_TRY(qt_layer_open(&block, p->model, layer, &p->source, p->be, err));
-    QT_TRY(qt_layer_run(block, hidden, tokens, p->data->seqlen, &tap, err));
-    QT_TRY(qt_act_went_on(p, tokens, err));
+    QT_TRY(qt_layer_open(&handle, p->model, layer, &p->source, p->be, err));
+    QT_TRY(qt_layer_run(handle, hidden, tokens, p->data->seqlen, &hook, err));
+    QT_TRY(qt_act_advance(p, tokens, err));
     for (int i = 0; i < QT_INPUTS; i++) {
         size_t k = qt_act_input_at(p, layer, i)->k;
         if (!k)
@@ -169,12 +169,12 @@ static int plan_layer(struct qt_act_planner *p, size_t layer, float *hidden, siz
         QT_TRY(qt_act_new(qt_act_planned(p, layer, i), k, 4, err));
         qt_act_planned(p, layer, i)->scales = (enum qt_act_scales)qt_spec_value(p->spec, "scales");
         QT_TRY(qt_act_order(p, layer, i, err));
-        QT_TRY(qt_act_measure(p, layer, i, err));
-        QT_TRY(qt_act_went_on(p, 0, err));
+        QT_TRY(qt_act_measure_errors(p, layer, i, err));
+        QT_TRY(qt_act_advance(p, 0, err));
     }
 done:
     observe_end(p);
-    qt_layer_close(block);
+    qt_layer_close(handle);
     return rc;
 }
 
@@ -198,39 +198,39 @@ done:
 
 /* ---- report --------------------------------------------------------------------------------- */
 
-struct shares {
-    double macs, macs8;
+struct macs {
+    double all, at8;
 };
 
-static void add_input(struct shares *s, const struct qt_act_input *in, const struct qt_act *act)
+static void add_input(struct macs *sum, const struct qt_act_input *in, const struct qt_act *act)
 {
     for (size_t b = 0, at = 0; at < in->k; b++, at += QT_ACT_BLOCK) {
         double macs = (double)in->n * (double)qt_min_size(QT_ACT_BLOCK, in->k - at);
-        s->macs += macs;
-        s->macs8 += act->bits[b] == 8 ? macs : 0;
+        sum->all += macs;
+        sum->at8 += act->bits[b] == 8 ? macs : 0;
     }
 }
 
-static json_t *shares_json(const struct shares *s)
+static json_t *macs_json(const struct macs *sum)
 {
-    return json_pack("{s:f}", "a8_macs", s->macs > 0 ? s->macs8 / s->macs : 0.0);
+    return json_pack("{s:f}", "a8_macs", sum->all > 0 ? sum->at8 / sum->all : 0.0);
 }
 
-static int make_report(struct qt_act_planner *p, double left, struct qt_err *err)
+static int make_report(struct qt_act_planner *p, double divergence, struct qt_err *err)
 {
-    struct shares all = {0};
+    struct macs all = {0};
     json_t *layers = json_array();
     bool failed = !layers;
     for (size_t l = 0; l < p->out->layers; l++) {
-        struct shares one = {0};
+        struct macs one = {0};
         for (int i = 0; i < QT_INPUTS; i++) {
             add_input(&one, qt_act_input_at(p, l, i), qt_act_planned(p, l, i));
             add_input(&all, qt_act_input_at(p, l, i), qt_act_planned(p, l, i));
         }
-        failed |= json_array_append_new(layers, shares_json(&one)) < 0;
+        failed |= json_array_append_new(layers, macs_json(&one)) < 0;
     }
-    p->out->report = shares_json(&all);
-    failed |= json_object_set_new(p->out->report, "estimated_kld", json_real(left)) < 0;
+    p->out->report = macs_json(&all);
+    failed |= json_object_set_new(p->out->report, "estimated_kld", json_real(divergence)) < 0;
     failed |= json_object_set_new(p->out->report, "layers", layers) < 0;
     return failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory") : QT_OK;
 }
@@ -257,18 +257,18 @@ int qt_act_plan_new(struct qt_act_plan *out, const struct qt_plan *plan,
                                .be = opt->calibration->backend,
                                .active = -1};
     size_t layers = qt_model_info(model)->layers;
-    double left;
+    double divergence;
     int rc;
     *out = (struct qt_act_plan){.layers = layers};
     QT_TRY(qt_act_find_inputs(&p, plan, err));
     if (!p.spec)
         goto done;
-    p.total = (double)layers * (double)stat_tokens(&p) + qt_act_sense_tokens(&p);
+    p.total = (double)layers * (double)stat_tokens(&p) + qt_act_sensitivity_tokens(&p);
     QT_TRY(qt_array_new(&out->act, layers * QT_INPUTS, sizeof *out->act, err));
     QT_TRY(plan_layers(&p, err));
-    QT_TRY(qt_act_sense(&p, err));
-    QT_TRY(qt_act_spend(&p, &left, err));
-    QT_TRY(make_report(&p, left, err));
+    QT_TRY(qt_act_measure_sensitivity(&p, err));
+    QT_TRY(qt_act_assign_bits(&p, &divergence, err));
+    QT_TRY(make_report(&p, divergence, err));
     qt_log_message(opt->log, QT_LOG_INFO,
                    "activations: %.1f %% of the multiply-accumulates at 8 bits",
                    100 * json_real_value(json_object_get(out->report, "a8_macs")));

@@ -1,6 +1,8 @@
 /*
- * The parts of act_plan.c (private to pack/): what they share while a plan is made, in the order in
- * which they run.
+ * State and steps of the activation planner (private to pack/). plan.h describes the plan. plan.c
+ * runs the calibration windows through one decoder layer at a time and calls, in this order:
+ * qt_act_order and qt_act_measure_errors for each input of the layer, then, once for the model,
+ * qt_act_measure_sensitivity and qt_act_assign_bits.
  */
 #ifndef QT_PACK_ACTIVATIONS_PLANNER_H
 #define QT_PACK_ACTIVATIONS_PLANNER_H
@@ -8,12 +10,12 @@
 #include "pack/activations/plan.h"
 #include "pack/schemes/scheme.h"
 
-/* An input of a block's linears. */
+/* A linear input of a decoder layer. */
 struct qt_act_input {
-    size_t k, n;         /* n: rows of all of them; k = 0: not w4ax */
-    bool reorder, scale; /* what may be done to its channels */
-    double *d4, *d8;     /* [blocks], by qt_act_measure */
-    double sense;        /* by qt_act_sense */
+    size_t k, n;         /* channels, k = 0: not w4ax; rows of all linears that share the input */
+    bool reorder, scale; /* whether its channels may be permuted, scaled */
+    double *d4, *d8;     /* [channel blocks] output error at 4 and 8 bits: qt_act_measure_errors */
+    double sensitivity;  /* KL divergence, nats: qt_act_measure_sensitivity */
 };
 
 struct qt_act_planner {
@@ -21,28 +23,27 @@ struct qt_act_planner {
     const struct qt_model *model;
     struct qt_weights source;
     const struct qt_quantize_options *opt;
-    const struct qt_calibration *data; /* the options'; be: its backend */
-    struct qt_backend *be;
+    const struct qt_calibration *data; /* opt->calibration */
+    struct qt_backend *be;             /* data->backend */
     const struct qt_spec *spec;
     struct qt_act_input *inputs; /* [layers][QT_INPUTS] */
-    /* Of the block that runs. */
-    struct qt_channels channels[QT_INPUTS]; /* backend */
-    float *sample[QT_INPUTS];               /* host, [sampled][k] */
+    /* Inputs of the current decoder layer: statistics, and a sample of every stride-th token. */
+    struct qt_channels channels[QT_INPUTS]; /* backend memory */
+    float *sample[QT_INPUTS];               /* host memory, [sampled][k] */
     size_t sampled[QT_INPUTS], seen[QT_INPUTS], stride;
-    int active;         /* the input that has 4 bits while divergences are measured; -1: none */
-    double done, total; /* tokens through blocks, for progress */
+    int active;         /* input at 4 bits while its sensitivity is measured; -1: none */
+    double done, total; /* tokens x decoder layers, for progress */
 };
 
-/* act_plan.c: makes p->inputs (the caller's to free, also on failure) and finds p->spec, NULL where
- * the plan has no w4ax linear. Of p only the model counts. */
+/* plan.c: allocates p->inputs (the caller frees the array, also on failure) and sets p->spec, NULL
+ * if the plan has no w4ax linear. Reads p->model only. */
 int qt_act_find_inputs(struct qt_act_planner *p, const struct qt_plan *plan, struct qt_err *err);
-/* Sets what may be done to the inputs of a layer, from their k. */
+/* plan.c: sets reorder and scale of a layer's inputs. Their k must be set. */
 void qt_act_allow_changes(struct qt_act_planner *p, size_t layer);
 
-/* So many tokens more have gone through a block. QT_E_INTERRUPTED when the caller has asked to
- * stop.
- */
-static inline int qt_act_went_on(struct qt_act_planner *p, size_t tokens, struct qt_err *err)
+/* Adds `tokens` that passed a decoder layer to the progress. QT_E_INTERRUPTED if the caller has
+ * asked to stop. */
+static inline int qt_act_advance(struct qt_act_planner *p, size_t tokens, struct qt_err *err)
 {
     p->done += (double)tokens;
     qt_log_progress(p->opt->log, "activations", p->done, p->total);
@@ -63,17 +64,17 @@ static inline struct qt_act *qt_act_planned(const struct qt_act_planner *p, size
     return &p->out->act[layer * QT_INPUTS + (size_t)i];
 }
 
-/* act_order.c: order and factors of an input's channels, from the statistics of the block. */
+/* order.c: sets order and factors of input i from its channel statistics. */
 int qt_act_order(struct qt_act_planner *p, size_t layer, int i, struct qt_err *err);
 
-/* act_error.c: rounding errors of each block at 4 and 8 bits, from the samples; the clip ratio. */
-int qt_act_measure(struct qt_act_planner *p, size_t layer, int i, struct qt_err *err);
+/* error.c: sets d4 and d8 of input i from the sampled tokens, and the clip ratio. */
+int qt_act_measure_errors(struct qt_act_planner *p, size_t layer, int i, struct qt_err *err);
 
-/* act_budget.c. sense_tokens: what sense will report to qt_act_went_on. sense: what each input at 4
- * bits means for the logits. spend: which blocks get 8 bits; *left is the divergence that remains,
- * estimated. */
-double qt_act_sense_tokens(const struct qt_act_planner *p);
-int qt_act_sense(struct qt_act_planner *p, struct qt_err *err);
-int qt_act_spend(struct qt_act_planner *p, double *left, struct qt_err *err);
+/* budget.c: sets the sensitivity of all inputs. */
+int qt_act_measure_sensitivity(struct qt_act_planner *p, struct qt_err *err);
+/* The tokens that qt_act_measure_sensitivity will pass to qt_act_advance. */
+double qt_act_sensitivity_tokens(const struct qt_act_planner *p);
+/* budget.c: sets the precision of all channel blocks; *remaining is the estimated divergence. */
+int qt_act_assign_bits(struct qt_act_planner *p, double *remaining, struct qt_err *err);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * A plan of activations between two runs. Choosing it takes two passes of many windows through the
- * model, so a run that goes on takes it from the one that was interrupted.
+ * Saves and loads the activation plan. Making a plan takes two passes of many windows through the
+ * model, so a resumed run uses the plan of the interrupted run. Layout of the file:
  *
- *   magic | of each input of w4ax linears: clip, order, factors, bits | the report's JSON
+ *   magic | for each input of w4ax linears: clip, order, factors, bits | JSON report
  */
 #include "pack/activations/planner.h"
 
@@ -17,27 +17,27 @@ struct cursor {
 
 /* ---- save ----------------------------------------------------------------------------------- */
 
-/* With no data only the place behind is found. */
-static void give(struct cursor *c, const void *from, size_t bytes)
+/* Appends bytes; with c->data = NULL only counts them. */
+static void write_bytes(struct cursor *c, const void *from, size_t bytes)
 {
     if (c->data)
         memcpy(c->data + c->at, from, bytes);
     c->at += bytes;
 }
 
-static void give_plan(struct cursor *c, const struct qt_act_plan *p, const char *report)
+static void write_plan(struct cursor *c, const struct qt_act_plan *p, const char *report)
 {
-    give(c, magic, sizeof magic);
+    write_bytes(c, magic, sizeof magic);
     for (size_t v = 0; v < p->layers * QT_INPUTS; v++) {
         const struct qt_act *a = &p->act[v];
         if (!a->k)
             continue;
-        give(c, &a->clip, sizeof a->clip);
-        give(c, a->order, a->k * sizeof *a->order);
-        give(c, a->factor, a->k * sizeof *a->factor);
-        give(c, a->bits, qt_ceil_div(a->k, QT_ACT_BLOCK));
+        write_bytes(c, &a->clip, sizeof a->clip);
+        write_bytes(c, a->order, a->k * sizeof *a->order);
+        write_bytes(c, a->factor, a->k * sizeof *a->factor);
+        write_bytes(c, a->bits, qt_ceil_div(a->k, QT_ACT_BLOCK));
     }
-    give(c, report, strlen(report));
+    write_bytes(c, report, strlen(report));
 }
 
 int qt_act_plan_save(const struct qt_act_plan *p, struct qt_writer *w, struct qt_err *err)
@@ -47,10 +47,10 @@ int qt_act_plan_save(const struct qt_act_plan *p, struct qt_writer *w, struct qt
     int rc = QT_OK;
     if (!report)
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-    give_plan(&c, p, report);
+    write_plan(&c, p, report);
     QT_TRY(qt_array_new(&c.data, c.at, 1, err));
     c.at = 0;
-    give_plan(&c, p, report);
+    write_plan(&c, p, report);
     QT_TRY(qt_writer_save(w, QT_PROGRESS_ACTIVATIONS, c.data, c.at, err));
 done:
     qt_free(c.data);
@@ -60,43 +60,43 @@ done:
 
 /* ---- load ----------------------------------------------------------------------------------- */
 
-static int take(void *to, struct cursor *c, size_t bytes, struct qt_err *err)
+static int read_bytes(void *to, struct cursor *c, size_t bytes, struct qt_err *err)
 {
     if (bytes > c->size - c->at)
-        return qt_fail(err, QT_E_INPUT, NULL, NULL, "it ends too early");
+        return qt_fail(err, QT_E_INPUT, NULL, NULL, "the file ends too early");
     memcpy(to, c->data + c->at, bytes);
     c->at += bytes;
     return QT_OK;
 }
 
-static int take_input(struct qt_act *a, struct cursor *c, size_t k, const struct qt_spec *spec,
+static int read_input(struct qt_act *a, struct cursor *c, size_t k, const struct qt_spec *spec,
                       struct qt_err *err)
 {
     int rc;
     QT_TRY(qt_act_new(a, k, 8, err));
     a->scales = (enum qt_act_scales)qt_spec_value(spec, "scales");
-    QT_TRY(take(&a->clip, c, sizeof a->clip, err));
-    QT_TRY(take(a->order, c, k * sizeof *a->order, err));
-    QT_TRY(take(a->factor, c, k * sizeof *a->factor, err));
-    QT_TRY(take(a->bits, c, qt_ceil_div(k, QT_ACT_BLOCK), err));
+    QT_TRY(read_bytes(&a->clip, c, sizeof a->clip, err));
+    QT_TRY(read_bytes(a->order, c, k * sizeof *a->order, err));
+    QT_TRY(read_bytes(a->factor, c, k * sizeof *a->factor, err));
+    QT_TRY(read_bytes(a->bits, c, qt_ceil_div(k, QT_ACT_BLOCK), err));
     QT_TRY(qt_act_check(a, NULL, NULL, err));
 done:
     return rc;
 }
 
-static int take_plan(struct qt_act_plan *out, struct cursor *c, const struct qt_act_planner *p,
+static int read_plan(struct qt_act_plan *out, struct cursor *c, const struct qt_act_planner *p,
                      struct qt_err *err)
 {
     size_t inputs = out->layers * QT_INPUTS;
     char start[sizeof magic];
     int rc;
-    QT_TRY(take(start, c, sizeof start, err));
+    QT_TRY(read_bytes(start, c, sizeof start, err));
     if (!p->spec || memcmp(start, magic, sizeof magic) != 0)
-        return qt_fail(err, QT_E_INPUT, NULL, NULL, "it begins otherwise");
+        return qt_fail(err, QT_E_INPUT, NULL, NULL, "the magic number differs");
     QT_TRY(qt_array_new(&out->act, inputs, sizeof *out->act, err));
     for (size_t v = 0; v < inputs; v++)
         if (p->inputs[v].k)
-            QT_TRY(take_input(&out->act[v], c, p->inputs[v].k, p->spec, err));
+            QT_TRY(read_input(&out->act[v], c, p->inputs[v].k, p->spec, err));
     QT_TRY(qt_json_parse(&out->report, (const char *)c->data + c->at, c->size - c->at, NULL, err));
 done:
     return rc;
@@ -116,11 +116,11 @@ int qt_act_plan_load(bool *found, struct qt_act_plan *out, const struct qt_plan 
     if (!c.data)
         goto done;
     QT_TRY(qt_act_find_inputs(&p, plan, err));
-    rc = take_plan(out, &c, &p, &inner);
+    rc = read_plan(out, &c, &p, &inner);
     *found = rc == QT_OK;
     if (rc == QT_E_INPUT)
         rc = qt_fail(err, QT_E_RESUME, dir, NULL,
-                     "cannot resume: what was chosen of activations is not of this run: %s",
+                     "cannot resume: the saved activation plan does not belong to this run: %s",
                      inner.reason);
     else if (rc < 0)
         qt_fail(err, rc, NULL, NULL, "%s", inner.reason);

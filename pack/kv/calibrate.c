@@ -1,16 +1,16 @@
 /*
- * Static scales of 4-bit keys. When everything else of the container is written, the quantized
- * model as it stands there runs over some of the calibration windows once more: what a cache will
- * hold are the keys of this model, after error feedback and learning, not those of its source. One
- * layer's keys are in memory at a time.
+ * Calibrates the static scales of 4-bit keys. A KV cache will hold the keys of the quantized model,
+ * after error compensation and learning, not those of the source. Therefore this pass comes last:
+ * when all other tensors of the container are written, the quantized model runs over some of the
+ * calibration windows. The keys of one decoder layer are in memory at a time.
  */
 #include "pack/kv/fit.h"
 #include "pack/run.h"
 
 #include <math.h>
 
-/* A channel's sample, about. Few enough to keep all keys of a layer; perplexity with 4096, 16384
- * and 65536: 40.486, 40.488, 40.588. */
+/* Upper bound, rounded up to whole windows, for the tokens of a channel's sample, so that all keys
+ * of a layer fit into memory. Perplexity with 4096, 16384 and 65536: 40.486, 40.488, 40.588. */
 enum { TOKENS = 16384 };
 
 struct pass {
@@ -20,19 +20,20 @@ struct pass {
     struct qt_weights written;
     uint32_t *ids;
     size_t tokens, seqlen;
-    size_t width;           /* all KV heads */
-    float *hidden;          /* backend, [tokens][hidden] */
-    float *keys;            /* [tokens][width] of the layer at hand */
-    size_t seen;            /* tokens of it */
+    size_t width;           /* KV heads x head_dim */
+    float *hidden;          /* backend memory, [tokens][hidden] */
+    float *keys;            /* [tokens][width] of the current layer */
+    size_t seen;            /* tokens in keys */
     float *scale, *zero;    /* [width] */
     double *energy, *error; /* [width]: sums over the tokens of key^2, of squared errors */
-    float *sample;          /* [threads][tokens] */
-    double *sums;           /* [threads][2 * (tokens + 1)] */
+    float *sample;          /* [threads][tokens], scratch */
+    double *prefix_sums;    /* [threads][2 * (tokens + 1)], scratch */
 };
 
 /* ---- the container as it is written --------------------------------------------------------- */
 
-/* Copies are read back as well: learning may have tuned them. */
+/* Loads a tensor of the container. Copied tensors are also read back, because learning may have
+ * tuned them. */
 static int written_load(void *ctx, const char *name, float *dst, struct qt_err *err)
 {
     struct qt_run *run = ctx;
@@ -42,7 +43,7 @@ static int written_load(void *ctx, const char *name, float *dst, struct qt_err *
     int rc;
     QT_TRY(qt_run_find_item(&i, run, name, err));
     const struct qt_tensor *t = run->plan.items[i].tensor;
-    if (!run->plan.items[i].why)
+    if (!run->plan.items[i].copied)
         return now.load(now.ctx, name, dst, err);
     QT_TRY(qt_array_new(&copy, t->nbytes, 1, err));
     QT_TRY(qt_writer_get(run->writer, run->first[i], copy, t->nbytes, err));
@@ -54,15 +55,16 @@ done:
 
 /* ---- a layer -------------------------------------------------------------------------------- */
 
-/* For struct qt_fake_quant: keeps the keys. */
-static int collect(void *ctx, struct qt_backend *be, float *k, float *v,
+/* Callback `cache` of struct qt_fake_quant: appends the keys of m tokens to p->keys. */
+static int collect(void *ctx, struct qt_backend *be, float *k, float *v, float *exact,
                    const struct qt_linear *key, const struct qt_linear *value, size_t m,
-                   const struct qt_attention *a, struct qt_err *err)
+                   struct qt_attention *a, struct qt_err *err)
 {
     struct pass *p = ctx;
     float *dst = p->keys + p->seen * p->width;
     const struct qt_tensor *source;
     (void)v;
+    (void)exact;
     (void)value;
     (void)a;
     p->seen += m;
@@ -78,11 +80,11 @@ static int fit_channel(void *ctx, size_t c, int thread, struct qt_err *err)
 {
     const struct pass *p = ctx;
     float *sample = p->sample + (size_t)thread * p->tokens;
-    double *sums = p->sums + (size_t)thread * 2 * (p->tokens + 1);
+    double *prefix_sums = p->prefix_sums + (size_t)thread * 2 * (p->tokens + 1);
     (void)err;
     for (size_t t = 0; t < p->tokens; t++)
         sample[t] = p->keys[t * p->width + c];
-    qt_kv_fit(&p->scale[c], &p->zero[c], sample, p->tokens, sums);
+    qt_kv_fit(&p->scale[c], &p->zero[c], sample, p->tokens, prefix_sums);
     p->energy[c] = p->error[c] = 0;
     for (size_t t = 0; t < p->tokens; t++) {
         double x = (double)sample[t];
@@ -93,8 +95,9 @@ static int fit_channel(void *ctx, size_t c, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-static int put(struct pass *p, size_t layer, size_t which, const char *what, const float *data,
-               struct qt_err *err)
+/* Writes a tensor of a layer: which = 0 "scale", 1 "zero". */
+static int write_tensor(struct pass *p, size_t layer, size_t which, const char *what,
+                        const float *data, struct qt_err *err)
 {
     struct qt_run *run = p->run;
     size_t bytes = p->width * sizeof *data;
@@ -112,17 +115,17 @@ done:
     return rc;
 }
 
-static int calibrate_layer(struct pass *p, struct qt_layer **block, size_t layer,
+static int calibrate_layer(struct pass *p, struct qt_layer **handle, size_t layer,
                            struct qt_err *err)
 {
     double energy = 0, error = 0;
     int rc;
     p->seen = 0;
-    if (*block)
-        QT_TRY(qt_layer_load(*block, layer, &p->written, err));
+    if (*handle)
+        QT_TRY(qt_layer_load(*handle, layer, &p->written, err));
     else
-        QT_TRY(qt_layer_open(block, p->model, layer, &p->written, p->be, err));
-    QT_TRY(qt_layer_run(*block, p->hidden, p->tokens, p->seqlen, NULL, err));
+        QT_TRY(qt_layer_open(handle, p->model, layer, &p->written, p->be, err));
+    QT_TRY(qt_layer_run(*handle, p->hidden, p->tokens, p->seqlen, NULL, err));
     QT_TRY(qt_parallel(p->width, fit_channel, p, err));
     for (size_t c = 0; c < p->width; c++) {
         energy += p->energy[c];
@@ -133,15 +136,15 @@ static int calibrate_layer(struct pass *p, struct qt_layer **block, size_t layer
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
         goto done;
     }
-    QT_TRY(put(p, layer, 0, "scale", p->scale, err));
-    QT_TRY(put(p, layer, 1, "zero", p->zero, err));
+    QT_TRY(write_tensor(p, layer, 0, "scale", p->scale, err));
+    QT_TRY(write_tensor(p, layer, 1, "zero", p->zero, err));
 done:
     return rc;
 }
 
 /* ---- the pass ------------------------------------------------------------------------------- */
 
-/* Evenly spread among the windows. */
+/* Takes windows that are evenly spread over the calibration data. */
 static int choose_windows(struct pass *p, const struct qt_calibration *data, struct qt_err *err)
 {
     size_t count = qt_min_size(data->samples, qt_ceil_div(TOKENS, data->seqlen));
@@ -163,8 +166,8 @@ static int pass_open(struct pass *p, struct qt_run *run, struct qt_err *err)
     *p = (struct pass){.run = run, .be = data->backend, .seqlen = data->seqlen, .width = width};
     p->written = qt_run_weights(run);
     p->written.load = written_load;
-    p->written.runtime.cache = collect;
-    p->written.runtime.cache_ctx = p;
+    p->written.fake_quant.cache = collect;
+    p->written.fake_quant.cache_ctx = p;
     QT_TRY(choose_windows(p, data, err));
     QT_TRY(qt_model_open(&p->model, &p->written, err));
     QT_TRY(qt_array_new(&p->keys, p->tokens, width * sizeof *p->keys, err));
@@ -173,7 +176,8 @@ static int pass_open(struct pass *p, struct qt_run *run, struct qt_err *err)
     QT_TRY(qt_array_new(&p->energy, width, sizeof *p->energy, err));
     QT_TRY(qt_array_new(&p->error, width, sizeof *p->error, err));
     QT_TRY(qt_array_new(&p->sample, threads, p->tokens * sizeof *p->sample, err));
-    QT_TRY(qt_array_new(&p->sums, threads, 2 * (p->tokens + 1) * sizeof *p->sums, err));
+    QT_TRY(
+        qt_array_new(&p->prefix_sums, threads, 2 * (p->tokens + 1) * sizeof *p->prefix_sums, err));
     size_t bytes = p->tokens * qt_model_info(p->model)->hidden * sizeof *p->hidden;
     QT_TRY(p->be->alloc(p->be, &p->hidden, bytes, err));
     QT_TRY(qt_model_embed(p->hidden, p->model, &p->written, p->be, p->ids, p->tokens, data->seqlen,
@@ -193,40 +197,39 @@ static void pass_close(struct pass *p)
     qt_free(p->energy);
     qt_free(p->error);
     qt_free(p->sample);
-    qt_free(p->sums);
-}
-
-static json_t *entry_new(void)
-{
-    return json_pack("{s:i, s:{s:s, s:s}, s:{s:s, s:s}, s:[], s:{}}", "bits", 4, "keys", "scales",
-                     "static", "dtype", qt_dtype_name(QT_F32), "values", "scales", "token", "dtype",
-                     qt_dtype_name(QT_F16), "sqnr_db", "tensors");
+    qt_free(p->prefix_sums);
 }
 
 int qt_run_kv(struct qt_run *run, struct qt_err *err)
 {
-    struct qt_layer *block = NULL;
+    struct qt_layer *handle = NULL;
     struct pass p = {0};
     const char *unit;
     int rc;
-    if (run->plan.kv.layers == 0)
+    if (run->plan.kv.keys == QT_KV_KEYS_NONE)
         return QT_OK;
-    unit = run->stored[run->kv.first].name;
-    const json_t *record = qt_writer_done(run->writer, unit);
+    unit = run->plan.kv.bytes ? run->stored[run->kv.first].name : NULL;
+    const json_t *record = unit ? qt_writer_done(run->writer, unit) : NULL;
     if (record) {
-        run->kv.entry = json_incref((json_t *)(uintptr_t)record); /* nobody changes it */
+        run->kv.entry = json_incref((json_t *)(uintptr_t)record); /* read-only from here on */
         return QT_OK;
     }
-    run->kv.entry = entry_new();
+    run->kv.entry = qt_kv_entry_new(run->plan.kv.keys);
+    if (!run->kv.entry)
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    if (!unit) /* nothing to calibrate */
+        return QT_OK;
+    if (json_object_set_new(run->kv.entry, "sqnr_db", json_array()) < 0)
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     QT_TRY(pass_open(&p, run, err));
     for (size_t layer = 0; layer < run->plan.kv.layers; layer++) {
         QT_TRY(qt_run_check_interrupted(run, err));
-        QT_TRY(calibrate_layer(&p, &block, layer, err));
+        QT_TRY(calibrate_layer(&p, &handle, layer, err));
         qt_log_progress(run->opt->log, "keys", (double)(layer + 1), (double)run->plan.kv.layers);
     }
     rc = qt_writer_commit(run->writer, unit, run->kv.entry, err);
 done:
-    qt_layer_close(block);
+    qt_layer_close(handle);
     pass_close(&p);
     return rc;
 }

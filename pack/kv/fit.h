@@ -1,11 +1,11 @@
-/* The static scale of a channel of keys (private to pack/). */
+/* The static scale of a key channel (private to pack/). */
 #ifndef QT_PACK_KV_FIT_H
 #define QT_PACK_KV_FIT_H
 
 #include <stddef.h>
 
-/* scale and zero (of qt_kv_static) for keys like the finite x[n], n > 0, which is sorted in
- * passing. sums[2 * (n + 1)]: working memory. */
-void qt_kv_fit(float *scale, float *zero, float *x, size_t n, double *sums);
+/* Fits *scale and *zero (zero-point) of qt_kv_static to a sample x[n] of a key channel, n > 0, all
+ * finite. Sorts x. prefix_sums[2 * (n + 1)] is scratch. */
+void qt_kv_fit(float *scale, float *zero, float *x, size_t n, double *prefix_sums);
 
 #endif

@@ -1,94 +1,79 @@
-/* KV caches of 4 bits: rounding as a runtime does it, in plain C; what a container holds for them.
- */
+/* 4-bit KV caches: simulated quantization in plain C, and the key scales of a container. */
 #include "pack/schemes/scheme.h"
 
 #include <float.h>
 #include <math.h>
 
-enum { TOKENS = 64 }; /* per item */
+enum { TOKENS = 64 }; /* per item of a parallel loop */
+
+const char *const qt_kv_keys_names[] = {"channel", "static", "token", NULL};
 
 struct job {
     float *k, *v; /* [m][width] */
+    float *exact; /* [m][width] channel keys: FP16 keys before rounding */
     const struct qt_kv *kv;
     const struct qt_attention *a;
-    const float *scale, *zero; /* static keys of the layer: [width] */
-    const float *factor;       /* of values: [width], powers of two, or NULL */
+    const float *scale, *zero; /* [width] static key scales of the layer */
+    const float *factor;       /* [width] w4ax stores values divided by these; NULL: 1 */
     size_t m, width;
 };
 
-/* Ties to even. */
-static float code_of(float q)
-{
-    return fminf(fmaxf(rintf(q), 0), 15);
-}
-
-static float limited(float x)
-{
-    return fminf(fmaxf(x, -65504), 65504);
-}
-
-static float stored(float x)
-{
-    return qt_f16_to_f32(qt_f32_to_f16(x));
-}
-
-/* n values, `stride` apart, that share a scale. */
+/* Rounds n values at distance `stride` that share a scale. */
 static void round_group(float *x, size_t n, size_t stride)
 {
     float low = INFINITY, high = -INFINITY;
     for (size_t i = 0; i < n; i++) {
-        low = fminf(low, limited(x[i * stride]));
-        high = fmaxf(high, limited(x[i * stride]));
+        low = fminf(low, qt_kv4_clamp(x[i * stride]));
+        high = fmaxf(high, qt_kv4_clamp(x[i * stride]));
     }
-    float least = stored(low), s = stored((high - low) / 15);
-    if (s == 0)
-        s = 1;
+    const struct qt_kv4_grid grid = qt_kv4_grid(low, high);
     for (size_t i = 0; i < n; i++)
-        x[i * stride] = code_of((limited(x[i * stride]) - least) * (1 / s)) * s + least;
+        x[i * stride] = qt_kv4_round(qt_kv4_clamp(x[i * stride]), grid);
 }
 
 float qt_kv_static(float x, float scale, float zero)
 {
-    return (code_of(fmaf(x, 1 / scale, zero)) - zero) * scale;
+    return (qt_kv4_code(fmaf(x, 1 / scale, zero)) - zero) * scale;
 }
 
-/* Some tokens: values, and keys whose scales know nothing of other tokens. */
-static int tokens_item(void *ctx, size_t item, int thread, struct qt_err *err)
+/* Rounds the values of TOKENS tokens, and their keys if key scales do not span tokens. Channel keys
+ * become exact keys. */
+static void tokens_item(void *ctx, size_t item)
 {
     const struct job *job = ctx;
+    const enum qt_kv_keys keys = job->kv->keys;
     size_t dim = job->a->head_dim, width = job->width;
     size_t first = item * TOKENS * width, end = qt_min_size((item + 1) * TOKENS, job->m) * width;
-    (void)thread;
-    (void)err;
     for (size_t i = first; i < end && job->factor; i++)
         job->v[i] /= job->factor[i % width];
     for (size_t i = first; i < end; i += dim)
         round_group(job->v + i, dim, 1);
     for (size_t i = first; i < end && job->factor; i++)
         job->v[i] *= job->factor[i % width];
-    for (size_t i = first; i < end && job->kv->keys == QT_KV_KEYS_TOKEN; i += dim)
+    for (size_t i = first; i < end && keys == QT_KV_KEYS_TOKEN; i += dim)
         round_group(job->k + i, dim, 1);
-    for (size_t i = first; i < end && job->kv->keys == QT_KV_KEYS_STATIC; i += width)
+    for (size_t i = first; i < end && keys == QT_KV_KEYS_STATIC; i += width)
         for (size_t c = 0; c < width; c++)
             job->k[i + c] = qt_kv_static(job->k[i + c], job->scale[c], job->zero[c]);
-    return QT_OK;
+    for (size_t i = first; i < end && keys == QT_KV_KEYS_CHANNEL; i++)
+        job->exact[i] = job->k[i] = qt_f16_to_f32(qt_f32_to_f16(qt_kv4_clamp(job->k[i])));
 }
 
-/* The keys of a sequence, a scale for every channel of QT_KV_TOKENS tokens. */
-static int channels_item(void *ctx, size_t item, int thread, struct qt_err *err)
+/* Rounds the exact keys of a sequence; each channel has a scale per group of tokens. */
+static void channels_item(void *ctx, size_t item)
 {
     const struct job *job = ctx;
     size_t seqlen = job->a->seqlen, width = job->width;
     float *k = job->k + item * seqlen * width;
-    (void)thread;
-    (void)err;
-    for (size_t t = 0; t < seqlen; t += QT_KV_TOKENS)
+    for (size_t first = 0, end; first < seqlen; first = end) {
+        for (end = first + 1; end < seqlen && qt_kv4_group(end) == first;)
+            end++;
         for (size_t c = 0; c < width; c++)
-            round_group(k + t * width + c, qt_min_size(QT_KV_TOKENS, seqlen - t), width);
-    return QT_OK;
+            round_group(k + first * width + c, end - first, width);
+    }
 }
 
-/* Rounding would make numbers of them. */
+/* Rounding would turn NaN and infinity into finite numbers. */
 static int check_finite(const float *x, size_t count, const struct qt_linear *linear,
                         const char *what, struct qt_err *err)
 {
@@ -97,9 +82,9 @@ static int check_finite(const float *x, size_t count, const struct qt_linear *li
                                                           "gives %s that are not finite", what);
 }
 
-int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v,
+int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v, float *exact,
                 const struct qt_linear *key, const struct qt_linear *value, size_t m,
-                const struct qt_attention *a, struct qt_err *err)
+                struct qt_attention *a, struct qt_err *err)
 {
     const struct qt_kv *kv = cache_ctx;
     struct job job = {.kv = kv, .a = a, .m = m, .width = a->kv_heads * a->head_dim};
@@ -118,20 +103,44 @@ int qt_kv_apply(void *cache_ctx, struct qt_backend *be, float *k, float *v,
     }
     QT_TRY(qt_array_new(&job.k, bytes, 1, err));
     QT_TRY(qt_array_new(&job.v, bytes, 1, err));
+    if (kv->keys == QT_KV_KEYS_CHANNEL)
+        QT_TRY(qt_array_new(&job.exact, bytes, 1, err));
     QT_TRY(be->download(be, job.k, k, bytes, err));
     QT_TRY(be->download(be, job.v, v, bytes, err));
     QT_TRY(check_finite(job.k, count, key, "keys", err));
     QT_TRY(check_finite(job.v, count, value, "values", err));
-    QT_TRY(qt_parallel(qt_ceil_div(m, TOKENS), tokens_item, &job, err));
-    if (kv->keys == QT_KV_KEYS_CHANNEL)
-        QT_TRY(qt_parallel(m / a->seqlen, channels_item, &job, err));
+    qt_parallel_for(qt_ceil_div(m, TOKENS), tokens_item, &job);
+    if (kv->keys == QT_KV_KEYS_CHANNEL) {
+        qt_parallel_for(m / a->seqlen, channels_item, &job);
+        QT_TRY(be->upload(be, exact, job.exact, bytes, err));
+        a->exact_keys = exact;
+    }
     QT_TRY(be->upload(be, k, job.k, bytes, err));
     QT_TRY(be->upload(be, v, job.v, bytes, err));
 done:
     qt_free(factor);
     qt_free(job.k);
     qt_free(job.v);
+    qt_free(job.exact);
     return rc;
+}
+
+/* ---- sizes ---------------------------------------------------------------------------------- */
+
+double qt_kv_bits(enum qt_kv_keys keys, size_t head_dim)
+{
+    const double grid = 32; /* bits of a scale and a minimum */
+    const double value = 4 + grid / (double)head_dim;
+    const double key = keys == QT_KV_KEYS_CHANNEL ? 4 + grid / QT_KV_GROUP
+                       : keys == QT_KV_KEYS_TOKEN ? value
+                                                  : 4;
+    return (key + value) / 2;
+}
+
+uint64_t qt_kv_tail_bytes(enum qt_kv_keys keys, size_t layers, size_t kv_heads, size_t head_dim)
+{
+    return keys == QT_KV_KEYS_CHANNEL ? (uint64_t)layers * kv_heads * head_dim * QT_KV_GROUP * 2
+                                      : 0;
 }
 
 /* ---- containers ----------------------------------------------------------------------------- */
@@ -146,7 +155,7 @@ const json_t *qt_kv_entry(const struct qt_container *c)
     return json_object_get(qt_container_manifest(c), "kv");
 }
 
-/* One tensor, dst[heads][head_dim]. */
+/* Reads one tensor of a layer, dst[kv_heads][head_dim]. */
 static int read_tensor(float *dst, const struct qt_container *c, size_t layer, const char *what,
                        const struct qt_model_info *model, struct qt_err *err)
 {
@@ -158,13 +167,15 @@ static int read_tensor(float *dst, const struct qt_container *c, size_t layer, c
     QT_TRY(qt_kv_tensor_name(&name, layer, what, err));
     const struct qt_tensor *t = qt_ckpt_find(ckpt, name);
     if (!t || !json_object_get(json_object_get(qt_kv_entry(c), "tensors"), name)) {
-        rc = qt_fail(err, QT_E_INPUT, qt_container_dir(c), name, "is missing in 'kv'");
+        rc = qt_fail(err, QT_E_INPUT, qt_container_dir(c), name,
+                     "is missing from 'kv.tensors' of the manifest");
         goto done;
     }
     if (t->dtype != QT_F32 || t->ndim != 2 || t->shape[0] != model->kv_heads ||
         t->shape[1] != model->head_dim) {
-        rc = qt_fail(err, QT_E_INPUT, t->file, name, "must be F32 [%zu, %zu], as the model's keys",
-                     model->kv_heads, model->head_dim);
+        rc = qt_fail(err, QT_E_INPUT, t->file, name,
+                     "must be F32 [%zu, %zu] to match the model's keys", model->kv_heads,
+                     model->head_dim);
         goto done;
     }
     QT_TRY(qt_ckpt_read(&blob, ckpt, t, err));
@@ -183,7 +194,7 @@ static int check_scales(const float *scale, const struct qt_container *c, size_t
 {
     char *name;
     for (size_t i = 0; i < count; i++) {
-        if (scale[i] >= FLT_MIN) /* what 1 / scale can be taken of */
+        if (scale[i] >= FLT_MIN) /* 1 / scale is finite */
             continue;
         int rc = qt_kv_tensor_name(&name, layer, "scale", err);
         if (rc == QT_OK)
@@ -195,41 +206,71 @@ static int check_scales(const float *scale, const struct qt_container *c, size_t
     return QT_OK;
 }
 
-/* Whether scales of `part`, "keys" or "values", are as they are described. */
-static bool scales_are(const json_t *kv, const char *part, const char *scales, const char *dtype)
+json_t *qt_kv_entry_new(enum qt_kv_keys keys)
 {
-    const json_t *o = json_object_get(kv, part);
-    const char *got[] = {json_string_value(json_object_get(o, "scales")),
-                         json_string_value(json_object_get(o, "dtype"))};
-    return got[0] && got[1] && strcmp(got[0], scales) == 0 && strcmp(got[1], dtype) == 0;
+    json_t *entry = json_pack("{s:i, s:{s:s, s:s}, s:{s:s, s:s}, s:{}}", "bits", 4, "keys",
+                              "scales", qt_kv_keys_names[keys - QT_KV_KEYS_CHANNEL], "dtype",
+                              keys == QT_KV_KEYS_STATIC ? "F32" : "F16", "values", "scales",
+                              "token", "dtype", "F16", "tensors");
+    if (keys != QT_KV_KEYS_CHANNEL || json_object_set_new(json_object_get(entry, "keys"), "group",
+                                                          json_integer(QT_KV_GROUP)) == 0)
+        return entry;
+    json_decref(entry);
+    return NULL;
 }
 
-int qt_kv_check(const struct qt_container *c, struct qt_err *err)
+/* Whether an object has the members of another, with the same values. */
+static bool has_members(const json_t *object, json_t *wanted)
+{
+    const char *name;
+    json_t *value;
+    json_object_foreach (wanted, name, value) {
+        if (!json_equal(json_object_get(object, name), value))
+            return false;
+    }
+    return true;
+}
+
+int qt_kv_check(enum qt_kv_keys *keys, const struct qt_container *c, struct qt_err *err)
 {
     const json_t *kv = qt_kv_entry(c), *bits = json_object_get(kv, "bits");
     if (!kv)
         return qt_fail(err, QT_E_USAGE, qt_container_dir(c), NULL,
-                       "holds no scales of keys: quantize with --kv 4");
+                       "was made without a KV cache: quantize with --kv 4");
     if (!json_is_integer(bits) || json_integer_value(bits) != 4)
         return qt_fail(err, QT_E_INPUT, qt_container_dir(c), NULL, "'kv.bits' must be 4");
-    if (!scales_are(kv, "keys", "static", "F32") || !scales_are(kv, "values", "token", "F16"))
-        return qt_fail(err, QT_E_INPUT, qt_container_dir(c), NULL,
-                       "'kv' must have \"static\" scales of keys (F32), \"token\" of values (F16)");
-    return QT_OK;
+    for (int i = QT_KV_KEYS_CHANNEL; i <= QT_KV_KEYS_TOKEN; i++) {
+        *keys = (enum qt_kv_keys)i;
+        json_t *known = qt_kv_entry_new(*keys);
+        if (!known)
+            return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        bool same = has_members(json_object_get(kv, "keys"), json_object_get(known, "keys")) &&
+                    has_members(json_object_get(kv, "values"), json_object_get(known, "values"));
+        json_decref(known);
+        if (same)
+            return QT_OK;
+    }
+    return qt_fail(err, QT_E_INPUT, qt_container_dir(c), NULL,
+                   "'kv.keys' and 'kv.values' describe no cache that this version knows: key "
+                   "scales \"channel\" (F16, group 64), \"static\" (F32) or \"token\" (F16), value "
+                   "scales \"token\" (F16)");
 }
 
 int qt_kv_open(struct qt_kv *out, const struct qt_container *c, const struct qt_model_info *model,
                struct qt_err *err)
 {
-    size_t count = model->kv_heads * model->head_dim;
+    size_t count = model->kv_heads * model->head_dim, needed;
     size_t tensors = json_object_size(json_object_get(qt_kv_entry(c), "tensors"));
     int rc;
-    *out = (struct qt_kv){.keys = QT_KV_KEYS_STATIC, .container = c};
-    QT_TRY(qt_kv_check(c, err));
-    if (tensors != 2 * model->layers)
+    *out = (struct qt_kv){.container = c};
+    QT_TRY(qt_kv_check(&out->keys, c, err));
+    needed = out->keys == QT_KV_KEYS_STATIC ? 2 * model->layers : 0;
+    if (tensors != needed)
         return qt_fail(err, QT_E_INPUT, qt_container_dir(c), NULL,
-                       "'kv.tensors' has %zu tensors, the model needs %zu", tensors,
-                       2 * model->layers);
+                       "'kv.tensors' has %zu tensors, the cache of the model needs %zu", tensors,
+                       needed);
+    if (needed == 0)
+        goto done;
     QT_TRY(qt_array_new(&out->scale, model->layers, count * sizeof *out->scale, err));
     QT_TRY(qt_array_new(&out->zero, model->layers, count * sizeof *out->zero, err));
     for (size_t l = 0; l < model->layers; l++) {

@@ -1,3 +1,4 @@
+/* See frag.h. */
 #include "pack/layouts/frag.h"
 
 #include <string.h>
@@ -5,8 +6,8 @@
 #define INLINE static inline __attribute__((always_inline))
 
 /*
- * Order and p are constants in each copy, so that after unrolling every code becomes one shift and
- * one OR; only the 2-bit plane of QT_FRAG_HALF has its bits apart.
+ * In each instance `order` and p are constants, so that after unrolling every code is one shift and
+ * one OR. Only the 2-bit plane of QT_FRAG_HALF has its two bits in separate places.
  */
 INLINE uint32_t place(uint32_t field, enum qt_frag_order order, unsigned p, unsigned s, unsigned i,
                       unsigned h)
@@ -88,8 +89,8 @@ static void unpack_whole(uint8_t *code, const uint32_t *words, size_t stride, un
                         (uint8_t)(words[4 * lane + s] >> qt_frag_whole_bit(0, i, h));
 }
 
-/* A lane's word is two runs of four codes of a row, 16 columns apart. Codes count from -8, the bits
- * are two's complement: the sign is the other way round. */
+/* A word of a lane holds two runs of four codes of a row, 16 columns apart. Codes are offset by 8
+ * and stored in two's complement, which differs in the sign bit only. */
 static const uint32_t SIGNS = 0x88888888;
 
 static void pack_byte(uint32_t *words, const uint8_t *code, size_t stride, unsigned shift)

@@ -1,14 +1,15 @@
 /*
- * The fragment layout for integer tensor-core products: where the bits of 4-bit codes are that meet
- * 8-bit or 4-bit activations. Shared by the host packer, the kernels and the tests; this is the
- * only place that says it. Its id in containers is "frag16x64/byte".
+ * The fragment layout for integer tensor-core products: positions of the bits of 4-bit weight codes
+ * that are multiplied by 8-bit or 4-bit activations. The host packer, the kernels and the tests
+ * share this definition; no other file repeats it. Its id in containers is "frag16x64/byte".
  *
- * As in layout_frag.h weights are the A operand, in blocks of 16 rows x 64 columns, and a lane of a
- * warp (g = lane / 4, t = lane % 4) finds its codes of a block in four words: U32 [N/16][K/64][32
- * lanes][4], one load of 16 bytes, 512 contiguous bytes a warp. K is padded to an even number of
- * blocks, 128 columns, which share the scale of an activation. A block is two k-steps s of 32
- * columns. In a k-step the A fragment of mma.sync m16n8k32 (s8 or u8; wgmma with A in registers has
- * the same one per warp) is four registers of four bytes b = 0..3:
+ * As in layout_frag.h, weights are the A operand, in fragment blocks of 16 rows x 64 columns. A
+ * lane of a warp (g = lane / 4, t = lane % 4) has its codes of a fragment block in four words:
+ * U32 [N/16][K/64][32 lanes][4]. That is one load of 16 bytes per lane and 512 contiguous bytes per
+ * warp. K is padded to an even number of fragment blocks: 128 columns share the scale of an
+ * activation. A fragment block is two k-steps s of 32 columns. In a k-step the A fragment of
+ * mma.sync m16n8k32 (s8 or u8; wgmma with A in registers has the same fragment per warp) is four
+ * registers of four bytes b = 0..3:
  *
  *                 columns 32 s + ...
  *               4t .. 4t+3   | 16+4t .. 16+4t+3
@@ -18,30 +19,30 @@
  *   row g+8  |  register 1   |  register 3      |
  *            +---------------+------------------+
  *
- * Word 2 s + r holds row g + 8 r: byte b has the code of register r in its low half and that of
- * register r + 2 in its high half:
+ * Word 2 s + r holds row g + 8 r. Its byte b has the code of register r in the low half and the
+ * code of register r + 2 in the high half:
  *
  *   word 2s+r   [ h1 b3 | h0 b3 | h1 b2 | h0 b2 | h1 b1 | h0 b1 | h1 b0 | h0 b0 ]     (4 bits each)
  *
- * so that one word unpacks into two registers, of one row and therefore of one scale:
+ * So one word unpacks to two registers of the same row, and therefore of the same scale:
  *
  *   register r = (x << 4) & 0xf0f0f0f0,   register r + 2 = x & 0xf0f0f0f0
  *
- * are 16 times the values, signed: codes are two's complement. The 1/16 belongs to the scale.
+ * These are 16 times the signed values: codes are two's complement. The scale absorbs the 1/16.
  *
- * mma.sync m16n8k64 (s4, u4) needs no other order. Its registers hold eight columns of one row,
- * register r + 2 c columns 32 c + 8 t .. 32 c + 8 t + 7 of row g + 8 r; word 2 c + r has the eight
- * codes of columns {32 c + 16 h + 4 t + b} instead, at place 2 b + h. Within a product the columns
- * of a block may stand in any order if the activations stand in the same: 4-bit activations are
- * stored in this order too (word c of a lane: token g, place 2 b + h = channel 32 c + 16 h + 4 t +
- * b), where they serve m16n8k64 as they are and m16n8k32 after the same unpacking.
+ * mma.sync m16n8k64 (s4, u4) uses the same order. Its register r + 2 c has the eight columns
+ * 32 c + 8 t .. 32 c + 8 t + 7 of row g + 8 r. Word 2 c + r has the eight codes of columns
+ * 32 c + 16 h + 4 t + b instead, at place 2 b + h. The order of columns within a product is free if
+ * the activations have the same order. 4-bit activations are stored in this order, too (word c of a
+ * lane: token g, place 2 b + h = channel 32 c + 16 h + 4 t + b). m16n8k64 reads them as they are,
+ * and m16n8k32 after the same unpacking.
  */
 #ifndef QT_PACK_LAYOUTS_LAYOUT_FRAG8_H
 #define QT_PACK_LAYOUTS_LAYOUT_FRAG8_H
 
 #include "pack/layouts/layout_frag.h"
 
-enum { QT_FRAG8_STEPS = 2 /* k-steps of 32 columns in a block */ };
+enum { QT_FRAG8_STEPS = 2 /* k-steps of 32 columns in a fragment block */ };
 
 QT_LAYOUT unsigned qt_frag8_row(unsigned lane, unsigned r)
 {
@@ -53,7 +54,7 @@ QT_LAYOUT unsigned qt_frag8_col(unsigned lane, unsigned s, unsigned h, unsigned 
     return 32 * s + 16 * h + 4 * (lane % 4) + b;
 }
 
-/* Word of a lane, and bit in it, of the lowest bit of a code. */
+/* Word of a code in its lane, and position of its lowest bit in the word. */
 QT_LAYOUT unsigned qt_frag8_word(unsigned s, unsigned r)
 {
     return 2 * s + r;

@@ -1,31 +1,31 @@
 /*
- * The packed form of mix24: where the bits of a matrix of 2- and 4-bit groups are. Shared by the
- * host packer, the kernels and the tests; this is the only place that draws it.
+ * The layout of mix24: positions of the bits of a matrix of 2- and 4-bit groups. The host packer,
+ * the kernels and the tests share this definition; no other file repeats it.
  *
- * A GROUP is g = 16 (or 8) input channels that are neighbours in storage. Groups stand in SLOTS;
- * section perm says which group is in which slot (0xffff: none), so that a kernel reads its
+ * A GROUP is g = 16 (or 8) input channels that are neighbors in storage. Groups are assigned to
+ * SLOTS by section perm, which has the group of each slot (0xffff: none); a kernel reads its
  * activations in chunks of g channels (32 bytes). A UNIT is 128 packed columns: 8 slots (16 for
- * g = 8), all of 2-bit groups (a TWO) or all of 4-bit groups (a FOUR). The two kinds are spread
- * evenly: with U units, F of them FOURs,
+ * g = 8), all with 2-bit groups (a TWO) or all with 4-bit groups (a FOUR). The two kinds are spread
+ * evenly. With U units, F of them FOURs,
  *
  *     unit u is a FOUR  iff  floor((u + 1) F / U) > floor(u F / U)
  *
- * Section stream: U8 [N/16 strips][bytes]. A strip of 16 rows is a RECORD per unit, in their order,
- * one after the other. For g = 16, g2 = 16:
+ * Section stream is U8 [N/16 strips][bytes]. A strip of 16 rows has one RECORD per unit, in the
+ * order of units. For g = 16, g2 = 16:
  *
  *     TWO,  624 bytes   codes 32 lanes x U32[4]       | q 32 x U16 | z 32 x U8  | u 4 x U32
  *     FOUR, 1168 bytes  codes 2 x (32 lanes x U32[4]) | q 32 x U16 | z 32 x U16 | u 4 x U32
  *
  * A record has two BLOCKS b of 64 columns. Lane l, with G = l / 4 and t = l % 4, holds all of the
- * 16 columns 64 b + 16 t to 64 b + 16 t + 15 in rows G and G + 8 of the strip: so it needs one
- * scale and one zero for each row of a block, and nothing of other lanes. Step s = 0..3 of a block
- * is an mma m16n8k16 with the lane's columns 4 s to 4 s + 3 as its part of the A operand (the
- * order of columns within a product is free, as long as activations follow it): register i = 0..3,
- * half h = 0..1 is
+ * 16 columns 64 b + 16 t to 64 b + 16 t + 15 in rows G and G + 8 of the strip. So it needs one
+ * scale and one zero-point for each row of a block, and no data of other lanes. Step s = 0..3 of a
+ * block is an mma m16n8k16 that has the lane's columns 4 s to 4 s + 3 as its part of the A operand
+ * (the order of columns within a product is free if the activations have the same order). Register
+ * i = 0..3, half h = 0..1 is
  *
  *     row G + 8 (i % 2), column j = 4 s + 2 (i / 2) + h of the 16
  *
- * and its code is the field that begins at bit F0 and goes up, modulo 32, of
+ * and its code is the field that starts at bit F0 and extends upward, modulo 32, of
  *
  *     TWO   word 2 b + s / 2 of the lane   F0 = (16 h + 2 + 2 (4 (s % 2) + i)) % 32,  2 bits
  *     FOUR  word s of the lane, block b    F0 = (16 h + 2 + 4 i) % 32,                4 bits
@@ -38,10 +38,10 @@
  *                                  i         3         2   1   0 |  3   2   1   0
  *                                  h               1             |       0
  *
- * As it is or rotated right by 8, a word has every field in bits 2 to 9 of its half: under a mask
- * that is a pair of FP16 subnormals, code * 2^(bit - 24), exact factors of fused multiply-adds.
+ * Unchanged or rotated right by 8, a word has every field in bits 2 to 9 of its half. Masked, that
+ * is a pair of FP16 subnormals code * 2^(bit - 24): exact factors of fused multiply-adds.
  *
- * Parameters, for lane l's group in block b (t, G as above):
+ * Parameters of lane l's group in block b (t, G as above):
  *
  *     q  U16 of lane l    bit 15     12 11      8 7       4 3       0
  *                            +---------+---------+---------+---------+
@@ -57,14 +57,14 @@
  *                            +--+--------------+-----+------+--+--------------+-----+------+
  *                             `----------- block 1 ---------' `----------- block 0 --------'
  *
- * u & 0x7f80 is s2 as FP16: 8 bits of it are stored; in FOURs the lowest two of them are 0.
+ * u & 0x7f80 is s2 as FP16. 8 bits of it are stored; in FOURs the lowest two of these are 0.
  *
- * g = 8: lane l's 16 columns are two groups, j < 8 and j >= 8, in slots 2 (4 b + t) and the one
- * after it; the record has q, z and u of the first ones, then q, z and u of the others. g2 = 8: u
- * is there twice, for rows G and for rows G + 8.
+ * g = 8: lane l's 16 columns are two groups, j < 8 and j >= 8, in slots 2 (4 b + t) and
+ * 2 (4 b + t) + 1. The record has q, z and u of the first groups, then q, z and u of the second
+ * groups. g2 = 8: u is stored twice, for rows G and for rows G + 8.
  *
- * Padding decodes to 0: slots without a group have all bits 0; rows beyond N have q, z and codes 0;
- * channels beyond K of a group that has others have the code of its zero.
+ * Padding decodes to 0. Slots without a group have all bits 0. Rows beyond N have q, z and codes 0.
+ * Channels beyond K in a group with other channels have the code of the zero-point.
  */
 #ifndef QT_PACK_LAYOUTS_LAYOUT_MIX24_H
 #define QT_PACK_LAYOUTS_LAYOUT_MIX24_H
@@ -76,20 +76,20 @@ enum {
     QT_MIX24_UNIT = 128, /* columns of a unit */
     QT_MIX24_CHUNK = 16, /* columns of a lane in a block */
     QT_MIX24_LANES = 32,
-    QT_MIX24_TWO_CODES = 512, /* bytes of a record */
+    QT_MIX24_TWO_CODES = 512, /* bytes of codes in a record */
     QT_MIX24_FOUR_CODES = 1024,
     QT_MIX24_Q_BYTES = 64,
     QT_MIX24_U_BYTES = 16,
-    QT_MIX24_NO_GROUP = 0xffff, /* in perm */
+    QT_MIX24_NO_GROUP = 0xffff, /* in perm: slot without group */
 };
 
-/* Units of a matrix and their records. */
+/* Shape of the units of a matrix. */
 struct qt_mix24_units {
     uint32_t units, fours;
     uint32_t parts, halves; /* 16 / g, 16 / g2 */
 };
 
-/* FOURs before unit u. */
+/* Number of FOURs before unit u. */
 QT_LAYOUT uint32_t qt_mix24_fours_before(const struct qt_mix24_units *x, uint32_t u)
 {
     return (uint32_t)((uint64_t)u * x->fours / x->units);
@@ -100,7 +100,7 @@ QT_LAYOUT int qt_mix24_is_four(const struct qt_mix24_units *x, uint32_t u)
     return qt_mix24_fours_before(x, u + 1) > qt_mix24_fours_before(x, u);
 }
 
-/* Bytes of q, z and u of one part (all of them for g = 16). */
+/* Bytes of q, z and u of one part; a record has one part for g = 16 and two for g = 8. */
 QT_LAYOUT uint32_t qt_mix24_param_bytes(const struct qt_mix24_units *x, int four)
 {
     uint32_t z_bytes = four ? 2 * QT_MIX24_LANES : QT_MIX24_LANES;
@@ -113,20 +113,20 @@ QT_LAYOUT uint32_t qt_mix24_record_bytes(const struct qt_mix24_units *x, int fou
            x->parts * qt_mix24_param_bytes(x, four);
 }
 
-/* Where the record of unit u begins in a strip; of unit U: the bytes of a strip. */
+/* Offset of the record of unit u in a strip; for u = U the bytes of a strip. */
 QT_LAYOUT uint64_t qt_mix24_record(const struct qt_mix24_units *x, uint32_t u)
 {
     uint64_t fours = qt_mix24_fours_before(x, u);
     return fours * qt_mix24_record_bytes(x, 1) + (u - fours) * qt_mix24_record_bytes(x, 0);
 }
 
-/* A code in a record: word, and lowest bit of the field, which goes on modulo 32. */
+/* Position of a code in a record: word, and lowest bit of the field, which wraps modulo 32. */
 struct qt_mix24_place {
     unsigned word, bit;
 };
 
-/* Row 0..15, column 0..127 of a record. Rows 0..7 are QT_MIX24_ROW_WORDS apart at the same bit, and
- * so are rows 8..15. */
+/* Position of row 0..15, column 0..127 in a record. Rows 0..7 have the same bit, in words that are
+ * QT_MIX24_ROW_WORDS apart, and so have rows 8..15. */
 enum { QT_MIX24_ROW_WORDS = 16 };
 QT_LAYOUT struct qt_mix24_place qt_mix24_place(int four, unsigned row, unsigned col)
 {
@@ -138,7 +138,7 @@ QT_LAYOUT struct qt_mix24_place qt_mix24_place(int four, unsigned row, unsigned 
     return at;
 }
 
-/* Lowest bit of q in its lane's U16, of the zero in its lane's U16 (FOUR) or U8. */
+/* Lowest bit of q in its lane's U16, and of the zero-point in its lane's U16 (FOUR) or U8. */
 QT_LAYOUT unsigned qt_mix24_q_bit(unsigned row, unsigned b)
 {
     return 8 * (row / 8) + 4 * b;

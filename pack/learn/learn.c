@@ -30,7 +30,8 @@ int qt_learn_parse(struct qt_learn_options *out, const char *text, struct qt_err
     for (size_t i = 0; params[i].key; i++)
         value[i] = params[i].initial;
     if (strlen(text) >= QT_SPEC_TEXT)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "'%.40s...' is too long", text);
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "the learning options '%.40s...' are too long",
+                       text);
     if (text[0])
         rc = qt_params_parse(value, &set, params, 0, text, err);
     *out = (struct qt_learn_options){
@@ -46,19 +47,20 @@ int qt_learn_parse(struct qt_learn_options *out, const char *text, struct qt_err
     qt_params_text(with_separator, sizeof with_separator, ',', params, value, 0);
     snprintf(out->text, sizeof out->text, "%s", with_separator + 1);
     if (rc == QT_OK && out->scope == QT_LEARN_BLOCK && (set & 1u << OBJECTIVE))
-        rc = qt_fail(err, QT_E_USAGE, NULL, NULL,
-                     "scope=block has no objective: it is the squared error of a block's output");
+        rc = qt_fail(
+            err, QT_E_USAGE, NULL, NULL,
+            "scope=block takes no objective: its loss is the squared error of a layer's output");
     return rc;
 }
 
-/* ---- what is to be learned ------------------------------------------------------------------ */
+/* ---- finding parameters --------------------------------------------------------------------- */
 
 static bool anything_learns(const struct qt_run *run)
 {
     if (run->opt->learn && run->opt->learn->norms)
         return true;
     for (size_t i = 0; i < run->plan.count; i++)
-        if (!run->plan.items[i].why && qt_spec_learns(&run->plan.items[i].packed.spec))
+        if (!run->plan.items[i].copied && qt_spec_learns(&run->plan.items[i].packed.spec))
             return true;
     return false;
 }
@@ -72,17 +74,17 @@ static int check_data(const struct qt_run *run, struct qt_err *err)
                        data ? ", not a calibration file" : "");
     if (data->samples < 2)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "learning needs 2 windows of calibration data, one of them held out");
+                       "learning needs at least 2 windows of calibration data: one is held out");
     return QT_OK;
 }
 
-/* A linear of a block, if it is quantized. */
+/* Adds a linear of a decoder layer if it is quantized. */
 static int add_linear(struct qt_learner *l, const char *name, size_t layer, size_t index,
                       struct qt_err *err)
 {
     size_t item;
     int rc = qt_run_find_item(&item, l->run, name, err);
-    if (rc < 0 || l->run->plan.items[item].why)
+    if (rc < 0 || l->run->plan.items[item].copied)
         return rc;
     const struct qt_packed *p = &l->run->plan.items[item].packed;
     l->matrices[l->nmatrices++] = (struct learn_matrix){.item = item,
@@ -101,12 +103,13 @@ static bool is_added(const struct qt_learner *l, size_t item)
     return false;
 }
 
-/* Quantized tensors outside of the blocks cannot learn, but must be decoded. */
+/* Adds quantized tensors outside of the decoder layers: they have no parameters, but the forward
+ * pass decodes them. */
 static void add_others(struct qt_learner *l)
 {
     for (size_t i = 0; i < l->run->plan.count; i++) {
         const struct qt_plan_item *item = &l->run->plan.items[i];
-        if (item->why || is_added(l, i))
+        if (item->copied || is_added(l, i))
             continue;
         l->matrices[l->nmatrices++] =
             (struct learn_matrix){.item = i, .layer = l->info.layers, .packed = item->packed};
@@ -124,9 +127,10 @@ static int add_norms(struct qt_learner *l, size_t layer, struct qt_err *err)
         if (rc < 0)
             return rc;
         const struct qt_plan_item *item = &l->run->plan.items[norm->item];
-        if (!item->why || !qt_dtype_is_weight(item->tensor->dtype))
-            return qt_fail(err, QT_E_UNSUPPORTED, item->tensor->file, item->tensor->name,
-                           "a norm that is quantized, or no weight, cannot be tuned");
+        if (!item->copied || !qt_dtype_is_weight(item->tensor->dtype))
+            return qt_fail(
+                err, QT_E_UNSUPPORTED, item->tensor->file, item->tensor->name,
+                "cannot be tuned: only norms that are copied and hold floating-point weights can");
         l->nnorms++;
     }
     return QT_OK;
@@ -135,7 +139,7 @@ static int add_norms(struct qt_learner *l, size_t layer, struct qt_err *err)
 static int find_parameters(struct qt_learner *l, struct qt_err *err)
 {
     const struct qt_linear *linear;
-    /* The loss of a block does not see the final norm. */
+    /* scope=block: the loss of a layer does not depend on the final norm. */
     size_t layers = l->info.layers, last = layers + (l->opt.scope == QT_LEARN_MODEL);
     int rc = QT_OK;
     QT_TRY(qt_array_new(&l->matrices, l->run->plan.count, sizeof *l->matrices, err));
@@ -151,7 +155,7 @@ done:
     return rc;
 }
 
-/* Held out: evenly spread. */
+/* The held-out windows are evenly spread. */
 static int split_windows(struct qt_learner *l, struct qt_err *err)
 {
     size_t n = l->data->samples, held = (size_t)((double)n * l->opt.held_out + 0.5);
@@ -169,7 +173,7 @@ done:
     return rc;
 }
 
-/* ---- the model as it now is ----------------------------------------------------------------- */
+/* ---- the student ---------------------------------------------------------------------------- */
 
 static bool student_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
 {
@@ -206,10 +210,10 @@ static int open_model(struct qt_learner *l, struct qt_err *err)
     l->info = *qt_model_info(l->model);
     if (l->info.experts)
         return qt_fail(err, QT_E_UNSUPPORTED, l->source.dir, NULL,
-                       "learning goes through models without mixtures of experts only");
+                       "learning does not support mixtures of experts");
     if (l->data->seqlen < 2 || l->data->seqlen > l->info.max_positions)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "windows of %zu tokens; the model takes 2 to %zu", l->data->seqlen,
+                       "windows have %zu tokens, but the model takes 2 to %zu", l->data->seqlen,
                        l->info.max_positions);
     QT_TRY(find_parameters(l, err));
     QT_TRY(split_windows(l, err));
@@ -226,7 +230,7 @@ int qt_learn_open(struct qt_learner **out, struct qt_run *run, struct qt_err *er
     if (!anything_learns(run)) {
         if (run->opt->learn)
             return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                           "--learn tunes tensors whose scheme says learn=1, and there is none");
+                           "--learn tunes tensors whose scheme has learn=1, but no scheme has it");
         return QT_OK;
     }
     QT_TRY(check_data(run, err));
@@ -271,8 +275,7 @@ void qt_learn_close(struct qt_learner *l)
 
 /* ---- running -------------------------------------------------------------------------------- */
 
-/* Whether training has moved anything in [first, end): if not, codes are those that were written.
- */
+/* Whether training has changed a parameter in [first, end). If not, the codes are those on disk. */
 static bool has_moved(const struct qt_learner *l, size_t first, size_t end)
 {
     for (size_t i = first; i < end; i++)
@@ -281,7 +284,7 @@ static bool has_moved(const struct qt_learner *l, size_t first, size_t end)
     return false;
 }
 
-/* The range that is trained together with parameter number `at`. */
+/* Returns the range of parameters that are trained together with parameter `at`. */
 static void range_of(size_t *first, size_t *end, const struct qt_learner *l, size_t at)
 {
     *first = 0;
@@ -300,15 +303,15 @@ static bool is_changed(const struct qt_learner *l, size_t at)
     return has_moved(l, first, end);
 }
 
-/* The next block starts afresh. */
-static void next_block(struct learn_progress *at)
+/* Moves on to the next layer, with a new optimizer state. */
+static void next_layer(struct learn_progress *at)
 {
     at->layer++;
-    at->step = at->best_step = at->worse = at->loss_steps = 0;
+    at->step = at->best_step = at->stale = at->loss_steps = 0;
     at->loss_sum = 0;
 }
 
-static int train_blocks(struct qt_learner *l, struct qt_err *err)
+static int train_layers(struct qt_learner *l, struct qt_err *err)
 {
     int rc = QT_OK;
     while (l->at.layer < l->info.layers) {
@@ -317,14 +320,14 @@ static int train_blocks(struct qt_learner *l, struct qt_err *err)
             QT_TRY(learn_layer_enter(l, err));
             QT_TRY(learn_train(l, first, end, learn_layer_loss, err));
         }
-        next_block(&l->at);
+        next_layer(&l->at);
         QT_TRY(learn_params_save(l, err));
     }
 done:
     return rc;
 }
 
-/* What an earlier process has learned, into the matrices: finished blocks, or everything. */
+/* Stores the results of an interrupted run in the matrices: finished layers, or all. */
 static int apply_finished(struct qt_learner *l, struct qt_err *err)
 {
     int rc = QT_OK;
@@ -356,23 +359,24 @@ static int train(struct qt_learner *l, struct qt_err *err)
         return QT_OK;
     QT_TRY(learn_work_open(l, err));
     if (l->opt.scope == QT_LEARN_BLOCK)
-        QT_TRY(train_blocks(l, err));
+        QT_TRY(train_layers(l, err));
     else
         QT_TRY(learn_train(l, 0, l->params.count, learn_model_loss, err));
     learn_work_close(l);
     l->at.done = 1;
     l->at.crc = matrices_crc(l);
-    QT_TRY(learn_params_save(l, err)); /* from here on what was written may be written over */
+    QT_TRY(learn_params_save(l, err)); /* from here on, tensors on disk may be overwritten */
 done:
     return rc;
 }
 
 /* ---- rewriting ------------------------------------------------------------------------------ */
 
-/* Takes `value` over. False when the entry says so already: an interrupted run has journalled it,
- * and what it vouches for is on disk. */
-static bool replaces(json_t **entry, const struct qt_run *run, size_t item, const char *key,
-                     json_t *value)
+/* Returns in *entry a copy of the item's entry with `value` under `key`; takes ownership of
+ * `value`. Returns false if the entry has that value already: then an interrupted run has journaled
+ * it, and the tensor on disk is up to date. */
+static bool update_entry(json_t **entry, const struct qt_run *run, size_t item, const char *key,
+                         json_t *value)
 {
     bool differs = !json_equal(json_object_get(run->entries[item], key), value);
     *entry = differs ? json_deep_copy(run->entries[item]) : NULL;
@@ -390,7 +394,7 @@ static int rewrite_matrix(struct qt_learner *l, const struct learn_matrix *m, st
     struct qt_blob blob = {0};
     json_t *entry = NULL;
     int rc = QT_OK;
-    if (!replaces(&entry, run, m->item, "sections", qt_run_sections_json(&m->packed)))
+    if (!update_entry(&entry, run, m->item, "sections", qt_run_sections_json(&m->packed)))
         return QT_OK;
     QT_TRY(qt_run_check_interrupted(run, err));
     QT_TRY(qt_ckpt_read(&blob, run->ckpt, t, err));
@@ -421,7 +425,8 @@ static int rewrite_norm(struct qt_learner *l, const struct learn_norm *norm, str
     int rc;
     QT_TRY(qt_array_new(&w, t->count, sizeof *w, err));
     QT_TRY(learn_norm_stored(&stored, w, l, norm, err));
-    if (!replaces(&entry, run, norm->item, "crc32", qt_crc_json(qt_crc32(0, stored, t->nbytes))))
+    if (!update_entry(&entry, run, norm->item, "crc32",
+                      qt_crc_json(qt_crc32(0, stored, t->nbytes))))
         goto done;
     QT_TRY(qt_run_check_interrupted(run, err));
     if (!json_object_get(entry, "source_crc32"))
@@ -483,12 +488,13 @@ static json_t *report_json(const struct qt_learner *l, double start)
     return report;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------ */
+/* ---- running all steps ---------------------------------------------------------------------- */
 
-/* Journalled when everything is rewritten: then a resumed run has nothing left to learn. */
+/* The journal unit that is committed when all tensors are rewritten. */
 static const char unit_name[] = "(learning)";
 
-/* Once all is learned, matrices may be half written over: they are checked with the result. */
+/* After training, an interrupted run may have overwritten some matrices, so they are read
+ * unchecked; resume() checks them by their CRC. */
 static int read_matrices(struct qt_learner *l, struct qt_err *err)
 {
     int rc = QT_OK;
@@ -500,13 +506,13 @@ static int read_matrices(struct qt_learner *l, struct qt_err *err)
     return rc;
 }
 
-/* What an earlier process has saved. */
-static int go_on(struct qt_learner *l, struct qt_err *err)
+/* Applies the progress that an interrupted run has saved. */
+static int resume(struct qt_learner *l, struct qt_err *err)
 {
     int rc = apply_finished(l, err);
     if (rc == QT_OK && l->at.done && l->at.crc != matrices_crc(l))
         rc = qt_fail(err, QT_E_RESOURCE, l->run->opt->out_dir, NULL,
-                     "read back differs from what was written; start anew, without --resume");
+                     "data read back differs from the data written; start again without --resume");
     return rc;
 }
 
@@ -522,7 +528,7 @@ int qt_learn_run(struct qt_learner *l, struct qt_err *err)
     }
     QT_TRY(learn_params_load(&found, l, err));
     QT_TRY(read_matrices(l, err));
-    QT_TRY(found ? go_on(l, err) : learn_params_read(l, err));
+    QT_TRY(found ? resume(l, err) : learn_params_read(l, err));
     QT_TRY(train(l, err));
     QT_TRY(rewrite(l, err));
     l->run->learning = report_json(l, start);

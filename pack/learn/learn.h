@@ -1,12 +1,13 @@
 /*
- * Learning (private to pack/): continuous parameters - scales, norm weights - tuned by Adam through
- * the quantized model, after all tensors have been quantized and written. What schemes have to
- * offer for it is struct qt_learnable; nothing here knows what a scale is.
+ * Learning (private to pack/): after all tensors are quantized and written, Adam tunes continuous
+ * parameters (scales, zero-points of mix24, norm weights) by gradients through the quantized model,
+ * the student. Schemes provide their parameters by struct qt_learnable; this folder does not know
+ * their meaning.
  *
- *   learn.c         what is to be learned; the order of events; rewriting what has changed
- *   learn_params.c  the parameters: values, Adam, the way into packed matrices, progress on disk
- *   learn_train.c   steps, evaluations, early stopping: the loop for both scopes
- *   learn_loss.c    loss and gradient of some windows, through the model or one block
+ *   learn.c   finds the parameters; runs training; rewrites the tensors that changed
+ *   params.c  parameter values, Adam, conversion from and to packed matrices, progress on disk
+ *   train.c   steps, evaluations, early stopping: the loop for both scopes
+ *   loss.c    loss and gradient of a batch of windows, through the model or one decoder layer
  */
 #ifndef QT_PACK_LEARN_LEARN_H
 #define QT_PACK_LEARN_LEARN_H
@@ -15,62 +16,64 @@
 
 struct qt_learner;
 
-/* *out = NULL when nothing is to be learned. All refusals are here, before any work: no calibration
- * data (QT_E_USAGE), a tensor outside the decoder blocks (QT_E_UNSUPPORTED). */
+/* Finds what to learn; *out = NULL if there is nothing, else the caller closes it. Reports all
+ * usage errors before any work: QT_E_USAGE (no calibration data, fewer than 2 windows, window
+ * length), QT_E_UNSUPPORTED (mixtures of experts, norms that are not copied). */
 int qt_learn_open(struct qt_learner **out, struct qt_run *run, struct qt_err *err);
-/* What determines the result, for the identity of the run. */
+/* Returns the options that determine the result, for the identity of the run. Owned. */
 json_t *qt_learn_identity(const struct qt_learner *l);
-/* To be called when everything is quantized and committed. Sets run->learning. */
+/* Trains, and rewrites the tensors that changed. All tensors must be quantized and committed. Sets
+ * run->learning. */
 int qt_learn_run(struct qt_learner *l, struct qt_err *err);
 void qt_learn_close(struct qt_learner *l);
 
 /* ---- shared by the files -------------------------------------------------------------------- */
 
-/* A quantized matrix of the model; all are decoded for the forward pass, not all learn. */
+/* A quantized matrix of the model. All are decoded for the forward pass; some have parameters. */
 struct learn_matrix {
-    size_t item;  /* of the plan */
-    size_t layer; /* number of layers: not in a block */
-    size_t index; /* among the block's linears */
+    size_t item;  /* index of the plan item */
+    size_t layer; /* info.layers: outside of the decoder layers */
+    size_t index; /* among the layer's linears */
     bool learns;
     struct qt_packed packed;
-    size_t first, per_strip; /* its parameters */
+    size_t first, per_strip; /* first parameter; parameters per strip */
 };
 
 struct learn_norm {
-    size_t item, layer, index; /* as above; layer = number of layers: the final norm */
+    size_t item, layer, index; /* as above; layer = info.layers: the final norm */
     size_t first;
 };
 
-/* value = start + unit * delta, so that steps are relative to the size of a parameter. In order of
- * layers, in a layer matrices before norms. */
+/* value = start + unit * delta: Adam steps in delta, so steps are relative to the size of a
+ * parameter. Parameters are ordered by layer; within a layer matrices precede norms. */
 struct learn_params {
     size_t count;
     float *start, *unit, *delta;
     float *m, *v; /* Adam's moments of dL/ddelta */
-    float *best;  /* delta that was best on the held-out windows */
+    float *best;  /* delta with the lowest held-out loss */
     float *grad;  /* dL/dvalue of the current step */
 };
 
-/* A row of the learning curve. Losses: mean of the training windows since the row before (0 in the
- * first), of the held-out windows. */
+/* A row of the learning curve: mean loss of the training windows since the previous row (0 in the
+ * first row), and mean loss of the held-out windows. */
 struct learn_point {
     uint64_t layer, step;
     double train, held_out;
 };
 
-/* Where training stands; saved as it is, in front of the parameters. */
+/* State of training. The progress file holds these bytes, then the parameters and the curve. */
 struct learn_progress {
     char magic[8];
     uint64_t params;
-    uint64_t layer; /* scope=block: the one in training */
+    uint64_t layer; /* scope=block: the layer in training */
     uint64_t step, best_step;
     double best_loss;
-    double loss_sum; /* of steps since the last row of the curve */
+    double loss_sum; /* losses of the steps since the last row of the curve */
     uint64_t loss_steps;
-    uint64_t worse; /* evaluations since the best one */
+    uint64_t stale; /* evaluations since the best one */
     uint64_t points;
-    uint64_t done; /* delta is the result, */
-    uint64_t crc;  /* and this the CRC-32 of all matrices with it */
+    uint64_t done; /* 1: training has ended, delta is the result */
+    uint64_t crc;  /* once done: CRC-32 of the sections of all matrices with that delta */
 };
 
 struct qt_learner {
@@ -85,48 +88,54 @@ struct qt_learner {
     struct learn_norm *norms;
     size_t nmatrices, nnorms;
     struct learn_params params;
-    size_t *layer_first;  /* [layers + 2] first parameter of a layer; of the final norm; count */
-    size_t *train, *held; /* windows */
+    size_t *layer_first;  /* [layers + 2] first parameter of each layer, of the final norm; count */
+    size_t *train, *held; /* indices of the training and the held-out windows */
     size_t ntrain, nheld;
     struct learn_progress at;
     struct learn_point *points;
     size_t points_capacity;
-    struct learn_work *work; /* learn_loss.c */
+    struct learn_work *work; /* loss.c */
 };
 
-/* Adam as learn_params.c and learn_train.c do it, for the report. */
+/* Description of Adam (params.c) and the learning rate (train.c), for the report. */
 #define LEARN_OPTIMIZER "adam beta1=0.9 beta2=0.99, warm-up over 1/20 of the steps, half a cosine"
 
-/* learn_params.c */
+/* params.c: assigns parameter indices and allocates the arrays of l->params. */
 int learn_params_new(struct qt_learner *l, struct qt_err *err);
-/* Start values from the packed matrices and the source's norms. */
+/* Sets start and unit from the packed matrices and the source's norms. */
 int learn_params_read(struct qt_learner *l, struct qt_err *err);
-/* One step of Adam on parameters [first, end), step number t = 1, 2, ... */
+/* Makes one step of Adam on parameters [first, end); t = 1, 2, ... is the number of the step. */
 void learn_params_step(struct qt_learner *l, size_t first, size_t end, size_t t, double lr);
-/* Parameters [first, end) into the packed matrices, whose codes are chosen anew with mode=ste. */
+/* Stores parameters [first, end) in the packed matrices. mode=ste: also chooses the codes again,
+ * nearest to the source weights. */
 int learn_params_apply(struct qt_learner *l, size_t first, size_t end, struct qt_err *err);
-/* Adds to params.grad of matrix `m` what dw[n][k] (host) means. */
+/* Adds dL/dvalue of the parameters of matrix `m` to params.grad. dw[n][k] = dL/dW, host memory. */
 int learn_params_grad(struct qt_learner *l, const struct learn_matrix *m, const float *dw,
                       struct qt_err *err);
-/* A norm's weights as they will be stored: bytes in the source's dtype, and the same as FP32. */
+/* Returns a norm's weights as they will be stored: *bytes (owned) in the source's dtype, and w[n]
+ * the same values as FP32. */
 int learn_norm_stored(void **bytes, float *w, const struct qt_learner *l,
                       const struct learn_norm *norm, struct qt_err *err);
+/* Saves progress, parameters and curve. */
 int learn_params_save(struct qt_learner *l, struct qt_err *err);
-/* *found is false when there is nothing to go on from. */
+/* Loads them; *found is false if none were saved. QT_E_RESUME if they belong to another run. */
 int learn_params_load(bool *found, struct qt_learner *l, struct qt_err *err);
 void learn_params_free(struct learn_params *p);
 
-/* learn_loss.c: loss per position of windows[n], a batch at most; its gradient into params.grad. */
+/* loss.c: opens l->work, the buffers of the loss functions. */
 int learn_work_open(struct qt_learner *l, struct qt_err *err);
 void learn_work_close(struct qt_learner *l);
+/* Returns the mean loss of windows[n], n <= opt.batch. gradient: also adds its gradient to
+ * params.grad. */
 typedef int learn_loss_fn(double *loss, struct qt_learner *l, const size_t *windows, size_t n,
                           bool gradient, struct qt_err *err);
 learn_loss_fn learn_model_loss, learn_layer_loss;
-/* scope=block: goes on to block l->at.layer, with the student as it now is in front of it. */
+/* scope=block: advances to layer l->at.layer: its inputs from the present student, its target
+ * outputs from the source. */
 int learn_layer_enter(struct qt_learner *l, struct qt_err *err);
 
-/* learn_train.c: trains parameters [first, end) and leaves the best ones in delta and in the packed
- * matrices. Goes on from l->at. */
+/* train.c: trains parameters [first, end), starting from l->at. Returns with the best ones in delta
+ * and in the packed matrices. */
 int learn_train(struct qt_learner *l, size_t first, size_t end, learn_loss_fn *loss,
                 struct qt_err *err);
 

@@ -1,23 +1,26 @@
 #include "pack/learn/learn.h"
 
 struct learn_work {
-    struct qt_embed_head *ends, *ref_ends;
-    struct qt_layer *block;  /* one for all layers: its working memory is large */
-    uint32_t *ids, *targets; /* of a batch */
+    /* One batch; float arrays are backend memory, [tokens][hidden] each. */
+    uint32_t *ids, *targets;
     double *losses;
-    float **hidden; /* backend: inputs of the blocks and the last output, of a batch */
+    float **hidden; /* inputs of the decoder layers, then the output of the last */
     size_t nhidden;
-    float *grad, *ref;            /* backend, of a batch */
-    float *all_ref;               /* backend, all windows: the unquantized model's last output */
-    struct qt_layer_grads dw;     /* backend, each as large as that of any block, norms all alike */
-    float *host;                  /* the largest of those, downloaded */
-    float *all_student, *all_out; /* scope=block: inputs of the block; its unquantized output */
-    size_t inputs_of, outputs_of; /* blocks that these two stand in front of, behind */
+    float *grad, *ref;
+    /* All windows, backend memory. */
+    float *all_ref;               /* last hidden states of the unquantized model */
+    float *all_student, *all_out; /* scope=block: student inputs of a layer, target outputs */
+    size_t inputs_of, outputs_of; /* number of layers that have run on all_student, on all_out */
+    /* Layers and gradients. */
+    struct qt_embed_head *head, *ref_head;
+    struct qt_layer *layer;   /* shared by all layers, because its working memory is large */
+    struct qt_layer_grads dw; /* backend memory, each large enough for any layer */
+    float *host;              /* host memory, as large as the largest of dw */
 };
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-/* Space for the gradients of any one block. */
+/* Allocates gradients that are large enough for any layer. */
 static int new_gradients(struct qt_learner *l, struct qt_err *err)
 {
     struct learn_work *work = l->work;
@@ -72,9 +75,9 @@ void learn_work_close(struct qt_learner *l)
     struct qt_backend *be = l->be;
     if (!work)
         return;
-    qt_embed_head_close(work->ends);
-    qt_embed_head_close(work->ref_ends);
-    qt_layer_close(work->block);
+    qt_embed_head_close(work->head);
+    qt_embed_head_close(work->ref_head);
+    qt_layer_close(work->layer);
     for (size_t i = 0; work->hidden && i < work->nhidden; i++)
         be->free(be, work->hidden[i]);
     for (size_t i = 0; i < QT_LAYER_LINEARS; i++)
@@ -96,22 +99,22 @@ void learn_work_close(struct qt_learner *l)
 
 /* ---- forward -------------------------------------------------------------------------------- */
 
-static int load_block(struct qt_learner *l, const struct qt_weights *weights, size_t layer,
+static int load_layer(struct qt_learner *l, const struct qt_weights *weights, size_t layer,
                       struct qt_err *err)
 {
     struct learn_work *work = l->work;
     int rc = qt_run_check_interrupted(l->run, err);
     if (rc < 0)
         return rc;
-    return work->block ? qt_layer_load(work->block, layer, weights, err)
-                       : qt_layer_open(&work->block, l->model, layer, weights, l->be, err);
+    return work->layer ? qt_layer_load(work->layer, layer, weights, err)
+                       : qt_layer_open(&work->layer, l->model, layer, weights, l->be, err);
 }
 
-static int run_block(struct qt_learner *l, const struct qt_weights *weights, size_t layer,
+static int run_layer(struct qt_learner *l, const struct qt_weights *weights, size_t layer,
                      float *hidden, size_t tokens, struct qt_err *err)
 {
-    int rc = load_block(l, weights, layer, err);
-    return rc < 0 ? rc : qt_layer_run(l->work->block, hidden, tokens, l->data->seqlen, NULL, err);
+    int rc = load_layer(l, weights, layer, err);
+    return rc < 0 ? rc : qt_layer_run(l->work->layer, hidden, tokens, l->data->seqlen, NULL, err);
 }
 
 static int embed_all(float **out, struct qt_learner *l, const struct qt_weights *weights,
@@ -124,16 +127,17 @@ static int embed_all(float **out, struct qt_learner *l, const struct qt_weights 
                                    l->data->seqlen, err);
 }
 
-/* The unquantized model's last hidden states: its logits can be had from them at any time. */
+/* Computes the last hidden states of the unquantized model. They take less memory than its logits,
+ * which qt_head_grad computes from them. */
 static int run_reference(struct qt_learner *l, struct qt_err *err)
 {
     struct learn_work *work = l->work;
     int rc;
     QT_TRY(embed_all(&work->all_ref, l, &l->source, err));
     for (size_t layer = 0; layer < l->info.layers; layer++)
-        QT_TRY(run_block(l, &l->source, layer, work->all_ref, l->data->samples * l->data->seqlen,
+        QT_TRY(run_layer(l, &l->source, layer, work->all_ref, l->data->samples * l->data->seqlen,
                          err));
-    QT_TRY(qt_embed_head_open(&work->ref_ends, l->model, &l->source, l->be, err));
+    QT_TRY(qt_embed_head_open(&work->ref_head, l->model, &l->source, l->be, err));
 done:
     return rc;
 }
@@ -148,7 +152,7 @@ int learn_work_open(struct qt_learner *l, struct qt_err *err)
         QT_TRY(embed_all(&l->work->all_student, l, &l->student, err));
         QT_TRY(embed_all(&l->work->all_out, l, &l->source, err));
     } else {
-        QT_TRY(qt_embed_head_open(&l->work->ends, l->model, &l->student, l->be, err));
+        QT_TRY(qt_embed_head_open(&l->work->head, l->model, &l->student, l->be, err));
         if (l->opt.objective == QT_LEARN_KL)
             QT_TRY(run_reference(l, err));
     }
@@ -156,7 +160,7 @@ done:
     return rc;
 }
 
-/* Rows of some windows out of all. */
+/* Copies the rows of windows[n] from the array of all windows. */
 static int gather(float *out, struct qt_learner *l, const float *all, const size_t *windows,
                   size_t n, struct qt_err *err)
 {
@@ -180,14 +184,14 @@ static void gather_ids(struct qt_learner *l, const size_t *windows, size_t n)
     }
 }
 
-/* ---- gradients of a block's parameters ------------------------------------------------------ */
+/* ---- gradients of a layer's parameters ------------------------------------------------------ */
 
 static int zero(struct qt_learner *l, float *x, size_t count, struct qt_err *err)
 {
     return l->be->zero(l->be, x, count * sizeof *x, err);
 }
 
-/* Which of work->dw the layer wants, zeroed. */
+/* Returns in *wanted the arrays of work->dw that the layer's parameters need, and zeroes them. */
 static int begin_gradients(struct qt_layer_grads *wanted, struct qt_learner *l, size_t layer,
                            struct qt_err *err)
 {
@@ -213,7 +217,7 @@ done:
     return rc;
 }
 
-/* From what is in wanted into params.grad. */
+/* Adds the gradients of *wanted to params.grad. */
 static int end_gradients(const struct qt_layer_grads *wanted, struct qt_learner *l, size_t layer,
                          struct qt_err *err)
 {
@@ -242,14 +246,14 @@ done:
     return rc;
 }
 
-static int block_back(struct qt_learner *l, size_t layer, const float *hidden, size_t tokens,
-                      struct qt_err *err)
+static int layer_backward(struct qt_learner *l, size_t layer, const float *hidden, size_t tokens,
+                          struct qt_err *err)
 {
     struct qt_layer_grads wanted;
     int rc;
     QT_TRY(begin_gradients(&wanted, l, layer, err));
-    QT_TRY(load_block(l, &l->student, layer, err));
-    QT_TRY(qt_layer_grad(l->work->block, l->work->grad, &wanted, hidden, tokens, l->data->seqlen,
+    QT_TRY(load_layer(l, &l->student, layer, err));
+    QT_TRY(qt_layer_grad(l->work->layer, l->work->grad, &wanted, hidden, tokens, l->data->seqlen,
                          err));
     QT_TRY(end_gradients(&wanted, l, layer, err));
 done:
@@ -258,23 +262,23 @@ done:
 
 /* ---- through the model ---------------------------------------------------------------------- */
 
-/* The final norm as it now is, where it is tuned. */
-static int refresh_ends(struct qt_learner *l, struct qt_err *err)
+/* Sets the final norm of the student if it is tuned. */
+static int update_head(struct qt_learner *l, struct qt_err *err)
 {
     void *stored = NULL;
     int rc = QT_OK;
     for (size_t i = 0; i < l->nnorms; i++)
         if (l->norms[i].layer == l->info.layers) {
             QT_TRY(learn_norm_stored(&stored, l->work->host, l, &l->norms[i], err));
-            QT_TRY(qt_head_set_norm(l->work->ends, l->work->host, err));
+            QT_TRY(qt_head_set_norm(l->work->head, l->work->host, err));
         }
 done:
     qt_free(stored);
     return rc;
 }
 
-/* hidden[i] of all blocks for a gradient; else all of it in place in hidden[0]. *last is the last
- * output. */
+/* keep: stores the input of layer i in hidden[i], for the backward pass; else runs in place in
+ * hidden[0]. *last is the output of the last layer. */
 static int model_forward(float **last, struct qt_learner *l, size_t tokens, bool keep,
                          struct qt_err *err)
 {
@@ -282,26 +286,28 @@ static int model_forward(float **last, struct qt_learner *l, size_t tokens, bool
     size_t bytes = tokens * l->info.hidden * sizeof(float);
     int rc;
     *last = work->hidden[0];
-    QT_TRY(qt_embed_tokens(work->ends, *last, work->ids, tokens, l->data->seqlen, err));
+    QT_TRY(qt_embed_tokens(work->head, *last, work->ids, tokens, l->data->seqlen, err));
     for (size_t layer = 0; layer < l->info.layers; layer++) {
         if (keep) {
             QT_TRY(l->be->copy(l->be, work->hidden[layer + 1], *last, bytes, err));
             *last = work->hidden[layer + 1];
         }
-        QT_TRY(run_block(l, &l->student, layer, *last, tokens, err));
+        QT_TRY(run_layer(l, &l->student, layer, *last, tokens, err));
     }
 done:
     return rc;
 }
 
-static int head_back(struct qt_learner *l, const float *last, const struct qt_objective *o,
+/* Loss of each token in work->losses; gradient: its gradient with respect to `last` in
+ * work->grad. */
+static int head_loss(struct qt_learner *l, const float *last, const struct qt_objective *o,
                      size_t tokens, bool gradient, struct qt_err *err)
 {
     struct learn_work *work = l->work;
     struct qt_layer_grads wanted;
     int rc;
     QT_TRY(begin_gradients(&wanted, l, l->info.layers, err));
-    QT_TRY(qt_head_grad(work->ends, work->losses, gradient ? work->grad : NULL, wanted.norm[0],
+    QT_TRY(qt_head_grad(work->head, work->losses, gradient ? work->grad : NULL, wanted.norm[0],
                         last, o, tokens, err));
     if (gradient)
         QT_TRY(end_gradients(&wanted, l, l->info.layers, err));
@@ -316,7 +322,7 @@ int learn_model_loss(double *loss, struct qt_learner *l, const size_t *windows, 
     bool kl = l->opt.objective == QT_LEARN_KL;
     size_t tokens = n * l->data->seqlen, scored = kl ? tokens : n * (l->data->seqlen - 1);
     struct qt_objective o = {
-        .ref = work->ref_ends,
+        .ref = work->ref_head,
         .ref_hidden = work->ref,
         .targets = work->targets,
         .weight = 1 / (float)scored,
@@ -326,19 +332,19 @@ int learn_model_loss(double *loss, struct qt_learner *l, const size_t *windows, 
     gather_ids(l, windows, n);
     if (kl)
         QT_TRY(gather(work->ref, l, work->all_ref, windows, n, err));
-    QT_TRY(refresh_ends(l, err));
+    QT_TRY(update_head(l, err));
     QT_TRY(model_forward(&last, l, tokens, gradient, err));
-    QT_TRY(head_back(l, last, &o, tokens, gradient, err));
+    QT_TRY(head_loss(l, last, &o, tokens, gradient, err));
     *loss = 0;
     for (size_t i = 0; i < tokens; i++)
         *loss += work->losses[i] / (double)scored;
     for (size_t layer = l->info.layers; gradient && layer-- > 0;)
-        QT_TRY(block_back(l, layer, work->hidden[layer], tokens, err));
+        QT_TRY(layer_backward(l, layer, work->hidden[layer], tokens, err));
 done:
     return rc;
 }
 
-/* ---- through one block ---------------------------------------------------------------------- */
+/* ---- through one layer ---------------------------------------------------------------------- */
 
 int learn_layer_enter(struct qt_learner *l, struct qt_err *err)
 {
@@ -346,9 +352,9 @@ int learn_layer_enter(struct qt_learner *l, struct qt_err *err)
     size_t tokens = l->data->samples * l->data->seqlen;
     int rc = QT_OK;
     for (; work->inputs_of < l->at.layer; work->inputs_of++)
-        QT_TRY(run_block(l, &l->student, work->inputs_of, work->all_student, tokens, err));
+        QT_TRY(run_layer(l, &l->student, work->inputs_of, work->all_student, tokens, err));
     for (; work->outputs_of <= l->at.layer; work->outputs_of++)
-        QT_TRY(run_block(l, &l->source, work->outputs_of, work->all_out, tokens, err));
+        QT_TRY(run_layer(l, &l->source, work->outputs_of, work->all_out, tokens, err));
 done:
     return rc;
 }
@@ -364,12 +370,12 @@ int learn_layer_loss(double *loss, struct qt_learner *l, const size_t *windows, 
     QT_TRY(gather(work->hidden[0], l, work->all_student, windows, n, err));
     QT_TRY(gather(work->ref, l, work->all_out, windows, n, err));
     QT_TRY(be->copy(be, work->hidden[1], work->hidden[0], count * sizeof(float), err));
-    QT_TRY(run_block(l, &l->student, l->at.layer, work->hidden[1], tokens, err));
+    QT_TRY(run_layer(l, &l->student, l->at.layer, work->hidden[1], tokens, err));
     QT_TRY(be->square_grad(be, &sum, work->grad, work->hidden[1], work->ref, 1 / (float)count,
                            count, err));
     *loss = sum / (double)count;
     if (gradient)
-        QT_TRY(block_back(l, l->at.layer, work->hidden[0], tokens, err));
+        QT_TRY(layer_backward(l, l->at.layer, work->hidden[0], tokens, err));
 done:
     return rc;
 }

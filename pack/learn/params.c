@@ -4,7 +4,7 @@
 
 static const char magic[8] = "qtlearn3";
 
-/* Adam. beta2 for some hundred steps, not for the usual ten thousands. */
+/* Adam. beta2 is lower than the usual 0.999 because training has only some hundred steps. */
 static const double beta1 = 0.9, beta2 = 0.99, eps = 1e-12;
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -19,8 +19,8 @@ static const struct qt_learnable *learnable(const struct learn_matrix *m)
     return m->packed.spec.scheme->learnable;
 }
 
-/* Gives every learning matrix and norm its place. */
-static int lay_out(struct qt_learner *l, struct qt_err *err)
+/* Assigns parameter indices to matrices and norms. */
+static int assign_indices(struct qt_learner *l, struct qt_err *err)
 {
     size_t count = 0, im = 0, in = 0;
     for (size_t layer = 0; layer <= l->info.layers; layer++) {
@@ -31,7 +31,8 @@ static int lay_out(struct qt_learner *l, struct qt_err *err)
                 continue;
             m->first = count;
             m->per_strip = learnable(m)->count(&m->packed);
-            count += strip_count(m) * m->per_strip; /* fewer than bytes of the matrix */
+            /* Cannot overflow: parameters are fewer than the bytes of the matrix. */
+            count += strip_count(m) * m->per_strip;
         }
         for (; in < l->nnorms && l->norms[in].layer == layer; in++) {
             l->norms[in].first = count;
@@ -49,7 +50,7 @@ int learn_params_new(struct qt_learner *l, struct qt_err *err)
 {
     struct learn_params *p = &l->params;
     float **arrays[] = {&p->start, &p->unit, &p->delta, &p->m, &p->v, &p->best, &p->grad};
-    int rc = lay_out(l, err);
+    int rc = assign_indices(l, err);
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays && rc == QT_OK; i++)
         rc = qt_array_new(arrays[i], p->count, sizeof(float), err);
     return rc;
@@ -64,14 +65,14 @@ void learn_params_free(struct learn_params *p)
 
 /* ---- matrices ------------------------------------------------------------------------------- */
 
-/* Work on all strips of a matrix. */
+/* A parallel loop over the strips of a matrix. */
 struct strips {
     struct qt_learner *l;
     const struct learn_matrix *m;
     const struct qt_matrix *source; /* mode=ste */
     const float *dw;
-    unsigned char *scratch; /* per thread: the scheme's, then rows [16][k], then values */
-    size_t own, stride;
+    unsigned char *scratch; /* per thread: the scheme's scratch, rows [16][k], values */
+    size_t rows_at, stride; /* offset of rows; bytes per thread */
 };
 
 static int strips_open(struct strips *s, struct qt_learner *l, const struct learn_matrix *m,
@@ -80,8 +81,8 @@ static int strips_open(struct strips *s, struct qt_learner *l, const struct lear
     const struct qt_packed *p = &m->packed;
     size_t rows = QT_FRAG_ROWS * p->k * sizeof(float), values = m->per_strip * sizeof(float);
     *s = (struct strips){.l = l, .m = m};
-    s->own = qt_round_up(p->spec.scheme->scratch_bytes(p), 64);
-    s->stride = s->own + qt_round_up(rows, 64) + qt_round_up(values, 64);
+    s->rows_at = qt_round_up(p->spec.scheme->scratch_bytes(p), 64);
+    s->stride = s->rows_at + qt_round_up(rows, 64) + qt_round_up(values, 64);
     return qt_array_new(&s->scratch, (size_t)qt_threads(), s->stride, err);
 }
 
@@ -90,7 +91,7 @@ static struct qt_strip strip_at(const struct strips *s, size_t item, int thread,
 {
     const struct qt_packed *p = &s->m->packed;
     unsigned char *scratch = s->scratch + (size_t)thread * s->stride;
-    *rows = (float *)(void *)(scratch + s->own);
+    *rows = (float *)(void *)(scratch + s->rows_at);
     *values = *rows + qt_round_up(QT_FRAG_ROWS * p->k, 16);
     return (struct qt_strip){
         .index = item,
@@ -225,7 +226,7 @@ int learn_norm_stored(void **bytes, float *w, const struct qt_learner *l,
     return rc;
 }
 
-/* ---- all of them ---------------------------------------------------------------------------- */
+/* ---- all parameters ------------------------------------------------------------------------- */
 
 int learn_params_read(struct qt_learner *l, struct qt_err *err)
 {
@@ -262,7 +263,7 @@ void learn_params_step(struct qt_learner *l, size_t first, size_t end, size_t t,
 
 enum { SAVED = 6 };
 
-/* The arrays that are saved, in this order. */
+/* Returns the arrays that are saved, in file order. */
 static void saved_arrays(float *arrays[SAVED], const struct learn_params *p)
 {
     float *const list[SAVED] = {p->start, p->unit, p->delta, p->m, p->v, p->best};
@@ -309,7 +310,7 @@ int learn_params_load(bool *found, struct qt_learner *l, struct qt_err *err)
         at.points > (size - sizeof at - SAVED * array) / sizeof *l->points ||
         size != sizeof at + SAVED * array + at.points * sizeof *l->points) {
         rc = qt_fail(err, QT_E_RESUME, l->run->opt->out_dir, NULL,
-                     "cannot resume: what was learned so far is not of this run");
+                     "cannot resume: the saved learning progress does not belong to this run");
         goto done;
     }
     QT_TRY(qt_array_grow(&l->points, &l->points_capacity, at.points + 1, sizeof *l->points, err));

@@ -2,7 +2,7 @@
 
 enum { EVALUATIONS = 2 /* per pass */, PATIENCE = 2 /* evaluations without a new best */ };
 
-/* ---- what a step does ----------------------------------------------------------------------- */
+/* ---- steps ---------------------------------------------------------------------------------- */
 
 static size_t steps_per_pass(const struct qt_learner *l)
 {
@@ -14,7 +14,7 @@ static size_t all_steps(const struct qt_learner *l)
     return l->opt.passes * steps_per_pass(l);
 }
 
-/* Warm-up over a twentieth of the steps, then half a cosine down to 0. */
+/* Learning rate: warm-up over a twentieth of the steps, then half a cosine down to 0. */
 static double rate(const struct qt_learner *l, size_t step)
 {
     double total = (double)all_steps(l), warm = fmax(1, total / 20), t = (double)step + 1;
@@ -23,15 +23,15 @@ static double rate(const struct qt_learner *l, size_t step)
     return l->opt.lr * 0.5 * (1 + cos(3.14159265358979323846 * (t - warm) / (total - warm + 1)));
 }
 
-/* The training windows in the order of pass number `pass`: shuffled by SplitMix64. */
+/* Returns the training windows in the order of pass number `pass`, shuffled by SplitMix64. */
 static void shuffle(size_t *windows, const struct qt_learner *l, size_t pass)
 {
     uint64_t state = l->data->seed * 1000003 + pass;
     memcpy(windows, l->train, l->ntrain * sizeof *windows);
     for (size_t i = l->ntrain; i > 1; i--) {
-        size_t j = (size_t)(qt_splitmix64(&state) % i), keep = windows[i - 1];
+        size_t j = (size_t)(qt_splitmix64(&state) % i), swap = windows[i - 1];
         windows[i - 1] = windows[j];
-        windows[j] = keep;
+        windows[j] = swap;
     }
 }
 
@@ -45,7 +45,8 @@ static int step(struct qt_learner *l, const size_t *windows, size_t first, size_
     QT_TRY(loss(&value, l, windows + at, qt_min_size(l->opt.batch, l->ntrain - at), true, err));
     if (!isfinite(value) || qt_find_nonfinite(l->params.grad + first, end - first) < end - first)
         return qt_fail(err, QT_E_INPUT, l->source.dir, NULL,
-                       "learning: loss or gradient is not finite at step %zu", (size_t)l->at.step);
+                       "learning: loss or gradient is not finite at step %zu; try a lower lr",
+                       (size_t)l->at.step);
     learn_params_step(l, first, end, l->at.step + 1, rate(l, l->at.step));
     QT_TRY(learn_params_apply(l, first, end, err));
     l->at.loss_sum += value;
@@ -72,7 +73,7 @@ static int held_out_loss(double *out, struct qt_learner *l, learn_loss_fn *loss,
     return QT_OK;
 }
 
-/* A row of the curve; keeps the parameters if they are the best so far; saves everything. */
+/* Appends a row to the curve, keeps the parameters if they are the best so far, and saves. */
 static int evaluate(struct qt_learner *l, size_t first, size_t end, learn_loss_fn *loss,
                     struct qt_err *err)
 {
@@ -82,18 +83,18 @@ static int evaluate(struct qt_learner *l, size_t first, size_t end, learn_loss_f
     QT_TRY(held_out_loss(&value, l, loss, err));
     if (!isfinite(value))
         return qt_fail(err, QT_E_INPUT, l->source.dir, NULL,
-                       "learning: loss of the held-out windows is not finite at step %zu",
+                       "learning: the held-out loss is not finite at step %zu; try a lower lr",
                        (size_t)at->step);
     QT_TRY(qt_array_grow(&l->points, &l->points_capacity, at->points + 1, sizeof *l->points, err));
     l->points[at->points++] = (struct learn_point){
         at->layer, at->step, at->loss_steps ? at->loss_sum / (double)at->loss_steps : 0, value};
     at->loss_sum = 0;
     at->loss_steps = 0;
-    at->worse++;
+    at->stale++;
     if (at->step == 0 || value < at->best_loss) {
         at->best_loss = value;
         at->best_step = at->step;
-        at->worse = 0;
+        at->stale = 0;
         memcpy(l->params.best + first, l->params.delta + first, (end - first) * sizeof(float));
     }
     QT_TRY(learn_params_save(l, err));
@@ -107,7 +108,8 @@ static bool is_due(const struct qt_learner *l)
     return l->at.step % every == 0 || l->at.step == all_steps(l);
 }
 
-/* The best parameters into delta and the matrices; the untuned ones are read back as written. */
+/* Stores the best parameters in delta and the matrices. If no step was better than the start, the
+ * matrices are read back from disk: with mode=ste, applying delta = 0 chooses new codes. */
 static int restore_best(struct qt_learner *l, size_t first, size_t end, struct qt_err *err)
 {
     int rc = QT_OK;
@@ -126,13 +128,13 @@ static int restore_best(struct qt_learner *l, size_t first, size_t end, struct q
 
 /* ---- the loop ------------------------------------------------------------------------------- */
 
-/* Of a step: the steps since the last evaluation are saved, as what was interrupted has changed
- * nothing yet. (Saved within an evaluation, the run would be resumed behind it.) */
-static int keep(struct qt_learner *l, int rc, struct qt_err *err)
+/* Takes the result of step(). An interrupted step has changed nothing yet, so the steps since the
+ * last evaluation are saved. (A save during an evaluation would make the resumed run skip it.) */
+static int save_if_interrupted(struct qt_learner *l, int rc, struct qt_err *err)
 {
     if (rc == QT_E_INTERRUPTED && learn_params_save(l, NULL) < 0)
         return qt_fail(err, QT_E_RESOURCE, l->run->opt->out_dir, NULL,
-                       "what was learned so far could not be saved");
+                       "could not save the learning progress");
     return rc;
 }
 
@@ -143,10 +145,10 @@ static int train(struct qt_learner *l, size_t *windows, size_t first, size_t end
     int rc = QT_OK;
     if (l->at.points == 0 || l->points[l->at.points - 1].layer != l->at.layer)
         QT_TRY(evaluate(l, first, end, loss, err));
-    QT_TRY(learn_params_apply(l, first, end, err)); /* resumed; or the first choice of mode=ste */
-    while (l->at.step < all_steps(l) && l->at.worse < PATIENCE) {
+    QT_TRY(learn_params_apply(l, first, end, err)); /* for a resumed run, or mode=ste */
+    while (l->at.step < all_steps(l) && l->at.stale < PATIENCE) {
         shuffle(windows, l, l->at.step / per_pass);
-        QT_TRY(keep(l, step(l, windows, first, end, loss, err), err));
+        QT_TRY(save_if_interrupted(l, step(l, windows, first, end, loss, err), err));
         if (is_due(l))
             QT_TRY(evaluate(l, first, end, loss, err));
         qt_log_progress(

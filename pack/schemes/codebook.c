@@ -1,3 +1,4 @@
+/* Codebook schemes: parameters of a group by search, strips of codes <-> packed bytes, learning. */
 #include "pack/schemes/codebook.h"
 
 #include <math.h>
@@ -10,13 +11,13 @@ void qt_codebook_set_table(struct qt_codebook *cb, const float *table)
 {
     int levels = 1 << cb->bits;
     cb->grid = (struct qt_grid){.levels = levels};
-    cb->zero = 0;
+    cb->zero_code = 0;
     for (int i = 0; i < levels; i++) {
         cb->value[i] = cb->grid.value[i] = table[i];
         if (i)
             cb->grid.mid[i - 1] = (table[i - 1] + table[i]) / 2;
-        if (fabsf(table[i]) < fabsf(table[cb->zero]))
-            cb->zero = (uint8_t)i;
+        if (fabsf(table[i]) < fabsf(table[cb->zero_code]))
+            cb->zero_code = (uint8_t)i;
         cb->grid.max = fmaxf(cb->grid.max, fabsf(table[i]));
     }
 }
@@ -29,7 +30,7 @@ static const char *const layouts[] = {
     [QT_FRAG_WHOLE] = "frag16x64/whole",
     [QT_FRAG_BYTE] = "frag16x64/byte",
 };
-/* K is padded to whole blocks, or pairs of them. */
+/* Channels that K is padded to a multiple of: one fragment block, or two. */
 static size_t padding(enum qt_frag_order order)
 {
     return order == QT_FRAG_BYTE ? 2 * QT_FRAG_COLS : QT_FRAG_COLS;
@@ -75,17 +76,17 @@ double qt_codebook_unit_scale(const struct qt_packed *p)
     return 1 / (double)cb.grid.max;
 }
 
-/* ---- one group's parameters ----------------------------------------------------------------- */
+/* ---- parameters of one group ---------------------------------------------------------------- */
 
 struct fit {
     const struct qt_codebook *cb;
     const struct qt_rowops *ops;
     const float *w, *h;
     size_t n;
-    uint16_t unit;
+    uint16_t row_scale;
     struct qt_grid grid;
-    float error;                   /* of the best so far */
-    struct qt_codebook_group best; /* with the zero of grid, when that is asymmetric */
+    float error;                   /* of `best` */
+    struct qt_codebook_group best; /* its zero-point is that of `grid` */
 };
 
 struct qt_grid qt_codebook_grid(const struct qt_codebook *cb, uint8_t zero)
@@ -101,36 +102,36 @@ float qt_codebook_inverse(float scale)
     return scale != 0 ? 1 / scale : 0;
 }
 
-float qt_codebook_scale(const struct qt_codebook *cb, uint16_t scale, uint16_t unit)
+float qt_codebook_scale(const struct qt_codebook *cb, uint16_t scale, uint16_t row_scale)
 {
-    return cb->multiples ? (float)scale * qt_f16_to_f32(unit) : qt_f16_to_f32(scale);
+    return cb->multiples ? (float)scale * qt_f16_to_f32(row_scale) : qt_f16_to_f32(scale);
 }
 
-uint16_t qt_codebook_nearest_scale(const struct qt_codebook *cb, float s, uint16_t unit,
+uint16_t qt_codebook_nearest_scale(const struct qt_codebook *cb, float s, uint16_t row_scale,
                                    uint16_t instead)
 {
     if (cb->multiples)
-        return (uint16_t)fminf(fmaxf(rintf(s * qt_codebook_inverse(qt_f16_to_f32(unit))), 1),
+        return (uint16_t)fminf(fmaxf(rintf(s * qt_codebook_inverse(qt_f16_to_f32(row_scale))), 1),
                                (float)cb->multiples);
     uint16_t bits = qt_f32_to_f16(s);
     return (bits & 0x7fff) < 0x7c00 ? bits : instead;
 }
 
-uint16_t qt_codebook_unit(const struct qt_codebook *cb, const struct qt_rowops *ops, const float *w,
-                          size_t k)
+uint16_t qt_codebook_row_scale(const struct qt_codebook *cb, const struct qt_rowops *ops,
+                               const float *w, size_t k)
 {
     float top = cb->multiples ? ops->absmax(w, k) : 0;
     uint16_t bits = qt_f32_to_f16(top / cb->grid.max / (float)(cb->multiples ? cb->multiples : 1));
     return bits ? bits : F16_ONE;
 }
 
-/* Judges the scale as it will be stored, that is, after rounding. */
+/* Tries scale s, as it will be stored. Returns true if it lowers the error. */
 static bool fit_try(struct fit *f, float s)
 {
-    uint16_t bits = qt_codebook_nearest_scale(f->cb, s, f->unit, 0);
+    uint16_t bits = qt_codebook_nearest_scale(f->cb, s, f->row_scale, 0);
     if ((bits & 0x7fff) == 0 || (bits == f->best.scale && f->error < INFINITY))
         return false;
-    float stored = qt_codebook_scale(f->cb, bits, f->unit);
+    float stored = qt_codebook_scale(f->cb, bits, f->row_scale);
     float error = f->ops->error(f->w, f->h, f->n, qt_codebook_inverse(stored), stored, &f->grid);
     if (!(error < f->error))
         return false;
@@ -139,12 +140,12 @@ static bool fit_try(struct fit *f, float s)
     return true;
 }
 
-/* Least squares for the codes that the best scale gives, repeated while it helps. */
+/* Replaces the scale by the least-squares scale for its codes, as long as that lowers the error. */
 static void fit_refine(struct fit *f)
 {
     for (int round = 0; round < 4; round++) {
         float xq, qq;
-        float inv = qt_codebook_inverse(qt_codebook_scale(f->cb, f->best.scale, f->unit));
+        float inv = qt_codebook_inverse(qt_codebook_scale(f->cb, f->best.scale, f->row_scale));
         f->ops->moments(&xq, &qq, f->w, f->h, f->n, inv, &f->grid);
         if (!(qq > 0) || !fit_try(f, xq / qq))
             return;
@@ -152,25 +153,28 @@ static void fit_refine(struct fit *f)
 }
 
 /*
- * Tables and whole numbers: shrinking the scale clips the largest weights and resolves the rest
- * more finely; past a half it never pays, slightly above 1 helps ends that are not equally far out,
- * and a negative scale mirrors a range that reaches further on one side (a zero does that by
- * itself).
+ * Tries multiples of the nominal scale, which maps the largest weight to the largest value.
  *
- * Minifloats: a scale serves a whole row and its error is a rugged function of it, so the grid is
- * finer (60 steps for 20: 2.6 % less squared error at E3M2; tables gain 0.4 % from 12 to 60).
- * Without importance they do not clip: squared error would (6 % less of it at fp4), but a row's few
- * largest weights matter more than it knows. Perplexity of the model of docs/accuracy.md, clipping
- * / not: fp4 45.67 / 44.92, fp6 43.18 / 43.11, rtn 45.21 and 43.28.
+ * Tables and integers: a smaller scale clips the largest weights and resolves the others better. A
+ * factor below 1/2 never helps. A factor slightly above 1 helps if the two ends of the range
+ * differ. A negative scale mirrors the range, for weights that reach further on one side; a
+ * zero-point covers that case itself.
+ *
+ * Minifloats: a scale serves a whole row and the error is a rugged function of it, so the steps are
+ * finer: 60 steps instead of 20 lower the squared error of E3M2 by 2.6 % (tables gain 0.4 % from 12
+ * to 60). Without importance the search does not clip. Clipping would lower the squared error (by 6
+ * % for fp4), but the few largest weights of a row matter more than that. Perplexity of the model
+ * of docs/accuracy.md, with clipping / without: fp4 45.67 / 44.92, fp6 43.18 / 43.11; rtn 45.21,
+ * 43.28.
  */
-static void fit_search(struct fit *f, float unit)
+static void fit_search(struct fit *f, float nominal)
 {
     bool table = f->grid.exp_bits == 0;
     const float from = table ? 1.05f : f->h ? 1.3f : 1.5f;
     const float to = table ? 0.5f : f->h ? 0.4f : 1.0f;
     const int steps = table ? 12 : 60;
     for (int i = 0; i <= steps; i++) {
-        float s = unit * (from + (to - from) * (float)i / (float)steps);
+        float s = nominal * (from + (to - from) * (float)i / (float)steps);
         fit_try(f, s);
         if (table && !f->cb->asymmetric && !f->cb->multiples)
             fit_try(f, -s);
@@ -178,21 +182,21 @@ static void fit_search(struct fit *f, float unit)
     fit_refine(f);
 }
 
-/* The best scale with the zero as it is. */
-static void fit_scale(struct fit *f, float unit)
+/* Finds the best scale for a fixed zero-point. */
+static void fit_scale(struct fit *f, float nominal)
 {
     if (!f->cb->search) {
-        uint16_t bits = qt_codebook_nearest_scale(f->cb, unit, f->unit, 0);
+        uint16_t bits = qt_codebook_nearest_scale(f->cb, nominal, f->row_scale, 0);
         f->best.scale = (bits & 0x7fff) ? bits : f->best.scale;
         return;
     }
-    fit_try(f, unit);
-    fit_search(f, unit);
+    fit_try(f, nominal);
+    fit_search(f, nominal);
 }
 
 /*
- * Asymmetric: the range is that of the weights and zero, at both ends; clipping both by one factor
- * leaves the zero where it is, so that zeros around that one are searched with scales each.
+ * Asymmetric: the range covers the weights and 0. Clipping both ends by the same factor keeps the
+ * zero-point, so the search tries the zero-points around it, each with its own scales.
  */
 static void fit_zero(struct fit *f)
 {
@@ -202,7 +206,7 @@ static void fit_zero(struct fit *f)
         low = fminf(low, f->w[i]);
         high = fmaxf(high, f->w[i]);
     }
-    float unit = (high - low) / levels;
+    float nominal = (high - low) / levels;
     int middle = (int)rintf(-low / (high - low) * levels), reach = f->cb->search ? 2 : 0;
     for (int zero = middle - reach; zero <= middle + reach; zero++) {
         struct fit one = start;
@@ -210,19 +214,20 @@ static void fit_zero(struct fit *f)
             continue;
         one.grid = qt_codebook_grid(f->cb, (uint8_t)zero);
         one.best.zero = (uint8_t)zero;
-        fit_scale(&one, unit);
+        fit_scale(&one, nominal);
         if (!f->cb->search || one.error < f->error)
             *f = one;
     }
 }
 
 struct qt_codebook_group qt_codebook_fit(const struct qt_codebook *cb, const struct qt_rowops *ops,
-                                         const float *w, const float *h, size_t n, uint16_t unit)
+                                         const float *w, const float *h, size_t n,
+                                         uint16_t row_scale)
 {
     float amax = ops->absmax(w, n);
-    struct fit f = {cb, ops, w, h, n, unit, cb->grid, INFINITY, {0, 0}};
-    if (!cb->multiples) /* of those any may be the best, the first too */
-        f.best.scale = cb->value[cb->zero] == 0 ? F16_ONE : 0;
+    struct fit f = {cb, ops, w, h, n, row_scale, cb->grid, INFINITY, {0, 0}};
+    if (!cb->multiples) /* any multiple may be the best one, also the first */
+        f.best.scale = cb->value[cb->zero_code] == 0 ? F16_ONE : 0;
     if (amax > 0 && cb->asymmetric)
         fit_zero(&f);
     else if (amax > 0)
@@ -234,13 +239,13 @@ struct qt_codebook_group qt_codebook_fit(const struct qt_codebook *cb, const str
 
 /* ---- strips --------------------------------------------------------------------------------- */
 
-/* A strip between weights and packed bytes: full blocks, padding included. */
+/* Codes and parameters of a strip, with padding to full fragment blocks. */
 struct strip_codes {
-    uint8_t *code;   /* [16][stride] */
-    size_t stride;   /* k with its padding */
-    uint16_t *scale; /* [groups][16], in stored order */
-    uint8_t *zero;   /* likewise; all 0 unless asymmetric */
-    uint16_t *unit;  /* [16], in stored order; of multiples */
+    uint8_t *code;       /* [16][stride] */
+    size_t stride;       /* k with padding */
+    uint16_t *scale;     /* [groups][16], in stored order */
+    uint8_t *zero;       /* same; all 0 unless asymmetric */
+    uint16_t *row_scale; /* [16], in stored order; for multiples */
     size_t groups;
 };
 
@@ -265,7 +270,7 @@ static size_t group_count(const struct qt_packed *p)
     return (sub ? sub : qt_packed_section(p, "scale"))->shape[1];
 }
 
-/* Of scales, zeros and units, each from a multiple of 64 on. */
+/* Bytes of scales, zero-points and row scales, each aligned to 64. */
 static size_t params_bytes(const struct qt_packed *p)
 {
     size_t count = group_count(p) * QT_FRAG_ROWS;
@@ -275,13 +280,13 @@ static size_t params_bytes(const struct qt_packed *p)
 size_t qt_codebook_scratch_bytes(const struct qt_packed *p)
 {
     size_t bytes = codes_bytes(p) + params_bytes(p);
-    for (size_t i = 0; i < p->nsections; i++) /* a second copy of the planes: repack_equal */
+    for (size_t i = 0; i < p->nsections; i++) /* a second copy of the planes for repack_equal */
         if (p->section[i].dtype == QT_U32)
             bytes += strip_bytes(&p->section[i]);
     return bytes;
 }
 
-/* All codes zero-valued, all scales 0: the padding as it must be. */
+/* Initializes a strip to padding: codes of value 0, scales 0. */
 static struct strip_codes strip_new(const struct qt_packed *p, const struct qt_codebook *cb,
                                     const struct qt_strip *strip)
 {
@@ -291,8 +296,8 @@ static struct strip_codes strip_new(const struct qt_packed *p, const struct qt_c
     c.groups = qt_ceil_div(p->k, cb->group);
     c.scale = (uint16_t *)(void *)(c.code + codes_bytes(p));
     c.zero = (uint8_t *)c.scale + qt_round_up(c.groups * QT_FRAG_ROWS * sizeof *c.scale, 64);
-    c.unit = (uint16_t *)(void *)((uint8_t *)c.scale + params_bytes(p) - 64);
-    memset(c.code, cb->zero, codes_bytes(p));
+    c.row_scale = (uint16_t *)(void *)((uint8_t *)c.scale + params_bytes(p) - 64);
+    memset(c.code, cb->zero_code, codes_bytes(p));
     memset(c.scale, 0, params_bytes(p));
     return c;
 }
@@ -310,11 +315,12 @@ static struct qt_codebook_group get_group(const struct strip_codes *c, size_t ro
     return (struct qt_codebook_group){c->scale[at], c->zero[at]};
 }
 
-/* Codes beyond the last channel decode to zero (or what is nearest): the zero of the last group. */
+/* Sets the codes of padding channels to the zero-point of the last group, or the code nearest to
+ * 0. */
 static void pad_row(struct strip_codes *c, const struct qt_packed *p, const struct qt_codebook *cb,
                     size_t row)
 {
-    uint8_t zero = cb->asymmetric ? get_group(c, row, c->groups - 1).zero : cb->zero;
+    uint8_t zero = cb->asymmetric ? get_group(c, row, c->groups - 1).zero : cb->zero_code;
     memset(c->code + row * c->stride + p->k, zero, c->stride - p->k);
 }
 
@@ -323,7 +329,8 @@ static size_t group_size(const struct qt_packed *p, const struct qt_codebook *cb
     return qt_min_size(cb->group, p->k - g * cb->group);
 }
 
-/* words: planes of the strip one after the other, or NULL for the packed matrix itself. */
+/* words: output for the planes of the strip, one after the other; NULL: the packed matrix
+ * itself. */
 static void pack_planes(const struct qt_packed *p, const struct qt_codebook *cb,
                         const struct qt_strip *strip, const struct strip_codes *c, uint32_t *words)
 {
@@ -368,7 +375,7 @@ static unsigned char *strip_data(const struct qt_packed *p, const struct qt_stri
     return s->data + strip->index * strip_bytes(s);
 }
 
-/* Zeros are packed in the order of scales, lowest bits first. */
+/* Zero-points are packed in the order of scales, lowest bits first. */
 static void pack_zeros(const struct qt_packed *p, const struct qt_codebook *cb,
                        const struct qt_strip *strip, const struct strip_codes *c)
 {
@@ -384,7 +391,7 @@ static void unpack_params(struct strip_codes *c, const struct qt_packed *p,
 {
     size_t count = c->groups * QT_FRAG_ROWS, per_byte = 8 / cb->bits;
     if (cb->multiples)
-        memcpy(c->unit, strip_data(p, strip, "scale"), QT_FRAG_ROWS * sizeof *c->unit);
+        memcpy(c->row_scale, strip_data(p, strip, "scale"), QT_FRAG_ROWS * sizeof *c->row_scale);
     else
         memcpy(c->scale, strip_data(p, strip, "scale"), count * sizeof *c->scale);
     for (size_t i = 0; cb->multiples && i < count; i++)
@@ -401,7 +408,7 @@ static void store(const struct qt_packed *p, const struct qt_codebook *cb,
     pack_planes(p, cb, strip, c, NULL);
     size_t count = c->groups * QT_FRAG_ROWS;
     if (cb->multiples)
-        memcpy(strip_data(p, strip, "scale"), c->unit, QT_FRAG_ROWS * sizeof *c->unit);
+        memcpy(strip_data(p, strip, "scale"), c->row_scale, QT_FRAG_ROWS * sizeof *c->row_scale);
     else
         memcpy(strip_data(p, strip, "scale"), c->scale, count * sizeof *c->scale);
     for (size_t i = 0; cb->multiples && i < count; i++)
@@ -421,7 +428,7 @@ void qt_codebook_store(const struct qt_packed *p, const struct qt_codebook *cb,
             size_t at = g * codes->stride + r;
             set_group(&c, r, g, (struct qt_codebook_group){codes->scale[at], codes->zero[at]});
         }
-        c.unit[qt_frag_scale_slot((unsigned)r)] = cb->multiples ? codes->unit[r] : 0;
+        c.row_scale[qt_frag_scale_slot((unsigned)r)] = cb->multiples ? codes->row_scale[r] : 0;
         pad_row(&c, p, cb, r);
     }
     store(p, cb, strip, &c);
@@ -435,15 +442,15 @@ void qt_codebook_quantize(const struct qt_packed *p, const struct qt_strip *stri
     p->spec.scheme->codebook(&cb, p);
     struct strip_codes c = strip_new(p, &cb, strip);
     for (size_t r = 0; r < strip->rows; r++) {
-        uint16_t unit = qt_codebook_unit(&cb, ops, w + r * p->k, p->k);
-        c.unit[qt_frag_scale_slot((unsigned)r)] = unit;
+        uint16_t row_scale = qt_codebook_row_scale(&cb, ops, w + r * p->k, p->k);
+        c.row_scale[qt_frag_scale_slot((unsigned)r)] = row_scale;
         for (size_t g = 0; g < c.groups; g++) {
             size_t k0 = g * cb.group, n = group_size(p, &cb, g);
             const float *x = w + r * p->k + k0, *h = importance ? importance + k0 : NULL;
-            struct qt_codebook_group best = qt_codebook_fit(&cb, ops, x, h, n, unit);
+            struct qt_codebook_group best = qt_codebook_fit(&cb, ops, x, h, n, row_scale);
             struct qt_grid grid = qt_codebook_grid(&cb, best.zero);
             set_group(&c, r, g, best);
-            float s = qt_codebook_scale(&cb, best.scale, unit);
+            float s = qt_codebook_scale(&cb, best.scale, row_scale);
             ops->round(c.code + r * c.stride + k0, x, n, qt_codebook_inverse(s), &grid);
         }
         pad_row(&c, p, &cb, r);
@@ -461,8 +468,8 @@ void qt_codebook_decode(float *w, const struct qt_packed *p, const struct qt_str
     for (size_t r = 0; r < strip->rows; r++)
         for (size_t g = 0; g < c.groups; g++) {
             struct qt_codebook_group group = get_group(&c, r, g);
-            uint16_t unit = c.unit[qt_frag_scale_slot((unsigned)r)];
-            float s = ldexpf(qt_codebook_scale(&cb, group.scale, unit), p->scale_exp2);
+            uint16_t row_scale = c.row_scale[qt_frag_scale_slot((unsigned)r)];
+            float s = ldexpf(qt_codebook_scale(&cb, group.scale, row_scale), p->scale_exp2);
             const uint8_t *code = c.code + r * c.stride + g * cb.group;
             float *dst = w + r * p->k + g * cb.group;
             for (size_t i = 0, n = group_size(p, &cb, g); i < n; i++)
@@ -481,8 +488,8 @@ bool qt_codebook_repack_equal(const struct qt_packed *p, const struct qt_strip *
     for (size_t r = 0; r < strip->rows; r++)
         pad_row(&c, p, &cb, r);
     for (size_t r = strip->rows; r < QT_FRAG_ROWS; r++) {
-        memset(c.code + r * c.stride, cb.zero, c.stride);
-        if (c.unit[qt_frag_scale_slot((unsigned)r)] != 0)
+        memset(c.code + r * c.stride, cb.zero_code, c.stride);
+        if (c.row_scale[qt_frag_scale_slot((unsigned)r)] != 0)
             return false;
         for (size_t g = 0; g < c.groups; g++)
             if (get_group(&c, r, g).scale != 0 || get_group(&c, r, g).zero != 0)
@@ -525,8 +532,8 @@ static void learn_get(float *value, float *unit, const struct qt_packed *p,
     }
 }
 
-/* Scales keep their sign and do not become 0, and follow from the values alone: an interrupted run
- * comes to them by another way. */
+/* Scales keep their sign and do not become 0. They depend on `value` alone, because a resumed run
+ * restores them in another order. */
 static void learn_put(const struct qt_packed *p, const struct qt_strip *strip, const float *value)
 {
     uint16_t *scale = (uint16_t *)(void *)strip_data(p, strip, "scale");
@@ -538,7 +545,7 @@ static void learn_put(const struct qt_packed *p, const struct qt_strip *strip, c
     }
 }
 
-/* dL/ds = sum over the group of dL/dw * value. */
+/* dL/ds = sum of dL/dw * (value - zero-point) over the group. */
 static void learn_grad(float *grad, const struct qt_packed *p, const struct qt_strip *strip,
                        const float *dw)
 {

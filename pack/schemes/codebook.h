@@ -1,8 +1,11 @@
 /*
- * What fpx, lut and int share (private to pack/): w = s * value[code], one scale s per row and
- * group, codes in the fragment layout; or, asymmetric, w = s * (code - z) with a zero z per row and
- * group as well. A scheme that is a codebook provides a description, and takes its strip functions
- * from here.
+ * Common part of fpx, lut, int and w4ax (private to pack/). Codes are in the fragment layout
+ * (layouts/layout_frag.h). A weight is
+ *
+ *     w = s * value[code]              one scale s per row and group
+ *     w = s * (code - z)               asymmetric: one zero-point z per row and group as well
+ *
+ * A codebook scheme provides a description of its values and takes its strip functions from here.
  */
 #ifndef QT_PACK_SCHEMES_CODEBOOK_H
 #define QT_PACK_SCHEMES_CODEBOOK_H
@@ -13,63 +16,64 @@ struct qt_codebook {
     unsigned bits;
     size_t group; /* channels per scale; k for one per row */
     enum qt_frag_order order;
-    bool search;         /* scale by search instead of absmax */
-    unsigned multiples;  /* 0; or scales are 1..multiples times one of the row */
-    bool asymmetric;     /* value[code] = code; each group has its own zero, a code */
+    bool search;         /* search for the scale instead of absmax */
+    unsigned multiples;  /* 0, or: scales are 1..multiples times a scale per row */
+    bool asymmetric;     /* value[code] = code; each group has a zero-point, which is a code */
     float value[256];    /* by code */
-    uint8_t zero;        /* the code of zero, or of the value nearest to it: padding */
-    struct qt_grid grid; /* the same values for rowops; asymmetric: as with zero 0 */
+    uint8_t zero_code;   /* code whose value is nearest to 0: padding */
+    struct qt_grid grid; /* the same values for rowops; asymmetric: with zero-point 0 */
 };
 
-/* The parameters of one group of a row, as stored. */
+/* Stored parameters of one group of a row. */
 struct qt_codebook_group {
-    uint16_t scale; /* FP16 bits, or the multiple of the row's */
-    uint8_t zero;   /* 0 unless asymmetric */
+    uint16_t scale; /* FP16 bits, or the multiple of the row's scale */
+    uint8_t zero;   /* zero-point; 0 unless asymmetric */
 };
 
-/* Codes and parameters of some rows, a row in a column of its own. */
+/* Codes and parameters of some rows, one column per row. */
 struct qt_codebook_codes {
-    uint8_t *code;   /* [k][stride] */
-    uint16_t *scale; /* [groups][stride] */
-    uint8_t *zero;   /* [groups][stride] */
-    uint16_t *unit;  /* [stride] FP16 bits of the rows' scales, for multiples */
+    uint8_t *code;       /* [k][stride] */
+    uint16_t *scale;     /* [groups][stride] */
+    uint8_t *zero;       /* [groups][stride] */
+    uint16_t *row_scale; /* [stride] FP16 bits of the rows' scales, for multiples */
     size_t stride;
 };
 
-/* Sets grid, midpoints and zero from an ascending table. */
+/* Sets values, grid, midpoints and zero_code from an ascending table. */
 void qt_codebook_set_table(struct qt_codebook *cb, const float *table);
 
-/* Sections plane0.., scale, sub if there are multiples, and zero if asymmetric; the caller adds its
- * own after them. */
+/* Adds the sections plane0.., scale, sub (multiples only) and zero (asymmetric only). The caller
+ * adds its own sections after them. */
 int qt_codebook_describe(struct qt_packed *p, const struct qt_codebook *cb, struct qt_err *err);
-/* scheme->describe of a scheme that has no others. */
+/* scheme->describe of a scheme without further sections. */
 int qt_codebook_describe_all(struct qt_packed *p, struct qt_err *err);
-/* scheme->unit_scale: the largest weight has the largest value. */
+/* scheme->unit_scale: maps the largest weight to the largest value. */
 double qt_codebook_unit_scale(const struct qt_packed *p);
 
-/* The scale of a row of which groups have multiples: FP16 bits; 1 without. */
-uint16_t qt_codebook_unit(const struct qt_codebook *cb, const struct qt_rowops *ops, const float *w,
-                          size_t k);
-/* A group's scale. unit: of its row. */
-float qt_codebook_scale(const struct qt_codebook *cb, uint16_t scale, uint16_t unit);
-/* The storable scale nearest to s; `instead` where it would be infinite. */
-uint16_t qt_codebook_nearest_scale(const struct qt_codebook *cb, float s, uint16_t unit,
+/* FP16 bits of a row's scale if groups have multiples of it; else of 1. */
+uint16_t qt_codebook_row_scale(const struct qt_codebook *cb, const struct qt_rowops *ops,
+                               const float *w, size_t k);
+/* A group's scale as a number. */
+float qt_codebook_scale(const struct qt_codebook *cb, uint16_t scale, uint16_t row_scale);
+/* The storable scale nearest to s; `instead` if that is infinite. */
+uint16_t qt_codebook_nearest_scale(const struct qt_codebook *cb, float s, uint16_t row_scale,
                                    uint16_t instead);
 
-/* Best parameters for one group by cb->search or absmax. w[n] is divided by 2^scale_exp2 already,
- * so that neither scales nor squared errors leave their range. */
+/* Best parameters of one group, by search or absmax (cb->search). w[n] is already divided by
+ * 2^scale_exp2, so that scales and squared errors stay in range. */
 struct qt_codebook_group qt_codebook_fit(const struct qt_codebook *cb, const struct qt_rowops *ops,
-                                         const float *w, const float *h, size_t n, uint16_t unit);
-/* 1 / scale, or 0 where there is none: such a group decodes to (nearly) nothing. */
+                                         const float *w, const float *h, size_t n,
+                                         uint16_t row_scale);
+/* 1 / scale; 0 for scale 0, so that all codes round to the value nearest to 0. */
 float qt_codebook_inverse(float scale);
-/* The grid of a group with this zero. */
+/* The grid of a group with this zero-point. */
 struct qt_grid qt_codebook_grid(const struct qt_codebook *cb, uint8_t zero);
 
 /* Packs codes and parameters of the strip's rows. */
 void qt_codebook_store(const struct qt_packed *p, const struct qt_codebook *cb,
                        const struct qt_strip *strip, const struct qt_codebook_codes *codes);
 
-/* Codes and scales by qt_solve; w[n][k] divided by 2^scale_exp2. */
+/* scheme->solve: codes and scales by qt_solve; w[n][k] divided by 2^scale_exp2. */
 int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const float *w,
                       const struct qt_factor *f, const struct qt_solve_options *opt,
                       struct qt_err *err);
@@ -85,7 +89,7 @@ bool qt_codebook_repack_equal(const struct qt_packed *p, const struct qt_strip *
     .solve = qt_codebook_solve, .decode = qt_codebook_decode,                                      \
     .repack_equal = qt_codebook_repack_equal
 int qt_codebook_check_values(const struct qt_packed *p, struct qt_err *err);
-/* The scales, in stored order; zeros stay. */
+/* Learns the scales, in stored order; zero-points stay. */
 extern const struct qt_learnable qt_codebook_learnable;
 
 #endif

@@ -1,5 +1,6 @@
-/* Codebook schemes under a Hessian: how a column rounds and what a group's scale is, for qt_solve.
- */
+/* Codebook schemes under a Hessian: the callbacks of qt_solve that round a column and set the
+ * scale of a group. The solver is GPTQ (arXiv 2210.17323) and coordinate descent; see
+ * hessian/hessian.h. */
 #include "pack/schemes/codebook.h"
 
 #include <math.h>
@@ -7,27 +8,28 @@
 
 enum { R = QT_PANEL_ROWS };
 
-/* Matrices are [column or group][stride], stride = n rounded up to whole panels. */
+/* Matrices are [column or group][stride]; stride is n rounded up to whole panels. */
 struct solver {
     const struct qt_packed *p;
     struct qt_codebook cb;
     const struct qt_rowops *ops;
     size_t groups, longest;
     struct qt_codebook_codes codes;
-    float *scale, *inverse; /* [groups][stride]: what codes.scale stands for, and 1 / that */
-    float *scratch;         /* per panel: targets of a row and their weights, in storage order,
-                               [2][longest] */
+    float *scale, *inverse; /* [groups][stride]: codes.scale as numbers, and their inverses */
+    float *scratch;         /* per panel: targets of a row and their importance, in storage order,
+                             * [2][longest] */
 };
 
 static void put_scale(struct solver *s, size_t group, size_t row, uint16_t bits)
 {
     const size_t at = group * s->codes.stride + row;
     s->codes.scale[at] = bits;
-    s->scale[at] = qt_codebook_scale(&s->cb, bits, s->codes.unit[row]);
+    s->scale[at] = qt_codebook_scale(&s->cb, bits, s->codes.row_scale[row]);
     s->inverse[at] = qt_codebook_inverse(s->scale[at]);
 }
 
-/* A row's targets lie R apart; the search wants them in a line. */
+/* Fits the parameters of a group. Targets of a row are R elements apart; the search needs them
+ * contiguous. */
 static void begin(void *ctx, const struct qt_column_group *group, const float *t, size_t row0,
                   size_t rows)
 {
@@ -36,20 +38,20 @@ static void begin(void *ctx, const struct qt_column_group *group, const float *t
     size_t first = group->index * s->cb.group;
     for (size_t i = 0; i < group->n; i++) {
         float v = group->v[i * group->stride + i];
-        h[group->col[i] - first] = v * v; /* the rest of V is left out: a search is many trials */
+        h[group->col[i] - first] = v * v; /* only the diagonal of V: the search makes many trials */
     }
     for (size_t r = 0; r < rows; r++) {
         for (size_t i = 0; i < group->n; i++)
             x[group->col[i] - first] = t[i * R + r];
         struct qt_codebook_group best =
-            qt_codebook_fit(&s->cb, s->ops, x, h, group->n, s->codes.unit[row0 + r]);
+            qt_codebook_fit(&s->cb, s->ops, x, h, group->n, s->codes.row_scale[row0 + r]);
         put_scale(s, group->index, row0 + r, best.scale);
         s->codes.zero[group->index * s->codes.stride + row0 + r] = best.zero;
     }
 }
 
-/* The rows of a column have zeros of their own, and a grid has one: clamped by hand, rounded to
- * whole numbers of any size (modulo 256), shifted. */
+/* Rounds a column whose rows have different zero-points, although a grid has one: clamps by row,
+ * rounds to integers of any size (modulo 256), and adds the zero-points. */
 static void round_asymmetric(uint8_t *code, const struct solver *s, float *y, const uint8_t *zero,
                              size_t rows)
 {
@@ -96,7 +98,7 @@ static void set_scale(void *ctx, size_t group, float *scale, size_t row0, size_t
     for (size_t r = 0; r < rows; r++) {
         const size_t at = group * s->codes.stride + row0 + r;
         put_scale(s, group, row0 + r,
-                  qt_codebook_nearest_scale(&s->cb, scale[r], s->codes.unit[row0 + r],
+                  qt_codebook_nearest_scale(&s->cb, scale[r], s->codes.row_scale[row0 + r],
                                             s->codes.scale[at]));
         scale[r] = s->scale[at];
     }
@@ -112,7 +114,7 @@ static int store_strip(void *ctx, size_t item, int thread, struct qt_err *err)
     if (rc < 0)
         return rc;
     struct qt_codebook_codes rows_of = {s->codes.code + row0, s->codes.scale + row0,
-                                        s->codes.zero + row0, s->codes.unit + row0,
+                                        s->codes.zero + row0, s->codes.row_scale + row0,
                                         s->codes.stride};
     qt_codebook_store(s->p, &s->cb, &strip, &rows_of);
     qt_free(strip.scratch);
@@ -137,9 +139,9 @@ int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const fl
     QT_TRY(qt_array_new(&s.scale, s.groups, stride * sizeof *s.scale, err));
     QT_TRY(qt_array_new(&s.inverse, s.groups, stride * sizeof *s.inverse, err));
     QT_TRY(qt_array_new(&s.codes.zero, s.groups, stride, err));
-    QT_TRY(qt_array_new(&s.codes.unit, stride, sizeof *s.codes.unit, err));
+    QT_TRY(qt_array_new(&s.codes.row_scale, stride, sizeof *s.codes.row_scale, err));
     for (size_t i = 0; i < p->n; i++)
-        s.codes.unit[i] = qt_codebook_unit(&s.cb, s.ops, w + i * p->k, p->k);
+        s.codes.row_scale[i] = qt_codebook_row_scale(&s.cb, s.ops, w + i * p->k, p->k);
     QT_TRY(qt_array_new(&s.scratch, stride / R, 2 * s.longest * sizeof *s.scratch, err));
     QT_TRY(qt_solve(out, f, w, p->n, &rounder, opt, err));
     QT_TRY(qt_parallel(qt_ceil_div(p->n, QT_FRAG_ROWS), store_strip, &s, err));
@@ -149,7 +151,7 @@ done:
     qt_free(s.scale);
     qt_free(s.inverse);
     qt_free(s.codes.zero);
-    qt_free(s.codes.unit);
+    qt_free(s.codes.row_scale);
     qt_free(s.scratch);
     return rc;
 }

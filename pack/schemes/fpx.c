@@ -1,14 +1,15 @@
 /*
- * fpx: minifloats ExMy with one FP16 scale per output row (FP6-LLM, section 5: TC-FPx).
+ * fpx: minifloats ExMy with one FP16 scale per output row, as in FP6-LLM (arXiv 2401.14112).
  *
  * Bias 2^(E-1) - 1, subnormals, no infinities or NaN: E3M2 reaches 28, E2M3 7.5, E2M2 7, E2M1 6.
- * With five exponent bits, as many as FP16 has, the largest exponent is left out, as there and in
- * OCP's E5M2 it is for infinities and NaN: E5M2 reaches 57344.
+ * With five exponent bits, as many as FP16 has, the largest exponent is unused, because FP16 and
+ * OCP's E5M2 use it for infinities and NaN: E5M2 reaches 57344.
  *
  * A code is (magnitude bits << 1) | sign. With the sign last, the 4-bit plane of a 5- or 6-bit code
- * holds magnitude bits only, which a shift and a mask put into the exponent and mantissa fields of
- * FP16; the exponent bias becomes a power of two in the epilogue. Up to 4 bits codes index a table
- * of pairs, as lut's do. Codes of 8 bits, which are not cut, begin with the sign, as OCP's do.
+ * holds magnitude bits only. A shift and a mask move these into the exponent and mantissa fields of
+ * FP16; the difference in exponent bias is a power of two in the epilogue. Codes of up to 4 bits
+ * index a table of pairs, like those of lut. Codes of 8 bits are stored whole and have the sign
+ * first, as OCP formats do.
  */
 #include "pack/schemes/codebook.h"
 
@@ -70,7 +71,7 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
         float v = exponent ? ldexpf((float)(mantissa + (1 << m)), exponent - bias - m)
                            : ldexpf((float)mantissa, 1 - bias - m);
         if (e == F16_EXP_BITS && exponent == (1 << F16_EXP_BITS) - 1)
-            v = INFINITY; /* no weight becomes one of these */
+            v = INFINITY; /* never used */
         else
             out->grid.max = v;
         unsigned code = mag << (sign_bit == 0);

@@ -1,8 +1,9 @@
 /*
- * int: whole numbers with a scale per group of channels or per row. Symmetric: w = s * q, q from
- * -2^(b-1) to 2^(b-1) - 1, stored as q + 2^(b-1); a negative scale turns the longer side of the
- * range to where the weights need it. Asymmetric: w = s * (code - z), with a zero z of b bits per
- * row and group.
+ * int: integers with a scale per group of channels or per row.
+ *
+ * Symmetric: w = s * q with q from -2^(b-1) to 2^(b-1) - 1, stored as q + 2^(b-1). A negative scale
+ * moves the longer side of the range to where the weights need it. Asymmetric: w = s * (code - z),
+ * with a zero-point z of b bits per row and group.
  */
 #include "pack/schemes/codebook.h"
 
@@ -13,15 +14,15 @@ static const struct qt_param params[] = {
     {"g", QT_PARAM_INT, 128, 0, 256, NULL,
      "channels per scale: 32, 64, 128 or 256; 0: one scale per row"},
     {"zero", QT_PARAM_CHOICE, 0, 0, 1, zeros,
-     "none: symmetric; group: a zero point beside every scale"},
+     "none: symmetric; group: a zero-point for every scale"},
     QT_PARAM_METHOD,
     QT_PARAM_LEARN,
     {0},
 };
 
 static const struct qt_preset presets[] = {
-    {"int4", "bits=4", "-8 to 7, or 0 to 15 less a zero point"},
-    {"int8", "bits=8,g=0", "-128 to 127, or 0 to 255 less a zero point; one scale per row"},
+    {"int4", "bits=4", "-8 to 7, or 0 to 15 minus a zero-point"},
+    {"int8", "bits=8,g=0", "-128 to 127, or 0 to 255 minus a zero-point; one scale per row"},
     {0},
 };
 
@@ -43,7 +44,7 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
 {
     unsigned bits = (unsigned)qt_spec_value(&p->spec, "bits");
     bool asymmetric = qt_spec_value(&p->spec, "zero") != 0;
-    /* Nibbles at the same place of two halves become numbers by a mask and a multiplication. */
+    /* A mask and a multiplication turn nibbles at the same place of two half-words into numbers. */
     enum qt_frag_order order = bits == 4 ? QT_FRAG_HALF : QT_FRAG_WHOLE;
     int levels = 1 << bits, zero = asymmetric ? 0 : levels / 2;
     *out = (struct qt_codebook){
@@ -52,7 +53,7 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
         .order = order,
         .search = qt_spec_method(&p->spec) != QT_METHOD_RTN,
         .asymmetric = asymmetric,
-        .zero = (uint8_t)zero,
+        .zero_code = (uint8_t)zero,
         .grid = {.low = (float)-zero, .high = (float)(levels - 1 - zero)},
     };
     out->grid.max = out->grid.high;
@@ -62,7 +63,7 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
 
 const struct qt_scheme qt_scheme_int = {
     .name = "int",
-    .help = "whole numbers in groups or rows, symmetric or with zero points",
+    .help = "integers in groups or rows, symmetric or with zero-points",
     .presets = presets,
     .params = params,
     .check_spec = check_spec,

@@ -1,9 +1,11 @@
 /*
- * lut: codes index a table of 2^b FP16 values in [-1, 1], scaled per group of channels (FLUTE).
+ * lut: codes index a table of 2^b FP16 values in [-1, 1], scaled per group of channels, as in FLUTE
+ * (arXiv 2407.10960).
  *
- * nf2..nf4 use NormalFloat tables. lut2..lut4 learn one table per tensor: Lloyd's algorithm on the
- * importance-weighted histogram of the normalised weights w / s, alternating with the search for s.
- * A scale may be negative: the tables are not symmetric, and mirroring a group costs nothing.
+ * nf2 to nf4 use NormalFloat tables. lut2 to lut4 learn one table per tensor: Lloyd's algorithm on
+ * the importance-weighted histogram of the normalized weights w / s, alternating with the search
+ * for s. (FLUTE learns scales for fixed tables instead.) A scale may be negative: the tables are
+ * not symmetric, and mirroring a group costs nothing.
  */
 #include "pack/schemes/codebook.h"
 
@@ -54,14 +56,15 @@ static double normal_quantile(double p)
     for (int i = 0; i < 60; i++) {
         double cdf = 0.5 * erfc(-x * 0.70710678118654752);
         double step = (cdf - p) * sqrt_2pi * exp(x * x / 2);
-        /* Limited, as the first steps towards a tail overshoot. */
+        /* Limited, because the first steps toward a tail overshoot. */
         x -= fmax(-0.5, fmin(0.5, step));
     }
     return x;
 }
 
-/* 2^(b-1) evenly spaced probabilities on [delta, 1/2] and 2^(b-1) + 1 on [1/2, 1 - delta], 1/2
- * once; quantiles relative to the last (QLoRA, appendix E, generalised as in FLUTE, section 3). */
+/* Quantiles of 2^(b-1) evenly spaced probabilities on [delta, 1/2] and 2^(b-1) + 1 on [1/2, 1 -
+ * delta], with 1/2 once, divided by the last quantile (QLoRA, arXiv 2305.14314, appendix E,
+ * generalized as in FLUTE, section 3). */
 static void normal_float(float *table, unsigned bits)
 {
     const double delta = (1.0 / 30 + 1.0 / 32) / 2;
@@ -103,13 +106,13 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
 enum {
     BINS = 2048,        /* of the histogram of w / s over [-SPAN, SPAN] */
     SAMPLE_STRIPS = 32, /* at most; evenly spread over the matrix */
-    ROUNDS = 3,         /* scales, then table */
+    ROUNDS = 3,         /* rounds of scales, then table */
 };
 static const float SPAN = 1.25f;
 
 struct histogram {
-    double weight[BINS], moment[BINS]; /* sum of h s^2, and of that times w / s */
-    double error;                      /* of the table the histogram was made with */
+    double weight[BINS], moment[BINS]; /* sum of h s^2, and sum of h s^2 (w / s) */
+    double error;                      /* error under the table that the histogram was made with */
 };
 
 struct learner {
@@ -159,7 +162,7 @@ static int learn_strip(void *ctx, size_t item, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-/* Histogram of all sampled strips, added in strip order, into strips[0]. */
+/* Adds the histograms of all sampled strips, in strip order, into strips[0]. */
 static int learn_histogram(struct learner *l, struct qt_err *err)
 {
     int rc = qt_parallel(l->nstrips, learn_strip, l, err);
@@ -173,7 +176,7 @@ static int learn_histogram(struct learner *l, struct qt_err *err)
     return rc;
 }
 
-/* One step: every value moves to the centroid of the bins nearest to it. */
+/* One step of Lloyd's algorithm: every value moves to the centroid of the bins nearest to it. */
 static void lloyd_step(float *table, int levels, const struct histogram *hist)
 {
     double weight[QT_GRID_MAX] = {0}, moment[QT_GRID_MAX] = {0};
@@ -190,8 +193,8 @@ static void lloyd_step(float *table, int levels, const struct histogram *hist)
             table[i] = (float)(moment[i] / weight[i]);
 }
 
-/* Largest magnitude 1, FP16 values, ascending order kept; the scales absorb the factor. */
-static void normalise(float *table, int levels)
+/* Scales the table to largest magnitude 1 and rounds it to FP16; the scales absorb the factor. */
+static void normalize(float *table, int levels)
 {
     float top = fmaxf(fabsf(table[0]), fabsf(table[levels - 1]));
     for (int i = 0; i < levels && top > 0; i++)
@@ -214,7 +217,7 @@ static int learn_table(struct learner *l, struct qt_err *err)
         memcpy(best, table, sizeof best);
         for (int i = 0; i < 40; i++)
             lloyd_step(table, levels, &l->strips[0]);
-        normalise(table, levels);
+        normalize(table, levels);
     }
     qt_codebook_set_table(&l->cb, best);
 done:

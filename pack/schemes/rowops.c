@@ -1,4 +1,4 @@
-/* See rowops.h. Built with -DQT_ISA=generic, avx2, avx512; exports struct qt_rowops_<ISA>. */
+/* See rowops.h. Compiled with -DQT_ISA=generic, avx2 and avx512; defines struct qt_rowops_<ISA>. */
 #include "pack/schemes/rowops.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@
 #define QT_TEXT(a)     QT_TEXT2(a)
 #define INLINE         static inline __attribute__((always_inline))
 
-/* Sums run in LANES lanes whatever the width of a register; VECS registers make up the lanes. */
+/* Sums run in LANES lanes for every register width; VECS registers hold the lanes. */
 #if defined(__AVX512F__)
 enum { WIDTH = 16 };
 #elif defined(__AVX2__)
@@ -58,8 +58,8 @@ INLINE float sum(const vf acc[VECS])
     return lane[0];
 }
 
-/* LANES elements of x and h at i. The last, partial chunk of a row comes through padded copies,
- * whose weights are zero, so that it adds nothing. */
+/* LANES elements of x and h at i. The last, partial chunk of a row is read from zero-padded copies,
+ * so that its padding has weight 0. */
 struct chunk {
     const float *x, *h;
     float tail_x[LANES], tail_h[LANES];
@@ -89,8 +89,8 @@ INLINE vf lookup(const float table[16], vi index)
     return (vf)_mm512_permutexvar_ps((__m512i)index, (__m512)load(table));
 }
 
-/* A search in halves: comparing with all 15 of what is between values takes twice as long. With two
- * registers a table, or none that can be indexed, it is the other way round. */
+/* Binary search. Comparing with all 15 midpoints takes twice as long here. Without an indexed load
+ * from one register, comparing is faster. */
 INLINE vi search(vf y, const struct qt_grid *g, int levels)
 {
     vi code = (y > splat(g->mid[levels / 2 - 1])) & splat_i(levels / 2);
@@ -124,11 +124,13 @@ INLINE vi table_code(vf y, const struct qt_grid *g, int levels)
     return code;
 }
 
-/* ---- nearest value: minifloats ----
- * With e the exponent of |y| (at least that of the smallest normal number), adding C = 2^(e+23-m)
- * makes the FP32 adder round |y| to a multiple of 2^(e-m), ties to even; the sum's low bits are the
- * multiple itself, so that magnitude code = (e - e_min) << m + multiple, carries included. */
+/* ---- nearest value: minifloats -------------------------------------------------------------- */
 
+/*
+ * Let e be the exponent of |y|, at least that of the smallest normal number. Adding C = 2^(e+23-m)
+ * makes the FP32 adder round |y| to a multiple of 2^(e-m), ties to even. The low bits of the sum
+ * are the multiple, so the magnitude code is (e - e_min) << m + multiple, carries included.
+ */
 struct mini {
     vf magic; /* C per lane */
     vf sum;   /* |y| + C */
@@ -165,9 +167,9 @@ INLINE vi mini_code(vf y, const struct qt_grid *g)
     return (mag << (g->sign_bit == 0)) | (sign << g->sign_bit);
 }
 
-/* ---- nearest value: integers ----
- * Adding 1.5 * 2^23 makes the FP32 adder round to whole numbers, ties to even. */
+/* ---- nearest value: integers ---------------------------------------------------------------- */
 
+/* Adding 1.5 * 2^23 makes the FP32 adder round to integers, ties to even. */
 INLINE vf whole_sum(vf y, const struct qt_grid *g)
 {
     y = pick(y < splat(g->low), splat(g->low), y);
@@ -277,7 +279,7 @@ static float absmax(const float *x, size_t n)
     for (size_t i = 0; i < n; i += LANES) {
         chunk_at(&c, x, NULL, i, n);
         for (int u = 0; u < VECS; u++) {
-            /* Magnitudes of FP32 order like their bits, infinities and NaN on top. */
+            /* FP32 magnitudes compare like their bits, infinities and NaN above all others. */
             vi a = (vi)load(c.x + u * WIDTH) & 0x7fffffff;
             vi more = a > acc[u];
             acc[u] = (more & a) | (~more & acc[u]);
@@ -292,7 +294,7 @@ static float absmax(const float *x, size_t n)
     return f;
 }
 
-/* Calls a loop with the kind of grid as a constant, so that each gets its own straight code. */
+/* Calls a loop with the kind of grid as a constant, so that each kind is compiled separately. */
 #define BY_KIND(g, call)                                                                           \
     switch (kind_of(g)) {                                                                          \
     case TABLE4:                                                                                   \

@@ -1,3 +1,4 @@
+/* Selects the build of rowops.c for this processor. */
 #include "pack/pack.h"
 #include "pack/schemes/rowops.h"
 
@@ -21,7 +22,7 @@ static bool runs_here(const char *isa)
     return strcmp(isa, "generic") == 0;
 }
 
-/* Ascending in speed. */
+/* In ascending speed. */
 static const struct qt_rowops *const builds[] = {
     &qt_rowops_generic,
 #ifdef __x86_64__

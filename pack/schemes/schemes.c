@@ -71,7 +71,7 @@ bool qt_spec_learns(const struct qt_spec *spec)
 
 /* ---- did you mean --------------------------------------------------------------------------- */
 
-/* Levenshtein distance of short words, b in lower case; long ones count as far apart. */
+/* Levenshtein distance of short words, b in lower case; 48 for longer words. */
 static size_t edit_distance(const char *a, const char *b)
 {
     enum { MAX = 48 };
@@ -121,7 +121,7 @@ static int fail_unknown(struct qt_err *err, const char *kind, const char *word,
     return qt_fail(err, QT_E_USAGE, NULL, NULL, "unknown %s '%s'; there are: %s", kind, word, list);
 }
 
-/* How a parameter that is a number is written. */
+/* Format of real parameters. */
 #define REAL_TEXT "%.9g"
 
 /* ---- parsing -------------------------------------------------------------------------------- */
@@ -147,7 +147,7 @@ static int find_preset(struct qt_spec *out, const char *name, struct qt_err *err
 static int fail_value(struct qt_err *err, const struct qt_param *p, const char *value)
 {
     return qt_fail(err, QT_E_USAGE, NULL, NULL, "%s=%s: expected %s from %g to %g", p->key, value,
-                   p->type == QT_PARAM_REAL ? "a number" : "a whole number", p->min, p->max);
+                   p->type == QT_PARAM_REAL ? "a number" : "an integer", p->min, p->max);
 }
 
 static int parse_value(double *out, const struct qt_param *p, const char *value, struct qt_err *err)
@@ -168,14 +168,15 @@ static int parse_value(double *out, const struct qt_param *p, const char *value,
         return fail_value(err, p, value);
     if (p->type != QT_PARAM_REAL && v != (double)(long)v)
         return fail_value(err, p, value);
-    /* The number that readers of the container have: sizes of sections may follow from it. */
+    /* Use the value that a reader of the container will parse: section sizes may depend on it. */
     snprintf(written, sizeof written, REAL_TEXT, v);
     v = strtod(written, NULL);
     *out = v;
     return QT_OK;
 }
 
-/* One key=value. fixed: parameters that the preset has decided, which the user cannot change. */
+/* Parses one key=value. fixed: parameters that the preset has decided, which the user cannot
+ * set. */
 static int parse_pair(double *out, unsigned *set, const struct qt_param *params, unsigned fixed,
                       char *pair, struct qt_err *err)
 {
@@ -209,8 +210,8 @@ int qt_params_parse(double *value, unsigned *set, const struct qt_param *params,
     return rc;
 }
 
-/* Parameters that identify the preset and are not the user's to change: the first that it sets
- * (bits), and choices; others that it sets are its defaults. by_preset: those it sets. */
+/* Parameters that identify the preset, which the user cannot set: the first parameter (bits) and
+ * choices. Other values of the preset are defaults. by_preset: parameters that the preset sets. */
 static unsigned fixed_params(const struct qt_param *params, unsigned by_preset)
 {
     unsigned fixed = 0;
@@ -237,7 +238,7 @@ void qt_params_text(char *buf, size_t size, char separator, const struct qt_para
     }
 }
 
-/* Canonical text: the preset's name, and every parameter it leaves open, in table order. */
+/* Canonical text: the name of the preset and every parameter that is not fixed, in table order. */
 static void write_text(struct qt_spec *spec)
 {
     snprintf(spec->text, sizeof spec->text, "%s", spec->preset->name);
@@ -245,7 +246,7 @@ static void write_text(struct qt_spec *spec)
                    spec->fixed);
 }
 
-/* Parameters behind the preset's name, "" or ":...", with those of the preset. */
+/* Parses the parameters after the preset's name, "" or ":...", on top of those of the preset. */
 static int read_params(struct qt_spec *out, const char *text, struct qt_err *err)
 {
     const struct qt_param *params = out->scheme->params;

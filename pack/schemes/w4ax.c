@@ -1,9 +1,9 @@
 /*
- * w4ax: INT4 weights for activations of 4 and 8 bits (COMET's FMPQ). Channels of an input are
- * ordered so that those with outliers share blocks; blocks of 128 channels have 4 or 8 bits. The
- * weights are w = s * q, q from -8 to 7, with one scale per row and block of activations, or per
- * row; where channels stand, and what precision they have, is in sections of their own (arrange.c,
- * act.c).
+ * w4ax: INT4 weights for activations of 4 and 8 bits, after FMPQ, the fine-grained mixed-precision
+ * quantization of COMET (arXiv 2410.12168). The channels of an input are permuted so that those
+ * with outliers share channel blocks; each channel block of 128 has 4 or 8 bits. Weights are w = s
+ * * q, q from -8 to 7, with one scale per row and channel block, or per row. Sections of their own
+ * hold the channel order and the precisions (activations/arrange.c, activations/act.c).
  */
 #include "pack/schemes/codebook.h"
 
@@ -13,21 +13,21 @@
 static const char *const scales[] = {"block", "int", "row", NULL};
 static const char *const orders[] = {"none", "outliers", NULL};
 
-enum { CHOICE_PARAMS = 2 }; /* the first ones: of the choice of blocks with 8 bits */
+enum { CHOICE_PARAMS = 2 }; /* the first parameters, which choose the 8-bit channel blocks */
 
 static const struct qt_param params[] = {
     {"a8max", QT_PARAM_REAL, 0.2, 0, 1, NULL,
-     "largest share of multiply-accumulates with activations of 8 bits"},
+     "largest fraction of multiply-accumulates with 8-bit activations"},
     {"bound", QT_PARAM_REAL, 0, 0, 1e6, NULL,
-     "stop giving blocks 8 bits when the divergence left is estimated below this (nats)"},
+     "stop choosing 8-bit channel blocks at this estimated KL divergence (nats)"},
     {"order", QT_PARAM_CHOICE, 1, 0, 1, orders,
-     "outliers: channels by their 99.9 % quantile; none: as they are"},
+     "outliers: sort channels by their 99.9 % quantile; none: source order"},
     {"smooth", QT_PARAM_REAL, 4, 0, 1e6, NULL,
-     "channels whose quantile is above this many times the median are divided by a power of two, "
-     "which their weights take over; 0: none"},
+     "divide channels whose quantile exceeds this multiple of the median by a power of two, and "
+     "multiply their weights by it; 0: none"},
     {"scales", QT_PARAM_CHOICE, 0, 0, 2, scales,
-     "block: one for 128 channels of a row, of a token; int: those are small whole numbers times "
-     "one of the row, of the token; row: one per row, one per token, all activations 8 bits"},
+     "scales of weights and activations. block: one per 128 channels of a row or token; int: small "
+     "integers times one scale per row or token; row: one per row or token, 8-bit activations"},
     QT_PARAM_METHOD,
     {0},
 };
@@ -45,7 +45,7 @@ static int check_spec(const struct qt_spec *spec, struct qt_err *err)
     return QT_OK;
 }
 
-/* With scales of rows there are no blocks to choose. */
+/* With scales=row there are no channel blocks to choose. */
 static int check_unused(const struct qt_spec *spec, struct qt_err *err)
 {
     if (qt_spec_value(spec, "scales") != QT_ACT_SCALES_ROW)
@@ -58,7 +58,7 @@ static int check_unused(const struct qt_spec *spec, struct qt_err *err)
     return QT_OK;
 }
 
-enum { MULTIPLES = 15 }; /* of a row's scale: times a code, they fit 8 bits */
+enum { MULTIPLES = 15 }; /* of a row's scale; a multiple times a code fits 8 bits */
 
 static enum qt_act_scales scales_of(const struct qt_packed *p)
 {
@@ -78,7 +78,7 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
         .multiples = scales_of(p) == QT_ACT_SCALES_INT ? MULTIPLES : 0,
         .order = QT_FRAG_BYTE,
         .search = qt_spec_method(&p->spec) != QT_METHOD_RTN,
-        .zero = 8,
+        .zero_code = 8,
         .grid = {.low = -8, .high = 7, .max = 7},
     };
     for (int code = 0; code < 16; code++)
@@ -121,7 +121,7 @@ static double unit_scale(const struct qt_packed *p)
     return 1.0 / (7 * (scales_of(p) == QT_ACT_SCALES_INT ? MULTIPLES : 1));
 }
 
-/* 1 to MULTIPLES, but for rows beyond N. */
+/* Multiples are 1 to MULTIPLES, except in padding rows. */
 static int check_multiples(const struct qt_packed *p, struct qt_err *err)
 {
     const struct qt_section *sub = qt_packed_section(p, "sub");
@@ -130,9 +130,10 @@ static int check_multiples(const struct qt_packed *p, struct qt_err *err)
             size_t at = (r / QT_FRAG_ROWS * sub->shape[1] + b) * QT_FRAG_ROWS;
             unsigned multiple = sub->data[at + qt_frag_scale_slot((unsigned)(r % QT_FRAG_ROWS))];
             if (multiple < 1 || multiple > MULTIPLES)
-                return qt_fail(err, QT_E_INPUT, NULL, NULL,
-                               "the multiple of row %zu, block %zu is %u, not 1 to %d", r, b,
-                               multiple, MULTIPLES);
+                return qt_fail(
+                    err, QT_E_INPUT, NULL, NULL,
+                    "scale multiple of row %zu, channel block %zu is %u, not 1 to %d", r, b,
+                    multiple, MULTIPLES);
         }
     return QT_OK;
 }
@@ -143,11 +144,11 @@ static int check_values(const struct qt_packed *p, struct qt_err *err)
     float clip;
     for (size_t b = 0; b < bits->bytes; b++)
         if (bits->data[b] != 4 && bits->data[b] != 8)
-            return qt_fail(err, QT_E_INPUT, NULL, NULL, "block %zu has %u bits, not 4 or 8", b,
-                           bits->data[b]);
+            return qt_fail(err, QT_E_INPUT, NULL, NULL,
+                           "channel block %zu has %u bits, not 4 or 8", b, bits->data[b]);
     memcpy(&clip, qt_packed_section(p, "clip")->data, sizeof clip);
     if (!(clip > 0 && clip <= 1))
-        return qt_fail(err, QT_E_INPUT, NULL, NULL, "the clip ratio %g is not in (0, 1]",
+        return qt_fail(err, QT_E_INPUT, NULL, NULL, "the clip ratio %g is outside (0, 1]",
                        (double)clip);
     int rc = check_multiples(p, err);
     if (rc == QT_OK)

@@ -1,8 +1,8 @@
 /*
- * Speed of what calibration adds, as ratios to OpenBLAS on the same core in the same run: the
- * Hessian's accumulation to ssyrk; its factorization, a feedback pass and rounds of polishing to
- * an sgemm of the matrix's size. Processor time of one thread, so that a busy machine does not blur
- * the ratios.
+ * Time of the calibration steps relative to OpenBLAS on the same core: accumulation of the Hessian
+ * relative to ssyrk; its factorization, error compensation and rounds of coordinate descent
+ * relative to an sgemm of the matrix's size. Uses the CPU time of one thread, so that other load
+ * does not change the ratios.
  */
 #include "kernels/kernels.h"
 #include "pack/schemes/scheme.h"
@@ -11,7 +11,7 @@
 #include <cblas.h>
 #include <string.h>
 
-enum { N = 4096, K = 4096, TOKENS = 4096, RUNS = 3, ROUNDS = 6 /* as quantize does */ };
+enum { N = 4096, K = 4096, TOKENS = 4096, RUNS = 3, ROUNDS = 6 /* as in quantize */ };
 
 /* ---- yardsticks ----------------------------------------------------------------------------- */
 
@@ -52,19 +52,19 @@ static double gram_seconds(double *h, const float *x, struct qt_backend *be)
 
 /* ---- solving -------------------------------------------------------------------------------- */
 
-/* Seconds of one solve with so many rounds of polishing. */
+/* Seconds of one solve with this number of descent rounds. */
 static double solve_seconds(struct qt_packed *p, const float *w, const struct qt_factor *f,
-                            int polish)
+                            int rounds)
 {
-    const struct qt_solve_options opt = {.polish = polish};
+    const struct qt_solve_options opt = {.descent_rounds = rounds};
     struct qt_solve_report report;
     struct qt_err err;
     double t = bench_cpu_seconds();
     bench_must(p->spec.scheme->solve(&report, p, w, f, &opt, &err), &err);
     t = bench_cpu_seconds() - t;
-    printf("    objective %.6g after feedback, %.6g after %d rounds of polishing\n",
-           ldexp(report.feedback, 2 * p->scale_exp2), ldexp(report.polished, 2 * p->scale_exp2),
-           polish);
+    printf("    objective %.6g after compensation, %.6g after %d rounds of descent\n",
+           ldexp(report.after_compensation, 2 * p->scale_exp2),
+           ldexp(report.after_descent, 2 * p->scale_exp2), rounds);
     return t;
 }
 
@@ -82,16 +82,15 @@ static void bench_scheme(const char *text, const float *w, const double *h, doub
     double t = bench_cpu_seconds();
     bench_must(qt_factor_new(&f, h, K, &opt, &err), &err);
     double factor = bench_cpu_seconds() - t;
-    float *rows; /* as solving wants them */
+    float *rows; /* weights in the layout of qt_solve */
     bench_must(qt_array_new(&rows, (size_t)N * K, sizeof *rows, &err), &err);
     qt_matrix_rows(rows, &m, 0, N, -p.scale_exp2);
-    double pass = solve_seconds(&p, rows, &f, 0), polished = solve_seconds(&p, rows, &f, ROUNDS);
+    double pass = solve_seconds(&p, rows, &f, 0), all = solve_seconds(&p, rows, &f, ROUNDS);
     printf("    factorization       %5.2f sgemm\n"
-           "    feedback pass       %5.2f sgemm\n"
+           "    compensation        %5.2f sgemm\n"
            "    both                %5.2f sgemm (target: 4 at most)\n"
-           "    polishing, %d rounds %5.2f sgemm\n",
-           factor / sgemm, pass / sgemm, (factor + pass) / sgemm, ROUNDS,
-           (polished - pass) / sgemm);
+           "    descent, %d rounds   %5.2f sgemm\n",
+           factor / sgemm, pass / sgemm, (factor + pass) / sgemm, ROUNDS, (all - pass) / sgemm);
     qt_free(rows);
     qt_factor_free(&f);
     qt_packed_free(&p);

@@ -1,8 +1,8 @@
 #!/bin/sh
-# The tables of docs/kernels_speed.md (speed.md: between its two marks), docs/kernels_h200.tsv and kernels_h100.tsv
-# (speed.tsv), measured on the GPU of this machine.
+# Measures docs/kernels_h200.tsv or kernels_h100.tsv (speed.tsv) and docs/kv4_h200.tsv (kv4.tsv) on
+# the GPU of this machine. `make charts` then updates docs/kernels_speed.md.
 #
-#   usage: tests/bench/kernels.sh QTOOL OUT     OUT: an empty directory for *.json, speed.tsv, speed.md
+#   usage: tests/bench/kernels.sh QTOOL OUT     OUT: an empty directory for *.json, *.tsv, speed.md
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
 qtool=${1:?usage: tests/bench/kernels.sh QTOOL OUT} out=${2:?}

@@ -1,4 +1,4 @@
-"""What misses a wanted figure in a full run of tests/bench/kernels.sh, as tables for docs/kernels_profile.md.
+"""What misses a wanted figure in a full run of tests/bench/kernels.sh, as tables (docs/design/kernels_profile.md).
 
 usage: missed.py SPEED.TSV
 

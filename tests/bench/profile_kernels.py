@@ -1,4 +1,5 @@
-"""Nsight Compute's profile of the kernels that miss a figure -> OUT/profile.md, the tables of docs/kernels_profile.md.
+"""Nsight Compute's profile of the kernels that miss a figure -> OUT/profile.tsv, which is
+docs/design/kernels_profile.tsv.
 
 usage: profile_kernels.py QTOOL OUT [TITLE...]     needs ncu; without titles all tables; OUT: a directory
 
@@ -111,7 +112,7 @@ def profile(qtool, scheme, what, options):
         output = "out of time"
     lines = [line for line in output.splitlines() if line.startswith('"')]
     if len(lines) != 3:  # names, units, the launch
-        return [f"`{scheme}`", shape, "/".join([m] + length), "no profile: " + " ".join(output.split())[-200:]]
+        return [scheme, shape, "/".join([m] + length), "no profile: " + " ".join(output.split())[-200:]]
     names, _, values = csv.reader(io.StringIO("\n".join(lines)))
     row = dict(zip(names, values))
 
@@ -124,7 +125,7 @@ def profile(qtool, scheme, what, options):
 
     waits = sorted(((value(WAIT.format(w)), w.replace("_", " ")) for w in WAITS), reverse=True)
     kernel = row["Kernel Name"].removeprefix("void ").split("<")[0].removeprefix("qt_").removesuffix("_kernel")
-    return [f"`{scheme}`", shape.replace("x", ", ", 1), "/".join([m] + length), kernel.replace("_", " "),
+    return [scheme, shape.replace("x", ", ", 1), "/".join([m] + length), kernel.replace("_", " "),
             f"{value(BLOCKS):.0f}", f"{value(TIME) / 1000:.1f}", f"{value(CLOCKS) / value(TIME):.2f}"] + \
         [f"{value(metric):.0f}" for _, metric in PERCENT] + \
         [", ".join(f"{name} {v:.1f}" for v, name in waits[:3])]
@@ -132,17 +133,18 @@ def profile(qtool, scheme, what, options):
 
 def main():
     qtool, out, titles = sys.argv[1], sys.argv[2], sys.argv[3:]
-    head = ["scheme", "N, K", "M", "kernel", "blocks", "us", "GHz"] + [name for name, _ in PERCENT] + ["waits"]
-    with open(os.path.join(out, "profile.md"), "w") as f:
+    head = ["section", "scheme", "n_k", "m", "kernel", "blocks", "us", "ghz"] + \
+        [name.lower() + "_pct" for name, _ in PERCENT] + ["waits"]
+    with open(os.path.join(out, "profile.tsv"), "w") as f:
+        f.write("\t".join(head) + "\n")
         for title, lines in TABLES:
             if titles and title not in titles:
                 continue
-            f.write(f"\n### {title}\n\n| " + " | ".join(head) + " |\n|" + "---|" * len(head) + "\n")
             for line in lines:
                 scheme, *whats = line.split()
                 for what in whats:
                     row = profile(qtool, scheme, what, ["--dependent"] if "dependent" in title else [])
-                    f.write("| " + " | ".join(row) + " |\n")
+                    f.write("\t".join([title] + row) + "\n")
                     f.flush()
 
 

@@ -1,4 +1,5 @@
-"""Documents of `qtool bench --json` -> OUT/speed.tsv (a line a measurement) and OUT/speed.md (tables).
+"""Documents of `qtool bench --json` -> OUT/speed.tsv and OUT/kv4.tsv (a line per measurement), and
+OUT/speed.md (tables).
 
 usage: speed_tables.py OUT BENCH.json...
 """
@@ -87,12 +88,26 @@ def cache_table(caches, shape):
         ["sequences", "tokens", "FP16", "4 bits", "4 bits, pages"], lines)
 
 
+def write_caches(path, caches):
+    cases = unique((cache_shape(r), r["m"], r["length"]) for r in caches)
+    with open(path, "w") as f:
+        f.write("heads\tkv_heads\tchannels\tsequences\ttokens\tfp16_us\tfp16_floor_pct\tint4_us\t"
+                "int4_floor_pct\tint4_pages_us\tint4_pages_floor_pct\n")
+        for shape, m, length in cases:
+            line = [str(x) for x in (*shape, m, length)]
+            for r in caches:
+                if (cache_shape(r), r["m"], r["length"]) == (shape, m, length):
+                    line += [f"{r['us']:.1f}", f"{100 * r['floor_share']:.0f}"]
+            f.write("\t".join(line) + "\n")
+
+
 def main(out, paths):
     rows, caches = load(paths)
     with open(os.path.join(out, "speed.tsv"), "w") as f:
         f.write("\t".join(COLUMNS) + "\n")
         for r in rows:
             f.write("\t".join(text(r[c]) for c in COLUMNS) + "\n")
+    write_caches(os.path.join(out, "kv4.tsv"), caches)
     with open(os.path.join(out, "speed.md"), "w") as f:
         others = unique((r["scheme"], r["launch"]) for r in rows
                         if r["launch"].startswith("as ") or r["launch"] == "BF16")

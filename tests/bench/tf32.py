@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What 3xTF32 costs and how exact it is on this GPU (docs/architecture.md), by PyTorch's products:
+"""What 3xTF32 costs and how exact it is on this GPU (docs/experiments, E140), by PyTorch's products:
 times in ms and errors of an M x N x K product of normal numbers, as parts of its standard deviation.
 
 usage: tf32.py [M N K]     default 4096 4096 4096

@@ -1,4 +1,4 @@
-# Calibration files: made, added, looked at, used.
+# Calibration files: calibrate, --merge, inspect, quantize --calib.
 $ qtool calibrate "$NANO" --data "$NANO/calib.txt" --samples 8 --seqlen 128 -o a.qcal --progress plain
 > ^calibration +a\.qcal$
 > ^model +llama: 3 layers, hidden 256$
@@ -22,12 +22,12 @@ $ qtool inspect a.qcal --json
 > "p999_max": [0-9.]+
 > "input": "attention out"
 
-# The same bytes for any number of threads; other data, other bytes.
+# The bytes do not depend on the number of threads, but on the data.
 $ qtool calibrate "$NANO" --data "$NANO/calib.txt" --samples 8 --seqlen 128 -o t1.qcal --threads 1 -q && qtool calibrate "$NANO" --data "$NANO/calib.txt" --samples 8 --seqlen 128 -o t4.qcal --threads 4 -q
 $ cmp a.qcal t1.qcal && cmp a.qcal t4.qcal
 $ qtool calibrate "$NANO" --data "$NANO/calib.txt" --samples 8 --seqlen 128 --seed 5 -o s5.qcal -q && ! cmp -s a.qcal s5.qcal
 
-# An existing file is only replaced on request.
+# An existing file is replaced with --force only.
 $ qtool calibrate "$NANO" --data "$NANO/eval.txt" --samples 4 --seqlen 128 -o t1.qcal -q
 ? 2
 >-
@@ -37,12 +37,12 @@ $ qtool calibrate "$NANO" --data "$NANO/eval.txt" --samples 4 --seqlen 128 -o t1
 > "tokens": 512
 > "parts": 1
 
-# Merging: what order the files are named in makes no difference.
+# Merging: the order of the files does not matter.
 $ mv t1.qcal b.qcal && qtool calibrate --merge a.qcal b.qcal s5.qcal -o m.qcal -q
 > ^tokens +2560$
 $ qtool calibrate --merge a.qcal b.qcal -o none.qcal --seed 3 -q
 ? 2
-2 --samples, --seqlen and --seed choose windows of --data
+2 --samples, --seqlen and --seed need --data
 $ qtool calibrate s5.qcal --merge -o n.qcal a.qcal b.qcal -q && cmp m.qcal n.qcal
 $ qtool inspect m.qcal
 > ^data +8 windows of 128 tokens, seed 5, of calib\.txt$
@@ -50,10 +50,10 @@ $ qtool inspect m.qcal
 > ^tokens +2560$
 $ qtool calibrate --merge a.qcal t4.qcal -o twice.qcal -q
 ? 2
-2 its windows of calib\.txt are in another of the files, too: they would count twice
+2 its windows of calib\.txt are also in another of the files; they would count twice
 $ test ! -e twice.qcal && test ! -e twice.qcal.partial
 
-# Used: better than without, the same bytes for any number of threads.
+# quantize --calib: more accurate than without, same bytes for any number of threads.
 $ qtool quantize "$NANO" -o q --scheme nf3:g=64 --calib m.qcal -q
 > ^tensors +21 quantized, 8 copied$
 $ qtool quantize "$NANO" -o r --scheme nf3:g=64 -q && qtool eval r --ref "$NANO" --data "$NANO/eval.txt" --windows 4 -q --gate 'kld_mean>=0.5'
@@ -63,17 +63,17 @@ $ grep -c '"file_crc32"' q/qtool.json
 > ^1$
 $ qtool verify q -q
 
-# Of few tokens, with a warning.
+# Few tokens give a warning.
 $ qtool quantize "$NANO" -o few --scheme nf3:g=64 --calib a.qcal
 > ^tensors +21 quantized, 8 copied$
-2 warning: 1024 tokens of calibration data for up to 512 channels: with fewer than 4 a channel
+2 warning: 1024 calibration tokens for up to 512 channels: with fewer than 4 per channel
 
-# A stopped run goes on with the same calibration only, and then gives the same bytes.
+# A stopped run resumes with the same calibration only, and then gives the same bytes.
 $ qtool quantize "$NANO" -o p --scheme nf3:g=64 --calib m.qcal -q --threads 1 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ "$(wc -l <p.partial/journal)" -ge 2 ]; do sleep 0.01; done 2>/dev/null; kill -TERM $pid; wait $pid
 ? 75
 $ qtool quantize --resume "$NANO" -o p --scheme nf3:g=64 --calib a.qcal -q
 ? 8
-2 cannot resume: calibration\.file_crc32: "[0-9a-f]{8}" before, "[0-9a-f]{8}" now
+2 cannot resume: calibration\.file_crc32 was "[0-9a-f]{8}", is now "[0-9a-f]{8}"
 $ qtool quantize --resume "$NANO" -o p --scheme nf3:g=64 -q
 ? 8
 2 cannot resume: calibration
@@ -82,31 +82,31 @@ $ qtool quantize --resume "$NANO" -o p --scheme nf3:g=64 --data "$NANO/calib.txt
 2 cannot resume: calibration
 $ qtool quantize --resume "$NANO" -o p --scheme nf3:g=64 --calib m.qcal -q && cmp q/model.safetensors p/model.safetensors && cmp q/qtool.json p/qtool.json
 
-# With --data, windows count as well.
+# With --data, the windows must be the same too.
 $ qtool quantize "$NANO" -o d --scheme nf3:g=64 --data "$NANO/calib.txt" --samples 4 --seqlen 64 -q --threads 1 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ "$(wc -l <d.partial/journal)" -ge 2 ]; do sleep 0.01; done 2>/dev/null; kill -TERM $pid; wait $pid
 ? 75
 $ qtool quantize --resume "$NANO" -o d --scheme nf3:g=64 --data "$NANO/calib.txt" --samples 5 --seqlen 64 -q
 ? 8
-2 cannot resume: calibration\.samples: 4 before, 5 now
+2 cannot resume: calibration\.samples was 4, is now 5
 $ qtool quantize --resume "$NANO" -o d --scheme nf3:g=64 --data "$NANO/eval.txt" --samples 4 --seqlen 64 -q
 ? 8
 2 cannot resume: calibration\.ids_crc32
 
-# config.json says how the model runs.
+# config.json must be the same: it says how the model runs.
 $ cp -r "$NANO" changed && chmod -R u+w changed && sed 's/"rms_norm_eps": [^,]*/"rms_norm_eps": 0.01/' "$NANO/config.json" >changed/config.json && touch -r "$NANO/model.safetensors" changed/model.safetensors && qtool quantize --resume changed -o d --scheme nf3:g=64 --data "$NANO/calib.txt" --samples 4 --seqlen 64 -q
 ? 8
 2 cannot resume: calibration\.config_crc32
 
-# Of another checkpoint, of none, or both kinds of calibration: refused.
+# Refused: a file of another checkpoint, a missing file, both --data and --calib.
 $ cp -r "$NANO" other && chmod -R u+w other && printf '\0\1' | dd of=other/model.safetensors bs=1 seek=4069902 conv=notrunc 2>err && qtool quantize other -o x --scheme nf3 --calib a.qcal -q
 ? 3
 >-
-2 a\.qcal: made of another model than other: the weights differ \(fingerprint
+2 a\.qcal: made from another model than other: the weights differ \(fingerprint
 $ test ! -e x && test ! -e x.partial
 
 $ qtool quantize "$NANO" -o x --scheme nf3 --calib a.qcal --data "$NANO/calib.txt"
 ? 2
-2 --data and --calib exclude each other
+2 --data and --calib cannot be used together
 
 $ qtool quantize "$NANO" -o x --scheme nf3 --calib nowhere.qcal
 ? 3
@@ -114,7 +114,7 @@ $ qtool quantize "$NANO" -o x --scheme nf3 --calib nowhere.qcal
 
 $ qtool quantize "$NANO" -o x --scheme nf3 --calib "$NANO/model.safetensors"
 ? 3
-2 the name of a calibration file ends in \.qcal
+2 the name of a calibration file must end in \.qcal
 
 $ cp "$NANO/model.safetensors" fake.qcal && qtool inspect fake.qcal
 ? 3
@@ -133,13 +133,13 @@ $ head -c 500000 a.qcal >cut.qcal && qtool inspect cut.qcal
 ? 3
 2 cut\.qcal: tensor layers
 
-# A full disk leaves nothing, and what was there stays.
+# A full disk leaves no partial file, and the existing file stays.
 $ cp a.qcal full.qcal && (ulimit -f 2000; qtool calibrate "$NANO" --data "$NANO/calib.txt" --samples 1 --seqlen 16 -o full.qcal -q --force)
 ? 6
 2 full\.qcal\.partial: cannot write
 $ cmp a.qcal full.qcal && test ! -e full.qcal.partial
 
-# Usage.
+# Usage errors.
 $ qtool calibrate "$NANO" -o x.qcal
 ? 2
 2 --data FILE is missing
@@ -154,7 +154,7 @@ $ qtool calibrate --data "$NANO/calib.txt" -o x.qcal
 
 $ qtool calibrate "$NANO" --data "$NANO/calib.txt" -o x.safetensors --samples 8 --seqlen 64
 ? 2
-2 x\.safetensors: the name of a calibration file ends in \.qcal
+2 x\.safetensors: the name of a calibration file must end in \.qcal
 
 $ qtool calibrate "$NANO" "$NANO" --data "$NANO/calib.txt" -o x.qcal
 ? 2
@@ -162,11 +162,11 @@ $ qtool calibrate "$NANO" "$NANO" --data "$NANO/calib.txt" -o x.qcal
 
 $ qtool calibrate --merge a.qcal -o x.qcal
 ? 2
-2 --merge needs two calibration files or more
+2 --merge needs at least two calibration files
 
 $ qtool calibrate --merge a.qcal b.qcal --data "$NANO/calib.txt" -o x.qcal
 ? 2
-2 --merge and --data exclude each other
+2 --merge and --data cannot be used together
 
 $ qtool calibrate "$NANO" --data "$NANO/calib.txt" -o x.qcal --samples 100000
 ? 3
@@ -180,17 +180,17 @@ $ : >empty.txt && qtool quantize "$NANO" -o x --scheme nf4 --data empty.txt -q
 2 empty\.txt: 0 tokens make 0 windows
 $ qtool quantize "$NANO" -o x --scheme nf4 --data "$NANO/calib.txt" --samples 1 --seqlen 4096 -q
 ? 2
-2 windows of 4096 tokens; the model takes 2048
+2 windows of 4096 tokens exceed the model's 2048 positions
 
 $ ls | grep -c '^x'
 ? 1
 > ^0$
 
-# What calibrated blocks were made of must be the same in a resumed run, though they are whole themselves.
+# A resumed run must have the same source weights, even if its finished tensors are intact.
 need command -v python3
 $ cp -r "$NANO" k && qtool quantize k -o mixed --scheme nf3 --data "$NANO/calib.txt" --samples 4 --seqlen 64 -q --threads 1 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! grep -q q_proj mixed.partial/journal; do sleep 0.01; done 2>/dev/null; kill -TERM $pid; wait $pid
 ? 75
 $ python3 -c 'import json,struct;p="k/model.safetensors";f=open(p,"r+b");n=struct.unpack("<Q",f.read(8))[0];a,b=json.loads(f.read(n))["model.embed_tokens.weight"]["data_offsets"];f.seek(8+n+(a+b)//2);f.write(b"\0"*64)'
 $ qtool quantize k -o mixed --scheme nf3 --data "$NANO/calib.txt" --samples 4 --seqlen 64 -q --threads 1 --resume
 ? 8
-2 mixed\.partial/journal: cannot resume: calibration\.weights_crc32: "[0-9a-f]{8}" before, "[0-9a-f]{8}" now
+2 mixed\.partial/journal: cannot resume: calibration\.weights_crc32 was "[0-9a-f]{8}", is now "[0-9a-f]{8}"

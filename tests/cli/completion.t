@@ -1,4 +1,4 @@
-# The manual page: all commands and options, without a complaint of the formatter.
+# The manual page has all commands and options, and groff accepts it.
 $ qtool manual
 > ^\.TH QTOOL 1 
 > ^\.SS qtool quantize CKPT
@@ -11,7 +11,7 @@ $ qtool manual >qtool.1 && groff -man -Tutf8 -ww qtool.1 >/dev/null
 $ qtool manual --json
 ? 2
 
-# Completion is what the tables have.
+# Completion offers commands, options and values.
 $ qtool completion fish
 ? 2
 2 unknown shell 'fish'

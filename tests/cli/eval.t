@@ -19,13 +19,13 @@ $ qtool eval nf4 --ref "$NANO" --data "$NANO/eval.txt" --windows 4 -q --gate 'kl
 
 $ qtool eval "$NANO" --ref "$NANO" --data "$NANO/eval.txt" --windows 2 -q --gate 'kld_p999<=0,same_top>=1,rms_dp<=0,ppl_ratio<=1,ppl_ratio>=1'
 
-# What cannot be told is known before the work.
+# A gate that needs --ref is refused before any work.
 $ qtool eval nf4 --data "$NANO/eval.txt" --windows 4 -q --gate 'ppl<100,kld_mean<1'
 ? 2
 >-
 2 --gate 'ppl<100,kld_mean<1' needs --ref
 
-# A container stands on its own.
+# A container has all files that eval needs.
 $ cp nf4/tokenizer.json nf4/config.json . && qtool eval nf4 --data "$NANO/eval.txt" --windows 1 -q
 > ^perplexity
 
@@ -55,14 +55,14 @@ $ qtool eval "$NANO" --data nowhere.txt -q
 ? 3
 2 nowhere\.txt: 
 
-# Models with fewer positions get shorter windows, unless their length is asked for.
+# Windows are as short as the models need, unless --seqlen is given.
 $ head -c 256 /dev/zero >zeros.u16 && qtool eval $MODELS/llama --data zeros.u16 -q
 > ^data +2 windows of 64 tokens, 126 scored$
 $ cp -r $MODELS/llama short && chmod -R u+w short && sed '/max_position_embeddings/s/64/32/' $MODELS/llama/config.json >short/config.json && qtool eval $MODELS/llama --ref short --data zeros.u16 -q
 > ^data +4 windows of 32 tokens, 124 scored$
 $ qtool eval $MODELS/llama --ref short --data zeros.u16 --seqlen 64 -q
 ? 2
-2 short: windows of 64 tokens, but the model has 32 positions
+2 short: windows of 64 tokens exceed the model's 32 positions
 
 # Models that cannot be run.
 $ cp -r "$NANO" odd && chmod -R u+w odd && sed 's/"llama"/"alpaca"/' "$NANO/config.json" >odd/config.json && qtool eval odd --data ids.u16
@@ -76,16 +76,16 @@ $ cp "$NANO/config.json" odd && rm odd/tokenizer.json && qtool eval odd --data "
 $ qtool eval odd --data ids.u16 --seqlen 4 -q
 > ^perplexity
 
-# A token that the tokenizer has more than the model.
+# The tokenizer has a token that the model lacks.
 $ cp "$NANO/tokenizer.json" odd && sed -i 's/"added_tokens": \[/&{"id":1024,"content":"<more>"},/' odd/tokenizer.json && echo 'once <more>' >more.txt && qtool eval odd --data more.txt --seqlen 2 -q
 ? 3
-2 more\.txt: the tokenizer gives id 1024, the model's vocabulary has 1024
+2 more\.txt: the tokenizer gives id 1024, but the model's vocabulary has 1024 ids
 
-# The same text in other clothes.
+# The same text with a BOM, and compressed.
 $ head -c 3000 "$NANO/eval.txt" >part.txt && printf '\357\273\277' | cat - part.txt >bom.txt && qtool eval "$NANO" --data part.txt --seqlen 64 -q --json >a && qtool eval "$NANO" --data bom.txt --seqlen 64 -q --json >b && cmp a b
 $ head -c 3000 "$NANO/eval.txt" >part.txt && gzip -k part.txt && qtool eval "$NANO" --data part.txt --seqlen 64 -q --json >a && qtool eval "$NANO" --data part.txt.gz --seqlen 64 -q --json >b && cmp a b
 
-# Of a .jsonl the "text" of every line, whatever else there is; U+0000 is a character like others.
+# .jsonl: the "text" of every line; other members are ignored; U+0000 is an ordinary character.
 $ printf 'The\000 old man,\nsaid: \303\251' >doc.txt && qtool eval "$NANO" --data doc.txt --seqlen 5 -q --json >c
 $ printf '\357\273\277\r\n \n{"id":98765432109876543210,"text":"The\\u0000 old man,\\nsaid: \\u00e9"}\r\n{"text":""}' >doc.jsonl && qtool eval "$NANO" --data doc.jsonl --seqlen 5 -q --json >d && cmp c d
 $ (cat doc.jsonl; printf '\n{"text":7}') >seven.jsonl && qtool eval "$NANO" --data seven.jsonl --seqlen 5 -q
@@ -97,7 +97,7 @@ $ printf '{"text":"Once"}\n{"text":"upon}\n' >lines.jsonl && qtool eval "$NANO" 
 ? 3
 2 lines\.jsonl: line 2: line 1, column
 
-# Members of a .gz are read one after the other; there is nothing between, behind or instead of them.
+# Members of a .gz are concatenated; other data between or after them is an error.
 $ (head -c 1000 part.txt | gzip; tail -c +1001 part.txt | gzip) >members.txt.gz && qtool eval "$NANO" --data members.txt.gz --seqlen 64 -q --json >b && cmp a b
 $ cp part.txt plain.txt.gz && qtool eval "$NANO" --data plain.txt.gz --seqlen 64 -q
 ? 3
@@ -117,7 +117,7 @@ $ : >none.txt.gz && qtool eval "$NANO" --data none.txt.gz --seqlen 64 -q
 ? 3
 2 none\.txt\.gz: gzip: ends too early
 
-# Rounded activations, rounded keys and values.
+# w4ax activations and a 4-bit KV cache.
 $ qtool quantize "$NANO" -o w4ax --scheme w4ax -q
 ? 2
 2 calibration data \(--data\)
@@ -130,7 +130,7 @@ $ qtool eval "$NANO" --data ids.u16 --kv 5 -q
 ? 2
 2 kv
 
-# Damaged weights have figures too.
+# A damaged container is refused: its figures would look plausible.
 $ cp -r nf4 bad && printf 'damage' | dd of=bad/model.safetensors bs=1 seek=$(($(wc -c <nf4/model.safetensors) - 100000)) conv=notrunc status=none && qtool eval bad --data "$NANO/eval.txt" --windows 1 --seqlen 64 -q
 ? 3
 2 bad/model\.safetensors: tensor [^ ]+: the data's CRC-32 is [0-9a-f]{8}, the manifest's [0-9a-f]{8}: the file is damaged
@@ -138,9 +138,9 @@ $ qtool eval "$NANO" --ref bad --data "$NANO/eval.txt" --windows 1 --seqlen 64 -
 ? 3
 2 the file is damaged
 
-# Where address space is short OpenBLAS would try for ever to get its buffers.
+# With too little address space OpenBLAS would retry forever to get its buffers.
 need sh -c 'ulimit -v 150000; timeout 20 qtool version'
 $ (ulimit -v 190000; exec timeout 20 qtool eval "$NANO" --data "$NANO/eval.txt" --windows 1 --seqlen 64 --threads 1 -q)
 ? 6
-2 OpenBLAS wants 128 MB of address space
+2 OpenBLAS needs 128 MB of address space
 $ (ulimit -v 900000; exec timeout 20 qtool eval "$NANO" --data "$NANO/eval.txt" --windows 1 --seqlen 64 --threads 2 -q)

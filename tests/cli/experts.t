@@ -1,10 +1,10 @@
-# Mixtures of experts: the router is copied, experts have statistics of their own.
+# Mixtures of experts: the router is copied; each expert has its own statistics.
 $ qtool plan "$MODELS/mixtral" --scheme nf4
 > ^tensors +38 quantized
 > block_sparse_moe\.gate\.weight.*router
 $ qtool quantize "$MODELS/mixtral" -o q --scheme nf4:g=32 --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
 > ^tensors +38 quantized
-2 10 experts were chosen by fewer than 4 tokens of calibration data a channel, down to [0-9]+ tokens
+2 10 experts were selected by fewer than 4 calibration tokens per channel \(the fewest: [0-9]+\)
 $ qtool verify q --source "$MODELS/mixtral" -q
 > ^tensors +38 quantized
 $ qtool eval q --ref "$MODELS/mixtral" --data "$MODELS/mixtral/ids.u16" --seqlen 40 -q
@@ -14,20 +14,20 @@ $ qtool list archs
 > ^mixtral$
 > ^qwen3_moe$
 
-# What is not for them, said before any work.
+# Features that do not support experts are refused before any work.
 $ qtool calibrate "$MODELS/mixtral" -o x.qcal --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
 ? 4
-2 quantize with calibration data \(--data\)
+2 quantize with --data instead
 $ qtool quantize "$MODELS/mixtral" -o r --scheme w4ax --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
 ? 4
-2 model\.safetensors: tensor [a-z0-9_.]+: w4ax is not for mixtures of experts
+2 model\.safetensors: tensor [a-z0-9_.]+: w4ax does not support mixtures of experts
 $ qtool quantize "$MODELS/mixtral" -o r --scheme nf4:learn=1 --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
 ? 4
-2 learn=1, but the model is a mixture of experts
+2 learn=1 is not supported: the model is a mixture of experts
 $ qtool plan "$MODELS/mixtral" --scheme nf4:learn=1
 ? 4
-2 learn=1, but the model is a mixture of experts
+2 learn=1 is not supported: the model is a mixture of experts
 $ qtool quantize "$MODELS/mixtral" -o r --scheme nf4 --tune-norms --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
 ? 4
-2 learning goes through models without mixtures of experts only
+2 learning does not support mixtures of experts
 $ test ! -e r && test ! -e r.partial && test ! -e x.qcal

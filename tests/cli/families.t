@@ -1,12 +1,12 @@
-# Families whose norms or layers are of several sizes.
+# Families whose norms or layers have different sizes.
 
-# Norms of queries over all heads, wider than the hidden states.
+# Norms of queries over all heads, larger than the hidden size.
 $ qtool quantize $MODELS/olmo2_biased -o wide --scheme nf3:g=32,learn=1 --tune-norms --data $MODELS/olmo2_biased/ids.u16 --seqlen 8 -q
 $ qtool verify wide -q
 $ qtool eval wide --ref $MODELS/olmo2_biased --data $MODELS/olmo2_biased/ids.u16 --seqlen 8 -q
 > KL
 
-# Some layers without experts, an expert for all tokens, and a layer that is not run.
+# Some layers without experts, a shared expert, and an MTP layer, which is not run.
 $ qtool quantize $MODELS/glm4_moe_groups -o some --strict --scheme nf4:g=32 --kv 4 --data $MODELS/glm4_moe_groups/ids.u16 --seqlen 8 -q
 $ qtool verify some -q
 $ qtool eval some --ref $MODELS/glm4_moe_groups --data $MODELS/glm4_moe_groups/ids.u16 --seqlen 8 --gate 'ppl_ratio<=1.2' -q
@@ -15,10 +15,10 @@ $ qtool inspect some
 > model.layers.1.mlp.shared_experts.down_proj.weight .*method=gptq
 >! model.layers.3.*nf4
 $ qtool plan $MODELS/glm4_moe_groups --scheme nf4
-> model.layers.3.mlp.experts.0.down_proj.weight .*copied: predicts further tokens
+> model.layers.3.mlp.experts.0.down_proj.weight .*copied: MTP layer
 > model.layers.3.shared_head.head.weight .*copied
 
-# An expert for all tokens with a gate of its own, and a layer without experts.
+# A shared expert with a gate, and a layer without experts.
 $ qtool quantize $MODELS/qwen2_moe_some_dense -o gated --strict --scheme fp6:e=2 --data $MODELS/qwen2_moe_some_dense/ids.u16 --seqlen 8 -q
 $ qtool verify gated -q
 $ qtool eval gated --ref $MODELS/qwen2_moe_some_dense --data $MODELS/qwen2_moe_some_dense/ids.u16 --seqlen 8 --gate 'kld_mean<=0.1' -q
@@ -29,7 +29,7 @@ $ qtool plan $MODELS/qwen2_moe --scheme nf4
 > model.layers.0.mlp.shared_expert_gate.weight .*copied: router
 > model.layers.0.mlp.gate.weight .*copied: router
 
-# Experts in every second layer, chosen by a bias that is a matrix of one row.
+# Experts in every second layer; the routing bias is a matrix with one row.
 $ qtool quantize $MODELS/ernie4_5_moe_interval -o second --strict --scheme fp6:e=2 --data $MODELS/ernie4_5_moe_interval/ids.u16 --seqlen 8 -q
 $ qtool verify second -q
 $ qtool eval second --ref $MODELS/ernie4_5_moe_interval --data $MODELS/ernie4_5_moe_interval/ids.u16 --seqlen 8 --gate 'kld_mean<=0.1' -q
@@ -37,12 +37,12 @@ $ qtool inspect second
 > model.layers.0.mlp.down_proj.weight .*method=gptq
 > model.layers.1.mlp.experts.3.down_proj.weight .*method=gptq
 
-# Rotary embeddings of neighbouring channels; a norm behind gate and up in one tensor.
-$ qtool quantize $MODELS/glm4 -o turned --strict --scheme nf4:g=32,learn=1 --tune-norms --data $MODELS/glm4/ids.u16 --seqlen 8 -q
-$ qtool verify turned -q
-$ qtool inspect turned
+# Rotary embeddings of adjacent channels; fused gate and up; a norm after them.
+$ qtool quantize $MODELS/glm4 -o rotary --strict --scheme nf4:g=32,learn=1 --tune-norms --data $MODELS/glm4/ids.u16 --seqlen 8 -q
+$ qtool verify rotary -q
+$ qtool inspect rotary
 > model.layers.0.mlp.gate_up_proj.weight .*learn=1
-$ qtool eval turned --kv 4 --ref $MODELS/glm4 --data $MODELS/glm4/ids.u16 --seqlen 8 -q
+$ qtool eval rotary --kv 4 --ref $MODELS/glm4 --data $MODELS/glm4/ids.u16 --seqlen 8 -q
 > KL
 $ qtool quantize $MODELS/ernie4_5 -o plain --strict --scheme w4ax --data $MODELS/ernie4_5/ids.u16 --seqlen 8 -q
 $ qtool verify plain -q

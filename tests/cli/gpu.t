@@ -1,26 +1,26 @@
-# What needs a GPU, on a machine without one (or where it is hidden): exit status 7 and one line.
+# Without a GPU (or with it hidden), commands that need one end with exit status 7 and one line.
 $ CUDA_VISIBLE_DEVICES= qtool bench
 ? 7
 >-
 2 ^qtool bench: no GPU 0: .
-2! tells more
+2! for usage
 
 $ CUDA_VISIBLE_DEVICES= qtool bench --json --device cuda:1
 ? 7
 > "status": "no_gpu"
 > "message": "no GPU 1: .
 
-# Before anything else is looked at.
+# The GPU is checked before the files.
 $ CUDA_VISIBLE_DEVICES= qtool verify nowhere --device cuda
 ? 7
 >-
 2 ^qtool verify: no GPU 0: .
 2! nowhere
 
-# Mistakes are mistakes with and without a GPU.
+# Usage errors are reported with and without a GPU.
 $ qtool bench --device cpu
 ? 2
-2 bench measures a GPU: --device cuda
+2 bench needs a GPU: use --device cuda
 
 $ qtool bench --shape llama3-70B
 ? 2
@@ -42,14 +42,14 @@ $ qtool bench --m 1,99999999999999999999999999
 ? 2
 2 --m: '9+' is not a number
 
-# Of a long number all digits count.
+# All digits of a long number count.
 $ qtool bench --m 1,000000000000000000000070000
 ? 2
 2 --m: '000000000000000000000070000' is not a number
 
 $ qtool bench --scheme none
 ? 2
-2 --scheme none: nothing to measure
+2 --scheme none copies weights: there is no kernel to measure
 
 $ qtool bench --scheme nf4:g=48
 ? 2
@@ -57,23 +57,23 @@ $ qtool bench --scheme nf4:g=48
 
 $ qtool bench --scheme kv4 --shape 4096x4096
 ? 2
-2 --shape 4096x4096 is of a matrix; --scheme kv4 wants HEADSxKV_HEADSxDIM
+2 --shape 4096x4096 is a matrix shape: --scheme kv4 needs HEADSxKV_HEADSxDIM
 
 $ qtool bench --scheme kv4 --scheme fp6 --shape 4096x4096
 ? 2
-2 --scheme kv4: no --shape is of attention \(HEADSxKV_HEADSxDIM\)
+2 --scheme kv4 needs an attention shape: --shape HEADSxKV_HEADSxDIM
 
 $ qtool bench --scheme w4ax:scales=int --shape 32x8x128
 ? 2
-2 --shape 32x8x128 is of attention, which is --scheme kv4
+2 --shape 32x8x128 is an attention shape: it needs --scheme kv4
 
 $ qtool bench --scheme w4ax --scheme kv4 --shape llama3-8b:attention
 ? 2
-2 --scheme w4ax: no --shape is of a matrix
+2 --scheme w4ax needs a matrix shape: --shape NxK
 
 $ qtool bench --scheme kv4 --shape 32x7x128
 ? 2
-2 --shape 32x7x128: 32 heads are no multiple of 7
+2 --shape 32x7x128: 32 query heads are not a multiple of 7 KV heads
 
 $ qtool bench --scheme kv4 --shape 32x8x
 ? 2
@@ -87,23 +87,23 @@ $ qtool bench --scheme kv4 --length 0
 ? 2
 2 --length: '0' is not a number from 1 to
 
-# An option that no scheme has a use for.
+# Options that apply to no scheme.
 $ qtool bench --scheme nf4 --length 100
 ? 2
 >-
-2 --length 100 is of attention, which is --scheme kv4
+2 --length applies to attention only: it needs --scheme kv4
 
 $ qtool bench --scheme kv4 --compute 8.0
 ? 2
 >-
-2 --compute 8.0 is of products; --scheme kv4 has none
+2 --compute applies to matrix products only, not to --scheme kv4
 
 $ qtool bench --scheme kv4 --invariant
 ? 2
 >-
-2 --invariant is of products; --scheme kv4 has none
+2 --invariant applies to matrix products only, not to --scheme kv4
 
-# What is right goes as far as to the GPU.
+# Valid arguments get as far as opening the GPU.
 $ for s in llama3-8b 32x8x128; do CUDA_VISIBLE_DEVICES= qtool bench --scheme kv4 --shape $s; test $? = 7 || echo $s; done
 >-
 2 no GPU 0: .
@@ -120,7 +120,7 @@ $ qtool bench --compute 7.5
 ? 2
 2 unknown value of --compute '7.5'; did you mean '8.0'\?
 
-# What runs a model can run it on a GPU.
+# Commands that run a model can use a GPU.
 $ CUDA_VISIBLE_DEVICES= qtool eval "$NANO" --data "$NANO/eval.txt" --device cuda
 ? 7
 2 ^qtool eval: no GPU 0: .
@@ -136,7 +136,7 @@ $ CUDA_VISIBLE_DEVICES= qtool quantize "$NANO" -o x --scheme nf4 --calib any.qca
 $ test ! -e x && test ! -e x.partial && test ! -e x.qcal
 $ qtool quantize "$NANO" -o x --scheme nf4 --device cuda
 ? 2
-2 --device cuda: only what calibration data decide runs on a GPU
+2 --device cuda needs --data or --calib: without them nothing runs on a GPU
 $ qtool calibrate --merge a.qcal b.qcal -o c.qcal --device cuda
 ? 2
-2 --device cuda: only what calibration data decide runs on a GPU
+2 --device cuda: --merge runs on the CPU only

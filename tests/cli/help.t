@@ -1,4 +1,4 @@
-# Every command's help is enough to work from: usage, options, examples, exit status.
+# The help of every command has usage, options, examples and exit status, in 80 columns.
 
 $ qtool inspect --help
 > ^usage: qtool inspect
@@ -100,7 +100,7 @@ $ qtool manual --help
 > ^usage: qtool manual \[common options\]$
 2-
 
-# Help wins over whatever else is wrong, and -- ends options.
+# -h is honored even if other arguments are wrong; -- ends options.
 $ qtool eval -h --nonsense
 > ^usage: qtool eval
 

@@ -1,5 +1,5 @@
-# Files that somebody made to do harm, or broke: each with the exit status and the message it must get.
-# tests/oracle/make_bad.py makes the files. Nothing may be written but what is asked for: see the end.
+# Malicious and damaged files, with the exit status and message of each. tests/oracle/make_bad.py makes
+# the files. The end checks that nothing else was written.
 $ ls -A >before
 
 # ---- safetensors
@@ -65,7 +65,7 @@ $ qtool inspect $BAD/safetensors/name_empty.safetensors
 2 a tensor has an empty name
 $ qtool inspect $BAD/safetensors/name_long.safetensors
 ? 3
-2 a tensor's name has 513 bytes, at most 512
+2 a tensor's name has 513 bytes, but at most 512 are allowed
 $ qtool inspect $BAD/safetensors/name_nul.safetensors
 ? 3
 2 line 1, column 11: NUL byte in object key not supported near '"a\\u0000b"'
@@ -83,7 +83,7 @@ $ qtool inspect $BAD/safetensors/offsets_huge.safetensors
 2 tensor a: data ends at byte 4611686018427387908, but the file has only 4 bytes of data
 $ qtool inspect $BAD/safetensors/offsets_short.safetensors
 ? 3
-2 tensor a: dtype and shape need 2 bytes, 'data_offsets' span 4
+2 tensor a: dtype and shape need 2 bytes, but 'data_offsets' span 4
 $ qtool inspect $BAD/safetensors/offsets_three.safetensors
 ? 3
 2 tensor a: 'data_offsets' must be two non-negative integers
@@ -107,7 +107,7 @@ $ qtool inspect $BAD/safetensors/shape_real.safetensors
 2 tensor a: 'shape' must hold non-negative integers
 $ qtool inspect $BAD/safetensors/shape_wide.safetensors
 ? 4
-2 tensor a: 9 dimensions, at most 8
+2 tensor a: has 9 dimensions, but at most 8 are supported
 $ qtool inspect $BAD/safetensors/trailing.safetensors
 ? 3
 2 5 bytes at the end belong to no tensor
@@ -116,7 +116,7 @@ $ n=$(printf 'x\302\233.safetensors') && ! qtool inspect "$n" 2>err && ! grep -q
 2 x\?\?\.safetensors: cannot open
 $ rm err
 
-# ---- PyTorch: nothing is ever executed
+# ---- PyTorch: no code is executed
 $ qtool inspect $BAD/torch/big_endian.bin
 ? 4
 2 byte order 'big': only little-endian files can be read
@@ -131,16 +131,16 @@ $ qtool inspect $BAD/torch/cut.bin
 2 zip: no end of central directory: truncated, or not a zip archive
 $ qtool inspect $BAD/torch/deflated_damaged.bin
 ? 3
-2 zip entry 'm/data\.pkl': deflated data is damaged or of another size than stated
+2 zip entry 'm/data\.pkl': deflated data is damaged or has another size than stated
 $ qtool inspect $BAD/torch/empty_pickle.bin
 ? 3
-2 pickle: does not start like one
+2 pickle: does not start with a PROTO instruction
 $ qtool inspect $BAD/torch/encrypted.bin
 ? 3
 2 zip entry 'm/data\.pkl': encrypted
 $ qtool inspect $BAD/torch/eval.bin
 ? 3
-2 pickle asks for builtins\.eval: only tensors are allowed
+2 pickle refers to builtins\.eval: only tensors are allowed
 $ qtool inspect $BAD/torch/memo.bin
 ? 3
 2 pickle: reads a memo entry that is not set
@@ -149,7 +149,7 @@ $ qtool inspect $BAD/torch/method.bin
 2 zip entry 'm/data\.pkl': compression method 14
 $ qtool inspect $BAD/torch/name_metadata.bin
 ? 3
-2 a tensor is named '__metadata__', which is no tensor in safetensors
+2 a tensor is named '__metadata__', which safetensors reserves for metadata
 $ qtool inspect $BAD/torch/no_pickle.bin
 ? 3
 2 not a PyTorch checkpoint: no data\.pkl in the archive
@@ -161,13 +161,13 @@ $ qtool inspect $BAD/torch/not_a_dict.bin
 2 holds no state dict: a dict of named tensors, or one under 'state_dict' or 'model', is expected
 $ qtool inspect $BAD/torch/not_zip.bin
 ? 4
-2 a file of PyTorch before 1\.6: load it with torch\.load and save it again
+2 written by PyTorch before 1\.6: load it with torch\.load and save it again
 $ qtool inspect $BAD/torch/opcode.bin
 ? 3
 2 pickle: instruction 0xff is not used for tensors
 $ qtool inspect $BAD/torch/overlap.bin
 ? 3
-2 zip entry 'm/data/0': another name in its local header
+2 zip entry 'm/data/0': its local header has another name
 $ qtool inspect $BAD/torch/protocol.bin
 ? 4
 2 pickle protocol 9, but 2 to 5 are supported
@@ -191,7 +191,7 @@ $ qtool inspect $BAD/torch/string_beyond.bin
 2 pickle: ends in the middle of an instruction
 $ qtool inspect $BAD/torch/system.bin
 ? 3
-2 pickle asks for os\.system: only tensors are allowed
+2 pickle refers to os\.system: only tensors are allowed
 $ qtool inspect $BAD/torch/underflow.bin
 ? 3
 2 pickle: takes a value that is not on its stack
@@ -208,7 +208,7 @@ $ qtool inspect $BAD/torch/view_overflow.bin
 ? 3
 2 tensor w: reaches element 13835058055282163711 of a storage of 4 elements
 
-# ---- the index of a checkpoint of several files: no way out of its directory
+# ---- index of a checkpoint with several files: names must stay in its directory
 $ mkdir -p in/d && cp $BAD/beside/outside.safetensors in && cp $BAD/beside/one.safetensors $BAD/beside/two.safetensors $BAD/beside/three.safetensors in/d
 $ cp $BAD/index/absolute.json in/d/model.safetensors.index.json && qtool inspect in/d
 ? 3
@@ -254,13 +254,13 @@ $ cp $BAD/index/parent.json in/d/model.safetensors.index.json && qtool inspect i
 2 tensor e: '\.\./outside\.safetensors' is not the name of a checkpoint file in this directory
 $ cp $BAD/index/wrong_file.json in/d/model.safetensors.index.json && qtool inspect in/d
 ? 3
-2 tensor a: is here, but the index puts it in 'two\.safetensors'
+2 tensor a: is in this file, but the index puts it in 'two\.safetensors'
 $ rm -r in
 
 # ---- token ids
 $ qtool eval $NANO --data $BAD/npy/big_endian.npy --seqlen 2
 ? 4
-2 npy data type '>u4': only little-endian numbers can be read
+2 npy data type '>u4' is not supported: it must be a little-endian number
 $ qtool eval $NANO --data $BAD/npy/code.npy --seqlen 2
 ? 3
 2 npy header: 'shape' must be a tuple of sizes
@@ -269,13 +269,13 @@ $ qtool eval $NANO --data $BAD/npy/floats.npy --seqlen 2
 2 token ids must be integers in one dimension, not F32 in 1
 $ qtool eval $NANO --data $BAD/npy/fortran.npy --seqlen 2
 ? 4
-2 npy array in Fortran order
+2 npy arrays in Fortran order are not supported
 $ qtool eval $NANO --data $BAD/npy/header_beyond.npy --seqlen 2
 ? 3
 2 npy header is truncated
 $ qtool eval $NANO --data $BAD/npy/header_huge.npy --seqlen 2
 ? 3
-2 npy header of 2147483648 bytes, at most 65536
+2 npy header has 2147483648 bytes, but at most 65536 are allowed
 $ qtool eval $NANO --data $BAD/npy/id_negative.npy --seqlen 2
 ? 3
 2 token 1 is negative: -1
@@ -284,16 +284,16 @@ $ qtool eval $NANO --data $BAD/npy/id_too_large.npy --seqlen 2
 2 token 1 is 2147483648, but the vocabulary has 1024
 $ qtool eval $NANO --data $BAD/npy/long.npy --seqlen 2
 ? 3
-2 npy shape needs 8 bytes of data, there are 9
+2 npy shape needs 8 bytes of data, but the file has 9
 $ qtool eval $NANO --data $BAD/npy/magic.npy --seqlen 2
 ? 3
 2 not a \.npy file
 $ qtool eval $NANO --data $BAD/npy/object.npy --seqlen 2
 ? 4
-2 npy data type '\|O': only little-endian numbers can be read
+2 npy data type '\|O' is not supported: it must be a little-endian number
 $ qtool eval $NANO --data $BAD/npy/records.npy --seqlen 2
 ? 4
-2 npy array of records
+2 npy structured arrays are not supported
 $ qtool eval $NANO --data $BAD/npy/shape_digits.npy --seqlen 2
 ? 3
 2 npy header: 'shape' must be a tuple of sizes
@@ -305,13 +305,13 @@ $ qtool eval $NANO --data $BAD/npy/shape_product.npy --seqlen 2
 2 shape is too large
 $ qtool eval $NANO --data $BAD/npy/short.npy --seqlen 2
 ? 3
-2 npy shape needs 8 bytes of data, there are 7
+2 npy shape needs 8 bytes of data, but the file has 7
 $ qtool eval $NANO --data $BAD/npy/two_dimensions.npy --seqlen 2
 ? 3
 2 token ids must be integers in one dimension, not U32 in 2
 $ qtool eval $NANO --data $BAD/npy/version.npy --seqlen 2
 ? 4
-2 npy format 9\.0, 1\.0 to 3\.0 are known
+2 npy format 9\.0 is not supported
 
 # ---- config.json
 $ cp -r "$NANO" n
@@ -364,7 +364,7 @@ $ cp $BAD/config/rope.json n/config.json && qtool eval n --data n/eval.txt --win
 ? 4
 2 'rope_type': dynamic is not supported
 
-# ---- tokenizer.json (the first line is that of tokenizer_config.json)
+# ---- tokenizer.json (line 1 of each file is tokenizer_config.json)
 $ cp "$NANO/config.json" n && echo hello >n/hello.txt
 $ sed 1d $BAD/tokenizer/added_without_id.json >n/tokenizer.json && qtool eval n --data n/hello.txt --windows 1
 ? 3
@@ -386,7 +386,7 @@ $ sed 1d $BAD/tokenizer/merge_three.json >n/tokenizer.json && qtool eval n --dat
 2 merge 0 is not a pair of tokens
 $ sed 1d $BAD/tokenizer/merge_unknown.json >n/tokenizer.json && qtool eval n --data n/hello.txt --windows 1
 ? 3
-2 merge 0 names or makes 'z', which is not in the vocabulary
+2 merge 0 uses or produces 'z', which is not in the vocabulary
 $ sed 1d $BAD/tokenizer/normalizer.json >n/tokenizer.json && qtool eval n --data n/hello.txt --windows 1
 ? 4
 2 normalizer 'Nmt'
@@ -395,7 +395,7 @@ $ sed 1d $BAD/tokenizer/regex.json >n/tokenizer.json && qtool eval n --data n/he
 2 regex '\(a': missing closing parenthesis
 $ sed 1d $BAD/tokenizer/unigram.json >n/tokenizer.json && qtool eval n --data n/hello.txt --windows 1
 ? 4
-2 tokenizer model 'Unigram' \(only BPE\)
+2 tokenizer model 'Unigram' is not supported \(only BPE\)
 $ rm -r n
 
 # ---- manifests
@@ -414,16 +414,16 @@ $ sed '/^ "tensors"/,$s/"scheme": "fp6[^"]*/"scheme": "none/' good.json >c/qtool
 2 has no sections
 $ sed '0,/"layout": "[^"]*/s//"layout": "other/' good.json >c/qtool.json && ! cmp -s good.json c/qtool.json && qtool verify c
 ? 4
-2 layout 'other', expected 'frag16x64/half': of another version of qtool, quantize again
+2 layout 'other', expected 'frag16x64/half': written by another version of qtool, quantize again
 $ sed '0,/"name": "plane0"/s//"name": "..\/..\/x"/' good.json >c/qtool.json && ! cmp -s good.json c/qtool.json && qtool verify c
 ? 3
-2 section name '../../x' is not 1 to 32 of a-z 0-9 _
+2 section name '../../x' must be 1 to 32 characters of a-z 0-9 _
 $ sed '0,/"name": "plane0"/s//"name": "plane9"/' good.json >c/qtool.json && ! cmp -s good.json c/qtool.json && qtool verify c
 ? 3
 2 is in the manifest but not in the safetensors files
 $ sed '0,/"dtype": "U32"/s//"dtype": "F32"/' good.json >c/qtool.json && ! cmp -s good.json c/qtool.json && qtool verify c
 ? 3
-2 dtype is U32, F32 in the manifest
+2 dtype is U32, but the manifest says F32
 $ sed '0,/"scale_exp2": 0/s//"scale_exp2": 100000/' good.json >c/qtool.json && ! cmp -s good.json c/qtool.json && qtool verify c
 ? 3
 2 'scale_exp2' must be an integer from -1000 to 1000
@@ -453,7 +453,7 @@ $ rm c/model.safetensors && ln -s /etc/passwd c/model.safetensors && qtool verif
 2 c/model\.safetensors: .*: not a safetensors file
 $ rm -r c good.json
 
-# ---- scales of a KV cache
+# ---- key scales of a KV cache
 $ qtool quantize "$NANO" -o k --scheme none --kv 4 --data "$NANO/calib.txt" --samples 1 --seqlen 64 -q && cp k/qtool.json good.json
 $ sed 's/"bits": 4/"bits": 8/' good.json >k/qtool.json && ! cmp -s good.json k/qtool.json && for x in inspect verify "eval --data $NANO/eval.txt --windows 1 --kv 4"; do qtool $x k; echo $?; done
 > ^3$
@@ -461,20 +461,20 @@ $ sed 's/"bits": 4/"bits": 8/' good.json >k/qtool.json && ! cmp -s good.json k/q
 2 k: 'kv\.bits' must be 4
 $ sed 's/"scales": "static"/"scales": "other"/' good.json >k/qtool.json && ! cmp -s good.json k/qtool.json && qtool verify k
 ? 3
-2 k: 'kv' must have "static" scales of keys
+2 k: 'kv' must have "static" key scales
 $ sed 's/"kv": {/"lv": {/' good.json >k/qtool.json && ! cmp -s good.json k/qtool.json && qtool inspect k
 ? 3
-2 tensor kv\.layers\.0\.k_scale: is in none of 'tensors', 'copied' and 'kv'
+2 tensor kv\.layers\.0\.k_scale: is not listed in 'tensors', 'copied' or 'kv'
 $ sed '/"kv.layers.2.k_zero"/,/"shape"/s/"F32"/"F16"/' good.json >k/qtool.json && ! cmp -s good.json k/qtool.json && qtool inspect k
 ? 3
-2 tensor kv\.layers\.2\.k_zero: dtype is F32, F16 in the manifest
+2 tensor kv\.layers\.2\.k_zero: dtype is F32, but the manifest says F16
 $ cp good.json k/qtool.json && qtool verify k -q && sed 's/_attention_heads": 4/_attention_heads": 2/; s/_value_heads": 2/_value_heads": 1/; s/"head_dim": 64/"head_dim": 128/' "$NANO/config.json" >k/config.json && for x in verify "eval --data $NANO/eval.txt --windows 1 --kv 4"; do qtool $x k; echo $?; done
 > ^3$
 >! ^[01245678]
-2 k/model\.safetensors: tensor kv\.layers\.0\.k_scale: must be F32 \[1, 128\], as the model's keys
+2 k/model\.safetensors: tensor kv\.layers\.0\.k_scale: must be F32 \[1, 128\] to match the model's keys
 $ rm -r k good.json
 
-# ---- what is no file
+# ---- not regular files
 $ mkdir s && mkfifo s/model.safetensors && qtool inspect s
 ? 3
 2 s/model\.safetensors: not a regular file
@@ -507,7 +507,7 @@ $ mkdir s && cp "$NANO"/*.safetensors s && mkfifo s/config.json && timeout 10 qt
 2 s/config\.json: not a regular file
 $ test ! -e out && test ! -e out.partial && rm -r s
 
-# ---- outputs that are not what they seem
+# ---- existing files and links in place of outputs
 $ echo precious >file && qtool quantize "$NANO" -o file --scheme fp6 -q --force
 ? 2
 2 file: exists and is not a directory
@@ -531,7 +531,7 @@ $ rm out.partial/journal && ln -s ../file out.partial/model.safetensors && qtool
 2 not replaced
 $ rm -r out.partial && qtool quantize "$NANO" -o out/../.. --scheme fp6 -q
 ? 2
-2 not a name for a directory to be made
+2 not a valid name for a new directory
 $ qtool quantize "$NANO" -o '' --scheme fp6 -q
 ? 2
 $ cat file mine/file like | sort -u

@@ -1,7 +1,7 @@
-# Models of images and text: the decoder is quantized, what sees is copied.
+# Multimodal models: the decoder is quantized, the vision module is copied.
 $ qtool plan "$MODELS/gemma3_images" --scheme nf4
 > ^tensors +21 quantized
-> vision_tower\.encoder\.layers\.0\.mlp\.fc1\.weight.*not of the language model
+> vision_tower\.encoder\.layers\.0\.mlp\.fc1\.weight.*multimodal tensor
 $ qtool quantize "$MODELS/gemma3_images" -o q --scheme nf4:g=32 --data "$MODELS/gemma3_images/ids.u16" --samples 2 --seqlen 16 --kv 4
 > ^tensors +21 quantized
 $ qtool verify q --source "$MODELS/gemma3_images" -q

@@ -8,11 +8,11 @@ $ qtool inspect "$NANO"
 >!  $
 2-
 
-# One file is a checkpoint, too.
+# A single file is a checkpoint.
 $ qtool inspect "$NANO/model.safetensors"
 > ^tensors +29 in 1 files$
 
-# A model that cannot be run can be looked at.
+# A model that cannot be run can be inspected.
 $ mkdir odd && cp "$NANO/model.safetensors" odd && sed 's/"llama"/"alpaca"/' "$NANO/config.json" >odd/config.json
 $ qtool inspect odd
 > ^model +cannot be run by eval: .*alpaca

@@ -1,61 +1,61 @@
-# A signal stops at the next tensor; --resume completes the run to the same bytes.
-# The checkpoint is a sparse file of 24 zero matrices of 1024 x 1024, so that there is time to stop.
+# A signal stops quantize after the current tensor; --resume completes the run to the same bytes.
+# The checkpoint is a sparse file of 24 zero matrices of 1024 x 1024, which take long enough to stop.
 $ i=0 end=0; h='{'; while [ $i -lt 24 ]; do next=$((end + 2097152)); h="$h\"m.$i.w.weight\":{\"dtype\":\"F16\",\"shape\":[1024,1024],\"data_offsets\":[$end,$next]},"; end=$next; i=$((i + 1)); done; h="${h%,}}"; n=${#h}; printf "\\$(printf %03o $((n % 256)))\\$(printf %03o $((n / 256)))\\0\\0\\0\\0\\0\\0%s" "$h" >zeros.safetensors; truncate -s $((8 + n + end)) zeros.safetensors
 $ qtool quantize zeros.safetensors -o whole --scheme lut3 -q
 > ^tensors +24 quantized, 0 copied$
 
-# Stopped, signalled and continued once the journal shows that work has begun.
+# SIGSTOP, SIGTERM and SIGCONT as soon as OUT.partial exists.
 $ qtool quantize zeros.safetensors -o 'a part' --scheme lut3 -q --json >doc & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -d 'a part.partial' ]; do sleep 0.01; done; kill -STOP $pid; kill -TERM $pid; kill -CONT $pid; wait $pid
 ? 75
-2 ^qtool quantize: to go on: qtool quantize --resume zeros\.safetensors -o 'a part' --scheme lut3 -q --json$
+2 ^qtool quantize: to continue: qtool quantize --resume zeros\.safetensors -o 'a part' --scheme lut3 -q --json$
 $ grep -q '"status": "interrupted"' doc && grep -q '"exit_code": 75' doc && grep -q "\"resume\": \"qtool quantize --resume" doc
 $ test ! -e 'a part' && test -d 'a part.partial'
 
-# What is there so far is neither a checkpoint nor a container yet, as a whole or file by file.
-$ for c in 'quantize -o other --scheme fp6' plan inspect verify 'calibrate -o x.qcal --data /dev/null' 'eval --data /dev/null'; do qtool $c 'a part.partial' 2>&1 | grep -q "a part\.partial: is a container that is not finished: run the 'quantize' that was making it again, with --resume" || exit 9; done
+# OUT.partial and its files are neither a checkpoint nor a container.
+$ for c in 'quantize -o other --scheme fp6' plan inspect verify 'calibrate -o x.qcal --data /dev/null' 'eval --data /dev/null'; do qtool $c 'a part.partial' 2>&1 | grep -q "a part\.partial: is an unfinished container: run its 'quantize' command again with --resume" || exit 9; done
 $ qtool inspect 'a part.partial/model.safetensors'
 ? 3
-2 is a file of a container that is not finished
+2 is a file of an unfinished container
 $ qtool verify "$NANO" --source 'a part.partial'
 ? 3
 $ cp -r "$NANO" mine && echo 'what I have trained' >mine/journal && qtool inspect mine
 
-# A signal that was ignored when it started, as nohup and shells do it, stays ignored.
+# A signal that was ignored at the start (nohup, background jobs) stays ignored.
 $ (trap '' TERM; exec qtool quantize zeros.safetensors -o deaf --scheme int8:method=rtn -q) & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -d deaf.partial ]; do sleep 0.01; done; kill -STOP $pid; kill -TERM $pid; kill -CONT $pid; wait $pid
 > ^tensors +24 quantized
 
-# However long the command line is.
+# The command to continue is complete for long command lines.
 $ set -- $(for i in $(seq 90); do echo "--tensor m.$((i % 24)).*(w|quite_another_name.of.$i)=lut3"; done); qtool quantize zeros.safetensors -o long --scheme lut3 -q "$@" --tensor "it's|m=lut3" 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -d long.partial ]; do sleep 0.01; done; kill -STOP $pid; kill -TERM $pid; kill -CONT $pid; wait $pid
 ? 75
 $ test $(wc -c <err) -gt 4500 && grep -qF "of.90)=lut3' --tensor 'it'\\''s|m=lut3'" err
 
-# Going on with other options is refused, with the same ones it works.
+# --resume refuses other options and continues with the same ones.
 $ qtool quantize --resume zeros.safetensors -o 'a part' --scheme fp6 -q
 ? 8
 >-
 $ qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
 $ test ! -e 'a part.partial' && cmp whole/model.safetensors 'a part/model.safetensors' && cmp whole/qtool.json 'a part/qtool.json'
 
-# What is complete is left as it is, if it is what the run would make.
+# A complete container stays as it is if this run would have made it.
 $ qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
-> ^container +a part, complete already$
+> ^container +a part, already complete$
 > ^tensors +24 quantized, 0 copied$
 $ cmp whole/qtool.json 'a part/qtool.json' && cmp whole/SHA256SUMS 'a part/SHA256SUMS'
 $ qtool quantize --resume zeros.safetensors -o 'a part' --scheme fp6 -q
 ? 8
 >-
-2 a part: cannot resume: options\.scheme: "lut3.*" before, "fp6.*" now
+2 a part: cannot resume: options\.scheme was "lut3.*", is now "fp6.*"
 $ qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q --json | grep -q '"reused": true'
 $ echo '{}' >config.json && qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
 ? 8
 >-
-2 a part/config\.json: cannot resume: is not as in
+2 a part/config\.json: cannot resume: the file differs from the one in
 $ mv config.json 'a part' && qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
 ? 8
-2 a part/config\.json: cannot resume: is not as in
+2 a part/config\.json: cannot resume: the file differs from the one in
 $ rm 'a part/config.json' && mv 'a part/SHA256SUMS' sums && qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
 ? 3
-2 SHA256SUMS: is not there: the container is not complete
+2 SHA256SUMS: missing: the container is not complete
 $ mv sums 'a part/SHA256SUMS' && truncate -s 1M 'a part/model.safetensors' && qtool quantize --resume zeros.safetensors -o 'a part' --scheme lut3 -q
 ? 3
 >-
@@ -66,31 +66,31 @@ $ qtool quantize --force --resume zeros.safetensors -o 'a part' --scheme lut3 -q
 > ^container +a part$
 > ^tensors
 
-# So can one that is still choosing what activations get: it stops there.
+# A signal during the choice of activation precisions stops there.
 $ qtool quantize "$NANO" -o acts --scheme w4ax --data "$NANO/calib.txt" --samples 32 --seqlen 256 -q --threads 1 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -e acts.partial/journal ]; do sleep 0.01; done; kill -TERM $pid; wait $pid; rc=$?; cat err >&2; exit $rc
 ? 75
 2 interrupted while the precision of activations was being chosen
 $ test ! -e acts
 
-# What calibrates has nothing to go on from, and leaves nothing.
+# calibrate cannot be resumed and leaves no file.
 $ qtool calibrate "$NANO" -o x.qcal --data "$NANO/calib.txt" --samples 64 --seqlen 512 -q --threads 1 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -e x.qcal.partial ]; do sleep 0.01; done; kill -TERM $pid; wait $pid; rc=$?; cat err >&2; exit $rc
 ? 75
-2 ^qtool calibrate: x\.qcal: interrupted; nothing is kept$
+2 ^qtool calibrate: x\.qcal: interrupted; no file was written$
 $ ! ls | grep x.qcal
 
-# What has come into OUT's place meanwhile stays, and so does the work.
+# A directory that appeared as OUT during the run stays, and so does OUT.partial.
 $ qtool quantize zeros.safetensors -o late --scheme lut3 -q 2>err & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -s late.partial/journal ]; do sleep 0.01; done; mkdir late; wait $pid; rc=$?; cat err >&2; exit $rc
 ? 6
-2 ^qtool quantize: late: exists already; --force replaces it \(since the run began\); once it is moved away, --resume goes on from late\.partial$
+2 ^qtool quantize: late: exists already; --force replaces it \(since the run began\); move it away, then continue from late\.partial with --resume$
 $ rmdir late && qtool quantize --resume zeros.safetensors -o late --scheme lut3 -q && cmp whole/model.safetensors late/model.safetensors
 > ^tensors
 $ cp -r whole over && { qtool quantize zeros.safetensors -o over --scheme lut3 -q --force 2>err & pid=$!; } && while kill -0 $pid 2>/dev/null && ! [ -s over.partial/journal ]; do sleep 0.01; done; mkdir over/mine; wait $pid; rc=$?; cat err >&2; exit $rc
 ? 6
-2 ^qtool quantize: over: not replaced: it holds a directory 'mine'
+2 ^qtool quantize: over: not replaced: it contains a directory 'mine'
 $ rmdir over/mine && qtool quantize --resume zeros.safetensors -o over --scheme lut3 -q --force && cmp whole/model.safetensors over/model.safetensors
 > ^tensors
 
-# What a .gz was unpacked into does not outlive the process; TMPDIR, if it says anything, is where.
+# The temporary file of a .gz is in TMPDIR (default /tmp) and does not outlive the process.
 $ mkdir tmp && yes | head -c 50000000 | gzip -1 >long.txt.gz
 $ TMPDIR=tmp qtool eval "$NANO" --data long.txt.gz & pid=$!; while kill -0 $pid && ! ls -l /proc/$pid/fd | grep -q 'tmp/qtool[^/]*$'; do sleep 0.01; done; kill -KILL $pid; wait $pid; echo $? && ls -A tmp
 > ^137$

@@ -1,4 +1,4 @@
-# One document on stdout, whatever happens.
+# stdout has exactly one document, also on failure.
 $ qtool version --json
 > ^  "schema": 1,$
 > ^  "command": "version",$
@@ -28,7 +28,7 @@ $ qtool inspect "$NANO" --device cuda --json
 ? 2
 > "status": "usage"
 
-# Results stay when a gate fails.
+# A failed gate keeps the results.
 $ qtool eval "$NANO" --data "$NANO/eval.txt" --windows 1 --json -q --gate 'ppl<1'
 ? 5
 > "status": "gate_failed"

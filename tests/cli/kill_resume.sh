@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# SIGKILL at random points of a calibrated run, resumed until it ends: the container must be that of an
-# uninterrupted run, byte for byte (the report with its timings excepted). Usage: kill_resume.sh [RUNS]
+# Sends SIGKILL at random points of a calibrated run and resumes it until it ends. The container must equal
+# that of an uninterrupted run byte for byte, except the report with its times. Usage: kill_resume.sh [RUNS]
 set -u
 qtool=${QTOOL:-build/qtool}
 runs=${1:-5}
@@ -16,7 +16,7 @@ for run in $(seq "$runs"); do
     while :; do
         "$qtool" quantize "${args[@]}" -o "$dir/out" --resume >/dev/null 2>"$dir/err" &
         pid=$!
-        # Ever longer, so that the loop ends on any machine.
+        # The delay grows, so that the loop ends on any machine.
         sleep "0.$(printf %03d $(((RANDOM % 200) + 20 * kills)))"
         [ "$kills" -lt 12 ] && kill -9 "$pid" 2>/dev/null && kills=$((kills + 1))
         wait "$pid" 2>/dev/null && break

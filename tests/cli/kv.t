@@ -1,11 +1,11 @@
-# 4-bit KV caches: scales of keys found, stored, shown, used; and what is refused.
+# 4-bit KV caches: key scales in quantize, inspect, verify, plan and eval; errors.
 $ qtool quantize "$NANO" -o q --scheme fp6 --kv 4 -q
 ? 2
 >-
-2 the scales of 4-bit keys come from calibration data \(--data\)
+2 the scales of 4-bit keys need calibration data \(--data\)
 $ qtool quantize "$NANO" -o q --scheme fp6 --kv 8 -q
 ? 2
-2 --kv: '8' is not 4
+2 --kv: '8' is not supported, only 4 is
 $ qtool calibrate "$NANO" -o x.qcal --data "$NANO/calib.txt" --samples 1 --seqlen 16 -q && qtool quantize "$NANO" -o q --scheme fp6 --kv 4 --calib x.qcal -q
 ? 2
 2 \(--data\): a calibration file does not hold them
@@ -15,7 +15,7 @@ $ qtool quantize "$NANO" -o q --scheme fp6 --kv 4 --data "$NANO/calib.txt" --sam
 2 ^qtool quantize: keys done
 $ qtool inspect q
 > ^tensors +21 quantized, 8 copied$
-> ^kv cache +4 bits: static scales of keys \(SQNR [12][0-9]\.[0-9]+ dB or more\), values by token$
+> ^kv cache +4 bits: static key scales \(SQNR [12][0-9]\.[0-9]+ dB or more\), value scales per token$
 >! kv\.layers
 $ qtool inspect q --json
 > "keys": "static",
@@ -23,14 +23,14 @@ $ qtool inspect q --json
 $ qtool verify q --source "$NANO" -q
 $ cp -r q odd && chmod -R u+w odd && sed -i 's/"scales": "static"/"scales": "statue"/' odd/qtool.json && qtool verify odd -q
 ? 3
-2 odd: 'kv' must have "static" scales of keys
+2 odd: 'kv' must have "static" key scales
 $ grep -c '"kv.layers.[0-2].k_\(scale\|zero\)"' q/qtool.json
 > ^6$
 
-# What plan says of them, quantize does.
+# plan and quantize agree.
 $ qtool plan "$NANO" --scheme fp6 --kv 4
-> ^kv cache +4 bits: scales for 128 channels of keys in each of 3 layers, 3\.00 KiB$
-> ^needs +calibration data \(--data\), for the scales of keys$
+> ^kv cache +4 bits: key scales of 128 channels in each of 3 layers, 3\.00 KiB$
+> ^needs +calibration data \(--data\), for the key scales$
 > q_proj\.weight +F16 +256x256 +fp6:.*method=gptq
 $ qtool plan "$NANO" --scheme fp6 --kv 4 --json >planned && qtool inspect q --json | grep -q "$(sed -n 's/^  \("bytes": [0-9]*\),$/\1/p' planned)"
 $ grep -A 6 '"kv": {' planned | tr -d ' \n'
@@ -44,26 +44,26 @@ $ mkdir bare && cp "$NANO/model.safetensors" bare && qtool plan bare --scheme fp
 2 bare/config\.json: cannot open
 $ qtool plan "$NANO" --scheme fp6 --kv 8
 ? 2
-2 --kv: '8' is not 4
+2 --kv: '8' is not supported, only 4 is
 
-# With static scales by default, each way its own.
+# Static scales are the default; each --kv-keys gives another result.
 $ for k in static channel token; do qtool eval q --data "$NANO/eval.txt" --windows 2 --kv 4 --kv-keys $k -q >$k; done; qtool eval q --data "$NANO/eval.txt" --windows 2 --kv 4 -q | cmp - static
 $ sort -u static channel token | grep -c perplexity
 > ^3$
 $ qtool eval q --data "$NANO/eval.txt" --windows 2 -q | grep perplexity | grep -qFf - static
 ? 1
 
-# A container without them, a checkpoint.
+# A container without key scales, a checkpoint.
 $ qtool quantize "$NANO" -o plain --scheme fp6 -q && qtool eval plain --data "$NANO/eval.txt" --windows 1 --kv 4 -q >default && qtool eval plain --data "$NANO/eval.txt" --windows 1 --kv 4 --kv-keys channel -q | cmp - default
 $ qtool inspect plain
 >! kv cache
 $ qtool eval plain --data "$NANO/eval.txt" --windows 1 --kv 4 --kv-keys static -q
 ? 2
 >-
-2 --kv-keys static needs scales of keys in a container: 'qtool quantize' with --data and --kv 4 finds them
+2 --kv-keys static needs a container with key scales: make it with 'qtool quantize --kv 4 --data FILE'
 $ qtool eval "$NANO" --data "$NANO/eval.txt" --windows 1 --kv 4 --kv-keys static -q
 ? 2
-2 needs scales of keys
+2 needs a container with key scales
 $ qtool eval "$NANO" --data "$NANO/eval.txt" --kv 4 --kv-keys chanel -q
 ? 2
 2 did you mean 'channel'
@@ -71,21 +71,21 @@ $ qtool eval "$NANO" --data "$NANO/eval.txt" --kv-keys token -q
 ? 2
 2 --kv-keys needs --kv 4
 
-# Nothing is quantized but the cache.
+# Only the cache is quantized.
 $ qtool quantize "$NANO" -o none --scheme none --kv 4 --data "$NANO/calib.txt" --samples 2 --seqlen 64 -q && qtool eval none --data "$NANO/eval.txt" --windows 1 --kv 4 -q
 > ^tensors +0 quantized, 29 copied$
 > ^perplexity
 
-# Keys that FP32 does not hold: 1024 bytes of 7f are 512 weights of 3.4e38 in BF16.
+# Keys that overflow FP32: 1024 bytes of 7f are 512 weights of 3.4e38 in BF16.
 $ cp -r "$MODELS/llama" over && chmod -R u+w over && LC_ALL=C sed -i 's/"pt"/"p"/; s/\(1\.self_attn\.k_proj\.weight":{"dtype":"\)F16/\1BF16/' over/model.safetensors && printf '%1024s' | tr ' ' '\177' | dd of=over/model.safetensors bs=1 seek=39344 conv=notrunc status=none
 $ qtool eval over --data "$MODELS/mixtral/ids.u16" --seqlen 40 --kv 4 -q
 ? 3
 >-
 2 ^qtool eval: over: tensor model\.layers\.1\.self_attn\.k_proj\.weight: gives keys that are not finite$
 
-# w4ax keeps values divided by powers of two, and so does its cache: outliers among them do no harm. (A cache that does
-# not takes perplexity from 18 to 1370. Of what it is without a cache it is 1.00 to 1.05 here, and of the source's 1.35
-# to 1.40, by the processor that OpenBLAS finds; 8 windows instead of 64 leave it at 1.50 and 1.51.)
+# w4ax divides value channels by powers of two, in the cache too, so outlier channels do no harm. (Without the
+# division perplexity rises from 18 to 1370. With it, it is 1.00 to 1.05 times that without a cache, and 1.35 to 1.40
+# times that of the source, depending on the processor; 8 windows instead of 64 give 1.50 and 1.51.)
 need command -v python3
 $ python3 "$BAD/../oracle/value_outliers.py" "$NANO" large && qtool quantize large -o w --scheme w4ax --kv 4 --data "$NANO/calib.txt" --samples 64 --seqlen 128 -q
 $ qtool eval w --ref large --data "$NANO/eval.txt" --seqlen 128 --windows 4 --kv 4 -q --gate 'ppl_ratio<=1.5'

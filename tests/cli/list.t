@@ -1,7 +1,7 @@
 $ qtool list schemes
 > ^fpx: minifloat
 > ^lut: 
-> ^int: whole
+> ^int: integers
 > ^  nf4 +NormalFloat
 > ^  fp6 +E3M2
 > ^  parameter +values +default +meaning$

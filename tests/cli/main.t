@@ -7,7 +7,7 @@ $ qtool
 $ qtool --help
 > ^usage: qtool COMMAND
 > ^  quantize +make a container
-> ^  75  interrupted
+> ^  75  interrupted: 'quantize --resume' continues$
 2-
 
 $ qtool help
@@ -34,7 +34,7 @@ $ qtool quantise
 ? 2
 >-
 2 ^qtool: unknown command 'quantise'; did you mean 'quantize'\?$
-2 'qtool --help' tells more
+2 Run 'qtool --help' for usage
 
 $ qtool xyzzyxyzzy
 ? 2
@@ -51,25 +51,25 @@ $ qtool vresion --json
 > "ok": false
 > "message": "unknown command 'vresion'; did you mean 'version'\?"
 
-# Threads wait for each other without spinning for long, unless the environment says otherwise.
+# Threads spin only briefly while they wait for each other, unless the environment is set.
 need OMP_DISPLAY_ENV=verbose qtool version 2>&1 | grep -q GOMP_SPINCOUNT
 $ env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose qtool version
 2 GOMP_SPINCOUNT = '10000'
 $ env -u GOMP_SPINCOUNT OMP_WAIT_POLICY=passive OMP_DISPLAY_ENV=verbose qtool version
 2! GOMP_SPINCOUNT = '10000'
 
-# Threads of OpenBLAS's own would try for ever to get their buffers where address space is short.
+# With too little address space OpenBLAS threads would retry forever to get their buffers.
 need sh -c 'ulimit -v 150000; OPENBLAS_NUM_THREADS=1 timeout 20 qtool version'
 $ sh -c 'unset OPENBLAS_NUM_THREADS; ulimit -v 150000; exec timeout 20 qtool version'
 > qtool
 
-# Threads are started before memory is taken: later they could not be, and OpenMP would end the process.
+# Threads start before large allocations: if they cannot start, OpenMP ends the process.
 $ h='{"w.weight":{"dtype":"F16","shape":[8192,8192],"data_offsets":[0,134217728]}}'; n=${#h}; printf "\\$(printf %03o $n)\0\0\0\0\0\0\0%s" "$h" >zeros.safetensors; truncate -s $((8 + n + 134217728)) zeros.safetensors; (ulimit -v 350000; exec qtool quantize zeros.safetensors -o x --scheme none --tensor w=none -q --threads 32)
 ? 6
 2 cannot map: Cannot allocate memory
 
-# Where OpenBLAS takes an old processor's code for a new one, it gets the name of a better one.
-# (With sanitizers nothing can be loaded before them.)
+# If OpenBLAS takes a new processor for an old one, OPENBLAS_CORETYPE is set.
+# (LD_PRELOAD does not work with sanitizers.)
 need grep fma.*avx2 /proc/cpuinfo && cc --version && ldd "$(command -v qtool)" | grep openblas && ! ldd "$(command -v qtool)" | grep asan
 $ printf '%s\n' '#include <stdio.h>' '#include <stdlib.h>' 'char *openblas_get_corename(void) { return "Prescott"; }' '__attribute__((constructor)) static void say(void) { char *core = getenv("OPENBLAS_CORETYPE"); if (core) fprintf(stderr, "core: %s\n", core); }' >old.c && cc -shared -fPIC -o old.so old.c
 $ env -u OPENBLAS_CORETYPE LD_PRELOAD=./old.so qtool version

@@ -1,30 +1,30 @@
-# mix24: sizes as its publication counts them beside the true ones, rules, and containers that lie.
+# mix24: true sizes and those of its paper, parameters, and containers with invalid values.
 $ qtool list schemes
-> ^mix24: 2 and 4 bits
+> ^mix24: 2- and 4-bit groups
 > ^  four +0\.\.1 +0\.25 +share of the groups
 
 $ qtool plan "$NANO" --scheme mix24 | tail -n 5
 > ^bpw +3\.5608 bits per quantized weight$
-> ^paper +3\.2046 as the scheme's publication counts
+> ^paper +3\.2046 as counted in the scheme's paper
 $ qtool plan "$NANO" --scheme nf4
 >! ^paper
 $ qtool quantize "$NANO" -o q --scheme mix24 -q
 > ^bpw +3\.5608 bits per quantized weight$
-> ^paper +3\.2046 as the scheme's publication counts
+> ^paper +3\.2046 as counted in the scheme's paper
 $ qtool inspect q | tail -n 5
 > ^bpw +3\.5608 bits per quantized weight$
-> ^paper +3\.2046 as the scheme's publication counts
+> ^paper +3\.2046 as counted in the scheme's paper
 $ qtool quantize "$NANO" -o q --scheme mix24 -q --force --json >made.json
 $ grep -c '"paper_bpw": 3\.20' made.json
 $ qtool verify q --source "$NANO" --gate 'sqnr_min>=10,bpw<=3.6' -q
-> ^container +sound.*equal to its source
+> ^container +sound.*copied tensors equal the source
 
-# Two threads or one: the same outliers, the same bytes.
+# The same bytes for any number of threads.
 $ qtool quantize "$NANO" -o q1 --scheme mix24 -q --threads 1 && cmp q/model.safetensors q1/model.safetensors
 
-# A share with more digits than are written: sizes follow from what readers see.
+# Parameters with more digits than the manifest stores: sizes follow from the stored ones.
 $ qtool quantize "$NANO" -o d --scheme mix24:four=0.24999999999,outliers=0.00195312499999 -q && qtool verify d --source "$NANO" -q
-> ^container +sound.*equal to its source
+> ^container +sound.*copied tensors equal the source
 
 $ qtool plan "$NANO" --scheme mix24:g=12
 ? 2
@@ -33,8 +33,7 @@ $ qtool plan "$NANO" --scheme mix24:four=2
 ? 2
 2 four=2.*0 to 1
 
-# Stored values that no packer writes, behind checksums that vouch for them.
-# Every one is refused before the weights are used. poke.py makes them.
+# Invalid stored values with valid checksums (made by poke.py) are refused before the weights are used.
 need command -v python3
 $ echo 'cp -r q bad && python3 "$BAD/../oracle/poke.py" bad model.layers.1.mlp.down_proj.weight "$@" && qtool eval bad --data "$NANO/eval.txt" --windows 1 -q; s=$?; rm -rf bad; exit $s' >lie.sh
 $ sh lie.sh csr_ptr 0 1
@@ -71,7 +70,7 @@ $ sh lie.sh stream 609 0x7b
 ? 3
 2 row 0, slot 0: the scale is beyond FP16
 
-# Sections of another size than the scheme says.
+# Sections of the wrong size.
 $ cp -r q bad && sed -i 's/g2=16/g2=8/' bad/qtool.json && qtool eval bad --data "$NANO/eval.txt" --windows 1 -q
 ? 3
-2 section 'stream' is not as scheme .mix24:.* requires for
+2 section 'stream' does not match scheme .mix24:.* for

@@ -1,4 +1,4 @@
-# All schemes side by side.
+# Comparison of all schemes.
 $ qtool plan "$NANO"
 > ^SCHEME +BPW +SIZE +TENSORS QUANTIZED$
 > ^nf4 +4\.[0-9]+ +1\.[0-9]+ MiB +21$
@@ -16,47 +16,47 @@ $ qtool plan "$NANO" --scheme nf4:g=64 --tensor 'down_proj=fp6' --tensor 'layers
 > ^memory +[0-9.]+ [KM]iB beyond mapped files, without calibration$
 2-
 
-# What plan promises, quantize does.
+# plan and quantize agree.
 $ qtool plan "$NANO" --scheme fp5 --json >plan.json && qtool quantize "$NANO" -o fp5 --scheme fp5 --json -q >made.json
 $ grep '^  "bpw"' made.json >a && grep '^  "bpw"' plan.json >b && cmp a b
 $ grep '^  "bytes"' made.json >a && grep '^  "bytes"' plan.json >b && cmp a b
 
-# With rules alone everything else is copied.
+# With --tensor alone, all other tensors are copied.
 $ qtool plan "$NANO" --tensor 'q_proj=nf3'
 > ^tensors +3 quantized, 26 copied$
 
-# A shape that no scheme takes.
+# A shape that no scheme can quantize.
 $ qtool plan "$NANO" --scheme nf4 --tensor '^model\.norm=fp6'
 ? 4
 >-
 2 tensor model\.norm\.weight: cannot be quantized
-# Where a rule matches matrices too, norms are copied.
+# If a rule also matches matrices, norms are copied.
 $ qtool plan "$NANO" --scheme none --tensor 'layers\.0\.=fp6'
 > ^model\.layers\.0\.input_layernorm\.weight .* copied: vector
 > ^tensors +7 quantized, 22 copied$
 >! needs
 
-# A name that leaves no room for those of sections.
+# A tensor name that is too long for its section names.
 $ name=m.0.$(printf %0493d 0).weight; printf '%-704s' "{\"$name\":{\"dtype\":\"F16\",\"shape\":[16,16],\"data_offsets\":[0,512]}}" >header && { printf '\300\2\0\0\0\0\0\0'; cat header; head -c 512 /dev/zero; } >long.safetensors && qtool plan long.safetensors --scheme none && qtool plan long.safetensors --scheme nf4
 ? 4
 2 its name is too long
 
-# What cannot be made without calibration data.
+# Schemes that need calibration data.
 $ qtool plan "$NANO" --scheme nf4 --tensor 'layers\.1.*down=nf4:learn=1'
 > ^needs +calibration data \(--data\), first for model\.layers\.1\.mlp\.down_proj\.weight$
 
 $ qtool plan "$NANO" --scheme nf4:method=gptq
 > ^needs +calibration data \(--data or --calib\), first for model\.layers\.0\.
 
-# What only the model tells.
+# Rules that depend on the model.
 $ qtool plan "$NANO" --scheme w4ax --tensor 'v_proj=nf4'
 ? 4
-2 v_proj\.weight: of linears that share an input, all or none must be w4ax
+2 v_proj\.weight: either all or none of the linears that share an input must be w4ax
 $ qtool plan "$NANO" --scheme none --tensor 'embed=nf4:learn=1'
 ? 4
-2 learn=1, but it is not a linear weight of a decoder block
+2 learn=1 is not supported: not a linear weight of a decoder layer
 
-# Where the model cannot be run, what needs it is refused, alone.
+# If the model cannot be run, only schemes that need it are refused.
 $ mkdir bare && cp "$NANO/model.safetensors" bare && qtool plan bare
 > ^nf4 +4\.
 > ^w4ax .*refused: .*bare/config\.json: cannot open
@@ -67,10 +67,10 @@ $ qtool plan "$NANO" --scheme nf4:method=gptq --json
 > "needs_data": false
 > "needs_hessian": true
 
-# A part of a checkpoint, without its index.
+# An incomplete checkpoint without an index.
 $ mkdir part && cp "$NANO/config.json" part && cp "$NANO/model.safetensors" part/model-00001-of-00002.safetensors && qtool plan part --scheme nf4
 ? 3
-2 ^qtool plan: part: there is no index, and 1 of the 2 files of which model-00001-of-00002\.safetensors is one
+2 ^qtool plan: part: the checkpoint has no index, and only 1 of the 2 files to which model-00001-of-00002\.safetensors belongs
 $ qtool plan part/model-00001-of-00002.safetensors --scheme nf4
 ? 3
 2 part/model-00001-of-00002\.safetensors: is one of 2 files of a checkpoint: give the directory
@@ -78,18 +78,18 @@ $ mv part/model-00001-of-00002.safetensors part/model-00001-of-00001.safetensors
 > ^tensors +21 quantized
 $ mv part/model-00001-of-00001.safetensors part/best-of-model-00001-of-00002.safetensors && qtool plan part --scheme nf4
 ? 3
-2 1 of the 2 files of which best-of-model-00001-of-00002\.safetensors is one
+2 1 of the 2 files to which best-of-model-00001-of-00002\.safetensors belongs
 
-# What config.json says against it.
+# config.json rules out quantization.
 $ mkdir conv && h='{"h.0.attn.c_attn.weight":{"dtype":"F16","shape":[16,16],"data_offsets":[0,512]},"codes":{"dtype":"I32","shape":[4,4],"data_offsets":[512,576]}}' && printf "\\$(printf %o ${#h})\\0\\0\\0\\0\\0\\0\\0%s" "$h" >conv/model.safetensors && head -c 576 /dev/zero >>conv/model.safetensors && echo '{"model_type":"gpt2"}' >conv/config.json && qtool plan conv --scheme nf4
 ? 4
-2 conv/config\.json: tensor h\.0\.attn\.c_attn\.weight: gpt2 stores it by input and output
+2 conv/config\.json: tensor h\.0\.attn\.c_attn\.weight: gpt2 stores this matrix as \[input\]\[output\]
 $ echo '{"model_type":"gpt_bigcode","quantization_config":{"quant_method":"gptq"}}' >conv/config.json && qtool quantize conv -o x --scheme nf4 -q
 ? 4
-2 tensor codes: an already quantized checkpoint
+2 tensor codes: the checkpoint is already quantized
 $ h='{"h.0.qweight":{"dtype":"I32","shape":[4,4],"data_offsets":[0,64]}}' && mkdir codes && printf "\\$(printf %o ${#h})\\0\\0\\0\\0\\0\\0\\0%s" "$h" >codes/model.safetensors && head -c 64 /dev/zero >>codes/model.safetensors && echo '{"quantization_config":{"quant_method":"gptq"}}' >codes/config.json && qtool plan codes --scheme nf4
 ? 4
-2 tensor h\.0\.qweight: an already quantized checkpoint
+2 tensor h\.0\.qweight: the checkpoint is already quantized
 $ qtool plan codes --scheme none
 > ^tensors +0 quantized
 $ echo '{"model_type":"gpt_bigcode"}' >conv/config.json && qtool plan conv --scheme nf4

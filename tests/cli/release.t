@@ -1,4 +1,4 @@
-# The pipeline of examples/ci: ships what keeps its promises, stops with qtool's exit status otherwise.
+# The pipeline of examples/ci succeeds, or stops with qtool's exit status.
 $ head -c 10000 "$NANO/calib.txt" >calib.txt
 $ QTOOL=qtool CALIB=calib.txt WINDOWS=2 SCHEME=fp6:e=2 "$RELEASE" "$NANO" ship
 > ^quantize: qtool quantize 
@@ -13,14 +13,14 @@ $ QTOOL=qtool CALIB=calib.txt SCHEME=nf2 BPW=9 SQNR=20 "$RELEASE" "$NANO" coarse
 2 gate failed: sqnr is [0-9.]+, required >= 20; sqnr of model\.layers\.
 $ QTOOL=qtool SCHEME=fp99 "$RELEASE" "$NANO" none
 ? 2
-# Repeated, it checks what is there; what other data would have made is not that.
+# A second run checks the existing container, and refuses one of other data.
 $ sha256sum ship/* >before; QTOOL=qtool CALIB=calib.txt WINDOWS=2 SCHEME=fp6:e=2 "$RELEASE" "$NANO" ship
 > ^ship: 6\.[0-9]+ bits per weight
 $ sha256sum ship/* | cmp - before && grep -q '"reused": true' ship.logs/quantize.json
 $ QTOOL=qtool "$RELEASE" "$NANO" ship
 ? 8
 2 ship: cannot resume: calibration\.
-# A signal reaches qtool, and the same arguments go on; a slash behind OUT is none of its name.
+# A signal reaches qtool, and the same arguments resume; a slash after OUT is ignored.
 $ QTOOL=qtool CALIB=calib.txt WINDOWS=2 "$RELEASE" "$NANO" cut & pid=$!; while kill -0 $pid && ! [ -e cut.partial/journal ]; do sleep 0.01; done; kill -TERM $pid; wait $pid
 ? 75
 $ test ! -e cut && QTOOL=qtool CALIB=calib.txt WINDOWS=2 "$RELEASE" "$NANO" cut/ && test -d cut.logs && test ! -e cut/.logs

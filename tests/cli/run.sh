@@ -1,17 +1,17 @@
 #!/bin/sh
-# Runs the transcripts of tests/cli/*.t against the command line tool.
+# Runs the transcripts tests/cli/*.t with the qtool binary.
 #
 #   usage: tests/cli/run.sh [NAME.t...]       QTOOL: the binary, default build/qtool
 #
-# A transcript is a list of steps that share an empty working directory:
+# The steps of a transcript share a working directory that is empty at first:
 #
 #   # comment
 #   need COMMAND      skip the rest of the file unless COMMAND succeeds
 #   $ COMMAND         a step: run by sh -c, with qtool in PATH, NANO = the example checkpoint,
 #                     BAD = tests/bad, MODELS = tests/golden/models, RELEASE = examples/ci/release.sh
-#   ? N               its exit status (0 when there is no such line)
-#   > ERE             some line of stdout matches          >! ERE   none does
-#   2 ERE             some line of stderr matches          2! ERE   none does
+#   ? N               its exit status (default 0)
+#   > ERE             a line of stdout matches             >! ERE   no line matches
+#   2 ERE             a line of stderr matches             2! ERE   no line matches
 #   >-                stdout is empty                      2-       stderr is empty
 #
 # Prints one line per failed check and a summary; exits 1 if anything failed.
@@ -36,7 +36,7 @@ export PATH NANO BAD MODELS RELEASE LC_ALL
 
 passed=0 failed=0 skipped=0
 
-# The step that has just been read completely: its exit status was not named, so it must be 0.
+# Ends a step: without a "?" line its exit status must be 0.
 finish_step() {
     [ -n "$step" ] || return 0
     at=$number number=$step_line
@@ -51,7 +51,7 @@ finish_step() {
     step=
 }
 
-# check MESSAGE COMMAND...: fails the step when COMMAND does.
+# check MESSAGE COMMAND...: the step fails if COMMAND fails.
 check() {
     message=$1
     shift

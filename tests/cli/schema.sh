@@ -1,6 +1,6 @@
 #!/bin/sh
-# Validates what every command prints with --json against docs/json.schema.json. Needs Python's
-# jsonschema (Debian: python3-jsonschema), and says SKIP where it is missing.
+# Validates the --json output of every command against docs/json.schema.json. Skips without Python's
+# jsonschema (Debian: python3-jsonschema).
 #
 #   QTOOL: the binary, default build/qtool; PYTHON: default python3
 
@@ -15,7 +15,7 @@ tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 nano=examples/nano-llama
 
-# doc NAME STATUS ARGUMENT...: one document of a command that ends with this status.
+# doc NAME STATUS ARGUMENT...: stores the document of a command, which must end with this status.
 doc() {
     name=$1 expected=$2
     shift 2
@@ -52,7 +52,7 @@ doc bad-input 3 inspect "$tmp/none"
 doc unsupported 4 quantize $nano -o "$tmp/no" --scheme fp6 --tensor norm=fp6
 doc io 6 quantize $nano -o /proc/no --scheme fp6
 doc unknown 2 nonsense
-export CUDA_VISIBLE_DEVICES= # hides a GPU, if there is one
+export CUDA_VISIBLE_DEVICES= # hides GPUs
 doc bench-no-gpu 7 bench
 
 "$PYTHON" - docs/json.schema.json "$tmp" <<'PYTHON'
@@ -77,7 +77,7 @@ for path in sorted(glob.glob(os.path.join(sys.argv[2], "*.json"))):
     except Exception as e:
         print(f"FAIL {os.path.basename(path)}: {str(e).splitlines()[0]}")
         failed += 1
-# The validator must be able to say no.
+# The validator must reject broken documents.
 for broken in {}, {**doc, "schema": 2}, {**doc, "ok": not doc["ok"]}:
     if validator.is_valid(broken):
         print("FAIL: a broken document is valid")

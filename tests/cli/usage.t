@@ -1,9 +1,9 @@
-# Mistakes on the command line: exit status 2, nothing on stdout, and a way on.
+# Usage errors: exit status 2, nothing on stdout, and a hint.
 $ qtool inspect
 ? 2
 >-
 2 ^qtool inspect: PATH is missing
-2 'qtool inspect --help' tells more
+2 Run 'qtool inspect --help' for usage
 
 $ qtool inspect a b
 ? 2
@@ -102,7 +102,7 @@ $ qtool quantize "$NANO" -o out
 ? 2
 2 --scheme S is missing
 
-# Errors in a gate are found before the work; figures that need another option say so.
+# A wrong gate is refused before any work; the message names the option that a figure needs.
 $ qtool eval "$NANO" --data "$NANO/eval.txt" --gate 'ppl<=' --progress plain
 ? 2
 2 gate 'ppl<=': expected a number
@@ -110,7 +110,7 @@ $ qtool eval "$NANO" --data "$NANO/eval.txt" --gate 'ppl<=' --progress plain
 
 $ qtool eval "$NANO" --data "$NANO/eval.txt" --gate 'pppl<=3'
 ? 2
-2 no figure 'pppl' here; there are: ppl, ref_ppl
+2 unknown figure 'pppl'; known figures: ppl, ref_ppl
 
 $ qtool eval "$NANO" --data "$NANO/eval.txt" --gate 'kld_mean<=3'
 ? 2
@@ -126,7 +126,7 @@ $ qtool verify nowhere --gate 'kernel_error<=3e-4'
 
 $ qtool eval "$NANO" --data "$NANO/eval.txt" --seqlen 4096
 ? 2
-2 windows of 4096 tokens, but the model has 2048 positions
+2 windows of 4096 tokens exceed the model's 2048 positions: reduce --seqlen
 
 # Devices.
 $ qtool inspect "$NANO" --device cuda
@@ -157,7 +157,7 @@ $ QTOOL_ISA=axv2 qtool inspect "$NANO"
 $ for i in generic avx2 avx512 ''; do QTOOL_ISA=$i qtool inspect "$NANO" -q || echo $i; done
 2-
 
-# Options and arguments in any order, in every spelling.
+# Options and arguments in any order, in every form.
 $ qtool inspect --threads=1 "$NANO" -q
 > ^tensors +29 in 1 files
 2-

@@ -1,3 +1,4 @@
+/* Code shared by the fuzz targets: entry points of libFuzzer, checks, files. */
 #include "tests/fuzz/fuzz.h"
 
 #include <stdio.h>
@@ -64,7 +65,7 @@ void fuzz_seed(const char *name, const void *data, size_t size)
     fuzz_ok(qt_file_write(path, data, size, &err), &err);
 }
 
-/* ---- promises ------------------------------------------------------------------------------- */
+/* ---- checks --------------------------------------------------------------------------------- */
 
 void fuzz_broken(const char *file, int line, const char *promise)
 {

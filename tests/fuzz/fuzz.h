@@ -1,7 +1,8 @@
 /*
- * What fuzz targets share. A target is a file fuzz_NAME.c with fuzz_one(): it gives the input to
- * the library as a file, and checks what is documented of everything that is accepted. Each is
- * linked with libFuzzer (make fuzz), and with replay.c, which runs the corpus in make test.
+ * Shared by the fuzz targets. A target is a file fuzz_NAME.c with fuzz_one(), which passes the
+ * input to the library as a file and checks the documented properties of every accepted input. Each
+ * target is linked with libFuzzer (make fuzz), and with replay.c, which runs the corpus in make
+ * test.
  */
 #ifndef QT_TESTS_FUZZ_H
 #define QT_TESTS_FUZZ_H
@@ -9,26 +10,26 @@
 #include "base/base.h"
 #include "formats/formats.h"
 
-/* Looks at one input. Ends the process with abort() where a promise is broken. */
+/* Runs one input. A failed check ends the process with abort(). */
 void fuzz_one(const uint8_t *data, size_t size);
-/* Once, before the first input: makes what all inputs share, and inputs that must be accepted. */
+/* Called once before the first input: creates shared files, and inputs that must be accepted. */
 void fuzz_init(void);
 
-/* An input that fuzz_init has made. It is run, and written to $QT_FUZZ_SEEDS/name if that is set:
- * for targets whose inputs follow from the tables of this build. */
+/* Runs an input made by fuzz_init, which must be accepted, and writes it to $QT_FUZZ_SEEDS/name if
+ * QT_FUZZ_SEEDS is set. For targets whose inputs depend on tables of this build. */
 void fuzz_seed(const char *name, const void *data, size_t size);
 
-/* True while inputs are run that must be accepted. */
+/* True while fuzz_seed runs an input. */
 extern bool fuzz_must_accept;
 
-/* Inputs that have been run. */
+/* Number of inputs run so far. */
 extern size_t fuzz_inputs;
 
 /* A directory of this process, removed at exit. */
 const char *fuzz_dir(void);
-/* "fuzz_dir()/name", one of the last eight. */
+/* "fuzz_dir()/name"; the result is valid for eight calls. */
 const char *fuzz_path(const char *name);
-/* Writes a file there and returns its path. */
+/* Writes the file "fuzz_dir()/name" and returns its path. */
 const char *fuzz_write(const char *name, const void *data, size_t size);
 
 #define FUZZ_CHECK(cond)                                                                           \
@@ -38,13 +39,13 @@ const char *fuzz_write(const char *name, const void *data, size_t size);
     } while (0)
 void fuzz_broken(const char *file, int line, const char *promise) __attribute__((noreturn));
 
-/* A refusal must be the input's fault and say why. Returns true for QT_OK. */
+/* True for QT_OK. Any other status must be QT_E_INPUT or QT_E_UNSUPPORTED, with a reason. */
 bool fuzz_accepted(int rc, const struct qt_err *err);
-/* A step of the harness itself, or what follows from an accepted input: must be QT_OK. */
+/* Checks that rc is QT_OK, for steps of the harness and operations on accepted inputs. */
 void fuzz_ok(int rc, const struct qt_err *err);
 
-/* Writes the checkpoint's tensors to the safetensors file `name`, reads it back, and checks that
- * the same tensors with the same data are in it. */
+/* Writes the checkpoint's tensors to the safetensors file `name`, reads the file back, and checks
+ * that it has the same tensors with the same data. */
 void fuzz_round_trip(const struct qt_ckpt *ckpt, const char *name);
 
 #endif

@@ -1,5 +1,5 @@
-/* config.json over the tensors of each golden model. A model that is accepted has the linear layers
- * that the tensors have the shapes of, and its first block runs. */
+/* config.json, combined with the tensors of each golden model. The linears of an accepted model
+ * match the shapes of its tensors, and its first layer runs. */
 #include "calib/calib.h"
 #include "kernels/kernels.h"
 #include "tests/fuzz/fuzz.h"
@@ -32,20 +32,20 @@ void fuzz_init(void)
     fuzz_ok(qt_backend_cpu_open(&be, &err), &err);
 }
 
-static void run_block(const struct qt_model *model, const struct qt_weights *w)
+static void run_layer(const struct qt_model *model, const struct qt_weights *w)
 {
     const struct qt_model_info *info = qt_model_info(model);
     size_t m = qt_min_size(SEQLEN, info->max_positions);
     static float hidden[SEQLEN * 4096];
-    struct qt_layer *block = NULL;
+    struct qt_layer *layer = NULL;
     struct qt_err err = {0};
     FUZZ_CHECK(info->hidden <= 4096);
     for (size_t i = 0; i < m * info->hidden; i++)
         hidden[i] = (float)(i % 7) - 3;
-    fuzz_ok(qt_layer_open(&block, model, 0, w, be, &err), &err);
-    int rc = qt_layer_run(block, hidden, m, m, NULL, &err);
+    fuzz_ok(qt_layer_open(&layer, model, 0, w, be, &err), &err);
+    int rc = qt_layer_run(layer, hidden, m, m, NULL, &err);
     (void)fuzz_accepted(rc, &err);
-    qt_layer_close(block);
+    qt_layer_close(layer);
 }
 
 static void check_model(const struct qt_model *model, const struct qt_ckpt *ckpt)
@@ -76,7 +76,7 @@ void fuzz_one(const uint8_t *data, size_t size)
         if (!fuzz_accepted(qt_model_open(&model, &w, &err), &err))
             continue;
         check_model(model, models[i]);
-        run_block(model, &w);
+        run_layer(model, &w);
         qt_model_close(model);
     }
 }

@@ -1,6 +1,6 @@
 /*
- * qtool.json over the tensors of a container that has a matrix of every scheme.
- * What is accepted accounts for every stored tensor once; its entries decode or are refused.
+ * qtool.json, combined with the tensors of a container that has a matrix of every scheme. An
+ * accepted manifest refers to every stored tensor once; its entries decode or are refused.
  */
 #include "tests/fuzz/quantized.h"
 
@@ -24,7 +24,7 @@ void fuzz_init(void)
     qt_free(text);
 }
 
-/* For a model of these sizes. */
+/* Opens the KV entry for a small model. */
 static void check_kv(const struct qt_container *c)
 {
     const struct qt_model_info model = {.layers = 1, .kv_heads = 2, .head_dim = 8};

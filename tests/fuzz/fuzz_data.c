@@ -1,5 +1,5 @@
-/* Calibration data as people have it; the first byte chooses the kind of file. Ids are within the
- * vocabulary, and no temporary file is left. */
+/* Calibration data; the first byte of the input selects the kind of file. Accepted ids are within
+ * the vocabulary, and no temporary file remains. */
 #include "calib/calib.h"
 #include "tests/fuzz/fuzz.h"
 

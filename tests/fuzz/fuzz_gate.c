@@ -1,4 +1,4 @@
-/* Gate expressions: understood or refused as the caller's mistake, and failing says why. */
+/* Gate expressions: QT_OK, or QT_E_USAGE or QT_E_GATE with a reason. */
 #include "tests/fuzz/fuzz.h"
 #include "verify/verify.h"
 
@@ -23,6 +23,6 @@ void fuzz_one(const uint8_t *data, size_t size)
     int rc = qt_gate_check(text, figures, 3, &tensors, &err);
     FUZZ_CHECK(rc == QT_OK || rc == QT_E_USAGE || rc == QT_E_GATE);
     FUZZ_CHECK(rc == QT_OK || err.reason[0]);
-    /* NaN meets no condition; but in brackets it is no name. */
+    /* A NaN figure meets no condition. (Within brackets, same_top is a tensor name.) */
     FUZZ_CHECK(rc != QT_OK || !strstr(text, "same_top") || strchr(text, '['));
 }

@@ -1,6 +1,6 @@
 /*
- * model.safetensors.index.json beside three files of tensors a, b; c; d. The only map that may be
- * accepted is the true one, and no file of another directory is ever part of the checkpoint.
+ * model.safetensors.index.json beside three files with the tensors a, b; c; d. Only the correct map
+ * may be accepted, and no file of another directory becomes part of the checkpoint.
  */
 #include "tests/fuzz/fuzz.h"
 

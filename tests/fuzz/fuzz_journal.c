@@ -1,7 +1,6 @@
 /*
- * The journal of an interrupted run, beside the files as that run left them. A resume goes on or
- * refuses (QT_E_USAGE: it is no journal); what it takes for finished are units it was given records
- * of.
+ * The journal of an interrupted run, beside the files of that run. A resume continues or is refused
+ * (QT_E_USAGE: not a journal), and treats only units with a record as finished.
  */
 #include "tests/fuzz/fuzz.h"
 
@@ -60,7 +59,7 @@ void fuzz_one(const uint8_t *data, size_t size)
     struct qt_writer *w;
     struct qt_err err = {0};
     if (!qt_path_exists(fuzz_path("out.partial")))
-        start(true); /* a journal without a first line is started anew, and discarded below */
+        start(true); /* a run with an empty journal starts over and is discarded below */
     fuzz_write("out.partial/journal", data, size);
     int rc = open_writer(&w, true, &err);
     FUZZ_CHECK(rc == QT_OK ||

@@ -1,5 +1,5 @@
-/* A .npy file, as an array and as token ids. What is accepted has its data at the end of the file,
- * and reads the same from a file with a header of our own. */
+/* A .npy file, read as an array and as token ids. The data of an accepted array ends at the end of
+ * the file, and reads the same from a file with a newly written header. */
 #include "tests/fuzz/fuzz.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* The pickle in a PyTorch file, without the archive around it and its checksums. */
+/* The pickle in a PyTorch file, without the archive and its checksums. */
 #include "formats/formats_internal.h"
 #include "tests/fuzz/fuzz.h"
 

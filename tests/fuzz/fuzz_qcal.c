@@ -1,7 +1,7 @@
 /*
- * A calibration file. What is accepted obeys the inequalities of docs/format.md, and writing it
- * again twice gives the same bytes. Linked with a CRC that is always zero (see the Makefile), so
- * that changed values get past it.
+ * A calibration file. Accepted values obey the inequalities of docs/format.md, and writing them
+ * twice gives the same bytes. Linked with a CRC that is always zero (see tests.mk), so that changed
+ * values pass the checksums.
  */
 #include "tests/fuzz/fuzz.h"
 
@@ -75,7 +75,7 @@ static void check_channels(const struct qt_channels *c, size_t k, double tokens)
     }
 }
 
-/* Reads all values of the file `from`, and writes them to `to`. False when values are refused. */
+/* Copies all values of the file `from` to the file `to`. Returns false if values are refused. */
 static bool copy(const char *from, const char *to)
 {
     struct qt_qcal *q;

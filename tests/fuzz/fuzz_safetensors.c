@@ -1,4 +1,4 @@
-/* A .safetensors file. What is accepted fills the file without gaps and can be written again. */
+/* A .safetensors file. Accepted tensors fill the file without gaps and can be written again. */
 #include "tests/fuzz/fuzz.h"
 
 void fuzz_init(void)

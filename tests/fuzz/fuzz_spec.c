@@ -1,4 +1,4 @@
-/* Scheme texts, as users and manifests write them. The canonical text means the same scheme. */
+/* Scheme texts of users and manifests. The canonical text parses to the same scheme. */
 #include "pack/pack.h"
 #include "tests/fuzz/fuzz.h"
 

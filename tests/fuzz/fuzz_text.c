@@ -1,5 +1,5 @@
-/* Text for the tokenizer of the example model. All UTF-8 is accepted, nothing else is, and the
- * tokens' bytes, one after the other, are the text again: it is byte-level. */
+/* Text for the byte-level tokenizer of the example model. Exactly the valid UTF-8 is accepted, and
+ * the concatenated bytes of the tokens are the text. */
 #include "calib/calib.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -8,10 +8,10 @@
 #include <utf8proc.h>
 
 static struct qt_tokenizer *tok;
-static char **bytes; /* of each token */
+static char **bytes; /* bytes of each token */
 static size_t *lengths;
 
-/* Bytes that are no printable character of Latin-1 stand as 256, 257, ... in the vocabulary. */
+/* The vocabulary writes bytes that are not printable Latin-1 as U+0100, U+0101, ... */
 static unsigned char byte_of(int32_t c)
 {
     int32_t next = 256;

@@ -1,5 +1,5 @@
-/* tokenizer.json (the first line of the input: tokenizer_config.json). What is accepted encodes any
- * text, twice to the same ids, and to ids of its vocabulary. */
+/* tokenizer.json; the first line of the input is tokenizer_config.json. An accepted tokenizer
+ * encodes texts to ids of its vocabulary, twice to the same ids, or refuses them. */
 #include "calib/calib.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -1,4 +1,4 @@
-/* A PyTorch file. Tensors that can be read are as large as they say and can be written again. */
+/* A PyTorch file. Tensors that can be read have the declared size and can be written again. */
 #include "tests/fuzz/fuzz.h"
 
 void fuzz_init(void)

@@ -1,8 +1,7 @@
 /*
- * The sections of every scheme, by the table of schemes: each preset, and each choice of a
- * parameter that gives it other sections. The first line of the input names one; the rest is laid
- * over the data of a container that holds one matrix of it. What is accepted is as documented and
- * decodes, and what also passes the repacking check is the only packing of its codes.
+ * The sections of every scheme: each preset of the table of schemes, and each parameter choice that
+ * changes the sections. The first line of the input names the spec; the rest replaces the data of a
+ * container with one such matrix. An accepted matrix obeys docs/schemes.md and decodes.
  */
 #include "tests/fuzz/quantized.h"
 
@@ -17,7 +16,7 @@ enum { MAX_PRESETS = 64 };
 static struct preset {
     struct qt_packed described;
     char dir[32];
-    unsigned char *input; /* that changes nothing: its line, and the file behind its header */
+    unsigned char *input; /* the unchanged input: its line, and the file after the header */
     size_t line, size, at;
     int fd;
 } presets[MAX_PRESETS];
@@ -48,7 +47,7 @@ static void make(struct preset *p, const char *name)
     fuzz_seed(name, p->input, p->line + p->size);
 }
 
-/* Whether a matrix of the same preset has sections of the same names. */
+/* True if a matrix of this preset with the same section names exists already. */
 static bool is_made(const struct qt_packed *p)
 {
     for (size_t i = 0; i < count; i++) {
@@ -63,7 +62,7 @@ static bool is_made(const struct qt_packed *p)
     return false;
 }
 
-/* Parameters that a preset fixes, or that contradict each other, make no spec. */
+/* Ignores invalid specs: a preset fixes the parameter, or parameters contradict each other. */
 static void make_if_new(const char *text)
 {
     enum { N = 16, K = 256 };

@@ -1,5 +1,5 @@
-/* What docs/schemes.md promises of the sections of a matrix that a reader has accepted, looked up
- * in the stored bytes, without the code that reads them. */
+/* Checks that the sections of an accepted matrix obey docs/schemes.md. Works on the stored bytes,
+ * independent of the code that reads them. */
 #include "pack/schemes/scheme.h"
 #include "tests/fuzz/quantized.h"
 
@@ -15,7 +15,7 @@ static const void *data_of(const struct qt_packed *p, const char *section)
 
 /* ---- scales --------------------------------------------------------------------------------- */
 
-/* repacked: what packing gives, so that padding is what it must be. */
+/* repacked: the matrix passed the repacking check, so that padding must be zero. */
 static void check_scales(const struct qt_packed *p, bool repacked)
 {
     const struct qt_section *s = qt_packed_section(p, "scale");
@@ -46,7 +46,7 @@ static void check_perm(const struct qt_packed *p, const uint16_t *perm)
     free(seen);
 }
 
-/* row[k]: row r of p, decoded. */
+/* row[k]: the decoded row r of p. */
 static void check_outliers(const struct qt_packed *p, const uint16_t *perm, size_t r,
                            const float *row)
 {
@@ -103,8 +103,8 @@ static void check_activations(const struct qt_packed *p)
     check_side(data_of(p, "row_order"), data_of(p, "row_exp2"), p->n);
 }
 
-/* The inputs of an accepted matrix can be rounded as it says. A rounded value is off by half a step
- * at most, and a step is not above a seventh of the token's largest. */
+/* Rounds inputs as an accepted matrix describes. The error is at most half a step, and a step is at
+ * most a seventh of the token's largest value. */
 void fuzz_check_input(const struct qt_container *c, const struct qt_entry *e,
                       const struct qt_packed *p)
 {

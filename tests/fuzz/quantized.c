@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Not a multiple of 16 rows or of any group, so that there is padding. A scheme that takes no such
- * width gets the next. */
+/* Not multiples of 16 rows or of any group size, so that there is padding. The first width that the
+ * scheme accepts is used. */
 enum { ROWS = 19, WIDEST = 256 };
 static const size_t widths[] = {130, 128, WIDEST};
 
@@ -24,8 +24,8 @@ static size_t width_of(const struct qt_spec *spec)
 
 /* ---- making --------------------------------------------------------------------------------- */
 
-/* An input in an order and with exponents of its own, blocks of 4 and 8 bits. 7 divides neither
- * ROWS nor a width. */
+/* Synthetic activation data: permutations, exponents, channel blocks of 4 and 8 bits. 7 divides
+ * neither ROWS nor any width, so that i -> 7 i + c is a permutation. */
 static void make_input(struct qt_act *in, uint32_t row_order[ROWS], float row_factor[ROWS],
                        size_t k)
 {
@@ -106,7 +106,7 @@ static void declare(struct made *made)
         .name = "bias", .dtype = QT_F32, .ndim = 1, .shape = {2}, .nbytes = sizeof bias};
 }
 
-/* Takes the entry over. */
+/* Takes ownership of the entry. */
 static void commit(struct qt_writer *w, json_t *list, const char *unit, json_t *entry)
 {
     struct qt_err err = {0};
@@ -165,19 +165,19 @@ void fuzz_quantized(const char *name, const char *const *specs, size_t n)
     free(made.tensors);
 }
 
-/* ---- what is accepted ----------------------------------------------------------------------- */
+/* ---- checking ------------------------------------------------------------------------------- */
 
-/* Some rows one by one: each takes as long as the 16 that are stored with it. */
-static const size_t alone[] = {0, 7, 16, ROWS - 1};
+/* Rows decoded one by one; only a few, because each costs as much as its strip of 16 rows. */
+static const size_t single_rows[] = {0, 7, 16, ROWS - 1};
 
 static void check_rows(const struct qt_packed *p, const float *all)
 {
     float *row = malloc(p->k * sizeof *row);
     struct qt_err err = {0};
     FUZZ_CHECK(row);
-    for (size_t i = 0; i < sizeof alone / sizeof *alone && alone[i] < p->n; i++) {
-        const float *expected = all + qt_packed_source_row(p, alone[i]) * p->k;
-        fuzz_ok(qt_packed_decode(row, p, alone[i], 1, &err), &err);
+    for (size_t i = 0; i < sizeof single_rows / sizeof *single_rows && single_rows[i] < p->n; i++) {
+        const float *expected = all + qt_packed_source_row(p, single_rows[i]) * p->k;
+        fuzz_ok(qt_packed_decode(row, p, single_rows[i], 1, &err), &err);
         FUZZ_CHECK(memcmp(row, expected, p->k * sizeof *row) == 0);
     }
     for (size_t r = 0; r < p->n; r++)

@@ -1,6 +1,6 @@
 /*
- * Runs inputs through a fuzz target without libFuzzer: replay_NAME FILE_OR_DIRECTORY... Whatever is
- * wrong ends the process; the last line counts the inputs.
+ * Runs inputs through a fuzz target without libFuzzer: replay_NAME FILE_OR_DIRECTORY... A failed
+ * check ends the process. The last line of output has the number of inputs.
  */
 #include "tests/fuzz/fuzz.h"
 
@@ -21,8 +21,8 @@ static int run_file(const char *path)
         fprintf(stderr, "%s: %s\n", path, err.reason);
         return 1;
     }
-    /* Its own block of exactly this size, so that reading beyond it shows; the name is the last
-     * thing on stderr if it does. */
+    /* An allocation of exactly this size, so that sanitizers detect reads beyond it. The name of
+     * the input is then the last line on stderr. */
     unsigned char *exact = malloc(size ? size : 1);
     if (!exact)
         return 1;

@@ -1,7 +1,8 @@
 /*
- * For authors of kernels: what other instructions cost beside Hopper's wgmma, whose sums live in
- * the registers that those read and write. One block a multiprocessor, all in shared memory; clocks
- * of the slowest block. Weights are A operands from registers, as in kernels/cuda/matmul/tile.cuh.
+ * For kernel authors: the cost of other instructions beside Hopper's wgmma, whose accumulators are
+ * in the registers that these instructions read and write. One thread block per multiprocessor, all
+ * operands in shared memory; clocks of the slowest thread block. Weights are A operands from
+ * registers, as in kernels/cuda/matmul/tile.cuh.
  *
  * usage: bench_tensor
  */
@@ -44,10 +45,10 @@ static __device__ __forceinline__ uint32_t read_shared(uint32_t addr)
     return v;
 }
 
-/* ---- one instruction ---------------------------------------------------------------------------
- *
- * Two warpgroups multiply, `products` times 4 k-steps; two do `others` times 64 of one instruction.
- */
+/* ---- one instruction ------------------------------------------------------------------------ */
+
+/* Two warpgroups multiply, `products` times 4 k-steps; two run `others` times 64 instructions of a
+ * kind. */
 template <int N, int OP>
 static __global__ void __launch_bounds__(512, 1)
     beside_kernel(int products, int others, long long *clocks, float *sink)
@@ -124,20 +125,19 @@ template <int N, int OP> static void beside()
     CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM));
     kernel<<<BLOCKS, 512, SMEM>>>(0, 200, clocks, sink);
     slowest(alone);
-    kernel<<<BLOCKS, 512, SMEM>>>(200 * 64 * 64 / N, 200, clocks, sink); /* the others end first */
+    kernel<<<BLOCKS, 512, SMEM>>>(200 * 64 * 64 / N, 200, clocks, sink); /* these end first */
     slowest(others);
-    kernel<<<BLOCKS, 512, SMEM>>>(200, 64 * N, clocks, sink); /* the products do */
+    kernel<<<BLOCKS, 512, SMEM>>>(200, 64 * N, clocks, sink); /* the products end first */
     slowest(products);
-    const double count = 200. * 64 * 2; /* of two warpgroups, on each scheduler */
+    const double count = 200. * 64 * 2; /* two warpgroups, per scheduler */
     printf("%-6s %4d %8.2f %8.2f %8.2f\n", names[OP], N, count / alone[1], count / others[1],
            200. * 4 * N / 2 * 2 / products[0]);
 }
 
-/* ---- a loop as the tile kernel's ---------------------------------------------------------------
- *
- * WGS warpgroups: fragments of 4 k-steps are looked up while those before are multiplied; every 8
- * k-steps all sums are scaled.
- */
+/* ---- a loop like that of the tile kernel ---------------------------------------------------- */
+
+/* WGS warpgroups: fragments of 4 k-steps are looked up while the previous ones are multiplied. All
+ * accumulators are scaled every 8 k-steps. */
 template <int N, int WGS, bool LOOK_UP, bool SCALE>
 static __global__ void __launch_bounds__(WGS * 128, 1)
     loop_kernel(int batches, long long *clocks, float *sink)

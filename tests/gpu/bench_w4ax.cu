@@ -1,11 +1,11 @@
 /*
- * For authors of kernels: configurations of the products of 4-bit integer weights, packed
- * activations, and the quantize kernel by itself, with cuBLAS FP16 and the read floor in the same
- * run. Weights are cold in L2 (see timing.cuh). What is planned is measured by `qtool bench`.
+ * For kernel authors: times configurations of the w4ax kernels, packed activations, and the
+ * quantizer alone, together with cuBLAS FP16 and the read floor. Weights are cold in the L2
+ * (timing.cuh). `qtool bench` measures the planned configurations.
  *
  * usage: bench_w4ax [-s NxK[,NxK]] [-m M[,M]] [-g block,int,row] [-t [-a]] [-p] [-q]
  *   -t tries many configurations and prints the best, -a all; -p packed activations for the stream
- *   kernel; -q the quantize kernel
+ *   kernel; -q the quantizer
  */
 #include "kernels/include/qtool_w4ax.h"
 #include "tests/gpu/tile_tokens.h"
@@ -20,7 +20,7 @@ static struct timing timer;
 static void *x, *y, *workspace;
 static const size_t workspace_bytes = 256 << 20, x_bytes = (size_t)4096 * 32768 * 2;
 static bool packed_wanted, tuning;
-static size_t shown = 4; /* of the configurations tried */
+static size_t shown = 4; /* configurations printed by -t */
 
 static std::vector<std::string> split(const char *text)
 {
@@ -33,7 +33,7 @@ static std::vector<std::string> split(const char *text)
     return out;
 }
 
-/* One block in five has 8 bits. */
+/* Makes block words: one channel block in five has 8 bits. */
 static uint32_t *make_blocks(size_t k, int packed, size_t *token_bytes)
 {
     size_t count = (k + 127) / 128;
@@ -47,8 +47,7 @@ static uint32_t *make_blocks(size_t k, int packed, size_t *token_bytes)
     return d;
 }
 
-/* ---- products -----------------------------------------------------------------------------------
- */
+/* ---- products ------------------------------------------------------------------------------- */
 
 struct copies {
     char *base;
@@ -99,17 +98,25 @@ static double time_plan(const struct qtool_w4ax_plan *p, const struct copies *c,
     });
 }
 
-static void report(const struct qtool_w4ax_plan *p, double us, const struct copies *c, double blas,
-                   const char *mark)
+static void report(const struct qtool_w4ax_plan *p, double us, const struct copies *data,
+                   double blas, const char *mark)
 {
-    const struct qtool_w4ax_config *f = &p->config;
-    static const char *const kernels[] = {"", "stream", "tile", "skinny"};
-    printf("%s%s%s\t%zu\t%zu\t%zu\t%.2f\t%.2f\t%.0f\t%.2f\t%.0f\t%s t%d s%d w%d u%d x%d k%d c%d "
-           "d%d\n",
-           scale_names[p->scales], p->options.packed ? " packed" : "", mark, p->n, p->k, p->m, us,
-           c->floor_us, 100 * c->floor_us / us, blas / us,
-           2e-6 * (double)p->m * (double)p->n * (double)p->k / us, kernels[f->kernel], f->tokens,
-           f->strips, f->warps, f->cta_units, f->splits, f->warps_k, f->strips_cta, f->depth);
+    const struct qtool_w4ax_config *c = &p->config;
+    char config[120];
+    if (c->kernel == QTOOL_W4AX_STREAM)
+        snprintf(config, sizeof config, "stream t%d s%d w%d u%d", c->stream.tokens,
+                 c->stream.strips, c->stream.warps, c->stream.cta_units);
+    else if (c->kernel == QTOOL_W4AX_TILE)
+        snprintf(config, sizeof config, "tile t%d w%d x%d", 8 * c->tile.token_tiles, c->tile.warps,
+                 (int)c->tile.schedule);
+    else
+        snprintf(config, sizeof config, "skinny t%d s%d w%d k%d c%d d%d", 8 * c->skinny.token_tiles,
+                 c->skinny.strips, c->skinny.warps, c->skinny.warps_k, c->skinny.strips_cta,
+                 c->skinny.depth);
+    printf("%s%s%s\t%zu\t%zu\t%zu\t%.2f\t%.2f\t%.0f\t%.2f\t%.0f\t%s\n", scale_names[p->scales],
+           p->options.packed ? " packed" : "", mark, p->n, p->k, p->m, us, data->floor_us,
+           100 * data->floor_us / us, blas / us,
+           2e-6 * (double)p->m * (double)p->n * (double)p->k / us, config);
     fflush(stdout);
 }
 
@@ -118,33 +125,34 @@ struct tried {
     struct qtool_w4ax_plan plan;
 };
 
-/* Units of a block of threads: even shares of 1 to 4 rounds, or whole groups. */
+/* Tries units per thread block: equal shares, or whole row groups. */
 static void try_units(std::vector<tried> *all, struct qtool_w4ax_plan p, const struct copies *c,
                       const struct qtool_w4ax_acts *acts, size_t group_rows)
 {
     size_t kblocks = (p.k + 127) / 128, groups = (p.n + group_rows - 1) / group_rows;
     std::vector<size_t> units;
     for (size_t per_sm = 1; per_sm <= 2; per_sm++)
-        units.push_back((groups * kblocks + (size_t)p.sms * per_sm - 1) / ((size_t)p.sms * per_sm));
+        units.push_back((groups * kblocks + (size_t)timer.sms * per_sm - 1) /
+                        ((size_t)timer.sms * per_sm));
     for (size_t parts = 1; parts <= 4; parts++)
         units.push_back((kblocks + parts - 1) / parts);
-    units.push_back((groups + (size_t)p.sms - 1) / (size_t)p.sms * kblocks);
+    units.push_back((groups + (size_t)timer.sms - 1) / (size_t)timer.sms * kblocks);
     for (size_t u : units) {
-        p.config.cta_units = (int)u;
-        if (u * (size_t)p.sms * 4 >= groups * kblocks && qtool_w4ax_plan_check(&p) == QTOOL_OK)
+        p.config.stream.cta_units = (int)u;
+        if (u * (size_t)timer.sms * 4 >= groups * kblocks && qtool_w4ax_plan_check(&p) == QTOOL_OK)
             all->push_back({time_plan(&p, c, acts), p});
     }
 }
 
-/* Skinny kernels: all warps, tiles of a block, two depths. */
+/* Tries skinny kernels: all numbers of warps and tiles, up to three depths. */
 static void try_skinny(std::vector<tried> *all, struct qtool_w4ax_plan p, const struct copies *c,
                        const struct qtool_w4ax_acts *acts)
 {
-    const int cta = (int)(((p.n + 15) / 16 + (size_t)p.sms - 1) / (size_t)p.sms);
-    struct qtool_w4ax_config *f = &p.config;
-    *f = {};
-    f->kernel = QTOOL_W4AX_SKINNY;
-    f->tokens = (int)(p.m + 7) / 8 * 8;
+    const int cta = (int)(((p.n + 15) / 16 + (size_t)timer.sms - 1) / (size_t)timer.sms);
+    struct qtool_skinny_config *f = &p.config.skinny;
+    p.config = {};
+    p.config.kernel = QTOOL_W4AX_SKINNY;
+    f->token_tiles = (int)(p.m + 7) / 8;
     for (f->strips = 1; f->strips <= 2; f->strips *= 2)
         for (f->warps_k = 2; f->warps_k <= 16; f->warps_k *= 2)
             for (int rows = 1; rows * f->warps_k <= 14 && (rows - 1) * f->strips < cta; rows++) {
@@ -169,22 +177,24 @@ static void tune(struct qtool_w4ax_plan p, const struct copies *c,
     timer.replays = 3;
     for (int tokens : tile_tokens)
         for (int i = 0; i < 4 * 3 && !p.options.packed; i++) {
+            p.config = {};
             p.config.kernel = QTOOL_W4AX_TILE;
-            p.config.tokens = tokens;
-            p.config.warps = 8 + 4 * (i % 3);
-            p.config.splits = 1 + i / 3;
+            p.config.tile.token_tiles = tokens / 8;
+            p.config.tile.warps = 8 + 4 * (i % 3);
+            p.config.tile.schedule = (enum qtool_tile_schedule)(QTOOL_TILE_WHOLE + i / 3);
             if (p.m * 2 > (size_t)tokens && qtool_w4ax_plan_check(&p) == QTOOL_OK)
                 all.push_back({time_plan(&p, c, acts), p});
         }
     if (p.m <= 32)
         try_skinny(&all, p, c, acts);
     if (p.m <= 32) {
+        p.config = {};
         p.config.kernel = QTOOL_W4AX_STREAM;
-        p.config.tokens = p.m <= 8 ? 8 : p.m <= 16 ? 16 : 32;
+        p.config.stream.tokens = p.m <= 8 ? 8 : p.m <= 16 ? 16 : 32;
         for (int strips = 2; strips <= 4; strips *= 2)
             for (int warps = 4; warps <= 8; warps *= 2) {
-                p.config.strips = strips;
-                p.config.warps = warps;
+                p.config.stream.strips = strips;
+                p.config.stream.warps = warps;
                 try_units(&all, p, c, acts, (size_t)strips * 16);
             }
     }
@@ -252,8 +262,7 @@ static void bench_products(size_t n, size_t k, const std::vector<std::string> &m
     }
 }
 
-/* ---- quantize -----------------------------------------------------------------------------------
- */
+/* ---- quantizer ------------------------------------------------------------------------------ */
 
 static __global__ void move_kernel(const uint4 *from, size_t in, uint4 *to, size_t out)
 {

@@ -1,4 +1,4 @@
-/* What the tests of kernels share: how they begin and end, random numbers, copies. */
+/* Functions that the tests of kernels share: start and end, random numbers, copies. */
 #ifndef QT_TESTS_GPU_CHECK_H
 #define QT_TESTS_GPU_CHECK_H
 
@@ -18,8 +18,8 @@
 static int passed, failed, skipped;
 static uint64_t seed;
 
-/* Arguments are [SEED [quick]]. Ends the program, as skipped, when there is no device. Returns
- * whether few cases are wanted, as for compute-sanitizer. */
+/* Arguments are [SEED [quick]]. Ends the program as skipped if there is no device. Returns true if
+ * only a few cases should run, as under compute-sanitizer. */
 static inline bool check_begin(int argc, char **argv)
 {
     int devices = 0;
@@ -59,13 +59,15 @@ static inline size_t random_below(size_t n)
     return random_bits() % n;
 }
 
-/* In [-1, 1). */
+/* Returns a number in [-1, 1). */
 static inline float random_float(void)
 {
     return (float)random_bits() * 0x1p-31f - 1;
 }
 
-/* ---- the workspace of all runs ---- */
+/* ---- workspace ------------------------------------------------------------------------------ */
+
+/* One workspace serves all runs. */
 
 enum { WORKSPACE_GUARD = 4096 };
 
@@ -81,7 +83,8 @@ static inline void workspace_new(size_t bytes)
     CHECK(cudaMemset(workspace.at, 0, bytes + WORKSPACE_GUARD));
 }
 
-/* For a run that asks for so many bytes: nothing, or the zeros and then NaN, beyond their end. */
+/* Returns a workspace of `bytes` bytes: the zeroed part, then NaN, also in the guard behind it.
+ * NULL for 0 bytes. */
 static inline void *workspace_of(size_t bytes)
 {
     const size_t zeros = QTOOL_WORKSPACE_ZEROED;
@@ -91,7 +94,7 @@ static inline void *workspace_of(size_t bytes)
     return workspace.at;
 }
 
-/* Whether the run left the zeros, and wrote nothing beyond the end. */
+/* True if a run left the zeroed part zero and wrote nothing behind its workspace. */
 static inline bool workspace_kept(size_t bytes)
 {
     return bytes == 0 || (gpu_all_are(0, workspace.at, QTOOL_WORKSPACE_ZEROED / 4) &&

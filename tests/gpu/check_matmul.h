@@ -1,19 +1,20 @@
-/* Products of qt_matmul kernels, checked: outputs and workspace are poisoned with NaN and have
- * guard bands, every run is made twice and must repeat bit for bit; dependent launches now and then
+/* Checks of products of qtool_kernels.h. Outputs and workspace are filled with NaN and have guard
+ * bands. Every run is made twice and must repeat bit for bit, sometimes as a dependent launch
  * behind a kernel that still writes X. */
 #ifndef QT_TESTS_GPU_CHECK_MATMUL_H
 #define QT_TESTS_GPU_CHECK_MATMUL_H
 
 #include "kernels/include/qtool_kernels.h"
 #include "tests/gpu/check.h"
+#include "tests/gpu/config_text.h"
 #include "tests/gpu/tile_tokens.h"
 
 #include <math.h>
 
 enum { GUARD = 64 };             /* elements before and after an output */
-static size_t output_at = GUARD; /* which is aligned to 2, 4, 8 or 16 bytes: check_plan */
+static size_t output_at = GUARD; /* offset of the output; check_plan varies its alignment */
 
-/* x [m][k] and weights [n][pitch] of a product, both on the device. */
+/* Inputs of a product in device memory: x [m][k] and decoded weights [n][pitch]. */
 struct product {
     const uint16_t *x;
     const float *decoded;
@@ -21,19 +22,19 @@ struct product {
     const char *name;
 };
 
-/* Device buffers reused by all cases. */
+/* Device buffers that all cases use. */
 static struct {
     uint16_t *x, *late_x, *y[2];
     double *reference;
-    struct gpu_rounding rounding; /* of the reference's weights */
+    struct gpu_rounding rounding; /* rounding of the weights in the reference */
 } pool;
 
-enum { LATE_X = 4 << 20 }; /* values that are written late, at most */
+enum { LATE_X = 4 << 20 }; /* maximum number of values that are written late */
 
-static double worst_error[2], worst_beyond[2]; /* FP16, BF16: all, and beyond rounding */
-static bool few_others; /* of the other configurations, one in three: for compute-sanitizer */
-static const char *const path_names[] = {"stream", "skinny", "tile", "dense", "mma tile", "vector"};
-static int checked[COUNT(path_names)], checked_late; /* plans, by their path */
+static double worst_error[2], worst_excess[2]; /* FP16, BF16: all, and beyond rounding */
+static bool few_variants;                      /* run one variant in three, for compute-sanitizer */
+static int checked[COUNT(path_names)], checked_late; /* checked plans by path, and with late X */
+
 static inline void pool_new(void)
 {
     enum { OUTPUT = 64 << 20 };
@@ -54,8 +55,9 @@ static inline void random_x(uint16_t *to, size_t count, int bf16)
     free(x);
 }
 
-/* Runs into y[which]; false when memory beside the output or the workspace was touched. late: X is
- * written elsewhere first, and not complete when a dependent launch begins. */
+/* Runs the plan into y[which]. Returns false if it fails or writes outside the output and the
+ * workspace. late: X is written by a kernel before, and not complete when a dependent launch
+ * begins. */
 static inline bool guarded_run(const struct qtool_matmul_plan *p,
                                const struct qtool_matmul_weight *w, const uint16_t *x, int which,
                                bool late)
@@ -95,22 +97,23 @@ static inline bool outputs_equal(size_t count)
 }
 
 /*
- * Of a relative error, what the rounding of outputs does not explain. FP16: with the 2.07e-4 that
- * rounding is on average 1e-4 makes 2.3e-4. BF16: more, as outputs on the other side of the middle
- * between two numbers change what rounding explains. Few outputs can all be small differences of
- * large products.
+ * Maximum relative error beyond the rounding of outputs. FP16 rounding is 2.07e-4 on average, and
+ * 1e-4 in addition makes 2.3e-4. BF16 has a larger limit, as an output that is rounded to the other
+ * neighbor changes the error of rounding. A few outputs may all be small differences of large
+ * products.
  */
 static inline double tolerance(size_t count, int bf16)
 {
     return (count >= 1000 ? 1e-4 : 4.7e-4) * (bf16 ? 2 : 1);
 }
 
-static inline double beyond_rounding(struct gpu_error e)
+/* Returns the part of an error that rounding of outputs does not explain. */
+static inline double error_beyond_rounding(struct gpu_error e)
 {
     return e.all > e.rounding ? sqrt(e.all * e.all - e.rounding * e.rounding) : 0;
 }
 
-/* What the plan rounds weights to. */
+/* Returns how the plan rounds weights. */
 static inline struct gpu_rounding rounding_of(const struct qtool_matmul_plan *p,
                                               const struct qtool_matmul_weight *w)
 {
@@ -122,6 +125,7 @@ static inline struct gpu_rounding rounding_of(const struct qtool_matmul_plan *p,
     return r;
 }
 
+/* Computes the reference of a product. */
 static inline void expect(const struct product *product, const struct qtool_matmul_plan *p,
                           struct gpu_rounding rounding)
 {
@@ -130,13 +134,13 @@ static inline void expect(const struct product *product, const struct qtool_matm
     pool.rounding = rounding;
 }
 
-/* Everything about one plan of the product; the reference in the pool may be that of the other
- * paths. */
+/* Checks one plan of the product. Computes the reference again if the plan rounds weights in
+ * another way than the last one. */
 static inline void check_plan(const struct qtool_matmul_plan *p,
                               const struct qtool_matmul_weight *w, const struct product *product)
 {
     const char *name = product->name;
-    char what[320];
+    char what[400], config[160];
     size_t count = p->m * p->n;
     int bf16 = p->options.dtype == QTOOL_BF16;
     const struct qtool_matmul_config *c = &p->config;
@@ -154,12 +158,11 @@ static inline void check_plan(const struct qtool_matmul_plan *p,
     bool guards = guarded_run(p, w, product->x, 0, false) && guarded_run(p, w, product->x, 1, late);
     bool equal = outputs_equal(count);
     const struct gpu_error e = gpu_error_of(pool.y[0] + output_at, pool.reference, count, bf16);
+    config_text(config, sizeof config, c);
     snprintf(what, sizeof what,
-             "%s n=%zu k=%zu m=%zu %s %s: tiles %d strips %d warps %d/%d cta %d splits %d "
-             "depth %d parts %d, y at %zu: error %.3g, rounding %.3g%s%s",
-             name, p->n, p->k, p->m, bf16 ? "bf16" : "f16", path_names[c->path], c->token_tiles,
-             c->strips, c->warps, c->warps_k, c->strips_cta, c->splits, c->depth, c->parts,
-             output_at % 8 * 2, e.all, e.rounding, guards ? "" : " GUARDS",
+             "%s n=%zu k=%zu m=%zu %s %s, y at %zu: error %.3g, rounding %.3g%s%s", name, p->n,
+             p->k, p->m, bf16 ? "bf16" : "f16", config, output_at % 8 * 2, e.all, e.rounding,
+             guards ? "" : " GUARDS",
              equal  ? ""
              : late ? " NOT REPEATABLE BEHIND A LATE X"
                     : " NOT REPEATABLE");
@@ -167,53 +170,68 @@ static inline void check_plan(const struct qtool_matmul_plan *p,
     checked_late += late;
     if (count >= 1000 && c->path != QTOOL_MATMUL_DENSE) {
         worst_error[bf16] = worse(worst_error[bf16], e.all);
-        worst_beyond[bf16] = worse(worst_beyond[bf16], beyond_rounding(e));
+        worst_excess[bf16] = worse(worst_excess[bf16], error_beyond_rounding(e));
     }
-    result(guards && equal && beyond_rounding(e) <= tolerance(count, bf16), what);
+    result(guards && equal && error_beyond_rounding(e) <= tolerance(count, bf16), what);
 }
 
-/* Another configuration of a skinny kernel. */
-static inline void vary_skinny(struct qtool_matmul_config *c)
+/* Each function sets p->config to a random configuration of a path. plan_check refuses many. */
+
+static inline void vary_stream(struct qtool_matmul_plan *p)
 {
-    int warps_n = 1 << random_below(4), step;
-    c->path = QTOOL_MATMUL_SKINNY;
+    struct qtool_stream_config *c = &p->config.stream;
+    p->config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_STREAM};
+    c->token_tiles = p->m <= 8 ? 1 : p->m <= 16 ? 2 : 4;
+    c->strips = c->token_tiles == 4 ? 1 : 1 + (int)random_below(2);
+    c->splits = 1 + (int)random_below(4);
+    c->warps = 1 << random_below(5);
+    c->warps_k = 1 << random_below(5);
+    c->warps_k = c->warps_k > c->warps ? c->warps : c->warps_k;
+    c->strips_cta = 1 + (int)random_below(9);
+}
+
+static inline void vary_skinny(struct qtool_matmul_plan *p)
+{
+    struct qtool_skinny_config *c = &p->config.skinny;
+    const int warps_n = 1 << random_below(4);
+    p->config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_SKINNY};
+    c->token_tiles = p->m <= 8 ? 1 : 2;
     c->strips = 1 << random_below(3);
     c->warps_k = 16 / warps_n >> (warps_n < 8 ? random_below(2) : 0);
     c->warps = c->warps_k * warps_n;
-    c->splits = 1;
-    c->parts = 1;
     c->strips_cta = 1 + (int)random_below((size_t)(3 * warps_n * c->strips));
-    step = c->warps_k / 2;
+    const int step = c->warps_k / 2;
     c->depth = step * (1 + (int)random_below((size_t)(12 / step)));
 }
 
-/* Another configuration of a tile kernel. */
-static inline void vary_tile(struct qtool_matmul_config *c)
+static inline void vary_tile(struct qtool_matmul_plan *p)
 {
-    c->path = QTOOL_MATMUL_TILE;
-    c->splits = 1 + (int)random_below(4);
+    struct qtool_tile_config *c = &p->config.tile;
+    p->config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_TILE};
+    c->schedule = (enum qtool_tile_schedule)(QTOOL_TILE_WHOLE + (int)random_below(4));
     c->warps = 8 + 4 * (int)random_below(3);
     c->token_tiles = tile_tokens[random_below(TILE_WIDTHS)] / 8;
 }
 
-static inline void vary_mma_tile(struct qtool_matmul_config *c)
+static inline void vary_mma_tile(struct qtool_matmul_plan *p)
 {
-    static const struct qtool_matmul_config kinds[] = {
+    static const struct qtool_mma_tile_config kinds[] = {
         {.warps = 8, .strips = 2, .strips_cta = 16, .token_tiles = 8},
         {.warps = 8, .strips = 2, .strips_cta = 8, .token_tiles = 16},
         {.warps = 8, .strips = 4, .strips_cta = 16, .token_tiles = 16},
         {.warps = 8, .strips = 2, .strips_cta = 16, .token_tiles = 4},
     };
-    *c = kinds[random_below(COUNT(kinds))];
-    c->path = QTOOL_MATMUL_MMA_TILE;
-    c->splits = 1 + (int)random_below(4);
+    p->config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_MMA_TILE,
+                                             .mma_tile = kinds[random_below(COUNT(kinds))]};
+    p->config.mma_tile.splits = 1 + (int)random_below(4);
 }
 
-/* The configurations that plan chooses, for the device and as for an older one, and `others` made
- * by `vary` where plan_check takes them. x: in the pool; decoded: device, [n][pitch]. */
+/* Checks the configurations that plan chooses, for the device and for an older one, a DENSE one,
+ * and `variants` configurations made by `vary`, if plan_check accepts them. x: in the pool;
+ * decoded: in device memory, [n][pitch]. */
 static inline void check_product(const struct qtool_matmul_weight *w, const float *decoded,
-                                 size_t pitch, uint16_t *x, size_t m, int bf16, int others,
-                                 void (*vary)(struct qtool_matmul_config *c, int variant),
+                                 size_t pitch, uint16_t *x, size_t m, int bf16, int variants,
+                                 void (*vary)(struct qtool_matmul_plan *p, int variant),
                                  const char *name)
 {
     static const int older[] = {80, 86, 89};
@@ -237,22 +255,22 @@ static inline void check_product(const struct qtool_matmul_weight *w, const floa
     if (w->kind != QTOOL_MATMUL_MIX24)
         check_plan(&older_plan, w, &product);
     check_plan(&plan, w, &product);
-    for (int i = 0; i <= others; i++) {
+    for (int i = 0; i <= variants; i++) {
         struct qtool_matmul_plan other = plan;
-        if (few_others && random_below(3))
+        if (few_variants && random_below(3))
             continue;
-        if (i < others)
-            vary(&other.config, i);
+        if (i < variants)
+            vary(&other, i);
         else
-            other.config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_DENSE,
-                                                        .parts = 1 + (int)random_below(3)};
+            other.config = (struct qtool_matmul_config){
+                .path = QTOOL_MATMUL_DENSE, .dense = {.parts = 1 + (int)random_below(3)}};
         if (qtool_matmul_plan_check(&other, w) == QTOOL_OK)
             check_plan(&other, w, &product);
     }
 }
 
-/* In batch-invariant mode the rows of a product have the same bits for every number of tokens;
- * count[0] is the largest. */
+/* Checks that rows of batch-invariant products have the same bits for every number of tokens.
+ * count[0] is the largest number. */
 static inline void check_invariance(const struct qtool_matmul_weight *w, const size_t *count,
                                     size_t counts, int bf16, const char *name)
 {
@@ -272,7 +290,7 @@ static inline void check_invariance(const struct qtool_matmul_weight *w, const s
     }
 }
 
-/* decoded: host. */
+/* Checks qtool_matmul_dequantize against decoded weights in host memory. */
 static inline void check_dequantize(const struct qtool_matmul_weight *w, const float *decoded,
                                     int bf16, const char *name)
 {
@@ -283,7 +301,7 @@ static inline void check_dequantize(const struct qtool_matmul_weight *w, const f
     uint16_t *all = download(pool.y[0], (count + 2 * GUARD) * 2), *got = all + GUARD;
     for (size_t i = 0; i < count; i++) {
         uint16_t expected = from_float(decoded[i], bf16);
-        bad += got[i] != expected && !((got[i] | expected) == 0x8000); /* -0 is 0 */
+        bad += got[i] != expected && !((got[i] | expected) == 0x8000); /* -0 equals 0 */
     }
     for (size_t i = 0; i < GUARD; i++)
         bad += all[i] != 0xffff || got[count + i] != 0xffff;
@@ -293,21 +311,25 @@ static inline void check_dequantize(const struct qtool_matmul_weight *w, const f
     free(all);
 }
 
-/* own: the path that this program's weights have on compute capability 9.0, beside those of all. */
-static inline int check_matmul_end(enum qtool_matmul_path own)
+/* Prints a summary and returns the exit status. own: paths that only the weights of this program
+ * have; on compute capability 9.0 each must have been checked, as must those that all weights have.
+ */
+static inline int check_matmul_end(const enum qtool_matmul_path own[2])
 {
-    static const enum qtool_matmul_path all[] = {QTOOL_MATMUL_STREAM, QTOOL_MATMUL_SKINNY,
-                                                 QTOOL_MATMUL_TILE, QTOOL_MATMUL_DENSE};
+    static const enum qtool_matmul_path all[] = {QTOOL_MATMUL_SKINNY, QTOOL_MATMUL_TILE,
+                                                 QTOOL_MATMUL_DENSE};
     int major;
     CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
     for (size_t i = 0; i < COUNT(path_names); i++)
         printf("%s%s %d", i ? ", " : "plans checked: ", path_names[i], checked[i]);
-    printf("; behind a late X %d\n", checked_late);
-    for (size_t i = 0; i < COUNT(all) && major == 9 && !few_others; i++)
+    printf("; with a late X %d\n", checked_late);
+    for (size_t i = 0; i < COUNT(all) && major == 9 && !few_variants; i++)
         result(checked[all[i]] > 0, path_names[all[i]]);
-    result(few_others || major != 9 || (checked[own] > 0 && checked_late > 0), path_names[own]);
+    for (size_t i = 0; i < 2; i++)
+        result(few_variants || major != 9 || (checked[own[i]] > 0 && checked_late > 0),
+               path_names[own[i]]);
     printf("worst relative error: f16 %.3g, bf16 %.3g; beyond rounding %.3g, %.3g\n",
-           worst_error[0], worst_error[1], worst_beyond[0], worst_beyond[1]);
+           worst_error[0], worst_error[1], worst_excess[0], worst_excess[1]);
     return check_end();
 }
 

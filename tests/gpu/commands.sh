@@ -1,8 +1,8 @@
 #!/bin/sh
-# The commands that use a GPU, on examples/nano-llama: a container of every scheme, and calibrated ones with a
-# cache, through `verify --device cuda`; calibrating, quantizing and evaluating on the GPU, beside the CPU; bench.
+# The commands that use a GPU, on examples/nano-llama: `verify --device cuda` of a container of every scheme and of
+# calibrated containers with a KV cache; calibrate, quantize and eval on the GPU, compared with the CPU; bench.
 #
-#   usage: tests/gpu/commands.sh QTOOL [SCHEME...]     schemes of containers that are not calibrated; default: all
+#   usage: tests/gpu/commands.sh QTOOL [SCHEME...]     schemes of uncalibrated containers; default: all
 #
 # Prints one line per check and "N passed, M failed, K skipped".
 
@@ -42,11 +42,11 @@ quantize() {
     shift 2
     "$qtool" quantize "$nano" -o "$out" --scheme "$scheme" --force --quiet "$@"
 }
-made_and_right() {
+quantize_and_verify() {
     quantize "$@" && "$qtool" verify "$dir/$1" --device cuda --source "$nano" --quiet
 }
 
-# COMMAND... with calibration data.
+# with_data COMMAND...: adds calibration data.
 with_data() { "$@" --data "$nano/calib.txt" --samples 8 --seqlen 256; }
 
 # perplexity CONTAINER [OPTION...]
@@ -56,16 +56,16 @@ perplexity() {
     "$qtool" eval "$what" --data "$nano/eval.txt" --windows 8 --quiet --json "$@" |
         sed -n 's/^  "ppl": \([-0-9.e+]*\),*$/\1/p'
 }
-# same_perplexity SHARE CONTAINER CONTAINER [OPTION...]: of the first on the GPU and the second on the CPU.
+# same_perplexity TOLERANCE CONTAINER CONTAINER [OPTION...]: the first on the GPU, the second on the CPU.
 same_perplexity() {
-    share=$1 first=$2 second=$3
+    tolerance=$1 first=$2 second=$3
     shift 3
     gpu=$(perplexity "$first" --device cuda "$@") cpu=$(perplexity "$second" "$@")
     echo "perplexity $gpu on the GPU, $cpu on the CPU"
-    awk -v a="$gpu" -v b="$cpu" -v share="$share" 'BEGIN { exit !(a > 1 && b > 1 && a / b < 1 + share && b / a < 1 + share) }'
+    awk -v a="$gpu" -v b="$cpu" -v tolerance="$tolerance" 'BEGIN { exit !(a > 1 && b > 1 && a / b < 1 + tolerance && b / a < 1 + tolerance) }'
 }
 
-# Presets that need no data, from the table of schemes, and what else there are kernels of.
+# Presets that need no data, from `list schemes`, and other schemes with kernels.
 presets() {
     "$qtool" list schemes | awk '/^[a-z0-9]+: / { p = 1 } /^  parameter/ { p = 0 } p && /^  [a-z]/ && $1 != "w4ax" { print $1 }'
 }
@@ -73,22 +73,22 @@ presets() {
     fp6:e=2 nf4:g=32 nf3:g=64 int4:g=256 int4:zero=group int4:g=32,zero=group int8:g=32 int8:g=128,zero=group \
     mix24:outliers=0 mix24:four=1
 for scheme; do
-    check "$scheme" made_and_right plain "$scheme"
+    check "$scheme" quantize_and_verify plain "$scheme"
 done
 
-# The GPU's products are a little different, and which code a weight is rounded to, or an activation of w4ax, changes
-# all that come after it: so its containers are others, and its perplexities of w4ax.
+# Products on the GPU differ by roundings. The code that a weight (or an activation of w4ax) is rounded to changes all
+# later ones, so containers that are made on the GPU differ, and so do perplexities of w4ax.
 for scheme in nf3 int4 mix24 w4ax w4ax:scales=int; do
     case $scheme in w4ax*) same=2e-2 ;; *) same=1e-3 ;; esac
-    check "$scheme, calibrated on the GPU, with a cache" with_data made_and_right gpu "$scheme" --kv 4 --device cuda
-    check "$scheme, calibrated on the CPU, with a cache" with_data made_and_right cpu "$scheme" --kv 4
+    check "$scheme, calibrated on the GPU, with a cache" with_data quantize_and_verify gpu "$scheme" --kv 4 --device cuda
+    check "$scheme, calibrated on the CPU, with a cache" with_data quantize_and_verify cpu "$scheme" --kv 4
     check "$scheme: perplexity of one container" same_perplexity $same "$dir/cpu" "$dir/cpu" --kv 4
     check "$scheme: perplexity of both" same_perplexity 8e-2 "$dir/gpu" "$dir/cpu" --kv 4
 done
 check "perplexity of the original" same_perplexity 1e-3 "$nano" "$nano"
-check "nf3, scales tuned on the GPU" with_data made_and_right learned nf3:learn=1 --tune-norms --device cuda
+check "nf3, scales tuned on the GPU" with_data quantize_and_verify learned nf3:learn=1 --tune-norms --device cuda
 check "calibrate on the GPU" with_data "$qtool" calibrate "$nano" -o "$dir/x.qcal" --device cuda --quiet
-check "nf3, from that file" made_and_right file nf3 --calib "$dir/x.qcal" --device cuda
+check "nf3, from that file" quantize_and_verify file nf3 --calib "$dir/x.qcal" --device cuda
 check "perplexity of that" same_perplexity 1e-3 "$dir/file" "$dir/file"
 check "bench" "$qtool" bench --quiet --scheme nf4 --scheme mix24 --scheme w4ax --shape 256x512 --m 1,40 --json
 check "bench kv4" "$qtool" bench --quiet --scheme kv4 --shape 4x2x64 --m 2 --length 100 --json

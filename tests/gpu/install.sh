@@ -1,8 +1,7 @@
 #!/bin/sh
-# What `make install` leaves behind: the program, also under a DESTDIR that a shell would take apart;
-# for programs that launch the kernels, a C and a C++ program are built against it with pkg-config,
-# with the shared and with the static library, and run. They ask for a plan that is refused, so no
-# GPU is needed.
+# Tests `make install`: the program, also with a DESTDIR that needs quoting; and the kernel library: a
+# C and a C++ program are built with pkg-config, with the shared and the static library, and run.
+# They ask for a plan that is refused, so no GPU is needed.
 #
 #   usage: tests/gpu/install.sh BUILD     prints "N passed, M failed, K skipped"
 
@@ -47,7 +46,8 @@ int main(void)
     w.bits = 7;
     int rc = qtool_matmul_plan(&plan, &w, 1, &opt);
     printf("%d %s\n", rc, plan.reason);
-    return rc != QTOOL_UNSUPPORTED || !strstr(plan.reason, "bits out of range") ||
+    return qtool_kernels_version() != QTOOL_KERNELS_VERSION || rc != QTOOL_UNSUPPORTED ||
+           !strstr(plan.reason, "bits out of range") ||
            qtool_matmul_slice(&slice, &w, 0, 16, 0, 64) != QTOOL_UNSUPPORTED;
 }
 EOF
@@ -70,7 +70,7 @@ flags=$(pkg-config --cflags qtool-kernels) && shared=$(pkg-config --libs qtool-k
     static=$(pkg-config --static --libs qtool-kernels) || exit 1
 try "C, shared" ${CC:-cc} -std=c11 $strict $flags -o "$dir/use" "$dir/use.c" $shared
 try "C++, shared" ${CXX:-c++} -std=c++17 $strict $flags -o "$dir/use" "$dir/use.cc" $shared
-# The archive by its name: -lqtool_kernels would find the shared one first.
+# The archive by its file name: -lqtool_kernels would find the shared library first.
 try "C, static" ${CC:-cc} -std=c11 $strict $flags -o "$dir/use" "$dir/use.c" \
     $(echo "$static" | sed "s|-lqtool_kernels|$dir/lib/libqtool_kernels.a|")
 try "qtool" cp "$dir/bin/qtool" "$dir/use"

@@ -21,7 +21,7 @@ struct builder {
     bool *unit_four;
     size_t *unit_at;
     float *decoded;
-    uint8_t *outlier; /* [n][units * COLS]: 1 where one is */
+    uint8_t *outlier; /* [n][units * COLS]: 1 for an outlier */
 };
 
 static uint32_t next(struct builder *b)
@@ -42,7 +42,7 @@ static void *zeroed(size_t count, size_t size)
     return p;
 }
 
-/* ---- which group where ---------------------------------------------------------------------- */
+/* ---- order of groups ------------------------------------------------------------------------ */
 
 static void lay_out(struct builder *b)
 {
@@ -86,7 +86,7 @@ static float weight_of(unsigned c, unsigned z, double sigma)
     return qt_f16_to_f32(qt_f32_to_f16((float)(c * sigma * 0x1p-22 - zero)));
 }
 
-/* A group of 16 channels in the 16 rows of a strip. */
+/* Writes a random group of 16 channels in the 16 rows of a strip. */
 static void put_group(struct builder *b, size_t strip, size_t u, unsigned g)
 {
     const struct mix24_recipe *r = b->r;
@@ -118,7 +118,7 @@ static void put_group(struct builder *b, size_t strip, size_t u, unsigned g)
 
 /* ---- outliers ------------------------------------------------------------------------------- */
 
-/* Marks them, before there are codes; returns how many. */
+/* Marks random outliers, before codes are made. Returns their number. */
 static size_t choose_outliers(struct builder *b)
 {
     const struct mix24_recipe *r = b->r;
@@ -140,7 +140,7 @@ static size_t choose_outliers(struct builder *b)
 static void *upload(const void *data, size_t bytes)
 {
     void *d = gpu_alloc((bytes + 15) / 16 * 16);
-    CHECK(cudaMemset(d, 0xff, (bytes + 15) / 16 * 16)); /* padding may be anything */
+    CHECK(cudaMemset(d, 0xff, (bytes + 15) / 16 * 16)); /* padding may have any value */
     CHECK(cudaMemcpy(d, data, bytes, cudaMemcpyHostToDevice));
     return d;
 }
@@ -175,7 +175,7 @@ static void put_outliers(struct builder *b, struct qtool_matmul_mix24 *out, size
     free(val);
 }
 
-/* ---- all of it ------------------------------------------------------------------------------ */
+/* ---- matrices ------------------------------------------------------------------------------- */
 
 void mix24_matrix_new(struct mix24_matrix *m, const struct mix24_recipe *r, uint64_t *seed)
 {

@@ -1,5 +1,5 @@
-/* Random mix24 matrices for the GPU programs, packed bit by bit from the description of the format:
- * shares no code with pack/. */
+/* Random mix24 matrices for the GPU programs. They are packed bit by bit from the description of
+ * the format, without code from pack/. */
 #ifndef QT_TESTS_GPU_MIX24_MATRIX_H
 #define QT_TESTS_GPU_MIX24_MATRIX_H
 
@@ -13,7 +13,7 @@ struct mix24_recipe {
     double fours;    /* share of 4-bit groups */
     double outliers; /* share of weights */
     bool skewed;     /* most outliers in few rows */
-    bool wide;       /* scales down to where FP16 underflows */
+    bool wide;       /* scales so small that FP16 underflows */
     int scale_exp2;
     bool shuffled; /* groups in random order */
 };
@@ -25,6 +25,7 @@ struct mix24_matrix {
     size_t outliers;
 };
 
+/* Makes a matrix in host and device memory from *seed, which is advanced. */
 void mix24_matrix_new(struct mix24_matrix *m, const struct mix24_recipe *r, uint64_t *seed);
 void mix24_matrix_free(struct mix24_matrix *m);
 

@@ -1,4 +1,4 @@
-/* Plain products in FP64 and a comparison, for test_kernels.c. */
+/* Products in FP64 and comparisons, for the GPU tests. */
 #include "tests/gpu/reference.h"
 
 #include <cuda_bf16.h>
@@ -35,7 +35,8 @@ static __global__ void reference_kernel(double *y, const void *x, const float *w
     y[(size_t)token * n + row] = sum;
 }
 
-/* Sums of squares: of a - reference; of the reference's own rounding; of the reference. */
+/* Adds squares to sums: of a - reference, of the rounding errors of the reference, of the
+ * reference. */
 static __global__ void compare_kernel(double *sums, const void *a, const double *reference,
                                       size_t count, int bf16)
 {
@@ -109,14 +110,14 @@ bool gpu_all_are(uint32_t word, const void *p, size_t words)
     return !others;
 }
 
-/* So few blocks that the next kernel's find room beside them. */
+/* Launched with few thread blocks, so that those of the next kernel fit beside them. */
 static __global__ void write_late_kernel(uint16_t *to, const uint16_t *x, size_t count)
 {
 #if __CUDA_ARCH__ >= 900
     cudaTriggerProgrammaticLaunchCompletion();
 #endif
     const long long begin = clock64();
-    while (clock64() - begin < 60000) /* 30 us, in which that is launched */
+    while (clock64() - begin < 60000) /* 30 us, in which the next kernel starts */
         ;
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count;
          i += (size_t)gridDim.x * blockDim.x)
@@ -140,7 +141,8 @@ struct gpu_error gpu_error_of(const void *y, const double *reference, size_t cou
     CHECK(cudaMemcpy(sums, device, sizeof sums, cudaMemcpyDeviceToHost));
     if (sums[0] == 0)
         return gpu_error{0, 0};
-    if (!(sums[0] / sums[2] >= 0 && sums[1] / sums[2] < INFINITY)) /* or out of the type's range */
+    if (!(sums[0] / sums[2] >= 0 &&
+          sums[1] / sums[2] < INFINITY)) /* NaN, or a reference beyond the range of the type */
         return gpu_error{INFINITY, 0};
     return gpu_error{sqrt(sums[0] / sums[2]), sqrt(sums[1] / sums[2])};
 }

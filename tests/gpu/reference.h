@@ -1,4 +1,4 @@
-/* What the GPU tests compare with (reference.cu). Pointers are device pointers. */
+/* References and comparisons of the GPU tests (reference.cu). Pointers are device pointers. */
 #ifndef QT_TESTS_GPU_REFERENCE_H
 #define QT_TESTS_GPU_REFERENCE_H
 
@@ -12,7 +12,7 @@
 #define GPU_AND_HOST
 #endif
 
-/* A number that looks random (the finalizer of MurmurHash3). */
+/* Returns a pseudorandom number: the finalizer of MurmurHash3. */
 static inline GPU_AND_HOST uint32_t gpu_hash(uint64_t x)
 {
     x ^= x >> 33;
@@ -29,7 +29,7 @@ static inline GPU_AND_HOST uint32_t gpu_hash(uint64_t x)
 extern "C" {
 #endif
 
-/* Ends the program when a CUDA call failed. */
+/* Ends the program if a CUDA call fails. */
 #define CHECK(call)                                                                                \
     do {                                                                                           \
         cudaError_t e_ = (call);                                                                   \
@@ -39,29 +39,30 @@ extern "C" {
         }                                                                                          \
     } while (0)
 
+/* Allocates device memory, or ends the program. */
 void *gpu_alloc(size_t bytes);
 
-/* Weights in units of `unit`, a power of two, are rounded to FP16 or BF16; 0: they are not. */
+/* Weights divided by `unit`, a power of two, are rounded to FP16 or BF16. unit 0: no rounding. */
 struct gpu_rounding {
     double unit;
     int bf16;
 };
-/* y[m][n] = x[m][k] w[n][pitch]^T in FP64; x FP16 or BF16. */
+/* Computes y[m][n] = x[m][k] w[n][pitch]^T in FP64; x is FP16 or BF16. */
 void gpu_reference(double *y, const void *x, const float *w, size_t m, size_t n, size_t k,
                    size_t pitch, int bf16, struct gpu_rounding weights);
-/* A dense product for struct qtool_matmul_options: FP32 sums, context not used. */
+/* A dense product for struct qtool_matmul_options with FP32 accumulators. context is not used. */
 int gpu_dense(void *context, void *y, size_t ldy, const void *x, const void *w, size_t m, size_t n,
               size_t k, enum qtool_dtype dtype, void *stream);
-/* |y - reference| / |reference|, infinite if y has a NaN or an infinity; and what rounding the
- * reference alone gives. */
+/* Relative errors in the Frobenius norm: |y - reference| / |reference|, infinite if y has a NaN or
+ * an infinity, and the same for the reference rounded to y's type. */
 struct gpu_error {
     double all, rounding;
 };
 struct gpu_error gpu_error_of(const void *y, const double *reference, size_t count, int bf16);
 
-/* Whether all words are so. */
+/* True if all words equal `word`. */
 bool gpu_all_are(uint32_t word, const void *p, size_t words);
-/* x to `to` by a kernel that lets the next one begin first, and takes its time. */
+/* Copies x by a slow kernel that first allows the next dependent launch to start. */
 void gpu_write_late(uint16_t *to, const uint16_t *x, size_t count);
 
 #ifdef __cplusplus

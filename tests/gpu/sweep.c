@@ -1,9 +1,10 @@
 /*
- * For authors of kernels: times configurations around the one that plan chooses, and a dense
- * product of dequantized weights, the fastest first. Everything else is measured by `qtool bench`.
+ * For kernel authors: times configurations around the planned one, and dense products of
+ * dequantized weights, and prints the fastest first. `qtool bench` measures everything else.
  *
- * usage: sweep SCHEME NxK M [dependent | COMPUTE]       COMPUTE: as on a device of 80, 86, 89
+ * usage: sweep SCHEME NxK M [dependent | COMPUTE]     COMPUTE: plan for a device of 80, 86, 89
  */
+#include "tests/gpu/config_text.h"
 #include "tests/gpu/tile_tokens.h"
 #include "verify/gpu/gpu.h"
 
@@ -26,31 +27,9 @@ static int by_time(const void *a, const void *b)
 
 static void show(const char *name, const struct qtool_matmul_config *c, double us)
 {
-    if (c->path == QTOOL_MATMUL_DENSE) {
-        printf("%-8s %8.2f us  dequantize + cublas, %d parts\n", name, us, c->parts);
-        return;
-    }
-    if (c->path == QTOOL_MATMUL_TILE) {
-        printf("%-8s %8.2f us  tiles of %d rows x %d tokens, %s\n", name, us, 16 * c->warps,
-               8 * c->token_tiles,
-               c->splits == 1   ? "whole"
-               : c->splits == 2 ? "shared"
-               : c->splits == 3 ? "pairs"
-                                : "quads");
-        return;
-    }
-    if (c->path == QTOOL_MATMUL_MMA_TILE) {
-        printf("%-8s %8.2f us  mma tiles of %d rows x %d tokens, %d warps, %d splits\n", name, us,
-               16 * c->strips_cta, 8 * c->token_tiles, c->warps, c->splits);
-        return;
-    }
-    printf("%-8s %8.2f us  %s tiles %d strips %d warps %d/%d cta %d splits %d depth %d parts %d\n",
-           name, us,
-           c->path == QTOOL_MATMUL_SKINNY   ? "skinny"
-           : c->path == QTOOL_MATMUL_VECTOR ? "vector"
-                                            : "stream",
-           c->token_tiles, c->strips, c->warps, c->warps_k, c->strips_cta, c->splits, c->depth,
-           c->parts);
+    char text[160];
+    config_text(text, sizeof text, c);
+    printf("%-8s %8.2f us  %s\n", name, us, text);
 }
 
 static void fail_on(int rc, const struct qt_err *err)
@@ -61,7 +40,7 @@ static void fail_on(int rc, const struct qt_err *err)
     exit(rc == QT_E_NO_GPU ? 0 : 1);
 }
 
-/* Times plan->config if the plan takes it. */
+/* Times plan->config if it is accepted. */
 static void try_one(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                     const struct gpu_copies *copies, struct qtool_matmul_plan *plan,
                     struct gpu_operands *o)
@@ -79,13 +58,14 @@ static void try_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                       const struct gpu_copies *copies, struct qtool_matmul_plan plan,
                       struct gpu_operands *o)
 {
-    plan.config.path = QTOOL_MATMUL_TILE;
     for (int warps = 8; warps <= 16; warps += 4)
         for (int i = 0; i < TILE_WIDTHS; i++)
-            for (int splits = 1; splits <= 4; splits++) {
-                plan.config.warps = warps;
-                plan.config.token_tiles = tile_tokens[i] / 8;
-                plan.config.splits = splits;
+            for (int s = QTOOL_TILE_WHOLE; s <= QTOOL_TILE_CLUSTER_4; s++) {
+                plan.config =
+                    (struct qtool_matmul_config){.path = QTOOL_MATMUL_TILE,
+                                                 .tile = {.warps = warps,
+                                                          .token_tiles = tile_tokens[i] / 8,
+                                                          .schedule = (enum qtool_tile_schedule)s}};
                 try_one(tried, count, gpu, copies, &plan, o);
             }
 }
@@ -95,16 +75,18 @@ static void try_dense(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                       struct gpu_operands *o)
 {
     plan.config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_DENSE};
-    for (plan.config.parts = 1; plan.config.parts <= 64; plan.config.parts *= 2)
+    for (int *parts = &plan.config.dense.parts, n = 1; n <= 64; n *= 2) {
+        *parts = n;
         try_one(tried, count, gpu, copies, &plan, o);
+    }
 }
 
 static void try_mma_tiles(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                           const struct gpu_copies *copies, struct qtool_matmul_plan plan,
                           struct gpu_operands *o)
 {
-    struct qtool_matmul_config *c = &plan.config;
-    c->path = QTOOL_MATMUL_MMA_TILE;
+    struct qtool_mma_tile_config *c = &plan.config.mma_tile;
+    plan.config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_MMA_TILE};
     c->warps = 8;
     for (c->strips = 1; c->strips <= 4; c->strips *= 2)
         for (c->strips_cta = 8; c->strips_cta <= 32; c->strips_cta *= 2)
@@ -117,12 +99,9 @@ static void try_skinny(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                        const struct gpu_copies *copies, struct qtool_matmul_plan plan,
                        struct gpu_operands *o)
 {
-    struct qtool_matmul_config c = plan.config;
+    struct qtool_skinny_config c = {.token_tiles = plan.m <= 8 ? 1 : 2};
     int strips_total = (int)((plan.n + 15) / 16);
-    c.path = QTOOL_MATMUL_SKINNY;
-    c.token_tiles = plan.m <= 8 ? 1 : 2;
-    c.splits = 1;
-    c.parts = 1;
+    plan.config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_SKINNY};
     for (c.strips = 1; c.strips <= 4; c.strips *= 2)
         for (int tiles = 1; tiles <= 8; tiles++) {
             int cta = (strips_total + gpu->sms - 1) / gpu->sms;
@@ -131,7 +110,7 @@ static void try_skinny(struct tried *tried, size_t *count, struct qt_gpu *gpu,
             for (c.warps_k = 2; c.warps_k * warps_n <= 16; c.warps_k *= 2)
                 for (c.depth = 2; c.depth <= 16; c.depth += c.depth < 6 ? 1 : 2) {
                     c.warps = c.warps_k * warps_n;
-                    plan.config = c;
+                    plan.config.skinny = c;
                     if (c.warps >= 7)
                         try_one(tried, count, gpu, copies, &plan, o);
                 }
@@ -142,10 +121,9 @@ static void try_streams(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                         const struct gpu_copies *copies, struct qtool_matmul_plan plan,
                         struct gpu_operands *o)
 {
-    struct qtool_matmul_config c = plan.config;
+    struct qtool_stream_config c = {.token_tiles = plan.m <= 8 ? 1 : plan.m <= 16 ? 2 : 4};
     int strips_total = (int)((plan.n + 15) / 16);
-    c.path = QTOOL_MATMUL_STREAM;
-    c.token_tiles = plan.m <= 8 ? 1 : plan.m <= 16 ? 2 : 4;
+    plan.config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_STREAM};
     for (c.strips = 1; c.strips <= 2; c.strips++)
         for (c.splits = 1; c.splits <= 8; c.splits++)
             for (c.warps = 8; c.warps <= 16; c.warps *= 2)
@@ -154,29 +132,33 @@ static void try_streams(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                         int groups = gpu->sms * per_sm / c.splits;
                         int cta = (strips_total + groups - 1) / groups;
                         c.strips_cta = (cta + c.strips - 1) / c.strips * c.strips;
-                        plan.config = c;
+                        plan.config.stream = c;
                         try_one(tried, count, gpu, copies, &plan, o);
                     }
 }
 
-/* Of the ring kernel; k in as many launches as planned. Fewer groups of rows too, as not all large
- * clusters that would fill the device run at a time. */
-static void try_mix24(struct tried *tried, size_t *count, struct qt_gpu *gpu,
-                      const struct gpu_copies *copies, struct qtool_matmul_plan plan,
-                      struct gpu_operands *o)
+/* The mix24 ring kernel, with k in as many launches as planned, or 1. Also tries fewer row groups,
+ * since not all large clusters that would fill the device run at the same time. */
+static void try_ring(struct tried *tried, size_t *count, struct qt_gpu *gpu,
+                     const struct gpu_copies *copies, struct qtool_matmul_plan plan,
+                     struct gpu_operands *o)
 {
-    struct qtool_matmul_config c = plan.config;
+    const int parts = plan.config.path == QTOOL_MATMUL_RING ? plan.config.ring.parts : 1;
+    struct qtool_ring_config c = {.token_tiles = plan.m <= 8    ? 1
+                                                 : plan.m <= 16 ? 2
+                                                                : 4,
+                                  .warps = 16,
+                                  .parts = parts};
     int strips_total = (int)((plan.n + 15) / 16);
-    c.path = QTOOL_MATMUL_STREAM;
-    c.warps = 16;
+    plan.config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_RING};
     for (c.strips = 1; c.strips <= 4; c.strips *= 2)
-        for (c.splits = 1; c.splits <= 8; c.splits *= 2)
+        for (c.cluster = 1; c.cluster <= 8; c.cluster *= 2)
             for (c.warps_k = c.warps / 8; c.warps_k <= c.warps; c.warps_k *= 2)
                 for (c.depth = 2; c.depth <= 4; c.depth++)
-                    for (int idle = 0; idle <= (c.splits > 2 ? 20 : 0); idle += 10) {
-                        int groups = (gpu->sms - idle) / c.splits;
+                    for (int idle = 0; idle <= (c.cluster > 2 ? 20 : 0); idle += 10) {
+                        int groups = (gpu->sms - idle) / c.cluster;
                         c.strips_cta = (strips_total + groups - 1) / groups;
-                        plan.config = c;
+                        plan.config.ring = c;
                         try_one(tried, count, gpu, copies, &plan, o);
                     }
 }
@@ -185,13 +167,13 @@ static void try_vector(struct tried *tried, size_t *count, struct qt_gpu *gpu,
                        const struct gpu_copies *copies, struct qtool_matmul_plan plan,
                        struct gpu_operands *o)
 {
-    struct qtool_matmul_config c = {
-        .path = QTOOL_MATMUL_VECTOR, .token_tiles = 1, .splits = 1, .parts = 1};
+    struct qtool_vector_config c = {0};
+    plan.config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_VECTOR};
     c.strips_cta = (int)((plan.n + 15) / 16 + (size_t)gpu->sms - 1) / gpu->sms;
     for (c.strips = 1; c.strips <= 3; c.strips++)
         for (c.warps_k = 1; c.warps_k <= 16; c.warps_k++)
             for (c.warps = 16 / c.warps_k * c.warps_k; c.warps >= 12; c.warps -= c.warps_k) {
-                plan.config = c;
+                plan.config.vector = c;
                 try_one(tried, count, gpu, copies, &plan, o);
             }
 }
@@ -239,7 +221,7 @@ int main(int argc, char **argv)
     if (plan.kind == QTOOL_MATMUL_MIX24 && m == 1)
         try_vector(tried, &count, gpu, &copies, plan, &o);
     if (plan.kind == QTOOL_MATMUL_MIX24 && m <= 32)
-        try_mix24(tried, &count, gpu, &copies, plan, &o);
+        try_ring(tried, &count, gpu, &copies, plan, &o);
     else if (m <= 32)
         try_streams(tried, &count, gpu, &copies, plan, &o);
     if (m <= 16)

@@ -1,7 +1,7 @@
 /*
- * The CUDA backend against the CPU's: every function of struct qt_backend on random data of odd
- * shapes, to a few roundings of FP32; integers, and what is NaN or infinite, the same. Products and
- * attention are run twice and must give the same bits.
+ * The CUDA backend against the CPU backend: every function of struct qt_backend on random data of
+ * odd shapes. Results agree to a few FP32 roundings; integers, NaN and infinities agree exactly.
+ * Products and attention run twice and must give the same bits.
  *
  * usage: test_backend [SEED [quick]]     prints "N passed, M failed, K skipped"
  */
@@ -22,9 +22,9 @@ static void must(int rc, const struct qt_err *err, const char *what)
     exit(1);
 }
 
-/* ---- arrays ---------------------------------------------------------------------------------
- *
- * The same values in the memory of both. */
+/* ---- arrays --------------------------------------------------------------------------------- */
+
+/* The same values in the memory of both backends. */
 
 struct array {
     size_t bytes;
@@ -74,9 +74,9 @@ static void *fetch(struct qt_backend *be, const void *from, size_t bytes)
     return host;
 }
 
-/* ---- comparing ------------------------------------------------------------------------------ */
+/* ---- comparison ----------------------------------------------------------------------------- */
 
-/* tolerance: of the largest value, or of `least` where none is as large. */
+/* tolerance: relative to the largest value, or to `least` if that is larger. */
 static void compare_at_least(const struct array *a, double tolerance, double least,
                              const char *what)
 {
@@ -118,7 +118,7 @@ static void compare_doubles(const struct array *a, size_t n, double tolerance, c
     free(x), free(y);
 }
 
-/* call(cpu) and call(gpu): the backends have the names of an array's members. */
+/* Runs call(cpu) and call(gpu). The backends have the names of the members of struct array. */
 #define BOTH(call)                                                                                 \
     do {                                                                                           \
         struct qt_err err = {0};                                                                   \
@@ -231,6 +231,28 @@ static void test_attention(size_t sequences, const struct qt_attention *a)
     array_free(&dq), array_free(&dk), array_free(&dv);
 }
 
+/* Keys of a 4-bit cache: as FP16 can hold them, and rounded as the cache does (k: any numbers). */
+static void test_cached_keys(size_t sequences, struct qt_attention a)
+{
+    size_t m = sequences * a.seqlen, wide = m * a.heads * a.head_dim,
+           narrow = m * a.kv_heads * a.head_dim;
+    struct array q = floats(wide, 2), k = floats(narrow, 2), v = floats(narrow, 1);
+    struct array y = zeros(wide * 4);
+    float *x = malloc(narrow * sizeof *x);
+    for (size_t i = 0; i < narrow; i++)
+        x[i] = qt_f16_to_f32(qt_f32_to_f16((1 + (float)(i % 5)) * random_float() + (float)(i % 3)));
+    struct array exact = array_of(x, narrow * sizeof *x);
+    char what[120];
+    snprintf(what, sizeof what, "attention with cached keys %zu x %zu, %zu:%zu heads of %zu",
+             sequences, a.seqlen, a.heads, a.kv_heads, a.head_dim);
+#define CALL(be) (a.exact_keys = exact.be, be->attention(be, y.be, q.be, k.be, v.be, m, &a, &err))
+    BOTH(CALL);
+#undef CALL
+    compare(&y, 1e-5, what);
+    free(x);
+    array_free(&q), array_free(&k), array_free(&v), array_free(&y), array_free(&exact);
+}
+
 static void test_elements(size_t count)
 {
     for (int kind = QT_ACT_SILU; kind <= QT_ACT_RELU; kind++)
@@ -241,7 +263,7 @@ static void test_elements(size_t count)
     be->activate(be, y.be, gate.be, with_up ? up.be : NULL, (enum qt_act_kind)kind, count, &err)
             BOTH(CALL);
 #undef CALL
-            /* GELU of what is far below 0 is a small difference of large numbers. */
+            /* GELU far below 0 is a small difference of large numbers. */
             compare_at_least(&y, 1e-6, 1, "activate");
 #define CALL(be)                                                                                   \
     be->activate_grad(be, y.be, with_up ? dup.be : NULL, dy.be, gate.be, with_up ? up.be : NULL,   \
@@ -359,7 +381,7 @@ static void test_statistics(size_t m, size_t k)
     struct qt_channels on_cpu = {most.cpu, sum2.cpu, hist.cpu},
                        on_gpu = {most.gpu, sum2.gpu, hist.gpu};
     char what[100];
-    for (int i = 0; i < 2; i++) { /* added to what is there */
+    for (int i = 0; i < 2; i++) { /* the second call adds to the first */
 #define CALL(be) be->gram(be, h.be, x.be, m, k, &err)
         BOTH(CALL);
 #undef CALL
@@ -382,10 +404,9 @@ static void test_statistics(size_t m, size_t k)
     array_free(&x), array_free(&h), array_free(&most), array_free(&sum2), array_free(&hist);
 }
 
-/* ---- hessian/ on a backend ------------------------------------------------------------------
- */
+/* ---- hessian/ on a backend ------------------------------------------------------------------ */
 
-/* X^T X of neighbours that correlate, or a matrix that is none. */
+/* Returns X^T X of correlated channels, or a matrix that is not positive definite. */
 static double *random_gram(size_t k, bool positive)
 {
     const size_t tokens = 2 * k + 3;
@@ -419,7 +440,7 @@ static void compare_host(const float *x, const float *y, size_t n, double tolera
 
 static void test_factor(size_t k)
 {
-    const size_t lacking = k < 5 ? k : 5; /* rows of w and of what hidden states lack */
+    const size_t lacking = k < 5 ? k : 5; /* rows of w and of the residual error */
     for (int positive = 0; positive < 2; positive++) {
         double *h = random_gram(k, positive);
         float *cross = malloc(k * k * sizeof *cross), *w[2];
@@ -444,9 +465,9 @@ static void test_factor(size_t k)
         result(f[0].damping == f[1].damping && f[0].damp == f[1].damp, text);
         compare_host(f[0].v, f[1].v, k * k, 1e-6, text);
         snprintf(text, sizeof text, "shift, %zu channels", k);
-        compare_host(f[0].shift, f[1].shift, k * k, 1e-3, text);
+        compare_host(f[0].input_correction, f[1].input_correction, k * k, 1e-3, text);
         snprintf(text, sizeof text, "residual, %zu channels", k);
-        compare_host(f[0].residual, f[1].residual, lacking * k, 1e-3, text);
+        compare_host(f[0].residual_correction, f[1].residual_correction, lacking * k, 1e-3, text);
         snprintf(text, sizeof text, "targets, %zu channels", k);
         compare_host(w[0], w[1], lacking * k, 1e-3, text);
         for (int on = 0; on < 2; on++) {
@@ -457,7 +478,7 @@ static void test_factor(size_t k)
     }
 }
 
-/* Codes may differ where two are nearly as good; what all of them cost does not. */
+/* Codes may differ where two are nearly equally good; the total error may not. */
 static void test_solve(const char *text, size_t n, size_t k)
 {
     double *h = random_gram(k, true);
@@ -468,7 +489,7 @@ static void test_solve(const char *text, size_t n, size_t k)
     char what[200];
     for (size_t i = 0; i < n * k; i++)
         w[i] = 0.05f * random_float();
-    for (int on = 0; on < 3; on++) { /* the third time for the same bits */
+    for (int on = 0; on < 3; on++) { /* the third run must repeat the second bit for bit */
         const int at = on ? 1 : 0;
         struct qt_spec spec;
         struct qt_packed p;
@@ -487,15 +508,16 @@ static void test_solve(const char *text, size_t n, size_t k)
         qt_packed_free(&p);
     }
     snprintf(what, sizeof what, "%s, %zu x %zu: objective %.6g, %.6g on the GPU; before %.6g, %.6g",
-             text, n, k, report[0].polished, report[1].polished, report[0].before,
+             text, n, k, report[0].after_descent, report[1].after_descent, report[0].before,
              report[1].before);
-    result(fabs(report[0].polished - report[1].polished) <= 0.01 * report[0].polished &&
+    result(fabs(report[0].after_descent - report[1].after_descent) <=
+                   0.01 * report[0].after_descent &&
                fabs(report[0].before - report[1].before) <= 1e-4 * report[0].before,
            what);
     free(h), free(w);
 }
 
-/* What is not finite stays so. */
+/* Values that are not finite stay so. */
 static void test_not_finite(void)
 {
     float x[4 * 8], w[8];
@@ -524,8 +546,8 @@ static void test_not_finite(void)
                isnan(s[0][i].nll) == isnan(s[1][i].nll);
     result(same, "score of NaN and infinity");
     array_free(&a), array_free(&b), array_free(&y);
-    /* A query before the key that is not finite, one at it. */
-    const struct qt_attention one = {2, 1, 1, 8, 1, 0, 0};
+    /* A query before the key that is not finite, and one at its position. */
+    const struct qt_attention one = {2, 1, 1, 8, 1, 0, 0, NULL};
     struct array q = floats(16, 1), k = floats(16, 1), v = array_of(x, 16 * sizeof *x);
     struct array z = zeros(16 * sizeof *x);
 #define CALL(be) be->attention(be, z.be, q.be, k.be, v.be, 2, &one, &err)
@@ -535,7 +557,7 @@ static void test_not_finite(void)
     array_free(&q), array_free(&k), array_free(&v), array_free(&z);
 }
 
-/* Memory is zeroed, also where other values were. */
+/* New memory is zeroed, also if it held other values before. */
 static void test_new(void)
 {
     struct qt_err err = {0};
@@ -560,8 +582,8 @@ static void fill_random(unsigned char *x, size_t bytes)
         x[i] = (unsigned char)random_below(256);
 }
 
-/* Pieces go up from memory that changes right after, and come back, once more than there are slots
- * to wait in; in pinned memory, too. */
+/* Uploads pieces from memory that changes right after, and downloads them: one more than there are
+ * staging buffers. Also with pinned memory. */
 static void test_copies(size_t bytes, size_t pieces, bool pinned)
 {
     struct qt_err err = {0};
@@ -593,16 +615,17 @@ int main(int argc, char **argv)
     static const size_t shapes[][3] = {{1, 1, 1},      {1, 17, 33},   {5, 64, 100}, {130, 257, 96},
                                        {513, 40, 384}, {64, 1000, 7}, {2, 3, 5000}};
     static const struct qt_attention kinds[] = {
-        {1, 1, 1, 8, 0.3f, 0, 0},       {33, 4, 2, 16, 0.25f, 0, 0},  {100, 6, 6, 40, 0.2f, 5, 0},
-        {257, 8, 1, 64, 0.1f, 0, 50},   {64, 2, 2, 128, 0.1f, 30, 1}, {1500, 4, 2, 32, 0.2f, 0, 0},
-        {2100, 2, 1, 64, 0.1f, 20, 700}};
+        {1, 1, 1, 8, 0.3f, 0, 0, NULL},     {33, 4, 2, 16, 0.25f, 0, 0, NULL},
+        {100, 6, 6, 40, 0.2f, 5, 0, NULL},  {257, 8, 1, 64, 0.1f, 0, 50, NULL},
+        {64, 2, 2, 128, 0.1f, 30, 1, NULL}, {1500, 4, 2, 32, 0.2f, 0, 0, NULL},
+        {300, 3, 1, 300, 0.1f, 0, 0, NULL}, {2100, 2, 1, 64, 0.1f, 20, 700, NULL}};
     const bool quick = check_begin(argc, argv);
     struct qt_err err = {0};
     must(qt_backend_cpu_open(&cpu, &err), &err, "CPU backend");
     must(qt_backend_cuda_open(&gpu, 0, &err), &err, "CUDA backend");
     for (size_t i = 0; i < COUNT(shapes); i++)
         test_linear(shapes[i][0], shapes[i][1], shapes[i][2]);
-    /* 3xTF32: runs of the depth, panels of the factors. */
+    /* 3xTF32: several runs along k, several panels of the factors. */
     test_linear(256, 256, 256);
     test_linear(300 + random_below(100), 256 + random_below(300), 2000 + random_below(3000));
     if (!quick)
@@ -612,8 +635,10 @@ int main(int argc, char **argv)
     for (int i = 0; i < 10; i++)
         test_rope(1 + random_below(3), 1 + random_below(60), 1 + random_below(8), 64,
                   16 * (1 + random_below(4)), i % 2);
-    for (size_t i = 0; i < COUNT(kinds) - (quick ? 2 : 0); i++)
+    for (size_t i = 0; i < COUNT(kinds) - (quick ? 2 : 0); i++) {
         test_attention(1 + random_below(3), &kinds[i]);
+        test_cached_keys(1 + random_below(3), kinds[i]);
+    }
     test_elements(1);
     test_elements(100000 + random_below(1000));
     test_rows(1, 1);

@@ -1,8 +1,8 @@
 /*
- * Kernels against the plain C truth: every scheme over edge shapes, token counts, dtypes, copy
- * paths and configurations. Weights are quantized and decoded by pack/; products of the decoded
- * weights are taken in FP64. Outputs are poisoned with NaN and have guard bands; every run is made
- * twice and must repeat bit for bit.
+ * The kernels of LUT, FPX and INT weights against plain C: every scheme over edge shapes, token
+ * counts, dtypes, alignments and configurations. Weights are quantized and decoded by pack/; the
+ * reference is the FP64 product of the decoded weights. Outputs are filled with NaN and have guard
+ * bands. Every run is made twice and must repeat bit for bit.
  *
  * usage: test_kernels [SEED [quick]]     prints "N passed, M failed, K skipped"
  * quick: few cases, for compute-sanitizer.
@@ -10,7 +10,7 @@
 #include "tests/gpu/check_matmul.h"
 #include "verify/verify.h"
 
-/* ---- a matrix on both sides ----------------------------------------------------------------- */
+/* ---- a matrix in host and device memory ----------------------------------------------------- */
 
 struct matrix {
     struct qt_packed packed;
@@ -67,31 +67,17 @@ static void matrix_free(struct matrix *m)
 
 /* ---- products ------------------------------------------------------------------------------- */
 
-/* Other configurations than plan would choose. */
-static void vary(struct qtool_matmul_config *c, int variant)
+/* Sets a random configuration, of a path that depends on `variant`. */
+static void vary(struct qtool_matmul_plan *p, int variant)
 {
-    if (variant >= 7) {
-        vary_skinny(c);
-        return;
-    }
-    if (variant >= 5) {
-        vary_mma_tile(c);
-        return;
-    }
-    if (variant >= 2) {
-        vary_tile(c);
-        return;
-    }
-    c->path = QTOOL_MATMUL_STREAM;
-    c->splits = 1 + (int)random_below(4);
-    c->warps = 1 << random_below(5);
-    c->warps_k = 1 << random_below(5);
-    c->warps_k = c->warps_k > c->warps ? c->warps : c->warps_k;
-    c->strips_cta = 1 + (int)random_below(9);
-    if (c->token_tiles > 4)
-        c->token_tiles = 4;
-    if (c->token_tiles == 4)
-        c->strips = 1;
+    if (variant >= 7)
+        vary_skinny(p);
+    else if (variant >= 5)
+        vary_mma_tile(p);
+    else if (variant >= 2)
+        vary_tile(p);
+    else
+        vary_stream(p);
 }
 
 static void check_matmul(const struct qtool_matmul_weight *w, const float *decoded, size_t pitch,
@@ -100,8 +86,8 @@ static void check_matmul(const struct qtool_matmul_weight *w, const float *decod
     check_product(w, decoded, pitch, pool.x, m, bf16, m <= 16 ? 10 : 7, vary, name);
 }
 
-/* Slices as tensor parallelism cuts them, at random multiples of 16 rows and of 64 channels and the
- * group; a slice of a slice. */
+/* Checks slices as tensor parallelism uses them, at random multiples of 16 rows and of 64 channels
+ * and the group, and slices of slices. */
 static void check_slices(const struct matrix *m, const char *name)
 {
     const struct qtool_matmul_weight *w = &m->weight;
@@ -149,7 +135,8 @@ static const char *const schemes[] = {
     "fp8:method=rtn",
     "fp8:e=5,method=rtn",
 };
-/* All other minifloats of 5 bits and more, and one that is looked up: at some shapes. */
+/* All other minifloats of 5 bits and more, and one with a look-up table: tested with some shapes.
+ */
 static const char *const rare_schemes[] = {
     "fpx:bits=3,e=1,method=rtn", "fpx:bits=5,e=1,method=rtn", "fpx:bits=5,e=3,method=rtn",
     "fpx:bits=5,e=4,method=rtn", "fpx:bits=6,e=1,method=rtn", "fpx:bits=6,e=4,method=rtn",
@@ -157,7 +144,7 @@ static const char *const rare_schemes[] = {
     "fpx:bits=7,e=4,method=rtn", "fpx:bits=7,e=5,method=rtn", "fpx:bits=8,e=1,method=rtn",
     "fpx:bits=8,e=2,method=rtn", "fpx:bits=8,e=3,method=rtn",
 };
-/* Also at larger shapes. */
+/* Schemes that are also tested with larger shapes. */
 static const char *const main_schemes[] = {
     "nf4:g=128,method=rtn",
     "nf3:g=128,method=rtn",
@@ -177,7 +164,7 @@ static const size_t shapes[][2] = {{1, 1},     {15, 63},     {16, 64},  {17, 65}
 static const size_t tokens[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,   10,  11,  12,  13,  14, 15,
                                 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257};
 
-/* For batch-invariant mode. */
+/* Token counts for batch-invariant products. */
 static const size_t batches[] = {2048, 257, 128, 65, 64, 33, 32, 17, 16, 9, 8, 7, 1};
 
 static void test_scheme(const char *scheme, size_t shape_step, size_t token_step)
@@ -213,20 +200,18 @@ static void test_large(const char *scheme)
     }
 }
 
-/* Many runs of a ring that goes round more than once: a stage that is given back too early shows
- * once in some hundred. */
-static void test_ring(const char *scheme, int strips_cta)
+/* Many runs whose pipeline wraps around more than once. A stage that is released too early changes
+ * one result in some hundred runs. */
+static void test_pipeline(const char *scheme, int strips_cta)
 {
     enum { RUNS = 3000, M = 13 };
-    struct qtool_matmul_config c = {.path = QTOOL_MATMUL_SKINNY,
-                                    .token_tiles = 2,
-                                    .strips = 2,
-                                    .warps = 16,
-                                    .warps_k = 8,
-                                    .strips_cta = strips_cta,
-                                    .splits = 1,
-                                    .depth = 8,
-                                    .parts = 1};
+    const struct qtool_matmul_config c = {.path = QTOOL_MATMUL_SKINNY,
+                                          .skinny = {.token_tiles = 2,
+                                                     .strips = 2,
+                                                     .warps = 16,
+                                                     .warps_k = 8,
+                                                     .strips_cta = strips_cta,
+                                                     .depth = 8}};
     const struct qtool_matmul_options opt = {.dtype = QTOOL_F16};
     struct qtool_matmul_plan plan;
     struct matrix m;
@@ -248,11 +233,11 @@ static void test_ring(const char *scheme, int strips_cta)
     matrix_free(&m);
 }
 
-/* Tiles that two and four blocks share along k, of all sizes: parts of k that differ, rows and
- * tokens that are not there. */
+/* Clusters of two and four thread blocks with tiles of all sizes: parts of k of different size, and
+ * missing rows and tokens. */
 static void test_clusters(const char *scheme)
 {
-    static const size_t counts[] = {40, 136}; /* some kernels are for more than 128 alone */
+    static const size_t counts[] = {40, 136}; /* some kernels need more than 128 tokens */
     struct matrix m;
     const int bf16 = (int)random_below(2);
     struct qtool_matmul_options opt = {.dtype = bf16 ? QTOOL_BF16 : QTOOL_F16};
@@ -270,44 +255,46 @@ static void test_clusters(const char *scheme)
         expect(&product, &plan, rounding_of(&plan, w));
         for (int i = 0; i < 2 * 3 * TILE_WIDTHS; i++) {
             struct qtool_matmul_plan other = plan;
-            other.config.path = QTOOL_MATMUL_TILE;
-            other.config.warps = 8 + 4 * (i % 3);
-            other.config.token_tiles = tile_tokens[i / 3 % TILE_WIDTHS] / 8;
-            other.config.splits = 3 + i / (3 * TILE_WIDTHS);
+            other.config = (struct qtool_matmul_config){
+                .path = QTOOL_MATMUL_TILE,
+                .tile = {.warps = 8 + 4 * (i % 3),
+                         .token_tiles = tile_tokens[i / 3 % TILE_WIDTHS] / 8,
+                         .schedule =
+                             i / (3 * TILE_WIDTHS) ? QTOOL_TILE_CLUSTER_4 : QTOOL_TILE_CLUSTER_2}};
             if (qtool_matmul_plan_check(&other, w) == QTOOL_OK) {
                 check_plan(&other, w, &product);
-                quads += other.config.splits == 4;
+                quads += other.config.tile.schedule == QTOOL_TILE_CLUSTER_4;
             }
         }
-        quads += plan.cc != 90 ? 4 : 0;
+        quads += qtool_kernels_compute(0) != 90 ? 4 : 0;
     }
     result(quads >= 4, "clusters of four blocks");
     matrix_free(&m);
 }
 
-/* Strips of a multiprocessor that do not come out even: of what a warp may have a last one has
- * half, or tiles are halved so that schedulers have as many warps. */
+/* Numbers of strips per multiprocessor for which the last warp gets fewer strips, or tiles are
+ * halved to give all schedulers the same number of warps. */
 static void test_odd_strips(const char *scheme)
 {
     static const size_t strips[] = {3, 5, 7, 10, 14};
-    static const size_t few[] = {16, 9, 8, 1};
-    const size_t only = random_below(COUNT(strips)); /* quick: racecheck takes long over these */
+    static const size_t small_batches[] = {16, 9, 8, 1};
+    const size_t only = random_below(COUNT(strips)); /* quick: racecheck is slow here */
     int sms;
     CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
     for (size_t i = 0; i < COUNT(strips); i++) {
-        if (few_others && i != only)
+        if (few_variants && i != only)
             continue;
         struct matrix m;
-        const size_t k = few_others || i & 1 ? 392 : 1280;
+        const size_t k = few_variants || i & 1 ? 392 : 1280;
         matrix_new(&m, scheme, strips[i] * 16 * (size_t)sms - 24, k, 0.02f);
         for (size_t count = 1; count <= 16; count += 7)
             check_matmul(&m.weight, m.device_decoded, m.weight.k, count, (int)(i / 2 & 1), scheme);
-        check_invariance(&m.weight, few, COUNT(few), (int)(i & 1), scheme);
+        check_invariance(&m.weight, small_batches, COUNT(small_batches), (int)(i & 1), scheme);
         matrix_free(&m);
     }
 }
 
-/* Weights so small that scales need a common power of two. */
+/* Weights so small that scale_exp2 is not 0. */
 static void test_scale_exp2(const char *scheme)
 {
     struct matrix m;
@@ -317,7 +304,7 @@ static void test_scale_exp2(const char *scheme)
     matrix_free(&m);
 }
 
-/* What only shows with a device; the other refusals are in test_plan.c. */
+/* Refusals that need a device; the others are in test_plan.c. */
 static void test_refusals(void)
 {
     struct matrix m;
@@ -330,7 +317,7 @@ static void test_refusals(void)
     other.plane[1] = other.plane[0];
     result(qtool_matmul_run(&plan, &other, pool.y[0], pool.x, workspace.at, NULL) ==
                QTOOL_UNSUPPORTED,
-           "run of another weight than planned");
+           "run of a weight of another format than planned");
     struct matrix zero;
     struct qtool_matmul_plan zero_plan;
     matrix_new(&zero, "int4:g=128,zero=group,method=rtn", 64, 256, 0.02f);
@@ -340,9 +327,15 @@ static void test_refusals(void)
                (zero_plan.config.path != QTOOL_MATMUL_TILE ||
                 qtool_matmul_run(&zero_plan, &other, pool.y[0], pool.x, workspace.at, NULL) ==
                     QTOOL_UNSUPPORTED),
-           "run of zero points in other places than planned");
+           "run with zero-points of another alignment than planned");
     matrix_free(&zero);
-    plan.config.splits = 1000;
+    plan.config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_STREAM,
+                                               .stream = {.token_tiles = 1,
+                                                          .strips = 1,
+                                                          .warps = 4,
+                                                          .warps_k = 4,
+                                                          .strips_cta = 1,
+                                                          .splits = 1000}};
     result(qtool_matmul_plan_check(&plan, &m.weight) == QTOOL_UNSUPPORTED && plan.reason[0],
            "too many splits");
     matrix_free(&m);
@@ -352,7 +345,7 @@ int main(int argc, char **argv)
 {
     bool quick = check_begin(argc, argv);
     pool_new();
-    few_others = quick;
+    few_variants = quick;
     test_refusals();
     for (size_t i = 0; i < COUNT(schemes); i++)
         test_scheme(schemes[i], quick ? 9 : 1, quick ? 9 : 1);
@@ -365,8 +358,9 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < COUNT(main_schemes) && !quick; i++) {
         test_large(main_schemes[i]);
         test_scale_exp2(main_schemes[i]);
-        test_ring(main_schemes[i], 8);
-        test_ring(main_schemes[i], 6); /* tiles of 3 for warps of 2 */
+        test_pipeline(main_schemes[i], 8);
+        test_pipeline(main_schemes[i], 6); /* tiles of 3 strips, warps of 2 */
     }
-    return check_matmul_end(QTOOL_MATMUL_MMA_TILE);
+    return check_matmul_end(
+        (const enum qtool_matmul_path[]){QTOOL_MATMUL_STREAM, QTOOL_MATMUL_MMA_TILE});
 }

@@ -1,18 +1,19 @@
 /*
- * The 4-bit cache against plain C: what append writes, bit for bit, and attention against FP64 over
- * the decoded cache. Paged and contiguous, ragged lengths, all tile and split edges; the memory
- * around is NaN, every run is made twice and must repeat bit for bit.
+ * The 4-bit KV cache against plain C: what append writes, bit for bit, and attention against FP64
+ * over the decoded cache. Paged and contiguous caches, different lengths per sequence, edges of all
+ * tiles and splits. The memory around outputs is NaN. Every run is made twice and must repeat bit
+ * for bit.
  *
  * usage: test_kv4 [SEED [quick]]     prints "N passed, M failed, K skipped"
  */
-#include "kernels/include/qtool_kv4.h"
+#include "kernels/cuda/kv4/plan.h"
 #include "tests/gpu/check.h"
 
 #include <math.h>
 
 enum { GUARD = 64 };
 
-/* ---- a cache and what was appended to it ---------------------------------------------------- */
+/* ---- caches --------------------------------------------------------------------------------- */
 
 struct test_case {
     enum qtool_kv_format format;
@@ -26,11 +27,12 @@ struct cache {
     size_t pages, tokens;
     int *table, *length, *sequence, *position; /* host; the latter two [tokens] */
     float *k_scale, *k_zero;
-    uint16_t *k, *v;        /* what was appended, [tokens][heads][dim] */
-    uint8_t *got_k, *got_v; /* the arrays as they stand on the device */
+    uint16_t *k, *v;        /* appended values, [tokens][heads][dim] */
+    uint8_t *got_k, *got_v; /* copies of the device arrays */
     uint16_t *got_param;
 };
 
+/* Returns the row of a token and head in the cache. */
 static size_t place(const struct cache *c, size_t sequence, size_t token, size_t head)
 {
     size_t page = sequence, inside = token;
@@ -41,7 +43,7 @@ static size_t place(const struct cache *c, size_t sequence, size_t token, size_t
     return (page * c->c.heads + head) * c->c.page_tokens + inside;
 }
 
-/* Pages of all sequences in random order. */
+/* Gives the sequences random pages. */
 static void make_table(struct cache *c, const struct test_case *t)
 {
     size_t per = (t->max_length + t->page - 1) / t->page;
@@ -79,7 +81,7 @@ static void make_tokens(struct cache *c, const struct test_case *t)
         }
 }
 
-/* Keys have channels of different sizes and offsets, values are of different size per token. */
+/* Channels of keys have different scales and offsets; values have a different scale per token. */
 static void make_values(struct cache *c, const struct test_case *t)
 {
     size_t width = t->heads * t->dim;
@@ -160,7 +162,7 @@ static void cache_free(struct cache *c)
         free(host[i]);
 }
 
-/* ---- the truth ------------------------------------------------------------------------------ */
+/* ---- reference ------------------------------------------------------------------------------ */
 
 static unsigned code_of(float v)
 {
@@ -172,7 +174,7 @@ static unsigned nibble(const uint8_t *codes, size_t i)
     return codes[i / 2] >> i % 2 * 4 & 15;
 }
 
-/* To what FP16 holds. */
+/* Clamps x to the range of FP16. */
 static float clamped(float x)
 {
     return fminf(fmaxf(x, -65504), 65504);
@@ -192,7 +194,7 @@ static void value_param(uint16_t param[2], const uint16_t *v, size_t dim, int bf
     param[1] = qt_f32_to_f16(low);
 }
 
-/* Values of the cache that differ from the truth. */
+/* Returns the number of cache values that differ from the reference. */
 static size_t count_wrong(const struct cache *c, const struct test_case *t)
 {
     size_t wrong = 0;
@@ -237,10 +239,10 @@ static double decoded(const struct cache *c, const struct test_case *t, bool key
            qt_f16_to_f32(c->got_param[at * 2 + 1]);
 }
 
-/* out[dim] of one sequence and query head, and the same of the sizes of values, by which errors of
- * FP16 are: where values cancel out, out is smaller. */
-static void truth(double *out, double *size, const struct cache *c, const struct test_case *t,
-                  size_t sequence, size_t head, const double *q, double scale)
+/* Computes out[dim] of a sequence and query head, and size[dim], the same with the magnitudes of
+ * the values. FP16 errors are proportional to size; out is smaller where values cancel. */
+static void reference(double *out, double *size, const struct cache *c, const struct test_case *t,
+                      size_t sequence, size_t head, const double *q, double scale)
 {
     size_t length = (size_t)c->length[sequence], kv = head / t->group;
     double *s = malloc((length + 1) * sizeof *s), most = -INFINITY, sum = 0;
@@ -270,13 +272,14 @@ static void truth(double *out, double *size, const struct cache *c, const struct
     free(s);
 }
 
-/* Relative errors: of all of a run, and the largest of a row, by the sizes of its values. */
+/* Relative errors: of all outputs of a run, and the largest of a row, relative to the size of its
+ * values. */
 struct errors {
     double all, row;
 };
 
 static struct errors worst[2];
-static int counted; /* cases in which splits were counted, too */
+static int counted; /* cases that also ran with counted arrivals */
 
 static struct errors relative_errors(const struct cache *c, const struct test_case *t,
                                      const uint16_t *out, const uint16_t *q, double scale)
@@ -288,8 +291,8 @@ static struct errors relative_errors(const struct cache *c, const struct test_ca
         double want[128], sizes[128], query[128], of_row[2] = {0};
         for (size_t d = 0; d < t->dim; d++)
             query[d] = to_float(q[r * t->dim + d], t->bf16);
-        truth(want, sizes, c, t, r / (t->heads * t->group), r % (t->heads * t->group), query,
-              scale);
+        reference(want, sizes, c, t, r / (t->heads * t->group), r % (t->heads * t->group), query,
+                  scale);
         for (size_t d = 0; d < t->dim; d++) {
             double e = to_float(out[r * t->dim + d], t->bf16) - want[d];
             of_row[0] += e * e;
@@ -335,7 +338,7 @@ static struct qtool_kv_options options_of(const struct test_case *t)
                                      .dtype = t->bf16 ? QTOOL_BF16 : QTOOL_F16};
 }
 
-/* q_size large: a softmax with one sharp peak; small: all tokens alike. */
+/* q_size: large values give a softmax with a sharp peak, small ones nearly equal probabilities. */
 static void check_attention(const struct cache *c, const struct test_case *t, size_t split_tokens,
                             float q_size)
 {
@@ -343,7 +346,7 @@ static void check_attention(const struct cache *c, const struct test_case *t, si
     uint16_t *q = malloc(count * 2), *out[2] = {malloc(count * 2), malloc(count * 2)};
     for (size_t i = 0; i < count; i++)
         q[i] = from_float(q_size * random_float(), t->bf16);
-    if (random_below(3) == 0) /* a query of zeros: the mean of the values */
+    if (random_below(3) == 0) /* the output for a query of zeros is the mean of the values */
         memset(q, 0, t->dim * 2);
     void *device_q = upload(q, count * 2), *length = upload(c->length, t->batch * sizeof(int));
     const struct qtool_kv_options opt = options_of(t);
@@ -354,9 +357,9 @@ static void check_attention(const struct cache *c, const struct test_case *t, si
     for (int i = 0; i < 2 && ran; i++)
         ran = guarded_run(out[i], &plan, &c->c, device_q, length, count);
     bool equal = memcmp(out[0], out[1], count * 2) == 0;
-    if (ran && plan.in_zeros && plan.splits > 1) { /* the same sums, counted */
+    if (ran && qt_kv_state(&plan)->polled && plan.splits > 1) { /* again, with counted arrivals */
         struct qtool_kv_plan other = plan;
-        other.in_zeros = 0;
+        qt_kv_state(&other)->polled = 0;
         other.workspace_bytes += t->batch * opt.heads * plan.splits * (t->dim + 4) * sizeof(float);
         ran = guarded_run(out[1], &other, &c->c, device_q, length, count);
         equal = equal && memcmp(out[0], out[1], count * 2) == 0;
@@ -376,7 +379,7 @@ static void check_attention(const struct cache *c, const struct test_case *t, si
         worst[t->bf16].all = worse(worst[t->bf16].all, e.all);
         worst[t->bf16].row = worse(worst[t->bf16].row, e.row);
     }
-    /* Rounding q moves large products by more. */
+    /* Rounding q has a larger effect on large products. */
     double limit = (t->bf16 ? 3e-3 : 1.5e-3) * (q_size > 1 ? 2 : 1);
     result(ran && equal && e.all <= limit && e.row <= 2 * limit, what);
     CHECK(cudaFree(device_q));
@@ -402,8 +405,9 @@ static void check_case(const struct test_case *t)
     cache_free(&c);
 }
 
-/* New last tokens, then attention that begins while these are still being quantized, then the same
- * in a plain launch: nothing comes between the launches that would let one end before the next. */
+/* Appends new last tokens, then runs attention as a dependent launch, which starts before append
+ * has finished, and again as a plain launch. Nothing between the launches makes one wait for
+ * another. Returns true if both results are equal. */
 static bool same_behind_append(const struct cache *c, const struct test_case *t,
                                size_t split_tokens, const void *q, const int *length, const void *k,
                                const void *v, const int *sequence, const int *position,
@@ -526,20 +530,20 @@ int main(int argc, char **argv)
                 if (!quick || (lengths[i] > 30 && lengths[i] < 200 && lengths[i] % 2))
                     check_case(&t);
             }
-    for (int i = 0; i < 6; i++) { /* several blocks on a multiprocessor */
+    for (int i = 0; i < 6; i++) { /* several thread blocks per multiprocessor */
         struct test_case t = {QTOOL_KV_INT4, i % 2 ? 64 : 128,    4, (size_t)4 << i / 2, 12, 700,
                               pages[i],      (int)random_below(2)};
         if (!quick || i < 4)
             check_case(&t);
     }
-    static const size_t few_lengths[] = {40, 1024, 2048, 8192};
-    for (int i = 0; i < 8; i++) { /* few sequences, in splits */
+    static const size_t split_lengths[] = {40, 1024, 2048, 8192};
+    for (int i = 0; i < 8; i++) { /* few sequences with several splits */
         struct test_case t = {i % 2 ? QTOOL_KV_F16 : QTOOL_KV_INT4,
                               i % 3 ? 128 : 64,
                               2,
                               4,
                               3,
-                              few_lengths[i / 2],
+                              split_lengths[i / 2],
                               pages[i % 6],
                               (int)random_below(2)};
         if (quick && i > 3)
@@ -548,7 +552,7 @@ int main(int argc, char **argv)
         check_dependent(&t, 0);
         check_dependent(&t, 256);
     }
-    printf("%d cases with counted splits; worst relative error: f16 %.3g, of a row %.3g; "
+    printf("%d cases with counted arrivals; worst relative error: f16 %.3g, of a row %.3g; "
            "bf16 %.3g, of a row %.3g\n",
            counted, worst[0].all, worst[0].row, worst[1].all, worst[1].row);
     return check_end();

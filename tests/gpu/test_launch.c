@@ -1,14 +1,13 @@
 /*
- * Plans and launches of libqtool_kernels on devices that are not there (pretend.h): every shape
- * gets a plan, what it launches is within the limits of the device and of its copy engine, and a
- * batch-invariant plan adds in one order for all m. Needs no GPU; results are checked by the other
- * tests, on one.
+ * Plans and launches of libqtool_kernels on simulated devices (simulated.h). Every shape gets a
+ * plan, its launches are within the limits of the device and of TMA, and batch-invariant plans add
+ * in the same order for every m. Needs no GPU; other tests check results on a GPU.
  *
  * usage: test_launch     prints "N passed, M failed, K skipped"
  */
 #include "kernels/include/qtool_kv4.h"
 #include "kernels/include/qtool_w4ax.h"
-#include "tests/gpu/pretend.h"
+#include "tests/gpu/simulated.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,10 +15,10 @@
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
-static const struct pretended_device devices[] = {
-    {"H200", 132, 232448, 9, 0, 90},           {"H100 PCIe", 114, 232448, 9, 0, 90},
-    {"H200, a seventh", 16, 232448, 9, 0, 90}, {"A100", 108, 166912, 8, 0, 80},
-    {"RTX 4090", 128, 101376, 8, 9, 80},       {"RTX 5090", 170, 101376, 12, 0, 80},
+static const struct simulated_device devices[] = {
+    {"H200", 132, 232448, 9, 0, 90},       {"H100 PCIe", 114, 232448, 9, 0, 90},
+    {"H200 MIG 1g", 16, 232448, 9, 0, 90}, {"A100", 108, 166912, 8, 0, 80},
+    {"RTX 4090", 128, 101376, 8, 9, 80},   {"RTX 5090", 170, 101376, 12, 0, 80},
     {"RTX 3060", 28, 101376, 8, 6, 80},
 };
 
@@ -30,13 +29,13 @@ static const size_t tokens[] = {1,  3,   8,   9,   16,  17,  32,   33,  64,
                                 65, 100, 128, 136, 192, 256, 1000, 4096};
 
 static int passed, failed, rounded_tiles;
-static const char *device; /* its name */
+static const char *device; /* name of the current device */
 static bool hopper;
 
-/* Addresses of sections, of activations, results and the workspace: nothing is read. */
+/* Address of sections, activations, results and the workspace. It is never read. */
 static void *const memory = (void *)0x100000;
 
-/* fault: NULL if there is none. */
+/* fault: NULL for success. */
 static void result(const char *what, size_t n, size_t k, size_t m, const char *fault)
 {
     passed += !fault;
@@ -45,26 +44,25 @@ static void result(const char *what, size_t n, size_t k, size_t m, const char *f
         printf("FAILED %s, %s, %zu x %zu, %zu tokens: %s\n", device, what, n, k, m, fault);
 }
 
-/* After a run with that status. */
+/* Returns NULL, or what was wrong with a run that returned `status`. */
 static const char *launch_fault(int status)
 {
-    const int launches = pretend_launches();
-    const char *fault = pretend_fault();
+    const int launches = simulated_launches();
+    const char *fault = simulated_fault();
     return fault                ? fault
            : status != QTOOL_OK ? "run refused what plan took"
            : launches < 1       ? "nothing was launched"
                                 : NULL;
 }
 
-/* The same where plan may have refused. */
+/* The same, if the plan may have been refused with `reason`. */
 static const char *plan_fault(const char *reason, int status)
 {
     const char *fault = launch_fault(status);
     return reason[0] ? reason : fault;
 }
 
-/* ---- products of qtool_kernels.h ---------------------------------------------------------------
- */
+/* ---- products of qtool_kernels.h ------------------------------------------------------------ */
 
 struct scheme {
     const char *name;
@@ -90,9 +88,9 @@ static const struct scheme schemes[] = {
     {"fp8:e=3", QTOOL_MATMUL_FPX, 8, 3, 0, false},
     {"fp8:e=5", QTOOL_MATMUL_FPX, 8, 5, 0, false},
     {"int4", QTOOL_MATMUL_INT, 4, 0, 128, false},
-    {"int4, zero points", QTOOL_MATMUL_INT, 4, 0, 64, true},
+    {"int4, zero-points", QTOOL_MATMUL_INT, 4, 0, 64, true},
     {"int8, rows", QTOOL_MATMUL_INT, 8, 0, 0, false},
-    {"int8, zero points", QTOOL_MATMUL_INT, 8, 0, 32, true},
+    {"int8, zero-points", QTOOL_MATMUL_INT, 8, 0, 32, true},
 };
 
 static struct qtool_matmul_weight weight_of(const struct scheme *s, size_t n, size_t k)
@@ -119,23 +117,24 @@ static int dense(void *context, void *y, size_t ldy, const void *x, const void *
     return 0;
 }
 
-/* Weights are rounded before a dense product, and by tiles: with groups of 32 channels; of 64, but
- * for 8 bits; and for more than 128 tokens where they are looked up, or have 8 bits and the tile
- * 256 tokens. Not all sizes of tiles can. */
+/* True if a plan should round weights: the path DENSE, and tiles with groups of 32 channels, with
+ * groups of 64 except for 8 bits, and for more than 128 tokens with look-up tables, or with 8 bits
+ * and tiles of 256 tokens. Some tile sizes have no rounding kernel. */
 static bool rounds(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
 {
     const bool lut = w->kind == QTOOL_MATMUL_LUT;
-    const int width = p->config.token_tiles * 8;
-    const bool narrow = p->config.warps == 8 && (width == 64 || width == 128);
     if (p->config.path != QTOOL_MATMUL_TILE || !w->group || w->group >= w->k)
         return p->config.path == QTOOL_MATMUL_DENSE;
+    const int width = p->config.tile.token_tiles * 8;
+    const bool narrow = p->config.tile.warps == 8 && (width == 64 || width == 128);
     if (w->group == 32 || w->bits == 8)
         return w->group == 32 || (p->m > 128 && width == 256);
     return (w->group == 64 || (lut && p->m > 128)) &&
            (narrow || width == 256 || (lut && width >= 128));
 }
 
-/* Kernels for older devices have machine code for 9.0 where plans take them there (Makefile). */
+/* True if the library has machine code for the device. Kernels for older devices are compiled for
+ * 9.0 only where plans use them there (cuda.mk). */
 static bool is_compiled(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
 {
     const bool older =
@@ -158,14 +157,26 @@ static void check_product(const char *name, const struct qtool_matmul_weight *w,
     rounded_tiles += plan->rounded && plan->config.path == QTOOL_MATMUL_TILE;
 }
 
-/* What the order of additions follows from: how k is cut over blocks and warps, and in skinny
- * kernels, whose warps take slots over all tiles in turn, the tiles. */
+/* True if two configurations add in the same order. The order depends on how k is divided among
+ * thread blocks and warps, and in skinny kernels, whose warps take slots of all tiles in turn, on
+ * the tiles. */
 static bool same_order(const struct qtool_matmul_config *a, const struct qtool_matmul_config *b)
 {
-    return a->path == b->path && a->warps_k == b->warps_k && a->splits == b->splits &&
-           a->parts == b->parts &&
-           (a->path != QTOOL_MATMUL_SKINNY ||
-            (a->strips_cta == b->strips_cta && a->strips == b->strips && a->warps == b->warps));
+    if (a->path != b->path)
+        return false;
+    switch (a->path) {
+    case QTOOL_MATMUL_STREAM:
+        return a->stream.warps_k == b->stream.warps_k && a->stream.splits == b->stream.splits;
+    case QTOOL_MATMUL_RING:
+        return a->ring.warps_k == b->ring.warps_k && a->ring.cluster == b->ring.cluster &&
+               a->ring.parts == b->ring.parts;
+    case QTOOL_MATMUL_SKINNY:
+        return a->skinny.warps_k == b->skinny.warps_k &&
+               a->skinny.strips_cta == b->skinny.strips_cta &&
+               a->skinny.strips == b->skinny.strips && a->skinny.warps == b->skinny.warps;
+    default:
+        return false; /* other paths are not batch-invariant */
+    }
 }
 
 static void check_products(const char *name, const struct qtool_matmul_weight *w)
@@ -187,7 +198,7 @@ static void check_products(const char *name, const struct qtool_matmul_weight *w
                 result(name, w->n, w->k, tokens[i],
                        same_order(&first.config, &plan.config)
                            ? NULL
-                           : "not the order of additions of one token");
+                           : "the order of additions differs from that of one token");
         }
     }
 }
@@ -211,8 +222,7 @@ static void check_mix24(size_t n, size_t k, bool outliers)
     check_products(outliers ? "mix24" : "mix24 without outliers", &w);
 }
 
-/* ---- products of qtool_w4ax.h ------------------------------------------------------------------
- */
+/* ---- products of qtool_w4ax.h --------------------------------------------------------------- */
 
 static void check_w4ax(size_t n, size_t k, enum qtool_w4ax_scales scales, bool packed)
 {
@@ -265,8 +275,7 @@ static void check_quantize(size_t k)
         }
 }
 
-/* ---- attention ---------------------------------------------------------------------------------
- */
+/* ---- attention ------------------------------------------------------------------------------ */
 
 static void check_attention(size_t heads, size_t kv_heads, size_t dim, enum qtool_kv_format format)
 {
@@ -305,11 +314,11 @@ int main(void)
     for (size_t d = 0; d < COUNT(devices); d++) {
         device = devices[d].name;
         hopper = devices[d].code == 90;
-        pretend_device(&devices[d]);
+        simulate_device(&devices[d]);
         for (size_t i = 0; i < COUNT(rows); i++)
             for (size_t j = 0; j < COUNT(columns); j++) {
                 const size_t n = rows[i], k = columns[j];
-                if (n > 65536 && k > 8192) /* as no model has; not for the 99 KB of some devices */
+                if (n > 65536 && k > 8192) /* no model has this; it does not fit into 99 KB */
                     continue;
                 for (size_t s = 0; s < COUNT(schemes); s++) {
                     const struct qtool_matmul_weight w = weight_of(&schemes[s], n, k);
@@ -332,7 +341,7 @@ int main(void)
                 for (int format = QTOOL_KV_INT4; format <= QTOOL_KV_F16; format++)
                     check_attention(4 * group, 4, dim, (enum qtool_kv_format)format);
     }
-    result("tiles that round", 0, 0, 0, rounded_tiles > 0 ? NULL : "none is planned");
+    result("tiles that round", 0, 0, 0, rounded_tiles > 0 ? NULL : "no plan uses one");
     printf("%d passed, %d failed, 0 skipped\n", passed, failed);
     return failed != 0;
 }

@@ -1,7 +1,7 @@
 /*
- * The mix24 kernels against FP64 products of the weights' exact values: random matrices over edge
- * shapes, shares of 4-bit groups, outliers (none, few, many, all in few rows), token counts,
- * dtypes, alignments and configurations. Outputs are poisoned with NaN and have guard bands; every
+ * The mix24 kernels against FP64 products of the exact weights: random matrices over edge shapes,
+ * shares of 4-bit groups, outliers (none, few, many, concentrated in few rows), token counts,
+ * dtypes, alignments and configurations. Outputs are filled with NaN and have guard bands. Every
  * run is made twice and must repeat bit for bit.
  *
  * usage: test_mix24 [SEED [quick]]     prints "N passed, M failed, K skipped"
@@ -14,8 +14,10 @@ static bool quick;
 
 /* ---- products ------------------------------------------------------------------------------- */
 
-static void vary_vector(struct qtool_matmul_config *c)
+static void vary_vector(struct qtool_matmul_plan *p)
 {
+    struct qtool_vector_config *c = &p->config.vector;
+    p->config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_VECTOR};
     c->strips = 1 + (int)random_below(3);
     c->warps = 12 + (int)random_below(5);
     do
@@ -24,34 +26,36 @@ static void vary_vector(struct qtool_matmul_config *c)
     c->strips_cta = 1 + (int)random_below(30);
 }
 
-/* Other configurations than plan would choose. */
-static void vary(struct qtool_matmul_config *c, int variant)
+static void vary_ring(struct qtool_matmul_plan *p)
 {
-    if (variant % 3 == 0) {
-        vary_tile(c);
-        return;
-    }
-    if (variant % 3 == 1 && c->path == QTOOL_MATMUL_VECTOR && random_below(2)) {
-        vary_vector(c);
-        return;
-    }
-    if (variant % 3 == 1 && c->path != QTOOL_MATMUL_STREAM) {
-        vary_skinny(c);
-        return;
-    }
-    if (c->token_tiles > 4)
-        c->token_tiles = 4;
-    c->path = QTOOL_MATMUL_STREAM;
-    c->splits = 1 << random_below(4);
+    struct qtool_ring_config *c = &p->config.ring;
+    p->config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_RING};
+    c->token_tiles = p->m <= 8 ? 1 : p->m <= 16 ? 2 : 4;
+    c->cluster = 1 << random_below(4);
     c->strips = 1 << random_below(3);
     c->warps = 1 << random_below(5);
     c->warps_k = c->warps >> random_below(3);
+    c->warps_k = c->warps_k ? c->warps_k : 1;
     c->depth = 2 + (int)random_below(3);
     c->strips_cta = 1 + (int)random_below(9);
     c->parts = 1 + (int)random_below(3);
 }
 
-/* shift: elements by which the activations are off their alignment. */
+/* Sets a random configuration, of a path that depends on `variant` and the planned path. */
+static void vary(struct qtool_matmul_plan *p, int variant)
+{
+    const enum qtool_matmul_path planned = p->config.path;
+    if (variant % 3 == 0)
+        vary_tile(p);
+    else if (variant % 3 == 1 && planned == QTOOL_MATMUL_VECTOR && random_below(2))
+        vary_vector(p);
+    else if (variant % 3 == 1 && planned != QTOOL_MATMUL_RING)
+        vary_skinny(p);
+    else
+        vary_ring(p);
+}
+
+/* shift: offset of X in elements, which changes its alignment. */
 static void check_matmul(const struct qtool_matmul_weight *w, const float *decoded, size_t m,
                          int bf16, int shift, const char *name)
 {
@@ -94,8 +98,8 @@ static const size_t shapes[][2] = {{15, 1},    {15, 63},    {16, 64},   {17, 65}
 static const size_t tokens[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10,  11,  12,  13,  14,
                                 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 257};
 
-/* For batch-invariant mode. */
-static const size_t batches[] = {40, 32, 16, 8, 3, 1}, few_batches[] = {17, 8, 1};
+/* Token counts for batch-invariant products. */
+static const size_t batches[] = {40, 32, 16, 8, 3, 1}, quick_batches[] = {17, 8, 1};
 
 static struct mix24_recipe recipe(const struct kind *kind, size_t n, size_t k)
 {
@@ -126,7 +130,7 @@ static void test_kind(const struct kind *kind, size_t shape_step, size_t token_s
         if (shapes[i][0] > 80) {
             check_slices(&m, kind->name);
             if (quick)
-                check_invariance(&m.weight, few_batches, COUNT(few_batches), 0, kind->name);
+                check_invariance(&m.weight, quick_batches, COUNT(quick_batches), 0, kind->name);
             else
                 check_invariance(&m.weight, batches, COUNT(batches), 0, kind->name);
         }
@@ -134,10 +138,10 @@ static void test_kind(const struct kind *kind, size_t shape_step, size_t token_s
     }
 }
 
-/* Many passes; k of large models, and k whose X has no room in shared memory at once. */
+/* Many passes, k of large models, and k whose X does not fit into shared memory. */
 static void test_large(const struct kind *kind)
 {
-    /* The second: several tiles of 128 tokens and more a block. */
+    /* The second shape has several tiles of 128 and more tokens per thread block. */
     static const size_t large[][2] = {
         {4096, 1024}, {9040, 320}, {512, 14336}, {48, 28672}, {40, 70000}};
     static const size_t counts[] = {1, 8, 16, 17, 64, 100, 300};
@@ -148,12 +152,12 @@ static void test_large(const struct kind *kind)
         check_dequantize(&m.weight, m.decoded, (int)(i % 2), kind->name);
         for (size_t j = 0; j < COUNT(counts); j++)
             check_matmul(&m.weight, m.device_decoded, counts[j], (int)(j % 3 == 1), 0, kind->name);
-        check_invariance(&m.weight, few_batches, COUNT(few_batches), 0, kind->name);
+        check_invariance(&m.weight, quick_batches, COUNT(quick_batches), 0, kind->name);
         mix24_matrix_free(&m);
     }
 }
 
-/* As many strips a multiprocessor: each number is shared out among warps in a way of its own. */
+/* `strips` strips per multiprocessor: warps share each number in a different way. */
 static void test_strips(const struct kind *kind, size_t strips)
 {
     static const size_t counts[] = {2, 8, 9, 16};
@@ -203,5 +207,6 @@ int main(int argc, char **argv)
     }
     for (size_t i = 0; i < 4 && !quick; i++)
         test_large(&kinds[i]);
-    return check_matmul_end(QTOOL_MATMUL_VECTOR);
+    return check_matmul_end(
+        (const enum qtool_matmul_path[]){QTOOL_MATMUL_RING, QTOOL_MATMUL_VECTOR});
 }

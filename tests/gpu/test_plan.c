@@ -1,6 +1,6 @@
 /*
- * What libqtool_kernels refuses, with a reason and before it asks for a device, and the arithmetic
- * of slices. Needs no GPU: addresses are made up, nothing is read.
+ * Refusals of libqtool_kernels that do not need a device, with their reasons, and the arithmetic of
+ * slices. Needs no GPU: addresses are fake and never read.
  *
  * usage: test_plan     prints "N passed, M failed, K skipped"
  */
@@ -69,7 +69,7 @@ static const struct {
     {&lut, FIELD(kind), 77, "unknown kind"},
     {&lut, FIELD(bits), 1, "bits out of range"},
     {&lut, FIELD(bits), 5, "bits out of range"},
-    {&integer, FIELD(bits), 5, "integers must have 4 or 8 bits"},
+    {&integer, FIELD(bits), 5, "INT weights must have 4 or 8 bits"},
     {&fpx, FIELD(bits), 9, "bits out of range"},
     {&fpx, FIELD(exp_bits), 0, "exponent bits"},
     {&fpx, FIELD(exp_bits), 6, "exponent bits"},
@@ -82,15 +82,15 @@ static const struct {
     {&lut, FIELD(group), 512, "group must be"},
     {&fpx, FIELD(group), 128, "one scale per row"},
     {&lut, FIELD(scale_exp2), 101, "scale_exp2"},
-    {&lut, FIELD(plane[0]), 0, "planes must be there"},
-    {&lut, FIELD(plane[0]), 0x10004, "planes must be there, 16-byte aligned"},
-    {&fpx, FIELD(plane[1]), 0, "planes must be there"},
-    {&lut, FIELD(scale), 0, "sections scale, 16-byte aligned, and table"},
+    {&lut, FIELD(plane[0]), 0, "planes must not be NULL"},
+    {&lut, FIELD(plane[0]), 0x10004, "planes must not be NULL and must be 16-byte aligned"},
+    {&fpx, FIELD(plane[1]), 0, "planes must not be NULL"},
+    {&lut, FIELD(scale), 0, "scale must be 16-byte aligned, table 2-byte aligned"},
     {&lut, FIELD(scale), 0x20002, "16-byte aligned"},
     {&integer, FIELD(zero), 0x40004, "zero must be 8-byte aligned"},
-    {&lut, FIELD(table), 0, "sections scale, 16-byte aligned, and table"},
-    {&lut, FIELD(pitch_blocks), 3, "pitch smaller"},
-    {&lut, FIELD(pitch_groups), 1, "pitch smaller"},
+    {&lut, FIELD(table), 0, "scale must be 16-byte aligned, table 2-byte aligned"},
+    {&lut, FIELD(pitch_blocks), 3, "is smaller than the matrix"},
+    {&lut, FIELD(pitch_groups), 1, "is smaller than the matrix"},
     {&lut, FIELD(pitch_blocks), (size_t)1 << 30, "too large"},
     {&lut, FIELD(pitch_blocks), (size_t)1 << 62, "too large"},
     {&lut, FIELD(pitch_groups), (size_t)1 << 62, "too large"},
@@ -128,7 +128,7 @@ static void test_refusals(void)
            "run without a plan");
 }
 
-/* A device that is not there, with everything else as it should be. */
+/* Valid arguments with a device that does not exist. */
 static void test_devices(void)
 {
     static const uint32_t blocks[2];
@@ -151,7 +151,7 @@ static void test_devices(void)
         struct qtool_kv_plan attention;
         result(qtool_w4ax_plan(&plan, &weight, 1, &far) == QTOOL_NO_GPU &&
                    strstr(plan.reason, "no CUDA device"),
-               "w4ax on a device that is not there");
+               "w4ax on a device that does not exist");
         struct qtool_kv_cache large = cache;
         large.page_tokens = 1 << 30;
         large.heads = 4;
@@ -162,7 +162,7 @@ static void test_devices(void)
                "attention over too many rows");
         result(qtool_kv_attention_plan(&attention, &cache, &far_too, 0) == QTOOL_NO_GPU &&
                    strstr(attention.reason, "no CUDA device"),
-               "attention on a device that is not there");
+               "attention on a device that does not exist");
     }
 }
 
@@ -173,8 +173,7 @@ static size_t ceil_div(size_t a, size_t b)
     return (a + b - 1) / b;
 }
 
-/* Of the slice [n0..., k0...] of `whole`: where its first words and scales are, as the layout has
- * them. */
+/* Checks the addresses of the first words and scales of the slice [n0..., k0...] of `whole`. */
 static void check_slice(const struct qtool_matmul_weight *whole,
                         const struct qtool_matmul_weight *slice, size_t n0, size_t k0,
                         const char *what)

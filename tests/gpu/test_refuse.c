@@ -1,51 +1,51 @@
 /*
- * What libqtool_kernels is to refuse instead of launching it, on devices that are not there
- * (pretend.h): weights, caches and addresses that are not what was planned for or aligned, and
- * options out of range. Beside each is what must be taken. Needs no GPU.
+ * Calls that libqtool_kernels must refuse without launching a kernel, on simulated devices
+ * (simulated.h): weights, caches and addresses that do not match the plan or are misaligned, and
+ * options out of range. Each refusal is paired with a call that must succeed. Needs no GPU.
  *
  * usage: test_refuse     prints "N passed, M failed, K skipped"
  */
 #include "kernels/include/qtool_kv4.h"
 #include "kernels/include/qtool_w4ax.h"
-#include "tests/gpu/pretend.h"
+#include "tests/gpu/simulated.h"
 
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 
-static const struct pretended_device h200 = {"H200", 132, 232448, 9, 0, 90};
-static const struct pretended_device part = {"H200, a seventh", 16, 232448, 9, 0, 90};
-static const struct pretended_device a100 = {"A100", 108, 166912, 8, 0, 80};
-static const struct pretended_device ada = {"RTX 4090", 128, 101376, 8, 9, 80};
-static const struct pretended_device ampere = {"RTX 3060", 28, 101376, 8, 6, 80};
+static const struct simulated_device h200 = {"H200", 132, 232448, 9, 0, 90};
+static const struct simulated_device part = {"H200 MIG 1g", 16, 232448, 9, 0, 90};
+static const struct simulated_device a100 = {"A100", 108, 166912, 8, 0, 80};
+static const struct simulated_device ada = {"RTX 4090", 128, 101376, 8, 9, 80};
+static const struct simulated_device ampere = {"RTX 3060", 28, 101376, 8, 6, 80};
 
 static int passed, failed;
 static char *const memory = (char *)0x100000;
 
-/* Whether something refused, and then launched nothing, or took what it was given. */
+/* Expects QTOOL_UNSUPPORTED and no launch. */
 static void refuses(const char *what, int status)
 {
-    const int ok = status == QTOOL_UNSUPPORTED && pretend_launches() == 0;
+    const int ok = status == QTOOL_UNSUPPORTED && simulated_launches() == 0;
     passed += ok;
     failed += !ok;
     if (!ok)
         printf("FAILED: %s: status %d instead of a refusal\n", what, status);
-    pretend_fault();
+    simulated_fault();
 }
 
+/* Expects QTOOL_OK and no fault of the simulated device. */
 static void takes(const char *what, int status)
 {
-    const char *fault = pretend_fault();
+    const char *fault = simulated_fault();
     const int ok = status == QTOOL_OK && !fault;
     passed += ok;
     failed += !ok;
     if (!ok)
         printf("FAILED: %s: status %d, %s\n", what, status, fault ? fault : "");
-    pretend_launches();
+    simulated_launches();
 }
 
-/* ---- qtool_kernels.h ---------------------------------------------------------------------------
- */
+/* ---- qtool_kernels.h ------------------------------------------------------------------------ */
 
 static struct qtool_matmul_weight matrix(enum qtool_matmul_kind kind, unsigned bits, size_t n,
                                          size_t k)
@@ -84,7 +84,7 @@ static int run(const struct qtool_matmul_plan *p, const struct qtool_matmul_weig
     return qtool_matmul_run(p, w, memory, memory, memory, NULL);
 }
 
-/* The share of 4-bit groups and outliers decide how much shared memory a kernel wants. */
+/* The shared memory of a mix24 kernel depends on the share of 4-bit groups and on outliers. */
 static void other_mix24(void)
 {
     static const struct {
@@ -103,7 +103,7 @@ static void other_mix24(void)
         takes("run of mix24", run(&p, &w));
         refuses("mix24 with more shared memory than planned", run(&p, &other));
     }
-    /* Of three units a cluster of four blocks has one without work. */
+    /* With three units, a thread block of a cluster of four has no work. */
     struct qtool_matmul_weight w = mix24(1024, 384, 1, 0), other = w;
     struct qtool_matmul_plan p;
     w.mix24.twos++;
@@ -112,7 +112,7 @@ static void other_mix24(void)
     refuses("three units", run(&p, &other));
 }
 
-/* Row pointers of a block's rows are in shared memory: of so many they are beyond 32 bits. */
+/* The row pointers of a thread block are in shared memory: here their size overflows 32 bits. */
 static void long_blocks(void)
 {
     const struct qtool_matmul_options opt = {.dtype = QTOOL_F16, .batch_invariant = 1};
@@ -121,65 +121,69 @@ static void long_blocks(void)
     takes("plan of mix24", qtool_matmul_plan(&p, &w, 1, &opt));
     for (int log2 = 20; log2 < 31; log2++) {
         struct qtool_matmul_plan q = p;
-        q.config.strips_cta = 1 << log2;
-        refuses("more rows of a block than there is room for", qtool_matmul_plan_check(&q, &w));
+        q.config.ring.strips_cta = 1 << log2;
+        refuses("more rows per thread block than fit into shared memory",
+                qtool_matmul_plan_check(&q, &w));
     }
 }
 
-/* Tiles of so many tokens as there is no kernel for, not even modulo 2^32. */
+/* Tile sizes without a kernel that equal one with a kernel modulo 2^32. */
 static void no_such_tiles(void)
 {
     static const struct {
-        const struct pretended_device *device;
+        const struct simulated_device *device;
         enum qtool_matmul_path path;
     } cases[] = {{&h200, QTOOL_MATMUL_TILE}, {&a100, QTOOL_MATMUL_MMA_TILE}};
     const struct qtool_matmul_options opt = {.dtype = QTOOL_F16};
     const struct qtool_matmul_weight nf4 = matrix(QTOOL_MATMUL_LUT, 4, 4096, 4096);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct qtool_matmul_plan p;
-        pretend_device(cases[i].device);
+        simulate_device(cases[i].device);
         takes("plan of tiles", qtool_matmul_plan(&p, &nf4, 128, &opt));
         takes("its path", p.config.path == cases[i].path ? QTOOL_OK : QTOOL_FAILED);
-        p.config.token_tiles += 1 << 29;
+        *(p.config.path == QTOOL_MATMUL_TILE ? &p.config.tile.token_tiles
+                                             : &p.config.mma_tile.token_tiles) += 1 << 29;
         refuses("tiles of 2^32 tokens more", qtool_matmul_plan_check(&p, &nf4));
     }
-    pretend_device(&h200);
+    simulate_device(&h200);
 }
 
-/* No config makes a plan of one that was refused for what it is of. */
+/* A plan that qtool_matmul_plan refused stays refused with any config. */
 static void refused_for_good(const struct qtool_matmul_weight *w, size_t m,
                              const struct qtool_matmul_options *opt)
 {
-    static const enum qtool_matmul_path paths[] = {QTOOL_MATMUL_STREAM, QTOOL_MATMUL_DENSE};
+    static const struct qtool_matmul_config configs[] = {
+        {.path = QTOOL_MATMUL_STREAM,
+         .stream = {.token_tiles = 4,
+                    .strips = 1,
+                    .warps = 4,
+                    .warps_k = 4,
+                    .strips_cta = 1,
+                    .splits = 1}},
+        {.path = QTOOL_MATMUL_DENSE, .dense = {.parts = 1}},
+    };
     struct qtool_matmul_plan p;
     refuses("plan", qtool_matmul_plan(&p, w, m, opt));
-    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
-        p.config = (struct qtool_matmul_config){.path = paths[i],
-                                                .token_tiles = 4,
-                                                .strips = 1,
-                                                .warps = 4,
-                                                .warps_k = 4,
-                                                .strips_cta = 1,
-                                                .splits = 1,
-                                                .parts = 1};
-        refuses("check of a plan that was refused", qtool_matmul_plan_check(&p, w));
-        refuses("run of a plan that was refused", run(&p, w));
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+        p.config = configs[i];
+        refuses("check of a refused plan", qtool_matmul_plan_check(&p, w));
+        refuses("run of a refused plan", run(&p, w));
     }
 }
 
-/* What was planned or launched before does not show. */
+/* A refusal does not depend on earlier plans and launches. */
 static void refused_plans(void)
 {
     struct qtool_matmul_options opt = {.dtype = QTOOL_F16, .batch_invariant = 1};
     const struct qtool_matmul_weight nf4 = matrix(QTOOL_MATMUL_LUT, 4, 4096, 4096);
     struct qtool_matmul_plan p;
-    pretend_device(&a100);
+    simulate_device(&a100);
     takes("plan", qtool_matmul_plan(&p, &nf4, 32, &opt));
-    p.config.splits = 60;
-    p.config.token_tiles = 1;
+    p.config.stream.splits = 60;
+    p.config.stream.token_tiles = 1;
     refuses("splits without channels", qtool_matmul_plan_check(&p, &nf4));
-    refuses("run of a plan that was refused", run(&p, &nf4));
-    pretend_device(&h200);
+    refuses("run of a refused plan", run(&p, &nf4));
+    simulate_device(&h200);
     refuses("no tokens", qtool_matmul_plan(&p, &nf4, 0, &opt));
     refuses("run of no tokens", run(&p, &nf4));
 
@@ -192,7 +196,7 @@ static void refused_plans(void)
     refused_for_good(&nf4, 64, &opt);
 }
 
-/* Those whose weights may be infinite in FP16 are not planned so, however many tokens there are. */
+/* The path DENSE is not planned if weights could be infinite in FP16, for any number of tokens. */
 static void dense_products(void)
 {
     struct qtool_matmul_options opt = {.dtype = QTOOL_F16, .dense = dense};
@@ -232,7 +236,7 @@ static void other_matrices(void)
     refuses("x at 8", qtool_matmul_run(&p, &nf4, memory, memory + 8, memory, NULL));
     refuses("no x", qtool_matmul_run(&p, &nf4, memory, NULL, memory, NULL));
     refuses("no y", qtool_matmul_run(&p, &nf4, NULL, memory, memory, NULL));
-    refuses("nowhere to dequantize to", qtool_matmul_dequantize(&nf4, NULL, QTOOL_F16, NULL));
+    refuses("dequantize to NULL", qtool_matmul_dequantize(&nf4, NULL, QTOOL_F16, NULL));
     refuses("workspace at 8", qtool_matmul_run(&p, &nf4, memory, memory, memory + 8, NULL));
     other.n = 1024;
     refuses("run of fewer rows", run(&p, &other));
@@ -242,42 +246,47 @@ static void other_matrices(void)
     refuses("run of another kind", run(&p, &other));
     q = p;
     q.config.path = QTOOL_MATMUL_VECTOR;
-    refuses("a path for mix24 alone", qtool_matmul_plan_check(&q, &nf4));
+    refuses("a path of mix24 only", qtool_matmul_plan_check(&q, &nf4));
 
     const struct qtool_matmul_weight wide = matrix(QTOOL_MATMUL_LUT, 4, 16, 1 << 24);
     takes("plan of wide rows", qtool_matmul_plan(&p, &wide, 1, &opt));
-    p.config.path = QTOOL_MATMUL_STREAM;
-    p.config.splits = 131072;
-    refuses("more parts of k than a grid has", qtool_matmul_plan_check(&p, &wide));
+    p.config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_STREAM,
+                                            .stream = {.token_tiles = 1,
+                                                       .strips = 1,
+                                                       .warps = 4,
+                                                       .warps_k = 4,
+                                                       .strips_cta = 1,
+                                                       .splits = 131072}};
+    refuses("more parts of k than a grid can have", qtool_matmul_plan_check(&p, &wide));
 
-    pretend_device(&a100);
+    simulate_device(&a100);
     other = nf4;
     other.scale_exp2 = -16;
     takes("plan, many tokens", qtool_matmul_plan(&p, &nf4, 4096, &opt));
     p.config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_DENSE};
-    refuses("a dense product in no parts", qtool_matmul_plan_check(&p, &nf4));
-    p.config.parts = 1;
+    refuses("a dense product in 0 parts", qtool_matmul_plan_check(&p, &nf4));
+    p.config.dense.parts = 1;
     takes("check of a dense product", qtool_matmul_plan_check(&p, &nf4));
     refuses("weights too small for a dense product in FP16", run(&p, &other));
-    pretend_device(&h200);
+    simulate_device(&h200);
 }
 
-/* The mma tile kernel counts in 32 bits from strip to strip. */
+/* The mma tile kernel computes strip offsets in 32 bits. */
 static void long_pitches(void)
 {
     const struct qtool_matmul_options opt = {.dtype = QTOOL_F16};
     const struct qtool_matmul_weight nf4 = matrix(QTOOL_MATMUL_LUT, 4, 1024, 4096);
     struct qtool_matmul_weight other = nf4;
     struct qtool_matmul_plan p, q;
-    pretend_device(&a100);
+    simulate_device(&a100);
     takes("plan of mma tiles", qtool_matmul_plan(&p, &nf4, 64, &opt));
-    takes("their path", p.config.path == QTOOL_MATMUL_MMA_TILE ? QTOOL_OK : QTOOL_FAILED);
+    takes("path of mma tiles", p.config.path == QTOOL_MATMUL_MMA_TILE ? QTOOL_OK : QTOOL_FAILED);
     takes("run of mma tiles", run(&p, &nf4));
     other.pitch_blocks = 1 << 22;
     q = p;
     refuses("check with a long pitch", qtool_matmul_plan_check(&q, &other));
     refuses("run with a long pitch", run(&p, &other));
-    pretend_device(&h200);
+    simulate_device(&h200);
 }
 
 static void slices(void)
@@ -290,11 +299,20 @@ static void slices(void)
     takes("the same slice in place", same ? QTOOL_OK : QTOOL_FAILED);
 }
 
-/* Matrices whose row scales, or whose rows, leave little room in shared memory. */
+/* True if two batch-invariant configurations divide k in the same way. */
+static int same_order(const struct qtool_matmul_config *a, const struct qtool_matmul_config *b)
+{
+    return a->path == b->path &&
+           (a->path == QTOOL_MATMUL_STREAM
+                ? a->stream.warps_k == b->stream.warps_k && a->stream.splits == b->stream.splits
+                : a->skinny.warps_k == b->skinny.warps_k);
+}
+
+/* Matrices whose row scales, or whose rows, nearly fill shared memory. */
 static void large_matrices(void)
 {
     static const struct {
-        const struct pretended_device *device;
+        const struct simulated_device *device;
         enum qtool_matmul_kind kind;
         unsigned bits;
         size_t n, k, m;
@@ -311,43 +329,39 @@ static void large_matrices(void)
             const struct qtool_matmul_options opt = {.dtype = QTOOL_F16,
                                                      .batch_invariant = invariant};
             struct qtool_matmul_plan p, one;
-            pretend_device(cases[i].device);
-            if (invariant && cases[i].k > 16384) /* 32 tokens of X want it all */
+            simulate_device(cases[i].device);
+            if (invariant && cases[i].k > 16384) /* 32 tokens of X do not fit */
                 continue;
             takes(cases[i].device->name, qtool_matmul_plan(&p, &w, cases[i].m, &opt));
             takes(cases[i].device->name, run(&p, &w));
             if (!invariant)
                 continue;
             takes("one token", qtool_matmul_plan(&one, &w, 1, &opt));
-            takes("in the same order", one.config.path == p.config.path &&
-                                               one.config.warps_k == p.config.warps_k &&
-                                               one.config.splits == p.config.splits
-                                           ? QTOOL_OK
-                                           : QTOOL_FAILED);
+            takes("in the same order",
+                  same_order(&one.config, &p.config) ? QTOOL_OK : QTOOL_FAILED);
         }
-    static const struct pretended_device *const small[] = {&a100, &ada, &ampere};
+    static const struct simulated_device *const small[] = {&a100, &ada, &ampere};
     const struct qtool_matmul_options opt = {.dtype = QTOOL_F16};
     for (size_t i = 0; i < sizeof small / sizeof *small; i++)
         for (int fpx = 0; fpx < 2; fpx++) {
             const struct qtool_matmul_weight w = fpx ? matrix(QTOOL_MATMUL_FPX, 6, 16, 1 << 26)
                                                      : matrix(QTOOL_MATMUL_INT, 4, 16, 1 << 26);
             struct qtool_matmul_plan p;
-            pretend_device(small[i]);
+            simulate_device(small[i]);
             takes("long rows", qtool_matmul_plan(&p, &w, 32, &opt));
             p.config = (struct qtool_matmul_config){.path = QTOOL_MATMUL_STREAM,
-                                                    .token_tiles = 4,
-                                                    .strips = 1,
-                                                    .warps = 8,
-                                                    .warps_k = 8,
-                                                    .strips_cta = 1,
-                                                    .splits = 1};
+                                                    .stream = {.token_tiles = 4,
+                                                               .strips = 1,
+                                                               .warps = 8,
+                                                               .warps_k = 8,
+                                                               .strips_cta = 1,
+                                                               .splits = 1}};
             refuses("4 GB of shared memory", qtool_matmul_plan_check(&p, &w));
         }
-    pretend_device(&h200);
+    simulate_device(&h200);
 }
 
-/* ---- qtool_w4ax.h ------------------------------------------------------------------------------
- */
+/* ---- qtool_w4ax.h --------------------------------------------------------------------------- */
 
 static struct qtool_w4ax_weight w4ax_matrix(enum qtool_w4ax_scales scales, size_t n)
 {
@@ -360,10 +374,10 @@ static struct qtool_w4ax_weight w4ax_matrix(enum qtool_w4ax_scales scales, size_
                                       .blocks = (const uint32_t *)memory};
 }
 
-/* Of all configs of the skinny kernel what is taken also runs, and some are. */
+/* Of many configs of the skinny kernel some are accepted, and every accepted one runs. */
 static void w4ax_configs(enum qtool_w4ax_scales scales)
 {
-    static const int tokens[] = {0, 8, 16, 24, 32, 40}, ctas[] = {-1, 0, 1, 6, 7, 28, 1000000};
+    static const int ctas[] = {-1, 0, 1, 6, 7, 28, 1000000};
     static const int depths[] = {-1, 0, 1, 2, 3, 4, 16, 17};
     const struct qtool_w4ax_options opt = {.output = QTOOL_W4AX_F32};
     const struct qtool_w4ax_weight w = w4ax_matrix(scales, 3000);
@@ -375,20 +389,20 @@ static void w4ax_configs(enum qtool_w4ax_scales scales)
         struct qtool_w4ax_plan p = planned;
         const int rest = i / (6 * 7 * 8);
         p.config = (struct qtool_w4ax_config){.kernel = QTOOL_W4AX_SKINNY,
-                                              .tokens = tokens[i % 6],
-                                              .strips_cta = ctas[i / 6 % 7],
-                                              .depth = depths[i / 42 % 8],
-                                              .strips = rest % 5,
-                                              .warps = rest / 5 % 18,
-                                              .warps_k = rest / 90};
+                                              .skinny = {.token_tiles = i % 6,
+                                                         .strips_cta = ctas[i / 6 % 7],
+                                                         .depth = depths[i / 42 % 8],
+                                                         .strips = rest % 5,
+                                                         .warps = rest / 5 % 18,
+                                                         .warps_k = rest / 90}};
         if (qtool_w4ax_plan_check(&p) != QTOOL_OK)
             continue;
         taken++;
         ran += qtool_w4ax_run(&p, &w, &acts, memory, memory, NULL) == QTOOL_OK;
     }
-    takes("w4ax, some configs", taken > 100 ? QTOOL_OK : QTOOL_FAILED);
-    takes("w4ax, what is taken runs", ran == taken ? QTOOL_OK : QTOOL_FAILED);
-    const char *fault = pretend_fault();
+    takes("w4ax, some configs are accepted", taken > 100 ? QTOOL_OK : QTOOL_FAILED);
+    takes("w4ax, accepted configs run", ran == taken ? QTOOL_OK : QTOOL_FAILED);
+    const char *fault = simulated_fault();
     takes(fault ? fault : "w4ax, no faults", fault ? QTOOL_FAILED : QTOOL_OK);
 }
 
@@ -430,14 +444,16 @@ static void w4ax(void)
         other.row_scale = memory + 2;
         refuses("w4ax, row scales at 2", qtool_w4ax_plan(&p, &other, m, &opt));
         takes("plan of w4ax", qtool_w4ax_plan(&p, &w, m, &opt));
-        p.config.tokens += 3;
-        refuses("w4ax, tokens that are no multiple of 8", qtool_w4ax_plan_check(&p));
+        *(m == 1 ? &p.config.skinny.token_tiles : &p.config.tile.token_tiles) += 1 << 29;
+        refuses("w4ax, 2^32 tokens more", qtool_w4ax_plan_check(&p));
     }
     refuses("w4ax, too many tokens", qtool_w4ax_plan(&p, &w, (1 << 22) + 1, &opt));
-    p.config = (struct qtool_w4ax_config){.tokens = 32, .warps = 4, .strips = 2, .cta_units = 64};
-    refuses("w4ax, check of a plan that was refused", qtool_w4ax_plan_check(&p));
+    p.config = (struct qtool_w4ax_config){
+        .kernel = QTOOL_W4AX_STREAM,
+        .stream = {.tokens = 32, .warps = 4, .strips = 2, .cta_units = 64}};
+    refuses("w4ax, check of a refused plan", qtool_w4ax_plan_check(&p));
     struct qtool_w4ax_options wide_y = opt;
-    struct qtool_w4ax_weight shares = w; /* a workspace is wanted */
+    struct qtool_w4ax_weight shares = w; /* needs a workspace */
     wide_y.output = QTOOL_W4AX_F32;
     shares.n = 128;
     shares.k = 65536;
@@ -478,14 +494,13 @@ static void w4ax(void)
     refuses("no activations", qtool_w4ax_quantize(&acts, &in, NULL, NULL, 8, QTOOL_F16, NULL));
     const struct qtool_w4ax_acts nowhere = {NULL, (float *)memory, (int *)memory};
     refuses("no codes", qtool_w4ax_quantize(&nowhere, &in, NULL, memory, 8, QTOOL_F16, NULL));
-    pretend_device(&ada);
+    simulate_device(&ada);
     refuses("rows longer than shared memory",
             qtool_w4ax_quantize(&acts, &in, NULL, memory, 8, QTOOL_F16, NULL));
-    pretend_device(&h200);
+    simulate_device(&h200);
 }
 
-/* ---- qtool_kv4.h -------------------------------------------------------------------------------
- */
+/* ---- qtool_kv4.h ---------------------------------------------------------------------------- */
 
 static void kv4(void)
 {
@@ -540,7 +555,7 @@ static void kv4(void)
                                     SIZE_MAX & ~(size_t)127};
     for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
         refuses("split_tokens", qtool_kv_attention_plan(&p, &cache, &opt, splits[i]));
-        refuses("run of these",
+        refuses("run of a refused plan",
                 qtool_kv_attention_run(&p, &cache, memory, memory, length, memory, NULL));
     }
     static const float scales[] = {-1, 0, INFINITY, NAN};
@@ -556,7 +571,7 @@ static void kv4(void)
 
 int main(void)
 {
-    pretend_device(&h200);
+    simulate_device(&h200);
     other_mix24();
     long_blocks();
     no_such_tiles();

@@ -1,8 +1,8 @@
 /*
- * 4-bit integer weights against plain C: what the quantize kernel writes, bit for bit where no norm
- * comes before; products with exact integers (scales of one, F32 output) and with random scales to
- * 1e-6; all kernels, random configurations, all granularities, FP16, BF16 and F32 outputs with
- * guard bands, each run made twice and compared bit for bit.
+ * The w4ax kernels against plain C: the outputs of the quantizer, bit for bit without a norm;
+ * products with exact integers (scales of one, F32 output) and with random scales to 1e-6. All
+ * kernels, random configurations, all granularities, FP16, BF16 and F32 outputs with guard bands.
+ * Every run is made twice and must repeat bit for bit.
  *
  * usage: test_w4ax [SEED [quick]]     prints "N passed, M failed, K skipped"
  */
@@ -64,7 +64,7 @@ static void layer_free(struct layer *l)
     free(l->perm);
 }
 
-/* ---- activations: the truth ----------------------------------------------------------------- */
+/* ---- activations: reference ----------------------------------------------------------------- */
 
 struct acts {
     struct qtool_w4ax_acts device;
@@ -104,7 +104,8 @@ static void acts_free(struct acts *a)
     free(a->sum);
 }
 
-/* Where channel j of block b of a token is: byte, and shift of its nibble (-1: a whole byte). */
+/* Returns the offset of the byte of channel j of channel block b, and sets *shift to the shift of
+ * its nibble, or to -1 for a whole byte. */
 static size_t code_at(int *shift, const struct layer *l, size_t m, size_t token, size_t b, size_t j)
 {
     size_t rows = (size_t)((l->words[b] & ~QTOOL_W4AX_NARROW_VALUES) >> 1) * 64 * m;
@@ -148,8 +149,9 @@ static int encode(float v, float s, float limit)
     return s >= 0x1p-120f ? (int)fmin(fmax(rint(q), -limit), limit) : 0;
 }
 
-/* Codes [kblocks * 128], scales [kblocks] of one token's normalised values [kblocks * 128]. */
-static void quantize_truth(int *codes, float *scale, const float *v, const struct layer *l)
+/* Quantizes the normalized values v[kblocks * 128] of a token to codes [kblocks * 128] and scales
+ * [kblocks]. */
+static void quantize_reference(int *codes, float *scale, const float *v, const struct layer *l)
 {
     float all = 0;
     for (size_t i = 0; i < l->kblocks * COLS; i++)
@@ -170,9 +172,10 @@ static void quantize_truth(int *codes, float *scale, const float *v, const struc
     }
 }
 
-/* A token's values after norm and gather, zeros behind k. */
-static void norm_truth(float *v, const uint16_t *x, const uint16_t *weight, const uint16_t *bias,
-                       const struct layer *l, enum qtool_w4ax_norm_kind kind, float eps, int bf16)
+/* Computes the values of a token after norm and permutation, with zeros beyond k. */
+static void norm_reference(float *v, const uint16_t *x, const uint16_t *weight,
+                           const uint16_t *bias, const struct layer *l,
+                           enum qtool_w4ax_norm_kind kind, float eps, int bf16)
 {
     double mean = 0, squares = 0;
     for (size_t i = 0; i < l->k && kind == QTOOL_W4AX_LAYER_NORM; i++)
@@ -191,7 +194,8 @@ static void norm_truth(float *v, const uint16_t *x, const uint16_t *weight, cons
     }
 }
 
-/* Number of codes that differ by more than `slack`; *off: of those that differ at all. */
+/* Returns the number of values that differ by more than `slack`, and adds the number of codes that
+ * differ at all to *off. */
 static size_t compare_token(size_t *off, const struct acts *a, const struct layer *l, size_t token,
                             const int *codes, const float *scale, int slack)
 {
@@ -241,8 +245,8 @@ static void check_quantize(const struct layer *l, size_t m, int bf16,
     float *v = malloc(l->kblocks * COLS * sizeof *v), *scale = malloc(l->kblocks * sizeof *scale);
     int *codes = malloc(l->kblocks * COLS * sizeof *codes);
     for (size_t t = 0; t < m; t++) {
-        norm_truth(v, x + t * l->k, weight, biased ? bias : NULL, l, kind, eps, bf16);
-        quantize_truth(codes, scale, v, l);
+        norm_reference(v, x + t * l->k, weight, biased ? bias : NULL, l, kind, eps, bf16);
+        quantize_reference(codes, scale, v, l);
         int slack = !kind ? 0 : l->scales == QTOOL_W4AX_INT ? 18 : 1;
         wrong += compare_token(&off, &a, l, t, codes, scale, slack);
     }
@@ -303,7 +307,7 @@ static void upload_scales(struct weight *w)
     free(f16), free(u8), free(row);
 }
 
-/* ones: all scales one, block scales of INT still random. */
+/* ones: all scales are 1, except the random integer scales of INT. */
 static void weight_new(struct weight *w, const struct layer *l, size_t n, bool ones)
 {
     w->n = n;
@@ -340,9 +344,9 @@ static void weight_free(struct weight *w)
 
 /* ---- products ------------------------------------------------------------------------------- */
 
-/* y and the sum of the sizes of its terms, both [m][n]. */
-static void product_truth(double *y, double *size, const struct acts *a, const struct weight *w,
-                          const struct layer *l)
+/* Computes y and the sums of the magnitudes of its terms, both [m][n]. */
+static void product_reference(double *y, double *size, const struct acts *a, const struct weight *w,
+                              const struct layer *l)
 {
     size_t cols = w->kblocks * COLS;
     int *x = malloc(a->m * cols * sizeof *x);
@@ -374,7 +378,7 @@ static void product_truth(double *y, double *size, const struct acts *a, const s
     free(x);
 }
 
-/* Random codes and scales on both sides, as the quantizer could have written them. */
+/* Makes random codes and scales in host and device memory, as the quantizer could write them. */
 static void acts_random(struct acts *a, const struct layer *l, size_t m, bool ones)
 {
     acts_new(a, l, m);
@@ -415,7 +419,8 @@ static bool guarded_run(uint8_t *y, const struct qtool_w4ax_plan *p,
 
 static double worst;
 
-/* Outputs that are off: exact F32 when `ones`, else within 1e-6 of the terms; 16 bits: rounding. */
+/* Returns the number of wrong outputs. F32 must be exact with `ones`, else within 1e-6 of the
+ * terms; 16-bit outputs may also differ by their rounding. */
 static size_t count_wrong(const uint8_t *y, const double *want, const double *size, size_t count,
                           enum qtool_w4ax_output output, bool ones)
 {
@@ -436,14 +441,26 @@ static size_t count_wrong(const uint8_t *y, const double *want, const double *si
     return wrong;
 }
 
+static void config_text(char *out, size_t size, const struct qtool_w4ax_config *c)
+{
+    if (c->kernel == QTOOL_W4AX_STREAM)
+        snprintf(out, size, "stream: tokens %d strips %d warps %d units %d", c->stream.tokens,
+                 c->stream.strips, c->stream.warps, c->stream.cta_units);
+    else if (c->kernel == QTOOL_W4AX_TILE)
+        snprintf(out, size, "tile: token tiles %d warps %d schedule %d", c->tile.token_tiles,
+                 c->tile.warps, (int)c->tile.schedule);
+    else
+        snprintf(out, size, "skinny: token tiles %d strips %d warps %d/%d cta %d depth %d",
+                 c->skinny.token_tiles, c->skinny.strips, c->skinny.warps, c->skinny.warps_k,
+                 c->skinny.strips_cta, c->skinny.depth);
+}
+
 static void check_plan(const struct qtool_w4ax_plan *p, const struct weight *w,
                        const struct acts *a, const double *want, const double *size, bool ones)
 {
-    const struct qtool_w4ax_config *c = &p->config;
     size_t count = p->m * p->n, bytes = count * (p->options.output == QTOOL_W4AX_F32 ? 4 : 2);
     uint8_t *y[2] = {malloc(bytes), malloc(bytes)};
-    char what[400];
-    static const char *const kernels[] = {"any", "stream", "tile", "skinny"};
+    char what[400], config[160];
     if (p->workspace_bytes > workspace.bytes) {
         printf("SKIPPED %zu bytes of workspace\n", p->workspace_bytes);
         skipped++;
@@ -453,31 +470,33 @@ static void check_plan(const struct qtool_w4ax_plan *p, const struct weight *w,
         guarded_run(y[0], p, &w->device, a, bytes) && guarded_run(y[1], p, &w->device, a, bytes);
     bool equal = memcmp(y[0], y[1], bytes) == 0;
     size_t wrong = count_wrong(y[0], want, size, count, p->options.output, ones);
-    snprintf(
-        what, sizeof what,
-        "product scales %d m=%zu n=%zu k=%zu output %d %s%s tokens %d strips %d warps %d units "
-        "%d splits %d warps_k %d strips_cta %d depth %d: %zu of %zu wrong%s%s",
-        (int)p->scales, p->m, p->n, p->k, (int)p->options.output, kernels[c->kernel],
-        p->options.packed ? " packed" : "", c->tokens, c->strips, c->warps, c->cta_units, c->splits,
-        c->warps_k, c->strips_cta, c->depth, wrong, count, ran ? "" : " GUARDS",
-        equal ? "" : " NOT REPEATABLE");
+    config_text(config, sizeof config, &p->config);
+    snprintf(what, sizeof what,
+             "product scales %d m=%zu n=%zu k=%zu output %d%s %s: %zu of %zu wrong%s%s",
+             (int)p->scales, p->m, p->n, p->k, (int)p->options.output,
+             p->options.packed ? " packed" : "", config, wrong, count, ran ? "" : " GUARDS",
+             equal ? "" : " NOT REPEATABLE");
     result(ran && equal && wrong == 0, what);
     free(y[0]);
     free(y[1]);
 }
 
-/* Another configuration of the kernel of a plan, number i; not all are possible. */
-static void change_config(struct qtool_w4ax_config *c, size_t kblocks, int i)
+/* Sets a random configuration of the planned kernel, number i. plan_check refuses many. */
+static void vary(struct qtool_w4ax_config *config, size_t kblocks, int i)
 {
-    if (c->kernel == QTOOL_W4AX_STREAM) {
+    if (config->kernel == QTOOL_W4AX_STREAM) {
+        struct qtool_w4ax_stream_config *c = &config->stream;
         c->cta_units = 1 + (int)random_below(3 * kblocks);
         c->strips = 2 << random_below(2);
         c->warps = 4 << random_below(2);
-    } else if (c->kernel == QTOOL_W4AX_TILE) {
-        c->tokens = tile_tokens[random_below(TILE_WIDTHS)];
+    } else if (config->kernel == QTOOL_W4AX_TILE) {
+        struct qtool_tile_config *c = &config->tile;
+        c->token_tiles = tile_tokens[random_below(TILE_WIDTHS)] / 8;
         c->warps = 8 + 4 * (int)random_below(3);
-        c->splits = i == 0 ? 4 : 1 + (int)random_below(3);
+        c->schedule = i == 0 ? QTOOL_TILE_CLUSTER_4
+                             : (enum qtool_tile_schedule)(QTOOL_TILE_WHOLE + (int)random_below(3));
     } else {
+        struct qtool_skinny_config *c = &config->skinny;
         const int rows = 1 << random_below(3), tiles = 1 + (int)random_below(3);
         c->strips = 1 + (int)random_below(2);
         c->warps_k = 2 << random_below(3);
@@ -499,7 +518,7 @@ static void check_product(enum qtool_w4ax_scales scales, size_t m, size_t n, siz
     weight_new(&w, &l, n, ones);
     acts_random(&a, &l, m, ones);
     double *want = malloc(m * n * sizeof *want), *size = malloc(m * n * sizeof *size);
-    product_truth(want, size, &a, &w, &l);
+    product_reference(want, size, &a, &w, &l);
     struct qtool_w4ax_options opt = {.output = ones ? QTOOL_W4AX_F32
                                                     : (enum qtool_w4ax_output)random_below(3),
                                      .packed = l.packed,
@@ -507,14 +526,14 @@ static void check_product(enum qtool_w4ax_scales scales, size_t m, size_t n, siz
     int rc = qtool_w4ax_plan(&plan, &w.device, m, &opt);
     if (rc == QTOOL_OK)
         check_plan(&plan, &w, &a, want, size, ones);
-    else if (kernel != QTOOL_W4AX_STREAM && plan.cc != 90)
+    else if (kernel != QTOOL_W4AX_STREAM && qtool_kernels_compute(0) != 90)
         skipped++;
     else
         result(false, plan.reason);
-    const int others = kernel == QTOOL_W4AX_SKINNY ? 6 : 2; /* many of them are not possible */
-    for (int i = 0; i < others && rc == QTOOL_OK; i++) {
+    const int variants = kernel == QTOOL_W4AX_SKINNY ? 6 : 2; /* most skinny ones are refused */
+    for (int i = 0; i < variants && rc == QTOOL_OK; i++) {
         struct qtool_w4ax_plan other = plan;
-        change_config(&other.config, l.kblocks, i);
+        vary(&other.config, l.kblocks, i);
         if (qtool_w4ax_plan_check(&other) == QTOOL_OK)
             check_plan(&other, &w, &a, want, size, ones);
     }
@@ -527,9 +546,7 @@ static void check_product(enum qtool_w4ax_scales scales, size_t m, size_t n, siz
 
 /* ---- cases ---------------------------------------------------------------------------------- */
 
-/* More tokens than blocks of threads, which then have several. 65536 channels: with room for one
- * row.
- */
+/* More tokens than thread blocks. With 65536 channels a single row fits into shared memory. */
 static void test_many_tokens(int scales, int kind, bool quick)
 {
     static const size_t ks[3][3] = {
@@ -543,7 +560,8 @@ static void test_many_tokens(int scales, int kind, bool quick)
     layer_free(&l);
 }
 
-/* More tokens than are taken one at a time, by 132 multiprocessors; odd numbers of them too. */
+/* More tokens than thread blocks process one at a time on 132 multiprocessors, so that they process
+ * pairs; also odd numbers. */
 static void test_pairs_of_tokens(bool quick)
 {
     static const size_t ks[] = {512, 1536, 4096, 14336, 16384};
@@ -581,8 +599,8 @@ static void test_products(bool quick)
     static const size_t shapes[][2] = {{1, 8},     {16, 128},   {17, 136},  {100, 256},
                                        {129, 520}, {272, 640},  {513, 384}, {1024, 2048},
                                        {40, 4096}, {1040, 1032}};
-    static const size_t few[] = {1, 2, 7, 8, 9, 15, 16, 17, 24, 32};
-    static const size_t many[] = {1, 33, 63, 64, 65, 127, 128, 129, 200, 300};
+    static const size_t small_m[] = {1, 2, 7, 8, 9, 15, 16, 17, 24, 32};
+    static const size_t large_m[] = {1, 33, 63, 64, 65, 127, 128, 129, 200, 300};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int scales = 0; scales < 3; scales++)
             for (int ones = 0; ones < 2; ones++)
@@ -592,19 +610,20 @@ static void test_products(bool quick)
                     if (quick && j % 4 != 1)
                         continue;
                     enum qtool_w4ax_scales s = (enum qtool_w4ax_scales)scales;
-                    check_product(s, few[j], shapes[i][0], shapes[i][1], ones, QTOOL_W4AX_STREAM);
-                    check_product(s, many[j], shapes[i][0], shapes[i][1], ones, QTOOL_W4AX_TILE);
+                    check_product(s, small_m[j], shapes[i][0], shapes[i][1], ones,
+                                  QTOOL_W4AX_STREAM);
+                    check_product(s, large_m[j], shapes[i][0], shapes[i][1], ones, QTOOL_W4AX_TILE);
                     if (!quick || j % 8 == 5 || s == QTOOL_W4AX_BLOCK)
-                        check_product(s, few[j], shapes[i][0], shapes[i][1], ones,
+                        check_product(s, small_m[j], shapes[i][0], shapes[i][1], ones,
                                       QTOOL_W4AX_SKINNY);
                     if (j % 4 == 1)
-                        check_product(s, many[j], shapes[i][0], shapes[i][1], ones,
+                        check_product(s, large_m[j], shapes[i][0], shapes[i][1], ones,
                                       QTOOL_W4AX_STREAM);
                 }
 }
 
-/* Two inputs by turns through the same buffers, all launches dependent: what plain launches give.
- */
+/* Alternates between two inputs in the same buffers. All launches after the first two are dependent
+ * and must give the results of the plain launches. */
 static void check_dependent(enum qtool_w4ax_scales scales, size_t m, size_t n, size_t k)
 {
     enum { ROUNDS = 20 };

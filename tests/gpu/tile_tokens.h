@@ -1,5 +1,5 @@
-/* Tokens of tiles that there are kernels for: not each with every format and number of warps, what
- * there is not is refused. */
+/* Tokens per tile of the tile kernels. Not every format and number of warps has a kernel for each;
+ * qtool_matmul_plan_check refuses those that do not exist. */
 #ifndef QT_TESTS_GPU_TILE_TOKENS_H
 #define QT_TESTS_GPU_TILE_TOKENS_H
 

@@ -43,8 +43,9 @@ static inline void fill_half(void *p, size_t n, uint64_t seed, float lo, float h
 struct timing {
     cudaStream_t stream;
     int replays, sms;
-    size_t cold_bytes;                                    /* to rotate over */
-    mutable std::chrono::steady_clock::time_point rested; /* when the clock is up again */
+    size_t cold_bytes; /* size of all copies of the data */
+    mutable std::chrono::steady_clock::time_point
+        rested; /* time when the GPU clock has recovered */
 };
 
 static inline struct timing timing_new(const cudaDeviceProp &device)
@@ -63,8 +64,8 @@ static inline int copies_of(const struct timing &t, size_t bytes)
     return (int)(c < 2 ? 2 : c > 128 ? 128 : c);
 }
 
-/* Microseconds a launch; launch(copy) only enqueues on t.stream. Launches are captured into one
- * CUDA graph; the median of its replays. */
+/* Returns the microseconds per launch. launch(copy) only enqueues on t.stream. Launches over all
+ * copies are captured into one CUDA graph; the result is the median of its replays. */
 template <class F> static double time_us(const struct timing &t, int copies, F launch)
 {
     int rounds = copies < 8 ? (8 + copies - 1) / copies * copies : copies;
@@ -93,10 +94,10 @@ template <class F> static double time_us(const struct timing &t, int copies, F l
         busy_ms += ms;
         if (i >= 2)
             us.push_back(ms * 1000 / (float)rounds);
-        if (i == 0 && ms > 60) /* long enough to need no more */
+        if (i == 0 && ms > 60) /* long enough for a single measurement */
             i = t.replays - 1;
     }
-    /* Long products bring the clock down: as the time of kernels/gpu/cuda.c. */
+    /* Long products lower the clock: wait as kernels/gpu/cuda.c does. */
     t.rested = std::chrono::steady_clock::now() +
                std::chrono::milliseconds((int)std::min(3 * busy_ms, 150.));
     CHECK(cudaEventDestroy(begin));
@@ -125,10 +126,11 @@ static __global__ void __launch_bounds__(512) read_kernel(const uint4 *p, size_t
         *out = sum;
 }
 
-/* The time of a bare read of `bytes` of the copies, of the better of some shapes. */
+/* Returns the read floor: the time of reading `bytes` of each copy, of the fastest of some grids.
+ */
 static inline double read_floor(const struct timing &t, const char *base, size_t bytes, int copies)
 {
-    static uint32_t *out = (uint32_t *)gpu_new(64);
+    static uint32_t *out = (uint32_t *)gpu_alloc(64);
     double best = 1e30;
     for (int per_sm = 1; per_sm <= 4; per_sm *= 2)
         best = std::min(best, time_us(t, copies, [&](int c) {

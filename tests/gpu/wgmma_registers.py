@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Do wgmma products with A in registers keep their registers until they have ended?
+"""Checks that wgmma instructions keep their A registers until they have completed.
 
-The assembler (13.0) takes the A registers of a product under way for free, whatever the source says,
-and may write the next operand into them: wrong results that come and go. This reads the machine
-code, loops twice: between a product and a wait that leaves fewer groups of products under way than
-came after it, nothing may write its A or sum registers.
+The assembler (13.0) treats the A registers of a wgmma in flight as free, whatever the source says, and
+may write the next operand into them, which gives wrong results now and then. This program reads the
+machine code, with loop bodies twice: between a wgmma and a wait that leaves fewer groups in flight than
+were started after it, no instruction may write its A or accumulator registers.
 
 usage: wgmma_registers.py FILE...      objects or libraries; CUOBJDUMP=path
-prints "N passed, M failed, K skipped"; a kernel is a test
+prints "N passed, M failed, K skipped"; each kernel is a test
 """
 import os
 import re
@@ -17,7 +17,7 @@ import sys
 
 PRODUCT = re.compile(r"[HIQ]GMMA\.64x(\d+)x\d+\S* R(\d+), (R(\d+)|gdesc)")
 INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(?:@!?U?P\d+\s+)?(.*?);")
-# Write no register; a copy of a predicate or an address may still be named first.
+# Instructions that write no register, although a register may be their first operand.
 NO_RESULT = ("ST", "STS", "STG", "STL", "RED", "BRA", "BSSY", "BSYNC", "SYNCS", "NOP", "WARPSYNC",
              "LDGSTS", "BAR", "UBLKCP", "EXIT")
 
@@ -47,7 +47,7 @@ def written(instruction):
 
 
 def twice(code):
-    """All instructions in order, of loops with products the body once more where it ends."""
+    """Yields all instructions in order, and the body of a loop with wgmma again at its end."""
     at = {address: i for i, (address, _) in enumerate(code)}
     for i, (address, instruction) in enumerate(code):
         yield instruction
@@ -58,7 +58,7 @@ def twice(code):
 
 
 def check(code):
-    """Number of products with A in registers, and the instructions that disturb them."""
+    """Returns the number of wgmma with A in registers, and the instructions that overwrite their registers."""
     groups, products, bad = [set()], 0, []
     for instruction in twice(code):
         product = PRODUCT.match(instruction)

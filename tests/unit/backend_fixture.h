@@ -37,9 +37,22 @@ static inline struct qt_backend *open_cpu(void)
     return be;
 }
 
-/* One query of one head: q[head_dim] at position i of its sequence, whose first key is k. */
-static inline void attend_truth(double *y, const float *q, const float *k, const float *v, size_t i,
-                                const struct qt_attention *a)
+/* Key j in a 4-bit cache whose last token is i, channel d; exact: key 0 of the sequence. */
+static inline float cached_key(const float *exact, size_t ldk, size_t i, size_t j, size_t d)
+{
+    size_t from = j == 0 ? 0 : (j - 1) / 64 * 64 + 1, end = j == 0 ? 1 : from + 64;
+    float low = INFINITY, high = -INFINITY;
+    for (size_t t = from; t < end && t <= i; t++) {
+        low = fminf(low, exact[t * ldk + d]);
+        high = fmaxf(high, exact[t * ldk + d]);
+    }
+    return qt_kv4_round(exact[j * ldk + d], qt_kv4_grid(low, high));
+}
+
+/* One query of one head: q[head_dim] at position i of its sequence, whose first key is k. With
+ * exact keys, k is ignored. */
+static inline void attend_reference(double *y, const float *q, const float *k, const float *exact,
+                                    const float *v, size_t i, const struct qt_attention *a)
 {
     size_t ldk = a->kv_heads * a->head_dim;
     double sum = 0, max = -INFINITY;
@@ -47,7 +60,8 @@ static inline void attend_truth(double *y, const float *q, const float *k, const
     assert_non_null(s);
     for (size_t j = 0; j <= i; j++) {
         for (size_t d = 0; d < a->head_dim; d++)
-            s[j] += (double)q[d] * (double)k[j * ldk + d] * (double)a->scale;
+            s[j] += (double)q[d] * (double)a->scale *
+                    (double)(exact ? cached_key(exact, ldk, i, j, d) : k[j * ldk + d]);
         if (a->softcap > 0)
             s[j] = (double)a->softcap * tanh(s[j] / (double)a->softcap);
         if (a->window && i - j >= a->window)
@@ -64,16 +78,37 @@ static inline void attend_truth(double *y, const float *q, const float *k, const
     free(s);
 }
 
+/* Random keys of m tokens with channels of different sizes and offsets, as FP16 can hold them. */
+static inline float *random_exact_keys(size_t m, size_t ldk, double scale)
+{
+    float *x = random_floats(m * ldk, scale);
+    for (size_t i = 0; i < m * ldk; i++)
+        x[i] = qt_f16_to_f32(qt_f32_to_f16(x[i] * (float)(1 + i % ldk % 5) + (float)(i % ldk % 3)));
+    return x;
+}
+
+/* The keys of m tokens as a cache holds them after the last token of each sequence. */
+static inline float *cached_keys(const float *exact, size_t m, size_t ldk, size_t seqlen)
+{
+    float *k = random_floats(m * ldk, 1);
+    for (size_t i = 0; i < m * ldk; i++) {
+        size_t first = i / ldk / seqlen * seqlen;
+        k[i] = cached_key(exact + first * ldk, ldk, seqlen - 1, i / ldk - first, i % ldk);
+    }
+    return k;
+}
+
 /* qt_backend.attention in FP64: each channel of y comes from that of v alone. */
-static inline void attention_truth(double *y, const float *q, const float *k, const float *v,
-                                   size_t m, const struct qt_attention *a)
+static inline void attention_reference(double *y, const float *q, const float *k, const float *v,
+                                       size_t m, const struct qt_attention *a)
 {
     size_t ldq = a->heads * a->head_dim, ldk = a->kv_heads * a->head_dim;
     for (size_t i = 0; i < m; i++)
         for (size_t h = 0; h < a->heads; h++) {
             size_t first = i / a->seqlen * a->seqlen, kv = h / (a->heads / a->kv_heads);
             size_t at = i * ldq + h * a->head_dim, at_k = first * ldk + kv * a->head_dim;
-            attend_truth(y + at, q + at, k + at_k, v + at_k, i - first, a);
+            attend_reference(y + at, q + at, k + at_k, a->exact_keys ? a->exact_keys + at_k : NULL,
+                             v + at_k, i - first, a);
         }
 }
 

@@ -1,5 +1,4 @@
-/* A small model, and the driver that writes it into a container: what quantize does, in miniature.
- */
+/* A small model and a driver that writes it to a container, as quantize does. */
 #ifndef QT_TEST_CONTAINER_FIXTURE_H
 #define QT_TEST_CONTAINER_FIXTURE_H
 
@@ -17,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { TENSORS = 8, UNITS = 5, MANY_SHARDS = 100 /* bytes a shard */ };
+enum { TENSORS = 8, UNITS = 5, MANY_SHARDS = 100 /* bytes per shard */ };
 
 /* Names as long as real ones. Odd sizes, an empty tensor, sections and copied tensors mixed. */
 static const struct qt_tensor fixture_tensors[TENSORS] = {
@@ -80,7 +79,7 @@ static inline json_t *fixture_stored(size_t i)
     return o;
 }
 
-/* What goes into the manifest for unit u, and through the journal in between. */
+/* The record of unit u: stored in the journal, then in the manifest. */
 static inline json_t *fixture_record(size_t u)
 {
     if (!fixture_units[u].quantized)
@@ -98,7 +97,8 @@ static inline json_t *fixture_record(size_t u)
     return o;
 }
 
-/* From the writer's records, so that a record lost or changed by the journal shows in the bytes. */
+/* Made from the writer's records, so that a record lost or changed by the journal changes the
+ * bytes. */
 static inline json_t *fixture_manifest(const struct qt_writer *w)
 {
     json_t *m = json_pack("{s:s, s:i, s:{}, s:{}}", "format", "qtool", "format_version", 1,
@@ -128,7 +128,7 @@ static inline int fixture_open(struct qt_writer **w, struct run *r)
     return rc;
 }
 
-/* Writes unit u, each tensor in two halves, the second first. */
+/* Writes unit u, each tensor in two halves, the second half first. */
 static inline int fixture_unit(struct qt_writer *w, size_t u, struct run *r)
 {
     json_t *record = fixture_record(u);
@@ -160,7 +160,7 @@ static inline int fixture_finish(struct qt_writer *w, struct run *r)
     return rc;
 }
 
-/* The whole run. The last unit first: order must not matter. */
+/* A whole run. Writes the last unit first: the order must not matter. */
 static inline int fixture_write(struct run *r)
 {
     struct qt_writer *w;
@@ -181,9 +181,9 @@ static inline int fixture_write(struct run *r)
     return rc;
 }
 
-/* ---- a place for files ---------------------------------------------------------------------- */
+/* ---- directories ---------------------------------------------------------------------------- */
 
-/* mkdtemp where fsync is cheap, if there is such a place. The tests chdir there. */
+/* mkdtemp where fsync is cheap, if possible; the tests chdir to it. */
 static inline int fixture_setup(void **state)
 {
     const char *base = getenv("TMPDIR");
@@ -225,7 +225,7 @@ static inline void assert_status_at(int rc, int expected, const struct qt_err *e
                     err->tensor, err->reason);
     assert_int_equal(rc, expected);
 }
-/* rc is evaluated before err is looked at, and once. */
+/* Evaluates rc once, before err. */
 #define assert_status(rc, expected, err) assert_status_at(rc, expected, &(err), __LINE__)
 
 #define assert_reason(err, part)                                                                   \

@@ -1,4 +1,4 @@
-/* What unit tests of files share: a temporary directory, files in it, errors as expected. */
+/* Shared by unit tests of files: a temporary directory, files in it, expected errors. */
 #ifndef QT_TESTS_FIXTURE_H
 #define QT_TESTS_FIXTURE_H
 
@@ -48,7 +48,7 @@ static inline const char *fixture_write(const char *dir, const char *name, const
     return path;
 }
 
-/* The status and a part of the message must be as stated. */
+/* Checks the status and a part of the message. */
 static inline void expect_error(const char *what, int rc, enum qt_status status,
                                 const char *fragment, const struct qt_err *err)
 {

@@ -1,4 +1,4 @@
-/* What the tests of the solver share: correlated random data and E computed the slow way. */
+/* Shared by tests of the solver: correlated random data and a plain computation of E. */
 #ifndef QT_TESTS_HESSIAN_FIXTURE_H
 #define QT_TESTS_HESSIAN_FIXTURE_H
 
@@ -27,7 +27,7 @@ static inline float *random_weights(size_t n, size_t k)
     return w;
 }
 
-/* X^T X of tokens whose neighbouring channels correlate and whose channels differ in size. */
+/* X^T X of tokens with correlated neighboring channels of different magnitudes. */
 static inline double *random_hessian(size_t k, size_t tokens)
 {
     double *h = must_alloc(k * k, sizeof *h), *x = must_alloc(k, sizeof *x);
@@ -48,14 +48,14 @@ static inline double *random_hessian(size_t k, size_t tokens)
     return h;
 }
 
-/* As if the channel had never been active. */
+/* Makes a channel dead. */
 static inline void kill_channel(double *h, size_t k, size_t channel)
 {
     for (size_t i = 0; i < k; i++)
         h[channel * k + i] = h[i * k + channel] = 0;
 }
 
-/* h as qt_factor_new means it, in storage order: mean diagonal 1, then damped. */
+/* h as qt_factor_new defines it, in storage order: mean diagonal 1, then damped. */
 static inline double *damped(const double *h, size_t k, double damp)
 {
     double *out = must_alloc(k * k, sizeof *out), sum = 0;
@@ -92,7 +92,7 @@ static inline void expect_near(const char *what, double got, double want, double
         fail_msg("%s: %.9g, expected %.9g", what, got, want);
 }
 
-/* An objective kept in FP32 while it fell from `from`. */
+/* Compares an objective that was updated in FP32 while it fell from `from`. */
 static inline void expect_close(const char *what, double got, double want, double from)
 {
     if (!(fabs(got - want) <= 1e-3 * want + 1e-6 * from))
@@ -109,7 +109,7 @@ static inline int solve_upper(struct qt_backend *be, float *x, const float *v, b
     return QT_OK;
 }
 
-/* A backend whose memory passes for another's: all rows are solved together there. */
+/* A CPU backend with host = false: the solver processes all rows together. */
 static inline struct qt_backend elsewhere(const struct qt_backend *cpu)
 {
     struct qt_backend other = *cpu;
@@ -123,7 +123,7 @@ static inline struct qt_factor factor_of(const double *h, size_t k, size_t group
 {
     struct qt_factor f;
     struct qt_err err = {0};
-    struct qt_factor_options opt = {.damp = damp, .group = group, .natural = natural};
+    struct qt_factor_options opt = {.damp = damp, .group = group, .storage_order = natural};
     if (qt_factor_new(&f, h, k, &opt, &err) < 0)
         fail_msg("factor of %zu channels, groups of %zu: %s", k, group, err.reason);
     return f;

@@ -1,4 +1,4 @@
-/* What the tests of schemes share. */
+/* Helpers shared by the tests of schemes. */
 #ifndef QT_TESTS_PACK_FIXTURE_H
 #define QT_TESTS_PACK_FIXTURE_H
 

@@ -1,6 +1,5 @@
-/* Quantized activations: rounding against slow truths, the plan that orders channels and chooses
- * precisions, and that a model in the stored order computes what the source computes. The seed is
- * printed; set QT_SEED to repeat a run. */
+/* Quantized activations: rounding against a plain reference, the activation plan, and a model with
+ * permuted weights against the source model. The seed is printed; set QT_SEED to repeat a run. */
 #include "backend_fixture.h"
 #include "fixture.h"
 
@@ -36,7 +35,7 @@ static struct qt_act random_act(size_t k, enum qt_act_scales scales)
     return a;
 }
 
-/* One value, from the definition in pack.h. x[k]: the token. */
+/* Packed channel p of a token x[k], rounded as pack.h defines. */
 static float rounded(const struct qt_act *a, const float *x, size_t p)
 {
     size_t first = p / QT_ACT_BLOCK * QT_ACT_BLOCK, end = qt_min_size(first + QT_ACT_BLOCK, a->k);
@@ -71,7 +70,7 @@ static void rounding_is_as_defined(void **state)
         float *x = calloc(m * k, sizeof *x), *y = calloc(m * k, sizeof *y);
         for (size_t i = 0; i < m * k; i++)
             x[i] = i / k % 11 == 3 ? 0 : random_float();
-        for (size_t i = 0; i < k && m > 2; i++) { /* far below and above what FP16 holds */
+        for (size_t i = 0; i < k && m > 2; i++) { /* far outside the range of FP16 */
             x[i] *= 1e-38f;
             x[k + i] *= 1e30f;
         }
@@ -91,8 +90,8 @@ static void rounding_is_as_defined(void **state)
     }
 }
 
-/* Alone among zeros, where a block has nothing to round, among others, and all over a token. */
-static void what_is_not_finite_is_not_rounded(void **state)
+/* Non-finite values among zeros, among finite values, and a token of nothing else. */
+static void nonfinite_values_become_nan(void **state)
 {
     enum { K = 300, M = 4 };
     static const float bad[] = {NAN, INFINITY, -INFINITY};
@@ -107,7 +106,7 @@ static void what_is_not_finite_is_not_rounded(void **state)
         assert_int_equal(qt_act_apply(y, x, M, &a, NULL), QT_OK);
         for (size_t i = 0; i < M * K; i++) {
             assert_true(isfinite(x[i]) || isnan(y[i]));
-            assert_true(i / K < M - 1 || isfinite(y[i])); /* another token's are its own */
+            assert_true(i / K < M - 1 || isfinite(y[i])); /* a token of finite values */
         }
         qt_act_free(&a);
     }
@@ -119,7 +118,7 @@ enum { SEQLEN = 32, SAMPLES = 6 };
 
 struct world {
     struct qt_ckpt *ckpt;
-    struct qt_weights source; /* with outliers put in */
+    struct qt_weights source; /* the checkpoint with synthetic outliers */
     struct qt_model *model;
     struct qt_backend *be;
     struct qt_plan plan;
@@ -145,8 +144,9 @@ static const struct qt_linear *find_linear(const struct world *w, const char *na
     return NULL;
 }
 
-/* Every seventh weight of the norms in front of sublayers times 64, the columns that read it by
- * that: outliers that change nothing. Some others 0: channels that are all alike. */
+/* Creates outliers that do not change the model: multiplies every seventh weight of the norms in
+ * front of sublayers by 64 and divides the matching columns by 64. Some other norm weights become
+ * 0, so that their channels are equal. */
 static int outlier_load(void *ctx, const char *name, float *dst, struct qt_err *err)
 {
     const struct world *w = ctx;
@@ -198,29 +198,29 @@ static void world_close(struct world *w)
     qt_ckpt_close(w->ckpt);
 }
 
-/* The hidden states behind the last block. */
+/* Returns the logits of all tokens. */
 static float *run_model(struct world *w, const struct qt_weights *weights)
 {
     size_t width = qt_model_info(w->model)->hidden, m = SEQLEN * SAMPLES;
     float *hidden = calloc(m * width, sizeof *hidden);
-    struct qt_embed_head *ends;
-    expect_ok("ends", qt_embed_head_open(&ends, w->model, &w->source, w->be, &w->err), &w->err);
-    expect_ok("embed", qt_embed_tokens(ends, hidden, w->ids, m, SEQLEN, &w->err), &w->err);
+    struct qt_embed_head *head;
+    expect_ok("head", qt_embed_head_open(&head, w->model, &w->source, w->be, &w->err), &w->err);
+    expect_ok("embed", qt_embed_tokens(head, hidden, w->ids, m, SEQLEN, &w->err), &w->err);
     for (size_t l = 0; l < qt_model_info(w->model)->layers; l++) {
-        struct qt_layer *block;
-        expect_ok("open", qt_layer_open(&block, w->model, l, weights, w->be, &w->err), &w->err);
-        expect_ok("run", qt_layer_run(block, hidden, m, SEQLEN, NULL, &w->err), &w->err);
-        qt_layer_close(block);
+        struct qt_layer *layer;
+        expect_ok("open", qt_layer_open(&layer, w->model, l, weights, w->be, &w->err), &w->err);
+        expect_ok("run", qt_layer_run(layer, hidden, m, SEQLEN, NULL, &w->err), &w->err);
+        qt_layer_close(layer);
     }
     size_t vocab = qt_model_info(w->model)->vocab;
     float *logits = calloc(m * vocab, sizeof *logits);
-    expect_ok("head", qt_head_logits(ends, logits, hidden, m, &w->err), &w->err);
-    qt_embed_head_close(ends);
+    expect_ok("logits", qt_head_logits(head, logits, hidden, m, &w->err), &w->err);
+    qt_embed_head_close(head);
     free(hidden);
     return logits;
 }
 
-/* Matrices and biases with rows and columns where they are stored. */
+/* Loads matrices and biases with rows and columns in stored order and scale. */
 static int arranged_load(void *ctx, const char *name, float *dst, struct qt_err *err)
 {
     struct world *w = ctx;
@@ -245,13 +245,13 @@ static int arranged_load(void *ctx, const char *name, float *dst, struct qt_err 
     return QT_OK;
 }
 
-/* A norm's output is gathered; other inputs are in stored order already. */
+/* Gathers the inputs that follow a norm; other inputs are in stored order already. */
 static int gather_input(void *ctx, struct qt_backend *be, float *y, const float *x,
                         const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err)
 {
     const struct world *w = ctx;
     const struct qt_act *a = qt_act_plan_find(&w->acts, linear->layer, linear->input);
-    (void)be; /* the CPU's memory is ours */
+    (void)be; /* backend memory is host memory */
     (void)err;
     for (size_t t = 0; t < m; t++)
         for (size_t p = 0; p < k; p++)
@@ -259,7 +259,7 @@ static int gather_input(void *ctx, struct qt_backend *be, float *y, const float 
     return QT_OK;
 }
 
-static bool is_moved(const struct qt_act *a)
+static bool is_permuted(const struct qt_act *a)
 {
     for (size_t i = 0; i < a->k; i++)
         if (a->order[i] != i)
@@ -268,9 +268,9 @@ static bool is_moved(const struct qt_act *a)
 }
 
 /*
- * What sums, in FP64: rounded to FP32, sums are the same whatever their order, or the last bit is
- * another, rarely. In FP32 they are not, and differ by more the worse a token is conditioned; BLAS
- * sums in an order of its own in the last columns, which of attention are channels of v.
+ * Linear and attention with FP64 sums. Rounded to FP32, such sums do not depend on the order of
+ * additions, except for the last bit in rare cases. FP32 sums of permuted channels would differ
+ * more, and the differences would grow with the condition of a token.
  */
 static int exact_linear(struct qt_backend *be, float *y, const float *x, const float *w,
                         const float *bias, size_t m, size_t n, size_t k, struct qt_err *err)
@@ -296,14 +296,14 @@ static int exact_attention(struct qt_backend *be, float *y, const float *q, cons
     (void)be;
     (void)err;
     assert_non_null(sums);
-    attention_truth(sums, q, k, v, m, a);
+    attention_reference(sums, q, k, v, m, a);
     for (size_t i = 0; i < count; i++)
         y[i] = (float)sums[i];
     free(sums);
     return QT_OK;
 }
 
-static void stored_order_computes_the_same(void **state)
+static void permuted_model_equals_source(void **state)
 {
     static const char *const models[] = {
         "llama", "qwen2",   "qwen3_biased", "opt",     "llama_linear_biased", "llama3",
@@ -317,9 +317,9 @@ static void stored_order_computes_the_same(void **state)
         w.be->attention = exact_attention;
         struct qt_weights arranged = w.source;
         arranged.load = arranged_load;
-        arranged.runtime = (struct qt_fake_quant){.ctx = &w, .input = gather_input};
+        arranged.fake_quant = (struct qt_fake_quant){.ctx = &w, .input = gather_input};
         for (int input = 0; input < QT_INPUTS; input++)
-            assert_true(is_moved(qt_act_plan_find(&w.acts, 0, input)));
+            assert_true(is_permuted(qt_act_plan_find(&w.acts, 0, input)));
         float *a = run_model(&w, &w.source), *b = run_model(&w, &arranged);
         size_t count = SEQLEN * SAMPLES * qt_model_info(w.model)->vocab;
         for (size_t j = 0; j < count; j++)
@@ -331,8 +331,8 @@ static void stored_order_computes_the_same(void **state)
     }
 }
 
-/* Of the multiply-accumulates. */
-static double share(const struct world *w, unsigned bits)
+/* Returns the fraction of multiply-accumulates with `bits`. */
+static double mac_fraction(const struct world *w, unsigned bits)
 {
     const struct qt_linear *linear;
     double all = 0, some = 0;
@@ -358,15 +358,15 @@ static void budget_is_kept(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct world w;
         world_open(&w, "tests/golden/models/llama", cases[i].scheme);
-        double s = share(&w, 8);
+        double s = mac_fraction(&w, 8);
         assert_true(s >= cases[i].least && s <= cases[i].most + 1e-9);
-        json_t *told = json_object_get(w.acts.report, "a8_macs");
-        assert_true(fabs(json_real_value(told) - s) < 1e-9);
+        json_t *reported = json_object_get(w.acts.report, "a8_macs");
+        assert_true(fabs(json_real_value(reported) - s) < 1e-9);
         world_close(&w);
     }
 }
 
-/* Outliers are in front and no longer outliers. */
+/* Outlier channels come first and are scaled down. */
 static void outliers_share_blocks(void **state)
 {
     struct world w;
@@ -384,16 +384,17 @@ static void outliers_share_blocks(void **state)
     world_close(&w);
 }
 
-static void mixtures_are_refused(void **state)
+static void inconsistent_schemes_are_refused(void **state)
 {
     static const struct {
         const char *regex, *spec, *message;
     } cases[] = {{"k_proj", "nf4",
-                  "model.safetensors: tensor model.layers.0.self_attn.k_proj.weight: of linears"},
+                  "model.safetensors: tensor model.layers.0.self_attn.k_proj.weight: either all or "
+                  "none of the linears"},
                  {"down_proj", "w4ax:smooth=8", "the same parameters"},
                  {"embed_tokens", "w4ax",
-                  "model.safetensors: tensor model.embed_tokens.weight: w4ax, but it is not a "
-                  "linear weight of a decoder block"}};
+                  "model.safetensors: tensor model.embed_tokens.weight: is w4ax, but is not a "
+                  "linear weight of a decoder layer"}};
     struct world w;
     (void)state;
     world_open(&w, "tests/golden/models/llama", "w4ax");
@@ -459,22 +460,22 @@ static void hostile_sections_are_refused(void **state)
         const char *spec, *section;
         size_t at;
         unsigned char value;
-        const char *message; /* of the values; or of packing the codes again */
+        const char *message; /* of check_values, or of qt_packed_check_repack */
     } cases[] = {{"w4ax", "bits", 1, 5, "not 4 or 8"},
                  {"w4ax", "clip", 3, 0xbf, "clip ratio"},
                  {"w4ax", "clip", 3, 0x7f, "clip ratio"},
                  {"w4ax", "col_order", 0, 7, "permutation"},
                  {"w4ax", "col_order", 3, 1, "permutation"},
                  {"w4ax", "row_order", 76, 18, "permutation"},
-                 {"w4ax", "col_exp2", 9, 100, "beyond"},
-                 {"w4ax", "row_exp2", 0, 0x80, "beyond"},
+                 {"w4ax", "col_exp2", 9, 100, "outside -60 to 60"},
+                 {"w4ax", "row_exp2", 0, 0x80, "outside -60 to 60"},
                  {"w4ax", "scale", 1, 0x7c, "not finite"},
-                 {"w4ax:scales=int", "sub", 0, 0, "row 0, block 0 is 0, not 1 to 15"},
-                 {"w4ax:scales=int", "sub", 54, 16, "row 19, block 1 is 16, not 1 to 15"},
-                 {"w4ax:scales=int", "sub", 56, 1, "not what packing"},
-                 {"w4ax:scales=int", "scale", 63, 0x3c, "not what packing"},
-                 {"w4ax:scales=row", "scale", 63, 0x3c, "not what packing"},
-                 {"w4ax", "plane0", 4095, 0x77, "not what packing"}};
+                 {"w4ax:scales=int", "sub", 0, 0, "row 0, channel block 0 is 0, not 1 to 15"},
+                 {"w4ax:scales=int", "sub", 54, 16, "row 19, channel block 1 is 16, not 1 to 15"},
+                 {"w4ax:scales=int", "sub", 56, 1, "differ from their codes packed again"},
+                 {"w4ax:scales=int", "scale", 63, 0x3c, "differ from their codes packed again"},
+                 {"w4ax:scales=row", "scale", 63, 0x3c, "differ from their codes packed again"},
+                 {"w4ax", "plane0", 4095, 0x77, "differ from their codes packed again"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct qt_spec spec;
         struct qt_packed p;
@@ -491,7 +492,7 @@ static void hostile_sections_are_refused(void **state)
     }
 }
 
-/* Decoding undoes any arrangement: the error is that of rounding. */
+/* Decoding restores source order and scale: only rounding errors remain. */
 static void decoding_restores_the_source(void **state)
 {
     enum { N = 37, K = 300 };
@@ -530,8 +531,8 @@ static void decoding_restores_the_source(void **state)
     qt_act_free(&in);
 }
 
-/* Sums of d[n] x[k] over tokens, of stored channels: as if x had been stored so. */
-static void sums_are_arranged(void **state)
+/* qt_arrange_columns and qt_arrange_cross: sums of d[n] x[k], permuted and scaled as x. */
+static void sums_are_permuted(void **state)
 {
     enum { K = 12, N = 5 };
     struct qt_err err = {0};
@@ -570,12 +571,12 @@ int main(void)
     seed_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rounding_is_as_defined),
-        cmocka_unit_test(what_is_not_finite_is_not_rounded),
-        cmocka_unit_test(stored_order_computes_the_same),
-        cmocka_unit_test(sums_are_arranged),
+        cmocka_unit_test(nonfinite_values_become_nan),
+        cmocka_unit_test(permuted_model_equals_source),
+        cmocka_unit_test(sums_are_permuted),
         cmocka_unit_test(budget_is_kept),
         cmocka_unit_test(outliers_share_blocks),
-        cmocka_unit_test(mixtures_are_refused),
+        cmocka_unit_test(inconsistent_schemes_are_refused),
         cmocka_unit_test(allocation_failures),
         cmocka_unit_test(hostile_sections_are_refused),
         cmocka_unit_test(decoding_restores_the_source),

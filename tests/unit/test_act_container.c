@@ -1,5 +1,5 @@
-/* Containers of w4ax as models run them: the inputs of linears are rounded as the sections say, and
- * sections that do not say it are refused. The seed is printed; set QT_SEED to repeat a run. */
+/* w4ax containers: models round linear inputs as the sections define, and invalid sections are
+ * refused. The seed is printed; set QT_SEED to repeat a run. */
 #include "fixture.h"
 
 #include "kernels/kernels.h"
@@ -23,7 +23,7 @@ static void random_ids(size_t vocab)
     }
 }
 
-/* A container DIR/out of the golden model, and what is needed to run it. */
+/* A container DIR/out of the golden model, with backend and model to run it. */
 struct world {
     char *dir;
     struct qt_backend *be;
@@ -79,8 +79,7 @@ static const void *data_of(const struct qt_packed *p, const char *section)
     return qt_packed_section(p, section)->data;
 }
 
-/* One token's inputs of a block, from the definition in docs/schemes.md; x'[n], t: absmax of all.
- */
+/* Rounds a channel block x'[n] of a token as docs/schemes.md defines; t: absmax of the token. */
 static void round_block(float *x, size_t n, unsigned bits, float clip, float t, double scales)
 {
     float a = 0, unit = t * (float)(1.0 / 127), s, top = bits == 4 ? 7 : 127;
@@ -94,14 +93,14 @@ static void round_block(float *x, size_t n, unsigned bits, float clip, float t, 
         x[i] = s < 0x1p-120f ? 0 : s * fminf(fmaxf((float)rint((double)x[i] * (1 / s)), -top), top);
 }
 
-static int slow_input(void *ctx, struct qt_backend *be, float *y, const float *x,
-                      const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err)
+static int reference_input(void *ctx, struct qt_backend *be, float *y, const float *x,
+                           const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err)
 {
     struct world *w = ctx;
     const struct qt_entry *e = qt_container_find(w->c, linear->weight);
     struct qt_packed p;
     float stored[512], clip;
-    (void)be; /* the CPU's memory is ours */
+    (void)be; /* backend memory is host memory */
     assert_true(k <= 512);
     memcpy(y, x, m * k * sizeof *x);
     if (strncmp(e->spec, "w4ax", 4) != 0)
@@ -127,24 +126,24 @@ static int slow_input(void *ctx, struct qt_backend *be, float *y, const float *x
     return QT_OK;
 }
 
-/* The hidden states behind the last block. */
+/* Returns the hidden states after the last decoder layer. */
 static float *run_model(struct world *w, const struct qt_weights *weights)
 {
     float *hidden = calloc(TOKENS * qt_model_info(w->model)->hidden, sizeof *hidden);
-    struct qt_embed_head *ends;
-    expect_ok("ends", qt_embed_head_open(&ends, w->model, weights, w->be, &w->err), &w->err);
-    expect_ok("embed", qt_embed_tokens(ends, hidden, ids, TOKENS, SEQLEN, &w->err), &w->err);
+    struct qt_embed_head *head;
+    expect_ok("head", qt_embed_head_open(&head, w->model, weights, w->be, &w->err), &w->err);
+    expect_ok("embed", qt_embed_tokens(head, hidden, ids, TOKENS, SEQLEN, &w->err), &w->err);
     for (size_t l = 0; l < qt_model_info(w->model)->layers; l++) {
-        struct qt_layer *block;
-        expect_ok("open", qt_layer_open(&block, w->model, l, weights, w->be, &w->err), &w->err);
-        expect_ok("run", qt_layer_run(block, hidden, TOKENS, SEQLEN, NULL, &w->err), &w->err);
-        qt_layer_close(block);
+        struct qt_layer *layer;
+        expect_ok("open", qt_layer_open(&layer, w->model, l, weights, w->be, &w->err), &w->err);
+        expect_ok("run", qt_layer_run(layer, hidden, TOKENS, SEQLEN, NULL, &w->err), &w->err);
+        qt_layer_close(layer);
     }
-    qt_embed_head_close(ends);
+    qt_embed_head_close(head);
     return hidden;
 }
 
-/* The first with linears of another scheme, whose input stays as it is. */
+/* The first container also has linears of another scheme, whose inputs are not rounded. */
 static void models_round_as_documented(void **state)
 {
     static const struct qt_rule rule = {"[qkv]_proj", "nf4:g=32"};
@@ -154,8 +153,8 @@ static void models_round_as_documented(void **state)
         struct world w;
         world_open(&w, schemes[i], i ? NULL : &rule);
         struct qt_weights own = qt_weights_of_container(w.c), slow = own, plain = own;
-        slow.runtime = (struct qt_fake_quant){.ctx = &w, .input = slow_input};
-        plain.runtime = (struct qt_fake_quant){0};
+        slow.fake_quant = (struct qt_fake_quant){.ctx = &w, .input = reference_input};
+        plain.fake_quant = (struct qt_fake_quant){0};
         float *a = run_model(&w, &own), *b = run_model(&w, &slow), *c = run_model(&w, &plain);
         size_t bytes = TOKENS * qt_model_info(w.model)->hidden * sizeof *a;
         assert_memory_equal(a, b, bytes);
@@ -175,7 +174,7 @@ static void other_schemes_are_left_alone(void **state)
     world_open(&w, "nf4:g=32", &rule);
     assert_null(qt_container_find(w.c, "model.layers.0.self_attn.v_proj.weight"));
     assert_non_null(qt_container_find(w.c, down));
-    assert_null(qt_weights_of_container(w.c).runtime.input);
+    assert_null(qt_weights_of_container(w.c).fake_quant.input);
     world_close(&w);
 }
 
@@ -190,7 +189,7 @@ static size_t find_section(const struct qt_entry *e, const char *name)
     return 0;
 }
 
-/* Where the section's data is in the container's file. */
+/* Returns the offset of the section's data in the container's file. */
 static size_t offset_of(const struct world *w, const struct qt_entry *e, const char *section)
 {
     struct qt_blob blob;
@@ -202,7 +201,7 @@ static size_t offset_of(const struct world *w, const struct qt_entry *e, const c
     return at;
 }
 
-/* Bytes of a section from `at` on. */
+/* Reads `size` bytes of a section at offset `at`. */
 static void peek(void *to, size_t size, struct world *w, const struct qt_entry *e,
                  const char *section, size_t at)
 {
@@ -214,6 +213,7 @@ static void peek(void *to, size_t size, struct world *w, const struct qt_entry *
     qt_blob_free(&blob);
 }
 
+/* Writes one byte at offset `at` of the container's file. */
 static void poke(struct world *w, size_t at, unsigned char value)
 {
     const char *path = fixture_path(w->dir, "out/model.safetensors");
@@ -250,21 +250,21 @@ static void hostile_inputs_are_refused(void **state)
     }
 }
 
-/* What a matrix is restored by: orders are permutations, factors powers of two that FP32 has. */
+/* Orders must be permutations, and exponents must be within -60 to 60. */
 static void hostile_orders_are_refused(void **state)
 {
-    enum { SAME = 256 }; /* as the first byte of the section */
+    enum { SAME = 256 }; /* value: the first byte of the section */
     static const struct {
         const char *section;
         size_t at;
         unsigned value;
         const char *message;
-    } cases[] = {{"col_order", 3, 0x7f, "col_order is no permutation: entry 0"},
-                 {"row_order", 5, 0xff, "row_order is no permutation: entry 1"},
-                 {"row_order", 4, SAME, "row_order is no permutation: entry 1"},
-                 {"col_exp2", 2, 61, "col_exp2: entry 2 is 61, beyond 60"},
-                 {"col_exp2", 2, 0x80, "col_exp2: entry 2 is -128, beyond 60"},
-                 {"row_exp2", 1, 0xc3, "row_exp2: entry 1 is -61, beyond 60"}};
+    } cases[] = {{"col_order", 3, 0x7f, "col_order is not a permutation: entry 0"},
+                 {"row_order", 5, 0xff, "row_order is not a permutation: entry 1"},
+                 {"row_order", 4, SAME, "row_order is not a permutation: entry 1"},
+                 {"col_exp2", 2, 61, "col_exp2: entry 2 is 61, outside -60 to 60"},
+                 {"col_exp2", 2, 0x80, "col_exp2: entry 2 is -128, outside -60 to 60"},
+                 {"row_exp2", 1, 0xc3, "row_exp2: entry 1 is -61, outside -60 to 60"}};
     struct world w;
     struct qt_packed p;
     (void)state;
@@ -285,25 +285,30 @@ static void hostile_orders_are_refused(void **state)
     world_close(&w);
 }
 
-/* What linears that share an input, or make the one of others, have to have in common. */
-static void tensors_go_together(void **state)
+/* Sections of linears that share an input, or produce the input of another, must agree. */
+static void inconsistent_tensors_are_refused(void **state)
 {
-    enum how { SWAP, FLIP_BITS, ADD, CLIP }; /* the first two U32; the first byte; F32 */
+    enum how {
+        SWAP,
+        FLIP_BITS,
+        ADD,
+        CLIP
+    }; /* swap the first two U32; change the first byte; set F32 */
     static const struct {
         const char *tensor, *section;
         enum how how;
         const char *message;
     } cases[] = {
-        {"self_attn.q_proj", "col_order", SWAP, "'col_order' is not that of"},
-        {"self_attn.v_proj", "col_exp2", ADD, "'col_exp2' is not that of"},
-        {"self_attn.k_proj", "bits", FLIP_BITS, "'bits' is not that of"},
-        {"mlp.up_proj", "clip", CLIP, "'clip' is not that of"},
-        {"self_attn.q_proj", "row_order", SWAP, "of the source"},
-        {"self_attn.v_proj", "row_order", SWAP, "of the source"},
+        {"self_attn.q_proj", "col_order", SWAP, "section 'col_order' differs from"},
+        {"self_attn.v_proj", "col_exp2", ADD, "section 'col_exp2' differs from"},
+        {"self_attn.k_proj", "bits", FLIP_BITS, "section 'bits' differs from"},
+        {"mlp.up_proj", "clip", CLIP, "section 'clip' differs from"},
+        {"self_attn.q_proj", "row_order", SWAP, "requires source row"},
+        {"self_attn.v_proj", "row_order", SWAP, "requires source row"},
         {"self_attn.o_proj", "col_order", SWAP, ""},
-        {"mlp.down_proj", "col_order", SWAP, "of the source"},
-        {"mlp.up_proj", "row_exp2", ADD, "the model wants"},
-        {"mlp.gate_proj", "row_exp2", ADD, "the model wants"},
+        {"mlp.down_proj", "col_order", SWAP, "requires source row"},
+        {"mlp.up_proj", "row_exp2", ADD, "the model requires"},
+        {"mlp.gate_proj", "row_exp2", ADD, "the model requires"},
     };
     struct world w;
     (void)state;
@@ -335,7 +340,7 @@ static void tensors_go_together(void **state)
     world_close(&w);
 }
 
-static void sections_must_be_there_and_fit(void **state)
+static void missing_or_misfit_sections_are_refused(void **state)
 {
     static const char *const names[] = {"col_order", "col_exp2", "bits", "clip"};
     struct world w;
@@ -406,8 +411,8 @@ int main(void)
         cmocka_unit_test(other_schemes_are_left_alone),
         cmocka_unit_test(hostile_inputs_are_refused),
         cmocka_unit_test(hostile_orders_are_refused),
-        cmocka_unit_test(tensors_go_together),
-        cmocka_unit_test(sections_must_be_there_and_fit),
+        cmocka_unit_test(inconsistent_tensors_are_refused),
+        cmocka_unit_test(missing_or_misfit_sections_are_refused),
         cmocka_unit_test(allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

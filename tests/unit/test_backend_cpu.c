@@ -1,7 +1,7 @@
 /*
- * The CPU backend against naive double-precision loops, on fresh random data over edge shapes, and
- * its results for 1, 2 and 4 threads against each other, bit by bit. The seed is printed; set
- * QT_SEED to repeat a run.
+ * The CPU backend against naive double-precision loops, on fresh random data and edge shapes.
+ * Results for 1, 2 and 4 threads must be equal bit by bit. The seed is printed; set QT_SEED to
+ * repeat a run.
  */
 #include "backend_fixture.h"
 #include "kernels/cpu/math.h"
@@ -15,9 +15,9 @@ static void expect_close(const float *got, const double *want, size_t n, double 
             fail_msg("%s: [%zu] is %.9g, expected %.9g", what, i, (double)got[i], want[i]);
 }
 
-/* ---- vector mathematics --------------------------------------------------------------------- */
+/* ---- elementary functions ------------------------------------------------------------------- */
 
-/* Distance in units of the last place of the exact value. */
+/* Returns the error in units in the last place of the exact value. */
 static double ulps(float got, double want)
 {
     int e;
@@ -167,7 +167,7 @@ static void rope_case(struct qt_backend *be, size_t seqs, size_t seqlen, size_t 
                       size_t rot, bool interleaved)
 {
     size_t m = seqs * seqlen, count = m * heads * dim, half = rot / 2;
-    const size_t step = interleaved ? 2 : 1, apart = interleaved ? 1 : half;
+    const size_t step = interleaved ? 2 : 1, offset = interleaved ? 1 : half;
     float *x = random_floats(count, 1), *c = random_floats(seqlen * half, 1);
     float *s = random_floats(seqlen * half, 1);
     double *want = calloc(count, sizeof *want);
@@ -175,13 +175,13 @@ static void rope_case(struct qt_backend *be, size_t seqs, size_t seqlen, size_t 
     for (size_t i = 0; i < count; i++) {
         const size_t d = i % dim, pos = i / dim / heads % seqlen;
         const bool low = interleaved ? d % 2 == 0 : d < half;
-        const size_t p = pos * half + (low ? d : d - apart) / step;
+        const size_t p = pos * half + (low ? d : d - offset) / step;
         if (d >= rot)
             want[i] = (double)x[i];
         else if (low)
-            want[i] = (double)x[i] * (double)c[p] - (double)x[i + apart] * (double)s[p];
+            want[i] = (double)x[i] * (double)c[p] - (double)x[i + offset] * (double)s[p];
         else
-            want[i] = (double)x[i] * (double)c[p] + (double)x[i - apart] * (double)s[p];
+            want[i] = (double)x[i] * (double)c[p] + (double)x[i - offset] * (double)s[p];
     }
     assert_int_equal(be->rope(be, x, c, s, m, seqlen, heads, dim, rot, interleaved, NULL), QT_OK);
     expect_close(x, want, count, 1e-6, "rope");
@@ -274,7 +274,7 @@ static void test_rows(void **state)
                 assert_true(sum[other] == all[other] + x);
                 sum[other] = all[other];
             }
-            assert_memory_equal(sum, all, ALL * n * sizeof *all); /* the others are as they were */
+            assert_memory_equal(sum, all, ALL * n * sizeof *all); /* other rows are unchanged */
             assert_int_equal(be->gather_rows(be, some, some, NULL, f, M, n, NULL), QT_OK);
             for (size_t e = 0; e < M * n; e++)
                 assert_true(some[e] == kept[e] * (f ? f[e / n] : 1));
@@ -319,7 +319,7 @@ static void attention_case(struct qt_backend *be, size_t seqs, struct qt_attenti
     float *v = random_floats(m * ldk, 1), *y = random_floats(m * ldq, 1);
     double *want = calloc(m * ldq, sizeof *want);
     assert_non_null(want);
-    attention_truth(want, q, k, v, m, &a);
+    attention_reference(want, q, k, v, m, &a);
     assert_int_equal(be->attention(be, y, q, k, v, m, &a, NULL), QT_OK);
     expect_close(y, want, m * ldq, 2e-5, "attention");
     free(want);
@@ -329,6 +329,38 @@ static void attention_case(struct qt_backend *be, size_t seqs, struct qt_attenti
     qt_free(y);
 }
 
+/* What each query of a 4-bit cache sees: groups before its own as they are at the end, its own group
+ * with the range up to it. */
+static void test_attention_with_cached_keys(void **state)
+{
+    static const size_t lengths[] = {1, 2, 64, 65, 66, 129, 200};
+    struct qt_backend *be = open_cpu();
+    (void)state;
+    for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++)
+        for (int round = 0; round < 3; round++) {
+            struct qt_attention a = {lengths[l], 4, 2, 16, 0.25f, 0, 0, NULL};
+            if (round == 1)
+                a = (struct qt_attention){lengths[l], 3, 1, 7, 0.3f, 5, 70, NULL};
+            if (round == 2)
+                a = (struct qt_attention){lengths[l], 2, 2, 64, 0.125f, 0, 10, NULL};
+            size_t m = 2 * a.seqlen, ldq = a.heads * a.head_dim, ldk = a.kv_heads * a.head_dim;
+            float *q = random_floats(m * ldq, 1), *v = random_floats(m * ldk, 1);
+            float *exact = random_exact_keys(m, ldk, 1), *y = random_floats(m * ldq, 1);
+            float *k = cached_keys(exact, m, ldk, a.seqlen);
+            double *want = calloc(m * ldq, sizeof *want);
+            assert_non_null(want);
+            a.exact_keys = exact;
+            attention_reference(want, q, k, v, m, &a);
+            assert_int_equal(be->attention(be, y, q, k, v, m, &a, NULL), QT_OK);
+            expect_close(y, want, m * ldq, 2e-5, "attention with cached keys");
+            free(want);
+            float *all[] = {q, k, v, y, exact};
+            for (size_t i = 0; i < 5; i++)
+                qt_free(all[i]);
+        }
+    be->close(be);
+}
+
 static void test_attention(void **state)
 {
     static const size_t lengths[] = {1, 2, 7, 63, 64, 65, 127, 130, 200};
@@ -336,12 +368,12 @@ static void test_attention(void **state)
     (void)state;
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
         size_t s = lengths[l];
-        attention_case(be, 2, (struct qt_attention){s, 4, 2, 16, 0.25f, 0, 0}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 3, 3, 7, 0.3f, 0, 1}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 6, 2, 64, 0.125f, 0, 64}, 1);
-        attention_case(be, 3, (struct qt_attention){s, 2, 1, 33, 0.2f, 5.0f, 65}, 2);
-        attention_case(be, 1, (struct qt_attention){s, 4, 1, 1, 1.0f, 50.0f, 10}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 1, 1, 8, 1.0f, 0, 1000}, 3);
+        attention_case(be, 2, (struct qt_attention){s, 4, 2, 16, 0.25f, 0, 0, NULL}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 3, 3, 7, 0.3f, 0, 1, NULL}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 6, 2, 64, 0.125f, 0, 64, NULL}, 1);
+        attention_case(be, 3, (struct qt_attention){s, 2, 1, 33, 0.2f, 5.0f, 65, NULL}, 2);
+        attention_case(be, 1, (struct qt_attention){s, 4, 1, 1, 1.0f, 50.0f, 10, NULL}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 1, 1, 8, 1.0f, 0, 1000, NULL}, 3);
     }
     be->close(be);
 }
@@ -361,11 +393,12 @@ static double log_sum_exp(const float *x, size_t n, float cap)
     return log(sum) + 40;
 }
 
-static void score_case(struct qt_backend *be, size_t vocab, float cap, double spread, double apart)
+static void score_case(struct qt_backend *be, size_t vocab, float cap, double spread,
+                       double difference)
 {
     enum { M = 9 };
     float *a = random_floats(M * vocab, spread), *b = copy_floats(a, M * vocab);
-    float *noise = random_floats(M * vocab, apart);
+    float *noise = random_floats(M * vocab, difference);
     uint32_t targets[M];
     struct qt_score got[M];
     for (size_t i = 0; i < M * vocab; i++)
@@ -384,12 +417,12 @@ static void score_case(struct qt_backend *be, size_t vocab, float cap, double sp
             top_r = r[j] > r[top_r] ? j : top_r;
         }
         double nll = lx - capped(x[targets[i]], cap), ref = lr - capped(r[targets[i]], cap);
-        /* tanh is float: 2 ulp of 1, times cap, in every logit and so in every figure */
+        /* tanh is FP32: an error of 2 ulp of 1, times cap, in every logit and so in every result */
         double tanh_error = 1.2e-7 * (double)cap;
         assert_true(fabs(got[i].nll - nll) < 3e-6 + tanh_error);
         assert_true(fabs(got[i].ref_nll - ref) < 3e-6 + tanh_error);
-        /* e^x is float: its error of 1 ulp weighs with the spread of the log-ratios */
-        assert_true(fabs(got[i].kld - kld) < 2e-7 * (1 + 2 * apart) + tanh_error);
+        /* e^x is FP32: its error of 1 ulp is multiplied by the log-ratios */
+        assert_true(fabs(got[i].kld - kld) < 2e-7 * (1 + 2 * difference) + tanh_error);
         assert_true(fabs(got[i].p_delta - (exp(-nll) - exp(-ref))) < 1e-6 + tanh_error);
         assert_int_equal(got[i].same_top, top_x == top_r);
     }
@@ -453,7 +486,7 @@ static void test_score_bad(void **state)
 
 /* ---- threads -------------------------------------------------------------------------------- */
 
-/* One pass over every operation; out must hold the bytes of all results. */
+/* Runs every operation and copies all results to `out`; returns their bytes. */
 static size_t all_operations(struct qt_backend *be, unsigned char *out, float *const *in)
 {
     enum { M = 600, N = 260, K = 192, SEQ = 150, V = 300 };
@@ -461,7 +494,7 @@ static size_t all_operations(struct qt_backend *be, unsigned char *out, float *c
     struct qt_score scores[M];
     uint32_t targets[M];
     unsigned char *p = out;
-    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100};
+    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL};
     for (size_t i = 0; i < M; i++)
         targets[i] = (uint32_t)(i % N);
     memset(scores, 0, sizeof scores);
@@ -513,7 +546,7 @@ static void test_threads(void **state)
 static void test_out_of_memory(void **state)
 {
     struct qt_backend *be;
-    struct qt_attention a = {64, 1, 1, 8, 1, 0, 0};
+    struct qt_attention a = {64, 1, 1, 8, 1, 0, 0, NULL};
     float *x = random_floats(64 * 8, 1), *y = random_floats(64 * 8, 1);
     void *p;
     (void)state;
@@ -545,6 +578,7 @@ int main(void)
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_add_scale_copy),
         cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_attention_with_cached_keys),
         cmocka_unit_test(test_score),
         cmocka_unit_test(test_score_equal_and_ties),
         cmocka_unit_test(test_score_bad),

@@ -1,21 +1,19 @@
 /*
- * Gradients of the CPU backend against central differences of double-precision forms of the same
- * operations, on fresh random data over edge shapes; and for 1, 2 and 4 threads against each other,
- * bit by bit. The seed is printed; set QT_SEED to repeat a run.
+ * Gradients of the CPU backend against central differences of the same operations in double
+ * precision, on fresh random data and edge shapes. Results for 1, 2 and 4 threads must be equal bit
+ * by bit. The seed is printed; set QT_SEED to repeat a run.
  */
 #include "backend_fixture.h"
 
 /* ---- central differences -------------------------------------------------------------------- */
 
-/*
- * An operation in double: y[ny] of its inputs x[0..2], each of length nx[i]. L = sum of weight[j]
- * y[j] is what is differentiated.
- */
+/* An operation in double: outputs y[ny], inputs x[0..2] of length nx[i]. The gradients are those of
+ * L = sum of weight[j] y[j]. */
 enum { INPUTS = 3 };
 struct op {
     void (*fn)(double *y, double *const *x, const struct op *op);
     size_t ny, nx[INPUTS];
-    size_t m, n, k; /* shape, as the operation understands it */
+    size_t m, n, k; /* shape; the meaning depends on the operation */
     enum qt_norm_kind norm;
     enum qt_act_kind act;
     struct qt_attention a;
@@ -32,8 +30,7 @@ static double loss_of(const struct op *op, double *const *x, const float *weight
     return sum;
 }
 
-/* got[i] is the gradient of input i that the backend found, or NULL when it is not to be checked.
- */
+/* got[i] is the backend's gradient of input i; NULL: not checked. */
 static void check(const char *what, const struct op *op, const float *const *x, const float *weight,
                   const float *const *got, double tolerance)
 {
@@ -84,7 +81,7 @@ static void linear_case(struct qt_backend *be, size_t m, size_t n, size_t k)
     assert_int_equal(be->linear_grad_x(be, dx, dy, w, false, m, n, k, NULL), QT_OK);
     assert_int_equal(be->linear_grad_w(be, dw, dy, x, m, n, k, NULL), QT_OK);
     check("linear", &op, in, dy, got, 2e-5);
-    /* Both add: twice the gradient. */
+    /* Both calls add to the gradient, which doubles. */
     assert_int_equal(be->linear_grad_x(be, dx, dy, w, true, m, n, k, NULL), QT_OK);
     assert_int_equal(be->linear_grad_w(be, dw, dy, x, m, n, k, NULL), QT_OK);
     be->scale(be, dx, 0.5f, m * k, NULL);
@@ -161,7 +158,7 @@ static void test_norm(void **state)
 
 /* ---- rope ----------------------------------------------------------------------------------- */
 
-/* The transpose of a rotation: <rope(x), r> = <x, rope with -sin (r)>. */
+/* rope with -sin is the transpose of rope: <rope(x), r> = <x, rope with -sin (r)>. */
 static void rope_case(bool interleaved)
 {
     enum { SEQ = 5, HEADS = 2, DIM = 6, M = 2 * SEQ, N = M * HEADS * DIM };
@@ -311,10 +308,10 @@ static void test_attention(void **state)
     (void)state;
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
         size_t s = lengths[l];
-        attention_case(be, 2, (struct qt_attention){s, 2, 1, 4, 0.5f, 0, 0}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 2, 2, 3, 0.6f, 0, 1}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 4, 2, 2, 0.7f, 0, 5}, 1);
-        attention_case(be, 2, (struct qt_attention){s, 2, 1, 5, 0.4f, 2.0f, 66}, 2);
+        attention_case(be, 2, (struct qt_attention){s, 2, 1, 4, 0.5f, 0, 0, NULL}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 2, 2, 3, 0.6f, 0, 1, NULL}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 4, 2, 2, 0.7f, 0, 5, NULL}, 1);
+        attention_case(be, 2, (struct qt_attention){s, 2, 1, 5, 0.4f, 2.0f, 66, NULL}, 2);
     }
     be->close(be);
 }
@@ -442,7 +439,7 @@ enum { M = 600, N = 260, K = 192, SEQ = 150 };
 
 static void all_operations(struct qt_backend *be, float *out, float *const *in)
 {
-    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100};
+    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL};
     float *dx = out, *dw = dx + M * K, *dn = dw + N * K, *dq = dn + K, *dk = dq + M * K;
     float *dv = dk + M * 64, *dl = dv + M * 64;
     double losses[M], sum;
@@ -485,7 +482,7 @@ static void test_threads(void **state)
 static void test_out_of_memory(void **state)
 {
     struct qt_backend *be = open_cpu();
-    struct qt_attention a = {8, 1, 1, 4, 1, 0, 0};
+    struct qt_attention a = {8, 1, 1, 4, 1, 0, 0, NULL};
     float *x = random_floats(32, 1), *y = random_floats(32, 1);
     (void)state;
     qt_mem_fail_after(0);

@@ -1,7 +1,7 @@
 /*
- * Gradients of whole models against PyTorch (tests/oracle/make_model_golden.py; QT_MODELS names
- * another directory of such models): of every linear and norm of every family; for KL divergence
- * against central differences; for 1 and 4 threads, and chunks, against each other.
+ * Compares gradients of whole models, for every linear and norm of every family, with PyTorch
+ * (tests/oracle/make_model_golden.py; QT_MODELS: another directory of such models), the gradient of
+ * the KL divergence with central differences, and 1 thread with 4 threads.
  */
 #include "calib/calib.h"
 #include "kernels/kernels.h"
@@ -34,17 +34,17 @@ static float *new_floats(size_t n)
     return x;
 }
 
-/* A model with tokens, and the gradients of its parameters. */
+/* A model, tokens, and the gradients of its parameters. */
 struct fixture {
     struct qt_ckpt *ckpt;
     struct qt_weights weights;
     struct qt_model *model;
     struct qt_model_info info;
     struct qt_backend *be;
-    struct qt_embed_head *ends;
+    struct qt_embed_head *embed_head;
     uint32_t *ids, *targets;
     size_t m, seqlen;
-    float *hidden[MAX_LAYERS + 1]; /* block inputs, and the last output */
+    float *hidden[MAX_LAYERS + 1]; /* layer inputs and the output of the last layer */
     struct qt_layer_grads grads[MAX_LAYERS + 1];
     double *losses;
     struct qt_err err;
@@ -73,7 +73,7 @@ static void open_fixture(struct fixture *f, const char *dir, const char *path, s
     f->weights = qt_weights_of_ckpt(f->ckpt);
     must(qt_model_open(&f->model, &f->weights, &f->err), &f->err);
     must(qt_backend_cpu_open(&f->be, &f->err), &f->err);
-    must(qt_embed_head_open(&f->ends, f->model, &f->weights, f->be, &f->err), &f->err);
+    must(qt_embed_head_open(&f->embed_head, f->model, &f->weights, f->be, &f->err), &f->err);
     f->info = *qt_model_info(f->model);
     must(qt_token_ids_read(&ids, &f->seqlen, path, f->info.vocab, &f->err), &f->err);
     f->m = f->seqlen * copies;
@@ -104,7 +104,7 @@ static void close_fixture(struct fixture *f)
     qt_free(f->ids);
     qt_free(f->targets);
     qt_free(f->losses);
-    qt_embed_head_close(f->ends);
+    qt_embed_head_close(f->embed_head);
     f->be->close(f->be);
     qt_model_close(f->model);
     qt_ckpt_close(f->ckpt);
@@ -112,39 +112,39 @@ static void close_fixture(struct fixture *f)
 
 static void forward(struct fixture *f)
 {
-    struct qt_layer *block;
+    struct qt_layer *layer;
     size_t bytes = f->m * f->info.hidden * sizeof(float);
-    must(qt_embed_tokens(f->ends, f->hidden[0], f->ids, f->m, f->seqlen, &f->err), &f->err);
+    must(qt_embed_tokens(f->embed_head, f->hidden[0], f->ids, f->m, f->seqlen, &f->err), &f->err);
     for (size_t i = 0; i < f->info.layers; i++) {
         memcpy(f->hidden[i + 1], f->hidden[i], bytes);
-        must(qt_layer_open(&block, f->model, i, &f->weights, f->be, &f->err), &f->err);
-        must(qt_layer_run(block, f->hidden[i + 1], f->m, f->seqlen, NULL, &f->err), &f->err);
-        qt_layer_close(block);
+        must(qt_layer_open(&layer, f->model, i, &f->weights, f->be, &f->err), &f->err);
+        must(qt_layer_run(layer, f->hidden[i + 1], f->m, f->seqlen, NULL, &f->err), &f->err);
+        qt_layer_close(layer);
     }
 }
 
 /* Fills f->grads and f->losses. */
 static void backward(struct fixture *f, const struct qt_objective *objective)
 {
-    struct qt_layer *block;
+    struct qt_layer *layer;
     size_t layers = f->info.layers;
     float *grad = new_floats(f->m * f->info.hidden);
-    must(qt_head_grad(f->ends, f->losses, grad, f->grads[layers].norm[0], f->hidden[layers],
+    must(qt_head_grad(f->embed_head, f->losses, grad, f->grads[layers].norm[0], f->hidden[layers],
                       objective, f->m, &f->err),
          &f->err);
     for (size_t i = layers; i-- > 0;) {
-        must(qt_layer_open(&block, f->model, i, &f->weights, f->be, &f->err), &f->err);
-        must(qt_layer_grad(block, grad, &f->grads[i], f->hidden[i], f->m, f->seqlen, &f->err),
+        must(qt_layer_open(&layer, f->model, i, &f->weights, f->be, &f->err), &f->err);
+        must(qt_layer_grad(layer, grad, &f->grads[i], f->hidden[i], f->m, f->seqlen, &f->err),
              &f->err);
-        qt_layer_close(block);
+        qt_layer_close(layer);
     }
     qt_free(grad);
 }
 
 /* ---- against PyTorch ------------------------------------------------------------------------ */
 
-/* Norm and projections as the oracle takes them; the worst difference in parts of the norm. The
- * gradient is that of `copies` equal sequences. */
+/* Compares the norm and two projections of a gradient with the golden values; returns the largest
+ * difference relative to the norm. g is the gradient of `copies` equal sequences. */
 static double compare(const json_t *golden, const char *name, const float *g, size_t n,
                       size_t copies)
 {
@@ -263,16 +263,15 @@ static double mean_loss(struct fixture *f, const struct qt_objective *objective)
 {
     double sum = 0;
     forward(f);
-    must(qt_head_grad(f->ends, f->losses, NULL, NULL, f->hidden[f->info.layers], objective, f->m,
-                      &f->err),
+    must(qt_head_grad(f->embed_head, f->losses, NULL, NULL, f->hidden[f->info.layers], objective,
+                      f->m, &f->err),
          &f->err);
     for (size_t i = 0; i < f->m; i++)
         sum += f->losses[i];
     return sum;
 }
 
-/* The reference is the model with one weight far from its own; that weight's gradient must be the
- * slope of the divergence. */
+/* The model and the reference differ in one weight; its gradient must be the slope of the loss. */
 static void test_kl(void **state)
 {
     static const char name[] = "model.layers.1.mlp.gate_proj.weight";
@@ -286,7 +285,7 @@ static void test_kl(void **state)
     f.weights.ctx = &c;
     f.weights.shape = changed_shape;
     f.weights.load = changed_load;
-    struct qt_objective o = {.ref = f.ends, .ref_hidden = ref, .weight = 0.5f};
+    struct qt_objective o = {.ref = f.embed_head, .ref_hidden = ref, .weight = 0.5f};
     assert_true(mean_loss(&f, &o) == 0);
     const float at = 0.5f, h = 0.02f;
     c.step = at + h;
@@ -339,23 +338,23 @@ static void test_threads(void **state)
 static void test_out_of_memory(void **state)
 {
     struct fixture f;
-    struct qt_layer *block;
+    struct qt_layer *layer;
     (void)state;
     open_fixture(&f, "tests/golden/models/llama", "tests/golden/models/llama/ids.u16", 1);
     forward(&f);
-    must(qt_layer_open(&block, f.model, 0, &f.weights, f.be, &f.err), &f.err);
+    must(qt_layer_open(&layer, f.model, 0, &f.weights, f.be, &f.err), &f.err);
     float *grad = new_floats(f.m * f.info.hidden);
     long allowed = 0;
     int rc;
     do {
         qt_mem_fail_after(allowed++);
-        rc = qt_layer_grad(block, grad, &f.grads[0], f.hidden[0], f.m, f.seqlen, &f.err);
+        rc = qt_layer_grad(layer, grad, &f.grads[0], f.hidden[0], f.m, f.seqlen, &f.err);
         qt_mem_fail_after(-1);
         assert_true(rc == QT_OK || rc == QT_E_RESOURCE);
     } while (rc != QT_OK);
     assert_true(allowed > 3);
     qt_free(grad);
-    qt_layer_close(block);
+    qt_layer_close(layer);
     close_fixture(&f);
 }
 

@@ -41,8 +41,8 @@ static void test_f16_all(void **state)
     }
 }
 
-/* Nearest of all FP16 values by bisection over the codes, ties to the even code; 65536 stands for
- * what would be the next value after the largest. */
+/* Nearest FP16 value by bisection over the codes, ties to the even code; 65536 stands for the value
+ * that would follow the largest. */
 static unsigned f16_slow(float f)
 {
     double mag = fabs((double)f);
@@ -78,7 +78,7 @@ static void test_f16_rounding(void **state)
 {
     (void)state;
     uint64_t seed = 1;
-    /* Every value half-way between two neighbours, and its own neighbours. */
+    /* Every midpoint of two neighbors, and the floats next to it. */
     for (unsigned h = 0; h < 0x7c00; h++) {
         double next = h + 1 == 0x7c00 ? 65536 : f16_value(h + 1);
         float tie = (float)((f16_value(h) + next) / 2);
@@ -90,7 +90,7 @@ static void test_f16_rounding(void **state)
     }
     for (int i = 0; i < 1000000; i++) {
         uint32_t u = (uint32_t)next_random(&seed);
-        if (i % 2) /* into FP16's range */
+        if (i % 2) /* scale into the range of FP16 */
             u = (u & 0x807fffff) | (95 + u % 50) << 23;
         float f = qt_bits_f32(u);
         if (!isnan(f))
@@ -123,7 +123,7 @@ static void test_bf16(void **state)
             assert_true(isnan(qt_bf16_to_f32(qt_f32_to_bf16(f))));
             continue;
         }
-        /* The bits of a sign-magnitude float order like integers: round those. */
+        /* Magnitude bits are ordered like integers: round them as integers. */
         uint32_t low = u >> 16, rest = u & 0xffff;
         uint32_t expected = low + (rest > 0x8000 || (rest == 0x8000 && low % 2 == 1));
         assert_int_equal(qt_f32_to_bf16(f), expected);
@@ -133,7 +133,7 @@ static void test_bf16(void **state)
 static void test_to_f32(void **state)
 {
     (void)state;
-    enum { N = 1500 }; /* more than the conversion's own chunks */
+    enum { N = 1500 }; /* more than a chunk of the conversion */
     static unsigned char bytes[N * 8 + 1];
     static float out[N];
     for (int i = 0; i < N; i++) {
@@ -162,7 +162,7 @@ static void test_to_f32(void **state)
         assert_true(out[i] == (float)i);
 }
 
-/* More than a thread takes. */
+/* More than one parallel item. */
 static void test_many(void **state)
 {
     enum { N = (1 << 19) + 77, AT = (1 << 18) + 5, BYTES = (9 << 20) + 3 };
@@ -386,7 +386,7 @@ static void *return_nothing(void *ctx)
 
 enum { NO_LIMIT = 2 };
 
-/* In a process of its own, which may start no thread. */
+/* Runs in a process that may not start threads. */
 static int parallel_without_threads(void)
 {
     const struct rlimit none = {1, 1};
@@ -432,7 +432,7 @@ static void test_parallel(void **state)
         w = (struct work){.fail_at = 100, .fail_also = 101};
         int rc = qt_parallel(ITEMS, work_item, &w, &err);
         expect_error("failure", rc, QT_E_INPUT, w.runs[100] ? "item 100" : "item 101", &err);
-        if (threads == 1) /* others may run on while the failing one is being recorded */
+        if (threads == 1) /* other threads may continue until the failure is recorded */
             assert_int_equal(w.runs[101], 0);
         for (size_t i = 0; i < ITEMS; i++)
             assert_true(w.runs[i] <= 1);
@@ -447,7 +447,7 @@ struct turn {
     atomic_bool begun, over; /* item 0, item 1 */
 };
 
-/* Item 0 fails after item 1 has, where there is a thread for that. */
+/* Item 0 fails after item 1 if there is a second thread. */
 static int fail_in_turn(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     struct turn *turn = ctx;
@@ -459,11 +459,11 @@ static int fail_in_turn(void *ctx, size_t item, int thread, struct qt_err *err)
     if (item == 1)
         atomic_store(&turn->over, true);
     else
-        usleep(20000); /* until the error of item 1 is noted */
+        usleep(20000); /* until the error of item 1 is recorded */
     return qt_fail(err, QT_E_INPUT, NULL, NULL, "item %zu", item);
 }
 
-/* Of several errors that of the lowest item counts, not the first or the last. */
+/* Of several errors, the one of the lowest item is returned, not the first or last in time. */
 static void test_parallel_errors(void **state)
 {
     struct turn turn = {false, false};
@@ -476,7 +476,7 @@ static void test_parallel_errors(void **state)
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
-/* A file that has another size or time than when it was mapped, be it by a nanosecond. */
+/* A file whose size or time changed after it was mapped, even by a nanosecond. */
 static void test_changed(void **state)
 {
     static const struct timespec times[] = {{1000, 5}, {1000, 6}, {1001, 5}, {1000, 5}};
@@ -552,7 +552,7 @@ static void test_reading(void **state)
     fixture_remove(dir);
 }
 
-/* Anonymous memory shows what was given back: it reads as zeros afterwards. */
+/* Dropped pages of anonymous memory read as zeros. */
 static void test_drop(void **state)
 {
     (void)state;
@@ -564,8 +564,8 @@ static void test_drop(void **state)
     const struct qt_map map = {.data = p + page, .size = 2 * page};
     qt_map_drop(&map, p + page + 1, page);            /* no whole page */
     qt_map_drop(&map, p, page);                       /* before the map */
-    qt_map_drop(&map, p + 3 * page, page);            /* behind it */
-    qt_map_drop(&map, p + 2 * page, SIZE_MAX - page); /* from inside to beyond its end */
+    qt_map_drop(&map, p + 3 * page, page);            /* after the map */
+    qt_map_drop(&map, p + 2 * page, SIZE_MAX - page); /* from inside the map to beyond its end */
     assert_int_equal(p[0], 'x');
     assert_int_equal(p[page], 'x');
     assert_int_equal(p[2 * page], 0);
@@ -628,7 +628,7 @@ static void test_writing(void **state)
     fixture_remove(dir);
 }
 
-/* A full disk, played by a limit on the size of files. */
+/* A full disk, simulated by a limit on the file size. */
 static void test_write_error(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /*
  * Calibration of the example model against statistics computed naively, in double precision, from
- * the activations that a tap sees; merging; quantiles against sorting. The backend operation behind
- * it is tested on random data.
+ * the activations that a hook gets; merging; quantiles against sorting. The backend operation is
+ * tested on random data.
  */
 #include "calib/calib.h"
 #include "kernels/kernels.h"
@@ -85,7 +85,7 @@ static bool same_file(const char *a, const char *b)
 
 /* ---- against a naive computation ------------------------------------------------------------ */
 
-/* All activations of one block, as the linears saw them. */
+/* All linear inputs of one decoder layer. */
 struct seen {
     float *x[QT_INPUTS];
     size_t m[QT_INPUTS], k[QT_INPUTS];
@@ -163,8 +163,8 @@ static void test_against_naive(void **state)
     struct qt_err err = {0};
     struct qt_weights w = qt_weights_of_ckpt(ckpt);
     struct qt_model *model;
-    struct qt_embed_head *ends;
-    struct qt_layer *block;
+    struct qt_embed_head *embed_head;
+    struct qt_layer *decoder_layer;
     float *hidden = malloc(SAMPLES * SEQLEN * 256 * sizeof *hidden);
     (void)state;
     must_run("a.qcal", 0, SAMPLES);
@@ -175,19 +175,21 @@ static void test_against_naive(void **state)
                      qt_crc32(0, ids, SAMPLES * SEQLEN * sizeof *ids));
     expect_ok("model", qt_model_open(&model, &w, &err), &err);
     expect_ok("check", qt_calibrate_check(q, ckpt, model, &err), &err);
-    expect_ok("ends", qt_embed_head_open(&ends, model, &w, be, &err), &err);
-    expect_ok("embed", qt_embed_tokens(ends, hidden, ids, SAMPLES * SEQLEN, SEQLEN, &err), &err);
+    expect_ok("embed_head", qt_embed_head_open(&embed_head, model, &w, be, &err), &err);
+    expect_ok("embed", qt_embed_tokens(embed_head, hidden, ids, SAMPLES * SEQLEN, SEQLEN, &err),
+              &err);
     for (size_t l = 0; l < qt_model_info(model)->layers; l++) {
         struct seen s = {0};
-        struct qt_hook tap = {&s, keep};
-        expect_ok("block", qt_layer_open(&block, model, l, &w, be, &err), &err);
-        expect_ok("run", qt_layer_run(block, hidden, SAMPLES * SEQLEN, SEQLEN, &tap, &err), &err);
-        qt_layer_close(block);
+        struct qt_hook hook = {&s, keep};
+        expect_ok("layer", qt_layer_open(&decoder_layer, model, l, &w, be, &err), &err);
+        expect_ok("run", qt_layer_run(decoder_layer, hidden, SAMPLES * SEQLEN, SEQLEN, &hook, &err),
+                  &err);
+        qt_layer_close(decoder_layer);
         compare_layer(q, l, &s);
         for (size_t i = 0; i < QT_INPUTS; i++)
             free(s.x[i]);
     }
-    qt_embed_head_close(ends);
+    qt_embed_head_close(embed_head);
     qt_model_close(model);
     qt_qcal_close(q);
     free(hidden);
@@ -219,7 +221,7 @@ static void test_other_model(void **state)
     struct qt_weights w = qt_weights_of_ckpt(other);
     expect_ok("model", qt_model_open(&model, &w, &err), &err);
     expect_error("other", qt_calibrate_check(q, other, model, &err), QT_E_INPUT,
-                 "a.qcal: made of another model than tests/golden/models/llama: ", &err);
+                 "a.qcal: made from another model than tests/golden/models/llama: ", &err);
     qt_model_close(model);
     qt_ckpt_close(other);
     qt_qcal_close(q);
@@ -283,12 +285,12 @@ static void test_merge(void **state)
             compare_inputs(all, sum, l, i);
     qt_qcal_close(all);
     qt_qcal_close(sum);
-    /* The order makes no difference, and neither does merging in two steps but for rounding. */
+    /* The order has no effect, and merging in two steps changes the sums only by rounding. */
     expect_ok("merge", MERGE("cab.qcal", 3, "c.qcal", "a.qcal", "b.qcal"), &err);
     assert_true(same_file("abc.qcal", "cab.qcal"));
     expect_ok("merge", MERGE("ab.qcal", 2, "a.qcal", "b.qcal"), &err);
     expect_ok("merge", MERGE("ab-c.qcal", 2, "ab.qcal", "c.qcal"), &err);
-    /* Into one of its parts. */
+    /* The output is one of the inputs. */
     expect_ok("merge", MERGE("c.qcal", 2, "ab.qcal", "c.qcal"), &err);
     assert_true(same_file("c.qcal", "ab-c.qcal"));
 }
@@ -313,7 +315,7 @@ static void test_merge_refused(void **state)
     expect_ok("llama", qt_calibrate(fixture_path(dir, "l.qcal"), ckpt, ids, &part, &opt, &err),
               &err);
     expect_error("models", MERGE("m.qcal", 2, "a.qcal", "l.qcal"), QT_E_INPUT,
-                 "l.qcal: made of another model than ", &err);
+                 "l.qcal: made from another model than ", &err);
     assert_false(qt_path_exists(fixture_path(dir, "m.qcal")));
     assert_false(qt_path_exists(fixture_path(dir, "m.qcal.partial")));
     qt_ckpt_close(ckpt);
@@ -322,7 +324,7 @@ static void test_merge_refused(void **state)
 
 /* ---- failures ------------------------------------------------------------------------------- */
 
-/* A backend that finds an activation that is not finite, in the second block. */
+/* A backend that reports an activation that is not finite, in the second layer. */
 static int calls;
 
 static int bad_channels(struct qt_backend *b, const struct qt_channels *c, const float *x, size_t m,
@@ -369,7 +371,7 @@ static void test_no_memory(void **state)
     int rc = QT_E_RESOURCE;
     long n = 0;
     (void)state;
-    /* One thread, so that it is the same one every time. */
+    /* One thread, so that the n-th allocation is always the same. */
     qt_threads_set(1);
     for (; rc != QT_OK; n += 1 + n / 16) {
         qt_mem_fail_after(n);
@@ -428,7 +430,7 @@ static void test_channels_op(void **state)
         for (int t = 0; t < 3; t++) {
             qt_threads_set(1 << t);
             assert_int_equal(qt_channels_new(&c[t], k, &err), QT_OK);
-            /* Cut where it may be. */
+            /* Added in two parts. */
             size_t cut = t == 0 ? m : half;
             expect_ok("op", be->channels(be, &c[t], x, cut, k, &err), &err);
             expect_ok("op", be->channels(be, &c[t], x + cut * k, m - cut, k, &err), &err);
@@ -451,7 +453,7 @@ static int compare_floats(const void *a, const void *b)
 static void test_quantile(void **state)
 {
     enum { N = 5000 };
-    static const double shares[] = {0.001, 0.01, 0.5, 0.9, 0.99, 0.999, 0.9999, 1};
+    static const double quantiles[] = {0.001, 0.01, 0.5, 0.9, 0.99, 0.999, 0.9999, 1};
     float *x = malloc(N * sizeof *x);
     (void)state;
     for (int round = 0; round < 20; round++) {
@@ -464,9 +466,9 @@ static void test_quantile(void **state)
             hist[qt_hist_bin(x[i])]++;
         }
         qsort(x, N, sizeof *x, compare_floats);
-        for (size_t s = 0; s < sizeof shares / sizeof *shares; s++) {
-            double got = qt_hist_quantile(hist, x[N - 1], shares[s]);
-            float want = x[(size_t)fmax(ceil(shares[s] * N - 1e-9), 1) - 1];
+        for (size_t s = 0; s < sizeof quantiles / sizeof *quantiles; s++) {
+            double got = qt_hist_quantile(hist, x[N - 1], quantiles[s]);
+            float want = x[(size_t)fmax(ceil(quantiles[s] * N - 1e-9), 1) - 1];
             uint32_t b = qt_hist_bin(want);
             double lo = b ? exp2(((double)b - 33) / 2) : 0, hi = exp2(((double)b - 32) / 2);
             assert_true(got >= lo && (got <= hi || b == QT_HIST_BINS - 1));
@@ -481,7 +483,7 @@ static void test_quantile(void **state)
 
 enum { WINDOW = 4, WINDOWS = 10 };
 
-/* Which windows of data whose ids count up are taken: their numbers, which ascend. */
+/* Numbers of the windows taken from data with ascending ids; the numbers must ascend. */
 static void windows_of(size_t *taken, size_t samples, uint64_t seed)
 {
     uint32_t all[WINDOWS * WINDOW + 3], *out;
@@ -502,7 +504,7 @@ static void windows_of(size_t *taken, size_t samples, uint64_t seed)
     assert_null(out);
 }
 
-/* Evenly spread; with a seed all alike in the long run. */
+/* Seed 0: evenly spread. Other seeds: all windows are drawn equally often. */
 static void test_windows(void **state)
 {
     static const size_t even[] = {0, 2, 5, 7};

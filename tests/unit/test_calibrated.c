@@ -1,4 +1,5 @@
-/* Calibrated quantization end to end on a two-block model: results, fallbacks, odd activations. */
+/* Calibrated quantization end to end on a model of two decoder layers: results, fallbacks, unusual
+ * activations. */
 #include "fixture.h"
 
 #include "kernels/kernels.h"
@@ -9,13 +10,13 @@
 enum { SEQLEN = 32, SAMPLES = 12, VOCAB = 97 };
 
 struct fixture {
-    const char *golden; /* the model that is edited */
+    const char *golden; /* the model to edit */
     char *dir;
     char model[256], out[2][256]; /* "a", "b" */
     struct qt_backend *be;
     uint32_t ids[SAMPLES * SEQLEN];
     struct qt_calibration calibration;
-    struct qt_rule rule; /* of a run's options, if it has a regex */
+    struct qt_rule rule; /* added to a run's options if it has a regex */
     struct qt_err err;
 };
 
@@ -60,7 +61,7 @@ static int tear_down(void **state)
 
 typedef void edit_fn(const char *name, float *w, size_t count);
 
-/* A golden model as FP32, every tensor passed through `edit`. */
+/* Writes a golden model as FP32, every tensor changed by `edit`. */
 static struct qt_ckpt *make_model(struct fixture *f, edit_fn *edit)
 {
     struct qt_ckpt *source, *out;
@@ -145,9 +146,9 @@ static bool same_files(struct fixture *f, const char *name)
     return same;
 }
 
-/* ---- the usual ------------------------------------------------------------------------------ */
+/* ---- usual models --------------------------------------------------------------------------- */
 
-static void feedback_lowers_the_weighted_error(void **state)
+static void compensation_lowers_the_weighted_error(void **state)
 {
     struct fixture *f = *state;
     static const char *const schemes[] = {"nf4:g=32", "nf3:g=32", "nf2:g=64", "lut3:g=32",
@@ -194,9 +195,9 @@ static void same_bytes_for_any_threads(void **state)
     qt_ckpt_close(ckpt);
 }
 
-/* How often choosing the activations of two blocks asks whether to stop: a pass over the blocks and
- * their four inputs; then, for each of four windows, inputs and variants of each block, and logits.
- */
+/* Number of polls for interruption while the activations of two layers are planned: a pass over the
+ * layers and their four inputs; then, for each of four windows, inputs and variants of each layer,
+ * and logits. */
 enum { ACT_STEPS = 2 * 5 + 4 * ((4 + 1) + (4 + 5) + 1) };
 
 static int stops_left;
@@ -205,13 +206,13 @@ static bool stop_soon(void)
     return stops_left-- <= 0;
 }
 
-/* How often a run asks before anything else, as it reads every tensor for its identity. */
+/* Number of polls before anything else: a run reads every tensor for its identity. */
 static int reads(const struct qt_ckpt *ckpt)
 {
     return (int)qt_ckpt_count(ckpt);
 }
 
-/* Activations have been chosen, and so many weights quantized. */
+/* Stops a run after activations are planned and `weights` weights are quantized. */
 static void stop_after(struct fixture *f, const struct qt_ckpt *ckpt, struct qt_quantize_options *o,
                        int weights)
 {
@@ -224,7 +225,7 @@ static void stop_after(struct fixture *f, const struct qt_ckpt *ckpt, struct qt_
                  &f->err);
 }
 
-/* Stopped before one tensor (or step of choosing activations) after another, and resumed. */
+/* Stops a run before each `step`th tensor (or step of planning activations), and resumes it. */
 static void check_resume(struct fixture *f, const struct qt_ckpt *ckpt, const char *scheme,
                          int stops, int step)
 {
@@ -246,7 +247,7 @@ static void check_resume(struct fixture *f, const struct qt_ckpt *ckpt, const ch
     }
 }
 
-/* A file that is another whenever the run asks whether to stop. */
+/* Changes a file whenever the run polls for interruption. */
 static const char *edited;
 static bool edit_meanwhile(void)
 {
@@ -257,7 +258,7 @@ static bool edit_meanwhile(void)
     return false;
 }
 
-/* What the model was run by is to be what a resume would run it by. */
+/* The model must run under the same config.json for the whole run. */
 static void config_must_stay(void **state)
 {
     struct fixture *f = *state;
@@ -297,12 +298,12 @@ static void interrupted_runs_resume(void **state)
     other.name = "OpenBLAS 0.3.21 Nehalem";
     f->calibration.backend = &other;
     expect_error("other kernels", qt_quantize(&report, ckpt, &b, &f->err), QT_E_RESUME,
-                 "calibration.backend: \"OpenBLAS ", &f->err);
+                 "calibration.backend was \"OpenBLAS ", &f->err);
     f->calibration.backend = f->be;
     qt_ckpt_close(ckpt);
 }
 
-/* A weight where the fingerprint does not look: it takes the ends of tensors. */
+/* Changes a weight that the fingerprint does not cover; it covers the ends of tensors. */
 static void change_embedding(const char *name, float *w, size_t count)
 {
     if (strcmp(name, "model.embed_tokens.weight") != 0)
@@ -311,8 +312,8 @@ static void change_embedding(const char *name, float *w, size_t count)
     w[count / 2] += 0.5f;
 }
 
-/* What a run has made before it was stopped depends on weights that it has not come to yet, as the
- * embedding where it is quantized. */
+/* Results of an interrupted run depend on weights that it has not reached yet, such as a quantized
+ * embedding. */
 static void later_weights_must_stay(void **state)
 {
     struct fixture *f = *state;
@@ -341,7 +342,7 @@ static void later_weights_must_stay(void **state)
     }
 }
 
-/* More tokens than go through a block at a time, and windows that no chunk is a multiple of. */
+/* More tokens than a chunk, and windows that do not divide a chunk. */
 enum { MANY_SEQLEN = 48, MANY_SAMPLES = 150 };
 
 static void many_tokens(struct fixture *f)
@@ -369,7 +370,7 @@ static void runs_of_many_tokens_resume(void **state)
 
 /* ---- mixtures of experts -------------------------------------------------------------------- */
 
-/* What the report says of an expert's linear or another. */
+/* The "hessian" entry of a linear in the report. */
 static const json_t *hessian_of(const json_t *document, const char *name)
 {
     size_t i;
@@ -412,7 +413,7 @@ static void experts_have_their_own_tokens(void **state)
             assert_true(tokens == tokens_of(doc, layer, e, "down_proj"));
             sum += tokens;
         }
-        assert_int_equal(sum, 3 * MANY_SAMPLES * MANY_SEQLEN); /* three each */
+        assert_int_equal(sum, 3 * MANY_SAMPLES * MANY_SEQLEN); /* three experts per token */
     }
     json_decref(doc);
     qt_ckpt_close(ckpt);
@@ -428,7 +429,7 @@ static void runs_of_experts_resume(void **state)
     qt_ckpt_close(ckpt);
 }
 
-/* What is no linear of a block is quantized before the blocks are calibrated. */
+/* Other matrices are quantized before the decoder layers are calibrated. */
 static void embeddings_and_routers_come_first(void **state)
 {
     struct fixture *f = *state;
@@ -451,7 +452,7 @@ static void embeddings_and_routers_come_first(void **state)
     assert_true(before[1] != before[0]); /* another embedding, other inputs */
     assert_true(before[2] == before[0]);
     assert_true(tokens[2] != tokens[0]);     /* another router, other experts */
-    check_resume(f, ckpt, "nf3:g=32", 4, 2); /* before the routers and behind them */
+    check_resume(f, ckpt, "nf3:g=32", 4, 2); /* before and after the routers */
     qt_ckpt_close(ckpt);
 }
 
@@ -481,18 +482,18 @@ static void keep_warning(void *ctx, enum qt_log_level level, const char *text)
     }
 }
 
-static void few_tokens_are_told(void **state)
+static void too_few_tokens_warn(void **state)
 {
     struct fixture *f = *state;
     const struct qt_log log = {.message = keep_warning};
     struct qt_quantize_options opt = options(f, "a", "nf4:g=32");
     f->golden = "qwen3_moe";
     struct qt_ckpt *ckpt = make_model(f, NULL);
-    f->calibration.samples = 5; /* for 32 channels; three of six experts each */
+    f->calibration.samples = 5; /* for 32 channels; three of six experts per token */
     opt.log = &log;
     json_decref(quantize(f, ckpt, &opt));
     assert_non_null(last_warning);
-    if (!strstr(last_warning, "experts were chosen by fewer than 4 tokens"))
+    if (!strstr(last_warning, "experts were selected by fewer than 4 calibration tokens"))
         fail_msg("%s", last_warning);
     free(last_warning);
     last_warning = NULL;
@@ -528,7 +529,7 @@ static void experts_have_limits(void **state)
 
 /* ---- activations ---------------------------------------------------------------------------- */
 
-/* What has been chosen of activations is kept: it is not chosen again. */
+/* A plan of activations is kept and not made again. */
 static void chosen_activations_are_kept(void **state)
 {
     struct fixture *f = *state;
@@ -550,9 +551,9 @@ static void chosen_activations_are_kept(void **state)
 
 struct edit {
     const char *what;
-    size_t at; /* byte that is changed; SIZE_MAX: none */
+    size_t at; /* byte to change; SIZE_MAX: none */
     size_t cut;
-    bool sealed; /* with a right CRC */
+    bool sealed; /* with a valid CRC */
 };
 
 static void edit_file(const char *path, const struct edit *e)
@@ -598,12 +599,12 @@ static void kept_activations_are_checked(void **state)
         b.resume = true;
         b.interrupted = NULL;
         expect_error(edits[i].what, qt_quantize(&report, ckpt, &b, &f->err), QT_E_RESUME,
-                     edits[i].sealed ? "not of this run" : "damaged", &f->err);
+                     edits[i].sealed ? "does not belong to this run" : "damaged", &f->err);
     }
     qt_ckpt_close(ckpt);
 }
 
-/* ---- odd activations ------------------------------------------------------------------------ */
+/* ---- unusual activations -------------------------------------------------------------------- */
 
 static void kill_channels(const char *name, float *w, size_t count)
 {
@@ -611,7 +612,7 @@ static void kill_channels(const char *name, float *w, size_t count)
         memset(w, 0, count / 2 * sizeof *w);
 }
 
-/* ---- what hidden states lack ---------------------------------------------------------------- */
+/* ---- residual error correction -------------------------------------------------------------- */
 
 #define LAST_O "model.layers.1.self_attn.o_proj.weight"
 static float o_factor;
@@ -622,7 +623,7 @@ static void scale_o(const char *name, float *w, size_t count)
         w[i] *= o_factor;
 }
 
-/* The largest magnitude of that matrix as quantized. */
+/* The largest magnitude of the quantized matrix. */
 static double largest_of_o(struct fixture *f)
 {
     struct qt_container *c;
@@ -645,9 +646,9 @@ static double largest_of_o(struct fixture *f)
     return largest;
 }
 
-/* Weights of nothing, or next to it: what is stored for them is what hidden states lack, and its
- * scales are not those of the weights. */
-static void hidden_states_are_made_up_for(void **state)
+/* Zero or tiny weights: the stored matrix is the residual error correction, whose scales are not
+ * those of the weights. */
+static void residual_errors_are_corrected(void **state)
 {
     static const char *const schemes[] = {"nf3:g=32", "fp6",  "int4:g=32",
                                           "mix24",    "w4ax", "lut3:g=32"};
@@ -683,7 +684,7 @@ static void enlarge_last_norm(const char *name, float *w, size_t count)
         w[i] = 3e38f;
 }
 
-/* Of these no block is more sensitive than another. */
+/* Channel blocks cannot be ranked by logits that are not finite. */
 static void logits_have_to_be_finite(void **state)
 {
     struct fixture *f = *state;
@@ -714,11 +715,11 @@ static void dead_channels_are_counted(void **state)
     }
     assert_int_equal(found, 1);
     json_decref(doc);
-    json_decref(quantize(f, ckpt, &opt)); /* nothing that --strict minds */
+    json_decref(quantize(f, ckpt, &opt)); /* dead channels are no fallback for --strict */
     qt_ckpt_close(ckpt);
 }
 
-static const char *killed; /* the norm in front */
+static const char *killed; /* the norm in front of the linears */
 
 static void kill_inputs(const char *name, float *w, size_t count)
 {
@@ -726,7 +727,7 @@ static void kill_inputs(const char *name, float *w, size_t count)
         memset(w, 0, count * sizeof *w);
 }
 
-/* All linears whose name has the part, that many, fall back, and nothing else does. */
+/* Expects that exactly the `fallbacks` linears with `part` in their name fall back. */
 static void expect_fall_back(struct fixture *f, const struct qt_ckpt *ckpt, const char *scheme,
                              const char *part, json_int_t fallbacks)
 {
@@ -749,7 +750,7 @@ static void expect_fall_back(struct fixture *f, const struct qt_ckpt *ckpt, cons
                  &f->err);
 }
 
-/* What comes of zeros is zero: attention's output, an expert's activations. */
+/* Zero inputs give zero attention outputs and zero activations of experts. */
 static void dead_inputs_fall_back(void **state)
 {
     static const char *const schemes[] = {"nf3:g=32", "fp6",  "int4:g=32",
@@ -783,7 +784,7 @@ static void fewer_tokens_than_channels(void **state)
     qt_ckpt_close(ckpt);
 }
 
-/* Far beyond FP16's range, but finite: nothing special may happen. */
+/* Weights far outside the range of FP16, but finite: no special handling. */
 static void huge_weights(const char *name, float *w, size_t count)
 {
     bool before = strstr(name, "layers.1.post_attention_layernorm") != NULL;
@@ -803,7 +804,7 @@ static void huge_activations_are_no_problem(void **state)
     qt_ckpt_close(ckpt);
 }
 
-/* Infinite gate times up: the input of down_proj has infinities, the blocks after it NaN. */
+/* gate * up is infinite: the input of down_proj has infinities, later layers have NaN. */
 static void endless_weights(const char *name, float *w, size_t count)
 {
     if (strstr(name, "layers.0.post_attention_layernorm"))
@@ -857,13 +858,14 @@ static void windows_longer_than_the_model(void **state)
     f->calibration.samples = 1;
     f->calibration.seqlen = SAMPLES * SEQLEN;
     expect_error("seqlen", qt_quantize(&report, ckpt, &opt, &f->err), QT_E_USAGE,
-                 "the model takes 64", &f->err);
+                 "exceed the model's 64 positions", &f->err);
     f->calibration.samples = SAMPLES;
     f->calibration.seqlen = SEQLEN;
     qt_ckpt_close(ckpt);
 }
 
-/* Later and later allocations fail, the next after a `step`th of all before, until none is left. */
+/* Fails allocation n and all later ones, for n = 0 up to a run without a failure; n grows by 1 + n
+ * / step. */
 static void starve(struct fixture *f, const struct qt_ckpt *ckpt,
                    const struct qt_quantize_options *opt, long step)
 {
@@ -901,18 +903,18 @@ static void allocation_failures(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(feedback_lowers_the_weighted_error),
+        TEST(compensation_lowers_the_weighted_error),
         TEST(same_bytes_for_any_threads),
         TEST(config_must_stay),
         TEST(interrupted_runs_resume),
         TEST(later_weights_must_stay),
         TEST(runs_of_many_tokens_resume),
-        TEST(hidden_states_are_made_up_for),
+        TEST(residual_errors_are_corrected),
         TEST(experts_have_their_own_tokens),
         TEST(runs_of_experts_resume),
         TEST(embeddings_and_routers_come_first),
         TEST(experts_do_not_depend_on_threads),
-        TEST(few_tokens_are_told),
+        TEST(too_few_tokens_warn),
         TEST(experts_have_limits),
         TEST(chosen_activations_are_kept),
         TEST(kept_activations_are_checked),

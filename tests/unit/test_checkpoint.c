@@ -53,13 +53,13 @@ static const struct {
      QT_E_INPUT, "index.json: tensor d: is not in 's2.safetensors', where the index puts it"},
     {"in the other shard",
      MAP("\"a\":\"s1.safetensors\",\"b\":\"s2.safetensors\",\"c\":\"s2.safetensors\""), QT_E_INPUT,
-     "s1.safetensors: tensor c: is here, but the index puts it in 's2.safetensors'"},
+     "s1.safetensors: tensor c: is in this file, but the index puts it in 's2.safetensors'"},
     {"not listed", MAP("\"a\":\"s1.safetensors\",\"b\":\"s2.safetensors\""), QT_E_INPUT,
      "s1.safetensors: tensor c: is not listed in "},
     {"in two shards",
      MAP("\"a\":\"s1.safetensors\",\"b\":\"s2.safetensors\",\"c\":\"s1.safetensors\","
          "\"d\":\"s3.safetensors\""),
-     QT_E_INPUT, "s3.safetensors: tensor a: is there twice: also in "},
+     QT_E_INPUT, "s3.safetensors: tensor a: is stored more than once: also in "},
     {"zero-byte shard", MAP("\"a\":\"s0.safetensors\""), QT_E_INPUT,
      "s0.safetensors: the file is empty"},
     {"parent directory", MAP("\"a\":\"../s1.safetensors\""), QT_E_INPUT,
@@ -132,7 +132,7 @@ static void test_order(void **state)
         qt_blob_free(&blob);
         assert_null(blob.data);
         qt_blob_free(&blob);
-        /* The pages were given back, not the data. */
+        /* The pages were dropped, the data is still readable. */
         expect_ok("read again", qt_ckpt_read(&blob, ckpt, t, &err), &err);
         assert_int_equal(blob.data[blob.size - 1], expected[i][0]);
         qt_blob_free(&blob);
@@ -159,7 +159,7 @@ static void expect_first(const char *path, const char *tensor)
     qt_ckpt_close(ckpt);
 }
 
-/* model.safetensors, then the index, then whatever *.safetensors there is. */
+/* model.safetensors, then the index, then all *.safetensors. */
 static void test_preference(void **state)
 {
     (void)state;
@@ -206,7 +206,7 @@ static void test_preference(void **state)
     fixture_remove(dir);
 }
 
-/* Twice in one directory without an index. */
+/* A tensor in two files of a directory without index. */
 static void test_duplicate(void **state)
 {
     (void)state;
@@ -216,11 +216,11 @@ static void test_duplicate(void **state)
     write_shard(dir, "x.safetensors", "a:1 b:1");
     write_shard(dir, "y.safetensors", "c:1 b:1");
     expect_error("two shards", qt_ckpt_open(&ckpt, dir, &err), QT_E_INPUT,
-                 "y.safetensors: tensor b: is there twice: also in ", &err);
+                 "y.safetensors: tensor b: is stored more than once: also in ", &err);
     fixture_remove(dir);
 }
 
-/* The fingerprint of one tensor of 10000 bytes, 0 but for one, which stands where `at` says. */
+/* The fingerprint of one tensor of 10000 bytes, all 0 except the one at `at`. */
 static uint32_t fingerprint(const char *dir, const char *description, size_t at)
 {
     enum { BYTES = 10000 };
@@ -238,8 +238,8 @@ static uint32_t fingerprint(const char *dir, const char *description, size_t at)
     return crc;
 }
 
-/* Changes with the name, the type, the shape and both ends of the data: what it does not look at
- * are bytes between those. */
+/* The fingerprint depends on name, dtype, shape and both ends of the data, but not on the bytes in
+ * between. */
 static void test_fingerprint(void **state)
 {
     (void)state;

@@ -1,5 +1,4 @@
-/* Reading containers: what a good one says, and that a hostile one is refused for the right reason.
- */
+/* Reading containers: contents of a valid one; hostile ones are rejected for the right reason. */
 #include "container_fixture.h"
 
 static struct qt_container *open_good(const char *dir)
@@ -176,16 +175,18 @@ static const struct {
     {"tensors|layers.0.weight|sections", "[0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0]", QT_E_INPUT,
      "1 to 16 sections"},
     {"tensors|layers.0.weight|sections|0", "null", QT_E_INPUT, "'name'"},
-    {"tensors|layers.0.weight|sections|1", NULL, QT_E_INPUT, "is in none of"},
+    {"tensors|layers.0.weight|sections|1", NULL, QT_E_INPUT, "is not listed in"},
     {"tensors|layers.0.weight|sections|0|name", "\"\"", QT_E_INPUT, "section name"},
     {"tensors|layers.0.weight|sections|0|name", "\"a.q.b\"", QT_E_INPUT, "section name"},
     {"tensors|layers.0.weight|sections|0|name", "\"../x\"", QT_E_INPUT, "section name"},
     {"tensors|layers.0.weight|sections|0", long_name, QT_E_INPUT, "section name"},
     {"tensors|layers.0.weight|sections|0|name", "\"plane1\"", QT_E_INPUT,
      "not in the safetensors files"},
-    {"tensors|layers.0.weight|sections|0|name", "\"scale\"", QT_E_INPUT, "dtype is F16, U32"},
-    {"tensors|layers.0.weight|sections|0|dtype", "\"I32\"", QT_E_INPUT, "dtype is U32, I32"},
-    {"tensors|layers.0.weight|sections|0|dtype", "\"u32\"", QT_E_INPUT, "not a known one"},
+    {"tensors|layers.0.weight|sections|0|name", "\"scale\"", QT_E_INPUT,
+     "dtype is F16, but the manifest says U32"},
+    {"tensors|layers.0.weight|sections|0|dtype", "\"I32\"", QT_E_INPUT,
+     "dtype is U32, but the manifest says I32"},
+    {"tensors|layers.0.weight|sections|0|dtype", "\"u32\"", QT_E_INPUT, "not a known dtype"},
     {"tensors|layers.0.weight|sections|0|dtype", NULL, QT_E_INPUT, "'dtype'"},
     {"tensors|layers.0.weight|sections|0|shape", "[4, 8]", QT_E_INPUT, "shape differs"},
     {"tensors|layers.0.weight|sections|0|shape", "[32]", QT_E_INPUT, "shape differs"},
@@ -196,12 +197,13 @@ static const struct {
     {"tensors|layers.0.weight|sections|0|crc32", "\"0123456A\"", QT_E_INPUT, "8 lower-case"},
     {"tensors|layers.0.weight|sections|0|crc32", "\"0x123456\"", QT_E_INPUT, "8 lower-case"},
     {"tensors|layers.0.weight|sections|0|crc32", "\"-1234567\"", QT_E_INPUT, "8 lower-case"},
-    {"tensors|layers.0.weight", NULL, QT_E_INPUT, "is in none of"},
+    {"tensors|layers.0.weight", NULL, QT_E_INPUT, "is not listed in"},
     {"tensors|embed.weight", "{}", QT_E_INPUT, "both 'tensors' and 'copied'"},
-    {"copied|embed.weight", NULL, QT_E_INPUT, "is in none of"},
+    {"copied|embed.weight", NULL, QT_E_INPUT, "is not listed in"},
     {"copied|embed.weight", "true", QT_E_INPUT, "must be a named object"},
     {"copied|embed.weight", no_crc, QT_E_INPUT, "'crc32'"},
-    {"copied|embed.weight|dtype", "\"BF16\"", QT_E_INPUT, "dtype is F16, BF16"},
+    {"copied|embed.weight|dtype", "\"BF16\"", QT_E_INPUT,
+     "dtype is F16, but the manifest says BF16"},
     {"copied|embed.weight|shape", "[24]", QT_E_INPUT, "shape differs"},
     {"copied|absent", "{\"dtype\": \"F16\", \"shape\": [1], \"crc32\": \"00000000\"}", QT_E_INPUT,
      "not in the safetensors files"},
@@ -249,7 +251,7 @@ static void test_hostile_manifests(void **state)
         assert_int_equal(rc, hostile[i].status);
         assert_non_null(strstr(err.reason, hostile[i].reason));
         assert_true(err.file[0]);
-        /* Everything that is wrong with one tensor says with which. */
+        /* Errors of one tensor name the tensor. */
         if (strchr(hostile[i].path, '|') && strcmp(hostile[i].path, "tensors|") != 0)
             assert_true(err.tensor[0]);
         assert_null(c);

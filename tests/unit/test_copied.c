@@ -1,10 +1,10 @@
-/* Which tensors are copied unless --tensor names them: by their names alone. */
+/* Tensors that are copied unless --tensor names them, by their names. */
 #include "fixture.h"
 
 #include "formats/formats.h"
 #include "pack/pack.h"
 
-/* As published checkpoints have them. why: of the copy; NULL: quantized. */
+/* Names from published checkpoints. why: the reason for copying; NULL: quantized. */
 static const struct {
     const char *name, *why;
 } cases[] = {
@@ -15,29 +15,29 @@ static const struct {
     {"model.layers.0.mlp.shared_expert_gate.weight", "router"},
     {"model.layers.0.mlp.gate.wg.weight", "router"},
     {"model.layers.0.mlp.shared_expert.gate_proj.weight", NULL},
-    {"model.mtp_block.0.self_attn.q_proj.weight", "further tokens"},
-    {"model.mtp_linear_proj.0.weight", "further tokens"},
-    {"mtp.layers.0.mlp.up_proj.weight", "further tokens"},
-    {"mtp_block.0.mlp.up_proj.weight", "further tokens"},
+    {"model.mtp_block.0.self_attn.q_proj.weight", "MTP"},
+    {"model.mtp_linear_proj.0.weight", "MTP"},
+    {"mtp.layers.0.mlp.up_proj.weight", "MTP"},
+    {"mtp_block.0.mlp.up_proj.weight", "MTP"},
     {"model.layers.0.mlp.smtp_proj.weight", NULL},
     {"model.layers.0.self_attn.rotary_embed.weight", "embedding"},
     {"language_model.lm_head.weight", "head"},
-    {"vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight", "language model"},
-    {"model.visual.blocks.0.attn.qkv.weight", "language model"},
-    {"visual.blocks.0.attn.qkv.weight", "language model"},
-    {"thinker.audio_tower.layers.0.fc1.weight", "language model"},
-    {"model.layers.0.self_attn.q_proj.lora_A.speech.weight", "language model"},
-    {"vpm.encoder.layers.0.mlp.fc1.weight", "language model"},
-    {"apm.layers.0.fc1.weight", "language model"},
-    {"qformer.encoder.layer.0.output.dense.weight", "language model"},
-    {"model.connector.perceiver_resampler.layers.0.fc.weight", "language model"},
-    {"model.mm_projector.0.weight", "language model"},
-    {"multi_modal_projector.1.weight", "language model"},
-    {"aligner.layers.0.weight", "language model"},
-    {"mlp1.1.weight", "language model"},
-    {"model.sam_model.blocks.0.attn.qkv.weight", "language model"},
-    {"siglip.encoder.layers.0.mlp.fc1.weight", "language model"},
-    {"model.image_newline.0.weight", "language model"},
+    {"vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight", "multimodal"},
+    {"model.visual.blocks.0.attn.qkv.weight", "multimodal"},
+    {"visual.blocks.0.attn.qkv.weight", "multimodal"},
+    {"thinker.audio_tower.layers.0.fc1.weight", "multimodal"},
+    {"model.layers.0.self_attn.q_proj.lora_A.speech.weight", "multimodal"},
+    {"vpm.encoder.layers.0.mlp.fc1.weight", "multimodal"},
+    {"apm.layers.0.fc1.weight", "multimodal"},
+    {"qformer.encoder.layer.0.output.dense.weight", "multimodal"},
+    {"model.connector.perceiver_resampler.layers.0.fc.weight", "multimodal"},
+    {"model.mm_projector.0.weight", "multimodal"},
+    {"multi_modal_projector.1.weight", "multimodal"},
+    {"aligner.layers.0.weight", "multimodal"},
+    {"mlp1.1.weight", "multimodal"},
+    {"model.sam_model.blocks.0.attn.qkv.weight", "multimodal"},
+    {"siglip.encoder.layers.0.mlp.fc1.weight", "multimodal"},
+    {"model.image_newline.0.weight", "multimodal"},
 };
 
 enum { CASES = sizeof cases / sizeof *cases, SIDE = 16, BYTES = SIDE * SIDE * 2 };
@@ -67,8 +67,9 @@ static void test_names(void **state)
     for (size_t i = 0; i < CASES; i++) {
         const struct qt_plan_item *item = &plan.items[i];
         assert_string_equal(item->tensor->name, cases[i].name);
-        if (!item->why != !cases[i].why || (item->why && !strstr(item->why, cases[i].why)))
-            fail_msg("%s: %s", cases[i].name, item->why ? item->why : "quantized");
+        if (item->copied != (cases[i].why != NULL) ||
+            (item->copied && !strstr(item->why, cases[i].why)))
+            fail_msg("%s: %s", cases[i].name, item->copied ? item->why : "quantized");
     }
     qt_plan_free(&plan);
     qt_ckpt_close(ckpt);

@@ -1,7 +1,6 @@
 /*
- * verify --device and bench, on a stand-in for a GPU: host memory and a plain product, computed
- * from the descriptor that a fused kernel gets. It can be made to do everything that a kernel might
- * do wrong; each must be found.
+ * verify --device and bench on a simulated GPU, whose product is plain C over the descriptor of the
+ * fused kernel. Tests inject every defect that a kernel might have; verify must find each.
  */
 #include "gpu_fixture.h"
 
@@ -9,37 +8,37 @@
 #include "pack/layouts/layout_mix24.h"
 #include "verify/verify.h"
 
-/* ---- the stand-in --------------------------------------------------------------------------- */
+/* ---- simulated GPU -------------------------------------------------------------------------- */
 
-enum wrong {
+enum defect {
     NOTHING,
     ONE_VALUE,       /* one output of the last token */
-    UNWRITTEN,       /* one output is left as it was */
-    FIRST_UNWRITTEN, /* of the most tokens, which come first */
-    NOISY,           /* all outputs a little off */
-    BESIDE_OUTPUT,   /* one element after Y */
+    UNWRITTEN,       /* one output is not written */
+    FIRST_UNWRITTEN, /* same, only with the most tokens, which run first */
+    NOISY,           /* all outputs have a small error */
+    AFTER_OUTPUT,    /* one element after Y */
     BEFORE_OUTPUT,
-    BESIDE_WORKSPACE,
-    COUNTER_LEFT,   /* workspace not zero again */
-    NOT_REPEATABLE, /* every other run */
-    BATCH,          /* batch-invariant products depend on m */
-    READS_BEYOND_X,
-    STALE_WORKSPACE, /* takes partial sums from workspace that nothing wrote */
+    AFTER_WORKSPACE,
+    COUNTER_NOT_RESET, /* workspace counters are not zero after the run */
+    NOT_REPEATABLE,    /* every other run differs */
+    BATCH,             /* batch-invariant products depend on m */
+    READS_PAST_X,
+    STALE_WORKSPACE, /* reads partial sums from uninitialized workspace */
     CHANGES_WEIGHTS,
     DEQUANTIZE,
     REFUSES,
     CUDA_FAILS,
-    ROUNDS, /* weights, as the plan says: nothing is wrong */
-    ROUNDS_UNSAID,
-    SAYS_ROUNDS, /* and does not */
+    ROUNDS, /* rounds weights and the plan says so: no defect */
+    ROUNDS_UNDECLARED,
+    DECLARES_ROUNDING, /* the plan says so, but the kernel does not round */
 };
 
-/* ROUNDED_EXP2: 480 times the largest stored scale, 2^14, is within FP16 then. */
+/* With this ROUNDED_EXP2, 480 times the largest stored scale (2^14) is within FP16. */
 enum { WORKSPACE = QTOOL_WORKSPACE_ZEROED + 1024, ROUNDED_EXP2 = 8 };
 
 struct fake {
-    struct stand_in on;
-    enum wrong wrong;
+    struct sim_gpu sim;
+    enum defect wrong;
     unsigned runs;
 };
 
@@ -123,7 +122,7 @@ static float mix24_dense(const struct qtool_matmul_weight *w, size_t row, size_t
     return (float)((code - zero) * scale) * qt_f16_to_f32(shared & 0x7f80);
 }
 
-/* Source channels of what is stored in packed columns, outliers added. */
+/* Decodes a row in the order of source channels, with outliers. */
 static void mix24_row(float *out, const struct qtool_matmul_weight *w, size_t row)
 {
     size_t columns = (w->mix24.twos + w->mix24.fours) * QT_MIX24_UNIT;
@@ -166,7 +165,7 @@ static int fake_plan(struct qt_gpu *gpu, struct qtool_matmul_plan *out,
 {
     *out = (struct qtool_matmul_plan){
         .m = m, .n = w->n, .k = w->k, .workspace_bytes = WORKSPACE, .options = *opt};
-    out->rounded = self(gpu)->wrong == ROUNDS || self(gpu)->wrong == SAYS_ROUNDS;
+    out->rounded = self(gpu)->wrong == ROUNDS || self(gpu)->wrong == DECLARES_ROUNDING;
     out->rounded_exp2 = ROUNDED_EXP2;
     if (self(gpu)->wrong == REFUSES && w->bits == 8)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "eight bits are too many");
@@ -189,22 +188,22 @@ static void misbehave(struct fake *f, const struct qtool_matmul_plan *plan, uint
         if (plan->m >= 128)
             y[count / 2] = 0xffff;
         break;
-    case BESIDE_OUTPUT:
+    case AFTER_OUTPUT:
         y[count] = 0;
         break;
     case BEFORE_OUTPUT:
         y[-1] = 0;
         break;
-    case BESIDE_WORKSPACE:
+    case AFTER_WORKSPACE:
         workspace[WORKSPACE] = 1;
         break;
-    case COUNTER_LEFT:
+    case COUNTER_NOT_RESET:
         workspace[100] = 1;
         break;
     case NOT_REPEATABLE:
         y[0] = (uint16_t)(y[0] ^ (f->runs & 1));
         break;
-    case READS_BEYOND_X:
+    case READS_PAST_X:
         y[0] = to_bits(from_bits(y[0], plan->options.dtype) +
                            0 * from_bits(x[plan->m * plan->k], plan->options.dtype),
                        plan->options.dtype);
@@ -230,7 +229,7 @@ static void fake_token(const struct fake *f, uint16_t *y, const uint16_t *x, con
             sum[row] += (double)from_bits(x[i], dtype) * (double)w[row * plan->k + i];
         sum2 += sum[row] * sum[row];
     }
-    /* Below what a single value may be off; the first too much for all of them. */
+    /* Below the limit of a single value, but above the limit of the relative error. */
     double noise = f->wrong == NOISY ? 1.8e-4 * sqrt(sum2 / (double)plan->n) : 0;
     double factor =
         f->wrong == BATCH && plan->options.batch_invariant && plan->m == 8 ? 1 + 5e-5 : 1;
@@ -248,16 +247,16 @@ static int fake_run(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
     uint16_t *out = y;
     if (f->wrong == CUDA_FAILS)
         return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: illegal address");
-    if (f->on.timing) {
-        stand_in_reads(&f->on, read);
-        if (f->wrong == CHANGES_WEIGHTS) /* late: the checks before would stumble over it */
+    if (f->sim.timing) {
+        sim_gpu_reads(&f->sim, read);
+        if (f->wrong == CHANGES_WEIGHTS) /* while timing, because earlier checks would fail too */
             ((unsigned char *)(uintptr_t)w->scale)[0] = 0x55;
         return QT_OK;
     }
     float *decoded = decode(w);
     const int unit = w->scale_exp2 + ROUNDED_EXP2;
     for (size_t i = 0; i < w->n * w->k; i++)
-        if (f->wrong == ROUNDS || f->wrong == ROUNDS_UNSAID)
+        if (f->wrong == ROUNDS || f->wrong == ROUNDS_UNDECLARED)
             decoded[i] = ldexpf(qt_f16_to_f32(qt_f32_to_f16(ldexpf(decoded[i], -unit))), unit);
     for (size_t t = 0; t < plan->m; t++)
         fake_token(f, out + t * w->n, tokens + t * w->k, decoded, plan);
@@ -281,16 +280,16 @@ static int fake_dequantize(struct qt_gpu *gpu, const struct qtool_matmul_weight 
     return QT_OK;
 }
 
-static void fake_init(struct fake *f, enum wrong wrong)
+static void fake_init(struct fake *f, enum defect wrong)
 {
     *f = (struct fake){.wrong = wrong};
-    stand_in_init(&f->on);
-    f->on.gpu.plan = fake_plan;
-    f->on.gpu.run = fake_run;
-    f->on.gpu.dequantize = fake_dequantize;
+    sim_gpu_init(&f->sim);
+    f->sim.gpu.plan = fake_plan;
+    f->sim.gpu.run = fake_run;
+    f->sim.gpu.dequantize = fake_dequantize;
 }
 
-/* ---- a container ---------------------------------------------------------------------------- */
+/* ---- container ------------------------------------------------------------------------------ */
 
 static const struct qt_tensor tensors[] = {
     {.name = "a.weight", .dtype = QT_F32, .ndim = 2, .shape = {33, 200}, .nbytes = 33 * 200 * 4},
@@ -359,17 +358,17 @@ static int close_world(void **state)
     return 0;
 }
 
-static int verify(struct qt_device_report *out, struct fake *f, enum wrong wrong,
+static int verify(struct qt_device_report *out, struct fake *f, enum defect wrong,
                   struct qt_err *err)
 {
     *err = (struct qt_err){0};
     fake_init(f, wrong);
-    return qt_verify_device(out, world.container, &f->on.gpu, world.cpu, NULL, err);
+    return qt_verify_device(out, world.container, &f->sim.gpu, world.cpu, NULL, err);
 }
 
 /* ---- descriptors ---------------------------------------------------------------------------- */
 
-/* Every preset: what the descriptor says decodes to what pack says. */
+/* For every preset, decoding by the kernel's descriptor equals qt_packed_decode. */
 static void test_descriptors(void **state)
 {
     const struct qt_scheme *s;
@@ -394,7 +393,7 @@ static void test_descriptors(void **state)
             for (size_t k = 0; k < p.nsections; k++)
                 section[k] = p.section[k].data;
             int rc = qt_gpu_weight(&weight, &p, section, &err);
-            if (rc == QT_E_UNSUPPORTED) { /* said in so many words */
+            if (rc == QT_E_UNSUPPORTED) { /* and the message says so */
                 assert_non_null(strstr(err.reason, "no fused kernel for"));
             } else {
                 expect_ok(preset->name, rc, &err);
@@ -425,8 +424,8 @@ static void test_right(void **state)
         const struct qt_device_tensor *t = &r.tensors[i];
         assert_string_equal(t->fault, "");
         assert_string_equal(t->missing, "");
-        assert_int_equal(t->runs, 20); /* 5 numbers of tokens, 3 sets and batch-invariant */
-        /* One token of 17 outputs may be lucky or not; rounding costs about 2.07e-4. */
+        assert_int_equal(t->runs, 20); /* 5 numbers of tokens; 3 sets and batch-invariant */
+        /* FP16 rounding gives about 2.07e-4; one token of 17 outputs varies around it. */
         assert_true(t->error[QTOOL_F16] > 1e-4 && t->error[QTOOL_F16] < 4e-4);
         assert_true(t->error[QTOOL_BF16] > 8e-4 && t->error[QTOOL_BF16] < 32e-4);
         for (size_t j = 0; j < QT_DEVICE_TIMES; j++) {
@@ -437,7 +436,7 @@ static void test_right(void **state)
     qt_device_free(&r);
 }
 
-/* Products of rounded weights are right where the plan says so. */
+/* Products of rounded weights are no fault if the plan says so. */
 static void test_rounds(void **state)
 {
     struct qt_device_report r;
@@ -451,29 +450,29 @@ static void test_rounds(void **state)
     qt_device_free(&r);
 }
 
-/* Every fault is found, in every tensor, and named. */
+/* Every defect is found in every tensor, with the right message. */
 static void test_faults(void **state)
 {
     static const struct {
-        enum wrong wrong;
+        enum defect wrong;
         const char *says;
     } cases[] = {
         {ONE_VALUE, "1 of "},
-        {UNWRITTEN, " is NaN, not "},
-        {FIRST_UNWRITTEN, " is NaN, not "},
+        {UNWRITTEN, ": NaN, expected "},
+        {FIRST_UNWRITTEN, ": NaN, expected "},
         {NOISY, "relative error "},
-        {BESIDE_OUTPUT, "wrote beside the output"},
-        {BEFORE_OUTPUT, "wrote beside the output"},
-        {BESIDE_WORKSPACE, "wrote beside the workspace"},
-        {COUNTER_LEFT, "counters other than zero"},
-        {NOT_REPEATABLE, "two runs differ"},
-        {BATCH, "M=8 random f16 batch-invariant: other bits than with M=128"},
-        {READS_BEYOND_X, "token 0, row 0 is "},
-        {STALE_WORKSPACE, "token 0, row 0 is "},
-        {CHANGES_WEIGHTS, "section scale was written to"},
+        {AFTER_OUTPUT, "wrote outside the output"},
+        {BEFORE_OUTPUT, "wrote outside the output"},
+        {AFTER_WORKSPACE, "wrote outside the workspace"},
+        {COUNTER_NOT_RESET, "did not reset the workspace counters"},
+        {NOT_REPEATABLE, "two runs gave different bits"},
+        {BATCH, "M=8 random f16 batch-invariant: bits differ from those with M=128"},
+        {READS_PAST_X, "token 0, row 0: "},
+        {STALE_WORKSPACE, "token 0, row 0: "},
+        {CHANGES_WEIGHTS, "the kernel modified section scale"},
         {DEQUANTIZE, "dequantized to FP16: 1 of "},
-        {ROUNDS_UNSAID, "M=128 random f16: "},
-        {SAYS_ROUNDS, "M=128 random f16: "},
+        {ROUNDS_UNDECLARED, "M=128 random f16: "},
+        {DECLARES_ROUNDING, "M=128 random f16: "},
     };
     (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -487,7 +486,7 @@ static void test_faults(void **state)
                 fail_msg("fault %d, %s: \"%s\" does not say \"%s\"", (int)cases[c].wrong,
                          r.tensors[i].name, r.tensors[i].fault, cases[c].says);
         for (size_t i = 0; i < r.count && cases[c].wrong == FIRST_UNWRITTEN; i++)
-            assert_true(isnan(r.tensors[i].error[QTOOL_F16])); /* whatever comes after */
+            assert_true(isnan(r.tensors[i].error[QTOOL_F16])); /* NaN is kept */
         qt_device_free(&r);
     }
 }
@@ -506,7 +505,7 @@ static void test_refused(void **state)
     qt_device_free(&r);
 }
 
-/* A GPU that fails ends the run, with the tensor's name. */
+/* A CUDA error ends the run and names the tensor. */
 static void test_fails(void **state)
 {
     struct qt_device_report r;
@@ -525,26 +524,26 @@ static void test_without_cublas(void **state)
     struct fake f;
     (void)state;
     fake_init(&f, NOTHING);
-    f.on.gpu.has_cublas = false;
-    expect_ok("verify", qt_verify_device(&r, world.container, &f.on.gpu, world.cpu, NULL, &err),
+    f.sim.gpu.has_cublas = false;
+    expect_ok("verify", qt_verify_device(&r, world.container, &f.sim.gpu, world.cpu, NULL, &err),
               &err);
     assert_true(isnan(r.tensors[0].cublas_us[0]));
     assert_true(r.tensors[0].us[0] == 4);
     qt_device_free(&r);
 }
 
-/* Where only what is timed beside the kernels finds no room, they are judged without. */
+/* If GPU memory is too small for cuBLAS weights only, kernels are checked without cuBLAS times. */
 static void test_no_room(void **state)
 {
     size_t without = 0;
-    struct fake f = {.on = {.no_room = 0}};
+    struct fake f = {.sim = {.fail_alloc = 0}};
     (void)state;
-    for (long n = 1; f.on.no_room == 0; n++) {
+    for (long n = 1; f.sim.fail_alloc == 0; n++) {
         struct qt_device_report r;
         struct qt_err err = {0};
         fake_init(&f, NOTHING);
-        f.on.no_room = n;
-        int rc = qt_verify_device(&r, world.container, &f.on.gpu, world.cpu, NULL, &err);
+        f.sim.fail_alloc = n;
+        int rc = qt_verify_device(&r, world.container, &f.sim.gpu, world.cpu, NULL, &err);
         if (rc < 0) {
             expect_error("no room", rc, QT_E_RESOURCE, "out of GPU memory", &err);
             continue;
@@ -558,8 +557,8 @@ static void test_no_room(void **state)
     assert_true(without > 0);
 }
 
-/* The nth allocation fails, in host memory or the stand-in's: an error, and nothing is lost (which
- * the sanitizers see). */
+/* The nth allocation, of host or simulated GPU memory, fails: an error without leaks, which the
+ * sanitizers would report. */
 static void test_no_memory(void **state)
 {
     int rc = QT_E_RESOURCE;
@@ -591,7 +590,7 @@ static int bench(struct qt_bench_report *out, struct fake *f, const char *const 
         .specs = specs, .shapes = shapes, .m = m, .nspecs = nschemes, .nshapes = 2, .nm = 2};
     for (size_t i = 0; i < nschemes; i++)
         expect_ok("spec", qt_spec_parse(&specs[i], schemes[i], err), err);
-    return qt_bench(out, &f->on.gpu, &opt, err);
+    return qt_bench(out, &f->sim.gpu, &opt, err);
 }
 
 static void test_bench(void **state)
@@ -604,7 +603,7 @@ static void test_bench(void **state)
     fake_init(&f, REFUSES);
     expect_ok("bench", bench(&r, &f, schemes, 2, &err), &err);
     assert_int_equal(r.count, 2 * (2 + 2 * 2));
-    /* A transfer takes 2 us here: a copy of 4 MiB moves as much as a read of 8. */
+    /* A transfer takes 2 us: a copy of 4 MiB moves as many bytes as a read of 8 MiB. */
     assert_true(fabs(r.read_gbs - 0x1p23 / 2e3) < 1 && fabs(r.copy_gbs - 0x1p23 / 2e3) < 1);
     for (size_t i = 0; i < r.count; i++) {
         const struct qt_bench_row *row = &r.rows[i];
@@ -615,7 +614,7 @@ static void test_bench(void **state)
             assert_null(row->spec);
             assert_int_equal(row->bytes, 2 * n * k);
             assert_true(row->us == 8);
-        } else if (at < 4) { /* 4 bits and a scale of 16 for 64 channels, padded, and the table */
+        } else if (at < 4) { /* padded 4-bit codes, an FP16 scale per 64 channels, the table */
             size_t strips = qt_ceil_div(n, 16), blocks = qt_ceil_div(k, 64);
             assert_int_equal(row->bytes, strips * blocks * (512 + 32) + 32);
             assert_true(row->us == 4 && row->floor_us == 2 && row->cublas_us == 9);
@@ -626,19 +625,19 @@ static void test_bench(void **state)
     qt_bench_free(&r);
 }
 
-/* Wherever the GPU's memory ends: an error, or all rows, some without cuBLAS, whose weights made
- * room, or found none. */
+/* The nth allocation of GPU memory fails: an error, or all rows, some of them without cuBLAS
+ * because its weights were freed or did not fit. */
 static void test_bench_no_room(void **state)
 {
     static const char *const schemes[] = {"nf4:g=64", "fp8"};
     size_t without = 0, no_cublas = 0;
-    struct fake f = {.on = {.no_room = 0}};
+    struct fake f = {.sim = {.fail_alloc = 0}};
     (void)state;
-    for (long n = 1; f.on.no_room == 0; n++) {
+    for (long n = 1; f.sim.fail_alloc == 0; n++) {
         struct qt_bench_report r;
         struct qt_err err = {0};
         fake_init(&f, NOTHING);
-        f.on.no_room = n;
+        f.sim.fail_alloc = n;
         int rc = bench(&r, &f, schemes, 2, &err);
         if (rc < 0) {
             expect_error("no room", rc, QT_E_RESOURCE, "out of GPU memory", &err);
@@ -654,11 +653,11 @@ static void test_bench_no_room(void **state)
         }
         qt_bench_free(&r);
     }
-    assert_true(without > 0 && no_cublas == 2); /* of either shape */
+    assert_true(without > 0 && no_cublas == 2); /* one per shape */
 }
 
-/* Rows that repeat a sample are as good as quantized ones, and launches go round more than four
- * times the L2. */
+/* Weights that repeat a sample work like quantized ones, and launches rotate over more than 4 times
+ * the L2 size. */
 static void test_bench_weights(void **state)
 {
     static const char *const schemes[] = {"lut3:g=32"};
@@ -667,10 +666,10 @@ static void test_bench_weights(void **state)
     struct fake f;
     (void)state;
     fake_init(&f, NOTHING);
-    f.on.gpu.has_cublas = false;
+    f.sim.gpu.has_cublas = false;
     expect_ok("bench", bench(&r, &f, schemes, 1, &err), &err);
     assert_int_equal(r.count, 4);
-    assert_true((size_t)(f.on.high - f.on.low) + r.rows[3].bytes >= 4 * f.on.gpu.l2_bytes);
+    assert_true((size_t)(f.sim.high - f.sim.low) + r.rows[3].bytes >= 4 * f.sim.gpu.l2_bytes);
     assert_true(isnan(r.rows[3].cublas_us));
     qt_bench_free(&r);
 }

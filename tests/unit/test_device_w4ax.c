@@ -1,7 +1,7 @@
 /*
- * verify --device and bench of w4ax and of KV caches, on a stand-in for a GPU whose kernels are
- * plain C after the descriptions in qtool_w4ax.h and qtool_kv4.h. It can be made to do everything
- * that a kernel might do wrong; each must be found.
+ * verify --device and bench of w4ax and of KV caches on a simulated GPU, whose kernels are plain C
+ * written from qtool_w4ax.h and qtool_kv4.h. Tests inject every defect that a kernel might have;
+ * verify must find each.
  */
 #include "gpu_fixture.h"
 
@@ -10,44 +10,44 @@
 
 #include <math.h>
 
-enum wrong {
+enum defect {
     NOTHING,
     /* activations */
-    ONE_CODE,      /* a code of the last token */
-    ONE_SCALE,     /* a scale of it */
-    PADDING,       /* a code behind k */
-    ONE_SUM,       /* INT: the last token's */
-    CODES_BESIDE,  /* a byte before the codes */
-    SCALES_BESIDE, /* before the scales */
-    CODES_VARY,    /* every other run */
+    ONE_CODE,      /* a wrong code in the last token */
+    ONE_SCALE,     /* a wrong scale in the last token */
+    PADDING,       /* a nonzero code after channel k */
+    ONE_SUM,       /* INT: wrong code sum of the last token */
+    BEFORE_CODES,  /* writes before the codes */
+    BEFORE_SCALES, /* writes before the scales */
+    CODES_VARY,    /* every other run differs */
     /* products, attention */
     ONE_VALUE,
     UNWRITTEN,
-    SLOPPY, /* off by 3e-6 of the value: only FP32 shows it */
-    BESIDE_OUTPUT,
-    BESIDE_WORKSPACE,
-    COUNTER_LEFT,
+    INEXACT, /* relative error 3e-6: only FP32 output shows it */
+    AFTER_OUTPUT,
+    AFTER_WORKSPACE,
+    COUNTER_NOT_RESET,
     NOT_REPEATABLE,
     CHANGES_WEIGHTS,
     /* caches */
     ONE_KEY,
     ONE_PARAMETER,
-    OTHER_PLACE,  /* a place that nothing was appended to */
-    BESIDE_CACHE, /* behind the parameters */
-    NOISY,        /* outputs too far off */
-    NO_LAST,      /* attention without the last token, where there are many */
+    OTHER_ROW,   /* writes to a row to which no token was appended */
+    AFTER_CACHE, /* writes after the value parameters */
+    NOISY,       /* outputs with too large an error */
+    NO_LAST,     /* attention skips the last token of long sequences */
     /* both */
     REFUSES,
     CUDA_FAILS,
 };
 
-enum { WORKSPACE = 1024 }; /* as small as this, all of it is counters */
+enum { WORKSPACE = 1024 }; /* less than QTOOL_WORKSPACE_ZEROED: counters only */
 
 struct fake {
-    struct stand_in on;
-    enum wrong wrong;
+    struct sim_gpu sim;
+    enum defect wrong;
     unsigned runs;
-    bool dependent; /* as launches are to be */
+    bool dependent; /* expected dependent_launch */
 };
 
 static struct fake *self(struct qt_gpu *gpu)
@@ -115,7 +115,7 @@ static float most_of(const float *v, size_t n)
     return most;
 }
 
-/* v: the token's values, whole blocks. */
+/* v: values of the token, padded to whole channel blocks. */
 static void quantize_token(const struct qtool_w4ax_acts *out, const struct qtool_w4ax_input *in,
                            const float *v, size_t m, size_t token)
 {
@@ -163,10 +163,10 @@ static void spoil_activations(struct fake *f, const struct qtool_w4ax_acts *out,
         if (in->scales == QTOOL_W4AX_INT)
             out->sum[m - 1]++;
         break;
-    case CODES_BESIDE:
+    case BEFORE_CODES:
         ((uint8_t *)out->codes)[-1] = 0;
         break;
-    case SCALES_BESIDE:
+    case BEFORE_SCALES:
         out->scale[-1] = 0;
         break;
     case CODES_VARY:
@@ -186,18 +186,18 @@ static int fake_quantize(struct qt_gpu *gpu, const struct qtool_w4ax_acts *out,
     size_t blocks = qt_ceil_div(in->k, 128);
     float *v = calloc(blocks * 128, sizeof *v);
     assert_non_null(v);
-    f->on.quantizes = true;
+    f->sim.quantizes = true;
     assert_int_equal(in->dependent_launch, f->dependent);
     if (in->k % 8) {
         free(v);
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "activations: no multiple of 8");
     }
-    for (size_t t = 0; t < m && !f->on.timing; t++) {
+    for (size_t t = 0; t < m && !f->sim.timing; t++) {
         for (size_t p = 0; p < in->k; p++)
             v[p] = from_bits(((const uint16_t *)x)[t * in->k + in->perm[p]], dtype);
         quantize_token(out, in, v, m, t);
     }
-    if (!f->on.timing)
+    if (!f->sim.timing)
         spoil_activations(f, out, in, m);
     free(v);
     return QT_OK;
@@ -271,7 +271,7 @@ static int fake_plan(struct qt_gpu *gpu, struct qtool_w4ax_plan *out,
                                     .scales = w->scales,
                                     .workspace_bytes = WORKSPACE,
                                     .options = *opt,
-                                    .config = {.tokens = 8}};
+                                    .config = {.kernel = QTOOL_W4AX_STREAM}};
     assert_non_null(w->blocks);
     assert_true(w->scales == QTOOL_W4AX_ROW || w->scale);
     assert_true(w->scales == QTOOL_W4AX_BLOCK || w->row_scale);
@@ -282,7 +282,7 @@ static int fake_plan(struct qt_gpu *gpu, struct qtool_w4ax_plan *out,
     return QT_OK;
 }
 
-/* What 16-bit outputs and those of FP32 have in common. */
+/* Defects of 16-bit and FP32 outputs alike. */
 static void spoil_output(struct fake *f, unsigned char *y, size_t bytes, unsigned char *workspace)
 {
     switch (f->wrong) {
@@ -292,13 +292,13 @@ static void spoil_output(struct fake *f, unsigned char *y, size_t bytes, unsigne
     case UNWRITTEN:
         memset(y + bytes / 8 * 4, 0xff, 4);
         break;
-    case BESIDE_OUTPUT:
+    case AFTER_OUTPUT:
         y[bytes] = 0;
         break;
-    case BESIDE_WORKSPACE:
+    case AFTER_WORKSPACE:
         workspace[WORKSPACE] = 0;
         break;
-    case COUNTER_LEFT:
+    case COUNTER_NOT_RESET:
         workspace[100] = 1;
         break;
     case NOT_REPEATABLE:
@@ -325,9 +325,9 @@ static int fake_run(struct qt_gpu *gpu, const struct qtool_w4ax_plan *plan,
     struct fake *f = self(gpu);
     if (f->wrong == CUDA_FAILS)
         return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: illegal address");
-    if (f->on.timing) {
-        stand_in_reads(&f->on, w->plane);
-        if (f->wrong == CHANGES_WEIGHTS) /* late: the checks before would stumble over it */
+    if (f->sim.timing) {
+        sim_gpu_reads(&f->sim, w->plane);
+        if (f->wrong == CHANGES_WEIGHTS) /* while timing, because earlier checks would fail too */
             memcpy((void *)(uintptr_t)w->plane, "changed", 7);
         return QT_OK;
     }
@@ -337,7 +337,7 @@ static int fake_run(struct qt_gpu *gpu, const struct qtool_w4ax_plan *plan,
         for (size_t row = 0; row < plan->n; row++)
             put_output(y, t * plan->n + row,
                        product(w, acts, plan->m, t, row, x + t * width, codes + row * width) *
-                           (f->wrong == SLOPPY ? 1 + 3e-6 : 1),
+                           (f->wrong == INEXACT ? 1 + 3e-6 : 1),
                        plan->options.output);
     free(x);
     free(codes);
@@ -403,9 +403,9 @@ static int fake_append(struct qt_gpu *gpu, const struct qtool_kv_cache *c, const
         ((uint8_t *)c->k)[at * c->head_dim / 2] ^= 0x10;
     if (f->wrong == ONE_PARAMETER)
         ((uint16_t *)c->v_param)[2 * at] ^= 1;
-    if (f->wrong == OTHER_PLACE)
+    if (f->wrong == OTHER_ROW)
         ((uint8_t *)c->v)[(place(c, 3, 1, 0)) * c->head_dim / 2] = 0;
-    if (f->wrong == BESIDE_CACHE)
+    if (f->wrong == AFTER_CACHE)
         ((uint16_t *)c->v_param)[2 * rows] = 0;
     return QT_OK;
 }
@@ -462,11 +462,11 @@ static int fake_kv_run(struct qt_gpu *gpu, const struct qtool_kv_plan *plan,
     struct fake *f = self(gpu);
     if (f->wrong == CUDA_FAILS)
         return qt_fail(err, QT_E_INTERNAL, NULL, NULL, "GPU: illegal address");
-    if (f->on.timing) {
-        stand_in_reads(&f->on, c->k);
+    if (f->sim.timing) {
+        sim_gpu_reads(&f->sim, c->k);
         return QT_OK;
     }
-    /* bench loads the kernel before it is timed, and FP16 is only there for comparison */
+    /* FP16 caches are not checked: bench only times them */
     for (size_t b = 0; b < o->batch && c->format == QTOOL_KV_INT4; b++)
         for (size_t h = 0; h < o->heads; h++) {
             size_t at = (b * o->heads + h) * c->head_dim;
@@ -480,17 +480,17 @@ static int fake_kv_run(struct qt_gpu *gpu, const struct qtool_kv_plan *plan,
     return QT_OK;
 }
 
-static void fake_init(struct fake *f, enum wrong wrong)
+static void fake_init(struct fake *f, enum defect wrong)
 {
     *f = (struct fake){.wrong = wrong};
-    stand_in_init(&f->on);
-    f->on.gpu.w4ax_blocks = fake_blocks;
-    f->on.gpu.w4ax_quantize = fake_quantize;
-    f->on.gpu.w4ax_plan = fake_plan;
-    f->on.gpu.w4ax_run = fake_run;
-    f->on.gpu.kv_append = fake_append;
-    f->on.gpu.kv_plan = fake_kv_plan;
-    f->on.gpu.kv_run = fake_kv_run;
+    sim_gpu_init(&f->sim);
+    f->sim.gpu.w4ax_blocks = fake_blocks;
+    f->sim.gpu.w4ax_quantize = fake_quantize;
+    f->sim.gpu.w4ax_plan = fake_plan;
+    f->sim.gpu.w4ax_run = fake_run;
+    f->sim.gpu.kv_append = fake_append;
+    f->sim.gpu.kv_plan = fake_kv_plan;
+    f->sim.gpu.kv_run = fake_kv_run;
 }
 
 /* ---- a tensor ------------------------------------------------------------------------------- */
@@ -502,7 +502,7 @@ enum { SCHEMES = sizeof schemes / sizeof *schemes };
 
 static struct qt_backend *cpu;
 
-/* Rows and columns in random order, times powers of two. */
+/* Packs weights with a random column order and random powers of two on rows and columns. */
 static void make_packed(struct qt_packed *out, const char *scheme, size_t k)
 {
     static float w[N * K], row_factor[N];
@@ -540,7 +540,7 @@ static void make_packed(struct qt_packed *out, const char *scheme, size_t k)
 static int check(struct qt_device_tensor *t, struct fake *f, const char *scheme, size_t k,
                  struct qt_err *err)
 {
-    struct device d = {.gpu = &f->on.gpu, .cpu = cpu};
+    struct device d = {.gpu = &f->sim.gpu, .cpu = cpu};
     struct qt_packed p;
     *t = (struct qt_device_tensor){.name = "t"};
     *err = (struct qt_err){0};
@@ -564,7 +564,7 @@ static void test_right(void **state)
             fake_init(&f, NOTHING);
             expect_ok(schemes[s], check(&t, &f, schemes[s], ks[i], &err), &err);
             assert_string_equal(t.fault, "");
-            /* 3 sets, 5 numbers of tokens; outputs of 16 bits and FP32; BLOCK also packed */
+            /* 3 sets x 5 numbers of tokens x 16-bit and FP32 output; BLOCK also packed */
             assert_int_equal(t.runs, s == 0 ? 45 : 30);
             assert_true(t.error[QTOOL_F16] > 5e-5 && t.error[QTOOL_F16] < 5e-4);
             assert_true(t.error[QTOOL_BF16] > 5e-4 && t.error[QTOOL_BF16] < 4e-3);
@@ -577,25 +577,25 @@ static void test_faults(void **state)
 {
     enum { ANY = -1 };
     static const struct {
-        enum wrong wrong;
+        enum defect wrong;
         const char *says;
-        int scheme; /* of schemes; ANY: it makes no difference */
+        int scheme; /* index of `schemes`, or ANY */
     } cases[] = {
-        {ONE_CODE, " activations off; token ", ANY},
-        {ONE_SCALE, " activations off; token ", ANY},
-        {PADDING, "1 of 33792 activations off; token 127, channel ", 0},
-        {ONE_SUM, ": 1 of 128 sums of codes off; token 127", 1},
-        {CODES_BESIDE, "wrote beside the codes", ANY},
-        {SCALES_BESIDE, "wrote beside the scales", ANY},
-        {CODES_VARY, "two runs over the activations differ", ANY},
-        {ONE_VALUE, "M=128 random f16: 1 of 4480 values off; token 127, row 34 is ", ANY},
-        {UNWRITTEN, " is NaN, not ", ANY},
-        {SLOPPY, "values off; token ", ANY},
-        {BESIDE_OUTPUT, "wrote beside the output", ANY},
-        {BESIDE_WORKSPACE, "wrote beside the workspace", ANY},
-        {COUNTER_LEFT, "counters other than zero", ANY},
-        {NOT_REPEATABLE, "two runs differ", ANY},
-        {CHANGES_WEIGHTS, "section plane0 was written to", ANY},
+        {ONE_CODE, " activations wrong; first at token ", ANY},
+        {ONE_SCALE, " activations wrong; first at token ", ANY},
+        {PADDING, "1 of 33792 activations wrong; first at token 127, channel ", 0},
+        {ONE_SUM, ": 1 of 128 code sums wrong; first at token 127", 1},
+        {BEFORE_CODES, "wrote outside the codes", ANY},
+        {BEFORE_SCALES, "wrote outside the scales", ANY},
+        {CODES_VARY, "quantizing the activations twice gave different bits", ANY},
+        {ONE_VALUE, "M=128 random f16: 1 of 4480 values wrong; first at token 127, row 34: ", ANY},
+        {UNWRITTEN, ": NaN, expected ", ANY},
+        {INEXACT, "values wrong; first at token ", ANY},
+        {AFTER_OUTPUT, "wrote outside the output", ANY},
+        {AFTER_WORKSPACE, "wrote outside the workspace", ANY},
+        {COUNTER_NOT_RESET, "did not reset the workspace counters", ANY},
+        {NOT_REPEATABLE, "two runs gave different bits", ANY},
+        {CHANGES_WEIGHTS, "the kernel modified section plane0", ANY},
     };
     (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -638,7 +638,7 @@ static int check_cache(struct qt_device_tensor *t, struct fake *f, size_t dim, s
     const struct qt_kv kv = {.keys = QT_KV_KEYS_STATIC, .scale = scale, .zero = zero};
     const struct qt_model_info model = {
         .layers = LAYERS, .heads = KV_HEADS * GROUP, .kv_heads = KV_HEADS, .head_dim = dim};
-    struct device d = {.gpu = &f->on.gpu, .cpu = cpu};
+    struct device d = {.gpu = &f->sim.gpu, .cpu = cpu};
     for (size_t i = 0; i < LAYERS * WIDTH; i++) {
         scale[i] = 0.05f + 0.2f * (float)rand() / (float)RAND_MAX;
         zero[i] = 4 + 8 * (float)rand() / (float)RAND_MAX;
@@ -653,21 +653,21 @@ static int check_cache(struct qt_device_tensor *t, struct fake *f, size_t dim, s
 static void test_cache(void **state)
 {
     static const struct {
-        enum wrong wrong;
+        enum defect wrong;
         const char *says;
     } cases[] = {
         {NOTHING, ""},
-        {ONE_KEY, "paged f16: 1 of 220928 appended values off"},
-        {ONE_PARAMETER, "appended values off"},
-        {OTHER_PLACE, "append wrote to 1 other places"},
-        {BESIDE_CACHE, "wrote beside the cache"},
+        {ONE_KEY, "paged f16: 1 of 220928 appended values wrong"},
+        {ONE_PARAMETER, "appended values wrong"},
+        {OTHER_ROW, "append wrote to 1 other rows of the cache"},
+        {AFTER_CACHE, "wrote outside the cache"},
         {NOISY, "relative error 0.004"},
-        {NO_LAST, "of attention"},
-        {UNWRITTEN, "relative error NaN of attention"},
-        {BESIDE_OUTPUT, "wrote beside the output"},
-        {BESIDE_WORKSPACE, "wrote beside the workspace"},
-        {COUNTER_LEFT, "counters other than zero"},
-        {NOT_REPEATABLE, "two runs differ"},
+        {NO_LAST, "attention has relative error"},
+        {UNWRITTEN, "attention has relative error NaN"},
+        {AFTER_OUTPUT, "wrote outside the output"},
+        {AFTER_WORKSPACE, "wrote outside the workspace"},
+        {COUNTER_NOT_RESET, "did not reset the workspace counters"},
+        {NOT_REPEATABLE, "two runs gave different bits"},
     };
     struct qt_device_tensor t;
     struct qt_err err;
@@ -692,7 +692,7 @@ static void test_cache(void **state)
 
 /* ---- a container ---------------------------------------------------------------------------- */
 
-/* A model as w4ax with the scales of a cache. */
+/* Quantizes a model to w4ax with a KV cache. */
 static struct qt_container *quantized(const char *source, const char *out_dir)
 {
     static uint32_t ids[96];
@@ -714,7 +714,7 @@ static struct qt_container *quantized(const char *source, const char *out_dir)
     return container;
 }
 
-/* Of a whole model: rows of tensors, then of the caches of its layers. */
+/* The report of a whole model has rows of tensors, then a row per layer for its cache. */
 static void test_container(void **state)
 {
     struct qt_device_report r;
@@ -726,23 +726,23 @@ static void test_container(void **state)
     struct qt_container *container = quantized("tests/golden/models/llama", out);
     size_t tensors = qt_container_count(container);
     fake_init(&f, NOTHING);
-    expect_ok("verify", qt_verify_device(&r, container, &f.on.gpu, cpu, NULL, &err), &err);
+    expect_ok("verify", qt_verify_device(&r, container, &f.sim.gpu, cpu, NULL, &err), &err);
     assert_int_equal(r.count, tensors + 2);
     assert_int_equal(r.faults, 0);
-    assert_int_equal(r.missing, 2); /* its heads are of 8 */
+    assert_int_equal(r.missing, 2); /* head_dim is 8 */
     assert_string_equal(r.tensors[tensors + 1].name, "kv.layers.1.k_scale");
     assert_string_equal(r.tensors[tensors + 1].missing, "head_dim is not 64 or 128");
     for (size_t i = 0; i < tensors; i++)
         assert_int_equal(r.tensors[i].runs, 45);
     qt_device_free(&r);
     fake_init(&f, ONE_CODE);
-    expect_ok("verify", qt_verify_device(&r, container, &f.on.gpu, cpu, NULL, &err), &err);
+    expect_ok("verify", qt_verify_device(&r, container, &f.sim.gpu, cpu, NULL, &err), &err);
     assert_true(r.faults >= tensors);
     qt_device_free(&r);
     for (long n = 0, rc = QT_E_RESOURCE; rc != QT_OK; n += 1 + n / 2) {
         fake_init(&f, NOTHING);
         qt_mem_fail_after(n);
-        rc = qt_verify_device(&r, container, &f.on.gpu, cpu, NULL, &err);
+        rc = qt_verify_device(&r, container, &f.sim.gpu, cpu, NULL, &err);
         qt_mem_fail_after(-1);
         if (rc == QT_OK)
             qt_device_free(&r);
@@ -754,7 +754,7 @@ static void test_container(void **state)
     fixture_remove(dir);
 }
 
-/* Of a model whose heads the kernels take. */
+/* A model with a supported head_dim. */
 static void test_container_cache(void **state)
 {
     struct qt_device_report r;
@@ -766,7 +766,7 @@ static void test_container_cache(void **state)
     struct qt_container *container = quantized("examples/nano-llama", out);
     size_t tensors = qt_container_count(container);
     fake_init(&f, NOTHING);
-    expect_ok("verify", qt_verify_device(&r, container, &f.on.gpu, cpu, NULL, &err), &err);
+    expect_ok("verify", qt_verify_device(&r, container, &f.sim.gpu, cpu, NULL, &err), &err);
     assert_int_equal(r.count, tensors + 3);
     assert_int_equal(r.faults, 0);
     assert_int_equal(r.missing, 0);
@@ -793,7 +793,7 @@ static void bench(struct qt_bench_report *out, struct fake *f, struct qt_bench_o
     opt->m = m;
     opt->nspecs = SCHEMES;
     opt->nshapes = opt->nm = 2;
-    expect_ok("bench", qt_bench(out, &f->on.gpu, opt, &err), &err);
+    expect_ok("bench", qt_bench(out, &f->sim.gpu, opt, &err), &err);
 }
 
 static void test_bench(void **state)
@@ -811,10 +811,10 @@ static void test_bench(void **state)
         size_t scales[] = {32 * blocks, 16 * blocks + 32, 32};
         assert_string_equal(row->why, "");
         if (at < 2) {
-            assert_true(isnan(row->with_us));
+            assert_true(isnan(row->total_us));
             continue;
         }
-        assert_true(row->us == 4 && row->with_us == 5 && row->floor_us == 2 &&
+        assert_true(row->us == 4 && row->total_us == 5 && row->floor_us == 2 &&
                     row->cublas_us == 10);
         assert_int_equal(row->bytes, strips * (blocks * 1024 + scales[at / 2 - 1]));
     }
@@ -825,12 +825,13 @@ static void test_bench(void **state)
     qt_bench_free(&r);
     opt.matmul.batch_invariant = 1;
     bench(&r, &f, &opt);
-    assert_string_equal(r.rows[2].why, "w4ax has no batch-invariant products");
+    assert_string_equal(r.rows[2].why, "w4ax has no batch-invariant kernels");
     qt_bench_free(&r);
     opt.matmul.batch_invariant = 0;
     opt.matmul.compute = 80;
     bench(&r, &f, &opt);
-    assert_string_equal(r.rows[2].why, "w4ax runs as on this device only");
+    assert_string_equal(r.rows[2].why,
+                        "w4ax kernels cannot be chosen for another compute capability");
     qt_bench_free(&r);
 }
 
@@ -846,7 +847,7 @@ static void test_bench_caches(void **state)
     struct fake f;
     (void)state;
     fake_init(&f, NOTHING);
-    expect_ok("bench", qt_bench(&r, &f.on.gpu, &opt, &err), &err);
+    expect_ok("bench", qt_bench(&r, &f.sim.gpu, &opt, &err), &err);
     assert_int_equal(r.count, 0);
     assert_int_equal(r.ncaches, 3 * 2 * 2 * 3);
     for (size_t i = 0; i < r.ncaches; i++) {
@@ -867,13 +868,14 @@ static void test_bench_caches(void **state)
     }
     qt_bench_free(&r);
     opt.matmul.compute = 80;
-    expect_ok("bench", qt_bench(&r, &f.on.gpu, &opt, &err), &err);
-    assert_string_equal(r.caches[0].why, "attention runs as on this device only");
+    expect_ok("bench", qt_bench(&r, &f.sim.gpu, &opt, &err), &err);
+    assert_string_equal(r.caches[0].why,
+                        "attention kernels cannot be chosen for another compute capability");
     qt_bench_free(&r);
     opt.matmul.compute = 0;
     opt.matmul.batch_invariant = true;
-    expect_ok("bench", qt_bench(&r, &f.on.gpu, &opt, &err), &err);
-    assert_string_equal(r.caches[0].why, "attention is not batch-invariant");
+    expect_ok("bench", qt_bench(&r, &f.sim.gpu, &opt, &err), &err);
+    assert_string_equal(r.caches[0].why, "attention has no batch-invariant kernels");
     qt_bench_free(&r);
 }
 

@@ -1,5 +1,5 @@
-/* eval: against the published perplexity, against a naive computation from the logits, and against
- * itself under other batches and thread counts. */
+/* Compares eval with the published perplexity, with a naive computation from the logits, and with
+ * itself under other batch sizes and thread counts. */
 #include "fixture.h"
 
 #include "calib/calib.h"
@@ -10,7 +10,7 @@
 
 static const char model_dir[] = "examples/nano-llama";
 
-/* What every test opens: the model, a perturbed copy of it, token ids, a backend. */
+/* Shared by all tests: the model, a perturbed copy, token ids, a backend. */
 struct world {
     struct qt_ckpt *ckpt;
     struct qt_weights exact, perturbed;
@@ -100,7 +100,7 @@ static struct qt_eval_report must_eval(const struct qt_weights *w, const struct 
     return r;
 }
 
-/* ---- against what others computed ----------------------------------------------------------- */
+/* ---- against published results -------------------------------------------------------------- */
 
 static void test_published_perplexity(void **state)
 {
@@ -128,31 +128,31 @@ static void naive_logits(float *logits, const struct qt_weights *w)
 {
     struct qt_backend *be = world.be;
     struct qt_model *model;
-    struct qt_embed_head *ends;
-    struct qt_layer *block;
+    struct qt_embed_head *embed_head;
+    struct qt_layer *layer;
     void *hidden, *out;
     assert_int_equal(qt_model_open(&model, w, NULL), 0);
     const struct qt_model_info *info = qt_model_info(model);
     assert_int_equal(info->vocab, VOCAB);
-    assert_int_equal(qt_embed_head_open(&ends, model, w, be, NULL), 0);
+    assert_int_equal(qt_embed_head_open(&embed_head, model, w, be, NULL), 0);
     assert_int_equal(be->alloc(be, &hidden, SEQLEN * info->hidden * sizeof(float), NULL), 0);
     assert_int_equal(be->alloc(be, &out, (size_t)SEQLEN * VOCAB * sizeof(float), NULL), 0);
     for (size_t i = 0; i < WINDOWS; i++) {
         assert_int_equal(
-            qt_embed_tokens(ends, hidden, world.ids + i * SEQLEN, SEQLEN, SEQLEN, NULL), 0);
+            qt_embed_tokens(embed_head, hidden, world.ids + i * SEQLEN, SEQLEN, SEQLEN, NULL), 0);
         for (size_t l = 0; l < info->layers; l++) {
-            assert_int_equal(qt_layer_open(&block, model, l, w, be, NULL), 0);
-            assert_int_equal(qt_layer_run(block, hidden, SEQLEN, SEQLEN, NULL, NULL), 0);
-            qt_layer_close(block);
+            assert_int_equal(qt_layer_open(&layer, model, l, w, be, NULL), 0);
+            assert_int_equal(qt_layer_run(layer, hidden, SEQLEN, SEQLEN, NULL, NULL), 0);
+            qt_layer_close(layer);
         }
-        assert_int_equal(qt_head_logits(ends, out, hidden, SEQLEN, NULL), 0);
+        assert_int_equal(qt_head_logits(embed_head, out, hidden, SEQLEN, NULL), 0);
         assert_int_equal(be->download(be, logits + i * SEQLEN * VOCAB, out,
                                       (size_t)SEQLEN * VOCAB * sizeof(float), NULL),
                          0);
     }
     be->free(be, out);
     be->free(be, hidden);
-    qt_embed_head_close(ends);
+    qt_embed_head_close(embed_head);
     qt_model_close(model);
 }
 
@@ -238,7 +238,7 @@ static void test_definition(void **state)
     naive_logits(ref_logits, &world.exact);
     struct qt_eval_report want = naive_report(logits, ref_logits);
     struct qt_eval_report got = must_eval(&world.perturbed, &world.exact, &opt);
-    assert_true(want.kld_mean > 1e-3 && want.same_top < 1); /* else this test says nothing */
+    assert_true(want.kld_mean > 1e-3 && want.same_top < 1); /* the models differ enough */
     assert_int_equal(got.scored_tokens, want.scored_tokens);
     close_to("ppl", got.ppl, want.ppl, 1e-6);
     close_to("ref_ppl", got.ref_ppl, want.ref_ppl, 1e-6);
@@ -324,7 +324,7 @@ static void test_refusals(void **state)
                  "at least 2 tokens", &err);
     opt.seqlen = 4096;
     expect_error("long window", eval(&r, &world.exact, NULL, &opt, &err), QT_E_USAGE,
-                 "the model has 2048 positions", &err);
+                 "exceed the model's 2048 positions", &err);
     opt.seqlen = 512;
     expect_error("little data",
                  qt_eval(&r, &world.exact, NULL, world.ids, 511, &opt, world.be, &err), QT_E_INPUT,
@@ -334,7 +334,7 @@ static void test_refusals(void **state)
     world.ids[17] = VOCAB;
     int rc = eval(&r, &world.exact, NULL, &opt, &err);
     world.ids[17] = saved;
-    expect_error("foreign id", rc, QT_E_INPUT, "token 17 has id 1024", &err);
+    expect_error("foreign id", rc, QT_E_INPUT, "token 17 of the data has id 1024", &err);
 }
 
 static void test_logits_that_are_no_numbers(void **state)
@@ -345,7 +345,7 @@ static void test_logits_that_are_no_numbers(void **state)
     struct qt_err err, of_ref;
     (void)state;
     poison = INFINITY;
-    world.exact.dir = "examples/nano-llama/."; /* the same by another name */
+    world.exact.dir = "examples/nano-llama/."; /* the same directory by another name */
     int rc = eval(&r, &world.perturbed, &world.exact, &opt, &err);
     int ref_rc = eval(&r, &world.exact, &world.perturbed, &opt, &of_ref);
     poison = 0;
@@ -369,12 +369,11 @@ static void test_other_vocabulary(void **state)
     assert_int_equal(qt_ckpt_open(&ckpt, path, &err), 0);
     const struct qt_weights ref = qt_weights_of_ckpt(ckpt);
     expect_error("vocabulary", eval(&r, &world.exact, &ref, &opt, &err), QT_E_INPUT,
-                 "the reference has a vocabulary of 4096, the model one of 1024", &err);
+                 "a vocabulary of 4096 tokens, the model 1024: they must agree", &err);
     qt_ckpt_close(ckpt);
 }
 
-/* Whichever allocation fails, eval says so and gives everything back (the latter is the address
- * sanitizer's to see). */
+/* eval reports the failure of any allocation and leaks nothing (checked by AddressSanitizer). */
 static void test_out_of_memory(void **state)
 {
     const struct qt_eval_options opt = {.seqlen = 4, .windows = 1};
@@ -389,7 +388,7 @@ static void test_out_of_memory(void **state)
         qt_mem_fail_after(-1);
         if (rc != QT_OK && rc != QT_E_RESOURCE)
             fail_msg("allocation %ld: %s", n, err.reason);
-        n += n < 40 ? 1 : 11; /* the set-up densely, the repeating blocks by samples */
+        n += n < 40 ? 1 : 11; /* every allocation of the setup, then samples */
     } while (rc != QT_OK);
     assert_true(n > 40);
 }

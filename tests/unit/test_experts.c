@@ -1,5 +1,5 @@
-/* Mixtures of experts beneath whole models (test_model.c has those): shares, lists of tokens, runs
- * of one expert, and the sums of calibration, against what is made naively. */
+/* Parts of mixtures of experts (test_model.c tests whole models): routing weights, token lists,
+ * runs of one expert, and calibration sums, compared with naive computations. */
 #include "fixture.h"
 #include "random.h"
 
@@ -8,13 +8,13 @@
 
 #include <float.h>
 
-/* Several chunks of a block, of which calibration's are no multiple. */
+/* Several chunks of a layer; the chunks of calibration are not multiples of them. */
 enum { SEQLEN = 44, SAMPLES = 110, TOKENS = SEQLEN * SAMPLES, VOCAB = 97, MOST = 8 };
 
-/* Without and with an expert that all tokens go through. */
+/* Without and with a shared expert. */
 #define CHOSEN    "tests/golden/models/qwen3_moe"
 #define SHARED    "tests/golden/models/glm4_moe_all"
-#define GATED     "tests/golden/models/qwen2_moe" /* such an expert, by a share of its own */
+#define GATED     "tests/golden/models/qwen2_moe" /* shared expert with a gate */
 #define MIXTRAL   "tests/golden/models/mixtral"
 #define ONE_DENSE "tests/golden/models/qwen3_moe_one_dense"
 
@@ -24,7 +24,7 @@ struct fixture {
     struct qt_backend *be;
     struct qt_weights source;
     uint32_t ids[TOKENS];
-    float *hidden; /* [TOKENS][width], in front of the first block's MLP */
+    float *hidden; /* [TOKENS][width], input of the first layer's MLP sublayer */
     size_t width, experts;
     struct qt_err err;
 };
@@ -32,7 +32,7 @@ struct fixture {
 static struct fixture *open_model(const char *dir)
 {
     struct fixture *f = calloc(1, sizeof *f);
-    struct qt_layer *block;
+    struct qt_layer *layer;
     expect_ok("ckpt", qt_ckpt_open(&f->ckpt, dir, &f->err), &f->err);
     expect_ok("backend", qt_backend_cpu_open(&f->be, &f->err), &f->err);
     f->source = qt_weights_of_ckpt(f->ckpt);
@@ -48,10 +48,10 @@ static struct fixture *open_model(const char *dir)
         "embed",
         qt_model_embed(f->hidden, f->model, &f->source, f->be, f->ids, TOKENS, SEQLEN, &f->err),
         &f->err);
-    expect_ok("block", qt_layer_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    expect_ok("layer", qt_layer_open(&layer, f->model, 0, &f->source, f->be, &f->err), &f->err);
     expect_ok("attention",
-              qt_layer_run_sublayer(block, 0, f->hidden, TOKENS, SEQLEN, NULL, &f->err), &f->err);
-    qt_layer_close(block);
+              qt_layer_run_sublayer(layer, 0, f->hidden, TOKENS, SEQLEN, NULL, &f->err), &f->err);
+    qt_layer_close(layer);
     return f;
 }
 
@@ -64,7 +64,7 @@ static void close_model(struct fixture *f)
     free(f);
 }
 
-/* ---- taps ----------------------------------------------------------------------------------- */
+/* ---- hooks ---------------------------------------------------------------------------------- */
 
 struct kept {
     int input;
@@ -84,15 +84,15 @@ static int keep(void *ctx, int input, const float *x, size_t m, size_t k, struct
     return QT_OK;
 }
 
-/* An input of an expert for the tokens, in the block; NULL: for those that choose it. */
-static struct kept input_of(struct fixture *f, struct qt_layer *block, int input,
+/* Returns an expert's linear input for the tokens; NULL: the tokens that choose the expert. */
+static struct kept input_of(struct fixture *f, struct qt_layer *layer, int input,
                             const float *hidden, const struct qt_tokens *tokens)
 {
     struct kept kept = {.input = input};
     float *copy = malloc(TOKENS * f->width * sizeof *copy);
     memcpy(copy, hidden, TOKENS * f->width * sizeof *copy);
     expect_ok("run to",
-              qt_layer_run_to(block, input, copy, TOKENS, SEQLEN, tokens,
+              qt_layer_run_to(layer, input, copy, TOKENS, SEQLEN, tokens,
                               &(struct qt_hook){&kept, keep}, &f->err),
               &f->err);
     assert_memory_equal(copy, hidden, TOKENS * f->width * sizeof *copy);
@@ -106,27 +106,27 @@ static struct qt_tokens all_tokens(void)
     assert_int_equal(qt_tokens_new(&t, TOKENS, NULL), QT_OK);
     t.count = TOKENS;
     for (uint32_t i = 0; i < TOKENS; i++)
-        t.row[i] = i, t.share[i] = 1;
+        t.row[i] = i, t.weight[i] = 1;
     return t;
 }
 
-static float *shares_of(struct fixture *f, struct qt_layer *block, const float *hidden)
+static float *routing_weights(struct fixture *f, struct qt_layer *layer, const float *hidden)
 {
-    float *share = malloc(TOKENS * f->experts * sizeof *share);
+    float *weights = malloc(TOKENS * f->experts * sizeof *weights);
     float *copy = malloc(TOKENS * f->width * sizeof *copy);
     memcpy(copy, hidden, TOKENS * f->width * sizeof *copy);
-    expect_ok("route", qt_layer_route(share, block, copy, TOKENS, SEQLEN, &f->err), &f->err);
+    expect_ok("route", qt_layer_route(weights, layer, copy, TOKENS, SEQLEN, &f->err), &f->err);
     assert_memory_equal(copy, hidden, TOKENS * f->width * sizeof *copy);
     free(copy);
-    return share;
+    return weights;
 }
 
 /* ---- the router ----------------------------------------------------------------------------- */
 
-/* One token's shares of its router input x, as transformers makes them; false where two experts are
- * so near that either might be chosen. */
-static bool naive_shares(double *share, const float *x, const float *router, size_t width,
-                         size_t experts, size_t chosen, bool of_one)
+/* Routing weights of a token with router input x, as in transformers. Returns false if two experts
+ * are so close that rounding may decide between them. */
+static bool naive_weights(double *weights, const float *x, const float *router, size_t width,
+                          size_t experts, size_t top_k, bool normalize)
 {
     double p[MOST], sum = 0, of = 0, last = 2;
     bool clear = true, taken[MOST] = {false};
@@ -136,12 +136,12 @@ static bool naive_shares(double *share, const float *x, const float *router, siz
             logit += (double)x[j] * (double)router[e * width + j];
         sum += p[e] = exp(logit);
     }
-    for (size_t c = 0; c <= chosen && c < experts; c++) {
+    for (size_t c = 0; c <= top_k && c < experts; c++) {
         size_t best = experts;
         for (size_t e = 0; e < experts; e++)
             if (!taken[e] && (best == experts || p[e] > p[best]))
                 best = e;
-        if (c == chosen)
+        if (c == top_k)
             clear = p[best] < last * (1 - 1e-4);
         else {
             taken[best] = true;
@@ -149,31 +149,31 @@ static bool naive_shares(double *share, const float *x, const float *router, siz
         }
     }
     for (size_t e = 0; e < experts; e++)
-        share[e] = (taken[e] ? 1 : -1) * p[e] / (of_one ? of : sum);
+        weights[e] = (taken[e] ? 1 : -1) * p[e] / (normalize ? of : sum);
     return clear;
 }
 
-/* gate_name: of the last expert, which all tokens go through, or NULL. */
-static void router_case(const char *dir, const char *router_name, size_t chosen, bool of_one,
+/* gate_name: the gate of the shared expert, or NULL. */
+static void router_case(const char *dir, const char *router_name, size_t top_k, bool normalize,
                         const char *gate_name)
 {
     struct fixture *f = open_model(dir);
     const size_t routed = f->experts - (gate_name != NULL);
     struct qt_tokens all = all_tokens();
-    struct qt_layer *block;
+    struct qt_layer *layer;
     size_t unclear = 0;
-    expect_ok("block", qt_layer_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
-    float *share = shares_of(f, block, f->hidden);
+    expect_ok("layer", qt_layer_open(&layer, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    float *weights = routing_weights(f, layer, f->hidden);
     float *router = malloc(f->experts * f->width * sizeof *router), *gate = NULL;
     expect_ok("router", f->source.load(f->source.ctx, router_name, router, &f->err), &f->err);
     if (gate_name) {
         gate = router + routed * f->width;
         expect_ok("gate", f->source.load(f->source.ctx, gate_name, gate, &f->err), &f->err);
     }
-    struct kept x = input_of(f, block, 2, f->hidden, &all);
+    struct kept x = input_of(f, layer, 2, f->hidden, &all);
     for (size_t t = 0; t < TOKENS; t++) {
         double want[MOST], logit = 0;
-        if (!naive_shares(want, x.x + t * f->width, router, f->width, routed, chosen, of_one)) {
+        if (!naive_weights(want, x.x + t * f->width, router, f->width, routed, top_k, normalize)) {
             unclear++;
             continue;
         }
@@ -182,20 +182,20 @@ static void router_case(const char *dir, const char *router_name, size_t chosen,
         if (gate)
             want[routed] = 1 / (1 + exp(-logit));
         for (size_t e = 0; e < f->experts; e++) {
-            const double got = (double)share[t * f->experts + e];
+            const double got = (double)weights[t * f->experts + e];
             assert_true(fabs(got - want[e]) <= 1e-4 * fabs(want[e]));
         }
     }
     assert_true(unclear < TOKENS / 50);
-    qt_layer_close(block);
+    qt_layer_close(layer);
     qt_tokens_free(&all);
     free(x.x);
-    free(share);
+    free(weights);
     free(router);
     close_model(f);
 }
 
-static void shares_are_the_routers(void **state)
+static void weights_match_the_router(void **state)
 {
     (void)state;
     router_case(CHOSEN, "model.layers.0.mlp.gate.weight", 3, true, NULL);
@@ -210,44 +210,44 @@ static void shares_are_the_routers(void **state)
 
 /* ---- lists ---------------------------------------------------------------------------------- */
 
-static bool listed(const struct qt_tokens *t, size_t row, float *share)
+static bool listed(const struct qt_tokens *t, size_t row, float *weights)
 {
     for (size_t i = 0; i < t->count; i++)
         if (t->row[i] == row) {
-            *share = t->share[i];
+            *weights = t->weight[i];
             return true;
         }
     return false;
 }
 
-/* Few different shares, so that many are equal; also 0. */
-static void lists_are_filled_with_the_nearest(void **state)
+/* The weights have few different values, so that many are equal or 0. */
+static void lists_add_the_nearest_tokens(void **state)
 {
     enum { M = 60, EXPERTS = 3 };
     (void)state;
     for (int trial = 0; trial < 400; trial++) {
-        float share[M * EXPERTS];
+        float weights[M * EXPERTS];
         struct qt_tokens t;
         const size_t e = random_u32() % EXPERTS, least = random_u32() % (M + 10);
         size_t choose = 0, chose;
         assert_int_equal(qt_tokens_new(&t, M, NULL), QT_OK);
         for (size_t i = 0; i < M * EXPERTS; i++)
-            share[i] = ((float)(random_u32() % 9) - (float)(trial % 9)) / 8;
+            weights[i] = ((float)(random_u32() % 9) - (float)(trial % 9)) / 8;
         for (size_t i = 0; i < M; i++)
-            choose += share[i * EXPERTS + e] > 0;
-        chose = qt_tokens_of_expert(&t, share, M, EXPERTS, e, least);
+            choose += weights[i * EXPERTS + e] > 0;
+        chose = qt_tokens_of_expert(&t, weights, M, EXPERTS, e, least);
         assert_int_equal(chose, choose);
         assert_int_equal(t.count, least <= choose ? choose : least < M ? least : M);
         for (size_t i = 1; i < t.count; i++)
             assert_true(t.row[i] > t.row[i - 1]);
         for (size_t i = 0; i < M; i++) {
-            const float s = share[i * EXPERTS + e];
+            const float s = weights[i * EXPERTS + e];
             float of;
             if (listed(&t, i, &of))
                 assert_true(of == (s > 0 ? s : fmaxf(-s, 0x1p-10f)));
             else
-                for (size_t j = 0; j < M; j++) { /* no other that is listed was further away */
-                    const float other = share[j * EXPERTS + e];
+                for (size_t j = 0; j < M; j++) { /* no added token is further away */
+                    const float other = weights[j * EXPERTS + e];
                     assert_true(s <= 0);
                     if (other <= 0 && listed(&t, j, &of))
                         assert_true(other < s || (other == s && j < i));
@@ -259,21 +259,20 @@ static void lists_are_filled_with_the_nearest(void **state)
 
 /* ---- one expert ----------------------------------------------------------------------------- */
 
-/* Those that choose it by themselves are those that are listed, and a token gets what it gets among
- * all. */
+/* An expert processes the listed tokens, with the same values as in a run of all tokens. */
 static void tokens_go_through_experts(void **state)
 {
     struct fixture *f = open_model(*state);
     struct qt_tokens all = all_tokens(), some = all_tokens();
-    struct qt_layer *block;
-    expect_ok("block", qt_layer_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
-    float *share = shares_of(f, block, f->hidden);
+    struct qt_layer *layer;
+    expect_ok("layer", qt_layer_open(&layer, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    float *weights = routing_weights(f, layer, f->hidden);
     for (size_t e = 0; e < f->experts; e++)
         for (int input = 2 + 2 * (int)e; input < 4 + 2 * (int)e; input++) {
-            qt_tokens_of_expert(&some, share, TOKENS, f->experts, e, 0);
-            struct kept every = input_of(f, block, input, f->hidden, &all);
-            struct kept own = input_of(f, block, input, f->hidden, NULL);
-            struct kept told = input_of(f, block, input, f->hidden, &some);
+            qt_tokens_of_expert(&some, weights, TOKENS, f->experts, e, 0);
+            struct kept every = input_of(f, layer, input, f->hidden, &all);
+            struct kept own = input_of(f, layer, input, f->hidden, NULL);
+            struct kept told = input_of(f, layer, input, f->hidden, &some);
             assert_int_equal(every.count, TOKENS);
             assert_int_equal(own.count, some.count);
             assert_int_equal(told.count, some.count);
@@ -287,19 +286,19 @@ static void tokens_go_through_experts(void **state)
             free(own.x);
             free(told.x);
         }
-    qt_layer_close(block);
+    qt_layer_close(layer);
     qt_tokens_free(&all);
     qt_tokens_free(&some);
-    free(share);
+    free(weights);
     close_model(f);
 }
 
 /* ---- calibration ---------------------------------------------------------------------------- */
 
-/* The source's weights, those of some linears changed. */
+/* The source's weights, with some linears changed. */
 struct changing {
     struct qt_weights source;
-    const char *part; /* of names */
+    const char *part; /* part of the names of changed tensors */
 };
 
 static bool shape(void *ctx, const char *name, int *ndim, size_t dims[QT_MAX_DIMS])
@@ -330,14 +329,15 @@ static void expect_near(const char *what, double got, double want, double unit)
         fail_msg("%s: %g, expected %g (of %g)", what, got, want, unit);
 }
 
-/* Some entries of the sums over the tokens, x here and z there by all tokens of the expert. */
+/* Compares random entries of the sums over `tokens`. x, z: the input of all tokens in the changed
+ * and in the original model. */
 static void compare(const struct qt_observed *got, const struct kept *x, const struct kept *z,
                     const struct qt_tokens *tokens)
 {
     const size_t k = x->k;
     double second = 0, fourth = 0;
     for (size_t t = 0; t < tokens->count; t++) {
-        const double w = (double)tokens->share[t] * (double)tokens->share[t];
+        const double w = (double)tokens->weight[t] * (double)tokens->weight[t];
         second += w;
         fourth += w * w;
     }
@@ -349,7 +349,7 @@ static void compare(const struct qt_observed *got, const struct kept *x, const s
         double h = 0, cross = 0, square = 0, xx = 0, size = 0;
         for (size_t t = 0; t < tokens->count; t++) {
             const size_t at = tokens->row[t] * k;
-            const double w = (double)tokens->share[t] * (double)tokens->share[t];
+            const double w = (double)tokens->weight[t] * (double)tokens->weight[t];
             const double a = (double)x->x[at + i], b = (double)x->x[at + j];
             const double d = (double)z->x[at + i] - a;
             h += w * a * b;
@@ -365,8 +365,8 @@ static void compare(const struct qt_observed *got, const struct kept *x, const s
     }
 }
 
-/* Attention is changed, and of each expert's linears the first when the second is observed. */
-static void sums_are_of_an_experts_tokens(void **state)
+/* Attention is changed, and each expert's first linears are changed before its second input. */
+static void sums_cover_the_experts_tokens(void **state)
 {
     struct fixture *f = open_model(*state);
     struct changing attention = {f->source, "self_attn.o_proj"}, both = {f->source, "_proj"};
@@ -388,19 +388,19 @@ static void sums_are_of_an_experts_tokens(void **state)
     expect_ok("open", qt_sequential_open(&s, &f->source, &f->source, &data, &f->err), &f->err);
     expect_ok("enter", qt_sequential_enter(s, 0, &now, &f->err), &f->err);
     expect_ok("advance", qt_sequential_advance(s, 1, &f->err), &f->err);
-    float *share = shares_of(f, here, hidden);
+    float *weights = routing_weights(f, here, hidden);
     now.ctx = &both;
     for (int input = 2; input < 2 + 2 * (int)f->experts; input++) {
         const size_t expert = (size_t)qt_model_expert(f->model, 0, input);
         struct qt_observed seen;
-        const size_t chose = qt_tokens_of_expert(&some, share, TOKENS, f->experts, expert, 0);
+        const size_t chose = qt_tokens_of_expert(&some, weights, TOKENS, f->experts, expert, 0);
         struct kept x = input_of(f, here, input, hidden, &all);
         struct kept z = input_of(f, there, input, f->hidden, &all);
         expect_ok("observe", qt_sequential_observe(&seen, s, input, &f->err), &f->err);
-        assert_int_equal(seen.chose, chose);
-        assert_true(chose > QT_FEW_TOKENS * x.k); /* nothing is added to these, in any chunk */
+        assert_int_equal(seen.routed_tokens, chose);
+        assert_true(chose > QT_MIN_TOKENS_PER_CHANNEL * x.k); /* enough: no tokens are added */
         compare(&seen, &x, &z, &some);
-        expect_ok("renew", qt_sequential_renew(s, input, &now, &f->err), &f->err);
+        expect_ok("renew", qt_sequential_reload(s, input, &now, &f->err), &f->err);
         expect_ok("renew here", qt_layer_load_linears(here, input, &now, &f->err), &f->err);
         free(x.x);
         free(z.x);
@@ -410,47 +410,47 @@ static void sums_are_of_an_experts_tokens(void **state)
     qt_layer_close(there);
     qt_tokens_free(&all);
     qt_tokens_free(&some);
-    free(share);
+    free(weights);
     free(hidden);
     close_model(f);
 }
 
-/* Some experts are chosen by fewer tokens than their sums want. */
-static void few_tokens_are_joined(void **state)
+/* Some experts are chosen by fewer tokens than calibration requires. */
+static void tokens_are_added_to_small_experts(void **state)
 {
     enum { FEW_SAMPLES = 6, FEW = FEW_SAMPLES * SEQLEN };
     struct fixture *f = open_model("tests/golden/models/mixtral");
     const struct qt_calibration data = {
         .ids = f->ids, .samples = FEW_SAMPLES, .seqlen = SEQLEN, .backend = f->be};
     struct qt_tokens all = all_tokens(), some = all_tokens();
-    struct qt_layer *block;
+    struct qt_layer *layer;
     struct qt_sequential *s;
     struct qt_observed seen;
     size_t chose = 0, joined = 0;
     (void)state;
-    expect_ok("block", qt_layer_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
-    float *share = shares_of(f, block, f->hidden);
+    expect_ok("layer", qt_layer_open(&layer, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    float *weights = routing_weights(f, layer, f->hidden);
     expect_ok("open", qt_sequential_open(&s, &f->source, &f->source, &data, &f->err), &f->err);
     expect_ok("enter", qt_sequential_enter(s, 0, &f->source, &f->err), &f->err);
     expect_ok("advance", qt_sequential_advance(s, 1, &f->err), &f->err);
     for (int input = 2; input < 2 + 2 * (int)f->experts; input += 2) {
-        struct kept x = input_of(f, block, input, f->hidden, &all);
+        struct kept x = input_of(f, layer, input, f->hidden, &all);
         const size_t expert = (size_t)qt_model_expert(f->model, 0, input), least = 4 * x.k;
         expect_ok("observe", qt_sequential_observe(&seen, s, input, &f->err), &f->err);
-        assert_int_equal(seen.chose,
-                         qt_tokens_of_expert(&some, share, FEW, f->experts, expert, least));
+        assert_int_equal(seen.routed_tokens,
+                         qt_tokens_of_expert(&some, weights, FEW, f->experts, expert, least));
         compare(&seen, &x, &x, &some);
-        chose += seen.chose;
-        joined += some.count - seen.chose;
+        chose += seen.routed_tokens;
+        joined += some.count - seen.routed_tokens;
         free(x.x);
     }
     assert_int_equal(chose, 2 * FEW); /* two each */
     assert_true(joined > 0);
     qt_sequential_close(s);
-    qt_layer_close(block);
+    qt_layer_close(layer);
     qt_tokens_free(&all);
     qt_tokens_free(&some);
-    free(share);
+    free(weights);
     close_model(f);
 }
 
@@ -482,7 +482,7 @@ static void allocation_failures(void **state)
     close_model(f);
 }
 
-/* ---- what is not for them ------------------------------------------------------------------- */
+/* ---- refusals ------------------------------------------------------------------------------- */
 
 static int load_huge(void *ctx, const char *name, float *dst, struct qt_err *err)
 {
@@ -502,18 +502,18 @@ static void expect_no_scores(struct fixture *f, const char *part)
     struct changing huge = {f->source, part};
     const struct qt_weights w = {
         .dir = f->source.dir, .ctx = &huge, .shape = shape, .load = load_huge};
-    struct qt_layer *block;
-    float *share = malloc(TOKENS * f->experts * sizeof *share);
-    expect_ok("block", qt_layer_open(&block, f->model, 0, &w, f->be, &f->err), &f->err);
-    expect_error("route", qt_layer_route(share, block, f->hidden, TOKENS, SEQLEN, &f->err),
+    struct qt_layer *layer;
+    float *weights = malloc(TOKENS * f->experts * sizeof *weights);
+    expect_ok("layer", qt_layer_open(&layer, f->model, 0, &w, f->be, &f->err), &f->err);
+    expect_error("route", qt_layer_route(weights, layer, f->hidden, TOKENS, SEQLEN, &f->err),
                  QT_E_INPUT, "not finite", &f->err);
-    expect_error("run", qt_layer_run_sublayer(block, 2, f->hidden, TOKENS, SEQLEN, NULL, &f->err),
+    expect_error("run", qt_layer_run_sublayer(layer, 2, f->hidden, TOKENS, SEQLEN, NULL, &f->err),
                  QT_E_INPUT, part, &f->err);
-    qt_layer_close(block);
-    free(share);
+    qt_layer_close(layer);
+    free(weights);
 }
 
-/* Of finite weights, and of a token that is not finite. */
+/* Scores overflow with finite weights, or the input of the router is not finite. */
 static void infinite_scores_are_refused(void **state)
 {
     struct fixture *f = open_model(GATED);
@@ -521,11 +521,11 @@ static void infinite_scores_are_refused(void **state)
     expect_no_scores(f, "layers.0.mlp.gate.weight");
     expect_no_scores(f, "layers.0.mlp.shared_expert_gate.weight");
     f->hidden[3 * f->width + 1] = NAN;
-    struct qt_layer *block;
-    expect_ok("block", qt_layer_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
-    expect_error("run", qt_layer_run_sublayer(block, 2, f->hidden, TOKENS, SEQLEN, NULL, &f->err),
+    struct qt_layer *layer;
+    expect_ok("layer", qt_layer_open(&layer, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    expect_error("run", qt_layer_run_sublayer(layer, 2, f->hidden, TOKENS, SEQLEN, NULL, &f->err),
                  QT_E_INPUT, "layers.0.mlp.gate.weight", &f->err);
-    qt_layer_close(block);
+    qt_layer_close(layer);
     close_model(f);
 }
 
@@ -533,13 +533,13 @@ static void gradients_are_refused(void **state)
 {
     struct fixture *f = open_model("tests/golden/models/mixtral");
     const struct qt_layer_grads none = {{NULL}, {NULL}};
-    struct qt_layer *block;
+    struct qt_layer *layer;
     float *grad = calloc(SEQLEN * f->width, sizeof *grad);
     (void)state;
-    expect_ok("block", qt_layer_open(&block, f->model, 0, &f->source, f->be, &f->err), &f->err);
-    expect_error("gradient", qt_layer_grad(block, grad, &none, f->hidden, SEQLEN, SEQLEN, &f->err),
+    expect_ok("layer", qt_layer_open(&layer, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    expect_error("gradient", qt_layer_grad(layer, grad, &none, f->hidden, SEQLEN, SEQLEN, &f->err),
                  QT_E_UNSUPPORTED, "mixture of experts", &f->err);
-    qt_layer_close(block);
+    qt_layer_close(layer);
     free(grad);
     close_model(f);
 }
@@ -563,15 +563,15 @@ int main(void)
 {
     seed_init();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shares_are_the_routers),
-        cmocka_unit_test(lists_are_filled_with_the_nearest),
+        cmocka_unit_test(weights_match_the_router),
+        cmocka_unit_test(lists_add_the_nearest_tokens),
         cmocka_unit_test_prestate(tokens_go_through_experts, CHOSEN),
         cmocka_unit_test_prestate(tokens_go_through_experts, SHARED),
         cmocka_unit_test_prestate(tokens_go_through_experts, GATED),
-        cmocka_unit_test_prestate(sums_are_of_an_experts_tokens, CHOSEN),
-        cmocka_unit_test_prestate(sums_are_of_an_experts_tokens, SHARED),
-        cmocka_unit_test_prestate(sums_are_of_an_experts_tokens, GATED),
-        cmocka_unit_test(few_tokens_are_joined),
+        cmocka_unit_test_prestate(sums_cover_the_experts_tokens, CHOSEN),
+        cmocka_unit_test_prestate(sums_cover_the_experts_tokens, SHARED),
+        cmocka_unit_test_prestate(sums_cover_the_experts_tokens, GATED),
+        cmocka_unit_test(tokens_are_added_to_small_experts),
         cmocka_unit_test_prestate(allocation_failures, MIXTRAL),
         cmocka_unit_test_prestate(allocation_failures, ONE_DENSE),
         cmocka_unit_test(infinite_scores_are_refused),

@@ -1,9 +1,9 @@
 /*
- * A whole calibrated quantize in which one thing goes wrong: the nth allocation, the nth call that
- * touches a file. Each time for every n: a clean error or the same container, never another one;
- * nothing under the output's name before it is complete; and a resume that gives the same bytes.
+ * A whole calibrated quantize run with one fault: the nth allocation or the nth file call fails.
+ * For every n the run must end with a clean error or with the same container, leave nothing under
+ * the output's name before it is complete, and be resumable to the same bytes.
  *
- * File calls are caught at link time (-Wl,--wrap, see the Makefile): the product has no hooks.
+ * File calls are intercepted at link time (-Wl,--wrap, see the Makefile): the product has no hooks.
  */
 #include "tests/unit/fixture.h"
 
@@ -20,8 +20,8 @@
 
 /* ---- allocations ---------------------------------------------------------------------------- */
 
-static long allocations, allocation_at = -1; /* the number that fails */
-static bool all_after;                       /* and all after it */
+static long allocations, allocation_at = -1; /* number of the allocation that fails */
+static bool all_after;                       /* also all later allocations */
 
 static bool out_of_memory(void)
 {
@@ -52,10 +52,10 @@ void *__wrap_aligned_alloc(size_t align, size_t size)
 
 /* ---- calls ---------------------------------------------------------------------------------- */
 
-/* What happens at call number `at`; before and after it calls pass through. */
+/* The fault at call number fault_at; other calls pass through. */
 static enum { NOTHING, FAIL, KILL, SHORT, TRUNCATE_SOURCE, TOUCH_SOURCE } fault;
 static long fault_at, calls;
-static char source[512]; /* the source's tensors */
+static char source[512]; /* weight file of the source */
 
 static void disturb_source(bool truncated)
 {
@@ -63,7 +63,7 @@ static void disturb_source(bool truncated)
     assert_int_equal(truncated ? truncate(source, 100) : utimensat(AT_FDCWD, source, times, 0), 0);
 }
 
-/* True when the call is to fail with errno e. */
+/* True if the call must fail with errno e. */
 static bool fails(int e)
 {
     if (calls++ != fault_at)
@@ -166,7 +166,8 @@ static int set_up(void **state)
     shell(command);
     free(root);
     snprintf(source, sizeof source, "%s/model/model.safetensors", dir);
-    qt_threads_set(1); /* a process that has run a parallel loop must not fork and run another */
+    qt_threads_set(1); /* one thread: a process that has run a parallel loop must not fork and run
+                        * another */
     return chdir(dir) == 0 ? qt_backend_cpu_open(&be, &err) : -1;
 }
 
@@ -180,7 +181,7 @@ static int tear_down(void **state)
     return chdir("/") == 0 ? system(command) : -1;
 }
 
-/* Quantizes model to `out`, from opening the checkpoint on. */
+/* Opens the checkpoint and quantizes it to `out`. */
 static int quantize(const char *out, bool resume)
 {
     uint32_t ids[SAMPLES * SEQLEN];
@@ -214,13 +215,13 @@ static void expect_same(const char *what, long n)
 
 static void expect_clean_error(const char *what, long n, int rc)
 {
-    /* A file that could not be looked at may turn out not to be there. */
+    /* A failed stat may be reported as a missing file. */
     bool absent = rc == QT_E_INPUT && strstr(err.reason, "No such file");
     if ((rc != QT_E_RESOURCE && !absent) || !err.reason[0])
         fail_msg("%s %ld: status %d, %s: %s", what, n, rc, err.file, err.reason);
 }
 
-/* After a failure: what is there is complete, or is completed. Leaves nothing. */
+/* After a fault: the output is complete or can be completed. Removes it. */
 static void expect_resumable(const char *what, long n)
 {
     int rc = quantize("out", true);
@@ -230,10 +231,10 @@ static void expect_resumable(const char *what, long n)
     shell("rm -rf out out.partial");
 }
 
-/* Every n with QT_FULL set (some minutes), every `few`th otherwise. */
-static long stride(long few)
+/* Step between values of n: 1 if QT_FULL is set (some minutes), else `step`. */
+static long stride(long step)
 {
-    return getenv("QT_FULL") ? 1 : few;
+    return getenv("QT_FULL") ? 1 : step;
 }
 
 static void make_reference(void **state)
@@ -242,7 +243,7 @@ static void make_reference(void **state)
     expect_ok("reference", quantize("ref", false), &err);
 }
 
-/* ---- what goes wrong ------------------------------------------------------------------------ */
+/* ---- faults --------------------------------------------------------------------------------- */
 
 static void allocations_fail(bool from_then_on)
 {
@@ -292,7 +293,7 @@ static void every_call_fails(void **state)
         if (rc < 0)
             expect_clean_error("call", n, rc);
         expect_resumable("call", n);
-        assert_true(reached || n > 200); /* or nothing was caught */
+        assert_true(reached || n > 200); /* else nothing was intercepted */
     }
 }
 
@@ -308,7 +309,7 @@ static void killed_at_every_call(void **state)
             fault = KILL;
             fault_at = n;
             calls = 0;
-            qt_threads_set(1); /* LLVM's OpenMP has forgotten it in the fork */
+            qt_threads_set(1); /* LLVM's OpenMP loses the setting in the fork */
             _exit(quantize("out", false) == QT_OK ? 0 : 1);
         }
         assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -318,7 +319,7 @@ static void killed_at_every_call(void **state)
     }
 }
 
-/* Short reads and writes and interrupted calls are no errors. */
+/* Short reads and writes and interrupted calls are not errors. */
 static void short_calls(void **state)
 {
     (void)state;
@@ -329,7 +330,7 @@ static void short_calls(void **state)
     expect_resumable("short", 0);
 }
 
-/* Whatever goes wrong in the resume of a run that has finished, its container stays as it is. */
+/* Faults while a finished run is resumed leave its container unchanged. */
 static void finished_container_stays(void **state)
 {
     (void)state;
@@ -349,7 +350,7 @@ static void finished_container_stays(void **state)
             int rc = quantize("out", true);
             allocation_at = -1;
             fault = NOTHING;
-            /* A side file that could not be looked at seems not to be there. */
+            /* A failed stat of a side file is reported as a missing side file. */
             if (rc < 0 && rc != QT_E_RESUME)
                 expect_clean_error(i ? "call" : "allocation", n, rc);
         }
@@ -379,7 +380,7 @@ static void source_changed(void **state)
     }
 }
 
-/* Matrices that are larger than what the checkpoint's fingerprint looks at. */
+/* Quantizes matrices that are larger than the part that the checkpoint's fingerprint covers. */
 static int quantize_large(bool resume)
 {
     enum { MATRICES = 3, N = 64, K = 256 };
@@ -412,8 +413,8 @@ static int quantize_large(bool resume)
     return rc;
 }
 
-/* Stopped, then another byte in the middle of a tensor: a resume must notice when the tensor is
- * among those that are finished. */
+/* After a stopped run a byte in the middle of a tensor changes. A resume must notice it if the
+ * tensor is finished. */
 static void source_changed_before_resume(void **state)
 {
     int refused = 0, resumed = 0;
@@ -428,7 +429,7 @@ static void source_changed_before_resume(void **state)
         shell("printf X | dd of=large.safetensors bs=1 seek=50000 conv=notrunc status=none");
         int rc = quantize_large(true);
         if (rc < 0) {
-            expect_error("resumed", rc, QT_E_RESUME, "its data is not what it was", &err);
+            expect_error("resumed", rc, QT_E_RESUME, "its source data has changed", &err);
             refused++;
         } else {
             resumed++;
@@ -440,7 +441,7 @@ static void source_changed_before_resume(void **state)
     shell("rm -rf out out.partial");
     expect_ok("whole", quantize_large(false), &err);
     shell("printf X | dd of=large.safetensors bs=1 seek=50000 conv=notrunc status=none");
-    expect_error("finished", quantize_large(true), QT_E_RESUME, "its data is not what it was",
+    expect_error("finished", quantize_large(true), QT_E_RESUME, "its source data has changed",
                  &err);
     shell("rm -r out");
 }

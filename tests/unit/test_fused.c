@@ -1,5 +1,5 @@
-/* Families that keep several linears in one tensor (phi3): a model quantizes to the same one as its
- * twin, the same numbers under the tensor names of a family that keeps them apart. */
+/* Families that fuse several linears into one tensor (phi3): a model must quantize like its twin,
+ * which has the same weights under the tensor names of a family that does not fuse them. */
 #include "fixture.h"
 
 #include "kernels/kernels.h"
@@ -9,19 +9,19 @@
 enum { SEQLEN = 32, SAMPLES = 12, TOKENS = SAMPLES * SEQLEN, TENSORS = 32 };
 
 static const char golden[] = "tests/golden/models/phi3";
-static const char twin[] = "mistral"; /* the family without fused tensors, else like phi3 */
+static const char twin[] = "mistral"; /* like phi3, but without fused tensors */
 
 struct world {
-    char *dir; /* holds twin, and the containers fused and apart */
-    struct qt_ckpt *fused, *apart;
+    char *dir; /* has the twin, and the containers "fused" and "unfused" */
+    struct qt_ckpt *fused, *unfused;
     struct qt_backend *be;
     uint32_t ids[TOKENS];
     struct qt_err err;
 };
 
-/* ---- the twin ------------------------------------------------------------------------------- */
+/* ---- twin ----------------------------------------------------------------------------------- */
 
-/* Rows, given by their parts of the whole, of a fused tensor under names of their own. */
+/* Parts of a fused tensor: their names and relative numbers of rows. */
 static const struct {
     const char *fused, *names[3];
     size_t rows[3];
@@ -54,7 +54,7 @@ static size_t split_tensor(struct qt_tensor out[3], char names[3][128], const st
     return 1;
 }
 
-/* The parts of a tensor follow each other, so that the data is the fused checkpoint's. */
+/* The parts of a tensor are stored in order, so the data equals that of the fused checkpoint. */
 static void write_weights(struct world *w, const char *dir)
 {
     static char names[TENSORS][3][128];
@@ -92,7 +92,7 @@ static void write_config(struct world *w, const char *dir)
               qt_json_load(&config, fixture_path(golden, "config.json"), 1 << 16, &w->err),
               &w->err);
     json_object_set_new(config, "model_type", json_string(twin));
-    json_object_set_new(config, "rms_norm_eps", json_real(1e-5)); /* phi3's when it is missing */
+    json_object_set_new(config, "rms_norm_eps", json_real(1e-5)); /* phi3's default */
     assert_int_equal(json_dump_file(config, fixture_path(dir, "config.json"), 0), 0);
     json_decref(config);
 }
@@ -110,7 +110,7 @@ static int set_up(void **state)
     expect_ok(dir, qt_dir_make(dir, &w->err), &w->err);
     write_weights(w, dir);
     write_config(w, dir);
-    expect_ok(dir, qt_ckpt_open(&w->apart, dir, &w->err), &w->err);
+    expect_ok(dir, qt_ckpt_open(&w->unfused, dir, &w->err), &w->err);
     for (size_t i = 0; i < TOKENS; i++) {
         x = x * 1664525 + 1013904223;
         w->ids[i] = (x >> 16) % 97;
@@ -120,10 +120,10 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    static const char *const dirs[] = {"twin", "fused", "apart"};
+    static const char *const dirs[] = {"twin", "fused", "unfused"};
     struct world *w = *state;
     qt_ckpt_close(w->fused);
-    qt_ckpt_close(w->apart);
+    qt_ckpt_close(w->unfused);
     for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++)
         qt_dir_remove(fixture_path(w->dir, dirs[i]), NULL);
     fixture_remove(w->dir);
@@ -132,7 +132,7 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* ---- comparing ------------------------------------------------------------------------------ */
+/* ---- comparison ----------------------------------------------------------------------------- */
 
 /* Mean KL divergence of the logits. */
 static double divergence(struct world *w, const struct qt_weights *a, const struct qt_weights *b)
@@ -161,32 +161,34 @@ static void quantize(struct world *w, const struct qt_ckpt *ckpt, const char *ou
     json_decref(report.document);
 }
 
-/* Rows in one tensor are rounded as they are in several, and are fed the same activations. What is
- * left is chance: rows are polished together as long as it pays for all of them. (The order in
- * which w4ax stores them is tested in test_act.c.) */
+/* Fused rows are rounded like separate ones, with the same activations. Small differences remain
+ * because coordinate descent stops when it no longer helps all rows of a tensor. (test_act.c tests
+ * the order in which w4ax stores rows.) */
 static void scheme_case(struct world *w, const char *scheme)
 {
-    struct qt_container *fused, *apart;
+    struct qt_container *fused, *unfused;
     struct qt_weights source = qt_weights_of_ckpt(w->fused);
     quantize(w, w->fused, "fused", scheme);
-    quantize(w, w->apart, "apart", scheme);
+    quantize(w, w->unfused, "unfused", scheme);
     expect_ok("fused", qt_container_open(&fused, fixture_path(w->dir, "fused"), &w->err), &w->err);
-    expect_ok("apart", qt_container_open(&apart, fixture_path(w->dir, "apart"), &w->err), &w->err);
-    struct qt_weights a = qt_weights_of_container(fused), b = qt_weights_of_container(apart);
+    expect_ok("unfused", qt_container_open(&unfused, fixture_path(w->dir, "unfused"), &w->err),
+              &w->err);
+    struct qt_weights a = qt_weights_of_container(fused), b = qt_weights_of_container(unfused);
     double rounding = divergence(w, &a, &source);
     double between = divergence(w, &a, &b);
     print_message("  %-28s %.6f from the source, %.6f from the twin\n", scheme, rounding, between);
     assert_true(between < 0.5 * rounding);
     assert_true(rounding > 1e-6 && rounding < 0.2);
     qt_container_close(fused);
-    qt_container_close(apart);
+    qt_container_close(unfused);
 }
 
 static void test_same_model(void **state)
 {
     struct world *w = *state;
-    struct qt_weights fused = qt_weights_of_ckpt(w->fused), apart = qt_weights_of_ckpt(w->apart);
-    assert_true(divergence(w, &fused, &apart) == 0.0);
+    struct qt_weights fused = qt_weights_of_ckpt(w->fused),
+                      unfused = qt_weights_of_ckpt(w->unfused);
+    assert_true(divergence(w, &fused, &unfused) == 0.0);
 }
 
 static void test_same_quantized(void **state)

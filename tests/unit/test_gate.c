@@ -1,4 +1,4 @@
-/* --gate expressions: relations, syntax, unknown names, what a failure says. */
+/* --gate expressions: relations, syntax, unknown names, messages. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@
 static const struct qt_figure figures[] = {
     {"ppl", 12.5}, {"kld_mean", 0.01}, {"bpw", 4.25}, {"sqnr", INFINITY}, {"broken", NAN},
 };
-/* sqnr and bpw of five tensors. */
+/* sqnr and bpw of five tensors */
 static const char *const names[] = {"l.0.up", "l.0.down", "l.1.up", "l.1.down", "head[x]"};
 static const struct qt_figure each[] = {
     {"sqnr", 20}, {"bpw", 4},  {"sqnr", 10}, {"bpw", 6},    {"sqnr", 21},
@@ -58,7 +58,7 @@ static void test_fails(void **state)
         "bpw<5,ppl<12",
         "ppl<12,bpw<5",
         "sqnr<=1000",
-        /* a figure that is no number meets nothing */
+        /* NaN satisfies no condition */
         "broken<=1",
         "broken>=1",
         "broken<1",
@@ -79,7 +79,7 @@ static void test_failure_names_every_condition(void **state)
                                     "kld_mean is 0.01, required <= 0.005");
 }
 
-/* Of more conditions than there is room for: no half of one, and how many there are. */
+/* A message with too many failures has whole conditions only, and the number of the others. */
 static void test_many_failures(void **state)
 {
     char expr[2000] = "ppl<0";
@@ -87,7 +87,7 @@ static void test_many_failures(void **state)
     (void)state;
     for (size_t i = 1; i < 60; i++)
         strcat(expr, ",ppl<1");
-    strcat(expr, ",bpw[.]<0"); /* three named, and two more */
+    strcat(expr, ",bpw[.]<0"); /* names three tensors and counts two */
     assert_int_equal(check(expr, &err), QT_E_GATE);
     size_t named = 0, more = 0;
     const char *at = err.reason;
@@ -124,13 +124,13 @@ static void test_syntax(void **state)
     }
 }
 
-/* A mistake in the expression counts more than a failed condition before it. */
+/* A syntax error takes precedence over a failed condition before it. */
 static void test_unknown_name(void **state)
 {
     struct qt_err err;
     (void)state;
     assert_int_equal(check("ppl<1,kld<=3", &err), QT_E_USAGE);
-    assert_non_null(strstr(err.reason, "no figure 'kld'"));
+    assert_non_null(strstr(err.reason, "unknown figure 'kld'"));
     assert_non_null(strstr(err.reason, "ppl, kld_mean, bpw"));
     assert_int_equal(check("ppl<1,bpw=3", &err), QT_E_USAGE);
 }
@@ -167,14 +167,14 @@ static void test_tensors(void **state)
     assert_int_equal(check("bpw[.]<1,ppl<1", &err), QT_E_GATE);
     assert_string_equal(err.reason,
                         "gate failed: bpw of l.0.up is 4, required < 1; bpw of l.0.down is 6, "
-                        "required < 1; bpw of l.1.up is 4, required < 1; and of 2 more tensors; "
+                        "required < 1; bpw of l.1.up is 4, required < 1; and 2 more tensors; "
                         "ppl is 12.5, required < 1");
     assert_int_equal(check("sqnr[head]>0", &err), QT_E_GATE);
     static const struct {
         const char *expr, *reason;
     } bad[] = {
         {"sqnr[lm_head]>=1", "gate: 'lm_head' matches no quantized tensor"},
-        {"kld_mean[up]<=1", "no figure 'kld_mean' of tensors here; there are: sqnr, bpw"},
+        {"kld_mean[up]<=1", "unknown tensor figure 'kld_mean'; known figures: sqnr, bpw"},
         {"sqnr[up>=1", "expected [REGEX] at '[up>=1'"},
         {"sqnr[]>=1", "expected [REGEX]"},
         {"sqnr[(]>=1", "gate: '(': missing closing parenthesis"},
@@ -189,7 +189,7 @@ static void test_tensors(void **state)
     assert_int_equal(qt_gate_check("sqnr[up]>1", figures, FIGURES, NULL, &err), QT_E_USAGE);
 }
 
-/* A failure names the tensor with all of its name. */
+/* The message has the whole name of the tensor. */
 static void test_long_tensor(void **state)
 {
     char name[QT_TENSOR_NAME_MAX + 1] = "";

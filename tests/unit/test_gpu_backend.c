@@ -1,8 +1,8 @@
 /*
- * The host side of the CUDA backend, over a GPU that is not there: its memory is the host's, its
- * cuBLAS is OpenBLAS, and the kernels that products and attention need are loops here; others are
- * missing. So what is cut into panels, parts and heads is checked without a GPU;
- * tests/gpu/test_backend.c is for the kernels.
+ * The host code of the CUDA backend on a simulated device: device memory is host memory, cuBLAS is
+ * OpenBLAS, and the kernels for matrix products and attention are C loops. Other kernels are
+ * missing. This checks the division into panels, 3xTF32 parts and heads without a GPU;
+ * tests/gpu/test_backend.c checks the kernels.
  */
 #include "backend_fixture.h"
 
@@ -10,12 +10,12 @@
 
 #include <cblas.h>
 
-/* ---- the GPU -------------------------------------------------------------------------------- */
+/* ---- the simulated device ------------------------------------------------------------------- */
 
 static bool with_cublas;
 static size_t closed, products_of_parts;
 
-static int stand_in_alloc(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err)
+static int simulated_alloc(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err)
 {
     (void)gpu;
     char *p;
@@ -26,13 +26,13 @@ static int stand_in_alloc(struct qt_gpu *gpu, void **out, size_t bytes, struct q
     return rc;
 }
 
-static void stand_in_free(struct qt_gpu *gpu, void *p)
+static void simulated_free(struct qt_gpu *gpu, void *p)
 {
     (void)gpu;
     qt_free(p);
 }
 
-static int stand_in_fill(struct qt_gpu *gpu, void *dst, int byte, size_t bytes, struct qt_err *err)
+static int simulated_fill(struct qt_gpu *gpu, void *dst, int byte, size_t bytes, struct qt_err *err)
 {
     (void)gpu;
     (void)err;
@@ -40,7 +40,7 @@ static int stand_in_fill(struct qt_gpu *gpu, void *dst, int byte, size_t bytes, 
     return QT_OK;
 }
 
-static void stand_in_close(struct qt_gpu *gpu)
+static void simulated_close(struct qt_gpu *gpu)
 {
     closed++;
     qt_free(gpu);
@@ -53,12 +53,12 @@ int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
     if (rc < 0)
         return rc;
     **out = (struct qt_gpu){.has_cublas = with_cublas,
-                            .name = "stand-in",
+                            .name = "simulated",
                             .cc = 90,
-                            .alloc = stand_in_alloc,
-                            .free = stand_in_free,
-                            .fill = stand_in_fill,
-                            .close = stand_in_close};
+                            .alloc = simulated_alloc,
+                            .free = simulated_free,
+                            .fill = simulated_fill,
+                            .close = simulated_close};
     strcpy((*out)->cublas, with_cublas ? "cuBLAS 13.0.2" : "no cuBLAS: a test");
     return rc;
 }
@@ -97,20 +97,20 @@ static float to_tf32(float x)
     return y;
 }
 
-size_t gpu_math_parts_width(size_t k)
+size_t gpu_math_tf32_width(size_t k)
 {
     return 3 * qt_round_up(k, 32);
 }
 
-int gpu_math_parts(float *z, const float *x, size_t rows, size_t k, size_t ld, bool transposed,
-                   bool right, void *stream)
+int gpu_math_split_tf32(float *z, const float *x, size_t rows, size_t k, size_t ld, bool transposed,
+                        bool right, void *stream)
 {
-    const size_t width = gpu_math_parts_width(k) / 3;
+    const size_t width = gpu_math_tf32_width(k) / 3;
     (void)stream;
     for (size_t r = 0; r < rows; r++)
         for (size_t i = 0; i < width; i++) {
-            const size_t run = i / GPU_PARTS_DEPTH * GPU_PARTS_DEPTH;
-            const size_t step = qt_min_size(width - run, GPU_PARTS_DEPTH);
+            const size_t run = i / GPU_TF32_DEPTH * GPU_TF32_DEPTH;
+            const size_t step = qt_min_size(width - run, GPU_TF32_DEPTH);
             const float v = i >= k ? 0 : transposed ? x[i * ld + r] : x[r * ld + i];
             const float high = to_tf32(v), low = to_tf32(v - high);
             float *to = z + 3 * (r * width + run) + (i - run);
@@ -151,14 +151,31 @@ int gpu_math_softmax(float *s, size_t heads, size_t rows, size_t keys, size_t r0
     return 0;
 }
 
+int gpu_math_own_scores(const struct gpu_own_scores *a, void *stream)
+{
+    (void)stream;
+    for (size_t h = 0; h < a->count * a->group; h++)
+        for (size_t i = a->r0; i < a->r0 + a->rows; i++)
+            for (size_t j = qt_max_size(qt_kv4_group(i), a->lo); j <= i; j++) {
+                const float *exact = a->exact + h / a->group * a->dim;
+                const float *q = a->q + (i - a->r0) * a->ldq + h * a->dim;
+                size_t plane = h / a->group * a->step_kv + h % a->group * a->step_query;
+                float sum = 0;
+                for (size_t d = 0; d < a->dim; d++)
+                    sum += q[d] * cached_key(exact, a->ldk, i, j, d);
+                a->s[(plane * a->rows + i - a->r0) * a->keys + j - a->lo] = sum * a->scale;
+            }
+    return 0;
+}
+
 /* ---- against the CPU ------------------------------------------------------------------------ */
 
-static struct qt_backend *open_stand_in(void)
+static struct qt_backend *open_simulated(void)
 {
     struct qt_backend *be;
     with_cublas = true;
     assert_int_equal(qt_backend_cuda_open(&be, 0, NULL), QT_OK);
-    assert_memory_equal(be->name, "stand-in, cuBLAS 13.0.2, OpenBLAS ", 34);
+    assert_memory_equal(be->name, "simulated, cuBLAS 13.0.2, OpenBLAS ", 35);
     return be;
 }
 
@@ -179,7 +196,7 @@ static void compare(const float *x, const float *y, size_t n, double tolerance)
 
 static void linear_case(size_t m, size_t n, size_t k)
 {
-    struct qt_backend *be = open_stand_in(), *cpu = open_cpu();
+    struct qt_backend *be = open_simulated(), *cpu = open_cpu();
     float *x = random_floats(m * k, 1), *w = random_floats(n * k, 1);
     float *want = random_floats(m * n, 1), *y = random_floats(m * n, 1);
     assert_int_equal(cpu->linear(cpu, want, x, w, NULL, m, n, k, NULL), QT_OK);
@@ -193,10 +210,10 @@ static void linear_case(size_t m, size_t n, size_t k)
     cpu->close(cpu);
 }
 
-/* Added to what is there. */
+/* Gradients are added to the previous contents. */
 static void gradients_case(size_t m, size_t n, size_t k)
 {
-    struct qt_backend *be = open_stand_in(), *cpu = open_cpu();
+    struct qt_backend *be = open_simulated(), *cpu = open_cpu();
     float *x = random_floats(m * k, 1), *w = random_floats(n * k, 1), *dy = random_floats(m * n, 1);
     float *dx = random_floats(m * k, 1), *dx2 = copy_floats(dx, m * k);
     float *dw = random_floats(n * k, 1), *dw2 = copy_floats(dw, n * k);
@@ -227,10 +244,10 @@ static void products(void **state)
     gradients_case(random_size(256, 300), random_size(256, 700), random_size(256, 2500));
 }
 
-/* c = a b + c, of which only panels of `rows` rows are in memory at a time. */
+/* c = a b + c; the parts of only `rows` rows of a and b fit into memory at a time. */
 static void panels_case(int m, int n, int k, int rows)
 {
-    struct gpu_products g = {.part_cells = rows * k};
+    struct gpu_products g = {.split_cells = rows * k};
     float *a = random_floats((size_t)m * (size_t)k, 1),
           *b = random_floats((size_t)n * (size_t)k, 1);
     float *want = random_floats((size_t)m * (size_t)n, 1);
@@ -257,7 +274,7 @@ static void panels_case(int m, int n, int k, int rows)
     assert_int_equal(gpu_product(&g, &p, NULL), QT_OK);
     assert_int_equal(products_of_parts, qt_ceil_div((size_t)m, (size_t)rows) *
                                             qt_ceil_div((size_t)n, (size_t)rows) *
-                                            qt_ceil_div((size_t)k, GPU_PARTS_DEPTH));
+                                            qt_ceil_div((size_t)k, GPU_TF32_DEPTH));
     compare(want, c, (size_t)m * (size_t)n, 1e-5);
     gpu_products_free(&g);
     g.gpu->close(g.gpu);
@@ -277,12 +294,12 @@ static void panels(void **state)
 
 static void gram_case(size_t m, size_t k)
 {
-    struct qt_backend *be = open_stand_in(), *cpu = open_cpu();
+    struct qt_backend *be = open_simulated(), *cpu = open_cpu();
     float *x = random_floats(m * k, 1);
     double *want, *h, most = 0;
     assert_int_equal(qt_array_new(&want, k * k, sizeof *want, NULL), QT_OK);
     assert_int_equal(qt_array_new(&h, k * k, sizeof *h, NULL), QT_OK);
-    for (int twice = 0; twice < 2; twice++) { /* added to what is there */
+    for (int twice = 0; twice < 2; twice++) { /* the second call adds to h */
         assert_int_equal(cpu->gram(cpu, want, x, m, k, NULL), QT_OK);
         assert_int_equal(be->gram(be, h, x, m, k, NULL), QT_OK);
     }
@@ -305,18 +322,23 @@ static void gram_matrices(void **state)
     gram_case(random_size(1025, 1300), 2048 + random_size(1, 200)); /* two panels, two batches */
 }
 
-static void attention_case(size_t sequences, struct qt_attention a)
+static void attention_case(size_t sequences, struct qt_attention a, bool with_exact_keys)
 {
-    struct qt_backend *be = open_stand_in(), *cpu = open_cpu();
+    struct qt_backend *be = open_simulated(), *cpu = open_cpu();
     const size_t m = sequences * a.seqlen, wide = m * a.heads * a.head_dim;
     const size_t narrow = m * a.kv_heads * a.head_dim;
-    float *q = random_floats(wide, 2), *k = random_floats(narrow, 2), *v = random_floats(narrow, 1);
+    const size_t width = a.kv_heads * a.head_dim;
+    float *exact = with_exact_keys ? random_exact_keys(m, width, 1) : NULL;
+    float *k = exact ? cached_keys(exact, m, width, a.seqlen) : random_floats(narrow, 2);
+    float *q = random_floats(wide, 2), *v = random_floats(narrow, 1);
     float *want = random_floats(wide, 1), *y = random_floats(wide, 1);
+    a.exact_keys = exact;
     assert_int_equal(cpu->attention(cpu, want, q, k, v, m, &a, NULL), QT_OK);
     assert_int_equal(be->attention(be, y, q, k, v, m, &a, NULL), QT_OK);
     compare(want, y, wide, 1e-5);
     qt_free(q);
     qt_free(k);
+    qt_free(exact);
     qt_free(v);
     qt_free(want);
     qt_free(y);
@@ -327,13 +349,18 @@ static void attention_case(size_t sequences, struct qt_attention a)
 static void attention(void **state)
 {
     (void)state;
-    attention_case(3, (struct qt_attention){1, 4, 2, 8, 0.5f, 0, 0});
-    attention_case(2, (struct qt_attention){300, 8, 2, 16, 0.5f, 0, 0});
-    attention_case(1, (struct qt_attention){513, 6, 6, 8, 0.5f, 5, 0});   /* a head for each */
-    attention_case(2, (struct qt_attention){270, 6, 1, 8, 0.5f, 0, 100}); /* one for all */
-    attention_case(1,
-                   (struct qt_attention){600, 2, 1, 128, 0.2f, 0, 257});  /* one at a time: parts */
-    attention_case(1, (struct qt_attention){257, 1100, 550, 2, 1, 0, 0}); /* not all at a time */
+    for (int exact = 0; exact < 2; exact++) {
+        attention_case(3, (struct qt_attention){1, 4, 2, 8, 0.5f, 0, 0, NULL}, exact);
+        attention_case(2, (struct qt_attention){300, 8, 2, 16, 0.5f, 0, 0, NULL}, exact);
+        attention_case(1, (struct qt_attention){513, 6, 6, 8, 0.5f, 5, 0, NULL},
+                       exact); /* a KV head per query head */
+        attention_case(2, (struct qt_attention){270, 6, 1, 8, 0.5f, 0, 100, NULL},
+                       exact); /* one KV head */
+        attention_case(1, (struct qt_attention){600, 2, 1, 128, 0.2f, 0, 257, NULL},
+                       exact); /* one head at a time, in parts */
+        attention_case(1, (struct qt_attention){257, 1100, 550, 2, 1, 0, 0, NULL},
+                       exact); /* too many heads for one batch */
+    }
 }
 
 static void without_cublas(void **state)
@@ -344,7 +371,7 @@ static void without_cublas(void **state)
     with_cublas = false;
     closed = 0;
     assert_int_equal(qt_backend_cuda_open(&be, 0, &err), QT_E_NO_GPU);
-    assert_string_equal(err.reason, "no GPU 0 to run models on: no cuBLAS: a test");
+    assert_string_equal(err.reason, "GPU 0 cannot run models: no cuBLAS: a test");
     assert_int_equal(closed, 1);
 }
 

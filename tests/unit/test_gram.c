@@ -10,7 +10,7 @@ static float *random_tokens(size_t m, size_t k)
     return x;
 }
 
-/* h starts as random, with 1e9 above the diagonal, which must stay. */
+/* h starts random, with 1e9 above the diagonal that must not change. */
 static void gram_case(struct qt_backend *be, size_t m, size_t k)
 {
     float *x = random_tokens(m, k);
@@ -49,12 +49,12 @@ static void equals_naive_sums(void **state)
     for (size_t m = 1023; m <= 1025; m++) /* chunks of tokens */
         gram_case(be, m, 40);
     gram_case(be, 2500, 270);
-    gram_case(be, 3, 530); /* three tiles a side */
+    gram_case(be, 3, 530); /* three tiles per side */
     gram_case(be, 0, 3);   /* nothing to add */
     be->close(be);
 }
 
-/* A chunk is summed in FP32, chunks in FP64: adding many equal ones loses nothing. */
+/* Sums within a chunk are FP32, over chunks FP64: adding many equal chunks loses nothing. */
 static void sums_do_not_drift(void **state)
 {
     enum { M = 1024, K = 8, TIMES = 3000 };
@@ -95,7 +95,7 @@ static void same_for_any_threads(void **state)
     free(x);
 }
 
-/* What is not finite arrives in H and stays in its channel's row and column. */
+/* A non-finite value reaches H, but only the row and column of its channel. */
 static void nonfinite_activations_show(void **state)
 {
     const size_t M = 20, K = 300, BAD = 270;

@@ -1,4 +1,5 @@
-/* H ordered, damped and factored: against its definition, and when it cannot be. */
+/* Ordering, damping and factoring H: compared with the definition; matrices that cannot be
+ * factored. */
 #include "hessian_fixture.h"
 #include "kernels/kernels.h"
 #include "tests/worse.h"
@@ -34,7 +35,7 @@ static void check_order(const struct qt_factor *f, const double *h, size_t group
         size_t before = f->order[p - 1];
         if (f->group[p] == f->group[p - 1]) {
             assert_true(h[before * k + before] >= h[j * k + j]);
-        } else { /* whole groups: the one before ended with its last channel */
+        } else { /* whole groups: the previous one is complete */
             double left = group_mean(h, k, group, f->group[p - 1]);
             assert_true(left >= group_mean(h, k, group, f->group[p]) * (1 - 1e-12));
             assert_int_equal(p % group == 0 || k % group != 0, 1);
@@ -47,7 +48,7 @@ static void check_order(const struct qt_factor *f, const double *h, size_t group
     free(seen);
 }
 
-/* V V^T = H, and H is what it should be. */
+/* Checks V V^T = H, and H against its definition. */
 static void check_product(const struct qt_factor *f, const double *h)
 {
     size_t k = f->k;
@@ -87,7 +88,7 @@ static void factor_gives_h_again(void **state)
             }
 }
 
-/* Only the lower triangle is there; what the upper one holds does not matter. */
+/* Only the lower triangle is set; the upper one must not be read. */
 static void lower_triangle_is_enough(void **state)
 {
     enum { K = 40 };
@@ -105,7 +106,7 @@ static void lower_triangle_is_enough(void **state)
     free(lower);
 }
 
-/* Sums of squares of activations of any size: powers of two change nothing at all. */
+/* Activations of any magnitude: a power of two changes no bit. */
 static void any_scale(void **state)
 {
     enum { K = 50 };
@@ -147,7 +148,7 @@ static void dead_channels(void **state)
     check_order(&f, h, 32, false);
     check_product(&f, h);
     qt_factor_free(&f);
-    f = factor_of(h, K, 32, false, 0); /* undamped it is singular */
+    f = factor_of(h, K, 32, false, 0); /* singular without damping */
     assert_int_equal(f.damping, QT_DAMP_RAISED);
     assert_true(f.damp > 0);
     check_product(&f, h);
@@ -208,7 +209,7 @@ static void hopeless_hessians(void **state)
         assert_int_equal(qt_factor_new(&f, h, 3, &opt, &err), QT_E_UNSUPPORTED);
         if (!strstr(err.reason, cases[i].reason))
             fail_msg("case %zu: %s", i, err.reason);
-        /* What is left cannot be taken for a factor. */
+        /* A failed call leaves no factor. */
         assert_true(f.k == 0 && !f.order && !f.group && !f.h && !f.v);
         qt_factor_free(&f);
     }
@@ -276,18 +277,18 @@ static void targets_case(struct qt_backend *be)
         lack[i] *= (float)h[0];
     memcpy(t, w, (size_t)N * K * sizeof *t);
     assert_int_equal(qt_factor_targets(t, N, &f, NULL), QT_OK);
-    assert_memory_equal(t, w, (size_t)N * K * sizeof *t); /* nothing to make up for */
+    assert_memory_equal(t, w, (size_t)N * K * sizeof *t); /* no error to correct */
     assert_int_equal(qt_factor_correct_input_error(&f, cross, 0, 1000, NULL), QT_OK);
     assert_int_equal(qt_factor_correct_residual_error(&f, lack, N, 0, 1000, NULL), QT_OK);
-    assert_true(f.shift_shrink == 1 && f.residual_shrink == 1);
-    check_regression(f.shift, cross, K, d, f.scale);
-    check_regression(f.residual, lack, N, d, f.scale);
+    assert_true(f.input_shrink == 1 && f.residual_shrink == 1);
+    check_regression(f.input_correction, cross, K, d, f.scale);
+    check_regression(f.residual_correction, lack, N, d, f.scale);
     assert_int_equal(qt_factor_targets(t, N, &f, NULL), QT_OK);
     for (size_t r = 0; r < N; r += 13)
         for (size_t j = 0; j < K; j++) {
-            double sum = (double)w[r * K + j] + (double)f.residual[r * K + j];
+            double sum = (double)w[r * K + j] + (double)f.residual_correction[r * K + j];
             for (size_t l = 0; l < K; l++)
-                sum += (double)w[r * K + l] * (double)f.shift[l * K + j];
+                sum += (double)w[r * K + l] * (double)f.input_correction[l * K + j];
             assert_true(fabs(sum - (double)t[r * K + j]) < 1e-4 * (1 + fabs(sum)));
         }
     qt_factor_free(&f);
@@ -310,7 +311,7 @@ static void targets_make_up_for_inputs(void **state)
     cpu->close(cpu);
 }
 
-/* What few tokens explain is taken for chance: all of it with as many tokens as channels. */
+/* What few tokens explain counts as chance: all of it if there are as many tokens as channels. */
 static void targets_shrink(void **state)
 {
     enum { N = 33, K = TARGETS_K };
@@ -324,7 +325,7 @@ static void targets_shrink(void **state)
         assert_int_equal(qt_factor_correct_residual_error(&f, lack, N, 0, 1000000, NULL), QT_OK);
         explained = 0;
         for (size_t i = 0; i < (size_t)N * K; i++)
-            explained += (double)lack[i] * (double)f.residual[i];
+            explained += (double)lack[i] * (double)f.residual_correction[i];
         qt_factor_free(&f);
         f = factor_of(h, K, 64, false, 0.01);
         assert_int_equal(

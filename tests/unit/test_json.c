@@ -61,7 +61,7 @@ static void test_depth(void **state)
         expect_error("depth", rc, depth <= 64 ? QT_OK : QT_E_INPUT, "column 65: JSON nested", &err);
         json_decref(root);
     }
-    /* Brackets in strings do not nest, whatever is escaped before them. */
+    /* Brackets in strings do not nest, also after escapes. */
     assert_int_equal(
         parse(&root, "[\"\\\"[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[\"]",
               &err),
@@ -126,6 +126,79 @@ static void test_getters(void **state)
     json_decref(o);
 }
 
+/* Python's JSON, and what the strict parse of the same text gives. "%" stands for the backslash. */
+static const struct {
+    const char *text, *strict;
+} python[] = {
+    {"{'a': NaN, 'b': [Infinity,-Infinity], 'c': 1}",
+     "{'a': {'NaN': 0}, 'b': [{'Infinity': 0}, {'-Infinity': 0}], 'c': 1}"},
+    {"{'NaN': 'NaN, -Infinity', 'b': -1, 'c': '%%%'NaN'}",
+     "{'NaN': 'NaN, -Infinity', 'b': -1, 'c': '%%%'NaN'}"},
+    {"['%ud800', '%udfffx', '%uDBFF%uDBFF%uDFFF', '%udc00%ud800', '%%ud800']",
+     "['%ufffd', '%ufffdx', '%ufffd%uDBFF%uDFFF', '%ufffd%ufffd', '%%ud800']"},
+    {"{'%ud8ff': 1}", "{'%ufffd': 1}"},
+};
+
+static void unquote(char out[256], const char *text)
+{
+    size_t i = 0;
+    for (; text[i]; i++)
+        out[i] = (char)(text[i] == '\'' ? '"' : text[i] == '%' ? '\\' : text[i]);
+    out[i] = '\0';
+}
+
+static void test_python(void **state)
+{
+    static const struct {
+        const char *text, *fragment;
+    } bad[] = {
+        {"{'a': NaN,\n 'b': NaN, 'c': [NaN, x]}", "line 2, column 23: invalid token"},
+        {"{'a': NaNx}", "line 1, column 10"},
+        {"{'a': nan}", "invalid token"},
+        {"{'a': -infinity}", "invalid token"},
+        {"{'a': +Infinity}", "invalid token"},
+        {"{NaN: 1}", "string or '}' expected"},
+        {"NaN NaN", "end of file expected"},
+        {"['%ud80']", "invalid escape"},
+        {"['%ud8", "line 1"},
+        {"['%", "line 1"},
+    };
+    (void)state;
+    struct qt_err err = {0};
+    char text[256];
+    json_t *root, *want;
+    double d = 1;
+    for (size_t i = 0; i < sizeof python / sizeof *python; i++) {
+        unquote(text, python[i].strict);
+        expect_ok("strict", parse(&want, text, &err), &err);
+        unquote(text, python[i].text);
+        expect_ok(text, qt_json_parse_lenient(&root, text, strlen(text), "x.json", &err), &err);
+        assert_true(json_equal(root, want));
+        json_decref(root);
+        json_decref(want);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        unquote(text, bad[i].text);
+        expect_error(text, qt_json_parse_lenient(&root, text, strlen(text), "x.json", &err),
+                     QT_E_INPUT, bad[i].fragment, &err);
+    }
+    unquote(text, "{'theta': -Infinity}");
+    expect_ok("literal", qt_json_parse_lenient(&root, text, strlen(text), "f", &err), &err);
+    assert_string_equal(qt_json_literal(json_object_get(root, "theta")), "-Infinity");
+    assert_null(qt_json_literal(root));
+    expect_error("needed", qt_json_get_real(&d, root, "theta", "f", &err), QT_E_INPUT,
+                 "f: 'theta' is -Infinity, but a number is expected", &err);
+    json_decref(root);
+    unquote(text, "{'a': '%ud800'}");
+    expect_ok("other", qt_json_parse_data(&root, text, strlen(text), 7, "\\ufffe", "f", &err),
+              &err);
+    assert_string_equal(json_string_value(json_object_get(root, "a")), "\xef\xbf\xbe");
+    json_decref(root);
+    unquote(text, "\n'%u0000");
+    expect_error("lines", qt_json_parse_data(&root, text, strlen(text), 7, "\\ufffd", "f", &err),
+                 QT_E_INPUT, "f: line 8, column", &err);
+}
+
 static void test_load(void **state)
 {
     (void)state;
@@ -168,9 +241,9 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hostile),       cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_getters),       cmocka_unit_test(test_load),
-        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_hostile), cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_getters), cmocka_unit_test(test_load),
+        cmocka_unit_test(test_python),  cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

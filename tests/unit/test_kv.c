@@ -1,6 +1,6 @@
-/* KV caches of 4 bits: rounding against slow truths, the choice of static scales, and the scales
- * that a container holds: found on what it will run, the same on every way there, refused when
- * broken. */
+/* 4-bit KV caches: rounding against a plain reference, the fit of static scales, and the scales of
+ * a container: fitted to the keys of the stored model, the same after interruptions and for any
+ * number of threads, refused when invalid. */
 #include "fixture.h"
 
 #include "kernels/kernels.h"
@@ -35,7 +35,7 @@ static float f16(float x)
     return qt_f16_to_f32(qt_f32_to_f16(x));
 }
 
-static float limited(float x)
+static float clamp_f16(float x)
 {
     return fminf(fmaxf(x, -65504), 65504);
 }
@@ -45,29 +45,29 @@ static float code(float q)
     return fminf(fmaxf(rintf(q), 0), 15);
 }
 
-/* x, one of a group that shares a scale. */
+/* Returns x rounded with the scale of its group. */
 static float cached(float x, const float *group, size_t n)
 {
-    float low = limited(group[0]), high = low;
+    float low = clamp_f16(group[0]), high = low;
     for (size_t i = 0; i < n; i++) {
-        low = fminf(low, limited(group[i]));
-        high = fmaxf(high, limited(group[i]));
+        low = fminf(low, clamp_f16(group[i]));
+        high = fmaxf(high, clamp_f16(group[i]));
     }
-    float s = f16((high - low) / 15), per;
+    float s = f16((high - low) / 15), inverse;
     s = s == 0 ? 1 : s;
-    per = 1 / s;
-    return code((limited(x) - f16(low)) * per) * s + f16(low);
+    inverse = 1 / s;
+    return code((clamp_f16(x) - f16(low)) * inverse) * s + f16(low);
 }
 
 static float cached_static(float x, float scale, float zero)
 {
-    float per = 1 / scale;
-    return (code(fmaf(x, per, zero)) - zero) * scale;
+    float inverse = 1 / scale;
+    return (code(fmaf(x, inverse, zero)) - zero) * scale;
 }
 
-enum { SEQS = 2, KV_HEADS = 3, DIM = 8, WIDTH = KV_HEADS * DIM, LAYERS = 2, MOST = 130 };
+enum { SEQS = 2, KV_HEADS = 3, DIM = 8, WIDTH = KV_HEADS * DIM, LAYERS = 2, MAX_SEQLEN = 130 };
 
-/* Tokens of all sizes, some constant, some beyond FP16. */
+/* Tokens of very different magnitudes, some constant, some outside the range of FP16. */
 static void random_tokens(float *x, size_t m)
 {
     for (size_t t = 0; t < m; t++) {
@@ -81,18 +81,19 @@ static void random_tokens(float *x, size_t m)
 static void check_caches(struct qt_backend *be, const struct qt_kv *kv, size_t seqlen)
 {
     size_t m = SEQS * seqlen, layer = 1;
-    const struct qt_attention a = {
-        .seqlen = seqlen, .heads = 6, .kv_heads = KV_HEADS, .head_dim = DIM};
+    struct qt_attention a = {.seqlen = seqlen, .heads = 6, .kv_heads = KV_HEADS, .head_dim = DIM};
     const struct qt_linear key = {.layer = layer};
-    static float k[SEQS * MOST * WIDTH], v[SEQS * MOST * WIDTH];
-    static float rk[SEQS * MOST * WIDTH], rv[SEQS * MOST * WIDTH];
-    float group[QT_KV_TOKENS];
+    static float k[SEQS * MAX_SEQLEN * WIDTH], v[SEQS * MAX_SEQLEN * WIDTH];
+    static float rk[SEQS * MAX_SEQLEN * WIDTH], rv[SEQS * MAX_SEQLEN * WIDTH];
+    static float exact[SEQS * MAX_SEQLEN * WIDTH];
+    float group[QT_KV_GROUP];
     random_tokens(k, m);
     random_tokens(v, m);
     memcpy(rk, k, m * WIDTH * sizeof *k);
     memcpy(rv, v, m * WIDTH * sizeof *v);
-    assert_int_equal(qt_kv_apply((void *)(uintptr_t)kv, be, rk, rv, &key, &key, m, &a, NULL),
+    assert_int_equal(qt_kv_apply((void *)(uintptr_t)kv, be, rk, rv, exact, &key, &key, m, &a, NULL),
                      QT_OK);
+    assert_ptr_equal(a.exact_keys, kv->keys == QT_KV_KEYS_CHANNEL ? exact : NULL);
     for (size_t i = 0; i < m * WIDTH; i++) {
         size_t t = i / WIDTH % seqlen, c = i % WIDTH, head = i - c % DIM;
         assert_true(rv[i] == cached(v[i], v + head, DIM));
@@ -101,23 +102,30 @@ static void check_caches(struct qt_backend *be, const struct qt_kv *kv, size_t s
         if (kv->keys == QT_KV_KEYS_STATIC)
             assert_true(rk[i] == cached_static(k[i], kv->scale[layer * WIDTH + c],
                                                kv->zero[layer * WIDTH + c]));
-        size_t first = t / QT_KV_TOKENS * QT_KV_TOKENS, n = 0;
-        for (size_t u = first; u < qt_min_size(first + QT_KV_TOKENS, seqlen); u++)
-            group[n++] = k[i + u * WIDTH - t * WIDTH];
-        if (kv->keys == QT_KV_KEYS_CHANNEL)
-            assert_true(rk[i] == cached(k[i], group, n));
+        if (kv->keys != QT_KV_KEYS_CHANNEL)
+            continue;
+        /* Token 0 is a group of its own; keys are FP16 before they are rounded. */
+        size_t first = t == 0 ? 0 : (t - 1) / 64 * 64 + 1, n = 0;
+        for (size_t u = first; u < (t == 0 ? 1 : qt_min_size(first + 64, seqlen)); u++)
+            group[n++] = f16(clamp_f16(k[i + u * WIDTH - t * WIDTH]));
+        assert_true(exact[i] == group[t - first]);
+        assert_true(rk[i] == cached(group[t - first], group, n));
+        if (t == 0)
+            assert_true(rk[i] == exact[i]);
     }
 }
 
 static void caches_round_as_defined(void **state)
 {
-    static const size_t lengths[] = {1, 2, 63, 64, 65, 128, MOST};
+    static const size_t lengths[] = {1, 2, 64, 65, 66, 129, MAX_SEQLEN};
     float scale[LAYERS * WIDTH], zero[LAYERS * WIDTH];
     struct qt_backend *be;
     (void)state;
     assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
     for (int round = 0; round < 30; round++) {
-        struct qt_kv kv = {.keys = (enum qt_kv_keys)(round % 3), .scale = scale, .zero = zero};
+        struct qt_kv kv = {.keys = (enum qt_kv_keys)(QT_KV_KEYS_CHANNEL + round % 3),
+                           .scale = scale,
+                           .zero = zero};
         for (size_t i = 0; i < LAYERS * WIDTH; i++) {
             scale[i] = ldexpf(1 + fabsf(random_float()), (int)(random_u32() % 30) - 20);
             zero[i] = 8 * random_float();
@@ -127,15 +135,15 @@ static void caches_round_as_defined(void **state)
     be->close(be);
 }
 
-/* However the scales are made, and wherever in the cache. */
-static void infinite_caches_are_refused(void **state)
+/* For each kind of key scales, at random positions of keys and values. */
+static void nonfinite_caches_are_refused(void **state)
 {
     enum { M = SEQS * 65 };
     static const float bad[] = {NAN, INFINITY, -INFINITY};
-    const struct qt_attention a = {.seqlen = 65, .heads = 6, .kv_heads = KV_HEADS, .head_dim = DIM};
+    struct qt_attention a = {.seqlen = 65, .heads = 6, .kv_heads = KV_HEADS, .head_dim = DIM};
     const struct qt_linear key = {.weight = "k_proj"}, value = {.weight = "v_proj"};
     float scale[WIDTH], zero[WIDTH] = {0};
-    static float k[M * WIDTH], v[M * WIDTH];
+    static float k[M * WIDTH], v[M * WIDTH], exact[M * WIDTH];
     struct qt_backend *be;
     struct qt_err err;
     (void)state;
@@ -143,20 +151,23 @@ static void infinite_caches_are_refused(void **state)
     for (size_t c = 0; c < WIDTH; c++)
         scale[c] = 1;
     for (int round = 0; round < 18; round++) {
-        struct qt_kv kv = {.keys = (enum qt_kv_keys)(round % 3), .scale = scale, .zero = zero};
-        bool of_keys = round / 3 % 2;
+        struct qt_kv kv = {.keys = (enum qt_kv_keys)(QT_KV_KEYS_CHANNEL + round % 3),
+                           .scale = scale,
+                           .zero = zero};
+        bool in_keys = round / 3 % 2;
         random_tokens(k, M);
         random_tokens(v, M);
-        (of_keys ? k : v)[random_u32() % (M * WIDTH)] = bad[round / 6];
-        expect_error("apply", qt_kv_apply(&kv, be, k, v, &key, &value, M, &a, &err), QT_E_INPUT,
-                     of_keys ? "k_proj: gives keys that are not finite"
+        (in_keys ? k : v)[random_u32() % (M * WIDTH)] = bad[round / 6];
+        expect_error("apply", qt_kv_apply(&kv, be, k, v, exact, &key, &value, M, &a, &err),
+                     QT_E_INPUT,
+                     in_keys ? "k_proj: gives keys that are not finite"
                              : "v_proj: gives values that are not finite",
                      &err);
     }
     be->close(be);
 }
 
-/* By hand: ties go to the even code, what is beyond the ends to the ends. */
+/* Results computed by hand: ties go to the even code, values outside the range to its ends. */
 static void static_keys_by_hand(void **state)
 {
     static const struct {
@@ -182,7 +193,7 @@ static double error_of(const float *x, size_t n, float scale, float zero)
     return sum;
 }
 
-/* Of 60 x 60 ranges, both ends tried apart. */
+/* Returns the least error over 60 x 60 ranges. */
 static double least_error(const float *x, size_t n)
 {
     float low = x[0], high = x[0];
@@ -203,35 +214,35 @@ static double least_error(const float *x, size_t n)
 static void fit(float *scale, float *zero, const float *x, size_t n)
 {
     static float sorted[SAMPLE];
-    static double sums[2 * (SAMPLE + 1)];
+    static double prefix_sums[2 * (SAMPLE + 1)];
     memcpy(sorted, x, n * sizeof *x);
-    qt_kv_fit(scale, zero, sorted, n, sums);
+    qt_kv_fit(scale, zero, sorted, n, prefix_sums);
     assert_true(*scale >= FLT_MIN && isfinite(*scale) && isfinite(*zero));
 }
 
-/* Bells, heavy tails on one side, single outliers, few values: not much above the best of all
- * ranges; on average 2 %, 11 % in the worst of 600. */
+/* Bell-shaped samples, heavy tails on one or both sides, single outliers, small samples: the error
+ * is close to that of the best range, on average 2 % above it, 11 % in the worst of 600. */
 static void scales_are_near_the_best(void **state)
 {
     float x[SAMPLE], scale, zero;
     (void)state;
     for (int round = 0; round < 12; round++) {
         size_t n = round % 6 == 5 ? 20 : SAMPLE;
-        float shift = 20 * random_float();
+        float offset = 20 * random_float();
         for (size_t i = 0; i < n; i++) {
             float bell = 0;
             for (int j = 0; j < 4; j++)
                 bell += (float)random_u32() * 0x1p-32f - 0.5f;
             float tail = random_float();
             float v = round % 3 == 0 ? bell : round % 3 == 1 ? tail : fabsf(tail) + bell;
-            x[i] = shift + v;
+            x[i] = offset + v;
         }
         if (round % 2)
             x[n / 2] += 30;
         fit(&scale, &zero, x, n);
         double got = error_of(x, n, scale, zero), least = least_error(x, n);
         if (got > 1.2 * least + 1e-9)
-            fail_msg("round %d: %g, but %g can be had", round, got, least);
+            fail_msg("round %d: error %g, but %g is possible", round, got, least);
     }
 }
 
@@ -240,7 +251,7 @@ static void degenerate_samples_have_scales(void **state)
     static const struct {
         float x[4];
         size_t n;
-        double error; /* at most, relative to the largest */
+        double error; /* upper bound, relative to the largest value */
     } cases[] = {{{0}, 1, 0},
                  {{-3.25f}, 1, 0},
                  {{1e30f, 1e30f, 1e30f}, 3, 0},
@@ -316,7 +327,7 @@ static int tear_down(void **state)
 static struct qt_quantize_options options(struct world *w, const char *out, const char *scheme)
 {
     return (struct qt_quantize_options){
-        .plan = {.scheme = scheme, .calibrated = true, .kv = true},
+        .plan = {.scheme = scheme, .calibrated = true, .kv = QT_KV_KEYS_STATIC},
         .calibration = &w->data,
         .learn = strstr(scheme, "learn") ? &w->learn : NULL,
         .out_dir = w->out[strcmp(out, "b") == 0],
@@ -339,18 +350,29 @@ static struct qt_container *open_container(struct world *w, const char *name)
     return c;
 }
 
-/* All keys of the container's model, [LAYERS][tokens][width], by a run of its own. */
+static struct qt_model_info info_of(struct world *w)
+{
+    struct qt_weights weights = qt_weights_of_ckpt(w->ckpt);
+    struct qt_model *model;
+    expect_ok("model", qt_model_open(&model, &weights, &w->err), &w->err);
+    struct qt_model_info info = *qt_model_info(model);
+    qt_model_close(model);
+    return info;
+}
+
+/* All keys of the container's model, [LAYERS][tokens][width], from a separate run. */
 struct keys {
     float *k;
     size_t width, layer, at;
 };
 
-static int keep_keys(void *ctx, struct qt_backend *be, float *k, float *v,
+static int keep_keys(void *ctx, struct qt_backend *be, float *k, float *v, float *exact,
                      const struct qt_linear *key, const struct qt_linear *value, size_t m,
-                     const struct qt_attention *a, struct qt_err *err)
+                     struct qt_attention *a, struct qt_err *err)
 {
     struct keys *keys = ctx;
     (void)v;
+    (void)exact;
     (void)value;
     assert_int_equal(a->kv_heads * a->head_dim, keys->width);
     keys->at = key->layer == keys->layer ? keys->at : 0;
@@ -365,26 +387,26 @@ static void run_model(struct keys *keys, struct world *w, const struct qt_contai
 {
     enum { M = SAMPLES * SEQLEN };
     struct qt_weights weights = qt_weights_of_container(c);
-    struct qt_embed_head *ends;
+    struct qt_embed_head *head;
     float *hidden;
     size_t width = qt_model_info(model)->hidden;
-    weights.runtime.cache = keep_keys;
-    weights.runtime.cache_ctx = keys;
+    weights.fake_quant.cache = keep_keys;
+    weights.fake_quant.cache_ctx = keys;
     expect_ok("new", w->be->alloc(w->be, &hidden, M * width * sizeof *hidden, &w->err), &w->err);
-    expect_ok("ends", qt_embed_head_open(&ends, model, &weights, w->be, &w->err), &w->err);
-    expect_ok("embed", qt_embed_tokens(ends, hidden, w->ids, M, SEQLEN, &w->err), &w->err);
+    expect_ok("head", qt_embed_head_open(&head, model, &weights, w->be, &w->err), &w->err);
+    expect_ok("embed", qt_embed_tokens(head, hidden, w->ids, M, SEQLEN, &w->err), &w->err);
     for (size_t l = 0; l < qt_model_info(model)->layers; l++) {
-        struct qt_layer *block;
-        expect_ok("block", qt_layer_open(&block, model, l, &weights, w->be, &w->err), &w->err);
-        expect_ok("run", qt_layer_run(block, hidden, M, SEQLEN, NULL, &w->err), &w->err);
-        qt_layer_close(block);
+        struct qt_layer *layer;
+        expect_ok("layer", qt_layer_open(&layer, model, l, &weights, w->be, &w->err), &w->err);
+        expect_ok("run", qt_layer_run(layer, hidden, M, SEQLEN, NULL, &w->err), &w->err);
+        qt_layer_close(layer);
     }
-    qt_embed_head_close(ends);
+    qt_embed_head_close(head);
     w->be->free(w->be, hidden);
 }
 
-/* Whatever was done to the weights, the scales are those of the model that the container holds. */
-static void scales_are_of_the_stored_model(void **state)
+/* Key scales are fitted to the keys of the quantized and tuned model. */
+static void scales_fit_the_stored_model(void **state)
 {
     static const char *const schemes[] = {"none", "fp6", "w4ax:a8max=0.5", "nf4:g=32,learn=1"};
     enum { M = SAMPLES * SEQLEN };
@@ -394,7 +416,7 @@ static void scales_are_of_the_stored_model(void **state)
         struct qt_model *model;
         struct qt_kv kv;
         float x[M], scale, zero;
-        double sums[2 * (M + 1)];
+        double prefix_sums[2 * (M + 1)];
         expect_ok(schemes[s], quantize(w, &opt), &w->err);
         struct qt_container *c = open_container(w, "a");
         struct qt_weights weights = qt_weights_of_container(c);
@@ -409,7 +431,7 @@ static void scales_are_of_the_stored_model(void **state)
             size_t layer = i / keys.width;
             for (size_t t = 0; t < M; t++)
                 x[t] = keys.k[(layer * M + t) * keys.width + i % keys.width];
-            qt_kv_fit(&scale, &zero, x, M, sums);
+            qt_kv_fit(&scale, &zero, x, M, prefix_sums);
             assert_true(kv.scale[i] == scale && kv.zero[i] == zero);
         }
         free(keys.k);
@@ -451,36 +473,37 @@ static void same_bytes_for_any_threads(void **state)
     }
 }
 
-static int stops_left;
+static int polls_left;
 static bool stop_soon(void)
 {
-    return stops_left-- <= 0;
+    return polls_left-- <= 0;
 }
 
-/* Stopped `stops` times, at first between the layers of the run for keys, then ever earlier. */
+/* Stops `stops` runs, the first ones between layers of the key calibration, then earlier and
+ * earlier, and resumes each. */
 static void check_resume(struct world *w, const char *scheme, int stops)
 {
     struct qt_quantize_options a = options(w, "a", scheme), b = options(w, "b", scheme);
     b.interrupted = stop_soon;
-    stops_left = 1000;
+    polls_left = 1000;
     expect_ok("uninterrupted", quantize(w, &b), &w->err);
-    int polls = 1000 - stops_left;
-    a.plan.kv = false; /* other options: another identity */
+    int polls = 1000 - polls_left;
+    a.plan.kv = QT_KV_KEYS_NONE; /* the plan without a KV cache has another identity */
     expect_ok("without", quantize(w, &a), &w->err);
     assert_false(same_files(w));
-    a.plan.kv = true;
+    a.plan.kv = QT_KV_KEYS_STATIC;
     expect_ok("with", quantize(w, &a), &w->err);
     for (int i = 0, after = polls - 1; i < stops; i++, after -= i < 3 ? 1 : 5) {
         assert_true(after >= 0);
         qt_dir_remove(fixture_path(w->dir, "b"), NULL);
         b.resume = false;
-        stops_left = after;
+        polls_left = after;
         expect_error("stopped", quantize(w, &b), QT_E_INTERRUPTED, "interrupted", &w->err);
         b.resume = true;
-        stops_left = 1000;
-        b.plan.kv = false;
+        polls_left = 1000;
+        b.plan.kv = QT_KV_KEYS_NONE;
         expect_error("other options", quantize(w, &b), QT_E_RESUME, "options", &w->err);
-        b.plan.kv = true;
+        b.plan.kv = QT_KV_KEYS_STATIC;
         expect_ok("resumed", quantize(w, &b), &w->err);
         assert_true(same_files(w));
     }
@@ -490,6 +513,51 @@ static void interrupted_runs_resume(void **state)
 {
     check_resume(*state, "none", 5);
     check_resume(*state, "nf4:g=32,learn=1", 1);
+}
+
+/* Keys with scales that the cache makes: only an entry of the manifest, and no data is needed. */
+static void other_keys_need_no_data(void **state)
+{
+    static const struct {
+        enum qt_kv_keys keys;
+        const char *entry;
+    } cases[] = {{QT_KV_KEYS_CHANNEL, "{\"dtype\":\"F16\",\"group\":64,\"scales\":\"channel\"}"},
+                 {QT_KV_KEYS_TOKEN, "{\"dtype\":\"F16\",\"scales\":\"token\"}"}};
+    struct world *w = *state;
+    struct qt_model_info info = info_of(w);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct qt_quantize_options opt = options(w, "a", "fp6");
+        opt.calibration = NULL;
+        opt.plan.calibrated = false;
+        opt.plan.kv = cases[i].keys;
+        expect_ok("quantize", quantize(w, &opt), &w->err);
+        opt.resume = true;
+        opt.force = false;
+        expect_ok("resume", quantize(w, &opt), &w->err);
+        struct qt_container *c = open_container(w, "a");
+        char *entry =
+            json_dumps(json_object_get(qt_kv_entry(c), "keys"), JSON_COMPACT | JSON_SORT_KEYS);
+        assert_string_equal(entry, cases[i].entry);
+        free(entry);
+        struct qt_kv kv;
+        expect_ok("open", qt_kv_open(&kv, c, &info, &w->err), &w->err);
+        assert_int_equal(kv.keys, cases[i].keys);
+        assert_ptr_equal(kv.container, c);
+        assert_null(kv.scale);
+        qt_kv_free(&kv);
+        qt_container_close(c);
+    }
+}
+
+static void sizes_count_everything(void **state)
+{
+    (void)state;
+    /* Keys: 4 bits and 32 for 64 tokens; values: 4 bits and 32 for a head. */
+    assert_true(qt_kv_bits(QT_KV_KEYS_CHANNEL, 128) == (4.5 + 4.25) / 2);
+    assert_true(qt_kv_bits(QT_KV_KEYS_STATIC, 64) == (4 + 4.5) / 2);
+    assert_true(qt_kv_bits(QT_KV_KEYS_TOKEN, 64) == 4.5);
+    assert_int_equal(qt_kv_tail_bytes(QT_KV_KEYS_CHANNEL, 3, 8, 128), 3 * 8 * 128 * 64 * 2);
+    assert_int_equal(qt_kv_tail_bytes(QT_KV_KEYS_STATIC, 3, 8, 128), 0);
 }
 
 static void needs_data(void **state)
@@ -525,6 +593,17 @@ static void bits_text(json_t *m)
 static void keys_by_token(json_t *m)
 {
     json_object_set_new(json_object_get(kv_of(m), "keys"), "scales", json_string("token"));
+}
+static void keys_by_group_of_32(json_t *m)
+{
+    json_object_set_new(
+        kv_of(m), "keys",
+        json_pack("{s:s, s:s, s:i}", "scales", "channel", "dtype", "F16", "group", 32));
+}
+static void keys_by_group(json_t *m)
+{
+    keys_by_group_of_32(m);
+    json_object_set_new(json_object_get(kv_of(m), "keys"), "group", json_integer(64));
 }
 static void keys_gone(json_t *m)
 {
@@ -583,7 +662,7 @@ static void tensor_other(json_t *m)
     json_object_del(copied, "model.norm.weight");
 }
 
-/* Opens the container and its scales, whichever fails first. */
+/* Opens the container and its scales; returns the first error. */
 static int open_scales(struct world *w, const struct qt_model_info *info)
 {
     struct qt_container *c;
@@ -597,16 +676,6 @@ static int open_scales(struct world *w, const struct qt_model_info *info)
     return rc;
 }
 
-static struct qt_model_info info_of(struct world *w)
-{
-    struct qt_weights weights = qt_weights_of_ckpt(w->ckpt);
-    struct qt_model *model;
-    expect_ok("model", qt_model_open(&model, &weights, &w->err), &w->err);
-    struct qt_model_info info = *qt_model_info(model);
-    qt_model_close(model);
-    return info;
-}
-
 static void hostile_manifests_are_refused(void **state)
 {
     static const struct {
@@ -617,14 +686,17 @@ static void hostile_manifests_are_refused(void **state)
     } cases[] = {
         {"bits 8", bits_8, QT_E_INPUT, "'kv.bits' must be 4"},
         {"bits text", bits_text, QT_E_INPUT, "'kv.bits' must be 4"},
-        {"keys by token", keys_by_token, QT_E_INPUT, "\"static\" scales of keys"},
-        {"keys gone", keys_gone, QT_E_INPUT, "\"static\" scales of keys"},
-        {"values number", values_number, QT_E_INPUT, "\"token\" of values"},
+        {"keys by token", keys_by_token, QT_E_INPUT, "describe no cache that this version knows"},
+        {"groups of 32", keys_by_group_of_32, QT_E_INPUT, "describe no cache"},
+        {"groups with tensors", keys_by_group, QT_E_INPUT,
+         "'kv.tensors' has 4 tensors, the cache of the model needs 0"},
+        {"keys gone", keys_gone, QT_E_INPUT, "describe no cache that this version knows"},
+        {"values number", values_number, QT_E_INPUT, "describe no cache"},
         {"section gone", section_gone, QT_E_INPUT,
-         "kv.layers.0.k_scale: is in none of 'tensors', 'copied' and 'kv'"},
+         "kv.layers.0.k_scale: is not listed in 'tensors', 'copied' or 'kv'"},
         {"section null", section_null, QT_E_INPUT, "'kv.tensors' must be an object"},
         {"tensors array", tensors_array, QT_E_INPUT, "'kv.tensors' must be an object"},
-        {"tensor gone", tensor_gone, QT_E_INPUT, "kv.layers.1.k_zero: is in none of"},
+        {"tensor gone", tensor_gone, QT_E_INPUT, "kv.layers.1.k_zero: is not listed in"},
         {"tensor no object", tensor_no_object, QT_E_INPUT,
          "kv.layers.1.k_zero: an entry of 'kv.tensors' must be a named object"},
         {"tensor more", tensor_more, QT_E_INPUT,
@@ -633,7 +705,8 @@ static void hostile_manifests_are_refused(void **state)
         {"tensor shape", tensor_shape, QT_E_INPUT,
          "kv.layers.0.k_scale: shape differs from the manifest's"},
         {"tensor copied", tensor_copied, QT_E_INPUT, "'kv.tensors' has 3 tensors"},
-        {"tensor other", tensor_other, QT_E_INPUT, "kv.layers.1.k_zero: is missing in 'kv'"},
+        {"tensor other", tensor_other, QT_E_INPUT,
+         "kv.layers.1.k_zero: is missing from 'kv.tensors'"},
     };
     struct world *w = *state;
     struct qt_quantize_options opt = options(w, "a", "fp6");
@@ -669,17 +742,17 @@ static void other_models_are_refused(void **state)
         expect_error("other model", open_scales(w, &other), QT_E_INPUT,
                      i < 2 ? "the model needs" : "kv.layers.0.k_scale: must be F32", &w->err);
     }
-    opt.plan.kv = false;
+    opt.plan.kv = QT_KV_KEYS_NONE;
     expect_ok("quantize", quantize(w, &opt), &w->err);
     expect_error("no scales", open_scales(w, &info), QT_E_USAGE, "quantize with --kv 4", &w->err);
 }
 
-/* Scales are the last tensors of the file. */
+/* Overwrites scales, which are the last tensors of the file. */
 static void hostile_values_are_refused(void **state)
 {
     static const struct {
         float value;
-        size_t tensor; /* scale, zero of layer 0, of layer 1 */
+        size_t tensor; /* scale and zero of layer 0, then of layer 1 */
         const char *message;
     } cases[] = {{NAN, 0, "kv.layers.0.k_scale: element 5 is not finite"},
                  {INFINITY, 1, "kv.layers.0.k_zero: element 5 is not finite"},
@@ -743,13 +816,15 @@ int main(void)
     printf("seed %llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(caches_round_as_defined),
-        cmocka_unit_test(infinite_caches_are_refused),
+        cmocka_unit_test(nonfinite_caches_are_refused),
         cmocka_unit_test(static_keys_by_hand),
         cmocka_unit_test(scales_are_near_the_best),
         cmocka_unit_test(degenerate_samples_have_scales),
-        cmocka_unit_test_setup_teardown(scales_are_of_the_stored_model, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(scales_fit_the_stored_model, set_up, tear_down),
         cmocka_unit_test_setup_teardown(same_bytes_for_any_threads, set_up, tear_down),
         cmocka_unit_test_setup_teardown(interrupted_runs_resume, set_up, tear_down),
+        cmocka_unit_test(sizes_count_everything),
+        cmocka_unit_test_setup_teardown(other_keys_need_no_data, set_up, tear_down),
         cmocka_unit_test_setup_teardown(needs_data, set_up, tear_down),
         cmocka_unit_test_setup_teardown(hostile_manifests_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(other_models_are_refused, set_up, tear_down),

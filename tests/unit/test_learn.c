@@ -1,6 +1,6 @@
 /*
- * Learning: gradients of stored parameters, curves that fall, results that do not depend on threads
- * or on interruptions, and refusals.
+ * Learning: gradients of stored parameters, falling loss curves, results that do not depend on
+ * threads or interruptions, and refusals.
  */
 #include "fixture.h"
 
@@ -91,7 +91,8 @@ static bool same_files(struct fixture *f, const char *name)
     return same;
 }
 
-/* Held-out loss before, and the best of the rows of `block` (-1: rows have none). */
+/* Returns the held-out loss before training and the best one, of decoder layer `block` (-1:
+ * scope=model). */
 static void curve_ends(double *before, double *best, const json_t *document, json_int_t block)
 {
     const json_t *row, *curve = json_object_get(json_object_get(document, "learning"), "curve");
@@ -111,13 +112,13 @@ static void curve_ends(double *before, double *best, const json_t *document, jso
 
 enum { N = 19 };
 
-/* A quantized matrix W[N][k] of two strips, and room for what learning has of one. */
+/* A quantized matrix W[N][k] of two strips, and learning's arrays for one strip. */
 struct learned {
     struct qt_packed p;
     const struct qt_learnable *learnable;
     struct qt_strip strip[2];
     size_t count;
-    float *w, *dw;                      /* [N][k]; some gradient of it, [two strips][k] */
+    float *w, *dw;                      /* [N][k]; a gradient of it, [32][k] */
     float *value, *unit, *grad, *again; /* [count] */
     void *scratch;
 };
@@ -153,8 +154,8 @@ static void learned_close(struct learned *l)
     qt_packed_free(&l->p);
 }
 
-/* W is linear in each parameter: the slope of sum dw * W is exact, up to FP16 rounding of steps
- * that are made as powers of two. */
+/* W is linear in each parameter, so the difference quotient of sum dw * W is exact. Parameters are
+ * doubled, which FP16 represents exactly. */
 static void check_gradient(const char *text)
 {
     enum { K = 100 };
@@ -189,8 +190,8 @@ static void check_gradient(const char *text)
 }
 
 /*
- * Scales and zeros of mix24 are whole numbers of something, in which the weights are linear: a step
- * up, or down where there is no room. Differences of what is decoded are the exact gradients.
+ * Scales and zero-points of mix24 are stored as integers, and weights are linear in them. Steps up
+ * and down change the decoded weights by exactly gradient * step.
  */
 static void check_mix24_gradient(const char *text)
 {
@@ -244,9 +245,8 @@ static void gradients_of_parameters(void **state)
 }
 
 /*
- * Codes chosen anew are at least as near to the weights as those that were there. What a code is
- * compared by is off by an ulp or so, and mix24's values are rounded to 2^-24 in units of the
- * scales.
+ * Recoded weights are at least as near to the target as before. The tolerance covers an ulp in the
+ * comparison of codes, and mix24's values, which are rounded to 2^-24 in units of the scales.
  */
 static void check_recode(const char *text)
 {
@@ -257,7 +257,7 @@ static void check_recode(const char *text)
     size_t moved = 0;
     learned_open(&l, text, K);
     expect_ok("decode", qt_packed_decode(before, &l.p, 0, N, &err), &err);
-    for (int round = 0; round < 2; round++) { /* what they are already; other weights */
+    for (int round = 0; round < 2; round++) { /* first the weights as decoded, then others */
         for (size_t i = 0; i < N * K; i++) {
             l.w[i] = round ? l.w[i] + (float)cos((double)i * 0.9) * 5e-4f : before[i];
             stored[i] = ldexpf(l.w[i], -l.p.scale_exp2);
@@ -292,8 +292,8 @@ static void codes_follow_weights(void **state)
         check_recode(specs[i]);
 }
 
-/* What is stored follows from the values, not from what was stored in between: an interrupted run
- * comes to the same values by another way. Also of values that are no scales. */
+/* What put() stores depends on the values only, not on values stored before, because a resumed run
+ * skips the intermediate values. This also holds for values that are not valid scales. */
 static void check_put(const char *text)
 {
     enum { K = 170 };
@@ -301,25 +301,25 @@ static void check_put(const char *text)
     struct learned l;
     struct qt_err err;
     float decoded[2][N * K];
-    for (int way = 0; way < 2; way++) {
+    for (int direct = 0; direct < 2; direct++) {
         learned_open(&l, text, K);
         for (size_t s = 0; s < 2; s++) {
             l.learnable->get(l.again, l.unit, &l.p, &l.strip[s]);
-            for (int last = !way; last < 2; last++) {
+            for (int last = direct; last < 2; last++) {
                 for (size_t i = 0; i < l.count; i++)
                     l.value[i] = l.again[i] * (last ? factors[i % 5] : 2);
                 l.learnable->put(&l.p, &l.strip[s], l.value);
             }
         }
         expect_ok("valid", l.p.spec.scheme->check_values(&l.p, &err), &err);
-        expect_ok("decode", qt_packed_decode(decoded[way], &l.p, 0, N, &err), &err);
+        expect_ok("decode", qt_packed_decode(decoded[direct], &l.p, 0, N, &err), &err);
         learned_close(&l);
     }
     if (memcmp(decoded[0], decoded[1], sizeof decoded[0]) != 0)
         fail_msg("%s: what is stored depends on what was stored before", text);
 }
 
-static void stored_by_value_alone(void **state)
+static void put_depends_on_values_only(void **state)
 {
     static const char *const specs[] = {"nf4:g=32", "lut2:g=32", "fp6", "int4:g=32,zero=group",
                                         "mix24:outliers=0.02"};
@@ -357,14 +357,14 @@ static void the_curve_falls(void **state)
     }
 }
 
-/* As the norms of Gemma may be, which multiply by 1 + w: a share of themselves is nothing. */
-static void norms_of_zeros_are_tuned(void **state)
+/* Gemma norms multiply by 1 + w, so w may be 0: the unit of a parameter must not be |w|. */
+static void zero_norms_are_tuned(void **state)
 {
     struct fixture *f = *state;
     static const char *const files[] = {"config.json", "model.safetensors"};
     struct qt_quantize_options opt =
         options(f, "a", "nf3:g=32", "objective=nll,lr=1e-2,batch=2,passes=4");
-    struct qt_ckpt *usual = f->ckpt;
+    struct qt_ckpt *fixture_ckpt = f->ckpt;
     double before = 0, best;
     char *dir = fixture_dir(), *data, path[256];
     size_t size;
@@ -397,11 +397,11 @@ static void norms_of_zeros_are_tuned(void **state)
     assert_true(best < before);
     json_decref(doc);
     qt_ckpt_close(f->ckpt);
-    f->ckpt = usual;
+    f->ckpt = fixture_ckpt;
     fixture_remove(dir);
 }
 
-static void every_block_improves(void **state)
+static void every_layer_improves(void **state)
 {
     struct fixture *f = *state;
     struct qt_quantize_options opt =
@@ -416,8 +416,9 @@ static void every_block_improves(void **state)
     json_decref(doc);
 }
 
-/* What blocks are to give is what they gave for the source's embedding, not for a quantized one. */
-static void blocks_make_up_for_the_embedding(void **state)
+/* scope=block: target outputs are computed from the source's embedding, not from a quantized
+ * one. */
+static void layer_targets_use_the_source_embedding(void **state)
 {
     struct fixture *f = *state;
     const struct qt_rule rule = {"embed_tokens", "nf2:g=32"};
@@ -432,9 +433,9 @@ static void blocks_make_up_for_the_embedding(void **state)
     json_decref(doc);
 }
 
-/* Matrices whose rows are stored in another order are part of the model all the same: the loss
- * before the first step is about that of other weights of 4 bits. */
-static void arranged_matrices_are_seen(void **state)
+/* The student decodes permuted matrices correctly: with w4ax the loss before the first step is
+ * about that of int4. */
+static void permuted_matrices_are_decoded(void **state)
 {
     static const char *const schemes[] = {"int4:g=32", "w4ax"};
     static const struct qt_rule rule = {"down_proj", "nf3:g=32,learn=1"};
@@ -451,8 +452,8 @@ static void arranged_matrices_are_seen(void **state)
     assert_true(before[1] < 2 * before[0]);
 }
 
-/* Steps that can only do harm leave the weights as they were. */
-static void harm_is_not_kept(void **state)
+/* If no step lowers the loss, the weights on disk stay as they are. */
+static void worse_parameters_are_not_kept(void **state)
 {
     struct fixture *f = *state;
     struct qt_quantize_options a = options(f, "a", "nf4:g=32", "");
@@ -492,14 +493,14 @@ static void same_bytes_for_any_threads(void **state)
     }
 }
 
-static int stops_left;
+static int polls_left;
 static bool stop_soon(void)
 {
-    return stops_left-- <= 0;
+    return polls_left-- <= 0;
 }
 
-/* Stopped at an opportunity, which every block that is run and every tensor that is rewritten
- * gives, and then at later and later ones: what is run before the first step is run again. */
+/* Runs poll for interruptions before every layer and every tensor that is rewritten. The runs here
+ * stop at later and later polls, because the part before the first step runs again each time. */
 static void interrupted_runs_resume(void **state)
 {
     struct fixture *f = *state;
@@ -513,7 +514,8 @@ static void interrupted_runs_resume(void **state)
         b.resume = true;
         b.interrupted = stop_soon;
         do {
-            stops_left = (int)qt_ckpt_count(f->ckpt) + 5 + 4 * stops; /* tensors are read before */
+            /* Quantizing the tensors polls once for each. */
+            polls_left = (int)qt_ckpt_count(f->ckpt) + 5 + 4 * stops;
             rc = qt_quantize(&report, f->ckpt, &b, &f->err);
             assert_true(stops++ < 100);
         } while (rc == QT_E_INTERRUPTED);
@@ -541,7 +543,7 @@ static bool is_written(const char *journal, const char *unit)
     return found;
 }
 
-/* A bit of the section's data in the unfinished container. */
+/* Flips a bit of the section's data in the unfinished container. */
 static void flip_bit(const char *dir, const char *section)
 {
     FILE *file = fopen(fixture_path(dir, "model.safetensors"), "r+b");
@@ -563,9 +565,9 @@ static void flip_bit(const char *dir, const char *section)
     free(header);
 }
 
-/* Stopped before every block, step and tensor that is rewritten: codes that have changed since they
- * were written, and are not written again, are found. */
-static void damage_is_not_learned_from(void **state)
+/* Stops runs at every poll and damages codes on disk that will not be written again: the resumed
+ * run detects the damage. */
+static void damaged_codes_are_detected(void **state)
 {
     struct fixture *f = *state;
     char partial[sizeof f->out[0] + 8];
@@ -576,7 +578,7 @@ static void damage_is_not_learned_from(void **state)
     opt.interrupted = stop_soon;
     for (int stops = 0;; stops++) {
         opt.resume = false;
-        stops_left = stops;
+        polls_left = stops;
         rc = qt_quantize(&report, f->ckpt, &opt, &f->err);
         if (rc != QT_E_INTERRUPTED)
             break;
@@ -584,9 +586,9 @@ static void damage_is_not_learned_from(void **state)
             continue;
         flip_bit(partial, FIRST_MATRIX ".q.plane0");
         opt.resume = true;
-        stops_left = 1000000;
+        polls_left = 1000000;
         expect_error("damage", qt_quantize(&report, f->ckpt, &opt, &f->err), QT_E_RESOURCE,
-                     "differs from what was written", &f->err);
+                     "data read back differs from the data written", &f->err);
         found++;
     }
     expect_ok("no more stops", rc, &f->err);
@@ -600,7 +602,7 @@ static void other_options_do_not_resume(void **state)
     struct qt_quantize_options a = options(f, "a", "nf3:g=32,learn=1", "lr=1e-3");
     struct qt_quantize_report report;
     a.interrupted = stop_soon;
-    stops_left = (int)qt_ckpt_count(f->ckpt) + 3; /* all are read before */
+    polls_left = (int)qt_ckpt_count(f->ckpt) + 3; /* after all tensors */
     assert_int_equal(qt_quantize(&report, f->ckpt, &a, &f->err), QT_E_INTERRUPTED);
     a = options(f, "a", "nf3:g=32,learn=1", "lr=2e-3");
     a.resume = true;
@@ -608,7 +610,7 @@ static void other_options_do_not_resume(void **state)
                  &f->err);
 }
 
-/* Tuned norms are not the source's: verify must know, and still find everything else. */
+/* verify accepts tuned norms, which differ from the source, and reports them. */
 static void tuned_containers_verify(void **state)
 {
     struct fixture *f = *state;
@@ -630,7 +632,7 @@ static void tuned_containers_verify(void **state)
 
 /* ---- refusals ------------------------------------------------------------------------------- */
 
-static void what_cannot_learn_is_refused(void **state)
+static void invalid_learning_is_refused(void **state)
 {
     struct fixture *f = *state;
     struct qt_quantize_options opt = options(f, "a", "nf4:learn=1", "");
@@ -663,19 +665,19 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_of_parameters),
         cmocka_unit_test(codes_follow_weights),
-        cmocka_unit_test(stored_by_value_alone),
+        cmocka_unit_test(put_depends_on_values_only),
         cmocka_unit_test_setup_teardown(the_curve_falls, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(norms_of_zeros_are_tuned, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(every_block_improves, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(blocks_make_up_for_the_embedding, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(arranged_matrices_are_seen, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(harm_is_not_kept, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(zero_norms_are_tuned, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(every_layer_improves, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(layer_targets_use_the_source_embedding, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(permuted_matrices_are_decoded, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(worse_parameters_are_not_kept, set_up, tear_down),
         cmocka_unit_test_setup_teardown(same_bytes_for_any_threads, set_up, tear_down),
         cmocka_unit_test_setup_teardown(interrupted_runs_resume, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(damage_is_not_learned_from, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(damaged_codes_are_detected, set_up, tear_down),
         cmocka_unit_test_setup_teardown(other_options_do_not_resume, set_up, tear_down),
         cmocka_unit_test_setup_teardown(tuned_containers_verify, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(what_cannot_learn_is_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(invalid_learning_is_refused, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* mix24: its layout, what is chosen, data-free and under a Hessian, and stored bytes that lie. */
+/* mix24: layout, choices, data-free and under a Hessian, and invalid stored bytes. */
 #include "hessian_fixture.h"
 #include "mix24_bits.h"
 #include "pack/schemes/mix24/mix24.h"
@@ -48,7 +48,7 @@ static void expect_sound(const struct qt_packed *p)
 
 /* ---- layout --------------------------------------------------------------------------------- */
 
-/* Codes fill the words of a record, q and zeros their fields, each bit once. */
+/* Codes fill the words of a record, q and zero-points their fields, each bit once. */
 static void fields_do_not_overlap(void **state)
 {
     (void)state;
@@ -105,7 +105,7 @@ static void records_follow_one_another(void **state)
     }
 }
 
-/* A strip of groups of 16, packed one bit after the other. */
+/* Packs a strip of groups of 16 bit by bit. */
 static void pack_bits(uint8_t *strip, const struct qt_mix24 *m, const struct qt_mix24_group *groups)
 {
     uint8_t *record = strip;
@@ -149,7 +149,7 @@ static void bit_by_bit(void **state)
     }
 }
 
-/* Every weight that can be stored is the FP16 number that the two roundings give. */
+/* Every storable weight is the FP16 number that the two roundings give. */
 static void values_are_fp16(void **state)
 {
     (void)state;
@@ -174,7 +174,7 @@ static void values_are_fp16(void **state)
         }
 }
 
-/* What 4096 x 4096 takes: 24 records of 624 and 8 of 1168 bytes for 16 x 4096, and the rest. */
+/* Size of 4096 x 4096: 24 records of 624 and 8 of 1168 bytes per strip, and the other sections. */
 static void true_bits_per_weight(void **state)
 {
     (void)state;
@@ -194,7 +194,7 @@ static size_t outliers_of(const struct qt_packed *p)
     return s ? s->shape[0] : 0;
 }
 
-/* Odd shapes decode to something near, zero rows to zero, and their bytes are in order. */
+/* Odd shapes decode to similar values, zero rows to zero, and their bytes are valid. */
 static void edge_shapes(void **state)
 {
     static const size_t sizes[] = {1, 7, 15, 16, 17, 40, 63, 64, 65, 127, 128, 129, 200, 300};
@@ -229,7 +229,7 @@ static int larger_first(const void *a, const void *b)
     return x[0] != y[0] ? (x[0] < y[0] ? 1 : -1) : (x[1] > y[1]) - (x[1] < y[1]);
 }
 
-/* Exactly the largest weights of 2-bit groups, ties by index, and stored as they are. */
+/* The outliers are exactly the largest weights of 2-bit groups, ties by index, stored unchanged. */
 static void outliers_are_the_top(void **state)
 {
     enum { N = 37, K = 300 };
@@ -241,7 +241,7 @@ static void outliers_are_the_top(void **state)
     struct qt_mix24 m;
     float *q = decode(&p);
     size_t count = 0, taken = outliers_of(&p);
-    unsigned char *apart = must_alloc(N * K, 1), *two = must_alloc(K / 8, 1);
+    unsigned char *is_outlier = must_alloc(N * K, 1), *two = must_alloc(K / 8, 1);
     qt_mix24_open(&m, &p);
     for (size_t slot = 0; slot < m.slots; slot++)
         if (m.perm[slot] < m.groups)
@@ -254,13 +254,13 @@ static void outliers_are_the_top(void **state)
     qsort(list, count, sizeof *list, larger_first);
     assert_int_equal(taken, N * K / 100);
     for (size_t i = 0; i < taken; i++)
-        apart[(size_t)list[i][1]] = 1;
+        is_outlier[(size_t)list[i][1]] = 1;
     for (size_t r = 0; r < N; r++) {
         size_t first, end;
         qt_mix24_row(&first, &end, &m, 0, r);
         for (size_t i = first; i < end; i++) {
             size_t at = r * K + qt_mix24_channel(&m, m.csr_col[i]);
-            assert_true(apart[at]);
+            assert_true(is_outlier[at]);
             assert_true(q[at] == w[at]);
         }
     }
@@ -268,11 +268,11 @@ static void outliers_are_the_top(void **state)
     free(w);
     free(q);
     free(list);
-    free(apart);
+    free(is_outlier);
     free(two);
 }
 
-/* Columns beyond 65536: a CSR per panel. */
+/* Columns beyond 65536 have a CSR panel of their own. */
 static void wide_matrices_have_panels(void **state)
 {
     enum { N = 3, K = 65536 + 1000 };
@@ -297,8 +297,8 @@ static void wide_matrices_have_panels(void **state)
     free(q);
 }
 
-/* Nothing but zeros, and nothing but zeros and outliers: no group has a range to take a scale from,
- * no group is more sensitive than another. */
+/* Only zeros, or only zeros and outliers: no group has a range to derive a scale from, and no group
+ * is more sensitive than another. */
 static void zeros_and_outliers_are_exact(void **state)
 {
     enum { N = 20, K = 1024, COUNT = 40 /* floor(0.002 N K) */ };
@@ -330,7 +330,7 @@ static double total_error(const char *text, const float *w, size_t n, size_t k)
     return e.sum_e2;
 }
 
-/* Each part of the method lowers the squared error where it is what is asked for. */
+/* Each part of the method lowers the squared error that it targets. */
 static void each_part_helps(void **state)
 {
     static const char *const ladder[] = {
@@ -352,7 +352,7 @@ static void each_part_helps(void **state)
     for (size_t i = 0; i < sizeof ladder / sizeof *ladder; i++) {
         double e = total_error(ladder[i], w, N, K);
         print_message("%-40s %.4f\n", ladder[i], e);
-        /* Without importance two criteria can choose the same groups. */
+        /* Without importance, two criteria can choose the same groups. */
         if (!(e < before * (i == 1 || i == 3 ? 1.001 : 1)))
             fail_msg("%s is no better than what is before it", ladder[i]);
         before = e;
@@ -385,7 +385,7 @@ static void solved_free(struct solved *s)
     qt_packed_free(&s->p);
 }
 
-/* The reported objective is that of the stored bytes, for all parameters and odd shapes. */
+/* The reported error is that of the stored bytes, for all parameters and odd shapes. */
 static void reports_what_is_stored(void **state)
 {
     static const size_t shapes[][2] = {{150, 288}, {1, 1}, {129, 65}, {16, 129}, {33, 7}};
@@ -398,10 +398,12 @@ static void reports_what_is_stored(void **state)
             struct solved s = solve(specs[j], w, h, n, k);
             float *q = decode(&s.p);
             expect_sound(&s.p);
-            expect_close(specs[j], s.report.polished, naive_error(d, w, q, n, k), s.report.before);
-            assert_true(s.report.polished <= s.report.feedback + 1e-6 * s.report.before);
+            expect_close(specs[j], s.report.after_descent, naive_error(d, w, q, n, k),
+                         s.report.before);
+            assert_true(s.report.after_descent <=
+                        s.report.after_compensation + 1e-6 * s.report.before);
             if (i == 0 && !strstr(specs[j], "none"))
-                assert_true(s.report.feedback < s.report.before);
+                assert_true(s.report.after_compensation < s.report.before);
             solved_free(&s);
             free(q);
         }
@@ -411,7 +413,7 @@ static void reports_what_is_stored(void **state)
     }
 }
 
-/* The inverse's diagonal against the inverse computed column by column. */
+/* Compares the diagonal of H^-1 with an inverse computed column by column. */
 static void inverse_diagonal(void **state)
 {
     enum { K = 70 };
@@ -438,7 +440,7 @@ static void inverse_diagonal(void **state)
     free(x);
 }
 
-/* Classes come first, the rest as before; the matrix is the same. */
+/* Groups are ordered by class and keep their order within a class; the matrix is unchanged. */
 static void reordered_factor(void **state)
 {
     enum { K = 100, G = 16, GROUPS = 7 };
@@ -525,9 +527,9 @@ static void allocation_failures(void **state)
     free(w);
 }
 
-/* ---- bytes that lie ------------------------------------------------------------------------- */
+/* ---- invalid bytes -------------------------------------------------------------------------- */
 
-enum { LIE_N = 40, LIE_K = 200 }; /* 8 slots of 2 bits, 3 of them padding, and 8 of 4 bits */
+enum { BAD_N = 40, BAD_K = 200 }; /* 8 slots of 2 bits, 3 of them padding, and 8 of 4 bits */
 
 /* The first row with two outliers. */
 static size_t crowded_row(const struct qt_mix24 *m)
@@ -555,47 +557,47 @@ static uint16_t *u_at(const struct qt_mix24 *m, size_t slot)
     return (uint16_t *)(void *)(m->stream + at);
 }
 
-static void lie_perm_range(struct qt_mix24 *m)
+static void break_perm_range(struct qt_mix24 *m)
 {
     m->perm[3] = (uint16_t)m->groups;
 }
-static void lie_perm_twice(struct qt_mix24 *m)
+static void break_perm_twice(struct qt_mix24 *m)
 {
     m->perm[3] = m->perm[2];
 }
-static void lie_perm_missing(struct qt_mix24 *m)
+static void break_perm_missing(struct qt_mix24 *m)
 {
     m->perm[3] = QT_MIX24_NO_GROUP;
 }
-static void lie_s2_infinite(struct qt_mix24 *m)
+static void break_s2_infinite(struct qt_mix24 *m)
 {
     *u_at(m, 1) |= 0x7c00;
 }
-static void lie_s2_sign(struct qt_mix24 *m)
+static void break_s2_sign(struct qt_mix24 *m)
 {
     *u_at(m, 1) |= 0x8000;
 }
-static void lie_reserved(struct qt_mix24 *m)
+static void break_reserved(struct qt_mix24 *m)
 {
     *u_at(m, 1) |= 0x10;
 }
-static void lie_s2_zero(struct qt_mix24 *m)
+static void break_s2_zero(struct qt_mix24 *m)
 {
     *u_at(m, 1) &= 15;
 }
-static void lie_s2_fine(struct qt_mix24 *m)
+static void break_s2_fine(struct qt_mix24 *m)
 {
     *u_at(m, 9) |= 0x80;
 }
-static void lie_scale_range(struct qt_mix24 *m)
+static void break_scale_range(struct qt_mix24 *m)
 {
     *u_at(m, 1) = 0x7a0f; /* 15 * 49152 */
 }
-static void lie_padding_scale(struct qt_mix24 *m)
+static void break_padding_scale(struct qt_mix24 *m)
 {
     *u_at(m, slot_with(m, true)) = 0x3c00;
 }
-static void lie_scale_zero(struct qt_mix24 *m)
+static void break_scale_zero(struct qt_mix24 *m)
 {
     struct qt_mix24_group *groups = must_alloc(m->slots, sizeof *groups);
     qt_mix24_unpack(groups, m, m->stream);
@@ -603,50 +605,50 @@ static void lie_scale_zero(struct qt_mix24 *m)
     qt_mix24_pack(m->stream, m, groups);
     free(groups);
 }
-static void lie_ptr_first(struct qt_mix24 *m)
+static void break_ptr_first(struct qt_mix24 *m)
 {
     m->csr_ptr[0] = 1;
 }
-static void lie_ptr_falls(struct qt_mix24 *m)
+static void break_ptr_falls(struct qt_mix24 *m)
 {
     m->csr_ptr[5] = (uint32_t)m->outliers;
 }
-static void lie_ptr_far(struct qt_mix24 *m)
+static void break_ptr_far(struct qt_mix24 *m)
 {
     m->csr_ptr[m->n] = UINT32_MAX;
 }
-static void lie_col_range(struct qt_mix24 *m)
+static void break_col_range(struct qt_mix24 *m)
 {
     m->csr_col[m->csr_ptr[crowded_row(m) + 1] - 1] = 256;
 }
-static void lie_col_padding(struct qt_mix24 *m)
+static void break_col_padding(struct qt_mix24 *m)
 {
     m->csr_col[m->csr_ptr[crowded_row(m) + 1] - 1] = (uint16_t)(slot_with(m, true) * m->g);
 }
-static void lie_col_order(struct qt_mix24 *m)
+static void break_col_order(struct qt_mix24 *m)
 {
     size_t at = m->csr_ptr[crowded_row(m)];
     uint16_t first = m->csr_col[at];
     m->csr_col[at] = m->csr_col[at + 1];
     m->csr_col[at + 1] = first;
 }
-static void lie_col_twice(struct qt_mix24 *m)
+static void break_col_twice(struct qt_mix24 *m)
 {
     size_t at = m->csr_ptr[crowded_row(m)];
     m->csr_col[at + 1] = m->csr_col[at];
 }
-static void lie_col_four(struct qt_mix24 *m)
+static void break_col_four(struct qt_mix24 *m)
 {
     size_t row = 0;
     while (m->csr_ptr[row + 1] - m->csr_ptr[row] != 1)
         row++;
     m->csr_col[m->csr_ptr[row]] = (uint16_t)(9 * m->g);
 }
-static void lie_val_nan(struct qt_mix24 *m)
+static void break_val_nan(struct qt_mix24 *m)
 {
     m->csr_val[0] = 0x7e00;
 }
-static void lie_code(struct qt_mix24 *m)
+static void break_code(struct qt_mix24 *m)
 {
     struct qt_mix24_group *groups = must_alloc(m->slots, sizeof *groups);
     size_t row = 0;
@@ -659,54 +661,54 @@ static void lie_code(struct qt_mix24 *m)
     free(groups);
 }
 
-static const struct lie {
+static const struct damage {
     const char *name;
     void (*tell)(struct qt_mix24 *m);
     const char *reason;
-} lies[] = {
-    {"a group of perm that is not there", lie_perm_range, "perm: slot 3 has group 13 of 13"},
-    {"a group twice in perm", lie_perm_twice, "is in two slots"},
-    {"a group that is not in perm", lie_perm_missing, "perm: 1 of 13 groups are in no slot"},
-    {"an infinite second-order scale", lie_s2_infinite, "s2 is not positive and finite"},
-    {"a second-order scale of zero", lie_s2_zero, "s2 is not positive and finite"},
-    {"a negative second-order scale", lie_s2_sign, "slot 1 of strip 0: reserved bits are set"},
-    {"reserved bits", lie_reserved, "slot 1 of strip 0: reserved bits are set"},
-    {"too fine a second-order scale", lie_s2_fine, "more than two significant bits"},
-    {"a scale beyond FP16", lie_scale_range, "row 0, slot 1: the scale is beyond FP16"},
-    {"a scale of padding", lie_padding_scale, "padding has a scale"},
-    {"a scale of zero", lie_scale_zero, "row 0, slot 9: scale code 0 with z2 = 0"},
-    {"row pointers that begin late", lie_ptr_first, "csr_ptr: the first is 1"},
-    {"row pointers that fall", lie_ptr_falls, "is less than the one before it"},
-    {"row pointers beyond the entries", lie_ptr_far, "csr_ptr: the last is 4294967295"},
-    {"a column that is not there", lie_col_range, "column 256, has no weight"},
-    {"a column of padding", lie_col_padding, "has no weight"},
-    {"columns out of order", lie_col_order, "is out of order in row"},
-    {"a column twice", lie_col_twice, "is out of order in row"},
-    {"an outlier of a 4-bit group", lie_col_four, "is in a 4-bit group"},
-    {"an outlier that is not a number", lie_val_nan, "is not finite"},
-    {"an outlier whose code is not zero", lie_code, "is not zero"},
+} damages[] = {
+    {"a group of perm that is not there", break_perm_range, "perm: slot 3 has group 13 of 13"},
+    {"a group twice in perm", break_perm_twice, "is in two slots"},
+    {"a group that is not in perm", break_perm_missing, "perm: 1 of 13 groups are in no slot"},
+    {"an infinite second-order scale", break_s2_infinite, "s2 is not positive and finite"},
+    {"a second-order scale of zero", break_s2_zero, "s2 is not positive and finite"},
+    {"a negative second-order scale", break_s2_sign, "slot 1 of strip 0: reserved bits are set"},
+    {"reserved bits", break_reserved, "slot 1 of strip 0: reserved bits are set"},
+    {"too fine a second-order scale", break_s2_fine, "more than two significant bits"},
+    {"a scale beyond FP16", break_scale_range, "row 0, slot 1: the scale is beyond FP16"},
+    {"a scale of padding", break_padding_scale, "padding has a scale"},
+    {"a scale of zero", break_scale_zero, "row 0, slot 9: scale code 0 with z2 = 0"},
+    {"row pointers that begin late", break_ptr_first, "csr_ptr: the first is 1"},
+    {"row pointers that fall", break_ptr_falls, "is less than the one before it"},
+    {"row pointers beyond the entries", break_ptr_far, "csr_ptr: the last is 4294967295"},
+    {"a column that is not there", break_col_range, "column 256, has no weight"},
+    {"a column of padding", break_col_padding, "has no weight"},
+    {"columns out of order", break_col_order, "is out of order in row"},
+    {"a column twice", break_col_twice, "is out of order in row"},
+    {"an outlier of a 4-bit group", break_col_four, "is in a 4-bit group"},
+    {"an outlier that is not a number", break_val_nan, "is not finite"},
+    {"an outlier whose code is not zero", break_code, "is not zero"},
 };
 
-static void lies_are_refused(void **state)
+static void damage_is_refused(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
-        float *w = random_weights(LIE_N, LIE_K);
-        struct qt_packed p = quantize("mix24:outliers=0.005", w, LIE_N, LIE_K, NULL);
+    for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+        float *w = random_weights(BAD_N, BAD_K);
+        struct qt_packed p = quantize("mix24:outliers=0.005", w, BAD_N, BAD_K, NULL);
         struct qt_mix24 m;
         struct qt_err err = {0};
         expect_sound(&p);
         qt_mix24_open(&m, &p);
-        lies[i].tell(&m);
+        damages[i].tell(&m);
         int rc = p.spec.scheme->check_values(&p, &err);
-        if (rc != QT_E_INPUT || !strstr(err.reason, lies[i].reason))
-            fail_msg("%s: status %d, '%s'", lies[i].name, rc, err.reason);
+        if (rc != QT_E_INPUT || !strstr(err.reason, damages[i].reason))
+            fail_msg("%s: status %d, '%s'", damages[i].name, rc, err.reason);
         qt_packed_free(&p);
         free(w);
     }
 }
 
-/* local=1: each four neighbours have one 4-bit group. */
+/* local=1: each four neighbors have one 4-bit group. */
 static void local_choice(void **state)
 {
     enum { N = 20, K = 1024 };
@@ -724,12 +726,12 @@ static void local_choice(void **state)
     free(w);
 }
 
-/* Any bit of padding. */
+/* Any bit set in padding is refused. */
 static void padding_is_checked(void **state)
 {
     (void)state;
-    float *w = random_weights(LIE_N, LIE_K);
-    struct qt_packed p = quantize("mix24", w, LIE_N, LIE_K, NULL);
+    float *w = random_weights(BAD_N, BAD_K);
+    struct qt_packed p = quantize("mix24", w, BAD_N, BAD_K, NULL);
     struct qt_mix24 m;
     struct qt_err err = {0};
     qt_mix24_open(&m, &p);
@@ -742,7 +744,7 @@ static void padding_is_checked(void **state)
     groups[slot].code[3][2] = 0;
     qt_mix24_pack(qt_mix24_strip(&m, 1), &m, groups);
     assert_int_equal(qt_packed_check_repack(&p, "f", "t", &err), QT_OK);
-    qt_mix24_unpack(groups, &m, qt_mix24_strip(&m, 2)); /* rows 32 to 47, of which 8 are there */
+    qt_mix24_unpack(groups, &m, qt_mix24_strip(&m, 2)); /* rows 32 to 47, of which 8 exist */
     groups[0].q[9] = 1;
     qt_mix24_pack(qt_mix24_strip(&m, 2), &m, groups);
     assert_int_equal(qt_packed_check_repack(&p, "f", "t", &err), QT_E_INPUT);
@@ -751,7 +753,7 @@ static void padding_is_checked(void **state)
     free(w);
 }
 
-static void shapes_and_texts_that_cannot_be(void **state)
+static void invalid_shapes_and_texts(void **state)
 {
     static const struct {
         const char *text, *reason;
@@ -797,10 +799,10 @@ int main(void)
         cmocka_unit_test(reordered_factor),
         cmocka_unit_test(same_bytes_for_any_threads_and_isa),
         cmocka_unit_test(allocation_failures),
-        cmocka_unit_test(lies_are_refused),
+        cmocka_unit_test(damage_is_refused),
         cmocka_unit_test(local_choice),
         cmocka_unit_test(padding_is_checked),
-        cmocka_unit_test(shapes_and_texts_that_cannot_be),
+        cmocka_unit_test(invalid_shapes_and_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

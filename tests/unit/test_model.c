@@ -1,6 +1,6 @@
 /*
- * Models against logits that Hugging Face transformers computed (tests/oracle/make_model_golden.py;
- * QT_MODELS names another directory of such models), and configurations that must be refused.
+ * Compares models with logits of Hugging Face transformers (tests/oracle/make_model_golden.py;
+ * QT_MODELS: another directory of such models), and checks that bad configurations are refused.
  */
 #include "kernels/kernels.h"
 #include "model/graph/internal.h"
@@ -60,28 +60,28 @@ static void close_fixture(struct fixture *f)
 
 /* Logits [m][vocab] of ids in sequences of seqlen; the caller frees them. */
 static int run_model(float **out, struct fixture *f, const uint32_t *ids, size_t m, size_t seqlen,
-                     const struct qt_hook *tap)
+                     const struct qt_hook *hook)
 {
     const struct qt_model_info *info = qt_model_info(f->model);
-    struct qt_embed_head *ends = NULL;
-    struct qt_layer *block = NULL;
+    struct qt_embed_head *embed_head = NULL;
+    struct qt_layer *layer = NULL;
     float *hidden = NULL;
     int rc = QT_OK;
     *out = NULL;
     QT_TRY(qt_array_new(&hidden, m * info->hidden, sizeof *hidden, &f->err));
     QT_TRY(qt_array_new(out, m * info->vocab, sizeof **out, &f->err));
-    QT_TRY(qt_embed_head_open(&ends, f->model, &f->weights, f->be, &f->err));
-    QT_TRY(qt_embed_tokens(ends, hidden, ids, m, seqlen, &f->err));
+    QT_TRY(qt_embed_head_open(&embed_head, f->model, &f->weights, f->be, &f->err));
+    QT_TRY(qt_embed_tokens(embed_head, hidden, ids, m, seqlen, &f->err));
     for (size_t i = 0; i < info->layers; i++) {
-        QT_TRY(qt_layer_open(&block, f->model, i, &f->weights, f->be, &f->err));
-        QT_TRY(qt_layer_run(block, hidden, m, seqlen, tap, &f->err));
-        qt_layer_close(block);
-        block = NULL;
+        QT_TRY(qt_layer_open(&layer, f->model, i, &f->weights, f->be, &f->err));
+        QT_TRY(qt_layer_run(layer, hidden, m, seqlen, hook, &f->err));
+        qt_layer_close(layer);
+        layer = NULL;
     }
-    QT_TRY(qt_head_logits(ends, *out, hidden, m, &f->err));
+    QT_TRY(qt_head_logits(embed_head, *out, hidden, m, &f->err));
 done:
-    qt_layer_close(block);
-    qt_embed_head_close(ends);
+    qt_layer_close(layer);
+    qt_embed_head_close(embed_head);
     qt_free(hidden);
     if (rc < 0) {
         qt_free(*out);
@@ -115,7 +115,7 @@ static double compare(const float *logits, const struct qt_model_info *info, siz
     return worst;
 }
 
-/* One golden model: alone, and as three sequences at once. */
+/* Runs a golden model on one sequence, and on three sequences at once. */
 static double golden_case(const char *dir)
 {
     struct fixture f;
@@ -188,10 +188,9 @@ static double reference_difference(struct fixture *f, const char *ids_file, cons
 }
 
 /*
- * The reference logits of these checkpoints were computed by a model that had once been FP16,
- * rotary frequencies included: transformers in FP64 is as far from them as we are (3.7e-3
- * and 6.1e-3), and comes within 2e-5 when the frequencies are rounded through FP16. So the
- * comparison that counts rounds them; the unrounded one only must not be grossly off.
+ * The reference logits of these checkpoints were computed with rotary frequencies rounded to FP16.
+ * Without that rounding, even transformers in FP64 differs from them by 3.7e-3 and 6.1e-3; with it,
+ * by 2e-5. The strict comparison therefore rounds the frequencies; the other one has a loose bound.
  */
 static void reference_case(const char *name, const char *ids_path)
 {
@@ -207,7 +206,7 @@ static void reference_case(const char *name, const char *ids_path)
     }
     open_fixture(&f, dir);
     double plain = reference_difference(&f, ids_file, logits_file);
-    for (size_t i = 0; i < f.model->cfg.rotated / 2; i++)
+    for (size_t i = 0; i < f.model->cfg.rotary_dim / 2; i++)
         f.model->cfg.rope.inv_freq[i] = qt_f16_to_f32(qt_f32_to_f16(f.model->cfg.rope.inv_freq[i]));
     double rounded = reference_difference(&f, ids_file, logits_file);
     print_message("  %s: %.2e, with FP16 frequencies %.2e\n", name, plain, rounded);
@@ -228,7 +227,7 @@ static void test_nano_llama(void **state)
     reference_case("nano-llama", "tests/golden/nano_ids.u16");
 }
 
-/* ---- threads, taps, chunks ------------------------------------------------------------------ */
+/* ---- threads, hooks, chunks ----------------------------------------------------------------- */
 
 static void fill_ids(uint32_t *ids, size_t n, size_t vocab)
 {
@@ -288,7 +287,7 @@ static int refuse(void *ctx, int input, const float *x, size_t m, size_t k, stru
     return input < 2 ? QT_OK : qt_fail(err, QT_E_INTERRUPTED, NULL, NULL, "enough");
 }
 
-static void tap_case(const char *dir)
+static void hook_case(const char *dir)
 {
     enum { M = 70 * 33 };
     struct fixture f;
@@ -307,16 +306,16 @@ static void tap_case(const char *dir)
     close_fixture(&f);
 }
 
-static void test_taps(void **state)
+static void test_hooks(void **state)
 {
     (void)state;
-    tap_case(GOLDEN "/llama");
-    tap_case(GOLDEN "/gemma2");
-    tap_case(GOLDEN "/opt");
-    tap_case(GOLDEN "/opt_norm_after");
+    hook_case(GOLDEN "/llama");
+    hook_case(GOLDEN "/gemma2");
+    hook_case(GOLDEN "/opt");
+    hook_case(GOLDEN "/opt_norm_after");
 }
 
-/* Inputs of one sequence, by input. */
+/* The linear inputs of one sequence. */
 struct kept {
     float *x[QT_INPUTS];
     size_t floats[QT_INPUTS];
@@ -349,12 +348,12 @@ static void free_kept(struct kept *s)
     *s = (struct kept){0};
 }
 
-/* A block by its sublayers, and as far as each of its inputs: as all at once. */
-static void part_case(const char *dir)
+/* Running a layer by sublayers and up to each linear input gives the values of a whole run. */
+static void sublayer_case(const char *dir)
 {
     enum { M = 21 };
     struct fixture f;
-    struct qt_layer *block;
+    struct qt_layer *layer;
     struct kept whole = {0}, part = {0};
     uint32_t ids[M];
     open_fixture(&f, dir);
@@ -363,37 +362,37 @@ static void part_case(const char *dir)
     fill_ids(ids, M, 97);
     must(qt_model_embed(all, f.model, &f.weights, f.be, ids, M, M, &f.err), &f.err);
     memcpy(parts, all, bytes);
-    must(qt_layer_open(&block, f.model, 0, &f.weights, f.be, &f.err), &f.err);
-    must(qt_layer_run(block, all, M, M, &(struct qt_hook){&whole, keep}, &f.err), &f.err);
+    must(qt_layer_open(&layer, f.model, 0, &f.weights, f.be, &f.err), &f.err);
+    must(qt_layer_run(layer, all, M, M, &(struct qt_hook){&whole, keep}, &f.err), &f.err);
     for (int i = 0; i < QT_INPUTS; i++) {
         memcpy(before, parts, bytes);
-        must(qt_layer_run_to(block, i, parts, M, M, NULL, &(struct qt_hook){&part, keep}, &f.err),
+        must(qt_layer_run_to(layer, i, parts, M, M, NULL, &(struct qt_hook){&part, keep}, &f.err),
              &f.err);
         compare_kept(&whole, &part, i, i);
         assert_memory_equal(before, parts, bytes);
         free_kept(&part);
         if (i % 2)
-            must(qt_layer_run_sublayer(block, i, parts, M, M, NULL, &f.err), &f.err);
+            must(qt_layer_run_sublayer(layer, i, parts, M, M, NULL, &f.err), &f.err);
     }
     assert_memory_equal(all, parts, bytes);
     free_kept(&whole);
-    qt_layer_close(block);
+    qt_layer_close(layer);
     close_fixture(&f);
     free(all);
     free(parts);
     free(before);
 }
 
-static void test_parts_of_blocks(void **state)
+static void test_sublayers(void **state)
 {
     (void)state;
-    part_case(GOLDEN "/llama");
-    part_case(GOLDEN "/gemma2");
-    part_case(GOLDEN "/opt");
-    part_case(GOLDEN "/opt_norm_after");
+    sublayer_case(GOLDEN "/llama");
+    sublayer_case(GOLDEN "/gemma2");
+    sublayer_case(GOLDEN "/opt");
+    sublayer_case(GOLDEN "/opt_norm_after");
 }
 
-/* Sequences do not see each other, and where a chunk ends changes nothing but rounding. */
+/* Sequences are independent, and chunk boundaries change results only by rounding. */
 static void chunk_case(const char *dir)
 {
     enum { SEQ = 7, M = 301 * SEQ };
@@ -447,7 +446,7 @@ static void test_linears(void **state)
 
 enum { MOST_TYPES = 64 };
 
-/* That a name is in the list. */
+/* Checks that a name is in the list of model types, and marks it as used. */
 static void use_type(bool used[MOST_TYPES], const char *type)
 {
     size_t at = 0;
@@ -459,7 +458,7 @@ static void use_type(bool used[MOST_TYPES], const char *type)
     used[at] = true;
 }
 
-/* Every model_type, of a decoder or of a wrapper, has a golden model, and is in the list. */
+/* Every model_type, also of multimodal models, has a golden model, and is in the list. */
 static void test_types(void **state)
 {
     bool used[MOST_TYPES] = {false};
@@ -487,7 +486,7 @@ static void test_types(void **state)
         assert_true(used[i]);
 }
 
-/* How long windows are where config.json does not say it. */
+/* Default window sizes. */
 static void test_windows(void **state)
 {
     static const struct {
@@ -663,7 +662,7 @@ static const struct refusal refusals[] = {
     {"ernie4_5_moe", "moe_layer_interval", "0", QT_E_INPUT, "moe_layer_interval"},
     {"olmoe", "clip_qkv", "8.0", QT_E_UNSUPPORTED, "clip_qkv"},
     {"mixtral", "mlp_only_layers", "[0]", QT_E_UNSUPPORTED, "a layer without experts"},
-    {"glm4_moe", "n_group", "4", QT_E_INPUT, "4 groups is not possible"},
+    {"glm4_moe", "n_group", "4", QT_E_INPUT, "of 4 groups"},
     {"glm4_moe", "n_group", "0", QT_E_INPUT, "n_group"},
     {"glm4_moe", "topk_group", "2", QT_E_INPUT, "2 of 1 groups"},
     {"glm4_moe_groups", "topk_group", "1", QT_E_INPUT, "3 of 6 experts from 1 of 3 groups"},
@@ -675,7 +674,7 @@ static const struct refusal refusals[] = {
     {"glm4_moe", "use_qk_norm", "3", QT_E_INPUT, "use_qk_norm"},
     {"glm4_moe", "num_hidden_layers", "2", QT_E_INPUT, "layers.2.self_attn.o_proj"},
     {"glm4_moe", "num_nextn_predict_layers", NULL, QT_OK, ""},
-    {"glm4_moe", "num_experts", "5", QT_OK, ""}, /* it is n_routed_experts that counts */
+    {"glm4_moe", "num_experts", "5", QT_OK, ""}, /* n_routed_experts has precedence */
     {"glm4_moe", "n_routed_experts", "7", QT_E_INPUT, "mlp.gate.weight"},
     {"qwen3_moe", "layer_types", "[\"full_attention\", \"linear_attention\"]", QT_E_UNSUPPORTED,
      "linear_attention"},
@@ -686,8 +685,8 @@ static const struct refusal refusals[] = {
     {"mixtral", "num_hidden_layers", "1", QT_E_INPUT, "'num_hidden_layers' in config.json is 1"},
     {"phi3", "num_key_value_heads", "4", QT_E_INPUT, "qkv_proj.weight"},
     {"phi3", "intermediate_size", "47", QT_E_INPUT, "gate_up_proj.weight"},
-    {"phi3", "partial_rotary_factor", "0.4", QT_E_INPUT, "leaves 3 channels"},
-    {"phi3", "partial_rotary_factor", "0.1", QT_E_INPUT, "leaves 0 channels"},
+    {"phi3", "partial_rotary_factor", "0.4", QT_E_INPUT, "gives 3 rotary channels"},
+    {"phi3", "partial_rotary_factor", "0.1", QT_E_INPUT, "gives 0 rotary channels"},
     {"phi3", "partial_rotary_factor", "1.5", QT_E_UNSUPPORTED, "above 1"},
     {"phi3", "partial_rotary_factor", "0", QT_E_INPUT, "partial_rotary_factor"},
     {"phi3", "rope_scaling", "{\"type\": \"longrope\"}", QT_E_INPUT, "'short_factor'"},
@@ -760,7 +759,7 @@ static const struct refusal refusals[] = {
      QT_E_UNSUPPORTED, "partial_rotary_factor"},
     {"glm", "attention_bias", NULL, QT_E_INPUT, "self_attn.q_proj.bias"},
     {"glm_old_keys", "attention_bias", "false", QT_E_INPUT, "implies no bias"},
-    {"glm_old_keys", "partial_rotary_factor", "0.2", QT_E_INPUT, "leaves 1 channels"},
+    {"glm_old_keys", "partial_rotary_factor", "0.2", QT_E_INPUT, "gives 1 rotary channels"},
     {"glm_old_keys", "partial_rotary_factor", "1.5", QT_E_UNSUPPORTED, "above 1"},
     {"glm_old_keys", "rope_scaling", "{\"type\": \"dynamic\"}", QT_E_UNSUPPORTED, "dynamic"},
     {"glm4_old_keys", "partial_rotary_factor", "null", QT_E_UNSUPPORTED, "partial_rotary_factor"},
@@ -812,10 +811,10 @@ static int open_edited(const struct refusal *r, struct qt_err *err)
     assert_true((rc == QT_OK) == (model != NULL));
     if (rc == QT_OK) {
         struct qt_backend *be;
-        struct qt_embed_head *ends;
+        struct qt_embed_head *embed_head;
         must(qt_backend_cpu_open(&be, err), err);
-        rc = qt_embed_head_open(&ends, model, &w, be, err);
-        qt_embed_head_close(ends);
+        rc = qt_embed_head_open(&embed_head, model, &w, be, err);
+        qt_embed_head_close(embed_head);
         be->close(be);
     }
     qt_model_close(model);
@@ -840,8 +839,7 @@ static void test_refusals(void **state)
     }
 }
 
-/* YaRN's positions are those that it makes, and attn_factor, which transformers does not know, is a
- * factor. */
+/* YaRN raises max_positions, and applies attn_factor, which transformers ignores. */
 static void test_yarn(void **state)
 {
     static const char golden[] = GOLDEN "/llama_yarn";
@@ -865,10 +863,9 @@ static void test_yarn(void **state)
     must(qt_dir_remove(dir, NULL), &err);
 }
 
-/* Pairs of channels that turn beta_fast times within the original positions are between two whole
- * ones: from the lower one on frequencies are blended, and the same at the other end with the
- * higher one. Of 16 channels and theta 200, 32 turns in 4096 are those of pair 4.55, one that of
- * pair 9.79. */
+/* The channel pair that rotates beta_fast times within the original positions is not an integer;
+ * the ramp from kept to stretched frequencies begins at the next lower integer, and ends at the
+ * next higher one for beta_slow. 16 channels, theta 200 and 4096 positions: pairs 4.55 and 9.79. */
 static void test_yarn_blend(void **state)
 {
     char dir[] = "/tmp/test_model_XXXXXX", path[512];
@@ -883,7 +880,7 @@ static void test_yarn_blend(void **state)
     snprintf(path, sizeof path, "%s/config.json", dir);
     assert_int_equal(json_dump_file(json, path, 0), 0);
     must(config_read(&cfg, dir, &err), &err);
-    assert_int_equal(cfg.rotated, 16);
+    assert_int_equal(cfg.rotary_dim, 16);
     for (int i = 0; i < 8; i++) {
         const double f = pow(200, -i / 8.0), ramp = fmax(i - 4, 0) / (10 - 4);
         const double want = f * (1 - ramp) + f / 6 * ramp;
@@ -894,7 +891,7 @@ static void test_yarn_blend(void **state)
     must(qt_dir_remove(dir, NULL), &err);
 }
 
-/* Sequences of as many tokens as the model had at first have the short factors. */
+/* The short factors apply up to the original number of positions. */
 static void test_longrope(void **state)
 {
     struct config cfg;
@@ -909,7 +906,7 @@ static void test_longrope(void **state)
     config_free(&cfg);
 }
 
-/* Edits that change nothing: missing keys with the defaults of transformers. */
+/* Edits without effect: missing keys have the defaults of transformers. */
 static void test_defaults(void **state)
 {
     static const struct refusal same[] = {
@@ -947,32 +944,32 @@ static void test_no_config(void **state)
 static void test_bad_calls(void **state)
 {
     struct fixture f;
-    struct qt_layer *block;
-    struct qt_embed_head *ends;
+    struct qt_layer *layer;
+    struct qt_embed_head *embed_head;
     uint32_t ids[65] = {0};
     float *hidden;
     (void)state;
     open_fixture(&f, GOLDEN "/llama");
-    must(qt_layer_open(&block, f.model, 0, &f.weights, f.be, &f.err), &f.err);
-    must(qt_embed_head_open(&ends, f.model, &f.weights, f.be, &f.err), &f.err);
+    must(qt_layer_open(&layer, f.model, 0, &f.weights, f.be, &f.err), &f.err);
+    must(qt_embed_head_open(&embed_head, f.model, &f.weights, f.be, &f.err), &f.err);
     must(qt_array_new(&hidden, 65 * 32, sizeof *hidden, &f.err), &f.err);
-    assert_int_equal(qt_layer_run(block, hidden, 65, 65, NULL, &f.err), QT_E_USAGE);
+    assert_int_equal(qt_layer_run(layer, hidden, 65, 65, NULL, &f.err), QT_E_USAGE);
     assert_non_null(strstr(f.err.reason, "64"));
-    assert_int_equal(qt_layer_run(block, hidden, 65, 64, NULL, &f.err), QT_E_INTERNAL);
-    assert_int_equal(qt_layer_run(block, hidden, 0, 0, NULL, &f.err), QT_E_INTERNAL);
-    assert_int_equal(qt_layer_run(block, hidden, 0, 4, NULL, &f.err), QT_OK);
+    assert_int_equal(qt_layer_run(layer, hidden, 65, 64, NULL, &f.err), QT_E_INTERNAL);
+    assert_int_equal(qt_layer_run(layer, hidden, 0, 0, NULL, &f.err), QT_E_INTERNAL);
+    assert_int_equal(qt_layer_run(layer, hidden, 0, 4, NULL, &f.err), QT_OK);
     ids[3] = 97;
-    assert_int_equal(qt_embed_tokens(ends, hidden, ids, 4, 4, &f.err), QT_E_INPUT);
+    assert_int_equal(qt_embed_tokens(embed_head, hidden, ids, 4, 4, &f.err), QT_E_INPUT);
     assert_non_null(strstr(f.err.reason, "97"));
     qt_free(hidden);
-    qt_embed_head_close(ends);
-    qt_layer_close(block);
+    qt_embed_head_close(embed_head);
+    qt_layer_close(layer);
     close_fixture(&f);
 }
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
-/* A source that spoils what another one gives. */
+/* A source of weights that fails to load one tensor. */
 struct spoiled {
     struct qt_weights real;
     const char *victim;
@@ -998,24 +995,24 @@ static void test_load_fails(void **state)
         "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.bias",
         "model.layers.0.mlp.down_proj.weight", "model.embed_tokens.weight"};
     struct fixture f;
-    struct qt_layer *block = NULL;
-    struct qt_embed_head *ends = NULL;
+    struct qt_layer *layer = NULL;
+    struct qt_embed_head *embed_head = NULL;
     (void)state;
     open_fixture(&f, GOLDEN "/qwen2");
     for (size_t i = 0; i < 4; i++) {
         struct spoiled s = {f.weights, victims[i]};
         struct qt_weights w = {
             .dir = f.weights.dir, .ctx = &s, .shape = spoiled_shape, .load = spoiled_load};
-        int rc = i < 3 ? qt_layer_open(&block, f.model, 0, &w, f.be, &f.err)
-                       : qt_embed_head_open(&ends, f.model, &w, f.be, &f.err);
+        int rc = i < 3 ? qt_layer_open(&layer, f.model, 0, &w, f.be, &f.err)
+                       : qt_embed_head_open(&embed_head, f.model, &w, f.be, &f.err);
         assert_int_equal(rc, QT_E_INPUT);
         assert_string_equal(f.err.tensor, victims[i]);
-        assert_true(block == NULL && ends == NULL);
+        assert_true(layer == NULL && embed_head == NULL);
     }
     close_fixture(&f);
 }
 
-/* The n-th allocation fails, for every n until all succeed: an error, no leak, no crash. */
+/* Fails the n-th allocation, for every n until all succeed: QT_E_RESOURCE, no leak, no crash. */
 static void test_out_of_memory(void **state)
 {
     struct fixture f = {0};
@@ -1047,7 +1044,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden_models), cmocka_unit_test(test_tiny_llama),
         cmocka_unit_test(test_nano_llama),    cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_taps),          cmocka_unit_test(test_parts_of_blocks),
+        cmocka_unit_test(test_hooks),         cmocka_unit_test(test_sublayers),
         cmocka_unit_test(test_chunks),        cmocka_unit_test(test_linears),
         cmocka_unit_test(test_windows),       cmocka_unit_test(test_types),
         cmocka_unit_test(test_refusals),      cmocka_unit_test(test_defaults),

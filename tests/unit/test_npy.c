@@ -2,7 +2,7 @@
 #include "formats/formats.h"
 #include "tests/unit/fixture.h"
 
-/* A file of this version and header text and `data` bytes 0, 1, 2, ... */
+/* A file with this version and header text and `data` bytes 0, 1, 2, ... */
 static const char *write_npy(const char *dir, int version, const char *header, size_t data)
 {
     unsigned char file[4096] = "\x93NUMPY";
@@ -50,13 +50,13 @@ static const struct {
     {"void", 1, H("|V2", "False", "(3,)"), 6, QT_E_UNSUPPORTED, "npy data type '|V2'"},
     {"no order", 1, H("f4", "False", "(3,)"), 12, QT_E_UNSUPPORTED, "npy data type 'f4'"},
     {"records", 1, "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (3,)}\n", 12,
-     QT_E_UNSUPPORTED, "npy array of records"},
+     QT_E_UNSUPPORTED, "npy structured arrays are not supported"},
     {"fortran", 1, H("<f4", "True", "(3, 4)"), 48, QT_E_UNSUPPORTED, "Fortran order"},
     {"nine dims", 1, H("|u1", "False", "(1, 1, 1, 1, 1, 1, 1, 1, 1)"), 1, QT_E_UNSUPPORTED,
      "more than 8 dimensions"},
     {"truncated data", 1, H("<f4", "False", "(3, 4)"), 47, QT_E_INPUT,
-     "needs 48 bytes of data, there are 47"},
-    {"bytes behind", 1, H("<f4", "False", "(3, 4)"), 49, QT_E_INPUT, "there are 49"},
+     "needs 48 bytes of data, but the file has 47"},
+    {"bytes behind", 1, H("<f4", "False", "(3, 4)"), 49, QT_E_INPUT, "the file has 49"},
     {"shape too large", 1, H("<f4", "False", "(4294967296, 4294967296)"), 0, QT_E_INPUT,
      "shape is too large"},
     {"bytes too large", 1, H("<f8", "False", "(4611686018427387904,)"), 0, QT_E_INPUT,
@@ -129,7 +129,7 @@ static void test_files(void **state)
         {"text", "hello world", 11, "not a .npy file"},
         {"header beyond the end", "\x93NUMPY\1\0\x10\0{}", 12, "npy header is truncated"},
         {"version 2 cut", "\x93NUMPY\2\0\x10\0\0", 11, "npy header is truncated"},
-        {"huge header", "\x93NUMPY\2\0\0\0\2\0{}", 14, "npy header of 131072 bytes"},
+        {"huge header", "\x93NUMPY\2\0\0\0\2\0{}", 14, "npy header has 131072 bytes"},
     };
     char *dir = fixture_dir();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -178,10 +178,10 @@ static void test_ids(void **state)
     expect_ids(path, 0, wide, 3);
     expect_no_ids(path, 100000, "token 1 is 4294967295, but the vocabulary has 100000");
     expect_ids(fixture_write(dir, "e.u16", "", 0), 10, NULL, 0);
-    expect_no_ids(fixture_write(dir, "odd.u16", wide, 3), 0, "3 bytes are no whole number");
-    expect_no_ids(fixture_write(dir, "odd.u32", wide, 6), 0, "6 bytes are no whole number");
-    expect_no_ids(fixture_write(dir, "a.txt", wide, 4), 0, ".u16, .u32 or .npy is expected");
-    expect_no_ids(fixture_write(dir, "noending", wide, 4), 0, ".npy is expected");
+    expect_no_ids(fixture_write(dir, "odd.u16", wide, 3), 0, "size 3 is not a multiple");
+    expect_no_ids(fixture_write(dir, "odd.u32", wide, 6), 0, "size 6 is not a multiple");
+    expect_no_ids(fixture_write(dir, "a.txt", wide, 4), 0, "must end in .u16, .u32 or .npy");
+    expect_no_ids(fixture_write(dir, "noending", wide, 4), 0, "or .npy");
     expect_no_ids(fixture_path(dir, "none.u16"), 0, "cannot open");
 
     /* Data bytes are 0, 1, 2, ... */

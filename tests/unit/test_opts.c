@@ -1,4 +1,4 @@
-/* The option parser: every kind, every way to write it, every mistake. */
+/* The option parser: every kind of option, every form, every error. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

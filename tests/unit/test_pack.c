@@ -1,5 +1,4 @@
-/* Schemes, the fragment layout, packing, and the vector loops, against slow truths and golden
- * bytes. */
+/* Schemes, fragment layouts, packing and vector loops, against slow references and golden bytes. */
 #include "pack/layouts/frag.h"
 #include "pack/schemes/codebook.h"
 #include "pack/schemes/rowops.h"
@@ -29,8 +28,8 @@ static struct qt_packed quantize(const char *text, const float *w, size_t n, siz
 
 static const unsigned plane_bits[] = {1, 2, 4};
 
-/* Every bit of a lane's words is used exactly once, every element of a block by exactly one lane.
- */
+/* Every bit of a lane's words is used exactly once, and every element of a fragment block belongs
+ * to exactly one lane. */
 static void layout_is_a_bijection(void **state)
 {
     (void)state;
@@ -82,8 +81,8 @@ static void fast_packer_equals_reference(void **state)
                 }
 }
 
-/* Codes of 8 bits: each in its plane, as layout_frag.h draws them. */
-static void whole_order_is_bytes_of_fragments(void **state)
+/* Codes of 8 bits are where layout_frag.h says. */
+static void whole_order_gives_fragments(void **state)
 {
     (void)state;
     enum { STRIDE = 70 };
@@ -105,9 +104,9 @@ static void whole_order_is_bytes_of_fragments(void **state)
         assert_int_equal(back[i], i % STRIDE < QT_FRAG_COLS ? code[i] : 0);
 }
 
-/* Unpacking by the operations that layout_frag8.h names gives the A fragments of m16n8k32; and
- * those of m16n8k64, with columns in the order it says. */
-static void byte_order_is_made_of_fragments(void **state)
+/* Unpacking as layout_frag8.h says gives the A fragments of m16n8k32, and those of m16n8k64 with
+ * the column order described there. */
+static void byte_order_gives_fragments(void **state)
 {
     (void)state;
     enum { STRIDE = 70 };
@@ -144,7 +143,7 @@ static struct qt_codebook codebook_of(const char *text, float *w, size_t k)
     return cb;
 }
 
-/* The plain truth: the code whose value is nearest; ties as documented. */
+/* Reference: the code with the nearest value; ties as documented. */
 static unsigned nearest_code(const struct qt_codebook *cb, float y)
 {
     unsigned best = 0;
@@ -154,11 +153,11 @@ static unsigned nearest_code(const struct qt_codebook *cb, float y)
     unsigned first = sign_first ? negative << 7 : negative, last = sign_first ? first + 127 : 255;
     double least = INFINITY;
     for (unsigned c = first; c < 1u << cb->bits && c <= last; c += step) {
-        if (isinf(cb->value[c])) /* not used */
+        if (isinf(cb->value[c])) /* unused code */
             continue;
         double d = fabs((double)cb->value[c] - (double)y);
-        /* Even: as a multiple of the spacing at y, which is the code's last bit if there is a
-         * mantissa; without one the spacing is the lower neighbour itself, unless that is zero. */
+        /* Ties go to the even multiple of the spacing at y. With a mantissa that is the code's last
+         * bit. Without one the spacing is the lower neighbor itself, unless that is zero. */
         bool even = whole               ? fmod((double)cb->value[c], 2) == 0
                     : cb->grid.man_bits ? c / step % 2 == 0
                                         : cb->value[best] != 0;
@@ -205,8 +204,8 @@ static const char *const all_codebooks[] = {
 };
 enum { CODEBOOKS = sizeof all_codebooks / sizeof *all_codebooks };
 
-/* Random values, every stored value, every midpoint and its neighbours, on every instruction set.
- */
+/* Rounds random values, every stored value, every midpoint and its neighbors on every instruction
+ * set. */
 static void rounding_is_to_nearest_on_every_isa(void **state)
 {
     (void)state;
@@ -229,7 +228,7 @@ static void rounding_is_to_nearest_on_every_isa(void **state)
                 x[n++] = nextafterf(mid, -INFINITY);
             }
         }
-        while (n < 4096 - 5) /* an odd count: tails */
+        while (n < 4096 - 5) /* an odd count, to test partial chunks */
             x[n++] = cb.grid.max * (float)normal();
         const struct qt_rowops *ops;
         for (size_t i = 0; (ops = qt_rowops_at(i)) != NULL; i++) {
@@ -272,7 +271,7 @@ static void rowops_are_bit_identical(void **state)
             ops->round(cb2, x, n, inv, &cb.grid);
             assert_memory_equal(ca, cb2, n);
         }
-        /* And the sums are what they claim to be. */
+        /* The sums agree with a plain loop. */
         double e = 0;
         for (size_t i = 0; i < n; i++) {
             double d = (double)x[i] - (double)(s * cb.value[nearest_code(&cb, x[i] * inv)]);
@@ -368,8 +367,8 @@ static void golden_bytes(void **state)
 static const size_t edge_sizes[] = {1, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 200};
 enum { EDGES = sizeof edge_sizes / sizeof *edge_sizes };
 
-/* Every scheme at shapes around the block size: decodes, repacks, errors agree with a plain loop.
- */
+/* Every scheme at shapes around the fragment block size: decodes, repacks, and reports the errors
+ * of a plain loop. */
 static void edge_shapes(void **state)
 {
     (void)state;
@@ -429,8 +428,8 @@ static void search_beats_rtn(void **state)
     }
 }
 
-/* The scale of rtn is tried too, where it is 1 as well: no group may come out worse. A row is a
- * group here. */
+/* The search also tries the scale of rtn, even if that is 1, so no group may be worse than with
+ * rtn. Here a row is a group. */
 static void search_is_never_worse_than_rtn(void **state)
 {
     enum { N = 16384, K = 32 };
@@ -491,7 +490,7 @@ static void same_bytes_for_any_threads_and_isa(void **state)
     free(w);
 }
 
-/* Scales outside FP16: a power of two per tensor keeps the relative error. */
+/* Scales outside the range of FP16: the exponent per tensor keeps the relative error. */
 static void extreme_magnitudes(void **state)
 {
     (void)state;
@@ -506,7 +505,7 @@ static void extreme_magnitudes(void **state)
             for (int i = 0; i < 16 * 128; i++)
                 w[i] *= factors[f];
             struct qt_packed p = quantize(names[t], w, 16, 128, &e);
-            /* In FP64 of FP32 sums, 1e-30 squared is lost: measure on the decoded values. */
+            /* qt_error loses 1e-30 squared here: measure on the decoded values. */
             float q[16 * 128];
             assert_int_equal(qt_packed_decode(q, &p, 0, 16, NULL), 0);
             double e2 = 0, w2 = 0;
@@ -542,20 +541,20 @@ static void nonfinite_weights_are_named(void **state)
     }
 }
 
-/* Any flipped bit in the padding, a scale that is not finite, or a table that is none is noticed.
- */
-static void abused_bytes_are_refused(void **state)
+/* A flipped bit in the padding, a scale that is not finite and an invalid table are noticed. */
+static void invalid_bytes_are_refused(void **state)
 {
     (void)state;
     float *w = random_matrix(17, 70);
     struct qt_err err = {0};
     struct qt_packed p = quantize("fp6", w, 17, 70, NULL);
     struct qt_section *plane = &p.section[0];
-    plane->data[plane->bytes - 1] ^= 0x10; /* last lane of the last block: rows 31, columns 126.. */
+    plane->data[plane->bytes - 1] ^= 0x10; /* last lane of the last fragment block: rows 31, columns
+                                            * 126.. */
     assert_int_equal(qt_packed_check_repack(&p, "f", "t", &err), QT_E_INPUT);
     plane->data[plane->bytes - 1] ^= 0x10;
     assert_int_equal(qt_packed_check_repack(&p, "f", "t", &err), QT_OK);
-    ((uint16_t *)(void *)p.section[2].data)[31] = 1; /* a scale of a row that is not there */
+    ((uint16_t *)(void *)p.section[2].data)[31] = 1; /* a scale of a padding row */
     assert_int_equal(qt_packed_check_repack(&p, "f", "t", &err), QT_E_INPUT);
     for (unsigned i = 0; i < 2; i++) { /* infinite, NaN */
         ((uint16_t *)(void *)p.section[2].data)[3] = i ? 0xfe00 : 0x7c00;
@@ -606,7 +605,7 @@ static void weights_of_every_dtype(void **state)
     qt_packed_free(&first);
 }
 
-static void weights_that_are_no_numbers(void **state)
+static void nonfinite_values_are_refused(void **state)
 {
     (void)state;
     enum { N = 16, K = 64, ROW = 9, COLUMN = 3 };
@@ -663,13 +662,13 @@ static void spec_text(void **state)
         {"", "unknown scheme"},
         {"nf4:", "expected key=value"},
         {"nf4:g", "expected key=value"},
-        {"nf4:g=", "expected a whole number"},
+        {"nf4:g=", "expected an integer"},
         {"nf4:g=48", "must be 32, 64, 128 or 256"},
-        {"nf4:g=64.5", "whole number"},
+        {"nf4:g=64.5", "integer"},
         {"int4:g=16", "must be 0, 32, 64, 128 or 256"},
         {"nf4:g=1e9", "from 32 to 256"},
-        {"nf4:g=0x40", "whole number"},
-        {"nf4:g=nan", "whole number"},
+        {"nf4:g=0x40", "integer"},
+        {"nf4:g=nan", "integer"},
         {"nf4:g=64,g=64", "given twice"},
         {"nf4:metod=rtn", "did you mean 'method'"},
         {"nf4:method=rtm", "did you mean 'rtn'"},
@@ -704,7 +703,7 @@ static void spec_text(void **state)
         if (!strstr(err.reason, bad[i].message))
             fail_msg("'%s': %s", bad[i].text, err.reason);
     }
-    /* A container may have been made when this was no mistake. */
+    /* Older containers may have parameters without effect. */
     assert_int_equal(qt_spec_read(&spec, "w4ax:scales=row,a8max=0", &err), QT_OK);
     assert_int_equal(qt_spec_read(&spec, "nf4:g=48", &err), QT_E_USAGE);
 }
@@ -758,8 +757,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layout_is_a_bijection),
         cmocka_unit_test(fast_packer_equals_reference),
-        cmocka_unit_test(whole_order_is_bytes_of_fragments),
-        cmocka_unit_test(byte_order_is_made_of_fragments),
+        cmocka_unit_test(whole_order_gives_fragments),
+        cmocka_unit_test(byte_order_gives_fragments),
         cmocka_unit_test(rounding_is_to_nearest_on_every_isa),
         cmocka_unit_test(rowops_are_bit_identical),
         cmocka_unit_test(tables_are_the_published_ones),
@@ -770,9 +769,9 @@ int main(void)
         cmocka_unit_test(same_bytes_for_any_threads_and_isa),
         cmocka_unit_test(extreme_magnitudes),
         cmocka_unit_test(nonfinite_weights_are_named),
-        cmocka_unit_test(abused_bytes_are_refused),
+        cmocka_unit_test(invalid_bytes_are_refused),
         cmocka_unit_test(weights_of_every_dtype),
-        cmocka_unit_test(weights_that_are_no_numbers),
+        cmocka_unit_test(nonfinite_values_are_refused),
         cmocka_unit_test(spec_text),
         cmocka_unit_test(absurd_shapes_are_refused),
         cmocka_unit_test(allocation_failures),

@@ -10,7 +10,7 @@ static const char *const specs[] = {
     "int8:g=0", "w4ax",      "w4ax:scales=int"};
 enum { SPECS = sizeof specs / sizeof *specs };
 
-/* The factor for a spec's groups, from damping 0.01. */
+/* The factor for a spec's groups, with damping 0.01. */
 static struct qt_factor factor_for(const struct qt_spec *spec, const double *h, size_t n, size_t k)
 {
     struct qt_packed p;
@@ -56,7 +56,7 @@ static float *decode(const struct qt_packed *p)
     return q;
 }
 
-/* E of search with the diagonal of H as weights; d: damped H in storage order. */
+/* Error of search with the diagonal of H as importance; d: damped H in storage order. */
 static double searched_error(const char *text, const float *w, const struct qt_factor *f,
                              const double *d, size_t n)
 {
@@ -76,8 +76,8 @@ static double searched_error(const char *text, const float *w, const struct qt_f
     return e;
 }
 
-/* One case: the report says what the bytes hold, and the bytes are in order. Returns the error as a
- * share of that of search. */
+/* Checks that the report describes the stored bytes and that the bytes are valid. Returns the error
+ * relative to that of search. */
 static double check_case(const char *text, const float *w, const double *h, size_t n, size_t k)
 {
     struct solved s = solve(text, w, h, n, k);
@@ -86,9 +86,9 @@ static double check_case(const char *text, const float *w, const double *h, size
     double *d = damped(h, k, 0.01);
     float *q = decode(&s.p);
     double e = naive_error(d, w, q, n, k), before = searched_error(text, w, &s.f, d, n);
-    expect_close(text, s.report.polished, e, before);
+    expect_close(text, s.report.after_descent, e, before);
     expect_close("before", s.report.before, before, before);
-    assert_true(s.report.polished <= s.report.feedback + 1e-6 * s.report.before);
+    assert_true(s.report.after_descent <= s.report.after_compensation + 1e-6 * s.report.before);
     assert_int_equal(
         qt_packed_compare(&again, &s.p, &(struct qt_matrix){w, QT_F32, n, k, "", ""}, NULL), QT_OK);
     assert_memory_equal(&again, &s.error, sizeof again);
@@ -116,7 +116,7 @@ static void clearly_better_than_search(void **state)
     free(w);
 }
 
-/* Every rounder, all its panels at a time. */
+/* Every scheme, with the matrix products of all panels on a backend. */
 static void as_good_on_a_backend(void **state)
 {
     enum { N = 150, K = 288 };
@@ -128,14 +128,14 @@ static void as_good_on_a_backend(void **state)
     float *w = random_weights(N, K);
     for (int i = 0; i <= SPECS; i++) {
         const char *text = i < SPECS ? specs[i] : "mix24";
-        struct solved apart = solve(text, w, h, N, K), s = solve_on(&other, text, w, h, N, K);
+        struct solved on_cpu = solve(text, w, h, N, K), s = solve_on(&other, text, w, h, N, K);
         float *q = decode(&s.p);
-        expect_close(text, s.report.polished, naive_error(d, w, q, N, K), s.report.before);
-        expect_near(text, s.report.before, apart.report.before, 1e-4);
-        expect_near(text, s.report.polished, apart.report.polished, 0.01);
+        expect_close(text, s.report.after_descent, naive_error(d, w, q, N, K), s.report.before);
+        expect_near(text, s.report.before, on_cpu.report.before, 1e-4);
+        expect_near(text, s.report.after_descent, on_cpu.report.after_descent, 0.01);
         assert_int_equal(s.p.spec.scheme->check_values(&s.p, NULL), QT_OK);
         free(q);
-        solved_free(&apart);
+        solved_free(&on_cpu);
         solved_free(&s);
     }
     free(h);
@@ -144,7 +144,7 @@ static void as_good_on_a_backend(void **state)
     be->close(be);
 }
 
-/* The others, tables and such, are solved with. */
+/* The solver writes these sections; others, such as tables, exist before. */
 static bool is_solved_for(const char *section)
 {
     static const char *const names[] = {"plane0", "plane1", "plane2", "scale", "sub", "zero"};
@@ -154,12 +154,12 @@ static bool is_solved_for(const char *section)
     return false;
 }
 
-/* Without correlations there is nothing to feed back: bytes as of search with those weights. The
- * diagonal is normalised and has exact roots. */
+/* Without correlations no error is compensated: the bytes are those of search with the diagonal as
+ * importance. The diagonal is normalized and has exact roots. */
 static void diagonal_hessian_is_search(void **state)
 {
     enum { N = 130, K = 320 };
-    const struct qt_solve_options opt = {.polish = 0};
+    const struct qt_solve_options opt = {.descent_rounds = 0};
     double *h = must_alloc((size_t)K * K, sizeof *h);
     float *w = random_weights(N, K), importance[K];
     (void)state;
@@ -205,7 +205,7 @@ static void edge_shapes(void **state)
     }
 }
 
-/* Zero rows and groups, dead channels, few tokens; weights whose scales leave FP16. */
+/* Zero rows and groups, dead channels, few tokens; weights with scales outside FP16. */
 static void awkward_data(void **state)
 {
     enum { N = 40, K = 160 };

@@ -1,6 +1,6 @@
 /*
- * Calibration files: what is written is read back, hostile files are refused for the right reason,
- * and a failed write leaves nothing.
+ * Calibration files: written values are read back, hostile files are rejected for the right reason,
+ * and a failed write leaves no file.
  */
 #include "formats/formats.h"
 #include "tests/unit/fixture.h"
@@ -10,7 +10,7 @@
 
 enum { LAYERS = 2, WIDEST = 7 };
 
-/* Odd widths: nothing is aligned. */
+/* Odd widths: no tensor is aligned. */
 static const size_t widths[LAYERS][QT_INPUTS] = {{3, 5, 4, 7}, {1, 2, 3, 6}};
 static const char *const data_files[] = {"some/where/prose.txt", "b\xff.txt"};
 static const struct qt_qcal_part parts[] = {
@@ -46,13 +46,13 @@ static int teardown(void **state)
 
 /* ---- a file --------------------------------------------------------------------------------- */
 
-/* Statistics of made-up activations of an input. */
+/* Statistics of synthetic activations of a linear input. */
 static void make(double *h, struct qt_channels *c, size_t layer, size_t input)
 {
     size_t k = widths[layer][input];
     assert_int_equal(qt_channels_new(c, k, NULL), QT_OK);
     for (size_t i = 0; i < k * k; i++)
-        h[i] = i % k <= i / k ? 0 : NAN; /* the upper triangle is nobody's business */
+        h[i] = i % k <= i / k ? 0 : NAN; /* the upper triangle must not be read */
     for (size_t t = 0; t < TOKENS; t++) {
         float x[WIDEST];
         for (size_t j = 0; j < k; j++) {
@@ -73,7 +73,7 @@ static int put_all(struct qt_qcal_writer *w, struct qt_err *err)
 {
     double h[WIDEST * WIDEST];
     int rc = QT_OK;
-    /* The last input first: order must not matter. */
+    /* Writes the last input first: the order must not matter. */
     for (size_t n = LAYERS * QT_INPUTS; n-- > 0 && rc == QT_OK;) {
         struct qt_channels c;
         make(h, &c, n / QT_INPUTS, n % QT_INPUTS);
@@ -95,7 +95,7 @@ static int write_file(const char *path, bool force, struct qt_err *err)
     return rc;
 }
 
-/* All values of a file. */
+/* Compares all values of a file. */
 static int read_all(const char *path, struct qt_err *err)
 {
     struct qt_qcal *q = NULL;
@@ -174,9 +174,9 @@ static void test_same_bytes(void **state)
 
 /* ---- hostile files -------------------------------------------------------------------------- */
 
-/* A file taken apart. */
+/* A file split into its parts. */
 struct parts {
-    json_t *header, *doc; /* doc: what is in the metadata */
+    json_t *header, *doc; /* doc: the document in the metadata */
     unsigned char *data;
     size_t size;
     const char *text; /* instead of doc */
@@ -215,7 +215,7 @@ static void put_together(const char *path, struct parts *p)
     if (p->text)
         free(text);
     else
-        qt_free(text); /* Jansson's allocator is ours by now */
+        qt_free(text); /* Jansson uses qtool's allocator by now */
     qt_free(header);
     json_decref(p->header);
     json_decref(p->doc);
@@ -237,7 +237,7 @@ static void set(json_t *object, const char *key, json_t *value)
     assert_int_equal(json_object_set_new(object, key, value), 0);
 }
 
-/* Overwrites a value of a tensor and makes its CRC right. */
+/* Overwrites a value of a tensor and corrects its CRC. */
 static void patch(struct parts *p, const char *tensor, size_t offset, const void *value,
                   size_t size)
 {
@@ -474,7 +474,7 @@ MUTATION(hist_sum)
 }
 MUTATION(hist_wraps)
 {
-    /* 2^32 more in all */
+    /* 2^32 more in total */
     patch_count(p, "layers.0.input.1.hist", 4 * QT_HIST_BINS + 1, 1u << 31);
     patch_count(p, "layers.0.input.1.hist", 4 * QT_HIST_BINS + 2, 1u << 31);
 }
@@ -512,21 +512,25 @@ static const struct {
     {"an array", an_array, QT_E_INPUT, "another 'format'"},
     {"a key twice", twice, QT_E_INPUT, "duplicate"},
     {"another format", other_format, QT_E_INPUT, "another 'format'"},
-    {"a newer version", newer, QT_E_UNSUPPORTED, "calibration format 2; this qtool reads 1"},
+    {"a newer version", newer, QT_E_UNSUPPORTED,
+     "calibration format 2 is not supported; this qtool reads format 1"},
     {"no version", no_version, QT_E_INPUT, "'version' is missing"},
     {"no model", no_model, QT_E_INPUT, "'family'"},
     {"family is a number", family_number, QT_E_INPUT, "'family' is an integer"},
-    {"more layers", more_layers, QT_E_INPUT, "32 tensors and 3 layers; there must be 16"},
-    {"no layers", no_layers, QT_E_INPUT, "32 tensors and 0 layers"},
-    {"too many layers", many_layers, QT_E_INPUT, "32 tensors and 9223372036854775807 layers"},
-    {"hidden 0", no_hidden, QT_E_INPUT, "32 tensors and 2 layers"},
+    {"more layers", more_layers, QT_E_INPUT,
+     "has 32 tensors for 3 layers, but each layer must have 16"},
+    {"no layers", no_layers, QT_E_INPUT, "32 tensors for 0 layers"},
+    {"too many layers", many_layers, QT_E_INPUT, "32 tensors for 9223372036854775807 layers"},
+    {"hidden 0", no_hidden, QT_E_INPUT, "32 tensors for 2 layers"},
     {"fingerprint", fingerprint, QT_E_INPUT, "'sample_crc32' must be 8 lower-case"},
     {"a row of k is missing", k_rows, QT_E_INPUT, "'k' must be an array"},
     {"three inputs", k_columns, QT_E_INPUT, "'k' of layer 1 must be 4 positive"},
     {"k = 0", k_zero, QT_E_INPUT, "'k' of layer 1 must be 4 positive"},
     {"k = 2^31", k_huge, QT_E_INPUT, "'k' of layer 1 must be 4 positive"},
-    {"k = 2^31 - 1", k_large, QT_E_INPUT, "tensor layers.1.input.0.sum2: F64 of 1 elements"},
-    {"another k", k_other, QT_E_INPUT, "layers.0.input.1.sum2: F64 of 5 elements; F64 of 6"},
+    {"k = 2^31 - 1", k_large, QT_E_INPUT,
+     "tensor layers.1.input.0.sum2: wrong dtype or shape: 1 elements of F64"},
+    {"another k", k_other, QT_E_INPUT,
+     "layers.0.input.1.sum2: wrong dtype or shape: 5 elements of F64, but 6 of F64"},
     {"no parts", no_parts, QT_E_INPUT, "'parts' must be an array of 1 to 4096"},
     {"a part is a number", part_number, QT_E_INPUT, "'samples'"},
     {"no data", no_data, QT_E_INPUT, "'data' must be an array of strings"},
@@ -534,17 +538,18 @@ static const struct {
     {"bos is a number", bos_number, QT_E_INPUT, "'bos' must be true or false"},
     {"seed is negative", seed_negative, QT_E_INPUT, "'seed' is a negative integer"},
     {"no samples", no_samples, QT_E_INPUT, "'samples' and 'seqlen' must be positive"},
-    {"tokens overflow", samples_overflow, QT_E_INPUT, "their product small"},
+    {"tokens overflow", samples_overflow, QT_E_INPUT, "their product must not overflow"},
     {"too many tokens", many_tokens, QT_E_INPUT, "more than 2^32 - 1 tokens"},
     {"other tokens", other_tokens, QT_E_INPUT, "'tokens' is 21, but the parts have 20"},
     {"a CRC is missing", crc_missing, QT_E_INPUT, "'crc32' must be an object with a member"},
     {"CRC of another", crc_other_name, QT_E_INPUT, "'layers.1.input.2.h' must be 8 lower-case"},
     {"CRC without digits", crc_digits, QT_E_INPUT, "'layers.1.input.2.h' must be 8 lower-case"},
     {"a tensor renamed", renamed, QT_E_INPUT, "'layers.0.input.1.hist' is expected"},
-    {"another dtype", other_dtype, QT_E_INPUT, "input.1.absmax: U32 of 5 elements; F32 of 5"},
-    {"transposed", transposed, QT_E_INPUT, "tensor layers.0.input.1.hist: U32"},
-    {"flattened", flattened, QT_E_INPUT, "tensor layers.0.input.1.hist: U32"},
-    {"a tensor is missing", missing_tensor, QT_E_INPUT, "31 tensors and 2 layers"},
+    {"another dtype", other_dtype, QT_E_INPUT,
+     "input.1.absmax: wrong dtype or shape: 5 elements of U32, but 5 of F32"},
+    {"transposed", transposed, QT_E_INPUT, "tensor layers.0.input.1.hist: wrong dtype or shape"},
+    {"flattened", flattened, QT_E_INPUT, "tensor layers.0.input.1.hist: wrong dtype or shape"},
+    {"a tensor is missing", missing_tensor, QT_E_INPUT, "31 tensors for 2 layers"},
     {"cut short", cut_short, QT_E_INPUT, "layers.1.input.3.h: data ends at byte"},
     {"bytes behind", trailing, QT_E_INPUT, "1 bytes at the end belong to no tensor"},
     {"damaged", damaged, QT_E_INPUT, "tensor layers.1.input.3.h: the data's CRC-32 is"},
@@ -559,8 +564,9 @@ static const struct {
     {"hist top", hist_top, QT_E_INPUT, "channel 2: the largest value is not in the bin of absmax"},
     {"H infinite", h_infinite, QT_E_INPUT, "tensor layers.0.input.1.h: channel 2: not finite"},
     {"H NaN", h_nan, QT_E_INPUT, "tensor layers.0.input.1.h: channel 4: not finite"},
-    {"H diagonal", h_diagonal, QT_E_INPUT, "h: channel 2: the diagonal is not the channel's sum2"},
-    {"H diagonal 0", h_diagonal_zero, QT_E_INPUT, "h: channel 3: the diagonal is not the"},
+    {"H diagonal", h_diagonal, QT_E_INPUT,
+     "h: channel 2: the diagonal differs from the channel's sum2"},
+    {"H diagonal 0", h_diagonal_zero, QT_E_INPUT, "h: channel 3: the diagonal differs"},
 };
 
 static void test_hostile(void **state)
@@ -581,7 +587,7 @@ static void test_hostile(void **state)
     }
 }
 
-/* What is not even safetensors. */
+/* Files that are not safetensors. */
 static void test_other_files(void **state)
 {
     struct qt_err err;
@@ -593,14 +599,14 @@ static void test_other_files(void **state)
     expect_error("absent", read_all(fixture_path(dir, "no.qcal"), &err), QT_E_INPUT, "cannot open",
                  &err);
     expect_error("name", read_all(fixture_write(dir, "a.bin", "x", 1), &err), QT_E_INPUT,
-                 "ends in .qcal", &err);
+                 "must end in .qcal", &err);
     assert_false(qt_qcal_probe(".qcal"));
     assert_false(qt_qcal_probe("a/.qcal"));
     assert_false(qt_qcal_probe("a.qcal/"));
     assert_true(qt_qcal_probe("a/b.qcal"));
 }
 
-/* Every part of the fingerprint counts. */
+/* Every part of the fingerprint matters. */
 static void test_check_model(void **state)
 {
     struct qt_err err = {0};
@@ -653,7 +659,7 @@ static void test_existing(void **state)
     expect_ok("force", write_file(path, true, &err), &err);
     expect_ok("read", read_all(path, &err), &err);
     expect_error("name", write_file(fixture_path(dir, "a.bin"), true, &err), QT_E_USAGE,
-                 "ends in .qcal", &err);
+                 "must end in .qcal", &err);
     assert_int_equal(mkdir(fixture_path(dir, "d.qcal"), 0777), 0);
     expect_error("directory", write_file(fixture_path(dir, "d.qcal"), true, &err), QT_E_USAGE,
                  "is not a file", &err);
@@ -661,7 +667,7 @@ static void test_existing(void **state)
     expect_error("no such place", write_file(fixture_path(dir, "no/a.qcal"), false, &err),
                  QT_E_RESOURCE, "cannot create", &err);
 
-    /* What a killed process left behind is no obstacle, a live one is. */
+    /* The file of a killed process is replaced; that of a running process is not. */
     fixture_write(dir, "b.qcal.partial", "left", 4);
     path = fixture_path(dir, "b.qcal");
     expect_ok("create", qt_qcal_create(&w, path, &info, false, &err), &err);
@@ -674,7 +680,7 @@ static void test_existing(void **state)
     expect_absent("b.qcal.partial");
 }
 
-/* PATH turns up while we work: nothing is overwritten, and the work is not lost. */
+/* PATH appears during the run: it is not overwritten, and the work is not lost. */
 static void test_appears(void **state)
 {
     struct qt_err err = {0};
@@ -745,7 +751,7 @@ static void test_no_memory(void **state)
     char path[512];
     snprintf(path, sizeof path, "%s", fixture_path(dir, "a.qcal"));
     for (; rc != QT_OK; n++) {
-        /* Statistics are made by the test, so only what surrounds them. */
+        /* The test makes the statistics; only the allocations around them fail. */
         err = (struct qt_err){0};
         qt_mem_fail_after(n);
         rc = qt_qcal_create(&w, path, &info, true, &err);

@@ -2,7 +2,7 @@
 #include "formats/formats.h"
 #include "tests/unit/fixture.h"
 
-/* A file of this header text (not padded) and `data` bytes 0, 1, 2, ... */
+/* A file with this header text (not padded) and `data` bytes 0, 1, 2, ... */
 static const char *write_file(const char *dir, const char *header, size_t data)
 {
     size_t n = strlen(header), size = 8 + n + data;
@@ -92,7 +92,7 @@ static const struct {
     {"huge offset", "{" T("a", "U8", "[1]", "[9223372036854775806,9223372036854775807]") "}", 1,
      QT_E_INPUT, "data ends at byte 9223372036854775807"},
     {"size differs", "{" T("a", "F32", "[2]", "[0,4]") "}", 4, QT_E_INPUT,
-     "dtype and shape need 8 bytes, 'data_offsets' span 4"},
+     "dtype and shape need 8 bytes, but 'data_offsets' span 4"},
     {"hole at start", "{" T("a", "U8", "[1]", "[1,2]") "}", 2, QT_E_INPUT,
      "tensor a: 1 bytes before its data"},
     {"hole inside", "{" T("a", "U8", "[1]", "[0,1]") "," T("b", "U8", "[1]", "[3,4]") "}", 4,
@@ -177,13 +177,14 @@ static void test_name_length(void **state)
         name[n] = '\0';
         snprintf(header, sizeof header, "{" T("%s", "U8", "[1]", "[0,1]") "}", name);
         int rc = qt_ckpt_open(&ckpt, write_file(dir, header, 1), &err);
-        expect_error("name", rc, n <= 512 ? QT_OK : QT_E_INPUT, "513 bytes, at most 512", &err);
+        expect_error("name", rc, n <= 512 ? QT_OK : QT_E_INPUT,
+                     "513 bytes, but at most 512 are allowed", &err);
         qt_ckpt_close(ckpt);
     }
     fixture_remove(dir);
 }
 
-/* All dtypes, in an order that is neither that of the names nor that of the data. */
+/* All dtypes, in an order that differs from the order of names and of data. */
 static void test_round_trip(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /*
- * Calibration while a model is being quantized, on models whose linears change input by input: the
- * sums of every input against those that are made naively, in double precision, of what taps see in
- * whole runs with the weights of that moment.
+ * Sequential calibration, on models whose linears change input by input: the sums of every input
+ * are compared with naive FP64 sums over what hooks see in whole runs with the weights of that
+ * moment.
  */
 #include "fixture.h"
 #include "random.h"
@@ -9,11 +9,11 @@
 #include "kernels/kernels.h"
 #include "pack/sequential.h"
 
-/* Several chunks, each of several taps that it is no multiple of. */
+/* Several chunks; the token count is not a multiple of the chunk size. */
 enum { SEQLEN = 44, SAMPLES = 110, TOKENS = SEQLEN * SAMPLES, VOCAB = 97 };
 
-/* The checkpoint's weights, those of the embedding, of the linears behind the first `changed`
- * inputs of a layer, and of all layers before it, multiplied by factors near 1. */
+/* The checkpoint's weights. The embedding, the linears of the first `changed` inputs of a layer,
+ * and all linears of the layers before it are multiplied by factors near 1. */
 struct changing {
     struct qt_weights source;
     const struct qt_model *model;
@@ -54,7 +54,8 @@ static int load(void *ctx, const char *name, float *dst, struct qt_err *err)
     return QT_OK;
 }
 
-/* What a whole run through a layer sees: inputs, and hidden states in front of either sublayer. */
+/* Activations of a whole run through a layer: inputs, and hidden states in front of both
+ * sublayers. */
 struct seen {
     float *x[QT_INPUTS], *states[2];
     size_t k[QT_INPUTS], at[QT_INPUTS];
@@ -82,7 +83,7 @@ struct fixture {
     struct qt_err err;
 };
 
-/* hidden[TOKENS][width] moves on through the layer. */
+/* Runs hidden[TOKENS][width] through the layer and records its activations. */
 static void watch(struct seen *out, struct fixture *f, float *hidden, size_t layer,
                   const struct qt_weights *w)
 {
@@ -116,7 +117,7 @@ static void forget(struct seen *s)
 
 /* ---- comparison ----------------------------------------------------------------------------- */
 
-/* sum of (z - y)[i] x[j], and the sums of squares that say how large it might be. */
+/* Returns the sum of (z - y)[i] x[j]; *unit: its largest possible magnitude. */
 static double product(const float *z, const float *y, size_t n, size_t i, const float *x, size_t k,
                       size_t j, double *unit)
 {
@@ -137,23 +138,24 @@ static void expect_near(const char *what, double got, double want, double unit)
         fail_msg("%s: %g, expected %g (of %g)", what, got, want, unit);
 }
 
-/* Some entries of the sums of (z - y) / scale. */
-static void compare_lack(const char *what, const struct qt_lack *lack, double scale, const float *z,
-                         const float *y, size_t n, const float *x, size_t k)
+/* Compares some entries of the sums of (z - y) / scale. */
+static void compare_difference(const char *what, const struct qt_difference *difference,
+                               double scale, const float *z, const float *y, size_t n,
+                               const float *x, size_t k)
 {
-    assert_int_equal(lack->n, n);
+    assert_int_equal(difference->n, n);
     for (int draw = 0; draw < 300; draw++) {
         size_t i = random_u32() % n, j = random_u32() % k;
         double unit, size, want = product(z, y, n, i, x, k, j, &unit), square = 0;
-        /* Differences of values of that size are not better known. */
+        /* Differences of values of this size have rounding errors of this size. */
         product(z, NULL, n, i, x, k, j, &size);
-        expect_near(what, scale * (double)lack->cross[i * k + j], want, unit + 0.01 * size);
+        expect_near(what, scale * (double)difference->cross[i * k + j], want, unit + 0.01 * size);
         for (size_t t = 0; t < TOKENS; t++) {
             double d = (double)z[t * n + i] - (double)y[t * n + i];
             square += d * d;
         }
-        /* What a ReLU leaves next to zero, here below 1e-3, has few digits of what went in. */
-        expect_near(what, scale * scale * lack->square[i], square, square + 1e-6);
+        /* Outputs of a ReLU near zero, here below 1e-3, have few significant digits. */
+        expect_near(what, scale * scale * difference->square[i], square, square + 1e-6);
     }
 }
 
@@ -170,18 +172,18 @@ static void compare(const struct qt_observed *got, struct fixture *f, int input,
         double want = product(x, NULL, k, i, x, k, j, &unit);
         expect_near("H", got->h[i * k + j], want, unit);
     }
-    compare_lack("inputs", &got->input, 1, exact->x[input], x, k, x, k);
+    compare_difference("inputs", &got->input, 1, exact->x[input], x, k, x, k);
     if (scale > 0)
-        compare_lack("states", &got->state, scale, exact->states[input / 2], now->states[input / 2],
-                     f->width, x, k);
+        compare_difference("states", &got->state, scale, exact->states[input / 2],
+                           now->states[input / 2], f->width, x, k);
     else
         assert_int_equal(got->state.n, 0);
 }
 
 /* ---- cases ---------------------------------------------------------------------------------- */
 
-/* scale: of what sublayers add to the hidden states; 0: not what their last linears give.
- * skipped: an input that is not observed (what was there before is all finished). */
+/* scale: output multiplier of the sublayers; 0: a norm follows the last linear. skipped: an input
+ * that is not observed (as if it was finished before). */
 static void model_case(const char *dir, float scale, int skipped)
 {
     struct fixture *f = calloc(1, sizeof *f);
@@ -227,7 +229,7 @@ static void model_case(const char *dir, float scale, int skipped)
                 compare(&seen, f, input, &rounded, &exact);
             }
             c.changed = input + 1;
-            expect_ok("renew", qt_sequential_renew(s, input, &now, &f->err), &f->err);
+            expect_ok("reload", qt_sequential_reload(s, input, &now, &f->err), &f->err);
             if (input % 2)
                 expect_ok("advance", qt_sequential_advance(s, input, &f->err), &f->err);
         }
@@ -253,12 +255,12 @@ static void sums_are_of_the_moment(void **state)
     model_case("tests/golden/models/granite", 0.4f, -1);
 }
 
-/* A norm between the linear and the hidden states: what those lack is no target of the linear. */
+/* With a norm between the linear and the hidden states there is no residual error correction. */
 static void norms_behind_sublayers(void **state)
 {
     (void)state;
     model_case("tests/golden/models/gemma2", 0, -1);
-    model_case("tests/golden/models/gemma3", 0, -1); /* and rotary embeddings that take turns */
+    model_case("tests/golden/models/gemma3", 0, -1); /* and two kinds of rotary embeddings */
     model_case("tests/golden/models/olmo2", 0, -1);  /* and no norms in front */
     model_case("tests/golden/models/glm4", 0, -1);   /* and gate and up in one tensor */
 }

@@ -1,6 +1,6 @@
 /*
- * Sizes of absurd shapes, for every scheme of the table: a size that does not fit is refused, never
- * wrapped around. The products are checked in 128 bits.
+ * Sizes of extreme shapes, for every scheme of the table: a size that overflows is refused and
+ * never wraps. The products are checked in 128 bits.
  */
 #include "formats/formats_internal.h"
 #include "pack/pack.h"
@@ -30,7 +30,7 @@ static wide section_bytes(const struct qt_section *s)
 {
     wide bytes = qt_dtype_bits(s->dtype) / 8;
     for (int d = 0; d < s->ndim; d++) {
-        assert_true(bytes == 0 || s->shape[d] <= SIZE_MAX / bytes); /* or 128 bits are too few */
+        assert_true(bytes == 0 || s->shape[d] <= SIZE_MAX / bytes); /* else 128 bits overflow */
         bytes *= s->shape[d];
     }
     return bytes;
@@ -58,7 +58,7 @@ static void check_shape(const char *name, size_t n, size_t k)
     }
     if (sum > SIZE_MAX || sum != qt_packed_bytes(&p))
         fail_msg("%s, %zu x %zu: accepted, but all sections do not fit", name, n, k);
-    /* Codes alone need more than a bit a weight, whatever the scheme. */
+    /* Codes alone need more than one bit per weight in every scheme. */
     if (sum < (wide)n * k / 8)
         fail_msg("%s, %zu x %zu: %zu bytes are too few", name, n, k, qt_packed_bytes(&p));
 }
@@ -77,7 +77,7 @@ static void every_scheme(void **state)
     assert_true(schemes > 0);
 }
 
-/* Tensors of files: dimensions of all sizes and numbers. */
+/* Tensors of files: dimensions of all sizes and counts. */
 static void tensors(void **state)
 {
     (void)state;
@@ -106,7 +106,7 @@ static void tensors(void **state)
     }
 }
 
-/* Arrays that nobody has memory for. */
+/* Arrays that are too large for any memory. */
 static void arrays(void **state)
 {
     (void)state;

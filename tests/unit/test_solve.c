@@ -1,6 +1,6 @@
 /*
- * Error feedback and polishing against slow truths: above all a plain double-precision GPTQ with
- * the Cholesky factor of the inverse, which the solver never forms.
+ * Error compensation and coordinate descent compared with slow references, mainly a plain
+ * double-precision GPTQ with the Cholesky factor of the inverse, which the solver never computes.
  */
 #include "hessian_fixture.h"
 #include "kernels/kernels.h"
@@ -10,15 +10,15 @@ enum { WIDTHS = sizeof widths / sizeof *widths };
 
 /* ---- a rounder ------------------------------------------------------------------------------ */
 
-/* Integers -8..7 times a scale per row and group; remembers what it was asked. */
+/* Integers -8..7 times a scale per row and group; records its calls. */
 struct grid {
     size_t n, k, group;
-    bool keep_scales, keep_codes; /* polishing may change only the other */
+    bool keep_scales, keep_codes; /* descent may change only the other one */
     bool half;                    /* scales are FP16 */
     float *scale, *first_scale;   /* [groups][n] */
     float *target, *weight;       /* [k][n], [k] */
     int *code;                    /* [k][n] */
-    int *first_code;              /* the same before polishing; one panel only, as what follows */
+    int *first_code; /* code before descent; one panel only, like the following members */
     size_t calls, last_change;
 };
 
@@ -51,14 +51,14 @@ static void grid_round(void *ctx, size_t col, const float *x, float *q, float *u
                        size_t rows)
 {
     struct grid *g = ctx;
-    bool one_panel = g->n <= QT_PANEL_ROWS, polishing = one_panel && g->calls >= g->k;
+    bool one_panel = g->n <= QT_PANEL_ROWS, descending = one_panel && g->calls >= g->k;
     if (one_panel && g->calls == g->k)
         memcpy(g->first_code, g->code, g->k * g->n * sizeof *g->code);
     for (size_t r = 0; r < rows; r++) {
         float scale = g->scale[col / g->group * g->n + row0 + r];
         int *code = &g->code[col * g->n + row0 + r];
         int now = scale != 0 ? nearest((double)x[r] / (double)scale) : 0;
-        if (polishing && g->keep_codes)
+        if (descending && g->keep_codes)
             now = *code;
         if (one_panel && now != *code)
             g->last_change = g->calls;
@@ -112,14 +112,14 @@ static void grid_free(struct grid *g)
 }
 
 static struct qt_solve_report grid_solve(struct grid *g, const struct qt_factor *f, const float *w,
-                                         int polish)
+                                         int descent_rounds)
 {
     struct qt_rounder rounder = {.ctx = g,
                                  .begin = grid_begin,
                                  .round = grid_round,
                                  .scale = grid_scale,
                                  .rescale = grid_rescale};
-    struct qt_solve_options opt = {.polish = polish};
+    struct qt_solve_options opt = {.descent_rounds = descent_rounds};
     struct qt_solve_report report;
     struct qt_err err = {0};
     if (qt_solve(&report, f, w, g->n, &rounder, &opt, &err) < 0)
@@ -127,7 +127,7 @@ static struct qt_solve_report grid_solve(struct grid *g, const struct qt_factor 
     return report;
 }
 
-/* q[n][k] that the codes stand for. */
+/* The values q[n][k] of the codes. */
 static float *grid_values(const struct grid *g)
 {
     float *q = must_alloc(g->n * g->k, sizeof *q);
@@ -137,7 +137,7 @@ static float *grid_values(const struct grid *g)
     return q;
 }
 
-/* ---- the slow truth ------------------------------------------------------------------------- */
+/* ---- reference ------------------------------------------------------------------------------ */
 
 /* u upper triangular with a^-1 = u^T u: Gauss-Jordan, then Cholesky, without pivots as a is
  * positive definite. Destroys a. */
@@ -171,9 +171,9 @@ static void inverse_factor(double *u, double *a, size_t k)
 }
 
 /*
- * One row by the book: round a column, spread its error over the later ones by the row of u. The
- * solver's code counts as equal when the value lies within FP32 noise of the midpoint between it
- * and the nearest one; the row then goes on from the solver's.
+ * GPTQ of one row: rounds a column and spreads its error over the later ones by the row of u. The
+ * solver's code counts as equal if the value is within FP32 noise of the midpoint between this code
+ * and the nearest one; the row then continues with the solver's code.
  */
 static size_t gptq_row(const struct grid *g, const struct qt_factor *f, const double *u,
                        const float *w, size_t r)
@@ -187,7 +187,7 @@ static size_t gptq_row(const struct grid *g, const struct qt_factor *f, const do
         double scale = (double)g->first_scale[f->group[p] * g->n + r];
         for (size_t i = p;
              (p == 0 || f->group[p] != f->group[p - 1]) && i < k && f->group[i] == f->group[p];
-             i++) { /* a group begins */
+             i++) { /* start of a group */
             double t = (double)g->target[f->order[i] * g->n + r];
             if (!(fabs(t - x[i]) <= 2e-3 * scale + 1e-7))
                 fail_msg("target of row %zu, column %zu: %g, expected %g", r, f->order[i], t, x[i]);
@@ -230,8 +230,8 @@ static void gptq_case(size_t n, size_t k, size_t group, bool natural)
         fail_msg("%zu ties of %zu", ties, n * k);
     float *q = grid_values(&g);
     double error, want = naive_error(plain, w, q, n, k);
-    expect_near("objective", report.feedback, want, 1e-4);
-    assert_true(report.polished == report.feedback);
+    expect_near("objective", report.after_compensation, want, 1e-4);
+    assert_true(report.after_descent == report.after_compensation);
     assert_int_equal(qt_solve_error(&error, &f, w, q, n, NULL), QT_OK);
     expect_near("qt_solve_error", error, want, 1e-4);
     qt_factor_free(&f);
@@ -244,7 +244,7 @@ static void gptq_case(size_t n, size_t k, size_t group, bool natural)
     free(q);
 }
 
-static void feedback_is_gptq(void **state)
+static void compensation_is_gptq(void **state)
 {
     static const size_t heights[] = {1, 127, 128, 129, 257};
     size_t turn = 0;
@@ -259,10 +259,10 @@ static void feedback_is_gptq(void **state)
                 else
                     gptq_case(heights[turn++ % 5], k, group, natural);
             }
-    gptq_case(3, 400, 256, false); /* blocks of 256 and 144 columns */
+    gptq_case(3, 400, 256, false); /* column blocks of 256 and 144 columns */
 }
 
-/* ---- what it is good for -------------------------------------------------------------------- */
+/* ---- quality -------------------------------------------------------------------------------- */
 
 struct problem {
     size_t n, k;
@@ -299,7 +299,7 @@ static double problem_error(const struct problem *p)
     return e;
 }
 
-static void feedback_beats_plain_rounding(void **state)
+static void compensation_beats_plain_rounding(void **state)
 {
     (void)state;
     struct problem p = problem_new(40, 128, 32);
@@ -316,30 +316,32 @@ static void feedback_beats_plain_rounding(void **state)
     float *q = grid_values(&plain);
     double before = naive_error(p.damped, p.w, q, 40, 128);
     struct qt_solve_report report = grid_solve(&p.g, &p.f, p.w, 0);
-    print_message("plain rounding %.4g, with feedback %.4g\n", before, report.feedback);
-    assert_true(report.feedback < 0.7 * before);
+    print_message("plain rounding %.4g, with compensation %.4g\n", before,
+                  report.after_compensation);
+    assert_true(report.after_compensation < 0.7 * before);
     free(q);
     grid_free(&plain);
     problem_free(&p);
 }
 
-static void polishing_never_raises_the_objective(void **state)
+static void descent_never_raises_the_objective(void **state)
 {
     (void)state;
     for (size_t i = 0; i < WIDTHS; i++)
-        for (int polish = 1; polish <= 4; polish += 3)
+        for (int rounds = 1; rounds <= 4; rounds += 3)
             for (size_t g = 0; g < 2; g++) {
                 struct problem p = problem_new(i % 2 ? 130 : 20, widths[i], g ? widths[i] : 32);
                 p.g.half = true;
-                struct qt_solve_report report = grid_solve(&p.g, &p.f, p.w, polish);
-                expect_close("polished", report.polished, problem_error(&p), report.feedback);
-                assert_true(report.polished < report.feedback);
+                struct qt_solve_report report = grid_solve(&p.g, &p.f, p.w, rounds);
+                expect_close("after descent", report.after_descent, problem_error(&p),
+                             report.after_compensation);
+                assert_true(report.after_descent < report.after_compensation);
                 problem_free(&p);
             }
 }
 
-/* No code alone can be changed for the better. */
-static void polished_is_a_local_optimum(void **state)
+/* Changing any single code does not lower the objective. */
+static void descent_reaches_a_local_optimum(void **state)
 {
     enum { K = 24, CASES = 60 };
     int settled = 0;
@@ -348,7 +350,8 @@ static void polished_is_a_local_optimum(void **state)
         struct problem p = problem_new(1, K, 8);
         p.g.keep_scales = true;
         grid_solve(&p.g, &p.f, p.w, 100);
-        /* It stops when a round gains little: only after one that changed nothing is it sure. */
+        /* Descent stops when a round gains little; it is at the optimum only if a round changed
+         * nothing. */
         if (p.g.calls - p.g.last_change > K) {
             double best = problem_error(&p);
             settled++;
@@ -366,14 +369,14 @@ static void polished_is_a_local_optimum(void **state)
     assert_true(settled > CASES / 2);
 }
 
-/* With scales held, a round of polishing rounds every column to its best value, in order. */
-static void polishing_is_coordinate_descent(void **state)
+/* With fixed scales, a round of descent rounds every column to its best value, in order. */
+static void descent_minimizes_each_column(void **state)
 {
     enum { N = 100, K = 150 };
     size_t ties = 0, changes = 0;
     (void)state;
     struct problem p = problem_new(N, K, 32);
-    qt_factor_free(&p.f); /* natural order: the strongest correlations are the next in turn */
+    qt_factor_free(&p.f); /* storage order: neighbors correlate most strongly */
     p.f = factor_of(p.h, K, 32, true, 0.01);
     p.g.keep_scales = true;
     grid_solve(&p.g, &p.f, p.w, 1);
@@ -402,7 +405,7 @@ static void polishing_is_coordinate_descent(void **state)
     problem_free(&p);
 }
 
-/* With codes held, a round of polishing is one least squares step per group, in order. */
+/* With fixed codes, a round of descent is one least-squares step per group, in order. */
 static void refit_case(size_t N, size_t K, size_t group)
 {
     const size_t groups = qt_ceil_div(K, group);
@@ -410,7 +413,7 @@ static void refit_case(size_t N, size_t K, size_t group)
     double *e = must_alloc(K, sizeof *e), *scale = must_alloc(groups, sizeof *scale);
     p.g.keep_codes = true;
     struct qt_solve_report report = grid_solve(&p.g, &p.f, p.w, 1);
-    assert_true(report.polished < report.feedback);
+    assert_true(report.after_descent < report.after_compensation);
     for (size_t r = 0; r < N; r++) {
         for (size_t g = 0; g < groups; g++)
             scale[g] = (double)p.g.first_scale[g * N + r];
@@ -440,10 +443,10 @@ static void refit_is_least_squares(void **state)
 {
     (void)state;
     refit_case(5, 100, 32);
-    refit_case(5, 300, 300); /* one scale a row, blocks of columns */
+    refit_case(5, 300, 300); /* one scale per row, several column blocks */
 }
 
-/* A refit that leaves everything as it is, but looks at what it is asked. */
+/* A refit that changes nothing but checks its arguments. */
 static void grid_refit(void *ctx, const struct qt_column_group *group, const float *t, float *q,
                        size_t row0, size_t rows)
 {
@@ -457,7 +460,7 @@ static void grid_refit(void *ctx, const struct qt_column_group *group, const flo
                             (float)g->code[group->col[i] * g->n + row0 + r]);
 }
 
-/* Groups that are refitted as a whole are not split, however long. */
+/* Groups that are refitted as a whole are never split. */
 static void refitted_groups_are_whole(void **state)
 {
     static const size_t cases[][2] = {{300, 300}, {700, 700}, {300, 250}, {100, 16}};
@@ -466,20 +469,21 @@ static void refitted_groups_are_whole(void **state)
         struct problem p = problem_new(9, cases[i][0], cases[i][1]);
         struct qt_rounder rounder = {
             .ctx = &p.g, .begin = grid_begin, .round = grid_round, .refit = grid_refit};
-        struct qt_solve_options opt = {.polish = 2};
+        struct qt_solve_options opt = {.descent_rounds = 2};
         struct qt_solve_report report;
         assert_int_equal(qt_solve(&report, &p.f, p.w, p.g.n, &rounder, &opt, NULL), QT_OK);
-        expect_close("polished", report.polished, problem_error(&p), report.feedback);
-        assert_true(report.polished < report.feedback);
+        expect_close("after descent", report.after_descent, problem_error(&p),
+                     report.after_compensation);
+        assert_true(report.after_descent < report.after_compensation);
         problem_free(&p);
     }
 }
 
 /*
- * A channel that was never active has the damping alone, on the diagonal: no other channel's error
- * reaches it, and its own goes nowhere. So it is rounded to nearest; and where its whole group is
- * such, polishing the scale makes the group's own error smaller than that. Active channels may be
- * far from their weights, as they make up for each other.
+ * A dead channel has only the damping, on the diagonal: it neither receives nor spreads errors, so
+ * that it is rounded to nearest. If a whole group is dead, the refit of its scale lowers the
+ * group's error further. Active channels may be far from their weights, as they compensate for each
+ * other.
  */
 static void dead_channels_case(bool keep_scales)
 {
@@ -494,9 +498,9 @@ static void dead_channels_case(bool keep_scales)
     struct qt_solve_report report = grid_solve(&g, &f, w, 3);
     float *q = grid_values(&g);
     assert_int_equal(f.dead, DEAD);
-    /* (Of so few codes with kept scales sometimes none is to be changed.) */
-    assert_true(isfinite(report.polished));
-    assert_true(report.polished < report.feedback * (keep_scales ? 1 + 1e-6 : 1));
+    /* (With fixed scales and so few codes, sometimes none changes.) */
+    assert_true(isfinite(report.after_descent));
+    assert_true(report.after_descent < report.after_compensation * (keep_scales ? 1 + 1e-6 : 1));
     for (size_t r = 0; r < N; r++) {
         double nearest_error = 0, error = 0;
         for (size_t j = 0; j < DEAD; j++) {
@@ -558,7 +562,7 @@ static void same_for_any_threads(void **state)
     problem_free(&p);
 }
 
-/* Which share of the codes is not the same. */
+/* The fraction of codes that differ. */
 static double share_changed(const struct grid *a, const struct grid *b)
 {
     size_t changed = 0;
@@ -567,8 +571,8 @@ static double share_changed(const struct grid *a, const struct grid *b)
     return (double)changed / (double)(a->n * a->k);
 }
 
-/* All rows together on a backend are as good as panel by panel: other orders of addition may move
- * a code here and there, and what comes after it. */
+/* All rows together on a backend give the same quality as panel by panel: another order of addition
+ * may change single codes, and later codes by those. */
 static void together_as_apart(void **state)
 {
     static const size_t heights[] = {1, 128, 300}, groups[] = {32, 100, SIZE_MAX};
@@ -584,7 +588,7 @@ static void together_as_apart(void **state)
             apart.half = true;
             const struct qt_solve_report want = grid_solve(&apart, &p.f, p.w, 4);
             struct qt_solve_report got[2];
-            float *q = must_alloc(n * k, sizeof *q); /* all rounded to 0 */
+            float *q = must_alloc(n * k, sizeof *q); /* rounded to 0 */
             const double all = naive_error(p.damped, p.w, q, n, k), tiny = 1e-6 * all;
             free(q);
             p.f.backend = &other;
@@ -593,8 +597,10 @@ static void together_as_apart(void **state)
                 g.half = true;
                 qt_threads_set(1 + run);
                 got[run] = grid_solve(&g, &p.f, p.w, 4);
-                assert_true(fabs(got[run].feedback - want.feedback) <= 0.02 * want.feedback + tiny);
-                assert_true(fabs(got[run].polished - want.polished) <= 0.02 * want.polished + tiny);
+                assert_true(fabs(got[run].after_compensation - want.after_compensation) <=
+                            0.02 * want.after_compensation + tiny);
+                assert_true(fabs(got[run].after_descent - want.after_descent) <=
+                            0.02 * want.after_descent + tiny);
                 assert_true(share_changed(&g, &apart) < 0.02 + 5.0 / (double)(n * k));
                 if (run) {
                     assert_memory_equal(&got[1], &got[0], sizeof got[0]);
@@ -606,7 +612,7 @@ static void together_as_apart(void **state)
             q = grid_values(&again);
             double error, exact = naive_error(p.damped, p.w, q, n, k);
             assert_int_equal(qt_solve_error(&error, &p.f, p.w, q, n, NULL), QT_OK);
-            expect_close("objective", got[1].polished, exact, all);
+            expect_close("objective", got[1].after_descent, exact, all);
             expect_close("qt_solve_error", error, exact, all);
             free(q);
             grid_free(&again);
@@ -628,7 +634,7 @@ static void allocations_fail(struct qt_backend *be)
                                      .round = grid_round,
                                      .scale = grid_scale,
                                      .rescale = grid_rescale};
-        struct qt_solve_options solve = {.polish = 1};
+        struct qt_solve_options solve = {.descent_rounds = 1};
         struct qt_solve_report report;
         qt_mem_fail_after(n);
         int rc = qt_solve(&report, &p.f, p.w, N, &rounder, &solve, NULL);
@@ -655,11 +661,11 @@ int main(void)
 {
     seed_init();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(feedback_is_gptq),
-        cmocka_unit_test(feedback_beats_plain_rounding),
-        cmocka_unit_test(polishing_never_raises_the_objective),
-        cmocka_unit_test(polished_is_a_local_optimum),
-        cmocka_unit_test(polishing_is_coordinate_descent),
+        cmocka_unit_test(compensation_is_gptq),
+        cmocka_unit_test(compensation_beats_plain_rounding),
+        cmocka_unit_test(descent_never_raises_the_objective),
+        cmocka_unit_test(descent_reaches_a_local_optimum),
+        cmocka_unit_test(descent_minimizes_each_column),
         cmocka_unit_test(refit_is_least_squares),
         cmocka_unit_test(refitted_groups_are_whole),
         cmocka_unit_test(dead_channels_are_solved),

@@ -1,7 +1,10 @@
-/* JSON here is written with ' for "; a literal apostrophe is \u0027. Ids are worked out by hand. */
+/* JSON in this file has ' for "; a literal apostrophe is \u0027. Expected ids: derived by hand. */
 #include "calib/calib.h"
 #include "model/tokenizer/internal.h"
 #include "tests/unit/fixture.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
 
 static void write_json(const char *dir, const char *name, const char *json)
 {
@@ -276,7 +279,9 @@ static void test_patterns(void **state)
         size_t start, end;
         expect_ok(patterns[i].pattern, qt_regex_new(&regex, patterns[i].pattern, false, "f", &err),
                   &err);
-        expect_ok("work", qt_regex_work_new(&work, &err), &err);
+        expect_ok("work",
+                  qt_regex_work_new(&work, patterns[i].text, strlen(patterns[i].text), NULL, &err),
+                  &err);
         struct qt_regex_scan scan = {.regex = regex,
                                      .work = work,
                                      .text = patterns[i].text,
@@ -296,6 +301,73 @@ static void test_patterns(void **state)
     }
 }
 
+/* A long text is searched in windows; the matches are those of PCRE2 in the whole text. */
+static void test_windows(void **state)
+{
+    static const char *const windowed[] = {
+        "[a-z]+|[ ]+(?![^ ])|[^a-z ]+",
+        "a+?b|c+(?=d{3})|(?<=ab)c|(?<![a-c])d+",
+        "^[a-d]+$|x*",
+        "(?:ab|ba|c)+(?!d)",
+        "[a-d ]{100,9000}",
+        "d[^d]*\\z|e",
+        "(?<=d)",
+    };
+    enum { N = 60000 };
+    (void)state;
+    char *text = malloc(N);
+    uint64_t seed = 7;
+    assert_non_null(text);
+    for (size_t i = 0, run = 0; i<N; i++, run -= run> 0) {
+        const uint64_t r = qt_splitmix64(&seed);
+        if (run == 0 && r % 64 == 0)
+            run = r / 64 % 9000; /* runs of one character, longer than a window */
+        text[i] = run && i ? text[i - 1] : "aaabbbccdd  \n"[r % 13];
+    }
+    for (size_t p = 0; p < sizeof windowed / sizeof *windowed; p++) {
+        struct qt_regex *regex;
+        struct qt_regex_work *work;
+        struct qt_err err = {0};
+        int code;
+        PCRE2_SIZE offset;
+        size_t start, end, from = 0, count = 0;
+        bool found, again = false;
+        expect_ok("regex", qt_regex_new(&regex, windowed[p], false, "f", &err), &err);
+        expect_ok("work", qt_regex_work_new(&work, text, N, NULL, &err), &err);
+        pcre2_code *plain =
+            pcre2_compile((PCRE2_SPTR)windowed[p], PCRE2_ZERO_TERMINATED,
+                          PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &code, &offset, NULL);
+        pcre2_match_data *data = pcre2_match_data_create(1, NULL);
+        assert_non_null(plain);
+        pcre2_jit_compile(plain, PCRE2_JIT_COMPLETE);
+        struct qt_regex_scan scan = {.regex = regex, .work = work, .text = text, .size = N};
+        while (from <= N &&
+               pcre2_match(plain, (PCRE2_SPTR)text, N, from, PCRE2_NO_UTF_CHECK, data, NULL) >= 0) {
+            const PCRE2_SIZE *at = pcre2_get_ovector_pointer(data);
+            if (at[0] == at[1] && again && at[1] == from) {
+                from++;
+                again = false;
+                continue;
+            }
+            expect_ok("next", qt_regex_next(&found, &start, &end, &scan, &err), &err);
+            if (!found || start != at[0] || end != at[1])
+                fail_msg("%s: match %zu is [%zu, %zu), expected [%zu, %zu)", windowed[p], count,
+                         start, end, at[0], at[1]);
+            from = end;
+            again = true;
+            count++;
+        }
+        expect_ok("last", qt_regex_next(&found, &start, &end, &scan, &err), &err);
+        assert_false(found);
+        assert_true(count > 0);
+        pcre2_match_data_free(data);
+        pcre2_code_free(plain);
+        qt_regex_work_free(work);
+        qt_regex_free(regex);
+    }
+    free(text);
+}
+
 static void test_patterns_refused(void **state)
 {
     (void)state;
@@ -313,7 +385,7 @@ static void test_patterns_refused(void **state)
         {"[a[b]]", "nested"},
         {"[a&&b]", "nested"},
         {"[]a]", "empty set"},
-        {"[a", "without end"},
+        {"[a", "unterminated"},
         {"[\\W]", "\\W in a set"},
         {"[\\s-a]", "range"},
         {"[!-\\d]", "range"},
@@ -363,14 +435,31 @@ static void test_match_limit(void **state)
                         &err),
               &err);
     const char *got = encoded(tok, "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab", 50, false);
-    assert_non_null(strstr(got, "match limit exceeded"));
+    assert_non_null(strstr(got, "the regex '(a+)+$' takes too many steps at byte 0 of the text"));
     qt_tokenizer_close(tok);
+
+    /* Many matches, each within any limit for one match, and a quadratic search. */
+    static const char *const slow[] = {"(?:a|a|a|a){7}x|a", "a+x|a"};
+    enum { N = 200000 };
+    char *text = malloc(N);
+    assert_non_null(text);
+    memset(text, 'a', N);
+    for (size_t i = 0; i < 2; i++) {
+        char json[2048];
+        snprintf(json, sizeof json,
+                 SPLIT("{'type':'Split','pattern':{'Regex':'%s'},'behavior':'Isolated'}"), slow[i]);
+        expect_ok("open", open_json(&tok, dir, json, &err), &err);
+        got = encoded(tok, text, N, false);
+        assert_non_null(strstr(got, "takes too many steps at byte"));
+        qt_tokenizer_close(tok);
+    }
+    free(text);
     fixture_remove(dir);
 }
 
 /* ---- byte level ----------------------------------------------------------------------------- */
 
-/* GPT-2's characters for the bytes: space is U+0120, newline U+010A, 0xC3 U+00C3, 0xA9 U+00A9. */
+/* GPT-2's characters for bytes: space is U+0120, newline U+010A, 0xC3 U+00C3, 0xA9 U+00A9. */
 static void test_byte_level(void **state)
 {
     (void)state;
@@ -545,9 +634,9 @@ static const struct {
                "[{'Sequence':{'id':'A'}}]},{'type':'TemplateProcessing','single':"
                "[{'Sequence':{'id':'A'}}]}]}",
                ASCII),
-     "behind another one", QT_E_UNSUPPORTED},
+     "more than one TemplateProcessing", QT_E_UNSUPPORTED},
     {"added_tokens object", "{'added_tokens':{},'model':{" ASCII "}}", "added_tokens", QT_E_INPUT},
-    {"added number", ADDED("3"), "non-object", QT_E_INPUT},
+    {"added number", ADDED("3"), "not an object", QT_E_INPUT},
     {"added without id", ADDED("{'content':'x'}"), "id", QT_E_INPUT},
     {"added negative id", ADDED(TOKEN(-1, "x", "")), "id", QT_E_INPUT},
     {"added huge id", ADDED(TOKEN(16777216, "x", "")), "16777216", QT_E_INPUT},
@@ -558,7 +647,7 @@ static const struct {
     {"added to nothing",
      TOKENIZER(TOKEN(16, "\\n", ",'normalized':true"),
                "{'type':'Strip','strip_left':true,'strip_right':true}", "null", "null", ASCII),
-     "leaves nothing", QT_E_UNSUPPORTED},
+     "empty after normalization", QT_E_UNSUPPORTED},
 };
 
 static void test_hostile(void **state)
@@ -609,12 +698,12 @@ static void test_invalid_text(void **state)
     expect_ok("open", open_json(&tok, dir, PLAIN(ASCII), &err), &err);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         assert_non_null(strstr(encoded(tok, rows[i].text, rows[i].size, false), rows[i].reason));
-    assert_string_equal(encoded(tok, "a\0b", 3, false), "7"); /* NUL is a character like others */
+    assert_string_equal(encoded(tok, "a\0b", 3, false), "7"); /* NUL is an ordinary character */
     qt_tokenizer_close(tok);
     fixture_remove(dir);
 }
 
-/* Sixty doublings must not eat the memory. */
+/* Sixty doublings of the text must not exhaust memory. */
 static void test_expansion(void **state)
 {
     (void)state;
@@ -626,14 +715,14 @@ static void test_expansion(void **state)
         strcat(json, "{'type':'Replace','pattern':{'String':'a'},'content':'aa'},");
     strcpy(json + strlen(json) - 1, "]}}");
     expect_ok("open", open_json(&tok, dir, json, &err), &err);
-    assert_non_null(strstr(encoded(tok, "a", 1, false), "blow the text up"));
+    assert_non_null(strstr(encoded(tok, "a", 1, false), "expand the text"));
     qt_tokenizer_close(tok);
     fixture_remove(dir);
 }
 
 /* ---- long words ----------------------------------------------------------------------------- */
 
-/* Quadratic work would take hours. The ids of 2n "a" are n "aa"; of marks, one long sort. */
+/* A quadratic algorithm would take hours. 2n "a" encode to n "aa"; combining marks are sorted. */
 static void test_long_word(void **state)
 {
     (void)state;
@@ -704,8 +793,7 @@ static void test_allocation_failures(void **state)
 
 /* ---- shared checkpoints --------------------------------------------------------------------- */
 
-/* innocents.u16 was made of pieces of 200 lines, the last line with a newline that the file lacks.
- */
+/* innocents.u16 was encoded in pieces of 200 lines; a newline was added to the last line. */
 static void test_shared_ids(void **state)
 {
     (void)state;
@@ -752,6 +840,7 @@ int main(void)
         cmocka_unit_test(test_cases),
         cmocka_unit_test(test_patterns),
         cmocka_unit_test(test_patterns_refused),
+        cmocka_unit_test(test_windows),
         cmocka_unit_test(test_match_limit),
         cmocka_unit_test(test_byte_level),
         cmocka_unit_test(test_add_bos),

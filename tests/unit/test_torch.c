@@ -13,7 +13,7 @@ static struct qt_ckpt *open_ok(const char *path)
     return ckpt;
 }
 
-/* The tensor's values as FP32; free with qt_free. */
+/* The values of a tensor as FP32; freed with qt_free. */
 static float *values(const struct qt_ckpt *ckpt, const char *name, enum qt_dtype dtype, int ndim,
                      size_t d0, size_t d1)
 {
@@ -118,7 +118,7 @@ static void test_views(void **state)
     qt_ckpt_close(ckpt);
 }
 
-/* Linked in place of qt_crc32. */
+/* Replaces qt_crc32 at link time. */
 static unsigned sums;
 uint32_t __real_qt_crc32(uint32_t crc, const void *data, size_t size);
 uint32_t __wrap_qt_crc32(uint32_t crc, const void *data, size_t size);
@@ -128,7 +128,7 @@ uint32_t __wrap_qt_crc32(uint32_t crc, const void *data, size_t size)
     return __real_qt_crc32(crc, data, size);
 }
 
-/* Thousands of views of a large storage would cost hours otherwise. */
+/* A CRC per view would take hours for thousands of views of a large storage. */
 static void test_checked_once(void **state)
 {
     (void)state;
@@ -182,7 +182,7 @@ static void test_refused(void **state)
         enum qt_status status;
         const char *fragment;
     } cases[] = {
-        {GOLDEN("evil.bin"), QT_E_INPUT, "pickle asks for posix.system: only tensors are allowed"},
+        {GOLDEN("evil.bin"), QT_E_INPUT, "pickle refers to posix.system: only tensors are allowed"},
         {GOLDEN("legacy.pt"), QT_E_UNSUPPORTED, "PyTorch before 1.6: load it with torch.load"},
         {GOLDEN("list.pt"), QT_E_UNSUPPORTED, "holds no state dict"},
         {GOLDEN("wide.pt"), QT_E_UNSUPPORTED, "tensor x: is not a tensor: nested state dict"},
@@ -314,22 +314,22 @@ static const struct {
     {"no elements", BYTES(PICKLE("}" KEY TENSOR("K\x63", "K\0K\6\x86", "K\6K\1\x86") "s")), QT_OK,
      ""},
 
-    {"empty", BYTES(""), QT_E_INPUT, "pickle: does not start like one"},
-    {"no protocol", BYTES("}."), QT_E_INPUT, "pickle: does not start like one"},
+    {"empty", BYTES(""), QT_E_INPUT, "pickle: does not start with a PROTO instruction"},
+    {"no protocol", BYTES("}."), QT_E_INPUT, "pickle: does not start with a PROTO instruction"},
     {"protocol 1", BYTES("\x80\1}."), QT_E_UNSUPPORTED, "pickle protocol 1, but 2 to 5"},
     {"protocol 6", BYTES("\x80\6}."), QT_E_UNSUPPORTED, "pickle protocol 6, but 2 to 5"},
     {"no stop", BYTES("\x80\2}"), QT_E_INPUT, "ends without a STOP"},
-    {"bytes behind", BYTES(GOOD "."), QT_E_INPUT, "bytes behind its STOP"},
+    {"bytes behind", BYTES(GOOD "."), QT_E_INPUT, "bytes after its STOP"},
     {"nothing left", BYTES(PICKLE("")), QT_E_INPUT, "does not leave exactly one value"},
     {"two left", BYTES(PICKLE("}}")), QT_E_INPUT, "does not leave exactly one value"},
     {"mark left", BYTES(PICKLE("(")), QT_E_INPUT, "not on its stack"},
     {"os.system", BYTES(PICKLE("cos\nsystem\n(" STRING("\2", "ls") "tR")), QT_E_INPUT,
-     "pickle asks for os.system: only tensors are allowed"},
+     "pickle refers to os.system: only tensors are allowed"},
     {"eval by name",
      BYTES("\x80\4\x8c\x08"
            "builtins\x8c\4eval\x93."),
-     QT_E_INPUT, "pickle asks for builtins.eval"},
-    {"escape in a global", BYTES(PICKLE("c\x1b[2J\nx\n")), QT_E_INPUT, "pickle asks for ?[2J.x"},
+     QT_E_INPUT, "pickle refers to builtins.eval"},
+    {"escape in a global", BYTES(PICKLE("c\x1b[2J\nx\n")), QT_E_INPUT, "pickle refers to ?[2J.x"},
     {"a suffix of an allowed name", BYTES(PICKLE("ctorch._utils\n_rebuild_tensor\n")), QT_E_INPUT,
      "torch._utils._rebuild_tensor: only"},
     {"attribute path", BYTES(PICKLE("ctorch\nload.__globals__\n")), QT_E_INPUT,
@@ -343,9 +343,10 @@ static const struct {
     {"extension", BYTES(PICKLE("\x82\1")), QT_E_INPUT, "instruction 0x82 is not used"},
     {"text persistent id", BYTES(PICKLE("Px\n")), QT_E_INPUT, "instruction 0x50 is not used"},
     {"call of a storage type", BYTES(PICKLE(TYPE ")R")), QT_E_INPUT,
-     "calls what is not a function"},
-    {"call of a dict", BYTES(PICKLE("})R")), QT_E_INPUT, "calls what is not a function"},
-    {"call without tuple", BYTES(PICKLE(REBUILD "}R")), QT_E_INPUT, "calls what is not a function"},
+     "calls a value that is not a function"},
+    {"call of a dict", BYTES(PICKLE("})R")), QT_E_INPUT, "calls a value that is not a function"},
+    {"call without tuple", BYTES(PICKLE(REBUILD "}R")), QT_E_INPUT,
+     "calls a value that is not a function"},
     {"rebuild without storage", BYTES(PICKLE(REBUILD "(K\0K\1K\2K\3K\4K\5tR")), QT_E_INPUT,
      "_rebuild_tensor_v2 with unexpected"},
     {"rebuild with too few", BYTES(PICKLE(REBUILD "(" STORAGE "tR")), QT_E_INPUT,
@@ -355,20 +356,23 @@ static const struct {
     {"ordered dict of items", BYTES(PICKLE("ccollections\nOrderedDict\n]\x85R")), QT_E_INPUT,
      "OrderedDict with arguments"},
     {"build of a tensor", BYTES(PICKLE(PLAIN "}b")), QT_E_INPUT,
-     "sets the state of what is not a dict"},
+     "sets the state of a value that is not a dict"},
     {"persistent id a string", BYTES(PICKLE(STRING("\1", "0") "Q")), QT_E_INPUT,
-     "persistent id that is no storage"},
+     "persistent id is not a storage"},
     {"persistent id of a module", BYTES(PICKLE("(" STRING("\6", "module") TYPE KEY KEY "K\6tQ")),
-     QT_E_INPUT, "persistent id that is no storage"},
+     QT_E_INPUT, "persistent id is not a storage"},
     {"persistent id without type", BYTES(PICKLE("(" STRING("\7", "storage") KEY KEY KEY "K\6tQ")),
-     QT_E_INPUT, "persistent id that is no storage"},
+     QT_E_INPUT, "persistent id is not a storage"},
     {"pop of nothing", BYTES(PICKLE("0")), QT_E_INPUT, "not on its stack"},
     {"tuple of nothing", BYTES(PICKLE("\x87")), QT_E_INPUT, "not on its stack"},
     {"tuple without mark", BYTES(PICKLE("K\1t")), QT_E_INPUT, "a mark is missing"},
     {"mark in a tuple", BYTES(PICKLE("(K\1\x86")), QT_E_INPUT, "not on its stack"},
-    {"item of a list", BYTES(PICKLE("]K\1K\2s")), QT_E_INPUT, "sets items of what is not a dict"},
-    {"append to a dict", BYTES(PICKLE("}K\1a")), QT_E_INPUT, "appends to what is not a list"},
-    {"items of nothing", BYTES(PICKLE("(u")), QT_E_INPUT, "sets items of what is not a dict"},
+    {"item of a list", BYTES(PICKLE("]K\1K\2s")), QT_E_INPUT,
+     "sets items of a value that is not a dict"},
+    {"append to a dict", BYTES(PICKLE("}K\1a")), QT_E_INPUT,
+     "appends to a value that is not a list"},
+    {"items of nothing", BYTES(PICKLE("(u")), QT_E_INPUT,
+     "sets items of a value that is not a dict"},
     {"odd items", BYTES(PICKLE("}(K\1u")), QT_E_INPUT, "a dict item has no value"},
     {"memo not set", BYTES(PICKLE("h\5")), QT_E_INPUT, "memo entry that is not set"},
     {"memo gap", BYTES(PICKLE("}r\xff\xff\xff\x7f")), QT_E_INPUT, "memo entries out of order"},
@@ -391,7 +395,7 @@ static const struct {
     {"storage as value", BYTES(PICKLE("}(" KEY PLAIN STRING("\1", "l") STORAGE "u")),
      QT_E_UNSUPPORTED, "tensor l: is not a tensor"},
     {"tensor twice", BYTES(PICKLE("}(" KEY PLAIN KEY PLAIN "u")), QT_E_INPUT,
-     "tensor w: is there twice"},
+     "tensor w: is stored more than once"},
     {"empty name", BYTES(PICKLE("}" STRING("\0", "") PLAIN "s")), QT_E_INPUT, "empty name"},
     {"nul in name", BYTES(PICKLE("}" STRING("\2", "w\0") PLAIN "s")), QT_E_INPUT,
      "control character"},
@@ -448,7 +452,7 @@ static void test_pickles(void **state)
     fixture_remove(dir);
 }
 
-/* What another storage than the stated one, or none, leads to. */
+/* Storages that are missing or differ from the stated one. */
 static void test_storages(void **state)
 {
     (void)state;
@@ -497,7 +501,7 @@ static void test_members(void **state)
         {"one entry twice",
          {"m/data.pkl", "m/data/0", "m/data/0"},
          QT_E_INPUT,
-         "zip entry 'm/data/0': is there twice"},
+         "zip entry 'm/data/0': occurs twice"},
         {"nothing", {NULL}, QT_E_INPUT, "no data.pkl"},
     };
     char *dir = fixture_dir();
@@ -520,8 +524,8 @@ static void test_members(void **state)
     fixture_remove(dir);
 }
 
-/* One field of a good archive changed: `value` of `width` bytes at `offset` behind the nth record
- * that starts with "PK" + sign. */
+/* Changes one field of a valid archive: `value` of `width` bytes at `offset` in the nth record that
+ * starts with "PK" + sign. */
 static const struct {
     const char *name, *sign;
     unsigned nth;
@@ -557,9 +561,9 @@ static const struct {
     {"extra too long", "\1\2", 2, 30, 0xffff, 2, QT_E_INPUT, "central directory is damaged"},
     {"header behind the end", "\1\2", 2, 42, 0x7fffffff, 4, QT_E_INPUT, "header outside the file"},
     {"header elsewhere", "\1\2", 2, 42, 1, 4, QT_E_INPUT, "no local header"},
-    {"another's header", "\1\2", 2, 42, 0, 4, QT_E_INPUT, "another name in its local header"},
-    {"local name differs", "\3\4", 2, 30, 'x', 1, QT_E_INPUT, "another name in its local header"},
-    {"local name shorter", "\3\4", 0, 26, 9, 2, QT_E_INPUT, "another name in its local header"},
+    {"another's header", "\1\2", 2, 42, 0, 4, QT_E_INPUT, "its local header has another name"},
+    {"local name differs", "\3\4", 2, 30, 'x', 1, QT_E_INPUT, "its local header has another name"},
+    {"local name shorter", "\3\4", 0, 26, 9, 2, QT_E_INPUT, "its local header has another name"},
     {"local extra too long", "\3\4", 2, 28, 0xffff, 2, QT_E_INPUT, "data outside the file"},
     {"local extra moves data", "\3\4", 2, 28, 1, 2, QT_E_INPUT, "data outside the file"},
     {"overlap", "\3\4", 1, 28, 1, 2, QT_E_INPUT, "zip entry 'm/data/0': overlaps another"},
@@ -592,7 +596,7 @@ static void test_archives(void **state)
     fixture_remove(dir);
 }
 
-/* The end records of a file by torch.save, which always writes the zip64 ones. */
+/* The end records of a file by torch.save, which always writes zip64 records. */
 static void test_zip64_end(void **state)
 {
     (void)state;
@@ -669,7 +673,7 @@ static void test_zip64_extra(void **state)
     fixture_remove(dir);
 }
 
-/* A claim of more than deflate can make from the packed bytes is refused before memory is taken. */
+/* A size that deflate cannot produce from the packed bytes is rejected before allocating. */
 static void test_bomb(void **state)
 {
     (void)state;
@@ -683,7 +687,7 @@ static void test_bomb(void **state)
     expect_error("bomb", open_archive(dir, &a, &err), QT_E_INPUT, "more than deflate can express",
                  &err);
 
-    /* What is known by its size is not inflated. */
+    /* An entry whose size is wrong is not inflated. */
     a = (struct archive){.size = 0};
     add_entry(&a, "m/data.pkl", BYTES(GOOD));
     add_entry(&a, "m/data/0", storage, sizeof storage);
@@ -691,11 +695,11 @@ static void test_bomb(void **state)
     end_archive(&a);
     put(find_record(&a, "\1\2", 2) + 10, 8, 2);
     expect_error("byte order", open_archive(dir, &a, &err), QT_E_UNSUPPORTED,
-                 "byteorder has 24 bytes, at most 20", &err);
+                 "byteorder has 24 bytes, but at most 20 are allowed", &err);
     fixture_remove(dir);
 }
 
-/* Neither what inflates nor what gathers a view knows for which tensor it does. */
+/* Errors of inflating and of gathering a view name the tensor. */
 static void test_no_memory(void **state)
 {
     (void)state;
@@ -716,7 +720,7 @@ static void test_no_memory(void **state)
     }
 }
 
-/* Every prefix of a real file, and every byte of it changed, ends in an error or a clean read. */
+/* Every prefix of a real file, and every changed byte, gives an error or a clean read. */
 static void test_damage(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* qt_verify: a sound container passes, with and without its source; every way to differ is found
- * and named. */
+/* qt_verify: a sound container passes with and without its source; every difference is found and
+ * named. */
 #include "fixture.h"
 
 #include "verify/verify.h"
@@ -44,7 +44,7 @@ static int close_world(void **state)
     return 0;
 }
 
-/* Opens the container and verifies it. The report is freed when it is not asked for. */
+/* Opens the container and verifies it. Frees the report if `out` is NULL. */
 static int verify(struct qt_verify_report *out, const struct qt_ckpt *source, struct qt_err *err)
 {
     struct qt_container *c = NULL;
@@ -54,7 +54,7 @@ static int verify(struct qt_verify_report *out, const struct qt_ckpt *source, st
     if (rc == QT_OK)
         rc = qt_verify(&report, c, source, NULL, err);
     for (size_t i = 0; rc == QT_OK && i < report.count; i++)
-        report.tensors[i].name = report.tensors[i].spec = NULL; /* gone with the container */
+        report.tensors[i].name = report.tensors[i].spec = NULL; /* freed with the container */
     qt_container_close(c);
     if (out)
         *out = report;
@@ -98,7 +98,7 @@ static void test_sound_against_source(void **state)
     qt_verify_free(&r);
 }
 
-/* The recorded figures are those that verify finds (the manifest has 9 digits of them). */
+/* The figures in the manifest (9 digits) equal those that verify measures. */
 static void test_recorded_errors(void **state)
 {
     struct qt_container *c = NULL;
@@ -119,7 +119,7 @@ static void test_recorded_errors(void **state)
 
 /* ---- damaged -------------------------------------------------------------------------------- */
 
-/* The place of a tensor's first data byte in the container's one file. */
+/* Offset of a tensor's data in the container's only file. */
 static size_t data_offset(const char *name)
 {
     struct qt_ckpt *ckpt = NULL;
@@ -174,7 +174,7 @@ static void test_every_tensor_is_checksummed(void **state)
     expect_ok("restored", verify(NULL, NULL, &err), &err);
 }
 
-/* Gives the first section of q_proj the CRC that its data has. */
+/* Updates the CRC of the first section of q_proj in the manifest. */
 static void sign(void)
 {
     char path[300];
@@ -198,8 +198,8 @@ static void sign(void)
     json_decref(manifest);
 }
 
-/* Of 64 columns that are packed together the model has 32: nothing may hide in the others, whatever
- * the checksums say. */
+/* The model fills 32 of the 64 columns of a fragment block: nonzero padding is an error even if the
+ * checksums are right. */
 static void test_padding_is_padding(void **state)
 {
     const struct world kept = world;
@@ -215,21 +215,21 @@ static void test_padding_is_padding(void **state)
     flip_byte(data_offset("model.layers.1.self_attn.q_proj.weight.q.plane0") + 8);
     sign();
     expect_error("padding", verify(NULL, world.ckpt, &err), QT_E_INPUT,
-                 "q_proj.weight: rows 0 to 15 are not what packing their codes gives", &err);
+                 "q_proj.weight: rows 0 to 15 differ from their codes packed again", &err);
     qt_ckpt_close(world.ckpt);
     assert_int_equal(qt_dir_remove(world.out, NULL), 0);
     world = kept;
 }
 
-/* ---- another source ------------------------------------------------------------------------- */
+/* ---- different source ----------------------------------------------------------------------- */
 
-/* What makes a copy of the model's tensors different from it. */
+/* One change to a copy of the model's tensors. */
 struct change {
-    const char *name;   /* of the tensor that changes */
+    const char *name;   /* the tensor that changes */
     const char *rename; /* its new name, or */
     size_t rows;        /* its new first dimension, or */
     bool flip;          /* one bit of its data, or */
-    bool add;           /* a tensor `name` more */
+    bool add;           /* an additional tensor `name` */
 };
 
 static void apply(struct qt_tensor *t, const struct change *c)
@@ -291,21 +291,21 @@ static void test_other_sources(void **state)
         struct change change;
         const char *message;
     } cases[] = {
-        {{norm, .flip = true}, "model.norm.weight: is not a copy"},
-        {{norm, .rows = 128}, "model.norm.weight: has another dtype or shape in the source"},
+        {{norm, .flip = true}, "model.norm.weight: differs from the copied tensor of the source"},
+        {{norm, .rows = 128}, "model.norm.weight: has a different dtype or shape in the source"},
         {{norm, .rename = "model.other.weight"},
          "model.norm.weight: is not in the source checkpoint"},
-        {{q_proj, .flip = true}, "q_proj.weight: was made from other data"},
-        {{q_proj, .rows = 128}, "q_proj.weight: has another shape in the source"},
+        {{q_proj, .flip = true}, "q_proj.weight: was made from different data"},
+        {{q_proj, .rows = 128}, "q_proj.weight: has a different shape in the source"},
         {{q_proj, .rename = "x"}, "q_proj.weight: is not in the source checkpoint"},
-        {{"extra", .add = true}, "tensor extra: of the source is missing"},
+        {{"extra", .add = true}, "tensor extra: is in the source but not in the container"},
     };
     struct qt_err err;
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         expect_error(cases[i].message, verify_changed(&cases[i].change, &err), QT_E_INPUT,
                      cases[i].message, &err);
-    /* the method itself changes nothing */
+    /* without a change it passes */
     expect_ok("unchanged", verify_changed(&(struct change){.name = "none"}, &err), &err);
 }
 

@@ -1,5 +1,5 @@
-/* Writing containers: whatever goes wrong, at whatever moment, a resume gives the same bytes and
- * nothing of the user's is lost. */
+/* Writing containers: after any failure at any moment, a resume gives the same bytes, and no file
+ * of the user is lost. */
 #include "container_fixture.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-/* What the fixture is written as when nothing goes wrong: "ref" (one shard), "refs" (three). */
+/* The expected containers: "ref" (one shard), "refs" (three). */
 static int setup(void **state)
 {
     if (fixture_setup(state) != 0)
@@ -25,7 +25,7 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    umount2("disk", MNT_DETACH); /* of tests that have not come to their end, too */
+    umount2("disk", MNT_DETACH); /* also after tests that failed */
     umount2("mounted", MNT_DETACH);
     return fixture_teardown(state);
 }
@@ -36,7 +36,7 @@ static struct run run_many(const char *dir)
         .dir = dir, .side_file = "side.json", .shard_bytes = MANY_SHARDS, .kill_after = -1};
 }
 
-/* Resumes r and compares; removes what it made. */
+/* Resumes r, compares the result and removes it. */
 static void resume_and_compare(struct run *r)
 {
     char command[256];
@@ -48,7 +48,7 @@ static void resume_and_compare(struct run *r)
     shell(command);
 }
 
-/* Leaves DIR.partial with `units` finished and one more half written. */
+/* Leaves DIR.partial with `units` finished units and another one half written. */
 static void leave_partial(struct run *r, size_t units)
 {
     struct qt_writer *w;
@@ -86,8 +86,9 @@ static void test_close_and_resume(void **state)
     }
 }
 
-/* Units that are finished can be done again, now or by a later run, also when that run dies between
- * writing and journalling; the caller's progress is there until the container is. */
+/* Finished units can be written again, in the same run or a later one, even if that run dies
+ * between writing and the journal line. The caller's progress stays until the container is
+ * complete. */
 static void test_reopen(void **state)
 {
     (void)state;
@@ -151,7 +152,7 @@ static void test_damaged_progress(void **state)
     assert_status(qt_writer_load(&data, &size, w, QT_PROGRESS_LEARNING, &r.err), QT_E_RESUME,
                   r.err);
     qt_writer_close(w);
-    r.resume = false; /* anew: nothing of it stays */
+    r.resume = false; /* starts over: no progress stays */
     assert_status(fixture_open(&w, &r), QT_OK, r.err);
     assert_status(qt_writer_load(&data, &size, w, QT_PROGRESS_LEARNING, &r.err), QT_OK, r.err);
     assert_null(data);
@@ -172,18 +173,18 @@ static void test_stale_side_file(void **state)
     resume_and_compare(&r);
 }
 
-/* Without resume, an earlier run's work is not looked at, and nothing of it stays. */
-static void test_start_anew(void **state)
+/* Without resume, the work of an earlier run is ignored and removed. */
+static void test_start_over(void **state)
 {
     (void)state;
-    struct run r = run_many("anew");
+    struct run r = run_many("over-again");
     r.shard_bytes = 40;
     leave_partial(&r, UNITS);
-    r = run_many("anew");
+    r = run_many("over-again");
     r.kill_after = 100; /* counts the calls */
     assert_status(fixture_write(&r), QT_OK, r.err);
     assert_int_equal(r.kill_after, 100 - 24);
-    assert_true(same_dirs("anew", "refs"));
+    assert_true(same_dirs("over-again", "refs"));
 }
 
 static void test_kill_after_every_call(void **state)
@@ -211,8 +212,8 @@ static void test_kill_after_every_call(void **state)
     }
 }
 
-/* Runs `work` in a child and kills it before its nth system call. False: it got to its end. -1 in
- * place of that when there is no tracing here. */
+/* Runs `work` in a child and kills it before its nth system call. Returns 0 if the child finished
+ * first, -1 if tracing is not available. */
 static int killed_before_syscall(int (*work)(struct run *r), struct run *r, long n)
 {
     int status;
@@ -227,7 +228,7 @@ static int killed_before_syscall(int (*work)(struct run *r), struct run *r, long
     if (WIFEXITED(status))
         return -1;
     for (long stops = 0; !WIFEXITED(status); stops++) {
-        if (stops == 2 * n + 1) { /* every call stops at entry and at exit */
+        if (stops == 2 * n + 1) { /* a call stops at entry and at exit */
             kill(child, SIGKILL);
             waitpid(child, &status, 0);
             return 1;
@@ -254,14 +255,14 @@ static void test_kill_before_every_syscall(void **state)
         else
             resume_and_compare(&r);
         if (!killed) {
-            assert_true(n > 100); /* or nothing was traced */
+            assert_true(n > 100); /* otherwise nothing was traced */
             break;
         }
     }
 }
 
-/* Replacing: the old container or the new one is there in full at every moment, and nothing else is
- * once the run has come to its end; whatever an earlier one has left when it was killed. */
+/* Replacing: at every moment the old or the new container is complete, and nothing else remains
+ * after the run, whatever an earlier killed run left. */
 static void kill_while_replacing(const char *before)
 {
     for (long n = 0;; n++) {
@@ -311,8 +312,8 @@ static void expect_refused(const char *dir, bool force, const char *reason)
     assert_null(w);
 }
 
-/* Cut anywhere, as by a crash: what is left of the last line must not count. Nothing is left beside
- * an empty one, though. */
+/* A journal cut anywhere, as by a crash: an incomplete last line is ignored. An empty journal
+ * beside other files is rejected. */
 static void test_torn_journal(void **state)
 {
     (void)state;
@@ -327,7 +328,7 @@ static void test_torn_journal(void **state)
         if (cut) {
             resume_and_compare(&r);
         } else {
-            expect_refused("torn", false, "not qtool's");
+            expect_refused("torn", false, "qtool did not create");
             shell("rm -r torn.partial");
         }
     }
@@ -351,8 +352,8 @@ static void test_damaged_journal(void **state)
         close(fd);
         if (at >= strlen("{\"format\":\"qtool-journal\"")) {
             resume_and_compare(&r);
-        } else { /* anybody's */
-            expect_refused("flipped", false, "not qtool's");
+        } else { /* not recognized as a journal of qtool */
+            expect_refused("flipped", false, "qtool did not create");
             shell("rm -r flipped.partial");
         }
     }
@@ -369,15 +370,15 @@ static void test_other_identity(void **state)
         const char *object, *member, *json, *reason;
     } cases[] = {
         {"options", "scheme", "\"nf3:g=64\"",
-         "options.scheme: \"nf4:g=64\" before, \"nf3:g=64\" now"},
-        {"options", "damp", "0.010000000000000002", "options.damp: 0.01"},
-        {"options", "strict", "true", "options.strict: false before, true now"},
-        {"options", "extra", "7", "options.extra: absent before, 7 now"},
-        {"options", "strict", NULL, "options.strict: false before, absent now"},
+         "options.scheme was \"nf4:g=64\", is now \"nf3:g=64\""},
+        {"options", "damp", "0.010000000000000002", "options.damp was 0.01"},
+        {"options", "strict", "true", "options.strict was false, is now true"},
+        {"options", "extra", "7", "options.extra was absent, is now 7"},
+        {"options", "strict", NULL, "options.strict was false, is now absent"},
         {"source", "files", "[{\"name\":\"a\",\"size\":100},{\"name\":\"b\",\"size\":201}]",
-         "source.files[1].size: 200 before, 201 now"},
-        {"source", "files", "[{\"name\":\"a\",\"size\":100}]", "source.files: [{\"name\":\"a\""},
-        {"source", "files", "3", "source.files: ["},
+         "source.files[1].size was 200, is now 201"},
+        {"source", "files", "[{\"name\":\"a\",\"size\":100}]", "source.files was [{\"name\":\"a\""},
+        {"source", "files", "3", "source.files was ["},
     };
     struct run r = run_many("other");
     leave_partial(&r, 3);
@@ -402,9 +403,9 @@ static void test_other_identity(void **state)
     r.shard_bytes = 0;
     struct qt_writer *w;
     assert_status(fixture_open(&w, &r), QT_E_RESUME, r.err);
-    assert_reason(r.err, "the limit of a shard");
+    assert_reason(r.err, "the maximum shard size");
     r.shard_bytes = MANY_SHARDS;
-    resume_and_compare(&r); /* nothing of all that has cost any progress */
+    resume_and_compare(&r); /* the refusals cost no progress */
 }
 
 static void test_lost_shard(void **state)
@@ -419,7 +420,7 @@ static void test_lost_shard(void **state)
     assert_reason(r.err, "missing");
     shell("rm -r lost.partial");
 
-    /* While they are being written: none comes back. */
+    /* Shards removed during the run are not created again. */
     r.resume = false;
     for (size_t units = 1; units <= UNITS; units += UNITS - 1) {
         assert_status(fixture_open(&w, &r), QT_OK, r.err);
@@ -434,7 +435,7 @@ static void test_lost_shard(void **state)
     }
 }
 
-/* Damaged where no CRC of the journal looks. */
+/* Damage that no CRC of the journal covers. */
 static void test_damaged_header(void **state)
 {
     (void)state;
@@ -445,13 +446,13 @@ static void test_damaged_header(void **state)
           "header.partial/model-00002-of-00003.safetensors");
     r.resume = true;
     assert_status(fixture_open(&w, &r), QT_E_RESOURCE, r.err);
-    assert_reason(r.err, "header, read back, differs from what was written; start anew");
+    assert_reason(r.err, "header read back differs from what was written; run again");
     shell("sed -i 's/\"format\":\"tf\"/\"format\":\"pt\"/' "
           "header.partial/model-00002-of-00003.safetensors");
-    resume_and_compare(&r); /* it has cost no progress */
+    resume_and_compare(&r); /* the refusal cost no progress */
 }
 
-/* ---- whose directory it is ------------------------------------------------------------------ */
+/* ---- foreign directories -------------------------------------------------------------------- */
 
 static void test_two_writers(void **state)
 {
@@ -489,21 +490,21 @@ static void test_existing_output(void **state)
     expect_refused("dangling", true, "not a directory");
     expect_refused("full", true, "no qtool.json");
     expect_refused("sub", true, "directory 'x'");
-    expect_refused("", true, "not a name");
-    expect_refused(".", true, "not a name");
-    expect_refused("have/..", true, "not a name");
-    expect_refused("/", true, "not a name");
+    expect_refused("", true, "not a valid name");
+    expect_refused(".", true, "not a valid name");
+    expect_refused("have/..", true, "not a valid name");
+    expect_refused("/", true, "not a valid name");
     shell("test -z \"$(ls -d *.partial 2>/dev/null)\" && diff -r have ref && test -e full/weights");
 
     struct run r = run_many("have");
     r.force = true;
-    /* Whoever made it, qtool did not. */
+    /* Not created by qtool. */
     static const char *const others[] = {"cp -r ref have.old", "touch have.old",
                                          "ln -s ref have.old",
                                          "mkdir -p have.old/x; touch have.old/qtool-replaced"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         shell(others[i]);
-        expect_refused("have", true, "in the way: rename or remove it");
+        expect_refused("have", true, "exists already: rename or remove it");
         shell("rm -r have.old");
     }
     shell("mkdir have.old");
@@ -519,7 +520,7 @@ static void test_existing_output(void **state)
     shell("test ! -e have.old && test ! -e have.partial && test ! -e empty.old");
 }
 
-/* DIR turns up while we work: nothing is overwritten, and the work is not lost. */
+/* DIR appears during the run: it is not overwritten, and the work is not lost. */
 static void test_output_appears(void **state)
 {
     (void)state;
@@ -531,7 +532,7 @@ static void test_output_appears(void **state)
     shell("mkdir late");
     assert_status(fixture_finish(w, &r), QT_E_RESOURCE, r.err);
     assert_reason(r.err, "exists already");
-    assert_reason(r.err, "--resume goes on from late.partial");
+    assert_reason(r.err, "continue from late.partial with --resume");
     qt_writer_close(w);
     shell("rmdir late");
     resume_and_compare(&r);
@@ -543,15 +544,15 @@ static void test_foreign_partial(void **state)
     struct run r = run_many("mine");
     struct qt_writer *w;
     shell("mkdir mine.partial && touch mine.partial/novel.txt");
-    expect_refused("mine", true, "not qtool's");
+    expect_refused("mine", true, "qtool did not create");
     shell("test -e mine.partial/novel.txt && test ! -e mine.partial/journal");
     shell("touch mine.partial/journal");
-    expect_refused("mine", true, "not qtool's");
+    expect_refused("mine", true, "qtool did not create");
     shell("echo dear diary > mine.partial/journal");
-    expect_refused("mine", true, "not qtool's");
+    expect_refused("mine", true, "qtool did not create");
     shell("test -e mine.partial/novel.txt && grep -q diary mine.partial/journal");
     shell("rm mine.partial/novel.txt");
-    expect_refused("mine", true, "not qtool's");
+    expect_refused("mine", true, "qtool did not create");
     shell("grep -q diary mine.partial/journal && rm -r mine.partial");
     shell("mkdir elsewhere && ln -s elsewhere mine.partial");
     assert_status(fixture_open(&w, &r), QT_E_RESOURCE, r.err);
@@ -571,14 +572,14 @@ static int discard(struct run *r)
     return rc;
 }
 
-/* What is left of a run that was discarding its work is no obstacle to the next. */
+/* The remains of an interrupted discard do not stop the next run. */
 static void test_kill_while_discarding(void **state)
 {
     (void)state;
     for (long n = 0;; n++) {
         struct run r = run_many("dropped");
         leave_partial(&r, 2);
-        if (n % 2) /* file systems list the oldest first, or the newest */
+        if (n % 2) /* file systems list the oldest or the newest first */
             shell("cd dropped.partial && cp journal j && mv j journal");
         r.resume = true;
         int killed = killed_before_syscall(discard, &r, n);
@@ -634,7 +635,7 @@ static void test_wrong_use(void **state)
     assert_status(qt_writer_commit(w, "embed.weight", record, &err), QT_E_INTERNAL, err);
     assert_status(qt_writer_put(w, 0, data, 1, 0, &err), QT_E_INTERNAL, err);
     assert_status(fixture_finish(w, &r), QT_E_INTERNAL, r.err);
-    assert_reason(r.err, "never written");
+    assert_reason(r.err, "never committed");
     static const char *reserved[] = {"ref/qtool.json", "x/journal",
                                      "refs/model.safetensors.index.json",
                                      "refs/model-00001-of-00003.safetensors", "refs/.."};
@@ -666,10 +667,10 @@ static void test_read_back(void **state)
     json_t *manifest = fixture_manifest(w);
     json_object_del(json_object_get(manifest, "copied"), "lm_head");
     assert_status(qt_writer_finish(w, manifest, &r.err), QT_E_INTERNAL, r.err);
-    assert_reason(r.err, "not a container");
+    assert_reason(r.err, "written container does not open");
     json_decref(manifest);
     shell("truncate -s -1 bits.partial/model.safetensors && "
-          "printf '\\252' >> bits.partial/model.safetensors"); /* a bit fallen over on the disk */
+          "printf '\\252' >> bits.partial/model.safetensors"); /* a flipped bit on the disk */
     assert_status(fixture_finish(w, &r), QT_E_RESOURCE, r.err);
     assert_reason(r.err, "read back differs");
     assert_string_equal(r.err.tensor, "lm_head");
@@ -677,7 +678,7 @@ static void test_read_back(void **state)
     shell("test ! -e bits && test -e bits.partial/journal && rm -r bits.partial");
 }
 
-/* ---- no disk, no memory --------------------------------------------------------------------- */
+/* ---- out of disk, out of memory ------------------------------------------------------------- */
 
 static void test_file_size_limit(void **state)
 {
@@ -711,7 +712,7 @@ static void check_full_disk(void)
     json_decref(identity);
     shell("test -z \"$(ls disk)\"");
 
-    /* The tensors fit, a side file does not; then somebody makes room. */
+    /* The tensors fit, a side file does not; then space is freed. */
     struct run r = run_many("disk/out");
     shell("head -c 2000000 /dev/zero > large.json");
     r.side_file = "large.json";
@@ -733,7 +734,7 @@ static void test_full_disk(void **state)
     check_full_disk();
 }
 
-/* In a directory of this user's. */
+/* In a directory owned by this user. */
 static bool is_refused(const char *prepare, const char *dir, const char *reason)
 {
     struct run r = run_many(dir);
@@ -748,7 +749,7 @@ static bool is_refused(const char *prepare, const char *dir, const char *reason)
 
 static bool are_refused(void)
 {
-    static const char reason[] = "cannot be made in its directory: Permission denied";
+    static const char reason[] = "cannot be created in its parent directory: Permission denied";
     return is_refused("mkdir locked && chmod 555 locked", "locked/out", reason) &&
            is_refused("mkdir -p locked/out.partial && chmod 555 locked", "locked/out", reason) &&
            is_refused("mkdir locked && chmod 333 locked", "locked/out", reason) &&
@@ -758,14 +759,14 @@ static bool are_refused(void)
                       "cannot be replaced");
 }
 
-/* All that the end needs is looked at before the work. */
+/* Permissions that the final rename needs are checked before the work. */
 static void test_no_permission(void **state)
 {
     enum { NOBODY = 65534 };
     (void)state;
     int status;
     shell("mkdir theirs && chmod 755 .");
-    if (geteuid() == 0) /* who may write anywhere */
+    if (geteuid() == 0) /* root may write anywhere */
         assert_int_equal(chown("theirs", NOBODY, NOBODY), 0);
     pid_t child = fork();
     if (child == 0)
@@ -775,8 +776,8 @@ static void test_no_permission(void **state)
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* What cannot be renamed, on another file system or the same: found before the work, and if it
- * comes later the work is not lost. */
+/* A mount point cannot be renamed: found before the work; if it appears later, the work is not
+ * lost. */
 static void test_mounted(void **state)
 {
     (void)state;
@@ -804,9 +805,8 @@ static void test_mounted(void **state)
     }
 }
 
-/* The nth allocation of the whole run fails, for every n: a clean error, nothing leaks, the output
- * does not exist, and the next run makes it whole (which is tried for some n only, to save time).
- */
+/* The nth allocation of a run fails, for every n: a clean error, no leak, no output, and the next
+ * run completes it (tried for some n only, to save time). */
 static void without_memory(bool resumed)
 {
     long n;
@@ -849,7 +849,7 @@ int main(void)
         cmocka_unit_test(test_reopen),
         cmocka_unit_test(test_damaged_progress),
         cmocka_unit_test(test_stale_side_file),
-        cmocka_unit_test(test_start_anew),
+        cmocka_unit_test(test_start_over),
         cmocka_unit_test(test_kill_after_every_call),
         cmocka_unit_test(test_kill_before_every_syscall),
         cmocka_unit_test(test_kill_while_replacing),

@@ -1,23 +1,23 @@
 /*
- * How fast the fused kernels are on a GPU, beside three things measured in the same run: a bare
- * cold read of the same bytes (nothing that reads its weights can be faster), cuBLAS in FP16, and
- * the bandwidth of the machine.
+ * Speed of the fused kernels, with three references measured in the same run: a cold read of the
+ * same bytes (the read floor: no kernel that reads its weights can be faster), cuBLAS in FP16, and
+ * the memory bandwidth of the GPU.
  */
-#include "verify/bench/bench.h"
+#include "verify/bench/context.h"
 
 #include <string.h>
 
 enum {
     STRIP_ROWS = 16,
-    SAMPLE_ROWS = 256, /* quantized anew; a larger matrix repeats them */
+    SAMPLE_ROWS = 256, /* rows that are quantized; a larger matrix repeats them */
 };
-static const size_t most_bytes = (size_t)1 << 30; /* for the machine's bandwidth */
+static const size_t max_bytes = (size_t)1 << 30; /* buffer of the bandwidth measurement */
 
-/* ---- the machine ---------------------------------------------------------------------------- */
+/* ---- memory bandwidth ----------------------------------------------------------------------- */
 
 struct machine_work {
     struct qt_gpu *gpu;
-    char *dst, *src; /* dst NULL: only read */
+    char *dst, *src; /* dst NULL: read only */
     size_t bytes;
     int shape;
 };
@@ -29,7 +29,7 @@ static int launch_transfer(void *ctx, size_t i, struct qt_err *err)
     return w->gpu->transfer(w->gpu, w->dst, w->src, w->bytes, w->shape, err);
 }
 
-/* The best of all launch shapes; what is read and what is written counts. */
+/* Maximum over all launch shapes. A copy counts bytes read and bytes written. */
 static int measure_transfer(double *gbs, struct machine_work *work, struct qt_err *err)
 {
     const struct qt_gpu_work timed = {launch_transfer, work, 1};
@@ -45,7 +45,7 @@ static int measure_transfer(double *gbs, struct machine_work *work, struct qt_er
 
 static int measure_machine(struct qt_bench_report *out, struct qt_gpu *gpu, struct qt_err *err)
 {
-    size_t machine_bytes = qt_min_size(most_bytes, gpu->memory_bytes / 8 / 32 * 32);
+    size_t machine_bytes = qt_min_size(max_bytes, gpu->memory_bytes / 8 / 32 * 32);
     void *data = NULL;
     int rc;
     QT_TRY(gpu->alloc(gpu, &data, machine_bytes, err));
@@ -63,7 +63,7 @@ done:
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
-/* The cheapest way to codes: what they are makes no difference to the time. */
+/* Selects method=rtn, the fastest: the values of codes do not affect kernel times. */
 static void choose_rtn(struct qt_spec *spec)
 {
     const struct qt_param *p;
@@ -80,7 +80,7 @@ static int quantize_random(struct qt_packed *out, const struct qt_spec *spec, si
     size_t count;
     int rc = QT_OK;
     if (qt_mul_overflow(&count, n, k))
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu x %zu is too large", n, k);
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "a %zu x %zu matrix is too large", n, k);
     QT_TRY(qt_array_new(&data, count, sizeof *data, err));
     for (size_t i = 0; i < count; i++)
         data[i] = qt_f32_to_f16(0.02f * (gpu_random_unit(1, i) + gpu_random_unit(2, i)));
@@ -91,8 +91,8 @@ done:
     return rc;
 }
 
-/* A section of a larger matrix out of that of a sample: strips repeat, what belongs to the whole
- * matrix stays. False when it is neither. */
+/* Fills a section of a matrix from that of a sample: repeats per-strip data, copies per-matrix
+ * data. Returns false if the section has another kind of shape. */
 static bool repeat_section(struct qt_section *out, const struct qt_section *sample, size_t strips,
                            size_t sample_strips)
 {
@@ -120,7 +120,7 @@ static bool repeat_sample(struct qt_packed *out, const struct qt_packed *sample)
     return good;
 }
 
-/* A sample of rows where strips of rows can be repeated, else the whole matrix. */
+/* Quantizes the whole matrix if its sections cannot be repeated from a sample. */
 int qt_bench_weights(struct qt_packed *out, const struct qt_spec *spec, size_t n, size_t k,
                      struct qt_err *err)
 {
@@ -173,7 +173,7 @@ static int bench_product(struct bench *b, const struct qt_bench_row *like,
     return bench_refused(row->why, rc, err);
 }
 
-/* One block of activations in five has 8 bits; channels come from anywhere. */
+/* Synthetic w4ax input: every fifth channel block has 8 bits; channels in random order. */
 static int make_act(struct qt_act *out, const struct qt_spec *spec, size_t k, struct qt_err *err)
 {
     int rc = qt_act_new(out, k, 8, err);
@@ -205,9 +205,10 @@ static int bench_w4ax_product(struct bench *b, const struct qt_bench_row *like,
     double us[2] = {NAN, NAN};
     int rc;
     if (o->batch_invariant)
-        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "w4ax has no batch-invariant products");
+        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "w4ax has no batch-invariant kernels");
     else if (o->compute)
-        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "w4ax runs as on this device only");
+        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                     "w4ax kernels cannot be chosen for another compute capability");
     else
         rc = b->gpu->w4ax_plan(b->gpu, &plan, &copies->w4ax[0], row->m, &opt, err);
     if (rc < 0)
@@ -216,7 +217,7 @@ static int bench_w4ax_product(struct bench *b, const struct qt_bench_row *like,
     rc = gpu_time_w4ax(us, &row->cublas_us, b->gpu, copies, &plan, in, o->dtype, dense_of(b),
                        &b->operands, err);
     row->us = us[0];
-    row->with_us = us[1];
+    row->total_us = us[1];
     return bench_refused(row->why, rc, err);
 }
 
@@ -244,8 +245,12 @@ done:
 static int bench_scheme(struct bench *b, const struct qt_bench_shape *shape,
                         const struct qt_spec *spec, struct qt_err *err)
 {
-    struct qt_bench_row row = {
-        .shape = shape, .spec = spec, .us = NAN, .floor_us = NAN, .cublas_us = NAN, .with_us = NAN};
+    struct qt_bench_row row = {.shape = shape,
+                               .spec = spec,
+                               .us = NAN,
+                               .floor_us = NAN,
+                               .cublas_us = NAN,
+                               .total_us = NAN};
     struct qt_packed packed = {0};
     struct gpu_copies copies = {0};
     int rc;
@@ -276,7 +281,7 @@ static int bench_cublas(struct bench *b, const struct qt_bench_shape *shape, str
         return QT_OK;
     rc = gpu_dense_new(&b->dense, b->gpu, shape->n, shape->k, err);
     if (rc < 0)
-        return rc == QT_E_RESOURCE ? QT_OK : rc; /* no room: without them */
+        return rc == QT_E_RESOURCE ? QT_OK : rc; /* out of GPU memory: no cuBLAS times */
     for (size_t i = 0; i < b->opt->nm; i++) {
         double us;
         QT_TRY(gpu_time_cublas(&us, b->gpu, &b->dense, b->opt->m[i], &b->operands, err));
@@ -284,7 +289,7 @@ static int bench_cublas(struct bench *b, const struct qt_bench_shape *shape, str
                                           .m = b->opt->m[i],
                                           .bytes = b->dense.bytes,
                                           .us = us,
-                                          .with_us = NAN,
+                                          .total_us = NAN,
                                           .floor_us = NAN,
                                           .cublas_us = us});
     }
@@ -292,7 +297,7 @@ done:
     return rc;
 }
 
-static int operand_room(struct bench *b, const struct qt_bench_shape *shape, struct qt_err *err)
+static int alloc_operands(struct bench *b, const struct qt_bench_shape *shape, struct qt_err *err)
 {
     size_t m = 0, x, y;
     int rc;
@@ -307,9 +312,9 @@ done:
     return rc;
 }
 
-/* Where the weights of cuBLAS leave no room, without them. */
-static int bench_in_room(struct bench *b, const struct qt_bench_shape *shape,
-                         const struct qt_spec *spec, struct qt_err *err)
+/* Out of GPU memory: frees the weights of cuBLAS and tries again without it. */
+static int bench_scheme_in_memory(struct bench *b, const struct qt_bench_shape *shape,
+                                  const struct qt_spec *spec, struct qt_err *err)
 {
     const size_t rows = b->report->count;
     const double done = b->done;
@@ -325,16 +330,16 @@ static int bench_in_room(struct bench *b, const struct qt_bench_shape *shape,
 static int bench_shape(struct bench *b, const struct qt_bench_shape *shape, struct qt_err *err)
 {
     int rc;
-    QT_TRY(operand_room(b, shape, err));
+    QT_TRY(alloc_operands(b, shape, err));
     QT_TRY(bench_cublas(b, shape, err));
     for (size_t i = 0; i < b->opt->nspecs; i++)
-        QT_TRY(bench_in_room(b, shape, &b->opt->specs[i], err));
+        QT_TRY(bench_scheme_in_memory(b, shape, &b->opt->specs[i], err));
 done:
     gpu_dense_free(&b->dense, b->gpu);
     return rc;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------ */
+/* ---- all ------------------------------------------------------------------------------------ */
 
 int qt_bench(struct qt_bench_report *out, struct qt_gpu *gpu, const struct qt_bench_options *opt,
              struct qt_err *err)

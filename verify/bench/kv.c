@@ -1,11 +1,11 @@
-/* How fast attention over a KV cache is: in 4 bits, beside FP16 and a bare cold read of the same
- * bytes. What the caches hold makes no difference to the time: random bits. */
-#include "verify/bench/bench.h"
+/* Speed of attention over a 4-bit KV cache, with an FP16 cache and a cold read of the same bytes as
+ * references. Caches hold random bits: values do not affect kernel times. */
+#include "verify/bench/context.h"
 
 #include <stdio.h>
 
 enum { PAGE = 64 };
-/* So large that what the L2 keeps of it does not count: one copy will do. */
+/* A cache of this size or more needs one copy only: L2 holds a negligible part of it. */
 static const size_t large_bytes = (size_t)4 << 30;
 
 static const struct {
@@ -13,10 +13,9 @@ static const struct {
     bool paged;
 } kinds[BENCH_CACHE_KINDS] = {{QTOOL_KV_F16, false}, {QTOOL_KV_INT4, false}, {QTOOL_KV_INT4, true}};
 
-/* Copies of one cache: keys, values, parameters of values. */
+/* Copies of one cache: keys, values, value parameters. */
 struct caches {
-    struct gpu_copies
-        copies; /* bytes: of the tokens there are; stride: with room for whole pages */
+    struct gpu_copies copies;     /* bytes: data of the tokens; stride: capacity in whole pages */
     struct qtool_kv_cache *cache; /* [copies.count] */
     struct gpu_buffer channels, table, lengths;
 };
@@ -27,7 +26,7 @@ static size_t token_bytes(const struct qt_bench_cache *shape, enum qtool_kv_form
     return shape->kv_heads * (format == QTOOL_KV_INT4 ? dim + 4 : 4 * dim);
 }
 
-/* Pages of all sequences in random order. */
+/* Page table of all sequences; pages are in random order. */
 static int upload_table(struct gpu_buffer *out, struct qt_gpu *gpu, size_t pages,
                         struct qt_err *err)
 {
@@ -59,7 +58,7 @@ done:
     return rc;
 }
 
-/* Scales and zeros of keys, all the same. */
+/* Scales, which also serve as zero-points, of keys: one constant. */
 static int upload_channels(struct gpu_buffer *out, struct qt_gpu *gpu, size_t count,
                            struct qt_err *err)
 {
@@ -160,9 +159,11 @@ static int time_cache(struct bench *b, struct qt_bench_cache_row *row, struct ca
     struct attention_work work = {b, c, &plan};
     int rc;
     if (b->opt->matmul.batch_invariant)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "attention is not batch-invariant");
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "attention has no batch-invariant kernels");
     if (b->opt->matmul.compute)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "attention runs as on this device only");
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "attention kernels cannot be chosen for another compute capability");
     QT_TRY(caches_new(c, b->gpu, row, err));
     QT_TRY(b->gpu->kv_plan(b->gpu, &plan, &c->cache[0], &opt, err));
     row->split_tokens = plan.split_tokens;
@@ -171,7 +172,7 @@ static int time_cache(struct bench *b, struct qt_bench_cache_row *row, struct ca
     QT_TRY(gpu_buffer_need(&b->operands.y, b->gpu, bytes, err));
     QT_TRY(gpu_fill_random(b->gpu, b->operands.x.data, bytes, 1, err));
     QT_TRY(gpu_workspace_need(&b->operands, b->gpu, plan.workspace_bytes, err));
-    /* The first launch of a kernel loads its code, which a graph must not capture. */
+    /* The first launch loads the kernel's code, which must not happen in graph capture. */
     QT_TRY(launch_attention(&work, 0, err));
     QT_TRY(b->gpu->time(b->gpu, &row->us,
                         &(struct qt_gpu_work){launch_attention, &work, c->copies.count}, 1, err));
@@ -179,7 +180,7 @@ done:
     return rc;
 }
 
-/* Caches too large for the GPU are refused as well: shorter ones may follow. */
+/* Out of GPU memory is a refused row, not an error: shorter caches may follow. */
 static int bench_cache(struct bench *b, const struct qt_bench_cache_row *like, struct qt_err *err)
 {
     struct qt_bench_cache_row *row = &b->report->caches[b->report->ncaches++];

@@ -1,9 +1,10 @@
+/* Container check: what is stored, and how it differs from the source checkpoint. */
 #include "verify/verify.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* What one run of the check needs everywhere. */
+/* State of one check. */
 struct check {
     const struct qt_container *container;
     const struct qt_ckpt *stored; /* the container's tensors */
@@ -35,9 +36,9 @@ static int check_crcs(struct check *check, struct qt_err *err)
     return QT_OK;
 }
 
-/* ---- decoded weights are numbers ------------------------------------------------------------ */
+/* ---- decoded weights ------------------------------------------------------------------------ */
 
-/* Some strips of 16 rows at a time, for all threads. */
+/* Decodes whole strips of 16 rows, about 2^23 weights at a time. */
 static int check_finite(const struct check *check, const struct qt_packed *p, const char *name,
                         struct qt_err *err)
 {
@@ -61,7 +62,7 @@ done:
     return rc;
 }
 
-/* ---- against the source --------------------------------------------------------------------- */
+/* ---- comparison with the source ------------------------------------------------------------- */
 
 static const struct qt_tensor *find_source(const struct check *check, const char *name,
                                            struct qt_err *err)
@@ -72,8 +73,8 @@ static const struct qt_tensor *find_source(const struct check *check, const char
     return t;
 }
 
-/* The manifest remembers the CRC of what was quantized: a different source would only show as a
- * large error otherwise. */
+/* The manifest has the CRC of each source tensor. Without this check a wrong source would only show
+ * as a large error. */
 static int check_source_crc(const struct check *check, const char *name, const json_t *entry,
                             const struct qt_blob *blob, struct qt_err *err)
 {
@@ -85,7 +86,8 @@ static int check_source_crc(const struct check *check, const char *name, const j
     snprintf(measured, sizeof measured, "%08x", (unsigned)qt_crc32(0, blob->data, blob->size));
     if (recorded && strcmp(recorded, measured) != 0)
         return bad_tensor(check->container, name,
-                          "was made from other data than the source holds (CRC differs)", err);
+                          "was made from different data than the source holds (CRC-32 differs)",
+                          err);
     return QT_OK;
 }
 
@@ -98,9 +100,9 @@ static int compare_entry(struct qt_error *out, const struct check *check, const 
     if (!t)
         return QT_E_INPUT;
     if (t->ndim != 2 || t->shape[0] != e->n || t->shape[1] != e->k)
-        return bad_tensor(check->container, e->name, "has another shape in the source", err);
+        return bad_tensor(check->container, e->name, "has a different shape in the source", err);
     if (!qt_dtype_is_weight(t->dtype))
-        return bad_tensor(check->container, e->name, "has no weight dtype in the source", err);
+        return bad_tensor(check->container, e->name, "is not floating-point in the source", err);
     QT_TRY(qt_ckpt_read(&blob, check->source, t, err));
     QT_TRY(check_source_crc(check, e->name, e->json, &blob, err));
     struct qt_matrix w = {.data = blob.data,
@@ -120,7 +122,7 @@ static const json_t *copied_entry(const struct qt_container *c, const char *name
     return json_object_get(json_object_get(qt_container_manifest(c), "copied"), name);
 }
 
-/* Norms alone are tuned, and only where the manifest says so: else anything might claim it. */
+/* Tuned tensors are exempt from the comparison, so only norms of a run with tune_norms may be. */
 static int check_tuned(const struct check *check, const struct qt_tensor *copy, struct qt_err *err)
 {
     const json_t *identity = json_object_get(qt_container_manifest(check->container), "identity");
@@ -128,11 +130,11 @@ static int check_tuned(const struct check *check, const struct qt_tensor *copy, 
     if (copy->ndim == 1 && json_is_true(json_object_get(learning, "tune_norms")))
         return QT_OK;
     return bad_tensor(check->container, copy->name,
-                      "has 'source_crc32', but is no norm that 'identity.learning' says was tuned",
+                      "has 'source_crc32', which only norms tuned by 'identity.learning' may have",
                       err);
 }
 
-/* tuned: a copy in dtype and shape only. */
+/* tuned: only dtype and shape equal the source; the CRC of the source tensor is compared. */
 static int compare_copy(const struct check *check, const struct qt_tensor *copy, bool tuned,
                         struct qt_err *err)
 {
@@ -143,8 +145,8 @@ static int compare_copy(const struct check *check, const struct qt_tensor *copy,
         return QT_E_INPUT;
     if (t->dtype != copy->dtype || t->ndim != copy->ndim ||
         memcmp(t->shape, copy->shape, (size_t)t->ndim * sizeof t->shape[0]) != 0)
-        return bad_tensor(check->container, copy->name, "has another dtype or shape in the source",
-                          err);
+        return bad_tensor(check->container, copy->name,
+                          "has a different dtype or shape in the source", err);
     QT_TRY(qt_ckpt_read(&a, check->stored, copy, err));
     QT_TRY(qt_ckpt_read(&b, check->source, t, err));
     bool same = a.size == b.size && (a.size == 0 || memcmp(a.data, b.data, a.size) == 0);
@@ -152,14 +154,15 @@ static int compare_copy(const struct check *check, const struct qt_tensor *copy,
         QT_TRY(check_source_crc(check, copy->name, copied_entry(check->container, copy->name), &b,
                                 err));
     else if (!same)
-        rc = bad_tensor(check->container, copy->name, "is not a copy of the source's tensor", err);
+        rc = bad_tensor(check->container, copy->name,
+                        "differs from the copied tensor of the source", err);
 done:
     qt_blob_free(&a);
     qt_blob_free(&b);
     return rc;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------ */
+/* ---- check ---------------------------------------------------------------------------------- */
 
 static int check_entry(struct qt_verify_tensor *out, const struct check *check,
                        const struct qt_entry *e, struct qt_err *err)
@@ -221,21 +224,22 @@ static int check_copies(struct qt_verify_report *out, struct check *check, struc
     return QT_OK;
 }
 
-/* Scales of keys fit the model, and are scales. */
+/* Checks the entry, and shapes and values of static key scales. */
 static int check_kv(struct check *check, const struct qt_model_info *info, struct qt_err *err)
 {
     struct qt_kv kv;
     int rc = qt_kv_open(&kv, check->container, info, err);
+    if (kv.scale)
+        advance(check, 2 * info->layers * info->kv_heads * info->head_dim * sizeof *kv.scale);
     qt_kv_free(&kv);
-    advance(check, 2 * info->layers * info->kv_heads * info->head_dim * sizeof *kv.scale);
     return rc;
 }
 
-/* What only the model tells. */
+/* Checks that need the model's shape. */
 static int check_with_model(struct check *check, struct qt_err *err)
 {
     const struct qt_weights w = qt_weights_of_container(check->container);
-    const bool kv = qt_kv_entry(check->container) != NULL, inputs = w.runtime.input != NULL;
+    const bool kv = qt_kv_entry(check->container) != NULL, inputs = w.fake_quant.input != NULL;
     struct qt_model *model = NULL;
     int rc = QT_OK;
     if (!kv && !inputs)
@@ -250,13 +254,14 @@ done:
     return rc;
 }
 
-/* Nothing of the source may have been lost. */
+/* Every tensor of the source must be in the container. */
 static int check_complete(const struct check *check, struct qt_err *err)
 {
     for (size_t i = 0; check->source && i < qt_ckpt_count(check->source); i++) {
         const char *name = qt_ckpt_tensor(check->source, i)->name;
         if (!qt_container_find(check->container, name) && !copied_entry(check->container, name))
-            return bad_tensor(check->container, name, "of the source is missing", err);
+            return bad_tensor(check->container, name, "is in the source but not in the container",
+                              err);
     }
     return QT_OK;
 }
@@ -270,7 +275,7 @@ int qt_verify(struct qt_verify_report *out, const struct qt_container *c,
     *out = (struct qt_verify_report){.count = qt_container_count(c)};
     for (size_t i = 0; i < qt_ckpt_count(check.stored); i++)
         out->bytes += qt_ckpt_tensor(check.stored, i)->nbytes;
-    check.total = 2 * out->bytes; /* every byte is read for its CRC, then for what it means */
+    check.total = 2 * out->bytes; /* every byte is read twice: CRC, values */
     QT_TRY(qt_array_new(&out->tensors, out->count, sizeof *out->tensors, err));
     QT_TRY(check_crcs(&check, err));
     QT_TRY(check_entries(out, &check, err));

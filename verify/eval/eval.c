@@ -1,6 +1,6 @@
 /*
- * Perplexity and divergence. The loop is: batch of windows / decoder block / group of windows, so
- * that each block's weights are read (and decoded) once per batch, whatever the number of windows.
+ * Perplexity and divergence. The loops are, from outside in: batches of windows, decoder layers,
+ * groups of windows. So the weights of each layer are read and decoded once per batch.
  */
 #include "verify/verify.h"
 
@@ -10,17 +10,17 @@
 
 enum {
     DEFAULT_SEQLEN = 512,  /* tokens of a window */
-    GROUP_TOKENS = 2048,   /* tokens that go through a block in one call */
-    LOGIT_POSITIONS = 256, /* positions whose logits are held at once */
+    GROUP_TOKENS = 2048,   /* tokens per call of a decoder layer */
+    LOGIT_POSITIONS = 256, /* positions whose logits are in memory at once */
 };
 static const size_t default_batch_bytes = (size_t)1 << 30;
 
-/* One of the models that run side by side. */
+/* The model or the reference. */
 struct side {
     const struct qt_weights *weights;
     struct qt_model *model;
     struct qt_model_info info;
-    struct qt_embed_head *ends;
+    struct qt_embed_head *embed_head;
     float *hidden; /* backend: [batch windows * seqlen][hidden] */
     float *logits; /* backend: [LOGIT_POSITIONS][vocab] */
 };
@@ -30,8 +30,8 @@ struct eval {
     const struct qt_log *log;
     const uint32_t *ids;
     size_t seqlen, windows;
-    /* Windows per call of a block, and per batch. A batch is a multiple of a group, so that the
-     * calls, and with them the results to the last bit, do not depend on the batch. */
+    /* Windows per call of a layer, and per batch. A batch is a multiple of a group, so that the
+     * calls, and the bits of the results, do not depend on the batch size. */
     size_t group, batch;
     size_t nsides; /* 1, or 2 with a reference */
     struct side side[2];
@@ -40,7 +40,7 @@ struct eval {
     double *kld;                   /* [windows * seqlen] with a reference */
     double nll, ref_nll, p_delta2; /* sums over scored positions */
     size_t same_top;
-    double done, total; /* progress: windows times (blocks + head) */
+    double done, total; /* progress: windows times (layers + head) */
 };
 
 static void advance(struct eval *ev, size_t windows)
@@ -49,7 +49,7 @@ static void advance(struct eval *ev, size_t windows)
     qt_log_progress(ev->log, "eval", ev->done, ev->total);
 }
 
-/* ---- setting up ----------------------------------------------------------------------------- */
+/* ---- setup ---------------------------------------------------------------------------------- */
 
 static int open_models(struct eval *ev, struct qt_err *err)
 {
@@ -61,27 +61,29 @@ static int open_models(struct eval *ev, struct qt_err *err)
         s->info = *qt_model_info(s->model);
     }
     if (ev->nsides == 2 && ev->side[0].info.vocab != ev->side[1].info.vocab)
-        return qt_fail(err, QT_E_INPUT, ev->side[1].weights->dir, NULL,
-                       "the reference has a vocabulary of %zu, the model one of %zu",
-                       ev->side[1].info.vocab, ev->side[0].info.vocab);
+        return qt_fail(
+            err, QT_E_INPUT, ev->side[1].weights->dir, NULL,
+            "the reference has a vocabulary of %zu tokens, the model %zu: they must agree",
+            ev->side[1].info.vocab, ev->side[0].info.vocab);
     if (ev->nsides == 2 && ev->side[0].info.logit_softcap != ev->side[1].info.logit_softcap)
         return qt_fail(err, QT_E_INPUT, ev->side[1].weights->dir, NULL,
-                       "the reference's logits have a soft cap of %g, the model's one of %g",
+                       "the reference has a logit soft cap of %g, the model %g: they must agree",
                        (double)ev->side[1].info.logit_softcap,
                        (double)ev->side[0].info.logit_softcap);
     return QT_OK;
 }
 
-/* seqlen 0: the default, or what both models take. */
+/* seqlen 0: the default, or the maximum of both models if smaller. */
 static int choose_seqlen(struct eval *ev, size_t seqlen, struct qt_err *err)
 {
     ev->seqlen = seqlen ? seqlen : DEFAULT_SEQLEN;
     for (size_t i = 0; i < ev->nsides; i++) {
         const struct side *s = &ev->side[i];
         if (seqlen > s->info.max_positions)
-            return qt_fail(err, QT_E_USAGE, s->weights->dir, NULL,
-                           "windows of %zu tokens, but the model has %zu positions", seqlen,
-                           s->info.max_positions);
+            return qt_fail(
+                err, QT_E_USAGE, s->weights->dir, NULL,
+                "windows of %zu tokens exceed the model's %zu positions: reduce --seqlen", seqlen,
+                s->info.max_positions);
         ev->seqlen = qt_min_size(ev->seqlen, s->info.max_positions);
     }
     if (ev->seqlen < 2)
@@ -101,9 +103,10 @@ static int choose_windows(struct eval *ev, size_t count, size_t limit, struct qt
         ev->windows = qt_min_size(ev->windows, limit);
     for (size_t i = 0; i < ev->windows * ev->seqlen; i++)
         if (ev->ids[i] >= vocab)
-            return qt_fail(err, QT_E_INPUT, NULL, NULL,
-                           "token %zu has id %u, but the model's vocabulary is %zu", i, ev->ids[i],
-                           vocab);
+            return qt_fail(
+                err, QT_E_INPUT, NULL, NULL,
+                "token %zu of the data has id %u, but the model's vocabulary has %zu tokens", i,
+                ev->ids[i], vocab);
     return QT_OK;
 }
 
@@ -127,7 +130,7 @@ static int new_buffers(struct eval *ev, struct qt_err *err)
     int rc;
     for (size_t i = 0; i < ev->nsides; i++) {
         struct side *s = &ev->side[i];
-        QT_TRY(qt_embed_head_open(&s->ends, s->model, s->weights, ev->be, err));
+        QT_TRY(qt_embed_head_open(&s->embed_head, s->model, s->weights, ev->be, err));
         QT_TRY(qt_backend_floats(&s->hidden, ev->be, ev->batch * ev->seqlen, s->info.hidden, err));
         QT_TRY(qt_backend_floats(&s->logits, ev->be, LOGIT_POSITIONS, s->info.vocab, err));
     }
@@ -147,7 +150,7 @@ static void eval_close(struct eval *ev)
             ev->be->free(ev->be, s->logits);
         if (s->hidden)
             ev->be->free(ev->be, s->hidden);
-        qt_embed_head_close(s->ends);
+        qt_embed_head_close(s->embed_head);
         qt_model_close(s->model);
     }
     qt_free(ev->targets);
@@ -155,31 +158,31 @@ static void eval_close(struct eval *ev)
     qt_free(ev->kld);
 }
 
-/* ---- running -------------------------------------------------------------------------------- */
+/* ---- forward pass and scores ---------------------------------------------------------------- */
 
-/* Runs a decoder block over all windows of the batch. */
+/* Runs a decoder layer over all windows of the batch. */
 static int run_layer(struct eval *ev, struct side *s, size_t layer, size_t windows,
                      struct qt_err *err)
 {
-    struct qt_layer *block = NULL;
+    struct qt_layer *l = NULL;
     int rc;
-    QT_TRY(qt_layer_open(&block, s->model, layer, s->weights, ev->be, err));
+    QT_TRY(qt_layer_open(&l, s->model, layer, s->weights, ev->be, err));
     for (size_t i = 0; i < windows; i += ev->group) {
         size_t n = qt_min_size(ev->group, windows - i);
         float *hidden = s->hidden + i * ev->seqlen * s->info.hidden;
-        QT_TRY(qt_layer_run(block, hidden, n * ev->seqlen, ev->seqlen, NULL, err));
+        QT_TRY(qt_layer_run(l, hidden, n * ev->seqlen, ev->seqlen, NULL, err));
         advance(ev, n);
     }
 done:
-    qt_layer_close(block);
+    qt_layer_close(l);
     return rc;
 }
 
-static int run_blocks(struct eval *ev, struct side *s, size_t first, size_t windows,
+static int run_layers(struct eval *ev, struct side *s, size_t first, size_t windows,
                       struct qt_err *err)
 {
-    int rc = qt_embed_tokens(s->ends, s->hidden, ev->ids + first * ev->seqlen, windows * ev->seqlen,
-                             ev->seqlen, err);
+    int rc = qt_embed_tokens(s->embed_head, s->hidden, ev->ids + first * ev->seqlen,
+                             windows * ev->seqlen, ev->seqlen, err);
     for (size_t layer = 0; rc == QT_OK && layer < s->info.layers; layer++)
         rc = run_layer(ev, s, layer, windows, err);
     return rc;
@@ -201,7 +204,7 @@ static int add_scores(struct eval *ev, size_t window, size_t pos, size_t m, stru
             ev->same_top += s->same_top;
         }
         if (pos + i + 1 == ev->seqlen)
-            continue; /* nothing to predict: see score_chunk */
+            continue; /* the last position has no target: see score_chunk */
         ev->nll += s->nll;
         if (ref) {
             ev->ref_nll += s->ref_nll;
@@ -211,10 +214,10 @@ static int add_scores(struct eval *ev, size_t window, size_t pos, size_t m, stru
     return QT_OK;
 }
 
-/* Logits and scores of positions [pos, pos + m) of a window whose hidden states are at row `row`.
- * The target of a position is the token after it. The last position of a window has none (the next
- * window starts afresh): it is compared with the reference like any other, its target is a
- * placeholder and what depends on the target is left out of the sums. */
+/* Computes logits and scores of positions [pos, pos + m) of a window whose hidden states start at
+ * row `row`. The target of a position is the next token. The last position of a window has no
+ * target: it is compared with the reference like the others, but gets a placeholder target, and
+ * add_scores skips the scores that depend on the target. */
 static int score_chunk(struct eval *ev, size_t window, size_t row, size_t pos, size_t m,
                        struct qt_err *err)
 {
@@ -224,8 +227,8 @@ static int score_chunk(struct eval *ev, size_t window, size_t row, size_t pos, s
         ev->targets[i] = ids[pos + i + 1 < ev->seqlen ? pos + i + 1 : 0];
     for (size_t i = 0; i < ev->nsides; i++) {
         struct side *s = &ev->side[i];
-        QT_TRY(
-            qt_head_logits(s->ends, s->logits, s->hidden + (row + pos) * s->info.hidden, m, err));
+        QT_TRY(qt_head_logits(s->embed_head, s->logits, s->hidden + (row + pos) * s->info.hidden, m,
+                              err));
     }
     QT_TRY(ev->be->score(ev->be, ev->scores, ev->side[0].logits, ev->side[1].logits, ev->targets,
                          ev->side[0].info.logit_softcap, m, ev->side[0].info.vocab, err));
@@ -254,7 +257,7 @@ static int run_batches(struct eval *ev, struct qt_err *err)
     for (size_t first = 0; first < ev->windows; first += ev->batch) {
         size_t windows = qt_min_size(ev->batch, ev->windows - first);
         for (size_t i = 0; i < ev->nsides; i++)
-            QT_TRY(run_blocks(ev, &ev->side[i], first, windows, err));
+            QT_TRY(run_layers(ev, &ev->side[i], first, windows, err));
         QT_TRY(score_batch(ev, first, windows, err));
     }
 done:
@@ -271,7 +274,7 @@ static int compare_double(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Quantile q of sorted x[n], linear between neighbours (as NumPy and R by default). */
+/* Quantile q of sorted x[n] with linear interpolation, as in NumPy and R by default. */
 static double quantile(const double *x, size_t n, double q)
 {
     double at = q * (double)(n - 1);

@@ -1,3 +1,4 @@
+/* --gate expressions: parser and evaluation. */
 #include "verify/verify.h"
 
 #include <ctype.h>
@@ -6,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_NAME = 64, MAX_NAMED = 3 /* tensors that a failure names */ };
+enum { MAX_NAME = 64, MAX_NAMED = 3 /* tensors named per failed condition */ };
 
 enum relation { AT_MOST, AT_LEAST, BELOW, ABOVE };
 
@@ -14,7 +15,7 @@ static const char *const relation_text[] = {"<=", ">=", "<", ">"};
 
 struct condition {
     char name[MAX_NAME];
-    const char *regex; /* of NAME[REGEX], in the expression; NULL: the figure of the whole */
+    const char *regex; /* REGEX of NAME[REGEX], inside the expression; NULL: plain NAME */
     size_t regex_size;
     enum relation relation;
     double limit;
@@ -58,8 +59,7 @@ static const char *parse_relation(enum relation *out, const char *p)
     return NULL;
 }
 
-/* "[REGEX]", up to the bracket that closes it: brackets inside are counted, an escaped one is not.
- */
+/* Parses "[REGEX]" up to the matching bracket. Nested brackets count, escaped ones do not. */
 static const char *parse_regex(struct condition *out, const char *p)
 {
     int depth = 1;
@@ -76,7 +76,7 @@ static const char *parse_regex(struct condition *out, const char *p)
     return *p && out->regex_size ? p + 1 : NULL;
 }
 
-/* In decimal: strtod reads more. */
+/* Accepts decimal numbers only; strtod also takes hexadecimal ones, inf and nan. */
 static const char *parse_number(double *out, const char *p)
 {
     char *end;
@@ -85,7 +85,7 @@ static const char *parse_number(double *out, const char *p)
     return n > 0 && n <= strspn(p, "+-.0123456789eE") && isfinite(*out) ? end : NULL;
 }
 
-/* One condition at *cursor, which moves past it and the comma that follows. */
+/* Parses one condition at *cursor and moves the cursor past it and a following comma. */
 static int parse_condition(struct condition *out, const char **cursor, const char *expr,
                            struct qt_err *err)
 {
@@ -130,8 +130,8 @@ static int unknown_figure(const struct condition *c, const struct qt_figure *fig
         append(known, sizeof known, i ? ", " : "");
         append(known, sizeof known, figures[i].name);
     }
-    return qt_fail(err, QT_E_USAGE, NULL, NULL, "gate: no figure '%s' %shere; there are: %s",
-                   c->name, c->regex ? "of tensors " : "", n ? known : "none");
+    return qt_fail(err, QT_E_USAGE, NULL, NULL, "gate: unknown %sfigure '%s'; known figures: %s",
+                   c->regex ? "tensor " : "", c->name, n ? known : "none");
 }
 
 static const struct qt_figure *find_figure(const char *name, const struct qt_figure *figures,
@@ -143,7 +143,7 @@ static const struct qt_figure *find_figure(const char *name, const struct qt_fig
     return NULL;
 }
 
-/* NaN meets no condition: a figure that could not be measured must not pass. */
+/* NaN satisfies no condition: a figure that could not be measured must not pass. */
 static bool holds(const struct condition *c, double value)
 {
     switch (c->relation) {
@@ -158,14 +158,14 @@ static bool holds(const struct condition *c, double value)
     }
 }
 
-/* ---- the conditions ------------------------------------------------------------------------- */
+/* ---- evaluation ----------------------------------------------------------------------------- */
 
-/* What a failed gate says: of so many failures as there is room for, and how many more. */
+/* Message of a failed gate: as many failures as fit, and the number of the others. */
 struct verdict {
     char failed[1000];
     size_t more;
 };
-enum { MOST_TEXT = 900 }; /* of failures: what may follow them is shorter than the rest */
+enum { MAX_TEXT = 900 }; /* limit for failures; leaves space for "and N more tensors" */
 
 static void fail_condition(struct verdict *v, const struct condition *c, const char *tensor,
                            double value)
@@ -174,7 +174,7 @@ static void fail_condition(struct verdict *v, const struct condition *c, const c
     snprintf(text, sizeof text, "%s%s%s%s is %.9g, required %s %.9g", v->failed[0] ? "; " : "",
              c->name, tensor ? " of " : "", tensor ? tensor : "", value, relation_text[c->relation],
              c->limit);
-    if (v->more || strlen(v->failed) + strlen(text) > MOST_TEXT)
+    if (v->more || strlen(v->failed) + strlen(text) > MAX_TEXT)
         v->more++;
     else
         append(v->failed, sizeof v->failed, text);
@@ -183,8 +183,8 @@ static void fail_condition(struct verdict *v, const struct condition *c, const c
 static void fail_more_tensors(struct verdict *v, size_t count)
 {
     char text[64];
-    snprintf(text, sizeof text, "; and of %zu more tensors", count);
-    if (v->more || strlen(v->failed) > MOST_TEXT)
+    snprintf(text, sizeof text, "; and %zu more tensors", count);
+    if (v->more || strlen(v->failed) > MAX_TEXT)
         v->more += count;
     else
         append(v->failed, sizeof v->failed, text);
@@ -201,7 +201,7 @@ static int check_whole(struct verdict *v, const struct condition *c,
     return QT_OK;
 }
 
-/* figure: number of the figure in a tensor's row. */
+/* figure: index of the figure in each tensor's row. */
 static int check_each(struct verdict *v, const struct condition *c, size_t figure,
                       const struct qt_name_regex *regex, const struct qt_tensor_figures *t,
                       struct qt_err *err)
@@ -247,8 +247,8 @@ int qt_gate_check(const char *expr, const struct qt_figure *figures, size_t n,
 {
     struct verdict v = {0};
     const char *cursor = expr;
-    /* The whole expression is read even after a failed condition: a mistake in it is a mistake of
-     * the caller's whatever was measured. */
+    /* Parse the whole expression even after a failed condition: a syntax error must not depend on
+     * the measured values. */
     do {
         struct condition c;
         int rc = parse_condition(&c, &cursor, expr, err);

@@ -1,5 +1,4 @@
-/* What the kinds of kernels share under verify --device: memory whose surroundings are watched, and
- * times. */
+/* verify --device: helpers of all checkers: device memory between guards, and times. */
 #include "verify/gpu/device.h"
 
 #include <stdarg.h>
@@ -58,7 +57,7 @@ int device_check_guards(struct device *d, struct qt_device_tensor *t, const char
     QT_TRY(check_guard(&intact, d, data - DEVICE_GUARD, err));
     QT_TRY(check_guard(&intact, d, data + bytes, err));
     if (!intact)
-        device_fault(t, "%s: wrote beside the %s", run, what);
+        device_fault(t, "%s: the kernel wrote outside the %s", run, what);
 done:
     return rc;
 }
@@ -80,7 +79,7 @@ int device_check_workspace(struct device *d, struct qt_device_tensor *t, const c
     QT_TRY(device_check_guards(d, t, run, "workspace", data, bytes, err));
     QT_TRY(d->gpu->download(d->gpu, d->bytes, data, zeroed, err));
     if (!all_bytes(d->bytes, 0, zeroed))
-        device_fault(t, "%s: left the workspace's counters other than zero", run);
+        device_fault(t, "%s: the kernel did not reset the workspace counters to zero", run);
 done:
     return rc;
 }
@@ -95,7 +94,7 @@ int device_check_sections(struct device *d, struct qt_device_tensor *t, const st
         QT_TRY(qt_array_grow(&d->bytes, &d->bytes_capacity, s->bytes, 1, err));
         QT_TRY(d->gpu->download(d->gpu, d->bytes, at, s->bytes, err));
         if (memcmp(d->bytes, s->data, s->bytes) != 0)
-            device_fault(t, "section %s was written to", s->name);
+            device_fault(t, "the kernel modified section %s", s->name);
         at += gpu_section_stride(s->bytes);
     }
 done:
@@ -128,7 +127,7 @@ int device_cublas_times(double us[QT_DEVICE_TIMES], struct device *d, size_t n, 
         }
     if (d->gpu->has_cublas) {
         rc = gpu_dense_new(&dense, d->gpu, n, k, err);
-        if (rc < 0 && rc != QT_E_RESOURCE) /* no room for them is no fault: no times, then */
+        if (rc < 0 && rc != QT_E_RESOURCE) /* out of memory: no cuBLAS times */
             goto done;
     }
     for (size_t i = 0; dense.weights && i < QT_DEVICE_TIMES; i++)
@@ -152,6 +151,6 @@ void device_close(struct device *d)
     qt_free(d->cublas);
     qt_free(d->bytes);
     qt_free(d->first);
-    qt_free(d->again);
-    qt_free(d->wide);
+    qt_free(d->second);
+    qt_free(d->widest);
 }

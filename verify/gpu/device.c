@@ -1,10 +1,10 @@
-/* verify --device: the tensors of a container, and its KV cache, each through the kernels of its
- * kind. What counts as a fault is in device_matmul.c, device_w4ax.c and device_kv.c. */
+/* verify --device: runs the tensors and the KV cache of a container through their kernels.
+ * matmul.c, w4ax.c and kv.c have the checks. */
 #include "verify/gpu/device.h"
 
 #include <stdio.h>
 
-/* What no kernel takes is a row that says so; everything else that fails ends the run. */
+/* QT_E_UNSUPPORTED becomes a row with the reason; other errors end the run. */
 static int finish_row(struct qt_device_report *out, struct qt_device_tensor *t, int rc,
                       struct qt_err *err)
 {
@@ -36,7 +36,7 @@ done:
     return rc;
 }
 
-/* The caches of all layers: rows behind those of the tensors, by the names of their scales. */
+/* Appends a row per layer for its cache, named like the tensor of key scales. */
 static int check_caches(struct qt_device_report *out, struct device *d,
                         const struct qt_container *container, const struct qt_kv *kv,
                         const struct qt_model_info *model, struct qt_err *err)

@@ -1,4 +1,5 @@
-/* The parts of verify --device: what they share, and the kinds of kernels. Private to verify/. */
+/* verify --device: shared state and helpers, and a checker per kind of kernel. Private to
+ * verify/. */
 #ifndef QT_VERIFY_GPU_DEVICE_H
 #define QT_VERIFY_GPU_DEVICE_H
 
@@ -7,8 +8,8 @@
 #include <math.h>
 
 enum {
-    DEVICE_GUARD = 4096,  /* bytes before and after what kernels touch; keeps their alignment */
-    DEVICE_POISON = 0xff, /* two or four such bytes are a NaN in every format */
+    DEVICE_GUARD = 4096,  /* guard bytes before and after a buffer; a multiple of its alignment */
+    DEVICE_POISON = 0xff, /* two or four such bytes are NaN in FP16, BF16 and FP32 */
 };
 
 struct device_cublas {
@@ -22,57 +23,59 @@ struct device {
     struct gpu_buffer x, y, workspace; /* with guards */
     struct gpu_buffer dequantized[2];  /* FP16, BF16 */
     struct gpu_operands timing;
-    struct device_cublas *cublas; /* a model has few shapes */
+    struct device_cublas *cublas; /* cuBLAS times of the shapes so far */
     size_t cublas_count, cublas_capacity;
     unsigned char *bytes; /* host */
     size_t bytes_capacity;
-    uint16_t *first, *again, *wide; /* outputs on the host: a run, its repetition, most tokens */
-    size_t first_capacity, again_capacity, wide_capacity;
+    /* Host copies of outputs: a run, its repetition, the run with the most tokens. */
+    uint16_t *first, *second, *widest;
+    size_t first_capacity, second_capacity, widest_capacity;
 };
 
-/* ---- device_check.c ------------------------------------------------------------------------- */
+/* ---- check.c -------------------------------------------------------------------------------- */
 
 void device_close(struct device *d);
 
-/* *worst becomes error if that is larger, or NaN, which stays. */
-static inline void device_worst(double *worst, double error)
+/* *worst = max(*worst, error); NaN wins. */
+static inline void device_max_error(double *worst, double error)
 {
     if (isnan(error) || error > *worst)
         *worst = error;
 }
 
-/* Counts a fault; the first one's text stays. */
+/* Counts a fault and keeps the text of the first. */
 void device_fault(struct qt_device_tensor *t, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* "%g", but of NaN without the sign that printf may give it. */
+/* Formats v as "%g", NaN without a sign. Returns `text`. */
 const char *device_value_text(char text[32], double v);
 
-/* A guard, the buffer, a guard: all poison. *data is the buffer. */
+/* Grows b to `bytes` between two guards and fills all of it with poison. *data: the buffer. */
 int device_poison(char **data, struct device *d, struct gpu_buffer *b, size_t bytes,
                   struct qt_err *err);
-/* A fault of `run` ("M=16 random f16") when one of the guards was written to. */
+/* Records a fault of `run` ("M=16 random f16") if a guard of the buffer `what` was overwritten. */
 int device_check_guards(struct device *d, struct qt_device_tensor *t, const char *run,
                         const char *what, const char *data, size_t bytes, struct qt_err *err);
 
-/* A workspace as a first run finds it, and what a run has to leave of it. */
+/* Prepares a workspace as the first run needs it; after a run, records a fault if its guards were
+ * overwritten or its counters are not zero. */
 int device_workspace(char **data, struct device *d, size_t bytes, struct qt_err *err);
 int device_check_workspace(struct device *d, struct qt_device_tensor *t, const char *run,
                            const char *data, size_t bytes, struct qt_err *err);
 
-/* The sections that kernels read, after all runs, are what was uploaded. */
+/* Records a fault if a section differs from the uploaded bytes. */
 int device_check_sections(struct device *d, struct qt_device_tensor *t, const struct qt_packed *p,
                           const struct gpu_copies *copies, struct qt_err *err);
 
-/* Room for X and Y of timed products, X random. */
+/* Grows X and Y of timed products and fills X with random numbers. */
 int device_timing_room(struct device *d, size_t n, size_t k, struct qt_err *err);
-/* For qt_device_times; NaN without cuBLAS. */
+/* cuBLAS times for the tokens of qt_device_times; NaN without cuBLAS. */
 int device_cublas_times(double us[QT_DEVICE_TIMES], struct device *d, size_t n, size_t k,
                         struct qt_err *err);
 
-/* ---- the kinds ------------------------------------------------------------------------------ */
+/* ---- checkers ------------------------------------------------------------------------------- */
 
-/* Fill t; QT_E_UNSUPPORTED when no kernel takes it. */
+/* Fill t with faults, errors and times. QT_E_UNSUPPORTED: no kernel takes the tensor or cache. */
 int device_matmul(struct qt_device_tensor *t, struct device *d, const struct qt_packed *p,
                   uint64_t seed, struct qt_err *err);
 int device_w4ax(struct qt_device_tensor *t, struct device *d, const struct qt_packed *p,

@@ -1,6 +1,7 @@
 /*
- * A layer's 4-bit cache through the kernels of qtool_kv4.h: what append leaves is, decoded, what
- * pack rounds to, bit for bit, and nothing else; attention over it against FP64.
+ * verify --device: checks the kernels of qtool_kv4.h with the key scales of a layer. Appended
+ * tokens, decoded from the cache, must equal those of qt_kv_apply bit for bit, append must not
+ * write elsewhere, and attention is compared with FP64.
  */
 #include "verify/gpu/device.h"
 
@@ -8,7 +9,7 @@
 #include <string.h>
 
 enum { SEQUENCES = 4, PAGE = 64, CAPACITY = 704, TOKENS = 700 + 129 + 33 + 1 };
-static const int lengths[SEQUENCES] = {700, 129, 33, 1}; /* around slots, pages and splits */
+static const int lengths[SEQUENCES] = {700, 129, 33, 1}; /* around page and split boundaries */
 
 static const struct {
     const char *name;
@@ -19,8 +20,9 @@ static const struct {
     {"contiguous bf16", QTOOL_BF16, false},
 };
 
-/* Of the outputs: rounding of probabilities to FP16, of sums to FP16 or BF16. */
-static const double MOST_ERROR[] = {1.5e-3, 3e-3};
+/* Limit of the relative error, by output type: probabilities are rounded to FP16, outputs to FP16
+ * or BF16. */
+static const double MAX_ERROR[] = {1.5e-3, 3e-3};
 
 enum { K, V, PARAM, ARRAYS };
 
@@ -29,28 +31,29 @@ struct check {
     struct qt_device_tensor *out;
     const char *name;
     enum qtool_dtype dtype;
-    size_t heads, group, dim;  /* of keys and values, query heads of one of those */
-    size_t pages, rows;        /* rows: tokens of a head that there is room for */
+    size_t heads, group, dim;  /* KV heads, query heads per KV head, channels of a head */
+    size_t pages, rows;        /* rows: capacity of the cache in tokens of one head */
     const float *scale, *zero; /* [heads][dim] */
     int table[SEQUENCES * CAPACITY / PAGE];
     int sequence[TOKENS], position[TOKENS];
-    float *k, *v;    /* [TOKENS][heads][dim], as they should come out of the cache */
-    uint16_t *input; /* one of them as appended; then queries */
+    float *k, *v;    /* [TOKENS][heads][dim], expected decoded values */
+    uint16_t *input; /* keys or values to append; later queries */
     struct gpu_buffer memory[ARRAYS], k_in, v_in, q, small[5]; /* small: scale, zero, table... */
     struct qtool_kv_cache cache;
-    char *data[ARRAYS]; /* in memory */
+    char *data[ARRAYS]; /* the arrays inside `memory` */
     unsigned char *got[ARRAYS];
-    bool *used; /* [rows] */
+    bool *used; /* [rows]: a token was appended there */
 };
 
-/* ---- a cache -------------------------------------------------------------------------------- */
+/* ---- cache ---------------------------------------------------------------------------------- */
 
 static size_t array_bytes(const struct check *c, int array)
 {
     return c->rows * (array == PARAM ? 4 : c->dim / 2);
 }
 
-static size_t place(const struct check *c, size_t token, size_t head)
+/* Row of a token of one head in the arrays of the cache. */
+static size_t cache_row(const struct check *c, size_t token, size_t head)
 {
     size_t page = (size_t)c->sequence[token], at = (size_t)c->position[token];
     if (c->cache.table) {
@@ -60,7 +63,7 @@ static size_t place(const struct check *c, size_t token, size_t head)
     return (page * c->heads + head) * c->cache.page_tokens + at;
 }
 
-/* Pages in random order. */
+/* Assigns a sequence and a position to each token; pages are in random order. */
 static void number_tokens(struct check *c)
 {
     size_t i = 0;
@@ -118,8 +121,8 @@ done:
 
 /* ---- append --------------------------------------------------------------------------------- */
 
-/* Keys over the range of their codes and somewhat beyond it, values of different size per token. */
-static float made_up(const struct check *c, size_t i, bool key)
+/* Keys cover the range of their codes and slightly more; values differ in magnitude per token. */
+static float synthetic_value(const struct check *c, size_t i, bool key)
 {
     size_t width = c->heads * c->dim, channel = i % width;
     float u = gpu_random_unit(key ? 11 : 12, i);
@@ -133,15 +136,15 @@ static int make_input(void **out, struct check *c, struct gpu_buffer *b, float *
 {
     size_t count = TOKENS * c->heads * c->dim;
     for (size_t i = 0; i < count; i++) {
-        c->input[i] = truth_round(made_up(c, i, key), c->dtype);
-        x[i] = truth_value(c->input[i], c->dtype);
+        c->input[i] = gpu_from_f32(synthetic_value(c, i, key), c->dtype);
+        x[i] = gpu_to_f32(c->input[i], c->dtype);
     }
     return upload(out, c, b, c->input, count * sizeof *c->input, err);
 }
 
 static int append(struct check *c, const struct qt_kv *kv, size_t layer, struct qt_err *err)
 {
-    const struct qt_attention a = {
+    struct qt_attention a = {
         .seqlen = TOKENS, .heads = c->heads * c->group, .kv_heads = c->heads, .head_dim = c->dim};
     const struct qt_linear key = {.layer = layer};
     struct qt_gpu *gpu = c->d->gpu;
@@ -152,7 +155,8 @@ static int append(struct check *c, const struct qt_kv *kv, size_t layer, struct 
     QT_TRY(upload(&sequence, c, &c->small[3], c->sequence, sizeof c->sequence, err));
     QT_TRY(upload(&position, c, &c->small[4], c->position, sizeof c->position, err));
     QT_TRY(gpu->kv_append(gpu, &c->cache, k, v, sequence, position, TOKENS, c->dtype, err));
-    QT_TRY(qt_kv_apply((void *)(uintptr_t)kv, c->d->cpu, c->k, c->v, &key, &key, TOKENS, &a, err));
+    QT_TRY(qt_kv_apply((void *)(uintptr_t)kv, c->d->cpu, c->k, c->v, NULL, &key, &key, TOKENS, &a,
+                       err));
     for (int i = 0; i < ARRAYS; i++) {
         QT_TRY(gpu->download(gpu, c->got[i], c->data[i], array_bytes(c, i), err));
         QT_TRY(device_check_guards(c->d, c->out, c->name, "cache", c->data[i], array_bytes(c, i),
@@ -167,10 +171,10 @@ static float code_of(const unsigned char *codes, size_t i)
     return (float)(codes[i / 2] >> i % 2 * 4 & 15);
 }
 
-/* Channels of a token's head that are not as they should be. */
+/* Counts the keys and values of one head of a token that differ from the expected ones. */
 static size_t count_wrong(const struct check *c, size_t token, size_t head)
 {
-    size_t at = place(c, token, head), wrong = 0;
+    size_t at = cache_row(c, token, head), wrong = 0;
     const float *k = c->k + (token * c->heads + head) * c->dim;
     const float *v = c->v + (token * c->heads + head) * c->dim;
     uint16_t param[2];
@@ -198,47 +202,47 @@ static bool is_poison(const struct check *c, int array, size_t row)
 
 static void compare_cache(struct check *c)
 {
-    size_t wrong = 0, beside = 0;
+    size_t wrong = 0, stray = 0;
     for (size_t t = 0; t < TOKENS; t++)
         for (size_t h = 0; h < c->heads; h++)
             wrong += count_wrong(c, t, h);
     for (size_t row = 0; row < c->rows; row++)
-        beside += !c->used[row] &&
-                  !(is_poison(c, K, row) && is_poison(c, V, row) && is_poison(c, PARAM, row));
+        stray += !c->used[row] &&
+                 !(is_poison(c, K, row) && is_poison(c, V, row) && is_poison(c, PARAM, row));
     if (wrong)
-        device_fault(c->out, "%s: %zu of %zu appended values off", c->name, wrong,
+        device_fault(c->out, "%s: %zu of %zu appended values wrong", c->name, wrong,
                      2 * TOKENS * c->heads * c->dim);
-    if (beside)
-        device_fault(c->out, "%s: append wrote to %zu other places", c->name, beside);
+    if (stray)
+        device_fault(c->out, "%s: append wrote to %zu other rows of the cache", c->name, stray);
 }
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
 struct attention_job {
     const struct check *c;
-    const uint16_t *out; /* [SEQUENCES][heads * group][dim]; queries are in c->input */
+    const uint16_t *out; /* [SEQUENCES][heads * group][dim]; c->input has the queries */
     double scale;
-    double error2[SEQUENCES], truth2[SEQUENCES];
+    double error2[SEQUENCES], reference2[SEQUENCES];
 };
 
-/* One query over the tokens from first on. */
+/* Attention of one query over the tokens [first, first + length), in FP64. */
 static int attend(double *y, const struct check *c, const uint16_t *q, size_t first, size_t length,
                   size_t head, double scale, struct qt_err *err)
 {
-    double *p = NULL, most = -INFINITY, sum = 0;
+    double *p = NULL, max = -INFINITY, sum = 0;
     int rc = qt_array_new(&p, length, sizeof *p, err);
     if (rc < 0)
         return rc;
     for (size_t i = 0; i < length; i++) {
         const float *k = c->k + ((first + i) * c->heads + head) * c->dim;
         for (size_t d = 0; d < c->dim; d++)
-            p[i] += scale * (double)truth_value(q[d], c->dtype) * (double)k[d];
-        most = fmax(most, p[i]);
+            p[i] += scale * (double)gpu_to_f32(q[d], c->dtype) * (double)k[d];
+        max = fmax(max, p[i]);
     }
     memset(y, 0, c->dim * sizeof *y);
     for (size_t i = 0; i < length; i++) {
         const float *v = c->v + ((first + i) * c->heads + head) * c->dim;
-        double weight = exp(p[i] - most);
+        double weight = exp(p[i] - max);
         sum += weight;
         for (size_t d = 0; d < c->dim; d++)
             y[d] += weight * (double)v[d];
@@ -265,9 +269,9 @@ static int compare_sequence(void *ctx, size_t s, int thread, struct qt_err *err)
         QT_TRY(
             attend(y, c, c->input + at, first, (size_t)lengths[s], h / c->group, job->scale, err));
         for (size_t d = 0; d < c->dim; d++) {
-            double e = (double)truth_value(job->out[at + d], c->dtype) - y[d];
+            double e = (double)gpu_to_f32(job->out[at + d], c->dtype) - y[d];
             job->error2[s] += e * e;
-            job->truth2[s] += y[d] * y[d];
+            job->reference2[s] += y[d] * y[d];
         }
     }
 done:
@@ -281,17 +285,17 @@ static int compare_attention(struct check *c, double scale, struct qt_err *err)
     double error = 0;
     char text[32];
     int rc = qt_parallel(SEQUENCES, compare_sequence, &job, err);
-    /* The worst sequence: outputs of short ones, means of few values, are larger, and would hide
-     * what a long one has wrong. */
+    /* The maximum over sequences: outputs of short sequences are means of few values, so they are
+     * larger and would hide errors of a long sequence in one common norm. */
     for (size_t s = 0; s < SEQUENCES; s++) {
-        double e = sqrt(job.error2[s] / (job.truth2[s] > 0 ? job.truth2[s] : 1));
+        double e = sqrt(job.error2[s] / (job.reference2[s] > 0 ? job.reference2[s] : 1));
         if (isnan(e) || e > error)
             error = e;
     }
-    if (!(error <= MOST_ERROR[c->dtype]))
-        device_fault(c->out, "%s: relative error %s of attention", c->name,
-                     device_value_text(text, error));
-    device_worst(&c->out->error[c->dtype], error);
+    if (!(error <= MAX_ERROR[c->dtype]))
+        device_fault(c->out, "%s: attention has relative error %s, limit %g", c->name,
+                     device_value_text(text, error), MAX_ERROR[c->dtype]);
+    device_max_error(&c->out->error[c->dtype], error);
     return rc;
 }
 
@@ -311,9 +315,9 @@ done:
     return rc;
 }
 
-/* So that every channel moves the scores alike and they spread over 1, about: softmax then is
- * neither flat nor one peak. */
-static float made_up_query(const struct check *c, size_t i)
+/* Scaled so that all channels contribute alike to the scores, and the scores spread over about 1:
+ * softmax is then neither flat nor a single peak. */
+static float synthetic_query(const struct check *c, size_t i)
 {
     size_t head = i / c->dim % (c->heads * c->group) / c->group;
     float scale = c->scale[head * c->dim + i % c->dim];
@@ -327,22 +331,22 @@ static int check_attention(struct check *c, const struct qtool_kv_plan *plan, st
     void *q, *length;
     int rc;
     for (size_t i = 0; i < count; i++)
-        c->input[i] = truth_round(made_up_query(c, i), c->dtype);
+        c->input[i] = gpu_from_f32(synthetic_query(c, i), c->dtype);
     QT_TRY(qt_array_grow(&d->first, &d->first_capacity, count, sizeof *d->first, err));
-    QT_TRY(qt_array_grow(&d->again, &d->again_capacity, count, sizeof *d->again, err));
+    QT_TRY(qt_array_grow(&d->second, &d->second_capacity, count, sizeof *d->second, err));
     QT_TRY(upload(&q, c, &c->q, c->input, count * sizeof *c->input, err));
     QT_TRY(upload(&length, c, &c->small[3], lengths, sizeof lengths, err));
     QT_TRY(guarded_run(c, d->first, plan, q, length, count, err));
-    QT_TRY(guarded_run(c, d->again, plan, q, length, count, err));
+    QT_TRY(guarded_run(c, d->second, plan, q, length, count, err));
     c->out->runs++;
-    if (memcmp(d->first, d->again, count * 2) != 0)
-        device_fault(c->out, "%s: two runs differ", c->name);
+    if (memcmp(d->first, d->second, count * 2) != 0)
+        device_fault(c->out, "%s: two runs gave different bits", c->name);
     QT_TRY(compare_attention(c, (double)plan->options.scale, err));
 done:
     return rc;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------ */
+/* ---- checker -------------------------------------------------------------------------------- */
 
 static int check_case(struct check *c, const struct qt_kv *kv, size_t layer, bool paged,
                       struct qt_err *err)
@@ -389,7 +393,7 @@ static void check_free(struct check *c)
 int device_cache(struct qt_device_tensor *t, struct device *d, const struct qt_kv *kv,
                  const struct qt_model_info *model, size_t layer, struct qt_err *err)
 {
-    /* What is appended is made up, so it is not divided as the container's values are. */
+    /* The appended values are synthetic, so the container's value divisors do not apply. */
     const struct qt_kv undivided = {.keys = kv->keys, .scale = kv->scale, .zero = kv->zero};
     size_t width = model->kv_heads * model->head_dim;
     int rc = QT_OK;

@@ -1,12 +1,12 @@
-/* Packed matrices in GPU memory and times of kernels over them. */
+/* Copies of packed matrices in GPU memory, and times of the kernels that read them. */
 #include "verify/gpu/gpu.h"
 
 #include <string.h>
 
 enum {
-    COLD = 5,         /* times the L2: more than the 4 that were seen to matter */
-    MIN_COPIES = 4,   /* so that a matrix larger than the L2 finds nothing of itself either */
-    MAX_COPIES = 256, /* graphs of thousands of launches take their time; only toys need more */
+    COLD = 5,         /* multiples of the L2 size; measurements showed L2 hits up to 4 */
+    MIN_COPIES = 4,   /* so that a matrix larger than L2 is cold as well */
+    MAX_COPIES = 256, /* limits the size of graphs; only tiny matrices need more */
     RANDOM_COUNT = 1 << 20,
 };
 
@@ -56,7 +56,7 @@ int gpu_workspace_need(struct gpu_operands *o, struct qt_gpu *gpu, size_t bytes,
     return rc;
 }
 
-/* One upload, then copies of what is there already. */
+/* Uploads up to RANDOM_COUNT numbers, then doubles the filled part by device copies. */
 int gpu_fill_random(struct qt_gpu *gpu, void *dst, size_t bytes, float size, struct qt_err *err)
 {
     size_t count = qt_min_size(bytes / 2, RANDOM_COUNT), done = count * 2;
@@ -82,7 +82,7 @@ size_t gpu_cold_count(const struct qt_gpu *gpu, size_t bytes)
     return count < MIN_COPIES ? MIN_COPIES : qt_min_size(count, MAX_COPIES);
 }
 
-/* Copy i's descriptor; the addresses are computed, nothing is read. */
+/* Fills the descriptor of copy i. Computes addresses only; device memory is not read. */
 static int describe_copy(struct gpu_copies *c, size_t i, const struct qt_packed *p,
                          struct qt_err *err)
 {
@@ -228,9 +228,9 @@ int gpu_time_cublas(double *us, struct qt_gpu *gpu, const struct gpu_dense *dens
     return rc < 0 ? rc : gpu->time(gpu, us, &work, 1, err);
 }
 
-int gpu_time_beside(double *us, double *cublas_us, struct qt_gpu *gpu,
-                    const struct qt_gpu_work *works, size_t n, const struct gpu_dense *dense,
-                    size_t m, const struct gpu_operands *o, struct qt_err *err)
+int gpu_time_with_cublas(double *us, double *cublas_us, struct qt_gpu *gpu,
+                         const struct qt_gpu_work *works, size_t n, const struct gpu_dense *dense,
+                         size_t m, const struct gpu_operands *o, struct qt_err *err)
 {
     struct dense_work dense_work = {gpu, dense, m, o};
     struct qt_gpu_work all[QT_GPU_WORKS];
@@ -270,9 +270,9 @@ int gpu_time_plan(double *us, double *cublas_us, struct qt_gpu *gpu, const struc
     const struct qt_gpu_work work = {launch_plan, &plan_work, c->count};
     int rc;
     QT_TRY(gpu_workspace_need(o, gpu, plan->workspace_bytes, err));
-    /* The first launch of a kernel loads its code, which a graph must not capture. */
+    /* The first launch loads the kernel's code, which must not happen in graph capture. */
     QT_TRY(launch_plan(&plan_work, 0, err));
-    QT_TRY(gpu_time_beside(us, cublas_us, gpu, &work, 1, dense, plan->m, o, err));
+    QT_TRY(gpu_time_with_cublas(us, cublas_us, gpu, &work, 1, dense, plan->m, o, err));
 done:
     return rc;
 }

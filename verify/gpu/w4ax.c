@@ -1,8 +1,8 @@
 /*
- * The tensors of qtool_w4ax.h through their kernels. What activations become is pack's truth,
- * qt_act_apply; products of those codes with the decoded weights are exact in FP64. Activations are
- * those of the packed channels, as the runtime's norm, gathering or linear before leaves them, so
- * the factors of col_exp2 are in them already.
+ * verify --device: checks the kernels of qtool_w4ax.h. The reference of activation codes is
+ * qt_act_apply; the reference of products is FP64 over the GPU's codes and the decoded weights. The
+ * synthetic activations count as already multiplied by the factors of col_exp2, as an inference
+ * engine fuses them into the preceding norm or linear.
  */
 #include "verify/gpu/device.h"
 
@@ -11,15 +11,15 @@
 
 enum {
     PANEL = 1 << 24,  /* weights decoded at once */
-    SAMPLE_ROWS = 64, /* whose size decides about that of the activations */
-    BYTES = 0,        /* layouts of the activations */
-    PACKED = 1,
+    SAMPLE_ROWS = 64, /* rows whose RMS sets the magnitude of the activations */
+    BYTES = 0,        /* layout of activations: all codes in bytes */
+    PACKED = 1,       /* 4-bit codes packed */
 };
 
-static const size_t tokens[] = {TRUTH_TOKENS, 33, 16, 8, 1};
+static const size_t tokens[] = {REFERENCE_TOKENS, 33, 16, 8, 1};
 enum { TOKEN_COUNTS = sizeof tokens / sizeof *tokens };
 
-/* Activations as the device left them: codes, scales, sums side by side. */
+/* Host copy of quantized activations: codes, scales and code sums, one after the other. */
 struct image {
     size_t codes, scales, sums; /* bytes */
     unsigned char *data;
@@ -35,15 +35,15 @@ struct check {
     struct gpu_copies copies;
     struct gpu_w4ax_input input[2];
     struct gpu_buffer codes, scale, sum; /* with guards */
-    struct qtool_w4ax_acts acts;         /* in them */
-    struct image image, again;
-    struct truth truth;  /* activations only */
-    float *rounded;      /* [TRUTH_TOKENS][k] of the set, in the order of its channels */
-    double *x;           /* [k][TRUTH_TOKENS] codes, packed channels */
-    double *want, *size; /* [TRUTH_TOKENS][n]; size: of the terms that were added */
+    struct qtool_w4ax_acts acts;         /* addresses in these three */
+    struct image image, second_image;
+    struct reference reference; /* activations only */
+    float *rounded;      /* [REFERENCE_TOKENS][k] of the set after qt_act_apply, source channels */
+    double *x;           /* [k][REFERENCE_TOKENS] codes, packed channels */
+    double *want, *size; /* [REFERENCE_TOKENS][n] products; sums of absolute terms */
 };
 
-/* ---- what the tensor says of its input ------------------------------------------------------ */
+/* ---- input ---------------------------------------------------------------------------------- */
 
 static const unsigned char *section(const struct qt_packed *p, const char *name)
 {
@@ -74,7 +74,7 @@ done:
     return rc;
 }
 
-/* A decoded row in the order and scale in which it is multiplied. */
+/* Weight of packed channel p in decoded row r, with the scaling that the kernel multiplies. */
 static double packed_weight(const struct check *c, const float *row, size_t r, size_t p)
 {
     return ldexp((double)row[c->act.order[p]], c->col_exp2[p] - c->row_exp2[r]);
@@ -94,11 +94,12 @@ static int make_activations(struct check *c, uint64_t seed, struct qt_err *err)
             double v = packed_weight(c, w + r * p->k, r, i);
             sum2 += v * v;
         }
-    QT_TRY(truth_activations(&c->truth, p->n, p->k, sqrt(sum2 / (double)(rows * p->k)), seed, err));
-    QT_TRY(qt_array_new(&c->rounded, TRUTH_TOKENS * p->k, sizeof *c->rounded, err));
-    QT_TRY(qt_array_new(&c->x, TRUTH_TOKENS * p->k, sizeof *c->x, err));
-    QT_TRY(qt_array_new(&c->want, TRUTH_TOKENS * p->n, sizeof *c->want, err));
-    QT_TRY(qt_array_new(&c->size, TRUTH_TOKENS * p->n, sizeof *c->size, err));
+    QT_TRY(reference_activations(&c->reference, p->n, p->k, sqrt(sum2 / (double)(rows * p->k)),
+                                 seed, err));
+    QT_TRY(qt_array_new(&c->rounded, REFERENCE_TOKENS * p->k, sizeof *c->rounded, err));
+    QT_TRY(qt_array_new(&c->x, REFERENCE_TOKENS * p->k, sizeof *c->x, err));
+    QT_TRY(qt_array_new(&c->want, REFERENCE_TOKENS * p->n, sizeof *c->want, err));
+    QT_TRY(qt_array_new(&c->size, REFERENCE_TOKENS * p->n, sizeof *c->size, err));
 done:
     qt_free(w);
     return rc;
@@ -107,7 +108,7 @@ done:
 /* ---- activations ---------------------------------------------------------------------------- */
 
 struct run {
-    const struct truth_set *set;
+    const struct reference_set *set;
     size_t m;
     int layout;
     enum qtool_w4ax_output output;
@@ -118,7 +119,7 @@ struct run {
 static int quantize(struct check *c, struct image *image, const struct run *r, struct qt_err *err)
 {
     const struct gpu_w4ax_input *in = &c->input[r->layout];
-    size_t x_bytes = r->m * c->truth.k * 2;
+    size_t x_bytes = r->m * c->reference.k * 2;
     struct device *d = c->d;
     char *x, *codes, *scale, *sum;
     int rc;
@@ -145,8 +146,7 @@ done:
     return rc;
 }
 
-/* Position p of a token; p may be in the padding of the last block (qtool_w4ax.h has the layout).
- */
+/* Code of packed channel p of a token (layout: qtool_w4ax.h). p may lie in the padding. */
 static int code_at(const struct image *image, const struct gpu_w4ax_input *in, size_t m,
                    size_t token, size_t p)
 {
@@ -169,13 +169,14 @@ static float scale_at(const struct image *image, const struct gpu_w4ax_input *in
 }
 
 struct compared {
-    size_t wrong, token, channel; /* how many, the first */
-    float got, want;
-    size_t sums, sum_token; /* that are not those of their codes */
+    size_t wrong, token, channel; /* number of wrong codes; position of the first */
+    float got, want;              /* values of the first */
+    size_t sums, sum_token;       /* number of wrong code sums; token of the first */
 };
 
-/* Codes times scale are what pack rounds to. Where pack multiplies by a product of scale and
- * factor, INT, that may be rounded elsewhere. Padding is zero, and INT has the sum of all codes. */
+/* Code times scale must equal the value of qt_act_apply. With INT, pack multiplies by the product
+ * of scale and factor, whose rounding allows a difference. Padding must be zero; with INT the sum
+ * of all codes is stored too. */
 static void compare_token(struct compared *out, const struct check *c, const struct run *r,
                           size_t token)
 {
@@ -201,46 +202,49 @@ static void compare_token(struct compared *out, const struct check *c, const str
         out->sum_token = token;
 }
 
-/* Quantizes twice. The activations stay on the device, for products. */
+/* Quantizes twice and compares. The activations stay on the device for the products. */
 static int check_activations(struct check *c, const struct run *r, struct qt_err *err)
 {
     struct compared compared = {0};
     char text[32];
     int rc;
-    QT_TRY(quantize(c, &c->again, r, err));
+    QT_TRY(quantize(c, &c->second_image, r, err));
     QT_TRY(quantize(c, &c->image, r, err));
-    if (memcmp(c->image.data, c->again.data, c->image.codes + c->image.scales + c->image.sums) != 0)
-        device_fault(c->out, "%s: two runs over the activations differ", r->name);
+    if (memcmp(c->image.data, c->second_image.data,
+               c->image.codes + c->image.scales + c->image.sums) != 0)
+        device_fault(c->out, "%s: quantizing the activations twice gave different bits", r->name);
     for (size_t t = 0; t < r->m; t++)
         compare_token(&compared, c, r, t);
     if (compared.wrong)
-        device_fault(c->out, "%s: %zu of %zu activations off; token %zu, channel %zu is %s, not %g",
-                     r->name, compared.wrong, r->m * c->act.k, compared.token, compared.channel,
-                     device_value_text(text, (double)compared.got), (double)compared.want);
+        device_fault(
+            c->out,
+            "%s: %zu of %zu activations wrong; first at token %zu, channel %zu: %s, expected %g",
+            r->name, compared.wrong, r->m * c->act.k, compared.token, compared.channel,
+            device_value_text(text, (double)compared.got), (double)compared.want);
     if (compared.sums)
-        device_fault(c->out, "%s: %zu of %zu sums of codes off; token %zu", r->name, compared.sums,
-                     r->m, compared.sum_token);
+        device_fault(c->out, "%s: %zu of %zu code sums wrong; first at token %zu", r->name,
+                     compared.sums, r->m, compared.sum_token);
 done:
     return rc;
 }
 
-static int round_set(struct check *c, const struct truth_set *set, struct qt_err *err)
+static int round_set(struct check *c, const struct reference_set *set, struct qt_err *err)
 {
-    for (size_t i = 0; i < TRUTH_TOKENS * c->act.k; i++)
-        c->rounded[i] = truth_value(set->x[i], set->dtype);
-    return qt_act_apply(c->rounded, c->rounded, TRUTH_TOKENS, &c->act, err);
+    for (size_t i = 0; i < REFERENCE_TOKENS * c->act.k; i++)
+        c->rounded[i] = gpu_to_f32(set->x[i], set->dtype);
+    return qt_act_apply(c->rounded, c->rounded, REFERENCE_TOKENS, &c->act, err);
 }
 
-/* ---- what products should be ---------------------------------------------------------------- */
+/* ---- reference products --------------------------------------------------------------------- */
 
 struct panel_job {
     struct check *c;
     const float *w; /* [rows][k], decoded */
     size_t row0;
-    double scale[TRUTH_TOKENS]; /* of a token; 1 where blocks have their own */
+    double scale[REFERENCE_TOKENS]; /* scale of each token; 1 if channel blocks have scales */
 };
 
-static int multiply_row(void *ctx, size_t item, int thread, struct qt_err *err)
+static void multiply_row(void *ctx, size_t item)
 {
     const struct panel_job *job = ctx;
     struct check *c = job->c;
@@ -248,52 +252,50 @@ static int multiply_row(void *ctx, size_t item, int thread, struct qt_err *err)
     bool by_block = in->in.scales == QTOOL_W4AX_BLOCK;
     const float *w = job->w + item * c->act.k;
     size_t row = job->row0 + item;
-    double y[TRUTH_TOKENS] = {0}, size[TRUTH_TOKENS] = {0}, sum[TRUTH_TOKENS];
-    (void)thread, (void)err;
+    double y[REFERENCE_TOKENS] = {0}, size[REFERENCE_TOKENS] = {0}, sum[REFERENCE_TOKENS];
     for (size_t b = 0; b < in->blocks; b++) {
         memset(sum, 0, sizeof sum);
         for (size_t p = b * QT_ACT_BLOCK; p < qt_min_size((b + 1) * QT_ACT_BLOCK, c->act.k); p++) {
             double v = packed_weight(c, w, row, p);
-            const double *x = c->x + p * TRUTH_TOKENS;
-            for (size_t t = 0; t < TRUTH_TOKENS; t++)
+            const double *x = c->x + p * REFERENCE_TOKENS;
+            for (size_t t = 0; t < REFERENCE_TOKENS; t++)
                 sum[t] += v * x[t];
         }
-        for (size_t t = 0; t < TRUTH_TOKENS; t++) {
+        for (size_t t = 0; t < REFERENCE_TOKENS; t++) {
             if (by_block)
-                sum[t] *= (double)scale_at(&c->image, in, TRUTH_TOKENS, t, b);
+                sum[t] *= (double)scale_at(&c->image, in, REFERENCE_TOKENS, t, b);
             y[t] += sum[t];
             size[t] += fabs(sum[t]);
         }
     }
-    /* Integer sums are exact to the end of k: only their total has a size. */
-    for (size_t t = 0; t < TRUTH_TOKENS; t++) {
-        c->want[t * c->truth.n + row] = y[t] * job->scale[t];
-        c->size[t * c->truth.n + row] = by_block ? size[t] : fabs(y[t] * job->scale[t]);
+    /* With INT and ROW the kernel's integer sums are exact: only the total is rounded. */
+    for (size_t t = 0; t < REFERENCE_TOKENS; t++) {
+        c->want[t * c->reference.n + row] = y[t] * job->scale[t];
+        c->size[t * c->reference.n + row] = by_block ? size[t] : fabs(y[t] * job->scale[t]);
     }
-    return QT_OK;
 }
 
-/* From the codes of all tokens in c->image, layout BYTES. */
+/* Multiplies the codes of all tokens in c->image (layout BYTES) with the decoded weights. */
 static int make_products(struct check *c, struct qt_err *err)
 {
     const struct gpu_w4ax_input *in = &c->input[BYTES];
-    size_t n = c->truth.n, k = c->truth.k, rows = qt_min_size(n, qt_ceil_div(PANEL, k));
+    size_t n = c->reference.n, k = c->reference.k, rows = qt_min_size(n, qt_ceil_div(PANEL, k));
     struct panel_job job = {.c = c};
     float *w = NULL;
     int rc;
     QT_TRY(qt_array_new(&w, rows * k, sizeof *w, err));
     job.w = w;
-    for (size_t t = 0; t < TRUTH_TOKENS; t++) {
+    for (size_t t = 0; t < REFERENCE_TOKENS; t++) {
         job.scale[t] = in->in.scales == QTOOL_W4AX_BLOCK
                            ? 1
-                           : (double)scale_at(&c->image, in, TRUTH_TOKENS, t, 0);
+                           : (double)scale_at(&c->image, in, REFERENCE_TOKENS, t, 0);
         for (size_t p = 0; p < k; p++)
-            c->x[p * TRUTH_TOKENS + t] = code_at(&c->image, in, TRUTH_TOKENS, t, p);
+            c->x[p * REFERENCE_TOKENS + t] = code_at(&c->image, in, REFERENCE_TOKENS, t, p);
     }
     for (; job.row0 < n; job.row0 += rows) {
         rows = qt_min_size(rows, n - job.row0);
         QT_TRY(qt_packed_decode(w, c->packed, job.row0, rows, err));
-        QT_TRY(qt_parallel(rows, multiply_row, &job, err));
+        qt_parallel_for(rows, multiply_row, &job);
     }
 done:
     qt_free(w);
@@ -302,12 +304,12 @@ done:
 
 /* ---- products ------------------------------------------------------------------------------- */
 
-/* One run; the outputs to y[m][n]. Activations are on the device. */
+/* Runs the product of c->acts once and copies the output to y[m][n]. */
 static int guarded_run(struct check *c, void *y, const struct run *r, struct qt_err *err)
 {
     struct device *d = c->d;
     struct qtool_w4ax_weight weight = c->copies.w4ax[0];
-    size_t bytes = r->m * c->truth.n * (r->output == QTOOL_W4AX_F32 ? 4 : 2);
+    size_t bytes = r->m * c->reference.n * (r->output == QTOOL_W4AX_F32 ? 4 : 2);
     char *dy, *workspace;
     int rc;
     weight.blocks = c->input[r->layout].in.blocks;
@@ -325,14 +327,14 @@ static double output_at(const void *y, enum qtool_w4ax_output output, size_t i)
 {
     float v;
     if (output != QTOOL_W4AX_F32)
-        return (double)truth_value(((const uint16_t *)y)[i],
-                                   output == QTOOL_W4AX_F16 ? QTOOL_F16 : QTOOL_BF16);
+        return (double)gpu_to_f32(((const uint16_t *)y)[i],
+                                  output == QTOOL_W4AX_F16 ? QTOOL_F16 : QTOOL_BF16);
     memcpy(&v, (const char *)y + i * sizeof v, sizeof v);
     return (double)v;
 }
 
-/* FP32 sums may be off by 1e-6 of the size of what was added; then rounding to the output's type,
- * FP16 with its subnormals. */
+/* Largest allowed error of an output: FP32 accumulation, 1e-6 of the sum of absolute terms, and
+ * rounding to the output type (for FP16 including subnormals). */
 static double limit_of(enum qtool_w4ax_output output, double want, double size)
 {
     double sums = 1e-6 * size;
@@ -343,7 +345,7 @@ static double limit_of(enum qtool_w4ax_output output, double want, double size)
 
 static void compare(struct check *c, const struct run *r, const void *y)
 {
-    size_t wrong = 0, first = 0, n = c->truth.n;
+    size_t wrong = 0, first = 0, n = c->reference.n;
     double error2 = 0, want2 = 0;
     char text[32];
     for (size_t i = 0; i < r->m * n; i++) {
@@ -354,12 +356,13 @@ static void compare(struct check *c, const struct run *r, const void *y)
             first = i;
     }
     if (wrong)
-        device_fault(c->out, "%s: %zu of %zu values off; token %zu, row %zu is %s, not %g", r->name,
-                     wrong, r->m * n, first / n, first % n,
+        device_fault(c->out,
+                     "%s: %zu of %zu values wrong; first at token %zu, row %zu: %s, expected %g",
+                     r->name, wrong, r->m * n, first / n, first % n,
                      device_value_text(text, output_at(y, r->output, first)), c->want[first]);
     double error = sqrt(error2 / (want2 > 0 ? want2 : 1));
     if (r->output != QTOOL_W4AX_F32)
-        device_worst(&c->out->error[r->set->dtype], error);
+        device_max_error(&c->out->error[r->set->dtype], error);
 }
 
 static int check_product(struct check *c, struct run *r, enum qtool_w4ax_output output,
@@ -367,27 +370,28 @@ static int check_product(struct check *c, struct run *r, enum qtool_w4ax_output 
 {
     const struct qtool_w4ax_options opt = {
         .output = output, .device = c->d->gpu->device, .packed = r->layout == PACKED};
-    size_t count = r->m * c->truth.n * (output == QTOOL_W4AX_F32 ? 2 : 1); /* of 16 bits */
+    size_t count = r->m * c->reference.n * (output == QTOOL_W4AX_F32 ? 2 : 1); /* in 16-bit units */
     struct device *d = c->d;
     int rc;
     r->output = output;
     QT_TRY(qt_array_grow(&d->first, &d->first_capacity, count, sizeof *d->first, err));
-    QT_TRY(qt_array_grow(&d->again, &d->again_capacity, count, sizeof *d->again, err));
+    QT_TRY(qt_array_grow(&d->second, &d->second_capacity, count, sizeof *d->second, err));
     QT_TRY(d->gpu->w4ax_plan(d->gpu, &r->plan, &c->copies.w4ax[0], r->m, &opt, err));
     QT_TRY(guarded_run(c, d->first, r, err));
-    QT_TRY(guarded_run(c, d->again, r, err));
+    QT_TRY(guarded_run(c, d->second, r, err));
     c->out->runs++;
-    if (memcmp(d->first, d->again, count * 2) != 0)
-        device_fault(c->out, "%s: two runs differ", r->name);
+    if (memcmp(d->first, d->second, count * 2) != 0)
+        device_fault(c->out, "%s: two runs gave different bits", r->name);
     compare(c, r, d->first);
 done:
     return rc;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------ */
+/* ---- checker -------------------------------------------------------------------------------- */
 
-/* The most tokens come first, in bytes: their codes are what products should be made of. */
-static int check_set(struct check *c, const struct truth_set *set, int layout, struct qt_err *err)
+/* The largest m in layout BYTES comes first: its codes give the reference products. */
+static int check_set(struct check *c, const struct reference_set *set, int layout,
+                     struct qt_err *err)
 {
     enum qtool_w4ax_output rounded = set->dtype == QTOOL_F16 ? QTOOL_W4AX_F16 : QTOOL_W4AX_BF16;
     int rc = QT_OK;
@@ -412,7 +416,7 @@ static int measure(struct check *c, struct qt_err *err)
     struct device *d = c->d;
     struct qtool_w4ax_plan plan;
     int rc;
-    QT_TRY(device_timing_room(d, c->truth.n, c->truth.k, err));
+    QT_TRY(device_timing_room(d, c->reference.n, c->reference.k, err));
     for (size_t i = 0; i < QT_DEVICE_TIMES; i++) {
         double us[2];
         QT_TRY(d->gpu->w4ax_plan(d->gpu, &plan, &c->copies.w4ax[0], qt_device_times[i], &opt, err));
@@ -420,7 +424,7 @@ static int measure(struct check *c, struct qt_err *err)
                              &d->timing, err));
         c->out->us[i] = us[0];
     }
-    QT_TRY(device_cublas_times(c->out->cublas_us, d, c->truth.n, c->truth.k, err));
+    QT_TRY(device_cublas_times(c->out->cublas_us, d, c->reference.n, c->reference.k, err));
 done:
     return rc;
 }
@@ -434,10 +438,10 @@ static void check_free(struct check *c)
     gpu_buffer_free(&c->codes, gpu);
     gpu_buffer_free(&c->scale, gpu);
     gpu_buffer_free(&c->sum, gpu);
-    truth_free(&c->truth);
+    reference_free(&c->reference);
     qt_act_free(&c->act);
     qt_free(c->image.data);
-    qt_free(c->again.data);
+    qt_free(c->second_image.data);
     qt_free(c->rounded);
     qt_free(c->x);
     qt_free(c->want);
@@ -452,11 +456,11 @@ int device_w4ax(struct qt_device_tensor *t, struct device *d, const struct qt_pa
     QT_TRY(gpu_copies_new(&c.copies, d->gpu, p, err));
     QT_TRY(open_input(&c, err));
     QT_TRY(make_activations(&c, seed, err));
-    for (size_t s = 0; s < TRUTH_SETS; s++) {
-        QT_TRY(round_set(&c, &c.truth.set[s], err));
-        QT_TRY(check_set(&c, &c.truth.set[s], BYTES, err));
+    for (size_t s = 0; s < REFERENCE_SETS; s++) {
+        QT_TRY(round_set(&c, &c.reference.set[s], err));
+        QT_TRY(check_set(&c, &c.reference.set[s], BYTES, err));
         if (c.input[PACKED].words)
-            QT_TRY(check_set(&c, &c.truth.set[s], PACKED, err));
+            QT_TRY(check_set(&c, &c.reference.set[s], PACKED, err));
     }
     QT_TRY(measure(&c, err));
     QT_TRY(device_check_sections(d, t, p, &c.copies, err));

@@ -1,5 +1,5 @@
-/* From a packed matrix to the descriptor of a fused kernel: the only place that says which scheme
- * and layout has one. */
+/* Descriptors of fused kernels for packed matrices. The table `kernels` is the only place that says
+ * which scheme and layout has a kernel. */
 #include "verify/gpu/gpu.h"
 
 #include <stddef.h>
@@ -16,7 +16,7 @@ static const struct qt_gpu_kernel kernels[] = {
     {.scheme = "w4ax", .layout = "frag16x64/byte", .w4ax = true},
 };
 
-/* Where a section's address goes. */
+/* The descriptor member that takes the address of a section. */
 static const struct {
     const char *section;
     size_t offset;
@@ -55,7 +55,7 @@ bool gpu_is_w4ax(const struct qt_packed *p)
     return kernel && kernel->w4ax;
 }
 
-/* The choices of the scheme are in the order of the enum. */
+/* The choices of the scheme's parameter have the order of the enum. */
 enum qtool_w4ax_scales gpu_w4ax_scales_of(const struct qt_spec *spec)
 {
     const struct qt_param *param;
@@ -65,7 +65,7 @@ enum qtool_w4ax_scales gpu_w4ax_scales_of(const struct qt_spec *spec)
     return param ? (enum qtool_w4ax_scales)spec->value[i] : QTOOL_W4AX_BLOCK;
 }
 
-/* Of w4ax, orders and what else belongs to the activations stand behind the weights. */
+/* In w4ax, the sections from "bits" on describe the activations. */
 size_t gpu_sections(const struct qt_packed *p)
 {
     size_t n = 0;
@@ -87,8 +87,8 @@ static void set_parameters(struct qtool_matmul_weight *out, const struct qt_spec
     }
 }
 
-/* The units of a mix24 matrix, from the sizes of its sections. False for groups of 8 channels or
- * rows, whose records have other sizes than the kernel's. */
+/* Computes the units of a mix24 matrix from the sizes of its sections. Returns false for groups of
+ * 8 channels or rows: the kernel has no records of their size. */
 static bool set_units(struct qtool_matmul_weight *out, const struct qt_packed *p)
 {
     enum { SLOTS = 8, TWO = QTOOL_MATMUL_MIX24_TWO, FOUR = QTOOL_MATMUL_MIX24_FOUR };
@@ -139,14 +139,13 @@ int qt_gpu_weight(struct qtool_matmul_weight *out, const struct qt_packed *p,
     for (size_t i = 0; i < p->nsections; i++)
         if (!set_address(out, p->section[i].name, section[i]))
             return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                           "no fused kernel for %s with a section %s",
+                           "no fused kernel for %s with section '%s'",
                            qt_scheme_name(p->spec.scheme), p->section[i].name);
     return QT_OK;
 }
 
-/* The scales of rows are `scale`, but for those of blocks, which is that or, multiples of it,
- * `sub`.
- */
+/* BLOCK: section "scale" has a scale per row and channel block. INT and ROW: "scale" has a scale
+ * per row; INT also has "sub", an integer factor per row and channel block. */
 int qt_gpu_w4ax_weight(struct qtool_w4ax_weight *out, const struct qt_packed *p,
                        const void *const *section, struct qt_err *err)
 {

@@ -1,4 +1,4 @@
-/* The inputs of w4ax matrices in GPU memory, and times of their kernels. */
+/* Inputs of w4ax matrices in GPU memory, and times of their kernels. */
 #include "verify/gpu/gpu.h"
 
 int gpu_w4ax_input_new(struct gpu_w4ax_input *out, struct qt_gpu *gpu, const struct qt_act *a,
@@ -81,9 +81,9 @@ int gpu_time_w4ax(double us[2], double *cublas_us, struct qt_gpu *gpu, const str
     QT_TRY(gpu_buffer_need(&o->scale, gpu, gpu_w4ax_scales(in, plan->m) * sizeof(float), err));
     QT_TRY(gpu_buffer_need(&o->sum, gpu, plan->m * sizeof(int), err));
     work.acts = (struct qtool_w4ax_acts){o->codes.data, o->scale.data, o->sum.data};
-    /* The first launches load code, which a graph must not capture, and quantize X. */
+    /* The first launches quantize X and load code, which must not happen in graph capture. */
     QT_TRY(launch_both(&work, 0, err));
-    QT_TRY(gpu_time_beside(us, cublas_us, gpu, works, 2, dense, plan->m, o, err));
+    QT_TRY(gpu_time_with_cublas(us, cublas_us, gpu, works, 2, dense, plan->m, o, err));
 done:
     return rc;
 }

@@ -1,6 +1,7 @@
-/* FP32 sums of mma.sync m16n8k16: of STRIPS strips of 16 rows and MT token tiles of 8. */
-#ifndef QT_KERNELS_CUDA_COMMON_SUMS_CUH
-#define QT_KERNELS_CUDA_COMMON_SUMS_CUH
+/* FP32 accumulators of mma.sync m16n8k16 for a warp tile of STRIPS strips (16 rows each) and MT
+ * token tiles (8 tokens each). Used by all kernels that multiply with mma.sync. */
+#ifndef QT_KERNELS_CUDA_COMMON_ACCUMULATORS_CUH
+#define QT_KERNELS_CUDA_COMMON_ACCUMULATORS_CUH
 
 #include <cuda_fp16.h>
 #include <stdint.h>
@@ -9,21 +10,21 @@ template <int MT, int STRIPS> struct qt_accumulators {
     float v[STRIPS][MT][4]; /* rows g, g + 8 x tokens 2t, 2t + 1 */
 };
 
-/* Those of the first N strips. */
+/* The accumulators of the first N strips. */
 template <int N, int MT, int STRIPS>
 static __device__ __forceinline__ qt_accumulators<MT, N> *
-qt_sums_first(qt_accumulators<MT, STRIPS> *sums)
+qt_accumulators_first(qt_accumulators<MT, STRIPS> *sums)
 {
-    static_assert(N <= STRIPS, "of those that there are");
+    static_assert(N <= STRIPS, "N exceeds STRIPS");
     return (qt_accumulators<MT, N> *)sums;
 }
 
-/* total += sums * scale; sums = 0. scales: the lane's words of the group for the first strip, those
- * of the next `pitch` bytes further. */
+/* total += sums * scale; sums = 0. scales[u] points to the lane's scale words of strip u; `at` is
+ * the byte offset of the group in them. */
 template <int MT, int STRIPS>
 static __device__ __forceinline__ void
-qt_sums_flush(qt_accumulators<MT, STRIPS> *total, qt_accumulators<MT, STRIPS> *sums,
-              const unsigned char *const scales[STRIPS], int at)
+qt_accumulators_flush(qt_accumulators<MT, STRIPS> *total, qt_accumulators<MT, STRIPS> *sums,
+                      const unsigned char *const scales[STRIPS], int at)
 {
 #pragma unroll
     for (int u = 0; u < STRIPS; u++) {
@@ -38,8 +39,8 @@ qt_sums_flush(qt_accumulators<MT, STRIPS> *total, qt_accumulators<MT, STRIPS> *s
     }
 }
 
-/* The scales of a lane's two rows, as units of sums. A scale of 0 counts as 2^-60, which is 0 to
- * FP16 and can be divided by. */
+/* The scales of the lane's two rows. A scale of 0 is replaced by 2^-60, which FP16 rounds to 0 and
+ * by which the kernels can divide. */
 static __device__ __forceinline__ float2 qt_scale_unit(__half2 stored)
 {
     float2 s = __half22float2(stored);
@@ -48,9 +49,11 @@ static __device__ __forceinline__ float2 qt_scale_unit(__half2 stored)
     return s;
 }
 
-/* Bits that are not known before all of the sums are. */
+/* Bits that depend on every accumulator. A value computed from them cannot be moved before the last
+ * mma.sync. */
 template <int MT, int STRIPS>
-static __device__ __forceinline__ uint32_t qt_sums_bits(const qt_accumulators<MT, STRIPS> &sums)
+static __device__ __forceinline__ uint32_t
+qt_accumulators_bits(const qt_accumulators<MT, STRIPS> &sums)
 {
     uint32_t bits = 0;
 #pragma unroll
@@ -61,12 +64,11 @@ static __device__ __forceinline__ uint32_t qt_sums_bits(const qt_accumulators<MT
     return bits;
 }
 
-/* Sums of a warp into shared memory, at `to`: [m][pitch] of which rows are the last. A pitch of 4
- * more than a multiple of 16 puts the four tokens that a warp writes at a time into different
- * banks. */
+/* Stores the accumulators of a warp to shared memory as [m][pitch], rows fastest. A pitch of 16 i +
+ * 4 words puts the four tokens that a warp stores at a time into different banks. */
 template <int MT, int STRIPS>
-static __device__ __forceinline__ void qt_sums_put(float *to, int pitch, int m,
-                                                   const qt_accumulators<MT, STRIPS> &sums)
+static __device__ __forceinline__ void
+qt_accumulators_store(float *to, int pitch, int m, const qt_accumulators<MT, STRIPS> &sums)
 {
     const int lane = (int)threadIdx.x % 32, token0 = lane % 4 * 2;
     to += lane / 4;

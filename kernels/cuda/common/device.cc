@@ -1,21 +1,21 @@
-/* The device that a plan is for. */
+/* Device queries and kernel launches. */
 #include "kernels/cuda/common/device.h"
-#include "kernels/cuda/common/instances.h"
+#include "kernels/cuda/common/prepare.h"
 #include "kernels/include/qtool_kernels.h"
 
 #include <stdio.h>
 
-int qt_device_facts(struct qt_device *out, int ordinal, char reason[160])
+int qt_query_device(struct qt_device *out, int ordinal, char reason[160])
 {
     int major = 0, minor = 0, count = 0, current = -1;
     *out = {};
-    /* Counted first: to ask a device that is not there for anything is an error of the run time. */
+    /* The count comes first: a query of a missing device leaves an error in the CUDA runtime. */
     if (cudaGetDeviceCount(&count) != cudaSuccess || ordinal < 0 || ordinal >= count) {
         snprintf(reason, 160, "no CUDA device %d", ordinal);
         return QTOOL_NO_GPU;
     }
     if (cudaGetDevice(&current) != cudaSuccess || current != ordinal) {
-        snprintf(reason, 160, "device %d is not the current one", ordinal);
+        snprintf(reason, 160, "device %d is not the current CUDA device", ordinal);
         return QTOOL_UNSUPPORTED;
     }
     cudaDeviceGetAttribute(&out->sms, cudaDevAttrMultiProcessorCount, ordinal);
@@ -23,8 +23,8 @@ int qt_device_facts(struct qt_device *out, int ordinal, char reason[160])
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal);
     if (major < 8) {
-        snprintf(reason, 160, "device %d has compute capability %d.%d, needs 8.0", ordinal, major,
-                 minor);
+        snprintf(reason, 160, "device %d has compute capability %d.%d, the kernels need 8.0",
+                 ordinal, major, minor);
         return QTOOL_NO_GPU;
     }
     cudaFuncAttributes code = {};
@@ -54,7 +54,8 @@ int qt_allow_smem(const void *kernel, size_t bytes, char reason[160])
         return QTOOL_FAILED;
     }
     if (bytes > (size_t)most) {
-        snprintf(reason, 160, "%zu bytes of shared memory, the device has %d", bytes, most);
+        snprintf(reason, 160, "the kernel needs %zu bytes of shared memory, the device has %d",
+                 bytes, most);
         return QTOOL_UNSUPPORTED;
     }
     return QTOOL_OK;
@@ -91,7 +92,7 @@ int qt_launch_kernel(const struct qt_kernel_launch *l, void *args, void *stream)
     return cudaLaunchKernelExC(&config, l->kernel, &args) == cudaSuccess ? QTOOL_OK : QTOOL_FAILED;
 }
 
-size_t qt_clusters_at_a_time(const void *kernel, int threads, size_t smem, size_t blocks)
+size_t qt_resident_clusters(const void *kernel, int threads, size_t smem, size_t blocks)
 {
     int count = 0;
     cudaLaunchAttribute attribute = cluster_attribute(blocks);

@@ -1,4 +1,4 @@
-/* One wrapper per PTX instruction that has no C++ spelling. Shared-memory addresses are 32-bit
+/* One wrapper per PTX instruction without a C++ intrinsic. Shared-memory addresses are 32-bit
  * offsets in the shared window (ptx_shared). */
 #ifndef QT_KERNELS_CUDA_COMMON_PTX_CUH
 #define QT_KERNELS_CUDA_COMMON_PTX_CUH
@@ -13,7 +13,7 @@ PTX uint32_t ptx_shared(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* d[16x8] += a[16x16] b[16x8], FP16 in, FP32 sums. */
+/* d[16x8] += a[16x16] b[16x8], FP16 operands, FP32 accumulators. */
 PTX void ptx_mma_f16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
@@ -29,7 +29,8 @@ PTX uint32_t ptx_fma_half2(uint32_t a, uint32_t b, uint32_t c)
     return d;
 }
 
-/* Bytes of b a, those that the four nibbles of the selector name, 0 to 7. */
+/* PRMT: selects four of the eight bytes of b:a (0 to 3 from a, 4 to 7 from b) by the nibbles of
+ * `selector`. */
 PTX uint32_t ptx_permute(uint32_t a, uint32_t b, uint32_t selector)
 {
     uint32_t d;
@@ -44,7 +45,7 @@ PTX uint32_t ptx_add_half2(uint32_t a, uint32_t b)
     return d;
 }
 
-/* 1 / a, to 1 unit in the last place. */
+/* 1 / a, with an error of at most 1 ulp. */
 PTX float ptx_reciprocal(float a)
 {
     float d;
@@ -52,7 +53,8 @@ PTX float ptx_reciprocal(float a)
     return d;
 }
 
-/* (a & mask) | (b & ~mask), for a mask that the compiler knows: it would take two instructions. */
+/* (a & mask) | (b & ~mask) as one LOP3. The compiler emits two instructions if `mask` is a
+ * constant. */
 PTX uint32_t ptx_select_bits(uint32_t a, uint32_t b, uint32_t mask)
 {
     uint32_t d;
@@ -60,7 +62,9 @@ PTX uint32_t ptx_select_bits(uint32_t a, uint32_t b, uint32_t mask)
     return d;
 }
 
-/* Four 8x8 matrices of 16-bit values; lane l gives the address of row l % 8 of matrix l / 8. */
+/* Loads four 8x8 matrices of 16-bit values; lane l passes the address of row l % 8 of matrix l / 8.
+
+ */
 PTX void ptx_ldmatrix_x4(uint32_t r[4], uint32_t addr)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -68,7 +72,7 @@ PTX void ptx_ldmatrix_x4(uint32_t r[4], uint32_t addr)
                  : "r"(addr));
 }
 
-/* The same, each matrix transposed. */
+/* As ptx_ldmatrix_x4, with each matrix transposed. */
 PTX void ptx_ldmatrix_x4_transposed(uint32_t r[4], uint32_t addr)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -77,7 +81,7 @@ PTX void ptx_ldmatrix_x4_transposed(uint32_t r[4], uint32_t addr)
                  : "memory");
 }
 
-/* From shared memory. */
+/* Loads from shared memory. */
 PTX uint4 ptx_load_16(uint32_t addr)
 {
     uint4 v;
@@ -88,7 +92,7 @@ PTX uint4 ptx_load_16(uint32_t addr)
     return v;
 }
 
-/* The same if so; else what is returned is anything. */
+/* As ptx_load_16 if `wanted`; otherwise the result is undefined. */
 PTX uint4 ptx_load_16_if(uint32_t addr, bool wanted)
 {
     uint4 v;
@@ -131,9 +135,9 @@ PTX uint32_t ptx_load_1(uint32_t addr)
     return v;
 }
 
-/* From global memory that nobody writes, if so, else 0. Without a branch, where the value
- * would be waited for, and where it stands: the compiler waits where a value is used, and moves
- * what is made of it up to the load. */
+/* Loads from read-only global memory if `wanted`, else returns 0. Predicated instead of a branch,
+ * because a warp waits for the value at the end of a branch. Volatile, because otherwise the
+ * compiler moves the code that uses the value up to the load, and waits there. */
 PTX uint32_t ptx_load_global_if(const uint32_t *p, bool wanted)
 {
     uint32_t v;
@@ -149,8 +153,8 @@ PTX uint32_t ptx_load_global_if(const uint32_t *p, bool wanted)
     return v;
 }
 
-/* The same from memory that a kernel before this one may still write when this one begins; else
- * `otherwise`. */
+/* As ptx_load_global_if, but returns `otherwise` if not `wanted`, and does not use the read-only
+ * path: with dependent launch the previous kernel may still be writing when this kernel begins. */
 PTX uint32_t ptx_load_global_or(const void *p, bool wanted, uint32_t otherwise)
 {
     uint32_t v;
@@ -166,7 +170,7 @@ PTX uint32_t ptx_load_global_or(const void *p, bool wanted, uint32_t otherwise)
     return v;
 }
 
-/* Likewise a factor, else 1. */
+/* Loads a factor if `wanted`, else returns 1. */
 PTX float ptx_load_factor(const float *p, bool wanted)
 {
     return __uint_as_float(ptx_load_global_or(p, wanted, __float_as_uint(1)));
@@ -187,20 +191,20 @@ PTX uint32_t ptx_load_global_16_if(const uint16_t *p, bool wanted)
     return v;
 }
 
-/* 16 bytes, global -> shared, past L1. */
+/* cp.async of 16 bytes from global to shared memory, bypassing L1. */
 PTX void ptx_copy_16(uint32_t dst, const void *src)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
 }
 
-/* The same, of which only the first `bytes` are read and the others become zero. */
+/* As ptx_copy_16, but reads only the first `bytes` and sets the others to zero. */
 PTX void ptx_copy_16_zero(uint32_t dst, const void *src, uint32_t bytes)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes)
                  : "memory");
 }
 
-/* 16 bytes, if so. Without a branch, as copies in a block of their own cost more. */
+/* As ptx_copy_16 if `wanted`. Predicated, because a branch around copies costs more. */
 PTX void ptx_copy_16_if(uint32_t dst, const void *src, bool wanted)
 {
     asm volatile("{\n"
@@ -212,7 +216,7 @@ PTX void ptx_copy_16_if(uint32_t dst, const void *src, bool wanted)
                  : "memory");
 }
 
-/* 8 or 4 bytes. */
+/* cp.async of 8 or 4 bytes. */
 PTX void ptx_copy_8(uint32_t dst, const void *src)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(dst), "l"(src) : "memory");
@@ -223,14 +227,14 @@ PTX void ptx_copy_4(uint32_t dst, const void *src)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
 }
 
-/* Ends a group of copies of this thread. */
+/* Closes a cp.async group of this thread. */
 PTX void ptx_copy_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits for all copies of this thread; or until at most the PENDING youngest groups are under way.
- */
+/* ptx_copy_wait_all waits for all cp.async of this thread; ptx_copy_wait waits until at most the
+ * PENDING youngest groups are outstanding. */
 PTX void ptx_copy_wait_all()
 {
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -241,8 +245,9 @@ template <int PENDING> PTX void ptx_copy_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Adds 1, and returns what was there. What other threads that this one has met wrote before is seen
- * by those that meet a thread which counts later. */
+/* Atomically adds 1 and returns the old value, with acquire-release order at GPU scope. With a
+ * thread-block barrier before and after, the writes of a thread block become visible to the thread
+ * blocks that count later. */
 PTX unsigned ptx_count_up(unsigned *p)
 {
     unsigned d;
@@ -250,8 +255,10 @@ PTX unsigned ptx_count_up(unsigned *p)
     return d;
 }
 
-/* 16 bytes that other blocks write or read meanwhile: all of them, or none. */
-PTX void ptx_store_whole(float *p, float4 v)
+/* 16-byte accesses to memory that other thread blocks access at the same time. They are never torn.
+
+ */
+PTX void ptx_store_atomic_16(float *p, float4 v)
 {
     asm volatile("{\n"
                  ".reg .b64 low, high;\n"
@@ -265,7 +272,7 @@ PTX void ptx_store_whole(float *p, float4 v)
                  : "memory");
 }
 
-PTX float4 ptx_load_whole(const float *p)
+PTX float4 ptx_load_atomic_16(const float *p)
 {
     float4 v;
     asm volatile("{\n"
@@ -282,7 +289,7 @@ PTX float4 ptx_load_whole(const float *p)
     return v;
 }
 
-/* Programmatic dependent launch: lets the next kernel of the stream start ... */
+/* Programmatic dependent launch (PDL): lets the next kernel of the stream start. */
 PTX void ptx_launch_dependents()
 {
 #if __CUDA_ARCH__ >= 900
@@ -290,7 +297,7 @@ PTX void ptx_launch_dependents()
 #endif
 }
 
-/* ... and waits until the previous one has ended and its writes are visible. */
+/* PDL: waits until the previous kernel of the stream has ended and its writes are visible. */
 PTX void ptx_wait_previous()
 {
 #if __CUDA_ARCH__ >= 900

@@ -1,7 +1,9 @@
-/* mbarriers and the copy engine (compute capability 9.0), wrapped as in ptx.cuh. On older devices
- * nothing here is called.
+/*
+ * Wrappers for mbarriers and TMA (compute capability 9.0). Devices of lower compute capability
+ * never call them.
  *
- * A phase of a barrier ends when `count` arrivals and the announced bytes have come.
+ * A phase of an mbarrier completes when `count` threads have arrived and all expected bytes have
+ * been copied.
  */
 #ifndef QT_KERNELS_CUDA_COMMON_PTX_BARRIER_CUH
 #define QT_KERNELS_CUDA_COMMON_PTX_BARRIER_CUH
@@ -15,7 +17,7 @@ PTX void ptx_barrier_init(uint32_t bar, uint32_t count)
 #endif
 }
 
-/* Makes initialised barriers visible to the copy engine and to the cluster. */
+/* Makes initialized mbarriers visible to TMA and to the cluster. */
 PTX void ptx_barrier_init_fence()
 {
 #if __CUDA_ARCH__ >= 900
@@ -30,7 +32,7 @@ PTX void ptx_barrier_arrive(uint32_t bar)
 #endif
 }
 
-/* Arrives and announces bytes that are still to come. */
+/* Arrives, and adds `bytes` to the transaction count of the phase. */
 PTX void ptx_barrier_expect(uint32_t bar, uint32_t bytes)
 {
 #if __CUDA_ARCH__ >= 900
@@ -39,7 +41,7 @@ PTX void ptx_barrier_expect(uint32_t bar, uint32_t bytes)
 #endif
 }
 
-/* Until the phase of the given parity has ended. */
+/* Waits until the phase of the given parity has completed. */
 PTX void ptx_barrier_wait(uint32_t bar, uint32_t parity)
 {
 #if __CUDA_ARCH__ >= 900
@@ -54,7 +56,8 @@ PTX void ptx_barrier_wait(uint32_t bar, uint32_t parity)
 #endif
 }
 
-/* Contiguous bytes, a multiple of 16, global -> shared. */
+/* Bulk copy of contiguous bytes (a multiple of 16) from global to shared memory; completes on
+ * `bar`. */
 PTX void ptx_copy_bulk(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
 {
 #if __CUDA_ARCH__ >= 900
@@ -65,13 +68,14 @@ PTX void ptx_copy_bulk(uint32_t dst, const void *src, uint32_t bytes, uint32_t b
 #endif
 }
 
-/* The line will soon be needed: brings it to L2. */
+/* Prefetches a cache line to L2. */
 PTX void ptx_prefetch_l2(const void *p)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-/* A box of a tensor, global -> shared; coordinates in elements, fastest first. */
+/* TMA copy of a box of a tensor from global to shared memory; coordinates in elements, fastest
+ * dimension first. */
 PTX void ptx_copy_box(uint32_t dst, const void *map, int c0, int c1, uint32_t bar)
 {
 #if __CUDA_ARCH__ >= 900
@@ -92,8 +96,8 @@ PTX void ptx_copy_box_3d(uint32_t dst, const void *map, int c0, int c1, int c2, 
 #endif
 }
 
-/* True in one lane of a warp that has not diverged. The compiler makes a loop over lanes around
- * copies that it does not know to be one lane's. */
+/* Returns true in one lane of a converged warp. With another condition, the compiler loops over the
+ * lanes around each copy, because it cannot prove that a single lane issues the copy. */
 PTX bool ptx_elect()
 {
     uint32_t elected = 0;

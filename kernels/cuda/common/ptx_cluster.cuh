@@ -1,12 +1,12 @@
-/* Thread block clusters (compute capability 9.0): one wrapper per PTX instruction. On older devices
- * a cluster is one block, and nothing here is called. Addresses are 32-bit ones of shared memory.
- */
+/* Wrappers for thread-block clusters (compute capability 9.0). On older devices a cluster has one
+ * thread block, and these functions are never called. All addresses are 32-bit shared-memory
+ * addresses. */
 #ifndef QT_KERNELS_CUDA_COMMON_PTX_CLUSTER_CUH
 #define QT_KERNELS_CUDA_COMMON_PTX_CLUSTER_CUH
 
 #include "kernels/cuda/common/ptx_barrier.cuh"
 
-/* The same place in the shared memory of block `rank` of the cluster. */
+/* The address of the same location in the shared memory of thread block `rank` of the cluster. */
 PTX uint32_t ptx_cluster_map(uint32_t addr, uint32_t rank)
 {
     uint32_t r = addr;
@@ -16,7 +16,8 @@ PTX uint32_t ptx_cluster_map(uint32_t addr, uint32_t rank)
     return r;
 }
 
-/* All threads of the cluster. Orders nothing but what ptx_barrier_init_fence does. */
+/* The cluster barrier, for all threads of the cluster. The arrival is relaxed: it orders no memory
+ * accesses except those that ptx_barrier_init_fence orders. */
 PTX void ptx_cluster_arrive()
 {
 #if __CUDA_ARCH__ >= 900
@@ -31,7 +32,8 @@ PTX void ptx_cluster_wait()
 #endif
 }
 
-/* Writes to the block that `addr` and `barrier` are mapped to, and counts 4 bytes there. */
+/* Stores to the thread block that `addr` and `barrier` are mapped to, and completes 4 bytes of its
+ * mbarrier. */
 PTX void ptx_cluster_send(uint32_t addr, float v, uint32_t barrier)
 {
 #if __CUDA_ARCH__ >= 900
@@ -43,7 +45,7 @@ PTX void ptx_cluster_send(uint32_t addr, float v, uint32_t barrier)
 #endif
 }
 
-/* The same with 16 bytes. */
+/* As ptx_cluster_send, with 16 bytes. */
 PTX void ptx_cluster_send_16(uint32_t addr, float4 v, uint32_t barrier)
 {
 #if __CUDA_ARCH__ >= 900
@@ -59,26 +61,27 @@ PTX void ptx_cluster_send_16(uint32_t addr, int4 v, uint32_t barrier)
     ptx_cluster_send_16(addr, *(const float4 *)&v, barrier);
 }
 
-/* The same to another block, or, if own, plainly to `at` of this one. Not a branch: dozens of them
- * are much for the compiler. */
-PTX void ptx_cluster_put_16(bool own, uint32_t at, uint32_t there, float4 v, uint32_t barrier)
+/* If `own`, stores 16 bytes to local address `at`; else sends them to the mapped address `remote`,
+ * as ptx_cluster_send_16. Predicated, because dozens of branches slow the compiler down. */
+PTX void ptx_cluster_put_16(bool own, uint32_t at, uint32_t remote, float4 v, uint32_t barrier)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("{.reg .pred own; setp.ne.u32 own, %0, 0;\n"
                  "@own st.shared.v4.f32 [%1], {%3, %4, %5, %6};\n"
                  "@!own st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
                  "[%2], {%3, %4, %5, %6}, [%7];}" ::"r"((uint32_t)own),
-                 "r"(at), "r"(there), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+                 "r"(at), "r"(remote), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
                  : "memory");
 #endif
 }
 
-PTX void ptx_cluster_put_16(bool own, uint32_t at, uint32_t there, int4 v, uint32_t barrier)
+PTX void ptx_cluster_put_16(bool own, uint32_t at, uint32_t remote, int4 v, uint32_t barrier)
 {
-    ptx_cluster_put_16(own, at, there, *(const float4 *)&v, barrier);
+    ptx_cluster_put_16(own, at, remote, *(const float4 *)&v, barrier);
 }
 
-/* Until the phase of that parity is complete; what was sent to it is then seen. */
+/* Waits until the phase of the given parity has completed, with acquire order at cluster scope:
+ * data sent to `barrier` is then visible. */
 PTX void ptx_barrier_wait_cluster(uint32_t barrier, uint32_t parity)
 {
 #if __CUDA_ARCH__ >= 900

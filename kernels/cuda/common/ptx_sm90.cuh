@@ -1,21 +1,22 @@
-/* Wrappers as in ptx.cuh, of instructions of compute capability 9.0a. */
+/* Wrappers as in ptx.cuh, for instructions of compute capability 9.0a. */
 #ifndef QT_KERNELS_CUDA_COMMON_PTX_SM90_CUH
 #define QT_KERNELS_CUDA_COMMON_PTX_SM90_CUH
 
 #include "kernels/cuda/common/ptx_barrier.cuh"
 
-/* ---- shared memory -----------------------------------------------------------------------------
- */
+/* ---- shared memory --------------------------------------------------------------------------- */
 
 /*
- * The reverse of ptx_ldmatrix_x4_transposed (lane l gives the address `to` of line l % 8 of matrix
- * l / 8, of which r[] has the columns) by each warp of a warpgroup, which meets before and after at
- * barrier `id`; then 16 bytes from `from`. (One statement: it is in each tile kernel many times.)
+ * Transposes through shared memory, by each warp of a warpgroup: stores r[], which holds the
+ * columns of four 8x8 matrices (the reverse of ptx_ldmatrix_x4_transposed; lane l passes in `to`
+ * the address of row l % 8 of matrix l / 8), and then loads 16 bytes from `from`. The warpgroup
+ * synchronizes at named barrier `id` before and after the store. One asm statement, because each
+ * tile kernel contains it many times.
  */
-PTX uint4 ptx_turn_16(int id, uint32_t to, const uint32_t r[4], uint32_t from)
+PTX uint4 ptx_transpose_16(int id, uint32_t to, const uint32_t r[4], uint32_t from)
 {
     uint4 v;
-    asm volatile("bar.sync %4, 128;\n" /* what was there has been read */
+    asm volatile("bar.sync %4, 128;\n" /* earlier loads have completed */
                  "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%5], {%6,%7,%8,%9};\n"
                  "bar.sync %4, 128;\n"
                  "ld.shared.v4.u32 {%0,%1,%2,%3}, [%10];"
@@ -25,7 +26,8 @@ PTX uint4 ptx_turn_16(int id, uint32_t to, const uint32_t r[4], uint32_t from)
     return v;
 }
 
-/* The first `n` of eight 16-bit values to global memory; all or none, and aligned, if `whole`. */
+/* Stores the first `n` of eight 16-bit values to global memory. If `whole`, n is 0 or 8 or more,
+ * and `to` is 16-byte aligned: one 16-byte store. */
 PTX void ptx_store_halves(void *to, uint4 v, int n, int whole)
 {
 #define PAIR(word, at, low, high)                                                                  \
@@ -50,10 +52,9 @@ PTX void ptx_store_halves(void *to, uint4 v, int n, int whole)
 #undef PAIR
 }
 
-/* ---- others -------------------------------------------------------------------------------------
- */
+/* ---- other instructions ---------------------------------------------------------------------- */
 
-/* 8x8 matrix of 16-bit values, two of a row a lane as in a fragment, transposed. */
+/* Transposes an 8x8 matrix of 16-bit values, two values of a row per lane as in an mma fragment. */
 PTX uint32_t ptx_transpose_8x8(uint32_t a)
 {
     uint32_t d;
@@ -61,30 +62,31 @@ PTX uint32_t ptx_transpose_8x8(uint32_t a)
     return d;
 }
 
-/* Registers of a thread of this warpgroup from now on: gives some back, or takes some. */
-template <int N> PTX void ptx_registers_fewer()
+/* Changes the number of registers per thread of this warpgroup to N (setmaxnreg): _dec releases
+ * registers, _inc requests them. */
+template <int N> PTX void ptx_setmaxnreg_dec()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-template <int N> PTX void ptx_registers_more()
+template <int N> PTX void ptx_setmaxnreg_inc()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-/* Barrier number `id` of `threads` threads of the block. */
+/* Synchronizes `threads` threads of the thread block at named barrier `id`. */
 PTX void ptx_named_barrier(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* Counts as having come to it, without waiting. */
+/* Arrives at a named barrier without waiting. */
 PTX void ptx_named_barrier_arrive(int id, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* A flag between blocks: what was written before the store is seen after the load. */
+/* Flag between thread blocks: writes before the store are visible after the load. */
 PTX void ptx_store_release(unsigned *p, unsigned v)
 {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");

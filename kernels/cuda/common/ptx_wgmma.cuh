@@ -1,10 +1,10 @@
-/* Wrappers as in ptx.cuh, of the products of warpgroups: compute capability 9.0a. */
+/* Wrappers for warpgroup MMA (wgmma), compute capability 9.0a. */
 #ifndef QT_KERNELS_CUDA_COMMON_PTX_WGMMA_CUH
 #define QT_KERNELS_CUDA_COMMON_PTX_WGMMA_CUH
 
 #include "kernels/cuda/common/ptx.cuh"
 
-/* Between writes of registers and the wgmma that use them. */
+/* Orders register writes before the wgmma instructions that read the registers. */
 PTX void ptx_wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -21,39 +21,41 @@ template <int PENDING> PTX void ptx_wgmma_wait()
 }
 
 /*
- * d[64 x N] += a[64 x 16 STEPS] b[16 STEPS x N], STEPS 2 or 4, FP16 in, FP32 sums, asynchronous. A
- * in registers, for each 16 of k 16 rows a warp as in ptx_mma_f16; d[4 j + i] as there for the j-th
- * 8 columns. B is described by ptx_wgmma_b. (One statement for all: to the compiler a product costs
- * as much as its operands, a tenth of the time that tile kernels take it.)
+ * d[64 x N] += a[64 x 16 STEPS] b[16 STEPS x N], STEPS 2 or 4, FP16 operands, FP32 accumulators,
+ * asynchronous. A is in registers: for each k-step of 16, each warp holds 16 rows in the fragment
+ * layout of ptx_mma_f16. d[4 j + i] is element i of the ptx_mma_f16 accumulators for the j-th 8
+ * columns. B is given by ptx_wgmma_b. All k-steps are one asm statement, because compile time grows
+ * with the number of operands of each statement; these statements take a tenth of the compile time
+ * of the tile kernels.
  */
 template <int N> struct ptx_wgmma;
 
-/* B[16 x N] in shared memory as N lines of 128 bytes (64 values along k), with the copy engine's
- * 128-byte swizzle, 1024-byte aligned; 16 k further is `+ 2`. The upper half of the description is
- * the same for all, PTX_WGMMA_B_HIGH, and moving it around with the lower took three instructions
- * more for each product. */
+/* The low word of the shared-memory descriptor of B[16 x N]: N rows of 128 bytes (64 values along
+ * k), 128-byte swizzle as written by TMA, 1024-byte aligned. Adding 2 advances 16 along k. The high
+ * word is the constant PTX_WGMMA_B_HIGH; carrying both words in registers costs three more
+ * instructions per product. */
 PTX uint32_t ptx_wgmma_b(uint32_t addr)
 {
     return addr >> 4 | 1u << 16;
 }
 #define PTX_WGMMA_B_HIGH "0x40000040"
 
-/* Numbers of the operands that are sums: N / 2 of a lane. */
-#define PTX_SUMS_16  "%0,%1,%2,%3,%4,%5,%6,%7"
-#define PTX_SUMS_32  PTX_SUMS_16 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define PTX_SUMS_48  PTX_SUMS_32 ",%16,%17,%18,%19,%20,%21,%22,%23"
-#define PTX_SUMS_64  PTX_SUMS_48 ",%24,%25,%26,%27,%28,%29,%30,%31"
-#define PTX_SUMS_96  PTX_SUMS_64 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#define PTX_SUMS_128 PTX_SUMS_96 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define PTX_SUMS_160 PTX_SUMS_128 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
-#define PTX_SUMS_192 PTX_SUMS_160 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define PTX_SUMS_224                                                                               \
-    PTX_SUMS_192 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
-#define PTX_SUMS_256                                                                               \
-    PTX_SUMS_224 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%"   \
-                 "127"
+/* Operand numbers of the accumulators: N / 2 per lane. */
+#define PTX_ACC_16  "%0,%1,%2,%3,%4,%5,%6,%7"
+#define PTX_ACC_32  PTX_ACC_16 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define PTX_ACC_48  PTX_ACC_32 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define PTX_ACC_64  PTX_ACC_48 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define PTX_ACC_96  PTX_ACC_64 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define PTX_ACC_128 PTX_ACC_96 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define PTX_ACC_160 PTX_ACC_128 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define PTX_ACC_192 PTX_ACC_160 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define PTX_ACC_224                                                                                \
+    PTX_ACC_192 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define PTX_ACC_256                                                                                \
+    PTX_ACC_224 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%"    \
+                "127"
 
-/* X(N, numbers of the other operands: b, whether to add, and a of each step). */
+/* X(N, operand numbers of b, of the scale-d flag, and of A for each k-step). */
 #define PTX_WGMMA_SIZES(X)                                                                         \
     X(16, "%8", "%9", "%10,%11,%12,%13", "%14,%15,%16,%17", "%18,%19,%20,%21", "%22,%23,%24,%25")  \
     X(32, "%16", "%17", "%18,%19,%20,%21", "%22,%23,%24,%25", "%26,%27,%28,%29",                   \
@@ -75,7 +77,7 @@ PTX uint32_t ptx_wgmma_b(uint32_t addr)
     X(256, "%128", "%129", "%130,%131,%132,%133", "%134,%135,%136,%137", "%138,%139,%140,%141",    \
       "%142,%143,%144,%145")
 
-/* The sums as operands, C: constraint. */
+/* The accumulators as asm operands; C: constraint. */
 #define PTX_D4(C, i)  C(d[i]), C(d[(i) + 1]), C(d[(i) + 2]), C(d[(i) + 3])
 #define PTX_D16(C, i) PTX_D4(C, i), PTX_D4(C, (i) + 4), PTX_D4(C, (i) + 8), PTX_D4(C, (i) + 12)
 #define PTX_D_16(C)   PTX_D4(C, 0), PTX_D4(C, 4)
@@ -89,16 +91,15 @@ PTX uint32_t ptx_wgmma_b(uint32_t addr)
 #define PTX_D_224(C)  PTX_D_192(C), PTX_D16(C, 96)
 #define PTX_D_256(C)  PTX_D_224(C), PTX_D16(C, 112)
 
-/* A step; l: the low half of the description of b, which is 32 bytes further in the next. */
+/* One k-step. l: the low word of the descriptor of b, which advances by 32 bytes per k-step. */
 #define PTX_WGMMA_STEP(N, TYPES, A, ADD, MORE)                                                     \
     "mov.b64 b, {l, " PTX_WGMMA_B_HIGH "};\n"                                                      \
-    "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" PTX_SUMS_##N "}, {" A "}, b, " ADD MORE      \
-                                                                   ";\n"                           \
-                                                                   "add.u32 l, l, 2;\n"
+    "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" PTX_ACC_##N "}, {" A "}, b, " ADD MORE ";\n" \
+                                                                  "add.u32 l, l, 2;\n"
 #define PTX_WGMMA_BEGIN(B) "{.reg .b64 b; .reg .b32 l; mov.b32 l, " B ";\n"
 #define PTX_WGMMA_A(a)     "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3])
 
-/* MORE: operands of that type of products, behind that which says whether to add. */
+/* MORE: operands of the instruction type that follow the scale-d flag. */
 #define PTX_WGMMA_RUN(N, TYPES, MORE, C, add, B, ADD, A0, A1, A2, A3)                              \
     if constexpr (STEPS == 2)                                                                      \
         asm volatile(PTX_WGMMA_BEGIN(B) PTX_WGMMA_STEP(N, TYPES, A0, ADD, MORE)                    \
@@ -125,8 +126,9 @@ PTX uint32_t ptx_wgmma_b(uint32_t addr)
 PTX_WGMMA_SIZES(PTX_WGMMA)
 #undef PTX_WGMMA
 
-/* d[64 x N] += (or, not ADD, =) a[64 x 32 STEPS] b[32 STEPS x N] as ptx_wgmma; a signed bytes, or
- * (U8) unsigned ones, times signed ones; N / 2 words of d. */
+/* d[64 x N] += (if ADD, else =) a[64 x 32 STEPS] b[32 STEPS x N], as ptx_wgmma with INT32
+ * accumulators; a holds signed bytes, or unsigned ones if U8, b signed bytes. N / 2 words of d per
+ * lane. */
 template <int N, bool U8> struct ptx_wgmma_s8;
 
 #define PTX_WGMMA_S8(N, ...)                                                                       \
@@ -144,8 +146,9 @@ template <int N, bool U8> struct ptx_wgmma_s8;
 PTX_WGMMA_SIZES(PTX_WGMMA_S8)
 #undef PTX_WGMMA_S8
 
-/* Keeps uses of v behind the wait before, of which the compiler does not know that it writes v. */
-PTX void ptx_keep_behind(int &v)
+/* Keeps the compiler from moving uses of v before the preceding ptx_wgmma_wait: the compiler does
+ * not know that asynchronous products write v. */
+PTX void ptx_compiler_fence(int &v)
 {
     asm volatile("" : "+r"(v)::"memory");
 }

@@ -1,5 +1,5 @@
-/* Descriptions of tensors for Hopper's copy engine, made by the driver. */
-#include "kernels/cuda/common/plan.h"
+/* Tensor maps for TMA copies. */
+#include "kernels/cuda/common/tensor_map.h"
 
 #include <cudaTypedefs.h>
 
@@ -10,17 +10,19 @@ int qt_need_tensor_maps(struct qtool_matmul_plan *p)
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault,
                                          &found) != cudaSuccess ||
         found != cudaDriverEntryPointSuccess || !f)
-        return qt_refuse(p, QTOOL_UNSUPPORTED, "the driver has no cuTensorMapEncodeTiled");
-    p->encode_map = (void (*)(void))f;
+        return qt_refuse(p, QTOOL_UNSUPPORTED, "the CUDA driver has no cuTensorMapEncodeTiled");
+    qt_state(p)->encode_map = (void (*)(void))f;
     return QTOOL_OK;
 }
 
-/* Where memory is what a product waits for, lines by twos take its time: one token of 57344 x 8192,
- * fp5, 75.5 us, by ones 69.8. Elsewhere they come sooner so: nf4, 4096 x 4096, 5.25 us, 5.17. */
+/* Products that are limited by memory bandwidth are slower with a promotion to 256 bytes: fp5,
+ * 57344 x 8192, one token: 75.5 us, with 128 bytes 69.8. Other products get their data sooner with
+ * 256 bytes: nf4, 4096 x 4096: 5.17 us instead of 5.25. */
 static CUtensorMapL2promotion promotion(const struct qtool_matmul_plan *p)
 {
-    return p->m <= 32 && qt_long_share(p->n, p->k, p->sms) ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
-                                                           : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+    return p->m <= 32 && qt_bandwidth_bound(p->n, p->k, qt_state(p)->sms)
+               ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+               : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
 }
 
 bool qt_tensor_map(const struct qtool_matmul_plan *p, CUtensorMap *map, const struct qt_tensor *t)
@@ -35,7 +37,7 @@ bool qt_tensor_map(const struct qtool_matmul_plan *p, CUtensorMap *map, const st
         strides[i] = t->strides[i];
     CUtensorMapSwizzle swizzle =
         t->halves ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE;
-    return ((PFN_cuTensorMapEncodeTiled_v12000)p->encode_map)(
+    return ((PFN_cuTensorMapEncodeTiled_v12000)qt_state(p)->encode_map)(
                map, t->halves ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT64,
                (cuuint32_t)t->rank, (void *)t->base, dims, strides, box, steps,
                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion(p),
@@ -53,38 +55,4 @@ bool qt_x_map(const struct qtool_matmul_plan *p, CUtensorMap *map, const void *x
                           {QT_BLOCK_COLS, tokens, blocks},
                           true};
     return qt_tensor_map(p, map, &t);
-}
-
-bool qt_weight_maps(const struct qtool_matmul_plan *p, CUtensorMap plane[3], CUtensorMap *scales,
-                    CUtensorMap *zeros, const struct qt_shape *s,
-                    const struct qtool_matmul_weight *w, int box_strips, int box_blocks,
-                    int box_groups)
-{
-    bool ok = true;
-    for (int i = 0; i < 3 && s->width[i] && ok; i++) {
-        size_t block = 16 * (size_t)s->width[i];
-        struct qt_tensor t = {w->plane[i],
-                              2,
-                              {(size_t)s->blocks * block, (size_t)s->strips},
-                              {s->pitch_blocks * block * 8},
-                              {box_blocks * (int)block, box_strips},
-                              false};
-        ok = qt_tensor_map(p, &plane[i], &t);
-    }
-    struct qt_tensor t = {w->scale,
-                          2,
-                          {s->groups * 4, (size_t)s->strips},
-                          {s->pitch_groups * 32},
-                          {box_groups * 4, box_strips},
-                          false};
-    ok = ok && (!s->grouped || qt_tensor_map(p, scales, &t));
-    if (!ok || !s->zero_bytes)
-        return ok;
-    struct qt_tensor z = {w->zero,
-                          2,
-                          {s->groups * (size_t)s->zero_bytes / 8, (size_t)s->strips},
-                          {s->pitch_groups * (size_t)s->zero_bytes},
-                          {qt_zero_pitch(s, box_groups) / 8, box_strips},
-                          false};
-    return qt_tensor_map(p, zeros, &z);
 }

@@ -1,13 +1,14 @@
 /*
- * Appends tokens to the cache, quantized.
+ * Quantizes the keys and values of new tokens and appends them to the KV cache.
  *
- *   grid    (tokens, KV heads); a warp each
- *   lane    D / 32 neighbouring channels of the key and of the value
+ *   grid    (tokens, KV heads); one warp per thread block
+ *   lane    D / 32 adjacent channels of the key and of the value
  *
- * Moves     2 * 2 * head_dim bytes in, head_dim + 4 bytes out, per token and head
- * Oracle    the same arithmetic in plain C (tests/gpu/test_kv4.c), bit for bit
+ * Traffic    2 * 2 * head_dim bytes read, head_dim + 4 bytes written, per token and head
+ * Reference  the same arithmetic in plain C (tests/gpu/test_kv4.c), bit for bit
+ * Used by    qtool_kv_append
  */
-#include "kernels/cuda/common/round.cuh"
+#include "kernels/cuda/common/convert.cuh"
 #include "kernels/cuda/kv4/view.h"
 
 #include <math.h>
@@ -29,7 +30,7 @@ static __device__ __forceinline__ uint32_t kv_code(float v)
     return (uint32_t)fminf(fmaxf(rintf(v), 0), 15);
 }
 
-/* The codes of PER channels of a lane, in the low bits. */
+/* Returns the key codes of a lane's PER channels, 4 bits each, in the low bits. */
 template <int PER>
 static __device__ __forceinline__ uint32_t kv_key_codes(const float *x, const float *scale,
                                                         const float *zero)
@@ -41,6 +42,7 @@ static __device__ __forceinline__ uint32_t kv_key_codes(const float *x, const fl
     return codes;
 }
 
+/* Returns the value codes of a lane's PER channels. *param: scale and minimum of the whole head. */
 template <int PER>
 static __device__ __forceinline__ uint32_t kv_value_codes(const float *x, __half2 *param)
 {
@@ -55,15 +57,15 @@ static __device__ __forceinline__ uint32_t kv_value_codes(const float *x, __half
         low = fminf(low, __shfl_xor_sync(~0u, low, d));
         high = fmaxf(high, __shfl_xor_sync(~0u, high, d));
     }
-    __half least = __float2half(low), scale = __float2half(__fdiv_rn(high - low, 15));
+    __half minimum = __float2half(low), scale = __float2half(__fdiv_rn(high - low, 15));
     if (__half2float(scale) == 0)
         scale = __float2half(1);
-    *param = __halves2half2(scale, least);
+    *param = __halves2half2(scale, minimum);
     float per = __frcp_rn(__half2float(scale));
     uint32_t codes = 0;
 #pragma unroll
     for (int i = 0; i < PER; i++)
-        codes |= kv_code(__fmul_rn(x[i] - __half2float(least), per)) << 4 * i;
+        codes |= kv_code(__fmul_rn(x[i] - __half2float(minimum), per)) << 4 * i;
     return codes;
 }
 
@@ -81,7 +83,7 @@ __global__ void __launch_bounds__(32) kv_append_kernel(const __grid_constant__ k
     const int lane = (int)threadIdx.x, head = (int)blockIdx.y, sequence = a.sequence[blockIdx.x];
     const int position = a.position[blockIdx.x], channel = lane * PER;
     const size_t from = ((size_t)blockIdx.x * a.cache.heads + head) * a.dim + channel;
-    const size_t place = kv_place(a.cache, kv_page(a.cache, sequence, position), head, position);
+    const size_t row = kv_row(a.cache, kv_page(a.cache, sequence, position), head, position);
     float k[PER], v[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++) {
@@ -92,19 +94,19 @@ __global__ void __launch_bounds__(32) kv_append_kernel(const __grid_constant__ k
     if (a.f16_cache) {
 #pragma unroll
         for (int i = 0; i < PER; i++) {
-            ((__half *)a.cache.k)[place * a.dim + channel + i] = __float2half(kv_clamp_f16(k[i]));
-            ((__half *)a.cache.v)[place * a.dim + channel + i] = __float2half(v[i]);
+            ((__half *)a.cache.k)[row * a.dim + channel + i] = __float2half(kv_clamp_f16(k[i]));
+            ((__half *)a.cache.v)[row * a.dim + channel + i] = __float2half(v[i]);
         }
         return;
     }
-    const size_t at = (place * a.dim + channel) / 2;
+    const size_t at = (row * a.dim + channel) / 2;
     const int scale_at = head * a.dim + channel;
     kv_put<PER>(a.cache.k + at,
                 kv_key_codes<PER>(k, a.cache.k_scale + scale_at, a.cache.k_zero + scale_at));
     __half2 param;
     kv_put<PER>(a.cache.v + at, kv_value_codes<PER>(v, &param));
     if (lane == 0)
-        a.cache.param[place] = param;
+        a.cache.param[row] = param;
 }
 
 int qtool_kv_append(const struct qtool_kv_cache *cache, const void *k, const void *v,
@@ -135,8 +137,7 @@ int qtool_kv_append(const struct qtool_kv_cache *cache, const void *k, const voi
                : QTOOL_FAILED;
 }
 
-/* ---- host --------------------------------------------------------------------------------------
- */
+/* ---- host ----------------------------------------------------------------------------------- */
 
 static bool aligned(const void *p)
 {
@@ -146,19 +147,19 @@ static bool aligned(const void *p)
 const char *qt_kv_cache_fault(const struct qtool_kv_cache *c)
 {
     if (c->head_dim != 64 && c->head_dim != 128)
-        return "head_dim is not 64 or 128";
+        return "head_dim must be 64 or 128";
     if (c->heads == 0 || c->heads > 65535)
-        return "heads out of range";
+        return "the number of KV heads must be 1 to 65535";
     if (c->page_tokens == 0 || c->page_tokens % 16 || c->page_tokens > 1u << 30)
-        return "page_tokens is no multiple of 16";
+        return "page_tokens must be a multiple of 16, from 16 to 2^30";
     if (c->table && (c->page_tokens & (c->page_tokens - 1)))
-        return "pages of a table hold no power of two of tokens";
+        return "page_tokens must be a power of two with a page table";
     if (!aligned(c->k) || !aligned(c->v))
-        return "keys or values are not 16-byte aligned";
+        return "k and v must be set and 16-byte aligned";
     if (c->format == QTOOL_KV_INT4 && (!aligned(c->v_param) || !c->k_scale || !c->k_zero))
-        return "a 4-bit cache needs parameters";
+        return "a 4-bit cache needs v_param (16-byte aligned), k_scale and k_zero";
     if (c->format != QTOOL_KV_INT4 && c->format != QTOOL_KV_F16)
-        return "unknown format";
+        return "unknown cache format";
     return NULL;
 }
 

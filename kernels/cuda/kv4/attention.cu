@@ -1,25 +1,26 @@
-/* Host side of attention over the cache: checks, the split of sequences, launches. */
+/* Host side of attention over the KV cache: argument checks, the choice of kernel and splits,
+ * launch. */
 #include "kernels/cuda/common/device.h"
 #include "kernels/cuda/kv4/attention.cuh"
+#include "kernels/cuda/kv4/plan.h"
 #include "kernels/cuda/kv4/view.h"
-#include "kernels/include/qtool_kv4.h"
 
 #include <limits.h>
 #include <stdio.h>
 
-/* Of shared memory beside smem_bytes. */
+/* Upper bound of the kernels' static shared memory. */
 enum { STATIC_BYTES = 256 };
 
 struct kv_instance {
     enum qtool_kv_format format;
-    size_t dim, heads; /* of a block */
-    int warps, slots, slot_bytes;
+    size_t dim, heads; /* head_dim; query heads per thread block */
+    int warps, stages, stage_bytes;
     void (*kernel)(kv_args);
 };
 
 #define INSTANCE(format, F, hq, depth)                                                             \
     {                                                                                              \
-        format, F::DIM, 4 * hq, F::warps(hq), depth, kv_slot<F>::BYTES,                            \
+        format, F::DIM, 4 * hq, F::warps(hq), depth, kv_stage<F>::BYTES,                           \
             kv_attention_kernel<F, hq, depth>                                                      \
     }
 #define INT4(dim, depth)                                                                           \
@@ -35,24 +36,25 @@ static const kv_instance instances[] = {INT4(64, 3),  INT4(64, 4), INT4(128, 2),
 #undef INT4
 #undef INSTANCE
 
-/* The ring; in the end the warps' sums lie in the same place. */
+/* Dynamic shared memory of a kernel: the pipelines, or the partial results that replace them. */
 static size_t smem_bytes(const kv_instance *in)
 {
-    size_t ring = (size_t)in->warps * in->slots * in->slot_bytes;
-    size_t sums = (size_t)in->warps * in->heads * (in->dim + 4) * 4;
-    return ring > sums ? ring : sums;
+    size_t pipelines = (size_t)in->warps * in->stages * in->stage_bytes;
+    size_t partial = (size_t)in->warps * in->heads * (in->dim + 4) * 4;
+    return pipelines > partial ? pipelines : partial;
 }
 
-/* Whether a suits a group of query heads better than b: with all of it in a block and as little
- * beside it as can be, then with a deep ring or not. */
+/* Returns true if `a` suits a group of query heads better than `b`. Best is the smallest tile that
+ * holds the whole group, else the largest tile; then the deepest pipeline (deep) or the
+ * shallowest. */
 static bool better(const kv_instance *a, const kv_instance *b, size_t group, bool deep)
 {
     if (a->heads != b->heads)
         return b->heads < group ? a->heads > b->heads : a->heads >= group && a->heads < b->heads;
-    return deep ? a->slots > b->slots : a->slots < b->slots;
+    return deep ? a->stages > b->stages : a->stages < b->stages;
 }
 
-/* NULL: shared memory is too small for any. */
+/* Returns the best kernel, or NULL if none fits in shared memory. */
 static const kv_instance *instance_of(const struct qtool_kv_cache *c, size_t group, bool deep,
                                       size_t smem_limit)
 {
@@ -70,29 +72,29 @@ static int refuse(struct qtool_kv_plan *p, int status, const char *reason)
     return status;
 }
 
-enum { MOST_TOKENS = 1 << 30 }; /* of a sequence */
+enum { MAX_TOKENS = 1 << 30 }; /* per sequence */
 
-/* Why there is no attention with such options over a cache, or NULL. */
+/* Returns why the options and the cache are not supported, or NULL if they are. */
 static const char *fault_of(const struct qtool_kv_options *o, const struct qtool_kv_cache *c)
 {
     const char *bad = qt_kv_cache_fault(c);
     if (bad)
         return bad;
     if (o->heads == 0 || o->heads % c->heads)
-        return "query heads are no multiple of the cache's";
+        return "the number of query heads must be a multiple of the number of KV heads";
     if ((unsigned)o->dtype > QTOOL_BF16)
         return "q and out must be FP16 or BF16";
     if (!(o->scale > 0 && o->scale < INFINITY))
-        return "scale is not positive";
-    if (o->batch == 0 || o->batch > 65535 || o->max_length == 0 || o->max_length > MOST_TOKENS)
-        return "batch or length out of range";
+        return "scale must be positive and finite";
+    if (o->batch == 0 || o->batch > 65535 || o->max_length == 0 || o->max_length > MAX_TOKENS)
+        return "batch must be 1 to 65535 and max_length 1 to 2^30";
     if (c->heads * c->page_tokens > INT_MAX ||
         (!c->table && c->heads * c->page_tokens > UINT_MAX / o->batch))
-        return "the cache has 2^32 rows or more";
+        return "the cache must have fewer than 2^32 rows";
     if (!c->table && o->max_length > c->page_tokens)
-        return "sequences are longer than the cache";
+        return "max_length is larger than page_tokens of a cache without a page table";
     if (c->table && o->batch > 1 && (o->max_length - 1) / c->page_tokens >= c->table_pitch)
-        return "sequences are longer than their part of the table";
+        return "max_length needs more pages than table_pitch";
     return NULL;
 }
 
@@ -101,28 +103,31 @@ static int allow_smem(struct qtool_kv_plan *p, const kv_instance *in)
     return qt_allow_smem((const void *)in->kernel, smem_bytes(in), p->reason);
 }
 
-/* Of a device and the kernel of a plan, what splits depend on. */
+/* What choose_split knows of a device and a kernel. */
 struct kv_site {
-    size_t items; /* sequences x KV heads x tiles of query heads */
-    size_t sms, resident;
+    size_t items;         /* sequences x KV heads x tiles of query heads */
+    size_t sms, resident; /* resident: thread blocks per SM */
 };
 
-/* Of sums that are waited for, and not counted: they lie in the workspace's zeros. */
-enum { MOST_WAITED = QTOOL_WORKSPACE_ZEROED };
+/* Up to this size, partial results are in the zeroed part of the workspace and are polled; larger
+ * ones are behind it and use an arrival counter. */
+enum { MAX_POLLED = QTOOL_WORKSPACE_ZEROED };
 
-static size_t sums_bytes(const struct qtool_kv_plan *p, const struct qtool_kv_cache *c,
-                         size_t splits)
+/* Returns the bytes of the partial results of all splits. */
+static size_t partial_bytes(const struct qtool_kv_plan *p, const struct qtool_kv_cache *c,
+                            size_t splits)
 {
     const size_t row = (c->head_dim + 4) * sizeof(float);
     return splits > 1 ? p->options.batch * p->options.heads * splits * row : 0;
 }
 
 /*
- * The split that should take least, in microseconds of an H200, but for what is the same for all: a
- * block takes alone_us for 128 tokens, or as long as its share of the memory does, of which the
- * multiprocessor with the most blocks has the least; blocks beside each other start and end more
- * slowly, and those that find no room later; splits are to be added. Each number is from sweeps
- * over 1 to 64 sequences of 1024 to 32768 tokens. Sets p->split_tokens.
+ * Sets p->split_tokens to the split with the lowest predicted time on an H200. The model, in
+ * microseconds and without terms that are the same for all splits: per 128 tokens, a thread block
+ * takes alone_us, or share_us for each thread block of the busiest SM if bound by memory bandwidth;
+ * resident thread blocks slow down each other's start and end; further waves start later; the
+ * combine step takes time per split. The constants are fitted to sweeps over 1 to 64 sequences of
+ * 1024 to 32768 tokens.
  */
 static void choose_split(struct qtool_kv_plan *p, const struct qtool_kv_cache *c,
                          const kv_instance *in, const kv_site *s)
@@ -140,7 +145,7 @@ static void choose_split(struct qtool_kv_plan *p, const struct qtool_kv_cache *c
                     .3 * per_sm + 3 * ceil(per_sm / (double)s->resident);
         if (splits > 1)
             us += .09 * (double)splits + (splits > SUMS_AT_ONCE ? .15 : 0) +
-                  (sums_bytes(p, c, splits) > MOST_WAITED ? .7 : 0);
+                  (partial_bytes(p, c, splits) > MAX_POLLED ? .7 : 0);
         if (us < best_us) {
             best_us = us;
             p->split_tokens = tokens;
@@ -158,41 +163,45 @@ static int plan(struct qtool_kv_plan *p, const struct qtool_kv_cache *c,
     const char *fault = fault_of(opt, c);
     if (fault)
         return refuse(p, QTOOL_UNSUPPORTED, fault);
-    p->cache_heads = c->heads;
-    if ((rc = qt_device_facts(&device, opt->device, p->reason)) != QTOOL_OK)
+    struct qt_kv_state *state = qt_kv_state(p);
+    *state = {};
+    state->cache_heads = c->heads;
+    if ((rc = qt_query_device(&device, opt->device, p->reason)) != QTOOL_OK)
         return rc;
     const size_t group = opt->heads / c->heads, smem_limit = (size_t)device.smem_limit;
     const kv_instance *in = instance_of(c, group, true, smem_limit);
     if (!in)
-        return refuse(p, QTOOL_UNSUPPORTED, "not enough shared memory");
+        return refuse(p, QTOOL_UNSUPPORTED, "the GPU has too little shared memory for the kernel");
     size_t tiles = (group + in->heads - 1) / in->heads, items = opt->batch * c->heads * tiles;
     if (c->heads * tiles > 65535 || items > QTOOL_WORKSPACE_ZEROED / sizeof(unsigned))
-        return refuse(p, QTOOL_UNSUPPORTED, "too many heads and sequences");
+        return refuse(p, QTOOL_UNSUPPORTED, "too many heads and sequences for one launch");
     if ((rc = allow_smem(p, in)) != QTOOL_OK)
         return rc;
     if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, in->kernel, in->warps * 32,
                                                       smem_bytes(in)) != cudaSuccess)
         return refuse(p, QTOOL_FAILED, cudaGetErrorString(cudaGetLastError()));
     if (per_sm == 0)
-        return refuse(p, QTOOL_UNSUPPORTED, "not enough registers");
-    p->dependent = opt->dependent_launch && device.cc == 90;
+        return refuse(p, QTOOL_UNSUPPORTED, "the GPU has too few registers for the kernel");
+    state->dependent = opt->dependent_launch && device.cc == 90;
     const kv_site site = {items, (size_t)device.sms, (size_t)per_sm};
     p->split_tokens = split_tokens;
     if (!split_tokens)
         choose_split(p, c, in, &site);
     p->splits = (opt->max_length - 1) / p->split_tokens + 1;
-    if (p->split_tokens % SPLIT_UNIT || p->split_tokens > MOST_TOKENS || p->splits > MAX_SPLITS)
+    if (p->split_tokens % SPLIT_UNIT || p->split_tokens > MAX_TOKENS || p->splits > MAX_SPLITS)
         return refuse(p, QTOOL_UNSUPPORTED,
-                      "split_tokens: no multiple of 128, above 2^30, or over 256 splits");
-    /* 16 sequences of 32768 tokens, us: 153 with 67 KB under way in a multiprocessor, 131 with 34,
-     * 135 with 134. 8 warps bring 34 with a shallow ring, 4 or 16 have to take a deep one. */
+                      "split_tokens must be a multiple of 128, at most 2^30, and give at most 256 "
+                      "splits");
+    /* 16 sequences of 32768 tokens take 153 us with 67 KB in flight per SM, 131 us with 34 KB and
+     * 135 us with 134 KB. 8 warps have 34 KB in flight with the shallow pipeline; 4 or 16 warps
+     * need the deep one. */
     const size_t blocks = (items * p->splits + (size_t)device.sms - 1) / (size_t)device.sms;
-    const size_t together = (blocks < (size_t)per_sm ? blocks : (size_t)per_sm) * (size_t)in->warps;
-    in = instance_of(c, group, together != 8, smem_limit);
-    p->kernel = (int)(in - instances);
-    const size_t sums = sums_bytes(p, c, p->splits);
-    p->in_zeros = sums <= MOST_WAITED;
-    p->workspace_bytes = QTOOL_WORKSPACE_ZEROED + (p->in_zeros ? 0 : sums);
+    const size_t warps = (blocks < (size_t)per_sm ? blocks : (size_t)per_sm) * (size_t)in->warps;
+    in = instance_of(c, group, warps != 8, smem_limit);
+    state->kernel = (int)(in - instances);
+    const size_t partial = partial_bytes(p, c, p->splits);
+    state->polled = partial <= MAX_POLLED;
+    p->workspace_bytes = QTOOL_WORKSPACE_ZEROED + (state->polled ? 0 : partial);
     return allow_smem(p, in);
 }
 
@@ -209,10 +218,11 @@ int qtool_kv_attention_run(const struct qtool_kv_plan *p, const struct qtool_kv_
                            const void *q, const int *length, void *workspace, void *stream)
 {
     const struct qtool_kv_options *o = &p->options;
-    const kv_instance *in = &instances[p->kernel];
+    const struct qt_kv_state *state = qt_kv_state_const(p);
+    const kv_instance *in = &instances[state->kernel];
     kv_args a = {};
     if (!p->splits || fault_of(o, c) || in->format != c->format || in->dim != c->head_dim ||
-        c->heads != p->cache_heads) /* not what was planned for */
+        c->heads != state->cache_heads) /* not the cache that was planned for */
         return QTOOL_UNSUPPORTED;
     if (!q || !out || !length || (size_t)q % 16 || (size_t)out % 16 || (size_t)workspace % 256 ||
         (p->splits > 1 && !workspace))
@@ -221,8 +231,8 @@ int qtool_kv_attention_run(const struct qtool_kv_plan *p, const struct qtool_kv_
     a.q = q;
     a.out = out;
     a.length = length;
-    a.arrivals = p->in_zeros ? NULL : (unsigned *)workspace;
-    a.partial = (float *)((char *)workspace + (p->in_zeros ? 0 : QTOOL_WORKSPACE_ZEROED));
+    a.arrivals = state->polled ? NULL : (unsigned *)workspace;
+    a.partial = (float *)((char *)workspace + (state->polled ? 0 : QTOOL_WORKSPACE_ZEROED));
     a.heads = (int)o->heads;
     a.group = (int)(o->heads / c->heads);
     a.tiles = (a.group + (int)in->heads - 1) / (int)in->heads;
@@ -230,13 +240,13 @@ int qtool_kv_attention_run(const struct qtool_kv_plan *p, const struct qtool_kv_
     a.max_length = (int)o->max_length;
     a.scale_log2 = o->scale * 1.4426950408889634f;
     a.bf16 = o->dtype == QTOOL_BF16;
-    a.dependent = p->dependent;
+    a.dependent = state->dependent;
     struct qt_kernel_launch launch = {};
     launch.kernel = (const void *)in->kernel;
     launch.grid =
         dim3((unsigned)p->splits, (unsigned)(a.tiles * (int)c->heads), (unsigned)o->batch);
     launch.threads = in->warps * 32;
     launch.smem = smem_bytes(in);
-    launch.dependent = p->dependent != 0;
+    launch.dependent = state->dependent != 0;
     return qt_launch_kernel(&launch, &a, stream);
 }

@@ -1,84 +1,86 @@
 /*
- * Attention of one new token per sequence over the cache, split over the sequence.
+ * Attention of a decode step: one new token per sequence over the KV cache, with the sequence split
+ * over thread blocks (split-KV).
  *
- *   grid     (splits, KV heads x tiles of 4 HQ query heads, sequences); F::warps(HQ) warps
- *   smem     a ring of DEPTH slots a warp: keys, values and their parameters; in the end the
- *            warps' sums
+ *   grid          (splits, KV heads x tiles of 4 HQ query heads, sequences)
+ *   thread block  F::warps(HQ) warps; each has a pipeline of its own, and the warps take the stages
+ *                 of a split (TOKENS tokens each) in turn
+ *   smem          [ pipeline of DEPTH stages per warp: keys, values, value parameters ]; at the end
+ *                 the partial results of the warps are in the same place
  *
- *   warp:    slot = TOKENS tokens; warps take the slots of a split in turn
- *            global -- cp.async --> ring --> codes as bytes --> S = K q (m16n8k32)
- *            --> p = 2^(S - m) --> times the token's value scale --> FP16, transposed
- *            --> O += V^T p, codes in FP16 mantissas (m16n8k16)
+ *   warp          global -- cp.async --> stage --> codes as bytes --> S = K q (m16n8k32)
+ *                 --> p = 2^(S - m) --> times the token's value scale --> FP16, transposed
+ *                 --> O += V^T p, codes in FP16 mantissas (m16n8k16)
  *
- * The key scales are folded into q, the key zeros shift all products of a query alike and drop out
- * of the softmax. A value is code * scale + least: the scales are multiplied into p, and the least
- * values times p are one sum a head.
+ * The key scales are multiplied into q. The key zero-points shift all scores of a query alike and
+ * cancel in the softmax. A value is code * scale + minimum: the scale is multiplied into p, and the
+ * minima times p are accumulated as one number per head.
  *
- * The running maximum m is the warp's, per head; it is only looked for when some product exceeds
- * it. Likewise v_unit, the power of two that keeps p * scale within FP16.
+ * The softmax is online, with a running maximum m per warp and head, which is updated only if some
+ * score exceeds it. Likewise v_unit, the power of two that keeps p * scale in the range of FP16.
  *
- * Splits meet in the workspace (kv4_sums.cuh): blocks of the last ones wait for the sums of all, or
- * the last to arrive adds them.
+ * Partial results of splits are combined through the workspace (combine.cuh).
  *
- * Moves     the cache once (per tile of query heads), q once a split; splits > 1: partial sums of
- *           (head_dim + 4) * 4 bytes per query head and split, written and read
- * Oracle    attention in FP64 over the decoded cache; relative error <= 1.5e-3, BF16 3e-3 (queries
- *           times key scales have 16 bits, p is FP16)
+ * Traffic    the cache once per tile of query heads, q once per split; splits > 1:
+ *            (head_dim + 4) * 4 bytes per query head and split, written and read
+ * Reference  FP64 attention over the dequantized cache; relative error <= 1.5e-3, BF16 3e-3
+ *            (queries times key scales have 16 bits, p is FP16)
+ * Used by    attention.cu
  */
 #ifndef QT_KERNELS_CUDA_KV4_ATTENTION_CUH
 #define QT_KERNELS_CUDA_KV4_ATTENTION_CUH
 
+#include "kernels/cuda/kv4/combine.cuh"
 #include "kernels/cuda/kv4/queries.cuh"
-#include "kernels/cuda/kv4/sums.cuh"
 
-/* ---- products ----------------------------------------------------------------------------------
- */
+/* ---- mainloop ------------------------------------------------------------------------------- */
 
-/* Of a warp. Entries u are of head F::head(u, t) of the lane; `most`, of products in units of
- * q.unit, and v_unit are the same for the whole warp (column), the others the lane's own tokens'
- * share. */
+/* Softmax state and accumulators of a warp. Entry u belongs to head F::head(u, t) of the lane.
+ * row_max, in units of q.unit, is the same in all lanes that have the head; v_unit is the same in
+ * the whole warp. denominator and min_sum cover the lane's own tokens only. */
 template <class F, int HQ> struct kv_state {
     enum { TILES = (HQ + 1) / 2 };
-    float out[TILES][kv_slot<F>::STEPS][4];
-    float most[HQ], denominator[HQ], least[HQ];
-    float offset[HQ]; /* -most * unit */
-    float v_unit, v_limit;
+    float out[TILES][kv_stage<F>::STEPS][4];
+    float row_max[HQ], denominator[HQ], min_sum[HQ];
+    float offset[HQ];      /* -row_max * unit */
+    float v_unit, v_limit; /* value scales must be below v_limit */
 };
 
+/* Multiplies the output accumulators of head u by f. */
 template <class F, int HQ>
 static __device__ __forceinline__ void kv_scale_out(kv_state<F, HQ> *st, int u, float f)
 {
 #pragma unroll
-    for (int i = 0; i < kv_slot<F>::STEPS; i++) {
+    for (int i = 0; i < kv_stage<F>::STEPS; i++) {
         st->out[u / 2][i][u % 2] *= f;
         st->out[u / 2][i][2 + u % 2] *= f;
     }
 }
 
-/* Raises the maxima to those of the products s, and scales what was summed. */
+/* Raises the running maxima to those of the scores s and rescales the accumulators. */
 template <class F, int HQ>
 static __device__ __forceinline__ void kv_raise(kv_state<F, HQ> *st, const kv_queries<F, HQ> &q,
-                                                const float s[kv_slot<F>::TILES][HQ][2])
+                                                const float s[kv_stage<F>::TILES][HQ][2])
 {
 #pragma unroll
     for (int u = 0; u < HQ; u++) {
-        float m = st->most[u];
+        float m = st->row_max[u];
 #pragma unroll
-        for (int i = 0; i < kv_slot<F>::TILES; i++)
+        for (int i = 0; i < kv_stage<F>::TILES; i++)
             m = fmaxf(m, fmaxf(s[i][u][0], s[i][u][1]));
 #pragma unroll
         for (int d = 4; d < 32; d *= 2)
             m = fmaxf(m, __shfl_xor_sync(~0u, m, d));
-        float f = ptx_exp2((st->most[u] - m) * q.unit[u]);
-        st->most[u] = m;
+        float f = ptx_exp2((st->row_max[u] - m) * q.unit[u]);
+        st->row_max[u] = m;
         st->offset[u] = -m * q.unit[u];
         st->denominator[u] *= f;
-        st->least[u] *= f;
+        st->min_sum[u] *= f;
         kv_scale_out(st, u, f);
     }
 }
 
-/* Value scales up to `top` are to come: p * scale * v_unit stays below 2^11. */
+/* Sets v_unit for value scales up to `top`, so that p * scale * v_unit stays below 2^11. */
 template <class F, int HQ>
 static __device__ __forceinline__ void kv_raise_values(kv_state<F, HQ> *st, float top)
 {
@@ -97,34 +99,34 @@ static __device__ __forceinline__ void kv_raise_values(kv_state<F, HQ> *st, floa
         kv_scale_out(st, u, f);
 }
 
-/* p from the products s, in place, and the sums over p; then p scaled for the products with codes.
- */
+/* Replaces the scores s by probabilities p (relative to the running maximum), accumulates their
+ * sums, and scales p for the products with value codes. */
 template <class F, int HQ>
 static __device__ __forceinline__ void kv_softmax(kv_state<F, HQ> *st, const kv_queries<F, HQ> &q,
-                                                  float s[kv_slot<F>::TILES][HQ][2],
-                                                  const float2 param[kv_slot<F>::TILES][2])
+                                                  float s[kv_stage<F>::TILES][HQ][2],
+                                                  const float2 param[kv_stage<F>::TILES][2])
 {
-    bool above = false, wider = false;
+    bool new_max = false, new_unit = false;
     float top = 0;
 #pragma unroll
-    for (int i = 0; i < kv_slot<F>::TILES; i++)
+    for (int i = 0; i < kv_stage<F>::TILES; i++)
 #pragma unroll
         for (int u = 0; u < HQ; u++)
-            above = above || s[i][u][0] > st->most[u] || s[i][u][1] > st->most[u];
+            new_max = new_max || s[i][u][0] > st->row_max[u] || s[i][u][1] > st->row_max[u];
     if (F::PARAMS) {
 #pragma unroll
-        for (int i = 0; i < kv_slot<F>::TILES; i++)
+        for (int i = 0; i < kv_stage<F>::TILES; i++)
             top = fmaxf(top, fmaxf(param[i][0].x, param[i][1].x));
-        wider = top >= st->v_limit && top > 0;
+        new_unit = top >= st->v_limit && top > 0;
     }
-    if (__any_sync(~0u, above || wider)) { /* seldom: one question */
-        if (__any_sync(~0u, above))
+    if (__any_sync(~0u, new_max || new_unit)) { /* rare, so both share one vote */
+        if (__any_sync(~0u, new_max))
             kv_raise<F, HQ>(st, q, s);
-        if (F::PARAMS && __any_sync(~0u, wider))
+        if (F::PARAMS && __any_sync(~0u, new_unit))
             kv_raise_values<F, HQ>(st, top);
     }
 #pragma unroll
-    for (int i = 0; i < kv_slot<F>::TILES; i++)
+    for (int i = 0; i < kv_stage<F>::TILES; i++)
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             float unit = F::PARAMS ? param[i][j].x * st->v_unit : 0x1p10f;
@@ -133,19 +135,19 @@ static __device__ __forceinline__ void kv_softmax(kv_state<F, HQ> *st, const kv_
                 float p = ptx_exp2(fmaf(s[i][u][j], q.unit[u], st->offset[u]));
                 st->denominator[u] += p;
                 if (F::PARAMS)
-                    st->least[u] += p * param[i][j].y;
+                    st->min_sum[u] += p * param[i][j].y;
                 s[i][u][j] = p * unit;
             }
         }
 }
 
-/* Products of tokens from `end` on are -inf. token: of the lane's row g. */
+/* Sets the scores of tokens from `end` on to -inf. token: token of the lane's row g. */
 template <class F, int HQ>
-static __device__ __forceinline__ void kv_mask(float s[kv_slot<F>::TILES][HQ][2], int end,
+static __device__ __forceinline__ void kv_mask(float s[kv_stage<F>::TILES][HQ][2], int end,
                                                int token)
 {
 #pragma unroll
-    for (int i = 0; i < kv_slot<F>::TILES; i++)
+    for (int i = 0; i < kv_stage<F>::TILES; i++)
 #pragma unroll
         for (int j = 0; j < 2; j++)
             if (token + i * 16 + j * 8 >= end)
@@ -160,22 +162,22 @@ static __device__ __forceinline__ float2 kv_param(uint32_t at)
     return __half22float2(*(const __half2 *)&v);
 }
 
-/* One slot, whose first token is token0. own: of the tokens of a tile, that of the lane's row g. */
+/* Processes one stage, whose first token is token0. own: token of the lane's row g in a tile. */
 template <class F, int HQ>
-static __device__ __forceinline__ void kv_slot_step(kv_state<F, HQ> *st, const kv_queries<F, HQ> &q,
-                                                    const F &format, uint32_t slot, int token0,
-                                                    int own, int end)
+static __device__ __forceinline__ void kv_stage_step(kv_state<F, HQ> *st,
+                                                     const kv_queries<F, HQ> &q, const F &format,
+                                                     uint32_t stage, int token0, int own, int end)
 {
-    typedef kv_slot<F> S;
+    typedef kv_stage<F> S;
     float s[S::TILES][HQ][2];
     float2 param[S::TILES][2];
 #pragma unroll
     for (int i = 0; i < S::TILES; i++) {
-        format.template multiply<HQ>(s[i], q.frag, slot, i);
+        format.template multiply<HQ>(s[i], q.frag, stage, i);
 #pragma unroll
         for (int j = 0; j < 2; j++)
             if (F::PARAMS)
-                param[i][j] = kv_param(slot + S::PARAM_AT + (own + i * 16 + j * 8) * 4);
+                param[i][j] = kv_param(stage + S::PARAM_AT + (own + i * 16 + j * 8) * 4);
     }
     if (token0 + F::TOKENS > end)
         kv_mask<F, HQ>(s, end, token0 + own);
@@ -184,7 +186,7 @@ static __device__ __forceinline__ void kv_slot_step(kv_state<F, HQ> *st, const k
     for (int i = 0; i < S::TILES; i++) {
         uint32_t p[kv_state<F, HQ>::TILES][2];
         typename F::tile_values values;
-        values.load(format, slot + S::ROWS, i);
+        values.load(format, stage + S::ROWS, i);
 #pragma unroll
         for (int u = 0; u < HQ; u += 2)
 #pragma unroll
@@ -203,24 +205,24 @@ static __device__ __forceinline__ void kv_slot_step(kv_state<F, HQ> *st, const k
     }
 }
 
-/* The sums of a warp (kv4_sums.cuh). */
+/* Stores the partial result of a warp, [head][D + 4], to shared memory (see combine.cuh). */
 template <class F, int HQ>
-static __device__ __forceinline__ void kv_put_sums(const kv_state<F, HQ> *st, const kv_work &w,
-                                                   float *to)
+static __device__ __forceinline__ void kv_store_partial(const kv_state<F, HQ> *st, const kv_work &w,
+                                                        float *to)
 {
     enum { D = F::DIM, SUM = D + 4 };
     const int g = w.lane / 4, t = w.lane % 4;
     const float per = __fdividef(1, st->v_unit);
 #pragma unroll
     for (int u = 0; u < HQ; u++) {
-        float *sums = to + F::head(u, t) * SUM, den = st->denominator[u], low = st->least[u];
+        float *sums = to + F::head(u, t) * SUM, den = st->denominator[u], low = st->min_sum[u];
 #pragma unroll
         for (int d = 4; d < 32; d *= 2) {
             den += __shfl_xor_sync(~0u, den, d);
             low += __shfl_xor_sync(~0u, low, d);
         }
 #pragma unroll
-        for (int i = 0; i < kv_slot<F>::STEPS; i++)
+        for (int i = 0; i < kv_stage<F>::STEPS; i++)
 #pragma unroll
             for (int r = 0; r < 2; r++)
                 sums[F::value_channel(g, i, r)] =
@@ -232,15 +234,14 @@ static __device__ __forceinline__ void kv_put_sums(const kv_state<F, HQ> *st, co
     }
 }
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+/* ---- the kernel ----------------------------------------------------------------------------- */
 
-/* HQ: heads of a lane, of which a block has 4 HQ. */
+/* HQ: query heads per lane; a thread block has 4 HQ of them. */
 template <class F, int HQ, int DEPTH>
 __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ) : 1)
     kv_attention_kernel(const __grid_constant__ kv_args a)
 {
-    enum { D = F::DIM, BYTES = kv_slot<F>::BYTES, WARPS = F::warps(HQ) };
+    enum { D = F::DIM, BYTES = kv_stage<F>::BYTES, WARPS = F::warps(HQ) };
     kv_work w = kv_work_open(a, 4 * HQ);
     kv_query_part<F> query;
     const int length = min(a.length[w.sequence], a.max_length);
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
     const int splits = (length + a.split_tokens - 1) / a.split_tokens;
     w.begin = (int)blockIdx.x * a.split_tokens;
     w.end = min(w.begin + a.split_tokens, length);
-    if (splits == 0 && blockIdx.x == 0) { /* nothing to attend to */
+    if (splits == 0 && blockIdx.x == 0) { /* length 0: the output is zeros */
         if (a.dependent)
             ptx_wait_previous();
 #pragma unroll 1
@@ -260,14 +261,14 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
         return;
 
     const kv_source source = kv_source_of<F>(a, w);
-    const uint32_t ring = ptx_shared(kv_smem) + w.warp * DEPTH * BYTES;
+    const uint32_t stages = ptx_shared(kv_smem) + w.warp * DEPTH * BYTES;
     const int stride = WARPS * F::TOKENS;
     int token = w.begin + w.warp * F::TOKENS, ahead = token;
 #pragma unroll 1
     for (int i = 0; i < DEPTH - 1; i++, ahead += stride) {
-        if (a.dependent && (unsigned)(length - 1 - ahead) < F::TOKENS) /* the new token */
+        if (a.dependent && (unsigned)(length - 1 - ahead) < F::TOKENS) /* has the new token */
             ptx_wait_previous();
-        kv_copy<F>(a, source, w, ring + i * BYTES, ahead);
+        kv_copy<F>(a, source, w, stages + i * BYTES, ahead);
     }
     if (a.dependent) {
         ptx_wait_previous();
@@ -277,39 +278,39 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
     ptx_launch_dependents();
     kv_queries<F, HQ> q;
     kv_load_queries(&q, a, w, query,
-                    (uint32_t *)(kv_smem + (DEPTH - 1) * BYTES)); /* a slot still free */
+                    (uint32_t *)(kv_smem + (DEPTH - 1) * BYTES)); /* a stage that is still free */
     kv_state<F, HQ> st = {};
     st.v_unit = 0x1p10f;
 #pragma unroll
     for (int u = 0; u < HQ; u++) {
-        st.most[u] = -INFINITY;
+        st.row_max[u] = -INFINITY;
         st.offset[u] = INFINITY;
     }
     F format;
     format.open((unsigned)w.lane);
     const int own = (int)kv_kept(F::row_token((unsigned)w.lane / 4));
 
-    int slot = 0, free_slot = DEPTH - 1;
+    int stage = 0, free_stage = DEPTH - 1;
 #pragma unroll 1
     for (; token < w.end; token += stride, ahead += stride) {
         ptx_copy_wait<DEPTH - 2>();
-        __syncwarp(); /* other lanes copied, and the slot before has been read */
-        kv_copy<F>(a, source, w, ring + free_slot * BYTES, ahead);
-        kv_slot_step<F, HQ>(&st, q, format, ring + slot * BYTES, token, own, w.end);
-        slot = slot + 1 == DEPTH ? 0 : slot + 1;
-        free_slot = free_slot + 1 == DEPTH ? 0 : free_slot + 1;
+        __syncwarp(); /* all lanes' copies have arrived; the free stage has been read */
+        kv_copy<F>(a, source, w, stages + free_stage * BYTES, ahead);
+        kv_stage_step<F, HQ>(&st, q, format, stages + stage * BYTES, token, own, w.end);
+        stage = stage + 1 == DEPTH ? 0 : stage + 1;
+        free_stage = free_stage + 1 == DEPTH ? 0 : free_stage + 1;
     }
     ptx_copy_wait<0>();
     __syncthreads();
 
     enum { SUM = D + 4, WARP_SUMS = 4 * HQ * SUM };
     float *sums = (float *)kv_smem;
-    kv_put_sums<F, HQ>(&st, w, sums + w.warp * WARP_SUMS);
+    kv_store_partial<F, HQ>(&st, w, sums + w.warp * WARP_SUMS);
     __syncthreads();
     if (splits == 1)
-        kv_finish<F, WARPS, false>(a, w, sums, WARP_SUMS, 1);
+        kv_combine<F, WARPS, false>(a, w, sums, WARP_SUMS, 1);
     else
-        kv_finish<F, WARPS, true>(a, w, sums, WARP_SUMS, splits);
+        kv_combine<F, WARPS, true>(a, w, sums, WARP_SUMS, splits);
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* The cache as the kernels see it, and how its two formats reach operand registers. */
+/* The KV cache as the kernels see it, and the mapping of its two formats to operand registers. */
 #ifndef QT_KERNELS_CUDA_KV4_CACHE_CUH
 #define QT_KERNELS_CUDA_KV4_CACHE_CUH
 
@@ -9,46 +9,48 @@
 
 struct kv_view {
     unsigned char *k, *v;
-    __half2 *param; /* scale, least */
+    __half2 *param; /* scale, minimum */
     const float *k_scale, *k_zero;
     const int *table;
     int table_pitch, heads, page_tokens;
     int page_shift; /* log2(page_tokens), with a table */
 };
 
-/* Number of token `token` of a sequence in the arrays [pages][heads][page_tokens]. */
-static __device__ __forceinline__ size_t kv_place(const kv_view &c, int page, int head, int token)
+/* Returns the row of a token in the arrays [pages][heads][page_tokens]. */
+static __device__ __forceinline__ size_t kv_row(const kv_view &c, int page, int head, int token)
 {
     int inside = c.table ? token & (c.page_tokens - 1) : token;
     return ((size_t)page * c.heads + head) * c.page_tokens + inside;
 }
 
+/* Returns the page of a token of a sequence. */
 static __device__ __forceinline__ int kv_page(const kv_view &c, int sequence, int token)
 {
     return c.table ? c.table[(size_t)sequence * c.table_pitch + (token >> c.page_shift)] : sequence;
 }
 
 /*
- * Formats. A slot of TOKENS tokens of one head lies in shared memory as K rows, V rows, parameters;
- * a tile is 16 tokens of it. Keys are the A operand of a product, rows = tokens, k = channels, with
- * queries as B, n = heads; values transposed are A of m16n8k16, rows = channels, k = tokens, with
- * probabilities as B. Which channel or token is which k is free as long as both operands agree, so
- * each format takes the order in which its words come.
+ * Formats. A stage of TOKENS tokens of one head is [ K rows | V rows | parameters ] in shared
+ * memory; a tile is 16 of its tokens. Scores: keys are the A operand (rows = tokens, k = channels),
+ * queries are B (n = heads). Output: transposed values are the A operand of m16n8k16 (rows =
+ * channels, k = tokens), probabilities are B. The order of k is free if both operands agree, so
+ * each format uses the order in which its words are stored.
  *
- * Lane (g, t) = (lane / 4, lane % 4) gets the products of the tokens of rows g and g + 8 of a tile
- * with the heads head(u, t), u = 0..HQ-1: s[u][0] and s[u][1]. In the products with values, columns
+ * Lane (g, t) = (lane / 4, lane % 4) gets the scores of the tokens of rows g and g + 8 of a tile
+ * for the heads head(u, t), u = 0..HQ-1: s[u][0] and s[u][1]. In the products with values, columns
  * 2t and 2t + 1 of the n-th n8 tile are the heads of u = 2n and 2n + 1.
  *
- *     warps         of a block
- *     TILE_HEADS    heads of B's eight columns; QUERY_WORDS: words of a lane for them
- *     moved         address of the row `rows` further, a constant, of one of the first 8
- *     query_channel channel of value i of D / 32 that a lane prepares of a head, for put_query
- *     query_factor  queries are multiplied by it, given their largest size ...
- *     query_unit    ... and products with codes by this
+ *     warps          warps of a thread block
+ *     TILE_HEADS     heads in the eight columns of B
+ *     QUERY_WORDS    words of a lane for these heads
+ *     moved          address `rows` rows after a row among the first 8; rows is a constant
+ *     query_channel  channel of value i, i < D / 32, that a lane prepares of a head for put_query
+ *     query_factor   factor that queries are multiplied by, from their largest magnitude
+ *     query_unit     factor that products with codes are multiplied by
  */
 
-/* A lane's own number or place, kept in a register: the compiler would find it again for each slot,
- * but for what comes from an exchange. */
+/* Returns v, in a register that the compiler keeps: it would recompute the value for each stage,
+ * but it cannot recompute the result of a shuffle. */
 static __device__ __forceinline__ uint32_t kv_kept(uint32_t v)
 {
     return __shfl_sync(~0u, v, threadIdx.x % 32);
@@ -70,7 +72,8 @@ template <int D> struct kv_int4 {
     };
     uint32_t key_lane, value_lane;
 
-    /* 16 heads take so many registers that 8 warps would be alone on a multiprocessor. */
+    /* With 16 heads, 8 warps would use so many registers that no second thread block fits on an
+     * SM. */
     static __host__ __device__ constexpr int warps(int hq)
     {
         return hq <= 2 ? 8 : 4;
@@ -81,7 +84,8 @@ template <int D> struct kv_int4 {
         value_lane =
             kv_kept(value_at(lane % 4, lane / 4 * (D / 16) / 16) + lane / 4 * (D / 16) % 16);
     }
-    /* Key row of a token: row 2 t + h of eight is token t + 4 h, see tile_values. */
+    /* Offset of 16 bytes of a key. Among eight rows, row 2 t + h is token t + 4 h: see
+     * tile_values. */
     static __device__ __forceinline__ uint32_t key_at(unsigned token, unsigned chunk)
     {
         return ((token & ~7u) | (token & 3) * 2 | (token >> 2 & 1)) * ROW + chunk * 16;
@@ -90,7 +94,8 @@ template <int D> struct kv_int4 {
     {
         return row >> 1 | (row & 1) * 4;
     }
-    /* Four lanes read tokens t..t+3: the turn by half a row keeps them off each other's banks. */
+    /* Offset of 16 bytes of a value. Four lanes read four consecutive tokens at a time; exchanging
+     * halves of a row avoids bank conflicts between them. */
     static __device__ __forceinline__ uint32_t value_at(unsigned token, unsigned chunk)
     {
         return token * ROW + (D == 128 ? chunk ^ (token & 2) : chunk) * 16;
@@ -100,14 +105,15 @@ template <int D> struct kv_int4 {
         return at + rows * ROW;
     }
 
-    /* ---- products with keys ----
+    /* ---- scores ----
      *
-     * Codes are unsigned bytes of m16n8k32: low nibbles of a row's words 2 j and 2 j + 1 in one
-     * product, high nibbles, 16 times too large, in another with sums of its own. Lane (g, t) has
-     * D/32 words of the key rows g and g + 8; nibble n of word j is channel t * D/4 + 8 j + n.
+     * Codes are unsigned bytes of m16n8k32. One product takes the low nibbles of words 2 j and
+     * 2 j + 1 of a row; another, with accumulators of its own, takes the high nibbles, which are 16
+     * times their codes. Lane (g, t) has D/32 words of the key rows g and g + 8; nibble n of word j
+     * is channel t * D/4 + 8 j + n.
      *
-     * Queries are integers of 16 bits, 256 high + low, with a column for each part: column 2 i of B
-     * is the high part of head i, 2 i + 1 its low part, and so lane t gets both of head t.
+     * Queries are 16-bit integers, 256 high + low. Column 2 i of B is the high part of head i,
+     * column 2 i + 1 its low part, so lane t gets both parts of head t.
      */
     static __device__ __forceinline__ int head(int u, int t)
     {
@@ -115,20 +121,20 @@ template <int D> struct kv_int4 {
     }
     static __device__ __forceinline__ int query_channel(int lane, int i)
     {
-        const int byte = lane * (D / 32) + i, word = byte / 4 % (D / 16); /* word: see multiply */
+        const int byte = lane * (D / 32) + i, word = byte / 4 % (D / 16); /* see multiply */
         return byte / (D / 4) * (D / 4) + (word / 4 * 2 + word % 2) * 8 + byte % 4 * 2 +
                word / 2 % 2;
     }
     static __device__ __forceinline__ float query_factor(float top)
     {
-        /* From 2^126 on the quotient would be 0. */
+        /* Both are scaled down because __fdividef returns 0 for divisors from 2^126 on. */
         return top > 1e-30f ? __fdividef(LARGEST * 0x1p-20f, top * 0x1p-20f) : 0;
     }
     static __device__ __forceinline__ float query_unit(float top)
     {
         return top * (1 / (16 * LARGEST));
     }
-    /* words: of a head, [part][D bytes]. */
+    /* words: operand words of a head, [high, low][D bytes]. */
     static __device__ __forceinline__ void put_query(uint32_t *words, int lane,
                                                      const float v[D / 32])
     {
@@ -148,13 +154,13 @@ template <int D> struct kv_int4 {
     }
     template <int HQ>
     __device__ __forceinline__ void multiply(float s[HQ][2], const uint32_t (*q)[QUERY_WORDS],
-                                             uint32_t slot, int tile) const
+                                             uint32_t stage, int tile) const
     {
         const uint32_t nibble = 0x0f0f0f0f;
         uint32_t w[2][D / 32];
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            load_words(w[h], slot + key_lane + (tile * 16 + h * 8) * ROW);
+            load_words(w[h], stage + key_lane + (tile * 16 + h * 8) * ROW);
 #pragma unroll
         for (int u = 0; u < HQ; u++) {
             int low[4] = {}, high[4] = {};
@@ -183,13 +189,13 @@ template <int D> struct kv_int4 {
 
     /* ---- values ----
      *
-     * Codes stand in FP16 mantissas as they are: code * 2^-24, exact, subnormal. Lane (g, t) reads
-     * channels g * D/8 ... of the tokens t, t + 4, t + 8, t + 12 of a tile: these are its k = 2t,
-     * 2t + 1, 2t + 8, 2t + 9. Rows g, g + 8 of product number i are channels 2 i and 2 i + 1 of
-     * them, the latter 16 times too large.
+     * Codes are used as FP16 bit patterns: the subnormal code * 2^-24, which is exact. Lane (g, t)
+     * reads the D/8 channels from g * D/8 on of the tokens t, t + 4, t + 8, t + 12 of a tile, which
+     * are its k = 2t, 2t + 1, 2t + 8, 2t + 9. Rows g and g + 8 of product i are the channels 2 i
+     * and 2 i + 1 among these; the latter is 16 times too large.
      */
     struct tile_values {
-        uint32_t pair[2][D / 32][2]; /* tokens of a register, word, half */
+        uint32_t pair[2][D / 32][2]; /* [pair of tokens][word][half] */
 
         __device__ __forceinline__ void load(const kv_int4 &f, uint32_t values, int tile)
         {
@@ -229,7 +235,7 @@ template <int D> struct kv_int4 {
         return upper ? 0x1p20f : 0x1p24f;
     }
 
-    static constexpr float LARGEST = 127 * 256; /* query */
+    static constexpr float LARGEST = 127 * 256; /* largest magnitude of an integer query */
 };
 
 template <int D> struct kv_f16 {
@@ -247,8 +253,8 @@ template <int D> struct kv_f16 {
     {
         return 4;
     }
-    /* Matrices of ldmatrix: of keys tokens 0..7 and 8..15 of channels 0..7, then of channels
-     * 8..15; of values channels 0..7 and 8..15 of tokens 0..7, then of tokens 8..15. */
+    /* The four matrices of ldmatrix. Keys: tokens 0..7 and 8..15 with channels 0..7, then with
+     * channels 8..15. Values: channels 0..7 and 8..15 with tokens 0..7, then with tokens 8..15. */
     __device__ __forceinline__ void open(unsigned lane)
     {
         key_lane = kv_kept(key_at(lane % 16, lane / 16));
@@ -275,13 +281,13 @@ template <int D> struct kv_f16 {
     {
         return u / 2 * 8 + 2 * t + u % 2;
     }
-    /* Words of a head: [t][k-step][half], of two channels each. */
+    /* The words of a head are [t][k-step][half], with two channels each. */
     static __device__ __forceinline__ int query_channel(int lane, int i)
     {
         const int word = lane * (D / 64) + i / 2;
         return word / 2 % (D / 16) * 16 + word % 2 * 8 + word / (D / 8) * 2 + i % 2;
     }
-    /* Log2 of what brings the largest to 2^14. */
+    /* Log2 of the factor that scales the largest magnitude to 2^14. */
     static __device__ __forceinline__ float query_exp2(float top)
     {
         return top > 0 && top < INFINITY ? (float)min(14 - ilogbf(top), 100) : 0;
@@ -305,9 +311,9 @@ template <int D> struct kv_f16 {
     }
     template <int HQ>
     __device__ __forceinline__ void multiply(float s[HQ][2], const uint32_t (*q)[QUERY_WORDS],
-                                             uint32_t slot, int) const
+                                             uint32_t stage, int) const
     {
-        const uint32_t at = slot + key_lane;
+        const uint32_t at = stage + key_lane;
         float sum[HQ / 2][4] = {};
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {

@@ -1,23 +1,21 @@
-/* Queries as B operands. */
+/* Attention kernel: converts queries to B operands. */
 #ifndef QT_KERNELS_CUDA_KV4_QUERIES_CUH
 #define QT_KERNELS_CUDA_KV4_QUERIES_CUH
 
-#include "kernels/cuda/common/round.cuh"
-#include "kernels/cuda/kv4/work.cuh"
+#include "kernels/cuda/common/convert.cuh"
+#include "kernels/cuda/kv4/pipeline.cuh"
 
 #include <math.h>
 
-/*
- * B fragments of q * k_scale, as the format has them. unit[]: what products with the lane's heads
- * are to be multiplied by.
- */
+/* B fragments of q * k_scale in the layout of the cache format. unit[]: factors that convert
+ * products with the lane's heads to scores in log2 units. */
 template <class F, int HQ> struct kv_queries {
     enum { TILES = 4 * HQ / F::TILE_HEADS };
     alignas(16) uint32_t frag[TILES][F::QUERY_WORDS];
     float unit[HQ];
 };
 
-/* What a lane prepares of a head. */
+/* A lane's part of one query head. */
 template <class F> struct kv_query_part {
     enum { PER_LANE = F::DIM / 32 };
     uint16_t q[PER_LANE];
@@ -34,7 +32,7 @@ template <class F> struct kv_query_part {
             scale[i] = a.cache.k_scale ? a.cache.k_scale[w.kv_head * F::DIM + c] : 1;
         }
     }
-    /* Into words[2 DIM / 4] of shared memory; unit: see above. */
+    /* Writes the operand words to words[2 DIM / 4] in shared memory, and *unit (see kv_queries). */
     __device__ __forceinline__ void prepare(const kv_args &a, const kv_work &w, uint32_t *words,
                                             float *unit) const
     {
@@ -52,7 +50,7 @@ template <class F> struct kv_query_part {
         for (int i = 0; i < PER_LANE; i++)
             v[i] *= f;
         F::put_query(words, w.lane, v);
-        if (w.lane == 0) { /* 0, of a query of zeros: 0 times an infinite maximum would be NaN */
+        if (w.lane == 0) { /* not 0, for a query of zeros: 0 times the maximum -inf is NaN */
             const float u = a.scale_log2 * F::query_unit(top);
             *unit = u == 0 ? 1e-37f : u;
         }
@@ -60,32 +58,32 @@ template <class F> struct kv_query_part {
 };
 
 /*
- * Through shared memory, a warp a head: what a block runs once should be little code, as it has to
- * be fetched. first: part of head number w.warp, loaded before the cache, or queries would come
- * after all that is under way. room: 4 HQ (2 DIM + 4) bytes, which may be written again after the
- * second barrier.
+ * Loads the queries of a thread block through shared memory, one head per warp at a time. The loop
+ * keeps the code small: instructions that run once must be fetched from memory. first: the lane's
+ * part of head w.warp, which was loaded before the copies of the cache so as not to queue behind
+ * them. buffer: 4 HQ (2 DIM + 4) bytes of shared memory, free again on return.
  */
 template <class F, int HQ>
 static __device__ __forceinline__ void kv_load_queries(kv_queries<F, HQ> *q, const kv_args &a,
                                                        const kv_work &w, kv_query_part<F> first,
-                                                       uint32_t *room)
+                                                       uint32_t *buffer)
 {
     enum { HEADS = 4 * HQ, WORDS = F::DIM / 2, WARPS = F::warps(HQ) };
-    float *units = (float *)(room + HEADS * WORDS);
-    static_assert(HEADS * (WORDS + 1) * 4 <= kv_slot<F>::BYTES, "room is a slot");
+    float *units = (float *)(buffer + HEADS * WORDS);
+    static_assert(HEADS * (WORDS + 1) * 4 <= kv_stage<F>::BYTES, "the buffer is a stage");
 #pragma unroll 1
     for (int head = w.warp; head < w.heads; head += WARPS) {
         if (head != w.warp)
             first.load(a, w, head);
-        first.prepare(a, w, room + head * WORDS, &units[head]);
+        first.prepare(a, w, buffer + head * WORDS, &units[head]);
     }
 #pragma unroll 1
     for (int i = w.heads * WORDS + (int)threadIdx.x; i < HEADS * WORDS; i += WARPS * 32)
-        room[i] = 0;
+        buffer[i] = 0;
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < kv_queries<F, HQ>::TILES; n++) {
-        const uint4 *from = (const uint4 *)(room + (n * 32 + w.lane) * F::QUERY_WORDS);
+        const uint4 *from = (const uint4 *)(buffer + (n * 32 + w.lane) * F::QUERY_WORDS);
 #pragma unroll
         for (int i = 0; i < F::QUERY_WORDS / 4; i++)
             *(uint4 *)&q->frag[n][4 * i] = from[i];

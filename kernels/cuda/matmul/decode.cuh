@@ -1,14 +1,14 @@
-/* Packed codes of all formats -> A operand of mma.sync m16n8k16 (decode_format.cuh), and what a
- * lane has besides its words. */
+/* Dequantization of packed codes of all formats to the A operand of mma.sync m16n8k16 (see
+ * decode_format.cuh), and the look-up tables in shared memory. */
 #ifndef QT_KERNELS_CUDA_MATMUL_DECODE_CUH
 #define QT_KERNELS_CUDA_MATMUL_DECODE_CUH
 
-#include "kernels/cuda/matmul/decode_field.cuh"
+#include "kernels/cuda/matmul/decode_fpx.cuh"
 #include "kernels/cuda/matmul/decode_int.cuh"
 #include "kernels/cuda/matmul/decode_lut.cuh"
 
-/* One code of a minifloat by arithmetic, times the power of two that qt_minifloat_exp2 undoes: for
- * tables of those with up to 4 bits. */
+/* The value of one minifloat code as FP16, without the power of two of qt_minifloat_exp2 (the host
+ * applies it to the results). Fills tables for formats of up to 4 bits. */
 static __device__ inline __half qt_minifloat_half(unsigned code, unsigned bits, unsigned exp_bits)
 {
     int m = (int)(bits - 1 - exp_bits), mag = (int)(code >> 1), e = mag >> m;
@@ -18,7 +18,8 @@ static __device__ inline __half qt_minifloat_half(unsigned code, unsigned bits, 
     return __float2half(code & 1 ? -v : v);
 }
 
-/* The value of code `lane`, if codes are looked up: from the table section, or a minifloat. */
+/* For formats with a table: the value of code number `lane`, from the table section or computed as
+ * a minifloat. */
 template <class Format>
 static __device__ __forceinline__ __half qt_lane_value(const struct qt_decode_args *d)
 {
@@ -28,8 +29,8 @@ static __device__ __forceinline__ __half qt_lane_value(const struct qt_decode_ar
     return d->table ? d->table[code] : qt_minifloat_half(code, d->bits, d->exp_bits);
 }
 
-/* Each lane brings qt_lane_value. The first `threads` threads of the block fill the table, before a
- * barrier. */
+/* Fills the look-up table, by the first `threads` threads of the thread block; value: qt_lane_value
+ * of each lane. The caller synchronizes before look-ups. */
 template <class Format>
 static __device__ __forceinline__ qt_lane qt_lane_start(__half value, int threads)
 {

@@ -1,49 +1,50 @@
 /*
- * Packed codes -> A operand of mma.sync m16n8k16: one struct per code format. The layout is drawn
- * in pack/layouts/layout_frag.h; here is what each format does with the words of a lane.
+ * Dequantization of packed codes to the A operand of mma.sync m16n8k16: one struct per code format.
+ * pack/layouts/layout_frag.h defines the layout. A format struct has these members:
  *
- *     WIDTH0..2     bits of its planes, 0 where there is none
- *     LUT           codes are looked up, not computed:
- *     VALUES        in registers of the lane
- *     TABLE_BYTES   in a table in shared memory, of so many bytes; 0: there is none
- *     LINE_BYTES    of an entry for all lanes
- *     LANE_BYTES    of it, that a lane reads
- *     SINGLE        an entry is one code's value, not two codes'
+ *     WIDTH0..2     bits of its planes; 0: no such plane
+ *     LUT           codes are looked up, not computed
+ *     VALUES        look-up in registers of the lane (qt_lane)
+ *     TABLE_BYTES   size of the look-up table in shared memory; 0: no table
+ *     LINE_BYTES    bytes of a table entry, with the copies for all lanes
+ *     LANE_BYTES    bytes of an entry that one lane reads
+ *     SINGLE        an entry holds the value of one code, not of two
  *     TILE4         see qt_decode_tile4
- *     STEPS         a table of steps
- *     code          of a nibble; step_code, with a table of steps, of one of an even or odd step
- *     GROUPED       a scale per group; else per row
- *     load          the words of one 16 x 64 block from global memory: src[i] is the lane's part of
+ *     STEPS         the table has separate entries for even and odd k-steps
+ *     code          maps a nibble to a code; step_code does so with STEPS
+ *     GROUPED       a scale per group; else one scale per row
+ *     load          loads the words of one fragment block (16 x 64); src[i]: the lane's words of
  *                   plane i
- *     ZEROS         bytes of the zero points of 16 rows and a group; 0: it has none
- *     set_zeros     at the beginning of a group, qt_lane_zeros of it
- *     fragment      operand registers of k-step s as FP16x2
- *     ROUND_EXP2    fragments times 2^ROUND_EXP2 and a stored scale, below 2^15, are within the
- *                   range of FP16 and use it well: of those with a scale per group
- *     RARE          only as many kernels as it takes to be no slower than without: each takes a
- *                   second to compile
+ *     ZEROS         bytes of the zero-points of 16 rows and a group; 0: no zero-points
+ *     set_zeros     sets the zero-points at the start of a group, from qt_lane_zeros
+ *     fragment      computes the A registers of k-step s as FP16x2
+ *     ROUND_EXP2    for GROUPED formats: fragment * 2^ROUND_EXP2 * stored scale (below 2^15) stays
+ *                   in the range of FP16 without losing precision
+ *     RARE          has few specialized kernels, because each kernel takes a second to compile
  *
- * Values may come out as the true ones times a power of two (qt_result_factor).
+ * Fragments may be scaled by a power of two, which qt_result_factor corrects.
  */
 #ifndef QT_KERNELS_CUDA_MATMUL_DECODE_FORMAT_CUH
 #define QT_KERNELS_CUDA_MATMUL_DECODE_FORMAT_CUH
 
 #include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/smem.cuh"
 #include "kernels/cuda/matmul/decode.h"
 
-/* Bits of plane p. */
+/* Bits per code of plane p. */
 template <class Format> static __device__ __forceinline__ constexpr int qt_plane_width(int p)
 {
     return p == 0 ? Format::WIDTH0 : p == 1 ? Format::WIDTH1 : Format::WIDTH2;
 }
 
-/* Bytes of a lane's words of plane p, of a 16 x 64 block. */
+/* Bytes of the lane's words of plane p in a fragment block (16 x 64). */
 template <class Format> static __device__ __forceinline__ constexpr int qt_lane_width(int p)
 {
     return 4 * qt_plane_width<Format>(p);
 }
 
-/* The zero points of the lane's two rows g and g + 8, as they stand in those of a group. */
+/* The stored zero-points of the lane's two rows g and g + 8; group: the zero-points of the strip
+ * for one group. */
 template <class Format>
 static __device__ __forceinline__ uint32_t qt_lane_zeros(const qt_decode_args &d,
                                                          const unsigned char *group)
@@ -54,13 +55,13 @@ static __device__ __forceinline__ uint32_t qt_lane_zeros(const qt_decode_args &d
     return d.zeros ? ((const uint16_t *)group)[g] : 0x8080u;
 }
 
-/* What a lane has besides its words. */
+/* Per-lane state of the look-ups. */
 struct qt_lane {
-    uint32_t bytes;           /* where in a line of the table its copy is */
-    uint32_t low[2], high[2]; /* halves of the values of up to eight nibbles, a byte each */
+    uint32_t bytes;           /* byte offset of the lane's copy in a table entry */
+    uint32_t low[2], high[2]; /* low and high bytes of up to eight FP16 values */
 };
 
-/* What formats without a table or without zero points have of these. */
+/* Default members for formats without a table or without zero-points. */
 struct qt_decode_plain {
     enum { LUT = 0, VALUES = 0, TABLE_BYTES = 0, LANE_BYTES = 4, LINE_BYTES = 0, TILE4 = 0 };
     enum { SINGLE = 0, STEPS = 0, ZEROS = 0, ROUND_EXP2 = 0, RARE = 0 };
@@ -69,8 +70,5 @@ struct qt_decode_plain {
     {
     }
 };
-
-/* The table is at the start of dynamic shared memory: loads then need no base register. */
-extern __shared__ __align__(1024) unsigned char qt_smem[];
 
 #endif

@@ -1,9 +1,9 @@
 /*
- * Integers of 4 and 8 bits, with and without zero points.
+ * Dequantization of 4- and 8-bit integers, with and without zero-points.
  *
- * A nibble at the low end of FP16 is that number times 2^-24, a subnormal, and four bits further up
- * times 2^-20: one fused multiplication makes either 2^-QT_INT4_EXP2 of the number and takes the
- * zero point off, exactly.
+ * A nibble in the lowest bits of an FP16 value is a subnormal, the code times 2^-24; four bits
+ * higher it is the code times 2^-20. One fused multiply-add scales either to 2^-QT_INT4_EXP2 times
+ * the code and subtracts the zero-point, exactly.
  */
 #ifndef QT_KERNELS_CUDA_MATMUL_DECODE_INT_CUH
 #define QT_KERNELS_CUDA_MATMUL_DECODE_INT_CUH
@@ -19,7 +19,7 @@ struct qt_decode_int4 : qt_decode_plain {
     {
         *(uint4 *)w = *(const uint4 *)src[0];
     }
-    /* offset: what is added to the values of rows g and g + 8. */
+    /* offset: added to the values of rows g and g + 8. */
     __device__ __forceinline__ void fragment_of(uint32_t a[4], int s,
                                                 const uint32_t offset[2]) const
     {
@@ -37,7 +37,7 @@ struct qt_decode_int4 : qt_decode_plain {
     }
 };
 
-/* The same with zero points. */
+/* 4-bit integers with zero-points. */
 struct qt_decode_int4_zero : qt_decode_int4 {
     enum { ZEROS = 8 };
     uint32_t offset[2];
@@ -54,7 +54,7 @@ struct qt_decode_int4_zero : qt_decode_int4 {
     }
 };
 
-/* Codes of 8 bits: plane p has a byte of registers 2 p and 2 p + 1 in each half of a word. */
+/* 8-bit codes: plane p holds one byte of registers 2 p and 2 p + 1 in each half of a word. */
 struct qt_decode_bytes : qt_decode_plain {
     enum { WIDTH0 = 4, WIDTH1 = 4, WIDTH2 = 0 };
     uint32_t w[2][4];
@@ -67,8 +67,8 @@ struct qt_decode_bytes : qt_decode_plain {
     }
 };
 
-/* Integers, with and without zero points. FP16 1024 + v is 0x6400 | v; an addition takes the 1024
- * and the zero point off. */
+/* 8-bit integers, with and without zero-points. FP16 0x6400 | v is 1024 + v; one addition subtracts
+ * 1024 and the zero-point. */
 struct qt_decode_int8 : qt_decode_bytes {
     enum { GROUPED = 1, ZEROS = 16, ROUND_EXP2 = QT_INT8_ROUND_EXP2 };
     uint32_t offset[2];

@@ -1,14 +1,15 @@
-/* Codes of 2 to 4 bits that are looked up: in tables in shared memory, or in registers. */
+/* Dequantization of 2- to 4-bit codes by look-up, in shared memory or in registers (look-up tables
+ * of value pairs as in FLUTE, arXiv 2407.10960). */
 #ifndef QT_KERNELS_CUDA_MATMUL_DECODE_LUT_CUH
 #define QT_KERNELS_CUDA_MATMUL_DECODE_LUT_CUH
 
 #include "kernels/cuda/matmul/decode_format.cuh"
 
-/* ---- values in registers -----------------------------------------------------------------------
+/* ---- values in registers ------------------------------------------------------------------------
  *
- * The values of up to eight codes are four registers of bytes, and a nibble is what PRMT selects a
- * byte by: four of it make two operand registers. So nothing is looked up in shared memory, for
- * more instructions.
+ * The FP16 values of up to eight codes are four registers of bytes. PRMT selects a byte by a
+ * nibble; four PRMT produce two operand registers. This takes more instructions than a table, but
+ * no shared-memory reads.
  */
 template <class Format>
 static __device__ __forceinline__ void value_start(qt_lane *lane, __half value)
@@ -21,11 +22,11 @@ static __device__ __forceinline__ void value_start(qt_lane *lane, __half value)
         lane->low[nibble / 4] |= (v & 255) << nibble % 4 * 8;
         lane->high[nibble / 4] |= (v >> 8) << nibble % 4 * 8;
     }
-    if (codes == 4) /* not two registers more */
+    if (codes == 4) /* saves two registers */
         lane->low[1] = lane->low[0], lane->high[1] = lane->high[0];
 }
 
-/* The two registers of which the nibbles are the low ones. */
+/* The two A registers of the four low nibbles. */
 static __device__ __forceinline__ void value_pair(uint32_t a[2], uint32_t nibbles,
                                                   const qt_lane &lane)
 {
@@ -42,7 +43,7 @@ static __device__ __forceinline__ void value_fragment(uint32_t a[4], uint32_t ni
     value_pair(a + 2, nibbles >> 16, lane);
 }
 
-/* 3 bits = 2 + 1. */
+/* 3 bits: a 2-bit and a 1-bit plane. */
 struct qt_decode_value3 : qt_decode_plain {
     enum { WIDTH0 = 2, WIDTH1 = 1, WIDTH2 = 0, LUT = 1, VALUES = 1, GROUPED = 1 };
     uint32_t w2[2], w1;
@@ -57,7 +58,8 @@ struct qt_decode_value3 : qt_decode_plain {
         *(uint2 *)w2 = *(const uint2 *)src[0];
         w1 = *(const uint32_t *)src[1];
     }
-    /* Of step s, in bits 0 and 1 of nibbles; and in bit 2. */
+    /* Step s: two() has the 2-bit plane in bits 0 and 1 of the nibbles, one() the 1-bit plane in
+     * bit 2. The other bits are undefined. */
     __device__ __forceinline__ uint32_t two(int s) const
     {
         return w2[s / 2] >> 2 * (s & 1);
@@ -90,7 +92,7 @@ struct qt_decode_value2 : qt_decode_plain {
     {
         *(uint2 *)w2 = *(const uint2 *)src[0];
     }
-    /* Of step s, nibbles of which the upper half is anything. */
+    /* Step s: the codes in bits 0 and 1 of the nibbles. The upper two bits are undefined. */
     __device__ __forceinline__ uint32_t entries(int s) const
     {
         return w2[s / 2] >> 2 * (s & 1);
@@ -105,14 +107,16 @@ struct qt_decode_value2 : qt_decode_plain {
     }
 };
 
-/* ---- tables of pairs ---------------------------------------------------------------------------
+/* ---- tables of pairs ----------------------------------------------------------------------------
  *
- * The codes of a register are the nibbles of a byte, which indexes a table of FP16x2 of which every
- * lane has its own copy: entry e is line e, of 128 bytes or 256, lane l reads word l of a line, so
- * that no look-up conflicts with another.
+ * The two codes of an A register are the nibbles of a byte, which indexes a table of FP16x2 values.
+ * Each lane has its own copy of the table: entry e is the 128- or 256-byte line e, and lane l reads
+ * word l of the line. Look-ups therefore have no bank conflicts.
  */
 
-/* Two threads an entry, 16 copies each in wide stores, rotated against bank conflicts. */
+/* Two threads fill an entry, with 16 copies each in 16-byte stores, rotated against bank conflicts.
+
+ */
 template <class Format> static __device__ __forceinline__ void pair_fill(__half value, int threads)
 {
     uint32_t *table = (uint32_t *)qt_smem;
@@ -130,8 +134,7 @@ template <class Format> static __device__ __forceinline__ void pair_fill(__half 
     }
 }
 
-/* The address of a byte of a word, of which `mask` has what is wanted, is one shift and one (x &
- * mask) | lane. */
+/* The address of an entry is one shift and one (x & mask) | lane. */
 static __device__ __forceinline__ uint32_t pair_look_up(uint32_t entry_at_bit_7, uint32_t mask,
                                                         const qt_lane &lane)
 {
@@ -175,8 +178,8 @@ struct qt_decode_pair4 : qt_decode_plain {
     }
 };
 
-/* The same with a table that is small, for blocks too short to fill a large one: an entry a code,
- * two of which are put together. */
+/* 4 bits with a small table, for thread blocks that run too short to fill a large one: one entry
+ * per code; the values of two codes are combined. */
 struct qt_decode_single4 : qt_decode_pair4 {
     enum { SINGLE = 1, TABLE_BYTES = 16 * LINE_BYTES };
 
@@ -217,15 +220,16 @@ struct qt_decode_pair2 : qt_decode_value2 {
     }
 };
 
-/* ---- wide tables -------------------------------------------------------------------------------
+/* ---- wide tables --------------------------------------------------------------------------------
  *
- * Tables of pairs with lines of 256 bytes, for devices with that much shared memory: a byte that is
- * an entry, over the lane's, is then the address, which takes one permutation of bytes.
+ * Tables of pairs with lines of 256 bytes, for devices with enough shared memory: a PRMT of the
+ * code byte and the lane's offset is the address.
  */
 static __device__ __forceinline__ const unsigned char *wide_entry(uint32_t entries, int i,
                                                                   const qt_lane &lane)
 {
-    return qt_smem + __byte_perm(entries, lane.bytes, 0x5504 | i << 4); /* 0, 0, entry i, lane's */
+    return qt_smem + __byte_perm(entries, lane.bytes, 0x5504 | i << 4); /* bytes 0, 0, entry i, lane
+                                                                           offset */
 }
 
 static __device__ __forceinline__ void wide_fragment(uint32_t a[4], uint32_t entries,
@@ -245,9 +249,8 @@ struct qt_decode_wide4 : qt_decode_pair4 {
     }
 };
 
-/* The same for tile kernels, with addresses of entries, and of the lane's copy (tile_accumulate),
- * in another form, by which the assembler orders all of them otherwise: 32 to 256 tokens take 0.98
- * of the time. */
+/* qt_decode_wide4 for tile kernels. The address arithmetic (see tile_accumulate) is written
+ * differently, which makes the assembler schedule better: 0.98 of the time for 32 to 256 tokens. */
 struct qt_decode_tile4 : qt_decode_wide4 {
     enum { TILE4 = 1 };
 
@@ -275,15 +278,15 @@ struct qt_decode_wide2 : qt_decode_value2 {
     }
 };
 
-/* ---- tables of steps ---------------------------------------------------------------------------
+/* ---- tables of steps ----------------------------------------------------------------------------
  *
- * Codes of 2 and 3 bits leave bits of a byte to others. Wide tables again, but with an entry for
- * every byte, so that words need no mask, and with two pairs in an entry's line, 128 bytes apart:
- * of an even step and of an odd one, whose codes are further up in the nibbles, so that they need
- * no shift.
+ * Codes of 2 and 3 bits leave undefined bits in a byte. These wide tables have an entry for each of
+ * the 256 byte values, so words need no mask. An entry has two pairs, 128 bytes apart: one for even
+ * k-steps, and one for odd k-steps, whose codes are in higher bits of the nibbles, so words need no
+ * shift either.
  */
 
-/* Four threads an entry, as pair_fill. */
+/* Four threads fill an entry, as in pair_fill. */
 template <class Format> static __device__ __forceinline__ void steps_fill(__half value, int threads)
 {
     for (int i = (int)threadIdx.x; i < 4 * 256; i += threads) {
@@ -316,8 +319,8 @@ static __device__ __forceinline__ void step_fragment(uint32_t a[4], uint32_t ent
 struct qt_decode_steps3 : qt_decode_value3 {
     enum { VALUES = 0, STEPS = 1, LINE_BYTES = 256, TABLE_BYTES = 256 * LINE_BYTES };
 
-    /* Nibbles of even steps: [anything | of the 1-bit plane | of the 2-bit plane]; of odd ones: [of
-     * the 2-bit plane | of the 1-bit plane | anything]. */
+    /* Nibbles of even steps, from the top: [undefined | 1-bit plane | 2-bit plane]; of odd steps:
+     * [2-bit plane | 1-bit plane | undefined]. */
     static __device__ unsigned step_code(unsigned nibble, int odd)
     {
         return odd ? nibble >> 1 : code(nibble);
@@ -330,8 +333,8 @@ struct qt_decode_steps3 : qt_decode_value3 {
     }
 };
 
-/* 2 bits: the first LOOKED_UP steps so, for which two steps have the same addresses, others by
- * values in registers, as shared memory is what look-ups of so few bits wait for. */
+/* 2 bits: the first LOOKED_UP k-steps use the table, with two steps sharing addresses; the others
+ * use values in registers. Shared-memory bandwidth is the limit for 2-bit look-ups. */
 template <int LOOKED_UP> struct qt_decode_steps2 : qt_decode_value2 {
     enum { STEPS = 1, LINE_BYTES = 256, TABLE_BYTES = 256 * LINE_BYTES };
 
@@ -348,10 +351,10 @@ template <int LOOKED_UP> struct qt_decode_steps2 : qt_decode_value2 {
     }
 };
 
-/* ---- half of each ------------------------------------------------------------------------------
+/* ---- mixed --------------------------------------------------------------------------------------
  *
- * For tile kernels, where look-ups wait for shared memory, which is busy with X too, and
- * permutations for the unit of integers: half of the steps so, half that way.
+ * For tile kernels: table look-ups are limited by shared memory, which also serves X, and PRMTs by
+ * the integer pipe. These formats use each method for half of the k-steps.
  */
 struct qt_decode_mixed3 : qt_decode_wide3 {
     enum { VALUES = 1 };
@@ -365,13 +368,13 @@ struct qt_decode_mixed3 : qt_decode_wide3 {
     }
 };
 
-/* Four threads an entry: two codes of step 0 and two of step 1 as FP16x4. */
+/* Four threads fill an entry: two codes of step 0 and two of step 1 as FP16x4. */
 template <class Format>
 static __device__ __forceinline__ void quad_fill(const qt_lane &lane, int threads)
 {
     for (int i = (int)threadIdx.x; i < 4 * Format::TABLE_BYTES / Format::LINE_BYTES; i += threads) {
         const uint32_t entry = (uint32_t)i / 4;
-        uint32_t v[4]; /* of step 0 in v[0], of step 1 in v[2] */
+        uint32_t v[4]; /* v[0] of step 0, v[2] of step 1 */
         value_fragment(v, (entry & 0x33) | (entry & 0xcc) << 14, lane);
         uint4 *dst = (uint4 *)(qt_smem + entry * Format::LINE_BYTES + i % 4 * 64);
 #pragma unroll
@@ -380,7 +383,7 @@ static __device__ __forceinline__ void quad_fill(const qt_lane &lane, int thread
     }
 }
 
-/* A byte is two codes of step 0 and two of step 1, and indexes a table of FP16x4: lane l reads
+/* A byte holds two codes of step 0 and two of step 1, and indexes a table of FP16x4; lane l reads
  * eight bytes of a line. */
 struct qt_decode_mixed2 : qt_decode_value2 {
     enum { LANE_BYTES = 8, LINE_BYTES = 256, TABLE_BYTES = 256 * LINE_BYTES };

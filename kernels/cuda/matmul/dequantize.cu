@@ -1,18 +1,21 @@
 /*
- * Dequantize: out[n][k] = value of each code times its scale, rounded once.
+ * Dequantize: out[n][k] = value of each code times its scale, rounded once to FP16 or BF16.
  *
- *   grid      WARPS x 64 columns of a strip of 16 rows a block
- *   block     a warp turns a 16 x 64 block of weights into rows of `out`
- *   smem      [ look-up table | rows of each warp ]: so that rows are written in whole lines
- *   Moves     packed bytes once, 2 n k bytes out
- *   Oracle    qt_packed_decode, rounded: equal bit for bit
+ *   grid       (strips x column parts): 16 rows x WARPS * 64 columns per thread block
+ *   warp       one fragment block of 16 x 64 weights
+ *   smem       [ look-up table | rows of each warp ]: rows are staged for full-line stores
+ *   Used by    qtool_matmul_dequantize, and matrix products by cuBLAS (dense.cc)
+ *   Moves      packed bytes once, 2 n k bytes out
+ *   Reference  qt_packed_decode, rounded: equal bit for bit
  */
-#include "kernels/cuda/common/instances.h"
-#include "kernels/cuda/common/round.cuh"
+#include "kernels/cuda/common/convert.cuh"
 #include "kernels/cuda/matmul/decode.cuh"
 #include "kernels/cuda/matmul/dequantize.h"
+#include "kernels/cuda/matmul/instances.h"
 
-/* LINE: words of a row of 64 values in shared memory, by 4 of which rows lie in other banks. */
+/* LINE: words per row of 64 values in shared memory; the 4 words of padding avoid bank conflicts.
+
+ */
 enum { WARPS = QT_DEQUANTIZE_WARPS, LINE = 36, ROW_BYTES = WARPS * 16 * LINE * 4 };
 
 static __device__ __forceinline__ uint32_t round_pair(const qt_dequantize_args &a, uint32_t pair,
@@ -22,7 +25,7 @@ static __device__ __forceinline__ uint32_t round_pair(const qt_dequantize_args &
     return qt_round_two(a.bf16, v.x * scale, v.y * scale);
 }
 
-/* The warp's 16 x 64 values, in shared memory in lines of LINE words, to memory. */
+/* Stores the warp's 16 x 64 values from shared memory, in lines of LINE words, to `out`. */
 static __device__ __forceinline__ void put_block(const qt_dequantize_args &a, const uint32_t *from,
                                                  int strip, int block)
 {
@@ -44,12 +47,12 @@ static __device__ __forceinline__ void put_block(const qt_dequantize_args &a, co
     }
 }
 
-/* What a lane has of a 16 x 64 block: packed words, and the scales of its two rows of the first and
- * the last 32 channels. */
+/* The lane's part of a fragment block: packed words, scales and zero-points of its two rows for the
+ * first and the last 32 columns. */
 template <class Format> struct dequantize_block {
     Format words;
     __half2 scale[2];
-    uint32_t zeros[2]; /* likewise */
+    uint32_t zeros[2]; /* as scale */
 
     __device__ __forceinline__ void load(const qt_dequantize_args &a, int strip, int block)
     {

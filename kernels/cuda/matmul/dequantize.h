@@ -1,10 +1,10 @@
-/* Arguments of the dequantize kernel. */
+/* The dequantize kernel: arguments. */
 #ifndef QT_KERNELS_CUDA_MATMUL_DEQUANTIZE_H
 #define QT_KERNELS_CUDA_MATMUL_DEQUANTIZE_H
 
 #include "kernels/cuda/matmul/decode.h"
 
-enum { QT_DEQUANTIZE_WARPS = 4 }; /* of a block: as many 16 x 64 blocks of weights */
+enum { QT_DEQUANTIZE_WARPS = 4 }; /* per thread block; a warp has a 16 x 64 fragment block */
 
 struct qt_dequantize_args {
     struct qt_decode_args decode;
@@ -15,7 +15,7 @@ struct qt_dequantize_args {
     size_t pitch_blocks, pitch_groups;
     int width[3];
     int n, k;
-    int parts;       /* blocks of a strip */
+    int parts;       /* thread blocks per strip */
     int group_shift; /* 30: one scale per row */
     float factor;
     int wide; /* rows of out are 16-byte aligned */

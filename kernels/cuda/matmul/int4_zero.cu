@@ -1,5 +1,5 @@
-/* Stream and mma.sync tile kernels for integers of 4 bits with zero points. */
-#include "kernels/cuda/common/instances.h"
+/* Instances of the stream and mma.sync tile kernels for 4-bit integers with zero-points. */
+#include "kernels/cuda/matmul/instances.h"
 #include "kernels/cuda/matmul/mma_tile.cuh"
 #include "kernels/cuda/matmul/stream.cuh"
 

@@ -1,5 +1,6 @@
-/* mma.sync tile kernels by code format; of QT_FORMAT_INT4_ZERO they are in int4_zero.cu. */
-#include "kernels/cuda/common/instances.h"
+/* Instances of the mma.sync tile kernel by code format; those of QT_FORMAT_INT4_ZERO are in
+ * int4_zero.cu. */
+#include "kernels/cuda/matmul/instances.h"
 #include "kernels/cuda/matmul/mma_tile.cuh"
 
 template <class Format> static const void *of(int kind)

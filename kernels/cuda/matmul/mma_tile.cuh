@@ -1,44 +1,47 @@
 /*
- * The mma.sync tile kernel: Y = X W^T for many tokens on any device from compute 8.0 on.
+ * The mma.sync tile kernel: Y = X W^T for many tokens on devices of compute capability 8.0 and up.
+ * On Hopper it runs only 4-bit integers with zero-points that TMA cannot copy.
  *
- *   grid      (tiles, splits of k); a tile is 16 STRIPS WN rows x 8 MT WM tokens
- *   block     WN x WM warps, each 16 STRIPS rows x 8 MT tokens
- *   smem      [ look-up table | ring of stages of 64 columns of k ], and results at the end
+ *   grid       (output tiles, split-K); a tile is 16 STRIPS WN rows x 8 MT WM tokens
+ *   block      WN x WM warps, each 16 STRIPS rows x 8 MT tokens
+ *   smem       [ look-up table | stages of 64 columns of k ]; the epilogue reuses the stages
  *
- *   stage:    [ X: tokens x 128 bytes, chunk c of row r at c ^ r % 8 | planes, strip by strip |
- *               group scales | zero points ]                  <--cp.async-- all threads
- *   warp:     packed words --> fragments --mma.sync--> FP32 sums <--ldmatrix-- X
+ *   stage:     [ X: tokens x 128 bytes, 16-byte chunk c of row r at c ^ r % 8 | planes, strip by
+ *                strip | group scales | zero-points ]            <-- cp.async -- all threads
+ *   mainloop:  packed words --> A fragments --+
+ *              X -- ldmatrix --> B fragments -+--> mma.sync --> FP32 accumulators
  *
- * Operands of a k-step of 16 columns are read while the products of the one before are under way.
- * One barrier a stage, before its last k-step: by then all have read it, so that the copies of
- * another begin in its place, and the copies of the next have come for all.
+ * The operands of a k-step (16 columns) are loaded during the products of the previous k-step.
+ * There is one barrier per stage, before its last k-step: all warps have then read the stage, so
+ * copies into it may start, and the next stage has arrived for all warps.
  *
- * Group scales: sums are kept in units of the scale of the current group, as in the tile kernel of
- * compute 9.0 (tile.cuh).
+ * Group scales: accumulators are kept in units of the scale of the current group (see tile.cuh).
  *
- * Splits leave their sums in the workspace, each thread its own; the last to arrive adds them in
- * the order of the splits, so that results do not depend on timing.
+ * Split-K: each thread stores its accumulators in the workspace; the last thread block to arrive
+ * adds them in the order of the splits, so results do not depend on timing.
  *
- * Requires    compute capability 8.0; X FP16, 16-byte aligned rows of whole blocks of 64
- * Moves       packed bytes once per tile of tokens, X once per tile of rows (both through L2), Y
- *             once; splits > 1: 8 splits n m bytes of sums through L2
- * Oracle      qt_packed_decode and an FP64 product; relative error <= 2.3e-4 with FP16 output
+ * Requires   X FP16, 16-byte aligned rows of a multiple of 64 columns
+ * Moves      packed bytes once per tile of tokens, X once per tile of rows (both through L2), Y
+ *            once; with split-K: 8 splits n m bytes of partial sums through L2
+ * Reference  qt_packed_decode and an FP64 product; relative error <= 2.3e-4 with FP16 output
  */
 #ifndef QT_KERNELS_CUDA_MATMUL_MMA_TILE_CUH
 #define QT_KERNELS_CUDA_MATMUL_MMA_TILE_CUH
 
 #include "kernels/cuda/common/accumulators.cuh"
-#include "kernels/cuda/common/arrive.cuh"
-#include "kernels/cuda/common/round.cuh"
+#include "kernels/cuda/common/convert.cuh"
+#include "kernels/cuda/common/split_k.cuh"
 #include "kernels/cuda/matmul/decode.cuh"
 #include "kernels/cuda/matmul/mma_tile.h"
 
-/* What a block has to do: rows from strip0, tokens from token0, blocks [k0, k1) of k. */
+/* The work of a thread block: rows from strip0, tokens from token0, k range [k0, k1) in units of 64
+ * columns. */
 struct mma_tile_place {
     int strip0, token0, k0, k1;
 };
 
-/* Tiles are in bands of token tiles; in a band all token tiles of a row tile, then the next. */
+/* Rasterization: bands of token tiles; within a band, all token tiles of a row tile, then the next
+ * row tile. */
 template <int BN, int BM>
 static __device__ __forceinline__ mma_tile_place mma_tile_place_of(const qt_mma_tile_args &a)
 {
@@ -53,18 +56,18 @@ static __device__ __forceinline__ mma_tile_place mma_tile_place_of(const qt_mma_
     return p;
 }
 
-/* ---- copies ------------------------------------------------------------------------------------
+/* ---- copies -------------------------------------------------------------------------------------
  *
- * What a thread copies of every stage, in units of 16 bytes from the beginning of the tile's rows;
- * a stage adds the same to all. Strips beyond the matrix and tokens beyond m are copies of the
- * last: nobody stores their results.
+ * The addresses that a thread copies in every stage, in units of 16 bytes from the first row of the
+ * tile; a stage adds the same offset to all. Strips beyond the matrix and tokens beyond m are
+ * clamped to the last one: their results are not stored.
  */
-template <class Format, int THREADS, int BN, int BM> struct mma_tile_copier {
+template <class Format, int THREADS, int BN, int BM> struct mma_tile_loader {
     enum { STRIPS = BN / 16, X_COPIES = BM * 8 / THREADS, W_COPIES = STRIPS * 32 / THREADS };
     uint32_t x[X_COPIES], plane[3][W_COPIES], scale;
-    uint32_t x_to, w_to; /* in a stage */
+    uint32_t x_to, w_to; /* offsets in a stage */
 
-    __device__ __forceinline__ mma_tile_copier(const qt_mma_tile_args &a, const mma_tile_place &p)
+    __device__ __forceinline__ mma_tile_loader(const qt_mma_tile_args &a, const mma_tile_place &p)
     {
         const unsigned thread = threadIdx.x, last = (unsigned)(a.strips - 1 - p.strip0);
         x_to = thread / 8 * 128 + (thread % 8 ^ thread / 8 % 8) * 16;
@@ -100,7 +103,7 @@ template <class Format, int THREADS, int BN, int BM> struct mma_tile_copier {
         uint32_t to = stage + w_to;
 #pragma unroll
         for (int j = 0; j < 3; j++) {
-            const unsigned chunks = 2 * qt_lane_width<Format>(j); /* of a strip */
+            const unsigned chunks = 2 * qt_lane_width<Format>(j); /* per strip */
             from = (const uint4 *)a.plane[j] + ((size_t)p.strip0 * a.pitch_blocks + block) * chunks;
 #pragma unroll
             for (int i = 0; i < W_COPIES; i++)
@@ -113,7 +116,8 @@ template <class Format, int THREADS, int BN, int BM> struct mma_tile_copier {
             from = (const uint4 *)a.scale + (size_t)p.strip0 * a.pitch_groups * 2;
             const uint32_t at = scale + min(group, a.groups - 1) * 2;
             ptx_copy_16(to, from + at);
-            if (Format::ZEROS && a.decode.zeros) { /* half of a group's, as of its scales */
+            if (Format::ZEROS && a.decode.zeros) { /* the thread that copies half of a group's
+                                                      scales also copies half of its zero-points */
                 const unsigned char *zero =
                     a.zero + ((size_t)p.strip0 * a.pitch_groups * 2 + at) * (Format::ZEROS / 2);
                 to += (STRIPS * 2 * a.stage_groups - thread) * 16 + thread * (Format::ZEROS / 2);
@@ -126,13 +130,12 @@ template <class Format, int THREADS, int BN, int BM> struct mma_tile_copier {
     }
 };
 
-/* ---- products ----------------------------------------------------------------------------------
- */
+/* ---- mainloop -------------------------------------------------------------------------------- */
 
-/* Sums of a strip in units of *unit -> in units of a new scale. */
+/* Converts the accumulators of strip u from units of *unit to units of scale s. */
 template <int MT, int STRIPS>
-static __device__ __forceinline__ void mma_tile_change_unit(qt_accumulators<MT, STRIPS> *sums,
-                                                            int u, float2 *unit, float2 s)
+static __device__ __forceinline__ void mma_tile_rescale(qt_accumulators<MT, STRIPS> *sums, int u,
+                                                        float2 *unit, float2 s)
 {
     const float2 f = make_float2(__fdividef(unit->x, s.x), __fdividef(unit->y, s.y));
 #pragma unroll
@@ -143,16 +146,16 @@ static __device__ __forceinline__ void mma_tile_change_unit(qt_accumulators<MT, 
     *unit = s;
 }
 
-/* Where a warp's operands are in a stage. */
-template <class Format, int WN, int WM, int STRIPS, int MT> struct mma_tile_source {
-    const unsigned char *plane[3]; /* the lane's words of the first strip */
-    const unsigned char *scale;    /* of its two rows of the first strip, first group */
+/* Addresses of a warp's operands in a stage. */
+template <class Format, int WN, int WM, int STRIPS, int MT> struct mma_tile_stage {
+    const unsigned char *plane[3]; /* the lane's words in the first strip */
+    const unsigned char *scale;    /* of the lane's two rows in the first strip, first group */
     const unsigned char *zero;     /* of the first strip, first group */
-    /* For ldmatrix, first k-step: 8 columns, by lane / 8, of 8 tokens, of the next 8, by lane / 16;
-     * the address of k-step s is x ^ 32 s, as lines have 128 bytes. */
+    /* ldmatrix address for the first k-step: lane / 8 % 2 selects 8 of 16 columns, lane / 16
+     * selects 8 of 16 tokens. The address of k-step s is x ^ 32 s, because lines have 128 bytes. */
     uint32_t x;
 
-    __device__ __forceinline__ mma_tile_source(const qt_mma_tile_args &a, int at)
+    __device__ __forceinline__ mma_tile_stage(const qt_mma_tile_args &a, int at)
     {
         const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
         const int strip = warp % WN * STRIPS, row = lane / 16 * 8 + lane % 8;
@@ -168,7 +171,7 @@ template <class Format, int WN, int WM, int STRIPS, int MT> struct mma_tile_sour
         scale = qt_smem + at + strip * a.stage_groups * 32 + lane / 4 * 4;
         zero = qt_smem + at + (WN * STRIPS * 32 + strip * Format::ZEROS) * a.stage_groups;
     }
-    /* Of group number `group` of the stage. */
+    /* group: number of the group in the stage. */
     __device__ __forceinline__ void set_zeros(Format words[STRIPS], const qt_mma_tile_args &a,
                                               int group) const
     {
@@ -191,7 +194,7 @@ template <class Format, int WN, int WM, int STRIPS, int MT> struct mma_tile_sour
     }
 };
 
-/* Operands of a k-step: 16 columns. */
+/* A and B fragments of a k-step (16 columns). */
 template <int MT, int STRIPS> struct mma_tile_operands {
     uint32_t a[STRIPS][4], x[MT / 2][4];
 
@@ -216,7 +219,7 @@ template <int MT, int STRIPS> struct mma_tile_operands {
     }
 };
 
-/* Whether a group begins at k-step s of a block of 64 columns. */
+/* Whether a group begins at k-step s of the 64 columns number `block`. */
 static __device__ __forceinline__ bool mma_tile_new_group(const qt_mma_tile_args &a, int block,
                                                           int s)
 {
@@ -225,14 +228,15 @@ static __device__ __forceinline__ bool mma_tile_new_group(const qt_mma_tile_args
                     : false;
 }
 
-/* ---- results -----------------------------------------------------------------------------------
- */
+/* ---- epilogue -------------------------------------------------------------------------------- */
 
-/* Leaves the sums in the workspace; true in the last block to arrive, which then has all of them.
- * last: in shared memory. */
+/* Split-K reduction: stores the accumulators in the workspace. Returns true in the last thread
+ * block of the tile to arrive, with the sum over all splits in *sums. last: a word of shared
+ * memory. */
 template <int THREADS, int MT, int STRIPS>
-static __device__ __forceinline__ bool
-mma_tile_meet(const qt_mma_tile_args &a, qt_accumulators<MT, STRIPS> *sums, volatile int *last)
+static __device__ __forceinline__ bool mma_tile_split_k_reduce(const qt_mma_tile_args &a,
+                                                               qt_accumulators<MT, STRIPS> *sums,
+                                                               volatile int *last)
 {
     const int quads = STRIPS * MT;
     float4 *tile = a.partial + (size_t)blockIdx.x * gridDim.y * quads * THREADS + threadIdx.x;
@@ -257,7 +261,8 @@ mma_tile_meet(const qt_mma_tile_args &a, qt_accumulators<MT, STRIPS> *sums, vola
     return true;
 }
 
-/* Through shared memory, [tokens][rows] and 16 bytes: a warp's results of a token are 16 rows. */
+/* Epilogue: scales and rounds the accumulators, and transposes them through shared memory
+ * ([tokens][rows]) for 16-byte stores. */
 template <int WN, int WM, int STRIPS, int MT>
 static __device__ __forceinline__ void mma_tile_store(const qt_mma_tile_args &a,
                                                       const mma_tile_place &p, unsigned char *to,
@@ -266,7 +271,7 @@ static __device__ __forceinline__ void mma_tile_store(const qt_mma_tile_args &a,
     const int BN = WN * STRIPS * 16, BM = WM * MT * 8, PITCH = BN * 2 + QT_MMA_TILE_PAD;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int row = warp % WN * STRIPS * 16 + lane / 4;
-    __syncthreads(); /* the last stage has been read */
+    __syncthreads(); /* all warps have read the last stage */
 #pragma unroll
     for (int t = 0; t < MT; t++) {
         const int token = warp / WN * (MT * 8) + t * 8 + lane % 4 * 2;
@@ -302,22 +307,21 @@ static __device__ __forceinline__ void mma_tile_store(const qt_mma_tile_args &a,
     }
 }
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+/* ---- kernel ---------------------------------------------------------------------------------- */
 
 template <class Format, int WN, int WM, int STRIPS, int MT>
 __global__ void __launch_bounds__(WN *WM * 32, MT == 4 ? 2 : 1)
     qt_mma_tile_kernel(const __grid_constant__ qt_mma_tile_args a)
 {
-    typedef mma_tile_source<Format, WN, WM, STRIPS, MT> source;
+    typedef mma_tile_stage<Format, WN, WM, STRIPS, MT> stage;
     const int THREADS = WN * WM * 32, BN = WN * STRIPS * 16, BM = WM * MT * 8;
     const mma_tile_place p = mma_tile_place_of<BN, BM>(a);
     const uint32_t ring = ptx_shared(qt_smem) + a.ring_at;
-    const mma_tile_copier<Format, THREADS, BN, BM> copier(a, p);
+    const mma_tile_loader<Format, THREADS, BN, BM> loader(a, p);
 #pragma unroll 1
     for (int i = 0; i < QT_MMA_TILE_STAGES; i++) {
         if (p.k0 + i < p.k1)
-            copier.copy(a, p, p.k0 + i, ring + i * a.stage_bytes);
+            loader.copy(a, p, p.k0 + i, ring + i * a.stage_bytes);
         ptx_copy_commit();
     }
     const qt_lane lane = qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), THREADS);
@@ -328,8 +332,8 @@ __global__ void __launch_bounds__(WN *WM * 32, MT == 4 ? 2 : 1)
     mma_tile_operands<MT, STRIPS> operands[2];
     Format words[STRIPS];
     float2 unit[STRIPS];
-    int now = 0; /* in the ring */
-    source from(a, now);
+    int now = 0; /* byte offset of the current stage */
+    stage from(a, now);
     from.load(words, a);
     from.set_zeros(words, a, 0);
     operands[0].load(words, from.x, 0, lane);
@@ -343,7 +347,7 @@ __global__ void __launch_bounds__(WN *WM * 32, MT == 4 ? 2 : 1)
 #pragma unroll
         for (int s = 0; s < 4; s++) {
             const unsigned char *scale = from.scale + s / 2 * 32;
-            if (s == 3 && block + 1 < p.k1) { /* this stage is in registers: on to the next */
+            if (s == 3 && block + 1 < p.k1) { /* all of this stage is in registers: advance */
                 const int used = now;
                 now = now + a.stage_bytes == QT_MMA_TILE_STAGES * a.stage_bytes
                           ? 0
@@ -351,9 +355,9 @@ __global__ void __launch_bounds__(WN *WM * 32, MT == 4 ? 2 : 1)
                 ptx_copy_wait<QT_MMA_TILE_STAGES - 2>();
                 __syncthreads();
                 if (block + QT_MMA_TILE_STAGES < p.k1)
-                    copier.copy(a, p, block + QT_MMA_TILE_STAGES, ring + used);
+                    loader.copy(a, p, block + QT_MMA_TILE_STAGES, ring + used);
                 ptx_copy_commit();
-                from = source(a, now);
+                from = stage(a, now);
                 from.load(words, a);
                 from.set_zeros(words, a, 0);
             }
@@ -364,7 +368,7 @@ __global__ void __launch_bounds__(WN *WM * 32, MT == 4 ? 2 : 1)
             if (Format::GROUPED && mma_tile_new_group(a, block, s))
 #pragma unroll
                 for (int u = 0; u < STRIPS; u++)
-                    mma_tile_change_unit(
+                    mma_tile_rescale(
                         &sums, u, &unit[u],
                         qt_scale_unit(*(const __half2 *)(scale + u * a.stage_groups * 32)));
             operands[s & 1].multiply(&sums);
@@ -385,11 +389,11 @@ __global__ void __launch_bounds__(WN *WM * 32, MT == 4 ? 2 : 1)
                 sums.v[u][t][i] *= i < 2 ? unit[u].x : unit[u].y;
     }
     unsigned char *ring_at = qt_smem + a.ring_at;
-    if (gridDim.y == 1 || mma_tile_meet<THREADS, MT, STRIPS>(a, &sums, (int *)ring_at))
+    if (gridDim.y == 1 || mma_tile_split_k_reduce<THREADS, MT, STRIPS>(a, &sums, (int *)ring_at))
         mma_tile_store<WN, WM, STRIPS, MT>(a, p, ring_at, sums);
 }
 
-/* Of a format. */
+/* The kernel of a format by `kind`, its index in QT_MMA_TILE_TABLE. */
 template <class Format> static const void *qt_mma_tile_of(int kind)
 {
 #define KERNEL(wn, wm, strips, tokens)                                                             \

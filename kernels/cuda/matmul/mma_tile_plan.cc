@@ -1,10 +1,13 @@
-/* Host side of the mma.sync tile kernel: configurations and launches. */
+/* The mma.sync tile kernel's plan: choice of a configuration, arguments, launch. */
+#include "kernels/cuda/common/prepare.h"
+#include "kernels/cuda/matmul/matmul.h"
 #include "kernels/cuda/matmul/mma_tile.h"
 
 enum { MAX_SPLITS = 16 };
 
-/* Of QT_MMA_TILE_TABLE. stage_us: microseconds on an H200 for 64 columns of k of a tile, of formats
- * with a scale per group and per row: from `sweep` with nf4 and fp6, m = 32..1024. */
+/* The kernels of QT_MMA_TILE_TABLE. stage_us: microseconds on an H200 for 64 columns of k of a
+ * tile, for formats with a scale per group and with a scale per row; fitted to `sweep` with nf4 and
+ * fp6, m = 32..1024. */
 struct kind {
     int warps_n, warps_m, strips, tokens;
     float stage_us[2];
@@ -28,8 +31,8 @@ static int threads_of(const struct kind *k)
     return k->warps_n * k->warps_m * 32;
 }
 
-/* Number of the kind of p->config, or -1. */
-static int kind_of(const struct qtool_matmul_config *c)
+/* Returns the index of the kernel of a configuration, or -1. */
+static int kind_of(const struct qtool_mma_tile_config *c)
 {
     for (int i = 0; i < QT_MMA_TILE_KINDS; i++)
         if (kinds[i].warps_n * kinds[i].warps_m == c->warps && kinds[i].strips == c->strips &&
@@ -38,13 +41,13 @@ static int kind_of(const struct qtool_matmul_config *c)
     return -1;
 }
 
-/* Sets offsets in shared memory and returns its size. Results go where the ring was. */
+/* Sets offsets in shared memory and returns its size. The epilogue reuses the pipeline's memory. */
 static size_t mma_tile_layout(struct qt_mma_tile_args *a, const struct qt_shape *s,
                               const struct kind *k)
 {
     a->stage_groups = qt_stage_groups(s, 1);
     const int strip_bytes = 128 * s->bits + (32 + s->zero_bytes) * a->stage_groups;
-    /* Chunks of X are found by bits of their address, in lines of 128 bytes. */
+    /* The kernel addresses chunks of X by XOR within lines of 128 bytes. */
     a->stage_bytes =
         tile_tokens(k) * 128 + (int)round_up((size_t)(tile_strips(k) * strip_bytes), 128);
     a->ring_at = (int)round_up((size_t)qt_mma_tile_table_bytes(s->format), 128);
@@ -53,8 +56,7 @@ static size_t mma_tile_layout(struct qt_mma_tile_args *a, const struct qt_shape 
     return (size_t)(a->ring_at + (ring_bytes > results_bytes ? ring_bytes : results_bytes));
 }
 
-/* ---- choosing ----------------------------------------------------------------------------------
- */
+/* ---- choice --------------------------------------------------------------------------------- */
 
 static size_t tiles_of(const struct qt_shape *s, const struct kind *k, size_t m)
 {
@@ -67,13 +69,14 @@ static int split_blocks(const struct qt_shape *s, int splits)
     return (int)ceil_div((size_t)s->blocks, (size_t)splits);
 }
 
-/* Start and end of a block; splits: that, each KB of their sums of a tile, and of all tiles, which
- * go through memory twice where they are many (an estimate, the others are measured). */
-static const float start_us = 5, meet_us = 2, sums_us = .012f, traffic_us = 5e-4f;
-enum { MAX_SUMS_MB = 64 };
+/* Model of the time: prologue and epilogue of a thread block; with split-K a constant, a time per
+ * KB of partial sums of a tile, and a time per KB of the partial sums of all tiles, which go
+ * through memory twice if they exceed the L2 (an estimate; the others are measured). */
+static const float start_us = 5, split_us = 2, partial_us = .012f, traffic_us = 5e-4f;
+enum { MAX_PARTIAL_MB = 64 };
 
-/* Of a tile. */
-static int sums_bytes(const struct kind *k)
+/* Bytes of the accumulators of a tile. */
+static int tile_bytes(const struct kind *k)
 {
     return tile_strips(k) * 16 * tile_tokens(k) * 4;
 }
@@ -83,31 +86,32 @@ static double mma_tile_us(const struct qtool_matmul_plan *p, const struct qt_sha
 {
     size_t blocks = tiles_of(s, k, p->m) * (size_t)splits;
     double block_us = start_us + split_blocks(s, splits) * k->stage_us[!s->grouped];
-    double us = (double)ceil_div(blocks, (size_t)p->sms) * block_us;
-    int kilobytes = sums_bytes(k) / 1024;
+    double us = (double)ceil_div(blocks, (size_t)qt_state(p)->sms) * block_us;
+    int kilobytes = tile_bytes(k) / 1024;
     if (splits > 1)
-        us += meet_us + splits * kilobytes * sums_us + (double)blocks * kilobytes * traffic_us;
+        us += split_us + splits * kilobytes * partial_us + (double)blocks * kilobytes * traffic_us;
     return us;
 }
 
-/* NULL, or why not. */
+/* NULL, or why the configuration cannot be used. */
 static const char *config_fault(const struct qtool_matmul_plan *p, const struct qt_shape *s,
                                 const struct kind *k, int splits)
 {
     struct qt_mma_tile_args a;
     const size_t tiles = tiles_of(s, k, p->m);
     if (tiles >= 1 << 30)
-        return "too many tiles";
+        return "the product has 2^30 tiles or more";
     if (splits < 1 || splits > MAX_SPLITS || (splits - 1) * split_blocks(s, splits) >= s->blocks)
-        return "every split must have channels, and there be 16 at most";
+        return "splits must be 1..16 with channels in every part";
     if (splits > 1 && tiles * sizeof(unsigned) > QTOOL_WORKSPACE_ZEROED)
-        return "too many tiles for splits";
-    if (splits > 1 && tiles * (size_t)splits > ((size_t)MAX_SUMS_MB << 20) / (size_t)sums_bytes(k))
-        return "sums of splits take more than 64 MB";
+        return "there are too many tiles for splits above 1";
+    if (splits > 1 &&
+        tiles * (size_t)splits > ((size_t)MAX_PARTIAL_MB << 20) / (size_t)tile_bytes(k))
+        return "partial sums of splits need more than 64 MB";
     if (s->pitch_blocks >= 1 << 22 || s->pitch_groups >= 1 << 25)
-        return "pitch too large for mma tiles";
-    if (mma_tile_layout(&a, s, k) > (size_t)p->smem_limit)
-        return "too little shared memory";
+        return "pitch_blocks or pitch_groups is too large for mma tiles";
+    if (mma_tile_layout(&a, s, k) > (size_t)qt_state(p)->smem_limit)
+        return "the device has too little shared memory";
     return NULL;
 }
 
@@ -124,40 +128,42 @@ bool qt_mma_tile_choose(struct qtool_matmul_plan *p, const struct qt_shape *s, d
             *us = this_us;
             p->config = (struct qtool_matmul_config){};
             p->config.path = QTOOL_MATMUL_MMA_TILE;
-            p->config.token_tiles = tile_tokens(k) / 8;
-            p->config.strips = k->strips;
-            p->config.strips_cta = tile_strips(k);
-            p->config.warps = k->warps_n * k->warps_m;
-            p->config.warps_k = 1;
-            p->config.splits = splits;
+            p->config.mma_tile.token_tiles = tile_tokens(k) / 8;
+            p->config.mma_tile.strips = k->strips;
+            p->config.mma_tile.strips_cta = tile_strips(k);
+            p->config.mma_tile.warps = k->warps_n * k->warps_m;
+            p->config.mma_tile.splits = splits;
         }
     return found;
 }
 
-/* ---- plan and run ------------------------------------------------------------------------------
- */
+/* ---- plan and run --------------------------------------------------------------------------- */
 
 static size_t partial_bytes(const struct qtool_matmul_plan *p, const struct kind *k)
 {
-    return p->config.splits == 1 ? 0
-                                 : (size_t)p->grid_x * (size_t)p->grid_y * (size_t)sums_bytes(k);
+    const struct qt_plan_state *state = qt_state(p);
+    return p->config.mma_tile.splits == 1
+               ? 0
+               : (size_t)state->grid_x * (size_t)state->grid_y * (size_t)tile_bytes(k);
 }
 
 int qt_mma_tile_check(struct qtool_matmul_plan *p, const struct qt_shape *s)
 {
     struct qt_mma_tile_args a = {};
-    const int i = kind_of(&p->config);
+    struct qt_plan_state *state = qt_state(p);
+    const struct qtool_mma_tile_config *c = &p->config.mma_tile;
+    const int i = kind_of(c);
     if (i < 0)
         return qt_refuse(p, QTOOL_UNSUPPORTED,
-                         "no mma tile kernel of %d warps, %d strips and %d x 8 tokens",
-                         p->config.warps, p->config.strips_cta, p->config.token_tiles);
-    const char *fault = config_fault(p, s, &kinds[i], p->config.splits);
+                         "no mma tile kernel has %d warps, strips_cta %d and token_tiles %d",
+                         c->warps, c->strips_cta, c->token_tiles);
+    const char *fault = config_fault(p, s, &kinds[i], c->splits);
     if (fault)
         return qt_refuse(p, QTOOL_UNSUPPORTED, "%s", fault);
-    p->kernel = qt_mma_tile_instance(s->format, i);
-    p->smem_bytes = mma_tile_layout(&a, s, &kinds[i]);
-    p->grid_x = (int)tiles_of(s, &kinds[i], p->m);
-    p->grid_y = p->config.splits;
+    state->kernel = qt_mma_tile_instance(s->format, i);
+    state->smem_bytes = mma_tile_layout(&a, s, &kinds[i]);
+    state->grid_x = (int)tiles_of(s, &kinds[i], p->m);
+    state->grid_y = c->splits;
     p->workspace_bytes = partial_bytes(p, &kinds[i]) + qt_prepare_bytes(p);
     if (p->workspace_bytes)
         p->workspace_bytes += QTOOL_WORKSPACE_ZEROED;
@@ -168,8 +174,9 @@ int qt_mma_tile_run(const struct qtool_matmul_plan *p, const struct qt_shape *s,
                     const struct qtool_matmul_weight *w, void *y, const void *x, void *workspace,
                     void *stream)
 {
-    const struct kind *k = &kinds[kind_of(&p->config)];
-    if (config_fault(p, s, k, p->config.splits)) /* of another weight than the planned one */
+    const struct kind *k = &kinds[kind_of(&p->config.mma_tile)];
+    const int splits = p->config.mma_tile.splits;
+    if (config_fault(p, s, k, splits)) /* possible for another weight than the planned one */
         return QTOOL_UNSUPPORTED;
     char *rest = (char *)workspace + QTOOL_WORKSPACE_ZEROED;
     struct qt_mma_tile_args a = {};
@@ -194,7 +201,7 @@ int qt_mma_tile_run(const struct qtool_matmul_plan *p, const struct qt_shape *s,
     a.blocks = s->blocks;
     a.row_tiles = (int)ceil_div((size_t)s->strips, (size_t)tile_strips(k));
     a.token_tiles = (int)ceil_div(p->m, (size_t)tile_tokens(k));
-    a.split_blocks = split_blocks(s, p->config.splits);
+    a.split_blocks = split_blocks(s, splits);
     a.group_shift = s->group_shift;
     a.groups = (int)s->groups;
     a.factor = qt_result_factor(w);

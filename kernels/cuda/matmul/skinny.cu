@@ -1,5 +1,5 @@
-/* Skinny kernels by code format. */
-#include "kernels/cuda/common/instances.h"
+/* Instances of the skinny kernel by code format. */
+#include "kernels/cuda/matmul/instances.h"
 #include "kernels/cuda/matmul/skinny.cuh"
 
 const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strips, int last,

@@ -1,31 +1,33 @@
 /*
- * The skinny kernel (skinny_ring.cuh) for all formats but mix24: what is in a stage, and how it
- * becomes products.
+ * The skinny kernel for all formats but mix24 and w4ax: Y = X W^T for up to 16 tokens, sm_90a. Work
+ * distribution, pipeline and epilogue are in skinny_common.cuh; this file defines the contents of a
+ * stage, and the products.
  *
- *   a stage:  X | packed planes | group scales | zero points
+ *   stage:     X | packed planes | group scales | zero-points
  *
- * Few tokens of BF16 are converted by each block for itself, which is done when the first weights
- * come: no kernel before this one has to. Shared memory has X of all stages then, as in stages, and
+ * BF16 X of few tokens is converted by additional warps of each thread block while the first
+ * weights arrive, which saves a launch of prepare.cu. Shared memory then holds all of X, in the
+ * layout of the stages, and
  *
- *     tops            U32 [QT_SKINNY_TOPS], of each warp that converts, then
- *                     FP32 [m], what results of a token are multiplied by
+ *     tops       U32 [QT_SKINNY_TOPS], the largest magnitude that each converter warp finds, and
+ *                FP32 [m], the token factors
  *
- * The template: Format how codes are decoded; MT, STRIPS and LAST as in skinny_ring.cuh.
+ * Template parameters: Format, the code format; MT, STRIPS and LAST as in skinny_common.cuh.
  *
- * Requires    compute capability 9.0; X 16-byte aligned, FP16, k a multiple of 64 (prepare.cu makes
- *             such), or BF16, a multiple of 256, and converters
- * Moves       packed bytes once; X once per block and tile (through L2); Y once
- * Oracle      qt_packed_decode and an FP64 product; relative error <= 2.3e-4 with FP16 output
+ * Requires   X 16-byte aligned: FP16, k a multiple of 64 (prepare.cu makes such X); or BF16, k a
+ *            multiple of 256, and converter warps
+ * Moves      packed bytes once; X once per thread block and tile (through L2); Y once
+ * Reference  qt_packed_decode and an FP64 product; relative error <= 2.3e-4 with FP16 output
  */
 #ifndef QT_KERNELS_CUDA_MATMUL_SKINNY_CUH
 #define QT_KERNELS_CUDA_MATMUL_SKINNY_CUH
 
-#include "kernels/cuda/common/slot.cuh"
 #include "kernels/cuda/common/token_scale.cuh"
-#include "kernels/cuda/matmul/skinny_ring.cuh"
+#include "kernels/cuda/matmul/skinny_common.cuh"
+#include "kernels/cuda/matmul/warp_mma.cuh"
 
-template <class Format> struct skinny_copies : skinny_source<qt_skinny_args> {
-    using skinny_source::skinny_source;
+template <class Format> struct skinny_producer : skinny_producer_base<qt_skinny_args> {
+    using skinny_producer_base::skinny_producer_base;
 
     __device__ __forceinline__ void copy_weights(uint32_t dst, uint32_t bar) const
     {
@@ -44,19 +46,19 @@ template <class Format> struct skinny_copies : skinny_source<qt_skinny_args> {
     }
 };
 
-/* ---- products ----------------------------------------------------------------------------------
- */
+/* ---- products -------------------------------------------------------------------------------- */
 
-/* Where a lane of a warp reads in a stage: in the warp's slot of it. */
-template <class Format, int MT, int STRIPS> struct skinny_places {
-    int words[STRIPS][3]; /* of the first block */
-    int scales[STRIPS];   /* of its two rows, first group */
+/* Offsets in a stage of a lane's operands, for the warp's half stage (slot). */
+template <class Format, int MT, int STRIPS> struct skinny_offsets {
+    int words[STRIPS][3]; /* first fragment block */
+    int scales[STRIPS];   /* the lane's two rows, first group */
     int zeros[STRIPS];    /* first group */
-    /* For ldmatrix: of the blocks, token tile 0; of one tile each half. With two tiles of tokens
-     * that takes nf4 up to 1.02 of the time, others 0.99. */
+    /* ldmatrix offsets in X for token tile 0 of each fragment block. With one token tile, each half
+     * of a block has an offset of its own. With two, the second half is computed: an offset would
+     * take nf4 to 1.02 of the time, other formats to 0.99. */
     uint32_t x[2][2 / MT];
 
-    __device__ __forceinline__ skinny_places(const qt_skinny_args &a, const skinny_warp &w)
+    __device__ __forceinline__ skinny_offsets(const qt_skinny_args &a, const skinny_warp &w)
     {
         const int lane = (int)threadIdx.x % 32;
         const int group_at = a.stage_groups > 1 ? w.slot * a.slot_groups * 32 : 0;
@@ -81,11 +83,12 @@ template <class Format, int MT, int STRIPS> struct skinny_places {
     }
 };
 
-/* The slot of a stage at offset `stage`, of the first N strips. */
+/* Products of the warp's slot in the stage at offset `stage`, for the first N strips. */
 template <class Format, int MT, int N, int STRIPS>
-static __device__ __forceinline__ void
-skinny_slot(qt_accumulators<MT, N> *total, const qt_skinny_args &a,
-            const skinny_places<Format, MT, STRIPS> &from, int stage, int x_at, const qt_lane &lane)
+static __device__ __forceinline__ void skinny_slot(qt_accumulators<MT, N> *total,
+                                                   const qt_skinny_args &a,
+                                                   const skinny_offsets<Format, MT, STRIPS> &from,
+                                                   int stage, int x_at, const qt_lane &lane)
 {
     const unsigned char *base = qt_smem + stage;
     const unsigned char *scales[N];
@@ -93,7 +96,7 @@ skinny_slot(qt_accumulators<MT, N> *total, const qt_skinny_args &a,
     for (int u = 0; u < N; u++)
         scales[u] = base + from.scales[u];
     const uint32_t x0 = ptx_shared(qt_smem) + x_at;
-    qt_slot_multiply<Format, MT, N>(
+    qt_warp_mma<Format, MT, N>(
         total, a.decode,
         [&](const unsigned char *src[3], int u, int b) {
 #pragma unroll
@@ -111,14 +114,14 @@ skinny_slot(qt_accumulators<MT, N> *total, const qt_skinny_args &a,
         a.slot_groups, true, lane);
 }
 
-/* For skinny_multiply_all. */
-template <class Format, int MT, int STRIPS> struct skinny_work : skinny_float_sums {
+/* The Work of skinny_consume. */
+template <class Format, int MT, int STRIPS> struct skinny_consumer : skinny_float_accumulators {
     const qt_skinny_args &a;
-    const skinny_places<Format, MT, STRIPS> from;
+    const skinny_offsets<Format, MT, STRIPS> from;
     const qt_lane lane;
 
-    __device__ __forceinline__ skinny_work(const qt_skinny_args &args, const skinny_warp &w,
-                                           const qt_lane &l)
+    __device__ __forceinline__ skinny_consumer(const qt_skinny_args &args, const skinny_warp &w,
+                                               const qt_lane &l)
         : a(args), from(args, w), lane(l)
     {
     }
@@ -130,11 +133,11 @@ template <class Format, int MT, int STRIPS> struct skinny_work : skinny_float_su
     {
         skinny_slot<Format>(sums, a, from, stage, x_at, lane);
     }
-    __device__ __forceinline__ void meet(int threads, int) const
+    __device__ __forceinline__ void sync(int threads, int) const
     {
-        ptx_named_barrier(SKINNY_MEET, threads);
+        ptx_named_barrier(SKINNY_SYNC, threads);
     }
-    __device__ __forceinline__ const float *added(int) const
+    __device__ __forceinline__ const float *addend(int) const
     {
         return NULL;
     }
@@ -145,21 +148,23 @@ template <class Format, int MT, int STRIPS> struct skinny_work : skinny_float_su
     }
 };
 
-/* ---- X that a block converts -------------------------------------------------------------------
+/* ---- conversion of X ----------------------------------------------------------------------------
  *
- * By warps of its own, `warps` of them a token: 256 columns at a time, a lane 8. Most of the time
- * that this takes is for instructions that were never run before: so there are few of them.
+ * Converter warps: `warps` of them per token, 256 columns at a time, 8 per lane. Most of the time
+ * goes to the first execution of instructions (instruction-cache misses), so the code is kept
+ * short.
  */
 
-/* One for all kernels. By value: through a reference a kernel's arguments come from memory, not
- * from the constant cache. */
+/* One noinline function for all kernels. Arguments by value: through a reference, kernel arguments
+ * would be read from memory instead of the constant cache. */
 static __device__ __noinline__ void skinny_convert_x(const uint4 *x, int stages, int warps, int m,
                                                      int x_rows, int pitch, unsigned char *to,
                                                      int *tops, int threads)
 {
     const int lane = (int)threadIdx.x % 32;
     float *factors = (float *)(tops + QT_SKINNY_TOPS);
-    int first = (int)threadIdx.x / 32 - (threads + QT_RING_COPIERS) / 32, token = 0; /* stage */
+    int first = (int)threadIdx.x / 32 - (threads + QT_PRODUCER_THREADS) / 32,
+        token = 0; /* first stage, token */
     for (; first >= warps; first -= warps)
         token++;
     to += skinny_x_at(x_rows, lane / 8, token, lane % 8);
@@ -188,17 +193,17 @@ static __device__ __noinline__ void skinny_convert_x(const uint4 *x, int stages,
     ptx_named_barrier_arrive(SKINNY_X, threads + m * warps * 32);
 }
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+/* ---- kernel ---------------------------------------------------------------------------------- */
 
 template <class Format, int MT, int STRIPS, int LAST>
 __global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
     qt_skinny_kernel(const __grid_constant__ qt_skinny_args a)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    const int threads = (int)blockDim.x - QT_RING_COPIERS - a.converters * 32; /* that multiply */
-    const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
-    if (warp * 32 >= threads + QT_RING_COPIERS) {
+    const int threads =
+        (int)blockDim.x - QT_PRODUCER_THREADS - a.converters * 32; /* consumer threads */
+    const qt_pipeline r = qt_pipeline_make(ptx_shared(qt_smem) + a.barriers_at);
+    if (warp * 32 >= threads + QT_PRODUCER_THREADS) {
         ptx_launch_dependents();
         if (a.dependent)
             ptx_wait_previous();
@@ -207,11 +212,12 @@ __global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
         return;
     }
     if (warp * 32 >= threads) {
-        qt_ring_bring(a, r, warp * 32 == threads, threads, a.arrivals, skinny_copies<Format>(a));
+        qt_pipeline_produce(a, r, warp * 32 == threads, threads, a.arrivals,
+                            skinny_producer<Format>(a));
         return;
     }
     qt_lane lane = qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), threads);
-    asm volatile("" : "+r"(lane.bytes)); /* computed once */
+    asm volatile("" : "+r"(lane.bytes)); /* keeps it in a register */
     if (!Format::GROUPED)
         skinny_load_row_scales(a, (__half *)(qt_smem + a.tail_at), a.scale, a.pitch_groups,
                                threads);
@@ -219,12 +225,13 @@ __global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
     const skinny_warp w = skinny_warp_open(a, warp, threads);
     if (a.converters)
         ptx_named_barrier(SKINNY_X, threads + a.converters * 32);
-    skinny_multiply_all<MT, STRIPS, LAST>(a, r, w, threads,
-                                          skinny_work<Format, MT, STRIPS>(a, w, lane));
+    skinny_consume<MT, STRIPS, LAST>(a, r, w, threads,
+                                     skinny_consumer<Format, MT, STRIPS>(a, w, lane));
 }
 
-/* How codes are decoded with a small table: a large one takes too long to fill, and too much room,
- * for blocks of few strips (skinny_plan.cc); and by warps of four strips. */
+/* of_small: the format with a small table, for thread blocks with few strips, which have neither
+ * time nor room for a large one (skinny_plan.cc). of_four: the format for warps with four strips.
+ */
 template <class Format> struct skinny_format {
     typedef Format of_small, of_four;
 };
@@ -239,7 +246,7 @@ template <> struct skinny_format<qt_decode_steps3> {
 
 #define KERNEL(Format, mt, strips, last) (const void *)qt_skinny_kernel<Format, mt, strips, last>
 
-/* Two strips a warp. HALF: there are kernels whose last warp has half of them. */
+/* Kernels with two strips per warp. HALF: also those whose last warp has one strip. */
 template <class Format, bool HALF>
 static const void *skinny_of_two_strips(int token_tiles, int last)
 {
@@ -250,10 +257,10 @@ static const void *skinny_of_two_strips(int token_tiles, int last)
 }
 
 /*
- * Of a format: NULL if there is none. Four strips a warp spare reads of X, which up to 8 tokens of
- * codes of 2 and 3 bits wait for (skinny_plan.cc). Half of its strips for a last warp spares
- * decoding, which those of 8 bits do not wait for; of rare formats there is no kernel for it. With
- * one strip a warp the table is small.
+ * The kernel of a format; NULL if it does not exist. Four strips per warp save reads of X, which
+ * limit 2- and 3-bit formats with up to 8 tokens (skinny_plan.cc). A last warp with half of the
+ * strips saves dequantization; 8-bit formats are not dequantization-bound, and rare formats have no
+ * such variant. With one strip per warp the table is small.
  */
 template <class Format>
 static const void *qt_skinny_of(int token_tiles, int strips, int last, bool small)

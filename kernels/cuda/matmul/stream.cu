@@ -1,5 +1,7 @@
-/* Stream kernels by code format; of QT_FORMAT_INT4_ZERO they are in int4_zero.cu. */
-#include "kernels/cuda/common/instances.h"
+/* Instances of the stream kernel by code format; those of QT_FORMAT_INT4_ZERO are in int4_zero.cu.
+
+ */
+#include "kernels/cuda/matmul/instances.h"
 #include "kernels/cuda/matmul/stream.cuh"
 
 template <class Format> static const void *of(int token_tiles, int strips)

@@ -1,45 +1,48 @@
 /*
- * The stream kernel: Y = X W^T for few tokens (m <= 32), one pass over the packed weights.
+ * The stream kernel: Y = X W^T for few tokens (m <= 32), one pass over the packed weights. For
+ * devices without TMA (8.0 and up), and on Hopper for zero-points that TMA cannot copy.
  *
- *   grid      (row groups, splits): a block owns strips_cta strips of 16 rows and 1/splits of k
- *   block     `warps` warps = WN x WK: WK warps side by side along k, WN along rows; a PASS is
- *             WN * STRIPS strips, and a warp's share of it its slice of k of STRIPS strips
- *   smem      [ look-up table | X: m rows of the block's k | row scales | partial sums | rings ]
+ *   grid       (row groups, split-K): a thread block computes strips_cta strips of 16 rows over
+ *              1 / splits of k
+ *   block      `warps` = WN x WK warps: WK along k, WN along rows. A pass is WN * STRIPS strips; a
+ *              warp multiplies STRIPS strips of it over its slice of k
+ *   smem       [ look-up table | X: m rows of the thread block's k | row scales | partial sums |
+ *              stages of each warp ]
  *
- *   warp:     global memory -- cp.async --> ring of DEPTH slots of two 16 x 64 blocks of STRIPS
- *             strips --> registers --> fragments --> mma.sync
+ *   mainloop:  global memory -- cp.async --> DEPTH stages of two fragment blocks of STRIPS strips
+ *              --> registers --> A fragments --> mma.sync
  *
- * After a pass the WK partial sums of an output meet in shared memory and are added in order; with
- * splits > 1 the blocks' sums meet in the workspace and the last to arrive adds them in order, so
- * that results do not depend on timing.
+ * Each warp has a pipeline of its own, without barriers between warps. After a pass, the WK partial
+ * sums of an output are added in shared memory in a fixed order. With split-K, thread blocks store
+ * their sums in the workspace, and the last to arrive adds them in order, so results do not depend
+ * on timing.
  *
- * The template: Format how codes are decoded; MT token tiles of 8 (m <= 8 MT); STRIPS; DEPTH.
+ * Template parameters: Format, the code format; MT token tiles of 8 (m <= 8 MT); STRIPS; DEPTH.
  *
- * Requires    compute capability 8.0; 16-byte aligned sections (zero points: 8); up to 227 KB of
- * shared memory Moves       packed bytes once; X once per row group; Y once; splits > 1: 8 * splits
- * * n * m bytes of partial sums through L2 Oracle      qt_packed_decode and an FP64 product;
- * relative error <= 2.3e-4 with FP16 output
+ * Requires   16-byte aligned sections (zero-points: 8); up to 227 KB of shared memory
+ * Moves      packed bytes once; X once per row group; Y once; with split-K: 8 * splits * n * m
+ *            bytes of partial sums through L2
+ * Reference  qt_packed_decode and an FP64 product; relative error <= 2.3e-4 with FP16 output
  */
 #ifndef QT_KERNELS_CUDA_MATMUL_STREAM_CUH
 #define QT_KERNELS_CUDA_MATMUL_STREAM_CUH
 
-#include "kernels/cuda/common/arrive.cuh"
-#include "kernels/cuda/common/round.cuh"
-#include "kernels/cuda/common/slot.cuh"
+#include "kernels/cuda/common/convert.cuh"
+#include "kernels/cuda/common/split_k.cuh"
 #include "kernels/cuda/common/token_scale.cuh"
 #include "kernels/cuda/matmul/stream.h"
+#include "kernels/cuda/matmul/warp_mma.cuh"
 
-/* ---- who does what -----------------------------------------------------------------------------
- */
+/* ---- work distribution ----------------------------------------------------------------------- */
 
 struct stream_warp {
     int lane, warp, wk, wn;
-    int first_strip, last_strip; /* of the block; last is the last one to load */
-    int block0, block1;          /* its slice of k */
+    int first_strip, last_strip; /* of the thread block; loads are clamped to last_strip */
+    int block0, block1;          /* the warp's slice of k */
     int pass_strips;             /* strips of a pass, over all warps */
-    int cta_block0, cta_block1;  /* the block's part of k */
-    uint32_t ring;               /* shared address */
-    /* Two lanes copy the 32 bytes of a group's scales: of strip scale_strip, and which. */
+    int cta_block0, cta_block1;  /* the thread block's part of k */
+    uint32_t ring;               /* shared address of the warp's stages */
+    /* Two lanes copy the 32 bytes of scales of a group: the lane's strip and group. */
     int scale_strip, scale_group;
 };
 
@@ -48,7 +51,7 @@ static __device__ __forceinline__ stream_warp stream_warp_open(const qt_stream_a
 {
     stream_warp w;
     w.lane = (int)threadIdx.x % 32;
-    w.warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* tell the compiler it is uniform */
+    w.warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* makes it uniform for the compiler */
     w.wk = w.warp & (a.warps_k - 1);
     w.wn = w.warp >> (31 - __clz(a.warps_k));
     w.first_strip = (int)blockIdx.x * a.strips_cta;
@@ -64,26 +67,26 @@ static __device__ __forceinline__ stream_warp stream_warp_open(const qt_stream_a
     return w;
 }
 
-/* ---- weights into shared memory ----------------------------------------------------------------
+/* ---- weights to shared memory -------------------------------------------------------------------
  *
- * A warp's blocks go through its own ring of slots, two at a time, in the order in which it uses
- * them: its slice of k for pass 0, 1, ... One group of cp.async a slot.
+ * A warp copies its weights, two fragment blocks at a time, to its own stages in the order in which
+ * it uses them: its slice of k for pass 0, 1, ... One cp.async group per stage.
  *
- *   slot   STRIPS x [ plane0 2 blocks x 32 lanes x w words | plane1 | plane2 ]
+ *   stage  STRIPS x [ plane0 2 blocks x 32 lanes x w words | plane1 | plane2 ]
  *          STRIPS x [ scales of up to 4 groups x 8 words (rows g, g + 8) ]
- *          STRIPS x [ zero points of up to 4 groups ]
+ *          STRIPS x [ zero-points of up to 4 groups ]
  *
- * (Loads into registers would spare shared memory a write and a read, but are no deep pipeline: a
- * warp has six scoreboards, so waiting for one load waits for younger ones too.)
+ * Loads into registers would avoid the write to shared memory, but do not form a deep pipeline: a
+ * warp has six scoreboards, so waiting for one load also waits for later ones.
  */
 template <int STRIPS> struct stream_cursor {
-    int pass, block;     /* to copy next; pass = passes: none */
-    uint32_t slot;       /* where to: byte offset in the ring */
+    int pass, block;     /* next to copy; pass = passes: none */
+    uint32_t stage;      /* destination: byte offset of a stage */
     unsigned at[STRIPS]; /* strip * pitch_blocks + block */
-    unsigned scale_at;   /* strip * pitch_groups, of the strip whose scales the lane copies */
+    unsigned scale_at;   /* strip * pitch_groups of the strip whose scales the lane copies */
 };
 
-/* To the begin of the slice in pass c->pass. */
+/* Moves the cursor to the start of the slice in pass c->pass. */
 template <int STRIPS>
 static __device__ __forceinline__ void
 stream_cursor_pass(const qt_stream_args &a, const stream_warp &w, stream_cursor<STRIPS> *c)
@@ -96,7 +99,8 @@ stream_cursor_pass(const qt_stream_args &a, const stream_warp &w, stream_cursor<
     c->scale_at = (unsigned)(min(strip0 + w.scale_strip, w.last_strip) * a.pitch_groups);
 }
 
-/* Two blocks, or one, of `bytes` per lane and block: contiguous, 16 bytes a lane at a time. */
+/* Copies two fragment blocks, or one, of `bytes` per lane and block. They are contiguous; a lane
+ * copies 16 bytes at a time. */
 static __device__ __forceinline__ void stream_copy_blocks(uint32_t dst, const unsigned char *src,
                                                           int bytes, int lane, bool two)
 {
@@ -111,13 +115,13 @@ static __device__ __forceinline__ void stream_copy_blocks(uint32_t dst, const un
     }
 }
 
-/* Starts copying the next slot, if there is one, and ends the group. */
+/* Starts the copies of the next stage, if any, and closes the cp.async group. */
 template <class Format, int STRIPS>
 static __device__ __forceinline__ void
 stream_copy_next(const qt_stream_args &a, const stream_warp &w, stream_cursor<STRIPS> *c)
 {
     if (c->pass < a.passes) {
-        uint32_t dst = w.ring + c->slot;
+        uint32_t dst = w.ring + c->stage;
         const bool two = c->block + 1 < w.block1;
 #pragma unroll
         for (int u = 0; u < STRIPS; u++)
@@ -134,7 +138,7 @@ stream_copy_next(const qt_stream_args &a, const stream_warp &w, stream_cursor<ST
             unsigned group = min((c->block * 64 >> a.group_shift) + w.scale_group, a.groups - 1);
             ptx_copy_16(dst + u * 128 + w.scale_group * 32 + w.lane % 2 * 16,
                         a.scale + (size_t)(c->scale_at + group) * 16 + w.lane % 2 * 8);
-            if (Format::ZEROS && a.decode.zeros) { /* two lanes copy a group's too */
+            if (Format::ZEROS && a.decode.zeros) { /* two lanes copy a group's zero-points too */
                 const int bytes = Format::ZEROS / 2, at = w.lane % 2 * bytes;
                 const uint32_t to = dst + STRIPS * 128 + (u * 4 + w.scale_group) * Format::ZEROS;
                 const unsigned char *from =
@@ -145,7 +149,7 @@ stream_copy_next(const qt_stream_args &a, const stream_warp &w, stream_cursor<ST
                     ptx_copy_8(to + at, from);
             }
         }
-        c->slot = c->slot + a.slot_bytes == a.ring_bytes ? 0 : c->slot + a.slot_bytes;
+        c->stage = c->stage + a.slot_bytes == a.ring_bytes ? 0 : c->stage + a.slot_bytes;
         c->block += 2;
 #pragma unroll
         for (int u = 0; u < STRIPS; u++)
@@ -158,7 +162,7 @@ stream_copy_next(const qt_stream_args &a, const stream_warp &w, stream_cursor<ST
     ptx_copy_commit();
 }
 
-/* Fills the ring but for one slot. */
+/* Prologue: fills all stages but one. */
 template <class Format, int STRIPS, int DEPTH>
 static __device__ __forceinline__ void
 stream_copy_ahead(const qt_stream_args &a, const stream_warp &w, stream_cursor<STRIPS> *c)
@@ -168,9 +172,9 @@ stream_copy_ahead(const qt_stream_args &a, const stream_warp &w, stream_cursor<S
         stream_copy_next<Format, STRIPS>(a, w, c);
 }
 
-/* ---- activations -------------------------------------------------------------------------------
+/* ---- activations --------------------------------------------------------------------------------
  *
- * Rows of X for the block's part of k, as FP16 (token_scale.cuh), zero beyond k.
+ * X for the thread block's part of k in shared memory, as FP16 (token_scale.cuh), zero beyond k.
  */
 static __device__ __forceinline__ void stream_x_aligned(const qt_stream_args &a,
                                                         const stream_warp &w)
@@ -178,15 +182,15 @@ static __device__ __forceinline__ void stream_x_aligned(const qt_stream_args &a,
     const int chunks = (w.cta_block1 - w.cta_block0) * 8, k0 = w.cta_block0 * 64;
     const uint16_t *src = (const uint16_t *)a.x + k0;
     const uint32_t dst = ptx_shared(qt_smem) + a.x_at;
-    /* All blocks read the same X: each begins elsewhere, or all would ask one L2 slice at a time.
-     */
-    const int turn = a.m > 1 ? (int)((blockIdx.x * 88u) % (unsigned)chunks) : 0;
+    /* All thread blocks read the same X. Each starts at a different place, so that they do not all
+     * read the same L2 slice at the same time. */
+    const int start = a.m > 1 ? (int)((blockIdx.x * 88u) % (unsigned)chunks) : 0;
     int token = a.m > 1 ? (int)(blockIdx.x % (unsigned)a.m) : 0;
 #pragma unroll 1
     for (int i = 0; i < a.m; i++) {
 #pragma unroll 2
         for (int j = (int)threadIdx.x; j < chunks; j += (int)blockDim.x) {
-            int c = j + turn < chunks ? j + turn : j + turn - chunks;
+            int c = j + start < chunks ? j + start : j + start - chunks;
             bool inside = k0 + c * 8 < a.k;
             ptx_copy_16_zero(dst + token * a.x_pitch + c * 16,
                              src + (inside ? (size_t)token * a.k + c * 8 : 0), inside ? 16 : 0);
@@ -195,7 +199,7 @@ static __device__ __forceinline__ void stream_x_aligned(const qt_stream_args &a,
     }
 }
 
-/* Rows whose elements are not 16-byte aligned. */
+/* X with rows that are not 16-byte aligned. */
 static __device__ __noinline__ void stream_x_ragged(const uint16_t *x, unsigned char *dst,
                                                     int pitch, int m, int k, int k0, int cols)
 {
@@ -226,7 +230,7 @@ static __device__ __noinline__ void stream_bf16_to_f16(unsigned char *x, int pit
     __syncthreads();
 }
 
-/* What the sums of a token are to be multiplied by. */
+/* The factor for the results of a token. */
 static __device__ __forceinline__ float stream_token_factor(const qt_stream_args &a, int token)
 {
     if (!a.bf16)
@@ -235,7 +239,7 @@ static __device__ __forceinline__ float stream_token_factor(const qt_stream_args
     return a.factor * qt_token_factor(up);
 }
 
-/* Row scales of the block's strips, in stored order. */
+/* Copies the row scales of the thread block's strips, in stored order. */
 static __device__ __forceinline__ void stream_load_row_scales(const qt_stream_args &a,
                                                               const stream_warp &w)
 {
@@ -245,26 +249,26 @@ static __device__ __forceinline__ void stream_load_row_scales(const qt_stream_ar
         dst[i] = a.scale[(size_t)(w.first_strip + i / 16) * a.pitch_groups * 16 + i % 16];
 }
 
-/* ---- products ----------------------------------------------------------------------------------
- */
+/* ---- products -------------------------------------------------------------------------------- */
 
-/* One slot: two 16 x 64 blocks of each strip, or one. x_row + x_at: their columns of X. */
+/* Products of a stage: two fragment blocks of each strip, or one. x_row + x_at: the matching
+ * columns of X. */
 template <class Format, int MT, int STRIPS>
 static __device__ __forceinline__ void
-stream_slot(qt_accumulators<MT, STRIPS> *total, const qt_stream_args &a, const stream_warp &w,
-            const unsigned char *slot, const uint32_t x_row[MT], uint32_t x_at, bool two,
-            const qt_lane &lane)
+stream_stage(qt_accumulators<MT, STRIPS> *total, const qt_stream_args &a, const stream_warp &w,
+             const unsigned char *stage, const uint32_t x_row[MT], uint32_t x_at, bool two,
+             const qt_lane &lane)
 {
     const int strip_bytes =
         64 * (qt_lane_width<Format>(0) + qt_lane_width<Format>(1) + qt_lane_width<Format>(2));
     const unsigned char *scales[STRIPS];
 #pragma unroll
     for (int u = 0; u < STRIPS; u++)
-        scales[u] = slot + STRIPS * strip_bytes + w.lane / 4 * 4 + u * 128;
-    qt_slot_multiply<Format, MT, STRIPS>(
+        scales[u] = stage + STRIPS * strip_bytes + w.lane / 4 * 4 + u * 128;
+    qt_warp_mma<Format, MT, STRIPS>(
         total, a.decode,
         [&](const unsigned char *src[3], int u, int b) {
-            const unsigned char *at = slot + u * strip_bytes;
+            const unsigned char *at = stage + u * strip_bytes;
 #pragma unroll
             for (int i = 0; i < 3; i++) {
                 const int width = qt_lane_width<Format>(i);
@@ -274,15 +278,15 @@ stream_slot(qt_accumulators<MT, STRIPS> *total, const qt_stream_args &a, const s
         },
         [&](int t, int b, int half) { return x_row[t] + x_at + b * 128 + half * 64; }, scales,
         [&](int u, int group) {
-            return qt_lane_zeros<Format>(a.decode, slot + STRIPS * (strip_bytes + 128) +
+            return qt_lane_zeros<Format>(a.decode, stage + STRIPS * (strip_bytes + 128) +
                                                        (u * 4 + group) * Format::ZEROS);
         },
         a.slot_groups, two, lane);
 }
 
-/* ---- sums --------------------------------------------------------------------------------------
+/* ---- epilogue -----------------------------------------------------------------------------------
  *
- * Partial sums in shared memory: [warps_k][m][rows of a pass + 4].
+ * Layout of the partial sums in shared memory: [warps_k][m][rows of a pass + 4].
  */
 static __device__ __forceinline__ void stream_store_y(const qt_stream_args &a, const stream_warp &w,
                                                       int token, int row, float v, bool row_scale)
@@ -295,11 +299,12 @@ static __device__ __forceinline__ void stream_store_y(const qt_stream_args &a, c
     qt_put_rounded(a.y, (size_t)token * a.n + row, v, a.bf16);
 }
 
-/* The outputs of a pass: sums over warps_k, to Y or to the workspace. Who begins moves on from pass
- * to pass, as there are often fewer outputs than threads. */
-static __device__ __forceinline__ void stream_finish_pass(const qt_stream_args &a,
-                                                          const stream_warp &w, const float *part,
-                                                          int pass, bool row_scale)
+/* The outputs of a pass: adds the partial sums of the WK warps and stores them to Y, or with
+ * split-K to the workspace. The thread that begins rotates from pass to pass, because there are
+ * often fewer outputs than threads. */
+static __device__ __forceinline__ void stream_pass_epilogue(const qt_stream_args &a,
+                                                            const stream_warp &w, const float *part,
+                                                            int pass, bool row_scale)
 {
     const int log2_rows = 35 - __clz(w.pass_strips), rows = 1 << log2_rows, outputs = a.m * rows;
     const int row0 = (w.first_strip + pass * w.pass_strips) * 16, row_end = (w.last_strip + 1) * 16;
@@ -324,11 +329,11 @@ static __device__ __forceinline__ void stream_finish_pass(const qt_stream_args &
 }
 
 /*
- * The blocks of a row group leave their sums in the workspace; the last to arrive adds them, in the
- * order of the splits.
+ * Split-K reduction: the last thread block of a row group to arrive adds the partial sums in the
+ * workspace in the order of the splits.
  */
-static __device__ __forceinline__ void stream_fix_up(const qt_stream_args &a, const stream_warp &w,
-                                                     bool row_scale)
+static __device__ __forceinline__ void stream_split_k_reduce(const qt_stream_args &a,
+                                                             const stream_warp &w, bool row_scale)
 {
     if (!qt_last_to_arrive(&a.arrivals[blockIdx.x], (unsigned)a.splits,
                            (volatile int *)(qt_smem + a.sums_at)))
@@ -356,8 +361,7 @@ static __device__ __forceinline__ void stream_fix_up(const qt_stream_args &a, co
     }
 }
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+/* ---- kernel ---------------------------------------------------------------------------------- */
 
 template <class Format, int MT, int STRIPS, int DEPTH>
 __global__ void __launch_bounds__(512, 1) qt_stream_kernel(const __grid_constant__ qt_stream_args a)
@@ -366,7 +370,7 @@ __global__ void __launch_bounds__(512, 1) qt_stream_kernel(const __grid_constant
     const __half value = qt_lane_value<Format>(&a.decode);
     stream_cursor<STRIPS> c;
     c.pass = w.block0 < w.block1 ? 0 : a.passes;
-    c.slot = 0;
+    c.stage = 0;
     stream_cursor_pass(a, w, &c);
     const int cols = (w.cta_block1 - w.cta_block0) * 64;
     if (a.k % 8 == 0 && ((size_t)a.x & 15) == 0)
@@ -375,7 +379,7 @@ __global__ void __launch_bounds__(512, 1) qt_stream_kernel(const __grid_constant
         stream_x_ragged((const uint16_t *)a.x, qt_smem + a.x_at, a.x_pitch, a.m, a.k,
                         w.cta_block0 * 64, cols);
     ptx_copy_commit();
-    stream_copy_ahead<Format, STRIPS, DEPTH>(a, w, &c); /* after X, which everybody waits for */
+    stream_copy_ahead<Format, STRIPS, DEPTH>(a, w, &c); /* X first: all warps wait for it */
     const qt_lane lane = qt_lane_start<Format>(value, (int)blockDim.x);
     if (!Format::GROUPED)
         stream_load_row_scales(a, w);
@@ -385,7 +389,7 @@ __global__ void __launch_bounds__(512, 1) qt_stream_kernel(const __grid_constant
         stream_bf16_to_f16(qt_smem + a.x_at, a.x_pitch, (int *)(qt_smem + a.token_at), a.m,
                            cols / 8);
 
-    uint32_t x_row[MT]; /* of this lane for ldmatrix; columns of tokens >= m are never stored */
+    uint32_t x_row[MT]; /* ldmatrix address of the lane; results of tokens >= m are not stored */
 #pragma unroll
     for (int t = 0; t < MT; t++)
         x_row[t] = ptx_shared(qt_smem + a.x_at) +
@@ -394,34 +398,34 @@ __global__ void __launch_bounds__(512, 1) qt_stream_kernel(const __grid_constant
     float *part = (float *)(qt_smem + a.sums_at);
     const int part_floats = a.warps_k * a.m * (w.pass_strips * 16 + 4);
     const unsigned char *ring = qt_smem + a.ring_at + w.warp * a.ring_bytes;
-    uint32_t slot = 0;
+    uint32_t stage = 0;
 #pragma unroll 1
     for (int pass = 0; pass < a.passes; pass++) {
         qt_accumulators<MT, STRIPS> sums = {};
 #pragma unroll 1
         for (int block = w.block0; block < w.block1; block += 2) {
             ptx_copy_wait<DEPTH - 2>();
-            __syncwarp(); /* scales are read by other lanes than copy them, and were read by now */
+            __syncwarp(); /* scales are copied by other lanes; the previous stage has been read */
             stream_copy_next<Format, STRIPS>(a, w, &c);
-            stream_slot<Format, MT, STRIPS>(&sums, a, w, ring + slot, x_row,
-                                            (uint32_t)(block - w.cta_block0) * 128,
-                                            block + 1 < w.block1, lane);
-            slot = slot + a.slot_bytes == a.ring_bytes ? 0 : slot + a.slot_bytes;
+            stream_stage<Format, MT, STRIPS>(&sums, a, w, ring + stage, x_row,
+                                             (uint32_t)(block - w.cta_block0) * 128,
+                                             block + 1 < w.block1, lane);
+            stage = stage + a.slot_bytes == a.ring_bytes ? 0 : stage + a.slot_bytes;
         }
         float *now = part + (a.sums_buffers == 2 ? pass & 1 : 0) * part_floats;
         if (a.sums_buffers == 1)
-            __syncthreads(); /* the sums of the pass before have been read */
+            __syncthreads(); /* partial sums of the previous pass have been read */
         const int pitch = w.pass_strips * 16 + 4;
-        qt_sums_put(now + w.wk * a.m * pitch + w.wn * STRIPS * 16, pitch, a.m, sums);
+        qt_accumulators_store(now + w.wk * a.m * pitch + w.wn * STRIPS * 16, pitch, a.m, sums);
         __syncthreads();
-        stream_finish_pass(a, w, now, pass, !Format::GROUPED);
+        stream_pass_epilogue(a, w, now, pass, !Format::GROUPED);
     }
     if (a.splits > 1)
-        stream_fix_up(a, w, !Format::GROUPED);
+        stream_split_k_reduce(a, w, !Format::GROUPED);
 }
 
-/* How more than one token tile is decoded. With a table of 8 KB X of 16 tokens had to be split more
- * often: nf2, 8192 x 8192 as on 8.0, 23.5 us, 19.4 without. */
+/* of_many: the format for more than one token tile. The 8 KB table of nf2 would force X of 16
+ * tokens to be split more often: 8192 x 8192 as on 8.0, 23.5 us, 19.4 without. */
 template <class Format> struct stream_format {
     typedef Format of_many;
 };
@@ -429,8 +433,8 @@ template <> struct stream_format<qt_decode_pair2> {
     typedef qt_decode_value2 of_many;
 };
 
-/* Of a format: NULL if there is none. Two strips a warp share reads of X, by which bit fields of
- * one token tile gain nothing, and codes of 8 bits seldom. */
+/* The kernel of a format; NULL if it does not exist. Two strips per warp share reads of X, which
+ * does not help minifloats with one token tile, and 8-bit codes seldom. */
 template <class Format> static const void *qt_stream_of(int token_tiles, int strips)
 {
     constexpr int bits = Format::WIDTH0 + (Format::WIDTH1 > 0 ? Format::WIDTH1 : 0);

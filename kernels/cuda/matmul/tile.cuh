@@ -1,28 +1,33 @@
 /*
- * The tile kernel (tile_ring.cuh) for formats of planes: tables of pairs, integers, bit fields.
+ * The tile kernel for formats with planes (look-up tables, integers, minifloats): Y = X W^T for 17
+ * tokens and more, sm_90a. Work distribution, pipeline and epilogue are in tile_common.cuh; this
+ * file defines the contents of a stage, and the mainloop: dequantization to the register operand A
+ * of wgmma.
  *
- * Group scales: sums are kept in units of the scale of the current group. At a new group they are
- * multiplied by old scale / new scale, at the end by the last: one multiplication per sum and
- * group, and no second set of sums in registers. Or weights are multiplied by their scales, and
- * rounded (QT_TILE_EXACT_TOKENS).
+ *   stage:     X | packed planes | group scales | zero-points
  *
- * Requires    compute capability 9.0; X FP16, 16-byte aligned rows (prepare.cu makes such)
- * Moves       packed bytes once per BM tokens, X once per 64 WGS rows (through L2), Y once; 8 bytes
- *             of sums through L2 for each output of a shared tile and block
- * Oracle      qt_packed_decode, rounded where the kernel rounds, and an FP64 product; with FP16
- *             output relative error <= 2.3e-4
+ * Group scales: either the accumulators are kept in units of the scale of the current group. At a
+ * new group they are multiplied by old scale / new scale, and at the end by the last scale: one
+ * multiplication per accumulator and group, without a second set of accumulators. Or the weights
+ * are multiplied by their scales and rounded to FP16 (ROUNDS, see QT_TILE_EXACT_TOKENS).
+ *
+ * Requires   X FP16, 16-byte aligned rows of a multiple of 64 columns (prepare.cu makes such X)
+ * Moves      packed bytes once per BM tokens, X once per 64 WGS rows (through L2), Y once; 8 bytes
+ *            of partial sums through L2 for each output of a shared tile and thread block
+ * Reference  qt_packed_decode, rounded where the kernel rounds, and an FP64 product; relative error
+ *            <= 2.3e-4 with FP16 output
  */
 #ifndef QT_KERNELS_CUDA_MATMUL_TILE_CUH
 #define QT_KERNELS_CUDA_MATMUL_TILE_CUH
 
 #include "kernels/cuda/common/accumulators.cuh"
-#include "kernels/cuda/matmul/tile_ring.cuh"
+#include "kernels/cuda/matmul/decode.cuh"
+#include "kernels/cuda/matmul/tile_common.cuh"
 
-/* ---- copies ------------------------------------------------------------------------------------
- */
+/* ---- producers ------------------------------------------------------------------------------- */
 
-/* Where the zero points of a stage's first group are in those of a row of strips. Boxes of them
- * begin at multiples of 16 bytes. */
+/* Offset of the zero-points of a stage's first group in those of a strip. TMA boxes start at
+ * multiples of 16 bytes, so copies start at this offset rounded down. */
 template <class Format, int C>
 static __device__ __forceinline__ int tile_zeros_at(const qt_tile_args &a, int k_stage)
 {
@@ -30,8 +35,8 @@ static __device__ __forceinline__ int tile_zeros_at(const qt_tile_args &a, int k
 }
 
 template <class Format, int WGS, int BM, int C>
-struct tile_copies : tile_source<qt_tile_args, BM, C> {
-    using tile_source<qt_tile_args, BM, C>::tile_source;
+struct tile_producer : tile_producer_base<qt_tile_args, BM, C> {
+    using tile_producer_base<qt_tile_args, BM, C>::tile_producer_base;
 
     __device__ __forceinline__ void copy_weights(uint32_t dst, uint32_t bar) const
     {
@@ -54,29 +59,29 @@ struct tile_copies : tile_source<qt_tile_args, BM, C> {
     }
 };
 
-/* ---- products ----------------------------------------------------------------------------------
- */
+/* ---- mainloop -------------------------------------------------------------------------------- */
 
-/* Sums in units of *unit -> in units of a new scale. */
+/* Converts the accumulators from units of *unit to units of scale s. */
 template <int BM>
-static __device__ __forceinline__ void tile_change_unit(tile_sums<BM> *d, float2 *unit, float2 s)
+static __device__ __forceinline__ void tile_rescale(tile_accumulators<BM> *d, float2 *unit,
+                                                    float2 s)
 {
     float2 f = make_float2(unit->x * ptx_reciprocal(s.x), unit->y * ptx_reciprocal(s.y));
-    tile_settle(d);
+    tile_wait_accumulators(d);
 #pragma unroll
     for (int i = 0; i < BM / 2; i++)
         d->v[i] *= i & 2 ? f.y : f.x;
     *unit = s;
 }
 
-/* 2^e. */
+/* 2^e as FP16. */
 static __device__ __forceinline__ __half2 tile_power(int e)
 {
     return __half2half2(__ushort_as_half((unsigned short)((15 + e) << 10)));
 }
 
-/* Fragments, times 2^ROUND_EXP2, of rows g and g + 8 times their scales: those of 32 channels, and
- * of 32 more. */
+/* Multiplies fragments by 2^ROUND_EXP2 and by the scales of rows g and g + 8; scales[0] for the
+ * first 32 columns, scales[1] for the next 32. */
 template <class Format, int STEPS>
 static __device__ __forceinline__ void tile_scale_weights(uint32_t f[STEPS][4],
                                                           const __half2 scales[2])
@@ -92,11 +97,12 @@ static __device__ __forceinline__ void tile_scale_weights(uint32_t f[STEPS][4],
     }
 }
 
-/* Where a lane's words are in a stage, from where they begin: computed once, and kept. */
-template <class Format, int C> struct tile_places {
+/* Offsets of the lane's words in a stage, relative to each section. The asm keeps them in
+ * registers. */
+template <class Format, int C> struct tile_offsets {
     uint32_t plane[3], scale, zero;
 
-    __device__ __forceinline__ tile_places(const qt_tile_args &a)
+    __device__ __forceinline__ tile_offsets(const qt_tile_args &a)
     {
         const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
@@ -111,23 +117,23 @@ template <class Format, int C> struct tile_places {
     }
 };
 
-/* What a warp reads of a stage. */
+/* Addresses of a warp's operands in a stage. */
 template <class Format, int WGS, int BM, int C> struct tile_stage {
-    const unsigned char *plane[3]; /* the lane's words of the stage's first block */
-    const unsigned char *scale;    /* of its two rows, first group */
-    const unsigned char *zero;     /* the box */
+    const unsigned char *plane[3]; /* the lane's words in the first fragment block */
+    const unsigned char *scale;    /* of the lane's two rows, first group */
+    const unsigned char *zero;     /* start of the box */
 
     __device__ __forceinline__ tile_stage(const qt_tile_args &a,
-                                          const tile_places<Format, C> &places, int stage)
+                                          const tile_offsets<Format, C> &offsets, int stage)
     {
         const unsigned char *at = qt_smem + (a.ring_at + stage * a.stage_bytes + BM * 128 * C);
 #pragma unroll
         for (int p = 0; p < 3; p++) {
-            plane[p] = at + places.plane[p];
+            plane[p] = at + offsets.plane[p];
             at += WGS * 4 * C * 128 * qt_plane_width<Format>(p);
         }
-        scale = at + places.scale;
-        zero = qt_smem + (a.ring_at + stage * a.stage_bytes + a.zeros_at) + places.zero;
+        scale = at + offsets.scale;
+        zero = qt_smem + (a.ring_at + stage * a.stage_bytes + a.zeros_at) + offsets.zero;
     }
     __device__ __forceinline__ void load(Format *words, const qt_tile_args &a, int block) const
     {
@@ -140,36 +146,37 @@ template <class Format, int WGS, int BM, int C> struct tile_stage {
 };
 
 /*
- * The products of a tile over this block's part of k, in batches of STEPS k-steps: the fragments of
- * a batch are looked up while the batch before is multiplied. Packed words of a stage are read one
- * block of k ahead of their use; those of the next stage's first block only once this stage's last
- * products are on their way: to wait for it earlier, or to ask whether it is there, costs more than
- * it saves.
+ * Multiplies a tile over this thread block's part of k, in batches of STEPS k-steps: the fragments
+ * of a batch are computed while the tensor cores multiply the previous batch. Packed words of a
+ * stage are loaded 64 columns ahead of their use. Those of the next stage's first 64 columns are
+ * loaded only after this stage's last products have been issued: waiting for the stage earlier, or
+ * testing whether it has arrived, costs more than it saves. Returns the units of the accumulators
+ * for rows g and g + 8.
  */
 template <class Format, int WGS, int BM, int C, bool ROUNDS>
-static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const qt_tile_args &a,
-                                                         qt_ring *r, int begin, int end,
-                                                         const qt_lane &started)
+static __device__ __forceinline__ float2 tile_accumulate(tile_accumulators<BM> *d,
+                                                         const qt_tile_args &a, qt_pipeline *r,
+                                                         int begin, int end, const qt_lane &started)
 {
     typedef tile_stage<Format, WGS, BM, C> stage;
     const int STEPS = qt_tile_steps(WGS, BM, C), BATCHES = 4 / STEPS;
-    const tile_places<Format, C> places(a);
+    const tile_offsets<Format, C> offsets(a);
     const int lane = (int)threadIdx.x % 32;
-    /* (qt_decode_tile4) */
+    /* see qt_decode_tile4 */
     const qt_lane values = Format::TILE4 ? qt_lane{(uint32_t)lane * 4, {}, {}} : started;
     const int group_mask = (1 << a.group_shift) - 1;
-    /* Of 32 channels a batch of four steps has two groups. Where the second scale of a batch is,
-     * and the next batch's that begins a group, in bytes. */
+    /* With groups of 32 channels, a batch of four k-steps has two groups. second, to_next: byte
+     * offsets of the second scale of a batch, and of the next batch's scale that begins a group. */
     const bool narrow = STEPS == 4 && a.group_shift == QT_TILE_ROUNDED_GROUP_LOG2;
     const int second = ROUNDS && narrow ? 32 : 0, to_next = 32 + second;
     uint32_t frag[2][STEPS][4] = {}, release = 0;
     Format words, ahead;
     ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-    stage(a, places, r->stage).load(&words, a, 0);
+    stage(a, offsets, r->stage).load(&words, a, 0);
     float2 unit = make_float2(1, 1);
-    const unsigned char *scale = stage(a, places, r->stage).scale;
+    const unsigned char *scale = stage(a, offsets, r->stage).scale;
     __half2 next_scale[2] = {}, weight_scale[2];
-    weight_scale[0] = weight_scale[1] = tile_power(-Format::ROUND_EXP2); /* none */
+    weight_scale[0] = weight_scale[1] = tile_power(-Format::ROUND_EXP2); /* neutral */
     if (Format::GROUPED) {
         next_scale[0] = *(const __half2 *)scale;
         next_scale[1] = *(const __half2 *)(scale + second);
@@ -182,16 +189,16 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
     }
     uint32_t next_zeros = 0;
     if (Format::ZEROS) {
-        next_zeros = qt_lane_zeros<Format>(a.decode, stage(a, places, r->stage).zero +
+        next_zeros = qt_lane_zeros<Format>(a.decode, stage(a, offsets, r->stage).zero +
                                                          tile_zeros_at<Format, C>(a, begin) % 16);
         words.set_zeros(next_zeros);
     }
 #pragma unroll 1
     for (int i = begin; i < end; i++) {
-        const stage now(a, places, r->stage);
+        const stage now(a, offsets, r->stage);
         uint32_t b = ptx_wgmma_b(ptx_shared(qt_smem) + a.ring_at + r->stage * a.stage_bytes);
         uint32_t used = r->empty + 8 * r->stage;
-        qt_ring_next(r, a.stages);
+        qt_pipeline_advance(r, a.stages);
         scale = now.scale;
         const unsigned char *zero = now.zero;
         const __half2 this_scale[2] = {next_scale[0], next_scale[1]};
@@ -200,14 +207,15 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
 #pragma unroll
             for (int batch = 0; batch < BATCHES; batch++) {
                 uint32_t(&f)[STEPS][4] = frag[(c * BATCHES + batch) & 1];
-                const bool fresh = c == 0 && batch == 0; /* the stage's first, loaded already */
+                const bool fresh = c == 0 && batch == 0; /* first batch of the stage: loaded
+                                                            already */
                 int k = (i * C + c) * 64 + batch * STEPS * 16;
                 if (Format::ZEROS && (k & group_mask) == 0) {
                     zero += fresh ? 0 : Format::ZEROS;
                     words.set_zeros(fresh ? next_zeros : qt_lane_zeros<Format>(a.decode, zero));
                 }
                 if (batch == 0 && c < C - 1) {
-                    ahead = words; /* with the zero points of a group that goes on */
+                    ahead = words; /* keeps the zero-points of a group that continues */
                     now.load(&ahead, a, c + 1);
                 }
 #pragma unroll
@@ -222,7 +230,7 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
                     scale += fresh ? 0 : to_next;
                     const __half2 now_scale = fresh ? this_scale[0] : *(const __half2 *)scale;
                     if (!ROUNDS) {
-                        tile_change_unit(d, &unit, qt_scale_unit(now_scale));
+                        tile_rescale(d, &unit, qt_scale_unit(now_scale));
                     } else if (!a.row_scales) {
                         weight_scale[0] = now_scale;
                         weight_scale[1] =
@@ -234,12 +242,12 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
                 ptx_wgmma_fence();
                 ptx_wgmma<BM>::run(d->v, f, b + c * (BM * 8) + batch * STEPS * 2);
                 ptx_wgmma_commit();
-                /* What the next batch needs, once the tensor cores are busy with this one. */
+                /* Load what the next batch needs, while the tensor cores multiply this one. */
                 if (batch == BATCHES - 1) {
                     if (c < C - 1) {
                         words = ahead;
                     } else if (i + 1 < end) {
-                        const stage next(a, places, r->stage);
+                        const stage next(a, offsets, r->stage);
                         ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
                         next.load(&words, a, 0);
                         if (Format::GROUPED) {
@@ -252,40 +260,40 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_sums<BM> *d, const
                     }
                 }
                 ptx_wgmma_wait<1>();
-                tile_keep<STEPS>(frag[(c * BATCHES + batch + 1) & 1]);
+                tile_keep_registers<STEPS>(frag[(c * BATCHES + batch + 1) & 1]);
                 if (c == 0 && batch == 0 && release && lane == 0)
                     ptx_barrier_arrive(release);
             }
         }
         release = used;
     }
-    tile_settle(d);
-    tile_keep<STEPS>(frag[1]);
+    tile_wait_accumulators(d);
+    tile_keep_registers<STEPS>(frag[1]);
     if (release && lane == 0)
         ptx_barrier_arrive(release);
     return unit;
 }
 
-/* For tile_multiply_all. */
-template <class Format, int WGS, int BM, int C, bool ROUNDS> struct tile_planes {
+/* The Work of tile_consume. */
+template <class Format, int WGS, int BM, int C, bool ROUNDS> struct tile_consumer {
     typedef float sum;
     struct per_token {
     };
-    enum { AHEAD = 1 }; /* for BF16; FP16 has no factors, and loses nothing */
+    enum { AHEAD = 1 }; /* for BF16; FP16 has no token factors, and loses nothing */
     const qt_tile_args &a;
     const qt_lane &lane;
 
-    __device__ __forceinline__ void multiply(tile_sums<BM> *d, qt_ring *r, const tile_segment &s,
-                                             int strip) const
+    __device__ __forceinline__ void multiply(tile_accumulators<BM> *d, qt_pipeline *r,
+                                             const tile_segment &s, int strip) const
     {
         const __half2 *of_row =
             (const __half2 *)(a.scale + (size_t)min(strip, a.strips - 1) * a.pitch_groups * 16) +
             (int)threadIdx.x % 32 / 4;
         __half2 row;
-        if (!Format::GROUPED) /* while there are products: to wait for it later is 0.4 us */
+        if (!Format::GROUPED) /* loaded during the products: a later load costs 0.4 us */
             row = *of_row;
         float2 unit = tile_accumulate<Format, WGS, BM, C, ROUNDS>(d, a, r, s.k0, s.k1, lane);
-        if (ROUNDS && a.row_scales) /* rare, and kept in a register they do not have */
+        if (ROUNDS && a.row_scales)
             row = *of_row;
         if (!Format::GROUPED || (ROUNDS && a.row_scales))
             unit = __half22float2(row);
@@ -293,7 +301,7 @@ template <class Format, int WGS, int BM, int C, bool ROUNDS> struct tile_planes 
         for (int i = 0; i < BM / 2; i++)
             d->v[i] *= i & 2 ? unit.y : unit.x;
     }
-    __device__ __forceinline__ void meet() const
+    __device__ __forceinline__ void sync() const
     {
     }
     __device__ __forceinline__ per_token token(int) const
@@ -301,8 +309,8 @@ template <class Format, int WGS, int BM, int C, bool ROUNDS> struct tile_planes 
         return {};
     }
     template <int N>
-    __device__ __forceinline__ void finish(float4 out[N], const float4 v[N], const per_token *, int,
-                                           int, int) const
+    __device__ __forceinline__ void epilogue(float4 out[N], const float4 v[N], const per_token *,
+                                             int, int, int) const
     {
 #pragma unroll
         for (int j = 0; j < N; j++)
@@ -314,12 +322,11 @@ template <class Format, int WGS, int BM, int C, bool ROUNDS> struct tile_planes 
     }
 };
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+/* ---- kernel ---------------------------------------------------------------------------------- */
 
-/* Warpgroups among which launch bounds share out the registers. Of few tokens one more than there
- * are: with fewer registers these kernels are 1 % faster on average, and a block can begin beside
- * the last ones of prepare.cu. */
+/* Number of warpgroups that the launch bounds assume when they divide the registers. For few tokens
+ * one more than exist: these kernels are 1 % faster on average with fewer registers, and a thread
+ * block can start beside the last ones of prepare.cu. */
 static __host__ __device__ constexpr int tile_bounds(int wgs, int tokens)
 {
     return wgs + 1 + (wgs == 2 && tokens <= 96);
@@ -330,22 +337,22 @@ __global__ void __launch_bounds__(tile_bounds(WGS, BM) * 128, 1)
     qt_tile_kernel(const __grid_constant__ qt_tile_args a)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
+    const qt_pipeline r = qt_pipeline_make(ptx_shared(qt_smem) + a.barriers_at);
     if (warp >= WGS * 4) {
-        ptx_registers_fewer<TILE_COPY_REGISTERS>();
-        tile_bring<WGS>(a, r, warp, tile_copies<Format, WGS, BM, C>(a));
+        ptx_setmaxnreg_dec<TILE_COPY_REGISTERS>();
+        tile_produce<WGS>(a, r, warp, tile_producer<Format, WGS, BM, C>(a));
     } else {
-        ptx_registers_more<tile_registers(WGS, 1, TILE_COPY_REGISTERS,
+        ptx_setmaxnreg_inc<tile_registers(WGS, 1, TILE_COPY_REGISTERS,
                                           tile_launch_registers(tile_bounds(WGS, BM)))>();
         const qt_lane lane = qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), WGS * 128);
         ptx_launch_dependents();
-        qt_ring_start(WGS * 128);
-        tile_multiply_all<WGS, BM>(a, r, tile_planes<Format, WGS, BM, C, ROUNDS>{a, lane});
+        qt_pipeline_wait_ready(WGS * 128);
+        tile_consume<WGS, BM>(a, r, tile_consumer<Format, WGS, BM, C, ROUNDS>{a, lane});
     }
 }
 
-/* How so many tokens are decoded. 32 are few beside look-ups of 3 bits, as products go: half of
- * them from registers takes 1.02 of the time. */
+/* of_tile: the format used for BM tokens. With 32 tokens there are few products beside the look-ups
+ * of 3-bit codes; look-ups in registers for half of the k-steps take 1.02 of the time. */
 template <class Format, int BM> struct tile_format {
     typedef Format of_tile;
 };
@@ -363,7 +370,7 @@ template <class Format, int WGS, int BM, int C, bool ROUNDS> static const void *
         return NULL;
 }
 
-/* Of a format: NULL if there is none. */
+/* The kernel of a format by `kind`, its index in QT_TILE_*_TABLE; NULL if it does not exist. */
 template <class Format> static const void *qt_tile_of(int kind)
 {
 #define KERNEL(wgs, tokens, blocks, rounds)                                                        \

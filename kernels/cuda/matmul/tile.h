@@ -1,11 +1,13 @@
-/* Arguments of the tile kernels, and what their plans share. */
+/* The tile kernels: instances, arguments, and planning functions that the tile kernels of matmul,
+ * mix24 and w4ax share. */
 #ifndef QT_KERNELS_CUDA_MATMUL_TILE_H
 #define QT_KERNELS_CUDA_MATMUL_TILE_H
 
 #include "kernels/cuda/common/plan.h"
 #include "kernels/cuda/matmul/decode.h"
 
-/* The kernels there are: X(warpgroups, tokens, blocks of k in a stage, rounds; see below). */
+/* Instances: X(consumer warpgroups, tokens per tile, fragment blocks of k per stage, rounds
+ * weights). */
 #define QT_TILE_COMMON_TABLE(X)                                                                    \
     X(2, 32, 2, false)                                                                             \
     X(4, 32, 2, false)                                                                             \
@@ -14,8 +16,8 @@
     X(3, 64, 2, false)                                                                             \
     X(2, 96, 2, false)                                                                             \
     X(2, 128, 2, false)
-/* Integers, and formats with a scale a row. Two blocks in a stage are 4 to 6 % faster for 192 and
- * 224 tokens of integers than one, and 1 % slower for formats with a scale a row. */
+/* Integers, and formats with row scales. Two blocks per stage are 4 to 6 % faster than one for
+ * integers with 192 and 224 tokens, and 1 % slower for formats with row scales. */
 #define QT_TILE_EXACT_TABLE(X)                                                                     \
     QT_TILE_COMMON_TABLE(X)                                                                        \
     X(3, 128, 2, false)                                                                            \
@@ -26,8 +28,8 @@
     X(2, 64, 2, true)                                                                              \
     X(2, 128, 2, true)                                                                             \
     X(2, 256, 1, true)
-/* What is looked up, by tables that leave less room for stages. Exact tiles of 192 x 128 would be
- * for 65 to 128 tokens alone, by a seventh of a percent. */
+/* Look-up formats, whose tables leave less room for stages. Exact tiles of 192 x 128 would gain
+ * 0.15 % for 65 to 128 tokens. */
 #define QT_TILE_LUT_TABLE(X)                                                                       \
     QT_TILE_COMMON_TABLE(X)                                                                        \
     X(3, 128, 2, true)                                                                             \
@@ -39,11 +41,14 @@
     X(2, 128, 2, true)
 enum { QT_TILE_KINDS = 15 };
 
-/* Each kernel takes a second to compile, so those are left out that plans would seldom take: of
- * formats of more than 6 bits, whose decoding tiles of few tokens wait for anyway, some widths; of
- * those with a scale a row, with which nothing is rounded, what has more than 128 rows and few
- * tokens; the exact way with 256 tokens where the other is faster; and of rare formats all
- * but 64, 128 and 256 tokens. */
+/*
+ * True if an instance exists. Each takes a second to compile. These are omitted, as plans would
+ * seldom choose them:
+ *   - formats of more than 6 bits with 48, 160 or 224 tokens: dequantization limits small tiles;
+ *   - formats with row scales: rounding kernels, and more than 128 rows with few tokens;
+ *   - 8-bit integers: exact kernels with 256 tokens, where rounding is faster;
+ *   - rare formats: all but 64, 128 and 256 tokens with two warpgroups.
+ */
 static __host__ __device__ constexpr bool qt_tile_exists(int bits, bool grouped, bool rare,
                                                          int warpgroups, int tokens, bool rounds)
 {
@@ -54,9 +59,9 @@ static __host__ __device__ constexpr bool qt_tile_exists(int bits, bool grouped,
 }
 
 /*
- * K-steps whose products are started at a time: 4 if there are registers for the fragments of two
- * such batches, and an even number of batches in a stage. A group of channels is a whole number of
- * batches, or, of 32 channels, half of one.
+ * K-steps per batch of wgmma instructions: 4 if registers hold the fragments of two batches and a
+ * stage has an even number of batches. A group of channels is a whole number of batches, or half a
+ * batch with groups of 32 channels.
  */
 static __host__ __device__ constexpr int qt_tile_steps(int warpgroups, int tokens, int blocks)
 {
@@ -64,113 +69,115 @@ static __host__ __device__ constexpr int qt_tile_steps(int warpgroups, int token
 }
 
 /*
- * Kernels that round multiply weights by their group scales, in FP16 as qtool_matmul_dequantize does.
- * The alternative, sums in units of a scale, multiplies as many sums at each new group as a lane
- * has: with groups of 128 channels it is 2 to 5 % slower (docs/kernels_tried.md), but for integers
- * of 4 bits, which take two multiplications of weights, 2 % faster; with groups of 64 it is 2 to
- * 12 % slower, but for 8 bits; groups of 32, with which it would take half as long again, are
- * always rounded. With one scale a row nothing is. What else plans choose for up to so many tokens
- * is exact:
+ * Rounding kernels multiply weights by their group scales in FP16, as qtool_matmul_dequantize does.
+ * Exact kernels multiply the accumulators at the end of each group instead. Compared with rounding,
+ * they are 2 to 5 % slower with groups of 128 channels (docs/experiments, E054), but 2 % faster for
+ * 4-bit integers, where rounding takes two multiplications of weights. With groups of 64 they are 2
+ * to 12 % slower, except for 8 bits. With groups of 32 they would take half as long again, so
+ * groups of 32 are always rounded. Formats with row scales are never rounded. Other products of up
+ * to QT_TILE_EXACT_TOKENS tokens are exact.
  */
 enum { QT_TILE_EXACT_TOKENS = 128, QT_TILE_ROUNDED_GROUP_LOG2 = 5 };
 
-/* Shared memory through which a warpgroup's results go, 16 tokens of 64 rows at a time. */
+/* Shared memory for the epilogue of a warpgroup: results of 16 tokens and 64 rows at a time. */
 enum { QT_TILE_RESULT_TOKENS = 16, QT_TILE_RESULT_BYTES = QT_TILE_RESULT_TOKENS * 64 * 2 };
 
-/* What all tile kernels have (tile_ring.cuh). */
+/* Arguments that all tile kernels have (tile_common.cuh). */
 struct qt_tile_base {
     CUtensorMap x;     /* F16 [k / 64][m][64], boxes of a stage's blocks x tokens x 64 */
     CUtensorMap x_cut; /* the same in boxes of one block and cut_tokens */
-    /* What the first copies want is in one line of 64 bytes: each line that is read first costs 100
-     * clocks. */
+    /* The arguments of the first copies share a line of 64 bytes: the first read of a line takes
+     * 100 clocks. */
     int barriers_at, stages, stage_bytes, ring_at;
-    int m, cut_tokens; /* cut_tokens: of the last token tile, if it is copied in these; or 0 */
-    int split_log2;    /* log2 of the blocks of a cluster, which share a tile along k */
-    int k_stages;      /* of a tile */
-    unsigned k_stages_inverse; /* 2^31 / k_stages, rounded up */
-    int shared_tiles;          /* the first ones, shared among all blocks */
-    int range, ranges_longer;  /* of shared (tile, stage) pairs, a block's; so many have 1 more */
-    int row_tiles, token_tiles, band; /* band: row tiles of a band, see tile_segment_at */
-    int weight_tx;                    /* bytes that a stage waits for, beside X (not mix24) */
-    int whole_tiles;                  /* of the others, a block's or cluster's ... */
-    int blocks_with_more;             /* ... of which so many have 1 more */
+    int m, cut_tokens; /* cut_tokens: tokens of the last token tile if it uses x_cut, else 0 */
+    int split_log2;    /* log2 of the thread blocks of a cluster, which share a tile along k */
+    int k_stages;      /* pipeline stages of a tile */
+    unsigned k_stages_inverse;        /* 2^31 / k_stages, rounded up */
+    int shared_tiles;                 /* Stream-K: the first tiles, shared by all thread blocks */
+    int range, ranges_longer;         /* shared (tile, stage) pairs per thread block; the first
+                                  ranges_longer have 1 more */
+    int row_tiles, token_tiles, band; /* band: row tiles per band, see tile_segment_at */
+    int weight_tx;                    /* bytes of weights copied per stage (not mix24) */
+    int whole_tiles;                  /* not shared tiles per thread block or cluster; */
+    int blocks_with_more;             /* the first blocks_with_more have 1 more */
     int n, strips;
-    const float *token_factor; /* [m], or NULL: on every result of a token */
+    const float *token_factor; /* [m], or NULL: factor of all results of a token */
     void *y;                   /* F16 or BF16 [m][n] */
     float *partial;            /* [blocks][tile rows * tile tokens] */
-    unsigned *ready;           /* [blocks][warpgroups]: of partial; 0 between launches */
-    float factor;              /* power of two on every result */
+    unsigned *ready;           /* [blocks][warpgroups]: flags of partial; 0 between launches */
+    float factor;              /* power of two that multiplies every result */
     int bf16;                  /* y is BF16 */
-    int whole_stores;          /* rows of y are multiples of 16 bytes, and aligned */
-    int dependent;             /* launched before the previous kernel has ended */
+    int whole_stores;          /* rows of y are 16-byte aligned */
+    int dependent;             /* launched as a dependent launch */
     int results_at;
 };
 
 struct qt_tile_args : qt_tile_base {
     int group_shift;          /* log2(channels per scale) */
-    int row_scales;           /* all channels of a row have one */
-    int stage_groups;         /* scales of a row in a stage */
-    int zeros_at, zero_pitch; /* in a stage; bytes of a strip */
+    int row_scales;           /* one scale per row */
+    int stage_groups;         /* scales per row in a stage */
+    int zeros_at, zero_pitch; /* zero-points: offset in a stage; bytes per strip */
     struct qt_decode_args decode;
-    const __half *scale; /* F16 [strips][pitch_groups][16]: for row scales */
+    const __half *scale; /* F16 [strips][pitch_groups][16]: row scales */
     size_t pitch_groups;
     CUtensorMap plane[3]; /* U64 [strips][blocks * 16 * width] */
-    CUtensorMap scales;   /* U64 [strips][groups * 4]; grouped formats */
-    CUtensorMap zeros;    /* U64 [strips][groups * zero points' bytes / 8]; formats with such */
+    CUtensorMap scales;   /* U64 [strips][groups * 4]; formats with group scales */
+    CUtensorMap zeros;    /* U64 [strips][groups * bytes of zero-points / 8] */
 };
 
-/* ---- plans (tile_plan.cc) ----------------------------------------------------------------------
- */
+/* ---- plans (tile_plan.cc) ------------------------------------------------------------------- */
 
-/* Of most kernels, see below; and of those that bring much X, where to find it in the L2 counts for
- * more. */
-static const float QT_TILE_WHOLE = .95f, QT_TILE_WHOLE_WIDE = .88f;
+/* qt_tile_kind.whole_factor of most kernels, and of kernels that load much X, which gain more from
+ * finding it in the L2. */
+static const float QT_WHOLE_FACTOR = .95f, QT_WHOLE_FACTOR_WIDE = .88f;
 
-/* One or two tiles of so many tokens: longer products are at the power limit, where the times of
- * short ones, from which some of these numbers are, are too good. */
+/* True if m tokens are one or two tiles of `tokens`. Larger products are at the power limit, where
+ * model times fitted to short products are too low. */
 static inline bool qt_tile_short(int tokens, size_t m)
 {
     return m <= 2 * (size_t)tokens;
 }
 
-/* A kernel that there is for a matrix. */
+/* A kernel that supports a matrix. Times are in microseconds on an H200. */
 struct qt_tile_kind {
-    int warpgroups, tokens, blocks;
+    int warpgroups, tokens,
+        blocks; /* consumer warpgroups; tokens per tile; blocks of k per stage */
     const void *kernel;
-    float column_us;    /* microseconds on an H200 for 64 columns of k of a shared tile */
-    float whole_factor; /* of that where blocks have whole tiles, or are clusters: they go through
-                           k in step, and find X in the L2 */
-    int head_bytes;     /* of shared memory before the ring */
-    int weight_bytes;   /* of a stage, at most */
-    float before_us;    /* that a launch before takes longer for this kernel than for others */
-    float serial_us;    /* of a tile that is shared otherwise than in a cluster: what one of the
-                           blocks does for all, beside the products */
-    float shared_us;    /* that such tiles take longer than those of other kernels */
-    bool rounds;        /* weights, times their group scales */
-    int stages;         /* at least, if they fit; 0: as many as follow from weight_bytes */
+    float column_us;    /* 64 columns of k of a shared tile */
+    float whole_factor; /* factor of column_us for whole tiles and clusters: their thread blocks go
+                           through k in step and find X in the L2 */
+    int head_bytes;     /* shared memory before the pipeline */
+    int weight_bytes;   /* maximum bytes of weights in a stage */
+    float before_us;    /* extra time of the launch before this kernel */
+    float serial_us;    /* minimum time of a shared tile of Stream-K: work that one of its thread
+                           blocks does for all, in parallel with the products */
+    float shared_us;    /* extra time of shared tiles of Stream-K */
+    bool rounds;        /* rounds the products of weights and group scales */
+    int stages;         /* minimum stages, if they fit; 0: as follows from weight_bytes */
 };
 
 struct qt_tile_matrix {
-    int strips, blocks; /* of 16 rows, of 64 columns */
+    int strips, blocks; /* of 16 rows; of 64 columns (w4ax: 128) */
     int count;
     struct qt_tile_kind kinds[QT_TILE_KINDS];
 };
 
-/* Sets p->config; us: about how long it will take. False: there is no kernel. */
+/* Sets p->config to the fastest kernel and *us to its estimated time. Returns false if there is no
+ * kernel. */
 bool qt_tile_choose_kind(struct qtool_matmul_plan *p, const struct qt_tile_matrix *t, double *us);
-/* The kind of p->config; NULL: there is none. */
+/* Returns the kernel of p->config, or NULL. */
 const struct qt_tile_kind *qt_tile_kind_of(const struct qtool_matmul_plan *p,
                                            const struct qt_tile_matrix *t);
-/* Checks p->config and sets what follows from it; the workspace is what qt_tile_fill takes. */
+/* Validates p->config and sets the rest of the plan. The workspace is qt_tile_workspace. */
 int qt_tile_check_config(struct qtool_matmul_plan *p, const struct qt_tile_matrix *t);
-/* Of a, what follows from the plan but for X and token factors. False: the plan is not of such a
- * matrix, and has no kernel for it, or less shared memory than it wants. */
+/* Sets the fields of *a that follow from the plan, except X and token_factor. Returns false if the
+ * matrix has no such kernel or needs more shared memory than was planned. */
 bool qt_tile_fill(struct qt_tile_base *a, const struct qtool_matmul_plan *p,
                   const struct qt_tile_matrix *t, void *y, void *workspace);
-/* Sets what describes X: F16 [k_blocks][m][64]. False: there is no such description. */
+/* Encodes the tensor maps of X, F16 [k_blocks][m][64]. Returns false if the driver refuses one. */
 bool qt_tile_x_maps(struct qt_tile_base *a, const struct qtool_matmul_plan *p,
                     const struct qt_tile_kind *k, const void *x, size_t k_blocks);
-/* Bytes of the workspace that qt_tile_fill takes. */
+/* Returns the bytes of workspace that qt_tile_fill uses. */
 size_t qt_tile_workspace(const struct qtool_matmul_plan *p, const struct qt_tile_matrix *t);
 
 #endif

@@ -1,5 +1,5 @@
-/* Tile kernels for minifloats of 5 to 8 bits. */
-#include "kernels/cuda/common/instances.h"
+/* Instances of the tile kernel for minifloats of 5 to 8 bits. */
+#include "kernels/cuda/matmul/instances.h"
 #include "kernels/cuda/matmul/tile.cuh"
 
 #define OF(name, bits, exp_bits, Format) qt_tile_of<Format>,

@@ -1,5 +1,5 @@
-/* Tile kernels for formats with a scale per group: tables of pairs, integers. */
-#include "kernels/cuda/common/instances.h"
+/* Instances of the tile kernel for formats with a scale per group: look-up tables and integers. */
+#include "kernels/cuda/matmul/instances.h"
 #include "kernels/cuda/matmul/tile.cuh"
 
 #define OF(Format) qt_tile_of<Format>,

@@ -1,16 +1,17 @@
 /*
- * Packed mix24 records -> A operand of mma.sync m16n8k16. The layout is drawn in
- * pack/layouts/layout_mix24.h; here is what is done with the bits.
+ * Dequantization of mix24 records (2- and 4-bit groups in a matrix, after arXiv 2311.16442) to the
+ * A operand of mma.sync m16n8k16. pack/layouts/layout_mix24.h defines the layout.
  *
- * A lane owns, of each block of 64 columns, one whole group in two rows, g and g + 8: so it decodes
- * one scale and one zero per row, not those of all groups, and the four groups of a block share
- * every mma. Weights are decoded to their exact FP16 values before the product,
+ * A TWO is a record of 2-bit codes, a FOUR one of 4-bit codes. In each 64 columns a lane owns one
+ * whole group in two rows, g and g + 8. It dequantizes one scale and one zero-point per row, and
+ * the four groups of 64 columns share every mma. Weights are dequantized to their exact FP16
+ * values,
  *
  *     w = c sigma 2^-22 - zero sigma 2^-22,    sigma = (q + z2) s2
  *
- * with one fused multiply-add per two weights: a code under a mask is an FP16 subnormal, its value
- * times 2^(bit - 24), so fields at bits 2, 4, 6 and 8 only want sigma times 1, 1/4, 1/16 and 1/64.
- * No bias is added that had to be taken off again, nothing is left to do to partial sums.
+ * with one fused multiply-add per two weights: a masked code is an FP16 subnormal, its value times
+ * 2^(bit - 24), so the fields at bits 2, 4, 6 and 8 need sigma times 1, 1/4, 1/16 and 1/64. No bias
+ * is added and subtracted again, and the accumulators need no correction.
  */
 #ifndef QT_KERNELS_CUDA_MIX24_DECODE_CUH
 #define QT_KERNELS_CUDA_MIX24_DECODE_CUH
@@ -18,12 +19,12 @@
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/mix24/mix24.h"
 
-/* Sizes and offsets in a record, by kind. */
+/* Section sizes and offsets in a record. */
 template <bool FOUR> struct mix24_record {
     enum {
-        CODES = FOUR ? 1024 : 512, /* 32 lanes x 4 words, for each block of a FOUR */
-        Q = CODES,                 /* U16 a lane */
-        Z = Q + 64,                /* a lane: U16 (FOUR), U8 (TWO) */
+        CODES = FOUR ? 1024 : 512, /* 32 lanes x 4 words; a FOUR has two sets */
+        Q = CODES,                 /* U16 per lane */
+        Z = Q + 64,                /* per lane: U16 (FOUR), U8 (TWO) */
         U = Z + (FOUR ? 64 : 32),  /* U32 for t = 0..3 */
         BYTES = U + 16,
     };
@@ -41,21 +42,21 @@ static __device__ __forceinline__ __half2 as_half2(uint32_t v)
     return *(__half2 *)&v;
 }
 
-/* What a lane needs for its group of one block; row g in the low half, g + 8 in the high half. */
+/* The lane's group in 64 columns; row g in the low half, g + 8 in the high half. */
 struct mix24_group {
     __half2 scale;    /* sigma times the power of two of the row's first field */
-    __half2 scale_16; /* that, 16 times smaller: fields four bits up */
+    __half2 scale_16; /* scale / 16: for fields four bits higher */
     __half2 zero;     /* -zero sigma 2^-22 */
 };
 
-/* A lane's metadata in one record: of the groups of both blocks. */
+/* A lane's metadata in a record: of its groups in both blocks of 64 columns. */
 struct mix24_meta {
     uint32_t q, z;
     __half2 s2; /* block 0, block 1 */
     __half2 z2; /* z2 - 1024 of block 0, z2 - 64 of block 1 */
 };
 
-/* (x & MASK) | bits as one instruction: with two constants the compiler makes two of it. */
+/* (x & MASK) | bits as one LOP3: with two constants the compiler emits two instructions. */
 template <uint32_t MASK>
 static __device__ __forceinline__ uint32_t masked_or(uint32_t x, uint32_t bits)
 {
@@ -75,7 +76,7 @@ static __device__ __forceinline__ __half2 half2_const(float low, float high)
     return __floats2half2_rn(low, high);
 }
 
-/* From a lane's stored words: q U16; z U16 (FOUR) or U8 (TWO); u U32. */
+/* Unpacks the lane's stored words: q U16; z U16 (FOUR) or U8 (TWO); u U32. */
 template <bool FOUR>
 static __device__ __forceinline__ mix24_meta mix24_meta_of(uint32_t q, uint32_t z, uint32_t u)
 {
@@ -87,7 +88,7 @@ static __device__ __forceinline__ mix24_meta mix24_meta_of(uint32_t q, uint32_t 
     return m;
 }
 
-/* Of a record in shared memory. */
+/* Loads the lane's metadata from a record in shared memory. */
 template <bool FOUR>
 static __device__ __forceinline__ mix24_meta mix24_shared_meta(uint32_t record, int lane)
 {
@@ -100,9 +101,10 @@ static __device__ __forceinline__ mix24_meta mix24_shared_meta(uint32_t record, 
 }
 
 /*
- * The group of block b. With 1024's exponent above it, q reads as 1024 + q; four bits further up,
- * with 64's, as 64 + q; and with a smaller exponent as a 4th or 16th of that: what fields of row
- * g + 8 want, which are two (TWO) or four (FOUR) bits further up than those of row g.
+ * Dequantizes scale and zero-point of the group in block b. With the exponent of 1024 above it, q
+ * reads as 1024 + q; four bits higher, with that of 64, as 64 + q. A smaller exponent gives a 4th
+ * or 16th of that, as needed by the fields of row g + 8, which are two (TWO) or four (FOUR) bits
+ * higher than those of row g.
  */
 template <bool FOUR, int b>
 static __device__ __forceinline__ mix24_group mix24_open_group(const mix24_meta &m)
@@ -136,7 +138,7 @@ static __device__ __forceinline__ uint32_t mix24_rotate(uint32_t w)
     return __funnelshift_r(w, w, 8);
 }
 
-/* One step of 2-bit codes; the other step of a word is the same of the word rotated. */
+/* One k-step of 2-bit codes. The other k-step of a word is computed from the rotated word. */
 static __device__ __forceinline__ void mix24_two(uint32_t a[4], uint32_t w, const mix24_group &p)
 {
     a[0] = mix24_weights(w & 0x000c000c, p.scale, p.zero, false);
@@ -145,7 +147,7 @@ static __device__ __forceinline__ void mix24_two(uint32_t a[4], uint32_t w, cons
     a[3] = mix24_weights(w & 0x03000300, p.scale_16, p.zero, true);
 }
 
-/* One step of 4-bit codes: w, and r, which is w rotated. */
+/* One k-step of 4-bit codes from w and r, the rotated w. */
 static __device__ __forceinline__ void mix24_four(uint32_t a[4], uint32_t w, uint32_t r,
                                                   const mix24_group &p)
 {
@@ -155,7 +157,7 @@ static __device__ __forceinline__ void mix24_four(uint32_t a[4], uint32_t w, uin
     a[3] = mix24_weights(r & 0x03c003c0, p.scale, p.zero, true);
 }
 
-/* Step s = 0..3 of a block from the lane's words of it (2 for a TWO, 4 for a FOUR). */
+/* K-step s = 0..3 of a block from the lane's words (2 for a TWO, 4 for a FOUR). */
 template <bool FOUR>
 static __device__ __forceinline__ void mix24_fragment(uint32_t a[4], const uint32_t *words, int s,
                                                       const mix24_group &p)

@@ -1,20 +1,20 @@
 /*
- * mix24: weights to FP16 or BF16, out[n][k] in the order of the channels.
+ * mix24: dequantizes weights to FP16 or BF16, out[n][k] in the order of the channels.
  *
- *   grid      a strip of 16 rows x UNITS units a block
- *   block     a warp turns a record into 16 rows x 128 columns; then outliers are put over what the
- *             block has written, by LANES threads a row
- *   Moves     packed bytes once, 2 n k bytes out
- *   Oracle    the weights' exact values, rounded once: equal bit for bit
+ *   grid       (strips x unit parts): 16 rows x UNITS units per thread block
+ *   warp       one record: 16 rows x 128 columns; then LANES threads per row overwrite the outliers
+ *              of the thread block's weights
+ *   Moves      packed bytes once, 2 n k bytes out
+ *   Reference  the weights' exact values, rounded once: equal bit for bit
  */
-#include "kernels/cuda/common/round.cuh"
+#include "kernels/cuda/common/convert.cuh"
 #include "kernels/cuda/mix24/decode.cuh"
 #include "kernels/cuda/mix24/mix24.h"
 
 #include <math.h>
 
-/* Of a block, units and threads; and threads of a row, which each load so many of its entries of
- * the CSR ahead, of which a row has 8 in 4096 channels at 0.2 %. */
+/* Units, columns and threads of a thread block. LANES: threads per row for outliers; AHEAD: CSR
+ * entries that each of them loads ahead. A row has 8 outliers in 4096 channels at 0.2 %. */
 enum { UNITS = 4, COLS = UNITS * QT_MIX24_UNIT_COLS, THREADS = UNITS * 32 };
 enum { LANES = THREADS / 16, AHEAD = 2 };
 static_assert(QT_MIX24_PANEL_UNITS % UNITS == 0, "units of a block are of one panel");
@@ -25,7 +25,7 @@ struct dequantize_args {
     qt_mix24_outliers outliers;
     void *out;
     int n, k, units, fours;
-    int parts; /* blocks of a strip */
+    int parts; /* thread blocks of a strip */
     size_t pitch;
     float factor;
     int wide; /* k is a multiple of 16, rows of out 16-byte aligned */
@@ -41,7 +41,7 @@ static __device__ __forceinline__ void put(const dequantize_args &a, int row, in
     qt_put_rounded(a.out, at, v, a.bf16);
 }
 
-/* 16 channels of a row, which are neighbours in `out` too; one by one. */
+/* Stores 16 channels of a row, which are adjacent in `out`, one by one. */
 static __device__ __forceinline__ void put_some(const dequantize_args &a, int row, int col,
                                                 const uint32_t pair[8])
 {
@@ -63,15 +63,16 @@ static __device__ __forceinline__ uint4 choose(bool p, uint4 a, uint4 b)
     return make_uint4(p ? a.x : b.x, p ? a.y : b.y, p ? a.z : b.z, p ? a.w : b.w);
 }
 
-static __device__ __forceinline__ uint4 exchanged(uint4 v)
+static __device__ __forceinline__ uint4 exchange_lanes(uint4 v)
 {
     return make_uint4(__shfl_xor_sync(~0u, v.x, 1), __shfl_xor_sync(~0u, v.y, 1),
                       __shfl_xor_sync(~0u, v.z, 1), __shfl_xor_sync(~0u, v.w, 1));
 }
 
 /*
- * The same by the whole warp, 16 bytes a lane: two lanes write the 32 bytes of one of them, then of
- * the other, so that memory gets whole sectors. col, other: of the even, of the odd lane.
+ * Stores them by the whole warp, 16 bytes per lane: two lanes write the 32 bytes of one of them,
+ * then of the other, so that memory receives whole sectors. col: of the even lane; other: of the
+ * odd lane.
  */
 static __device__ __forceinline__ void put_all(const dequantize_args &a, int row, int col,
                                                int other, const uint32_t pair[8])
@@ -83,24 +84,24 @@ static __device__ __forceinline__ void put_all(const dequantize_args &a, int row
     const bool odd = threadIdx.x & 1;
     const uint4 first = make_uint4(v[0], v[1], v[2], v[3]);
     const uint4 second = make_uint4(v[4], v[5], v[6], v[7]);
-    const uint4 theirs = exchanged(choose(odd, first, second));
+    const uint4 received = exchange_lanes(choose(odd, first, second));
     uint16_t *to = (uint16_t *)a.out + (size_t)row * a.k + (odd ? 8 : 0);
-    if (row < a.n && col < a.k) /* __stcg: the compiler makes eight stores of an assignment */
-        __stcg((uint4 *)(to + col), choose(odd, theirs, first));
+    if (row < a.n && col < a.k) /* __stcg: the compiler splits an assignment into eight stores */
+        __stcg((uint4 *)(to + col), choose(odd, received, first));
     if (row < a.n && other < a.k)
-        __stcg((uint4 *)(to + other), choose(odd, second, theirs));
+        __stcg((uint4 *)(to + other), choose(odd, second, received));
 }
 
-/* ---- outliers ----------------------------------------------------------------------------------
+/* ---- outliers -----------------------------------------------------------------------------------
  *
- * A thread takes each LANES-th entry of its row in the CSR. Where the first AHEAD of them go is
- * found while weights are on their way, step by step, as each load waits for the one before.
+ * A thread takes every LANES-th CSR entry of its row. The positions of the first AHEAD entries are
+ * found while the weights are loaded, step by step, because each load depends on the previous one.
  */
 struct outliers_of_row {
-    int row, slot0;      /* slot0: the block's first group in packed order */
-    int col0;            /* its first column, in the panel */
-    uint32_t entry, end; /* the thread's first */
-    int col[AHEAD];      /* in the block, 0..COLS - 1, or elsewhere */
+    int row, slot0;      /* slot0: the thread block's first group in packed order */
+    int col0;            /* the thread block's first column in the panel */
+    uint32_t entry, end; /* of the thread */
+    int col[AHEAD];      /* in the thread block: 0..COLS - 1; others are elsewhere */
     uint32_t group[AHEAD], value[AHEAD];
 
     __device__ __forceinline__ outliers_of_row(const dequantize_args &a, int row0, int unit0)
@@ -114,7 +115,7 @@ struct outliers_of_row {
         entry = __ldg(ptr) + threadIdx.x % LANES;
         end = __ldg(ptr + 1);
     }
-    static __device__ __forceinline__ bool here(int c)
+    static __device__ __forceinline__ bool in_block(int c)
     {
         return (unsigned)c < COLS;
     }
@@ -132,16 +133,18 @@ struct outliers_of_row {
     {
 #pragma unroll
         for (uint32_t i = 0; i < AHEAD; i++) {
-            group[i] = here(col[i]) ? __ldg(a.perm + slot0 + col[i] / 16) : 0;
-            value[i] = here(col[i]) ? __ldg(a.outliers.val + entry + i * LANES) : 0;
+            group[i] = in_block(col[i]) ? __ldg(a.perm + slot0 + col[i] / 16) : 0;
+            value[i] = in_block(col[i]) ? __ldg(a.outliers.val + entry + i * LANES) : 0;
         }
     }
-    /* When the block has put its weights there. Columns of a row ascend. */
-    __device__ __forceinline__ void put_over(const dequantize_args &a) const
+    /* Writes the outliers, after the thread block has stored its weights. Columns of a row ascend.
+
+     */
+    __device__ __forceinline__ void apply(const dequantize_args &a) const
     {
 #pragma unroll
         for (uint32_t i = 0; i < AHEAD; i++)
-            if (here(col[i]))
+            if (in_block(col[i]))
                 put_at(a, col[i], group[i], value[i]);
         for (uint32_t e = entry + AHEAD * LANES; e < end; e += LANES) {
             const int c = column(a, e);
@@ -160,8 +163,7 @@ struct outliers_of_row {
     }
 };
 
-/* ---- weights -----------------------------------------------------------------------------------
- */
+/* ---- weights --------------------------------------------------------------------------------- */
 
 template <bool FOUR>
 static __device__ __forceinline__ void put_record(const dequantize_args &a, int strip, int unit,
@@ -230,7 +232,7 @@ static __global__ void __launch_bounds__(THREADS)
         return;
     outliers.find_values(a);
     __syncthreads();
-    outliers.put_over(a);
+    outliers.apply(a);
 }
 
 int qt_mix24_dequantize(const struct qtool_matmul_weight *w, void *out, enum qtool_dtype dtype,

@@ -1,32 +1,32 @@
 /*
- * X for the skinny and tile mix24 kernels, in packed order for the copy engine. With outliers also
- * X by columns, or lists of what is where (mix24_patch.cuh).
+ * Gathers X for the skinny and tile mix24 kernels: rows in packed order for TMA. For outliers also
+ * columns of X (outliers.cuh, tile_outliers.cuh), or lists of outliers (outlier_patch.cuh).
  *
- *   grid      for lists a block a strip of 16 rows; then for columns a warp for 64 of them and
- *             8 N tokens; then for rows a warp for 8 tokens and 64 N columns. Each warp loads its
- *             own X: there are few, and they wait. Slots without a group, and channels beyond k,
- *             become zero
+ *   grid       list_blocks thread blocks, each the lists of a strip; column_blocks, each warp 64
+ *              columns x 8 N tokens; the remaining ones, each warp 8 tokens x 64 N columns of rows.
+ *              Each warp loads its own X: there are few warps, and they are latency-bound. Padding
+ *              groups, and channels beyond k, become zero
+ *   Moves      X once, or twice for columns too, 2 m k bytes out for each; CSR once, 16 to 128
+ *              bytes of list per strip and unit
  *
- *   Moves     X once, or twice for columns too, 2 m k bytes out for each; CSR once, 16 to 128
- *             bytes of list for a strip and unit
- *
- * The template: N, 1 for the skinny kernel, 2 for the tile kernel; PAIRS, channels 2i and 2i + 1
- * are a word.
+ * Template parameters: N, 1 for the skinny kernel, 2 for the tile kernel; PAIRS: channels 2i and
+ * 2i + 1 can be loaded as a word.
  */
 #include "kernels/cuda/common/device.h"
+#include "kernels/cuda/common/prepare.h"
 #include "kernels/cuda/common/ptx_barrier.cuh"
-#include "kernels/cuda/matmul/decode.cuh"
+#include "kernels/cuda/common/smem.cuh"
 #include "kernels/cuda/mix24/mix24.h"
-#include "kernels/cuda/mix24/patch.cuh"
+#include "kernels/cuda/mix24/outlier_patch.cuh"
 
 enum {
     THREADS = 128,
-    TOKENS = 8, /* of a piece of a column */
+    TOKENS = 8, /* of a part of a column */
     PANEL_UNITS = QT_MIX24_PANEL_UNITS,
-    LIST_UNITS = 64, /* at a time, of a panel */
+    LIST_UNITS = 64, /* processed at a time; divides a panel */
     ROW_THREADS = THREADS / 16,
-    AHEAD = 4,              /* entries of a thread that are loaded at a time */
-    PIECES = PATCH_LIST / 4 /* of a list, stored at a time */
+    AHEAD = 4,              /* entries that a thread loads at a time */
+    PIECES = PATCH_LIST / 4 /* 16-byte pieces of a list */
 };
 
 static_assert(PANEL_UNITS % LIST_UNITS == 0 && LIST_UNITS <= THREADS, "list_units");
@@ -41,22 +41,21 @@ struct gather_args {
     size_t pitch;
     int m, k, cols, column_pitch;
     int list_blocks, column_blocks;
-    int csr_lines; /* of 128 bytes, of each of col and val; 0: not known */
+    int csr_lines; /* of 128 bytes, of csr_col and of csr_val; 0: unknown */
     int for_wgmma;
 };
 
-/* ---- lists -------------------------------------------------------------------------------------
- */
+/* ---- lists ----------------------------------------------------------------------------------- */
 
 struct lists {
     alignas(16) uint32_t word[LIST_UNITS][PATCH_LIST];
-    uint32_t head[LIST_UNITS]; /* as that of a list, with a count of 16 bits, and steps above it */
+    uint32_t head[LIST_UNITS]; /* head of a list, with a count of 16 bits, and the steps above */
 };
 
-/* Lists of a strip for up to LIST_UNITS units from column `from` of a panel on, by a block. The
- * thread's entries are each ROW_THREADS-th of a row, from e to `end`; returns the first that is
- * beyond. The order in a list does not matter. Loads are of DRAM, and not waited for one after the
- * other. */
+/* Makes the lists of a strip for up to LIST_UNITS units from column `from` of a panel on, by a
+ * thread block. The thread takes every ROW_THREADS-th entry of a row, from e to `end`; returns its
+ * first entry beyond these units. The order in a list does not matter. Entries come from DRAM, so
+ * AHEAD loads are in flight at a time. */
 static __device__ __forceinline__ uint32_t list_units(const qt_mix24_outliers &o, uint32_t from,
                                                       uint32_t e, uint32_t end, struct lists *to)
 {
@@ -96,8 +95,8 @@ static __device__ __forceinline__ uint32_t list_units(const qt_mix24_outliers &o
     return e;
 }
 
-/* Entries come from DRAM, and where a row's are is there too: so all are brought to the L2 while
- * row pointers are on their way, by all blocks that make lists. */
+/* Prefetches all CSR entries to L2 while the row pointers are loaded, by all thread blocks that
+ * make lists: the entries of a row are known only from its pointers, which come from DRAM too. */
 static __device__ __forceinline__ void list_prefetch(const gather_args &a)
 {
     const int line = (int)(blockIdx.x * THREADS + threadIdx.x);
@@ -107,7 +106,7 @@ static __device__ __forceinline__ void list_prefetch(const gather_args &a)
     }
 }
 
-/* By a block. */
+/* Makes the lists of a strip, by a thread block. */
 static __device__ __forceinline__ void list_strip(const gather_args &a, int strip,
                                                   struct lists *space)
 {
@@ -125,24 +124,23 @@ static __device__ __forceinline__ void list_strip(const gather_args &a, int stri
         }
         e = list_units(o, (uint32_t)(unit % PANEL_UNITS * QT_MIX24_UNIT_COLS), e, end, space);
         if (unit == 0)
-            ptx_wait_previous(); /* which may read the lists */
+            ptx_wait_previous(); /* the previous kernel may still read the lists */
         for (int i = (int)threadIdx.x; i < LIST_UNITS * PIECES; i += THREADS) {
             const int u = i / PIECES, piece = i % PIECES;
             const int count = (int)(space->head[u] & 0xffff);
-            if (unit + u < units && piece <= count / 4) /* the rest is never looked at */
+            if (unit + u < units && piece <= count / 4) /* readers stop at the count */
                 lists[unit * PIECES + i] = ((const uint4 *)space->word[u])[piece];
         }
         __syncthreads();
     }
 }
 
-/* ---- X -----------------------------------------------------------------------------------------
- */
+/* ---- X --------------------------------------------------------------------------------------- */
 
 /*
- * The packed column at place i of 64. A lane of a wgmma has places 2t, 2t + 1, 2t + 8 and 2t + 9 of
- * 16: they are to be columns 4s to 4s + 3 of its 16 (pack/layouts/layout_mix24.h), s being the k-step. So
- * an even place and the next are neighbouring columns.
+ * The packed column at place i of 64. In a k-step, a lane of wgmma has places 2t, 2t + 1, 2t + 8
+ * and 2t + 9 of 16; they must be columns 4s to 4s + 3 of its 16 (pack/layouts/layout_mix24.h),
+ * where s is the k-step. An even place and the next one are adjacent columns.
  */
 static __device__ __forceinline__ int wgmma_column(int i)
 {
@@ -156,14 +154,15 @@ static __device__ __forceinline__ int gather_place(const gather_args &a, int pla
     return a.for_wgmma ? place / 64 * 64 + wgmma_column(place % 64) : place;
 }
 
-/* Channel of an even packed column; the next column has the next. */
+/* Channel of an even packed column; the next column has the next channel. */
 static __device__ __forceinline__ int gather_channel(const gather_args &a, int col)
 {
     return a.perm[col / 16] * 16 + col % 16;
 }
 
-/* What is not there is read elsewhere: behind a condition the compiler would branch, and wait for
- * each token before it asks for the next. */
+/* Loads two channels of a token. Instead of a condition, missing values are loaded from another
+ * address: the compiler would turn conditions into branches, and wait for each token before the
+ * load of the next. */
 template <bool PAIRS>
 static __device__ __forceinline__ uint32_t gather_load(const gather_args &a, int token, int channel)
 {
@@ -175,7 +174,7 @@ static __device__ __forceinline__ uint32_t gather_load(const gather_args &a, int
     return (low ? v0 : 0) | (high ? v1 << 16 : 0);
 }
 
-/* Half number `high` of the words of 8 tokens, as they lie in a column. */
+/* Packs the low (or high) halves of the words of 8 tokens. */
 static __device__ __forceinline__ uint4 gather_column(const uint32_t v[TOKENS], bool high)
 {
     const uint32_t halves = high ? 0x7632 : 0x5410;
@@ -183,23 +182,25 @@ static __device__ __forceinline__ uint4 gather_column(const uint32_t v[TOKENS], 
                       __byte_perm(v[4], v[5], halves), __byte_perm(v[6], v[7], halves));
 }
 
-/* 16 tokens of a column of an even lane at `even`, then of the next lane's at `odd`, by both
- * together: sectors that are written in halves take longer. */
+/* Stores 16 tokens of a column of the even lane at `even`, then of the odd lane at `odd`, by both
+ * lanes together: stores of half sectors take longer. */
 static __device__ __forceinline__ void gather_store(uint16_t *even, uint16_t *odd, uint4 first,
                                                     uint4 second)
 {
     const bool other = threadIdx.x % 2;
-    const uint4 give = other ? first : second;
-    uint4 got;
-    got.x = __shfl_xor_sync(~0u, give.x, 1);
-    got.y = __shfl_xor_sync(~0u, give.y, 1);
-    got.z = __shfl_xor_sync(~0u, give.z, 1);
-    got.w = __shfl_xor_sync(~0u, give.w, 1);
-    __stcg((uint4 *)even + other, other ? got : first);
-    __stcg((uint4 *)odd + other, other ? second : got);
+    const uint4 sent = other ? first : second;
+    uint4 received;
+    received.x = __shfl_xor_sync(~0u, sent.x, 1);
+    received.y = __shfl_xor_sync(~0u, sent.y, 1);
+    received.z = __shfl_xor_sync(~0u, sent.z, 1);
+    received.w = __shfl_xor_sync(~0u, sent.w, 1);
+    __stcg((uint4 *)even + other, other ? received : first);
+    __stcg((uint4 *)odd + other, other ? second : received);
 }
 
-/* warp: of those for columns. A lane has a pair of them. */
+/* Gathers columns. warp: number among the warps for columns; each lane gathers a pair of columns.
+
+ */
 template <int N, bool PAIRS>
 static __device__ __forceinline__ void gather_columns(const gather_args &a, int warp)
 {
@@ -226,7 +227,8 @@ static __device__ __forceinline__ void gather_columns(const gather_args &a, int 
         gather_store(even, even + 2 * pitch, gather_column(v[0], i), gather_column(v[N - 1], i));
 }
 
-/* warp: of those for rows. A lane has N pairs of places of 8 rows. */
+/* Gathers rows. warp: number among the warps for rows; each lane gathers N pairs of places of 8
+ * rows. */
 template <int N, bool PAIRS>
 static __device__ __forceinline__ void gather_rows(const gather_args &a, int warp)
 {
@@ -256,8 +258,7 @@ static __device__ __forceinline__ void gather_rows(const gather_args &a, int war
     }
 }
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+/* ---- kernel ---------------------------------------------------------------------------------- */
 
 template <int N, bool PAIRS>
 static __global__ void __launch_bounds__(THREADS)
@@ -281,7 +282,7 @@ template <int N> static const void *instance(bool pairs)
     return pairs ? (const void *)gather_kernel<N, true> : (const void *)gather_kernel<N, false>;
 }
 
-/* Blocks of so many warps. */
+/* Thread blocks for `warps` warps. */
 static int blocks_of(size_t warps)
 {
     return (int)ceil_div(warps, THREADS / 32);
@@ -313,19 +314,21 @@ int qt_mix24_gather(const struct qtool_matmul_plan *p, const struct qtool_matmul
     a.for_wgmma = to->for_wgmma;
     const bool pairs = (size_t)x % 4 == 0 && a.pitch % 2 == 0 && a.k % 2 == 0;
     const int n = to->for_wgmma ? 2 : 1;
-    const size_t chunks = (size_t)(a.cols / 64); /* of columns */
+    const size_t chunks = (size_t)(a.cols / 64); /* 64-column chunks */
     launch.kernel = n == 1 ? instance<1>(pairs) : instance<2>(pairs);
     a.list_blocks = to->lists ? qt_mix24_strips(w) : 0;
-    if (qt_mix24_csr_rows(w) == w->n) /* of a slice most are of other rows */
+    if (qt_mix24_csr_rows(w) == w->n) /* most entries of a slice belong to other rows */
         a.csr_lines = (int)ceil_div(w->mix24.outliers, 64);
     if (to->columns)
         a.column_blocks = blocks_of(chunks * (to->column_pitch / (size_t)(TOKENS * n)));
     const int row_blocks = blocks_of(chunks / n * ceil_div(p->m, TOKENS));
     launch.grid = dim3((unsigned)(a.list_blocks + a.column_blocks + row_blocks));
     launch.threads = THREADS;
-    /* Before the skinny kernel too, which took up to 6 % longer behind blocks without any. */
+    /* Also before the skinny kernel, which took up to 6 % longer after thread blocks without shared
+     * memory. */
     launch.smem = to->lists || !to->for_wgmma ? sizeof(struct lists) : 0;
-    launch.most_smem = to->for_wgmma && p->m <= 128; /* of more tokens blocks have no room */
-    launch.dependent = (prepared || p->options.dependent_launch) && p->cc == 90;
+    launch.most_smem = to->for_wgmma && p->m <= 128; /* for more tokens, no two thread blocks fit
+                                                        anyway */
+    launch.dependent = (prepared || p->options.dependent_launch) && qt_state(p)->cc == 90;
     return qt_launch_kernel(&launch, &a, stream);
 }

@@ -1,4 +1,4 @@
-/* Instances of the mix24 kernels of compute capability 9.0. */
+/* Instances of the mix24 kernels for compute capability 9.0 (sm_90a). */
 #include "kernels/cuda/mix24/skinny.cuh"
 #include "kernels/cuda/mix24/tile.cuh"
 #include "kernels/cuda/mix24/vector.cuh"

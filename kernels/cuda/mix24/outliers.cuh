@@ -1,27 +1,27 @@
 /*
- * Outliers of the skinny mix24 kernel: Y += X S^T for the CSR matrix S, by warps of their own while
- * the others multiply. Columns of X for all tokens lie together, so an entry is one or two loads of
- * 16 bytes for all of them.
+ * Outliers of the mix24 skinny kernel: Y += X S^T for the CSR matrix S, by warps of their own,
+ * while the consumer warps multiply. The columns of X are gathered for all tokens (gather.cu), so
+ * an entry costs one or two 16-byte loads for all tokens.
  *
- *   8 lanes a row, 4 rows a warp at a time; entry e of a row to lane e % 8
+ *   8 lanes per row, 4 rows per warp at a time; lane e % 8 takes entry e of a row
  *
- * Row pointers are loaded two turns ahead and the first entries of a row one, so that only X is
- * waited for. What is left of a row with many is shared by all lanes of the warp. Sums of a row are
- * always added in the same order.
+ * Row pointers are loaded two iterations ahead, and the first entries of a row one iteration ahead,
+ * so only loads of X are waited for. All lanes of the warp share the remaining entries of long
+ * rows. Entries of a row are always added in the same order.
  */
 #ifndef QT_KERNELS_CUDA_MIX24_OUTLIERS_CUH
 #define QT_KERNELS_CUDA_MIX24_OUTLIERS_CUH
 
+#include "kernels/cuda/common/convert.cuh"
 #include "kernels/cuda/common/ptx_barrier.cuh"
-#include "kernels/cuda/common/round.cuh"
 #include "kernels/cuda/mix24/decode.cuh"
 #include "kernels/cuda/mix24/mix24.h"
 
 enum {
-    OUTLIER_LANES = 8, /* of a row */
-    OUTLIER_HEAD = 4,  /* entries of a lane that are loaded ahead */
-    OUTLIER_BATCH = 4, /* that are loaded together */
-    OUTLIER_LONG = 128 /* entries that a row has for its own lanes */
+    OUTLIER_LANES = 8, /* per row */
+    OUTLIER_HEAD = 4,  /* entries of a lane, loaded ahead */
+    OUTLIER_BATCH = 4, /* entries of a lane, loaded together */
+    OUTLIER_LONG = 128 /* entries of a row that its own lanes take */
 };
 
 /* Entries [begin, end) of a row. */
@@ -29,12 +29,12 @@ struct outlier_range {
     uint32_t begin, end;
 };
 
-/* Entries of a lane as they are loaded; those that are not there have no column. */
+/* Entries of a lane; missing ones have column ~0. */
 template <int N> struct outlier_batch {
     uint32_t col[N], val[N];
 };
 
-/* Of a lane, by token. */
+/* A lane's partial sums, by token. */
 template <int MT> struct outlier_sums {
     float v[8 * MT];
 };
@@ -55,9 +55,9 @@ outlier_batch_of(const qt_mix24_outliers &o, uint32_t at, uint32_t end, uint32_t
     outlier_batch<N> b;
 #pragma unroll
     for (int i = 0; i < N; i++, at += step) {
-        const bool there = at < end;
-        b.col[i] = there ? __ldg(o.col + at) : ~0u;
-        b.val[i] = there ? __ldg(o.val + at) : 0;
+        const bool valid = at < end;
+        b.col[i] = valid ? __ldg(o.col + at) : ~0u;
+        b.val[i] = valid ? __ldg(o.val + at) : 0;
     }
     return b;
 }
@@ -73,7 +73,7 @@ static __device__ __forceinline__ void outlier_add(outlier_sums<MT> *sums,
     for (int i = 0; i < N; i++) {
         const uint4 *src = (const uint4 *)o.columns + (panel * 65536 + b.col[i]) * MT;
 #pragma unroll
-        for (int t = 0; t < MT; t++) /* past L1, which may have it from an earlier launch */
+        for (int t = 0; t < MT; t++) /* bypass L1, which may hold data of an earlier launch */
             x[i][t] = b.col[i] == ~0u ? make_uint4(0, 0, 0, 0) : __ldcg(src + t);
     }
 #pragma unroll
@@ -93,7 +93,7 @@ static __device__ __forceinline__ void outlier_add(outlier_sums<MT> *sums,
     }
 }
 
-/* Entries from `at` on, every step-th. */
+/* Adds the entries at, at + step, ... below `end`. */
 template <int MT>
 static __device__ __forceinline__ void outlier_add_all(outlier_sums<MT> *sums,
                                                        const qt_mix24_outliers &o, int panel,
@@ -104,8 +104,8 @@ static __device__ __forceinline__ void outlier_add_all(outlier_sums<MT> *sums,
         outlier_add(sums, o, panel, outlier_batch_of<OUTLIER_BATCH>(o, at, end, step));
 }
 
-/* sums and a range of each of the warp's four rows. Values, not pointers: these stay in registers.
- */
+/* Adds the entries of range r of each of the warp's four rows; long rows by all lanes. Structs by
+ * value, so they stay in registers. */
 template <int MT>
 static __device__ __noinline__ outlier_sums<MT>
 outlier_add_rest(outlier_sums<MT> sums, const qt_mix24_outliers &o, int panel, outlier_range r)
@@ -133,8 +133,9 @@ outlier_add_rest(outlier_sums<MT> sums, const qt_mix24_outliers &o, int panel, o
     return sums;
 }
 
-/* Sums over the lanes of a row: lane i has tokens i MT to i MT + MT - 1 in v[0]... Lanes D apart
- * exchange halves. (A recursion: of a loop over D the compiler makes one, with sums in memory.) */
+/* Adds the partial sums over the lanes of a row: v[0]... of lane i become tokens i MT to i MT + MT
+ * - 1. Lanes D apart exchange halves. A recursion, because the compiler keeps a loop over D rolled,
+ * with the sums in local memory. */
 template <int MT, int D = OUTLIER_LANES / 2>
 static __device__ __forceinline__ void outlier_reduce(outlier_sums<MT> *sums)
 {
@@ -149,14 +150,15 @@ static __device__ __forceinline__ void outlier_reduce(outlier_sums<MT> *sums)
         outlier_reduce<MT, D / 2>(sums);
 }
 
-/* Rows of a tile: to[token][row]. first: the tile's first row; warp: of those that do this. */
+/* Outlier sums of a tile: to[token][row]. first: the tile's first row; warp: number among the
+ * outlier warps. dependent: wait for the launch that gathers X. */
 template <int MT>
 static __device__ __forceinline__ void outlier_tile(const qt_mix24_outliers &o, float *to,
                                                     int pitch, int tokens, int first, int rows,
                                                     int warp, bool dependent)
 {
     const int lane = (int)threadIdx.x % 32, sub = lane % OUTLIER_LANES;
-    const int step = o.warps * (32 / OUTLIER_LANES); /* rows between turns */
+    const int step = o.warps * (32 / OUTLIER_LANES); /* rows per iteration */
     int row = warp * (32 / OUTLIER_LANES) + lane / OUTLIER_LANES;
     outlier_range r1 = outlier_range_of(o, 0, first + row, row < rows);
     outlier_range r2 = outlier_range_of(o, 0, first + row + step, row + step < rows);
@@ -165,7 +167,7 @@ static __device__ __forceinline__ void outlier_tile(const qt_mix24_outliers &o, 
     if (dependent)
         ptx_wait_previous();
 #pragma unroll 1
-    for (; row < rows; row += step) { /* rows is a multiple of 16: the same for all lanes */
+    for (; row < rows; row += step) { /* rows is a multiple of 16: uniform */
         const outlier_range r = r1;
         const outlier_batch<OUTLIER_HEAD> b = head;
         outlier_sums<MT> sums = {};
@@ -186,7 +188,7 @@ static __device__ __forceinline__ void outlier_tile(const qt_mix24_outliers &o, 
     }
 }
 
-/* Entries of panel 0 of some rows will soon be needed; thread: of `threads`. */
+/* Prefetches the entries of some rows in panel 0 to L2; thread: 0 to threads - 1. */
 static __device__ __forceinline__ void outlier_prefetch(const qt_mix24_outliers &o, int first,
                                                         int rows, int thread, int threads)
 {

@@ -1,44 +1,43 @@
 /*
- * The ring mix24 kernel: Y = X W^T for up to 32 tokens, one pass over a matrix of 2- and 4-bit
- * groups, its outliers included.
+ * The mix24 ring kernel: Y = X W^T for up to 32 tokens, one pass over a matrix of 2- and 4-bit
+ * groups and its outliers. For devices without TMA, batch-invariant plans, and matrices that do not
+ * fit the other kernels.
  *
- *   grid      (cluster, row groups): a cluster of `cluster` blocks owns strips_cta strips of 16
- *             rows; block r of it the r-th part of the units of 128 columns
- *   block     `warps` warps = WN x WK: WK side by side along k, WN along rows; a PASS is
- *             WN * STRIPS strips, and a warp's share of it its units of STRIPS strips
- *   smem      [ X: m rows of the block's columns | row pointers | sums | outliers | rings ]
+ *   grid       (cluster, row groups): a cluster of `cluster` thread blocks computes strips_cta
+ *              strips of 16 rows; thread block r of it the r-th part of the units (128 columns)
+ *   block      `warps` = WN x WK warps: WK along k, WN along rows. A pass is WN * STRIPS strips; a
+ *              warp multiplies its units of STRIPS strips of it
+ *   smem       [ X: m rows of the thread block's columns | row pointers | partial sums | outliers |
+ *              stages of each warp ]
  *
- *   warp:     records -- copies --> ring of depth slots, a unit of STRIPS strips each
- *                 slot u + depth - 1   its copy is started
- *                 slot u + 1, ...      on their way
- *                 slot u               scales, zeros -> codes -> FP16 fragments -> mma.sync
+ *   mainloop:  each warp has a pipeline of `depth` stages, a unit of STRIPS strips each, filled by
+ *              TMA (9.0) or cp.async; it dequantizes the records of a stage to FP16 A fragments for
+ *              mma.sync, while up to depth - 1 stages are being copied
  *
- * At the end of a pass the WK sums of an output meet in shared memory and are added in order, and
- * with them the outliers of its row. Those of the blocks of a cluster are sent to one of them,
- * which adds them in order one pass later, when they have long been there. So results do not depend
- * on timing.
+ * Epilogue of a pass: the WK partial sums of an output, and the outliers of its row, are added in
+ * shared memory in a fixed order. The thread blocks of a cluster send their sums to one of them,
+ * which adds them in order one pass later, when they have long arrived. Results do not depend on
+ * timing.
  *
- * Where X has no room in shared memory, k is cut into parts of a launch each, which pass on FP32
- * sums.
+ * If X does not fit into shared memory, k is split into several launches, which pass on FP32 sums.
  *
- * The template: MT token tiles of 8 (m <= 8 MT); STRIPS.
+ * Template parameters: MT token tiles of 8 (m <= 8 MT); STRIPS.
  *
- * Requires    compute capability 8.0 (clusters of more than one block: 9.0); stream, csr_col and
- *             csr_val 16-byte aligned; at most 32 units a warp
- * Moves       packed bytes once; X once per row group; Y once, and FP32 sums between parts of k
- * Oracle      the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
+ * Requires   compute capability 8.0 (clusters of more than one thread block: 9.0); stream, csr_col
+ *            and csr_val 16-byte aligned; at most 32 units per warp
+ * Moves      packed bytes once; X once per row group; Y once, and FP32 sums between launches
+ * Reference  the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
  */
 #ifndef QT_KERNELS_CUDA_MIX24_RING_CUH
 #define QT_KERNELS_CUDA_MIX24_RING_CUH
 
-#include "kernels/cuda/mix24/ring_finish.cuh"
-#include "kernels/cuda/mix24/slot.cuh"
+#include "kernels/cuda/mix24/ring_epilogue.cuh"
+#include "kernels/cuda/mix24/warp_mma.cuh"
 
-/* ---- products ----------------------------------------------------------------------------------
- */
+/* ---- mainloop -------------------------------------------------------------------------------- */
 
-/* X as it stands in shared memory. row: token g of each tile, chunk t of a block; at: the slot's
- * columns. */
+/* X in shared memory. row[t]: address of the lane's token g of token tile t, at chunk t of a block;
+ * at: offset of the unit's columns. */
 template <int MT> struct mix24_x_rows {
     const uint32_t *row;
     uint32_t at;
@@ -51,29 +50,28 @@ template <int MT> struct mix24_x_rows {
     }
 };
 
-/* One slot. */
+/* Products of a unit. */
 template <bool FOUR, int MT, int STRIPS>
-static __device__ __forceinline__ void mix24_ring_slot(qt_accumulators<MT, STRIPS> *sums,
-                                                       uint32_t slot, const mix24_x_rows<MT> &x,
+static __device__ __forceinline__ void mix24_ring_unit(qt_accumulators<MT, STRIPS> *sums,
+                                                       uint32_t stage, const mix24_x_rows<MT> &x,
                                                        int lane)
 {
     uint32_t record[STRIPS];
 #pragma unroll
     for (int u = 0; u < STRIPS; u++)
-        record[u] = slot + u * mix24_record<FOUR>::BYTES;
-    mix24_slot<FOUR, MT, STRIPS>(sums, record, x, lane);
+        record[u] = stage + u * mix24_record<FOUR>::BYTES;
+    mix24_unit_mma<FOUR, MT, STRIPS>(sums, record, x, lane);
 }
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+/* ---- kernel ---------------------------------------------------------------------------------- */
 
-/* Weights, X and outliers on their way; X has come. Weights that the lanes copy are in the first of
- * depth - 1 groups, with X. */
+/* Prologue: starts the copies of weights, X and outliers, and waits for X. Without TMA, the weights
+ * are in the first of depth - 1 cp.async groups, together with X. */
 template <int STRIPS>
 static __device__ __forceinline__ void mix24_begin(const qt_mix24_args &a, const mix24_warp &w,
                                                    mix24_cursor<STRIPS> *c)
 {
-    const int groups = MIX24_ENGINE ? 2 : a.depth - 1;
+    const int groups = MIX24_TMA ? 2 : a.depth - 1;
     uint32_t run[2] = {0, 0}, perm = mix24_perm_word(a, w, 0);
     if (a.csr_ptr) {
         const int row0 = w.first_strip * 16, row1 = row0 + min(w.pass_strips, a.strips_cta) * 16;
@@ -83,7 +81,7 @@ static __device__ __forceinline__ void mix24_begin(const qt_mix24_args &a, const
     mix24_cursor_open(a, w, c);
 #pragma unroll 1
     for (int i = 0; i < a.depth - 1; i++)
-        mix24_copy_weights(a, w, c, w.ring + i * mix24_slot_bytes(STRIPS));
+        mix24_copy_weights(a, w, c, w.ring + i * mix24_stage_bytes(STRIPS));
     if (a.dependent) {
         ptx_launch_dependents();
         ptx_wait_previous();
@@ -113,15 +111,16 @@ static __device__ __forceinline__ void mix24_begin(const qt_mix24_args &a, const
     }
 }
 
-/* Outliers were copied in the first of a pass's groups, or in the last before the first pass. With
- * a copy engine there are no others. */
+/* Waits for the outliers of a pass. They were copied in the pass's first cp.async group, or in the
+ * last group before the first pass. With TMA there are no other groups. */
 static __device__ __forceinline__ void mix24_wait_run(const qt_mix24_args &a, int units)
 {
-    if (MIX24_ENGINE || units < a.depth)
-        mix24_copy_wait(MIX24_ENGINE || units == 0 ? 0 : units - 1);
+    if (MIX24_TMA || units < a.depth)
+        mix24_copy_wait(MIX24_TMA || units == 0 ? 0 : units - 1);
 }
 
-/* Copies the outliers of the next pass; all threads have been through the barriers of this one. */
+/* Starts the copies of the outliers of the next pass; all threads have passed the barriers of this
+ * one. */
 static __device__ __forceinline__ void mix24_next_run(const qt_mix24_args &a, const mix24_warp &w,
                                                       int pass)
 {
@@ -131,7 +130,7 @@ static __device__ __forceinline__ void mix24_next_run(const qt_mix24_args &a, co
     mix24_copy_run(
         a, pass + 1, *mix24_row_ptr(a, w, 0, row0),
         *mix24_row_ptr(a, w, 0, min(row0 + w.pass_strips * 16, (w.last_strip + 1) * 16)));
-    if (MIX24_ENGINE || w.count == 0) /* nothing else of this warp will */
+    if (MIX24_TMA || w.count == 0) /* no later commit of this warp */
         ptx_copy_commit();
 }
 
@@ -153,7 +152,7 @@ __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant_
         ptx_cluster_arrive();
     mix24_begin<STRIPS>(a, w, &c);
 
-    uint32_t x_row[MT]; /* columns of tokens >= m are never stored */
+    uint32_t x_row[MT]; /* results of tokens >= m are not stored */
 #pragma unroll
     for (int t = 0; t < MT; t++) {
         x_row[t] = ptx_shared(qt_smem) +
@@ -161,32 +160,32 @@ __global__ void __launch_bounds__(512, 1) qt_mix24_kernel(const __grid_constant_
                               (w.unit0 - w.cta_unit0) * MIX24_UNIT_BYTES);
         asm volatile("" : "+r"(x_row[t]));
     }
-    const uint32_t last = w.ring + (uint32_t)(a.depth - 1) * mix24_slot_bytes(STRIPS);
-    uint32_t slot = w.ring, unused = last, rounds = 0;
+    const uint32_t last = w.ring + (uint32_t)(a.depth - 1) * mix24_stage_bytes(STRIPS);
+    uint32_t stage = w.ring, unused = last, rounds = 0;
 #pragma unroll 1
     for (int pass = 0; pass < a.passes; pass++) {
         qt_accumulators<MT, STRIPS> sums = {};
         uint32_t fours = w.fours;
 #pragma unroll 1
         for (int unit = 0; unit < w.count; unit++) {
-            mix24_wait_slot<STRIPS>(a, slot, rounds & 1);
-            __syncwarp(); /* lanes read what others copied, and have read the slot before */
+            mix24_wait_stage<STRIPS>(a, stage, rounds & 1);
+            __syncwarp(); /* lanes read each other's copies; the previous stage has been read */
             mix24_copy_weights(a, w, &c, unused);
-            if (!MIX24_ENGINE)
+            if (!MIX24_TMA)
                 ptx_copy_commit();
             const mix24_x_rows<MT> x = {x_row, (uint32_t)unit * MIX24_UNIT_BYTES};
             if (fours & 1)
-                mix24_ring_slot<true, MT, STRIPS>(&sums, slot, x, w.lane);
+                mix24_ring_unit<true, MT, STRIPS>(&sums, stage, x, w.lane);
             else
-                mix24_ring_slot<false, MT, STRIPS>(&sums, slot, x, w.lane);
+                mix24_ring_unit<false, MT, STRIPS>(&sums, stage, x, w.lane);
             fours >>= 1;
-            unused = slot;
-            rounds += slot == last;
-            slot = slot == last ? w.ring : slot + mix24_slot_bytes(STRIPS);
+            unused = stage;
+            rounds += stage == last;
+            stage = stage == last ? w.ring : stage + mix24_stage_bytes(STRIPS);
         }
         if (a.csr_ptr)
             mix24_wait_run(a, w.count);
-        mix24_finish_pass(a, w, sums, pass);
+        mix24_pass_epilogue(a, w, sums, pass);
         if (a.csr_ptr)
             mix24_next_run(a, w, pass);
     }

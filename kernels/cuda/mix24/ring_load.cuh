@@ -1,42 +1,40 @@
-/* The ring mix24 kernel (mix24_ring.cuh): which warp does what, and how weights and activations
- * come into shared memory. */
+/* The mix24 ring kernel (ring.cuh): work distribution, and copies of weights and activations to
+ * shared memory. */
 #ifndef QT_KERNELS_CUDA_MIX24_RING_LOAD_CUH
 #define QT_KERNELS_CUDA_MIX24_RING_LOAD_CUH
 
 #include "kernels/cuda/common/ptx_cluster.cuh"
+#include "kernels/cuda/common/smem.cuh"
 #include "kernels/cuda/common/token_scale.cuh"
 #include "kernels/cuda/mix24/decode.cuh"
 #include "kernels/cuda/mix24/ring.h"
 
-/* Whether the copy engine brings the weights. */
+/* Whether TMA copies the weights. */
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
-enum { MIX24_ENGINE = 1 };
+enum { MIX24_TMA = 1 };
 #else
-enum { MIX24_ENGINE = 0 };
+enum { MIX24_TMA = 0 };
 #endif
 
-/* X is at the start of dynamic shared memory. */
-extern __shared__ __align__(1024) unsigned char qt_smem[];
-
-/* ---- who does what -----------------------------------------------------------------------------
- */
+/* ---- work distribution ----------------------------------------------------------------------- */
 
 struct mix24_warp {
     int lane, wk, wn, warps_n;
-    int first_strip, last_strip; /* of the block */
+    int first_strip, last_strip; /* of the thread block */
     int pass_strips;             /* strips of a pass, over all warps */
-    int cta_unit0, cta_unit1;    /* the block's units */
-    int unit0, count;            /* the warp's */
-    uint32_t fours;              /* bit i: its unit i is a FOUR */
-    uint32_t offset;             /* of its first unit in a strip */
-    uint32_t ring;               /* shared address of its ring */
+    int cta_unit0, cta_unit1;    /* of the thread block */
+    int unit0, count;            /* of the warp */
+    uint32_t fours;              /* bit i: unit i of the warp is a FOUR */
+    uint32_t offset;             /* of the warp's first unit in a strip */
+    uint32_t ring;               /* shared address of the warp's stages */
 };
 
 template <int STRIPS>
 static __device__ __forceinline__ mix24_warp mix24_warp_open(const qt_mix24_args &a)
 {
     mix24_warp w;
-    const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* tell the compiler: uniform */
+    const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* makes it uniform for the
+                                                                    compiler */
     w.lane = (int)threadIdx.x % 32;
     w.wk = warp & (a.warps_k - 1);
     w.wn = warp >> (31 - __clz(a.warps_k));
@@ -49,8 +47,8 @@ static __device__ __forceinline__ mix24_warp mix24_warp_open(const qt_mix24_args
     int count = w.cta_unit1 - w.cta_unit0, log2_k = 31 - __clz(a.warps_k);
     w.unit0 = w.cta_unit0 + (count * w.wk >> log2_k);
     w.count = w.cta_unit0 + (count * (w.wk + 1) >> log2_k) - w.unit0;
-    /* Fours are spread evenly: before unit u there are u F / U. One division, as all copies wait.
-     */
+    /* FOURs are spread evenly: u F / U of them are before unit u. A single division, because all
+     * copies wait for it. */
     const unsigned fours = (unsigned)((w.unit0 + w.lane) * a.fours);
     const unsigned before = fours / (unsigned)a.units;
     w.fours = __ballot_sync(~0u, (int)(fours - before * a.units) + a.fours >= a.units);
@@ -58,26 +56,26 @@ static __device__ __forceinline__ mix24_warp mix24_warp_open(const qt_mix24_args
                           (int)__shfl_sync(~0u, before, 0) *
                               (mix24_record<true>::BYTES - mix24_record<false>::BYTES));
     w.ring = ptx_shared(qt_smem) + (uint32_t)a.ring_at +
-             (uint32_t)(warp * a.depth) * mix24_slot_bytes(STRIPS);
-    /* Computed once: the compiler would do it again for each use in the main loop. */
+             (uint32_t)(warp * a.depth) * mix24_stage_bytes(STRIPS);
+    /* Keeps them in registers; the compiler would recompute them in the mainloop. */
     asm volatile("" : "+r"(w.count), "+r"(w.ring), "+r"(w.fours));
     return w;
 }
 
-/* ---- weights into shared memory ----------------------------------------------------------------
+/* ---- weights to shared memory -------------------------------------------------------------------
  *
- * A warp's records go through its own ring of slots in the order in which it uses them: its units
- * for pass 0, 1, ... A slot holds the records of STRIPS strips, one after the other, and at its
- * end a barrier. The copy engine fills it with one copy, which counts on the barrier; without one
- * the lanes do, 16 bytes a lane at a time, a group of copies to a slot.
+ * A warp copies its records to its own stages in the order in which it uses them: its units for
+ * pass 0, 1, ... A stage holds the records of STRIPS strips, one after the other, and an mbarrier
+ * at its end. TMA fills a stage with one copy, which completes on the mbarrier. Without TMA the
+ * lanes copy 16 bytes at a time, with one cp.async group per stage.
  */
 template <int STRIPS> struct mix24_cursor {
-    int slots;                        /* left to copy */
+    int remaining;                    /* units still to copy */
     int units;                        /* of these, in this pass */
-    int strip;                        /* the first */
-    uint32_t fours;                   /* bit i: the i-th from here is a FOUR */
-    int at;                           /* for the copy engine: U64 of a strip before the record */
-    const unsigned char *src[STRIPS]; /* for the lanes: the lane's first 16 bytes, by strip */
+    int strip;                        /* first strip */
+    uint32_t fours;                   /* bit i: the i-th next unit is a FOUR */
+    int at;                           /* TMA: offset of the record in a strip, in U64 */
+    const unsigned char *src[STRIPS]; /* cp.async: the lane's first 16 bytes, by strip */
 };
 
 template <int STRIPS>
@@ -86,7 +84,7 @@ mix24_cursor_pass(const qt_mix24_args &a, const mix24_warp &w, mix24_cursor<STRI
 {
     c->at = (int)(w.offset / 8);
 #pragma unroll
-    for (int u = 0; u < STRIPS && !MIX24_ENGINE; u++)
+    for (int u = 0; u < STRIPS && !MIX24_TMA; u++)
         c->src[u] =
             a.stream + (size_t)min(c->strip + u, w.last_strip) * a.pitch + w.offset + w.lane * 16;
     c->units = w.count;
@@ -97,26 +95,26 @@ template <int STRIPS>
 static __device__ __forceinline__ void
 mix24_cursor_open(const qt_mix24_args &a, const mix24_warp &w, mix24_cursor<STRIPS> *c)
 {
-    c->slots = a.passes * w.count;
+    c->remaining = a.passes * w.count;
     c->strip = w.first_strip + w.wn * STRIPS;
     mix24_cursor_pass(a, w, c);
 }
 
-template <int STRIPS> static __device__ __forceinline__ uint32_t mix24_slot_barrier(uint32_t slot)
+template <int STRIPS> static __device__ __forceinline__ uint32_t mix24_stage_barrier(uint32_t stage)
 {
-    return slot + mix24_slot_bytes(STRIPS) - 8;
+    return stage + mix24_stage_bytes(STRIPS) - 8;
 }
 
-/* A unit, BYTES of each strip, by the lanes. */
+/* Copies a unit, BYTES of each strip, by the lanes. */
 template <int BYTES, int STRIPS>
-static __device__ __forceinline__ void mix24_copy_records(uint32_t slot, mix24_cursor<STRIPS> *c,
+static __device__ __forceinline__ void mix24_copy_records(uint32_t stage, mix24_cursor<STRIPS> *c,
                                                           int lane)
 {
     const int chunks = STRIPS * BYTES / 16;
-    const uint32_t dst = slot + lane * 16;
+    const uint32_t dst = stage + lane * 16;
 #pragma unroll
     for (int i = 0; i < chunks; i += 32) {
-        /* Of one strip or, by lane, of two. */
+        /* A lane's chunk is in `strip`, or in the next one. */
         const int strip = i * 16 / BYTES, next = (strip + 1) * BYTES / 16;
         const unsigned char *src = c->src[strip] + i * 16 - strip * BYTES;
         if (next < i + 32 && strip + 1 < STRIPS && i + lane >= next)
@@ -131,35 +129,35 @@ static __device__ __forceinline__ void mix24_copy_records(uint32_t slot, mix24_c
         c->src[u] += BYTES;
 }
 
-/* A unit of each strip. Behind the last strip of the matrix the copy engine finds zeros. */
+/* Copies a unit of each strip. Behind the last strip of the matrix, TMA fills with zeros. */
 template <bool FOUR, int STRIPS>
-static __device__ __forceinline__ void mix24_copy_unit(const qt_mix24_args &a, uint32_t slot,
+static __device__ __forceinline__ void mix24_copy_unit(const qt_mix24_args &a, uint32_t stage,
                                                        mix24_cursor<STRIPS> *c, int lane)
 {
     constexpr int bytes = mix24_record<FOUR>::BYTES;
-    if (!MIX24_ENGINE) {
-        mix24_copy_records<bytes>(slot, c, lane);
+    if (!MIX24_TMA) {
+        mix24_copy_records<bytes>(stage, c, lane);
     } else if (ptx_elect()) {
-        const uint32_t barrier = mix24_slot_barrier<STRIPS>(slot);
+        const uint32_t barrier = mix24_stage_barrier<STRIPS>(stage);
         ptx_barrier_expect(barrier, STRIPS * bytes);
-        ptx_copy_box(slot, &a.records[FOUR], c->at, c->strip, barrier);
+        ptx_copy_box(stage, &a.records[FOUR], c->at, c->strip, barrier);
     }
     c->at += bytes / 8;
 }
 
-/* Starts copying the next unit into a slot, if there is one. */
+/* Starts copying the next unit, if any, to a stage. */
 template <int STRIPS>
 static __device__ __forceinline__ void mix24_copy_weights(const qt_mix24_args &a,
                                                           const mix24_warp &w,
-                                                          mix24_cursor<STRIPS> *c, uint32_t slot)
+                                                          mix24_cursor<STRIPS> *c, uint32_t stage)
 {
-    if (c->slots == 0)
+    if (c->remaining == 0)
         return;
-    c->slots--;
+    c->remaining--;
     if (c->fours & 1)
-        mix24_copy_unit<true>(a, slot, c, w.lane);
+        mix24_copy_unit<true>(a, stage, c, w.lane);
     else
-        mix24_copy_unit<false>(a, slot, c, w.lane);
+        mix24_copy_unit<false>(a, stage, c, w.lane);
     c->fours >>= 1;
     if (--c->units == 0) {
         c->strip += w.pass_strips;
@@ -167,20 +165,20 @@ static __device__ __forceinline__ void mix24_copy_weights(const qt_mix24_args &a
     }
 }
 
-/* Prepares the barriers of the ring; by the warp. */
+/* Initializes the mbarriers of the warp's stages. */
 template <int STRIPS>
 static __device__ __forceinline__ void mix24_ring_open(const qt_mix24_args &a, const mix24_warp &w)
 {
-    if (MIX24_ENGINE && w.lane == 0)
+    if (MIX24_TMA && w.lane == 0)
 #pragma unroll
         for (int i = 0; i < MIX24_MAX_DEPTH; i++)
             if (i < a.depth)
-                ptx_barrier_init(mix24_slot_barrier<STRIPS>(w.ring + i * mix24_slot_bytes(STRIPS)),
-                                 1);
+                ptx_barrier_init(
+                    mix24_stage_barrier<STRIPS>(w.ring + i * mix24_stage_bytes(STRIPS)), 1);
 }
 
-/* Until so many of the lane's last groups of copies, of 0 to 2, are the only ones under way. (The
- * instruction wants a constant.) */
+/* Waits until only the last `groups` (0 to 2) cp.async groups of the lane are outstanding. The
+ * instruction needs a constant. */
 static __device__ __forceinline__ void mix24_copy_wait(int groups)
 {
     if (groups == 0)
@@ -191,24 +189,24 @@ static __device__ __forceinline__ void mix24_copy_wait(int groups)
         ptx_copy_wait<2>();
 }
 
-/* Until a slot is full. parity: of how often the ring has been gone round. */
+/* Waits until a stage is full; parity: of the number of rounds through the stages. */
 template <int STRIPS>
-static __device__ __forceinline__ void mix24_wait_slot(const qt_mix24_args &a, uint32_t slot,
-                                                       uint32_t parity)
+static __device__ __forceinline__ void mix24_wait_stage(const qt_mix24_args &a, uint32_t stage,
+                                                        uint32_t parity)
 {
-    if (MIX24_ENGINE)
-        ptx_barrier_wait(mix24_slot_barrier<STRIPS>(slot), parity);
+    if (MIX24_TMA)
+        ptx_barrier_wait(mix24_stage_barrier<STRIPS>(stage), parity);
     else
         mix24_copy_wait(a.depth - 2);
 }
 
-/* ---- activations -------------------------------------------------------------------------------
+/* ---- activations --------------------------------------------------------------------------------
  *
- * The WN warps of the same units bring their columns in turn, in packed order: chunks of 16
- * channels from where perm says.
+ * The WN warps with the same units take turns in copying their columns, in packed order: chunks of
+ * 16 channels from the addresses that perm gives.
  */
 
-/* Of 8 units, from `unit` of the warp on: the lane's two groups. */
+/* The lane's two groups of perm, for 8 units of the warp from `unit` on. */
 static __device__ __forceinline__ uint32_t mix24_perm_word(const qt_mix24_args &a,
                                                            const mix24_warp &w, int unit)
 {
@@ -216,30 +214,30 @@ static __device__ __forceinline__ uint32_t mix24_perm_word(const qt_mix24_args &
     return at < w.count * 4 ? __ldg((const uint32_t *)a.perm + w.unit0 * 4 + at) : 0;
 }
 
-static __device__ __forceinline__ bool mix24_brings(const mix24_warp &w, int unit)
+static __device__ __forceinline__ bool mix24_copies_unit(const mix24_warp &w, int unit)
 {
     return (unit & (w.warps_n - 1)) == w.wn;
 }
 
-/* Of one unit, the lane's chunk of 8 channels of every other token. Padding groups (0xffff) and
- * channels beyond k become zero. */
+/* Copies the lane's chunk of 8 channels of a unit, for every other token. Padding groups (0xffff)
+ * and channels beyond k become zero. */
 static __device__ __forceinline__ void mix24_copy_unit_x(const qt_mix24_args &a, uint32_t dst,
                                                          int channel, int lane)
 {
     const bool inside = channel < a.k;
     const uint16_t *src = (const uint16_t *)a.x + (inside ? channel : 0);
-    /* All blocks read the same X: each begins elsewhere, or all would ask one L2 slice at a time.
-     */
-    const int turn = a.m > 1 ? (int)(blockIdx.y % (unsigned)a.m) : 0;
+    /* All thread blocks read the same X. Each starts at a different token, so that they do not all
+     * read the same L2 slice at the same time. */
+    const int start = a.m > 1 ? (int)(blockIdx.y % (unsigned)a.m) : 0;
 #pragma unroll 2
     for (int token = lane / 16; token < a.m; token += 2) {
-        int t = token + turn < a.m ? token + turn : token + turn - a.m;
+        int t = token + start < a.m ? token + start : token + start - a.m;
         ptx_copy_16_zero(dst + (uint32_t)(t * a.x_pitch), src + (inside ? (size_t)t * a.k : 0),
                          inside ? 16 : 0);
     }
 }
 
-/* All that the warp brings. perm: mix24_perm_word of unit 0, loaded early. */
+/* Copies all X of the warp. perm: mix24_perm_word of unit 0, loaded early. */
 static __device__ __forceinline__ void mix24_copy_x(const qt_mix24_args &a, const mix24_warp &w,
                                                     uint32_t perm)
 {
@@ -254,20 +252,20 @@ static __device__ __forceinline__ void mix24_copy_x(const qt_mix24_args &a, cons
         }
         uint32_t pair = __shfl_sync(~0u, perm, unit % 8 * 4 + w.lane % 16 / 4);
         int group = (int)(pair >> (w.lane & 2 ? 16 : 0) & 0xffff);
-        if (mix24_brings(w, unit))
+        if (mix24_copies_unit(w, unit))
             mix24_copy_unit_x(a, dst + (uint32_t)unit * MIX24_UNIT_BYTES,
                               group * 16 + w.lane % 2 * 8, w.lane);
     }
 }
 
-/* Rows whose elements are not 16-byte aligned: all that the warp brings. */
+/* Copies all X of the warp if rows are not 16-byte aligned. */
 static __device__ __noinline__ void mix24_x_ragged(const qt_mix24_args &a, mix24_warp w)
 {
     const uint16_t *x = (const uint16_t *)a.x;
 #pragma unroll 1
     for (int i = w.lane; i < w.count * QT_MIX24_UNIT_COLS; i += 32) {
         int col = w.unit0 * QT_MIX24_UNIT_COLS + i;
-        if (!mix24_brings(w, i / QT_MIX24_UNIT_COLS))
+        if (!mix24_copies_unit(w, i / QT_MIX24_UNIT_COLS))
             continue;
         int channel = a.perm[col / 16] * 16 + col % 16;
         for (int t = 0; t < a.m; t++)
@@ -277,9 +275,8 @@ static __device__ __noinline__ void mix24_x_ragged(const qt_mix24_args &a, mix24
 }
 
 /*
- * BF16 has less precision and more range than FP16: each token is scaled by the power of two that
- * brings its largest value to 2^14 and converted; that is exact but for values 2^-38 of the
- * largest. Its sums are scaled back. top: the largest magnitudes of the tokens. By the whole block.
+ * Converts BF16 X to FP16 (token_scale.cuh), by the whole thread block. top: the largest magnitudes
+ * of the tokens.
  */
 static __device__ __noinline__ void mix24_bf16_to_f16(const qt_mix24_args &a, int cols, int *top)
 {
@@ -304,7 +301,7 @@ static __device__ __noinline__ void mix24_bf16_to_f16(const qt_mix24_args &a, in
     }
 }
 
-/* What the sums of a token are to be multiplied by. */
+/* The factor for the results of a token. */
 static __device__ __forceinline__ float mix24_token_factor(const qt_mix24_args &a, int token)
 {
     if (!a.bf16)

@@ -1,56 +1,59 @@
 /*
- * The mix24 kernel for up to 16 tokens (skinny_ring.cuh): what is in a stage, and how it becomes
+ * The mix24 skinny kernel: Y = X W^T for up to 16 tokens, sm_90a. Work distribution, pipeline and
+ * epilogue are in matmul/skinny_common.cuh; this file defines the contents of a stage, and the
  * products.
  *
- *   launch 1:  X in packed order (mix24_gather.cu); the kernel's weights are on their way meanwhile
- *   a stage:   X | unit 0: a record a strip | unit 1: the same
- *   block      and up to QT_MIX24_OUTLIER_WARPS warps that add up outliers
+ *   launch 1:  gather.cu: X in packed order; this kernel's weights are copied meanwhile
+ *   stage:     X | unit 0: a record per strip | unit 1: likewise
+ *   block      also up to QT_MIX24_OUTLIER_WARPS warps that add the outliers (outliers.cuh)
  *
- * Which units are FOURs follows from u F mod U, which grows by a constant and is taken along. The
- * places of a unit in a stage have room for FOURs, if there are any, and for as many strips as the
- * warps have: what they make of those that a tile lacks is not used.
+ * Whether unit u is a FOUR follows from u F mod U, which is updated by addition. If there are
+ * FOURs, every unit has room for a FOUR in the stage, and for as many strips as the warps have;
+ * strips beyond the tile give results that are not used.
  *
- * Requires    compute capability 9.0; stream 16-byte aligned
- * Moves       packed bytes once; X twice in the first launch, or four times with outliers, then
- *             once per block and tile, and a sector or two an outlier (through L2); Y once
- * Oracle      the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
+ * Requires   stream 16-byte aligned
+ * Moves      packed bytes once; X twice in the first launch, or four times with outliers, then once
+ *            per thread block and tile, and a sector or two per outlier (through L2); Y once
+ * Reference  the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
  */
 #ifndef QT_KERNELS_CUDA_MIX24_SKINNY_CUH
 #define QT_KERNELS_CUDA_MIX24_SKINNY_CUH
 
-#include "kernels/cuda/matmul/skinny_ring.cuh"
+#include "kernels/cuda/matmul/skinny_common.cuh"
 #include "kernels/cuda/mix24/outliers.cuh"
 #include "kernels/cuda/mix24/skinny.h"
-#include "kernels/cuda/mix24/slot.cuh"
+#include "kernels/cuda/mix24/warp_mma.cuh"
 
-/* ---- the units of a stage ----------------------------------------------------------------------
- */
+/* ---- units of a stage ------------------------------------------------------------------------ */
 
-/* Of U units, F of them FOURs, unit u is one iff its rest, u F mod U, + F >= U. */
-static __device__ __forceinline__ bool mix24_rest_is_four(const qt_mix24_skinny_args &a, int rest)
+/* With U units, F of them FOURs, unit u is a FOUR iff (u F mod U) + F >= U. The remainder of a unit
+ * is u F mod U. */
+static __device__ __forceinline__ bool mix24_remainder_is_four(const qt_mix24_skinny_args &a,
+                                                               int remainder)
 {
-    return rest + a.fours >= a.units;
+    return remainder + a.fours >= a.units;
 }
 
-/* The rest of a unit further on; by: F times how many units, modulo U, or F for the next. */
-static __device__ __forceinline__ int mix24_rest_after(const qt_mix24_skinny_args &a, int rest,
-                                                       int by)
+/* The remainder of a later unit; by: F times the number of units, modulo U; F for the next unit. */
+static __device__ __forceinline__ int mix24_remainder_after(const qt_mix24_skinny_args &a,
+                                                            int remainder, int by)
 {
-    rest += by;
-    return rest >= a.units ? rest - a.units : rest;
+    remainder += by;
+    return remainder >= a.units ? remainder - a.units : remainder;
 }
 
-struct mix24_skinny_copies : skinny_source<qt_mix24_skinny_args> {
-    int rest, at; /* of its first unit; in a strip, in U64 */
+struct mix24_skinny_producer : skinny_producer_base<qt_mix24_skinny_args> {
+    int remainder, at; /* of the stage's first unit: remainder; offset in a strip, in U64 */
 
-    __device__ __forceinline__ mix24_skinny_copies(const qt_mix24_skinny_args &args)
-        : skinny_source(args), rest(0), at(0)
+    __device__ __forceinline__ mix24_skinny_producer(const qt_mix24_skinny_args &args)
+        : skinny_producer_base(args), remainder(0), at(0)
     {
     }
     __device__ __forceinline__ void copy_weights(uint32_t dst, uint32_t bar) const
     {
-        const bool four[2] = {mix24_rest_is_four(a, rest),
-                              mix24_rest_is_four(a, mix24_rest_after(a, rest, a.fours))};
+        const bool four[2] = {
+            mix24_remainder_is_four(a, remainder),
+            mix24_remainder_is_four(a, mix24_remainder_after(a, remainder, a.fours))};
         const int bytes[2] = {mix24_unit_bytes(four[0]), mix24_unit_bytes(four[1])};
         ptx_barrier_expect(bar, (uint32_t)(a.weights_at + a.tile_strips * (bytes[0] + bytes[1])));
         dst += a.weights_at;
@@ -61,22 +64,21 @@ struct mix24_skinny_copies : skinny_source<qt_mix24_skinny_args> {
     {
 #pragma unroll
         for (int unit = 0; unit < QT_SKINNY_SLOTS; unit++) {
-            at += mix24_unit_bytes(mix24_rest_is_four(a, rest)) / 8;
-            rest = mix24_rest_after(a, rest, a.fours);
+            at += mix24_unit_bytes(mix24_remainder_is_four(a, remainder)) / 8;
+            remainder = mix24_remainder_after(a, remainder, a.fours);
         }
-        return skinny_source::next();
+        return skinny_producer_base::next();
     }
     __device__ __forceinline__ bool next_tile()
     {
-        rest = at = 0;
-        return skinny_source::next_tile();
+        remainder = at = 0;
+        return skinny_producer_base::next_tile();
     }
 };
 
-/* ---- products ----------------------------------------------------------------------------------
- */
+/* ---- products -------------------------------------------------------------------------------- */
 
-/* X of a slot. row: of its blocks, token g, the first half of what lane t needs. */
+/* X of a slot. row[b]: address of token g, block b, at the first half of what lane t needs. */
 template <int MT> struct mix24_x_stage {
     uint32_t row[2];
 
@@ -88,30 +90,30 @@ template <int MT> struct mix24_x_stage {
     }
 };
 
-/* For skinny_multiply_all. */
-template <int MT, int STRIPS> struct mix24_skinny_work : skinny_float_sums {
+/* The Work of skinny_consume. */
+template <int MT, int STRIPS> struct mix24_skinny_consumer : skinny_float_accumulators {
     const qt_mix24_skinny_args &a;
-    const int first;      /* strip of the tile */
-    const int records_at; /* in a stage */
-    int lane, rest;       /* of the unit */
-    uint32_t x[2];        /* mix24_x_stage of a stage at 0 */
+    const int first;      /* the warp's first strip in the tile */
+    const int records_at; /* offset in a stage */
+    int lane, remainder;  /* remainder of the unit */
+    uint32_t x[2];        /* mix24_x_stage for stage offset 0 */
 
-    __device__ __forceinline__ mix24_skinny_work(const qt_mix24_skinny_args &args,
-                                                 const skinny_warp &w)
+    __device__ __forceinline__ mix24_skinny_consumer(const qt_mix24_skinny_args &args,
+                                                     const skinny_warp &w)
         : a(args), first(w.wn * STRIPS), records_at(args.weights_at + w.slot * args.unit_bytes),
-          lane((int)(threadIdx.x % 32)), rest(0)
+          lane((int)(threadIdx.x % 32)), remainder(0)
     {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int b = 0; b < 2; b++) {
             x[b] = ptx_shared(qt_smem) + skinny_x_at(a.x_rows, 2 * w.slot + b, g, 2 * t);
-            asm volatile("" : "+r"(x[b])); /* computed once */
+            asm volatile("" : "+r"(x[b])); /* keeps it in a register */
         }
         asm volatile("" : "+r"(lane));
     }
     __device__ __forceinline__ void begin_tile(int unit)
     {
-        rest = (int)((unsigned)(unit * a.fours) % (unsigned)a.units);
+        remainder = (int)((unsigned)(unit * a.fours) % (unsigned)a.units);
     }
     template <bool FOUR, int N>
     __device__ __forceinline__ void unit(qt_accumulators<MT, N> *sums, uint32_t records,
@@ -121,24 +123,24 @@ template <int MT, int STRIPS> struct mix24_skinny_work : skinny_float_sums {
 #pragma unroll
         for (int u = 0; u < N; u++)
             record[u] = records + (uint32_t)(first + u) * mix24_record<FOUR>::BYTES;
-        mix24_slot<FOUR, MT, N>(sums, record, x_of, lane);
+        mix24_unit_mma<FOUR, MT, N>(sums, record, x_of, lane);
     }
     template <int N>
     __device__ __forceinline__ void slot(qt_accumulators<MT, N> *sums, int stage, int)
     {
         const uint32_t records = ptx_shared(qt_smem) + (uint32_t)(stage + records_at);
         const mix24_x_stage<MT> x_of = {{x[0] + stage, x[1] + stage}};
-        if (mix24_rest_is_four(a, rest))
+        if (mix24_remainder_is_four(a, remainder))
             unit<true>(sums, records, x_of);
         else
             unit<false>(sums, records, x_of);
-        rest = mix24_rest_after(a, rest, a.step_rest);
+        remainder = mix24_remainder_after(a, remainder, a.step_rest);
     }
-    __device__ __forceinline__ void meet(int threads, int tile) const
+    __device__ __forceinline__ void sync(int threads, int tile) const
     {
-        qt_turn_take(SKINNY_MEET, tile, threads + a.outliers.warps * 32);
+        qt_double_buffer_wait(SKINNY_SYNC, tile, threads + a.outliers.warps * 32);
     }
-    __device__ __forceinline__ const float *added(int tile) const
+    __device__ __forceinline__ const float *addend(int tile) const
     {
         return a.outliers.ptr ? (const float *)(qt_smem + a.tail_at + (tile & 1) * a.outlier_bytes)
                               : NULL;
@@ -149,11 +151,10 @@ template <int MT, int STRIPS> struct mix24_skinny_work : skinny_float_sums {
     }
 };
 
-/* ---- outliers ----------------------------------------------------------------------------------
- */
+/* ---- outliers -------------------------------------------------------------------------------- */
 
-/* All tiles; thread: of those that do this. A tile's sums have been read when those of the next are
- * met: so two of them take turns. */
+/* The outlier sums of all tiles; thread: number among the outlier threads. Two buffers: those of a
+ * tile are read when the next tile's partial sums are synchronized. */
 template <int MT>
 static __device__ __forceinline__ void mix24_skinny_outliers(const qt_mix24_skinny_args &a,
                                                              int pitch, int threads, int thread)
@@ -162,16 +163,15 @@ static __device__ __forceinline__ void mix24_skinny_outliers(const qt_mix24_skin
     outlier_prefetch(a.outliers, first, a.strips_cta * 16, thread, 32 * a.outliers.warps);
 #pragma unroll 1
     for (int tile = 0; tile < a.tiles; tile++) {
-        qt_turn_fill(SKINNY_MEET, tile, threads + a.outliers.warps * 32);
+        qt_double_buffer_acquire(SKINNY_SYNC, tile, threads + a.outliers.warps * 32);
         float *to = (float *)(qt_smem + a.tail_at + (tile & 1) * a.outlier_bytes);
         outlier_tile<MT>(a.outliers, to, pitch, a.m, first + tile * rows, rows, thread / 32,
                          tile == 0);
-        qt_turn_filled(SKINNY_MEET, tile, threads + a.outliers.warps * 32);
+        qt_double_buffer_commit(SKINNY_SYNC, tile, threads + a.outliers.warps * 32);
     }
 }
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+/* ---- kernel ---------------------------------------------------------------------------------- */
 
 template <int MT, int STRIPS, int LAST>
 __global__ void __launch_bounds__(qt_mix24_skinny_warps(MT, STRIPS, LAST) * 32, 1)
@@ -179,19 +179,19 @@ __global__ void __launch_bounds__(qt_mix24_skinny_warps(MT, STRIPS, LAST) * 32, 
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
     const int threads =
-        (int)blockDim.x - QT_RING_COPIERS - a.outliers.warps * 32; /* that multiply */
-    const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
+        (int)blockDim.x - QT_PRODUCER_THREADS - a.outliers.warps * 32; /* consumer threads */
+    const qt_pipeline r = qt_pipeline_make(ptx_shared(qt_smem) + a.barriers_at);
     const skinny_warp w = skinny_warp_open(a, warp, threads);
-    if (warp * 32 >= threads + QT_RING_COPIERS) {
+    if (warp * 32 >= threads + QT_PRODUCER_THREADS) {
         ptx_launch_dependents();
         mix24_skinny_outliers<MT>(a, w.warps_n * STRIPS * 16 + 4, threads,
-                                  (int)threadIdx.x - threads - QT_RING_COPIERS);
+                                  (int)threadIdx.x - threads - QT_PRODUCER_THREADS);
     } else if (warp * 32 >= threads) {
-        qt_ring_bring(a, r, warp * 32 == threads, threads, a.arrivals, mix24_skinny_copies(a));
+        qt_pipeline_produce(a, r, warp * 32 == threads, threads, a.arrivals,
+                            mix24_skinny_producer(a));
     } else {
         ptx_launch_dependents();
-        skinny_multiply_all<MT, STRIPS, LAST>(a, r, w, threads,
-                                              mix24_skinny_work<MT, STRIPS>(a, w));
+        skinny_consume<MT, STRIPS, LAST>(a, r, w, threads, mix24_skinny_consumer<MT, STRIPS>(a, w));
     }
 }
 

@@ -1,52 +1,57 @@
 /*
- * The mix24 kernel for many tokens (tile_ring.cuh): a stage is a unit of 128 columns.
+ * The mix24 tile kernel: Y = X W^T for 17 tokens and more, sm_90a. Work distribution, pipeline and
+ * epilogue are in matmul/tile_common.cuh; this file defines the contents of a stage (a unit of 128
+ * columns), and the mainloop.
  *
- *   launch 1:  X in packed order, and for outliers lists or columns of X (mix24_gather.cu); the
- *              kernel's weights are on their way meanwhile
- *   a stage:   X | a list of outliers for each strip, or nothing | a record for each strip
+ *   launch 1:  gather.cu: X in packed order, and for outliers lists or columns of X; this kernel's
+ *              weights are copied meanwhile
+ *   stage:     X | a list of outliers per strip, or nothing | a record per strip
  *
- * Weights are exact in FP16 (mix24_decode.cuh), so nothing happens to sums but additions. All warps
- * are at units of the same kind, so that there is a branch where records are read and decoded, and
- * none around products. Only units of 2-bit groups have outliers.
+ * Weights are dequantized to their exact FP16 values (decode.cuh), so the accumulators need no
+ * scaling. All warps process units of the same kind at the same time; there are branches where
+ * records are loaded and dequantized, and none around products. Only units of 2-bit groups have
+ * outliers.
  *
- * Requires    compute capability 9.0; stream 16-byte aligned
- * Moves       packed bytes, and lists, once per BM tokens, X once per 64 WGS rows (through L2), Y
- *             once
- * Oracle      the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
+ * Requires   stream 16-byte aligned
+ * Moves      packed bytes, and lists, once per BM tokens, X once per 64 WGS rows (through L2), Y
+ *            once
+ * Reference  the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
  */
 #ifndef QT_KERNELS_CUDA_MIX24_TILE_CUH
 #define QT_KERNELS_CUDA_MIX24_TILE_CUH
 
-#include "kernels/cuda/matmul/tile_ring.cuh"
+#include "kernels/cuda/matmul/tile_common.cuh"
 #include "kernels/cuda/mix24/decode.cuh"
-#include "kernels/cuda/mix24/patch.cuh"
+#include "kernels/cuda/mix24/outlier_patch.cuh"
 #include "kernels/cuda/mix24/tile.h"
 #include "kernels/cuda/mix24/tile_outliers.cuh"
 
-/* ---- units -------------------------------------------------------------------------------------
+/* ---- units --------------------------------------------------------------------------------------
  *
- * Of U units, F of them FOURs, unit u is one iff its rest, u F mod U, + F >= U.
+ * With U units, F of them FOURs, unit u is a FOUR iff (u F mod U) + F >= U. The remainder of a unit
+ * is u F mod U.
  */
 
-static __device__ __forceinline__ int mix24_tile_rest(const qt_mix24_tile_args &a, int unit)
+static __device__ __forceinline__ int mix24_tile_remainder(const qt_mix24_tile_args &a, int unit)
 {
     return (int)((unsigned)(unit * a.fours) % (unsigned)a.units);
 }
 
-/* Whether a unit is a FOUR; *rest becomes that of the next. */
-static __device__ __forceinline__ bool mix24_tile_next(const qt_mix24_tile_args &a, int *rest)
+/* Whether a unit is a FOUR; advances the remainder to the next unit. */
+static __device__ __forceinline__ bool mix24_tile_next(const qt_mix24_tile_args &a, int *remainder)
 {
-    *rest += a.fours;
-    const bool four = *rest >= a.units;
-    *rest -= four ? a.units : 0;
+    *remainder += a.fours;
+    const bool four = *remainder >= a.units;
+    *remainder -= four ? a.units : 0;
     return four;
 }
 
-template <int WGS, int BM> struct mix24_tile_copies : tile_source<qt_mix24_tile_args, BM, 2> {
-    typedef tile_source<qt_mix24_tile_args, BM, 2> source;
-    int rest, at; /* of the unit; in a strip, in U64 */
+template <int WGS, int BM>
+struct mix24_tile_producer : tile_producer_base<qt_mix24_tile_args, BM, 2> {
+    typedef tile_producer_base<qt_mix24_tile_args, BM, 2> source;
+    int remainder, at; /* remainder of the unit; offset in a strip, in U64 */
 
-    __device__ __forceinline__ mix24_tile_copies(const qt_mix24_tile_args &args) : source(args)
+    __device__ __forceinline__ mix24_tile_producer(const qt_mix24_tile_args &args) : source(args)
     {
         begin();
     }
@@ -54,7 +59,7 @@ template <int WGS, int BM> struct mix24_tile_copies : tile_source<qt_mix24_tile_
     {
         const qt_mix24_tile_args &a = this->a;
         const int k0 = this->s.k0, fours = (int)((unsigned)(k0 * a.fours) / (unsigned)a.units);
-        rest = mix24_tile_rest(a, k0);
+        remainder = mix24_tile_remainder(a, k0);
         at = (k0 * mix24_unit_bytes(false) +
               fours * (mix24_unit_bytes(true) - mix24_unit_bytes(false))) /
              8;
@@ -62,7 +67,7 @@ template <int WGS, int BM> struct mix24_tile_copies : tile_source<qt_mix24_tile_
     __device__ __forceinline__ void copy_weights(uint32_t dst, uint32_t bar) const
     {
         const qt_mix24_tile_args &a = this->a;
-        int next = rest;
+        int next = remainder;
         const bool four = mix24_tile_next(a, &next);
         const int list_bytes = WGS * 4 * a.list_bytes;
         ptx_barrier_expect(bar, (uint32_t)(tile_x_bytes<BM, 2>(a, this->s) + list_bytes +
@@ -74,13 +79,13 @@ template <int WGS, int BM> struct mix24_tile_copies : tile_source<qt_mix24_tile_
     {
         const qt_mix24_tile_args &a = this->a;
         source::copy_x(dst, bar);
-        if (a.list_bytes) /* from the launch before, as X */
+        if (a.list_bytes) /* written by the previous launch, like X */
             ptx_copy_box(dst + BM * 256, &a.lists, this->k_stage * (PATCH_LIST_BYTES / 8),
                          this->s.row_tile * 4 * WGS, bar);
     }
     __device__ __forceinline__ bool next()
     {
-        at += mix24_unit_bytes(mix24_tile_next(this->a, &rest)) / 8;
+        at += mix24_unit_bytes(mix24_tile_next(this->a, &remainder)) / 8;
         return source::next();
     }
     __device__ __forceinline__ bool next_tile()
@@ -91,14 +96,15 @@ template <int WGS, int BM> struct mix24_tile_copies : tile_source<qt_mix24_tile_
     }
 };
 
-/* ---- products ----------------------------------------------------------------------------------
- */
+/* ---- mainloop -------------------------------------------------------------------------------- */
 
-/* Where a lane's words are in a tile's records, of TWOs: computed once. */
-struct mix24_tile_places {
+/* Offsets of the lane's words in the records of a tile, for TWOs. The asm keeps them in registers.
+
+ */
+struct mix24_tile_offsets {
     uint32_t warp, by_1, by_2, by_4, by_16;
 
-    __device__ __forceinline__ mix24_tile_places()
+    __device__ __forceinline__ mix24_tile_offsets()
     {
         const uint32_t lane = threadIdx.x % 32, record = threadIdx.x / 32 * mix24_unit_bytes(false);
         warp = threadIdx.x / 32;
@@ -110,13 +116,13 @@ struct mix24_tile_places {
     }
 };
 
-/* A lane's part of a unit. */
+/* The lane's part of a record. */
 struct mix24_tile_words {
-    uint4 code[2]; /* of a TWO only the first */
+    uint4 code[2]; /* a TWO has only the first */
     mix24_meta meta;
 
     template <bool FOUR>
-    __device__ __forceinline__ void load_as(uint32_t records, const mix24_tile_places &p)
+    __device__ __forceinline__ void load_as(uint32_t records, const mix24_tile_offsets &p)
     {
         using R = mix24_record<FOUR>;
         code[0] = ptx_load_16(records + p.by_16);
@@ -127,8 +133,8 @@ struct mix24_tile_words {
             FOUR ? ptx_load_2(records + R::Z + p.by_2) : ptx_load_1(records + R::Z + p.by_1);
         meta = mix24_meta_of<FOUR>(q, z, ptx_load_4(records + R::U + p.by_4));
     }
-    /* Of the warp's strip. */
-    __device__ __forceinline__ void load(uint32_t records, bool four, const mix24_tile_places &p)
+    /* Loads the record of the warp's strip. */
+    __device__ __forceinline__ void load(uint32_t records, bool four, const mix24_tile_offsets &p)
     {
         if (four)
             load_as<true>(records + p.warp * (mix24_unit_bytes(true) - mix24_unit_bytes(false)), p);
@@ -137,8 +143,8 @@ struct mix24_tile_words {
     }
 };
 
-/* Fragments of batch number BATCH of a unit; group: of its block of 64 columns, opened at the
- * first. */
+/* Computes the fragments of batch BATCH of a unit; *group: that of the current 64 columns, set in
+ * their first batch. */
 template <bool FOUR, int BATCH, int STEPS>
 static __device__ __forceinline__ void
 mix24_tile_decode(uint32_t f[STEPS][4], const mix24_tile_words &w, mix24_group *group)
@@ -153,43 +159,44 @@ mix24_tile_decode(uint32_t f[STEPS][4], const mix24_tile_words &w, mix24_group *
         mix24_fragment<FOUR>(f[s], words, first + s, *group);
 }
 
-/* The products of a tile over some units: a batch is decoded while the one before is multiplied. */
+/* The products of a tile over a range of units: a batch is dequantized while the tensor cores
+ * multiply the previous one. */
 template <int WGS, int BM> struct mix24_tile_products {
     static const int STEPS = qt_mix24_tile_steps(WGS, BM);
-    static const int BATCHES = PATCH_STEPS / STEPS; /* of a unit */
+    static const int BATCHES = PATCH_STEPS / STEPS; /* per unit */
 
     const qt_mix24_tile_args &a;
-    qt_ring *r;
+    qt_pipeline *r;
     uint32_t frag[2][STEPS][4];
-    const mix24_tile_places places;
-    mix24_tile_words words; /* of the unit that is decoded */
+    const mix24_tile_offsets places;
+    mix24_tile_words words; /* of the unit that is being dequantized */
     mix24_group group;
     patch_unit<STEPS> outliers;
     uint32_t ring;
-    int unit, end, row0; /* unit: the one after that */
-    int rest;
+    int unit, end, row0; /* unit: the next unit */
+    int remainder;
     bool four;
 
-    __device__ __forceinline__ mix24_tile_products(const qt_mix24_tile_args &args, qt_ring *at,
+    __device__ __forceinline__ mix24_tile_products(const qt_mix24_tile_args &args, qt_pipeline *at,
                                                    const tile_segment &s, int strip)
         : a(args), r(at), frag{},
           outliers(ptx_shared(qt_smem) + threadIdx.x / 32 * (STEPS * PATCH_STEP_BYTES)),
           ring(ptx_shared(qt_smem) + args.ring_at), unit(s.k0), end(s.k1), row0(strip * 16),
-          rest(mix24_tile_rest(args, s.k0))
+          remainder(mix24_tile_remainder(args, s.k0))
     {
         if (patched())
             outliers.clear();
     }
-    /* Outliers are in lists, and become part of fragments. */
+    /* Whether outliers come in lists, and are outlier_sums to fragments (outlier_patch.cuh). */
     __device__ __forceinline__ bool patched() const
     {
         return !qt_mix24_tile_sums(BM) && a.list_bytes;
     }
-    /* The next unit, at stage r. */
+    /* Loads the words of the next unit, at stage *r. */
     __device__ __forceinline__ void open()
     {
         const uint32_t lists = ring + r->stage * a.stage_bytes + BM * 256;
-        four = mix24_tile_next(a, &rest);
+        four = mix24_tile_next(a, &remainder);
         unit++;
         ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
         if (patched())
@@ -211,9 +218,10 @@ template <int WGS, int BM> struct mix24_tile_products {
         mix24_tile_decode<false, BATCH, STEPS>(f, words, &group);
         outliers.template after<BATCH>(f, unit - 1, row0, a.outliers);
     }
-    /* Products of a batch, whose unit's X is at x; behind the last unit what is decoded meanwhile
-     * is not used. */
-    template <int BATCH> __device__ __forceinline__ void multiply(tile_sums<BM> *d, uint32_t x)
+    /* Multiplies a batch; x: descriptor of the unit's X. Behind the last unit, the batch that is
+     * dequantized meanwhile is not used. */
+    template <int BATCH>
+    __device__ __forceinline__ void multiply(tile_accumulators<BM> *d, uint32_t x)
     {
         const int b = BATCH * STEPS / 4, first = BATCH * STEPS % 4;
         ptx_wgmma_fence();
@@ -222,9 +230,9 @@ template <int WGS, int BM> struct mix24_tile_products {
         if (BATCH == BATCHES - 1 && unit < end)
             open();
         ptx_wgmma_wait<1>();
-        tile_keep<STEPS>(frag[(BATCH + 1) % 2]);
+        tile_keep_registers<STEPS>(frag[(BATCH + 1) % 2]);
     }
-    __device__ __forceinline__ void run(tile_sums<BM> *d)
+    __device__ __forceinline__ void run(tile_accumulators<BM> *d)
     {
         const int units = end - unit;
         uint32_t release = 0;
@@ -234,9 +242,9 @@ template <int WGS, int BM> struct mix24_tile_products {
         for (int i = 0; i < units; i++) {
             const uint32_t x = ptx_wgmma_b(ring + r->stage * a.stage_bytes);
             const uint32_t used = r->empty + 8 * r->stage;
-            qt_ring_next(r, a.stages);
+            qt_pipeline_advance(r, a.stages);
             multiply<0>(d, x);
-            if (release && threadIdx.x % 32 == 0) /* products of the unit before have ended */
+            if (release && threadIdx.x % 32 == 0) /* products of the previous unit have completed */
                 ptx_barrier_arrive(release);
             release = used;
             decode<1>();
@@ -247,25 +255,26 @@ template <int WGS, int BM> struct mix24_tile_products {
                 decode<3>();
                 multiply<3>(d, x);
             }
-            decode<0>(); /* of the next unit; behind the last, for nothing */
+            decode<0>(); /* first batch of the next unit; behind the last unit unused */
         }
-        tile_settle(d);
-        tile_keep<STEPS>(frag[1]);
+        tile_wait_accumulators(d);
+        tile_keep_registers<STEPS>(frag[1]);
         if (threadIdx.x % 32 == 0)
             ptx_barrier_arrive(release);
     }
 };
 
-/* ---- sums of outliers --------------------------------------------------------------------------
+/* ---- outlier sums -------------------------------------------------------------------------------
  *
- * Of the tiles that the block finishes. The blocks of a cluster share them: as many take tokens as
- * there are passes of T tokens, and of each pass the others take rows.
+ * The outlier warpgroup computes the sums of the tiles that the thread block stores. The thread
+ * blocks of a cluster share this work: they are divided along tokens into as many parts as a tile
+ * has passes of T tokens, and within a part along rows.
  */
 
-/* Of the n-th tile that the block finishes, [rows][tokens]; those of a cluster have one. A tile's
- * have been read when those of the next are met: so two of them take turns. */
+/* Outlier sums of the n-th tile that the thread block stores, [rows][tokens]; a cluster has one
+ * set. Two buffers: those of a tile are read when the next tile is synchronized. */
 template <int WGS, int BM>
-static __device__ __forceinline__ float *mix24_tile_added(const qt_mix24_tile_args &a, int n)
+static __device__ __forceinline__ float *mix24_tile_outlier_sums(const qt_mix24_tile_args &a, int n)
 {
     const int tile = ((int)blockIdx.x - tile_rank(a)) * 2 + (n & 1);
     return a.outlier_sums + (size_t)tile * (WGS * 64 * BM);
@@ -275,10 +284,10 @@ template <int WGS, int BM>
 static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_args &a, int warp)
 {
     const int T = QT_MIX24_TILE_T, GROUPS = WGS * 64 / OUTLIER_GROUP;
-    /* Passes of a tile: one or two. */
+    /* A tile has one or two passes of T tokens. */
     const int rows_log2 = max(0, a.split_log2 - (BM > T)), part = tile_rank(a) >> rows_log2;
     const int tokens = BM >> (a.split_log2 - rows_log2), from = part * tokens;
-    const int part_groups = GROUPS >> rows_log2; /* of a block */
+    const int part_groups = GROUPS >> rows_log2; /* per thread block */
     const int begin = (tile_rank(a) - (part << rows_log2)) * part_groups;
     const int at_a_time = min((part_groups + 3) / 4, (int)OUTLIER_GROUPS);
     const uint32_t buffers = ptx_shared(qt_smem) + warp * (OUTLIER_DEPTH * outlier_buffer_bytes(T));
@@ -289,13 +298,13 @@ static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_a
         const tile_segment s = tile_segment_at(a, segment, BM);
         if (!a.split_log2 && s.k0 > 0)
             continue;
-        /* Sums of tokens that do not exist are zeros up to a multiple of 8: what add reads. */
+        /* The epilogue reads up to a multiple of 8 tokens; the sums of tokens beyond m are zero. */
         const int end = min(from + tokens, (a.m + 7) / 8 * 8 - s.token0);
         const int first = s.row_tile * WGS * 64 + begin * OUTLIER_GROUP;
-        float *const sums = mix24_tile_added<WGS, BM>(a, n) + begin * OUTLIER_GROUP * BM;
+        float *const sums = mix24_tile_outlier_sums<WGS, BM>(a, n) + begin * OUTLIER_GROUP * BM;
         outlier_prefetch(a.outliers, first, part_groups * OUTLIER_GROUP, (int)threadIdx.x % 128,
                          128);
-        qt_turn_fill(TILE_MEET, n, WGS * 128 + 128);
+        qt_double_buffer_acquire(TILE_SYNC, n, WGS * 128 + 128);
 #pragma unroll 1
         for (int t = from; t < end; t += T)
 #pragma unroll 1
@@ -308,44 +317,43 @@ static __device__ __forceinline__ void mix24_tile_outliers(const qt_mix24_tile_a
                                          buffers, sums + row * BM + t, wait);
                     wait = false;
                 }
-        if (rows_log2) /* others read them; the barrier of the cluster orders nothing */
+        if (rows_log2) /* read by other thread blocks; the cluster barrier is relaxed */
             __threadfence();
-        qt_turn_filled(TILE_MEET, n++, WGS * 128 + 128);
+        qt_double_buffer_commit(TILE_SYNC, n++, WGS * 128 + 128);
     }
 }
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+/* ---- kernel ---------------------------------------------------------------------------------- */
 
-/* For tile_multiply_all. */
-template <int WGS, int BM> struct mix24_tile_work {
+/* The Work of tile_consume. */
+template <int WGS, int BM> struct mix24_tile_consumer {
     typedef float sum;
     struct per_token {
     };
     enum { AHEAD = 1 };
     const qt_mix24_tile_args &a;
-    int met;            /* tiles */
-    const float *added; /* mix24_tile_added of the last */
+    int tiles_synced;          /* tiles synchronized */
+    const float *outlier_sums; /* mix24_tile_outlier_sums of the last tile */
 
-    __device__ __forceinline__ void multiply(tile_sums<BM> *d, qt_ring *r, const tile_segment &s,
-                                             int strip) const
+    __device__ __forceinline__ void multiply(tile_accumulators<BM> *d, qt_pipeline *r,
+                                             const tile_segment &s, int strip) const
     {
         mix24_tile_products<WGS, BM>(a, r, s, strip).run(d);
     }
-    __device__ __forceinline__ void meet()
+    __device__ __forceinline__ void sync()
     {
         if (!qt_mix24_tile_sums(BM) || !a.outliers.ptr)
             return;
-        added = mix24_tile_added<WGS, BM>(a, met);
-        qt_turn_take(TILE_MEET, met++, WGS * 128 + 128);
+        outlier_sums = mix24_tile_outlier_sums<WGS, BM>(a, tiles_synced);
+        qt_double_buffer_wait(TILE_SYNC, tiles_synced++, WGS * 128 + 128);
     }
     __device__ __forceinline__ per_token token(int) const
     {
         return {};
     }
     template <int N>
-    __device__ __forceinline__ void finish(float4 out[N], const float4 v[N], const per_token *,
-                                           int token0, int token, int end) const
+    __device__ __forceinline__ void epilogue(float4 out[N], const float4 v[N], const per_token *,
+                                             int token0, int token, int end) const
     {
 #pragma unroll
         for (int j = 0; j < N; j++)
@@ -353,7 +361,7 @@ template <int WGS, int BM> struct mix24_tile_work {
         if (!qt_mix24_tile_sums(BM) || !a.outliers.ptr)
             return;
         const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16 + lane / 4;
-        const float *from = added + row * BM + token + lane % 4 * 2;
+        const float *from = outlier_sums + row * BM + token + lane % 4 * 2;
 #pragma unroll
         for (int j = 0; j < N; j++) {
             if (token0 + token + 8 * j >= end)
@@ -374,14 +382,15 @@ template <int WGS, int BM> struct mix24_tile_work {
 
 enum { MIX24_TILE_OUTLIER_REGISTERS = 96 };
 
-/* Warpgroups beside those that multiply: one that copies, one for sums of outliers. */
+/* Warpgroups besides the consumers: the producers, and one for outlier sums. */
 static __host__ __device__ constexpr int mix24_tile_others(int tokens)
 {
     return qt_mix24_tile_sums(tokens) ? 2 : 1;
 }
 
-/* Warpgroups among which launch bounds share out the registers. Of few tokens one more than there
- * are: then a block can begin beside the last ones of the launch before. */
+/* Number of warpgroups that the launch bounds assume when they divide the registers. For few tokens
+ * one more than exist, so that a thread block can start beside the last ones of the previous
+ * launch. */
 static __host__ __device__ constexpr int mix24_tile_bounds(int wgs, int tokens)
 {
     return wgs + mix24_tile_others(tokens) + (wgs == 2 && qt_mix24_tile_sums(tokens));
@@ -393,23 +402,23 @@ __global__ void __launch_bounds__(mix24_tile_bounds(WGS, BM) * 128, 1)
 {
     constexpr bool SUMS = qt_mix24_tile_sums(BM);
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
+    const qt_pipeline r = qt_pipeline_make(ptx_shared(qt_smem) + a.barriers_at);
     if (SUMS && warp >= (WGS + 1) * 4) {
-        ptx_registers_fewer<MIX24_TILE_OUTLIER_REGISTERS>();
+        ptx_setmaxnreg_dec<MIX24_TILE_OUTLIER_REGISTERS>();
         ptx_launch_dependents();
         if (a.outliers.ptr)
             mix24_tile_outliers<WGS, BM>(a, warp - (WGS + 1) * 4);
     } else if (warp >= WGS * 4) {
-        ptx_registers_fewer<TILE_COPY_REGISTERS>();
-        tile_bring<WGS>(a, r, warp, mix24_tile_copies<WGS, BM>(a));
+        ptx_setmaxnreg_dec<TILE_COPY_REGISTERS>();
+        tile_produce<WGS>(a, r, warp, mix24_tile_producer<WGS, BM>(a));
     } else {
-        ptx_registers_more<tile_registers(WGS, mix24_tile_others(BM),
+        ptx_setmaxnreg_inc<tile_registers(WGS, mix24_tile_others(BM),
                                           TILE_COPY_REGISTERS +
                                               (SUMS ? (int)MIX24_TILE_OUTLIER_REGISTERS : 0),
                                           tile_launch_registers(mix24_tile_bounds(WGS, BM)))>();
         ptx_launch_dependents();
-        qt_ring_start(WGS * 128);
-        tile_multiply_all<WGS, BM>(a, r, mix24_tile_work<WGS, BM>{a, 0, NULL});
+        qt_pipeline_wait_ready(WGS * 128);
+        tile_consume<WGS, BM>(a, r, mix24_tile_consumer<WGS, BM>{a, 0, NULL});
     }
 }
 

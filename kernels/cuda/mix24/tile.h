@@ -1,12 +1,12 @@
-/* The mix24 kernel for many tokens: its arguments, and its plan behind mix24.h. */
+/* The mix24 tile kernel: instances, arguments and plan. */
 #ifndef QT_KERNELS_CUDA_MIX24_TILE_H
 #define QT_KERNELS_CUDA_MIX24_TILE_H
 
 #include "kernels/cuda/matmul/tile.h"
 #include "kernels/cuda/mix24/mix24.h"
 
-/* The kernels there are: X(warpgroups that multiply, tokens, microseconds of struct qt_tile_kind
- * without outliers, with them). From sweeps as those of tile_plan.cc. */
+/* Instances: X(consumer warpgroups, tokens per tile, column_us of struct qt_tile_kind without
+ * outliers, with outliers). Fitted to sweeps as in matmul/tile_plan.cc. */
 #define QT_MIX24_TILE_TABLE(X)                                                                     \
     X(2, 32, .220f, .230f)                                                                         \
     X(2, 64, .275f, .335f)                                                                         \
@@ -21,9 +21,9 @@
 enum { QT_MIX24_TILE_KINDS = 10 };
 
 /*
- * Outliers of tiles of few tokens are added up by a warpgroup of their own
- * (mix24_tile_outliers.cuh), T tokens at a time; those of others become part of the operands
- * (mix24_patch.cuh). Measured: docs/kernels_tried_mix24.md.
+ * With small tiles a warpgroup of its own adds the outliers, QT_MIX24_TILE_T tokens at a time
+ * (tile_outliers.cuh). With other tiles the outliers are inserted into the operands
+ * (outlier_patch.cuh). Measurements: docs/experiments, E098. Returns true for the former.
  */
 static __host__ __device__ constexpr bool qt_mix24_tile_sums(int tokens)
 {
@@ -31,8 +31,8 @@ static __host__ __device__ constexpr bool qt_mix24_tile_sums(int tokens)
 }
 enum { QT_MIX24_TILE_T = 32 };
 enum {
-    OUTLIER_CHUNK = 16, /* entries that are an mma */
-    OUTLIER_DEPTH = 4   /* buffers of a warp; and chunks of a load of entries */
+    OUTLIER_CHUNK = 16, /* outliers per mma */
+    OUTLIER_DEPTH = 4   /* buffers of a warp, and chunks per load of outliers */
 };
 
 static __host__ __device__ constexpr int outlier_buffer_bytes(int tokens)
@@ -40,7 +40,7 @@ static __host__ __device__ constexpr int outlier_buffer_bytes(int tokens)
     return OUTLIER_CHUNK * tokens * 2;
 }
 
-/* K-steps whose products are started at a time: see qt_tile_steps. */
+/* K-steps per batch of wgmma instructions: see qt_tile_steps. */
 static __host__ __device__ constexpr int qt_mix24_tile_steps(int warpgroups, int tokens)
 {
     return warpgroups == 2 && tokens <= 192 ? 4 : 2;
@@ -49,16 +49,16 @@ static __host__ __device__ constexpr int qt_mix24_tile_steps(int warpgroups, int
 struct qt_mix24_tile_args : qt_tile_base {
     CUtensorMap records[2]; /* of TWOs and FOURs: the stream as U64 [strips][bytes] */
     int units, fours;       /* units of 128 columns, of which fours are FOUR */
-    CUtensorMap lists;      /* of outliers: U64 [strips][16 units], mix24_patch.cuh; or ... */
-    int list_bytes;         /* of a strip and unit; 0: there are none */
-    float *outlier_sums;    /* ... sums: [blocks][2][tile rows][tile tokens] */
+    CUtensorMap lists;      /* outlier lists: U64 [strips][16 units] */
+    int list_bytes;         /* bytes of a list; 0: no lists */
+    float *outlier_sums;    /* [blocks][2][tile rows][tile tokens], if there are no lists */
     qt_mix24_outliers outliers;
 };
 
-/* Kernel number `kind` of QT_MIX24_TILE_TABLE; sm_90a. */
+/* Host address of instance number `kind` of QT_MIX24_TILE_TABLE. For sm_90a. */
 const void *qt_mix24_tile_instance(int kind);
 
-/* As qt_tile_choose, _check and _run. */
+/* As qt_tile_choose, qt_tile_check and qt_tile_run. */
 bool qt_mix24_tile_choose(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w,
                           double *us);
 int qt_mix24_tile_check(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w);

@@ -1,23 +1,23 @@
 /*
- * Outliers of the mix24 tile kernel for tiles of few tokens: sums X S^T for the CSR matrix S, of a
- * tile's rows and tokens, by a warpgroup of their own while the others multiply. Beside wgmma other
- * instructions are what is scarce (docs/kernels.md), so 16 entries at a time are an mma for 8 rows
- * and 16 tokens:
+ * Outliers of the mix24 tile kernel for tiles of few tokens: sums X S^T for the CSR matrix S over a
+ * tile's rows and tokens, by a warpgroup of their own, while the consumer warpgroups multiply.
+ * Issue slots for instructions other than wgmma are scarce (docs/design/kernels.md), so 16 entries
+ * at a time are one mma.sync for 8 rows and 16 tokens:
  *
  *   D [tokens][8 rows] += A [tokens][16 entries] B [16 entries][8 rows]
  *
- * Entries of neighbouring rows are one after the other, so a warp goes through those of 8 to 32
- * rows in CHUNKs of 16, which lie where they lie: one that has entries of two groups of 8 rows is
- * taken for each. B has an entry's value in its row and zeros elsewhere. A are columns of X, which
- * are in memory as wholes:
+ * Entries of adjacent rows are contiguous. A warp processes the entries of 8 to 32 rows in chunks
+ * of 16, without regard to row boundaries; a chunk with entries of two groups of 8 rows is
+ * multiplied for each. B holds an entry's value in the column of its row, and zeros elsewhere. A
+ * holds columns of X, which are contiguous in memory:
  *
- *   columns [packed column][tokens] --cp.async--> shared: 4 buffers of a warp [16 entries][T
- * tokens]
- *                                   --ldmatrix, transposed--> A
+ *   columns [packed column][tokens] -- cp.async --> shared memory: 4 buffers per warp,
+ *                                                   [16 entries][T tokens]
+ *                                   -- ldmatrix, transposed --> A
  *
- * Entries are loaded 64 at a time, two a lane, and passed around.
+ * Entries are loaded 64 at a time, two per lane, and exchanged by shuffles.
  *
- * Moves       entries once per T tokens, a column of T tokens for each (through L2); FP32 sums
+ * Moves      entries once per T tokens, a column of T tokens per entry (through L2); FP32 sums
  */
 #ifndef QT_KERNELS_CUDA_MIX24_TILE_OUTLIERS_CUH
 #define QT_KERNELS_CUDA_MIX24_TILE_OUTLIERS_CUH
@@ -26,16 +26,16 @@
 #include "kernels/cuda/mix24/tile.h"
 
 enum {
-    OUTLIER_GROUP = 8, /* rows of an mma */
-    OUTLIER_GROUPS = 4 /* of a warp at a time, at most */
+    OUTLIER_GROUP = 8, /* rows per mma */
+    OUTLIER_GROUPS = 4 /* groups of a warp at a time, at most */
 };
 
-/* Entries 2 l and 2 l + 1 of 64 for lane l. */
+/* Entries 2 l and 2 l + 1 of 64, for lane l. */
 struct outlier_entries {
     uint32_t cols, vals;
 };
 
-/* The 64 from `at` on, which is a multiple of 8. */
+/* Loads the 64 entries from `at` on, a multiple of 8. */
 static __device__ __forceinline__ outlier_entries outlier_entries_at(const qt_mix24_outliers &o,
                                                                      uint32_t at, uint32_t end)
 {
@@ -48,29 +48,28 @@ static __device__ __forceinline__ outlier_entries outlier_entries_at(const qt_mi
     return e;
 }
 
-/* A warp's way through the entries of its rows, for T tokens. Two lanes copy the column of an
- * entry.
- */
+/* Position of a warp in the entries of its rows, for T tokens. Two lanes copy the column of an
+ * entry. */
 template <int T> struct outlier_stream {
-    const __half *x; /* where the lane's part of the panel's column 0 is */
+    const __half *x; /* the lane's part of column 0 of the panel */
     uint32_t column_pitch;
-    uint32_t base;            /* where chunks begin: a multiple of 8 ... */
-    uint32_t begin, end;      /* ... and its entries; those before are perhaps of another panel */
-    uint32_t copy_to[T / 16]; /* its 16-byte pieces in buffer 0 ... */
-    uint32_t load_at[T / 16]; /* ... and A of 16 tokens */
+    uint32_t base;            /* start of the chunks: a multiple of 8 */
+    uint32_t begin, end;      /* the entries; earlier ones may be of another panel */
+    uint32_t copy_to[T / 16]; /* addresses of the lane's 16-byte pieces in buffer 0 */
+    uint32_t load_at[T / 16]; /* ldmatrix addresses of A, per 16 tokens, in buffer 0 */
 
-    /* A buffer has a line of 2 T bytes an entry; of its pieces those that ldmatrix reads at a time
-     * are to be in different banks. */
+    /* Offset of a piece of an entry in a buffer: 2 T bytes per entry, swizzled so that the pieces
+     * that ldmatrix reads together are in different banks. */
     static __device__ __forceinline__ uint32_t piece_at(int entry, int piece)
     {
-        const int turn = T == 64 ? entry % 8 : entry / 2 % 4;
-        return (uint32_t)(entry * (2 * T) + (piece ^ turn) * 16);
+        const int swizzle = T == 64 ? entry % 8 : entry / 2 % 4;
+        return (uint32_t)(entry * (2 * T) + (piece ^ swizzle) * 16);
     }
     __device__ __forceinline__ outlier_stream(const qt_mix24_outliers &o, uint32_t buffers,
                                               int panel, int token0)
     {
         const int lane = (int)threadIdx.x % 32, first_piece = lane % 2 * (T / 16);
-        const int entry = lane % 8 + lane / 16 * 8; /* of which it gives ldmatrix the address */
+        const int entry = lane % 8 + lane / 16 * 8; /* whose address the lane passes to ldmatrix */
         column_pitch = (uint32_t)o.column_pitch;
         x = o.columns + (size_t)panel * 65536 * o.column_pitch + token0 + first_piece * 8;
 #pragma unroll
@@ -79,28 +78,28 @@ template <int T> struct outlier_stream {
             load_at[i] = buffers + piece_at(entry, 2 * i + lane / 8 % 2);
         }
     }
-    /* Starts copying the columns of a chunk; cols: of the 64 entries of which it is a quarter. */
+    /* Starts copying the columns of a chunk; cols: of the 64 entries that contain it. */
     __device__ __forceinline__ void copy(uint32_t chunk, uint32_t cols) const
     {
         const int entry = (int)threadIdx.x % 32 / 2;
         const uint32_t two = __shfl_sync(~0u, cols, chunk % 4 * 8 + entry / 2);
         const uint32_t col = entry % 2 ? two >> 16 : two & 0xffff;
-        const bool there = base + chunk * OUTLIER_CHUNK + entry - begin < end - begin;
-        const __half *src = x + (size_t)(there ? col : 0) * column_pitch;
+        const bool valid = base + chunk * OUTLIER_CHUNK + entry - begin < end - begin;
+        const __half *src = x + (size_t)(valid ? col : 0) * column_pitch;
         const uint32_t buffer = chunk % OUTLIER_DEPTH * outlier_buffer_bytes(T);
-        asm volatile("" : "+l"(src)); /* computed once */
+        asm volatile("" : "+l"(src)); /* keeps it in registers */
 #pragma unroll
         for (int i = 0; i < T / 16; i++)
-            ptx_copy_16_zero(copy_to[i] + buffer, src + i * 8, there ? 16 : 0);
+            ptx_copy_16_zero(copy_to[i] + buffer, src + i * 8, valid ? 16 : 0);
     }
 };
 
-/* The lane's rows of a group, as ranges of entries. */
+/* Entry ranges of a group of 8 rows, for the lane's row g. */
 struct outlier_group {
-    uint32_t begin, length, end; /* of row g; the group's */
+    uint32_t begin, length, end; /* begin and length of row g; end of the group */
 };
 
-/* n: of the groups of the warp's rows, of which lane l has row l. */
+/* n: number of the group among the warp's rows; lane l passes begin and end of row l. */
 static __device__ __forceinline__ outlier_group outlier_group_of(uint32_t begin, uint32_t end,
                                                                  int n)
 {
@@ -112,15 +111,15 @@ static __device__ __forceinline__ outlier_group outlier_group_of(uint32_t begin,
     return g;
 }
 
-/* Two values, of which those are kept whose entry is of the row; at: of the first, from its begin.
- */
+/* Masks two values of consecutive entries to those in the row; at: first entry relative to the
+ * row's begin. */
 static __device__ __forceinline__ uint32_t outlier_values(uint32_t two, uint32_t at,
                                                           uint32_t length)
 {
     return (at < length ? two & 0xffff : 0) | (at + 1 < length ? two & 0xffff0000 : 0);
 }
 
-/* Sums of 8 rows x T tokens, of which `tokens` are wanted: to[8][PITCH], or added to it. */
+/* Stores sums of 8 rows x T tokens, the first `tokens` of them, to to[8][PITCH], or adds them. */
 template <int T, int PITCH>
 static __device__ __forceinline__ void outlier_store(float *to, int tokens, bool add,
                                                      const float d[T / 16][4])
@@ -144,9 +143,9 @@ static __device__ __forceinline__ void outlier_store(float *to, int tokens, bool
 }
 
 /*
- * `groups` of 8 rows, up to four, from row `first` on; T tokens from token0 on. to: the first row's
- * sums, PITCH floats from row to row. wait: for the launch that gathers X; what depends on weights
- * alone is loaded before.
+ * Sums of `groups` groups of 8 rows, up to four, from row `first` on; T tokens from token0 on. to:
+ * sums of the first row, PITCH floats per row. wait: wait for the launch that gathers X, after
+ * loading what depends on weights alone.
  */
 template <int T, int PITCH>
 static __device__ __forceinline__ void outlier_panel(const qt_mix24_outliers &o, int panel,
@@ -166,7 +165,7 @@ static __device__ __forceinline__ void outlier_panel(const qt_mix24_outliers &o,
     outlier_entries next = outlier_entries_at(o, s.base + 64, s.end), then = {0, 0};
     if (wait)
         ptx_wait_previous();
-    __syncwarp(); /* all have read the rows before */
+    __syncwarp(); /* the buffers of the previous call have been read */
 #pragma unroll
     for (uint32_t c = 0; c < OUTLIER_DEPTH - 1; c++) {
         if (c < chunks)
@@ -181,7 +180,7 @@ static __device__ __forceinline__ void outlier_panel(const qt_mix24_outliers &o,
         if (c % 4 == 0)
             then = outlier_entries_at(o, s.base + c * OUTLIER_CHUNK + 128, s.end);
         ptx_copy_wait<OUTLIER_DEPTH - 2>();
-        __syncwarp(); /* others' copies; and all have read the chunk before */
+        __syncwarp(); /* copies of other lanes; the previous chunk has been read */
         if (c + OUTLIER_DEPTH - 1 < chunks)
             s.copy(c + OUTLIER_DEPTH - 1, c % 4 ? next.cols : now.cols);
         ptx_copy_commit();
@@ -213,7 +212,7 @@ static __device__ __forceinline__ void outlier_panel(const qt_mix24_outliers &o,
             next = then;
         }
     }
-    for (; n < groups; n++) /* there are no entries */
+    for (; n < groups; n++) /* groups without entries */
         outlier_store<T, PITCH>(to + n * OUTLIER_GROUP * PITCH, tokens, panel > 0, d);
 }
 

@@ -1,11 +1,15 @@
-/* Host side of the mix24 tile kernel: what a plan needs to know, launches. */
+/* The mix24 tile kernel's plan: model times, arguments, launch. */
+#include "kernels/cuda/common/prepare.h"
+#include "kernels/cuda/common/tensor_map.h"
 #include "kernels/cuda/mix24/tile.h"
 
 #include <math.h>
 
-enum { MAX_TOKENS = 1 << 19 }; /* the launch before has a warp for 8 tokens and a unit */
+enum {
+    MAX_TOKENS = 1 << 19
+}; /* limited by the grid of the gather kernel: a warp per 8 tokens and unit */
 
-/* Shared memory for outliers: columns of X; values of so many k-steps a warp. */
+/* Returns the shared memory for outliers: buffers for columns of X, or patch values per warp. */
 static int outlier_bytes(const struct qt_tile_kind *k)
 {
     return qt_mix24_tile_sums(k->tokens) ? 4 * OUTLIER_DEPTH * outlier_buffer_bytes(QT_MIX24_TILE_T)
@@ -13,16 +17,16 @@ static int outlier_bytes(const struct qt_tile_kind *k)
                                                qt_mix24_tile_steps(k->warpgroups, k->tokens);
 }
 
-/* Sums of outliers in shared tiles: start, and of 64 columns, 64 rows and a token, if all weights
- * were outliers. With 0.2 %, 4096 x 14336, 64 tokens, takes 44.0 us in shared tiles of 128 x 64,
- * 30.6 in pairs of 128 x 32. */
+/* Time for outlier sums in shared tiles: a constant, and the time for 64 columns, 64 rows and a
+ * token if all weights were outliers. With 0.2 % outliers, 4096 x 14336, 64 tokens, takes 44.0 us
+ * in shared tiles of 128 x 64 and 30.6 us in clusters of 2 with tiles of 128 x 32. */
 static const double sums_start_us = 2, sums_us = .085 / 64 / .002;
-/* What outliers take in any tiles: X by columns, and for each token; lists. */
+/* Time for outliers in all tiles: the transpose of X, also per token; lists. */
 static const double columns_us = 1.5, token_us = .01, lists_us = 2;
-/* With lists tiles that are shared otherwise than in clusters take that much longer than the model
- * has it: 6144 x 4096, 128 tokens, 20.4 us in shared tiles of 128 x 128, 19.2 in pairs. */
+/* Extra time of Stream-K with lists: 6144 x 4096, 128 tokens, takes 20.4 us in shared tiles of 128
+ * x 128 and 19.2 us in clusters of 2. */
 static const float shared_lists_us = .6f;
-/* X into packed order, read and written: bytes a microsecond. */
+/* Bytes per microsecond of the gather kernel, read and written. */
 static const double gather_rate = 3.5e6;
 
 static double outlier_share(const struct qtool_matmul_weight *w)
@@ -30,30 +34,32 @@ static double outlier_share(const struct qtool_matmul_weight *w)
     return (double)w->mix24.outliers / ((double)qt_mix24_csr_rows(w) * (double)w->k);
 }
 
-/* Whether a kernel for so many tokens adds up outliers, by columns of X. */
+/* True if the kernel for tiles of `tokens` tokens adds outliers from columns of X. */
 static bool adds_outliers(const struct qtool_matmul_weight *w, int tokens)
 {
     return w->mix24.csr_ptr && qt_mix24_tile_sums(tokens);
 }
 
-/* Of a strip and unit; 0: a kernel for so many tokens has none. */
+/* Returns the bytes of an outlier list, or 0 if the kernel for tiles of `tokens` tokens uses none.
+ */
 static int list_bytes(const struct qtool_matmul_weight *w, int tokens)
 {
     return w->mix24.csr_ptr && !qt_mix24_tile_sums(tokens) ? PATCH_LIST_BYTES : 0;
 }
 
-/* With outliers fitted with the times of the table and those above. Of 256 tokens blocks that share
- * tiles want X, lists and records each from elsewhere (5120 x 27648: 141 us; in tiles of 192 rows x
- * 128 125). Without outliers, from 96 tokens on, shared tiles of 4096 columns of k take longer than
- * the model has it (6144 x 4096, 160 tokens: 23.4 us, pairs 21.5), for one or two of them: of more,
- * 128 and 192 would be chosen too often (8192 x 8192, 1024 tokens: 128 rows x 256 1.00 times
- * cuBLAS, x 128 0.91; 4096: dequantized 0.94, x 192 0.89). */
+/* Returns qt_tile_kind.whole_factor. With outliers it was fitted together with the times of the
+ * table and those above. With 256 tokens, thread blocks that share tiles read X, lists and records
+ * from different places (5120 x 27648: 141 us; in tiles of 192 x 128 125 us). Without outliers and
+ * with 96 or more tokens, shared tiles of 4096 columns of k take longer than the model (6144 x
+ * 4096, 160 tokens: 23.4 us, clusters of 2 21.5). This is applied to one or two token tiles only;
+ * with more, tiles of 128 and 192 tokens would be chosen too often (8192 x 8192, 1024 tokens: 128 x
+ * 256 1.00 times cuBLAS, 128 x 128 0.91; 4096 tokens: dequantized 0.94, 128 x 192 0.89). */
 static float whole_factor(const struct qtool_matmul_weight *w, int tokens, size_t m)
 {
     if (w->mix24.csr_ptr)
-        return tokens == 256 ? .84f : tokens == 64 ? QT_TILE_WHOLE_WIDE : QT_TILE_WHOLE;
-    return tokens == 256 || (tokens > 64 && qt_tile_short(tokens, m)) ? QT_TILE_WHOLE_WIDE
-                                                                      : QT_TILE_WHOLE;
+        return tokens == 256 ? .84f : tokens == 64 ? QT_WHOLE_FACTOR_WIDE : QT_WHOLE_FACTOR;
+    return tokens == 256 || (tokens > 64 && qt_tile_short(tokens, m)) ? QT_WHOLE_FACTOR_WIDE
+                                                                      : QT_WHOLE_FACTOR;
 }
 
 static struct qt_tile_matrix matrix_of(const struct qtool_matmul_weight *w, size_t m)
@@ -86,13 +92,13 @@ static struct qt_tile_matrix matrix_of(const struct qtool_matmul_weight *w, size
     return t;
 }
 
-/* Offsets in the workspace: X, columns or lists as qt_mix24_gather leaves them, sums of outliers, X
- * as qt_prepare_run does. */
+/* Offsets in the workspace: X in packed order, its transpose, outlier lists, partial sums of
+ * outliers, prepared X. */
 struct workspace {
     size_t rows, columns, lists, sums, prepared, bytes;
 };
 
-/* Tokens of a column of X. */
+/* Returns the tokens of a column of the transposed X. */
 static size_t column_pitch(const struct qtool_matmul_plan *p)
 {
     return round_up(p->m, QT_MIX24_TILE_T);
@@ -111,12 +117,12 @@ static struct workspace workspace_for(const struct qtool_matmul_plan *p,
     at.columns = round_up(at.rows + p->m * cols * 2, 256);
     at.lists = at.columns + (sums ? column_pitch(p) * cols * 2 : 0);
     at.sums = at.lists + (size_t)t->strips * units * (size_t)list_bytes(w, k->tokens);
-    at.prepared = at.sums + (sums ? (size_t)p->grid_x * 2 * tile * 4 : 0);
+    at.prepared = at.sums + (sums ? (size_t)qt_state(p)->grid_x * 2 * tile * 4 : 0);
     at.bytes = at.prepared + qt_prepare_bytes(p);
     return at;
 }
 
-/* Lists in boxes of one unit of so many strips. */
+/* Encodes the tensor map of the lists, in boxes of one unit of box_strips strips. */
 static bool list_map(const struct qtool_matmul_plan *p, CUtensorMap *map, const void *lists,
                      int strips, int units, int box_strips)
 {
@@ -137,7 +143,7 @@ int qt_mix24_tile_check(struct qtool_matmul_plan *p, const struct qtool_matmul_w
 {
     const struct qt_tile_matrix t = matrix_of(w, p->m);
     if (p->m > MAX_TOKENS)
-        return qt_refuse(p, QTOOL_UNSUPPORTED, "too many tokens");
+        return qt_refuse(p, QTOOL_UNSUPPORTED, "the tile kernel takes at most 2^19 tokens");
     int rc = qt_tile_check_config(p, &t);
     if (rc == QTOOL_OK)
         p->workspace_bytes = workspace_for(p, w, &t).bytes;

@@ -1,19 +1,20 @@
-/* Host side of the mix24 kernel for one token: configurations, launches. */
+/* The mix24 vector kernel's plan: choice of a configuration, arguments, launch. */
+#include "kernels/cuda/common/tensor_map.h"
 #include "kernels/cuda/mix24/vector.h"
 
 #include <math.h>
 
 enum {
-    MAX_COLS = 65536, /* of a panel of the CSR: the kernel knows one */
-    LEAST_WARPS = 12  /* of fewer two blocks would go to one multiprocessor */
+    MAX_COLS = 65536, /* one CSR panel */
+    MIN_WARPS = 12    /* with fewer, two thread blocks would fit on a multiprocessor */
 };
 
-static int pass_strips(const struct qtool_matmul_config *c)
+static int pass_strips(const struct qtool_vector_config *c)
 {
     return c->warps / c->warps_k * c->strips;
 }
 
-static size_t passes_of(const struct qtool_matmul_config *c)
+static size_t passes_of(const struct qtool_vector_config *c)
 {
     return ceil_div((size_t)c->strips_cta, (size_t)pass_strips(c));
 }
@@ -26,14 +27,14 @@ static int log2_of(int v)
     return log2;
 }
 
-/* Offsets in shared memory; returns how much is wanted. */
+/* Sets the offsets into shared memory and returns its size. */
 static size_t layout(struct qt_mix24_vector_args *a, const struct qtool_matmul_weight *w,
-                     const struct qtool_matmul_config *c)
+                     const struct qtool_vector_config *c)
 {
     const size_t units = (size_t)qt_mix24_units(w), rows = (size_t)pass_strips(c) * QT_STRIP_ROWS;
-    const int slots = mix24_vector_slots(c->strips);
+    const int stages = mix24_vector_stages(c->strips);
     size_t at =
-        QT_MIX24_VECTOR_RINGS + (size_t)(c->warps * slots) * mix24_vector_slot_bytes(c->strips);
+        QT_MIX24_VECTOR_RINGS + (size_t)(c->warps * stages) * mix24_vector_stage_bytes(c->strips);
     a->x_at = (int)at;
     at += units * QT_MIX24_UNIT_COLS * 2;
     a->at_at = (int)at;
@@ -42,13 +43,11 @@ static size_t layout(struct qt_mix24_vector_args *a, const struct qtool_matmul_w
     return at + 2 * (size_t)c->warps_k * (rows + 4) * sizeof(float);
 }
 
-/* ---- plan --------------------------------------------------------------------------------------
- */
+/* ---- plan ----------------------------------------------------------------------------------- */
 
-/* Relative time of the products, fitted to an H200. A unit of 1, 2, 3 strips takes 1.5, 2.5, 3.65
- * where some of a multiprocessor's four schedulers have four warps, less where all have three; the
- * end of a pass 2. */
-static double cost(const struct qtool_matmul_config *c, const struct qtool_matmul_weight *w)
+/* Relative time, fitted to an H200. A unit of 1, 2 or 3 strips takes 1.5, 2.5 or 3.65 if a
+ * scheduler has four warps, and less if all have three. The end of a pass takes 2. */
+static double cost(const struct qtool_vector_config *c, const struct qtool_matmul_weight *w)
 {
     static const double unit[QT_MIX24_VECTOR_STRIPS] = {1.5, 2.5, 3.65};
     const size_t units = ceil_div((size_t)qt_mix24_units(w), (size_t)c->warps_k);
@@ -56,23 +55,23 @@ static double cost(const struct qtool_matmul_config *c, const struct qtool_matmu
     return (double)passes_of(c) * ((double)units * unit[c->strips - 1] * busy + 2);
 }
 
-static const char *config_fault(const struct qtool_matmul_config *c,
+static const char *config_fault(const struct qtool_vector_config *c,
                                 const struct qtool_matmul_plan *p,
                                 const struct qtool_matmul_weight *w)
 {
     const size_t units = (size_t)qt_mix24_units(w);
-    if (p->cc != 90 || p->m != 1 || units * QT_MIX24_UNIT_COLS > MAX_COLS)
-        return "the vector kernel is for one token, 65536 channels, compute capability 9.0";
-    if (c->warps < LEAST_WARPS || c->warps > QT_MIX24_VECTOR_WARPS || c->warps_k < 1 ||
+    if (qt_state(p)->cc != 90 || p->m != 1 || units * QT_MIX24_UNIT_COLS > MAX_COLS)
+        return "the vector kernel needs one token, at most 65536 packed columns, compute "
+               "capability 9.0";
+    if (c->warps < MIN_WARPS || c->warps > QT_MIX24_VECTOR_WARPS || c->warps_k < 1 ||
         c->warps % c->warps_k)
-        return "warps must be 12..16, and warps_k a divisor";
-    if (c->strips < 1 || c->strips > QT_MIX24_VECTOR_STRIPS || c->strips_cta < 1 ||
-        c->splits != 1 || c->parts != 1)
-        return "strips must be 1..3, strips_cta positive, splits and parts 1";
+        return "warps must be 12..16 and a multiple of warps_k";
+    if (c->strips < 1 || c->strips > QT_MIX24_VECTOR_STRIPS || c->strips_cta < 1)
+        return "strips must be 1..3 and strips_cta positive";
     if ((size_t)c->warps_k > units || ceil_div(units, (size_t)c->warps_k) > QT_MIX24_VECTOR_UNITS)
-        return "too few or too many channels for a warp";
+        return "warps_k must give every warp 1..32 units";
     if (pass_strips(c) * QT_STRIP_ROWS > c->warps * 32)
-        return "a pass has more rows than threads";
+        return "strips is too large: a pass has more rows than threads";
     return NULL;
 }
 
@@ -80,18 +79,19 @@ bool qt_mix24_vector_choose(struct qtool_matmul_plan *p, const struct qtool_matm
 {
     struct qt_mix24_vector_args a;
     double best = 1e300;
-    struct qtool_matmul_config c = {};
-    c.path = QTOOL_MATMUL_VECTOR;
-    c.token_tiles = c.splits = c.parts = 1;
-    c.strips_cta = (int)ceil_div((size_t)qt_mix24_strips(w), (size_t)p->sms);
+    const struct qt_plan_state *state = qt_state(p);
+    struct qtool_vector_config c = {};
+    c.strips_cta = (int)ceil_div((size_t)qt_mix24_strips(w), (size_t)state->sms);
     for (c.strips = 1; c.strips <= QT_MIX24_VECTOR_STRIPS; c.strips++)
         for (c.warps_k = 1; c.warps_k <= QT_MIX24_VECTOR_WARPS; c.warps_k++)
-            for (c.warps = (int)round_up(LEAST_WARPS, (size_t)c.warps_k);
+            for (c.warps = (int)round_up(MIN_WARPS, (size_t)c.warps_k);
                  c.warps <= QT_MIX24_VECTOR_WARPS; c.warps += c.warps_k)
-                if (!config_fault(&c, p, w) && layout(&a, w, &c) <= (size_t)p->smem_limit &&
+                if (!config_fault(&c, p, w) && layout(&a, w, &c) <= (size_t)state->smem_limit &&
                     cost(&c, w) < best) {
                     best = cost(&c, w);
-                    p->config = c;
+                    p->config = {};
+                    p->config.path = QTOOL_MATMUL_VECTOR;
+                    p->config.vector = c;
                 }
     return best < 1e300;
 }
@@ -99,25 +99,27 @@ bool qt_mix24_vector_choose(struct qtool_matmul_plan *p, const struct qtool_matm
 int qt_mix24_vector_check(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
 {
     struct qt_mix24_vector_args a;
-    const struct qtool_matmul_config *c = &p->config;
+    const struct qtool_vector_config *c = &p->config.vector;
     const char *fault = config_fault(c, p, w);
     if (fault)
         return qt_refuse(p, QTOOL_UNSUPPORTED, "%s", fault);
-    int rc = qt_take_smem(p, layout(&a, w, c), p->options.dependent_launch);
+    int rc = qt_set_smem(p, layout(&a, w, c), p->options.dependent_launch);
     if (rc != QTOOL_OK)
         return rc;
-    p->kernel = qt_mix24_vector_instance(c->strips);
-    p->grid_x = (int)ceil_div((size_t)qt_mix24_strips(w), (size_t)c->strips_cta);
-    p->grid_y = 1;
+    struct qt_plan_state *state = qt_state(p);
+    state->kernel = qt_mix24_vector_instance(c->strips);
+    state->grid_x = (int)ceil_div((size_t)qt_mix24_strips(w), (size_t)c->strips_cta);
+    state->grid_y = 1;
     p->workspace_bytes = 0;
     return qt_need_tensor_maps(p);
 }
 
-/* ---- run ---------------------------------------------------------------------------------------
- */
+/* ---- run ------------------------------------------------------------------------------------ */
+
+/* Returns the part of a pass that a warp computes. */
 
 static struct qt_mix24_share share_of(const struct qtool_matmul_weight *w,
-                                      const struct qtool_matmul_config *c, int warp)
+                                      const struct qtool_vector_config *c, int warp)
 {
     const uint32_t parts = (uint32_t)c->warps_k, i = (uint32_t)warp % parts;
     const uint32_t units = (uint32_t)qt_mix24_units(w), fours = (uint32_t)w->mix24.fours;
@@ -126,7 +128,7 @@ static struct qt_mix24_share share_of(const struct qtool_matmul_weight *w,
     s.count = (uint16_t)(units * (i + 1) / parts - s.unit);
     s.strip = (uint16_t)(warp / c->warps_k * c->strips);
     s.warp_of_k = (uint16_t)i;
-    /* Fours are spread evenly: before unit u there are u F / U. */
+    /* Units of 4-bit groups are spread evenly: u * fours / units of them precede unit u. */
     s.at = (s.unit * (uint32_t)QTOOL_MATMUL_MIX24_TWO +
             s.unit * fours / units * (QTOOL_MATMUL_MIX24_FOUR - QTOOL_MATMUL_MIX24_TWO)) /
            8;
@@ -139,8 +141,8 @@ int qt_mix24_vector_run(const struct qtool_matmul_plan *p, const struct qtool_ma
                         void *y, const void *x, void *stream)
 {
     struct qt_mix24_vector_args a = {};
-    const struct qtool_matmul_config *c = &p->config;
-    if (config_fault(c, p, w) || layout(&a, w, c) > p->smem_bytes ||
+    const struct qtool_vector_config *c = &p->config.vector;
+    if (config_fault(c, p, w) || layout(&a, w, c) > qt_state(p)->smem_bytes ||
         !qt_mix24_record_maps(p, a.records, w, c->strips))
         return QTOOL_UNSUPPORTED;
     const struct qt_mix24_outliers o = qt_mix24_outliers_of(w);

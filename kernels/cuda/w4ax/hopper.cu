@@ -1,4 +1,5 @@
-/* Instances of the w4ax kernels of compute capability 9.0. */
+/* Instances of the w4ax skinny and tile kernels, compiled for compute capability 9.0 only. The
+ * plans look them up (skinny_plan.cc, tile_plan.cc). */
 #include "kernels/cuda/w4ax/skinny.cuh"
 #include "kernels/cuda/w4ax/tile.cuh"
 

@@ -1,4 +1,5 @@
-/* Tensor maps of 4-bit integer weights and of their activations. */
+/* Tensor maps of w4ax weights and activations. */
+#include "kernels/cuda/common/tensor_map.h"
 #include "kernels/cuda/w4ax/plan.h"
 
 static size_t blocks_of(const struct qtool_matmul_plan *p)
@@ -29,7 +30,7 @@ bool qt_w4ax_token_scale_map(const struct qtool_matmul_plan *p, CUtensorMap *map
     return qt_tensor_map(p, map, &t);
 }
 
-/* `bytes` a block, strips so far apart. */
+/* A section with `bytes` per channel block and `pitch` bytes from strip to strip. */
 static bool strip_map(const struct qtool_matmul_plan *p, CUtensorMap *map, const void *base,
                       size_t pitch, size_t bytes, const struct qt_w4ax_box *box)
 {

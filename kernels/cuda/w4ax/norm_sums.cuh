@@ -1,6 +1,7 @@
 /*
- * Sums of a norm, of rows of which each thread of a block has 16 channels: of one row, or of two at
- * a time. Of two, half a warp adds up each: lanes from 16 on the second. Of one, both add it up.
+ * Row statistics of a norm for quantize_rows.cu: each thread of a thread block has 16 channels of
+ * one row or of two rows. With two rows, lanes 0-15 of a warp reduce the first row and lanes 16-31
+ * the second; with one row both halves reduce the same row.
  */
 #ifndef QT_KERNELS_CUDA_W4AX_NORM_SUMS_CUH
 #define QT_KERNELS_CUDA_W4AX_NORM_SUMS_CUH
@@ -14,10 +15,10 @@ enum {
     MAX_WARPS = MAX_THREADS / 32
 };
 
-/* Of each warp's channels. */
+/* Statistics of each warp's channels: [row][warp]. */
 struct warp_sums {
-    float mean[2][MAX_WARPS];    /* layer norm */
-    float squares[2][MAX_WARPS]; /* layer norm: of differences from the mean */
+    float mean[2][MAX_WARPS];    /* layer norm only */
+    float squares[2][MAX_WARPS]; /* sum of squares; layer norm: of differences from the mean */
 };
 
 static __device__ __forceinline__ int my_half()
@@ -25,17 +26,19 @@ static __device__ __forceinline__ int my_half()
     return (int)threadIdx.x / 16 % 2;
 }
 
+/* Returns the lane's value for the token that its half of the warp reduces. */
 template <int TOKENS> static __device__ __forceinline__ float of_my_token(const float v[TOKENS])
 {
     return my_half() ? v[TOKENS - 1] : v[0];
 }
 
-/* What the lane 16 further has of this lane's token. */
+/* Returns the value of lane ^ 16 for the token that this lane's half of the warp reduces. */
 template <int TOKENS> static __device__ __forceinline__ float of_other_half(const float v[TOKENS])
 {
     return __shfl_xor_sync(~0u, my_half() ? v[0] : v[TOKENS - 1], 16);
 }
 
+/* Sum over the 16 lanes of a half warp. */
 static __device__ __forceinline__ float half_sum(float v)
 {
 #pragma unroll
@@ -44,9 +47,10 @@ static __device__ __forceinline__ float half_sum(float v)
     return v;
 }
 
-/* Of a thread's values, one after the other. */
+/* Running sums over the values of a thread. Layer norm: over the differences from the first
+ * value. */
 template <int NORM> struct thread_sums {
-    float first, sum, squares; /* layer norm: of differences from the first value */
+    float first, sum, squares;
 
     __device__ __forceinline__ void add(float v, bool is_first)
     {
@@ -63,8 +67,9 @@ template <int NORM> struct thread_sums {
     }
 };
 
+/* Reduces the sums of a warp's threads and stores the result in shared memory. */
 template <int NORM, int TOKENS>
-static __device__ __forceinline__ void add_up_warp(warp_sums *to, const thread_sums<NORM> s[TOKENS])
+static __device__ __forceinline__ void reduce_warp(warp_sums *to, const thread_sums<NORM> s[TOKENS])
 {
     const int warp = (int)threadIdx.x / 32;
     float mean[TOKENS], squares[TOKENS], all = 0, sum;
@@ -74,8 +79,9 @@ static __device__ __forceinline__ void add_up_warp(warp_sums *to, const thread_s
     if (NORM == QTOOL_W4AX_RMS_NORM) {
         sum = of_my_token<TOKENS>(squares) + of_other_half<TOKENS>(squares);
     } else {
-        /* Squares about a mean of means are those about each mean, and their count times the
-         * squares of what the means are off (Chan, Golub and LeVeque 1979). */
+        /* Merges sums of squared differences: the sum about the common mean is the sum of the sums
+         * about each mean, plus count * (mean - common mean)^2 for each (Chan, Golub and LeVeque
+         * 1979). */
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
             const float off = s[t].sum * (1.0f / THREAD_CHANNELS);
@@ -96,7 +102,8 @@ static __device__ __forceinline__ void add_up_warp(warp_sums *to, const thread_s
     }
 }
 
-/* Of the thread's token, behind a barrier. */
+/* Returns the norm of the token that the thread's half warp reduces. Requires a barrier after
+ * reduce_warp. */
 template <int NORM>
 static __device__ __forceinline__ row_norm norm_of(const quantize_args &a, const warp_sums *s)
 {

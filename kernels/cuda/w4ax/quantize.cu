@@ -1,18 +1,23 @@
 /*
- * Norm, gather and quantize of activations in one launch: what w4ax_quantize_rows.cu does not take.
+ * Quantizes w4ax activations: norm, gather and rounding in one launch, for any k. The faster kernel
+ * of quantize_rows.cu is used for the rows that it supports.
  *
- *   grid     tokens; a block of 256 threads each, of up to 512 when there are few tokens
- *   smem     the token's row as it came, [k] F16 or BF16, unless a block of channels is read once
- *            and in order; its blocks' largest values
- *   lanes    half a warp per block of 128 channels, 8 channels a lane: 32 (i / 4) + 4 (i % 4) +
- * 0..3 and 16 more, which is one word of packed codes, or two of bytes
+ *   grid          one thread block per token, of 256 threads, or up to 512 if there are few tokens
+ *   warp          half a warp per channel block (128 channels), 8 channels per lane: lane i has
+ *                 channels 32 (i / 4) + 4 (i % 4) + 0..3 and the same + 16, which is one word of
+ *                 packed codes or two words of bytes
+ *   smem          [ the token's row as stored, FP16 or BF16 [k] | absmax or scale of its channel
+ *                 blocks ]. DIRECT: each value is read once and in order, so the row is not
+ *                 copied.
  *
- * The factor of an RMS norm is in the scales alone: codes of x w and of factor x w are the same. So
- * the squares are added up while codes are made, and scales are stored last.
+ * The factor of an RMS norm scales all values of a token alike, so it does not change the codes and
+ * goes into the scales. The sum of squares is accumulated while codes are made, and the scales are
+ * stored last.
  *
- * Moves     the row once in, its codes and scales once out
- * Oracle    the same arithmetic in plain C (tests/gpu/test_w4ax.c): codes bit for bit without norm;
- * with it, where the order of a sum moves a last bit, codes may differ by one
+ * Traffic    each row read once, its codes and scales written once
+ * Reference  the same arithmetic in plain C (tests/gpu/test_w4ax.c): codes bit for bit without a
+ *            norm; with a norm, where the order of a sum changes a last bit, codes may differ by 1
+ * Used by    qtool_w4ax_quantize
  */
 #include "kernels/cuda/common/device.h"
 #include "kernels/cuda/common/plan.h"
@@ -21,8 +26,7 @@
 
 enum { MAX_K = 65536 };
 
-/* ---- the row into shared memory, and its norm --------------------------------------------------
- */
+/* ---- row to shared memory, norm ------------------------------------------------------------- */
 
 static __device__ __forceinline__ float warp_sum(float v)
 {
@@ -44,8 +48,9 @@ static __device__ __forceinline__ float block_sum(float v, float *scratch)
 }
 
 /*
- * The variance of a layer norm is the mean of squared differences, in a second pass over shared
- * memory: E[x^2] - E[x]^2 cancels.
+ * Copies the token's row to shared memory. Returns its layer norm; RMS norm: the factor is computed
+ * later. The variance is the mean of squared differences in a second pass over shared memory:
+ * E[x^2] - E[x]^2 suffers from cancellation.
  */
 template <bool BF16, int NORM>
 static __device__ __forceinline__ row_norm load_row(const quantize_args &a, float *scratch)
@@ -56,7 +61,7 @@ static __device__ __forceinline__ row_norm load_row(const quantize_args &a, floa
     float sum = 0;
 #pragma unroll 4
     for (int i = (int)threadIdx.x; i < a.k / 8; i += (int)blockDim.x) {
-        uint4 v = __ldcg(src + i); /* which the launch before may just have written */
+        uint4 v = __ldcg(src + i); /* in L2 if the previous kernel has just written it */
         float f[8];
         row[i] = v;
         to_floats<BF16>(f, (const uint32_t *)&v, 8);
@@ -83,17 +88,16 @@ static __device__ __forceinline__ row_norm load_row(const quantize_args &a, floa
     return n;
 }
 
-/* ---- values and codes of a lane ----------------------------------------------------------------
- */
+/* ---- values and codes of a lane ------------------------------------------------------------- */
 
 struct lane_values {
     float v[8];
-    float most;    /* of the block */
+    float absmax;  /* of the channel block */
     float squares; /* RMS norm: the lane's sum of x^2 */
 };
 
-/* Four neighbouring positions, normalised but for the factor of an RMS norm. DIRECT: from the row
- * in memory. */
+/* Loads the values of four adjacent positions and normalizes them, without the factor of an RMS
+ * norm. DIRECT: from global memory. */
 template <bool BF16, int NORM, bool DIRECT>
 static __device__ __forceinline__ void load_four(float *v, float *squares, const quantize_args &a,
                                                  const row_norm &n, int at)
@@ -118,20 +122,21 @@ static __device__ __forceinline__ void load_four(float *v, float *squares, const
     for (int j = 0; j < 4 && NORM == QTOOL_W4AX_RMS_NORM; j++)
         *squares += v[j] * v[j];
     if (NORM)
-        normalise<BF16, NORM>(v, n, load_norm<NORM>(a, at));
+        normalize<BF16, NORM>(v, n, load_norm<NORM>(a, at));
 }
 
-/* The largest size of a block's values, of which half a warp has 8 a lane. */
-static __device__ __forceinline__ float largest_of_block(const float v[8])
+/* Returns the largest magnitude of a channel block, which half a warp has with 8 values per
+ * lane. */
+static __device__ __forceinline__ float absmax_of_block(const float v[8])
 {
-    float most = 0;
+    float top = 0;
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        most = fmaxf(most, fabsf(v[j]));
+        top = fmaxf(top, fabsf(v[j]));
 #pragma unroll
     for (int d = 1; d < 16; d *= 2)
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
-    return most;
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+    return top;
 }
 
 template <bool BF16, int NORM, bool DIRECT>
@@ -143,17 +148,17 @@ static __device__ __forceinline__ lane_values load_block(const quantize_args &a,
     l.squares = 0;
     load_four<BF16, NORM, DIRECT>(l.v, &l.squares, a, n, at);
     load_four<BF16, NORM, DIRECT>(l.v + 4, &l.squares, a, n, at + 16);
-    l.most = largest_of_block(l.v);
+    l.absmax = absmax_of_block(l.v);
     return l;
 }
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+/* ---- the kernel ----------------------------------------------------------------------------- */
 
-/* Two blocks a warp at a time; the last may be one, whose half warp then does it twice. */
+/* Loop over the channel blocks of a token, two per warp and iteration. If their number is odd, both
+ * halves of a warp compute the last one and only the first half stores it. */
 struct block_loop {
     int pair, block;
-    bool mine; /* block is to be written */
+    bool stores; /* this half warp stores the channel block */
 };
 
 static __device__ __forceinline__ block_loop loop_open()
@@ -166,13 +171,13 @@ static __device__ __forceinline__ bool loop_next(block_loop *l, const quantize_a
     if (l->pair >= a.blocks_n)
         return false;
     l->block = l->pair + (int)threadIdx.x / 16 % 2;
-    l->mine = l->block < a.blocks_n;
+    l->stores = l->block < a.blocks_n;
     l->block = min(l->block, a.blocks_n - 1);
     l->pair += (int)blockDim.x / 16;
     return true;
 }
 
-/* A lane's codes into the row of a token. */
+/* Stores a lane's codes to a row, swizzled as qtool_w4ax.h says. */
 static __device__ __forceinline__ void store_codes(unsigned char *row, int token, uint32_t word,
                                                    uint2 code)
 {
@@ -182,10 +187,11 @@ static __device__ __forceinline__ void store_codes(unsigned char *row, int token
         *(uint32_t *)(row + at) = code.x;
         *(uint32_t *)(row + (at ^ 16)) = code.y;
     } else {
-        *(uint32_t *)(row + (i / 4 ^ (token >> 1 & 3)) * 16 + i % 4 * 4) = packed(code);
+        *(uint32_t *)(row + (i / 4 ^ (token >> 1 & 3)) * 16 + i % 4 * 4) = pack_nibbles(code);
     }
 }
 
+/* Stores a lane's codes of the thread block's token. */
 static __device__ __forceinline__ void store_token_codes(const quantize_args &a, uint32_t word,
                                                          uint2 code)
 {
@@ -193,6 +199,7 @@ static __device__ __forceinline__ void store_token_codes(const quantize_args &a,
     store_codes(codes_of(a, word) + (size_t)token * row_bytes(word), token, word, code);
 }
 
+/* BLOCK scales: one scale per channel block. */
 template <bool BF16, int NORM, bool DIRECT>
 static __device__ __forceinline__ void quantize_by_block(const quantize_args &a, const row_norm &n,
                                                          float *scratch)
@@ -204,10 +211,11 @@ static __device__ __forceinline__ void quantize_by_block(const quantize_args &a,
     while (loop_next(&at, a)) {
         lane_values l = load_block<BF16, NORM, DIRECT>(a, n, at.block);
         uint32_t word = __ldg(a.blocks + at.block);
-        const float scale = __fmul_rn(l.most, narrow(word) ? a.per7 : a.per127);
+        const float scale = __fmul_rn(l.absmax, is_narrow(word) ? a.per7 : a.per127);
         const float inverse = inverse_of(scale);
-        const uint2 code = code_bytes(round_codes(l.v, inverse, narrow(word) ? 7 : 127, a.clamp));
-        if (at.mine) {
+        const uint2 code =
+            code_bytes(round_codes(l.v, inverse, is_narrow(word) ? 7 : 127, a.clamp));
+        if (at.stores) {
             squares += l.squares;
             store_token_codes(a, word, code);
             if (NORM == QTOOL_W4AX_RMS_NORM && threadIdx.x % 16 == 0)
@@ -223,21 +231,21 @@ static __device__ __forceinline__ void quantize_by_block(const quantize_args &a,
     }
 }
 
-/* One scale per token: the blocks' maxima first, then the codes. */
+/* INT and ROW scales: one scale per token. A first pass finds the maximum, a second makes codes. */
 template <bool BF16, int NORM>
 static __device__ __forceinline__ void quantize_by_token(const quantize_args &a, const row_norm &n,
                                                          float *scratch)
 {
-    float *most = (float *)(quantize_smem + a.scales_at), all = 0, squares = 0;
+    float *absmax = (float *)(quantize_smem + a.scales_at), all = 0, squares = 0;
     for (block_loop at = loop_open(); loop_next(&at, a);) {
         lane_values l = load_block<BF16, NORM, false>(a, n, at.block);
-        squares += at.mine ? l.squares : 0;
+        squares += at.stores ? l.squares : 0;
         if (threadIdx.x % 16 == 0)
-            most[at.block] = l.most;
+            absmax[at.block] = l.absmax;
     }
     __syncthreads();
     for (int i = (int)threadIdx.x % 32; i < a.blocks_n; i += 32)
-        all = fmaxf(all, most[i]);
+        all = fmaxf(all, absmax[i]);
 #pragma unroll
     for (int d = 1; d < 32; d *= 2)
         all = fmaxf(all, __shfl_xor_sync(~0u, all, d));
@@ -246,12 +254,12 @@ static __device__ __forceinline__ void quantize_by_token(const quantize_args &a,
     for (block_loop at = loop_open(); loop_next(&at, a);) {
         lane_values l = load_block<BF16, NORM, false>(a, n, at.block);
         uint32_t word = __ldg(a.blocks + at.block);
-        const bool small = a.scales == QTOOL_W4AX_INT && narrow(word);
-        const float factor = small ? int_factor(a, l.most, scale) : 1;
+        const bool narrow = a.scales == QTOOL_W4AX_INT && is_narrow(word);
+        const float factor = narrow ? int_factor(a, l.absmax, scale) : 1;
         const rounded_codes r =
-            round_codes(l.v, inverse_of(__fmul_rn(scale, factor)), small ? 7 : 127, a.clamp);
-        const uint2 code = multiplied_bytes(r, small, factor);
-        if (at.mine) {
+            round_codes(l.v, inverse_of(__fmul_rn(scale, factor)), narrow ? 7 : 127, a.clamp);
+        const uint2 code = scaled_code_bytes(r, narrow, factor);
+        if (at.stores) {
             store_token_codes(a, word, code);
             sum = __dp4a((int)code.x, 0x01010101, __dp4a((int)code.y, 0x01010101, sum));
         }
@@ -259,7 +267,7 @@ static __device__ __forceinline__ void quantize_by_token(const quantize_args &a,
     ptx_launch_dependents();
     const float factor =
         NORM == QTOOL_W4AX_RMS_NORM ? norm_factor(a, block_sum(squares, scratch)) : 1;
-    /* Whole numbers below 2^24: exact as floats. */
+    /* Partial sums are integers below 2^24, which FP32 adds exactly. */
     float total = block_sum((float)sum, scratch);
     if (threadIdx.x == 0) {
         a.scale[blockIdx.x] = token_scale(scale, factor);
@@ -268,8 +276,9 @@ static __device__ __forceinline__ void quantize_by_token(const quantize_args &a,
     }
 }
 
-/* With rows in shared memory it is latency that is waited for: 4096 x 8192 (which this kernel took
- * then), RMS norm and gather 62 us with 1536 threads a multiprocessor, 57 with 2048. */
+/* With rows in shared memory the kernel is bound by latency: 4096 x 8192, RMS norm and gather took
+ * 62 us with 1536 threads per multiprocessor and 57 us with 2048 (before quantize_rows.cu took this
+ * shape). Hence the launch bounds. */
 template <bool BF16, int NORM, bool DIRECT>
 __global__ void __launch_bounds__(512, DIRECT ? 0 : 4)
     qt_w4ax_quantize_kernel(const __grid_constant__ quantize_args a)
@@ -280,8 +289,8 @@ __global__ void __launch_bounds__(512, DIRECT ? 0 : 4)
         ptx_wait_previous();
     if (!DIRECT)
         n = load_row<BF16, NORM>(a, scratch);
-    /* Not earlier: the next kernel's weights would come before the row, or before the second pass.
-     */
+    /* The dependent launch comes after the row is loaded (or after the second pass): the next
+     * kernel's weights would delay these loads. */
     if (DIRECT || a.scales == QTOOL_W4AX_BLOCK) {
         ptx_launch_dependents();
         quantize_by_block<BF16, NORM, DIRECT>(a, n, scratch);
@@ -290,8 +299,7 @@ __global__ void __launch_bounds__(512, DIRECT ? 0 : 4)
     }
 }
 
-/* ---- host --------------------------------------------------------------------------------------
- */
+/* ---- host ----------------------------------------------------------------------------------- */
 
 size_t qtool_w4ax_blocks(uint32_t *words, const uint8_t *bits, size_t count, int packed)
 {
@@ -329,32 +337,30 @@ static int cc_of_current_device(void)
     char reason[160];
     struct qt_device d = {};
     if (cudaGetDevice(&ordinal) == cudaSuccess)
-        qt_device_facts(&d, ordinal, reason);
+        qt_query_device(&d, ordinal, reason);
     return d.cc;
 }
 
-/* A thread has at least 8 channels. */
+/* Returns the number of threads per token. A thread has at least 8 channels. */
 static unsigned threads_of(size_t k, size_t m)
 {
-    size_t most = (k / 8 + 31) / 32 * 32;
-    return (unsigned)(m > 256 ? 256 : most > 512 ? 512 : most);
+    size_t limit = (k / 8 + 31) / 32 * 32;
+    return (unsigned)(m > 256 ? 256 : limit > 512 ? 512 : limit);
 }
 
 int qt_w4ax_launch_quantize(const void *kernel, int blocks, int threads, size_t smem,
                             const quantize_args *a, int cc, void *stream)
 {
-    const size_t usual = 48 << 10; /* what any kernel may have */
-    struct qtool_matmul_plan launch = {};
+    const size_t usual = 48 << 10; /* shared memory of any kernel without qt_allow_smem */
+    char reason[160];
+    struct qt_kernel_launch launch = {};
     launch.kernel = kernel;
-    launch.grid_x = blocks;
-    launch.grid_y = 1;
-    launch.smem_bytes = smem;
-    launch.cc = cc;
-    int rc =
-        smem + QUANTIZE_OWN_BYTES <= usual ? QTOOL_OK : qt_allow_smem(kernel, smem, launch.reason);
-    if (rc != QTOOL_OK)
-        return rc;
-    return qt_launch(&launch, (void *)a, threads, a->dependent, stream);
+    launch.grid = dim3((unsigned)blocks);
+    launch.threads = threads;
+    launch.smem = smem;
+    launch.dependent = a->dependent && cc == 90;
+    int rc = smem + QUANTIZE_OWN_BYTES <= usual ? QTOOL_OK : qt_allow_smem(kernel, smem, reason);
+    return rc == QTOOL_OK ? qt_launch_kernel(&launch, (void *)a, stream) : rc;
 }
 
 int qtool_w4ax_quantize(const struct qtool_w4ax_acts *out, const struct qtool_w4ax_input *in,

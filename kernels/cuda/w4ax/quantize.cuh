@@ -1,4 +1,5 @@
-/* What the quantize kernels share: arguments, and from values to codes. */
+/* Shared by the two quantize kernels (quantize.cu, quantize_rows.cu): arguments, norms, rounding of
+ * values to codes, and the layout of codes. */
 #ifndef QT_KERNELS_CUDA_W4AX_QUANTIZE_CUH
 #define QT_KERNELS_CUDA_W4AX_QUANTIZE_CUH
 
@@ -8,7 +9,7 @@
 #include <cuda_fp16.h>
 #include <math.h>
 
-/* QUANTIZE_OWN_BYTES: of shared memory, beside what launches ask for, at most. */
+/* QUANTIZE_OWN_BYTES: upper bound of the kernels' static shared memory. */
 enum { COLS = QTOOL_W4AX_BLOCK_COLS, QUANTIZE_OWN_BYTES = 2048 };
 
 struct quantize_args {
@@ -19,15 +20,16 @@ struct quantize_args {
     float *scale;
     int *sum;
     int m, k, blocks_n, scale_pitch, scales;
-    int scales_at;             /* of the blocks, in shared memory */
-    int clamp;                 /* a clip is below 1 */
-    float eps, per_k;          /* of norms; 1 / k */
-    float per7, per127, clip4; /* clip / 7, clip / 127 */
+    int scales_at;             /* offset of the channel blocks' scales in shared memory */
+    int clamp;                 /* 1 if a clip factor is below 1 */
+    float eps, per_k;          /* epsilon of the norm; 1 / k */
+    float per7, per127, clip4; /* clip4 / 7; clip8 / 127; clip4 */
     int dependent;             /* launched before the previous kernel has ended */
 };
 
 extern __shared__ __align__(16) unsigned char quantize_smem[];
 
+/* Widens `count` FP16 or BF16 values, two per word. */
 template <bool BF16>
 static __device__ __forceinline__ void to_floats(float *v, const uint32_t *words, int count)
 {
@@ -44,21 +46,20 @@ static __device__ __forceinline__ void to_floats(float *v, const uint32_t *words
     }
 }
 
-/* ---- norms and values --------------------------------------------------------------------------
- */
+/* ---- norms and values ----------------------------------------------------------------------- */
 
-/* x to x * factor + shift. */
+/* A normalized value is x * factor + shift, before the weight of the norm. */
 struct row_norm {
     float factor, shift;
 };
 
-/* From the sum of a row's squares. */
+/* Returns the factor of a norm from the sum of squares of a row. */
 static __device__ __forceinline__ float norm_factor(const quantize_args &a, float squares)
 {
     return rsqrtf(fmaf(squares, a.per_k, a.eps));
 }
 
-/* From its mean and the sum of squares about it. */
+/* Returns a layer norm from the mean of a row and the sum of squared differences from the mean. */
 static __device__ __forceinline__ row_norm norm_from(const quantize_args &a, float mean,
                                                      float squares)
 {
@@ -66,7 +67,7 @@ static __device__ __forceinline__ row_norm norm_from(const quantize_args &a, flo
     return {factor, -mean * factor};
 }
 
-/* Of four channels: weights, and biases of a layer norm, as they are in memory. */
+/* Norm weights of four channels, and biases of a layer norm, in their stored type. */
 struct norm_words {
     uint2 weight, bias;
 };
@@ -81,9 +82,9 @@ static __device__ __forceinline__ norm_words load_norm(const quantize_args &a, i
     return n;
 }
 
-/* Four values, but for the factor of an RMS norm. */
+/* Normalizes four values in place. RMS norm: without the factor, which goes into the scales. */
 template <bool BF16, int NORM>
-static __device__ __forceinline__ void normalise(float v[4], const row_norm &n,
+static __device__ __forceinline__ void normalize(float v[4], const row_norm &n,
                                                  const norm_words &words)
 {
     float w[4], b[4];
@@ -95,25 +96,26 @@ static __device__ __forceinline__ void normalise(float v[4], const row_norm &n,
                                            : fmaf(fmaf(v[j], n.factor, n.shift), w[j], b[j]);
 }
 
-/* A lane's channels of a block: 4 from this on, and 4 from 16 further on. */
+/* Returns the first channel of a lane in a channel block. The lane has 4 channels from there, and 4
+ * channels 16 further on. */
 static __device__ __forceinline__ int first_channel()
 {
     const int i = (int)threadIdx.x % 16;
     return i / 4 * 32 + i % 4 * 4;
 }
 
-/* ---- codes -------------------------------------------------------------------------------------
- */
+/* ---- codes ---------------------------------------------------------------------------------- */
 
-/* Codes of +-limit, as FP32 numbers CODE_0 + code, which have the code in their low bits:
- * exact products, rounded to the nearest whole number, ties to even (conversions run at an eighth
- * of the speed of additions). inverse: 0 for a block of zeros. clamp: there may be larger values.
- */
+/* Codes in [-limit, limit], as FP32 numbers CODE_0 + code, whose low bits are the code. One FFMA
+ * multiplies exactly and rounds to the nearest integer, ties to even; conversions run at an eighth
+ * of its speed. */
 struct rounded_codes {
     float v[8];
 };
 static constexpr float CODE_0 = 12582912; /* 1.5 * 2^23 */
 
+/* Rounds x * inverse. inverse: 0 for a channel block of zeros. clamp: codes may exceed the
+ * limit. */
 static __device__ __forceinline__ rounded_codes round_codes(const float x[8], float inverse,
                                                             float limit, bool clamp)
 {
@@ -128,6 +130,7 @@ static __device__ __forceinline__ rounded_codes round_codes(const float x[8], fl
     return r;
 }
 
+/* Returns the codes as signed bytes. */
 static __device__ __forceinline__ uint2 code_bytes(const rounded_codes &r)
 {
     uint32_t word[2];
@@ -143,14 +146,15 @@ static __device__ __forceinline__ uint2 code_bytes(const rounded_codes &r)
     return make_uint2(word[0], word[1]);
 }
 
-/* Bytes of codes times a whole number. Codes are +-7 (small) or +-127, or below 32000 and to be
- * clamped to that: in pairs of 16 bits code + limit is brought to 0..2 limit. Then all four of a
- * word are multiplied at once, with 128 added, so that none is negative. */
-static __device__ __forceinline__ uint2 multiplied_bytes(const rounded_codes &r, bool small,
-                                                         float factor)
+/* Returns code * factor as signed bytes; factor is an integer. Codes are below 32000 in magnitude
+ * and are clamped to +-7 (narrow) or +-127: pairs of 16 bits clamp code + limit to 0..2 limit. One
+ * 32-bit multiplication then scales the four bytes of a word, with 128 added so that none is
+ * negative. */
+static __device__ __forceinline__ uint2 scaled_code_bytes(const rounded_codes &r, bool narrow,
+                                                          float factor)
 {
-    const uint32_t limits = small ? 0x00070007 : 0x007f007f, f = (uint32_t)factor;
-    const uint32_t add = 0x80808080 - (small ? 0x07070707 : 0x7f7f7f7f) * f;
+    const uint32_t limits = narrow ? 0x00070007 : 0x007f007f, f = (uint32_t)factor;
+    const uint32_t add = 0x80808080 - (narrow ? 0x07070707 : 0x7f7f7f7f) * f;
     uint32_t pair[4], word[2];
 #pragma unroll
     for (int j = 0; j < 4; j++)
@@ -163,7 +167,7 @@ static __device__ __forceinline__ uint2 multiplied_bytes(const rounded_codes &r,
     return make_uint2(word[0], word[1]);
 }
 
-/* A block's rows of codes, from its word; bytes of one. */
+/* Returns the first row of codes of a channel block; word: its block word (qtool_w4ax_blocks). */
 static __device__ __forceinline__ unsigned char *codes_of(const quantize_args &a, uint32_t word)
 {
     return a.codes + (size_t)((word & ~QTOOL_W4AX_NARROW_VALUES) >> 1) * 64 * (size_t)a.m;
@@ -174,37 +178,40 @@ static __device__ __forceinline__ int row_bytes(uint32_t word)
     return word & QTOOL_W4AX_WIDE_ROWS ? 128 : 64;
 }
 
-static __device__ __forceinline__ uint32_t packed(uint2 code)
+/* Packs eight 4-bit codes into a word. */
+static __device__ __forceinline__ uint32_t pack_nibbles(uint2 code)
 {
     return (code.x & 0x0f0f0f0f) | (code.y & 0x0f0f0f0f) << 4;
 }
 
-static __device__ __forceinline__ bool narrow(uint32_t word)
+/* True if a channel block has 4-bit codes. */
+static __device__ __forceinline__ bool is_narrow(uint32_t word)
 {
     return !(word & QTOOL_W4AX_WIDE_ROWS) || (word & QTOOL_W4AX_NARROW_VALUES);
 }
 
-/* 1 / s for codes, as __frcp_rn rounds it, by its steps where neither is near the ends of FP32: s
- * is below 2^126, and below 2^-120 codes are 0. */
+/* Returns 1 / s, rounded as by __frcp_rn, or 0 for s < 2^-120 (codes are then 0). s is below 2^126,
+ * so one Newton step without the handling of extreme values is enough. */
 static __device__ __forceinline__ float inverse_of(float s)
 {
     const float r = ptx_reciprocal(s);
     return s >= 0x1p-120f ? fmaf(r, -fmaf(s, r, -1), r) : 0;
 }
 
-/* What is stored of a token's scale; without an epsilon the factor of a token of zeros is infinite.
- */
+/* Returns the scale to store for a token: 1 for a token of zeros, whose norm factor is infinite
+ * without an epsilon. */
 static __device__ __forceinline__ float token_scale(float scale, float factor)
 {
     return scale == 0 ? 1 : scale * factor;
 }
 
-/* `scales` = int: a block's factor, of its largest size and the scale of the token, if its values
- * are narrow. The quotient is rounded as __fdiv_rn does it, likewise. */
-static __device__ __forceinline__ float int_factor(const quantize_args &a, float most, float scale)
+/* INT scales: returns the integer factor of a channel block with 4-bit codes, from its largest
+ * magnitude and the scale of the token. The quotient is rounded as by __fdiv_rn. */
+static __device__ __forceinline__ float int_factor(const quantize_args &a, float absmax,
+                                                   float scale)
 {
     const float up = scale < 1 ? 0x1p64f : 1, by = __fmul_rn(7, scale) * up;
-    const float size = __fmul_rn(most, a.clip4) * up, inverse = inverse_of(by);
+    const float size = __fmul_rn(absmax, a.clip4) * up, inverse = inverse_of(by);
     float factor = size * inverse;
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -212,11 +219,11 @@ static __device__ __forceinline__ float int_factor(const quantize_args &a, float
     return fminf(fmaxf(rintf(factor), 1), 18);
 }
 
-/* Launches the kernel for rows of 16 channels a thread (w4ax_quantize_rows.cu); false: it is not
- * for these. cc: compute capability of the code, for dependent launches. */
+/* Launches the kernel of quantize_rows.cu and sets *status. Returns false if that kernel does not
+ * support the shape. cc: compute capability of the machine code, for dependent launches. */
 bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool bf16, int cc,
                            void *stream);
-/* smem: bytes beside the kernel's own. */
+/* Launches a quantize kernel with `smem` bytes of dynamic shared memory. */
 int qt_w4ax_launch_quantize(const void *kernel, int blocks, int threads, size_t smem,
                             const quantize_args *a, int cc, void *stream);
 

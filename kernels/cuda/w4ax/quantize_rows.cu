@@ -1,43 +1,46 @@
 /*
- * Norm, gather and quantize of activations, of rows that are as many as 16 channels for each thread
- * of a block: one token at a time, or two.
+ * Quantizes w4ax activations: norm, gather and rounding in one launch, for k up to 16384 that is a
+ * multiple of 512, so that each thread has 16 channels. TOKENS = 1 or 2 tokens are processed
+ * together. quantize.cu has the kernel for other k.
  *
- *   two rows --cp.async--> as they came --> pairs of values of a channel, a word each --> codes
- *                                      +--> sums of a norm
- *   one row  --cp.async--> as it came --> codes
- *                                    +--> sums of a norm
+ *   two rows --cp.async--> rows as stored --> words with one channel of both tokens --> codes
+ *                                        +--> statistics of a norm
+ *   one row  --cp.async--> row as stored --> codes
+ *                                       +--> statistics of a norm
  *
- *   grid     as many blocks as there is room for; pairs of tokens are dealt out in turn. One token:
- *            a block each
- *   block    k / 16 threads, half a warp per block of 128 channels, twice; channels of a lane as
- *            in w4ax_quantize.cu
- *   smem     rows as they came, [tokens][k] F16 or BF16. Of two tokens, twice, as one is written
- *            while the other is read: pairs of values, [k][2]
+ *   grid          two tokens: all resident thread blocks, which take pairs of tokens in buffer; one
+ *                 token: one thread block per token
+ *   thread block  k / 16 threads; half a warp per channel block, in two rounds; channels of a lane
+ *                 as in quantize.cu
+ *   smem          rows as stored, FP16 or BF16 [tokens][k]. Two tokens: also two buffers of value
+ *                 pairs [k][2], one written while the other is read.
  *
- * This is bound by instructions, and by banks of shared memory when channels are gathered: a read
- * of a word, its address and what is known of the channel serve both tokens. Few tokens are bound
- * by latencies, of which one at a time has fewer. A thread has the same channels of all tokens, and
- * finds but once what is the same for all: its part of the permutation, where codes go.
+ * Many tokens are bound by the instruction rate, and by shared memory banks if channels are
+ * gathered. One read of a value pair, with one address and one set of channel parameters, serves
+ * two tokens. Few tokens are bound by latency, which is lower for one token at a time. A thread has
+ * the same channels of all its tokens: it loads its part of the permutation and computes where its
+ * codes go only once.
  *
- * Moves     the row once in, its codes and scales once out
- * Oracle    as of w4ax_quantize.cu
+ * Traffic    each row read once, its codes and scales written once
+ * Reference  as quantize.cu
+ * Used by    qtool_w4ax_quantize
  */
 #include "kernels/cuda/common/plan.h"
 #include "kernels/cuda/w4ax/norm_sums.cuh"
 
 enum { ROUND_CHANNELS = 8, ROUNDS = THREAD_CHANNELS / ROUND_CHANNELS };
 
-/* ---- what a thread keeps -----------------------------------------------------------------------
- */
+/* ---- per-thread state ----------------------------------------------------------------------- */
 
-/* Of a block: 4 channels from `at` on and 4 from at + 16 on. */
+/* State of a thread for one channel block: 4 channels from first_channel() on and 4 from + 16
+ * on. */
 template <int TOKENS> struct round_state {
-    uint32_t perm[4]; /* of two channels each: where their values are, in bytes below 2^16 */
+    uint32_t perm[4]; /* byte offsets of the channels' values, below 2^16, two per word */
     norm_words norm[2];
-    uint32_t word;
-    uint32_t place;       /* of the thread's codes in a row, but for the token's swizzle */
-    unsigned char *codes; /* of a token, */
-    float *scale;         /* and of this and the next by even and odd threads */
+    uint32_t word;        /* block word */
+    uint32_t code_at;     /* offset of the thread's codes in a row, before the token's swizzle */
+    unsigned char *codes; /* row of codes of the current token */
+    float *scale;         /* scale of the current token + threadIdx.x % 2 */
 
     __device__ __forceinline__ void open(const quantize_args &a, int round, int token)
     {
@@ -52,7 +55,7 @@ template <int TOKENS> struct round_state {
             }
         }
         word = __ldg(a.blocks + block);
-        place = i / 4 * (wide() ? 32 : 16) + i % 4 * 4;
+        code_at = i / 4 * (wide() ? 32 : 16) + i % 4 * 4;
         codes = codes_of(a, word) + (size_t)token * row_bytes(word);
         scale = a.scale + (size_t)block * a.scale_pitch + token + threadIdx.x % 2;
     }
@@ -60,7 +63,7 @@ template <int TOKENS> struct round_state {
     {
         return word & QTOOL_W4AX_WIDE_ROWS;
     }
-    /* A warp has four in a row. */
+    /* A warp has four consecutive channel blocks. */
     static __device__ __forceinline__ int block_of(int round)
     {
         return (int)threadIdx.x / 32 * 2 * ROUNDS + round * 2 + (int)threadIdx.x / 16 % 2;
@@ -72,10 +75,11 @@ template <int TOKENS> struct round_state {
         for (int h = 0; h < 2; h++)
             norm[h] = load_norm<NORM>(a, block_of(round) * COLS + first_channel() + 16 * h);
     }
-    /* As the general kernel does, `count` tokens from `token` on, two from an even one. */
+    /* Stores the codes of `count` tokens from `token` on, swizzled as qtool_w4ax.h says. TOKENS =
+     * 2: token is even. */
     __device__ __forceinline__ void store(const uint2 code[TOKENS], int token, int count) const
     {
-        unsigned char *to = codes + (place ^ (token & 6) << (wide() ? 4 : 3));
+        unsigned char *to = codes + (code_at ^ (token & 6) << (wide() ? 4 : 3));
         const int odd = TOKENS == 1 ? token & 1 : 0;
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
@@ -84,7 +88,7 @@ template <int TOKENS> struct round_state {
                 *(uint32_t *)(to + t * 128 + x_at) = code[t].x;
                 *(uint32_t *)(to + t * 128 + (x_at ^ 16)) = code[t].y;
             } else if (t < count) {
-                *(uint32_t *)(to + t * 64) = packed(code[t]);
+                *(uint32_t *)(to + t * 64) = pack_nibbles(code[t]);
             }
         }
     }
@@ -95,14 +99,13 @@ template <int TOKENS> struct round_state {
     }
 };
 
-/* ---- rows into shared memory -------------------------------------------------------------------
- *
- * A warp copies, adds up and pairs the channels that it quantizes when they come in order: for
- * these it waits for no other.
- */
+/* ---- rows to shared memory ------------------------------------------------------------------ */
 
-/* Starts copying rows, of the first of which the lane's part begins at `from`; second: from it to
- * the other, 0 where there is none. */
+/* A warp copies, reduces and pairs the channels that it quantizes itself if there is no
+ * permutation, so it then waits for no other warp. */
+
+/* Starts the copies of one or two rows. from: the lane's part of the first row; second: distance to
+ * the second row in elements, 0 if there is none. */
 template <int TOKENS>
 static __device__ __forceinline__ void copy_rows(const uint16_t *from, size_t second, uint32_t to,
                                                  int k)
@@ -114,7 +117,8 @@ static __device__ __forceinline__ void copy_rows(const uint16_t *from, size_t se
             ptx_copy_16(to + t * k * 2 + r * 512, from + t * second + r * 256);
 }
 
-/* rows, pairs: where the lane's first values are. */
+/* Adds a lane's values to the norm sums and, with two tokens, stores the value pairs. rows, pairs:
+ * the lane's first value in each buffer. */
 template <bool BF16, int NORM, int TOKENS>
 static __device__ __forceinline__ void read_rows(thread_sums<NORM> s[TOKENS], uint32_t rows,
                                                  unsigned char *pairs, int k)
@@ -140,10 +144,10 @@ static __device__ __forceinline__ void read_rows(thread_sums<NORM> s[TOKENS], ui
     }
 }
 
-/* ---- values to codes ---------------------------------------------------------------------------
- */
+/* ---- values to codes ------------------------------------------------------------------------ */
 
-/* The tokens' eight values of a round. values: pairs, or the row. */
+/* Loads a round's eight values of each token. values: shared address of the pairs, or of the
+ * row. */
 template <bool BF16, int TOKENS>
 static __device__ __forceinline__ void load_values(float v[TOKENS][8], const quantize_args &a,
                                                    uint32_t values, const round_state<TOKENS> &s,
@@ -178,87 +182,88 @@ static __device__ __forceinline__ void load_values(float v[TOKENS][8], const qua
     }
 }
 
-/* Of a block, the largest size: of two tokens that of threadIdx.x % 2. */
-template <int TOKENS> static __device__ __forceinline__ float largest_of(const float v[TOKENS][8])
+/* Returns the largest magnitude of a channel block; with two tokens that of token threadIdx.x %
+ * 2. */
+template <int TOKENS> static __device__ __forceinline__ float absmax_of(const float v[TOKENS][8])
 {
-    float most[TOKENS];
+    float top[TOKENS];
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
-        most[t] = fabsf(v[t][0]);
+        top[t] = fabsf(v[t][0]);
 #pragma unroll
         for (int j = 1; j < 8; j++)
-            most[t] = fmaxf(most[t], fabsf(v[t][j]));
+            top[t] = fmaxf(top[t], fabsf(v[t][j]));
     }
     const bool odd = threadIdx.x & 1;
-    float mine = odd ? most[TOKENS - 1] : most[0];
-    mine = fmaxf(mine, __shfl_xor_sync(~0u, odd ? most[0] : most[TOKENS - 1], 1));
+    float mine = odd ? top[TOKENS - 1] : top[0];
+    mine = fmaxf(mine, __shfl_xor_sync(~0u, odd ? top[0] : top[TOKENS - 1], 1));
 #pragma unroll
     for (int d = 2; d < 16; d *= 2)
         mine = fmaxf(mine, __shfl_xor_sync(~0u, mine, d));
     return mine;
 }
 
-/* What the rounds of some tokens have in common. */
-template <int TOKENS> struct unit_of_tokens {
+/* State shared by the rounds of one iteration. */
+template <int TOKENS> struct iteration_state {
     row_norm n[TOKENS];
-    float factor;     /* of an RMS norm, of the token threadIdx.x % 2: goes into its scales */
-    uint32_t values;  /* pairs, or the row */
-    int token, count; /* which the last may have fewer of */
+    float factor;     /* RMS norm: factor for the scales of token threadIdx.x % 2 */
+    uint32_t values;  /* shared address of the pairs, or of the row */
+    int token, count; /* first token, number of tokens: 1 or TOKENS */
 };
 
 template <int NORM, int TOKENS>
-static __device__ __forceinline__ unit_of_tokens<TOKENS>
-open_unit(const row_norm &mine, uint32_t values, int token, int count)
+static __device__ __forceinline__ iteration_state<TOKENS>
+iteration_open(const row_norm &mine, uint32_t values, int token, int count)
 {
-    unit_of_tokens<TOKENS> u = {{}, 1, values, token, count};
+    iteration_state<TOKENS> u = {{}, 1, values, token, count};
     if (NORM == QTOOL_W4AX_RMS_NORM)
         u.factor = __shfl_sync(~0u, mine.factor, threadIdx.x % 2 * 16);
     if (NORM == QTOOL_W4AX_LAYER_NORM)
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
-            /* Of any lane of a half. Of the same one both would be in uniform registers, of which
-             * an instruction takes but one. */
+            /* All lanes of a half have the same norm. Reading both values from one lane would put
+             * both in uniform registers, and an instruction takes only one of these. */
             const int lane = (int)threadIdx.x % 16 + 16 * t;
             u.n[t] = {__shfl_sync(~0u, mine.factor, 16 * t), __shfl_sync(~0u, mine.shift, lane)};
         }
     return u;
 }
 
-/* The values of a round, normalised but for the factor of an RMS norm. */
+/* Loads the values of a round and normalizes them, without the factor of an RMS norm. */
 template <bool BF16, int NORM, int TOKENS>
-static __device__ __forceinline__ void normal_values(float v[TOKENS][8], const quantize_args &a,
-                                                     const unit_of_tokens<TOKENS> &u,
-                                                     round_state<TOKENS> *s, int round)
+static __device__ __forceinline__ void load_normalized(float v[TOKENS][8], const quantize_args &a,
+                                                       const iteration_state<TOKENS> &u,
+                                                       round_state<TOKENS> *s, int round)
 {
 #pragma unroll
-    for (int j = 0; j < 4; j++) /* or the compiler would keep 16 addresses */
+    for (int j = 0; j < 4; j++) /* keeps the compiler from holding 16 addresses in registers */
         asm volatile("" : "+r"(s->perm[j]));
     load_values<BF16, TOKENS>(v, a, u.values, *s, s->block_of(round));
     if (NORM && TOKENS == 2)
         s->template load_norms<NORM>(a, round);
 #pragma unroll
     for (int i = 0; i < 2 * TOKENS && NORM; i++)
-        normalise<BF16, NORM>(v[i / 2] + i % 2 * 4, u.n[i / 2], s->norm[i % 2]);
+        normalize<BF16, NORM>(v[i / 2] + i % 2 * 4, u.n[i / 2], s->norm[i % 2]);
 }
 
-/* What the thread has that is of token threadIdx.x % 2, of token t. */
+/* Returns the value of token t. With two tokens, each thread has that of token threadIdx.x % 2. */
 template <int TOKENS> static __device__ __forceinline__ float of_token(float v, int t)
 {
     return TOKENS == 2 ? __shfl_sync(~0u, v, t, 2) : v;
 }
 
-/* A scale for each block. */
+/* BLOCK scales: one scale per channel block. */
 template <bool BF16, int NORM, int TOKENS>
 static __device__ __forceinline__ void quantize_by_block(const quantize_args &a,
-                                                         const unit_of_tokens<TOKENS> &u,
+                                                         const iteration_state<TOKENS> &u,
                                                          round_state<TOKENS> s[ROUNDS])
 {
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
         float v[TOKENS][8];
-        normal_values<BF16, NORM, TOKENS>(v, a, u, &s[r], r);
-        const bool small = narrow(s[r].word);
-        const float scale = __fmul_rn(largest_of<TOKENS>(v), small ? a.per7 : a.per127);
+        load_normalized<BF16, NORM, TOKENS>(v, a, u, &s[r], r);
+        const bool narrow = is_narrow(s[r].word);
+        const float scale = __fmul_rn(absmax_of<TOKENS>(v), narrow ? a.per7 : a.per127);
         const float inverse = inverse_of(scale);
         if ((int)threadIdx.x % 16 < u.count)
             *s[r].scale = inverse == 0 ? 1 : scale * u.factor;
@@ -266,51 +271,53 @@ static __device__ __forceinline__ void quantize_by_block(const quantize_args &a,
 #pragma unroll
         for (int t = 0; t < TOKENS; t++)
             code[t] = code_bytes(
-                round_codes(v[t], of_token<TOKENS>(inverse, t), small ? 7 : 127, a.clamp));
+                round_codes(v[t], of_token<TOKENS>(inverse, t), narrow ? 7 : 127, a.clamp));
         s[r].store(code, u.token, u.count);
     }
 }
 
-/* Of two tokens, by warp; sums of all codes. */
-struct token_tops {
-    float most[2][MAX_WARPS];
+/* Maxima of up to two tokens by warp, and sums of their codes. */
+struct token_stats {
+    float absmax[2][MAX_WARPS];
     int sum[2];
 };
 
-/* Behind a barrier: sums of codes, of tokens from `token` on. */
+/* Stores the sums of codes of the tokens from `token` on. Requires a barrier after the
+ * additions. */
 template <int TOKENS>
-static __device__ __forceinline__ void store_sums(const quantize_args &a, const token_tops *tops,
+static __device__ __forceinline__ void store_sums(const quantize_args &a, const token_stats *tops,
                                                   int token)
 {
     if (a.sum && threadIdx.x < TOKENS && token + (int)threadIdx.x < a.m)
         a.sum[token + threadIdx.x] = tops->sum[threadIdx.x];
 }
 
-/* A scale for each token. back: to the tokens before, whose sums are to be stored, or 0. */
+/* INT and ROW scales: one scale per token. back: distance to the tokens of the previous iteration,
+ * whose sums are stored here; 0 in the first iteration. */
 template <bool BF16, int NORM, int TOKENS>
 static __device__ __forceinline__ void
-quantize_by_token(const quantize_args &a, const unit_of_tokens<TOKENS> &u,
-                  round_state<TOKENS> s[ROUNDS], token_tops *tops, int back)
+quantize_by_token(const quantize_args &a, const iteration_state<TOKENS> &u,
+                  round_state<TOKENS> s[ROUNDS], token_stats *tops, int back)
 {
     const int i = (int)threadIdx.x % 16, warps = (int)blockDim.x / 32;
-    float v[ROUNDS][TOKENS][8], most[ROUNDS], all = 0;
+    float v[ROUNDS][TOKENS][8], absmax[ROUNDS], all = 0;
     int sum[TOKENS] = {};
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
-        normal_values<BF16, NORM, TOKENS>(v[r], a, u, &s[r], r);
-        most[r] = largest_of<TOKENS>(v[r]);
-        all = fmaxf(all, most[r]);
+        load_normalized<BF16, NORM, TOKENS>(v[r], a, u, &s[r], r);
+        absmax[r] = absmax_of<TOKENS>(v[r]);
+        all = fmaxf(all, absmax[r]);
     }
     all = fmaxf(all, __shfl_xor_sync(~0u, all, 16));
     if (threadIdx.x % 32 < 2)
-        tops->most[threadIdx.x % 2][threadIdx.x / 32] = all;
+        tops->absmax[threadIdx.x % 2][threadIdx.x / 32] = all;
     if (threadIdx.x < TOKENS) {
         if (back)
             store_sums<TOKENS>(a, tops, u.token - back);
         tops->sum[threadIdx.x] = 0;
     }
     __syncthreads();
-    const float *mine = tops->most[my_half()];
+    const float *mine = tops->absmax[my_half()];
     all = fmaxf(i < warps ? mine[i] : 0, i + 16 < warps ? mine[i + 16] : 0);
 #pragma unroll
     for (int d = 8; d; d /= 2)
@@ -320,16 +327,16 @@ quantize_by_token(const quantize_args &a, const unit_of_tokens<TOKENS> &u,
         *s[0].scale = token_scale(scale, u.factor);
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
-        const bool small = a.scales == QTOOL_W4AX_INT && narrow(s[r].word);
-        const float factor = small ? int_factor(a, most[r], scale) : 1;
+        const bool narrow = a.scales == QTOOL_W4AX_INT && is_narrow(s[r].word);
+        const float factor = narrow ? int_factor(a, absmax[r], scale) : 1;
         const float inverse = inverse_of(__fmul_rn(scale, factor));
         uint2 code[TOKENS];
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
             const rounded_codes c =
-                round_codes(v[r][t], of_token<TOKENS>(inverse, t), small ? 7 : 127, a.clamp);
+                round_codes(v[r][t], of_token<TOKENS>(inverse, t), narrow ? 7 : 127, a.clamp);
             code[t] = a.scales == QTOOL_W4AX_INT
-                          ? multiplied_bytes(c, small, of_token<TOKENS>(factor, t))
+                          ? scaled_code_bytes(c, narrow, of_token<TOKENS>(factor, t))
                           : code_bytes(c);
             sum[t] = __dp4a((int)code[t].x, 0x01010101, __dp4a((int)code[t].y, 0x01010101, sum[t]));
         }
@@ -344,19 +351,18 @@ quantize_by_token(const quantize_args &a, const unit_of_tokens<TOKENS> &u,
         }
 }
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+/* ---- the kernel ----------------------------------------------------------------------------- */
 
 template <bool BF16, int NORM, int TOKENS, bool BY_TOKEN>
 __global__ void __launch_bounds__(MAX_THREADS)
     qt_w4ax_quantize_rows_kernel(const __grid_constant__ quantize_args a)
 {
     __shared__ warp_sums sums[TOKENS];
-    __shared__ token_tops tops;
+    __shared__ token_stats tops;
     const int step = TOKENS * (int)gridDim.x, lane = (int)threadIdx.x % 32;
     const int mine = (int)threadIdx.x / 32 * WARP_CHANNELS; /* the warp's first channel */
     const uint32_t rows = ptx_shared(quantize_smem), my_rows = rows + mine * 2;
-    int token = TOKENS * (int)blockIdx.x, turn = 0;
+    int token = TOKENS * (int)blockIdx.x, buffer = 0;
     round_state<TOKENS> rounds[ROUNDS];
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
@@ -370,8 +376,8 @@ __global__ void __launch_bounds__(MAX_THREADS)
     copy_rows<TOKENS>(from, token + 1 < a.m ? a.k : 0, my_rows + lane * 16, a.k);
     ptx_copy_commit();
 #pragma unroll 1
-    for (; token < a.m; token += step, turn ^= TOKENS - 1) {
-        unsigned char *const pairs = quantize_smem + (turn + 1) * a.k * 4;
+    for (; token < a.m; token += step, buffer ^= TOKENS - 1) {
+        unsigned char *const pairs = quantize_smem + (buffer + 1) * a.k * 4;
         const uint32_t values = TOKENS == 2 ? ptx_shared(pairs) : rows;
         thread_sums<NORM> s[TOKENS];
         row_norm n = {};
@@ -389,13 +395,14 @@ __global__ void __launch_bounds__(MAX_THREADS)
             copy_rows<TOKENS>(from, token + step + 1 < a.m ? a.k : 0, my_rows + lane * 16, a.k);
         ptx_copy_commit();
         if (NORM)
-            add_up_warp<NORM, TOKENS>(&sums[turn], s);
-        /* For other warps' values and sums, and for those that read them the turn before. */
+            reduce_warp<NORM, TOKENS>(&sums[buffer], s);
+        /* Other warps' values and statistics are complete, and those of the previous iteration have
+         * been read. */
         if (NORM || BY_TOKEN || a.perm)
             __syncthreads();
         if (NORM)
-            n = norm_of<NORM>(a, &sums[turn]);
-        const auto u = open_unit<NORM, TOKENS>(n, values, token, min(TOKENS, a.m - token));
+            n = norm_of<NORM>(a, &sums[buffer]);
+        const auto u = iteration_open<NORM, TOKENS>(n, values, token, min(TOKENS, a.m - token));
         if (BY_TOKEN)
             quantize_by_token<BF16, NORM, TOKENS>(a, u, rounds, &tops, token >= step ? step : 0);
         else
@@ -410,8 +417,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
     }
 }
 
-/* ---- host --------------------------------------------------------------------------------------
- */
+/* ---- host ----------------------------------------------------------------------------------- */
 
 template <bool BF16, int TOKENS, bool BY_TOKEN> static const void *kernel_of(int norm)
 {
@@ -429,9 +435,9 @@ template <bool BF16> static const void *kernel_for(int norm, int tokens, bool by
                        : kernel_of<BF16, 2, false>(norm);
 }
 
-/* Shared memory of the kernel beside rows and pairs, and of the system. */
-enum { OWN_BYTES = sizeof(warp_sums) * 2 + sizeof(token_tops) + 1024 };
-static_assert(OWN_BYTES - 1024 <= QUANTIZE_OWN_BYTES, "what launches count on");
+/* Static shared memory of the kernel, and 1024 bytes that the system reserves per thread block. */
+enum { OWN_BYTES = sizeof(warp_sums) * 2 + sizeof(token_stats) + 1024 };
+static_assert(OWN_BYTES - 1024 <= QUANTIZE_OWN_BYTES, "launches assume this bound");
 
 bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool bf16, int cc,
                            void *stream)
@@ -443,12 +449,13 @@ bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool b
     cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, ordinal);
     cudaDeviceGetAttribute(&smem_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
     const size_t pair_bytes = (size_t)a->k * 12;
-    int resident = MAX_THREADS / threads; /* blocks of pairs, with 64 registers a thread */
+    int resident = MAX_THREADS / threads; /* thread blocks per SM with 64 registers per thread */
     if ((size_t)resident * (pair_bytes + OWN_BYTES) > (size_t)smem_limit)
         resident = (int)((size_t)smem_limit / (pair_bytes + OWN_BYTES));
-    /* One token at a time while that fills half of the device, or if pairs find no room. */
-    const bool few = (long long)a->m * threads <= (long long)sms * (MAX_THREADS / 2);
-    const int tokens = few || resident < 1 ? 1 : 2, units = (a->m + tokens - 1) / tokens;
+    /* One token at a time if that fills at most half of the device, or if pairs do not fit in
+     * shared memory. */
+    const bool latency_bound = (long long)a->m * threads <= (long long)sms * (MAX_THREADS / 2);
+    const int tokens = latency_bound || resident < 1 ? 1 : 2, units = (a->m + tokens - 1) / tokens;
     const size_t smem = tokens == 1 ? (size_t)a->k * 2 : pair_bytes;
     const bool by_token = a->scales != QTOOL_W4AX_BLOCK;
     const void *kernel =

@@ -1,33 +1,37 @@
 /*
- * The kernel of 4-bit integer weights for up to 32 tokens (skinny_ring.cuh): what is in a stage,
- * and how it becomes products.
+ * The w4ax skinny kernel computes Y = X W^T for up to 32 tokens by INT8 mma.sync. The mapping to
+ * thread blocks and warps, the TMA pipeline and the reduction over warps are those of
+ * matmul/skinny_common.cuh; this file defines the stage and the mainloop.
  *
- *   a stage:  X, as who quantized it has arranged it | codes, slot by slot | scales | of tokens
+ *   stage     [ X, swizzled by the quantize kernels | codes by slot | row scales | token scales ]
  *
- *   codes --> shift, mask --> A registers --+
- *   X --------------------------------------+--> m16n8k32 --> INT32
- *     BLOCK     at the end of each block INT32 * scale of row * scale of token --> FP32
- *     INT, ROW  INT32 to the end, the block's integer multiplied into the codes
+ *   mainloop  codes --> shift, mask --> A registers --+
+ *             X --------------------------------------+--> m16n8k32 --> INT32 accumulators
+ *     BLOCK     after each channel block: INT32 * row scale * token scale is added to FP32
+ *               accumulators
+ *     INT, ROW  INT32 accumulators over all of k; INT multiplies the integer scale of a channel
+ *               block into the codes
  *
- * BLOCK: sums of a block begin at MAGIC = 1.5 * 2^23 as bits of an FP32 number. As they stay below
- * 2^22 they are bits of MAGIC + sum then, and one FFMA takes MAGIC off and multiplies by the scale
- * of the row: scale * (MAGIC + sum) - scale * MAGIC, of which the latter is exact for a scale of
- * FP16.
+ * BLOCK: the INT32 accumulators of a channel block start at the bits of the FP32 number
+ * MAGIC = 1.5 * 2^23. Their sums are below 2^22 in magnitude, so the results are the bits of
+ * MAGIC + sum, and one FFMA subtracts MAGIC and applies the row scale:
+ * scale * (MAGIC + sum) - scale * MAGIC, where scale * MAGIC is exact for an FP16 scale.
  *
- * Requires    compute capability 9.0; blocks of X not packed
- * Moves       codes and scales once; X once per block and tile (through L2); Y once
- * Oracle      as the stream kernel
+ * Requires    compute capability 9.0; activations that are not packed
+ * Traffic     codes and scales once; X once per thread block and tile (through L2); Y once
+ * Reference   plain C, integer sums bit for bit (tests/gpu/test_w4ax.c)
+ * Used by     skinny_plan.cc
  */
 #ifndef QT_KERNELS_CUDA_W4AX_SKINNY_CUH
 #define QT_KERNELS_CUDA_W4AX_SKINNY_CUH
 
-#include "kernels/cuda/matmul/skinny_ring.cuh"
+#include "kernels/cuda/matmul/skinny_common.cuh"
 #include "kernels/cuda/w4ax/skinny.h"
 #include "kernels/cuda/w4ax/w4ax.cuh"
 
 template <enum qtool_w4ax_scales SCALES>
-struct w4ax_skinny_copies : skinny_source<qt_w4ax_skinny_args> {
-    using skinny_source::skinny_source;
+struct w4ax_skinny_producer : skinny_producer_base<qt_w4ax_skinny_args> {
+    using skinny_producer_base::skinny_producer_base;
 
     __device__ __forceinline__ void copy_weights(uint32_t dst, uint32_t bar) const
     {
@@ -45,22 +49,22 @@ struct w4ax_skinny_copies : skinny_source<qt_w4ax_skinny_args> {
     }
     __device__ __forceinline__ void copy_x(uint32_t dst, uint32_t bar) const
     {
-        skinny_source::copy_x(dst, bar);
+        skinny_producer_base::copy_x(dst, bar);
         if (SCALES == QTOOL_W4AX_BLOCK)
             ptx_copy_box(dst + a.token_scales_at, &a.token_scales, a.token0 / 2,
                          k_stage * QT_SKINNY_BLOCKS, bar);
     }
 };
 
-/* ---- products ----------------------------------------------------------------------------------
- */
+/* ---- mainloop ------------------------------------------------------------------------------- */
 
-/* Of a block: operands of its four k-steps, of MT tiles of 8 tokens; BLOCK: scales of tokens. */
+/* B operands of the four k-steps of a channel block for MT tiles of 8 tokens; BLOCK: also the token
+ * scales. */
 template <enum qtool_w4ax_scales SCALES, int MT> struct w4ax_skinny_x {
     uint32_t v[MT][4][2];
     float2 scale[MT];
 
-    /* at: of the lane's rows of tokens, one for each half of a block. */
+    /* at: shared addresses of the lane's token row, one for each half of the channel block. */
     __device__ __forceinline__ void load(const uint32_t at[2], const unsigned char *scales)
     {
 #pragma unroll
@@ -79,12 +83,12 @@ template <enum qtool_w4ax_scales SCALES, int MT> struct w4ax_skinny_x {
     }
 };
 
-/* total, INT32 as bits of FP32 but for BLOCK, += products of a block of a strip; codes and scales
- * of the lane. */
+/* total += products of a channel block of a strip. total holds FP32 with BLOCK scales, else INT32
+ * bit patterns. codes, scales: the lane's part in the stage. */
 template <enum qtool_w4ax_scales SCALES, int MT>
 static __device__ __forceinline__ void
-w4ax_skinny_block(float total[MT][4], const w4ax_skinny_x<SCALES, MT> &x, uint32_t nibbles,
-                  const unsigned char *codes, const unsigned char *scales)
+w4ax_skinny_multiply_block(float total[MT][4], const w4ax_skinny_x<SCALES, MT> &x, uint32_t nibbles,
+                           const unsigned char *codes, const unsigned char *scales)
 {
     const float MAGIC = 0x1.8p23f;
     uint32_t w[8];
@@ -93,12 +97,12 @@ w4ax_skinny_block(float total[MT][4], const w4ax_skinny_x<SCALES, MT> &x, uint32
     w4ax_int_scale q;
     if (SCALES == QTOOL_W4AX_INT)
         q = w4ax_int_scale_of(*(const uint16_t *)scales);
-    int sums[MT][4];
+    int acc[MT][4];
 #pragma unroll
     for (int t = 0; t < MT; t++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            sums[t][i] = __float_as_int(SCALES == QTOOL_W4AX_BLOCK ? MAGIC : total[t][i]);
+            acc[t][i] = __float_as_int(SCALES == QTOOL_W4AX_BLOCK ? MAGIC : total[t][i]);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         uint32_t frag[4];
@@ -109,9 +113,9 @@ w4ax_skinny_block(float total[MT][4], const w4ax_skinny_x<SCALES, MT> &x, uint32
 #pragma unroll
         for (int t = 0; t < MT; t++)
             if (SCALES == QTOOL_W4AX_INT)
-                ptx_mma_u8(sums[t], frag, x.v[t][k][0], x.v[t][k][1]);
+                ptx_mma_u8(acc[t], frag, x.v[t][k][0], x.v[t][k][1]);
             else
-                ptx_mma_s8(sums[t], frag, x.v[t][k][0], x.v[t][k][1]);
+                ptx_mma_s8(acc[t], frag, x.v[t][k][0], x.v[t][k][1]);
     }
     float2 row = {}, off = {};
     if (SCALES == QTOOL_W4AX_BLOCK) {
@@ -122,7 +126,7 @@ w4ax_skinny_block(float total[MT][4], const w4ax_skinny_x<SCALES, MT> &x, uint32
     for (int t = 0; t < MT; t++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float v = __int_as_float(sums[t][i]);
+            const float v = __int_as_float(acc[t][i]);
             if (SCALES == QTOOL_W4AX_BLOCK)
                 total[t][i] = fmaf(fmaf(v, i < 2 ? row.x : row.y, i < 2 ? off.x : off.y),
                                    i % 2 ? x.scale[t].y : x.scale[t].x, total[t][i]);
@@ -131,13 +135,14 @@ w4ax_skinny_block(float total[MT][4], const w4ax_skinny_x<SCALES, MT> &x, uint32
         }
 }
 
-/* For skinny_multiply_all. */
+/* For skinny_consume. */
 template <enum qtool_w4ax_scales SCALES, int MT, int STRIPS> struct w4ax_skinny_work {
     typedef typename w4ax_sum<SCALES>::type sum;
-    enum { STRIP_SCALES = qt_w4ax_scale_bytes(SCALES) }; /* of a block */
+    enum { STRIP_SCALES = qt_w4ax_scale_bytes(SCALES) }; /* bytes of a strip's channel block */
 
     const qt_w4ax_skinny_args &a;
-    /* In a stage: of the warp's first strip and its slot's first block; of its blocks. */
+    /* Offsets in a stage: codes and scales of the warp's first strip and first channel block, token
+     * scales of its first channel block, and X of each channel block and half. */
     uint32_t codes, scales, token_scales, x[QT_W4AX_SLOT_BLOCKS][2];
 
     __device__ __forceinline__ w4ax_skinny_work(const qt_w4ax_skinny_args &args,
@@ -151,8 +156,8 @@ template <enum qtool_w4ax_scales SCALES, int MT, int STRIPS> struct w4ax_skinny_
         scales = a.scales_at + (first * QT_SKINNY_BLOCKS + block0) * STRIP_SCALES +
                  lane / 4 * (STRIP_SCALES / 8);
         token_scales = a.token_scales_at + block0 * a.token_pitch + lane % 4 * 8;
-        asm volatile("" : "+r"(codes), "+r"(scales), "+r"(token_scales)); /* computed once */
-        const int token = lane % 8; /* chunk i of its line is at i ^ token */
+        asm volatile("" : "+r"(codes), "+r"(scales), "+r"(token_scales)); /* not recomputed */
+        const int token = lane % 8; /* chunk i of a token's row is stored at i ^ token */
 #pragma unroll
         for (int b = 0; b < QT_W4AX_SLOT_BLOCKS; b++)
 #pragma unroll
@@ -176,17 +181,17 @@ template <enum qtool_w4ax_scales SCALES, int MT, int STRIPS> struct w4ax_skinny_
             now.load(at, base + token_scales + b * a.token_pitch);
 #pragma unroll
             for (int u = 0; u < N; u++)
-                w4ax_skinny_block<SCALES, MT>(
+                w4ax_skinny_multiply_block<SCALES, MT>(
                     sums->v[u], now, a.nibbles,
                     base + codes + (u * QT_W4AX_SLOT_BLOCKS + b) * QT_W4AX_STRIP_BYTES,
                     base + scales + (u * QT_SKINNY_BLOCKS + b) * STRIP_SCALES);
         }
     }
-    __device__ __forceinline__ void meet(int threads, int) const
+    __device__ __forceinline__ void sync(int threads, int) const
     {
-        ptx_named_barrier(SKINNY_MEET, threads);
+        ptx_named_barrier(SKINNY_SYNC, threads);
     }
-    __device__ __forceinline__ const float *added(int) const
+    __device__ __forceinline__ const float *addend(int) const
     {
         return NULL;
     }
@@ -196,7 +201,7 @@ template <enum qtool_w4ax_scales SCALES, int MT, int STRIPS> struct w4ax_skinny_
                    ? NULL
                    : (const __half *)(qt_smem + a.tail_at) + tile * a.tile_strips * 16;
     }
-    /* INT: 128 was added to each product's byte (w4ax_unpack_int). */
+    /* INT: w4ax_unpack_int added 128 to each weight byte. */
     __device__ __forceinline__ float value(sum v, int token) const
     {
         return (float)(SCALES == QTOOL_W4AX_INT ? v - 128 * a.x_sum[token] : v);
@@ -207,27 +212,26 @@ template <enum qtool_w4ax_scales SCALES, int MT, int STRIPS> struct w4ax_skinny_
     }
 };
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+/* ---- the kernel ----------------------------------------------------------------------------- */
 
 template <enum qtool_w4ax_scales SCALES, int MT, int STRIPS>
-__global__ void __launch_bounds__(32 * QT_W4AX_SKINNY_WARPS + QT_RING_COPIERS, 1)
+__global__ void __launch_bounds__(32 * QT_W4AX_SKINNY_WARPS + QT_PRODUCER_THREADS, 1)
     qt_w4ax_skinny_kernel(const __grid_constant__ qt_w4ax_skinny_args a)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    const int threads = (int)blockDim.x - QT_RING_COPIERS; /* that multiply */
-    const qt_ring r = qt_ring_open(ptx_shared(qt_smem) + a.barriers_at);
+    const int threads = (int)blockDim.x - QT_PRODUCER_THREADS; /* that multiply */
+    const qt_pipeline r = qt_pipeline_make(ptx_shared(qt_smem) + a.barriers_at);
     if (warp * 32 >= threads) {
-        qt_ring_bring(a, r, warp * 32 == threads, threads, a.arrivals,
-                      w4ax_skinny_copies<SCALES>(a));
+        qt_pipeline_produce(a, r, warp * 32 == threads, threads, a.arrivals,
+                            w4ax_skinny_producer<SCALES>(a));
         return;
     }
     if (SCALES != QTOOL_W4AX_BLOCK)
         skinny_load_row_scales(a, (__half *)(qt_smem + a.tail_at), a.row_scale, 1, threads);
     ptx_launch_dependents();
     const skinny_warp w = skinny_warp_open(a, warp, threads);
-    skinny_multiply_all<MT, STRIPS, STRIPS>(a, r, w, threads,
-                                            w4ax_skinny_work<SCALES, MT, STRIPS>(a, w));
+    skinny_consume<MT, STRIPS, STRIPS>(a, r, w, threads,
+                                       w4ax_skinny_work<SCALES, MT, STRIPS>(a, w));
 }
 
 #endif

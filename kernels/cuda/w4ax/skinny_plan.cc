@@ -1,11 +1,10 @@
-/* Host side of the skinny w4ax kernel: configurations, launches. */
+/* The w4ax skinny kernel's plan: choice of a configuration, arguments, launch. */
 #include "kernels/cuda/common/device.h"
 #include "kernels/cuda/w4ax/skinny.h"
 
 #include <math.h>
-#include <stdio.h>
 
-/* Of a tile; bytes of weights that should be under way. */
+/* Maximum strips of a tile; bytes of weights that should be in flight. */
 enum { LARGEST_TILE = 7, AHEAD_BYTES = 64 << 10 };
 
 static int strips_of(const struct qtool_w4ax_plan *p)
@@ -15,22 +14,16 @@ static int strips_of(const struct qtool_w4ax_plan *p)
 
 static struct qtool_matmul_plan skinny_plan_of(const struct qtool_w4ax_plan *p)
 {
-    const struct qtool_w4ax_config *c = &p->config;
     struct qtool_matmul_plan s = qt_w4ax_launch_plan(p, QTOOL_MATMUL_SKINNY);
-    s.config.token_tiles = c->tokens / 8;
-    s.config.strips = c->strips;
-    s.config.warps = c->warps;
-    s.config.warps_k = c->warps_k;
-    s.config.strips_cta = c->strips_cta;
-    s.config.depth = c->depth;
-    s.config.splits = s.config.parts = 1;
+    s.config.skinny = p->config.skinny;
     return s;
 }
 
-/* Offsets in a stage; returns what the kernel wants. Of codes and scales there is room for as many
- * strips as the warps have: what they make of those that a tile lacks is not used. */
+/* Sets the offsets in a stage and returns the shared memory that the kernel needs. Codes and scales
+ * have room for the strips of all warps. If a tile has fewer strips, results of the others are not
+ * used. */
 static struct qt_skinny_room room_for(struct qt_w4ax_skinny_args *a, enum qtool_w4ax_scales scales,
-                                      const struct qtool_matmul_config *c, size_t m)
+                                      const struct qtool_skinny_config *c, size_t m)
 {
     const int scale_bytes = qt_w4ax_scale_bytes(scales);
     const int strips = c->warps / c->warps_k * c->strips, tile = qt_skinny_tile_strips(c);
@@ -48,25 +41,23 @@ static struct qt_skinny_room room_for(struct qt_w4ax_skinny_args *a, enum qtool_
                   QT_SKINNY_BLOCKS * a->token_pitch;
     room.weight_bytes = tile * QT_SKINNY_BLOCKS * QT_W4AX_STRIP_BYTES;
     room.ahead_bytes = AHEAD_BYTES;
-    room.tail_bytes = scales == QTOOL_W4AX_BLOCK ? 0 : c->strips_cta * 32; /* scales of rows */
+    room.tail_bytes = scales == QTOOL_W4AX_BLOCK ? 0 : c->strips_cta * 32; /* row scales */
     return room;
 }
 
-/* ---- plan --------------------------------------------------------------------------------------
- */
+/* ---- plan ----------------------------------------------------------------------------------- */
 
 /*
- * One strip a warp, as many warps along k as there is room for. Over 17 matrices and 1 to 32 tokens
- * that takes on average 0.5 to 1.2 % longer than what is fastest there. Of tiles of two strips
- * warps have both, up to 16 tokens: 4096 x 4096 2 to 4 % faster.
+ * Gives a warp one strip, with as many warps along k as possible. Over 17 matrices and 1 to 32
+ * tokens this takes on average 0.5 to 1.2 % longer than the fastest configuration. In tiles of two
+ * strips with up to 16 tokens a warp has both: 4096 x 4096 is 2 to 4 % faster.
  */
-static void choose_config(struct qtool_w4ax_config *c, size_t m, int cta)
+static void choose_config(struct qtool_skinny_config *c, size_t m, int cta)
 {
     const int tiles = (int)ceil_div((size_t)cta, LARGEST_TILE);
     const int tile_strips = (int)ceil_div((size_t)cta, (size_t)tiles);
     *c = {};
-    c->kernel = QTOOL_W4AX_SKINNY;
-    c->tokens = (int)round_up(m, 8);
+    c->token_tiles = (int)ceil_div(m, 8);
     c->strips_cta = tile_strips * tiles;
     c->strips = tile_strips == 2 && m <= 16 ? 2 : 1;
     const int rows = tile_strips / c->strips;
@@ -76,10 +67,11 @@ static void choose_config(struct qtool_w4ax_config *c, size_t m, int cta)
     c->warps = c->warps_k * rows;
 }
 
-/* Whether tiles of 128 rows are faster, where blocks have so many strips. us, skinny and tiles, 16
- * tokens, INT, 14336 x 4096 (7 strips) 11.1, 10.3, 18944 x 3584 (9) 12.5, 13.7; 24 tokens, BLOCK,
- * 12288 x 4096 (6) 10.6, 11.4, 14336 x 4096 12.0, 11.9, INT, 6144 x 4096 (3) 6.8, 7.6, 8192 x 8192
- * (4) 12.5, 12.2; 32 tokens, BLOCK, 6144 x 4096 7.3, 8.1, 8192 x 8192 13.5, 12.7. */
+/* True if the tile kernel with tiles of 128 rows is faster. strips: per thread block of the skinny
+ * kernel. us of the skinny and of the tile kernel: 16 tokens, INT, 14336 x 4096 (7 strips) 11.1,
+ * 10.3, 18944 x 3584 (9) 12.5, 13.7; 24 tokens, BLOCK, 12288 x 4096 (6) 10.6, 11.4, 14336 x 4096
+ * 12.0, 11.9, INT, 6144 x 4096 (3) 6.8, 7.6, 8192 x 8192 (4) 12.5, 12.2; 32 tokens, BLOCK, 6144 x
+ * 4096 7.3, 8.1, 8192 x 8192 13.5, 12.7. */
 static bool tiles_are_faster(enum qtool_w4ax_scales scales, size_t m, int strips)
 {
     const bool block = scales == QTOOL_W4AX_BLOCK;
@@ -92,60 +84,62 @@ static bool tiles_are_faster(enum qtool_w4ax_scales scales, size_t m, int strips
 bool qt_w4ax_skinny_choose(struct qtool_w4ax_plan *p)
 {
     struct qt_w4ax_skinny_args a = {};
-    const int cta = (int)ceil_div((size_t)strips_of(p), (size_t)p->sms);
-    if (p->cc != 90 || p->options.packed || p->m > QT_W4AX_SKINNY_TOKENS)
+    const int cta = (int)ceil_div((size_t)strips_of(p), (size_t)qt_state(p)->sms);
+    if (qt_state(p)->cc != 90 || p->options.packed || p->m > QT_W4AX_SKINNY_TOKENS)
         return false;
     if (p->options.kernel != QTOOL_W4AX_SKINNY && tiles_are_faster(p->scales, p->m, cta))
         return false;
-    choose_config(&p->config, p->m, cta);
+    struct qtool_skinny_config *c = &p->config.skinny;
+    p->config = {};
+    p->config.kernel = QTOOL_W4AX_SKINNY;
+    choose_config(c, p->m, cta);
     const struct qtool_matmul_plan s = skinny_plan_of(p);
-    const struct qt_skinny_room room = room_for(&a, p->scales, &s.config, p->m);
-    p->config.depth = qt_skinny_depth(&s, &s.config, &room, p->m);
-    return p->config.depth > 0;
+    const struct qt_skinny_room room = room_for(&a, p->scales, c, p->m);
+    c->depth = qt_skinny_depth(&s, c, &room, p->m);
+    return c->depth > 0;
 }
 
 static int check(struct qtool_w4ax_plan *p, struct qtool_matmul_plan *s)
 {
     struct qt_w4ax_skinny_args a = {};
+    const struct qtool_skinny_config *c = &s->config.skinny;
+    struct qt_plan_state *state = qt_state(s);
     int rc = qt_skinny_check_config(s, strips_of(p), QT_W4AX_SKINNY_TOKENS / 8);
     if (rc != QTOOL_OK)
         return rc;
-    if (p->config.tokens % 8 != 0)
-        return qt_refuse(s, QTOOL_UNSUPPORTED, "tokens must be a multiple of 8");
-    if (p->options.packed || p->m > (size_t)p->config.tokens)
+    if (p->options.packed || p->m > (size_t)c->token_tiles * 8)
         return qt_refuse(s, QTOOL_UNSUPPORTED,
-                         "the skinny kernel needs blocks that are not packed and at most 32 "
-                         "tokens");
-    if (s->config.warps > QT_W4AX_SKINNY_WARPS)
-        return qt_refuse(s, QTOOL_UNSUPPORTED, "at most %d warps", QT_W4AX_SKINNY_WARPS);
-    s->kernel = qt_w4ax_skinny_instance(p->scales, s->config.token_tiles, s->config.strips);
-    const struct qt_skinny_room room = room_for(&a, p->scales, &s->config, s->m);
-    rc = qt_skinny_check_room(s, qt_skinny_layout(&a, &s->config, &room, s->m), strips_of(p),
+                         "the skinny kernel needs options.packed to be 0 and at most 32 tokens");
+    if (c->warps > QT_W4AX_SKINNY_WARPS)
+        return qt_refuse(s, QTOOL_UNSUPPORTED, "warps must be at most %d", QT_W4AX_SKINNY_WARPS);
+    state->kernel = qt_w4ax_skinny_instance(p->scales, c->token_tiles, c->strips);
+    const struct qt_skinny_room room = room_for(&a, p->scales, c, s->m);
+    rc = qt_skinny_check_room(s, qt_skinny_layout(&a, c, &room, s->m), strips_of(p),
                               p->options.dependent_launch);
-    return rc != QTOOL_OK ? rc : qt_allow_smem(s->kernel, s->smem_bytes, s->reason);
+    return rc != QTOOL_OK ? rc : qt_allow_smem(state->kernel, state->smem_bytes, s->reason);
 }
 
 int qt_w4ax_skinny_check(struct qtool_w4ax_plan *p)
 {
-    p->launch = skinny_plan_of(p);
+    struct qtool_matmul_plan *launch = &qt_state(p)->launch;
+    *launch = skinny_plan_of(p);
     p->workspace_bytes = 0;
-    int rc = check(p, &p->launch);
-    snprintf(p->reason, sizeof p->reason, "%s", p->launch.reason);
-    return rc;
+    int rc = check(p, launch);
+    return qt_w4ax_refuse(p, rc, launch->reason);
 }
 
-/* ---- run ---------------------------------------------------------------------------------------
- */
+/* ---- run ------------------------------------------------------------------------------------ */
 
 int qt_w4ax_skinny_run(const struct qtool_w4ax_plan *p, const struct qtool_w4ax_weight *w,
                        const struct qtool_w4ax_acts *acts, void *y, void *stream)
 {
     struct qt_w4ax_skinny_args a = {};
-    const struct qtool_matmul_plan *s = &p->launch;
-    const struct qt_skinny_room room = room_for(&a, p->scales, &s->config, p->m);
+    const struct qtool_matmul_plan *s = &qt_state(p)->launch;
+    const struct qtool_skinny_config *c = &p->config.skinny;
+    const struct qt_skinny_room room = room_for(&a, p->scales, c, p->m);
     const size_t blocks = ceil_div(p->k, QTOOL_W4AX_BLOCK_COLS);
-    if (qt_skinny_layout(&a, &s->config, &room, p->m) > s->smem_bytes)
-        return QTOOL_UNSUPPORTED; /* not planned */
+    if (qt_skinny_layout(&a, c, &room, p->m) > qt_state(s)->smem_bytes)
+        return QTOOL_UNSUPPORTED;
     qt_skinny_fill(&a, s, strips_of(p), blocks, y);
     a.factor = ldexpf(1, w->scale_exp2 - (p->scales == QTOOL_W4AX_INT ? 0 : 4)); /* w4ax_unpack */
     a.row_scale = (const __half *)w->row_scale;
@@ -163,5 +157,5 @@ int qt_w4ax_skinny_run(const struct qtool_w4ax_plan *p, const struct qtool_w4ax_
         !qt_w4ax_code_map(s, &a.codes, w, &codes) ||
         (p->scales != QTOOL_W4AX_ROW && !qt_w4ax_scale_map(s, &a.scales, w, &scales)))
         return QTOOL_UNSUPPORTED;
-    return qt_launch(s, &a, p->config.warps * 32 + QT_RING_COPIERS, a.dependent, stream);
+    return qt_launch(s, &a, c->warps * 32 + QT_PRODUCER_THREADS, a.dependent, stream);
 }

@@ -1,25 +1,29 @@
 /*
- * Y = X W^T of 4-bit integer weights for few tokens (m <= 8 MT <= 32, of any X), one pass over the
- * weights.
+ * The w4ax stream kernel computes Y = X W^T for decode steps: one pass over the weights for
+ * m <= 8 MT <= 32 tokens. X may be packed.
  *
- *   unit     one k-block of 128 channels of a GROUP of S strips of 16 rows; units are numbered
- * group by group, and a block of threads does cta_units in a row, its warps one unit each in turn
- *   smem     [ warps' sums | rings ]; a ring has DEPTH slots of a warp's own units
- *   slot     [ S x 1024 bytes of codes | S x 32 bytes of scales | m rows of X | scales of X | word
- * ]
+ *   unit          one channel block (128 channels) of a row group of S strips of 16 rows. Units are
+ *                 numbered row group by row group.
+ *   thread block  cta_units consecutive units; its warps take one unit each in turn
+ *   smem          [ partial sums of the warps | pipelines ]; each warp has a pipeline of DEPTH
+ *                 stages of its own units
+ *   stage         [ S x 1024 bytes of codes | S x 32 bytes of row scales | m rows of X |
+ *                 token scales | block word ]
+ *   warp          global -- cp.async --> stage -- shift, mask --> m16n8k32 s8 --> INT32
+ *                 -- * scales --> FP32
  *
- *   warp:    global -- cp.async --> slot --> shift, mask --> m16n8k32 s8 --> INT32 --> * scales -->
- * FP32
+ * Every unit loads its part of X. A thread block with few row groups uses each byte of X about once
+ * anyway, and no warp waits for a copy of all of X before its first product.
  *
- * X comes with every unit instead of once: of a block's own part of k each byte is used once anyway
- * when the block has few groups, and nothing waits for X before the first product.
+ * At the end of a row group the partial sums of the warps are added in order through shared memory.
+ * If several thread blocks share a row group (split-K), their partial sums go to the workspace, and
+ * the last thread block to arrive adds them in the order of k.
  *
- * At the end of a group the warps' sums meet in shared memory and are added in order; if several
- * blocks share a group their sums meet in the workspace, and the last to arrive adds them in order.
- *
- * Requires  compute capability 8.0
- * Moves     packed weights once; X once per group; Y once; shared groups: 2 m rows 4 bytes a block
- * Oracle    integer sums, bit for bit (tests/gpu/test_w4ax.c)
+ * Requires   compute capability 8.0
+ * Traffic    packed weights once; X once per row group; Y once; split-K: 2 m rows of 4 bytes per
+ *            thread block
+ * Reference  plain C, integer sums bit for bit (tests/gpu/test_w4ax.c)
+ * Used by    stream_plan.cc
  */
 #ifndef QT_KERNELS_CUDA_W4AX_STREAM_CUH
 #define QT_KERNELS_CUDA_W4AX_STREAM_CUH
@@ -28,7 +32,7 @@
 
 extern __shared__ __align__(128) unsigned char w4ax_smem[];
 
-template <int MT, int S> struct w4ax_slot {
+template <int MT, int S> struct w4ax_stream_stage {
     enum {
         CODES = S * 1024,
         SCALES_AT = CODES,
@@ -37,8 +41,8 @@ template <int MT, int S> struct w4ax_slot {
         WORD_AT = X_SCALE_AT + MT * 8 * 4,
         BYTES = (WORD_AT + 16 + 127) / 128 * 128,
         ROWS = S * 16,
-        PITCH = ROWS + 4, /* of sums in shared memory: tokens of a fragment in different banks */
-        /* Slots of a ring: what 8 warps (4 of the largest) have room for. */
+        PITCH = ROWS + 4, /* of partial sums: tokens of a fragment are in different banks */
+        /* Pipeline stages that fit in shared memory with 8 warps (4 warps of the largest). */
         DEPTH = S == 2   ? (MT == 4 ? 3 : 5)
                 : S == 4 ? (MT == 1   ? 4
                             : MT == 2 ? 3
@@ -47,14 +51,15 @@ template <int MT, int S> struct w4ax_slot {
     };
 };
 
-struct stream_cursor_int {
-    unsigned unit; /* to copy next */
-    int group, kb;
-    int seen;       /* units copied */
-    uint32_t words; /* of this lane: block word of the warp's unit number seen / 32 * 32 + lane */
+/* Position of a warp's producer side. */
+struct w4ax_stream_cursor {
+    unsigned unit;  /* the next unit to copy */
+    int group, kb;  /* its row group and channel block */
+    int copied;     /* number of units copied */
+    uint32_t words; /* lane i has the block word of the warp's unit copied / 32 * 32 + i */
 };
 
-static __device__ __forceinline__ void w4ax_load_words(const w4ax_args &a, stream_cursor_int *c,
+static __device__ __forceinline__ void w4ax_load_words(const w4ax_args &a, w4ax_stream_cursor *c,
                                                        int lane, int warps)
 {
     c->words = __ldg(a.blocks + (c->kb + lane * warps) % a.kblocks);
@@ -62,30 +67,30 @@ static __device__ __forceinline__ void w4ax_load_words(const w4ax_args &a, strea
 
 enum { W4AX_WEIGHTS = 1, W4AX_X = 2 };
 
-/* Starts copying PARTS of unit c->unit, if it is below `end`. */
+/* Starts the copies of PARTS of unit c->unit to a stage, if the unit is below `end`; advances c. */
 template <int SCALES, int MT, int S, int PARTS>
-static __device__ __forceinline__ void w4ax_copy_next(const w4ax_args &a, stream_cursor_int *c,
-                                                      uint32_t slot, unsigned end, int lane,
+static __device__ __forceinline__ void w4ax_copy_next(const w4ax_args &a, w4ax_stream_cursor *c,
+                                                      uint32_t stage, unsigned end, int lane,
                                                       int warps)
 {
-    typedef w4ax_slot<MT, S> L;
+    typedef w4ax_stream_stage<MT, S> L;
     if (c->unit < end) {
         const int strip0 = c->group * S;
 #pragma unroll
         for (int s = 0; s < S && PARTS & W4AX_WEIGHTS; s++) {
             const unsigned char *codes = w4ax_codes(a, min(strip0 + s, a.strips - 1), c->kb);
-            ptx_copy_16(slot + s * 1024 + lane * 16, codes + lane * 16);
-            ptx_copy_16(slot + s * 1024 + 512 + lane * 16, codes + 512 + lane * 16);
+            ptx_copy_16(stage + s * 1024 + lane * 16, codes + lane * 16);
+            ptx_copy_16(stage + s * 1024 + 512 + lane * 16, codes + 512 + lane * 16);
         }
         enum { SCALE_CHUNKS = SCALES == QTOOL_W4AX_BLOCK ? 2 : SCALES == QTOOL_W4AX_INT ? 1 : 0 };
         if (PARTS & W4AX_WEIGHTS && SCALE_CHUNKS && lane < S * SCALE_CHUNKS) {
             int s = lane / (SCALE_CHUNKS + !SCALE_CHUNKS), h = lane - s * SCALE_CHUNKS;
             size_t at = (size_t)min(strip0 + s, a.strips - 1) * a.kblocks + c->kb;
-            ptx_copy_16(slot + L::SCALES_AT + s * 32 + h * 16,
+            ptx_copy_16(stage + L::SCALES_AT + s * 32 + h * 16,
                         a.scale + (at * SCALE_CHUNKS + h) * 16);
         }
         if (PARTS & W4AX_X) {
-            const uint32_t word = __shfl_sync(~0u, c->words, c->seen & 31);
+            const uint32_t word = __shfl_sync(~0u, c->words, c->copied & 31);
             const bool wide = word & QTOOL_W4AX_WIDE_ROWS;
             const size_t rows =
                 (size_t)((word & ~QTOOL_W4AX_NARROW_VALUES) >> 1) * 64 * (size_t)a.x_tokens;
@@ -94,12 +99,12 @@ static __device__ __forceinline__ void w4ax_copy_next(const w4ax_args &a, stream
 #pragma unroll
             for (int i = 0; i < 2 * MT; i++)
                 if (i * 32 + lane < chunks)
-                    ptx_copy_16(slot + L::X_AT + (i * 32 + lane) * 16, x + (i * 32 + lane) * 16);
+                    ptx_copy_16(stage + L::X_AT + (i * 32 + lane) * 16, x + (i * 32 + lane) * 16);
             if (SCALES == QTOOL_W4AX_BLOCK && lane * 4 < a.m)
-                ptx_copy_16(slot + L::X_SCALE_AT + lane * 16,
+                ptx_copy_16(stage + L::X_SCALE_AT + lane * 16,
                             a.x_scale + (size_t)c->kb * a.x_pitch + a.token0 + lane * 4);
             if (lane == 0)
-                asm volatile("st.shared.u32 [%0], %1;" ::"r"(slot + L::WORD_AT), "r"(word)
+                asm volatile("st.shared.u32 [%0], %1;" ::"r"(stage + L::WORD_AT), "r"(word)
                              : "memory");
         }
         c->unit += warps;
@@ -108,15 +113,15 @@ static __device__ __forceinline__ void w4ax_copy_next(const w4ax_args &a, stream
             c->kb -= a.kblocks;
             c->group++;
         }
-        if ((++c->seen & 31) == 0)
+        if ((++c->copied & 31) == 0)
             w4ax_load_words(a, c, lane, warps);
     }
 }
 
-/* ---- products ----------------------------------------------------------------------------------
- */
+/* ---- mainloop ------------------------------------------------------------------------------- */
 
-/* B operands of the four k-steps of a block, of a tile of 8 tokens. */
+/* Loads the B operands of the four k-steps of a channel block for a tile of 8 tokens. wide: X is
+ * not packed. */
 static __device__ __forceinline__ void w4ax_load_x(uint32_t b[4][2], uint32_t x, int row, int lane,
                                                    bool wide)
 {
@@ -130,7 +135,7 @@ static __device__ __forceinline__ void w4ax_load_x(uint32_t b[4][2], uint32_t x,
             b[2 * p + 1][0] = r[2];
             b[2 * p + 1][1] = r[3];
         }
-    } else { /* sixteen times the codes */
+    } else { /* bytes are 16 times the codes */
         uint32_t r[4];
         ptx_ldmatrix_x4(r, x + row * 64 + (lane / 8 ^ (row >> 1 & 3)) * 16);
 #pragma unroll
@@ -142,24 +147,26 @@ static __device__ __forceinline__ void w4ax_load_x(uint32_t b[4][2], uint32_t x,
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-/* The words of both operands as they are: k-steps 2 p and 2 p + 1 are one of m16n8k64. */
+/* Loads the B operands of m16n8k64 s4 without unpacking: k-steps 2 p and 2 p + 1 are one
+ * m16n8k64. */
 static __device__ __forceinline__ void w4ax_load_x_s4(uint32_t b[4], uint32_t x, int row, int lane)
 {
     ptx_ldmatrix_x4(b, x + row * 64 + (lane / 8 ^ (row >> 1 & 3)) * 16);
 }
 #endif
 
+/* Multiplies the unit in a stage and adds the products to the accumulators. */
 template <int SCALES, int MT, int S>
-static __device__ __forceinline__ void w4ax_step(typename w4ax_sum<SCALES>::type sums[S][MT][4],
-                                                 const w4ax_args &a, const unsigned char *slot,
-                                                 int lane)
+static __device__ __forceinline__ void
+w4ax_multiply_unit(typename w4ax_sum<SCALES>::type acc[S][MT][4], const w4ax_args &a,
+                   const unsigned char *stage, int lane)
 {
-    typedef w4ax_slot<MT, S> L;
-    const bool wide = *(const uint32_t *)(slot + L::WORD_AT) & QTOOL_W4AX_WIDE_ROWS;
-    const uint32_t x_at = ptx_shared(slot + L::X_AT);
+    typedef w4ax_stream_stage<MT, S> L;
+    const bool wide = *(const uint32_t *)(stage + L::WORD_AT) & QTOOL_W4AX_WIDE_ROWS;
+    const uint32_t x_at = ptx_shared(stage + L::X_AT);
     uint32_t x[MT][4][2];
     float2 xs[MT];
-    /* Weights are 16 times too large, packed activations too; but for m16n8k64. */
+    /* Unpacked weights and packed activations are 16 times their codes, except with m16n8k64. */
     float unit = wide ? 0x1p-4f : 0x1p-8f;
 #pragma unroll
     for (int t = 0; t < MT; t++) {
@@ -172,7 +179,7 @@ static __device__ __forceinline__ void w4ax_step(typename w4ax_sum<SCALES>::type
 #endif
             w4ax_load_x(x[t], x_at, row, lane, wide);
         if (SCALES == QTOOL_W4AX_BLOCK) {
-            xs[t] = *(const float2 *)(slot + L::X_SCALE_AT + (t * 8 + lane % 4 * 2) * 4);
+            xs[t] = *(const float2 *)(stage + L::X_SCALE_AT + (t * 8 + lane % 4 * 2) * 4);
             xs[t].x *= unit;
             xs[t].y *= unit;
         }
@@ -181,9 +188,9 @@ static __device__ __forceinline__ void w4ax_step(typename w4ax_sum<SCALES>::type
     for (int s = 0; s < S; s++) {
         int block[MT][4] = {};
         uint32_t w[8];
-        *(uint4 *)w = *(const uint4 *)(slot + s * 1024 + lane * 16);
-        *(uint4 *)(w + 4) = *(const uint4 *)(slot + s * 1024 + 512 + lane * 16);
-        const unsigned char *scale = slot + L::SCALES_AT + s * 32;
+        *(uint4 *)w = *(const uint4 *)(stage + s * 1024 + lane * 16);
+        *(uint4 *)(w + 4) = *(const uint4 *)(stage + s * 1024 + 512 + lane * 16);
+        const unsigned char *scale = stage + L::SCALES_AT + s * 32;
         w4ax_int_scale q;
         if (SCALES == QTOOL_W4AX_INT)
             q = w4ax_int_scale_of(*(const uint16_t *)(scale + lane / 4 * 2));
@@ -205,7 +212,7 @@ static __device__ __forceinline__ void w4ax_step(typename w4ax_sum<SCALES>::type
                     w4ax_unpack(frag, w[2 * k], w[2 * k + 1], w4ax_constants_after(0));
 #pragma unroll
                 for (int t = 0; t < MT; t++) {
-                    int *to = SCALES == QTOOL_W4AX_BLOCK ? block[t] : (int *)sums[s][t];
+                    int *to = SCALES == QTOOL_W4AX_BLOCK ? block[t] : (int *)acc[s][t];
                     if (SCALES == QTOOL_W4AX_INT)
                         ptx_mma_u8(to, frag, x[t][k][0], x[t][k][1]);
                     else
@@ -218,27 +225,27 @@ static __device__ __forceinline__ void w4ax_step(typename w4ax_sum<SCALES>::type
             for (int t = 0; t < MT; t++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    sums[s][t][i] +=
+                    acc[s][t][i] +=
                         (float)block[t][i] * ((i < 2 ? ws.x : ws.y) * (i % 2 ? xs[t].y : xs[t].x));
         }
     }
 }
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+/* ---- the kernel ----------------------------------------------------------------------------- */
 
-/* The warps' sums of a group: added, and to Y or to the workspace. */
+/* Epilogue of a row group: adds the partial sums of the warps. Stores them to Y if this thread
+ * block has the whole row group, else to the workspace. */
 template <int SCALES, int MT, int S>
 static __device__ __forceinline__ void
-w4ax_finish_group(const typename w4ax_sum<SCALES>::type sums[S][MT][4], const w4ax_args &a,
-                  int group, bool whole)
+w4ax_group_epilogue(const typename w4ax_sum<SCALES>::type acc[S][MT][4], const w4ax_args &a,
+                    int group, bool whole)
 {
     typedef typename w4ax_sum<SCALES>::type sum_t;
-    typedef w4ax_slot<MT, S> L;
+    typedef w4ax_stream_stage<MT, S> L;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int warps = (int)blockDim.x / 32, g = lane / 4, step = a.m * L::PITCH;
     sum_t *part = (sum_t *)w4ax_smem;
-    __syncthreads(); /* the sums of the group before have been read */
+    __syncthreads(); /* partial sums of the previous row group have been read */
 #pragma unroll
     for (int t = 0; t < MT; t++)
 #pragma unroll
@@ -247,7 +254,7 @@ w4ax_finish_group(const typename w4ax_sum<SCALES>::type sums[S][MT][4], const w4
             if (token < a.m)
 #pragma unroll
                 for (int s = 0; s < S; s++)
-                    part[warp * step + token * L::PITCH + s * 16 + g + i / 2 * 8] = sums[s][t][i];
+                    part[warp * step + token * L::PITCH + s * 16 + g + i / 2 * 8] = acc[s][t][i];
         }
     __syncthreads();
     uint32_t *partial = whole ? NULL : w4ax_partial(a, (int)blockIdx.x, group, L::ROWS);
@@ -266,76 +273,77 @@ w4ax_finish_group(const typename w4ax_sum<SCALES>::type sums[S][MT][4], const w4
 template <int SCALES, int MT, int S>
 __global__ void __launch_bounds__(256, 1) qt_w4ax_stream_kernel(const __grid_constant__ w4ax_args a)
 {
-    enum { DEPTH = w4ax_slot<MT, S>::DEPTH, BYTES = w4ax_slot<MT, S>::BYTES };
+    enum { DEPTH = w4ax_stream_stage<MT, S>::DEPTH, BYTES = w4ax_stream_stage<MT, S>::BYTES };
     typedef typename w4ax_sum<SCALES>::type sum_t;
     const int lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
     const unsigned begin = blockIdx.x * (unsigned)a.cta_units;
     const unsigned end = min(begin + a.cta_units, (unsigned)a.groups * a.kblocks);
-    const int sums_bytes = warps * a.m * w4ax_slot<MT, S>::PITCH * 4;
-    unsigned char *ring = w4ax_smem + (sums_bytes + 127) / 128 * 128 + warp * (DEPTH * BYTES);
-    const uint32_t ring_at = ptx_shared(ring);
+    const int sums_bytes = warps * a.m * w4ax_stream_stage<MT, S>::PITCH * 4;
+    unsigned char *stages = w4ax_smem + (sums_bytes + 127) / 128 * 128 + warp * (DEPTH * BYTES);
+    const uint32_t stages_at = ptx_shared(stages);
 
-    stream_cursor_int c;
+    w4ax_stream_cursor c;
     c.unit = begin + warp;
     c.group = (int)(c.unit / a.kblocks);
     c.kb = (int)(c.unit % a.kblocks);
-    c.seen = 0;
+    c.copied = 0;
     w4ax_load_words(a, &c, lane, warps);
     ptx_launch_dependents();
-    /* Where X is follows from the words: the first weights do not wait for them, and where this
-     * kernel may begin early none wait for the previous one. X does, and what the workspace is used
-     * for. */
-    stream_cursor_int early = c;
+    /* The addresses of X depend on the block words, those of weights do not, so the first copy of
+     * weights is started without waiting for the words. In a dependent launch the weights of
+     * DEPTH - 1 stages are copied before the wait for the previous kernel; X and the workspace are
+     * accessed after it. */
+    w4ax_stream_cursor early = c;
     const int ahead = a.dependent ? DEPTH - 1 : 1;
 #pragma unroll 1
     for (int i = 0; i < ahead; i++)
-        w4ax_copy_next<SCALES, MT, S, W4AX_WEIGHTS>(a, &early, ring_at + i * BYTES, end, lane,
+        w4ax_copy_next<SCALES, MT, S, W4AX_WEIGHTS>(a, &early, stages_at + i * BYTES, end, lane,
                                                     warps);
     if (a.dependent)
         ptx_wait_previous();
 #pragma unroll 1
     for (int i = 0; i < DEPTH - 1; i++) {
         if (i >= ahead)
-            w4ax_copy_next<SCALES, MT, S, W4AX_WEIGHTS>(a, &early, ring_at + i * BYTES, end, lane,
+            w4ax_copy_next<SCALES, MT, S, W4AX_WEIGHTS>(a, &early, stages_at + i * BYTES, end, lane,
                                                         warps);
-        w4ax_copy_next<SCALES, MT, S, W4AX_X>(a, &c, ring_at + i * BYTES, end, lane, warps);
+        w4ax_copy_next<SCALES, MT, S, W4AX_X>(a, &c, stages_at + i * BYTES, end, lane, warps);
         ptx_copy_commit();
     }
 
     unsigned unit = begin + warp;
-    int slot = 0, free_slot = DEPTH - 1;
+    int stage = 0, free_stage = DEPTH - 1;
 #pragma unroll 1
     for (int group = (int)(begin / a.kblocks); (unsigned)group * a.kblocks < end; group++) {
         const unsigned group0 = (unsigned)group * a.kblocks, group1 = group0 + a.kblocks;
-        sum_t sums[S][MT][4] = {};
+        sum_t acc[S][MT][4] = {};
 #pragma unroll 1
         for (; unit < min(group1, end); unit += warps) {
             ptx_copy_wait<DEPTH - 2>();
-            __syncwarp(); /* others copied, and the slot before has been read */
-            w4ax_copy_next<SCALES, MT, S, W4AX_WEIGHTS | W4AX_X>(a, &c, ring_at + free_slot * BYTES,
-                                                                 end, lane, warps);
+            __syncwarp(); /* all lanes' copies have arrived; the free stage has been read */
+            w4ax_copy_next<SCALES, MT, S, W4AX_WEIGHTS | W4AX_X>(
+                a, &c, stages_at + free_stage * BYTES, end, lane, warps);
             ptx_copy_commit();
-            w4ax_step<SCALES, MT, S>(sums, a, ring + slot * BYTES, lane);
-            slot = slot + 1 == DEPTH ? 0 : slot + 1;
-            free_slot = free_slot + 1 == DEPTH ? 0 : free_slot + 1;
+            w4ax_multiply_unit<SCALES, MT, S>(acc, a, stages + stage * BYTES, lane);
+            stage = stage + 1 == DEPTH ? 0 : stage + 1;
+            free_stage = free_stage + 1 == DEPTH ? 0 : free_stage + 1;
         }
         const bool whole = begin <= group0 && group1 <= end;
-        w4ax_finish_group<SCALES, MT, S>(sums, a, group, whole);
+        w4ax_group_epilogue<SCALES, MT, S>(acc, a, group, whole);
         if (!whole)
-            w4ax_fix_up<SCALES>(a, group, w4ax_slot<MT, S>::ROWS, (int)(group0 / a.cta_units),
-                                (int)((group1 - 1) / a.cta_units));
+            w4ax_split_k_reduce<SCALES>(a, group, w4ax_stream_stage<MT, S>::ROWS,
+                                        (int)(group0 / a.cta_units),
+                                        (int)((group1 - 1) / a.cta_units));
     }
 }
 
-/* ---- host --------------------------------------------------------------------------------------
- */
+/* ---- host ----------------------------------------------------------------------------------- */
 
 template <int SCALES, int MT, int S>
 static const void *w4ax_stream_instance(int warps, int m, int *smem)
 {
-    int sums = (warps * m * w4ax_slot<MT, S>::PITCH * 4 + 127) / 128 * 128;
-    *smem = sums + warps * w4ax_slot<MT, S>::DEPTH * w4ax_slot<MT, S>::BYTES;
+    int sums = (warps * m * w4ax_stream_stage<MT, S>::PITCH * 4 + 127) / 128 * 128;
+    *smem = sums + warps * w4ax_stream_stage<MT, S>::DEPTH * w4ax_stream_stage<MT, S>::BYTES;
     return (const void *)qt_w4ax_stream_kernel<SCALES, MT, S>;
 }
 

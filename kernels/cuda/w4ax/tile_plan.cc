@@ -1,30 +1,30 @@
-/* Host side of the w4ax tile kernel: what a plan needs to know, launches. */
+/* The w4ax tile kernel's plan: model times, arguments, launch. */
 #include "kernels/cuda/common/device.h"
 #include "kernels/cuda/w4ax/tile.h"
 
 #include <math.h>
-#include <stdio.h>
 
 static float of_scales(enum qtool_w4ax_scales scales, float block, float integer, float row)
 {
     return scales == QTOOL_W4AX_BLOCK ? block : scales == QTOOL_W4AX_INT ? integer : row;
 }
 
-/* With few tokens, of two blocks each, where otherwise there are four. us, BLOCK, 8192 x 8192, 16
- * and 32 tokens: 12.2, 13.0 with four, 11.6, 12.2; INT, 64 tokens, 13.8, 12.9; but 4096 x
- * 4096 6.6, 6.8. */
+/* Minimum stages of small tiles for bandwidth-bound products, instead of four. us with four and six
+ * stages: BLOCK, 8192 x 8192, 16 tokens 12.2, 11.6, 32 tokens 13.0, 12.2; INT, 64 tokens 13.8,
+ * 12.9; but 4096 x 4096 6.6, 6.8. */
 enum { MORE_STAGES = 6 };
 
+/* Returns the kernels for the product. */
 static struct qt_tile_matrix matrix_of(const struct qtool_w4ax_plan *p)
 {
-    const float wide = p->scales == QTOOL_W4AX_BLOCK ? QT_TILE_WHOLE : QT_TILE_WHOLE_WIDE;
+    const float wide = p->scales == QTOOL_W4AX_BLOCK ? QT_WHOLE_FACTOR : QT_WHOLE_FACTOR_WIDE;
 #define KIND(warpgroups, tokens, ...)                                                              \
     {warpgroups,                                                                                   \
      tokens,                                                                                       \
      0,                                                                                            \
      NULL,                                                                                         \
      of_scales(p->scales, __VA_ARGS__),                                                            \
-     tokens > 64 ? wide : QT_TILE_WHOLE},
+     tokens > 64 ? wide : QT_WHOLE_FACTOR},
     const struct qt_tile_kind kinds[] = {QT_W4AX_TILE_TABLE(KIND)};
     struct qt_tile_matrix t = {};
     t.strips = (int)ceil_div(p->n, QT_STRIP_ROWS);
@@ -38,7 +38,8 @@ static struct qt_tile_matrix matrix_of(const struct qtool_w4ax_plan *p)
         k.weight_bytes =
             4 * k.warpgroups * k.blocks * (QT_W4AX_STRIP_BYTES + qt_w4ax_scale_bytes(p->scales)) +
             qt_w4ax_token_bytes(p->scales, k.tokens);
-        if (k.tokens <= of_scales(p->scales, 32, 64, 0) && qt_long_share(p->n, p->k, p->sms))
+        if (k.tokens <= of_scales(p->scales, 32, 64, 0) &&
+            qt_bandwidth_bound(p->n, p->k, qt_state(p)->sms))
             k.stages = MORE_STAGES;
         t.kinds[t.count++] = k;
     }
@@ -48,9 +49,7 @@ static struct qt_tile_matrix matrix_of(const struct qtool_w4ax_plan *p)
 static struct qtool_matmul_plan tile_plan_of(const struct qtool_w4ax_plan *p)
 {
     struct qtool_matmul_plan t = qt_w4ax_launch_plan(p, QTOOL_MATMUL_TILE);
-    t.config.token_tiles = p->config.tokens / 8;
-    t.config.warps = t.config.strips_cta = p->config.warps;
-    t.config.splits = p->config.splits;
+    t.config.tile = p->config.tile;
     return t;
 }
 
@@ -62,25 +61,24 @@ bool qt_w4ax_tile_choose(struct qtool_w4ax_plan *p, double *us)
         return false;
     p->config = {};
     p->config.kernel = QTOOL_W4AX_TILE;
-    p->config.tokens = tile.config.token_tiles * 8;
-    p->config.warps = tile.config.warps;
-    p->config.splits = tile.config.splits;
+    p->config.tile = tile.config.tile;
     return true;
 }
 
 int qt_w4ax_tile_check(struct qtool_w4ax_plan *p)
 {
+    if (p->options.packed)
+        return qt_w4ax_refuse(p, QTOOL_UNSUPPORTED, "the tile kernel needs options.packed to be 0");
     const struct qt_tile_matrix t = matrix_of(p);
-    p->launch = tile_plan_of(p);
-    int rc = p->config.tokens % 8 == 0
-                 ? qt_tile_check_config(&p->launch, &t)
-                 : qt_refuse(&p->launch, QTOOL_UNSUPPORTED, "tokens must be a multiple of 8");
+    struct qtool_matmul_plan *tile = &qt_state(p)->launch;
+    *tile = tile_plan_of(p);
+    int rc = qt_tile_check_config(tile, &t);
     if (rc == QTOOL_OK)
-        rc = qt_allow_smem(p->launch.kernel, p->launch.smem_bytes, p->launch.reason);
-    snprintf(p->reason, sizeof p->reason, "%s", p->launch.reason);
-    p->workspace_bytes = p->launch.workspace_bytes;
+        rc = qt_allow_smem(qt_state(tile)->kernel, qt_state(tile)->smem_bytes, tile->reason);
+    qt_w4ax_refuse(p, rc, tile->reason);
+    p->workspace_bytes = tile->workspace_bytes;
     if (p->workspace_bytes == QTOOL_WORKSPACE_ZEROED)
-        p->workspace_bytes = 0; /* nothing is shared */
+        p->workspace_bytes = 0; /* no shared tiles */
     return rc;
 }
 
@@ -88,11 +86,11 @@ int qt_w4ax_tile_run(const struct qtool_w4ax_plan *p, const struct qtool_w4ax_we
                      const struct qtool_w4ax_acts *acts, void *y, void *workspace, void *stream)
 {
     struct qt_w4ax_tile_args a = {};
-    const struct qtool_matmul_plan *tile = &p->launch;
+    const struct qtool_matmul_plan *tile = &qt_state(p)->launch;
     const struct qt_tile_matrix t = matrix_of(p);
     const struct qt_tile_kind *k = qt_tile_kind_of(tile, &t);
     if (!qt_tile_fill(&a, tile, &t, y, workspace))
-        return QTOOL_UNSUPPORTED; /* not planned */
+        return QTOOL_UNSUPPORTED;
     const int strips = 4 * k->warpgroups, scale_bytes = qt_w4ax_scale_bytes(p->scales);
     const bool block = p->scales == QTOOL_W4AX_BLOCK;
     a.row_scale = (const __half *)w->row_scale;

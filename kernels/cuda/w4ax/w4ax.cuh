@@ -1,38 +1,38 @@
-/* Of the kernels of 4-bit integer weights: how weights are unpacked, and the stream kernel's
- * partial sums. */
+/* Device functions shared by the w4ax kernels: unpacking of weights, and the stream kernel's
+ * split-K reduction through the workspace. */
 #ifndef QT_KERNELS_CUDA_W4AX_W4AX_CUH
 #define QT_KERNELS_CUDA_W4AX_W4AX_CUH
 
-#include "kernels/cuda/common/arrive.cuh"
+#include "kernels/cuda/common/convert.cuh"
 #include "kernels/cuda/common/ptx_int.cuh"
-#include "kernels/cuda/common/round.cuh"
+#include "kernels/cuda/common/split_k.cuh"
 #include "kernels/cuda/w4ax/stream.h"
 
-/* ---- weights -----------------------------------------------------------------------------------
- *
- * Word 2 s + h of a lane: row g + 8 h, k-step s. Its low nibbles are the first 16 channels of the
- * k-step, register h of the A operand, its high ones the others, register 2 + h
- * (pack/layouts/layout_frag8.h). */
+/* ---- weights -------------------------------------------------------------------------------- */
 
-/* The 1024 bytes of a k-block of a strip. */
+/* Word 2 s + h of a lane holds row g + 8 h of k-step s (pack/layouts/layout_frag8.h). Its low
+ * nibbles are channels 0-15 of the k-step and become register h of the A operand; its high nibbles
+ * are channels 16-31 and become register 2 + h. */
+
+/* Returns the 1024 bytes of codes of channel block `kb` of a strip. */
 static __device__ __forceinline__ const unsigned char *w4ax_codes(const w4ax_args &a, int strip,
                                                                   int kb)
 {
     return a.plane + ((size_t)strip * a.blocks64 + 2 * kb) * 512;
 }
 
-/* The constants of unpacking, which may be made to depend on what must come before it. */
+/* Constants of w4ax_unpack. Making them depend on a value orders the unpacking after that value. */
 struct w4ax_constants {
     uint32_t sixteen, high;
 };
 
-/* nothing: always 0, but computed from what must come first. */
-static __device__ __forceinline__ w4ax_constants w4ax_constants_after(uint32_t nothing)
+/* zero: 0 at run time, computed from the values that must be known before the unpacking. */
+static __device__ __forceinline__ w4ax_constants w4ax_constants_after(uint32_t zero)
 {
-    return {16 | nothing, 0xf0f0f0f0 | nothing};
+    return {16 | zero, 0xf0f0f0f0 | zero};
 }
 
-/* Sixteen times the codes, as signed bytes. */
+/* Unpacks two words into an A fragment of signed bytes, each 16 times its code. */
 static __device__ __forceinline__ void w4ax_unpack(uint32_t a[4], uint32_t w0, uint32_t w1,
                                                    const w4ax_constants &c)
 {
@@ -42,8 +42,9 @@ static __device__ __forceinline__ void w4ax_unpack(uint32_t a[4], uint32_t w0, u
     a[3] = w1 & c.high;
 }
 
-/* Integer block scale q of the two rows of a lane; bytes code * q + 128 = (code + 8) * q + offset,
- * which are 0..255 for all four together, so that nothing carries from byte to byte. */
+/* Integer scales q of the two rows of a lane. Unpacked bytes are code * q + 128 = (code + 8) * q +
+ * offset. They are in 0..255, so one 32-bit multiplication scales four bytes without a carry
+ * between them. */
 struct w4ax_int_scale {
     uint32_t q[2], offset[2];
 };
@@ -69,10 +70,9 @@ static __device__ __forceinline__ void w4ax_unpack_int(uint32_t a[4], uint32_t w
     }
 }
 
-/* ---- results -----------------------------------------------------------------------------------
- *
- * Sums travel as 32-bit words: float for BLOCK, int for the others.
- */
+/* ---- results -------------------------------------------------------------------------------- */
+
+/* Partial sums are 32-bit words in the workspace: float with BLOCK scales, int with INT and ROW. */
 template <int SCALES> struct w4ax_sum {
     typedef int type;
 };
@@ -80,6 +80,7 @@ template <> struct w4ax_sum<QTOOL_W4AX_BLOCK> {
     typedef float type;
 };
 
+/* Stores Y[token][row] = `sum`, scaled and converted to the output type. */
 template <int SCALES>
 static __device__ __forceinline__ void w4ax_store(const w4ax_args &a, int token, int row,
                                                   typename w4ax_sum<SCALES>::type sum)
@@ -99,8 +100,8 @@ static __device__ __forceinline__ void w4ax_store(const w4ax_args &a, int token,
         qt_put_rounded(a.y, at, v, a.output == QTOOL_W4AX_BF16);
 }
 
-/* Where a block of threads leaves its sums of a group that it does not do alone: its first group,
- * or its last. */
+/* Returns where a thread block stores its partial sums [m][rows] of a row group that it shares with
+ * other thread blocks. Only its first and its last row group can be shared. */
 static __device__ __forceinline__ uint32_t *w4ax_partial(const w4ax_args &a, int cta, int group,
                                                          int rows)
 {
@@ -108,10 +109,11 @@ static __device__ __forceinline__ uint32_t *w4ax_partial(const w4ax_args &a, int
     return a.partial + ((size_t)cta * 2 + !first) * a.m * rows;
 }
 
-/* The last block to arrive adds the sums of the others to its own, in the order of k. */
+/* Split-K reduction of a row group over the thread blocks cta0..cta1. The last thread block to
+ * arrive adds all partial sums in the order of k and stores the results. */
 template <int SCALES>
-static __device__ __forceinline__ void w4ax_fix_up(const w4ax_args &a, int group, int rows,
-                                                   int cta0, int cta1)
+static __device__ __forceinline__ void w4ax_split_k_reduce(const w4ax_args &a, int group, int rows,
+                                                           int cta0, int cta1)
 {
     typedef typename w4ax_sum<SCALES>::type sum_t;
     __shared__ int last;
@@ -121,10 +123,10 @@ static __device__ __forceinline__ void w4ax_fix_up(const w4ax_args &a, int group
         sum_t sum[4] = {0, 0, 0, 0};
         for (int c = cta0; c <= cta1; c++) {
             uint4 v = __ldcg((const uint4 *)w4ax_partial(a, c, group, rows) + o);
-            const sum_t *more = (const sum_t *)&v;
+            const sum_t *part = (const sum_t *)&v;
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                sum[i] += more[i];
+                sum[i] += part[i];
         }
         int token = o / (rows / 4), row = group * rows + o % (rows / 4) * 4;
 #pragma unroll

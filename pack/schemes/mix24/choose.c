@@ -1,6 +1,6 @@
 /*
- * What mix24 decides before there are any codes: which groups get 4 bits, in which slots groups
- * are stored, which weights are outliers. Costs are those of each row with a scale of its own.
+ * Choices of mix24 before there are any codes: which groups get 4 bits, in which slots groups are
+ * stored, which weights are outliers. Costs assume a separate scale for each row.
  */
 #include "pack/schemes/mix24/fit.h"
 
@@ -9,8 +9,8 @@
 
 enum { ROWS = QT_FRAG_ROWS, MAX_G = 16 };
 
-/* The largest scale that min-max would give a group of a strip, and the largest outlier; of true
- * weights. */
+/* The largest min-max scale of a strip's groups and the largest outlier, for weights before
+ * division by 2^scale_exp2. */
 struct extent {
     float scale, outlier;
 };
@@ -21,11 +21,11 @@ struct chooser {
     struct qt_mix24_recipe recipe;
     const struct qt_mix24_fitops *ops;
     const struct qt_matrix *w;
-    float *root;            /* [k] square root of what a squared error of the channel costs */
+    float *root;            /* [k] square root of the cost of a squared error of the channel */
     double *strips;         /* [strips][groups] sensitivities */
-    double *sens;           /* [groups] their sums */
+    double *sens;           /* [groups] sums of the sensitivities */
     bool *is_four;          /* [groups] */
-    float *score;           /* [n][k] gain of an outlier; 0 where there is none */
+    float *score;           /* [n][k] error reduction by an outlier; 0 for other weights */
     float *rows;            /* [threads][16][k] */
     struct extent *extents; /* [strips] */
 };
@@ -37,7 +37,7 @@ struct part {
     struct qt_mix24_problem p;
     float t[MAX_G * ROWS], v[MAX_G * MAX_G];
     uint8_t channel[MAX_G];
-    uint16_t apart[MAX_G];
+    uint16_t outlier_rows[MAX_G];
 };
 
 /* rows[count][k] of the matrix; missing rows are 0. */
@@ -53,7 +53,7 @@ static void part_new(struct part *x, const struct chooser *c, const float *rows,
         .search = c->recipe.search,
         .channel = x->channel,
         .t = x->t,
-        .apart = x->apart,
+        .outlier_rows = x->outlier_rows,
         .v = x->v,
         .stride = MAX_G,
     };
@@ -82,7 +82,7 @@ static double sum(const float x[ROWS])
     return s;
 }
 
-/* What 2 bits cost beyond 4; or what they cost. */
+/* Sensitivity: the cost of 2 bits minus that of 4 bits, or the cost of 2 bits. */
 static int sens_strip(void *ctx, size_t strip, int thread, struct qt_err *err)
 {
     struct chooser *c = ctx;
@@ -108,7 +108,7 @@ struct rank {
     size_t index;
 };
 
-/* Those marked first, then larger ones; ties by index. */
+/* Marked groups first, then larger keys; ties by index. */
 static int by_rank(const void *a, const void *b)
 {
     const struct rank *x = a, *y = b;
@@ -127,7 +127,7 @@ static int by_index(const void *a, const void *b)
 
 /* ---- slots ---------------------------------------------------------------------------------- */
 
-/* With local=1: whether a group is the most sensitive of its four neighbours. */
+/* With local=1: true for the most sensitive group of each four neighbors. */
 static bool leads_neighbours(const struct chooser *c, size_t group)
 {
     enum { NEIGHBOURS = 4 };
@@ -140,8 +140,8 @@ static bool leads_neighbours(const struct chooser *c, size_t group)
     return leads;
 }
 
-/* The most sensitive groups go to the slots of 4-bit ones, the others to the rest; each in storage
- * order. */
+/* Puts the most sensitive groups into the 4-bit slots and the others into the 2-bit slots, each in
+ * storage order. */
 static int choose_slots(struct chooser *c, struct qt_err *err)
 {
     const struct qt_mix24 *m = &c->m;
@@ -183,8 +183,8 @@ static int choose_fours(struct chooser *c, struct qt_err *err)
 
 /* ---- outliers ------------------------------------------------------------------------------- */
 
-/* Scores a 2-bit group's largest and smallest weight in each row by what the rest costs less
- * without it. */
+/* Scores the largest and the smallest weight of a 2-bit group in each row by how much the cost of
+ * the others falls without it. */
 static void score_gain(struct chooser *c, struct part *x, size_t strip, size_t count, size_t group)
 {
     float all[ROWS];
@@ -192,7 +192,7 @@ static void score_gain(struct chooser *c, struct part *x, size_t strip, size_t c
     for (int end = 0; end < 2; end++) {
         size_t extreme[ROWS];
         float rest[ROWS];
-        memset(x->apart, 0, sizeof x->apart);
+        memset(x->outlier_rows, 0, sizeof x->outlier_rows);
         for (size_t r = 0; r < count; r++) {
             size_t best = 0;
             for (size_t j = 1; j < x->p.n; j++) {
@@ -201,7 +201,7 @@ static void score_gain(struct chooser *c, struct part *x, size_t strip, size_t c
                     best = j;
             }
             extreme[r] = best;
-            x->apart[best] |= (uint16_t)(1u << r);
+            x->outlier_rows[best] |= (uint16_t)(1u << r);
         }
         c->ops->cost(rest, &x->p);
         for (size_t r = 0; r < count; r++) {
@@ -233,8 +233,8 @@ static int score_strip(void *ctx, size_t strip, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-/* The count-th largest of score[n] (all >= 0), and how many are larger: 16 bits at a time, as such
- * floats are in the order of their bits. */
+/* Finds the count-th largest of score[n] (all >= 0), and how many are larger. Radix selection with
+ * 16 bits at a time: nonnegative floats compare like their bits. */
 static int threshold(uint32_t *out, size_t *above, const float *score, size_t n, size_t count,
                      struct qt_err *err)
 {
@@ -262,7 +262,8 @@ static int threshold(uint32_t *out, size_t *above, const float *score, size_t n,
     return rc;
 }
 
-/* Columns of the marked weights of a row in one panel, from entry `at` on; returns the next. */
+/* Appends the columns of a row's marked weights in one panel at CSR entry `at`; returns the next
+ * entry. */
 static size_t row_outliers(const struct chooser *c, size_t panel, size_t row, size_t at)
 {
     size_t first = panel * QT_MIX24_PANEL;
@@ -275,8 +276,8 @@ static size_t row_outliers(const struct chooser *c, size_t panel, size_t row, si
     return at;
 }
 
-/* Marks the m.outliers largest scores, ties by index, and writes rows and columns of the CSR. Where
- * too few gain anything, the first weights of 2-bit groups fill up. */
+/* Marks the m.outliers largest scores, ties by index, and writes rows and columns of the CSR
+ * matrix. If too few weights have a gain, the first weights of 2-bit groups fill up the count. */
 static int choose_outliers(struct chooser *c, struct qt_err *err)
 {
     const struct qt_mix24 *m = &c->m;
@@ -342,8 +343,8 @@ static int extent_strip(void *ctx, size_t strip, int thread, struct qt_err *err)
 }
 
 /*
- * Brings the largest (q + z2) s2 that min-max would give into (24576, 49152]: a search and error
- * feedback find room above it, and 65504 is a limit to all. Outliers are to be finite, too.
+ * Chooses scale_exp2 so that the largest min-max (q + z2) * s2 is in (24576, 49152]. Search and
+ * error compensation need the room up to 65504, the limit of FP16. Outliers must be finite, too.
  */
 static int choose_exponent(struct qt_packed *p, struct chooser *c, struct qt_err *err)
 {
@@ -368,9 +369,10 @@ static int choose_exponent(struct qt_packed *p, struct chooser *c, struct qt_err
     return QT_OK;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------ */
+/* ---- prepare -------------------------------------------------------------------------------- */
 
-/* Equation 9 of the paper divides by the square of [H^-1]_jj, for which cost is the inverse. */
+/* squared: equation 9 of the paper divides by the square of [H^-1]_jj, whose inverse is the
+ * cost. */
 static void set_costs(struct chooser *c, const float *importance, bool squared)
 {
     for (size_t j = 0; j < c->m.k; j++) {

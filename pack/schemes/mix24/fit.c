@@ -1,4 +1,4 @@
-/* See mix24_fit.h. Built with -DQT_ISA=generic, avx2, avx512; exports struct qt_mix24_fit_<ISA>. */
+/* See fit.h. Compiled with -DQT_ISA=generic, avx2 and avx512; defines struct qt_mix24_fit_<ISA>. */
 #include "pack/schemes/mix24/fit.h"
 
 #include <math.h>
@@ -42,14 +42,14 @@ INLINE vf vmax(vf a, vf b)
     return pick(a > b, a, b);
 }
 
-/* To the nearest integer, ties to even; |x| < 2^22. */
+/* Rounds to the nearest integer, ties to even; |x| < 2^22. */
 INLINE vf vrint(vf x)
 {
     const vf magic = splat(12582912.0f); /* 1.5 * 2^23 */
     return (x + magic) - magic;
 }
 
-/* Rows in `rows`, added in order. */
+/* Sum over the rows in `rows`, in order. */
 INLINE float sum_rows(vf x, vi rows)
 {
     float lane[ROWS], sum = 0;
@@ -70,7 +70,7 @@ INLINE float max_rows(vf x, vi rows)
     return top;
 }
 
-/* ---- the problem, ready for evaluation ------------------------------------------------------ */
+/* ---- the problem, prepared for evaluation --------------------------------------------------- */
 
 struct work {
     const struct qt_mix24_problem *p;
@@ -79,8 +79,8 @@ struct work {
     vi live[MAX_N];        /* not an outlier */
     float u[MAX_N][MAX_N]; /* V_ij / V_jj at [j][i] */
     float weight[MAX_N];   /* V_jj^2 */
-    vf low, high;          /* of the targets, 0 included */
-    float top;             /* the highest code */
+    vf low, high;          /* range of the targets, including 0 */
+    float top;             /* the largest code */
     bool coupled;
 };
 
@@ -101,7 +101,7 @@ static void work_new(struct work *w, const struct qt_mix24_problem *p)
     for (size_t j = 0; j < p->n; j++) {
         float vjj = p->v[j * p->stride + j];
         w->t[j] = load(p->t + j * ROWS);
-        w->live[j] = ~row_mask(p->apart[j]);
+        w->live[j] = ~row_mask(p->outlier_rows[j]);
         w->weight[j] = vjj * vjj;
         for (size_t i = 0; i < j; i++)
             w->u[j][i] = p->coupled ? p->v[i * p->stride + j] / vjj : 0;
@@ -111,7 +111,7 @@ static void work_new(struct work *w, const struct qt_mix24_problem *p)
     }
 }
 
-/* A scale and a zero per row. */
+/* A scale and a zero-point per row. */
 struct trial {
     vf s, inv, zero;
 };
@@ -128,7 +128,7 @@ INLINE vf inverse(vf s)
     return pick(s > splat(0), splat(1) / s, splat(0));
 }
 
-/* Cost of a trial by the diagonal of V alone. */
+/* Cost of a trial under the diagonal of V. */
 INLINE vf cost_plain(const struct work *w, const struct trial *x)
 {
     vf sum = splat(0);
@@ -139,7 +139,7 @@ INLINE vf cost_plain(const struct work *w, const struct trial *x)
     return sum;
 }
 
-/* Cost under V; values into q unless it is NULL. */
+/* Cost of a trial under V; stores the values in q unless it is NULL. */
 INLINE vf cost_coupled(vf *q, const struct work *w, const struct trial *x)
 {
     vf sum = splat(0), e[MAX_N];
@@ -162,7 +162,7 @@ static vf cost_of(const struct work *w, const struct trial *x)
     return w->coupled ? cost_coupled(NULL, w, x) : cost_plain(w, x);
 }
 
-/* What values q cost. */
+/* Cost of given values. */
 static vf cost_of_values(const struct work *w, const vf *q)
 {
     vf sum = splat(0);
@@ -175,10 +175,10 @@ static vf cost_of_values(const struct work *w, const vf *q)
     return sum;
 }
 
-/* ---- zeros ---------------------------------------------------------------------------------- */
+/* ---- zero-points ---------------------------------------------------------------------------- */
 
-/* Zeros worth trying with a scale: all four of 2 bits; of 4 bits, those around the one that centres
- * the codes on the targets. */
+/* Number of zero-points to try with a scale. 2 bits: all four; 4 bits: three around the zero-point
+ * that centers the codes on the targets. */
 INLINE int zeros_of(const struct work *w)
 {
     return w->top == 3 ? 4 : 3;
@@ -198,7 +198,7 @@ INLINE vf zero_minmax(const struct work *w, vf inv)
     return vrint(vmin(vmax(-w->low * inv, splat(0)), splat(w->top)));
 }
 
-/* ---- a scale of its own for every row ------------------------------------------------------- */
+/* ---- a separate scale for every row --------------------------------------------------------- */
 
 static vf minmax_scale(const struct work *w)
 {
@@ -229,43 +229,43 @@ static void cost(float out[ROWS], const struct qt_mix24_problem *p)
     memcpy(out, &best, sizeof best);
 }
 
-/* ---- second order: the scales of some rows together ----------------------------------------- */
+/* ---- second-order scales: the scales of several rows together ------------------------------- */
 
 enum {
-    POINTS = 44, /* of the curve: scales 2^(1/8) apart */
+    POINTS = 44, /* scales of the curve, 2^(1/8) apart */
     PER_OCTAVE = 8,
 };
 
-/* Second-order parameters, and for them the best of each row. */
+/* Second-order parameters, and the best scale code and zero-point of each row for them. */
 struct choice {
     uint16_t s2;
     unsigned z2;
     vf q, zero, cost;
-    float total; /* cost of all rows in question */
+    float total; /* cost of all selected rows */
 };
 
-/* 2^(-i/8). Not by exp2f: how that rounds depends on the processor. */
-static float fall(int i)
+/* 2^(-i/8). Not by exp2f, whose rounding depends on the C library and processor. */
+static float eighth_octaves(int i)
 {
     static const float eighth[PER_OCTAVE] = {1,           0.917004043f, 0.840896415f, 0.771105413f,
                                              0.70710678f, 0.648419777f, 0.594603558f, 0.545253866f};
     return ldexpf(eighth[i % PER_OCTAVE], -(i / PER_OCTAVE));
 }
 
-/* What scales cost each row, zero chosen for them. */
+/* Cost of each row as a function of its scale, with the best zero-point. */
 struct curve {
     vf cost[POINTS];
     float edge[POINTS]; /* below this scale the next point is nearer */
 };
 
-/* At scales falling from `largest`. */
+/* Samples scales from `largest` down. */
 static void curve_new(struct curve *curve, const struct work *w, float largest)
 {
     for (int i = 0; i < POINTS; i++) {
         struct trial x;
-        x.s = splat(largest * fall(i));
+        x.s = splat(largest * eighth_octaves(i));
         x.inv = inverse(x.s);
-        curve->edge[i] = 0.5f * largest * (fall(i) + fall(i + 1));
+        curve->edge[i] = 0.5f * largest * (eighth_octaves(i) + eighth_octaves(i + 1));
         curve->cost[i] = splat(INFINITY);
         for (int z = 0; z < zeros_of(w); z++) {
             x.zero = zero_at(w, x.inv, z);
@@ -274,7 +274,7 @@ static void curve_new(struct curve *curve, const struct work *w, float largest)
     }
 }
 
-/* Best scale code of each row by the curve; returns what that costs all rows. */
+/* Finds the best scale code of each row on the curve; returns the cost of all rows. */
 static float codes_by_curve(vf *code, const struct curve *curve, unsigned z2, float s2, vi rows)
 {
     vf best = splat(INFINITY);
@@ -298,14 +298,14 @@ static float s2_of(uint16_t bits)
     return qt_f16_to_f32(bits) * QT_MIX24_S2_UNIT;
 }
 
-/* Bits of FP16 between neighbouring s2. */
+/* Distance between neighboring s2 values, in FP16 bits. */
 static unsigned s2_step(const struct work *w)
 {
     return w->top == 3 ? QT_MIX24_S2_FINE : QT_MIX24_S2_COARSE;
 }
 
-/* The s2 near x, and so small that no scale with z2 is beyond FP16. up: 0 for the next one
- * down, a step less one for the next one up. */
+/* Rounds x to a storable s2 that is small enough that no scale with z2 exceeds FP16. up: 0 rounds
+ * down, a step less one rounds up. */
 static uint16_t storable(const struct work *w, float x, unsigned z2, unsigned up)
 {
     const unsigned step = s2_step(w);
@@ -318,7 +318,7 @@ static uint16_t storable(const struct work *w, float x, unsigned z2, unsigned up
     return (uint16_t)(bits < step ? step : bits);
 }
 
-/* Judges s2 and z2 by true costs: scale codes next to `guess`, all zeros. */
+/* Evaluates s2 and z2 by true costs: scale codes next to `guess`, all zero-points. */
 static void choice_judge(struct choice *c, const struct work *w, vf guess, vi rows)
 {
     const float s2 = s2_of(c->s2), q_min = c->z2 == 0, q_max = QT_MIX24_Q_MAX;
@@ -341,7 +341,7 @@ static void choice_judge(struct choice *c, const struct work *w, vf guess, vi ro
     c->total = sum_rows(c->cost, rows);
 }
 
-/* The values that a choice gives. */
+/* The scales and zero-points of a choice. */
 static struct trial trial_of(const struct choice *c)
 {
     struct trial x;
@@ -351,19 +351,20 @@ static struct trial trial_of(const struct choice *c)
     return x;
 }
 
-/* Nothing but zeros: scale 1. */
-static struct choice nothing(void)
+/* For rows of zeros: scale 1. */
+static struct choice zero_choice(void)
 {
     return (struct choice){.s2 = 0x3c00, .z2 = 1};
 }
 
-/* The best by the curve of all z2, and of s2 that make the largest scale at most `largest` and more
- * than half of it; every second one of the fine ones, as climbing follows. */
-static struct choice start(const struct work *w, vi rows)
+/* Starting point of the search: the best on the curve of all z2 and of all s2 for which the largest
+ * scale is in (largest / 2, largest]. Of the fine s2 values every second one is tried, because
+ * climb follows. */
+static struct choice search_start(const struct work *w, vi rows)
 {
     const float largest = 1.25f * max_rows(minmax_scale(w), rows);
     const unsigned step = s2_step(w), octave = 0x400;
-    struct choice best = nothing();
+    struct choice best = zero_choice();
     struct curve curve;
     vf code = splat(0);
     curve_new(&curve, w, largest);
@@ -381,7 +382,7 @@ static struct choice start(const struct work *w, vi rows)
     return best;
 }
 
-/* To the better of the four neighbours, as long as there is one, but not far. */
+/* Moves to the best of the four neighbors while that lowers the cost, for at most ROUNDS steps. */
 static void climb(struct choice *best, const struct work *w, vi rows)
 {
     enum { ROUNDS = 4, NEIGHBOURS = 4 };
@@ -408,12 +409,12 @@ static void climb(struct choice *best, const struct work *w, vi rows)
 
 static struct choice search(const struct work *w, vi rows)
 {
-    struct choice best = start(w, rows);
+    struct choice best = search_start(w, rows);
     climb(&best, w, rows);
     return best;
 }
 
-/* The paper's: scales of min-max, their range cut evenly. */
+/* As in the paper: min-max scales, whose range is divided evenly. */
 static struct choice minmax(const struct work *w, vi rows)
 {
     vf s = minmax_scale(w);
@@ -436,7 +437,7 @@ static struct choice minmax(const struct work *w, vi rows)
 
 /* ---- results -------------------------------------------------------------------------------- */
 
-/* qt_mix24_value. */
+/* Vector form of qt_mix24_value. */
 INLINE vf stored_value(vf code, const struct trial *x)
 {
     const vf magic = splat(0.75f);
@@ -444,7 +445,7 @@ INLINE vf stored_value(vf code, const struct trial *x)
     return (code * x->s - offset + magic) - magic;
 }
 
-/* Parameters, codes and values of the rows in `rows`. */
+/* Stores parameters, codes and values of the rows in `rows`. */
 static void store(struct qt_mix24_group *out, float *q, const struct work *w,
                   const struct choice *c, vi rows)
 {
@@ -486,15 +487,15 @@ static void fit(struct qt_mix24_group *out, float *q, const struct qt_mix24_prob
     work_new(&w, p);
     for (size_t half = 0; half < p->halves; half++) {
         vi rows = rows_of_half(p, half);
-        struct choice c = nothing();
+        struct choice c = zero_choice();
         if (max_rows(w.high - w.low, rows) > 0)
             c = p->search ? search(&w, rows) : minmax(&w, rows);
         store(out, q, &w, &c, rows);
     }
 }
 
-/* What the group has now, improved row by row where its second-order parameters allow. keep: rows
- * whose codes are best left alone. */
+/* Improves the rows of a group under its present second-order parameters. keep: rows whose codes
+ * are better left unchanged. */
 static struct choice improve(vi *keep, const struct work *w, const struct qt_mix24_group *group,
                              vf now, vi rows)
 {
@@ -525,9 +526,9 @@ static void refit(struct qt_mix24_group *group, float *q, const struct qt_mix24_
         vi rows = rows_of_half(p, half), keep;
         struct choice c = improve(&keep, &w, group, now, rows);
         if (max_rows(w.high - w.low, rows) > 0) {
-            struct choice anew = search(&w, rows);
-            if (anew.total < c.total) {
-                c = anew;
+            struct choice fresh = search(&w, rows);
+            if (fresh.total < c.total) {
+                c = fresh;
                 keep = (vi){0};
             }
         }

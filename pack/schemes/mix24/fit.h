@@ -1,13 +1,14 @@
 /*
- * Parameters and codes of one group of mix24 in the 16 rows of a strip (private to pack/). A row's
- * targets t and values q = s (code - zero) cost
+ * Parameters and codes of one mix24 group in the 16 rows of a strip (private to pack/). Values q =
+ * s (code - zero) for the targets t of a row cost
  *
- *     sum over j of ( sum over i <= j of V_ij (t_i - q_i) )^2,
+ *     sum over j of ( sum over i <= j of V_ij (t_i - q_i) )^2
  *
- * V upper triangular: what error feedback and polishing give, and without a Hessian the diagonal of
- * the square roots of the channels' importance. Codes are found column by column, each nearest to
- * its target after the errors of those before it (Babai). Built per instruction set with the same
- * results on all: a vector holds the 16 rows, and sums over rows run in order.
+ * with an upper triangular V. Error compensation and coordinate descent provide V; without a
+ * Hessian V is diagonal, with the square roots of the channels' importance. Codes are found column
+ * by column: each is the nearest to its target after the errors of the columns before it (Babai's
+ * nearest plane). Compiled per instruction set with the same results on all: a vector holds the 16
+ * rows, and sums over rows are made in order.
  */
 #ifndef QT_PACK_SCHEMES_MIX24_FIT_H
 #define QT_PACK_SCHEMES_MIX24_FIT_H
@@ -15,29 +16,29 @@
 #include "pack/schemes/mix24/mix24.h"
 
 struct qt_mix24_problem {
-    size_t n;               /* columns, 1..16, in the order in which they are rounded */
-    unsigned bits;          /* of codes */
-    size_t halves;          /* 16 / g2 */
-    bool search;            /* else min-max */
-    bool coupled;           /* V has entries beside the diagonal */
-    const uint8_t *channel; /* [n] of the group: where the column's codes go */
-    const float *t;         /* [n][16] */
-    const uint16_t *apart;  /* [n] bit r: an outlier in row r, which costs nothing */
-    const float *v;         /* [n][stride] */
+    size_t n;                     /* columns, 1 to 16, in rounding order */
+    unsigned bits;                /* of a code */
+    size_t halves;                /* 16 / g2 */
+    bool search;                  /* search for the parameters; else min-max */
+    bool coupled;                 /* V has off-diagonal entries */
+    const uint8_t *channel;       /* [n] channel of each column in the group */
+    const float *t;               /* [n][16] */
+    const uint16_t *outlier_rows; /* [n] bit r: row r has an outlier, which costs nothing */
+    const float *v;               /* [n][stride] */
     size_t stride;
 };
 
 struct qt_mix24_fitops {
     const char *isa;
-    /* Per row, the least cost with a scale of its own, off-diagonal V ignored. */
+    /* Per row, the least cost with a separate scale; off-diagonal entries of V are ignored. */
     void (*cost)(float cost[QT_FRAG_ROWS], const struct qt_mix24_problem *p);
-    /* Chooses everything. q[n][16]: the values, the target itself where it is an outlier. */
+    /* Chooses parameters and codes. q[n][16]: the values; for an outlier, the target. */
     void (*fit)(struct qt_mix24_group *out, float *q, const struct qt_mix24_problem *p);
-    /* The same, but keeps what group and q have where nothing better is found. */
+    /* Same, but keeps the parameters and codes of rows for which it finds nothing better. */
     void (*refit)(struct qt_mix24_group *group, float *q, const struct qt_mix24_problem *p);
 };
 
-/* For the instruction set of qt_rowops_best. */
+/* The build for the instruction set of qt_rowops_best. */
 const struct qt_mix24_fitops *qt_mix24_fitops_best(void);
 
 #endif

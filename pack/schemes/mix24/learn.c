@@ -1,11 +1,11 @@
 /*
- * The continuous parameters of mix24 for learning (tuning them is the paper's last step, too):
- * scale and zero of each group and row, and the outliers. A second-order scale only says on which
- * grid the scales of its rows lie, and stays. What is stored is the nearest value of a parameter's
+ * The continuous parameters of mix24 for learning, which is the last step of the paper as well:
+ * scale and zero-point of each group and row, and the outliers. A second-order scale only
+ * determines the grid of its rows' scales and stays. Stored is the nearest value on a parameter's
  * grid.
  *
- * Parameters of a strip: scales [slot][16 rows], zeros likewise, outliers panel by panel and row by
- * row.
+ * Parameters of a strip: scales [slot][16 rows], zero-points [slot][16 rows], outliers panel by
+ * panel and row by row.
  */
 #include "pack/schemes/mix24/mix24.h"
 
@@ -18,7 +18,7 @@ struct tuned {
     struct qt_mix24 m;
     struct qt_mix24_group *groups; /* [slots] of the strip */
     const struct qt_strip *strip;
-    size_t scales; /* as many as there are zeros */
+    size_t scales; /* number of scales, and of zero-points */
 };
 
 static struct tuned open_strip(const struct qt_packed *p, const struct qt_strip *strip)
@@ -30,7 +30,8 @@ static struct tuned open_strip(const struct qt_packed *p, const struct qt_strip 
     return t;
 }
 
-/* Every strip has places for twice the average of outliers; what is beyond them stays. */
+/* Every strip has parameters for twice the average number of outliers. Outliers beyond them are not
+ * tuned. */
 static size_t outlier_places(const struct qt_mix24 *m)
 {
     return 2 * qt_ceil_div(m->outliers, m->strips);
@@ -43,7 +44,7 @@ static size_t learn_count(const struct qt_packed *p)
     return 2 * m.slots * ROWS + outlier_places(&m);
 }
 
-/* Channels of a slot's group, 0 for padding; *first: the first of them. */
+/* Number of channels of a slot's group, 0 for padding; *first: the first channel. */
 static size_t channels_of(size_t *first, const struct qt_mix24 *m, size_t slot)
 {
     if (m->perm[slot] == QT_MIX24_NO_GROUP)
@@ -52,7 +53,7 @@ static size_t channels_of(size_t *first, const struct qt_mix24 *m, size_t slot)
     return qt_min_size(m->g, m->k - *first);
 }
 
-/* fn for each outlier of the strip, numbered from 0. */
+/* Calls fn for each outlier of the strip, numbered from 0. */
 static void each_outlier(const struct tuned *t, void *ctx,
                          void (*fn)(void *ctx, size_t number, size_t entry, size_t row, size_t col))
 {
@@ -104,7 +105,7 @@ static void learn_get(float *value, float *unit, const struct qt_packed *p,
 
 /* ---- put ------------------------------------------------------------------------------------ */
 
-/* q of the scale nearest to s: q + z2 at least 1, and the scale a number that FP16 has. */
+/* Sets q for the scale nearest to s, with q + z2 at least 1 and a scale that fits FP16. */
 static void put_scale(struct qt_mix24_group *group, size_t r, float s)
 {
     float z2 = group->z2[r / 8], s2 = qt_f16_to_f32(group->s2[r / 8]);
@@ -115,19 +116,19 @@ static void put_scale(struct qt_mix24_group *group, size_t r, float s)
 }
 
 static void put_zero(struct qt_mix24_group *group, size_t r, unsigned bits, float zero,
-                     const uint16_t *apart)
+                     const uint16_t *outlier_rows)
 {
     if (!isfinite(zero))
         return;
     group->zero[r] = (uint8_t)fmaxf(fminf(rintf(zero), (float)((1 << bits) - 1)), 0);
     for (int c = 0; c < 16; c++)
-        if (apart[c] >> r & 1)
+        if (outlier_rows[c] >> r & 1)
             group->code[c][r] = group->zero[r];
 }
 
 struct marking {
     const struct tuned *t;
-    uint16_t *apart;
+    uint16_t *outlier_rows;
 };
 
 static void mark_outlier(void *ctx, size_t number, size_t entry, size_t row, size_t col)
@@ -135,22 +136,22 @@ static void mark_outlier(void *ctx, size_t number, size_t entry, size_t row, siz
     const struct marking *m = ctx;
     size_t g = m->t->m.g;
     (void)number, (void)entry;
-    m->apart[col / g * 16 + col % g] |= (uint16_t)(1u << row);
+    m->outlier_rows[col / g * 16 + col % g] |= (uint16_t)(1u << row);
 }
 
-/* apart[slots][16 channels], in the second half of the scratch memory: bit r is set where row r has
- * no code of its own, but the code of its zero. */
-static const uint16_t *mark_apart(const struct tuned *t)
+/* outlier_rows[slots][16 channels], in the second half of the scratch memory: bit r is set if row r
+ * has no code of its own but the code of its zero-point. */
+static const uint16_t *mark_outlier_rows(const struct tuned *t)
 {
     struct marking mark = {t, (uint16_t *)(void *)(t->groups + t->m.slots)};
-    memset(mark.apart, 0, t->m.slots * 16 * sizeof *mark.apart);
+    memset(mark.outlier_rows, 0, t->m.slots * 16 * sizeof *mark.outlier_rows);
     for (size_t slot = 0; slot < t->m.slots; slot++) {
         size_t first;
         for (size_t c = channels_of(&first, &t->m, slot); c < 16; c++)
-            mark.apart[slot * 16 + c] = 0xffff;
+            mark.outlier_rows[slot * 16 + c] = 0xffff;
     }
     each_outlier(t, &mark, mark_outlier);
-    return mark.apart;
+    return mark.outlier_rows;
 }
 
 struct putting {
@@ -170,7 +171,7 @@ static void put_outlier(void *ctx, size_t number, size_t entry, size_t row, size
 static void learn_put(const struct qt_packed *p, const struct qt_strip *strip, const float *value)
 {
     struct tuned t = open_strip(p, strip);
-    const uint16_t *apart = mark_apart(&t);
+    const uint16_t *outlier_rows = mark_outlier_rows(&t);
     struct putting outliers = {&t, value + 2 * t.scales};
     size_t first;
     each_outlier(&t, &outliers, put_outlier);
@@ -179,7 +180,7 @@ static void learn_put(const struct qt_packed *p, const struct qt_strip *strip, c
             size_t at = slot * ROWS + r;
             put_scale(&t.groups[slot], r, value[at]);
             put_zero(&t.groups[slot], r, qt_mix24_bits(&t.m, slot), value[t.scales + at],
-                     apart + slot * 16);
+                     outlier_rows + slot * 16);
         }
     qt_mix24_pack(qt_mix24_strip(&t.m, strip->index), &t.m, t.groups);
 }
@@ -201,17 +202,23 @@ static void grad_outlier(void *ctx, size_t number, size_t entry, size_t row, siz
         d->grad[number] = ldexpf(d->dw[row * d->t->m.k + qt_mix24_channel(&d->t->m, col)], d->exp2);
 }
 
-/* w = s (code - zero): dL/ds = sum of dL/dw (code - zero), dL/dzero = -s times the sum of dL/dw.
- * Where there is no code of its own, code - zero is 0 whatever the zero. */
+/*
+ * Gradients of w = s (code - zero):
+ *
+ *     dL/ds = sum of dL/dw (code - zero)
+ *     dL/dzero = -s * sum of dL/dw
+ *
+ * Weights without a code of their own contribute nothing, because code - zero is always 0.
+ */
 static void grad_group(float *ds, float *dzero, const struct tuned *t, size_t slot,
-                       const uint16_t *apart, const float *dw, int exp2)
+                       const uint16_t *outlier_rows, const float *dw, int exp2)
 {
     const struct qt_mix24_group *group = &t->groups[slot];
     size_t first, channels = channels_of(&first, &t->m, slot);
     for (size_t r = 0; r < t->strip->rows && channels; r++) {
         double by_scale = 0, by_zero = 0;
         for (size_t c = 0; c < channels; c++) {
-            double d = apart[c] >> r & 1 ? 0 : (double)dw[r * t->m.k + first + c];
+            double d = outlier_rows[c] >> r & 1 ? 0 : (double)dw[r * t->m.k + first + c];
             by_scale += d * (group->code[c][r] - group->zero[r]);
             by_zero -= d * (double)qt_mix24_scale(group, r);
         }
@@ -224,13 +231,13 @@ static void learn_grad(float *grad, const struct qt_packed *p, const struct qt_s
                        const float *dw)
 {
     struct tuned t = open_strip(p, strip);
-    const uint16_t *apart = mark_apart(&t);
+    const uint16_t *outlier_rows = mark_outlier_rows(&t);
     struct deriving outliers = {&t, dw, grad + 2 * t.scales, p->scale_exp2};
     memset(grad, 0, learn_count(p) * sizeof *grad);
     each_outlier(&t, &outliers, grad_outlier);
     for (size_t slot = 0; slot < t.m.slots; slot++)
-        grad_group(grad + slot * ROWS, grad + t.scales + slot * ROWS, &t, slot, apart + slot * 16,
-                   dw, p->scale_exp2);
+        grad_group(grad + slot * ROWS, grad + t.scales + slot * ROWS, &t, slot,
+                   outlier_rows + slot * 16, dw, p->scale_exp2);
 }
 
 /* ---- codes ---------------------------------------------------------------------------------- */
@@ -238,7 +245,7 @@ static void learn_grad(float *grad, const struct qt_packed *p, const struct qt_s
 static void learn_recode(const struct qt_packed *p, const struct qt_strip *strip, const float *w)
 {
     struct tuned t = open_strip(p, strip);
-    const uint16_t *apart = mark_apart(&t);
+    const uint16_t *outlier_rows = mark_outlier_rows(&t);
     for (size_t slot = 0; slot < t.m.slots; slot++) {
         struct qt_mix24_group *group = &t.groups[slot];
         size_t first, channels = channels_of(&first, &t.m, slot);
@@ -246,7 +253,7 @@ static void learn_recode(const struct qt_packed *p, const struct qt_strip *strip
         for (size_t r = 0; r < strip->rows; r++)
             for (size_t c = 0; c < channels; c++) {
                 float x = w[r * t.m.k + first + c] / qt_mix24_scale(group, r);
-                if (!(apart[slot * 16 + c] >> r & 1))
+                if (!(outlier_rows[slot * 16 + c] >> r & 1))
                     group->code[c][r] =
                         (uint8_t)fmaxf(fminf(rintf(x) + (float)group->zero[r], most), 0);
             }

@@ -1,9 +1,11 @@
 /*
- * mix24: 2 and 4 bits inside one weight matrix, a few weights apart as FP16 ("2/4/16-bit in a
- * weight matrix with asynchronous dequantization", Li et al. 2024; here "the paper").
+ * The scheme mix24: 2- and 4-bit groups in one weight matrix, and FP16 outliers (Li et al.,
+ * "2/4/16-bit in a weight matrix with asynchronous dequantization", arXiv 2311.16442, below "the
+ * paper").
  *
- * Groups of 16 channels have 2-bit codes, a quarter of them 4-bit ones: those where 4 bits gain
- * most. Scale and zero per row and group; scales are quantized themselves, 16 rows together.
+ * Groups of 16 channels have 2-bit codes; a quarter of the groups, where 4 bits lower the error
+ * most, have 4-bit codes. Each row and group has a scale and a zero-point. Scales are quantized as
+ * well, 16 rows together.
  */
 #include "pack/schemes/mix24/mix24.h"
 
@@ -21,16 +23,20 @@ static const struct qt_param params[] = {
     {"g", QT_PARAM_INT, 16, 8, 16, NULL, "channels per group: 8 or 16"},
     {"g2", QT_PARAM_INT, 16, 8, 16, NULL, "rows that share a second-order scale: 8 or 16"},
     {"sens", QT_PARAM_CHOICE, 0, 0, 2, senses,
-     "which groups get 4 bits: those where they gain most; where 2 bits lose most (obs); by the "
-     "paper's equation 9"},
+     "groups that get 4 bits. gain: largest error reduction by 4 bits; obs: largest error with 2 "
+     "bits; paper: equation 9 of the paper"},
     {"order", QT_PARAM_CHOICE, 0, 0, 3, orders,
-     "error feedback goes through 2-bit groups first; or by activity; or as stored; or not at all"},
-    {"local", QT_PARAM_INT, 0, 0, 1, NULL, "1: one 4-bit group in every four neighbours"},
-    {"outliers", QT_PARAM_REAL, 0.002, 0, 0.03, NULL, "share of the weights that stay 16 bit"},
+     "order of error compensation. twos: 2-bit groups first; activity: by activity; natural: as "
+     "stored; none: no compensation"},
+    {"local", QT_PARAM_INT, 0, 0, 1, NULL, "1: one 4-bit group in every four neighbors"},
+    {"outliers", QT_PARAM_REAL, 0.002, 0, 0.03, NULL,
+     "fraction of the weights that are stored as FP16"},
     {"ocrit", QT_PARAM_CHOICE, 0, 0, 1, criteria,
-     "outliers are the weights whose group gains most without them; or the largest (abs)"},
-    {"fit", QT_PARAM_CHOICE, 0, 0, 1, fits, "scales and zeros of least error; or by min-max"},
-    {"polish", QT_PARAM_INT, 6, 0, 100, NULL, "rounds of refitting after error feedback"},
+     "outliers. gain: weights whose removal lowers the group's error most; abs: largest weights"},
+    {"fit", QT_PARAM_CHOICE, 0, 0, 1, fits,
+     "scales and zero-points by search for the least error, or by min-max"},
+    {"polish", QT_PARAM_INT, 6, 0, 100, NULL,
+     "rounds of coordinate descent after error compensation"},
     {"paper", QT_PARAM_INT, 0, 0, 1, NULL,
      "1: the paper's recipe: sens=paper, order=natural, ocrit=abs, fit=minmax, polish=0"},
     QT_PARAM_LEARN,
@@ -39,7 +45,7 @@ static const struct qt_param params[] = {
 };
 
 static const struct qt_preset presets[] = {
-    {"mix24", "", "2 and 4 bits in groups of 16, outliers apart"},
+    {"mix24", "", "2- and 4-bit groups of 16 channels, FP16 outliers"},
     {0},
 };
 
@@ -54,29 +60,9 @@ static int check_spec(const struct qt_spec *spec, struct qt_err *err)
     return QT_OK;
 }
 
-struct qt_mix24_recipe qt_mix24_recipe(const struct qt_spec *spec)
+static int descent_rounds(const struct qt_spec *spec)
 {
-    bool local = qt_spec_value(spec, "local") != 0;
-    if (qt_spec_value(spec, "paper") != 0)
-        return (struct qt_mix24_recipe){
-            .sens = QT_MIX24_SENS_PAPER,
-            .order = QT_MIX24_NATURAL,
-            .local = local,
-            .outliers_by_abs = true,
-        };
-    return (struct qt_mix24_recipe){
-        .sens = (enum qt_mix24_sens)qt_spec_value(spec, "sens"),
-        .order = (enum qt_mix24_order)qt_spec_value(spec, "order"),
-        .local = local,
-        .outliers_by_abs = qt_spec_value(spec, "ocrit") != 0,
-        .search = qt_spec_value(spec, "fit") == 0 && qt_spec_method(spec) != QT_METHOD_RTN,
-        .polish = (int)qt_spec_value(spec, "polish"),
-    };
-}
-
-static int polish(const struct qt_spec *spec)
-{
-    return qt_mix24_recipe(spec).polish;
+    return qt_mix24_recipe(spec).descent_rounds;
 }
 
 /* ---- sections ------------------------------------------------------------------------------- */
@@ -113,15 +99,15 @@ static size_t group(const struct qt_packed *p)
     return (size_t)qt_spec_value(&p->spec, "g");
 }
 
-/* Until prepare knows better. */
+/* Placeholder until prepare chooses scale_exp2. */
 static double unit_scale(const struct qt_packed *p)
 {
     (void)p;
     return 1;
 }
 
-/* Equation 10 of the paper, plus 16 bits each for the value and the column of an outlier. It counts
- * no scales and zeros of 4-bit groups, row pointers, permutation or padding. */
+/* Equation 10 of the paper, plus 16 bits each for the value and the column of an outlier. It omits
+ * scales and zero-points of 4-bit groups, row pointers, permutation and padding. */
 static double paper_bpw(const struct qt_packed *p)
 {
     struct qt_mix24 m;
@@ -131,7 +117,7 @@ static double paper_bpw(const struct qt_packed *p)
     return (1 - four) * two_bits + 4 * four + 32 * qt_spec_value(&p->spec, "outliers");
 }
 
-/* ---- decoding ------------------------------------------------------------------------------- */
+/* ---- dequantization ------------------------------------------------------------------------- */
 
 static void decode_outliers(float *w, const struct qt_mix24 *m, const struct qt_strip *strip,
                             int exp2)
@@ -170,16 +156,9 @@ static void decode(float *w, const struct qt_packed *p, const struct qt_strip *s
         decode_outliers(w, &m, strip, p->scale_exp2);
 }
 
-size_t qt_mix24_scratch_bytes(const struct qt_packed *p)
-{
-    struct qt_mix24 m;
-    qt_mix24_open(&m, p);
-    return 2 * m.slots * sizeof(struct qt_mix24_group);
-}
-
 const struct qt_scheme qt_scheme_mix24 = {
     .name = "mix24",
-    .help = "2 and 4 bits in one matrix, by sensitivity; second-order scales; 16-bit outliers",
+    .help = "2- and 4-bit groups by sensitivity; second-order scales; FP16 outliers",
     .presets = presets,
     .params = params,
     .check_spec = check_spec,
@@ -187,7 +166,7 @@ const struct qt_scheme qt_scheme_mix24 = {
     .group = group,
     .unit_scale = unit_scale,
     .conditional = true,
-    .polish = polish,
+    .descent_rounds = descent_rounds,
     .prepare = qt_mix24_prepare,
     .prepare_bytes = qt_mix24_prepare_bytes,
     .scratch_bytes = qt_mix24_scratch_bytes,

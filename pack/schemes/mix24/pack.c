@@ -1,5 +1,4 @@
-/* Sizes of mix24, groups <-> packed bytes, and what stored bytes must satisfy before they are used.
- */
+/* Sizes of mix24, groups <-> packed bytes, and checks of stored bytes before they are used. */
 #include "pack/schemes/mix24/mix24.h"
 
 #include <math.h>
@@ -9,8 +8,7 @@ enum { HALF_ROWS = 8, BLOCKS = 2, CHUNKS = QT_MIX24_UNIT / QT_MIX24_CHUNK };
 
 /* ---- sizes and sections --------------------------------------------------------------------- */
 
-/* Exactly this many weights are outliers. 2-bit groups must be able to give so many; one in 16 of
- * their weights at most. */
+/* Number of outliers, which is exact. At most one in 16 weights of 2-bit groups is an outlier. */
 static size_t outlier_count(const struct qt_mix24 *m, double share)
 {
     size_t in_fours = (size_t)m->units.fours * QT_MIX24_UNIT;
@@ -47,20 +45,27 @@ void qt_mix24_open(struct qt_mix24 *out, const struct qt_packed *p)
     out->csr_val = section_data(p, "csr_val");
 }
 
+size_t qt_mix24_scratch_bytes(const struct qt_packed *p)
+{
+    struct qt_mix24 m;
+    qt_mix24_open(&m, p);
+    return 2 * m.slots * sizeof(struct qt_mix24_group);
+}
+
 unsigned qt_mix24_bits(const struct qt_mix24 *m, size_t slot)
 {
     return qt_mix24_is_four(&m->units, (uint32_t)(slot / (QT_MIX24_UNIT / m->g))) ? 4 : 2;
 }
 
-/* ---- where a slot is ------------------------------------------------------------------------ */
+/* ---- position of a slot --------------------------------------------------------------------- */
 
-/* A slot's bits in a strip: codes in `codes`, for its columns from `col` of the unit on;
- * parameters in its part of them, by block and t. */
+/* Position of a slot in a strip: its codes, from column `col` of the unit on, and its parameters,
+ * by 64-column block and t (layout_mix24.h). */
 struct place {
     uint32_t *codes;
     uint16_t *q;
-    unsigned char *z; /* U16 in a FOUR */
-    uint16_t *u;      /* halves are 2 * 4 of them apart */
+    unsigned char *z; /* U16 in a 4-bit unit */
+    uint16_t *u;      /* halves are 2 * 4 elements apart */
     unsigned col, block, t;
     bool four;
 };
@@ -135,7 +140,7 @@ void qt_mix24_pack(unsigned char *strip, const struct qt_mix24 *m,
 
 /* ---- unpacking ------------------------------------------------------------------------------ */
 
-/* u words but for what is never set. */
+/* Unpacks q, zero-points, s2 and z2. Reserved bits of u are ignored. */
 static void unpack_parameters(struct qt_mix24_group *group, const struct place *at,
                               const struct qt_mix24 *m)
 {
@@ -169,7 +174,7 @@ static void unpack_group(struct qt_mix24_group *group, const struct place *at,
     unpack_parameters(group, at, m);
 }
 
-/* Nothing is written to the strip. */
+/* For reading only: nothing is written to the strip. */
 static struct place place_in(const unsigned char *strip, const struct qt_mix24 *m, size_t slot)
 {
     return place_of((unsigned char *)(uintptr_t)strip, m, slot);
@@ -186,7 +191,7 @@ void qt_mix24_unpack(struct qt_mix24_group *groups, const struct qt_mix24 *m,
 
 /* ---- checks --------------------------------------------------------------------------------- */
 
-/* Sets what is padding to what it must be. */
+/* Sets all padding to the required values. */
 static void clear_padding(struct qt_mix24_group *groups, const struct qt_mix24 *m, size_t rows)
 {
     for (size_t slot = 0; slot < m->slots; slot++) {
@@ -209,7 +214,7 @@ bool qt_mix24_repack_equal(const struct qt_packed *p, const struct qt_strip *str
     struct qt_mix24 m;
     qt_mix24_open(&m, p);
     struct qt_mix24_group *groups = strip->scratch;
-    /* Packed, a group takes less than struct qt_mix24_group: it fits the scratch. */
+    /* A packed group is smaller than struct qt_mix24_group, so the copy fits. */
     unsigned char *copy = (unsigned char *)(groups + m.slots);
     copy += (16 - (uintptr_t)copy % 16) % 16;
     qt_mix24_unpack(groups, &m, qt_mix24_strip(&m, strip->index));
@@ -220,7 +225,7 @@ bool qt_mix24_repack_equal(const struct qt_packed *p, const struct qt_strip *str
 
 #define FAIL(...) qt_fail(err, QT_E_INPUT, NULL, NULL, __VA_ARGS__)
 
-/* Each group is in one slot. */
+/* Each group must be in exactly one slot. */
 static int check_perm(const struct qt_mix24 *m, struct qt_err *err)
 {
     unsigned char *seen = NULL;
@@ -243,7 +248,7 @@ static int check_perm(const struct qt_mix24 *m, struct qt_err *err)
     return rc;
 }
 
-/* What is in u: reserved bits, a scale where there is a group, and only there. */
+/* Checks u: no reserved bits; a scale if, and only if, the slot has a group. */
 static int check_second_order(const struct qt_mix24 *m, const struct place *at, size_t strip,
                               size_t slot, struct qt_err *err)
 {
@@ -300,7 +305,7 @@ static int check_pointers(const struct qt_mix24 *m, struct qt_err *err)
     return QT_OK;
 }
 
-/* An outlier's code must decode to 0, as kernels add to it. */
+/* The code of an outlier must decode to 0, because kernels add the outlier to it. */
 static int check_entry(const struct qt_mix24 *m, size_t i, size_t row, size_t col,
                        struct qt_err *err)
 {

@@ -1,5 +1,5 @@
-/* All groups of a matrix: under a Hessian by qt_solve, or strip by strip without. What is decided
- * beforehand (mix24_choose.c) is in section perm and the CSR. */
+/* Quantizes all groups of a matrix: under a Hessian by qt_solve, or strip by strip without. Section
+ * perm and the structure of the CSR matrix are set already (choose.c). */
 #include "pack/schemes/mix24/fit.h"
 
 #include <stdlib.h>
@@ -24,22 +24,22 @@ enum { ROWS = QT_FRAG_ROWS, MAX_G = 16, R = QT_PANEL_ROWS };
 
 /* ---- outliers ------------------------------------------------------------------------------- */
 
-/* Sets bit r of apart[channel] for every outlier of the strip's row r: apart[k]. */
-static void mark_outliers(uint16_t *apart, const struct qt_mix24 *m, size_t strip)
+/* Sets bit r of outlier_rows[channel] for every outlier in row r of the strip: outlier_rows[k]. */
+static void mark_outliers(uint16_t *outlier_rows, const struct qt_mix24 *m, size_t strip)
 {
     size_t count = qt_min_size(ROWS, m->n - strip * ROWS);
-    memset(apart, 0, m->k * sizeof *apart);
+    memset(outlier_rows, 0, m->k * sizeof *outlier_rows);
     for (size_t panel = 0; m->csr_ptr && panel < m->panels; panel++)
         for (size_t r = 0; r < count; r++) {
             size_t first, end;
             qt_mix24_row(&first, &end, m, panel, strip * ROWS + r);
             for (size_t i = first; i < end; i++)
-                apart[qt_mix24_channel(m, panel * QT_MIX24_PANEL + m->csr_col[i])] |=
+                outlier_rows[qt_mix24_channel(m, panel * QT_MIX24_PANEL + m->csr_col[i])] |=
                     (uint16_t)(1u << r);
         }
 }
 
-/* Stores the value of the outlier at (row, packed column); returns it as stored. */
+/* Stores the value of the outlier at (row, packed column); returns the stored value. */
 static float store_outlier(const struct qt_mix24 *m, size_t row, size_t col, float value)
 {
     uint16_t local = (uint16_t)(col % QT_MIX24_PANEL), bits = qt_f32_to_f16(value);
@@ -65,7 +65,7 @@ struct part {
     struct qt_mix24_problem p;
     float t[MAX_G * ROWS], q[MAX_G * ROWS];
     uint8_t channel[MAX_G];
-    uint16_t apart[MAX_G];
+    uint16_t outlier_rows[MAX_G];
 };
 
 static void part_new(struct part *x, const struct qt_mix24 *m, bool search, size_t slot, size_t n)
@@ -78,18 +78,18 @@ static void part_new(struct part *x, const struct qt_mix24 *m, bool search, size
         .search = search,
         .channel = x->channel,
         .t = x->t,
-        .apart = x->apart,
+        .outlier_rows = x->outlier_rows,
     };
 }
 
-/* The channels that a group has not: zero. */
+/* Missing channels of a short group get the code of zero. */
 static void clear_missing(struct qt_mix24_group *group, size_t n)
 {
     for (size_t c = n; c < MAX_G; c++)
         memcpy(group->code[c], group->zero, ROWS);
 }
 
-/* Outliers have the code of 0, rows that are not there nothing at all. */
+/* Clears the rows beyond the matrix. */
 static void finish_group(struct qt_mix24_group *group, size_t rows)
 {
     for (size_t r = rows; r < ROWS; r++) {
@@ -110,9 +110,9 @@ void qt_mix24_quantize(const struct qt_packed *p, const struct qt_strip *strip, 
     const bool search = qt_mix24_recipe(&p->spec).search;
     float v[MAX_G * MAX_G];
     qt_mix24_open(&m, p);
-    uint16_t *apart = (uint16_t *)(void *)(groups + m.slots);
+    uint16_t *outlier_rows = (uint16_t *)(void *)(groups + m.slots);
     memset(groups, 0, m.slots * sizeof *groups);
-    mark_outliers(apart, &m, strip->index);
+    mark_outliers(outlier_rows, &m, strip->index);
     for (size_t slot = 0; slot < m.slots; slot++) {
         struct part x;
         if (m.perm[slot] == QT_MIX24_NO_GROUP)
@@ -124,7 +124,7 @@ void qt_mix24_quantize(const struct qt_packed *p, const struct qt_strip *strip, 
         for (size_t j = 0; j < n; j++) {
             v[j * MAX_G + j] = importance ? sqrtf(importance[first + j]) : 1;
             x.channel[j] = (uint8_t)j;
-            x.apart[j] = apart[first + j];
+            x.outlier_rows[j] = outlier_rows[first + j];
             for (size_t r = 0; r < strip->rows; r++)
                 x.t[j * ROWS + r] = w[r * m.k + first + j];
         }
@@ -133,7 +133,7 @@ void qt_mix24_quantize(const struct qt_packed *p, const struct qt_strip *strip, 
         finish_group(&groups[slot], strip->rows);
         for (size_t j = 0; j < n; j++)
             for (size_t r = 0; r < strip->rows; r++)
-                if (x.apart[j] >> r & 1)
+                if (x.outlier_rows[j] >> r & 1)
                     store_outlier(&m, strip->index * ROWS + r, slot * m.g + j, x.t[j * ROWS + r]);
     }
     qt_mix24_pack(qt_mix24_strip(&m, strip->index), &m, groups);
@@ -141,8 +141,8 @@ void qt_mix24_quantize(const struct qt_packed *p, const struct qt_strip *strip, 
 
 /* ---- under a Hessian ------------------------------------------------------------------------ */
 
-/* Scales and ranges of one group's rows in one panel: the columns of a group are rounded one after
- * the other. */
+/* Scales and ranges of one group in one panel. The columns of a group are rounded one after the
+ * other, so one group per panel is cached. */
 struct rows_cache {
     size_t group; /* SIZE_MAX: none */
     float scale[R], inverse[R], low[R], high[R];
@@ -154,7 +154,7 @@ struct solver {
     bool search;
     const struct qt_mix24_fitops *ops;
     struct qt_mix24_group *groups; /* [strips][slots] */
-    uint16_t *apart;               /* [strips][k] */
+    uint16_t *outlier_rows;        /* [strips][k] */
     uint16_t *slot_of;             /* [groups] */
     struct rows_cache *cache;      /* [panels of rows] */
 };
@@ -183,7 +183,7 @@ static void fit_panel(struct solver *s, const struct qt_column_group *g, const f
     for (size_t r = 0; r < rows; r += ROWS) {
         struct qt_mix24_group *group = group_at(s, row0 + r, g->index);
         for (size_t j = 0; j < g->n; j++) {
-            x.apart[j] = s->apart[(row0 + r) / ROWS * s->m.k + g->col[j]];
+            x.outlier_rows[j] = s->outlier_rows[(row0 + r) / ROWS * s->m.k + g->col[j]];
             memcpy(x.t + j * ROWS, t + j * R + r, ROWS * sizeof *t);
             if (q)
                 memcpy(x.q + j * ROWS, q + j * R + r, ROWS * sizeof *q);
@@ -195,10 +195,11 @@ static void fit_panel(struct solver *s, const struct qt_column_group *g, const f
         clear_missing(group, g->n);
         for (size_t j = 0; j < g->n && q; j++)
             for (size_t i = 0; i < ROWS && r + i < rows; i++)
-                q[j * R + r + i] = x.apart[j] >> i & 1 ? store_outlier(&s->m, row0 + r + i,
-                                                                       packed_column(s, g->col[j]),
-                                                                       x.q[j * ROWS + i])
-                                                       : x.q[j * ROWS + i];
+                q[j * R + r + i] =
+                    x.outlier_rows[j] >> i & 1
+                        ? store_outlier(&s->m, row0 + r + i, packed_column(s, g->col[j]),
+                                        x.q[j * ROWS + i])
+                        : x.q[j * ROWS + i];
     }
     s->cache[row0 / R].group = SIZE_MAX;
 }
@@ -247,10 +248,10 @@ static void round_column(void *ctx, size_t col, const float *x, float *q, float 
     }
     for (size_t r = 0; r < rows; r += ROWS) {
         uint8_t *code = group_at(s, row0 + r, group)->code[c];
-        uint16_t apart = s->apart[(row0 + r) / ROWS * s->m.k + col];
+        uint16_t outlier_rows = s->outlier_rows[(row0 + r) / ROWS * s->m.k + col];
         for (size_t i = 0; i < ROWS && r + i < rows; i++) {
             code[i] = (uint8_t)(cache->zero[r + i] + unit[r + i]);
-            if (apart >> i & 1) {
+            if (outlier_rows >> i & 1) {
                 code[i] = (uint8_t)cache->zero[r + i];
                 q[r + i] = store_outlier(&s->m, row0 + r + i, packed_column(s, col), x[r + i]);
             }
@@ -258,28 +259,25 @@ static void round_column(void *ctx, size_t col, const float *x, float *q, float 
     }
 }
 
-static int store_strip(void *ctx, size_t strip, int thread, struct qt_err *err)
+static void store_strip(void *ctx, size_t strip)
 {
     struct solver *s = ctx;
     struct qt_mix24_group *groups = s->groups + strip * s->m.slots;
-    (void)thread;
-    (void)err;
     for (size_t slot = 0; slot < s->m.slots; slot++)
         finish_group(&groups[slot], qt_min_size(ROWS, s->m.n - strip * ROWS));
     qt_mix24_pack(qt_mix24_strip(&s->m, strip), &s->m, groups);
-    return QT_OK;
 }
 
-/* f in the order of the recipe. */
+/* Reorders f as the recipe says. */
 static int order_new(struct qt_factor *out, const struct solver *s, enum qt_mix24_order order,
                      const struct qt_factor *f, struct qt_err *err)
 {
-    struct qt_factor_options opt = {.natural = order == QT_MIX24_NATURAL};
+    struct qt_factor_options opt = {.storage_order = order == QT_MIX24_NATURAL};
     uint8_t *class = NULL;
     int rc = qt_array_new(&class, s->m.groups, 1, err);
     if (rc < 0)
         return rc;
-    for (size_t group = 0; group < s->m.groups && order == QT_MIX24_TWOS_FIRST; group++)
+    for (size_t group = 0; group < s->m.groups && order == QT_MIX24_2BIT_FIRST; group++)
         class[group] = qt_mix24_bits(&s->m, s->slot_of[group]) == 4;
     opt.class = class;
     rc = qt_factor_reorder(out, f, &opt, err);
@@ -287,8 +285,8 @@ static int order_new(struct qt_factor *out, const struct solver *s, enum qt_mix2
     return rc;
 }
 
-/* Strip by strip, with the diagonal of H as importance: where nothing makes up for an error, that
- * is what it costs. */
+/* Strip by strip, with the diagonal of H as importance, which is the cost of errors that are not
+ * compensated. */
 struct weighing {
     struct qt_packed *p;
     const float *w;
@@ -307,11 +305,11 @@ static int weigh_strip(void *ctx, size_t strip, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-static int solve_without_feedback(struct qt_solve_report *out, struct qt_packed *p, const float *w,
-                                  const struct qt_factor *f, struct qt_err *err)
+static int solve_without_compensation(struct qt_solve_report *out, struct qt_packed *p,
+                                      const float *w, const struct qt_factor *f, struct qt_err *err)
 {
     struct weighing x = {.p = p, .w = w};
-    struct qt_packed plain = *p; /* the same data, read as w is scaled */
+    struct qt_packed plain = *p; /* the same data at the scale of w */
     float *q = NULL;
     int rc = QT_OK;
     plain.scale_exp2 = 0;
@@ -323,8 +321,8 @@ static int solve_without_feedback(struct qt_solve_report *out, struct qt_packed 
         x.importance[f->order[i]] = f->h[i * p->k + i];
     QT_TRY(qt_parallel(qt_ceil_div(p->n, ROWS), weigh_strip, &x, err));
     QT_TRY(qt_packed_decode(q, &plain, 0, p->n, err));
-    QT_TRY(qt_solve_error(&out->feedback, f, w, q, p->n, err));
-    out->polished = out->feedback;
+    QT_TRY(qt_solve_error(&out->after_compensation, f, w, q, p->n, err));
+    out->after_descent = out->after_compensation;
 done:
     qt_free(x.importance);
     qt_free(x.scratch);
@@ -342,12 +340,12 @@ int qt_mix24_solve(struct qt_solve_report *out, struct qt_packed *p, const float
     struct qt_factor ordered = {0};
     size_t panels = qt_ceil_div(p->n, R);
     int rc = QT_OK;
-    if (recipe.order == QT_MIX24_NO_FEEDBACK)
-        return solve_without_feedback(out, p, w, f, err);
+    if (recipe.order == QT_MIX24_NO_COMPENSATION)
+        return solve_without_compensation(out, p, w, f, err);
     qt_mix24_open(&s.m, p);
     s.search = recipe.search;
     QT_TRY(qt_array_new(&s.groups, s.m.strips, s.m.slots * sizeof *s.groups, err));
-    QT_TRY(qt_array_new(&s.apart, s.m.strips, s.m.k * sizeof *s.apart, err));
+    QT_TRY(qt_array_new(&s.outlier_rows, s.m.strips, s.m.k * sizeof *s.outlier_rows, err));
     QT_TRY(qt_array_new(&s.slot_of, s.m.groups, sizeof *s.slot_of, err));
     QT_TRY(qt_array_new(&s.cache, panels, sizeof *s.cache, err));
     for (size_t i = 0; i < panels; i++)
@@ -356,14 +354,14 @@ int qt_mix24_solve(struct qt_solve_report *out, struct qt_packed *p, const float
         if (s.m.perm[slot] != QT_MIX24_NO_GROUP)
             s.slot_of[s.m.perm[slot]] = (uint16_t)slot;
     for (size_t strip = 0; strip < s.m.strips; strip++)
-        mark_outliers(s.apart + strip * s.m.k, &s.m, strip);
+        mark_outliers(s.outlier_rows + strip * s.m.k, &s.m, strip);
     QT_TRY(order_new(&ordered, &s, recipe.order, f, err));
     QT_TRY(qt_solve(out, &ordered, w, p->n, &rounder, opt, err));
-    QT_TRY(qt_parallel(s.m.strips, store_strip, &s, err));
+    qt_parallel_for(s.m.strips, store_strip, &s);
 done:
     qt_factor_free(&ordered);
     qt_free(s.groups);
-    qt_free(s.apart);
+    qt_free(s.outlier_rows);
     qt_free(s.slot_of);
     qt_free(s.cache);
     return rc;

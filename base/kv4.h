@@ -1,0 +1,54 @@
+/*
+ * The arithmetic of 4-bit KV caches, all of it FP32: numbers that share a scale are stored as codes
+ * 0..15, the scale and their minimum as FP16.
+ *
+ *     scale = F16((high - low) / 15), or 1 if that is 0        minimum = F16(low)
+ *     code  = clamp(rint((x - minimum) * (1 / scale)), 0, 15)  x ~ code * scale + minimum
+ *
+ * rint rounds ties to even. Numbers are clamped to the range of FP16 first.
+ */
+#ifndef QT_BASE_KV4_H
+#define QT_BASE_KV4_H
+
+#include "base/num.h"
+
+/*
+ * Groups of tokens whose keys share a scale per channel: token 0 is a group of its own, because
+ * models give it keys unlike all others and attend to it from everywhere; the following groups have
+ * QT_KV_GROUP tokens each. Returns the first token of the group of token i.
+ */
+enum { QT_KV_GROUP = 64 };
+static inline size_t qt_kv4_group(size_t i)
+{
+    return i == 0 ? 0 : (i - 1) / QT_KV_GROUP * QT_KV_GROUP + 1;
+}
+
+struct qt_kv4_grid {
+    float scale, minimum;
+};
+
+/* NaN becomes the lowest number. */
+static inline float qt_kv4_clamp(float x)
+{
+    return fminf(fmaxf(x, -65504), 65504);
+}
+
+/* The grid of numbers from low to high. */
+static inline struct qt_kv4_grid qt_kv4_grid(float low, float high)
+{
+    float scale = qt_f16_to_f32(qt_f32_to_f16((high - low) / 15));
+    return (struct qt_kv4_grid){scale == 0 ? 1 : scale, qt_f16_to_f32(qt_f32_to_f16(low))};
+}
+
+static inline float qt_kv4_code(float q)
+{
+    return fminf(fmaxf(rintf(q), 0), 15);
+}
+
+/* x after quantization and dequantization. */
+static inline float qt_kv4_round(float x, struct qt_kv4_grid g)
+{
+    return qt_kv4_code((x - g.minimum) * (1 / g.scale)) * g.scale + g.minimum;
+}
+
+#endif

@@ -1,0 +1,159 @@
+/* qtool_kernels.h: plans and runs, dispatched by the kind of weight. */
+#include "kernels/cuda/matmul/matmul.h"
+#include "kernels/cuda/api/dense.h"
+#include "kernels/cuda/common/device.h"
+#include "kernels/cuda/mix24/mix24.h"
+
+/* Bytes of shared memory that a thread block may have (CUDA programming guide, technical
+ * specifications). */
+static int smem_limit_of(int cc)
+{
+    return (cc == 80 || cc == 87 ? 163 : cc == 90 ? 227 : 99) << 10;
+}
+
+static int set_device(struct qtool_matmul_plan *p)
+{
+    struct qt_device d;
+    struct qt_plan_state *state = qt_state(p);
+    const int compute = p->options.compute, limit = smem_limit_of(compute);
+    int rc = qt_query_device(&d, p->options.device, p->reason);
+    if (rc != QTOOL_OK)
+        return rc;
+    if (compute && p->kind == QTOOL_MATMUL_MIX24) /* its kernels are compiled for each device */
+        return qt_refuse(p, QTOOL_UNSUPPORTED, "options.compute must be 0 for MIX24");
+    if (compute && compute != 80 && compute != 86 && compute != 89 && (compute != 90 || d.cc != 90))
+        return qt_refuse(p, QTOOL_UNSUPPORTED,
+                         "options.compute is %d, the device runs kernels for 80, 86, 89%s", compute,
+                         d.cc == 90 ? " and 90" : "");
+    state->cc = compute == 0 ? d.cc : compute == 90 ? 90 : 80;
+    state->smem_limit = compute && limit < d.smem_limit ? limit : d.smem_limit;
+    state->sms = d.sms;
+    return QTOOL_OK;
+}
+
+/* True if w has the kind, format and shape that were planned for. */
+static bool is_planned(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
+{
+    const struct qt_plan_state *state = qt_state(p);
+    if (w->n != p->n || w->k != p->k || w->kind != p->kind)
+        return false;
+    return w->kind == QTOOL_MATMUL_MIX24
+               ? w->mix24.twos + w->mix24.fours == state->units
+               : (w->bits == state->bits &&
+                  (w->kind != QTOOL_MATMUL_FPX || w->exp_bits == state->exp_bits) &&
+                  w->group == state->group && qt_has_zeros(w) == state->zeros);
+}
+
+/* NULL, or what is wrong with w. *s is set for all kinds but MIX24. */
+static const char *weight_fault(struct qt_shape *s, const struct qtool_matmul_weight *w)
+{
+    return w->kind == QTOOL_MATMUL_MIX24 ? qt_mix24_fault(w) : qt_shape_of(s, w);
+}
+
+static int finish(struct qtool_matmul_plan *p, int rc)
+{
+    qt_state(p)->ready = rc == QTOOL_OK;
+    return rc;
+}
+
+/* ---- plan ----------------------------------------------------------------------------------- */
+
+static int check(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
+{
+    struct qt_shape s;
+    p->rounded = p->rounded_exp2 = 0;
+    if (qt_state(p)->sms == 0)
+        return qt_refuse(p, QTOOL_UNSUPPORTED,
+                         "qtool_matmul_plan refused the plan, so no config can be checked");
+    if (!is_planned(p, w))
+        return qt_refuse(p, QTOOL_UNSUPPORTED, "the weight is not of the planned kind and shape");
+    const char *fault = weight_fault(&s, w);
+    if (fault)
+        return qt_refuse(p, QTOOL_UNSUPPORTED, "%s", fault);
+    if (p->config.path == QTOOL_MATMUL_DENSE)
+        return qt_dense_check(p, w);
+    return w->kind == QTOOL_MATMUL_MIX24 ? qt_mix24_check(p, w) : qt_matmul_check(p, &s);
+}
+
+int qtool_matmul_plan_check(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
+{
+    return finish(p, check(p, w));
+}
+
+static int choose_mix24(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
+{
+    const size_t packed_bytes = ceil_div(w->n, QT_STRIP_ROWS) * qt_mix24_strip_bytes(w);
+    double us;
+    int rc = qt_mix24_choose(p, w, packed_bytes, &us);
+    if (rc != QTOOL_OK)
+        return rc;
+    qt_dense_prefer(p, w, packed_bytes, us);
+    return p->config.path == QTOOL_MATMUL_DENSE ? check(p, w) : rc;
+}
+
+static int choose(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w,
+                  const struct qt_shape *s)
+{
+    const size_t packed_bytes = (size_t)s->strips * (size_t)s->blocks * 128 * (size_t)s->bits;
+    double us;
+    if (!qt_matmul_choose(p, s, &us))
+        return qt_refuse(p, QTOOL_UNSUPPORTED,
+                         "n = %zu, k = %zu does not fit into the device's shared memory", w->n,
+                         w->k);
+    qt_dense_prefer(p, w, packed_bytes, us);
+    return check(p, w);
+}
+
+static int plan(struct qtool_matmul_plan *out, const struct qtool_matmul_weight *w, size_t m,
+                const struct qtool_matmul_options *opt)
+{
+    struct qt_shape s;
+    *out = {};
+    struct qt_plan_state *state = qt_state(out);
+    *state = {};
+    out->m = m;
+    out->n = w->n;
+    out->k = w->k;
+    out->kind = w->kind;
+    out->options = *opt;
+    state->bits = w->bits;
+    state->exp_bits = w->exp_bits;
+    state->group = w->group;
+    state->zeros = qt_has_zeros(w);
+    state->units = w->mix24.twos + w->mix24.fours;
+    if (opt->dtype != QTOOL_F16 && opt->dtype != QTOOL_BF16)
+        return qt_refuse(out, QTOOL_UNSUPPORTED, "options.dtype must be FP16 or BF16");
+    if (m == 0 || m > 1 << 24)
+        return qt_refuse(out, QTOOL_UNSUPPORTED, "m must be 1..2^24");
+    const char *fault = weight_fault(&s, w);
+    if (fault)
+        return qt_refuse(out, QTOOL_UNSUPPORTED, "%s", fault);
+    int rc = set_device(out);
+    if (rc != QTOOL_OK)
+        return rc;
+    return w->kind == QTOOL_MATMUL_MIX24 ? choose_mix24(out, w) : choose(out, w, &s);
+}
+
+int qtool_matmul_plan(struct qtool_matmul_plan *out, const struct qtool_matmul_weight *w, size_t m,
+                      const struct qtool_matmul_options *opt)
+{
+    return finish(out, plan(out, w, m, opt));
+}
+
+/* ---- run ------------------------------------------------------------------------------------ */
+
+int qtool_matmul_run(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w,
+                     void *y, const void *x, void *workspace, void *stream)
+{
+    struct qt_shape s;
+    const bool mix24 = w->kind == QTOOL_MATMUL_MIX24;
+    if (!qt_state(p)->ready || !is_planned(p, w) || weight_fault(&s, w))
+        return QTOOL_UNSUPPORTED;
+    if (!x || !y || (size_t)x % (mix24 ? 2 : 16) || (size_t)y % 2 || (size_t)workspace % 256 ||
+        (p->workspace_bytes && !workspace))
+        return QTOOL_UNSUPPORTED;
+    if (p->config.path == QTOOL_MATMUL_DENSE)
+        return qt_dense_run(p, w, y, x, workspace, stream);
+    return mix24 ? qt_mix24_run(p, w, y, x, workspace, stream)
+                 : qt_matmul_run(p, &s, w, y, x, workspace, stream);
+}

@@ -1,0 +1,15 @@
+/* qtool_kernels.h: the library itself. */
+#include "kernels/cuda/common/device.h"
+#include "kernels/include/qtool_kernels.h"
+
+int qtool_kernels_version(void)
+{
+    return QTOOL_KERNELS_VERSION;
+}
+
+int qtool_kernels_compute(int device)
+{
+    struct qt_device d;
+    char reason[160];
+    return qt_query_device(&d, device, reason) == QTOOL_OK ? d.cc : 0;
+}
