@@ -15,8 +15,9 @@ formats: base/base.h
 model:   base/base.h formats/formats.h
 calib:   base/base.h formats/formats.h model/model.h
 hessian: base/base.h
-pack:    base/base.h formats/formats.h model/model.h calib/calib.h hessian/hessian.h
-kernels: base/base.h pack/layouts/layout_*.h
+pack:    base/base.h formats/formats.h formats/layouts/layout_*.h model/model.h calib/calib.h
+         hessian/hessian.h
+kernels: base/base.h formats/layouts/layout_*.h
 verify:  base/base.h formats/formats.h model/model.h calib/calib.h pack/pack.h
          kernels/kernels.h kernels/include/*.h
 cli:     base/base.h formats/formats.h model/model.h calib/calib.h hessian/hessian.h pack/pack.h
@@ -88,7 +89,7 @@ self_test() {
     find_fault cli/a.c '#include "cli/../base/io.h"' 1
     find_fault base/a.c '/* nothing */' 1
     find_fault base/a.c '#include "base/io.h"' 0
-    find_fault kernels/cuda/a.cu '#include "pack/layouts/layout_frag.h"' 0
+    find_fault kernels/cuda/a.cu '#include "formats/layouts/layout_frag.h"' 0
     find_fault cli/a.c '#include "verify/verify.h"' 0
     find_fault kernels/include/qtool_a.h '#include "qtool_b.h"' 0
     find_fault verify/a.c '#include "kernels/include/qtool_kernels.h"' 0

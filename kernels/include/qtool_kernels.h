@@ -8,7 +8,7 @@
  *     qtool_matmul_run(&plan, &weight, y, x, workspace, stream)           as often as needed
  *
  * A weight is described by the device addresses of its sections, which have the byte layout of a
- * qtool container (docs/format.md, pack/layouts/layout_frag.h) and are uploaded unchanged.
+ * qtool container (docs/format.md, formats/layouts/layout_frag.h) and are uploaded unchanged.
  *
  * qtool_matmul_run only enqueues kernels. It does not allocate, does not synchronize, changes no
  * host state, and can be captured into a CUDA graph. Results are bitwise reproducible: partial sums
@@ -72,7 +72,7 @@ enum {
 };
 
 /*
- * Sections of a MIX24 weight (pack/layouts/layout_mix24.h). Outliers are a CSR matrix. Their column
+ * Sections of a MIX24 weight (formats/layouts/layout_mix24.h). Outliers are a CSR matrix. Their column
  * indices are packed columns, ascending within a row, and all lie in 2-bit groups. The code at an
  * outlier's place decodes to 0, so kernels may either add or substitute the outlier.
  */

@@ -133,8 +133,8 @@ int qtool_w4ax_quantize(const struct qtool_w4ax_acts *out, const struct qtool_w4
 /* ---- products ------------------------------------------------------------------------------- */
 
 /*
- * W[n][k] with codes -8..7, in the order "frag16x64/byte" of pack/layouts/layout_frag8.h, padded to
- * 16 rows and 128 columns. Scales are in the slot order of pack/layouts/layout_frag.h.
+ * W[n][k] with codes -8..7, in the order "frag16x64/byte" of formats/layouts/layout_frag8.h, padded to
+ * 16 rows and 128 columns. Scales are in the slot order of formats/layouts/layout_frag.h.
  */
 struct qtool_w4ax_weight {
     enum qtool_w4ax_scales scales;

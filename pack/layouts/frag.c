@@ -9,8 +9,8 @@
  * In each instance `order` and p are constants, so that after unrolling every code is one shift and
  * one OR. Only the 2-bit plane of QT_FRAG_HALF has its two bits in separate places.
  */
-INLINE uint32_t place(uint32_t field, enum qt_frag_order order, unsigned p, unsigned s, unsigned i,
-                      unsigned h)
+INLINE uint32_t insert_codes(uint32_t field, enum qt_frag_order order, unsigned p, unsigned s,
+                             unsigned i, unsigned h)
 {
     unsigned at = qt_frag_bit(order, p, s, i, h, 0) & 31;
     if (order == QT_FRAG_HALF && p == 2)
@@ -18,8 +18,8 @@ INLINE uint32_t place(uint32_t field, enum qt_frag_order order, unsigned p, unsi
     return field << at;
 }
 
-INLINE uint32_t take(uint32_t word, enum qt_frag_order order, unsigned p, unsigned s, unsigned i,
-                     unsigned h)
+INLINE uint32_t extract_codes(uint32_t word, enum qt_frag_order order, unsigned p, unsigned s,
+                              unsigned i, unsigned h)
 {
     unsigned at = qt_frag_bit(order, p, s, i, h, 0) & 31;
     if (order == QT_FRAG_HALF && p == 2)
@@ -41,7 +41,7 @@ INLINE void pack_as(uint32_t *words, const uint8_t *code, size_t stride, unsigne
                 unsigned word = qt_frag_bit(order, p, s, i, 0, 0) / 32;
 #pragma GCC unroll 2
                 for (unsigned h = 0; h < 2; h++)
-                    w[word] |= place(c[h] >> shift & ((1u << p) - 1), order, p, s, i, h);
+                    w[word] |= insert_codes(c[h] >> shift & ((1u << p) - 1), order, p, s, i, h);
             }
         memcpy(words + lane * p, w, p * sizeof *w);
     }
@@ -60,7 +60,7 @@ INLINE void unpack_as(uint8_t *code, const uint32_t *words, size_t stride, unsig
                 unsigned word = qt_frag_bit(order, p, s, i, 0, 0) / 32;
 #pragma GCC unroll 2
                 for (unsigned h = 0; h < 2; h++)
-                    c[h] |= (uint8_t)(take(w[word], order, p, s, i, h) << shift);
+                    c[h] |= (uint8_t)(extract_codes(w[word], order, p, s, i, h) << shift);
             }
     }
 }

@@ -3,7 +3,7 @@
 #ifndef QT_PACK_LAYOUTS_FRAG_H
 #define QT_PACK_LAYOUTS_FRAG_H
 
-#include "pack/layouts/layout_frag8.h"
+#include "formats/layouts/layout_frag8.h"
 #include <stddef.h>
 #include <stdint.h>
 

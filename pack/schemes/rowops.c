@@ -91,7 +91,7 @@ INLINE vf lookup(const float table[16], vi index)
 
 /* Binary search. Comparing with all 15 midpoints takes twice as long here. Without an indexed load
  * from one register, comparing is faster. */
-INLINE vi search(vf y, const struct qt_grid *g, int levels)
+INLINE vi table_search(vf y, const struct qt_grid *g, int levels)
 {
     vi code = (y > splat(g->mid[levels / 2 - 1])) & splat_i(levels / 2);
     for (int half = levels / 4; half; half /= 2)
@@ -104,7 +104,7 @@ INLINE vf table_value(vf y, const struct qt_grid *g, int levels)
 {
 #ifdef __AVX512F__
     if (levels > 4)
-        return lookup(g->value, search(y, g, levels));
+        return lookup(g->value, table_search(y, g, levels));
 #endif
     vf q = splat(g->value[0]);
     for (int i = 1; i < levels; i++)
@@ -116,7 +116,7 @@ INLINE vi table_code(vf y, const struct qt_grid *g, int levels)
 {
 #ifdef __AVX512F__
     if (levels > 4)
-        return search(y, g, levels);
+        return table_search(y, g, levels);
 #endif
     vi code = {0};
     for (int i = 1; i < levels; i++)

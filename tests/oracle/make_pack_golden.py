@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Golden bytes of packed matrices, derived from the drawings in pack/layouts/layout_frag.h and from the
+"""Golden bytes of packed matrices, derived from the drawings in formats/layouts/layout_frag.h and from the
 scheme definitions alone: nothing here is shared with pack/. Writes tests/golden/pack/NAME.bin
 (sections one after the other, in manifest order) and NAME.w (the FP32 source, row-major);
 cases.txt lists NAME, scheme text, N, K, scale_exp2. Needs numpy only."""
@@ -129,7 +129,7 @@ def pack_scales(scales):
 
 
 def w4ax_case(name, text, w, per_row=False, multiples=0):
-    """As int4, but padded to 128 columns, two's complement, in the order of pack/layouts/layout_frag8.h."""
+    """As int4, but padded to 128 columns, two's complement, in the order of formats/layouts/layout_frag8.h."""
     n, k = w.shape
     g = k if per_row else 128
     np_, kp, groups = -(-n // 16) * 16, -(-k // 128) * 128, -(-k // g)

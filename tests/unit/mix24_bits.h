@@ -1,5 +1,5 @@
 /* Reference packer of mix24: a record for groups of 16, written bit by bit. Group t of 64-column
- * block blk; see pack/layouts/layout_mix24.h. */
+ * block blk; see formats/layouts/layout_mix24.h. */
 #ifndef QT_TESTS_MIX24_BITS_H
 #define QT_TESTS_MIX24_BITS_H
 

@@ -4,8 +4,8 @@
  */
 #include "gpu_fixture.h"
 
-#include "pack/layouts/layout_frag.h"
-#include "pack/layouts/layout_mix24.h"
+#include "formats/layouts/layout_frag.h"
+#include "formats/layouts/layout_mix24.h"
 #include "verify/verify.h"
 
 /* ---- simulated GPU -------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
  */
 #include "gpu_fixture.h"
 
-#include "pack/layouts/layout_frag8.h"
+#include "formats/layouts/layout_frag8.h"
 #include "verify/gpu/device.h"
 
 #include <math.h>

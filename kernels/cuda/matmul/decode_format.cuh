@@ -1,6 +1,6 @@
 /*
  * Dequantization of packed codes to the A operand of mma.sync m16n8k16: one struct per code format.
- * pack/layouts/layout_frag.h defines the layout. A format struct has these members:
+ * formats/layouts/layout_frag.h defines the layout. A format struct has these members:
  *
  *     WIDTH0..2     bits of its planes; 0: no such plane
  *     LUT           codes are looked up, not computed

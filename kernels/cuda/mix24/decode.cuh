@@ -1,6 +1,6 @@
 /*
  * Dequantization of mix24 records (2- and 4-bit groups in a matrix, after arXiv 2311.16442) to the
- * A operand of mma.sync m16n8k16. pack/layouts/layout_mix24.h defines the layout.
+ * A operand of mma.sync m16n8k16. formats/layouts/layout_mix24.h defines the layout.
  *
  * A TWO is a record of 2-bit codes, a FOUR one of 4-bit codes. In each 64 columns a lane owns one
  * whole group in two rows, g and g + 8. It dequantizes one scale and one zero-point per row, and

@@ -139,7 +139,7 @@ static __device__ __forceinline__ void list_strip(const gather_args &a, int stri
 
 /*
  * The packed column at place i of 64. In a k-step, a lane of wgmma has places 2t, 2t + 1, 2t + 8
- * and 2t + 9 of 16; they must be columns 4s to 4s + 3 of its 16 (pack/layouts/layout_mix24.h),
+ * and 2t + 9 of 16; they must be columns 4s to 4s + 3 of its 16 (formats/layouts/layout_mix24.h),
  * where s is the k-step. An even place and the next one are adjacent columns.
  */
 static __device__ __forceinline__ int wgmma_column(int i)

@@ -27,7 +27,7 @@
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/mix24/mix24.h"
 
-/* Buffer position of packed column col of a unit, row 0..15 (pack/layouts/layout_mix24.h). */
+/* Buffer position of packed column col of a unit, row 0..15 (formats/layouts/layout_mix24.h). */
 static __device__ __forceinline__ uint32_t patch_byte(int row, uint32_t col)
 {
     const uint32_t b = col / 64, t = col / 16 % 4, s = col / 4 % 4, i = col / 2 % 2 * 2 + row / 8;

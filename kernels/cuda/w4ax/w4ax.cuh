@@ -10,7 +10,7 @@
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
-/* Word 2 s + h of a lane holds row g + 8 h of k-step s (pack/layouts/layout_frag8.h). Its low
+/* Word 2 s + h of a lane holds row g + 8 h of k-step s (formats/layouts/layout_frag8.h). Its low
  * nibbles are channels 0-15 of the k-step and become register h of the A operand; its high nibbles
  * are channels 16-31 and become register 2 + h. */
 

@@ -15,7 +15,7 @@
 #ifndef QT_PACK_SCHEMES_MIX24_MIX24_H
 #define QT_PACK_SCHEMES_MIX24_MIX24_H
 
-#include "pack/layouts/layout_mix24.h"
+#include "formats/layouts/layout_mix24.h"
 #include "pack/schemes/scheme.h"
 
 enum qt_mix24_sens { QT_MIX24_SENS_GAIN, QT_MIX24_SENS_OBS, QT_MIX24_SENS_PAPER };

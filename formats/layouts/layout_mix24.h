@@ -66,10 +66,10 @@
  * Padding decodes to 0. Slots without a group have all bits 0. Rows beyond N have q, z and codes 0.
  * Channels beyond K in a group with other channels have the code of the zero-point.
  */
-#ifndef QT_PACK_LAYOUTS_LAYOUT_MIX24_H
-#define QT_PACK_LAYOUTS_LAYOUT_MIX24_H
+#ifndef QT_FORMATS_LAYOUTS_LAYOUT_MIX24_H
+#define QT_FORMATS_LAYOUTS_LAYOUT_MIX24_H
 
-#include "pack/layouts/layout_frag.h"
+#include "formats/layouts/layout_frag.h"
 #include <stdint.h>
 
 enum {

@@ -37,10 +37,10 @@
  * lane: token g, place 2 b + h = channel 32 c + 16 h + 4 t + b). m16n8k64 reads them as they are,
  * and m16n8k32 after the same unpacking.
  */
-#ifndef QT_PACK_LAYOUTS_LAYOUT_FRAG8_H
-#define QT_PACK_LAYOUTS_LAYOUT_FRAG8_H
+#ifndef QT_FORMATS_LAYOUTS_LAYOUT_FRAG8_H
+#define QT_FORMATS_LAYOUTS_LAYOUT_FRAG8_H
 
-#include "pack/layouts/layout_frag.h"
+#include "formats/layouts/layout_frag.h"
 
 enum { QT_FRAG8_STEPS = 2 /* k-steps of 32 columns in a fragment block */ };
 

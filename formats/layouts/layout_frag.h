@@ -56,8 +56,8 @@
  *
  * One byte permutation moves the bytes of a register to either end of its halves.
  */
-#ifndef QT_PACK_LAYOUTS_LAYOUT_FRAG_H
-#define QT_PACK_LAYOUTS_LAYOUT_FRAG_H
+#ifndef QT_FORMATS_LAYOUTS_LAYOUT_FRAG_H
+#define QT_FORMATS_LAYOUTS_LAYOUT_FRAG_H
 
 #ifdef __CUDACC__
 #define QT_LAYOUT static __host__ __device__ inline
