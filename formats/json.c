@@ -249,8 +249,8 @@ static int load_file(json_t **out, const char *path, size_t limit, const char *l
     if (rc < 0)
         return rc;
     rc = parse(out, text, size, 0, 1, lone, path, err);
-    if (rc == QT_E_INPUT)
-        qt_kind_expect(QT_KIND_JSON, NULL, text, size, path, err); /* says more about the reason */
+    if (rc == QT_E_INPUT && qt_file_kind(text, size) != QT_KIND_TEXT)
+        qt_kind_expect(QT_KIND_JSON, NULL, text, size, path, err); /* a better reason */
     else if (rc == QT_OK)
         rc = check_no_server_error(*out, path, err);
     if (rc < 0) {

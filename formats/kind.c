@@ -99,8 +99,9 @@ static const struct {
     MAGIC(QT_KIND_MEDIA, 0, "fLaC"),
     MAGIC(QT_KIND_MEDIA, 0, "ID3"),
     MAGIC(QT_KIND_MEDIA, 4, "ftyp"),
-    MAGIC(QT_KIND_PROGRAM, 0, "\x7f"
-                              "ELF"),
+    MAGIC(QT_KIND_PROGRAM, 0,
+          "\x7f"
+          "ELF"),
     MAGIC(QT_KIND_PROGRAM, 0, "MZ\x90"),
     MAGIC(QT_KIND_UTF16, 0, "\xff\xfe"),
     MAGIC(QT_KIND_UTF16, 0, "\xfe\xff"),
@@ -237,7 +238,12 @@ static bool begins(const unsigned char *p, size_t size, const char *word)
 static size_t character(const unsigned char *p, size_t size)
 {
     static const char controls[] = "\t\n\r\f\v\b\x1b";
-    const size_t n = *p < 0x80 ? 1 : *p < 0xc2 ? 0 : *p < 0xe0 ? 2 : *p < 0xf0 ? 3 : *p < 0xf5 ? 4 : 0;
+    const size_t n = *p < 0x80   ? 1
+                     : *p < 0xc2 ? 0
+                     : *p < 0xe0 ? 2
+                     : *p < 0xf0 ? 3
+                     : *p < 0xf5 ? 4
+                                 : 0;
     if (n == 1)
         return *p >= 0x20 ? *p != 0x7f : *p && strchr(controls, *p);
     for (size_t i = 1; i < n && i < size; i++)
@@ -272,8 +278,9 @@ static enum qt_kind text_kind(const unsigned char *p, size_t size)
         return QT_KIND_LFS;
     if (begins(p, size, "model_checkpoint_path:"))
         return QT_KIND_TENSORFLOW;
-    if (begins(p, size, "<") && (contains(p, size, "<html") || contains(p, size, "<!doctype html") ||
-                                 contains(p, size, "<head>") || contains(p, size, "<body")))
+    if (begins(p, size, "<") &&
+        (contains(p, size, "<html") || contains(p, size, "<!doctype html") ||
+         contains(p, size, "<head>") || contains(p, size, "<body")))
         return QT_KIND_HTML;
     if (begins(p, size, "<?xml") || begins(p, size, "<error>"))
         return QT_KIND_XML;

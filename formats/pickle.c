@@ -8,8 +8,6 @@
  */
 #include "formats/pickle.h"
 
-#include <ctype.h>
-
 enum { MAX_NODES = 1 << 24, MAX_STACK = 1 << 20 };
 
 enum { MARK_NODE = 0 }; /* the node of all marks */
@@ -400,6 +398,34 @@ static bool text_is(const char *s, const unsigned char *text, size_t size)
     return strlen(s) == size && memcmp(s, text, size) == 0;
 }
 
+static bool text_starts(const char *s, const unsigned char *text, size_t size)
+{
+    return size >= strlen(s) && memcmp(text, s, strlen(s)) == 0;
+}
+
+/* True for dtypes that are not in the table: torch.float4_e2m1fn_x2, torch.complex128. */
+static bool is_torch_dtype(const unsigned char *module, size_t module_size,
+                           const unsigned char *name, size_t name_size)
+{
+    static const char *const starts[] = {"float",   "bfloat", "int",   "uint",
+                                         "complex", "qint",   "quint", "bits"};
+    for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
+        if (text_is("torch", module, module_size) && text_starts(starts[i], name, name_size))
+            return true;
+    return false;
+}
+
+/* True for tensors that are not in the table: sparse, quantized, with a storage of complex128. */
+static bool is_torch_tensor(const unsigned char *module, size_t module_size,
+                            const unsigned char *name, size_t name_size)
+{
+    const size_t end = strlen("Storage");
+    return (text_is("torch._utils", module, module_size) &&
+            text_starts("_rebuild_", name, name_size)) ||
+           (text_is("torch", module, module_size) && name_size > end &&
+            text_is("Storage", name + name_size - end, end));
+}
+
 static int push_global(struct machine *m, const unsigned char *module, size_t module_size,
                        const unsigned char *name, size_t name_size)
 {
@@ -409,16 +435,14 @@ static int push_global(struct machine *m, const unsigned char *module, size_t mo
             return push_new(m, (struct pickle_node){.kind = GLOBAL,
                                                     .number = globals[i].which,
                                                     .dtype = globals[i].dtype});
-    /* The names of dtypes are in lower case: float4_e2m1fn_x2, complex128, quint8. */
-    const bool torch = module_size >= 5 && memcmp(module, "torch", 5) == 0 &&
-                       (module_size == 5 || module[5] == '.');
-    const bool dtype = module_size == 5 && torch && name_size && islower(name[0]);
-    const char *why = dtype   ? "tensors of this dtype are not supported"
-                      : torch ? "only plain tensors are supported: save the state dict with them"
-                              : "only tensors are allowed";
-    return qt_fail(m->err, torch ? QT_E_UNSUPPORTED : QT_E_INPUT, m->file, NULL,
+    const bool dtype = is_torch_dtype(module, module_size, name, name_size);
+    const bool tensor = dtype || is_torch_tensor(module, module_size, name, name_size);
+    return qt_fail(m->err, tensor ? QT_E_UNSUPPORTED : QT_E_INPUT, m->file, NULL,
                    "pickle refers to %.*s.%.*s: %s", (int)qt_min_size(module_size, 100),
-                   (const char *)module, (int)qt_min_size(name_size, 100), (const char *)name, why);
+                   (const char *)module, (int)qt_min_size(name_size, 100), (const char *)name,
+                   dtype    ? "tensors of this dtype are not supported"
+                   : tensor ? "tensors of this kind are not supported"
+                            : "only tensors are allowed");
 }
 
 static int op_global(struct machine *m, unsigned unused)

@@ -53,7 +53,7 @@ static int find_pickle(struct qt_zip_entry **out, const struct qt_shard *shard, 
     }
     if (!*out)
         return qt_fail(err, QT_E_INPUT, shard->path, NULL,
-                       "not a PyTorch checkpoint: a zip archive of %zu files without data.pkl",
+                       "not a PyTorch checkpoint: no data.pkl in the archive of %zu files",
                        shard->zip.count);
     return QT_OK;
 }

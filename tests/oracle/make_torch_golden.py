@@ -42,6 +42,11 @@ def main():
     save("protocol4.pt", {"w": ramp(3, 5), "b": ramp(5)}, pickle_protocol=4)
     save("halves.pt", {"h": ramp(4, 4, dtype=torch.float16), "b": ramp(4, 4, dtype=torch.bfloat16),
                        "d": ramp(2, dtype=torch.float64), "empty": torch.zeros(0, 4)})
+    codes = torch.arange(15, dtype=torch.uint8).view(torch.float8_e4m3fn).reshape(3, 5)
+    save("float8.pt", {"w": codes, "t": codes.t(),
+                       "u": torch.tensor([1, 2, 3, 65535], dtype=torch.uint16),
+                       "h": ramp(4, dtype=torch.float16)})
+    save("float4.pt", {"w": codes.view(torch.float4_e2m1fn_x2)})
     shared = ramp(6, 4)
     save("shared.bin", {"embed": shared, "head": shared, "row": shared[2]})
     save("transposed.pth", {"t": ramp(3, 4).t(), "p": ramp(2, 3, 4).permute(2, 0, 1),

@@ -124,9 +124,9 @@ static void test_files(void **state)
         size_t size;
         const char *fragment;
     } cases[] = {
-        {"empty", "", 0, "not a .npy file"},
+        {"empty", "", 0, "the file is empty"},
         {"9 bytes", "\x93NUMPY\1\0\0", 9, "not a .npy file"},
-        {"text", "hello world", 11, "not a .npy file"},
+        {"text", "hello world", 11, "not a .npy array, but plain text"},
         {"header beyond the end", "\x93NUMPY\1\0\x10\0{}", 12, "npy header is truncated"},
         {"version 2 cut", "\x93NUMPY\2\0\x10\0\0", 11, "npy header is truncated"},
         {"huge header", "\x93NUMPY\2\0\0\0\2\0{}", 14, "npy header has 131072 bytes"},

@@ -89,6 +89,36 @@ static void test_dtypes(void **state)
     qt_ckpt_close(ckpt);
 }
 
+/* Storages of bytes, whose tensors have the dtype (_rebuild_tensor_v3). */
+static void test_untyped(void **state)
+{
+    (void)state;
+    struct qt_ckpt *ckpt = open_ok(GOLDEN("float8.pt"));
+    static const struct {
+        const char *name;
+        enum qt_dtype dtype;
+        const char *bytes;
+        size_t size;
+    } want[] = {
+        {"w", QT_F8_E4M3, "\0\1\2\3\4\5\6\7\10\11\12\13\14\15\16", 15},
+        {"t", QT_F8_E4M3, "\0\5\12\1\6\13\2\7\14\3\10\15\4\11\16", 15},
+        {"u", QT_U16, "\1\0\2\0\3\0\377\377", 8},
+    };
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        const struct qt_tensor *t = qt_ckpt_find(ckpt, want[i].name);
+        struct qt_blob blob;
+        struct qt_err err = {0};
+        assert_non_null(t);
+        assert_int_equal(t->dtype, want[i].dtype);
+        expect_ok(want[i].name, qt_ckpt_read(&blob, ckpt, t, &err), &err);
+        assert_int_equal(blob.size, want[i].size);
+        assert_memory_equal(blob.data, want[i].bytes, want[i].size);
+        qt_blob_free(&blob);
+    }
+    expect_ramp(ckpt, "h", QT_F16, 1, 4, 0, 0, 1);
+    qt_ckpt_close(ckpt);
+}
+
 static void test_views(void **state)
 {
     (void)state;
@@ -184,6 +214,7 @@ static void test_refused(void **state)
     } cases[] = {
         {GOLDEN("evil.bin"), QT_E_INPUT, "pickle refers to posix.system: only tensors are allowed"},
         {GOLDEN("legacy.pt"), QT_E_UNSUPPORTED, "PyTorch before 1.6: load it with torch.load"},
+        {GOLDEN("float4.pt"), QT_E_UNSUPPORTED, "torch.float4_e2m1fn_x2: tensors of this dtype"},
         {GOLDEN("list.pt"), QT_E_UNSUPPORTED, "holds no state dict"},
         {GOLDEN("wide.pt"), QT_E_UNSUPPORTED, "tensor x: is not a tensor: nested state dict"},
         {GOLDEN("expanded.pt"), QT_E_UNSUPPORTED,
@@ -330,8 +361,14 @@ static const struct {
            "builtins\x8c\4eval\x93."),
      QT_E_INPUT, "pickle refers to builtins.eval"},
     {"escape in a global", BYTES(PICKLE("c\x1b[2J\nx\n")), QT_E_INPUT, "pickle refers to ?[2J.x"},
-    {"a suffix of an allowed name", BYTES(PICKLE("ctorch._utils\n_rebuild_tensor\n")), QT_E_INPUT,
-     "torch._utils._rebuild_tensor: only"},
+    {"a suffix of an allowed name", BYTES(PICKLE("ctorch._utils\n_rebuild_tensor\n")),
+     QT_E_UNSUPPORTED, "torch._utils._rebuild_tensor: tensors of this kind"},
+    {"sparse tensor", BYTES(PICKLE("ctorch._utils\n_rebuild_sparse_tensor\n")), QT_E_UNSUPPORTED,
+     "torch._utils._rebuild_sparse_tensor: tensors of this kind"},
+    {"storage", BYTES(PICKLE("ctorch\nQInt8Storage\n")), QT_E_UNSUPPORTED,
+     "torch.QInt8Storage: tensors of this kind"},
+    {"dtype", BYTES(PICKLE("ctorch\ncomplex128\n")), QT_E_UNSUPPORTED,
+     "torch.complex128: tensors of this dtype"},
     {"attribute path", BYTES(PICKLE("ctorch\nload.__globals__\n")), QT_E_INPUT,
      "torch.load.__globals__: only"},
     {"global unfinished", BYTES("\x80\2ctorch\nload"), QT_E_INPUT, "middle of an instruction"},
@@ -759,7 +796,7 @@ static void test_other_files(void **state)
         const char *fragment;
     } cases[] = {
         {"empty", BYTES(""), QT_E_INPUT, "the file is empty"},
-        {"text", BYTES("hello world"), QT_E_INPUT, "a zip archive is expected"},
+        {"text", BYTES("hello world"), QT_E_INPUT, "not a PyTorch checkpoint, but plain text"},
         {"PK only", BYTES("PK\3\4"), QT_E_INPUT, "no end of central directory"},
         {"pickle", BYTES("\x80\2}."), QT_E_UNSUPPORTED, "PyTorch before 1.6"},
     };
@@ -777,15 +814,15 @@ static void test_other_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),       cmocka_unit_test(test_dtypes),
-        cmocka_unit_test(test_views),       cmocka_unit_test(test_checked_once),
-        cmocka_unit_test(test_modules),     cmocka_unit_test(test_sharded),
-        cmocka_unit_test(test_refused),     cmocka_unit_test(test_pickles),
-        cmocka_unit_test(test_storages),    cmocka_unit_test(test_members),
-        cmocka_unit_test(test_archives),    cmocka_unit_test(test_bomb),
-        cmocka_unit_test(test_zip64_end),   cmocka_unit_test(test_zip64_extra),
-        cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_other_files),
+        cmocka_unit_test(test_plain),        cmocka_unit_test(test_dtypes),
+        cmocka_unit_test(test_untyped),      cmocka_unit_test(test_views),
+        cmocka_unit_test(test_checked_once), cmocka_unit_test(test_modules),
+        cmocka_unit_test(test_sharded),      cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_pickles),      cmocka_unit_test(test_storages),
+        cmocka_unit_test(test_members),      cmocka_unit_test(test_archives),
+        cmocka_unit_test(test_bomb),         cmocka_unit_test(test_zip64_end),
+        cmocka_unit_test(test_zip64_extra),  cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_damage),       cmocka_unit_test(test_other_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
