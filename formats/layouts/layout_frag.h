@@ -17,9 +17,10 @@
  *   row g+8  | i=1,h=0  h=1| i=3,h=0  h=1|
  *            +-------------+-------------+
  *
- * A b-bit code is divided from its top into PLANES of 4, 2 and 1 bits (7 = 4+2+1, 6 = 4+2, 5 = 4+1,
- * 4 = 4, 3 = 2+1, 2 = 2). A plane of p bits has 32 p bits, p words, per lane and fragment block.
- * Codes of 8 bits are not divided; they have two planes of p = 4 words as well (QT_FRAG_WHOLE).
+ * A b-bit code is divided, from its top bits down, into PLANES of 4, 2 and 1 bits (7 = 4+2+1,
+ * 6 = 4+2, 5 = 4+1, 4 = 4, 3 = 2+1, 2 = 2). A plane of p bits has p words (32 codes of p bits) per
+ * lane and fragment block. Codes of 8 bits are not divided, but are also stored as two planes of
+ * p = 4 words (QT_FRAG_WHOLE).
  *
  * The memory of a plane is U32 [N/16][K/64][32 lanes][p words]. A warp reads 128 p contiguous,
  * aligned bytes per fragment block; a lane reads 4 p contiguous bytes (16 for p = 4). Fragment
@@ -29,16 +30,16 @@
  * The bit order in a lane's p words is chosen for dequantization. There are three orders.
  *
  * QT_FRAG_NIBBLE: byte i of a word belongs to register i, nibble h of the byte to value h. A byte
- * can index a table of pairs, and nibbles of up to three bits are byte selectors of PRMT. Steps
- * fill a nibble from the lowest bit up:
+ * can index a table of pairs, and a nibble that holds a code of up to three bits is a byte selector
+ * of PRMT. The k-steps of a word w fill a nibble from the lowest bit up:
  *
  *   p = 4  word s          nibble = [ s ]
  *   p = 2  word s / 2      nibble = [ step 2w+1 | step 2w ]
  *   p = 1  word 0          nibble = [ step 3 | 2 | 1 | 0 ]
  *
  * QT_FRAG_HALF: half-word h of a word holds the codes of value h, in slots of p bits from the
- * lowest bit up, where slot number 4 s + i counts through the words. A shift and a mask align the
- * two values of a register with the fields of FP16x2:
+ * lowest bit up. Slots have the numbers 4 s + i, and the numbers continue from word to word. A
+ * shift and a mask align the two values of a register with the fields of FP16x2:
  *
  *   p = 4  word s          half h = [ i3 | i2 | i1 | i0 ]
  *   p = 2  word s / 2      half h = [ slot 7 | ... | slot 0 ], see below

@@ -11,7 +11,9 @@
  *     unit u is a FOUR  iff  floor((u + 1) F / U) > floor(u F / U)
  *
  * Section stream is U8 [N/16 strips][bytes]. A strip of 16 rows has one RECORD per unit, in the
- * order of units. For g = 16, g2 = 16:
+ * order of units. docs/schemes.md defines the weight: (code - zero-point) * (q + z2) * s2 * 2^-22.
+ * Each row of a group has its own q and zero-point (z); g2 rows of a group share u, which has s2
+ * and z2. For g = 16, g2 = 16:
  *
  *     TWO,  624 bytes   codes 32 lanes x U32[4]       | q 32 x U16 | z 32 x U8  | u 4 x U32
  *     FOUR, 1168 bytes  codes 2 x (32 lanes x U32[4]) | q 32 x U16 | z 32 x U16 | u 4 x U32

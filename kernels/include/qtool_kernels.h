@@ -13,6 +13,9 @@
  * qtool_matmul_run only enqueues kernels. It does not allocate, does not synchronize, changes no
  * host state, and can be captured into a CUDA graph. Results are bitwise reproducible: partial sums
  * are FP32 and are added in an order that depends only on the plan.
+ *
+ * The library has no global state. Several host threads may call it at the same time and share
+ * plans that none of them changes.
  */
 #ifndef QTOOL_KERNELS_H
 #define QTOOL_KERNELS_H
@@ -49,7 +52,8 @@ enum qtool_status {
     QTOOL_OK = 0,
     QTOOL_UNSUPPORTED = -4, /* shape, type or alignment; plan->reason has the details */
     QTOOL_NO_GPU = -7,      /* no usable device */
-    QTOOL_FAILED = -1,      /* a CUDA call failed: see plan->reason or cudaGetLastError */
+    QTOOL_FAILED = -1,      /* a CUDA call or options.dense failed. Planning describes the failure
+                               in plan->reason; for other functions see cudaGetLastError */
 };
 
 /* ---- weights -------------------------------------------------------------------------------- */
@@ -85,7 +89,7 @@ struct qtool_matmul_mix24 {
                             there are no outliers */
     const void *csr_col; /* U16 [outliers], 16-byte aligned, readable to a multiple of 16 bytes */
     const void *csr_val; /* F16 [outliers], with the same alignment and padding */
-    size_t csr_rows;     /* rows of csr_ptr; 0 means n; larger than n in a slice */
+    size_t csr_rows;     /* rows of csr_ptr: those of the whole matrix if this is a slice; 0: n */
     size_t outliers;     /* entries of csr_col and csr_val: used for planning and prefetching */
 };
 
@@ -99,23 +103,27 @@ struct qtool_matmul_weight {
     unsigned bits;     /* LUT 2..4, FPX 3..8, INT 4 or 8 */
     unsigned exp_bits; /* FPX: exponent bits, 1..5 */
     size_t n, k;       /* without padding */
-    size_t group;      /* channels per scale: 32, 64, 128, 256; 0: one scale per row */
+    size_t group;      /* channels per scale: 32, 64, 128, 256; 0 (always for FPX): one scale per
+                          row */
     int scale_exp2;    /* scale = stored scale * 2^scale_exp2 */
-    /* Bit planes, U32 [n/16][pitch_blocks][32][p] each for a plane of p bits, 16-byte aligned.
-     * 8-bit codes have two planes of p = 4. Unused planes are ignored. */
+    /* Bit planes, from the top bits down. A plane of p bits is U32 [n/16][pitch_blocks][32][p],
+     * 16-byte aligned; n/16 is rounded up here and below. 8-bit codes have two planes of p = 4.
+     * Unused planes are ignored. */
     const void *plane[3];
     const void *scale; /* F16 [n/16][pitch_groups][16], 16-byte aligned */
     /* LUT: F16 [2^bits], 2-byte aligned. With groups, table[code] * scale must be within the range
-     * of FP16 (qtool's containers have |table| <= 1). Plans that round weights to FP16
-     * (plan->rounded) lose bits of subnormal products. */
+     * of FP16 (qtool's containers have |table| <= 1). If plan->rounded is not 0, products in the
+     * subnormal range of FP16 lose bits. */
     const void *table;
     /* INT: zero-points, U8 [n/16][pitch_groups][2 * bits], 8-byte aligned; NULL: all zero-points
      * are 2^(bits-1). Plans that round weights need stored scales of at most 2^15. On compute
-     * capability 9.0, strip pitches that are a multiple of 16 bytes, with a 16-byte aligned
-     * section, select faster kernels; such a plan refuses other weights. */
+     * capability 9.0 the planner chooses faster kernels if the section is 16-byte aligned and
+     * pitch_groups * 2 * bits is a multiple of 16. The plan then refuses weights for which this is
+     * not so. */
     const void *zero;
-    /* Fragment blocks of 64 columns, and scales, from one strip of 16 rows to the next. 0: as many
-     * as k has. Larger in a slice along k. */
+    /* Distance from one strip of 16 rows to the next: in fragment blocks of 64 columns (planes),
+     * and in groups (scale, zero). 0: as many as k has. A slice along k keeps the distances of the
+     * whole matrix. */
     size_t pitch_blocks, pitch_groups;
     /* MIX24 uses these, kind, n, k and scale_exp2, and no other fields. */
     struct qtool_matmul_mix24 mix24;
@@ -124,8 +132,9 @@ struct qtool_matmul_weight {
 /*
  * Describes rows [n0, n0 + n) and channels [k0, k0 + k) of w in the same memory, for tensor
  * parallelism. n0 must be a multiple of 16, k0 a multiple of 64 and of the group. MIX24 weights,
- * whose channels are permuted, can only be sliced by rows. out may be w. Returns UNSUPPORTED if the
- * slice is not possible.
+ * whose channels are permuted, can only be sliced by rows (k0 = 0 and k = w->k). n and k need not
+ * be multiples of anything. out may be w. Nothing is copied or enqueued: the slice is valid as long
+ * as the memory of w. Returns QTOOL_UNSUPPORTED if the slice is not possible.
  */
 int qtool_matmul_slice(struct qtool_matmul_weight *out, const struct qtool_matmul_weight *w,
                        size_t n0, size_t n, size_t k0, size_t k);
@@ -144,10 +153,10 @@ typedef int qtool_matmul_dense_fn(void *context, void *y, size_t ldy, const void
 struct qtool_matmul_options {
     enum qtool_dtype dtype; /* of X and Y */
     int device;             /* CUDA device ordinal; must be the current device */
-    /* Not 0: use programmatic dependent launch (PDL). The kernel may start to load weights before
-     * the preceding kernel in the stream, and kernels before it that were launched with PDL, have
-     * finished. None of those kernels may write weights. The paths MMA_TILE, DENSE and STREAM
-     * ignore this option. */
+    /* Not 0: use programmatic dependent launch (PDL). The kernel may load weights before the
+     * preceding kernel in the stream has finished. If that kernel was also launched with PDL, the
+     * kernel before it may not have finished either, and so on. None of these kernels may write
+     * weights. The paths MMA_TILE, DENSE and STREAM ignore this option. */
     int dependent_launch;
     /* Not 0: a row of Y does not depend on m, bit for bit, on one GPU model. The plan then divides
      * k in the same way for every m, which is slower for some m. */
@@ -189,7 +198,7 @@ struct qtool_stream_config {
     int token_tiles; /* per pass: 1, 2 or 4 */
     int strips;      /* per warp: 1 or 2 */
     int warps;       /* per thread block: a power of two, at most 16 */
-    int warps_k;     /* of these, along k; divides warps */
+    int warps_k;     /* warps along k, a divisor of warps; warps / warps_k are along the rows */
     int strips_cta;  /* per thread block */
     int splits;      /* split-K: thread blocks along k, 1..64 */
 };
@@ -198,8 +207,9 @@ struct qtool_skinny_config {
     int token_tiles; /* per launch: 1 or 2 (qtool_w4ax.h: 1 to 4) */
     int strips;      /* per warp: 1, 2 or 4 */
     int warps;       /* consumer warps per thread block, at most 16; a multiple of warps_k */
-    int warps_k;     /* of these, along k: a power of two, at least 2 */
-    int strips_cta;  /* per thread block: a multiple of its number of row tiles */
+    int warps_k;     /* warps along k: a power of two, at least 2 */
+    int strips_cta;  /* per thread block. A thread block computes them in
+                        ceil(strips_cta * warps_k / (strips * warps)) row tiles of equal size */
     int depth;       /* pipeline stages: 2..16, a multiple of warps_k / 2 */
 };
 
@@ -224,7 +234,7 @@ struct qtool_mma_tile_config {
 struct qtool_vector_config {
     int strips;     /* per warp: 1..3 */
     int warps;      /* per thread block: 12..16 */
-    int warps_k;    /* of these, along k; divides warps */
+    int warps_k;    /* warps along k, a divisor of warps */
     int strips_cta; /* per thread block */
 };
 
@@ -232,7 +242,7 @@ struct qtool_ring_config {
     int token_tiles; /* per pass: 1, 2 or 4 */
     int strips;      /* per warp: 1, 2 or 4 */
     int warps;       /* per thread block: a power of two, at most 16 */
-    int warps_k;     /* of these, along k: a power of two */
+    int warps_k;     /* warps along k: a power of two */
     int strips_cta;  /* per thread block */
     int cluster;     /* split-K: thread blocks of a cluster along k, 1, 2, 4 or 8; above 1 only on
                         compute capability 9.0 */
@@ -255,7 +265,7 @@ struct qtool_matmul_config {
     };
 };
 
-/* Result of planning. A caller reads it, and writes config alone. */
+/* Result of planning. Callers may read all members and write only config. */
 struct qtool_matmul_plan {
     size_t m, n, k;
     enum qtool_matmul_kind kind;
@@ -273,29 +283,33 @@ struct qtool_matmul_plan {
 /*
  * Workspace: 256-byte aligned device memory of plan->workspace_bytes. The caller must zero its
  * first QTOOL_WORKSPACE_ZEROED bytes before the first use; every run leaves them zero. One
- * workspace of the largest size can serve all runs of a stream, of all headers of this library.
+ * workspace of the largest workspace_bytes can serve all runs in a stream, also those of the other
+ * headers. Runs that may overlap in time need separate workspaces.
  */
 enum { QTOOL_WORKSPACE_ZEROED = 2 << 20 };
 
 /* Chooses a kernel for m tokens, 1..2^24, and the weight's shape and alignment. The plan can run
- * with any weight of the same kind, format and shape. If the status is not QTOOL_OK, out->reason
- * says why and run refuses the plan. */
+ * with any weight of the same kind, format (bits, exp_bits, group, zero NULL or not) and shape. If
+ * the status is not QTOOL_OK, out->reason says why and run refuses the plan. */
 int qtool_matmul_plan(struct qtool_matmul_plan *out, const struct qtool_matmul_weight *w, size_t m,
                       const struct qtool_matmul_options *opt);
-/* Validates a changed plan->config and updates the rest of the plan. Must be called before run. */
+/* Validates a changed plan->config and updates the rest of the plan, also workspace_bytes. Must be
+ * called between a change of config and run. Returns a status as qtool_matmul_plan does. */
 int qtool_matmul_plan_check(struct qtool_matmul_plan *plan, const struct qtool_matmul_weight *w);
 
 /*
- * Enqueues the product on `stream` (a cudaStream_t). x [m][k] and y [m][n] are contiguous row-major
- * device matrices of options.dtype. x must be 16-byte aligned (MIX24: 2-byte), y 2-byte aligned (16
- * bytes are fastest). Returns UNSUPPORTED, and enqueues nothing, if an address is misaligned or
- * NULL or the weight does not match the plan.
+ * Enqueues the product on `stream` (a cudaStream_t of options.device, which must be the current
+ * device). x [m][k] and y [m][n] are contiguous row-major device matrices of options.dtype that do
+ * not overlap. x must be 16-byte aligned (MIX24: 2-byte), y 2-byte aligned (16 bytes are fastest).
+ * workspace may be NULL if workspace_bytes is 0. Returns QTOOL_UNSUPPORTED, and enqueues nothing,
+ * if an address is misaligned or NULL or the weight does not match the plan.
  */
 int qtool_matmul_run(const struct qtool_matmul_plan *plan, const struct qtool_matmul_weight *w,
                      void *y, const void *x, void *workspace, void *stream);
 
-/* Enqueues out[n][k] = the weights rounded to `dtype`. out is 2-byte aligned (16 bytes are
- * fastest). */
+/* Enqueues out[n][k] = the weights rounded to `dtype`. out is contiguous, row-major, in device
+ * memory and 2-byte aligned (16 bytes are fastest). Returns QTOOL_UNSUPPORTED if an argument is
+ * invalid. */
 int qtool_matmul_dequantize(const struct qtool_matmul_weight *w, void *out, enum qtool_dtype dtype,
                             void *stream);
 

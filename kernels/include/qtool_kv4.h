@@ -65,6 +65,9 @@ struct qtool_kv_cache {
  *
  * in FP32, after v is clamped to the range of FP16. The multiply-add of key_code is fused, and rint
  * rounds ties to even. The F16 format stores k and v clamped to the range of FP16.
+ *
+ * Sequence, position and page numbers are not checked. Returns QTOOL_UNSUPPORTED if a pointer is
+ * NULL or the cache or dtype is invalid; 0 tokens are valid.
  */
 int qtool_kv_append(const struct qtool_kv_cache *cache, const void *k, const void *v,
                     const int *sequence, const int *position, size_t tokens, enum qtool_dtype dtype,
@@ -87,10 +90,10 @@ struct qtool_kv_options {
 /* Result of planning; read-only for callers. */
 struct qtool_kv_plan {
     struct qtool_kv_options options;
-    size_t split_tokens; /* tokens of a sequence per thread block (split-K); a multiple of 128 */
-    size_t splits;       /* ceil(max_length / split_tokens); 0 if the plan was refused */
-    size_t workspace_bytes;
-    char reason[160]; /* error message when the status is not QTOOL_OK, else "" */
+    size_t split_tokens;    /* tokens of a sequence per thread block (split-K); a multiple of 128 */
+    size_t splits;          /* ceil(max_length / split_tokens); 0 if the plan was refused */
+    size_t workspace_bytes; /* that run needs; never 0 */
+    char reason[160];       /* error message when the status is not QTOOL_OK, else "" */
     QTOOL_KERNELS_OPAQUE(64) internal;
 };
 
@@ -108,7 +111,9 @@ int qtool_kv_attention_plan(struct qtool_kv_plan *out, const struct qtool_kv_cac
  *
  * where key and value are those of sequence b and KV head h * cache heads / query heads. q and out
  * are [batch][heads][head_dim] of options.dtype, 16-byte aligned. length [batch] is in device
- * memory; a length above max_length is cut to max_length, and a length of 0 gives zeros.
+ * memory; a length above max_length is cut to max_length, and a length of 0 gives zeros. Returns
+ * QTOOL_UNSUPPORTED, and enqueues nothing, if an address is misaligned or NULL or the cache does
+ * not match the plan.
  */
 int qtool_kv_attention_run(const struct qtool_kv_plan *plan, const struct qtool_kv_cache *cache,
                            void *out, const void *q, const int *length, void *workspace,

@@ -51,16 +51,18 @@ enum qtool_w4ax_scales { QTOOL_W4AX_BLOCK, QTOOL_W4AX_INT, QTOOL_W4AX_ROW };
  */
 
 /*
- * A block word describes a channel block to the quantizer and the kernels: the offset of its rows
- * in bytes per token divided by 64, times 2, plus these flags.
+ * A block word describes a channel block to the quantizer and the kernels. It is 2 * s plus these
+ * flags, where 64 * s is the sum of the row sizes, in bytes, of the channel blocks before it. Its
+ * rows therefore start m * 64 * s bytes after the start of the codes of m tokens.
  */
 enum { QTOOL_W4AX_WIDE_ROWS = 1 };           /* rows of 128 bytes */
 #define QTOOL_W4AX_NARROW_VALUES 0x80000000u /* rows of 128 bytes with 4-bit codes */
 
 /*
- * Writes words[count], to be uploaded, for channel blocks of bits[i] = 4 or 8. packed: not 0 stores
- * 4-bit codes in rows of 64 bytes, else in rows of 128 bytes. Returns the number of bytes per token
- * over all channel blocks, or 0 if bits has another value.
+ * Writes the block words of channel blocks with bits[i] = 4 or 8, i < count, to host memory
+ * words[count]; the caller uploads them. If packed is not 0, rows of 4-bit codes have 64 bytes,
+ * else 128. Returns the bytes per token over all channel blocks, or 0 if some bits[i] is neither 4
+ * nor 8.
  */
 size_t qtool_w4ax_blocks(uint32_t *words, const uint8_t *bits, size_t count, int packed);
 
@@ -68,7 +70,7 @@ size_t qtool_w4ax_blocks(uint32_t *words, const uint8_t *bits, size_t count, int
 struct qtool_w4ax_acts {
     void *codes;  /* m * bytes per token (qtool_w4ax_blocks), 128-byte aligned */
     float *scale; /* BLOCK: [ceil(k/128)][m rounded up to 4]; INT, ROW: [m]; 16-byte aligned */
-    int *sum;     /* INT: [m], the sum of each token's bytes; else unused */
+    int *sum;     /* INT: [m], the sum of each token's stored bytes; else unused */
 };
 
 /* How the input of a layer is quantized. Codes of values that are not finite are undefined. */
@@ -76,7 +78,8 @@ struct qtool_w4ax_input {
     enum qtool_w4ax_scales scales;
     size_t k; /* a multiple of 8, at most 65536; the last channel block may be short */
     const uint32_t *blocks; /* device, [ceil(k/128)]: block words */
-    const uint32_t *perm;   /* device, [k], 16-byte aligned: input channel of position i; NULL: i */
+    const uint32_t *perm;   /* device, [k], 16-byte aligned: perm[i] is the input channel of
+                               position i; NULL: the identity */
     float clip4, clip8;     /* fraction of the largest magnitude that is representable, above 0;
                                1: no clipping */
     int packed;             /* as passed to qtool_w4ax_blocks; BLOCK only */
@@ -92,7 +95,7 @@ struct qtool_w4ax_norm {
     enum qtool_w4ax_norm_kind kind;
     float eps;
     const void *weight; /* device [k] */
-    const void *bias;   /* device [k], or NULL */
+    const void *bias;   /* device [k], or NULL for zeros; only a layer norm uses it */
 };
 
 /*
@@ -138,11 +141,13 @@ int qtool_w4ax_quantize(const struct qtool_w4ax_acts *out, const struct qtool_w4
  */
 struct qtool_w4ax_weight {
     enum qtool_w4ax_scales scales;
-    size_t n, k;           /* without padding */
-    const void *plane;     /* U32 [n/16][2 * ceil(k/128)][32][4], 16-byte aligned */
-    const void *scale;     /* BLOCK: F16, INT: U8 0..16; [n/16][ceil(k/128)][16], 16-byte aligned */
-    const void *row_scale; /* INT, ROW: F16 [n/16][16], 4-byte aligned */
-    int scale_exp2;        /* scale = stored scale * 2^scale_exp2 */
+    size_t n, k;       /* without padding */
+    const void *plane; /* U32 [n/16][2 * ceil(k/128)][32][4], 16-byte aligned */
+    /* [n/16][ceil(k/128)][16], 16-byte aligned. BLOCK: F16, scale_w; INT: U8 0..16, int_w; ROW:
+     * unused. */
+    const void *scale;
+    const void *row_scale;  /* INT, ROW: F16 [n/16][16], scale_w, 4-byte aligned */
+    int scale_exp2;         /* scale_w = stored F16 scale * 2^scale_exp2 */
     const uint32_t *blocks; /* device: block words of the layer's input */
     size_t pitch_blocks;    /* fragment blocks of 64 columns from one strip of 16 rows to the next;
                                0: as many as k has */
@@ -172,7 +177,8 @@ struct qtool_w4ax_stream_config {
     int tokens;    /* per pass: 8, 16 or 32 */
     int strips;    /* of 16 rows, per thread block at a time: 2 or 4 */
     int warps;     /* per thread block: 4 or 8 */
-    int cta_units; /* channel blocks of row groups that a thread block computes (Stream-K) */
+    int cta_units; /* units per thread block (Stream-K). A unit is one channel block of one row
+                      group of `strips` strips */
 };
 
 /* A kernel and its parameters. qtool_w4ax_plan chooses them. A tuner may change them and call
@@ -186,7 +192,7 @@ struct qtool_w4ax_config {
     };
 };
 
-/* Result of planning. A caller reads it, and writes config alone. */
+/* Result of planning. Callers may read all members and write only config. */
 struct qtool_w4ax_plan {
     size_t m, n, k;
     enum qtool_w4ax_scales scales;
@@ -201,12 +207,14 @@ struct qtool_w4ax_plan {
  * scales. If the status is not QTOOL_OK, out->reason says why and run refuses the plan. */
 int qtool_w4ax_plan(struct qtool_w4ax_plan *out, const struct qtool_w4ax_weight *w, size_t m,
                     const struct qtool_w4ax_options *opt);
-/* Validates a changed plan->config and updates the rest of the plan. Must be called before run. */
+/* Validates a changed plan->config and updates the rest of the plan, also workspace_bytes. Must be
+ * called between a change of config and run. Returns a status as qtool_w4ax_plan does. */
 int qtool_w4ax_plan_check(struct qtool_w4ax_plan *plan);
 
 /* Enqueues y[m][n] = the product, of options.output, contiguous and row-major. y is 2-byte aligned
- * (F32: 4-byte; 16 bytes are fastest). Returns UNSUPPORTED, and enqueues nothing, if an address is
- * misaligned or NULL or the weight does not match the plan. */
+ * (F32: 4-byte; 16 bytes are fastest). acts must hold plan->m tokens, quantized with the same
+ * scales and block words as the weight has; this is not checked. Returns QTOOL_UNSUPPORTED, and
+ * enqueues nothing, if an address is misaligned or NULL or the weight does not match the plan. */
 int qtool_w4ax_run(const struct qtool_w4ax_plan *plan, const struct qtool_w4ax_weight *w,
                    const struct qtool_w4ax_acts *acts, void *y, void *workspace, void *stream);
 

@@ -18,7 +18,7 @@
  * workspace; the thread block that began the tile adds them to its own in a fixed order, so results
  * do not depend on timing. Ranges are assigned from the last thread block to the first: a thread
  * block only waits for thread blocks of lower numbers, which were started earlier, and for the
- * first work that these do. If there are more than twice as many tiles as thread blocks, the
+ * first tile of their ranges. If there are more than twice as many tiles as thread blocks, the
  * remaining tiles are processed whole.
  *
  * Clusters: if two or four thread blocks are available for every tile, they split k and exchange

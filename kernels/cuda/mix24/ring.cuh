@@ -4,9 +4,10 @@
  * fit the other kernels.
  *
  *   grid       (cluster, row groups): a cluster of `cluster` thread blocks computes strips_cta
- *              strips of 16 rows; thread block r of it the r-th part of the units (128 columns)
- *   block      `warps` = WN x WK warps: WK along k, WN along rows. A pass is WN * STRIPS strips; a
- *              warp multiplies its units of STRIPS strips of it
+ *              strips of 16 rows; thread block r of the cluster takes the r-th part of their units
+ *              (128 columns)
+ *   block      `warps` = WN x WK warps: WK along k, WN along rows. A pass is WN * STRIPS strips; in
+ *              a pass a warp multiplies its part of the units of STRIPS strips
  *   smem       [ X: m rows of the thread block's columns | row pointers | partial sums | outliers |
  *              stages of each warp ]
  *
@@ -16,8 +17,8 @@
  *
  * Epilogue of a pass: the WK partial sums of an output, and the outliers of its row, are added in
  * shared memory in a fixed order. The thread blocks of a cluster send their sums to one of them,
- * which adds them in order one pass later, when they have long arrived. Results do not depend on
- * timing.
+ * which adds them in order one pass later, because by then they have usually arrived. Results do
+ * not depend on timing.
  *
  * If X does not fit into shared memory, k is split into several launches, which pass on FP32 sums.
  *

@@ -1,14 +1,15 @@
 /*
  * The mix24 vector kernel (GEMV): y = W x for one token, outliers included, in one launch, sm_90a.
- * Launches on matrices of this size take microseconds, most of them spent on latencies before and
- * after the products. Therefore all loads are issued when the kernel begins, in the order in which
- * their results are needed, because later loads also return later; and no result is waited for
- * before its use.
+ * With one token a launch takes microseconds, most of them spent on latencies before and after the
+ * products. Therefore all loads are issued when the kernel begins, in the order in which their
+ * results are needed, because later loads also return later; and no result is waited for before its
+ * use.
  *
  *   grid       row groups: a thread block computes strips_cta strips of 16 rows
- *   block      12 to 16 warps = WN x WK: WK along k, WN along rows. A pass is WN x STRIPS strips; a
- *              warp multiplies its units of STRIPS strips of it
- *   smem       [ mbarriers, a few words | stages of each warp | x | at | partial sums ]
+ *   block      12 to 16 warps = WN x WK: WK along k, WN along rows. A pass is WN x STRIPS strips;
+ *              in a pass a warp multiplies its part of the units of STRIPS strips
+ *   smem       [ mbarriers, a few words | stages of each warp | x | at (addresses of the groups in
+ *              x) | partial sums ]
  *
  *   warp:      TMA: records --> the warp's stages, a unit of STRIPS strips each
  *              scales, zero-points -> codes -> FP16 A fragments -> mma.sync

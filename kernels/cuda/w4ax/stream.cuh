@@ -20,8 +20,8 @@
  * the last thread block to arrive adds them in the order of k.
  *
  * Requires   compute capability 8.0
- * Traffic    packed weights once; X once per row group; Y once; split-K: 2 m rows of 4 bytes per
- *            thread block
+ * Traffic    packed weights once; X once per row group; Y once; split-K: 8 bytes (written and
+ *            read) per token, row of a shared row group, and thread block that shares it
  * Reference  plain C, integer sums bit for bit (tests/gpu/test_w4ax.c)
  * Used by    stream_plan.cc
  */
