@@ -592,9 +592,9 @@ static const struct opt opts[] = {
      .choices = computes,
      .metavar = "CC",
      .help =
-         "use the kernels and shared memory of compute capability 8.0, 8.6 or 8.9 on a newer GPU, "
-         "whose driver compiles them first; own (the default): those of the GPU. Not for mix24, "
-         "w4ax and kv4"},
+         "on a newer GPU, use the kernels and the shared memory size of compute capability 8.0, "
+         "8.6 or 8.9 (the driver compiles them first); own, the default: those of the GPU itself. "
+         "Not for mix24, w4ax and kv4"},
     {0},
 };
 
@@ -605,15 +605,17 @@ const struct command cmd_bench = {
     .summary = "measure the speed of the fused GPU kernels",
     .description =
         "Times the fused matrix products on random weights, packed by the scheme's own quantizer. "
-        "Launches rotate over copies of 5 times the L2 size, so that weights come from memory, "
-        "and are captured in CUDA graphs. Times are medians.\n\n"
+        "Launches rotate over copies of the weights that together have 5 times the size of the L2 "
+        "cache, so that weights come from memory. They are captured in CUDA graphs. Times are "
+        "medians.\n\n"
         "The same run measures the read floor (a cold read of exactly the packed bytes), cuBLAS "
         "in FP16 if it is installed (it is loaded at run time), and the copy and read bandwidth "
         "of the GPU. US: microseconds. GB/S: packed bytes / time. FLOOR: read floor in "
-        "microseconds. %FLOOR: floor / time. X CUBLAS: speed-up over cuBLAS, timed alternately; "
-        "the rows of cublas-f16 are cuBLAS timed alone.\n\n"
-        "w4ax: US is the product with quantized activations; +ACT US is quantizing FP16 or BF16 "
-        "activations and the product. One channel block in five has 8-bit activations.\n\n"
+        "microseconds. %FLOOR: floor / time. X CUBLAS: speed-up over cuBLAS, where kernel and "
+        "cuBLAS are timed alternately; the rows of cublas-f16 are cuBLAS timed alone.\n\n"
+        "w4ax: US is the time of the product with quantized activations, +ACT US that of "
+        "quantizing FP16 or BF16 activations and the product. One channel block (128 channels) in "
+        "five has 8-bit activations.\n\n"
         "kv4: attention of one query token per sequence over an FP16 cache, a 4-bit cache, and a "
         "4-bit cache in random pages of 64 tokens. X FP16: speed-up over the FP16 cache.",
     .examples = "  qtool bench\n"

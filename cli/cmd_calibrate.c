@@ -128,12 +128,13 @@ const struct command cmd_calibrate = {
     .summary = "gather statistics of a model's activations for quantize --calib",
     .description =
         "Runs calibration data through the unquantized model, layer by layer, and writes the "
-        "statistics of the inputs of its linears that 'quantize' needs: the Hessian X^T X, and "
-        "for every channel the largest absolute value, the sum of squares and a histogram. The "
-        "file can be used repeatedly ('qtool quantize --calib'), inspected ('qtool inspect') and "
-        "added to others with --merge, as if calibrated on the data of all files; their order "
-        "does not matter. --merge refuses windows that two files share; windows that overlap only "
-        "in part count twice. docs/format.md describes the file.\n\n"
+        "statistics that 'quantize' needs. For the input X of each linear (matrix product) of the "
+        "decoder layers these are the Hessian X^T X, and for every channel the largest absolute "
+        "value, the sum of squares and a histogram. 'qtool quantize --calib' uses the file, as "
+        "often as needed; 'qtool inspect' shows it. --merge adds calibration files, in any order; "
+        "the result is that of a calibration on the data of all of them. --merge refuses files "
+        "that have a window in common; tokens in windows that overlap only in part count twice. "
+        "docs/format.md describes the file.\n\n"
         "The same checkpoint and data give the same bytes for any number of threads. The work is "
         "done in X.qcal.partial, which is renamed to X.qcal at the end. Ctrl-C or SIGTERM stops "
         "(exit status 75) and removes the partial file; calibrate cannot be resumed.",

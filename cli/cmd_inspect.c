@@ -317,14 +317,15 @@ const struct command cmd_inspect = {
     .description =
         "Lists the tensors of a checkpoint (safetensors, or PyTorch .bin/.pt) with dtype, shape "
         "and size. For a container it also lists scheme, bits per weight and recorded error of "
-        "every quantized tensor, and whether it was made for a 4-bit KV cache. Headers and "
-        "the manifest are checked; the data is not read ('verify' does that).\n\n"
+        "every quantized tensor, and whether the container was made for a 4-bit KV cache. Headers "
+        "and the manifest are checked; the data of tensors is not read ('verify' reads it).\n\n"
         "SQNR is the ratio of the energy of the weights to the energy of the error; cosine is the "
         "cosine of the angle between stored and original weights.\n\n"
         "For a calibration file (.qcal) it lists the model and the data, and for each linear input "
-        "of every decoder layer the number of channels (K), their root mean square, the largest "
-        "99.9 % quantile and the largest absolute value of a channel, and the number of channels "
-        "that were always 0 (DEAD). All statistics except the Hessians are read and checked.",
+        "of every decoder layer the number of channels (K), the root mean square over channels "
+        "and tokens (RMS), the largest 99.9 % quantile of a channel (P99.9 MAX), the largest "
+        "absolute value (ABSMAX), and the number of channels that were always 0 (DEAD). All "
+        "statistics except the Hessians are read and checked.",
     .examples = "  qtool inspect examples/nano-llama\n"
                 "  qtool inspect nano-fp6 --json\n",
     .opts = opts,

@@ -186,7 +186,7 @@ static const struct opt_positional positionals[] = {
 
 const struct command cmd_list = {
     .name = "list",
-    .summary = "list schemes with their parameters, kernels, model architectures",
+    .summary = "list schemes and their parameters, GPU kernels, model architectures",
     .description =
         "Lists what this build of qtool supports: quantization schemes with their parameters and "
         "defaults, the backends that run models, fused GPU kernels with the layout of packed "

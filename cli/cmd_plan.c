@@ -266,14 +266,14 @@ static const struct opt_positional positionals[] = {
 
 const struct command cmd_plan = {
     .name = "plan",
-    .summary = "show what quantize would do: schemes, sizes, errors",
+    .summary = "show what quantize would do: schemes, sizes, refusals",
     .description =
         "Decides for every tensor what 'quantize' with the same --scheme, --tensor and --kv would "
         "do, checks all shapes, and shows bits per weight and sizes with scales, tables and "
-        "padding. Calibration data would only change method=auto from search to gptq. If "
-        "calibration is needed (w4ax, learn=1, method=gptq), or with --kv, the model must be one "
-        "that qtool can run. Nothing is written. Without --scheme and --tensor, all schemes are "
-        "compared, one per line.\n\n"
+        "padding. With calibration data the plan would be the same, except that method=auto would "
+        "stand for gptq instead of search. For schemes that need calibration (w4ax, learn=1, "
+        "method=gptq), and with --kv, the model must be one that qtool can run. Nothing is "
+        "written. Without --scheme and --tensor, all schemes are compared, one per line.\n\n"
         "--tensor is split at its first '='; write \\x3d for a '=' in the regular expression "
         "(PCRE2, matched anywhere in the name). Vectors that match (norms and biases) are copied; "
         "a regular expression that matches nothing else is an error. The scheme 'none' copies.",

@@ -257,7 +257,7 @@ static const struct opt opts[] = {
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, resume),
      .help = "continue an interrupted run with the same options; if OUT is complete, check that "
-             "this run would have made it ('verify' checks its data)"},
+             "this run would have made the same ('verify' checks the data in OUT)"},
     {.name = "strict",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, strict),
@@ -288,19 +288,21 @@ const struct command cmd_quantize = {
         "compensates for the errors of earlier layers; --device cuda then speeds up the "
         "rounding.\n\n"
         "--kv 4 records in the manifest that the KV cache has 4 bits, for 'qtool eval --kv 4', "
-        "'qtool verify --device cuda' and runtimes. Scales of values and of keys (--kv-keys "
-        "channel, "
-        "token) are made when a token enters the cache. --kv-keys static runs the quantized model "
-        "once more over part of --data and stores a scale and zero-point for every key channel; it "
-        "costs much accuracy on models with outliers in keys. --kv does not change the weights.\n\n"
+        "'qtool verify --device cuda' and runtimes. The runtime computes the scales of values, and "
+        "with --kv-keys channel or token also those of keys, when a token enters the cache. "
+        "--kv-keys static runs the quantized model once more over part of --data and stores a "
+        "scale and zero-point for every key channel; static scales cost much accuracy on models "
+        "with outliers in keys. --kv does not change the weights.\n\n"
         "--tensor is split at its first '='; write \\x3d for a '=' in the regular expression "
         "(PCRE2, matched anywhere in the name, also of multimodal tensors). Vectors that match "
         "(norms and biases) are copied; a regular expression that matches nothing else is an "
         "error. The scheme 'none' copies.\n\n"
+        "The table on stderr has a row per quantized tensor. H BEFORE and H AFTER are the error "
+        "under the Hessian after rounding to nearest and at the end; MS is the time in "
+        "milliseconds.\n\n"
         "Ctrl-C or SIGTERM stops after the current tensor (exit status 75); the same command "
-        "with --resume continues. Learning stops within a step, which the resumed run repeats. "
-        "The choice of activation precisions for w4ax stops at once and is repeated from its "
-        "start.",
+        "with --resume continues. Learning stops within a step, and the choice of activation "
+        "precisions for w4ax stops at once: the resumed run repeats the step, or the whole choice.",
     .examples = "  qtool quantize examples/nano-llama -o nano-fp6 --scheme fp6:e=2\n"
                 "  qtool quantize examples/nano-llama -o nano-nf3 --scheme nf3:g=64 \\\n"
                 "      --data examples/nano-llama/calib.txt\n"

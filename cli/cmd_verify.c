@@ -460,21 +460,23 @@ const struct command cmd_verify = {
     .summary = "check a container, and measure its error against the source",
     .description =
         "Reads the whole container and checks that checksums (also SHA256SUMS) are right, that "
-        "manifest and tensors agree, that sections are as their scheme requires, that every "
+        "manifest and tensors agree, that sections have the form their scheme requires, that every "
         "quantized weight decodes to a finite number, that packing the codes again gives the "
         "stored bytes, and that w4ax tensors with a common input agree. The values of copied "
         "tensors are not checked without --source.\n\n"
         "With --device cuda every quantized tensor also runs through its fused GPU kernel, with 1 "
         "to 128 tokens and random and heavy-tailed activations in FP16 and BF16, and is compared "
         "with CPU products of the decoded weights (FP32, some rows in FP64). Every product runs "
-        "twice; outputs and workspace are filled with NaN and surrounded by guards; batch-"
+        "twice; outputs and workspace are filled with NaN and surrounded by guard bytes; batch-"
         "invariant products must have the same bits for any number of tokens; dequantized weights "
         "must match bit for bit. Kernels that round weights to FP16 (17 tokens and more, groups "
-        "of 32 and 64 channels) are compared with products of equally rounded weights. w4ax: "
+        "of 32 and 64 channels) are compared with products of weights that are rounded in the same "
+        "way. w4ax: "
         "quantized activations must match those of the CPU bit for bit, and their products must "
         "match up to FP32 rounding. A 4-bit KV cache ('quantize --kv 4') has a row per layer: "
         "appended tokens must match bit for bit, and attention is compared with FP64. The table "
-        "shows relative errors (rounding to FP16 alone gives about 2.07e-4, to BF16 1.66e-3), "
+        "shows relative errors (rounding the outputs alone gives about 2.07e-4 in FP16 and 1.66e-3 "
+        "in BF16), "
         "microseconds with weights cold in L2, and the speed-up over cuBLAS in FP16.\n\n"
         "Figures for --gate: bpw, bytes; with --source also sqnr (dB, over all quantized weights), "
         "sqnr_min, sqnr_mean (over tensors), cosine_min, mse_max, max_abs; with --device cuda also "
@@ -488,7 +490,7 @@ const struct command cmd_verify = {
     .examples = "  qtool verify nano-fp6\n"
                 "  qtool verify nano-fp6 --source examples/nano-llama --gate 'sqnr_min>=30'\n"
                 "  qtool verify nano-fp6 --source examples/nano-llama \\\n"
-                "      --gate 'sqnr[down_proj]>=32'\n"
+                "      --gate 'sqnr[down_proj]>=31'\n"
                 "  qtool verify nano-fp6 --device cuda --gate 'kernel_speedup_min>=1.2'\n",
     .opts = opts,
     .positionals = positionals,

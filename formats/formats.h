@@ -6,7 +6,7 @@
  *   torch.c        a PyTorch .bin/.pt file: zip.c (archive), pickle.c (restricted unpickler),
  *                  state_dict.c (list of tensors)
  *   shard.c        one weight file of either format
- *   tensors.c      its list of tensors, and the checks common to both formats
+ *   tensors.c      the list of tensors of a weight file, and the checks common to both formats
  *   npy.c          .npy arrays and raw .u16/.u32 token files
  *   checkpoint.c   a directory or file of the above as one list of tensors
  *   container.c    qtool container: reading and checking

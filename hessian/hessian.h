@@ -20,7 +20,8 @@
 
 #include "base/base.h"
 
-/* Damping of a factorization: as requested, raised until H was positive definite, or no success. */
+/* Damping of a factorization: as requested; raised until H was positive definite; or H could not be
+ * factored with any damping. */
 enum qt_damping { QT_DAMP_PLAIN, QT_DAMP_RAISED, QT_DAMP_FAILED };
 
 /* H in processing order, factored. Position p of the processing order is column order[p]. */

@@ -33,7 +33,7 @@ int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err
 
 enum {
     QT_GPU_TRANSFERS = 12, /* launch shapes of struct qt_gpu.transfer */
-    QT_GPU_WORKS = 3,      /* at most so many works per call of struct qt_gpu.time */
+    QT_GPU_WORKS = 3,      /* largest n of struct qt_gpu.time */
 };
 
 /* Work to be timed: launch(ctx, i, err) enqueues one or more kernels on copy i of their operands,

@@ -44,9 +44,9 @@ struct qt_encode_options {
     bool (*interrupted)(void);
 };
 /*
- * Encodes UTF-8 text[size] to (*ids)[*count]; the caller frees *ids with qt_free. QT_E_INPUT:
- * invalid UTF-8, with its offset; a pattern of the tokenizer that takes more steps of backtracking
- * than a fixed number for each byte of the text, with the offset.
+ * Encodes UTF-8 text[size] to (*ids)[*count]; the caller frees *ids with qt_free. QT_E_INPUT, with
+ * the offset in the text: invalid UTF-8, or a pattern of the tokenizer takes more backtracking steps
+ * than a fixed number per byte of the text.
  */
 int qt_tokenizer_encode_most(uint32_t **ids, size_t *count, const struct qt_tokenizer *tok,
                              const char *text, size_t size, const struct qt_encode_options *opt,
@@ -70,7 +70,8 @@ struct qt_linear {
     /* The rows from feeds_from on are sets of feeds_rows rows; a fused gate and up projection has
      * two sets. Channel c of `feeds` comes from row qt_model_feed_row(c) of every set. */
     size_t feeds_from, feeds_rows;
-    /* Multiplying a row of the last set by a positive number multiplies the channel by it. */
+    /* True: if a row of the last set is multiplied by a positive number, so is the channel of
+     * `feeds` that comes from this row. */
     bool feeds_scale;
 };
 
@@ -134,7 +135,7 @@ const char *qt_model_type(size_t i);
 size_t qt_model_inputs(const struct qt_model *model, size_t layer);
 /* The expert that has this linear input; -1 if it does not belong to an expert. */
 int qt_model_expert(const struct qt_model *model, size_t layer, int input);
-/* *out = the linears of a decoder layer in order of use (the model's); returns their number. */
+/* *out = the linears of a decoder layer in order of use, owned by the model; returns their number. */
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer);
 /* True if the tensor is the weight of a linear of some decoder layer. */
 bool qt_model_is_linear(const struct qt_model *model, const char *name);
@@ -143,7 +144,7 @@ struct qt_norm {
     const char *weight; /* tensor name */
     size_t n;           /* number of weights */
 };
-/* *out = the norms of a decoder layer in order of use (the model's); returns their number.
+/* *out = the norms of a decoder layer in order of use, owned by the model; returns their number.
  * layer = info.layers: the final norm, if the model has one. */
 size_t qt_model_norms(const struct qt_norm **out, const struct qt_model *model, size_t layer);
 

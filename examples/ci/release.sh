@@ -50,7 +50,7 @@ step() {
 # number KEY FILE: prints a number from the top level of a document.
 number() { sed -n 's/^  "'"$1"'": \([-0-9.e+]*\),*$/\1/p' "$2"; }
 
-# Sizes and errors first: plan takes no time.
+# Sizes and refusals first: plan does not quantize.
 step plan plan "$ckpt" --scheme "$scheme"
 awk -v bpw="$(number bpw "$logs/plan.json")" -v most="$bpw" 'BEGIN { exit !(bpw <= most) }' || {
     echo "plan: more than $bpw bits per weight" >&2

@@ -23,18 +23,19 @@ static const struct qt_param params[] = {
     {"g", QT_PARAM_INT, 16, 8, 16, NULL, "channels per group: 8 or 16"},
     {"g2", QT_PARAM_INT, 16, 8, 16, NULL, "rows that share a second-order scale: 8 or 16"},
     {"sens", QT_PARAM_CHOICE, 0, 0, 2, senses,
-     "groups that get 4 bits. gain: largest error reduction by 4 bits; obs: largest error with 2 "
-     "bits; paper: equation 9 of the paper"},
+     "which groups get 4 bits. gain: those whose error 4 bits lower most; obs: those with the "
+     "largest error at 2 bits; paper: equation 9 of the paper (arXiv 2311.16442)"},
     {"order", QT_PARAM_CHOICE, 0, 0, 3, orders,
-     "order of error compensation. twos: 2-bit groups first; activity: by activity; natural: as "
-     "stored; none: no compensation"},
+     "order of error compensation. twos: 2-bit groups first; activity: most active groups first; "
+     "natural: as stored; none: no compensation"},
     {"local", QT_PARAM_INT, 0, 0, 1, NULL, "1: one 4-bit group in every four neighbors"},
     {"outliers", QT_PARAM_REAL, 0.002, 0, 0.03, NULL,
      "fraction of the weights that are stored as FP16"},
     {"ocrit", QT_PARAM_CHOICE, 0, 0, 1, criteria,
-     "outliers. gain: weights whose removal lowers the group's error most; abs: largest weights"},
+     "which weights are outliers. gain: those whose removal lowers the group's error most; abs: "
+     "the largest"},
     {"fit", QT_PARAM_CHOICE, 0, 0, 1, fits,
-     "scales and zero-points by search for the least error, or by min-max"},
+     "scales and zero-points. search: least error; minmax: from the range of the group"},
     {"polish", QT_PARAM_INT, 6, 0, 100, NULL,
      "rounds of coordinate descent after error compensation"},
     {"paper", QT_PARAM_INT, 0, 0, 1, NULL,
